@@ -1,0 +1,38 @@
+# Compiler settings for our own code. Warnings are errors here; the installed package forces nothing on users.
+set(CMAKE_CXX_STANDARD 20)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+set(CMAKE_CXX_VISIBILITY_PRESET hidden)
+set(CMAKE_VISIBILITY_INLINES_HIDDEN ON)
+set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
+  set(CMAKE_BUILD_TYPE Release CACHE STRING "" FORCE)
+endif()
+
+set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin)
+set(CMAKE_LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/lib)
+set(CMAKE_ARCHIVE_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/lib)
+set(MESHWRIGHT_PLUGIN_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/lib/meshwright/plugins)
+
+find_program(MESHWRIGHT_CCACHE ccache)
+if(MESHWRIGHT_CCACHE)
+  set(CMAKE_C_COMPILER_LAUNCHER ${MESHWRIGHT_CCACHE})
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${MESHWRIGHT_CCACHE})
+endif()
+find_program(MESHWRIGHT_MOLD mold)
+if(MESHWRIGHT_MOLD)
+  add_link_options(-fuse-ld=mold)
+endif()
+
+add_library(meshwright_warnings INTERFACE)
+target_compile_options(meshwright_warnings INTERFACE
+  -Wall -Wextra -Wpedantic -Wshadow=local -Wnon-virtual-dtor -Woverloaded-virtual -Wimplicit-fallthrough -Werror)
+
+foreach(sanitizer IN LISTS MESHWRIGHT_SANITIZE)
+  add_compile_options(-fsanitize=${sanitizer} -fno-omit-frame-pointer)
+  add_link_options(-fsanitize=${sanitizer})
+  if(sanitizer STREQUAL "undefined")
+    add_compile_options(-fno-sanitize-recover=undefined)
+  endif()
+endforeach()

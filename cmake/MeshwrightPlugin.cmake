@@ -1,0 +1,1 @@
+# Filled by the ABI part: meshwright_add_plugin().

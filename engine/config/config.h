@@ -1,0 +1,73 @@
+// Configuration: one TOML file, overrides and the environment, as checked tables that remember where each value came from.
+#pragma once
+
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "meshwright/options.h"
+#include "meshwright/shared_options.h"
+
+namespace meshwright::config {
+
+// The options of one strategy as its plugin declares them.
+struct StrategySchema {
+  std::string strategy;              // canonical name
+  std::vector<std::string> aliases;  // other accepted names
+  OptionSchema schema;               // table "distributed.<options_table>", owner = strategy
+};
+
+struct LoadOptions {
+  std::filesystem::path file;                                                 // may be empty: overrides and defaults only
+  std::vector<std::string> sets;                                              // "a.b=c", in order; later wins
+  std::function<std::optional<std::string>(const std::string&)> environment;  // empty: the process environment
+};
+
+// First pass: parsed, interpolated and overridden, not yet checked against schemas. Knows what is needed to find the plugins.
+class Source {
+ public:
+  // Problems go to `diagnostics`; a file that cannot be read or parsed leaves an empty source and an error.
+  static Source load(const LoadOptions& options, Diagnostics& diagnostics);
+  Source();
+  Source(Source&&) noexcept;
+  Source& operator=(Source&&) noexcept;
+  ~Source();
+
+  std::string strategy() const;  // as written; "fsdp2" when absent
+  Origin strategy_origin() const;
+  std::vector<std::filesystem::path> plugin_files() const;    // [plugins] load, made absolute from the file's folder
+  std::vector<std::filesystem::path> plugin_folders() const;  // [plugins] path
+  // Names of the sub-tables of [distributed] the engine does not own.
+  std::vector<std::string> strategy_tables() const;
+
+  struct Impl;
+  const Impl& impl() const { return *impl_; }
+
+ private:
+  std::unique_ptr<Impl> impl_;
+};
+
+// Second pass: everything checked, defaults filled in.
+struct Config {
+  std::filesystem::path file;
+  std::string requested_strategy;         // as written
+  std::map<std::string, Options> tables;  // "run", "model", "dist_env", "distributed", "distributed.fsdp2", ...
+  SharedOptions shared;
+
+  const Options& table(const std::string& name) const;  // Error(internal) when unknown
+  // What the strategy `name` reads (its own table from `schemas`).
+  StrategyConfig strategy_config(const StrategySchema& schema) const;
+};
+
+// Checks the source against the engine's tables and the strategies' ones. `active` is the strategy that will run; tables of other
+// known strategies are type-checked, unknown ones give a warning. All problems are collected.
+Config resolve(const Source& source, const std::vector<StrategySchema>& strategies, const std::string& active, Diagnostics& diagnostics);
+
+// Every table the engine itself owns, in the order of the documentation.
+std::vector<OptionSchema> engine_schemas();
+
+}  // namespace meshwright::config

@@ -1,0 +1,21 @@
+// Model families: outlines from a Hugging Face config.json. The runnable models are built from the same.
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "meshwright/outline.h"
+
+namespace meshwright::models {
+
+// Reads a config.json, or the config.json of a folder. Throws Error(file_unreadable | bad_model_config | unknown_architecture) with
+// the field at fault; sizes are bounded, so that no value can make the outline explode.
+ModelOutline load_outline(const std::filesystem::path& config_or_folder, DType storage);
+// The same from JSON text; `name` is used in messages.
+ModelOutline parse_outline(std::string_view json, const std::string& name, DType storage);
+// The architectures there are, sorted.
+std::vector<std::string> known_architectures();
+
+}  // namespace meshwright::models

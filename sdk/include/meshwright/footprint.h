@@ -1,0 +1,84 @@
+// What a layout costs: bytes a rank and bytes on each mesh axis, in closed form (spec 5.2, design section 5 "Wire").
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "meshwright/mesh_plan.h"
+#include "meshwright/outline.h"
+#include "meshwright/tp_plan.h"
+
+namespace meshwright {
+
+// One training step, as far as memory and traffic depend on it.
+struct Workload {
+  int64_t local_batch = 1, seq_len = 0, accumulation = 1;  // seq_len 0: activation traffic is not counted
+  DType storage = DType::float32;                          // of the weights the optimizer updates
+  int64_t optimizer_states = 2;                            // tensors per parameter: AdamW 2, SGD with momentum 1, SGD 0
+};
+
+struct FootprintRequest {
+  const ModelOutline& outline;  // of this rank's pipeline stages
+  const MeshPlan& mesh;
+  const TpPlan& tp;
+  const StrategyConfig& config;
+  Workload workload;
+  int64_t rank = 0;
+};
+
+// Where one parameter lies on the rank asked about.
+struct ParameterPlacement {
+  std::string name;
+  std::vector<int64_t> global_shape, local_shape;              // local: unpadded
+  std::vector<std::pair<std::string, std::string>> placement;  // axis of size > 1 -> "shard(0)" | "replicate" | "flat"
+  std::optional<Chunk> local_range;                            // flat buffers: the elements of the parameter this rank holds
+};
+
+struct WireRow {
+  std::string axis, op;  // op: "all_gather", "reduce_scatter", "all_reduce", "broadcast", "send", "all_to_all"
+  int64_t count = 0;     // collectives a step
+  int64_t bytes = 0;     // bytes a rank sends a step
+};
+
+struct Bytes {
+  int64_t weights = 0, gradients = 0, optimizer = 0;
+  int64_t transient = 0;  // gathered parameters and unreduced gradients at the peak, beyond the shards
+};
+
+struct UnitCost {
+  std::string name;
+  int64_t parameters = 0;    // elements, after tp
+  int64_t padded_bytes = 0;  // gathered, in the gather dtype
+  bool reshards = false;
+};
+
+struct Footprint {
+  std::vector<UnitCost> units;
+  std::vector<ParameterPlacement> parameters;
+  Bytes bytes;
+  std::vector<WireRow> wire;
+};
+
+// The policy in which sharded strategies differ, for the closed form they share.
+struct ShardingPolicy {
+  std::optional<bool> reshard_after_forward;  // nullopt: all units of a list but its last; the root never
+  bool reduce_every_micro_batch = false;
+  int64_t prefetch_depth = 1;  // units gathered ahead in backward
+};
+MESHWRIGHT_API Footprint fully_sharded_footprint(const FootprintRequest& request, const ShardingPolicy& policy);
+// Whole parameters on every rank, gradients all-reduced once a step.
+MESHWRIGHT_API Footprint replicated_footprint(const FootprintRequest& request);
+// ZeRO levels 0-3 on flat buffers (spec 5.2). `unit_classes`: names of module classes that form a unit.
+struct FlatPolicy {
+  int level = 3;
+  bool preserve_fp32_weights = false, grad_reduce_in_fp32 = false;
+  std::vector<std::string> unit_classes;  // empty: the repeated layers
+};
+MESHWRIGHT_API Footprint flat_footprint(const FootprintRequest& request, const FlatPolicy& policy);
+// Traffic of the plan's styles over tp (spec 3.3), added by each of the above.
+MESHWRIGHT_API std::vector<WireRow> tp_wire(const FootprintRequest& request);
+
+}  // namespace meshwright

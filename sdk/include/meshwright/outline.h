@@ -1,0 +1,63 @@
+// A model on paper: names, kinds, shapes and types of its modules and parameters. Plans are made from it; no tensors exist.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "meshwright/dtype.h"
+#include "meshwright/export.h"
+#include "meshwright/options.h"
+
+namespace meshwright {
+
+enum class ModuleKind : uint8_t { other, linear, embedding, norm, rotary, list, layer, experts, router };
+
+struct ModuleOutline {
+  std::string name;  // dotted, "" = the model itself
+  ModuleKind kind = ModuleKind::other;
+  std::string class_name;  // "LlamaDecoderLayer"
+};
+
+struct ParameterOutline {
+  std::string name;            // Hugging Face's name: "model.layers.0.self_attn.q_proj.weight"
+  std::vector<int64_t> shape;  // Linear: [out, in]; Embedding: [rows, dim]
+  DType dtype = DType::float32;
+};
+
+struct MoeOutline {
+  int64_t experts = 0, active_experts = 0, intermediate_size = 0, shared_experts = 0;
+};
+
+struct ModelOutline {
+  std::string architecture;  // "LlamaForCausalLM"
+  std::string model_type;    // "llama"
+  bool remote_code = false;  // the class comes from outside the known libraries: no base plan for it
+  int64_t hidden_size = 0, layers = 0, attention_heads = 0, key_value_heads = 0, head_dim = 0, vocab_size = 0;
+  bool tied_embeddings = false;  // lm_head shares the embedding's weight; only the embedding is listed
+  std::optional<MoeOutline> moe;
+  std::vector<ModuleOutline> modules;        // pre-order, parents first
+  std::vector<ParameterOutline> parameters;  // in registration order, tied ones once
+  std::string inner_prefix = "model";        // where the class plan of the inner model applies
+  // The model's own plan in Hugging Face style strings: (pattern, style), inner patterns already prefixed; later wins.
+  StringMap own_tp_plan;
+
+  MESHWRIGHT_API const ModuleOutline* find_module(std::string_view name) const;
+  MESHWRIGHT_API const ParameterOutline* find_parameter(std::string_view name) const;
+};
+
+// Dotted name of the module that holds a parameter: everything before the last dot.
+MESHWRIGHT_API std::string_view module_of(std::string_view parameter);
+MESHWRIGHT_API int64_t element_count(const std::vector<int64_t>& shape);
+
+// The sharded units of a model (spec 4.3): every direct item of a module list is one, nested lists first; what is left is "root".
+struct Unit {
+  std::string name;                // dotted module name, or "root"
+  bool last_of_list = false;       // keeps its parameters after forward unless told otherwise
+  std::vector<size_t> parameters;  // indices into ModelOutline::parameters
+};
+MESHWRIGHT_API std::vector<Unit> plan_units(const ModelOutline& outline);
+
+}  // namespace meshwright

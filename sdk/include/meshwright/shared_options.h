@@ -1,0 +1,98 @@
+// What every strategy shares: the [distributed] table and its sub-tables mp_policy, moe and pipeline, typed.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "meshwright/options.h"
+
+namespace meshwright {
+
+// Sizes as wished for; the mesh holds the actual ones. Absent, "auto", "none", 0 and negatives mean: inferred (dp) or 1.
+struct ParallelSizes {
+  std::optional<int64_t> dp;
+  int64_t dp_replicate = 1, tp = 1, cp = 1, pp = 1, ep = 1;
+};
+
+// Parameters are cast to param_dtype for the gather and the computation, gradients reduced in reduce_dtype; the same under every
+// strategy and world size.
+struct MixedPrecision {
+  DType param = DType::bfloat16, reduce = DType::float32, output = DType::bfloat16;
+  bool cast_forward_inputs = true;
+};
+
+enum class ActivationCheckpointing : uint8_t { none, full, selective };
+
+// The tp_plan key: nothing, a plan's name, or patterns.
+struct TpPlanChoice {
+  enum class Kind : uint8_t { automatic, named, custom };
+  Kind kind = Kind::automatic;
+  std::string name;
+  StringMap patterns;  // pattern = style string, in file order
+};
+
+struct MoeOptions {
+  bool ignore_router_for_ac = true;
+  bool reshard_after_forward = false;
+  std::optional<DType> lm_head_precision;
+  bool wrap_outer_model = true;
+  std::optional<MixedPrecision> mp_policy;
+};
+
+struct PipelineOptions {
+  std::string schedule = "1f1b";  // as written
+  std::string schedule_csv;
+  int64_t microbatch_size = 1, batch_size = 1;
+  std::optional<int64_t> layers_per_stage;
+  enum class Round : uint8_t { none, up, down } round = Round::none;
+  StringTable module_fqns_per_model_part;
+  std::optional<DType> dtype;
+  bool scale_grads_in_schedule = false;
+  std::optional<int64_t> seq_len;
+};
+
+struct SharedOptions {
+  ParallelSizes sizes;
+  bool sequence_parallel = false;
+  TpPlanChoice tp_plan;
+  ActivationCheckpointing activation_checkpointing = ActivationCheckpointing::none;
+  std::vector<std::string> activation_checkpointing_scope = {"all"};
+  std::optional<DType> autocast_dtype;
+  bool enable_async_tensor_parallel = false;
+  MixedPrecision mp;
+  MoeOptions moe;
+  PipelineOptions pipeline;
+  bool pipeline_given = false, moe_given = false;
+};
+
+// All that a strategy reads: shared options, and its own table with defaults filled in. `shared_values` is the [distributed]
+// table itself, for errors that point at the place of a key.
+struct StrategyConfig {
+  SharedOptions shared;
+  Options own;
+  Options shared_values;
+};
+
+// Schemas of [distributed] and of its sub-tables, owner "engine".
+MESHWRIGHT_API const OptionSchema& distributed_schema();
+MESHWRIGHT_API const OptionSchema& mp_policy_schema();
+MESHWRIGHT_API const OptionSchema& moe_schema();
+MESHWRIGHT_API const OptionSchema& moe_mp_policy_schema();
+MESHWRIGHT_API const OptionSchema& pipeline_schema();
+// The options of the fully sharded strategies (fsdp2, and moe_ep that reads the same table).
+MESHWRIGHT_API std::span<const meshwright_option> fully_sharded_options();
+
+// Types the tables. Adds to `diagnostics`: a bad scope, a pipeline block without pp > 1 (warning), a pipeline dtype that differs
+// from the output dtype (warning).
+MESHWRIGHT_API SharedOptions read_shared_options(const Options& distributed, const Options& mp_policy, const Options& moe,
+                                                 const Options& moe_mp_policy, const Options& pipeline, Diagnostics& diagnostics);
+
+// The grammar of activation_checkpointing_scope: '+' and ',' separate, '-' equals '_', "default" and "auto" mean "all"; order
+// kept, duplicates dropped. Throws Error(bad_choice) for an unknown name or "all" beside another.
+MESHWRIGHT_API std::vector<std::string> parse_checkpointing_scope(const OptionValue& value);
+// The words of activation_checkpointing: booleans and {off, none, disabled, no, on, full, enabled, yes, selective} in any case.
+MESHWRIGHT_API ActivationCheckpointing parse_activation_checkpointing(const OptionValue& value);
+
+}  // namespace meshwright

@@ -1,0 +1,98 @@
+// Tensor-parallel plans: module-name patterns to styles, as values. Everything here is pure.
+//
+// A pattern is split at dots and each part glob-matched (`*`, `?`, `[..]`) against the names of one level, so `*` never crosses
+// a dot. Styles mean what torch.distributed.tensor.parallel's do (spec 3.3).
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "meshwright/outline.h"
+#include "meshwright/shared_options.h"
+
+namespace meshwright {
+
+enum class TpStyleKind : uint8_t { column, row, sequence, sequence_all_gather, rotary };
+// Placement of an activation over tp; shard_last is the last dimension, shard_1 the sequence.
+enum class TpLayout : uint8_t { replicate, shard_1, shard_last, partial };
+// plain: the local tensor is handed to user code; sharded: the SDK tracks the layout for the next style or the loss.
+enum class TpOutputKind : uint8_t { plain, sharded };
+
+struct TpStyle {
+  TpStyleKind kind = TpStyleKind::column;
+  TpLayout input = TpLayout::replicate, output = TpLayout::shard_last;
+  TpOutputKind output_kind = TpOutputKind::plain;
+  bool operator==(const TpStyle&) const = default;
+};
+
+// Names as `plan --json` prints them: "colwise", "rowwise", "sequence_parallel", "sequence_parallel_allgather", "rotary".
+MESHWRIGHT_API std::string_view style_name(TpStyleKind kind);
+// "replicate", "shard(1)", "shard(-1)", "partial".
+MESHWRIGHT_API std::string_view layout_name(TpLayout layout);
+
+// One style string (spec 3.2). nullopt: the string means "no style, skip the entry". Strings that are only skipped inside a model's
+// own plan (ep_*, gather ...) and unknown ones throw Error(bad_tp_plan) listing the valid strings.
+enum class StyleContext : uint8_t { alone, own_plan };
+MESHWRIGHT_API std::optional<TpStyle> parse_style(std::string_view text, StyleContext context = StyleContext::alone);
+
+struct TpEntry {
+  std::string pattern;
+  TpStyle style;
+  std::vector<std::string> modules;  // the modules it matches in the outline
+};
+
+struct TpPlan {
+  std::string source;                          // "table LlamaForCausalLM", "own plan", "base plan", "custom", "named NAME", "none" (tp = 1)
+  std::vector<TpEntry> entries;                // empty = nothing is sharded over tp
+  std::vector<std::string> notices, warnings;  // e.g. each pattern that matches nothing
+};
+
+struct TpPlanRequest {
+  int64_t tp_size = 1;
+  bool sequence_parallel = false;
+  TpPlanChoice choice;
+};
+
+using TpPlanEntries = std::vector<std::pair<std::string, TpStyle>>;
+
+// True when `pattern` matches the whole dotted `name`, level by level.
+MESHWRIGHT_API bool pattern_matches(std::string_view pattern, std::string_view name);
+// One level: `*` any run, `?` one character, `[abc]`, `[a-z]`, `[!x]` sets, as Python's fnmatch.
+MESHWRIGHT_API bool glob_matches(std::string_view pattern, std::string_view text);
+
+// The plan tables, as pure lists (also for models there is no outline of). Base plan of 3.5; table 3.6 by architecture name:
+// nullopt when it has no row. Throws Error(option_refused) where the row refuses sequence parallel.
+MESHWRIGHT_API TpPlanEntries base_tp_plan(bool sequence_parallel);
+MESHWRIGHT_API std::optional<TpPlanEntries> architecture_tp_plan(const ModelOutline& outline, bool sequence_parallel,
+                                                                 std::vector<std::string>& notices);
+MESHWRIGHT_API std::vector<std::string> architectures_with_tp_plan();
+// A model's own plan (3.4): prefixes, the added embedding, the lm_head rule. Throws Error(tp_plan_does_not_fit) when it has none.
+MESHWRIGHT_API TpPlanEntries own_tp_plan(const ModelOutline& outline);
+
+// Named plans. A plugin registers its own while it is created; names are unique (Error(conflict)). Thread-safe, per process.
+using TpPlanMaker = std::function<TpPlanEntries(const ModelOutline&, bool sequence_parallel)>;
+MESHWRIGHT_API void register_tp_plan(std::string name, TpPlanMaker maker);
+MESHWRIGHT_API std::vector<std::string> registered_tp_plans();
+
+// The whole selection (3.1), head validation (3.8), MoE validation (3.9), matching, the corrections of 3.11. What
+// Strategy::translate_tp_plan does by default. Throws Error(heads_not_divisible | unknown_tp_plan | bad_tp_plan |
+// tp_plan_does_not_fit | option_refused).
+MESHWRIGHT_API TpPlan select_tp_plan(const ModelOutline& outline, const TpPlanRequest& request);
+// Head counts against tp, with the sizes that would work as help.
+MESHWRIGHT_API void check_heads(const ModelOutline& outline, int64_t tp_size);
+MESHWRIGHT_API void check_moe_tp_plan(const ModelOutline& outline, const TpPlanRequest& request, const TpPlanEntries& entries);
+
+// Where a plan leaves one parameter: the dimension split over tp, or nullopt when replicated. Rows are cut by ceil chunks.
+MESHWRIGHT_API std::optional<int64_t> tp_shard_dim(const TpPlan& plan, const ModelOutline& outline, std::string_view parameter);
+
+// Rank `index` of `count` owns [begin, end) of `size` rows: ceil(size / count) each, the last ones fewer or none.
+struct Chunk {
+  int64_t begin = 0, end = 0;
+};
+MESHWRIGHT_API Chunk ceil_chunk(int64_t size, int64_t count, int64_t index);
+
+}  // namespace meshwright

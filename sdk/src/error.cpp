@@ -1,0 +1,105 @@
+#include "meshwright/error.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+
+namespace meshwright {
+namespace {
+
+constexpr std::array kCatalog = {
+#define MESHWRIGHT_ERROR(name, number, kind, title, explanation) ErrorInfo{ErrorCode::name, #name, ErrorKind::kind, title, explanation},
+#include "meshwright/error_codes.def"
+#undef MESHWRIGHT_ERROR
+};
+
+size_t edit_distance(std::string_view a, std::string_view b) {
+  std::vector<size_t> row(b.size() + 1);
+  for (size_t j = 0; j <= b.size(); ++j) row[j] = j;
+  for (size_t i = 1; i <= a.size(); ++i) {
+    size_t diagonal = row[0];
+    row[0] = i;
+    for (size_t j = 1; j <= b.size(); ++j) {
+      size_t above = row[j];
+      row[j] = std::min({row[j] + 1, row[j - 1] + 1, diagonal + (a[i - 1] == b[j - 1] ? 0 : 1)});
+      diagonal = above;
+    }
+  }
+  return row[b.size()];
+}
+
+}  // namespace
+
+std::span<const ErrorInfo> error_catalog() { return kCatalog; }
+
+const ErrorInfo& error_info(ErrorCode code) {
+  for (const ErrorInfo& info : kCatalog)
+    if (info.code == code) return info;
+  return kCatalog.back();
+}
+
+std::string code_string(ErrorCode code) {
+  char text[8];
+  std::snprintf(text, sizeof text, "E%04u", static_cast<unsigned>(code) % 10000);
+  return text;
+}
+
+int exit_status(ErrorCode code) {
+  switch (static_cast<int>(code) / 100) {
+    case 1:
+    case 2:
+    case 4:
+      return 2;
+    case 3:
+      return 3;
+    default:
+      return 1;
+  }
+}
+
+Error::Error(ErrorCode code, std::string message)
+    : code_(code), message_(std::move(message)), what_("error[" + code_string(code) + "]: " + message_) {}
+Error::Error(const Error&) = default;
+Error::Error(Error&&) noexcept = default;
+Error& Error::operator=(const Error&) = default;
+Error& Error::operator=(Error&&) noexcept = default;
+Error::~Error() = default;
+
+Error& Error::key(std::string dotted_key) {
+  key_ = std::move(dotted_key);
+  return *this;
+}
+Error& Error::at(Origin origin) {
+  origin_ = std::move(origin);
+  return *this;
+}
+Error& Error::help(std::string text) {
+  helps_.push_back(std::move(text));
+  return *this;
+}
+Error& Error::note(std::string text) {
+  notes_.push_back(std::move(text));
+  return *this;
+}
+
+void Diagnostics::add(Error error) { errors_.push_back(std::move(error)); }
+void Diagnostics::notice(std::string text) { notices_.push_back(std::move(text)); }
+void Diagnostics::warning(std::string text) { warnings_.push_back(std::move(text)); }
+void Diagnostics::throw_if_any() const {
+  if (!errors_.empty()) throw errors_.front();
+}
+
+std::string nearest_name(std::string_view word, std::span<const std::string> candidates) {
+  std::string best;
+  size_t best_distance = std::max<size_t>(2, word.size() / 3) + 1;
+  for (const std::string& candidate : candidates) {
+    if (candidate.size() > 4 * word.size() + 4 || word.size() > 4 * candidate.size() + 4) continue;
+    if (size_t d = edit_distance(word, candidate); d < best_distance) {
+      best_distance = d;
+      best = candidate;
+    }
+  }
+  return best;
+}
+
+}  // namespace meshwright

@@ -1,0 +1,111 @@
+#include "text.h"
+
+#include <cctype>
+#include <charconv>
+
+namespace meshwright::text {
+namespace {
+
+std::string_view trim(std::string_view s) {
+  while (!s.empty() && std::isspace(static_cast<unsigned char>(s.front()))) s.remove_prefix(1);
+  while (!s.empty() && std::isspace(static_cast<unsigned char>(s.back()))) s.remove_suffix(1);
+  return s;
+}
+
+template <class T>
+std::optional<T> parse_whole(std::string_view s) {
+  T v{};
+  auto [end, error] = std::from_chars(s.data(), s.data() + s.size(), v);
+  if (error != std::errc() || end != s.data() + s.size()) return std::nullopt;
+  return v;
+}
+
+}  // namespace
+
+std::vector<std::string_view> split(std::string_view text, char separator) {
+  std::vector<std::string_view> out;
+  for (;;) {
+    size_t at = text.find(separator);
+    out.push_back(text.substr(0, at));
+    if (at == std::string_view::npos) return out;
+    text.remove_prefix(at + 1);
+  }
+}
+
+std::string normal(std::string_view text) {
+  std::string out(text);
+  for (char& c : out) c = c == '-' ? '_' : static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  return out;
+}
+
+std::string quote(std::string_view text) {
+  std::string out = "\"";
+  for (char c : text) {
+    switch (c) {
+      case '"':
+        out += "\\\"";
+        break;
+      case '\\':
+        out += "\\\\";
+        break;
+      case '\n':
+        out += "\\n";
+        break;
+      case '\t':
+        out += "\\t";
+        break;
+      case '\r':
+        out += "\\r";
+        break;
+      default:
+        if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) {
+          constexpr char hex[] = "0123456789ABCDEF";
+          out += "\\u00";
+          out += hex[static_cast<unsigned char>(c) >> 4];
+          out += hex[c & 15];
+        } else {
+          out += c;
+        }
+    }
+  }
+  return out + "\"";
+}
+
+bool is_identifier(std::string_view text) {
+  if (text.empty() || text.size() > 64 || !std::islower(static_cast<unsigned char>(text[0]))) return false;
+  for (char c : text)
+    if (!(std::islower(static_cast<unsigned char>(c)) || std::isdigit(static_cast<unsigned char>(c)) || c == '_')) return false;
+  return true;
+}
+
+std::optional<OptionValue> parse_literal(std::string_view text) {
+  text = trim(text);
+  if (text == "true" || text == "false") return OptionValue(text == "true");
+  if (text.size() >= 2 && text.front() == '"' && text.back() == '"' && text.find('"', 1) == text.size() - 1)
+    return OptionValue(std::string(text.substr(1, text.size() - 2)));
+  if (text.size() >= 2 && text.front() == '[' && text.back() == ']') {
+    std::vector<std::string> strings;
+    std::vector<double> numbers;
+    std::string_view inner = trim(text.substr(1, text.size() - 2));
+    if (inner.empty()) return OptionValue(strings);
+    for (std::string_view item : split(inner, ',')) {
+      std::optional<OptionValue> value = parse_literal(item);
+      if (!value) return std::nullopt;
+      if (auto* s = std::get_if<std::string>(&*value))
+        strings.push_back(*s);
+      else if (auto* d = std::get_if<double>(&*value))
+        numbers.push_back(*d);
+      else if (auto* i = std::get_if<int64_t>(&*value))
+        numbers.push_back(static_cast<double>(*i));
+      else
+        return std::nullopt;
+    }
+    if (!strings.empty() && !numbers.empty()) return std::nullopt;
+    return strings.empty() ? OptionValue(numbers) : OptionValue(strings);
+  }
+  if (auto i = parse_whole<int64_t>(text)) return OptionValue(*i);
+  if (auto d = parse_whole<double>(text)) return OptionValue(*d);
+  return std::nullopt;
+}
+
+}  // namespace meshwright::text
