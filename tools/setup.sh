@@ -1,0 +1,91 @@
+# Sourced by ./quickstart and ./check: installs what is missing and says what it does. A second run does nothing twice.
+# MESHWRIGHT_DEPS overrides the folder for downloaded wheels (default: .deps in the project, ignored by git).
+
+set -euo pipefail
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+deps=${MESHWRIGHT_DEPS:-$root/.deps}
+python_dir=$deps/python
+export MESHWRIGHT_DEPS=$deps
+export CCACHE_BASEDIR=$root CCACHE_NOHASHDIR=1
+
+if [ -t 1 ] && [ -z "${NO_COLOR:-}" ]; then bold=$'\e[1m' red=$'\e[31m' plain=$'\e[0m'; else bold= red= plain=; fi
+step() { printf '%s==>%s %s\n' "$bold" "$plain" "$*"; }
+die() { printf '%serror:%s %s\n' "$red" "$plain" "$*" >&2; exit 1; }
+
+build_packages="g++ cmake ninja-build ccache mold libboost1.81-dev libboost-json1.81-dev libboost-program-options1.81-dev
+  libboost-filesystem1.81-dev libboost-system1.81-dev libtomlplusplus-dev doctest-dev libgloo-dev"
+fetch_packages="python3 python3-pip ca-certificates"  # pip fetches the LibTorch wheel; the product itself never runs Python
+check_packages="git clang-format-19 clang-tidy-19 binutils file time"
+
+# The LibTorch wheel without its dependencies, and the two CUDA libraries that even its CPU part links.
+torch_wheels="torch==2.11.0 nvidia-cuda-runtime==13.0.96 nvidia-cuda-cupti==13.0.85"
+
+missing_packages() {
+  local p
+  for p in "$@"; do
+    [ "$(dpkg-query -W -f='${db:Status-Status}' "$p" 2>/dev/null)" = installed ] || printf '%s ' "$p"
+  done
+}
+
+as_root() {
+  if [ "$(id -u)" = 0 ]; then "$@"
+  elif command -v sudo >/dev/null; then sudo "$@"
+  else die "these packages are missing and installing them needs root: $missing. Run: apt-get install $missing"
+  fi
+}
+
+# Installs Debian packages by name. Stops if apt would remove anything (another Boost is the usual reason).
+ensure_packages() {
+  command -v dpkg-query >/dev/null || die "this script installs Debian packages; on another system install these yourself: $*"
+  missing=$(missing_packages "$@")
+  [ -n "$missing" ] || return 0
+  # python3 may be there without Debian's package (a machine with its own Python); what counts is that it works.
+  if [ "$missing" = "python3-pip " ] && python3 -m pip --version >/dev/null 2>&1; then return 0; fi
+  step "installing Debian packages: $missing"
+  as_root apt-get update -qq
+  local removed
+  removed=$(apt-get install -s --no-install-recommends $missing | sed -n 's/^Remv \([^ ]*\).*/\1/p' | tr '\n' ' ')
+  [ -z "$removed" ] || die "apt would remove $removed to install $missing. Meshwright builds with Boost 1.81 by its versioned names; remove the other -dev packages first, or use a container."
+  as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $missing >"${TMPDIR:-/tmp}/meshwright-apt.log" 2>&1 ||
+    { tail -20 "${TMPDIR:-/tmp}/meshwright-apt.log" >&2; die "apt-get install failed"; }
+}
+
+# Unpacks wheels into $python_dir. A marker a wheel, written last, makes an interrupted run start that wheel again.
+unpack_wheels() {
+  local spec name marker
+  mkdir -p "$python_dir" "$deps/wheels"
+  for spec in "$@"; do
+    name=${spec%%==*}
+    marker=$deps/.have-$spec
+    [ ! -e "$marker" ] || continue
+    step "downloading $spec"
+    rm -rf "$deps/wheels/$name" && mkdir -p "$deps/wheels/$name"
+    python3 -m pip download --quiet --disable-pip-version-check --no-deps --only-binary=:all: \
+      --python-version 3.11 --implementation cp --abi cp311 --abi abi3 --abi none --platform manylinux_2_28_x86_64 --platform manylinux_2_27_x86_64 \
+      --platform manylinux_2_25_x86_64 --platform manylinux_2_24_x86_64 --platform manylinux_2_18_x86_64 --platform manylinux_2_17_x86_64 \
+      --platform manylinux2014_x86_64 --platform manylinux1_x86_64 --platform manylinux_2_5_x86_64 --platform any \
+      -d "$deps/wheels/$name" "$spec" || die "could not download $spec"
+    python3 -m zipfile -e "$deps/wheels/$name"/*.whl "$python_dir"
+    rm -rf "$deps/wheels/$name"
+    touch "$marker"
+  done
+}
+
+ensure_libtorch() { unpack_wheels $torch_wheels; }
+
+# The rest of what PyTorch and transformers need from Python: only the comparison with PyTorch uses it.
+ensure_peers() { unpack_wheels $(grep -v '^ *#' "$root/tests/peers/requirements.lock"); }
+
+# configure_and_build PRESET TARGET...: quiet when nothing changes.
+configure_and_build() {
+  local preset=$1 dir
+  shift
+  case $preset in release) dir=$root/build ;; *) dir=$root/build-$preset ;; esac
+  if [ ! -e "$dir/build.ninja" ]; then
+    step "configuring $preset in ${dir#"$root"/}"
+    (cd "$root" && cmake --preset "$preset") >"$dir.log" 2>&1 || { cat "$dir.log" >&2; die "cmake failed"; }
+    rm -f "$dir.log"
+  fi
+  step "building $preset${*:+: $*}"
+  ninja -C "$dir" "$@"
+}
