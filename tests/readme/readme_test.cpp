@@ -1,0 +1,112 @@
+// Every command of the README and the guide is run, and what it prints is compared with what the page shows.
+//
+// In a ```console block a line "$ command" is run in the project's folder; the lines under it are the expected output (stdout and
+// stderr), where a line "..." stands for any lines, and "..." inside a line for any text. "$ command  # exit 2" expects that status.
+#include <doctest/doctest.h>
+#include <sys/wait.h>
+
+#include <array>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+namespace {
+
+struct Example {
+  std::string page, command;
+  int line = 0, status = 0;
+  std::vector<std::string> expected;
+};
+
+std::vector<Example> examples_of(const std::filesystem::path& page) {
+  std::ifstream in(page);
+  REQUIRE_MESSAGE(in.good(), page.string());
+  std::vector<Example> out;
+  std::string text;
+  bool inside = false;
+  for (int line = 1; std::getline(in, text); ++line) {
+    if (text.starts_with("```")) {
+      inside = text == "```console";
+    } else if (inside && text.starts_with("$ ")) {
+      Example e{page.filename().string(), text.substr(2), line, 0, {}};
+      if (size_t at = e.command.find("  # exit "); at != std::string::npos) {
+        e.status = std::atoi(e.command.c_str() + at + 9);
+        e.command.resize(at);
+      }
+      out.push_back(e);
+    } else if (inside && !out.empty()) {
+      out.back().expected.push_back(text);
+    }
+  }
+  return out;
+}
+
+std::string replaced(std::string text, const std::string& from, const std::string& to) {
+  for (size_t at = 0; (at = text.find(from, at)) != std::string::npos; at += to.size()) text.replace(at, from.size(), to);
+  return text;
+}
+
+std::vector<std::string> run(const std::string& command, int& status) {
+  std::string full = "cd '" MESHWRIGHT_SOURCE_DIR "' && env -u WORLD_SIZE -u RANK NO_COLOR=1 COLUMNS=100 LC_ALL=C.UTF-8 sh -c '" +
+                     replaced(command, "'", "'\\''") + "' 2>&1 </dev/null";
+  std::FILE* pipe = popen(full.c_str(), "r");
+  REQUIRE(pipe != nullptr);
+  std::string all;
+  std::array<char, 4096> buffer;
+  for (size_t n; (n = std::fread(buffer.data(), 1, buffer.size(), pipe)) > 0;) all.append(buffer.data(), n);
+  int raw = pclose(pipe);
+  status = WIFEXITED(raw) ? WEXITSTATUS(raw) : 128 + WTERMSIG(raw);
+  std::vector<std::string> lines;
+  for (size_t at = 0; at < all.size();) {
+    size_t end = std::min(all.find('\n', at), all.size());
+    lines.push_back(all.substr(at, end - at));
+    at = end + 1;
+  }
+  return lines;
+}
+
+bool line_matches(const std::string& pattern, const std::string& line) {
+  size_t at = 0, from = 0;
+  for (bool first = true;; first = false) {
+    size_t dots = pattern.find("...", from);
+    std::string piece = pattern.substr(from, dots - from);
+    size_t found = line.find(piece, at);
+    if (found == std::string::npos || (first && found != 0)) return false;
+    if (dots == std::string::npos) return from == 0 ? line == pattern : line.size() >= piece.size() && line.ends_with(piece);
+    at = found + piece.size();
+    from = dots + 3;
+  }
+}
+
+bool lines_match(const std::vector<std::string>& expected, size_t i, const std::vector<std::string>& found, size_t j) {
+  if (i == expected.size()) return j == found.size();
+  if (expected[i] == "...") {
+    for (size_t k = j; k <= found.size(); ++k)
+      if (lines_match(expected, i + 1, found, k)) return true;
+    return false;
+  }
+  return j < found.size() && line_matches(expected[i], found[j]) && lines_match(expected, i + 1, found, j + 1);
+}
+
+}  // namespace
+
+TEST_CASE("every console example of the README and the guide does what the page shows") {
+  int count = 0;
+  for (const char* page : {"README.md", "docs/guide.md"}) {
+    for (const Example& e : examples_of(std::filesystem::path(MESHWRIGHT_SOURCE_DIR) / page)) {
+      if (e.command.starts_with("./quickstart") || e.command.starts_with("./check")) continue;  // they contain this test
+      int status = 0;
+      std::vector<std::string> found = run(replaced(e.command, "build/", MESHWRIGHT_BUILD_DIR "/"), status);
+      std::string shown;
+      for (const std::string& line : found) shown += line + "\n";
+      INFO(e.page, ":", e.line, ": ", e.command, "\n", shown);
+      CHECK(status == e.status);
+      if (!e.expected.empty()) CHECK(lines_match(e.expected, 0, found, 0));
+      ++count;
+    }
+  }
+  CHECK(count >= 10);
+}
