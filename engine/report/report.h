@@ -2,6 +2,7 @@
 #pragma once
 
 #include <boost/json/object.hpp>
+#include <boost/json/value.hpp>
 #include <cstdio>
 #include <span>
 #include <string>
@@ -18,19 +19,30 @@ struct Style {
   bool unicode = true;
   int width = 80;
 };
-// Looks at the stream, NO_COLOR, COLUMNS and the locale.
+// Looks at the stream, NO_COLOR, TERM, COLUMNS and the locale.
 Style style_of(std::FILE* stream);
 
 enum class Tone : uint8_t { plain, bold, dim, red, green, yellow, blue, magenta, cyan };
 std::string paint(const Style& style, Tone tone, std::string_view text);
-// Columns a UTF-8 text takes on a terminal.
+// Columns a UTF-8 text takes on a terminal; colour sequences take none.
 size_t display_width(std::string_view text);
+// `text` followed (or, right, led) by spaces up to `width` columns.
+std::string pad(std::string_view text, size_t width);
+std::string pad_left(std::string_view text, size_t width);
+// Valid UTF-8 without control characters other than newlines, so that no value can steer the terminal.
+std::string printable(std::string_view text);
+// Lines of at most `width` columns, broken at spaces (and within words only when one is too long).
+std::vector<std::string> wrap(std::string_view text, size_t width);
 
-// Rows of cells as aligned columns; the first row is the header. `right`: indices of columns aligned right.
+// Rows of cells as aligned columns; the first row is the header. `right`: indices of columns aligned right. A table wider than
+// the style breaks the cells of its widest left-aligned column over several lines.
 std::string table(const Style& style, const std::vector<std::vector<std::string>>& rows, std::span<const size_t> right = {});
 
 // "error[E0203]: message", then " --> file:line:column" with the source line and a caret, notes, and help lines.
 std::string format_error(const Style& style, const Error& error);
+// "notice: text" and "warning: text", one line each.
+std::string format_notice(const Style& style, std::string_view text);
+std::string format_warning(const Style& style, std::string_view text);
 // The machine form of design section 5: {"error": {...first...}, "errors": [...]}.
 boost::json::object errors_json(std::span<const Error> errors);
 std::string pretty_json(const boost::json::value& value);
@@ -39,5 +51,32 @@ std::string pretty_json(const boost::json::value& value);
 std::string human_bytes(int64_t bytes);
 // 1,234,567
 std::string human_count(int64_t count);
+// "1 error", "3 errors", "2 matches" ("match" + "es" by the caller's plural).
+std::string counted(int64_t count, std::string_view singular, std::string_view plural);
+
+// A stream whose failures are noticed. Not thread-safe.
+class Output {
+ public:
+  explicit Output(std::FILE* stream, std::string name) : stream_(stream), name_(std::move(name)) {}
+  // Both throw WriteFailed when the stream takes no more.
+  void write(std::string_view text);
+  void flush();
+
+ private:
+  std::FILE* stream_;
+  std::string name_;
+};
+
+// The reader went away (quiet), or the device is full (worth a message).
+class WriteFailed : public std::exception {
+ public:
+  WriteFailed(std::string stream, int error);
+  bool closed_pipe() const { return closed_pipe_; }
+  const char* what() const noexcept override { return what_.c_str(); }
+
+ private:
+  bool closed_pipe_;
+  std::string what_;
+};
 
 }  // namespace meshwright::report

@@ -1,0 +1,34 @@
+#include <array>
+#include <cstdlib>
+
+#include "engine/report/report.h"
+
+namespace meshwright::report {
+
+std::string human_bytes(int64_t bytes) {
+  constexpr std::array kUnits = {"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
+  if (bytes > -1024 && bytes < 1024) return std::to_string(bytes) + " B";
+  double value = static_cast<double>(bytes);
+  size_t unit = 0;
+  // 1023.95 would round to 1024.0 of the smaller unit.
+  while ((value >= 1023.95 || value <= -1023.95) && unit + 1 < kUnits.size()) {
+    value /= 1024;
+    ++unit;
+  }
+  char text[40];
+  std::snprintf(text, sizeof text, "%.1f %s", value, kUnits[unit]);
+  return text;
+}
+
+std::string human_count(int64_t count) {
+  std::string digits = std::to_string(count);
+  size_t first = digits[0] == '-' ? 1 : 0;
+  for (size_t at = digits.size(); at > first + 3;) digits.insert(at -= 3, ",");
+  return digits;
+}
+
+std::string counted(int64_t count, std::string_view singular, std::string_view plural) {
+  return human_count(count) + " " + std::string(count == 1 ? singular : plural);
+}
+
+}  // namespace meshwright::report

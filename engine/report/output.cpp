@@ -1,0 +1,21 @@
+#include <cerrno>
+#include <cstring>
+
+#include "engine/report/report.h"
+
+namespace meshwright::report {
+
+WriteFailed::WriteFailed(std::string stream, int error)
+    : closed_pipe_(error == EPIPE), what_("cannot write to " + stream + ": " + std::strerror(error)) {}
+
+void Output::write(std::string_view text) {
+  errno = 0;
+  if (std::fwrite(text.data(), 1, text.size(), stream_) != text.size()) throw WriteFailed(name_, errno == 0 ? EIO : errno);
+}
+
+void Output::flush() {
+  errno = 0;
+  if (std::fflush(stream_) != 0 || std::ferror(stream_) != 0) throw WriteFailed(name_, errno == 0 ? EIO : errno);
+}
+
+}  // namespace meshwright::report

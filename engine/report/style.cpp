@@ -1,0 +1,198 @@
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cctype>
+#include <cstdlib>
+#include <optional>
+
+#include "engine/report/report.h"
+
+namespace meshwright::report {
+namespace {
+
+std::string_view variable(const char* name) {
+  const char* value = std::getenv(name);
+  return value == nullptr ? std::string_view() : value;
+}
+
+bool locale_is_utf8() {
+  for (const char* name : {"LC_ALL", "LC_CTYPE", "LANG"}) {
+    std::string value(variable(name));
+    if (value.empty()) continue;
+    std::transform(value.begin(), value.end(), value.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+    return value.find("utf-8") != std::string::npos || value.find("utf8") != std::string::npos;
+  }
+  // Nothing is set in most containers, and their terminals read UTF-8.
+  return true;
+}
+
+int width_of(std::FILE* stream) {
+  constexpr int kNarrowest = 40, kWidest = 400;
+  if (int columns = std::atoi(std::string(variable("COLUMNS")).c_str()); columns > 0) return std::clamp(columns, kNarrowest, kWidest);
+  winsize size{};
+  if (isatty(fileno(stream)) == 1 && ioctl(fileno(stream), TIOCGWINSZ, &size) == 0 && size.ws_col > 0)
+    return std::clamp<int>(size.ws_col, kNarrowest, kWidest);
+  return 80;
+}
+
+const char* sequence(Tone tone) {
+  switch (tone) {
+    case Tone::plain:
+      return "";
+    case Tone::bold:
+      return "\x1b[1m";
+    case Tone::dim:
+      return "\x1b[2m";
+    case Tone::red:
+      return "\x1b[31m";
+    case Tone::green:
+      return "\x1b[32m";
+    case Tone::yellow:
+      return "\x1b[33m";
+    case Tone::blue:
+      return "\x1b[34m";
+    case Tone::magenta:
+      return "\x1b[35m";
+    case Tone::cyan:
+      return "\x1b[36m";
+  }
+  return "";
+}
+
+struct CodePoint {
+  char32_t value;
+  size_t length;  // bytes
+};
+
+// nullopt: not valid UTF-8 here.
+std::optional<CodePoint> decode(std::string_view text) {
+  auto byte = [&](size_t i) { return static_cast<unsigned char>(text[i]); };
+  unsigned char lead = byte(0);
+  if (lead < 0x80) return CodePoint{lead, 1};
+  size_t length = lead >= 0xf0 && lead < 0xf5 ? 4 : lead >= 0xe0 ? 3 : 2;
+  if (lead < 0xc2 || lead > 0xf4 || text.size() < length) return std::nullopt;
+  char32_t value = lead & (0x7fu >> length);
+  for (size_t i = 1; i < length; ++i) {
+    if ((byte(i) & 0xc0) != 0x80) return std::nullopt;
+    value = (value << 6) | (byte(i) & 0x3f);
+  }
+  constexpr char32_t kSmallest[] = {0, 0, 0x80, 0x800, 0x10000};
+  if (value < kSmallest[length] || value > 0x10ffff || (value >= 0xd800 && value < 0xe000)) return std::nullopt;
+  return CodePoint{value, length};
+}
+
+// The coarse classes of East Asian Width and combining marks; enough to keep names aligned.
+size_t columns_of(char32_t c) {
+  if ((c >= 0x300 && c <= 0x36f) || (c >= 0x200b && c <= 0x200f) || (c >= 0xfe00 && c <= 0xfe0f) || (c >= 0x20d0 && c <= 0x20ff)) return 0;
+  bool wide = (c >= 0x1100 && c <= 0x115f) || (c >= 0x2e80 && c <= 0xa4cf) || (c >= 0xac00 && c <= 0xd7a3) ||
+              (c >= 0xf900 && c <= 0xfaff) || (c >= 0xfe30 && c <= 0xfe6f) || (c >= 0xff00 && c <= 0xff60) ||
+              (c >= 0xffe0 && c <= 0xffe6) || (c >= 0x1f300 && c <= 0x1faff) || (c >= 0x20000 && c <= 0x3fffd);
+  return wide ? 2 : 1;
+}
+
+// Bytes of the colour sequence at the front of `text`, or 0.
+size_t escape_length(std::string_view text) {
+  if (text.size() < 2 || text[0] != '\x1b' || text[1] != '[') return 0;
+  size_t end = text.find('m');
+  return end == std::string_view::npos ? 0 : end + 1;
+}
+
+// The next unit that must not be torn: a colour sequence or a code point; and its columns.
+std::pair<size_t, size_t> next_piece(std::string_view text) {
+  if (size_t length = escape_length(text)) return {length, 0};
+  std::optional<CodePoint> point = decode(text);
+  return point ? std::pair(point->length, columns_of(point->value)) : std::pair<size_t, size_t>(1, 1);
+}
+
+// Bytes of the longest front of `text` that fits `width` columns, at least one piece.
+size_t fitting_length(std::string_view text, size_t width) {
+  size_t length = 0, columns = 0;
+  while (length < text.size()) {
+    auto [bytes, taken] = next_piece(text.substr(length));
+    if (columns + taken > width && length > 0) break;
+    length += bytes;
+    columns += taken;
+  }
+  return length;
+}
+
+}  // namespace
+
+Style style_of(std::FILE* stream) {
+  Style style;
+  style.colour = isatty(fileno(stream)) == 1 && variable("NO_COLOR").empty() && variable("TERM") != "dumb";
+  style.unicode = locale_is_utf8();
+  style.width = width_of(stream);
+  return style;
+}
+
+std::string paint(const Style& style, Tone tone, std::string_view text) {
+  if (!style.colour || tone == Tone::plain || text.empty()) return std::string(text);
+  return sequence(tone) + std::string(text) + "\x1b[0m";
+}
+
+size_t display_width(std::string_view text) {
+  size_t columns = 0;
+  while (!text.empty()) {
+    auto [bytes, taken] = next_piece(text);
+    columns += taken;
+    text.remove_prefix(bytes);
+  }
+  return columns;
+}
+
+std::string pad(std::string_view text, size_t width) {
+  size_t taken = display_width(text);
+  return std::string(text) + std::string(taken < width ? width - taken : 0, ' ');
+}
+
+std::string pad_left(std::string_view text, size_t width) {
+  size_t taken = display_width(text);
+  return std::string(taken < width ? width - taken : 0, ' ') + std::string(text);
+}
+
+std::string printable(std::string_view text) {
+  std::string out;
+  out.reserve(text.size());
+  while (!text.empty()) {
+    std::optional<CodePoint> point = decode(text);
+    size_t length = point ? point->length : 1;
+    if (!point)
+      out += "\xef\xbf\xbd";  // U+FFFD
+    else if (point->value == '\t')
+      out += ' ';
+    else if ((point->value < 0x20 && point->value != '\n') || (point->value >= 0x7f && point->value < 0xa0)) {
+      char escaped[16];
+      std::snprintf(escaped, sizeof escaped, "\\x%02x", static_cast<unsigned>(point->value));
+      out += escaped;
+    } else {
+      out += text.substr(0, length);
+    }
+    text.remove_prefix(length);
+  }
+  return out;
+}
+
+std::vector<std::string> wrap(std::string_view text, size_t width) {
+  std::vector<std::string> lines;
+  width = std::max<size_t>(width, 1);
+  for (bool more = true; more;) {
+    size_t newline = text.find('\n');
+    std::string_view rest = text.substr(0, newline);
+    more = newline != std::string_view::npos;
+    if (more) text.remove_prefix(newline + 1);
+    while (display_width(rest) > width) {
+      size_t fits = fitting_length(rest, width);
+      size_t space = rest.rfind(' ', fits);
+      size_t cut = space == std::string_view::npos || rest.find_first_not_of(' ') > space ? fits : space;
+      lines.emplace_back(rest.substr(0, cut));
+      rest.remove_prefix(cut);
+      rest.remove_prefix(std::min(rest.find_first_not_of(' '), rest.size()));
+    }
+    lines.emplace_back(rest);
+  }
+  return lines;
+}
+
+}  // namespace meshwright::report

@@ -1,0 +1,197 @@
+#include "engine/report/report.h"
+
+#include <doctest/doctest.h>
+
+#include <boost/json/array.hpp>
+#include <boost/json/parse.hpp>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <utility>
+
+namespace report = meshwright::report;
+using meshwright::Error;
+using meshwright::ErrorCode;
+using meshwright::Origin;
+using report::Style;
+
+namespace {
+
+const Style kPlain{false, true, 80};
+
+struct File {
+  std::filesystem::path path = std::filesystem::temp_directory_path() / ("meshwright_report_" + std::to_string(::getpid()) + ".toml");
+  explicit File(const std::string& text) { std::ofstream(path) << text; }
+  ~File() { std::filesystem::remove(path); }
+};
+
+}  // namespace
+
+TEST_CASE("bytes are shown with one decimal and never as 1024 of a unit") {
+  const std::pair<int64_t, const char*> cases[] = {
+      {0, "0 B"},          {512, "512 B"},         {1023, "1023 B"},       {1024, "1.0 KiB"},
+      {1536, "1.5 KiB"},   {1048575, "1.0 MiB"},   {12582912, "12.0 MiB"}, {1610612736, "1.5 GiB"},
+      {-2048, "-2.0 KiB"}, {INT64_MAX, "8.0 EiB"}, {1LL << 40, "1.0 TiB"}};
+  for (auto [bytes, text] : cases) CHECK(report::human_bytes(bytes) == text);
+}
+
+TEST_CASE("counts have thousands separators") {
+  const std::pair<int64_t, const char*> cases[] = {{0, "0"},          {999, "999"},  {1000, "1,000"}, {1234567, "1,234,567"},
+                                                   {-1234, "-1,234"}, {-999, "-999"}};
+  for (auto [count, text] : cases) CHECK(report::human_count(count) == text);
+  CHECK(report::counted(1, "error", "errors") == "1 error");
+  CHECK(report::counted(1200, "error", "errors") == "1,200 errors");
+}
+
+TEST_CASE("the display width counts characters, not bytes or colours") {
+  const std::pair<const char*, size_t> cases[] = {{"", 0},     {"abc", 3},       {"…", 1},       {"\x1b[31mred\x1b[0m", 3},
+                                                  {"日本", 4}, {"e\xcc\x81", 1}, {"\xff\xfe", 2}};
+  for (auto [text, width] : cases) CHECK(report::display_width(text) == width);
+}
+
+TEST_CASE("printable text cannot steer a terminal and is valid UTF-8") {
+  CHECK(report::printable("a\x1b[2Jb") == "a\\x1b[2Jb");
+  CHECK(report::printable("a\tb\nc") == "a b\nc");
+  CHECK(report::printable("\xc0\xafz") == "\xef\xbf\xbd\xef\xbf\xbdz");
+  CHECK(report::printable("né…") == "né…");
+  CHECK(report::printable("\xed\xa0\x80").find('\xed') == std::string::npos);
+}
+
+TEST_CASE("wrapping breaks at spaces, and within words that are too long") {
+  using Lines = std::vector<std::string>;
+  CHECK(report::wrap("one two three", 8) == Lines{"one two", "three"});
+  CHECK(report::wrap("abcdefghij", 4) == Lines{"abcd", "efgh", "ij"});
+  CHECK(report::wrap("a\nb", 10) == Lines{"a", "b"});
+  CHECK(report::wrap("", 10) == Lines{""});
+  CHECK(report::wrap("      abcdefgh", 7) == Lines{"      a", "bcdefgh"});
+  CHECK(report::wrap("日本語", 3) == Lines{"日", "本", "語"});
+}
+
+TEST_CASE("a table aligns its columns") {
+  const size_t right[] = {1};
+  CHECK(report::table(kPlain, {{"axis", "size"}, {"dp_shard", "64"}, {"tp", "8"}}, right) ==
+        "axis      size\n"
+        "dp_shard    64\n"
+        "tp           8\n");
+}
+
+TEST_CASE("a table too wide for the screen breaks its widest left column") {
+  Style narrow = kPlain;
+  narrow.width = 40;
+  std::string text = report::table(narrow, {{"key", "doc"}, {"a", "one two three four five six seven eight nine ten eleven"}});
+  std::string line;
+  for (std::istringstream lines(text); std::getline(lines, line);) CHECK(report::display_width(line) <= 40);
+  CHECK(text.find("eleven") != std::string::npos);
+}
+
+TEST_CASE("an error shows its place, the source line and a caret under the value") {
+  File file("[distributed]\ntp_size = \"2\"  # two\n");
+  Error error(ErrorCode::wrong_type, "distributed.tp_size wants an integer, found a string");
+  error.key("distributed.tp_size")
+      .at({Origin::Source::file, file.path.string(), 2, 11})
+      .note("while reading")
+      .help("set distributed.tp_size = 2");
+  CHECK(report::format_error(kPlain, error) ==
+        "error[E0203]: distributed.tp_size wants an integer, found a string\n"
+        " --> " +
+            file.path.string() +
+            ":2:11\n"
+            "  |\n"
+            "2 | tp_size = \"2\"  # two\n"
+            "  |           ^^^\n"
+            "  |\n"
+            "  = note: while reading\n"
+            "  = help: set distributed.tp_size = 2\n");
+}
+
+TEST_CASE("an error without a place has its help right below the message") {
+  Error error(ErrorCode::usage, "no such verb: pln");
+  error.help("did you mean plan?\nor planet");
+  CHECK(report::format_error(kPlain, error) == "error[E0101]: no such verb: pln\n  = help: did you mean plan?\n          or planet\n");
+}
+
+TEST_CASE("a value from --set names the flag") {
+  Error error(ErrorCode::wrong_type, "bad");
+  error.key("distributed.tp_size").at({Origin::Source::command_line, "", 0, 0});
+  CHECK(report::format_error(kPlain, error).find("--> --set distributed.tp_size\n") != std::string::npos);
+}
+
+TEST_CASE("long source lines are cut around the caret") {
+  File file("x = [" + std::string(300, '1') + ", \"bad\", " + std::string(300, '2') + "]\n");
+  Error error(ErrorCode::wrong_type, "bad");
+  error.at({Origin::Source::file, file.path.string(), 1, 308});
+  std::string text = report::format_error(kPlain, error), line;
+  for (std::istringstream lines(text); std::getline(lines, line);)
+    if (line.find("-->") == std::string::npos) CHECK(report::display_width(line) <= 80);
+  CHECK(text.find("\"bad\"") != std::string::npos);
+  CHECK(text.find("^^^^^") != std::string::npos);
+}
+
+TEST_CASE("places that no longer exist are named without a source line") {
+  File file("a = 1\n");
+  for (auto [name, line, column] :
+       {std::tuple<std::string, int, int>{"/no/such/file.toml", 1, 1}, {file.path.string(), 99, 1}, {"/", 1, 1}}) {
+    Error error(ErrorCode::wrong_type, "bad");
+    error.at({Origin::Source::file, name, line, column});
+    std::string text = report::format_error(kPlain, error);
+    CHECK(text.find(name) != std::string::npos);
+    CHECK(text.find('|') == std::string::npos);
+  }
+  Error beyond(ErrorCode::wrong_type, "bad");
+  beyond.at({Origin::Source::file, file.path.string(), 1, 5000});
+  CHECK(report::format_error(kPlain, beyond).find('^') != std::string::npos);
+}
+
+TEST_CASE("the machine form holds the first error and all of them") {
+  Error first(ErrorCode::wrong_type, "bad \xff");
+  first.key("a.b").at({Origin::Source::file, "x.toml", 3, 4}).help("set a.b = 1");
+  Error second(ErrorCode::bad_set, "worse");
+  second.at({Origin::Source::command_line, "", 0, 0});
+  const Error errors[] = {first, second};
+  boost::json::object object = report::errors_json(errors);
+  CHECK(boost::json::value(object) == boost::json::parse(R"({
+    "error": {"code":"E0203","message":"bad �","key":"a.b","file":"x.toml","line":3,"column":4,"help":["set a.b = 1"],"notes":[]},
+    "errors": [{"code":"E0203","message":"bad �","key":"a.b","file":"x.toml","line":3,"column":4,"help":["set a.b = 1"],"notes":[]},
+               {"code":"E0217","message":"worse","key":null,"file":null,"line":null,"column":null,"help":[],"notes":[]}]})"));
+}
+
+TEST_CASE("pretty JSON reads back as the same value") {
+  boost::json::value value =
+      boost::json::parse(R"({"a": [1, 2, 3], "b": {"c": null, "d": []}, "e": [{"x": "y\n\"", "z": [1]}, {}], "long": [], "f": 1.5})");
+  for (int i = 0; i < 200; ++i) value.at("long").as_array().push_back(100000 + i);
+  std::string text = report::pretty_json(value), line;
+  CHECK(boost::json::parse(text) == value);
+  for (std::istringstream lines(text); std::getline(lines, line);) CHECK(line.size() <= 125);
+}
+
+TEST_CASE("a stream that takes no more is noticed") {
+  std::FILE* full = std::fopen("/dev/full", "w");
+  REQUIRE(full != nullptr);
+  report::Output out(full, "standard output");
+  auto fill = [&] {
+    out.write("x");
+    out.flush();
+  };
+  CHECK_THROWS_WITH_AS(fill(), "cannot write to standard output: No space left on device", report::WriteFailed);
+  std::fclose(full);
+}
+
+TEST_CASE("the style of a file has no colours, and COLUMNS and the locale are heard") {
+  std::FILE* file = std::fopen("/dev/null", "w");
+  REQUIRE(file != nullptr);
+  ::setenv("COLUMNS", "123", 1);
+  ::setenv("LC_ALL", "C", 1);
+  Style style = report::style_of(file);
+  CHECK(!style.colour);
+  CHECK(style.width == 123);
+  CHECK(!style.unicode);
+  ::setenv("LC_ALL", "en_US.UTF-8", 1);
+  ::setenv("COLUMNS", "rubbish", 1);
+  style = report::style_of(file);
+  CHECK(style.unicode);
+  CHECK(style.width == 80);
+  ::unsetenv("LC_ALL");
+  ::unsetenv("COLUMNS");
+  std::fclose(file);
+}
