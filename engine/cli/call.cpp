@@ -1,0 +1,50 @@
+#include <charconv>
+#include <set>
+
+#include "engine/cli/verb.h"
+
+namespace meshwright::cli {
+
+std::string Call::value(const std::string& flag, std::string fallback) const {
+  auto it = flags.find(flag);
+  return it == flags.end() || it->second.empty() ? fallback : it->second.back();
+}
+
+std::vector<std::string> Call::values(const std::string& flag) const {
+  auto it = flags.find(flag);
+  return it == flags.end() ? std::vector<std::string>() : it->second;
+}
+
+std::optional<int64_t> Call::number(const std::string& flag, int64_t least) const {
+  if (!has(flag)) return std::nullopt;
+  std::string text = value(flag);
+  int64_t number = 0;
+  auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (error != std::errc() || end != text.data() + text.size() || number < least)
+    throw Error(ErrorCode::usage, "--" + flag + " wants an integer of at least " + std::to_string(least) + ", found \"" + text + "\"")
+        .help("--" + flag + " " + std::to_string(least))
+        .help("--" + flag + " " + std::to_string(least + 8));
+  return number;
+}
+
+void Call::say(const Diagnostics& diagnostics) {
+  std::set<std::string> said;
+  for (const std::string& text : diagnostics.notices())
+    if (said.insert(text).second) err.write(report::format_notice(err_style, text));
+  for (const std::string& text : diagnostics.warnings())
+    if (said.insert(text).second) err.write(report::format_warning(err_style, text));
+  err.flush();
+}
+
+int Call::fail(std::span<const Error> errors) {
+  if (json) {
+    print_json(report::errors_json(errors));
+  } else {
+    for (size_t i = 0; i < errors.size(); ++i) err.write((i > 0 ? "\n" : "") + report::format_error(err_style, errors[i]));
+    if (errors.size() > 1) err.write('\n' + report::counted(static_cast<int64_t>(errors.size()), "error", "errors") + '\n');
+    err.flush();
+  }
+  return errors.empty() ? 0 : exit_status(errors.front().code());
+}
+
+}  // namespace meshwright::cli

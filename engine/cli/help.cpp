@@ -1,0 +1,107 @@
+#include "engine/cli/help.h"
+
+#include <algorithm>
+
+#include "meshwright/abi.h"
+
+namespace meshwright::cli {
+namespace {
+
+using report::Style;
+using report::Tone;
+
+constexpr Flag kHelp{.name = "help", .doc = "Show this."};
+constexpr Flag kColour{.name = "color", .argument = "WHEN", .doc = "auto (only on a terminal, without NO_COLOR), always or never."};
+constexpr Flag kVersion{.name = "version", .doc = "Show the version."};
+
+struct Entry {
+  std::string left, right;
+};
+
+std::string flag_text(const Flag& flag) {
+  std::string text = std::string_view(flag.name) == "help" ? "-h, --help" : std::string("    --") + flag.name;
+  return flag.argument == nullptr ? text : text + " " + flag.argument;
+}
+
+// Two columns, the right one wrapped.
+std::string entries(const Style& style, const std::vector<Entry>& list) {
+  size_t left = 0;
+  for (const Entry& entry : list) left = std::max(left, report::display_width(entry.left));
+  std::string out;
+  for (const Entry& entry : list) {
+    size_t indent = left + 4;
+    std::vector<std::string> lines = report::wrap(entry.right, std::max<size_t>(20, static_cast<size_t>(style.width) - indent));
+    out += "  " + paint(style, Tone::cyan, entry.left) + std::string(left - report::display_width(entry.left) + 2, ' ') + lines[0] + '\n';
+    for (size_t i = 1; i < lines.size(); ++i) out += std::string(indent, ' ') + lines[i] + '\n';
+  }
+  return out;
+}
+
+std::string heading(const Style& style, std::string_view text) { return '\n' + paint(style, Tone::bold, text) + '\n'; }
+
+std::vector<Entry> verb_entries(std::string_view group) {
+  std::vector<Entry> list;
+  for (const Verb& verb : verbs()) {
+    if (!group.empty() && !verb.name.starts_with(std::string(group) + ' ')) continue;
+    std::string left = verb.name;
+    for (const Positional& positional : verb.positionals) left += std::string(positional.required ? " " : " [") + positional.name + (positional.required ? "" : "]");
+    list.push_back({left, verb.summary});
+  }
+  return list;
+}
+
+// Paragraphs are wrapped; lines that start with a space are kept (examples).
+std::string paragraphs(const Style& style, std::string_view text) {
+  std::string out;
+  while (!text.empty()) {
+    size_t end = text.find('\n');
+    std::string_view line = text.substr(0, end);
+    text.remove_prefix(end == std::string_view::npos ? text.size() : end + 1);
+    if (line.starts_with(' ')) {
+      out += std::string(line) + '\n';
+      continue;
+    }
+    for (const std::string& piece : report::wrap(line, static_cast<size_t>(style.width))) out += piece + '\n';
+  }
+  return out;
+}
+
+}  // namespace
+
+std::string usage_line(const Verb& verb) {
+  std::string text = "meshwright " + verb.name;
+  for (const Positional& positional : verb.positionals) text += std::string(positional.required ? " " : " [") + positional.name + (positional.required ? "" : "]");
+  if (!verb.flags.empty()) text += " [flags]";
+  return text;
+}
+
+std::string program_help(const Style& style) {
+  std::string out = paint(style, Tone::bold, "meshwright") + " " MESHWRIGHT_VERSION ": train models under swappable parallel strategies\n";
+  out += heading(style, "Usage") + "  meshwright VERB [arguments] [flags]\n";
+  out += heading(style, "Verbs") + entries(style, verb_entries({}));
+  out += heading(style, "Flags") + entries(style, {{flag_text(kHelp), "Show this; after a verb, the help of the verb."},
+                                                   {flag_text(kVersion), kVersion.doc},
+                                                   {flag_text(kColour), kColour.doc}});
+  out += heading(style, "First steps") +
+         "  meshwright plan job.toml --world-size 64    how the job would be laid out\n"
+         "  meshwright validate job.toml                what is wrong with the file\n"
+         "  meshwright config explain distributed       what may stand in a table\n";
+  return out;
+}
+
+std::string group_help(const Style& style, std::string_view group) {
+  return paint(style, Tone::bold, "Usage") + "  meshwright " + std::string(group) + " VERB [arguments] [flags]\n" + heading(style, "Verbs") +
+         entries(style, verb_entries(group));
+}
+
+std::string verb_help(const Style& style, const Verb& verb) {
+  std::string out = paint(style, Tone::bold, "Usage") + "  " + usage_line(verb) + "\n\n" + paragraphs(style, verb.summary + ".");
+  if (!verb.details.empty()) out += '\n' + paragraphs(style, verb.details);
+  std::vector<Entry> flags;
+  for (const Flag& flag : verb.flags) flags.push_back({flag_text(flag), flag.doc});
+  flags.push_back({flag_text(kColour), kColour.doc});
+  flags.push_back({flag_text(kHelp), kHelp.doc});
+  return out + heading(style, "Flags") + entries(style, flags);
+}
+
+}  // namespace meshwright::cli

@@ -1,0 +1,190 @@
+#include <algorithm>
+#include <boost/program_options/errors.hpp>
+#include <boost/program_options/options_description.hpp>
+#include <boost/program_options/parsers.hpp>
+#include <boost/program_options/positional_options.hpp>
+#include <boost/program_options/value_semantic.hpp>
+#include <csignal>
+#include <new>
+
+#include "engine/cli/help.h"
+#include "engine/cli/verb.h"
+#include "meshwright/abi.h"
+
+namespace meshwright::cli {
+namespace {
+
+namespace po = boost::program_options;
+using Words = std::vector<std::string>;
+
+// Verbs of the design that later releases bring.
+constexpr std::string_view kLaterVerbs[] = {"train", "checkpoint", "generate"};
+
+bool is_help(const std::string& word) { return word == "-h" || word == "--help"; }
+
+// `words` begins with the words of the verb's name.
+bool starts_with_verb(const Words& words, const std::string& name) {
+  size_t space = name.find(' ');
+  if (words.empty() || words[0] != name.substr(0, space)) return false;
+  return space == std::string::npos || (words.size() > 1 && words[1] == name.substr(space + 1));
+}
+
+bool is_group(const std::string& word) {
+  return std::any_of(verbs().begin(), verbs().end(), [&](const Verb& verb) { return verb.name.starts_with(word + ' '); });
+}
+
+Error unknown_verb(const Words& words) {
+  std::string group = is_group(words[0]) && words.size() > 1 ? words[0] : std::string();
+  std::string given = group.empty() ? words[0] : group + ' ' + words[1];
+  std::vector<std::string> names;
+  for (const Verb& verb : verbs()) {
+    if (group.empty()) names.push_back(verb.name.substr(0, verb.name.find(' ')));
+    if (verb.name.starts_with(group)) names.push_back(verb.name);
+  }
+  Error error(ErrorCode::usage, "no such verb: " + given);
+  if (std::string near = nearest_name(given, names); !near.empty()) error.help("did you mean meshwright " + near + "?");
+  return error.help(group.empty() ? "meshwright -h lists the verbs" : "meshwright " + group + " -h lists its verbs");
+}
+
+Error wrong_usage(const Verb& verb, std::string message) {
+  return Error(ErrorCode::usage, std::move(message)).help("usage: " + usage_line(verb)).help("meshwright " + verb.name + " -h explains the flags");
+}
+
+Error unknown_flag(const Verb& verb, const std::string& given) {
+  Words names = {"--help", "--color"};
+  for (const Flag& flag : verb.flags) names.push_back(std::string("--") + flag.name);
+  Error error(ErrorCode::usage, "meshwright " + verb.name + " has no flag " + given);
+  if (std::string near = nearest_name(given, names); !near.empty()) error.help("did you mean " + near + "?");
+  return error.help("meshwright " + verb.name + " -h lists its flags");
+}
+
+// Fills the call's flags and positionals. Throws Error(usage).
+void parse(const Verb& verb, const Words& arguments, Call& call) {
+  po::options_description description;
+  description.add_options()("help,h", "")("color", po::value<std::string>(), "")("positional", po::value<Words>(), "");
+  for (const Flag& flag : verb.flags)
+    flag.argument == nullptr ? description.add_options()(flag.name, "") : description.add_options()(flag.name, po::value<Words>(), "");
+  po::positional_options_description positional;
+  positional.add("positional", -1);
+  using namespace po::command_line_style;
+  try {
+    auto parsed = po::command_line_parser(arguments).options(description).positional(positional).style(unix_style & ~allow_guessing).run();
+    for (const po::option& option : parsed.options) {
+      if (option.string_key == "positional") {
+        call.positionals.insert(call.positionals.end(), option.value.begin(), option.value.end());
+        continue;
+      }
+      Words& values = call.flags[option.string_key];
+      bool repeats = std::any_of(verb.flags.begin(), verb.flags.end(), [&](const Flag& f) { return option.string_key == f.name && f.repeats; });
+      if (!values.empty() && !repeats) throw wrong_usage(verb, "--" + option.string_key + " stands twice");
+      values.insert(values.end(), option.value.begin(), option.value.end());
+    }
+  } catch (const po::unknown_option& error) {
+    throw unknown_flag(verb, error.get_option_name());
+  } catch (const po::error& error) {
+    std::string message = error.what();
+    throw wrong_usage(verb, "meshwright " + verb.name + ": " + message);
+  }
+  if (call.has("help")) return;
+  if (call.positionals.size() > verb.positionals.size())
+    throw wrong_usage(verb, "meshwright " + verb.name + " has no use for \"" + call.positionals[verb.positionals.size()] + "\"");
+  for (size_t i = call.positionals.size(); i < verb.positionals.size(); ++i)
+    if (verb.positionals[i].required) throw wrong_usage(verb, "meshwright " + verb.name + " wants " + verb.positionals[i].name);
+}
+
+void choose_colours(Call& call) {
+  if (!call.has("color")) return;
+  std::string when = call.value("color");
+  if (when == "auto") return;
+  if (when != "always" && when != "never")
+    throw Error(ErrorCode::usage, "--color wants auto, always or never, found \"" + when + "\"").help("--color auto").help("--color never");
+  call.out_style.colour = call.err_style.colour = when == "always";
+}
+
+int not_in_release(const std::string& verb) {
+  throw Error(ErrorCode::not_in_release, "meshwright " + verb + " is not available in this version (" MESHWRIGHT_VERSION ")")
+      .help("meshwright plan FILE --world-size N shows how the job would be laid out")
+      .help("meshwright validate FILE checks the file");
+}
+
+int dispatch(Words words, Call& call) {
+  // Global flags may stand before the verb.
+  Words before;
+  while (!words.empty() && words[0].starts_with("--color")) {
+    size_t take = words[0] == "--color" && words.size() > 1 ? 2 : 1;
+    before.insert(before.end(), words.begin(), words.begin() + static_cast<ptrdiff_t>(take));
+    words.erase(words.begin(), words.begin() + static_cast<ptrdiff_t>(take));
+  }
+  if (words.empty()) {
+    call.err.write(program_help(call.err_style));
+    return exit_status(ErrorCode::usage);
+  }
+  if (is_help(words[0])) return call.out.write(program_help(call.out_style)), 0;
+  if (words[0] == "--version") return call.out.write("meshwright " MESHWRIGHT_VERSION "\n"), 0;
+  if (words[0].starts_with('-')) {
+    Error error(ErrorCode::usage, "no verb, but the flag " + words[0]);
+    const Words known = {"--help", "--version", "--color"};
+    if (std::string near = nearest_name(words[0], known); !near.empty()) error.help("did you mean " + near + "?");
+    throw error.help("meshwright VERB " + words[0] + " if it is a flag of a verb").help("meshwright -h lists the verbs");
+  }
+  for (std::string_view later : kLaterVerbs)
+    if (words[0] == later) return not_in_release(words[0]);
+  for (const Verb& verb : verbs()) {
+    if (!starts_with_verb(words, verb.name)) continue;
+    size_t taken = verb.name.find(' ') == std::string::npos ? 1 : 2;
+    words.erase(words.begin(), words.begin() + static_cast<ptrdiff_t>(taken));
+    words.insert(words.begin(), before.begin(), before.end());
+    parse(verb, words, call);
+    choose_colours(call);
+    if (call.has("help")) return call.out.write(verb_help(call.out_style, verb)), 0;
+    return verb.run(call);
+  }
+  if (is_group(words[0]) && words.size() == 1) {
+    call.err.write(group_help(call.err_style, words[0]));
+    return exit_status(ErrorCode::usage);
+  }
+  if (is_group(words[0]) && is_help(words[1])) return call.out.write(group_help(call.out_style, words[0])), 0;
+  throw unknown_verb(words);
+}
+
+// What `body` returns, or the exit status of what it throws after printing it.
+template <class Body>
+int guard(Call& call, Body&& body) {
+  try {
+    return body();
+  } catch (const Error& error) {
+    return call.fail({&error, 1});
+  } catch (const report::WriteFailed&) {
+    throw;
+  } catch (const std::bad_alloc&) {
+    Error error(ErrorCode::internal, "out of memory");
+    return call.fail({&error, 1});
+  } catch (const std::exception& exception) {
+    Error error(ErrorCode::internal, exception.what());
+    return call.fail({&error, 1});
+  }
+}
+
+}  // namespace
+
+int run(int argc, const char* const* argv) {
+  // A reader that goes away is a failed write like others, not a signal.
+  std::signal(SIGPIPE, SIG_IGN);
+  report::Output out(stdout, "standard output"), err(stderr, "standard error");
+  Words words(argv + std::min(argc, 1), argv + argc);
+  Call call{.out = out, .err = err, .out_style = report::style_of(stdout), .err_style = report::style_of(stderr)};
+  // Known before the flags are parsed, so that mistakes among them are JSON too.
+  call.json = std::find(words.begin(), words.end(), "--json") != words.end();
+  try {
+    int status = guard(call, [&] { return dispatch(words, call); });
+    out.flush();
+    err.flush();
+    return status;
+  } catch (const report::WriteFailed& failure) {
+    if (!failure.closed_pipe()) std::fprintf(stderr, "error[%s]: %s\n", code_string(ErrorCode::internal).c_str(), failure.what());
+    // Nothing of the half-written buffer may be tried again at exit.
+    std::_Exit(exit_status(ErrorCode::internal));
+  }
+}
+
+}  // namespace meshwright::cli

@@ -1,0 +1,84 @@
+// How a verb of the program is described and called. A verb is one function that returns its Verb, in a .cpp of its own, and
+// one line in the table of verbs.cpp; parsing, help and error output are the same for all.
+//
+//   int run_env(Call& call) { call.out.write("...\n"); return 0; }
+//   Verb env_verb() { return {.name = "env", .summary = "Show the installation", .flags = {kJsonFlag}, .run = run_env}; }
+#pragma once
+
+#include <boost/json/value.hpp>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "engine/report/report.h"
+#include "meshwright/error.h"
+
+namespace meshwright::cli {
+
+struct Flag {
+  const char* name;                // "world-size"
+  const char* argument = nullptr;  // "N"; none: a switch
+  const char* doc = "";
+  bool repeats = false;
+};
+
+inline constexpr Flag kJsonFlag{.name = "json", .doc = "Print JSON for machines; errors too."};
+inline constexpr Flag kSetFlag{
+    .name = "set", .argument = "KEY=VALUE", .doc = "Override any key of the file, for example distributed.tp_size=2. Repeatable.", .repeats = true};
+
+struct Positional {
+  const char* name;  // "FILE"
+  bool required = true;
+};
+
+// A parsed command line and where to print. stdout carries what was asked for, stderr all that is said about it.
+struct Call {
+  std::map<std::string, std::vector<std::string>> flags;  // given flags only; a switch has no values
+  std::vector<std::string> positionals;
+  bool json = false;
+  report::Output& out;
+  report::Output& err;
+  report::Style out_style, err_style;
+
+  bool has(const std::string& flag) const { return flags.count(flag) != 0; }
+  std::string value(const std::string& flag, std::string fallback = {}) const;  // the last one given
+  std::vector<std::string> values(const std::string& flag) const;
+  // Throws Error(usage) unless the value is an integer of at least `least`.
+  std::optional<int64_t> number(const std::string& flag, int64_t least) const;
+  std::string positional(size_t index) const { return index < positionals.size() ? positionals[index] : std::string(); }
+
+  void print_json(const boost::json::value& value) { out.write(report::pretty_json(value)); }
+  // Prints notices and warnings to stderr, each once.
+  void say(const Diagnostics& diagnostics);
+  // Prints all errors (stderr; as JSON to stdout with --json), with their number when several; the exit status of the first.
+  int fail(std::span<const Error> errors);
+};
+
+struct Verb {
+  std::string name;     // "plan", "plugins list"
+  std::string summary;  // one line for the list of verbs
+  std::string details;  // paragraphs and examples for -h
+  std::vector<Positional> positionals;
+  std::vector<Flag> flags;  // beside -h and --color
+  int (*run)(Call& call) = nullptr;
+};
+
+// Every verb, in the order of the help.
+const std::vector<Verb>& verbs();
+
+Verb plan_verb();
+Verb validate_verb();
+Verb config_show_verb();
+Verb config_schema_verb();
+Verb config_explain_verb();
+Verb plugins_list_verb();
+Verb plugins_inspect_verb();
+Verb env_verb();
+
+// Runs the program; never throws. argv as main() has it.
+int run(int argc, const char* const* argv);
+
+}  // namespace meshwright::cli

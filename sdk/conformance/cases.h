@@ -1,0 +1,21 @@
+// The cases, one function each. Not for use outside the kit.
+#pragma once
+
+#include "sdk/conformance/conformance.h"
+
+namespace meshwright::conformance {
+
+void check_facts(const Subject& subject, Report& report);
+void check_symbols(const Subject& subject, Report& report);
+void check_descriptor(const Subject& subject, Report& report);
+void check_options(const Subject& subject, Report& report);
+void check_lifecycle(const Subject& subject, Report& report);
+void check_validate(const Subject& subject, Report& report);
+void check_mesh(const Subject& subject, Report& report);
+void check_mesh_pure(const Subject& subject, Report& report);
+void check_mesh_refusal(const Subject& subject, Report& report);
+void check_tp_plan(const Subject& subject, Report& report);
+void check_footprint(const Subject& subject, Report& report);
+void check_parallelize(const Subject& subject, Report& report);
+
+}  // namespace meshwright::conformance

@@ -1,0 +1,58 @@
+#include "sdk/conformance/conformance.h"
+
+#include <exception>
+
+#include "sdk/conformance/cases.h"
+
+namespace meshwright::conformance {
+namespace {
+
+constexpr Case kCases[] = {
+    {"abi", Scope::library, "the loader accepts the library and its facts name what it holds", &check_facts},
+    {"symbols", Scope::library, "the library exports its descriptor and its marker, nothing else", &check_symbols},
+    {"descriptor", Scope::library, "names, version, license and texts are in order", &check_descriptor},
+    {"schema", Scope::strategy, "defaults are valid, and wrong keys, types, ranges and choices are refused", &check_options},
+    {"lifecycle", Scope::strategy, "it is made and destroyed a hundred times without growth", &check_lifecycle},
+    {"validate", Scope::strategy, "validate answers whatever the options hold", &check_validate},
+    {"mesh", Scope::strategy, "up to 4,096 ranks: ranks and coordinates are one to one, groups agree", &check_mesh},
+    {"mesh_pure", Scope::strategy, "plan_mesh gives the same answer twice, in every thread, and changes nothing", &check_mesh_pure},
+    {"mesh_refusal", Scope::strategy, "sizes that cannot be are refused, with settings that work", &check_mesh_refusal},
+    {"tp_plan", Scope::strategy, "tensor-parallel plans match the model, and impossible head counts are refused", &check_tp_plan},
+    {"footprint", Scope::strategy, "local shapes tile the parameters, bytes and axes are consistent", &check_footprint},
+    {"parallelize", Scope::strategy, "the capability bit tells the truth", &check_parallelize},
+};
+
+}  // namespace
+
+void Report::fail(std::string problem) {
+  if (count_++ < kMaxProblems) problems_.push_back(std::move(problem));
+}
+
+void Report::skip(std::string why) { skipped_ = std::move(why); }
+
+Verdict Report::verdict() const {
+  if (count_ > 0) return Verdict::failed;
+  return skipped_.empty() ? Verdict::ok : Verdict::skipped;
+}
+
+std::span<const Case> cases() { return kCases; }
+
+const Case* find_case(std::string_view name) {
+  for (const Case& c : kCases)
+    if (c.name == name) return &c;
+  return nullptr;
+}
+
+Report run_case(const Case& c, const Subject& subject) {
+  Report report;
+  try {
+    c.run(subject, report);
+  } catch (const std::exception& error) {
+    report.fail(std::string("the case ended early: ") + error.what());
+  } catch (...) {
+    report.fail("the case ended early with an exception that is not a std::exception");
+  }
+  return report;
+}
+
+}  // namespace meshwright::conformance

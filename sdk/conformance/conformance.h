@@ -1,0 +1,67 @@
+// The conformance kit: what a strategy plugin must do to be one, as cases that anybody can run on their own library.
+//
+//   meshwright plugins check ./libacme.so
+//
+// A case is a function over a judged plugin. The runner (runner.h) gives each its own process, so that a crash or a hang is a result and
+// not the end of the run; tests call run_case() in their own process. Nothing here depends on the engine.
+#pragma once
+
+#include <filesystem>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "meshwright/plugin.h"
+
+namespace meshwright::conformance {
+
+enum class Verdict : uint8_t { ok, failed, skipped };
+
+// What one case found. Problems beyond kMaxProblems are counted, not kept.
+class Report {
+ public:
+  static constexpr size_t kMaxProblems = 6;
+
+  void fail(std::string problem);
+  // A case that does not apply; `why` is one plain line.
+  void skip(std::string why);
+  // What was looked at, shown beside "ok": "312 planned, 88 refused".
+  void note(std::string text) { note_ = std::move(text); }
+
+  Verdict verdict() const;
+  const std::vector<std::string>& problems() const { return problems_; }
+  size_t problem_count() const { return count_; }
+  const std::string& why_skipped() const { return skipped_; }
+  const std::string& note() const { return note_; }
+  bool full() const { return count_ >= kMaxProblems; }
+
+ private:
+  std::vector<std::string> problems_;
+  size_t count_ = 0;
+  std::string skipped_, note_;
+};
+
+// What a case looks at. `path` is empty for a plugin that is linked into the program.
+struct Subject {
+  const meshwright_plugin* plugin = nullptr;
+  const meshwright_strategy* strategy = nullptr;  // null in library cases
+  std::filesystem::path path;
+};
+
+enum class Scope : uint8_t { library, strategy };
+
+struct Case {
+  std::string_view name;
+  Scope scope;
+  std::string_view summary;  // one line: what holds when it passes
+  void (*run)(const Subject&, Report&);
+};
+
+// All cases, in the order they run. The first, "abi", is what the loader's judgement becomes; it has passed when a Subject exists.
+std::span<const Case> cases();
+const Case* find_case(std::string_view name);
+// Runs one case here. Whatever the case itself lets through becomes a problem.
+Report run_case(const Case& c, const Subject& subject);
+
+}  // namespace meshwright::conformance

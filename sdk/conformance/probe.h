@@ -1,0 +1,112 @@
+// What the cases share: a strategy's instance, calls that catch everything, seeded random requests. Not for use outside the kit.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "meshwright/strategy.h"
+#include "sdk/conformance/conformance.h"
+
+namespace meshwright::conformance {
+
+// One instance, made and destroyed through the descriptor. Throws std::runtime_error with the plugin's message when create() fails.
+class Instance {
+ public:
+  explicit Instance(const Subject& subject);
+  Instance(const Instance&) = delete;
+  Instance& operator=(const Instance&) = delete;
+  ~Instance();
+  Strategy& operator*() const { return *strategy_; }
+  Strategy* operator->() const { return strategy_; }
+
+ private:
+  const meshwright_strategy& about_;
+  Strategy* strategy_ = nullptr;
+};
+
+// What came out of a hook: a value, an Error, or something that may not leave a plugin.
+template <class T>
+struct Answer {
+  std::optional<T> value;
+  std::optional<Error> error;
+  std::string foreign;  // "std::runtime_error: what()", or ""
+};
+
+// Inside a catch block: the exception in flight as words; "" when it is an exception that LibTorch's code may throw.
+std::string describe_foreign_exception();
+
+template <class F>
+auto ask(F&& hook) -> Answer<decltype(hook())> {
+  Answer<decltype(hook())> answer;
+  try {
+    answer.value.emplace(hook());
+  } catch (const Error& error) {
+    answer.error = error;
+  } catch (...) {
+    answer.foreign = describe_foreign_exception();
+  }
+  return answer;
+}
+
+// splitmix64: the same numbers on every machine.
+class Random {
+ public:
+  explicit Random(uint64_t seed) : state_(seed) {}
+  uint64_t next();
+  int64_t below(int64_t n) { return static_cast<int64_t>(next() % static_cast<uint64_t>(n)); }
+  bool chance(int percent) { return below(100) < percent; }
+  template <class Range>
+  const auto& pick(const Range& range) {
+    return range[static_cast<size_t>(below(static_cast<int64_t>(range.size())))];
+  }
+
+ private:
+  uint64_t state_;
+};
+
+// The i-th element of an array whose elements may be longer than ours (a plugin of a later minor version).
+template <class T>
+const T& element(const T* array, size_t i) {
+  return *reinterpret_cast<const T*>(reinterpret_cast<const char*>(array) + i * array->struct_size);
+}
+
+// The strategy's own table, as the engine makes it.
+OptionSchema own_schema(const meshwright_strategy& strategy);
+std::vector<std::string> split_bar(const char* list);  // "a|b" -> a, b
+std::string normal_name(std::string_view name);        // lower case, '-' as '_'
+bool is_identifier(std::string_view name);             // [a-z][a-z0-9_]*
+
+// A value the option takes, and one of each TOML form.
+OptionValue random_value(const meshwright_option& option, Random& random);
+std::vector<OptionValue> one_of_each_form();
+
+// What somebody may ask a strategy for.
+struct Wish {
+  int64_t world = 1;
+  std::optional<int64_t> dp;
+  int64_t dp_replicate = 1, tp = 1, cp = 1, pp = 1, ep = 1;
+  std::vector<int64_t> ranks;
+  std::vector<std::pair<std::string, OptionValue>> shared, own;  // further keys of [distributed] and of the strategy's table
+
+  int64_t places() const { return ranks.empty() ? world : static_cast<int64_t>(ranks.size()); }
+};
+std::string describe(const Wish& wish);  // "world 8, tp 2, shard_group_size = 4"
+// Through the same schemas and readers as a file's values. Throws Error when a value does not fit its schema.
+StrategyConfig make_config(const meshwright_strategy& strategy, const Wish& wish);
+MeshRequest make_request(const meshwright_strategy& strategy, const Wish& wish);
+// Sizes whose product fills the world, now and then spoilt; up to `max_world` ranks.
+Wish random_wish(Random& random, int64_t max_world, int spoilt_percent);
+void randomize_own(const meshwright_strategy& strategy, Wish& wish, Random& random);
+
+// Everything in a request, or in a plan, as text: equal texts, equal values.
+std::string fingerprint(const MeshRequest& request);
+std::string fingerprint(const MeshPlan& plan);
+
+// One line of an error: "error[E0301]: message".
+std::string one_line(const Error& error);
+
+}  // namespace meshwright::conformance
