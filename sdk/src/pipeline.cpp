@@ -6,20 +6,14 @@
 #include <set>
 #include <utility>
 
-#include "meshwright/error.h"
 #include "pipeline_parts.h"
 #include "text.h"
 
 namespace meshwright {
 namespace {
 
-constexpr const char* kSchedule = "distributed.pipeline.pp_schedule";
-constexpr const char* kScheduleCsv = "distributed.pipeline.pp_schedule_csv";
-constexpr const char* kBatch = "distributed.pipeline.pp_batch_size";
-constexpr const char* kMicrobatch = "distributed.pipeline.pp_microbatch_size";
-constexpr const char* kLayersPerStage = "distributed.pipeline.layers_per_stage";
-constexpr const char* kRound = "distributed.pipeline.round_virtual_stages_to_pp_multiple";
-constexpr const char* kSize = "distributed.pp_size";
+using namespace pipeline;
+using Round = PipelineOptions::Round;
 
 struct ScheduleName {
   PipelineSchedule schedule;
@@ -37,119 +31,338 @@ constexpr ScheduleName kSchedules[] = {
     {PipelineSchedule::dual_pipe_v, "DualPipeV", ""},
 };
 
-// Names that other programs' documentation gives but that none of them runs, and what their readers were after.
-constexpr std::pair<std::string_view, std::string_view> kNeverSchedules[] = {
+// Names the original documents but refuses, and what their readers were after.
+constexpr std::pair<std::string_view, std::string_view> kMisnomers[] = {
     {"dfs", "Interleaved1F1B"}, {"v_schedule", "ZBVZeroBubble"}, {"zero_bubble", "InterleavedZeroBubble"}};
 
-std::string plural(int64_t count, const std::string& word) { return std::to_string(count) + " " + word + (count == 1 ? "" : "s"); }
-
-std::string set_line(std::string_view key, const std::string& value) { return "set " + std::string(key) + " = " + value; }
-
+// Two stages a rank, the first and the last of what is left: rank r runs (r, n-1-r).
 bool is_v_placed(PipelineSchedule schedule) {
   return schedule == PipelineSchedule::zbv_zero_bubble || schedule == PipelineSchedule::dual_pipe_v;
 }
 
-// How stages are counted: from the schedule by name, from explicit parts, or from a file of actions.
+const char* stages_wanted(PipelineSchedule schedule) {
+  if (is_v_placed(schedule)) return "exactly 2";
+  return is_multi_stage(schedule) ? "at least 2" : "exactly 1";
+}
+
+bool local_count_fits(PipelineSchedule schedule, int64_t local) {
+  if (is_v_placed(schedule)) return local == 2;
+  return is_multi_stage(schedule) ? local >= 2 : local == 1;
+}
+
 struct StageCount {
   int64_t stages = 0;
   std::string problem;  // "" = it works out
   std::string_view key;
 };
 
-StageCount count_stages(int64_t layers, int64_t pp, PipelineSchedule schedule, std::optional<int64_t> layers_per_stage,
-                        PipelineOptions::Round round) {
-  bool multi = is_multi_stage(schedule);
-  std::string name(schedule_name(schedule));
+StageCount count_stages(int64_t layers, int64_t pp, PipelineSchedule schedule, std::optional<int64_t> layers_per_stage, Round round) {
   StageCount out;
-  out.stages = pp * (multi ? 2 : 1);
+  std::string name(schedule_name(schedule)), over = " over pp_size " + std::to_string(pp);
+  out.stages = is_multi_stage(schedule) ? 2 * pp : pp;
+  out.key = kSizeKey;
+  std::string origin = name + over + " has " + counted(out.stages, "stage");
   if (layers_per_stage) {
+    out.key = kLayersPerStageKey;
     int64_t each = *layers_per_stage;
-    if (each < 1) return {0, "layers_per_stage = " + std::to_string(each) + " is below 1", kLayersPerStage};
-    int64_t wanted = layers / each + (layers % each != 0);
-    out.stages = wanted;
-    std::string split = plural(layers, "layer") + " at layers_per_stage = " + std::to_string(each) + " make " + plural(wanted, "stage");
-    if (wanted % pp != 0) {
-      if (round == PipelineOptions::Round::none)
-        return {wanted, split + ", which is not a multiple of pp_size " + std::to_string(pp), kLayersPerStage};
-      out.stages = (wanted / pp + (round == PipelineOptions::Round::up ? 1 : 0)) * pp;
-      split += ", rounded " + std::string(round == PipelineOptions::Round::up ? "up" : "down") + " to " + std::to_string(out.stages);
+    if (each < 1) {
+      out.problem = "layers_per_stage = " + std::to_string(each) + ", but a stage holds at least 1 layer";
+      return out;
     }
-    if (out.stages < 1) return {out.stages, split + ": no stage is left for pp_size " + std::to_string(pp), kLayersPerStage};
-    int64_t local = out.stages / pp;
-    std::string found = split + ", " + std::to_string(local) + " a rank over pp_size " + std::to_string(pp) + ", but " + name + " runs ";
-    if (!multi && local != 1) return {out.stages, found + "exactly 1", kLayersPerStage};
-    if (multi && local < 2) return {out.stages, found + (is_v_placed(schedule) ? "exactly 2" : "at least 2"), kLayersPerStage};
-    if (is_v_placed(schedule) && local != 2) return {out.stages, found + "exactly 2", kLayersPerStage};
+    out.stages = layers / each + (layers % each != 0);
+    origin = counted(layers, "layer") + " at layers_per_stage " + std::to_string(each) + " make " + counted(out.stages, "stage");
+    if (out.stages % pp != 0) {
+      if (round == Round::none) {
+        out.problem = origin + ", which is not a multiple of pp_size " + std::to_string(pp);
+        return out;
+      }
+      out.stages = (out.stages / pp + (round == Round::up ? 1 : 0)) * pp;
+      origin += std::string(", rounded ") + (round == Round::up ? "up" : "down") + " to " + std::to_string(out.stages);
+    }
+    if (int64_t local = out.stages / pp; !local_count_fits(schedule, local)) {
+      out.problem = origin + ": " + std::to_string(local) + " a rank" + over + ", but " + name + " runs " + stages_wanted(schedule);
+      return out;
+    }
   }
-  if (out.stages > layers)
-    return {out.stages,
-            name + " over pp_size " + std::to_string(pp) + " has " + plural(out.stages, "stage") + ", more than the " +
-                plural(layers, "layer"),
-            kSize};
+  if (out.stages > layers) out.problem = origin + ", more than the " + counted(layers, "layer") + " of the model";
   return out;
 }
 
-// Up to three changes of one setting, or of the schedule, after which the count works out.
+// Up to three changes of one setting after which the count works out.
 std::vector<std::string> stage_helps(int64_t layers, int64_t pp, PipelineSchedule schedule, const PipelineOptions& options) {
-  using Round = PipelineOptions::Round;
   std::vector<std::string> helps;
-  auto works = [&](int64_t size, PipelineSchedule s, std::optional<int64_t> lps, Round round) {
-    return count_stages(layers, size, s, lps, round).problem.empty();
+  const std::optional<int64_t>& given = options.layers_per_stage;
+  auto works = [&](int64_t size, PipelineSchedule s, std::optional<int64_t> each, Round round) {
+    return count_stages(layers, size, s, each, round).problem.empty();
   };
-  if (options.layers_per_stage) {
-    int64_t given = *options.layers_per_stage;
+  auto add = [&](bool good, std::string line) {
+    if (good && helps.size() < 3) helps.push_back(std::move(line));
+  };
+  if (given) {
     for (auto [round, word] : {std::pair(Round::up, "\"up\""), std::pair(Round::down, "\"down\"")})
-      if (options.round == Round::none && works(pp, schedule, given, round)) helps.push_back(set_line(kRound, word));
-    // The nearest value below or above. Stages shrink as it grows, so values beyond `layers` change nothing.
-    for (int64_t distance = 1; distance <= std::max(layers, given) && helps.size() < 3; ++distance) {
-      bool found = false;
-      for (int64_t candidate : {given - distance, given + distance})
-        if (!found && candidate >= 1 && candidate <= layers && works(pp, schedule, candidate, options.round)) {
-          helps.push_back(set_line(kLayersPerStage, std::to_string(candidate)));
-          found = true;
-        }
-      if (found) break;
-    }
-    for (PipelineSchedule other : {PipelineSchedule::interleaved_1f1b, PipelineSchedule::one_f_one_b})
-      if (helps.size() < 3 && other != schedule && works(pp, other, given, options.round))
-        helps.push_back(set_line(kSchedule, text::quote(schedule_name(other))));
-    if (helps.size() < 3 && works(pp, schedule, std::nullopt, Round::none))
-      helps.push_back("leave out " + std::string(kLayersPerStage) + ": " + plural(is_multi_stage(schedule) ? 2 : 1, "stage") + " a rank");
-  } else if (is_multi_stage(schedule) && works(pp, PipelineSchedule::one_f_one_b, std::nullopt, Round::none)) {
-    helps.push_back(set_line(kSchedule, "\"1F1B\"") + ": one stage a rank");
+      add(options.round != round && works(pp, schedule, given, round), set_line(kRoundKey, word));
+    // The working value nearest to the given one; all values above `layers` act alike.
+    std::optional<int64_t> nearest;
+    int64_t wish = std::clamp<int64_t>(*given, 1, std::max<int64_t>(layers, 1));
+    for (int64_t distance = 0; distance <= layers && !nearest; ++distance)
+      for (int64_t each : {wish - distance, wish + distance})
+        if (!nearest && each >= 1 && each <= layers && each != *given && works(pp, schedule, each, options.round)) nearest = each;
+    if (nearest) add(true, set_line(kLayersPerStageKey, std::to_string(*nearest)));
   }
+  for (PipelineSchedule other : {PipelineSchedule::interleaved_1f1b, PipelineSchedule::one_f_one_b})
+    add(other != schedule && works(pp, other, given, options.round), set_line(kScheduleKey, text::quote(schedule_name(other))));
   // A divisor of pp_size leaves the other sizes valid.
-  for (int64_t size = pp - 1; size >= 1 && helps.size() < 3; --size)
-    if (pp % size == 0 && (size == 1 || works(size, schedule, options.layers_per_stage, options.round))) {
-      helps.push_back(set_line(kSize, std::to_string(size)));
+  for (int64_t size = pp / 2; size > 1; --size)
+    if (pp % size == 0 && works(size, schedule, given, options.round)) {
+      add(true, set_line(kSizeKey, std::to_string(size)));
       break;
     }
+  add(true, set_line(kSizeKey, "1"));
   return helps;
 }
 
 std::vector<std::vector<int64_t>> place(int64_t stages, int64_t pp, bool v) {
   std::vector<std::vector<int64_t>> out(static_cast<size_t>(pp));
-  for (int64_t s = 0; s < stages; ++s) {
-    int64_t rank = s % pp;
-    if (v && s >= pp) rank = stages - 1 - s;
-    out[static_cast<size_t>(rank)].push_back(s);
-  }
+  for (int64_t s = 0; s < stages; ++s) out[static_cast<size_t>(v && s >= pp ? stages - 1 - s : s % pp)].push_back(s);
   return out;
 }
 
-// Fills rank numbers from the placement and warns where a rank would idle.
-void finish(PipelinePlan& plan, const PipelineOptions& options) {
-  size_t most = 0;
-  for (size_t rank = 0; rank < plan.stages_of_rank.size(); ++rank) {
-    most = std::max(most, plan.stages_of_rank[rank].size());
-    for (int64_t s : plan.stages_of_rank[rank]) plan.stages[static_cast<size_t>(s)].rank = static_cast<int64_t>(rank);
+void deal_evenly(PipelinePlan& plan, int64_t stages, int64_t layers) {
+  int64_t next = 0;
+  for (int64_t s = 0; s < stages; ++s) {
+    PipelineStage stage;
+    stage.index = s;
+    stage.first_layer = next;
+    stage.layer_count = layers / stages + (s < layers % stages ? 1 : 0);
+    next += stage.layer_count;
+    plan.stages.push_back(std::move(stage));
   }
-  int64_t micro = options.microbatch_size > 0 ? options.batch_size / options.microbatch_size : 0;
-  if (micro < static_cast<int64_t>(most))
-    plan.warnings.push_back("pp_batch_size " + std::to_string(options.batch_size) + " / pp_microbatch_size " +
-                            std::to_string(options.microbatch_size) + " gives " + plural(micro, "micro-batch") + (micro == 1 ? "" : "es").substr(0, 0) +
-                            ", fewer than the " + plural(static_cast<int64_t>(most), "stage") + " of a rank: ranks will idle");
+}
+
+void deal_parts(PipelinePlan& plan, int64_t layers, int64_t pp, const StringTable& parts) {
+  auto count = static_cast<int64_t>(parts.size());
+  std::string schedule(schedule_name(plan.schedule));
+  if (count % pp != 0 || !local_count_fits(plan.schedule, count / pp)) {
+    Error error = bad("module_fqns_per_model_part has " + counted(count, "part") + " for pp_size " + std::to_string(pp) + ", but " +
+                          schedule + " runs " + stages_wanted(plan.schedule) + " a rank",
+                      kPartsKey);
+    for (PipelineSchedule other : {PipelineSchedule::one_f_one_b, PipelineSchedule::interleaved_1f1b})
+      if (count % pp == 0 && local_count_fits(other, count / pp)) error.help(set_line(kScheduleKey, text::quote(schedule_name(other))));
+    error.help("give " + std::to_string(is_multi_stage(plan.schedule) ? 2 * pp : pp) + " parts");
+    throw error.help("leave out " + std::string(kPartsKey) + " and let the layers be dealt out evenly");
+  }
+  int64_t next = 0;
+  for (int64_t s = 0; s < count; ++s) {
+    PipelineStage stage;
+    stage.index = s;
+    stage.first_layer = next;
+    for (const std::string& name : parts[static_cast<size_t>(s)]) {
+      stage.modules.push_back(name);
+      int64_t layer = layer_number(name);
+      if (layer < 0) continue;
+      if (layer != next)
+        throw bad("module_fqns_per_model_part names " + name + " where layer " + std::to_string(next) +
+                      " comes next: every layer stands exactly once, in order",
+                  kPartsKey)
+            .help("give the layers 0 to " + std::to_string(layers - 1) + " in order")
+            .help("leave out " + std::string(kPartsKey) + " and let the layers be dealt out evenly");
+      ++next;
+      ++stage.layer_count;
+    }
+    plan.stages.push_back(std::move(stage));
+  }
+  if (next != layers)
+    throw bad("module_fqns_per_model_part holds " + counted(next, "layer") + " of " + std::to_string(layers), kPartsKey)
+        .help("give the layers 0 to " + std::to_string(layers - 1) + " in order")
+        .help("leave out " + std::string(kPartsKey) + " and let the layers be dealt out evenly");
+}
+
+void deal_csv(PipelinePlan& plan, int64_t layers, int64_t pp, const PipelineOptions& options) {
+  plan.from_csv = true;
+  plan.stages_of_rank = read_schedule_csv(options.schedule_csv, pp);
+  int64_t stages = 0;
+  for (const auto& local : plan.stages_of_rank) stages += static_cast<int64_t>(local.size());
+  if (!options.module_fqns_per_model_part.empty()) return;  // counted by the caller
+  if (stages > layers)
+    throw bad("the actions in " + options.schedule_csv + " use " + counted(stages, "stage") + ", more than the " +
+                  counted(layers, "layer") + " of the model",
+              kCsvKey)
+        .help("use a file of actions with at most " + counted(layers, "stage"))
+        .help("leave out " + std::string(kCsvKey) + " and set " + std::string(kScheduleKey) + " = \"1F1B\"");
+  if (options.layers_per_stage) {
+    int64_t each = std::max<int64_t>(*options.layers_per_stage, 1);
+    int64_t wanted = layers / each + (layers % each != 0);
+    if (wanted != stages)
+      throw bad("the actions in " + options.schedule_csv + " use " + counted(stages, "stage") + ", but " + counted(layers, "layer") +
+                    " at layers_per_stage " + std::to_string(each) + " make " + std::to_string(wanted),
+                kLayersPerStageKey)
+          .help("leave out " + std::string(kLayersPerStageKey));
+  }
+  deal_evenly(plan, stages, layers);
 }
 
 }  // namespace
+
+PipelineSchedule parse_schedule(std::string_view name) {
+  std::string wanted = text::normal(name);
+  std::vector<std::string> names;
+  for (const ScheduleName& s : kSchedules) {
+    if (wanted == text::normal(s.name) || (!s.alias.empty() && wanted == s.alias)) return s.schedule;
+    names.emplace_back(s.name);
+  }
+  Error error(ErrorCode::bad_choice, "no pipeline schedule is called \"" + std::string(name) + "\"; there are " + text::join(names, ", "));
+  error.key(std::string(kScheduleKey));
+  std::string near = nearest_name(name, names);
+  for (auto [misnomer, meant] : kMisnomers)
+    if (wanted == misnomer) near = meant;
+  if (!near.empty()) error.help(set_line(kScheduleKey, text::quote(near)));
+  for (std::string_view common : {"1F1B", "Interleaved1F1B"})
+    if (common != near) error.help(set_line(kScheduleKey, text::quote(common)));
+  throw error;
+}
+
+std::string_view schedule_name(PipelineSchedule schedule) {
+  for (const ScheduleName& s : kSchedules)
+    if (s.schedule == schedule) return s.name;
+  return "";
+}
+
+bool is_multi_stage(PipelineSchedule schedule) { return schedule != PipelineSchedule::gpipe && schedule != PipelineSchedule::one_f_one_b; }
+
+PipelinePlan plan_stages(int64_t layers, int64_t pp_size, const PipelineOptions& options) {
+  if (pp_size < 1) throw bad("pp_size = " + std::to_string(pp_size) + " is below 1", kSizeKey).help(set_line(kSizeKey, "1"));
+  PipelinePlan plan;
+  bool csv = !options.schedule_csv.empty();
+  // A file of actions needs no schedule; one that is named beside it must still exist.
+  plan.schedule = csv && options.schedule.empty() ? PipelineSchedule::interleaved_1f1b : parse_schedule(options.schedule);
+  const StringTable& parts = options.module_fqns_per_model_part;
+  if (csv) {
+    deal_csv(plan, layers, pp_size, options);
+    if (!parts.empty()) {
+      size_t stages = 0;
+      for (const auto& local : plan.stages_of_rank) stages += local.size();
+      if (stages != parts.size())
+        throw bad("module_fqns_per_model_part has " + counted(static_cast<int64_t>(parts.size()), "part") + ", but the actions in " +
+                      options.schedule_csv + " use " + counted(static_cast<int64_t>(stages), "stage"),
+                  kPartsKey)
+            .help("give " + std::to_string(stages) + " parts")
+            .help("leave out " + std::string(kPartsKey) + " and let the layers be dealt out evenly");
+    }
+  }
+  if (!parts.empty()) {
+    deal_parts(plan, layers, pp_size, parts);
+  } else if (!csv) {
+    StageCount count = count_stages(layers, pp_size, plan.schedule, options.layers_per_stage, options.round);
+    if (!count.problem.empty()) {
+      Error error = bad(count.problem, count.key);
+      for (const std::string& help : stage_helps(layers, pp_size, plan.schedule, options)) error.help(help);
+      throw error;
+    }
+    deal_evenly(plan, count.stages, layers);
+  }
+  if (!csv) plan.stages_of_rank = place(static_cast<int64_t>(plan.stages.size()), pp_size, is_v_placed(plan.schedule));
+
+  int64_t most = 0;
+  for (size_t rank = 0; rank < plan.stages_of_rank.size(); ++rank) {
+    most = std::max(most, static_cast<int64_t>(plan.stages_of_rank[rank].size()));
+    for (int64_t s : plan.stages_of_rank[rank]) plan.stages[static_cast<size_t>(s)].rank = static_cast<int64_t>(rank);
+  }
+  int64_t micro = options.batch_size / std::max<int64_t>(options.microbatch_size, 1);
+  if (micro < most)
+    plan.warnings.push_back("pp_batch_size " + std::to_string(options.batch_size) + " at pp_microbatch_size " +
+                            std::to_string(options.microbatch_size) + " makes " + counted(micro, "micro-batch", "es") +
+                            ", fewer than the " + counted(most, "stage") + " of a rank: ranks will wait for each other");
+  return plan;
+}
+
+PipelinePlan plan_pipeline(const ModelOutline& outline, int64_t pp_size, const PipelineOptions& options) {
+  if (outline.tied_embeddings && pp_size > 1)
+    throw bad("the model's lm_head shares the embedding's weight, but the first and the last of the stages over pp_size " +
+                  std::to_string(pp_size) + " are different ranks",
+              kSizeKey)
+        .help("set \"tie_word_embeddings\": false in the model's config.json")
+        .help(set_line(kSizeKey, "1"));
+  Parts parts = split_model(outline);
+  const StringTable& given = options.module_fqns_per_model_part;
+  if (!given.empty()) check_parts(outline, parts, given);
+  PipelinePlan plan = plan_stages(static_cast<int64_t>(parts.layers.size()), pp_size, options);
+  auto append = [](PipelineStage& stage, const std::vector<std::string>& names) {
+    for (const std::string& name : names)
+      if (std::find(stage.modules.begin(), stage.modules.end(), name) == stage.modules.end()) stage.modules.push_back(name);
+  };
+  if (given.empty()) {
+    for (PipelineStage& stage : plan.stages) {
+      if (stage.index == 0) append(stage, parts.first);
+      auto begin = parts.layers.begin() + stage.first_layer;
+      stage.modules.insert(stage.modules.end(), begin, begin + stage.layer_count);
+    }
+    append(plan.stages.back(), parts.last);
+  }
+  for (PipelineStage& stage : plan.stages) append(stage, parts.everywhere);
+  return plan;
+}
+
+ModelOutline stage_outline(const ModelOutline& outline, const PipelinePlan& plan, int64_t pp_rank) {
+  std::set<std::string, std::less<>> mine, anybodys, above;
+  for (const PipelineStage& stage : plan.stages)
+    for (const std::string& name : stage.modules) {
+      anybodys.insert(name);
+      if (stage.rank == pp_rank) mine.insert(name);
+    }
+  // What stands directly in a module above the stages' parts goes with the first stage.
+  bool holds_first = !plan.stages.empty() && plan.stages.front().rank == pp_rank;
+  // The part a name lies in, if any.
+  auto owner = [&](std::string_view name) -> std::string_view {
+    for (;;) {
+      if (anybodys.contains(name)) return name;
+      size_t dot = name.rfind('.');
+      if (dot == std::string_view::npos) return {};
+      name = name.substr(0, dot);
+    }
+  };
+  auto kept = [&](std::string_view name, bool when_above) {
+    std::string_view part = owner(name);
+    return part.empty() ? when_above : mine.contains(part);
+  };
+  ModelOutline out = outline;
+  std::erase_if(out.modules, [&](const ModuleOutline& module) { return !kept(module.name, true); });
+  std::erase_if(out.parameters, [&](const ParameterOutline& p) { return !kept(module_of(p.name), holds_first); });
+  return out;
+}
+
+void check_pipeline_options(const SharedOptions& shared, Diagnostics& diagnostics) {
+  if (shared.sizes.pp <= 1) return;  // the table is inert
+  const PipelineOptions& options = shared.pipeline;
+  if (options.schedule.empty() && options.schedule_csv.empty()) {
+    Error error(ErrorCode::missing_key,
+                "pp_size is " + std::to_string(shared.sizes.pp) + ", but there is neither a pp_schedule nor a pp_schedule_csv");
+    diagnostics.add(
+        error.key(std::string(kScheduleKey)).help(set_line(kScheduleKey, "\"1F1B\"")).help(set_line(kScheduleKey, "\"Interleaved1F1B\"")));
+  }
+  try {
+    if (!options.schedule.empty()) parse_schedule(options.schedule);
+  } catch (const Error& error) {
+    diagnostics.add(error);
+  }
+  try {
+    if (!options.schedule_csv.empty()) read_schedule_csv(options.schedule_csv, shared.sizes.pp);
+  } catch (const Error& error) {
+    diagnostics.add(error);
+  }
+  int64_t batch = options.batch_size, micro = options.microbatch_size;
+  if (batch < 1 || micro < 1 || batch % micro != 0) {
+    Error error =
+        bad("pp_batch_size " + std::to_string(batch) + " is not a multiple of pp_microbatch_size " + std::to_string(micro), kBatchKey);
+    if (batch < 1 || micro < 1) {
+      error.help(set_line(kBatchKey, "1") + " and " + set_line(kMicrobatchKey, "1").substr(4));
+    } else {
+      error.help(set_line(kBatchKey, std::to_string((batch / micro + 1) * micro)));
+      int64_t divisor = std::min(micro, batch);
+      while (batch % divisor != 0) --divisor;
+      error.help(set_line(kMicrobatchKey, std::to_string(divisor)));
+    }
+    diagnostics.add(error);
+  }
+}
+
 }  // namespace meshwright

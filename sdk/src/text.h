@@ -10,6 +10,7 @@
 
 namespace meshwright::text {
 
+std::string_view trim(std::string_view text);  // without white space at both ends
 std::vector<std::string_view> split(std::string_view text, char separator);
 // Lower case, '-' as '_': how names compare.
 std::string normal(std::string_view text);
