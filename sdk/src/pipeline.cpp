@@ -1,7 +1,6 @@
 #include "meshwright/pipeline.h"
 
 #include <algorithm>
-#include <filesystem>
 #include <optional>
 #include <set>
 #include <utility>
@@ -112,7 +111,7 @@ std::vector<std::string> stage_helps(int64_t layers, int64_t pp, PipelineSchedul
   for (PipelineSchedule other : {PipelineSchedule::interleaved_1f1b, PipelineSchedule::one_f_one_b})
     add(other != schedule && works(pp, other, given, options.round), set_line(kScheduleKey, text::quote(schedule_name(other))));
   // A divisor of pp_size leaves the other sizes valid.
-  for (int64_t size = pp / 2; size > 1; --size)
+  for (int64_t size = std::min(pp / 2, layers); size > 1; --size)
     if (pp % size == 0 && works(size, schedule, given, options.round)) {
       add(true, set_line(kSizeKey, std::to_string(size)));
       break;

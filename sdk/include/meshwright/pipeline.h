@@ -35,13 +35,17 @@ struct PipelinePlan {
   PipelineSchedule schedule = PipelineSchedule::one_f_one_b;
   std::vector<PipelineStage> stages;                 // in model order
   std::vector<std::vector<int64_t>> stages_of_rank;  // [pp]
+  bool from_csv = false;                             // placed by pp_schedule_csv; `schedule` is then only a name
+  std::vector<std::string> warnings;                 // ranks that idle
 };
 
-// Layers and stage placement alone. Throws Error(bad_pipeline) with the numbers and settings that work.
+// Layers and stage placement alone; with module_fqns_per_model_part, names that end in a number are layers. Reads the file of
+// actions when pp_schedule_csv is set. Throws Error(bad_pipeline) with the numbers and settings that work,
+// Error(file_unreadable).
 MESHWRIGHT_API PipelinePlan plan_stages(int64_t layers, int64_t pp_size, const PipelineOptions& options);
 // The same with the modules of an outline; refuses tied embeddings and models without a layer list.
 MESHWRIGHT_API PipelinePlan plan_pipeline(const ModelOutline& outline, int64_t pp_size, const PipelineOptions& options);
-// What the stages of one pipeline coordinate keep of a model. Names stay global.
+// What the stages of one pipeline coordinate keep of a model. Names stay global, and so do the counts (layers, heads).
 MESHWRIGHT_API ModelOutline stage_outline(const ModelOutline& outline, const PipelinePlan& plan, int64_t pp_rank);
 // Checks that need no model: schedule, csv, batch sizes, with `diagnostics` collecting.
 MESHWRIGHT_API void check_pipeline_options(const SharedOptions& shared, Diagnostics& diagnostics);
