@@ -1,1 +1,0 @@
-# Filled by the ABI part: meshwright_add_plugin().

@@ -1,0 +1,57 @@
+# meshwright_add_plugin(NAME SOURCES file... STRATEGIES name... [LIBRARIES target...] [OUTPUT_DIRECTORY folder])
+#
+# Builds a strategy plugin: the module library libmeshwright_NAME.so that exports its descriptor and its build facts and nothing else.
+# STRATEGIES lists every strategy name and alias the library has; the engine reads them from the file without loading it.
+# OUTPUT_DIRECTORY: where the library goes (default: lib/meshwright/plugins in the build folder).
+#
+# The facts come from a small program built with the plugin's own compiler and flags, so that they are true for this build.
+set(MESHWRIGHT_SDK_CMAKE_DIR ${CMAKE_CURRENT_LIST_DIR})
+
+# meshwright_add_abi_marker(TARGET KIND STRATEGIES...): adds to TARGET a source with this build's facts. KIND: plugin | engine.
+function(meshwright_add_abi_marker target kind)
+  if(NOT TARGET meshwright_abi_probe)
+    add_executable(meshwright_abi_probe ${MESHWRIGHT_SDK_CMAKE_DIR}/abi_probe.cpp)
+    target_include_directories(meshwright_abi_probe PRIVATE $<TARGET_PROPERTY:Meshwright::sdk,INTERFACE_INCLUDE_DIRECTORIES>)
+    target_link_libraries(meshwright_abi_probe PRIVATE meshwright::torch_cpu meshwright::c10)
+    target_compile_features(meshwright_abi_probe PRIVATE cxx_std_20)
+    target_link_options(meshwright_abi_probe PRIVATE -Wl,--as-needed)
+    target_compile_definitions(meshwright_abi_probe PRIVATE
+      MESHWRIGHT_FACT_TORCH_VERSION="${MESHWRIGHT_TORCH_VERSION}" MESHWRIGHT_FACT_TORCH_CUDA="${MESHWRIGHT_TORCH_CUDA}"
+      MESHWRIGHT_FACT_C10D="${MESHWRIGHT_TORCH_C10D}" MESHWRIGHT_FACT_BUILD_TYPE="$<CONFIG>" MESHWRIGHT_FACT_ARCH="${CMAKE_SYSTEM_PROCESSOR}")
+    set_target_properties(meshwright_abi_probe PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/abi)
+  endif()
+  set(marker ${CMAKE_CURRENT_BINARY_DIR}/${target}_abi_marker.cpp)
+  string(REPLACE ";" "," strategies "${ARGN}")
+  add_custom_command(OUTPUT ${marker}
+    COMMAND $<TARGET_FILE:meshwright_abi_probe> ${kind} "${strategies}" ${marker}
+    DEPENDS meshwright_abi_probe VERBATIM COMMENT "Recording the build facts of ${target}")
+  target_sources(${target} PRIVATE ${marker})
+endfunction()
+
+function(meshwright_add_plugin name)
+  cmake_parse_arguments(arg "" "OUTPUT_DIRECTORY" "SOURCES;STRATEGIES;LIBRARIES" ${ARGN})
+  if(NOT name MATCHES "^[a-z][a-z0-9_]*$")
+    message(FATAL_ERROR "meshwright_add_plugin: \"${name}\" is not a plugin name (a-z, 0-9 and _, a letter first)")
+  endif()
+  if(NOT arg_SOURCES OR NOT arg_STRATEGIES)
+    message(FATAL_ERROR "meshwright_add_plugin(${name}): SOURCES and STRATEGIES are needed")
+  endif()
+  if(NOT arg_OUTPUT_DIRECTORY)
+    set(arg_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/lib/meshwright/plugins)
+  endif()
+  set(target meshwright_${name})
+  add_library(${target} MODULE ${arg_SOURCES})
+  target_link_libraries(${target} PRIVATE Meshwright::sdk meshwright::torch_cpu meshwright::c10 ${arg_LIBRARIES})
+  target_compile_features(${target} PRIVATE cxx_std_20)
+  set_target_properties(${target} PROPERTIES
+    PREFIX lib OUTPUT_NAME meshwright_${name} LIBRARY_OUTPUT_DIRECTORY ${arg_OUTPUT_DIRECTORY}
+    CXX_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON
+    # Installed, a bundled plugin lies in lib/meshwright/plugins, two folders below the SDK library.
+    INSTALL_RPATH "$ORIGIN/../..;${MESHWRIGHT_TORCH_DIR}/lib"
+    LINK_DEPENDS ${MESHWRIGHT_SDK_CMAKE_DIR}/plugin.map)
+  target_link_options(${target} PRIVATE -Wl,--as-needed -Wl,-z,nodelete -Wl,--version-script=${MESHWRIGHT_SDK_CMAKE_DIR}/plugin.map)
+  if(NOT CMAKE_CXX_FLAGS MATCHES "-fsanitize" AND NOT MESHWRIGHT_SANITIZE)
+    target_link_options(${target} PRIVATE -Wl,-z,defs)  # a sanitizer's runtime lives in the program
+  endif()
+  meshwright_add_abi_marker(${target} plugin ${arg_STRATEGIES})
+endfunction()

@@ -1,0 +1,166 @@
+// Prints the facts of this build as a C++ source: abi_probe plugin|engine STRATEGIES OUTPUT.
+//
+// Two builds that agree on every fact lay out every type that crosses the plugin border alike. Facts named info.* are only reported.
+#include <ATen/core/Tensor.h>
+#include <c10/core/TensorImpl.h>
+#include <features.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/headeronly/version.h>
+#include <torch/nn/module.h>
+
+#include <cinttypes>
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+#include <functional>
+#include <map>
+#include <string>
+
+#include "meshwright/parallel.h"
+#include "meshwright/pipeline.h"
+#include "meshwright/plugin.h"
+
+namespace {
+
+using Facts = std::map<std::string, std::string>;
+
+template <class T>
+void size_fact(Facts& facts, const char* name) {
+  facts[std::string("sizeof.") + name] = std::to_string(sizeof(T)) + "/" + std::to_string(alignof(T));
+}
+
+std::string sanitizers() {
+  std::string out;
+#ifdef __SANITIZE_ADDRESS__
+  out += "address ";
+#endif
+#ifdef __SANITIZE_THREAD__
+  out += "thread ";
+#endif
+  return out.empty() ? "none" : out.substr(0, out.size() - 1);
+}
+
+Facts facts_of_this_build() {
+  Facts f;
+  f["sdk.major"] = std::to_string(MESHWRIGHT_SDK_MAJOR);
+  f["sdk.cxx_epoch"] = std::to_string(MESHWRIGHT_CXX_EPOCH);
+  f["torch.version"] = MESHWRIGHT_FACT_TORCH_VERSION;
+  char text[40];
+  std::snprintf(text, sizeof text, "%016" PRIx64, static_cast<uint64_t>(TORCH_ABI_VERSION));
+  f["torch.abi_version"] = text;
+  f["torch.cuda"] = MESHWRIGHT_FACT_TORCH_CUDA;
+  f["torch.c10d"] = MESHWRIGHT_FACT_C10D;
+#ifdef __GLIBCXX__
+  f["stdlib"] = "libstdc++";
+  f["stdlib.cxx11_abi"] = std::to_string(_GLIBCXX_USE_CXX11_ABI);
+#else
+  f["stdlib"] = "other";
+#endif
+#ifdef _GLIBCXX_DEBUG
+  f["stdlib.debug_mode"] = "1";
+#else
+  f["stdlib.debug_mode"] = "0";
+#endif
+  f["cxx.abi"] = std::to_string(__GXX_ABI_VERSION / 1000);
+#ifdef __GXX_RTTI
+  f["cxx.rtti"] = "1";
+#else
+  f["cxx.rtti"] = "0";
+#endif
+#ifdef __EXCEPTIONS
+  f["cxx.exceptions"] = "1";
+#else
+  f["cxx.exceptions"] = "0";
+#endif
+  f["arch"] = MESHWRIGHT_FACT_ARCH;
+#ifdef __GLIBC__
+  f["libc"] = "glibc";
+#else
+  f["libc"] = "other";
+#endif
+  f["sanitizers"] = sanitizers();
+  size_fact<at::Tensor>(f, "at.Tensor");
+  size_fact<c10::TensorImpl>(f, "c10.TensorImpl");
+  size_fact<torch::nn::Module>(f, "torch.nn.Module");
+  size_fact<torch::autograd::Node>(f, "torch.autograd.Node");
+  size_fact<std::string>(f, "std.string");
+  size_fact<std::function<void()>>(f, "std.function");
+  size_fact<meshwright::Error>(f, "Error");
+  size_fact<meshwright::Diagnostics>(f, "Diagnostics");
+  size_fact<meshwright::OptionValue>(f, "OptionValue");
+  size_fact<meshwright::OptionSchema>(f, "OptionSchema");
+  size_fact<meshwright::Options>(f, "Options");
+  size_fact<meshwright::SharedOptions>(f, "SharedOptions");
+  size_fact<meshwright::StrategyConfig>(f, "StrategyConfig");
+  size_fact<meshwright::Mesh>(f, "Mesh");
+  size_fact<meshwright::MeshRequest>(f, "MeshRequest");
+  size_fact<meshwright::MeshPlan>(f, "MeshPlan");
+  size_fact<meshwright::ModelOutline>(f, "ModelOutline");
+  size_fact<meshwright::Unit>(f, "Unit");
+  size_fact<meshwright::TpPlan>(f, "TpPlan");
+  size_fact<meshwright::TpPlanRequest>(f, "TpPlanRequest");
+  size_fact<meshwright::PipelinePlan>(f, "PipelinePlan");
+  size_fact<meshwright::FootprintRequest>(f, "FootprintRequest");
+  size_fact<meshwright::Footprint>(f, "Footprint");
+  size_fact<meshwright::Strategy>(f, "Strategy");
+  size_fact<meshwright::ParallelizeRequest>(f, "ParallelizeRequest");
+  size_fact<meshwright::ParallelParameter>(f, "ParallelParameter");
+  size_fact<meshwright::ParallelModel>(f, "ParallelModel");
+  f["info.compiler"] = std::string("g++ ") + __VERSION__;
+#ifdef __clang__
+  f["info.compiler"] = std::string("clang++ ") + __clang_version__;
+#endif
+  f["info.cxx_standard"] = std::to_string(__cplusplus);
+  f["info.build_type"] = MESHWRIGHT_FACT_BUILD_TYPE;
+  f["info.sdk_version"] = MESHWRIGHT_VERSION;
+  f["info.sdk_minor"] = std::to_string(MESHWRIGHT_SDK_MINOR);
+  return f;
+}
+
+// FNV-1a over the lines that must match.
+uint64_t hash_of(const Facts& facts) {
+  uint64_t h = 14695981039346656037u;
+  for (const auto& [key, value] : facts) {
+    if (key.starts_with("info.")) continue;
+    for (char c : key + "=" + value + "\n") h = (h ^ static_cast<unsigned char>(c)) * 1099511628211u;
+  }
+  return h;
+}
+
+std::string literal(const std::string& text) {
+  std::string out = "\"";
+  for (char c : text) {
+    if (c == '"' || c == '\\') out += '\\';
+    out += c;
+  }
+  return out + "\\n\"\n";
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 4) {
+    std::fprintf(stderr, "usage: %s plugin|engine STRATEGIES OUTPUT\n", argv[0]);
+    return 2;
+  }
+  Facts facts = facts_of_this_build();
+  bool plugin = std::strcmp(argv[1], "plugin") == 0;
+  if (plugin) facts["info.strategies"] = argv[2];
+  char symbol[40];
+  std::snprintf(symbol, sizeof symbol, "meshwright_abi_%016" PRIx64, hash_of(facts));
+  std::string lines;
+  for (const auto& [key, value] : facts) lines += "    " + literal(key + "=" + value);
+  std::ofstream out(argv[3], std::ios::trunc);
+  out << "// Made by the build: the facts of this build. Do not edit.\n";
+  if (plugin) {
+    out << "extern \"C\" {\nextern const char " << symbol << "[];\nextern const char meshwright_plugin_facts[];\n"
+        << "__attribute__((section(\"meshwright_abi\"), used, retain, visibility(\"default\"))) const char " << symbol << "[] =\n" << lines
+        << "    ;\n__attribute__((visibility(\"hidden\"))) const char meshwright_plugin_facts[] =\n" << lines << "    ;\n}\n";
+  } else {
+    out << "namespace meshwright::detail {\nextern const char* const kEngineFacts;\nextern const char* const kEngineFactsSymbol;\n"
+        << "const char* const kEngineFacts =\n" << lines << "    ;\nconst char* const kEngineFactsSymbol = \"" << symbol << "\";\n}\n";
+  }
+  out.close();
+  if (!out) std::fprintf(stderr, "cannot write %s\n", argv[3]);
+  return out ? 0 : 1;
+}
