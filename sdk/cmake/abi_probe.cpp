@@ -153,12 +153,15 @@ int main(int argc, char** argv) {
   std::ofstream out(argv[3], std::ios::trunc);
   out << "// Made by the build: the facts of this build. Do not edit.\n";
   if (plugin) {
-    out << "extern \"C\" {\nextern const char " << symbol << "[];\nextern const char meshwright_plugin_facts[];\n"
-        << "__attribute__((section(\"meshwright_abi\"), used, retain, visibility(\"default\"))) const char " << symbol << "[] =\n" << lines
-        << "    ;\n__attribute__((visibility(\"hidden\"))) const char meshwright_plugin_facts[] =\n" << lines << "    ;\n}\n";
+    out << "extern \"C\" {\nextern __attribute__((visibility(\"default\"))) const char " << symbol
+        << "[];\nextern __attribute__((visibility(\"hidden\"))) const char meshwright_plugin_facts[];\n"
+        << "__attribute__((section(\"meshwright_abi\"), used, retain)) const char " << symbol << "[] =\n"
+        << lines << "    ;\nconst char meshwright_plugin_facts[] =\n"
+        << lines << "    ;\n}\n";
   } else {
     out << "namespace meshwright::detail {\nextern const char* const kEngineFacts;\nextern const char* const kEngineFactsSymbol;\n"
-        << "const char* const kEngineFacts =\n" << lines << "    ;\nconst char* const kEngineFactsSymbol = \"" << symbol << "\";\n}\n";
+        << "const char* const kEngineFacts =\n"
+        << lines << "    ;\nconst char* const kEngineFactsSymbol = \"" << symbol << "\";\n}\n";
   }
   out.close();
   if (!out) std::fprintf(stderr, "cannot write %s\n", argv[3]);

@@ -30,7 +30,8 @@ TpPlanChoice read_tp_plan(const Options& distributed) {
 
 MixedPrecision read_precision(const Options& table, const MixedPrecision& fallback) {
   return {table.find_dtype("param_dtype").value_or(fallback.param), table.find_dtype("reduce_dtype").value_or(fallback.reduce),
-          table.find_dtype("output_dtype").value_or(fallback.output), table.find_bool("cast_forward_inputs").value_or(fallback.cast_forward_inputs)};
+          table.find_dtype("output_dtype").value_or(fallback.output),
+          table.find_bool("cast_forward_inputs").value_or(fallback.cast_forward_inputs)};
 }
 
 PipelineOptions read_pipeline(const Options& table) {
@@ -90,7 +91,8 @@ SharedOptions read_shared_options(const Options& distributed, const Options& mp_
       out.pipeline.dtype = out.mp.output;
     else if (*out.pipeline.dtype != out.mp.output)
       diagnostics.warning("distributed.pipeline.dtype = \"" + std::string(dtype_name(*out.pipeline.dtype)) +
-                          "\" differs from distributed.mp_policy.output_dtype = \"" + std::string(dtype_name(out.mp.output)) + "\"; it is kept");
+                          "\" differs from distributed.mp_policy.output_dtype = \"" + std::string(dtype_name(out.mp.output)) +
+                          "\"; it is kept");
   }
   return out;
 }
@@ -113,7 +115,9 @@ std::vector<std::string> parse_checkpointing_scope(const OptionValue& value) {
   } else if (const auto* list = std::get_if<std::vector<std::string>>(&value)) {
     for (const std::string& item : *list) add(item);
   } else if (value.index() != 0) {
-    throw Error(ErrorCode::wrong_type, key + " wants a string or a list of strings, found " + to_toml(value)).key(key).help("set " + key + " = \"all\"");
+    throw Error(ErrorCode::wrong_type, key + " wants a string or a list of strings, found " + to_toml(value))
+        .key(key)
+        .help("set " + key + " = \"all\"");
   }
   const std::vector<std::string> known = {"all", "language", "vision", "audio", "multimodal"};
   for (const std::string& part : parts)

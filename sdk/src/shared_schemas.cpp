@@ -12,7 +12,8 @@ constexpr meshwright_option size_option(const char* name, const char* default_va
 constexpr meshwright_option dtype_option(const char* name, const char* default_value, const char* doc, uint32_t flags = 0) {
   return with_flags(option(name, MESHWRIGHT_STRING, default_value, doc), MESHWRIGHT_DTYPE | flags);
 }
-constexpr meshwright_option list_choice(const char* name, uint32_t type, const char* default_value, const char* choices, uint32_t flags, const char* doc) {
+constexpr meshwright_option list_choice(const char* name, uint32_t type, const char* default_value, const char* choices, uint32_t flags,
+                                        const char* doc) {
   meshwright_option o = with_flags(option(name, type, default_value, doc), flags);
   o.choices = choices;
   return o;
@@ -21,13 +22,16 @@ constexpr meshwright_option list_choice(const char* name, uint32_t type, const c
 constexpr std::array kDistributed = {
     option("strategy", MESHWRIGHT_STRING, "\"fsdp2\"",
            "Which parallel strategy trains the model: the name of any discovered plugin, in any letter case."),
-    size_option("dp_size", "\"auto\"", "Data-parallel ranks (dp_replicate * dp_shard). \"auto\" or a number below 1: world / (tp * cp * pp)."),
-    size_option("dp_replicate_size", "1", "HSDP replicas: how many groups of ranks hold a full set of shards. Must divide dp and be smaller than it."),
+    size_option("dp_size", "\"auto\"",
+                "Data-parallel ranks (dp_replicate * dp_shard). \"auto\" or a number below 1: world / (tp * cp * pp)."),
+    size_option("dp_replicate_size", "1",
+                "HSDP replicas: how many groups of ranks hold a full set of shards. Must divide dp and be smaller than it."),
     size_option("tp_size", "1", "Tensor-parallel ranks. Must divide the attention and key-value heads."),
     size_option("cp_size", "1", "Context-parallel ranks: how many ranks share one sequence."),
     size_option("pp_size", "1", "Pipeline-parallel ranks."),
     size_option("ep_size", "1", "Expert-parallel ranks. Must divide dp * cp * tp."),
-    bool_option("sequence_parallel", false, "Shard activations along the sequence between tensor-parallel blocks. Ignored when tp_size is 1."),
+    bool_option("sequence_parallel", false,
+                "Shard activations along the sequence between tensor-parallel blocks. Ignored when tp_size is 1."),
     with_aliases(with_flags(option("tp_plan", MESHWRIGHT_STRING | MESHWRIGHT_STRING_MAP, nullptr,
                                    "Tensor-parallel plan: the name of a registered plan (\"own\" and \"base\" always exist), or a table of "
                                    "pattern = style. Not set: chosen by the model's architecture."),
@@ -39,7 +43,8 @@ constexpr std::array kDistributed = {
     option("activation_checkpointing_scope", MESHWRIGHT_STRING | MESHWRIGHT_STRING_LIST, "\"all\"",
            "Which parts are checkpointed: all, or some of language, vision, audio, multimodal, joined by + or , or as a list."),
     dtype_option("autocast_dtype", nullptr, "Run the forward under autocast with this dtype.", MESHWRIGHT_OPTIONAL),
-    bool_option("enable_async_tensor_parallel", false, "Overlap the sequence-parallel collectives with the matrix products. Needs sequence_parallel."),
+    bool_option("enable_async_tensor_parallel", false,
+                "Overlap the sequence-parallel collectives with the matrix products. Needs sequence_parallel."),
 };
 
 constexpr std::array kMpPolicy = {
@@ -50,54 +55,50 @@ constexpr std::array kMpPolicy = {
 };
 
 constexpr std::array kMoe = {
-    bool_option("ignore_router_for_ac", true, "Under activation checkpointing save the router's scores and choices instead of recomputing them."),
+    bool_option("ignore_router_for_ac", true,
+                "Under activation checkpointing save the router's scores and choices instead of recomputing them."),
     bool_option("reshard_after_forward", false, "Free gathered parameters after forward, for all units of a mixture-of-experts model."),
-    dtype_option("lm_head_precision", nullptr, "Compute, reduce and output the head in this dtype (only float32 has an effect).", MESHWRIGHT_OPTIONAL),
+    dtype_option("lm_head_precision", nullptr, "Compute, reduce and output the head in this dtype (only float32 has an effect).",
+                 MESHWRIGHT_OPTIONAL),
     bool_option("wrap_outer_model", true, "Also make the outer module (head, towers) a root unit."),
 };
 
 constexpr std::array kMoeMpPolicy = {
-    dtype_option("param_dtype", nullptr, "As distributed.mp_policy.param_dtype, for mixture-of-experts models; not set: the same.", MESHWRIGHT_OPTIONAL),
-    dtype_option("reduce_dtype", nullptr, "As distributed.mp_policy.reduce_dtype, for mixture-of-experts models; not set: the same.", MESHWRIGHT_OPTIONAL),
-    dtype_option("output_dtype", nullptr, "As distributed.mp_policy.output_dtype, for mixture-of-experts models; not set: the same.", MESHWRIGHT_OPTIONAL),
-    with_flags(option("cast_forward_inputs", MESHWRIGHT_BOOL, nullptr, "As distributed.mp_policy.cast_forward_inputs; not set: the same."), MESHWRIGHT_OPTIONAL),
+    dtype_option("param_dtype", nullptr, "As distributed.mp_policy.param_dtype, for mixture-of-experts models; not set: the same.",
+                 MESHWRIGHT_OPTIONAL),
+    dtype_option("reduce_dtype", nullptr, "As distributed.mp_policy.reduce_dtype, for mixture-of-experts models; not set: the same.",
+                 MESHWRIGHT_OPTIONAL),
+    dtype_option("output_dtype", nullptr, "As distributed.mp_policy.output_dtype, for mixture-of-experts models; not set: the same.",
+                 MESHWRIGHT_OPTIONAL),
+    with_flags(option("cast_forward_inputs", MESHWRIGHT_BOOL, nullptr, "As distributed.mp_policy.cast_forward_inputs; not set: the same."),
+               MESHWRIGHT_OPTIONAL),
 };
 
 constexpr std::array kPipeline = {
     option("pp_schedule", MESHWRIGHT_STRING, "\"1f1b\"",
-           "GPipe, 1F1B (one stage a rank), Interleaved1F1B, LoopedBFS, InterleavedZeroBubble, ZBVZeroBubble, DualPipeV (several); any letter case."),
-    with_flags(option("pp_schedule_csv", MESHWRIGHT_STRING, nullptr, "A file of schedule actions, instead of a named schedule."), MESHWRIGHT_OPTIONAL),
+           "GPipe, 1F1B (one stage a rank), Interleaved1F1B, LoopedBFS, InterleavedZeroBubble, ZBVZeroBubble, DualPipeV (several); any "
+           "letter case."),
+    with_flags(option("pp_schedule_csv", MESHWRIGHT_STRING, nullptr, "A file of schedule actions, instead of a named schedule."),
+               MESHWRIGHT_OPTIONAL),
     int_option("pp_microbatch_size", "1", 1, "Samples a pipeline micro-batch."),
     int_option("pp_batch_size", "1", 1, "Samples a pipeline run; a multiple of pp_microbatch_size."),
-    with_flags(int_option("layers_per_stage", nullptr, 1, "Layers a stage at most. Not set: one stage a rank (single) or two (interleaved)."), MESHWRIGHT_OPTIONAL),
+    with_flags(
+        int_option("layers_per_stage", nullptr, 1, "Layers a stage at most. Not set: one stage a rank (single) or two (interleaved)."),
+        MESHWRIGHT_OPTIONAL),
     list_choice("round_virtual_stages_to_pp_multiple", MESHWRIGHT_STRING, nullptr, "up|down", MESHWRIGHT_OPTIONAL | MESHWRIGHT_IGNORE_CASE,
                 "Round the number of stages up or down to a multiple of pp_size when it is not one."),
-    with_flags(option("module_fqns_per_model_part", MESHWRIGHT_STRING_TABLE, nullptr, "Explicit stages: a list of module names for each."), MESHWRIGHT_OPTIONAL),
+    with_flags(option("module_fqns_per_model_part", MESHWRIGHT_STRING_TABLE, nullptr, "Explicit stages: a list of module names for each."),
+               MESHWRIGHT_OPTIONAL),
     with_flags(bool_option("patch_inner_model", true, "A Hugging Face forward patch of the original."), MESHWRIGHT_NO_EFFECT),
     with_flags(bool_option("patch_causal_lm_model", true, "A Hugging Face forward patch of the original."), MESHWRIGHT_NO_EFFECT),
     with_flags(bool_option("patch_stage_backward_maybe_with_nosync", false, "A backward patch of the original."), MESHWRIGHT_NO_EFFECT),
-    dtype_option("dtype", nullptr, "Dtype of the activations passed between stages. Not set: the policy's output dtype.", MESHWRIGHT_OPTIONAL),
+    dtype_option("dtype", nullptr, "Dtype of the activations passed between stages. Not set: the policy's output dtype.",
+                 MESHWRIGHT_OPTIONAL),
     bool_option("scale_grads_in_schedule", false, "Divide gradients by the number of micro-batches inside the schedule."),
-    with_flags(option("loss_fn", MESHWRIGHT_STRING, nullptr, "A Python import path in the original; the loss of the training loop is used."),
-               MESHWRIGHT_OPTIONAL | MESHWRIGHT_NO_EFFECT),
+    with_flags(
+        option("loss_fn", MESHWRIGHT_STRING, nullptr, "A Python import path in the original; the loss of the training loop is used."),
+        MESHWRIGHT_OPTIONAL | MESHWRIGHT_NO_EFFECT),
     with_flags(int_option("pp_seq_len", nullptr, 1, "Tokens a sample, so that stages need not negotiate shapes."), MESHWRIGHT_OPTIONAL),
-};
-
-constexpr std::array kFullySharded = {
-    with_flags(option("reshard_after_forward", MESHWRIGHT_BOOL, "\"auto\"",
-                      "Free gathered parameters after forward. \"auto\": all units of a list but its last, never the root; under a pipeline none."),
-               MESHWRIGHT_OPTIONAL),
-    choice_option("offload_policy", "\"none\"", "none|cpu", "Where shards, their gradients and optimizer state live between uses."),
-    bool_option("offload_pin_memory", true, "With offload_policy = \"cpu\": keep the shards in pinned memory."),
-    bool_option("defer_fsdp_grad_sync", true, "Reduce gradients in the last micro-batch only; false: in every one (less memory, more traffic)."),
-    bool_option("enable_fsdp2_prefetch", false, "Explicit prefetch chains between the units of a list."),
-    int_option("fsdp2_backward_prefetch_depth", "2", 0, "Units gathered ahead in backward, with enable_fsdp2_prefetch."),
-    int_option("fsdp2_forward_prefetch_depth", "1", 0, "Units gathered ahead in forward, with enable_fsdp2_prefetch; 0 turns the forward chain off."),
-    list_choice("frozen_sharding", MESHWRIGHT_STRING, "\"root\"", "root|per_layer|replicate", MESHWRIGHT_IGNORE_CASE,
-                "How fully frozen towers are sharded: with the root unit, layer by layer, or not at all."),
-    list_choice("backend", MESHWRIGHT_STRING, nullptr, "nccl|gloo", MESHWRIGHT_OPTIONAL, "Back end of the mesh's groups. Not set: dist_env.backend."),
-    with_flags(bool_option("enable_compile", false, "Per-layer compilation of the original."), MESHWRIGHT_NO_EFFECT),
-    with_flags(bool_option("patch_is_packed_sequence", false, "A Hugging Face probe made constant in the original."), MESHWRIGHT_NO_EFFECT),
 };
 
 template <size_t N>
@@ -129,6 +130,4 @@ const OptionSchema& pipeline_schema() {
   static const OptionSchema schema = make("distributed.pipeline", kPipeline);
   return schema;
 }
-std::span<const meshwright_option> fully_sharded_options() { return kFullySharded; }
-
 }  // namespace meshwright

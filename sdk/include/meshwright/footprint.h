@@ -69,8 +69,11 @@ struct ShardingPolicy {
   int64_t prefetch_depth = 1;  // units gathered ahead in backward
 };
 MESHWRIGHT_API Footprint fully_sharded_footprint(const FootprintRequest& request, const ShardingPolicy& policy);
-// Whole parameters on every rank, gradients all-reduced once a step.
-MESHWRIGHT_API Footprint replicated_footprint(const FootprintRequest& request);
+// Whole parameters on every rank; gradients all-reduced once a step, in buckets filled in reverse order of the parameters.
+struct ReplicatedPolicy {
+  int64_t first_bucket_bytes = int64_t{1} << 20, bucket_bytes = int64_t{25} << 20;
+};
+MESHWRIGHT_API Footprint replicated_footprint(const FootprintRequest& request, const ReplicatedPolicy& policy = {});
 // ZeRO levels 0-3 on flat buffers (spec 5.2). `unit_classes`: names of module classes that form a unit.
 struct FlatPolicy {
   int level = 3;

@@ -2,17 +2,19 @@
 //
 //   static constexpr meshwright_option kOptions[] = {meshwright::bool_option("overlap", true, "Overlap reduction with backward.")};
 //   static const meshwright_strategy kStrategies[] = {meshwright::describe<Mine>({.name = "mine", .summary = "...", .options = kOptions})};
-//   MESHWRIGHT_PLUGIN("mine", "1.0.0", "Me", "Apache-2.0", "What it is for", kStrategies)
+//   MESHWRIGHT_PLUGIN("mine", "1.0.0", "Me", "Apache-2.0", "What it is for", kStrategies)  // no semicolon
 #pragma once
 
 #include <cstdio>
 #include <exception>
+#include <iterator>
 #include <span>
 
 #include "meshwright/plugin.h"
 #include "meshwright/strategy.h"
 
-extern "C" const char meshwright_plugin_facts[];  // defined by the marker file that meshwright_add_plugin() adds
+extern "C" __attribute__((visibility("hidden")))
+const char meshwright_plugin_facts[];  // defined by the marker file that meshwright_add_plugin() adds
 
 namespace meshwright {
 
@@ -68,18 +70,17 @@ constexpr meshwright_strategy describe(const StrategyDescription& d) {
 
 }  // namespace meshwright
 
-#define MESHWRIGHT_PLUGIN(name, version, vendor, license, summary, strategies)                  \
-  extern "C" __attribute__((visibility("default"), used))                                       \
-  const meshwright_plugin meshwright_plugin_v1 = {sizeof(meshwright_plugin),                    \
-                                                  MESHWRIGHT_PLUGIN_MAGIC,                      \
-                                                  MESHWRIGHT_SDK_MAJOR,                         \
-                                                  MESHWRIGHT_SDK_MINOR,                         \
-                                                  name,                                         \
-                                                  version,                                      \
-                                                  vendor,                                       \
-                                                  license,                                      \
-                                                  summary,                                      \
-                                                  meshwright_plugin_facts,                      \
-                                                  strategies,                                   \
-                                                  sizeof(strategies) / sizeof((strategies)[0]), \
-                                                  nullptr};
+#define MESHWRIGHT_PLUGIN(name, version, vendor, license, summary, strategies)                                                       \
+  extern "C" __attribute__((visibility("default"), used)) const meshwright_plugin meshwright_plugin_v1 = {sizeof(meshwright_plugin), \
+                                                                                                          MESHWRIGHT_PLUGIN_MAGIC,   \
+                                                                                                          MESHWRIGHT_SDK_MAJOR,      \
+                                                                                                          MESHWRIGHT_SDK_MINOR,      \
+                                                                                                          name,                      \
+                                                                                                          version,                   \
+                                                                                                          vendor,                    \
+                                                                                                          license,                   \
+                                                                                                          summary,                   \
+                                                                                                          meshwright_plugin_facts,   \
+                                                                                                          std::data(strategies),     \
+                                                                                                          std::size(strategies),     \
+                                                                                                          nullptr};

@@ -81,8 +81,6 @@ MESHWRIGHT_API const OptionSchema& mp_policy_schema();
 MESHWRIGHT_API const OptionSchema& moe_schema();
 MESHWRIGHT_API const OptionSchema& moe_mp_policy_schema();
 MESHWRIGHT_API const OptionSchema& pipeline_schema();
-// The options of the fully sharded strategies (fsdp2, and moe_ep that reads the same table).
-MESHWRIGHT_API std::span<const meshwright_option> fully_sharded_options();
 
 // Types the tables. Adds to `diagnostics`: a bad scope, a pipeline block without pp > 1 (warning), a pipeline dtype that differs
 // from the output dtype (warning).

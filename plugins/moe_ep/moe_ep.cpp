@@ -1,0 +1,41 @@
+// moe_ep: experts divided over ep and sharded over ep_shard, everything else as fsdp2 does it. Reads [distributed.fsdp2] and
+// [distributed.moe].
+#include <array>
+
+#include "meshwright/plugin_main.h"
+#include "meshwright/sharded_strategy.h"
+
+namespace {
+
+using namespace meshwright;
+
+class MoeEp final : public ShardedStrategy {
+ public:
+  void validate(const StrategyConfig& config, Diagnostics& diagnostics) const override {
+    ShardedStrategy::validate(config, diagnostics);
+    const SharedOptions& shared = config.shared;
+    if (shared.sequence_parallel && shared.sizes.tp > 1)
+      diagnostics.add(Error(ErrorCode::option_refused, "moe_ep has no sequence parallelism: routers need whole tokens")
+                          .key("distributed.sequence_parallel")
+                          .at(config.shared_values.origin("sequence_parallel"))
+                          .help("set distributed.sequence_parallel = false"));
+  }
+
+  MeshPlan plan_mesh(const MeshRequest& request) const override { return plan_sharded_mesh(request); }
+
+  Footprint footprint(const FootprintRequest& request) const override {
+    // The moe block's rule stands unless [distributed.fsdp2] says otherwise.
+    return fully_sharded_footprint(request, sharding_policy(request.config, request.config.shared.moe.reshard_after_forward));
+  }
+};
+
+constexpr std::array kStrategies = {
+    describe<MoeEp>({.name = "moe_ep",
+                     .summary = "Expert parallelism for mixture-of-experts models, the rest fully sharded",
+                     .options_table = "fsdp2",
+                     .options = kFullyShardedOptions}),
+};
+
+}  // namespace
+
+MESHWRIGHT_PLUGIN("moe_ep", MESHWRIGHT_VERSION, "The Meshwright authors", "Apache-2.0", "Mixture-of-experts expert parallel", kStrategies)
