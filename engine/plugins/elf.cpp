@@ -33,7 +33,8 @@ class Reader {
       auto segment = at<Elf64_Phdr>(offset(header.e_phoff, i, sizeof(Elf64_Phdr)), "a program header");
       if (segment.p_type != PT_NULL && segment.p_type != PT_GNU_STACK) range(segment.p_offset, segment.p_filesz, "a segment");
     }
-    if (header.e_shnum == 0 || header.e_shnum > kMaxSections || header.e_shentsize != sizeof(Elf64_Shdr) || header.e_shstrndx >= header.e_shnum)
+    if (header.e_shnum == 0 || header.e_shnum > kMaxSections || header.e_shentsize != sizeof(Elf64_Shdr) ||
+        header.e_shstrndx >= header.e_shnum)
       throw damaged("the section headers make no sense");
     std::vector<Elf64_Shdr> sections;
     for (size_t i = 0; i < header.e_shnum; ++i)
@@ -55,7 +56,8 @@ class Reader {
         if (symbol.st_shndx == SHN_UNDEF) continue;
         std::string_view name = string(sections[s.sh_link], symbol.st_name);
         if (name == "meshwright_plugin_v1") out.has_descriptor = true;
-        if (out.has_section && symbol.st_shndx == marker_section && name.starts_with("meshwright_abi_")) add(out, symbol, sections[marker_section], name);
+        if (out.has_section && symbol.st_shndx == marker_section && name.starts_with("meshwright_abi_"))
+          add(out, symbol, sections[marker_section], name);
       }
     }
     return out;
@@ -106,7 +108,7 @@ class Mapping {
   explicit Mapping(const std::filesystem::path& file) {
     int fd = ::open(file.c_str(), O_RDONLY | O_CLOEXEC);
     if (fd < 0) throw Error(ErrorCode::plugin_unreadable, "cannot open " + file.string() + ": " + std::strerror(errno));
-    struct stat info {};
+    struct stat info{};
     bool ok = ::fstat(fd, &info) == 0 && S_ISREG(info.st_mode);
     if (ok && info.st_size > 0) {
       size_ = static_cast<size_t>(info.st_size);

@@ -30,7 +30,8 @@ void check_owner_and_mode(const std::filesystem::path& path, const struct stat& 
                                              ", neither to root nor to you (user " + std::to_string(::geteuid()) + ")")
         .help("copy the library to a folder of your own and load it from there");
   if ((info.st_mode & S_IWOTH) != 0)
-    throw Error(ErrorCode::plugin_permissions, std::string(what) + " " + path.string() + " may be written by anybody (mode " + mode_text(info.st_mode) + ")")
+    throw Error(ErrorCode::plugin_permissions,
+                std::string(what) + " " + path.string() + " may be written by anybody (mode " + mode_text(info.st_mode) + ")")
         .help("chmod o-w " + path.string());
 }
 
@@ -78,7 +79,8 @@ Facts parse_facts(const std::string& text, const std::string& file) {
     if (end == std::string::npos || equals == std::string::npos || equals > end || equals == at)
       throw Error(ErrorCode::plugin_bad_marker, "the build facts in " + file + " are not key=value lines");
     std::string key = text.substr(at, equals - at);
-    if (!previous.empty() && key <= previous) throw Error(ErrorCode::plugin_bad_marker, "the build facts in " + file + " are not sorted at " + key);
+    if (!previous.empty() && key <= previous)
+      throw Error(ErrorCode::plugin_bad_marker, "the build facts in " + file + " are not sorted at " + key);
     facts[key] = text.substr(equals + 1, end - equals - 1);
     previous = key;
     at = end + 1;
@@ -99,12 +101,13 @@ std::string facts_hash(const Facts& facts) {
 }
 
 void check_file(const std::filesystem::path& file) {
-  struct stat info {};
+  struct stat info{};
   if (::stat(file.c_str(), &info) != 0)
     throw Error(ErrorCode::plugin_unreadable, "cannot read the plugin " + file.string() + ": " + std::strerror(errno))
         .help("check the path; those in [plugins] start at the folder of the TOML file");
   if (S_ISDIR(info.st_mode))
-    throw Error(ErrorCode::plugin_is_directory, file.string() + " is a folder, not a library").help("put folders into [plugins] path = [\"" + file.string() + "\"]");
+    throw Error(ErrorCode::plugin_is_directory, file.string() + " is a folder, not a library")
+        .help("put folders into [plugins] path = [\"" + file.string() + "\"]");
   if (!S_ISREG(info.st_mode)) throw Error(ErrorCode::plugin_unreadable, file.string() + " is not a regular file");
   // A symbolic link is judged by what it points to: that is what gets loaded.
   std::error_code failed;
@@ -112,7 +115,7 @@ void check_file(const std::filesystem::path& file) {
   if (failed) throw Error(ErrorCode::plugin_unreadable, "cannot resolve " + file.string() + ": " + failed.message());
   check_owner_and_mode(real, info, "the library");
   for (const std::filesystem::path& folder : {real.parent_path(), std::filesystem::absolute(file).parent_path()}) {
-    struct stat folder_info {};
+    struct stat folder_info{};
     if (::stat(folder.c_str(), &folder_info) == 0) check_owner_and_mode(folder, folder_info, "the folder");
   }
 }
@@ -120,18 +123,23 @@ void check_file(const std::filesystem::path& file) {
 Judged read_facts(const std::filesystem::path& file) {
   ElfMarkers elf = read_elf_markers(file);
   if (elf.markers.empty())
-    throw Error(ErrorCode::plugin_no_marker, file.string() + " has no build facts" + (elf.has_section ? " under a marker symbol" : " (no section meshwright_abi)"))
+    throw Error(ErrorCode::plugin_no_marker,
+                file.string() + " has no build facts" + (elf.has_section ? " under a marker symbol" : " (no section meshwright_abi)"))
         .help("build it with meshwright_add_plugin() in CMake");
-  if (elf.markers.size() > 1) throw Error(ErrorCode::plugin_bad_marker, file.string() + " has " + std::to_string(elf.markers.size()) + " markers, not one");
+  if (elf.markers.size() > 1)
+    throw Error(ErrorCode::plugin_bad_marker, file.string() + " has " + std::to_string(elf.markers.size()) + " markers, not one");
   Judged out;
   out.path = file;
   out.facts_text = elf.markers[0].bytes;
   out.facts = parse_facts(out.facts_text, file.string());
   out.hash = facts_hash(out.facts);
   if (elf.markers[0].symbol != "meshwright_abi_" + out.hash)
-    throw Error(ErrorCode::plugin_bad_marker, "the marker " + elf.markers[0].symbol + " of " + file.string() + " does not belong to its facts (their hash is " + out.hash + ")")
+    throw Error(ErrorCode::plugin_bad_marker, "the marker " + elf.markers[0].symbol + " of " + file.string() +
+                                                  " does not belong to its facts (their hash is " + out.hash + ")")
         .help("rebuild the plugin from a clean build folder");
-  if (!elf.has_descriptor) throw Error(ErrorCode::plugin_no_descriptor, file.string() + " does not export meshwright_plugin_v1").help("end one source with MESHWRIGHT_PLUGIN(...)");
+  if (!elf.has_descriptor)
+    throw Error(ErrorCode::plugin_no_descriptor, file.string() + " does not export meshwright_plugin_v1")
+        .help("end one source with MESHWRIGHT_PLUGIN(...)");
   if (auto names = out.facts.find("info.strategies"); names != out.facts.end())
     for (size_t at = 0; at <= names->second.size();) {
       size_t end = std::min(names->second.find(',', at), names->second.size());
@@ -152,7 +160,9 @@ Judged judge(const std::filesystem::path& file) {
   std::string table = report::table({}, rows);
   while (!table.empty() && table.back() == '\n') table.pop_back();
   throw Error(code, file.string() + " was " + std::string(error_info(code).title) + "; nothing of it was run\n" + table)
-      .help("rebuild it against this installation: cmake -S <plugin source> -B build -DCMAKE_PREFIX_PATH=<prefix of meshwright> && cmake --build build");
+      .help(
+          "rebuild it against this installation: cmake -S <plugin source> -B build -DCMAKE_PREFIX_PATH=<prefix of meshwright> && cmake "
+          "--build build");
 }
 
 }  // namespace meshwright::plugins

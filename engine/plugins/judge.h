@@ -13,8 +13,8 @@ using Facts = std::map<std::string, std::string>;
 struct Judged {
   std::filesystem::path path;
   Facts facts;
-  std::string facts_text;  // the marker's bytes
-  std::string hash;        // 16 hex digits
+  std::string facts_text;               // the marker's bytes
+  std::string hash;                     // 16 hex digits
   std::vector<std::string> strategies;  // names and aliases, from info.strategies
 };
 

@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "meshwright/plugin.h"
@@ -70,6 +71,8 @@ class Registry {
   LoadedStrategy create(const LoadedPlugin& plugin, const StrategyInfo& info);
   // Every candidate in every place, loaded or refused.
   std::vector<Listing> list();
+  // Where plugins are looked for, in order: (place, file or folder).
+  std::vector<std::pair<std::string, std::filesystem::path>> places() const;
 
  private:
   struct Impl;

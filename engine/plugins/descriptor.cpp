@@ -1,0 +1,125 @@
+#include "engine/plugins/descriptor.h"
+
+#include <algorithm>
+#include <cctype>
+
+#include "engine/plugins/names.h"
+#include "meshwright/error.h"
+
+namespace meshwright::plugins {
+namespace {
+
+constexpr size_t kMaxStrategies = 256, kMaxOptions = 4096;
+
+Error bad(const std::string& file, const std::string& what) {
+  return Error(ErrorCode::plugin_bad_descriptor, "the descriptor of " + file + " is not consistent: " + what);
+}
+
+bool is_name(const char* text) {
+  if (text == nullptr || !std::islower(static_cast<unsigned char>(*text))) return false;
+  size_t length = 0;
+  for (const char* c = text; *c != '\0'; ++c, ++length)
+    if (!(std::islower(static_cast<unsigned char>(*c)) || std::isdigit(static_cast<unsigned char>(*c)) || *c == '_')) return false;
+  return length <= 64;
+}
+
+// MAJOR.MINOR.PATCH with an optional -pre or +build.
+bool is_semver(const std::string& text) {
+  size_t at = 0;
+  for (int part = 0; part < 3; ++part) {
+    size_t digits = 0;
+    while (at < text.size() && std::isdigit(static_cast<unsigned char>(text[at]))) ++at, ++digits;
+    if (digits == 0 || digits > 9) return false;
+    if (part < 2 && (at >= text.size() || text[at++] != '.')) return false;
+  }
+  return at == text.size() || text[at] == '-' || text[at] == '+';
+}
+
+StrategyInfo read_strategy(const meshwright_strategy& raw, const std::string& file) {
+  if (!is_name(raw.name)) throw bad(file, "a strategy has no proper name (a-z, 0-9 and _, a letter first, at most 64)");
+  StrategyInfo info;
+  info.name = raw.name;
+  if (raw.create == nullptr || raw.destroy == nullptr) throw bad(file, "strategy " + info.name + " has no create or destroy function");
+  if (raw.summary == nullptr) throw bad(file, "strategy " + info.name + " has no summary");
+  if (raw.option_count > kMaxOptions || (raw.option_count > 0 && raw.options == nullptr))
+    throw bad(file, "the options of strategy " + info.name + " point nowhere");
+  info.summary = raw.summary;
+  info.capabilities = raw.capabilities;
+  if (raw.aliases != nullptr) info.aliases = split_names(raw.aliases, '|');
+  if (raw.options_table != nullptr && !is_name(raw.options_table))
+    throw bad(file, "strategy " + info.name + " has no proper options table");
+  info.schema.table = "distributed." + std::string(raw.options_table != nullptr ? raw.options_table : raw.name);
+  info.schema.owner = info.name;
+  const char* option = reinterpret_cast<const char*>(raw.options);
+  for (size_t i = 0; i < raw.option_count; ++i) {
+    const auto* o = reinterpret_cast<const meshwright_option*>(option);
+    if (o->struct_size < sizeof(meshwright_option)) throw bad(file, "an option of strategy " + info.name + " is too short");
+    info.schema.options.push_back(o);
+    option += o->struct_size;
+  }
+  try {
+    check_schema(info.schema);
+  } catch (const Error& error) {
+    throw bad(file, error.message());
+  }
+  return info;
+}
+
+}  // namespace
+
+const meshwright_strategy* raw_strategy(const meshwright_plugin& descriptor, size_t index) {
+  const char* at = reinterpret_cast<const char*>(descriptor.strategies);
+  for (size_t i = 0; i < index; ++i) at += reinterpret_cast<const meshwright_strategy*>(at)->struct_size;
+  return reinterpret_cast<const meshwright_strategy*>(at);
+}
+
+LoadedPlugin read_descriptor(const meshwright_plugin* d, const Judged& judged, const std::string& place) {
+  const std::string file = judged.path.string();
+  if (d->magic != MESHWRIGHT_PLUGIN_MAGIC)
+    throw Error(ErrorCode::plugin_bad_magic, "meshwright_plugin_v1 in " + file + " does not start with the magic number")
+        .help("define it with MESHWRIGHT_PLUGIN(...)");
+  if (d->struct_size < sizeof(meshwright_plugin))
+    throw Error(ErrorCode::plugin_short_struct, "the descriptor of " + file + " has " + std::to_string(d->struct_size) +
+                                                    " bytes, but version " + std::to_string(MESHWRIGHT_SDK_MAJOR) + ".0 has " +
+                                                    std::to_string(sizeof(meshwright_plugin)));
+  if (d->sdk_major != MESHWRIGHT_SDK_MAJOR)
+    throw Error(ErrorCode::plugin_sdk_major, "the descriptor of " + file + " is of SDK major version " + std::to_string(d->sdk_major) +
+                                                 ", the engine has " + std::to_string(MESHWRIGHT_SDK_MAJOR))
+        .help("rebuild the plugin against this installation");
+  if (!is_name(d->name)) throw bad(file, "the plugin has no proper name");
+  for (const char* text : {d->version, d->vendor, d->license, d->summary})
+    if (text == nullptr) throw bad(file, "version, vendor, license or summary is missing");
+  if (!is_semver(d->version)) throw bad(file, "\"" + std::string(d->version) + "\" is not a version like 1.2.3");
+  if (d->facts == nullptr || d->facts != judged.facts_text)
+    throw Error(ErrorCode::plugin_bad_marker, "the facts in the descriptor of " + file + " are not those of its marker")
+        .help("rebuild the plugin from a clean build folder");
+  if (d->strategy_count == 0 || d->strategy_count > kMaxStrategies || d->strategies == nullptr) throw bad(file, "it has no strategies");
+
+  LoadedPlugin plugin;
+  plugin.path = judged.path;
+  plugin.place = place;
+  plugin.name = d->name;
+  plugin.version = d->version;
+  plugin.vendor = d->vendor;
+  plugin.license = d->license;
+  plugin.summary = d->summary;
+  plugin.facts = judged.facts;
+  plugin.facts_hash = judged.hash;
+  plugin.descriptor = d;
+  for (size_t i = 0; i < d->strategy_count; ++i) {
+    const meshwright_strategy* raw = raw_strategy(*d, i);
+    if (raw->struct_size < sizeof(meshwright_strategy)) throw bad(file, "a strategy struct is too short");
+    StrategyInfo info = read_strategy(*raw, file);
+    auto listed = [&](const std::string& name) {
+      return std::any_of(judged.strategies.begin(), judged.strategies.end(),
+                         [&](const std::string& s) { return normal_name(s) == normal_name(name); });
+    };
+    if (!listed(info.name)) throw bad(file, "strategy " + info.name + " is not among the STRATEGIES given to meshwright_add_plugin()");
+    for (const StrategyInfo& other : plugin.strategies)
+      if (other.name == info.name) throw bad(file, "it has two strategies named " + info.name);
+    plugin.strategies.push_back(std::move(info));
+  }
+  return plugin;
+}
+
+}  // namespace meshwright::plugins

@@ -1,0 +1,15 @@
+// Checks the C descriptor of a loaded library and reads it into our own types.
+#pragma once
+
+#include "engine/plugins/judge.h"
+#include "engine/plugins/registry.h"
+
+namespace meshwright::plugins {
+
+// Throws Error(plugin_bad_magic | plugin_short_struct | plugin_sdk_major | plugin_bad_descriptor | plugin_bad_marker).
+LoadedPlugin read_descriptor(const meshwright_plugin* descriptor, const Judged& judged, const std::string& place);
+
+// The raw struct of one of the plugin's strategies; arrays step by the struct size the plugin knew.
+const meshwright_strategy* raw_strategy(const meshwright_plugin& descriptor, size_t index);
+
+}  // namespace meshwright::plugins
