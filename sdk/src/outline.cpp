@@ -28,7 +28,8 @@ std::string_view module_of(std::string_view parameter) {
 int64_t element_count(const std::vector<int64_t>& shape) {
   int64_t count = 1;
   for (int64_t size : shape)
-    if (__builtin_mul_overflow(count, size, &count)) throw Error(ErrorCode::bad_model_config, "a parameter has more elements than 64 bits can count");
+    if (__builtin_mul_overflow(count, size, &count))
+      throw Error(ErrorCode::bad_model_config, "a parameter has more elements than 64 bits can count");
   return count;
 }
 
@@ -48,7 +49,8 @@ std::vector<Unit> plan_units(const ModelOutline& outline) {
     size_t last = units.size();
     bool any = false;
     for (const ModuleOutline& item : outline.modules) {
-      if (!item.name.starts_with(prefix) || item.name.find('.', prefix.size()) != std::string::npos || item.kind == ModuleKind::list) continue;
+      if (!item.name.starts_with(prefix) || item.name.find('.', prefix.size()) != std::string::npos || item.kind == ModuleKind::list)
+        continue;
       unit_of.emplace(item.name, units.size());
       last = units.size();
       any = true;

@@ -26,7 +26,7 @@ constexpr TpStyle kHeadScatteredReplicated{column, shard_1, replicate, plain};
 // The pieces a Llama-shaped model is made of; rows of the table differ in a few of them.
 struct Shape {
   std::string prefix = "model";
-  bool fused = false;           // qkv_proj and gate_up_proj beside the separate ones
+  bool fused = false;  // qkv_proj and gate_up_proj beside the separate ones
   std::string output = "self_attn.o_proj";
   std::vector<std::string> up = {"mlp.up_proj", "mlp.gate_proj"};
   std::string down = "mlp.down_proj";
@@ -114,8 +114,8 @@ TpPlanEntries nemotron_h() {
 TpPlanEntries sequence_classification(const ModelOutline& outline, bool sp) {
   bool head = outline.find_module("lm_head") != nullptr, score = outline.find_module("score") != nullptr;
   if (head || !score)
-    throw Error(ErrorCode::bad_tp_plan, outline.architecture + " should have a module score and no lm_head, but it has " +
-                                            (head ? "an lm_head" : "no score"));
+    throw Error(ErrorCode::bad_tp_plan,
+                outline.architecture + " should have a module score and no lm_head, but it has " + (head ? "an lm_head" : "no score"));
   Shape s = fused();
   s.head = "score";
   s.keep_logits = false;
@@ -127,7 +127,8 @@ TpPlanEntries sequence_classification(const ModelOutline& outline, bool sp) {
 
 TpPlanEntries deci_lm(const ModelOutline& outline, bool sp) {
   if (outline.model_type != "nemotron-nas")
-    throw Error(ErrorCode::bad_tp_plan, "DeciLMForCausalLM has a plan for model_type nemotron-nas only, not for \"" + outline.model_type + "\"");
+    throw Error(ErrorCode::bad_tp_plan,
+                "DeciLMForCausalLM has a plan for model_type nemotron-nas only, not for \"" + outline.model_type + "\"");
   TpPlanEntries out = base_tp_plan(sp);
   std::erase_if(out, [](const auto& entry) { return entry.first.ends_with("qkv_proj") || entry.first.ends_with("gate_up_proj"); });
   return out;
@@ -145,10 +146,25 @@ TpPlanEntries base_tp_plan(bool sequence_parallel) {
 }
 
 std::vector<std::string> architectures_with_tp_plan() {
-  return {"BaichuanForCausalLM", "DeciLMForCausalLM", "FalconH1ForCausalLM", "Gemma3ForCausalLM", "Gemma3ForConditionalGeneration",
-          "LlamaForCausalLM", "Ministral3ForCausalLM", "Mistral3ForConditionalGeneration", "MuseGlimmerForCausalLM", "NemotronFlashForCausalLM",
-          "NemotronHForCausalLM", "NemotronLabsDiffusionForCausalLM", "Phi3ForCausalLM", "PhiForCausalLM", "Qwen2ForCausalLM",
-          "Qwen3ForCausalLM", "Qwen3ForSequenceClassification", "Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"};
+  return {"BaichuanForCausalLM",
+          "DeciLMForCausalLM",
+          "FalconH1ForCausalLM",
+          "Gemma3ForCausalLM",
+          "Gemma3ForConditionalGeneration",
+          "LlamaForCausalLM",
+          "Ministral3ForCausalLM",
+          "Mistral3ForConditionalGeneration",
+          "MuseGlimmerForCausalLM",
+          "NemotronFlashForCausalLM",
+          "NemotronHForCausalLM",
+          "NemotronLabsDiffusionForCausalLM",
+          "Phi3ForCausalLM",
+          "PhiForCausalLM",
+          "Qwen2ForCausalLM",
+          "Qwen3ForCausalLM",
+          "Qwen3ForSequenceClassification",
+          "Qwen3_5ForCausalLM",
+          "Qwen3_5ForConditionalGeneration"};
 }
 
 std::optional<TpPlanEntries> architecture_tp_plan(const ModelOutline& outline, bool sp, std::vector<std::string>& notices) {
