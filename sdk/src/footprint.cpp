@@ -1,0 +1,132 @@
+#include "meshwright/footprint.h"
+
+#include <algorithm>
+
+#include "footprint_parts.h"
+#include "meshwright/error.h"
+
+namespace meshwright {
+namespace {
+
+using namespace footprint;
+
+// A group of parameters gathered and reduced together.
+struct Group {
+  std::string name;
+  std::vector<size_t> parameters;
+  bool experts = false, root = false, last_of_list = false;
+  MixedPrecision precision;
+};
+
+// The units of the model; with an expert mesh, experts leave their layer's unit, and embedding and head leave the root's.
+std::vector<Group> make_groups(const FootprintRequest& request, const Layout& layout) {
+  std::vector<Group> groups;
+  const ModelOutline& outline = request.outline;
+  const MoeOptions& moe = request.config.shared.moe;
+  ModuleIndex index(outline);
+  for (Unit& unit : plan_units(outline)) {
+    bool root = unit.name == "root";
+    Group group{unit.name, {}, false, root, unit.last_of_list, precision_of(request)};
+    if (!layout.has_experts_mesh) {
+      group.parameters = std::move(unit.parameters);
+      groups.push_back(std::move(group));
+      continue;
+    }
+    std::vector<Group> apart;  // units of their own, in order of their first parameter
+    for (size_t p : unit.parameters) {
+      std::string_view module = module_of(outline.parameters[p].name);
+      const ModuleOutline* found = index.find(module);
+      bool experts = layout.shares[p].expert;
+      bool input = root && !outline.tied_embeddings && found != nullptr && found->kind == ModuleKind::embedding;
+      bool head = root && !outline.tied_embeddings && module.ends_with("lm_head");
+      if (!experts && !input && !head) {
+        group.parameters.push_back(p);
+        continue;
+      }
+      auto at = std::find_if(apart.begin(), apart.end(), [&](const Group& g) { return g.name == module; });
+      if (at == apart.end()) {
+        at = apart.insert(apart.end(), {std::string(module), {}, experts, false, false, group.precision});
+        if (head && moe.lm_head_precision == DType::float32) at->precision.param = at->precision.reduce = DType::float32;
+      }
+      at->parameters.push_back(p);
+    }
+    groups.insert(groups.end(), apart.begin(), apart.end());
+    groups.push_back(std::move(group));
+  }
+  return groups;
+}
+
+// Sums for the peak of gathered parameters and unreduced gradients.
+struct Peak {
+  int64_t kept = 0, all_gradients = 0, root_gradients = 0;
+  std::vector<int64_t> gathered, gradients;  // of units that come and go
+};
+
+}  // namespace
+
+Footprint fully_sharded_footprint(const FootprintRequest& request, const ShardingPolicy& policy) {
+  Layout layout = make_layout(request);
+  const Workload& work = request.workload;
+  bool pipelined = pipeline_size(request) > 1;
+  int64_t passes = passes_of(request), runs = pipelined ? accumulation_of(request) : passes;
+  int64_t reduces = policy.reduce_every_micro_batch ? passes : 1;
+  Footprint out;
+  Wire wire;
+  Peak peak;
+  int64_t local = 0;
+  for (size_t i = 0; i < layout.shares.size(); ++i)
+    out.parameters.push_back(placement_of(request.outline.parameters[i], layout.shares[i], layout, "shard(0)"));
+
+  for (const Group& group : make_groups(request, layout)) {
+    const Axis& axis = group.experts ? layout.ep_shard : layout.shard;
+    int64_t elements = 0, padded = 0;
+    for (size_t p : group.parameters) {
+      const Share& share = layout.shares[p];
+      if (share.shape.empty())
+        throw Error(ErrorCode::model_does_not_fit, request.outline.parameters[p].name + " has no dimension to cut")
+            .key("distributed.strategy")
+            .help("give the parameter the shape [1]");
+      RowShard rows = shard_rows(share, axis, share.expert && share.shape.size() > 1 ? 1 : 0);
+      out.parameters[p].local_shape = rows.local_shape;
+      local += rows.local_elements;
+      elements += share.elements;
+      padded += rows.padded_elements;
+    }
+    bool reshards = !group.root && policy.reshard_after_forward.value_or(!group.last_of_list && !pipelined);
+    int64_t gathered = padded * dtype_size(group.precision.param), reduced = padded * dtype_size(group.precision.reduce);
+    if (!group.parameters.empty()) {
+      wire.add(axis, "all_gather", reshards ? 2 * passes : runs, (reshards ? 2 * passes : runs) * gathered);
+      wire.add(axis, "reduce_scatter", reduces, reduces * reduced);
+      if (!group.experts) wire.add(layout.replicate, "all_reduce", reduces, reduces * (reduced / axis.size));
+    }
+    // Experts that ep alone cuts are no unit: nothing gathers or reduces them.
+    if (!group.experts || axis.size > 1) out.units.push_back({group.name, elements, gathered, reshards});
+
+    // Without a second rank the shard itself serves, unless it must be cast.
+    if (axis.size > 1 || group.precision.param != work.storage) {
+      if (reshards)
+        peak.gathered.push_back(gathered);
+      else
+        peak.kept += gathered;
+    }
+    if (axis.size > 1 || group.precision.reduce != work.storage || (!group.experts && layout.replicate.size > 1)) {
+      peak.all_gradients += reduced;
+      if (group.root)
+        peak.root_gradients += reduced;
+      else
+        peak.gradients.push_back(reduced);
+    }
+  }
+  int64_t element = dtype_size(work.storage);
+  out.bytes.weights = out.bytes.gradients = local * element;
+  out.bytes.optimizer = local * element * work.optimizer_states;
+  bool deferred = !policy.reduce_every_micro_batch && passes > 1;
+  out.bytes.transient = peak.kept + sum_of_largest(peak.gathered, std::max<int64_t>(policy.prefetch_depth, 0) + 1) +
+                        (deferred ? peak.all_gradients : peak.root_gradients + sum_of_largest(peak.gradients, 2));
+  out.bytes.activations = activation_bytes(request);
+  add_activation_rows(request, wire);
+  out.wire = wire.rows();
+  return out;
+}
+
+}  // namespace meshwright

@@ -1,0 +1,111 @@
+#include <algorithm>
+#include <set>
+#include <string>
+
+#include "footprint_parts.h"
+#include "meshwright/pipeline.h"
+
+namespace meshwright::footprint {
+namespace {
+
+// Linears that write back to the residual stream: their output is an addend and is not kept.
+bool closes_block(std::string_view module) {
+  std::string_view name = module.substr(module.rfind('.') + 1);
+  return name == "o_proj" || name == "dense" || name == "out_proj" || name == "down_proj" || name == "fc2";
+}
+
+// Elements a token keeps for backward.
+struct Saved {
+  int64_t norms = 0;      // inputs of norms: the residual stream
+  int64_t inputs = 0;     // inputs of attention and mlp
+  int64_t attention = 0;  // inside attention
+  int64_t mlp = 0;        // inside mlp and experts
+  int64_t all() const { return norms + inputs + attention + mlp; }
+};
+
+}  // namespace
+
+int64_t activation_bytes(const FootprintRequest& request) {
+  int64_t tokens = tokens_of(request);
+  if (tokens == 0) return 0;
+  const ModelOutline& outline = request.outline;
+  const SharedOptions& shared = request.config.shared;
+  ModuleIndex index(outline);
+  int64_t tp = request.mesh.device_mesh ? request.mesh.device_mesh->size("tp") : 1;
+  bool sequence = std::any_of(request.tp.entries.begin(), request.tp.entries.end(), [](const TpEntry& entry) {
+    return entry.style.kind == TpStyleKind::sequence || entry.style.kind == TpStyleKind::sequence_all_gather;
+  });
+  int64_t active = outline.moe ? outline.moe->active_experts : 1;
+
+  // The layers of a model are alike or nearly so; the largest stands for the one computed again.
+  Saved sum, largest;
+  Saved layer;
+  int64_t layers = 0, outside = 0;
+  std::string_view current;
+  std::set<std::string_view> blocks;
+  auto close = [&] {
+    if (current.empty()) return;
+    ++layers;
+    sum.norms += layer.norms, sum.inputs += layer.inputs, sum.attention += layer.attention, sum.mlp += layer.mlp;
+    if (layer.all() > largest.all()) largest = layer;
+    layer = {};
+  };
+  for (const ParameterOutline& parameter : outline.parameters) {
+    std::string_view module = module_of(parameter.name), within = index.layer_of(module);
+    if (within != current) {
+      close();
+      current = within;
+    }
+    const ModuleOutline* found = index.find(module);
+    if (found == nullptr || parameter.shape.empty()) continue;
+    bool weight = parameter.name.ends_with(".weight");
+    if (within.empty()) {
+      // The final norm's input, and the head's with its logits: once as computed, once in float32 for the loss.
+      if (weight && found->kind == ModuleKind::norm) outside += outline.hidden_size;
+      continue;
+    }
+    if (found->kind == ModuleKind::norm && weight && parent_of(module) == within) {
+      layer.norms += outline.hidden_size / (sequence ? tp : 1);
+    } else if (found->kind == ModuleKind::experts && parameter.shape.size() == 3) {
+      // Balanced routing brings as many tokens as leave; both widths of an expert's matrices pass by once.
+      bool up = parameter.name.find("up") != std::string::npos;
+      int64_t width =
+          element_count(parameter.shape) / (std::max<int64_t>(parameter.shape[0], 1) * std::max<int64_t>(outline.hidden_size, 1));
+      layer.mlp += active * (width + (up ? outline.hidden_size : 0));
+    } else if (found->kind == ModuleKind::linear && weight && parameter.shape.size() == 2) {
+      bool cut = tp > 1 && tp_shard_dim(request.tp, outline, parameter.name).has_value();
+      int64_t width = (closes_block(module) ? parameter.shape[1] : parameter.shape[0]) / (cut ? tp : 1);
+      (in_attention(module.substr(within.size())) ? layer.attention : layer.mlp) += width;
+      if (blocks.insert(parent_of(module)).second) layer.inputs += outline.hidden_size;
+    }
+  }
+  close();
+
+  int64_t elements = 0;
+  switch (shared.activation_checkpointing) {
+    case ActivationCheckpointing::none:
+      elements = sum.all();
+      break;
+    case ActivationCheckpointing::full:
+      elements = layers * outline.hidden_size + largest.all();
+      break;
+    case ActivationCheckpointing::selective:
+      elements = sum.norms + sum.inputs + sum.attention + largest.mlp;
+      break;
+  }
+  bool has_head = outline.find_module("lm_head") != nullptr;
+  if (has_head) outside += outline.hidden_size + outline.vocab_size;
+  int64_t element = dtype_size(precision_of(request).param);
+  int64_t bytes = tokens * ((elements + outside) * element + (has_head ? outline.vocab_size * dtype_size(DType::float32) : 0));
+
+  // Passes whose backward has not begun when the pipeline is full.
+  int64_t stages = pipeline_size(request);
+  if (stages == 1) return bytes;
+  int64_t flight = passes_of(request) / accumulation_of(request);
+  PipelineSchedule schedule = shared.pipeline.schedule.empty() ? PipelineSchedule::gpipe : parse_schedule(shared.pipeline.schedule);
+  if (schedule == PipelineSchedule::one_f_one_b)
+    flight = std::min(flight, stages - request.mesh.device_mesh->coordinate(request.rank, "pp"));
+  return flight * bytes;
+}
+
+}  // namespace meshwright::footprint

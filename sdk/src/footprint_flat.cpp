@@ -1,0 +1,185 @@
+#include <algorithm>
+#include <set>
+
+#include "footprint_parts.h"
+#include "meshwright/error.h"
+#include "text.h"
+
+namespace meshwright {
+namespace {
+
+using namespace footprint;
+
+// Parameters packed one after another; a unit, or a bucket of what lies outside units.
+struct Buffer {
+  std::string name;
+  std::vector<size_t> parameters;
+  bool unit = false;
+};
+
+[[noreturn]] void refuse_class(std::string message, const ModelOutline& outline) {
+  std::set<std::string> repeated, others;
+  for (const ModuleOutline& module : outline.modules)
+    if (!module.class_name.empty()) (module.kind == ModuleKind::layer ? repeated : others).insert(module.class_name);
+  Error error(ErrorCode::unit_class_missing, std::move(message));
+  error.key("distributed.megatron_fsdp.megatron_fsdp_unit_modules");
+  for (const std::string& name : repeated)
+    error.help("set distributed.megatron_fsdp.megatron_fsdp_unit_modules = [" + text::quote(name) + "]");
+  if (!repeated.empty())
+    error.help("leave out distributed.megatron_fsdp.megatron_fsdp_unit_modules: the repeated layers are the units");
+  else if (!others.empty())
+    error.help("the model has modules of the classes " + text::join(others, ", "));
+  throw error;
+}
+
+std::vector<Buffer> make_buffers(const ModelOutline& outline, const Layout& layout, const FlatPolicy& policy) {
+  std::vector<Buffer> buffers;
+  std::vector<size_t> outside;
+  if (policy.unit_classes.empty()) {
+    for (Unit& unit : plan_units(outline)) {
+      if (unit.name == "root")
+        outside = std::move(unit.parameters);
+      else
+        buffers.push_back({unit.name, std::move(unit.parameters), true});
+    }
+    if (buffers.empty()) refuse_class("the model " + outline.architecture + " has no repeated layers to make units of", outline);
+  } else {
+    std::set<std::string> wanted, found;
+    for (const std::string& path : policy.unit_classes) wanted.insert(path.substr(path.rfind('.') + 1));
+    for (const ModuleOutline& module : outline.modules) {
+      if (!wanted.contains(module.class_name)) continue;
+      found.insert(module.class_name);
+      // Parents come first, so a module inside a unit belongs to it.
+      if (std::none_of(buffers.begin(), buffers.end(), [&](const Buffer& b) { return lies_under(module.name, b.name); }))
+        buffers.push_back({module.name, {}, true});
+    }
+    for (const std::string& name : wanted)
+      if (!found.contains(name)) refuse_class("no module of the model has the class " + name, outline);
+    for (size_t p = 0; p < outline.parameters.size(); ++p) {
+      auto owner =
+          std::find_if(buffers.begin(), buffers.end(), [&](const Buffer& b) { return lies_under(outline.parameters[p].name, b.name); });
+      if (owner == buffers.end())
+        outside.push_back(p);
+      else
+        owner->parameters.push_back(p);
+    }
+  }
+  // A bucket never grows past the limit, but one parameter may; a tied weight stands alone.
+  std::vector<Buffer> buckets;
+  int64_t filled = 0;
+  bool closed = true;
+  for (size_t p : outside) {
+    int64_t elements = layout.shares[p].elements;
+    const ModuleOutline* module = outline.find_module(module_of(outline.parameters[p].name));
+    bool tied = outline.tied_embeddings && module != nullptr && module->kind == ModuleKind::embedding;
+    if (closed || tied || (policy.bucket_elements > 0 && filled + elements > policy.bucket_elements)) {
+      buckets.push_back({});
+      filled = 0;
+    }
+    buckets.back().parameters.push_back(p);
+    filled += elements;
+    closed = tied;
+  }
+  for (size_t b = 0; b < buckets.size(); ++b) {
+    buckets[b].name = buckets.size() == 1 ? "root" : "root[" + std::to_string(b) + "]";
+    buffers.push_back(std::move(buckets[b]));
+  }
+  return buffers;
+}
+
+}  // namespace
+
+Footprint flat_footprint(const FootprintRequest& request, const FlatPolicy& policy) {
+  Layout layout = make_layout(request);
+  const MixedPrecision& mp = request.config.shared.mp;
+  const Workload& work = request.workload;
+  const Axis& axis = layout.shard;
+  DType gradient = policy.grad_reduce_in_fp32 ? DType::float32 : work.storage;
+  int64_t reduce_size = dtype_size(policy.grad_reduce_in_fp32 ? DType::float32 : mp.reduce);
+  int64_t gather_size = dtype_size(policy.level == 3 ? mp.param : work.storage);
+  int64_t passes = passes_of(request);
+  Footprint out;
+  Wire wire;
+  for (size_t i = 0; i < layout.shares.size(); ++i)
+    out.parameters.push_back(
+        placement_of(request.outline.parameters[i], layout.shares[i], layout, policy.level == 3 ? "flat" : "replicate"));
+
+  int64_t whole = 0, mine = 0, kept = 0, outside_gradients = 0;
+  std::vector<int64_t> gathered, gradients;
+  for (const Buffer& buffer : make_buffers(request.outline, layout, policy)) {
+    int64_t elements = 0;
+    for (size_t p : buffer.parameters) elements += layout.shares[p].elements;
+    Chunk slice = ceil_chunk(elements, axis.size, axis.index);
+    int64_t padded = (elements / axis.size + (elements % axis.size != 0)) * axis.size;
+    whole += elements;
+    mine += slice.end - slice.begin;
+    int64_t start = 0;
+    for (size_t p : buffer.parameters) {
+      int64_t count = layout.shares[p].elements;
+      if (policy.level == 3) {
+        Chunk range{std::clamp<int64_t>(slice.begin - start, 0, count), std::clamp<int64_t>(slice.end - start, 0, count)};
+        out.parameters[p].local_range = range;
+        if (axis.size > 1) out.parameters[p].local_shape = {range.end - range.begin};
+      }
+      start += count;
+    }
+    bool reshards = policy.level == 3 && buffer.unit;
+    out.units.push_back({buffer.name, elements, padded * gather_size, reshards});
+    int64_t reduced = padded * reduce_size;
+    switch (policy.level) {
+      case 0:
+        wire.add(axis, "all_reduce", 1, elements * reduce_size);
+        break;
+      case 1:
+        wire.add(axis, "reduce_scatter", 1, reduced);
+        wire.add(axis, "all_gather", 1, padded * gather_size);
+        break;
+      case 2:
+        wire.add(axis, "reduce_scatter", passes, passes * reduced);
+        wire.add(axis, "all_gather", 1, padded * gather_size);
+        break;
+      case 3:
+        wire.add(axis, "all_gather", (reshards ? 2 : 1) * passes, (reshards ? 2 : 1) * passes * padded * gather_size);
+        wire.add(axis, "reduce_scatter", passes, passes * reduced);
+        break;
+      default:
+        throw Error(ErrorCode::out_of_range, "zero_dp_strategy = " + std::to_string(policy.level) + ", but the levels are 0 to 3")
+            .key("distributed.megatron_fsdp.zero_dp_strategy")
+            .help("set distributed.megatron_fsdp.zero_dp_strategy = 3");
+    }
+    if (reshards)
+      gathered.push_back(padded * gather_size);
+    else
+      kept += padded * gather_size;
+    if (buffer.unit)
+      gradients.push_back(reduced);
+    else
+      outside_gradients += reduced;
+  }
+
+  int64_t storage = dtype_size(work.storage);
+  // fp32 weights beside the model's own; weights that are fp32 already serve as both.
+  int64_t main_weight = policy.preserve_fp32_weights && work.storage != DType::float32 ? 4 : 0;
+  int64_t state = policy.preserve_fp32_weights ? 4 : storage;
+  out.bytes.weights = (policy.level == 3 ? mine : whole) * storage;
+  out.bytes.gradients = (policy.level >= 2 ? mine : whole) * dtype_size(gradient);
+  out.bytes.optimizer = (policy.level >= 1 ? mine : whole) * (main_weight + state * work.optimizer_states);
+  if (policy.level == 3) {
+    if (axis.size > 1 || mp.param != work.storage)
+      out.bytes.transient += kept + sum_of_largest(gathered, std::max<int64_t>(policy.prefetch_depth, 0) + 1);
+  } else if (mp.param != work.storage) {
+    out.bytes.transient += whole * dtype_size(mp.param);
+  }
+  // From level 2 on the whole gradient of a unit exists only until it is reduced.
+  bool cast = reduce_size != dtype_size(gradient);
+  if (axis.size > 1 && policy.level >= 2)
+    out.bytes.transient += outside_gradients + sum_of_largest(gradients, 2);
+  else if (axis.size > 1 && cast)
+    out.bytes.transient += sum_of_largest(gradients, 2);
+  out.bytes.activations = activation_bytes(request);
+  add_activation_rows(request, wire);
+  out.wire = wire.rows();
+  return out;
+}
+
+}  // namespace meshwright

@@ -1,0 +1,98 @@
+// What the closed forms of all strategies share: the axes a rank lies on, its share of each parameter, and sums of traffic.
+// Not public.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "meshwright/footprint.h"
+
+namespace meshwright::footprint {
+
+struct Axis {
+  std::string name;
+  int64_t size = 1, index = 0;
+};
+
+// A parameter after tensor and expert parallelism, before data-parallel sharding.
+struct Share {
+  std::vector<int64_t> shape;
+  int64_t elements = 0;
+  bool expert = false;  // cut over ep
+  std::optional<int64_t> tp_dim;
+};
+
+struct Layout {
+  Axis shard, replicate, tp, ep, ep_shard;
+  bool has_experts_mesh = false;
+  std::vector<Share> shares;  // parallel to ModelOutline::parameters
+};
+// Throws Error(model_does_not_fit) when experts do not divide.
+Layout make_layout(const FootprintRequest& request);
+// The row chunk of a parameter over an axis on one dimension: unpadded shape of this rank, and rows of every rank with padding.
+struct RowShard {
+  std::vector<int64_t> local_shape;
+  int64_t local_elements = 0, padded_elements = 0;  // padded: of all ranks together
+};
+RowShard shard_rows(const Share& share, const Axis& axis, size_t dim);
+// The placement on all axes, with `data_text` on the data-parallel sharding axis; local_shape without that axis.
+ParameterPlacement placement_of(const ParameterOutline& parameter, const Share& share, const Layout& layout, std::string_view data_text);
+
+// Modules of an outline by name. Views into it.
+class ModuleIndex {
+ public:
+  explicit ModuleIndex(const ModelOutline& outline);
+  const ModuleOutline* find(std::string_view name) const;
+  // The innermost module of kind layer at or around a name, or "".
+  std::string_view layer_of(std::string_view name) const;
+
+ private:
+  std::unordered_map<std::string_view, const ModuleOutline*> modules_;
+};
+std::string_view parent_of(std::string_view name);
+bool lies_under(std::string_view name, std::string_view module);
+// Sum of the `count` largest.
+int64_t sum_of_largest(std::vector<int64_t> values, int64_t count);
+
+// The policy that holds for this request: the expert options may replace the shared one.
+MixedPrecision precision_of(const FootprintRequest& request);
+// Runs of the pipeline schedule (or micro-batches without one) and forward-backward passes a step.
+int64_t accumulation_of(const FootprintRequest& request);
+int64_t passes_of(const FootprintRequest& request);
+int64_t pipeline_size(const FootprintRequest& request);
+// a * b / c, rounded down, without overflow where the result fits.
+int64_t scaled(int64_t a, int64_t b, int64_t c);
+
+// Sums traffic by (axis, op); one division at the end, so that rounding happens once.
+class Wire {
+ public:
+  // `count` collectives over `axis` whose whole payloads (the gathered or reduced tensor) sum to `payload` bytes.
+  void add(const Axis& axis, std::string_view op, int64_t count, int64_t payload);
+  void append(std::vector<WireRow> rows);
+  std::vector<WireRow> rows() const;
+
+ private:
+  struct Sum {
+    std::string axis, op;
+    int64_t size = 1, count = 0, payload = 0;
+  };
+  std::vector<Sum> sums_;
+  std::vector<WireRow> done_;
+};
+
+// Rows that depend on activations, alike for every strategy: tp, ep, cp and pp.
+void add_activation_rows(const FootprintRequest& request, Wire& wire);
+// Tokens of one forward-backward pass on this rank; 0 when seq_len is not known.
+int64_t tokens_of(const FootprintRequest& request);
+// Times the forward collectives of a module run: 2 where activation checkpointing computes it again.
+int64_t forward_runs(const FootprintRequest& request, const ModuleIndex& index, std::string_view module);
+bool in_attention(std::string_view module);
+// Bytes saved for backward by the passes in flight.
+int64_t activation_bytes(const FootprintRequest& request);
+
+}  // namespace meshwright::footprint

@@ -1,0 +1,54 @@
+#include <algorithm>
+
+#include "footprint_parts.h"
+
+namespace meshwright {
+namespace {
+
+// Buckets as torch's reducer fills them: parameters in reverse, a bucket closed by the one that reaches its limit.
+int64_t bucket_count(const ModelOutline& outline, int64_t element, const ReplicatedPolicy& policy) {
+  int64_t limit = std::min(policy.first_bucket_bytes, policy.bucket_bytes);
+  int64_t count = 0, filled = 0;
+  bool open = false;
+  for (auto p = outline.parameters.rbegin(); p != outline.parameters.rend(); ++p) {
+    filled += element_count(p->shape) * element;
+    open = true;
+    if (filled < limit) continue;
+    ++count;
+    limit = policy.bucket_bytes;
+    filled = 0;
+    open = false;
+  }
+  return count + (open ? 1 : 0);
+}
+
+}  // namespace
+
+Footprint replicated_footprint(const FootprintRequest& request, const ReplicatedPolicy& policy) {
+  using namespace footprint;
+  Layout layout = make_layout(request);
+  // Data-parallel ranks; with a mesh, those of its sharding axis hold copies too.
+  Axis axis = request.mesh.device_mesh ? layout.shard : layout.replicate;
+  const MixedPrecision& mp = request.config.shared.mp;
+  const Workload& work = request.workload;
+  Footprint out;
+  int64_t elements = 0;
+  for (size_t i = 0; i < layout.shares.size(); ++i) {
+    out.parameters.push_back(placement_of(request.outline.parameters[i], layout.shares[i], layout, "replicate"));
+    elements += layout.shares[i].elements;
+  }
+  int64_t element = dtype_size(work.storage), reduced = elements * dtype_size(mp.reduce);
+  out.bytes.weights = out.bytes.gradients = elements * element;
+  out.bytes.optimizer = elements * element * work.optimizer_states;
+  // The cast weights live until backward has used them; buckets are a second copy unless gradients are views of them.
+  if (mp.param != work.storage) out.bytes.transient += elements * dtype_size(mp.param);
+  if (axis.size > 1 && (!policy.gradient_as_bucket_view || mp.reduce != work.storage)) out.bytes.transient += reduced;
+  out.bytes.activations = activation_bytes(request);
+  Wire wire;
+  wire.add(axis, "all_reduce", bucket_count(request.outline, dtype_size(mp.reduce), policy), reduced);
+  add_activation_rows(request, wire);
+  out.wire = wire.rows();
+  return out;
+}
+
+}  // namespace meshwright

@@ -1,0 +1,103 @@
+#include <algorithm>
+
+#include "footprint_parts.h"
+#include "meshwright/pipeline.h"
+
+namespace meshwright::footprint {
+namespace {
+
+bool cuts_attention(const TpPlan& plan) {
+  return std::any_of(plan.entries.begin(), plan.entries.end(), [](const TpEntry& entry) {
+    return entry.style.kind == TpStyleKind::column && (entry.pattern.ends_with("k_proj") || entry.pattern.ends_with("qkv_proj"));
+  });
+}
+
+// Balanced routing: every token goes to its active experts, an equal part of them on each rank of ep.
+void add_expert_rows(const FootprintRequest& request, const ModuleIndex& index, Wire& wire) {
+  if (!request.mesh.moe_mesh || !request.outline.moe) return;
+  Axis ep{"ep", request.mesh.moe_mesh->size("ep"), 0};
+  int64_t element = dtype_size(precision_of(request).param);
+  for (const ModuleOutline& module : request.outline.modules) {
+    if (module.kind != ModuleKind::experts) continue;
+    // Dispatch and combine, forward and backward.
+    int64_t count = passes_of(request) * 2 * (forward_runs(request, index, module.name) + 1);
+    wire.add(ep, "all_to_all", count,
+             count * tokens_of(request) * request.outline.moe->active_experts * request.outline.hidden_size * element);
+  }
+}
+
+// Attention over a cut sequence: keys and values gathered forward and again backward, their gradients reduce-scattered.
+void add_context_rows(const FootprintRequest& request, const ModuleIndex& index, Wire& wire) {
+  Axis cp{"cp", request.mesh.device_mesh->size("cp"), 0};
+  const ModelOutline& outline = request.outline;
+  int64_t tp = cuts_attention(request.tp) ? request.mesh.device_mesh->size("tp") : 1;
+  int64_t heads = std::max<int64_t>(outline.key_value_heads / tp, 1);
+  int64_t payload = cp.size * tokens_of(request) * 2 * heads * outline.head_dim * dtype_size(precision_of(request).param);
+  for (const ModuleOutline& module : outline.modules) {
+    if (module.kind != ModuleKind::layer) continue;
+    // Attention is computed again under full checkpointing only.
+    int64_t forward = passes_of(request) * forward_runs(request, index, module.name + ".self_attn"), backward = passes_of(request);
+    wire.add(cp, "all_gather", forward + backward, (forward + backward) * payload);
+    wire.add(cp, "reduce_scatter", backward, backward * payload);
+  }
+}
+
+// Hidden states to the next stage, their gradients to the one before; stages of one rank hand over for free.
+void add_pipeline_rows(const FootprintRequest& request, Wire& wire) {
+  const Mesh& mesh = *request.mesh.device_mesh;
+  Axis pp{"pp", mesh.size("pp"), mesh.has_axis("pp") ? mesh.coordinate(request.rank, "pp") : 0};
+  if (pp.size <= 1) return;
+  const PipelineOptions& options = request.config.shared.pipeline;
+  PipelinePlan plan = plan_stages(request.outline.layers, pp.size, options);
+  int64_t element = dtype_size(options.dtype.value_or(precision_of(request).output));
+  int64_t bytes = tokens_of(request) * request.outline.hidden_size * element, passes = passes_of(request);
+  for (size_t s = 0; s + 1 < plan.stages.size(); ++s) {
+    int64_t here = plan.stages[s].rank, next = plan.stages[s + 1].rank;
+    if (here != next && (here == pp.index || next == pp.index)) wire.add(pp, "send", passes, passes * bytes);
+  }
+}
+
+}  // namespace
+
+int64_t tokens_of(const FootprintRequest& request) {
+  const Workload& work = request.workload;
+  int64_t batch = work.local_batch, length = work.seq_len, cp = 1;
+  if (pipeline_size(request) > 1) {
+    const PipelineOptions& options = request.config.shared.pipeline;
+    batch = options.microbatch_size;
+    length = options.seq_len.value_or(length);
+  }
+  if (request.mesh.device_mesh) cp = request.mesh.device_mesh->size("cp");
+  // Each rank takes two of 2 * cp chunks of the padded sequence.
+  if (cp > 1) length = (length / (2 * cp) + (length % (2 * cp) != 0)) * 2;
+  return batch * length;
+}
+
+bool in_attention(std::string_view module) {
+  return module.find("attn") != std::string_view::npos || module.find("attention") != std::string_view::npos;
+}
+
+int64_t forward_runs(const FootprintRequest& request, const ModuleIndex& index, std::string_view module) {
+  if (index.layer_of(module).empty()) return 1;
+  switch (request.config.shared.activation_checkpointing) {
+    case ActivationCheckpointing::none:
+      return 1;
+    case ActivationCheckpointing::full:
+      return 2;
+    case ActivationCheckpointing::selective:
+      return in_attention(module.substr(index.layer_of(module).size())) ? 1 : 2;
+  }
+  return 1;
+}
+
+void add_activation_rows(const FootprintRequest& request, Wire& wire) {
+  wire.append(tp_wire(request));
+  if (tokens_of(request) == 0) return;
+  ModuleIndex index(request.outline);
+  add_expert_rows(request, index, wire);
+  if (!request.mesh.device_mesh) return;
+  add_context_rows(request, index, wire);
+  add_pipeline_rows(request, wire);
+}
+
+}  // namespace meshwright::footprint
