@@ -1,0 +1,32 @@
+#include "engine/models/decoder.h"
+#include "engine/models/families.h"
+
+namespace meshwright::models {
+
+ModelOutline gemma3(const ConfigJson& config, DType storage) {
+  DecoderSizes s = read_decoder_sizes(config, {262208, 2304, 9216, 26, 8, 4, 256, true});
+  bool bias = config.boolean("attention_bias", false);
+  OutlineBuilder b = begin_decoder("Gemma3ForCausalLM", "gemma3_text", "Gemma3Text", s, storage, "Gemma3TextScaledWordEmbedding");
+  for (int64_t i = 0; i < s.layers; ++i) {
+    std::string layer = "model.layers." + std::to_string(i);
+    b.module(layer, ModuleKind::layer, "Gemma3DecoderLayer");
+    attention(b, layer, "Gemma3", s, {bias, bias, true, "o_proj"});
+    gated_mlp(b, layer + ".mlp", "Gemma3", s.hidden, s.intermediate, false, "GELUTanh");
+    for (const char* norm : {"input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"})
+      b.norm(layer + "." + norm, s.hidden, "Gemma3RMSNorm");
+  }
+  end_decoder(b, "Gemma3", s);
+  b.own_plan({{"layers.*.self_attn.q_proj", "colwise"},
+              {"layers.*.self_attn.k_proj", "colwise"},
+              {"layers.*.self_attn.v_proj", "colwise"},
+              {"layers.*.self_attn.q_norm", "replicated_with_grad_allreduce"},
+              {"layers.*.self_attn.k_norm", "replicated_with_grad_allreduce"},
+              {"layers.*.self_attn.o_proj", "rowwise"},
+              {"layers.*.mlp.gate_proj", "colwise"},
+              {"layers.*.mlp.up_proj", "colwise"},
+              {"layers.*.mlp.down_proj", "rowwise"},
+              {"embed_tokens", "embedding_rowwise"}});
+  return std::move(b.outline);
+}
+
+}  // namespace meshwright::models

@@ -1,0 +1,67 @@
+#include "engine/models/decoder.h"
+#include "engine/models/families.h"
+
+namespace meshwright::models {
+namespace {
+
+struct Variant {
+  const char *architecture, *model_type, *class_prefix;
+  DecoderDefaults defaults;
+  bool qkv_bias_always = false, qk_norms = false;
+  bool has_attention_bias = false, has_mlp_bias = false;  // the field exists in its configuration
+  bool output_follows_bias = true;
+};
+
+constexpr Variant kVariants[] = {
+    {"LlamaForCausalLM", "llama", "Llama", {32000, 4096, 11008, 32, 32, 0, 0, false}, false, false, true, true, true},
+    {"MistralForCausalLM", "mistral", "Mistral", {32000, 4096, 14336, 32, 32, 8, 0, false}, false, false, false, false, false},
+    {"Qwen2ForCausalLM", "qwen2", "Qwen2", {151936, 4096, 22016, 32, 32, 32, 0, false}, true, false, false, false, false},
+    {"Qwen3ForCausalLM", "qwen3", "Qwen3", {151936, 4096, 22016, 32, 32, 32, 128, false}, false, true, true, false, true},
+};
+
+}  // namespace
+
+ModelOutline llama_family(const ConfigJson& config, DType storage) {
+  std::vector<std::string> names = config.strings("architectures");
+  const Variant* v = &kVariants[0];
+  for (const Variant& candidate : kVariants)
+    if ((!names.empty() && names[0] == candidate.architecture) ||
+        (names.empty() && config.string("model_type", "") == candidate.model_type))
+      v = &candidate;
+  DecoderSizes s = read_decoder_sizes(config, v->defaults);
+  bool bias = v->has_attention_bias && config.boolean("attention_bias", false);
+  bool mlp_bias = v->has_mlp_bias && config.boolean("mlp_bias", false);
+  std::string prefix = v->class_prefix;
+  OutlineBuilder b = begin_decoder(v->architecture, v->model_type, prefix, s, storage);
+  AttentionShape shape{v->qkv_bias_always || bias, v->output_follows_bias && bias, v->qk_norms, "o_proj"};
+  for (int64_t i = 0; i < s.layers; ++i) {
+    std::string layer = "model.layers." + std::to_string(i);
+    b.module(layer, ModuleKind::layer, prefix + "DecoderLayer");
+    attention(b, layer, prefix, s, shape);
+    gated_mlp(b, layer + ".mlp", prefix, s.hidden, s.intermediate, mlp_bias);
+    b.norm(layer + ".input_layernorm", s.hidden, prefix + "RMSNorm");
+    b.norm(layer + ".post_attention_layernorm", s.hidden, prefix + "RMSNorm");
+  }
+  end_decoder(b, prefix, s);
+  if (v->qk_norms)
+    b.own_plan({{"layers.*.self_attn.q_proj", "colwise"},
+                {"layers.*.self_attn.k_proj", "colwise"},
+                {"layers.*.self_attn.v_proj", "colwise"},
+                {"layers.*.self_attn.q_norm", "replicated_with_grad_allreduce"},
+                {"layers.*.self_attn.k_norm", "replicated_with_grad_allreduce"},
+                {"layers.*.self_attn.o_proj", "rowwise"},
+                {"layers.*.mlp.gate_proj", "colwise"},
+                {"layers.*.mlp.up_proj", "colwise"},
+                {"layers.*.mlp.down_proj", "rowwise"}});
+  else
+    b.own_plan({{"layers.*.self_attn.q_proj", "colwise"},
+                {"layers.*.self_attn.k_proj", "colwise"},
+                {"layers.*.self_attn.v_proj", "colwise"},
+                {"layers.*.self_attn.o_proj", "rowwise"},
+                {"layers.*.mlp.gate_proj", "colwise"},
+                {"layers.*.mlp.up_proj", "colwise"},
+                {"layers.*.mlp.down_proj", "rowwise"}});
+  return std::move(b.outline);
+}
+
+}  // namespace meshwright::models
