@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "meshwright/options.h"
@@ -32,6 +33,8 @@ class Source {
  public:
   // Problems go to `diagnostics`; a file that cannot be read or parsed leaves an empty source and an error.
   static Source load(const LoadOptions& options, Diagnostics& diagnostics);
+  // The same from text that is already in memory; `options.file` only names it.
+  static Source parse(std::string_view text, const LoadOptions& options, Diagnostics& diagnostics);
   Source();
   Source(Source&&) noexcept;
   Source& operator=(Source&&) noexcept;
@@ -43,6 +46,8 @@ class Source {
   std::vector<std::filesystem::path> plugin_folders() const;  // [plugins] path
   // Names of the sub-tables of [distributed] the engine does not own.
   std::vector<std::string> strategy_tables() const;
+  // Keys right in [distributed] that the engine does not own: options of a strategy in the flat form, or mistakes.
+  std::vector<std::string> foreign_keys() const;
 
   struct Impl;
   const Impl& impl() const { return *impl_; }

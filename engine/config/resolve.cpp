@@ -1,0 +1,262 @@
+// The second pass: every value against its schema, older forms moved to where they belong, all problems collected.
+#include <algorithm>
+#include <set>
+
+#include "engine/config/config.h"
+#include "engine/config/source.h"
+#include "engine/config/words.h"
+#include "meshwright/pipeline.h"
+
+namespace meshwright::config {
+namespace {
+
+constexpr const char* kDroppedKeys[] = {"_target_", "_recursive_", "_convert_"};
+
+// "old{x=1,y=2}": an older name, and what its string values mean today.
+struct Alias {
+  std::string name;
+  std::vector<std::pair<std::string, std::string>> values;
+};
+
+std::vector<Alias> aliases_of(const meshwright_option& option) {
+  std::vector<Alias> out;
+  if (option.aliases == nullptr) return out;
+  for (const std::string& text : split(option.aliases, '|')) {
+    Alias alias;
+    size_t brace = text.find('{');
+    alias.name = text.substr(0, brace);
+    if (brace != std::string::npos)
+      for (const std::string& pair : split(text.substr(brace + 1, text.find('}') - brace - 1), ','))
+        if (size_t equals = pair.find('='); equals != std::string::npos)
+          alias.values.emplace_back(pair.substr(0, equals), pair.substr(equals + 1));
+    out.push_back(std::move(alias));
+  }
+  return out;
+}
+
+class Resolver {
+ public:
+  Resolver(const Source::Impl& source, const std::vector<StrategySchema>& strategies, const std::string& active, Diagnostics& diagnostics)
+      : source_(source), strategies_(strategies), active_(active), diagnostics_(diagnostics) {}
+
+  Config run(const std::string& strategy) {
+    config_.file = source_.file;
+    config_.requested_strategy = strategy;
+    for (const OptionSchema& schema : engine_schemas()) add(schema);
+    for (const StrategySchema& s : strategies_)
+      if (!config_.tables.contains(s.schema.table)) add(s.schema);
+    read_table("", source_.root);
+    cross_checks();
+    read_shared();
+    return std::move(config_);
+  }
+
+ private:
+  void add(const OptionSchema& schema) { config_.tables.emplace(schema.table, Options(schema)); }
+  Options* find_table(const std::string& name) {
+    auto it = config_.tables.find(name);
+    return it == config_.tables.end() ? nullptr : &it->second;
+  }
+  static std::string full_key(const std::string& table, const std::string& name) { return table.empty() ? name : join_key(table, name); }
+
+  const StrategySchema* active_schema() const {
+    for (const StrategySchema& s : strategies_)
+      if (s.strategy == active_) return &s;
+    return nullptr;
+  }
+
+  void read_table(const std::string& name, const Value& table) {
+    for (const Entry& entry : table.entries) {
+      std::string key = full_key(name, entry.key);
+      Options* here = find_table(name);
+      const meshwright_option* option = here == nullptr ? nullptr : here->schema().find(entry.key);
+      if (option != nullptr && !(entry.value.is_table() && (option->type & MESHWRIGHT_STRING_MAP) == 0)) {
+        set(*here, *option, entry, entry.key);
+      } else if (entry.value.is_table() && find_table(key) != nullptr) {
+        read_table(key, entry.value);
+      } else if (find_table(key) != nullptr) {
+        diagnostics_.add(Error(ErrorCode::wrong_type, key + " is a table, found " + found_text(entry.value))
+                             .key(key)
+                             .at(source_.origin(entry.value.place))
+                             .help("write [" + key + "] on a line of its own, with its keys below"));
+      } else if (std::find(std::begin(kDroppedKeys), std::end(kDroppedKeys), entry.key) != std::end(kDroppedKeys) &&
+                 name.starts_with("distributed")) {
+        diagnostics_.notice(key + " has no meaning here and is left out");
+      } else if (!(here != nullptr && by_alias(*here, entry)) && !(name == "distributed" && flat_form(entry))) {
+        unknown(name, key, entry);
+      }
+    }
+  }
+
+  // Checks and stores one value under `option`'s own name.
+  void set(Options& table, const meshwright_option& option, const Entry& entry, const std::string& written,
+           const Value* replaced = nullptr) {
+    const Value& value = replaced != nullptr ? *replaced : entry.value;
+    std::string key = full_key(table.schema().table, option.name);
+    Origin origin = source_.origin(entry.value.place);
+    if (table.is_given(option.name)) {
+      diagnostics_.add(
+          Error(ErrorCode::conflict, key + " is set twice, the second time as " + written).key(key).at(origin).help("keep one of the two"));
+      return;
+    }
+    std::optional<OptionValue> converted = to_option_value(value);
+    if (!converted && value.is_table() && value.entries.empty()) converted = StringMap{};
+    if (!converted) {
+      Error error(ErrorCode::wrong_type, key + " wants " + describe_type(option) + ", found " + found_text(value));
+      error.key(key).at(origin);
+      if (option.default_value != nullptr) error.help("set " + key + " = " + option.default_value);
+      diagnostics_.add(std::move(error));
+      return;
+    }
+    try {
+      table.set(option.name, *converted, origin);
+    } catch (const Error& error) {
+      diagnostics_.add(error);
+      return;
+    }
+    if ((option.flags & MESHWRIGHT_NO_EFFECT) != 0) diagnostics_.notice(key + " is accepted, but has no effect here: " + option.doc);
+  }
+
+  bool by_alias(Options& table, const Entry& entry) {
+    for (const meshwright_option* option : table.schema().options)
+      for (const Alias& alias : aliases_of(*option)) {
+        if (alias.name != entry.key) continue;
+        Value value = entry.value;
+        std::string text = value.kind == Value::Kind::boolean ? (value.boolean ? "true" : "false") : value.text;
+        for (const auto& [old, today] : alias.values)
+          if (old == text)
+            if (std::optional<Value> mapped = parse_toml_value(today)) {
+              mapped->place = value.place;
+              value = *mapped;
+            } else {
+              value = Value(today);
+              value.place = entry.value.place;
+            }
+        diagnostics_.notice(full_key(table.schema().table, entry.key) + " is an older name of " +
+                            full_key(table.schema().table, option->name));
+        set(table, *option, entry, entry.key, &value);
+        return true;
+      }
+    return false;
+  }
+
+  // The flat form of the original: an option of a strategy right in [distributed]. The active strategy goes first.
+  bool flat_form(const Entry& entry) {
+    std::vector<const StrategySchema*> order;
+    if (const StrategySchema* active = active_schema()) order.push_back(active);
+    for (const StrategySchema& s : strategies_)
+      if (s.strategy != active_) order.push_back(&s);
+    for (const StrategySchema* s : order) {
+      Options* table = find_table(s->schema.table);
+      if (table == nullptr) continue;
+      if (const meshwright_option* option = table->schema().find(entry.key)) {
+        diagnostics_.notice("distributed." + entry.key + " belongs to [" + s->schema.table + "]; it is read as " + s->schema.table + "." +
+                            entry.key);
+        set(*table, *option, entry, "distributed." + entry.key);
+        return true;
+      }
+      if (by_alias(*table, entry)) return true;
+    }
+    return false;
+  }
+
+  void unknown(const std::string& table, const std::string& key, const Entry& entry) {
+    if (table == "distributed" && entry.value.is_table()) {
+      // A table of a strategy that was not found: it cannot be checked, and it does nothing.
+      std::vector<std::string> names = {"distributed.mp_policy", "distributed.moe", "distributed.pipeline"};
+      for (const StrategySchema& s : strategies_) names.push_back(s.schema.table);
+      std::string near = nearest_name(key, names);
+      diagnostics_.warning("[" + key + "] belongs to no strategy that was found, and is left out" +
+                           (near.empty() ? "" : "; did you mean [" + near + "]?"));
+      return;
+    }
+    std::vector<std::string> names;
+    Error error(ErrorCode::unknown_key, (entry.value.is_table() ? "unknown table [" + key + "]" : "unknown key " + key));
+    error.key(key).at(source_.origin(entry.place));
+    const Options* here = find_table(table);
+    if (here != nullptr)
+      for (const meshwright_option* option : here->schema().options) names.emplace_back(option->name);
+    std::string prefix = table.empty() ? "" : table + ".";
+    for (const auto& [name, options] : config_.tables)
+      if (name.starts_with(prefix) && name.size() > prefix.size() && name.find('.', prefix.size()) == std::string::npos)
+        names.push_back(name.substr(prefix.size()));
+    std::string near = nearest_name(entry.key, names);
+    std::string home = home_of(entry.key, table);
+    if (!home.empty() && (near.empty() || near != entry.key)) error.help(entry.key + " belongs to [" + home + "]: move it there");
+    if (!near.empty()) error.help("did you mean " + full_key(table, near) + "?");
+    if (home.empty() && near.empty())
+      error.help("remove the line; `meshwright config explain" + (table.empty() ? std::string() : " " + table) + "` lists the keys");
+    diagnostics_.add(std::move(error));
+  }
+
+  // Another table that has a key of this name.
+  std::string home_of(const std::string& name, const std::string& not_this) const {
+    for (const auto& [table, options] : config_.tables)
+      if (table != not_this && !table.empty() && options.schema().find(name) != nullptr) return table;
+    return {};
+  }
+
+  // Rules between keys that need no strategy.
+  void cross_checks() {
+    const Options& model = config_.tables.at("model");
+    if (model.is_set("config") && model.is_set("pretrained"))
+      diagnostics_.add(Error(ErrorCode::conflict, "model.config and model.pretrained are both set")
+                           .key("model.pretrained")
+                           .at(model.origin("pretrained"))
+                           .help("set model.pretrained = \"none\" for random weights")
+                           .help("set model.config = \"none\" to load the folder's weights"));
+    const Options& optimizer = config_.tables.at("optimizer");
+    if (const auto* betas = std::get_if<std::vector<double>>(&optimizer.value("betas")); betas != nullptr && betas->size() != 2)
+      diagnostics_.add(Error(ErrorCode::out_of_range, "optimizer.betas wants two numbers, found " + std::to_string(betas->size()))
+                           .key("optimizer.betas")
+                           .at(optimizer.origin("betas"))
+                           .help("set optimizer.betas = [0.9, 0.95]"));
+    const Options& schedule = config_.tables.at("lr_scheduler");
+    if (schedule.is_given("min_lr") && schedule.get_number("min_lr") > optimizer.get_number("lr"))
+      diagnostics_.add(Error(ErrorCode::conflict, "lr_scheduler.min_lr = " + to_toml(schedule.value("min_lr")) +
+                                                      " is above optimizer.lr = " + to_toml(optimizer.value("lr")))
+                           .key("lr_scheduler.min_lr")
+                           .at(schedule.origin("min_lr"))
+                           .help("set lr_scheduler.min_lr = " + to_toml(optimizer.value("lr"))));
+  }
+
+  void read_shared() {
+    try {
+      config_.shared = read_shared_options(config_.tables.at("distributed"), config_.tables.at("distributed.mp_policy"),
+                                           config_.tables.at("distributed.moe"), config_.tables.at("distributed.moe.mp_policy"),
+                                           config_.tables.at("distributed.pipeline"), diagnostics_);
+      check_pipeline_options(config_.shared, diagnostics_);
+    } catch (const Error& error) {
+      diagnostics_.add(error);
+    }
+  }
+
+  const Source::Impl& source_;
+  const std::vector<StrategySchema>& strategies_;
+  const std::string& active_;
+  Diagnostics& diagnostics_;
+  Config config_;
+};
+
+}  // namespace
+
+const Options& Config::table(const std::string& name) const {
+  auto it = tables.find(name);
+  if (it == tables.end()) throw Error(ErrorCode::internal, "there is no configuration table " + name);
+  return it->second;
+}
+
+StrategyConfig Config::strategy_config(const StrategySchema& schema) const {
+  StrategyConfig out;
+  out.shared = shared;
+  out.shared_values = table("distributed");
+  auto it = tables.find(schema.schema.table);
+  out.own = it != tables.end() ? it->second : Options(schema.schema);
+  return out;
+}
+
+Config resolve(const Source& source, const std::vector<StrategySchema>& strategies, const std::string& active, Diagnostics& diagnostics) {
+  return Resolver(source.impl(), strategies, active, diagnostics).run(source.strategy());
+}
+
+}  // namespace meshwright::config

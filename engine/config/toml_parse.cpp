@@ -1,0 +1,91 @@
+// The one file that includes toml++.
+#define TOML_EXCEPTIONS 0
+#include <toml++/toml.h>
+
+#include <algorithm>
+#include <sstream>
+
+#include "engine/config/syntax.h"
+#include "engine/config/toml_value.h"
+
+namespace meshwright::config {
+namespace {
+
+Place place_of(const toml::source_region& region) {
+  return {Origin::Source::file, static_cast<int>(region.begin.line), static_cast<int>(region.begin.column)};
+}
+
+bool before(const Place& a, const Place& b) { return a.line != b.line ? a.line < b.line : a.column < b.column; }
+
+template <class T>
+std::string as_written(const T& node) {
+  std::ostringstream out;
+  out << node;
+  return out.str();
+}
+
+Value convert(const toml::node& node) {
+  Value value;
+  value.place = place_of(node.source());
+  if (const auto* v = node.as_boolean()) {
+    value.kind = Value::Kind::boolean;
+    value.boolean = v->get();
+  } else if (const auto* v = node.as_integer()) {
+    value.kind = Value::Kind::integer;
+    value.integer = v->get();
+  } else if (const auto* v = node.as_floating_point()) {
+    value.kind = Value::Kind::number;
+    value.number = v->get();
+  } else if (const auto* v = node.as_string()) {
+    value.kind = Value::Kind::string;
+    value.text = v->get();
+  } else if (const auto* v = node.as_array()) {
+    value.kind = Value::Kind::list;
+    for (const toml::node& item : *v) value.items.push_back(convert(item));
+  } else if (const auto* v = node.as_table()) {
+    for (const auto& [key, item] : *v) value.entries.push_back({std::string(key.str()), place_of(key.source()), convert(item)});
+    // toml++ sorts by name; patterns and errors want the order of the file.
+    std::stable_sort(value.entries.begin(), value.entries.end(), [](const Entry& a, const Entry& b) { return before(a.place, b.place); });
+  } else {
+    value.kind = Value::Kind::date;
+    if (const auto* date = node.as_date()) value.text = as_written(*date);
+    if (const auto* time = node.as_time()) value.text = as_written(*time);
+    if (const auto* both = node.as_date_time()) value.text = as_written(*both);
+  }
+  return value;
+}
+
+}  // namespace
+
+std::optional<Value> parse_toml(std::string_view text, const std::string& file, Diagnostics& diagnostics) {
+  if (std::optional<SyntaxProblem> problem = check_limits(text)) {
+    diagnostics.add(syntax_error(*problem, text, file));
+    return std::nullopt;
+  }
+  toml::parse_result result = toml::parse(text);
+  if (!result) {
+    const toml::parse_error& error = result.error();
+    diagnostics.add(syntax_error({std::string(error.description()), place_of(error.source())}, text, file));
+    return std::nullopt;
+  }
+  return convert(result.table());
+}
+
+std::optional<Value> parse_toml_value(std::string_view text, std::string* why) {
+  std::string line = "v = " + std::string(text);
+  if (std::optional<SyntaxProblem> problem = check_limits(line)) {
+    if (why != nullptr) *why = problem->what;
+    return std::nullopt;
+  }
+  toml::parse_result result = toml::parse(line);
+  if (!result) {
+    if (why != nullptr) *why = std::string(result.error().description());
+    return std::nullopt;
+  }
+  if (result.table().size() != 1) return std::nullopt;  // "1\nx = 2" is not one value
+  const toml::node* node = result.table().get("v");
+  if (node == nullptr) return std::nullopt;
+  return convert(*node);
+}
+
+}  // namespace meshwright::config

@@ -1,0 +1,187 @@
+#include "engine/config/toml_value.h"
+
+#include <algorithm>
+#include <cctype>
+#include <cmath>
+
+namespace meshwright::config {
+namespace {
+
+bool is_bare(std::string_view part) {
+  return !part.empty() &&
+         std::all_of(part.begin(), part.end(), [](char c) { return std::isalnum(static_cast<unsigned char>(c)) || c == '_' || c == '-'; });
+}
+
+struct Pattern {
+  std::string name, style;
+  Place place;
+};
+
+// Dotted keys of a table of strings are nested tables to the parser; a pattern wants them as one name.
+bool flatten(const Value& table, const std::string& prefix, std::vector<Pattern>& out) {
+  for (const Entry& entry : table.entries) {
+    std::string name = prefix.empty() ? entry.key : prefix + "." + entry.key;
+    if (entry.value.is_table()) {
+      if (!flatten(entry.value, name, out)) return false;
+    } else if (entry.value.kind == Value::Kind::string) {
+      out.push_back({std::move(name), entry.value.text, entry.place});
+    } else {
+      return false;
+    }
+  }
+  return true;
+}
+
+template <class T, class Get>
+std::vector<T> items_as(const Value& list, Get&& get) {
+  std::vector<T> out;
+  for (const Value& item : list.items) out.push_back(get(item));
+  return out;
+}
+
+bool all_of_kind(const Value& list, Value::Kind a, Value::Kind b) {
+  return std::all_of(list.items.begin(), list.items.end(), [&](const Value& v) { return v.kind == a || v.kind == b; });
+}
+
+double as_number(const Value& v) { return v.kind == Value::Kind::integer ? static_cast<double>(v.integer) : v.number; }
+
+std::optional<OptionValue> list_value(const Value& list) {
+  using Kind = Value::Kind;
+  auto text = [](const Value& v) { return v.text; };
+  if (all_of_kind(list, Kind::string, Kind::string)) return items_as<std::string>(list, text);
+  if (all_of_kind(list, Kind::integer, Kind::number)) {
+    auto numbers = items_as<double>(list, as_number);
+    if (!std::all_of(numbers.begin(), numbers.end(), [](double d) { return std::isfinite(d); })) return std::nullopt;
+    return numbers;
+  }
+  if (!all_of_kind(list, Kind::list, Kind::list)) return std::nullopt;
+  for (const Value& row : list.items)
+    if (!all_of_kind(row, Kind::string, Kind::string)) return std::nullopt;
+  return items_as<std::vector<std::string>>(list, [&](const Value& row) { return items_as<std::string>(row, text); });
+}
+
+}  // namespace
+
+Entry* Value::find(std::string_view key) {
+  for (Entry& entry : entries)
+    if (entry.key == key) return &entry;
+  return nullptr;
+}
+const Entry* Value::find(std::string_view key) const { return const_cast<Value*>(this)->find(key); }
+
+std::string to_toml(const Value& value) {
+  switch (value.kind) {
+    case Value::Kind::boolean:
+      return meshwright::to_toml(OptionValue(value.boolean));
+    case Value::Kind::integer:
+      return meshwright::to_toml(OptionValue(value.integer));
+    case Value::Kind::number:
+      return meshwright::to_toml(OptionValue(value.number));
+    case Value::Kind::string:
+      return meshwright::to_toml(OptionValue(value.text));
+    case Value::Kind::date:
+      return value.text;
+    case Value::Kind::list: {
+      std::string out = "[";
+      for (const Value& item : value.items) out += (out.size() > 1 ? ", " : "") + to_toml(item);
+      return out + "]";
+    }
+    case Value::Kind::table: {
+      std::string out = "{";
+      for (const Entry& entry : value.entries) out += (out.size() > 1 ? ", " : "") + join_key("", entry.key) + " = " + to_toml(entry.value);
+      return out + "}";
+    }
+  }
+  return "";
+}
+
+std::optional<std::vector<std::string>> split_key(std::string_view key) {
+  std::vector<std::string> parts;
+  for (size_t i = 0;;) {
+    while (i < key.size() && (key[i] == ' ' || key[i] == '\t')) ++i;
+    size_t begin = i;
+    if (i < key.size() && (key[i] == '"' || key[i] == '\'')) {
+      size_t end = key.find(key[i], i + 1);
+      if (end == std::string_view::npos) return std::nullopt;
+      parts.emplace_back(key.substr(begin + 1, end - begin - 1));
+      i = end + 1;
+    } else {
+      while (i < key.size() && is_bare(key.substr(i, 1))) ++i;
+      if (i == begin) return std::nullopt;
+      parts.emplace_back(key.substr(begin, i - begin));
+    }
+    while (i < key.size() && (key[i] == ' ' || key[i] == '\t')) ++i;
+    if (i == key.size()) return parts;
+    if (key[i++] != '.') return std::nullopt;
+  }
+}
+
+std::string join_key(std::string_view table, std::string_view name) {
+  std::string part = is_bare(name) ? std::string(name) : meshwright::to_toml(OptionValue(std::string(name)));
+  return table.empty() ? part : std::string(table) + "." + part;
+}
+
+std::optional<OptionValue> to_option_value(const Value& value) {
+  switch (value.kind) {
+    case Value::Kind::boolean:
+      return OptionValue(value.boolean);
+    case Value::Kind::integer:
+      return OptionValue(value.integer);
+    case Value::Kind::number:
+      if (!std::isfinite(value.number)) return std::nullopt;
+      return OptionValue(value.number);
+    case Value::Kind::string:
+      return OptionValue(value.text);
+    case Value::Kind::date:
+      return std::nullopt;
+    case Value::Kind::list:
+      return list_value(value);
+    case Value::Kind::table: {
+      std::vector<Pattern> patterns;
+      if (!flatten(value, "", patterns)) return std::nullopt;
+      // What --set added has no line and comes last.
+      std::stable_sort(patterns.begin(), patterns.end(), [](const Pattern& a, const Pattern& b) {
+        if ((a.place.line == 0) != (b.place.line == 0)) return b.place.line == 0;
+        return a.place.line != b.place.line ? a.place.line < b.place.line : a.place.column < b.place.column;
+      });
+      StringMap map;
+      for (Pattern& pattern : patterns) map.emplace_back(std::move(pattern.name), std::move(pattern.style));
+      return map;
+    }
+  }
+  return std::nullopt;
+}
+
+std::string found_text(const Value& value) {
+  std::string text = to_toml(value);
+  if (constexpr size_t limit = 60; text.size() > limit) {
+    size_t cut = limit - 3;
+    while (cut > 0 && (static_cast<unsigned char>(text[cut]) & 0xC0) == 0x80) --cut;  // never inside a character
+    text = text.substr(0, cut) + "...";
+  }
+  switch (value.kind) {
+    case Value::Kind::boolean:
+      return "a boolean " + text;
+    case Value::Kind::integer:
+      return "an integer " + text;
+    case Value::Kind::number:
+      return (std::isfinite(value.number) ? "a float " : "the float ") + text;
+    case Value::Kind::string:
+      return "a string " + text;
+    case Value::Kind::date:
+      return "a date " + text;
+    case Value::Kind::list: {
+      const char* what = "a list of mixed types ";
+      if (!value.items.empty()) {
+        Value::Kind first = value.items[0].kind;
+        if (all_of_kind(value, first, first)) what = "a list ";
+      }
+      return what + text;
+    }
+    case Value::Kind::table:
+      return "a table " + text;
+  }
+  return text;
+}
+
+}  // namespace meshwright::config

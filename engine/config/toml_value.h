@@ -1,0 +1,68 @@
+// The parsed file as plain values that know their place. toml++ stays behind parse_toml(): it costs seconds a file that includes it.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "meshwright/error.h"
+#include "meshwright/options.h"
+
+namespace meshwright::config {
+
+// Line and column count from 1, columns in characters; 0 = unknown.
+struct Place {
+  Origin::Source source = Origin::Source::file;
+  int line = 0;
+  int column = 0;
+};
+
+struct Entry;
+
+struct Value {
+  enum class Kind : uint8_t { boolean, integer, number, string, date, list, table };
+  Kind kind = Kind::table;
+  Place place;
+  bool boolean = false;
+  bool bare = false;  // a string of --set that was not TOML
+  int64_t integer = 0;
+  double number = 0;
+  std::string text;  // of a string; of a date as written
+  std::vector<Value> items;
+  std::vector<Entry> entries;  // in file order
+
+  Value() = default;
+  explicit Value(std::string string_text) : kind(Kind::string), text(std::move(string_text)) {}
+
+  Entry* find(std::string_view key);
+  const Entry* find(std::string_view key) const;
+  bool is_table() const { return kind == Kind::table; }
+};
+
+struct Entry {
+  std::string key;
+  Place place;  // of the key
+  Value value;
+};
+
+// nullopt after a syntax error, which goes to `diagnostics` with its place in `file`.
+std::optional<Value> parse_toml(std::string_view text, const std::string& file, Diagnostics& diagnostics);
+// One value as it stands right of '='; nullopt when the text is not exactly that (`why` then holds the parser's words).
+std::optional<Value> parse_toml_value(std::string_view text, std::string* why = nullptr);
+
+// The value as TOML on one line.
+std::string to_toml(const Value& value);
+// A dotted key as parts, or nullopt: bare words, "..." and '...'. The inverse of `join_key`.
+std::optional<std::vector<std::string>> split_key(std::string_view key);
+// "a" + "b" = "a.b"; a part that is no bare word is quoted.
+std::string join_key(std::string_view table, std::string_view name);
+
+// As an option's value; nullopt for a date, a mixed list and what else no option takes. Tables of strings flatten their dotted
+// keys: model.layers = "x" is the pattern "model.layers".
+std::optional<OptionValue> to_option_value(const Value& value);
+// "a date 1979-05-27", "a list of mixed types [1, \"a\"]": what was found, for messages.
+std::string found_text(const Value& value);
+
+}  // namespace meshwright::config

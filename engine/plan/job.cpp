@@ -1,0 +1,67 @@
+#include <algorithm>
+#include <charconv>
+#include <cstdlib>
+#include <set>
+
+#include "engine/plan/plan.h"
+#include "engine/plugins/names.h"
+
+namespace meshwright::plan {
+namespace {
+
+config::StrategySchema schema_of(const plugins::StrategyInfo& info) { return {info.name, info.aliases, info.schema}; }
+
+}  // namespace
+
+std::optional<Job> load_job(const config::LoadOptions& options, Diagnostics& diagnostics) {
+  config::Source source = config::Source::load(options, diagnostics);
+  for (const Error& error : diagnostics.errors())
+    if (error.code() == ErrorCode::file_unreadable || error.code() == ErrorCode::toml_syntax) return std::nullopt;
+  Job job;
+  plugins::SearchPath search;
+  search.files = source.plugin_files();
+  search.folders = source.plugin_folders();
+  job.registry = std::make_unique<plugins::Registry>(search);
+  bool found = true;
+  try {
+    job.strategy = job.registry->find(source.strategy());
+    job.schemas.push_back(schema_of(*job.strategy.info));
+  } catch (Error& error) {
+    if (error.key().empty()) error.key("distributed.strategy");
+    diagnostics.add(error.at(source.strategy_origin()));
+    found = false;
+  }
+  // Other strategies matter only where the file has tables, or keys in the old flat form, that may be theirs.
+  auto own_table = [&](const std::string& table) { return found && job.strategy.info->schema.table == "distributed." + table; };
+  std::vector<std::string> tables = source.strategy_tables(), keys = source.foreign_keys();
+  if (std::any_of(tables.begin(), tables.end(), [&](const std::string& table) { return !own_table(table); }) ||
+      std::any_of(keys.begin(), keys.end(),
+                  [&](const std::string& key) { return !found || job.strategy.info->schema.find(key) == nullptr; })) {
+    for (const plugins::Listing& listing : job.registry->list()) {
+      if (listing.plugin == nullptr) continue;
+      for (const plugins::StrategyInfo& info : listing.plugin->strategies)
+        if (std::none_of(job.schemas.begin(), job.schemas.end(), [&](const auto& s) { return s.strategy == info.name; }))
+          job.schemas.push_back(schema_of(info));
+    }
+  }
+  job.config = config::resolve(source, job.schemas, found ? job.strategy.info->name : std::string(), diagnostics);
+  if (!found) return std::nullopt;
+  if (diagnostics.ok())
+    plugins::guarded(job.strategy, "checking its options",
+                     [&] { job.strategy.strategy->validate(job.config.strategy_config(job.schemas.front()), diagnostics); });
+  return job;
+}
+
+int64_t world_size_from_environment() {
+  const char* text = std::getenv("WORLD_SIZE");
+  if (text == nullptr || *text == '\0') return 1;
+  int64_t size = 0;
+  std::string_view view(text);
+  auto [end, error] = std::from_chars(view.data(), view.data() + view.size(), size);
+  if (error != std::errc() || end != view.data() + view.size() || size < 1)
+    throw Error(ErrorCode::bad_environment, "WORLD_SIZE = \"" + std::string(text) + "\" is not a number of ranks")
+        .help("unset WORLD_SIZE, or set it to a positive integer");
+  return size;
+}
+
+}  // namespace meshwright::plan

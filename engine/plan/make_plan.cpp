@@ -1,0 +1,174 @@
+#include <algorithm>
+
+#include "engine/models/models.h"
+#include "engine/plan/plan.h"
+
+namespace meshwright::plan {
+namespace {
+
+std::string n(int64_t value) { return std::to_string(value); }
+
+// The strategy that owns the request: the one named, or the one it hands the job on to, once.
+MeshPlan plan_mesh(Job& job, JobPlan& plan, StrategyConfig& config, const MeshRequest& request_in) {
+  MeshRequest request = request_in;
+  auto ask = [&] {
+    MeshPlan mesh;
+    plugins::guarded(plan.strategy, "planning the mesh", [&] { mesh = plan.strategy.strategy->plan_mesh(request); });
+    plan.notices.insert(plan.notices.end(), mesh.notices.begin(), mesh.notices.end());
+    return mesh;
+  };
+  MeshPlan mesh = ask();
+  if (mesh.delegate_to.empty()) return mesh;
+  std::string first = plan.strategy.info->name;
+  plan.strategy = job.registry->find(mesh.delegate_to);
+  config::StrategySchema schema{plan.strategy.info->name, plan.strategy.info->aliases, plan.strategy.info->schema};
+  config = job.config.strategy_config(schema);
+  request.config = config;
+  Diagnostics diagnostics;
+  plugins::guarded(plan.strategy, "checking its options", [&] { plan.strategy.strategy->validate(config, diagnostics); });
+  plan.notices.insert(plan.notices.end(), diagnostics.notices().begin(), diagnostics.notices().end());
+  plan.warnings.insert(plan.warnings.end(), diagnostics.warnings().begin(), diagnostics.warnings().end());
+  diagnostics.throw_if_any();
+  mesh = ask();
+  if (!mesh.delegate_to.empty())
+    throw Error(ErrorCode::bad_delegation,
+                first + " hands this job to " + plan.strategy.info->name + ", which hands it on to " + mesh.delegate_to)
+        .key("distributed.strategy")
+        .help("set distributed.strategy = \"" + mesh.delegate_to + "\"");
+  return mesh;
+}
+
+// The step's shape; checked against dp only where the user gave batch sizes.
+Workload read_workload(const config::Config& config, const MeshPlan& mesh) {
+  Workload work;
+  const Options& steps = config.table("step_scheduler");
+  work.local_batch = steps.get_int("local_batch_size");
+  int64_t global = steps.get_int("global_batch_size");
+  bool given = steps.is_given("global_batch_size") || steps.is_given("local_batch_size");
+  int64_t per_micro_step = work.local_batch * mesh.dp;
+  if (per_micro_step > 0 && global % per_micro_step == 0 && global >= per_micro_step) {
+    work.accumulation = global / per_micro_step;
+  } else if (given && steps.is_given("global_batch_size")) {
+    Error error(ErrorCode::batch_not_divisible, "global_batch_size " + n(global) + " is not a multiple of local_batch_size " +
+                                                    n(work.local_batch) + " * dp " + n(mesh.dp) + " = " + n(per_micro_step));
+    error.key("step_scheduler.global_batch_size").at(steps.origin("global_batch_size"));
+    int64_t up = (global / per_micro_step + 1) * per_micro_step;
+    if (up > per_micro_step) error.help("set step_scheduler.global_batch_size = " + n(up - per_micro_step));
+    error.help("set step_scheduler.global_batch_size = " + n(up));
+    for (int64_t local = std::min(work.local_batch, global); local >= 1; --local)
+      if (global % (local * mesh.dp) == 0) {
+        error.help("set step_scheduler.local_batch_size = " + n(local));
+        break;
+      }
+    throw error;
+  }
+  if (const Options& data = config.table("dataset"); data.is_set("seq_len")) work.seq_len = data.get_int("seq_len");
+  work.storage = config.table("model").find_dtype("torch_dtype").value_or(DType::float32);
+  const Options& optimizer = config.table("optimizer");
+  if (optimizer.get_string("name") == "sgd") work.optimizer_states = optimizer.get_number("momentum") > 0 ? 1 : 0;
+  return work;
+}
+
+}  // namespace
+
+JobPlan make_plan(Job& job, const PlanRequest& wanted) {
+  JobPlan plan;
+  plan.requested_strategy = job.config.requested_strategy;
+  plan.strategy = job.strategy;
+  plan.world_size = wanted.world_size;
+  plan.rank = wanted.rank;
+  plan.shared = job.config.shared;
+  if (wanted.rank < 0 || wanted.rank >= wanted.world_size)
+    throw Error(ErrorCode::rank_out_of_range, "there is no rank " + n(wanted.rank) + " in a world of " + n(wanted.world_size))
+        .help("--rank takes 0 to " + n(wanted.world_size - 1));
+
+  StrategyConfig config = job.config.strategy_config(job.schemas.front());
+  MeshRequest request;
+  request.world_size = wanted.world_size;
+  request.config = config;
+  plan.mesh = plan_mesh(job, plan, config, request);
+  plan.workload = read_workload(job.config, plan.mesh);
+
+  const Options& model = job.config.table("model");
+  std::string path = model.get_string("config");
+  const char* key = "model.config";
+  if (path.empty()) {
+    path = model.get_string("pretrained");
+    key = "model.pretrained";
+  }
+  if (path.empty()) {
+    plan.tp.source = "none";
+    return plan;
+  }
+  try {
+    plan.outline = models::load_outline(path, plan.workload.storage);
+  } catch (Error& error) {
+    throw error.key(key).at(model.origin(std::string(key).substr(6)));
+  }
+  const ModelOutline& outline = *plan.outline;
+  const ParallelSizes& sizes = config.shared.sizes;
+  if (sizes.ep > 1 && !outline.moe)
+    throw Error(ErrorCode::model_does_not_fit, outline.architecture + " has no experts to divide, but ep_size = " + n(sizes.ep))
+        .key("distributed.ep_size")
+        .help("set distributed.ep_size = 1");
+  if (sizes.ep > 1 && outline.moe->experts % sizes.ep != 0) {
+    Error error(ErrorCode::model_does_not_fit, n(outline.moe->experts) + " experts do not divide by ep " + n(sizes.ep));
+    error.key("distributed.ep_size");
+    int shown = 0;
+    for (int64_t d = std::min(sizes.ep, outline.moe->experts); d >= 1 && shown < 3; --d)
+      if (outline.moe->experts % d == 0 && (plan.mesh.moe_mesh && plan.mesh.moe_mesh->size("ep_shard") * sizes.ep % d == 0)) {
+        error.help("set distributed.ep_size = " + n(d));
+        ++shown;
+      }
+    throw error;
+  }
+  TpPlanRequest tp{sizes.tp, config.shared.sequence_parallel, config.shared.tp_plan};
+  plugins::guarded(plan.strategy, "translating the tensor-parallel plan",
+                   [&] { plan.tp = plan.strategy.strategy->translate_tp_plan(outline, tp); });
+  plan.notices.insert(plan.notices.end(), plan.tp.notices.begin(), plan.tp.notices.end());
+  plan.warnings.insert(plan.warnings.end(), plan.tp.warnings.begin(), plan.tp.warnings.end());
+
+  ModelOutline part = outline;
+  if (sizes.pp > 1) {
+    plan.pipeline = plan_pipeline(outline, sizes.pp, config.shared.pipeline);
+    int64_t stage_rank = plan.mesh.device_mesh->coordinate(plan.rank, "pp");
+    part = stage_outline(outline, *plan.pipeline, stage_rank);
+  }
+  FootprintRequest cost{part, plan.mesh, plan.tp, config, plan.workload, plan.rank};
+  plugins::guarded(plan.strategy, "computing the footprint", [&] { plan.footprint = plan.strategy.strategy->footprint(cost); });
+  if (plan.pipeline && plan.workload.seq_len > 0) {
+    // Activations to the next stage and their gradients back, once a micro-batch for each stage of this rank that has a neighbour.
+    int64_t micro = plan.workload.local_batch * plan.workload.accumulation;
+    int64_t bytes =
+        plan.workload.seq_len / sizes.cp * outline.hidden_size * dtype_size(config.shared.pipeline.dtype.value_or(config.shared.mp.output));
+    int64_t last = static_cast<int64_t>(plan.pipeline->stages.size()) - 1, sends = 0;
+    for (int64_t stage : plan.pipeline->stages_of_rank[static_cast<size_t>(plan.mesh.device_mesh->coordinate(plan.rank, "pp"))])
+      sends += (stage < last ? 1 : 0) + (stage > 0 ? 1 : 0);
+    int64_t size = config.shared.pipeline.microbatch_size;
+    plan.footprint->wire.push_back({"pp", "send", sends * ((micro + size - 1) / size), sends * micro * bytes});
+  }
+  return plan;
+}
+
+std::vector<AxisView> axes_of(const JobPlan& plan) {
+  std::vector<AxisView> out;
+  auto add = [&](const Mesh& mesh, const std::string& name, bool flattened, bool expert) {
+    if (!mesh.place_of(plan.rank)) return;
+    out.push_back({name, mesh.size(name), mesh.coordinate(plan.rank, name), flattened, expert, mesh.group(plan.rank, name)});
+  };
+  if (!plan.mesh.device_mesh) {
+    AxisView dp{"dp", plan.world_size, plan.rank, false, false, {}};
+    for (int64_t r = 0; r < plan.world_size; ++r) dp.group.push_back(r);
+    out.push_back(std::move(dp));
+    return out;
+  }
+  const Mesh& mesh = *plan.mesh.device_mesh;
+  for (const MeshAxis& axis : mesh.axes()) add(mesh, axis.name, false, false);
+  for (const FlattenedAxis& axis : mesh.flattened()) add(mesh, axis.name, true, false);
+  if (plan.mesh.moe_mesh)
+    for (const MeshAxis& axis : plan.mesh.moe_mesh->axes())
+      if (!mesh.has_axis(axis.name)) add(*plan.mesh.moe_mesh, axis.name, false, true);
+  return out;
+}
+
+}  // namespace meshwright::plan

@@ -1,0 +1,66 @@
+// A job on paper: from a checked configuration to meshes, tensor-parallel plan, pipeline stages and cost. Starts nothing.
+#pragma once
+
+#include <boost/json/object.hpp>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "engine/config/config.h"
+#include "engine/plugins/registry.h"
+#include "meshwright/footprint.h"
+#include "meshwright/pipeline.h"
+#include "meshwright/strategy.h"
+
+namespace meshwright::plan {
+
+// A configuration together with the plugins it names: what `plan`, `validate` and `config show` start from.
+struct Job {
+  config::Config config;
+  std::unique_ptr<plugins::Registry> registry;
+  plugins::LoadedStrategy strategy;             // as requested
+  std::vector<config::StrategySchema> schemas;  // of the requested strategy and of those whose tables occur
+};
+
+// Loads and checks everything; problems go to `diagnostics`. nullopt when the strategy cannot be had or the file cannot be read.
+std::optional<Job> load_job(const config::LoadOptions& options, Diagnostics& diagnostics);
+
+struct PlanRequest {
+  int64_t world_size = 1;
+  int64_t rank = 0;
+};
+
+struct JobPlan {
+  std::string requested_strategy;    // as written
+  plugins::LoadedStrategy strategy;  // the one that owns the job
+  int64_t world_size = 1, rank = 0;
+  MeshPlan mesh;
+  SharedOptions shared;
+  std::optional<ModelOutline> outline;  // the whole model
+  TpPlan tp;
+  std::optional<PipelinePlan> pipeline;
+  std::optional<Footprint> footprint;  // of the rank; needs a model
+  Workload workload;
+  std::vector<std::string> notices, warnings;
+};
+
+// Throws Error: 3xx when the job does not fit, 2xx for the model's configuration.
+JobPlan make_plan(Job& job, const PlanRequest& request);
+
+// Every axis of the plan with the rank's coordinate and group: real axes, flattened ones, expert axes; ddp: dp.
+struct AxisView {
+  std::string name;
+  int64_t size = 1, coordinate = 0;
+  bool flattened = false, expert = false;
+  std::vector<int64_t> group;
+};
+std::vector<AxisView> axes_of(const JobPlan& plan);
+
+// The machine form.
+boost::json::object to_json(const JobPlan& plan);
+
+// The number of ranks of the environment (WORLD_SIZE), else 1. Throws Error(bad_environment).
+int64_t world_size_from_environment();
+
+}  // namespace meshwright::plan
