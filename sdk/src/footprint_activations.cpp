@@ -64,7 +64,7 @@ int64_t activation_bytes(const FootprintRequest& request) {
       if (weight && found->kind == ModuleKind::norm) outside += outline.hidden_size;
       continue;
     }
-    if (found->kind == ModuleKind::norm && weight && parent_of(module) == within) {
+    if (found->kind == ModuleKind::norm && weight && module_of(module) == within) {
       layer.norms += outline.hidden_size / (sequence ? tp : 1);
     } else if (found->kind == ModuleKind::experts && parameter.shape.size() == 3) {
       // Balanced routing brings as many tokens as leave; both widths of an expert's matrices pass by once.
@@ -76,7 +76,7 @@ int64_t activation_bytes(const FootprintRequest& request) {
       bool cut = tp > 1 && tp_shard_dim(request.tp, outline, parameter.name).has_value();
       int64_t width = (closes_block(module) ? parameter.shape[1] : parameter.shape[0]) / (cut ? tp : 1);
       (in_attention(module.substr(within.size())) ? layer.attention : layer.mlp) += width;
-      if (blocks.insert(parent_of(module)).second) layer.inputs += outline.hidden_size;
+      if (blocks.insert(module_of(module)).second) layer.inputs += outline.hidden_size;
     }
   }
   close();

@@ -50,20 +50,22 @@ std::vector<Buffer> make_buffers(const ModelOutline& outline, const Layout& layo
       if (!wanted.contains(module.class_name)) continue;
       found.insert(module.class_name);
       // Parents come first, so a module inside a unit belongs to it.
-      if (std::none_of(buffers.begin(), buffers.end(), [&](const Buffer& b) { return lies_under(module.name, b.name); }))
+      if (std::none_of(buffers.begin(), buffers.end(), [&](const Buffer& b) { return text::lies_under(module.name, b.name); }))
         buffers.push_back({module.name, {}, true});
     }
     for (const std::string& name : wanted)
       if (!found.contains(name)) refuse_class("no module of the model has the class " + name, outline);
     for (size_t p = 0; p < outline.parameters.size(); ++p) {
-      auto owner =
-          std::find_if(buffers.begin(), buffers.end(), [&](const Buffer& b) { return lies_under(outline.parameters[p].name, b.name); });
+      auto owner = std::find_if(buffers.begin(), buffers.end(),
+                                [&](const Buffer& b) { return text::lies_under(outline.parameters[p].name, b.name); });
       if (owner == buffers.end())
         outside.push_back(p);
       else
         owner->parameters.push_back(p);
     }
   }
+  for (Buffer& buffer : buffers)
+    if (buffer.name.empty()) buffer.name = outline.architecture;  // the whole model is one unit
   // A bucket never grows past the limit, but one parameter may; a tied weight stands alone.
   std::vector<Buffer> buckets;
   int64_t filled = 0;

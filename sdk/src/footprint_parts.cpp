@@ -90,7 +90,8 @@ Layout make_layout(const FootprintRequest& request) {
   for (const ParameterOutline& parameter : request.outline.parameters) {
     Share share;
     share.shape = parameter.shape;
-    share.expert = std::any_of(experts.begin(), experts.end(), [&](std::string_view module) { return lies_under(parameter.name, module); });
+    share.expert =
+        std::any_of(experts.begin(), experts.end(), [&](std::string_view module) { return text::lies_under(parameter.name, module); });
     // Expert groups span tp, so experts are cut over ep alone.
     if (!share.expert && layout.tp.size > 1) share.tp_dim = tp_shard_dim(request.tp, request.outline, parameter.name);
     if (share.tp_dim) {
@@ -150,18 +151,9 @@ const ModuleOutline* ModuleIndex::find(std::string_view name) const {
 }
 
 std::string_view ModuleIndex::layer_of(std::string_view name) const {
-  for (; !name.empty(); name = parent_of(name))
+  for (; !name.empty(); name = module_of(name))
     if (const ModuleOutline* module = find(name); module != nullptr && module->kind == ModuleKind::layer) return name;
   return {};
-}
-
-std::string_view parent_of(std::string_view name) {
-  size_t dot = name.rfind('.');
-  return dot == std::string_view::npos ? std::string_view() : name.substr(0, dot);
-}
-
-bool lies_under(std::string_view name, std::string_view module) {
-  return name.size() > module.size() && name.starts_with(module) && name[module.size()] == '.';
 }
 
 int64_t sum_of_largest(std::vector<int64_t> values, int64_t count) {

@@ -54,8 +54,6 @@ class ModuleIndex {
  private:
   std::unordered_map<std::string_view, const ModuleOutline*> modules_;
 };
-std::string_view parent_of(std::string_view name);
-bool lies_under(std::string_view name, std::string_view module);
 // Sum of the `count` largest.
 int64_t sum_of_largest(std::vector<int64_t> values, int64_t count);
 

@@ -76,7 +76,7 @@ void add_partial_gradients(TpContext& context, const std::vector<std::pair<const
     if (style.kind == TpStyleKind::row && style.output == TpLayout::shard_1) bias.insert(module->name);
   }
   for (const ModuleOutline& module : context.request.outline.modules)
-    if (module.kind == ModuleKind::norm && context.column_parents.contains(parent_of(module.name))) whole.insert(module.name);
+    if (module.kind == ModuleKind::norm && context.column_parents.contains(module_of(module.name))) whole.insert(module.name);
   int64_t element = dtype_size(precision_of(context.request).reduce);
   for (const ParameterOutline& parameter : context.request.outline.parameters) {
     std::string_view module = module_of(parameter.name);
@@ -110,10 +110,11 @@ std::vector<WireRow> tp_wire(const FootprintRequest& request) {
     for (const std::string& name : entry.modules)
       if (const ModuleOutline* module = context.index.find(name)) styled.emplace_back(module, entry.style);
   for (const auto& [module, style] : styled) {
-    if (style.kind == TpStyleKind::column && module->kind == ModuleKind::linear) context.column_parents.insert(parent_of(module->name));
+    std::string_view layer = context.index.layer_of(module->name), above = module_of(module->name);
+    if (layer.empty()) continue;
+    if (style.kind == TpStyleKind::column) context.column_parents.insert(above);
     // Norms beside the blocks, not inside them, feed the columns of a layer.
-    std::string_view layer = context.index.layer_of(module->name);
-    if (layer.empty() || parent_of(module->name) != layer) continue;
+    if (above != layer) continue;
     if (style.kind == TpStyleKind::sequence) context.plain_norm_layers.insert(layer);
     if (style.kind == TpStyleKind::sequence_all_gather) context.gather_norm_layers.insert(layer);
   }

@@ -45,15 +45,6 @@ std::set<int64_t> stages_in_row(std::string_view row, const std::string& path, s
   return out;
 }
 
-bool under(std::string_view name, std::string_view module) {
-  return name.size() > module.size() && name.starts_with(module) && name[module.size()] == '.';
-}
-
-std::string_view parent(std::string_view name) {
-  size_t dot = name.rfind('.');
-  return dot == std::string_view::npos ? std::string_view() : name.substr(0, dot);
-}
-
 }  // namespace
 
 Error bad(std::string message, std::string_view key) { return Error(ErrorCode::bad_pipeline, std::move(message)).key(std::string(key)); }
@@ -117,10 +108,10 @@ Parts split_model(const ModelOutline& outline) {
   std::map<std::string, std::vector<std::string>, std::less<>> items;
   for (const ModuleOutline& module : outline.modules)
     if (module.kind == ModuleKind::list &&
-        std::none_of(items.begin(), items.end(), [&](const auto& list) { return under(module.name, list.first); }))
+        std::none_of(items.begin(), items.end(), [&](const auto& list) { return text::lies_under(module.name, list.first); }))
       items[module.name];
   for (const ModuleOutline& module : outline.modules)
-    if (auto list = items.find(parent(module.name)); list != items.end() && layer_number(module.name) >= 0)
+    if (auto list = items.find(module_of(module.name)); list != items.end() && layer_number(module.name) >= 0)
       list->second.push_back(module.name);
   auto list = items.find(outline.inner_prefix.empty() ? std::string("layers") : outline.inner_prefix + ".layers");
   if (list == items.end())
@@ -135,8 +126,10 @@ Parts split_model(const ModelOutline& outline) {
   for (const ModuleOutline& module : outline.modules) {
     if (module.name == name) before = false;
     // A part is a direct child of a module that encloses the list, and does not enclose it itself.
-    std::string_view above = parent(module.name);
-    if (module.name.empty() || module.name == name || under(name, module.name) || !(above.empty() || under(name, above))) continue;
+    std::string_view above = module_of(module.name);
+    if (module.name.empty() || module.name == name || text::lies_under(name, module.name) ||
+        !(above.empty() || text::lies_under(name, above)))
+      continue;
     if (module.kind == ModuleKind::rotary)
       parts.everywhere.push_back(module.name);
     else if (before || module.kind == ModuleKind::embedding)
@@ -174,7 +167,7 @@ void check_parts(const ModelOutline& outline, const Parts& parts, const StringTa
     }
   for (const ParameterOutline& parameter : outline.parameters)
     for (const std::string& name : known)
-      if ((under(parameter.name, name)) && !part_of.contains(name)) {
+      if (text::lies_under(parameter.name, name) && !part_of.contains(name)) {
         bool last = std::find(parts.last.begin(), parts.last.end(), name) != parts.last.end();
         throw bad(text::quote(name) + " is in no part, so its weights would be lost", kPartsKey)
             .help("add " + text::quote(name) + " to " +

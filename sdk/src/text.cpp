@@ -71,6 +71,11 @@ std::string quote(std::string_view text) {
   return out + "\"";
 }
 
+bool lies_under(std::string_view name, std::string_view module) {
+  if (module.empty()) return !name.empty();
+  return name.size() > module.size() && name.starts_with(module) && name[module.size()] == '.';
+}
+
 bool is_identifier(std::string_view text) {
   if (text.empty() || text.size() > 64 || !std::islower(static_cast<unsigned char>(text[0]))) return false;
   for (char c : text)

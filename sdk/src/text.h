@@ -17,6 +17,8 @@ std::string normal(std::string_view text);
 // A TOML basic string with its escapes.
 std::string quote(std::string_view text);
 bool is_identifier(std::string_view text);  // [a-z][a-z0-9_]*
+// "a.b.c" lies under "", "a" and "a.b", not under "a.b.c".
+bool lies_under(std::string_view name, std::string_view module);
 // A literal as it stands in an option's default: true, 2, 1e-8, "auto", ["a", "b"], [0.9, 0.95].
 std::optional<OptionValue> parse_literal(std::string_view text);
 
