@@ -69,17 +69,18 @@ StageCount count_stages(int64_t layers, int64_t pp, PipelineSchedule schedule, s
       return out;
     }
     out.stages = layers / each + (layers % each != 0);
-    origin = counted(layers, "layer") + " at layers_per_stage " + std::to_string(each) + " make " + counted(out.stages, "stage");
+    origin = counted(layers, "layer") + " at layers_per_stage " + std::to_string(each) + " make " + counted(out.stages, "stage") + over;
     if (out.stages % pp != 0) {
       if (round == Round::none) {
-        out.problem = origin + ", which is not a multiple of pp_size " + std::to_string(pp);
+        out.problem = origin + ", not a multiple of it";
         return out;
       }
       out.stages = (out.stages / pp + (round == Round::up ? 1 : 0)) * pp;
-      origin += std::string(", rounded ") + (round == Round::up ? "up" : "down") + " to " + std::to_string(out.stages);
+      origin += std::string(", rounded ") + (round == Round::up ? "up" : "down") + " to " + std::to_string(out.stages) + " for pp_size " +
+                std::to_string(pp);
     }
     if (int64_t local = out.stages / pp; !local_count_fits(schedule, local)) {
-      out.problem = origin + ": " + std::to_string(local) + " a rank" + over + ", but " + name + " runs " + stages_wanted(schedule);
+      out.problem = origin + ": " + std::to_string(local) + " a rank, but " + name + " runs " + stages_wanted(schedule);
       return out;
     }
   }
