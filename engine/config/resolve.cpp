@@ -123,15 +123,11 @@ class Resolver {
         if (alias.name != entry.key) continue;
         Value value = entry.value;
         std::string text = value.kind == Value::Kind::boolean ? (value.boolean ? "true" : "false") : value.text;
-        for (const auto& [old, today] : alias.values)
-          if (old == text)
-            if (std::optional<Value> mapped = parse_toml_value(today)) {
-              mapped->place = value.place;
-              value = *mapped;
-            } else {
-              value = Value(today);
-              value.place = entry.value.place;
-            }
+        for (const auto& [old, today] : alias.values) {
+          if (old != text) continue;
+          value = parse_toml_value(today).value_or(Value(today));
+          value.place = entry.value.place;
+        }
         diagnostics_.notice(full_key(table.schema().table, entry.key) + " is an older name of " +
                             full_key(table.schema().table, option->name));
         set(table, *option, entry, entry.key, &value);
@@ -213,11 +209,11 @@ class Resolver {
                            .help("set optimizer.betas = [0.9, 0.95]"));
     const Options& schedule = config_.tables.at("lr_scheduler");
     if (schedule.is_given("min_lr") && schedule.get_number("min_lr") > optimizer.get_number("lr"))
-      diagnostics_.add(Error(ErrorCode::conflict, "lr_scheduler.min_lr = " + to_toml(schedule.value("min_lr")) +
-                                                      " is above optimizer.lr = " + to_toml(optimizer.value("lr")))
+      diagnostics_.add(Error(ErrorCode::conflict, "lr_scheduler.min_lr = " + meshwright::to_toml(schedule.value("min_lr")) +
+                                                      " is above optimizer.lr = " + meshwright::to_toml(optimizer.value("lr")))
                            .key("lr_scheduler.min_lr")
                            .at(schedule.origin("min_lr"))
-                           .help("set lr_scheduler.min_lr = " + to_toml(optimizer.value("lr"))));
+                           .help("set lr_scheduler.min_lr = " + meshwright::to_toml(optimizer.value("lr"))));
   }
 
   void read_shared() {
