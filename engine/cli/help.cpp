@@ -44,7 +44,8 @@ std::vector<Entry> verb_entries(std::string_view group) {
   for (const Verb& verb : verbs()) {
     if (!group.empty() && !verb.name.starts_with(std::string(group) + ' ')) continue;
     std::string left = verb.name;
-    for (const Positional& positional : verb.positionals) left += std::string(positional.required ? " " : " [") + positional.name + (positional.required ? "" : "]");
+    for (const Positional& positional : verb.positionals)
+      left += std::string(positional.required ? " " : " [") + positional.name + (positional.required ? "" : "]");
     list.push_back({left, verb.summary});
   }
   return list;
@@ -70,7 +71,8 @@ std::string paragraphs(const Style& style, std::string_view text) {
 
 std::string usage_line(const Verb& verb) {
   std::string text = "meshwright " + verb.name;
-  for (const Positional& positional : verb.positionals) text += std::string(positional.required ? " " : " [") + positional.name + (positional.required ? "" : "]");
+  for (const Positional& positional : verb.positionals)
+    text += std::string(positional.required ? " " : " [") + positional.name + (positional.required ? "" : "]");
   if (!verb.flags.empty()) text += " [flags]";
   return text;
 }
@@ -90,8 +92,8 @@ std::string program_help(const Style& style) {
 }
 
 std::string group_help(const Style& style, std::string_view group) {
-  return paint(style, Tone::bold, "Usage") + "  meshwright " + std::string(group) + " VERB [arguments] [flags]\n" + heading(style, "Verbs") +
-         entries(style, verb_entries(group));
+  return paint(style, Tone::bold, "Usage") + "  meshwright " + std::string(group) + " VERB [arguments] [flags]\n" +
+         heading(style, "Verbs") + entries(style, verb_entries(group));
 }
 
 std::string verb_help(const Style& style, const Verb& verb) {

@@ -47,7 +47,9 @@ Error unknown_verb(const Words& words) {
 }
 
 Error wrong_usage(const Verb& verb, std::string message) {
-  return Error(ErrorCode::usage, std::move(message)).help("usage: " + usage_line(verb)).help("meshwright " + verb.name + " -h explains the flags");
+  return Error(ErrorCode::usage, std::move(message))
+      .help("usage: " + usage_line(verb))
+      .help("meshwright " + verb.name + " -h explains the flags");
 }
 
 Error unknown_flag(const Verb& verb, const std::string& given) {
@@ -75,7 +77,8 @@ void parse(const Verb& verb, const Words& arguments, Call& call) {
         continue;
       }
       Words& values = call.flags[option.string_key];
-      bool repeats = std::any_of(verb.flags.begin(), verb.flags.end(), [&](const Flag& f) { return option.string_key == f.name && f.repeats; });
+      bool repeats =
+          std::any_of(verb.flags.begin(), verb.flags.end(), [&](const Flag& f) { return option.string_key == f.name && f.repeats; });
       if (!values.empty() && !repeats) throw wrong_usage(verb, "--" + option.string_key + " stands twice");
       values.insert(values.end(), option.value.begin(), option.value.end());
     }

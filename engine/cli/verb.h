@@ -26,8 +26,10 @@ struct Flag {
 };
 
 inline constexpr Flag kJsonFlag{.name = "json", .doc = "Print JSON for machines; errors too."};
-inline constexpr Flag kSetFlag{
-    .name = "set", .argument = "KEY=VALUE", .doc = "Override any key of the file, for example distributed.tp_size=2. Repeatable.", .repeats = true};
+inline constexpr Flag kSetFlag{.name = "set",
+                               .argument = "KEY=VALUE",
+                               .doc = "Override any key of the file, for example distributed.tp_size=2. Repeatable.",
+                               .repeats = true};
 
 struct Positional {
   const char* name;  // "FILE"
@@ -36,8 +38,8 @@ struct Positional {
 
 // A parsed command line and where to print. stdout carries what was asked for, stderr all that is said about it.
 struct Call {
-  std::map<std::string, std::vector<std::string>> flags;  // given flags only; a switch has no values
-  std::vector<std::string> positionals;
+  std::map<std::string, std::vector<std::string>> flags = {};  // given flags only; a switch has no values
+  std::vector<std::string> positionals = {};
   bool json = false;
   report::Output& out;
   report::Output& err;
@@ -60,9 +62,9 @@ struct Call {
 struct Verb {
   std::string name;     // "plan", "plugins list"
   std::string summary;  // one line for the list of verbs
-  std::string details;  // paragraphs and examples for -h
-  std::vector<Positional> positionals;
-  std::vector<Flag> flags;  // beside -h and --color
+  std::string details = {};  // paragraphs and examples for -h
+  std::vector<Positional> positionals = {};
+  std::vector<Flag> flags = {};  // beside -h and --color
   int (*run)(Call& call) = nullptr;
 };
 

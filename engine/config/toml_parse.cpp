@@ -27,25 +27,25 @@ std::string as_written(const T& node) {
 Value convert(const toml::node& node) {
   Value value;
   value.place = place_of(node.source());
-  if (const auto* v = node.as_boolean()) {
+  if (const auto* b = node.as_boolean()) {
     value.kind = Value::Kind::boolean;
-    value.boolean = v->get();
-  } else if (const auto* v = node.as_integer()) {
+    value.boolean = b->get();
+  } else if (const auto* i = node.as_integer()) {
     value.kind = Value::Kind::integer;
-    value.integer = v->get();
-  } else if (const auto* v = node.as_floating_point()) {
+    value.integer = i->get();
+  } else if (const auto* f = node.as_floating_point()) {
     value.kind = Value::Kind::number;
-    value.number = v->get();
-  } else if (const auto* v = node.as_string()) {
+    value.number = f->get();
+  } else if (const auto* s = node.as_string()) {
     value.kind = Value::Kind::string;
-    value.text = v->get();
-  } else if (const auto* v = node.as_array()) {
+    value.text = s->get();
+  } else if (const auto* a = node.as_array()) {
     value.kind = Value::Kind::list;
-    for (const toml::node& item : *v) value.items.push_back(convert(item));
-  } else if (const auto* v = node.as_table()) {
-    for (const auto& [key, item] : *v) value.entries.push_back({std::string(key.str()), place_of(key.source()), convert(item)});
+    for (const toml::node& item : *a) value.items.push_back(convert(item));
+  } else if (const auto* t = node.as_table()) {
+    for (const auto& [key, item] : *t) value.entries.push_back({std::string(key.str()), place_of(key.source()), convert(item)});
     // toml++ sorts by name; patterns and errors want the order of the file.
-    std::stable_sort(value.entries.begin(), value.entries.end(), [](const Entry& a, const Entry& b) { return before(a.place, b.place); });
+    std::stable_sort(value.entries.begin(), value.entries.end(), [](const Entry& x, const Entry& y) { return before(x.place, y.place); });
   } else {
     value.kind = Value::Kind::date;
     if (const auto* date = node.as_date()) value.text = as_written(*date);

@@ -1,0 +1,35 @@
+#include "engine/cli/common.h"
+
+namespace meshwright::cli {
+
+config::LoadOptions load_options(const Call& call) {
+  config::LoadOptions options;
+  options.file = call.positional(0);
+  options.sets = call.values("set");
+  return options;
+}
+
+int64_t world_size(const Call& call) {
+  if (std::optional<int64_t> given = call.number("world-size", 1)) return *given;
+  return plan::world_size_from_environment();
+}
+
+std::optional<plan::Job> load_job(Call& call, int& status) {
+  Diagnostics diagnostics;
+  std::optional<plan::Job> job = plan::load_job(load_options(call), diagnostics);
+  call.say(diagnostics);
+  if (diagnostics.ok()) return job;
+  status = call.fail(diagnostics.errors());
+  return std::nullopt;
+}
+
+std::vector<config::StrategySchema> discovered_schemas(plugins::Registry& registry) {
+  std::vector<config::StrategySchema> out;
+  for (const plugins::Listing& listing : registry.list()) {
+    if (listing.plugin == nullptr) continue;
+    for (const plugins::StrategyInfo& info : listing.plugin->strategies) out.push_back({info.name, info.aliases, info.schema});
+  }
+  return out;
+}
+
+}  // namespace meshwright::cli

@@ -1,0 +1,157 @@
+#include <boost/json/array.hpp>
+#include <filesystem>
+
+#include "engine/cli/common.h"
+#include "engine/plugins/judge.h"
+#include "engine/plugins/names.h"
+
+namespace meshwright::cli {
+namespace {
+
+namespace json = boost::json;
+
+plugins::SearchPath search_path(const Call& call) {
+  plugins::SearchPath search;
+  if (!call.has("file")) return search;
+  Diagnostics diagnostics;
+  config::LoadOptions options;
+  options.file = call.value("file");
+  config::Source source = config::Source::load(options, diagnostics);
+  diagnostics.throw_if_any();
+  search.files = source.plugin_files();
+  search.folders = source.plugin_folders();
+  return search;
+}
+
+std::string capabilities(uint64_t bits) {
+  std::string out = (bits & MESHWRIGHT_CAN_PLAN) != 0 ? "plan" : "";
+  if ((bits & MESHWRIGHT_CAN_PARALLELIZE) != 0) out += out.empty() ? "train" : ", train";
+  return out.empty() ? "-" : out;
+}
+
+int run_list(Call& call) {
+  plugins::Registry registry(search_path(call));
+  std::vector<plugins::Listing> all = registry.list();
+  if (call.json) {
+    json::array rows;
+    for (const plugins::Listing& listing : all) {
+      json::object row{{"path", listing.path.string()}, {"place", listing.place}};
+      if (listing.plugin != nullptr) {
+        json::array strategies;
+        for (const plugins::StrategyInfo& info : listing.plugin->strategies)
+          strategies.push_back(
+              json::object{{"name", info.name}, {"summary", info.summary}, {"capabilities", capabilities(info.capabilities)}});
+        row["name"] = listing.plugin->name;
+        row["version"] = listing.plugin->version;
+        row["strategies"] = strategies;
+      } else {
+        row["refused"] = json::object{{"code", code_string(listing.refused->code())}, {"message", listing.refused->message()}};
+      }
+      rows.push_back(std::move(row));
+    }
+    call.print_json(json::object{{"plugins", rows}});
+    return 0;
+  }
+  std::vector<std::vector<std::string>> rows = {{"strategy", "can", "plugin", "place", "what it is"}};
+  for (const plugins::Listing& listing : all)
+    if (listing.plugin != nullptr)
+      for (const plugins::StrategyInfo& info : listing.plugin->strategies)
+        rows.push_back({info.name, capabilities(info.capabilities), listing.plugin->name + " " + listing.plugin->version, listing.place,
+                        info.summary});
+  if (rows.size() > 1) call.out.write(report::table(call.out_style, rows));
+  for (const plugins::Listing& listing : all)
+    if (listing.refused)
+      call.out.write("\nrefused " + listing.path.string() + " (" + listing.place + ")\n" +
+                     report::format_error(call.out_style, *listing.refused));
+  if (all.empty()) {
+    call.out.write("no plugins; searched\n");
+    for (const auto& [place, path] : registry.places()) call.out.write("  " + place + ": " + path.string() + "\n");
+  }
+  return 0;
+}
+
+int run_inspect(Call& call) {
+  plugins::Registry registry(search_path(call));
+  std::string what = call.positional(0);
+  const plugins::LoadedPlugin* plugin = nullptr;
+  if (what.find('/') != std::string::npos || what.ends_with(".so"))
+    plugin = &registry.load(std::filesystem::absolute(what), "command line");
+  else
+    plugin = registry.find(what).plugin;
+  if (call.json) {
+    json::object facts;
+    for (const auto& [key, value] : plugin->facts) facts[key] = value;
+    json::array strategies;
+    for (const plugins::StrategyInfo& info : plugin->strategies) {
+      json::array options, aliases;
+      for (const std::string& alias : info.aliases) aliases.emplace_back(alias);
+      for (const meshwright_option* o : info.schema.options)
+        options.push_back(json::object{{"name", o->name},
+                                       {"type", describe_type(*o)},
+                                       {"default", o->default_value == nullptr ? json::value(nullptr) : json::value(o->default_value)},
+                                       {"doc", o->doc}});
+      strategies.push_back(json::object{{"name", info.name},
+                                        {"aliases", aliases},
+                                        {"summary", info.summary},
+                                        {"capabilities", capabilities(info.capabilities)},
+                                        {"table", info.schema.table},
+                                        {"options", options}});
+    }
+    call.print_json(json::object{{"name", plugin->name},
+                                 {"version", plugin->version},
+                                 {"vendor", plugin->vendor},
+                                 {"license", plugin->license},
+                                 {"summary", plugin->summary},
+                                 {"path", plugin->path.string()},
+                                 {"place", plugin->place},
+                                 {"facts_hash", plugin->facts_hash},
+                                 {"facts", facts},
+                                 {"strategies", strategies}});
+    return 0;
+  }
+  const report::Style& style = call.out_style;
+  call.out.write(report::paint(style, report::Tone::bold, plugin->name + " " + plugin->version) + "  " + plugin->summary + "\n");
+  call.out.write(report::table(style, {{"", ""},
+                                       {"vendor", plugin->vendor},
+                                       {"license", plugin->license},
+                                       {"library", plugin->path.string()},
+                                       {"found in", plugin->place},
+                                       {"facts hash", plugin->facts_hash}}));
+  for (const plugins::StrategyInfo& info : plugin->strategies) {
+    call.out.write("\n" + report::paint(style, report::Tone::bold, "strategy " + info.name) + "  " + info.summary +
+                   "\ncan: " + capabilities(info.capabilities) + "; options in [" + info.schema.table + "]\n");
+    std::vector<std::vector<std::string>> rows = {{"option", "default", "type", "meaning"}};
+    for (const meshwright_option* o : info.schema.options)
+      rows.push_back({o->name, o->default_value == nullptr ? "not set" : o->default_value, describe_type(*o), o->doc});
+    if (rows.size() > 1) call.out.write(report::table(style, rows));
+  }
+  call.out.write("\n" + report::paint(style, report::Tone::bold, "build facts") + "\n");
+  std::vector<std::vector<std::string>> facts = {{"fact", "value"}};
+  for (const auto& [key, value] : plugin->facts) facts.push_back({key, value});
+  call.out.write(report::table(style, facts));
+  return 0;
+}
+
+constexpr Flag kFileFlag{.name = "file", .argument = "FILE", .doc = "Also look where this configuration's [plugins] says."};
+
+}  // namespace
+
+Verb plugins_list_verb() {
+  return {
+      .name = "plugins list",
+      .summary = "List the strategies that can be found, and the libraries that were refused",
+      .details = "Looked for in: [plugins] load and path (with --file), MESHWRIGHT_PLUGIN_PATH, the user's data folder, the installation.",
+      .flags = {kFileFlag, kJsonFlag},
+      .run = run_list};
+}
+
+Verb plugins_inspect_verb() {
+  return {.name = "plugins inspect",
+          .summary = "Show a plugin: its descriptor, options and build facts",
+          .details = "  meshwright plugins inspect fsdp2\n  meshwright plugins inspect ./libmeshwright_mine.so",
+          .positionals = {{"NAME|FILE"}},
+          .flags = {kFileFlag, kJsonFlag},
+          .run = run_inspect};
+}
+
+}  // namespace meshwright::cli

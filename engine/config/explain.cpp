@@ -1,0 +1,203 @@
+#include <boost/json/array.hpp>
+#include <cctype>
+
+#include "engine/config/describe.h"
+#include "engine/config/words.h"
+
+namespace meshwright::config {
+namespace {
+
+namespace json = boost::json;
+
+std::vector<OptionSchema> all_schemas(const std::vector<StrategySchema>& strategies) {
+  std::vector<OptionSchema> out = engine_schemas();
+  for (const StrategySchema& s : strategies) {
+    bool known = false;
+    for (OptionSchema& schema : out)
+      if (schema.table == s.schema.table) {
+        schema.owner += ", " + s.schema.owner;
+        known = true;
+      }
+    if (!known) out.push_back(s.schema);
+  }
+  return out;
+}
+
+std::string key_of(const OptionSchema& schema, const meshwright_option& option) {
+  return schema.table.empty() ? option.name : schema.table + "." + option.name;
+}
+
+std::string default_text(const meshwright_option& option) { return option.default_value == nullptr ? "not set" : option.default_value; }
+
+const ErrorInfo* find_code(const std::string& what) {
+  for (const ErrorInfo& info : error_catalog()) {
+    std::string code = code_string(info.code), lower = code;
+    lower[0] = 'e';
+    if (what == code || what == lower || what == info.name) return &info;
+  }
+  return nullptr;
+}
+
+struct Found {
+  const ErrorInfo* code = nullptr;
+  const OptionSchema* table = nullptr;
+  const meshwright_option* option = nullptr;
+};
+
+Found find(const std::string& what, const std::vector<OptionSchema>& schemas) {
+  Found found;
+  if ((found.code = find_code(what)) != nullptr) return found;
+  std::vector<std::string> names;
+  for (const OptionSchema& schema : schemas) {
+    if (schema.table == what && !what.empty()) {
+      found.table = &schema;
+      return found;
+    }
+    if (!schema.table.empty()) names.push_back(schema.table);
+    for (const meshwright_option* option : schema.options) {
+      std::string key = key_of(schema, *option);
+      if (key == what) {
+        found.table = &schema;
+        found.option = option;
+        return found;
+      }
+      names.push_back(key);
+    }
+  }
+  // A bare option name is enough where only one table has it.
+  for (const OptionSchema& schema : schemas)
+    if (const meshwright_option* option = schema.find(what)) {
+      if (found.option != nullptr) {
+        found = {};
+        break;
+      }
+      found.table = &schema;
+      found.option = option;
+    }
+  if (found.option != nullptr) return found;
+  for (const ErrorInfo& info : error_catalog()) names.push_back(code_string(info.code));
+  Error error(ErrorCode::usage, "\"" + what + "\" is no key, table or error code");
+  if (std::string near = nearest_name(what, names); !near.empty()) error.help("did you mean " + near + "?");
+  throw error.help("meshwright config explain lists the tables").help("meshwright config explain optimizer.lr explains a key");
+}
+
+std::string kind_name(ErrorKind kind) {
+  switch (kind) {
+    case ErrorKind::value:
+      return "value";
+    case ErrorKind::type:
+      return "type";
+    case ErrorKind::unknown_key:
+      return "unknown key";
+    case ErrorKind::runtime:
+      return "runtime";
+    case ErrorKind::not_implemented:
+      return "not implemented";
+    case ErrorKind::file:
+      return "file";
+    case ErrorKind::internal:
+      return "internal";
+  }
+  return "";
+}
+
+std::string option_text(const OptionSchema& schema, const meshwright_option& option) {
+  std::string out = key_of(schema, option) + "\n  " + option.doc + "\n\n";
+  out += "  type:     " + describe_type(option) + "\n  default:  " + default_text(option) + "\n  owner:    " + schema.owner + "\n";
+  if (option.aliases != nullptr) {
+    std::string names;
+    for (const std::string& alias : split(option.aliases, '|')) names += (names.empty() ? "" : ", ") + alias.substr(0, alias.find('{'));
+    out += "  formerly: " + names + "\n";
+  }
+  if ((option.flags & MESHWRIGHT_NO_EFFECT) != 0) out += "  effect:   none here; accepted so that older files load\n";
+  std::string example = option.default_value != nullptr ? option.default_value : "\"none\"";
+  out += "\n  " + (schema.table.empty() ? std::string() : "[" + schema.table + "]\n  ") + option.name + " = " + example + "\n";
+  return out;
+}
+
+json::object option_json(const OptionSchema& schema, const meshwright_option& option) {
+  return {{"key", key_of(schema, option)},
+          {"type", describe_type(option)},
+          {"default", option.default_value == nullptr ? json::value(nullptr) : json::value(option.default_value)},
+          {"owner", schema.owner},
+          {"doc", option.doc},
+          {"aliases", option.aliases == nullptr ? json::value(nullptr) : json::value(option.aliases)},
+          {"has_effect", (option.flags & MESHWRIGHT_NO_EFFECT) == 0}};
+}
+
+std::string markdown_cell(std::string text) {
+  for (size_t at = 0; (at = text.find('|', at)) != std::string::npos; at += 2) text.replace(at, 1, "\\|");
+  return text;
+}
+
+}  // namespace
+
+std::string explain(const std::string& what, const std::vector<StrategySchema>& strategies) {
+  std::vector<OptionSchema> schemas = all_schemas(strategies);
+  if (what.empty()) {
+    std::string out = "Tables of a configuration file (meshwright config explain TABLE):\n";
+    for (const OptionSchema& schema : schemas)
+      if (!schema.table.empty()) out += "  [" + schema.table + "]" + (schema.owner == "engine" ? "" : "  (" + schema.owner + ")") + "\n";
+    return out;
+  }
+  Found found = find(what, schemas);
+  if (found.code != nullptr)
+    return code_string(found.code->code) + ": " + found.code->title + "\n  " + found.code->explanation +
+           "\n\n  kind: " + kind_name(found.code->kind) + "\n  exit: " + std::to_string(exit_status(found.code->code)) + "\n";
+  if (found.option != nullptr) return option_text(*found.table, *found.option);
+  std::string out = "[" + found.table->table + "]  (" + found.table->owner + ")\n";
+  for (const meshwright_option* option : found.table->options)
+    out += "  " + std::string(option->name) + " = " + default_text(*option) + "\n      " + option->doc + "\n";
+  return out;
+}
+
+boost::json::object explain_json(const std::string& what, const std::vector<StrategySchema>& strategies) {
+  std::vector<OptionSchema> schemas = all_schemas(strategies);
+  if (what.empty()) {
+    json::array tables;
+    for (const OptionSchema& schema : schemas) tables.emplace_back(schema.table);
+    return {{"tables", tables}};
+  }
+  Found found = find(what, schemas);
+  if (found.code != nullptr)
+    return {{"code", code_string(found.code->code)},
+            {"title", found.code->title},
+            {"explanation", found.code->explanation},
+            {"kind", kind_name(found.code->kind)},
+            {"exit", exit_status(found.code->code)}};
+  if (found.option != nullptr) return option_json(*found.table, *found.option);
+  json::array options;
+  for (const meshwright_option* option : found.table->options) options.push_back(option_json(*found.table, *option));
+  return {{"table", found.table->table}, {"owner", found.table->owner}, {"options", options}};
+}
+
+std::string reference_markdown(const std::vector<StrategySchema>& strategies) {
+  std::string out =
+      "# Reference\n\nMade from the option schemas: `meshwright config explain --reference > docs/reference.md` refreshes it.\n"
+      "`\"none\"` and `\"auto\"` mean *not set* where a type says so; TOML has no null.\n\n";
+  for (const OptionSchema& schema : all_schemas(strategies)) {
+    out += schema.table.empty() ? "## Top level\n\n" : "## [" + schema.table + "]\n\n";
+    if (schema.owner != "engine") out += "Checked by the plugin of: " + schema.owner + ".\n\n";
+    out += "| key | type | default | meaning |\n|---|---|---|---|\n";
+    for (const meshwright_option* o : schema.options) {
+      std::string doc = o->doc;
+      if ((o->flags & MESHWRIGHT_NO_EFFECT) != 0) doc += " *Accepted, no effect here.*";
+      if (o->aliases != nullptr) {
+        doc += " Formerly";
+        for (const std::string& alias : split(o->aliases, '|')) doc += " `" + alias.substr(0, alias.find('{')) + "`";
+        doc += ".";
+      }
+      out += "| `" + std::string(o->name) + "` | " + markdown_cell(describe_type(*o)) + " | " +
+             (o->default_value == nullptr ? std::string("not set") : "`" + markdown_cell(o->default_value) + "`") + " | " +
+             markdown_cell(doc) + " |\n";
+    }
+    out += "\n";
+  }
+  out += "## Error codes\n\n| code | exit | what | explanation |\n|---|---|---|---|\n";
+  for (const ErrorInfo& info : error_catalog())
+    out += "| " + code_string(info.code) + " | " + std::to_string(exit_status(info.code)) + " | " + markdown_cell(info.title) + " | " +
+           markdown_cell(info.explanation) + " |\n";
+  return out;
+}
+
+}  // namespace meshwright::config
