@@ -72,7 +72,7 @@ struct Footprint {
 // The policy in which sharded strategies differ, for the closed form they share. With an expert mesh, experts are cut over ep and
 // ep_shard, and embedding and head are units of their own.
 struct ShardingPolicy {
-  std::optional<bool> reshard_after_forward;  // nullopt: all units of a list but its last, none under pp; the root never
+  std::optional<bool> reshard_after_forward = {};  // nullopt: all units of a list but its last, none under pp; the root never
   bool reduce_every_micro_batch = false;
   int64_t prefetch_depth = 1;  // units gathered ahead in backward
 };
@@ -88,9 +88,9 @@ MESHWRIGHT_API Footprint replicated_footprint(const FootprintRequest& request, c
 struct FlatPolicy {
   int level = 3;
   bool preserve_fp32_weights = false, grad_reduce_in_fp32 = false;
-  std::vector<std::string> unit_classes;  // names of module classes that form a unit, paths allowed; empty: the repeated layers
-  int64_t bucket_elements = 40'000'000;   // of parameters outside units; 0: no limit
-  int64_t prefetch_depth = 1;             // units gathered ahead at level 3
+  std::vector<std::string> unit_classes = {};  // names of module classes that form a unit, paths allowed; empty: the repeated layers
+  int64_t bucket_elements = 40'000'000;        // of parameters outside units; 0: no limit
+  int64_t prefetch_depth = 1;                  // units gathered ahead at level 3
 };
 // Throws Error(unit_class_missing) for a class that does not occur in the model, and when no unit results.
 MESHWRIGHT_API Footprint flat_footprint(const FootprintRequest& request, const FlatPolicy& policy);

@@ -1,0 +1,716 @@
+#include "meshwright/footprint.h"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <functional>
+#include <map>
+#include <set>
+
+#include "llama_outline.h"
+#include "meshwright/error.h"
+#include "meshwright/pipeline.h"
+
+using namespace meshwright;
+using meshwright::testing::llama_outline;
+using meshwright::testing::LlamaSizes;
+
+namespace {
+
+// A job on paper: what a test varies, and the request it makes.
+struct Job {
+  ModelOutline outline = {};
+  ParallelSizes sizes = {};
+  int64_t world = 1;
+  Workload work = {};
+  bool sequence_parallel = false;
+  MixedPrecision mp{DType::float32, DType::float32, DType::float32, true};
+
+  StrategyConfig config = {};
+  MeshPlan mesh = {};
+  TpPlan tp = {};
+
+  Job& plan() {
+    config.shared.sizes = sizes;
+    config.shared.mp = mp;
+    config.shared.sequence_parallel = sequence_parallel;
+    mesh = plan_sharded_mesh({world, {}, config});
+    plan_tp();
+    return *this;
+  }
+  // Axes (dp, tp), as megatron_fsdp lays them out.
+  Job& plan_flat() {
+    config.shared.sizes = sizes;
+    config.shared.mp = mp;
+    mesh.device_mesh.emplace(std::vector<MeshAxis>{{"dp", world / sizes.tp}, {"cp", 1}, {"tp", sizes.tp}});
+    mesh.fsdp_axes = {"dp"};
+    mesh.dp = world / sizes.tp;
+    plan_tp();
+    return *this;
+  }
+  Job& plan_ddp() {
+    config.shared.mp = mp;
+    mesh.dp = world;
+    return *this;
+  }
+  void plan_tp() {
+    if (sizes.tp > 1) tp = select_tp_plan(outline, {sizes.tp, sequence_parallel, {}});
+  }
+  FootprintRequest request(int64_t rank = 0) const { return {outline, mesh, tp, config, work, rank}; }
+};
+
+const WireRow* find_row(const std::vector<WireRow>& wire, const std::string& axis, const std::string& op) {
+  for (const WireRow& row : wire)
+    if (row.axis == axis && row.op == op) return &row;
+  return nullptr;
+}
+
+void check_row(const Footprint& footprint, const std::string& axis, const std::string& op, int64_t count, int64_t bytes) {
+  CAPTURE(axis);
+  CAPTURE(op);
+  const WireRow* row = find_row(footprint.wire, axis, op);
+  REQUIRE(row != nullptr);
+  CHECK(row->count == count);
+  CHECK(row->bytes == bytes);
+}
+
+const ParameterPlacement& placement(const Footprint& footprint, const std::string& name) {
+  for (const ParameterPlacement& p : footprint.parameters)
+    if (p.name == name) return p;
+  FAIL("no parameter " << name);
+  return footprint.parameters.front();
+}
+
+using Placement = std::vector<std::pair<std::string, std::string>>;
+
+std::optional<Error> refusal(const std::function<void()>& body) {
+  try {
+    body();
+  } catch (const Error& error) {
+    return error;
+  }
+  return std::nullopt;
+}
+
+int64_t total_elements(const ModelOutline& outline) {
+  int64_t sum = 0;
+  for (const ParameterOutline& p : outline.parameters) sum += element_count(p.shape);
+  return sum;
+}
+
+// Rows rank `index` of `count` would own when rows are dealt one at a time to the rank their block belongs to.
+int64_t dealt_rows(int64_t rows, int64_t count, int64_t index) {
+  int64_t block = 1;
+  while (block * count < rows) ++block;
+  int64_t mine = 0;
+  for (int64_t row = 0; row < rows; ++row) mine += row / block == index ? 1 : 0;
+  return mine;
+}
+
+// Bytes each of n ranks sends in a ring: every shard visits every other rank once.
+int64_t ring_bytes(int64_t shard_bytes, int64_t n) {
+  int64_t sent = 0;
+  for (int64_t step = 1; step < n; ++step) sent += shard_bytes;
+  return sent;
+}
+
+}  // namespace
+
+TEST_CASE("rows are cut by ceil chunks, the last ranks get fewer or none") {
+  ModelOutline outline;
+  outline.modules = {{"", ModuleKind::other, "Bare"}};
+  outline.parameters = {{"a", {10, 3}, DType::float32}, {"b", {5}, DType::float32}, {"c", {1, 7}, DType::float32}};
+  Job job{.outline = outline, .world = 4};
+  job.plan();
+  const int64_t rows[4][3] = {{3, 2, 1}, {3, 2, 0}, {3, 1, 0}, {1, 0, 0}};
+  for (int64_t rank = 0; rank < 4; ++rank) {
+    Footprint f = fully_sharded_footprint(job.request(rank), {});
+    for (size_t p = 0; p < 3; ++p) CHECK(f.parameters[p].local_shape[0] == rows[rank][p]);
+    CHECK(f.parameters[2].local_shape == std::vector<int64_t>{rows[rank][2], 7});
+    CHECK(f.parameters[0].global_shape == std::vector<int64_t>{10, 3});
+    CHECK(f.bytes.weights == 4 * (rows[rank][0] * 3 + rows[rank][1] + rows[rank][2] * 7));
+    // Padded: 12 rows of 3, 8, 4 rows of 7.
+    REQUIRE(f.units.size() == 1);
+    CHECK(f.units[0].name == "root");
+    CHECK(f.units[0].parameters == 30 + 5 + 7);
+    CHECK(f.units[0].padded_bytes == 4 * (36 + 8 + 28));
+    check_row(f, "dp_shard", "all_gather", 1, 4 * 72 / 4 * 3);
+  }
+  outline.parameters = {{"scalar", {}, DType::float32}};
+  Job bad{.outline = outline, .world = 4};
+  bad.plan();
+  CHECK(refusal([&] { fully_sharded_footprint(bad.request(), {}); })->code() == ErrorCode::model_does_not_fit);
+}
+
+TEST_CASE("a small Llama over four ranks costs what the hand computes") {
+  // A layer holds 688 elements, embedding, head and final norm 520; everything divides by 4.
+  Job job{.outline = llama_outline({}), .world = 4};
+  job.plan();
+  REQUIRE(total_elements(job.outline) == 2 * 688 + 520);
+  Footprint f = fully_sharded_footprint(job.request(), {});
+  constexpr int64_t layer = 688 * 4, root = 520 * 4;
+  REQUIRE(f.units.size() == 3);
+  CHECK(f.units[0].name == "model.layers.0");
+  CHECK(f.units[0].reshards);
+  CHECK(!f.units[1].reshards);
+  CHECK(!f.units[2].reshards);
+  CHECK(f.units[0].padded_bytes == layer);
+  CHECK(f.units[2].padded_bytes == root);
+  CHECK(f.bytes.weights == 1896);
+  CHECK(f.bytes.gradients == 1896);
+  CHECK(f.bytes.optimizer == 2 * 1896);
+  // Gathered: root, the last layer, and the one other layer. Gradients: root's and two layers'.
+  CHECK(f.bytes.transient == (root + layer + layer) + (root + 2 * layer));
+  CHECK(f.wire.size() == 2);
+  check_row(f, "dp_shard", "all_gather", 4, (2 * layer + layer + root) / 4 * 3);
+  check_row(f, "dp_shard", "reduce_scatter", 3, (2 * layer + root) / 4 * 3);
+  CHECK(placement(f, "model.layers.1.mlp.down_proj.weight").placement == Placement{{"dp_shard", "shard(0)"}});
+  CHECK(placement(f, "model.layers.1.mlp.down_proj.weight").local_shape == std::vector<int64_t>{2, 20});
+
+  SUBCASE("the override wins over the position in the list") {
+    check_row(fully_sharded_footprint(job.request(), {.reshard_after_forward = true}), "dp_shard", "all_gather", 5,
+              (4 * layer + root) / 4 * 3);
+    Footprint kept = fully_sharded_footprint(job.request(), {.reshard_after_forward = false});
+    check_row(kept, "dp_shard", "all_gather", 3, (2 * layer + root) / 4 * 3);
+    CHECK(kept.bytes.transient == (root + 2 * layer) * 2);
+  }
+  SUBCASE("accumulation gathers every time and reduces once, or every time") {
+    job.work.accumulation = 3;
+    Footprint deferred = fully_sharded_footprint(job.request(), {});
+    check_row(deferred, "dp_shard", "all_gather", 12, 3 * ((3 * layer + root) / 4 * 3));
+    check_row(deferred, "dp_shard", "reduce_scatter", 3, (2 * layer + root) / 4 * 3);
+    CHECK(deferred.bytes.transient == (root + 2 * layer) * 2);  // here a full gradient equals the peak of two layers and the root
+    Footprint eager = fully_sharded_footprint(job.request(), {.reduce_every_micro_batch = true});
+    check_row(eager, "dp_shard", "reduce_scatter", 9, 3 * ((2 * layer + root) / 4 * 3));
+  }
+  SUBCASE("gathers use the parameter dtype, reductions their own, storage the third") {
+    job.mp = {DType::bfloat16, DType::float32, DType::bfloat16, true};
+    job.plan();
+    Footprint mixed = fully_sharded_footprint(job.request(), {});
+    check_row(mixed, "dp_shard", "all_gather", 4, (3 * layer + root) / 4 * 3 / 2);
+    check_row(mixed, "dp_shard", "reduce_scatter", 3, (2 * layer + root) / 4 * 3);
+    CHECK(mixed.bytes.weights == 1896);
+    CHECK(mixed.bytes.transient == (root + 2 * layer) / 2 + (root + 2 * layer));
+  }
+  SUBCASE("hybrid sharding adds an all-reduce of the shards") {
+    job.world = 8;
+    job.sizes.dp_replicate = 2;
+    job.plan();
+    Footprint hybrid = fully_sharded_footprint(job.request(5), {});
+    check_row(hybrid, "dp_shard", "reduce_scatter", 3, (2 * layer + root) / 4 * 3);
+    check_row(hybrid, "dp_replicate", "all_reduce", 3, 2 * ((2 * layer + root) / 4) / 2);
+    CHECK(placement(hybrid, "lm_head.weight").placement == Placement{{"dp_replicate", "replicate"}, {"dp_shard", "shard(0)"}});
+    CHECK(hybrid.bytes.weights == 1896);
+  }
+  SUBCASE("context parallelism shards over dp_shard_cp") {
+    job.sizes.cp = 2;
+    job.plan();
+    Footprint context = fully_sharded_footprint(job.request(), {});
+    check_row(context, "dp_shard_cp", "all_gather", 4, (3 * layer + root) / 4 * 3);
+    CHECK(placement(context, "lm_head.weight").placement == Placement{{"dp_shard_cp", "shard(0)"}});
+  }
+  SUBCASE("a rank alone sends nothing and holds nothing twice") {
+    Job alone{.outline = llama_outline({})};
+    Footprint one = fully_sharded_footprint(alone.plan().request(), {});
+    CHECK(one.wire.empty());
+    CHECK(one.bytes.transient == 0);
+    CHECK(one.bytes.weights == 1896 * 4);
+    CHECK(placement(one, "lm_head.weight").placement.empty());
+    alone.mp.param = DType::bfloat16;  // the computation needs cast copies
+    CHECK(fully_sharded_footprint(alone.plan().request(), {}).bytes.transient == 1896 * 2);
+  }
+  SUBCASE("a rank outside the mesh is refused") {
+    CHECK(refusal([&] { fully_sharded_footprint(job.request(4), {}); })->code() == ErrorCode::rank_out_of_range);
+    CHECK(refusal([&] { fully_sharded_footprint(job.request(-1), {}); })->code() == ErrorCode::rank_out_of_range);
+  }
+}
+
+TEST_CASE("deferred synchronisation keeps a full gradient") {
+  Job job{.outline = llama_outline({.layers = 6}), .world = 2};
+  job.plan();
+  constexpr int64_t layer = 688 * 4, root = 520 * 4;
+  int64_t gathered = root + layer + 2 * layer;
+  CHECK(fully_sharded_footprint(job.request(), {}).bytes.transient == gathered + root + 2 * layer);
+  CHECK(fully_sharded_footprint(job.request(), {.prefetch_depth = 3}).bytes.transient == gathered + 2 * layer + root + 2 * layer);
+  job.work.accumulation = 4;
+  CHECK(fully_sharded_footprint(job.request(), {}).bytes.transient == gathered + root + 6 * layer);
+  CHECK(fully_sharded_footprint(job.request(), {.reduce_every_micro_batch = true}).bytes.transient == gathered + root + 2 * layer);
+}
+
+TEST_CASE("a tied head is counted once") {
+  Job job{.outline = llama_outline({.tied = true}), .world = 4};
+  Footprint f = fully_sharded_footprint(job.plan().request(), {});
+  CHECK(f.units.back().parameters == 520 - 256);
+  CHECK(f.bytes.weights == 1896 - 256);
+}
+
+TEST_CASE("shards of all ranks together are the model, on any mesh") {
+  // Odd sizes, so that nothing divides: 7 heads of 3, vocabulary 29.
+  LlamaSizes odd{.layers = 3, .hidden = 24, .ffn = 37, .heads = 8, .kv_heads = 4, .vocab = 29, .head_norms = true};
+  struct Row {
+    int64_t world;
+    ParallelSizes sizes;
+  };
+  const Row rows[] = {
+      {1, {}},
+      {3, {}},
+      {5, {}},
+      {64, {}},
+      {4, {.dp = {}, .tp = 2}},
+      {12, {.dp = {}, .tp = 4}},
+      {6, {.dp = {}, .dp_replicate = 2}},
+      {24, {.dp = {}, .dp_replicate = 2, .tp = 4}},
+      {12, {.dp = {}, .tp = 2, .cp = 3}},
+      {36, {.dp = {}, .dp_replicate = 3, .tp = 2, .cp = 2}},
+  };
+  for (const Row& row : rows) {
+    CAPTURE(row.world);
+    Job job{.outline = llama_outline(odd), .sizes = row.sizes, .world = row.world};
+    job.work.accumulation = 3;
+    job.plan();
+    const Mesh& mesh = *job.mesh.device_mesh;
+    std::string axis = job.mesh.fsdp_axes.back();
+    int64_t n = mesh.size(axis), m = mesh.size("dp_replicate"), t = mesh.size("tp");
+    std::map<std::string, int64_t> elements;
+    int64_t weights = 0;
+    std::map<std::string, int64_t> sent, expected;
+    for (int64_t rank = 0; rank < row.world; ++rank) {
+      Footprint f = fully_sharded_footprint(job.request(rank), {});
+      int64_t mine = 0;
+      for (size_t i = 0; i < f.parameters.size(); ++i) {
+        const ParameterPlacement& p = f.parameters[i];
+        int64_t dim = t > 1 ? tp_shard_dim(job.tp, job.outline, p.name).value_or(-1) : -1;
+        std::vector<int64_t> shape = p.global_shape;
+        if (dim >= 0) shape[static_cast<size_t>(dim)] = dealt_rows(shape[static_cast<size_t>(dim)], t, mesh.coordinate(rank, "tp"));
+        shape[0] = dealt_rows(shape[0], n, mesh.coordinate(rank, axis));
+        REQUIRE(p.local_shape == shape);
+        Placement wanted;
+        if (m > 1) wanted.emplace_back("dp_replicate", "replicate");
+        if (n > 1) wanted.emplace_back(axis, "shard(0)");
+        if (t > 1) wanted.emplace_back("tp", dim >= 0 ? "shard(" + std::to_string(dim) + ")" : "replicate");
+        REQUIRE(p.placement == wanted);
+        elements[p.name] += element_count(p.local_shape) * (dim >= 0 ? t : 1);
+        mine += element_count(p.local_shape);
+      }
+      REQUIRE(f.bytes.weights == mine * 4);
+      weights += f.bytes.weights;
+      for (const WireRow& wire : f.wire) sent[wire.axis + " " + wire.op] += wire.bytes;
+
+      // One step, collective by collective.
+      for (const UnitCost& unit : f.units) {
+        REQUIRE(unit.padded_bytes % n == 0);
+        int64_t shard = unit.padded_bytes / n;
+        for (int pass = 0; pass < 3; ++pass) {
+          expected[axis + " all_gather"] += ring_bytes(shard, n);                     // before forward
+          if (unit.reshards) expected[axis + " all_gather"] += ring_bytes(shard, n);  // before backward
+        }
+        expected[axis + " reduce_scatter"] += ring_bytes(shard, n);
+        // A ring all-reduce is a reduce-scatter and an all-gather of m pieces; summed over the ranks the pieces are the shard.
+        if (m > 1 && mesh.coordinate(rank, "dp_replicate") == 0) expected["dp_replicate all_reduce"] += 2 * (m - 1) * shard;
+      }
+    }
+    for (const auto& [name, count] : elements) {
+      CAPTURE(name);
+      CHECK(count == element_count(job.outline.find_parameter(name)->shape) * m * t);
+    }
+    if (t == 1) CHECK(weights == total_elements(job.outline) * 4 * m);
+    for (const auto& [key, bytes] : expected) {
+      CAPTURE(key);
+      if (bytes == 0) continue;
+      // The all-reduce of one rank is rounded down once.
+      CHECK(sent[key] <= bytes);
+      CHECK(sent[key] > bytes - (key == "dp_replicate all_reduce" ? row.world : 1));
+    }
+    for (const auto& [key, bytes] : sent) CHECK((key.starts_with("tp ") || expected[key] > 0));
+  }
+}
+
+TEST_CASE("tensor parallelism cuts rows by ceil chunks, empty pieces included") {
+  Job job{.outline = llama_outline({.vocab = 5}), .sizes = {.dp = {}, .tp = 2}, .world = 2};
+  job.plan();
+  CHECK(placement(fully_sharded_footprint(job.request(0), {}), "model.embed_tokens.weight").local_shape == std::vector<int64_t>{3, 8});
+  CHECK(placement(fully_sharded_footprint(job.request(1), {}), "model.embed_tokens.weight").local_shape == std::vector<int64_t>{2, 8});
+  Footprint f = fully_sharded_footprint(job.request(1), {});
+  CHECK(placement(f, "model.layers.0.self_attn.o_proj.weight").local_shape == std::vector<int64_t>{8, 4});
+  CHECK(placement(f, "model.layers.0.self_attn.o_proj.weight").placement == Placement{{"tp", "shard(1)"}});
+  CHECK(placement(f, "model.norm.weight").placement == Placement{{"tp", "replicate"}});
+}
+
+TEST_CASE("tensor-parallel traffic of a small Llama by hand") {
+  // 32 tokens of 8 floats: 1,024 bytes an activation, 4,096 for the logits; over 2 ranks an all-reduce sends as much, a gather half.
+  Job job{.outline = llama_outline({}), .sizes = {.dp = {}, .tp = 2}, .world = 2};
+  job.work = {.local_batch = 2, .seq_len = 16};
+  SUBCASE("without sequence parallel") {
+    Footprint f = fully_sharded_footprint(job.plan().request(), {});
+    // A layer: input gradients of q, k, v, gate, up; outputs of o and down. Besides: the embedding, the head's input gradient.
+    check_row(f, "tp", "all_reduce", 16, 16 * 1024);
+    check_row(f, "tp", "all_gather", 1, 2048);  // logits
+    CHECK(f.wire.size() == 2);
+  }
+  SUBCASE("with sequence parallel") {
+    job.sequence_parallel = true;
+    Footprint f = fully_sharded_footprint(job.plan().request(), {});
+    // Forward: two norms a layer and the head gather; o, down and the embedding reduce-scatter. Backward mirrors it.
+    check_row(f, "tp", "all_gather", 11, 10 * 512 + 2048);
+    check_row(f, "tp", "reduce_scatter", 10, 10 * 512);
+    check_row(f, "tp", "all_reduce", 5, 5 * 8 * 4);  // norm gradients
+  }
+  SUBCASE("every pass costs the same, gradients of norms are summed once a step") {
+    job.sequence_parallel = true;
+    job.work.accumulation = 4;
+    Footprint f = fully_sharded_footprint(job.plan().request(), {});
+    check_row(f, "tp", "reduce_scatter", 40, 40 * 512);
+    check_row(f, "tp", "all_reduce", 5, 5 * 8 * 4);
+  }
+  SUBCASE("full checkpointing runs the forward collectives of layers again") {
+    job.plan().config.shared.activation_checkpointing = ActivationCheckpointing::full;
+    check_row(fully_sharded_footprint(job.request(), {}), "tp", "all_reduce", 16 + 4, 20 * 1024);
+    job.config.shared.activation_checkpointing = ActivationCheckpointing::selective;
+    check_row(fully_sharded_footprint(job.request(), {}), "tp", "all_reduce", 16 + 2, 18 * 1024);
+  }
+  SUBCASE("norms of attention heads see cut heads: their gradients are summed too") {
+    job.outline = llama_outline({.head_norms = true});
+    job.outline.architecture = "Qwen3ForCausalLM";
+    check_row(fully_sharded_footprint(job.plan().request(), {}), "tp", "all_reduce", 16 + 4, 16 * 1024 + 4 * 2 * 4);
+  }
+  SUBCASE("without a sequence length only gradients are counted") {
+    job.work.seq_len = 0;
+    CHECK(fully_sharded_footprint(job.plan().request(), {}).wire.empty());
+    job.sequence_parallel = true;
+    Footprint f = fully_sharded_footprint(job.plan().request(), {});
+    CHECK(f.wire.size() == 1);
+    check_row(f, "tp", "all_reduce", 5, 5 * 8 * 4);
+  }
+  SUBCASE("the base plan gathers for each column") {
+    job.sequence_parallel = true;
+    job.outline.architecture = "MistralForCausalLM";
+    Footprint f = fully_sharded_footprint(job.plan().request(), {});
+    REQUIRE(job.tp.source == "base plan");
+    // A layer: q, k, v, gate, up forward, o and down backward; the embedding backward, the head forward, its logits.
+    check_row(f, "tp", "all_gather", 2 * 7 + 3, (2 * 7 + 2) * 512 + 2048);
+    check_row(f, "tp", "reduce_scatter", 2 * 7 + 2, (2 * 7 + 2) * 512);
+  }
+}
+
+TEST_CASE("replicas all-reduce the gradients in torch's buckets") {
+  Job job{.outline = llama_outline({}), .world = 4};
+  job.plan_ddp();
+  Footprint f = replicated_footprint(job.request(3));
+  CHECK(f.bytes.weights == 1896 * 4);
+  CHECK(f.bytes.optimizer == 2 * 1896 * 4);
+  CHECK(f.bytes.transient == 0);
+  CHECK(f.units.empty());
+  check_row(f, "dp", "all_reduce", 1, 2 * 1896 * 4 * 3 / 4);
+  CHECK(placement(f, "lm_head.weight").placement == Placement{{"dp", "replicate"}});
+  CHECK(placement(f, "lm_head.weight").local_shape == std::vector<int64_t>{32, 8});
+  job.work.accumulation = 8;  // only the last micro-batch synchronises
+  check_row(replicated_footprint(job.request()), "dp", "all_reduce", 1, 2 * 1896 * 4 * 3 / 4);
+  CHECK(refusal([&] { replicated_footprint(job.request(4)); })->code() == ErrorCode::rank_out_of_range);
+
+  SUBCASE("a bucket is closed by the parameter that reaches its limit") {
+    // In reverse: 256, 256, 512, 128, 128, 600 elements of 4 bytes.
+    ModelOutline outline;
+    outline.modules = {{"", ModuleKind::other, "Bare"}};
+    for (int64_t size : {600, 128, 128, 512, 256, 256})
+      outline.parameters.push_back({"p" + std::to_string(outline.parameters.size()), {size}, DType::float32});
+    Job bare{.outline = outline, .world = 2};
+    bare.plan_ddp();
+    struct Row {
+      int64_t first, rest, count;
+    };
+    const Row rows[] = {
+        {1024, 2048, 3},  // 256 | 256 512 | 128 128 600
+        {1024, 1024, 5},  // 256 | 256 | 512 | 128 128 | 600
+        {4096, 1024, 5},  // the first bucket is never above the cap
+        {1, 1, 6},        //
+        {1 << 20, 25 << 20, 1},
+        {7520, 7520, 1},
+        {5120, 1 << 20, 2},  // 256 256 512 128 128 | 600
+    };
+    for (const Row& row : rows) {
+      CAPTURE(row.first);
+      check_row(replicated_footprint(bare.request(), {row.first, row.rest}), "dp", "all_reduce", row.count, 1880 * 4);
+    }
+  }
+  SUBCASE("a second copy of the gradients, or a cast one of the weights, is transient") {
+    CHECK(replicated_footprint(job.request(), {.gradient_as_bucket_view = false}).bytes.transient == 1896 * 4);
+    job.mp.param = DType::bfloat16;
+    CHECK(replicated_footprint(job.plan_ddp().request()).bytes.transient == 1896 * 2);
+    job.mp.reduce = DType::bfloat16;
+    Footprint half = replicated_footprint(job.plan_ddp().request());
+    CHECK(half.bytes.transient == 1896 * 2 * 2);
+    check_row(half, "dp", "all_reduce", 1, 1896 * 2 * 2 * 3 / 4);
+  }
+  SUBCASE("alone, nothing is sent") {
+    job.world = 1;
+    CHECK(replicated_footprint(job.plan_ddp().request()).wire.empty());
+  }
+}
+
+TEST_CASE("levels 0 to 3 hold the bytes a parameter of the table") {
+  // bfloat16 weights and gradients, float32 main weights and Adam, 4 ranks.
+  Job job{.outline = llama_outline({}), .world = 4};
+  job.work.storage = DType::bfloat16;
+  job.mp = {DType::bfloat16, DType::bfloat16, DType::bfloat16, true};
+  job.plan_flat();
+  constexpr int64_t P = 1896;
+  const int64_t table[4][3] = {
+      {2 * P, 2 * P, 12 * P}, {2 * P, 2 * P, 12 * P / 4}, {2 * P, 2 * P / 4, 12 * P / 4}, {2 * P / 4, 2 * P / 4, 12 * P / 4}};
+  for (int level = 0; level <= 3; ++level) {
+    CAPTURE(level);
+    Footprint f = flat_footprint(job.request(), {.level = level, .preserve_fp32_weights = true});
+    CHECK(f.bytes.weights == table[level][0]);
+    CHECK(f.bytes.gradients == table[level][1]);
+    CHECK(f.bytes.optimizer == table[level][2]);
+  }
+  CHECK(flat_footprint(job.request(), {.level = 0}).bytes.optimizer == 4 * P);  // Adam in the model's dtype
+  CHECK(flat_footprint(job.request(), {.level = 0, .grad_reduce_in_fp32 = true}).bytes.gradients == 4 * P);
+  job.work.storage = DType::float32;  // float32 weights are their own main weights
+  CHECK(flat_footprint(job.request(), {.level = 0, .preserve_fp32_weights = true}).bytes.optimizer == 8 * P);
+  CHECK(refusal([&] { flat_footprint(job.request(), {.level = 4}); })->code() == ErrorCode::out_of_range);
+}
+
+TEST_CASE("each level sends what its row of the table says") {
+  Job job{.outline = llama_outline({}), .world = 4};
+  job.work.accumulation = 2;
+  job.plan_flat();
+  constexpr int64_t layer = 688 * 4, root = 520 * 4, all = 2 * layer + root;
+  Footprint f = flat_footprint(job.request(), {.level = 0});
+  CHECK(f.wire.size() == 1);
+  check_row(f, "dp", "all_reduce", 3, 2 * all / 4 * 3);
+  CHECK(placement(f, "lm_head.weight").placement == Placement{{"dp", "replicate"}});
+  CHECK(!placement(f, "lm_head.weight").local_range);
+  f = flat_footprint(job.request(), {.level = 1});
+  check_row(f, "dp", "reduce_scatter", 3, all / 4 * 3);
+  check_row(f, "dp", "all_gather", 3, all / 4 * 3);
+  f = flat_footprint(job.request(), {.level = 2});
+  check_row(f, "dp", "reduce_scatter", 6, 2 * (all / 4 * 3));
+  check_row(f, "dp", "all_gather", 3, all / 4 * 3);
+  f = flat_footprint(job.request(), {.level = 3});
+  check_row(f, "dp", "reduce_scatter", 6, 2 * (all / 4 * 3));
+  check_row(f, "dp", "all_gather", 10, 2 * ((4 * layer + root) / 4 * 3));
+  CHECK(placement(f, "lm_head.weight").placement == Placement{{"dp", "flat"}});
+  CHECK(f.bytes.transient == (root + 2 * layer) + (root + 2 * layer));
+}
+
+TEST_CASE("flat buffers are cut evenly, with the padding at the end") {
+  // 7 ranks cut a layer of 688 into 99 each and 94 for the last; tp on top.
+  for (auto [world, tp, vocab] : {std::tuple(7, 1, 32), std::tuple(3, 1, 29), std::tuple(14, 2, 31), std::tuple(64, 2, 32)}) {
+    CAPTURE(world);
+    Job job{.outline = llama_outline({.vocab = vocab}), .sizes = {.dp = {}, .tp = tp}, .world = world};
+    job.plan_flat();
+    int64_t n = world / tp, weights = 0;
+    for (int64_t column = 0; column < tp; ++column) {
+      std::map<std::string, int64_t> reached;
+      for (int64_t row = 0; row < n; ++row) {
+        Footprint f = flat_footprint(job.request(row * tp + column), {});
+        int64_t mine = 0;
+        for (const ParameterPlacement& p : f.parameters) {
+          REQUIRE(p.local_range.has_value());
+          REQUIRE(p.local_range->begin == reached[p.name]);  // each range starts where the rank before stopped
+          REQUIRE(p.local_range->end >= p.local_range->begin);
+          reached[p.name] = p.local_range->end;
+          REQUIRE(p.local_shape == std::vector<int64_t>{p.local_range->end - p.local_range->begin});
+          mine += p.local_shape[0];
+        }
+        int64_t most = 0;
+        for (const UnitCost& unit : f.units) {
+          CHECK(unit.padded_bytes == (unit.parameters + n - 1) / n * n * 4);
+          most += unit.padded_bytes / n;
+        }
+        CHECK(mine * 4 == f.bytes.weights);
+        CHECK(f.bytes.weights <= most);
+        weights += f.bytes.weights;
+      }
+      for (const ParameterOutline& p : job.outline.parameters)
+        if (tp == 1 || !tp_shard_dim(job.tp, job.outline, p.name)) CHECK(reached[p.name] == element_count(p.shape));
+    }
+    if (tp == 1) CHECK(weights == total_elements(job.outline) * 4);
+  }
+  Job job{.outline = llama_outline({}), .world = 7};
+  job.plan_flat();
+  Footprint last = flat_footprint(job.request(6), {});
+  CHECK(last.units[0].padded_bytes == 99 * 7 * 4);
+  // The last rank's slice of layer 0 starts at 594: inside down_proj (512 to 672).
+  auto range = *placement(last, "model.layers.0.mlp.down_proj.weight").local_range;
+  CHECK(range.begin == 594 - 512);
+  CHECK(range.end == 160);
+  CHECK(placement(last, "model.layers.0.self_attn.q_proj.weight").local_shape == std::vector<int64_t>{0});
+}
+
+TEST_CASE("unit classes and buckets follow the policy") {
+  Job job{.outline = llama_outline({.layers = 3}), .world = 2};
+  job.plan_flat();
+  auto names = [&](const FlatPolicy& policy) {
+    std::vector<std::string> out;
+    for (const UnitCost& unit : flat_footprint(job.request(), policy).units) out.push_back(unit.name);
+    return out;
+  };
+  using Names = std::vector<std::string>;
+  CHECK(names({}) == Names{"model.layers.0", "model.layers.1", "model.layers.2", "root"});
+  CHECK(names({.unit_classes = {"LlamaDecoderLayer"}}) == names({}));
+  CHECK(names({.unit_classes = {"transformers.models.llama.modeling_llama.LlamaDecoderLayer"}}) == names({}));
+  CHECK(names({.unit_classes = {"LlamaAttention"}}) ==
+        Names{"model.layers.0.self_attn", "model.layers.1.self_attn", "model.layers.2.self_attn", "root"});
+  CHECK(names({.unit_classes = {"LlamaAttention", "LlamaDecoderLayer"}}) == names({}));  // a module inside a unit belongs to it
+  CHECK(names({.unit_classes = {"LlamaForCausalLM"}}) == Names{"LlamaForCausalLM"});
+  // embedding 256, norm 8, head 256
+  CHECK(names({.bucket_elements = 270}) == Names{"model.layers.0", "model.layers.1", "model.layers.2", "root[0]", "root[1]"});
+  CHECK(names({.bucket_elements = 1}).size() == 6);
+  CHECK(names({.bucket_elements = 0}) == names({}));
+  std::optional<Error> error = refusal([&] { names({.unit_classes = {"LlamaDecoderLayer", "GemmaLayer"}}); });
+  REQUIRE(error.has_value());
+  CHECK(error->code() == ErrorCode::unit_class_missing);
+  CHECK(error->message().find("GemmaLayer") != std::string::npos);
+  CHECK(error->helps().size() >= 2);
+  CHECK(error->helps()[0].find("LlamaDecoderLayer") != std::string::npos);
+  // A tied weight has a bucket of its own.
+  job.outline = llama_outline({.layers = 1, .tied = true});
+  CHECK(names({}) == Names{"model.layers.0", "root[0]", "root[1]"});
+}
+
+TEST_CASE("experts are cut over ep and ep_shard, the rest over the data ranks") {
+  // 8 ranks, ep 4: ep_shard 2. Experts [8, 40, 24] and [8, 24, 20].
+  Job job{
+      .outline = llama_outline({.layers = 2, .hidden = 24, .ffn = 20, .heads = 4, .kv_heads = 4, .vocab = 64, .experts = 8, .active = 2}),
+      .sizes = {.dp = {}, .ep = 4},
+      .world = 8};
+  job.work = {.local_batch = 1, .seq_len = 32};
+  job.plan();
+  ShardingPolicy kept{.reshard_after_forward = false};
+  std::map<std::string, int64_t> elements;
+  for (int64_t rank = 0; rank < 8; ++rank) {
+    Footprint f = fully_sharded_footprint(job.request(rank), kept);
+    for (const ParameterPlacement& p : f.parameters) elements[p.name] += element_count(p.local_shape);
+  }
+  for (const ParameterOutline& p : job.outline.parameters) CHECK(elements[p.name] == element_count(p.shape));
+
+  Footprint f = fully_sharded_footprint(job.request(), kept);
+  const ParameterPlacement& up = placement(f, "model.layers.1.mlp.experts.gate_up_proj");
+  CHECK(up.local_shape == std::vector<int64_t>{2, 20, 24});
+  CHECK(up.placement == Placement{{"ep_shard", "shard(1)"}, {"ep", "shard(0)"}});
+  std::vector<std::string> names;
+  for (const UnitCost& unit : f.units) names.push_back(unit.name);
+  CHECK(names == std::vector<std::string>{"model.layers.0.mlp.experts", "model.layers.0", "model.layers.1.mlp.experts", "model.layers.1",
+                                          "model.embed_tokens", "lm_head", "root"});
+  int64_t experts = 2 * (40 * 24 + 24 * 20) * 4;  // of two experts, gathered over ep_shard
+  CHECK(f.units[0].padded_bytes == experts);
+  check_row(f, "ep_shard", "all_gather", 2, 2 * experts / 2);
+  check_row(f, "ep_shard", "reduce_scatter", 2, 2 * experts / 2);
+  // 32 tokens to 2 experts each, 24 floats: dispatch and combine, forward and backward, in 2 layers.
+  check_row(f, "ep", "all_to_all", 8, 8 * 32 * 2 * 24 * 4 / 4 * 3);
+  CHECK(f.bytes.weights * 8 == total_elements(job.outline) * 4);
+  // Nothing is freed after forward and nothing is cut twice: one gather of each unit.
+  CHECK(find_row(f.wire, "dp_shard", "all_gather")->count == 5);
+  CHECK(find_row(fully_sharded_footprint(job.request(), {.reshard_after_forward = true}).wire, "dp_shard", "all_gather")->count == 5 + 4);
+
+  SUBCASE("an fp32 head gathers and reduces in float32") {
+    job.mp = {DType::bfloat16, DType::bfloat16, DType::bfloat16, true};
+    job.plan();
+    job.config.shared.moe.lm_head_precision = DType::float32;
+    Footprint head = fully_sharded_footprint(job.request(), kept);
+    CHECK(head.units[5].padded_bytes == 64 * 24 * 4);
+    CHECK(head.units[4].padded_bytes == 64 * 24 * 2);
+    job.config.shared.moe.mp_policy = MixedPrecision{DType::float32, DType::float32, DType::float32, true};
+    CHECK(fully_sharded_footprint(job.request(), kept).units[4].padded_bytes == 64 * 24 * 4);
+  }
+  SUBCASE("with ep_shard 1 experts are no unit: nothing gathers or reduces them") {
+    job.sizes.ep = 8;
+    Footprint alone = fully_sharded_footprint(job.plan().request(), kept);
+    CHECK(alone.units.size() == 5);
+    CHECK(find_row(alone.wire, "ep_shard", "all_gather") == nullptr);
+    CHECK(placement(alone, "model.layers.0.mlp.experts.down_proj").placement == Placement{{"ep", "shard(0)"}});
+    CHECK(placement(alone, "model.layers.0.mlp.experts.down_proj").local_shape == std::vector<int64_t>{1, 24, 20});
+  }
+  SUBCASE("sizes that do not divide are refused with sizes that do") {
+    LlamaSizes sizes{.hidden = 24, .ffn = 20, .experts = 6, .active = 2};
+    for (auto [world, ep, size_of] : {std::tuple(int64_t{8}, int64_t{4}, int64_t{6}), std::tuple(int64_t{14}, int64_t{2}, int64_t{40})}) {
+      Job bad{.outline = llama_outline(sizes), .sizes = {.dp = {}, .ep = ep}, .world = world};
+      bad.plan();
+      std::optional<Error> error = refusal([&] { fully_sharded_footprint(bad.request(), kept); });
+      REQUIRE(error.has_value());
+      CHECK(error->code() == ErrorCode::model_does_not_fit);
+      CHECK(error->key() == "distributed.ep_size");
+      CHECK(error->message().find(std::to_string(size_of)) != std::string::npos);
+      REQUIRE(!error->helps().empty());
+      for (const std::string& help : error->helps()) {
+        CAPTURE(help);
+        bad.sizes.ep = std::stoll(help.substr(help.find("= ") + 2));
+        CHECK_NOTHROW(fully_sharded_footprint(bad.plan().request(), kept));
+      }
+    }
+    Job dense{.outline = llama_outline({}), .sizes = {.dp = {}, .ep = 2}, .world = 2};
+    CHECK(refusal([&] { fully_sharded_footprint(dense.plan().request(), kept); })->code() == ErrorCode::model_does_not_fit);
+  }
+}
+
+TEST_CASE("a pipeline keeps weights gathered and sends hidden states between stages") {
+  ModelOutline whole = llama_outline({.layers = 4});
+  Job job{.outline = whole, .sizes = {.dp = {}, .pp = 4}, .world = 8};
+  job.work = {.local_batch = 4, .seq_len = 16};
+  job.plan();
+  job.config.shared.pipeline.schedule = "1F1B";
+  job.config.shared.pipeline.batch_size = 4;
+  job.config.shared.pipeline.microbatch_size = 1;
+  PipelinePlan plan = plan_pipeline(whole, 4, job.config.shared.pipeline);
+  int64_t hidden = 16 * 8 * 4, weights = 0;
+  for (int64_t stage = 0; stage < 4; ++stage) {
+    job.outline = stage_outline(whole, plan, stage);
+    Footprint f = fully_sharded_footprint(job.request(stage * 2), {});
+    weights += f.bytes.weights + fully_sharded_footprint(job.request(stage * 2 + 1), {}).bytes.weights;
+    // Four micro-batches: to the next stage, and gradients to the one before.
+    int64_t neighbours = stage == 0 || stage == 3 ? 1 : 2;
+    check_row(f, "pp", "send", 4 * neighbours, 4 * neighbours * hidden);
+    for (const UnitCost& unit : f.units) CHECK(!unit.reshards);
+    int64_t units = stage == 0 || stage == 3 ? 2 : 1;
+    CHECK(find_row(f.wire, "dp_shard", "all_gather")->count == units);
+    CHECK(find_row(f.wire, "dp_shard", "reduce_scatter")->count == units);
+    Footprint freed = fully_sharded_footprint(job.request(stage * 2), {.reshard_after_forward = true, .reduce_every_micro_batch = true});
+    CHECK(find_row(freed.wire, "dp_shard", "all_gather")->count == 2 * 4 + (units - 1));
+    CHECK(find_row(freed.wire, "dp_shard", "reduce_scatter")->count == 4 * units);
+    CHECK(placement(f, "model.layers." + std::to_string(stage) + ".mlp.up_proj.weight").placement == Placement{{"dp_shard", "shard(0)"}});
+  }
+  CHECK(weights == total_elements(whole) * 4);
+  SUBCASE("at the turn of a v the stages share a rank") {
+    job.config.shared.pipeline.schedule = "ZBVZeroBubble";
+    Job two = job;
+    two.sizes.pp = 2;
+    two.world = 2;
+    two.plan();
+    two.config.shared.pipeline = job.config.shared.pipeline;
+    PipelinePlan v = plan_pipeline(whole, 2, two.config.shared.pipeline);
+    two.outline = stage_outline(whole, v, 1);  // stages 1 and 2: one boundary to each side, none between
+    check_row(fully_sharded_footprint(two.request(1), {}), "pp", "send", 8, 8 * hidden);
+  }
+}
+
+TEST_CASE("attention over a cut sequence gathers keys and values") {
+  Job job{.outline = llama_outline({}), .sizes = {.dp = {}, .cp = 2}, .world = 2};
+  job.work = {.local_batch = 1, .seq_len = 10};  // padded to 12: 6 tokens a rank
+  Footprint f = fully_sharded_footprint(job.plan().request(), {});
+  int64_t kv = 12 * 2 * 2 * 2 * 4;  // 12 tokens, keys and values, 2 heads of 2, floats
+  check_row(f, "cp", "all_gather", 4, 4 * kv / 2);
+  check_row(f, "cp", "reduce_scatter", 2, 2 * kv / 2);
+}
+
+TEST_CASE("activations shrink with checkpointing and with sequence parallel") {
+  Job job{.outline = llama_outline({.layers = 4}), .world = 2};
+  CHECK(fully_sharded_footprint(job.plan().request(), {}).bytes.activations == 0);
+  job.work = {.local_batch = 2, .seq_len = 16};
+  auto bytes = [&] { return fully_sharded_footprint(job.request(), {}).bytes.activations; };
+  // A token and layer: inputs of two norms and two blocks (4 x 8), q, k, v and o's input (8 + 4 + 4 + 8), gate, up and down's
+  // input (3 x 20). Outside: the final norm's and the head's input (2 x 8), logits (32) and their float32 copy (32).
+  int64_t layer = 32 + 24 + 60, outside = 16 + 32 + 32;
+  CHECK(bytes() == 32 * 4 * (4 * layer + outside));
+  job.config.shared.activation_checkpointing = ActivationCheckpointing::full;
+  CHECK(bytes() == 32 * 4 * (4 * 8 + layer + outside));
+  job.config.shared.activation_checkpointing = ActivationCheckpointing::selective;
+  CHECK(bytes() == 32 * 4 * (4 * (32 + 24) + 60 + outside));
+  job.config.shared.activation_checkpointing = ActivationCheckpointing::none;
+  job.sizes.tp = 2;
+  job.plan();
+  CHECK(bytes() == 32 * 4 * (4 * (32 + 12 + 30) + outside));
+  job.sequence_parallel = true;
+  job.plan();
+  CHECK(bytes() == 32 * 4 * (4 * (8 + 16 + 12 + 30) + outside));
+}
