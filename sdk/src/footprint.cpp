@@ -68,7 +68,7 @@ Footprint fully_sharded_footprint(const FootprintRequest& request, const Shardin
   Layout layout = make_layout(request);
   const Workload& work = request.workload;
   bool pipelined = pipeline_size(request) > 1;
-  int64_t passes = passes_of(request), runs = pipelined ? accumulation_of(request) : passes;
+  int64_t passes = passes_of(request), runs = runs_of(request);
   int64_t reduces = policy.reduce_every_micro_batch ? passes : 1;
   Footprint out;
   Wire wire;

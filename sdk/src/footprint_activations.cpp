@@ -101,7 +101,7 @@ int64_t activation_bytes(const FootprintRequest& request) {
   // Passes whose backward has not begun when the pipeline is full.
   int64_t stages = pipeline_size(request);
   if (stages == 1) return bytes;
-  int64_t flight = passes_of(request) / accumulation_of(request);
+  int64_t flight = micro_batches_of(request);
   PipelineSchedule schedule = shared.pipeline.schedule.empty() ? PipelineSchedule::gpipe : parse_schedule(shared.pipeline.schedule);
   if (schedule == PipelineSchedule::one_f_one_b)
     flight = std::min(flight, stages - request.mesh.device_mesh->coordinate(request.rank, "pp"));

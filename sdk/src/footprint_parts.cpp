@@ -170,13 +170,22 @@ MixedPrecision precision_of(const FootprintRequest& request) {
 
 int64_t pipeline_size(const FootprintRequest& request) { return request.mesh.device_mesh ? request.mesh.device_mesh->size("pp") : 1; }
 
-int64_t accumulation_of(const FootprintRequest& request) { return std::max<int64_t>(request.workload.accumulation, 1); }
-
-int64_t passes_of(const FootprintRequest& request) {
-  if (pipeline_size(request) == 1) return accumulation_of(request);
-  const PipelineOptions& pipeline = request.config.shared.pipeline;
-  return accumulation_of(request) * std::max<int64_t>(pipeline.batch_size / std::max<int64_t>(pipeline.microbatch_size, 1), 1);
+int64_t runs_of(const FootprintRequest& request) {
+  const Workload& work = request.workload;
+  int64_t runs = std::max<int64_t>(work.accumulation, 1);
+  if (pipeline_size(request) == 1) return runs;
+  // One run of the schedule takes pp_batch_size samples.
+  int64_t batch = std::max<int64_t>(request.config.shared.pipeline.batch_size, 1);
+  return runs * std::max<int64_t>(work.local_batch / batch + (work.local_batch % batch != 0), 1);
 }
+
+int64_t micro_batches_of(const FootprintRequest& request) {
+  if (pipeline_size(request) == 1) return 1;
+  const PipelineOptions& pipeline = request.config.shared.pipeline;
+  return std::max<int64_t>(pipeline.batch_size / std::max<int64_t>(pipeline.microbatch_size, 1), 1);
+}
+
+int64_t passes_of(const FootprintRequest& request) { return runs_of(request) * micro_batches_of(request); }
 
 int64_t scaled(int64_t a, int64_t b, int64_t c) { return a / c * b + a % c * b / c; }
 

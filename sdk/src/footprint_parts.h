@@ -59,8 +59,10 @@ int64_t sum_of_largest(std::vector<int64_t> values, int64_t count);
 
 // The policy that holds for this request: the expert options may replace the shared one.
 MixedPrecision precision_of(const FootprintRequest& request);
-// Runs of the pipeline schedule (or micro-batches without one) and forward-backward passes a step.
-int64_t accumulation_of(const FootprintRequest& request);
+// Runs of the pipeline schedule a step, micro-batches a run, and forward-backward passes a step: their product. Without a pipeline
+// a run is one micro-batch.
+int64_t runs_of(const FootprintRequest& request);
+int64_t micro_batches_of(const FootprintRequest& request);
 int64_t passes_of(const FootprintRequest& request);
 int64_t pipeline_size(const FootprintRequest& request);
 // a * b / c, rounded down, without overflow where the result fits.

@@ -671,6 +671,22 @@ TEST_CASE("a pipeline keeps weights gathered and sends hidden states between sta
     CHECK(placement(f, "model.layers." + std::to_string(stage) + ".mlp.up_proj.weight").placement == Placement{{"dp_shard", "shard(0)"}});
   }
   CHECK(weights == total_elements(whole) * 4);
+  SUBCASE("a schedule run takes pp_batch_size samples") {
+    job.outline = stage_outline(whole, plan, 1);
+    job.work.local_batch = 6;  // two runs of four micro-batches
+    job.work.accumulation = 3;
+    Footprint f = fully_sharded_footprint(job.request(2), {});
+    check_row(f, "pp", "send", 3 * 2 * 4 * 2, 3 * 2 * 4 * 2 * hidden);
+    CHECK(find_row(f.wire, "dp_shard", "all_gather")->count == 3 * 2);  // weights stay gathered within a run
+    CHECK(find_row(f.wire, "dp_shard", "reduce_scatter")->count == 1);
+  }
+  SUBCASE("activations of the micro-batches in flight are held") {
+    job.outline = stage_outline(whole, plan, 1);
+    int64_t three = fully_sharded_footprint(job.request(2), {}).bytes.activations;  // 1F1B: stages behind this one, and itself
+    job.config.shared.pipeline.schedule = "GPipe";
+    CHECK(three > 0);
+    CHECK(fully_sharded_footprint(job.request(2), {}).bytes.activations * 3 == three * 4);
+  }
   SUBCASE("at the turn of a v the stages share a rank") {
     job.config.shared.pipeline.schedule = "ZBVZeroBubble";
     Job two = job;
