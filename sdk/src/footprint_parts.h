@@ -85,7 +85,7 @@ class Wire {
   std::vector<WireRow> done_;
 };
 
-// Rows that depend on activations, alike for every strategy: tp, ep, cp and pp.
+// Rows that depend on activations, alike for every strategy: tp, ep and cp.
 void add_activation_rows(const FootprintRequest& request, Wire& wire);
 // Tokens of one forward-backward pass on this rank; 0 when seq_len is not known.
 int64_t tokens_of(const FootprintRequest& request);

@@ -1,7 +1,6 @@
 #include <algorithm>
 
 #include "footprint_parts.h"
-#include "meshwright/pipeline.h"
 
 namespace meshwright::footprint {
 namespace {
@@ -39,21 +38,6 @@ void add_context_rows(const FootprintRequest& request, const ModuleIndex& index,
     int64_t forward = passes_of(request) * forward_runs(request, index, module.name + ".self_attn"), backward = passes_of(request);
     wire.add(cp, "all_gather", forward + backward, (forward + backward) * payload);
     wire.add(cp, "reduce_scatter", backward, backward * payload);
-  }
-}
-
-// Hidden states to the next stage, their gradients to the one before; stages of one rank hand over for free.
-void add_pipeline_rows(const FootprintRequest& request, Wire& wire) {
-  const Mesh& mesh = *request.mesh.device_mesh;
-  Axis pp{"pp", mesh.size("pp"), mesh.has_axis("pp") ? mesh.coordinate(request.rank, "pp") : 0};
-  if (pp.size <= 1) return;
-  const PipelineOptions& options = request.config.shared.pipeline;
-  PipelinePlan plan = plan_stages(request.outline.layers, pp.size, options);
-  int64_t element = dtype_size(options.dtype.value_or(precision_of(request).output));
-  int64_t bytes = tokens_of(request) * request.outline.hidden_size * element, passes = passes_of(request);
-  for (size_t s = 0; s + 1 < plan.stages.size(); ++s) {
-    int64_t here = plan.stages[s].rank, next = plan.stages[s + 1].rank;
-    if (here != next && (here == pp.index || next == pp.index)) wire.add(pp, "send", passes, passes * bytes);
   }
 }
 
@@ -97,7 +81,26 @@ void add_activation_rows(const FootprintRequest& request, Wire& wire) {
   add_expert_rows(request, index, wire);
   if (!request.mesh.device_mesh) return;
   add_context_rows(request, index, wire);
-  add_pipeline_rows(request, wire);
 }
 
 }  // namespace meshwright::footprint
+
+namespace meshwright {
+
+std::vector<WireRow> pipeline_wire(const FootprintRequest& request, const PipelinePlan& plan) {
+  using namespace footprint;
+  if (pipeline_size(request) == 1) return {};
+  const Mesh& mesh = *request.mesh.device_mesh;
+  Axis pp{"pp", mesh.size("pp"), mesh.coordinate(request.rank, "pp")};
+  int64_t element = dtype_size(request.config.shared.pipeline.dtype.value_or(precision_of(request).output));
+  int64_t bytes = tokens_of(request) * request.outline.hidden_size * element, passes = passes_of(request);
+  Wire wire;
+  // Stages of one rank hand over for free.
+  for (size_t s = 0; s + 1 < plan.stages.size(); ++s) {
+    int64_t here = plan.stages[s].rank, next = plan.stages[s + 1].rank;
+    if (here != next && (here == pp.index || next == pp.index)) wire.add(pp, "send", passes, passes * bytes);
+  }
+  return wire.rows();
+}
+
+}  // namespace meshwright

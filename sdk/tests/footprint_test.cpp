@@ -9,7 +9,6 @@
 
 #include "llama_outline.h"
 #include "meshwright/error.h"
-#include "meshwright/pipeline.h"
 
 using namespace meshwright;
 using meshwright::testing::llama_outline;
@@ -65,13 +64,17 @@ const WireRow* find_row(const std::vector<WireRow>& wire, const std::string& axi
   return nullptr;
 }
 
-void check_row(const Footprint& footprint, const std::string& axis, const std::string& op, int64_t count, int64_t bytes) {
+void check_row(const std::vector<WireRow>& wire, const std::string& axis, const std::string& op, int64_t count, int64_t bytes) {
   CAPTURE(axis);
   CAPTURE(op);
-  const WireRow* row = find_row(footprint.wire, axis, op);
+  const WireRow* row = find_row(wire, axis, op);
   REQUIRE(row != nullptr);
   CHECK(row->count == count);
   CHECK(row->bytes == bytes);
+}
+
+void check_row(const Footprint& footprint, const std::string& axis, const std::string& op, int64_t count, int64_t bytes) {
+  check_row(footprint.wire, axis, op, count, bytes);
 }
 
 const ParameterPlacement& placement(const Footprint& footprint, const std::string& name) {
@@ -660,7 +663,7 @@ TEST_CASE("a pipeline keeps weights gathered and sends hidden states between sta
     weights += f.bytes.weights + fully_sharded_footprint(job.request(stage * 2 + 1), {}).bytes.weights;
     // Four micro-batches: to the next stage, and gradients to the one before.
     int64_t neighbours = stage == 0 || stage == 3 ? 1 : 2;
-    check_row(f, "pp", "send", 4 * neighbours, 4 * neighbours * hidden);
+    check_row(pipeline_wire(job.request(stage * 2), plan), "pp", "send", 4 * neighbours, 4 * neighbours * hidden);
     for (const UnitCost& unit : f.units) CHECK(!unit.reshards);
     int64_t units = stage == 0 || stage == 3 ? 2 : 1;
     CHECK(find_row(f.wire, "dp_shard", "all_gather")->count == units);
@@ -676,7 +679,7 @@ TEST_CASE("a pipeline keeps weights gathered and sends hidden states between sta
     job.work.local_batch = 6;  // two runs of four micro-batches
     job.work.accumulation = 3;
     Footprint f = fully_sharded_footprint(job.request(2), {});
-    check_row(f, "pp", "send", 3 * 2 * 4 * 2, 3 * 2 * 4 * 2 * hidden);
+    check_row(pipeline_wire(job.request(2), plan), "pp", "send", 3 * 2 * 4 * 2, 3 * 2 * 4 * 2 * hidden);
     CHECK(find_row(f.wire, "dp_shard", "all_gather")->count == 3 * 2);  // weights stay gathered within a run
     CHECK(find_row(f.wire, "dp_shard", "reduce_scatter")->count == 1);
   }
@@ -696,7 +699,7 @@ TEST_CASE("a pipeline keeps weights gathered and sends hidden states between sta
     two.config.shared.pipeline = job.config.shared.pipeline;
     PipelinePlan v = plan_pipeline(whole, 2, two.config.shared.pipeline);
     two.outline = stage_outline(whole, v, 1);  // stages 1 and 2: one boundary to each side, none between
-    check_row(fully_sharded_footprint(two.request(1), {}), "pp", "send", 8, 8 * hidden);
+    check_row(pipeline_wire(two.request(1), v), "pp", "send", 8, 8 * hidden);
   }
 }
 

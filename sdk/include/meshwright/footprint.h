@@ -12,6 +12,7 @@
 
 #include "meshwright/mesh_plan.h"
 #include "meshwright/outline.h"
+#include "meshwright/pipeline.h"
 #include "meshwright/tp_plan.h"
 
 namespace meshwright {
@@ -96,5 +97,8 @@ struct FlatPolicy {
 MESHWRIGHT_API Footprint flat_footprint(const FootprintRequest& request, const FlatPolicy& policy);
 // Traffic of the plan's styles over tp, added by each of the above. Activations count only when seq_len is known.
 MESHWRIGHT_API std::vector<WireRow> tp_wire(const FootprintRequest& request);
+// Hidden states and their gradients between the stages of different ranks. Not part of the footprints above: the stages are the
+// engine's, alike for every strategy.
+MESHWRIGHT_API std::vector<WireRow> pipeline_wire(const FootprintRequest& request, const PipelinePlan& plan);
 
 }  // namespace meshwright
