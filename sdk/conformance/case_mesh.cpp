@@ -175,7 +175,8 @@ void check_mesh_refusal(const Subject& subject, Report& report) {
       if (wish.ranks.empty()) ++followed, follow_help(*strategy, about, wish, answer, report);
     }
     // Whoever hands the job on leaves the refusal to the other strategy.
-    if (answer.value && must_refuse && answer.value->delegate_to.empty()) report.fail(describe(wish) + ": accepted, but these sizes cannot be");
+    if (answer.value && must_refuse && answer.value->delegate_to.empty())
+      report.fail(describe(wish) + ": accepted, but these sizes cannot be");
   };
   for (const Wish& wish : impossible())
     if (!report.full()) look(wish, true);

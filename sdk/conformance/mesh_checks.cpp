@@ -96,7 +96,8 @@ class PlanChecker {
   void device_mesh() {
     const Mesh& mesh = *plan_.device_mesh;
     if (!layout(mesh, "device mesh")) return;
-    for (const auto& [name, size] : std::initializer_list<std::pair<const char*, int64_t>>{{"tp", wish_.tp}, {"cp", wish_.cp}, {"pp", wish_.pp}})
+    for (const auto& [name, size] :
+         std::initializer_list<std::pair<const char*, int64_t>>{{"tp", wish_.tp}, {"cp", wish_.cp}, {"pp", wish_.pp}})
       expect(std::string("size of ") + name, mesh.size(name), std::max<int64_t>(size, 1));
     if (wish_.dp_replicate > 1) expect("size of dp_replicate", mesh.size("dp_replicate"), wish_.dp_replicate);
     if (std::optional<int64_t> dp = mesh.find_size("dp")) expect("dp", plan_.dp, *dp);
@@ -182,7 +183,8 @@ class PlanChecker {
       for (size_t i : {size_t{0}, group.size() / 2, group.size() - 1})
         if (sound && count <= 3) {
           std::vector<int64_t> own = mesh.group(group[i], axis);
-          sound = std::equal(own.begin(), own.end(), group.begin(), group.end()) && mesh.coordinate(group[i], axis) == static_cast<int64_t>(i);
+          sound =
+              std::equal(own.begin(), own.end(), group.begin(), group.end()) && mesh.coordinate(group[i], axis) == static_cast<int64_t>(i);
         }
     });
     if (!sound || static_cast<int64_t>(seen.size()) != mesh.size() || count * size != mesh.size() || mesh.group_count(axis) != count)
