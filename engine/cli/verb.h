@@ -78,6 +78,8 @@ Verb config_schema_verb();
 Verb config_explain_verb();
 Verb plugins_list_verb();
 Verb plugins_inspect_verb();
+Verb plugins_check_verb();
+Verb plugins_new_verb();
 Verb env_verb();
 
 // Runs the program; never throws. argv as main() has it.

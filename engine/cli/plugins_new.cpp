@@ -1,0 +1,96 @@
+// plugins new: a strategy plugin to start from, built out of tree against the installed package.
+#include <algorithm>
+#include <cctype>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+#include "engine/cli/common.h"
+
+namespace meshwright::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+// The template lies beside the program when installed, and in the source tree while developing.
+fs::path template_folder() {
+  std::error_code failed;
+  fs::path program = fs::read_symlink("/proc/self/exe", failed).parent_path();
+  for (const fs::path& folder : {program / "../share/meshwright/template", fs::path(MESHWRIGHT_TEMPLATE_SOURCE)})
+    if (fs::is_directory(folder, failed)) return folder.lexically_normal();
+  throw Error(ErrorCode::internal, "the plugin template is not installed (share/meshwright/template)")
+      .help("install the whole package with cmake --install");
+}
+
+std::string camel(const std::string& name) {
+  std::string out;
+  bool upper = true;
+  for (char c : name) {
+    if (c == '_') {
+      upper = true;
+      continue;
+    }
+    out += upper ? static_cast<char>(std::toupper(static_cast<unsigned char>(c))) : c;
+    upper = false;
+  }
+  return out;
+}
+
+std::string replace_all(std::string text, const std::string& from, const std::string& to) {
+  for (size_t at = 0; (at = text.find(from, at)) != std::string::npos; at += to.size()) text.replace(at, from.size(), to);
+  return text;
+}
+
+int run_new(Call& call) {
+  std::string name = call.positional(0);
+  bool good = !name.empty() && name.size() <= 48 && std::islower(static_cast<unsigned char>(name[0])) &&
+              std::all_of(name.begin(), name.end(), [](unsigned char c) { return std::islower(c) || std::isdigit(c) || c == '_'; });
+  if (!good)
+    throw Error(ErrorCode::usage, "\"" + name + "\" is not a plugin name: a-z, 0-9 and _, a letter first, at most 48 characters")
+        .help("meshwright plugins new my_strategy");
+  fs::path target = call.value("dir", name);
+  std::error_code failed;
+  if (fs::exists(target, failed) && (!fs::is_directory(target, failed) || !fs::is_empty(target, failed)))
+    throw Error(ErrorCode::usage, target.string() + " is already there and not an empty folder")
+        .help("meshwright plugins new " + name + " --dir ANOTHER");
+  plugins::Registry registry({});
+  for (const plugins::Listing& listing : registry.list())
+    if (listing.plugin != nullptr)
+      for (const plugins::StrategyInfo& info : listing.plugin->strategies)
+        if (info.name == name)
+          throw Error(ErrorCode::usage, "there is already a strategy " + name + ", in " + listing.path.string())
+              .help("choose another name, for example " + name + "_2");
+
+  fs::path source = template_folder();
+  for (const fs::directory_entry& entry : fs::recursive_directory_iterator(source)) {
+    if (!entry.is_regular_file()) continue;
+    std::ifstream in(entry.path(), std::ios::binary);
+    std::ostringstream text;
+    text << in.rdbuf();
+    fs::path to = target / replace_all(fs::relative(entry.path(), source).string(), "my_strategy", name);
+    fs::create_directories(to.parent_path(), failed);
+    std::ofstream out(to, std::ios::binary);
+    out << replace_all(replace_all(text.str(), "my_strategy", name), "MyStrategy", camel(name));
+    out.close();
+    if (!out) throw Error(ErrorCode::internal, "cannot write " + to.string());
+  }
+  fs::path prefix = fs::read_symlink("/proc/self/exe").parent_path().parent_path();
+  call.out.write("made " + target.string() + "/\n\nnext:\n  cmake -S " + target.string() + " -B " + target.string() +
+                 "/build -DCMAKE_PREFIX_PATH=" + prefix.string() + "\n  cmake --build " + target.string() + "/build\n  meshwright plan " +
+                 target.string() + "/job.toml --world-size 8\n  meshwright plugins check " + target.string() + "/build/libmeshwright_" +
+                 name + ".so\n");
+  return 0;
+}
+
+}  // namespace
+
+Verb plugins_new_verb() {
+  return {.name = "plugins new",
+          .summary = "Make a new strategy plugin from the template",
+          .details = "Writes CMakeLists.txt, a small strategy, its test and a configuration, and says how to build them.",
+          .positionals = {{"NAME"}},
+          .flags = {{.name = "dir", .argument = "FOLDER", .doc = "Where to. Default: NAME in the current folder."}},
+          .run = run_new};
+}
+
+}  // namespace meshwright::cli
