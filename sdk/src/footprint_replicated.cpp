@@ -6,12 +6,12 @@ namespace meshwright {
 namespace {
 
 // Buckets as torch's reducer fills them: parameters in reverse, a bucket closed by the one that reaches its limit.
-int64_t bucket_count(const ModelOutline& outline, int64_t element, const ReplicatedPolicy& policy) {
+int64_t bucket_count(const std::vector<footprint::Share>& shares, int64_t element, const ReplicatedPolicy& policy) {
   int64_t limit = std::min(policy.first_bucket_bytes, policy.bucket_bytes);
   int64_t count = 0, filled = 0;
   bool open = false;
-  for (auto p = outline.parameters.rbegin(); p != outline.parameters.rend(); ++p) {
-    filled += element_count(p->shape) * element;
+  for (auto share = shares.rbegin(); share != shares.rend(); ++share) {
+    filled += share->elements * element;
     open = true;
     if (filled < limit) continue;
     ++count;
@@ -27,8 +27,14 @@ int64_t bucket_count(const ModelOutline& outline, int64_t element, const Replica
 Footprint replicated_footprint(const FootprintRequest& request, const ReplicatedPolicy& policy) {
   using namespace footprint;
   Layout layout = make_layout(request);
-  // Data-parallel ranks; with a mesh, those of its sharding axis hold copies too.
-  Axis axis = request.mesh.device_mesh ? layout.shard : layout.replicate;
+  // All ranks that work on other samples or other parts of them. Under a mesh that shards, replicas and shards alike hold copies.
+  Axis axis = layout.replicate;
+  if (request.mesh.device_mesh) {
+    const Mesh& mesh = *request.mesh.device_mesh;
+    axis = layout.shard;
+    for (const char* name : {"dp", "dp_cp"})
+      if (mesh.size(name) > axis.size) axis = {name, mesh.size(name), mesh.coordinate(request.rank, name)};
+  }
   const MixedPrecision& mp = request.config.shared.mp;
   const Workload& work = request.workload;
   Footprint out;
@@ -45,7 +51,7 @@ Footprint replicated_footprint(const FootprintRequest& request, const Replicated
   if (axis.size > 1 && (!policy.gradient_as_bucket_view || mp.reduce != work.storage)) out.bytes.transient += reduced;
   out.bytes.activations = activation_bytes(request);
   Wire wire;
-  wire.add(axis, "all_reduce", bucket_count(request.outline, dtype_size(mp.reduce), policy), reduced);
+  wire.add(axis, "all_reduce", bucket_count(layout.shares, dtype_size(mp.reduce), policy), reduced);
   add_activation_rows(request, wire);
   out.wire = wire.rows();
   return out;

@@ -444,6 +444,16 @@ TEST_CASE("replicas all-reduce the gradients in torch's buckets") {
     CHECK(half.bytes.transient == 1896 * 2 * 2);
     check_row(half, "dp", "all_reduce", 1, 1896 * 2 * 2 * 3 / 4);
   }
+  SUBCASE("under a mesh every data-parallel rank takes part") {
+    Job meshed{.outline = llama_outline({}), .sizes = {.dp = {}, .dp_replicate = 2, .tp = 2, .cp = 2}, .world = 16};
+    f = replicated_footprint(meshed.plan().request());
+    // tp halves all but the norms: 5 of them with 8 elements.
+    int64_t mine = (1896 - 40) / 2 + 40;
+    check_row(f, "dp_cp", "all_reduce", 1, 2 * mine * 4 / 8 * 7);
+    CHECK(f.bytes.weights == mine * 4);
+    CHECK(placement(f, "lm_head.weight").placement ==
+          Placement{{"dp_replicate", "replicate"}, {"dp_shard_cp", "replicate"}, {"tp", "shard(0)"}});
+  }
   SUBCASE("alone, nothing is sent") {
     job.world = 1;
     CHECK(replicated_footprint(job.plan_ddp().request()).wire.empty());
