@@ -25,6 +25,9 @@ if(MESHWRIGHT_MOLD)
   add_link_options(-fuse-ld=mold)
 endif()
 
+# What is not used is not loaded: planning starts without LibTorch.
+add_link_options(-Wl,--as-needed)
+
 add_library(meshwright_warnings INTERFACE)
 # GCC 12 sees an overlap in every `"x" + std::string` (its bug 105651).
 target_compile_options(meshwright_warnings INTERFACE $<$<CXX_COMPILER_ID:GNU>:-Wno-restrict>

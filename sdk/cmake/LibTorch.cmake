@@ -27,6 +27,11 @@ if(NOT MESHWRIGHT_TORCH_VERSION MATCHES "^2\\.11\\.")
   message(FATAL_ERROR "LibTorch ${MESHWRIGHT_TORCH_VERSION} found in ${MESHWRIGHT_TORCH_DIR}; this version of Meshwright is built for 2.11.")
 endif()
 
+if(NOT TARGET meshwright::torch_headers)
+  add_library(meshwright::torch_headers INTERFACE IMPORTED GLOBAL)
+  target_include_directories(meshwright::torch_headers SYSTEM INTERFACE
+    ${MESHWRIGHT_TORCH_DIR}/include ${MESHWRIGHT_TORCH_DIR}/include/torch/csrc/api/include)
+endif()
 foreach(_lib c10 torch_cpu)
   if(NOT TARGET meshwright::${_lib})
     add_library(meshwright::${_lib} SHARED IMPORTED GLOBAL)

@@ -41,7 +41,8 @@ function(meshwright_add_plugin name)
   endif()
   set(target meshwright_${name})
   add_library(${target} MODULE ${arg_SOURCES})
-  target_link_libraries(${target} PRIVATE Meshwright::sdk meshwright::torch_cpu meshwright::c10 ${arg_LIBRARIES})
+  # stdc++ first: LibTorch exports template instantiations of the C++ library, and would else be needed by every plugin for their sake.
+  target_link_libraries(${target} PRIVATE Meshwright::sdk stdc++ meshwright::torch_cpu meshwright::c10 ${arg_LIBRARIES})
   target_compile_features(${target} PRIVATE cxx_std_20)
   set_target_properties(${target} PROPERTIES
     PREFIX lib OUTPUT_NAME meshwright_${name} LIBRARY_OUTPUT_DIRECTORY ${arg_OUTPUT_DIRECTORY}

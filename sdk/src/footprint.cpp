@@ -88,16 +88,16 @@ Footprint fully_sharded_footprint(const FootprintRequest& request, const Shardin
             .help("give the parameter the shape [1]");
       RowShard rows = shard_rows(share, axis, share.expert && share.shape.size() > 1 ? 1 : 0);
       out.parameters[p].local_shape = rows.local_shape;
-      local += rows.local_elements;
-      elements += share.elements;
-      padded += rows.padded_elements;
+      local = plus(local, rows.local_elements);
+      elements = plus(elements, share.elements);
+      padded = plus(padded, rows.padded_elements);
     }
     bool reshards = !group.root && policy.reshard_after_forward.value_or(!group.last_of_list && !pipelined);
-    int64_t gathered = padded * dtype_size(group.precision.param), reduced = padded * dtype_size(group.precision.reduce);
+    int64_t gathered = times(padded, dtype_size(group.precision.param)), reduced = times(padded, dtype_size(group.precision.reduce));
     if (!group.parameters.empty()) {
-      wire.add(axis, "all_gather", reshards ? 2 * passes : runs, (reshards ? 2 * passes : runs) * gathered);
-      wire.add(axis, "reduce_scatter", reduces, reduces * reduced);
-      if (!group.experts) wire.add(layout.replicate, "all_reduce", reduces, reduces * (reduced / axis.size));
+      wire.add(axis, "all_gather", reshards ? times(2, passes) : runs, gathered);
+      wire.add(axis, "reduce_scatter", reduces, reduced);
+      if (!group.experts) wire.add(layout.replicate, "all_reduce", reduces, reduced / axis.size);
     }
     // Experts that ep alone cuts are no unit: nothing gathers or reduces them.
     if (!group.experts || axis.size > 1) out.units.push_back({group.name, elements, gathered, reshards});
@@ -107,22 +107,22 @@ Footprint fully_sharded_footprint(const FootprintRequest& request, const Shardin
       if (reshards)
         peak.gathered.push_back(gathered);
       else
-        peak.kept += gathered;
+        peak.kept = plus(peak.kept, gathered);
     }
     if (axis.size > 1 || group.precision.reduce != work.storage || (!group.experts && layout.replicate.size > 1)) {
-      peak.all_gradients += reduced;
+      peak.all_gradients = plus(peak.all_gradients, reduced);
       if (group.root)
-        peak.root_gradients += reduced;
+        peak.root_gradients = plus(peak.root_gradients, reduced);
       else
         peak.gradients.push_back(reduced);
     }
   }
   int64_t element = dtype_size(work.storage);
-  out.bytes.weights = out.bytes.gradients = local * element;
-  out.bytes.optimizer = local * element * work.optimizer_states;
+  out.bytes.weights = out.bytes.gradients = times(local, element);
+  out.bytes.optimizer = times(local, element, work.optimizer_states);
   bool deferred = !policy.reduce_every_micro_batch && passes > 1;
-  out.bytes.transient = peak.kept + sum_of_largest(peak.gathered, std::max<int64_t>(policy.prefetch_depth, 0) + 1) +
-                        (deferred ? peak.all_gradients : peak.root_gradients + sum_of_largest(peak.gradients, 2));
+  out.bytes.transient = plus(plus(peak.kept, sum_of_largest(peak.gathered, std::max<int64_t>(policy.prefetch_depth, 0) + 1)),
+                             deferred ? peak.all_gradients : plus(peak.root_gradients, sum_of_largest(peak.gradients, 2)));
   out.bytes.activations = activation_bytes(request);
   add_activation_rows(request, wire);
   out.wire = wire.rows();

@@ -159,7 +159,7 @@ std::string_view ModuleIndex::layer_of(std::string_view name) const {
 int64_t sum_of_largest(std::vector<int64_t> values, int64_t count) {
   std::sort(values.begin(), values.end(), std::greater<>());
   int64_t sum = 0;
-  for (size_t i = 0; i < values.size() && static_cast<int64_t>(i) < count; ++i) sum += values[i];
+  for (size_t i = 0; i < values.size() && static_cast<int64_t>(i) < count; ++i) sum = plus(sum, values[i]);
   return sum;
 }
 
@@ -176,7 +176,7 @@ int64_t runs_of(const FootprintRequest& request) {
   if (pipeline_size(request) == 1) return runs;
   // One run of the schedule takes pp_batch_size samples.
   int64_t batch = std::max<int64_t>(request.config.shared.pipeline.batch_size, 1);
-  return runs * std::max<int64_t>(work.local_batch / batch + (work.local_batch % batch != 0), 1);
+  return times(runs, std::max<int64_t>(work.local_batch / batch + (work.local_batch % batch != 0), 1));
 }
 
 int64_t micro_batches_of(const FootprintRequest& request) {
@@ -185,16 +185,16 @@ int64_t micro_batches_of(const FootprintRequest& request) {
   return std::max<int64_t>(pipeline.batch_size / std::max<int64_t>(pipeline.microbatch_size, 1), 1);
 }
 
-int64_t passes_of(const FootprintRequest& request) { return runs_of(request) * micro_batches_of(request); }
+int64_t passes_of(const FootprintRequest& request) { return times(runs_of(request), micro_batches_of(request)); }
 
-int64_t scaled(int64_t a, int64_t b, int64_t c) { return a / c * b + a % c * b / c; }
+int64_t scaled(int64_t a, int64_t b, int64_t c) { return plus(times(a / c, b), times(a % c, b) / c); }
 
 void Wire::add(const Axis& axis, std::string_view op, int64_t count, int64_t payload) {
   if (axis.size <= 1 || count == 0 || payload == 0) return;
   auto at = std::find_if(sums_.begin(), sums_.end(), [&](const Sum& sum) { return sum.axis == axis.name && sum.op == op; });
   if (at == sums_.end()) at = sums_.insert(sums_.end(), {axis.name, std::string(op), axis.size, 0, 0});
-  at->count += count;
-  at->payload += payload;
+  at->count = plus(at->count, count);
+  at->payload = plus(at->payload, times(count, payload));
 }
 
 void Wire::append(std::vector<WireRow> rows) { done_.insert(done_.end(), rows.begin(), rows.end()); }

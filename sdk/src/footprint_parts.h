@@ -65,13 +65,26 @@ int64_t runs_of(const FootprintRequest& request);
 int64_t micro_batches_of(const FootprintRequest& request);
 int64_t passes_of(const FootprintRequest& request);
 int64_t pipeline_size(const FootprintRequest& request);
-// a * b / c, rounded down, without overflow where the result fits.
+// Sums and products that stop at the largest number instead of overflowing: no configuration is too large to be costed.
+inline int64_t plus(int64_t a, int64_t b) {
+  int64_t sum = 0;
+  return __builtin_add_overflow(a, b, &sum) ? INT64_MAX : sum;
+}
+inline int64_t times(int64_t a, int64_t b) {
+  int64_t product = 0;
+  return __builtin_mul_overflow(a, b, &product) ? INT64_MAX : product;
+}
+template <class... Rest>
+int64_t times(int64_t a, int64_t b, Rest... rest) {
+  return times(times(a, b), rest...);
+}
+// a * b / c, rounded down.
 int64_t scaled(int64_t a, int64_t b, int64_t c);
 
 // Sums traffic by (axis, op); one division at the end, so that rounding happens once.
 class Wire {
  public:
-  // `count` collectives over `axis` whose whole payloads (the gathered or reduced tensor) sum to `payload` bytes.
+  // `count` collectives over `axis` with a payload (the whole gathered or reduced tensor) of `payload` bytes each.
   void add(const Axis& axis, std::string_view op, int64_t count, int64_t payload);
   void append(std::vector<WireRow> rows);
   std::vector<WireRow> rows() const;

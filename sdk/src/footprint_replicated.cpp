@@ -11,7 +11,7 @@ int64_t bucket_count(const std::vector<footprint::Share>& shares, int64_t elemen
   int64_t count = 0, filled = 0;
   bool open = false;
   for (auto share = shares.rbegin(); share != shares.rend(); ++share) {
-    filled += share->elements * element;
+    filled = plus(filled, times(share->elements, element));
     open = true;
     if (filled < limit) continue;
     ++count;
@@ -41,17 +41,21 @@ Footprint replicated_footprint(const FootprintRequest& request, const Replicated
   int64_t elements = 0;
   for (size_t i = 0; i < layout.shares.size(); ++i) {
     out.parameters.push_back(placement_of(request.outline.parameters[i], layout.shares[i], layout, "replicate"));
-    elements += layout.shares[i].elements;
+    elements = plus(elements, layout.shares[i].elements);
   }
-  int64_t element = dtype_size(work.storage), reduced = elements * dtype_size(mp.reduce);
-  out.bytes.weights = out.bytes.gradients = elements * element;
-  out.bytes.optimizer = elements * element * work.optimizer_states;
+  int64_t element = dtype_size(work.storage), reduced = times(elements, dtype_size(mp.reduce));
+  out.bytes.weights = out.bytes.gradients = times(elements, element);
+  out.bytes.optimizer = times(elements, element, work.optimizer_states);
   // The cast weights live until backward has used them; buckets are a second copy unless gradients are views of them.
-  if (mp.param != work.storage) out.bytes.transient += elements * dtype_size(mp.param);
-  if (axis.size > 1 && (!policy.gradient_as_bucket_view || mp.reduce != work.storage)) out.bytes.transient += reduced;
+  if (mp.param != work.storage) out.bytes.transient = times(elements, dtype_size(mp.param));
+  if (axis.size > 1 && (!policy.gradient_as_bucket_view || mp.reduce != work.storage)) out.bytes.transient = plus(out.bytes.transient, reduced);
   out.bytes.activations = activation_bytes(request);
   Wire wire;
-  wire.add(axis, "all_reduce", bucket_count(layout.shares, dtype_size(mp.reduce), policy), reduced);
+  // The buckets differ in size; only their sum matters.
+  if (int64_t buckets = bucket_count(layout.shares, dtype_size(mp.reduce), policy); buckets > 0) {
+    wire.add(axis, "all_reduce", 1, reduced);
+    wire.count_more(buckets - 1);
+  }
   add_activation_rows(request, wire);
   out.wire = wire.rows();
   return out;

@@ -1,0 +1,20 @@
+# What `cmake --install` gives: the program, the SDK library with its headers and CMake files, bundled plugins, template, configs, docs.
+include(CMakePackageConfigHelpers)
+set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/Meshwright)
+
+# The wheel is not ours to install: its place is recorded, and relocated trees find it by MESHWRIGHT_TORCH_DIR.
+set_target_properties(meshwright_sdk PROPERTIES EXPORT_NAME sdk INSTALL_RPATH "$ORIGIN;${MESHWRIGHT_TORCH_DIR}/lib")
+install(TARGETS meshwright RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+install(TARGETS meshwright_sdk EXPORT MeshwrightTargets LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+install(TARGETS meshwright_ddp meshwright_fsdp2 meshwright_megatron_fsdp meshwright_moe_ep LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}/meshwright/plugins)
+install(DIRECTORY sdk/include/meshwright DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+install(EXPORT MeshwrightTargets NAMESPACE Meshwright:: DESTINATION ${package_dir})
+install(FILES sdk/cmake/MeshwrightPlugin.cmake sdk/cmake/LibTorch.cmake sdk/cmake/abi_probe.cpp sdk/cmake/plugin.map DESTINATION ${package_dir})
+configure_package_config_file(sdk/cmake/MeshwrightConfig.cmake.in ${PROJECT_BINARY_DIR}/MeshwrightConfig.cmake INSTALL_DESTINATION ${package_dir})
+# Before 1.0 a minor version may break the C++ interface, which the epoch tells apart in any case.
+write_basic_package_version_file(${PROJECT_BINARY_DIR}/MeshwrightConfigVersion.cmake COMPATIBILITY SameMinorVersion)
+install(FILES ${PROJECT_BINARY_DIR}/MeshwrightConfig.cmake ${PROJECT_BINARY_DIR}/MeshwrightConfigVersion.cmake DESTINATION ${package_dir})
+install(DIRECTORY sdk/template/ DESTINATION ${CMAKE_INSTALL_DATADIR}/meshwright/template)
+install(DIRECTORY configs DESTINATION ${CMAKE_INSTALL_DATADIR}/meshwright)
+install(DIRECTORY docs/ DESTINATION ${CMAKE_INSTALL_DOCDIR} FILES_MATCHING PATTERN "*.md")
+install(FILES LICENSE README.md CHANGELOG.md DESTINATION ${CMAKE_INSTALL_DOCDIR})
