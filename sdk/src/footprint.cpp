@@ -121,7 +121,7 @@ Footprint fully_sharded_footprint(const FootprintRequest& request, const Shardin
   out.bytes.weights = out.bytes.gradients = times(local, element);
   out.bytes.optimizer = times(local, element, work.optimizer_states);
   bool deferred = !policy.reduce_every_micro_batch && passes > 1;
-  out.bytes.transient = plus(plus(peak.kept, sum_of_largest(peak.gathered, std::max<int64_t>(policy.prefetch_depth, 0) + 1)),
+  out.bytes.transient = plus(plus(peak.kept, sum_of_largest(peak.gathered, plus(std::max<int64_t>(policy.prefetch_depth, 0), 1))),
                              deferred ? peak.all_gradients : plus(peak.root_gradients, sum_of_largest(peak.gradients, 2)));
   out.bytes.activations = activation_bytes(request);
   add_activation_rows(request, wire);

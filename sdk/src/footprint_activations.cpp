@@ -20,7 +20,7 @@ struct Saved {
   int64_t inputs = 0;     // inputs of attention and mlp
   int64_t attention = 0;  // inside attention
   int64_t mlp = 0;        // inside mlp and experts
-  int64_t all() const { return norms + inputs + attention + mlp; }
+  int64_t all() const { return plus(norms + inputs + attention, mlp); }
 };
 
 }  // namespace
@@ -46,7 +46,7 @@ int64_t activation_bytes(const FootprintRequest& request) {
   auto close = [&] {
     if (current.empty()) return;
     ++layers;
-    sum.norms += layer.norms, sum.inputs += layer.inputs, sum.attention += layer.attention, sum.mlp += layer.mlp;
+    sum.norms += layer.norms, sum.inputs += layer.inputs, sum.attention += layer.attention, sum.mlp = plus(sum.mlp, layer.mlp);
     if (layer.all() > largest.all()) largest = layer;
     layer = {};
   };
@@ -71,7 +71,7 @@ int64_t activation_bytes(const FootprintRequest& request) {
       bool up = parameter.name.find("up") != std::string::npos;
       int64_t width =
           element_count(parameter.shape) / (std::max<int64_t>(parameter.shape[0], 1) * std::max<int64_t>(outline.hidden_size, 1));
-      layer.mlp += active * (width + (up ? outline.hidden_size : 0));
+      layer.mlp = plus(layer.mlp, times(active, width + (up ? outline.hidden_size : 0)));
     } else if (found->kind == ModuleKind::linear && weight && parameter.shape.size() == 2) {
       bool cut = tp > 1 && tp_shard_dim(request.tp, outline, parameter.name).has_value();
       int64_t width = (closes_block(module) ? parameter.shape[1] : parameter.shape[0]) / (cut ? tp : 1);
@@ -87,16 +87,17 @@ int64_t activation_bytes(const FootprintRequest& request) {
       elements = sum.all();
       break;
     case ActivationCheckpointing::full:
-      elements = layers * outline.hidden_size + largest.all();
+      elements = plus(layers * outline.hidden_size, largest.all());
       break;
     case ActivationCheckpointing::selective:
-      elements = sum.norms + sum.inputs + sum.attention + largest.mlp;
+      elements = plus(sum.norms + sum.inputs + sum.attention, largest.mlp);
       break;
   }
   bool has_head = outline.find_module("lm_head") != nullptr;
   if (has_head) outside += outline.hidden_size + outline.vocab_size;
   int64_t element = dtype_size(precision_of(request).param);
-  int64_t bytes = tokens * ((elements + outside) * element + (has_head ? outline.vocab_size * dtype_size(DType::float32) : 0));
+  int64_t bytes =
+      times(tokens, plus(times(plus(elements, outside), element), has_head ? outline.vocab_size * dtype_size(DType::float32) : 0));
 
   // Passes whose backward has not begun when the pipeline is full.
   int64_t stages = pipeline_size(request);
@@ -105,7 +106,7 @@ int64_t activation_bytes(const FootprintRequest& request) {
   PipelineSchedule schedule = shared.pipeline.schedule.empty() ? PipelineSchedule::gpipe : parse_schedule(shared.pipeline.schedule);
   if (schedule == PipelineSchedule::one_f_one_b)
     flight = std::min(flight, stages - request.mesh.device_mesh->coordinate(request.rank, "pp"));
-  return flight * bytes;
+  return times(flight, bytes);
 }
 
 }  // namespace meshwright::footprint

@@ -74,12 +74,12 @@ std::vector<Buffer> make_buffers(const ModelOutline& outline, const Layout& layo
     int64_t elements = layout.shares[p].elements;
     const ModuleOutline* module = outline.find_module(module_of(outline.parameters[p].name));
     bool tied = outline.tied_embeddings && module != nullptr && module->kind == ModuleKind::embedding;
-    if (closed || tied || (policy.bucket_elements > 0 && filled + elements > policy.bucket_elements)) {
+    if (closed || tied || (policy.bucket_elements > 0 && plus(filled, elements) > policy.bucket_elements)) {
       buckets.push_back({});
       filled = 0;
     }
     buckets.back().parameters.push_back(p);
-    filled += elements;
+    filled = plus(filled, elements);
     closed = tied;
   }
   for (size_t b = 0; b < buckets.size(); ++b) {
@@ -110,11 +110,11 @@ Footprint flat_footprint(const FootprintRequest& request, const FlatPolicy& poli
   std::vector<int64_t> gathered, gradients;
   for (const Buffer& buffer : make_buffers(request.outline, layout, policy)) {
     int64_t elements = 0;
-    for (size_t p : buffer.parameters) elements += layout.shares[p].elements;
+    for (size_t p : buffer.parameters) elements = plus(elements, layout.shares[p].elements);
     Chunk slice = ceil_chunk(elements, axis.size, axis.index);
     int64_t padded = (elements / axis.size + (elements % axis.size != 0)) * axis.size;
-    whole += elements;
-    mine += slice.end - slice.begin;
+    whole = plus(whole, elements);
+    mine = plus(mine, slice.end - slice.begin);
     int64_t start = 0;
     for (size_t p : buffer.parameters) {
       int64_t count = layout.shares[p].elements;
@@ -123,26 +123,26 @@ Footprint flat_footprint(const FootprintRequest& request, const FlatPolicy& poli
         out.parameters[p].local_range = range;
         if (axis.size > 1) out.parameters[p].local_shape = {range.end - range.begin};
       }
-      start += count;
+      start = plus(start, count);
     }
     bool reshards = policy.level == 3 && buffer.unit;
-    out.units.push_back({buffer.name, elements, padded * gather_size, reshards});
-    int64_t reduced = padded * reduce_size;
+    out.units.push_back({buffer.name, elements, times(padded, gather_size), reshards});
+    int64_t reduced = times(padded, reduce_size);
     switch (policy.level) {
       case 0:
-        wire.add(axis, "all_reduce", 1, elements * reduce_size);
+        wire.add(axis, "all_reduce", 1, times(elements, reduce_size));
         break;
       case 1:
         wire.add(axis, "reduce_scatter", 1, reduced);
-        wire.add(axis, "all_gather", 1, padded * gather_size);
+        wire.add(axis, "all_gather", 1, times(padded, gather_size));
         break;
       case 2:
-        wire.add(axis, "reduce_scatter", passes, passes * reduced);
-        wire.add(axis, "all_gather", 1, padded * gather_size);
+        wire.add(axis, "reduce_scatter", passes, reduced);
+        wire.add(axis, "all_gather", 1, times(padded, gather_size));
         break;
       case 3:
-        wire.add(axis, "all_gather", (reshards ? 2 : 1) * passes, (reshards ? 2 : 1) * passes * padded * gather_size);
-        wire.add(axis, "reduce_scatter", passes, passes * reduced);
+        wire.add(axis, "all_gather", times(reshards ? 2 : 1, passes), times(padded, gather_size));
+        wire.add(axis, "reduce_scatter", passes, reduced);
         break;
       default:
         throw Error(ErrorCode::out_of_range, "zero_dp_strategy = " + std::to_string(policy.level) + ", but the levels are 0 to 3")
@@ -150,34 +150,33 @@ Footprint flat_footprint(const FootprintRequest& request, const FlatPolicy& poli
             .help("set distributed.megatron_fsdp.zero_dp_strategy = 3");
     }
     if (reshards)
-      gathered.push_back(padded * gather_size);
+      gathered.push_back(times(padded, gather_size));
     else
-      kept += padded * gather_size;
+      kept = plus(kept, times(padded, gather_size));
     if (buffer.unit)
       gradients.push_back(reduced);
     else
-      outside_gradients += reduced;
+      outside_gradients = plus(outside_gradients, reduced);
   }
 
   int64_t storage = dtype_size(work.storage);
   // fp32 weights beside the model's own; weights that are fp32 already serve as both.
   int64_t main_weight = policy.preserve_fp32_weights && work.storage != DType::float32 ? 4 : 0;
   int64_t state = policy.preserve_fp32_weights ? 4 : storage;
-  out.bytes.weights = (policy.level == 3 ? mine : whole) * storage;
-  out.bytes.gradients = (policy.level >= 2 ? mine : whole) * dtype_size(gradient);
-  out.bytes.optimizer = (policy.level >= 1 ? mine : whole) * (main_weight + state * work.optimizer_states);
-  if (policy.level == 3) {
-    if (axis.size > 1 || mp.param != work.storage)
-      out.bytes.transient += kept + sum_of_largest(gathered, std::max<int64_t>(policy.prefetch_depth, 0) + 1);
-  } else if (mp.param != work.storage) {
-    out.bytes.transient += whole * dtype_size(mp.param);
-  }
-  // From level 2 on the whole gradient of a unit exists only until it is reduced.
-  bool cast = reduce_size != dtype_size(gradient);
+  out.bytes.weights = times(policy.level == 3 ? mine : whole, storage);
+  out.bytes.gradients = times(policy.level >= 2 ? mine : whole, dtype_size(gradient));
+  out.bytes.optimizer = times(policy.level >= 1 ? mine : whole, plus(main_weight, times(state, work.optimizer_states)));
+  int64_t parameters = 0, unreduced = 0;
+  if (policy.level == 3 && (axis.size > 1 || mp.param != work.storage))
+    parameters = plus(kept, sum_of_largest(gathered, plus(std::max<int64_t>(policy.prefetch_depth, 0), 1)));
+  else if (policy.level < 3 && mp.param != work.storage)
+    parameters = times(whole, dtype_size(mp.param));
+  // From level 2 on the whole gradient of a unit exists only until it is reduced; below, only its cast copy does.
   if (axis.size > 1 && policy.level >= 2)
-    out.bytes.transient += outside_gradients + sum_of_largest(gradients, 2);
-  else if (axis.size > 1 && cast)
-    out.bytes.transient += sum_of_largest(gradients, 2);
+    unreduced = plus(outside_gradients, sum_of_largest(gradients, 2));
+  else if (axis.size > 1 && reduce_size != dtype_size(gradient))
+    unreduced = sum_of_largest(gradients, 2);
+  out.bytes.transient = plus(parameters, unreduced);
   out.bytes.activations = activation_bytes(request);
   add_activation_rows(request, wire);
   out.wire = wire.rows();

@@ -5,21 +5,17 @@
 namespace meshwright {
 namespace {
 
-// Buckets as torch's reducer fills them: parameters in reverse, a bucket closed by the one that reaches its limit.
-int64_t bucket_count(const std::vector<footprint::Share>& shares, int64_t element, const ReplicatedPolicy& policy) {
-  int64_t limit = std::min(policy.first_bucket_bytes, policy.bucket_bytes);
-  int64_t count = 0, filled = 0;
+// Elements of the buckets as torch's reducer fills them: parameters in reverse, a bucket closed by the one that reaches its limit.
+std::vector<int64_t> make_buckets(const std::vector<footprint::Share>& shares, int64_t element, const ReplicatedPolicy& policy) {
+  std::vector<int64_t> buckets;
   bool open = false;
   for (auto share = shares.rbegin(); share != shares.rend(); ++share) {
-    filled = plus(filled, times(share->elements, element));
-    open = true;
-    if (filled < limit) continue;
-    ++count;
-    limit = policy.bucket_bytes;
-    filled = 0;
-    open = false;
+    if (!open) buckets.push_back(0);
+    buckets.back() = footprint::plus(buckets.back(), share->elements);
+    int64_t limit = buckets.size() == 1 ? std::min(policy.first_bucket_bytes, policy.bucket_bytes) : policy.bucket_bytes;
+    open = footprint::times(buckets.back(), element) < limit;
   }
-  return count + (open ? 1 : 0);
+  return buckets;
 }
 
 }  // namespace
@@ -48,14 +44,12 @@ Footprint replicated_footprint(const FootprintRequest& request, const Replicated
   out.bytes.optimizer = times(elements, element, work.optimizer_states);
   // The cast weights live until backward has used them; buckets are a second copy unless gradients are views of them.
   if (mp.param != work.storage) out.bytes.transient = times(elements, dtype_size(mp.param));
-  if (axis.size > 1 && (!policy.gradient_as_bucket_view || mp.reduce != work.storage)) out.bytes.transient = plus(out.bytes.transient, reduced);
+  if (axis.size > 1 && (!policy.gradient_as_bucket_view || mp.reduce != work.storage))
+    out.bytes.transient = plus(out.bytes.transient, reduced);
   out.bytes.activations = activation_bytes(request);
   Wire wire;
-  // The buckets differ in size; only their sum matters.
-  if (int64_t buckets = bucket_count(layout.shares, dtype_size(mp.reduce), policy); buckets > 0) {
-    wire.add(axis, "all_reduce", 1, reduced);
-    wire.count_more(buckets - 1);
-  }
+  int64_t reduce_size = dtype_size(mp.reduce);
+  for (int64_t bucket : make_buckets(layout.shares, reduce_size, policy)) wire.add(axis, "all_reduce", 1, times(bucket, reduce_size));
   add_activation_rows(request, wire);
   out.wire = wire.rows();
   return out;

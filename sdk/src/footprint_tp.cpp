@@ -26,10 +26,9 @@ struct TpContext {
 
   // One collective a pass over a tensor of `width` for each token; `forward` ones run again where they are recomputed.
   void forward(std::string_view module, std::string_view op, int64_t width) {
-    int64_t runs = passes * forward_runs(request, index, module);
-    wire.add(tp, op, runs, runs * tokens * width * activation);
+    wire.add(tp, op, times(passes, forward_runs(request, index, module)), times(tokens, width, activation));
   }
-  void backward(std::string_view op, int64_t width) { wire.add(tp, op, passes, passes * tokens * width * activation); }
+  void backward(std::string_view op, int64_t width) { wire.add(tp, op, passes, times(tokens, width, activation)); }
 };
 
 // Weight shape of a module; a tied head has its embedding's.
@@ -81,7 +80,7 @@ void add_partial_gradients(TpContext& context, const std::vector<std::pair<const
   for (const ParameterOutline& parameter : context.request.outline.parameters) {
     std::string_view module = module_of(parameter.name);
     if (whole.contains(module) || (bias.contains(module) && parameter.name.ends_with(".bias")))
-      context.wire.add(context.tp, "all_reduce", 1, element_count(parameter.shape) * element);
+      context.wire.add(context.tp, "all_reduce", 1, times(element_count(parameter.shape), element));
   }
 }
 

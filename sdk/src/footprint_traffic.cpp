@@ -19,9 +19,8 @@ void add_expert_rows(const FootprintRequest& request, const ModuleIndex& index, 
   for (const ModuleOutline& module : request.outline.modules) {
     if (module.kind != ModuleKind::experts) continue;
     // Dispatch and combine, forward and backward.
-    int64_t count = passes_of(request) * 2 * (forward_runs(request, index, module.name) + 1);
-    wire.add(ep, "all_to_all", count,
-             count * tokens_of(request) * request.outline.moe->active_experts * request.outline.hidden_size * element);
+    int64_t count = times(passes_of(request), 2 * (forward_runs(request, index, module.name) + 1));
+    wire.add(ep, "all_to_all", count, times(tokens_of(request), request.outline.moe->active_experts, request.outline.hidden_size, element));
   }
 }
 
@@ -31,13 +30,13 @@ void add_context_rows(const FootprintRequest& request, const ModuleIndex& index,
   const ModelOutline& outline = request.outline;
   int64_t tp = cuts_attention(request.tp) ? request.mesh.device_mesh->size("tp") : 1;
   int64_t heads = std::max<int64_t>(outline.key_value_heads / tp, 1);
-  int64_t payload = cp.size * tokens_of(request) * 2 * heads * outline.head_dim * dtype_size(precision_of(request).param);
+  int64_t payload = times(cp.size, tokens_of(request), 2 * heads, outline.head_dim, dtype_size(precision_of(request).param));
   for (const ModuleOutline& module : outline.modules) {
     if (module.kind != ModuleKind::layer) continue;
     // Attention is computed again under full checkpointing only.
-    int64_t forward = passes_of(request) * forward_runs(request, index, module.name + ".self_attn"), backward = passes_of(request);
-    wire.add(cp, "all_gather", forward + backward, (forward + backward) * payload);
-    wire.add(cp, "reduce_scatter", backward, backward * payload);
+    int64_t backward = passes_of(request), forward = times(backward, forward_runs(request, index, module.name + ".self_attn"));
+    wire.add(cp, "all_gather", plus(forward, backward), payload);
+    wire.add(cp, "reduce_scatter", backward, payload);
   }
 }
 
@@ -54,7 +53,7 @@ int64_t tokens_of(const FootprintRequest& request) {
   if (request.mesh.device_mesh) cp = request.mesh.device_mesh->size("cp");
   // Each rank takes two of 2 * cp chunks of the padded sequence.
   if (cp > 1) length = (length / (2 * cp) + (length % (2 * cp) != 0)) * 2;
-  return batch * length;
+  return times(batch, length);
 }
 
 bool in_attention(std::string_view module) {
@@ -93,12 +92,12 @@ std::vector<WireRow> pipeline_wire(const FootprintRequest& request, const Pipeli
   const Mesh& mesh = *request.mesh.device_mesh;
   Axis pp{"pp", mesh.size("pp"), mesh.coordinate(request.rank, "pp")};
   int64_t element = dtype_size(request.config.shared.pipeline.dtype.value_or(precision_of(request).output));
-  int64_t bytes = tokens_of(request) * request.outline.hidden_size * element, passes = passes_of(request);
+  int64_t bytes = times(tokens_of(request), request.outline.hidden_size, element), passes = passes_of(request);
   Wire wire;
   // Stages of one rank hand over for free.
   for (size_t s = 0; s + 1 < plan.stages.size(); ++s) {
     int64_t here = plan.stages[s].rank, next = plan.stages[s + 1].rank;
-    if (here != next && (here == pp.index || next == pp.index)) wire.add(pp, "send", passes, passes * bytes);
+    if (here != next && (here == pp.index || next == pp.index)) wire.add(pp, "send", passes, bytes);
   }
   return wire.rows();
 }

@@ -722,6 +722,24 @@ TEST_CASE("attention over a cut sequence gathers keys and values") {
   check_row(f, "cp", "reduce_scatter", 2, 2 * kv / 2);
 }
 
+TEST_CASE("absurd workloads end at the largest number") {
+  constexpr int64_t huge = int64_t{1} << 62;
+  for (int64_t tp : {1, 2})
+    for (int64_t cp : {1, 2}) {
+      Job job{.outline = llama_outline({.layers = 4}), .sizes = {.dp = {}, .tp = tp, .cp = cp}, .world = 8};
+      job.work = {.local_batch = huge, .seq_len = huge, .accumulation = huge, .storage = DType::float64, .optimizer_states = huge};
+      job.sequence_parallel = true;
+      Footprint f = fully_sharded_footprint(job.plan().request(), {.reduce_every_micro_batch = true, .prefetch_depth = huge});
+      CHECK(f.bytes.optimizer == INT64_MAX);
+      CHECK(f.bytes.activations == INT64_MAX);
+      for (const WireRow& row : f.wire) CHECK(row.bytes > 0);
+      for (const WireRow& row : replicated_footprint(job.request()).wire) CHECK(row.bytes > 0);
+      if (cp == 1)
+        for (int level = 0; level <= 3; ++level)
+          CHECK(flat_footprint(job.request(), {.level = level, .prefetch_depth = huge}).bytes.optimizer > huge);
+    }
+}
+
 TEST_CASE("activations shrink with checkpointing and with sequence parallel") {
   Job job{.outline = llama_outline({.layers = 4}), .world = 2};
   CHECK(fully_sharded_footprint(job.plan().request(), {}).bytes.activations == 0);
