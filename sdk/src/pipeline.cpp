@@ -277,8 +277,8 @@ PipelinePlan plan_stages(int64_t layers, int64_t pp_size, const PipelineOptions&
 
 PipelinePlan plan_pipeline(const ModelOutline& outline, int64_t pp_size, const PipelineOptions& options) {
   if (outline.tied_embeddings && pp_size > 1)
-    throw bad("the model's lm_head shares the embedding's weight, but the first and the last of the stages over pp_size " +
-                  std::to_string(pp_size) + " are different ranks",
+    throw bad("the model's lm_head shares the embedding's weight, but with pp_size " + std::to_string(pp_size) +
+                  " the embedding belongs to the first stage and the head to the last",
               kSizeKey)
         .help("set \"tie_word_embeddings\": false in the model's config.json")
         .help(set_line(kSizeKey, "1"));
