@@ -1,0 +1,196 @@
+#include <doctest/doctest.h>
+
+#include <map>
+#include <tuple>
+
+#include "footprint_job.h"
+
+using namespace meshwright;
+using namespace meshwright::testing;
+
+TEST_CASE("replicas all-reduce the gradients in torch's buckets") {
+  Job job{.outline = llama_outline({}), .world = 4};
+  job.plan_ddp();
+  Footprint f = replicated_footprint(job.request(3));
+  CHECK(f.bytes.weights == 1896 * 4);
+  CHECK(f.bytes.optimizer == 2 * 1896 * 4);
+  CHECK(f.bytes.transient == 0);
+  CHECK(f.units.empty());
+  check_row(f, "dp", "all_reduce", 1, 2 * 1896 * 4 * 3 / 4);
+  CHECK(placement(f, "lm_head.weight").placement == Placement{{"dp", "replicate"}});
+  CHECK(placement(f, "lm_head.weight").local_shape == std::vector<int64_t>{32, 8});
+  job.work.accumulation = 8;  // only the last micro-batch synchronises
+  check_row(replicated_footprint(job.request()), "dp", "all_reduce", 1, 2 * 1896 * 4 * 3 / 4);
+  CHECK(refusal([&] { replicated_footprint(job.request(4)); })->code() == ErrorCode::rank_out_of_range);
+
+  SUBCASE("a bucket is closed by the parameter that reaches its limit") {
+    // In reverse: 256, 256, 512, 128, 128, 600 elements of 4 bytes.
+    ModelOutline outline;
+    outline.modules = {{"", ModuleKind::other, "Bare"}};
+    for (int64_t size : {600, 128, 128, 512, 256, 256})
+      outline.parameters.push_back({"p" + std::to_string(outline.parameters.size()), {size}, DType::float32});
+    Job bare{.outline = outline, .world = 2};
+    bare.plan_ddp();
+    struct Row {
+      int64_t first, rest, count;
+    };
+    const Row rows[] = {
+        {1024, 2048, 3},  // 256 | 256 512 | 128 128 600
+        {1024, 1024, 5},  // 256 | 256 | 512 | 128 128 | 600
+        {4096, 1024, 5},  // the first bucket is never above the cap
+        {1, 1, 6},        //
+        {1 << 20, 25 << 20, 1},
+        {7520, 7520, 1},
+        {5120, 1 << 20, 2},  // 256 256 512 128 128 | 600
+    };
+    for (const Row& row : rows) {
+      CAPTURE(row.first);
+      check_row(replicated_footprint(bare.request(), {row.first, row.rest}), "dp", "all_reduce", row.count, 1880 * 4);
+    }
+  }
+  SUBCASE("a second copy of the gradients, or a cast one of the weights, is transient") {
+    CHECK(replicated_footprint(job.request(), {.gradient_as_bucket_view = false}).bytes.transient == 1896 * 4);
+    job.mp.param = DType::bfloat16;
+    CHECK(replicated_footprint(job.plan_ddp().request()).bytes.transient == 1896 * 2);
+    job.mp.reduce = DType::bfloat16;
+    Footprint half = replicated_footprint(job.plan_ddp().request());
+    CHECK(half.bytes.transient == 1896 * 2 * 2);
+    check_row(half, "dp", "all_reduce", 1, 1896 * 2 * 2 * 3 / 4);
+  }
+  SUBCASE("under a mesh every data-parallel rank takes part") {
+    Job meshed{.outline = llama_outline({}), .sizes = {.dp = {}, .dp_replicate = 2, .tp = 2, .cp = 2}, .world = 16};
+    f = replicated_footprint(meshed.plan().request());
+    // tp halves all but the norms: 5 of them with 8 elements.
+    int64_t mine = (1896 - 40) / 2 + 40;
+    check_row(f, "dp_cp", "all_reduce", 1, 2 * mine * 4 / 8 * 7);
+    CHECK(f.bytes.weights == mine * 4);
+    CHECK(placement(f, "lm_head.weight").placement ==
+          Placement{{"dp_replicate", "replicate"}, {"dp_shard_cp", "replicate"}, {"tp", "shard(0)"}});
+  }
+  SUBCASE("alone, nothing is sent") {
+    job.world = 1;
+    CHECK(replicated_footprint(job.plan_ddp().request()).wire.empty());
+  }
+}
+
+TEST_CASE("levels 0 to 3 hold the bytes a parameter of the table") {
+  // bfloat16 weights and gradients, float32 main weights and Adam, 4 ranks.
+  Job job{.outline = llama_outline({}), .world = 4};
+  job.work.storage = DType::bfloat16;
+  job.mp = {DType::bfloat16, DType::bfloat16, DType::bfloat16, true};
+  job.plan_flat();
+  constexpr int64_t P = 1896;
+  const int64_t table[4][3] = {
+      {2 * P, 2 * P, 12 * P}, {2 * P, 2 * P, 12 * P / 4}, {2 * P, 2 * P / 4, 12 * P / 4}, {2 * P / 4, 2 * P / 4, 12 * P / 4}};
+  for (int level = 0; level <= 3; ++level) {
+    CAPTURE(level);
+    Footprint f = flat_footprint(job.request(), {.level = level, .preserve_fp32_weights = true});
+    CHECK(f.bytes.weights == table[level][0]);
+    CHECK(f.bytes.gradients == table[level][1]);
+    CHECK(f.bytes.optimizer == table[level][2]);
+  }
+  CHECK(flat_footprint(job.request(), {.level = 0}).bytes.optimizer == 4 * P);  // Adam in the model's dtype
+  CHECK(flat_footprint(job.request(), {.level = 0, .grad_reduce_in_fp32 = true}).bytes.gradients == 4 * P);
+  job.work.storage = DType::float32;  // float32 weights are their own main weights
+  CHECK(flat_footprint(job.request(), {.level = 0, .preserve_fp32_weights = true}).bytes.optimizer == 8 * P);
+  CHECK(refusal([&] { flat_footprint(job.request(), {.level = 4}); })->code() == ErrorCode::out_of_range);
+}
+
+TEST_CASE("each level sends what its row of the table says") {
+  Job job{.outline = llama_outline({}), .world = 4};
+  job.work.accumulation = 2;
+  job.plan_flat();
+  constexpr int64_t layer = 688 * 4, root = 520 * 4, all = 2 * layer + root;
+  Footprint f = flat_footprint(job.request(), {.level = 0});
+  CHECK(f.wire.size() == 1);
+  check_row(f, "dp", "all_reduce", 3, 2 * all / 4 * 3);
+  CHECK(placement(f, "lm_head.weight").placement == Placement{{"dp", "replicate"}});
+  CHECK(!placement(f, "lm_head.weight").local_range);
+  f = flat_footprint(job.request(), {.level = 1});
+  check_row(f, "dp", "reduce_scatter", 3, all / 4 * 3);
+  check_row(f, "dp", "all_gather", 3, all / 4 * 3);
+  f = flat_footprint(job.request(), {.level = 2});
+  check_row(f, "dp", "reduce_scatter", 6, 2 * (all / 4 * 3));
+  check_row(f, "dp", "all_gather", 3, all / 4 * 3);
+  f = flat_footprint(job.request(), {.level = 3});
+  check_row(f, "dp", "reduce_scatter", 6, 2 * (all / 4 * 3));
+  check_row(f, "dp", "all_gather", 10, 2 * ((4 * layer + root) / 4 * 3));
+  CHECK(placement(f, "lm_head.weight").placement == Placement{{"dp", "flat"}});
+  CHECK(f.bytes.transient == (root + 2 * layer) + (root + 2 * layer));
+}
+
+TEST_CASE("flat buffers are cut evenly, with the padding at the end") {
+  // 7 ranks cut a layer of 688 into 99 each and 94 for the last; tp on top.
+  for (auto [world, tp, vocab] : {std::tuple(7, 1, 32), std::tuple(3, 1, 29), std::tuple(14, 2, 31), std::tuple(64, 2, 32)}) {
+    CAPTURE(world);
+    Job job{.outline = llama_outline({.vocab = vocab}), .sizes = {.dp = {}, .tp = tp}, .world = world};
+    job.plan_flat();
+    int64_t n = world / tp, weights = 0;
+    for (int64_t column = 0; column < tp; ++column) {
+      std::map<std::string, int64_t> reached;
+      for (int64_t row = 0; row < n; ++row) {
+        Footprint f = flat_footprint(job.request(row * tp + column), {});
+        int64_t mine = 0;
+        for (const ParameterPlacement& p : f.parameters) {
+          REQUIRE(p.local_range.has_value());
+          REQUIRE(p.local_range->begin == reached[p.name]);  // each range starts where the rank before stopped
+          REQUIRE(p.local_range->end >= p.local_range->begin);
+          reached[p.name] = p.local_range->end;
+          REQUIRE(p.local_shape == std::vector<int64_t>{p.local_range->end - p.local_range->begin});
+          mine += p.local_shape[0];
+        }
+        int64_t most = 0;
+        for (const UnitCost& unit : f.units) {
+          CHECK(unit.padded_bytes == (unit.parameters + n - 1) / n * n * 4);
+          most += unit.padded_bytes / n;
+        }
+        CHECK(mine * 4 == f.bytes.weights);
+        CHECK(f.bytes.weights <= most);
+        weights += f.bytes.weights;
+      }
+      for (const ParameterOutline& p : job.outline.parameters)
+        if (tp == 1 || !tp_shard_dim(job.tp, job.outline, p.name)) CHECK(reached[p.name] == element_count(p.shape));
+    }
+    if (tp == 1) CHECK(weights == total_elements(job.outline) * 4);
+  }
+  Job job{.outline = llama_outline({}), .world = 7};
+  job.plan_flat();
+  Footprint last = flat_footprint(job.request(6), {});
+  CHECK(last.units[0].padded_bytes == 99 * 7 * 4);
+  // The last rank's slice of layer 0 starts at 594: inside down_proj (512 to 672).
+  auto range = *placement(last, "model.layers.0.mlp.down_proj.weight").local_range;
+  CHECK(range.begin == 594 - 512);
+  CHECK(range.end == 160);
+  CHECK(placement(last, "model.layers.0.self_attn.q_proj.weight").local_shape == std::vector<int64_t>{0});
+}
+
+TEST_CASE("unit classes and buckets follow the policy") {
+  Job job{.outline = llama_outline({.layers = 3}), .world = 2};
+  job.plan_flat();
+  auto names = [&](const FlatPolicy& policy) {
+    std::vector<std::string> out;
+    for (const UnitCost& unit : flat_footprint(job.request(), policy).units) out.push_back(unit.name);
+    return out;
+  };
+  using Names = std::vector<std::string>;
+  CHECK(names({}) == Names{"model.layers.0", "model.layers.1", "model.layers.2", "root"});
+  CHECK(names({.unit_classes = {"LlamaDecoderLayer"}}) == names({}));
+  CHECK(names({.unit_classes = {"transformers.models.llama.modeling_llama.LlamaDecoderLayer"}}) == names({}));
+  CHECK(names({.unit_classes = {"LlamaAttention"}}) ==
+        Names{"model.layers.0.self_attn", "model.layers.1.self_attn", "model.layers.2.self_attn", "root"});
+  CHECK(names({.unit_classes = {"LlamaAttention", "LlamaDecoderLayer"}}) == names({}));  // a module inside a unit belongs to it
+  CHECK(names({.unit_classes = {"LlamaForCausalLM"}}) == Names{"LlamaForCausalLM"});
+  // embedding 256, norm 8, head 256
+  CHECK(names({.bucket_elements = 270}) == Names{"model.layers.0", "model.layers.1", "model.layers.2", "root[0]", "root[1]"});
+  CHECK(names({.bucket_elements = 1}).size() == 6);
+  CHECK(names({.bucket_elements = 0}) == names({}));
+  std::optional<Error> error = refusal([&] { names({.unit_classes = {"LlamaDecoderLayer", "GemmaLayer"}}); });
+  REQUIRE(error.has_value());
+  CHECK(error->code() == ErrorCode::unit_class_missing);
+  CHECK(error->message().find("GemmaLayer") != std::string::npos);
+  CHECK(error->helps().size() >= 2);
+  CHECK(error->helps()[0].find("LlamaDecoderLayer") != std::string::npos);
+  // A tied weight has a bucket of its own.
+  job.outline = llama_outline({.layers = 1, .tied = true});
+  CHECK(names({}) == Names{"model.layers.0", "root[0]", "root[1]"});
+}

@@ -1,0 +1,103 @@
+// Jobs on paper for the tests of the cost model, and how their figures are looked at.
+#pragma once
+
+#include <doctest/doctest.h>
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "llama_outline.h"
+#include "meshwright/error.h"
+#include "meshwright/footprint.h"
+
+namespace meshwright::testing {
+
+// A job on paper: what a test varies, and the request it makes.
+struct Job {
+  ModelOutline outline = {};
+  ParallelSizes sizes = {};
+  int64_t world = 1;
+  Workload work = {};
+  bool sequence_parallel = false;
+  MixedPrecision mp{DType::float32, DType::float32, DType::float32, true};
+
+  StrategyConfig config = {};
+  MeshPlan mesh = {};
+  TpPlan tp = {};
+
+  Job& plan() {
+    config.shared.sizes = sizes;
+    config.shared.mp = mp;
+    config.shared.sequence_parallel = sequence_parallel;
+    mesh = plan_sharded_mesh({world, {}, config});
+    plan_tp();
+    return *this;
+  }
+  // Axes (dp, tp), as megatron_fsdp lays them out.
+  Job& plan_flat() {
+    config.shared.sizes = sizes;
+    config.shared.mp = mp;
+    mesh.device_mesh.emplace(std::vector<MeshAxis>{{"dp", world / sizes.tp}, {"cp", 1}, {"tp", sizes.tp}});
+    mesh.fsdp_axes = {"dp"};
+    mesh.dp = world / sizes.tp;
+    plan_tp();
+    return *this;
+  }
+  Job& plan_ddp() {
+    config.shared.mp = mp;
+    mesh.dp = world;
+    return *this;
+  }
+  void plan_tp() {
+    if (sizes.tp > 1) tp = select_tp_plan(outline, {sizes.tp, sequence_parallel, {}});
+  }
+  FootprintRequest request(int64_t rank = 0) const { return {outline, mesh, tp, config, work, rank}; }
+};
+
+inline const WireRow* find_row(const std::vector<WireRow>& wire, const std::string& axis, const std::string& op) {
+  for (const WireRow& row : wire)
+    if (row.axis == axis && row.op == op) return &row;
+  return nullptr;
+}
+
+inline void check_row(const std::vector<WireRow>& wire, const std::string& axis, const std::string& op, int64_t count, int64_t bytes) {
+  CAPTURE(axis);
+  CAPTURE(op);
+  const WireRow* row = find_row(wire, axis, op);
+  REQUIRE(row != nullptr);
+  CHECK(row->count == count);
+  CHECK(row->bytes == bytes);
+}
+
+inline void check_row(const Footprint& footprint, const std::string& axis, const std::string& op, int64_t count, int64_t bytes) {
+  check_row(footprint.wire, axis, op, count, bytes);
+}
+
+inline const ParameterPlacement& placement(const Footprint& footprint, const std::string& name) {
+  for (const ParameterPlacement& p : footprint.parameters)
+    if (p.name == name) return p;
+  FAIL("no parameter " << name);
+  return footprint.parameters.front();
+}
+
+using Placement = std::vector<std::pair<std::string, std::string>>;
+
+inline std::optional<Error> refusal(const std::function<void()>& body) {
+  try {
+    body();
+  } catch (const Error& error) {
+    return error;
+  }
+  return std::nullopt;
+}
+
+inline int64_t total_elements(const ModelOutline& outline) {
+  int64_t sum = 0;
+  for (const ParameterOutline& p : outline.parameters) sum += element_count(p.shape);
+  return sum;
+}
+
+}  // namespace meshwright::testing
