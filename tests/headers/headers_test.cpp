@@ -1,0 +1,82 @@
+// Promises about the public surface: its size, what it includes, and what the built files need at run time.
+#include <doctest/doctest.h>
+
+#include <array>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+namespace {
+
+namespace fs = std::filesystem;
+
+std::vector<std::string> lines_of(const fs::path& path) {
+  std::ifstream in(path);
+  std::vector<std::string> out;
+  for (std::string line; std::getline(in, line);) out.push_back(line);
+  return out;
+}
+
+std::string output_of(const std::string& command) {
+  std::FILE* pipe = popen(command.c_str(), "r");
+  REQUIRE(pipe != nullptr);
+  std::string out;
+  std::array<char, 4096> buffer;
+  for (size_t n; (n = std::fread(buffer.data(), 1, buffer.size(), pipe)) > 0;) out.append(buffer.data(), n);
+  CHECK(pclose(pipe) == 0);
+  return out;
+}
+
+}  // namespace
+
+TEST_CASE("the public headers stay small and include neither all of LibTorch nor the engine") {
+  size_t total = 0, files = 0;
+  for (const fs::directory_entry& entry : fs::directory_iterator(MESHWRIGHT_SOURCE_DIR "/sdk/include/meshwright")) {
+    std::vector<std::string> lines = lines_of(entry.path());
+    total += lines.size();
+    ++files;
+    for (const std::string& line : lines) {
+      INFO(entry.path().filename().string(), ": ", line);
+      bool include = line.starts_with("#include");
+      CHECK(!(include && line.find("torch/torch.h") != std::string::npos));
+      CHECK(!(include && line.find("engine/") != std::string::npos));
+      CHECK(line.find("using namespace") == std::string::npos);
+    }
+  }
+  CHECK(files > 10);
+  CHECK(total < 2500);
+}
+
+TEST_CASE("plugins include the SDK and nothing of the engine") {
+  for (const fs::directory_entry& entry : fs::recursive_directory_iterator(MESHWRIGHT_SOURCE_DIR "/plugins")) {
+    if (entry.path().extension() != ".cpp" && entry.path().extension() != ".h") continue;
+    for (const std::string& line : lines_of(entry.path()))
+      CHECK_MESSAGE(line.find("#include \"engine/") == std::string::npos, entry.path().string());
+  }
+}
+
+TEST_CASE("the engine names no strategy but the default value of the key") {
+  for (const fs::directory_entry& entry : fs::recursive_directory_iterator(MESHWRIGHT_SOURCE_DIR "/engine")) {
+    std::string path = entry.path().string();
+    if ((entry.path().extension() != ".cpp" && entry.path().extension() != ".h") || path.find("/tests/") != std::string::npos) continue;
+    for (const std::string& line : lines_of(entry.path())) {
+      std::string code = line.substr(0, line.find("//"));
+      for (const char* name : {"\"ddp\"", "\"megatron_fsdp\"", "\"moe_ep\""})
+        CHECK_MESSAGE(code.find(name) == std::string::npos, path << ": " << line);
+    }
+  }
+}
+
+TEST_CASE("neither the program nor the SDK library needs LibTorch to start") {
+  for (const char* file : {"/bin/meshwright", "/lib/libmeshwright_sdk.so"}) {
+    std::string out = output_of(std::string("ldd '") + MESHWRIGHT_BUILD_DIR + file + "'");
+    INFO(out);
+    CHECK(out.find("libc.so") != std::string::npos);
+    CHECK(out.find("torch_cuda") == std::string::npos);
+    CHECK(out.find("libtorch") == std::string::npos);
+    CHECK(out.find("libpython") == std::string::npos);
+    CHECK(out.find("not found") == std::string::npos);
+  }
+}
