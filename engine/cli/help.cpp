@@ -100,7 +100,8 @@ std::string verb_help(const Style& style, const Verb& verb) {
   std::string out = paint(style, Tone::bold, "Usage") + "  " + usage_line(verb) + "\n\n" + paragraphs(style, verb.summary + ".");
   if (!verb.details.empty()) out += '\n' + paragraphs(style, verb.details);
   std::vector<Entry> flags;
-  for (const Flag& flag : verb.flags) flags.push_back({flag_text(flag), flag.doc});
+  for (const Flag& flag : verb.flags)
+    if (!flag.hidden) flags.push_back({flag_text(flag), flag.doc});
   flags.push_back({flag_text(kColour), kColour.doc});
   flags.push_back({flag_text(kHelp), kHelp.doc});
   return out + heading(style, "Flags") + entries(style, flags);

@@ -1,11 +1,12 @@
-// plugins check: the conformance kit on any library, each case in a child of its own.
-#include <unistd.h>
-
+// plugins check: the conformance kit on any library. This process only starts children and prints: even loading the library happens in
+// a child, so that nothing a plugin does can end the run.
+#include <algorithm>
 #include <boost/json/array.hpp>
-#include <cstring>
+#include <charconv>
 #include <filesystem>
 
 #include "engine/cli/common.h"
+#include "engine/plugins/descriptor.h"
 #include "sdk/conformance/conformance.h"
 #include "sdk/conformance/runner.h"
 
@@ -14,174 +15,216 @@ namespace {
 
 namespace conf = conformance;
 namespace fs = std::filesystem;
-
-// How a child tells its parent: first line the verdict, then one problem, reason or note a line.
-constexpr const char *kOk = "kit:ok", *kFailed = "kit:failed", *kSkipped = "kit:skipped";
+using conf::Fields;
+using conf::Verdict;
 
 struct Row {
-  std::string strategy, name, summary;
-  conf::Verdict verdict = conf::Verdict::failed;
-  std::vector<std::string> lines;
+  std::string strategy;
+  const conf::Case* about = nullptr;
+  conf::Outcome outcome;
 };
+
+Error unknown_name(const std::string& what, const std::string& given, const std::vector<std::string>& names, const std::string& flag) {
+  Error error(ErrorCode::usage, what + " \"" + given + "\"");
+  if (std::string near = nearest_name(given, names); !near.empty()) error.help("did you mean --" + flag + " " + near + "?");
+  std::string all;
+  for (const std::string& name : names) all += (all.empty() ? "" : ", ") + name;
+  return error.help("there is " + all);
+}
+
+const conf::Case& case_of(const std::string& name) {
+  if (const conf::Case* c = conf::find_case(name)) return *c;
+  std::vector<std::string> names;
+  for (const conf::Case& each : conf::cases()) names.emplace_back(each.name);
+  throw unknown_name("the kit has no case", name, names, "case");
+}
+
+// An error over the pipe and back: the parent shows the loader's refusal as if it had judged the library itself.
+Fields fields_of(const Error& error) {
+  Fields fields = {{"verdict", "failed"}, {"refused", std::to_string(static_cast<int>(error.code()))}, {"message", error.message()}};
+  if (!error.key().empty()) fields.emplace_back("key", error.key());
+  for (const std::string& note : error.notes()) fields.emplace_back("about", note);
+  for (const std::string& help : error.helps()) fields.emplace_back("help", help);
+  return fields;
+}
+
+std::optional<Error> refusal_in(const Fields& fields) {
+  std::vector<std::string> codes = conf::values_of(fields, "refused"), messages = conf::values_of(fields, "message");
+  uint16_t code = 0;
+  if (codes.empty() || messages.empty() || std::from_chars(codes[0].data(), codes[0].data() + codes[0].size(), code).ec != std::errc())
+    return std::nullopt;
+  Error error(static_cast<ErrorCode>(code), messages[0]);
+  for (const std::string& key : conf::values_of(fields, "key")) error.key(key);
+  for (const std::string& note : conf::values_of(fields, "about")) error.note(note);
+  for (const std::string& help : conf::values_of(fields, "help")) error.help(help);
+  return error;
+}
 
 const plugins::LoadedPlugin& load(plugins::Registry& registry, const std::string& what) {
   if (what.find('/') != std::string::npos || what.ends_with(".so")) return registry.load(fs::absolute(what), "command line");
   return *registry.find(what).plugin;
 }
 
-conf::Subject subject_of(const plugins::LoadedPlugin& plugin, const std::string& strategy) {
-  conf::Subject subject{plugin.descriptor, nullptr, plugin.path};
-  const char* at = reinterpret_cast<const char*>(plugin.descriptor->strategies);
-  for (size_t i = 0; i < plugin.descriptor->strategy_count; ++i) {
-    const auto* s = reinterpret_cast<const meshwright_strategy*>(at);
-    if (strategy == s->name) subject.strategy = s;
-    at += s->struct_size;
-  }
-  return subject;
-}
-
 // One case, in this process: what a child does.
-int run_one(Call& call, const plugins::LoadedPlugin& plugin, const std::string& name) {
-  const conf::Case* c = conf::find_case(name);
-  if (c == nullptr) {
-    Error error(ErrorCode::usage, "the kit has no case \"" + name + "\"");
-    std::vector<std::string> names;
-    for (const conf::Case& each : conf::cases()) names.emplace_back(each.name);
-    if (std::string near = nearest_name(name, names); !near.empty()) error.help("did you mean --case " + near + "?");
-    throw error.help("meshwright plugins check LIB runs all of them");
+int run_child(Call& call) {
+  conf::prepare_child();
+  const conf::Case& c = case_of(call.value("case"));
+  plugins::Registry registry({});
+  Fields fields;
+  try {
+    const plugins::LoadedPlugin& plugin = load(registry, call.positional(0));
+    conf::Subject subject{plugin.descriptor, nullptr, plugin.path};
+    for (size_t i = 0; i < plugin.strategies.size(); ++i)
+      if (plugin.strategies[i].name == call.value("strategy")) subject.strategy = plugins::raw_strategy(*plugin.descriptor, i);
+    if (c.scope == conf::Scope::strategy && subject.strategy == nullptr)
+      throw Error(ErrorCode::usage, "case " + std::string(c.name) + " needs a --strategy of the library");
+    fields = conf::fields_of(conf::run_case(c, subject));
+    fields.emplace_back("plugin", plugin.name);
+    fields.emplace_back("version", plugin.version);
+    fields.emplace_back("path", plugin.path.string());
+    for (const plugins::StrategyInfo& info : plugin.strategies) fields.emplace_back("strategy", info.name);
+  } catch (const Error& error) {
+    fields = fields_of(error);
   }
-  conf::Report report = conf::run_case(*c, subject_of(plugin, call.value("strategy")));
-  switch (report.verdict()) {
-    case conf::Verdict::ok:
-      call.out.write(std::string(kOk) + "\n" + report.note() + "\n");
-      break;
-    case conf::Verdict::skipped:
-      call.out.write(std::string(kSkipped) + "\n" + report.why_skipped() + "\n");
-      break;
-    case conf::Verdict::failed:
-      call.out.write(std::string(kFailed) + "\n");
-      for (const std::string& problem : report.problems()) call.out.write(problem + "\n");
-      if (report.problem_count() > report.problems().size())
-        call.out.write("and " + std::to_string(report.problem_count() - report.problems().size()) + " more\n");
-      break;
-  }
+  if (!conf::answer(fields)) throw Error(ErrorCode::usage, "--child is for the program itself").help("leave out --child");
   return 0;
 }
 
-Row spawn(const plugins::LoadedPlugin& plugin, const conf::Case& c, const std::string& strategy, double seconds) {
-  Row row{strategy, std::string(c.name), std::string(c.summary), conf::Verdict::failed, {}};
-  std::vector<std::string> command = {
-      fs::read_symlink("/proc/self/exe").string(), "plugins", "check", plugin.path.string(), "--child", "--case", row.name};
-  if (!strategy.empty()) command.insert(command.end(), {"--strategy", strategy});
-  conf::ChildResult result = conf::run_child(command, seconds);
-  std::vector<std::string> lines;
-  for (size_t at = 0; at < result.output.size();) {
-    size_t end = std::min(result.output.find('\n', at), result.output.size());
-    if (end > at) lines.push_back(result.output.substr(at, end - at));
-    at = end + 1;
-  }
-  // What the plugin itself printed may stand before the verdict.
-  size_t verdict = lines.size();
-  for (size_t i = 0; i < lines.size(); ++i)
-    if (lines[i] == kOk || lines[i] == kFailed || lines[i] == kSkipped) verdict = i;
-  if (result.timed_out) {
-    row.lines = {"did not end within " + std::to_string(static_cast<int>(seconds)) + " s and was killed"};
-  } else if (result.signal != 0) {
-    row.lines = {std::string("ended by signal ") + std::to_string(result.signal) + " (" + ::strsignal(result.signal) + ")"};
-  } else if (verdict == lines.size() || result.exit_status != 0) {
-    row.lines = {"ended with status " + std::to_string(result.exit_status) + " and no verdict"};
-    if (!lines.empty()) row.lines.push_back(lines.front());
-  } else {
-    row.verdict = lines[verdict] == kOk ? conf::Verdict::ok : lines[verdict] == kSkipped ? conf::Verdict::skipped : conf::Verdict::failed;
-    row.lines.assign(lines.begin() + static_cast<ptrdiff_t>(verdict) + 1, lines.end());
-  }
-  return row;
-}
-
-const char* word(conf::Verdict verdict) {
+const char* word(Verdict verdict) {
   switch (verdict) {
-    case conf::Verdict::ok:
+    case Verdict::ok:
       return "ok";
-    case conf::Verdict::failed:
+    case Verdict::failed:
       return "FAIL";
-    case conf::Verdict::skipped:
+    case Verdict::skipped:
       return "skipped";
   }
   return "";
 }
 
-void print(Call& call, const Row& row) {
-  report::Tone tone = row.verdict == conf::Verdict::ok       ? report::Tone::green
-                      : row.verdict == conf::Verdict::failed ? report::Tone::red
-                                                             : report::Tone::yellow;
-  std::string name = row.strategy.empty() ? row.name : row.strategy + ": " + row.name;
-  std::string line = report::pad(report::paint(call.out_style, tone, word(row.verdict)), 9) + report::pad(name, 32);
-  if (row.verdict == conf::Verdict::failed) {
-    call.out.write(line + row.summary + "\n");
-    for (const std::string& problem : row.lines) call.out.write("         - " + report::printable(problem) + "\n");
-  } else {
-    call.out.write(line + (row.lines.empty() ? row.summary : row.lines.front()) + "\n");
+report::Tone tone_of(Verdict verdict) {
+  switch (verdict) {
+    case Verdict::ok:
+      return report::Tone::green;
+    case Verdict::failed:
+      return report::Tone::red;
+    case Verdict::skipped:
+      return report::Tone::yellow;
   }
+  return report::Tone::plain;
+}
+
+void print(Call& call, const Row& row) {
+  const conf::Outcome& o = row.outcome;
+  std::string name = row.strategy.empty() ? std::string(row.about->name) : row.strategy + ": " + std::string(row.about->name);
+  std::string line = report::pad(report::paint(call.out_style, tone_of(o.verdict), word(o.verdict)), 9) + report::pad(name, 32);
+  bool failed = o.verdict == Verdict::failed;
+  call.out.write(line + report::printable(failed || o.lines.empty() ? std::string(row.about->summary) : o.lines[0]) + "\n");
+  if (failed)
+    for (const std::string& problem : o.lines) call.out.write("         - " + report::printable(problem) + "\n");
   call.out.flush();
 }
 
-int run_check(Call& call) {
-  plugins::Registry registry({});
-  const plugins::LoadedPlugin& plugin = load(registry, call.positional(0));
-  if (call.has("child")) return run_one(call, plugin, call.value("case"));
+boost::json::object json_of(const Row& row) {
+  boost::json::array lines;
+  for (const std::string& line : row.outcome.lines) lines.emplace_back(report::printable(line));
+  return {{"case", row.about->name},
+          {"strategy", row.strategy.empty() ? boost::json::value(nullptr) : boost::json::value(row.strategy)},
+          {"verdict", word(row.outcome.verdict)},
+          {"details", lines},
+          {"seconds", row.outcome.child.seconds}};
+}
 
-  double seconds = static_cast<double>(call.number("timeout", 1).value_or(60));
+int run_check(Call& call) {
+  if (call.has("child")) return run_child(call);
+  const std::string library = call.positional(0), only = call.value("case"), only_strategy = call.value("strategy");
+  if (!only.empty()) case_of(only);
+  auto seconds = static_cast<double>(call.number("timeout", 1).value_or(60));
+  const std::string program = fs::read_symlink("/proc/self/exe").string();
   std::vector<Row> rows;
-  std::string only = call.value("case");
-  if (!only.empty() && conf::find_case(only) == nullptr) return run_one(call, plugin, only);
-  auto run = [&](const conf::Case& c, const std::string& strategy) {
-    if (!only.empty() && only != c.name) return;
-    rows.push_back(spawn(plugin, c, strategy, seconds));
+  auto run = [&](const conf::Case& c, const std::string& strategy, const std::string& path) {
+    std::vector<std::string> command = {program, "plugins", "check", path, "--child", "--case", std::string(c.name)};
+    if (!strategy.empty()) command.insert(command.end(), {"--strategy", strategy});
+    rows.push_back({strategy, &c, conf::run_case_in_child(command, seconds)});
+  };
+
+  // The first case loads the library, so it always runs; the rest is known from its answer.
+  const conf::Case& first = conf::cases().front();
+  run(first, "", library);
+  const Fields known = rows[0].outcome.child.fields;
+  if (std::optional<Error> refused = refusal_in(known)) throw *refused;
+  auto text = [&](const char* name) {
+    std::vector<std::string> values = conf::values_of(known, name);
+    return values.empty() ? std::string() : values[0];
+  };
+  const std::string path = text("path").empty() ? library : text("path");
+  std::vector<std::string> strategies = conf::values_of(known, "strategy");
+  if (!only_strategy.empty()) {
+    if (std::find(strategies.begin(), strategies.end(), only_strategy) == strategies.end())
+      throw unknown_name(path + " has no strategy", only_strategy, strategies, "strategy");
+    strategies = {only_strategy};
+  }
+  const std::string title = text("plugin").empty() ? path : text("plugin") + " " + text("version") + " (" + path + ")";
+  if (!call.json) call.out.write(report::printable(title) + "\n");
+  auto wanted = [&](const conf::Case& c) { return only.empty() || only == c.name; };
+  if (!wanted(first) && rows[0].outcome.verdict != Verdict::failed)
+    rows.clear();
+  else if (!call.json)
+    print(call, rows[0]);
+  auto run_and_print = [&](const conf::Case& c, const std::string& strategy) {
+    if (!wanted(c)) return;
+    run(c, strategy, path);
     if (!call.json) print(call, rows.back());
   };
-  if (!call.json) call.out.write(plugin.name + " " + plugin.version + " (" + plugin.path.string() + ")\n");
-  for (const conf::Case& c : conf::cases())
-    if (c.scope == conf::Scope::library) run(c, "");
-  for (const plugins::StrategyInfo& info : plugin.strategies)
+  for (const conf::Case& c : conf::cases().subspan(1))
+    if (c.scope == conf::Scope::library && !text("path").empty()) run_and_print(c, "");
+  for (const std::string& strategy : strategies)
     for (const conf::Case& c : conf::cases())
-      if (c.scope == conf::Scope::strategy) run(c, info.name);
-  int64_t failed = 0, passed = 0, skipped = 0;
-  boost::json::array json_rows;
-  for (const Row& row : rows) {
-    (row.verdict == conf::Verdict::failed ? failed : row.verdict == conf::Verdict::ok ? passed : skipped) += 1;
-    boost::json::array lines;
-    for (const std::string& line : row.lines) lines.emplace_back(line);
-    json_rows.push_back(
-        boost::json::object{{"case", row.name},
-                            {"strategy", row.strategy.empty() ? boost::json::value(nullptr) : boost::json::value(row.strategy)},
-                            {"verdict", word(row.verdict)},
-                            {"details", lines}});
+      if (c.scope == conf::Scope::strategy) run_and_print(c, strategy);
+
+  auto count = [&](Verdict verdict) {
+    return std::count_if(rows.begin(), rows.end(), [&](const Row& row) { return row.outcome.verdict == verdict; });
+  };
+  const int64_t passed = count(Verdict::ok), failed = count(Verdict::failed), skipped = count(Verdict::skipped);
+  std::optional<Error> error;
+  if (failed > 0) {
+    const Row& row = *std::find_if(rows.begin(), rows.end(), [](const Row& r) { return r.outcome.verdict == Verdict::failed; });
+    error.emplace(ErrorCode::plugin_nonconforming,
+                  std::to_string(failed) + " of " + std::to_string(rows.size()) + " cases failed for " + path);
+    error->help("meshwright plugins check " + path + " --case " + std::string(row.about->name) + " runs one of them alone");
   }
-  if (call.json)
-    call.print_json(boost::json::object{{"plugin", plugin.name},
-                                        {"path", plugin.path.string()},
-                                        {"passed", passed},
-                                        {"failed", failed},
-                                        {"skipped", skipped},
-                                        {"cases", json_rows}});
-  else
+  if (!call.json) {
     call.out.write(std::to_string(passed) + " passed, " + std::to_string(failed) + " failed, " + std::to_string(skipped) + " skipped\n");
-  return failed == 0 ? 0 : exit_status(ErrorCode::plugin_nonconforming);
+    call.out.flush();
+    return error ? call.fail({&*error, 1}) : 0;
+  }
+  boost::json::array json_rows;
+  for (const Row& row : rows) json_rows.push_back(json_of(row));
+  boost::json::object out{{"plugin", text("plugin")}, {"version", text("version")}, {"path", path},      {"passed", passed},
+                          {"failed", failed},         {"skipped", skipped},         {"cases", json_rows}};
+  if (error)
+    for (const auto& member : report::errors_json({&*error, 1})) out[member.key()] = member.value();
+  call.print_json(out);
+  return error ? exit_status(error->code()) : 0;
 }
 
 }  // namespace
 
 Verb plugins_check_verb() {
+  std::string details =
+      "LIB is a file, or the name of a strategy that is found where plugins are looked for. Every case runs in a process of its own, so "
+      "that a crash or a hang is a result. Exit status 2 when a case fails, or when the library is refused.\n\n"
+      "  meshwright plugins check ./libmeshwright_mine.so\n"
+      "  meshwright plugins check fsdp2 --case mesh\n\nCases:\n";
+  for (const conf::Case& c : conf::cases()) details += "  " + report::pad(c.name, 14) + std::string(c.summary) + "\n";
   return {.name = "plugins check",
           .summary = "Run the conformance kit on a plugin",
-          .details =
-              "Every case runs in a process of its own, so that a crash or a hang is a result. Exit status 2 when a case fails.\n\n"
-              "  meshwright plugins check ./libmeshwright_mine.so",
-          .positionals = {{"LIB|NAME"}},
+          .details = details,
+          .positionals = {{"LIB"}},
           .flags = {{.name = "case", .argument = "NAME", .doc = "Run this case only."},
+                    {.name = "strategy", .argument = "NAME", .doc = "Look at this strategy of the library only."},
                     {.name = "timeout", .argument = "SECONDS", .doc = "Limit of each case. Default: 60."},
-                    {.name = "strategy", .argument = "NAME", .doc = "With --child: the strategy to look at."},
-                    {.name = "child", .doc = "Run one case in this process; what the kit itself does."},
+                    {.name = "child", .doc = "Run one case in this process and answer on a pipe.", .hidden = true},
                     kJsonFlag},
           .run = run_check};
 }

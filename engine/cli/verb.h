@@ -23,6 +23,7 @@ struct Flag {
   const char* argument = nullptr;  // "N"; none: a switch
   const char* doc = "";
   bool repeats = false;
+  bool hidden = false;  // for the program's own use: not in the help
 };
 
 inline constexpr Flag kJsonFlag{.name = "json", .doc = "Print JSON for machines; errors too."};
