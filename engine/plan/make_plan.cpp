@@ -131,21 +131,15 @@ JobPlan make_plan(Job& job, const PlanRequest& wanted) {
   ModelOutline part = outline;
   if (sizes.pp > 1) {
     plan.pipeline = plan_pipeline(outline, sizes.pp, config.shared.pipeline);
+    plan.warnings.insert(plan.warnings.end(), plan.pipeline->warnings.begin(), plan.pipeline->warnings.end());
     int64_t stage_rank = plan.mesh.device_mesh->coordinate(plan.rank, "pp");
     part = stage_outline(outline, *plan.pipeline, stage_rank);
   }
   FootprintRequest cost{part, plan.mesh, plan.tp, config, plan.workload, plan.rank};
   plugins::guarded(plan.strategy, "computing the footprint", [&] { plan.footprint = plan.strategy.strategy->footprint(cost); });
-  if (plan.pipeline && plan.workload.seq_len > 0) {
-    // Activations to the next stage and their gradients back, once a micro-batch for each stage of this rank that has a neighbour.
-    int64_t micro = plan.workload.local_batch * plan.workload.accumulation;
-    int64_t bytes =
-        plan.workload.seq_len / sizes.cp * outline.hidden_size * dtype_size(config.shared.pipeline.dtype.value_or(config.shared.mp.output));
-    int64_t last = static_cast<int64_t>(plan.pipeline->stages.size()) - 1, sends = 0;
-    for (int64_t stage : plan.pipeline->stages_of_rank[static_cast<size_t>(plan.mesh.device_mesh->coordinate(plan.rank, "pp"))])
-      sends += (stage < last ? 1 : 0) + (stage > 0 ? 1 : 0);
-    int64_t size = config.shared.pipeline.microbatch_size;
-    plan.footprint->wire.push_back({"pp", "send", sends * ((micro + size - 1) / size), sends * micro * bytes});
+  if (plan.pipeline) {
+    std::vector<WireRow> rows = pipeline_wire(cost, *plan.pipeline);
+    plan.footprint->wire.insert(plan.footprint->wire.end(), rows.begin(), rows.end());
   }
   return plan;
 }

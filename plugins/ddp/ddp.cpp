@@ -58,6 +58,7 @@ class Ddp final : public Strategy {
   Footprint footprint(const FootprintRequest& request) const override {
     ReplicatedPolicy policy;
     policy.bucket_bytes = static_cast<int64_t>(request.config.own.get_number("bucket_cap_mb") * 1024 * 1024);
+    policy.gradient_as_bucket_view = request.config.own.get_bool("gradient_as_bucket_view");
     return replicated_footprint(request, policy);
   }
 };

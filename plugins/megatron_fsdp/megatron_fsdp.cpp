@@ -99,6 +99,7 @@ class MegatronFsdp final : public Strategy {
     policy.grad_reduce_in_fp32 = own.get_bool("grad_reduce_in_fp32");
     if (const auto* classes = std::get_if<std::vector<std::string>>(&own.value("megatron_fsdp_unit_modules")))
       policy.unit_classes = *classes;
+    if (own.get_bool("disable_bucketing")) policy.bucket_elements = 1;
     return flat_footprint(request, policy);
   }
 };

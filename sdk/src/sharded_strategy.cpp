@@ -8,8 +8,6 @@ ShardingPolicy sharding_policy(const StrategyConfig& config, std::optional<bool>
   ShardingPolicy policy;
   policy.reshard_after_forward = config.own.find_bool("reshard_after_forward");
   if (!policy.reshard_after_forward) policy.reshard_after_forward = fallback;
-  // Under a pipeline, weights stay gathered across micro-batches unless told otherwise.
-  if (!policy.reshard_after_forward && config.shared.sizes.pp > 1) policy.reshard_after_forward = false;
   policy.reduce_every_micro_batch = !config.own.get_bool("defer_fsdp_grad_sync");
   // Without explicit chains one unit is gathered ahead in backward.
   policy.prefetch_depth =
