@@ -217,14 +217,29 @@ class Resolver {
   }
 
   void read_shared() {
+    Diagnostics found;
     try {
       config_.shared = read_shared_options(config_.tables.at("distributed"), config_.tables.at("distributed.mp_policy"),
                                            config_.tables.at("distributed.moe"), config_.tables.at("distributed.moe.mp_policy"),
-                                           config_.tables.at("distributed.pipeline"), diagnostics_);
-      check_pipeline_options(config_.shared, diagnostics_);
+                                           config_.tables.at("distributed.pipeline"), found);
+      check_pipeline_options(config_.shared, found);
     } catch (const Error& error) {
-      diagnostics_.add(error);
+      found.add(error);
     }
+    for (const std::string& text : found.notices()) diagnostics_.notice(text);
+    for (const std::string& text : found.warnings()) diagnostics_.warning(text);
+    for (Error error : found.errors()) diagnostics_.add(placed(std::move(error)));
+  }
+
+  // Rules of the SDK name keys; the place of a key is known here.
+  Error placed(Error error) const {
+    size_t dot = error.key().rfind('.');
+    if (error.origin().source != Origin::Source::builtin || dot == std::string::npos) return error;
+    auto it = config_.tables.find(error.key().substr(0, dot));
+    std::string name = error.key().substr(dot + 1);
+    if (it != config_.tables.end() && it->second.schema().find(name) != nullptr && it->second.is_given(name))
+      error.at(it->second.origin(name));
+    return error;
   }
 
   const Source::Impl& source_;

@@ -351,12 +351,15 @@ void check_pipeline_options(const SharedOptions& shared, Diagnostics& diagnostic
   }
   int64_t batch = options.batch_size, micro = options.microbatch_size;
   if (batch < 1 || micro < 1 || batch % micro != 0) {
-    Error error =
-        bad("pp_batch_size " + std::to_string(batch) + " is not a multiple of pp_microbatch_size " + std::to_string(micro), kBatchKey);
+    // A rule between two keys of the file: it holds whatever the world and the model are.
+    Error error(ErrorCode::conflict,
+                "pp_batch_size " + std::to_string(batch) + " is not a multiple of pp_microbatch_size " + std::to_string(micro));
+    error.key(std::string(kBatchKey));
     if (batch < 1 || micro < 1) {
       error.help(set_line(kBatchKey, "1") + " and " + set_line(kMicrobatchKey, "1").substr(4));
     } else {
-      error.help(set_line(kBatchKey, std::to_string((batch / micro + 1) * micro)));
+      int64_t up = 0;
+      if (!__builtin_mul_overflow(batch / micro + 1, micro, &up)) error.help(set_line(kBatchKey, std::to_string(up)));
       int64_t divisor = std::min(micro, batch);
       while (batch % divisor != 0) --divisor;
       error.help(set_line(kMicrobatchKey, std::to_string(divisor)));

@@ -246,7 +246,7 @@ TEST_CASE("options are checked without a model") {
       o.microbatch_size = micro;
       auto found = errors(o);
       REQUIRE(found.size() == 1);
-      CHECK(found[0].code() == ErrorCode::bad_pipeline);
+      CHECK(found[0].code() == ErrorCode::conflict);
       CHECK(found[0].message().find("pp_batch_size " + std::to_string(batch)) != std::string::npos);
       if (batch == 0 || micro == 0) continue;
       for (const std::string& help : found[0].helps()) {
@@ -266,7 +266,7 @@ TEST_CASE("options are checked without a model") {
     CHECK(found[0].code() == ErrorCode::bad_choice);
     CHECK(found[1].code() == ErrorCode::file_unreadable);
     CHECK(found[1].kind() == ErrorKind::file);
-    CHECK(found[2].code() == ErrorCode::bad_pipeline);
+    CHECK(found[2].code() == ErrorCode::conflict);
   }
   SUBCASE("without a pipeline the table is inert") { CHECK(errors(options("dfs"), 1).empty()); }
 }
