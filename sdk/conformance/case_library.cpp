@@ -2,10 +2,10 @@
 #include <elf.h>
 
 #include <algorithm>
-#include <cctype>
 #include <cstring>
 #include <fstream>
 #include <iterator>
+#include <regex>
 #include <set>
 
 #include "meshwright/facts.h"
@@ -44,19 +44,54 @@ std::vector<std::string> exported_symbols(const std::filesystem::path& path) {
   return out;
 }
 
+// One line that says something: not empty, no control characters, of a length that fits a table.
+void check_line(const std::string& what, const char* text, size_t most, Report& report) {
+  std::string line = text_of(text);
+  if (line.empty()) return report.fail(what + " is empty");
+  if (line.size() > most) report.fail(what + " is longer than " + std::to_string(most) + " characters");
+  if (std::any_of(line.begin(), line.end(), [](char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7f; }))
+    report.fail(what + " holds a line break or a control character");
+}
+
+void check_strategy(const meshwright_strategy& s, std::set<std::string>& names, Report& report) {
+  std::string name = text_of(s.name);
+  if (!is_identifier(name) || name.size() > 64)
+    report.fail("the strategy name \"" + name + "\" is not made of a-z, 0-9 and _, a letter first, 64 at most");
+  if (!names.insert(normal_name(name)).second) report.fail("the strategy name " + name + " stands twice");
+  for (const std::string& alias : split_bar(s.aliases)) {
+    if (!is_identifier(normal_name(alias))) report.fail("strategy " + name + ": the alias \"" + alias + "\" is no name");
+    // "a-b" beside "a_b" is the same name written twice, which harms nobody.
+    if (normal_name(alias) != normal_name(name) && !names.insert(normal_name(alias)).second)
+      report.fail("the name " + alias + " stands twice");
+  }
+  check_line("the summary of strategy " + name, s.summary, 120, report);
+  if (s.options_table != nullptr && !is_identifier(s.options_table))
+    report.fail("strategy " + name + ": the options table \"" + text_of(s.options_table) + "\" is no name");
+  if (s.option_count > 0 && s.options == nullptr) report.fail("strategy " + name + " counts options but has none");
+  if ((s.capabilities & MESHWRIGHT_CAN_PLAN) == 0) report.fail("strategy " + name + " does not say that it can plan");
+  if (s.create == nullptr || s.destroy == nullptr) report.fail("strategy " + name + " lacks create or destroy");
+  for (size_t i = 0; s.options != nullptr && i < s.option_count; ++i) {
+    const meshwright_option& o = element(s.options, i);
+    check_line("strategy " + name + ": the doc of option " + text_of(o.name), o.doc, 400, report);
+  }
+}
+
 }  // namespace
 
 void check_facts(const Subject& subject, Report& report) {
   std::string facts = text_of(subject.plugin->facts);
   size_t lines = 0;
-  std::string strategies;
+  std::string strategies, previous;
   for (size_t at = 0; at < facts.size();) {
     size_t end = std::min(facts.find('\n', at), facts.size());
-    std::string line = facts.substr(at, end - at);
+    std::string line = facts.substr(at, end - at), key = line.substr(0, line.find('='));
     ++lines;
+    if (key.empty() || key.size() == line.size()) report.fail("a fact is not key=value: \"" + line + "\"");
+    if (key <= previous) report.fail("the facts are not sorted: " + key + " after " + previous);
+    previous = key;
     if (line.starts_with("info.strategies=")) strategies = "," + line.substr(16) + ",";
     // Facts that must match are among ours, to the letter.
-    if (!line.starts_with("info.") && std::string(build_facts()).find(line + "\n") == std::string::npos)
+    if (!line.starts_with("info.") && ("\n" + std::string(build_facts())).find("\n" + line + "\n") == std::string::npos)
       report.fail("a fact differs from the engine's: " + line);
     at = end + 1;
   }
@@ -90,29 +125,23 @@ void check_symbols(const Subject& subject, Report& report) {
 
 void check_descriptor(const Subject& subject, Report& report) {
   const meshwright_plugin& p = *subject.plugin;
-  auto need = [&](const char* what, const char* text) {
-    if (text_of(text).empty()) report.fail(std::string("the ") + what + " is empty");
-  };
-  need("vendor", p.vendor);
-  need("license (an SPDX name)", p.license);
-  need("summary", p.summary);
-  if (!is_identifier(text_of(p.name))) report.fail("the name \"" + text_of(p.name) + "\" is not made of a-z, 0-9 and _, a letter first");
-  std::string version = text_of(p.version);
-  if (std::count(version.begin(), version.end(), '.') < 2 || version.empty() || !std::isdigit(static_cast<unsigned char>(version[0])))
-    report.fail("the version \"" + version + "\" is not like 1.2.3");
   if (p.magic != MESHWRIGHT_PLUGIN_MAGIC) report.fail("the magic number is wrong");
   if (p.sdk_major != MESHWRIGHT_SDK_MAJOR) report.fail("the SDK major version is " + std::to_string(p.sdk_major));
+  check_line("the vendor", p.vendor, 120, report);
+  check_line("the summary", p.summary, 120, report);
+  if (!is_identifier(text_of(p.name))) report.fail("the name \"" + text_of(p.name) + "\" is not made of a-z, 0-9 and _, a letter first");
+  static const std::regex semver(R"((0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)(-[0-9A-Za-z.-]+)?(\+[0-9A-Za-z.-]+)?)");
+  if (!std::regex_match(text_of(p.version), semver)) report.fail("the version \"" + text_of(p.version) + "\" is not like 1.2.3");
+  // An SPDX expression: "Apache-2.0", "MIT OR GPL-2.0-only WITH Classpath-exception-2.0", "LicenseRef-mine".
+  static const std::regex spdx(R"([(]*[A-Za-z0-9.-]+\+?[)]*( (AND|OR|WITH) [(]*[A-Za-z0-9.-]+\+?[)]*)*)");
+  if (!std::regex_match(text_of(p.license), spdx))
+    report.fail("the license \"" + text_of(p.license) + "\" is no SPDX expression such as Apache-2.0 or LicenseRef-mine");
   if (p.strategy_count == 0) report.fail("it has no strategies");
   std::set<std::string> names;
-  for (size_t i = 0; i < p.strategy_count; ++i) {
-    const meshwright_strategy& s = element(p.strategies, i);
-    std::string name = text_of(s.name);
-    if (!is_identifier(name)) report.fail("the strategy name \"" + name + "\" is not made of a-z, 0-9 and _, a letter first");
-    if (!names.insert(normal_name(name)).second) report.fail("the strategy " + name + " stands twice");
-    if (text_of(s.summary).empty()) report.fail("strategy " + name + " has no summary");
-    if ((s.capabilities & MESHWRIGHT_CAN_PLAN) == 0) report.fail("strategy " + name + " does not say that it can plan");
-    if (s.create == nullptr || s.destroy == nullptr) report.fail("strategy " + name + " lacks create or destroy");
-  }
+  for (size_t i = 0; i < p.strategy_count; ++i) check_strategy(element(p.strategies, i), names, report);
+  size_t blocks = 0;
+  for (const meshwright_extension* e = p.extensions; e != nullptr && blocks <= 64; e = e->next) ++blocks;
+  if (blocks > 64) report.fail("the chain of extensions does not end");
   report.note(std::to_string(p.strategy_count) + (p.strategy_count == 1 ? " strategy" : " strategies"));
 }
 

@@ -240,6 +240,14 @@ void randomize_own(const meshwright_strategy& strategy, Wish& wish, Random& rand
     }
 }
 
+void randomize_shared(Wish& wish, Random& random) {
+  for (const meshwright_option* option : distributed_schema().options) {
+    std::string name = option->name;
+    if (name == "strategy" || name.ends_with("_size") || !random.chance(25)) continue;
+    wish.shared.emplace_back(name, random_value(*option, random));
+  }
+}
+
 namespace {
 
 void put(std::ostream& out, const Options& options) {

@@ -101,6 +101,8 @@ MeshRequest make_request(const meshwright_strategy& strategy, const Wish& wish);
 // Sizes whose product fills the world, now and then spoilt; up to `max_world` ranks.
 Wish random_wish(Random& random, int64_t max_world, int spoilt_percent);
 void randomize_own(const meshwright_strategy& strategy, Wish& wish, Random& random);
+// Keys of [distributed] other than the strategy and the sizes.
+void randomize_shared(Wish& wish, Random& random);
 
 // Everything in a request, or in a plan, as text: equal texts, equal values.
 std::string fingerprint(const MeshRequest& request);
