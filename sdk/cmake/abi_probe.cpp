@@ -1,4 +1,5 @@
-// Prints the facts of this build as a C++ source: abi_probe plugin|engine STRATEGIES OUTPUT.
+// Prints the facts of this build as a C++ source: abi_probe plugin|engine STRATEGIES OUTPUT [KEY=VALUE...]. The last arguments replace
+// facts, which only tests of the loader have a use for.
 //
 // Two builds that agree on every fact lay out every type that crosses the plugin border alike. Facts named info.* are only reported.
 #include <ATen/core/Tensor.h>
@@ -139,13 +140,15 @@ std::string literal(const std::string& text) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 4) {
+  if (argc < 4) {
     std::fprintf(stderr, "usage: %s plugin|engine STRATEGIES OUTPUT\n", argv[0]);
     return 2;
   }
   Facts facts = facts_of_this_build();
   bool plugin = std::strcmp(argv[1], "plugin") == 0;
   if (plugin) facts["info.strategies"] = argv[2];
+  for (int i = 4; i < argc; ++i)
+    if (const char* equals = std::strchr(argv[i], '=')) facts[std::string(argv[i], static_cast<size_t>(equals - argv[i]))] = equals + 1;
   char symbol[40];
   std::snprintf(symbol, sizeof symbol, "meshwright_abi_%016" PRIx64, hash_of(facts));
   std::string lines;
