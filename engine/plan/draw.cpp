@@ -58,9 +58,8 @@ std::string axes_table(const Style& style, const JobPlan& plan) {
     if (axis.flattened)
       for (const FlattenedAxis& f : plan.mesh.device_mesh->flattened())
         if (f.name == axis.name) {
-          words += " (";
+          words = "= ";
           for (size_t i = 0; i < f.axes.size(); ++i) words += (i > 0 ? " x " : "") + f.axes[i];
-          words += ")";
         }
     rows.push_back({axis.name, report::human_count(axis.size), words, ranks_text(axis.group, 24)});
   }
@@ -97,18 +96,49 @@ std::string pipeline_text(const Style& style, const JobPlan& plan) {
   return indented(out + report::table(narrower(style, 2), rows));
 }
 
+// Rows whose first cells share what stands before their last part(s) become a heading row and indented rows.
+void group_by_prefix(std::vector<std::vector<std::string>>& rows, const std::string& marker) {
+  std::vector<std::vector<std::string>> out;
+  std::string open;
+  for (std::vector<std::string>& row : rows) {
+    size_t at = row[0].find(marker);
+    std::string prefix;
+    if (at != std::string::npos) {
+      size_t end = row[0].find('.', at + marker.size());
+      if (end != std::string::npos) prefix = row[0].substr(0, end + 1);
+    }
+    if (!prefix.empty()) {
+      if (prefix != open) {
+        out.push_back(std::vector<std::string>(row.size()));
+        out.back()[0] = prefix.substr(0, prefix.size() - 1);
+      }
+      row[0] = "  " + row[0].substr(prefix.size());
+    }
+    open = prefix;
+    out.push_back(std::move(row));
+  }
+  rows = std::move(out);
+}
+
 std::string tp_text(const Style& style, const JobPlan& plan) {
-  std::vector<std::vector<std::string>> rows = {{"modules", "style", "input -> output", "count"}};
-  for (const TpEntry& entry : plan.tp.entries)
-    rows.push_back({entry.pattern, std::string(style_name(entry.style.kind)),
-                    std::string(layout_name(entry.style.input)) + (style.unicode ? " → " : " -> ") +
-                        std::string(layout_name(entry.style.output)) +
-                        (entry.style.output_kind == TpOutputKind::sharded ? " (tracked)" : ""),
-                    std::to_string(entry.modules.size())});
-  constexpr std::array<size_t, 1> right = {3};
+  std::vector<std::vector<std::string>> rows = {{"modules", "style", "input", "output", "count"}};
+  bool tracked = false;
+  for (const TpEntry& entry : plan.tp.entries) {
+    bool sharded = entry.style.output_kind == TpOutputKind::sharded;
+    tracked = tracked || sharded;
+    std::string name(style_name(entry.style.kind));
+    if (entry.style.kind == TpStyleKind::sequence_all_gather) name = "sequence, gathered";
+    if (entry.style.kind == TpStyleKind::sequence) name = "sequence";
+    rows.push_back({entry.pattern, name, std::string(layout_name(entry.style.input)),
+                    std::string(layout_name(entry.style.output)) + (sharded ? " *" : ""), std::to_string(entry.modules.size())});
+  }
+  constexpr std::array<size_t, 1> right = {4};
   std::string out = "from: " + plan.tp.source + "\n";
   if (plan.tp.entries.empty()) return indented(out + "nothing is split over tp\n");
-  return indented(out + report::table(narrower(style, 2), rows, right));
+  group_by_prefix(rows, ".layers.");
+  out += report::table(narrower(style, 2), rows, right);
+  if (tracked) out += "* the layout is tracked for the next style or the loss, not gathered\n";
+  return indented(out);
 }
 
 std::string parameters_text(const Style& style, const JobPlan& plan) {
@@ -132,16 +162,18 @@ std::string parameters_text(const Style& style, const JobPlan& plan) {
     }
     names[it->second].push_back(all[i].name);
   }
-  std::vector<std::vector<std::string>> rows = {{"parameter", "global", "on rank " + std::to_string(plan.rank), "placement"}};
+  std::vector<std::vector<std::string>> rows = {{"parameter", "global", "on rank " + std::to_string(plan.rank), "split over (dim)"}};
   for (size_t line = 0; line < names.size(); ++line) {
     const ParameterPlacement& p = all[first[line]];
     std::string place;
     for (const auto& [axis, where] : p.placement)
-      if (where != "replicate") place += (place.empty() ? "" : ", ") + axis + " " + where;
+      if (where != "replicate")
+        place += (place.empty() ? "" : ", ") + axis + (where.starts_with("shard(") ? " " + where.substr(6, where.size() - 7) : " " + where);
     if (place.empty()) place = "replicated";
     std::vector<Collapsed> collapsed = collapse(names[line]);
     for (const Collapsed& c : collapsed) rows.push_back({c.name, shape_text(p.global_shape), shape_text(p.local_shape), place});
   }
+  group_by_prefix(rows, ".layers.");
   return indented(report::table(narrower(style, 2), rows));
 }
 
@@ -229,15 +261,24 @@ std::vector<Collapsed> collapse(const std::vector<std::string>& names) {
     if (run.empty()) return;
     const Parts& p = run.front();
     std::string name = p.before;
-    if (p.number >= 0)
-      name += run.size() == 1 ? std::to_string(p.number) : "{" + std::to_string(p.number) + "-" + std::to_string(run.back().number) + "}";
+    if (p.number >= 0 && run.size() == 1) name += std::to_string(p.number);
+    if (run.size() > 1) {
+      std::string ranges;
+      for (size_t i = 0; i < run.size();) {
+        size_t j = i;
+        while (j + 1 < run.size() && run[j + 1].number == run[j].number + 1) ++j;
+        ranges += (ranges.empty() ? "" : ",") + std::to_string(run[i].number) + (j > i ? "-" + std::to_string(run[j].number) : "");
+        i = j + 1;
+      }
+      name += "{" + ranges + "}";
+    }
     out.push_back({name + p.after, run.size(), run_start});
     run.clear();
   };
   for (size_t i = 0; i < names.size(); ++i) {
     Parts p = parts_of(names[i]);
     bool follows =
-        !run.empty() && p.number >= 0 && p.before == run.back().before && p.after == run.back().after && p.number == run.back().number + 1;
+        !run.empty() && p.number >= 0 && p.before == run.back().before && p.after == run.back().after && p.number > run.back().number;
     if (!follows) {
       flush();
       run_start = i;

@@ -1,0 +1,65 @@
+// The public layout and the epoch change together: sdk/abi.lock holds both, and this test holds them to it.
+//
+// After a change of the headers that alters a layout or a virtual table: bump MESHWRIGHT_CXX_EPOCH, then refresh the lock with
+//   MESHWRIGHT_WRITE_ABI_LOCK=1 build/bin/test_sdk -tc='*ABI lock*'
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cinttypes>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <vector>
+
+#include "meshwright/abi.h"
+
+namespace {
+
+namespace fs = std::filesystem;
+
+// The text without comments, white space and the numbers of abi.h itself: what the compiler lays out.
+std::string essence(const std::string& text) {
+  std::string out;
+  for (size_t i = 0; i < text.size(); ++i) {
+    if (text.compare(i, 2, "//") == 0) {
+      i = std::min(text.find('\n', i), text.size()) - 1;
+    } else if (text.compare(i, 2, "/*") == 0) {
+      i = std::min(text.find("*/", i + 2), text.size() - 2) + 1;
+    } else if (text[i] != ' ' && text[i] != '\n' && text[i] != '\t') {
+      out += text[i];
+    }
+  }
+  return out;
+}
+
+std::string header_hash() {
+  std::vector<fs::path> files;
+  for (const fs::directory_entry& entry : fs::directory_iterator(MESHWRIGHT_SOURCE_DIR "/sdk/include/meshwright"))
+    if (entry.path().extension() == ".h" && entry.path().filename() != "abi.h") files.push_back(entry.path());
+  std::sort(files.begin(), files.end());
+  uint64_t h = 14695981039346656037u;
+  for (const fs::path& file : files) {
+    std::ifstream in(file);
+    std::string text((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
+    for (char c : file.filename().string() + essence(text)) h = (h ^ static_cast<unsigned char>(c)) * 1099511628211u;
+  }
+  char out[20];
+  std::snprintf(out, sizeof out, "%016" PRIx64, h);
+  return out;
+}
+
+}  // namespace
+
+TEST_CASE("the ABI lock names this epoch and these headers") {
+  const fs::path lock = MESHWRIGHT_SOURCE_DIR "/sdk/abi.lock";
+  std::string now = "epoch " + std::to_string(MESHWRIGHT_CXX_EPOCH) + " headers " + header_hash();
+  if (std::getenv("MESHWRIGHT_WRITE_ABI_LOCK") != nullptr) std::ofstream(lock) << now << "\n";
+  std::ifstream in(lock);
+  std::string found;
+  std::getline(in, found);
+  CHECK_MESSAGE(found == now,
+                "the public headers changed. If a layout or virtual table did, bump MESHWRIGHT_CXX_EPOCH in abi.h; then run "
+                "MESHWRIGHT_WRITE_ABI_LOCK=1 build/bin/test_sdk -tc='*ABI lock*' and commit sdk/abi.lock");
+}
