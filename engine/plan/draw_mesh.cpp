@@ -100,13 +100,15 @@ struct Painter {
   }
 
   // Ranks of the two innermost axes of size > 1 as a grid: rows share a shard, columns are the innermost axis.
-  Lines grid(size_t outer, size_t inner) {
+  Lines grid(size_t outer, size_t inner, size_t width) {
     const Glyphs g = glyphs(style);
     const MeshAxis* row_axis = outer < mesh.axes().size() ? &mesh.axes()[outer] : nullptr;
     const MeshAxis* column_axis = inner < mesh.axes().size() ? &mesh.axes()[inner] : nullptr;
     std::vector<int64_t> rows = row_axis != nullptr ? shown(row_axis->size, 8) : std::vector<int64_t>{0};
-    std::vector<int64_t> columns = column_axis != nullptr ? shown(column_axis->size, 8) : std::vector<int64_t>{0};
     size_t label = row_axis != nullptr ? row_axis->name.size() + 1 + std::to_string(row_axis->size - 1).size() : 0;
+    size_t taken = label + 2 + (column_axis != nullptr ? column_axis->name.size() : 0);
+    auto most = std::clamp<int64_t>((static_cast<int64_t>(width) - static_cast<int64_t>(taken)) / static_cast<int64_t>(digits + 2), 3, 8);
+    std::vector<int64_t> columns = column_axis != nullptr ? shown(column_axis->size, most) : std::vector<int64_t>{0};
     Lines out;
     if (column_axis != nullptr) {
       std::string head(label + (label > 0 ? 1 : 0), ' ');
@@ -135,13 +137,17 @@ struct Painter {
     size_t left = axes.size() - level;
     if (left <= 2) {
       size_t none = mesh.axes().size();
-      if (left == 0) return grid(none, none);
-      if (left == 1) return grid(axes[level], none).size() > 9 ? grid(none, axes[level]) : single(axes[level], width);
-      return grid(axes[level], axes[level + 1]);
+      if (left == 0) return grid(none, none, width);
+      if (left == 1)
+        return axes.size() == 1 && mesh.axes()[axes[level]].size <= 9 ? grid(axes[level], none, width) : single(axes[level], width);
+      return grid(axes[level], axes[level + 1], width);
     }
     const MeshAxis& axis = mesh.axes()[axes[level]];
+    // In a large world only the chosen rank's block is opened up; the others look alike.
+    bool large = mesh.size() > 128;
+    std::vector<int64_t> indices = large ? std::vector<int64_t>{mine[axes[level]]} : shown(axis.size, 4);
     std::vector<Lines> parts;
-    for (int64_t index : shown(axis.size, 4)) {
+    for (int64_t index : indices) {
       if (index < 0) {
         parts.push_back({"", std::string("   ") + glyphs(style).dots + "   "});
         continue;
@@ -149,6 +155,11 @@ struct Painter {
       at[axes[level]] = index;
       Tone tone = axis.name == "pp" ? Tone::magenta : axis.name == "dp_replicate" ? Tone::yellow : Tone::blue;
       parts.push_back(frame(style, tone, axis.name + " " + std::to_string(index), block(axes, level + 1, width - 4)));
+    }
+    if (large) {
+      parts.front().push_back(
+          report::paint(style, Tone::dim, std::string(glyphs(style).dots) + " and " + std::to_string(axis.size - 1) + " more alike"));
+      return parts.front();
     }
     return flow(parts, width);
   }
