@@ -61,8 +61,8 @@ struct Call {
 };
 
 struct Verb {
-  std::string name;     // "plan", "plugins list"
-  std::string summary;  // one line for the list of verbs
+  std::string name;          // "plan", "plugins list"
+  std::string summary;       // one line for the list of verbs
   std::string details = {};  // paragraphs and examples for -h
   std::vector<Positional> positionals = {};
   std::vector<Flag> flags = {};  // beside -h and --color

@@ -1,5 +1,7 @@
 #include "engine/models/outline_builder.h"
 
+#include <string_view>
+
 namespace meshwright::models {
 
 OutlineBuilder::OutlineBuilder(std::string architecture, std::string model_type, DType storage) : storage_(storage) {
@@ -35,7 +37,13 @@ void OutlineBuilder::norm(const std::string& name, int64_t size, const std::stri
 
 void OutlineBuilder::own_plan(std::initializer_list<std::pair<const char*, const char*>> inner) {
   outline.own_tp_plan.emplace_back("lm_head", "colwise_gather_output");
-  for (const auto& [pattern, style] : inner) outline.own_tp_plan.emplace_back(outline.inner_prefix + "." + pattern, style);
+  bool embedding = false;
+  for (const auto& [pattern, style] : inner) {
+    embedding = embedding || std::string_view(pattern) == "embed_tokens";
+    outline.own_tp_plan.emplace_back(outline.inner_prefix + "." + pattern, style);
+  }
+  // The head's weight is the embedding's: splitting one splits the other.
+  if (outline.tied_embeddings && !embedding) outline.own_tp_plan.emplace_back(outline.inner_prefix + ".embed_tokens", "embedding_rowwise");
 }
 
 }  // namespace meshwright::models

@@ -51,7 +51,8 @@ class RingZero final : public Strategy {
     if (shard == 1) shard = dp;
     sized.config.shared.sizes.dp_replicate = dp / shard;
     MeshPlan plan = plan_sharded_mesh(sized);
-    if (dp / shard > 1) plan.notices.push_back("ring_zero: " + std::to_string(dp / shard) + " copies of " + std::to_string(shard) + " shards");
+    if (dp / shard > 1)
+      plan.notices.push_back("ring_zero: " + std::to_string(dp / shard) + " copies of " + std::to_string(shard) + " shards");
     return plan;
   }
 
@@ -68,4 +69,5 @@ constexpr std::array kStrategies = {
 
 }  // namespace
 
-MESHWRIGHT_PLUGIN("ring_zero", "1.0.0", "Meshwright examples", "Apache-2.0", "Hybrid sharding by group size, as a third party would write it", kStrategies)
+MESHWRIGHT_PLUGIN("ring_zero", "1.0.0", "Meshwright examples", "Apache-2.0",
+                  "Hybrid sharding by group size, as a third party would write it", kStrategies)

@@ -51,7 +51,9 @@ Mesh::Mesh(std::vector<MeshAxis> axes, std::vector<int64_t> ranks) : axes_(std::
 }
 
 void Mesh::flatten(std::string name, std::vector<std::string> axes) {
-  auto fail = [&](const std::string& why) { return no_such_axis(*this, "cannot flatten " + text::join(axes, ", ") + " to " + name + ": " + why); };
+  auto fail = [&](const std::string& why) {
+    return no_such_axis(*this, "cannot flatten " + text::join(axes, ", ") + " to " + name + ": " + why);
+  };
   if (!known_axis(name)) throw fail("not the name of a mesh axis");
   if (axes.empty()) throw fail("no axes named");
   if (has_axis(name) && !(axes.size() == 1 && axes[0] == name)) throw fail("the name is taken");
@@ -102,14 +104,16 @@ std::optional<int64_t> Mesh::place_of(int64_t rank) const {
 
 int64_t Mesh::rank_at(int64_t place) const {
   if (place < 0 || place >= size_)
-    throw Error(ErrorCode::rank_out_of_range, "the mesh has no place " + std::to_string(place) + ", only 0 to " + std::to_string(size_ - 1));
+    throw Error(ErrorCode::rank_out_of_range,
+                "the mesh has no place " + std::to_string(place) + ", only 0 to " + std::to_string(size_ - 1));
   return ranks_.empty() ? place : ranks_[static_cast<size_t>(place)];
 }
 
 namespace {
 int64_t require_place(const Mesh& mesh, int64_t rank) {
   if (std::optional<int64_t> place = mesh.place_of(rank)) return *place;
-  std::string range = mesh.rank_list().empty() ? "ranks 0 to " + std::to_string(mesh.size() - 1) : "a list of " + std::to_string(mesh.size()) + " ranks";
+  std::string range =
+      mesh.rank_list().empty() ? "ranks 0 to " + std::to_string(mesh.size() - 1) : "a list of " + std::to_string(mesh.size()) + " ranks";
   throw Error(ErrorCode::rank_out_of_range, "rank " + std::to_string(rank) + " is not in the mesh, which has " + range);
 }
 }  // namespace

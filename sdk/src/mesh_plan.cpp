@@ -39,10 +39,14 @@ std::vector<int64_t> divisors_near(int64_t value, int64_t wish, size_t most) {
 std::string set_line(const std::string& name, int64_t value) { return "set distributed." + name + "_size = " + n(value); }
 
 // Ranks to be laid out: the explicit list, or the world.
-int64_t places(const MeshRequest& request) { return request.ranks.empty() ? request.world_size : static_cast<int64_t>(request.ranks.size()); }
+int64_t places(const MeshRequest& request) {
+  return request.ranks.empty() ? request.world_size : static_cast<int64_t>(request.ranks.size());
+}
 
 void check_rank_list(const MeshRequest& request) {
-  if (request.world_size < 1) throw Error(ErrorCode::rank_out_of_range, "the world size is " + n(request.world_size) + ", but it must be at least 1").key("world_size");
+  if (request.world_size < 1)
+    throw Error(ErrorCode::rank_out_of_range, "the world size is " + n(request.world_size) + ", but it must be at least 1")
+        .key("world_size");
   std::vector<int64_t> sorted = request.ranks;
   std::sort(sorted.begin(), sorted.end());
   if (auto twice = std::adjacent_find(sorted.begin(), sorted.end()); twice != sorted.end())
@@ -65,7 +69,8 @@ int64_t resolve_dp_size(const MeshRequest& request) {
   const char* largest = s.tp >= s.cp && s.tp >= s.pp ? "tp" : s.cp >= s.pp ? "cp" : "pp";
   if (!s.dp) {
     if (world % model == 0) return world / model;
-    Error error = size_error(request, ErrorCode::world_not_divisible, "world size " + n(world) + " is not divisible by " + factors + " = " + n(model), largest);
+    Error error = size_error(request, ErrorCode::world_not_divisible,
+                             "world size " + n(world) + " is not divisible by " + factors + " = " + n(model), largest);
     int64_t wish = std::string_view(largest) == "tp" ? s.tp : std::string_view(largest) == "cp" ? s.cp : s.pp;
     int64_t rest = model / wish;
     if (world % rest == 0)
@@ -82,7 +87,8 @@ int64_t resolve_dp_size(const MeshRequest& request) {
     throw Error(ErrorCode::bad_rank_list, "the list names " + n(world) + " ranks, but dp " + n(dp) + " * " + factors + " = " + n(total))
         .key("distributed.dp_size")
         .help("list " + n(total) + " ranks");
-  Error error = size_error(request, ErrorCode::world_mismatch, "dp " + n(dp) + " * " + factors + " = " + n(total) + ", but the world has " + n(world) + " ranks", "dp");
+  Error error = size_error(request, ErrorCode::world_mismatch,
+                           "dp " + n(dp) + " * " + factors + " = " + n(total) + ", but the world has " + n(world) + " ranks", "dp");
   if (world % model == 0) error.help("set distributed.dp_size = " + n(world / model));
   if (world % model == 0) error.help("leave distributed.dp_size out: it is inferred as " + n(world / model));
   if (total != INT64_MAX) error.help("use a world size of " + n(total));
@@ -95,12 +101,14 @@ void refuse_sizes(const MeshRequest& request, std::string_view strategy, std::sp
     std::string_view name, words;
     int64_t size;
   };
-  for (const Size& size : {Size{"tp", "tensor parallelism", s.tp}, Size{"pp", "pipeline parallelism", s.pp}, Size{"cp", "context parallelism", s.cp},
-                           Size{"ep", "expert parallelism", s.ep}, Size{"dp_replicate", "hybrid sharding", s.dp_replicate}}) {
+  for (const Size& size :
+       {Size{"tp", "tensor parallelism", s.tp}, Size{"pp", "pipeline parallelism", s.pp}, Size{"cp", "context parallelism", s.cp},
+        Size{"ep", "expert parallelism", s.ep}, Size{"dp_replicate", "hybrid sharding", s.dp_replicate}}) {
     if (size.size <= 1 || std::find(names.begin(), names.end(), size.name) == names.end()) continue;
     std::string name(size.name);
     throw size_error(request, ErrorCode::size_not_supported,
-                     std::string(strategy) + " has no " + std::string(size.words) + ", but distributed." + name + "_size = " + n(size.size), name)
+                     std::string(strategy) + " has no " + std::string(size.words) + ", but distributed." + name + "_size = " + n(size.size),
+                     name)
         .help(set_line(name, 1))
         .help("set distributed.strategy = \"fsdp2\"");
   }
@@ -116,21 +124,25 @@ MeshPlan plan_sharded_mesh(const MeshRequest& request) {
     return error;
   };
   if (dp % rep != 0)
-    throw replicate_help(size_error(request, ErrorCode::dp_replicate_not_divisor, "dp " + n(dp) + " is not a multiple of dp_replicate " + n(rep), "dp_replicate"));
+    throw replicate_help(size_error(request, ErrorCode::dp_replicate_not_divisor,
+                                    "dp " + n(dp) + " is not a multiple of dp_replicate " + n(rep), "dp_replicate"));
   if (rep >= dp && rep != 1)
     throw replicate_help(size_error(request, ErrorCode::dp_replicate_too_large,
-                                    "dp_replicate " + n(rep) + " must be smaller than dp " + n(dp) + " (pure replication is what ddp does)", "dp_replicate"));
+                                    "dp_replicate " + n(rep) + " must be smaller than dp " + n(dp) + " (pure replication is what ddp does)",
+                                    "dp_replicate"));
   int64_t stage = dp * s.cp * s.tp;
   if (s.ep > 1 && stage % s.ep != 0) {
-    Error error = size_error(request, ErrorCode::ep_not_divisor,
-                             "dp " + n(dp) + " * cp " + n(s.cp) + " * tp " + n(s.tp) + " = " + n(stage) + " is not a multiple of ep " + n(s.ep), "ep");
+    Error error = size_error(
+        request, ErrorCode::ep_not_divisor,
+        "dp " + n(dp) + " * cp " + n(s.cp) + " * tp " + n(s.tp) + " = " + n(stage) + " is not a multiple of ep " + n(s.ep), "ep");
     for (int64_t d : divisors_near(stage, s.ep, 3)) error.help(set_line("ep", d));
     throw error;
   }
 
   MeshPlan plan;
   plan.dp = dp;
-  plan.device_mesh.emplace(std::vector<MeshAxis>{{"pp", s.pp}, {"dp_replicate", rep}, {"dp_shard", dp / rep}, {"cp", s.cp}, {"tp", s.tp}}, request.ranks);
+  plan.device_mesh.emplace(std::vector<MeshAxis>{{"pp", s.pp}, {"dp_replicate", rep}, {"dp_shard", dp / rep}, {"cp", s.cp}, {"tp", s.tp}},
+                           request.ranks);
   plan.device_mesh->flatten("dp", {"dp_replicate", "dp_shard"});
   plan.device_mesh->flatten("dp_shard_cp", {"dp_shard", "cp"});
   plan.device_mesh->flatten("dp_cp", {"dp_replicate", "dp_shard", "cp"});
@@ -143,7 +155,8 @@ MeshPlan plan_sharded_mesh(const MeshRequest& request) {
 Mesh expert_view(const Mesh& moe_mesh, int64_t stage) {
   int64_t per_stage = moe_mesh.size("ep_shard") * moe_mesh.size("ep");
   if (stage < 0 || stage >= moe_mesh.size("pp"))
-    throw Error(ErrorCode::rank_out_of_range, "the expert mesh has no pipeline stage " + n(stage) + ", only 0 to " + n(moe_mesh.size("pp") - 1));
+    throw Error(ErrorCode::rank_out_of_range,
+                "the expert mesh has no pipeline stage " + n(stage) + ", only 0 to " + n(moe_mesh.size("pp") - 1));
   const std::array<std::string, 2> names = {"ep_shard", "ep"};
   return moe_mesh.submesh(names, moe_mesh.rank_at(stage * per_stage));
 }

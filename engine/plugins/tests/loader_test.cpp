@@ -62,7 +62,10 @@ std::string read(const fs::path& file) {
   std::ifstream in(file, std::ios::binary);
   return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
 }
-void write(const fs::path& file, const std::string& bytes) { std::ofstream(file, std::ios::binary) << bytes; }
+void write(const fs::path& file, const std::string& bytes) {
+  fs::remove(file);  // a library that is loaded from there must keep its bytes
+  std::ofstream(file, std::ios::binary) << bytes;
+}
 
 }  // namespace
 

@@ -1,0 +1,131 @@
+// Outlines against what transformers builds from the same config.json, and configurations that are none.
+#include <doctest/doctest.h>
+
+#include <boost/json.hpp>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <set>
+
+#include "engine/models/models.h"
+#include "meshwright/error.h"
+
+using namespace meshwright;
+namespace fs = std::filesystem;
+namespace json = boost::json;
+
+namespace {
+
+std::string read(const fs::path& path) {
+  std::ifstream in(path, std::ios::binary);
+  REQUIRE(in.good());
+  return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
+}
+
+// What a class of the real model is to a plan.
+ModuleKind kind_of(const std::string& class_name) {
+  if (class_name == "Linear") return ModuleKind::linear;
+  if (class_name.ends_with("Embedding") && class_name.find("Rotary") == std::string::npos) return ModuleKind::embedding;
+  if (class_name.ends_with("RotaryEmbedding")) return ModuleKind::rotary;
+  if (class_name.ends_with("Norm")) return ModuleKind::norm;
+  if (class_name == "ModuleList") return ModuleKind::list;
+  if (class_name.ends_with("DecoderLayer")) return ModuleKind::layer;
+  if (class_name.ends_with("Experts")) return ModuleKind::experts;
+  if (class_name.ends_with("Router")) return ModuleKind::router;
+  return ModuleKind::other;
+}
+
+std::string code_of(const std::string& text) {
+  try {
+    models::parse_outline(text, "config.json", DType::float32);
+  } catch (const Error& error) {
+    CHECK(error.key() == "model.config");
+    return code_string(error.code());
+  }
+  return "ok";
+}
+
+std::string llama(const std::string& more) {
+  return R"({"architectures":["LlamaForCausalLM"],"num_hidden_layers":2)" + (more.empty() ? "" : "," + more) + "}";
+}
+
+}  // namespace
+
+TEST_CASE("every outline has the names, shapes, kinds and plan of the real model") {
+  int count = 0;
+  for (const fs::directory_entry& entry : fs::directory_iterator(MESHWRIGHT_SOURCE_DIR "/tests/data/models")) {
+    std::string name = entry.path().filename().string();
+    CAPTURE(name);
+    ModelOutline outline = models::load_outline(entry.path(), DType::float32);
+    json::object golden = json::parse(read(entry.path() / "outline.golden.json")).as_object();
+    CHECK(outline.architecture == std::string(golden.at("class").as_string()));
+    const json::array& parameters = golden.at("parameters").as_array();
+    REQUIRE(outline.parameters.size() == parameters.size());
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      const json::array& row = parameters[i].as_array();
+      CHECK(outline.parameters[i].name == std::string(row[0].as_string()));
+      std::vector<int64_t> shape;
+      for (const json::value& size : row[1].as_array()) shape.push_back(size.as_int64());
+      INFO(outline.parameters[i].name);
+      CHECK(outline.parameters[i].shape == shape);
+    }
+    const json::array& modules = golden.at("modules").as_array();
+    REQUIRE(outline.modules.size() == modules.size());
+    for (size_t i = 0; i < modules.size(); ++i) {
+      std::string module(modules[i].as_array()[0].as_string()), class_name(modules[i].as_array()[1].as_string());
+      CHECK(outline.modules[i].name == module);
+      CHECK(outline.modules[i].class_name == class_name);
+      INFO(module, " ", class_name);
+      CHECK(outline.modules[i].kind == kind_of(class_name));
+    }
+    std::set<std::string> ours, theirs;
+    for (const auto& [pattern, style] : outline.own_tp_plan) ours.insert(pattern + " " + style);
+    for (const auto& item : golden.at("tp_plan").as_object())
+      theirs.insert(std::string(item.key()) + " " + std::string(item.value().as_string()));
+    CHECK(ours == theirs);
+    ++count;
+  }
+  CHECK(count == 18);
+}
+
+TEST_CASE("a configuration that makes no sense is refused by its field") {
+  CHECK(code_of(llama("")) == "ok");
+  for (const char* bad : {"", "[]", "nonsense", "{\"a\":", "null", "3"}) CHECK(code_of(bad) == "E0210");
+  CHECK(code_of(std::string(1000, '[')) == "E0210");
+  for (const char* field :
+       {"\"hidden_size\":0", "\"hidden_size\":-4", "\"hidden_size\":\"64\"", "\"hidden_size\":1.5", "\"hidden_size\":99999999999999999999",
+        "\"vocab_size\":1e300", "\"num_hidden_layers\":1000000000", "\"num_attention_heads\":7", "\"num_key_value_heads\":3",
+        "\"tie_word_embeddings\":1", "\"attention_bias\":\"no\""}) {
+    std::string text = field;
+    CAPTURE(text);
+    CHECK(code_of(R"({"architectures":["LlamaForCausalLM"],)" + text + "}") == "E0210");
+  }
+  CHECK(code_of(R"({"architectures":["GPT2LMHeadModel"]})") == "E0211");
+  CHECK(code_of("{}") == "E0211");
+  CHECK(code_of(R"({"architectures":[3]})") == "E0210");
+  try {
+    models::parse_outline(R"({"architectures":["LamaForCausalLM"]})", "config.json", DType::float32);
+    FAIL("accepted");
+  } catch (const Error& error) {
+    CHECK(error.helps().front().find("LlamaForCausalLM") != std::string::npos);
+  }
+  CHECK_THROWS_AS(models::load_outline("/nowhere/config.json", DType::float32), Error);
+  CHECK_THROWS_AS(models::load_outline("/dev/zero", DType::float32), Error);
+}
+
+TEST_CASE("no bytes make the reader crash") {
+  const std::string whole = read(MESHWRIGHT_SOURCE_DIR "/tests/data/models/qwen3_moe_mixed/config.json");
+  uint64_t state = 3;
+  auto next = [&] { return state = state * 6364136223846793005u + 1442695040888963407u, state >> 33; };
+  int refused = 0;
+  for (int i = 0; i < 3000; ++i) {
+    std::string text = whole;
+    for (uint64_t k = 0; k < 1 + next() % 5; ++k) text[next() % text.size()] = "0123456789{}[]\",:-e"[next() % 19];
+    try {
+      models::parse_outline(text, "mutant", DType::float32);
+    } catch (const Error&) {
+      ++refused;
+    }
+  }
+  CHECK(refused > 1000);
+}

@@ -1,0 +1,267 @@
+// The program as a user runs it: verbs, exit statuses, the machine form of plans and errors.
+#include <doctest/doctest.h>
+#include <sys/wait.h>
+
+#include <array>
+#include <boost/json.hpp>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <string>
+#include <vector>
+
+namespace json = boost::json;
+namespace fs = std::filesystem;
+
+namespace {
+
+struct Ran {
+  int status = 0;
+  std::string out;
+};
+
+Ran run(const std::string& arguments, const std::string& redirect = "2>/dev/null", const std::string& environment = "") {
+  std::string command = "cd '" MESHWRIGHT_SOURCE_DIR "' && env -u WORLD_SIZE -u MESHWRIGHT_PLUGIN_PATH NO_COLOR=1 LC_ALL=C.UTF-8 " +
+                        environment + " '" MESHWRIGHT_BUILD_DIR "/bin/meshwright' " + arguments + " " + redirect + " </dev/null";
+  std::FILE* pipe = popen(command.c_str(), "r");
+  REQUIRE(pipe != nullptr);
+  Ran ran;
+  std::array<char, 4096> buffer;
+  for (size_t n; (n = std::fread(buffer.data(), 1, buffer.size(), pipe)) > 0;) ran.out.append(buffer.data(), n);
+  int raw = pclose(pipe);
+  ran.status = WIFEXITED(raw) ? WEXITSTATUS(raw) : 128 + WTERMSIG(raw);
+  return ran;
+}
+
+json::object plan(const std::string& arguments) {
+  Ran ran = run("plan configs/first_fsdp2_cpu.toml --json --set step_scheduler.global_batch_size=960 " + arguments);
+  INFO(arguments, "\n", ran.out);
+  REQUIRE(ran.status == 0);
+  return json::parse(ran.out).as_object();
+}
+
+std::string text(const json::value& value) { return json::serialize(value); }
+
+}  // namespace
+
+TEST_CASE("plan --json has the documented form for a sharded mesh") {
+  json::object p = plan("--world-size 8 --set distributed.dp_replicate_size=2 --set distributed.tp_size=2 --rank 5");
+  CHECK(text(p.at("strategy")) == "\"fsdp2\"");
+  CHECK(text(p.at("requested_strategy")) == "\"fsdp2\"");
+  CHECK(text(p.at("world_size")) == "8");
+  CHECK(text(p.at("device_mesh")) == R"({"axes":["pp","dp_replicate","dp_shard","cp","tp"],"shape":[1,2,2,1,2]})");
+  CHECK(p.at("moe_mesh").is_null());
+  CHECK(text(p.at("flattened")) ==
+        R"({"dp":["dp_replicate","dp_shard"],"dp_shard_cp":["dp_shard","cp"],"dp_cp":["dp_replicate","dp_shard","cp"]})");
+  CHECK(text(p.at("fsdp_mesh")) == R"(["dp_replicate","dp_shard"])");
+  json::object& rank = p.at("rank").as_object();
+  CHECK(text(rank.at("rank")) == "5");
+  CHECK(text(rank.at("coordinates")) == R"({"pp":0,"dp_replicate":1,"dp_shard":0,"cp":0,"tp":1})");
+  CHECK(text(rank.at("groups")) ==
+        R"({"pp":[5],"dp_replicate":[1,5],"dp_shard":[5,7],"cp":[5],"tp":[4,5],"dp":[1,3,5,7],"dp_shard_cp":[5,7],"dp_cp":[1,3,5,7]})");
+  CHECK(text(p.at("units")) == R"(["model.layers.0","model.layers.1","root"])");
+  CHECK(p.at("pipeline").is_null());
+  bool seen = false;
+  for (const json::value& value : p.at("parameters").as_array()) {
+    const json::object& parameter = value.as_object();
+    if (parameter.at("name") != "model.layers.0.self_attn.q_proj.weight") continue;
+    seen = true;
+    CHECK(text(parameter.at("global_shape")) == "[64,64]");
+    CHECK(text(parameter.at("local_shape")) == "[16,64]");
+    CHECK(text(parameter.at("placement")) == R"json({"dp_replicate":"replicate","dp_shard":"shard(0)","tp":"shard(0)"})json");
+  }
+  CHECK(seen);
+  const json::object& entry = p.at("tp_plan").as_array()[0].as_object();
+  CHECK(text(entry.at("pattern")) == "\"model.embed_tokens\"");
+  CHECK(text(entry.at("style")) == "\"rowwise\"");
+  CHECK(text(entry.at("input")) == "\"replicate\"");
+  CHECK(text(entry.at("output")) == "\"replicate\"");
+  CHECK(text(entry.at("kind")) == "\"plain\"");
+  for (const char* key : {"weights", "gradients", "optimizer", "transient"}) CHECK(p.at("bytes").as_object().at(key).is_int64());
+}
+
+TEST_CASE("the wire rows are the closed form") {
+  // 2 ranks, one micro-batch: gathers of each unit, one reduce of each, rows padded to a multiple of the ranks.
+  json::object p = plan("--world-size 2 --set step_scheduler.global_batch_size=8");
+  int64_t gathered = 0, reduced = 0;
+  std::map<std::string, int64_t> unit;
+  for (const json::value& value : p.at("unit_details").as_array()) {
+    const json::object& u = value.as_object();
+    int64_t bytes = u.at("padded_bytes").as_int64();
+    gathered += (u.at("reshards").as_bool() ? 2 : 1) * bytes / 2;
+    reduced += bytes / 2;
+  }
+  std::map<std::string, int64_t> wire;
+  for (const json::value& value : p.at("wire").as_array())
+    wire[std::string(value.as_object().at("axis").as_string()) + " " + std::string(value.as_object().at("op").as_string())] =
+        value.as_object().at("bytes").as_int64();
+  CHECK(wire == std::map<std::string, int64_t>{{"dp_shard all_gather", gathered}, {"dp_shard reduce_scatter", reduced}});
+  json::object ddp = plan("--world-size 4 --set distributed.strategy=ddp --set step_scheduler.global_batch_size=16");
+  int64_t parameters = 0;
+  for (const json::value& value : ddp.at("parameters").as_array()) {
+    int64_t count = 1;
+    for (const json::value& size : value.as_object().at("global_shape").as_array()) count *= size.as_int64();
+    parameters += count;
+  }
+  const json::object& row = ddp.at("wire").as_array()[0].as_object();
+  CHECK(text(row.at("axis")) == "\"dp\"");
+  CHECK(text(row.at("op")) == "\"all_reduce\"");
+  CHECK(row.at("bytes").as_int64() == 2 * parameters * 4 * 3 / 4);
+}
+
+TEST_CASE("ddp has no mesh, megatron_fsdp its own, expert parallelism its second one") {
+  json::object ddp = plan("--world-size 4 --set distributed.strategy=ddp");
+  for (const char* key : {"device_mesh", "moe_mesh", "fsdp_mesh"}) CHECK(ddp.at(key).is_null());
+  CHECK(text(ddp.at("rank").as_object().at("groups")) == R"({"dp":[0,1,2,3]})");
+  json::object mega = plan("--world-size 4 --set distributed.strategy=mfsdp");
+  CHECK(text(mega.at("strategy")) == "\"megatron_fsdp\"");
+  CHECK(text(mega.at("requested_strategy")) == "\"mfsdp\"");
+  CHECK(text(mega.at("device_mesh")) == R"({"axes":["dp","cp","tp"],"shape":[4,1,1]})");
+  CHECK(text(mega.at("fsdp_mesh")) == R"(["dp"])");
+  CHECK(text(mega.at("flattened")) == "{}");
+  const json::object& flat = mega.at("parameters").as_array()[1].as_object();
+  CHECK(text(flat.at("placement")) == R"({"dp":"flat"})");
+  CHECK(flat.contains("local_range"));
+  CHECK(text(plan("--world-size 4 --set distributed.strategy=mfsdp --set distributed.cp_size=2").at("fsdp_mesh")) == R"(["dp_cp"])");
+  Ran moe = run("plan configs/moe_ep.toml --world-size 32 --json");
+  REQUIRE(moe.status == 0);
+  json::object m = json::parse(moe.out).as_object();
+  CHECK(text(m.at("strategy")) == "\"moe_ep\"");
+  CHECK(text(m.at("requested_strategy")) == "\"fsdp2\"");
+  CHECK(text(m.at("moe_mesh")) == R"({"axes":["pp","ep_shard","ep"],"shape":[1,4,8]})");
+  CHECK(text(m.at("rank").as_object().at("groups").as_object().at("ep")) == "[0,1,2,3,4,5,6,7]");
+  CHECK(text(m.at("rank").as_object().at("groups").as_object().at("ep_shard")) == "[0,8,16,24]");
+  Ran pp = run("plan configs/pipeline_interleaved.toml --world-size 32 --json --rank 9");
+  REQUIRE(pp.status == 0);
+  json::object stages = json::parse(pp.out).as_object().at("pipeline").as_object();
+  CHECK(stages.at("stages").as_array().size() == 8);
+  CHECK(text(stages.at("stages_of_rank").as_array()[1]) == "[1,5]");
+}
+
+TEST_CASE("errors have the documented JSON form on stdout") {
+  Ran ran = run("plan configs/hsdp_tp.toml --world-size 8 --json --set distributed.tp_size=3");
+  CHECK(ran.status == 3);
+  json::object error = json::parse(ran.out).as_object().at("error").as_object();
+  CHECK(text(error.at("code")) == "\"E0301\"");
+  CHECK(text(error.at("key")) == "\"distributed.tp_size\"");
+  CHECK(error.at("file").is_null());
+  CHECK(error.at("line").is_null());
+  CHECK(error.at("help").as_array().size() >= 2);
+  fs::path file = fs::path(MESHWRIGHT_BUILD_DIR) / "cli_test.toml";
+  std::ofstream(file) << "[distributed]\ntp_size = \"2\"\n[optimizer]\nlr = -1\nlrr = 2\n";
+  Ran three = run("validate '" + file.string() + "' --json");
+  CHECK(three.status == 2);
+  json::object all = json::parse(three.out).as_object();
+  REQUIRE(all.at("errors").as_array().size() == 3);
+  const json::object& first = all.at("errors").as_array()[0].as_object();
+  CHECK(text(first.at("line")) == "2");
+  CHECK(text(first.at("column")) == "11");
+  CHECK(std::string(first.at("file").as_string()) == file.string());
+  CHECK(text(all.at("error")) == text(first));
+}
+
+TEST_CASE("every verb explains itself and has its exit statuses") {
+  for (const char* verb : {"", "plan", "validate", "config show", "config schema", "config explain", "plugins list", "plugins inspect",
+                           "plugins check", "plugins new", "env", "plugins", "config"}) {
+    std::string name = verb;
+    CAPTURE(name);
+    Ran help = run(name + " -h");
+    CHECK(help.status == 0);
+    CHECK(help.out.find("meshwright") != std::string::npos);
+  }
+  struct Row {
+    const char* arguments;
+    int status;
+    const char* says;
+  };
+  for (const Row& row :
+       {Row{"", 2, ""},
+        Row{"plam x", 2, "E0101"},
+        Row{"plan", 2, "E0101"},
+        Row{"plan configs/ddp_cpu.toml --world-sise 4", 2, "--world-size"},
+        Row{"plan configs/ddp_cpu.toml --world-size four", 2, "E0101"},
+        Row{"plan configs/ddp_cpu.toml --world-size 0", 2, "E0101"},
+        Row{"plan configs/missing.toml", 2, "E0209"},
+        Row{"plan configs", 2, "E0209"},
+        Row{"plan configs/ddp_cpu.toml --world-size 4 --rank 4", 3, "E0313"},
+        Row{"plan configs/ddp_cpu.toml --world-size 4 --set distributed.strategy=fsdp3", 2, "fsdp2"},
+        Row{"plan configs/ddp_cpu.toml --world-size 4 --set distributed.tp_size=2", 3, "E0306"},
+        Row{"plan configs/ddp_cpu.toml --world-size 3", 3, "E0310"},
+        Row{"plan configs/first_fsdp2_cpu.toml --world-size 8 --set distributed.tp_size=4", 3, "E0308"},
+        Row{"plan configs/first_fsdp2_cpu.toml --world-size 8 --set step_scheduler.global_batch_size=960 --set distributed.ep_size=4", 3,
+            "E0316"},
+        Row{"plan configs/first_fsdp2_cpu.toml --world-size 2 --set model.config=nowhere.json", 2, "E0209"},
+        Row{"plan configs/first_fsdp2_cpu.toml --world-size 2 --set distributed.enable_async_tensor_parallel=true", 2, "E0208"},
+        Row{"train configs/ddp_cpu.toml", 3, "E0390"},
+        Row{"checkpoint ls x", 3, "E0390"},
+        Row{"generate x", 3, "E0390"},
+        Row{"plugins inspect ./nowhere.so", 2, "E0420"},
+        Row{"plugins check nobody", 2, "E0401"},
+        Row{"config explain nothing.at.all", 2, "E0101"},
+        Row{"validate configs/ddp_cpu.toml", 0, "ok"},
+        Row{"plugins list", 0, "moe_ep"},
+        Row{"env", 0, "libtorch"},
+        Row{"--version", 0, "meshwright 0."}}) {
+    std::string arguments = row.arguments;
+    CAPTURE(arguments);
+    Ran ran = run(arguments, "2>&1");
+    INFO(ran.out);
+    CHECK(ran.status == row.status);
+    CHECK(ran.out.find(row.says) != std::string::npos);
+  }
+}
+
+TEST_CASE("every read-only verb prints JSON that parses") {
+  for (const char* arguments : {"plan configs/ddp_cpu.toml --world-size 4 --json", "validate configs/ddp_cpu.toml --json",
+                                "config show configs/ddp_cpu.toml --json", "config schema", "config explain optimizer --json",
+                                "config explain E0301 --json", "plugins list --json", "plugins inspect fsdp2 --json", "env --json"}) {
+    std::string name = arguments;
+    CAPTURE(name);
+    Ran ran = run(arguments);
+    CHECK(ran.status == 0);
+    CHECK_NOTHROW(json::parse(ran.out));
+  }
+}
+
+TEST_CASE("every shipped configuration is valid and plans on 32 ranks") {
+  int count = 0;
+  for (const fs::directory_entry& entry : fs::directory_iterator(MESHWRIGHT_SOURCE_DIR "/configs")) {
+    if (entry.path().extension() != ".toml") continue;
+    ++count;
+    std::string name = "configs/" + entry.path().filename().string();
+    CAPTURE(name);
+    Ran ran = run("plan " + name + " --world-size 32 --set step_scheduler.global_batch_size=3840", "2>&1");
+    INFO(ran.out);
+    CHECK(ran.status == 0);
+    CHECK(ran.out.find("Memory") != std::string::npos);
+    CHECK(run("validate " + name).status == 0);
+  }
+  CHECK(count >= 7);
+}
+
+TEST_CASE("the conformance kit catches what is wrong, a crash and a hang included") {
+  const std::string fixtures = MESHWRIGHT_BUILD_DIR "/fixtures/plugins/libmeshwright_fixture_";
+  struct Row {
+    const char *fixture, *says;
+  };
+  for (const Row& row : {Row{"throws_foreign", "left plan_mesh"}, Row{"aborts_in_validate", "ended by signal 6"},
+                         Row{"hangs", "was killed"}, Row{"wrong_mesh", "FAIL"}, Row{"create_fails", "no licence on this machine"}}) {
+    std::string name = row.fixture;
+    CAPTURE(name);
+    Ran ran = run("plugins check " + fixtures + name + ".so --timeout 2");
+    INFO(ran.out);
+    CHECK(ran.status == 2);
+    CHECK(ran.out.find(row.says) != std::string::npos);
+    CHECK(ran.out.find(" 0 failed") == std::string::npos);
+  }
+  CHECK(run("plugins check fsdp2").status == 0);
+}
+
+TEST_CASE("output that cannot be written is noticed, a reader that goes away is not an error message") {
+  CHECK(run("plugins list", ">/dev/full 2>&1").status == 1);
+  Ran piped = run("plan configs/hsdp_tp.toml --world-size 8", "2>&1 | head -1");
+  CHECK(piped.out.find("error") == std::string::npos);
+  CHECK(run("plan configs/ddp_cpu.toml", "2>&1", "WORLD_SIZE=abc").out.find("WORLD_SIZE") != std::string::npos);
+  CHECK(run("plan configs/ddp_cpu.toml", "2>&1", "WORLD_SIZE=4").status == 0);
+}
