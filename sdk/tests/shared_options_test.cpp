@@ -1,0 +1,104 @@
+// The words and grammars of the shared options, as the specification's examples have them.
+#include <doctest/doctest.h>
+
+#include "meshwright/shared_options.h"
+
+using namespace meshwright;
+
+namespace {
+
+SharedOptions read(std::vector<std::pair<std::string, OptionValue>> distributed, std::vector<std::pair<std::string, OptionValue>> pipeline,
+                   Diagnostics& diagnostics) {
+  Options d(distributed_schema()), p(pipeline_schema());
+  for (auto& [key, value] : distributed) d.set(key, value);
+  for (auto& [key, value] : pipeline) p.set(key, value);
+  return read_shared_options(d, Options(mp_policy_schema()), Options(moe_schema()), Options(moe_mp_policy_schema()), p, diagnostics);
+}
+
+}  // namespace
+
+TEST_CASE("the checkpointing scope has its grammar") {
+  using Scope = std::vector<std::string>;
+  auto list = [](Scope items) { return OptionValue(std::move(items)); };
+  struct Row {
+    OptionValue value;
+    Scope scope;  // empty = refused
+  };
+  for (const Row& row : {Row{std::string("language+vision"), {"language", "vision"}}, Row{std::string("vision,audio"), {"vision", "audio"}},
+                         Row{list({"language", "vision"}), {"language", "vision"}}, Row{std::string("auto"), {"all"}},
+                         Row{std::string("default"), {"all"}}, Row{OptionValue(), {"all"}}, Row{std::string(""), {"all"}},
+                         Row{std::string("Vision, vision"), {"vision"}}, Row{list({"language+audio", "audio"}), {"language", "audio"}},
+                         Row{std::string("multimodal"), {"multimodal"}}, Row{std::string("all+vision"), {}},
+                         Row{std::string("encoder"), {}}, Row{std::string("trainable"), {}}, Row{OptionValue(int64_t{1}), {}}}) {
+    CAPTURE(to_toml(row.value));
+    if (row.scope.empty())
+      CHECK_THROWS_AS(parse_checkpointing_scope(row.value), Error);
+    else
+      CHECK(parse_checkpointing_scope(row.value) == row.scope);
+  }
+}
+
+TEST_CASE("activation checkpointing is none, full or selective in many words") {
+  using enum ActivationCheckpointing;
+  for (const char* word : {"false", "off", "none", "disabled", "no", "OFF"})
+    CHECK(parse_activation_checkpointing(std::string(word)) == none);
+  for (const char* word : {"true", "on", "full", "enabled", "yes", "Full"})
+    CHECK(parse_activation_checkpointing(std::string(word)) == full);
+  CHECK(parse_activation_checkpointing(std::string("Selective")) == selective);
+  CHECK(parse_activation_checkpointing(true) == full);
+  CHECK(parse_activation_checkpointing(false) == none);
+  CHECK(parse_activation_checkpointing(OptionValue()) == none);
+  CHECK_THROWS_AS(parse_activation_checkpointing(std::string("some")), Error);
+  CHECK_THROWS_AS(parse_activation_checkpointing(int64_t{1}), Error);
+}
+
+TEST_CASE("dtypes have PyTorch's names, long, short and with its prefix") {
+  const std::vector<std::pair<const char*, DType>> rows = {
+      {"float", DType::float32},   {"float32", DType::float32}, {"float64", DType::float64},   {"double", DType::float64},
+      {"float16", DType::float16}, {"half", DType::float16},    {"bfloat16", DType::bfloat16}, {"bf16", DType::bfloat16},
+      {"int8", DType::int8},       {"int16", DType::int16},     {"int32", DType::int32},       {"int64", DType::int64},
+      {"long", DType::int64},      {"int", DType::int32},       {"short", DType::int16},       {"bool", DType::boolean}};
+  for (const auto& [name, dtype] : rows) {
+    CHECK(parse_dtype(name) == dtype);
+    CHECK(parse_dtype(std::string("torch.") + name) == dtype);
+  }
+  for (const char* bad : {"", "torch.", "float8", "Float32", "fp32"}) CHECK_THROWS_AS(parse_dtype(bad), Error);
+}
+
+TEST_CASE("sizes below one, none and auto mean inferred or one; text is a type error") {
+  Diagnostics diagnostics;
+  for (OptionValue value :
+       {OptionValue(int64_t{0}), OptionValue(int64_t{-3}), OptionValue(std::string("none")), OptionValue(std::string("auto"))}) {
+    SharedOptions o = read({{"dp_size", value}, {"tp_size", value}, {"dp_replicate_size", value}}, {}, diagnostics);
+    CHECK(!o.sizes.dp);
+    CHECK(o.sizes.tp == 1);
+    CHECK(o.sizes.dp_replicate == 1);
+  }
+  CHECK_THROWS_AS(read({{"tp_size", std::string("2")}}, {}, diagnostics), Error);
+  CHECK_THROWS_AS(read({{"tp_size", 2.0}}, {}, diagnostics), Error);
+  CHECK(diagnostics.ok());
+}
+
+TEST_CASE("a pipeline block without a pipeline warns, a pipeline without a block has defaults") {
+  Diagnostics inert;
+  read({}, {{"pp_microbatch_size", int64_t{2}}}, inert);
+  CHECK(inert.warnings().size() == 1);
+  Diagnostics diagnostics;
+  SharedOptions o = read({{"pp_size", int64_t{2}}}, {}, diagnostics);
+  CHECK(o.pipeline.schedule == "1f1b");
+  CHECK(o.pipeline.dtype == DType::bfloat16);  // the policy's output dtype
+  CHECK(diagnostics.warnings().empty());
+  o = read({{"pp_size", int64_t{2}}}, {{"dtype", std::string("float32")}}, diagnostics);
+  CHECK(o.pipeline.dtype == DType::float32);  // kept, with a warning
+  CHECK(diagnostics.warnings().size() == 1);
+}
+
+TEST_CASE("the mixed-precision policy has its defaults") {
+  Diagnostics diagnostics;
+  SharedOptions o = read({}, {}, diagnostics);
+  CHECK(o.mp.param == DType::bfloat16);
+  CHECK(o.mp.reduce == DType::float32);
+  CHECK(o.mp.output == DType::bfloat16);
+  CHECK(o.mp.cast_forward_inputs);
+  CHECK(!o.moe.mp_policy);
+}
