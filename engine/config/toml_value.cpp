@@ -62,6 +62,14 @@ std::optional<OptionValue> list_value(const Value& list) {
 
 }  // namespace
 
+Value::Value() = default;
+Value::Value(std::string string_text) : kind(Kind::string), text(std::move(string_text)) {}
+Value::Value(const Value&) = default;
+Value::Value(Value&&) noexcept = default;
+Value& Value::operator=(const Value&) = default;
+Value& Value::operator=(Value&&) noexcept = default;
+Value::~Value() = default;
+
 Entry* Value::find(std::string_view key) {
   for (Entry& entry : entries)
     if (entry.key == key) return &entry;

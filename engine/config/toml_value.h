@@ -33,8 +33,14 @@ struct Value {
   std::vector<Value> items;
   std::vector<Entry> entries;  // in file order
 
-  Value() = default;
-  explicit Value(std::string string_text) : kind(Kind::string), text(std::move(string_text)) {}
+  // Out of line: an Entry holds a Value, so its own size is known only below.
+  Value();
+  explicit Value(std::string string_text);
+  Value(const Value&);
+  Value(Value&&) noexcept;
+  Value& operator=(const Value&);
+  Value& operator=(Value&&) noexcept;
+  ~Value();
 
   Entry* find(std::string_view key);
   const Entry* find(std::string_view key) const;
