@@ -1,27 +1,57 @@
+#include <algorithm>
+#include <cstdlib>
+#include <numeric>
+
 #include "engine/cli/common.h"
 #include "engine/plan/draw.h"
 
 namespace meshwright::cli {
 namespace {
 
-// All groups of one axis, one a line, written as they come: memory does not grow with the world.
+// All groups of one axis, one a line or as JSON, written as they come: memory does not grow with the world.
 void print_groups(Call& call, const plan::JobPlan& plan, const std::string& axis) {
-  auto print = [&](std::span<const int64_t> group) {
-    std::string line;
-    for (int64_t rank : group) line += (line.empty() ? "" : " ") + std::to_string(rank);
-    call.out.write(line + "\n");
-  };
-  if (!plan.mesh.device_mesh) {
-    if (axis != "dp")
-      throw Error(ErrorCode::no_such_axis, plan.strategy.info->name + " has no mesh; its only group is dp").help("--groups dp");
-    std::vector<int64_t> all = plan::axes_of(plan).front().group;
-    print(all);
-    return;
+  std::vector<std::string> names;
+  for (const plan::AxisView& view : plan::axes_of(plan)) names.push_back(view.name);
+  if (std::find(names.begin(), names.end(), axis) == names.end()) {
+    std::string all;
+    for (const std::string& name : names) all += (all.empty() ? "" : ", ") + name;
+    Error error(ErrorCode::no_such_axis, "the plan has no axis " + axis + "; it has " + all);
+    if (std::string near = nearest_name(axis, names); !near.empty()) error.help("did you mean --groups " + near + "?");
+    error.help("--groups " + names.front());
+    if (names.size() > 1) error.help("--groups " + names.back());
+    throw error;
   }
-  const Mesh& mesh = plan.mesh.moe_mesh && !plan.mesh.device_mesh->has_axis(axis) && plan.mesh.moe_mesh->has_axis(axis)
-                         ? *plan.mesh.moe_mesh
-                         : *plan.mesh.device_mesh;
-  mesh.for_each_group(axis, print);
+  const std::string separator = call.json ? "," : " ";
+  bool first = true;
+  if (call.json) call.out.write("{\"axis\": \"" + axis + "\", \"groups\": [");
+  auto print = [&](std::span<const int64_t> group) {
+    std::string line = call.json ? (first ? "\n  [" : ",\n  [") : "";
+    for (size_t i = 0; i < group.size(); ++i) line += (i > 0 ? separator : "") + std::to_string(group[i]);
+    call.out.write(line + (call.json ? "]" : "\n"));
+    first = false;
+  };
+  if (!plan.mesh.device_mesh)
+    print(plan::axes_of(plan).front().group);
+  else if (plan.mesh.device_mesh->has_axis(axis))
+    plan.mesh.device_mesh->for_each_group(axis, print);
+  else
+    plan.mesh.moe_mesh->for_each_group(axis, print);
+  if (call.json) call.out.write("\n]}\n");
+}
+
+// The smallest world that has room for the sizes, when the real one is not known.
+int64_t smallest_world(const ParallelSizes& sizes) {
+  int64_t copies = std::max<int64_t>(1, sizes.dp_replicate);
+  int64_t unit = sizes.tp * sizes.cp;
+  // A stage holds whole replicas, and whole expert groups.
+  int64_t stage = std::lcm(unit * copies, std::max<int64_t>(1, sizes.ep));
+  if (copies > 1 && stage / unit == copies) stage *= 2;
+  return stage * sizes.pp;
+}
+
+bool depends_on_the_world(ErrorCode code) {
+  return code == ErrorCode::world_not_divisible || code == ErrorCode::world_mismatch || code == ErrorCode::dp_replicate_not_divisor ||
+         code == ErrorCode::dp_replicate_too_large || code == ErrorCode::ep_not_divisor || code == ErrorCode::bad_rank_list;
 }
 
 int run_plan(Call& call) {
@@ -49,32 +79,29 @@ int run_validate(Call& call) {
   int status = 0;
   std::optional<plan::Job> job = load_job(call, status);
   if (!job) return status;
-  // The mesh can be judged once the number of ranks is known: given, or implied by an explicit dp_size.
+  // The mesh can be judged once the number of ranks is known: given, or implied by an explicit dp_size. Without it, the sizes and the
+  // model are still held against each other, on the smallest world that has room for them.
   const ParallelSizes& sizes = job->config.shared.sizes;
-  int64_t implied = sizes.dp.value_or(1) * sizes.tp * sizes.cp * sizes.pp;
-  bool known = call.has("world-size") || std::getenv("WORLD_SIZE") != nullptr;
-  int64_t world = known ? world_size(call) : implied;
-  std::string mesh = "not checked: give --world-size";
-  if (known || sizes.dp) {
-    plan::JobPlan plan = plan::make_plan(*job, {world, 0});
+  const char* environment = std::getenv("WORLD_SIZE");
+  bool given = call.has("world-size") || (environment != nullptr && *environment != '\0');
+  bool known = given || sizes.dp.has_value();
+  plan::check_rank_limits(*job, given ? std::optional(world_size(call)) : std::nullopt);
+  int64_t world = given ? world_size(call) : sizes.dp ? *sizes.dp * sizes.tp * sizes.cp * sizes.pp : smallest_world(sizes);
+  std::string mesh = known ? "fits " + report::counted(world, "rank", "ranks") : "not checked: give --world-size";
+  try {
+    plan::JobPlan plan = plan::make_plan(*job, {world, 0, !known});
     Diagnostics said;
     for (const std::string& text : plan.notices) said.notice(text);
     for (const std::string& text : plan.warnings) said.warning(text);
     call.say(said);
-    mesh = "fits " + report::counted(world, "rank", "ranks");
-  } else if (const std::string path = job->config.table("model").get_string("config");
-             !path.empty() || sizes.tp * sizes.pp * sizes.cp > 1) {
-    // Without a world the model and the model-parallel sizes can still be checked against each other: the smallest world that has them.
-    int64_t least = sizes.tp * sizes.cp * sizes.pp * (sizes.dp_replicate > 1 ? 2 * sizes.dp_replicate : 1);
-    if (sizes.ep > 1)
-      while (least % sizes.ep != 0) least += sizes.tp * sizes.cp * sizes.pp * std::max<int64_t>(1, sizes.dp_replicate);
-    if (!job->config.table("step_scheduler").is_given("global_batch_size")) plan::make_plan(*job, {least, 0});
+  } catch (const Error& error) {
+    if (known || !depends_on_the_world(error.code())) throw;
   }
   if (call.json) {
     call.print_json(boost::json::object{{"ok", true},
                                         {"strategy", job->strategy.info->name},
                                         {"plugin", job->strategy.plugin->path.string()},
-                                        {"world_size", known || sizes.dp ? boost::json::value(world) : boost::json::value(nullptr)}});
+                                        {"world_size", known ? boost::json::value(world) : boost::json::value(nullptr)}});
   } else {
     call.out.write(report::paint(call.out_style, report::Tone::green, "ok") + ": " + call.positional(0) + "\n  strategy " +
                    job->strategy.info->name + " of plugin " + job->strategy.plugin->name + " " + job->strategy.plugin->version +

@@ -38,28 +38,35 @@ MeshPlan plan_mesh(Job& job, JobPlan& plan, StrategyConfig& config, const MeshRe
   return mesh;
 }
 
+// The largest divisor of `value` up to `most`, among a million candidates; else 1.
+int64_t divisor_below(int64_t value, int64_t most) {
+  int64_t highest = std::min(value, most);
+  for (int64_t d = highest; d > 1 && highest - d < 1'000'000; --d)
+    if (value % d == 0) return d;
+  return 1;
+}
+
 // The step's shape; checked against dp only where the user gave batch sizes.
-Workload read_workload(const config::Config& config, const MeshPlan& mesh) {
+Workload read_workload(const config::Config& config, const MeshPlan& mesh, bool check_batch) {
   Workload work;
   const Options& steps = config.table("step_scheduler");
   work.local_batch = steps.get_int("local_batch_size");
   int64_t global = steps.get_int("global_batch_size");
   bool given = steps.is_given("global_batch_size") || steps.is_given("local_batch_size");
-  int64_t per_micro_step = work.local_batch * mesh.dp;
+  int64_t per_micro_step = 0;
+  if (__builtin_mul_overflow(work.local_batch, mesh.dp, &per_micro_step)) per_micro_step = INT64_MAX;
   if (per_micro_step > 0 && global % per_micro_step == 0 && global >= per_micro_step) {
     work.accumulation = global / per_micro_step;
-  } else if (given && steps.is_given("global_batch_size")) {
+  } else if (check_batch && given && steps.is_given("global_batch_size")) {
     Error error(ErrorCode::batch_not_divisible, "global_batch_size " + n(global) + " is not a multiple of local_batch_size " +
-                                                    n(work.local_batch) + " * dp " + n(mesh.dp) + " = " + n(per_micro_step));
+                                                    n(work.local_batch) + " * dp " + n(mesh.dp) + " = " +
+                                                    (per_micro_step == INT64_MAX ? "more than " : "") + n(per_micro_step));
     error.key("step_scheduler.global_batch_size").at(steps.origin("global_batch_size"));
-    int64_t up = (global / per_micro_step + 1) * per_micro_step;
-    if (up > per_micro_step) error.help("set step_scheduler.global_batch_size = " + n(up - per_micro_step));
-    error.help("set step_scheduler.global_batch_size = " + n(up));
-    for (int64_t local = std::min(work.local_batch, global); local >= 1; --local)
-      if (global % (local * mesh.dp) == 0) {
-        error.help("set step_scheduler.local_batch_size = " + n(local));
-        break;
-      }
+    int64_t down = global / per_micro_step * per_micro_step, up = 0;
+    if (down > 0) error.help("set step_scheduler.global_batch_size = " + n(down));
+    if (per_micro_step < INT64_MAX && !__builtin_add_overflow(down, per_micro_step, &up))
+      error.help("set step_scheduler.global_batch_size = " + n(up));
+    if (global % mesh.dp == 0) error.help("set step_scheduler.local_batch_size = " + n(divisor_below(global / mesh.dp, work.local_batch)));
     throw error;
   }
   if (const Options& data = config.table("dataset"); data.is_set("seq_len")) work.seq_len = data.get_int("seq_len");
@@ -78,6 +85,7 @@ JobPlan make_plan(Job& job, const PlanRequest& wanted) {
   plan.world_size = wanted.world_size;
   plan.rank = wanted.rank;
   plan.shared = job.config.shared;
+  check_rank_limits(job, wanted.world_size);
   if (wanted.rank < 0 || wanted.rank >= wanted.world_size)
     throw Error(ErrorCode::rank_out_of_range, "there is no rank " + n(wanted.rank) + " in a world of " + n(wanted.world_size))
         .help("--rank takes 0 to " + n(wanted.world_size - 1));
@@ -87,7 +95,7 @@ JobPlan make_plan(Job& job, const PlanRequest& wanted) {
   request.world_size = wanted.world_size;
   request.config = config;
   plan.mesh = plan_mesh(job, plan, config, request);
-  plan.workload = read_workload(job.config, plan.mesh);
+  plan.workload = read_workload(job.config, plan.mesh, !wanted.assumed_world);
 
   const Options& model = job.config.table("model");
   std::string path = model.get_string("config");

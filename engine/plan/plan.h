@@ -3,6 +3,7 @@
 
 #include <boost/json/object.hpp>
 #include <filesystem>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -26,9 +27,16 @@ struct Job {
 // Loads and checks everything; problems go to `diagnostics`. nullopt when the strategy cannot be had or the file cannot be read.
 std::optional<Job> load_job(const config::LoadOptions& options, Diagnostics& diagnostics);
 
+// Beyond this, sizes are taken for mistakes: their products and the lists of ranks stay small below it.
+inline constexpr int64_t kMostRanks = int64_t{1} << 22;
+// Throws Error(out_of_range | 3xx) when the world, or the sizes together, are above kMostRanks.
+void check_rank_limits(const Job& job, std::optional<int64_t> world);
+
 struct PlanRequest {
   int64_t world_size = 1;
   int64_t rank = 0;
+  // The world is only assumed: the batch is not held against it.
+  bool assumed_world = false;
 };
 
 struct JobPlan {

@@ -72,7 +72,7 @@ int64_t resolve_dp_size(const MeshRequest& request) {
     Error error = size_error(request, ErrorCode::world_not_divisible,
                              "world size " + n(world) + " is not divisible by " + factors + " = " + n(model), largest);
     int64_t wish = std::string_view(largest) == "tp" ? s.tp : std::string_view(largest) == "cp" ? s.cp : s.pp;
-    int64_t rest = model / wish;
+    int64_t rest = std::max<int64_t>(1, model / wish);
     if (world % rest == 0)
       for (int64_t d : divisors_near(world / rest, wish, 3)) error.help(set_line(largest, d));
     else
