@@ -106,7 +106,7 @@ class Reader {
 class Mapping {
  public:
   explicit Mapping(const std::filesystem::path& file) {
-    int fd = ::open(file.c_str(), O_RDONLY | O_CLOEXEC);
+    int fd = ::open(file.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0) throw Error(ErrorCode::plugin_unreadable, "cannot open " + file.string() + ": " + std::strerror(errno));
     struct stat info{};
     bool ok = ::fstat(fd, &info) == 0 && S_ISREG(info.st_mode);
