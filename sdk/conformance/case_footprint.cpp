@@ -202,9 +202,12 @@ void check_footprint(const Subject& subject, Report& report) {
     if (report.full()) return;
     Answer<MeshRequest> request = ask([&] { return make_request(*subject.strategy, wish); });
     if (!request.value) continue;
-    Diagnostics diagnostics;
-    strategy->validate(request.value->config, diagnostics);
-    if (!diagnostics.ok()) continue;
+    Answer<bool> valid = ask([&] {
+      Diagnostics diagnostics;
+      strategy->validate(request.value->config, diagnostics);
+      return diagnostics.ok();
+    });
+    if (!valid.value.value_or(false)) continue;
     Answer<MeshPlan> mesh = ask([&] { return strategy->plan_mesh(*request.value); });
     if (!mesh.value || !mesh.value->delegate_to.empty()) continue;
     const ModelOutline& model = mesh.value->moe_mesh ? mixtral : llama;

@@ -3,6 +3,7 @@
 #include <exception>
 
 #include "sdk/conformance/cases.h"
+#include "sdk/conformance/probe.h"
 
 namespace meshwright::conformance {
 namespace {
@@ -46,6 +47,13 @@ const Case* find_case(std::string_view name) {
 Report run_case(const Case& c, const Subject& subject) {
   Report report;
   try {
+    // Nothing can be asked of a strategy whose options cannot be made; the case that says why is "schema".
+    if (c.scope == Scope::strategy && c.run != &check_options) try {
+        check_schema(own_schema(*subject.strategy));
+      } catch (const Error&) {
+        report.skip("its option schema is not sound");
+        return report;
+      }
     c.run(subject, report);
   } catch (const std::exception& error) {
     report.fail(std::string("the case ended early: ") + error.what());

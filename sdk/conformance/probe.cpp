@@ -236,7 +236,9 @@ void randomize_own(const meshwright_strategy& strategy, Wish& wish, Random& rand
   for (size_t i = 0; i < strategy.option_count; ++i)
     if (random.chance(40)) {
       const meshwright_option& option = element(strategy.options, i);
-      wish.own.emplace_back(option.name, random_value(option, random));
+      OptionValue value = random_value(option, random);
+      // An option whose range holds nothing is the concern of case "schema".
+      if (ask([&] { return check_option(option, value, option.name); }).value) wish.own.emplace_back(option.name, std::move(value));
     }
 }
 

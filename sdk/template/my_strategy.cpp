@@ -1,46 +1,62 @@
-// my_strategy: a strategy of your own. As it stands it shards parameters over all data-parallel ranks; change what it plans.
+// my_strategy: a strategy of your own. As it stands it shards parameters over all data-parallel ranks, or over groups of them with
+// copies in between; change what it plans.
 #include <meshwright/plugin_main.h>
 
 #include <array>
+#include <string>
+
+namespace mw = meshwright;
 
 namespace {
 
-using namespace meshwright;
-
 // Each option shows up in `meshwright plugins inspect`, is checked in the configuration, and is read with config.own.get_...().
 constexpr std::array kOptions = {
-    bool_option("reshard_after_forward", true, "Free gathered parameters after forward."),
-    int_option("prefetch_depth", "1", 0, "Units gathered ahead in backward."),
+    mw::bool_option("reshard_after_forward", true, "Free gathered parameters after forward and gather them again for backward."),
+    mw::int_option("prefetch_depth", "1", 0, "Units gathered ahead in backward."),
+    mw::choice_option("copies", "\"auto\"", "auto|none", "Whether distributed.dp_replicate_size may ask for copies of the shards."),
 };
 
-class MyStrategy final : public Strategy {
+class MyStrategy final : public mw::Strategy {
  public:
-  // Rules between options. Report all of them, each with a setting that works.
-  void validate(const StrategyConfig& config, Diagnostics& diagnostics) const override {
-    if (config.own.get_int("prefetch_depth") > 0 && !config.own.get_bool("reshard_after_forward"))
-      diagnostics.warning("prefetch_depth has no effect with reshard_after_forward = false");
+  // Rules between options that a schema cannot say. Report all of them, each with settings that work.
+  void validate(const mw::StrategyConfig& config, mw::Diagnostics& diagnostics) const override {
+    if (config.own.get_int("prefetch_depth") > 1 && !config.own.get_bool("reshard_after_forward"))
+      diagnostics.add(mw::Error(mw::ErrorCode::conflict, "nothing is gathered in backward, so prefetch_depth must be 0 or 1")
+                          .key("distributed.my_strategy.prefetch_depth")
+                          .at(config.own.origin("prefetch_depth"))
+                          .help("set distributed.my_strategy.prefetch_depth = 1")
+                          .help("set distributed.my_strategy.reshard_after_forward = true"));
   }
 
-  // Hook 1: sizes and world to a mesh.
-  MeshPlan plan_mesh(const MeshRequest& request) const override {
-    constexpr std::array<std::string_view, 1> kRefused = {"ep"};
-    refuse_sizes(request, "my_strategy", kRefused);
-    return plan_sharded_mesh(request);
+  // Hook 1, pure: sizes and world to a mesh, or an Error with a 3xx code, a key and a setting that works.
+  mw::MeshPlan plan_mesh(const mw::MeshRequest& request) const override {
+    constexpr std::array<std::string_view, 1> kNoExperts = {"ep"};
+    mw::refuse_sizes(request, "my_strategy", kNoExperts);
+    int64_t copies = request.config.shared.sizes.dp_replicate;
+    if (request.config.own.get_string("copies") == "none" && copies > 1)
+      throw mw::Error(mw::ErrorCode::size_not_supported, "dp_replicate_size is " + std::to_string(copies) + ", but copies = \"none\"")
+          .key("distributed.dp_replicate_size")
+          .help("set distributed.dp_replicate_size = 1")
+          .help("set distributed.my_strategy.copies = \"auto\"");
+    return mw::plan_sharded_mesh(request);  // or axes of your own: mw::Mesh({{"dp_shard", n}, {"tp", m}})
   }
+
+  // Hook 2, translate_tp_plan, is the same for all strategies unless you override it.
 
   // What a layout costs, for `meshwright plan`.
-  Footprint footprint(const FootprintRequest& request) const override {
-    ShardingPolicy policy;
+  mw::Footprint footprint(const mw::FootprintRequest& request) const override {
+    mw::ShardingPolicy policy;
     policy.reshard_after_forward = request.config.own.get_bool("reshard_after_forward");
     policy.prefetch_depth = request.config.own.get_int("prefetch_depth");
-    return fully_sharded_footprint(request, policy);
+    return mw::fully_sharded_footprint(request, policy);
   }
 };
 
 constexpr std::array kStrategies = {
-    describe<MyStrategy>({.name = "my_strategy", .summary = "Describe it in one line", .options = kOptions}),
+    mw::describe<MyStrategy>({.name = "my_strategy", .summary = "Describe it in one line", .options = kOptions}),
 };
 
 }  // namespace
 
+// What the engine may know before it runs any of this: name, version, vendor, license (SPDX), summary.
 MESHWRIGHT_PLUGIN("my_strategy", "0.1.0", "Your name", "Apache-2.0", "What this plugin is for", kStrategies)
