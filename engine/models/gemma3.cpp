@@ -24,8 +24,7 @@ ModelOutline gemma3(const ConfigJson& config, DType storage) {
               {"layers.*.self_attn.o_proj", "rowwise"},
               {"layers.*.mlp.gate_proj", "colwise"},
               {"layers.*.mlp.up_proj", "colwise"},
-              {"layers.*.mlp.down_proj", "rowwise"},
-              {"embed_tokens", "embedding_rowwise"}});
+              {"layers.*.mlp.down_proj", "rowwise"}});
   return std::move(b.outline);
 }
 
