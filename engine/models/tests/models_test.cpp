@@ -85,7 +85,7 @@ TEST_CASE("every outline has the names, shapes, kinds and plan of the real model
     CHECK(ours == theirs);
     ++count;
   }
-  CHECK(count == 18);
+  CHECK(count >= 34);  // a folder that is lost would otherwise go unseen
 }
 
 TEST_CASE("a configuration that makes no sense is refused by its field") {
