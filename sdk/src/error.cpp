@@ -52,6 +52,14 @@ int exit_status(ErrorCode code) {
       return 2;
     case 3:
       return 3;
+    case 5:
+      return 4;
+    case 6:
+      return 6;
+    case 7:
+      return 7;
+    case 8:
+      return 5;
     default:
       return 1;
   }

@@ -20,7 +20,8 @@ namespace meshwright {
 // The kind of a failure, as the reference semantics names them.
 enum class ErrorKind : uint8_t { value, type, unknown_key, runtime, not_implemented, file, internal };
 
-// Stable numbers, printed as E0203. Hundreds: 1 usage, 2 configuration, 3 the plan does not fit, 4 plugins, 9 internal.
+// Stable numbers, printed as E0203. Hundreds: 1 usage, 2 configuration, 3 the plan does not fit, 4 plugins, 5 ranks and
+// devices, 6 collectives, 7 data and weights, 8 numerics, 9 internal.
 enum class ErrorCode : uint16_t {
 #define MESHWRIGHT_ERROR(name, number, kind, title, explanation) name = number,
 #include "meshwright/error_codes.def"
@@ -39,7 +40,8 @@ MESHWRIGHT_API std::span<const ErrorInfo> error_catalog();
 MESHWRIGHT_API const ErrorInfo& error_info(ErrorCode code);
 // "E0203"
 MESHWRIGHT_API std::string code_string(ErrorCode code);
-// Process exit status: 1 internal, 2 usage or configuration (1xx, 2xx, 4xx), 3 the plan does not fit (3xx).
+// Process exit status: 1 internal, 2 usage or configuration (1xx, 2xx, 4xx), 3 the plan does not fit (3xx), 4 ranks and devices (5xx),
+// 5 numerics (8xx), 6 collectives (6xx), 7 data and weights (7xx).
 MESHWRIGHT_API int exit_status(ErrorCode code);
 
 // Where a value came from. line and column count from 1; 0 = unknown (a value from --set has no line).
