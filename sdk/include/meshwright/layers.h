@@ -1,0 +1,26 @@
+// Linear, Embedding and RMSNorm with hooks: what a model takes in place of torch::nn's, so that tensor parallelism can wrap them.
+#pragma once
+
+#include <torch/nn/modules/embedding.h>
+#include <torch/nn/modules/linear.h>
+
+#include "meshwright/module.h"
+
+namespace meshwright {
+
+MESHWRIGHT_MODULE_IMPL(Linear, torch::nn::LinearImpl);
+MESHWRIGHT_MODULE_IMPL(Embedding, torch::nn::EmbeddingImpl);
+
+// Root mean square normalisation over the last dimension (Zhang and Sennrich 2019), as transformers computes it: normalised in float32,
+// cast to the input's dtype, then scaled. weight: [size].
+class MESHWRIGHT_API RMSNormImpl : public torch::nn::Module {
+ public:
+  RMSNormImpl(int64_t size, double epsilon);
+  at::Tensor forward(const at::Tensor& x);
+
+  at::Tensor weight;
+  double epsilon;
+};
+MESHWRIGHT_MODULE(RMSNorm);
+
+}  // namespace meshwright
