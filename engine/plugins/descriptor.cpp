@@ -9,7 +9,7 @@
 namespace meshwright::plugins {
 namespace {
 
-constexpr size_t kMaxStrategies = 256, kMaxOptions = 4096;
+constexpr size_t kMaxStrategies = 256, kMaxOptions = 4096, kMaxStruct = 4096;
 
 Error bad(const std::string& file, const std::string& what) {
   return Error(ErrorCode::plugin_bad_descriptor, "the descriptor of " + file + " is not consistent: " + what);
@@ -21,6 +21,12 @@ bool is_name(const char* text) {
   for (const char* c = text; *c != '\0'; ++c, ++length)
     if (!(std::islower(static_cast<unsigned char>(*c)) || std::isdigit(static_cast<unsigned char>(*c)) || *c == '_')) return false;
   return length <= 64;
+}
+
+// The size of an array's element: at least what we know, and such that the next one lies where one can be.
+template <class T>
+bool is_struct_size(size_t size) {
+  return size >= sizeof(T) && size <= kMaxStruct && size % alignof(T) == 0;
 }
 
 // MAJOR.MINOR.PATCH with an optional -pre or +build.
@@ -46,6 +52,9 @@ StrategyInfo read_strategy(const meshwright_strategy& raw, const std::string& fi
   info.summary = raw.summary;
   info.capabilities = raw.capabilities;
   if (raw.aliases != nullptr) info.aliases = split_names(raw.aliases, '|');
+  for (const std::string& alias : info.aliases)
+    if (!is_name(normal_name(alias).c_str()))
+      throw bad(file, "strategy " + info.name + " has the alias \"" + alias + "\", which is no name");
   if (raw.options_table != nullptr && !is_name(raw.options_table))
     throw bad(file, "strategy " + info.name + " has no proper options table");
   info.schema.table = "distributed." + std::string(raw.options_table != nullptr ? raw.options_table : raw.name);
@@ -53,7 +62,8 @@ StrategyInfo read_strategy(const meshwright_strategy& raw, const std::string& fi
   const char* option = reinterpret_cast<const char*>(raw.options);
   for (size_t i = 0; i < raw.option_count; ++i) {
     const auto* o = reinterpret_cast<const meshwright_option*>(option);
-    if (o->struct_size < sizeof(meshwright_option)) throw bad(file, "an option of strategy " + info.name + " is too short");
+    if (!is_struct_size<meshwright_option>(o->struct_size))
+      throw bad(file, "an option of strategy " + info.name + " says that it has " + std::to_string(o->struct_size) + " bytes");
     info.schema.options.push_back(o);
     option += o->struct_size;
   }
@@ -66,6 +76,12 @@ StrategyInfo read_strategy(const meshwright_strategy& raw, const std::string& fi
 }
 
 }  // namespace
+
+bool answers_to(const StrategyInfo& info, const std::string& name) {
+  const std::string wanted = normal_name(name);
+  return normal_name(info.name) == wanted ||
+         std::any_of(info.aliases.begin(), info.aliases.end(), [&](const std::string& alias) { return normal_name(alias) == wanted; });
+}
 
 const meshwright_strategy* raw_strategy(const meshwright_plugin& descriptor, size_t index) {
   const char* at = reinterpret_cast<const char*>(descriptor.strategies);
@@ -108,15 +124,20 @@ LoadedPlugin read_descriptor(const meshwright_plugin* d, const Judged& judged, c
   plugin.descriptor = d;
   for (size_t i = 0; i < d->strategy_count; ++i) {
     const meshwright_strategy* raw = raw_strategy(*d, i);
-    if (raw->struct_size < sizeof(meshwright_strategy)) throw bad(file, "a strategy struct is too short");
+    if (!is_struct_size<meshwright_strategy>(raw->struct_size))
+      throw bad(file, "a strategy struct says that it has " + std::to_string(raw->struct_size) + " bytes");
     StrategyInfo info = read_strategy(*raw, file);
     auto listed = [&](const std::string& name) {
       return std::any_of(judged.strategies.begin(), judged.strategies.end(),
                          [&](const std::string& s) { return normal_name(s) == normal_name(name); });
     };
-    if (!listed(info.name)) throw bad(file, "strategy " + info.name + " is not among the STRATEGIES given to meshwright_add_plugin()");
-    for (const StrategyInfo& other : plugin.strategies)
-      if (other.name == info.name) throw bad(file, "it has two strategies named " + info.name);
+    std::vector<std::string> names = info.aliases;
+    names.insert(names.begin(), info.name);
+    for (const std::string& name : names) {
+      if (!listed(name)) throw bad(file, "strategy " + name + " is not among the STRATEGIES given to meshwright_add_plugin()");
+      for (const StrategyInfo& other : plugin.strategies)
+        if (answers_to(other, name)) throw bad(file, "it has two strategies named " + name);
+    }
     plugin.strategies.push_back(std::move(info));
   }
   return plugin;

@@ -9,13 +9,14 @@
 #include <cerrno>
 #include <cstring>
 #include <string_view>
+#include <utility>
 
 #include "meshwright/error.h"
 
 namespace meshwright::plugins {
 namespace {
 
-constexpr size_t kMaxSections = 4096, kMaxSymbols = size_t{1} << 22, kMaxMarkerBytes = size_t{1} << 16, kMaxMarkers = 16;
+constexpr size_t kMaxSections = 4096, kMaxSymbols = size_t{1} << 22, kMaxMarkerBytes = size_t{1} << 16, kMaxMarkers = 16, kMaxName = 128;
 
 class Reader {
  public:
@@ -47,8 +48,11 @@ class Reader {
     for (size_t i = 0; i < sections.size(); ++i)
       if (string(sections[header.e_shstrndx], sections[i].sh_name) == "meshwright_abi") marker_section = i;
     out.has_section = marker_section < sections.size() && sections[marker_section].sh_type == SHT_PROGBITS;
+    bool have_symbols = false;
     for (const Elf64_Shdr& s : sections) {
       if (s.sh_type != SHT_DYNSYM || s.sh_link >= sections.size()) continue;
+      // One each, as the format has it: thousands over the same bytes would only cost time.
+      if (std::exchange(have_symbols, true)) throw damaged("it has two tables of dynamic symbols");
       size_t count = s.sh_size / sizeof(Elf64_Sym);
       if (count > kMaxSymbols) throw damaged("it has too many symbols");
       for (size_t i = 0; i < count; ++i) {
@@ -81,12 +85,12 @@ class Reader {
     std::memcpy(&value, bytes_.data() + begin, sizeof(T));
     return value;
   }
-  // A NUL-terminated string of a string table; "" when it does not lie in it.
+  // A NUL-terminated string of a string table; "" when it does not lie in it or is longer than any name looked for.
   std::string_view string(const Elf64_Shdr& table, uint64_t index) const {
     if (table.sh_type != SHT_STRTAB || index >= table.sh_size) return {};
-    std::string_view all = bytes_.substr(table.sh_offset, table.sh_size);
-    size_t end = all.find('\0', index);
-    return end == std::string_view::npos ? std::string_view() : all.substr(index, end - index);
+    std::string_view rest = bytes_.substr(table.sh_offset, table.sh_size).substr(index, kMaxName);
+    size_t end = rest.find('\0');
+    return end == std::string_view::npos ? std::string_view() : rest.substr(0, end);
   }
   void add(ElfMarkers& out, const Elf64_Sym& symbol, const Elf64_Shdr& section, std::string_view name) const {
     if (out.markers.size() == kMaxMarkers) throw damaged("it has too many markers");

@@ -41,6 +41,9 @@ fs::path sdk_folder() {
   return failed ? fs::path() : real.parent_path();
 }
 
+// An empty path stays empty, which std::filesystem would throw for.
+fs::path absolute_unless_empty(const fs::path& path) { return path.empty() ? path : fs::absolute(path); }
+
 std::vector<Place> places_of(const SearchPath& search) {
   std::vector<Place> out;
   auto add = [&](const char* label, const fs::path& folder) {
@@ -49,7 +52,7 @@ std::vector<Place> places_of(const SearchPath& search) {
       if (place.folder == folder.lexically_normal()) return;
     out.push_back({label, folder.lexically_normal()});
   };
-  for (const fs::path& folder : search.folders) add("[plugins] path", fs::absolute(folder));
+  for (const fs::path& folder : search.folders) add("[plugins] path", absolute_unless_empty(folder));
   if (!search.standard_places) return out;
   if (const char* env = std::getenv("MESHWRIGHT_PLUGIN_PATH"))
     for (const std::string& folder : split_names(env, ':'))
@@ -74,11 +77,6 @@ std::vector<fs::path> candidates_in(const fs::path& folder) {
   }
   std::sort(out.begin(), out.end());
   return out;
-}
-
-bool answers_to(const StrategyInfo& info, const std::string& name) {
-  if (normal_name(info.name) == name) return true;
-  return std::any_of(info.aliases.begin(), info.aliases.end(), [&](const std::string& alias) { return normal_name(alias) == name; });
 }
 
 std::string type_name(const std::exception& error) {
@@ -123,11 +121,15 @@ struct Registry::Impl {
     LoadedPlugin plugin = read_descriptor(&library.get<const meshwright_plugin>("meshwright_plugin_v1"), judged, place);
     for (const LoadedPlugin& other : loaded)
       for (const StrategyInfo& theirs : other.strategies)
-        for (const StrategyInfo& ours : plugin.strategies)
-          if (answers_to(theirs, normal_name(ours.name)))
-            throw Error(ErrorCode::plugin_duplicate,
-                        "strategy " + ours.name + " of " + plugin.path.string() + " is already there, from " + other.path.string())
-                .help("remove one of the two libraries from where plugins are looked for");
+        for (const StrategyInfo& ours : plugin.strategies) {
+          std::vector<std::string> names = ours.aliases;
+          names.insert(names.begin(), ours.name);
+          for (const std::string& name : names)
+            if (answers_to(theirs, name))
+              throw Error(ErrorCode::plugin_duplicate,
+                          "strategy " + name + " of " + plugin.path.string() + " is already there, from " + other.path.string())
+                  .help("remove one of the two libraries from where plugins are looked for");
+        }
     loaded.push_back(std::move(plugin));
     return loaded.back();
   }
@@ -151,7 +153,7 @@ struct Registry::Impl {
 
 Registry::Registry(SearchPath search) : impl_(std::make_unique<Impl>()) {
   impl_->places = places_of(search);
-  for (const fs::path& file : search.files) impl_->files.push_back(fs::absolute(file));
+  for (const fs::path& file : search.files) impl_->files.push_back(absolute_unless_empty(file));
 }
 Registry::~Registry() = default;
 

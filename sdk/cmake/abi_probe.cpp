@@ -141,14 +141,20 @@ std::string literal(const std::string& text) {
 
 int main(int argc, char** argv) {
   if (argc < 4) {
-    std::fprintf(stderr, "usage: %s plugin|engine STRATEGIES OUTPUT\n", argv[0]);
+    std::fprintf(stderr, "usage: %s plugin|engine STRATEGIES OUTPUT [KEY=VALUE...]\n", argv[0]);
     return 2;
   }
   Facts facts = facts_of_this_build();
   bool plugin = std::strcmp(argv[1], "plugin") == 0;
   if (plugin) facts["info.strategies"] = argv[2];
-  for (int i = 4; i < argc; ++i)
-    if (const char* equals = std::strchr(argv[i], '=')) facts[std::string(argv[i], static_cast<size_t>(equals - argv[i]))] = equals + 1;
+  for (int i = 4; i < argc; ++i) {
+    const char* equals = std::strchr(argv[i], '=');
+    if (equals == nullptr) {
+      std::fprintf(stderr, "%s: \"%s\" is not KEY=VALUE\n", argv[0], argv[i]);
+      return 2;
+    }
+    facts[std::string(argv[i], static_cast<size_t>(equals - argv[i]))] = equals + 1;
+  }
   char symbol[40];
   std::snprintf(symbol, sizeof symbol, "meshwright_abi_%016" PRIx64, hash_of(facts));
   std::string lines;

@@ -5,12 +5,14 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <cctype>
 #include <cinttypes>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <string>
 #include <vector>
 
 #include "meshwright/abi.h"
@@ -19,7 +21,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// The text without comments, white space and the numbers of abi.h itself: what the compiler lays out.
+// The text without comments and white space: what the compiler lays out. Quoted text stays as it is.
 std::string essence(const std::string& text) {
   std::string out;
   for (size_t i = 0; i < text.size(); ++i) {
@@ -27,13 +29,18 @@ std::string essence(const std::string& text) {
       i = std::min(text.find('\n', i), text.size()) - 1;
     } else if (text.compare(i, 2, "/*") == 0) {
       i = std::min(text.find("*/", i + 2), text.size() - 2) + 1;
-    } else if (text[i] != ' ' && text[i] != '\n' && text[i] != '\t') {
+    } else if (text[i] == '"') {
+      size_t begin = i;
+      while (++i < text.size() && text[i] != '"') i += text[i] == '\\';
+      out += text.substr(begin, i + 1 - begin);
+    } else if (std::isspace(static_cast<unsigned char>(text[i])) == 0) {
       out += text[i];
     }
   }
   return out;
 }
 
+// Over all public headers but abi.h, whose numbers the lock holds as such.
 std::string header_hash() {
   std::vector<fs::path> files;
   for (const fs::directory_entry& entry : fs::directory_iterator(MESHWRIGHT_SOURCE_DIR "/sdk/include/meshwright"))
@@ -51,6 +58,14 @@ std::string header_hash() {
 }
 
 }  // namespace
+
+TEST_CASE("comments and white space do not count as a change of the headers, everything else does") {
+  const std::string text = "struct S {  // one\n\tint a; /* two\n */ const char* b = \"x // y \\\" z\";\r\n};\n";
+  CHECK(essence(text) == "structS{inta;constchar*b=\"x // y \\\" z\";};");
+  CHECK(essence("int a; // the end") == "inta;");
+  CHECK(essence("\"open") == "\"open");
+  CHECK(essence("struct S { int b; };") != essence("struct S { int a; };"));
+}
 
 TEST_CASE("the ABI lock names this epoch and these headers") {
   const fs::path lock = MESHWRIGHT_SOURCE_DIR "/sdk/abi.lock";
