@@ -8,14 +8,14 @@ ModelOutline phi(const ConfigJson& config, DType storage) {
   DecoderSizes s = read_decoder_sizes(config, {51200, 2048, 8192, 24, 32, 0, 0, false});
   OutlineBuilder b = begin_decoder("PhiForCausalLM", "phi", "Phi", s, storage);
   bool qk_norms = config.boolean("qk_layernorm", false);
-  // The norms are hidden_size / num_attention_heads wide whatever head_dim says: with another head_dim the model cannot run.
-  if (qk_norms && s.head_dim * s.heads != s.hidden)
-    throw Error(ErrorCode::bad_model_config, config.name() + ": qk_layernorm needs head_dim = hidden_size / num_attention_heads, found " +
-                                                 std::to_string(s.head_dim) + " with " + std::to_string(s.hidden) + " / " +
-                                                 std::to_string(s.heads))
-        .key("model.config")
-        .help("leave head_dim out")
-        .help("or set \"qk_layernorm\": false");
+  // The norms are hidden_size / num_attention_heads wide, rounded down, whatever head_dim says: else the model cannot run.
+  if (int64_t width = s.hidden / s.heads; qk_norms && s.head_dim != width) {
+    Error error(ErrorCode::bad_model_config,
+                config.name() + ": qk_layernorm needs head_dim = hidden_size / num_attention_heads = " + std::to_string(s.hidden) + " / " +
+                    std::to_string(s.heads) + " = " + std::to_string(width) + ", found head_dim = " + std::to_string(s.head_dim));
+    if (width > 0) error.help("set \"head_dim\": " + std::to_string(width));
+    throw error.key("model.config").help("set \"qk_layernorm\": false");
+  }
   for (int64_t i = 0; i < s.layers; ++i) {
     std::string layer = "model.layers." + std::to_string(i);
     b.module(layer, ModuleKind::layer, "PhiDecoderLayer");

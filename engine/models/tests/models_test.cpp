@@ -113,6 +113,33 @@ TEST_CASE("a configuration that makes no sense is refused by its field") {
   CHECK_THROWS_AS(models::load_outline("/dev/zero", DType::float32), Error);
 }
 
+TEST_CASE("norms of queries and keys in Phi need the head size that they are made for") {
+  auto phi = [](const std::string& more) {
+    return R"({"architectures":["PhiForCausalLM"],"num_hidden_layers":1,"num_attention_heads":8,)" + more + "}";
+  };
+  struct Row {
+    const char *fields, *code;
+  };
+  // The same as what transformers can run: the norms are hidden_size // num_attention_heads wide.
+  for (const Row& row :
+       {Row{R"("hidden_size":64,"qk_layernorm":true)", "ok"}, Row{R"("hidden_size":64,"head_dim":8,"qk_layernorm":true)", "ok"},
+        Row{R"("hidden_size":65,"head_dim":8,"qk_layernorm":true)", "ok"},
+        Row{R"("hidden_size":64,"head_dim":16,"qk_layernorm":true)", "E0210"},
+        Row{R"("hidden_size":4,"head_dim":1,"qk_layernorm":true)", "E0210"},
+        Row{R"("hidden_size":64,"head_dim":16,"qk_layernorm":false)", "ok"}, Row{R"("hidden_size":64,"head_dim":16)", "ok"}}) {
+    std::string fields = row.fields;
+    CAPTURE(fields);
+    CHECK(code_of(phi(fields)) == row.code);
+  }
+  try {
+    models::parse_outline(phi(R"("hidden_size":64,"head_dim":16,"qk_layernorm":true)"), "config.json", DType::float32);
+    FAIL("accepted");
+  } catch (const Error& error) {
+    CHECK(error.message().find("64 / 8 = 8, found head_dim = 16") != std::string::npos);
+    CHECK(error.helps().front() == "set \"head_dim\": 8");  // the second row: it works
+  }
+}
+
 TEST_CASE("no bytes make the reader crash") {
   const std::string whole = read(MESHWRIGHT_SOURCE_DIR "/tests/data/models/qwen3_moe_mixed/config.json");
   uint64_t state = 3;
