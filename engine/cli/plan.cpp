@@ -88,8 +88,10 @@ int run_validate(Call& call) {
   plan::check_rank_limits(*job, given ? std::optional(world_size(call)) : std::nullopt);
   int64_t world = given ? world_size(call) : sizes.dp ? *sizes.dp * sizes.tp * sizes.cp * sizes.pp : smallest_world(sizes);
   std::string mesh = known ? "fits " + report::counted(world, "rank", "ranks") : "not checked: give --world-size";
+  plugins::LoadedStrategy strategy = job->strategy;  // or the one that it hands the job on to
   try {
     plan::JobPlan plan = plan::make_plan(*job, {world, 0, !known});
+    strategy = plan.strategy;
     Diagnostics said;
     for (const std::string& text : plan.notices) said.notice(text);
     for (const std::string& text : plan.warnings) said.warning(text);
@@ -99,13 +101,15 @@ int run_validate(Call& call) {
   }
   if (call.json) {
     call.print_json(boost::json::object{{"ok", true},
-                                        {"strategy", job->strategy.info->name},
-                                        {"plugin", job->strategy.plugin->path.string()},
+                                        {"strategy", strategy.info->name},
+                                        {"requested_strategy", job->config.requested_strategy},
+                                        {"plugin", strategy.plugin->path.string()},
                                         {"world_size", known ? boost::json::value(world) : boost::json::value(nullptr)}});
   } else {
+    const std::string& asked = job->config.requested_strategy;
     call.out.write(report::paint(call.out_style, report::Tone::green, "ok") + ": " + call.positional(0) + "\n  strategy " +
-                   job->strategy.info->name + " of plugin " + job->strategy.plugin->name + " " + job->strategy.plugin->version +
-                   "\n  mesh " + mesh + "\n");
+                   strategy.info->name + (asked == strategy.info->name ? "" : " (asked for: " + report::printable(asked) + ")") +
+                   " of plugin " + strategy.plugin->name + " " + strategy.plugin->version + "\n  mesh " + mesh + "\n");
   }
   return 0;
 }

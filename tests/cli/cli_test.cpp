@@ -161,6 +161,70 @@ TEST_CASE("errors have the documented JSON form on stdout") {
   CHECK(text(all.at("error")) == text(first));
 }
 
+TEST_CASE("rules of the strategy are checked beside mistakes of another kind, unless they rest on one") {
+  struct Row {
+    const char* toml;
+    std::vector<std::string> keys;  // of the errors, in order
+  };
+  const fs::path file = fs::path(MESHWRIGHT_BUILD_DIR) / "cli_rules_test.toml";
+  for (const Row& row :
+       {Row{"enable_async_tensor_parallel = true\n[optimizer]\nlr = -1\n", {"optimizer.lr", "distributed.enable_async_tensor_parallel"}},
+        // Whether the two fit together is not known before sequence_parallel is.
+        Row{"enable_async_tensor_parallel = true\nsequence_parallel = 3\n", {"distributed.sequence_parallel"}},
+        Row{"enable_async_tensor_parallel = true\nsequence_paralel = true\n", {"distributed.sequence_paralel"}},
+        Row{"strategy = \"ddp\"\nsequence_parallel = true\ntp_plan = \"x\"\ntp_sise = 2\n[run]\nseed = \"a\"\n",
+            {"distributed.tp_sise", "run.seed", "distributed.sequence_parallel", "distributed.tp_plan"}},
+        Row{"strategy = \"megatron_fsdp\"\nsequence_parallel = true\n[distributed.megatron_fsdp]\nzero_dp_strategy = 9\n"
+            "init_fsdp_with_meta_device = true\nkeep_fp8_transpose_cache = true\n",
+            {"distributed.megatron_fsdp.zero_dp_strategy", "distributed.sequence_parallel",
+             "distributed.megatron_fsdp.keep_fp8_transpose_cache"}}}) {
+    std::ofstream(file) << "[distributed]\n" << row.toml;
+    Ran ran = run("validate '" + file.string() + "' --json");
+    INFO(row.toml, "\n", ran.out);
+    CHECK(ran.status == 2);
+    std::vector<std::string> keys;
+    const json::value answer = json::parse(ran.out);
+    for (const json::value& error : answer.as_object().at("errors").as_array()) keys.emplace_back(error.as_object().at("key").as_string());
+    CHECK(keys == row.keys);
+  }
+}
+
+TEST_CASE("validate names the strategy that takes the job, and the one that was asked for") {
+  Ran moe = run("validate configs/moe_ep.toml --world-size 32");
+  CHECK(moe.status == 0);
+  CHECK(moe.out.find("strategy moe_ep (asked for: fsdp2) of plugin moe_ep ") != std::string::npos);
+  json::object machine = json::parse(run("validate configs/moe_ep.toml --json").out).as_object();
+  CHECK(text(machine.at("strategy")) == "\"moe_ep\"");
+  CHECK(text(machine.at("requested_strategy")) == "\"fsdp2\"");
+  CHECK(std::string(machine.at("plugin").as_string()).ends_with("libmeshwright_moe_ep.so"));
+  CHECK(run("validate configs/first_fsdp2_cpu.toml").out.find("strategy fsdp2 of plugin fsdp2 ") != std::string::npos);
+}
+
+TEST_CASE("a job may be handed on once, not twice") {
+  auto planned = [](const std::string& strategy) {
+    std::string load;
+    for (const char* name : {"delegates", "delegates_again", "good"})
+      load += std::string(load.empty() ? "" : ", ") + "\"" MESHWRIGHT_BUILD_DIR "/fixtures/plugins/libmeshwright_fixture_" + name + ".so\"";
+    return run("plan configs/first_fsdp2_cpu.toml --json --world-size 2 --set distributed.strategy=" + strategy + " --set 'plugins.load=[" +
+               load + "]'");
+  };
+  Ran once = planned("fixture_delegates_again");
+  INFO(once.out);
+  REQUIRE(once.status == 0);
+  json::object plan = json::parse(once.out).as_object();
+  CHECK(text(plan.at("strategy")) == "\"fixture_good\"");
+  CHECK(text(plan.at("requested_strategy")) == "\"fixture_delegates_again\"");
+  Ran twice = planned("fixture_delegates");
+  INFO(twice.out);
+  CHECK(twice.status == 3);
+  json::object error = json::parse(twice.out).as_object().at("error").as_object();
+  CHECK(text(error.at("code")) == "\"E0314\"");
+  CHECK(text(error.at("message")) == "\"fixture_delegates hands this job to fixture_delegates_again, which hands it on to fixture_good\"");
+  CHECK(text(error.at("key")) == "\"distributed.strategy\"");
+  CHECK(text(error.at("help")) == R"(["set distributed.strategy = \"fixture_good\""])");
+  CHECK(planned("fixture_good").status == 0);
+}
+
 TEST_CASE("every verb explains itself and has its exit statuses") {
   for (const char* verb : {"", "plan", "validate", "config show", "config schema", "config explain", "plugins list", "plugins inspect",
                            "plugins check", "plugins new", "env", "plugins", "config"}) {
