@@ -5,6 +5,8 @@
 #include <cctype>
 #include <map>
 
+#include "engine/plan/boxes.h"
+
 namespace meshwright::plan {
 namespace {
 
@@ -79,21 +81,63 @@ std::string shape_text(const std::vector<int64_t>& shape) {
   return out + "]";
 }
 
+// A frame for each rank of the pipeline, its stages inside.
 std::string pipeline_text(const Style& style, const JobPlan& plan) {
   const PipelinePlan& pipeline = *plan.pipeline;
-  std::vector<std::vector<std::string>> rows = {{"stage", "pp rank", "layers", "also"}};
-  int64_t mine = plan.mesh.device_mesh->coordinate(plan.rank, "pp");
-  for (const PipelineStage& stage : pipeline.stages) {
-    std::string also;
+  int64_t ranks = plan.mesh.device_mesh->size("pp"), mine = plan.mesh.device_mesh->coordinate(plan.rank, "pp");
+  auto on_every_stage = [&](const std::string& module) {
+    return std::all_of(pipeline.stages.begin(), pipeline.stages.end(), [&](const PipelineStage& stage) {
+      return std::find(stage.modules.begin(), stage.modules.end(), module) != stage.modules.end();
+    });
+  };
+  std::vector<std::string> everywhere;
+  for (const std::string& module : pipeline.stages.front().modules)
+    if (pipeline.stages.size() > 1 && on_every_stage(module)) everywhere.push_back(module);
+  auto stage_lines = [&](const PipelineStage& stage) {
+    std::vector<std::string> modules;
     for (const std::string& module : stage.modules)
-      if (module.find(".layers.") == std::string::npos) also += (also.empty() ? "" : ", ") + module;
-    std::string layers = stage.layer_count == 0 ? "none" : std::to_string(stage.first_layer);
-    if (stage.layer_count > 1) layers += "-" + std::to_string(stage.first_layer + stage.layer_count - 1);
-    rows.push_back({(stage.rank == mine ? "* " : "  ") + std::to_string(stage.index), std::to_string(stage.rank), layers, also});
+      if (std::find(everywhere.begin(), everywhere.end(), module) == everywhere.end()) modules.push_back(module);
+    std::string title = "stage " + std::to_string(stage.index) + "  ";
+    Lines lines;
+    for (const Collapsed& c : collapse(modules))
+      for (const std::string& part : report::wrap(c.name, 24)) {
+        lines.push_back(title + part);
+        title.assign(title.size(), ' ');
+      }
+    if (lines.empty()) lines.push_back(title + "nothing");
+    return lines;
+  };
+  std::vector<Lines> boxes;  // what is in them first, so that all can be made as wide as the widest
+  std::vector<int64_t> drawn = shown(ranks, 16, mine);
+  size_t widest = 0;
+  for (int64_t rank : drawn) {
+    Lines& inside = boxes.emplace_back();
+    std::vector<const PipelineStage*> stages;
+    for (const PipelineStage& stage : pipeline.stages)
+      if (stage.rank == rank) stages.push_back(&stage);
+    for (int64_t i : shown(static_cast<int64_t>(stages.size()), 6, 0)) {
+      Lines more = i < 0 ? Lines{dots(style)} : stage_lines(*stages[static_cast<size_t>(i)]);
+      inside.insert(inside.end(), more.begin(), more.end());
+    }
+    widest = std::max(widest, width_of(inside));
   }
-  std::string out =
-      "schedule " + std::string(schedule_name(pipeline.schedule)) + "; * = stages of rank " + std::to_string(plan.rank) + "\n";
-  return indented(out + report::table(narrower(style, 2), rows));
+  for (size_t i = 0; i < drawn.size(); ++i) {
+    if (drawn[i] < 0) {
+      boxes[i] = {"", std::string(" ") + dots(style)};
+      continue;
+    }
+    boxes[i].front() = report::pad(boxes[i].front(), widest);
+    bool here = drawn[i] == mine;
+    std::string title = "pp " + std::to_string(drawn[i]) + (here ? " [" + std::to_string(plan.rank) + "]" : "");
+    boxes[i] = frame(style, here ? Tone::bold : Tone::magenta, title, boxes[i]);
+  }
+  std::string out = "schedule " + std::string(schedule_name(pipeline.schedule)) + ", " +
+                    report::counted(static_cast<int64_t>(pipeline.stages.size()), "stage", "stages") + "; [" + std::to_string(plan.rank) +
+                    "] = with the chosen rank\n";
+  for (const std::string& line : flow(boxes, static_cast<size_t>(narrower(style, 2).width)))
+    out += line.substr(0, line.find_last_not_of(' ') + 1) + "\n";
+  for (const Collapsed& c : collapse(everywhere)) out += "on every stage: " + c.name + "\n";
+  return indented(out);
 }
 
 // Rows whose first cells share what stands before their last part(s) become a heading row and indented rows.

@@ -31,7 +31,8 @@ std::string pad(std::string_view text, size_t width);
 std::string pad_left(std::string_view text, size_t width);
 // Valid UTF-8 without control characters other than newlines, so that no value can steer the terminal.
 std::string printable(std::string_view text);
-// Lines of at most `width` columns, broken at spaces (and within words only when one is too long).
+// Lines of at most `width` columns, broken at spaces (and within words only when one is too long, after a dot where it has
+// one).
 std::vector<std::string> wrap(std::string_view text, size_t width);
 
 // Rows of cells as aligned columns; the first row is the header. `right`: indices of columns aligned right. A table wider than

@@ -174,6 +174,13 @@ std::string printable(std::string_view text) {
   return out;
 }
 
+// Where a word that is too long is cut: after the last dot, slash or underscore that leaves something to read before it.
+static size_t cut_of_word(std::string_view word, size_t fits) {
+  for (std::string_view after : {"./", "_"})
+    if (size_t at = word.substr(0, fits).find_last_of(after); at != std::string_view::npos && at >= fits / 4) return at + 1;
+  return fits;
+}
+
 std::vector<std::string> wrap(std::string_view text, size_t width) {
   std::vector<std::string> lines;
   width = std::max<size_t>(width, 1);
@@ -185,7 +192,8 @@ std::vector<std::string> wrap(std::string_view text, size_t width) {
     while (display_width(rest) > width) {
       size_t fits = fitting_length(rest, width);
       size_t space = rest.rfind(' ', fits);
-      size_t cut = space == std::string_view::npos || rest.find_first_not_of(' ') > space ? fits : space;
+      bool in_a_word = space == std::string_view::npos || rest.find_first_not_of(' ') > space;
+      size_t cut = in_a_word ? cut_of_word(rest, fits) : space;
       lines.emplace_back(rest.substr(0, cut));
       rest.remove_prefix(cut);
       rest.remove_prefix(std::min(rest.find_first_not_of(' '), rest.size()));

@@ -35,6 +35,15 @@ void narrow(std::vector<size_t>& widths, std::span<const size_t> right, size_t l
   }
 }
 
+// Further lines of a cell stand as far in as its first.
+std::vector<std::string> wrap_indented(const std::string& cell, size_t width) {
+  size_t indent = std::min(cell.find_first_not_of(' '), cell.size());
+  if (indent >= width) return wrap(cell, width);
+  std::vector<std::string> lines = wrap(cell.substr(indent), width - indent);
+  for (std::string& line : lines) line.insert(0, indent, ' ');
+  return lines;
+}
+
 }  // namespace
 
 std::string table(const Style& style, const Rows& rows, std::span<const size_t> right) {
@@ -45,7 +54,7 @@ std::string table(const Style& style, const Rows& rows, std::span<const size_t> 
     std::vector<std::vector<std::string>> cells;
     size_t height = 1;
     for (size_t i = 0; i < rows[r].size(); ++i) {
-      cells.push_back(wrap(rows[r][i], widths[i]));
+      cells.push_back(wrap_indented(rows[r][i], widths[i]));
       height = std::max(height, cells.back().size());
     }
     for (size_t line = 0; line < height; ++line) {

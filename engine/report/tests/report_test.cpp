@@ -195,3 +195,21 @@ TEST_CASE("the style of a file has no colours, and COLUMNS and the locale are he
   ::unsetenv("COLUMNS");
   std::fclose(file);
 }
+
+TEST_CASE("a name that is too long is broken after a dot or an underscore, and its rest stands under it") {
+  struct Row {
+    const char* text;
+    size_t width;
+    std::vector<std::string> lines;
+  };
+  for (const Row& row : {Row{"model.embed_tokens.weight", 24, {"model.embed_tokens.", "weight"}},
+                         Row{"post_attention_layernorm.weight", 22, {"post_attention_", "layernorm.weight"}},
+                         Row{"a.bcdefghijklmnopqrstuvwxyz", 10, {"a.bcdefghi", "jklmnopqrs", "tuvwxyz"}},  // "a." alone says nothing
+                         Row{"see /usr/lib/meshwright/plugins here", 16, {"see", "/usr/lib/", "meshwright/", "plugins here"}}}) {
+    INFO(row.text);
+    CHECK(report::wrap(row.text, row.width) == row.lines);
+  }
+  CHECK(report::table({.colour = false, .unicode = true, .width = 24},
+                      {{"parameter", "shape"}, {"model.layers", ""}, {"  self_attn.q_proj.weight", "[4, 4]"}}) ==
+        "parameter         shape\nmodel.layers\n  self_attn.      [4, 4]\n  q_proj.weight\n");
+}
