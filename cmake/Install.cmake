@@ -4,8 +4,9 @@ set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/Meshwright)
 
 # The wheel is not ours to install: its place is recorded, and relocated trees find it by MESHWRIGHT_TORCH_DIR.
 set_target_properties(meshwright_sdk PROPERTIES EXPORT_NAME sdk INSTALL_RPATH "$ORIGIN;${MESHWRIGHT_TORCH_DIR}/lib")
+set_target_properties(meshwright_runtime PROPERTIES EXPORT_NAME runtime INSTALL_RPATH "$ORIGIN;${MESHWRIGHT_TORCH_DIR}/lib")
 install(TARGETS meshwright RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
-install(TARGETS meshwright_sdk EXPORT MeshwrightTargets LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+install(TARGETS meshwright_sdk meshwright_runtime EXPORT MeshwrightTargets LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
 install(TARGETS meshwright_ddp meshwright_fsdp2 meshwright_megatron_fsdp meshwright_moe_ep LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}/meshwright/plugins)
 install(DIRECTORY sdk/include/meshwright DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 install(EXPORT MeshwrightTargets NAMESPACE Meshwright:: DESTINATION ${package_dir})

@@ -75,6 +75,11 @@ inline void check_defaults(const std::map<std::string, std::string>& expected) {
   }
 }
 
+inline void check_trains() {
+  CHECK((about().capabilities & MESHWRIGHT_CAN_PLAN) != 0);
+  CHECK((about().capabilities & MESHWRIGHT_CAN_PARALLELIZE) != 0);
+}
+
 inline void check_plans_only() {
   CHECK((about().capabilities & MESHWRIGHT_CAN_PLAN) != 0);
   CHECK((about().capabilities & MESHWRIGHT_CAN_PARALLELIZE) == 0);
@@ -82,7 +87,7 @@ inline void check_plans_only() {
   MeshPlan mesh;
   TpPlan tp;
   StrategyConfig config;
-  ParallelizeRequest wanted{nullptr, outline, mesh, tp, config, 0};
+  ParallelizeRequest wanted{nullptr, outline, mesh, tp, config, nullptr};
   try {
     make()->parallelize(wanted);
     FAIL("nothing was thrown");

@@ -1,7 +1,10 @@
 // ddp: every rank holds the whole model; gradients are all-reduced in buckets. No mesh.
 #include <array>
 
+#include "meshwright/activation_checkpoint.h"
+#include "meshwright/fully_sharded.h"
 #include "meshwright/plugin_main.h"
+#include "meshwright/replicated_model.h"
 
 namespace {
 
@@ -61,10 +64,29 @@ class Ddp final : public Strategy {
     policy.gradient_as_bucket_view = request.config.own.get_bool("gradient_as_bucket_view");
     return replicated_footprint(request, policy);
   }
+
+  std::unique_ptr<ParallelModel> parallelize(ParallelizeRequest& request) override {
+    const Options& own = request.config.own;
+    // Layers are never recomputed whole under this strategy (spec 6).
+    checkpoint_layers(*request.model, layer_names(request.outline), request.config.shared.activation_checkpointing, false);
+    ReplicationPolicy policy;
+    policy.group = request.world->everyone();
+    policy.mp = request.config.shared.mp;
+    policy.bucket_bytes = static_cast<int64_t>(own.get_number("bucket_cap_mb") * 1024 * 1024);
+    policy.first_bucket_bytes = std::min(policy.first_bucket_bytes, policy.bucket_bytes);
+    policy.gradient_as_bucket_view = own.get_bool("gradient_as_bucket_view");
+    policy.broadcast_buffers = own.get_bool("broadcast_buffers");
+    policy.find_unused_parameters = own.get_bool("find_unused_parameters");
+    policy.static_graph = own.get_bool("static_graph");
+    return replicate_model(request.model, policy, request.world);
+  }
 };
 
 constexpr std::array kStrategies = {
-    describe<Ddp>({.name = "ddp", .summary = "Replicas with bucketed, overlapped gradient all-reduce", .options = kOptions}),
+    describe<Ddp>({.name = "ddp",
+                   .summary = "Replicas with bucketed, overlapped gradient all-reduce",
+                   .options = kOptions,
+                   .capabilities = MESHWRIGHT_CAN_PLAN | MESHWRIGHT_CAN_PARALLELIZE}),
 };
 
 }  // namespace

@@ -1,6 +1,7 @@
 // fsdp2: every parameter is sharded along dimension 0, unit by unit; HSDP, tensor, context and pipeline parallelism compose with it.
 #include <array>
 
+#include "meshwright/fully_sharded.h"
 #include "meshwright/plugin_main.h"
 #include "meshwright/sharded_strategy.h"
 
@@ -21,12 +22,17 @@ class Fsdp2 final : public ShardedStrategy {
   Footprint footprint(const FootprintRequest& request) const override {
     return fully_sharded_footprint(request, sharding_policy(request.config, std::nullopt));
   }
+
+  std::unique_ptr<ParallelModel> parallelize(ParallelizeRequest& request) override {
+    return parallelize_fully_sharded(request, std::nullopt);
+  }
 };
 
 constexpr std::array kStrategies = {
     describe<Fsdp2>({.name = "fsdp2",
                      .summary = "Fully sharded parameters, gradients and optimizer state, sharded per parameter",
-                     .options = kFullyShardedOptions}),
+                     .options = kFullyShardedOptions,
+                     .capabilities = MESHWRIGHT_CAN_PLAN | MESHWRIGHT_CAN_PARALLELIZE}),
 };
 
 }  // namespace

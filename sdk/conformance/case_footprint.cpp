@@ -230,7 +230,7 @@ void check_parallelize(const Subject& subject, Report& report) {
   MeshRequest mesh_request = make_request(*subject.strategy, Wish{});
   MeshPlan mesh;
   TpPlan tp;
-  ParallelizeRequest request{nullptr, outline, mesh, tp, mesh_request.config, 0};
+  ParallelizeRequest request{nullptr, outline, mesh, tp, mesh_request.config, nullptr};
   Answer<bool> answer = ask([&] { return strategy->parallelize(request) != nullptr; });
   if (answer.value)
     report.fail("it does not say that it can train, but parallelize answers");

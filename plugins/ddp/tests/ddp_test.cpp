@@ -33,4 +33,4 @@ TEST_CASE("ddp has no mesh and refuses what it cannot do") {
   CHECK(validated({{"activation_checkpointing", std::string("selective")}}).ok());
 }
 
-TEST_CASE("ddp plans only, and says so") { check_plans_only(); }
+TEST_CASE("ddp plans and trains") { check_trains(); }

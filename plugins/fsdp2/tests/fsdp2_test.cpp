@@ -30,4 +30,4 @@ TEST_CASE("fsdp2 overlaps tensor-parallel collectives only with sequence paralle
   CHECK(validated({{"enable_async_tensor_parallel", true}, {"sequence_parallel", true}}).ok());
 }
 
-TEST_CASE("fsdp2 plans only, and says so") { check_plans_only(); }
+TEST_CASE("fsdp2 plans and trains") { check_trains(); }

@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "meshwright/group.h"
 #include "meshwright/strategy.h"
 
 namespace torch::nn {
@@ -18,20 +19,29 @@ class Module;
 namespace meshwright {
 
 struct ParallelizeRequest {
-  std::shared_ptr<torch::nn::Module> model;
+  std::shared_ptr<torch::nn::Module> model;  // parameters on the meta device get storage but no values; others keep theirs
   const ModelOutline& outline;
   const MeshPlan& mesh;
   const TpPlan& tp;
   const StrategyConfig& config;
-  int64_t rank = 0;
+  std::shared_ptr<World> world;
 };
 
-// One parameter as this rank holds it. The optimizer, the norm, checkpoints and export all read this list.
+// One parameter as this rank holds it. Checkpoints, export and weight loading read this list.
 struct ParallelParameter {
   std::string name;
-  at::Tensor local;  // what the optimizer updates
+  at::Tensor local;  // this rank's part, a view of what the optimizer updates; may be empty
+  at::Tensor grad;   // its gradient after end_step, of the same shape; undefined when frozen
   std::vector<int64_t> global_shape;
-  std::vector<std::pair<std::string, std::string>> placement;  // axis -> "shard(d)" | "replicate"
+  std::vector<int64_t> offsets;  // where `local` starts in each dimension of the whole
+  // Flat layouts: `local` is 1-D and holds elements [flat_begin, flat_begin + numel) of the flattened whole. Else -1.
+  int64_t flat_begin = -1;
+  std::vector<std::pair<std::string, std::string>> placement;  // axis of size > 1 -> "shard(d)" | "replicate"
+};
+
+// What the optimizer updates: equally long flat tensors. Order and sizes are fixed after parallelize().
+struct UpdateGroup {
+  at::Tensor values, grads;
 };
 
 // A model under a strategy. One training loop drives every strategy through it. Not thread-safe.
@@ -42,17 +52,24 @@ class MESHWRIGHT_API ParallelModel {
   ParallelModel& operator=(const ParallelModel&) = delete;
   virtual ~ParallelModel();
 
-  // A step is begin_step, then micro_batch(last) before each forward, then end_step after the last backward.
+  // A step is begin_step, then micro_batch(last) before each forward, then end_step after the last backward. Gradients are means
+  // over the data-parallel ranks. begin_step also recovers from a step that an exception cut short.
   virtual void begin_step() = 0;
   virtual void micro_batch(bool last) = 0;
   virtual void end_step() = 0;  // collective: gradients are final afterwards
-  virtual std::vector<ParallelParameter> parameters() const = 0;
-  // Collective. Clips to `max_norm` (none when <= 0) and returns the global L2 norm before clipping, the same on all ranks.
-  virtual double clip_grad_norm(double max_norm) = 0;
-  // Collective. The whole parameter, on every rank.
+  virtual const std::vector<ParallelParameter>& parameters() const = 0;
+  virtual const std::vector<UpdateGroup>& update_groups() const = 0;
+  // After the optimizer wrote update_groups().values: what is computed from them (low-precision copies) is refreshed.
+  virtual void values_changed() = 0;
+  // Collective. Multiplies all gradients by `scale`, clips them to `max_norm` (not when <= 0), and returns the global L2 norm before
+  // clipping, the same on all ranks; each parameter counts once (spec 9.3).
+  virtual double clip_grad_norm(double max_norm, double scale = 1.0) = 0;
+  // Collective. The whole parameter in its storage dtype, on every rank.
   virtual at::Tensor full_tensor(std::string_view name) = 0;
-  // Collective. Runs `body` with every parameter whole, and restores the shards after it, also when it throws.
+  // Collective. Runs `body` with every parameter whole, and restores the shards after it, also when it throws. What `body` writes is lost.
   virtual void with_full_parameters(const std::function<void()>& body) = 0;
+  // The averaging group of the data: losses and token counts are summed over it.
+  virtual std::shared_ptr<Group> data_group() = 0;
 };
 
 }  // namespace meshwright

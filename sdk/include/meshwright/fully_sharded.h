@@ -1,0 +1,22 @@
+// parallelize() of the fully sharded strategies: activation checkpointing, units, prefetch and the root, in the order of torch FSDP2.
+#pragma once
+
+#include <memory>
+
+#include "meshwright/parallel.h"
+#include "meshwright/sharded_strategy.h"
+#include "meshwright/sharded_units.h"
+
+namespace meshwright {
+
+// Collective. `fallback`: the reshard rule when reshard_after_forward is "auto", as in sharding_policy(). Throws Error(bad_module) for a
+// unit without hooks, Error(not_in_release) for tp, cp or pp above 1.
+MESHWRIGHT_API std::unique_ptr<ParallelModel> parallelize_fully_sharded(ParallelizeRequest& request, std::optional<bool> fallback);
+
+// Names of the modules that recompute under activation checkpointing: the direct items of module lists.
+MESHWRIGHT_API std::vector<std::string> layer_names(const ModelOutline& outline);
+
+// Throws Error(not_in_release) when the request asks for tp, cp, pp or ep above 1.
+MESHWRIGHT_API void refuse_unavailable(const ParallelizeRequest& request);
+
+}  // namespace meshwright

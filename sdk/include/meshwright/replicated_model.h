@@ -1,0 +1,29 @@
+// Whole parameters on every rank, gradients averaged in buckets while the backward goes on (Li et al. 2020, the contract of torch
+// DistributedDataParallel). Works on any torch::nn::Module: only mixed precision needs hooks, and those at the outermost module alone.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "meshwright/group.h"
+#include "meshwright/parallel.h"
+
+namespace meshwright {
+
+struct ReplicationPolicy {
+  std::shared_ptr<Group> group;  // of one rank: nothing is communicated, copied or hooked
+  std::string axis = "dp";
+  MixedPrecision mp;
+  int64_t bucket_bytes = 25 << 20, first_bucket_bytes = 1 << 20;
+  bool gradient_as_bucket_view = true;  // false: gradients keep memory of their own, copied back from the buckets
+  bool broadcast_buffers = false;       // rank 0's buffers before every step
+  bool find_unused_parameters = false;  // false: a parameter without gradient ends the step with an error that names it
+  bool static_graph = false;            // the first step tells which parameters are unused; a change later is an error
+};
+
+// Collective. Parameters and buffers of rank 0 are broadcast unless they are on the meta device.
+MESHWRIGHT_API std::unique_ptr<ParallelModel> replicate_model(std::shared_ptr<torch::nn::Module> model, ReplicationPolicy policy,
+                                                              std::shared_ptr<World> world);
+
+}  // namespace meshwright

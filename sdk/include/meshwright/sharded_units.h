@@ -1,0 +1,54 @@
+// Sharded parameters: each unit (a module and its parameters) keeps 1/n of every parameter on a rank, gathers them before its forward
+// and its backward, frees them after, and reduces gradients as soon as its backward is done (ZeRO stage 3: Rajbhandari et al. 2020;
+// the run-time contract is that of torch FSDP2's fully_shard). Strategies differ in the layout of shards and in policy only.
+//
+// The module's own parameters stay the same tensors: their storage is empty outside the unit, and any use of it there throws, naming the
+// parameter. The optimizer works on flat shards: one values and one gradients tensor a dtype, whatever the number of parameters.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "meshwright/group.h"
+#include "meshwright/parallel.h"
+
+namespace meshwright {
+
+// How a parameter is cut. rows: along dim 0 into chunks of ceil(rows / n), the last ones short or empty, as torch.chunk. flat: the
+// unit's parameters as one buffer, cut evenly.
+enum class ShardLayout : uint8_t { rows, flat };
+
+struct UnitSpec {
+  std::string name;                                            // dotted, or "root"
+  torch::nn::Module* module = nullptr;                         // must be hookable (MESHWRIGHT_MODULE)
+  std::vector<std::pair<std::string, at::Tensor>> parameters;  // full names; a meta tensor gets storage but no values
+  bool reshard_after_forward = true;                           // false: stays gathered until its backward ends
+  int64_t list = -1;                                           // units of one list prefetch each other; -1 = none (root)
+  std::optional<MixedPrecision> mp;                            // this unit's own policy
+};
+
+struct ShardedPolicy {
+  ShardLayout layout = ShardLayout::rows;
+  std::shared_ptr<Group> shard;      // the ranks that share one copy
+  std::shared_ptr<Group> replicate;  // the ranks that hold the same shard, or null
+  std::string shard_axis, replicate_axis;
+  MixedPrecision mp;
+  bool reduce_every_micro_batch = false;  // false: gradients wait unsharded for the last one
+  // Chains within a list: unit i prefetches i+1 .. i+forward_depth, and i-1 .. i-backward_depth. Without them, the next unit in the
+  // order of the first forward is prefetched, one ahead.
+  bool explicit_prefetch = false;
+  bool prefetch = true;  // false: nothing is gathered ahead
+  int64_t forward_depth = 1, backward_depth = 2;
+  bool cpu_offload = false;  // shards, gradients and optimizer on the CPU
+  bool pin_memory = true;
+  std::vector<std::pair<std::string, at::Tensor>> whole;  // frozen parameters that every rank keeps whole
+};
+
+// Collective over both groups. The units must not share parameters and together hold all of the model's; the first to run encloses
+// all others. Throws Error(bad_module) for a module without hooks or a parameter without a dimension.
+MESHWRIGHT_API std::unique_ptr<ParallelModel> shard_model(std::shared_ptr<torch::nn::Module> model, std::vector<UnitSpec> units,
+                                                          ShardedPolicy policy, std::shared_ptr<World> world);
+
+}  // namespace meshwright

@@ -1,0 +1,202 @@
+#include "meshwright/activation_checkpoint.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
+#include <ATen/autocast_mode.h>
+#include <c10/core/GradMode.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/utils.h>
+#include <torch/csrc/autograd/saved_variable.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <mutex>
+
+#include "meshwright/error.h"
+
+namespace meshwright {
+
+namespace {
+
+using at::Tensor;
+using torch::autograd::variable_list;
+
+struct Generators {
+  Tensor cpu, device;
+};
+
+std::optional<at::Generator> device_generator(const std::vector<Tensor>& inputs) {
+  for (const Tensor& t : inputs)
+    if (t.defined() && t.is_cuda()) return at::globalContext().defaultGenerator(t.device());
+  return std::nullopt;
+}
+
+Tensor state_of(at::Generator generator) {
+  std::lock_guard lock(generator.mutex());
+  return generator.get_state();
+}
+void set_state(at::Generator generator, const Tensor& state) {
+  std::lock_guard lock(generator.mutex());
+  generator.set_state(state);
+}
+
+Generators save_generators(const std::vector<Tensor>& inputs) {
+  Generators out;
+  out.cpu = state_of(at::detail::getDefaultCPUGenerator());
+  if (auto generator = device_generator(inputs)) out.device = state_of(*generator);
+  return out;
+}
+void restore_generators(const Generators& saved, const std::vector<Tensor>& inputs) {
+  set_state(at::detail::getDefaultCPUGenerator(), saved.cpu);
+  if (auto generator = device_generator(inputs); generator && saved.device.defined()) set_state(*generator, saved.device);
+}
+
+// Autocast of the devices this library runs on.
+struct Autocast {
+  bool enabled[2], cache;
+  at::ScalarType type[2];
+  static constexpr at::DeviceType kDevices[2] = {at::kCPU, at::kCUDA};
+  static Autocast current() {
+    Autocast a;
+    for (int i = 0; i < 2; ++i) {
+      a.enabled[i] = at::autocast::is_autocast_enabled(kDevices[i]);
+      a.type[i] = at::autocast::get_autocast_dtype(kDevices[i]);
+    }
+    a.cache = at::autocast::is_autocast_cache_enabled();
+    return a;
+  }
+  void set() const {
+    for (int i = 0; i < 2; ++i) {
+      at::autocast::set_autocast_enabled(kDevices[i], enabled[i]);
+      at::autocast::set_autocast_dtype(kDevices[i], type[i]);
+    }
+    at::autocast::set_autocast_cache_enabled(cache);
+  }
+};
+
+struct Recompute : torch::autograd::Node {
+  std::function<std::vector<Tensor>(const std::vector<Tensor>&)> run;
+  std::vector<torch::autograd::SavedVariable> saved;
+  std::vector<size_t> differentiable;  // the outputs that have history here, by place in the result
+  Generators generators;
+  Autocast autocast;
+
+  std::string name() const override { return "Recompute"; }
+  void release_variables() override {
+    saved.clear();
+    run = nullptr;
+  }
+  variable_list apply(variable_list&& grads) override {
+    if (!run)
+      throw Error(ErrorCode::bad_module, "backward ran twice through a module under activation checkpointing")
+          .help("run the forward again before the second backward");
+    std::vector<Tensor> inputs;
+    for (auto& s : saved) {
+      Tensor t = s.unpack();
+      if (t.defined()) t = t.detach().set_requires_grad(t.requires_grad());
+      inputs.push_back(t);
+    }
+    Generators now = save_generators(inputs);
+    Autocast outside = Autocast::current();
+    std::vector<Tensor> outputs;
+    {
+      c10::AutoGradMode grad(true);
+      restore_generators(generators, inputs);
+      autocast.set();
+      outputs = run(inputs);
+      outside.set();
+      restore_generators(now, inputs);
+    }
+    variable_list roots, root_grads;
+    for (size_t i = 0; i < differentiable.size(); ++i) {
+      const Tensor& out = outputs.at(differentiable[i]);
+      if (!grads[i].defined() || !out.requires_grad()) continue;
+      roots.push_back(out);
+      root_grads.push_back(grads[i]);
+    }
+    if (!roots.empty()) torch::autograd::backward(roots, root_grads);
+    variable_list result;
+    for (const Tensor& t : inputs)
+      if (t.defined() && t.requires_grad())
+        result.push_back(t.grad());
+      else
+        result.emplace_back();
+    return result;
+  }
+};
+
+std::vector<Tensor> recomputed(ForwardCall call) {
+  if (!c10::GradMode::is_enabled()) return call.run(call.inputs);
+  auto node = std::shared_ptr<Recompute>(new Recompute(), torch::autograd::deleteNode);
+  node->generators = save_generators(call.inputs);
+  node->autocast = Autocast::current();
+  std::vector<Tensor> outputs;
+  {
+    // With gradients on, as in the second run: some operators take another path without them, whose last bits differ. What this
+    // run saves is let go with its outputs.
+    std::vector<Tensor> inputs;
+    for (const Tensor& t : call.inputs) inputs.push_back(t.defined() ? t.detach().set_requires_grad(t.requires_grad()) : t);
+    outputs = call.run(inputs);
+  }
+  node->set_next_edges(torch::autograd::collect_next_edges(call.inputs));
+  for (const Tensor& t : call.inputs) node->saved.emplace_back(t, /*is_output=*/false);
+  node->run = std::move(call.run);
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    if (!outputs[i].defined() || !torch::autograd::isDifferentiableType(outputs[i].scalar_type())) continue;
+    outputs[i] = outputs[i].detach();  // it may be one of the inputs
+    torch::autograd::set_history(outputs[i], node);
+    node->differentiable.push_back(i);
+  }
+  return outputs;
+}
+
+torch::nn::Module* child(torch::nn::Module& module, std::initializer_list<const char*> names) {
+  auto children = module.named_children();
+  for (const char* name : names)
+    if (children.contains(name)) return children[name].get();
+  return nullptr;
+}
+
+}  // namespace
+
+void checkpoint_activations(torch::nn::Module& module) {
+  HookHost* host = HookHost::of(module);
+  if (host == nullptr)
+    throw Error(ErrorCode::bad_module, "activation checkpointing cannot run " + module.name() + " again: it has no hooks")
+        .key("distributed.activation_checkpointing")
+        .help("declare the module with MESHWRIGHT_MODULE(...) in place of TORCH_MODULE(...)")
+        .help("set distributed.activation_checkpointing = \"none\"");
+  host->around = recomputed;
+}
+
+std::vector<std::string> checkpoint_layers(torch::nn::Module& model, std::span<const std::string> layers, ActivationCheckpointing mode,
+                                           bool whole_layers) {
+  std::vector<std::string> out;
+  if (mode == ActivationCheckpointing::none) return out;
+  auto modules = model.named_modules("", /*include_self=*/false);
+  for (const std::string& name : layers) {
+    if (!modules.contains(name)) throw Error(ErrorCode::internal, "the model has no module " + name);
+    torch::nn::Module& layer = *modules[name];
+    bool trainable = false;
+    for (const Tensor& p : layer.parameters()) trainable = trainable || p.requires_grad();
+    if (!trainable) continue;
+    std::vector<torch::nn::Module*> parts;
+    if (mode == ActivationCheckpointing::selective || !whole_layers) {
+      parts = {child(layer, {"mlp", "feed_forward", "ffn"}), child(layer, {"input_layernorm", "attention_norm", "layer_norm1", "norm1"}),
+               child(layer, {"post_attention_layernorm", "ffn_norm", "layer_norm2", "norm2"})};
+      if (mode == ActivationCheckpointing::full) parts.push_back(child(layer, {"self_attn", "attention", "attn", "linear_attn"}));
+    }
+    std::erase(parts, nullptr);
+    if (parts.empty()) parts.push_back(&layer);
+    for (torch::nn::Module* part : parts) {
+      checkpoint_activations(*part);
+      std::string part_name = name;
+      for (const auto& item : layer.named_children())
+        if (item.value().get() == part) part_name += "." + item.key();
+      out.push_back(part_name);
+    }
+  }
+  return out;
+}
+
+}  // namespace meshwright

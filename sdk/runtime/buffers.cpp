@@ -1,0 +1,142 @@
+#include "buffers.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/linalg_vector_norm.h>
+#include <c10/core/CPUAllocator.h>
+#include <c10/core/StorageImpl.h>
+
+#include <algorithm>
+
+#include "vectorised.h"
+
+namespace meshwright::detail {
+
+using at::Tensor;
+
+Tensor BufferPool::take(int64_t count, at::ScalarType type) {
+  at::TensorOptions options = at::TensorOptions().dtype(type).device(device_);
+  if (!device_.is_cpu() || count == 0) return at::empty({count}, options);
+  size_t bytes = static_cast<size_t>(count) * c10::elementSize(type);
+  at::DataPtr memory;
+  {
+    std::lock_guard lock(mutex_);
+    auto& same = free_[bytes];
+    if (same.empty()) {
+      ++allocations_;
+    } else {
+      memory = std::move(same.back());
+      same.pop_back();
+    }
+    live_ += static_cast<int64_t>(bytes);
+    peak_ = std::max(peak_, live_);
+  }
+  if (!memory) memory = c10::GetCPUAllocator()->allocate(bytes);
+  auto* kept = new at::DataPtr(std::move(memory));
+  return at::from_blob(
+      kept->get(), {count},
+      [pool = shared_from_this(), kept, bytes](void*) {
+        std::lock_guard lock(pool->mutex_);
+        pool->free_[bytes].push_back(std::move(*kept));
+        pool->live_ -= static_cast<int64_t>(bytes);
+        delete kept;
+      },
+      options);
+}
+
+namespace {
+
+// StorageImpl can be told to throw, with words of our own, when its memory is used; there is no call to take that back. Naming a
+// private member in an explicit instantiation is the language's way to reach it.
+template <class Tag, typename Tag::type Member>
+struct Reach {
+  friend typename Tag::type reach(Tag) { return Member; }
+};
+struct ThrowFlag {
+  using type = bool c10::StorageImpl::*;
+  friend type reach(ThrowFlag);
+};
+template struct Reach<ThrowFlag, &c10::StorageImpl::throw_on_immutable_data_ptr_>;
+struct RefreshCheck {
+  using type = void (c10::StorageImpl::*)();
+  friend type reach(RefreshCheck);
+};
+template struct Reach<RefreshCheck, &c10::StorageImpl::refresh_has_data_ptr_check>;
+
+void set_throwing(c10::StorageImpl& storage, bool value) {
+  storage.*reach(ThrowFlag()) = value;
+  (storage.*reach(RefreshCheck()))();
+}
+
+}  // namespace
+
+LentStorage::LentStorage(const Tensor& parameter, at::ScalarType type, at::Device device, std::string message) {
+  size_t bytes = static_cast<size_t>(parameter.numel()) * c10::elementSize(type);
+  storage_ = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes, at::DataPtr(nullptr, device), nullptr,
+                                                   /*resizable=*/false);
+  storage_->release_data_and_set_meta_custom_data_ptr_error_msg_(std::move(message));
+  at::DispatchKeySet keys(device.is_cpu() ? at::DispatchKey::CPU : at::DispatchKey::CUDA);
+  Tensor lent = at::detail::make_tensor<at::TensorImpl>(c10::Storage(storage_), keys, c10::scalarTypeToTypeMeta(type));
+  lent.unsafeGetTensorImpl()->set_sizes_contiguous(parameter.sizes());
+  if (parameter.is_meta())
+    parameter.unsafeGetTensorImpl()->shallow_copy_from(lent.getIntrusivePtr());  // set_data refuses to leave the meta device
+  else
+    parameter.set_data(lent);
+}
+
+void LentStorage::attach(void* memory) {
+  set_throwing(*storage_, false);
+  storage_->set_data_ptr_noswap(at::DataPtr(memory, storage_->device()));
+}
+
+void LentStorage::detach() {
+  storage_->set_data_ptr_noswap(at::DataPtr(nullptr, storage_->device()));
+  set_throwing(*storage_, true);
+}
+
+MESHWRIGHT_VECTORISED void scaled_add(float* __restrict out, const float* __restrict in, float k, int64_t count, bool first) {
+  if (first)
+    for (int64_t i = 0; i < count; ++i) out[i] = k * in[i];
+  else
+    for (int64_t i = 0; i < count; ++i) out[i] += k * in[i];
+}
+
+void scaled_add(const Tensor& out, const Tensor& in, double k, bool first) {
+  if (out.is_cpu() && in.is_cpu() && out.scalar_type() == at::kFloat && in.scalar_type() == at::kFloat && out.is_contiguous() &&
+      in.is_contiguous()) {
+    scaled_add(out.mutable_data_ptr<float>(), in.const_data_ptr<float>(), static_cast<float>(k), out.numel(), first);
+    return;
+  }
+  Tensor from = in.to(out.options(), /*non_blocking=*/true);
+  if (first)
+    out.copy_(k == 1 ? from : from.mul(k));
+  else
+    out.add_(from, k);
+}
+
+namespace {
+
+MESHWRIGHT_VECTORISED double float_squares(const float* in, int64_t count) {
+  double total = 0;
+  for (int64_t block = 0; block < count; block += 1024) {
+    int64_t end = std::min<int64_t>(count, block + 1024), i = block;
+    float lanes[16] = {};
+    for (; i + 16 <= end; i += 16)
+      for (int j = 0; j < 16; ++j) lanes[j] += in[i + j] * in[i + j];
+    for (; i < end; ++i) lanes[0] += in[i] * in[i];
+    for (float lane : lanes) total += static_cast<double>(lane);
+  }
+  return total;
+}
+
+}  // namespace
+
+double sum_of_squares(const Tensor& flat) {
+  if (flat.numel() == 0) return 0;
+  if (flat.is_cpu() && flat.scalar_type() == at::kFloat && flat.is_contiguous())
+    return float_squares(flat.const_data_ptr<float>(), flat.numel());
+  double norm = at::linalg_vector_norm(flat, 2, std::nullopt, false, at::kDouble).item<double>();
+  return norm * norm;
+}
+
+}  // namespace meshwright::detail

@@ -1,0 +1,118 @@
+#include "meshwright/fully_sharded.h"
+
+#include <torch/nn/module.h>
+
+#include <algorithm>
+#include <map>
+
+#include "meshwright/activation_checkpoint.h"
+#include "meshwright/replicated_model.h"
+
+namespace meshwright {
+
+std::vector<std::string> layer_names(const ModelOutline& outline) {
+  std::vector<std::string> out;
+  for (const Unit& unit : plan_units(outline))
+    if (unit.name != "root") out.push_back(unit.name);
+  return out;
+}
+
+void refuse_unavailable(const ParallelizeRequest& request) {
+  const ParallelSizes& sizes = request.config.shared.sizes;
+  for (const auto& [name, size] : {std::pair<const char*, int64_t>{"tp", sizes.tp}, {"cp", sizes.cp}, {"pp", sizes.pp}, {"ep", sizes.ep}})
+    if (size > 1)
+      throw Error(ErrorCode::not_in_release,
+                  std::string(name) + "_size = " + std::to_string(size) + " can be planned but not yet trained: not in this release")
+          .key(std::string("distributed.") + name + "_size")
+          .help(std::string("set distributed.") + name + "_size = 1");
+}
+
+namespace {
+
+bool all_frozen(const UnitSpec& spec) {
+  return std::none_of(spec.parameters.begin(), spec.parameters.end(), [](const auto& p) { return p.second.requires_grad(); });
+}
+
+// Whole frozen lists (towers) beside a trainable rest go where frozen_sharding says (spec 4.7).
+void place_frozen(std::vector<UnitSpec>& units, ShardedPolicy& policy, const std::string& rule) {
+  if (rule == "per_layer") return;
+  std::map<int64_t, bool> frozen;  // by list
+  bool any_trainable = false;
+  for (const UnitSpec& unit : units) {
+    bool unit_frozen = all_frozen(unit);
+    any_trainable = any_trainable || !unit_frozen;
+    auto [it, added] = frozen.emplace(unit.list, unit_frozen);
+    if (!added) it->second = it->second && unit_frozen;
+  }
+  if (!any_trainable) return;
+  UnitSpec& root = units.back();
+  for (UnitSpec& unit : units) {
+    if (unit.list < 0 || !frozen[unit.list]) continue;
+    auto& target = rule == "replicate" ? policy.whole : root.parameters;
+    target.insert(target.end(), unit.parameters.begin(), unit.parameters.end());
+    unit.parameters.clear();
+  }
+  std::erase_if(units, [](const UnitSpec& unit) { return unit.list >= 0 && unit.parameters.empty(); });
+}
+
+}  // namespace
+
+std::unique_ptr<ParallelModel> parallelize_fully_sharded(ParallelizeRequest& request, std::optional<bool> fallback) {
+  refuse_unavailable(request);
+  const StrategyConfig& config = request.config;
+  checkpoint_layers(*request.model, layer_names(request.outline), config.shared.activation_checkpointing, /*whole_layers=*/true);
+  const Options& own = config.own;
+  const Mesh& mesh = *request.mesh.device_mesh;
+  DeviceMesh groups(mesh, request.world);
+  ShardedPolicy policy;
+  policy.mp = config.shared.mp;
+  bool offload = own.get_string("offload_policy") == "cpu";
+  if (mesh.size() == 1 && !offload) {
+    ReplicationPolicy whole;
+    whole.group = request.world->everyone();
+    whole.mp = policy.mp;
+    return replicate_model(request.model, whole, request.world);
+  }
+  policy.shard_axis = request.mesh.fsdp_axes.back();
+  policy.shard = groups.group(policy.shard_axis);
+  if (request.mesh.fsdp_axes.size() > 1) {
+    policy.replicate_axis = request.mesh.fsdp_axes.front();
+    policy.replicate = groups.group(policy.replicate_axis);
+  }
+  ShardingPolicy sharding = sharding_policy(config, fallback);
+  policy.reduce_every_micro_batch = sharding.reduce_every_micro_batch;
+  // Explicit chains hold only while units are freed after forward (spec 4.4).
+  policy.explicit_prefetch = own.get_bool("enable_fsdp2_prefetch") && sharding.reshard_after_forward.value_or(true);
+  policy.forward_depth = own.get_int("fsdp2_forward_prefetch_depth");
+  policy.backward_depth = own.get_int("fsdp2_backward_prefetch_depth");
+  policy.cpu_offload = offload;
+  policy.pin_memory = own.get_bool("offload_pin_memory");
+
+  std::map<std::string, at::Tensor> parameters;
+  for (const auto& item : request.model->named_parameters()) parameters.emplace(item.key(), item.value());
+  auto modules = request.model->named_modules("", /*include_self=*/false);
+  std::vector<UnitSpec> units;
+  std::map<std::string, int64_t, std::less<>> lists;
+  for (const Unit& planned : plan_units(request.outline)) {
+    UnitSpec unit;
+    unit.name = planned.name;
+    bool root = planned.name == "root";
+    if (!root) {
+      std::string list(module_of(planned.name));
+      unit.list = lists.emplace(list, static_cast<int64_t>(lists.size())).first->second;
+    }
+    unit.module = root ? request.model.get() : modules[planned.name].get();
+    unit.reshard_after_forward = root ? false : sharding.reshard_after_forward.value_or(!planned.last_of_list);
+    for (size_t index : planned.parameters) {
+      const std::string& name = request.outline.parameters[index].name;
+      auto found = parameters.find(name);
+      if (found == parameters.end()) throw Error(ErrorCode::bad_module, "the model has no parameter " + name + ", which its outline lists");
+      unit.parameters.emplace_back(name, found->second);
+    }
+    units.push_back(std::move(unit));
+  }
+  place_frozen(units, policy, own.get_string("frozen_sharding"));
+  return shard_model(request.model, std::move(units), std::move(policy), request.world);
+}
+
+}  // namespace meshwright

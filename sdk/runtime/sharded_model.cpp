@@ -1,0 +1,311 @@
+// The model over its units: hooks, prefetch, the step, and what the loop reads.
+#include <ATen/autocast_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <cmath>
+#include <set>
+
+#include "meshwright/error.h"
+#include "meshwright/gradients.h"
+#include "meshwright/module.h"
+#include "unit.h"
+
+namespace meshwright {
+
+namespace {
+
+using at::Tensor;
+using detail::Unit;
+
+class ShardedModel final : public ParallelModel {
+ public:
+  ShardedModel(std::shared_ptr<torch::nn::Module> model, std::vector<UnitSpec> specs, ShardedPolicy policy, std::shared_ptr<World> world);
+
+  void begin_step() override;
+  void micro_batch(bool last) override;
+  void end_step() override;
+  const std::vector<ParallelParameter>& parameters() const override { return parameters_; }
+  const std::vector<UpdateGroup>& update_groups() const override { return updates_; }
+  void values_changed() override {}  // the next gather casts anew
+  double clip_grad_norm(double max_norm, double scale) override;
+  Tensor full_tensor(std::string_view name) override;
+  void with_full_parameters(const std::function<void()>& body) override;
+  std::shared_ptr<Group> data_group() override;
+
+ private:
+  void allocate();
+  void describe();
+  void attach(Unit& unit);
+  void before_forward(Unit& unit, TensorRefs& inputs);
+  void after_forward(Unit& unit, TensorRefs& outputs);
+  void before_backward(Unit& unit);
+  void prefetch_forward(const Unit& unit);
+  void prefetch_backward(const Unit& unit);
+  void settle();
+
+  std::shared_ptr<torch::nn::Module> model_;
+  detail::UnitContext context_;
+  std::vector<std::unique_ptr<Unit>> units_;
+  std::vector<Unit*> order_;      // of the first forward
+  std::vector<size_t> position_;  // in order_, by unit index
+  bool order_known_ = false, in_step_ = false, whole_ = false;
+  int64_t forward_began_ = 0;
+  Tensor values_, grads_;
+  std::vector<ParallelParameter> parameters_;
+  std::vector<UpdateGroup> updates_;
+};
+
+ShardedModel::ShardedModel(std::shared_ptr<torch::nn::Module> model, std::vector<UnitSpec> specs, ShardedPolicy policy,
+                           std::shared_ptr<World> world)
+    : model_(std::move(model)) {
+  context_.policy = std::move(policy);
+  context_.world = std::move(world);
+  context_.pool = std::make_shared<detail::BufferPool>(context_.world->device());
+  std::set<c10::TensorImpl*> owned;
+  std::optional<at::ScalarType> storage;
+  for (const UnitSpec& spec : specs)
+    for (const auto& [name, tensor] : spec.parameters) {
+      if (!owned.insert(tensor.unsafeGetTensorImpl()).second)
+        throw Error(ErrorCode::bad_module, "parameter " + name + " is shared between two units").help("put both uses into one unit");
+      if (!at::isFloatingType(tensor.scalar_type()))
+        throw Error(ErrorCode::bad_module, "parameter " + name + " is not of a floating type").help("make it a buffer");
+      if (storage.value_or(tensor.scalar_type()) != tensor.scalar_type())
+        throw Error(ErrorCode::bad_module, "parameter " + name + " has another dtype than those before it")
+            .help("give all parameters one storage dtype (model.torch_dtype)");
+      storage = tensor.scalar_type();
+    }
+  context_.storage = storage.value_or(at::kFloat);
+  for (const UnitSpec& spec : specs) {
+    if (HookHost::of(*spec.module) == nullptr)
+      throw Error(ErrorCode::bad_module,
+                  "unit \"" + spec.name + "\" is a " + spec.module->name() + " without hooks, so its parameters cannot be gathered in time")
+          .help("declare the module with MESHWRIGHT_MODULE(...) in place of TORCH_MODULE(...), and create it through that holder");
+    units_.push_back(std::make_unique<Unit>(context_, spec));
+    units_.back()->index = units_.size() - 1;
+  }
+  position_.assign(units_.size(), SIZE_MAX);
+  allocate();
+  describe();
+  for (auto& unit : units_) attach(*unit);
+}
+
+void ShardedModel::allocate() {
+  // Values: [trainable of all units | frozen of all units] would tear a unit's shard apart, so a unit's frozen part follows its own.
+  int64_t values = 0, grads = 0, frozen = 0;
+  for (auto& unit : units_) {
+    values += unit->shard_size();
+    grads += unit->trainable_size();
+    frozen += unit->shard_size() - unit->trainable_size();
+  }
+  at::TensorOptions options =
+      at::TensorOptions().dtype(context_.storage).device(context_.policy.cpu_offload ? at::Device(at::kCPU) : context_.world->device());
+  if (context_.policy.cpu_offload && context_.policy.pin_memory && !context_.world->device().is_cpu())
+    options = options.pinned_memory(true);
+  values_ = at::empty({values}, options);
+  grads_ = at::zeros({grads}, options);
+  int64_t v = 0, g = 0;
+  for (auto& unit : units_) {
+    Tensor shard = values_.narrow(0, v, unit->shard_size()), gradient = grads_.narrow(0, g, unit->trainable_size());
+    unit->adopt(shard, gradient);
+    if (frozen > 0 && unit->trainable_size() > 0) updates_.push_back({shard.narrow(0, 0, unit->trainable_size()), gradient});
+    v += unit->shard_size();
+    g += unit->trainable_size();
+  }
+  if (frozen == 0) updates_.push_back({values_, grads_});
+}
+
+void ShardedModel::describe() {
+  bool rows = context_.policy.layout == ShardLayout::rows;
+  std::vector<std::pair<std::string, std::string>> placement;
+  if (context_.replicated()) placement.emplace_back(context_.policy.replicate_axis, "replicate");
+  if (context_.shards() > 1) placement.emplace_back(context_.policy.shard_axis, rows ? "shard(0)" : "flat");
+  int64_t v = 0, g = 0;
+  for (auto& unit : units_) {
+    std::vector<const Unit::Piece*> mine(unit->parameters().size(), nullptr);
+    for (const Unit::Piece& piece : unit->pieces(context_.me())) mine[piece.parameter] = &piece;
+    for (size_t i = 0; i < mine.size(); ++i) {
+      const Unit::Parameter& p = unit->parameters()[i];
+      const Unit::Piece* piece = mine[i];
+      ParallelParameter out;
+      out.name = p.name;
+      out.global_shape = p.sizes;
+      out.placement = placement;
+      out.offsets.assign(p.sizes.size(), 0);
+      int64_t count = piece ? piece->count : 0, from = piece ? piece->from : p.count, at = piece ? piece->at : 0;
+      out.local = values_.narrow(0, v + at, count);
+      if (p.trainable) out.grad = grads_.narrow(0, g + std::min(at, unit->trainable_size() - count), count);
+      if (rows) {
+        std::vector<int64_t> sizes = p.sizes;
+        int64_t width = p.sizes[0] == 0 ? 1 : std::max<int64_t>(p.count / p.sizes[0], 1);
+        sizes[0] = count / width;
+        out.offsets[0] = from / width;
+        out.local = out.local.view(sizes);
+        if (out.grad.defined()) out.grad = out.grad.view(sizes);
+      } else {
+        out.flat_begin = from;
+      }
+      parameters_.push_back(std::move(out));
+    }
+    v += unit->shard_size();
+    g += unit->trainable_size();
+  }
+  for (const auto& [name, tensor] : context_.policy.whole) {
+    if (tensor.is_meta()) {
+      Tensor real = at::zeros(tensor.sizes(), tensor.options().device(context_.world->device()));
+      tensor.unsafeGetTensorImpl()->shallow_copy_from(real.getIntrusivePtr());
+    }
+    ParallelParameter out;
+    out.name = name;
+    out.local = tensor.detach();
+    out.global_shape = tensor.sizes().vec();
+    out.offsets.assign(out.global_shape.size(), 0);
+    if (context_.shards() > 1) out.placement.emplace_back(context_.policy.shard_axis, "replicate");
+    parameters_.push_back(std::move(out));
+  }
+}
+
+void ShardedModel::attach(Unit& unit) {
+  HookHost& host = *HookHost::of(*unit.module);
+  host.before_forward.push_back([this, u = &unit](torch::nn::Module&, TensorRefs& inputs) { before_forward(*u, inputs); });
+  host.after_forward.push_back([this, u = &unit](torch::nn::Module&, TensorRefs& outputs) { after_forward(*u, outputs); });
+}
+
+void ShardedModel::before_forward(Unit& unit, TensorRefs& inputs) {
+  unit.ready();
+  if (!order_known_) {
+    if (!order_.empty() && order_.front() == &unit) {
+      order_known_ = true;
+    } else if (position_[unit.index] == SIZE_MAX) {
+      position_[unit.index] = order_.size();
+      order_.push_back(&unit);
+    }
+  }
+  prefetch_forward(unit);
+  if (unit.mp().cast_forward_inputs)
+    for (Tensor* input : inputs)
+      if (input->defined() && at::isFloatingType(input->scalar_type()) && input->scalar_type() != unit.compute_type())
+        *input = input->to(unit.compute_type());
+  if (context_.world->trace().enabled) forward_began_ = Trace::now();
+}
+
+void ShardedModel::after_forward(Unit& unit, TensorRefs& outputs) {
+  if (context_.world->trace().enabled && unit.list >= 0)
+    context_.world->trace().span(Trace::Lane::compute, "forward " + unit.name, forward_began_, Trace::now());
+  bool casts = unit.output_type() != unit.compute_type();
+  bool training = c10::GradMode::is_enabled();
+  for (Tensor* output : outputs) {
+    if (!output->defined() || !at::isFloatingType(output->scalar_type())) continue;
+    if (casts && output->scalar_type() != unit.output_type()) *output = output->to(unit.output_type());
+    if (training && output->requires_grad()) output->register_hook([this, u = &unit](const Tensor&) { before_backward(*u); });
+  }
+  // Without a backward nothing would free them later.
+  if (!whole_ && (unit.reshard || !training)) unit.release();
+}
+
+void ShardedModel::before_backward(Unit& unit) {
+  if (unit.in_backward()) return;
+  unit.before_backward();
+  prefetch_backward(unit);
+}
+
+void ShardedModel::prefetch_forward(const Unit& unit) {
+  const ShardedPolicy& policy = context_.policy;
+  if (!policy.prefetch || whole_) return;
+  if (policy.explicit_prefetch) {
+    for (int64_t k = 1; k <= policy.forward_depth; ++k) {
+      size_t next = unit.index + static_cast<size_t>(k);
+      if (unit.list < 0 || next >= units_.size() || units_[next]->list != unit.list) break;
+      units_[next]->gather();
+    }
+    return;
+  }
+  size_t next = position_[unit.index] + 1;
+  if (order_known_ && next < order_.size()) order_[next]->gather();
+}
+
+void ShardedModel::prefetch_backward(const Unit& unit) {
+  const ShardedPolicy& policy = context_.policy;
+  if (!policy.prefetch || whole_) return;
+  if (policy.explicit_prefetch) {
+    for (int64_t k = 1; k <= policy.backward_depth; ++k) {
+      if (unit.list < 0 || unit.index < static_cast<size_t>(k)) break;
+      Unit& before = *units_[unit.index - static_cast<size_t>(k)];
+      if (before.list != unit.list) break;
+      before.gather();
+    }
+    return;
+  }
+  // The root's parameters stay until its backward ends, and what ran before the first unit is the root.
+  size_t at = position_[unit.index];
+  if (unit.list < 0) {
+    if (order_.size() > 1) order_.back()->gather();
+  } else if (at > 0 && at != SIZE_MAX && order_[at - 1]->list >= 0) {
+    order_[at - 1]->gather();
+  }
+}
+
+void ShardedModel::begin_step() {
+  if (in_step_)
+    for (auto& unit : units_) unit->abandon();
+  in_step_ = true;
+  for (auto& unit : units_) unit->begin_step();
+}
+
+void ShardedModel::settle() {
+  for (auto& unit : units_) unit->settle();
+}
+
+void ShardedModel::micro_batch(bool last) {
+  settle();
+  context_.synchronise = last || context_.policy.reduce_every_micro_batch;
+}
+
+void ShardedModel::end_step() {
+  settle();
+  for (auto& unit : units_) unit->end_step();
+  order_known_ = true;
+  in_step_ = false;
+}
+
+double ShardedModel::clip_grad_norm(double max_norm, double scale) {
+  std::vector<std::shared_ptr<Group>> groups{context_.policy.shard};
+  std::vector<Tensor> gradients;
+  for (const UpdateGroup& update : updates_) gradients.push_back(update.grads);
+  return clip_gradients({{gradients, groups}}, max_norm, scale, context_.world->device());
+}
+
+Tensor ShardedModel::full_tensor(std::string_view name) {
+  for (auto& unit : units_)
+    for (size_t i = 0; i < unit->parameters().size(); ++i)
+      if (unit->parameters()[i].name == name) return unit->whole(i);
+  for (const auto& [whole_name, tensor] : context_.policy.whole)
+    if (whole_name == name) return tensor.detach().clone();
+  throw Error(ErrorCode::internal, "the model has no parameter " + std::string(name));
+}
+
+void ShardedModel::with_full_parameters(const std::function<void()>& body) {
+  for (auto& unit : units_) unit->ready();
+  struct Restore {
+    ShardedModel& model;
+    ~Restore() {
+      model.whole_ = false;
+      for (auto& unit : model.units_) unit->release();
+    }
+  } restore{*this};
+  whole_ = true;
+  body();
+}
+
+std::shared_ptr<Group> ShardedModel::data_group() { return context_.world->everyone(); }
+
+}  // namespace
+
+std::unique_ptr<ParallelModel> shard_model(std::shared_ptr<torch::nn::Module> model, std::vector<UnitSpec> units, ShardedPolicy policy,
+                                           std::shared_ptr<World> world) {
+  return std::make_unique<ShardedModel>(std::move(model), std::move(units), std::move(policy), std::move(world));
+}
+
+}  // namespace meshwright

@@ -1,0 +1,46 @@
+// A small decoder-like model whose sizes divide by nothing, for tests of the building blocks.
+#pragma once
+
+#include <torch/nn/modules/container/modulelist.h>
+
+#include "meshwright/layers.h"
+#include "meshwright/outline.h"
+
+namespace tiny {
+
+struct MlpImpl : torch::nn::Module {
+  MlpImpl(int64_t width, int64_t inner);
+  at::Tensor forward(const at::Tensor& x);
+  meshwright::Linear up{nullptr}, down{nullptr};
+};
+MESHWRIGHT_MODULE(Mlp);
+
+struct BlockImpl : torch::nn::Module {
+  BlockImpl(int64_t width, int64_t inner, double dropout);
+  at::Tensor forward(const at::Tensor& x, const at::Tensor& scale);
+  meshwright::RMSNorm input_layernorm{nullptr}, post_attention_layernorm{nullptr};
+  meshwright::Linear self_attn{nullptr};
+  Mlp mlp{nullptr};
+  double dropout;
+};
+MESHWRIGHT_MODULE(Block);
+
+struct NetImpl : torch::nn::Module {
+  NetImpl(int64_t layers, int64_t width = 10, int64_t vocab = 13, double dropout = 0, bool tied = false);
+  at::Tensor forward(const at::Tensor& ids);
+  meshwright::Embedding embed{nullptr};
+  torch::nn::ModuleList layers;
+  meshwright::RMSNorm norm{nullptr};
+  meshwright::Linear head{nullptr};
+  at::Tensor bias_of_one;  // one row: most ranks hold nothing of it
+};
+MESHWRIGHT_MODULE(Net);
+
+// Seeded weights; the outline of the live module.
+Net make(int64_t layers, uint64_t seed, double dropout = 0, bool tied = false);
+meshwright::ModelOutline outline_of(torch::nn::Module& model);
+// [rows, length] token ids of one sample stream.
+at::Tensor batch(int64_t rows, uint64_t seed);
+at::Tensor loss_of(Net& net, const at::Tensor& ids);
+
+}  // namespace tiny

@@ -1,0 +1,391 @@
+#include "unit.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/ScalarType.h>
+#include <c10/util/irange.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "meshwright/error.h"
+
+namespace meshwright::detail {
+
+using at::Tensor;
+
+at::ScalarType scalar_type(DType dtype) {
+  switch (dtype) {
+    case DType::float32:
+      return at::kFloat;
+    case DType::float64:
+      return at::kDouble;
+    case DType::float16:
+      return at::kHalf;
+    case DType::bfloat16:
+      return at::kBFloat16;
+    case DType::int8:
+      return at::kChar;
+    case DType::int16:
+      return at::kShort;
+    case DType::int32:
+      return at::kInt;
+    case DType::int64:
+      return at::kLong;
+    case DType::boolean:
+      return at::kBool;
+  }
+  return at::kFloat;
+}
+
+namespace {
+
+struct GradientHook : torch::autograd::PostAccumulateGradHook {
+  explicit GradientHook(Unit* u) : unit(u) {}
+  void operator()(const Tensor&) override { unit->gradient_ready(); }
+  Unit* unit;
+};
+
+// to[at .. at + count) = from[begin ..), cast when the dtypes differ.
+void copy(const Tensor& to, int64_t at, const Tensor& from, int64_t begin, int64_t count) {
+  if (count == 0) return;
+  if (to.is_cpu() && from.is_cpu() && to.scalar_type() == from.scalar_type()) {
+    size_t each = to.element_size();
+    std::memcpy(static_cast<char*>(to.mutable_data_ptr()) + static_cast<size_t>(at) * each,
+                static_cast<const char*>(from.const_data_ptr()) + static_cast<size_t>(begin) * each, static_cast<size_t>(count) * each);
+  } else {
+    to.narrow(0, at, count).copy_(from.narrow(0, begin, count), /*non_blocking=*/true);
+  }
+}
+
+void clear(const Tensor& to, int64_t at, int64_t count) {
+  if (count == 0) return;
+  if (to.is_cpu())
+    std::memset(static_cast<char*>(to.mutable_data_ptr()) + static_cast<size_t>(at) * to.element_size(), 0,
+                static_cast<size_t>(count) * to.element_size());
+  else
+    to.narrow(0, at, count).zero_();
+}
+
+}  // namespace
+
+Unit::Unit(UnitContext& context, const UnitSpec& spec)
+    : name(spec.name),
+      module(spec.module),
+      reshard(spec.reshard_after_forward),
+      list(spec.list),
+      context_(context),
+      mp_(spec.mp.value_or(context.policy.mp)),
+      param_(scalar_type(mp_.param)),
+      reduce_(scalar_type(mp_.reduce)),
+      output_(scalar_type(mp_.output)) {
+  for (bool trainable : {true, false})
+    for (const auto& [full_name, variable] : spec.parameters) {
+      if (variable.requires_grad() != trainable) continue;
+      if (variable.dim() == 0)
+        throw Error(ErrorCode::bad_module, "parameter " + full_name + " has no dimension, so its rows cannot be shared out")
+            .help("give it the shape [1]");
+      Parameter p;
+      p.name = full_name;
+      p.variable = variable;
+      p.sizes = variable.sizes().vec();
+      p.count = variable.numel();
+      p.trainable = trainable;
+      parameters_.push_back(std::move(p));
+      trainable_count_ += trainable;
+    }
+  lay_out();
+  // float16 alone can overflow in the sum: half of the division before it, half after.
+  double n = static_cast<double>(context_.averaged());
+  before_reduce_ = reduce_ == at::kHalf ? 1 / std::sqrt(n) : 1;
+  after_reduce_ = 1 / n / before_reduce_;
+}
+
+void Unit::lay_out() {
+  int64_t n = context_.shards();
+  pieces_.resize(static_cast<size_t>(n));
+  if (context_.policy.layout == ShardLayout::rows) {
+    for (size_t i = 0; i < parameters_.size(); ++i) {
+      Parameter& p = parameters_[i];
+      p.offset = size_;
+      int64_t rows = p.sizes[0], width = rows == 0 ? 0 : p.count / rows, chunk = (rows + n - 1) / n;
+      for (int64_t r = 0; r < n; ++r) {
+        int64_t begin = std::min(rows, r * chunk), end = std::min(rows, (r + 1) * chunk);
+        if (end > begin) pieces_[static_cast<size_t>(r)].push_back({i, begin * width, shard_size_, (end - begin) * width});
+      }
+      size_ += p.count;
+      shard_size_ += chunk * width;
+      if (p.trainable) trainable_size_ = shard_size_;
+    }
+    return;
+  }
+  // flat: the trainable and the frozen parameters are each one buffer, cut evenly.
+  for (bool trainable : {true, false}) {
+    int64_t begin = size_, total = 0;
+    for (Parameter& p : parameters_)
+      if (p.trainable == trainable) {
+        p.offset = size_;
+        size_ += p.count;
+        total += p.count;
+      }
+    int64_t each = (total + n - 1) / n;
+    for (size_t i = 0; i < parameters_.size(); ++i) {
+      const Parameter& p = parameters_[i];
+      if (p.trainable != trainable) continue;
+      for (int64_t r = 0; r < n; ++r) {
+        int64_t low = std::max(p.offset - begin, r * each), high = std::min(p.offset - begin + p.count, (r + 1) * each);
+        if (high > low) pieces_[static_cast<size_t>(r)].push_back({i, low - (p.offset - begin), shard_size_ + low - r * each, high - low});
+      }
+    }
+    shard_size_ += each;
+    if (trainable) trainable_size_ = shard_size_;
+  }
+}
+
+void Unit::adopt(const Tensor& shard, const Tensor& gradient) {
+  c10::NoGradGuard no_grad;
+  shard_ = shard;
+  gradient_ = gradient;
+  shard_.zero_();
+  for (const Piece& piece : pieces(context_.me())) {
+    const Tensor& variable = parameters_[piece.parameter].variable;
+    if (!variable.is_meta()) copy(shard_, piece.at, variable.detach().contiguous().view({-1}), piece.from, piece.count);
+  }
+  for (Parameter& p : parameters_) {
+    p.storage =
+        LentStorage(p.variable, param_, context_.world->device(),
+                    "parameter " + p.name + " was used outside its unit \"" + name +
+                        "\": its memory is freed between the forward and the backward of the unit. Use it inside the unit's forward "
+                        "or within with_full_parameters(), or set reshard_after_forward = false.");
+    if (p.trainable) torch::autograd::impl::set_post_acc_grad_hooks(p.variable, std::make_unique<GradientHook>(this));
+  }
+}
+
+void Unit::gather() {
+  if (state_ != State::freed) return;
+  c10::NoGradGuard no_grad;
+  state_ = State::flying;
+  Tensor source = shard_;
+  if (source.scalar_type() != param_ || source.device() != context_.world->device()) {
+    cast_ = context_.pool->take(shard_size_, param_);
+    cast_.copy_(source, /*non_blocking=*/true);
+    source = cast_;
+  }
+  if (context_.shards() > 1) {
+    scratch_ = context_.pool->take(shard_size_ * context_.shards(), param_);
+    gathering_ = context_.policy.shard->all_gather(source, scratch_);
+  }
+}
+
+void Unit::copy_in(const Tensor& shard, int64_t rank) {
+  for (const Piece& piece : pieces(rank)) copy(whole_, parameters_[piece.parameter].offset + piece.from, shard, piece.at, piece.count);
+}
+
+void Unit::ready() {
+  gather();
+  if (state_ == State::here) return;
+  c10::NoGradGuard no_grad;
+  gathering_.wait();
+  whole_ = context_.pool->take(size_, param_);
+  copy_in(cast_.defined() ? cast_ : shard_, context_.me());
+  if (context_.shards() > 1)
+    for (int64_t r : c10::irange(context_.shards()))
+      if (r != context_.me()) copy_in(scratch_.narrow(0, r * shard_size_, shard_size_), r);
+  scratch_ = cast_ = Tensor();
+  auto* memory = size_ == 0 ? nullptr : static_cast<char*>(whole_.mutable_data_ptr());
+  for (Parameter& p : parameters_) p.storage.attach(memory + static_cast<size_t>(p.offset) * whole_.element_size());
+  state_ = State::here;
+}
+
+void Unit::release() {
+  if (state_ != State::here) return;
+  for (Parameter& p : parameters_) p.storage.detach();
+  whole_ = Tensor();
+  state_ = State::freed;
+}
+
+void Unit::before_backward() {
+  if (in_backward_) return;
+  in_backward_ = true;
+  waiting_ = trainable_count_;
+  ready();
+}
+
+void Unit::gradient_ready() {
+  // A backward that never passed the unit's output (autograd::backward on a parameter itself) is settled at the end of the step.
+  if (!in_backward_) return;
+  if (--waiting_ == 0) reduce();
+}
+
+Tensor Unit::take_gradient(Parameter& p) {
+  Tensor gradient = p.variable.grad();
+  if (gradient.defined()) {
+    p.variable.mutable_grad() = Tensor();
+    gradient = gradient.contiguous().view({-1});
+  }
+  if (p.held.defined()) {
+    if (gradient.defined()) p.held.add_(gradient);
+    gradient = std::move(p.held);
+    p.held = Tensor();
+  }
+  return gradient;
+}
+
+void Unit::keep_gradients() {
+  if (reduce_ == param_) return;  // autograd adds up in place
+  for (Parameter& p : parameters_) {
+    if (!p.trainable || !p.variable.grad().defined()) continue;
+    Tensor gradient = take_gradient(p);
+    p.held = gradient.scalar_type() == reduce_ ? gradient : gradient.to(reduce_);
+  }
+}
+
+void Unit::reduce() {
+  c10::NoGradGuard no_grad;
+  waiting_ = 0;
+  in_backward_ = false;
+  if (!context_.synchronise) {
+    keep_gradients();
+    release();
+    return;
+  }
+  // One reduction is under way at a time: the previous unit's had this unit's backward to finish in.
+  if (context_.reducing) context_.reducing->finish_reduce();
+  finish_replication();
+  context_.reducing = this;
+  int64_t n = context_.shards(), me = context_.me();
+  // Replicas are summed over what this reduction adds, so an earlier sum of the step must stay apart.
+  bool apart = context_.replicated() && !fresh_;
+  target_ = apart ? context_.pool->take(trainable_size_, gradient_.scalar_type()) : gradient_;
+  bool first = apart || fresh_;
+  fresh_ = false;
+  bool remote = context_.policy.shard->reduces_remotely() && n > 1;
+  if (n > 1) packed_ = context_.pool->take(trainable_size_ * (remote ? n : n - 1), reduce_);
+  // Where nothing is written below, padding and missing gradients are zero.
+  int64_t padding_from = 0;
+  auto pad_target = [&](int64_t until) {
+    if (first) clear(target_, padding_from, until - padding_from);
+  };
+  std::vector<Tensor> gradients(parameters_.size());
+  for (size_t i = 0; i < parameters_.size(); ++i)
+    if (parameters_[i].trainable) gradients[i] = take_gradient(parameters_[i]);
+  if (!remote) {
+    for (const Piece& piece : pieces(me)) {
+      if (piece.at >= trainable_size_) continue;
+      pad_target(piece.at);
+      padding_from = piece.at + piece.count;
+      const Tensor& gradient = gradients[piece.parameter];
+      Tensor into = target_.narrow(0, piece.at, piece.count);
+      if (gradient.defined())
+        scaled_add(into, gradient.narrow(0, piece.from, piece.count), before_reduce_ * after_reduce_, first);
+      else if (first)
+        into.zero_();
+    }
+    pad_target(trainable_size_);
+  }
+  for (int64_t r = 0, slot = 0; n > 1 && r < n; ++r) {
+    if (r == me && !remote) continue;
+    int64_t base = trainable_size_ * slot++, end = 0;
+    for (const Piece& piece : pieces(r)) {
+      if (piece.at >= trainable_size_) continue;
+      clear(packed_, base + end, piece.at - end);
+      end = piece.at + piece.count;
+      if (gradients[piece.parameter].defined())
+        copy(packed_, base + piece.at, gradients[piece.parameter], piece.from, piece.count);
+      else
+        clear(packed_, base + piece.at, piece.count);
+    }
+    clear(packed_, base + end, trainable_size_ - end);
+  }
+  gradients.clear();
+  release();
+  reducing_ = true;
+  if (n > 1) {
+    if (before_reduce_ != 1) packed_.mul_(before_reduce_);
+    if (remote) {
+      received_ = context_.pool->take(trainable_size_, reduce_);
+      exchanging_ = context_.policy.shard->reduce_scatter(packed_, received_);
+    } else {
+      received_ = context_.pool->take(trainable_size_ * (n - 1), reduce_);
+      exchanging_ = context_.policy.shard->exchange(packed_, received_);
+    }
+    if (remote && first) clear(target_, 0, trainable_size_);
+  }
+}
+
+void Unit::finish_reduce() {
+  if (!reducing_) return;
+  c10::NoGradGuard no_grad;
+  reducing_ = false;
+  exchanging_.wait();
+  int64_t slots = received_.defined() && trainable_size_ > 0 ? received_.numel() / trainable_size_ : 0;
+  for (int64_t r = 0; r < slots; ++r) scaled_add(target_, received_.narrow(0, r * trainable_size_, trainable_size_), after_reduce_, false);
+  packed_ = received_ = Tensor();
+  if (context_.reducing == this) context_.reducing = nullptr;
+  if (context_.replicated())
+    replicating_ = context_.policy.replicate->all_reduce(target_);
+  else
+    target_ = Tensor();
+}
+
+void Unit::finish_replication() {
+  if (!target_.defined() || reducing_) return;
+  c10::NoGradGuard no_grad;
+  replicating_.wait();
+  if (!target_.is_same(gradient_)) gradient_.add_(target_);
+  target_ = Tensor();
+}
+
+void Unit::settle() {
+  if (in_backward_) reduce();
+  release();
+}
+
+void Unit::end_step() {
+  finish_reduce();
+  finish_replication();
+  if (fresh_) gradient_.zero_();
+}
+
+void Unit::abandon() {
+  try {
+    gathering_.wait();
+    exchanging_.wait();
+    replicating_.wait();
+  } catch (const Error&) {
+    // The step failed already; the groups are of no use any more, and the next call will say so.
+  }
+  scratch_ = cast_ = packed_ = received_ = target_ = Tensor();
+  if (state_ == State::flying) state_ = State::freed;
+  release();
+  in_backward_ = reducing_ = false;
+  context_.reducing = nullptr;
+  fresh_ = true;
+  for (Parameter& p : parameters_) {
+    p.held = Tensor();
+    p.variable.mutable_grad() = Tensor();
+  }
+}
+
+Tensor Unit::whole(size_t parameter) {
+  c10::NoGradGuard no_grad;
+  const Parameter& p = parameters_[parameter];
+  Tensor out = at::zeros({p.count}, shard_.options());
+  Tensor all = shard_;
+  if (context_.shards() > 1) {
+    Tensor mine = shard_.to(context_.world->device()), gathered = at::empty({shard_size_ * context_.shards()}, mine.options());
+    context_.policy.shard->all_gather(mine, gathered).wait();
+    copy(gathered, context_.me() * shard_size_, mine, 0, shard_size_);
+    all = gathered;
+  }
+  for (int64_t r : c10::irange(context_.shards()))
+    for (const Piece& piece : pieces(r))
+      if (piece.parameter == parameter) copy(out, piece.from, all, r * shard_size_ + piece.at, piece.count);
+  return out.view(p.sizes);
+}
+
+}  // namespace meshwright::detail

@@ -1,0 +1,110 @@
+// One sharded unit: where its shards lie, and its life through forward and backward.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "buffers.h"
+#include "meshwright/sharded_units.h"
+
+namespace meshwright::detail {
+
+class Unit;
+
+// What all units of a model share.
+struct UnitContext {
+  ShardedPolicy policy;
+  std::shared_ptr<World> world;
+  std::shared_ptr<BufferPool> pool;
+  at::ScalarType storage = at::kFloat;  // of shards and optimizer
+  bool synchronise = true;              // this micro-batch reduces
+  Unit* reducing = nullptr;             // whose reduction is under way
+  int64_t shards() const { return policy.shard->size(); }
+  int64_t me() const { return policy.shard->rank(); }
+  bool replicated() const { return policy.replicate && policy.replicate->size() > 1; }
+  int64_t averaged() const { return shards() * (policy.replicate ? policy.replicate->size() : 1); }
+};
+
+class Unit {
+ public:
+  struct Parameter {
+    std::string name;
+    at::Tensor variable;  // the module's own
+    std::vector<int64_t> sizes;
+    int64_t count = 0;   // elements
+    int64_t offset = 0;  // in the gathered buffer
+    bool trainable = true;
+    LentStorage storage;
+    at::Tensor held;  // gradient of earlier micro-batches in the reduce dtype
+  };
+  // `count` elements of parameter `parameter` from `from` on lie at `at` of rank `rank`'s shard.
+  struct Piece {
+    size_t parameter;
+    int64_t from, at, count;
+  };
+
+  Unit(UnitContext& context, const UnitSpec& spec);
+
+  // Elements of a shard, padding included; trainable parameters come first and fill [0, trainable_size).
+  int64_t shard_size() const { return shard_size_; }
+  int64_t trainable_size() const { return trainable_size_; }
+  // Takes its part of the model's flat tensors and the parameters' values; empties the parameters.
+  void adopt(const at::Tensor& shard, const at::Tensor& gradient);
+
+  void gather();   // starts, if the parameters are neither here nor under way
+  void ready();    // gathers and waits
+  void release();  // frees, if here
+  void before_backward();
+  void gradient_ready();
+  void reduce();         // packs and starts
+  void finish_reduce();  // waits and sums; replicas then start to add up
+  void settle();         // after a backward: reduces what waits for gradients that did not come, frees
+  void abandon();        // after an exception: back to the start of a step
+  void begin_step() { fresh_ = true; }
+  void end_step();  // a unit nobody reduced has zero gradients
+
+  bool in_backward() const { return in_backward_; }
+  bool reducing() const { return reducing_; }
+  const std::vector<Parameter>& parameters() const { return parameters_; }
+  const std::vector<Piece>& pieces(int64_t rank) const { return pieces_[static_cast<size_t>(rank)]; }
+  const MixedPrecision& mp() const { return mp_; }
+  at::ScalarType compute_type() const { return param_; }
+  at::ScalarType output_type() const { return output_; }
+  // The whole of one parameter in the storage dtype. Collective.
+  at::Tensor whole(size_t parameter);
+
+  std::string name;
+  torch::nn::Module* module;
+  bool reshard;
+  int64_t list;
+  size_t index = 0;
+
+ private:
+  void finish_replication();
+  enum class State : uint8_t { freed, flying, here };
+  void lay_out();
+  void copy_in(const at::Tensor& shard, int64_t rank);
+  // This rank's gradient of a parameter, earlier micro-batches included; undefined when there is none.
+  at::Tensor take_gradient(Parameter& parameter);
+  void keep_gradients();
+
+  UnitContext& context_;
+  MixedPrecision mp_;
+  at::ScalarType param_, reduce_, output_;
+  std::vector<Parameter> parameters_;
+  std::vector<std::vector<Piece>> pieces_;  // by rank
+  int64_t size_ = 0, shard_size_ = 0, trainable_size_ = 0, trainable_count_ = 0;
+  double before_reduce_ = 1, after_reduce_ = 1;
+  at::Tensor shard_, gradient_;
+  at::Tensor whole_, scratch_, cast_, packed_, received_, target_;
+  Pending gathering_, exchanging_, replicating_;
+  State state_ = State::freed;
+  bool in_backward_ = false, reducing_ = false, fresh_ = true;
+  int64_t waiting_ = 0;
+};
+
+// ATen's name of a dtype.
+at::ScalarType scalar_type(DType dtype);
+
+}  // namespace meshwright::detail
