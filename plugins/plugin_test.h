@@ -27,9 +27,7 @@ inline std::shared_ptr<Strategy> make() {
 
 inline OptionSchema schema() {
   std::string table = about().options_table != nullptr ? about().options_table : about().name;
-  OptionSchema out{"distributed." + table, about().name, {}};
-  for (size_t i = 0; i < about().option_count; ++i) out.options.push_back(&about().options[i]);
-  return out;
+  return make_schema("distributed." + table, about().name, {about().options, about().option_count});
 }
 
 using Values = std::map<std::string, OptionValue>;

@@ -5,7 +5,7 @@
 
 namespace meshwright::cli {
 
-std::string Call::value(const std::string& flag, std::string fallback) const {
+std::string Call::value(const std::string& flag, const std::string& fallback) const {
   auto it = flags.find(flag);
   return it == flags.end() || it->second.empty() ? fallback : it->second.back();
 }

@@ -3,7 +3,6 @@
 
 #include "engine/cli/common.h"
 #include "engine/plugins/judge.h"
-#include "engine/plugins/names.h"
 
 namespace meshwright::cli {
 namespace {

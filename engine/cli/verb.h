@@ -47,7 +47,7 @@ struct Call {
   report::Style out_style, err_style;
 
   bool has(const std::string& flag) const { return flags.count(flag) != 0; }
-  std::string value(const std::string& flag, std::string fallback = {}) const;  // the last one given
+  std::string value(const std::string& flag, const std::string& fallback = {}) const;  // the last one given
   std::vector<std::string> values(const std::string& flag) const;
   // Throws Error(usage) unless the value is an integer of at least `least`.
   std::optional<int64_t> number(const std::string& flag, int64_t least) const;

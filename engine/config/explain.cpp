@@ -2,7 +2,7 @@
 #include <cctype>
 
 #include "engine/config/describe.h"
-#include "engine/config/words.h"
+#include "sdk/src/words.h"
 
 namespace meshwright::config {
 namespace {
@@ -46,7 +46,8 @@ struct Found {
 
 Found find(const std::string& what, const std::vector<OptionSchema>& schemas) {
   Found found;
-  if ((found.code = find_code(what)) != nullptr) return found;
+  found.code = find_code(what);
+  if (found.code != nullptr) return found;
   std::vector<std::string> names;
   for (const OptionSchema& schema : schemas) {
     if (schema.table == what && !what.empty()) {
@@ -106,7 +107,8 @@ std::string option_text(const OptionSchema& schema, const meshwright_option& opt
   out += "  type:     " + describe_type(option) + "\n  default:  " + default_text(option) + "\n  owner:    " + schema.owner + "\n";
   if (option.aliases != nullptr) {
     std::string names;
-    for (const std::string& alias : split(option.aliases, '|')) names += (names.empty() ? "" : ", ") + alias.substr(0, alias.find('{'));
+    for (const std::string& alias : text::split(option.aliases, '|'))
+      names += (names.empty() ? "" : ", ") + alias.substr(0, alias.find('{'));
     out += "  formerly: " + names + "\n";
   }
   if ((option.flags & MESHWRIGHT_NO_EFFECT) != 0) out += "  effect:   none here; accepted so that older files load\n";
@@ -184,7 +186,7 @@ std::string reference_markdown(const std::vector<StrategySchema>& strategies) {
       if ((o->flags & MESHWRIGHT_NO_EFFECT) != 0) doc += " *Accepted, no effect here.*";
       if (o->aliases != nullptr) {
         doc += " Formerly";
-        for (const std::string& alias : split(o->aliases, '|')) doc += " `" + alias.substr(0, alias.find('{')) + "`";
+        for (const std::string& alias : text::split(o->aliases, '|')) doc += " `" + alias.substr(0, alias.find('{')) + "`";
         doc += ".";
       }
       out += "| `" + std::string(o->name) + "` | " + markdown_cell(describe_type(*o)) + " | " +

@@ -4,8 +4,8 @@
 
 #include "engine/config/config.h"
 #include "engine/config/source.h"
-#include "engine/config/words.h"
 #include "meshwright/pipeline.h"
+#include "sdk/src/words.h"
 
 namespace meshwright::config {
 namespace {
@@ -21,12 +21,12 @@ struct Alias {
 std::vector<Alias> aliases_of(const meshwright_option& option) {
   std::vector<Alias> out;
   if (option.aliases == nullptr) return out;
-  for (const std::string& text : split(option.aliases, '|')) {
+  for (const std::string& text : text::split(option.aliases, '|')) {
     Alias alias;
     size_t brace = text.find('{');
     alias.name = text.substr(0, brace);
     if (brace != std::string::npos)
-      for (const std::string& pair : split(text.substr(brace + 1, text.find('}') - brace - 1), ','))
+      for (const std::string& pair : text::split(text.substr(brace + 1, text.find('}') - brace - 1), ','))
         if (size_t equals = pair.find('='); equals != std::string::npos)
           alias.values.emplace_back(pair.substr(0, equals), pair.substr(equals + 1));
     out.push_back(std::move(alias));

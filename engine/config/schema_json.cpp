@@ -1,7 +1,7 @@
 #include <boost/json/array.hpp>
 
 #include "engine/config/describe.h"
-#include "engine/config/words.h"
+#include "sdk/src/words.h"
 
 namespace meshwright::config {
 namespace {
@@ -31,7 +31,7 @@ json::object string_form(const meshwright_option& o) {
   json::object out{{"type", "string"}};
   if (o.choices != nullptr && (o.flags & MESHWRIGHT_IGNORE_CASE) == 0) {
     json::array names;
-    for (const std::string& name : split(o.choices, '|')) names.emplace_back(name);
+    for (const std::string& name : text::split(o.choices, '|')) names.emplace_back(name);
     out["enum"] = std::move(names);
   }
   return out;
@@ -75,7 +75,7 @@ json::object option_schema(const meshwright_option& o) {
 json::object& object_at(json::object& root, const std::string& table) {
   json::object* at = &root;
   if (table.empty()) return *at;
-  for (const std::string& part : split(table, '.')) {
+  for (const std::string& part : text::split(table, '.')) {
     json::object& properties = at->at("properties").as_object();
     if (!properties.contains(part))
       properties[part] = json::object{{"type", "object"}, {"additionalProperties", false}, {"properties", json::object{}}};

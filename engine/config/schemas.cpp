@@ -108,32 +108,25 @@ constexpr std::array kPlugins = {
     option("load", MESHWRIGHT_STRING_LIST, "[]", "Plugin libraries to load, from this file's folder."),
 };
 
-template <size_t N>
-OptionSchema make(const char* table, const std::array<meshwright_option, N>& options) {
-  OptionSchema schema{table, "engine", {}};
-  for (const meshwright_option& o : options) schema.options.push_back(&o);
-  return schema;
-}
-
 }  // namespace
 
 std::vector<OptionSchema> engine_schemas() {
-  return {make("", kRoot),
-          make("run", kRun),
-          make("model", kModel),
-          make("dist_env", kDistEnv),
+  return {make_schema("", "engine", kRoot),
+          make_schema("run", "engine", kRun),
+          make_schema("model", "engine", kModel),
+          make_schema("dist_env", "engine", kDistEnv),
           distributed_schema(),
           mp_policy_schema(),
           moe_schema(),
           moe_mp_policy_schema(),
           pipeline_schema(),
-          make("step_scheduler", kStepScheduler),
-          make("optimizer", kOptimizer),
-          make("lr_scheduler", kLrScheduler),
-          make("dataset", kDataset),
-          make("validation_dataset", kValidation),
-          make("checkpoint", kCheckpoint),
-          make("plugins", kPlugins)};
+          make_schema("step_scheduler", "engine", kStepScheduler),
+          make_schema("optimizer", "engine", kOptimizer),
+          make_schema("lr_scheduler", "engine", kLrScheduler),
+          make_schema("dataset", "engine", kDataset),
+          make_schema("validation_dataset", "engine", kValidation),
+          make_schema("checkpoint", "engine", kCheckpoint),
+          make_schema("plugins", "engine", kPlugins)};
 }
 
 }  // namespace meshwright::config

@@ -2,7 +2,7 @@
 
 #include "engine/config/config.h"
 #include "engine/config/interpolate.h"
-#include "engine/config/words.h"
+#include "sdk/src/words.h"
 
 namespace meshwright::config {
 namespace {
@@ -62,12 +62,12 @@ void apply_set(Value& root, const std::string& text, Diagnostics& diagnostics) {
   size_t equals = equals_sign(text);
   if (equals == std::string_view::npos) {
     Error error = bad(text, "there is no '='");
-    std::string key(trim(text));
+    std::string key(text::trim(text));
     if (split_key(key)) error.help("--set " + key + "=VALUE");
     diagnostics.add(error.help("--set distributed.tp_size=2").help("--set distributed.strategy=ddp"));
     return;
   }
-  std::string key(trim(std::string_view(text).substr(0, equals)));
+  std::string key(text::trim(std::string_view(text).substr(0, equals)));
   std::string value_text = text.substr(equals + 1);
   std::optional<std::vector<std::string>> path = split_key(key);
   if (!path || path->size() > 8) {
@@ -82,7 +82,8 @@ void apply_set(Value& root, const std::string& text, Diagnostics& diagnostics) {
   if (!value) {
     value = Value(value_text);
     value->bare = true;
-    if (std::string_view start = trim(value_text); !start.empty() && std::string_view("[{\"'").find(start[0]) != std::string_view::npos)
+    if (std::string_view start = text::trim(value_text);
+        !start.empty() && std::string_view("[{\"'").find(start[0]) != std::string_view::npos)
       diagnostics.notice("--set " + key + ": " + value_text + " is not TOML (" + why + "), so it is read as plain text");
   }
   mark(*value);

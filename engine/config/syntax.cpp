@@ -1,10 +1,9 @@
 #include "engine/config/syntax.h"
+#include "sdk/src/words.h"
 
 #include <algorithm>
 #include <cctype>
 #include <charconv>
-
-#include "engine/config/words.h"
 
 namespace meshwright::config {
 namespace {
@@ -63,7 +62,7 @@ bool printable(std::string_view text) {
 
 // The value as it was probably meant, for a word that is not TOML; "" when there is no good guess.
 std::string meant_value(std::string_view word) {
-  std::string lower = normal(word);
+  std::string lower = text::normal(word);
   if (lower == "true" || lower == "yes" || lower == "on") return "true";
   if (lower == "false" || lower == "no" || lower == "off") return "false";
   if (lower == "null" || lower == "none" || lower == "nil" || lower == "~") return "\"none\"";
@@ -85,10 +84,10 @@ std::string meant_value(std::string_view word) {
 bool mend_value(std::string_view line, const Place& place, Error& error, Place& better) {
   size_t equals = line.find('=');
   if (equals == std::string_view::npos || column_of(line, equals) > place.column) return false;
-  std::string_view key = trim(line.substr(0, equals));
+  std::string_view key = text::trim(line.substr(0, equals));
   size_t begin = line.find_first_not_of(" \t", equals + 1);
   if (begin == std::string_view::npos || key.empty() || !printable(key)) return false;
-  std::string_view word = trim(line.substr(begin, line.find('#', begin) - begin));
+  std::string_view word = text::trim(line.substr(begin, line.find('#', begin) - begin));
   if (word.find('=') != std::string_view::npos || !printable(word)) return false;
   std::string value = meant_value(word);
   if (value.empty() || value == word) return false;
@@ -145,7 +144,7 @@ Error syntax_error(const SyntaxProblem& problem, std::string_view text, const st
     error.help("write an inline table on one line, { a = 1, b = 2 }, or as a section [table] with one key a line");
   } else if (!mend_value(line, place, error, place)) {
     if (line.find('=') == std::string_view::npos && line.find(':') != std::string_view::npos && printable(line)) {
-      std::string_view key = trim(line.substr(0, line.find(':')));
+      std::string_view key = text::trim(line.substr(0, line.find(':')));
       error.help("TOML writes key = value, not key: value" + (key.empty() ? "" : " (" + std::string(key) + " = ...)"));
     } else if (what.find("parsing key") != std::string::npos && line.find('*') != std::string_view::npos) {
       error.help(

@@ -74,6 +74,22 @@ void gated_mlp(OutlineBuilder& b, const std::string& mlp, const std::string& cla
   b.module(mlp + ".act_fn", ModuleKind::other, activation);
 }
 
+PlanRows attention_plan(bool qk_norms) {
+  PlanRows rows = {
+      {"layers.*.self_attn.q_proj", "colwise"}, {"layers.*.self_attn.k_proj", "colwise"}, {"layers.*.self_attn.v_proj", "colwise"}};
+  if (qk_norms)
+    for (const char* norm : {"layers.*.self_attn.q_norm", "layers.*.self_attn.k_norm"})
+      rows.emplace_back(norm, "replicated_with_grad_allreduce");
+  rows.emplace_back("layers.*.self_attn.o_proj", "rowwise");
+  return rows;
+}
+
+PlanRows gated_mlp_plan(PlanRows rows) {
+  rows.insert(rows.end(),
+              {{"layers.*.mlp.gate_proj", "colwise"}, {"layers.*.mlp.up_proj", "colwise"}, {"layers.*.mlp.down_proj", "rowwise"}});
+  return rows;
+}
+
 void end_decoder(OutlineBuilder& b, const std::string& class_prefix, const DecoderSizes& s) {
   b.norm("model.norm", s.hidden, class_prefix + "RMSNorm");
   b.module("model.rotary_emb", ModuleKind::rotary, class_prefix + "RotaryEmbedding");

@@ -37,6 +37,9 @@ void attention(OutlineBuilder& b, const std::string& layer, const std::string& c
 // gate, up and down projections and the activation.
 void gated_mlp(OutlineBuilder& b, const std::string& mlp, const std::string& class_prefix, int64_t hidden, int64_t intermediate, bool bias,
                const std::string& activation = "SiLUActivation");
+// What their own plans say of these: a new list, and a list with the rows of gated_mlp() added.
+PlanRows attention_plan(bool qk_norms);
+PlanRows gated_mlp_plan(PlanRows rows);
 // Final norm, rotary embedding, head (its weight only when not tied).
 void end_decoder(OutlineBuilder& b, const std::string& class_prefix, const DecoderSizes& sizes);
 

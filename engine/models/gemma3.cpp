@@ -16,15 +16,7 @@ ModelOutline gemma3(const ConfigJson& config, DType storage) {
       b.norm(layer + "." + norm, s.hidden, "Gemma3RMSNorm");
   }
   end_decoder(b, "Gemma3", s);
-  b.own_plan({{"layers.*.self_attn.q_proj", "colwise"},
-              {"layers.*.self_attn.k_proj", "colwise"},
-              {"layers.*.self_attn.v_proj", "colwise"},
-              {"layers.*.self_attn.q_norm", "replicated_with_grad_allreduce"},
-              {"layers.*.self_attn.k_norm", "replicated_with_grad_allreduce"},
-              {"layers.*.self_attn.o_proj", "rowwise"},
-              {"layers.*.mlp.gate_proj", "colwise"},
-              {"layers.*.mlp.up_proj", "colwise"},
-              {"layers.*.mlp.down_proj", "rowwise"}});
+  b.own_plan(gated_mlp_plan(attention_plan(true)));
   return std::move(b.outline);
 }
 

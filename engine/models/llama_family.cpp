@@ -43,24 +43,7 @@ ModelOutline llama_family(const ConfigJson& config, DType storage) {
     b.norm(layer + ".post_attention_layernorm", s.hidden, prefix + "RMSNorm");
   }
   end_decoder(b, prefix, s);
-  if (v->qk_norms)
-    b.own_plan({{"layers.*.self_attn.q_proj", "colwise"},
-                {"layers.*.self_attn.k_proj", "colwise"},
-                {"layers.*.self_attn.v_proj", "colwise"},
-                {"layers.*.self_attn.q_norm", "replicated_with_grad_allreduce"},
-                {"layers.*.self_attn.k_norm", "replicated_with_grad_allreduce"},
-                {"layers.*.self_attn.o_proj", "rowwise"},
-                {"layers.*.mlp.gate_proj", "colwise"},
-                {"layers.*.mlp.up_proj", "colwise"},
-                {"layers.*.mlp.down_proj", "rowwise"}});
-  else
-    b.own_plan({{"layers.*.self_attn.q_proj", "colwise"},
-                {"layers.*.self_attn.k_proj", "colwise"},
-                {"layers.*.self_attn.v_proj", "colwise"},
-                {"layers.*.self_attn.o_proj", "rowwise"},
-                {"layers.*.mlp.gate_proj", "colwise"},
-                {"layers.*.mlp.up_proj", "colwise"},
-                {"layers.*.mlp.down_proj", "rowwise"}});
+  b.own_plan(gated_mlp_plan(attention_plan(v->qk_norms)));
   return std::move(b.outline);
 }
 

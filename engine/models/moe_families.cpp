@@ -30,6 +30,13 @@ void router(OutlineBuilder& b, const std::string& mlp, const std::string& class_
   b.parameter(mlp + ".gate.weight", {moe.experts, hidden});
 }
 
+PlanRows experts_plan(PlanRows rows) {
+  rows.insert(rows.end(), {{"layers.*.mlp.experts.gate_up_proj", "packed_colwise"},
+                           {"layers.*.mlp.experts.down_proj", "rowwise"},
+                           {"layers.*.mlp.experts", "moe_tp_experts"}});
+  return rows;
+}
+
 }  // namespace
 
 ModelOutline mixtral(const ConfigJson& config, DType storage) {
@@ -49,13 +56,7 @@ ModelOutline mixtral(const ConfigJson& config, DType storage) {
     b.norm(layer + ".post_attention_layernorm", s.hidden, "MixtralRMSNorm");
   }
   end_decoder(b, "Mixtral", s);
-  b.own_plan({{"layers.*.self_attn.q_proj", "colwise"},
-              {"layers.*.self_attn.k_proj", "colwise"},
-              {"layers.*.self_attn.v_proj", "colwise"},
-              {"layers.*.self_attn.o_proj", "rowwise"},
-              {"layers.*.mlp.experts.gate_up_proj", "packed_colwise"},
-              {"layers.*.mlp.experts.down_proj", "rowwise"},
-              {"layers.*.mlp.experts", "moe_tp_experts"}});
+  b.own_plan(experts_plan(attention_plan(false)));
   return std::move(b.outline);
 }
 
@@ -88,18 +89,7 @@ ModelOutline qwen3_moe(const ConfigJson& config, DType storage) {
   }
   if (any) b.outline.moe = moe;
   end_decoder(b, "Qwen3Moe", s);
-  b.own_plan({{"layers.*.self_attn.q_proj", "colwise"},
-              {"layers.*.self_attn.k_proj", "colwise"},
-              {"layers.*.self_attn.v_proj", "colwise"},
-              {"layers.*.self_attn.q_norm", "replicated_with_grad_allreduce"},
-              {"layers.*.self_attn.k_norm", "replicated_with_grad_allreduce"},
-              {"layers.*.self_attn.o_proj", "rowwise"},
-              {"layers.*.mlp.experts.gate_up_proj", "packed_colwise"},
-              {"layers.*.mlp.experts.down_proj", "rowwise"},
-              {"layers.*.mlp.experts", "moe_tp_experts"},
-              {"layers.*.mlp.gate_proj", "colwise"},
-              {"layers.*.mlp.up_proj", "colwise"},
-              {"layers.*.mlp.down_proj", "rowwise"}});
+  b.own_plan(gated_mlp_plan(experts_plan(attention_plan(true))));
   return std::move(b.outline);
 }
 

@@ -35,7 +35,7 @@ void OutlineBuilder::norm(const std::string& name, int64_t size, const std::stri
   if (bias) parameter(name + ".bias", {size});
 }
 
-void OutlineBuilder::own_plan(std::initializer_list<std::pair<const char*, const char*>> inner) {
+void OutlineBuilder::own_plan(const PlanRows& inner) {
   outline.own_tp_plan.emplace_back("lm_head", "colwise_gather_output");
   bool embedding = false;
   for (const auto& [pattern, style] : inner) {

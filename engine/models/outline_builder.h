@@ -2,11 +2,15 @@
 #pragma once
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "meshwright/outline.h"
 
 namespace meshwright::models {
+
+// Pairs of pattern and style.
+using PlanRows = std::vector<std::pair<const char*, const char*>>;
 
 class OutlineBuilder {
  public:
@@ -18,7 +22,7 @@ class OutlineBuilder {
   void embedding(const std::string& name, int64_t rows, int64_t dim, const std::string& class_name = "Embedding");
   void norm(const std::string& name, int64_t size, const std::string& class_name, bool bias = false);
   // Hugging Face style entries of the inner model ("layers.*.mlp.up_proj"), prefixed with inner_prefix.
-  void own_plan(std::initializer_list<std::pair<const char*, const char*>> inner);
+  void own_plan(const PlanRows& inner);
 
   ModelOutline outline;
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cctype>
+#include <cmath>
 #include <map>
 
 #include "engine/plan/boxes.h"
@@ -222,8 +223,8 @@ std::string parameters_text(const Style& style, const JobPlan& plan) {
 }
 
 std::string bar(const Style& style, int64_t value, int64_t most, size_t width) {
-  size_t full =
-      most > 0 ? static_cast<size_t>(static_cast<double>(value) / static_cast<double>(most) * static_cast<double>(width) + 0.5) : 0;
+  double share = most > 0 ? static_cast<double>(value) / static_cast<double>(most) : 0;
+  auto full = static_cast<size_t>(std::llround(share * static_cast<double>(width)));
   std::string out;
   for (size_t i = 0; i < full; ++i) out += style.unicode ? "█" : "#";
   return out;

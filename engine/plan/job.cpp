@@ -4,7 +4,6 @@
 #include <set>
 
 #include "engine/plan/plan.h"
-#include "engine/plugins/names.h"
 
 namespace meshwright::plan {
 namespace {

@@ -2,9 +2,10 @@
 
 #include <algorithm>
 #include <cctype>
+#include <cstring>
 
-#include "engine/plugins/names.h"
 #include "meshwright/error.h"
+#include "sdk/src/words.h"
 
 namespace meshwright::plugins {
 namespace {
@@ -15,13 +16,7 @@ Error bad(const std::string& file, const std::string& what) {
   return Error(ErrorCode::plugin_bad_descriptor, "the descriptor of " + file + " is not consistent: " + what);
 }
 
-bool is_name(const char* text) {
-  if (text == nullptr || !std::islower(static_cast<unsigned char>(*text))) return false;
-  size_t length = 0;
-  for (const char* c = text; *c != '\0'; ++c, ++length)
-    if (!(std::islower(static_cast<unsigned char>(*c)) || std::isdigit(static_cast<unsigned char>(*c)) || *c == '_')) return false;
-  return length <= 64;
-}
+bool is_name(const char* text) { return text != nullptr && text::is_identifier({text, ::strnlen(text, 65)}); }
 
 // The size of an array's element: at least what we know, and such that the next one lies where one can be.
 template <class T>
@@ -34,7 +29,7 @@ bool is_semver(const std::string& text) {
   size_t at = 0;
   for (int part = 0; part < 3; ++part) {
     size_t digits = 0;
-    while (at < text.size() && std::isdigit(static_cast<unsigned char>(text[at]))) ++at, ++digits;
+    for (; at < text.size() && std::isdigit(static_cast<unsigned char>(text[at])); ++at) ++digits;
     if (digits == 0 || digits > 9) return false;
     if (part < 2 && (at >= text.size() || text[at++] != '.')) return false;
   }
@@ -51,9 +46,9 @@ StrategyInfo read_strategy(const meshwright_strategy& raw, const std::string& fi
     throw bad(file, "the options of strategy " + info.name + " point nowhere");
   info.summary = raw.summary;
   info.capabilities = raw.capabilities;
-  if (raw.aliases != nullptr) info.aliases = split_names(raw.aliases, '|');
+  info.aliases = text::split_names(raw.aliases, '|');
   for (const std::string& alias : info.aliases)
-    if (!is_name(normal_name(alias).c_str()))
+    if (!text::is_identifier(text::normal(alias)))
       throw bad(file, "strategy " + info.name + " has the alias \"" + alias + "\", which is no name");
   if (raw.options_table != nullptr && !is_name(raw.options_table))
     throw bad(file, "strategy " + info.name + " has no proper options table");
@@ -78,9 +73,9 @@ StrategyInfo read_strategy(const meshwright_strategy& raw, const std::string& fi
 }  // namespace
 
 bool answers_to(const StrategyInfo& info, const std::string& name) {
-  const std::string wanted = normal_name(name);
-  return normal_name(info.name) == wanted ||
-         std::any_of(info.aliases.begin(), info.aliases.end(), [&](const std::string& alias) { return normal_name(alias) == wanted; });
+  const std::string wanted = text::normal(name);
+  return text::normal(info.name) == wanted ||
+         std::any_of(info.aliases.begin(), info.aliases.end(), [&](const std::string& alias) { return text::normal(alias) == wanted; });
 }
 
 const meshwright_strategy* raw_strategy(const meshwright_plugin& descriptor, size_t index) {
@@ -129,7 +124,7 @@ LoadedPlugin read_descriptor(const meshwright_plugin* d, const Judged& judged, c
     StrategyInfo info = read_strategy(*raw, file);
     auto listed = [&](const std::string& name) {
       return std::any_of(judged.strategies.begin(), judged.strategies.end(),
-                         [&](const std::string& s) { return normal_name(s) == normal_name(name); });
+                         [&](const std::string& s) { return text::normal(s) == text::normal(name); });
     };
     std::vector<std::string> names = info.aliases;
     names.insert(names.begin(), info.name);

@@ -13,8 +13,8 @@
 
 #include "engine/plugins/descriptor.h"
 #include "engine/plugins/judge.h"
-#include "engine/plugins/names.h"
 #include "meshwright/facts.h"
+#include "sdk/src/words.h"
 
 namespace meshwright::plugins {
 namespace {
@@ -55,7 +55,7 @@ std::vector<Place> places_of(const SearchPath& search) {
   for (const fs::path& folder : search.folders) add("[plugins] path", absolute_unless_empty(folder));
   if (!search.standard_places) return out;
   if (const char* env = std::getenv("MESHWRIGHT_PLUGIN_PATH"))
-    for (const std::string& folder : split_names(env, ':'))
+    for (const std::string& folder : text::split_names(env, ':'))
       if (fs::path(folder).is_absolute()) add("MESHWRIGHT_PLUGIN_PATH", folder);
   const char *data = std::getenv("XDG_DATA_HOME"), *home = std::getenv("HOME");
   if (data != nullptr && *data == '/')
@@ -144,21 +144,21 @@ struct Registry::Impl {
     if (file.filename() == "libmeshwright_" + name + ".so") return true;
     try {
       for (const std::string& strategy : read_facts(file).strategies)
-        if (normal_name(strategy) == name) return true;
+        if (text::normal(strategy) == name) return true;
     } catch (const Error&) {  // a damaged neighbour is no hit; `plugins list` shows it
     }
     return false;
   }
 };
 
-Registry::Registry(SearchPath search) : impl_(std::make_unique<Impl>()) {
+Registry::Registry(const SearchPath& search) : impl_(std::make_unique<Impl>()) {
   impl_->places = places_of(search);
   for (const fs::path& file : search.files) impl_->files.push_back(absolute_unless_empty(file));
 }
 Registry::~Registry() = default;
 
 LoadedStrategy Registry::find(const std::string& strategy) {
-  std::string name = normal_name(strategy);
+  std::string name = text::normal(strategy);
   impl_->load_named_files();
   auto from = [&](const LoadedPlugin& plugin) -> std::optional<LoadedStrategy> {
     for (const StrategyInfo& info : plugin.strategies)

@@ -60,7 +60,7 @@ struct Listing {
 
 class Registry {
  public:
-  explicit Registry(SearchPath search);
+  explicit Registry(const SearchPath& search);
   ~Registry();
 
   // The plugin that has a strategy of this name or alias (any letter case). Throws Error(4xx): not found lists every place tried and

@@ -28,15 +28,19 @@ std::string one_line(const json::value& value) {
   return json::serialize(value);
 }
 
+bool add_if_short(const json::value& value, size_t indent, std::string& out) {
+  std::string line = one_line(value);
+  if (line.size() + indent > kLine) return false;
+  out += line;
+  return true;
+}
+
 // Short values stay on one line; a list of rows has one row a line.
 void print(const json::value& value, size_t indent, std::string& out) {
   std::string inner(indent + 2, ' ');
   if (const json::array* array = value.if_array()) {
     bool flat = std::all_of(array->begin(), array->end(), is_scalar);
-    if (std::string line; flat && (line = one_line(value)).size() + indent <= kLine) {
-      out += line;
-      return;
-    }
+    if (flat && add_if_short(value, indent, out)) return;
     out += "[";
     size_t column = kLine;
     for (size_t i = 0; i < array->size(); ++i) {
@@ -58,10 +62,7 @@ void print(const json::value& value, size_t indent, std::string& out) {
       out += "{}";
       return;
     }
-    if (std::string line; indent > 0 && object->size() <= 12 && (line = one_line(value)).size() + indent <= kLine) {
-      out += line;
-      return;
-    }
+    if (indent > 0 && object->size() <= 12 && add_if_short(value, indent, out)) return;
     out += "{";
     bool first = true;
     for (const auto& [key, item] : *object) {

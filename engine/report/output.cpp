@@ -5,7 +5,7 @@
 
 namespace meshwright::report {
 
-WriteFailed::WriteFailed(std::string stream, int error)
+WriteFailed::WriteFailed(const std::string& stream, int error)
     : closed_pipe_(error == EPIPE), what_("cannot write to " + stream + ": " + std::strerror(error)) {}
 
 void Output::write(std::string_view text) {

@@ -71,7 +71,7 @@ class Output {
 // The reader went away (quiet), or the device is full (worth a message).
 class WriteFailed : public std::exception {
  public:
-  WriteFailed(std::string stream, int error);
+  WriteFailed(const std::string& stream, int error);
   bool closed_pipe() const { return closed_pipe_; }
   const char* what() const noexcept override { return what_.c_str(); }
 

@@ -55,17 +55,17 @@ void check_line(const std::string& what, const char* text, size_t most, Report& 
 
 void check_strategy(const meshwright_strategy& s, std::set<std::string>& names, Report& report) {
   std::string name = text_of(s.name);
-  if (!is_identifier(name) || name.size() > 64)
+  if (!text::is_identifier(name))
     report.fail("the strategy name \"" + name + "\" is not made of a-z, 0-9 and _, a letter first, 64 at most");
-  if (!names.insert(normal_name(name)).second) report.fail("the strategy name " + name + " stands twice");
-  for (const std::string& alias : split_bar(s.aliases)) {
-    if (!is_identifier(normal_name(alias))) report.fail("strategy " + name + ": the alias \"" + alias + "\" is no name");
+  if (!names.insert(text::normal(name)).second) report.fail("the strategy name " + name + " stands twice");
+  for (const std::string& alias : text::split_names(s.aliases, '|')) {
+    if (!text::is_identifier(text::normal(alias))) report.fail("strategy " + name + ": the alias \"" + alias + "\" is no name");
     // "a-b" beside "a_b" is the same name written twice, which harms nobody.
-    if (normal_name(alias) != normal_name(name) && !names.insert(normal_name(alias)).second)
+    if (text::normal(alias) != text::normal(name) && !names.insert(text::normal(alias)).second)
       report.fail("the name " + alias + " stands twice");
   }
   check_line("the summary of strategy " + name, s.summary, 120, report);
-  if (s.options_table != nullptr && !is_identifier(s.options_table))
+  if (s.options_table != nullptr && !text::is_identifier(s.options_table))
     report.fail("strategy " + name + ": the options table \"" + text_of(s.options_table) + "\" is no name");
   if (s.option_count > 0 && s.options == nullptr) report.fail("strategy " + name + " counts options but has none");
   if ((s.capabilities & MESHWRIGHT_CAN_PLAN) == 0) report.fail("strategy " + name + " does not say that it can plan");
@@ -97,10 +97,10 @@ void check_facts(const Subject& subject, Report& report) {
   }
   for (size_t i = 0; i < subject.plugin->strategy_count; ++i) {
     const meshwright_strategy& strategy = element(subject.plugin->strategies, i);
-    std::vector<std::string> names = split_bar(strategy.aliases);
+    std::vector<std::string> names = text::split_names(strategy.aliases, '|');
     names.push_back(text_of(strategy.name));
     for (const std::string& name : names)
-      if (normal_name(strategies).find("," + normal_name(name) + ",") == std::string::npos)
+      if (text::normal(strategies).find("," + text::normal(name) + ",") == std::string::npos)
         report.fail("the facts do not list \"" + name + "\"; name it in STRATEGIES of meshwright_add_plugin()");
   }
   report.note(std::to_string(lines) + " facts");
@@ -129,7 +129,8 @@ void check_descriptor(const Subject& subject, Report& report) {
   if (p.sdk_major != MESHWRIGHT_SDK_MAJOR) report.fail("the SDK major version is " + std::to_string(p.sdk_major));
   check_line("the vendor", p.vendor, 120, report);
   check_line("the summary", p.summary, 120, report);
-  if (!is_identifier(text_of(p.name))) report.fail("the name \"" + text_of(p.name) + "\" is not made of a-z, 0-9 and _, a letter first");
+  if (!text::is_identifier(text_of(p.name)))
+    report.fail("the name \"" + text_of(p.name) + "\" is not made of a-z, 0-9 and _, a letter first");
   static const std::regex semver(R"((0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)(-[0-9A-Za-z.-]+)?(\+[0-9A-Za-z.-]+)?)");
   if (!std::regex_match(text_of(p.version), semver)) report.fail("the version \"" + text_of(p.version) + "\" is not like 1.2.3");
   // An SPDX expression: "Apache-2.0", "MIT OR GPL-2.0-only WITH Classpath-exception-2.0", "LicenseRef-mine".

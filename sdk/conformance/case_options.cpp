@@ -68,13 +68,13 @@ class OptionChecker {
       report_.fail(name_ + " has a range that holds nothing");
     if (o_.choices != nullptr && !type(words)) report_.fail(name_ + " has choices but takes no word");
     if (flag(MESHWRIGHT_DTYPE) && !type(MESHWRIGHT_STRING)) report_.fail(name_ + " is a dtype but takes no word");
-    std::vector<std::string> choices = split_bar(o_.choices);
+    std::vector<std::string> choices = o_.choices == nullptr ? std::vector<std::string>() : text::split(o_.choices, '|');
     std::sort(choices.begin(), choices.end());
     if (std::adjacent_find(choices.begin(), choices.end()) != choices.end()) report_.fail(name_ + " has a choice twice");
     if (std::find(choices.begin(), choices.end(), "") != choices.end()) report_.fail(name_ + " has an empty choice");
-    for (std::string alias : split_bar(o_.aliases)) {
+    for (std::string alias : text::split_names(o_.aliases, '|')) {
       alias = alias.substr(0, alias.find('{'));  // "old{x=1,y=2}"
-      if (!is_identifier(normal_name(alias))) report_.fail(name_ + ": the older name \"" + alias + "\" is no name");
+      if (!text::is_identifier(text::normal(alias))) report_.fail(name_ + ": the older name \"" + alias + "\" is no name");
       if (schema_.find(alias) != nullptr) report_.fail(name_ + ": the older name " + alias + " is the name of another option");
     }
   }
@@ -121,7 +121,7 @@ class OptionChecker {
 
   void choices() {
     if (o_.choices == nullptr || !type(MESHWRIGHT_STRING)) return;
-    for (const std::string& choice : split_bar(o_.choices)) takes(OptionValue(choice), "its choice");
+    for (const std::string& choice : text::split_names(o_.choices, '|')) takes(OptionValue(choice), "its choice");
     refuses(OptionValue(std::string("surely not a choice")), ErrorCode::bad_choice, "a word that is not among its choices");
   }
 

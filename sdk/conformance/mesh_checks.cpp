@@ -78,8 +78,8 @@ class PlanChecker {
   }
 
   void delegation() {
-    if (!is_identifier(normal_name(plan_.delegate_to))) fail("delegate_to names no strategy: \"" + plan_.delegate_to + "\"");
-    if (normal_name(plan_.delegate_to) == normal_name(self_)) fail("it delegates to itself");
+    if (!text::is_identifier(text::normal(plan_.delegate_to))) fail("delegate_to names no strategy: \"" + plan_.delegate_to + "\"");
+    if (text::normal(plan_.delegate_to) == text::normal(self_)) fail("it delegates to itself");
     if (plan_.device_mesh || plan_.moe_mesh || !plan_.fsdp_axes.empty()) fail("a plan that delegates holds a mesh as well");
   }
 

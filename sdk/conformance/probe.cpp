@@ -47,26 +47,6 @@ uint64_t Random::next() {
   return z ^ (z >> 31);
 }
 
-std::vector<std::string> split_bar(const char* list) {
-  std::vector<std::string> out;
-  if (list == nullptr) return out;
-  std::istringstream stream(list);
-  for (std::string part; std::getline(stream, part, '|');) out.push_back(part);
-  return out;
-}
-
-std::string normal_name(std::string_view name) {
-  std::string out(name);
-  for (char& c : out) c = c == '-' ? '_' : static_cast<char>(c >= 'A' && c <= 'Z' ? c - 'A' + 'a' : c);
-  return out;
-}
-
-bool is_identifier(std::string_view name) {
-  auto lower = [](char c) { return c >= 'a' && c <= 'z'; };
-  if (name.empty() || !lower(name.front())) return false;
-  return std::all_of(name.begin(), name.end(), [&](char c) { return lower(c) || (c >= '0' && c <= '9') || c == '_'; });
-}
-
 OptionSchema own_schema(const meshwright_strategy& strategy) {
   OptionSchema schema;
   schema.table = std::string("distributed.") + (strategy.options_table != nullptr ? strategy.options_table : strategy.name);
@@ -81,7 +61,7 @@ OptionValue random_value(const meshwright_option& option, Random& random) {
   for (uint32_t form = MESHWRIGHT_BOOL; form <= MESHWRIGHT_STRING_TABLE; form *= 2)
     if ((option.type & form) != 0) forms.push_back(form);
   if (flag(MESHWRIGHT_OPTIONAL) && random.chance(15)) return std::string("none");
-  std::vector<std::string> words = split_bar(option.choices);
+  std::vector<std::string> words = text::split_names(option.choices, '|');
   bool any_word = words.empty();
   if (any_word) words = {"", "a", "model.layers.*", "-", "1f1b", "an unlikely name with spaces and \xc3\xa4", std::string(300, 'x')};
   if (flag(MESHWRIGHT_DTYPE)) words = {"float32", "bf16", "torch.float16", "half", "int8", "bool"};

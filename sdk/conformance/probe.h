@@ -10,6 +10,7 @@
 
 #include "meshwright/strategy.h"
 #include "sdk/conformance/conformance.h"
+#include "sdk/src/words.h"
 
 namespace meshwright::conformance {
 
@@ -76,9 +77,6 @@ const T& element(const T* array, size_t i) {
 
 // The strategy's own table, as the engine makes it.
 OptionSchema own_schema(const meshwright_strategy& strategy);
-std::vector<std::string> split_bar(const char* list);  // "a|b" -> a, b
-std::string normal_name(std::string_view name);        // lower case, '-' as '_'
-bool is_identifier(std::string_view name);             // [a-z][a-z0-9_]*
 
 // A value the option takes, and one of each TOML form.
 OptionValue random_value(const meshwright_option& option, Random& random);

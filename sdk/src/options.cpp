@@ -31,7 +31,7 @@ std::vector<std::string> examples(const meshwright_option& option) {
   if (option.default_value != nullptr) add(option.default_value);
   if (accepts(option, MESHWRIGHT_BOOL)) add("true"), add("false");
   if (option.choices != nullptr)
-    for (std::string_view choice : text::split(option.choices, '|')) add(to_toml(OptionValue(std::string(choice))));
+    for (const std::string& choice : text::split(option.choices, '|')) add(to_toml(OptionValue(choice)));
   if (accepts(option, MESHWRIGHT_STRING) && has_flag(option, MESHWRIGHT_DTYPE)) add("\"float32\""), add("\"bfloat16\"");
   if (accepts(option, MESHWRIGHT_INT | MESHWRIGHT_NUMBER)) {
     double low = has_flag(option, MESHWRIGHT_NO_MIN) ? 1 : option.min + (has_flag(option, MESHWRIGHT_OPEN_MIN) ? 1 : 0);
@@ -62,7 +62,7 @@ void check_range(const meshwright_option& option, double v, const std::string& k
 std::string check_choice(const meshwright_option& option, const std::string& value, const std::string& key) {
   if (option.choices == nullptr) return value;
   std::vector<std::string> names;
-  for (std::string_view choice : text::split(option.choices, '|')) {
+  for (const std::string& choice : text::split(option.choices, '|')) {
     if (choice == value) return value;
     if (has_flag(option, MESHWRIGHT_IGNORE_CASE) && text::normal(choice) == text::normal(value)) return std::string(choice);
     names.emplace_back(choice);
@@ -110,6 +110,12 @@ std::string to_toml(const OptionValue& value) {
     }
   };
   return std::visit(Printer{}, value);
+}
+
+OptionSchema make_schema(std::string table, std::string owner, std::span<const meshwright_option> options) {
+  OptionSchema schema{std::move(table), std::move(owner), {}};
+  for (const meshwright_option& option : options) schema.options.push_back(&option);
+  return schema;
 }
 
 const meshwright_option* OptionSchema::find(std::string_view name) const {
@@ -160,7 +166,7 @@ OptionValue check_option(const meshwright_option& option, const OptionValue& val
   if (means_unset(value) && has_flag(option, MESHWRIGHT_OPTIONAL)) {
     // A choice of that very name keeps it ("none | full | selective").
     if (option.choices != nullptr)
-      for (std::string_view choice : text::split(option.choices, '|'))
+      for (const std::string& choice : text::split(option.choices, '|'))
         if (choice == std::get<std::string>(value)) return value;
     return std::monostate{};
   }

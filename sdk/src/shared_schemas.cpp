@@ -101,33 +101,26 @@ constexpr std::array kPipeline = {
     with_flags(int_option("pp_seq_len", nullptr, 1, "Tokens a sample, so that stages need not negotiate shapes."), MESHWRIGHT_OPTIONAL),
 };
 
-template <size_t N>
-OptionSchema make(const char* table, const std::array<meshwright_option, N>& options) {
-  OptionSchema schema{table, "engine", {}};
-  for (const meshwright_option& o : options) schema.options.push_back(&o);
-  return schema;
-}
-
 }  // namespace
 
 const OptionSchema& distributed_schema() {
-  static const OptionSchema schema = make("distributed", kDistributed);
+  static const OptionSchema schema = make_schema("distributed", "engine", kDistributed);
   return schema;
 }
 const OptionSchema& mp_policy_schema() {
-  static const OptionSchema schema = make("distributed.mp_policy", kMpPolicy);
+  static const OptionSchema schema = make_schema("distributed.mp_policy", "engine", kMpPolicy);
   return schema;
 }
 const OptionSchema& moe_schema() {
-  static const OptionSchema schema = make("distributed.moe", kMoe);
+  static const OptionSchema schema = make_schema("distributed.moe", "engine", kMoe);
   return schema;
 }
 const OptionSchema& moe_mp_policy_schema() {
-  static const OptionSchema schema = make("distributed.moe.mp_policy", kMoeMpPolicy);
+  static const OptionSchema schema = make_schema("distributed.moe.mp_policy", "engine", kMoeMpPolicy);
   return schema;
 }
 const OptionSchema& pipeline_schema() {
-  static const OptionSchema schema = make("distributed.pipeline", kPipeline);
+  static const OptionSchema schema = make_schema("distributed.pipeline", "engine", kPipeline);
   return schema;
 }
 }  // namespace meshwright

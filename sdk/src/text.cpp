@@ -1,6 +1,5 @@
 #include "text.h"
 
-#include <cctype>
 #include <charconv>
 
 namespace meshwright::text {
@@ -15,28 +14,6 @@ std::optional<T> parse_whole(std::string_view s) {
 }
 
 }  // namespace
-
-std::string_view trim(std::string_view s) {
-  while (!s.empty() && std::isspace(static_cast<unsigned char>(s.front()))) s.remove_prefix(1);
-  while (!s.empty() && std::isspace(static_cast<unsigned char>(s.back()))) s.remove_suffix(1);
-  return s;
-}
-
-std::vector<std::string_view> split(std::string_view text, char separator) {
-  std::vector<std::string_view> out;
-  for (;;) {
-    size_t at = text.find(separator);
-    out.push_back(text.substr(0, at));
-    if (at == std::string_view::npos) return out;
-    text.remove_prefix(at + 1);
-  }
-}
-
-std::string normal(std::string_view text) {
-  std::string out(text);
-  for (char& c : out) c = c == '-' ? '_' : static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
-  return out;
-}
 
 std::string quote(std::string_view text) {
   std::string out = "\"";
@@ -74,13 +51,6 @@ std::string quote(std::string_view text) {
 bool lies_under(std::string_view name, std::string_view module) {
   if (module.empty()) return !name.empty();
   return name.size() > module.size() && name.starts_with(module) && name[module.size()] == '.';
-}
-
-bool is_identifier(std::string_view text) {
-  if (text.empty() || text.size() > 64 || !std::islower(static_cast<unsigned char>(text[0]))) return false;
-  for (char c : text)
-    if (!(std::islower(static_cast<unsigned char>(c)) || std::isdigit(static_cast<unsigned char>(c)) || c == '_')) return false;
-  return true;
 }
 
 std::optional<OptionValue> parse_literal(std::string_view text) {

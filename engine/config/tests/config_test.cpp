@@ -27,11 +27,8 @@ constexpr meshwright_option kOther[] = {
 
 // Two strategies as plugins would declare them.
 std::vector<StrategySchema> strategies() {
-  StrategySchema sharded{"fsdp2", {}, {"distributed.fsdp2", "fsdp2", {}}};
-  for (const meshwright_option& o : kFullyShardedOptions) sharded.schema.options.push_back(&o);
-  StrategySchema other{"other", {"the-other"}, {"distributed.other", "other", {}}};
-  for (const meshwright_option& o : kOther) other.schema.options.push_back(&o);
-  return {sharded, other};
+  return {{"fsdp2", {}, make_schema("distributed.fsdp2", "fsdp2", kFullyShardedOptions)},
+          {"other", {"the-other"}, make_schema("distributed.other", "other", kOther)}};
 }
 
 struct Loaded {
@@ -39,7 +36,7 @@ struct Loaded {
   Diagnostics diagnostics;
 };
 
-Loaded load(const std::string& text, std::vector<std::string> sets = {}, std::map<std::string, std::string> environment = {},
+Loaded load(const std::string& text, std::vector<std::string> sets = {}, const std::map<std::string, std::string>& environment = {},
             const std::string& active = "fsdp2") {
   Loaded out;
   LoadOptions options;

@@ -130,7 +130,7 @@ TEST_CASE("long source lines are cut around the caret") {
 
 TEST_CASE("places that no longer exist are named without a source line") {
   File file("a = 1\n");
-  for (auto [name, line, column] :
+  for (const auto& [name, line, column] :
        {std::tuple<std::string, int, int>{"/no/such/file.toml", 1, 1}, {file.path.string(), 99, 1}, {"/", 1, 1}}) {
     Error error(ErrorCode::wrong_type, "bad");
     error.at({Origin::Source::file, name, line, column});

@@ -150,6 +150,7 @@ const Broken kBroken[] = {
      }},
     {"schema", "the older name depth is the name of another option", [](Plugin& p) { p.options[0] = with_aliases(p.options[0], "depth"); }},
     {"schema", "has a choice twice", [](Plugin& p) { p.options.push_back(choice_option("kind", "\"a\"", "a|b|a", "A word.")); }},
+    {"schema", "has an empty choice", [](Plugin& p) { p.options.push_back(choice_option("kind", "\"a\"", "a||b", "A word.")); }},
     {"schema", "how", [](Plugin& p) { p.options.push_back(option("how", MESHWRIGHT_INT, "\"deep\"", "A default of another type.")); }},
     {"lifecycle", "memory grew by",
      [](Plugin&) {

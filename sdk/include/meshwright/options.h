@@ -35,6 +35,8 @@ struct OptionSchema {
 
   MESHWRIGHT_API const meshwright_option* find(std::string_view name) const;
 };
+// The schema of a whole array, which must outlive it.
+MESHWRIGHT_API OptionSchema make_schema(std::string table, std::string owner, std::span<const meshwright_option> options);
 
 // Checks one value against one option: type, range, choices, dtype name. Returns the value in its normal form (an integer
 // becomes a double where the option is a number; "none"/"auto" become monostate where optional and not a choice).

@@ -22,11 +22,9 @@ std::shared_ptr<mw::Strategy> make_strategy() {
 
 mw::MeshRequest request_for(int64_t world_size) {
   const meshwright_strategy& about = meshwright_plugin_v1.strategies[0];
-  mw::OptionSchema schema{"distributed.my_strategy", about.name, {}};
-  for (size_t i = 0; i < about.option_count; ++i) schema.options.push_back(&about.options[i]);
   mw::MeshRequest request;
   request.world_size = world_size;
-  request.config.own = mw::Options(schema);
+  request.config.own = mw::Options(mw::make_schema("distributed.my_strategy", about.name, {about.options, about.option_count}));
   return request;
 }
 

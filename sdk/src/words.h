@@ -1,0 +1,63 @@
+// Words and names, for everything in this repository that reads them. Not public, and all inline: the SDK library hides what is not.
+#pragma once
+
+#include <algorithm>
+#include <cctype>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace meshwright::text {
+
+// Without white space at both ends.
+inline std::string_view trim(std::string_view text) {
+  constexpr std::string_view space = " \t\r\n\v\f";
+  size_t begin = text.find_first_not_of(space);
+  if (begin == std::string_view::npos) return {};
+  return text.substr(begin, text.find_last_not_of(space) - begin + 1);
+}
+
+// The parts between separators, empty ones too: one more than there are separators.
+inline std::vector<std::string> split(std::string_view text, char separator) {
+  std::vector<std::string> out;
+  for (;;) {
+    size_t at = text.find(separator);
+    out.emplace_back(text.substr(0, at));
+    if (at == std::string_view::npos) return out;
+    text.remove_prefix(at + 1);
+  }
+}
+// The parts that are not empty. nullptr: none.
+inline std::vector<std::string> split_names(const char* text, char separator) {
+  std::vector<std::string> out = split(text == nullptr ? "" : text, separator);
+  std::erase(out, "");
+  return out;
+}
+
+template <class Range>
+std::string join(const Range& parts, std::string_view separator) {
+  std::string out;
+  bool first = true;
+  for (const auto& part : parts) {
+    if (!first) out += separator;
+    out += part;
+    first = false;
+  }
+  return out;
+}
+
+// Lower case, '-' as '_': how names compare.
+inline std::string normal(std::string_view text) {
+  std::string out(text);
+  for (char& c : out) c = c == '-' ? '_' : static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  return out;
+}
+
+// [a-z][a-z0-9_]*, at most 64 characters.
+inline bool is_identifier(std::string_view text) {
+  auto lower = [](char c) { return c >= 'a' && c <= 'z'; };
+  return !text.empty() && text.size() <= 64 && lower(text[0]) &&
+         std::all_of(text.begin(), text.end(), [&](char c) { return lower(c) || (c >= '0' && c <= '9') || c == '_'; });
+}
+
+}  // namespace meshwright::text
