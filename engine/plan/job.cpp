@@ -57,7 +57,10 @@ void check_rules(const plugins::LoadedStrategy& strategy, const StrategyConfig& 
 }  // namespace
 
 std::optional<Job> load_job(const config::LoadOptions& options, Diagnostics& diagnostics) {
-  config::Source source = config::Source::load(options, diagnostics);
+  return load_job(config::Source::load(options, diagnostics), diagnostics);
+}
+
+std::optional<Job> load_job(const config::Source& source, Diagnostics& diagnostics) {
   for (const Error& error : diagnostics.errors())
     if (error.code() == ErrorCode::file_unreadable || error.code() == ErrorCode::toml_syntax) return std::nullopt;
   Job job;

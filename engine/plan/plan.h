@@ -26,6 +26,7 @@ struct Job {
 
 // Loads and checks everything; problems go to `diagnostics`. nullopt when the strategy cannot be had or the file cannot be read.
 std::optional<Job> load_job(const config::LoadOptions& options, Diagnostics& diagnostics);
+std::optional<Job> load_job(const config::Source& source, Diagnostics& diagnostics);
 
 // Beyond this, sizes are taken for mistakes: their products and the lists of ranks stay small below it.
 inline constexpr int64_t kMostRanks = int64_t{1} << 22;

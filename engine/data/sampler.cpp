@@ -1,0 +1,43 @@
+#include <bit>
+
+#include "engine/data/dataset.h"
+
+namespace meshwright::data {
+
+namespace {
+
+// The finaliser of SplitMix64 (Steele, Lea and Flood 2014).
+uint64_t mix(uint64_t x) {
+  x += 0x9e3779b97f4a7c15u;
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+  return x ^ (x >> 31);
+}
+
+}  // namespace
+
+Sampler::Sampler(int64_t samples, bool shuffle, uint64_t seed) : samples_(samples), shuffle_(shuffle), seed_(seed) {
+  int bits = std::bit_width(static_cast<uint64_t>(samples > 1 ? samples - 1 : 1));
+  half_bits_ = (bits + 1) / 2;
+}
+
+// A Feistel network over the next even power of two is a permutation of it; walking on from values past the end (less than four steps
+// on average) makes it one of [0, samples).
+int64_t Sampler::at(int64_t position) const {
+  int64_t epoch = position / samples_, place = position % samples_;
+  if (!shuffle_) return place;
+  uint64_t key = mix(seed_ ^ mix(static_cast<uint64_t>(epoch))), mask = (uint64_t{1} << half_bits_) - 1;
+  uint64_t x = static_cast<uint64_t>(place);
+  do {
+    uint64_t left = x >> half_bits_, right = x & mask;
+    for (uint64_t round = 0; round < 6; ++round) {
+      uint64_t next = left ^ (mix(key ^ mix(right + (round << 56))) & mask);
+      left = right;
+      right = next;
+    }
+    x = left << half_bits_ | right;
+  } while (x >= static_cast<uint64_t>(samples_));
+  return static_cast<int64_t>(x);
+}
+
+}  // namespace meshwright::data

@@ -1,0 +1,120 @@
+// The engine as a library: train any torch::nn::Module under the strategy that a TOML file (or code) chooses, inside your own main().
+//
+//   meshwright::Job job = meshwright::Job::from_file("job.toml");      // or Job() and job.set("distributed.strategy", "\"ddp\"")
+//   auto world = meshwright::join_world(job);                          // ranks from the launcher's environment; alone without one
+//   Net net;                                                           // declared with MESHWRIGHT_MODULE
+//   meshwright::Trainer trainer(job, world, net.ptr());
+//   for (int64_t s = 0; s < trainer.max_steps(); ++s)
+//     trainer.step([&](int64_t micro) { ... return meshwright::MicroLoss{sum_of_losses, count}; });
+//
+// Nothing here installs signal handlers, exits or changes global state, but for the number of threads and LibTorch's deterministic
+// switch when the job asks for them. All failures are meshwright::Error.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "meshwright/parallel.h"
+
+namespace meshwright {
+
+namespace plan {
+struct Job;
+struct JobPlan;
+}  // namespace plan
+namespace train {
+class Optimizer;
+}
+
+// A checked configuration with its strategy. Values are those of the TOML file's keys.
+class MESHWRIGHT_API Job {
+ public:
+  // Throws the first Error of the file; `overrides` are "a.b=c", as --set takes them.
+  static Job from_file(const std::string& path, const std::vector<std::string>& overrides = {});
+  static Job from_text(const std::string& toml, const std::vector<std::string>& overrides = {});
+  Job();  // every key at its default
+  Job(Job&&) noexcept;
+  Job& operator=(Job&&) noexcept;
+  ~Job();
+  // Overrides a key; `value` as in TOML ("2", "\"fsdp2\""). Checked at once. Throws Error.
+  Job& set(const std::string& key, const std::string& value);
+
+  const Options& table(const std::string& name) const;  // "optimizer", "distributed.fsdp2"
+  const std::vector<std::string>& notices() const;      // notices and warnings of the file
+  plan::Job& impl() const { return *impl_; }
+
+ private:
+  std::string text_;
+  std::string path_;
+  std::vector<std::string> overrides_;
+  std::unique_ptr<plan::Job> impl_;
+  std::vector<std::string> notices_;
+  void load();
+};
+
+// Joins the ranks named by the environment (torchrun, plain, Slurm, Open MPI variables), or makes a world of one. Collective. Compares
+// `facts` of all ranks before any group exists. Throws Error(bad_rank_environment | rendezvous_failed | ranks_disagree | device_unavailable).
+MESHWRIGHT_API std::shared_ptr<World> join_world(const Job& job, const std::vector<std::pair<std::string, std::string>>& facts = {});
+
+// The outline of a live module: names, shapes, lists. For models that are not described by a config.json.
+MESHWRIGHT_API ModelOutline outline_of(torch::nn::Module& model);
+
+// One micro-batch's loss: the sum over its targets, and how many there were.
+struct MicroLoss {
+  at::Tensor sum;     // 0-dim, float
+  int64_t count = 0;  // may be 0
+};
+
+struct StepResult {
+  int64_t step = 0;       // from 0
+  double loss = 0;        // mean over all targets of the step, all ranks
+  double grad_norm = 0;   // L2, before clipping
+  double lr = 0;
+  int64_t count = 0;      // targets of the step, all ranks
+};
+
+class MESHWRIGHT_API Trainer {
+ public:
+  // Collective: plans the mesh, parallelizes. `outline`: of a known model family; else made from the module. `expected_count`: targets
+  // of a full micro-batch, the scale that gradients are summed at (any positive constant, the same on all ranks).
+  Trainer(Job& job, std::shared_ptr<World> world, std::shared_ptr<torch::nn::Module> model, std::optional<ModelOutline> outline = {},
+          int64_t expected_count = 1);
+  ~Trainer();
+
+  // Collective. `forward(micro)` is called for each micro-batch of this rank. Throws Error(nonfinite) before the optimizer's update when
+  // run.stop_on_nonfinite is set.
+  StepResult step(const std::function<MicroLoss(int64_t micro)>& forward);
+  // Collective. The mean loss over micro-batches without gradients; every rank makes the same number of calls of `forward`.
+  double evaluate(int64_t micro_batches, const std::function<MicroLoss(int64_t micro)>& forward);
+
+  ParallelModel& model() { return *model_; }
+  World& world() { return *world_; }
+  const plan::JobPlan& plan() const { return *plan_; }
+  train::Optimizer& optimizer() { return *optimizer_; }
+  int64_t accumulation() const { return accumulation_; }
+  int64_t local_batch() const { return local_batch_; }
+  int64_t data_parallel_size() const { return dp_; }
+  int64_t data_parallel_rank() const { return dp_rank_; }
+  int64_t max_steps() const { return max_steps_; }
+  int64_t next_step() const { return step_; }
+
+ private:
+  struct Parts;
+  std::shared_ptr<World> world_;
+  std::shared_ptr<torch::nn::Module> module_;
+  std::unique_ptr<ModelOutline> outline_;
+  std::unique_ptr<plan::JobPlan> plan_;
+  std::unique_ptr<Parts> parts_;
+  std::unique_ptr<ParallelModel> model_;
+  std::unique_ptr<train::Optimizer> optimizer_;
+  std::shared_ptr<Group> data_;
+  int64_t accumulation_ = 1, local_batch_ = 1, dp_ = 1, dp_rank_ = 0, max_steps_ = 0, step_ = 0, expected_ = 1;
+};
+
+}  // namespace meshwright

@@ -1,0 +1,35 @@
+// How ranks find each other: one c10d store, the back ends of groups over it, and the comparison of all ranks before anything else.
+#pragma once
+
+#include <c10/util/intrusive_ptr.h>
+
+#include <chrono>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "engine/launch/ranks.h"
+#include "meshwright/group.h"
+
+namespace c10d {
+class Store;
+}
+
+namespace meshwright::rendezvous {
+
+// Collective. Rank 0 serves a TCPStore: on the inherited socket, else on master_addr, on loopback only when all ranks are on one host.
+// Under torchrun's agent every rank is a client. A world of one has no network. Returns when all ranks are there. Throws
+// Error(rendezvous_failed) with host, port, seconds and the missing ranks.
+c10::intrusive_ptr<c10d::Store> connect_store(const launch::RankEnvironment& ranks, std::chrono::milliseconds timeout);
+
+// Collective over all ranks, before the first group. Throws Error(ranks_disagree) on every rank, naming the odd ones (those unlike the
+// majority, at a tie unlike rank 0) and what differs; Error(rendezvous_failed) when a rank does not come.
+using Facts = std::vector<std::pair<std::string, std::string>>;
+void compare_ranks(c10d::Store& store, int64_t rank, int64_t world, const Facts& facts, std::chrono::milliseconds timeout);
+
+// The world of these ranks on the CPU, its groups over gloo.
+std::shared_ptr<World> make_gloo_world(const launch::RankEnvironment& ranks, c10::intrusive_ptr<c10d::Store> store, at::Device device,
+                                       std::chrono::milliseconds timeout);
+
+}  // namespace meshwright::rendezvous

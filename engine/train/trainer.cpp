@@ -1,0 +1,159 @@
+#include "meshwright/trainer.h"
+
+#include <ATen/Context.h>
+#include <ATen/autocast_mode.h>
+#include <ATen/ops/tensor.h>
+#include <c10/core/GradMode.h>
+#include <torch/nn/module.h>
+
+#include <cmath>
+
+#include "engine/plan/plan.h"
+#include "engine/train/optimizer.h"
+#include "engine/train/schedule.h"
+
+namespace meshwright {
+
+using at::Tensor;
+
+struct Trainer::Parts {
+  StrategyConfig config;
+  train::Schedule schedule;
+  double max_grad_norm;
+  bool stop_on_nonfinite;
+  std::optional<at::ScalarType> autocast;
+};
+
+namespace {
+
+// Autocast for one forward, as distributed.autocast_dtype asks.
+class AutocastScope {
+ public:
+  AutocastScope(std::optional<at::ScalarType> dtype, at::DeviceType device) : on_(dtype.has_value()), device_(device) {
+    if (!on_) return;
+    enabled_ = at::autocast::is_autocast_enabled(device_);
+    dtype_ = at::autocast::get_autocast_dtype(device_);
+    at::autocast::set_autocast_enabled(device_, true);
+    at::autocast::set_autocast_dtype(device_, *dtype);
+    at::autocast::increment_nesting();
+  }
+  ~AutocastScope() {
+    if (!on_) return;
+    if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();
+    at::autocast::set_autocast_enabled(device_, enabled_);
+    at::autocast::set_autocast_dtype(device_, dtype_);
+  }
+
+ private:
+  bool on_, enabled_ = false;
+  at::DeviceType device_;
+  at::ScalarType dtype_ = at::kFloat;
+};
+
+}  // namespace
+
+Trainer::Trainer(Job& job, std::shared_ptr<World> world, std::shared_ptr<torch::nn::Module> model, std::optional<ModelOutline> outline,
+                 int64_t expected_count)
+    : world_(std::move(world)), module_(std::move(model)), expected_(expected_count) {
+  outline_ = std::make_unique<ModelOutline>(outline ? std::move(*outline) : outline_of(*module_));
+  plan_ = std::make_unique<plan::JobPlan>(plan::make_plan(job.impl(), {.world_size = world_->size(), .rank = world_->rank()}));
+  const config::Config& config = job.impl().config;
+  const Options& optimizer = config.table("optimizer");
+  max_steps_ = config.table("step_scheduler").get_int("max_steps");
+  accumulation_ = plan_->workload.accumulation;
+  local_batch_ = plan_->workload.local_batch;
+  dp_ = plan_->mesh.dp;
+  const std::optional<Mesh>& mesh = plan_->mesh.device_mesh;
+  dp_rank_ = mesh ? mesh->coordinate(world_->rank(), "dp") : world_->rank();
+  config::StrategySchema schema{plan_->strategy.info->name, plan_->strategy.info->aliases, plan_->strategy.info->schema};
+  parts_ =
+      std::make_unique<Parts>(Parts{config.strategy_config(schema), train::Schedule(optimizer, config.table("lr_scheduler"), max_steps_),
+                                    optimizer.is_set("max_grad_norm") ? optimizer.get_number("max_grad_norm") : 0,
+                                    config.table("run").get_bool("stop_on_nonfinite"), std::nullopt});
+  if (parts_->config.shared.autocast_dtype)
+    parts_->autocast = *parts_->config.shared.autocast_dtype == DType::bfloat16  ? at::kBFloat16
+                       : *parts_->config.shared.autocast_dtype == DType::float16 ? at::kHalf
+                                                                                 : at::kFloat;
+  if (config.table("run").get_bool("deterministic")) at::globalContext().setDeterministicAlgorithms(true, false);
+  if ((plan_->strategy.info->capabilities & MESHWRIGHT_CAN_PARALLELIZE) == 0)
+    throw Error(ErrorCode::not_in_release,
+                "the strategy " + plan_->strategy.info->name + " can plan a job but not train it in this version")
+        .key("distributed.strategy")
+        .help("set distributed.strategy = \"fsdp2\"");
+  ParallelizeRequest request{module_, *outline_, plan_->mesh, plan_->tp, parts_->config, world_};
+  plugins::guarded(plan_->strategy, "parallelizing the model", [&] { model_ = plan_->strategy.strategy->parallelize(request); });
+  if (!model_)
+    throw Error(ErrorCode::plugin_nonconforming, "parallelize of the strategy " + plan_->strategy.info->name + " returned nothing");
+  optimizer_ = train::make_optimizer(optimizer);
+  data_ = model_->data_group();
+}
+
+Trainer::~Trainer() = default;
+
+StepResult Trainer::step(const std::function<MicroLoss(int64_t micro)>& forward) {
+  StepResult result;
+  result.step = step_;
+  result.lr = parts_->schedule.at(step_);
+  // Gradients are summed at a scale that is known before the labels are counted: as if every target counted. What is missing is made
+  // good by one factor in the pass that clips.
+  double assumed = static_cast<double>(expected_ * accumulation_);
+  double loss_sum = 0, count = 0;
+  model_->begin_step();
+  for (int64_t micro = 0; micro < accumulation_; ++micro) {
+    model_->micro_batch(micro + 1 == accumulation_);
+    MicroLoss loss;
+    {
+      AutocastScope autocast(parts_->autocast, world_->device().type());
+      loss = forward(micro);
+    }
+    count += static_cast<double>(loss.count);
+    (loss.sum / assumed).backward();
+    loss_sum += loss.sum.item<double>();
+  }
+  model_->end_step();
+  Tensor totals = at::tensor({loss_sum, count}, at::TensorOptions().dtype(at::kDouble));
+  if (data_->size() > 1) {
+    totals = totals.to(world_->device());
+    data_->all_reduce(totals).wait();
+    totals = totals.cpu();
+  }
+  double all_loss = totals[0].item<double>(), all_count = totals[1].item<double>();
+  result.count = static_cast<int64_t>(all_count);
+  result.loss = all_count > 0 ? all_loss / all_count : 0;
+  double scale = all_count > 0 ? assumed * static_cast<double>(data_->size()) / all_count : 0;
+  result.grad_norm = model_->clip_grad_norm(parts_->max_grad_norm, scale);
+  if (parts_->stop_on_nonfinite && (!std::isfinite(result.loss) || !std::isfinite(result.grad_norm)))
+    throw Error(ErrorCode::nonfinite, "step " + std::to_string(step_) + ": the " + (std::isfinite(result.loss) ? "gradient norm" : "loss") +
+                                          " is " +
+                                          (std::isnan(std::isfinite(result.loss) ? result.grad_norm : result.loss) ? "nan" : "infinite") +
+                                          " (loss " + std::to_string(result.loss) + ", gradient norm " + std::to_string(result.grad_norm) +
+                                          ", lr " + std::to_string(result.lr) + "); the weights are those of the step before")
+        .key("run.stop_on_nonfinite")
+        .help("lower optimizer.lr, or raise lr_scheduler.lr_warmup_steps")
+        .help("set run.stop_on_nonfinite = false to go on regardless");
+  optimizer_->step(model_->update_groups(), result.lr);
+  model_->values_changed();
+  ++step_;
+  return result;
+}
+
+double Trainer::evaluate(int64_t micro_batches, const std::function<MicroLoss(int64_t micro)>& forward) {
+  c10::NoGradGuard no_grad;
+  bool training = module_->is_training();
+  module_->eval();
+  double loss_sum = 0, count = 0;
+  for (int64_t micro = 0; micro < micro_batches; ++micro) {
+    AutocastScope autocast(parts_->autocast, world_->device().type());
+    MicroLoss loss = forward(micro);
+    loss_sum += loss.sum.item<double>();
+    count += static_cast<double>(loss.count);
+  }
+  module_->train(training);
+  Tensor totals = at::tensor({loss_sum, count}, at::TensorOptions().dtype(at::kDouble).device(world_->device()));
+  data_->all_reduce(totals).wait();
+  totals = totals.cpu();
+  double all_count = totals[1].item<double>();
+  return all_count > 0 ? totals[0].item<double>() / all_count : 0;
+}
+
+}  // namespace meshwright
