@@ -4,6 +4,7 @@
 #include <boost/json/parser.hpp>
 #include <boost/json/serialize.hpp>
 #include <cmath>
+#include <sstream>
 
 #include "meshwright/error.h"
 
@@ -31,6 +32,11 @@ void ConfigJson::fail(std::string_view field, const std::string& what) const {
   throw Error(ErrorCode::bad_model_config, name_ + ": " + std::string(field) + " " + what).key("model.config");
 }
 
+bool ConfigJson::is_null(std::string_view field) const {
+  const boost::json::value* value = object_.if_contains(boost::json::string_view(field.data(), field.size()));
+  return value != nullptr && value->is_null();
+}
+
 bool ConfigJson::has(std::string_view field) const { return find(field) != nullptr; }
 
 namespace {
@@ -39,6 +45,12 @@ std::optional<int64_t> whole(const boost::json::value& value) {
   if (const uint64_t* u = value.if_uint64()) return *u <= INT64_MAX ? std::optional(static_cast<int64_t>(*u)) : std::nullopt;
   if (const double* d = value.if_double(); d != nullptr && std::floor(*d) == *d && std::abs(*d) < 1e15) return static_cast<int64_t>(*d);
   return std::nullopt;
+}
+
+std::string number_text(double value) {
+  std::ostringstream out;
+  out << value;
+  return out.str();
 }
 }  // namespace
 
@@ -53,6 +65,20 @@ int64_t ConfigJson::integer(std::string_view field, int64_t low, int64_t high, s
   if (*number < low || *number > high)
     fail(field, "= " + std::to_string(*number) + " is out of range (" + std::to_string(low) + " to " + std::to_string(high) + ")");
   return *number;
+}
+
+double ConfigJson::number(std::string_view field, double low, double high, std::optional<double> fallback) const {
+  const boost::json::value* value = find(field);
+  if (value == nullptr) {
+    if (fallback) return *fallback;
+    fail(field, "is missing");
+  }
+  if (!value->is_number()) fail(field, "must be a number, found " + boost::json::serialize(*value).substr(0, 60));
+  double number = value->to_number<double>();
+  if (!(number >= low && number <= high))
+    fail(field,
+         "= " + boost::json::serialize(*value).substr(0, 60) + " is out of range (" + number_text(low) + " to " + number_text(high) + ")");
+  return number;
 }
 
 bool ConfigJson::boolean(std::string_view field, bool fallback) const {

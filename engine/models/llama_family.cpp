@@ -1,4 +1,5 @@
-#include "engine/models/decoder.h"
+#include "engine/models/llama_family.h"
+
 #include "engine/models/families.h"
 
 namespace meshwright::models {
@@ -21,29 +22,39 @@ constexpr Variant kVariants[] = {
 
 }  // namespace
 
-ModelOutline llama_family(const ConfigJson& config, DType storage) {
+LlamaFamily read_llama_family(const ConfigJson& config) {
   std::vector<std::string> names = config.strings("architectures");
   const Variant* v = &kVariants[0];
   for (const Variant& candidate : kVariants)
     if ((!names.empty() && names[0] == candidate.architecture) ||
         (names.empty() && config.string("model_type", "") == candidate.model_type))
       v = &candidate;
-  DecoderSizes s = read_decoder_sizes(config, v->defaults);
   bool bias = v->has_attention_bias && config.boolean("attention_bias", false);
-  bool mlp_bias = v->has_mlp_bias && config.boolean("mlp_bias", false);
-  std::string prefix = v->class_prefix;
-  OutlineBuilder b = begin_decoder(v->architecture, v->model_type, prefix, s, storage);
-  AttentionShape shape{v->qkv_bias_always || bias, v->output_follows_bias && bias, v->qk_norms, "o_proj"};
+  LlamaFamily family;
+  family.architecture = v->architecture;
+  family.model_type = v->model_type;
+  family.class_prefix = v->class_prefix;
+  family.sizes = read_decoder_sizes(config, v->defaults);
+  family.attention = {v->qkv_bias_always || bias, v->output_follows_bias && bias, v->qk_norms, "o_proj"};
+  family.mlp_bias = v->has_mlp_bias && config.boolean("mlp_bias", false);
+  return family;
+}
+
+ModelOutline llama_family(const ConfigJson& config, DType storage) {
+  LlamaFamily family = read_llama_family(config);
+  const DecoderSizes& s = family.sizes;
+  const std::string& prefix = family.class_prefix;
+  OutlineBuilder b = begin_decoder(family.architecture, family.model_type, prefix, s, storage);
   for (int64_t i = 0; i < s.layers; ++i) {
     std::string layer = "model.layers." + std::to_string(i);
     b.module(layer, ModuleKind::layer, prefix + "DecoderLayer");
-    attention(b, layer, prefix, s, shape);
-    gated_mlp(b, layer + ".mlp", prefix, s.hidden, s.intermediate, mlp_bias);
+    attention(b, layer, prefix, s, family.attention);
+    gated_mlp(b, layer + ".mlp", prefix, s.hidden, s.intermediate, family.mlp_bias);
     b.norm(layer + ".input_layernorm", s.hidden, prefix + "RMSNorm");
     b.norm(layer + ".post_attention_layernorm", s.hidden, prefix + "RMSNorm");
   }
   end_decoder(b, prefix, s);
-  b.own_plan(gated_mlp_plan(attention_plan(v->qk_norms)));
+  b.own_plan(gated_mlp_plan(attention_plan(family.attention.qk_norms)));
   return std::move(b.outline);
 }
 

@@ -59,7 +59,10 @@ std::vector<std::string> known_architectures() {
 }
 
 ModelOutline parse_outline(std::string_view json, const std::string& name, DType storage) {
-  ConfigJson config = ConfigJson::parse(json, name);
+  return make_outline(ConfigJson::parse(json, name), storage);
+}
+
+ModelOutline make_outline(const ConfigJson& config, DType storage) {
   std::vector<std::string> architectures = config.strings("architectures");
   std::string type = config.string("model_type", "");
   for (const Entry& entry : kFamilies)
@@ -69,7 +72,7 @@ ModelOutline parse_outline(std::string_view json, const std::string& name, DType
       architectures.empty() ? (type.empty() ? "no architecture" : "model_type \"" + type + "\"") : "\"" + architectures[0] + "\"";
   std::string all;
   for (const std::string& k : known) all += (all.empty() ? "" : ", ") + k;
-  Error error(ErrorCode::unknown_architecture, name + " names " + found + "; the families built in are " + all);
+  Error error(ErrorCode::unknown_architecture, config.name() + " names " + found + "; the families built in are " + all);
   error.key("model.config");
   if (!architectures.empty())
     if (std::string near = nearest_name(architectures[0], known); !near.empty())
@@ -77,11 +80,15 @@ ModelOutline parse_outline(std::string_view json, const std::string& name, DType
   throw error;
 }
 
-ModelOutline load_outline(const std::filesystem::path& config_or_folder, DType storage) {
+ConfigJson load_config(const std::filesystem::path& config_or_folder) {
   std::error_code failed;
   std::filesystem::path path =
       std::filesystem::is_directory(config_or_folder, failed) ? config_or_folder / "config.json" : config_or_folder;
-  return parse_outline(read_file(path), path.string(), storage);
+  return ConfigJson::parse(read_file(path), path.string());
+}
+
+ModelOutline load_outline(const std::filesystem::path& config_or_folder, DType storage) {
+  return make_outline(load_config(config_or_folder), storage);
 }
 
 }  // namespace meshwright::models

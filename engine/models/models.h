@@ -6,6 +6,7 @@
 #include <string_view>
 #include <vector>
 
+#include "engine/models/config_json.h"
 #include "meshwright/outline.h"
 
 namespace meshwright::models {
@@ -15,6 +16,9 @@ namespace meshwright::models {
 ModelOutline load_outline(const std::filesystem::path& config_or_folder, DType storage);
 // The same from JSON text; `name` is used in messages.
 ModelOutline parse_outline(std::string_view json, const std::string& name, DType storage);
+// The two steps of load_outline(), for those who read more of the configuration than the outline needs.
+ConfigJson load_config(const std::filesystem::path& config_or_folder);
+ModelOutline make_outline(const ConfigJson& config, DType storage);
 // The architectures there are, sorted.
 std::vector<std::string> known_architectures();
 

@@ -95,9 +95,9 @@ ReplicatedModel::ReplicatedModel(std::shared_ptr<torch::nn::Module> model, Repli
     : model_(std::move(model)),
       policy_(std::move(policy)),
       world_(std::move(world)),
-      param_(detail::scalar_type(policy_.mp.param)),
-      reduce_(detail::scalar_type(policy_.mp.reduce)),
-      output_(detail::scalar_type(policy_.mp.output)) {
+      param_(scalar_type(policy_.mp.param)),
+      reduce_(scalar_type(policy_.mp.reduce)),
+      output_(scalar_type(policy_.mp.output)) {
   std::set<c10::TensorImpl*> seen;
   std::vector<Parameter> forward;
   std::optional<at::ScalarType> storage;

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "buffers.h"
+#include "meshwright/scalar_type.h"
 #include "meshwright/sharded_units.h"
 
 namespace meshwright::detail {
@@ -103,8 +104,5 @@ class Unit {
   bool in_backward_ = false, reducing_ = false, fresh_ = true;
   int64_t waiting_ = 0;
 };
-
-// ATen's name of a dtype.
-at::ScalarType scalar_type(DType dtype);
 
 }  // namespace meshwright::detail

@@ -1,0 +1,52 @@
+#include "engine/nets/causal_lm.h"
+
+#include "engine/models/models.h"
+#include "engine/nets/decoder.h"
+#include "meshwright/scalar_type.h"
+
+namespace meshwright::nets {
+namespace {
+
+// LibTorch has no way to put one Parameter under a second, existing name.
+struct RegisteredParameters : torch::nn::Module {
+  static constexpr auto member = &RegisteredParameters::parameters_;
+};
+
+}  // namespace
+
+struct CausalLMImpl::Parts {
+  NetConfig config;
+  DecoderModel model{nullptr};
+  Linear lm_head{nullptr};
+};
+
+CausalLMImpl::CausalLMImpl(NetConfig config, ModelOutline outline, const at::TensorOptions& options)
+    : outline_(std::move(outline)), parts_(std::make_unique<Parts>()) {
+  parts_->config = std::move(config);
+  const models::DecoderSizes& s = parts_->config.family.sizes;
+  parts_->model = register_module("model", DecoderModel(parts_->config, options));
+  if (s.tied) {
+    Linear head = make_linear(s.hidden, s.vocab, false, options.device(at::kMeta));
+    head->weight = parts_->model->embed_tokens()->weight;
+    (head.get()->*RegisteredParameters::member)["weight"] = head->weight;
+    parts_->lm_head = register_module("lm_head", head);
+  } else {
+    parts_->lm_head = register_module("lm_head", make_linear(s.hidden, s.vocab, false, options));
+  }
+}
+
+CausalLMImpl::~CausalLMImpl() = default;
+
+at::Tensor CausalLMImpl::forward(const at::Tensor& ids) { return parts_->lm_head(parts_->model(ids)); }
+
+int64_t CausalLMImpl::max_positions() const { return parts_->config.rope.max_positions; }
+double CausalLMImpl::initializer_range() const { return parts_->config.initializer_range; }
+std::optional<int64_t> CausalLMImpl::padding_row() const { return parts_->config.padding_row; }
+
+CausalLM build_model(const std::filesystem::path& config_or_folder, DType storage, at::Device device) {
+  models::ConfigJson config = models::load_config(config_or_folder);
+  NetConfig net = read_net_config(config);
+  return CausalLM(std::move(net), models::make_outline(config, storage), at::TensorOptions().dtype(scalar_type(storage)).device(device));
+}
+
+}  // namespace meshwright::nets

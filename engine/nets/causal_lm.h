@@ -1,0 +1,46 @@
+// Runnable decoder models: Llama, Mistral, Qwen2 and Qwen3 with Hugging Face's names and transformers' mathematics.
+//
+//   nets::CausalLM model = nets::build_model("folder", DType::float32, at::kMeta);   // names and shapes, no memory
+//   at::Tensor logits = model(ids);                                                   // [batch, length] int64 -> [batch, length, vocab]
+//
+// Every module has hooks (HookHost::of), the root included. named_parameters() has the outline's names in its order; with tied
+// embeddings the one Parameter stands under model.embed_tokens.weight and, once more, under lm_head.weight. Not thread-safe.
+#pragma once
+
+#include <filesystem>
+#include <memory>
+#include <optional>
+
+#include "meshwright/dtype.h"
+#include "meshwright/module.h"
+#include "meshwright/outline.h"
+
+namespace meshwright::nets {
+
+struct NetConfig;
+
+class CausalLMImpl : public torch::nn::Module {
+ public:
+  CausalLMImpl(NetConfig config, ModelOutline outline, const at::TensorOptions& options);
+  ~CausalLMImpl() override;
+  // Token ids [batch, length] int64 to logits [batch, length, vocab] in the dtype of the parameters.
+  at::Tensor forward(const at::Tensor& ids);
+
+  const ModelOutline& outline() const { return outline_; }
+  int64_t max_positions() const;               // max_position_embeddings
+  double initializer_range() const;            // for initialize()
+  std::optional<int64_t> padding_row() const;  // row of the embedding that starts as zeros (pad_token_id)
+
+ private:
+  struct Parts;
+  ModelOutline outline_;
+  std::unique_ptr<Parts> parts_;
+};
+MESHWRIGHT_MODULE(CausalLM);
+
+// Builds the model of a config.json, or of a folder with one. Parameters hold no values yet: fill them with initialize() or from a
+// folder's weights. On the meta device they take no memory. Throws Error(file_unreadable | bad_model_config | unknown_architecture), and
+// Error(not_in_release) for families that can be planned but not run.
+CausalLM build_model(const std::filesystem::path& config_or_folder, DType storage, at::Device device);
+
+}  // namespace meshwright::nets

@@ -1,0 +1,81 @@
+// Logits, losses and gradients against transformers: goldens made by tests/peers/make_logits.py.
+#include <ATen/ops/cross_entropy_loss.h>
+#include <c10/core/GradMode.h>
+#include <doctest/doctest.h>
+
+#include <filesystem>
+
+#include "engine/nets/causal_lm.h"
+#include "engine/nets/tests/safetensors_file.h"
+
+using namespace meshwright;
+using at::Tensor;
+namespace fs = std::filesystem;
+
+namespace {
+
+nets::CausalLM load(const fs::path& folder, DType dtype) {
+  nets::CausalLM model = nets::build_model(folder, dtype, at::kCPU);
+  c10::NoGradGuard no_grad;
+  std::map<std::string, Tensor> weights = read_safetensors(folder / "model.safetensors");
+  for (const ParameterOutline& p : model->outline().parameters) model->named_parameters()[p.name].copy_(weights.at(p.name));
+  return model;
+}
+
+double distance(const Tensor& a, const Tensor& b) {
+  Tensor x = a.detach().to(at::kDouble), y = b.detach().to(at::kDouble);
+  return ((x - y).abs().max() / y.abs().max()).item<double>();
+}
+
+double deviation(const Tensor& a, const Tensor& b) {
+  Tensor x = a.detach().to(at::kDouble), y = b.detach().to(at::kDouble);
+  return (x - y).square().mean().sqrt().item<double>();
+}
+
+}  // namespace
+
+TEST_CASE("logits, loss and gradients of every variant are those of transformers") {
+  int count = 0;
+  for (const fs::directory_entry& entry : fs::directory_iterator(MESHWRIGHT_SOURCE_DIR "/tests/data/nets")) {
+    CAPTURE(entry.path().filename().string());
+    std::map<std::string, Tensor> golden = read_safetensors(entry.path() / "golden.safetensors");
+    const Tensor& ids = golden.at("ids");
+    int64_t length = ids.size(1) - 1;
+    nets::CausalLM model = load(entry.path(), DType::float32);
+    Tensor logits = model(ids.narrow(1, 0, length));
+    REQUIRE(logits.sizes().vec() == golden.at("logits").sizes().vec());
+    CHECK(distance(logits, golden.at("logits")) < 1e-5);
+    CHECK((logits - golden.at("logits")).abs().max().item<double>() < 1e-4);
+    Tensor loss = at::cross_entropy_loss(logits.flatten(0, 1), ids.narrow(1, 1, length).flatten());
+    CHECK(loss.item<double>() == doctest::Approx(golden.at("loss").item<double>()).epsilon(1e-6));
+    loss.backward();
+    const Tensor& norms = golden.at("grad_norms");
+    const std::vector<ParameterOutline>& parameters = model->outline().parameters;
+    REQUIRE(norms.size(0) == static_cast<int64_t>(parameters.size()));
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      INFO(parameters[i].name);
+      double norm = model->named_parameters()[parameters[i].name].grad().norm().item<double>();
+      double expected = norms[static_cast<int64_t>(i)].item<double>();
+      // Key biases shift all scores of a query alike, so that their gradients are rounding errors.
+      CHECK(std::abs(norm - expected) < 2e-5 * expected + 1e-6);
+    }
+    ++count;
+  }
+  CHECK(count == 13);
+}
+
+TEST_CASE("a model in bfloat16 is as close to its float32 self as the one of transformers") {
+  for (const fs::directory_entry& entry : fs::directory_iterator(MESHWRIGHT_SOURCE_DIR "/tests/data/nets")) {
+    CAPTURE(entry.path().filename().string());
+    std::map<std::string, Tensor> golden = read_safetensors(entry.path() / "golden.safetensors");
+    nets::CausalLM model = load(entry.path(), DType::bfloat16);
+    c10::NoGradGuard no_grad;
+    Tensor logits = model(golden.at("ids").narrow(1, 0, golden.at("ids").size(1) - 1));
+    CHECK((logits.scalar_type() == at::kBFloat16));
+    // Rounding depends on how weights lie in memory: transformers' own results differ as much from load to load.
+    double theirs = deviation(golden.at("logits_bf16"), golden.at("logits"));
+    CHECK(theirs > 0);
+    CHECK(deviation(logits, golden.at("logits")) < 1.3 * theirs);
+    CHECK(deviation(logits, golden.at("logits_bf16")) < 1.8 * theirs);
+  }
+}

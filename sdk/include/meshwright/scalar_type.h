@@ -1,0 +1,12 @@
+// The planning half's element types as LibTorch's.
+#pragma once
+
+#include <c10/core/ScalarType.h>
+
+#include "meshwright/dtype.h"
+
+namespace meshwright {
+
+MESHWRIGHT_API at::ScalarType scalar_type(DType dtype);
+
+}  // namespace meshwright

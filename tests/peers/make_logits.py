@@ -1,0 +1,97 @@
+"""Write small models of the families that run, with what transformers computes from them: make_logits.py [--check] [CASE ...].
+
+A folder a case under tests/data/nets: config.json, model.safetensors (bfloat16 values, so that every dtype holds them exactly) and
+golden.safetensors: ids [2, seq], logits (float32), logits_bf16 (the model in bfloat16), loss (next-token cross-entropy, mean) and
+grad_norms (L2, a number a parameter, in the order of named_parameters). --check computes the goldens anew from the committed weights
+and compares; the exit status is 1 when they differ.
+"""
+import json, os, sys
+
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+transformers.utils.logging.disable_progress_bar()
+ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "data", "nets")
+BASE = {"vocab_size": 61, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "intermediate_size": 40, "max_position_embeddings": 64, "initializer_range": 0.2}
+LLAMA3 = {"rope_type": "llama3", "rope_theta": 500000.0, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+          "original_max_position_embeddings": 16}
+# name: (family, sequence length, fields on top of BASE)
+CASES = {
+    "llama": ("Llama", 21, {"rope_parameters": {"rope_type": "default", "rope_theta": 5000.0}, "rms_norm_eps": 1e-5}),
+    "llama_tied_257": ("Llama", 21, {"vocab_size": 257, "tie_word_embeddings": True, "num_key_value_heads": 4}),
+    "llama_biases": ("Llama", 21, {"attention_bias": True, "mlp_bias": True, "num_key_value_heads": 1}),
+    "llama_scaled": ("Llama", 40, {"rope_parameters": LLAMA3, "head_dim": 8}),
+    "llama_old_linear": ("Llama", 21, {"rope_theta": 300.0, "rope_scaling": {"type": "linear", "factor": 2.5},
+                                       "hidden_act": "gelu_pytorch_tanh"}),
+    "llama_dynamic": ("Llama", 40, {"max_position_embeddings": 24, "rope_parameters": {"rope_type": "dynamic", "factor": 3.0,
+                                                                                        "rope_theta": 10000.0}}),
+    "llama_padding": ("Llama", 21, {"pad_token_id": 3, "tie_word_embeddings": True, "hidden_act": "gelu"}),
+    "mistral_window": ("Mistral", 40, {"sliding_window": 7}),
+    "mistral_full": ("Mistral", 21, {"sliding_window": None, "head_dim": 10, "hidden_size": 26}),
+    "qwen2": ("Qwen2", 21, {"rope_theta": 1000000.0}),
+    "qwen2_window": ("Qwen2", 21, {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1,
+                                   "tie_word_embeddings": True}),
+    "qwen3": ("Qwen3", 21, {"head_dim": 16, "tie_word_embeddings": True}),
+    "qwen3_layer_types": ("Qwen3", 21, {"head_dim": 8, "attention_bias": True, "use_sliding_window": True, "sliding_window": 6,
+                                        "layer_types": ["sliding_attention", "full_attention"]}),
+}
+
+
+def make(name):
+    family, seq, fields = CASES[name]
+    folder = os.path.join(ROOT, name)
+    os.makedirs(folder, exist_ok=True)
+    config = {"architectures": [family + "ForCausalLM"], "model_type": family.lower(), **BASE, **fields}
+    with open(os.path.join(folder, "config.json"), "w") as f:
+        f.write(json.dumps(config, indent=1) + "\n")
+    torch.manual_seed(sum(name.encode()))
+    model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.from_pretrained(folder))
+    for key, p in model.named_parameters():
+        if key.endswith("norm.weight"):
+            torch.nn.init.uniform_(p, 0.5, 1.5)
+        elif key.endswith("bias"):
+            torch.nn.init.normal_(p, std=0.2)
+    save_file({key: p.detach().bfloat16() for key, p in model.named_parameters()}, os.path.join(folder, "model.safetensors"))
+    ids = torch.randint(0, config["vocab_size"], (2, seq + 1))
+    ids[0, 2] = 3  # the padding row of llama_padding
+    save_file({"ids": ids, **goldens(folder, ids)}, os.path.join(folder, "golden.safetensors"))
+
+
+def goldens(folder, ids):
+    def load(dtype):
+        model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa")
+        return model.train()
+    model = load(torch.float32)
+    logits = model(ids[:, :-1], use_cache=False).logits
+    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
+    loss.backward()
+    norms = torch.stack([p.grad.norm() for p in model.parameters()])
+    with torch.no_grad():
+        low = load(torch.bfloat16)(ids[:, :-1], use_cache=False).logits
+    return {"logits": logits.detach().contiguous(), "loss": loss.detach(), "grad_norms": norms, "logits_bf16": low.contiguous()}
+
+
+def check(name):
+    """The largest differences of the committed goldens from fresh ones, relative to each tensor's largest value."""
+    folder = os.path.join(ROOT, name)
+    old = load_file(os.path.join(folder, "golden.safetensors"))
+    new = goldens(folder, old["ids"])
+    return {key: ((old[key].float() - value.float()).abs().max() / value.float().abs().max()).item() for key, value in new.items()}
+
+
+if __name__ == "__main__":
+    names = [a for a in sys.argv[1:] if a != "--check"] or list(CASES)
+    wrong = 0
+    for name in names:
+        if "--check" not in sys.argv[1:]:
+            make(name)
+            continue
+        for key, difference in check(name).items():
+            if difference > (2e-2 if key == "logits_bf16" else 1e-5):
+                print(f"{name}: {key} differs by {difference:.2g}")
+                wrong += 1
+    if "--check" in sys.argv[1:]:
+        print(f"{wrong} differences; remake with make_logits.py" if wrong else f"{len(names)} models agree with transformers")
+    sys.exit(1 if wrong else 0)
