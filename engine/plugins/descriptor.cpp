@@ -31,7 +31,9 @@ bool is_semver(const std::string& text) {
     size_t digits = 0;
     for (; at < text.size() && std::isdigit(static_cast<unsigned char>(text[at])); ++at) ++digits;
     if (digits == 0 || digits > 9) return false;
-    if (part < 2 && (at >= text.size() || text[at++] != '.')) return false;
+    if (part == 2) break;
+    if (at >= text.size() || text[at] != '.') return false;
+    ++at;
   }
   return at == text.size() || text[at] == '-' || text[at] == '+';
 }

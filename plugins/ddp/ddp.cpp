@@ -52,9 +52,8 @@ class Ddp final : public Strategy {
   MeshPlan plan_mesh(const MeshRequest& request) const override {
     constexpr std::array<std::string_view, 5> kRefused = {"tp", "pp", "cp", "ep", "dp_replicate"};
     refuse_sizes(request, "ddp", kRefused);
-    MeshRequest all = request;
     MeshPlan plan;
-    plan.dp = resolve_dp_size(all);
+    plan.dp = resolve_dp_size(request);
     return plan;
   }
 

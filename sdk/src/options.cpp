@@ -283,11 +283,13 @@ void Options::set(std::string_view name, const OptionValue& value, Origin origin
     if (std::string near = nearest_name(name, names); !near.empty()) error.help("did you mean " + near + "?");
     throw error;
   }
+  OptionValue checked;
   try {
-    slots_[std::string(name)] = {check_option(*option, value, key), origin, true};
+    checked = check_option(*option, value, key);
   } catch (Error& error) {
     throw error.at(origin);
   }
+  slots_[std::string(name)] = {std::move(checked), std::move(origin), true};
 }
 
 const Options::Slot& Options::slot(std::string_view name) const {

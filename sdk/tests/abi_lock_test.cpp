@@ -30,8 +30,9 @@ std::string essence(const std::string& text) {
     } else if (text.compare(i, 2, "/*") == 0) {
       i = std::min(text.find("*/", i + 2), text.size() - 2) + 1;
     } else if (text[i] == '"') {
-      size_t begin = i;
-      while (++i < text.size() && text[i] != '"') i += text[i] == '\\';
+      size_t begin = i++;
+      for (; i < text.size() && text[i] != '"'; ++i)
+        if (text[i] == '\\') ++i;
       out += text.substr(begin, i + 1 - begin);
     } else if (std::isspace(static_cast<unsigned char>(text[i])) == 0) {
       out += text[i];

@@ -7,11 +7,12 @@ using namespace meshwright;
 
 namespace {
 
-SharedOptions read(std::vector<std::pair<std::string, OptionValue>> distributed, std::vector<std::pair<std::string, OptionValue>> pipeline,
-                   Diagnostics& diagnostics) {
+using Values = std::vector<std::pair<std::string, OptionValue>>;
+
+SharedOptions read(const Values& distributed, const Values& pipeline, Diagnostics& diagnostics) {
   Options d(distributed_schema()), p(pipeline_schema());
-  for (auto& [key, value] : distributed) d.set(key, value);
-  for (auto& [key, value] : pipeline) p.set(key, value);
+  for (const auto& [key, value] : distributed) d.set(key, value);
+  for (const auto& [key, value] : pipeline) p.set(key, value);
   return read_shared_options(d, Options(mp_policy_schema()), Options(moe_schema()), Options(moe_mp_policy_schema()), p, diagnostics);
 }
 

@@ -55,7 +55,7 @@ Plan lq(bool sp, bool fused, const std::string& prefix = "model", const std::str
   return p;
 }
 
-Plan with_norms(Plan p, const char* layer_style, std::vector<std::string> norms, const std::string& final_norm = "model.norm",
+Plan with_norms(Plan p, const char* layer_style, const std::vector<std::string>& norms, const std::string& final_norm = "model.norm",
                 const std::string& prefix = "model") {
   p[final_norm] = kSeq;
   for (const std::string& norm : norms) p[prefix + ".layers.*." + norm] = layer_style;

@@ -126,7 +126,10 @@ std::string mutated(std::string text, Random& random) {
         text.resize(at);
         break;
       case 7:
-        if (!text.empty()) text[random.below(text.size())] ^= static_cast<char>(1u << random.below(8));
+        if (!text.empty()) {
+          char& byte = text[random.below(text.size())];
+          byte = static_cast<char>(static_cast<unsigned char>(byte) ^ (1u << random.below(8)));
+        }
         break;
       default:
         text.insert(at, std::to_string(static_cast<int64_t>(random.next()) >> random.below(64)));

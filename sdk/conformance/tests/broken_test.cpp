@@ -274,7 +274,7 @@ const Broken kBroken[] = {
      }},
     {"tp_plan", "surely_no_plan_of_that_name",
      [](Plugin&) {
-       hooks.translate = [](const ModelOutline& outline, TpPlanRequest request) {
+       hooks.translate = [](const ModelOutline& outline, const TpPlanRequest& request) {
          if (request.choice.name == "surely_no_plan_of_that_name") throw std::runtime_error("unheard of");
          return select_tp_plan(outline, request);
        };
