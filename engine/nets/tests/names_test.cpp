@@ -2,6 +2,8 @@
 #include <ATen/core/Tensor.h>
 #include <doctest/doctest.h>
 
+#include <unistd.h>
+
 #include <array>
 #include <filesystem>
 #include <fstream>
@@ -47,4 +49,73 @@ TEST_CASE("every golden model of the four families has its outline's parameters 
     ++count;
   }
   CHECK(count >= 14);
+}
+
+namespace {
+
+// Writes a config.json and gives the error of building it, as "E0210 message".
+std::string refusal(const std::string& fields) {
+  fs::path folder = fs::temp_directory_path() / ("meshwright_nets_" + std::to_string(::getpid()));
+  fs::create_directories(folder);
+  std::ofstream(folder / "config.json") << R"({"architectures":["Qwen2ForCausalLM"],"hidden_size":16,"num_attention_heads":2,)"
+                                        << R"("num_key_value_heads":2,"intermediate_size":8,"vocab_size":5,"num_hidden_layers":2)" << fields
+                                        << "}";
+  std::string out = "ok";
+  try {
+    nets::build_model(folder, DType::float32, at::kMeta);
+  } catch (const Error& error) {
+    CHECK(error.key() == "model.config");
+    out = code_string(error.code()) + " " + error.message();
+  }
+  fs::remove_all(folder);
+  return out;
+}
+
+}  // namespace
+
+TEST_CASE("what cannot run is refused by its field") {
+  struct Row {
+    const char *fields, *code, *words;
+  };
+  for (const Row& row : {
+           Row{"", "ok", ""},
+           Row{R"(,"rope_scaling":{"rope_type":"yarn","factor":4.0})", "E0390", "rope_type = \"yarn\""},
+           Row{R"(,"rope_parameters":{"type":"longrope"})", "E0390", "rope_type = \"longrope\""},
+           Row{R"(,"rope_parameters":{"rope_type":"linear"})", "E0210", "factor is missing"},
+           Row{R"(,"rope_parameters":{"rope_type":"linear","factor":"2"})", "E0210", "factor must be a number"},
+           Row{R"(,"rope_parameters":{"full_attention":{"rope_theta":5}})", "E0390", "layer types"},
+           Row{R"(,"rope_parameters":{"rope_type":"llama3","factor":2,"low_freq_factor":4,"high_freq_factor":1})", "E0210",
+               "high_freq_factor"},
+           Row{R"(,"rope_parameters":{"rope_type":"linear","factor":2,"partial_rotary_factor":0.5})", "E0390", "partial_rotary_factor"},
+           Row{R"(,"rope_theta":-1)", "E0210", "rope_theta = -1 is out of range"},
+           Row{R"(,"head_dim":7)", "E0210", "head_dim = 7 is odd"},
+           Row{R"(,"hidden_act":"swoosh")", "E0210", "known are gelu, "},
+           Row{R"(,"rms_norm_eps":"small")", "E0210", "rms_norm_eps"},
+           Row{R"(,"pad_token_id":5)", "E0210", "pad_token_id = 5"},
+           Row{R"(,"pad_token_id":-1)", "ok", ""},
+           Row{R"(,"attention_dropout":2)", "E0210", "attention_dropout"},
+           Row{R"(,"layer_types":["full_attention"])", "E0210", "1 entries for num_hidden_layers = 2"},
+           Row{R"(,"layer_types":["full_attention","chunked_attention"])", "E0210", "chunked_attention"},
+           Row{R"(,"layer_types":["full_attention","sliding_attention"])", "E0210", "use_sliding_window is false"},
+           Row{R"(,"layer_types":["full_attention","sliding_attention"],"use_sliding_window":true)", "ok", ""},
+           Row{R"(,"max_position_embeddings":0)", "E0210", "max_position_embeddings"},
+       }) {
+    std::string found = refusal(row.fields);
+    CAPTURE(row.fields);
+    INFO(found);
+    CHECK(found.starts_with(row.code));
+    CHECK(found.find(row.words) != std::string::npos);
+  }
+}
+
+TEST_CASE("families that can only be planned are refused, and those that run are named") {
+  for (const char* name : {"gemma3_tiny", "phi_tiny", "phi3_tied", "mixtral_tiny", "qwen3_moe_tiny"}) {
+    try {
+      nets::build_model(std::string(MESHWRIGHT_SOURCE_DIR "/tests/data/models/") + name, DType::float32, at::kMeta);
+      FAIL(name);
+    } catch (const Error& error) {
+      CHECK(code_string(error.code()) == "E0390");
+      CHECK(error.message().find("LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM") != std::string::npos);
+    }
+  }
 }

@@ -1,0 +1,28 @@
+// Text from a model, one token after another: greedy or with a temperature.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+namespace meshwright::nets {
+
+// Token ids [1, length] int64 on the CPU to logits [1, length, vocab] on any device. Under a sharded strategy every rank must call
+// generate() alike, because every forward is collective.
+using LogitsOf = std::function<at::Tensor(const at::Tensor& ids)>;
+
+struct GenerateOptions {
+  int64_t max_new_tokens = 100;
+  double temperature = 0;     // 0: the most likely token, the first of equals
+  uint64_t seed = 0;          // with a temperature; the same seed gives the same text
+  int64_t context = 0;        // the model sees at most the last `context` tokens; required
+  std::vector<int64_t> stop;  // ends after one of these
+};
+
+// The new tokens, without the prompt. Throws Error(out_of_range) for an empty prompt, a temperature that is not finite and >= 0, or a
+// context below 1; Error(nonfinite) when the logits are not numbers.
+std::vector<int64_t> generate(const LogitsOf& logits_of, std::vector<int64_t> prompt, const GenerateOptions& options);
+
+}  // namespace meshwright::nets

@@ -1,0 +1,103 @@
+// Generation: greedy, by temperature, within a context, and the same for the same seed.
+#include "engine/nets/sample.h"
+
+#include <ATen/ops/full.h>
+#include <ATen/ops/zeros.h>
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <limits>
+#include <map>
+
+#include "engine/nets/causal_lm.h"
+#include "engine/nets/initialize.h"
+#include "meshwright/error.h"
+
+using namespace meshwright;
+using at::Tensor;
+
+namespace {
+
+// Likes the successor of the last token best.
+Tensor successor(const Tensor& ids) {
+  Tensor logits = at::zeros({1, ids.size(1), 10});
+  for (int64_t i = 0; i < ids.size(1); ++i) logits[0][i][(ids[0][i].item<int64_t>() + 1) % 10] = 3;
+  return logits;
+}
+
+std::string code_of(std::vector<int64_t> prompt, double temperature, int64_t context, float logit = 0) {
+  try {
+    nets::generate([&](const Tensor& ids) { return at::full({1, ids.size(1), 4}, logit); }, std::move(prompt),
+                   {3, temperature, 0, context, {}});
+  } catch (const Error& error) {
+    return code_string(error.code());
+  }
+  return "ok";
+}
+
+}  // namespace
+
+TEST_CASE("greedy generation takes the most likely token and stops when told") {
+  CHECK(nets::generate(successor, {3}, {5, 0, 0, 100, {}}) == std::vector<int64_t>{4, 5, 6, 7, 8});
+  CHECK(nets::generate(successor, {3}, {5, 0, 0, 100, {1, 6}}) == std::vector<int64_t>{4, 5, 6});
+  CHECK(nets::generate(successor, {3}, {0, 0, 0, 100, {}}).empty());
+  CHECK(nets::generate([](const Tensor& ids) { return at::zeros({1, ids.size(1), 4}); }, {1}, {2, 0, 0, 9, {}}) ==
+        std::vector<int64_t>{0, 0});
+}
+
+TEST_CASE("the model sees at most the context") {
+  std::vector<std::vector<int64_t>> seen;
+  auto watch = [&](const Tensor& ids) {
+    CHECK(ids.size(0) == 1);
+    CHECK_FALSE(c10::GradMode::is_enabled());
+    seen.emplace_back(ids.const_data_ptr<int64_t>(), ids.const_data_ptr<int64_t>() + ids.numel());
+    return successor(ids);
+  };
+  nets::generate(watch, {1, 2}, {4, 0, 0, 3, {}});
+  CHECK(seen == std::vector<std::vector<int64_t>>{{1, 2}, {1, 2, 3}, {2, 3, 4}, {3, 4, 5}});
+}
+
+TEST_CASE("sampling follows the softmax at its temperature, and its seed") {
+  for (double temperature : {0.7, 1.0, 2.0}) {
+    std::map<int64_t, int> counts;
+    const int draws = 20000;
+    auto fixed = [](const Tensor& ids) {
+      Tensor logits = at::zeros({1, ids.size(1), 4});
+      logits.select(2, 1).fill_(1);
+      logits.select(2, 2).fill_(2);
+      logits.select(2, 3).fill_(-std::numeric_limits<float>::infinity());
+      return logits;
+    };
+    for (int64_t token : nets::generate(fixed, {0}, {draws, temperature, 5, 1, {}})) ++counts[token];
+    double sum = 1 + std::exp(1 / temperature) + std::exp(2 / temperature);
+    for (int64_t i = 0; i < 3; ++i)
+      CHECK(counts[i] / static_cast<double>(draws) == doctest::Approx(std::exp(static_cast<double>(i) / temperature) / sum).epsilon(0.05));
+    CHECK(counts[3] == 0);
+  }
+  nets::GenerateOptions options{30, 1.0, 5, 10, {}};
+  std::vector<int64_t> first = nets::generate(successor, {3}, options);
+  CHECK(nets::generate(successor, {3}, options) == first);
+  options.seed = 6;
+  CHECK(nets::generate(successor, {3}, options) != first);
+  options.temperature = 1e-3;
+  CHECK(nets::generate(successor, {3}, options).at(4) == 8);
+}
+
+TEST_CASE("a model continues a prompt beyond its context") {
+  nets::CausalLM model = nets::build_model(MESHWRIGHT_SOURCE_DIR "/tests/data/nets/mistral_window", DType::float32, at::kCPU);
+  nets::initialize(*model, 1);
+  auto logits_of = [&](const Tensor& ids) { return model(ids); };
+  std::vector<int64_t> text = nets::generate(logits_of, {1, 2, 3}, {70, 1.0, 0, model->max_positions(), {}});
+  CHECK(text.size() == 70);
+  for (int64_t token : text) CHECK((token >= 0 && token < 61));
+}
+
+TEST_CASE("what cannot be generated from is refused") {
+  CHECK(code_of({1}, 1, 4) == "ok");
+  CHECK(code_of({}, 1, 4) == "E0204");
+  CHECK(code_of({1}, -1, 4) == "E0204");
+  CHECK(code_of({1}, std::nan(""), 4) == "E0204");
+  CHECK(code_of({1}, 1, 0) == "E0204");
+  CHECK(code_of({1}, 0, 4, std::nanf("")) == "E0801");
+  CHECK(code_of({1}, 1, 4, std::numeric_limits<float>::infinity()) == "E0801");
+}
