@@ -72,6 +72,7 @@ struct Verb {
 // Every verb, in the order of the help.
 const std::vector<Verb>& verbs();
 
+Verb train_verb();
 Verb plan_verb();
 Verb validate_verb();
 Verb config_show_verb();

@@ -28,6 +28,9 @@ struct Job {
 std::optional<Job> load_job(const config::LoadOptions& options, Diagnostics& diagnostics);
 std::optional<Job> load_job(const config::Source& source, Diagnostics& diagnostics);
 
+// What training needs beyond a plan: a model, data, sizes and keys of this release. Adds an error for each thing that is missing.
+void check_trainable(const Job& job, Diagnostics& diagnostics);
+
 // Beyond this, sizes are taken for mistakes: their products and the lists of ranks stay small below it.
 inline constexpr int64_t kMostRanks = int64_t{1} << 22;
 // Throws Error(out_of_range | 3xx) when the world, or the sizes together, are above kMostRanks.

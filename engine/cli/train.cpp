@@ -1,0 +1,128 @@
+// train: checks everything that can be checked without starting a rank, then starts the ranks, or runs as one of them.
+#include <dlfcn.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <cstdlib>
+#include <filesystem>
+
+#include "engine/cli/common.h"
+#include "engine/launch/ranks.h"
+#include "engine/launch/supervisor.h"
+#include "engine/train/run.h"
+
+namespace meshwright::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+// The library with everything that runs lies beside the SDK library; loading it here keeps LibTorch out of all other verbs.
+int run_rank(const train::RunOptions& options) {
+  Dl_info sdk{};
+  if (::dladdr(reinterpret_cast<const void*>(&error_catalog), &sdk) == 0) throw Error(ErrorCode::internal, "the SDK library cannot be located");
+  std::string path = (fs::path(sdk.dli_fname).parent_path() / "libmeshwright_engine.so").string();
+  void* library = ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+  if (library == nullptr) {
+    const char* why = ::dlerror();
+    throw Error(ErrorCode::internal, "cannot load " + path + ": " + (why ? why : "")).help("the installation is damaged, or LibTorch was moved: build or install again");
+  }
+  auto entry = reinterpret_cast<int (*)(const void*)>(::dlsym(library, "meshwright_train_rank"));
+  if (entry == nullptr) throw Error(ErrorCode::internal, path + " is not the engine's library");
+  return entry(&options);
+}
+
+bool is_terminal(int fd) { return ::isatty(fd) == 1; }
+
+int run_train(Call& call) {
+  std::optional<launch::RankEnvironment> ranks = launch::detect_ranks(launch::process_environment());
+  int64_t wanted = call.number("nproc", 1).value_or(1);
+  if (ranks && call.has("nproc") && ranks->source != launch::RankEnvironment::Source::local)
+    throw Error(ErrorCode::usage, std::string("--nproc starts ranks here, but this process already is rank ") + std::to_string(ranks->rank) + " of " +
+                                      std::to_string(ranks->world_size) + " (" + launch::source_name(ranks->source) + ")")
+        .help("leave out --nproc under a launcher")
+        .help("unset RANK, WORLD_SIZE and the launcher's other variables to start local ranks");
+  bool supervised = ranks && ranks->source == launch::RankEnvironment::Source::local;
+  train::RunOptions options;
+  options.file = call.positional(0);
+  options.sets = call.values("set");
+  options.trace = call.has("trace");
+  options.width = call.out_style.width;
+  options.colour = call.out_style.colour;
+  options.unicode = call.out_style.unicode;
+  options.live = is_terminal(1);
+  if (supervised) {
+    // The parent has checked the job; when it dies, so do its ranks.
+    const char* parent = std::getenv("MESHWRIGHT_LOCAL_JOB");
+    ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (parent && ::getppid() != static_cast<pid_t>(std::atoll(parent))) return 1;
+    const char* terminal = std::getenv("MESHWRIGHT_TERMINAL");
+    if (terminal && *terminal) {
+      options.live = true;
+      options.width = std::atoi(terminal);
+      options.colour = std::getenv("MESHWRIGHT_COLOUR") != nullptr;
+    }
+    int status = run_rank(options);
+    // Threads of a broken connection must not keep a failed rank from ending.
+    if (status != 0) ::_exit(status);
+    return status;
+  }
+  int status = 0;
+  Diagnostics missing;
+  bool leader = !ranks || ranks->rank == 0;
+  std::optional<plan::Job> job;
+  if (leader) {
+    job = load_job(call, status);
+    if (!job) return status;
+    plan::check_trainable(*job, missing);
+    if (!missing.ok()) return call.fail(missing.errors());
+    plan::make_plan(*job, {.world_size = ranks ? ranks->world_size : wanted, .rank = 0});
+  }
+  if (ranks || wanted == 1) {
+    status = run_rank(options);
+    if (status != 0 && ranks && ranks->world_size > 1) {
+      call.out.flush();
+      ::_exit(status);
+    }
+    return status;
+  }
+  launch::LocalJob local;
+  local.argv = {fs::read_symlink("/proc/self/exe").string(), "train", options.file};
+  for (const std::string& set : options.sets) local.argv.insert(local.argv.end(), {"--set", set});
+  if (options.trace) local.argv.emplace_back("--trace");
+  local.ranks = wanted;
+  if (options.live) local.environment.emplace_back("MESHWRIGHT_TERMINAL", std::to_string(options.width));
+  if (options.colour) local.environment.emplace_back("MESHWRIGHT_COLOUR", "1");
+  const Options& run = job->config.table("run");
+  local.log_folder = fs::path(run.get_string("dir")) / run.get_string("name") / "rank_logs";
+  std::error_code failed;
+  fs::create_directories(local.log_folder, failed);
+  if (failed)
+    throw Error(ErrorCode::output_unwritable, "cannot make " + local.log_folder.string() + ": " + failed.message())
+        .key("run.dir")
+        .help("set run.dir to a folder that may be written to");
+  call.out.flush();
+  return launch::run_local_ranks(local);
+}
+
+}  // namespace
+
+Verb train_verb() {
+  return {.name = "train",
+          .summary = "Train a model under the strategy that the file names",
+          .details =
+              "Starts N local ranks, or runs as one rank of a launcher (torchrun, RANK and WORLD_SIZE, Slurm, Open MPI).\n"
+              "Results go to <run.dir>/<run.name>/: metrics.jsonl, run.log, rank_logs, the configuration and the plan.\n"
+              "Exit status: 0 done, 2 a mistake in the file, 3 the sizes do not fit, 4 ranks or devices, 5 numerics,\n"
+              "6 a collective failed, 7 data or weights, 128+n by signal.\n"
+              "\n"
+              "  meshwright train configs/first_fsdp2_cpu.toml --nproc 2\n"
+              "  meshwright train job.toml --nproc 2 --set distributed.strategy=ddp --set run.name=second",
+          .positionals = {{"FILE"}},
+          .flags = {{.name = "nproc", .argument = "N", .doc = "Start N local ranks. Default: 1, in this process."},
+                    {.name = "trace", .doc = "Write a Chrome trace of every rank to <run.dir>/<run.name>/trace/."},
+                    kSetFlag},
+          .run = run_train};
+}
+
+}  // namespace meshwright::cli

@@ -1,0 +1,47 @@
+#include "engine/plan/plan.h"
+
+namespace meshwright::plan {
+
+void check_trainable(const Job& job, Diagnostics& diagnostics) {
+  const config::Config& config = job.config;
+  const Options& model = config.table("model");
+  if (!model.is_set("config") && !model.is_set("pretrained"))
+    diagnostics.add(Error(ErrorCode::missing_key, "train needs a model")
+                        .key("model.config")
+                        .help("set model.config = \"configs/models/tiny_llama.json\" for random weights of that shape")
+                        .help("set model.pretrained = \"models/Llama-3.2-1B\", a Hugging Face folder, to start from its weights"));
+  if (model.is_set("config") && model.is_set("pretrained"))
+    diagnostics.add(Error(ErrorCode::conflict, "model.config asks for random weights, model.pretrained for a folder's: one of them")
+                        .key("model.pretrained")
+                        .at(model.origin("pretrained"))
+                        .help("leave out model.config"));
+  const Options& data = config.table("dataset");
+  if (!data.is_set("path") && data.get_string("kind") != "mock")
+    diagnostics.add(Error(ErrorCode::missing_key, "train needs data: dataset.path is not set")
+                        .key("dataset.path")
+                        .help("set dataset.path = \"data/*.txt\"")
+                        .help("set dataset.kind = \"mock\" to train on synthetic tokens"));
+  const ParallelSizes& sizes = config.shared.sizes;
+  for (const auto& [name, size] : {std::pair<const char*, int64_t>{"cp_size", sizes.cp}, {"pp_size", sizes.pp}})
+    if (size > 1)
+      diagnostics.add(Error(ErrorCode::not_in_release, std::string(name) + " = " + std::to_string(size) + " can be planned, but training with it is not in this release")
+                          .key(std::string("distributed.") + name)
+                          .at(config.table("distributed").origin(name))
+                          .help(std::string("set distributed.") + name + " = 1"));
+  const Options& checkpoint = config.table("checkpoint");
+  for (const meshwright_option* option : checkpoint.schema().options) {
+    bool harmless = std::string_view(option->name) == "resume" && checkpoint.get_string("resume") == "none";
+    if (checkpoint.is_given(option->name) && !harmless)
+      diagnostics.add(Error(ErrorCode::not_in_release, std::string("checkpoint.") + option->name + " is set, but this release writes and reads no checkpoints")
+                          .key(std::string("checkpoint.") + option->name)
+                          .at(checkpoint.origin(option->name))
+                          .help("leave out the table [checkpoint], or set only checkpoint.resume = \"none\""));
+  }
+  if (job.strategy.info != nullptr && (job.strategy.info->capabilities & MESHWRIGHT_CAN_PARALLELIZE) == 0 && sizes.ep <= 1)
+    diagnostics.add(Error(ErrorCode::not_in_release, "the strategy " + job.strategy.info->name + " can plan a job, but not train it in this release")
+                        .key("distributed.strategy")
+                        .at(config.table("distributed").origin("strategy"))
+                        .help("meshwright plugins list shows which strategies can train"));
+}
+
+}  // namespace meshwright::plan

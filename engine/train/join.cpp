@@ -1,0 +1,55 @@
+// join_world(): ranks, store and groups for a process that is one of them.
+#include <algorithm>
+#include <cstdlib>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include "engine/config/describe.h"
+#include "engine/plan/plan.h"
+#include "engine/rendezvous/rendezvous.h"
+#include "meshwright/trainer.h"
+
+namespace meshwright {
+
+std::shared_ptr<World> join_world(const Job& job, const std::vector<std::pair<std::string, std::string>>& extra) {
+  const Options& dist = job.table("dist_env");
+  std::string device = dist.get_string("device"), backend = dist.get_string("backend");
+  if (device == "cuda")
+    throw Error(ErrorCode::device_unavailable, "dist_env.device = \"cuda\", but this installation has no CUDA part")
+        .key("dist_env.device")
+        .help("set dist_env.device = \"cpu\"");
+  if (backend == "nccl")
+    throw Error(ErrorCode::device_unavailable, "dist_env.backend = \"nccl\" needs CUDA devices, and the ranks compute on the CPU")
+        .key("dist_env.backend")
+        .help("set dist_env.backend = \"gloo\"");
+  double minutes = dist.get_number("timeout_minutes");
+  auto timeout = std::chrono::milliseconds(static_cast<int64_t>(std::clamp(minutes * 60000, 1.0, 1e12)));
+  launch::RankEnvironment ranks = launch::detect_ranks(launch::process_environment()).value_or(launch::RankEnvironment{});
+  c10::intrusive_ptr<c10d::Store> store = rendezvous::connect_store(ranks, timeout);
+  const plugins::LoadedPlugin& plugin = *job.impl().strategy.plugin;
+  rendezvous::Facts facts = {{"WORLD_SIZE", std::to_string(ranks.world_size)},
+                             {"plugin", plugin.name + " " + plugin.version},
+                             {"plugin build", plugin.facts_hash},
+                             {"configuration", config::show_toml(job.impl().config, false)}};
+  facts.insert(facts.end(), extra.begin(), extra.end());
+  // The text of a configuration is long; what differs in it is found line by line.
+  rendezvous::Facts split;
+  for (const auto& [name, value] : facts) {
+    if (name != "configuration") {
+      split.emplace_back(name, value);
+      continue;
+    }
+    std::string table;
+    for (size_t at = 0; at < value.size();) {
+      size_t end = std::min(value.find('\n', at), value.size());
+      std::string line = value.substr(at, end - at);
+      at = end + 1;
+      if (line.starts_with('[')) table = line.substr(1, line.find(']') - 1) + ".";
+      size_t equals = line.find(" = ");
+      if (equals != std::string::npos) split.emplace_back(table + line.substr(0, equals), line.substr(equals + 3));
+    }
+  }
+  rendezvous::compare_ranks(*store, ranks.rank, ranks.world_size, split, timeout);
+  return rendezvous::make_gloo_world(ranks, store, at::kCPU, timeout);
+}
+
+}  // namespace meshwright

@@ -1,0 +1,170 @@
+#include "engine/train/metrics.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cmath>
+#include <cstring>
+
+#include "meshwright/error.h"
+
+namespace meshwright::train {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+[[noreturn]] void unwritable(const fs::path& path, int reason) {
+  throw Error(ErrorCode::output_unwritable, "cannot write " + path.string() + ": " + std::strerror(reason))
+      .key("run.dir")
+      .help("set run.dir to a folder that may be written to and has space");
+}
+
+// JSON has no words for what is not finite.
+std::string number(double value, const char* format = "%.9g") {
+  if (!std::isfinite(value)) return "null";
+  char text[40];
+  std::snprintf(text, sizeof text, format, value);
+  return text;
+}
+
+std::string format(const char* pattern, auto... values) {
+  char text[256];
+  std::snprintf(text, sizeof text, pattern, values...);
+  return text;
+}
+
+double per_second(int64_t count, double ms) { return ms > 0 ? static_cast<double>(count) * 1000 / ms : 0; }
+
+}  // namespace
+
+RunFolder::RunFolder(fs::path path) : path_(std::move(path)) {
+  std::error_code failed;
+  fs::create_directories(path_, failed);
+  if (failed) unwritable(path_, failed.value());
+  fs::path metrics = path_ / "metrics.jsonl";
+  if (fs::exists(metrics, failed) && fs::file_size(metrics, failed) > 0) {
+    int n = 1;
+    while (fs::exists(path_ / ("metrics." + std::to_string(n) + ".jsonl"), failed)) ++n;
+    kept_ = (path_ / ("metrics." + std::to_string(n) + ".jsonl")).string();
+    fs::rename(metrics, kept_, failed);
+    if (failed) unwritable(kept_, failed.value());
+  }
+  metrics_.reset(std::fopen(metrics.c_str(), "we"));
+  if (!metrics_) unwritable(metrics, errno);
+  log_.reset(std::fopen((path_ / "run.log").c_str(), "ae"));
+  if (!log_) unwritable(path_ / "run.log", errno);
+}
+
+void RunFolder::put(const std::string& name, const std::string& contents) const {
+  fs::path final_path = path_ / name, beside = path_ / ("." + name + ".tmp");
+  int fd = ::open(beside.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+  if (fd < 0) unwritable(beside, errno);
+  std::string_view rest = contents;
+  int reason = 0;
+  while (!rest.empty() && reason == 0) {
+    ssize_t n = ::write(fd, rest.data(), rest.size());
+    if (n < 0 && errno != EINTR) reason = errno;
+    if (n > 0) rest.remove_prefix(static_cast<size_t>(n));
+  }
+  if (reason == 0 && ::fsync(fd) != 0) reason = errno;
+  ::close(fd);
+  if (reason == 0 && ::rename(beside.c_str(), final_path.c_str()) != 0) reason = errno;
+  if (reason != 0) {
+    ::unlink(beside.c_str());
+    unwritable(final_path, reason);
+  }
+}
+
+void RunFolder::append(std::FILE* file, const std::string& line, const char* name) {
+  if (std::fwrite(line.data(), 1, line.size(), file) != line.size() || std::fflush(file) != 0) unwritable(path_ / name, errno);
+}
+
+void RunFolder::step(const StepResult& r, const StepCost& c) {
+  append(metrics_.get(),
+         "{\"step\": " + std::to_string(r.step) + ", \"loss\": " + number(r.loss) + ", \"grad_norm\": " + number(r.grad_norm) +
+             ", \"lr\": " + number(r.lr) + ", \"tokens\": " + std::to_string(r.count) + ", \"step_ms\": " + number(c.step_ms, "%.3f") +
+             ", \"tokens_per_second\": " + number(per_second(r.count, c.step_ms), "%.1f") +
+             ", \"memory_bytes\": " + std::to_string(c.memory_bytes) + "}\n",
+         "metrics.jsonl");
+}
+
+void RunFolder::validation(int64_t step, double loss) {
+  append(metrics_.get(), "{\"step\": " + std::to_string(step) + ", \"validation_loss\": " + number(loss) + "}\n", "metrics.jsonl");
+}
+
+void RunFolder::log(const std::string& line) { append(log_.get(), line + "\n", "run.log"); }
+
+std::string duration_text(double seconds) {
+  if (!std::isfinite(seconds) || seconds < 0) return "?";
+  auto s = static_cast<int64_t>(seconds + 0.5);
+  if (s < 60) return std::to_string(s) + " s";
+  if (s < 3600) return format("%lld min %02lld s", static_cast<long long>(s / 60), static_cast<long long>(s % 60));
+  return format("%lld h %02lld min", static_cast<long long>(s / 3600), static_cast<long long>(s / 60 % 60));
+}
+
+Progress::Progress(report::Output& out, const report::Style& style, bool live, int64_t steps)
+    : out_(out), style_(style), live_(live), steps_(steps) {}
+
+std::string Progress::line(const StepResult& r, const StepCost& c, int64_t steps) {
+  return format("step %lld/%lld  loss %.4f  grad norm %.3f  lr %.2e  %s tokens/s  %.0f ms", static_cast<long long>(r.step + 1),
+                static_cast<long long>(steps), r.loss, r.grad_norm, r.lr,
+                report::human_count(static_cast<int64_t>(per_second(r.count, c.step_ms))).c_str(), c.step_ms);
+}
+
+void Progress::step(const StepResult& result, const StepCost& cost) {
+  last_ = result;
+  cost_ = cost;
+  smooth_ms_ = smooth_ms_ == 0 ? cost.step_ms : 0.9 * smooth_ms_ + 0.1 * cost.step_ms;
+  auto now = std::chrono::steady_clock::now();
+  if (live_) {
+    if (now - said_ < std::chrono::milliseconds(100) && result.step + 1 < steps_) return;
+    said_ = now;
+    draw();
+  } else if (result.step == 0 || result.step + 1 == steps_ || now - said_ >= std::chrono::seconds(10)) {
+    said_ = now;
+    double left = smooth_ms_ / 1000 * static_cast<double>(steps_ - result.step - 1);
+    out_.write(line(result, cost, steps_) + (result.step + 1 < steps_ ? "  " + duration_text(left) + " left" : "") + "\n");
+    out_.flush();
+  }
+}
+
+void Progress::draw() {
+  int64_t done = last_.step + 1;
+  double left = smooth_ms_ / 1000 * static_cast<double>(steps_ - done);
+  std::string text = format("%lld/%lld  loss %.4f", static_cast<long long>(done), static_cast<long long>(steps_), last_.loss);
+  if (validation_ >= 0) text += format("  validation %.4f", validation_);
+  text += format("  %s tok/s  ", report::human_count(static_cast<int64_t>(per_second(last_.count, cost_.step_ms))).c_str()) + duration_text(left) + " left";
+  int room = style_.width - static_cast<int>(text.size()) - 4;
+  std::string bar;
+  if (room >= 10) {
+    int cells = std::min(room, 30), full = static_cast<int>(static_cast<double>(cells) * static_cast<double>(done) / static_cast<double>(std::max<int64_t>(steps_, 1)));
+    for (int i = 0; i < cells; ++i) bar += style_.unicode ? (i < full ? "━" : "╌") : (i < full ? "=" : "-");
+    bar = report::paint(style_, report::Tone::green, bar) + "  ";
+  }
+  if (text.size() + 1 > static_cast<size_t>(style_.width)) text.resize(static_cast<size_t>(std::max(style_.width - 1, 0)));
+  out_.write("\r\x1b[K" + bar + text);
+  out_.flush();
+  drawn_ = true;
+}
+
+void Progress::say(const std::string& text) {
+  if (drawn_) out_.write("\r\x1b[K");
+  drawn_ = false;
+  out_.write(text + "\n");
+  out_.flush();
+}
+
+void Progress::validation(int64_t step, double loss) {
+  validation_ = loss;
+  say(format("step %lld/%lld  validation loss %.4f", static_cast<long long>(step + 1), static_cast<long long>(steps_), loss));
+}
+
+void Progress::finish() {
+  if (drawn_) out_.write("\n");
+  drawn_ = false;
+  out_.flush();
+}
+
+}  // namespace meshwright::train

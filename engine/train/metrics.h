@@ -1,0 +1,69 @@
+// What a run leaves behind: its folder, metrics.jsonl, and the lines a person watches.
+#pragma once
+
+#include <chrono>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <string>
+
+#include "engine/report/report.h"
+#include "meshwright/trainer.h"
+
+namespace meshwright::train {
+
+// One row of metrics.jsonl beside a step's result.
+struct StepCost {
+  double step_ms = 0;
+  int64_t memory_bytes = 0;  // peak tensor bytes of this rank
+};
+
+// runs/<name>/ of rank 0. Throws Error(output_unwritable) naming path and reason.
+class RunFolder {
+ public:
+  // Makes the folder; metrics of an earlier run of the same name are kept under another name, which `kept` then holds.
+  explicit RunFolder(std::filesystem::path path);
+  const std::filesystem::path& path() const { return path_; }
+  const std::string& kept() const { return kept_; }
+  // Whole files: written beside, synced, renamed.
+  void put(const std::string& name, const std::string& contents) const;
+  void step(const StepResult& result, const StepCost& cost);
+  void validation(int64_t step, double loss);
+  void log(const std::string& line);
+
+ private:
+  void append(std::FILE* file, const std::string& line, const char* name);
+  std::filesystem::path path_;
+  std::string kept_;
+  std::unique_ptr<std::FILE, int (*)(std::FILE*)> metrics_{nullptr, std::fclose}, log_{nullptr, std::fclose};
+};
+
+// One live line with a bar and the time left on a terminal; elsewhere a plain line now and then.
+class Progress {
+ public:
+  Progress(report::Output& out, const report::Style& style, bool live, int64_t steps);
+  void step(const StepResult& result, const StepCost& cost);
+  void validation(int64_t step, double loss);
+  // A line above the live one.
+  void say(const std::string& line);
+  void finish();
+  // The plain form of a step, for run.log.
+  static std::string line(const StepResult& result, const StepCost& cost, int64_t steps);
+
+ private:
+  void draw();
+  report::Output& out_;
+  report::Style style_;
+  bool live_, drawn_ = false;
+  int64_t steps_;
+  StepResult last_;
+  StepCost cost_;
+  double validation_ = -1, smooth_ms_ = 0;
+  std::chrono::steady_clock::time_point said_{};
+};
+
+// "1 h 02 min", "3 min 20 s", "12 s".
+std::string duration_text(double seconds);
+
+}  // namespace meshwright::train

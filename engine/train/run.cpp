@@ -1,0 +1,267 @@
+#include "engine/train/run.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/ops/cross_entropy_loss.h>
+#include <ATen/ops/empty.h>
+#include <c10/core/GradMode.h>
+#include <unistd.h>
+
+#include <boost/json/object.hpp>
+#include <boost/json/serialize.hpp>
+#include <chrono>
+#include <cstdlib>
+#include <thread>
+
+#include "engine/config/describe.h"
+#include "engine/data/dataset.h"
+#include "engine/launch/ranks.h"
+#include "engine/nets/causal_lm.h"
+#include "engine/nets/initialize.h"
+#include "engine/plan/plan.h"
+#include "engine/report/report.h"
+#include "engine/train/memory.h"
+#include "engine/train/metrics.h"
+#include "engine/weights/safetensors.h"
+#include "meshwright/abi.h"
+#include "meshwright/trainer.h"
+
+namespace meshwright::train {
+
+namespace {
+
+namespace fs = std::filesystem;
+using at::Tensor;
+using Clock = std::chrono::steady_clock;
+
+double ms_since(Clock::time_point begin) { return std::chrono::duration<double, std::milli>(Clock::now() - begin).count(); }
+
+DType dtype_of(const Tensor& t) {
+  switch (t.scalar_type()) {
+    case at::kBFloat16:
+      return DType::bfloat16;
+    case at::kHalf:
+      return DType::float16;
+    case at::kDouble:
+      return DType::float64;
+    default:
+      return DType::float32;
+  }
+}
+
+void set_threads(const Job& job) {
+  const Options& run = job.table("run");
+  int64_t threads = run.find_int("threads").value_or(0);
+  if (threads == 0) {
+    const char* omp = std::getenv("OMP_NUM_THREADS");
+    if (omp != nullptr) threads = std::atoll(omp);
+  }
+  if (threads <= 0) {
+    std::optional<launch::RankEnvironment> ranks = launch::detect_ranks(launch::process_environment());
+    threads = std::max<int64_t>(1, static_cast<int64_t>(std::thread::hardware_concurrency()) / (ranks ? ranks->local_world_size : 1));
+  }
+  at::set_num_threads(static_cast<int>(threads));
+}
+
+// Fills this rank's part of every parameter: from a folder, or at random, the same on every layout.
+void fill_weights(Trainer& trainer, const std::string& pretrained, nets::CausalLM& net, uint64_t seed) {
+  c10::NoGradGuard no_grad;
+  std::optional<weights::WeightFolder> folder;
+  if (!pretrained.empty()) folder.emplace(pretrained);
+  for (const ParallelParameter& p : trainer.model().parameters()) {
+    std::vector<int64_t> offsets = p.offsets, sizes = p.local.sizes().vec(), shape = p.global_shape;
+    if (p.flat_begin >= 0) {  // a flat layout: a run of the flattened parameter
+      int64_t count = 1;
+      for (int64_t n : shape) count *= n;
+      shape = {count};
+      offsets = {p.flat_begin};
+      sizes = {p.local.numel()};
+    }
+    Tensor local = p.local.is_cpu() && p.local.is_contiguous() ? p.local : at::empty(p.local.sizes(), p.local.options().device(at::kCPU));
+    if (!folder) {
+      nets::initialize(p.name, shape, offsets, sizes, net->initializer_range(), seed, local);
+    } else {
+      const weights::TensorEntry* entry = folder->find(p.name);
+      if (entry == nullptr)
+        throw Error(ErrorCode::weights_mismatch, pretrained + " has no tensor \"" + p.name + "\", which the model of its config.json needs")
+            .key("model.pretrained")
+            .help("check that config.json and the safetensors files belong together");
+      if (entry->shape != p.global_shape) {
+        auto text = [](const std::vector<int64_t>& s) {
+          std::string out = "[";
+          for (size_t i = 0; i < s.size(); ++i) out += (i ? ", " : "") + std::to_string(s[i]);
+          return out + "]";
+        };
+        throw Error(ErrorCode::weights_mismatch, entry->file->path() + ": \"" + p.name + "\" has the shape " + text(entry->shape) +
+                                                     ", the model of config.json " + text(p.global_shape))
+            .key("model.pretrained");
+      }
+      weights::TensorEntry view = *entry;
+      view.shape = shape;
+      weights::read_slice(view, offsets, sizes, dtype_of(local), local.mutable_data_ptr());
+    }
+    if (!local.is_same(p.local)) p.local.copy_(local);
+  }
+  trainer.model().values_changed();
+}
+
+// The samples of one micro-batch as inputs and targets.
+class Batches {
+ public:
+  Batches(const data::Dataset& data, data::Sampler sampler, int64_t rows, at::Device device)
+      : data_(data), sampler_(sampler), rows_(rows), device_(device), ids_(at::empty({rows, data.seq_len() + 1}, at::kLong)) {}
+  // Rows at positions [first, first + rows).
+  Tensor read(int64_t first) {
+    for (int64_t row = 0; row < rows_; ++row)
+      data_.read(sampler_.at(first + row), ids_.mutable_data_ptr<int64_t>() + row * (data_.seq_len() + 1));
+    return device_.is_cpu() ? ids_ : ids_.to(device_);
+  }
+
+ private:
+  const data::Dataset& data_;
+  data::Sampler sampler_;
+  int64_t rows_;
+  at::Device device_;
+  Tensor ids_;
+};
+
+MicroLoss loss_of(nets::CausalLM& net, const Tensor& ids) {
+  int64_t length = ids.size(1) - 1;
+  Tensor logits = net(ids.narrow(1, 0, length));
+  Tensor targets = ids.narrow(1, 1, length).flatten();
+  return {at::cross_entropy_loss(logits.to(at::kFloat).flatten(0, 1), targets, {}, at::Reduction::Sum, -100), targets.numel()};
+}
+
+std::string environment_json(const Job& job, const Trainer& trainer, int64_t threads) {
+  char host[256] = "";
+  ::gethostname(host, sizeof host - 1);
+  boost::json::object out;
+  out["meshwright"] = MESHWRIGHT_VERSION;
+  out["host"] = host;
+  out["world_size"] = const_cast<Trainer&>(trainer).world().size();
+  out["threads"] = threads;
+  out["device"] = "cpu";
+  const plugins::LoadedPlugin& plugin = *trainer.plan().strategy.plugin;
+  out["plugin"] = {{"name", plugin.name}, {"version", plugin.version}, {"path", plugin.path.string()}, {"facts", plugin.facts_hash}};
+  boost::json::object facts;
+  for (const auto& [name, value] : plugins::engine_facts()) facts[name] = value;
+  out["facts"] = facts;
+  out["file"] = job.impl().config.file.string();
+  return report::pretty_json(out);
+}
+
+std::string read_file(const fs::path& path) {
+  std::ifstream in(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
+}
+
+}  // namespace
+
+int run_rank(const RunOptions& options) {
+  Clock::time_point started = Clock::now();
+  Job job = Job::from_file(options.file, options.sets);
+  Diagnostics missing;
+  plan::check_trainable(job.impl(), missing);
+  missing.throw_if_any();
+  set_threads(job);
+  std::string config_path = job.table("model").get_string("config"), pretrained = job.table("model").get_string("pretrained");
+  std::string model_path = config_path.empty() ? pretrained : config_path;
+  fs::path config_file = fs::is_directory(model_path) ? fs::path(model_path) / "config.json" : fs::path(model_path);
+  std::shared_ptr<World> world = join_world(job, {{"model", std::to_string(std::hash<std::string>()(read_file(config_file)))}});
+  bool leader = world->rank() == 0;
+  world->trace().enabled = options.trace;
+  MemoryMeter memory;
+
+  const Options& run = job.table("run");
+  auto seed = static_cast<uint64_t>(run.get_int("seed"));
+  DType storage = *job.table("model").find_dtype("torch_dtype");
+  nets::CausalLM net = nets::build_model(model_path, storage, at::kMeta);
+  ModelOutline outline = net->outline();
+  int64_t vocab = outline.vocab_size;
+  data::DatasetConfig data_config = data::dataset_config(job.table("dataset"), vocab, seed);
+  if (data_config.kind == "text" && !pretrained.empty() && fs::exists(fs::path(pretrained) / "tokenizer.json"))
+    throw Error(ErrorCode::bad_dataset, "dataset.kind = \"text\" feeds bytes, but " + pretrained + " has a tokenizer, whose ids its model knows")
+        .key("dataset.kind")
+        .help("tokenize the text first and set dataset.kind = \"tokens\"");
+  std::unique_ptr<data::Dataset> train_data = data::open_dataset(data_config), validation_data;
+  const Options& validation = job.table("validation_dataset");
+  if (validation.is_set("path") || (validation.is_given("kind") && validation.get_string("kind") == "mock"))
+    validation_data = data::open_dataset(data::dataset_config(validation, vocab, seed + 1));
+
+  Trainer trainer(job, world, net.ptr(), outline, job.table("step_scheduler").get_int("local_batch_size") * data_config.seq_len);
+  fill_weights(trainer, pretrained, net, seed);
+
+  report::Output out(stdout, "standard output");
+  report::Style style{options.colour, options.unicode, options.width};
+  std::unique_ptr<RunFolder> folder;
+  std::unique_ptr<Progress> progress;
+  if (leader) {
+    folder = std::make_unique<RunFolder>(fs::path(run.get_string("dir")) / run.get_string("name"));
+    folder->put("config.toml", read_file(options.file));
+    folder->put("config.resolved.toml", config::show_toml(job.impl().config));
+    plan::JobPlan plan = plan::make_plan(job.impl(), {.world_size = world->size(), .rank = 0});
+    folder->put("plan.json", report::pretty_json(plan::to_json(plan)));
+    folder->put("env.json", environment_json(job, trainer, at::get_num_threads()));
+    progress = std::make_unique<Progress>(out, style, options.live, trainer.max_steps());
+    int64_t parameters = 0;
+    for (const ParameterOutline& p : outline.parameters) parameters += element_count(p.shape);
+    auto say = [&](const std::string& line) {
+      folder->log(line);
+      progress->say(line);
+    };
+    if (!folder->kept().empty()) say("an earlier run of this name left metrics; they are now " + folder->kept());
+    say(trainer.plan().strategy.info->name + " on " + report::counted(world->size(), "rank", "ranks") + ": " + outline.architecture + ", " +
+        report::human_count(parameters) + " parameters; batch " + std::to_string(trainer.local_batch()) + " x " + std::to_string(trainer.accumulation()) +
+        " x " + std::to_string(trainer.data_parallel_size()) + " samples of " + std::to_string(data_config.seq_len) + " tokens");
+    say("data: " + train_data->describe() + ", " + report::human_count(train_data->samples()) + " samples");
+    if (validation_data) say("validation: " + validation_data->describe());
+    for (const std::string& notice : trainer.plan().notices) say("notice: " + notice);
+  }
+
+  int64_t rows = trainer.local_batch(), dp = trainer.data_parallel_size(), dp_rank = trainer.data_parallel_rank(), accumulation = trainer.accumulation();
+  Batches batches(*train_data, data::Sampler(train_data->samples(), job.table("dataset").get_bool("shuffle"), seed), rows, world->device());
+  std::optional<Batches> validation_batches;
+  if (validation_data)
+    validation_batches.emplace(*validation_data, data::Sampler(validation_data->samples(), validation.get_bool("shuffle"), seed + 1), rows, world->device());
+  auto validate = [&](int64_t step) {
+    double loss = trainer.evaluate(validation.get_int("num_batches"), [&](int64_t b) { return loss_of(net, validation_batches->read((b * dp + dp_rank) * rows)); });
+    if (!leader) return;
+    folder->validation(step, loss);
+    progress->validation(step, loss);
+    char line[80];
+    std::snprintf(line, sizeof line, "step %lld  validation loss %.6f", static_cast<long long>(step + 1), loss);
+    folder->log(line);
+  };
+
+  net->train();
+  for (int64_t step = 0; step < trainer.max_steps(); ++step) {
+    Clock::time_point begin = Clock::now();
+    memory.reset_peak();
+    StepResult result = trainer.step([&](int64_t micro) {
+      return loss_of(net, batches.read(((step * accumulation + micro) * dp + dp_rank) * rows));
+    });
+    StepCost cost{ms_since(begin), memory.peak()};
+    if (leader) {
+      folder->step(result, cost);
+      folder->log(Progress::line(result, cost, trainer.max_steps()));
+      progress->step(result, cost);
+    }
+    bool last = step + 1 == trainer.max_steps();
+    if (validation_batches && ((step + 1) % validation.get_int("every_steps") == 0 || last)) validate(step);
+  }
+  if (leader) progress->finish();
+  if (options.trace) {
+    fs::path traces = fs::path(run.get_string("dir")) / run.get_string("name") / "trace";
+    std::error_code failed;
+    fs::create_directories(traces, failed);
+    std::ofstream(traces / ("rank_" + std::to_string(world->rank()) + ".json")) << world->trace().json(world->rank());
+  }
+  world->everyone()->barrier();
+  if (leader) {
+    std::string done = "done: " + std::to_string(trainer.max_steps()) + " steps in " + duration_text(ms_since(started) / 1000) + "; results in " + folder->path().string();
+    folder->log(done);
+    progress->say(done);
+  }
+  return 0;
+}
+
+}  // namespace meshwright::train
