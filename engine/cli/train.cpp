@@ -18,7 +18,7 @@ namespace {
 namespace fs = std::filesystem;
 
 // The library with everything that runs lies beside the SDK library; loading it here keeps LibTorch out of all other verbs.
-int run_rank(const train::RunOptions& options) {
+int run_in_engine(const train::RunOptions& options) {
   Dl_info sdk{};
   if (::dladdr(reinterpret_cast<const void*>(&error_catalog), &sdk) == 0) throw Error(ErrorCode::internal, "the SDK library cannot be located");
   std::string path = (fs::path(sdk.dli_fname).parent_path() / "libmeshwright_engine.so").string();
@@ -62,7 +62,7 @@ int run_train(Call& call) {
       options.width = std::atoi(terminal);
       options.colour = std::getenv("MESHWRIGHT_COLOUR") != nullptr;
     }
-    int status = run_rank(options);
+    int status = run_in_engine(options);
     // Threads of a broken connection must not keep a failed rank from ending.
     if (status != 0) ::_exit(status);
     return status;
@@ -79,7 +79,7 @@ int run_train(Call& call) {
     plan::make_plan(*job, {.world_size = ranks ? ranks->world_size : wanted, .rank = 0});
   }
   if (ranks || wanted == 1) {
-    status = run_rank(options);
+    status = run_in_engine(options);
     if (status != 0 && ranks && ranks->world_size > 1) {
       call.out.flush();
       ::_exit(status);
