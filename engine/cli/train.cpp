@@ -20,12 +20,14 @@ namespace fs = std::filesystem;
 // The library with everything that runs lies beside the SDK library; loading it here keeps LibTorch out of all other verbs.
 int run_in_engine(const train::RunOptions& options) {
   Dl_info sdk{};
-  if (::dladdr(reinterpret_cast<const void*>(&error_catalog), &sdk) == 0) throw Error(ErrorCode::internal, "the SDK library cannot be located");
+  if (::dladdr(reinterpret_cast<const void*>(&error_catalog), &sdk) == 0)
+    throw Error(ErrorCode::internal, "the SDK library cannot be located");
   std::string path = (fs::path(sdk.dli_fname).parent_path() / "libmeshwright_engine.so").string();
   void* library = ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
   if (library == nullptr) {
     const char* why = ::dlerror();
-    throw Error(ErrorCode::internal, "cannot load " + path + ": " + (why ? why : "")).help("the installation is damaged, or LibTorch was moved: build or install again");
+    throw Error(ErrorCode::internal, "cannot load " + path + ": " + (why ? why : ""))
+        .help("the installation is damaged, or LibTorch was moved: build or install again");
   }
   auto entry = reinterpret_cast<int (*)(const void*)>(::dlsym(library, "meshwright_train_rank"));
   if (entry == nullptr) throw Error(ErrorCode::internal, path + " is not the engine's library");
@@ -38,8 +40,9 @@ int run_train(Call& call) {
   std::optional<launch::RankEnvironment> ranks = launch::detect_ranks(launch::process_environment());
   int64_t wanted = call.number("nproc", 1).value_or(1);
   if (ranks && call.has("nproc") && ranks->source != launch::RankEnvironment::Source::local)
-    throw Error(ErrorCode::usage, std::string("--nproc starts ranks here, but this process already is rank ") + std::to_string(ranks->rank) + " of " +
-                                      std::to_string(ranks->world_size) + " (" + launch::source_name(ranks->source) + ")")
+    throw Error(ErrorCode::usage, std::string("--nproc starts ranks here, but this process already is rank ") +
+                                      std::to_string(ranks->rank) + " of " + std::to_string(ranks->world_size) + " (" +
+                                      launch::source_name(ranks->source) + ")")
         .help("leave out --nproc under a launcher")
         .help("unset RANK, WORLD_SIZE and the launcher's other variables to start local ranks");
   bool supervised = ranks && ranks->source == launch::RankEnvironment::Source::local;

@@ -4,8 +4,9 @@ namespace meshwright::cli {
 
 const std::vector<Verb>& verbs() {
   static const std::vector<Verb> table = {
-      train_verb(), plan_verb(),         validate_verb(),        config_show_verb(),   config_schema_verb(), config_explain_verb(),
-      plugins_list_verb(), plugins_inspect_verb(), plugins_check_verb(), plugins_new_verb(),   env_verb(),
+      train_verb(),         plan_verb(),           validate_verb(),     config_show_verb(),
+      config_schema_verb(), config_explain_verb(), plugins_list_verb(), plugins_inspect_verb(),
+      plugins_check_verb(), plugins_new_verb(),    env_verb(),
   };
   return table;
 }

@@ -90,7 +90,7 @@ constexpr std::array kDataset = {MESHWRIGHT_DATASET_OPTIONS,
                                  bool_option("shuffle", true, "A new order every epoch, the same on every layout.")};
 constexpr std::array kValidation = {MESHWRIGHT_DATASET_OPTIONS, bool_option("shuffle", false, "Draw samples in random order."),
                                     int_option("every_steps", "100", 1, "Validate every so many steps."),
-                                    int_option("num_batches", "8", 1, "Batches a validation.")};
+                                    int_option("num_batches", "8", 1, "Global batches a validation.")};
 #undef MESHWRIGHT_DATASET_OPTIONS
 
 constexpr std::array kCheckpoint = {

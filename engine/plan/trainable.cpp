@@ -24,7 +24,8 @@ void check_trainable(const Job& job, Diagnostics& diagnostics) {
   const ParallelSizes& sizes = config.shared.sizes;
   for (const auto& [name, size] : {std::pair<const char*, int64_t>{"cp_size", sizes.cp}, {"pp_size", sizes.pp}})
     if (size > 1)
-      diagnostics.add(Error(ErrorCode::not_in_release, std::string(name) + " = " + std::to_string(size) + " can be planned, but training with it is not in this release")
+      diagnostics.add(Error(ErrorCode::not_in_release, std::string(name) + " = " + std::to_string(size) +
+                                                           " can be planned, but training with it is not in this release")
                           .key(std::string("distributed.") + name)
                           .at(config.table("distributed").origin(name))
                           .help(std::string("set distributed.") + name + " = 1"));
@@ -32,16 +33,18 @@ void check_trainable(const Job& job, Diagnostics& diagnostics) {
   for (const meshwright_option* option : checkpoint.schema().options) {
     bool harmless = std::string_view(option->name) == "resume" && checkpoint.get_string("resume") == "none";
     if (checkpoint.is_given(option->name) && !harmless)
-      diagnostics.add(Error(ErrorCode::not_in_release, std::string("checkpoint.") + option->name + " is set, but this release writes and reads no checkpoints")
+      diagnostics.add(Error(ErrorCode::not_in_release,
+                            std::string("checkpoint.") + option->name + " is set, but this release writes and reads no checkpoints")
                           .key(std::string("checkpoint.") + option->name)
                           .at(checkpoint.origin(option->name))
                           .help("leave out the table [checkpoint], or set only checkpoint.resume = \"none\""));
   }
   if (job.strategy.info != nullptr && (job.strategy.info->capabilities & MESHWRIGHT_CAN_PARALLELIZE) == 0 && sizes.ep <= 1)
-    diagnostics.add(Error(ErrorCode::not_in_release, "the strategy " + job.strategy.info->name + " can plan a job, but not train it in this release")
-                        .key("distributed.strategy")
-                        .at(config.table("distributed").origin("strategy"))
-                        .help("meshwright plugins list shows which strategies can train"));
+    diagnostics.add(
+        Error(ErrorCode::not_in_release, "the strategy " + job.strategy.info->name + " can plan a job, but not train it in this release")
+            .key("distributed.strategy")
+            .at(config.table("distributed").origin("strategy"))
+            .help("meshwright plugins list shows which strategies can train"));
 }
 
 }  // namespace meshwright::plan

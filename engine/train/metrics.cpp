@@ -135,11 +135,13 @@ void Progress::draw() {
   double left = smooth_ms_ / 1000 * static_cast<double>(steps_ - done);
   std::string text = format("%lld/%lld  loss %.4f", static_cast<long long>(done), static_cast<long long>(steps_), last_.loss);
   if (validation_ >= 0) text += format("  validation %.4f", validation_);
-  text += format("  %s tok/s  ", report::human_count(static_cast<int64_t>(per_second(last_.count, cost_.step_ms))).c_str()) + duration_text(left) + " left";
+  text += format("  %s tok/s  ", report::human_count(static_cast<int64_t>(per_second(last_.count, cost_.step_ms))).c_str()) +
+          duration_text(left) + " left";
   int room = style_.width - static_cast<int>(text.size()) - 4;
   std::string bar;
   if (room >= 10) {
-    int cells = std::min(room, 30), full = static_cast<int>(static_cast<double>(cells) * static_cast<double>(done) / static_cast<double>(std::max<int64_t>(steps_, 1)));
+    int cells = std::min(room, 30),
+        full = static_cast<int>(static_cast<double>(cells) * static_cast<double>(done) / static_cast<double>(std::max<int64_t>(steps_, 1)));
     for (int i = 0; i < cells; ++i) bar += style_.unicode ? (i < full ? "━" : "╌") : (i < full ? "=" : "-");
     bar = report::paint(style_, report::Tone::green, bar) + "  ";
   }

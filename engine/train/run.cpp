@@ -68,37 +68,35 @@ void fill_weights(Trainer& trainer, const std::string& pretrained, nets::CausalL
   std::optional<weights::WeightFolder> folder;
   if (!pretrained.empty()) folder.emplace(pretrained);
   for (const ParallelParameter& p : trainer.model().parameters()) {
+    if (!folder) {
+      nets::initialize(*net, p, seed);
+      continue;
+    }
     std::vector<int64_t> offsets = p.offsets, sizes = p.local.sizes().vec(), shape = p.global_shape;
     if (p.flat_begin >= 0) {  // a flat layout: a run of the flattened parameter
-      int64_t count = 1;
-      for (int64_t n : shape) count *= n;
-      shape = {count};
+      shape = {element_count(shape)};
       offsets = {p.flat_begin};
       sizes = {p.local.numel()};
     }
     Tensor local = p.local.is_cpu() && p.local.is_contiguous() ? p.local : at::empty(p.local.sizes(), p.local.options().device(at::kCPU));
-    if (!folder) {
-      nets::initialize(p.name, shape, offsets, sizes, net->initializer_range(), seed, local);
-    } else {
-      const weights::TensorEntry* entry = folder->find(p.name);
-      if (entry == nullptr)
-        throw Error(ErrorCode::weights_mismatch, pretrained + " has no tensor \"" + p.name + "\", which the model of its config.json needs")
-            .key("model.pretrained")
-            .help("check that config.json and the safetensors files belong together");
-      if (entry->shape != p.global_shape) {
-        auto text = [](const std::vector<int64_t>& s) {
-          std::string out = "[";
-          for (size_t i = 0; i < s.size(); ++i) out += (i ? ", " : "") + std::to_string(s[i]);
-          return out + "]";
-        };
-        throw Error(ErrorCode::weights_mismatch, entry->file->path() + ": \"" + p.name + "\" has the shape " + text(entry->shape) +
-                                                     ", the model of config.json " + text(p.global_shape))
-            .key("model.pretrained");
-      }
-      weights::TensorEntry view = *entry;
-      view.shape = shape;
-      weights::read_slice(view, offsets, sizes, dtype_of(local), local.mutable_data_ptr());
+    const weights::TensorEntry* entry = folder->find(p.name);
+    if (entry == nullptr)
+      throw Error(ErrorCode::weights_mismatch, pretrained + " has no tensor \"" + p.name + "\", which the model of its config.json needs")
+          .key("model.pretrained")
+          .help("check that config.json and the safetensors files belong together");
+    if (entry->shape != p.global_shape) {
+      auto text = [](const std::vector<int64_t>& s) {
+        std::string out = "[";
+        for (size_t i = 0; i < s.size(); ++i) out += (i ? ", " : "") + std::to_string(s[i]);
+        return out + "]";
+      };
+      throw Error(ErrorCode::weights_mismatch, entry->file->path() + ": \"" + p.name + "\" has the shape " + text(entry->shape) +
+                                                   ", the model of config.json " + text(p.global_shape))
+          .key("model.pretrained");
     }
+    weights::TensorEntry view = *entry;
+    view.shape = shape;
+    weights::read_slice(view, offsets, sizes, dtype_of(local), local.mutable_data_ptr());
     if (!local.is_same(p.local)) p.local.copy_(local);
   }
   trainer.model().values_changed();
@@ -179,7 +177,8 @@ int run_rank(const RunOptions& options) {
   int64_t vocab = outline.vocab_size;
   data::DatasetConfig data_config = data::dataset_config(job.table("dataset"), vocab, seed);
   if (data_config.kind == "text" && !pretrained.empty() && fs::exists(fs::path(pretrained) / "tokenizer.json"))
-    throw Error(ErrorCode::bad_dataset, "dataset.kind = \"text\" feeds bytes, but " + pretrained + " has a tokenizer, whose ids its model knows")
+    throw Error(ErrorCode::bad_dataset,
+                "dataset.kind = \"text\" feeds bytes, but " + pretrained + " has a tokenizer, whose ids its model knows")
         .key("dataset.kind")
         .help("tokenize the text first and set dataset.kind = \"tokens\"");
   std::unique_ptr<data::Dataset> train_data = data::open_dataset(data_config), validation_data;
@@ -210,20 +209,26 @@ int run_rank(const RunOptions& options) {
     };
     if (!folder->kept().empty()) say("an earlier run of this name left metrics; they are now " + folder->kept());
     say(trainer.plan().strategy.info->name + " on " + report::counted(world->size(), "rank", "ranks") + ": " + outline.architecture + ", " +
-        report::human_count(parameters) + " parameters; batch " + std::to_string(trainer.local_batch()) + " x " + std::to_string(trainer.accumulation()) +
-        " x " + std::to_string(trainer.data_parallel_size()) + " samples of " + std::to_string(data_config.seq_len) + " tokens");
+        report::human_count(parameters) + " parameters; batch " + std::to_string(trainer.local_batch()) + " x " +
+        std::to_string(trainer.accumulation()) + " x " + std::to_string(trainer.data_parallel_size()) + " samples of " +
+        std::to_string(data_config.seq_len) + " tokens");
     say("data: " + train_data->describe() + ", " + report::human_count(train_data->samples()) + " samples");
     if (validation_data) say("validation: " + validation_data->describe());
     for (const std::string& notice : trainer.plan().notices) say("notice: " + notice);
   }
 
-  int64_t rows = trainer.local_batch(), dp = trainer.data_parallel_size(), dp_rank = trainer.data_parallel_rank(), accumulation = trainer.accumulation();
+  int64_t rows = trainer.local_batch(), dp = trainer.data_parallel_size(), dp_rank = trainer.data_parallel_rank(),
+          accumulation = trainer.accumulation();
   Batches batches(*train_data, data::Sampler(train_data->samples(), job.table("dataset").get_bool("shuffle"), seed), rows, world->device());
   std::optional<Batches> validation_batches;
   if (validation_data)
-    validation_batches.emplace(*validation_data, data::Sampler(validation_data->samples(), validation.get_bool("shuffle"), seed + 1), rows, world->device());
+    validation_batches.emplace(*validation_data, data::Sampler(validation_data->samples(), validation.get_bool("shuffle"), seed + 1), rows,
+                               world->device());
   auto validate = [&](int64_t step) {
-    double loss = trainer.evaluate(validation.get_int("num_batches"), [&](int64_t b) { return loss_of(net, validation_batches->read((b * dp + dp_rank) * rows)); });
+    // As many samples as num_batches training steps would read: the same on every layout, split over the data-parallel ranks.
+    double loss = trainer.evaluate(validation.get_int("num_batches") * accumulation, [&](int64_t micro) {
+      return loss_of(net, validation_batches->read((micro * dp + dp_rank) * rows));
+    });
     if (!leader) return;
     folder->validation(step, loss);
     progress->validation(step, loss);
@@ -236,9 +241,8 @@ int run_rank(const RunOptions& options) {
   for (int64_t step = 0; step < trainer.max_steps(); ++step) {
     Clock::time_point begin = Clock::now();
     memory.reset_peak();
-    StepResult result = trainer.step([&](int64_t micro) {
-      return loss_of(net, batches.read(((step * accumulation + micro) * dp + dp_rank) * rows));
-    });
+    StepResult result =
+        trainer.step([&](int64_t micro) { return loss_of(net, batches.read(((step * accumulation + micro) * dp + dp_rank) * rows)); });
     StepCost cost{ms_since(begin), memory.peak()};
     if (leader) {
       folder->step(result, cost);
@@ -257,7 +261,8 @@ int run_rank(const RunOptions& options) {
   }
   world->everyone()->barrier();
   if (leader) {
-    std::string done = "done: " + std::to_string(trainer.max_steps()) + " steps in " + duration_text(ms_since(started) / 1000) + "; results in " + folder->path().string();
+    std::string done = "done: " + std::to_string(trainer.max_steps()) + " steps in " + duration_text(ms_since(started) / 1000) +
+                       "; results in " + folder->path().string();
     folder->log(done);
     progress->say(done);
   }

@@ -9,8 +9,8 @@ namespace meshwright::train {
 struct RunOptions {
   std::string file;
   std::vector<std::string> sets;
-  bool trace = false;    // write runs/<name>/trace/rank_N.json
-  bool live = false;     // rank 0's standard output is a terminal
+  bool trace = false;  // write runs/<name>/trace/rank_N.json
+  bool live = false;   // rank 0's standard output is a terminal
   int width = 80;
   bool colour = false, unicode = true;
   int64_t sample_bytes = 0;  // byte models: write so many bytes after training

@@ -59,7 +59,8 @@ class MESHWRIGHT_API Job {
 };
 
 // Joins the ranks named by the environment (torchrun, plain, Slurm, Open MPI variables), or makes a world of one. Collective. Compares
-// `facts` of all ranks before any group exists. Throws Error(bad_rank_environment | rendezvous_failed | ranks_disagree | device_unavailable).
+// `facts` of all ranks before any group exists. Throws Error(bad_rank_environment | rendezvous_failed | ranks_disagree |
+// device_unavailable).
 MESHWRIGHT_API std::shared_ptr<World> join_world(const Job& job, const std::vector<std::pair<std::string, std::string>>& facts = {});
 
 // The outline of a live module: names, shapes, lists. For models that are not described by a config.json.
@@ -72,11 +73,11 @@ struct MicroLoss {
 };
 
 struct StepResult {
-  int64_t step = 0;       // from 0
-  double loss = 0;        // mean over all targets of the step, all ranks
-  double grad_norm = 0;   // L2, before clipping
+  int64_t step = 0;      // from 0
+  double loss = 0;       // mean over all targets of the step, all ranks
+  double grad_norm = 0;  // L2, before clipping
   double lr = 0;
-  int64_t count = 0;      // targets of the step, all ranks
+  int64_t count = 0;  // targets of the step, all ranks
 };
 
 class MESHWRIGHT_API Trainer {
