@@ -114,7 +114,7 @@ StepResult Trainer::step(const std::function<MicroLoss(int64_t micro)>& forward)
   Tensor totals = at::tensor({loss_sum, count}, at::TensorOptions().dtype(at::kDouble));
   if (data_->size() > 1) {
     totals = totals.to(world_->device());
-    data_->all_reduce(totals).wait();
+    data_->all_reduce(totals, ReduceOp::sum, /*control=*/true).wait();
     totals = totals.cpu();
   }
   double all_loss = totals[0].item<double>(), all_count = totals[1].item<double>();
@@ -150,7 +150,7 @@ double Trainer::evaluate(int64_t micro_batches, const std::function<MicroLoss(in
   }
   module_->train(training);
   Tensor totals = at::tensor({loss_sum, count}, at::TensorOptions().dtype(at::kDouble).device(world_->device()));
-  data_->all_reduce(totals).wait();
+  data_->all_reduce(totals, ReduceOp::sum, /*control=*/true).wait();
   totals = totals.cpu();
   double all_count = totals[1].item<double>();
   return all_count > 0 ? totals[0].item<double>() / all_count : 0;

@@ -1,5 +1,6 @@
 // ddp: every rank holds the whole model; gradients are all-reduced in buckets. No mesh.
 #include <array>
+#include <numeric>
 
 #include "meshwright/activation_checkpoint.h"
 #include "meshwright/fully_sharded.h"
@@ -69,7 +70,9 @@ class Ddp final : public Strategy {
     // Layers are never recomputed whole under this strategy (spec 6).
     checkpoint_layers(*request.model, layer_names(request.outline), request.config.shared.activation_checkpointing, false);
     ReplicationPolicy policy;
-    policy.group = request.world->everyone();
+    std::vector<int64_t> ranks(static_cast<size_t>(request.world->size()));
+    std::iota(ranks.begin(), ranks.end(), int64_t{0});
+    policy.group = request.world->group(policy.axis, ranks);
     policy.mp = request.config.shared.mp;
     policy.bucket_bytes = static_cast<int64_t>(own.get_number("bucket_cap_mb") * 1024 * 1024);
     policy.first_bucket_bytes = std::min(policy.first_bucket_bytes, policy.bucket_bytes);

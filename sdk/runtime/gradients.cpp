@@ -19,7 +19,7 @@ double clip_gradients(const std::vector<GradientSet>& sets, double max_norm, dou
     for (const auto& group : set.groups) alone = alone && group->size() == 1;
     if (!alone) {
       at::Tensor box = at::tensor({sum}, at::TensorOptions().dtype(at::kDouble).device(device));
-      for (const auto& group : set.groups) group->all_reduce(box).wait();
+      for (const auto& group : set.groups) group->all_reduce(box, ReduceOp::sum, /*control=*/true).wait();
       sum = box.item<double>();
     }
     squares += sum;

@@ -100,14 +100,16 @@ bool Group::reduces_remotely() const { return impl_->remote_reduction; }
 
 namespace {
 
+const std::string kControl = "control";
+
 // Starts one collective: counts it, runs `start` with the record, and turns errors of the start into ours.
 template <class F>
-std::unique_ptr<Pending::Impl> begin(const Group::Impl& g, const char* op, int64_t payload, int64_t sent, F&& start) {
+std::unique_ptr<Pending::Impl> begin(const Group::Impl& g, const char* op, int64_t payload, int64_t sent, F&& start, bool control = false) {
   auto pending = std::make_unique<Pending::Impl>();
   pending->group = &g;
   pending->op = op;
   pending->bytes = payload;
-  g.wire->add(g.axis, op, sent);
+  g.wire->add(control ? kControl : g.axis, op, sent);
   bool tracing = g.trace->enabled;
   pending->begin = tracing ? Trace::now() : 0;
   try {
@@ -215,18 +217,21 @@ Pending Group::reduce_scatter(const Tensor& packed, const Tensor& shard) {
   return out;
 }
 
-Pending Group::all_reduce(const Tensor& tensor, ReduceOp op) {
+Pending Group::all_reduce(const Tensor& tensor, ReduceOp op, bool control) {
   Impl& g = *impl_;
   Pending out;
   int64_t n = g.n();
   if (n == 1 || tensor.numel() == 0) return out;
   int64_t bytes = static_cast<int64_t>(tensor.nbytes());
-  out.impl_ = begin(g, "all_reduce", bytes, 2 * bytes * (n - 1) / n, [&](Pending::Impl& p) {
-    std::vector<Tensor> one{tensor};
-    c10d::AllreduceOptions options;
-    options.reduceOp = op == ReduceOp::sum ? c10d::ReduceOp::SUM : c10d::ReduceOp::MAX;
-    p.start(g.backend->allreduce(one, options));
-  });
+  out.impl_ = begin(
+      g, "all_reduce", bytes, 2 * bytes * (n - 1) / n,
+      [&](Pending::Impl& p) {
+        std::vector<Tensor> one{tensor};
+        c10d::AllreduceOptions options;
+        options.reduceOp = op == ReduceOp::sum ? c10d::ReduceOp::SUM : c10d::ReduceOp::MAX;
+        p.start(g.backend->allreduce(one, options));
+      },
+      control);
   return out;
 }
 

@@ -106,7 +106,8 @@ class MESHWRIGHT_API Group {
   Pending exchange(const at::Tensor& packed, const at::Tensor& received);
   // packed: [size * n], shard: [n]: the sum over ranks of our slot.
   Pending reduce_scatter(const at::Tensor& packed, const at::Tensor& shard);
-  Pending all_reduce(const at::Tensor& tensor, ReduceOp op = ReduceOp::sum);
+  // `control`: a few scalars (norms, losses), counted under the axis "control" and not under the group's own.
+  Pending all_reduce(const at::Tensor& tensor, ReduceOp op = ReduceOp::sum, bool control = false);
   Pending broadcast(const at::Tensor& tensor, int64_t root);
   // Splits count rows of dim 0, one a rank.
   Pending all_to_all(const at::Tensor& in, std::span<const int64_t> in_splits, const at::Tensor& out, std::span<const int64_t> out_splits);
