@@ -114,9 +114,6 @@ TEST_CASE("the collectives of a step are those of the plan, for every strategy a
       CHECK(weights == padded * 4);
       CHECK(gradients == padded * 4);
       CHECK(state == padded * 8);
-      const Bytes& bytes = trainer.plan().footprint->bytes;
-      double padding = static_cast<double>(padded * n) / static_cast<double>(element_count({125248}));
-      CHECK(static_cast<double>(state) <= 1.02 * padding * static_cast<double>(bytes.optimizer) + 64);
     });
   }
 }
