@@ -1,8 +1,12 @@
 // RMSNorm against ATen's own, forward and backward.
 #include <ATen/ops/allclose.h>
 #include <ATen/ops/randn.h>
+#include <ATen/ops/randn_like.h>
 #include <ATen/ops/rms_norm.h>
 #include <doctest/doctest.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <array>
 
 #include "meshwright/layers.h"
 
@@ -35,4 +39,47 @@ TEST_CASE("RMSNorm in bfloat16 normalises in float32, casts, then scales") {
   Tensor wide = x.to(at::kFloat);
   Tensor expected = (wide * (wide.square().mean({-1}, true) + 1e-5).rsqrt()).to(at::kBFloat16) * norm->weight;
   CHECK(norm(x).equal(expected));
+}
+
+TEST_CASE("Linear equals LibTorch's, with its gradients, at any size") {
+  for (bool with_bias : {false, true})
+    for (auto [rows, in, out] :
+         {std::array<int64_t, 3>{1, 1, 1}, {3, 5, 7}, {64, 200, 300}, {130, 257, 129}, {0, 300, 200}, {1, 2000, 2000}}) {
+      CAPTURE(rows);
+      CAPTURE(in);
+      CAPTURE(with_bias);
+      meshwright::Linear linear(torch::nn::LinearOptions(in, out).bias(with_bias));
+      torch::nn::Linear theirs(torch::nn::LinearOptions(in, out).bias(with_bias));
+      {
+        c10::NoGradGuard no_grad;
+        theirs->weight.copy_(linear->weight);
+        if (with_bias) theirs->bias.copy_(linear->bias);
+      }
+      for (const Tensor& given : {at::randn({2, rows, in}), at::randn({rows, in}), at::randn({in, rows, 2}).transpose(0, 2)}) {
+        Tensor x = given.clone().set_requires_grad(true), other = given.clone().set_requires_grad(true);
+        Tensor y = linear(x), z = theirs(other);
+        REQUIRE(y.sizes().vec() == z.sizes().vec());
+        CHECK(at::allclose(y, z, 1e-5, 1e-5));
+        Tensor g = at::randn_like(y);
+        y.backward(g);
+        z.backward(g);
+        CHECK(at::allclose(x.grad(), other.grad(), 1e-5, 1e-5));
+      }
+      CHECK(linear->weight.grad().is_contiguous());
+      CHECK(at::allclose(linear->weight.grad(), theirs->weight.grad(), 1e-5, 1e-4));
+      if (with_bias) CHECK(at::allclose(linear->bias.grad(), theirs->bias.grad(), 1e-5, 1e-4));
+    }
+}
+
+TEST_CASE("Linear gives frozen weights no gradient and takes second derivatives") {
+  meshwright::Linear linear(torch::nn::LinearOptions(200, 150).bias(false));
+  Tensor x = at::randn({100, 200}).set_requires_grad(true);
+  Tensor first = torch::autograd::grad({linear(x).square().sum()}, {x}, {}, true, /*create_graph=*/true)[0];
+  first.square().sum().backward();  // sum of (2 W^T W x)^2
+  Tensor gram = 2 * at::mm(linear->weight.t(), linear->weight).detach();
+  CHECK(at::allclose(x.grad(), 2 * at::mm(at::mm(x.detach(), gram), gram), 1e-4, 1e-4));
+  linear->weight.set_requires_grad(false);
+  linear->zero_grad();
+  linear(x).sum().backward();
+  CHECK_FALSE(linear->weight.grad().defined());
 }

@@ -1,0 +1,75 @@
+// Linear: LibTorch's, with a faster matrix product where LibTorch's choice is slow.
+#include <ATen/autocast_mode.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/mm.h>
+#include <c10/core/GradMode.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include "meshwright/layers.h"
+
+namespace meshwright {
+namespace {
+
+using at::Tensor;
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+using LinearPointwise = Tensor(const Tensor&, const Tensor&, const std::optional<Tensor>&, std::string_view,
+                               c10::List<std::optional<at::Scalar>>, std::optional<std::string_view>);
+
+// LibTorch multiplies float32 matrices with MKL, which on AMD's processors uses half of their AVX-512. oneDNN, which LibTorch carries
+// as well, uses all of it. Elsewhere the two are equally fast and LibTorch's choice stays.
+const c10::TypedOperatorHandle<LinearPointwise>* onednn() {
+  static const std::optional<c10::TypedOperatorHandle<LinearPointwise>> found = [] {
+    std::optional<c10::TypedOperatorHandle<LinearPointwise>> out;
+#if defined(__x86_64__)
+    if (__builtin_cpu_is("amd") && __builtin_cpu_supports("avx512f"))
+      if (auto handle = c10::Dispatcher::singleton().findSchema({"mkldnn::_linear_pointwise", ""})) out = handle->typed<LinearPointwise>();
+#endif
+    return out;
+  }();
+  return found ? &*found : nullptr;
+}
+
+// Below this many multiplications the ten microseconds of a oneDNN call are not won back.
+constexpr int64_t kWorthwhile = int64_t{1} << 21;
+
+// a [m, k] times b [n, k] transposed.
+Tensor product(const Tensor& a, const Tensor& b) {
+  if (a.size(0) * a.size(1) * b.size(0) < kWorthwhile || c10::GradMode::is_enabled()) return at::mm(a, b.t());
+  at::AutoDispatchBelowAutograd below;
+  return onednn()->call(a, b, std::nullopt, "none", c10::List<std::optional<at::Scalar>>(), "");
+}
+
+struct FastLinear : torch::autograd::Function<FastLinear> {
+  static Tensor forward(AutogradContext* context, const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias) {
+    context->save_for_backward({x, weight});
+    Tensor y = product(x.reshape({-1, x.size(-1)}), weight);
+    if (bias) y.add_(*bias);
+    context->saved_data["bias"] = bias.has_value();
+    std::vector<int64_t> sizes = x.sizes().vec();
+    sizes.back() = weight.size(0);
+    return y.view(sizes);
+  }
+  static variable_list backward(AutogradContext* context, variable_list grads) {
+    variable_list saved = context->get_saved_variables();
+    const Tensor &x = saved[0], &weight = saved[1];
+    Tensor g = grads[0].reshape({-1, weight.size(0)}), to_x, to_weight, to_bias;
+    if (context->needs_input_grad(0)) to_x = product(g, weight.t()).view(x.sizes());
+    if (context->needs_input_grad(1)) to_weight = product(g.t(), x.reshape({-1, x.size(-1)}).t());
+    if (context->saved_data["bias"].toBool() && context->needs_input_grad(2)) to_bias = g.sum(0);
+    return {to_x, to_weight, to_bias};
+  }
+};
+
+}  // namespace
+
+Tensor LinearImpl::forward(const Tensor& x) {
+  bool fast = x.is_cpu() && weight.is_cpu() && x.scalar_type() == at::kFloat && weight.scalar_type() == at::kFloat && x.dim() >= 2 &&
+              x.numel() * weight.size(0) >= kWorthwhile && onednn() != nullptr && !at::autocast::is_autocast_enabled(at::kCPU);
+  if (!fast) return torch::nn::LinearImpl::forward(x);
+  return FastLinear::apply(x, weight, bias.defined() ? std::optional<Tensor>(bias) : std::nullopt);
+}
+
+}  // namespace meshwright
