@@ -2,9 +2,17 @@
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/zeros.h>
+
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <random>
 
+#include "mailbox.h"
 #include "meshwright/error.h"
 
 namespace meshwright {
@@ -39,11 +47,15 @@ struct Group::Impl {
   int64_t world_rank = 0, rank = 0;
   std::vector<int64_t> ranks;
   c10::intrusive_ptr<c10d::Backend> backend;
+  at::Device device = at::kCPU;
   std::chrono::milliseconds timeout{};
   std::shared_ptr<Wire> wire;
   std::shared_ptr<Trace> trace;
   bool remote_reduction = false;
   int tag = 0;
+  std::unique_ptr<detail::Mailbox> mailbox;
+  int64_t staged = 0;  // sequence of the slot that stage() lent
+  const void* staged_at = nullptr;
   int64_t n() const { return static_cast<int64_t>(ranks.size()); }
 };
 
@@ -52,6 +64,12 @@ struct Pending::Impl {
   const Group::Impl* group = nullptr;
   const char* op = "";
   int64_t bytes = 0, begin = 0;
+  // Over shared memory: the slot to read of every peer.
+  bool mapped = false;
+  detail::Mailbox::Channel channel = detail::Mailbox::gather;
+  int64_t sequence = 0, count = 0;
+  at::ScalarType type = at::kFloat;
+  std::vector<const void*> slots;  // by rank, after wait()
 
   void start(WorkPtr work) {
     if (work) works.push_back(std::move(work));
@@ -73,11 +91,53 @@ struct Pending::Impl {
 
 Pending::Pending() = default;
 Pending::Pending(Pending&&) noexcept = default;
-Pending& Pending::operator=(Pending&&) noexcept = default;
-Pending::~Pending() = default;
+Pending& Pending::operator=(Pending&& other) noexcept {
+  if (this != &other) {
+    release();
+    impl_ = std::move(other.impl_);
+  }
+  return *this;
+}
+Pending::~Pending() { release(); }
+
+void Pending::release() {
+  if (!impl_ || impl_->slots.empty()) return;
+  detail::Mailbox& mailbox = *impl_->group->mailbox;
+  for (int64_t r = 0; r < impl_->group->n(); ++r)
+    if (r != impl_->group->rank) mailbox.give_back(impl_->channel, r, impl_->sequence);
+  impl_->slots.clear();
+  impl_.reset();
+}
+
+Tensor Pending::peer(int64_t rank) const {
+  if (!impl_ || impl_->slots.empty() || rank == impl_->group->rank) return {};
+  const auto* at = static_cast<const char*>(impl_->slots[static_cast<size_t>(rank)]);
+  if (impl_->channel == detail::Mailbox::reduce) {
+    int64_t mine = impl_->group->rank < rank ? impl_->group->rank : impl_->group->rank - 1;  // our place among the peer's peers
+    at += static_cast<size_t>(mine * impl_->count) * c10::elementSize(impl_->type);
+  }
+  return at::from_blob(const_cast<char*>(at), {impl_->count}, at::TensorOptions().dtype(impl_->type));
+}
 
 void Pending::wait() {
-  if (!impl_) return;
+  if (!impl_ || !impl_->slots.empty()) return;
+  if (impl_->mapped) {
+    try {
+      std::vector<const void*> slots(static_cast<size_t>(impl_->group->n()), nullptr);
+      for (int64_t r = 0; r < impl_->group->n(); ++r)
+        if (r != impl_->group->rank)
+          slots[static_cast<size_t>(r)] = impl_->group->mailbox->read(impl_->channel, r, impl_->sequence, impl_->group->timeout);
+      impl_->slots = std::move(slots);
+    } catch (const detail::Mailbox::Late&) {
+      impl_->fail("timed out");
+    } catch (const detail::Mailbox::Gone& gone) {
+      impl_->fail("rank " + std::to_string(impl_->group->ranks[static_cast<size_t>(gone.peer)]) + " ended");
+    }
+    if (impl_->group->trace->enabled)
+      impl_->group->trace->span(impl_->channel == detail::Mailbox::gather ? Trace::Lane::gather : Trace::Lane::reduce,
+                                impl_->group->axis + " " + impl_->op, impl_->begin, Trace::now());
+    return;
+  }
   std::unique_ptr<Impl> impl = std::move(impl_);
   try {
     for (WorkPtr& work : impl->works) work->wait();
@@ -114,6 +174,8 @@ std::unique_ptr<Pending::Impl> begin(const Group::Impl& g, const char* op, int64
   pending->begin = tracing ? Trace::now() : 0;
   try {
     start(*pending);
+  } catch (const Error&) {
+    throw;
   } catch (const c10::Error& e) {
     pending->fail(e.what_without_backtrace());
   } catch (const std::exception& e) {
@@ -144,12 +206,82 @@ Tensor slot(const Tensor& flat, int64_t index, int64_t count) {
 
 }  // namespace
 
+void Group::reserve(int64_t gather_bytes, int64_t exchange_bytes, int64_t ahead) {
+  Impl& g = *impl_;
+  int64_t n = g.n();
+  const char* wish = std::getenv("MESHWRIGHT_SHARED_MEMORY");
+  if (n == 1 || g.remote_reduction || g.mailbox) return;
+  bool wanted = g.device.is_cpu() && n <= 64 && !(wish && std::string_view(wish) == "0");
+  detail::Mailbox::Sizes sizes;
+  sizes.slot[detail::Mailbox::gather] = gather_bytes;
+  sizes.slot[detail::Mailbox::reduce] = exchange_bytes;
+  sizes.ring = ahead + 2;  // less could leave two ranks waiting for each other
+  // Rank 0 makes a region under a name nobody can guess and tells it; who cannot open it is on another host.
+  Tensor name = at::zeros({64}, at::kByte);
+  std::unique_ptr<detail::Mailbox> box;
+  if (g.rank == 0 && wanted) {
+    std::random_device random;
+    char text[64];
+    std::snprintf(text, sizeof text, "/meshwright-%08x%08x%08x%08x", random(), random(), random(), random());
+    box = detail::Mailbox::create(text, n, sizes);
+    if (box) std::memcpy(name.mutable_data_ptr(), text, sizeof text);
+  }
+  broadcast(name, 0).wait();
+  const auto* text = static_cast<const char*>(name.const_data_ptr());
+  bool offered = text[0] != 0;
+  if (offered && wanted && g.rank != 0) box = detail::Mailbox::open(text, n, sizes);
+  if (box) box->enter(g.rank);
+  Tensor all = at::full({1}, box ? 1.0 : 0.0, at::kDouble);
+  all_reduce(all, ReduceOp::sum, /*control=*/true).wait();
+  if (g.rank == 0 && offered) detail::Mailbox::unlink(text);
+  if (all.item<double>() == static_cast<double>(n)) g.mailbox = std::move(box);
+}
+
+bool Group::maps_gather(int64_t bytes) const { return impl_->mailbox && impl_->mailbox->fits(detail::Mailbox::gather, bytes); }
+bool Group::maps_exchange(int64_t bytes) const { return impl_->mailbox && impl_->mailbox->fits(detail::Mailbox::reduce, bytes); }
+
+namespace {
+
+void* stage_slot(const Group::Impl& g, detail::Mailbox::Channel channel, const char* op, int64_t bytes, int64_t& sequence) {
+  try {
+    return g.mailbox->stage(channel, sequence, g.timeout);
+  } catch (const detail::Mailbox::Late&) {
+    Pending::Impl record;
+    record.group = &g, record.op = op, record.bytes = bytes;
+    record.fail("timed out");
+  } catch (const detail::Mailbox::Gone& gone) {
+    Pending::Impl record;
+    record.group = &g, record.op = op, record.bytes = bytes;
+    record.fail("rank " + std::to_string(g.ranks[static_cast<size_t>(gone.peer)]) + " ended");
+  }
+}
+
+}  // namespace
+
+Tensor Group::stage(int64_t count, at::ScalarType type) {
+  Impl& g = *impl_;
+  void* at = stage_slot(g, detail::Mailbox::reduce, "reduce_scatter", count * static_cast<int64_t>(c10::elementSize(type)), g.staged);
+  g.staged_at = at;
+  return at::from_blob(at, {count}, at::TensorOptions().dtype(type));
+}
+
 Pending Group::all_gather(const Tensor& shard, const Tensor& whole) {
   Impl& g = *impl_;
   Pending out;
   int64_t n = g.n();
   if (n == 1 || shard.numel() == 0) return out;
   int64_t bytes = static_cast<int64_t>(shard.nbytes());
+  if (!whole.defined()) {
+    out.impl_ = begin(g, "all_gather", bytes * n, bytes * (n - 1), [&](Pending::Impl& p) {
+      p.mapped = true;
+      p.channel = detail::Mailbox::gather;
+      p.count = shard.numel();
+      p.type = shard.scalar_type();
+      std::memcpy(stage_slot(g, p.channel, "all_gather", bytes, p.sequence), shard.const_data_ptr(), static_cast<size_t>(bytes));
+      g.mailbox->publish(p.channel, p.sequence);
+    });
+    return out;
+  }
   out.impl_ = begin(g, "all_gather", bytes * n, bytes * (n - 1), [&](Pending::Impl& p) {
     if (g.remote_reduction) {
       Tensor in = shard, all = whole;
@@ -184,6 +316,16 @@ Pending Group::exchange(const Tensor& packed, const Tensor& received) {
   if (n == 1 || packed.numel() == 0) return out;
   int64_t bytes = static_cast<int64_t>(packed.nbytes());
   out.impl_ = begin(g, "reduce_scatter", bytes / (n - 1) * n, bytes, [&](Pending::Impl& p) {
+    if (g.staged_at != nullptr && packed.const_data_ptr() == g.staged_at) {
+      p.mapped = true;
+      p.channel = detail::Mailbox::reduce;
+      p.sequence = g.staged;
+      p.count = packed.numel() / (n - 1);
+      p.type = packed.scalar_type();
+      g.staged_at = nullptr;
+      g.mailbox->publish(p.channel, p.sequence);
+      return;
+    }
     // Directly to each peer: least bytes and no copy of the own slot (gloo's all-to-all refuses to leave that out).
     int tag = g.tag++;
     auto place = [&](int64_t peer) { return peer < g.rank ? peer : peer - 1; };
@@ -304,6 +446,7 @@ std::shared_ptr<Group> World::group(const std::string& axis, const std::vector<i
   impl->rank = place - ranks.begin();
   impl->ranks = ranks;
   impl->timeout = timeout_;
+  impl->device = device_;
   impl->wire = wire_;
   impl->trace = trace_;
   if (ranks.size() > 1) {

@@ -37,6 +37,7 @@ class ShardedModel final : public ParallelModel {
 
  private:
   void allocate();
+  void reserve();
   void describe();
   void attach(Unit& unit);
   void before_forward(Unit& unit, TensorRefs& inputs);
@@ -89,6 +90,7 @@ ShardedModel::ShardedModel(std::shared_ptr<torch::nn::Module> model, std::vector
   position_.assign(units_.size(), SIZE_MAX);
   allocate();
   describe();
+  reserve();
   for (auto& unit : units_) attach(*unit);
 }
 
@@ -115,6 +117,19 @@ void ShardedModel::allocate() {
     g += unit->trainable_size();
   }
   if (frozen == 0) updates_.push_back({values_, grads_});
+}
+
+// Room in shared memory for the largest unit.
+void ShardedModel::reserve() {
+  const ShardedPolicy& policy = context_.policy;
+  int64_t gather = 0, exchange = 0;
+  for (auto& unit : units_) {
+    gather = std::max(gather, unit->shard_size() * static_cast<int64_t>(c10::elementSize(unit->compute_type())));
+    exchange =
+        std::max(exchange, unit->trainable_size() * (context_.shards() - 1) * static_cast<int64_t>(c10::elementSize(unit->reduce_type())));
+  }
+  int64_t ahead = policy.explicit_prefetch ? std::max(policy.forward_depth, policy.backward_depth) + 1 : 2;
+  policy.shard->reserve(gather, exchange, ahead);
 }
 
 void ShardedModel::describe() {

@@ -152,7 +152,8 @@ void Unit::gather() {
     source = cast_;
   }
   if (context_.shards() > 1) {
-    scratch_ = context_.pool->take(shard_size_ * context_.shards(), param_);
+    if (!context_.policy.shard->maps_gather(static_cast<int64_t>(source.nbytes())))
+      scratch_ = context_.pool->take(shard_size_ * context_.shards(), param_);
     gathering_ = context_.policy.shard->all_gather(source, scratch_);
   }
 }
@@ -170,7 +171,8 @@ void Unit::ready() {
   copy_in(cast_.defined() ? cast_ : shard_, context_.me());
   if (context_.shards() > 1)
     for (int64_t r : c10::irange(context_.shards()))
-      if (r != context_.me()) copy_in(scratch_.narrow(0, r * shard_size_, shard_size_), r);
+      if (r != context_.me()) copy_in(scratch_.defined() ? scratch_.narrow(0, r * shard_size_, shard_size_) : gathering_.peer(r), r);
+  gathering_.release();
   scratch_ = cast_ = Tensor();
   auto* memory = size_ == 0 ? nullptr : static_cast<char*>(whole_.mutable_data_ptr());
   for (Parameter& p : parameters_) p.storage.attach(memory + static_cast<size_t>(p.offset) * whole_.element_size());
@@ -240,7 +242,13 @@ void Unit::reduce() {
   bool first = apart || fresh_;
   fresh_ = false;
   bool remote = context_.policy.shard->reduces_remotely() && n > 1;
-  if (n > 1) packed_ = context_.pool->take(trainable_size_ * (remote ? n : n - 1), reduce_);
+  int64_t slots = remote ? n : n - 1;
+  bool mapped = n > 1 && trainable_size_ > 0 &&
+                context_.policy.shard->maps_exchange(trainable_size_ * slots * static_cast<int64_t>(c10::elementSize(reduce_)));
+  if (mapped)
+    packed_ = context_.policy.shard->stage(trainable_size_ * slots, reduce_);
+  else if (n > 1)
+    packed_ = context_.pool->take(trainable_size_ * slots, reduce_);
   // Where nothing is written below, padding and missing gradients are zero.
   int64_t padding_from = 0;
   auto pad_target = [&](int64_t until) {
@@ -286,7 +294,7 @@ void Unit::reduce() {
       received_ = context_.pool->take(trainable_size_, reduce_);
       exchanging_ = context_.policy.shard->reduce_scatter(packed_, received_);
     } else {
-      received_ = context_.pool->take(trainable_size_ * (n - 1), reduce_);
+      if (!mapped) received_ = context_.pool->take(trainable_size_ * (n - 1), reduce_);
       exchanging_ = context_.policy.shard->exchange(packed_, received_);
     }
     if (remote && first) clear(target_, 0, trainable_size_);
@@ -298,6 +306,9 @@ void Unit::finish_reduce() {
   c10::NoGradGuard no_grad;
   reducing_ = false;
   exchanging_.wait();
+  for (int64_t r = 0; r < context_.shards(); ++r)
+    if (Tensor from = exchanging_.peer(r); from.defined()) scaled_add(target_, from, after_reduce_, false);
+  exchanging_.release();
   int64_t slots = received_.defined() && trainable_size_ > 0 ? received_.numel() / trainable_size_ : 0;
   for (int64_t r = 0; r < slots; ++r) scaled_add(target_, received_.narrow(0, r * trainable_size_, trainable_size_), after_reduce_, false);
   packed_ = received_ = Tensor();
@@ -332,6 +343,8 @@ void Unit::abandon() {
     gathering_.wait();
     exchanging_.wait();
     replicating_.wait();
+    gathering_.release();
+    exchanging_.release();
   } catch (const Error&) {
     // The step failed already; the groups are of no use any more, and the next call will say so.
   }

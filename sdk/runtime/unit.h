@@ -71,6 +71,7 @@ class Unit {
   const std::vector<Piece>& pieces(int64_t rank) const { return pieces_[static_cast<size_t>(rank)]; }
   const MixedPrecision& mp() const { return mp_; }
   at::ScalarType compute_type() const { return param_; }
+  at::ScalarType reduce_type() const { return reduce_; }
   at::ScalarType output_type() const { return output_; }
   // The whole of one parameter in the storage dtype. Collective.
   at::Tensor whole(size_t parameter);

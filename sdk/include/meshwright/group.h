@@ -77,6 +77,10 @@ class MESHWRIGHT_API Pending {
   explicit operator bool() const { return impl_ != nullptr; }
   // Throws Error(collective_timeout | collective_failed). Later calls do nothing.
   void wait();
+  // After wait() on a collective over shared memory: what a rank put there, read in place until release() or destruction.
+  // all_gather: its shard; exchange: what it packed for us. Undefined otherwise.
+  at::Tensor peer(int64_t rank) const;
+  void release();
 
   struct Impl;
 
@@ -98,6 +102,15 @@ class MESHWRIGHT_API Group {
   const std::vector<int64_t>& ranks() const;  // global ranks
   // True when reduce_scatter() sums on the way (NCCL); false when exchange() and a sum of our own are cheaper (gloo).
   bool reduces_remotely() const;
+
+  // Collective. Makes room in shared memory for messages of up to so many bytes, `ahead` of them under way at once, if all ranks are on
+  // one host and on the CPU, and MESHWRIGHT_SHARED_MEMORY is not 0. Without room everything works as before.
+  void reserve(int64_t gather_bytes, int64_t exchange_bytes, int64_t ahead);
+  // Whether a message of that size goes through shared memory: then all_gather needs no `whole` and exchange no `received`, and
+  // stage() gives the memory to pack into.
+  bool maps_gather(int64_t bytes) const;
+  bool maps_exchange(int64_t bytes) const;
+  at::Tensor stage(int64_t count, at::ScalarType type);
 
   // shard: [n], whole: [size * n] of the same dtype. Slot r of `whole` gets rank r's shard; the own slot is left unspecified.
   Pending all_gather(const at::Tensor& shard, const at::Tensor& whole);

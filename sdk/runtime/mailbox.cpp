@@ -1,0 +1,154 @@
+#include "mailbox.h"
+
+#include <fcntl.h>
+#include <linux/futex.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <csignal>
+#include <ctime>
+#include <new>
+
+namespace meshwright::detail {
+
+namespace {
+
+constexpr size_t kPage = 4096;
+size_t up(size_t n) { return (n + kPage - 1) / kPage * kPage; }
+
+void futex_wait(std::atomic<uint32_t>& word, uint32_t seen) {
+  timespec limit{0, 2'000'000};  // a lost wake-up costs no more than this
+  ::syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAIT, seen, &limit, nullptr, 0);
+}
+void futex_wake(std::atomic<uint32_t>& word) {
+  ::syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAKE, INT32_MAX, nullptr, nullptr, 0);
+}
+
+}  // namespace
+
+struct Mailbox::Control {
+  std::atomic<int64_t> published[kChannels];
+  std::atomic<uint32_t> bell;
+  std::atomic<int32_t> process;
+};
+
+// Region: one page of control a rank, then its readers' counters, then the slots.
+size_t Mailbox::bytes_of(int64_t ranks, const Sizes& sizes) {
+  auto n = static_cast<size_t>(ranks);
+  size_t slots = 0;
+  for (int64_t bytes : sizes.slot) slots += up(static_cast<size_t>(bytes)) * static_cast<size_t>(sizes.ring);
+  return n * (kPage + up(n * kChannels * sizeof(std::atomic<int64_t>)) + slots);
+}
+
+Mailbox::Mailbox(void* memory, size_t bytes, int64_t ranks, const Sizes& sizes)
+    : memory_(static_cast<char*>(memory)), bytes_(bytes), ranks_(ranks), sizes_(sizes) {}
+Mailbox::~Mailbox() { ::munmap(memory_, bytes_); }
+
+std::unique_ptr<Mailbox> Mailbox::create(const std::string& name, int64_t ranks, const Sizes& sizes) {
+  int fd = ::shm_open(name.c_str(), O_RDWR | O_CREAT | O_EXCL, 0600);
+  if (fd < 0) return nullptr;
+  size_t bytes = bytes_of(ranks, sizes);
+  // Reserved now: a full file system is an answer here and would be a SIGBUS later.
+  void* memory = MAP_FAILED;
+  if (::ftruncate(fd, static_cast<off_t>(bytes)) == 0 && ::posix_fallocate(fd, 0, static_cast<off_t>(bytes)) == 0)
+    memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  ::close(fd);
+  if (memory == MAP_FAILED) {
+    unlink(name);
+    return nullptr;
+  }
+  return std::unique_ptr<Mailbox>(new Mailbox(memory, bytes, ranks, sizes));  // a new region is all zeros
+}
+
+std::unique_ptr<Mailbox> Mailbox::open(const std::string& name, int64_t ranks, const Sizes& sizes) {
+  int fd = ::shm_open(name.c_str(), O_RDWR, 0);
+  if (fd < 0) return nullptr;
+  size_t bytes = bytes_of(ranks, sizes);
+  struct stat info{};
+  void* memory = MAP_FAILED;
+  if (::fstat(fd, &info) == 0 && info.st_size == static_cast<off_t>(bytes) && info.st_uid == ::geteuid())
+    memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  ::close(fd);
+  if (memory == MAP_FAILED) return nullptr;
+  return std::unique_ptr<Mailbox>(new Mailbox(memory, bytes, ranks, sizes));
+}
+
+void Mailbox::unlink(const std::string& name) { ::shm_unlink(name.c_str()); }
+
+Mailbox::Control* Mailbox::control(int64_t rank) const { return reinterpret_cast<Control*>(memory_ + static_cast<size_t>(rank) * kPage); }
+
+std::atomic<int64_t>& Mailbox::given_back(int64_t owner, Channel channel, int64_t reader) const {
+  auto n = static_cast<size_t>(ranks_);
+  char* table = memory_ + n * kPage + static_cast<size_t>(owner) * up(n * kChannels * sizeof(std::atomic<int64_t>));
+  return reinterpret_cast<std::atomic<int64_t>*>(table)[static_cast<size_t>(channel) * n + static_cast<size_t>(reader)];
+}
+
+char* Mailbox::slot(Channel channel, int64_t rank, int64_t sequence) const {
+  auto n = static_cast<size_t>(ranks_), ring = static_cast<size_t>(sizes_.ring);
+  size_t sizes[kChannels] = {up(static_cast<size_t>(sizes_.slot[0])), up(static_cast<size_t>(sizes_.slot[1]))};
+  char* slots = memory_ + n * (kPage + up(n * kChannels * sizeof(std::atomic<int64_t>)));
+  char* mine = slots + static_cast<size_t>(rank) * (sizes[0] + sizes[1]) * ring;
+  return mine + (channel == reduce ? sizes[0] * ring : 0) + static_cast<size_t>(sequence % sizes_.ring) * sizes[channel];
+}
+
+void Mailbox::enter(int64_t rank) {
+  rank_ = rank;
+  control(rank)->process.store(::getpid());
+}
+
+void Mailbox::ring(int64_t rank) {
+  control(rank)->bell.fetch_add(1);
+  futex_wake(control(rank)->bell);
+}
+
+template <class F>
+void Mailbox::wait_for(int64_t peer, std::chrono::milliseconds timeout, F&& ready) {
+  for (int i = 0; i < 100; ++i) {
+    if (ready()) return;
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#endif
+  }
+  auto begin = std::chrono::steady_clock::now();
+  std::atomic<uint32_t>& bell = control(peer)->bell;
+  for (int turn = 0;; ++turn) {
+    uint32_t seen = bell.load();
+    if (ready()) return;
+    futex_wait(bell, seen);
+    if (turn % 32 != 31) continue;
+    if (std::chrono::steady_clock::now() - begin > timeout) throw Late();
+    int32_t process = control(peer)->process.load();
+    if (process > 0 && ::kill(process, 0) != 0 && errno == ESRCH) {
+      if (ready()) return;
+      throw Gone{peer};
+    }
+  }
+}
+
+void* Mailbox::stage(Channel channel, int64_t& sequence, std::chrono::milliseconds timeout) {
+  sequence = next_[channel]++;
+  for (int64_t peer = 0; peer < ranks_; ++peer)
+    if (peer != rank_)
+      wait_for(peer, timeout, [&] { return given_back(rank_, channel, peer).load(std::memory_order_acquire) >= sequence - sizes_.ring; });
+  return slot(channel, rank_, sequence);
+}
+
+void Mailbox::publish(Channel channel, int64_t sequence) {
+  control(rank_)->published[channel].store(sequence, std::memory_order_release);
+  ring(rank_);
+}
+
+const void* Mailbox::read(Channel channel, int64_t peer, int64_t sequence, std::chrono::milliseconds timeout) {
+  wait_for(peer, timeout, [&] { return control(peer)->published[channel].load(std::memory_order_acquire) >= sequence; });
+  return slot(channel, peer, sequence);
+}
+
+void Mailbox::give_back(Channel channel, int64_t peer, int64_t sequence) {
+  given_back(peer, channel, rank_).store(sequence, std::memory_order_release);
+  ring(rank_);  // the owner waits at its readers' bells
+}
+
+}  // namespace meshwright::detail

@@ -1,0 +1,64 @@
+// Shared memory between the ranks of one host: each rank owns a ring of slots a channel, puts data there once, and the others read it
+// in place. One copy where a socket costs three and two system calls.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+
+namespace meshwright::detail {
+
+class Mailbox {
+ public:
+  static constexpr int kChannels = 2;
+  enum Channel : uint8_t { gather, reduce };
+
+  struct Sizes {
+    int64_t slot[kChannels] = {0, 0};  // bytes
+    int64_t ring = 4;                  // slots a channel: one more than are ever under way at once
+  };
+  // Makes the region (rank 0), or opens the one of that name. nullptr when that is not possible: too little memory, another host. The
+  // name is removed with unlink() once all have opened it, so nothing outlives the processes.
+  static std::unique_ptr<Mailbox> create(const std::string& name, int64_t ranks, const Sizes& sizes);
+  static std::unique_ptr<Mailbox> open(const std::string& name, int64_t ranks, const Sizes& sizes);
+  static void unlink(const std::string& name);
+  ~Mailbox();
+
+  void enter(int64_t rank);  // announces this process
+  bool fits(Channel channel, int64_t bytes) const { return bytes <= sizes_.slot[channel]; }
+  // Memory of the next own slot; waits until all others have read what was there. `sequence` names it.
+  void* stage(Channel channel, int64_t& sequence, std::chrono::milliseconds timeout);
+  void publish(Channel channel, int64_t sequence);
+  // A peer's slot; waits until it is published.
+  const void* read(Channel channel, int64_t peer, int64_t sequence, std::chrono::milliseconds timeout);
+  // Every slot of a peer must be given back, in order.
+  void give_back(Channel channel, int64_t peer, int64_t sequence);
+
+  // Why a wait ended without success.
+  struct Late {};
+  struct Gone {
+    int64_t peer;
+  };
+
+ private:
+  struct Control;
+  Mailbox(void* memory, size_t bytes, int64_t ranks, const Sizes& sizes);
+  static size_t bytes_of(int64_t ranks, const Sizes& sizes);
+  Control* control(int64_t rank) const;
+  std::atomic<int64_t>& given_back(int64_t owner, Channel channel, int64_t reader) const;
+  char* slot(Channel channel, int64_t rank, int64_t sequence) const;
+  void ring(int64_t rank);
+  template <class F>
+  void wait_for(int64_t peer, std::chrono::milliseconds timeout, F&& ready);
+
+  char* memory_;
+  size_t bytes_;
+  int64_t ranks_, rank_ = 0;
+  Sizes sizes_;
+  int64_t next_[kChannels] = {1, 1};
+};
+
+}  // namespace meshwright::detail
