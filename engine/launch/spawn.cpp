@@ -1,0 +1,155 @@
+#include "engine/launch/spawn.h"
+
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <spawn.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <csignal>
+#include <cstdlib>
+#include <cstring>
+#include <set>
+
+#include "meshwright/error.h"
+
+extern char** environ;
+
+namespace meshwright::launch {
+
+namespace {
+
+constexpr int kStoreFd = 3;
+
+// Above the numbers that a child gets, whatever was closed in this process.
+Descriptor high(int fd) {
+  Descriptor low(fd);
+  int moved = ::fcntl(fd, F_DUPFD_CLOEXEC, 10);
+  return Descriptor(moved);
+}
+
+struct Pipe {
+  Descriptor read, write;
+  Pipe() {
+    int ends[2];
+    if (::pipe2(ends, O_CLOEXEC) == 0) {
+      read = high(ends[0]);
+      write = high(ends[1]);
+    }
+    if (read.get() < 0 || write.get() < 0)
+      throw Error(ErrorCode::rank_failed, std::string("cannot make a pipe for a rank: ") + std::strerror(errno))
+          .help("raise the limit of open files (ulimit -n), or start fewer ranks");
+    ::fcntl(read.get(), F_SETFL, O_NONBLOCK);
+  }
+};
+
+// Three descriptors a rank, which may be more than the usual soft limit.
+void allow_descriptors(int64_t ranks) {
+  rlimit limit{};
+  rlim_t wanted = static_cast<rlim_t>(ranks) * 6 + 64;
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= wanted) return;
+  limit.rlim_cur = std::min(wanted, limit.rlim_max);
+  ::setrlimit(RLIMIT_NOFILE, &limit);
+}
+
+std::vector<std::string> rank_environment(const LocalJob& job, int64_t number, int port) {
+  std::string rank = std::to_string(number), world = std::to_string(job.ranks);
+  std::vector<std::pair<std::string, std::string>> ours = job.environment;
+  ours.insert(ours.end(), {{"RANK", rank},
+                           {"WORLD_SIZE", world},
+                           {"LOCAL_RANK", rank},
+                           {"LOCAL_WORLD_SIZE", world},
+                           {"MASTER_ADDR", "127.0.0.1"},
+                           {"MASTER_PORT", std::to_string(port)},
+                           {"MESHWRIGHT_LOCAL_JOB", std::to_string(::getpid())}});
+  if (number == 0) ours.emplace_back("MESHWRIGHT_STORE_FD", std::to_string(kStoreFd));
+  std::set<std::string> replaced{"MESHWRIGHT_STORE_FD"};
+  for (const auto& [name, value] : ours) replaced.insert(name);
+  std::vector<std::string> out;
+  for (char** e = environ; *e != nullptr; ++e) {
+    std::string entry = *e;
+    if (!replaced.contains(entry.substr(0, entry.find('=')))) out.push_back(std::move(entry));
+  }
+  for (const auto& [name, value] : ours) out.push_back(name + "=" + value);
+  return out;
+}
+
+std::vector<char*> pointers(std::vector<std::string>& words) {
+  std::vector<char*> out;
+  out.reserve(words.size() + 1);
+  for (std::string& word : words) out.push_back(word.data());
+  out.push_back(nullptr);
+  return out;
+}
+
+}  // namespace
+
+void Descriptor::close() {
+  if (fd_ >= 0) ::close(fd_);
+  fd_ = -1;
+}
+
+Listener listen_on_free_port() {
+  Listener out;
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof address;
+  if (int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0); fd >= 0) out.fd = high(fd);
+  if (out.fd.get() < 0 || ::bind(out.fd.get(), reinterpret_cast<sockaddr*>(&address), sizeof address) != 0 ||
+      ::listen(out.fd.get(), SOMAXCONN) != 0 || ::getsockname(out.fd.get(), reinterpret_cast<sockaddr*>(&address), &size) != 0)
+    throw Error(ErrorCode::rendezvous_failed, std::string("cannot listen on 127.0.0.1: ") + std::strerror(errno))
+        .help("local ranks meet over the loopback interface: it must be up");
+  out.port = ntohs(address.sin_port);
+  return out;
+}
+
+Process spawn_rank(const LocalJob& job, int64_t number, const Listener& listener) {
+  if (number == 0) allow_descriptors(job.ranks);
+  Pipe out, err;
+  std::vector<std::string> words = job.argv, variables = rank_environment(job, number, listener.port);
+  std::vector<char*> argv = pointers(words), envp = pointers(variables);
+
+  posix_spawn_file_actions_t actions;
+  posix_spawn_file_actions_init(&actions);
+  posix_spawn_file_actions_addopen(&actions, 0, "/dev/null", O_RDONLY, 0);
+  posix_spawn_file_actions_adddup2(&actions, out.write.get(), 1);
+  posix_spawn_file_actions_adddup2(&actions, err.write.get(), 2);
+  // Rank 0 alone: were the socket open in others too, connections to it would hang after rank 0's death instead of being refused.
+  if (number == 0) posix_spawn_file_actions_adddup2(&actions, listener.fd.get(), kStoreFd);
+  posix_spawnattr_t attributes;
+  posix_spawnattr_init(&attributes);
+  sigset_t defaults, none;
+  sigemptyset(&defaults);
+  sigemptyset(&none);
+  for (int s : {SIGINT, SIGTERM, SIGUSR1, SIGPIPE, SIGTSTP}) sigaddset(&defaults, s);
+  posix_spawnattr_setsigdefault(&attributes, &defaults);
+  posix_spawnattr_setsigmask(&attributes, &none);
+  posix_spawnattr_setpgroup(&attributes, 0);
+  posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGDEF | POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETPGROUP);
+  Process process;
+  int failed = ::posix_spawnp(&process.pid, argv[0], &actions, &attributes, argv.data(), envp.data());
+  posix_spawn_file_actions_destroy(&actions);
+  posix_spawnattr_destroy(&attributes);
+  if (failed != 0)
+    throw Error(ErrorCode::rank_failed, "cannot start rank " + std::to_string(number) + " (" + job.argv[0] + "): " + std::strerror(failed));
+  process.out = std::move(out.read);
+  process.err = std::move(err.read);
+  process.exit = Descriptor(static_cast<int>(::syscall(SYS_pidfd_open, process.pid, 0)));
+  return process;
+}
+
+bool end_with_parent() {
+  const char* parent = std::getenv("MESHWRIGHT_LOCAL_JOB");
+  if (parent == nullptr) return true;
+  ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+  // It may have died before the line above.
+  return std::to_string(::getppid()) == parent;
+}
+
+}  // namespace meshwright::launch

@@ -1,0 +1,362 @@
+// Ranks as processes: who speaks, who is blamed, what ends whom, and that nothing is left behind.
+#include "engine/launch/supervisor.h"
+
+#include <doctest/doctest.h>
+#include <fcntl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <csignal>
+#include <cstdlib>
+#include <fstream>
+#include <sstream>
+#include <thread>
+
+#include "meshwright/error.h"
+
+namespace fs = std::filesystem;
+using namespace meshwright;
+using namespace meshwright::launch;
+using std::chrono::milliseconds;
+
+namespace {
+
+const std::string kProgram = MESHWRIGHT_BUILD_DIR "/bin/launch_rank";
+
+struct Folder {
+  fs::path path;
+  Folder() {
+    std::string name = (fs::temp_directory_path() / "launch_test.XXXXXX").string();
+    path = ::mkdtemp(name.data());
+  }
+  ~Folder() { fs::remove_all(path); }
+};
+
+std::string read_file(const fs::path& path) {
+  std::ifstream in(path);
+  std::stringstream out;
+  out << in.rdbuf();
+  return out.str();
+}
+
+struct Ended {
+  int code = 0;
+  std::string out, err;
+  milliseconds took{};
+};
+
+Ended supervise(int64_t ranks, std::vector<std::string> commands, LocalJob job = {}) {
+  Folder folder;
+  job.argv = std::move(commands);
+  job.argv.insert(job.argv.begin(), kProgram);
+  job.ranks = ranks;
+  job.out_fd = ::open((folder.path / "out").c_str(), O_CREAT | O_WRONLY | O_APPEND | O_CLOEXEC, 0600);
+  job.err_fd = ::open((folder.path / "err").c_str(), O_CREAT | O_WRONLY | O_APPEND | O_CLOEXEC, 0600);
+  auto begin = std::chrono::steady_clock::now();
+  Ended ended;
+  ended.code = run_local_ranks(job);
+  ended.took = std::chrono::duration_cast<milliseconds>(std::chrono::steady_clock::now() - begin);
+  ::close(job.out_fd);
+  ::close(job.err_fd);
+  ended.out = read_file(folder.path / "out");
+  ended.err = read_file(folder.path / "err");
+  return ended;
+}
+
+bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+// Waits until a file is there; its number.
+pid_t pid_in(const fs::path& path) {
+  for (int i = 0; i < 1000 && !fs::exists(path); ++i) std::this_thread::sleep_for(milliseconds(10));
+  return static_cast<pid_t>(std::atol(read_file(path).c_str()));
+}
+
+// Not there, or a zombie that its new parent has yet to collect.
+bool is_gone(pid_t pid) {
+  for (int i = 0; i < 500; ++i) {
+    std::string status = read_file("/proc/" + std::to_string(pid) + "/stat");
+    if (status.empty() || has(status, ") Z ")) return true;
+    std::this_thread::sleep_for(milliseconds(10));
+  }
+  return false;
+}
+
+// A supervisor in a process of its own, so that signals can be sent to it.
+struct Supervised {
+  Folder folder;
+  pid_t pid = -1;
+  explicit Supervised(int64_t ranks, const std::vector<std::string>& commands) {
+    std::vector<std::string> words = {kProgram, "supervise", std::to_string(ranks), folder.path.string()};
+    words.insert(words.end(), commands.begin(), commands.end());
+    words.push_back("all:pid=" + (folder.path / "pid_").string());
+    words.push_back("all:sleep=60000");
+    pid = ::fork();
+    if (pid == 0) {
+      int out = ::open((folder.path / "out").c_str(), O_CREAT | O_WRONLY | O_APPEND, 0600);
+      ::dup2(out, 1);
+      ::dup2(out, 2);
+      std::vector<char*> argv;
+      for (std::string& word : words) argv.push_back(word.data());
+      argv.push_back(nullptr);
+      ::execv(argv[0], argv.data());
+      ::_exit(127);
+    }
+  }
+  pid_t rank(int64_t number) const { return pid_in(folder.path / ("pid_" + std::to_string(number))); }
+  int wait() const {
+    int status = 0;
+    ::waitpid(pid, &status, 0);
+    return status;
+  }
+};
+
+}  // namespace
+
+TEST_CASE("ranks that succeed: their output, whole lines, prefixed but for rank 0") {
+  Ended ended = supervise(3, {"all:sleep=50", "0:out=step 1", "1:out=from one", "2:err=from two", "0:partial=no newline at the end"});
+  CHECK(ended.code == 0);
+  CHECK(has(ended.out, "step 1\n"));
+  CHECK(has(ended.out, "[rank 1] from one\n"));
+  CHECK(has(ended.out, "no newline at the end"));
+  CHECK(ended.err == "[rank 2] from two\n");
+}
+
+TEST_CASE("each rank finds itself in its environment, and rank 0 alone inherits the socket") {
+  LocalJob job;
+  job.environment = {{"EXTRA", "seven"}};
+  Ended ended = supervise(2,
+                          {"all:env=RANK", "all:env=WORLD_SIZE", "all:env=LOCAL_RANK", "all:env=LOCAL_WORLD_SIZE", "all:env=MASTER_ADDR",
+                           "all:env=EXTRA", "all:listens", "all:descriptors"},
+                          job);
+  CHECK(ended.code == 0);
+  for (const char* line :
+       {"RANK=0\n", "WORLD_SIZE=2\n", "LOCAL_RANK=0\n", "LOCAL_WORLD_SIZE=2\n", "MASTER_ADDR=127.0.0.1\n", "EXTRA=seven\n", "listens\n",
+        "[rank 1] RANK=1\n", "[rank 1] WORLD_SIZE=2\n", "[rank 1] LOCAL_RANK=1\n", "[rank 1] does not listen\n"})
+    CHECK_MESSAGE(has(ended.out, line), line);
+  // The socket is all that rank 0 has beyond the others; pipes of other ranks leak to nobody.
+  auto descriptors = [&](const std::string& before) { return std::stoi(ended.out.substr(ended.out.find(before) + before.size())); };
+  CHECK(descriptors("\ndescriptors ") == descriptors("[rank 1] descriptors ") + 1);
+}
+
+TEST_CASE("who is blamed when ranks fail together") {
+  struct Row {
+    const char* what;
+    std::vector<std::string> commands;
+    int code;
+    const char* words;  // of the verdict
+  };
+  const Row rows[] = {
+      {"one fails",
+       {"1:err=error[E0801]: loss is nan", "1:exit=5", "all:sleep=60000"},
+       5,
+       "[rank 1] error[E0801]: loss is nan\nrank 1 failed first"},
+      {"one fails without a word", {"1:exit=7", "all:sleep=60000"}, 7, "error[E0505]: rank 1 failed with exit status 7\n"},
+      {"one is killed", {"1:raise=9", "all:sleep=60000"}, 137, "error[E0505]: rank 1 was ended by signal 9 (SIGKILL)\n"},
+      {"rank 0 crashes", {"0:raise=11", "all:sleep=60000"}, 139, "error[E0505]: rank 0 was ended by signal 11 (SIGSEGV)\n"},
+      {"a killed rank, though another noticed first",
+       {"0:err=error[E0602]: lost rank 1", "0:exit=6", "1:sleep=200", "1:raise=9", "all:sleep=60000"},
+       137,
+       "error[E0505]: rank 1 was ended by signal 9 (SIGKILL)\n"},
+      {"a rank with an error of its own, though another noticed first",
+       {"0:err=error[E0502]: nobody there", "0:exit=4", "2:err=error[E0701]: bad.bin is truncated", "2:sleep=200", "2:exit=7",
+        "all:sleep=60000"},
+       7,
+       "[rank 2] error[E0701]: bad.bin is truncated\nrank 2 failed first"},
+      {"nothing but lost connections",
+       {"2:err=error[E0601]: rank 2 waited 5 s in vain", "2:exit=6", "all:sleep=60000"},
+       6,
+       "[rank 2] error[E0601]"},
+      {"one that fails only while being ended", {"0:exit=6", "1:leave=15:1", "all:sleep=60000"}, 6, "rank 0 failed with exit status 6"},
+      {"a kill and a failure that follows from it", {"0:exit=1", "1:raise=9", "all:sleep=60000"}, 137, "rank 1 was ended by signal 9"},
+      {"preempted by themselves", {"all:exit=75"}, 75, ""},
+  };
+  for (const Row& row : rows) {
+    CAPTURE(row.what);
+    LocalJob job;
+    job.grace = milliseconds(1000);
+    Ended ended = supervise(3, row.commands, job);
+    CAPTURE(ended.err);
+    CHECK(ended.code == row.code);
+    CHECK(has(ended.err, row.words));
+    CHECK(ended.took < milliseconds(4000));
+  }
+}
+
+TEST_CASE("the rank at fault speaks first, whatever order the words came in, and the same words are not repeated") {
+  Ended ended = supervise(4, {"0:err=error[E0602]: connection lost", "2:err=error[E0602]: connection lost", "0:err=  help: look at rank 1",
+                              "3:err=error[E0602]: group of 3 broke", "1:sleep=100", "1:err=error[E0801]: loss is nan",
+                              "1:err=  help: lower lr", "1:exit=5", "all:exit=6"});
+  CHECK(ended.code == 5);
+  CHECK(ended.err ==
+        "[rank 1] error[E0801]: loss is nan\n[rank 1]   help: lower lr\nrank 1 failed first; all others are ended\n"
+        "error[E0602]: connection lost\n  help: look at rank 1\n[rank 2] error[E0602]: connection lost\n[rank 3] error[E0602]: group of 3 "
+        "broke\n");
+  Ended same = supervise(3, {"all:err=error[E0503]: rank 2 has lr 1, the others 2", "all:exit=4"});
+  CHECK(same.code == 4);
+  size_t first = same.err.find("rank 2 has lr 1");
+  CHECK(first != std::string::npos);
+  CHECK(same.err.find("rank 2 has lr 1", first + 1) == std::string::npos);
+  CHECK(has(same.err, "(2 more ranks ended with the same"));
+}
+
+TEST_CASE("an error that ends nothing is shown in the end") {
+  Ended ended = supervise(1, {"0:err=error[E0001]: of a library, not fatal", "0:sleep=100"});
+  CHECK(ended.code == 0);
+  CHECK(ended.err == "error[E0001]: of a library, not fatal\n");
+}
+
+TEST_CASE("a rank that ignores SIGTERM and one that is stopped are killed after the grace period") {
+  LocalJob job;
+  job.grace = milliseconds(400);
+  for (const char* stubborn : {"1:ignore=15", "1:raise=19"}) {
+    Ended ended = supervise(2, {stubborn, "0:sleep=300", "0:exit=5", "all:sleep=60000"}, job);
+    CHECK(ended.code == 5);
+    CHECK(ended.took >= milliseconds(600));
+    CHECK(ended.took < milliseconds(5000));
+  }
+}
+
+TEST_CASE("what a rank started ends with it and does not keep its output open") {
+  Folder folder;
+  std::string file = (folder.path / "child").string();
+  Ended ended = supervise(2, {"1:child=" + file});
+  CHECK(ended.code == 0);
+  CHECK(ended.took < milliseconds(5000));
+  CHECK(is_gone(pid_in(file)));
+}
+
+TEST_CASE("much output arrives complete and whole, on the streams and in the logs") {
+  Folder folder;
+  LocalJob job;
+  job.log_folder = folder.path;
+  Ended ended = supervise(3, {"all:lines=20000", "2:long=300000"}, job);
+  CHECK(ended.code == 0);
+  size_t lines = 0;
+  for (const std::string* text : {&ended.out, &ended.err}) {
+    std::istringstream in(*text);
+    for (std::string line; std::getline(in, line);) {
+      if (line.starts_with("[rank 2] xxx")) continue;
+      std::string bare = line.starts_with("[rank ") ? line.substr(9) : line;
+      size_t number = std::stoul(bare.substr(41));
+      CHECK_MESSAGE(bare == std::string(40, static_cast<char>('a' + number % 20)) + " " + std::to_string(number), line);
+      ++lines;
+    }
+  }
+  CHECK(lines == 60000);
+  size_t longs = 0;
+  for (size_t at = 0; (at = ended.out.find("[rank 2] xxx", at)) != std::string::npos; at = ended.out.find('\n', at))
+    longs += ended.out.find('\n', at) - at - 9;
+  CHECK(longs == 300000);
+  std::string log = read_file(folder.path / "rank_2.log");
+  CHECK(std::count(log.begin(), log.end(), 'x') == 300000);
+  CHECK(std::count(log.begin(), log.end(), '\n') == 20000);
+}
+
+TEST_CASE("a program that is not there, and a log folder that is not there, are errors") {
+  LocalJob job;
+  job.argv = {"/nowhere/meshwright"};
+  job.ranks = 2;
+  try {
+    run_local_ranks(job);
+    FAIL("no error");
+  } catch (const Error& error) {
+    CHECK(error.code() == ErrorCode::rank_failed);
+    CHECK(has(error.message(), "/nowhere/meshwright"));
+  }
+  job.argv = {kProgram, "all:sleep=60000"};
+  job.log_folder = "/nowhere/logs";
+  try {
+    run_local_ranks(job);
+    FAIL("no error");
+  } catch (const Error& error) {
+    CHECK(error.code() == ErrorCode::output_unwritable);
+    CHECK(has(error.message(), "/nowhere/logs/rank_0.log"));
+  }
+  CHECK(::waitpid(-1, nullptr, WNOHANG) == -1);  // no child is left
+}
+
+TEST_CASE("a signal to the supervisor reaches all ranks, and its exit status says how they took it") {
+  struct Row {
+    int signal;
+    std::vector<std::string> commands;
+    int code;
+  };
+  const Row rows[] = {
+      {SIGINT, {}, 130},
+      {SIGTERM, {}, 143},
+      {SIGTERM, {"all:leave=15:75"}, 75},
+      {SIGUSR1, {"all:leave=10:75"}, 75},
+      {SIGTERM, {"all:leave=15:0"}, 0},
+      {SIGTERM, {"0:leave=15:75", "1:leave=15:7"}, 7},
+      {SIGINT, {"0:leave=2:6"}, 130},
+  };
+  for (const Row& row : rows) {
+    Supervised job(2, row.commands);
+    pid_t ranks[] = {job.rank(0), job.rank(1)};
+    ::kill(job.pid, row.signal);
+    int status = job.wait();
+    CAPTURE(row.signal);
+    CAPTURE(read_file(job.folder.path / "out"));
+    CHECK(WIFEXITED(status));
+    CHECK(WEXITSTATUS(status) == row.code);
+    for (pid_t rank : ranks) CHECK(is_gone(rank));
+  }
+}
+
+TEST_CASE("a rank that takes its time over a signal is not hurried by the others, but a second signal kills") {
+  Supervised slow(2, {"0:leave=15:75", "1:ignore=15"});
+  pid_t one = slow.rank(1);
+  slow.rank(0);
+  ::kill(slow.pid, SIGTERM);
+  std::this_thread::sleep_for(milliseconds(1500));
+  CHECK(::kill(one, 0) == 0);
+  CHECK(::waitpid(slow.pid, nullptr, WNOHANG) == 0);
+  ::kill(slow.pid, SIGTERM);
+  int status = slow.wait();
+  CHECK(WEXITSTATUS(status) == 143);
+  CHECK(is_gone(one));
+}
+
+TEST_CASE("when the supervisor is killed, its ranks die with it") {
+  Supervised job(3, {"all:follow", "all:ignore=15", "all:ignore=1"});
+  pid_t ranks[] = {job.rank(0), job.rank(1), job.rank(2)};
+  ::kill(job.pid, SIGKILL);
+  job.wait();
+  for (pid_t rank : ranks) CHECK(is_gone(rank));
+}
+
+TEST_CASE("Ctrl-Z stops the ranks with the supervisor, and they go on with it") {
+  Supervised job(2, {});
+  pid_t rank = job.rank(1);
+  job.rank(0);
+  auto state = [](pid_t pid) {
+    std::string stat = read_file("/proc/" + std::to_string(pid) + "/stat");
+    return stat[stat.rfind(')') + 2];
+  };
+  auto becomes = [&](pid_t pid, bool stopped) {
+    for (int i = 0; i < 500 && (state(pid) == 'T') != stopped; ++i) std::this_thread::sleep_for(milliseconds(10));
+    return (state(pid) == 'T') == stopped;
+  };
+  ::kill(job.pid, SIGTSTP);
+  CHECK(becomes(job.pid, true));
+  CHECK(becomes(rank, true));
+  ::kill(job.pid, SIGCONT);
+  CHECK(becomes(rank, false));
+  ::kill(job.pid, SIGTERM);
+  CHECK(WEXITSTATUS(job.wait()) == 143);
+}
+
+TEST_CASE("a reader that went away does not end the ranks") {
+  int ends[2];
+  REQUIRE(::pipe2(ends, O_CLOEXEC) == 0);
+  ::close(ends[0]);
+  LocalJob job;
+  Folder folder;
+  job.argv = {kProgram, "all:lines=1000", "all:pid=" + (folder.path / "pid_").string()};
+  job.ranks = 2;
+  job.out_fd = job.err_fd = ends[1];
+  CHECK(run_local_ranks(job) == 0);
+  ::close(ends[1]);
+  CHECK(fs::exists(folder.path / "pid_1"));
+}
