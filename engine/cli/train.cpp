@@ -1,9 +1,7 @@
 // train: checks everything that can be checked without starting a rank, then starts the ranks, or runs as one of them.
 #include <dlfcn.h>
-#include <sys/prctl.h>
 #include <unistd.h>
 
-#include <csignal>
 #include <cstdlib>
 #include <filesystem>
 
@@ -56,9 +54,7 @@ int run_train(Call& call) {
   options.live = is_terminal(1);
   if (supervised) {
     // The parent has checked the job; when it dies, so do its ranks.
-    const char* parent = std::getenv("MESHWRIGHT_LOCAL_JOB");
-    ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-    if (parent && ::getppid() != static_cast<pid_t>(std::atoll(parent))) return 1;
+    if (!launch::end_with_parent()) return 1;
     const char* terminal = std::getenv("MESHWRIGHT_TERMINAL");
     if (terminal && *terminal) {
       options.live = true;
