@@ -67,6 +67,7 @@ class Ddp final : public Strategy {
 
   std::unique_ptr<ParallelModel> parallelize(ParallelizeRequest& request) override {
     const Options& own = request.config.own;
+    check_backend(request);
     // Layers are never recomputed whole under this strategy (spec 6).
     checkpoint_layers(*request.model, layer_names(request.outline), request.config.shared.activation_checkpointing, false);
     ReplicationPolicy policy;

@@ -27,6 +27,20 @@ void refuse_unavailable(const ParallelizeRequest& request) {
           .help(std::string("set distributed.") + name + "_size = 1");
 }
 
+void check_backend(const ParallelizeRequest& request) {
+  const Options& own = request.config.own;
+  if (own.schema().find("backend") == nullptr || !own.is_set("backend")) return;
+  std::string backend = own.get_string("backend"), key = own.schema().table + ".backend";
+  bool nccl = request.world->everyone()->reduces_remotely();
+  if (request.world->size() > 1 && (backend == "nccl") != nccl)
+    throw Error(ErrorCode::device_unavailable,
+                key + " = \"" + backend + "\", but the ranks of this job talk through " + (nccl ? "nccl" : "gloo"))
+        .key(key)
+        .at(own.origin("backend"))
+        .help("leave " + key + " out")
+        .help("set dist_env.backend = \"" + backend + "\"");
+}
+
 namespace {
 
 bool all_frozen(const UnitSpec& spec) {
@@ -59,6 +73,7 @@ void place_frozen(std::vector<UnitSpec>& units, ShardedPolicy& policy, const std
 
 std::unique_ptr<ParallelModel> parallelize_fully_sharded(ParallelizeRequest& request, std::optional<bool> fallback) {
   refuse_unavailable(request);
+  check_backend(request);
   const StrategyConfig& config = request.config;
   checkpoint_layers(*request.model, layer_names(request.outline), config.shared.activation_checkpointing, /*whole_layers=*/true);
   const Options& own = config.own;

@@ -19,4 +19,7 @@ MESHWRIGHT_API std::vector<std::string> layer_names(const ModelOutline& outline)
 // Throws Error(not_in_release) when the request asks for tp, cp, pp or ep above 1.
 MESHWRIGHT_API void refuse_unavailable(const ParallelizeRequest& request);
 
+// Throws Error(device_unavailable) when the strategy's own option `backend` names another back end than the world's.
+MESHWRIGHT_API void check_backend(const ParallelizeRequest& request);
+
 }  // namespace meshwright

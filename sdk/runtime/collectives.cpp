@@ -1,0 +1,153 @@
+#include "meshwright/collectives.h"
+
+#include <ATen/ops/empty.h>
+#include <c10/core/GradMode.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/utils.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <functional>
+
+#include <numeric>
+
+#include "meshwright/error.h"
+
+namespace meshwright {
+
+namespace {
+
+using at::Tensor;
+using torch::autograd::variable_list;
+
+Tensor summed(const Tensor& x, Group& group) {
+  Tensor out = x.clone(at::MemoryFormat::Contiguous);
+  group.all_reduce(out).wait();
+  return out;
+}
+
+Tensor part(const Tensor& x, int64_t dim, Group& group) {
+  int64_t n = group.size(), size = x.size(dim);
+  if (size % n != 0)
+    throw Error(ErrorCode::model_does_not_fit, "dimension " + std::to_string(dim) + " of size " + std::to_string(size) +
+                                                   " does not divide by the " + std::to_string(n) + " ranks of group " + group.axis());
+  return x.narrow(dim, group.rank() * (size / n), size / n);
+}
+
+// Ranks' tensors along `dim`.
+Tensor gathered(const Tensor& x, int64_t dim, Group& group) {
+  int64_t n = group.size();
+  if (n == 1) return x.contiguous();
+  Tensor mine = x.contiguous(), flat = at::empty({n * mine.numel()}, mine.options());
+  group.all_gather(mine.view({-1}), flat).wait();
+  flat.narrow(0, group.rank() * mine.numel(), mine.numel()).copy_(mine.view({-1}));
+  std::vector<int64_t> shape = mine.sizes().vec();
+  shape.insert(shape.begin(), n);
+  Tensor stacked = flat.view(shape);  // [n, ...]
+  std::vector<int64_t> order(shape.size());
+  std::iota(order.begin(), order.end(), int64_t{0});
+  order.erase(order.begin());
+  order.insert(order.begin() + dim, 0);
+  shape = mine.sizes().vec();
+  shape[static_cast<size_t>(dim)] *= n;
+  return stacked.permute(order).reshape(shape);
+}
+
+Tensor scattered(const Tensor& x, int64_t dim, Group& group) {
+  int64_t n = group.size();
+  if (n == 1) return x.contiguous();
+  part(x, dim, group);  // checks the size
+  std::vector<Tensor> parts = x.chunk(n, dim);
+  std::vector<int64_t> shape = parts[0].sizes().vec();
+  int64_t each = parts[0].numel();
+  Tensor out = parts[static_cast<size_t>(group.rank())].contiguous();
+  if (group.reduces_remotely()) {
+    Tensor packed = at::empty({n * each}, x.options());
+    for (int64_t r = 0; r < n; ++r) packed.narrow(0, r * each, each).copy_(parts[static_cast<size_t>(r)].reshape({-1}));
+    out = at::empty({each}, x.options());
+    group.reduce_scatter(packed, out).wait();
+    return out.view(shape);
+  }
+  Tensor packed = at::empty({(n - 1) * each}, x.options()), received = at::empty({(n - 1) * each}, x.options());
+  for (int64_t r = 0, slot = 0; r < n; ++r)
+    if (r != group.rank()) packed.narrow(0, slot++ * each, each).copy_(parts[static_cast<size_t>(r)].reshape({-1}));
+  group.exchange(packed, received).wait();
+  // In rank order, so that a repeated run gives the same bits.
+  Tensor sum;
+  for (int64_t r = 0, slot = 0; r < n; ++r) {
+    Tensor next = r == group.rank() ? out.view({-1}) : received.narrow(0, slot++ * each, each);
+    sum = sum.defined() ? sum.add_(next) : next.clone();
+  }
+  return sum.view(shape);
+}
+
+// One node for all: forward and backward are the two closures.
+using Move = std::function<Tensor(const Tensor&)>;
+struct Moved : torch::autograd::Node {
+  Move back;
+  std::string name() const override { return "MeshwrightCollective"; }
+  variable_list apply(variable_list&& grads) override {
+    if (!grads[0].defined()) return {Tensor()};
+    return {back(grads[0])};
+  }
+};
+
+Tensor moved(const Tensor& x, const Move& forward, Move back) {
+  Tensor out;
+  {
+    c10::NoGradGuard no_grad;
+    out = forward(x);
+    if (out.is_same(x)) out = x.detach();
+  }
+  if (!c10::GradMode::is_enabled() || !x.requires_grad()) return out;
+  auto node = std::shared_ptr<Moved>(new Moved(), torch::autograd::deleteNode);
+  node->set_next_edges(torch::autograd::collect_next_edges(x));
+  node->back = [back = std::move(back)](const Tensor& g) {
+    c10::NoGradGuard no_grad;
+    return back(g);
+  };
+  torch::autograd::set_history(out, node);
+  return out;
+}
+
+int64_t wrapped(int64_t dim, const Tensor& x) { return dim < 0 ? dim + x.dim() : dim; }
+
+}  // namespace
+
+Tensor sum_over(const Tensor& x, const GroupPtr& group) {
+  return moved(x, [&](const Tensor& t) { return summed(t, *group); }, [](const Tensor& g) { return g; });
+}
+
+Tensor copy_to(const Tensor& x, const GroupPtr& group) {
+  return moved(x, [](const Tensor& t) { return t; }, [group](const Tensor& g) { return summed(g, *group); });
+}
+
+Tensor gather_along(const Tensor& x, int64_t dim, const GroupPtr& group) {
+  int64_t d = wrapped(dim, x);
+  return moved(x, [&](const Tensor& t) { return gathered(t, d, *group); }, [group, d](const Tensor& g) { return scattered(g, d, *group); });
+}
+
+Tensor scatter_sum_along(const Tensor& x, int64_t dim, const GroupPtr& group) {
+  int64_t d = wrapped(dim, x);
+  return moved(x, [&](const Tensor& t) { return scattered(t, d, *group); }, [group, d](const Tensor& g) { return gathered(g, d, *group); });
+}
+
+Tensor split_along(const Tensor& x, int64_t dim, const GroupPtr& group) {
+  int64_t d = wrapped(dim, x);
+  return moved(
+      x, [&](const Tensor& t) { return part(t, d, *group).contiguous(); }, [group, d](const Tensor& g) { return gathered(g, d, *group); });
+}
+
+Tensor exchange_rows(const Tensor& x, std::vector<int64_t> in_splits, std::vector<int64_t> out_splits, const GroupPtr& group) {
+  auto run = [group](const Tensor& t, const std::vector<int64_t>& in, const std::vector<int64_t>& out) {
+    std::vector<int64_t> shape = t.sizes().vec();
+    shape[0] = std::accumulate(out.begin(), out.end(), int64_t{0});
+    Tensor result = at::empty(shape, t.options());
+    group->all_to_all(t.contiguous(), in, result, out).wait();
+    return result;
+  };
+  return moved(
+      x, [&](const Tensor& t) { return run(t, in_splits, out_splits); },
+      [run, in_splits, out_splits](const Tensor& g) { return run(g, out_splits, in_splits); });
+}
+
+}  // namespace meshwright
