@@ -1,9 +1,9 @@
 #include "engine/launch/ranks.h"
 
-#include <array>
 #include <charconv>
 #include <cstdlib>
 
+#include "engine/launch/hosts.h"
 #include "meshwright/error.h"
 
 namespace meshwright::launch {
@@ -14,7 +14,7 @@ using Source = RankEnvironment::Source;
 
 class Reader {
  public:
-  Reader(const Lookup& lookup) : lookup_(lookup) {}
+  explicit Reader(const Lookup& lookup) : lookup_(lookup) {}
   std::optional<std::string> text(const std::string& name) const {
     std::optional<std::string> value = lookup_(name);
     return value && value->empty() ? std::nullopt : value;
@@ -36,7 +36,8 @@ class Reader {
   }
   [[noreturn]] static void fail(const std::string& name, const std::string& what) {
     throw Error(ErrorCode::bad_rank_environment, what)
-        .help("let the launcher set " + name + ", or unset its variables and use `meshwright train FILE --nproc N`");
+        .help("let the launcher set " + name)
+        .help("or unset the launcher's variables, and start local ranks with `meshwright train FILE --nproc N`");
   }
 
  private:
@@ -45,16 +46,27 @@ class Reader {
 
 constexpr int64_t kMost = int64_t{1} << 22;
 
-void check_rank(const RankEnvironment& e, const char* rank, const char* world) {
-  if (e.rank >= e.world_size)
-    Reader::fail(rank,
-                 std::string(rank) + " = " + std::to_string(e.rank) + " is not below " + world + " = " + std::to_string(e.world_size));
-  if (e.local_rank >= e.local_world_size)
-    Reader::fail(rank, "the local rank " + std::to_string(e.local_rank) + " is not below the " + std::to_string(e.local_world_size) +
-                           " ranks of its host");
+// The names that a launcher has for the four numbers.
+struct Names {
+  const char *rank, *world, *local_rank, *local_world;
+};
+constexpr Names kPlain = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"};
+constexpr Names kOpenMpi = {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"};
+constexpr Names kPmi = {"PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"};
+
+void check(const RankEnvironment& e, const Names& names) {
+  auto below = [](const char* name, int64_t value, const char* limit_name, int64_t limit) {
+    if (value >= limit)
+      Reader::fail(name, std::string(name) + " = " + std::to_string(value) + " is not below " + limit_name + " = " + std::to_string(limit));
+  };
+  below(names.rank, e.rank, names.world, e.world_size);
   if (e.local_world_size > e.world_size)
-    Reader::fail(world, std::to_string(e.local_world_size) + " ranks on this host, but only " + std::to_string(e.world_size) + " in all");
+    Reader::fail(names.local_world, std::string(names.local_world) + " = " + std::to_string(e.local_world_size) + " is more than " +
+                                        names.world + " = " + std::to_string(e.world_size));
+  below(names.local_rank, e.local_rank, names.local_world, e.local_world_size);
 }
+
+bool is_loopback(const std::string& address) { return address == "localhost" || address.starts_with("127.") || address == "::1"; }
 
 RankEnvironment plain(const Reader& read, Source source) {
   RankEnvironment e;
@@ -64,16 +76,76 @@ RankEnvironment plain(const Reader& read, Source source) {
   std::optional<int64_t> local_world = read.number("LOCAL_WORLD_SIZE", 1, kMost);
   std::optional<int64_t> local = read.number("LOCAL_RANK", 0, kMost);
   std::optional<std::string> addr = read.text("MASTER_ADDR");
-  bool loopback = addr && (*addr == "localhost" || addr->starts_with("127.") || *addr == "::1");
-  e.local_world_size = local_world.value_or(loopback || e.world_size == 1 ? e.world_size : local.value_or(0) + 1);
-  e.local_rank = local.value_or(loopback ? e.rank : 0);
-  check_rank(e, "RANK", "WORLD_SIZE");
+  bool here = e.world_size == 1 || (addr && is_loopback(*addr));
+  if (local && !local_world && here && *local >= e.world_size)
+    Reader::fail("LOCAL_RANK", "LOCAL_RANK = " + std::to_string(*local) + " is not below WORLD_SIZE = " + std::to_string(e.world_size));
+  e.local_world_size = local_world.value_or(here ? e.world_size : local.value_or(0) + 1);
+  e.local_rank = local.value_or(here && !local_world ? e.rank : 0);
+  check(e, kPlain);
   if (e.world_size > 1) {
-    if (!addr) Reader::fail("MASTER_ADDR", "MASTER_ADDR is not set, but the job has " + std::to_string(e.world_size) + " ranks");
+    std::string because = "the job has " + std::to_string(e.world_size) + " ranks";
+    if (!addr) Reader::fail("MASTER_ADDR", "MASTER_ADDR is not set, but " + because);
     e.master_addr = *addr;
-    e.master_port = static_cast<int>(read.need("MASTER_PORT", 1, 65535, "the job has " + std::to_string(e.world_size) + " ranks"));
+    e.master_port = static_cast<int>(read.need("MASTER_PORT", 1, 65535, because));
   }
-  if (std::optional<int64_t> fd = read.number("MESHWRIGHT_STORE_FD", 0, 1 << 20); fd && e.rank == 0) e.listen_fd = static_cast<int>(*fd);
+  return e;
+}
+
+// Step numbers from here on are the batch script, an interactive shell and the like: one process, not a rank.
+constexpr int64_t kFirstSpecialStep = 0xfffffff0;
+
+std::optional<RankEnvironment> slurm(const Reader& read) {
+  std::optional<int64_t> step = read.number("SLURM_STEP_ID", 0, UINT32_MAX);
+  if (!step || *step >= kFirstSpecialStep) return std::nullopt;
+  const char* world = read.has("SLURM_STEP_NUM_TASKS") ? "SLURM_STEP_NUM_TASKS" : "SLURM_NTASKS";
+  RankEnvironment e;
+  e.source = Source::slurm;
+  e.rank = read.need("SLURM_PROCID", 0, kMost, "SLURM_STEP_ID is");
+  e.world_size = read.need(world, 1, kMost, "SLURM_STEP_ID is");
+  // `srun --pty bash` is a shell, whose user may start local ranks.
+  if (e.world_size == 1) return std::nullopt;
+  // mpirun starts its daemons with srun, and their step is not that of the ranks.
+  for (const Names& mpi : {kOpenMpi, kPmi})
+    if (std::optional<int64_t> rank = read.number(mpi.rank, 0, kMost), size = read.number(mpi.world, 1, kMost);
+        rank && size && (*rank != e.rank || *size != e.world_size))
+      return std::nullopt;
+  std::string list = read.text("SLURM_STEP_NODELIST").value_or("");
+  if (list.empty()) Reader::fail("SLURM_STEP_NODELIST", "SLURM_STEP_NODELIST is not set, but SLURM_STEP_ID is");
+  std::optional<std::vector<std::string>> hosts = expand_hosts(list);
+  if (!hosts) Reader::fail("SLURM_STEP_NODELIST", "SLURM_STEP_NODELIST = \"" + list + "\" is not a list of hosts");
+  e.local_rank = read.need("SLURM_LOCALID", 0, kMost, "SLURM_STEP_ID is");
+  e.local_world_size = hosts->size() == 1 ? e.world_size : e.local_rank + 1;
+  if (std::optional<std::string> tasks = read.text("SLURM_STEP_TASKS_PER_NODE"); tasks && hosts->size() > 1) {
+    std::optional<int64_t> here = tasks_of_host(*tasks, read.need("SLURM_NODEID", 0, kMost, "the job spans hosts"));
+    if (!here)
+      Reader::fail("SLURM_STEP_TASKS_PER_NODE", "SLURM_STEP_TASKS_PER_NODE = \"" + *tasks + "\" does not say how many tasks run here");
+    e.local_world_size = *here;
+  }
+  check(e, {"SLURM_PROCID", world, "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"});
+  e.master_addr = read.text("MASTER_ADDR").value_or(hosts->size() == 1 ? "127.0.0.1" : hosts->front());
+  // The same on all ranks, another for each step, below the ports that the kernel gives out.
+  int64_t job = read.number("SLURM_JOB_ID", 0, INT64_MAX).value_or(0);
+  e.master_port = static_cast<int>(read.number("MASTER_PORT", 1, 65535).value_or(20000 + (job % 12000 * 97 + *step) % 12000));
+  return e;
+}
+
+RankEnvironment mpi(const Reader& read, const Names& names) {
+  RankEnvironment e;
+  e.source = Source::openmpi;
+  e.rank = read.need(names.rank, 0, kMost, std::string(names.world) + " is");
+  e.world_size = read.need(names.world, 1, kMost, std::string(names.rank) + " is");
+  e.local_rank = read.number(names.local_rank, 0, kMost).value_or(0);
+  e.local_world_size = read.number(names.local_world, 1, kMost).value_or(e.world_size == 1 ? 1 : e.local_rank + 1);
+  check(e, names);
+  if (e.world_size == 1) return e;
+  std::optional<std::string> addr = read.text("MASTER_ADDR");
+  if (!addr && !e.one_host()) Reader::fail("MASTER_ADDR", "MASTER_ADDR is not set, and the MPI job spans hosts");
+  e.master_addr = addr.value_or("127.0.0.1");
+  // Two jobs on a host differ in the name that their launcher gave them.
+  uint32_t hash = 2166136261;
+  for (const char* name : {"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PMI_ID", "HYDRA_JOBID"})
+    for (char c : read.text(name).value_or("")) hash = (hash ^ static_cast<unsigned char>(c)) * 16777619;
+  e.master_port = static_cast<int>(read.number("MASTER_PORT", 1, 65535).value_or(20000 + hash % 12000));
   return e;
 }
 
@@ -86,93 +158,27 @@ Lookup process_environment() {
   };
 }
 
-std::vector<std::string> expand_hosts(const std::string& list) {
-  std::vector<std::string> out;
-  auto bad = [&]() { Reader::fail("SLURM_STEP_NODELIST", "the list of hosts \"" + list + "\" cannot be read"); };
-  size_t at = 0;
-  while (at < list.size()) {
-    size_t end = at;
-    int depth = 0;
-    for (; end < list.size() && (list[end] != ',' || depth > 0); ++end) depth += list[end] == '[' ? 1 : list[end] == ']' ? -1 : 0;
-    std::string item = list.substr(at, end - at);
-    at = end + 1;
-    size_t open = item.find('['), close = item.find(']');
-    if (open == std::string::npos && close == std::string::npos) {
-      if (!item.empty()) out.push_back(item);
-      continue;
-    }
-    if (open == std::string::npos || close == std::string::npos || close < open || item.find('[', open + 1) != std::string::npos) bad();
-    std::string before = item.substr(0, open), inside = item.substr(open + 1, close - open - 1), after = item.substr(close + 1);
-    size_t from = 0;
-    while (from <= inside.size()) {
-      size_t comma = std::min(inside.find(',', from), inside.size());
-      std::string part = inside.substr(from, comma - from);
-      from = comma + 1;
-      size_t dash = part.find('-');
-      std::string low = part.substr(0, dash), high = dash == std::string::npos ? low : part.substr(dash + 1);
-      if (low.empty() || low.size() > 9 || high.size() > 9 || (low + high).find_first_not_of("0123456789") != std::string::npos ||
-          high.empty())
-        bad();
-      for (int64_t i = std::stoll(low); i <= std::stoll(high); ++i) {
-        std::string digits = std::to_string(i);
-        if (digits.size() < low.size()) digits.insert(0, low.size() - digits.size(), '0');
-        out.push_back(before + digits + after);
-        if (out.size() > 65536) bad();
-      }
-    }
-  }
-  return out;
-}
-
 std::optional<RankEnvironment> detect_ranks(const Lookup& environment) {
   Reader read(environment);
-  if (read.has("TORCHELASTIC_RUN_ID")) {
+  if (read.has("MESHWRIGHT_LOCAL_JOB")) {
+    RankEnvironment e = plain(read, Source::local);
+    if (std::optional<int64_t> fd = read.number("MESHWRIGHT_STORE_FD", 3, 1 << 20); fd && e.rank == 0) e.listen_fd = static_cast<int>(*fd);
+    return e;
+  }
+  std::optional<std::string> agent = read.text("TORCHELASTIC_USE_AGENT_STORE");
+  if (agent || read.has("TORCHELASTIC_RUN_ID")) {
     RankEnvironment e = plain(read, Source::torchrun);
-    std::optional<std::string> agent = read.text("TORCHELASTIC_USE_AGENT_STORE");
     e.agent_store = agent && (*agent == "True" || *agent == "true" || *agent == "1");
+    e.restart = read.number("TORCHELASTIC_RESTART_COUNT", 0, kMost).value_or(0);
     return e;
   }
-  if (read.has("RANK") || read.has("WORLD_SIZE")) {
-    // WORLD_SIZE alone only tells `plan` a size.
-    if (read.has("RANK")) return plain(read, read.has("MESHWRIGHT_LOCAL_JOB") ? Source::local : Source::plain);
-  }
-  // Inside `srun`; the batch script itself is one process, not a rank.
-  if (read.has("SLURM_STEP_ID") && read.has("SLURM_PROCID") && read.text("SLURM_STEP_ID") != "4294967291" &&
-      read.has("SLURM_STEP_NODELIST")) {
-    RankEnvironment e;
-    e.source = Source::slurm;
-    e.rank = read.need("SLURM_PROCID", 0, kMost, "SLURM_STEP_ID is");
-    e.world_size = read.need(read.has("SLURM_STEP_NUM_TASKS") ? "SLURM_STEP_NUM_TASKS" : "SLURM_NTASKS", 1, kMost, "SLURM_PROCID is");
-    e.local_rank = read.need("SLURM_LOCALID", 0, kMost, "SLURM_PROCID is");
-    std::vector<std::string> hosts = expand_hosts(*read.text("SLURM_STEP_NODELIST"));
-    if (hosts.empty()) Reader::fail("SLURM_STEP_NODELIST", "SLURM_STEP_NODELIST names no host");
-    // "4(x2),3": tasks a host; one host is all that matters here.
-    e.local_world_size = hosts.size() == 1 ? e.world_size : e.local_rank + 1;
-    e.master_addr = read.text("MASTER_ADDR").value_or(hosts.size() == 1 ? "127.0.0.1" : hosts[0]);
-    int64_t job = read.number("SLURM_JOB_ID", 0, INT64_MAX).value_or(0);
-    e.master_port = static_cast<int>(read.number("MASTER_PORT", 1, 65535).value_or(20000 + job % 40000));
-    check_rank(e, "SLURM_PROCID", "SLURM_NTASKS");
-    return e;
-  }
-  for (auto [rank, world, local, local_world] :
-       {std::array{"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"},
-        std::array{"PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"}}) {
-    if (!read.has(rank)) continue;
-    RankEnvironment e;
-    e.source = Source::openmpi;
-    e.rank = read.need(rank, 0, kMost, "the job runs under MPI");
-    e.world_size = read.need(world, 1, kMost, std::string(rank) + " is");
-    e.local_rank = read.number(local, 0, kMost).value_or(0);
-    e.local_world_size = read.number(local_world, 1, kMost).value_or(e.world_size == 1 ? 1 : e.local_rank + 1);
-    check_rank(e, rank, world);
-    if (e.world_size > 1) {
-      std::optional<std::string> addr = read.text("MASTER_ADDR");
-      if (!addr && !e.one_host()) Reader::fail("MASTER_ADDR", "MASTER_ADDR is not set, and the MPI job spans hosts");
-      e.master_addr = addr.value_or("127.0.0.1");
-      e.master_port = static_cast<int>(read.number("MASTER_PORT", 1, 65535).value_or(29500));
-    }
-    return e;
-  }
+  if (read.has("RANK")) return plain(read, Source::plain);
+  if (std::optional<RankEnvironment> e = slurm(read)) return e;
+  for (const Names& names : {kOpenMpi, kPmi})
+    if (read.has(names.rank)) return mpi(read, names);
+  // One process of several that does not know which must not train alone.
+  if (std::optional<int64_t> world = read.number("WORLD_SIZE", 1, kMost); world && *world > 1)
+    Reader::fail("RANK", "WORLD_SIZE = " + std::to_string(*world) + ", but RANK is not set");
   return std::nullopt;
 }
 

@@ -1,11 +1,12 @@
 // Which rank this process is: the variables of torchrun, of plain launchers, Slurm and Open MPI.
+//
+//   std::optional<RankEnvironment> ranks = detect_ranks(process_environment());  // nullopt: nobody launched us
 #pragma once
 
 #include <cstdint>
 #include <functional>
 #include <optional>
 #include <string>
-#include <vector>
 
 namespace meshwright::launch {
 
@@ -16,19 +17,19 @@ struct RankEnvironment {
   std::string master_addr = "127.0.0.1";
   int master_port = 0;
   bool agent_store = false;  // the launcher's agent serves the store; every rank is a client
+  int64_t restart = 0;       // of torchrun; its store outlives the ranks of one attempt
   int listen_fd = -1;        // rank 0 of a local job: the listening socket it inherited
+  // All ranks are known to be on this host. The launcher may not have said; connect_store() finds out for the groups.
   bool one_host() const { return local_world_size == world_size; }
 };
 
 using Lookup = std::function<std::optional<std::string>(const std::string&)>;
 Lookup process_environment();
 
-// In the order torchrun, plain (RANK and WORLD_SIZE), Slurm (inside an srun step), Open MPI or PMI; nullopt when none is there. Throws
-// Error(bad_rank_environment) that names the variable at fault.
+// The ranks that run_local_ranks() started know it; then torchrun, plain (RANK and WORLD_SIZE), Slurm (inside an srun step of several
+// tasks), Open MPI or PMI; nullopt when none is there. Local: talks to nobody. Throws Error(bad_rank_environment) that names the variable
+// at fault: one that is missing, is no number, or does not agree with the others.
 std::optional<RankEnvironment> detect_ranks(const Lookup& environment);
-
-// "node[003-004,7],login" -> node003, node004, node7, login. At most 65536 names. Throws Error(bad_rank_environment).
-std::vector<std::string> expand_hosts(const std::string& list);
 
 const char* source_name(RankEnvironment::Source source);
 

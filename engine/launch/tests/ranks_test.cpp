@@ -1,0 +1,215 @@
+#include "engine/launch/ranks.h"
+
+#include <doctest/doctest.h>
+
+#include <map>
+
+#include "engine/launch/hosts.h"
+#include "meshwright/error.h"
+
+using namespace meshwright;
+using namespace meshwright::launch;
+using Source = RankEnvironment::Source;
+
+namespace {
+
+using Variables = std::map<std::string, std::string>;
+
+std::optional<RankEnvironment> detect(const Variables& variables) {
+  return detect_ranks([&](const std::string& name) -> std::optional<std::string> {
+    auto found = variables.find(name);
+    return found == variables.end() ? std::nullopt : std::optional(found->second);
+  });
+}
+
+// `base` with some changed; "-" takes one away.
+Variables with(Variables base, const Variables& changes) {
+  for (const auto& [name, value] : changes) {
+    if (value == "-")
+      base.erase(name);
+    else
+      base[name] = value;
+  }
+  return base;
+}
+
+const Variables kPlain = {{"RANK", "3"}, {"WORLD_SIZE", "8"}, {"LOCAL_RANK", "1"}, {"MASTER_ADDR", "head"}, {"MASTER_PORT", "1234"}};
+const Variables kTorchrun = with(kPlain, {{"LOCAL_WORLD_SIZE", "2"},
+                                          {"TORCHELASTIC_RUN_ID", "none"},
+                                          {"TORCHELASTIC_USE_AGENT_STORE", "True"},
+                                          {"TORCHELASTIC_RESTART_COUNT", "2"}});
+const Variables kSlurm = {{"SLURM_STEP_ID", "0"},
+                          {"SLURM_PROCID", "5"},
+                          {"SLURM_NTASKS", "8"},
+                          {"SLURM_LOCALID", "1"},
+                          {"SLURM_NODEID", "1"},
+                          {"SLURM_STEP_NODELIST", "gpu[003-004]"},
+                          {"SLURM_STEP_TASKS_PER_NODE", "4(x2)"},
+                          {"SLURM_JOB_ID", "7001"}};
+const Variables kMpi = {
+    {"OMPI_COMM_WORLD_RANK", "1"}, {"OMPI_COMM_WORLD_SIZE", "4"}, {"OMPI_COMM_WORLD_LOCAL_RANK", "1"}, {"OMPI_COMM_WORLD_LOCAL_SIZE", "4"}};
+const Variables kPmi = {{"PMI_RANK", "2"}, {"PMI_SIZE", "4"}, {"MPI_LOCALRANKID", "0"}, {"MPI_LOCALNRANKS", "2"}, {"MASTER_ADDR", "head"}};
+
+struct Row {
+  const char* what;
+  Variables variables;
+  Source source;
+  int64_t rank, world, local, local_world;
+  const char* addr;
+  int port;  // -1: one of our own making
+};
+
+}  // namespace
+
+TEST_CASE("ranks as launchers tell them") {
+  const Row rows[] = {
+      {"plain", kPlain, Source::plain, 3, 8, 1, 2, "head", 1234},
+      {"plain, as PyTorch's examples: no local rank", with(kPlain, {{"LOCAL_RANK", "-"}}), Source::plain, 3, 8, 0, 1, "head", 1234},
+      {"plain on one host", with(kPlain, {{"LOCAL_RANK", "-"}, {"MASTER_ADDR", "127.0.0.1"}}), Source::plain, 3, 8, 3, 8, "127.0.0.1",
+       1234},
+      {"plain on localhost", with(kPlain, {{"MASTER_ADDR", "localhost"}}), Source::plain, 3, 8, 1, 8, "localhost", 1234},
+      {"plain, alone", {{"RANK", "0"}, {"WORLD_SIZE", "1"}}, Source::plain, 0, 1, 0, 1, "127.0.0.1", 0},
+      {"plain over an MPI environment", with(kMpi, kPlain), Source::plain, 3, 8, 1, 2, "head", 1234},
+      {"torchrun", kTorchrun, Source::torchrun, 3, 8, 1, 2, "head", 1234},
+      {"torchrun inside a Slurm step", with(kSlurm, kTorchrun), Source::torchrun, 3, 8, 1, 2, "head", 1234},
+      {"Slurm", kSlurm, Source::slurm, 5, 8, 1, 4, "gpu003", -1},
+      {"Slurm, uneven hosts", with(kSlurm, {{"SLURM_STEP_TASKS_PER_NODE", "5,3"}}), Source::slurm, 5, 8, 1, 3, "gpu003", -1},
+      {"Slurm, one host", with(kSlurm, {{"SLURM_STEP_NODELIST", "login"}, {"SLURM_LOCALID", "5"}}), Source::slurm, 5, 8, 5, 8, "127.0.0.1",
+       -1},
+      {"Slurm, the step's own size", with(kSlurm, {{"SLURM_STEP_NUM_TASKS", "6"}, {"SLURM_NTASKS", "99"}}), Source::slurm, 5, 6, 1, 4,
+       "gpu003", -1},
+      {"Slurm, master given", with(kSlurm, {{"MASTER_ADDR", "other"}, {"MASTER_PORT", "77"}}), Source::slurm, 5, 8, 1, 4, "other", 77},
+      {"Slurm, world size exported", with(kSlurm, {{"WORLD_SIZE", "8"}}), Source::slurm, 5, 8, 1, 4, "gpu003", -1},
+      {"Open MPI", kMpi, Source::openmpi, 1, 4, 1, 4, "127.0.0.1", -1},
+      {"Open MPI over hosts", with(kMpi, {{"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}, {"MASTER_ADDR", "head"}}), Source::openmpi, 1, 4, 1, 2,
+       "head", -1},
+      {"mpirun inside a Slurm allocation, whose daemons are the step", with(kSlurm, kMpi), Source::openmpi, 1, 4, 1, 4, "127.0.0.1", -1},
+      {"srun with PMI", with(kSlurm, {{"PMI_RANK", "5"}, {"PMI_SIZE", "8"}}), Source::slurm, 5, 8, 1, 4, "gpu003", -1},
+      {"MPICH", kPmi, Source::openmpi, 2, 4, 0, 2, "head", -1},
+      {"a rank of our own", with(kTorchrun, {{"MESHWRIGHT_LOCAL_JOB", "99"}}), Source::local, 3, 8, 1, 2, "head", 1234},
+  };
+  for (const Row& row : rows) {
+    CAPTURE(row.what);
+    std::optional<RankEnvironment> e = detect(row.variables);
+    REQUIRE(e);
+    CHECK(e->source == row.source);
+    CHECK(e->rank == row.rank);
+    CHECK(e->world_size == row.world);
+    CHECK(e->local_rank == row.local);
+    CHECK(e->local_world_size == row.local_world);
+    CHECK(e->master_addr == row.addr);
+    if (row.port >= 0)
+      CHECK(e->master_port == row.port);
+    else
+      CHECK((e->master_port >= 20000 && e->master_port < 32000));
+    CHECK(e->agent_store == (row.source == Source::torchrun));
+    CHECK(e->restart == (row.source == Source::torchrun ? 2 : 0));
+    CHECK(e->one_host() == (row.local_world == row.world));
+    CHECK(e->listen_fd == -1);
+  }
+}
+
+TEST_CASE("no ranks: nothing set, a Slurm script or shell, empty values, a world of one") {
+  for (const Variables& variables :
+       {Variables{}, Variables{{"WORLD_SIZE", "1"}}, Variables{{"RANK", ""}, {"WORLD_SIZE", ""}}, with(kSlurm, {{"SLURM_STEP_ID", "-"}}),
+        with(kSlurm, {{"SLURM_STEP_ID", "4294967291"}}), with(kSlurm, {{"SLURM_STEP_ID", "4294967290"}}),
+        with(kSlurm, {{"SLURM_NTASKS", "1"}, {"SLURM_PROCID", "0"}})})
+    CHECK(!detect(variables));
+}
+
+TEST_CASE("the store of torchrun's agent, and one that rank 0 has to serve") {
+  CHECK(detect(kTorchrun)->agent_store);
+  CHECK(!detect(with(kTorchrun, {{"TORCHELASTIC_USE_AGENT_STORE", "False"}}))->agent_store);
+  CHECK(detect(with(kTorchrun, {{"TORCHELASTIC_RUN_ID", "-"}}))->source == Source::torchrun);
+}
+
+TEST_CASE("the inherited socket is rank 0's of a local job alone") {
+  Variables local = with(kPlain, {{"MESHWRIGHT_LOCAL_JOB", "99"}, {"MESHWRIGHT_STORE_FD", "3"}});
+  CHECK(detect(local)->listen_fd == -1);
+  CHECK(detect(with(local, {{"RANK", "0"}, {"LOCAL_RANK", "0"}}))->listen_fd == 3);
+  CHECK(detect(with(kPlain, {{"RANK", "0"}, {"MESHWRIGHT_STORE_FD", "3"}}))->listen_fd == -1);
+}
+
+TEST_CASE("two Slurm steps, and two MPI jobs, meet at different ports") {
+  CHECK(detect(kSlurm)->master_port != detect(with(kSlurm, {{"SLURM_STEP_ID", "1"}}))->master_port);
+  CHECK(detect(kSlurm)->master_port != detect(with(kSlurm, {{"SLURM_JOB_ID", "7002"}}))->master_port);
+  CHECK(detect(with(kMpi, {{"PMIX_NAMESPACE", "a.1"}}))->master_port != detect(with(kMpi, {{"PMIX_NAMESPACE", "a.2"}}))->master_port);
+}
+
+TEST_CASE("variables that make no sense are errors that name the variable") {
+  struct Bad {
+    Variables variables;
+    const char* named;
+    const char* words = "";
+  };
+  const Bad rows[] = {
+      {with(kPlain, {{"RANK", "8"}}), "RANK", "RANK = 8 is not below WORLD_SIZE = 8"},
+      {with(kPlain, {{"RANK", "abc"}}), "RANK", "\"abc\" is not a whole number from 0"},
+      {with(kPlain, {{"RANK", "-1"}}), "RANK", "\"-1\""},
+      {with(kPlain, {{"RANK", "1.5"}}), "RANK"},
+      {with(kPlain, {{"RANK", " 1"}}), "RANK"},
+      {with(kPlain, {{"RANK", "99999999999999999999"}}), "RANK"},
+      {with(kPlain, {{"RANK", "-"}}), "RANK", "WORLD_SIZE = 8, but RANK is not set"},
+      {with(kPlain, {{"WORLD_SIZE", "-"}}), "WORLD_SIZE", "not set"},
+      {with(kPlain, {{"WORLD_SIZE", "0"}}), "WORLD_SIZE"},
+      {with(kPlain, {{"WORLD_SIZE", "eight"}}), "WORLD_SIZE"},
+      {with(kPlain, {{"LOCAL_RANK", "x"}}), "LOCAL_RANK"},
+      {with(kPlain, {{"LOCAL_RANK", "2"}, {"LOCAL_WORLD_SIZE", "2"}}), "LOCAL_RANK", "LOCAL_RANK = 2 is not below LOCAL_WORLD_SIZE = 2"},
+      {with(kPlain, {{"LOCAL_RANK", "9"}, {"MASTER_ADDR", "127.0.0.1"}}), "LOCAL_RANK", "LOCAL_RANK = 9 is not below WORLD_SIZE = 8"},
+      {with(kPlain, {{"LOCAL_WORLD_SIZE", "9"}}), "LOCAL_WORLD_SIZE", "LOCAL_WORLD_SIZE = 9 is more than WORLD_SIZE = 8"},
+      {with(kPlain, {{"MASTER_ADDR", "-"}}), "MASTER_ADDR", "the job has 8 ranks"},
+      {with(kPlain, {{"MASTER_PORT", "-"}}), "MASTER_PORT", "the job has 8 ranks"},
+      {with(kPlain, {{"MASTER_PORT", "0"}}), "MASTER_PORT"},
+      {with(kPlain, {{"MASTER_PORT", "65536"}}), "MASTER_PORT", "from 1 to 65535"},
+      {with(kTorchrun, {{"RANK", "-"}}), "RANK"},
+      {with(kTorchrun, {{"MASTER_PORT", "http"}}), "MASTER_PORT"},
+      {with(kSlurm, {{"SLURM_PROCID", "-"}}), "SLURM_PROCID"},
+      {with(kSlurm, {{"SLURM_PROCID", "8"}}), "SLURM_PROCID", "SLURM_PROCID = 8 is not below SLURM_NTASKS = 8"},
+      {with(kSlurm, {{"SLURM_NTASKS", "-"}}), "SLURM_NTASKS"},
+      {with(kSlurm, {{"SLURM_LOCALID", "-"}}), "SLURM_LOCALID"},
+      {with(kSlurm, {{"SLURM_LOCALID", "4"}}), "SLURM_LOCALID"},
+      {with(kSlurm, {{"SLURM_STEP_ID", "first"}}), "SLURM_STEP_ID"},
+      {with(kSlurm, {{"SLURM_STEP_NODELIST", "-"}}), "SLURM_STEP_NODELIST"},
+      {with(kSlurm, {{"SLURM_STEP_NODELIST", "gpu[3-"}}), "SLURM_STEP_NODELIST"},
+      {with(kSlurm, {{"SLURM_STEP_TASKS_PER_NODE", "4"}}), "SLURM_STEP_TASKS_PER_NODE"},
+      {with(kSlurm, {{"MASTER_PORT", "-5"}}), "MASTER_PORT"},
+      {with(kMpi, {{"OMPI_COMM_WORLD_SIZE", "-"}}), "OMPI_COMM_WORLD_SIZE"},
+      {with(kMpi, {{"OMPI_COMM_WORLD_RANK", "4"}}), "OMPI_COMM_WORLD_RANK"},
+      {with(kMpi, {{"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}}), "MASTER_ADDR", "spans hosts"},
+      {with(kPmi, {{"PMI_SIZE", "two"}}), "PMI_SIZE"},
+      {with(kPlain, {{"MESHWRIGHT_LOCAL_JOB", "99"}, {"MESHWRIGHT_STORE_FD", "one"}}), "MESHWRIGHT_STORE_FD"},
+  };
+  for (const Bad& row : rows) {
+    CAPTURE(row.named);
+    try {
+      detect(row.variables);
+      FAIL("no error");
+    } catch (const Error& error) {
+      CAPTURE(error.message());
+      CHECK(error.code() == ErrorCode::bad_rank_environment);
+      CHECK(exit_status(error.code()) == 4);
+      CHECK(error.message().find(row.named) != std::string::npos);
+      CHECK(error.message().find(row.words) != std::string::npos);
+      CHECK(error.helps().size() == 2);
+    }
+  }
+}
+
+TEST_CASE("Slurm's lists of hosts") {
+  using List = std::vector<std::string>;
+  CHECK(expand_hosts("node[003-004]") == List{"node003", "node004"});
+  CHECK(expand_hosts("node[9-11,20],login,a[1]b") == List{"node9", "node10", "node11", "node20", "login", "a1b"});
+  CHECK(expand_hosts("r[1-2]n[08-09]") == List{"r1n08", "r1n09", "r2n08", "r2n09"});
+  CHECK(expand_hosts("one") == List{"one"});
+  for (const char* bad :
+       {"", "a,", "a[", "a]", "a[]", "a[1-]", "a[-1]", "a[2-1]", "a[x]", "a[[1]]", "a[1-99999999]", "a[1-1000]b[1-1000]", "a[0000000001]"})
+    CHECK_MESSAGE(!expand_hosts(bad), bad);
+}
+
+TEST_CASE("Slurm's counts of tasks") {
+  CHECK(tasks_of_host("4", 0) == 4);
+  CHECK(tasks_of_host("4(x2),3", 1) == 4);
+  CHECK(tasks_of_host("4(x2),3", 2) == 3);
+  CHECK(!tasks_of_host("4(x2),3", 3));
+  for (const char* bad : {"", "x", "4(x", "4(x)", "4(xa)", "-1", "0", "4(x2"}) CHECK_MESSAGE(!tasks_of_host(bad, 0), bad);
+}
