@@ -1,0 +1,126 @@
+#!/usr/bin/env python3
+"""Step time, memory and start-up of `meshwright train` beside PyTorch's own strategies, in turns in one run.
+
+    bench/train.py [--build build] [--deps .deps] [--sizes small medium] [--strategies fsdp2 ddp] [--rounds 3] [--steps 12]
+
+Both sides take the same Hugging Face folder and tokens (tests/peers/make_fixture.py), 2 ranks of 1 thread, sequences of 128, local
+batch 2, float32; PyTorch runs tests/peers/peer_train.py with the lean model. A round runs one after the other; the figure of a round is the median
+step after three, the ratio is taken round by round. "alone" is Meshwright on one rank, which sends nothing: the bound that the
+computation sets (two ranks share the memory's bandwidth, so they cannot quite reach it).
+"""
+import argparse, json, os, shutil, statistics, subprocess, sys, tempfile, time
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+
+def job(folder, size, strategy, ranks, steps):
+    path = os.path.join(folder, "job.toml")
+    with open(path, "w") as f:
+        f.write(f"""schema = 1
+[run]
+name = "bench"
+dir = "{folder}/runs"
+threads = 1
+[model]
+pretrained = "{folder}/{size}/llama"
+[distributed]
+strategy = "{strategy}"
+[distributed.mp_policy]
+param_dtype = "float32"
+output_dtype = "float32"
+[step_scheduler]
+global_batch_size = {2 * ranks}
+local_batch_size = 2
+max_steps = {steps}
+[optimizer]
+lr = 1e-3
+[lr_scheduler]
+lr_decay_style = "constant"
+lr_warmup_steps = 0
+[dataset]
+kind = "tokens"
+dtype = "uint16"
+path = "{folder}/{size}/train.bin"
+seq_len = 128
+shuffle = false
+""")
+    return path
+
+
+def first_line(process, needle):
+    for line in process.stdout:
+        if needle in line:
+            return time.perf_counter()
+    return float("nan")
+
+
+def rows(path):
+    return [r for r in map(json.loads, open(path)) if "grad_norm" in r]
+
+
+def ours(a, folder, size, strategy, ranks, environment):
+    shutil.rmtree(os.path.join(folder, "runs"), ignore_errors=True)
+    begin = time.perf_counter()
+    p = subprocess.Popen([os.path.join(a.build, "bin/meshwright"), "train", job(folder, size, strategy, ranks, a.steps), "--nproc", str(ranks)],
+                         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    started = first_line(p, "step 1/") - begin
+    _, err = p.communicate()
+    if p.returncode:
+        sys.exit(err)
+    found = rows(os.path.join(folder, "runs/bench/metrics.jsonl"))
+    return found, started
+
+
+def theirs(a, folder, size, strategy, ranks, environment):
+    out = os.path.join(folder, "peer.jsonl")
+    begin = time.perf_counter()
+    p = subprocess.Popen([sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--master-port", "29611",
+                          os.path.join(ROOT, "tests/peers/peer_train.py"), "--model", f"{folder}/{size}/llama", "--tokens", f"{folder}/{size}/train.bin",
+                          "--strategy", strategy, "--impl", "lean", "--seq-len", "128", "--micro-batch", "2", "--steps", str(a.steps), "--out", out],
+                         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    started = first_line(p, '"step": 0') - begin
+    _, err = p.communicate()
+    if p.returncode:
+        sys.exit(err)
+    return rows(out), started
+
+
+def median_step(found):
+    return statistics.median(r["step_ms"] for r in found[3:])
+
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--build", default=os.path.join(ROOT, "build"))
+    p.add_argument("--deps", default=os.environ.get("MESHWRIGHT_DEPS", os.path.join(ROOT, ".deps")))
+    p.add_argument("--sizes", nargs="*", default=["small"])
+    p.add_argument("--strategies", nargs="*", default=["fsdp2", "ddp"])
+    p.add_argument("--rounds", type=int, default=3)
+    p.add_argument("--steps", type=int, default=12)
+    a = p.parse_args()
+    python = dict(os.environ, PYTHONPATH=os.path.join(a.deps, "python"), OMP_NUM_THREADS="1")
+    with tempfile.TemporaryDirectory() as folder:
+        for size in a.sizes:
+            subprocess.run([sys.executable, os.path.join(ROOT, "tests/peers/make_fixture.py"), "--out", f"{folder}/{size}", "--only", "llama", "--size", size],
+                           check=True, env=python, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        print(f"{'size':8}{'strategy':10}{'round':>6}{'ours ms':>10}{'sockets':>10}{'PyTorch':>10}{'ratio':>8}{'sockets':>9}{'alone ms':>10}{'of bound':>10}{'start s':>9}{'PyTorch':>9}{'peak MB':>9}")
+        for size in a.sizes:
+            for strategy in a.strategies:
+                ratios, socket_ratios = [], []
+                for n in range(a.rounds):
+                    mine, start = ours(a, folder, size, strategy, 2, dict(os.environ))
+                    wire, _ = ours(a, folder, size, strategy, 2, dict(os.environ, MESHWRIGHT_SHARED_MEMORY="0"))
+                    peer, peer_start = theirs(a, folder, size, strategy, 2, python)
+                    alone, _ = ours(a, folder, size, strategy, 1, dict(os.environ))
+                    m, w, t, b = map(median_step, (mine, wire, peer, alone))
+                    ratios.append(t / m)
+                    socket_ratios.append(t / w)
+                    worst = max(abs(x["loss"] / y["loss"] - 1) for x, y in zip(mine, peer))
+                    if worst > 1e-5:
+                        sys.exit(f"the losses differ by {worst:.1e}")
+                    print(f"{size:8}{strategy:10}{n + 1:6}{m:10.1f}{w:10.1f}{t:10.1f}{t / m:8.2f}{t / w:9.2f}{b:10.1f}{b / m:10.0%}{start:9.2f}{peer_start:9.2f}{mine[-1]['memory_bytes'] / 1e6:9.1f}", flush=True)
+                print(f"{size:8}{strategy:10}{'median':>6}{'':30}{statistics.median(ratios):8.2f}{statistics.median(socket_ratios):9.2f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
