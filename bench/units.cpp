@@ -1,0 +1,106 @@
+// Host time that sharding costs a unit: tiny blocks, so that computation is nothing, and a back end that moves no bytes.
+// Prints the time of a step and unit with and without units, and the difference.
+#include <ATen/Parallel.h>
+#include <ATen/ops/cross_entropy_loss.h>
+#include <ATen/ops/randint.h>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <fstream>
+
+#include "engine/nets/causal_lm.h"
+#include "engine/nets/initialize.h"
+#include "meshwright/fully_sharded.h"
+#include "meshwright/replicated_model.h"
+
+using namespace meshwright;
+
+namespace {
+
+class DoneWork final : public c10d::Work {
+ public:
+  bool isCompleted() override { return true; }
+  bool wait(std::chrono::milliseconds) override { return true; }
+};
+
+class FakeBackend final : public c10d::Backend {
+ public:
+  FakeBackend(int rank, int size) : Backend(rank, size) {}
+  const std::string getBackendName() const override { return "fake"; }
+  c10::intrusive_ptr<c10d::Work> broadcast(std::vector<at::Tensor>&, const c10d::BroadcastOptions&) override { return done(); }
+  c10::intrusive_ptr<c10d::Work> allreduce(std::vector<at::Tensor>&, const c10d::AllreduceOptions&) override { return done(); }
+  c10::intrusive_ptr<c10d::Work> send(std::vector<at::Tensor>&, int, int) override { return done(); }
+  c10::intrusive_ptr<c10d::Work> recv(std::vector<at::Tensor>&, int, int) override { return done(); }
+
+ private:
+  static c10::intrusive_ptr<c10d::Work> done() { return c10::make_intrusive<DoneWork>(); }
+};
+
+constexpr int64_t kLayers = 64;
+
+double step_ms(bool sharded) {
+  std::string path = "/tmp/meshwright_bench_units.json";
+  std::ofstream(path)
+      << R"({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 32, "hidden_size": 16, "intermediate_size": 32,
+    "num_hidden_layers": )"
+      << kLayers << R"(, "num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 64, "rms_norm_eps": 1e-6})";
+  nets::CausalLM net = nets::build_model(path, DType::float32, at::kMeta);
+  auto world = std::make_shared<World>(0, 2, at::kCPU, std::chrono::seconds(10),
+                                       [](const std::string&, const std::vector<int64_t>& ranks) -> c10::intrusive_ptr<c10d::Backend> {
+                                         return c10::make_intrusive<FakeBackend>(0, static_cast<int>(ranks.size()));
+                                       });
+  MixedPrecision mp{DType::float32, DType::float32, DType::float32, true};
+  std::unique_ptr<ParallelModel> model;
+  if (sharded) {
+    std::map<std::string, at::Tensor> parameters;
+    for (auto& item : net->named_parameters()) parameters[item.key()] = item.value();
+    auto modules = net->named_modules("", false);
+    std::vector<UnitSpec> units;
+    for (const Unit& planned : plan_units(net->outline())) {
+      UnitSpec unit;
+      bool root = planned.name == "root";
+      unit.name = planned.name;
+      unit.module = root ? static_cast<torch::nn::Module*>(net.get()) : modules[planned.name].get();
+      unit.list = root ? -1 : 0;
+      unit.reshard_after_forward = !root && !planned.last_of_list;
+      for (size_t i : planned.parameters)
+        unit.parameters.emplace_back(net->outline().parameters[i].name, parameters[net->outline().parameters[i].name]);
+      units.push_back(unit);
+    }
+    ShardedPolicy policy;
+    policy.shard = world->everyone();
+    policy.shard_axis = "dp_shard";
+    policy.mp = mp;
+    model = shard_model(net.ptr(), units, policy, world);
+  } else {
+    ReplicationPolicy policy;
+    policy.group = World::single()->everyone();
+    policy.mp = mp;
+    model = replicate_model(net.ptr(), policy, World::single());
+  }
+  for (const ParallelParameter& p : model->parameters()) nets::initialize(*net, p, 1);
+  at::Tensor ids = at::randint(0, 32, {1, 9}, at::kLong);
+  std::vector<double> times;
+  for (int i = 0; i < 60; ++i) {
+    auto begin = std::chrono::steady_clock::now();
+    model->begin_step();
+    model->micro_batch(true);
+    at::Tensor logits = net(ids.narrow(1, 0, 8));
+    at::cross_entropy_loss(logits.flatten(0, 1), ids.narrow(1, 1, 8).flatten()).backward();
+    model->end_step();
+    times.push_back(std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count());
+  }
+  std::sort(times.begin(), times.end());
+  return times[times.size() / 2];
+}
+
+}  // namespace
+
+int main() {
+  at::set_num_threads(1);
+  double plain = step_ms(false), sharded = step_ms(true);
+  std::printf("step of %lld tiny layers: %.2f ms without units, %.2f ms with\n", static_cast<long long>(kLayers), plain, sharded);
+  std::printf("host time of one unit: %.3f ms\n", (sharded - plain) / static_cast<double>(kLayers + 1));
+}
