@@ -1,16 +1,6 @@
 #include "engine/nets/decoder.h"
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/full.h>
-#include <ATen/ops/ones.h>
-#include <ATen/ops/scaled_dot_product_attention.h>
-#include <ATen/ops/tril.h>
-#include <ATen/ops/zeros.h>
-#include <c10/core/GradMode.h>
-#include <c10/core/InferenceMode.h>
-
-#include <algorithm>
-#include <limits>
 
 namespace meshwright::nets {
 namespace {
@@ -45,8 +35,8 @@ Linear make_linear(int64_t in, int64_t out, bool bias, const at::TensorOptions& 
   return linear;
 }
 
-AttentionImpl::AttentionImpl(const NetConfig& config, const at::TensorOptions& options)
-    : head_dim_(config.family.sizes.head_dim), dropout_(config.attention_dropout) {
+AttentionImpl::AttentionImpl(const NetConfig& config, int64_t window, std::shared_ptr<WindowMasks> masks, const at::TensorOptions& options)
+    : head_dim_(config.family.sizes.head_dim), window_(window), dropout_(config.attention_dropout), masks_(std::move(masks)) {
   const models::DecoderSizes& s = config.family.sizes;
   const models::AttentionShape& shape = config.family.attention;
   q_proj_ = register_module("q_proj", make_linear(s.hidden, s.heads * head_dim_, shape.qkv_bias, options));
@@ -58,18 +48,15 @@ AttentionImpl::AttentionImpl(const NetConfig& config, const at::TensorOptions& o
   k_norm_ = register_module("k_norm", make_norm(head_dim_, config.norm_epsilon, options));
 }
 
-Tensor AttentionImpl::forward(const Tensor& x, const RotaryTable& rotary, const Mask& mask) {
+Tensor AttentionImpl::forward(const Tensor& x, const RotaryTable& rotary) {
   int64_t batch = x.size(0), length = x.size(1);
   // As many heads as the projection gives: tensor parallelism leaves a part of them.
   auto heads = [&](const Tensor& t) { return t.view({batch, length, -1, head_dim_}); };
   Tensor query = heads(q_proj_(x)), key = heads(k_proj_(x)), value = heads(v_proj_(x));
   if (!q_norm_.is_empty()) query = q_norm_(query), key = k_norm_(key);
   std::tie(query, key) = rotate(query, key, rotary);
-  bool grouped = query.size(2) != key.size(2);
-  Tensor out = at::scaled_dot_product_attention(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), mask,
-                                                is_training() ? dropout_ : 0.0, /*is_causal=*/!mask.has_value(),
-                                                /*scale=*/std::nullopt, grouped);
-  return o_proj_(out.transpose(1, 2).reshape({batch, length, -1}));
+  Tensor out = causal_attention(query, key, value, window_, is_training() ? dropout_ : 0.0, *masks_);
+  return o_proj_(out.reshape({batch, length, -1}));
 }
 
 MlpImpl::MlpImpl(const NetConfig& config, const at::TensorOptions& options) {
@@ -83,16 +70,17 @@ MlpImpl::MlpImpl(const NetConfig& config, const at::TensorOptions& options) {
 
 Tensor MlpImpl::forward(const Tensor& x) { return down_proj_(act_fn_(gate_proj_(x), up_proj_(x))); }
 
-DecoderLayerImpl::DecoderLayerImpl(const NetConfig& config, int64_t window, const at::TensorOptions& options) : window_(window) {
+DecoderLayerImpl::DecoderLayerImpl(const NetConfig& config, int64_t window, std::shared_ptr<WindowMasks> masks,
+                                   const at::TensorOptions& options) {
   int64_t hidden = config.family.sizes.hidden;
-  self_attn_ = register_module("self_attn", Attention(config, options));
+  self_attn_ = register_module("self_attn", Attention(config, window, std::move(masks), options));
   mlp_ = register_module("mlp", Mlp(config, options));
   input_layernorm_ = register_module("input_layernorm", make_norm(hidden, config.norm_epsilon, options));
   post_attention_layernorm_ = register_module("post_attention_layernorm", make_norm(hidden, config.norm_epsilon, options));
 }
 
-Tensor DecoderLayerImpl::forward(const Tensor& x, const RotaryTable& rotary, const Mask& mask) {
-  Tensor y = x + self_attn_(input_layernorm_(x), rotary, mask);
+Tensor DecoderLayerImpl::forward(const Tensor& x, const RotaryTable& rotary) {
+  Tensor y = x + self_attn_(input_layernorm_(x), rotary);
   return y + mlp_(post_attention_layernorm_(y));
 }
 
@@ -100,38 +88,17 @@ DecoderModelImpl::DecoderModelImpl(const NetConfig& config, const at::TensorOpti
   const models::DecoderSizes& s = config.family.sizes;
   embed_tokens_ = register_module("embed_tokens", make_embedding(s.vocab, s.hidden, config.padding_row, options));
   layers_ = register_module("layers", torch::nn::ModuleList());
-  for (int64_t window : config.windows) layers_->push_back(DecoderLayer(config, window, options));
+  auto masks = std::make_shared<WindowMasks>();
+  for (int64_t window : config.windows) layers_->push_back(DecoderLayer(config, window, masks, options));
   norm_ = register_module("norm", make_norm(s.hidden, config.norm_epsilon, options));
   rotary_emb_ = register_module("rotary_emb", RotaryEmbedding(config.rope));
 }
 
 Tensor DecoderModelImpl::forward(const Tensor& ids) {
   Tensor x = embed_tokens_(ids);
-  int64_t length = ids.size(1);
-  RotaryTable rotary = rotary_emb_(x, length);
-  for (const std::shared_ptr<torch::nn::Module>& module : *layers_) {
-    auto* layer = module->as<DecoderLayer>();
-    Mask mask;
-    if (layer->window() > 0 && length > layer->window()) mask = window_mask(x, length, layer->window());
-    x = layer->forward(x, rotary, mask);
-  }
+  RotaryTable rotary = rotary_emb_(x, ids.size(1));
+  for (const std::shared_ptr<torch::nn::Module>& module : *layers_) x = module->as<DecoderLayer>()->forward(x, rotary);
   return norm_(x);
-}
-
-// Position i sees the `window` positions that end with itself.
-const Tensor& DecoderModelImpl::window_mask(const Tensor& x, int64_t length, int64_t window) {
-  for (const KeptMask& kept : masks_)
-    if (kept.length == length && kept.window == window && kept.mask.device() == x.device() && kept.mask.scalar_type() == x.scalar_type())
-      return kept.mask;
-  c10::InferenceMode no_inference(false);  // later steps save the mask for backward
-  c10::NoGradGuard no_grad;
-  Tensor seen = at::ones({length, length}, x.options().dtype(at::kBool))
-                    .tril()
-                    .logical_and(at::ones({length, length}, x.options().dtype(at::kBool)).triu(1 - window));
-  Tensor mask = at::zeros({length, length}, x.options()).masked_fill(seen.logical_not(), -std::numeric_limits<double>::infinity());
-  constexpr size_t kKept = 4;  // training and validation lengths; sampling goes through many
-  if (masks_.size() == kKept) masks_.erase(masks_.begin());
-  return masks_.emplace_back(length, window, mask).mask;
 }
 
 }  // namespace meshwright::nets

@@ -3,29 +3,28 @@
 
 #include <torch/nn/modules/container/modulelist.h>
 
-#include <map>
-#include <optional>
+#include <memory>
 
 #include "engine/nets/activation.h"
+#include "engine/nets/attention.h"
 #include "engine/nets/net_config.h"
 #include "engine/nets/rotary.h"
 #include "meshwright/layers.h"
 
 namespace meshwright::nets {
 
-using Mask = std::optional<at::Tensor>;  // added to the attention scores, [length, length]; without one attention is causal
-
 class AttentionImpl : public torch::nn::Module {
  public:
-  AttentionImpl(const NetConfig& config, const at::TensorOptions& options);
+  AttentionImpl(const NetConfig& config, int64_t window, std::shared_ptr<WindowMasks> masks, const at::TensorOptions& options);
   // x: [batch, length, hidden]
-  at::Tensor forward(const at::Tensor& x, const RotaryTable& rotary, const Mask& mask);
+  at::Tensor forward(const at::Tensor& x, const RotaryTable& rotary);
 
  private:
   Linear q_proj_{nullptr}, k_proj_{nullptr}, v_proj_{nullptr}, o_proj_{nullptr};
   RMSNorm q_norm_{nullptr}, k_norm_{nullptr};  // empty without q and k norms
-  int64_t head_dim_;
+  int64_t head_dim_, window_;
   double dropout_;
+  std::shared_ptr<WindowMasks> masks_;
 };
 MESHWRIGHT_MODULE(Attention);
 
@@ -42,15 +41,13 @@ MESHWRIGHT_MODULE(Mlp);
 
 class DecoderLayerImpl : public torch::nn::Module {
  public:
-  DecoderLayerImpl(const NetConfig& config, int64_t window, const at::TensorOptions& options);
-  at::Tensor forward(const at::Tensor& x, const RotaryTable& rotary, const Mask& mask);
-  int64_t window() const { return window_; }
+  DecoderLayerImpl(const NetConfig& config, int64_t window, std::shared_ptr<WindowMasks> masks, const at::TensorOptions& options);
+  at::Tensor forward(const at::Tensor& x, const RotaryTable& rotary);
 
  private:
   Attention self_attn_{nullptr};
   Mlp mlp_{nullptr};
   RMSNorm input_layernorm_{nullptr}, post_attention_layernorm_{nullptr};
-  int64_t window_;
 };
 MESHWRIGHT_MODULE(DecoderLayer);
 
@@ -62,17 +59,10 @@ class DecoderModelImpl : public torch::nn::Module {
   Embedding embed_tokens() { return embed_tokens_; }
 
  private:
-  const at::Tensor& window_mask(const at::Tensor& x, int64_t length, int64_t window);
-
-  struct KeptMask {
-    int64_t length, window;
-    at::Tensor mask;
-  };
   Embedding embed_tokens_{nullptr};
   torch::nn::ModuleList layers_;
   RMSNorm norm_{nullptr};
   RotaryEmbedding rotary_emb_{nullptr};
-  std::vector<KeptMask> masks_;
 };
 MESHWRIGHT_MODULE(DecoderModel);
 

@@ -1,0 +1,24 @@
+// exp of a float to about 1e-7 relative (Cephes' expf), in a form that compilers turn into vectors: 2^n p(r) with x = n ln 2 + r.
+#pragma once
+
+#include <algorithm>
+#include <bit>
+#include <cstdint>
+
+namespace meshwright::nets {
+
+inline float exponential(float x) {
+  x = std::min(std::max(x, -87.0F), 88.0F);
+  float n = __builtin_floorf(x * 1.44269504088896341F + 0.5F);
+  float r = (x - n * 0.693359375F) + n * 2.12194440e-4F;
+  float p = 1.9875691500e-4F;
+  p = p * r + 1.3981999507e-3F;
+  p = p * r + 8.3334519073e-3F;
+  p = p * r + 4.1665795894e-2F;
+  p = p * r + 1.6666665459e-1F;
+  p = p * r + 5.0000001201e-1F;
+  p = p * r * r + r + 1;
+  return p * std::bit_cast<float>((static_cast<int32_t>(n) + 127) << 23);
+}
+
+}  // namespace meshwright::nets
