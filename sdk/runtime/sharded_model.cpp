@@ -209,7 +209,8 @@ void ShardedModel::before_forward(Unit& unit, TensorRefs& inputs) {
 void ShardedModel::after_forward(Unit& unit, TensorRefs& outputs) {
   if (context_.world->trace().enabled && unit.list >= 0)
     context_.world->trace().span(Trace::Lane::compute, "forward " + unit.name, forward_began_, Trace::now());
-  bool casts = unit.output_type() != unit.compute_type();
+  // The outermost unit's outputs only: between units a wider output would meet the next module's narrow weights.
+  bool casts = unit.list < 0 && unit.output_type() != unit.compute_type();
   bool training = c10::GradMode::is_enabled();
   for (Tensor* output : outputs) {
     if (!output->defined() || !at::isFloatingType(output->scalar_type())) continue;
