@@ -48,6 +48,8 @@ int run_train(Call& call) {
   options.file = call.positional(0);
   options.sets = call.values("set");
   options.trace = call.has("trace");
+  options.sample_bytes = call.number("sample", 0).value_or(0);
+  options.sample_prompt = call.value("prompt");
   options.width = call.out_style.width;
   options.colour = call.out_style.colour;
   options.unicode = call.out_style.unicode;
@@ -89,6 +91,8 @@ int run_train(Call& call) {
   local.argv = {fs::read_symlink("/proc/self/exe").string(), "train", options.file};
   for (const std::string& set : options.sets) local.argv.insert(local.argv.end(), {"--set", set});
   if (options.trace) local.argv.emplace_back("--trace");
+  if (options.sample_bytes > 0) local.argv.insert(local.argv.end(), {"--sample", std::to_string(options.sample_bytes)});
+  if (!options.sample_prompt.empty()) local.argv.insert(local.argv.end(), {"--prompt", options.sample_prompt});
   local.ranks = wanted;
   if (options.live) local.environment.emplace_back("MESHWRIGHT_TERMINAL", std::to_string(options.width));
   if (options.colour) local.environment.emplace_back("MESHWRIGHT_COLOUR", "1");
@@ -120,6 +124,8 @@ Verb train_verb() {
           .positionals = {{"FILE"}},
           .flags = {{.name = "nproc", .argument = "N", .doc = "Start N local ranks. Default: 1, in this process."},
                     {.name = "trace", .doc = "Write a Chrome trace of every rank to <run.dir>/<run.name>/trace/."},
+                    {.name = "sample", .argument = "N", .doc = "Byte models: write N bytes of text when the training is done."},
+                    {.name = "prompt", .argument = "TEXT", .doc = "What the sample begins with. Default: a new line."},
                     kSetFlag},
           .run = run_train};
 }

@@ -19,6 +19,7 @@
 #include "engine/launch/ranks.h"
 #include "engine/nets/causal_lm.h"
 #include "engine/nets/initialize.h"
+#include "engine/nets/sample.h"
 #include "engine/plan/plan.h"
 #include "engine/report/report.h"
 #include "engine/train/memory.h"
@@ -193,6 +194,10 @@ int run_rank(const RunOptions& options) {
                 "dataset.kind = \"text\" feeds bytes, but " + pretrained + " has a tokenizer, whose ids its model knows")
         .key("dataset.kind")
         .help("tokenize the text first and set dataset.kind = \"tokens\"");
+  if (options.sample_bytes > 0 && data_config.kind != "text")
+    throw Error(ErrorCode::usage,
+                "--sample writes text, but this model learns the token ids of dataset.kind = \"" + data_config.kind + "\"")
+        .help("leave out --sample");
   std::unique_ptr<data::Dataset> train_data = data::open_dataset(data_config), validation_data;
   const Options& validation = job.table("validation_dataset");
   if (validation.is_set("path") || (validation.is_given("kind") && validation.get_string("kind") == "mock"))
@@ -264,6 +269,29 @@ int run_rank(const RunOptions& options) {
     if (validation_batches && ((step + 1) % validation.get_int("every_steps") == 0 || last)) validate(step);
   }
   if (leader) progress->finish();
+  if (options.sample_bytes > 0) {
+    // Every rank generates alike, because a sharded model's forward is collective; its parameters are gathered once for all of it.
+    net->eval();
+    std::string prompt = options.sample_prompt.empty() ? "\n" : options.sample_prompt, text;
+    trainer.model().with_full_parameters([&] {
+      c10::NoGradGuard no_grad;
+      std::vector<int64_t> ids;
+      for (char c : prompt) ids.push_back(static_cast<unsigned char>(c));
+      nets::GenerateOptions how;
+      how.max_new_tokens = options.sample_bytes;
+      how.temperature = options.temperature;
+      how.seed = seed;
+      how.context = data_config.seq_len;
+      for (int64_t id : nets::generate([&](const Tensor& in) { return net(in.to(world->device())); }, ids, how))
+        text += static_cast<char>(id);
+    });
+    if (leader) {
+      progress->finish();
+      progress->say("a sample, after \"" + report::printable(options.sample_prompt) + "\":");
+      progress->say(report::printable(prompt + text));
+      folder->put("sample.txt", prompt + text);
+    }
+  }
   if (options.trace) {
     fs::path traces = fs::path(run.get_string("dir")) / run.get_string("name") / "trace";
     std::error_code failed;

@@ -15,6 +15,7 @@ struct RunOptions {
   bool colour = false, unicode = true;
   int64_t sample_bytes = 0;  // byte models: write so many bytes after training
   std::string sample_prompt;
+  double temperature = 0.7;
 };
 
 // Runs this process's rank. Prints to stdout (rank 0) and returns 0; throws Error.
