@@ -11,10 +11,11 @@
 
 namespace meshwright::data {
 
-MappedFile::MappedFile(const std::string& path, ErrorCode code) : path_(path) {
+MappedFile::MappedFile(const std::string& path, ErrorCode code) : path_(path), code_(code) {
   auto fail = [&](const std::string& what) { throw Error(code, path + ": " + what); };
+  if (path.find('\0') != std::string::npos) fail("the name holds a NUL");
   // Without O_NONBLOCK opening a pipe would wait for a writer.
-  int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
   if (fd < 0) fail(std::string("cannot be opened: ") + std::strerror(errno));
   struct stat info{};
   std::string problem;
@@ -24,29 +25,47 @@ MappedFile::MappedFile(const std::string& path, ErrorCode code) : path_(path) {
     problem = "is a folder";
   else if (!S_ISREG(info.st_mode))
     problem = "is not a regular file";
-  else if (info.st_size == 0)
+  else if (info.st_size <= 0)
     problem = "is empty";
-  if (problem.empty()) {
-    size_ = static_cast<size_t>(info.st_size);
-    void* at = ::mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, fd, 0);
-    if (at == MAP_FAILED)
+  else {
+    void* at = ::mmap(nullptr, static_cast<size_t>(info.st_size), PROT_READ, MAP_PRIVATE, fd, 0);
+    if (at == MAP_FAILED) {
       problem = std::string("cannot be mapped: ") + std::strerror(errno);
-    else
+    } else {
       data_ = static_cast<const std::byte*>(at);
+      size_ = static_cast<size_t>(info.st_size);
+      device_ = info.st_dev;
+      inode_ = info.st_ino;
+    }
   }
   ::close(fd);
   if (!problem.empty()) fail(problem);
 }
 
+void MappedFile::check_size() const {
+  struct stat info{};
+  if (::stat(path_.c_str(), &info) != 0 || info.st_dev != device_ || info.st_ino != inode_) return;
+  if (static_cast<uint64_t>(info.st_size) < size_)
+    throw Error(code_, path_ + ": byte " + std::to_string(info.st_size) + ": the file ends here now; it had " + std::to_string(size_) +
+                           " bytes when it was opened")
+        .help("leave the file alone while a run reads it: write a new one beside it and rename that");
+}
+
+void MappedFile::unmap() {
+  if (data_ != nullptr) ::munmap(const_cast<std::byte*>(data_), size_);
+  data_ = nullptr;
+}
+
 MappedFile::MappedFile(MappedFile&& other) noexcept { *this = std::move(other); }
 MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
   std::swap(path_, other.path_);
+  std::swap(code_, other.code_);
   std::swap(data_, other.data_);
   std::swap(size_, other.size_);
+  std::swap(device_, other.device_);
+  std::swap(inode_, other.inode_);
   return *this;
 }
-MappedFile::~MappedFile() {
-  if (data_ != nullptr) ::munmap(const_cast<std::byte*>(data_), size_);
-}
+MappedFile::~MappedFile() { unmap(); }
 
 }  // namespace meshwright::data

@@ -1,74 +1,11 @@
-// Data sets of every kind, what damage they notice, and the order of samples.
-#include <doctest/doctest.h>
+// Data sets of every kind, and what damage they notice when they are opened.
 #include <sys/stat.h>
-#include <unistd.h>
 
-#include <cstring>
-#include <filesystem>
-#include <fstream>
-#include <set>
-#include <vector>
-
-#include "engine/data/dataset.h"
+#include "engine/data/tests/fixtures.h"
 
 namespace fs = std::filesystem;
 using namespace meshwright;
 using namespace meshwright::data;
-
-namespace {
-
-struct Folder {
-  fs::path path = fs::temp_directory_path() / ("meshwright_data_" + std::to_string(::getpid()));
-  Folder() { fs::create_directories(path); }
-  ~Folder() { fs::remove_all(path); }
-  std::string put(const std::string& name, const std::string& bytes) const {
-    std::ofstream(path / name, std::ios::binary) << bytes;
-    return (path / name).string();
-  }
-};
-
-template <class T>
-std::string pack(const std::vector<T>& values) {
-  return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T)};
-}
-
-std::vector<int64_t> sample(const Dataset& data, int64_t index) {
-  std::vector<int64_t> out(static_cast<size_t>(data.seq_len()) + 1);
-  data.read(index, out.data());
-  return out;
-}
-
-std::string failure(const DatasetConfig& config, int64_t read = -1) {
-  try {
-    auto data = open_dataset(config);
-    if (read >= 0) sample(*data, read);
-  } catch (const Error& error) {
-    CHECK(exit_status(error.code()) == 7);
-    return code_string(error.code()) + " " + error.message();
-  }
-  return "";
-}
-
-std::string llm_header(int32_t magic, int32_t version, int32_t count) {
-  std::vector<int32_t> head(256);
-  head[0] = magic, head[1] = version, head[2] = count;
-  return pack(head);
-}
-
-std::string index_file(const std::vector<int32_t>& lengths, uint8_t code, int64_t width) {
-  std::string out("MMIDIDX\0\0", 9);
-  out +=
-      pack<uint64_t>({1}) + std::string(1, static_cast<char>(code)) + pack<uint64_t>({lengths.size(), lengths.size() + 1}) + pack(lengths);
-  int64_t at = 0;
-  for (int32_t n : lengths) {
-    out += pack<int64_t>({at});
-    at += n * width;
-  }
-  for (size_t i = 0; i <= lengths.size(); ++i) out += pack<int64_t>({static_cast<int64_t>(i)});
-  return out;
-}
-
-}  // namespace
 
 TEST_CASE("text is the bytes of the files in the order of their names") {
   Folder folder;
@@ -110,7 +47,7 @@ TEST_CASE("token files with and without a header") {
     int64_t read = -1;
   };
   for (const Case& c : std::vector<Case>{
-           {{.kind = "tokens", .path = raw, .seq_len = 2}, "no header"},
+           {{.kind = "tokens", .path = raw, .seq_len = 2}, "no llm.c header"},
            {{.kind = "tokens", .path = raw, .dtype = "uint16", .seq_len = 2, .vocab_size = 4}, "byte 6 is 4", 1},
            {{.kind = "tokens", .path = raw, .dtype = "uint32", .seq_len = 2}, "byte 8"},
            {{.kind = "tokens", .path = gpt2, .dtype = "uint32", .seq_len = 2}, "dtype says uint32"},
@@ -147,33 +84,6 @@ TEST_CASE("megatron files are read as one stream, and every truncation of the in
     damaged[at] = static_cast<char>(damaged[at] ^ 0x40);
     folder.put("m.idx", damaged);
     CHECK(failure({.kind = "megatron", .path = stem, .seq_len = 2}) != "");
-  }
-}
-
-TEST_CASE("the order of samples") {
-  Sampler plain(10, false, 1);
-  for (int64_t i = 0; i < 25; ++i) CHECK(plain.at(i) == i % 10);
-  for (int64_t samples : {1, 2, 3, 10, 64, 1000}) {
-    Sampler shuffled(samples, true, 42);
-    std::vector<std::vector<int64_t>> epochs;
-    for (int64_t epoch = 0; epoch < 3; ++epoch) {
-      std::set<int64_t> seen;
-      epochs.emplace_back();
-      for (int64_t i = 0; i < samples; ++i) {
-        int64_t at = shuffled.at(epoch * samples + i);
-        CHECK(at >= 0);
-        CHECK(at < samples);
-        seen.insert(at);
-        epochs.back().push_back(at);
-      }
-      CHECK(seen.size() == static_cast<size_t>(samples));
-    }
-    if (samples < 10) continue;
-    CHECK(epochs[0] != epochs[1]);
-    CHECK(Sampler(samples, true, 42).at(5) == shuffled.at(5));
-    std::vector<int64_t> other;
-    for (int64_t i = 0; i < samples; ++i) other.push_back(Sampler(samples, true, 43).at(i));
-    CHECK(other != epochs[0]);
   }
 }
 

@@ -1,0 +1,142 @@
+#include "engine/data/token_files.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "engine/data/hash.h"
+
+namespace meshwright::data {
+
+namespace {
+
+// Linux allows a process 65,530 mappings; a corpus may have more files. Those behind the first ones are mapped for each read.
+constexpr size_t kMaxMapped = 4096;
+
+std::string grouped(int64_t n) {
+  std::string s = std::to_string(n);
+  for (ptrdiff_t i = static_cast<ptrdiff_t>(s.size()) - 3; i > 0; i -= 3) s.insert(static_cast<size_t>(i), ",");
+  return s;
+}
+
+}  // namespace
+
+int64_t token_width(TokenType type) {
+  switch (type) {
+    case TokenType::uint8:
+    case TokenType::int8:
+      return 1;
+    case TokenType::uint16:
+    case TokenType::int16:
+      return 2;
+    case TokenType::uint32:
+    case TokenType::int32:
+      return 4;
+    case TokenType::int64:
+      return 8;
+  }
+  return 0;
+}
+
+TokenFiles::TokenFiles(const DatasetConfig& config, TokenType type, std::string advice)
+    : table_(config.table),
+      kind_(config.kind),
+      advice_(std::move(advice)),
+      type_(type),
+      vocab_(config.vocab_size > 0 ? config.vocab_size : INT64_MAX) {
+  seq_len_ = config.seq_len;
+}
+
+void TokenFiles::add(MappedFile file, int64_t offset, int64_t count) {
+  if (parts_.size() >= kMaxMapped) file.unmap();
+  parts_.push_back({std::move(file), offset, tokens_, count});
+  tokens_ += count;
+}
+
+std::string TokenFiles::describe() const {
+  std::string out = parts_.size() == 1 ? parts_[0].file.path() : grouped(static_cast<int64_t>(parts_.size())) + " files";
+  if (kind_ == "text") return out + ", " + grouped(tokens_) + " bytes";
+  return out + ", " + grouped(tokens_) + " tokens of " + std::to_string(token_width(type_)) + " bytes";
+}
+
+// All sizes, and 256 blocks of up to 4 KiB spread over the stream: every byte of a small data set.
+uint64_t TokenFiles::fingerprint() const {
+  int64_t width = token_width(type_), block = 4096 / width, blocks = std::min<int64_t>(256, (tokens_ + block - 1) / block);
+  Hash hash;
+  hash.add(kind_.data(), kind_.size());
+  hash.add(static_cast<int64_t>(type_));
+  for (const Part& part : parts_) hash.add(part.count);
+  for (int64_t i = 0; i < blocks; ++i) {
+    int64_t begin = blocks < 256 ? i * block : (tokens_ - block) / 255 * i;
+    visit(begin, std::min(block, tokens_ - begin), [&](const Part&, const std::byte* bytes, int64_t, int64_t count, int64_t) {
+      hash.add(bytes, static_cast<size_t>(count * width));
+    });
+  }
+  return hash.value();
+}
+
+template <class Use>
+void TokenFiles::visit(int64_t begin, int64_t count, Use&& use) const {
+  auto after = std::upper_bound(parts_.begin(), parts_.end(), begin, [](int64_t place, const Part& p) { return place < p.begin; });
+  int64_t width = token_width(type_);
+  for (auto part = after - 1; count > 0; ++part) {
+    int64_t first = begin - part->begin, take = std::min(count, part->count - first);
+    auto apply = [&](const MappedFile& file) { use(*part, file.bytes().data() + part->offset + first * width, first, take, begin); };
+    if (part->file.bytes().empty()) {
+      MappedFile again(part->file.path(), ErrorCode::bad_dataset);
+      if (again.size() != part->file.size())
+        throw Error(ErrorCode::bad_dataset, again.path() + ": has " + std::to_string(again.size()) + " bytes now; it had " +
+                                                std::to_string(part->file.size()) + " when it was opened");
+      apply(again);
+    } else {
+      part->file.check_size();
+      apply(part->file);
+    }
+    begin += take;
+    count -= take;
+  }
+}
+
+template <class T>
+void TokenFiles::decode(int64_t begin, int64_t count, int64_t* out) const {
+  visit(begin, count, [&](const Part& part, const std::byte* bytes, int64_t first, int64_t take, int64_t place) {
+    for (int64_t i = 0; i < take; ++i) {
+      T token;
+      std::memcpy(&token, bytes + i * static_cast<int64_t>(sizeof token), sizeof token);
+      int64_t id = token;  // NOLINT(bugprone-signed-char-misuse): int8 tokens are signed
+      if (id < 0 || id >= vocab_) bad_token(part, first + i, id);
+      out[place - begin + i] = id;
+    }
+  });
+}
+
+void TokenFiles::tokens_at(int64_t begin, int64_t count, int64_t* out) const {
+  switch (type_) {
+    case TokenType::uint8:
+      return decode<uint8_t>(begin, count, out);
+    case TokenType::int8:
+      return decode<int8_t>(begin, count, out);
+    case TokenType::uint16:
+      return decode<uint16_t>(begin, count, out);
+    case TokenType::int16:
+      return decode<int16_t>(begin, count, out);
+    case TokenType::uint32:
+      return decode<uint32_t>(begin, count, out);
+    case TokenType::int32:
+      return decode<int32_t>(begin, count, out);
+    case TokenType::int64:
+      return decode<int64_t>(begin, count, out);
+  }
+}
+
+void TokenFiles::bad_token(const Part& part, int64_t index, int64_t token) const {
+  Error error(ErrorCode::bad_token, part.file.path() + ": the token at byte " + std::to_string(part.offset + index * token_width(type_)) +
+                                        " is " + std::to_string(token) + ", but the model's vocabulary has " +
+                                        (vocab_ == INT64_MAX ? std::string("no negative") : std::to_string(vocab_)) + " entries");
+  error.key(table_ + ".path");
+  if (token >= 0)
+    error.help("use a model whose config.json has a vocab_size above " + std::to_string(token) + ", or its own tokenizer's ids");
+  if (!advice_.empty()) error.help(advice_);
+  throw error;
+}
+
+}  // namespace meshwright::data
