@@ -2,6 +2,8 @@
 #include <dlfcn.h>
 #include <unistd.h>
 
+#include <charconv>
+#include <cmath>
 #include <cstdlib>
 #include <filesystem>
 
@@ -32,6 +34,26 @@ int run_in_engine(const train::RunOptions& options) {
   return entry(&options);
 }
 
+void read_sample_flags(const Call& call, train::RunOptions& options) {
+  options.sample_bytes = call.number("sample", 1).value_or(0);
+  for (const char* flag : {"prompt", "temperature"})
+    if (call.has(flag) && options.sample_bytes == 0)
+      throw Error(ErrorCode::usage, std::string("--") + flag + " says how the sample is written, but there is no --sample")
+          .help("add --sample 400")
+          .help(std::string("leave out --") + flag);
+  options.sample_prompt = call.value("prompt", options.sample_prompt);
+  if (options.sample_prompt.empty())
+    throw Error(ErrorCode::usage, "--prompt is empty: a sample continues at least one byte").help("leave out --prompt to begin a line");
+  if (!call.has("temperature")) return;
+  std::string text = call.value("temperature");
+  auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), options.sample_temperature);
+  if (error != std::errc() || end != text.data() + text.size() || !std::isfinite(options.sample_temperature) ||
+      options.sample_temperature < 0)
+    throw Error(ErrorCode::usage, "--temperature wants a number of at least 0, found \"" + text + "\"")
+        .help("--temperature 0 for the most likely bytes")
+        .help("--temperature 0.8");
+}
+
 bool is_terminal(int fd) { return ::isatty(fd) == 1; }
 
 int run_train(Call& call) {
@@ -48,8 +70,7 @@ int run_train(Call& call) {
   options.file = call.positional(0);
   options.sets = call.values("set");
   options.trace = call.has("trace");
-  options.sample_bytes = call.number("sample", 0).value_or(0);
-  options.sample_prompt = call.value("prompt");
+  read_sample_flags(call, options);
   options.width = call.out_style.width;
   options.colour = call.out_style.colour;
   options.unicode = call.out_style.unicode;
@@ -77,7 +98,8 @@ int run_train(Call& call) {
     if (!job) return status;
     plan::check_trainable(*job, missing);
     if (!missing.ok()) return call.fail(missing.errors());
-    plan::make_plan(*job, {.world_size = ranks ? ranks->world_size : wanted, .rank = 0});
+    plan::JobPlan plan = plan::make_plan(*job, {.world_size = ranks ? ranks->world_size : wanted, .rank = 0});
+    if (plan.outline) train::check_sample(options, plan.outline->vocab_size);
   }
   if (ranks || wanted == 1) {
     status = run_in_engine(options);
@@ -91,8 +113,8 @@ int run_train(Call& call) {
   local.argv = {fs::read_symlink("/proc/self/exe").string(), "train", options.file};
   for (const std::string& set : options.sets) local.argv.insert(local.argv.end(), {"--set", set});
   if (options.trace) local.argv.emplace_back("--trace");
-  if (options.sample_bytes > 0) local.argv.insert(local.argv.end(), {"--sample", std::to_string(options.sample_bytes)});
-  if (!options.sample_prompt.empty()) local.argv.insert(local.argv.end(), {"--prompt", options.sample_prompt});
+  for (const char* flag : {"sample", "prompt", "temperature"})
+    if (call.has(flag)) local.argv.insert(local.argv.end(), {std::string("--") + flag, call.value(flag)});
   local.ranks = wanted;
   if (options.live) local.environment.emplace_back("MESHWRIGHT_TERMINAL", std::to_string(options.width));
   if (options.colour) local.environment.emplace_back("MESHWRIGHT_COLOUR", "1");
@@ -120,12 +142,14 @@ Verb train_verb() {
               "6 a collective failed, 7 data or weights, 128+n by signal.\n"
               "\n"
               "  meshwright train configs/first_fsdp2_cpu.toml --nproc 2\n"
-              "  meshwright train job.toml --nproc 2 --set distributed.strategy=ddp --set run.name=second",
+              "  meshwright train job.toml --nproc 2 --set distributed.strategy=ddp --set run.name=second\n"
+              "  meshwright train configs/quickstart.toml --nproc 2 --sample 600 --prompt '#include <'",
           .positionals = {{"FILE"}},
           .flags = {{.name = "nproc", .argument = "N", .doc = "Start N local ranks. Default: 1, in this process."},
+                    {.name = "sample", .argument = "N", .doc = "After the last step let the model write N bytes (vocab_size = 256 only)."},
+                    {.name = "prompt", .argument = "TEXT", .doc = "What the sample continues. Default: a line break."},
+                    {.name = "temperature", .argument = "T", .doc = "How freely the sample is drawn; 0: most likely bytes. Default: 0.7."},
                     {.name = "trace", .doc = "Write a Chrome trace of every rank to <run.dir>/<run.name>/trace/."},
-                    {.name = "sample", .argument = "N", .doc = "Byte models: write N bytes of text when the training is done."},
-                    {.name = "prompt", .argument = "TEXT", .doc = "What the sample begins with. Default: a new line."},
                     kSetFlag},
           .run = run_train};
 }

@@ -141,6 +141,27 @@ MicroLoss loss_of(nets::CausalLM& net, const Tensor& ids) {
   return {at::cross_entropy_loss(logits.to(at::kFloat).flatten(0, 1), targets, {}, at::Reduction::Sum, -100), targets.numel()};
 }
 
+// Collective. Parameters are gathered once for the whole text; every rank writes the same one.
+std::string write_sample(Trainer& trainer, nets::CausalLM& net, const RunOptions& options, int64_t seq_len, uint64_t seed) {
+  nets::GenerateOptions generate;
+  generate.max_new_tokens = options.sample_bytes;
+  generate.temperature = options.sample_temperature;
+  generate.seed = seed;
+  generate.context = std::min(seq_len, net->max_positions());  // no further back than it has learned to look
+  std::vector<int64_t> prompt;
+  for (char c : options.sample_prompt) prompt.push_back(static_cast<unsigned char>(c));
+  at::Device device = trainer.world().device();
+  std::vector<int64_t> bytes;
+  bool training = net->is_training();
+  net->eval();
+  trainer.model().with_full_parameters(
+      [&] { bytes = nets::generate([&](const Tensor& ids) { return net(ids.to(device)); }, std::move(prompt), generate); });
+  net->train(training);
+  std::string text = options.sample_prompt;
+  for (int64_t byte : bytes) text.push_back(static_cast<char>(byte));
+  return text;
+}
+
 std::string environment_json(const Job& job, const Trainer& trainer, int64_t threads) {
   char host[256] = "";
   ::gethostname(host, sizeof host - 1);
@@ -188,16 +209,13 @@ int run_rank(const RunOptions& options) {
   nets::CausalLM net = nets::build_model(model_path, storage, at::kMeta);
   ModelOutline outline = net->outline();
   int64_t vocab = outline.vocab_size;
+  check_sample(options, vocab);
   data::DatasetConfig data_config = data::dataset_config(job.table("dataset"), vocab, seed);
   if (data_config.kind == "text" && !pretrained.empty() && fs::exists(fs::path(pretrained) / "tokenizer.json"))
     throw Error(ErrorCode::bad_dataset,
                 "dataset.kind = \"text\" feeds bytes, but " + pretrained + " has a tokenizer, whose ids its model knows")
         .key("dataset.kind")
         .help("tokenize the text first and set dataset.kind = \"tokens\"");
-  if (options.sample_bytes > 0 && data_config.kind != "text")
-    throw Error(ErrorCode::usage,
-                "--sample writes text, but this model learns the token ids of dataset.kind = \"" + data_config.kind + "\"")
-        .help("leave out --sample");
   std::unique_ptr<data::Dataset> train_data = data::open_dataset(data_config), validation_data;
   const Options& validation = job.table("validation_dataset");
   if (validation.is_set("path") || (validation.is_given("kind") && validation.get_string("kind") == "mock"))
@@ -269,37 +287,24 @@ int run_rank(const RunOptions& options) {
     if (validation_batches && ((step + 1) % validation.get_int("every_steps") == 0 || last)) validate(step);
   }
   if (leader) progress->finish();
-  if (options.sample_bytes > 0) {
-    // Every rank generates alike, because a sharded model's forward is collective; its parameters are gathered once for all of it.
-    net->eval();
-    std::string prompt = options.sample_prompt.empty() ? "\n" : options.sample_prompt, text;
-    trainer.model().with_full_parameters([&] {
-      c10::NoGradGuard no_grad;
-      std::vector<int64_t> ids;
-      for (char c : prompt) ids.push_back(static_cast<unsigned char>(c));
-      nets::GenerateOptions how;
-      how.max_new_tokens = options.sample_bytes;
-      how.temperature = options.temperature;
-      how.seed = seed;
-      how.context = data_config.seq_len;
-      for (int64_t id : nets::generate([&](const Tensor& in) { return net(in.to(world->device())); }, ids, how))
-        text += static_cast<char>(id);
-    });
-    if (leader) {
-      progress->finish();
-      progress->say("a sample, after \"" + report::printable(options.sample_prompt) + "\":");
-      progress->say(report::printable(prompt + text));
-      folder->put("sample.txt", prompt + text);
-    }
-  }
   if (options.trace) {
     fs::path traces = fs::path(run.get_string("dir")) / run.get_string("name") / "trace";
     std::error_code failed;
     fs::create_directories(traces, failed);
     std::ofstream(traces / ("rank_" + std::to_string(world->rank()) + ".json")) << world->trace().json(world->rank());
   }
+  std::string sample;
+  if (options.sample_bytes > 0) {
+    sample = write_sample(trainer, net, options, data_config.seq_len, seed);
+    if (leader) folder->put("sample.txt", sample);
+  }
   world->everyone()->barrier();
   if (leader) {
+    if (options.sample_bytes > 0) {
+      char title[80];
+      std::snprintf(title, sizeof title, "a sample, temperature %g:", options.sample_temperature);
+      progress->say(std::string("\n") + title + "\n\n" + report::printable(sample) + "\n");
+    }
     std::string done = "done: " + std::to_string(trainer.max_steps()) + " steps in " + duration_text(ms_since(started) / 1000) +
                        "; results in " + folder->path().string();
     folder->log(done);

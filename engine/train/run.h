@@ -1,8 +1,11 @@
 // One rank of `meshwright train`, from the configuration to the last step.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
+
+#include "meshwright/error.h"
 
 namespace meshwright::train {
 
@@ -14,9 +17,17 @@ struct RunOptions {
   int width = 80;
   bool colour = false, unicode = true;
   int64_t sample_bytes = 0;  // byte models: write so many bytes after training
-  std::string sample_prompt;
-  double temperature = 0.7;
+  std::string sample_prompt = "\n";
+  double sample_temperature = 0.7;
 };
+
+// Throws Error(usage) when a sample is asked for and the model's tokens are not bytes.
+inline void check_sample(const RunOptions& options, int64_t vocab) {
+  if (options.sample_bytes > 0 && vocab != 256)
+    throw Error(ErrorCode::usage, "--sample writes bytes, but the model's vocabulary has " + std::to_string(vocab) + " entries, not 256")
+        .help("leave out --sample")
+        .help("train a model with vocab_size = 256, for example model.config = \"configs/models/llama-tiny.json\"");
+}
 
 // Runs this process's rank. Prints to stdout (rank 0) and returns 0; throws Error.
 int run_rank(const RunOptions& options);

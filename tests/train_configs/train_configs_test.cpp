@@ -1,0 +1,122 @@
+// The ready configurations of ddp and fsdp2 train as they are, and models of bytes write what they have learned.
+#include <doctest/doctest.h>
+#include <sys/wait.h>
+
+#include <array>
+#include <boost/json.hpp>
+#include <cmath>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <set>
+#include <string>
+#include <vector>
+
+namespace json = boost::json;
+namespace fs = std::filesystem;
+
+namespace {
+
+const std::string kRuns = MESHWRIGHT_BUILD_DIR "/train_configs_runs";
+
+struct Trained {
+  int status = 0;
+  std::string out;
+  std::vector<double> losses, validation;
+  std::string sample;
+};
+
+std::string contents(const fs::path& path) {
+  std::ifstream in(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
+}
+
+Trained train(const std::string& arguments, const std::string& name) {
+  fs::remove_all(kRuns + "/" + name);
+  std::string command = "cd '" MESHWRIGHT_SOURCE_DIR "' && env -u WORLD_SIZE -u RANK NO_COLOR=1 LC_ALL=C.UTF-8 OMP_NUM_THREADS=1 '" +
+                        std::string(MESHWRIGHT_BUILD_DIR) + "/bin/meshwright' train " + arguments + " --set run.dir='" + kRuns +
+                        "' --set run.name=" + name + " 2>&1 </dev/null";
+  std::FILE* pipe = popen(command.c_str(), "r");
+  REQUIRE(pipe != nullptr);
+  Trained run;
+  std::array<char, 4096> buffer;
+  for (size_t n; (n = std::fread(buffer.data(), 1, buffer.size(), pipe)) > 0;) run.out.append(buffer.data(), n);
+  int raw = pclose(pipe);
+  run.status = WIFEXITED(raw) ? WEXITSTATUS(raw) : 128 + WTERMSIG(raw);
+  fs::path folder = kRuns + "/" + name;
+  std::ifstream metrics(folder / "metrics.jsonl");
+  for (std::string line; std::getline(metrics, line);) {
+    json::object row = json::parse(line).as_object();
+    if (row.contains("loss")) run.losses.push_back(row.at("loss").as_double());
+    if (row.contains("validation_loss")) run.validation.push_back(row.at("validation_loss").as_double());
+  }
+  run.sample = contents(folder / "sample.txt");
+  return run;
+}
+
+void check_equal(const std::vector<double>& a, const std::vector<double>& b) {
+  REQUIRE(a.size() == b.size());
+  for (size_t i = 0; i < a.size(); ++i) CHECK(a[i] == doctest::Approx(b[i]).epsilon(1e-5));
+}
+
+// The corpus of the quickstart, cut to two steps of small batches.
+const std::string kQuick =
+    "configs/quickstart.toml --set step_scheduler.max_steps=2 --set step_scheduler.global_batch_size=4 "
+    "--set step_scheduler.local_batch_size=2 --set dataset.seq_len=64 --set validation_dataset.seq_len=64 "
+    "--set 'dataset.path=" MESHWRIGHT_TORCH_INCLUDE
+    "/c10/*/[a-sA-S]*.h' "
+    "--set 'validation_dataset.path=" MESHWRIGHT_TORCH_INCLUDE "/c10/*/[t-zT-Z]*.h' ";
+
+}  // namespace
+
+TEST_CASE("the ready configurations of ddp and fsdp2 train as they are") {
+  struct Row {
+    const char *file, *name;
+    int ranks;
+  };
+  for (const Row& row : {Row{"ddp_cpu", "ddp", 2}, Row{"first_fsdp2_cpu", "fsdp2", 2}, Row{"hsdp_cpu", "hsdp", 4}}) {
+    std::string file = row.file;
+    CAPTURE(file);
+    Trained run = train("configs/" + file + ".toml --nproc " + std::to_string(row.ranks) + " --set step_scheduler.max_steps=2", row.name);
+    INFO(run.out);
+    CHECK(run.status == 0);
+    REQUIRE(run.losses.size() == 2);
+    // Random tokens of a vocabulary of 256, and first weights that know nothing.
+    for (double loss : run.losses) CHECK(loss == doctest::Approx(std::log(256.0)).epsilon(0.05));
+    CHECK(run.out.find("done: 2 steps") != std::string::npos);
+  }
+}
+
+TEST_CASE("the quickstart's model has the same losses and writes the same text under every strategy and number of ranks") {
+  const std::string sampled = kQuick + "--sample 40 --prompt 'int main' ";
+  Trained alone = train(sampled, "alone");
+  INFO(alone.out);
+  REQUIRE(alone.status == 0);
+  CHECK(alone.losses.size() == 2);
+  CHECK(alone.validation.size() == 1);
+  CHECK(alone.sample.size() == 48);
+  CHECK(alone.sample.starts_with("int main"));
+  CHECK(alone.out.find("a sample, temperature 0.7:\n\nint main") != std::string::npos);
+  for (const char* strategy : {"fsdp2", "ddp"}) {
+    std::string name = strategy;
+    CAPTURE(name);
+    Trained run = train(sampled + "--nproc 2 --set distributed.strategy=" + name, "two_" + name);
+    INFO(run.out);
+    REQUIRE(run.status == 0);
+    check_equal(run.losses, alone.losses);
+    check_equal(run.validation, alone.validation);
+    CHECK(run.sample == alone.sample);
+  }
+}
+
+TEST_CASE("a temperature of 0 repeats what is likeliest, a higher one does not") {
+  Trained greedy = train(kQuick + "--sample 60 --temperature 0 --set optimizer.lr=1e-2 --set lr_scheduler.lr_warmup_steps=0", "greedy");
+  Trained free = train(kQuick + "--sample 60 --temperature 1 --set optimizer.lr=1e-2 --set lr_scheduler.lr_warmup_steps=0", "free");
+  INFO(greedy.out, free.out);
+  REQUIRE(greedy.status == 0);
+  REQUIRE(free.status == 0);
+  // After two steps only the frequency of bytes is known.
+  std::set<char> few(greedy.sample.begin(), greedy.sample.end()), many(free.sample.begin(), free.sample.end());
+  CHECK(few.size() < 8);
+  CHECK(many.size() > 12);
+}
