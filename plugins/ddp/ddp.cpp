@@ -2,10 +2,12 @@
 #include <array>
 #include <numeric>
 
+#include "meshwright/plugin_main.h"
+#ifndef MESHWRIGHT_PLAN_ONLY
 #include "meshwright/activation_checkpoint.h"
 #include "meshwright/fully_sharded.h"
-#include "meshwright/plugin_main.h"
 #include "meshwright/replicated_model.h"
+#endif
 
 namespace {
 
@@ -65,6 +67,7 @@ class Ddp final : public Strategy {
     return replicated_footprint(request, policy);
   }
 
+#ifndef MESHWRIGHT_PLAN_ONLY
   std::unique_ptr<ParallelModel> parallelize(ParallelizeRequest& request) override {
     const Options& own = request.config.own;
     check_backend(request);
@@ -83,13 +86,19 @@ class Ddp final : public Strategy {
     policy.static_graph = own.get_bool("static_graph");
     return replicate_model(request.model, policy, request.world);
   }
+#endif
 };
 
+#ifdef MESHWRIGHT_PLAN_ONLY
+constexpr uint64_t kCapabilities = MESHWRIGHT_CAN_PLAN;
+#else
+constexpr uint64_t kCapabilities = MESHWRIGHT_CAN_PLAN | MESHWRIGHT_CAN_PARALLELIZE;
+#endif
 constexpr std::array kStrategies = {
     describe<Ddp>({.name = "ddp",
                    .summary = "Replicas with bucketed, overlapped gradient all-reduce",
                    .options = kOptions,
-                   .capabilities = MESHWRIGHT_CAN_PLAN | MESHWRIGHT_CAN_PARALLELIZE}),
+                   .capabilities = kCapabilities}),
 };
 
 }  // namespace

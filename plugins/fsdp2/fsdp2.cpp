@@ -1,9 +1,11 @@
 // fsdp2: every parameter is sharded along dimension 0, unit by unit; HSDP, tensor, context and pipeline parallelism compose with it.
 #include <array>
 
-#include "meshwright/fully_sharded.h"
 #include "meshwright/plugin_main.h"
 #include "meshwright/sharded_strategy.h"
+#ifndef MESHWRIGHT_PLAN_ONLY
+#include "meshwright/fully_sharded.h"
+#endif
 
 namespace {
 
@@ -23,16 +25,23 @@ class Fsdp2 final : public ShardedStrategy {
     return fully_sharded_footprint(request, sharding_policy(request.config, std::nullopt));
   }
 
+#ifndef MESHWRIGHT_PLAN_ONLY
   std::unique_ptr<ParallelModel> parallelize(ParallelizeRequest& request) override {
     return parallelize_fully_sharded(request, std::nullopt);
   }
+#endif
 };
 
+#ifdef MESHWRIGHT_PLAN_ONLY
+constexpr uint64_t kCapabilities = MESHWRIGHT_CAN_PLAN;
+#else
+constexpr uint64_t kCapabilities = MESHWRIGHT_CAN_PLAN | MESHWRIGHT_CAN_PARALLELIZE;
+#endif
 constexpr std::array kStrategies = {
     describe<Fsdp2>({.name = "fsdp2",
                      .summary = "Fully sharded parameters, gradients and optimizer state, sharded per parameter",
                      .options = kFullyShardedOptions,
-                     .capabilities = MESHWRIGHT_CAN_PLAN | MESHWRIGHT_CAN_PARALLELIZE}),
+                     .capabilities = kCapabilities}),
 };
 
 }  // namespace
