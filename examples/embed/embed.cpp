@@ -88,8 +88,8 @@ int main(int argc, char** argv) try {
       std::printf("step %2ld  loss %.6f  grad norm %.4f\n", long(step), result.loss, result.grad_norm);
   }
   if (world->rank() == 0)
-    std::printf("%s, world size %ld: loss %.6f -> %.6f\n", job.table("distributed").get_string("strategy").c_str(), long(world->size()), first,
-                last);
+    std::printf("%s, world size %ld: loss %.6f -> %.6f\n", job.table("distributed").get_string("strategy").c_str(), long(world->size()),
+                first, last);
   return last < first ? 0 : 1;
 } catch (const meshwright::Error& error) {
   std::fprintf(stderr, "embed: %s\n", error.what());
