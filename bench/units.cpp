@@ -54,26 +54,11 @@ double step_ms(bool sharded) {
   MixedPrecision mp{DType::float32, DType::float32, DType::float32, true};
   std::unique_ptr<ParallelModel> model;
   if (sharded) {
-    std::map<std::string, at::Tensor> parameters;
-    for (auto& item : net->named_parameters()) parameters[item.key()] = item.value();
-    auto modules = net->named_modules("", false);
-    std::vector<UnitSpec> units;
-    for (const Unit& planned : plan_units(net->outline())) {
-      UnitSpec unit;
-      bool root = planned.name == "root";
-      unit.name = planned.name;
-      unit.module = root ? static_cast<torch::nn::Module*>(net.get()) : modules[planned.name].get();
-      unit.list = root ? -1 : 0;
-      unit.reshard_after_forward = !root && !planned.last_of_list;
-      for (size_t i : planned.parameters)
-        unit.parameters.emplace_back(net->outline().parameters[i].name, parameters[net->outline().parameters[i].name]);
-      units.push_back(unit);
-    }
     ShardedPolicy policy;
     policy.shard = world->everyone();
     policy.shard_axis = "dp_shard";
     policy.mp = mp;
-    model = shard_model(net.ptr(), units, policy, world);
+    model = shard_model(net.ptr(), unit_specs(*net, net->outline()), policy, world);
   } else {
     ReplicationPolicy policy;
     policy.group = World::single()->everyone();

@@ -7,7 +7,9 @@ set_target_properties(meshwright_sdk PROPERTIES EXPORT_NAME sdk INSTALL_RPATH "$
 set_target_properties(meshwright_runtime PROPERTIES EXPORT_NAME runtime INSTALL_RPATH "$ORIGIN;${MESHWRIGHT_TORCH_DIR}/lib")
 set_target_properties(meshwright_engine PROPERTIES EXPORT_NAME engine INSTALL_RPATH "$ORIGIN;${MESHWRIGHT_TORCH_DIR}/lib")
 install(TARGETS meshwright RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
-install(TARGETS meshwright_sdk meshwright_runtime meshwright_engine EXPORT MeshwrightTargets LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+set_target_properties(meshwright_testing PROPERTIES EXPORT_NAME testing)
+install(TARGETS meshwright_sdk meshwright_runtime meshwright_engine meshwright_testing EXPORT MeshwrightTargets
+  LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
 install(TARGETS meshwright_ddp meshwright_fsdp2 meshwright_megatron_fsdp meshwright_moe_ep LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}/meshwright/plugins)
 install(DIRECTORY sdk/include/meshwright engine/include/meshwright DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 install(EXPORT MeshwrightTargets NAMESPACE Meshwright:: DESTINATION ${package_dir})

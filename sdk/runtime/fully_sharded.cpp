@@ -103,29 +103,7 @@ std::unique_ptr<ParallelModel> parallelize_fully_sharded(ParallelizeRequest& req
   policy.cpu_offload = offload;
   policy.pin_memory = own.get_bool("offload_pin_memory");
 
-  std::map<std::string, at::Tensor> parameters;
-  for (const auto& item : request.model->named_parameters()) parameters.emplace(item.key(), item.value());
-  auto modules = request.model->named_modules("", /*include_self=*/false);
-  std::vector<UnitSpec> units;
-  std::map<std::string, int64_t, std::less<>> lists;
-  for (const Unit& planned : plan_units(request.outline)) {
-    UnitSpec unit;
-    unit.name = planned.name;
-    bool root = planned.name == "root";
-    if (!root) {
-      std::string list(module_of(planned.name));
-      unit.list = lists.emplace(list, static_cast<int64_t>(lists.size())).first->second;
-    }
-    unit.module = root ? request.model.get() : modules[planned.name].get();
-    unit.reshard_after_forward = root ? false : sharding.reshard_after_forward.value_or(!planned.last_of_list);
-    for (size_t index : planned.parameters) {
-      const std::string& name = request.outline.parameters[index].name;
-      auto found = parameters.find(name);
-      if (found == parameters.end()) throw Error(ErrorCode::bad_module, "the model has no parameter " + name + ", which its outline lists");
-      unit.parameters.emplace_back(name, found->second);
-    }
-    units.push_back(std::move(unit));
-  }
+  std::vector<UnitSpec> units = unit_specs(*request.model, request.outline, sharding.reshard_after_forward);
   place_frozen(units, policy, own.get_string("frozen_sharding"));
   return shard_model(request.model, std::move(units), std::move(policy), request.world);
 }

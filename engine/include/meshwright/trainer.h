@@ -63,9 +63,6 @@ class MESHWRIGHT_API Job {
 // device_unavailable).
 MESHWRIGHT_API std::shared_ptr<World> join_world(const Job& job, const std::vector<std::pair<std::string, std::string>>& facts = {});
 
-// The outline of a live module: names, shapes, lists. For models that are not described by a config.json.
-MESHWRIGHT_API ModelOutline outline_of(torch::nn::Module& model);
-
 // One micro-batch's loss: the sum over its targets, and how many there were.
 struct MicroLoss {
   at::Tensor sum;     // 0-dim, float

@@ -12,8 +12,8 @@
 #include "engine/plan/plan.h"
 #include "engine/train/memory.h"
 #include "engine/train/optimizer.h"
+#include "meshwright/testing.h"
 #include "meshwright/trainer.h"
-#include "thread_ranks.h"
 
 using namespace meshwright;
 

@@ -18,6 +18,9 @@ class Module;
 
 namespace meshwright {
 
+// The outline of a live module: names, shapes, lists. For models that no config.json describes. Local.
+MESHWRIGHT_API ModelOutline outline_of(torch::nn::Module& model);
+
 struct ParallelizeRequest {
   std::shared_ptr<torch::nn::Module> model;  // parameters on the meta device get storage but no values; others keep theirs
   const ModelOutline& outline;

@@ -29,6 +29,12 @@ struct UnitSpec {
   std::optional<MixedPrecision> mp;                            // this unit's own policy
 };
 
+// The units that plans show for `outline` (plan_units), over the live model: the items of each module list, which prefetch each other,
+// and the root, which stays gathered. `reshard_after_forward` of the items; nullopt: all but the last of their list. Local. Throws
+// Error(bad_module) for a module or parameter that the outline lists and the model lacks.
+MESHWRIGHT_API std::vector<UnitSpec> unit_specs(torch::nn::Module& model, const ModelOutline& outline,
+                                                std::optional<bool> reshard_after_forward = {});
+
 struct ShardedPolicy {
   ShardLayout layout = ShardLayout::rows;
   std::shared_ptr<Group> shard;      // the ranks that share one copy

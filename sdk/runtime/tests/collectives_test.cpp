@@ -1,6 +1,6 @@
 // Differentiable collectives: values, and gradients against the same computation on one rank.
-#include "meshwright/collectives.h"
 
+#include "meshwright/collectives.h"
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
@@ -8,9 +8,8 @@
 #include <ATen/ops/ones.h>
 #include <ATen/ops/ones_like.h>
 #include <doctest/doctest.h>
-
 #include "meshwright/error.h"
-#include "thread_ranks.h"
+#include "meshwright/testing.h"
 
 using namespace meshwright;
 using at::Tensor;

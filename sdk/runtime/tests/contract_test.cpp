@@ -14,7 +14,7 @@
 #include "meshwright/gradients.h"
 #include "meshwright/replicated_model.h"
 #include "meshwright/sharded_units.h"
-#include "thread_ranks.h"
+#include "meshwright/testing.h"
 #include "tiny_model.h"
 
 using namespace meshwright;

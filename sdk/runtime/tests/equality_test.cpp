@@ -15,7 +15,7 @@
 #include "meshwright/fully_sharded.h"
 #include "meshwright/replicated_model.h"
 #include "meshwright/sharded_units.h"
-#include "thread_ranks.h"
+#include "meshwright/testing.h"
 #include "tiny_model.h"
 
 using namespace meshwright;
@@ -47,31 +47,12 @@ constexpr int kSteps = 5, kLayers = 4, kRows = 12;  // rows a step, over all ran
 
 MixedPrecision float32() { return {DType::float32, DType::float32, DType::float32, true}; }
 
-std::vector<UnitSpec> units_of(tiny::Net& net, const Setting& s) {
-  std::vector<UnitSpec> units;
-  std::map<std::string, Tensor> parameters;
-  for (auto& item : net->named_parameters()) parameters[item.key()] = item.value();
-  ModelOutline outline = tiny::outline_of(*net);
-  auto modules = net->named_modules("", false);
-  for (const meshwright::Unit& unit : plan_units(outline)) {
-    bool root = unit.name == "root";
-    UnitSpec spec;
-    spec.name = unit.name;
-    spec.module = root ? net.get() : modules[unit.name].get();
-    spec.list = root ? -1 : 0;
-    spec.reshard_after_forward = !root && (s.reshard < 0 ? !unit.last_of_list : s.reshard == 1);
-    for (size_t i : unit.parameters) spec.parameters.emplace_back(outline.parameters[i].name, parameters[outline.parameters[i].name]);
-    units.push_back(spec);
-  }
-  return units;
-}
-
 Result train(const std::shared_ptr<World>& world, const Setting& s) {
   tiny::Net net = tiny::make(kLayers, 3, s.dropout, s.tied);
   if (s.frozen)
     for (auto& item : net->named_parameters())
       if (item.key().find("up.") != std::string::npos || item.key().starts_with("embed")) item.value().set_requires_grad(false);
-  checkpoint_layers(*net, layer_names(tiny::outline_of(*net)), s.checkpointing, true);
+  checkpoint_layers(*net, layer_names(outline_of(*net)), s.checkpointing, true);
   std::unique_ptr<ParallelModel> model;
   if (s.replicated) {
     ReplicationPolicy policy;
@@ -95,7 +76,9 @@ Result train(const std::shared_ptr<World>& world, const Setting& s) {
     policy.forward_depth = s.forward_depth;
     policy.backward_depth = s.backward_depth;
     policy.reduce_every_micro_batch = s.every;
-    model = shard_model(net.ptr(), units_of(net, s), policy, world);
+    std::optional<bool> reshard;
+    if (s.reshard >= 0) reshard = s.reshard == 1;
+    model = shard_model(net.ptr(), unit_specs(*net, outline_of(*net), reshard), policy, world);
   }
   std::vector<Tensor> m, v, t;
   Result out;

@@ -59,18 +59,6 @@ Net make(int64_t layers, uint64_t seed, double dropout, bool tied) {
   return net;
 }
 
-meshwright::ModelOutline outline_of(torch::nn::Module& model) {
-  meshwright::ModelOutline outline;
-  for (auto& item : model.named_modules()) {
-    bool list = item.value()->as<torch::nn::ModuleListImpl>() != nullptr;
-    outline.modules.push_back({item.key(), list ? meshwright::ModuleKind::list : meshwright::ModuleKind::other, item.value()->name()});
-  }
-  std::set<void*> seen;
-  for (auto& item : model.named_parameters())
-    if (seen.insert(item.value().unsafeGetTensorImpl()).second) outline.parameters.push_back({item.key(), item.value().sizes().vec()});
-  return outline;
-}
-
 Tensor batch(int64_t rows, uint64_t seed) { return at::randint(0, 13, {rows, 7}, at::detail::createCPUGenerator(seed), at::kLong); }
 
 Tensor loss_of(Net& net, const Tensor& ids) {

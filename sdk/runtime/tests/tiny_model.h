@@ -4,7 +4,6 @@
 #include <torch/nn/modules/container/modulelist.h>
 
 #include "meshwright/layers.h"
-#include "meshwright/outline.h"
 
 namespace tiny {
 
@@ -36,9 +35,8 @@ struct NetImpl : torch::nn::Module {
 };
 MESHWRIGHT_MODULE(Net);
 
-// Seeded weights; the outline of the live module.
+// Seeded weights.
 Net make(int64_t layers, uint64_t seed, double dropout = 0, bool tied = false);
-meshwright::ModelOutline outline_of(torch::nn::Module& model);
 // [rows, length] token ids of one sample stream.
 at::Tensor batch(int64_t rows, uint64_t seed);
 at::Tensor loss_of(Net& net, const at::Tensor& ids);

@@ -1,4 +1,4 @@
-#include "thread_ranks.h"
+#include "meshwright/testing.h"
 
 #include <ATen/Parallel.h>
 
@@ -9,8 +9,9 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
-void run_ranks(int64_t ranks, const std::function<void(const std::shared_ptr<meshwright::World>&)>& body,
-               std::chrono::milliseconds timeout) {
+namespace meshwright {
+
+void run_ranks(int64_t ranks, const std::function<void(const std::shared_ptr<World>&)>& body, std::chrono::milliseconds timeout) {
   // LibTorch's recorder of collectives is one for all threads and not safe between them.
   setenv("TORCH_FR_BUFFER_SIZE", "0", 1);
   auto store = c10::make_intrusive<c10d::HashStore>();
@@ -30,7 +31,7 @@ void run_ranks(int64_t ranks, const std::function<void(const std::shared_ptr<mes
       };
       at::set_num_threads(1);  // counted by thread
       try {
-        auto world = std::make_shared<meshwright::World>(rank, ranks, at::kCPU, timeout, connect);
+        auto world = std::make_shared<World>(rank, ranks, at::kCPU, timeout, connect);
         body(world);
         world->everyone()->barrier();  // nobody closes a connection that another still reads
       } catch (...) {
@@ -41,3 +42,5 @@ void run_ranks(int64_t ranks, const std::function<void(const std::shared_ptr<mes
   for (std::thread& thread : threads) thread.join();
   if (first) std::rethrow_exception(first);
 }
+
+}  // namespace meshwright

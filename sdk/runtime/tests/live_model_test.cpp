@@ -1,0 +1,94 @@
+// The way from a live model to a plan and back: outline_of, plan_units, unit_specs.
+#include "meshwright/error.h"
+#include "meshwright/sharded_units.h"
+#include "tiny_model.h"
+
+// After LibTorch, which has a CHECK of its own.
+#include <doctest/doctest.h>
+
+using namespace meshwright;
+
+namespace {
+
+std::vector<std::string> names_of(const UnitSpec& unit) {
+  std::vector<std::string> out;
+  for (const auto& [name, tensor] : unit.parameters) out.push_back(name);
+  return out;
+}
+
+struct TwoListsImpl : torch::nn::Module {
+  TwoListsImpl() {
+    register_module("first", first);
+    register_module("second", second);
+    for (int i = 0; i < 2; ++i) first->push_back(Linear(2, 2));
+    for (int i = 0; i < 3; ++i) second->push_back(Linear(2, 2));
+  }
+  at::Tensor forward(const at::Tensor& x) { return x; }
+  torch::nn::ModuleList first, second;
+};
+MESHWRIGHT_MODULE(TwoLists);
+
+}  // namespace
+
+TEST_CASE("the outline of a live model names its modules, lists and parameters, tied ones once") {
+  tiny::Net net = tiny::make(2, 1, 0, /*tied=*/true);
+  ModelOutline outline = outline_of(*net);
+  CHECK(outline.architecture == "Net");
+  CHECK(outline.find_module("layers")->kind == ModuleKind::list);
+  CHECK(outline.find_module("layers.1")->class_name == "Block");
+  CHECK(outline.find_module("embed")->kind == ModuleKind::embedding);
+  CHECK(outline.find_module("layers.0.mlp.up")->kind == ModuleKind::linear);
+  CHECK(outline.find_parameter("embed.weight")->shape == std::vector<int64_t>{13, 10});
+  CHECK(outline.find_parameter("head.weight") == nullptr);
+  net->to(at::kBFloat16);
+  CHECK(outline_of(*net).find_parameter("norm.weight")->dtype == DType::bfloat16);
+}
+
+TEST_CASE("the units of a plan stand over the live model's own modules and parameters") {
+  tiny::Net net = tiny::make(3, 1);
+  ModelOutline outline = outline_of(*net);
+  std::vector<UnitSpec> units = unit_specs(*net, outline);
+  std::vector<meshwright::Unit> planned = plan_units(outline);
+  REQUIRE(units.size() == planned.size());
+  for (size_t i = 0; i < units.size(); ++i) {
+    CAPTURE(units[i].name);
+    CHECK(units[i].name == planned[i].name);
+    std::vector<std::string> expected;
+    for (size_t index : planned[i].parameters) expected.push_back(outline.parameters[index].name);
+    CHECK(names_of(units[i]) == expected);
+    CHECK(units[i].list == (i < 3 ? 0 : -1));
+    CHECK(units[i].reshard_after_forward == (i < 2));
+    for (const auto& [name, tensor] : units[i].parameters) CHECK(tensor.is_same(net->named_parameters()[name]));
+  }
+  CHECK(units.back().name == "root");
+  CHECK(units.back().module == net.get());
+  CHECK(units[1].module == net->layers->ptr(1).get());
+  for (bool reshard : {false, true})
+    for (const UnitSpec& unit : unit_specs(*net, outline, reshard)) CHECK(unit.reshard_after_forward == (reshard && unit.name != "root"));
+}
+
+TEST_CASE("each module list is a prefetch list of its own") {
+  TwoLists net;
+  std::vector<int64_t> lists;
+  for (const UnitSpec& unit : unit_specs(*net, outline_of(*net))) lists.push_back(unit.list);
+  CHECK(lists == std::vector<int64_t>{0, 0, 1, 1, 1, -1});
+}
+
+TEST_CASE("an outline that does not belong to the model is an error that names what is missing") {
+  tiny::Net net = tiny::make(2, 1);
+  for (const auto& [modules, what] : {std::pair{true, "module layers.7"}, {false, "parameter layers.1.extra"}}) {
+    ModelOutline outline = outline_of(*net);
+    if (modules)
+      outline.modules.push_back({"layers.7", ModuleKind::other, "Block"});
+    else
+      outline.parameters.push_back({"layers.1.extra", {2, 2}, DType::float32});
+    try {
+      unit_specs(*net, outline);
+      FAIL("accepted");
+    } catch (const Error& error) {
+      CHECK(error.code() == ErrorCode::bad_module);
+      CHECK(error.message().find(what) != std::string::npos);
+      CHECK(!error.helps().empty());
+    }
+  }
+}
