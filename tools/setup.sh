@@ -73,6 +73,12 @@ unpack_wheels() {
 
 ensure_libtorch() { unpack_wheels $torch_wheels; }
 
+# Pinned wheels of tests/peers/requirements.lock by name.
+locked() { local n; for n in "$@"; do grep "^$n==" "$root/tests/peers/requirements.lock"; done; }
+# What the part for NVIDIA devices compiles against, and what it needs to run.
+ensure_cuda_headers() { unpack_wheels $(locked nvidia-cublas nvidia-cusolver nvidia-cusparse nvidia-nccl-cu13); }
+ensure_cuda_libraries() { unpack_wheels $(grep '^nvidia-' "$root/tests/peers/requirements.lock"); }
+
 # The rest of what PyTorch and transformers need from Python: only the comparison with PyTorch uses it.
 ensure_peers() { unpack_wheels $(grep -v '^ *#' "$root/tests/peers/requirements.lock"); }
 
@@ -81,9 +87,10 @@ configure_and_build() {
   local preset=$1 dir
   shift
   case $preset in release) dir=$root/build ;; *) dir=$root/build-$preset ;; esac
-  if [ ! -e "$dir/build.ninja" ]; then
+  local cuda=${cuda:-AUTO}  # ON: insist on the part for NVIDIA devices
+  if [ ! -e "$dir/build.ninja" ] || { [ "$cuda" = ON ] && ! grep -q '^MESHWRIGHT_CUDA:STRING=ON' "$dir/CMakeCache.txt"; }; then
     step "configuring $preset in ${dir#"$root"/}"
-    (cd "$root" && cmake --preset "$preset") >"$dir.log" 2>&1 || { cat "$dir.log" >&2; die "cmake failed"; }
+    (cd "$root" && cmake --preset "$preset" -DMESHWRIGHT_CUDA="$cuda") >"$dir.log" 2>&1 || { cat "$dir.log" >&2; die "cmake failed"; }
     rm -f "$dir.log"
   fi
   step "building $preset${*:+: $*}"

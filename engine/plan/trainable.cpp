@@ -8,7 +8,7 @@ void check_trainable(const Job& job, Diagnostics& diagnostics) {
   if (!model.is_set("config") && !model.is_set("pretrained"))
     diagnostics.add(Error(ErrorCode::missing_key, "train needs a model")
                         .key("model.config")
-                        .help("set model.config = \"configs/models/tiny_llama.json\" for random weights of that shape")
+                        .help("set model.config = \"configs/models/llama-tiny.json\" for random weights of that shape")
                         .help("set model.pretrained = \"models/Llama-3.2-1B\", a Hugging Face folder, to start from its weights"));
   if (model.is_set("config") && model.is_set("pretrained"))
     diagnostics.add(Error(ErrorCode::conflict, "model.config asks for random weights, model.pretrained for a folder's: one of them")

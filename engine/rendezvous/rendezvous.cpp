@@ -5,6 +5,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
@@ -172,13 +173,12 @@ void compare_ranks(c10d::Store& base, int64_t rank, int64_t world, const Facts& 
     throw Error(ErrorCode::ranks_disagree, verdict).help("start all ranks with the same file, --set values, environment and installation");
 }
 
-std::shared_ptr<World> make_gloo_world(const launch::RankEnvironment& ranks, c10::intrusive_ptr<c10d::Store> store, at::Device device,
-                                       Milliseconds timeout) {
-  if (ranks.world_size == 1) return World::single(device);
+namespace {
+
+World::Connect over_gloo(const launch::RankEnvironment& ranks, c10::intrusive_ptr<c10d::Store> store, Milliseconds timeout) {
   bool one_host = ranks.one_host();
-  auto connect = [store, timeout, one_host, rank = ranks.rank](const std::string& name, const std::vector<int64_t>& members) {
-    int index = 0;
-    while (members[static_cast<size_t>(index)] != rank) ++index;
+  return [store, timeout, one_host, rank = ranks.rank](const std::string& name, const std::vector<int64_t>& members) {
+    auto index = std::find(members.begin(), members.end(), rank) - members.begin();
     auto options = c10d::ProcessGroupGloo::Options::create(timeout);
     const char* interface = std::getenv("GLOO_SOCKET_IFNAME");
     if (interface && *interface)
@@ -188,11 +188,34 @@ std::shared_ptr<World> make_gloo_world(const launch::RankEnvironment& ranks, c10
     else
       options->devices.push_back(c10d::ProcessGroupGloo::createDefaultDevice());
     options->threads = 1;  // as fast as more, and switches least
-    c10::intrusive_ptr<c10d::Backend> backend = c10::make_intrusive<c10d::ProcessGroupGloo>(
-        c10::make_intrusive<c10d::PrefixStore>("meshwright/group/" + name, store), index, static_cast<int>(members.size()), options);
+    c10::intrusive_ptr<c10d::Backend> backend =
+        c10::make_intrusive<c10d::ProcessGroupGloo>(c10::make_intrusive<c10d::PrefixStore>("meshwright/group/" + name, store),
+                                                    static_cast<int>(index), static_cast<int>(members.size()), options);
     return backend;
   };
-  return std::make_shared<World>(ranks.rank, ranks.world_size, device, timeout, connect);
+}
+
+World::Connect over_nccl(const launch::RankEnvironment& ranks, c10::intrusive_ptr<c10d::Store> store, const device::Chosen& chosen,
+                         Milliseconds timeout) {
+  // The world's own watch speaks first, in our words; LibTorch's would end the process.
+  Milliseconds last_resort = timeout + std::chrono::minutes(2);
+  return [store, last_resort, nccl = chosen.nccl, device = chosen.device.index(), rank = ranks.rank](const std::string& name,
+                                                                                                     const std::vector<int64_t>& members) {
+    auto index = std::find(members.begin(), members.end(), rank) - members.begin();
+    return nccl->make_nccl(c10::make_intrusive<c10d::PrefixStore>("meshwright/group/" + name, store), static_cast<int>(index),
+                           static_cast<int>(members.size()), device, last_resort);
+  };
+}
+
+}  // namespace
+
+std::shared_ptr<World> make_world(const launch::RankEnvironment& ranks, c10::intrusive_ptr<c10d::Store> store, const device::Chosen& chosen,
+                                  Milliseconds timeout) {
+  World::Connect connect;
+  if (ranks.world_size > 1) connect = chosen.nccl ? over_nccl(ranks, store, chosen, timeout) : over_gloo(ranks, store, timeout);
+  auto world = std::make_shared<World>(ranks.rank, ranks.world_size, chosen.device, timeout, connect);
+  for (const std::string& notice : chosen.notices) world->notice(notice);
+  return world;
 }
 
 }  // namespace meshwright::rendezvous

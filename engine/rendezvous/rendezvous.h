@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "engine/device/device.h"
 #include "engine/launch/ranks.h"
 #include "meshwright/group.h"
 
@@ -28,8 +29,8 @@ c10::intrusive_ptr<c10d::Store> connect_store(const launch::RankEnvironment& ran
 using Facts = std::vector<std::pair<std::string, std::string>>;
 void compare_ranks(c10d::Store& store, int64_t rank, int64_t world, const Facts& facts, std::chrono::milliseconds timeout);
 
-// The world of these ranks on the CPU, its groups over gloo.
-std::shared_ptr<World> make_gloo_world(const launch::RankEnvironment& ranks, c10::intrusive_ptr<c10d::Store> store, at::Device device,
-                                       std::chrono::milliseconds timeout);
+// The world of these ranks, its groups over NCCL or gloo as chosen.
+std::shared_ptr<World> make_world(const launch::RankEnvironment& ranks, c10::intrusive_ptr<c10d::Store> store, const device::Chosen& chosen,
+                                  std::chrono::milliseconds timeout);
 
 }  // namespace meshwright::rendezvous

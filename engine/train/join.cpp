@@ -12,21 +12,15 @@ namespace meshwright {
 
 std::shared_ptr<World> join_world(const Job& job, const std::vector<std::pair<std::string, std::string>>& extra) {
   const Options& dist = job.table("dist_env");
-  std::string device = dist.get_string("device"), backend = dist.get_string("backend");
-  if (device == "cuda")
-    throw Error(ErrorCode::device_unavailable, "dist_env.device = \"cuda\", but this installation has no CUDA part")
-        .key("dist_env.device")
-        .help("set dist_env.device = \"cpu\"");
-  if (backend == "nccl")
-    throw Error(ErrorCode::device_unavailable, "dist_env.backend = \"nccl\" needs CUDA devices, and the ranks compute on the CPU")
-        .key("dist_env.backend")
-        .help("set dist_env.backend = \"gloo\"");
   double minutes = dist.get_number("timeout_minutes");
   auto timeout = std::chrono::milliseconds(static_cast<int64_t>(std::clamp(minutes * 60000, 1.0, 1e12)));
   launch::RankEnvironment ranks = launch::detect_ranks(launch::process_environment()).value_or(launch::RankEnvironment{});
+  device::Chosen chosen = device::choose(dist, ranks);
   c10::intrusive_ptr<c10d::Store> store = rendezvous::connect_store(ranks, timeout);
   const plugins::LoadedPlugin& plugin = *job.impl().strategy.plugin;
   rendezvous::Facts facts = {{"WORLD_SIZE", std::to_string(ranks.world_size)},
+                             {"device", chosen.device.is_cuda() ? "cuda" : "cpu"},
+                             {"back end", chosen.nccl ? "nccl" : "gloo"},
                              {"plugin", plugin.name + " " + plugin.version},
                              {"plugin build", plugin.facts_hash},
                              {"configuration", config::show_toml(job.impl().config, false)}};
@@ -49,7 +43,7 @@ std::shared_ptr<World> join_world(const Job& job, const std::vector<std::pair<st
     }
   }
   rendezvous::compare_ranks(*store, ranks.rank, ranks.world_size, split, timeout);
-  return rendezvous::make_gloo_world(ranks, store, at::kCPU, timeout);
+  return rendezvous::make_world(ranks, store, chosen, timeout);
 }
 
 }  // namespace meshwright

@@ -5,6 +5,8 @@
 
 #include <algorithm>
 
+#include "engine/device/device.h"
+
 namespace meshwright::train {
 
 namespace {
@@ -22,14 +24,22 @@ struct Reporter : c10::MemoryReportingInfoBase {
 }  // namespace
 
 struct MemoryMeter::Impl {
+  explicit Impl(c10::Device d) : device(d), cuda(d.is_cuda() ? device::cuda_part() : nullptr) {}
+  c10::Device device;
+  const cuda::CudaPart* cuda;
   std::shared_ptr<Reporter> reporter = std::make_shared<Reporter>();
   c10::DebugInfoGuard guard{c10::DebugInfoKind::PROFILER_STATE, reporter};
 };
 
-MemoryMeter::MemoryMeter() : impl_(std::make_unique<Impl>()) {}
+MemoryMeter::MemoryMeter(c10::Device device) : impl_(std::make_unique<Impl>(device)) {}
 MemoryMeter::~MemoryMeter() = default;
-int64_t MemoryMeter::live() const { return impl_->reporter->live; }
-int64_t MemoryMeter::peak() const { return impl_->reporter->peak; }
-void MemoryMeter::reset_peak() { impl_->reporter->peak = impl_->reporter->live; }
+int64_t MemoryMeter::live() const { return impl_->cuda ? impl_->cuda->live_bytes(impl_->device.index()) : impl_->reporter->live; }
+int64_t MemoryMeter::peak() const { return impl_->cuda ? impl_->cuda->peak_bytes(impl_->device.index()) : impl_->reporter->peak; }
+void MemoryMeter::reset_peak() {
+  if (impl_->cuda)
+    impl_->cuda->reset_peak(impl_->device.index());
+  else
+    impl_->reporter->peak = impl_->reporter->live;
+}
 
 }  // namespace meshwright::train

@@ -1,15 +1,17 @@
-// Live and peak bytes of tensors on the CPU, as this thread allocates and frees them.
+// Live and peak bytes of a rank's tensors: on the CPU as this thread allocates and frees them, on CUDA as its caching allocator counts.
 #pragma once
+
+#include <c10/core/Device.h>
 
 #include <cstdint>
 #include <memory>
 
 namespace meshwright::train {
 
-// Counts from construction until destruction; one at a time a thread. On CUDA the caching allocator's own peak is the figure instead.
+// Counts from construction until destruction; one at a time a thread.
 class MemoryMeter {
  public:
-  MemoryMeter();
+  explicit MemoryMeter(c10::Device device);
   ~MemoryMeter();
   int64_t live() const;
   int64_t peak() const;

@@ -121,9 +121,11 @@ class Batches {
       : data_(data), sampler_(sampler), rows_(rows), device_(device), ids_(at::empty({rows, data.seq_len() + 1}, at::kLong)) {}
   // Rows at positions [first, first + rows).
   Tensor read(int64_t first) {
+    // The copy to a device goes on while the host reads the next rows; the allocator of pinned memory keeps these until then.
+    if (!device_.is_cpu()) ids_ = at::empty(ids_.sizes(), ids_.options().pinned_memory(true));
     for (int64_t row = 0; row < rows_; ++row)
       data_.read(sampler_.at(first + row), ids_.mutable_data_ptr<int64_t>() + row * (data_.seq_len() + 1));
-    return device_.is_cpu() ? ids_ : ids_.to(device_);
+    return device_.is_cpu() ? ids_ : ids_.to(device_, /*non_blocking=*/true);
   }
 
  private:
@@ -162,15 +164,15 @@ std::string write_sample(Trainer& trainer, nets::CausalLM& net, const RunOptions
   return text;
 }
 
-std::string environment_json(const Job& job, const Trainer& trainer, int64_t threads) {
+std::string environment_json(const Job& job, Trainer& trainer, int64_t threads) {
   char host[256] = "";
   ::gethostname(host, sizeof host - 1);
   boost::json::object out;
   out["meshwright"] = MESHWRIGHT_VERSION;
   out["host"] = host;
-  out["world_size"] = const_cast<Trainer&>(trainer).world().size();
+  out["world_size"] = trainer.world().size();
   out["threads"] = threads;
-  out["device"] = "cpu";
+  out["device"] = trainer.world().device().str();
   const plugins::LoadedPlugin& plugin = *trainer.plan().strategy.plugin;
   out["plugin"] = {{"name", plugin.name}, {"version", plugin.version}, {"path", plugin.path.string()}, {"facts", plugin.facts_hash}};
   boost::json::object facts;
@@ -201,7 +203,7 @@ int run_rank(const RunOptions& options) {
   std::shared_ptr<World> world = join_world(job, {{"model", std::to_string(std::hash<std::string>()(read_file(config_file)))}});
   bool leader = world->rank() == 0;
   world->trace().enabled = options.trace;
-  MemoryMeter memory;
+  MemoryMeter memory(world->device());
 
   const Options& run = job.table("run");
   auto seed = static_cast<uint64_t>(run.get_int("seed"));
@@ -249,6 +251,7 @@ int run_rank(const RunOptions& options) {
         std::to_string(data_config.seq_len) + " tokens");
     say("data: " + train_data->describe() + ", " + report::human_count(train_data->samples()) + " samples");
     if (validation_data) say("validation: " + validation_data->describe());
+    for (const std::string& notice : world->notices()) say("notice: " + notice);
     for (const std::string& notice : trainer.plan().notices) say("notice: " + notice);
   }
 

@@ -2,7 +2,8 @@
 
 #include <ATen/Context.h>
 #include <ATen/autocast_mode.h>
-#include <ATen/ops/tensor.h>
+#include <ATen/ops/empty.h>
+#include <c10/core/DeviceGuard.h>
 #include <c10/core/GradMode.h>
 #include <torch/nn/module.h>
 
@@ -90,14 +91,43 @@ Trainer::Trainer(Job& job, std::shared_ptr<World> world, std::shared_ptr<torch::
 
 Trainer::~Trainer() = default;
 
+namespace {
+
+void add_loss(Tensor& sum, const Tensor& loss) {
+  Tensor one = loss.detach().to(at::kDouble);
+  if (sum.defined())
+    sum.add_(one);
+  else
+    sum = one;
+}
+
+}  // namespace
+
+// Sums of all data-parallel ranks. On a device the host waits here for all that was started.
+std::pair<double, double> Trainer::totals(const Tensor& loss_sum, double count) {
+  Tensor both = at::empty({2}, at::TensorOptions().dtype(at::kDouble).device(world_->device()));
+  if (loss_sum.defined())
+    both.select(0, 0).copy_(loss_sum);
+  else
+    both.select(0, 0).zero_();
+  both.select(0, 1).fill_(count);
+  data_->all_reduce(both, ReduceOp::sum, /*control=*/true).wait();
+  both = both.cpu();
+  world_->check();
+  const double* values = both.const_data_ptr<double>();
+  return {values[0], values[1]};
+}
+
 StepResult Trainer::step(const std::function<MicroLoss(int64_t micro)>& forward) {
+  c10::DeviceGuard guard(world_->device());
   StepResult result;
   result.step = step_;
   result.lr = parts_->schedule.at(step_);
   // Gradients are summed at a scale that is known before the labels are counted: as if every target counted. What is missing is made
   // good by one factor in the pass that clips.
   double assumed = static_cast<double>(expected_ * accumulation_);
-  double loss_sum = 0, count = 0;
+  Tensor loss_sum;  // on the device: reading it would make the host wait in every micro-batch
+  double count = 0;
   model_->begin_step();
   for (int64_t micro = 0; micro < accumulation_; ++micro) {
     model_->micro_batch(micro + 1 == accumulation_);
@@ -108,16 +138,10 @@ StepResult Trainer::step(const std::function<MicroLoss(int64_t micro)>& forward)
     }
     count += static_cast<double>(loss.count);
     (loss.sum / assumed).backward();
-    loss_sum += loss.sum.item<double>();
+    add_loss(loss_sum, loss.sum);
   }
   model_->end_step();
-  Tensor totals = at::tensor({loss_sum, count}, at::TensorOptions().dtype(at::kDouble));
-  if (data_->size() > 1) {
-    totals = totals.to(world_->device());
-    data_->all_reduce(totals, ReduceOp::sum, /*control=*/true).wait();
-    totals = totals.cpu();
-  }
-  double all_loss = totals[0].item<double>(), all_count = totals[1].item<double>();
+  auto [all_loss, all_count] = totals(loss_sum, count);
   result.count = static_cast<int64_t>(all_count);
   result.loss = all_count > 0 ? all_loss / all_count : 0;
   double scale = all_count > 0 ? assumed * static_cast<double>(data_->size()) / all_count : 0;
@@ -141,19 +165,17 @@ double Trainer::evaluate(int64_t micro_batches, const std::function<MicroLoss(in
   c10::NoGradGuard no_grad;
   bool training = module_->is_training();
   module_->eval();
-  double loss_sum = 0, count = 0;
+  Tensor loss_sum;
+  double count = 0;
   for (int64_t micro = 0; micro < micro_batches; ++micro) {
     AutocastScope autocast(parts_->autocast, world_->device().type());
     MicroLoss loss = forward(micro);
-    loss_sum += loss.sum.item<double>();
+    add_loss(loss_sum, loss.sum);
     count += static_cast<double>(loss.count);
   }
   module_->train(training);
-  Tensor totals = at::tensor({loss_sum, count}, at::TensorOptions().dtype(at::kDouble).device(world_->device()));
-  data_->all_reduce(totals, ReduceOp::sum, /*control=*/true).wait();
-  totals = totals.cpu();
-  double all_count = totals[1].item<double>();
-  return all_count > 0 ? totals[0].item<double>() / all_count : 0;
+  auto [all_loss, all_count] = totals(loss_sum, count);
+  return all_count > 0 ? all_loss / all_count : 0;
 }
 
 }  // namespace meshwright

@@ -107,7 +107,7 @@ void scaled_add(const Tensor& out, const Tensor& in, double k, bool first) {
     scaled_add(out.mutable_data_ptr<float>(), in.const_data_ptr<float>(), static_cast<float>(k), out.numel(), first);
     return;
   }
-  Tensor from = in.to(out.options(), /*non_blocking=*/true);
+  Tensor from = in.to(out.options(), /*non_blocking=*/!out.is_cpu());  // a copy to the host is read at once
   if (first)
     out.copy_(k == 1 ? from : from.mul(k));
   else

@@ -14,49 +14,29 @@
 
 #include "mailbox.h"
 #include "meshwright/error.h"
+#include "watch.h"
 
 namespace meshwright {
 
 using at::Tensor;
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
-namespace {
-
-std::string list_text(const std::vector<int64_t>& ranks) {
-  std::string out = "[";
-  for (size_t i = 0; i < ranks.size(); ++i) {
-    if (i == 8 && ranks.size() > 10) return out + ", ... " + std::to_string(ranks.back()) + "]";
-    out += (i ? ", " : "") + std::to_string(ranks[i]);
-  }
-  return out + "]";
-}
-
-std::string size_text(int64_t bytes) {
-  char text[32];
-  if (bytes < 10000)
-    std::snprintf(text, sizeof text, "%lld bytes", static_cast<long long>(bytes));
-  else
-    std::snprintf(text, sizeof text, "%.1f MB", static_cast<double>(bytes) / 1e6);
-  return text;
-}
-
-}  // namespace
-
 struct Group::Impl {
-  std::string axis;
-  int64_t world_rank = 0, rank = 0;
-  std::vector<int64_t> ranks;
+  std::shared_ptr<const detail::Place> place;
+  int64_t rank = 0;
   c10::intrusive_ptr<c10d::Backend> backend;
   at::Device device = at::kCPU;
-  std::chrono::milliseconds timeout{};
   std::shared_ptr<Wire> wire;
   std::shared_ptr<Trace> trace;
+  std::shared_ptr<detail::Watch> watch;  // set: collectives run on the device, and wait() orders its stream only
   bool remote_reduction = false;
   int tag = 0;
   std::unique_ptr<detail::Mailbox> mailbox;
   int64_t staged = 0;  // sequence of the slot that stage() lent
   const void* staged_at = nullptr;
-  int64_t n() const { return static_cast<int64_t>(ranks.size()); }
+  int64_t n() const { return static_cast<int64_t>(place->ranks.size()); }
+  // gloo reads and writes memory of the host only.
+  bool through_host(const Tensor& t) const { return !remote_reduction && !t.is_cpu(); }
 };
 
 struct Pending::Impl {
@@ -69,24 +49,24 @@ struct Pending::Impl {
   detail::Mailbox::Channel channel = detail::Mailbox::gather;
   int64_t sequence = 0, count = 0;
   at::ScalarType type = at::kFloat;
-  std::vector<const void*> slots;  // by rank, after wait()
+  std::vector<const void*> slots;               // by rank, after wait()
+  std::vector<std::pair<Tensor, Tensor>> lent;  // device tensor to write (or none), host copy
 
   void start(WorkPtr work) {
     if (work) works.push_back(std::move(work));
   }
-  [[noreturn]] void fail(const std::string& what) const {
-    bool late = what.find("imed out") != std::string::npos || what.find("imeout") != std::string::npos;
-    std::string place = std::string(op) + " of " + size_text(bytes) + " in group " + group->axis + " " + list_text(group->ranks);
-    std::string who = "rank " + std::to_string(group->world_rank);
-    if (late)
-      throw Error(ErrorCode::collective_timeout,
-                  who + " waited " + std::to_string(group->timeout.count() / 1000.0).substr(0, 6) + " s in vain for " + place)
-          .key("dist_env.timeout_minutes")
-          .help("look at the logs of the other ranks of the group: one of them hangs, is stopped or runs something else")
-          .help("raise dist_env.timeout_minutes when a rank is only slow");
-    throw Error(ErrorCode::collective_failed, who + ": " + place + " failed: " + what.substr(0, what.find('\n')))
-        .help("look at the message of the rank that ended first");
+  // What a collective reads or writes in place of `t`: itself, or a copy in the host's memory that wait() copies back.
+  Tensor input(const Tensor& t) {
+    if (!group->through_host(t)) return t;
+    lent.emplace_back(Tensor(), t.cpu());
+    return lent.back().second;
   }
+  Tensor output(const Tensor& t, bool also_input = false) {
+    if (!group->through_host(t)) return t;
+    lent.emplace_back(t, also_input ? t.cpu() : at::empty(t.sizes(), t.options().device(at::kCPU)));
+    return lent.back().second;
+  }
+  [[noreturn]] void fail(const std::string& what) const { throw group->place->failure(op, bytes, what); }
 };
 
 Pending::Pending() = default;
@@ -126,21 +106,23 @@ void Pending::wait() {
       std::vector<const void*> slots(static_cast<size_t>(impl_->group->n()), nullptr);
       for (int64_t r = 0; r < impl_->group->n(); ++r)
         if (r != impl_->group->rank)
-          slots[static_cast<size_t>(r)] = impl_->group->mailbox->read(impl_->channel, r, impl_->sequence, impl_->group->timeout);
+          slots[static_cast<size_t>(r)] = impl_->group->mailbox->read(impl_->channel, r, impl_->sequence, impl_->group->place->timeout);
       impl_->slots = std::move(slots);
     } catch (const detail::Mailbox::Late&) {
       impl_->fail("timed out");
     } catch (const detail::Mailbox::Gone& gone) {
-      impl_->fail("rank " + std::to_string(impl_->group->ranks[static_cast<size_t>(gone.peer)]) + " ended");
+      impl_->fail("rank " + std::to_string(impl_->group->place->ranks[static_cast<size_t>(gone.peer)]) + " ended");
     }
     if (impl_->group->trace->enabled)
       impl_->group->trace->span(impl_->channel == detail::Mailbox::gather ? Trace::Lane::gather : Trace::Lane::reduce,
-                                impl_->group->axis + " " + impl_->op, impl_->begin, Trace::now());
+                                impl_->group->place->axis + " " + impl_->op, impl_->begin, Trace::now());
     return;
   }
   std::unique_ptr<Impl> impl = std::move(impl_);
   try {
     for (WorkPtr& work : impl->works) work->wait();
+    for (auto& [device, host] : impl->lent)
+      if (device.defined()) device.copy_(host);
   } catch (const Error&) {
     throw;
   } catch (const c10::Error& e) {
@@ -152,10 +134,10 @@ void Pending::wait() {
 
 Group::Group(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Group::~Group() = default;
-const std::string& Group::axis() const { return impl_->axis; }
+const std::string& Group::axis() const { return impl_->place->axis; }
 int64_t Group::rank() const { return impl_->rank; }
 int64_t Group::size() const { return impl_->n(); }
-const std::vector<int64_t>& Group::ranks() const { return impl_->ranks; }
+const std::vector<int64_t>& Group::ranks() const { return impl_->place->ranks; }
 bool Group::reduces_remotely() const { return impl_->remote_reduction; }
 
 namespace {
@@ -169,11 +151,14 @@ std::unique_ptr<Pending::Impl> begin(const Group::Impl& g, const char* op, int64
   pending->group = &g;
   pending->op = op;
   pending->bytes = payload;
-  g.wire->add(control ? kControl : g.axis, op, sent);
+  g.wire->add(control ? kControl : g.place->axis, op, sent);
   bool tracing = g.trace->enabled;
   pending->begin = tracing ? Trace::now() : 0;
+  if (g.watch) g.watch->check();
   try {
     start(*pending);
+    if (g.watch)
+      for (const WorkPtr& work : pending->works) g.watch->add(work, g.place, op, payload);
   } catch (const Error&) {
     throw;
   } catch (const c10::Error& e) {
@@ -191,7 +176,7 @@ std::unique_ptr<Pending::Impl> begin(const Group::Impl& g, const char* op, int64
       }
       if (!future) continue;
       Trace::Lane lane = std::string_view(op) == "all_gather" ? Trace::Lane::gather : Trace::Lane::reduce;
-      future->addCallback([trace = g.trace, lane, name = g.axis + " " + op, start = pending->begin](c10::ivalue::Future&) {
+      future->addCallback([trace = g.trace, lane, name = g.place->axis + " " + op, start = pending->begin](c10::ivalue::Future&) {
         trace->span(lane, name, start, Trace::now());
       });
     }
@@ -210,8 +195,8 @@ void Group::reserve(int64_t gather_bytes, int64_t exchange_bytes, int64_t ahead)
   Impl& g = *impl_;
   int64_t n = g.n();
   const char* wish = std::getenv("MESHWRIGHT_SHARED_MEMORY");
-  if (n == 1 || g.remote_reduction || g.mailbox) return;
-  bool wanted = g.device.is_cpu() && n <= 64 && !(wish && std::string_view(wish) == "0");
+  if (n == 1 || !g.device.is_cpu() || g.mailbox) return;
+  bool wanted = n <= 64 && !(wish && std::string_view(wish) == "0");
   detail::Mailbox::Sizes sizes;
   sizes.slot[detail::Mailbox::gather] = gather_bytes;
   sizes.slot[detail::Mailbox::reduce] = exchange_bytes;
@@ -244,7 +229,7 @@ namespace {
 
 void* stage_slot(const Group::Impl& g, detail::Mailbox::Channel channel, const char* op, int64_t bytes, int64_t& sequence) {
   try {
-    return g.mailbox->stage(channel, sequence, g.timeout);
+    return g.mailbox->stage(channel, sequence, g.place->timeout);
   } catch (const detail::Mailbox::Late&) {
     Pending::Impl record;
     record.group = &g, record.op = op, record.bytes = bytes;
@@ -252,7 +237,7 @@ void* stage_slot(const Group::Impl& g, detail::Mailbox::Channel channel, const c
   } catch (const detail::Mailbox::Gone& gone) {
     Pending::Impl record;
     record.group = &g, record.op = op, record.bytes = bytes;
-    record.fail("rank " + std::to_string(g.ranks[static_cast<size_t>(gone.peer)]) + " ended");
+    record.fail("rank " + std::to_string(g.place->ranks[static_cast<size_t>(gone.peer)]) + " ended");
   }
 }
 
@@ -283,13 +268,13 @@ Pending Group::all_gather(const Tensor& shard, const Tensor& whole) {
     return out;
   }
   out.impl_ = begin(g, "all_gather", bytes * n, bytes * (n - 1), [&](Pending::Impl& p) {
+    Tensor in = p.input(shard), all = p.output(whole);
     if (g.remote_reduction) {
-      Tensor in = shard, all = whole;
       p.start(g.backend->_allgather_base(all, in));
     } else if (n == 2) {
       // Two ranks: one broadcast each is the cheapest that gloo has.
       for (int64_t r = 0; r < n; ++r) {
-        std::vector<Tensor> one{r == g.rank ? shard : slot(whole, r, n)};
+        std::vector<Tensor> one{r == g.rank ? in : slot(all, r, n)};
         c10d::BroadcastOptions options;
         options.rootRank = r;
         p.start(g.backend->broadcast(one, options));
@@ -297,11 +282,11 @@ Pending Group::all_gather(const Tensor& shard, const Tensor& whole) {
     } else {
       int tag = g.tag++;
       for (int64_t k = 1; k < n; ++k) {
-        std::vector<Tensor> one{slot(whole, (g.rank + k) % n, n)};
+        std::vector<Tensor> one{slot(all, (g.rank + k) % n, n)};
         p.start(g.backend->recv(one, static_cast<int>((g.rank + k) % n), tag));
       }
       for (int64_t k = 1; k < n; ++k) {
-        std::vector<Tensor> one{shard};
+        std::vector<Tensor> one{in};
         p.start(g.backend->send(one, static_cast<int>((g.rank + k) % n), tag));
       }
     }
@@ -328,15 +313,16 @@ Pending Group::exchange(const Tensor& packed, const Tensor& received) {
     }
     // Directly to each peer: least bytes and no copy of the own slot (gloo's all-to-all refuses to leave that out).
     int tag = g.tag++;
+    Tensor in = p.input(packed), out_of = p.output(received);
     auto place = [&](int64_t peer) { return peer < g.rank ? peer : peer - 1; };
     for (int64_t k = 1; k < n; ++k) {
       int64_t peer = (g.rank + n - k) % n;
-      std::vector<Tensor> one{slot(received, place(peer), n - 1)};
+      std::vector<Tensor> one{slot(out_of, place(peer), n - 1)};
       p.start(g.backend->recv(one, static_cast<int>(peer), tag));
     }
     for (int64_t k = 1; k < n; ++k) {
       int64_t peer = (g.rank + k) % n;
-      std::vector<Tensor> one{slot(packed, place(peer), n - 1)};
+      std::vector<Tensor> one{slot(in, place(peer), n - 1)};
       p.start(g.backend->send(one, static_cast<int>(peer), tag));
     }
   });
@@ -353,7 +339,7 @@ Pending Group::reduce_scatter(const Tensor& packed, const Tensor& shard) {
   }
   int64_t bytes = static_cast<int64_t>(shard.nbytes());
   out.impl_ = begin(g, "reduce_scatter", bytes * n, bytes * (n - 1), [&](Pending::Impl& p) {
-    Tensor in = packed, into = shard;
+    Tensor in = p.input(packed), into = p.output(shard);
     p.start(g.backend->_reduce_scatter_base(into, in));
   });
   return out;
@@ -368,7 +354,7 @@ Pending Group::all_reduce(const Tensor& tensor, ReduceOp op, bool control) {
   out.impl_ = begin(
       g, "all_reduce", bytes, 2 * bytes * (n - 1) / n,
       [&](Pending::Impl& p) {
-        std::vector<Tensor> one{tensor};
+        std::vector<Tensor> one{p.output(tensor, /*also_input=*/true)};
         c10d::AllreduceOptions options;
         options.reduceOp = op == ReduceOp::sum ? c10d::ReduceOp::SUM : c10d::ReduceOp::MAX;
         p.start(g.backend->allreduce(one, options));
@@ -383,7 +369,7 @@ Pending Group::broadcast(const Tensor& tensor, int64_t root) {
   if (g.n() == 1 || tensor.numel() == 0) return out;
   int64_t bytes = static_cast<int64_t>(tensor.nbytes());
   out.impl_ = begin(g, "broadcast", bytes, g.rank == root ? bytes : 0, [&](Pending::Impl& p) {
-    std::vector<Tensor> one{tensor};
+    std::vector<Tensor> one{p.output(tensor, /*also_input=*/true)};
     c10d::BroadcastOptions options;
     options.rootRank = root;
     p.start(g.backend->broadcast(one, options));
@@ -403,7 +389,7 @@ Pending Group::all_to_all(const Tensor& in, std::span<const int64_t> in_splits, 
   int64_t moved = in.size(0) - in_splits[static_cast<size_t>(g.rank)];
   int64_t bytes = static_cast<int64_t>(in.nbytes());
   out.impl_ = begin(g, "all_to_all", bytes, bytes / rows * moved, [&](Pending::Impl& p) {
-    Tensor from = in, into = out_tensor;
+    Tensor from = p.input(in), into = p.output(out_tensor);
     std::vector<int64_t> a(in_splits.begin(), in_splits.end()), b(out_splits.begin(), out_splits.end());
     p.start(g.backend->alltoall_base(into, from, b, a));
   });
@@ -414,7 +400,11 @@ void Group::barrier() {
   Impl& g = *impl_;
   if (g.n() == 1) return;
   Pending out;
-  out.impl_ = begin(g, "barrier", 0, 0, [&](Pending::Impl& p) { p.start(g.backend->barrier(c10d::BarrierOptions())); });
+  out.impl_ = begin(g, "barrier", 0, 0, [&](Pending::Impl& p) {
+    c10d::BarrierOptions options;
+    if (g.remote_reduction) options.device = g.device;
+    p.start(g.backend->barrier(options));
+  });
   out.wait();
 }
 
@@ -437,15 +427,11 @@ std::shared_ptr<Group> World::group(const std::string& axis, const std::vector<i
   for (int64_t r : ranks) name += "." + std::to_string(r);
   std::shared_ptr<Group>& kept = groups_[name];
   if (kept) return kept;
-  auto place = std::find(ranks.begin(), ranks.end(), rank_);
-  if (place == ranks.end())
-    throw Error(ErrorCode::internal, "rank " + std::to_string(rank_) + " is not in group " + axis + " " + list_text(ranks));
   auto impl = std::make_unique<Group::Impl>();
-  impl->axis = axis;
-  impl->world_rank = rank_;
-  impl->rank = place - ranks.begin();
-  impl->ranks = ranks;
-  impl->timeout = timeout_;
+  impl->place = std::make_shared<detail::Place>(detail::Place{axis, rank_, ranks, timeout_});
+  auto mine = std::find(ranks.begin(), ranks.end(), rank_);
+  if (mine == ranks.end()) throw Error(ErrorCode::internal, "rank " + std::to_string(rank_) + " is not in group " + impl->place->name());
+  impl->rank = mine - ranks.begin();
   impl->device = device_;
   impl->wire = wire_;
   impl->trace = trace_;
@@ -453,17 +439,26 @@ std::shared_ptr<Group> World::group(const std::string& axis, const std::vector<i
     try {
       impl->backend = connect_(name, ranks);
     } catch (const c10::Error& e) {
-      throw Error(ErrorCode::rendezvous_failed, "rank " + std::to_string(rank_) + " could not join group " + axis + " " + list_text(ranks) +
-                                                    ": " + std::string(e.what_without_backtrace()).substr(0, 300));
+      throw Error(ErrorCode::rendezvous_failed, "rank " + std::to_string(rank_) + " could not join group " + impl->place->name() + ": " +
+                                                    std::string(e.what_without_backtrace()).substr(0, 300));
     } catch (const Error&) {
       throw;
     } catch (const std::exception& e) {
       throw Error(ErrorCode::rendezvous_failed,
-                  "rank " + std::to_string(rank_) + " could not join group " + axis + " " + list_text(ranks) + ": " + e.what());
+                  "rank " + std::to_string(rank_) + " could not join group " + impl->place->name() + ": " + e.what());
     }
     impl->remote_reduction = impl->backend->getBackendName() == "nccl";
+    if (impl->remote_reduction) {
+      if (!watch_) watch_ = std::make_shared<detail::Watch>();
+      watch_->guard(impl->backend);
+      impl->watch = watch_;
+    }
   }
   return kept = std::make_shared<Group>(std::move(impl));
+}
+
+void World::check() {
+  if (watch_) watch_->check();
 }
 
 std::shared_ptr<Group> World::everyone() {

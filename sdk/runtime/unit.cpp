@@ -1,5 +1,6 @@
 #include "unit.h"
 
+#include <ATen/ops/_foreach_copy.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
@@ -26,16 +27,36 @@ struct GradientHook : torch::autograd::PostAccumulateGradHook {
   Unit* unit;
 };
 
-// to[at .. at + count) = from[begin ..), cast when the dtypes differ.
-void copy(const Tensor& to, int64_t at, const Tensor& from, int64_t begin, int64_t count) {
-  if (count == 0) return;
-  if (to.is_cpu() && from.is_cpu() && to.scalar_type() == from.scalar_type()) {
-    size_t each = to.element_size();
-    std::memcpy(static_cast<char*>(to.mutable_data_ptr()) + static_cast<size_t>(at) * each,
-                static_cast<const char*>(from.const_data_ptr()) + static_cast<size_t>(begin) * each, static_cast<size_t>(count) * each);
-  } else {
-    to.narrow(0, at, count).copy_(from.narrow(0, begin, count), /*non_blocking=*/true);
+// Copies to[at .. at + count) = from[begin ..), cast when the dtypes differ. On a device all of them together, in flush().
+class Copies {
+ public:
+  void add(const Tensor& to, int64_t at, const Tensor& from, int64_t begin, int64_t count) {
+    if (count == 0) return;
+    if (to.is_cpu() && from.is_cpu() && to.scalar_type() == from.scalar_type()) {
+      size_t each = to.element_size();
+      std::memcpy(static_cast<char*>(to.mutable_data_ptr()) + static_cast<size_t>(at) * each,
+                  static_cast<const char*>(from.const_data_ptr()) + static_cast<size_t>(begin) * each, static_cast<size_t>(count) * each);
+    } else if (to.is_cpu() || from.is_cpu()) {
+      to.narrow(0, at, count).copy_(from.narrow(0, begin, count));
+    } else {
+      to_.push_back(to.narrow(0, at, count));
+      from_.push_back(from.narrow(0, begin, count));
+    }
   }
+  void flush() {
+    if (!to_.empty()) at::_foreach_copy_(to_, from_);
+    to_.clear();
+    from_.clear();
+  }
+
+ private:
+  std::vector<Tensor> to_, from_;
+};
+
+void copy(const Tensor& to, int64_t at, const Tensor& from, int64_t begin, int64_t count) {
+  Copies one;
+  one.add(to, at, from, begin, count);
+  one.flush();
 }
 
 void clear(const Tensor& to, int64_t at, int64_t count) {
@@ -158,8 +179,17 @@ void Unit::gather() {
   }
 }
 
-void Unit::copy_in(const Tensor& shard, int64_t rank) {
-  for (const Piece& piece : pieces(rank)) copy(whole_, parameters_[piece.parameter].offset + piece.from, shard, piece.at, piece.count);
+void Unit::copy_in() {
+  Copies copies;
+  auto from = [&](const Tensor& shard, int64_t rank) {
+    for (const Piece& piece : pieces(rank))
+      copies.add(whole_, parameters_[piece.parameter].offset + piece.from, shard, piece.at, piece.count);
+  };
+  int64_t me = context_.me();
+  from(cast_.defined() ? cast_ : shard_, me);
+  for (int64_t r : c10::irange(context_.shards()))
+    if (r != me) from(scratch_.defined() ? scratch_.narrow(0, r * shard_size_, shard_size_) : gathering_.peer(r), r);
+  copies.flush();
 }
 
 void Unit::ready() {
@@ -168,10 +198,7 @@ void Unit::ready() {
   c10::NoGradGuard no_grad;
   gathering_.wait();
   whole_ = context_.pool->take(size_, param_);
-  copy_in(cast_.defined() ? cast_ : shard_, context_.me());
-  if (context_.shards() > 1)
-    for (int64_t r : c10::irange(context_.shards()))
-      if (r != context_.me()) copy_in(scratch_.defined() ? scratch_.narrow(0, r * shard_size_, shard_size_) : gathering_.peer(r), r);
+  copy_in();
   gathering_.release();
   scratch_ = cast_ = Tensor();
   auto* memory = size_ == 0 ? nullptr : static_cast<char*>(whole_.mutable_data_ptr());
@@ -236,8 +263,9 @@ void Unit::reduce() {
   finish_replication();
   context_.reducing = this;
   int64_t n = context_.shards(), me = context_.me();
-  // Replicas are summed over what this reduction adds, so an earlier sum of the step must stay apart.
-  bool apart = context_.replicated() && !fresh_;
+  // Replicas are summed over what this reduction adds, so an earlier sum of the step must stay apart; and on the ranks' device.
+  bool apart = context_.replicated() && (!fresh_ || gradient_.device() != context_.world->device());
+  first_ = fresh_;
   target_ = apart ? context_.pool->take(trainable_size_, gradient_.scalar_type()) : gradient_;
   bool first = apart || fresh_;
   fresh_ = false;
@@ -271,6 +299,7 @@ void Unit::reduce() {
     }
     pad_target(trainable_size_);
   }
+  Copies copies;
   for (int64_t r = 0, slot = 0; n > 1 && r < n; ++r) {
     if (r == me && !remote) continue;
     int64_t base = trainable_size_ * slot++, end = 0;
@@ -279,12 +308,13 @@ void Unit::reduce() {
       clear(packed_, base + end, piece.at - end);
       end = piece.at + piece.count;
       if (gradients[piece.parameter].defined())
-        copy(packed_, base + piece.at, gradients[piece.parameter], piece.from, piece.count);
+        copies.add(packed_, base + piece.at, gradients[piece.parameter], piece.from, piece.count);
       else
         clear(packed_, base + piece.at, piece.count);
     }
     clear(packed_, base + end, trainable_size_ - end);
   }
+  copies.flush();
   gradients.clear();
   release();
   reducing_ = true;
@@ -323,7 +353,7 @@ void Unit::finish_replication() {
   if (!target_.defined() || reducing_) return;
   c10::NoGradGuard no_grad;
   replicating_.wait();
-  if (!target_.is_same(gradient_)) gradient_.add_(target_);
+  if (!target_.is_same(gradient_)) scaled_add(gradient_, target_, 1, first_);
   target_ = Tensor();
 }
 

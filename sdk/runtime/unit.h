@@ -86,7 +86,7 @@ class Unit {
   void finish_replication();
   enum class State : uint8_t { freed, flying, here };
   void lay_out();
-  void copy_in(const at::Tensor& shard, int64_t rank);
+  void copy_in();
   // This rank's gradient of a parameter, earlier micro-batches included; undefined when there is none.
   at::Tensor take_gradient(Parameter& parameter);
   void keep_gradients();
@@ -102,7 +102,7 @@ class Unit {
   at::Tensor whole_, scratch_, cast_, packed_, received_, target_;
   Pending gathering_, exchanging_, replicating_;
   State state_ = State::freed;
-  bool in_backward_ = false, reducing_ = false, fresh_ = true;
+  bool in_backward_ = false, reducing_ = false, fresh_ = true, first_ = true;
   int64_t waiting_ = 0;
 };
 

@@ -18,6 +18,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "meshwright/parallel.h"
@@ -104,6 +105,7 @@ class MESHWRIGHT_API Trainer {
 
  private:
   struct Parts;
+  std::pair<double, double> totals(const at::Tensor& loss_sum, double count);
   std::shared_ptr<World> world_;
   std::shared_ptr<torch::nn::Module> module_;
   std::unique_ptr<ModelOutline> outline_;

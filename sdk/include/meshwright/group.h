@@ -26,6 +26,10 @@ class Work;
 
 namespace meshwright {
 
+namespace detail {
+class Watch;
+}
+
 // What this rank sent, by axis and operation; and, while recording, each collective in order.
 class MESHWRIGHT_API Wire {
  public:
@@ -146,8 +150,14 @@ class MESHWRIGHT_API World {
   // The group of these global ranks, this one among them; made at first use (collective over the group), then kept.
   std::shared_ptr<Group> group(const std::string& axis, const std::vector<int64_t>& ranks);
   std::shared_ptr<Group> everyone();
+  // Throws Error(collective_timeout | collective_failed) when a collective on a device has failed or is late: there wait() only puts what
+  // follows behind it, and the host hears of it here (and at the start of the next collective). On the CPU wait() throws itself.
+  void check();
   Wire& wire() { return *wire_; }
   Trace& trace() { return *trace_; }
+  // What joining found worth telling the user.
+  const std::vector<std::string>& notices() const { return notices_; }
+  void notice(std::string text) { notices_.push_back(std::move(text)); }
 
  private:
   int64_t rank_, size_;
@@ -156,6 +166,8 @@ class MESHWRIGHT_API World {
   Connect connect_;
   std::shared_ptr<Wire> wire_;
   std::shared_ptr<Trace> trace_;
+  std::shared_ptr<detail::Watch> watch_;
+  std::vector<std::string> notices_;
   std::map<std::string, std::shared_ptr<Group>> groups_;
 };
 

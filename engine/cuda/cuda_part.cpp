@@ -1,0 +1,60 @@
+#include "engine/cuda/cuda_part.h"
+
+#include <ATen/Context.h>
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAFunctions.h>
+#include <cuda_runtime_api.h>
+
+#include <cstdlib>
+#include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
+
+#include "meshwright/export.h"
+
+namespace meshwright::cuda {
+
+namespace {
+
+c10::DeviceIndex index_of(int64_t device) { return static_cast<c10::DeviceIndex>(device); }
+
+int64_t device_count() { return c10::cuda::device_count(); }
+
+std::string device_name(int64_t device) {
+  cudaDeviceProp properties{};
+  C10_CUDA_CHECK(cudaGetDeviceProperties(&properties, static_cast<int>(device)));
+  return properties.name;
+}
+
+void use_device(int64_t device) {
+  at::globalContext().lazyInitDevice(at::kCUDA);
+  c10::cuda::set_device(index_of(device));
+  C10_CUDA_CHECK(cudaFree(nullptr));
+}
+
+c10::intrusive_ptr<c10d::Backend> make_nccl(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, int64_t device,
+                                            std::chrono::milliseconds timeout) {
+  auto options = c10d::ProcessGroupNCCL::Options::create(/*is_high_priority_stream=*/true);
+  options->timeout = timeout;
+  auto group = c10::make_intrusive<c10d::ProcessGroupNCCL>(store, rank, size, options);
+  group->setBoundDeviceId(at::Device(at::kCUDA, index_of(device)));
+  return group;
+}
+
+void synchronize() { c10::cuda::device_synchronize(); }
+
+const c10::CachingDeviceAllocator::Stat& bytes(const c10::CachingDeviceAllocator::DeviceStats& stats) {
+  return stats.allocated_bytes[static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE)];
+}
+
+int64_t live_bytes(int64_t device) { return bytes(c10::cuda::CUDACachingAllocator::getDeviceStats(index_of(device))).current; }
+int64_t peak_bytes(int64_t device) { return bytes(c10::cuda::CUDACachingAllocator::getDeviceStats(index_of(device))).peak; }
+void reset_peak(int64_t device) { c10::cuda::CUDACachingAllocator::resetPeakStats(index_of(device)); }
+
+}  // namespace
+
+}  // namespace meshwright::cuda
+
+extern "C" MESHWRIGHT_API const meshwright::cuda::CudaPart* meshwright_cuda_part() {
+  using namespace meshwright::cuda;
+  static const CudaPart part{device_count, device_name, use_device, make_nccl, synchronize, live_bytes, peak_bytes, reset_peak};
+  return &part;
+}

@@ -1,0 +1,37 @@
+// What needs CUDA and NCCL, in a shared object of its own: a CPU job never loads the CUDA libraries.
+//
+//   const CudaPart& cuda = load_cuda_part();   // engine/device; throws when the CUDA libraries are not there
+#pragma once
+
+#include <c10/util/intrusive_ptr.h>
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+
+namespace c10d {
+class Backend;
+class Store;
+}  // namespace c10d
+
+namespace meshwright::cuda {
+
+struct CudaPart {
+  int64_t (*device_count)();  // 0 when there is none, or no driver
+  std::string (*device_name)(int64_t device);
+  // Makes it the current device of the calling thread and creates its context.
+  void (*use_device)(int64_t device);
+  // A ProcessGroupNCCL with a communicator of its own; made lazily by its first collective. `timeout` is LibTorch's own, its last resort.
+  c10::intrusive_ptr<c10d::Backend> (*make_nccl)(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, int64_t device,
+                                                 std::chrono::milliseconds timeout);
+  // Waits for all work of the current device.
+  void (*synchronize)();
+  // Bytes of live tensors on a device, now and at most since reset_peak().
+  int64_t (*live_bytes)(int64_t device);
+  int64_t (*peak_bytes)(int64_t device);
+  void (*reset_peak)(int64_t device);
+};
+
+}  // namespace meshwright::cuda
+
+extern "C" const meshwright::cuda::CudaPart* meshwright_cuda_part();

@@ -1,0 +1,107 @@
+#include "watch.h"
+
+#include <cstdio>
+
+namespace meshwright::detail {
+
+namespace {
+
+std::string list_text(const std::vector<int64_t>& ranks) {
+  std::string out = "[";
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    if (i == 8 && ranks.size() > 10) return out + ", ... " + std::to_string(ranks.back()) + "]";
+    out += (i ? ", " : "") + std::to_string(ranks[i]);
+  }
+  return out + "]";
+}
+
+std::string size_text(int64_t bytes) {
+  char text[32];
+  if (bytes < 10000)
+    std::snprintf(text, sizeof text, "%lld bytes", static_cast<long long>(bytes));
+  else
+    std::snprintf(text, sizeof text, "%.1f MB", static_cast<double>(bytes) / 1e6);
+  return text;
+}
+
+}  // namespace
+
+std::string Place::name() const { return axis + " " + list_text(ranks); }
+
+Error Place::failure(const char* op, int64_t bytes, const std::string& what) const {
+  bool late = what.find("imed out") != std::string::npos || what.find("imeout") != std::string::npos;
+  std::string place = std::string(op) + " of " + size_text(bytes) + " in group " + name();
+  std::string who = "rank " + std::to_string(world_rank);
+  if (late)
+    return Error(ErrorCode::collective_timeout,
+                 who + " waited " + std::to_string(static_cast<double>(timeout.count()) / 1000.0).substr(0, 6) + " s in vain for " + place)
+        .key("dist_env.timeout_minutes")
+        .help("look at the logs of the other ranks of the group: one of them hangs, is stopped or runs something else")
+        .help("raise dist_env.timeout_minutes when a rank is only slow");
+  return Error(ErrorCode::collective_failed, who + ": " + place + " failed: " + what.substr(0, what.find('\n')))
+      .help("look at the message of the rank that ended first");
+}
+
+Watch::~Watch() {
+  {
+    std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  wake_.notify_all();
+  if (thread_.joinable()) thread_.join();
+}
+
+void Watch::guard(c10::intrusive_ptr<c10d::Backend> backend) {
+  std::lock_guard lock(mutex_);
+  backends_.push_back(std::move(backend));
+  if (!thread_.joinable()) thread_ = std::thread([this] { run(); });
+}
+
+void Watch::add(c10::intrusive_ptr<c10d::Work> work, std::shared_ptr<const Place> place, const char* op, int64_t bytes) {
+  auto deadline = std::chrono::steady_clock::now() + place->timeout;
+  std::lock_guard lock(mutex_);
+  entries_.push_back({std::move(work), std::move(place), op, bytes, deadline});
+}
+
+void Watch::check() {
+  std::lock_guard lock(mutex_);
+  if (failure_) throw *failure_;
+}
+
+void Watch::run() {
+  std::unique_lock lock(mutex_);
+  while (!stop_) {
+    wake_.wait_for(lock, std::chrono::milliseconds(100));
+    if (!failure_) look(lock);
+  }
+}
+
+// Collectives of one group end in their order, so the first late one is the one to name.
+void Watch::look(std::unique_lock<std::mutex>& lock) {
+  auto now = std::chrono::steady_clock::now();
+  std::vector<Entry> left;
+  for (Entry& entry : entries_) {
+    if (failure_) break;
+    try {
+      if (entry.work->isCompleted()) {
+        if (auto problem = entry.work->exception()) std::rethrow_exception(problem);
+        continue;
+      }
+      if (now > entry.deadline) failure_ = entry.place->failure(entry.op, entry.bytes, "timed out");
+    } catch (const c10::Error& error) {
+      failure_ = entry.place->failure(entry.op, entry.bytes, error.what_without_backtrace());
+    } catch (const std::exception& error) {
+      failure_ = entry.place->failure(entry.op, entry.bytes, error.what());
+    }
+    left.push_back(std::move(entry));
+  }
+  entries_ = std::move(left);
+  if (!failure_) return;
+  entries_.clear();
+  std::vector<c10::intrusive_ptr<c10d::Backend>> backends = backends_;
+  lock.unlock();
+  for (auto& backend : backends) backend->abort();
+  lock.lock();
+}
+
+}  // namespace meshwright::detail

@@ -1,0 +1,57 @@
+// Collectives that run on a device: the host does not wait for them, so a watch notices when one fails or never ends.
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+
+#include <chrono>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "meshwright/error.h"
+
+namespace meshwright::detail {
+
+// A group as errors name it.
+struct Place {
+  std::string axis;
+  int64_t world_rank = 0;
+  std::vector<int64_t> ranks;
+  std::chrono::milliseconds timeout{};
+  std::string name() const;  // "dp [0, 1, 2]"
+  // Error(collective_timeout | collective_failed), by what LibTorch said.
+  Error failure(const char* op, int64_t bytes, const std::string& what) const;
+};
+
+class Watch {
+ public:
+  ~Watch();
+  void guard(c10::intrusive_ptr<c10d::Backend> backend);  // what to abort
+  void add(c10::intrusive_ptr<c10d::Work> work, std::shared_ptr<const Place> place, const char* op, int64_t bytes);
+  // Throws the first failure. By then all back ends are aborted, so that no kernel holds the device.
+  void check();
+
+ private:
+  struct Entry {
+    c10::intrusive_ptr<c10d::Work> work;
+    std::shared_ptr<const Place> place;
+    const char* op;
+    int64_t bytes;
+    std::chrono::steady_clock::time_point deadline;
+  };
+  void run();
+  void look(std::unique_lock<std::mutex>& lock);
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  std::vector<Entry> entries_;
+  std::vector<c10::intrusive_ptr<c10d::Backend>> backends_;
+  std::optional<Error> failure_;
+  bool stop_ = false;
+  std::thread thread_;
+};
+
+}  // namespace meshwright::detail

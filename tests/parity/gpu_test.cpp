@@ -1,0 +1,138 @@
+// On a machine with an NVIDIA device: NCCL in a world of one, and ranks that share the device over gloo, against PyTorch's curves.
+// Without a device everything here is skipped, and says so.
+#define DOCTEST_CONFIG_IMPLEMENT
+#include "curves.h"
+
+#include <ATen/ops/arange.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/zeros.h>
+
+#include <cstdio>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+
+#include "engine/device/device.h"
+
+using namespace meshwright;
+using namespace meshwright::parity;
+using at::Tensor;
+
+namespace {
+
+const std::vector<std::string> kCuda{"dist_env.device=cuda"};
+
+std::vector<std::string> with(std::vector<std::string> sets, const std::vector<std::string>& more) {
+  sets.insert(sets.end(), more.begin(), more.end());
+  return sets;
+}
+
+}  // namespace
+
+TEST_CASE("NCCL in a world of one: every collective the groups use") {
+  const cuda::CudaPart& part = *device::cuda_part();
+  part.use_device(0);
+  auto nccl = part.make_nccl(c10::make_intrusive<c10d::HashStore>(), 0, 1, 0, std::chrono::minutes(2));
+  CHECK(nccl->getBackendName() == "nccl");
+  at::TensorOptions options = at::TensorOptions().dtype(at::kFloat).device(at::kCUDA, 0);
+  Tensor x = at::arange(1000, options), y = at::empty({1000}, options);
+  std::vector<Tensor> one{x.clone()};
+  nccl->allreduce(one)->wait();
+  CHECK(at::equal(one[0], x));
+  nccl->broadcast(one)->wait();
+  CHECK(at::equal(one[0], x));
+  nccl->_allgather_base(y, x)->wait();
+  CHECK(at::equal(y, x));
+  y.zero_();
+  nccl->_reduce_scatter_base(y, x)->wait();
+  CHECK(at::equal(y, x));
+  y.zero_();
+  std::vector<int64_t> splits{1000};
+  nccl->alltoall_base(y, x, splits, splits)->wait();
+  CHECK(at::equal(y, x));
+  auto work = nccl->allreduce(one);
+  work->wait();
+  part.synchronize();
+  CHECK(work->isCompleted());
+}
+
+TEST_CASE("device memory is counted by the caching allocator") {
+  const cuda::CudaPart& part = *device::cuda_part();
+  part.use_device(0);
+  int64_t before = part.live_bytes(0);
+  {
+    Tensor megabyte = at::zeros({1 << 18}, at::TensorOptions().dtype(at::kFloat).device(at::kCUDA, 0));
+    CHECK(part.live_bytes(0) - before == 1 << 20);
+    part.reset_peak(0);
+    {
+      Tensor more = at::zeros({1 << 18}, megabyte.options());
+    }
+    CHECK(part.peak_bytes(0) - before == 2 << 20);
+  }
+  CHECK(part.live_bytes(0) == before);
+}
+
+TEST_CASE("curves on the device are PyTorch's") {
+  Folder folder;
+  const std::string ddp = "distributed.strategy=ddp", fsdp = "distributed.fsdp2.";
+  struct Case {
+    std::string family;
+    int ranks, accumulation;
+    std::vector<std::string> sets;
+  };
+  double worst_loss = 0, worst_norm = 0;
+  for (const Case& c : std::vector<Case>{
+           {"llama", 1, 1, {ddp}},
+           {"llama", 1, 4, {}},
+           {"llama", 1, 1, {fsdp + "offload_policy=cpu"}},
+           {"llama", 2, 1, {ddp}},
+           {"llama", 2, 1, {}},
+           {"llama", 3, 4, {}},
+           {"llama", 2, 1, {fsdp + "offload_policy=cpu"}},
+           {"llama", 2, 1, {fsdp + "enable_fsdp2_prefetch=true"}},
+           {"llama", 2, 3, {fsdp + "defer_fsdp_grad_sync=false"}},
+           {"llama", 4, 1, {"distributed.dp_replicate_size=2"}},
+           {"llama", 4, 1, {"distributed.dp_replicate_size=2", fsdp + "offload_policy=cpu"}},
+           {"llama", 2, 1, {"distributed.activation_checkpointing=full"}},
+           {"qwen3", 2, 1, {}},
+           {"qwen2", 2, 1, {}},
+           {"mistral", 2, 1, {ddp}},
+       }) {
+    std::string what = c.family + " on " + std::to_string(c.ranks) + " x " + std::to_string(c.accumulation);
+    for (const std::string& set : c.sets) what += " " + set;
+    CAPTURE(what);
+    std::vector<Row> expected = read_curve(kData + c.family + "/curve.jsonl");
+    std::vector<Row> found = train(folder, c.family, c.ranks, c.accumulation, with(kCuda, c.sets));
+    double loss = worst(found, expected, false), norm = worst(found, expected, true);
+    std::printf("%-100s loss %.1e  norm %.1e\n", what.c_str(), loss, norm);
+    // Another machine's sums: the kernels add in another order than the CPU's.
+    CHECK(loss < 1e-4);
+    CHECK(norm < 1e-3);
+    worst_loss = std::max(worst_loss, loss);
+    worst_norm = std::max(worst_norm, norm);
+  }
+  MESSAGE("largest difference: loss ", worst_loss, ", norm ", worst_norm);
+}
+
+TEST_CASE("more NCCL ranks than devices are refused before any group exists") {
+  Folder folder;
+  std::string why;
+  int64_t devices = device::cuda_part(&why)->device_count();
+  fs::path out = folder.path / "out";
+  std::string command =
+      MESHWRIGHT_BUILD_DIR "/bin/meshwright train " MESHWRIGHT_SOURCE_DIR "/configs/ddp_cpu.toml --nproc " + std::to_string(devices + 1) +
+      " --set dist_env.device=cuda --set dist_env.backend=nccl --set run.dir=" + folder.path.string() + " > " + out.string() + " 2>&1";
+  CHECK(WEXITSTATUS(std::system(command.c_str())) == 4);
+}
+
+int main(int argc, char** argv) {
+  std::string why;
+  const meshwright::cuda::CudaPart* part = meshwright::device::cuda_part(&why);
+  if (part == nullptr || part->device_count() == 0) {
+    std::printf("skipped, all of it: %s\n", part ? "this machine has no CUDA device" : why.c_str());
+    return 77;
+  }
+  doctest::Context context(argc, argv);
+  return context.run();
+}
