@@ -74,7 +74,10 @@ class OptionChecker {
     if (std::find(choices.begin(), choices.end(), "") != choices.end()) report_.fail(name_ + " has an empty choice");
     for (std::string alias : text::split_names(o_.aliases, '|')) {
       alias = alias.substr(0, alias.find('{'));  // "old{x=1,y=2}"
-      if (!text::is_identifier(text::normal(alias))) report_.fail(name_ + ": the older name \"" + alias + "\" is no name");
+      // "vision.size": what used to stand in a table of its own.
+      std::vector<std::string> parts = text::split(alias, '.');
+      if (!std::all_of(parts.begin(), parts.end(), [](const std::string& part) { return text::is_identifier(text::normal(part)); }))
+        report_.fail(name_ + ": the older name \"" + alias + "\" is no name");
       if (schema_.find(alias) != nullptr) report_.fail(name_ + ": the older name " + alias + " is the name of another option");
     }
   }

@@ -65,16 +65,23 @@ int64_t resolve_dp_size(const MeshRequest& request) {
   for (int64_t size : {s.tp, s.cp, s.pp})
     if (size < 1 || __builtin_mul_overflow(model, size, &model)) model = INT64_MAX / 2;
   std::string factors = "tp " + n(s.tp) + " * cp " + n(s.cp) + " * pp " + n(s.pp);
-  // The key to point at: the largest factor, for it is the likeliest mistake.
-  const char* largest = s.tp >= s.cp && s.tp >= s.pp ? "tp" : s.cp >= s.pp ? "cp" : "pp";
   if (!s.dp) {
     if (world % model == 0) return world / model;
+    // The key to point at: the largest factor that can be mended alone, else the largest, for it is the likeliest mistake.
+    struct Factor {
+      const char* name;
+      int64_t size;
+    };
+    std::array<Factor, 3> by_size = {{{"tp", s.tp}, {"cp", s.cp}, {"pp", s.pp}}};
+    std::stable_sort(by_size.begin(), by_size.end(), [](const Factor& a, const Factor& b) { return a.size > b.size; });
+    auto rest_of = [&](const Factor& factor) { return std::max<int64_t>(1, model / std::max<int64_t>(1, factor.size)); };
+    const auto* alone =
+        std::find_if(by_size.begin(), by_size.end(), [&](const Factor& f) { return f.size > 1 && world % rest_of(f) == 0; });
+    const Factor& wrong = alone == by_size.end() ? by_size[0] : *alone;
     Error error = size_error(request, ErrorCode::world_not_divisible,
-                             "world size " + n(world) + " is not divisible by " + factors + " = " + n(model), largest);
-    int64_t wish = std::string_view(largest) == "tp" ? s.tp : std::string_view(largest) == "cp" ? s.cp : s.pp;
-    int64_t rest = std::max<int64_t>(1, model / wish);
-    if (world % rest == 0)
-      for (int64_t d : divisors_near(world / rest, wish, 3)) error.help(set_line(largest, d));
+                             "world size " + n(world) + " is not divisible by " + factors + " = " + n(model), wrong.name);
+    if (alone != by_size.end())
+      for (int64_t d : divisors_near(world / rest_of(wrong), wrong.size, 3)) error.help(set_line(wrong.name, d));
     else
       error.help("set distributed.tp_size = 1, distributed.cp_size = 1 and distributed.pp_size = 1");
     error.help("use a world size of " + n(model * std::max<int64_t>(1, (world + model - 1) / model)));

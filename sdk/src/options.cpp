@@ -22,6 +22,15 @@ bool has_flag(const meshwright_option& option, uint32_t flag) { return (option.f
 
 std::string number_text(double v) { return to_toml(OptionValue(v)); }
 
+// " from 0 to 1", " of at least 0", ...; empty without bounds.
+std::string range_text(const meshwright_option& option) {
+  bool low = !has_flag(option, MESHWRIGHT_NO_MIN), high = !has_flag(option, MESHWRIGHT_NO_MAX),
+       open = has_flag(option, MESHWRIGHT_OPEN_MIN);
+  if (low && high) return (open ? " above " : " from ") + number_text(option.min) + " to " + number_text(option.max);
+  if (low) return (open ? " above " : " of at least ") + number_text(option.min);
+  return high ? " of at most " + number_text(option.max) : std::string();
+}
+
 // An example of each accepted form, as TOML text.
 std::vector<std::string> examples(const meshwright_option& option) {
   std::vector<std::string> out;
@@ -51,12 +60,14 @@ Error with_examples(Error error, const meshwright_option& option, const std::str
   return error;
 }
 
-void check_range(const meshwright_option& option, double v, const std::string& key) {
+// `index`: the place in a list, -1 for a number of its own.
+void check_range(const meshwright_option& option, double v, const std::string& key, ptrdiff_t index = -1) {
   bool low = !has_flag(option, MESHWRIGHT_NO_MIN) && (has_flag(option, MESHWRIGHT_OPEN_MIN) ? v <= option.min : v < option.min);
   bool high = !has_flag(option, MESHWRIGHT_NO_MAX) && v > option.max;
   if (!low && !high && !std::isnan(v)) return;
-  throw with_examples(Error(ErrorCode::out_of_range, key + " = " + number_text(v) + ", but it must be " + describe_type(option)), option,
-                      key);
+  std::string what = index < 0 ? key : "item " + std::to_string(index + 1) + " of " + key;
+  std::string range = index < 0 ? describe_type(option) : "a number" + range_text(option);
+  throw with_examples(Error(ErrorCode::out_of_range, what + " = " + number_text(v) + ", but it must be " + range), option, key);
 }
 
 std::string check_choice(const meshwright_option& option, const std::string& value, const std::string& key) {
@@ -127,18 +138,8 @@ const meshwright_option* OptionSchema::find(std::string_view name) const {
 std::string describe_type(const meshwright_option& option) {
   std::vector<std::string> parts;
   if (accepts(option, MESHWRIGHT_BOOL)) parts.push_back("true or false");
-  if (accepts(option, MESHWRIGHT_INT | MESHWRIGHT_NUMBER)) {
-    std::string text = accepts(option, MESHWRIGHT_NUMBER) ? "a number" : "an integer";
-    bool low = !has_flag(option, MESHWRIGHT_NO_MIN), high = !has_flag(option, MESHWRIGHT_NO_MAX);
-    if (low && high)
-      text += std::string(has_flag(option, MESHWRIGHT_OPEN_MIN) ? " above " : " from ") + number_text(option.min) + " to " +
-              number_text(option.max);
-    else if (low)
-      text += (has_flag(option, MESHWRIGHT_OPEN_MIN) ? " above " : " of at least ") + number_text(option.min);
-    else if (high)
-      text += " of at most " + number_text(option.max);
-    parts.push_back(text);
-  }
+  if (accepts(option, MESHWRIGHT_INT | MESHWRIGHT_NUMBER))
+    parts.push_back((accepts(option, MESHWRIGHT_NUMBER) ? "a number" : "an integer") + range_text(option));
   if (accepts(option, MESHWRIGHT_STRING)) {
     if (option.choices != nullptr)
       parts.push_back("one of " + text::join(text::split(option.choices, '|'), ", "));
@@ -150,7 +151,10 @@ std::string describe_type(const meshwright_option& option) {
   if (accepts(option, MESHWRIGHT_STRING_MAP)) parts.push_back("a table of strings");
   if (accepts(option, MESHWRIGHT_STRING_TABLE)) parts.push_back("a list of lists of strings");
   std::string out = text::join(parts, ", or ");
-  if (has_flag(option, MESHWRIGHT_OPTIONAL)) out += ", or \"none\"";
+  if (has_flag(option, MESHWRIGHT_OPTIONAL)) {
+    bool automatic = option.default_value != nullptr && std::string_view(option.default_value) == "\"auto\"";
+    out += automatic ? ", or \"auto\"" : ", or \"none\"";
+  }
   return out;
 }
 
@@ -217,7 +221,8 @@ OptionValue check_option(const meshwright_option& option, const OptionValue& val
     }
     case 6:
       if (accepts(option, MESHWRIGHT_NUMBER_LIST)) {
-        for (double item : std::get<std::vector<double>>(value)) check_range(option, item, key);
+        const auto& items = std::get<std::vector<double>>(value);
+        for (size_t i = 0; i < items.size(); ++i) check_range(option, items[i], key, static_cast<ptrdiff_t>(i));
         return value;
       }
       break;

@@ -132,10 +132,18 @@ bool can_have(ModuleKind kind, TpStyleKind style) {
   return false;
 }
 
-// The base plan and the tables name modules that only some models have; a pattern of theirs without a match is no mistake.
-bool optional_pattern(const TpPlan& plan) { return plan.source == "base plan" || plan.source.starts_with("table "); }
+// The base plan, the tables and the copies of Hugging Face's plans name modules that only some models have; a pattern of theirs without
+// a match is no mistake. In a plan of the user's, or of a user's model, it most likely is one.
+bool optional_patterns(const TpPlan& plan, const TpPlanRequest& request, const ModelOutline& outline) {
+  bool own = plan.source == "own plan";
+  if (request.choice.kind == TpPlanChoice::Kind::named) {
+    if (!built_in_plans().contains(request.choice.name)) return false;
+    own = request.choice.name == "own";
+  }
+  return own ? !outline.remote_code : request.choice.kind != TpPlanChoice::Kind::custom;
+}
 
-void match(const ModelOutline& outline, const TpPlanEntries& entries, TpPlan& plan) {
+void match(const ModelOutline& outline, const TpPlanEntries& entries, bool optional, TpPlan& plan) {
   std::map<std::string, std::string> styled;  // module -> pattern
   for (const auto& [pattern, style] : entries) {
     TpEntry entry{pattern, style, {}};
@@ -157,8 +165,7 @@ void match(const ModelOutline& outline, const TpPlanEntries& entries, TpPlan& pl
       entry.modules.push_back(module.name);
     }
     if (entry.modules.empty()) {
-      if (!optional_pattern(plan))
-        plan.warnings.push_back("the pattern " + text::quote(pattern) + " of the tensor-parallel plan matches no module");
+      if (!optional) plan.warnings.push_back("the pattern " + text::quote(pattern) + " of the tensor-parallel plan matches no module");
       continue;
     }
     plan.entries.push_back(std::move(entry));
@@ -289,7 +296,7 @@ TpPlan select_tp_plan(const ModelOutline& outline, const TpPlanRequest& request)
   if (outline.architecture == "NemotronFlashForCausalLM")
     std::erase_if(entries, [](const auto& e) { return e.first == "lm_head" && e.second.output == TpLayout::replicate; });
   if (outline.moe) check_moe_tp_plan(outline, request, entries);
-  match(outline, entries, plan);
+  match(outline, entries, optional_patterns(plan, request, outline), plan);
   return plan;
 }
 

@@ -269,6 +269,7 @@ TEST_CASE("the plan is chosen in the order of the specification") {
   named.choice.kind = TpPlanChoice::Kind::named;
   named.choice.name = "llama_nemotron_super_tp_plan";
   CHECK(select_tp_plan(llama, named).source == "named llama_nemotron_super_tp_plan");
+  CHECK(select_tp_plan(llama, named).warnings.empty());  // its fused projections are another model's
   CHECK(as_map(architecture_tp_plan(llama, false, plan.notices).value()).size() == 11);
   named.choice.name = "llama_nemotron_supper_tp_plan";
   Error unknown = error_of([&] { select_tp_plan(llama, named); });
@@ -278,6 +279,9 @@ TEST_CASE("the plan is chosen in the order of the specification") {
   CHECK(error_of([] { register_tp_plan("test_plan", {}); }).code() == ErrorCode::conflict);
   named.choice.name = "test_plan";
   CHECK(select_tp_plan(llama, named).entries.size() == 1);
+  register_tp_plan("test_plan_of_nothing", [](const ModelOutline&, bool) { return TpPlanEntries{{"nowhere", *parse_style("colwise")}}; });
+  named.choice.name = "test_plan_of_nothing";
+  CHECK(select_tp_plan(llama, named).warnings.size() == 1);
 
   ModelOutline mistral = llama;
   mistral.architecture = "MistralForCausalLM";
@@ -288,6 +292,12 @@ TEST_CASE("the plan is chosen in the order of the specification") {
   mistral.own_tp_plan = {{"lm_head", "colwise_gather_output"},
                          {"model.layers.*.self_attn.q_proj", "colwise"},
                          {"model.layers.*.self_attn.q_norm", "replicated_with_grad_allreduce"}};
+  // What a family's plan names for other sizes of it is no mistake; in the plan of a user's model it may be.
+  ModelOutline other = mistral;
+  other.own_tp_plan.emplace_back("model.layers.*.nowhere", "colwise");
+  CHECK(select_tp_plan(other, request(2)).warnings.empty());
+  other.remote_code = true;
+  CHECK(select_tp_plan(other, request(2)).warnings.size() == 1);
   TpPlan own = select_tp_plan(mistral, request(2));
   CHECK(own.source == "own plan");
   Plan entries;

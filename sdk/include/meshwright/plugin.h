@@ -47,7 +47,7 @@ struct meshwright_option {
   const char* default_value; /* a TOML literal, or NULL: not set */
   double min, max;           /* bounds for numbers (and each number of a list), unless flagged off */
   const char* choices;       /* allowed strings, "a|b|c", or NULL */
-  const char* aliases;       /* older names, "a|b", or NULL; "old{x=1,y=2}" also maps old string values */
+  const char* aliases;       /* older names, "a|b", or NULL; "old{x=1,y=2}" also maps old string values; "t.old": in a table t */
   const char* doc;           /* one or two sentences, with the unit */
 };
 
