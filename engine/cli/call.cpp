@@ -22,8 +22,7 @@ std::optional<int64_t> Call::number(const std::string& flag, int64_t least) cons
   auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
   if (error != std::errc() || end != text.data() + text.size() || number < least)
     throw Error(ErrorCode::usage, "--" + flag + " wants an integer of at least " + std::to_string(least) + ", found \"" + text + "\"")
-        .help("--" + flag + " " + std::to_string(least))
-        .help("--" + flag + " " + std::to_string(least + 8));
+        .help("--" + flag + " " + std::to_string(least));
   return number;
 }
 

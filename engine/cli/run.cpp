@@ -173,7 +173,7 @@ int guard(Call& call, Body&& body) {
 int run(int argc, const char* const* argv) {
   // A reader that goes away is a failed write like others, not a signal.
   std::signal(SIGPIPE, SIG_IGN);
-  report::Output out(stdout, "standard output"), err(stderr, "standard error");
+  report::Output out(stdout, "standard output"), err(stderr, "standard error", report::Output::Loss::ignored);
   Words words(argv + std::min(argc, 1), argv + argc);
   Call call{.out = out, .err = err, .out_style = report::style_of(stdout), .err_style = report::style_of(stderr)};
   // Known before the flags are parsed, so that mistakes among them are JSON too.
@@ -184,8 +184,9 @@ int run(int argc, const char* const* argv) {
     err.flush();
     return status;
   } catch (const report::WriteFailed& failure) {
-    if (!failure.closed_pipe()) std::fprintf(stderr, "error[%s]: %s\n", code_string(ErrorCode::internal).c_str(), failure.what());
-    // Nothing of the half-written buffer may be tried again at exit.
+    // Nothing of the half-written buffer may be tried again at exit. A reader that went away ends others by its signal.
+    if (failure.closed_pipe()) std::_Exit(128 + SIGPIPE);
+    std::fprintf(stderr, "error[%s]: %s\n", code_string(ErrorCode::internal).c_str(), failure.what());
     std::_Exit(exit_status(ErrorCode::internal));
   }
 }

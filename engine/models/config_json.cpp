@@ -1,6 +1,6 @@
 #include "engine/models/config_json.h"
 
-#include <boost/json/parse.hpp>
+#include <algorithm>
 #include <boost/json/parser.hpp>
 #include <boost/json/serialize.hpp>
 #include <cmath>
@@ -14,8 +14,19 @@ ConfigJson ConfigJson::parse(std::string_view text, std::string name) {
   boost::json::parse_options options;
   options.max_depth = 32;
   boost::json::error_code failed;
-  boost::json::value value = boost::json::parse(boost::json::string_view(text.data(), text.size()), failed, {}, options);
-  if (failed) throw Error(ErrorCode::bad_model_config, name + " is not JSON: " + failed.message()).key("model.config");
+  boost::json::parser parser({}, options);
+  size_t read = parser.write_some(text.data(), text.size(), failed);
+  size_t rest = failed ? read : text.find_first_not_of(" \t\r\n", read);
+  if (!failed && rest < text.size()) failed = boost::json::error::extra_data;
+  if (failed) {
+    std::string_view before = text.substr(0, std::min(rest, text.size()));
+    auto line = 1 + std::count(before.begin(), before.end(), '\n');
+    size_t column = before.size() - (before.rfind('\n') == std::string_view::npos ? 0 : before.rfind('\n') + 1) + 1;
+    throw Error(ErrorCode::bad_model_config,
+                name + " is not JSON: " + failed.message() + " at line " + std::to_string(line) + ", column " + std::to_string(column))
+        .key("model.config");
+  }
+  boost::json::value value = parser.release();
   if (!value.is_object()) throw Error(ErrorCode::bad_model_config, name + " holds no JSON object").key("model.config");
   ConfigJson out;
   out.object_ = std::move(value.get_object());

@@ -39,10 +39,13 @@ std::string read_file(const std::filesystem::path& path) {
         .key("model.config")
         .help("give the path of a Hugging Face config.json, from the current folder");
   };
-  if (!std::filesystem::exists(status)) throw refuse("no such file");
+  if (!std::filesystem::exists(status))
+    throw refuse(failed && status.type() == std::filesystem::file_type::none ? failed.message() : "no such file");
   if (!std::filesystem::is_regular_file(status)) throw refuse("not a regular file");
   if (std::uintmax_t size = std::filesystem::file_size(path, failed); failed || size > kMaxConfigBytes) throw refuse("larger than 4 MiB");
+  errno = 0;
   std::ifstream in(path, std::ios::binary);
+  if (!in) throw refuse(std::strerror(errno));
   std::ostringstream text;
   text << in.rdbuf();
   if (!in) throw refuse(std::strerror(errno));

@@ -10,12 +10,14 @@ WriteFailed::WriteFailed(const std::string& stream, int error)
 
 void Output::write(std::string_view text) {
   errno = 0;
-  if (std::fwrite(text.data(), 1, text.size(), stream_) != text.size()) throw WriteFailed(name_, errno == 0 ? EIO : errno);
+  if (std::fwrite(text.data(), 1, text.size(), stream_) != text.size() && loss_ == Loss::noticed)
+    throw WriteFailed(name_, errno == 0 ? EIO : errno);
 }
 
 void Output::flush() {
   errno = 0;
-  if (std::fflush(stream_) != 0 || std::ferror(stream_) != 0) throw WriteFailed(name_, errno == 0 ? EIO : errno);
+  if ((std::fflush(stream_) != 0 || std::ferror(stream_) != 0) && loss_ == Loss::noticed)
+    throw WriteFailed(name_, errno == 0 ? EIO : errno);
 }
 
 }  // namespace meshwright::report

@@ -55,17 +55,19 @@ std::string human_count(int64_t count);
 // "1 error", "3 errors", "2 matches" ("match" + "es" by the caller's plural).
 std::string counted(int64_t count, std::string_view singular, std::string_view plural);
 
-// A stream whose failures are noticed. Not thread-safe.
+// A stream whose failures are noticed, or, for what is only said beside the results, ignored. Not thread-safe.
 class Output {
  public:
-  explicit Output(std::FILE* stream, std::string name) : stream_(stream), name_(std::move(name)) {}
-  // Both throw WriteFailed when the stream takes no more.
+  enum class Loss : uint8_t { noticed, ignored };
+  Output(std::FILE* stream, std::string name, Loss loss = Loss::noticed) : stream_(stream), name_(std::move(name)), loss_(loss) {}
+  // Both throw WriteFailed when the stream takes no more, unless that is ignored.
   void write(std::string_view text);
   void flush();
 
  private:
   std::FILE* stream_;
   std::string name_;
+  Loss loss_;
 };
 
 // The reader went away (quiet), or the device is full (worth a message).

@@ -174,9 +174,9 @@ std::string printable(std::string_view text) {
   return out;
 }
 
-// Where a word that is too long is cut: after the last dot, slash or underscore that leaves something to read before it.
+// Where a word that is too long is cut: after the last dot or slash, else underscore or hyphen, that leaves something to read before it.
 static size_t cut_of_word(std::string_view word, size_t fits) {
-  for (std::string_view after : {"./", "_"})
+  for (std::string_view after : {"./", "_-"})
     if (size_t at = word.substr(0, fits).find_last_of(after); at != std::string_view::npos && at >= fits / 4) return at + 1;
   return fits;
 }

@@ -62,6 +62,7 @@ TEST_CASE("wrapping breaks at spaces, and within words that are too long") {
   using Lines = std::vector<std::string>;
   CHECK(report::wrap("one two three", 8) == Lines{"one two", "three"});
   CHECK(report::wrap("abcdefghij", 4) == Lines{"abcd", "efgh", "ij"});
+  CHECK(report::wrap("mixture-of-experts", 16) == Lines{"mixture-of-", "experts"});
   CHECK(report::wrap("a\nb", 10) == Lines{"a", "b"});
   CHECK(report::wrap("", 10) == Lines{""});
   CHECK(report::wrap("      abcdefgh", 7) == Lines{"      a", "bcdefgh"});
