@@ -14,10 +14,22 @@ install(TARGETS meshwright_ddp meshwright_fsdp2 meshwright_megatron_fsdp meshwri
 install(DIRECTORY sdk/include/meshwright engine/include/meshwright DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 install(EXPORT MeshwrightTargets NAMESPACE Meshwright:: DESTINATION ${package_dir})
 install(FILES sdk/cmake/MeshwrightPlugin.cmake sdk/cmake/LibTorch.cmake sdk/cmake/abi_probe.cpp sdk/cmake/plugin.map DESTINATION ${package_dir})
-configure_package_config_file(sdk/cmake/MeshwrightConfig.cmake.in ${PROJECT_BINARY_DIR}/MeshwrightConfig.cmake INSTALL_DESTINATION ${package_dir})
+configure_package_config_file(sdk/cmake/MeshwrightConfig.cmake.in ${PROJECT_BINARY_DIR}/package/MeshwrightConfig.cmake INSTALL_DESTINATION ${package_dir})
 # Before 1.0 a minor version may break the C++ interface, which the epoch tells apart in any case.
-write_basic_package_version_file(${PROJECT_BINARY_DIR}/MeshwrightConfigVersion.cmake COMPATIBILITY SameMinorVersion)
-install(FILES ${PROJECT_BINARY_DIR}/MeshwrightConfig.cmake ${PROJECT_BINARY_DIR}/MeshwrightConfigVersion.cmake DESTINATION ${package_dir})
+write_basic_package_version_file(${PROJECT_BINARY_DIR}/package/MeshwrightConfigVersion.cmake COMPATIBILITY SameMinorVersion)
+install(FILES ${PROJECT_BINARY_DIR}/package/MeshwrightConfig.cmake ${PROJECT_BINARY_DIR}/package/MeshwrightConfigVersion.cmake DESTINATION ${package_dir})
+
+# The build folder is a package too, so that what `plugins new` says works before anything is installed.
+set(build_package ${PROJECT_BINARY_DIR}/lib/cmake/Meshwright)
+configure_package_config_file(sdk/cmake/MeshwrightConfig.cmake.in ${build_package}/MeshwrightConfig.cmake
+  INSTALL_DESTINATION lib/cmake/Meshwright INSTALL_PREFIX ${PROJECT_BINARY_DIR})
+configure_file(${PROJECT_BINARY_DIR}/package/MeshwrightConfigVersion.cmake ${build_package}/MeshwrightConfigVersion.cmake COPYONLY)
+foreach(file MeshwrightPlugin.cmake LibTorch.cmake abi_probe.cpp plugin.map)
+  configure_file(sdk/cmake/${file} ${build_package}/${file} COPYONLY)
+endforeach()
+export(EXPORT MeshwrightTargets NAMESPACE Meshwright:: FILE ${build_package}/MeshwrightTargets.cmake)
+# Older build folders have half a package at their top, which would be found first.
+file(REMOVE ${PROJECT_BINARY_DIR}/MeshwrightConfig.cmake ${PROJECT_BINARY_DIR}/MeshwrightConfigVersion.cmake)
 install(DIRECTORY sdk/template/ DESTINATION ${CMAKE_INSTALL_DATADIR}/meshwright/template)
 install(DIRECTORY configs DESTINATION ${CMAKE_INSTALL_DATADIR}/meshwright)
 install(DIRECTORY docs/ DESTINATION ${CMAKE_INSTALL_DOCDIR} FILES_MATCHING PATTERN "*.md")

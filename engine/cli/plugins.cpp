@@ -31,6 +31,10 @@ std::string capabilities(uint64_t bits) {
 int run_list(Call& call) {
   plugins::Registry registry(search_path(call));
   std::vector<plugins::Listing> all = registry.list();
+  Diagnostics said;
+  for (const std::string& folder : plugins::relative_plugin_folders())
+    said.warning("MESHWRIGHT_PLUGIN_PATH: " + folder + " is left out, for it is not an absolute path");
+  call.say(said);
   if (call.json) {
     json::array rows;
     for (const plugins::Listing& listing : all) {

@@ -1,6 +1,8 @@
 // plugins new: a strategy plugin to start from, built out of tree against the installed package.
 #include <algorithm>
 #include <cctype>
+#include <cerrno>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
@@ -41,6 +43,29 @@ std::string replace_all(std::string text, const std::string& from, const std::st
   return text;
 }
 
+// As a shell takes it: in quotes when it holds more than plain characters.
+std::string shell_word(const std::string& word) {
+  bool plain = !word.empty() && std::all_of(word.begin(), word.end(), [](unsigned char c) {
+    return std::isalnum(c) || std::string_view("/._-+,:@%").find(static_cast<char>(c)) != std::string_view::npos;
+  });
+  return plain ? word : "'" + replace_all(word, "'", "'\\''") + "'";
+}
+
+// Writes one file and the folders above it.
+void write_file(const fs::path& file, const std::string& text) {
+  auto refuse = [&](const std::string& why) {
+    return Error(ErrorCode::output_unwritable, "cannot write " + file.string() + ": " + why).help("--dir FOLDER: write it elsewhere");
+  };
+  std::error_code failed;
+  fs::create_directories(file.parent_path(), failed);
+  if (failed) throw refuse(failed.message());
+  errno = 0;
+  std::ofstream out(file, std::ios::binary);
+  out << text;
+  out.close();
+  if (!out) throw refuse(errno == 0 ? "the disk takes no more" : std::strerror(errno));
+}
+
 int run_new(Call& call) {
   std::string name = call.positional(0);
   bool good = !name.empty() && name.size() <= 48 && std::islower(static_cast<unsigned char>(name[0])) &&
@@ -68,17 +93,16 @@ int run_new(Call& call) {
     std::ostringstream text;
     text << in.rdbuf();
     fs::path to = target / replace_all(fs::relative(entry.path(), source).string(), "my_strategy", name);
-    fs::create_directories(to.parent_path(), failed);
-    std::ofstream out(to, std::ios::binary);
-    out << replace_all(replace_all(text.str(), "my_strategy", name), "MyStrategy", camel(name));
-    out.close();
-    if (!out) throw Error(ErrorCode::internal, "cannot write " + to.string());
+    write_file(to, replace_all(replace_all(text.str(), "my_strategy", name), "MyStrategy", camel(name)));
   }
-  fs::path prefix = fs::read_symlink("/proc/self/exe").parent_path().parent_path();
-  call.out.write("made " + target.string() + "/\n\nnext:\n  cmake -S " + target.string() + " -B " + target.string() +
-                 "/build -DCMAKE_PREFIX_PATH=" + prefix.string() + "\n  cmake --build " + target.string() + "/build\n  meshwright plan " +
-                 target.string() + "/job.toml --world-size 8\n  meshwright plugins check " + target.string() + "/build/libmeshwright_" +
-                 name + ".so\n");
+  // The folder above bin/ is a package, whether installed or a build folder.
+  fs::path program = fs::read_symlink("/proc/self/exe", failed);
+  auto in = [&](const std::string& file) { return shell_word((target / file).string()); };
+  const std::string run = shell_word(program.string());
+  call.out.write("made " + target.string() + "/\n\nnext:\n  cmake -S " + shell_word(target.string()) + " -B " + in("build") +
+                 " -DCMAKE_PREFIX_PATH=" + shell_word(program.parent_path().parent_path().string()) + "\n  cmake --build " + in("build") +
+                 "\n  " + run + " plan " + in("job.toml") + " --world-size 8\n  " + run + " plugins check " +
+                 in("build/libmeshwright_" + name + ".so") + "\n");
   return 0;
 }
 

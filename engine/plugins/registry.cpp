@@ -151,6 +151,12 @@ struct Registry::Impl {
   }
 };
 
+std::vector<std::string> relative_plugin_folders() {
+  std::vector<std::string> out = text::split_names(std::getenv("MESHWRIGHT_PLUGIN_PATH"), ':');
+  std::erase_if(out, [](const std::string& folder) { return fs::path(folder).is_absolute(); });
+  return out;
+}
+
 Registry::Registry(const SearchPath& search) : impl_(std::make_unique<Impl>()) {
   impl_->places = places_of(search);
   for (const fs::path& file : search.files) impl_->files.push_back(absolute_unless_empty(file));
@@ -190,6 +196,8 @@ LoadedStrategy Registry::find(const std::string& strategy) {
     if (here.empty()) here = fs::is_directory(place.folder, failed) ? "no plugins" : "no such folder";
     text += "\nsearched " + place.label + ": " + place.folder.string() + " (" + here + ")";
   }
+  for (const std::string& folder : relative_plugin_folders())
+    text += "\nleft out MESHWRIGHT_PLUGIN_PATH: " + folder + " (not an absolute path)";
   for (const LoadedPlugin& plugin : impl_->loaded)
     for (const StrategyInfo& info : plugin.strategies)
       if (std::find(names.begin(), names.end(), info.name) == names.end()) names.push_back(info.name);

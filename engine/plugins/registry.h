@@ -15,6 +15,9 @@
 
 namespace meshwright::plugins {
 
+// The folders of MESHWRIGHT_PLUGIN_PATH that are left out, because they are not absolute: they would mean the current folder.
+std::vector<std::string> relative_plugin_folders();
+
 // Where to look, in order; the first hit wins.
 struct SearchPath {
   std::vector<std::filesystem::path> files;    // [plugins] load

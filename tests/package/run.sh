@@ -42,6 +42,13 @@ make "$work/acme_shard" "$work/acme_shard/build" Debug
 "$meshwright" plugins new Bad-Name --dir "$work/bad" >"$work/out" 2>&1 && fail "a bad name was accepted"
 expect "E0101" "$work/out"
 
+# The build folder is a package as well: what its `plugins new` says can be typed as it stands, spaces in the path or not.
+"$build/bin/meshwright" plugins new from_build --dir "$work/from build" >"$work/out"
+sed -n 's/^  //p' "$work/out" >"$work/next.sh"
+[ "$(wc -l <"$work/next.sh")" = 4 ] || fail "plugins new no longer says four next steps"
+bash -e "$work/next.sh" >"$work/out" 2>&1 || { cat "$work/out" >&2; fail "the next steps of plugins new in a build folder"; }
+expect "from_build on 8 ranks" "$work/out"; expect "0 failed" "$work/out"
+
 # A package whose headers are of another epoch makes plugins that this engine refuses, without running them.
 cp -r "$prefix" "$work/other"
 sed -i 's/#define MESHWRIGHT_CXX_EPOCH .*/#define MESHWRIGHT_CXX_EPOCH 999/' "$work/other/include/meshwright/abi.h"
