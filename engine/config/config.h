@@ -43,6 +43,7 @@ class Source {
   std::string strategy() const;  // as written; "fsdp2" when absent
   Origin strategy_origin() const;
   std::vector<std::filesystem::path> plugin_files() const;    // [plugins] load, made absolute from the file's folder
+  std::vector<Origin> plugin_file_origins() const;            // where each of them was written
   std::vector<std::filesystem::path> plugin_folders() const;  // [plugins] path
   // Names of the sub-tables of [distributed] the engine does not own.
   std::vector<std::string> strategy_tables() const;
@@ -71,6 +72,9 @@ struct Config {
 // Checks the source against the engine's tables and the strategies' ones. `active` is the strategy that will run; tables of other
 // known strategies are type-checked, unknown ones give a warning. All problems are collected.
 Config resolve(const Source& source, const std::vector<StrategySchema>& strategies, const std::string& active, Diagnostics& diagnostics);
+
+// The error, with the place where its key was written when the configuration has it and the error does not.
+Error placed(Error error, const Config& config);
 
 // Every table the engine itself owns, in the order of the documentation.
 std::vector<OptionSchema> engine_schemas();

@@ -5,6 +5,7 @@
 #include "engine/config/config.h"
 #include "engine/config/source.h"
 #include "meshwright/pipeline.h"
+#include "meshwright/tp_plan.h"
 #include "sdk/src/words.h"
 
 namespace meshwright::config {
@@ -70,10 +71,10 @@ class Resolver {
       std::string key = full_key(name, entry.key);
       Options* here = find_table(name);
       const meshwright_option* option = here == nullptr ? nullptr : here->schema().find(entry.key);
-      if (option != nullptr && !(entry.value.is_table() && (option->type & MESHWRIGHT_STRING_MAP) == 0)) {
-        set(*here, *option, entry, entry.key);
-      } else if (entry.value.is_table() && find_table(key) != nullptr) {
+      if (entry.value.is_table() && find_table(key) != nullptr) {
         read_table(key, entry.value);
+      } else if (option != nullptr) {
+        set(*here, *option, entry, entry.key);
       } else if (find_table(key) != nullptr) {
         diagnostics_.add(Error(ErrorCode::wrong_type, key + " is a table, found " + found_text(entry.value))
                              .key(key)
@@ -82,10 +83,42 @@ class Resolver {
       } else if (std::find(std::begin(kDroppedKeys), std::end(kDroppedKeys), entry.key) != std::end(kDroppedKeys) &&
                  name.starts_with("distributed")) {
         diagnostics_.notice(key + " has no meaning here and is left out");
-      } else if (!(here != nullptr && by_alias(*here, entry)) && !(name == "distributed" && flat_form(entry))) {
+      } else if (!read_elsewhere(name, entry) && !nested_names(name, entry)) {
         unknown(name, key, entry);
       }
     }
+  }
+
+  // Under an older name, or in the flat form.
+  bool read_elsewhere(const std::string& name, const Entry& entry) {
+    Options* here = find_table(name);
+    return (here != nullptr && by_alias(*here, entry)) || (name == "distributed" && flat_form(entry));
+  }
+
+  // A table that the original nests where options stand side by side today: [multimodal] frozen_sharding is the older name
+  // "multimodal.frozen_sharding". False when no older name starts like that.
+  bool nested_names(const std::string& name, const Entry& table) {
+    if (!table.value.is_table()) return false;
+    const std::string prefix = table.key + ".";
+    auto has_such_alias = [&](const Options& options) {
+      const auto& all = options.schema().options;
+      return std::any_of(all.begin(), all.end(), [&](const meshwright_option* option) {
+        auto aliases = aliases_of(*option);
+        return std::any_of(aliases.begin(), aliases.end(), [&](const Alias& alias) { return alias.name.starts_with(prefix); });
+      });
+    };
+    const Options* here = find_table(name);
+    bool known = here != nullptr && has_such_alias(*here);
+    if (name == "distributed")
+      for (const StrategySchema& s : strategies_)
+        if (const Options* theirs = find_table(s.schema.table)) known = known || has_such_alias(*theirs);
+    if (!known) return false;
+    for (const Entry& entry : table.value.entries) {
+      Entry one = entry;
+      one.key = prefix + entry.key;
+      if (!read_elsewhere(name, one)) unknown(name + "." + table.key, full_key(name + "." + table.key, entry.key), entry);
+    }
+    return true;
   }
 
   // Checks and stores one value under `option`'s own name.
@@ -100,11 +133,12 @@ class Resolver {
       return;
     }
     std::optional<OptionValue> converted = to_option_value(value);
-    if (!converted && value.is_table() && value.entries.empty()) converted = StringMap{};
-    if (!converted) {
+    bool takes_tables = (option.type & MESHWRIGHT_STRING_MAP) != 0;
+    if (!converted && value.is_table() && value.entries.empty() && takes_tables) converted = StringMap{};
+    if (!converted || (value.is_table() && !takes_tables)) {
       Error error(ErrorCode::wrong_type, key + " wants " + describe_type(option) + ", found " + found_text(value));
       error.key(key).at(origin);
-      if (option.default_value != nullptr) error.help("set " + key + " = " + option.default_value);
+      for (const std::string& help : fitting_settings(option, key)) error.help(help);
       diagnostics_.add(std::move(error));
       return;
     }
@@ -115,6 +149,17 @@ class Resolver {
       return;
     }
     if ((option.flags & MESHWRIGHT_NO_EFFECT) != 0) diagnostics_.notice(key + " is accepted, but has no effect here: " + option.doc);
+  }
+
+  // The help of a refusal: settings that the option takes.
+  static std::vector<std::string> fitting_settings(const meshwright_option& option, const std::string& key) {
+    try {
+      bool takes_tables = (option.type & MESHWRIGHT_STRING_MAP) != 0;
+      check_option(option, takes_tables ? OptionValue(StringTable{{}}) : OptionValue(StringMap{}), key);
+    } catch (const Error& error) {
+      return error.helps();
+    }
+    return {};
   }
 
   bool by_alias(Options& table, const Entry& entry) {
@@ -128,7 +173,7 @@ class Resolver {
           value = parse_toml_value(today).value_or(Value(today));
           value.place = entry.value.place;
         }
-        diagnostics_.notice(full_key(table.schema().table, entry.key) + " is an older name of " +
+        diagnostics_.notice(table.schema().table + "." + entry.key + " is an older name of " +
                             full_key(table.schema().table, option->name));
         set(table, *option, entry, entry.key, &value);
         return true;
@@ -158,7 +203,9 @@ class Resolver {
 
   void unknown(const std::string& table, const std::string& key, const Entry& entry) {
     if (table == "distributed" && entry.value.is_table()) {
-      // A table of a strategy that was not found: it cannot be checked, and it does nothing.
+      // A table of a strategy that was not found: it cannot be checked, and it does nothing. That the one asked for was not found is
+      // an error of its own.
+      if (active_.empty() && text::normal(entry.key) == text::normal(config_.requested_strategy)) return;
       std::vector<std::string> names = {"distributed.mp_policy", "distributed.moe", "distributed.pipeline"};
       for (const StrategySchema& s : strategies_) names.push_back(s.schema.table);
       std::string near = nearest_name(key, names);
@@ -181,7 +228,8 @@ class Resolver {
     if (!home.empty() && (near.empty() || near != entry.key)) error.help(entry.key + " belongs to [" + home + "]: move it there");
     if (!near.empty()) error.help("did you mean " + full_key(table, near) + "?");
     if (home.empty() && near.empty())
-      error.help("remove the line; `meshwright config explain" + (table.empty() ? std::string() : " " + table) + "` lists the keys");
+      error.help((entry.place.source == Origin::Source::command_line ? "remove --set " + key : std::string("remove the line")) +
+                 "; `meshwright config explain" + (table.empty() ? std::string() : " " + table) + "` lists the keys");
     diagnostics_.add(std::move(error));
   }
 
@@ -228,18 +276,38 @@ class Resolver {
     }
     for (const std::string& text : found.notices()) diagnostics_.notice(text);
     for (const std::string& text : found.warnings()) diagnostics_.warning(text);
-    for (Error error : found.errors()) diagnostics_.add(placed(std::move(error)));
+    for (const Error& error : found.errors()) diagnostics_.add(placed(error, config_));
+    check_styles();
   }
 
-  // Rules of the SDK name keys; the place of a key is known here.
-  Error placed(Error error) const {
-    size_t dot = error.key().rfind('.');
-    if (error.origin().source != Origin::Source::builtin || dot == std::string::npos) return error;
-    auto it = config_.tables.find(error.key().substr(0, dot));
-    std::string name = error.key().substr(dot + 1);
-    if (it != config_.tables.end() && it->second.schema().find(name) != nullptr && it->second.is_given(name))
-      error.at(it->second.origin(name));
-    return error;
+  // A table of pattern = style needs no model to be judged, so each wrong style is told with its own line.
+  void check_styles() {
+    for (const auto& [pattern, style] : config_.shared.tp_plan.patterns) {
+      try {
+        parse_style(style);
+      } catch (const Error& error) {
+        std::string key = join_key("distributed.tp_plan", pattern);
+        Error refusal(error.code(), key + ": " + error.message());
+        refusal.key(key);
+        const Entry* distributed = source_.root.find("distributed");
+        const Entry* plan = distributed == nullptr ? nullptr : distributed->value.find("tp_plan");
+        if (const Entry* entry = plan == nullptr ? nullptr : find_pattern(plan->value, "", pattern))
+          refusal.at(source_.origin(entry->value.place));
+        for (const std::string& help : error.helps()) refusal.help(help);
+        diagnostics_.add(std::move(refusal));
+      }
+    }
+  }
+
+  // Where a pattern was written; its dots may have become nested tables.
+  static const Entry* find_pattern(const Value& table, const std::string& prefix, const std::string& pattern) {
+    for (const Entry& entry : table.entries) {
+      std::string name = prefix.empty() ? entry.key : prefix + "." + entry.key;
+      if (!entry.value.is_table() && name == pattern) return &entry;
+      if (entry.value.is_table())
+        if (const Entry* found = find_pattern(entry.value, name, pattern)) return found;
+    }
+    return nullptr;
   }
 
   const Source::Impl& source_;
@@ -250,6 +318,20 @@ class Resolver {
 };
 
 }  // namespace
+
+Error placed(Error error, const Config& config) {
+  if (error.origin().source != Origin::Source::builtin) return error;
+  // The longest table that the key lies in; what follows is the option, and perhaps a part of its value.
+  std::string_view key = error.key();
+  for (size_t dot = key.rfind('.'); dot != std::string_view::npos && dot > 0; dot = key.rfind('.', dot - 1)) {
+    auto it = config.tables.find(std::string(key.substr(0, dot)));
+    if (it == config.tables.end()) continue;
+    std::string_view name = key.substr(dot + 1, key.find('.', dot + 1) - dot - 1);
+    if (it->second.schema().find(name) != nullptr && it->second.is_given(name)) error.at(it->second.origin(name));
+    break;
+  }
+  return error;
+}
 
 const Options& Config::table(const std::string& name) const {
   auto it = tables.find(name);

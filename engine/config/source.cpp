@@ -76,8 +76,13 @@ const Value* descend(const Value& root, std::initializer_list<const char*> path)
   return value;
 }
 
-std::vector<fs::path> plugin_paths(const Source::Impl& impl, const char* key) {
-  std::vector<fs::path> out;
+struct PluginPath {
+  fs::path path;
+  Origin origin;
+};
+
+std::vector<PluginPath> plugin_paths(const Source::Impl& impl, const char* key) {
+  std::vector<PluginPath> out;
   const Value* value = descend(impl.root, {"plugins", key});
   if (value == nullptr) return out;
   auto add = [&](const Value& item) {
@@ -85,10 +90,16 @@ std::vector<fs::path> plugin_paths(const Source::Impl& impl, const char* key) {
     std::error_code error;
     // What the user types on the command line starts where the user stands.
     fs::path base = item.place.source == Origin::Source::command_line ? fs::path() : impl.file.parent_path();
-    out.push_back(fs::absolute(base / item.text, error).lexically_normal());
+    out.push_back({fs::absolute(base / item.text, error).lexically_normal(), impl.origin(item.place)});
   };
   add(*value);
   for (const Value& item : value->items) add(item);
+  return out;
+}
+
+std::vector<fs::path> paths_of(std::vector<PluginPath> found) {
+  std::vector<fs::path> out;
+  for (PluginPath& one : found) out.push_back(std::move(one.path));
   return out;
 }
 
@@ -130,8 +141,13 @@ Origin Source::strategy_origin() const {
   return value == nullptr ? Origin{} : impl_->origin(value->place);
 }
 
-std::vector<fs::path> Source::plugin_files() const { return plugin_paths(*impl_, "load"); }
-std::vector<fs::path> Source::plugin_folders() const { return plugin_paths(*impl_, "path"); }
+std::vector<fs::path> Source::plugin_files() const { return paths_of(plugin_paths(*impl_, "load")); }
+std::vector<fs::path> Source::plugin_folders() const { return paths_of(plugin_paths(*impl_, "path")); }
+std::vector<Origin> Source::plugin_file_origins() const {
+  std::vector<Origin> out;
+  for (PluginPath& file : plugin_paths(*impl_, "load")) out.push_back(std::move(file.origin));
+  return out;
+}
 
 std::vector<std::string> Source::strategy_tables() const {
   std::vector<std::string> out;

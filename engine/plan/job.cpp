@@ -69,14 +69,22 @@ std::optional<Job> load_job(const config::Source& source, Diagnostics& diagnosti
   search.folders = source.plugin_folders();
   job.registry = std::make_unique<plugins::Registry>(search);
   bool found = true;
-  try {
-    job.strategy = job.registry->find(source.strategy());
-    job.schemas.push_back(schema_of(*job.strategy.info));
-  } catch (Error& error) {
-    if (error.key().empty()) error.key("distributed.strategy");
-    diagnostics.add(error.at(source.strategy_origin()));
-    found = false;
-  }
+  // What [plugins] load names was asked for by name, so each of its mistakes is told, at its own place.
+  std::vector<Origin> origins = source.plugin_file_origins();
+  for (size_t i = 0; i < search.files.size(); ++i) try {
+      job.registry->load(search.files[i], "[plugins] load");
+    } catch (Error& error) {
+      diagnostics.add(error.key("plugins.load").at(origins[i]));
+      found = false;
+    }
+  if (found) try {
+      job.strategy = job.registry->find(source.strategy());
+      job.schemas.push_back(schema_of(*job.strategy.info));
+    } catch (Error& error) {
+      if (error.key().empty()) error.key("distributed.strategy");
+      diagnostics.add(error.at(source.strategy_origin()));
+      found = false;
+    }
   // Other strategies matter only where the file has tables, or keys in the old flat form, that may be theirs.
   auto own_table = [&](const std::string& table) { return found && job.strategy.info->schema.table == "distributed." + table; };
   std::vector<std::string> tables = source.strategy_tables(), keys = source.foreign_keys();

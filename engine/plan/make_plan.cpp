@@ -76,9 +76,7 @@ Workload read_workload(const config::Config& config, const MeshPlan& mesh, bool 
   return work;
 }
 
-}  // namespace
-
-JobPlan make_plan(Job& job, const PlanRequest& wanted) {
+JobPlan lay_out(Job& job, const PlanRequest& wanted) {
   JobPlan plan;
   plan.requested_strategy = job.config.requested_strategy;
   plan.strategy = job.strategy;
@@ -150,6 +148,16 @@ JobPlan make_plan(Job& job, const PlanRequest& wanted) {
     plan.footprint->wire.insert(plan.footprint->wire.end(), rows.begin(), rows.end());
   }
   return plan;
+}
+
+}  // namespace
+
+JobPlan make_plan(Job& job, const PlanRequest& wanted) {
+  try {
+    return lay_out(job, wanted);
+  } catch (const Error& error) {  // rules of the SDK and of plugins name keys; where a key was written is known here
+    throw config::placed(error, job.config);
+  }
 }
 
 std::vector<AxisView> axes_of(const JobPlan& plan) {

@@ -1,9 +1,11 @@
 // The program as a user runs it: verbs, exit statuses, the machine form of plans and errors.
 #include <doctest/doctest.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 #include <array>
 #include <boost/json.hpp>
+#include <csignal>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
@@ -161,6 +163,56 @@ TEST_CASE("errors have the documented JSON form on stdout") {
   CHECK(text(all.at("error")) == text(first));
 }
 
+TEST_CASE("sizes that do not fit the model are refused at the line that asks for them") {
+  struct Row {
+    const char *toml, *code, *key;
+    int line, column;
+  };
+  const std::string head = "[model]\nconfig = \"configs/models/";
+  const std::string dense = head + "llama-3-8b.json\"\n[distributed]\n", experts = head + "qwen3-30b-a3b.json\"\n[distributed]\n";
+  const fs::path file = fs::path(MESHWRIGHT_BUILD_DIR) / "cli_fit_test.toml";
+  for (const auto& [model, row] :
+       {std::pair(dense, Row{"tp_size = 16\n", "\"E0308\"", "\"distributed.tp_size\"", 4, 11}),
+        std::pair(dense, Row{"dp_size = 1\npp_size = 64\n", "\"E0309\"", "\"distributed.pp_size\"", 5, 11}),
+        std::pair(dense, Row{"pp_size = 4\n[distributed.pipeline]\nlayers_per_stage = 3\n", "\"E0309\"",
+                             "\"distributed.pipeline.layers_per_stage\"", 6, 20}),
+        std::pair(dense, Row{"tp_size = 2\ntp_plan = \"nobodys\"\n", "\"E0215\"", "\"distributed.tp_plan\"", 5, 11}),
+        std::pair(dense,
+                  Row{"tp_size = 2\n[distributed.tp_plan]\n\"model.norm\" = \"colwise\"\n", "\"E0311\"", "\"distributed.tp_plan\"", 5, 1}),
+        std::pair(dense, Row{"ep_size = 4\n", "\"E0316\"", "\"distributed.ep_size\"", 4, 11}),
+        std::pair(experts, Row{"tp_size = 2\nsequence_parallel = true\n", "\"E0212\"", "\"distributed.sequence_parallel\"", 5, 21}),
+        std::pair(dense, Row{"strategy = \"mfsdp\"\n[distributed.megatron_fsdp]\nmegatron_fsdp_unit_modules = [\"Foo\"]\n", "\"E0315\"",
+                             "\"distributed.megatron_fsdp.megatron_fsdp_unit_modules\"", 6, 30})}) {
+    std::ofstream(file) << model << row.toml;
+    for (const char* verb : {"plan", "validate"}) {
+      Ran ran = run(verb + (" '" + file.string() + "' --world-size 64 --json"));
+      INFO(model, row.toml, verb, "\n", ran.out);
+      json::object error = json::parse(ran.out).as_object().at("error").as_object();
+      CHECK(text(error.at("code")) == row.code);
+      CHECK(text(error.at("key")) == row.key);
+      CHECK(text(error.at("line")) == std::to_string(row.line));
+      CHECK(text(error.at("column")) == std::to_string(row.column));
+      CHECK(error.at("file").as_string() == file.string());
+    }
+  }
+}
+
+TEST_CASE("every library of [plugins] load that cannot be used is told, at its own place") {
+  const fs::path file = fs::path(MESHWRIGHT_BUILD_DIR) / "cli_load_test.toml";
+  std::ofstream(file) << "[plugins]\nload = [\"nowhere.so\",\n  \"cli_load_test.toml\"]\n[distributed]\nstrategy = \"mine\"\n"
+                         "[distributed.mine]\nx = 1\n";
+  Ran ran = run("validate '" + file.string() + "' --json", "2>&1");
+  CHECK(ran.status == 2);
+  CHECK(ran.out.find("warning") == std::string::npos);
+  json::array errors = json::parse(ran.out).as_object().at("errors").as_array();
+  REQUIRE(errors.size() == 2);
+  CHECK(text(errors[0].at("code")) == "\"E0420\"");
+  CHECK(text(errors[1].at("code")) == "\"E0415\"");
+  for (const json::value& error : errors) CHECK(text(error.at("key")) == "\"plugins.load\"");
+  CHECK(text(errors[0].at("line")) == "2");
+  CHECK(text(errors[1].at("line")) == "3");
+}
+
 TEST_CASE("rules of the strategy are checked beside mistakes of another kind, unless they rest on one") {
   struct Row {
     const char* toml;
@@ -256,6 +308,11 @@ TEST_CASE("every verb explains itself and has its exit statuses") {
         Row{"plan configs/first_fsdp2_cpu.toml --world-size 8 --set step_scheduler.global_batch_size=960 --set distributed.ep_size=4", 3,
             "E0316"},
         Row{"plan configs/first_fsdp2_cpu.toml --world-size 2 --set model.config=nowhere.json", 2, "E0209"},
+        Row{"plan configs/first_fsdp2_cpu.toml --world-size 2 --set model.config=configs/ddp_cpu.toml", 2, "line 1, column 1"},
+        Row{"plan configs/hsdp_tp.toml --world-size 64 --set distributed.tp_size=4 --set distributed.pp_size=3", 3,
+            "set distributed.pp_size = 2"},
+        Row{"plan configs/ddp_cpu.toml --rank -1", 2, "help: --rank 0"},
+        Row{"plugins new mine --dir /proc/mine", 7, "cannot write /proc/mine"},
         Row{"plan configs/first_fsdp2_cpu.toml --world-size 2 --set distributed.enable_async_tensor_parallel=true", 2, "E0208"},
         Row{"train configs/ddp_cpu.toml --set dataset.kind=text", 2, "E0206"},
         Row{"train configs/ddp_cpu.toml --sample 0", 2, "E0101"},
@@ -335,6 +392,17 @@ TEST_CASE("output that cannot be written is noticed, a reader that goes away is 
   CHECK(run("plugins list", ">/dev/full 2>&1").status == 1);
   Ran piped = run("plan configs/hsdp_tp.toml --world-size 8", "2>&1 | head -1");
   CHECK(piped.out.find("error") == std::string::npos);
+  // The exit status of a reader that went away is that of its signal, as of other programs.
+  int no_reader[2];
+  REQUIRE(::pipe(no_reader) == 0);
+  ::close(no_reader[0]);
+  CHECK(run("plan configs/hsdp_tp.toml --world-size 8", "2>/dev/null >&" + std::to_string(no_reader[1])).status == 128 + SIGPIPE);
+  ::close(no_reader[1]);
+  // What is only said beside the result may get lost.
+  Ran unheard = run("plan configs/moe_ep.toml --world-size 32 --json", "2>/dev/full");
+  CHECK(unheard.status == 0);
+  CHECK_NOTHROW(json::parse(unheard.out));
+  CHECK(run("plan configs/ddp_cpu.toml --set a.b=1", "2>&-").status == 2);
   CHECK(run("plan configs/ddp_cpu.toml", "2>&1", "WORLD_SIZE=abc").out.find("WORLD_SIZE") != std::string::npos);
   CHECK(run("plan configs/ddp_cpu.toml", "2>&1", "WORLD_SIZE=4").status == 0);
 }
