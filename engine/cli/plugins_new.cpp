@@ -97,12 +97,10 @@ int run_new(Call& call) {
   }
   // The folder above bin/ is a package, whether installed or a build folder.
   fs::path program = fs::read_symlink("/proc/self/exe", failed);
-  auto in = [&](const std::string& file) { return shell_word((target / file).string()); };
   const std::string run = shell_word(program.string());
-  call.out.write("made " + target.string() + "/\n\nnext:\n  cmake -S " + shell_word(target.string()) + " -B " + in("build") +
-                 " -DCMAKE_PREFIX_PATH=" + shell_word(program.parent_path().parent_path().string()) + "\n  cmake --build " + in("build") +
-                 "\n  " + run + " plan " + in("job.toml") + " --world-size 8\n  " + run + " plugins check " +
-                 in("build/libmeshwright_" + name + ".so") + "\n");
+  call.out.write("made " + target.string() + "/\n\nnext:\n  cd " + shell_word(target.string()) + "\n  cmake -B build -DCMAKE_PREFIX_PATH=" +
+                 shell_word(program.parent_path().parent_path().string()) + "\n  cmake --build build\n  ctest --test-dir build\n  " + run +
+                 " plan job.toml --world-size 8\n  " + run + " train job.toml --nproc 2\n");
   return 0;
 }
 
@@ -111,7 +109,7 @@ int run_new(Call& call) {
 Verb plugins_new_verb() {
   return {.name = "plugins new",
           .summary = "Make a new strategy plugin from the template",
-          .details = "Writes CMakeLists.txt, a small strategy, its test and a configuration, and says how to build them.",
+          .details = "Writes CMakeLists.txt, a small strategy that trains, its tests and a job, and says how to build them.",
           .positionals = {{"NAME"}},
           .flags = {{.name = "dir", .argument = "FOLDER", .doc = "Where to. Default: NAME in the current folder."}},
           .run = run_new};

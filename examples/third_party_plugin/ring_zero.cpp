@@ -1,18 +1,32 @@
-// ring_zero: shards inside groups of a fixed size (a host, say) and copies between them, so that gathers stay on fast links.
+// ring_zero: every rank computes with whole parameters, but the ranks of a ring (a host, say) share the optimizer's work out: each
+// reduces, keeps and updates its slice, and gives it to the others. Between the rings only slices travel.
 //
-// Where fsdp2 asks for the number of copies (dp_replicate_size), this asks for the size of a shard group and works the copies out.
+// Where fsdp2 asks for the number of copies (dp_replicate_size), this asks for the size of a ring and works the copies out.
+#include <meshwright/activation_checkpoint.h>
+#include <meshwright/fully_sharded.h>
 #include <meshwright/plugin_main.h>
 
 #include <algorithm>
 #include <array>
 
+#include "buckets.h"
+#include "ring_model.h"
+
 namespace {
 
 using namespace meshwright;
 
+constexpr meshwright_option bucket_mb() {
+  meshwright_option o = option("bucket_mb", MESHWRIGHT_NUMBER, "25", "Parameters are reduced and gathered in buckets of so many MiB.");
+  o.flags = MESHWRIGHT_OPEN_MIN | MESHWRIGHT_NO_MAX;
+  return o;
+}
+
 constexpr std::array kOptions = {
-    int_option("shard_group_size", "8", 1, "Ranks that share one set of shards, at most; the largest divisor of dp up to it is used."),
-    bool_option("keep_gathered", false, "Keep gathered parameters from forward to backward: one gather less, more memory."),
+    int_option("ring_size", "8", 1, "Ranks that share one optimizer state, at most; the largest divisor of dp up to it is used."),
+    bucket_mb(),
+    bool_option("reduce_every_micro_batch", false,
+                "Reduce gradients in every micro-batch and keep slices of them only (ZeRO-2): less memory, more traffic."),
 };
 
 // Attention whole on every rank, only the MLP split: fewer collectives where heads do not divide.
@@ -21,6 +35,12 @@ TpPlanEntries mlp_only(const ModelOutline&, bool) {
   for (const char* name : {"gate_proj", "up_proj"}) plan.emplace_back(std::string("model.layers.*.mlp.") + name, *parse_style("colwise"));
   plan.emplace_back("model.layers.*.mlp.down_proj", *parse_style("rowwise"));
   return plan;
+}
+
+// Elements of a bucket, in the dtype that gradients are reduced in.
+int64_t bucket_elements(const StrategyConfig& config) {
+  double elements = config.own.get_number("bucket_mb") * 1024 * 1024 / static_cast<double>(dtype_size(config.shared.mp.reduce));
+  return static_cast<int64_t>(std::clamp(elements, 1.0, 1e15));
 }
 
 class RingZero final : public Strategy {
@@ -37,37 +57,93 @@ class RingZero final : public Strategy {
                           .key("distributed.dp_replicate_size")
                           .at(config.shared_values.origin("dp_replicate_size"))
                           .help("set distributed.dp_replicate_size = 1")
-                          .help("set distributed.ring_zero.shard_group_size = 4"));
+                          .help("set distributed.ring_zero.ring_size = 4"));
   }
 
   MeshPlan plan_mesh(const MeshRequest& request) const override {
-    constexpr std::array<std::string_view, 2> kRefused = {"ep", "dp_replicate"};
+    constexpr std::array<std::string_view, 4> kRefused = {"ep", "cp", "pp", "dp_replicate"};
     refuse_sizes(request, "ring_zero", kRefused);
     MeshRequest sized = request;
     int64_t dp = resolve_dp_size(request);
-    int64_t shard = std::min(dp, request.config.own.get_int("shard_group_size"));
-    while (dp % shard != 0) --shard;
-    // A group of one would shard nothing; then all of dp is one group.
-    if (shard == 1) shard = dp;
-    sized.config.shared.sizes.dp_replicate = dp / shard;
+    int64_t ring = std::min(dp, request.config.own.get_int("ring_size"));
+    while (dp % ring != 0) --ring;
+    // A ring of one would share nothing; then all of dp is one ring.
+    if (ring == 1) ring = dp;
+    sized.config.shared.sizes.dp_replicate = dp / ring;
     MeshPlan plan = plan_sharded_mesh(sized);
-    if (dp / shard > 1)
-      plan.notices.push_back("ring_zero: " + std::to_string(dp / shard) + " copies of " + std::to_string(shard) + " shards");
+    if (dp / ring > 1) plan.notices.push_back("ring_zero: " + std::to_string(dp / ring) + " rings of " + std::to_string(ring) + " ranks");
     return plan;
   }
 
+  // What the SDK's closed form says of whole copies, with the slices, buckets and collectives of this strategy.
   Footprint footprint(const FootprintRequest& request) const override {
-    ShardingPolicy policy;
-    if (request.config.own.get_bool("keep_gathered")) policy.reshard_after_forward = false;
-    return fully_sharded_footprint(request, policy);
+    Footprint out = replicated_footprint(request);
+    const Mesh& mesh = *request.mesh.device_mesh;
+    const StrategyConfig& config = request.config;
+    const MixedPrecision& mp = config.shared.mp;
+    int64_t ring = mesh.size("dp_shard"), copies = mesh.size("dp_replicate"), place = mesh.coordinate(request.rank, "dp_shard");
+    std::vector<int64_t> counts;
+    for (const ParameterPlacement& p : out.parameters) counts.push_back(element_count(p.local_shape));
+
+    int64_t padded = 0, slices = 0, largest = 0;
+    int64_t reduces = config.own.get_bool("reduce_every_micro_batch") ? request.workload.accumulation : 1;
+    WireRow scatter{"dp_shard", "reduce_scatter", 0, 0}, across{"dp_replicate", "all_reduce", 0, 0}, gather{"dp_shard", "all_gather", 0, 0};
+    for (const ring_zero::Bucket& bucket : ring_zero::make_buckets(counts, bucket_elements(config), ring)) {
+      int64_t reduced = bucket.slice * dtype_size(mp.reduce);
+      scatter.count += reduces, scatter.bytes += reduces * reduced * (ring - 1);
+      across.count += reduces, across.bytes += reduces * (2 * reduced * (copies - 1) / copies);
+      gather.count += 1, gather.bytes += bucket.slice * dtype_size(mp.param) * (ring - 1);
+      padded += bucket.slice * ring, slices += bucket.slice, largest = std::max(largest, bucket.slice * ring);
+      for (size_t i = 0; i < bucket.members.size() && ring > 1; ++i) {
+        size_t p = bucket.members[i];
+        ring_zero::Piece piece = ring_zero::piece_of(bucket, i, counts[p], place);
+        out.parameters[p].local_range = Chunk{piece.begin, piece.end};
+        out.parameters[p].local_shape = {piece.end - piece.begin};
+      }
+    }
+    for (ParameterPlacement& p : out.parameters) {
+      std::erase_if(p.placement, [](const auto& where) { return where.first.starts_with("dp"); });
+      if (ring > 1) p.placement.insert(p.placement.begin(), {"dp_shard", "flat"});
+      if (copies > 1) p.placement.insert(p.placement.begin(), {"dp_replicate", "replicate"});
+    }
+    std::erase_if(out.wire, [](const WireRow& row) { return row.axis.starts_with("dp"); });
+    if (ring > 1) out.wire.insert(out.wire.begin(), {scatter, gather});
+    if (copies > 1) out.wire.push_back(across);
+
+    int64_t storage = dtype_size(request.workload.storage);
+    bool casts = mp.param != request.workload.storage;
+    out.bytes.weights = padded * dtype_size(mp.param) + (casts ? slices * storage : 0);
+    out.bytes.gradients = slices * storage;
+    out.bytes.optimizer = slices * storage * request.workload.optimizer_states;
+    // Whole gradients wait for the last micro-batch or are those of one bucket; another is sent and received; its sums stay.
+    bool waits = request.workload.accumulation > 1 && reduces == 1;
+    out.bytes.transient = ((waits ? padded : largest) + 2 * (largest - largest / ring) + slices) * dtype_size(mp.reduce);
+    return out;
+  }
+
+  std::unique_ptr<ParallelModel> parallelize(ParallelizeRequest& request) override {
+    refuse_unavailable(request);  // tensor parallelism is planned only
+    const StrategyConfig& config = request.config;
+    checkpoint_layers(*request.model, layer_names(request.outline), config.shared.activation_checkpointing, /*whole_layers=*/true);
+    DeviceMesh groups(*request.mesh.device_mesh, request.world);
+    ring_zero::RingPolicy policy;
+    policy.ring = groups.group("dp_shard");
+    policy.copies = groups.group("dp_replicate");
+    policy.mp = config.shared.mp;
+    policy.bucket_elements = bucket_elements(config);
+    policy.reduce_every_micro_batch = config.own.get_bool("reduce_every_micro_batch");
+    return ring_zero::make_ring_model(request.model, policy, request.world);
   }
 };
 
 constexpr std::array kStrategies = {
-    describe<RingZero>({.name = "ring_zero", .summary = "Shards inside groups of a fixed size, copies between them", .options = kOptions}),
+    describe<RingZero>({.name = "ring_zero",
+                        .summary = "Whole parameters, optimizer state shared out within rings of ranks",
+                        .options = kOptions,
+                        .capabilities = MESHWRIGHT_CAN_PLAN | MESHWRIGHT_CAN_PARALLELIZE}),
 };
 
 }  // namespace
 
-MESHWRIGHT_PLUGIN("ring_zero", "1.0.0", "Meshwright examples", "Apache-2.0",
-                  "Hybrid sharding by group size, as a third party would write it", kStrategies)
+MESHWRIGHT_PLUGIN("ring_zero", "2.0.0", "Meshwright examples", "Apache-2.0", "ZeRO-1 and 2 within rings, as a third party would write it",
+                  kStrategies)

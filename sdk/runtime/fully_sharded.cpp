@@ -41,6 +41,22 @@ void check_backend(const ParallelizeRequest& request) {
         .help("set dist_env.backend = \"" + backend + "\"");
 }
 
+ShardedPolicy sharded_policy(const ParallelizeRequest& request) {
+  const MeshPlan& plan = request.mesh;
+  if (!plan.device_mesh || plan.fsdp_axes.empty())
+    throw Error(ErrorCode::internal, "the strategy's plan has no mesh with axes to shard along (MeshPlan::fsdp_axes)");
+  DeviceMesh groups(*plan.device_mesh, request.world);
+  ShardedPolicy policy;
+  policy.mp = request.config.shared.mp;
+  policy.shard_axis = plan.fsdp_axes.back();
+  policy.shard = groups.group(policy.shard_axis);
+  if (plan.fsdp_axes.size() > 1) {
+    policy.replicate_axis = plan.fsdp_axes.front();
+    policy.replicate = groups.group(policy.replicate_axis);
+  }
+  return policy;
+}
+
 namespace {
 
 bool all_frozen(const UnitSpec& spec) {
@@ -77,23 +93,14 @@ std::unique_ptr<ParallelModel> parallelize_fully_sharded(ParallelizeRequest& req
   const StrategyConfig& config = request.config;
   checkpoint_layers(*request.model, layer_names(request.outline), config.shared.activation_checkpointing, /*whole_layers=*/true);
   const Options& own = config.own;
-  const Mesh& mesh = *request.mesh.device_mesh;
-  DeviceMesh groups(mesh, request.world);
-  ShardedPolicy policy;
-  policy.mp = config.shared.mp;
   bool offload = own.get_string("offload_policy") == "cpu";
-  if (mesh.size() == 1 && !offload) {
+  if (request.world->size() == 1 && !offload) {
     ReplicationPolicy whole;
     whole.group = request.world->everyone();
-    whole.mp = policy.mp;
+    whole.mp = config.shared.mp;
     return replicate_model(request.model, whole, request.world);
   }
-  policy.shard_axis = request.mesh.fsdp_axes.back();
-  policy.shard = groups.group(policy.shard_axis);
-  if (request.mesh.fsdp_axes.size() > 1) {
-    policy.replicate_axis = request.mesh.fsdp_axes.front();
-    policy.replicate = groups.group(policy.replicate_axis);
-  }
+  ShardedPolicy policy = sharded_policy(request);
   ShardingPolicy sharding = sharding_policy(config, fallback);
   policy.reduce_every_micro_batch = sharding.reduce_every_micro_batch;
   // Explicit chains hold only while units are freed after forward (spec 4.4).

@@ -1,5 +1,7 @@
 // my_strategy: a strategy of your own. As it stands it shards parameters over all data-parallel ranks, or over groups of them with
-// copies in between; change what it plans.
+// copies in between, and trains; change what it plans and how it runs.
+#include <meshwright/activation_checkpoint.h>
+#include <meshwright/fully_sharded.h>
 #include <meshwright/plugin_main.h>
 
 #include <array>
@@ -12,7 +14,7 @@ namespace {
 // Each option shows up in `meshwright plugins inspect`, is checked in the configuration, and is read with config.own.get_...().
 constexpr std::array kOptions = {
     mw::bool_option("reshard_after_forward", true, "Free gathered parameters after forward and gather them again for backward."),
-    mw::int_option("prefetch_depth", "1", 0, "Units gathered ahead in backward."),
+    mw::int_option("prefetch_depth", "1", 0, "Units gathered ahead."),
     mw::choice_option("copies", "\"auto\"", "auto|none", "Whether distributed.dp_replicate_size may ask for copies of the shards."),
 };
 
@@ -50,10 +52,28 @@ class MyStrategy final : public mw::Strategy {
     policy.prefetch_depth = request.config.own.get_int("prefetch_depth");
     return mw::fully_sharded_footprint(request, policy);
   }
+
+  // Hook 3, collective: the model as the training loop drives it. The SDK's sharded units do the work here; a ParallelModel of your own
+  // may do anything else (examples/third_party_plugin has one).
+  std::unique_ptr<mw::ParallelModel> parallelize(mw::ParallelizeRequest& request) override {
+    mw::refuse_unavailable(request);  // tensor, context and pipeline parallelism are planned only
+    const mw::StrategyConfig& config = request.config;
+    mw::checkpoint_layers(*request.model, mw::layer_names(request.outline), config.shared.activation_checkpointing, /*whole_layers=*/true);
+    bool reshard = config.own.get_bool("reshard_after_forward");
+    int64_t depth = config.own.get_int("prefetch_depth");
+    mw::ShardedPolicy policy = mw::sharded_policy(request);
+    policy.prefetch = depth > 0;
+    policy.explicit_prefetch = depth > 1;
+    policy.forward_depth = policy.backward_depth = depth;
+    return mw::shard_model(request.model, mw::unit_specs(*request.model, request.outline, reshard), policy, request.world);
+  }
 };
 
 constexpr std::array kStrategies = {
-    mw::describe<MyStrategy>({.name = "my_strategy", .summary = "Describe it in one line", .options = kOptions}),
+    mw::describe<MyStrategy>({.name = "my_strategy",
+                              .summary = "Describe it in one line",
+                              .options = kOptions,
+                              .capabilities = MESHWRIGHT_CAN_PLAN | MESHWRIGHT_CAN_PARALLELIZE}),
 };
 
 }  // namespace

@@ -13,6 +13,10 @@ namespace meshwright {
 // unit without hooks, Error(not_in_release) for tp, cp or pp above 1.
 MESHWRIGHT_API std::unique_ptr<ParallelModel> parallelize_fully_sharded(ParallelizeRequest& request, std::optional<bool> fallback);
 
+// A policy over the axes that the plan shards along (MeshPlan::fsdp_axes), with the shared mixed precision; the rest is at its default.
+// Collective: makes the groups. Throws Error(internal) for a plan without such axes.
+MESHWRIGHT_API ShardedPolicy sharded_policy(const ParallelizeRequest& request);
+
 // Names of the modules that recompute under activation checkpointing: the direct items of module lists.
 MESHWRIGHT_API std::vector<std::string> layer_names(const ModelOutline& outline);
 

@@ -1,6 +1,7 @@
 // The way from a live model to a plan and back: outline_of, plan_units, unit_specs.
 #include "meshwright/error.h"
-#include "meshwright/sharded_units.h"
+#include "meshwright/fully_sharded.h"
+#include "meshwright/testing.h"
 #include "tiny_model.h"
 
 // After LibTorch, which has a CHECK of its own.
@@ -91,4 +92,28 @@ TEST_CASE("an outline that does not belong to the model is an error that names w
       CHECK(!error.helps().empty());
     }
   }
+}
+
+TEST_CASE("the axes of a policy are those that the plan shards along") {
+  run_ranks(4, [](const std::shared_ptr<World>& world) {
+    tiny::Net net = tiny::make(1, 1);
+    ModelOutline outline = outline_of(*net);
+    StrategyConfig config;
+    config.shared.mp.param = DType::float32;
+    MeshPlan hybrid, none;
+    hybrid.device_mesh = Mesh({{"dp_replicate", 2}, {"dp_shard", 2}});
+    hybrid.fsdp_axes = {"dp_replicate", "dp_shard"};
+    ShardedPolicy policy = sharded_policy({net.ptr(), outline, hybrid, {}, config, world});
+    std::string found = policy.replicate_axis + " " + std::to_string(policy.replicate->ranks()[0]) + ", " + policy.shard_axis + " " +
+                        std::to_string(policy.shard->ranks()[0]);
+    std::string expected = "dp_replicate " + std::to_string(world->rank() % 2) + ", dp_shard " + std::to_string(world->rank() / 2 * 2);
+    if (found != expected || policy.mp.param != DType::float32) throw std::runtime_error(found);
+    bool refused = false;
+    try {
+      sharded_policy({net.ptr(), outline, none, {}, config, world});
+    } catch (const Error& error) {
+      refused = error.code() == ErrorCode::internal;
+    }
+    if (!refused) throw std::runtime_error("a plan without axes was accepted");
+  });
 }

@@ -1,9 +1,12 @@
-#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
-#include <doctest/doctest.h>
-#include <meshwright/plugin.h>
-#include <meshwright/strategy.h>
+#include <ATen/ops/arange.h>
+#include <meshwright/layers.h>
+#include <meshwright/testing.h>
+#include <meshwright/trainer.h>
+#include <torch/nn/modules/container/modulelist.h>
+#include <torch/utils.h>
 
-#include <memory>
+#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
+#include <doctest/doctest.h>  // after LibTorch, which has a CHECK of its own
 
 namespace mw = meshwright;
 
@@ -28,6 +31,61 @@ mw::MeshRequest request_for(int64_t world_size) {
   return request;
 }
 
+// A small module to train. MESHWRIGHT_MODULE in place of TORCH_MODULE lets a strategy run hooks around forward.
+struct NetImpl : torch::nn::Module {
+  NetImpl() {
+    register_module("layers", layers);
+    for (int i = 0; i < 3; ++i) layers->push_back(mw::Linear(5, 5));
+  }
+  at::Tensor forward(at::Tensor x) {
+    for (const auto& layer : *layers) x = x + layer->as<mw::Linear>()->forward(x).tanh();
+    return x;
+  }
+  torch::nn::ModuleList layers;
+};
+MESHWRIGHT_MODULE(Net);
+
+// Losses of a job that loads the built plugin, with ranks as threads.
+std::vector<double> train(int64_t ranks, const std::vector<std::string>& settings) {
+  const std::string toml = R"(
+    schema = 1
+    [plugins]
+    load = [")" PLUGIN_LIBRARY R"("]
+    [distributed]
+    strategy = "my_strategy"
+    [distributed.mp_policy]
+    param_dtype = "float32"
+    output_dtype = "float32"
+    [step_scheduler]
+    global_batch_size = 8
+    local_batch_size = 2
+    max_steps = 5
+  )";
+  std::vector<mw::Job> jobs;
+  std::vector<Net> nets;
+  for (int64_t rank = 0; rank < ranks; ++rank) {
+    jobs.push_back(mw::Job::from_text(toml, settings));
+    torch::manual_seed(1);  // the same first weights on every rank
+    nets.emplace_back();
+  }
+  std::vector<double> losses;
+  mw::run_ranks(ranks, [&](const std::shared_ptr<mw::World>& world) {
+    auto rank = static_cast<size_t>(world->rank());
+    mw::Trainer trainer(jobs[rank], world, nets[rank].ptr());
+    for (int64_t step = 0; step < trainer.max_steps(); ++step) {
+      mw::StepResult result = trainer.step([&](int64_t micro) {
+        // The data of a micro-batch depend on its number alone: any number of ranks sees the same.
+        int64_t number = (step * trainer.accumulation() + micro) * trainer.data_parallel_size() + trainer.data_parallel_rank();
+        int64_t rows = trainer.local_batch();
+        at::Tensor x = (at::arange(rows * 5, at::kFloat) * (0.1 * static_cast<double>(number + 1))).sin().view({rows, 5});
+        return mw::MicroLoss{(nets[rank]->forward(x) + x).square().sum(), rows};
+      });
+      if (rank == 0) losses.push_back(result.loss);
+    }
+  });
+  return losses;
+}
+
 }  // namespace
 
 TEST_CASE("eight ranks make eight shards") {
@@ -43,7 +101,7 @@ TEST_CASE("sizes that do not fit are refused with a setting that works") {
     make_strategy()->plan_mesh(request);
     FAIL("accepted");
   } catch (const mw::Error& error) {
-    CHECK(error.code() == mw::ErrorCode::world_not_divisible);
+    CHECK((error.code() == mw::ErrorCode::world_not_divisible));
     CHECK(!error.helps().empty());
   }
 }
@@ -54,4 +112,22 @@ TEST_CASE("copies can be turned off") {
   CHECK(make_strategy()->plan_mesh(request).device_mesh->size("dp_shard") == 4);
   request.config.own.set("copies", std::string("none"));
   CHECK_THROWS_AS(make_strategy()->plan_mesh(request), mw::Error);
+}
+
+TEST_CASE("two and four ranks train as one does") {
+  const std::vector<double> alone = train(1, {});
+  CHECK(alone.back() < alone.front());
+  struct Row {
+    int64_t ranks;
+    std::vector<std::string> settings;
+  };
+  for (const Row& row : std::vector<Row>{{2, {}},
+                                         {2, {"distributed.my_strategy.reshard_after_forward=false"}},
+                                         {2, {"distributed.my_strategy.prefetch_depth=2"}},
+                                         {2, {"distributed.my_strategy.prefetch_depth=0"}},
+                                         {4, {"distributed.dp_replicate_size=2"}}}) {
+    std::vector<double> found = train(row.ranks, row.settings);
+    REQUIRE(found.size() == alone.size());
+    for (size_t i = 0; i < alone.size(); ++i) CHECK(found[i] == doctest::Approx(alone[i]).epsilon(1e-5));
+  }
 }

@@ -1,0 +1,18 @@
+#!/usr/bin/env bash
+# Installs, moves the tree, and plans and trains from it.
+. "$(dirname "$0")/common.sh"
+rm -rf "$package" && mkdir -p "$work"
+cmake --install "$build" --prefix "$package/first" >/dev/null
+mv "$package/first" "$prefix"  # nothing may remember where it was installed
+cd /  # and nothing may depend on the current folder
+
+"$meshwright" --version >"$work/out"; expect "meshwright 0." "$work/out"
+"$meshwright" plugins list >"$work/out"; expect "megatron_fsdp" "$work/out"; expect "installation" "$work/out"
+"$meshwright" plan "$share/configs/hsdp_tp.toml" --world-size 8 --set model.config="$share/configs/models/llama-tiny.json" --set distributed.tp_size=1 >"$work/out"
+expect "LlamaForCausalLM" "$work/out"
+
+job="$share/configs/ddp_cpu.toml --set model.config=$share/configs/models/llama-tiny.json --set step_scheduler.global_batch_size=8 --set dataset.seq_len=32"
+trained alone $job
+trained ddp $job --nproc 2; same ddp alone
+trained fsdp2 $job --nproc 2 --set distributed.strategy=fsdp2; same fsdp2 alone
+echo "the installed package plans and trains"

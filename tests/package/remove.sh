@@ -1,0 +1,2 @@
+#!/usr/bin/env bash
+rm -rf "$1/package_test"

@@ -1,0 +1,28 @@
+#!/usr/bin/env bash
+# plugins new: what it writes builds, passes its own tests, plans and trains; and a plugin of other headers is refused.
+. "$(dirname "$0")/common.sh"
+"$meshwright" plugins new acme_shard >"$work/out"; expect "cd acme_shard" "$work/out"; expect "DCMAKE_PREFIX_PATH=$prefix" "$work/out"
+plugin=$work/acme_shard
+make "$plugin" Debug
+own_tests "$plugin"
+cd "$plugin"  # as the job's own comments say
+"$meshwright" plan job.toml --world-size 8 >"$work/out"; expect "acme_shard on 8 ranks" "$work/out"
+"$meshwright" train job.toml --nproc 2 --set step_scheduler.max_steps=2 >"$work/out"; expect "done: 2 steps" "$work/out"
+cd "$work"
+refused E0101 "$meshwright" plugins new acme_shard
+refused E0101 "$meshwright" plugins new Bad-Name --dir bad
+
+# The build folder is a package as well: what its `plugins new` says can be typed as it stands, spaces in the path or not.
+"$build/bin/meshwright" plugins new from_build --dir "$work/from build" >"$work/out"
+sed -n 's/^  //p' "$work/out" >"$work/next.sh"
+[ "$(wc -l <"$work/next.sh")" = 6 ] || fail "plugins new no longer says six next steps"
+bash -e "$work/next.sh" >"$work/out" 2>&1 || { cat "$work/out" >&2; fail "the next steps of plugins new in a build folder"; }
+expect "from_build on 8 ranks" "$work/out"; expect "100% tests passed" "$work/out"; expect "done: 20 steps" "$work/out"
+
+# A package whose headers are of another epoch makes plugins that this engine refuses, without running them.
+cp -r "$prefix" "$work/other"
+sed -i 's/#define MESHWRIGHT_CXX_EPOCH .*/#define MESHWRIGHT_CXX_EPOCH 999/' "$work/other/include/meshwright/abi.h"
+"$meshwright" plugins new acme_other >"$work/out"
+prefix=$work/other; make "$work/acme_other" Debug meshwright_acme_other
+refused E0405 "$meshwright" plugins inspect "$work/acme_other/build/libmeshwright_acme_other.so"; expect "sdk.cxx_epoch" "$work/out"
+echo "a new plugin plans and trains"
