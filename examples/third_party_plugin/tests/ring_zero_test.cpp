@@ -61,7 +61,7 @@ struct NetImpl : torch::nn::Module {
 MESHWRIGHT_MODULE(Net);
 
 struct Setting {
-  const char* name;
+  std::string name;
   int64_t ranks = 1, ring = 8, accumulation = 1;
   double bucket_mb = 0.0004;  // a few parameters each
   bool every = false;

@@ -1,3 +1,0 @@
-#pragma once
-#include "meshwright/testing.h"
-using meshwright::run_ranks;
