@@ -21,7 +21,8 @@ namespace meshwright::rendezvous {
 
 // Collective. Rank 0 serves a TCPStore: on the inherited socket, else on master_addr, on loopback only when all ranks are on one host.
 // Under torchrun's agent every rank is a client. A world of one has no network. Returns when all ranks are there. Throws
-// Error(rendezvous_failed) with host, port, seconds and the missing ranks.
+// Error(rendezvous_failed) with host, port, seconds and the missing ranks, Error(ranks_disagree | bad_rank_environment) when the ranks
+// differ in WORLD_SIZE or two have one number. Comes back within the timeout and a few seconds, whoever hangs.
 c10::intrusive_ptr<c10d::Store> connect_store(const launch::RankEnvironment& ranks, std::chrono::milliseconds timeout);
 
 // Collective over all ranks, before the first group. Throws Error(ranks_disagree) on every rank, naming the odd ones (those unlike the

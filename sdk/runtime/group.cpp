@@ -66,7 +66,8 @@ struct Pending::Impl {
     lent.emplace_back(t, also_input ? t.cpu() : at::empty(t.sizes(), t.options().device(at::kCPU)));
     return lent.back().second;
   }
-  [[noreturn]] void fail(const std::string& what) const { throw group->place->failure(op, bytes, what); }
+  // `awaited`: the place in the group whose turn it was, where that is known.
+  [[noreturn]] void fail(const std::string& what, int64_t awaited = -1) const { throw group->place->failure(op, bytes, what, awaited); }
 };
 
 Pending::Pending() = default;
@@ -108,8 +109,8 @@ void Pending::wait() {
         if (r != impl_->group->rank)
           slots[static_cast<size_t>(r)] = impl_->group->mailbox->read(impl_->channel, r, impl_->sequence, impl_->group->place->timeout);
       impl_->slots = std::move(slots);
-    } catch (const detail::Mailbox::Late&) {
-      impl_->fail("timed out");
+    } catch (const detail::Mailbox::Late& late) {
+      impl_->fail("timed out", late.peer);
     } catch (const detail::Mailbox::Gone& gone) {
       impl_->fail("rank " + std::to_string(impl_->group->place->ranks[static_cast<size_t>(gone.peer)]) + " ended");
     }
@@ -230,10 +231,10 @@ namespace {
 void* stage_slot(const Group::Impl& g, detail::Mailbox::Channel channel, const char* op, int64_t bytes, int64_t& sequence) {
   try {
     return g.mailbox->stage(channel, sequence, g.place->timeout);
-  } catch (const detail::Mailbox::Late&) {
+  } catch (const detail::Mailbox::Late& late) {
     Pending::Impl record;
     record.group = &g, record.op = op, record.bytes = bytes;
-    record.fail("timed out");
+    record.fail("timed out", late.peer);
   } catch (const detail::Mailbox::Gone& gone) {
     Pending::Impl record;
     record.group = &g, record.op = op, record.bytes = bytes;
@@ -414,6 +415,7 @@ World::World(int64_t rank, int64_t size, at::Device device, std::chrono::millise
       device_(device),
       timeout_(timeout),
       connect_(std::move(connect)),
+      roll_call_(std::make_shared<RollCall>()),
       wire_(std::make_shared<Wire>()),
       trace_(std::make_shared<Trace>()) {}
 World::~World() = default;
@@ -428,7 +430,7 @@ std::shared_ptr<Group> World::group(const std::string& axis, const std::vector<i
   std::shared_ptr<Group>& kept = groups_[name];
   if (kept) return kept;
   auto impl = std::make_unique<Group::Impl>();
-  impl->place = std::make_shared<detail::Place>(detail::Place{axis, rank_, ranks, timeout_});
+  impl->place = std::make_shared<detail::Place>(detail::Place{axis, rank_, ranks, timeout_, roll_call_});
   auto mine = std::find(ranks.begin(), ranks.end(), rank_);
   if (mine == ranks.end()) throw Error(ErrorCode::internal, "rank " + std::to_string(rank_) + " is not in group " + impl->place->name());
   impl->rank = mine - ranks.begin();

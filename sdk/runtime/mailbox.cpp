@@ -7,8 +7,11 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <csignal>
+#include <cstdio>
+#include <cstring>
 #include <ctime>
 #include <new>
 
@@ -25,6 +28,20 @@ void futex_wait(std::atomic<uint32_t>& word, uint32_t seen) {
 }
 void futex_wake(std::atomic<uint32_t>& word) {
   ::syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAKE, INT32_MAX, nullptr, nullptr, 0);
+}
+
+// Also one whose parent has not looked yet: its number is still taken.
+bool has_ended(int32_t process) {
+  if (::kill(process, 0) != 0) return errno == ESRCH;
+  char path[64], text[512];
+  std::snprintf(path, sizeof path, "/proc/%d/stat", process);
+  int fd = ::open(path, O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return false;
+  ssize_t n = ::read(fd, text, sizeof text - 1);
+  ::close(fd);
+  text[std::max<ssize_t>(n, 0)] = 0;
+  const char* name_end = std::strrchr(text, ')');  // the name may hold anything
+  return name_end != nullptr && name_end[1] == ' ' && (name_end[2] == 'Z' || name_end[2] == 'X');
 }
 
 }  // namespace
@@ -119,9 +136,9 @@ void Mailbox::wait_for(int64_t peer, std::chrono::milliseconds timeout, F&& read
     if (ready()) return;
     futex_wait(bell, seen);
     if (turn % 32 != 31) continue;
-    if (std::chrono::steady_clock::now() - begin > timeout) throw Late();
+    if (std::chrono::steady_clock::now() - begin > timeout) throw Late{peer};
     int32_t process = control(peer)->process.load();
-    if (process > 0 && ::kill(process, 0) != 0 && errno == ESRCH) {
+    if (process > 0 && has_ended(process)) {
       if (ready()) return;
       throw Gone{peer};
     }

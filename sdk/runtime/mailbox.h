@@ -38,7 +38,9 @@ class Mailbox {
   void give_back(Channel channel, int64_t peer, int64_t sequence);
 
   // Why a wait ended without success.
-  struct Late {};
+  struct Late {
+    int64_t peer;
+  };
   struct Gone {
     int64_t peer;
   };

@@ -19,6 +19,8 @@ std::string size_text(int64_t bytes) {
   char text[32];
   if (bytes < 10000)
     std::snprintf(text, sizeof text, "%lld bytes", static_cast<long long>(bytes));
+  else if (bytes < 1000000)
+    std::snprintf(text, sizeof text, "%.1f kB", static_cast<double>(bytes) / 1e3);
   else
     std::snprintf(text, sizeof text, "%.1f MB", static_cast<double>(bytes) / 1e6);
   return text;
@@ -28,18 +30,25 @@ std::string size_text(int64_t bytes) {
 
 std::string Place::name() const { return axis + " " + list_text(ranks); }
 
-Error Place::failure(const char* op, int64_t bytes, const std::string& what) const {
+Error Place::failure(const char* op, int64_t bytes, const std::string& what, int64_t awaited) const {
   bool late = what.find("imed out") != std::string::npos || what.find("imeout") != std::string::npos;
   std::string place = std::string(op) + " of " + size_text(bytes) + " in group " + name();
   std::string who = "rank " + std::to_string(world_rank);
-  if (late)
-    return Error(ErrorCode::collective_timeout,
-                 who + " waited " + std::to_string(static_cast<double>(timeout.count()) / 1000.0).substr(0, 6) + " s in vain for " + place)
-        .key("dist_env.timeout_minutes")
-        .help("look at the logs of the other ranks of the group: one of them hangs, is stopped or runs something else")
-        .help("raise dist_env.timeout_minutes when a rank is only slow");
-  return Error(ErrorCode::collective_failed, who + ": " + place + " failed: " + what.substr(0, what.find('\n')))
-      .help("look at the message of the rank that ended first");
+  if (!late)
+    return Error(ErrorCode::collective_failed, who + ": " + place + " failed: " + what.substr(0, what.find('\n')))
+        .help("look at the message of the rank that ended first");
+  std::vector<int64_t> silent;
+  if (roll_call && *roll_call) silent = (*roll_call)(ranks);
+  if (silent.empty() && awaited >= 0) silent = {ranks[static_cast<size_t>(awaited)]};
+  std::string names = silent.size() == 1 ? "rank " + std::to_string(silent[0]) : "ranks " + list_text(silent);
+  char seconds[32];
+  std::snprintf(seconds, sizeof seconds, "%g s", static_cast<double>(timeout.count()) / 1000);
+  return Error(ErrorCode::collective_timeout,
+               who + " waited " + seconds + " in vain for " + place + (silent.empty() ? "" : ": no word from " + names))
+      .key("dist_env.timeout_minutes")
+      .help(silent.empty() ? "look at the logs of the other ranks of the group: one of them hangs, is stopped or runs something else"
+                           : "look at the log of " + names + ": it hangs, is stopped or runs something else")
+      .help("raise dist_env.timeout_minutes when a rank is only slow");
 }
 
 Watch::~Watch() {

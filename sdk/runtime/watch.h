@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "meshwright/error.h"
+#include "meshwright/group.h"
 
 namespace meshwright::detail {
 
@@ -22,9 +23,11 @@ struct Place {
   int64_t world_rank = 0;
   std::vector<int64_t> ranks;
   std::chrono::milliseconds timeout{};
+  std::shared_ptr<World::RollCall> roll_call = {};
   std::string name() const;  // "dp [0, 1, 2]"
-  // Error(collective_timeout | collective_failed), by what LibTorch said.
-  Error failure(const char* op, int64_t bytes, const std::string& what) const;
+  // Error(collective_timeout | collective_failed), by what LibTorch said. `awaited`: the place in the group whose turn it was, where that
+  // is known and nobody can call the roll.
+  Error failure(const char* op, int64_t bytes, const std::string& what, int64_t awaited = -1) const;
 };
 
 class Watch {

@@ -153,6 +153,10 @@ class MESHWRIGHT_API World {
   // Throws Error(collective_timeout | collective_failed) when a collective on a device has failed or is late: there wait() only puts what
   // follows behind it, and the host hears of it here (and at the start of the next collective). On the CPU wait() throws itself.
   void check();
+  // Who is to blame for a collective that did not end in time: those of a group's ranks that do not answer. Called by a rank that waited
+  // in vain, may take a moment, must not throw.
+  using RollCall = std::function<std::vector<int64_t>(const std::vector<int64_t>& ranks)>;
+  void set_roll_call(RollCall roll_call) { *roll_call_ = std::move(roll_call); }
   Wire& wire() { return *wire_; }
   Trace& trace() { return *trace_; }
   // What joining found worth telling the user.
@@ -164,6 +168,7 @@ class MESHWRIGHT_API World {
   at::Device device_;
   std::chrono::milliseconds timeout_;
   Connect connect_;
+  std::shared_ptr<RollCall> roll_call_;  // shared with the groups
   std::shared_ptr<Wire> wire_;
   std::shared_ptr<Trace> trace_;
   std::shared_ptr<detail::Watch> watch_;

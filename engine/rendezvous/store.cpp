@@ -1,0 +1,153 @@
+// connect_store(): one store for all ranks, and nobody goes on before everybody is there.
+#include <algorithm>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include "engine/rendezvous/bounded.h"
+#include "engine/rendezvous/notices.h"
+#include "engine/rendezvous/reach.h"
+#include "engine/rendezvous/rendezvous.h"
+#include "meshwright/error.h"
+
+namespace meshwright::rendezvous {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using StorePtr = c10::intrusive_ptr<c10d::Store>;
+
+std::string place(const launch::RankEnvironment& ranks) { return ranks.master_addr + ":" + std::to_string(ranks.master_port); }
+
+[[noreturn]] void unreachable(const launch::RankEnvironment& ranks, Milliseconds timeout, const std::string& why, bool silent) {
+  Error error(ErrorCode::rendezvous_failed, "rank " + std::to_string(ranks.rank) + " could not reach the store of rank 0 at " +
+                                                place(ranks) + " within " + seconds(timeout) + ": " + why);
+  error.key("dist_env.timeout_minutes");
+  if (silent) error.help("another program may have the port: set MASTER_PORT, on all ranks, to a free one");
+  throw error.help("check that rank 0 runs, that MASTER_ADDR and MASTER_PORT name it, and that no firewall is between")
+      .help("raise dist_env.timeout_minutes when ranks start far apart");
+}
+
+StorePtr open_store(const launch::RankEnvironment& ranks, Milliseconds timeout, Clock::time_point end) {
+  c10d::TCPStoreOptions options;
+  options.port = static_cast<uint16_t>(ranks.master_port);
+  options.isServer = ranks.rank == 0 && !ranks.agent_store;
+  options.waitWorkers = false;
+  options.timeout = timeout;
+  // On one host the server is on loopback whatever name the launcher gave it, and for its own process it always is.
+  std::string host = options.isServer || (ranks.one_host() && !ranks.agent_store) ? "127.0.0.1" : ranks.master_addr;
+  if (options.isServer) {
+    options.masterListenFd = ranks.listen_fd >= 0 ? ranks.listen_fd : listen_on(ranks.master_port, ranks.one_host());
+  } else {
+    std::string why = "the name " + host + " is not answered for";
+    try {
+      why = bounded(left_until(end) + Milliseconds(500), [host, port = ranks.master_port, end] { return reach(host, port, end); });
+    } catch (const NoAnswer&) {
+    }
+    if (!why.empty()) unreachable(ranks, timeout, why, false);
+  }
+  try {
+    return bounded(left_until(end) + Milliseconds(1000),
+                   [host, options]() -> StorePtr { return c10::make_intrusive<c10d::TCPStore>(host, options); });
+  } catch (const NoAnswer&) {
+    unreachable(ranks, timeout, "somebody accepts connections there and says nothing", true);
+  } catch (const std::exception& e) {
+    const auto* torch_error = dynamic_cast<const c10::Error*>(&e);
+    std::string why = torch_error ? torch_error->what_without_backtrace() : e.what();
+    unreachable(ranks, timeout,
+                "somebody accepts connections there and is no store (" + why.substr(0, std::min(why.find('\n'), size_t{120})) + ")", true);
+  }
+}
+
+// What rank 0 found out about who is there: empty, or the words of an error for all ranks.
+struct Roll {
+  ErrorCode code = ErrorCode::rendezvous_failed;
+  std::string words;
+};
+
+std::string encode(const Roll& roll) { return roll.words.empty() ? "" : std::to_string(static_cast<int>(roll.code)) + " " + roll.words; }
+Roll decode(const std::string& text) {
+  size_t space = text.find(' ');
+  if (space == std::string::npos) return {};
+  return {static_cast<ErrorCode>(std::stoi(text)), text.substr(space + 1)};
+}
+
+Roll twice(int64_t rank) {
+  return {ErrorCode::bad_rank_environment, "two processes have RANK " + std::to_string(rank) + ", or an earlier job still uses this store"};
+}
+
+// Rank 0: waits for everybody.
+Roll call_roll(c10d::Store& store, int64_t world, const std::string& where, Milliseconds timeout, Clock::time_point end) {
+  std::vector<int64_t> missing;
+  for (int64_t r = 0; r < world; ++r) {
+    std::string key = std::to_string(r);
+    while (!store.check({key}) && Clock::now() < end && !store.check({"twice"})) std::this_thread::sleep_for(Milliseconds(20));
+    if (store.check({"twice"})) return twice(std::stoll(text_of(store.get("twice"))));
+    if (!store.check({key})) {
+      missing.push_back(r);
+      continue;
+    }
+    std::string theirs = text_of(store.get(key));
+    if (theirs != std::to_string(world))
+      return {ErrorCode::ranks_disagree, "rank " + key + " has WORLD_SIZE " + theirs + ", rank 0 has " + std::to_string(world)};
+  }
+  if (missing.empty()) return {};
+  return {ErrorCode::rendezvous_failed,
+          "all waited " + seconds(timeout) + " at " + where + " in vain for rank " + some_of(missing) + " of " + std::to_string(world)};
+}
+
+Roll join(const StorePtr& store, const launch::RankEnvironment& ranks, Milliseconds timeout, Clock::time_point end) {
+  int64_t rank = ranks.rank, world = ranks.world_size;
+  std::string name = std::to_string(rank);
+  if (store->add("seen/" + name, 1) > 1) {
+    store->set("twice", bytes_of(name));
+    return twice(rank);
+  }
+  store->set(name, bytes_of(std::to_string(world)));
+  if (rank == 0) {
+    Roll roll = call_roll(*store, world, place(ranks), timeout, end);
+    int64_t present = 0;
+    for (int64_t r = 1; r < world; ++r) present += store->check({std::to_string(r)}) ? 1 : 0;
+    publish(*store, "all", std::to_string(world) + "\n" + encode(roll), present);
+    return roll;
+  }
+  // Rank 0 may have begun to wait a little later.
+  std::string text = hear(*store, "all", left_until(end) + Milliseconds(2000)), theirs = text.substr(0, text.find('\n'));
+  Roll roll = decode(text.substr(theirs.size() + 1));
+  if (roll.words.empty() && theirs != std::to_string(world))
+    return {ErrorCode::ranks_disagree, "rank " + name + " has WORLD_SIZE " + std::to_string(world) + ", rank 0 has " + theirs};
+  return roll;
+}
+
+}  // namespace
+
+StorePtr connect_store(const launch::RankEnvironment& ranks, Milliseconds timeout) {
+  if (ranks.world_size == 1) return c10::make_intrusive<c10d::HashStore>();
+  auto end = Clock::now() + timeout;
+  StorePtr store = open_store(ranks, timeout, end);
+  store->setTimeout(timeout);
+  // A launcher's store outlives the ranks of one attempt; what they left in it means nothing to the next.
+  store = c10::make_intrusive<c10d::PrefixStore>("meshwright/" + std::to_string(ranks.restart), store);
+  Roll roll;
+  try {
+    StorePtr joined = c10::make_intrusive<c10d::PrefixStore>("join", store);
+    roll = bounded(left_until(end) + Milliseconds(4000), [=] { return join(joined, ranks, timeout, end); });
+  } catch (const NoAnswer&) {
+    roll.words =
+        "rank 0, which keeps the store at " + place(ranks) + ", did not answer within " + seconds(timeout) + ": it hangs or is stopped";
+  } catch (const std::exception&) {
+    roll.words =
+        "rank " + std::to_string(ranks.rank) + " lost the store of rank 0 at " + place(ranks) + ": rank 0 ended, or waits no longer";
+  }
+  if (roll.words.empty()) return store;
+  Error error(roll.code, roll.words);
+  if (roll.code == ErrorCode::rendezvous_failed)
+    error.key("dist_env.timeout_minutes")
+        .help("start as many processes as WORLD_SIZE says, each with its own RANK")
+        .help("look at the logs of the ranks named here; raise dist_env.timeout_minutes when they are only slow to start");
+  else
+    error.help("start as many processes as WORLD_SIZE says, each with its own RANK, and all with the same WORLD_SIZE");
+  throw error;
+}
+
+}  // namespace meshwright::rendezvous
