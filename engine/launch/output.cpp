@@ -28,8 +28,13 @@ void Sink::write(Target& target, std::string_view text) {
     ssize_t written = ::write(target.fd, text.data(), std::min<size_t>(text.size(), 4096));
     if (written > 0)
       text.remove_prefix(static_cast<size_t>(written));
-    else if (errno != EINTR && errno != EAGAIN)
+    else if (errno != EINTR && errno != EAGAIN) {
       target.gone = true;
+      // A reader that goes away wants no more; a full disk is worth a word where there still is somewhere to say it.
+      if (errno != EPIPE && &target == &out_)
+        around(err_, std::string("warning: cannot write to standard output: ") + std::strerror(errno) +
+                         "; the ranks go on, and their output is in the logs alone\n");
+    }
   }
 }
 

@@ -6,6 +6,8 @@
 #include <csignal>
 #include <cstring>
 #include <deque>
+#include <fstream>
+#include <iterator>
 #include <optional>
 
 #include "engine/launch/output.h"
@@ -69,6 +71,14 @@ bool collateral(int status) { return WIFEXITED(status) && (WEXITSTATUS(status) =
 // Ended from outside, or by a fault of its own; SIGABRT is also how a lost connection may end a rank.
 bool killed_hard(int status) { return WIFSIGNALED(status) && WTERMSIG(status) != SIGABRT; }
 
+// A stopped process (SIGSTOP, a debugger) neither computes nor answers, and the ranks that wait for it cannot see why.
+bool is_stopped(pid_t pid) {
+  std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
+  std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+  size_t name_end = text.rfind(')');  // the name may hold anything
+  return name_end != std::string::npos && name_end + 2 < text.size() && (text[name_end + 2] == 'T' || text[name_end + 2] == 't');
+}
+
 struct Rank {
   int64_t number;
   Process process;
@@ -91,7 +101,8 @@ class Supervisor {
   void judge();
   bool excused(const Rank& rank) const;
   const Rank* at_fault() const;
-  void announce(const Rank& fault);
+  std::string stopped_ranks() const;
+  void announce(const Rank& fault, const std::string& stopped);
   void aftermath();
   void signal_all(int number);
   bool all_ended() const;
@@ -167,6 +178,7 @@ void Supervisor::pass_on_signals() {
     passed_on_ = count;
     sink_.hurry();
     signal_all(count > 1 ? SIGKILL : g_signal);
+    signal_all(SIGCONT);  // a stopped rank would not hear of it
   }
 }
 
@@ -212,12 +224,24 @@ void Supervisor::judge() {
   if (now - *first_failure_ < moment && !all_ended()) return;
   told_ = now;
   fault_ = fault;
+  std::string stopped = stopped_ranks();
   signal_all(SIGTERM);
+  signal_all(SIGCONT);  // a stopped process takes no other signal than this one
   // After a signal of the user it is no news that connections broke.
-  if (passed_on_ == 0 || !collateral(fault->status)) announce(*fault);
+  if (passed_on_ == 0 || !collateral(fault->status)) announce(*fault, collateral(fault->status) ? stopped : "");
 }
 
-void Supervisor::announce(const Rank& fault) {
+// "rank 1 (process 4242) is", "ranks 1 (...), 3 (...) are"; empty: none.
+std::string Supervisor::stopped_ranks() const {
+  std::string out;
+  int count = 0;
+  for (const Rank& rank : ranks_)
+    if (!rank.ended && is_stopped(rank.process.pid) && count++ < 8)
+      out += (out.empty() ? "" : ", ") + std::to_string(rank.number) + " (process " + std::to_string(rank.process.pid) + ")";
+  return count == 0 ? "" : (count == 1 ? "rank " : "ranks ") + out + (count == 1 ? " is" : " are");
+}
+
+void Supervisor::announce(const Rank& fault, const std::string& stopped) {
   Rank& rank = ranks_[static_cast<size_t>(fault.number)];
   fault_words_ = rank.output.take_held();
   std::string text = rank.output.prefixed(fault_words_), who = "rank " + std::to_string(rank.number);
@@ -230,7 +254,10 @@ void Supervisor::announce(const Rank& fault) {
     text += "error[E0505]: " + who + " failed with exit status " + std::to_string(WEXITSTATUS(rank.status)) + "\n";
     if (!log.empty()) text += "  help: its output is in " + log + "\n";
   }
-  if (job_.ranks > 1) text += who + " failed first; " + (job_.ranks == 2 ? "the other is" : "all others are") + " ended\n";
+  if (!stopped.empty())
+    text += stopped + " stopped by a signal (SIGSTOP, SIGTTIN) or a debugger, and the others waited; all are ended\n";
+  else if (job_.ranks > 1)
+    text += who + " failed first; " + (job_.ranks == 2 ? "the other is" : "all others are") + " ended\n";
   sink_.err(text);
 }
 

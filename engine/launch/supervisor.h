@@ -26,7 +26,7 @@ struct LocalJob {
 // a line that begins with "error[" on are held back for a moment, so that when ranks fail together the one at fault speaks first. All of
 // it also goes to the logs.
 //
-// Failure: the first rank that fails ends all others (SIGTERM, then SIGKILL after `grace`). A rank that merely lost a connection or
+// Failure: the first rank that fails ends all others (SIGTERM, then SIGKILL after `grace`; stopped ones are continued, to take it). A rank that merely lost a connection or
 // waited in vain (exit 4 or 6) is not at fault when another was killed or failed otherwise. Returns the exit status of the rank at
 // fault, 128 + n when a signal ended it; 0 when all succeeded.
 //
