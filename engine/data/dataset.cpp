@@ -90,6 +90,9 @@ std::unique_ptr<Dataset> open_dataset(const DatasetConfig& config) {
     out = open_kind(config);
   } catch (Error& error) {
     if (error.key().empty()) error.key(config.table + ".path");
+    if (error.helps().empty())
+      error.help("fetch, copy or make the file again; one that is still being written is not ready")
+          .help("or set " + config.table + ".kind and " + config.table + ".dtype to what the file is");
     throw;
   }
   if (out->tokens() - 1 < config.seq_len) {
@@ -98,7 +101,7 @@ std::unique_ptr<Dataset> open_dataset(const DatasetConfig& config) {
                                             ", but one sample takes seq_len + 1 = " + std::to_string(config.seq_len + 1));
     error.key(config.table + ".path");
     if (out->tokens() > 1) error.help("set " + config.table + ".seq_len = " + std::to_string(out->tokens() - 1));
-    throw error;
+    throw error.help("or name more data");
   }
   return out;
 }

@@ -7,16 +7,25 @@
 
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
 #include <utility>
 
 namespace meshwright::data {
 
 MappedFile::MappedFile(const std::string& path, ErrorCode code) : path_(path), code_(code) {
-  auto fail = [&](const std::string& what) { throw Error(code, path + ": " + what); };
-  if (path.find('\0') != std::string::npos) fail("the name holds a NUL");
+  auto fail = [&](const std::string& what, const std::string& help) { throw Error(code, path + ": " + what).help(help); };
+  if (path.find('\0') != std::string::npos) fail("the name holds a NUL", "name the file without it");
   // Without O_NONBLOCK opening a pipe would wait for a writer.
   int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
-  if (fd < 0) fail(std::string("cannot be opened: ") + std::strerror(errno));
+  if (fd < 0) {
+    int reason = errno;
+    std::error_code failed;
+    fail(std::string("cannot be opened: ") + std::strerror(reason),
+         reason == EACCES ? "make the file, and the folders above it, readable"
+         : reason == EMFILE || reason == ENFILE
+             ? "raise the limit of open files: ulimit -n"
+             : "check the name; relative paths start at the current folder, " + std::filesystem::current_path(failed).string());
+  }
   struct stat info{};
   std::string problem;
   if (::fstat(fd, &info) != 0)
@@ -39,7 +48,7 @@ MappedFile::MappedFile(const std::string& path, ErrorCode code) : path_(path), c
     }
   }
   ::close(fd);
-  if (!problem.empty()) fail(problem);
+  if (!problem.empty()) fail(problem, "name a file that is complete: fetch, copy or make it again");
 }
 
 void MappedFile::check_size() const {
