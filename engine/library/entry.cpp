@@ -1,4 +1,5 @@
 // What the program calls: one C function, so that the program itself needs no LibTorch.
+#include <c10/util/Logging.h>
 #include <unistd.h>
 
 #include <cstdio>
@@ -19,6 +20,12 @@ meshwright::Error from_libtorch(const std::string& what) {
   return {freed ? meshwright::ErrorCode::parameter_freed : meshwright::ErrorCode::internal, first};
 }
 
+// LibTorch writes pages of stack frames to standard error before it throws what we then say in one line. For the program only: an
+// application that uses the library keeps its own choice. TORCH_CPP_LOG_LEVEL brings them back.
+void quiet_libtorch() {
+  if (std::getenv("TORCH_CPP_LOG_LEVEL") == nullptr) FLAGS_caffe2_log_level = 3;  // fatal
+}
+
 }  // namespace
 
 extern "C" MESHWRIGHT_API int meshwright_train_rank(const void* run_options) {
@@ -31,12 +38,11 @@ extern "C" MESHWRIGHT_API int meshwright_train_rank(const void* run_options) {
     std::fflush(nullptr);
     return exit_status(error.code());
   };
+  quiet_libtorch();
   try {
     return train::run_rank(options);
   } catch (const Error& error) {
     return fail(error);
-  } catch (const report::WriteFailed& error) {
-    return error.closed_pipe() ? 0 : fail(Error(ErrorCode::output_unwritable, error.what()));
   } catch (const std::bad_alloc&) {
     return fail(Error(ErrorCode::internal, "out of memory"));
   } catch (const std::exception& error) {

@@ -1,3 +1,5 @@
+#include <stdio_ext.h>
+
 #include <cerrno>
 #include <cstring>
 
@@ -18,6 +20,11 @@ void Output::flush() {
   errno = 0;
   if ((std::fflush(stream_) != 0 || std::ferror(stream_) != 0) && loss_ == Loss::noticed)
     throw WriteFailed(name_, errno == 0 ? EIO : errno);
+}
+
+void Output::give_up() {
+  ::__fpurge(stream_);
+  std::clearerr(stream_);
 }
 
 }  // namespace meshwright::report

@@ -63,6 +63,8 @@ class Output {
   // Both throw WriteFailed when the stream takes no more, unless that is ignored.
   void write(std::string_view text);
   void flush();
+  // After a failure: drops what could not be written, so that nobody tries it again.
+  void give_up();
 
  private:
   std::FILE* stream_;

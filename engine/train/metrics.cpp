@@ -5,6 +5,7 @@
 
 #include <cerrno>
 #include <cmath>
+#include <cstdio>
 #include <cstring>
 
 #include "meshwright/error.h"
@@ -14,12 +15,6 @@ namespace meshwright::train {
 namespace fs = std::filesystem;
 
 namespace {
-
-[[noreturn]] void unwritable(const fs::path& path, int reason) {
-  throw Error(ErrorCode::output_unwritable, "cannot write " + path.string() + ": " + std::strerror(reason))
-      .key("run.dir")
-      .help("set run.dir to a folder that may be written to and has space");
-}
 
 // JSON has no words for what is not finite.
 std::string number(double value, const char* format = "%.9g") {
@@ -39,22 +34,57 @@ double per_second(int64_t count, double ms) { return ms > 0 ? static_cast<double
 
 }  // namespace
 
+void unwritable(const fs::path& path, int reason) {
+  throw Error(ErrorCode::output_unwritable, "cannot write " + path.string() + ": " + std::strerror(reason))
+      .key("run.dir")
+      .help("set run.dir to a folder that may be written to and has space");
+}
+
 RunFolder::RunFolder(fs::path path) : path_(std::move(path)) {
   std::error_code failed;
   fs::create_directories(path_, failed);
   if (failed) unwritable(path_, failed.value());
   fs::path metrics = path_ / "metrics.jsonl";
-  if (fs::exists(metrics, failed) && fs::file_size(metrics, failed) > 0) {
+  // Anything but a file stands there on purpose (a pipe, a link to a device), or is an error soon.
+  if (fs::is_regular_file(metrics, failed) && fs::file_size(metrics, failed) > 0) {
     int n = 1;
     while (fs::exists(path_ / ("metrics." + std::to_string(n) + ".jsonl"), failed)) ++n;
     kept_ = (path_ / ("metrics." + std::to_string(n) + ".jsonl")).string();
     fs::rename(metrics, kept_, failed);
     if (failed) unwritable(kept_, failed.value());
   }
-  metrics_.reset(std::fopen(metrics.c_str(), "we"));
-  if (!metrics_) unwritable(metrics, errno);
-  log_.reset(std::fopen((path_ / "run.log").c_str(), "ae"));
-  if (!log_) unwritable(path_ / "run.log", errno);
+  metrics_ = Lines(metrics, /*keep=*/false);
+  log_ = Lines(path_ / "run.log", /*keep=*/true);
+}
+
+RunFolder::Lines::Lines(fs::path path, bool keep) : path_(std::move(path)) {
+  fd_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | (keep ? 0 : O_TRUNC), 0644);
+  if (fd_ < 0) unwritable(path_, errno);
+}
+
+RunFolder::Lines::~Lines() {
+  if (fd_ >= 0) ::close(fd_);
+}
+
+RunFolder::Lines::Lines(Lines&& other) noexcept { *this = std::move(other); }
+RunFolder::Lines& RunFolder::Lines::operator=(Lines&& other) noexcept {
+  std::swap(path_, other.path_);
+  std::swap(fd_, other.fd_);
+  return *this;
+}
+
+void RunFolder::Lines::append(std::string_view line) {
+  off_t before = ::lseek(fd_, 0, SEEK_END);
+  while (!line.empty()) {
+    ssize_t n = ::write(fd_, line.data(), line.size());
+    if (n > 0) {
+      line.remove_prefix(static_cast<size_t>(n));
+    } else if (n == 0 || errno != EINTR) {
+      int reason = n == 0 ? ENOSPC : errno;
+      if (before >= 0 && ::ftruncate(fd_, before) != 0 && errno == EIO) reason = EIO;
+      unwritable(path_, reason);
+    }
+  }
 }
 
 void RunFolder::put(const std::string& name, const std::string& contents) const {
@@ -77,24 +107,18 @@ void RunFolder::put(const std::string& name, const std::string& contents) const 
   }
 }
 
-void RunFolder::append(std::FILE* file, const std::string& line, const char* name) {
-  if (std::fwrite(line.data(), 1, line.size(), file) != line.size() || std::fflush(file) != 0) unwritable(path_ / name, errno);
-}
-
 void RunFolder::step(const StepResult& r, const StepCost& c) {
-  append(metrics_.get(),
-         "{\"step\": " + std::to_string(r.step) + ", \"loss\": " + number(r.loss) + ", \"grad_norm\": " + number(r.grad_norm) +
-             ", \"lr\": " + number(r.lr) + ", \"tokens\": " + std::to_string(r.count) + ", \"step_ms\": " + number(c.step_ms, "%.3f") +
-             ", \"tokens_per_second\": " + number(per_second(r.count, c.step_ms), "%.1f") +
-             ", \"memory_bytes\": " + std::to_string(c.memory_bytes) + "}\n",
-         "metrics.jsonl");
+  metrics_.append("{\"step\": " + std::to_string(r.step) + ", \"loss\": " + number(r.loss) + ", \"grad_norm\": " + number(r.grad_norm) +
+                  ", \"lr\": " + number(r.lr) + ", \"tokens\": " + std::to_string(r.count) + ", \"step_ms\": " + number(c.step_ms, "%.3f") +
+                  ", \"tokens_per_second\": " + number(per_second(r.count, c.step_ms), "%.1f") +
+                  ", \"memory_bytes\": " + std::to_string(c.memory_bytes) + "}\n");
 }
 
 void RunFolder::validation(int64_t step, double loss) {
-  append(metrics_.get(), "{\"step\": " + std::to_string(step) + ", \"validation_loss\": " + number(loss) + "}\n", "metrics.jsonl");
+  metrics_.append("{\"step\": " + std::to_string(step) + ", \"validation_loss\": " + number(loss) + "}\n");
 }
 
-void RunFolder::log(const std::string& line) { append(log_.get(), line + "\n", "run.log"); }
+void RunFolder::log(const std::string& line) { log_.append(line + "\n"); }
 
 std::string duration_text(double seconds) {
   if (!std::isfinite(seconds) || seconds < 0) return "?";
@@ -125,8 +149,19 @@ void Progress::step(const StepResult& result, const StepCost& cost) {
   } else if (result.step == 0 || result.step + 1 == steps_ || now - said_ >= std::chrono::seconds(10)) {
     said_ = now;
     double left = smooth_ms_ / 1000 * static_cast<double>(steps_ - result.step - 1);
-    out_.write(line(result, cost, steps_) + (result.step + 1 < steps_ ? "  " + duration_text(left) + " left" : "") + "\n");
+    emit(line(result, cost, steps_) + (result.step + 1 < steps_ ? "  " + duration_text(left) + " left" : "") + "\n");
+  }
+}
+
+void Progress::emit(const std::string& text) {
+  if (gone_) return;
+  try {
+    out_.write(text);
     out_.flush();
+  } catch (const report::WriteFailed& failure) {
+    gone_ = true;
+    out_.give_up();
+    if (!failure.closed_pipe()) std::fprintf(stderr, "warning: %s; the run goes on, and its run.log has every line\n", failure.what());
   }
 }
 
@@ -146,16 +181,13 @@ void Progress::draw() {
     bar = report::paint(style_, report::Tone::green, bar) + "  ";
   }
   if (text.size() + 1 > static_cast<size_t>(style_.width)) text.resize(static_cast<size_t>(std::max(style_.width - 1, 0)));
-  out_.write("\r\x1b[K" + bar + text);
-  out_.flush();
+  emit("\r\x1b[K" + bar + text);
   drawn_ = true;
 }
 
 void Progress::say(const std::string& text) {
-  if (drawn_) out_.write("\r\x1b[K");
+  emit((drawn_ ? "\r\x1b[K" : "") + text + "\n");
   drawn_ = false;
-  out_.write(text + "\n");
-  out_.flush();
 }
 
 void Progress::validation(int64_t step, double loss) {
@@ -164,9 +196,8 @@ void Progress::validation(int64_t step, double loss) {
 }
 
 void Progress::finish() {
-  if (drawn_) out_.write("\n");
+  if (drawn_) emit("\n");
   drawn_ = false;
-  out_.flush();
 }
 
 }  // namespace meshwright::train

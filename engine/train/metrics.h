@@ -2,16 +2,18 @@
 #pragma once
 
 #include <chrono>
-#include <cstdio>
 #include <filesystem>
 #include <fstream>
-#include <memory>
 #include <string>
+#include <string_view>
 
 #include "engine/report/report.h"
 #include "meshwright/trainer.h"
 
 namespace meshwright::train {
+
+// Throws Error(output_unwritable); `reason` is an errno.
+[[noreturn]] void unwritable(const std::filesystem::path& path, int reason);
 
 // One row of metrics.jsonl beside a step's result.
 struct StepCost {
@@ -33,13 +35,27 @@ class RunFolder {
   void log(const std::string& line);
 
  private:
-  void append(std::FILE* file, const std::string& line, const char* name);
+  // Whole lines: one that does not fit any more leaves no beginning of itself.
+  class Lines {
+   public:
+    Lines() = default;
+    Lines(std::filesystem::path path, bool keep);
+    ~Lines();
+    Lines(Lines&& other) noexcept;
+    Lines& operator=(Lines&& other) noexcept;
+    void append(std::string_view line);
+
+   private:
+    std::filesystem::path path_;
+    int fd_ = -1;
+  };
   std::filesystem::path path_;
   std::string kept_;
-  std::unique_ptr<std::FILE, int (*)(std::FILE*)> metrics_{nullptr, std::fclose}, log_{nullptr, std::fclose};
+  Lines metrics_, log_;
 };
 
-// One live line with a bar and the time left on a terminal; elsewhere a plain line now and then.
+// One live line with a bar and the time left on a terminal; elsewhere a plain line now and then. When the output takes no more (its
+// reader went away, its disk is full) the run goes on without: the run folder has it all.
 class Progress {
  public:
   Progress(report::Output& out, const report::Style& style, bool live, int64_t steps);
@@ -53,9 +69,10 @@ class Progress {
 
  private:
   void draw();
+  void emit(const std::string& text);
   report::Output& out_;
   report::Style style_;
-  bool live_, drawn_ = false;
+  bool live_, drawn_ = false, gone_ = false;
   int64_t steps_;
   StepResult last_;
   StepCost cost_;

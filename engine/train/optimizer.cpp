@@ -75,7 +75,7 @@ class Sgd final : public Optimizer {
     bool first = steps++ == 0;
     if (momentum_ > 0) allocate(momentum_buffers_, groups);
     Lists lists = lists_of(groups);
-    at::_fused_sgd_(lists.values, lists.grads, momentum_buffers_, weight_decay_, lr, momentum_, /*dampening=*/0, /*nesterov=*/false,
+    at::_fused_sgd_(lists.values, lists.grads, momentum_buffers_, weight_decay_, momentum_, lr, /*dampening=*/0, /*nesterov=*/false,
                     /*maximize=*/false, first);
   }
   std::vector<State> state() override { return momentum_ > 0 ? std::vector<State>{{"momentum", momentum_buffers_}} : std::vector<State>(); }

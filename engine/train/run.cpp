@@ -9,8 +9,10 @@
 
 #include <boost/json/object.hpp>
 #include <boost/json/serialize.hpp>
+#include <cerrno>
 #include <chrono>
 #include <cstdlib>
+#include <fstream>
 #include <limits>
 #include <thread>
 
@@ -104,7 +106,8 @@ void fill_weights(Trainer& trainer, const std::string& pretrained, nets::CausalL
       };
       throw Error(ErrorCode::weights_mismatch, entry->file->path() + ": \"" + p.name + "\" has the shape " + text(entry->shape) +
                                                    ", the model of config.json " + text(p.global_shape))
-          .key("model.pretrained");
+          .key("model.pretrained")
+          .help("check that config.json and the safetensors files belong together");
     }
     weights::TensorEntry view = *entry;
     view.shape = shape;
@@ -200,7 +203,8 @@ int run_rank(const RunOptions& options) {
   std::string config_path = job.table("model").get_string("config"), pretrained = job.table("model").get_string("pretrained");
   std::string model_path = config_path.empty() ? pretrained : config_path;
   fs::path config_file = fs::is_directory(model_path) ? fs::path(model_path) / "config.json" : fs::path(model_path);
-  std::shared_ptr<World> world = join_world(job, {{"model", std::to_string(std::hash<std::string>()(read_file(config_file)))}});
+  std::shared_ptr<World> world =
+      join_world(job, {{"config.json of the model, whose hash is", std::to_string(std::hash<std::string>()(read_file(config_file)))}});
   bool leader = world->rank() == 0;
   world->trace().enabled = options.trace;
   MemoryMeter memory(world->device());
@@ -294,7 +298,10 @@ int run_rank(const RunOptions& options) {
     fs::path traces = fs::path(run.get_string("dir")) / run.get_string("name") / "trace";
     std::error_code failed;
     fs::create_directories(traces, failed);
-    std::ofstream(traces / ("rank_" + std::to_string(world->rank()) + ".json")) << world->trace().json(world->rank());
+    fs::path file = traces / ("rank_" + std::to_string(world->rank()) + ".json");
+    std::ofstream trace(file);
+    trace << world->trace().json(world->rank());
+    if (!trace.flush()) unwritable(file, errno);
   }
   std::string sample;
   if (options.sample_bytes > 0) {

@@ -2,12 +2,15 @@
 
 #include <ATen/Context.h>
 #include <ATen/autocast_mode.h>
+#include <ATen/ops/abs.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/max.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/GradMode.h>
 #include <torch/nn/module.h>
 
 #include <cmath>
+#include <cstdio>
 
 #include "engine/plan/plan.h"
 #include "engine/train/optimizer.h"
@@ -50,6 +53,38 @@ class AutocastScope {
   at::DeviceType device_;
   at::ScalarType dtype_ = at::kFloat;
 };
+
+std::string number(double value) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%g", value);
+  return std::isnan(value) ? "nan" : text;
+}
+
+// The first tensor of this rank that holds a value that is not finite; empty: none.
+std::string first_nonfinite(ParallelModel& model, bool gradients) {
+  for (const ParallelParameter& p : model.parameters()) {
+    const Tensor& tensor = gradients ? p.grad : p.local;
+    if (tensor.defined() && tensor.numel() > 0 && !std::isfinite(tensor.detach().abs().max().item<double>())) return p.name;
+  }
+  return "";
+}
+
+[[noreturn]] void throw_nonfinite(const StepResult& result, ParallelModel& model) {
+  bool norm = std::isfinite(result.loss);
+  double value = norm ? result.grad_norm : result.loss;
+  Error error(ErrorCode::nonfinite, "step " + std::to_string(result.step) + ": the " + (norm ? "gradient norm" : "loss") + " is " +
+                                        (std::isnan(value) ? "nan" : "infinite") + " (loss " + number(result.loss) + ", gradient norm " +
+                                        number(result.grad_norm) + ", lr " + number(result.lr) + "); the optimizer has not used it");
+  error.key("run.stop_on_nonfinite");
+  std::string weight = first_nonfinite(model, false), gradient = first_nonfinite(model, true);
+  if (!weight.empty()) error.note("the weight " + weight + " already holds values that are not finite");
+  if (weight.empty() && !gradient.empty()) error.note("the gradient of " + gradient + " is not finite; all weights are");
+  if (result.step == 0 && !weight.empty())
+    error.help("the weights were so before the first step: look at the files of model.pretrained");
+  else
+    error.help("lower optimizer.lr, raise lr_scheduler.lr_warmup_steps, or set optimizer.max_grad_norm = 1.0");
+  throw error.help("set run.stop_on_nonfinite = false to go on regardless");
+}
 
 }  // namespace
 
@@ -146,15 +181,7 @@ StepResult Trainer::step(const std::function<MicroLoss(int64_t micro)>& forward)
   result.loss = all_count > 0 ? all_loss / all_count : 0;
   double scale = all_count > 0 ? assumed * static_cast<double>(data_->size()) / all_count : 0;
   result.grad_norm = model_->clip_grad_norm(parts_->max_grad_norm, scale);
-  if (parts_->stop_on_nonfinite && (!std::isfinite(result.loss) || !std::isfinite(result.grad_norm)))
-    throw Error(ErrorCode::nonfinite, "step " + std::to_string(step_) + ": the " + (std::isfinite(result.loss) ? "gradient norm" : "loss") +
-                                          " is " +
-                                          (std::isnan(std::isfinite(result.loss) ? result.grad_norm : result.loss) ? "nan" : "infinite") +
-                                          " (loss " + std::to_string(result.loss) + ", gradient norm " + std::to_string(result.grad_norm) +
-                                          ", lr " + std::to_string(result.lr) + "); the weights are those of the step before")
-        .key("run.stop_on_nonfinite")
-        .help("lower optimizer.lr, or raise lr_scheduler.lr_warmup_steps")
-        .help("set run.stop_on_nonfinite = false to go on regardless");
+  if (parts_->stop_on_nonfinite && (!std::isfinite(result.loss) || !std::isfinite(result.grad_norm))) throw_nonfinite(result, *model_);
   optimizer_->step(model_->update_groups(), result.lr);
   model_->values_changed();
   ++step_;

@@ -1,0 +1,237 @@
+// The run folder and what a person watches: rows, whole files, lines, bars and the time left.
+#include "engine/train/metrics.h"
+
+#include <doctest/doctest.h>
+#include <unistd.h>
+
+#include <boost/json/parse.hpp>
+#include <cmath>
+#include <cstdlib>
+#include <fstream>
+#include <functional>
+#include <iterator>
+#include <limits>
+
+#include "meshwright/error.h"
+
+namespace fs = std::filesystem;
+namespace json = boost::json;
+using namespace meshwright;
+using namespace meshwright::train;
+
+namespace {
+
+struct Folder {
+  fs::path path;
+  Folder() {
+    std::string name = (fs::temp_directory_path() / "meshwright_metrics.XXXXXX").string();
+    path = ::mkdtemp(name.data());
+  }
+  ~Folder() { fs::remove_all(path); }
+};
+
+std::string read_file(const fs::path& path) {
+  std::ifstream in(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
+}
+
+StepResult result_of(int64_t step, double loss = 2.5, double norm = 0.75) {
+  StepResult r;
+  r.step = step;
+  r.loss = loss;
+  r.grad_norm = norm;
+  r.lr = 1e-3;
+  r.count = 4096;
+  return r;
+}
+
+std::string unwritable(const std::function<void()>& body) {
+  try {
+    body();
+  } catch (const Error& error) {
+    CHECK(error.code() == ErrorCode::output_unwritable);
+    CHECK(error.key() == "run.dir");
+    CHECK(!error.helps().empty());
+    return error.message();
+  }
+  return "";
+}
+
+// What a Progress writes, as a file.
+struct Screen {
+  Folder folder;
+  std::FILE* file = std::fopen((folder.path / "screen").c_str(), "w+");
+  report::Output out{file, "the screen"};
+  ~Screen() { std::fclose(file); }
+  std::string text() {
+    std::fflush(file);
+    return read_file(folder.path / "screen");
+  }
+};
+
+}  // namespace
+
+TEST_CASE("a row of metrics.jsonl has the keys of a step, or those of a validation, and no others") {
+  Folder folder;
+  RunFolder run(folder.path / "a" / "b");
+  run.step(result_of(0, 5.123456789123, 1e-12), {12.5, 1234567});
+  run.step(result_of(1, std::nan(""), std::numeric_limits<double>::infinity()), {0, 0});
+  run.validation(1, 4.25);
+  std::ifstream rows(folder.path / "a" / "b" / "metrics.jsonl");
+  std::string line;
+  REQUIRE(std::getline(rows, line));
+  json::object first = json::parse(line).as_object();
+  CHECK(first.size() == 8);
+  CHECK(first.at("step").as_int64() == 0);
+  CHECK(first.at("loss").as_double() == doctest::Approx(5.123456789123).epsilon(1e-8));
+  CHECK(first.at("grad_norm").as_double() == doctest::Approx(1e-12));
+  CHECK(first.at("lr").as_double() == doctest::Approx(1e-3));
+  CHECK(first.at("tokens").as_int64() == 4096);
+  CHECK(first.at("step_ms").to_number<double>() == doctest::Approx(12.5));
+  CHECK(first.at("tokens_per_second").to_number<double>() == doctest::Approx(4096 / 0.0125));
+  CHECK(first.at("memory_bytes").as_int64() == 1234567);
+  REQUIRE(std::getline(rows, line));
+  json::object second = json::parse(line).as_object();  // JSON has no nan
+  CHECK(second.at("loss").is_null());
+  CHECK(second.at("grad_norm").is_null());
+  CHECK(second.at("tokens_per_second").to_number<double>() == 0);
+  REQUIRE(std::getline(rows, line));
+  CHECK(line == "{\"step\": 1, \"validation_loss\": 4.25}");
+  CHECK(!std::getline(rows, line));
+}
+
+TEST_CASE("metrics of an earlier run are kept under a name of their own, the log goes on") {
+  Folder folder;
+  fs::path path = folder.path / "run";
+  {
+    RunFolder run(path);
+    CHECK(run.kept().empty());
+    run.log("one");
+  }
+  {
+    RunFolder run(path);  // nothing was measured
+    CHECK(run.kept().empty());
+    run.validation(0, 1);
+    run.log("two");
+  }
+  for (int n : {1, 2}) {
+    RunFolder run(path);
+    CHECK(run.kept() == (path / ("metrics." + std::to_string(n) + ".jsonl")).string());
+    CHECK(read_file(run.kept()) == (n == 1 ? "{\"step\": 0, \"validation_loss\": 1}\n" : "{\"step\": 7, \"validation_loss\": 2}\n"));
+    run.validation(7, 2);
+  }
+  CHECK(read_file(path / "run.log") == "one\ntwo\n");
+}
+
+TEST_CASE("whole files replace what was there and leave nothing beside them") {
+  Folder folder;
+  RunFolder run(folder.path);
+  run.put("plan.json", std::string(100000, 'x'));
+  run.put("plan.json", "{}");
+  CHECK(read_file(folder.path / "plan.json") == "{}");
+  fs::create_directory(folder.path / "taken");
+  CHECK(unwritable([&] { run.put("taken", "x"); }) == "cannot write " + (folder.path / "taken").string() + ": Is a directory");
+  CHECK(unwritable([&] { run.put("no/such", "x"); }).find("No such file or directory") != std::string::npos);
+  for (const fs::directory_entry& entry : fs::directory_iterator(folder.path)) CHECK(!entry.path().filename().string().ends_with(".tmp"));
+}
+
+TEST_CASE("what cannot be written is an error that names path and reason") {
+  Folder folder;
+  std::ofstream(folder.path / "file") << "x";
+  CHECK(unwritable([&] { RunFolder run(folder.path / "file" / "run"); }) ==
+        "cannot write " + (folder.path / "file" / "run").string() + ": Not a directory");
+  for (const char* name : {"metrics.jsonl", "run.log"}) {
+    fs::path path = folder.path / name;
+    fs::remove(path);
+    fs::create_directories(path / "sub");
+    CHECK(unwritable([&] { RunFolder run(folder.path); }) == "cannot write " + path.string() + ": Is a directory");
+    fs::remove_all(path);
+    fs::create_symlink("/dev/full", path);
+    CHECK(unwritable([&] {
+            RunFolder run(folder.path);
+            run.log("x");
+            run.step(result_of(0), {1, 1});
+          }) == "cannot write " + path.string() + ": No space left on device");
+    CHECK(fs::is_symlink(path));
+    fs::remove(path);
+  }
+}
+
+TEST_CASE("durations") {
+  for (auto [seconds, text] : std::vector<std::pair<double, std::string>>{{0, "0 s"},
+                                                                          {0.4, "0 s"},
+                                                                          {12, "12 s"},
+                                                                          {59.4, "59 s"},
+                                                                          {59.6, "1 min 00 s"},
+                                                                          {200, "3 min 20 s"},
+                                                                          {3599.9, "1 h 00 min"},
+                                                                          {3720, "1 h 02 min"},
+                                                                          {360000, "100 h 00 min"},
+                                                                          {-1, "?"},
+                                                                          {std::nan(""), "?"},
+                                                                          {std::numeric_limits<double>::infinity(), "?"}})
+    CHECK(duration_text(seconds) == text);
+}
+
+TEST_CASE("elsewhere than on a terminal: the first step and the last, with the time left, and what there is to say") {
+  Screen screen;
+  Progress progress(screen.out, {false, true, 80}, false, 101);
+  for (int64_t step = 0; step <= 100; ++step) progress.step(result_of(step), {2000, 0});
+  progress.validation(100, 2.25);
+  progress.say("done");
+  progress.finish();
+  CHECK(screen.text() ==
+        "step 1/101  loss 2.5000  grad norm 0.750  lr 1.00e-03  2,048 tokens/s  2000 ms  3 min 20 s left\n"
+        "step 101/101  loss 2.5000  grad norm 0.750  lr 1.00e-03  2,048 tokens/s  2000 ms\n"
+        "step 101/101  validation loss 2.2500\ndone\n");
+}
+
+TEST_CASE("the time left follows the steps, smoothed") {
+  Screen screen;
+  Progress progress(screen.out, {false, false, 200}, true, 1000);
+  progress.step(result_of(0), {1000, 0});
+  CHECK(screen.text().find("16 min 39 s left") != std::string::npos);
+  for (int64_t step = 1; step < 999; ++step) progress.step(result_of(step), {100, 0});
+  progress.step(result_of(999), {100, 0});
+  CHECK(screen.text().find("1000/1000  loss 2.5000  40,960 tok/s  0 s left") != std::string::npos);
+}
+
+TEST_CASE("on a terminal: one line that is drawn again, no wider than the terminal, with a bar where there is room") {
+  for (bool unicode : {false, true})
+    for (int width : {1, 10, 40, 80, 200}) {
+      CAPTURE(width);
+      Screen screen;
+      Progress progress(screen.out, {false, unicode, width}, true, 4);
+      progress.step(result_of(0), {100, 0});
+      progress.say("a word");
+      progress.step(result_of(3), {100, 0});
+      progress.finish();
+      std::string text = screen.text();
+      size_t lines = 0;
+      for (size_t at = 0; at < text.size();) {
+        size_t end = std::min(text.find_first_of("\r\n", at), text.size());
+        std::string line = text.substr(at, end - at);
+        if (line.starts_with("\x1b[K")) line.erase(0, 3);
+        if (line != "a word") CHECK(report::display_width(line) < static_cast<size_t>(std::max(width, 1)));
+        lines += line.empty() ? 0 : 1;
+        at = end + 1;
+      }
+      CHECK(lines == (width == 1 ? 1 : 3));
+      CHECK(text.find("\r\x1b[Ka word\n") != std::string::npos);
+      CHECK(text.ends_with("\n"));
+      if (width == 200) CHECK(text.find(unicode ? "━━━━" : "====") != std::string::npos);
+    }
+}
+
+TEST_CASE("an output that takes no more is given up, and the run goes on") {
+  std::FILE* full = std::fopen("/dev/full", "w");
+  REQUIRE(full != nullptr);
+  {
+    report::Output out(full, "standard output");
+    Progress progress(out, {false, true, 80}, false, 2);
+    CHECK_NOTHROW(progress.step(result_of(0), {1, 1}));
+    CHECK_NOTHROW(progress.say("more"));
+    CHECK_NOTHROW(progress.finish());
+  }
+  CHECK(std::fclose(full) == 0);  // nothing is tried again
+}
