@@ -1,0 +1,228 @@
+// Numbers that are not finite, files that are damaged, and places that cannot be written to.
+#include <doctest/doctest.h>
+
+#include <boost/json/parse.hpp>
+#include <boost/json/serialize.hpp>
+#include <cstring>
+#include <fstream>
+#include <functional>
+#include <iterator>
+
+#include "program.h"
+
+using namespace faults;
+namespace fs = std::filesystem;
+namespace json = boost::json;
+
+namespace {
+
+const std::vector<std::string> kTwo = {"--nproc", "2"};
+
+std::vector<std::string> two_with(const std::vector<std::string>& sets) {
+  std::vector<std::string> out = kTwo;
+  for (const std::string& set : sets) out.insert(out.end(), {"--set", set});
+  return out;
+}
+
+std::string read_file(const fs::path& path) {
+  std::ifstream in(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
+}
+
+void write_file(const fs::path& path, const std::string& bytes) { std::ofstream(path, std::ios::binary) << bytes; }
+
+// A safetensors file as its header and its data.
+struct Parts {
+  json::object header;
+  std::string data;
+  explicit Parts(const std::string& file) {
+    uint64_t length = 0;
+    std::memcpy(&length, file.data(), 8);
+    header = json::parse(file.substr(8, length)).as_object();
+    data = file.substr(8 + length);
+  }
+  std::string file() const {
+    std::string text = json::serialize(header);
+    uint64_t length = text.size();
+    return std::string(reinterpret_cast<const char*>(&length), 8) + text + data;
+  }
+  json::object& operator[](const char* tensor) { return header.at(tensor).as_object(); }
+};
+
+const char* const kNorm = "model.norm.weight";
+
+void check_refused(const Ended& ended, int code, const std::string& error, const std::string& words) {
+  CAPTURE(ended.err);
+  CHECK(ended.code == code);
+  CHECK(ended.says("error[" + error + "]: "));
+  CHECK(ended.says(words));
+  CHECK(ended.says("help: "));
+  CHECK(ended.seconds < 30);
+}
+
+}  // namespace
+
+TEST_CASE("weights that are not finite end the run before the first update: the tensor is named, exit status 5") {
+  for (const char* strategy : {"fsdp2", "ddp"}) {
+    Program program;
+    fs::path model = program.copy_model() / "model.safetensors";
+    Parts parts(read_file(model));
+    const float nan = std::numeric_limits<float>::quiet_NaN();
+    std::memcpy(parts.data.data() + parts[kNorm].at("data_offsets").as_array()[0].as_int64(), &nan, 4);
+    write_file(model, parts.file());
+    std::vector<std::string> sets = {"model.pretrained=" + model.parent_path().string(), std::string("distributed.strategy=") + strategy};
+    Ended ended = program.run(two_with(sets));
+    check_refused(ended, 5, "E0801", "step 0: the loss is nan (loss nan, gradient norm nan, lr 0.001)");
+    CHECK(ended.says("note: the weight model.norm.weight already holds values that are not finite"));
+    CHECK(ended.says("help: the weights were so before the first step: look at the files of model.pretrained"));
+    CHECK(read_file(program.run_folder() / "metrics.jsonl").empty());
+    // Who asks for it may go on.
+    sets.insert(sets.end(), {"run.stop_on_nonfinite=false", "step_scheduler.max_steps=2"});
+    CHECK(program.run(two_with(sets)).code == 0);
+    CHECK(read_file(program.run_folder() / "metrics.jsonl").find("{\"step\": 1, \"loss\": null, \"grad_norm\": null") != std::string::npos);
+  }
+}
+
+TEST_CASE("an absurd learning rate ends the run at the step whose loss is not finite, exit status 5") {
+  Program program;
+  Ended ended = program.run(two_with({"optimizer.lr=1e30"}));
+  check_refused(ended, 5, "E0801", "step 1: the ");
+  CHECK(ended.says(" lr 1e+30); the optimizer has not used it"));
+  CHECK(ended.says("help: lower optimizer.lr"));
+  std::string rows = read_file(program.run_folder() / "metrics.jsonl");
+  CHECK(std::count(rows.begin(), rows.end(), '\n') == 1);
+}
+
+TEST_CASE("damaged safetensors: the place is named, nothing is trained, exit status 7") {
+  struct Row {
+    const char *error, *words;
+    std::function<std::string(Parts parts, const std::string& whole)> damage;
+  };
+  auto set = [](const char* tensor, const char* key, const char* value) {
+    return [=](Parts parts, const std::string&) {
+      parts[tensor][key] = json::parse(value);
+      return parts.file();
+    };
+  };
+  const std::vector<Row> rows = {
+      {"E0703", "is empty", [](const Parts&, const std::string&) { return std::string(); }},
+      {"E0703", "byte 0: the file ends within the length of its header",
+       [](const Parts&, const std::string& whole) { return whole.substr(0, 5); }},
+      {"E0703", "byte 0: the header claims ", [](const Parts&, const std::string& whole) { return whole.substr(0, 500); }},
+      {"E0703", "lies at [", [](const Parts&, const std::string& whole) { return whole.substr(0, whole.size() / 2); }},
+      {"E0703", "more than 100 MiB", [](const Parts&, const std::string& whole) { return std::string(8, '\x7f') + whole.substr(8); }},
+      {"E0703", "is not valid JSON",
+       [](const Parts&, const std::string& whole) {
+         std::string out = whole;
+         uint64_t length = 0;
+         std::memcpy(&length, out.data(), 8);
+         length -= 20;  // in the middle of the last entry
+         std::memcpy(out.data(), &length, 8);
+         return out;
+       }},
+      {"E0703", "is larger than any file", set(kNorm, "shape", "[4611686018427387904, 36]")},
+      {"E0703", "lies at [0, 9223372036854775807)", set(kNorm, "data_offsets", "[0, 9223372036854775807]")},
+      {"E0703", "no whole number below 2^63", set(kNorm, "data_offsets", "[0, 18446744073709551615]")},
+      {"E0703", "where its shape and dtype need 72", set(kNorm, "dtype", "\"BF16\"")},
+      {"E0703", "the dtype F4", set(kNorm, "dtype", "\"F4\"")},
+      {"E0703", "bytes belong to no tensor",
+       [](Parts parts, const std::string&) {
+         parts.header.erase(kNorm);
+         return parts.file();
+       }},
+      {"E0704", "has no tensor \"model.norm.weight\", which the model of its config.json needs",
+       [](Parts parts, const std::string&) {
+         json::value about = parts.header.at(kNorm);
+         parts.header.erase(kNorm);
+         parts.header["model.other.weight"] = about;
+         return parts.file();
+       }},
+      {"E0704", "\"model.norm.weight\" has the shape [9, 4], the model of config.json [36]", set(kNorm, "shape", "[9, 4]")},
+      {"E0704", "tensor \"model.norm.weight\" is int32, wanted is float32", set(kNorm, "dtype", "\"I32\"")},
+  };
+  Program program;
+  fs::path model = program.copy_model() / "model.safetensors";
+  std::string whole = read_file(model);
+  for (const Row& row : rows) {
+    INFO(std::string(row.words));
+    write_file(model, row.damage(Parts(whole), whole));
+    Ended ended = program.run(two_with({"model.pretrained=" + model.parent_path().string()}));
+    check_refused(ended, 7, row.error, row.words);
+    CHECK(!fs::exists(program.run_folder() / "metrics.jsonl"));
+  }
+}
+
+TEST_CASE("damaged token files: file and offset are named, nothing is trained, exit status 7") {
+  struct Row {
+    const char *kind, *dtype, *error, *words;
+    std::function<void(const fs::path& bin)> damage;
+  };
+  auto index = [](const fs::path& bin, const std::string& bytes) { write_file(fs::path(bin).replace_extension(".idx"), bytes); };
+  const std::vector<Row> rows = {
+      {"tokens", "uint16", "E0701", "byte 1200: ", [](const fs::path& bin) { fs::resize_file(bin, 1201); }},
+      {"tokens", "uint16", "E0701", "is empty", [](const fs::path& bin) { fs::resize_file(bin, 0); }},
+      {"tokens", "uint16", "E0701", "20 tokens", [](const fs::path& bin) { fs::resize_file(bin, 40); }},
+      {"tokens", "auto", "E0701", "dtype", [](const fs::path&) {}},
+      {"tokens", "uint32", "E0702", "byte 0 is ", [](const fs::path& bin) { fs::resize_file(bin, 40000); }},
+      {"tokens", "uint16", "E0701", "no file with contents matches", [](const fs::path& bin) { fs::remove(bin); }},
+      {"megatron", "auto", "E0701", ".idx: cannot be opened", [](const fs::path&) {}},
+      {"megatron", "auto", "E0701", "train.idx", [&](const fs::path& bin) { index(bin, "MMIDIDX"); }},
+      {"megatron", "auto", "E0701", "does not begin", [&](const fs::path& bin) { index(bin, std::string(100, 'x')); }},
+  };
+  for (const Row& row : rows) {
+    INFO(std::string(row.words));
+    Program program;
+    fs::path bin = program.copy_tokens();
+    row.damage(bin);
+    std::string path = bin.string();
+    if (std::strcmp(row.kind, "megatron") == 0) path.resize(path.size() - 4);
+    Ended ended =
+        program.run(two_with({std::string("dataset.kind=") + row.kind, std::string("dataset.dtype=") + row.dtype, "dataset.path=" + path}));
+    check_refused(ended, 7, row.error, row.words);
+  }
+}
+
+TEST_CASE("a run folder that cannot be made or written to: path and reason, exit status 7") {
+  for (bool alone : {false, true}) {
+    CAPTURE(alone);
+    Program program;
+    std::vector<std::string> arguments = alone ? std::vector<std::string>() : kTwo;
+    auto with = [&](const std::string& set) {
+      std::vector<std::string> out = arguments;
+      out.insert(out.end(), {"--set", set});
+      return out;
+    };
+    check_refused(program.run(with("run.dir=/proc/nowhere")), 7, "E0705", "/proc/nowhere");
+    write_file(program.folder() / "file", "");
+    check_refused(program.run(with("run.dir=" + (program.folder() / "file").string())), 7, "E0705", "Not a directory");
+    fs::create_directories(program.run_folder() / "metrics.jsonl");
+    check_refused(program.run(arguments), 7, "E0705", "metrics.jsonl: Is a directory");
+    fs::remove_all(program.run_folder());
+    for (const char* file : {"metrics.jsonl", "run.log"}) {
+      fs::create_directories(program.run_folder());
+      fs::create_symlink("/dev/full", program.run_folder() / file);
+      check_refused(program.run(arguments), 7, "E0705",
+                    std::string("cannot write ") + (program.run_folder() / file).string() + ": No space left on device\n");
+      fs::remove_all(program.run_folder());
+    }
+    fs::create_directories(program.run_folder() / "plan.json");
+    check_refused(program.run(arguments), 7, "E0705", "plan.json: Is a directory");
+  }
+}
+
+TEST_CASE("a full disk behind standard output costs the words there, not the training") {
+  for (bool alone : {false, true}) {
+    CAPTURE(alone);
+    Program program;
+    std::vector<std::string> arguments = {"--set", "step_scheduler.max_steps=3"};
+    if (!alone) arguments.insert(arguments.end(), kTwo.begin(), kTwo.end());
+    program.start(arguments, {}, "/dev/full");
+    Ended ended = program.wait();
+    CAPTURE(ended.err);
+    CHECK(ended.code == 0);
+    CHECK(ended.says("warning: cannot write to standard output: No space left on device"));
+    std::string rows = read_file(program.run_folder() / "metrics.jsonl");
+    CHECK(std::count(rows.begin(), rows.end(), '\n') == 3);
+    CHECK(read_file(program.run_folder() / "run.log").find("done: 3 steps") != std::string::npos);
+  }
+}

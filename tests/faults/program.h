@@ -1,0 +1,71 @@
+// `meshwright train` as a user runs it: real processes that can be killed, stopped and looked at afterwards.
+#pragma once
+
+#include <sys/types.h>
+
+#include <chrono>
+#include <filesystem>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace faults {
+
+// How a process ended and what it said.
+struct Ended {
+  int code = -1;  // 128 + n when a signal ended it
+  std::string out, err;
+  double seconds = 0;  // since start(), or since mark()
+  bool says(const std::string& part) const { return err.find(part) != std::string::npos; }
+};
+
+using Environment = std::vector<std::pair<std::string, std::string>>;
+
+// A folder of its own with job.toml in it: a tiny Llama on the tokens of tests/data/parity, more steps than anybody waits for.
+class Program {
+ public:
+  Program();
+  ~Program();  // kills what is left
+  Program(const Program&) = delete;
+  Program& operator=(const Program&) = delete;
+
+  const std::filesystem::path& folder() const { return folder_; }
+  const std::filesystem::path& job() const { return job_; }
+  std::filesystem::path run_folder() const { return job_.parent_path() / "runs" / "fault"; }
+  // Copies of the committed model and tokens, to be damaged.
+  std::filesystem::path copy_model() const;
+  std::filesystem::path copy_tokens() const;
+
+  // Trains another case's file, in its run folder.
+  void share(const Program& other) { job_ = other.job_; }
+
+  // `meshwright train job.toml` with these arguments; its streams go to files, or where `out` says.
+  void start(const std::vector<std::string>& arguments, const Environment& environment = {}, const std::string& out = "");
+  pid_t pid() const { return pid_; }
+  // The process of a local rank; waits for it.
+  pid_t rank(int64_t number) const;
+  // Waits until metrics.jsonl has so many rows.
+  void wait_for_steps(int64_t count) const;
+  void mark();  // time counts from here
+  // Ends the case when the process does not end in time: a hang. Checks that nothing of it is left and nothing is half-written.
+  Ended wait(double limit = 60);
+  Ended run(const std::vector<std::string>& arguments, const Environment& environment = {}) {
+    start(arguments, environment);
+    return wait();
+  }
+
+ private:
+  void check_left_behind() const;
+  std::filesystem::path folder_, job_;
+  std::string marker_;
+  pid_t pid_ = -1;
+  std::string out_;
+  std::chrono::steady_clock::time_point begin_;
+};
+
+// The environment of one of several processes that a launcher would start on this host.
+Environment rank_environment(int64_t rank, int64_t world, int port);
+// A port of the loopback interface that nobody has.
+int free_port();
+
+}  // namespace faults

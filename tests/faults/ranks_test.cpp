@@ -1,0 +1,178 @@
+// Ranks that die, stop, or are told to end: who is named, what the exit status says, and that nothing is left.
+#include <doctest/doctest.h>
+#include <sys/wait.h>
+
+#include <csignal>
+#include <random>
+#include <thread>
+
+#include "program.h"
+
+using namespace faults;
+
+namespace {
+
+const std::vector<std::string> kThree = {"--nproc", "3"};
+
+std::vector<std::string> with(std::vector<std::string> arguments, const std::vector<std::string>& sets) {
+  for (const std::string& set : sets) arguments.insert(arguments.end(), {"--set", set});
+  return arguments;
+}
+
+const std::string kDdp = "distributed.strategy=ddp", kPatient = "dist_env.timeout_minutes=1";
+
+}  // namespace
+
+TEST_CASE("SIGKILL of any rank at any moment: it is named, all end at once, exit status 137") {
+  std::random_device seed;
+  unsigned number = seed();
+  CAPTURE(number);
+  std::mt19937 random(number);
+  for (int i = 0; i < 8; ++i) {
+    // Far above the time a kill may take: nobody may wait for a timeout.
+    std::vector<std::string> sets = {kPatient};
+    if (i % 2) sets.push_back(kDdp);
+    int64_t victim = random() % 3;
+    bool starting = i >= 6;  // the last two before there is any step
+    Program program;
+    program.start(with(kThree, sets));
+    pid_t pid = program.rank(victim);
+    program.rank(2);
+    if (!starting) program.wait_for_steps(1 + random() % 20);
+    std::this_thread::sleep_for(std::chrono::microseconds(random() % (starting ? 800000 : 30000)));
+    program.mark();
+    ::kill(pid, SIGKILL);
+    Ended ended = program.wait();
+    CAPTURE(victim);
+    CAPTURE(ended.err);
+    CHECK(ended.code == 137);
+    CHECK(ended.says("error[E0505]: rank " + std::to_string(victim) + " was ended by signal 9 (SIGKILL)\n"));
+    CHECK(ended.says("help: its output is in "));
+    CHECK(ended.says("rank " + std::to_string(victim) + " failed first; all others are ended"));
+    CHECK(ended.seconds < 10);
+  }
+}
+
+TEST_CASE("SIGSTOP of a rank in a step: rank, group and operation are named after the timeout, exit status 6") {
+  struct Row {
+    int64_t victim;
+    std::vector<std::string> sets;
+    const char *group, *shared;
+  };
+  const std::string hybrid = "distributed.dp_replicate_size=2";
+  for (const Row& row :
+       {Row{0, {}, "dp_shard", "1"}, Row{1, {}, "dp_shard", "1"}, Row{2, {}, "dp_shard", "0"}, Row{1, {kDdp}, "dp", "1"}}) {
+    CAPTURE(row.victim);
+    INFO(std::string(row.group));
+    Program program;
+    program.start(with(kThree, row.sets), {{"MESHWRIGHT_SHARED_MEMORY", row.shared}});
+    pid_t pid = program.rank(row.victim);
+    program.wait_for_steps(3);
+    program.mark();
+    ::kill(pid, SIGSTOP);
+    Ended ended = program.wait();
+    CAPTURE(ended.err);
+    std::string name = "rank " + std::to_string(row.victim);
+    CHECK(ended.code == 6);
+    CHECK(ended.says("error[E0601]: rank "));
+    CHECK(ended.says(" waited 3 s in vain for "));
+    // Losses are summed over all ranks in a group of its own, which may be where they wait.
+    CHECK((ended.says(std::string(" in group ") + row.group + " [0, 1, 2]: no word from " + name + "\n") ||
+           ended.says(" in group world [0, 1, 2]: no word from " + name + "\n")));
+    CHECK(ended.says("help: look at the log of " + name));
+    CHECK(ended.says(name + " (process " + std::to_string(pid) + ") is stopped by a signal"));
+    CHECK(ended.seconds > 2.5);
+    CHECK(ended.seconds < 9);
+  }
+}
+
+TEST_CASE("SIGSTOP of a rank while the ranks find each other: named, exit status 4 or 6, no hang") {
+  for (int64_t victim : {0, 1}) {
+    for (int delay : {0, 300}) {
+      CAPTURE(victim);
+      CAPTURE(delay);
+      Program program;
+      program.start({"--nproc", "2"});
+      pid_t pid = program.rank(victim);
+      program.rank(1);
+      std::this_thread::sleep_for(std::chrono::milliseconds(delay));
+      ::kill(pid, SIGSTOP);
+      Ended ended = program.wait();
+      CAPTURE(ended.err);
+      CHECK((ended.code == 4 || ended.code == 6));
+      CHECK(ended.says(ended.code == 4 ? "error[E0502]" : "error[E0601]"));
+      CHECK(ended.says("rank " + std::to_string(victim) + " (process " + std::to_string(pid) + ") is stopped by a signal"));
+      CHECK(ended.says("help: "));
+      CHECK(ended.seconds < 20);
+    }
+  }
+}
+
+TEST_CASE("without the launcher a rank whose peer is stopped or killed still names it") {
+  int port = free_port();
+  for (int signal : {SIGSTOP, SIGKILL}) {
+    CAPTURE(signal);
+    Program zero, one;
+    one.share(zero);
+    zero.start({}, rank_environment(0, 2, port));
+    one.start({}, rank_environment(1, 2, port));
+    zero.wait_for_steps(3);
+    zero.mark();
+    ::kill(one.pid(), signal);
+    Ended ended = zero.wait();
+    CAPTURE(ended.err);
+    CHECK(ended.code == 6);
+    CHECK(ended.seconds < 9);
+    CHECK(ended.says("help: "));
+    if (signal == SIGSTOP) {
+      CHECK(ended.says("error[E0601]: rank 0 waited 3 s in vain for "));
+      CHECK(ended.says(" [0, 1]: no word from rank 1"));
+    } else {
+      CHECK(ended.says("error[E0602]: rank 0: "));
+      CHECK(ended.says(" [0, 1] failed: "));
+    }
+    ::kill(one.pid(), SIGKILL);
+    one.wait();
+    port = free_port();
+  }
+}
+
+TEST_CASE("Ctrl-C and SIGTERM end all ranks: exit status 128 + signal, and no words about broken connections") {
+  struct Row {
+    int signal;
+    int times;
+    bool stopped, starting;
+  };
+  for (const Row& row : {Row{SIGINT, 1, false, false}, Row{SIGTERM, 1, false, false}, Row{SIGINT, 2, false, false},
+                         Row{SIGINT, 1, true, false}, Row{SIGINT, 1, false, true}}) {
+    CAPTURE(row.signal);
+    CAPTURE(row.stopped);
+    Program program;
+    program.start(with(kThree, {kPatient}));
+    program.rank(2);
+    if (!row.starting) program.wait_for_steps(3);
+    if (row.stopped) ::kill(program.rank(1), SIGSTOP);
+    program.mark();
+    for (int i = 0; i < row.times; ++i) ::kill(program.pid(), row.signal);
+    Ended ended = program.wait();
+    CAPTURE(ended.err);
+    CHECK(ended.code == 128 + row.signal);
+    CHECK(ended.says("stopped by signal " + std::to_string(row.signal)));
+    CHECK(!ended.says("error["));
+    CHECK(ended.seconds < 10);
+  }
+  Program alone;
+  alone.start({"--set", kPatient});
+  alone.wait_for_steps(2);
+  ::kill(alone.pid(), SIGINT);
+  CHECK(alone.wait().code == 130);
+}
+
+TEST_CASE("SIGKILL of the launcher takes all ranks with it") {
+  Program program;
+  program.start(with(kThree, {kPatient}));
+  program.rank(2);
+  program.wait_for_steps(2);
+  ::kill(program.pid(), SIGKILL);
+  CHECK(program.wait().code == 137);  // looks for processes that are left
+}
