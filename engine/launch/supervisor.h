@@ -26,9 +26,9 @@ struct LocalJob {
 // a line that begins with "error[" on are held back for a moment, so that when ranks fail together the one at fault speaks first. All of
 // it also goes to the logs.
 //
-// Failure: the first rank that fails ends all others (SIGTERM, then SIGKILL after `grace`; stopped ones are continued, to take it). A rank that merely lost a connection or
-// waited in vain (exit 4 or 6) is not at fault when another was killed or failed otherwise. Returns the exit status of the rank at
-// fault, 128 + n when a signal ended it; 0 when all succeeded.
+// Failure: the first rank that fails ends all others (SIGTERM, then SIGKILL after `grace`; stopped ones are continued, to take it). A rank
+// that merely lost a connection or waited in vain (exit 4 or 6) is not at fault when another was killed or failed otherwise. Returns the
+// exit status of the rank at fault, 128 + n when a signal ended it; 0 when all succeeded.
 //
 // Signals: SIGINT, SIGTERM and SIGUSR1 are passed on; a second one kills all. Then returns 75 or 0 when all ranks ended so by
 // themselves, else 128 + n. SIGTSTP stops the ranks too. Handlers are put back on return. Not reentrant.

@@ -44,7 +44,8 @@ class SafetensorsFile {
 // A Hugging Face folder: model.safetensors, or model.safetensors.index.json and the files it names; or one file.
 class WeightFolder {
  public:
-  // Throws Error(bad_safetensors) for damage, files the index names in vain, and names that lead out of the folder.
+  // Throws Error(bad_safetensors) for damage, files the index names in vain, and names or links that lead out of the folder, but for those
+  // that Hugging Face's download cache makes (snapshots/<revision>/NAME -> ../../blobs/<hash>).
   explicit WeightFolder(const std::filesystem::path& path);
   const TensorEntry* find(std::string_view name) const;  // nullptr: none
   std::vector<std::string> names() const;                // sorted
