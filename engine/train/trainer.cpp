@@ -86,6 +86,22 @@ std::string first_nonfinite(ParallelModel& model, bool gradients) {
   throw error.help("set run.stop_on_nonfinite = false to go on regardless");
 }
 
+// One bar of the trace, while it is on.
+class Span {
+ public:
+  Span(Trace& trace, const char* name) : trace_(trace), name_(name), begin_(trace.enabled ? Trace::now() : -1) {}
+  Span(const Span&) = delete;
+  Span& operator=(const Span&) = delete;
+  ~Span() {
+    if (begin_ >= 0) trace_.span(Trace::Lane::compute, name_, begin_, Trace::now());
+  }
+
+ private:
+  Trace& trace_;
+  const char* name_;
+  int64_t begin_;
+};
+
 }  // namespace
 
 Trainer::Trainer(Job& job, std::shared_ptr<World> world, std::shared_ptr<torch::nn::Module> model, std::optional<ModelOutline> outline,
@@ -168,11 +184,15 @@ StepResult Trainer::step(const std::function<MicroLoss(int64_t micro)>& forward)
     model_->micro_batch(micro + 1 == accumulation_);
     MicroLoss loss;
     {
+      Span span(world_->trace(), "forward");
       AutocastScope autocast(parts_->autocast, world_->device().type());
       loss = forward(micro);
     }
     count += static_cast<double>(loss.count);
-    (loss.sum / assumed).backward();
+    {
+      Span span(world_->trace(), "backward");
+      (loss.sum / assumed).backward();
+    }
     add_loss(loss_sum, loss.sum);
   }
   model_->end_step();
@@ -182,6 +202,7 @@ StepResult Trainer::step(const std::function<MicroLoss(int64_t micro)>& forward)
   double scale = all_count > 0 ? assumed * static_cast<double>(data_->size()) / all_count : 0;
   result.grad_norm = model_->clip_grad_norm(parts_->max_grad_norm, scale);
   if (parts_->stop_on_nonfinite && (!std::isfinite(result.loss) || !std::isfinite(result.grad_norm))) throw_nonfinite(result, *model_);
+  Span span(world_->trace(), "optimizer");
   optimizer_->step(model_->update_groups(), result.lr);
   model_->values_changed();
   ++step_;

@@ -7,6 +7,7 @@
 
 #include "meshwright/activation_checkpoint.h"
 #include "meshwright/replicated_model.h"
+#include "meshwright/unit_rules.h"
 
 namespace meshwright {
 
@@ -94,7 +95,8 @@ std::unique_ptr<ParallelModel> parallelize_fully_sharded(ParallelizeRequest& req
   checkpoint_layers(*request.model, layer_names(request.outline), config.shared.activation_checkpointing, /*whole_layers=*/true);
   const Options& own = config.own;
   bool offload = own.get_string("offload_policy") == "cpu";
-  if (request.world->size() == 1 && !offload) {
+  UnitRule rule = find_unit_rule(request.outline.architecture);
+  if (request.world->size() == 1 && !offload && !rule) {
     ReplicationPolicy whole;
     whole.group = request.world->everyone();
     whole.mp = config.shared.mp;
@@ -110,7 +112,8 @@ std::unique_ptr<ParallelModel> parallelize_fully_sharded(ParallelizeRequest& req
   policy.cpu_offload = offload;
   policy.pin_memory = own.get_bool("offload_pin_memory");
 
-  std::vector<UnitSpec> units = unit_specs(*request.model, request.outline, sharding.reshard_after_forward);
+  std::vector<UnitSpec> units = rule ? rule({*request.model, request.outline, sharding.reshard_after_forward, policy.mp})
+                                     : unit_specs(*request.model, request.outline, sharding.reshard_after_forward);
   place_frozen(units, policy, own.get_string("frozen_sharding"));
   return shard_model(request.model, std::move(units), std::move(policy), request.world);
 }

@@ -201,7 +201,9 @@ void Group::reserve(int64_t gather_bytes, int64_t exchange_bytes, int64_t ahead)
   detail::Mailbox::Sizes sizes;
   sizes.slot[detail::Mailbox::gather] = gather_bytes;
   sizes.slot[detail::Mailbox::reduce] = exchange_bytes;
-  sizes.ring = ahead + 2;  // less could leave two ranks waiting for each other
+  // One slot less could leave two ranks waiting for each other.
+  sizes.ring[detail::Mailbox::gather] = ahead + 2;
+  sizes.ring[detail::Mailbox::reduce] = 2;
   // Rank 0 makes a region under a name nobody can guess and tells it; who cannot open it is on another host.
   Tensor name = at::zeros({64}, at::kByte);
   std::unique_ptr<detail::Mailbox> box;

@@ -56,12 +56,14 @@ struct Mailbox::Control {
 size_t Mailbox::bytes_of(int64_t ranks, const Sizes& sizes) {
   auto n = static_cast<size_t>(ranks);
   size_t slots = 0;
-  for (int64_t bytes : sizes.slot) slots += up(static_cast<size_t>(bytes)) * static_cast<size_t>(sizes.ring);
+  for (int c = 0; c < kChannels; ++c) slots += up(static_cast<size_t>(sizes.slot[c])) * static_cast<size_t>(sizes.ring[c]);
   return n * (kPage + up(n * kChannels * sizeof(std::atomic<int64_t>)) + slots);
 }
 
 Mailbox::Mailbox(void* memory, size_t bytes, int64_t ranks, const Sizes& sizes)
-    : memory_(static_cast<char*>(memory)), bytes_(bytes), ranks_(ranks), sizes_(sizes) {}
+    : memory_(static_cast<char*>(memory)), bytes_(bytes), ranks_(ranks), sizes_(sizes) {
+  for (auto& early : early_) early.resize(static_cast<size_t>(ranks));
+}
 Mailbox::~Mailbox() { ::munmap(memory_, bytes_); }
 
 std::unique_ptr<Mailbox> Mailbox::create(const std::string& name, int64_t ranks, const Sizes& sizes) {
@@ -104,11 +106,15 @@ std::atomic<int64_t>& Mailbox::given_back(int64_t owner, Channel channel, int64_
 }
 
 char* Mailbox::slot(Channel channel, int64_t rank, int64_t sequence) const {
-  auto n = static_cast<size_t>(ranks_), ring = static_cast<size_t>(sizes_.ring);
-  size_t sizes[kChannels] = {up(static_cast<size_t>(sizes_.slot[0])), up(static_cast<size_t>(sizes_.slot[1]))};
+  auto n = static_cast<size_t>(ranks_);
+  size_t sizes[kChannels], rings[kChannels];
+  for (int c = 0; c < kChannels; ++c) {
+    sizes[c] = up(static_cast<size_t>(sizes_.slot[c]));
+    rings[c] = sizes[c] * static_cast<size_t>(sizes_.ring[c]);
+  }
   char* slots = memory_ + n * (kPage + up(n * kChannels * sizeof(std::atomic<int64_t>)));
-  char* mine = slots + static_cast<size_t>(rank) * (sizes[0] + sizes[1]) * ring;
-  return mine + (channel == reduce ? sizes[0] * ring : 0) + static_cast<size_t>(sequence % sizes_.ring) * sizes[channel];
+  char* mine = slots + static_cast<size_t>(rank) * (rings[gather] + rings[reduce]);
+  return mine + (channel == reduce ? rings[gather] : 0) + static_cast<size_t>(sequence % sizes_.ring[channel]) * sizes[channel];
 }
 
 void Mailbox::enter(int64_t rank) {
@@ -149,7 +155,8 @@ void* Mailbox::stage(Channel channel, int64_t& sequence, std::chrono::millisecon
   sequence = next_[channel]++;
   for (int64_t peer = 0; peer < ranks_; ++peer)
     if (peer != rank_)
-      wait_for(peer, timeout, [&] { return given_back(rank_, channel, peer).load(std::memory_order_acquire) >= sequence - sizes_.ring; });
+      wait_for(peer, timeout,
+               [&] { return given_back(rank_, channel, peer).load(std::memory_order_acquire) >= sequence - sizes_.ring[channel]; });
   return slot(channel, rank_, sequence);
 }
 
@@ -164,7 +171,16 @@ const void* Mailbox::read(Channel channel, int64_t peer, int64_t sequence, std::
 }
 
 void Mailbox::give_back(Channel channel, int64_t peer, int64_t sequence) {
-  given_back(peer, channel, rank_).store(sequence, std::memory_order_release);
+  // The owner reuses slots in order, so one that is done with early waits for those before it.
+  std::atomic<int64_t>& done = given_back(peer, channel, rank_);
+  int64_t until = done.load(std::memory_order_relaxed);
+  std::set<int64_t>& early = early_[channel][static_cast<size_t>(peer)];
+  if (sequence == until + 1)
+    ++until;
+  else
+    early.insert(sequence);
+  for (auto next = early.begin(); next != early.end() && *next == until + 1; next = early.erase(next)) ++until;
+  done.store(until, std::memory_order_release);
   ring(rank_);  // the owner waits at its readers' bells
 }
 

@@ -7,7 +7,9 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <set>
 #include <string>
+#include <vector>
 
 namespace meshwright::detail {
 
@@ -18,7 +20,7 @@ class Mailbox {
 
   struct Sizes {
     int64_t slot[kChannels] = {0, 0};  // bytes
-    int64_t ring = 4;                  // slots a channel: one more than are ever under way at once
+    int64_t ring[kChannels] = {4, 2};  // slots: one more than are ever under way at once
   };
   // Makes the region (rank 0), or opens the one of that name. nullptr when that is not possible: too little memory, another host. The
   // name is removed with unlink() once all have opened it, so nothing outlives the processes.
@@ -34,7 +36,7 @@ class Mailbox {
   void publish(Channel channel, int64_t sequence);
   // A peer's slot; waits until it is published.
   const void* read(Channel channel, int64_t peer, int64_t sequence, std::chrono::milliseconds timeout);
-  // Every slot of a peer must be given back, in order.
+  // Every slot of a peer must be given back once; in any order.
   void give_back(Channel channel, int64_t peer, int64_t sequence);
 
   // Why a wait ended without success.
@@ -61,6 +63,7 @@ class Mailbox {
   int64_t ranks_, rank_ = 0;
   Sizes sizes_;
   int64_t next_[kChannels] = {1, 1};
+  std::vector<std::set<int64_t>> early_[kChannels];  // by peer: given back before one that came first
 };
 
 }  // namespace meshwright::detail

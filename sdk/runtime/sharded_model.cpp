@@ -5,7 +5,9 @@
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <algorithm>
 #include <cmath>
+#include <map>
 #include <set>
 
 #include "meshwright/error.h"
@@ -54,7 +56,6 @@ class ShardedModel final : public ParallelModel {
   std::vector<size_t> position_;  // in order_, by unit index
   bool order_known_ = false, in_step_ = false, whole_ = false;
   int64_t forward_began_ = 0;
-  Tensor values_, grads_;
   std::vector<ParallelParameter> parameters_;
   std::vector<UpdateGroup> updates_;
 };
@@ -66,19 +67,20 @@ ShardedModel::ShardedModel(std::shared_ptr<torch::nn::Module> model, std::vector
   context_.world = std::move(world);
   context_.pool = std::make_shared<detail::BufferPool>(context_.world->device());
   std::set<c10::TensorImpl*> owned;
-  std::optional<at::ScalarType> storage;
-  for (const UnitSpec& spec : specs)
+  for (const UnitSpec& spec : specs) {
+    std::optional<at::ScalarType> storage;
     for (const auto& [name, tensor] : spec.parameters) {
       if (!owned.insert(tensor.unsafeGetTensorImpl()).second)
         throw Error(ErrorCode::bad_module, "parameter " + name + " is shared between two units").help("put both uses into one unit");
       if (!at::isFloatingType(tensor.scalar_type()))
         throw Error(ErrorCode::bad_module, "parameter " + name + " is not of a floating type").help("make it a buffer");
       if (storage.value_or(tensor.scalar_type()) != tensor.scalar_type())
-        throw Error(ErrorCode::bad_module, "parameter " + name + " has another dtype than those before it")
-            .help("give all parameters one storage dtype (model.torch_dtype)");
+        throw Error(ErrorCode::bad_module, "parameter " + name + " has another dtype than those before it in unit \"" + spec.name + "\"")
+            .help("give all parameters one storage dtype (model.torch_dtype)")
+            .help("or register a unit rule that separates them (dtype_aware_rule)");
       storage = tensor.scalar_type();
     }
-  context_.storage = storage.value_or(at::kFloat);
+  }
   for (const UnitSpec& spec : specs) {
     if (HookHost::of(*spec.module) == nullptr)
       throw Error(ErrorCode::bad_module,
@@ -94,36 +96,42 @@ ShardedModel::ShardedModel(std::shared_ptr<torch::nn::Module> model, std::vector
   for (auto& unit : units_) attach(*unit);
 }
 
+// One tensor of values and one of gradients a storage dtype; units lie one after the other.
 void ShardedModel::allocate() {
-  // Values: [trainable of all units | frozen of all units] would tear a unit's shard apart, so a unit's frozen part follows its own.
-  int64_t values = 0, grads = 0, frozen = 0;
-  for (auto& unit : units_) {
-    values += unit->shard_size();
-    grads += unit->trainable_size();
-    frozen += unit->shard_size() - unit->trainable_size();
-  }
-  at::TensorOptions options =
-      at::TensorOptions().dtype(context_.storage).device(context_.policy.cpu_offload ? at::Device(at::kCPU) : context_.world->device());
+  at::TensorOptions options = at::TensorOptions().device(context_.policy.cpu_offload ? at::Device(at::kCPU) : context_.world->device());
   if (context_.policy.cpu_offload && context_.policy.pin_memory && !context_.world->device().is_cpu())
     options = options.pinned_memory(true);
-  values_ = at::empty({values}, options);
-  grads_ = at::zeros({grads}, options);
-  int64_t v = 0, g = 0;
-  for (auto& unit : units_) {
-    Tensor shard = values_.narrow(0, v, unit->shard_size()), gradient = grads_.narrow(0, g, unit->trainable_size());
-    unit->adopt(shard, gradient);
-    if (frozen > 0 && unit->trainable_size() > 0) updates_.push_back({shard.narrow(0, 0, unit->trainable_size()), gradient});
-    v += unit->shard_size();
-    g += unit->trainable_size();
+  std::map<at::ScalarType, std::vector<Unit*>> by_dtype;
+  for (auto& unit : units_) by_dtype[unit->storage_type()].push_back(unit.get());
+  for (const auto& [dtype, units] : by_dtype) {
+    int64_t size = 0, trainable = 0;
+    for (Unit* unit : units) {
+      size += unit->shard_size();
+      trainable += unit->trainable_size();
+    }
+    Tensor values = at::empty({size}, options.dtype(dtype)), grads = at::zeros({trainable}, options.dtype(dtype));
+    // A unit's frozen part follows its own trainable one, so with frozen parameters every unit is a group of its own.
+    bool together = size == trainable;
+    int64_t v = 0, g = 0;
+    for (Unit* unit : units) {
+      Tensor shard = values.narrow(0, v, unit->shard_size()), gradient = grads.narrow(0, g, unit->trainable_size());
+      unit->adopt(shard, gradient);
+      if (!together && unit->trainable_size() > 0) updates_.push_back({shard.narrow(0, 0, unit->trainable_size()), gradient});
+      v += unit->shard_size();
+      g += unit->trainable_size();
+    }
+    if (together) updates_.push_back({values, grads});
   }
-  if (frozen == 0) updates_.push_back({values_, grads_});
 }
 
-// Room in shared memory for the largest unit.
+// Room in shared memory for the largest unit of a list. A root as large as that fits too; a larger one (a big vocabulary) is sent once a
+// step, through sockets, and would make every slot as large.
 void ShardedModel::reserve() {
   const ShardedPolicy& policy = context_.policy;
   int64_t gather = 0, exchange = 0;
+  bool lists = std::any_of(units_.begin(), units_.end(), [](const auto& unit) { return unit->list >= 0; });
   for (auto& unit : units_) {
+    if (lists && unit->list < 0) continue;
     gather = std::max(gather, unit->shard_size() * static_cast<int64_t>(c10::elementSize(unit->compute_type())));
     exchange =
         std::max(exchange, unit->trainable_size() * (context_.shards() - 1) * static_cast<int64_t>(c10::elementSize(unit->reduce_type())));
@@ -137,7 +145,6 @@ void ShardedModel::describe() {
   std::vector<std::pair<std::string, std::string>> placement;
   if (context_.replicated()) placement.emplace_back(context_.policy.replicate_axis, "replicate");
   if (context_.shards() > 1) placement.emplace_back(context_.policy.shard_axis, rows ? "shard(0)" : "flat");
-  int64_t v = 0, g = 0;
   for (auto& unit : units_) {
     std::vector<const Unit::Piece*> mine(unit->parameters().size(), nullptr);
     for (const Unit::Piece& piece : unit->pieces(context_.me())) mine[piece.parameter] = &piece;
@@ -150,8 +157,8 @@ void ShardedModel::describe() {
       out.placement = placement;
       out.offsets.assign(p.sizes.size(), 0);
       int64_t count = piece ? piece->count : 0, from = piece ? piece->from : p.count, at = piece ? piece->at : 0;
-      out.local = values_.narrow(0, v + at, count);
-      if (p.trainable) out.grad = grads_.narrow(0, g + std::min(at, unit->trainable_size() - count), count);
+      out.local = unit->shard().narrow(0, at, count);
+      if (p.trainable) out.grad = unit->gradient().narrow(0, std::min(at, unit->trainable_size() - count), count);
       if (rows) {
         std::vector<int64_t> sizes = p.sizes;
         int64_t width = p.sizes[0] == 0 ? 1 : std::max<int64_t>(p.count / p.sizes[0], 1);
@@ -164,8 +171,6 @@ void ShardedModel::describe() {
       }
       parameters_.push_back(std::move(out));
     }
-    v += unit->shard_size();
-    g += unit->trainable_size();
   }
   for (const auto& [name, tensor] : context_.policy.whole) {
     if (tensor.is_meta()) {
@@ -189,6 +194,7 @@ void ShardedModel::attach(Unit& unit) {
 }
 
 void ShardedModel::before_forward(Unit& unit, TensorRefs& inputs) {
+  unit.done = false;
   unit.ready();
   if (!order_known_) {
     if (!order_.empty() && order_.front() == &unit) {
@@ -210,7 +216,7 @@ void ShardedModel::after_forward(Unit& unit, TensorRefs& outputs) {
   if (context_.world->trace().enabled && unit.list >= 0)
     context_.world->trace().span(Trace::Lane::compute, "forward " + unit.name, forward_began_, Trace::now());
   // The outermost unit's outputs only: between units a wider output would meet the next module's narrow weights.
-  bool casts = unit.list < 0 && unit.output_type() != unit.compute_type();
+  bool casts = unit.module == model_.get() && unit.output_type() != unit.compute_type();
   bool training = c10::GradMode::is_enabled();
   for (Tensor* output : outputs) {
     if (!output->defined() || !at::isFloatingType(output->scalar_type())) continue;
@@ -223,6 +229,7 @@ void ShardedModel::after_forward(Unit& unit, TensorRefs& outputs) {
 
 void ShardedModel::before_backward(Unit& unit) {
   if (unit.in_backward()) return;
+  if (context_.world->trace().enabled) unit.backward_began = Trace::now();
   unit.before_backward();
   prefetch_backward(unit);
 }
@@ -250,16 +257,16 @@ void ShardedModel::prefetch_backward(const Unit& unit) {
       if (unit.list < 0 || unit.index < static_cast<size_t>(k)) break;
       Unit& before = *units_[unit.index - static_cast<size_t>(k)];
       if (before.list != unit.list) break;
-      before.gather();
+      if (!before.done) before.gather();
     }
     return;
   }
   // The root's parameters stay until its backward ends, and what ran before the first unit is the root.
   size_t at = position_[unit.index];
   if (unit.list < 0) {
-    if (order_.size() > 1) order_.back()->gather();
-  } else if (at > 0 && at != SIZE_MAX && order_[at - 1]->list >= 0) {
-    order_[at - 1]->gather();
+    if (order_.size() > 1 && !order_.back()->done) order_.back()->gather();
+  } else if (at > 0 && at != SIZE_MAX && order_[at - 1]->list >= 0 && !order_[at - 1]->done) {
+    order_[at - 1]->gather();  // a unit inside another may end after what ran before it
   }
 }
 

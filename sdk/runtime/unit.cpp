@@ -92,6 +92,7 @@ Unit::Unit(UnitContext& context, const UnitSpec& spec)
       p.sizes = variable.sizes().vec();
       p.count = variable.numel();
       p.trainable = trainable;
+      storage_ = variable.scalar_type();
       parameters_.push_back(std::move(p));
       trainable_count_ += trainable;
     }
@@ -251,8 +252,11 @@ void Unit::keep_gradients() {
 
 void Unit::reduce() {
   c10::NoGradGuard no_grad;
+  if (context_.world->trace().enabled && list >= 0)
+    context_.world->trace().span(Trace::Lane::compute, "backward " + name, backward_began, Trace::now());
   waiting_ = 0;
   in_backward_ = false;
+  done = true;
   if (!context_.synchronise) {
     keep_gradients();
     release();
@@ -359,7 +363,17 @@ void Unit::finish_replication() {
 
 void Unit::settle() {
   if (in_backward_) reduce();
+  if (state_ == State::flying) {  // gathered ahead and never used; the next step's values will be others
+    gathering_.wait();
+    drop_gather();
+  }
   release();
+}
+
+void Unit::drop_gather() {
+  gathering_.release();
+  scratch_ = cast_ = Tensor();
+  state_ = State::freed;
 }
 
 void Unit::end_step() {
@@ -378,8 +392,9 @@ void Unit::abandon() {
   } catch (const Error&) {
     // The step failed already; the groups are of no use any more, and the next call will say so.
   }
-  scratch_ = cast_ = packed_ = received_ = target_ = Tensor();
-  if (state_ == State::flying) state_ = State::freed;
+  packed_ = received_ = target_ = Tensor();
+  if (state_ == State::flying) drop_gather();
+  scratch_ = cast_ = Tensor();
   release();
   in_backward_ = reducing_ = false;
   context_.reducing = nullptr;

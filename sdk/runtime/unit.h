@@ -18,9 +18,8 @@ struct UnitContext {
   ShardedPolicy policy;
   std::shared_ptr<World> world;
   std::shared_ptr<BufferPool> pool;
-  at::ScalarType storage = at::kFloat;  // of shards and optimizer
-  bool synchronise = true;              // this micro-batch reduces
-  Unit* reducing = nullptr;             // whose reduction is under way
+  bool synchronise = true;   // this micro-batch reduces
+  Unit* reducing = nullptr;  // whose reduction is under way
   int64_t shards() const { return policy.shard->size(); }
   int64_t me() const { return policy.shard->rank(); }
   bool replicated() const { return policy.replicate && policy.replicate->size() > 1; }
@@ -70,6 +69,9 @@ class Unit {
   const std::vector<Parameter>& parameters() const { return parameters_; }
   const std::vector<Piece>& pieces(int64_t rank) const { return pieces_[static_cast<size_t>(rank)]; }
   const MixedPrecision& mp() const { return mp_; }
+  const at::Tensor& shard() const { return shard_; }
+  const at::Tensor& gradient() const { return gradient_; }
+  at::ScalarType storage_type() const { return storage_; }  // of shards and optimizer
   at::ScalarType compute_type() const { return param_; }
   at::ScalarType reduce_type() const { return reduce_; }
   at::ScalarType output_type() const { return output_; }
@@ -81,11 +83,14 @@ class Unit {
   bool reshard;
   int64_t list;
   size_t index = 0;
+  bool done = false;           // its backward is over, until its next forward
+  int64_t backward_began = 0;  // while tracing
 
  private:
   void finish_replication();
   enum class State : uint8_t { freed, flying, here };
   void lay_out();
+  void drop_gather();
   void copy_in();
   // This rank's gradient of a parameter, earlier micro-batches included; undefined when there is none.
   at::Tensor take_gradient(Parameter& parameter);
@@ -93,7 +98,7 @@ class Unit {
 
   UnitContext& context_;
   MixedPrecision mp_;
-  at::ScalarType param_, reduce_, output_;
+  at::ScalarType storage_ = at::kFloat, param_, reduce_, output_;
   std::vector<Parameter> parameters_;
   std::vector<std::vector<Piece>> pieces_;  // by rank
   int64_t size_ = 0, shard_size_ = 0, trainable_size_ = 0, trainable_count_ = 0;

@@ -107,8 +107,9 @@ class MESHWRIGHT_API Group {
   // True when reduce_scatter() sums on the way (NCCL); false when exchange() and a sum of our own are cheaper (gloo).
   bool reduces_remotely() const;
 
-  // Collective. Makes room in shared memory for messages of up to so many bytes, `ahead` of them under way at once, if all ranks are on
-  // one host and on the CPU, and MESHWRIGHT_SHARED_MEMORY is not 0. Without room everything works as before.
+  // Collective. Makes room in shared memory for messages of up to so many bytes, `ahead` gathers and one exchange under way at once, if
+  // all ranks are on one host and on the CPU, and MESHWRIGHT_SHARED_MEMORY is not 0. Without room everything works as before. A rank's
+  // room is gather_bytes * (ahead + 2) + exchange_bytes * 2.
   void reserve(int64_t gather_bytes, int64_t exchange_bytes, int64_t ahead);
   // Whether a message of that size goes through shared memory: then all_gather needs no `whole` and exchange no `received`, and
   // stage() gives the memory to pack into.

@@ -4,6 +4,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/ones_like.h>
@@ -81,5 +82,31 @@ TEST_CASE("a dimension that does not divide is refused") {
     Tensor x = input(0);
     CHECK_THROWS_AS(scatter_sum_along(x, 1, world->everyone()), Error);
     CHECK_THROWS_AS(split_along(x, 0, world->everyone()), Error);
+  });
+}
+
+TEST_CASE("gathers over shared memory may be read in any order") {
+  run_ranks(3, [](const std::shared_ptr<World>& world) {
+    auto group = world->everyone();
+    group->reserve(64, 64, 3);
+    for (int turn = 0; turn < 20; ++turn) {
+      Tensor mine = at::full({4}, static_cast<double>(10 * turn + world->rank()));
+      bool mapped = group->maps_gather(16);
+      Tensor whole[3];
+      Pending under_way[3];
+      for (int i = 0; i < 3; ++i) {
+        if (!mapped) whole[i] = at::empty({12});
+        under_way[i] = group->all_gather(mine + 1000 * i, whole[i]);
+      }
+      for (int i : {1, 2, 0}) {
+        under_way[i].wait();
+        for (int64_t r = 0; r < 3; ++r) {
+          if (r == world->rank()) continue;
+          Tensor from = mapped ? under_way[i].peer(r) : whole[i].narrow(0, 4 * r, 4);
+          CHECK(from.eq(static_cast<double>(1000 * i + 10 * turn + r)).all().item<bool>());
+        }
+        under_way[i].release();
+      }
+    }
   });
 }
