@@ -105,9 +105,9 @@ TEST_CASE("a rank of fsdp2 holds its share of the state, and of the rest what th
       auto layers = [&](int64_t bytes) { return static_cast<double>(bytes) / static_cast<double>(kLayer); };
       // Root and last layer keep parameters and get gradients; of the others, depth + 1 have parameters and two gradients.
       double transient = layers(use.peak - use.state - 2 * kRoot - 2 * kLayer), activations = 0.4;
-      MESSAGE(std::to_string(row.ranks) + " ranks, depth " + std::to_string(row.depth) +
-                  std::string(shared ? ", shared memory: " : ", sockets: "),
-              transient, std::string(" layers on their way, "), layers(slots), std::string(" in shared memory"));
+      std::string what =
+          std::to_string(row.ranks) + " ranks, depth " + std::to_string(row.depth) + (shared ? ", shared memory" : ", sockets");
+      MESSAGE(what, std::string(": layers on their way "), transient, std::string(", and in shared memory "), layers(slots));
       CHECK(transient <= static_cast<double>(row.depth + 1 + 2) + activations);
       CHECK(transient + layers(slots) <= static_cast<double>(row.depth + 1 + 2) + activations);
     }
