@@ -31,7 +31,7 @@ using Facts = std::vector<std::pair<std::string, std::string>>;
 void compare_ranks(c10d::Store& store, int64_t rank, int64_t world, const Facts& facts, std::chrono::milliseconds timeout);
 
 // The world of these ranks, its groups over NCCL or gloo as chosen.
-std::shared_ptr<World> make_world(const launch::RankEnvironment& ranks, c10::intrusive_ptr<c10d::Store> store, const device::Chosen& chosen,
-                                  std::chrono::milliseconds timeout);
+std::shared_ptr<World> make_world(const launch::RankEnvironment& ranks, const c10::intrusive_ptr<c10d::Store>& store,
+                                  const device::Chosen& chosen, std::chrono::milliseconds timeout);
 
 }  // namespace meshwright::rendezvous

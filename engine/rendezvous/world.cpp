@@ -77,7 +77,7 @@ World::Connect over_nccl(const launch::RankEnvironment& ranks, const StorePtr& s
 
 }  // namespace
 
-std::shared_ptr<World> make_world(const launch::RankEnvironment& ranks, StorePtr store, const device::Chosen& chosen,
+std::shared_ptr<World> make_world(const launch::RankEnvironment& ranks, const StorePtr& store, const device::Chosen& chosen,
                                   Milliseconds timeout) {
   World::Connect connect;
   if (ranks.world_size > 1) connect = chosen.nccl ? over_nccl(ranks, store, chosen, timeout) : over_gloo(ranks, store, timeout);

@@ -122,7 +122,7 @@ void RunFolder::log(const std::string& line) { log_.append(line + "\n"); }
 
 std::string duration_text(double seconds) {
   if (!std::isfinite(seconds) || seconds < 0) return "?";
-  auto s = static_cast<int64_t>(seconds + 0.5);
+  auto s = static_cast<int64_t>(std::llround(seconds));
   if (s < 60) return std::to_string(s) + " s";
   if (s < 3600) return format("%lld min %02lld s", static_cast<long long>(s / 60), static_cast<long long>(s % 60));
   return format("%lld h %02lld min", static_cast<long long>(s / 3600), static_cast<long long>(s / 60 % 60));
@@ -132,7 +132,7 @@ Progress::Progress(report::Output& out, const report::Style& style, bool live, i
     : out_(out), style_(style), live_(live), steps_(steps) {}
 
 std::string Progress::line(const StepResult& r, const StepCost& c, int64_t steps) {
-  return format("step %lld/%lld  loss %.4f  grad norm %.3f  lr %.2e  %s tokens/s  %.0f ms", static_cast<long long>(r.step + 1),
+  return format("step %lld/%lld  loss %.4f  grad norm %.3f  lr %.2e  %s tokens/s  %.0f ms", static_cast<long long>(r.step) + 1,
                 static_cast<long long>(steps), r.loss, r.grad_norm, r.lr,
                 report::human_count(static_cast<int64_t>(per_second(r.count, c.step_ms))).c_str(), c.step_ms);
 }
@@ -192,7 +192,7 @@ void Progress::say(const std::string& text) {
 
 void Progress::validation(int64_t step, double loss) {
   validation_ = loss;
-  say(format("step %lld/%lld  validation loss %.4f", static_cast<long long>(step + 1), static_cast<long long>(steps_), loss));
+  say(format("step %lld/%lld  validation loss %.4f", static_cast<long long>(step) + 1, static_cast<long long>(steps_), loss));
 }
 
 void Progress::finish() {

@@ -274,7 +274,7 @@ int run_rank(const RunOptions& options) {
     folder->validation(step, loss);
     progress->validation(step, loss);
     char line[80];
-    std::snprintf(line, sizeof line, "step %lld  validation loss %.6f", static_cast<long long>(step + 1), loss);
+    std::snprintf(line, sizeof line, "step %lld  validation loss %.6f", static_cast<long long>(step) + 1, loss);
     folder->log(line);
   };
 

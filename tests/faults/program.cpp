@@ -93,7 +93,7 @@ void Program::start(const std::vector<std::string>& arguments, const Environment
     bool launcher = name == "RANK" || name == "WORLD_SIZE" || name == "MASTER_ADDR" || name == "MASTER_PORT" ||
                     name.starts_with("LOCAL_") || name.starts_with("SLURM_") || name.starts_with("OMPI_") || name.starts_with("PMI") ||
                     name.starts_with("TORCH");
-    if (!launcher) variables.push_back(std::move(entry));
+    if (!launcher) variables.push_back(entry);
   }
   variables.emplace_back("NO_COLOR=1");
   for (const auto& [name, value] : environment) variables.push_back(name + "=" + value);
@@ -106,9 +106,10 @@ void Program::start(const std::vector<std::string>& arguments, const Environment
   mark();
   pid_ = ::fork();
   if (pid_ == 0) {
-    ::dup2(::open("/dev/null", O_RDONLY), 0);
-    ::dup2(::open(out_.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600), 1);
-    ::dup2(::open((folder_ / "err").c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600), 2);
+    int streams[] = {::open("/dev/null", O_RDONLY), ::open(out_.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600),
+                     ::open((folder_ / "err").c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600)};
+    for (int i = 0; i < 3; ++i)
+      if (streams[i] < 0 || ::dup2(streams[i], i) < 0) ::_exit(126);
     ::execve(argv[0], argv.data(), envp.data());
     ::_exit(127);
   }
@@ -190,6 +191,7 @@ int free_port() {
   address.sin_family = AF_INET;
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   socklen_t size = sizeof address;
+  REQUIRE(fd >= 0);
   REQUIRE(::bind(fd, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0);
   REQUIRE(::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size) == 0);
   ::close(fd);

@@ -32,13 +32,13 @@ TEST_CASE("SIGKILL of any rank at any moment: it is named, all end at once, exit
     // Far above the time a kill may take: nobody may wait for a timeout.
     std::vector<std::string> sets = {kPatient};
     if (i % 2) sets.push_back(kDdp);
-    int64_t victim = random() % 3;
+    auto victim = static_cast<int64_t>(random() % 3);
     bool starting = i >= 6;  // the last two before there is any step
     Program program;
     program.start(with(kThree, sets));
     pid_t pid = program.rank(victim);
     program.rank(2);
-    if (!starting) program.wait_for_steps(1 + random() % 20);
+    if (!starting) program.wait_for_steps(static_cast<int64_t>(1 + random() % 20));
     std::this_thread::sleep_for(std::chrono::microseconds(random() % (starting ? 800000 : 30000)));
     program.mark();
     ::kill(pid, SIGKILL);
@@ -59,7 +59,6 @@ TEST_CASE("SIGSTOP of a rank in a step: rank, group and operation are named afte
     std::vector<std::string> sets;
     const char *group, *shared;
   };
-  const std::string hybrid = "distributed.dp_replicate_size=2";
   for (const Row& row :
        {Row{0, {}, "dp_shard", "1"}, Row{1, {}, "dp_shard", "1"}, Row{2, {}, "dp_shard", "0"}, Row{1, {kDdp}, "dp", "1"}}) {
     CAPTURE(row.victim);

@@ -24,6 +24,7 @@ class Stranger {
     address.sin_family = AF_INET;
     address.sin_addr.s_addr = htonl(interface);
     socklen_t size = sizeof address;
+    REQUIRE(fd_ >= 0);
     REQUIRE(::bind(fd_, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0);
     REQUIRE(::listen(fd_, 64) == 0);
     REQUIRE(::getsockname(fd_, reinterpret_cast<sockaddr*>(&address), &size) == 0);

@@ -37,6 +37,7 @@ struct Port {
     address.sin_family = AF_INET;
     address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     socklen_t size = sizeof address;
+    REQUIRE(fd >= 0);
     REQUIRE(::bind(fd, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0);
     REQUIRE(::listen(fd, 64) == 0);
     REQUIRE(::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size) == 0);

@@ -187,7 +187,7 @@ TEST_CASE("the links of the download cache are followed, others out of the folde
     std::string name, target;
     bool good;
   };
-  fs::path plain = folder.path / "plain", other = folder.path / "models--acme--other";
+  fs::path plain = folder.path / "plain";
   folder.put("models--acme--other/blobs/5ea1", good);
   for (const Row& row : std::vector<Row>{
            {plain, "model.safetensors", "inside.bin", true},
@@ -228,7 +228,7 @@ void damage(std::string& bytes, std::mt19937& random, const std::vector<std::str
   auto place = [&](size_t n) { return static_cast<size_t>(random()) % (n + 1); };
   switch (random() % 9) {
     case 0:  // a bit
-      if (!bytes.empty()) bytes[place(bytes.size() - 1)] ^= static_cast<char>(1 << random() % 8);
+      if (!bytes.empty()) bytes[place(bytes.size() - 1)] ^= static_cast<char>(1U << random() % 8);
       break;
     case 1:  // a byte
       if (!bytes.empty()) bytes[place(bytes.size() - 1)] = static_cast<char>(random());
