@@ -228,7 +228,10 @@ void damage(std::string& bytes, std::mt19937& random, const std::vector<std::str
   auto place = [&](size_t n) { return static_cast<size_t>(random()) % (n + 1); };
   switch (random() % 9) {
     case 0:  // a bit
-      if (!bytes.empty()) bytes[place(bytes.size() - 1)] ^= static_cast<char>(1U << random() % 8);
+      if (!bytes.empty()) {
+        char& c = bytes[place(bytes.size() - 1)];
+        c = static_cast<char>(c ^ (1 << random() % 8));
+      }
       break;
     case 1:  // a byte
       if (!bytes.empty()) bytes[place(bytes.size() - 1)] = static_cast<char>(random());
