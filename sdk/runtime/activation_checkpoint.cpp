@@ -74,6 +74,25 @@ struct Autocast {
   }
 };
 
+// The autocast of the first run around the second one. It counts as a scope of its own: with the last one the cache of cast weights is
+// emptied, or the next forward would compute with the weights as they were before the optimizer's step.
+class AutocastAgain {
+ public:
+  explicit AutocastAgain(const Autocast& then) : outside_(Autocast::current()) {
+    then.set();
+    at::autocast::increment_nesting();
+  }
+  ~AutocastAgain() {
+    if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();
+    outside_.set();
+  }
+  AutocastAgain(const AutocastAgain&) = delete;
+  AutocastAgain& operator=(const AutocastAgain&) = delete;
+
+ private:
+  Autocast outside_;
+};
+
 struct Recompute : torch::autograd::Node {
   std::function<std::vector<Tensor>(const std::vector<Tensor>&)> run;
   std::vector<torch::autograd::SavedVariable> saved;
@@ -97,14 +116,12 @@ struct Recompute : torch::autograd::Node {
       inputs.push_back(t);
     }
     Generators now = save_generators(inputs);
-    Autocast outside = Autocast::current();
     std::vector<Tensor> outputs;
     {
       c10::AutoGradMode grad(true);
       restore_generators(generators, inputs);
-      autocast.set();
+      AutocastAgain scope(autocast);
       outputs = run(inputs);
-      outside.set();
       restore_generators(now, inputs);
     }
     variable_list roots, root_grads;
