@@ -21,6 +21,18 @@ void check_trainable(const Job& job, Diagnostics& diagnostics) {
                         .key("dataset.path")
                         .help("set dataset.path = \"data/*.txt\"")
                         .help("set dataset.kind = \"mock\" to train on synthetic tokens"));
+  // A table that was written means a validation; path = "none" takes it back.
+  const Options& validation = config.table("validation_dataset");
+  const meshwright_option* written = nullptr;
+  for (const meshwright_option* option : validation.schema().options)
+    if (written == nullptr && validation.is_given(option->name)) written = option;
+  if (written != nullptr && !validation.is_given("path") && validation.get_string("kind") != "mock")
+    diagnostics.add(Error(ErrorCode::missing_key, std::string("validation_dataset.") + written->name +
+                                                      " is set, but validation_dataset.path is not: nothing would be validated")
+                        .key(std::string("validation_dataset.") + written->name)
+                        .at(validation.origin(written->name))
+                        .help("set validation_dataset.path = \"data/held_out.txt\"")
+                        .help("leave out the table [validation_dataset] to train without a validation"));
   const ParallelSizes& sizes = config.shared.sizes;
   for (const auto& [name, size] : {std::pair<const char*, int64_t>{"cp_size", sizes.cp}, {"pp_size", sizes.pp}})
     if (size > 1)
