@@ -22,7 +22,7 @@ const std::string kRuns = MESHWRIGHT_BUILD_DIR "/train_configs_runs";
 struct Trained {
   int status = 0;
   std::string out;
-  std::vector<double> losses, validation;
+  std::vector<double> losses, validation, rates;
   std::string sample;
 };
 
@@ -48,6 +48,7 @@ Trained train(const std::string& arguments, const std::string& name) {
   for (std::string line; std::getline(metrics, line);) {
     json::object row = json::parse(line).as_object();
     if (row.contains("loss")) run.losses.push_back(row.at("loss").as_double());
+    if (row.contains("lr")) run.rates.push_back(row.at("lr").to_number<double>());
     if (row.contains("validation_loss")) run.validation.push_back(row.at("validation_loss").as_double());
   }
   run.sample = contents(folder / "sample.txt");
@@ -106,6 +107,21 @@ TEST_CASE("the quickstart's model has the same losses and writes the same text u
     check_equal(run.losses, alone.losses);
     check_equal(run.validation, alone.validation);
     CHECK(run.sample == alone.sample);
+  }
+}
+
+TEST_CASE("a learning rate below the default of min_lr never rises above itself") {
+  for (const char* style : {"linear", "cosine", "wsd"}) {
+    CAPTURE(style);
+    Trained run = train(
+        "configs/first_fsdp2_cpu.toml --set step_scheduler.max_steps=4 --set step_scheduler.global_batch_size=2 "
+        "--set step_scheduler.local_batch_size=2 --set dataset.seq_len=16 --set optimizer.lr=1e-5 "
+        "--set lr_scheduler.lr_warmup_steps=1 --set lr_scheduler.lr_decay_style=" +
+            std::string(style),
+        "low_rate");
+    INFO(run.out);
+    REQUIRE(run.status == 0);
+    CHECK(run.rates == std::vector<double>(4, 1e-5));
   }
 }
 
