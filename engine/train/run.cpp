@@ -1,5 +1,6 @@
 #include "engine/train/run.h"
 
+#include <ATen/Context.h>
 #include <ATen/Parallel.h>
 #include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/empty.h>
@@ -278,6 +279,8 @@ int run_rank(const RunOptions& options) {
     folder->log(line);
   };
 
+  // Dropout draws from LibTorch's own generator, which starts anywhere: the same numbers in every run, others on every data-parallel rank.
+  at::manual_seed(seed * 0x9e3779b97f4a7c15u + static_cast<uint64_t>(dp_rank));
   net->train();
   for (int64_t step = 0; step < trainer.max_steps(); ++step) {
     Clock::time_point begin = Clock::now();

@@ -110,6 +110,28 @@ TEST_CASE("the quickstart's model has the same losses and writes the same text u
   }
 }
 
+TEST_CASE("dropout repeats with the seed, and follows it") {
+  fs::create_directories(kRuns);
+  std::string model = kRuns + "/dropout.json";
+  std::ofstream(model) << R"({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 32, "intermediate_size": 48,
+    "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2, "vocab_size": 256, "max_position_embeddings": 64,
+    "initializer_range": 0.5, "attention_dropout": 0.5})";
+  const std::string job =
+      "configs/first_fsdp2_cpu.toml --nproc 2 --set step_scheduler.max_steps=3 --set step_scheduler.global_batch_size=4 "
+      "--set step_scheduler.local_batch_size=2 --set dataset.seq_len=16 --set model.config=" +
+      model;
+  Trained first = train(job, "dropout_first"), again = train(job, "dropout_again");
+  INFO(first.out, again.out);
+  REQUIRE(first.status == 0);
+  REQUIRE(again.status == 0);
+  CHECK(first.losses.size() == 3);
+  CHECK(first.losses == again.losses);
+  // Without dropout the curve is another one: it did run.
+  std::string text = contents(model);
+  std::ofstream(model) << text.replace(text.rfind("0.5"), 3, "0.0");
+  CHECK(train(job, "dropout_none").losses != first.losses);
+}
+
 TEST_CASE("a learning rate below the default of min_lr never rises above itself") {
   for (const char* style : {"linear", "cosine", "wsd"}) {
     CAPTURE(style);
