@@ -44,6 +44,8 @@ struct Pending::Impl {
   const Group::Impl* group = nullptr;
   const char* op = "";
   int64_t bytes = 0, begin = 0;
+  Trace::Lane lane = Trace::Lane::reduce;
+  bool shown = false;  // LibTorch calls back at its end
   // Over shared memory: the slot to read of every peer.
   bool mapped = false;
   detail::Mailbox::Channel channel = detail::Mailbox::gather;
@@ -67,6 +69,15 @@ struct Pending::Impl {
     return lent.back().second;
   }
   // `awaited`: the place in the group whose turn it was, where that is known.
+  // The bars of a collective that has ended: its own, unless LibTorch tells its end, and how long this rank did nothing but wait.
+  void show(int64_t waited_from) const {
+    Trace& trace = *group->trace;
+    if (!trace.enabled || waited_from == 0) return;
+    std::string name = group->place->axis + " " + op;
+    int64_t now = Trace::now();
+    if (!shown) trace.span(lane, name, begin, now);
+    trace.span(Trace::Lane::other, "wait for " + name, waited_from, now);
+  }
   [[noreturn]] void fail(const std::string& what, int64_t awaited = -1) const { throw group->place->failure(op, bytes, what, awaited); }
 };
 
@@ -102,6 +113,7 @@ Tensor Pending::peer(int64_t rank) const {
 
 void Pending::wait() {
   if (!impl_ || !impl_->slots.empty()) return;
+  int64_t waited_from = impl_->group->trace->enabled ? Trace::now() : 0;
   if (impl_->mapped) {
     try {
       std::vector<const void*> slots(static_cast<size_t>(impl_->group->n()), nullptr);
@@ -114,9 +126,7 @@ void Pending::wait() {
     } catch (const detail::Mailbox::Gone& gone) {
       impl_->fail("rank " + std::to_string(impl_->group->place->ranks[static_cast<size_t>(gone.peer)]) + " ended");
     }
-    if (impl_->group->trace->enabled)
-      impl_->group->trace->span(impl_->channel == detail::Mailbox::gather ? Trace::Lane::gather : Trace::Lane::reduce,
-                                impl_->group->place->axis + " " + impl_->op, impl_->begin, Trace::now());
+    impl_->show(waited_from);
     return;
   }
   std::unique_ptr<Impl> impl = std::move(impl_);
@@ -124,6 +134,7 @@ void Pending::wait() {
     for (WorkPtr& work : impl->works) work->wait();
     for (auto& [device, host] : impl->lent)
       if (device.defined()) device.copy_(host);
+    impl->show(waited_from);
   } catch (const Error&) {
     throw;
   } catch (const c10::Error& e) {
@@ -152,6 +163,7 @@ std::unique_ptr<Pending::Impl> begin(const Group::Impl& g, const char* op, int64
   pending->group = &g;
   pending->op = op;
   pending->bytes = payload;
+  pending->lane = control ? Trace::Lane::other : std::string_view(op) == "all_gather" ? Trace::Lane::gather : Trace::Lane::reduce;
   g.wire->add(control ? kControl : g.place->axis, op, sent);
   bool tracing = g.trace->enabled;
   pending->begin = tracing ? Trace::now() : 0;
@@ -168,7 +180,7 @@ std::unique_ptr<Pending::Impl> begin(const Group::Impl& g, const char* op, int64
     pending->fail(e.what());
   }
   if (tracing) {
-    // A work without a future (send, recv) leaves no span of its own.
+    // send and recv have no future: their bar ends when they are waited for.
     for (WorkPtr& work : pending->works) {
       c10::intrusive_ptr<c10::ivalue::Future> future;
       try {
@@ -176,10 +188,9 @@ std::unique_ptr<Pending::Impl> begin(const Group::Impl& g, const char* op, int64
       } catch (const std::exception&) {
       }
       if (!future) continue;
-      Trace::Lane lane = std::string_view(op) == "all_gather" ? Trace::Lane::gather : Trace::Lane::reduce;
-      future->addCallback([trace = g.trace, lane, name = g.place->axis + " " + op, start = pending->begin](c10::ivalue::Future&) {
-        trace->span(lane, name, start, Trace::now());
-      });
+      pending->shown = true;
+      future->addCallback([trace = g.trace, lane = pending->lane, name = g.place->axis + " " + op,
+                           start = pending->begin](c10::ivalue::Future&) { trace->span(lane, name, start, Trace::now()); });
     }
   }
   return pending;

@@ -45,7 +45,7 @@ void Trace::span(Lane lane, std::string name, int64_t begin, int64_t end) {
 }
 
 std::string Trace::json(int64_t rank) const {
-  constexpr const char* names[] = {"compute", "gather", "reduce", "other"};
+  constexpr const char* names[] = {"compute", "gather", "reduce", "waits, norms and losses"};
   std::lock_guard lock(shared_->mutex);
   std::string pid = std::to_string(rank), out = "[";
   for (int lane = 0; lane < 4; ++lane)

@@ -42,7 +42,7 @@ inline const std::string kData = MESHWRIGHT_SOURCE_DIR "/tests/data/parity/";
 
 // 20 steps of 12 samples; runs the program as a user does.
 inline std::vector<Row> train(const Folder& folder, const std::string& family, int ranks, int accumulation,
-                              const std::vector<std::string>& sets) {
+                              const std::vector<std::string>& sets, const std::string& flags = "") {
   fs::path job = folder.path / "job.toml";
   std::ofstream(job) << "schema = 1\n[run]\nthreads = 1\nname = \"parity\"\ndir = \"" << folder.path.string()
                      << "\"\n[model]\npretrained = \"" << kData << family
@@ -52,7 +52,7 @@ inline std::vector<Row> train(const Folder& folder, const std::string& family, i
                      << "\nmax_steps = 20\n[optimizer]\nlr = 1e-3\n[lr_scheduler]\nlr_decay_style = \"constant\"\nlr_warmup_steps = 0\n"
                         "[dataset]\nkind = \"tokens\"\ndtype = \"uint16\"\npath = \""
                      << kData << "train.bin\"\nseq_len = 40\nshuffle = false\n";
-  std::string command = MESHWRIGHT_BUILD_DIR "/bin/meshwright train '" + job.string() + "' --nproc " + std::to_string(ranks);
+  std::string command = MESHWRIGHT_BUILD_DIR "/bin/meshwright train '" + job.string() + "' --nproc " + std::to_string(ranks) + " " + flags;
   for (const std::string& set : sets) command += " --set '" + set + "'";
   command += " > '" + (folder.path / "out").string() + "' 2>&1";
   fs::remove(folder.path / "parity" / "metrics.jsonl");

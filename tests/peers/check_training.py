@@ -1,7 +1,9 @@
 """The program beside PyTorch on the folders of make_fixture.py, made here: check_training.py [--build build] [--size small] [--only llama qwen3]
 
-20 steps of 12 samples of 64 tokens on 1 to 4 ranks: none, ddp, fsdp2 and hsdp (2 x 2), accumulation 1 and more. Losses and gradient norms (float64 on
-both sides: PyTorch's own sum of squares in float32 is off by 4e-5 at this size) agree within 1e-5 relative.
+20 steps of 12 samples of 64 tokens on 1 to 4 ranks: ddp, fsdp2 and hsdp (2 x 2), with and without accumulation. Losses agree with PyTorch's float32 curve
+within 1e-5. So do gradient norms but where training itself blows rounding up: with AdamW at 1e-3 and no warm-up the norm leaps at some step, and
+there PyTorch's own float32 curve leaves its float64 curve by up to 1e-5. Norms are therefore held to 1e-5 plus twice that distance, and both are printed.
+Norms are summed in float64 on both sides: PyTorch's own float32 sum of squares is off by 4e-5 at this size.
 """
 import argparse, json, os, subprocess, sys, tempfile
 
@@ -43,10 +45,14 @@ def rows(path):
     return [r for r in map(json.loads, open(path)) if "grad_norm" in r]
 
 
-def peer(folder, family, out, strategy, ranks, environment):
+def distance(x, y, key):
+    return max(abs(a[key] / b[key] - 1) for a, b in zip(x, y))
+
+
+def peer(folder, family, out, strategy, ranks, environment, *more):
     launch = [sys.executable] if ranks == 1 else [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--master-port", "29617"]
     done = subprocess.run(launch + [os.path.join(here, "peer_train.py"), "--model", f"{folder}/{family}", "--tokens", f"{folder}/train.bin", "--strategy", strategy,
-                                    "--exact-norm", "--seq-len", "64", "--micro-batch", str(12 // ranks), "--steps", "20", "--out", out],
+                                    "--exact-norm", "--seq-len", "64", "--micro-batch", str(12 // ranks), "--steps", "20", "--out", out, *more],
                           env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     if done.returncode:
         sys.exit(done.stderr[-3000:])
@@ -65,6 +71,7 @@ def main():
         subprocess.run([sys.executable, os.path.join(here, "make_fixture.py"), "--out", folder, "--only", *a.only, "--size", a.size], check=True, env=environment,
                        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         for family in a.only:
+            exact = peer(folder, family, f"{folder}/float64.jsonl", "none", 1, environment, "--storage-dtype", "float64")
             curves = {"none": peer(folder, family, f"{folder}/none.jsonl", "none", 1, environment)}
             if family == a.only[0]:
                 curves["fsdp2"] = peer(folder, family, f"{folder}/fsdp2.jsonl", "fsdp2", 2, environment)
@@ -76,10 +83,12 @@ def main():
                     sys.exit(done.stderr)
                 ours = rows(f"{folder}/runs/job/metrics.jsonl")
                 for name, theirs in curves.items():
-                    worst = {key: max(abs(x[key] / y[key] - 1) for x, y in zip(ours, theirs)) for key in ("loss", "grad_norm")}
-                    good = len(ours) == len(theirs) == 20 and max(worst.values()) < 1e-5
+                    loss, norm = distance(ours, theirs, "loss"), distance(ours, theirs, "grad_norm")
+                    own = distance(theirs, exact, "grad_norm")
+                    good = len(ours) == len(theirs) == 20 and loss < 1e-5 and norm < 1e-5 + 2 * own
                     failed |= not good
-                    print(f"{family} {a.size}: {strategy} on {ranks} ({replicas} replicas, {12 // ranks // local} micro-batches) beside PyTorch {name}: loss {worst['loss']:.1e}, norm {worst['grad_norm']:.1e}{'' if good else '   TOO FAR'}", flush=True)
+                    print(f"{family} {a.size}: {strategy} on {ranks} ({replicas} replicas, {12 // ranks // local} micro-batches) beside PyTorch {name}: loss {loss:.1e}, norm {norm:.1e}"
+                          f" (to float64: ours {distance(ours, exact, 'grad_norm'):.1e}, PyTorch's {own:.1e}){'' if good else '   TOO FAR'}", flush=True)
     sys.exit(failed)
 
 
