@@ -10,8 +10,8 @@
 
 namespace meshwright::config {
 
-// Every table as TOML with a comment where each value came from. Reads back to the same values.
-std::string show_toml(const Config& config, bool with_origins = true);
+// Every table as TOML with a comment where each value came from. Reads back to the same values. `without`: tables to leave out.
+std::string show_toml(const Config& config, bool with_origins = true, const std::vector<std::string>& without = {});
 boost::json::object show_json(const Config& config);
 
 // JSON Schema (draft 2020-12) of a configuration file, for editors.

@@ -148,7 +148,9 @@ class Resolver {
       diagnostics_.add(error);
       return;
     }
-    if ((option.flags & MESHWRIGHT_NO_EFFECT) != 0) diagnostics_.notice(key + " is accepted, but has no effect here: " + option.doc);
+    // Said to those who ask for something, not to those who write the default down.
+    if ((option.flags & MESHWRIGHT_NO_EFFECT) != 0 && table.value(option.name) != default_of(option))
+      diagnostics_.notice(key + " is accepted, but has no effect here: " + option.doc);
   }
 
   // The help of a refusal: settings that the option takes.
@@ -256,7 +258,9 @@ class Resolver {
                            .at(optimizer.origin("betas"))
                            .help("set optimizer.betas = [0.9, 0.95]"));
     const Options& schedule = config_.tables.at("lr_scheduler");
-    if (schedule.is_given("min_lr") && schedule.get_number("min_lr") > optimizer.get_number("lr"))
+    // The default means no more than lr (train/schedule.cpp), also where a shown configuration spells it out.
+    if (schedule.value("min_lr") != default_of(*schedule.schema().find("min_lr")) &&
+        schedule.get_number("min_lr") > optimizer.get_number("lr"))
       diagnostics_.add(Error(ErrorCode::conflict, "lr_scheduler.min_lr = " + meshwright::to_toml(schedule.value("min_lr")) +
                                                       " is above optimizer.lr = " + meshwright::to_toml(optimizer.value("lr")))
                            .key("lr_scheduler.min_lr")

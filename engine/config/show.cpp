@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <boost/json/array.hpp>
 
 #include "engine/config/describe.h"
@@ -86,9 +87,10 @@ std::vector<std::string> table_order(const Config& config) {
 
 }  // namespace
 
-std::string show_toml(const Config& config, bool with_origins) {
+std::string show_toml(const Config& config, bool with_origins, const std::vector<std::string>& without) {
   std::string out;
   for (const std::string& name : table_order(config)) {
+    if (std::find(without.begin(), without.end(), name) != without.end()) continue;
     const Options& table = config.table(name);
     if (!name.empty()) out += (out.empty() ? "[" : "\n[") + name + "]\n";
     for (const meshwright_option* option : table.schema().options) {

@@ -238,7 +238,10 @@ int run_rank(const RunOptions& options) {
   if (leader) {
     folder = std::make_unique<RunFolder>(fs::path(run.get_string("dir")) / run.get_string("name"));
     folder->put("config.toml", read_file(options.file));
-    folder->put("config.resolved.toml", config::show_toml(job.impl().config));
+    // A file that train takes again: no table that is refused or dropped when it is written down.
+    std::vector<std::string> without{"checkpoint"};
+    if (!job.impl().config.shared.pipeline_given) without.emplace_back("distributed.pipeline");
+    folder->put("config.resolved.toml", config::show_toml(job.impl().config, /*with_origins=*/true, without));
     plan::JobPlan plan = plan::make_plan(job.impl(), {.world_size = world->size(), .rank = 0});
     folder->put("plan.json", report::pretty_json(plan::to_json(plan)));
     folder->put("env.json", environment_json(job, trainer, at::get_num_threads()));

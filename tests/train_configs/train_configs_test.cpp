@@ -88,6 +88,18 @@ TEST_CASE("the ready configurations of ddp and fsdp2 train as they are") {
   }
 }
 
+TEST_CASE("the resolved configuration of a run starts the same run again") {
+  Trained first = train("configs/hsdp_cpu.toml --nproc 4 --set step_scheduler.max_steps=2 --set optimizer.lr=1e-5", "resolved_first"),
+          again = train(kRuns + "/resolved_first/config.resolved.toml --nproc 4", "resolved_again");
+  INFO(first.out, again.out);
+  REQUIRE(first.status == 0);
+  REQUIRE(again.status == 0);
+  check_equal(again.losses, first.losses);
+  CHECK(again.rates == first.rates);
+  CHECK(again.out.find("notice") == std::string::npos);
+  CHECK(again.out.find("warning") == std::string::npos);
+}
+
 TEST_CASE("the quickstart's model has the same losses and writes the same text under every strategy and number of ranks") {
   const std::string sampled = kQuick + "--sample 40 --prompt 'int main' ";
   Trained alone = train(sampled, "alone");

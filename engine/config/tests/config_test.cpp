@@ -337,6 +337,18 @@ TEST_CASE("a shown configuration reads back to the same values") {
   CHECK(text.find("# default") != std::string::npos);
 }
 
+TEST_CASE("a shown configuration reads back without a word about the defaults it spells out") {
+  Loaded l = load("[optimizer]\nlr = 1e-5\n");  // below the default of min_lr
+  std::string text = show_toml(l.config, true, {"checkpoint", "distributed.pipeline"});
+  CHECK(text.find("[checkpoint]") == std::string::npos);
+  CHECK(text.find("enable_compile = false") != std::string::npos);
+  Loaded again = load(text);
+  for (const Error& error : again.diagnostics.errors()) MESSAGE(error.what());
+  CHECK(again.diagnostics.ok());
+  CHECK(again.diagnostics.notices().empty());
+  CHECK(again.diagnostics.warnings().empty());
+}
+
 TEST_CASE("the JSON Schema knows every key, its type and its default") {
   boost::json::object schema = json_schema(strategies());
   auto& properties = schema.at("properties").as_object();
