@@ -4,6 +4,14 @@ namespace meshwright::plan {
 
 void check_trainable(const Job& job, Diagnostics& diagnostics) {
   const config::Config& config = job.config;
+  std::string run_name = config.table("run").get_string("name");
+  if (run_name.empty() || run_name == "." || run_name == ".." || run_name.find('/') != std::string::npos)
+    diagnostics.add(
+        Error(ErrorCode::bad_choice, "run.name = \"" + run_name + "\" is not the name of a folder: results go to <run.dir>/<run.name>/")
+            .key("run.name")
+            .at(config.table("run").origin("name"))
+            .help("set run.name = \"first\"")
+            .help("set run.dir to the folder that holds the runs"));
   const Options& model = config.table("model");
   if (!model.is_set("config") && !model.is_set("pretrained"))
     diagnostics.add(Error(ErrorCode::missing_key, "train needs a model")

@@ -2,7 +2,6 @@
 // reduces, keeps and updates its slice, and gives it to the others. Between the rings only slices travel.
 //
 // Where fsdp2 asks for the number of copies (dp_replicate_size), this asks for the size of a ring and works the copies out.
-#include <meshwright/activation_checkpoint.h>
 #include <meshwright/fully_sharded.h>
 #include <meshwright/plugin_main.h>
 
@@ -124,7 +123,7 @@ class RingZero final : public Strategy {
   std::unique_ptr<ParallelModel> parallelize(ParallelizeRequest& request) override {
     refuse_unavailable(request);  // tensor parallelism is planned only
     const StrategyConfig& config = request.config;
-    checkpoint_layers(*request.model, layer_names(request.outline), config.shared.activation_checkpointing, /*whole_layers=*/true);
+    checkpoint_as_asked(request, /*whole_layers=*/true);
     DeviceMesh groups(*request.mesh.device_mesh, request.world);
     ring_zero::RingPolicy policy;
     policy.ring = groups.group("dp_shard");

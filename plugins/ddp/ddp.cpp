@@ -4,7 +4,6 @@
 
 #include "meshwright/plugin_main.h"
 #ifndef MESHWRIGHT_PLAN_ONLY
-#include "meshwright/activation_checkpoint.h"
 #include "meshwright/fully_sharded.h"
 #include "meshwright/replicated_model.h"
 #endif
@@ -72,7 +71,7 @@ class Ddp final : public Strategy {
     const Options& own = request.config.own;
     check_backend(request);
     // Layers are never recomputed whole under this strategy (spec 6).
-    checkpoint_layers(*request.model, layer_names(request.outline), request.config.shared.activation_checkpointing, false);
+    checkpoint_as_asked(request, /*whole_layers=*/false);
     ReplicationPolicy policy;
     std::vector<int64_t> ranks(static_cast<size_t>(request.world->size()));
     std::iota(ranks.begin(), ranks.end(), int64_t{0});

@@ -11,11 +11,45 @@
 
 namespace meshwright {
 
-std::vector<std::string> layer_names(const ModelOutline& outline) {
+namespace {
+
+// What a list of layers belongs to, by the words of its dotted name.
+const char* part_of(std::string_view name) {
+  auto has = [&](std::initializer_list<const char*> words) {
+    return std::any_of(words.begin(), words.end(), [&](const char* word) { return name.find(word) != std::string_view::npos; });
+  };
+  if (has({"vision", "visual", "image", "vit."})) return "vision";
+  if (has({"audio", "speech", "sound"})) return "audio";
+  return "language";
+}
+
+bool in_scope(const char* part, const std::vector<std::string>& scope) {
+  return std::any_of(scope.begin(), scope.end(), [&](const std::string& wanted) {
+    return wanted == "all" || wanted == part || (wanted == "multimodal" && std::string_view(part) != "language");
+  });
+}
+
+}  // namespace
+
+std::vector<std::string> layer_names(const ModelOutline& outline, const std::vector<std::string>& scope) {
   std::vector<std::string> out;
   for (const Unit& unit : plan_units(outline))
-    if (unit.name != "root") out.push_back(unit.name);
+    if (unit.name != "root" && in_scope(part_of(unit.name), scope)) out.push_back(unit.name);
   return out;
+}
+
+std::vector<std::string> checkpoint_as_asked(const ParallelizeRequest& request, bool whole_layers) {
+  const SharedOptions& shared = request.config.shared;
+  const std::vector<std::string>& scope = shared.activation_checkpointing_scope;
+  std::vector<std::string> layers = layer_names(request.outline, scope);
+  if (layers.empty() && shared.activation_checkpointing != ActivationCheckpointing::none) {
+    std::string text;
+    for (const std::string& part : scope) text += (text.empty() ? "" : "+") + part;
+    request.world->notice("distributed.activation_checkpointing_scope = \"" + text +
+                          "\" meets no layers of this model, so nothing is recomputed");
+  }
+  return checkpoint_layers(*request.model, layers, shared.activation_checkpointing,
+                           whole_layers && scope == std::vector<std::string>{"all"});
 }
 
 void refuse_unavailable(const ParallelizeRequest& request) {
@@ -92,7 +126,7 @@ std::unique_ptr<ParallelModel> parallelize_fully_sharded(ParallelizeRequest& req
   refuse_unavailable(request);
   check_backend(request);
   const StrategyConfig& config = request.config;
-  checkpoint_layers(*request.model, layer_names(request.outline), config.shared.activation_checkpointing, /*whole_layers=*/true);
+  checkpoint_as_asked(request, /*whole_layers=*/true);
   const Options& own = config.own;
   bool offload = own.get_string("offload_policy") == "cpu";
   UnitRule rule = find_unit_rule(request.outline.architecture);

@@ -1,6 +1,5 @@
 // my_strategy: a strategy of your own. As it stands it shards parameters over all data-parallel ranks, or over groups of them with
 // copies in between, and trains; change what it plans and how it runs.
-#include <meshwright/activation_checkpoint.h>
 #include <meshwright/fully_sharded.h>
 #include <meshwright/plugin_main.h>
 
@@ -58,7 +57,7 @@ class MyStrategy final : public mw::Strategy {
   std::unique_ptr<mw::ParallelModel> parallelize(mw::ParallelizeRequest& request) override {
     mw::refuse_unavailable(request);  // tensor, context and pipeline parallelism are planned only
     const mw::StrategyConfig& config = request.config;
-    mw::checkpoint_layers(*request.model, mw::layer_names(request.outline), config.shared.activation_checkpointing, /*whole_layers=*/true);
+    mw::checkpoint_as_asked(request, /*whole_layers=*/true);
     bool reshard = config.own.get_bool("reshard_after_forward");
     int64_t depth = config.own.get_int("prefetch_depth");
     mw::ShardedPolicy policy = mw::sharded_policy(request);

@@ -315,6 +315,8 @@ TEST_CASE("every verb explains itself and has its exit statuses") {
         Row{"plugins new mine --dir /proc/mine", 7, "cannot write /proc/mine"},
         Row{"plan configs/first_fsdp2_cpu.toml --world-size 2 --set distributed.enable_async_tensor_parallel=true", 2, "E0208"},
         Row{"train configs/ddp_cpu.toml --set dataset.kind=text", 2, "E0206"},
+        Row{"train configs/ddp_cpu.toml --set run.name=../elsewhere", 2, "E0205"},
+        Row{"train configs/ddp_cpu.toml --set run.name=", 2, "E0205"},
         Row{"train configs/ddp_cpu.toml --set validation_dataset.every_steps=2", 2, "validation_dataset.path is not"},
         Row{"train configs/ddp_cpu.toml --sample 0", 2, "E0101"},
         Row{"train configs/ddp_cpu.toml --prompt x", 2, "no --sample"},

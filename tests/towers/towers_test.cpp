@@ -65,6 +65,7 @@ struct Result {
   int64_t gathers = 0;                                     // of one step
   at::ScalarType computed_in = at::kFloat;
   int64_t runs = 0;  // of the first trainable layer
+  size_t notices = 0;
 };
 
 // `image(sample)`: whether the rank that has it runs the tower; all samples of a rank are of one kind.
@@ -99,6 +100,7 @@ Result learn(int64_t ranks, const std::vector<std::pair<std::string, std::string
       if (row.op == "all_gather" && row.axis != "control") mine.gathers += row.count;
     mine.computed_in = net->layers[0]->as<Cell>()->computed_in;
     mine.runs = net->layers[0]->as<Cell>()->runs;
+    mine.notices = world->notices().size();
     std::lock_guard lock(mutex);
     if (world->rank() == 0) out = std::move(mine);
   });
@@ -162,4 +164,22 @@ TEST_CASE("recomputed layers find the autocast of their first run, and give the 
     CHECK(again.runs == 2 * kept.runs);
     compare(again, kept, 0);
   }
+}
+
+TEST_CASE("the scope says which layers recompute, and one that meets none is told") {
+  auto scope = [](const char* value) {
+    return std::pair<std::string, std::string>("distributed.activation_checkpointing_scope", '"' + std::string(value) + '"');
+  };
+  Result none = learn(1, {kDdp}, always), all = learn(1, {kDdp, kFull}, always);
+  CHECK(all.runs == 2 * none.runs);
+  CHECK(learn(1, {kDdp, kFull, scope("language")}, always).runs == 2 * none.runs);
+  for (const char* other : {"vision", "audio", "multimodal"}) {
+    CAPTURE(other);
+    Result found = learn(1, {kDdp, kFull, scope(other)}, always);
+    CHECK(found.runs == none.runs);
+    CHECK(found.notices == (std::string(other) == "audio" ? 1 : 0));
+    compare(found, none, 0);
+  }
+  Result shared = learn(2, {rule("per_layer")}, always), both = learn(2, {rule("per_layer"), kFull, scope("vision+language")}, always);
+  CHECK(both.runs == 2 * shared.runs);
 }

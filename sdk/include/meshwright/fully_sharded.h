@@ -17,8 +17,13 @@ MESHWRIGHT_API std::unique_ptr<ParallelModel> parallelize_fully_sharded(Parallel
 // Collective: makes the groups. Throws Error(internal) for a plan without such axes.
 MESHWRIGHT_API ShardedPolicy sharded_policy(const ParallelizeRequest& request);
 
-// Names of the modules that recompute under activation checkpointing: the direct items of module lists.
-MESHWRIGHT_API std::vector<std::string> layer_names(const ModelOutline& outline);
+// Names of the layers that recompute under activation checkpointing: the direct items of module lists, of the parts in `scope` (spec
+// 1.7): a list is vision or audio by a word of its name or of a module around it (vision_tower, visual, audio_encoder), else language.
+MESHWRIGHT_API std::vector<std::string> layer_names(const ModelOutline& outline, const std::vector<std::string>& scope = {"all"});
+
+// Activation checkpointing as the job asks for, in mode and scope. Whole layers only if `whole_layers` and the scope is all. A scope that
+// meets no layer is a notice of the world. Returns the names of the modules that recompute. Throws as checkpoint_layers().
+MESHWRIGHT_API std::vector<std::string> checkpoint_as_asked(const ParallelizeRequest& request, bool whole_layers);
 
 // Throws Error(not_in_release) when the request asks for tp, cp, pp or ep above 1.
 MESHWRIGHT_API void refuse_unavailable(const ParallelizeRequest& request);
