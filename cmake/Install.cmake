@@ -28,6 +28,9 @@ foreach(file MeshwrightPlugin.cmake LibTorch.cmake abi_probe.cpp plugin.map)
   configure_file(sdk/cmake/${file} ${build_package}/${file} COPYONLY)
 endforeach()
 add_dependencies(bundled_plugins meshwright_testing)  # what a plugin's own tests link
+if(TARGET meshwright_conformance_training)
+  add_dependencies(bundled_plugins meshwright_conformance_training)  # what `plugins check` loads
+endif()
 export(EXPORT MeshwrightTargets NAMESPACE Meshwright:: FILE ${build_package}/MeshwrightTargets.cmake)
 # Older build folders have half a package at their top, which would be found first.
 file(REMOVE ${PROJECT_BINARY_DIR}/MeshwrightConfig.cmake ${PROJECT_BINARY_DIR}/MeshwrightConfigVersion.cmake)

@@ -1,5 +1,8 @@
-// footprint: where parameters lie, and what a layout costs. And the third hook, as far as this version has it.
+// footprint: where parameters lie, and what a layout costs. And the third hook.
+#include <dlfcn.h>
+
 #include <algorithm>
+#include <filesystem>
 #include <map>
 #include <set>
 
@@ -223,8 +226,31 @@ void check_footprint(const Subject& subject, Report& report) {
   report.note(std::to_string(looked_at) + " layouts");
 }
 
+namespace {
+
+// What trains lies in a library of its own beside the SDK's: planning needs no LibTorch.
+void check_training(const Subject& subject, Report& report) {
+  Dl_info sdk{};
+  if (::dladdr(reinterpret_cast<const void*>(&error_catalog), &sdk) == 0) return report.skip("the SDK library cannot be located");
+  std::filesystem::path path = std::filesystem::path(sdk.dli_fname).parent_path() / "libmeshwright_conformance_training.so";
+  if (!std::filesystem::exists(path)) return report.skip("it can train, but " + path.string() + ", which would check that, is not there");
+  void* library = ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+  if (library == nullptr) {
+    const char* why = ::dlerror();
+    return report.fail("cannot load " + path.string() + ": " + (why ? why : ""));
+  }
+  using Say = void (*)(void*, const char*);
+  auto check = reinterpret_cast<void (*)(const meshwright_strategy*, void*, Say, Say)>(::dlsym(library, "meshwright_check_training"));
+  if (check == nullptr) return report.fail(path.string() + " is not the kit's library");
+  check(
+      subject.strategy, &report, [](void* to, const char* text) { static_cast<Report*>(to)->fail(text); },
+      [](void* to, const char* text) { static_cast<Report*>(to)->note(text); });
+}
+
+}  // namespace
+
 void check_parallelize(const Subject& subject, Report& report) {
-  if ((subject.strategy->capabilities & MESHWRIGHT_CAN_PARALLELIZE) != 0) return report.skip("it can train; this kit checks planning only");
+  if ((subject.strategy->capabilities & MESHWRIGHT_CAN_PARALLELIZE) != 0) return check_training(subject, report);
   Instance strategy(subject);
   ModelOutline outline = make_outline({});
   MeshRequest mesh_request = make_request(*subject.strategy, Wish{});

@@ -20,7 +20,7 @@ constexpr Case kCases[] = {
     {"mesh_refusal", Scope::strategy, "sizes that cannot be are refused, with settings that work", &check_mesh_refusal},
     {"tp_plan", Scope::strategy, "tensor-parallel plans match the model, and impossible head counts are refused", &check_tp_plan},
     {"footprint", Scope::strategy, "local shapes tile the parameters, bytes and axes are consistent", &check_footprint},
-    {"parallelize", Scope::strategy, "the capability bit tells the truth", &check_parallelize},
+    {"parallelize", Scope::strategy, "what can train trains as a plain loop does, what cannot says so", &check_parallelize},
 };
 
 }  // namespace
