@@ -11,6 +11,7 @@
 #include "engine/launch/ranks.h"
 #include "engine/launch/supervisor.h"
 #include "engine/train/run.h"
+#include "sdk/src/beside.h"
 
 namespace meshwright::cli {
 namespace {
@@ -19,10 +20,7 @@ namespace fs = std::filesystem;
 
 // The library with everything that runs lies beside the SDK library; loading it here keeps LibTorch out of all other verbs.
 int run_in_engine(const train::RunOptions& options) {
-  Dl_info sdk{};
-  if (::dladdr(reinterpret_cast<const void*>(&error_catalog), &sdk) == 0)
-    throw Error(ErrorCode::internal, "the SDK library cannot be located");
-  std::string path = (fs::path(sdk.dli_fname).parent_path() / "libmeshwright_engine.so").string();
+  std::string path = beside_sdk("libmeshwright_engine.so").string();
   void* library = ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
   if (library == nullptr) {
     const char* why = ::dlerror();

@@ -1,12 +1,11 @@
 #include "engine/device/device.h"
 
-#include <dlfcn.h>
-
 #include <boost/dll/shared_library.hpp>
 #include <exception>
 #include <filesystem>
 
 #include "meshwright/error.h"
+#include "sdk/src/beside.h"
 
 namespace meshwright::device {
 
@@ -22,12 +21,7 @@ struct Loaded {
 // The part lies beside the libraries of the SDK.
 Loaded load() {
   Loaded out;
-  Dl_info sdk{};
-  if (::dladdr(reinterpret_cast<const void*>(&error_catalog), &sdk) == 0) {
-    out.why = "the SDK library cannot be located";
-    return out;
-  }
-  fs::path path = fs::path(sdk.dli_fname).parent_path() / "libmeshwright_cuda.so";
+  fs::path path = beside_sdk("libmeshwright_cuda.so");
   if (!fs::exists(path)) {
     out.why = "this build has no CUDA part (" + path.string() + " is not there)";
     return out;

@@ -1,4 +1,7 @@
-// Reading parts of tensors, and the arithmetic of narrow floats.
+// Reading parts of tensors, in another floating type where asked for.
+#include <c10/util/BFloat16.h>
+#include <c10/util/Half.h>
+
 #include <cstring>
 
 #include "engine/weights/safetensors.h"
@@ -6,50 +9,6 @@
 namespace meshwright::weights {
 
 namespace {
-
-float half_to_float(uint16_t h) {
-  uint32_t sign = static_cast<uint32_t>(h & 0x8000) << 16, exponent = (h >> 10) & 31, mantissa = h & 1023, bits;
-  if (exponent == 0) {
-    float value = static_cast<float>(mantissa) * 0x1p-24f;
-    std::memcpy(&bits, &value, 4);
-    bits |= sign;
-  } else {
-    bits = sign | (exponent == 31 ? 0x7f800000u : (exponent + 112) << 23) | mantissa << 13;
-  }
-  float out;
-  std::memcpy(&out, &bits, 4);
-  return out;
-}
-uint16_t float_to_half(float f) {
-  uint32_t bits;
-  std::memcpy(&bits, &f, 4);
-  auto sign = static_cast<uint16_t>((bits >> 16) & 0x8000);
-  uint32_t rest = bits & 0x7fffffff;
-  if (rest > 0x7f800000) return sign | 0x7e00;   // NaN
-  if (rest >= 0x477ff000) return sign | 0x7c00;  // rounds to infinity
-  if (rest < 0x38800000) {                       // subnormal: one unit is 2^-24
-    float value;
-    std::memcpy(&value, &rest, 4);
-    float scaled = value + 0.5f;  // the addition rounds to the unit, to nearest even
-    uint32_t out;
-    std::memcpy(&out, &scaled, 4);
-    return static_cast<uint16_t>(sign | (out - 0x3f000000));
-  }
-  rest += 0xfff + ((rest >> 13) & 1);
-  return static_cast<uint16_t>(sign | ((rest - 0x38000000) >> 13));
-}
-float bfloat_to_float(uint16_t b) {
-  uint32_t bits = static_cast<uint32_t>(b) << 16;
-  float out;
-  std::memcpy(&out, &bits, 4);
-  return out;
-}
-uint16_t float_to_bfloat(float f) {
-  uint32_t bits;
-  std::memcpy(&bits, &f, 4);
-  if ((bits & 0x7fffffff) > 0x7f800000) return 0x7fc0;
-  return static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
-}
 
 double load(const std::byte* at, DType type) {
   switch (type) {
@@ -66,7 +25,8 @@ double load(const std::byte* at, DType type) {
     default: {
       uint16_t v;
       std::memcpy(&v, at, 2);
-      return static_cast<double>(type == DType::float16 ? half_to_float(v) : bfloat_to_float(v));
+      return type == DType::float16 ? static_cast<double>(c10::Half(v, c10::Half::from_bits()))
+                                    : static_cast<double>(c10::BFloat16(v, c10::BFloat16::from_bits()));
     }
   }
 }
@@ -81,10 +41,10 @@ void store(std::byte* at, DType type, double value) {
       std::memcpy(at, &single, 4);
       return;
     case DType::float16:
-      narrow = float_to_half(single);
+      narrow = c10::Half(single).x;
       break;
     default:
-      narrow = float_to_bfloat(single);
+      narrow = c10::BFloat16(single).x;
       break;
   }
   std::memcpy(at, &narrow, 2);

@@ -11,6 +11,7 @@
 #include "sdk/conformance/cases.h"
 #include "sdk/conformance/outlines.h"
 #include "sdk/conformance/probe.h"
+#include "sdk/src/beside.h"
 
 namespace meshwright::conformance {
 namespace {
@@ -230,9 +231,7 @@ namespace {
 
 // What trains lies in a library of its own beside the SDK's: planning needs no LibTorch.
 void check_training(const Subject& subject, Report& report) {
-  Dl_info sdk{};
-  if (::dladdr(reinterpret_cast<const void*>(&error_catalog), &sdk) == 0) return report.skip("the SDK library cannot be located");
-  std::filesystem::path path = std::filesystem::path(sdk.dli_fname).parent_path() / "libmeshwright_conformance_training.so";
+  std::filesystem::path path = beside_sdk("libmeshwright_conformance_training.so");
   if (!std::filesystem::exists(path)) return report.skip("it can train, but " + path.string() + ", which would check that, is not there");
   void* library = ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
   if (library == nullptr) {

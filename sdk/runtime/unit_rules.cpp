@@ -33,8 +33,8 @@ struct Pair {
 // One planned unit that holds several pairs of dtypes.
 class Splitter {
  public:
-  Splitter(const UnitRequest& request, UnitSpec unit, std::function<Pair(const std::pair<std::string, at::Tensor>&)> pair_of)
-      : request_(request), unit_(std::move(unit)), pair_of_(std::move(pair_of)) {}
+  Splitter(UnitSpec unit, std::function<Pair(const std::pair<std::string, at::Tensor>&)> pair_of)
+      : unit_(std::move(unit)), pair_of_(std::move(pair_of)) {}
 
   // Inner units first, then what is left of the unit, if anything.
   std::vector<UnitSpec> split() {
@@ -105,7 +105,6 @@ class Splitter {
     inner_.push_back(std::move(inner));
   }
 
-  const UnitRequest& request_;
   UnitSpec unit_;
   std::function<Pair(const std::pair<std::string, at::Tensor>&)> pair_of_;
   std::vector<UnitSpec> inner_;
@@ -138,7 +137,7 @@ std::vector<UnitSpec> dtype_aware_units(const UnitRequest& request, const std::v
   };
   std::vector<UnitSpec> out;
   for (UnitSpec& unit : unit_specs(request.model, request.outline, request.reshard_after_forward))
-    for (UnitSpec& part : Splitter(request, std::move(unit), pair_of).split()) out.push_back(std::move(part));
+    for (UnitSpec& part : Splitter(std::move(unit), pair_of).split()) out.push_back(std::move(part));
   return out;
 }
 
