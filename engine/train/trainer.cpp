@@ -3,12 +3,13 @@
 #include <ATen/Context.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/ops/abs.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/max.h>
+#include <ATen/ops/zeros.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/GradMode.h>
 #include <torch/nn/module.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 
@@ -154,19 +155,34 @@ void add_loss(Tensor& sum, const Tensor& loss) {
 
 }  // namespace
 
-// Sums of all data-parallel ranks. On a device the host waits here for all that was started.
-std::pair<double, double> Trainer::totals(const Tensor& loss_sum, double count) {
-  Tensor both = at::empty({2}, at::TensorOptions().dtype(at::kDouble).device(world_->device()));
-  if (loss_sum.defined())
-    both.select(0, 0).copy_(loss_sum);
-  else
-    both.select(0, 0).zero_();
-  both.select(0, 1).fill_(count);
-  data_->all_reduce(both, ReduceOp::sum, /*control=*/true).wait();
-  both = both.cpu();
+// Sums of all data-parallel ranks. On a device the host waits here for all that was started. Votes ride along where the data-parallel
+// group is the whole world. On other meshes it is one of several (one a tensor-parallel rank, say), of which each would hear its own
+// votes alone: there they are summed over everyone, so that all ranks learn of them in the same step and each counts once.
+Trainer::Totals Trainer::totals(const Tensor& loss_sum, double count, bool with_votes) {
+  at::TensorOptions options = at::TensorOptions().dtype(at::kDouble);
+  bool everyone = data_->size() == world_->size();
+  Tensor mine = at::zeros({2 + static_cast<int64_t>(votes_.size())}, options);
+  double* values = mine.mutable_data_ptr<double>();
+  values[1] = count;
+  if (with_votes) {
+    std::copy(votes_.begin(), votes_.end(), values + 2);
+    votes_ = {};
+  }
+  auto on_device = [&](const Tensor& t) { return t.to(world_->device(), at::kDouble, /*non_blocking=*/true, /*copy=*/true); };
+  Tensor sums = on_device(mine);
+  if (loss_sum.defined()) sums.select(0, 0).copy_(loss_sum);
+  data_->all_reduce(sums, ReduceOp::sum, /*control=*/true).wait();
+  if (with_votes && !everyone) {
+    Tensor votes = on_device(mine.narrow(0, 2, static_cast<int64_t>(votes_.size())));
+    world_->everyone()->all_reduce(votes, ReduceOp::sum, /*control=*/true).wait();
+    sums.narrow(0, 2, votes.numel()).copy_(votes);
+  }
+  sums = sums.cpu();
   world_->check();
-  const double* values = both.const_data_ptr<double>();
-  return {values[0], values[1]};
+  const double* summed = sums.const_data_ptr<double>();
+  Totals out{summed[0], summed[1], {}};
+  for (size_t i = 0; i < out.votes.size(); ++i) out.votes[i] = static_cast<int64_t>(summed[2 + i]);
+  return out;
 }
 
 StepResult Trainer::step(const std::function<MicroLoss(int64_t micro)>& forward) {
@@ -196,7 +212,8 @@ StepResult Trainer::step(const std::function<MicroLoss(int64_t micro)>& forward)
     add_loss(loss_sum, loss.sum);
   }
   model_->end_step();
-  auto [all_loss, all_count] = totals(loss_sum, count);
+  auto [all_loss, all_count, votes] = totals(loss_sum, count, /*with_votes=*/true);
+  result.vote_counts = votes;
   result.count = static_cast<int64_t>(all_count);
   result.loss = all_count > 0 ? all_loss / all_count : 0;
   double scale = all_count > 0 ? assumed * static_cast<double>(data_->size()) / all_count : 0;
@@ -222,7 +239,7 @@ double Trainer::evaluate(int64_t micro_batches, const std::function<MicroLoss(in
     count += static_cast<double>(loss.count);
   }
   module_->train(training);
-  auto [all_loss, all_count] = totals(loss_sum, count);
+  auto [all_loss, all_count, votes] = totals(loss_sum, count, /*with_votes=*/false);
   return all_count > 0 ? all_loss / all_count : 0;
 }
 

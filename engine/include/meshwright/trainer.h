@@ -13,6 +13,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <array>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -70,12 +72,19 @@ struct MicroLoss {
   int64_t count = 0;  // may be 0
 };
 
+// What any rank may raise and all learn of in the same step, at no collective of its own.
+enum class Vote : uint8_t { stop, background_done, background_failed };
+inline constexpr size_t kVotes = 3;
+
 struct StepResult {
   int64_t step = 0;      // from 0
   double loss = 0;       // mean over all targets of the step, all ranks
   double grad_norm = 0;  // L2, before clipping
   double lr = 0;
   int64_t count = 0;  // targets of the step, all ranks
+  // How many ranks had voted so when the step's losses were summed: the same number on every rank.
+  int64_t votes(Vote vote) const { return vote_counts[static_cast<size_t>(vote)]; }
+  std::array<int64_t, kVotes> vote_counts{};
 };
 
 class MESHWRIGHT_API Trainer {
@@ -89,6 +98,8 @@ class MESHWRIGHT_API Trainer {
   // Collective. `forward(micro)` is called for each micro-batch of this rank. Throws Error(nonfinite) before the optimizer's update when
   // run.stop_on_nonfinite is set.
   StepResult step(const std::function<MicroLoss(int64_t micro)>& forward);
+  // Local: counted once, in the step that follows or the one whose `forward` calls this.
+  void vote(Vote vote) { votes_[static_cast<size_t>(vote)] = 1; }
   // Collective. The mean loss over micro-batches without gradients; every rank makes the same number of calls of `forward`.
   double evaluate(int64_t micro_batches, const std::function<MicroLoss(int64_t micro)>& forward);
 
@@ -105,7 +116,11 @@ class MESHWRIGHT_API Trainer {
 
  private:
   struct Parts;
-  std::pair<double, double> totals(const at::Tensor& loss_sum, double count);
+  struct Totals {
+    double loss, count;
+    std::array<int64_t, kVotes> votes;
+  };
+  Totals totals(const at::Tensor& loss_sum, double count, bool with_votes);
   std::shared_ptr<World> world_;
   std::shared_ptr<torch::nn::Module> module_;
   std::unique_ptr<ModelOutline> outline_;
@@ -115,6 +130,7 @@ class MESHWRIGHT_API Trainer {
   std::unique_ptr<train::Optimizer> optimizer_;
   std::shared_ptr<Group> data_;
   int64_t accumulation_ = 1, local_batch_ = 1, dp_ = 1, dp_rank_ = 0, max_steps_ = 0, step_ = 0, expected_ = 1;
+  std::array<double, kVotes> votes_{};  // of this rank, for the next sum
 };
 
 }  // namespace meshwright

@@ -1,0 +1,70 @@
+// Votes: what one rank raises, all learn of in the same step, once.
+#include <ATen/ops/cross_entropy_loss.h>
+#include <ATen/ops/randint.h>
+#include <doctest/doctest.h>
+
+#include <mutex>
+#include <vector>
+
+#include "engine/nets/causal_lm.h"
+#include "engine/nets/initialize.h"
+#include "meshwright/testing.h"
+#include "meshwright/trainer.h"
+
+using namespace meshwright;
+
+namespace {
+
+const std::string kModel = MESHWRIGHT_SOURCE_DIR "/configs/models/llama-tiny.json";
+
+MicroLoss loss_of(nets::CausalLM& net) {
+  at::Tensor ids = at::randint(0, 256, {1, 9}, at::kLong);
+  at::Tensor logits = net(ids.narrow(1, 0, 8));
+  return {at::cross_entropy_loss(logits.flatten(0, 1), ids.narrow(1, 1, 8).flatten(), {}, at::Reduction::Sum, -100), 8};
+}
+
+}  // namespace
+
+TEST_CASE("a vote of any rank is counted once, in the same step on every rank, and evaluation leaves it alone") {
+  for (const char* strategy : {"\"ddp\"", "\"fsdp2\""}) {
+    INFO(std::string(strategy));
+    std::mutex mutex;
+    std::vector<std::vector<std::array<int64_t, kVotes>>> seen(3);
+    run_ranks(3, [&](const std::shared_ptr<World>& world) {
+      Job job = Job::from_text(
+          "schema = 1\n[model]\nconfig = \"" + kModel +
+          "\"\n[distributed.mp_policy]\nparam_dtype = \"float32\"\noutput_dtype = \"float32\"\n[dataset]\nkind = \"mock\"\nseq_len = 8\n"
+          "[step_scheduler]\nlocal_batch_size = 1\nglobal_batch_size = 6\n");
+      job.set("distributed.strategy", strategy);
+      nets::CausalLM net = nets::build_model(kModel, DType::float32, at::kMeta);
+      Trainer trainer(job, world, net.ptr(), net->outline(), 8);
+      for (const ParallelParameter& p : trainer.model().parameters()) nets::initialize(*net, p, 1);
+      trainer.model().values_changed();
+      auto rank = world->rank();
+      std::vector<std::array<int64_t, kVotes>> mine;
+      for (int step = 0; step < 4; ++step) {
+        if (step == 1 && rank == 1) {
+          trainer.vote(Vote::stop);
+          trainer.vote(Vote::stop);  // of one rank, however often
+        }
+        if (step == 1) trainer.evaluate(1, [&](int64_t) { return loss_of(net); });
+        if (step == 1) trainer.vote(Vote::background_done);
+        StepResult result = trainer.step([&](int64_t micro) {
+          if (step == 2 && rank == 2 && micro == 1) trainer.vote(Vote::background_failed);
+          return loss_of(net);
+        });
+        CHECK(result.votes(Vote::stop) == result.vote_counts[0]);
+        mine.push_back(result.vote_counts);
+      }
+      std::lock_guard lock(mutex);
+      seen[static_cast<size_t>(rank)] = mine;
+    });
+    for (const auto& mine : seen) {
+      REQUIRE(mine.size() == 4);
+      CHECK(mine[0] == std::array<int64_t, kVotes>{0, 0, 0});
+      CHECK(mine[1] == std::array<int64_t, kVotes>{1, 3, 0});
+      CHECK(mine[2] == std::array<int64_t, kVotes>{0, 0, 1});
+      CHECK(mine[3] == std::array<int64_t, kVotes>{0, 0, 0});
+    }
+  }
+}
