@@ -1,0 +1,185 @@
+#include "engine/checkpoint/checkpoint.h"
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <set>
+
+#include "engine/checkpoint/checksum.h"
+#include "engine/data/mapped_file.h"
+
+namespace meshwright::checkpoint {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+constexpr const char* kOthers = "meshwright checkpoint ls shows the other checkpoints of the run; checkpoint verify lists all damage";
+
+Error damaged(const fs::path& file, const std::string& what) {
+  return Error(ErrorCode::bad_checkpoint, file.string() + ": " + what).help(kOthers);
+}
+
+std::string text_of(std::span<const std::byte> bytes) { return {reinterpret_cast<const char*>(bytes.data()), bytes.size()}; }
+
+bool is_safetensors(const std::string& name) {
+  return name.size() > 12 && name.compare(name.size() - 12, 12, ".safetensors") == 0 && name.find('/') == std::string::npos;
+}
+
+}  // namespace
+
+// A file in use, with what is known of its blocks.
+struct Checkpoint::Opened {
+  explicit Opened(const fs::path& path) : file(path.string(), ErrorCode::bad_checkpoint) {}
+  data::MappedFile file;
+  const FileRecord* record = nullptr;
+  std::vector<bool> checked;  // one a block
+  std::unique_ptr<weights::SafetensorsFile> tensors;
+  std::map<std::string, const weights::TensorEntry*, std::less<>> entries;
+};
+
+Checkpoint::Checkpoint(fs::path folder) : folder_(std::move(folder)) {
+  fs::path path = folder_ / "meta.json";
+  std::error_code failed;
+  fs::file_status status = fs::symlink_status(path, failed);
+  if (!fs::exists(status))
+    throw Error(ErrorCode::no_checkpoint, folder_.string() + " is not a checkpoint: it has no meta.json").help(kOthers);
+  if (!fs::is_regular_file(status)) throw damaged(path, "not a regular file");
+  {
+    data::MappedFile file(path.string(), ErrorCode::bad_checkpoint);
+    meta_ = parse_meta(text_of(file.bytes()), path.string());
+  }
+  fs::path inside = fs::canonical(folder_, failed);
+  for (const FileRecord& file : meta_.files) {
+    fs::path full = folder_ / file.name;
+    status = fs::symlink_status(full, failed);
+    if (!fs::exists(status)) throw damaged(full, "the file is missing");
+    // No link, and no folder on the way that is one.
+    if (!fs::is_regular_file(status) || fs::canonical(full, failed) != inside / file.name)
+      throw damaged(full, "not a regular file of this folder");
+    auto size = static_cast<int64_t>(fs::file_size(full, failed));
+    if (size != file.bytes)
+      throw damaged(full, "the file has " + std::to_string(size) + " bytes, meta.json says " + std::to_string(file.bytes));
+  }
+  opened_.resize(meta_.files.size());
+}
+
+Checkpoint::~Checkpoint() = default;
+
+int64_t Checkpoint::bytes() const {
+  int64_t sum = 0;
+  for (const FileRecord& file : meta_.files) sum += file.bytes;
+  return sum;
+}
+
+Checkpoint::Opened& Checkpoint::open(size_t index) {
+  if (opened_[index]) return *opened_[index];
+  const FileRecord& record = meta_.files[index];
+  fs::path path = folder_ / record.name;
+  auto opened = std::make_unique<Opened>(path);
+  if (opened->file.size() != record.bytes)
+    throw damaged(path, "the file has " + std::to_string(opened->file.size()) + " bytes, meta.json says " + std::to_string(record.bytes));
+  opened->record = &record;
+  opened->checked.assign(record.blocks.size(), false);
+  opened_[index] = std::move(opened);
+  return *opened_[index];
+}
+
+void Checkpoint::check_blocks(Opened& opened, int64_t from, int64_t to) {
+  if (from >= to) return;
+  opened.file.check_size();
+  for (int64_t block = from / kBlock; block <= (to - 1) / kBlock; ++block) {
+    auto index = static_cast<size_t>(block);
+    if (opened.checked[index]) continue;
+    int64_t begin = block * kBlock, end = std::min(begin + kBlock, opened.record->bytes);
+    if (checksum(opened.file.bytes().subspan(static_cast<size_t>(begin), static_cast<size_t>(end - begin))) != opened.record->blocks[index])
+      throw damaged(opened.file.path(),
+                    "bytes " + std::to_string(begin) + " to " + std::to_string(end - 1) + " do not match their checksum");
+    opened.checked[index] = true;
+  }
+}
+
+const weights::TensorEntry& Checkpoint::entry(const Piece& piece, const TensorRecord* tensor) {
+  Opened& opened = open(piece.file);
+  if (!opened.tensors) {
+    // The header says where everything lies.
+    uint64_t header = 0;
+    auto bytes = opened.file.bytes();
+    check_blocks(opened, 0, std::min<int64_t>(8, opened.file.size()));
+    if (bytes.size() >= 8) std::memcpy(&header, bytes.data(), 8);
+    if (header < bytes.size()) check_blocks(opened, 0, std::min<int64_t>(static_cast<int64_t>(header) + 8, opened.file.size()));
+    auto tensors = std::make_unique<weights::SafetensorsFile>(opened.file.path());
+    for (const weights::TensorEntry& found : tensors->tensors()) opened.entries[found.name] = &found;
+    opened.tensors = std::move(tensors);
+  }
+  auto found = opened.entries.find(piece.key);
+  if (found == opened.entries.end()) throw damaged(opened.file.path(), "has no tensor \"" + piece.key + "\", which meta.json names");
+  const weights::TensorEntry& out = *found->second;
+  if (tensor != nullptr && (out.dtype != tensor->dtype || out.shape != piece.region.stored_shape()))
+    throw damaged(opened.file.path(), "tensor \"" + piece.key + "\" has another dtype or shape than meta.json says");
+  return out;
+}
+
+void Checkpoint::read(const TensorRecord& tensor, const Region& region, DType target, void* out) {
+  auto* to = static_cast<std::byte*>(out);
+  int64_t wide = dtype_size(target);
+  for (const Piece& piece : tensor.pieces) {
+    const weights::TensorEntry* from = nullptr;
+    for_each_overlap(tensor.shape, region, piece.region, [&](int64_t here, int64_t there, int64_t count) {
+      if (from == nullptr) from = &entry(piece, &tensor);
+      int64_t narrow = dtype_size(tensor.dtype), begin = from->offset + there * narrow;
+      check_blocks(open(piece.file), begin, begin + count * narrow);
+      weights::TensorEntry flat = *from;
+      flat.shape = {flat.bytes / narrow};
+      weights::read_slice(flat, std::span(&there, 1), std::span(&count, 1), target, to + here * wide);
+    });
+  }
+}
+
+std::string Checkpoint::read_file(const std::string& name) {
+  for (size_t i = 0; i < meta_.files.size(); ++i)
+    if (meta_.files[i].name == name) {
+      if (meta_.files[i].bytes == 0) return "";
+      Opened& opened = open(i);
+      check_blocks(opened, 0, opened.file.size());
+      return text_of(opened.file.bytes());
+    }
+  throw damaged(folder_ / name, "the checkpoint has no such file");
+}
+
+std::string Checkpoint::read_generator(const GeneratorRecord& generator) {
+  const weights::TensorEntry& found = entry({generator.file, generator.key, {}}, nullptr);
+  check_blocks(open(generator.file), found.offset, found.offset + found.bytes);
+  return text_of({found.data, static_cast<size_t>(found.bytes)});
+}
+
+std::vector<Error> Checkpoint::verify(size_t index, const std::function<void(int64_t bytes)>& progress) {
+  std::vector<Error> out;
+  if (meta_.files[index].bytes == 0) return out;
+  try {
+    Opened& opened = open(index);
+    for (int64_t at = 0; at < opened.record->bytes; at += kBlock) {
+      int64_t end = std::min(at + kBlock, opened.record->bytes);
+      try {
+        check_blocks(opened, at, end);
+      } catch (const Error& error) {
+        out.push_back(error);
+      }
+      progress(end - at);
+    }
+    if (!out.empty() || !is_safetensors(opened.record->name)) return out;
+    std::set<std::string> named;
+    for (const TensorRecord& tensor : meta_.tensors)
+      for (const Piece& piece : tensor.pieces)
+        if (piece.file == index) named.insert(entry(piece, &tensor).name);
+    for (const GeneratorRecord& generator : meta_.generators)
+      if (generator.file == index) named.insert(entry({index, generator.key, {}}, nullptr).name);
+    if (opened.tensors == nullptr || named.size() != opened.entries.size())
+      out.push_back(damaged(opened.file.path(), "holds tensors that meta.json does not name"));
+  } catch (const Error& error) {
+    out.push_back(error);
+  }
+  return out;
+}
+
+}  // namespace meshwright::checkpoint

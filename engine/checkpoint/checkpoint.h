@@ -1,0 +1,49 @@
+// A checkpoint that is there: opened, checked and read part by part through memory maps.
+#pragma once
+
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/checkpoint/meta.h"
+#include "engine/weights/safetensors.h"
+
+namespace meshwright::checkpoint {
+
+// Not thread-safe.
+class Checkpoint {
+ public:
+  // Reads and checks meta.json, and that every file it lists is there in its size. Throws Error(no_checkpoint) when the folder is none,
+  // Error(bad_checkpoint) naming file and byte.
+  explicit Checkpoint(std::filesystem::path folder);
+  ~Checkpoint();
+  const Meta& meta() const { return meta_; }
+  const std::filesystem::path& folder() const { return folder_; }
+  int64_t bytes() const;  // of all files
+
+  // Copies a part of a tensor to `out`, which has room for region.count() elements of `target`, in the region's order. Floating dtypes
+  // convert among each other. Only the blocks it lies in are read, each checked against its checksum before anything of it is used.
+  // Throws Error(bad_checkpoint), Error(weights_mismatch) when dtypes do not convert.
+  void read(const TensorRecord& tensor, const Region& region, DType target, void* out);
+  // The whole of a small file, checked. `name` as in meta().files.
+  std::string read_file(const std::string& name);
+  // A generator's state.
+  std::string read_generator(const GeneratorRecord& generator);
+
+  // Checks every byte of one file: its checksums, and for safetensors that its header says what meta.json says. `progress` hears the bytes
+  // done, and may throw. All damage found, in order; empty: none.
+  std::vector<Error> verify(size_t file, const std::function<void(int64_t bytes)>& progress);
+
+ private:
+  struct Opened;
+  Opened& open(size_t file);
+  const weights::TensorEntry& entry(const Piece& piece, const TensorRecord* tensor);
+  void check_blocks(Opened& opened, int64_t from, int64_t to);
+  std::filesystem::path folder_;
+  Meta meta_;
+  std::vector<std::unique_ptr<Opened>> opened_;
+};
+
+}  // namespace meshwright::checkpoint

@@ -1,0 +1,35 @@
+// XXH3-64 checksums (xxhash.com), of single texts and of a file's blocks as it is written.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace meshwright::checkpoint {
+
+uint64_t checksum(std::span<const std::byte> bytes);
+inline uint64_t checksum(std::string_view text) { return checksum(std::as_bytes(std::span(text.data(), text.size()))); }
+// 16 lower-case hexadecimal digits; parse_hex returns false for anything else.
+std::string to_hex(uint64_t value);
+bool parse_hex(std::string_view text, uint64_t& out);
+
+// Checksums of the blocks of a stream.
+class BlockChecksums {
+ public:
+  BlockChecksums();
+  ~BlockChecksums();
+  void add(std::span<const std::byte> bytes);
+  // Ends the last block.
+  std::vector<uint64_t> finish();
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+  std::vector<uint64_t> blocks_;
+};
+
+}  // namespace meshwright::checkpoint

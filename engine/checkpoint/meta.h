@@ -1,0 +1,92 @@
+// meta.json of a checkpoint: what lies where, of which run and layout it is, and checksums of everything.
+//
+// A checkpoint is a folder step_00000050/ with
+//   model-00001-of-00002.safetensors       one a rank that has something to write: its part of the weights, under their names
+//   optimizer-00001-of-00002.safetensors   its part of the optimizer's state, as "<state>/<name>", and its generators as "rng/<device>"
+//   config.json, source/...                the model's, and the other files of the Hugging Face folder it came from
+//   meta.json                              written last
+// Every byte of every file but meta.json is covered by the checksum of its 1 MiB block, and meta.json by its own.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "engine/checkpoint/region.h"
+#include "meshwright/dtype.h"
+
+namespace meshwright::checkpoint {
+
+inline constexpr int64_t kBlock = 1 << 20;  // bytes one checksum covers; the last block of a file may be shorter
+inline constexpr int64_t kMetaVersion = 1;
+
+struct FileRecord {
+  std::string name;  // in the checkpoint's folder; "source/tokenizer.json"
+  int64_t bytes = 0;
+  std::vector<uint64_t> blocks;  // XXH3-64 of each block
+};
+
+// A part of a tensor in a file of its rank.
+struct Piece {
+  size_t file = 0;  // in Meta::files
+  std::string key;  // the tensor's name there
+  Region region;    // of the whole
+};
+
+struct TensorRecord {
+  std::string state;  // "" for weights; "exp_avg", "exp_avg_sq", "momentum" for the optimizer's
+  std::string name;   // the parameter's
+  DType dtype = DType::float32;
+  std::vector<int64_t> shape;
+  std::vector<Piece> pieces;  // together every element exactly once
+  // Weights: the dtype an export has, that of the Hugging Face folder the run started from; else as stored.
+  DType export_dtype = DType::float32;
+};
+
+// A generator's state as opaque bytes.
+struct GeneratorRecord {
+  int64_t rank = 0;
+  std::string device;  // "cpu", "cuda"
+  size_t file = 0;
+  std::string key;
+};
+
+struct Meta {
+  int64_t step = 0;     // steps done
+  std::string created;  // "2026-11-21T12:00:00Z"
+  std::string program;  // "0.1.0"
+  // Layout
+  std::string strategy, plugin_version;
+  int64_t world_size = 1;
+  std::vector<std::string> axes;  // of the mesh; empty: none
+  std::vector<int64_t> mesh_shape;
+  int64_t data_parallel = 1;
+  // Model
+  std::string architecture;
+  // Optimizer
+  std::string optimizer;  // "adamw", "sgd"
+  int64_t optimizer_steps = 0;
+  // Data: the next sample's position in the endless order that these fix.
+  int64_t samples = 0, seq_len = 0;
+  std::string data_fingerprint;
+  bool shuffle = true;
+  uint64_t seed = 0;
+  // Schedule, as it was: it may be another one after resuming.
+  int64_t max_steps = 0;
+  double lr = 0;
+  std::vector<TensorRecord> tensors;  // weights first, in the model's order; then each state in the same order
+  std::vector<GeneratorRecord> generators;
+  std::vector<FileRecord> files;
+
+  const TensorRecord* find(std::string_view state, std::string_view name) const;  // nullptr: none
+  std::vector<std::string> states() const;                                        // of the optimizer, in order
+};
+
+// The text of meta.json, its own checksum at the end.
+std::string to_json(const Meta& meta);
+// Checked as a whole: checksum, types, names that stay in the folder, regions that cover every tensor exactly once. Throws
+// Error(bad_checkpoint) naming `path` and byte or entry.
+Meta parse_meta(std::string_view text, const std::string& path);
+
+}  // namespace meshwright::checkpoint

@@ -1,0 +1,38 @@
+// A part of a tensor, and what two parts have in common: how any layout reads any other.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace meshwright::checkpoint {
+
+// A box of a tensor, or a run of its flattened elements. Its elements lie in row-major order, one after the other.
+struct Region {
+  std::vector<int64_t> offsets, sizes;  // a box: one of each a dimension
+  int64_t begin = -1, end = -1;         // flat: elements [begin, end)
+
+  static Region whole(std::span<const int64_t> shape);
+  static Region box(std::vector<int64_t> offsets, std::vector<int64_t> sizes);
+  static Region run(int64_t begin, int64_t end);
+  bool flat() const { return begin >= 0; }
+  int64_t count() const;
+  // How it is stored: the box's sizes, or one dimension.
+  std::vector<int64_t> stored_shape() const;
+  bool operator==(const Region&) const = default;
+};
+
+// Whether it lies within a tensor of that shape.
+bool fits(const Region& region, std::span<const int64_t> shape);
+// The same elements as a run when they follow each other in the flattened tensor, else as they were.
+Region as_run(const Region& region, std::span<const int64_t> shape);
+// "[0:128, 0:64]" or "elements 0 to 8191".
+std::string to_text(const Region& region);
+
+// Elements both have: `count` from `a` on in the one, from `b` on in the other, positions in their own order. Ascending; both must fit.
+using Overlap = std::function<void(int64_t a, int64_t b, int64_t count)>;
+void for_each_overlap(std::span<const int64_t> shape, const Region& a, const Region& b, const Overlap& visit);
+
+}  // namespace meshwright::checkpoint
