@@ -5,7 +5,8 @@
 #include <cstring>
 #include <optional>
 
-#include "engine/weights/strict_json.h"
+#include "engine/weights/bounds.h"
+#include "engine/weights/element_types.h"
 
 namespace meshwright::weights {
 
@@ -13,16 +14,6 @@ namespace {
 
 namespace fs = std::filesystem;
 namespace json = boost::json;
-
-constexpr int64_t kMaxHeader = 100 << 20, kMaxDims = 16;
-
-struct NamedType {
-  const char* name;
-  DType dtype;
-};
-constexpr NamedType kTypes[] = {{"F64", DType::float64}, {"F32", DType::float32}, {"F16", DType::float16}, {"BF16", DType::bfloat16},
-                                {"I64", DType::int64},   {"I32", DType::int32},   {"I16", DType::int16},   {"I8", DType::int8},
-                                {"U8", DType::int8},     {"BOOL", DType::boolean}};
 
 [[noreturn]] void damaged(const std::string& path, int64_t at, const std::string& what) {
   throw Error(ErrorCode::bad_safetensors, path + ": byte " + std::to_string(at) + ": " + what).help("fetch or copy the file again");
@@ -45,7 +36,7 @@ SafetensorsFile::SafetensorsFile(const fs::path& path)
   if (text.empty() || text[0] != '{') damaged(name, 8, "the header is not a JSON object");
   json::value parsed;
   try {
-    parsed = parse_strictly(text, {.depth = 3, .elements = kMaxDims});
+    parsed = parse_strictly(text, kHeaderBounds);
   } catch (const JsonProblem& problem) {
     damaged(name, 8 + problem.offset, "the header " + problem.what);
   }
@@ -67,26 +58,24 @@ SafetensorsFile::SafetensorsFile(const fs::path& path)
     const json::value *type = about.if_contains("dtype"), *shape = about.if_contains("shape"), *offsets = about.if_contains("data_offsets");
     if (about.size() != 3 || !type || !shape || !offsets || !type->is_string() || !shape->is_array() || !offsets->is_array())
       bad("lacks dtype, shape or data_offsets, or has more than those");
-    const auto* known = std::find_if(std::begin(kTypes), std::end(kTypes), [&](const NamedType& t) { return type->as_string() == t.name; });
-    if (known == std::end(kTypes)) bad("has the dtype " + std::string(type->as_string()) + ", which is not supported");
-    entry.dtype = known->dtype;
-    int64_t wanted = dtype_size(entry.dtype);
+    std::optional<DType> dtype = parse_element_type(type->as_string());
+    if (!dtype) bad("has the dtype " + std::string(type->as_string()).substr(0, 40) + ", which is not supported");
+    entry.dtype = *dtype;
     auto whole = [&](const json::value& v) -> int64_t {
       std::optional<int64_t> out;
       if (v.is_int64() && v.as_int64() >= 0) out = v.as_int64();
       if (!out) bad("has a size or offset that is no whole number below 2^63");
       return *out;
     };
-    for (const json::value& size : shape->as_array()) {
-      entry.shape.push_back(whole(size));
-      if (__builtin_mul_overflow(wanted, entry.shape.back(), &wanted)) bad("is larger than any file");
-    }
+    for (const json::value& size : shape->as_array()) entry.shape.push_back(whole(size));
+    std::optional<int64_t> wanted = tensor_bytes(entry.dtype, entry.shape);
+    if (!wanted) bad("is larger than any file");
     if (offsets->as_array().size() != 2) bad("needs two data_offsets");
     int64_t from = whole(offsets->as_array()[0]), to = whole(offsets->as_array()[1]);
     if (from > to || to > space)
       bad("lies at [" + std::to_string(from) + ", " + std::to_string(to) + ") of " + std::to_string(space) + " bytes of data");
-    if (to - from != wanted) bad("has " + std::to_string(to - from) + " bytes where its shape and dtype need " + std::to_string(wanted));
-    entry.bytes = wanted;
+    if (to - from != *wanted) bad("has " + std::to_string(to - from) + " bytes where its shape and dtype need " + std::to_string(*wanted));
+    entry.bytes = *wanted;
     entry.offset = begin + from;
     entry.data = bytes.data() + entry.offset;
     entry.file = file_.get();

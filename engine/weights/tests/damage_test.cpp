@@ -124,6 +124,7 @@ TEST_CASE("ranges that overlap, leave holes or overflow are refused, whatever th
   CHECK(with({f("a", 0, 12), f("b", 12, 16)}).find("lies at [12, 16) of 12 bytes") != std::string::npos);
   CHECK(with({entry("a", "F32", "[3]", most - 11, most)}).find("lies at") != std::string::npos);
   CHECK(with({entry("a", "F64", "[" + std::to_string(most) + "]", 0, 12)}).find("larger than any file") != std::string::npos);
+  CHECK(with({entry("a", "U8", "[0, 3037000500, 3037000500]", 0, 0), f("b", 0, 12)}).find("larger than any file") != std::string::npos);
   CHECK(with({entry("a", "U8", "[3037000500, 3037000500, 0]", 0, 0), f("b", 0, 12)}).find("larger than any file") != std::string::npos);
 }
 
