@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <boost/json/value.hpp>
 
+#include "engine/weights/links.h"
 #include "engine/weights/safetensors.h"
 #include "engine/weights/strict_json.h"
 
@@ -20,23 +21,12 @@ constexpr int64_t kMaxIndex = 256 << 20;
       .help("export the model anew (save_pretrained writes the index)");
 }
 
-bool lies_in(const fs::path& file, const fs::path& folder) {
-  fs::path inside = file.lexically_relative(folder);
-  return !inside.empty() && *inside.begin() != "..";
-}
-
-// A name in a model's folder may be a link to another file of the folder, or what the download cache makes of it: in
-// models--A--B/snapshots/<revision>/ a link to models--A--B/blobs/<hash>. Any other link out of the folder is refused: whoever packed the
-// folder would choose which of our files is read.
 void check_link(const fs::path& folder, const fs::path& file) {
-  std::error_code failed;
-  fs::path root = fs::canonical(folder, failed), real = fs::canonical(file, failed);
-  if (failed || lies_in(real, root)) return;  // a broken link is said when it is opened
-  fs::path snapshots = root.parent_path();
-  if (snapshots.filename() == "snapshots" && real.parent_path() == snapshots.parent_path() / "blobs") return;
-  throw Error(ErrorCode::bad_safetensors, file.string() + " is a link that leads out of the folder, to " + real.string())
-      .help("copy the file into the folder: cp --remove-destination '" + real.string() + "' '" + file.string() + "'")
-      .help("or set model.pretrained to the folder that holds the files themselves");
+  std::optional<fs::path> real = leads_out(folder, file);
+  if (!real) return;
+  throw Error(ErrorCode::bad_safetensors, file.string() + " is a link that leads out of the folder, to " + real->string())
+      .help("copy the file into the folder: cp --remove-destination '" + real->string() + "' '" + file.string() + "'")
+      .help("or name the folder that holds the files themselves");
 }
 
 }  // namespace

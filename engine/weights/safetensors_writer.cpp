@@ -144,11 +144,9 @@ void SafetensorsWriter::finish() {
   file_.finish();
 }
 
-void sort_as_save_file(std::vector<TensorSpec>& tensors) {
-  std::sort(tensors.begin(), tensors.end(), [](const TensorSpec& a, const TensorSpec& b) {
-    return std::pair(element_type_rank(a.dtype), std::string_view(a.name)) <
-           std::pair(element_type_rank(b.dtype), std::string_view(b.name));
-  });
+bool as_save_file(const TensorSpec& a, const TensorSpec& b) {
+  size_t first = element_type_rank(a.dtype), second = element_type_rank(b.dtype);
+  return first != second ? first < second : a.name < b.name;
 }
 
 }  // namespace meshwright::weights

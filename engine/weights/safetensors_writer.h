@@ -60,6 +60,6 @@ class SafetensorsWriter {
 };
 
 // The order in which safetensors' own save_file lays tensors out: by element type, then by name.
-void sort_as_save_file(std::vector<TensorSpec>& tensors);
+bool as_save_file(const TensorSpec& a, const TensorSpec& b);  // a before b
 
 }  // namespace meshwright::weights

@@ -1,0 +1,27 @@
+// Files of a Hugging Face folder that a run hands on to what it saves: tokenizer, generation settings, licence, whatever else is there.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+namespace meshwright::weights {
+
+struct CarriedFile {
+  std::string name;  // in the folder, with '/': "tokenizer.json", "1_Pooling/config.json"
+  std::filesystem::path path;
+  int64_t bytes = 0;
+};
+
+struct Carried {
+  std::vector<CarriedFile> files;    // sorted by name
+  std::vector<std::string> notices;  // one line for each kind of file that stays behind
+};
+
+// All regular files, in sub-folders too, but for weights in any format, their indices, formats that may hold pickles, hidden files,
+// links that lead out of the folder (those of the download cache are followed), config.json at the top, which is handled on its own, and
+// what goes beyond 4 levels of folders, 1000 files or 1 GiB in all. Throws Error(file_unreadable) when the folder cannot be listed.
+Carried carried_files(const std::filesystem::path& folder);
+
+}  // namespace meshwright::weights
