@@ -64,6 +64,12 @@ int run_train(Call& call) {
         .help("leave out --nproc under a launcher")
         .help("unset RANK, WORLD_SIZE and the launcher's other variables to start local ranks");
   bool supervised = ranks && ranks->source == launch::RankEnvironment::Source::local;
+  int64_t restarts = call.number("max-restarts", 0).value_or(0);
+  if (ranks && restarts > 0)
+    throw Error(ErrorCode::usage, std::string("--max-restarts starts local ranks again, but this process is a rank that ") +
+                                      launch::source_name(ranks->source) + " started: only its launcher can do so")
+        .help("leave out --max-restarts, and let the launcher restart: torchrun --max-restarts " + std::to_string(restarts))
+        .help("a run that is started again goes on from its newest complete checkpoint");
   train::RunOptions options;
   options.file = call.positional(0);
   options.sets = call.values("set");
@@ -84,7 +90,7 @@ int run_train(Call& call) {
     }
     int status = run_in_engine(options);
     // Threads of a broken connection must not keep a failed rank from ending.
-    if (status != 0) ::_exit(status);
+    if (status != 0 && status != train::kPreempted) ::_exit(status);
     return status;
   }
   int status = 0;
@@ -99,9 +105,9 @@ int run_train(Call& call) {
     plan::JobPlan plan = plan::make_plan(*job, {.world_size = ranks ? ranks->world_size : wanted, .rank = 0});
     if (plan.outline) train::check_sample(options, plan.outline->vocab_size);
   }
-  if (ranks || wanted == 1) {
+  if (ranks || (wanted == 1 && restarts == 0)) {
     status = run_in_engine(options);
-    if (status != 0 && ranks && ranks->world_size > 1) {
+    if (status != 0 && status != train::kPreempted && ranks && ranks->world_size > 1) {
       call.out.flush();
       ::_exit(status);
     }
@@ -114,10 +120,17 @@ int run_train(Call& call) {
   for (const char* flag : {"sample", "prompt", "temperature"})
     if (call.has(flag)) local.argv.insert(local.argv.end(), {std::string("--") + flag, call.value(flag)});
   local.ranks = wanted;
+  local.max_restarts = restarts;
   if (options.live) local.environment.emplace_back("MESHWRIGHT_TERMINAL", std::to_string(options.width));
   if (options.colour) local.environment.emplace_back("MESHWRIGHT_COLOUR", "1");
   const Options& run = job->config.table("run");
-  local.log_folder = fs::path(run.get_string("dir")) / run.get_string("name") / "rank_logs";
+  fs::path folder = fs::path(run.get_string("dir")) / run.get_string("name");
+  local.log_folder = folder / "rank_logs";
+  local.continues = [latest = folder / "checkpoints" / "latest"] {
+    std::error_code none;
+    fs::path checkpoint = fs::read_symlink(latest, none);
+    return none ? std::string("from the start") : "from " + checkpoint.string();
+  };
   std::error_code failed;
   fs::create_directories(local.log_folder, failed);
   if (failed)
@@ -137,13 +150,18 @@ Verb train_verb() {
               "Starts N local ranks, or runs as one rank of a launcher (torchrun, RANK and WORLD_SIZE, Slurm, Open MPI).\n"
               "Results go to <run.dir>/<run.name>/: metrics.jsonl, run.log, rank_logs, the configuration and the plan.\n"
               "Exit status: 0 done, 2 a mistake in the file, 3 the sizes do not fit, 4 ranks or devices, 5 numerics,\n"
-              "6 a collective failed, 7 data or weights, 128+n by signal.\n"
+              "6 a collective failed, 7 data or weights, 75 told to end and saved, 128+n by signal.\n"
+              "\n"
+              "SIGTERM or SIGUSR1: all ranks end after the same step; run the same command to continue. A second one ends at once.\n"
               "\n"
               "  meshwright train configs/first_fsdp2_cpu.toml --nproc 2\n"
               "  meshwright train job.toml --nproc 2 --set distributed.strategy=ddp --set run.name=second\n"
               "  meshwright train configs/quickstart.toml --nproc 2 --sample 600 --prompt '#include <'",
           .positionals = {{"FILE"}},
           .flags = {{.name = "nproc", .argument = "N", .doc = "Start N local ranks. Default: 1, in this process."},
+                    {.name = "max-restarts",
+                     .argument = "N",
+                     .doc = "Start local ranks again, up to N times, when one is killed, loses its peers or fails inside. Default: 0."},
                     {.name = "sample", .argument = "N", .doc = "After the last step let the model write N bytes (vocab_size = 256 only)."},
                     {.name = "prompt", .argument = "TEXT", .doc = "What the sample continues. Default: a line break."},
                     {.name = "temperature", .argument = "T", .doc = "How freely the sample is drawn; 0: most likely bytes. Default: 0.7."},

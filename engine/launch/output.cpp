@@ -54,14 +54,14 @@ void Sink::around(Target& target, std::string_view lines) {
   write(target, lines);
 }
 
-RankOutput::RankOutput(const LocalJob& job, Sink& sink, int64_t number, Descriptor out, Descriptor err)
+RankOutput::RankOutput(const LocalJob& job, Sink& sink, int64_t number, int64_t restart, Descriptor out, Descriptor err)
     : sink_(sink), prefix_(number == 0 ? "" : "[rank " + std::to_string(number) + "] ") {
   out_.fd = std::move(out);
   err_.fd = std::move(err);
   err_.is_err = true;
   if (job.log_folder.empty()) return;
   log_path_ = (job.log_folder / ("rank_" + std::to_string(number) + ".log")).string();
-  log_ = Descriptor(::open(log_path_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
+  log_ = Descriptor(::open(log_path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | (restart == 0 ? O_TRUNC : 0), 0644));
   if (log_.get() < 0)
     throw Error(ErrorCode::output_unwritable, "cannot write " + log_path_ + ": " + std::strerror(errno))
         .key("run.dir")

@@ -38,8 +38,8 @@ class Sink {
 // Both streams of one rank.
 class RankOutput {
  public:
-  // Throws Error(output_unwritable) when the log cannot be written.
-  RankOutput(const LocalJob& job, Sink& sink, int64_t number, Descriptor out, Descriptor err);
+  // After a restart the log goes on. Throws Error(output_unwritable) when it cannot be written.
+  RankOutput(const LocalJob& job, Sink& sink, int64_t number, int64_t restart, Descriptor out, Descriptor err);
   void watch(std::vector<pollfd>& fds) const;
   void read();    // what is there, up to a limit: a chatty rank must not silence the others
   void finish();  // the process has ended: all the rest

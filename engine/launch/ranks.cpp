@@ -163,6 +163,7 @@ std::optional<RankEnvironment> detect_ranks(const Lookup& environment) {
   if (read.has("MESHWRIGHT_LOCAL_JOB")) {
     RankEnvironment e = plain(read, Source::local);
     if (std::optional<int64_t> fd = read.number("MESHWRIGHT_STORE_FD", 3, 1 << 20); fd && e.rank == 0) e.listen_fd = static_cast<int>(*fd);
+    e.restart = read.number("MESHWRIGHT_RESTART", 0, kMost).value_or(0);
     return e;
   }
   std::optional<std::string> agent = read.text("TORCHELASTIC_USE_AGENT_STORE");

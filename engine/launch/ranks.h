@@ -17,7 +17,7 @@ struct RankEnvironment {
   std::string master_addr = "127.0.0.1";
   int master_port = 0;
   bool agent_store = false;  // the launcher's agent serves the store; every rank is a client
-  int64_t restart = 0;       // of torchrun; its store outlives the ranks of one attempt
+  int64_t restart = 0;       // how often the launcher (torchrun, or train --max-restarts) has started the ranks anew
   int listen_fd = -1;        // rank 0 of a local job: the listening socket it inherited
   // All ranks are known to be on this host. The launcher may not have said; connect_store() finds out for the groups.
   bool one_host() const { return local_world_size == world_size; }

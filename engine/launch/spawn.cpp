@@ -57,7 +57,7 @@ void allow_descriptors(int64_t ranks) {
   ::setrlimit(RLIMIT_NOFILE, &limit);
 }
 
-std::vector<std::string> rank_environment(const LocalJob& job, int64_t number, int port) {
+std::vector<std::string> rank_environment(const LocalJob& job, int64_t number, int64_t restart, int port) {
   std::string rank = std::to_string(number), world = std::to_string(job.ranks);
   std::vector<std::pair<std::string, std::string>> ours = job.environment;
   ours.insert(ours.end(), {{"RANK", rank},
@@ -68,7 +68,8 @@ std::vector<std::string> rank_environment(const LocalJob& job, int64_t number, i
                            {"MASTER_PORT", std::to_string(port)},
                            {"MESHWRIGHT_LOCAL_JOB", std::to_string(::getpid())}});
   if (number == 0) ours.emplace_back("MESHWRIGHT_STORE_FD", std::to_string(kStoreFd));
-  std::set<std::string> replaced{"MESHWRIGHT_STORE_FD"};
+  if (restart > 0) ours.emplace_back("MESHWRIGHT_RESTART", std::to_string(restart));
+  std::set<std::string> replaced{"MESHWRIGHT_STORE_FD", "MESHWRIGHT_RESTART"};
   for (const auto& [name, value] : ours) replaced.insert(name);
   std::vector<std::string> out;
   for (char** e = environ; *e != nullptr; ++e) {
@@ -109,10 +110,10 @@ Listener listen_on_free_port() {
   return out;
 }
 
-Process spawn_rank(const LocalJob& job, int64_t number, const Listener& listener) {
+Process spawn_rank(const LocalJob& job, int64_t number, int64_t restart, const Listener& listener) {
   if (number == 0) allow_descriptors(job.ranks);
   Pipe out, err;
-  std::vector<std::string> words = job.argv, variables = rank_environment(job, number, listener.port);
+  std::vector<std::string> words = job.argv, variables = rank_environment(job, number, restart, listener.port);
   std::vector<char*> argv = pointers(words), envp = pointers(variables);
 
   posix_spawn_file_actions_t actions;

@@ -40,6 +40,6 @@ struct Process {
 };
 
 // Starts a rank in a process group of its own, so that a Ctrl-C reaches it once, through us. Throws Error(rank_failed).
-Process spawn_rank(const LocalJob& job, int64_t number, const Listener& listener);
+Process spawn_rank(const LocalJob& job, int64_t number, int64_t restart, const Listener& listener);
 
 }  // namespace meshwright::launch

@@ -3,8 +3,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <csignal>
 #include <cstring>
+#include <ctime>
 #include <deque>
 #include <fstream>
 #include <iterator>
@@ -21,12 +23,27 @@ using Clock = std::chrono::steady_clock;
 
 constexpr int kPreempted = 75;
 
+constexpr int64_t kSameWishMs = 200;
+
 volatile sig_atomic_t g_count = 0, g_signal = 0, g_stop = 0;
+volatile int64_t g_since_ms = 0;  // of the first signal; this program's one thread reads and writes it
+
+int64_t monotonic_ms() {
+  timespec now{};
+  ::clock_gettime(CLOCK_MONOTONIC, &now);
+  return int64_t{now.tv_sec} * 1000 + now.tv_nsec / 1'000'000;
+}
+
 void on_signal(int number) {
   if (number == SIGTSTP) {
     g_stop = 1;
     return;
   }
+  int64_t now = monotonic_ms();
+  if (g_count == 0)
+    g_since_ms = now;
+  else if (number == g_signal && now - g_since_ms <= kSameWishMs)
+    return;
   g_signal = number;
   g_count = g_count + 1;
 }
@@ -88,11 +105,15 @@ struct Rank {
   Clock::time_point when;
 };
 
+// One attempt: all ranks, from their start to their end.
 class Supervisor {
  public:
-  explicit Supervisor(const LocalJob& job) : job_(job), sink_(job.out_fd, job.err_fd) {}
+  Supervisor(const LocalJob& job, Sink& sink, int64_t restart) : job_(job), sink_(sink), restart_(restart) {}
   ~Supervisor();
-  int run();
+  void run();
+  int result() const;
+  // "rank 1 was ended by signal 9 (SIGKILL)"; empty when nothing failed, or in a way that a new attempt would repeat.
+  std::string may_heal() const;
 
  private:
   void wait_for_news();
@@ -106,10 +127,10 @@ class Supervisor {
   void aftermath();
   void signal_all(int number);
   bool all_ended() const;
-  int result() const;
 
   const LocalJob& job_;
-  Sink sink_;
+  Sink& sink_;
+  int64_t restart_;
   std::deque<Rank> ranks_;
   int passed_on_ = 0;  // signals
   std::optional<Clock::time_point> first_failure_, told_, killed_;
@@ -225,7 +246,7 @@ void Supervisor::judge() {
   told_ = now;
   fault_ = fault;
   std::string stopped = stopped_ranks();
-  signal_all(SIGTERM);
+  signal_all(SIGINT);
   signal_all(SIGCONT);  // a stopped process takes no other signal than this one
   // After a signal of the user it is no news that connections broke.
   if (passed_on_ == 0 || !collateral(fault->status)) announce(*fault, collateral(fault->status) ? stopped : "");
@@ -293,16 +314,23 @@ int Supervisor::result() const {
   return by_signal ? 128 + g_signal : preempted ? kPreempted : 0;
 }
 
-int Supervisor::run() {
-  Handlers handlers;
+std::string Supervisor::may_heal() const {
+  if (fault_ == nullptr || passed_on_ > 0) return "";
+  std::string who = "rank " + std::to_string(fault_->number);
+  if (WIFSIGNALED(fault_->status)) return who + " was ended by " + signal_name(WTERMSIG(fault_->status));
+  int code = WEXITSTATUS(fault_->status);
+  return code == 1 || collateral(fault_->status) ? who + " failed with exit status " + std::to_string(code) : "";
+}
+
+void Supervisor::run() {
   {
     Listener listener = listen_on_free_port();
     for (int64_t number = 0; number < job_.ranks; ++number) {
-      Process process = spawn_rank(job_, number, listener);
+      Process process = spawn_rank(job_, number, restart_, listener);
       Descriptor out = std::move(process.out), err = std::move(process.err);
       pid_t pid = process.pid;
       try {
-        RankOutput output(job_, sink_, number, std::move(out), std::move(err));
+        RankOutput output(job_, sink_, number, restart_, std::move(out), std::move(err));
         ranks_.push_back({number, std::move(process), std::move(output), false, 0, {}});
       } catch (const Error&) {
         ::kill(-pid, SIGKILL);
@@ -318,15 +346,52 @@ int Supervisor::run() {
     judge();
   }
   aftermath();
-  if (int code = result(); passed_on_ > 0 && code == 128 + g_signal) sink_.err("stopped by " + signal_name(g_signal) + "\n");
-  return result();
+}
+
+// Returns early when a signal comes.
+void wait_before_restart(std::chrono::milliseconds pause) {
+  for (Clock::time_point end = Clock::now() + pause; g_count == 0 && Clock::now() < end;) {
+    if (g_stop) {
+      g_stop = 0;
+      ::raise(SIGSTOP);
+    }
+    ::poll(nullptr, 0, 20);
+  }
 }
 
 }  // namespace
 
 int run_local_ranks(const LocalJob& job) {
-  Supervisor supervisor(job);
-  return supervisor.run();
+  constexpr std::chrono::milliseconds kSoon = std::chrono::seconds(1), kFirstPause(250), kLongestPause = std::chrono::seconds(30);
+  Handlers handlers;
+  Sink sink(job.out_fd, job.err_fd);
+  int code = 0;
+  std::chrono::milliseconds pause{0};
+  for (int64_t restart = 0;; ++restart) {
+    Clock::time_point started = Clock::now();
+    Supervisor supervisor(job, sink, restart);
+    supervisor.run();
+    code = supervisor.result();
+    std::string why = supervisor.may_heal();
+    if (g_count > 0 || why.empty() || restart == job.max_restarts) {
+      if (!why.empty() && job.max_restarts > 0 && g_count == 0)
+        sink.err("no restart is left of " + std::to_string(job.max_restarts) + "\n");
+      break;
+    }
+    std::string text = "restart " + std::to_string(restart + 1) + " of " + std::to_string(job.max_restarts) + " after " + why;
+    if (job.continues) text += ", " + job.continues();
+    bool soon = Clock::now() - started < kSoon;
+    pause = soon ? std::clamp(pause * 2, kFirstPause, kLongestPause) : std::chrono::milliseconds(0);
+    if (soon) text += "; within a second of its start: " + std::to_string(pause.count()) + " ms to wait";
+    sink.err(text + "\n");
+    wait_before_restart(pause);
+    if (g_count > 0) {
+      code = 128 + g_signal;
+      break;
+    }
+  }
+  if (g_count > 0 && code == 128 + g_signal) sink.err("stopped by " + signal_name(g_signal) + "\n");
+  return code;
 }
 
 }  // namespace meshwright::launch

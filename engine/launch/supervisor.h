@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -15,7 +16,9 @@ struct LocalJob {
   int64_t ranks = 1;
   std::vector<std::pair<std::string, std::string>> environment;  // beside RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR ...
   std::filesystem::path log_folder;                              // exists; rank_N.log each; empty: none
-  std::chrono::milliseconds grace = std::chrono::seconds(5);     // between SIGTERM and SIGKILL
+  std::chrono::milliseconds grace = std::chrono::seconds(5);     // between SIGINT and SIGKILL
+  int64_t max_restarts = 0;
+  std::function<std::string()> continues;  // where ranks that start again go on from: "from step_00000050"; none: not said
   int out_fd = 1, err_fd = 2;
 };
 
@@ -26,12 +29,18 @@ struct LocalJob {
 // a line that begins with "error[" on are held back for a moment, so that when ranks fail together the one at fault speaks first. All of
 // it also goes to the logs.
 //
-// Failure: the first rank that fails ends all others (SIGTERM, then SIGKILL after `grace`; stopped ones are continued, to take it). A rank
-// that merely lost a connection or waited in vain (exit 4 or 6) is not at fault when another was killed or failed otherwise. Returns the
-// exit status of the rank at fault, 128 + n when a signal ended it; 0 when all succeeded.
+// Failure: the first rank that fails ends all others (SIGINT, which no rank takes as the wish to save and end; SIGKILL after `grace`;
+// stopped ones are continued, to take it). A rank that merely lost a connection or waited in vain (exit 4 or 6) is not at fault when
+// another was killed or failed otherwise. Returns the exit status of the rank at fault, 128 + n when a signal ended it; 0 when all
+// succeeded.
 //
-// Signals: SIGINT, SIGTERM and SIGUSR1 are passed on; a second one kills all. Then returns 75 or 0 when all ranks ended so by
-// themselves, else 128 + n. SIGTSTP stops the ranks too. Handlers are put back on return. Not reentrant.
+// Restarts: after a fault that may not come again (a rank ended by a signal, or exit 1, 4 or 6, which a lost host or a busy port cause;
+// not a mistake in the job, its numbers or its data) all ranks start anew, at most max_restarts times, with MESHWRIGHT_RESTART = 1, 2 ...
+// in their environment. Ranks that end within a second of their start wait before the next one: 1/4 s, twice as long each time.
+//
+// Signals: SIGINT, SIGTERM and SIGUSR1 are passed on, once, and the ranks may take their time to save; a second one, later than a fifth
+// of a second (before that it is the same wish, told to us and to the whole job), kills all. Then returns 75 or 0 when all ranks ended
+// so by themselves, else 128 + n; no restart follows. SIGTSTP stops the ranks too. Handlers are put back on return. Not reentrant.
 //
 // Throws Error(rank_failed | rendezvous_failed | output_unwritable) when a rank cannot be started; those already started are killed.
 int run_local_ranks(const LocalJob& job);

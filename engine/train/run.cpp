@@ -27,6 +27,7 @@
 #include "engine/report/report.h"
 #include "engine/train/memory.h"
 #include "engine/train/metrics.h"
+#include "engine/train/preemption.h"
 #include "engine/weights/safetensors.h"
 #include "meshwright/abi.h"
 #include "meshwright/trainer.h"
@@ -285,11 +286,15 @@ int run_rank(const RunOptions& options) {
   // Dropout draws from LibTorch's own generator, which starts anywhere: the same numbers in every run, others on every data-parallel rank.
   at::manual_seed(seed * 0x9e3779b97f4a7c15u + static_cast<uint64_t>(dp_rank));
   net->train();
+  std::optional<Preemption> preemption(std::in_place);
+  bool stopped = false;
   for (int64_t step = 0; step < trainer.max_steps(); ++step) {
     Clock::time_point begin = Clock::now();
     memory.reset_peak();
-    StepResult result =
-        trainer.step([&](int64_t micro) { return loss_of(net, batches.read(((step * accumulation + micro) * dp + dp_rank) * rows)); });
+    StepResult result = trainer.step([&](int64_t micro) {
+      if (preemption->asked()) trainer.vote(Vote::stop);
+      return loss_of(net, batches.read(((step * accumulation + micro) * dp + dp_rank) * rows));
+    });
     StepCost cost{ms_since(begin), memory.peak()};
     if (leader) {
       folder->step(result, cost);
@@ -298,7 +303,15 @@ int run_rank(const RunOptions& options) {
     }
     bool last = step + 1 == trainer.max_steps();
     if (validation_batches && ((step + 1) % validation.get_int("every_steps") == 0 || last)) validate(step);
+    // All ranks end after the same step, whichever of them was told to. After the last one the run is about to end anyway.
+    stopped = result.votes(Vote::stop) > 0 && !last;
+    if (stopped) break;
   }
+  std::string wish = preemption->asked() ? preemption->signal() : "a signal to another rank";
+  if (stopped)
+    preemption->stay();
+  else
+    preemption.reset();
   if (leader) progress->finish();
   if (options.trace) {
     fs::path traces = fs::path(run.get_string("dir")) / run.get_string("name") / "trace";
@@ -308,6 +321,15 @@ int run_rank(const RunOptions& options) {
     std::ofstream trace(file);
     trace << world->trace().json(world->rank());
     if (!trace.flush()) unwritable(file, errno);
+  }
+  if (stopped) {
+    world->everyone()->barrier();
+    if (leader) {
+      std::string words = wish + ": ended after step " + std::to_string(trainer.next_step());
+      folder->log(words);
+      progress->say(words);
+    }
+    return kPreempted;
   }
   std::string sample;
   if (options.sample_bytes > 0) {

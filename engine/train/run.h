@@ -29,7 +29,10 @@ inline void check_sample(const RunOptions& options, int64_t vocab) {
         .help("train a model with vocab_size = 256, for example model.config = \"configs/models/llama-tiny.json\"");
 }
 
-// Runs this process's rank. Prints to stdout (rank 0) and returns 0; throws Error.
+// Told to end by SIGTERM or SIGUSR1, and all is saved.
+inline constexpr int kPreempted = 75;
+
+// Runs this process's rank. Prints to stdout (rank 0) and returns 0, or kPreempted; throws Error.
 int run_rank(const RunOptions& options);
 
 }  // namespace meshwright::train

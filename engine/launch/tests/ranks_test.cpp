@@ -86,7 +86,8 @@ TEST_CASE("ranks as launchers tell them") {
       {"mpirun inside a Slurm allocation, whose daemons are the step", with(kSlurm, kMpi), Source::openmpi, 1, 4, 1, 4, "127.0.0.1", -1},
       {"srun with PMI", with(kSlurm, {{"PMI_RANK", "5"}, {"PMI_SIZE", "8"}}), Source::slurm, 5, 8, 1, 4, "gpu003", -1},
       {"MPICH", kPmi, Source::openmpi, 2, 4, 0, 2, "head", -1},
-      {"a rank of our own", with(kTorchrun, {{"MESHWRIGHT_LOCAL_JOB", "99"}}), Source::local, 3, 8, 1, 2, "head", 1234},
+      {"a rank of our own", with(kTorchrun, {{"MESHWRIGHT_LOCAL_JOB", "99"}, {"MESHWRIGHT_RESTART", "2"}}), Source::local, 3, 8, 1, 2,
+       "head", 1234},
   };
   for (const Row& row : rows) {
     CAPTURE(row.what);
@@ -103,7 +104,7 @@ TEST_CASE("ranks as launchers tell them") {
     else
       CHECK((e->master_port >= 20000 && e->master_port < 32000));
     CHECK(e->agent_store == (row.source == Source::torchrun));
-    CHECK(e->restart == (row.source == Source::torchrun ? 2 : 0));
+    CHECK(e->restart == (row.source == Source::torchrun || row.source == Source::local ? 2 : 0));
     CHECK(e->one_host() == (row.local_world == row.world));
     CHECK(e->listen_fd == -1);
   }

@@ -86,8 +86,8 @@ bool is_gone(pid_t pid) {
 struct Supervised {
   Folder folder;
   pid_t pid = -1;
-  explicit Supervised(int64_t ranks, const std::vector<std::string>& commands) {
-    std::vector<std::string> words = {kProgram, "supervise", std::to_string(ranks), folder.path.string()};
+  explicit Supervised(int64_t ranks, const std::vector<std::string>& commands, int64_t restarts = 0) {
+    std::vector<std::string> words = {kProgram, "supervise", std::to_string(ranks) + "+" + std::to_string(restarts), folder.path.string()};
     words.insert(words.end(), commands.begin(), commands.end());
     words.push_back("all:pid=" + (folder.path / "pid_").string());
     words.push_back("all:sleep=60000");
@@ -170,7 +170,7 @@ TEST_CASE("who is blamed when ranks fail together") {
        {"2:err=error[E0601]: rank 2 waited 5 s in vain", "2:exit=6", "all:sleep=60000"},
        6,
        "[rank 2] error[E0601]"},
-      {"one that fails only while being ended", {"0:exit=6", "1:leave=15:1", "all:sleep=60000"}, 6, "rank 0 failed with exit status 6"},
+      {"one that fails only while being ended", {"0:exit=6", "1:leave=2:1", "all:sleep=60000"}, 6, "rank 0 failed with exit status 6"},
       {"a kill and a failure that follows from it", {"0:exit=1", "1:raise=9", "all:sleep=60000"}, 137, "rank 1 was ended by signal 9"},
       {"preempted by themselves", {"all:exit=75"}, 75, ""},
   };
@@ -209,10 +209,10 @@ TEST_CASE("an error that ends nothing is shown in the end") {
   CHECK(ended.err == "error[E0001]: of a library, not fatal\n");
 }
 
-TEST_CASE("a rank that ignores SIGTERM and one that is stopped are killed after the grace period") {
+TEST_CASE("a rank that ignores SIGINT and one that is stopped are killed after the grace period") {
   LocalJob job;
   job.grace = milliseconds(400);
-  for (const char* stubborn : {"1:ignore=15", "1:raise=19"}) {
+  for (const char* stubborn : {"1:ignore=2", "1:raise=19"}) {
     Ended ended = supervise(2, {stubborn, "0:sleep=300", "0:exit=5", "all:sleep=60000"}, job);
     CHECK(ended.code == 5);
     CHECK(ended.took >= milliseconds(600));
@@ -304,6 +304,101 @@ TEST_CASE("a signal to the supervisor reaches all ranks, and its exit status say
     CHECK(WIFEXITED(status));
     CHECK(WEXITSTATUS(status) == row.code);
     for (pid_t rank : ranks) CHECK(is_gone(rank));
+  }
+}
+
+TEST_CASE("after a fault the others end at once, also those that take SIGTERM as the wish to save") {
+  Ended ended = supervise(3, {"0:sleep=200", "0:exit=5", "all:ignore=15", "all:ignore=10", "all:sleep=60000"});
+  CHECK(ended.code == 5);
+  CHECK(ended.took < milliseconds(2000));
+}
+
+TEST_CASE("the same signal twice within a moment is one wish, which ranks may take their time over") {
+  Supervised job(2, {"all:later=15:75:800"});
+  job.rank(0);
+  job.rank(1);
+  ::kill(job.pid, SIGTERM);
+  std::this_thread::sleep_for(milliseconds(20));
+  ::kill(job.pid, SIGTERM);
+  CHECK(WEXITSTATUS(job.wait()) == 75);
+}
+
+TEST_CASE("ranks start again after what may not come again, as often as allowed, and the logs go on") {
+  struct Row {
+    std::vector<std::string> commands;
+    int64_t restarts;
+    int code, starts;
+    const char* words;
+  };
+  const Row rows[] = {
+      {{"1:until=1", "1:raise=9", "all:sleep=50"}, 3, 0, 2, "restart 1 of 3 after rank 1 was ended by signal 9 (SIGKILL), from step 7; "},
+      {{"1:until=2", "1:exit=1", "all:sleep=50"}, 2, 0, 3, "restart 2 of 2 after rank 1 failed with exit status 1, from step 7; "},
+      {{"1:until=2", "1:exit=4", "all:sleep=50"}, 2, 0, 3, "restart 2 of 2 after rank 1 failed with exit status 4"},
+      {{"0:until=1", "0:exit=6", "all:sleep=50"}, 2, 0, 2, "restart 1 of 2 after rank 0 failed with exit status 6"},
+      {{"0:raise=11", "all:sleep=60000"}, 1, 139, 2, "no restart is left of 1\n"},
+      {{"0:raise=9", "all:sleep=60000"}, 0, 137, 1, "rank 0 was ended by signal 9"},
+      {{"0:exit=2"}, 2, 2, 1, ""},
+      {{"0:exit=3"}, 2, 3, 1, ""},
+      {{"0:exit=5"}, 2, 5, 1, ""},
+      {{"0:exit=7"}, 2, 7, 1, ""},
+      {{"all:exit=75"}, 2, 75, 1, ""},
+  };
+  for (const Row& row : rows) {
+    CAPTURE(row.commands[0]);
+    Folder folder;
+    LocalJob job;
+    job.max_restarts = row.restarts;
+    job.log_folder = folder.path;
+    job.continues = [] { return std::string("from step 7"); };
+    std::vector<std::string> commands{"0:out=a start"};
+    commands.insert(commands.end(), row.commands.begin(), row.commands.end());
+    Ended ended = supervise(2, commands, job);
+    CAPTURE(ended.err);
+    CHECK(ended.code == row.code);
+    CHECK(has(ended.err, row.words));
+    CHECK(has(ended.err, "restart 1 of") == (row.starts > 1));
+    for (const std::string& text : {ended.out, read_file(folder.path / "rank_0.log")}) {
+      int starts = 0;
+      for (size_t at = 0; (at = text.find("a start\n", at)) != std::string::npos; ++at) ++starts;
+      CHECK(starts == row.starts);
+    }
+  }
+}
+
+TEST_CASE("ranks that end soon after their start wait longer and longer before the next, and a signal ends the wait") {
+  LocalJob three;
+  three.max_restarts = 3;
+  Ended ended = supervise(1, {"0:env=MESHWRIGHT_RESTART", "0:exit=1"}, three);
+  CHECK(ended.code == 1);
+  CHECK(ended.took > milliseconds(250 + 500 + 1000));
+  CHECK(has(ended.err, "500 ms to wait"));
+  CHECK(ended.out == "MESHWRIGHT_RESTART=(unset)\nMESHWRIGHT_RESTART=1\nMESHWRIGHT_RESTART=2\nMESHWRIGHT_RESTART=3\n");
+  // Many restarts: the wait is long by the time the signal comes.
+  for (int signal : {SIGINT, SIGTERM}) {
+    Supervised job(1, {"0:exit=1"}, 30);
+    std::this_thread::sleep_for(milliseconds(2200));
+    auto begin = std::chrono::steady_clock::now();
+    ::kill(job.pid, signal);
+    CHECK(WEXITSTATUS(job.wait()) == 128 + signal);
+    CHECK(std::chrono::steady_clock::now() - begin < milliseconds(1000));
+    CHECK(has(read_file(job.folder.path / "out"), "stopped by signal"));
+  }
+}
+
+TEST_CASE("a signal of the user is no fault to restart after") {
+  for (const char* command : {"all:sleep=60000", "all:leave=15:6", "all:leave=15:1"}) {
+    CAPTURE(command);
+    Supervised job(2, {command}, 3);
+    std::string word = command;
+    if (word != "all:sleep=60000") {
+      job.rank(0);
+      job.rank(1);
+    } else {
+      std::this_thread::sleep_for(milliseconds(300));
+    }
+    ::kill(job.pid, SIGTERM);
+    CHECK(WEXITSTATUS(job.wait()) == (word == "all:leave=15:1" ? 1 : 143));
+    CHECK(!has(read_file(job.folder.path / "out"), "restart"));
   }
 }
 

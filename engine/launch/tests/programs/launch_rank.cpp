@@ -1,11 +1,12 @@
 // A rank that does as it is told, for the tests of the supervisor:
 //   launch_rank RANK:COMMAND[=VALUE]...      RANK is a number or "all"; each rank obeys its own commands in order
-//   launch_rank supervise N LOG_FOLDER ...   starts N ranks of itself with the rest of the arguments
+//   launch_rank supervise N+R LOG_FOLDER ... starts N ranks of itself with the rest of the arguments, and again up to R times
 #include <fcntl.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <csignal>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
@@ -19,6 +20,11 @@ namespace {
 
 int g_code = 0;
 void leave(int) { ::_exit(g_code); }
+int g_later_ms = 0;
+void leave_later(int) {
+  ::usleep(static_cast<useconds_t>(g_later_ms) * 1000);
+  ::_exit(g_code);
+}
 
 void put(int fd, const std::string& text) {
   for (size_t at = 0; at < text.size();) {
@@ -61,6 +67,8 @@ void obey(const std::string& command, const std::string& value) {
     g_code = std::atoi(value.substr(value.find(':') + 1).c_str());
     std::signal(number, leave);
   }
+  if (command == "later" && std::sscanf(value.c_str(), "%d:%d:%d", &number, &g_code, &g_later_ms) == 3) std::signal(number, leave_later);
+  if (command == "until" && std::getenv("MESHWRIGHT_RESTART") && std::atoi(std::getenv("MESHWRIGHT_RESTART")) >= number) ::_exit(0);
   if (command == "follow" && !meshwright::launch::end_with_parent()) ::_exit(99);
   if (command == "pid") {
     std::string path = value + std::getenv("RANK");
@@ -86,6 +94,7 @@ int main(int argc, char** argv) {
     job.argv = {"/proc/self/exe"};
     job.argv.insert(job.argv.end(), argv + 4, argv + argc);
     job.ranks = std::atoi(argv[2]);
+    job.max_restarts = std::atoi(std::strchr(argv[2], '+') + 1);
     job.log_folder = argv[3];
     job.grace = std::chrono::milliseconds(500);
     return meshwright::launch::run_local_ranks(job);
