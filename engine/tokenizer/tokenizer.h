@@ -1,0 +1,63 @@
+// Text to token ids and back, as a Hugging Face tokenizer.json of the byte-level BPE kind says (GPT-2, Llama 3, Qwen2 and Qwen3, ...).
+//
+//   Tokenizer tokenizer = Tokenizer::load("models/Qwen3-0.6B/tokenizer.json");
+//   std::vector<int64_t> ids = tokenizer.encode("Hello");
+//   std::string text = tokenizer.decode(ids);
+//
+// Ids are those of the `tokenizers` library. Immutable after load: every method may be called from several threads at once.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "engine/tokenizer/utf8.h"
+
+namespace meshwright::tokenizer {
+
+class Tokenizer {
+ public:
+  // Throws Error(bad_tokenizer) that names file and place when the file is damaged or of a kind that is not read here.
+  static Tokenizer load(const std::filesystem::path& file);
+  // `name` stands for the file in messages.
+  static Tokenizer parse(std::string_view json, const std::string& name);
+  Tokenizer(Tokenizer&&) noexcept;
+  Tokenizer& operator=(Tokenizer&&) noexcept;
+  ~Tokenizer();
+
+  // `text` is UTF-8, else Error(usage). special: with what the file's template puts around a text (a beginning-of-text token, say).
+  std::vector<int64_t> encode(std::string_view text, bool special = true) const;
+  // Bytes that are no UTF-8 become U+FFFD, and ids that nothing has give nothing, both as in the reference.
+  std::string decode(std::span<const int64_t> ids, bool skip_special = false) const;
+  // What one token stands for; a piece of a character, perhaps.
+  std::string bytes_of(int64_t id, bool skip_special = false) const;
+
+  std::optional<int64_t> id_of(std::string_view token) const;
+  int64_t size() const;  // one above the largest id
+
+ private:
+  struct Parts;
+  explicit Tokenizer(std::unique_ptr<Parts> parts);
+  std::unique_ptr<const Parts> parts_;
+};
+
+// Text as its tokens come: characters whose bytes are not all there wait. What add() and finish() gave together is what decode() gives.
+// The tokenizer must outlive it.
+class TextStream {
+ public:
+  explicit TextStream(const Tokenizer& tokenizer, bool skip_special = false) : tokenizer_(&tokenizer), skip_special_(skip_special) {}
+  std::string add(int64_t id) { return bytes_.add(tokenizer_->bytes_of(id, skip_special_)); }
+  std::string finish() { return bytes_.finish(); }
+
+ private:
+  const Tokenizer* tokenizer_;
+  bool skip_special_;
+  Utf8Stream bytes_;
+};
+
+}  // namespace meshwright::tokenizer
