@@ -86,7 +86,6 @@ void read_model(const Field& model, Bpe& bpe) {
     if (value.to_number<double>() != 0) dropout.refuse("is not 0: tokens would be drawn by chance");
   }
   read_vocabulary(model.at("vocab"), bpe.vocabulary);
-  read_merges(model.at("merges"), bpe);
   bpe.fuse_unknown = model.at("fuse_unk").boolean_or(false);
   bpe.ignore_merges = model.at("ignore_merges").boolean_or(false);
   size_t lacking = 0;
@@ -96,6 +95,7 @@ void read_model(const Field& model, Bpe& bpe) {
     if (!bpe.byte_ids[byte] && lacking++ == 0) first = static_cast<uint8_t>(byte);
   }
   if (lacking == 256) model.at("vocab").refuse("has a token for none of the 256 bytes, so this is not byte-level BPE");
+  read_merges(model.at("merges"), bpe);
   if (lacking == 0) return;
   std::string which = "byte " + std::to_string(first) + (lacking > 1 ? " and " + std::to_string(lacking - 1) + " more" : "");
   if (model.at("byte_fallback").boolean_or(false))
