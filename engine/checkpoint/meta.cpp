@@ -105,6 +105,47 @@ std::string to_json(const Meta& meta) {
 
 namespace {
 
+bool boxes_overlap(const Region& a, const Region& b) {
+  for (size_t d = 0; d < a.sizes.size(); ++d)
+    if (a.offsets[d] >= b.offsets[d] + b.sizes[d] || b.offsets[d] >= a.offsets[d] + a.sizes[d]) return false;
+  return true;
+}
+
+}  // namespace
+
+// The counts add up, and no two pieces share an element.
+bool covers(const TensorRecord& tensor) {
+  int64_t elements = Region::whole(tensor.shape).count(), sum = 0;
+  bool boxes = true;
+  std::vector<const Region*> regions;
+  for (const Piece& piece : tensor.pieces) {
+    sum += piece.region.count();
+    if (sum > elements) return false;
+    boxes = boxes && !piece.region.flat();
+    if (piece.region.count() > 0) regions.push_back(&piece.region);
+  }
+  if (sum != elements) return false;
+  if (tensor.shape.empty()) return regions.size() == 1;
+  if (boxes) {
+    std::sort(regions.begin(), regions.end(), [](const Region* a, const Region* b) { return a->offsets[0] < b->offsets[0]; });
+    for (size_t i = 0; i < regions.size(); ++i)
+      for (size_t j = i + 1; j < regions.size() && regions[j]->offsets[0] < regions[i]->offsets[0] + regions[i]->sizes[0]; ++j)
+        if (boxes_overlap(*regions[i], *regions[j])) return false;
+    return true;
+  }
+  std::vector<Region> runs;
+  for (const Region* region : regions) {
+    runs.push_back(as_run(*region, tensor.shape));
+    if (!runs.back().flat()) return false;
+  }
+  std::sort(runs.begin(), runs.end(), [](const Region& a, const Region& b) { return a.begin < b.begin; });
+  for (size_t i = 1; i < runs.size(); ++i)
+    if (runs[i].begin < runs[i - 1].end) return false;
+  return true;
+}
+
+namespace {
+
 // Typed access to one object of the file; what is wrong is said with its place in the document.
 class Reader {
  public:
@@ -210,43 +251,6 @@ FileRecord read_file(Reader reader) {
   return file;
 }
 
-bool boxes_overlap(const Region& a, const Region& b) {
-  for (size_t d = 0; d < a.sizes.size(); ++d)
-    if (a.offsets[d] >= b.offsets[d] + b.sizes[d] || b.offsets[d] >= a.offsets[d] + a.sizes[d]) return false;
-  return true;
-}
-
-// Every element exactly once: the counts add up, and no two pieces share one.
-bool covers(const TensorRecord& tensor, int64_t elements) {
-  int64_t sum = 0;
-  bool boxes = true;
-  std::vector<const Region*> regions;
-  for (const Piece& piece : tensor.pieces) {
-    sum += piece.region.count();
-    if (sum > elements) return false;
-    boxes = boxes && !piece.region.flat();
-    if (piece.region.count() > 0) regions.push_back(&piece.region);
-  }
-  if (sum != elements) return false;
-  if (tensor.shape.empty()) return regions.size() == 1;
-  if (boxes) {
-    std::sort(regions.begin(), regions.end(), [](const Region* a, const Region* b) { return a->offsets[0] < b->offsets[0]; });
-    for (size_t i = 0; i < regions.size(); ++i)
-      for (size_t j = i + 1; j < regions.size() && regions[j]->offsets[0] < regions[i]->offsets[0] + regions[i]->sizes[0]; ++j)
-        if (boxes_overlap(*regions[i], *regions[j])) return false;
-    return true;
-  }
-  std::vector<Region> runs;
-  for (const Region* region : regions) {
-    runs.push_back(as_run(*region, tensor.shape));
-    if (!runs.back().flat()) return false;
-  }
-  std::sort(runs.begin(), runs.end(), [](const Region& a, const Region& b) { return a.begin < b.begin; });
-  for (size_t i = 1; i < runs.size(); ++i)
-    if (runs[i].begin < runs[i - 1].end) return false;
-  return true;
-}
-
 TensorRecord read_tensor(Reader reader, size_t files) {
   TensorRecord tensor;
   if (reader.has("state")) {
@@ -282,8 +286,7 @@ TensorRecord read_tensor(Reader reader, size_t files) {
     tensor.pieces.push_back(std::move(piece));
   }
   reader.end();
-  if (!covers(tensor, bytes / dtype_size(tensor.dtype)))
-    reader.fail("(" + tensor.name + ") has pieces that do not cover its shape " + list(tensor.shape) + " exactly once");
+  if (!covers(tensor)) reader.fail("(" + tensor.name + ") has pieces that do not cover its shape " + list(tensor.shape) + " exactly once");
   return tensor;
 }
 

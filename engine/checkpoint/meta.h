@@ -83,6 +83,9 @@ struct Meta {
   std::vector<std::string> states() const;                                        // of the optimizer, in order
 };
 
+// Whether the pieces hold every element exactly once. All must fit the shape.
+bool covers(const TensorRecord& tensor);
+
 // The text of meta.json, its own checksum at the end.
 std::string to_json(const Meta& meta);
 // Checked as a whole: checksum, types, names that stay in the folder, regions that cover every tensor exactly once. Throws

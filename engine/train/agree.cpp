@@ -1,0 +1,102 @@
+#include "engine/train/agree.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
+
+#include <cstring>
+#include <new>
+
+namespace meshwright::train {
+
+namespace {
+
+constexpr char kBetween = '\x1f';
+
+std::string encode(const Error& error) {
+  std::string out = std::to_string(static_cast<int>(error.code())) + kBetween + error.message() + kBetween + error.key();
+  out += kBetween + std::to_string(error.helps().size());
+  for (const std::string& help : error.helps()) out += kBetween + help;
+  for (const std::string& note : error.notes()) out += kBetween + note;
+  return out;
+}
+
+Error decode(const std::string& text) {
+  std::vector<std::string> parts{""};
+  for (char c : text)
+    if (c == kBetween)
+      parts.emplace_back();
+    else
+      parts.back() += c;
+  Error error(static_cast<ErrorCode>(std::stoi(parts[0])), parts[1]);
+  if (!parts[2].empty()) error.key(parts[2]);
+  size_t helps = std::stoul(parts[3]);
+  for (size_t i = 4; i < parts.size(); ++i) i < 4 + helps ? error.help(parts[i]) : error.note(parts[i]);
+  return error;
+}
+
+}  // namespace
+
+std::vector<std::string> gather_texts(World& world, const std::string& mine) {
+  if (world.size() == 1) return {mine};
+  std::shared_ptr<Group> everyone = world.everyone();
+  at::TensorOptions options = at::TensorOptions().device(world.device());
+  at::Tensor most = at::tensor({static_cast<int64_t>(mine.size())}, at::kLong).to(world.device());
+  everyone->all_reduce(most, ReduceOp::max, /*control=*/true).wait();
+  world.check();
+  int64_t room = most.item<int64_t>() + 8;
+  at::Tensor packed = at::zeros({room}, at::kByte);
+  auto* bytes = packed.mutable_data_ptr<uint8_t>();
+  uint64_t length = mine.size();
+  std::memcpy(bytes, &length, 8);
+  std::memcpy(bytes + 8, mine.data(), mine.size());
+  at::Tensor all = at::empty({room * world.size()}, options.dtype(at::kByte)), own = packed.to(world.device());
+  everyone->all_gather(own, all).wait();
+  world.check();
+  all = all.cpu();
+  std::vector<std::string> out;
+  for (int64_t rank = 0; rank < world.size(); ++rank) {
+    if (rank == world.rank()) {
+      out.push_back(mine);
+      continue;
+    }
+    const uint8_t* at = all.const_data_ptr<uint8_t>() + rank * room;
+    std::memcpy(&length, at, 8);
+    out.emplace_back(reinterpret_cast<const char*>(at) + 8, length);
+  }
+  return out;
+}
+
+Outcome outcome_of(const std::function<std::string()>& work) {
+  try {
+    return {work(), std::nullopt};
+  } catch (const Error& error) {
+    return {"", error};
+  } catch (const std::bad_alloc&) {
+    return {"", Error(ErrorCode::internal, "out of memory")};
+  } catch (const std::exception& error) {
+    std::string what = error.what();
+    return {"", Error(ErrorCode::internal, what.substr(0, what.find('\n')))};
+  }
+}
+
+Agreement agree(World& world, const Outcome& mine) {
+  std::vector<std::string> texts = gather_texts(world, mine.error ? "E" + encode(*mine.error) : "T" + mine.text);
+  Agreement out;
+  for (size_t rank = 0; rank < texts.size(); ++rank) {
+    if (texts[rank][0] == 'E' && !out.error) {
+      out.error = decode(texts[rank].substr(1));
+      if (texts.size() > 1) out.error->note("on rank " + std::to_string(rank));
+    }
+    out.texts.push_back(texts[rank].substr(1));
+  }
+  return out;
+}
+
+std::vector<std::string> agree_or_throw(World& world, const Outcome& mine) {
+  Agreement all = agree(world, mine);
+  if (all.error) throw *all.error;
+  return std::move(all.texts);
+}
+
+}  // namespace meshwright::train

@@ -1,0 +1,33 @@
+// Short texts and failures that all ranks must learn of: by ordinary collectives, outside of the training step.
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "meshwright/error.h"
+#include "meshwright/group.h"
+
+namespace meshwright::train {
+
+// Collective. What every rank says, in rank order.
+std::vector<std::string> gather_texts(World& world, const std::string& mine);
+
+// What one rank's work gave: a text, or an error.
+struct Outcome {
+  std::string text;
+  std::optional<Error> error;
+};
+// Runs `work`; whatever it throws is the outcome.
+Outcome outcome_of(const std::function<std::string()>& work);
+// Collective. The texts of all ranks, or the error of the first that failed, the same on every rank.
+struct Agreement {
+  std::vector<std::string> texts;
+  std::optional<Error> error;
+};
+Agreement agree(World& world, const Outcome& mine);
+// The same, but throws the error.
+std::vector<std::string> agree_or_throw(World& world, const Outcome& mine);
+
+}  // namespace meshwright::train

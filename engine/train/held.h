@@ -1,0 +1,53 @@
+// What this rank holds of a model and its optimizer, and which of it this rank writes: regions of whole tensors, whatever the strategy.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <string>
+#include <vector>
+
+#include "engine/checkpoint/meta.h"
+#include "engine/train/optimizer.h"
+#include "meshwright/parallel.h"
+
+namespace torch::nn {
+class Module;
+}
+
+namespace meshwright::train {
+
+DType dtype_of(const at::Tensor& tensor);
+checkpoint::Region region_of(const ParallelParameter& parameter);
+
+// A parameter's elements in the flat tensors that the optimizer updates.
+struct OptimizerPlace {
+  size_t group = SIZE_MAX;  // SIZE_MAX: in none (it is frozen, or this rank holds nothing of it)
+  int64_t begin = 0;
+};
+std::vector<OptimizerPlace> optimizer_places(const ParallelModel& model);
+
+// A tensor's part on this rank. `local` shares memory with what trains.
+struct Held {
+  std::string state, name;  // as in checkpoint::TensorRecord
+  DType dtype;
+  std::vector<int64_t> shape;
+  checkpoint::Region region;
+  at::Tensor local;  // contiguous; undefined when nothing is held
+};
+// Weights, the optimizer's states, and the module's buffers (state "buffer"), in the same order on every rank.
+std::vector<Held> held_tensors(const ParallelModel& model, Optimizer& optimizer, const torch::nn::Module& module);
+
+// Who writes what, when several ranks hold the same: each its share, so that everything is written once. Found out by comparing the
+// regions of all ranks, so it serves any strategy.
+class Shares {
+ public:
+  // Collective. Throws Error(internal) when the ranks' parts of a tensor do not make up the whole.
+  Shares(World& world, const std::vector<Held>& held);
+  // What `rank` writes of tensor i; nullptr: nothing.
+  const checkpoint::Region* share(size_t tensor, int64_t rank) const;
+
+ private:
+  std::vector<std::vector<std::pair<int64_t, checkpoint::Region>>> shares_;  // a tensor: (rank, region), by rank
+};
+
+}  // namespace meshwright::train
