@@ -27,7 +27,7 @@ Lists lists_of(const std::vector<UpdateGroup>& groups) {
   return out;
 }
 
-void allocate(std::vector<Tensor>& state, const std::vector<UpdateGroup>& groups) {
+void extend(std::vector<Tensor>& state, const std::vector<UpdateGroup>& groups) {
   for (size_t i = state.size(); i < groups.size(); ++i) state.push_back(at::zeros_like(groups[i].values));
 }
 
@@ -46,8 +46,7 @@ class AdamW final : public Optimizer {
 
   void step(const std::vector<UpdateGroup>& groups, double lr) override {
     c10::NoGradGuard no_grad;
-    allocate(average_, groups);
-    allocate(square_, groups);
+    allocate(groups);
     ++steps;
     // The kernels read the count from a float tensor of the same device.
     std::vector<Tensor> counts(groups.size());
@@ -60,6 +59,11 @@ class AdamW final : public Optimizer {
                       /*amsgrad=*/false, /*maximize=*/false);
   }
   std::vector<State> state() override { return {{"exp_avg", average_}, {"exp_avg_sq", square_}}; }
+  void allocate(const std::vector<UpdateGroup>& groups) override {
+    extend(average_, groups);
+    extend(square_, groups);
+  }
+  const char* name() const override { return "adamw"; }
 
  private:
   double eps_, weight_decay_, beta1_ = 0.9, beta2_ = 0.95;
@@ -73,12 +77,16 @@ class Sgd final : public Optimizer {
   void step(const std::vector<UpdateGroup>& groups, double lr) override {
     c10::NoGradGuard no_grad;
     bool first = steps++ == 0;
-    if (momentum_ > 0) allocate(momentum_buffers_, groups);
+    allocate(groups);
     Lists lists = lists_of(groups);
     at::_fused_sgd_(lists.values, lists.grads, momentum_buffers_, weight_decay_, momentum_, lr, /*dampening=*/0, /*nesterov=*/false,
                     /*maximize=*/false, first);
   }
   std::vector<State> state() override { return momentum_ > 0 ? std::vector<State>{{"momentum", momentum_buffers_}} : std::vector<State>(); }
+  void allocate(const std::vector<UpdateGroup>& groups) override {
+    if (momentum_ > 0) extend(momentum_buffers_, groups);
+  }
+  const char* name() const override { return "sgd"; }
 
  private:
   double weight_decay_, momentum_;

@@ -23,7 +23,10 @@ class Optimizer {
     std::vector<at::Tensor> tensors;  // one a group, as long as its values; undefined before the first step
   };
   virtual std::vector<State> state() = 0;
-  int64_t steps = 0;  // updates done
+  // Makes the state that the first step would make, all zero: to be filled from a checkpoint.
+  virtual void allocate(const std::vector<UpdateGroup>& groups) = 0;
+  virtual const char* name() const = 0;  // as in optimizer.name
+  int64_t steps = 0;                     // updates done
 };
 
 // From the table [optimizer].

@@ -103,7 +103,16 @@ class MESHWRIGHT_API Trainer {
   // Collective. The mean loss over micro-batches without gradients; every rank makes the same number of calls of `forward`.
   double evaluate(int64_t micro_batches, const std::function<MicroLoss(int64_t micro)>& forward);
 
+  // Collective. Writes <folder>/step_N, N the steps done: every rank its own shards, published by a rename once all are on the disk.
+  // Throws Error(output_unwritable), the same on every rank; what was there before is untouched then.
+  void save(const std::string& folder);
+  // Collective. Continues from a checkpoint (its folder, or one that holds some), of whatever strategy and number of ranks: weights,
+  // optimizer, buffers, step; generators when the number of ranks is the same. Throws Error(no_checkpoint | bad_checkpoint |
+  // checkpoint_mismatch) on every rank.
+  void load(const std::string& path);
+
   ParallelModel& model() { return *model_; }
+  torch::nn::Module& module() { return *module_; }
   World& world() { return *world_; }
   const plan::JobPlan& plan() const { return *plan_; }
   train::Optimizer& optimizer() { return *optimizer_; }
@@ -113,6 +122,7 @@ class MESHWRIGHT_API Trainer {
   int64_t data_parallel_rank() const { return dp_rank_; }
   int64_t max_steps() const { return max_steps_; }
   int64_t next_step() const { return step_; }
+  void set_next_step(int64_t step) { step_ = step; }
 
  private:
   struct Parts;

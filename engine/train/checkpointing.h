@@ -1,0 +1,101 @@
+// Saving and loading a run: every rank its own shards, published together or not at all; any layout reads any other.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "engine/checkpoint/checkpoint.h"
+#include "engine/checkpoint/folder.h"
+#include "engine/train/agree.h"
+#include "engine/train/held.h"
+#include "engine/weights/safetensors_writer.h"
+#include "meshwright/trainer.h"
+
+namespace meshwright::train {
+
+// How a save went; the same on every rank but for the times.
+struct SaveReport {
+  int64_t step = 0;  // steps done
+  std::filesystem::path path;
+  int64_t bytes = 0;
+  double pause_ms = 0;  // that training waited
+  double total_ms = 0;  // from the beginning until it was published
+  std::optional<Error> error;
+};
+
+// Writes checkpoints of a trainer. With `background` the values are copied and written beside training, which costs the memory of what
+// this rank writes; a save that is still under way is waited for when the next one begins.
+class Saver {
+ public:
+  struct Settings {
+    std::filesystem::path folder;  // of checkpoints; made when absent
+    int64_t keep = 2;
+    bool background = false;
+    // What is known of the run and does not change: architecture, data, schedule, seed, export dtypes by name.
+    checkpoint::Meta facts;
+    std::vector<std::pair<std::string, DType>> export_dtypes;
+    std::vector<std::pair<std::string, std::filesystem::path>> carried;  // name in the checkpoint, file to copy; rank 0
+    // Rank 0, after each publication, in the background too.
+    std::function<void(const std::filesystem::path& checkpoint)> published;
+    // Every rank, once a save has ended; may throw, which then leaves save(), after_step() or finish().
+    std::function<void(const SaveReport&)> done;
+  };
+  Saver(Trainer& trainer, Settings settings);
+  ~Saver();
+  Saver(const Saver&) = delete;
+  Saver& operator=(const Saver&) = delete;
+
+  // Collective. `samples`: the position of the next sample; `lr`: of the last step.
+  void save(int64_t samples, double lr);
+  // Around every Trainer::step: a background save moves on once all ranks have written.
+  void before_step();
+  void after_step(const StepResult& result);  // collective
+  // Collective. Waits for what is under way.
+  void finish();
+  int64_t last_step() const { return last_; }  // of the last good save; -1: none
+
+ private:
+  enum class Phase : uint8_t { idle, writing, publishing };
+  struct Entry {
+    weights::TensorSpec spec;
+    at::Tensor values;
+  };
+  std::vector<Entry> collect(std::string_view kind, const std::vector<Held>& held);
+  void snapshot(std::vector<Entry>& entries);
+  void start(std::function<std::string()> work);
+  void settle();
+  void end(std::optional<Error> error);
+  std::string write_files(const std::vector<Entry>& model, const std::vector<Entry>& optimizer) const;
+  std::string publish(const std::vector<std::string>& written);
+
+  Trainer& trainer_;
+  Settings settings_;
+  std::unique_ptr<Shares> shares_;
+  size_t shared_ = 0;  // tensors the shares are of
+  std::vector<Held> held_;
+  std::vector<at::Tensor> snapshots_;  // kept for the next save
+  Phase phase_ = Phase::idle;
+  checkpoint::Meta meta_;
+  SaveReport report_;
+  std::unique_ptr<checkpoint::Publication> publication_;  // rank 0
+  std::thread worker_;
+  std::atomic<bool> worked_ = false;
+  Outcome outcome_;
+  std::chrono::steady_clock::time_point began_;
+  int64_t last_ = -1;
+};
+
+// Fills the trainer from a checkpoint: weights, optimizer, buffers, generators (when the number of ranks is the same), step. Local: the
+// caller lets all ranks agree. Throws Error(checkpoint_mismatch) when model or optimizer are others, Error(bad_checkpoint). Returns whether
+// generators were restored.
+bool load_checkpoint(Trainer& trainer, checkpoint::Checkpoint& from);
+
+}  // namespace meshwright::train
