@@ -49,16 +49,6 @@ void check_trainable(const Job& job, Diagnostics& diagnostics) {
                           .key(std::string("distributed.") + name)
                           .at(config.table("distributed").origin(name))
                           .help(std::string("set distributed.") + name + " = 1"));
-  const Options& checkpoint = config.table("checkpoint");
-  for (const meshwright_option* option : checkpoint.schema().options) {
-    bool harmless = std::string_view(option->name) == "resume" && checkpoint.get_string("resume") == "none";
-    if (checkpoint.is_given(option->name) && !harmless)
-      diagnostics.add(Error(ErrorCode::not_in_release,
-                            std::string("checkpoint.") + option->name + " is set, but this release writes and reads no checkpoints")
-                          .key(std::string("checkpoint.") + option->name)
-                          .at(checkpoint.origin(option->name))
-                          .help("leave out the table [checkpoint], or set only checkpoint.resume = \"none\""));
-  }
   if (job.strategy.info != nullptr && (job.strategy.info->capabilities & MESHWRIGHT_CAN_PARALLELIZE) == 0 && sizes.ep <= 1)
     diagnostics.add(
         Error(ErrorCode::not_in_release, "the strategy " + job.strategy.info->name + " can plan a job, but not train it in this release")

@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <cstring>
 
+#include "engine/files/durable.h"
 #include "meshwright/error.h"
 
 namespace meshwright::train {
@@ -34,26 +35,37 @@ double per_second(int64_t count, double ms) { return ms > 0 ? static_cast<double
 
 }  // namespace
 
-void unwritable(const fs::path& path, int reason) {
-  throw Error(ErrorCode::output_unwritable, "cannot write " + path.string() + ": " + std::strerror(reason))
-      .key("run.dir")
-      .help("set run.dir to a folder that may be written to and has space");
+void unwritable(const fs::path& path, int reason) { throw files::unwritable(path, reason).key("run.dir"); }
+
+// The rows of metrics.jsonl of the first `steps` steps, whole lines only.
+std::string rows_before(const fs::path& path, int64_t steps) {
+  std::ifstream in(path, std::ios::binary);
+  std::string out, line;
+  while (std::getline(in, line)) {
+    long long step = 0;
+    if (in.eof() || std::sscanf(line.c_str(), "{\"step\": %lld", &step) != 1 || step >= steps) continue;
+    out += line + "\n";
+  }
+  return out;
 }
 
-RunFolder::RunFolder(fs::path path) : path_(std::move(path)) {
+RunFolder::RunFolder(fs::path path, std::optional<int64_t> steps) : path_(std::move(path)) {
   std::error_code failed;
   fs::create_directories(path_, failed);
   if (failed) unwritable(path_, failed.value());
   fs::path metrics = path_ / "metrics.jsonl";
   // Anything but a file stands there on purpose (a pipe, a link to a device), or is an error soon.
-  if (fs::is_regular_file(metrics, failed) && fs::file_size(metrics, failed) > 0) {
+  bool has_rows = fs::is_regular_file(metrics, failed) && fs::file_size(metrics, failed) > 0;
+  if (has_rows && steps) {
+    put("metrics.jsonl", rows_before(metrics, *steps));
+  } else if (has_rows) {
     int n = 1;
     while (fs::exists(path_ / ("metrics." + std::to_string(n) + ".jsonl"), failed)) ++n;
     kept_ = (path_ / ("metrics." + std::to_string(n) + ".jsonl")).string();
     fs::rename(metrics, kept_, failed);
     if (failed) unwritable(kept_, failed.value());
   }
-  metrics_ = Lines(metrics, /*keep=*/false);
+  metrics_ = Lines(metrics, /*keep=*/steps.has_value());
   log_ = Lines(path_ / "run.log", /*keep=*/true);
 }
 
@@ -88,23 +100,21 @@ void RunFolder::Lines::append(std::string_view line) {
 }
 
 void RunFolder::put(const std::string& name, const std::string& contents) const {
-  fs::path final_path = path_ / name, beside = path_ / ("." + name + ".tmp");
-  int fd = ::open(beside.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-  if (fd < 0) unwritable(beside, errno);
-  std::string_view rest = contents;
-  int reason = 0;
-  while (!rest.empty() && reason == 0) {
-    ssize_t n = ::write(fd, rest.data(), rest.size());
-    if (n < 0 && errno != EINTR) reason = errno;
-    if (n > 0) rest.remove_prefix(static_cast<size_t>(n));
+  try {
+    files::write_durably(path_ / name, contents);
+  } catch (const Error& error) {
+    throw Error(error).key("run.dir");
   }
-  if (reason == 0 && ::fsync(fd) != 0) reason = errno;
-  ::close(fd);
-  if (reason == 0 && ::rename(beside.c_str(), final_path.c_str()) != 0) reason = errno;
-  if (reason != 0) {
-    ::unlink(beside.c_str());
-    unwritable(final_path, reason);
-  }
+}
+
+void RunFolder::sync() {
+  metrics_.sync();
+  log_.sync();
+}
+
+void RunFolder::Lines::sync() {
+  // A pipe or a terminal has nothing to sync.
+  if (::fsync(fd_) != 0 && errno != EINVAL && errno != ENOTSUP && errno != EROFS) unwritable(path_, errno);
 }
 
 void RunFolder::step(const StepResult& r, const StepCost& c) {

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <filesystem>
 #include <fstream>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -24,8 +25,9 @@ struct StepCost {
 // runs/<name>/ of rank 0. Throws Error(output_unwritable) naming path and reason.
 class RunFolder {
  public:
-  // Makes the folder; metrics of an earlier run of the same name are kept under another name, which `kept` then holds.
-  explicit RunFolder(std::filesystem::path path);
+  // Makes the folder. A run that starts afresh keeps metrics of an earlier one of the same name under another name, which `kept` then
+  // holds; one that continues after `steps` steps cuts them back to these and appends.
+  explicit RunFolder(std::filesystem::path path, std::optional<int64_t> steps = std::nullopt);
   const std::filesystem::path& path() const { return path_; }
   const std::string& kept() const { return kept_; }
   // Whole files: written beside, synced, renamed.
@@ -33,6 +35,8 @@ class RunFolder {
   void step(const StepResult& result, const StepCost& cost);
   void validation(int64_t step, double loss);
   void log(const std::string& line);
+  // What was written so far is on the disk.
+  void sync();
 
  private:
   // Whole lines: one that does not fit any more leaves no beginning of itself.
@@ -44,6 +48,7 @@ class RunFolder {
     Lines(Lines&& other) noexcept;
     Lines& operator=(Lines&& other) noexcept;
     void append(std::string_view line);
+    void sync();
 
    private:
     std::filesystem::path path_;

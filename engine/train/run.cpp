@@ -17,6 +17,8 @@
 #include <limits>
 #include <thread>
 
+#include "engine/checkpoint/checksum.h"
+#include "engine/checkpoint/resume.h"
 #include "engine/config/describe.h"
 #include "engine/data/dataset.h"
 #include "engine/launch/ranks.h"
@@ -25,6 +27,7 @@
 #include "engine/nets/sample.h"
 #include "engine/plan/plan.h"
 #include "engine/report/report.h"
+#include "engine/train/checkpointing.h"
 #include "engine/train/memory.h"
 #include "engine/train/metrics.h"
 #include "engine/train/preemption.h"
@@ -41,19 +44,6 @@ using at::Tensor;
 using Clock = std::chrono::steady_clock;
 
 double ms_since(Clock::time_point begin) { return std::chrono::duration<double, std::milli>(Clock::now() - begin).count(); }
-
-DType dtype_of(const Tensor& t) {
-  switch (t.scalar_type()) {
-    case at::kBFloat16:
-      return DType::bfloat16;
-    case at::kHalf:
-      return DType::float16;
-    case at::kDouble:
-      return DType::float64;
-    default:
-      return DType::float32;
-  }
-}
 
 // Every step takes the memory again that the one before has freed. By default glibc gives large blocks back to the system in between,
 // and new pages cost up to a sixth of a step. For the program only: a library leaves its process as it is.
@@ -192,6 +182,91 @@ std::string read_file(const fs::path& path) {
   return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
 }
 
+// Collective. Rank 0 decides what the run continues and clears the way for it; every rank opens it.
+void choose_start(const Job& job, World& world, const fs::path& checkpoints, std::optional<checkpoint::Checkpoint>& from, bool& continues,
+                  std::string& made_way) {
+  std::vector<std::string> choice =
+      agree_or_throw(world, outcome_of([&] {
+                       if (world.rank() != 0) return std::string();
+                       checkpoint::Start start =
+                           checkpoint::choose_start(job.table("checkpoint").get_string("resume"), checkpoints, checkpoint::restarted());
+                       made_way = checkpoint::make_way(start, checkpoints);
+                       return (start.own ? "1" : "0") + start.from.string();
+                     }));
+  continues = choice[0][0] == '1';
+  std::string path = choice[0].substr(1);
+  if (path.empty()) return;
+  agree_or_throw(world, outcome_of([&] {
+                   from.emplace(path);
+                   return std::string();
+                 }));
+}
+
+void say_finished(const fs::path& checkpoint, int64_t step, int64_t max_steps) {
+  std::printf(
+      "this run is finished: %s has %lld steps, step_scheduler.max_steps is %lld\n"
+      "  --set step_scheduler.max_steps=%lld        to train on\n"
+      "  --set run.name=another            to train another run beside it\n"
+      "  --set checkpoint.resume=none      to start this one afresh; what is there is kept under another name\n",
+      checkpoint.c_str(), static_cast<long long>(step), static_cast<long long>(max_steps), static_cast<long long>(step + 100));
+  std::fflush(stdout);
+}
+
+// The order of the samples is fixed by these four.
+void check_data(const checkpoint::Checkpoint& from, const Job& job, const std::string& fingerprint, int64_t seq_len) {
+  const checkpoint::Meta& meta = from.meta();
+  if (meta.data_fingerprint.empty()) return;  // saved by a program of its own, which feeds its own data
+  auto refuse = [&](const std::string& what, const std::string& key, const std::string& value) {
+    Error error(ErrorCode::checkpoint_mismatch, from.folder().string() + ": " + what);
+    error.key(key);
+    if (!value.empty()) error.help("set " + key + " = " + value);
+    throw error
+        .help("to train its weights on other data: meshwright checkpoint export " + from.folder().string() +
+              " --out DIR, then model.pretrained = \"DIR\" under another run.name")
+        .help("set checkpoint.resume = \"none\" to start afresh; what is there is kept under another name");
+  };
+  auto was = [](int64_t then, int64_t now) { return std::to_string(then) + ", this job's is " + std::to_string(now); };
+  int64_t seed = job.table("run").get_int("seed");
+  bool shuffle = job.table("dataset").get_bool("shuffle");
+  if (meta.seq_len != seq_len) refuse("its seq_len is " + was(meta.seq_len, seq_len), "dataset.seq_len", std::to_string(meta.seq_len));
+  if (meta.data_fingerprint != fingerprint) refuse("it was trained on other data than dataset.path now names", "dataset.path", "");
+  if (meta.shuffle != shuffle)
+    refuse(meta.shuffle ? "its samples are shuffled, this job's are not" : "its samples are in order, this job's are shuffled",
+           "dataset.shuffle", meta.shuffle ? "true" : "false");
+  if (static_cast<int64_t>(meta.seed) != seed)
+    refuse("its run.seed, which orders the samples, is " + was(static_cast<int64_t>(meta.seed), seed), "run.seed",
+           std::to_string(static_cast<int64_t>(meta.seed)));
+}
+
+// "continues runs/a/checkpoints/step_00000050, saved by ddp on 4 ranks"
+std::string continue_text(const checkpoint::Checkpoint& from, const World& world, const std::string& strategy) {
+  const checkpoint::Meta& meta = from.meta();
+  std::string out = "continues after step " + std::to_string(meta.step) + ": " + from.folder().string();
+  if (meta.strategy != strategy || meta.world_size != world.size())
+    out += ", saved by " + meta.strategy + " on " + report::counted(meta.world_size, "rank", "ranks");
+  return out;
+}
+
+// Rank 0: a line in the log for every save; on the screen the first, the last and those that failed.
+void tell_save(const SaveReport& report, bool goes_on, RunFolder& folder, Progress& progress, int64_t max_steps) {
+  char text[160];
+  std::string line = "step " + std::to_string(report.step) + "/" + std::to_string(max_steps) + "  ";
+  if (report.error) {
+    line += "no checkpoint: " + report.error->message();
+    if (goes_on) progress.say("warning: " + line + "; the run goes on (checkpoint.on_failure)");
+  } else {
+    std::snprintf(text, sizeof text, "checkpoint %s  %s in %.2f s", report.path.c_str(), report::human_bytes(report.bytes).c_str(),
+                  report.total_ms / 1000);
+    line += text;
+    if (report.pause_ms < report.total_ms) {
+      std::snprintf(text, sizeof text, ", training paused %.0f ms", report.pause_ms);
+      line += text;
+    }
+    if (report.step == max_steps) progress.say(line);
+  }
+  folder.log(line);
+}
+
 }  // namespace
 
 int run_rank(const RunOptions& options) {
@@ -213,6 +288,16 @@ int run_rank(const RunOptions& options) {
 
   const Options& run = job.table("run");
   auto seed = static_cast<uint64_t>(run.get_int("seed"));
+  fs::path run_path = fs::path(run.get_string("dir")) / run.get_string("name"), checkpoints = run_path / "checkpoints";
+  const int64_t max_steps = job.table("step_scheduler").get_int("max_steps");
+  std::optional<checkpoint::Checkpoint> from;
+  bool continues = false;
+  std::string made_way;
+  choose_start(job, *world, checkpoints, from, continues, made_way);
+  if (from && from->meta().step >= max_steps) {
+    if (leader) say_finished(from->folder(), from->meta().step, max_steps);
+    return 0;
+  }
   DType storage = *job.table("model").find_dtype("torch_dtype");
   nets::CausalLM net = nets::build_model(model_path, storage, at::kMeta);
   ModelOutline outline = net->outline();
@@ -230,17 +315,33 @@ int run_rank(const RunOptions& options) {
     validation_data = data::open_dataset(data::dataset_config(validation, vocab, seed + 1));
 
   Trainer trainer(job, world, net.ptr(), outline, job.table("step_scheduler").get_int("local_batch_size") * data_config.seq_len);
-  fill_weights(trainer, pretrained, net, seed);
+  std::string fingerprint = checkpoint::to_hex(train_data->fingerprint());
+  // Dropout draws from LibTorch's own generator, which starts anywhere: the same numbers in every run, others on every data-parallel rank.
+  auto seed_generator = [&](int64_t step) {
+    at::manual_seed((seed + static_cast<uint64_t>(step) * 0x2545f4914f6cdd1du) * 0x9e3779b97f4a7c15u +
+                    static_cast<uint64_t>(trainer.data_parallel_rank()));
+  };
+  seed_generator(0);
+  if (from) {
+    // All ranks continue, or none.
+    agree_or_throw(*world, outcome_of([&] {
+      check_data(*from, job, fingerprint, data_config.seq_len);
+      if (!load_checkpoint(trainer, *from)) seed_generator(from->meta().step);
+      return std::string();
+    }));
+  } else {
+    fill_weights(trainer, pretrained, net, seed);
+  }
 
   report::Output out(stdout, "standard output");
   report::Style style{options.colour, options.unicode, options.width};
   std::unique_ptr<RunFolder> folder;
   std::unique_ptr<Progress> progress;
   if (leader) {
-    folder = std::make_unique<RunFolder>(fs::path(run.get_string("dir")) / run.get_string("name"));
+    folder = std::make_unique<RunFolder>(run_path, continues ? std::optional(from->meta().step) : std::nullopt);
     folder->put("config.toml", read_file(options.file));
-    // A file that train takes again: no table that is refused or dropped when it is written down.
-    std::vector<std::string> without{"checkpoint"};
+    // A file that train takes again: no table that is dropped when it is written down.
+    std::vector<std::string> without;
     if (!job.impl().config.shared.pipeline_given) without.emplace_back("distributed.pipeline");
     folder->put("config.resolved.toml", config::show_toml(job.impl().config, /*with_origins=*/true, without));
     plan::JobPlan plan = plan::make_plan(job.impl(), {.world_size = world->size(), .rank = 0});
@@ -254,6 +355,8 @@ int run_rank(const RunOptions& options) {
       progress->say(line);
     };
     if (!folder->kept().empty()) say("an earlier run of this name left metrics; they are now " + folder->kept());
+    if (!made_way.empty()) say("checkpoints that this run does not continue are now in " + made_way);
+    if (from) say(continue_text(*from, *world, trainer.plan().strategy.info->name));
     say(trainer.plan().strategy.info->name + " on " + report::counted(world->size(), "rank", "ranks") + ": " + outline.architecture + ", " +
         report::human_count(parameters) + " parameters; batch " + std::to_string(trainer.local_batch()) + " x " +
         std::to_string(trainer.accumulation()) + " x " + std::to_string(trainer.data_parallel_size()) + " samples of " +
@@ -283,17 +386,52 @@ int run_rank(const RunOptions& options) {
     folder->log(line);
   };
 
-  // Dropout draws from LibTorch's own generator, which starts anywhere: the same numbers in every run, others on every data-parallel rank.
-  at::manual_seed(seed * 0x9e3779b97f4a7c15u + static_cast<uint64_t>(dp_rank));
+  // The samples of a step follow each other, whatever the batch of the steps before was.
+  const int64_t batch = rows * accumulation * dp, first_step = trainer.next_step(), first_sample = from ? from->meta().samples : 0;
+  auto samples_before = [&](int64_t step) { return first_sample + (step - first_step) * batch; };
+
+  Saver::Settings saving;
+  saving.folder = checkpoints;
+  const Options& checkpoint_table = job.table("checkpoint");
+  saving.keep = checkpoint_table.get_int("keep");
+  saving.background = checkpoint_table.get_bool("async");
+  saving.facts.architecture = outline.architecture;
+  saving.facts.seq_len = data_config.seq_len;
+  saving.facts.data_fingerprint = fingerprint;
+  saving.facts.shuffle = job.table("dataset").get_bool("shuffle");
+  saving.facts.seed = seed;
+  saving.facts.max_steps = max_steps;
+  saving.carried.emplace_back("config.json", config_file);
+  if (from)
+    for (const checkpoint::TensorRecord& tensor : from->meta().tensors) {
+      if (tensor.state.empty()) saving.export_dtypes.emplace_back(tensor.name, tensor.export_dtype);
+    }
+  else if (!pretrained.empty()) {
+    weights::WeightFolder source(pretrained);
+    for (const std::string& name : source.names()) saving.export_dtypes.emplace_back(name, source.find(name)->dtype);
+  }
+  // A failed save may be lived with while there is something to train on, not at the end.
+  bool ending = first_step == max_steps;
+  saving.done = [&](const SaveReport& report) {
+    bool goes_on = checkpoint_table.get_string("on_failure") == "continue" && !ending;
+    if (leader) tell_save(report, goes_on, *folder, *progress, max_steps);
+    if (report.error && !goes_on)
+      throw Error(*report.error).help("set checkpoint.on_failure = \"continue\" to train on when a checkpoint cannot be written");
+  };
+  Saver saver(trainer, std::move(saving));
+  const int64_t every = checkpoint_table.get_int("every_steps");
+
   net->train();
   std::optional<Preemption> preemption(std::in_place);
   bool stopped = false;
-  for (int64_t step = 0; step < trainer.max_steps(); ++step) {
+  for (int64_t step = first_step; step < max_steps; ++step) {
     Clock::time_point begin = Clock::now();
     memory.reset_peak();
+    saver.before_step();
+    int64_t sample = samples_before(step);
     StepResult result = trainer.step([&](int64_t micro) {
       if (preemption->asked()) trainer.vote(Vote::stop);
-      return loss_of(net, batches.read(((step * accumulation + micro) * dp + dp_rank) * rows));
+      return loss_of(net, batches.read(sample + (micro * dp + dp_rank) * rows));
     });
     StepCost cost{ms_since(begin), memory.peak()};
     if (leader) {
@@ -303,10 +441,18 @@ int run_rank(const RunOptions& options) {
     }
     bool last = step + 1 == trainer.max_steps();
     if (validation_batches && ((step + 1) % validation.get_int("every_steps") == 0 || last)) validate(step);
+    saver.after_step(result);
     // All ranks end after the same step, whichever of them was told to. After the last one the run is about to end anyway.
     stopped = result.votes(Vote::stop) > 0 && !last;
+    ending = last || stopped;
+    if (ending || (every > 0 && (step + 1) % every == 0)) {
+      if (leader) folder->sync();
+      saver.save(samples_before(step + 1), result.lr);
+    }
     if (stopped) break;
   }
+  if (first_step == max_steps) saver.save(first_sample, 0);  // nothing was trained, but what was read is kept
+  saver.finish();
   std::string wish = preemption->asked() ? preemption->signal() : "a signal to another rank";
   if (stopped)
     preemption->stay();
@@ -325,7 +471,8 @@ int run_rank(const RunOptions& options) {
   if (stopped) {
     world->everyone()->barrier();
     if (leader) {
-      std::string words = wish + ": ended after step " + std::to_string(trainer.next_step());
+      std::string words = wish + ": saved step " + std::to_string(trainer.next_step()) + " of " + std::to_string(max_steps) +
+                          ", ending; the same command goes on from there";
       folder->log(words);
       progress->say(words);
     }
