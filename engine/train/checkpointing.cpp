@@ -11,6 +11,7 @@
 #include <ctime>
 #include <fstream>
 #include <map>
+#include <mutex>
 
 #include "engine/checkpoint/checksum.h"
 #include "engine/data/mapped_file.h"
@@ -174,7 +175,9 @@ void Saver::save(int64_t samples, double lr) {
   std::vector<Entry> model = collect("model", held_), optimizer = collect("optimizer", held_);
   std::vector<Entry> generators;
   for (auto& [device, generator] : generators_of(world)) {
+    std::unique_lock lock(generator.mutex());
     Tensor state = generator.get_state().clone();
+    lock.unlock();
     generators.push_back({{"rng/" + device, DType::int8, {state.numel()}}, state});
   }
   if (settings_.background) {
@@ -388,6 +391,7 @@ bool load_checkpoint(Trainer& trainer, checkpoint::Checkpoint& from) {
         std::string state = from.read_generator(record);
         Tensor bytes = at::empty({static_cast<int64_t>(state.size())}, at::kByte);
         std::copy(state.begin(), state.end(), reinterpret_cast<char*>(bytes.mutable_data_ptr<uint8_t>()));
+        std::lock_guard lock(generator.mutex());
         try {
           generator.set_state(bytes);
         } catch (const c10::Error&) {

@@ -1,0 +1,161 @@
+#include "engine/checkpoint/folder.h"
+
+#include <doctest/doctest.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <fstream>
+
+#include "engine/checkpoint/checksum.h"
+#include "engine/checkpoint/resume.h"
+#include "engine/files/durable.h"
+#include "meshwright/error.h"
+
+using namespace meshwright;
+using namespace meshwright::checkpoint;
+namespace fs = std::filesystem;
+
+namespace {
+
+struct Folder {
+  fs::path path = fs::canonical(fs::temp_directory_path()) / ("checkpoints_" + std::to_string(::getpid()));
+  fs::path own = path / "run" / "checkpoints";
+  Folder() {
+    fs::remove_all(path);
+    fs::create_directories(path / "run");
+  }
+  ~Folder() { fs::remove_all(path); }
+  fs::path at(int64_t step) const { return own / step_name(step); }
+  // A small one without tensors.
+  fs::path save(int64_t step, int64_t keep = 2, const std::string& text = "{}") const {
+    Publication publication(own, step);
+    files::write_durably(publication.temporary() / "config.json", text);
+    Meta meta;
+    meta.step = step;
+    meta.files = {{"config.json", static_cast<int64_t>(text.size()), {checksum(text)}}};
+    return publication.publish(meta, keep);
+  }
+  std::vector<std::string> names(const fs::path& folder) const {
+    std::vector<std::string> out;
+    for (const auto& entry : fs::directory_iterator(folder)) out.push_back(entry.path().filename());
+    std::sort(out.begin(), out.end());
+    return out;
+  }
+};
+
+template <class F>
+std::string message_of(F&& body, ErrorCode code) {
+  try {
+    body();
+  } catch (const Error& error) {
+    CHECK(error.code() == code);
+    return error.message();
+  }
+  return "";
+}
+
+using Names = std::vector<std::string>;
+
+}  // namespace
+
+TEST_CASE("names of steps") {
+  CHECK(step_name(50) == "step_00000050");
+  CHECK(step_name(1234567890) == "step_1234567890");
+  CHECK(step_of("step_00000050") == 50);
+  CHECK(step_of("step_1234567890") == 1234567890);
+  for (const char* name : {"step_50", "step_", "step_0000005x", "step_-0000001", ".step_00000050.tmp", "latest", "step_00000050.old",
+                           "step_99999999999999999999"})
+    CHECK(!step_of(name));
+}
+
+TEST_CASE("the last ones are kept, `latest` follows, and leftovers of cut-off saves go with the next one") {
+  Folder folder;
+  CHECK(find_all(folder.own).empty());
+  CHECK(!newest(folder.own));
+  CHECK(folder.save(10) == folder.at(10));
+  folder.save(20);
+  fs::create_directories(folder.own / ".step_00000025.tmp" / "source");
+  std::ofstream(folder.own / ".step_00000025.tmp" / "model") << "half";
+  fs::create_directories(folder.own / ".step_00000005.old");
+  std::ofstream(folder.own / "notes.txt") << "mine";
+  folder.save(30);
+  CHECK(folder.names(folder.own) == Names{"latest", "notes.txt", "step_00000020", "step_00000030"});
+  CHECK(fs::read_symlink(folder.own / "latest") == "step_00000030");
+  CHECK(newest(folder.own)->step == 30);
+  {
+    Publication cut_off(folder.own, 40);
+    files::write_durably(cut_off.temporary() / "config.json", "x");
+  }
+  CHECK(folder.names(folder.own) == Names{"latest", "notes.txt", "step_00000020", "step_00000030"});
+  // One of the same step is replaced.
+  folder.save(30, 1, "{\"new\": 1}");
+  CHECK(folder.names(folder.own) == Names{"latest", "notes.txt", "step_00000030"});
+  CHECK(fs::file_size(folder.at(30) / "config.json") == 10);
+}
+
+TEST_CASE("a damaged newest one is not passed over in silence") {
+  Folder folder;
+  folder.save(10);
+  folder.save(20);
+  std::ofstream(folder.at(20) / "config.json") << "longer than it was";
+  CHECK(find_all(folder.own)[1].problem == (folder.at(20) / "config.json").string() + ": the file has 18 bytes, meta.json says 2");
+  try {
+    newest(folder.own);
+    FAIL_CHECK("accepted");
+  } catch (const Error& error) {
+    CHECK(error.code() == ErrorCode::bad_checkpoint);
+    CHECK(error.helps()[0] == "set checkpoint.resume = \"" + folder.at(10).string() + "\" to continue the newest one that is whole");
+  }
+  fs::remove(folder.at(20) / "config.json");
+  fs::create_symlink(folder.at(10) / "config.json", folder.at(20) / "config.json");
+  CHECK(find_all(folder.own)[1].problem == (folder.at(20) / "config.json").string() + ": not a regular file of this folder");
+}
+
+TEST_CASE("a path means a checkpoint, a folder of some, or a run") {
+  Folder folder;
+  folder.save(10);
+  folder.save(20);
+  for (const fs::path& path : {folder.own, folder.path / "run", folder.own / "latest", folder.at(20)})
+    CHECK(resolve(path) == folder.at(20));
+  CHECK(resolve(folder.at(10)) == folder.at(10));
+  // `latest` may be set back by hand, or be a file where links are not to be had, or lead out of the folder.
+  files::link_durably("step_00000010", folder.own / "latest");
+  CHECK(resolve(folder.own) == folder.at(10));
+  fs::remove(folder.own / "latest");
+  std::ofstream(folder.own / "latest") << "step_00000010\n";
+  CHECK(resolve(folder.own) == folder.at(10));
+  files::link_durably("../../elsewhere/step_00000010", folder.own / "latest");
+  CHECK(resolve(folder.own) == folder.at(20));
+  CHECK(message_of([&] { resolve(folder.path); }, ErrorCode::no_checkpoint) == folder.path.string() + " holds no checkpoint");
+  CHECK(message_of([&] { resolve(folder.path / "no"); }, ErrorCode::no_checkpoint) == (folder.path / "no").string() + " does not exist");
+}
+
+TEST_CASE("what a run continues, and what makes way for it") {
+  Folder folder;
+  CHECK(choose_start("auto", folder.own, false).from.empty());
+  CHECK(make_way({}, folder.own).empty());
+  for (int64_t step : {10, 20, 30}) folder.save(step, 5);
+  Start start = choose_start("auto", folder.own, false);
+  CHECK(start.from == folder.at(30));
+  CHECK(start.own);
+  CHECK(make_way(start, folder.own).empty());
+  // Back to an earlier one of its own: later ones are kept aside.
+  start = choose_start(folder.at(20), folder.own, false);
+  CHECK(start.own);
+  CHECK(make_way(start, folder.own) == folder.own.string() + ".1");
+  CHECK(folder.names(folder.own) == Names{"step_00000010", "step_00000020"});
+  CHECK(folder.names(folder.own.string() + ".1") == Names{"latest", "step_00000030"});
+  // After a restart its own newest one wins over a path.
+  CHECK(choose_start(folder.at(10), folder.own, true).from == folder.at(20));
+  CHECK(choose_start("none", folder.own, true).from == folder.at(20));
+  // Somebody else's.
+  fs::path other = folder.path / "other" / "checkpoints";
+  CHECK(choose_start(folder.own.string(), other, false).from == folder.at(20));
+  CHECK(!choose_start(folder.own.string(), other, true).own);
+  // Afresh.
+  start = choose_start("none", folder.own, false);
+  CHECK(start.from.empty());
+  CHECK(make_way(start, folder.own) == folder.own.string() + ".2");
+  CHECK(folder.names(folder.own).empty());
+  CHECK(message_of([&] { choose_start("nowhere", folder.own, false); }, ErrorCode::no_checkpoint) == "nowhere does not exist");
+}

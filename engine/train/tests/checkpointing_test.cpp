@@ -1,0 +1,261 @@
+// A run that was saved on one layout goes on on any other: the same bits, the same losses.
+#include "engine/train/checkpointing.h"
+
+#include <ATen/ops/cross_entropy_loss.h>
+#include <ATen/ops/empty.h>
+#include <doctest/doctest.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <fstream>
+#include <map>
+#include <mutex>
+
+#include "engine/nets/causal_lm.h"
+#include "engine/nets/initialize.h"
+#include "meshwright/testing.h"
+
+using namespace meshwright;
+namespace fs = std::filesystem;
+
+namespace {
+
+const std::string kModel = MESHWRIGHT_SOURCE_DIR "/configs/models/llama-tiny.json";
+constexpr int64_t kBatch = 12, kLength = 8;
+
+struct Folder {
+  fs::path path = fs::temp_directory_path() / ("checkpointing_" + std::to_string(::getpid()));
+  Folder() {
+    fs::remove_all(path);
+    fs::create_directories(path);
+  }
+  ~Folder() { fs::remove_all(path); }
+};
+
+struct Layout {
+  const char* strategy;
+  int64_t ranks;
+  std::vector<std::string> sets = {};
+  std::string text() const { return std::string(strategy) + " on " + std::to_string(ranks) + (sets.empty() ? "" : " " + sets[0]); }
+};
+
+// Sample number `position` of an endless order that knows nothing of ranks.
+void fill_sample(int64_t position, int64_t* out) {
+  uint64_t state = static_cast<uint64_t>(position) * 0x9e3779b97f4a7c15u + 7;
+  for (int64_t i = 0; i <= kLength; ++i) {
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    out[i] = static_cast<int64_t>(state >> 56);
+  }
+}
+
+struct Rank {
+  Rank(const Layout& layout, const std::shared_ptr<World>& world, const std::vector<std::string>& sets = {})
+      : job(make(layout, sets)),
+        net(nets::build_model(kModel, DType::float32, at::kMeta)),
+        trainer(job, world, net.ptr(), net->outline(), kLength) {}
+  static Job make(const Layout& layout, const std::vector<std::string>& more) {
+    std::vector<std::string> sets{"distributed.strategy=" + std::string(layout.strategy)};
+    sets.insert(sets.end(), layout.sets.begin(), layout.sets.end());
+    sets.insert(sets.end(), more.begin(), more.end());
+    return Job::from_text("schema = 1\n[model]\nconfig = \"" + kModel +
+                              "\"\n[distributed.mp_policy]\nparam_dtype = \"float32\"\noutput_dtype = \"float32\"\n"
+                              "[dataset]\nkind = \"mock\"\nseq_len = 8\n[optimizer]\nlr = 1e-3\n[lr_scheduler]\nlr_warmup_steps = 2\n"
+                              "[step_scheduler]\nlocal_batch_size = 1\nglobal_batch_size = 12\nmax_steps = 40\n",
+                          sets);
+  }
+  void initialize() {
+    for (const ParallelParameter& p : trainer.model().parameters()) nets::initialize(*net, p, 1);
+    trainer.model().values_changed();
+  }
+  StepResult step() {
+    int64_t first = trainer.next_step() * kBatch;
+    return trainer.step([&](int64_t micro) {
+      at::Tensor ids = at::empty({1, kLength + 1}, at::kLong);
+      fill_sample(first + micro * trainer.data_parallel_size() + trainer.data_parallel_rank(), ids.mutable_data_ptr<int64_t>());
+      at::Tensor logits = net(ids.narrow(1, 0, kLength));
+      return MicroLoss{at::cross_entropy_loss(logits.flatten(0, 1), ids.narrow(1, 1, kLength).flatten(), {}, at::Reduction::Sum, -100),
+                       kLength};
+    });
+  }
+  Job job;
+  nets::CausalLM net;
+  Trainer trainer;
+};
+
+// Every tensor of a checkpoint, gathered, as bytes.
+std::map<std::string, std::string> contents(const fs::path& path) {
+  checkpoint::Checkpoint from(path);
+  std::map<std::string, std::string> out;
+  for (const checkpoint::TensorRecord& tensor : from.meta().tensors) {
+    checkpoint::Region whole = checkpoint::Region::whole(tensor.shape);
+    std::string bytes(static_cast<size_t>(whole.count() * dtype_size(tensor.dtype)), '\0');
+    from.read(tensor, whole, tensor.dtype, bytes.data());
+    out[tensor.state + "/" + tensor.name] = std::move(bytes);
+  }
+  return out;
+}
+
+// Losses of `steps` steps after loading `from` ("": from fresh weights), and a checkpoint right after loading when `copy` is set.
+std::vector<double> losses_of(const Layout& layout, const fs::path& from, int steps, const fs::path& save_after = {}, int save_at = -1) {
+  std::vector<double> out;
+  run_ranks(layout.ranks, [&](const std::shared_ptr<World>& world) {
+    Rank rank(layout, world);
+    if (from.empty())
+      rank.initialize();
+    else
+      rank.trainer.load(from.string());
+    std::vector<double> mine;
+    for (int step = 0; step <= steps; ++step) {
+      if (step == save_at) rank.trainer.save(save_after.string());
+      if (step < steps) mine.push_back(rank.step().loss);
+    }
+    if (world->rank() == 0) out = mine;
+  });
+  return out;
+}
+
+const std::vector<Layout> kLayouts = {{"fsdp2", 4}, {"fsdp2", 4, {"distributed.dp_replicate_size=2"}},
+                                      {"ddp", 4},   {"fsdp2", 3},
+                                      {"ddp", 2},   {"fsdp2", 1},
+                                      {"ddp", 1},   {"ddp", 3, {"distributed.ddp.gradient_as_bucket_view=false"}}};
+
+}  // namespace
+
+TEST_CASE("what is saved on one layout is there to the bit on any other, and training goes on as if nothing had happened") {
+  Folder folder;
+  for (size_t a = 0; a < 3; ++a) {
+    INFO(kLayouts[a].text());
+    fs::path saved = folder.path / ("from_" + std::to_string(a));
+    std::vector<double> unbroken = losses_of(kLayouts[a], {}, 13, saved, 3);
+    std::map<std::string, std::string> kept = contents(saved / "step_00000003");
+    CHECK(kept.size() == 3 * 21);  // weights and two moments
+    for (size_t b = 0; b < kLayouts.size(); ++b) {
+      INFO(kLayouts[b].text());
+      fs::path again = folder.path / ("from_" + std::to_string(a) + "_to_" + std::to_string(b));
+      std::vector<double> losses = losses_of(kLayouts[b], saved, 10, again, 0);
+      CHECK(contents(again / "step_00000003") == kept);
+      REQUIRE(losses.size() == 10);
+      double worst = 0;
+      for (size_t i = 0; i < 10; ++i) worst = std::max(worst, std::abs(losses[i] - unbroken[i + 3]));
+      CHECK(worst <= (a == b ? 0 : 1e-6));
+    }
+  }
+}
+
+TEST_CASE("every byte is written once, by all ranks alike") {
+  Folder folder;
+  for (const Layout& layout : kLayouts) {
+    INFO(layout.text());
+    fs::path saved = folder.path / layout.text();
+    losses_of(layout, {}, 1, saved, 1);
+    checkpoint::Checkpoint from(saved / "step_00000001");
+    std::map<std::string, int64_t> bytes;
+    int64_t weights = 0;
+    for (const checkpoint::FileRecord& file : from.meta().files) {
+      bytes[file.name.substr(0, file.name.find('-'))] += file.bytes;
+      weights += file.name[0] == 'm' ? 1 : 0;
+      if (file.name[0] == 'm') CHECK(file.bytes < 125248 * 4 / layout.ranks + 8000 * 4);
+    }
+    CHECK(weights == layout.ranks);
+    CHECK(bytes["model"] < 125248 * 4 + layout.ranks * 4000);
+    CHECK(bytes["optimizer"] < 125248 * 8 + layout.ranks * 20000);
+    for (size_t i = 0; i < from.meta().files.size(); ++i) CHECK(from.verify(i, [](int64_t) {}).empty());
+  }
+}
+
+TEST_CASE("a save beside training equals one that waits, and a failed one leaves the last good one") {
+  Folder folder;
+  for (const Layout& layout : {Layout{"fsdp2", 2}, Layout{"ddp", 3}}) {
+    INFO(layout.text());
+    fs::path waits = folder.path / (layout.text() + " waits"), beside = folder.path / (layout.text() + " beside");
+    std::vector<double> plain = losses_of(layout, {}, 8, waits, 3);
+    std::vector<double> losses;
+    std::vector<std::string> reports;
+    run_ranks(layout.ranks, [&](const std::shared_ptr<World>& world) {
+      Rank rank(layout, world);
+      rank.initialize();
+      train::Saver::Settings settings;
+      settings.folder = beside;
+      settings.keep = 2;
+      settings.background = true;
+      settings.done = [&](const train::SaveReport& report) {
+        if (world->rank() == 0) reports.push_back(std::to_string(report.step) + (report.error ? " " + report.error->message() : ""));
+      };
+      train::Saver saver(rank.trainer, std::move(settings));
+      std::vector<double> mine;
+      for (int step = 0; step < 8; ++step) {
+        saver.before_step();
+        StepResult result = rank.step();
+        saver.after_step(result);
+        mine.push_back(result.loss);
+        if (step == 2) saver.save((step + 1) * kBatch, 0);
+        if (step == 6) {
+          saver.finish();
+          if (world->rank() == 1) fs::create_directories(beside / ".step_00000007.tmp" / "model-00002-of-0000x.safetensors");
+          saver.save((step + 1) * kBatch, 0);  // a leftover is in nobody's way
+          saver.finish();
+          CHECK(saver.last_step() == 7);
+          // A file where the folder was: the next one cannot be written.
+          if (world->rank() == 0) {
+            fs::rename(beside, beside.string() + " kept");
+            std::ofstream(beside) << "in the way";
+          }
+          world->everyone()->barrier();
+          saver.save((step + 1) * kBatch, 0);
+          saver.finish();
+          CHECK(saver.last_step() == 7);
+        }
+      }
+      if (world->rank() == 0) losses = mine;
+    });
+    CHECK(losses == plain);
+    REQUIRE(reports.size() == 3);
+    CHECK(reports[0] == "3");
+    CHECK(reports[1] == "7");
+    CHECK(reports[2].rfind("7 cannot make " + beside.string(), 0) == 0);
+    fs::path kept = beside.string() + " kept";
+    CHECK(contents(kept / "step_00000003") == contents(waits / "step_00000003"));
+    int entries = 0;
+    for ([[maybe_unused]] const auto& entry : fs::directory_iterator(kept)) ++entries;
+    CHECK(entries == 3);  // two checkpoints and `latest`
+    CHECK(fs::read_symlink(kept / "latest") == "step_00000007");
+  }
+}
+
+TEST_CASE("a checkpoint of another model or optimizer is refused on every rank, and nothing is loaded from a damaged one") {
+  Folder folder;
+  fs::path saved = folder.path / "saved";
+  losses_of({"fsdp2", 2}, {}, 1, saved, 1);
+  auto refused = [&](const Layout& layout, const fs::path& from) {
+    std::mutex mutex;
+    std::vector<std::string> messages;
+    run_ranks(layout.ranks, [&](const std::shared_ptr<World>& world) {
+      Rank rank(layout, world);
+      try {
+        rank.trainer.load(from.string());
+      } catch (const Error& error) {
+        std::lock_guard lock(mutex);
+        messages.push_back(code_string(error.code()) + " " + error.message());
+      }
+    });
+    REQUIRE(messages.size() == static_cast<size_t>(layout.ranks));
+    for (const std::string& message : messages) CHECK(message == messages[0]);
+    return messages[0];
+  };
+  CHECK(refused({"ddp", 2, {"optimizer.name=sgd"}}, saved)
+            .find("E0713 " + saved.string() + "/step_00000001: it holds the state of the optimizer adamw") == 0);
+  CHECK(refused({"ddp", 1}, folder.path / "gone").find("E0712 " + (folder.path / "gone").string() + " does not exist") == 0);
+  // One byte of one rank's file: the others hear of it too.
+  fs::path file = saved / "step_00000001" / "optimizer-00002-of-00002.safetensors";
+  {
+    std::fstream damage(file, std::ios::in | std::ios::out | std::ios::binary);
+    damage.seekp(200000);
+    damage.put('\x55');
+  }
+  CHECK(refused({"fsdp2", 2}, saved) ==
+        "E0711 " + file.string() + ": bytes 0 to " + std::to_string(fs::file_size(file) - 1) + " do not match their checksum");
+  fs::resize_file(file, 1000);
+  CHECK(refused({"ddp", 2}, saved / "step_00000001").find("E0711 " + file.string() + ": the file has 1000 bytes, meta.json says") == 0);
+  fs::remove(file);
+  CHECK(refused({"ddp", 1}, saved / "step_00000001") == "E0711 " + file.string() + ": the file is missing");
+}
