@@ -202,7 +202,7 @@ TEST_CASE("a run folder that cannot be made or written to: path and reason, exit
       fs::create_directories(program.run_folder());
       fs::create_symlink("/dev/full", program.run_folder() / file);
       check_refused(program.run(arguments), 7, "E0705",
-                    std::string("cannot write ") + (program.run_folder() / file).string() + ": No space left on device\n");
+                    std::string("cannot write ") + (program.run_folder() / file).string() + ": No space left on device (ENOSPC)\n");
       fs::remove_all(program.run_folder());
     }
     fs::create_directories(program.run_folder() / "plan.json");

@@ -130,7 +130,7 @@ TEST_CASE("what a sealed meta.json may not say") {
   };
   std::string text = to_json(example());
   for (const Row& row : rows) {
-    INFO(std::string(row.from) + " -> " + row.to);
+    INFO(row.from << " -> " << row.to);
     std::string changed = text;
     size_t at = changed.find(row.from);
     REQUIRE(at != std::string::npos);

@@ -130,7 +130,7 @@ TEST_CASE("whole files replace what was there and leave nothing beside them") {
   run.put("plan.json", "{}");
   CHECK(read_file(folder.path / "plan.json") == "{}");
   fs::create_directory(folder.path / "taken");
-  CHECK(unwritable([&] { run.put("taken", "x"); }) == "cannot write " + (folder.path / "taken").string() + ": Is a directory");
+  CHECK(unwritable([&] { run.put("taken", "x"); }) == "cannot rename " + (folder.path / "taken").string() + ": Is a directory (EISDIR)");
   CHECK(unwritable([&] { run.put("no/such", "x"); }).find("No such file or directory") != std::string::npos);
   for (const fs::directory_entry& entry : fs::directory_iterator(folder.path)) CHECK(!entry.path().filename().string().ends_with(".tmp"));
 }
@@ -139,19 +139,19 @@ TEST_CASE("what cannot be written is an error that names path and reason") {
   Folder folder;
   std::ofstream(folder.path / "file") << "x";
   CHECK(unwritable([&] { RunFolder run(folder.path / "file" / "run"); }) ==
-        "cannot write " + (folder.path / "file" / "run").string() + ": Not a directory");
+        "cannot write " + (folder.path / "file" / "run").string() + ": Not a directory (ENOTDIR)");
   for (const char* name : {"metrics.jsonl", "run.log"}) {
     fs::path path = folder.path / name;
     fs::remove(path);
     fs::create_directories(path / "sub");
-    CHECK(unwritable([&] { RunFolder run(folder.path); }) == "cannot write " + path.string() + ": Is a directory");
+    CHECK(unwritable([&] { RunFolder run(folder.path); }) == "cannot write " + path.string() + ": Is a directory (EISDIR)");
     fs::remove_all(path);
     fs::create_symlink("/dev/full", path);
     CHECK(unwritable([&] {
             RunFolder run(folder.path);
             run.log("x");
             run.step(result_of(0), {1, 1});
-          }) == "cannot write " + path.string() + ": No space left on device");
+          }) == "cannot write " + path.string() + ": No space left on device (ENOSPC)");
     CHECK(fs::is_symlink(path));
     fs::remove(path);
   }
@@ -234,4 +234,29 @@ TEST_CASE("an output that takes no more is given up, and the run goes on") {
     CHECK_NOTHROW(progress.finish());
   }
   CHECK(std::fclose(full) == 0);  // nothing is tried again
+}
+
+TEST_CASE("a run that continues keeps the rows of the steps before, whole lines only") {
+  Folder folder;
+  {
+    RunFolder run(folder.path);
+    for (int64_t step = 0; step < 6; ++step) run.step(result_of(step), {1, 1});
+    run.validation(3, 2.5);
+    run.validation(4, 2.25);
+    run.sync();
+  }
+  std::ofstream(folder.path / "metrics.jsonl", std::ios::app) << "{\"step\": 2, \"lo";  // cut off by a crash
+  std::string before = read_file(folder.path / "metrics.jsonl");
+  {
+    RunFolder run(folder.path, 4);
+    CHECK(run.kept().empty());
+    run.step(result_of(4), {1, 1});
+  }
+  std::ifstream in(folder.path / "metrics.jsonl");
+  std::vector<std::string> steps;
+  for (std::string line; std::getline(in, line);)
+    steps.push_back(line.substr(0, line.find(',')) + (line.find("validation") == std::string::npos ? "" : " v"));
+  CHECK(steps ==
+        std::vector<std::string>{"{\"step\": 0", "{\"step\": 1", "{\"step\": 2", "{\"step\": 3", "{\"step\": 3 v", "{\"step\": 4"});
+  CHECK(before.rfind(read_file(folder.path / "metrics.jsonl").substr(0, 100), 0) == 0);
 }
