@@ -2,6 +2,7 @@
 #pragma once
 
 #include <deque>
+#include <optional>
 #include <unordered_map>
 #include <variant>
 
@@ -29,14 +30,14 @@ struct Tokenizer::Parts {
   std::unordered_map<uint32_t, const AddedToken*> added_by_id;
   std::unordered_map<std::string_view, const AddedToken*> added_by_content;
   TokenFinder verbatim, normalized;
-  std::vector<Template> templates;  // applied one after the other
+  std::optional<Template> around;
 };
 
 // Each reads one part of the file. Throws Error(bad_tokenizer).
 void read_model(const Field& model, Bpe& bpe);
 bool read_normalizer(const Field& normalizer);
 std::vector<Step> read_pre_tokenizer(const Field& pre_tokenizer);
-std::vector<Template> read_post_processor(const Field& post_processor);
+std::optional<Template> read_post_processor(const Field& post_processor);
 void read_decoder(const Field& decoder);
 // Without `matched`, and with the ids that the reference gives, which must be those of the file.
 std::deque<AddedToken> read_added_tokens(const Field& added, const Vocabulary& vocabulary);

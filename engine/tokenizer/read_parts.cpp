@@ -106,13 +106,13 @@ std::vector<Step> read_pre_tokenizer(const Field& pre_tokenizer) {
   return out;
 }
 
-std::vector<Template> read_post_processor(const Field& post_processor) {
-  std::vector<Template> out;
+std::optional<Template> read_post_processor(const Field& post_processor) {
+  std::optional<Template> out;
   each(post_processor, "processors", [&](const Field& field) {
     if (field.type() == "ByteLevel") return;  // moves offsets only
     if (field.type() != "TemplateProcessing") refuse_kind(field, kPostProcessors);
-    out.push_back(read_template(field));
-    if (out.size() > 8) field.refuse("is the ninth template; eight are read here");
+    if (out) field.refuse("is the second TemplateProcessing; there can be one");
+    out = read_template(field);
   });
   return out;
 }

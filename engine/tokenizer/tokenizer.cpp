@@ -71,7 +71,7 @@ Tokenizer Tokenizer::parse(std::string_view text, const std::string& name) {
   read_model(root.at("model"), parts->bpe);
   parts->composes = read_normalizer(root.at("normalizer"));
   parts->steps = read_pre_tokenizer(root.at("pre_tokenizer"));
-  parts->templates = read_post_processor(root.at("post_processor"));
+  parts->around = read_post_processor(root.at("post_processor"));
   read_decoder(root.at("decoder"));
   parts->added = read_added_tokens(root.at("added_tokens"), parts->bpe.vocabulary);
   size_t index = 0;
@@ -84,10 +84,9 @@ Tokenizer Tokenizer::parse(std::string_view text, const std::string& name) {
     ++index;
   }
   Tokenizer out(std::move(parts));
-  for (const Template& pieces : out.parts_->templates)
-    for (const TemplatePiece& piece : pieces)
-      for (int64_t id : piece.ids)
-        if (id >= out.size()) refuse(name, "post_processor", "puts in the id " + std::to_string(id) + ", which no token has");
+  for (const TemplatePiece& piece : out.parts_->around.value_or(Template{}))
+    for (int64_t id : piece.ids)
+      if (id >= out.size()) refuse(name, "post_processor", "puts in the id " + std::to_string(id) + ", which no token has");
   return out;
 }
 
@@ -117,16 +116,14 @@ std::vector<int64_t> Tokenizer::encode(std::string_view text, bool special) cons
   } catch (const PatternProblem& problem) {
     refuse(parts_->name, "a pattern of pre_tokenizer", problem.what + " (at byte " + std::to_string(problem.offset) + " of a piece of it)");
   }
-  if (!special) return out;
-  for (const Template& pieces_around : parts_->templates) {
-    std::vector<int64_t> whole;
-    for (const TemplatePiece& piece : pieces_around) {
-      const std::vector<int64_t>& ids = piece.text ? out : piece.ids;
-      whole.insert(whole.end(), ids.begin(), ids.end());
-    }
-    out = std::move(whole);
+  if (!parts_->around) return out;
+  std::vector<int64_t> whole;
+  for (const TemplatePiece& piece : *parts_->around) {
+    if (!piece.text && !special) continue;
+    const std::vector<int64_t>& ids = piece.text ? out : piece.ids;
+    whole.insert(whole.end(), ids.begin(), ids.end());
   }
-  return out;
+  return whole;
 }
 
 std::string Tokenizer::bytes_of(int64_t id, bool skip_special) const {

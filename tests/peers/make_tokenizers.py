@@ -4,7 +4,7 @@
     make_tokenizers.py --check     compares the committed ids with what the installed library gives today
 
 Three styles: gpt2 (ByteLevel's own pattern), llama3 (Split, ignore_merges, a template that puts a beginning before the text; merges as pairs),
-qwen2 (NFC, Split). Trained on texts of this project and on lines of many scripts below, so that everything can be made again.
+qwen2 (NFC, Split). Trained on texts of this project and on lines of many scripts below: made again, they differ as far as those texts have changed.
 """
 import argparse, json, os, random, re, sys
 
