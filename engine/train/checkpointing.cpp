@@ -8,6 +8,7 @@
 #include <torch/nn/module.h>
 
 #include <cstdio>
+#include <cstring>
 #include <ctime>
 #include <fstream>
 #include <map>
@@ -100,9 +101,12 @@ checkpoint::FileRecord copy_file(const fs::path& from, const fs::path& to, const
 
 }  // namespace
 
-Saver::Saver(Trainer& trainer, Settings settings) : trainer_(trainer), settings_(std::move(settings)) {}
+Saver::Saver(Trainer& trainer, Settings settings) : trainer_(trainer), settings_(std::move(settings)) {
+  if (settings_.background) trainer_.before_update([this] { wait_for_snapshot(); });
+}
 
 Saver::~Saver() {
+  if (settings_.background) trainer_.before_update({});
   if (worker_.joinable()) worker_.join();
 }
 
@@ -123,16 +127,36 @@ std::vector<Saver::Entry> Saver::collect(std::string_view kind, const std::vecto
   return out;
 }
 
-// Copies values, so that training may go on changing the originals.
-void Saver::snapshot(std::vector<Entry>& entries) {
-  for (Entry& entry : entries) {
-    size_t index = static_cast<size_t>(&entry - entries.data());
-    Tensor& kept = snapshots_[index];
-    if (!kept.defined() || kept.numel() != entry.values.numel() || kept.scalar_type() != entry.values.scalar_type())
-      kept = at::empty({entry.values.numel()}, entry.values.options().device(at::kCPU).pinned_memory(entry.values.is_cuda()));
-    kept.copy_(entry.values.view({-1}));
-    entry.values = kept;
+// From here on the entries are copies. What only the optimizer changes is copied by the worker, the rest (buffers, which a forward may
+// change, and what lies on a device) at once.
+void Saver::prepare_snapshot(std::vector<Entry>& entries) {
+  snapshots_.resize(entries.size());
+  originals_.assign(entries.size(), Tensor());
+  for (size_t i = 0; i < entries.size(); ++i) {
+    Tensor &kept = snapshots_[i], values = entries[i].values.view({-1});
+    if (!kept.defined() || kept.numel() != values.numel() || kept.scalar_type() != values.scalar_type())
+      kept = at::empty({values.numel()}, values.options().device(at::kCPU).pinned_memory(values.is_cuda()));
+    if (values.is_cpu() && entries[i].spec.name.rfind("buffer/", 0) != 0)
+      originals_[i] = values;
+    else
+      kept.copy_(values);
+    entries[i].values = kept;
   }
+  copied_ = false;
+}
+
+void Saver::snapshot() {
+  for (size_t i = 0; i < originals_.size(); ++i)
+    if (originals_[i].defined()) std::memcpy(snapshots_[i].mutable_data_ptr(), originals_[i].const_data_ptr(), originals_[i].nbytes());
+  copied_ = true;
+  copied_.notify_all();
+}
+
+void Saver::wait_for_snapshot() {
+  if (copied_) return;
+  Clock::time_point begin = Clock::now();
+  copied_.wait(false);
+  report_.pause_ms += ms_since(begin);
 }
 
 void Saver::save(int64_t samples, double lr) {
@@ -184,16 +208,18 @@ void Saver::save(int64_t samples, double lr) {
     std::vector<Entry> all = std::move(model);
     size_t weights = all.size();
     std::move(optimizer.begin(), optimizer.end(), std::back_inserter(all));
-    snapshots_.resize(all.size());
-    snapshot(all);
+    prepare_snapshot(all);
     model.assign(std::make_move_iterator(all.begin()), std::make_move_iterator(all.begin() + static_cast<int64_t>(weights)));
     optimizer.assign(std::make_move_iterator(all.begin() + static_cast<int64_t>(weights)), std::make_move_iterator(all.end()));
   }
   std::move(generators.begin(), generators.end(), std::back_inserter(optimizer));
   phase_ = Phase::writing;
-  start([this, model = std::move(model), optimizer = std::move(optimizer)] { return write_files(model, optimizer); });
+  start([this, model = std::move(model), optimizer = std::move(optimizer)] {
+    if (settings_.background) snapshot();
+    return write_files(model, optimizer);
+  });
   if (!settings_.background) return finish();
-  report_.pause_ms = ms_since(began_);
+  report_.pause_ms += ms_since(began_);
 }
 
 void Saver::start(std::function<std::string()> work) {

@@ -31,8 +31,9 @@ struct SaveReport {
   std::optional<Error> error;
 };
 
-// Writes checkpoints of a trainer. With `background` the values are copied and written beside training, which costs the memory of what
-// this rank writes; a save that is still under way is waited for when the next one begins.
+// Writes checkpoints of a trainer. With `background` the values are copied while the next step computes (only its update has to wait for
+// that) and written beside training, which costs the memory of what this rank writes; a save that is still under way is waited for when
+// the next one begins. One at a time a trainer.
 class Saver {
  public:
   struct Settings {
@@ -69,7 +70,9 @@ class Saver {
     at::Tensor values;
   };
   std::vector<Entry> collect(std::string_view kind, const std::vector<Held>& held);
-  void snapshot(std::vector<Entry>& entries);
+  void prepare_snapshot(std::vector<Entry>& entries);
+  void snapshot();
+  void wait_for_snapshot();
   void start(std::function<std::string()> work);
   void settle();
   void end(std::optional<Error> error);
@@ -81,13 +84,13 @@ class Saver {
   std::unique_ptr<Shares> shares_;
   size_t shared_ = 0;  // tensors the shares are of
   std::vector<Held> held_;
-  std::vector<at::Tensor> snapshots_;  // kept for the next save
+  std::vector<at::Tensor> originals_, snapshots_;  // of one save; the copies are kept for the next one
   Phase phase_ = Phase::idle;
   checkpoint::Meta meta_;
   SaveReport report_;
   std::unique_ptr<checkpoint::Publication> publication_;  // rank 0
   std::thread worker_;
-  std::atomic<bool> worked_ = false;
+  std::atomic<bool> worked_ = false, copied_ = true;
   Outcome outcome_;
   std::chrono::steady_clock::time_point began_;
   int64_t last_ = -1;

@@ -239,12 +239,14 @@ void check_data(const checkpoint::Checkpoint& from, const Job& job, const std::s
 }
 
 // "continues runs/a/checkpoints/step_00000050, saved by ddp on 4 ranks"
-std::string continue_text(const checkpoint::Checkpoint& from, const World& world, const std::string& strategy) {
+std::string continue_text(const checkpoint::Checkpoint& from, const World& world, const std::string& strategy, double ms) {
   const checkpoint::Meta& meta = from.meta();
   std::string out = "continues after step " + std::to_string(meta.step) + ": " + from.folder().string();
   if (meta.strategy != strategy || meta.world_size != world.size())
     out += ", saved by " + meta.strategy + " on " + report::counted(meta.world_size, "rank", "ranks");
-  return out;
+  char text[64];
+  std::snprintf(text, sizeof text, "; %s read in %.2f s", report::human_bytes(from.bytes()).c_str(), ms / 1000);
+  return out + text;
 }
 
 // Rank 0: a line in the log for every save; on the screen the first, the last and those that failed.
@@ -322,6 +324,7 @@ int run_rank(const RunOptions& options) {
                     static_cast<uint64_t>(trainer.data_parallel_rank()));
   };
   seed_generator(0);
+  Clock::time_point loading = Clock::now();
   if (from) {
     // All ranks continue, or none.
     agree_or_throw(*world, outcome_of([&] {
@@ -332,6 +335,7 @@ int run_rank(const RunOptions& options) {
   } else {
     fill_weights(trainer, pretrained, net, seed);
   }
+  double loading_ms = ms_since(loading);
 
   report::Output out(stdout, "standard output");
   report::Style style{options.colour, options.unicode, options.width};
@@ -356,7 +360,7 @@ int run_rank(const RunOptions& options) {
     };
     if (!folder->kept().empty()) say("an earlier run of this name left metrics; they are now " + folder->kept());
     if (!made_way.empty()) say("checkpoints that this run does not continue are now in " + made_way);
-    if (from) say(continue_text(*from, *world, trainer.plan().strategy.info->name));
+    if (from) say(continue_text(*from, *world, trainer.plan().strategy.info->name, loading_ms));
     say(trainer.plan().strategy.info->name + " on " + report::counted(world->size(), "rank", "ranks") + ": " + outline.architecture + ", " +
         report::human_count(parameters) + " parameters; batch " + std::to_string(trainer.local_batch()) + " x " +
         std::to_string(trainer.accumulation()) + " x " + std::to_string(trainer.data_parallel_size()) + " samples of " +

@@ -219,6 +219,7 @@ StepResult Trainer::step(const std::function<MicroLoss(int64_t micro)>& forward)
   double scale = all_count > 0 ? assumed * static_cast<double>(data_->size()) / all_count : 0;
   result.grad_norm = model_->clip_grad_norm(parts_->max_grad_norm, scale);
   if (parts_->stop_on_nonfinite && (!std::isfinite(result.loss) || !std::isfinite(result.grad_norm))) throw_nonfinite(result, *model_);
+  if (before_update_) before_update_();
   Span span(world_->trace(), "optimizer");
   optimizer_->step(model_->update_groups(), result.lr);
   model_->values_changed();

@@ -98,6 +98,9 @@ class MESHWRIGHT_API Trainer {
   // Collective. `forward(micro)` is called for each micro-batch of this rank. Throws Error(nonfinite) before the optimizer's update when
   // run.stop_on_nonfinite is set.
   StepResult step(const std::function<MicroLoss(int64_t micro)>& forward);
+  // Called in every step right before the optimizer writes: until then the values are those of the step before, and may be read by other
+  // threads.
+  void before_update(std::function<void()> hook) { before_update_ = std::move(hook); }
   // Local: counted once, in the step that follows or the one whose `forward` calls this.
   void vote(Vote vote) { votes_[static_cast<size_t>(vote)] = 1; }
   // Collective. The mean loss over micro-batches without gradients; every rank makes the same number of calls of `forward`.
@@ -140,6 +143,7 @@ class MESHWRIGHT_API Trainer {
   std::unique_ptr<train::Optimizer> optimizer_;
   std::shared_ptr<Group> data_;
   int64_t accumulation_ = 1, local_batch_ = 1, dp_ = 1, dp_rank_ = 0, max_steps_ = 0, step_ = 0, expected_ = 1;
+  std::function<void()> before_update_;
   std::array<double, kVotes> votes_{};  // of this rank, for the next sum
 };
 

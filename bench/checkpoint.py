@@ -1,0 +1,104 @@
+#!/usr/bin/env python3
+"""Saving and loading beside PyTorch's distributed checkpoint, in turns in one run: 500 MB of weights and AdamW state over 2 ranks.
+
+    bench/checkpoint.py [--build build] [--deps .deps] [--rounds 3] [--folder DIR ...]
+
+Each side saves and loads several times a round; a round's figure is the median, the ratio is taken round by round. Both sync their files
+before a save counts as done. --folder names where checkpoints go: a disk (whose speed sets the pace of both), or /dev/shm for what the
+programs themselves take. Loads read from the page cache on both sides; ours checks every byte against its checksum, PyTorch's has none.
+"""
+import argparse, json, os, re, shutil, statistics, subprocess, sys, tempfile
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+MODEL = dict(architectures=["LlamaForCausalLM"], model_type="llama", vocab_size=256, hidden_size=512, intermediate_size=1408, num_hidden_layers=13,
+             num_attention_heads=8, num_key_value_heads=8, max_position_embeddings=128, rms_norm_eps=1e-5, rope_theta=10000.0,
+             tie_word_embeddings=False, hidden_act="silu", torch_dtype="float32")
+
+
+def train(a, folder, out, steps, background, resume):
+    path = os.path.join(folder, "job.toml")
+    with open(path, "w") as f:
+        f.write(f"""schema = 1
+[run]
+name = "bench"
+dir = "{out}"
+threads = 1
+[model]
+config = "{folder}/config.json"
+[distributed]
+strategy = "fsdp2"
+[distributed.mp_policy]
+param_dtype = "float32"
+output_dtype = "float32"
+[step_scheduler]
+global_batch_size = 2
+local_batch_size = 1
+max_steps = {steps}
+[dataset]
+kind = "mock"
+seq_len = 8
+[checkpoint]
+every_steps = {12 if background else 1}
+keep = 1
+async = {str(background).lower()}
+resume = "{resume}"
+""")
+    done = subprocess.run([os.path.join(a.build, "bin/meshwright"), "train", path, "--nproc", "2"], capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(done.stderr)
+    return open(os.path.join(out, "bench/run.log")).read()
+
+
+def ours(a, folder, out):
+    shutil.rmtree(os.path.join(out, "bench"), ignore_errors=True)
+    log = train(a, folder, out, 5, False, "none")
+    saves = [float(x) for x in re.findall(r"checkpoint \S+  .* in ([\d.]+) s", log)]
+    loads = []
+    for n in range(3):
+        log = train(a, folder, out, 6 + n, False, "auto")
+        loads.append(float(re.findall(r"read in ([\d.]+) s", log)[-1]))
+    size = sum(os.path.getsize(os.path.join(d, f)) for d, _, fs in os.walk(os.path.join(out, "bench/checkpoints/step_00000008")) for f in fs)
+    shutil.rmtree(os.path.join(out, "bench"), ignore_errors=True)
+    log = train(a, folder, out, 37, True, "none")
+    pauses = [float(x) / 1000 for x in re.findall(r"training paused (\d+) ms", log)][1:]  # the first one also makes room for the copy
+    shutil.rmtree(os.path.join(out, "bench"), ignore_errors=True)
+    return saves, pauses, loads, size
+
+
+def theirs(a, folder, out, environment):
+    done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29613",
+                           os.path.join(ROOT, "tests/peers/peer_checkpoint.py"), "--config", folder, "--out", out, "--times", "5"],
+                          capture_output=True, text=True, env=environment)
+    if done.returncode:
+        sys.exit(done.stderr)
+    found = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))
+    shutil.rmtree(os.path.join(out, "dcp"), ignore_errors=True)
+    return found["save"], found["pause"], found["load"], found["bytes"]
+
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--build", default=os.path.join(ROOT, "build"))
+    p.add_argument("--deps", default=os.environ.get("MESHWRIGHT_DEPS", os.path.join(ROOT, ".deps")))
+    p.add_argument("--rounds", type=int, default=3)
+    p.add_argument("--folder", nargs="*", default=[tempfile.gettempdir(), "/dev/shm"])
+    a = p.parse_args()
+    python = dict(os.environ, PYTHONPATH=os.path.join(a.deps, "python"), OMP_NUM_THREADS="1")
+    median = statistics.median
+    print(f"{'folder':12}{'round':>6}{'MB':>6}{'PyTorch':>9}{'save s':>9}{'PyTorch':>9}{'ratio':>7}{'load s':>9}{'PyTorch':>9}{'ratio':>7}{'pause s':>9}{'of a save':>11}{'PyTorch':>9}")
+    for where in a.folder:
+        ratios = [], [], []
+        for n in range(a.rounds):
+            with tempfile.TemporaryDirectory(dir=where) as folder:
+                json.dump(MODEL, open(os.path.join(folder, "config.json"), "w"))
+                s, w, l, size = ours(a, folder, folder)
+                ps, pw, pl, peer_size = theirs(a, folder, folder, python)
+            for to, value in zip(ratios, (median(ps) / median(s), median(pl) / median(l), median(w) / median(s))):
+                to.append(value)
+            print(f"{where:12}{n + 1:6}{size / 1e6:6.0f}{peer_size / 1e6:9.0f}{median(s):9.2f}{median(ps):9.2f}{ratios[0][-1]:7.2f}{median(l):9.2f}{median(pl):9.2f}"
+                  f"{ratios[1][-1]:7.2f}{median(w):9.3f}{ratios[2][-1]:11.0%}{median(pw):9.2f}", flush=True)
+        print(f"{where:12}{'median':>6}{'':33}{median(ratios[0]):7.2f}{'':18}{median(ratios[1]):7.2f}{'':9}{median(ratios[2]):11.0%}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
