@@ -35,6 +35,14 @@ bool is_leftover(const std::string& name) {
          (ends(kTemporary) || ends(kReplaced));
 }
 
+void remove_leftovers(const fs::path& checkpoints) {
+  std::error_code failed;
+  std::vector<fs::path> leftovers;
+  for (fs::directory_iterator at(checkpoints, failed), end; !failed && at != end; at.increment(failed))
+    if (is_leftover(at->path().filename().string())) leftovers.push_back(at->path());
+  for (const fs::path& leftover : leftovers) files::remove_tree(leftover);
+}
+
 fs::path parent_of(const fs::path& path) { return path.has_parent_path() ? path.parent_path() : fs::path("."); }
 
 // Where `latest` points, when that is a name beside it.
@@ -117,16 +125,21 @@ fs::path temporary_folder(const fs::path& checkpoints, int64_t step) {
   return checkpoints / ("." + step_name(step) + std::string(kTemporary));
 }
 
+void tidy(const fs::path& checkpoints) {
+  remove_leftovers(checkpoints);
+  std::error_code failed;
+  std::optional<int64_t> last;
+  for (fs::directory_iterator at(checkpoints, failed), end; !failed && at != end; at.increment(failed))
+    if (std::optional<int64_t> step = step_of(at->path().filename().string())) last = std::max(step, last);
+  if (last && latest_of(checkpoints) != checkpoints / step_name(*last)) files::link_durably(step_name(*last), checkpoints / "latest");
+}
+
 Publication::Publication(fs::path checkpoints, int64_t step)
     : checkpoints_(std::move(checkpoints)), temporary_(temporary_folder(checkpoints_, step)), step_(step) {
   bool fresh = !fs::exists(checkpoints_);
   files::make_folders(checkpoints_);
   if (fresh) files::sync_folder(parent_of(checkpoints_));
-  std::error_code failed;
-  std::vector<fs::path> leftovers;
-  for (fs::directory_iterator at(checkpoints_, failed), end; !failed && at != end; at.increment(failed))
-    if (is_leftover(at->path().filename().string())) leftovers.push_back(at->path());
-  for (const fs::path& leftover : leftovers) files::remove_tree(leftover);
+  remove_leftovers(checkpoints_);
   files::make_folder(temporary_);
 }
 

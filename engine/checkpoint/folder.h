@@ -29,6 +29,9 @@ std::optional<Found> newest(const std::filesystem::path& checkpoints);
 // folder. Throws Error(no_checkpoint | bad_checkpoint).
 std::filesystem::path resolve(const std::filesystem::path& path);
 
+// Does what a save that was cut off could not: removes what it left and points `latest` to the newest. Throws Error(output_unwritable).
+void tidy(const std::filesystem::path& checkpoints);
+
 // Writing one, by the rank that leads. Every function throws Error(output_unwritable).
 class Publication {
  public:

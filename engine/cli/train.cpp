@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <filesystem>
 
+#include "engine/checkpoint/folder.h"
 #include "engine/cli/common.h"
 #include "engine/launch/ranks.h"
 #include "engine/launch/supervisor.h"
@@ -126,10 +127,10 @@ int run_train(Call& call) {
   const Options& run = job->config.table("run");
   fs::path folder = fs::path(run.get_string("dir")) / run.get_string("name");
   local.log_folder = folder / "rank_logs";
-  local.continues = [latest = folder / "checkpoints" / "latest"] {
-    std::error_code none;
-    fs::path checkpoint = fs::read_symlink(latest, none);
-    return none ? std::string("from the start") : "from " + checkpoint.string();
+  // Called before ranks start again, which then ask newest() themselves and say what is wrong with a damaged one.
+  local.continues = [checkpoints = folder / "checkpoints"] {
+    std::vector<checkpoint::Found> found = checkpoint::find_all(checkpoints);
+    return found.empty() ? std::string("from the start") : "from " + found.back().path.filename().string();
   };
   std::error_code failed;
   fs::create_directories(local.log_folder, failed);

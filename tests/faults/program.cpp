@@ -86,7 +86,8 @@ fs::path Program::copy_tokens() const {
 }
 
 void Program::start(const std::vector<std::string>& arguments, const Environment& environment, const std::string& out) {
-  std::vector<std::string> words = {MESHWRIGHT_BUILD_DIR "/bin/meshwright", "train", job_.string()}, variables = {marker_};
+  std::vector<std::string> words = launcher_, variables = {marker_};
+  words.insert(words.end(), {MESHWRIGHT_BUILD_DIR "/bin/meshwright", "train", job_.string()});
   words.insert(words.end(), arguments.begin(), arguments.end());
   for (char** e = environ; *e != nullptr; ++e) {
     std::string entry = *e, name = entry.substr(0, entry.find('='));
@@ -110,7 +111,7 @@ void Program::start(const std::vector<std::string>& arguments, const Environment
                      ::open((folder_ / "err").c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600)};
     for (int i = 0; i < 3; ++i)
       if (streams[i] < 0 || ::dup2(streams[i], i) < 0) ::_exit(126);
-    ::execve(argv[0], argv.data(), envp.data());
+    ::execvpe(argv[0], argv.data(), envp.data());
     ::_exit(127);
   }
 }
@@ -141,6 +142,12 @@ void Program::wait_for_steps(int64_t count) const {
 void Program::mark() { begin_ = Clock::now(); }
 
 Ended Program::wait(double limit) {
+  Ended ended = reap(limit);
+  check_files();
+  return ended;
+}
+
+Ended Program::reap(double limit) {
   int status = 0;
   while (::waitpid(pid_, &status, WNOHANG) == 0) {
     if (seconds_since(begin_) > limit) FAIL("still there after ", limit, " s:\n", read_file(out_), read_file(folder_ / "err"));
@@ -152,11 +159,11 @@ Ended Program::wait(double limit) {
   ended.code = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
   if (fs::is_regular_file(out_)) ended.out = read_file(out_);
   ended.err = read_file(folder_ / "err");
-  check_left_behind();
+  check_processes();
   return ended;
 }
 
-void Program::check_left_behind() const {
+void Program::check_processes() const {
   // Killed processes take a moment to go.
   std::vector<pid_t> left = marked(marker_);
   for (int i = 0; i < 300 && !left.empty(); ++i) {
@@ -164,6 +171,9 @@ void Program::check_left_behind() const {
     left = marked(marker_);
   }
   CHECK_MESSAGE(left.empty(), left.size(), " processes are left");
+}
+
+void Program::check_files() const {
   std::error_code failed;
   for (const fs::directory_entry& entry : fs::directory_iterator(run_folder(), failed))
     CHECK_MESSAGE(!entry.path().filename().string().ends_with(".tmp"), entry.path().string());

@@ -39,6 +39,8 @@ class Program {
   // Trains another case's file, in its run folder.
   void share(const Program& other) { job_ = other.job_; }
 
+  // What the following starts put before `meshwright train`: a launcher and its arguments.
+  void launcher(std::vector<std::string> words) { launcher_ = std::move(words); }
   // `meshwright train job.toml` with these arguments; its streams go to files, or where `out` says.
   void start(const std::vector<std::string>& arguments, const Environment& environment = {}, const std::string& out = "");
   pid_t pid() const { return pid_; }
@@ -49,15 +51,19 @@ class Program {
   void mark();  // time counts from here
   // Ends the case when the process does not end in time: a hang. Checks that nothing of it is left and nothing is half-written.
   Ended wait(double limit = 60);
+  // The same for one that was killed with all its ranks in the middle of its work: only that its processes are gone.
+  Ended reap(double limit = 60);
   Ended run(const std::vector<std::string>& arguments, const Environment& environment = {}) {
     start(arguments, environment);
     return wait();
   }
 
  private:
-  void check_left_behind() const;
+  void check_processes() const;
+  void check_files() const;
   std::filesystem::path folder_, job_;
   std::string marker_;
+  std::vector<std::string> launcher_;
   pid_t pid_ = -1;
   std::string out_;
   std::chrono::steady_clock::time_point begin_;

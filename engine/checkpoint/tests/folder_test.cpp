@@ -93,6 +93,19 @@ TEST_CASE("the last ones are kept, `latest` follows, and leftovers of cut-off sa
   CHECK(fs::file_size(folder.at(30) / "config.json") == 10);
 }
 
+TEST_CASE("what a save that was cut off could not do is done by the run that continues") {
+  Folder folder;
+  folder.save(10);
+  folder.save(20);
+  // Cut off between the rename and the rest.
+  files::link_durably("step_00000010", folder.own / "latest");
+  fs::create_directories(folder.own / ".step_00000005.old");
+  fs::create_symlink("step_00000020", folder.own / ".latest.tmp");
+  make_way(choose_start("auto", folder.own, false), folder.own);
+  CHECK(folder.names(folder.own) == Names{"latest", "step_00000010", "step_00000020"});
+  CHECK(fs::read_symlink(folder.own / "latest") == "step_00000020");
+}
+
 TEST_CASE("a damaged newest one is not passed over in silence") {
   Folder folder;
   folder.save(10);
@@ -143,7 +156,8 @@ TEST_CASE("what a run continues, and what makes way for it") {
   start = choose_start(folder.at(20), folder.own, false);
   CHECK(start.own);
   CHECK(make_way(start, folder.own) == folder.own.string() + ".1");
-  CHECK(folder.names(folder.own) == Names{"step_00000010", "step_00000020"});
+  CHECK(folder.names(folder.own) == Names{"latest", "step_00000010", "step_00000020"});
+  CHECK(fs::read_symlink(folder.own / "latest") == "step_00000020");
   CHECK(folder.names(folder.own.string() + ".1") == Names{"latest", "step_00000030"});
   // After a restart its own newest one wins over a path.
   CHECK(choose_start(folder.at(10), folder.own, true).from == folder.at(20));

@@ -1,0 +1,177 @@
+// Told to end, killed and started again, by our launcher and by torchrun: nothing is lost, and the end is that of an unbroken run.
+#include <doctest/doctest.h>
+
+#include <chrono>
+#include <csignal>
+#include <cstdlib>
+#include <fstream>
+#include <iterator>
+#include <sstream>
+#include <thread>
+
+#include "runs.h"
+
+using namespace faults;
+namespace fs = std::filesystem;
+
+namespace {
+
+// Steps enough that the signal comes before the end, however slow this harness is.
+const Layout kLong = [] {
+  Layout layout;
+  layout.steps = 150;
+  layout.every = 40;
+  return layout;
+}();
+
+std::vector<pid_t> children_of(pid_t pid) {
+  std::ifstream in("/proc/" + std::to_string(pid) + "/task/" + std::to_string(pid) + "/children");
+  return {std::istream_iterator<pid_t>(in), {}};
+}
+
+}  // namespace
+
+TEST_CASE("SIGTERM or SIGUSR1, to the launcher, to one rank or to all: saved, exit status 75, and the same command continues") {
+  struct Row {
+    const char* what;
+    int signal;
+    int64_t rank;  // -1: the launcher; -2: it and all ranks, as a batch system does
+    bool ddp, background;
+  };
+  for (const Row& row : {Row{"SIGTERM to the launcher", SIGTERM, -1, false, false}, Row{"SIGUSR1 to the launcher", SIGUSR1, -1, true, true},
+                         Row{"SIGUSR1 to rank 1", SIGUSR1, 1, false, false}, Row{"SIGTERM to everyone", SIGTERM, -2, true, false}}) {
+    INFO(std::string(row.what));
+    Layout layout = kLong;
+    layout.strategy = row.ddp ? "ddp" : "fsdp2";
+    layout.background = row.background;
+    Program program;
+    program.start(layout.arguments());
+    program.wait_for_steps(10);
+    if (row.rank == -2)
+      for (int64_t rank : {0, 1}) ::kill(program.rank(rank), row.signal);
+    ::kill(row.rank >= 0 ? program.rank(row.rank) : program.pid(), row.signal);
+    Ended ended = program.wait();
+    CAPTURE(ended.out);
+    CAPTURE(ended.err);
+    CHECK(ended.code == 75);
+    CHECK(ended.err.empty());
+    std::vector<int64_t> steps = verified_steps(program);
+    REQUIRE(!steps.empty());
+    CHECK(static_cast<size_t>(steps.back()) == training_rows(program).size());
+    CHECK(steps.back() < layout.steps);
+    std::string name = row.rank > 0 ? "a signal to another rank" : row.signal == SIGTERM ? "SIGTERM" : "SIGUSR1";
+    CHECK(ended.out.find(name + ": saved step " + std::to_string(steps.back()) +
+                         " of 150, ending; the same command goes on from there\n") != std::string::npos);
+    continue_and_compare(program, layout);
+  }
+}
+
+TEST_CASE("one process alone is preempted too") {
+  Layout layout = kLong;
+  layout.ranks = 1;
+  Program program;
+  program.start(layout.arguments());
+  program.wait_for_steps(10);
+  ::kill(program.pid(), SIGTERM);
+  Ended ended = program.wait();
+  CAPTURE(ended.err);
+  CHECK(ended.code == 75);
+  continue_and_compare(program, layout);
+}
+
+TEST_CASE("a second signal ends at once, also in the middle of a save that hangs") {
+  for (int64_t ranks : {1, 2}) {
+    Layout layout = kLong;
+    layout.ranks = ranks;
+    layout.every = 0;
+    Program program;
+    fs::path log = program.folder() / "shim.log";
+    program.start(layout.arguments({"--set", "step_scheduler.max_steps=1000000"}),
+                  {{"LD_PRELOAD", MESHWRIGHT_FILE_SHIM},
+                   {"FILE_SHIM_UNDER", checkpoint_folder(program).string()},
+                   {"FILE_SHIM_CALL", "fsync"},
+                   {"FILE_SHIM_NTH", "1"},
+                   {"FILE_SHIM_FAULT", "hang"},
+                   {"FILE_SHIM_LOG", log.string()}});
+    program.wait_for_steps(5);
+    ::kill(program.pid(), SIGTERM);
+    for (int i = 0; i < 1000 && !fs::exists(log); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    std::this_thread::sleep_for(std::chrono::milliseconds(400));  // no wish told twice, another one
+    program.mark();
+    ::kill(program.pid(), SIGTERM);
+    Ended ended = program.reap();
+    CAPTURE(ended.err);
+    CHECK(fs::exists(log));
+    CHECK(ended.code == 143);
+    CHECK(ended.seconds < 3);
+    CHECK(verified_steps(program).empty());
+  }
+}
+
+TEST_CASE("train --max-restarts: a killed rank is no end, and the end is that of an unbroken run") {
+  for (int64_t ranks : {1, 2}) {
+    Layout layout = kLong;
+    layout.ranks = ranks;
+    layout.strategy = ranks == 2 ? "ddp" : "fsdp2";
+    Program program;
+    program.start(layout.arguments({"--max-restarts", "2"}));
+    for (int i = 0; i < 2; ++i) {
+      program.wait_for_steps(20 + 50 * i);
+      ::kill(program.rank(i % ranks), SIGKILL);
+      // The next attempt begins where the newest checkpoint is.
+      std::this_thread::sleep_for(std::chrono::milliseconds(600));
+    }
+    Ended ended = program.wait(120);
+    CAPTURE(ended.out);
+    CAPTURE(ended.err);
+    CHECK(ended.code == 0);
+    CHECK(ended.says("restart 1 of 2 after rank 0 was ended by signal 9 (SIGKILL), "));
+    CHECK(ended.says("restart 2 of 2 after rank " + std::to_string(ranks - 1) + " was ended by signal 9 (SIGKILL), from step_00000040"));
+    CHECK(training_rows(program) == unbroken_rows(layout));
+    CHECK(verified_steps(program).back() == layout.steps);
+  }
+}
+
+TEST_CASE("--max-restarts under a launcher is refused: its restarts are the launcher's") {
+  Program program;
+  Ended ended = program.run({"--max-restarts", "1"}, rank_environment(0, 1, 1));
+  CHECK(ended.code == 2);
+  CHECK(ended.says("torchrun --max-restarts 1"));
+}
+
+TEST_CASE("torchrun --max-restarts: its restart continues from the newest checkpoint; its SIGTERM saves") {
+  const char* path = std::getenv("PYTHONPATH");
+  ::setenv("PYTHONPATH", (std::string(MESHWRIGHT_PYTHON_DIR) + (path ? ":" + std::string(path) : "")).c_str(), 1);
+  if (std::system("python3 -c 'import torch.distributed.run' 2>/dev/null >&2") != 0) {
+    MESSAGE("Skipped: torchrun does not start with this Python");
+    return;
+  }
+  Layout layout = kLong;
+  layout.strategy = "ddp";
+  Program program;
+  program.launcher({"python3", "-m", "torch.distributed.run", "--no-python", "--nproc-per-node", "2", "--max-restarts", "1",
+                    "--monitor-interval", "0.1"});
+  std::vector<std::string> arguments = layout.arguments();
+  arguments.erase(arguments.begin(), arguments.begin() + 2);  // --nproc 2
+  program.start(arguments);
+  program.wait_for_steps(5);
+  ::kill(program.pid(), SIGTERM);  // it passes that on, and ends by itself
+  Ended ended = program.wait(120);
+  CAPTURE(ended.out);
+  CAPTURE(ended.err);
+  CHECK(ended.code != 0);
+  std::vector<int64_t> saved = verified_steps(program);
+  REQUIRE(saved.size() == 1);
+  CHECK(ended.out.find("SIGTERM: saved step " + std::to_string(saved[0]) + " of 150, ending") != std::string::npos);
+  program.start(arguments);
+  program.wait_for_steps(saved[0] + 60);
+  std::vector<pid_t> workers = children_of(program.pid());
+  REQUIRE(workers.size() == 2);
+  ::kill(workers[1], SIGKILL);
+  ended = program.wait(120);
+  CHECK(ended.code == 0);
+  CHECK(ended.out.find("continues after step " + std::to_string(saved[0]) + ": ") != std::string::npos);
+  CHECK(ended.out.find("continues after step " + std::to_string((saved[0] + 60) / 40 * 40) + ": ") != std::string::npos);
+  CHECK(training_rows(program) == unbroken_rows(layout));
+  CHECK(verified_steps(program).back() == layout.steps);
+}

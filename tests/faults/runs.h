@@ -1,0 +1,47 @@
+// Runs that are broken off and continued: what they must leave, beside a run that nobody touched.
+#pragma once
+
+#include <fstream>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "program.h"
+
+namespace faults {
+
+struct Layout {
+  std::string strategy = "fsdp2";
+  bool background = false;  // checkpoint.async
+  int64_t ranks = 2, steps = 12, every = 3;
+  std::string text() const;  // "fsdp2, asynchronous"
+  // Of `meshwright train`.
+  std::vector<std::string> arguments(const std::vector<std::string>& more = {}) const;
+};
+
+// One row a step: what training computed, without what it cost.
+std::vector<std::string> training_rows(const Program& program);
+// Those of a run of this layout that nothing interrupts; made once in this process.
+const std::vector<std::string>& unbroken_rows(const Layout& layout);
+
+std::filesystem::path checkpoint_folder(const Program& program);
+std::filesystem::path temporary_of(const Program& program, int64_t step);
+// The steps of all published checkpoints, each verified to the last byte; ascending.
+std::vector<int64_t> verified_steps(const Program& program);
+// Runs the same command again until it ends by itself; then every step is there once and equal to the unbroken run's, every checkpoint
+// is whole, the last step has one, and nothing else is left.
+void continue_and_compare(Program& program, const Layout& layout, const std::vector<std::string>& more = {});
+
+// MESHWRIGHT_FULL_RUN=FILE: the counts that a release is held to instead of a sample, with a log of them in FILE.
+class Record {
+ public:
+  Record();
+  bool full() const { return full_; }
+  void say(const std::string& line);
+
+ private:
+  bool full_;
+  std::ofstream file_;
+};
+
+}  // namespace faults
