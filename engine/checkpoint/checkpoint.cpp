@@ -72,6 +72,14 @@ int64_t Checkpoint::bytes() const {
   return sum;
 }
 
+int64_t Checkpoint::bytes_checked() const {
+  int64_t sum = 0;
+  for (const auto& opened : opened_)
+    for (size_t block = 0; opened && block < opened->checked.size(); ++block)
+      if (opened->checked[block]) sum += std::min(kBlock, opened->record->bytes - static_cast<int64_t>(block) * kBlock);
+  return sum;
+}
+
 Checkpoint::Opened& Checkpoint::open(size_t index) {
   if (opened_[index]) return *opened_[index];
   const FileRecord& record = meta_.files[index];

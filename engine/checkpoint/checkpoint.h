@@ -21,7 +21,8 @@ class Checkpoint {
   ~Checkpoint();
   const Meta& meta() const { return meta_; }
   const std::filesystem::path& folder() const { return folder_; }
-  int64_t bytes() const;  // of all files
+  int64_t bytes() const;          // of all files
+  int64_t bytes_checked() const;  // that were read and compared with their checksums so far
 
   // Copies a part of a tensor to `out`, which has room for region.count() elements of `target`, in the region's order. Floating dtypes
   // convert among each other. Only the blocks it lies in are read, each checked against its checksum before anything of it is used.

@@ -335,7 +335,11 @@ void Saver::end(std::optional<Error> error) {
   publication_.reset();
   report_.total_ms = ms_since(began_);
   if (!settings_.background) report_.pause_ms = report_.total_ms;
-  if (!error) last_ = report_.step;
+  if (!error) {
+    last_ = report_.step;
+    // From now on they are copied from here: where they came from may go.
+    for (auto& [name, source] : settings_.carried) source = report_.path / name;
+  }
   report_.error = std::move(error);
   if (settings_.done)
     settings_.done(report_);

@@ -43,7 +43,7 @@ class Saver {
     // What is known of the run and does not change: architecture, data, schedule, seed, export dtypes by name.
     checkpoint::Meta facts;
     std::vector<std::pair<std::string, DType>> export_dtypes;
-    std::vector<std::pair<std::string, std::filesystem::path>> carried;  // name in the checkpoint, file to copy; rank 0
+    std::vector<std::pair<std::string, std::filesystem::path>> carried;  // name in the checkpoint, file to copy at first; rank 0
     // Rank 0, after each publication, in the background too.
     std::function<void(const std::filesystem::path& checkpoint)> published;
     // Every rank, once a save has ended; may throw, which then leaves save(), after_step() or finish().

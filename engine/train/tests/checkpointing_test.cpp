@@ -259,3 +259,30 @@ TEST_CASE("a checkpoint of another model or optimizer is refused on every rank, 
   fs::remove(file);
   CHECK(refused({"ddp", 1}, saved / "step_00000001") == "E0711 " + file.string() + ": the file is missing");
 }
+
+TEST_CASE("a rank reads the bytes it needs and no others") {
+  Folder folder;
+  losses_of({"fsdp2", 4}, {}, 1, folder.path, 1);
+  struct Row {
+    Layout layout;
+    int64_t files;  // of 8 that hold tensors
+  };
+  for (const Row& row :
+       {Row{{"fsdp2", 4}, 2}, Row{{"fsdp2", 2}, 4}, Row{{"ddp", 2}, 8}, Row{{"fsdp2", 4, {"distributed.dp_replicate_size=2"}}, 6}}) {
+    INFO(row.layout.text());
+    std::mutex mutex;
+    std::vector<int64_t> read;
+    int64_t largest = 0;
+    run_ranks(row.layout.ranks, [&](const std::shared_ptr<World>& world) {
+      Rank rank(row.layout, world);
+      checkpoint::Checkpoint from(folder.path / "step_00000001");
+      train::load_checkpoint(rank.trainer, from);
+      std::lock_guard lock(mutex);
+      read.push_back(from.bytes_checked());
+      largest = std::max(largest, from.bytes() * row.files / 8);
+    });
+    // Files this small are one block each, so what is read is whole files. 170 rows in four parts and in two have no border in common, so
+    // a half reaches into a third part.
+    for (int64_t bytes : read) CHECK(bytes <= largest * 11 / 10);
+  }
+}
