@@ -281,8 +281,8 @@ TEST_CASE("a rank reads the bytes it needs and no others") {
       read.push_back(from.bytes_checked());
       largest = std::max(largest, from.bytes() * row.files / 8);
     });
-    // Files this small are one block each, so what is read is whole files. 170 rows in four parts and in two have no border in common, so
-    // a half reaches into a third part.
+    // Files this small are one block each, so what is read is whole files: those with the rows, and the one with the generator of the
+    // rank's own number.
     for (int64_t bytes : read) CHECK(bytes <= largest * 11 / 10);
   }
 }
