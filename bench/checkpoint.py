@@ -36,7 +36,7 @@ local_batch_size = 1
 max_steps = {steps}
 [dataset]
 kind = "mock"
-seq_len = 8
+seq_len = {64 if background else 8}
 [checkpoint]
 every_steps = {12 if background else 1}
 keep = 1
