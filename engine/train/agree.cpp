@@ -4,6 +4,7 @@
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 
+#include <algorithm>
 #include <cstring>
 #include <new>
 
@@ -82,11 +83,13 @@ Outcome outcome_of(const std::function<std::string()>& work) {
 
 Agreement agree(World& world, const Outcome& mine) {
   std::vector<std::string> texts = gather_texts(world, mine.error ? "E" + encode(*mine.error) : "T" + mine.text);
+  // Where it happened is news when the others did not see it.
+  bool everywhere = std::all_of(texts.begin(), texts.end(), [&](const std::string& text) { return text == texts[0]; });
   Agreement out;
   for (size_t rank = 0; rank < texts.size(); ++rank) {
     if (texts[rank][0] == 'E' && !out.error) {
       out.error = decode(texts[rank].substr(1));
-      if (texts.size() > 1) out.error->note("on rank " + std::to_string(rank));
+      if (rank > 0 && !everywhere) out.error->note("on rank " + std::to_string(rank));
     }
     out.texts.push_back(texts[rank].substr(1));
   }

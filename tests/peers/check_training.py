@@ -38,6 +38,8 @@ dtype = "uint16"
 path = "{folder}/train.bin"
 seq_len = 64
 shuffle = false
+[checkpoint]
+resume = "none"
 """
 
 

@@ -1,0 +1,157 @@
+"""Checkpoints beside PyTorch and transformers, on folders made here: check_checkpoints.py [--build build]
+
+1. A Hugging Face folder that is loaded and exported again after no step is the same folder: every tensor to the byte, config.json and all
+   other files too; from float32 storage on 1 to 3 ranks, for float32 and bfloat16 files.
+2. What `checkpoint export` makes of a trained checkpoint loads in transformers, whole and in shards, and has there the loss that the next
+   step of the run prints.
+3. A run on 4 ranks goes on on 1, 2 and 3 under the other strategy as PyTorch's unbroken curve does.
+"""
+import argparse, filecmp, json, os, shutil, subprocess, sys, tempfile
+
+import numpy as np
+import torch
+from safetensors import safe_open
+from transformers import AutoModelForCausalLM
+
+here = os.path.dirname(os.path.abspath(__file__))
+root = os.path.dirname(os.path.dirname(here))
+BATCH, LENGTH = 12, 64
+
+JOB = """schema = 1
+[run]
+name = "{name}"
+dir = "{folder}/runs"
+threads = 1
+[model]
+pretrained = "{model}"
+[distributed]
+strategy = "{strategy}"
+[distributed.mp_policy]
+param_dtype = "float32"
+output_dtype = "float32"
+[step_scheduler]
+global_batch_size = 12
+local_batch_size = 1
+max_steps = {steps}
+[optimizer]
+lr = 1e-3
+[lr_scheduler]
+lr_decay_style = "constant"
+lr_warmup_steps = 0
+[dataset]
+kind = "tokens"
+dtype = "uint16"
+path = "{folder}/train.bin"
+seq_len = 64
+shuffle = false
+[checkpoint]
+every_steps = 4
+keep = 9
+export = "final"
+"""
+
+
+def run(*command, **options):
+    done = subprocess.run(command, capture_output=True, text=True, **options)
+    if done.returncode:
+        sys.exit(f"{' '.join(command)}\n{done.stdout}{done.stderr[-3000:]}")
+    return done.stdout
+
+
+def tensors_of(folder):
+    out = {}
+    for name in os.listdir(folder):
+        if name.endswith(".safetensors"):
+            with safe_open(os.path.join(folder, name), "pt") as f:
+                out.update({key: f.get_tensor(key) for key in f.keys()})
+    return out
+
+
+def same_bytes(x, y):
+    return x.dtype == y.dtype and x.shape == y.shape and torch.equal(x.contiguous().view(-1).view(torch.uint8), y.contiguous().view(-1).view(torch.uint8))
+
+
+class Checks:
+    failed = False
+
+    def check(self, good, what):
+        self.failed |= not good
+        print(f"{what}{'' if good else '   WRONG'}", flush=True)
+
+
+def train(a, folder, **values):
+    path = f"{folder}/job.toml"
+    ranks = values.pop("ranks")
+    with open(path, "w") as f:
+        f.write(JOB.format(folder=folder, **values))
+    run(os.path.join(a.build, "bin/meshwright"), "train", path, "--nproc", str(ranks))
+    return [r for r in map(json.loads, open(f"{folder}/runs/{values['name']}/metrics.jsonl")) if "grad_norm" in r]
+
+
+def round_trip(a, folder, checks):
+    for family, dtype in [("llama", torch.float32), ("qwen3", torch.bfloat16)]:
+        source = f"{folder}/{family}_{str(dtype)[6:]}"
+        AutoModelForCausalLM.from_pretrained(f"{folder}/{family}").to(dtype).save_pretrained(source)
+        os.makedirs(f"{source}/extra")
+        for name, text in [("tokenizer.json", "{}"), ("generation_config.json", '{"max_new_tokens": 3}'), ("README.md", "what it is\n"), ("extra/notes.txt", "x")]:
+            open(f"{source}/{name}", "w").write(text)
+        for strategy, ranks in [("fsdp2", 1), ("fsdp2", 3), ("ddp", 2)]:
+            name = f"same_{family}_{strategy}_{ranks}"
+            train(a, folder, name=name, model=source, strategy=strategy, ranks=ranks, steps=0)
+            made = f"{folder}/runs/{name}/hf"
+            before, after = tensors_of(source), tensors_of(made)
+            good = before.keys() == after.keys() and all(same_bytes(before[k], after[k]) for k in before)
+            files = ["config.json", "tokenizer.json", "generation_config.json", "README.md", "extra/notes.txt"]
+            good &= not filecmp.cmpfiles(source, made, files, shallow=False)[1:][0] and not filecmp.cmpfiles(source, made, files, shallow=False)[2]
+            checks.check(good, f"{family} {str(dtype)[6:]}, {strategy} on {ranks}: {len(before)} tensors and {len(files)} files are the same after load and export")
+
+
+def loss_of(model, tokens, step):
+    rows = np.stack([tokens[i * LENGTH:i * LENGTH + LENGTH + 1] for i in range(step * BATCH, (step + 1) * BATCH)]).astype(np.int64)
+    with torch.no_grad():
+        logits = model(torch.from_numpy(rows[:, :-1])).logits.float()
+    return torch.nn.functional.cross_entropy(logits.flatten(0, 1), torch.from_numpy(rows[:, 1:]).flatten()).item()
+
+
+def exported(a, folder, checks):
+    tokens = np.fromfile(f"{folder}/train.bin", dtype=np.uint16)
+    train(a, folder, name="four", model=f"{folder}/llama", strategy="fsdp2", ranks=4, steps=8)
+    unbroken = train(a, folder, name="unbroken", model=f"{folder}/llama", strategy="fsdp2", ranks=4, steps=19)
+    checkpoint = f"{folder}/runs/four/checkpoints/step_00000008"
+    for name, more in [("whole", []), ("sharded", ["--shard-size", "200KB"])]:
+        out = f"{folder}/{name}"
+        run(os.path.join(a.build, "bin/meshwright"), "checkpoint", "export", checkpoint, "--out", out, *more)
+        files = [f for f in os.listdir(out) if f.endswith(".safetensors")]
+        model = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32)
+        theirs, ours = loss_of(model, tokens, 8), unbroken[8]["loss"]
+        checks.check(abs(theirs / ours - 1) < 1e-6 and (len(files) > 1) == bool(more),
+                     f"exported in {len(files)} file(s), transformers has the loss {theirs:.9f} where the run's next step has {ours:.9f}")
+    peer = f"{folder}/peer.jsonl"
+    run(sys.executable, os.path.join(here, "peer_train.py"), "--model", f"{folder}/llama", "--tokens", f"{folder}/train.bin", "--strategy", "none",
+        "--seq-len", str(LENGTH), "--micro-batch", str(BATCH), "--steps", "18", "--out", peer)
+    theirs = [json.loads(line)["loss"] for line in open(peer) if "grad_norm" in line]
+    for strategy, ranks in [("ddp", 1), ("ddp", 2), ("fsdp2", 3), ("ddp", 3)]:
+        shutil.copytree(f"{folder}/runs/four", f"{folder}/runs/to_{strategy}_{ranks}", symlinks=True)
+        ours = train(a, folder, name=f"to_{strategy}_{ranks}", model=f"{folder}/llama", strategy=strategy, ranks=ranks, steps=18)
+        ten = list(range(8, 18))
+        own = max(abs(ours[s]["loss"] / unbroken[s]["loss"] - 1) for s in ten)
+        far = max(abs(ours[s]["loss"] / theirs[s] - 1) for s in ten)
+        checks.check(len(ours) == 18 and own < 1e-6 and far < 1e-5,
+                     f"fsdp2 on 4, then {strategy} on {ranks}: the next ten losses within {own:.1e} of the unbroken run and {far:.1e} of PyTorch")
+
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--build", default=os.path.join(root, "build"))
+    a = p.parse_args()
+    torch.set_num_threads(1)
+    checks = Checks()
+    with tempfile.TemporaryDirectory() as folder:
+        run(sys.executable, os.path.join(here, "make_fixture.py"), "--out", folder, "--only", "llama", "qwen3", env=dict(os.environ, OMP_NUM_THREADS="1"))
+        round_trip(a, folder, checks)
+        exported(a, folder, checks)
+    sys.exit(checks.failed)
+
+
+if __name__ == "__main__":
+    main()
