@@ -18,7 +18,6 @@
 #include <thread>
 
 #include "engine/checkpoint/checksum.h"
-#include "engine/checkpoint/resume.h"
 #include "engine/config/describe.h"
 #include "engine/data/dataset.h"
 #include "engine/launch/ranks.h"
@@ -28,6 +27,7 @@
 #include "engine/plan/plan.h"
 #include "engine/report/report.h"
 #include "engine/train/checkpointing.h"
+#include "engine/train/continuing.h"
 #include "engine/train/memory.h"
 #include "engine/train/metrics.h"
 #include "engine/train/preemption.h"
@@ -182,93 +182,6 @@ std::string read_file(const fs::path& path) {
   return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
 }
 
-// Collective. Rank 0 decides what the run continues and clears the way for it; every rank opens it.
-void choose_start(const Job& job, World& world, const fs::path& checkpoints, std::optional<checkpoint::Checkpoint>& from, bool& continues,
-                  std::string& made_way) {
-  std::vector<std::string> choice =
-      agree_or_throw(world, outcome_of([&] {
-                       if (world.rank() != 0) return std::string();
-                       checkpoint::Start start =
-                           checkpoint::choose_start(job.table("checkpoint").get_string("resume"), checkpoints, checkpoint::restarted());
-                       made_way = checkpoint::make_way(start, checkpoints);
-                       return (start.own ? "1" : "0") + start.from.string();
-                     }));
-  continues = choice[0][0] == '1';
-  std::string path = choice[0].substr(1);
-  if (path.empty()) return;
-  agree_or_throw(world, outcome_of([&] {
-                   from.emplace(path);
-                   return std::string();
-                 }));
-}
-
-void say_finished(const fs::path& checkpoint, int64_t step, int64_t max_steps) {
-  std::printf(
-      "this run is finished: %s has %lld steps, step_scheduler.max_steps is %lld\n"
-      "  --set step_scheduler.max_steps=%lld        to train on\n"
-      "  --set run.name=another            to train another run beside it\n"
-      "  --set checkpoint.resume=none      to start this one afresh; what is there is kept under another name\n",
-      checkpoint.c_str(), static_cast<long long>(step), static_cast<long long>(max_steps), static_cast<long long>(step + 100));
-  std::fflush(stdout);
-}
-
-// The order of the samples is fixed by these four.
-void check_data(const checkpoint::Checkpoint& from, const Job& job, const std::string& fingerprint, int64_t seq_len) {
-  const checkpoint::Meta& meta = from.meta();
-  if (meta.data_fingerprint.empty()) return;  // saved by a program of its own, which feeds its own data
-  auto refuse = [&](const std::string& what, const std::string& key, const std::string& value) {
-    Error error(ErrorCode::checkpoint_mismatch, from.folder().string() + ": " + what);
-    error.key(key);
-    if (!value.empty()) error.help("set " + key + " = " + value);
-    throw error
-        .help("to train its weights on other data: meshwright checkpoint export " + from.folder().string() +
-              " --out DIR, then model.pretrained = \"DIR\" under another run.name")
-        .help("set checkpoint.resume = \"none\" to start afresh; what is there is kept under another name");
-  };
-  auto was = [](int64_t then, int64_t now) { return std::to_string(then) + ", this job's is " + std::to_string(now); };
-  int64_t seed = job.table("run").get_int("seed");
-  bool shuffle = job.table("dataset").get_bool("shuffle");
-  if (meta.seq_len != seq_len) refuse("its seq_len is " + was(meta.seq_len, seq_len), "dataset.seq_len", std::to_string(meta.seq_len));
-  if (meta.data_fingerprint != fingerprint) refuse("it was trained on other data than dataset.path now names", "dataset.path", "");
-  if (meta.shuffle != shuffle)
-    refuse(meta.shuffle ? "its samples are shuffled, this job's are not" : "its samples are in order, this job's are shuffled",
-           "dataset.shuffle", meta.shuffle ? "true" : "false");
-  if (static_cast<int64_t>(meta.seed) != seed)
-    refuse("its run.seed, which orders the samples, is " + was(static_cast<int64_t>(meta.seed), seed), "run.seed",
-           std::to_string(static_cast<int64_t>(meta.seed)));
-}
-
-// "continues runs/a/checkpoints/step_00000050, saved by ddp on 4 ranks"
-std::string continue_text(const checkpoint::Checkpoint& from, const World& world, const std::string& strategy, double ms) {
-  const checkpoint::Meta& meta = from.meta();
-  std::string out = "continues after step " + std::to_string(meta.step) + ": " + from.folder().string();
-  if (meta.strategy != strategy || meta.world_size != world.size())
-    out += ", saved by " + meta.strategy + " on " + report::counted(meta.world_size, "rank", "ranks");
-  char text[64];
-  std::snprintf(text, sizeof text, "; %s read in %.2f s", report::human_bytes(from.bytes()).c_str(), ms / 1000);
-  return out + text;
-}
-
-// Rank 0: a line in the log for every save; on the screen the first, the last and those that failed.
-void tell_save(const SaveReport& report, bool goes_on, RunFolder& folder, Progress& progress, int64_t max_steps) {
-  char text[160];
-  std::string line = "step " + std::to_string(report.step) + "/" + std::to_string(max_steps) + "  ";
-  if (report.error) {
-    line += "no checkpoint: " + report.error->message();
-    if (goes_on) progress.say("warning: " + line + "; the run goes on (checkpoint.on_failure)");
-  } else {
-    std::snprintf(text, sizeof text, "checkpoint %s  %s in %.2f s", report.path.c_str(), report::human_bytes(report.bytes).c_str(),
-                  report.total_ms / 1000);
-    line += text;
-    if (report.pause_ms < report.total_ms) {
-      std::snprintf(text, sizeof text, ", training paused %.0f ms", report.pause_ms);
-      line += text;
-    }
-    if (report.step == max_steps) progress.say(line);
-  }
-  folder.log(line);
-}
-
 }  // namespace
 
 int run_rank(const RunOptions& options) {
@@ -292,12 +205,10 @@ int run_rank(const RunOptions& options) {
   auto seed = static_cast<uint64_t>(run.get_int("seed"));
   fs::path run_path = fs::path(run.get_string("dir")) / run.get_string("name"), checkpoints = run_path / "checkpoints";
   const int64_t max_steps = job.table("step_scheduler").get_int("max_steps");
-  std::optional<checkpoint::Checkpoint> from;
-  bool continues = false;
-  std::string made_way;
-  choose_start(job, *world, checkpoints, from, continues, made_way);
+  Beginning beginning = begin_run(job, *world, checkpoints);
+  const std::unique_ptr<checkpoint::Checkpoint>& from = beginning.from;
   if (from && from->meta().step >= max_steps) {
-    if (leader) say_finished(from->folder(), from->meta().step, max_steps);
+    if (leader) say_finished(*from, max_steps);
     return 0;
   }
   DType storage = *job.table("model").find_dtype("torch_dtype");
@@ -342,7 +253,7 @@ int run_rank(const RunOptions& options) {
   std::unique_ptr<RunFolder> folder;
   std::unique_ptr<Progress> progress;
   if (leader) {
-    folder = std::make_unique<RunFolder>(run_path, continues ? std::optional(from->meta().step) : std::nullopt);
+    folder = std::make_unique<RunFolder>(run_path, beginning.own ? std::optional(from->meta().step) : std::nullopt);
     folder->put("config.toml", read_file(options.file));
     // A file that train takes again: no table that is dropped when it is written down.
     std::vector<std::string> without;
@@ -359,7 +270,7 @@ int run_rank(const RunOptions& options) {
       progress->say(line);
     };
     if (!folder->kept().empty()) say("an earlier run of this name left metrics; they are now " + folder->kept());
-    if (!made_way.empty()) say("checkpoints that this run does not continue are now in " + made_way);
+    if (!beginning.made_way.empty()) say("checkpoints that this run does not continue are now in " + beginning.made_way);
     if (from) say(continue_text(*from, *world, trainer.plan().strategy.info->name, loading_ms));
     say(trainer.plan().strategy.info->name + " on " + report::counted(world->size(), "rank", "ranks") + ": " + outline.architecture + ", " +
         report::human_count(parameters) + " parameters; batch " + std::to_string(trainer.local_batch()) + " x " +

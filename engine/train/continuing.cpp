@@ -1,0 +1,99 @@
+#include "engine/train/continuing.h"
+
+#include <cstdio>
+
+#include "engine/checkpoint/resume.h"
+#include "engine/plan/plan.h"
+#include "engine/report/report.h"
+#include "engine/train/agree.h"
+
+namespace meshwright::train {
+
+namespace fs = std::filesystem;
+
+Beginning begin_run(const Job& job, World& world, const fs::path& checkpoints) {
+  Beginning out;
+  auto choose = [&] {
+    if (world.rank() != 0) return std::string();
+    checkpoint::Start start = checkpoint::choose_start(job.table("checkpoint").get_string("resume"), checkpoints, checkpoint::restarted());
+    out.made_way = checkpoint::make_way(start, checkpoints);
+    return (start.own ? "1" : "0") + start.from.string();
+  };
+  std::string choice = agree_or_throw(world, outcome_of(choose))[0], path = choice.substr(1);
+  out.own = choice[0] == '1';
+  auto open = [&] {
+    if (!path.empty()) out.from = std::make_unique<checkpoint::Checkpoint>(path);
+    return std::string();
+  };
+  agree_or_throw(world, outcome_of(open));
+  return out;
+}
+
+void say_finished(const checkpoint::Checkpoint& from, int64_t max_steps) {
+  int64_t step = from.meta().step;
+  std::printf(
+      "this run is finished: %s has %lld steps, step_scheduler.max_steps is %lld\n"
+      "  --set step_scheduler.max_steps=%lld   to train on\n"
+      "  --set run.name=another                to train another run beside it\n"
+      "  --set checkpoint.resume=none          to start this one afresh; what is there is kept under another name\n"
+      "  meshwright generate %s   to let it write\n",
+      from.folder().c_str(), static_cast<long long>(step), static_cast<long long>(max_steps), static_cast<long long>(2 * step),
+      from.folder().c_str());
+  std::fflush(stdout);
+}
+
+void check_data(const checkpoint::Checkpoint& from, const Job& job, const std::string& fingerprint, int64_t seq_len) {
+  const checkpoint::Meta& meta = from.meta();
+  if (meta.data_fingerprint.empty()) return;  // saved by a program of its own, which feeds its own data
+  auto refuse = [&](const std::string& what, const std::string& key, const std::string& value) {
+    Error error(ErrorCode::checkpoint_mismatch, from.folder().string() + ": " + what);
+    error.key(key);
+    if (!value.empty()) error.help("set " + key + " = " + value);
+    throw error
+        .help("to train its weights on other data: meshwright checkpoint export " + from.folder().string() +
+              " --out DIR, then model.pretrained = \"DIR\" under another run.name")
+        .help("set checkpoint.resume = \"none\" to start afresh; what is there is kept under another name");
+  };
+  auto was = [](int64_t then, int64_t now) { return std::to_string(then) + ", this job's is " + std::to_string(now); };
+  int64_t seed = job.table("run").get_int("seed");
+  bool shuffle = job.table("dataset").get_bool("shuffle");
+  if (meta.seq_len != seq_len) refuse("its seq_len is " + was(meta.seq_len, seq_len), "dataset.seq_len", std::to_string(meta.seq_len));
+  if (meta.data_fingerprint != fingerprint) refuse("it was trained on other data than dataset.path now names", "dataset.path", "");
+  if (meta.shuffle != shuffle)
+    refuse(meta.shuffle ? "its samples are shuffled, this job's are not" : "its samples are in order, this job's are shuffled",
+           "dataset.shuffle", meta.shuffle ? "true" : "false");
+  if (static_cast<int64_t>(meta.seed) != seed)
+    refuse("its run.seed, which orders the samples, is " + was(static_cast<int64_t>(meta.seed), seed), "run.seed",
+           std::to_string(static_cast<int64_t>(meta.seed)));
+}
+
+std::string continue_text(const checkpoint::Checkpoint& from, const World& world, const std::string& strategy, double ms) {
+  const checkpoint::Meta& meta = from.meta();
+  std::string out = "continues after step " + std::to_string(meta.step) + ": " + from.folder().string();
+  if (meta.strategy != strategy || meta.world_size != world.size())
+    out += ", saved by " + meta.strategy + " on " + report::counted(meta.world_size, "rank", "ranks");
+  char text[64];
+  std::snprintf(text, sizeof text, "; %s read in %.2f s", report::human_bytes(from.bytes()).c_str(), ms / 1000);
+  return out + text;
+}
+
+void tell_save(const SaveReport& report, bool goes_on, RunFolder& folder, Progress& progress, int64_t max_steps) {
+  char text[160];
+  std::string line = "step " + std::to_string(report.step) + "/" + std::to_string(max_steps) + "  ";
+  if (report.error) {
+    line += "no checkpoint: " + report.error->message();
+    if (goes_on) progress.say("warning: " + line + "; the run goes on (checkpoint.on_failure)");
+  } else {
+    std::snprintf(text, sizeof text, "checkpoint %s  %s in %.2f s", report.path.c_str(), report::human_bytes(report.bytes).c_str(),
+                  report.total_ms / 1000);
+    line += text;
+    if (report.pause_ms < report.total_ms) {
+      std::snprintf(text, sizeof text, ", training paused %.0f ms", report.pause_ms);
+      line += text;
+    }
+    if (report.step == max_steps) progress.say(line);
+  }
+  folder.log(line);
+}
+
+}  // namespace meshwright::train

@@ -1,0 +1,32 @@
+// What a run of the program says and checks when it continues a checkpoint, and when it makes one.
+#pragma once
+
+#include <filesystem>
+#include <memory>
+#include <string>
+
+#include "engine/checkpoint/checkpoint.h"
+#include "engine/train/checkpointing.h"
+#include "engine/train/metrics.h"
+#include "meshwright/trainer.h"
+
+namespace meshwright::train {
+
+struct Beginning {
+  std::unique_ptr<checkpoint::Checkpoint> from;  // none: afresh
+  bool own = false;                              // it is one of the run's own
+  std::string made_way;                          // where checkpoints are now that the run does not continue; rank 0
+};
+// Collective. Rank 0 decides what the run continues and clears the way for it; every rank opens it. Throws Error(no_checkpoint |
+// bad_checkpoint | output_unwritable) on every rank.
+Beginning begin_run(const Job& job, World& world, const std::filesystem::path& checkpoints);
+// On standard output: all of the run's steps are done, and what to do about it.
+void say_finished(const checkpoint::Checkpoint& from, int64_t max_steps);
+// Throws Error(checkpoint_mismatch) when the samples or their order are others than the checkpoint's: data, seq_len, shuffle, seed.
+void check_data(const checkpoint::Checkpoint& from, const Job& job, const std::string& fingerprint, int64_t seq_len);
+// "continues after step 50: runs/a/checkpoints/step_00000050, saved by ddp on 4 ranks; 32 MB read in 0.02 s"
+std::string continue_text(const checkpoint::Checkpoint& from, const World& world, const std::string& strategy, double ms);
+// Rank 0: a line in the log for every save; on the screen the last, and those that failed. `goes_on`: the run lives with a failure.
+void tell_save(const SaveReport& report, bool goes_on, RunFolder& folder, Progress& progress, int64_t max_steps);
+
+}  // namespace meshwright::train
