@@ -18,7 +18,7 @@ namespace po = boost::program_options;
 using Words = std::vector<std::string>;
 
 // Verbs of the design that later releases bring.
-constexpr std::string_view kLaterVerbs[] = {"checkpoint", "generate"};
+constexpr std::string_view kLaterVerbs[] = {"checkpoint"};
 
 bool is_help(const std::string& word) { return word == "-h" || word == "--help"; }
 

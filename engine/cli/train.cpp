@@ -1,37 +1,19 @@
 // train: checks everything that can be checked without starting a rank, then starts the ranks, or runs as one of them.
-#include <dlfcn.h>
 #include <unistd.h>
 
 #include <charconv>
 #include <cmath>
-#include <cstdlib>
 #include <filesystem>
 
 #include "engine/checkpoint/folder.h"
 #include "engine/cli/common.h"
-#include "engine/launch/ranks.h"
-#include "engine/launch/supervisor.h"
+#include "engine/cli/ranks.h"
 #include "engine/train/run.h"
-#include "sdk/src/beside.h"
 
 namespace meshwright::cli {
 namespace {
 
 namespace fs = std::filesystem;
-
-// The library with everything that runs lies beside the SDK library; loading it here keeps LibTorch out of all other verbs.
-int run_in_engine(const train::RunOptions& options) {
-  std::string path = beside_sdk("libmeshwright_engine.so").string();
-  void* library = ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
-  if (library == nullptr) {
-    const char* why = ::dlerror();
-    throw Error(ErrorCode::internal, "cannot load " + path + ": " + (why ? why : ""))
-        .help("the installation is damaged, or LibTorch was moved: build or install again");
-  }
-  auto entry = reinterpret_cast<int (*)(const void*)>(::dlsym(library, "meshwright_train_rank"));
-  if (entry == nullptr) throw Error(ErrorCode::internal, path + " is not the engine's library");
-  return entry(&options);
-}
 
 void read_sample_flags(const Call& call, train::RunOptions& options) {
   options.sample_bytes = call.number("sample", 1).value_or(0);
@@ -53,18 +35,10 @@ void read_sample_flags(const Call& call, train::RunOptions& options) {
         .help("--temperature 0.8");
 }
 
-bool is_terminal(int fd) { return ::isatty(fd) == 1; }
-
 int run_train(Call& call) {
-  std::optional<launch::RankEnvironment> ranks = launch::detect_ranks(launch::process_environment());
+  std::optional<launch::RankEnvironment> ranks = ranks_of(call);
   int64_t wanted = call.number("nproc", 1).value_or(1);
-  if (ranks && call.has("nproc") && ranks->source != launch::RankEnvironment::Source::local)
-    throw Error(ErrorCode::usage, std::string("--nproc starts ranks here, but this process already is rank ") +
-                                      std::to_string(ranks->rank) + " of " + std::to_string(ranks->world_size) + " (" +
-                                      launch::source_name(ranks->source) + ")")
-        .help("leave out --nproc under a launcher")
-        .help("unset RANK, WORLD_SIZE and the launcher's other variables to start local ranks");
-  bool supervised = ranks && ranks->source == launch::RankEnvironment::Source::local;
+  bool supervised = started_by_us(ranks);
   int64_t restarts = call.number("max-restarts", 0).value_or(0);
   if (ranks && restarts > 0)
     throw Error(ErrorCode::usage, std::string("--max-restarts starts local ranks again, but this process is a rank that ") +
@@ -76,20 +50,15 @@ int run_train(Call& call) {
   options.sets = call.values("set");
   options.trace = call.has("trace");
   read_sample_flags(call, options);
-  options.width = call.out_style.width;
-  options.colour = call.out_style.colour;
-  options.unicode = call.out_style.unicode;
-  options.live = is_terminal(1);
+  Screen screen = screen_of(call, supervised);
+  options.width = screen.width;
+  options.colour = screen.colour;
+  options.unicode = screen.unicode;
+  options.live = screen.live;
   if (supervised) {
     // The parent has checked the job; when it dies, so do its ranks.
     if (!launch::end_with_parent()) return 1;
-    const char* terminal = std::getenv("MESHWRIGHT_TERMINAL");
-    if (terminal && *terminal) {
-      options.live = true;
-      options.width = std::atoi(terminal);
-      options.colour = std::getenv("MESHWRIGHT_COLOUR") != nullptr;
-    }
-    int status = run_in_engine(options);
+    int status = run_in_engine("meshwright_train_rank", &options);
     // Threads of a broken connection must not keep a failed rank from ending.
     if (status != 0 && status != train::kPreempted) ::_exit(status);
     return status;
@@ -107,7 +76,7 @@ int run_train(Call& call) {
     if (plan.outline) train::check_sample(options, plan.outline->vocab_size);
   }
   if (ranks || (wanted == 1 && restarts == 0)) {
-    status = run_in_engine(options);
+    status = run_in_engine("meshwright_train_rank", &options);
     if (status != 0 && status != train::kPreempted && ranks && ranks->world_size > 1) {
       call.out.flush();
       ::_exit(status);
@@ -122,8 +91,7 @@ int run_train(Call& call) {
     if (call.has(flag)) local.argv.insert(local.argv.end(), {std::string("--") + flag, call.value(flag)});
   local.ranks = wanted;
   local.max_restarts = restarts;
-  if (options.live) local.environment.emplace_back("MESHWRIGHT_TERMINAL", std::to_string(options.width));
-  if (options.colour) local.environment.emplace_back("MESHWRIGHT_COLOUR", "1");
+  tell_screen(screen, local);
   const Options& run = job->config.table("run");
   fs::path folder = fs::path(run.get_string("dir")) / run.get_string("name");
   local.log_folder = folder / "rank_logs";

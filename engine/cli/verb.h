@@ -82,6 +82,7 @@ Verb plugins_list_verb();
 Verb plugins_inspect_verb();
 Verb plugins_check_verb();
 Verb plugins_new_verb();
+Verb generate_verb();
 Verb env_verb();
 
 // Runs the program; never throws. argv as main() has it.

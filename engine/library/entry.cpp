@@ -1,13 +1,15 @@
-// What the program calls: one C function, so that the program itself needs no LibTorch.
+// What the program calls: two C functions, so that the program itself needs no LibTorch.
 #include <c10/util/Logging.h>
 #include <unistd.h>
 
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
 #include <string>
 
 #include "engine/report/report.h"
+#include "engine/train/generate.h"
 #include "engine/train/run.h"
 #include "meshwright/error.h"
 
@@ -26,11 +28,10 @@ void quiet_libtorch() {
   if (std::getenv("TORCH_CPP_LOG_LEVEL") == nullptr) FLAGS_caffe2_log_level = 3;  // fatal
 }
 
-}  // namespace
-
-extern "C" MESHWRIGHT_API int meshwright_train_rank(const void* run_options) {
+// Runs a rank; what it throws is said and becomes the exit status.
+template <class Work>
+int run_guarded(const Work& work) {
   using namespace meshwright;
-  const auto& options = *static_cast<const train::RunOptions*>(run_options);
   auto fail = [](const Error& error) {
     report::Style style = report::style_of(stderr);
     std::string text = report::format_error(style, error);
@@ -40,12 +41,27 @@ extern "C" MESHWRIGHT_API int meshwright_train_rank(const void* run_options) {
   };
   quiet_libtorch();
   try {
-    return train::run_rank(options);
+    return work();
   } catch (const Error& error) {
     return fail(error);
+  } catch (const report::WriteFailed& failure) {
+    // Nothing of the half-written buffer may be tried again at exit. A reader that went away ends others by its signal.
+    report::Output(stdout, "standard output").give_up();
+    if (failure.closed_pipe()) return 128 + SIGPIPE;
+    return fail(Error(ErrorCode::output_unwritable, failure.what()));
   } catch (const std::bad_alloc&) {
     return fail(Error(ErrorCode::internal, "out of memory"));
   } catch (const std::exception& error) {
     return fail(from_libtorch(error.what()));
   }
+}
+
+}  // namespace
+
+extern "C" MESHWRIGHT_API int meshwright_train_rank(const void* run_options) {
+  return run_guarded([&] { return meshwright::train::run_rank(*static_cast<const meshwright::train::RunOptions*>(run_options)); });
+}
+
+extern "C" MESHWRIGHT_API int meshwright_generate_rank(const void* request) {
+  return run_guarded([&] { return meshwright::train::generate_rank(*static_cast<const meshwright::generate::Request*>(request)); });
 }

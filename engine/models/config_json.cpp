@@ -118,6 +118,11 @@ std::vector<std::string> ConfigJson::strings(std::string_view field) const {
   return out;
 }
 
+bool ConfigJson::is_list(std::string_view field) const {
+  const boost::json::value* value = find(field);
+  return value != nullptr && value->is_array();
+}
+
 std::vector<int64_t> ConfigJson::integers(std::string_view field, int64_t low, int64_t high) const {
   std::vector<int64_t> out;
   const boost::json::value* value = find(field);

@@ -17,6 +17,7 @@ class ConfigJson {
 
   bool has(std::string_view field) const;      // present and not null
   bool is_null(std::string_view field) const;  // present as null, which for some fields differs from absent
+  bool is_list(std::string_view field) const;
   // A whole number in [low, high]; without `fallback` the field is required.
   int64_t integer(std::string_view field, int64_t low, int64_t high, std::optional<int64_t> fallback = std::nullopt) const;
   // A number in [low, high], whole or not.

@@ -17,6 +17,7 @@
 #include "engine/checkpoint/checksum.h"
 #include "engine/data/mapped_file.h"
 #include "engine/plan/plan.h"
+#include "engine/train/fill.h"
 
 namespace meshwright::train {
 
@@ -360,13 +361,6 @@ Error mismatch(const checkpoint::Checkpoint& from, const std::string& what) {
       .key("checkpoint.resume")
       .help("set run.name to another name to train this job beside the one that made the checkpoint")
       .help("set checkpoint.resume = \"none\" to start afresh; what is there is kept under another name");
-}
-
-// Reads one part into a tensor, over the host where it lies on a device.
-void read_into(checkpoint::Checkpoint& from, const checkpoint::TensorRecord& record, const Region& region, const Tensor& to) {
-  Tensor host = to.is_cpu() && to.is_contiguous() ? to : at::empty(to.sizes(), to.options().device(at::kCPU));
-  from.read(record, region, dtype_of(to), host.mutable_data_ptr());
-  if (!host.is_same(to)) to.copy_(host);
 }
 
 }  // namespace

@@ -4,30 +4,24 @@
 #include <ATen/Parallel.h>
 #include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/empty.h>
-#include <c10/core/GradMode.h>
-#include <malloc.h>
 #include <unistd.h>
 
 #include <boost/json/object.hpp>
 #include <boost/json/serialize.hpp>
 #include <cerrno>
 #include <chrono>
-#include <cstdlib>
 #include <fstream>
-#include <limits>
-#include <thread>
 
 #include "engine/checkpoint/checksum.h"
 #include "engine/config/describe.h"
 #include "engine/data/dataset.h"
-#include "engine/launch/ranks.h"
 #include "engine/nets/causal_lm.h"
-#include "engine/nets/initialize.h"
 #include "engine/nets/sample.h"
 #include "engine/plan/plan.h"
 #include "engine/report/report.h"
 #include "engine/train/checkpointing.h"
 #include "engine/train/continuing.h"
+#include "engine/train/fill.h"
 #include "engine/train/memory.h"
 #include "engine/train/metrics.h"
 #include "engine/train/preemption.h"
@@ -44,70 +38,6 @@ using at::Tensor;
 using Clock = std::chrono::steady_clock;
 
 double ms_since(Clock::time_point begin) { return std::chrono::duration<double, std::milli>(Clock::now() - begin).count(); }
-
-// Every step takes the memory again that the one before has freed. By default glibc gives large blocks back to the system in between,
-// and new pages cost up to a sixth of a step. For the program only: a library leaves its process as it is.
-void keep_freed_memory() {
-#if defined(__GLIBC__)
-  mallopt(M_MMAP_THRESHOLD, 32 << 20);  // the largest that glibc takes
-  mallopt(M_TRIM_THRESHOLD, std::numeric_limits<int>::max());
-#endif
-}
-
-void set_threads(const Job& job) {
-  const Options& run = job.table("run");
-  int64_t threads = run.find_int("threads").value_or(0);
-  if (threads == 0) {
-    const char* omp = std::getenv("OMP_NUM_THREADS");
-    if (omp != nullptr) threads = std::atoll(omp);
-  }
-  if (threads <= 0) {
-    std::optional<launch::RankEnvironment> ranks = launch::detect_ranks(launch::process_environment());
-    threads = std::max<int64_t>(1, static_cast<int64_t>(std::thread::hardware_concurrency()) / (ranks ? ranks->local_world_size : 1));
-  }
-  at::set_num_threads(static_cast<int>(threads));
-}
-
-// Fills this rank's part of every parameter: from a folder, or at random, the same on every layout.
-void fill_weights(Trainer& trainer, const std::string& pretrained, nets::CausalLM& net, uint64_t seed) {
-  c10::NoGradGuard no_grad;
-  std::optional<weights::WeightFolder> folder;
-  if (!pretrained.empty()) folder.emplace(pretrained);
-  for (const ParallelParameter& p : trainer.model().parameters()) {
-    if (!folder) {
-      nets::initialize(*net, p, seed);
-      continue;
-    }
-    std::vector<int64_t> offsets = p.offsets, sizes = p.local.sizes().vec(), shape = p.global_shape;
-    if (p.flat_begin >= 0) {  // a flat layout: a run of the flattened parameter
-      shape = {element_count(shape)};
-      offsets = {p.flat_begin};
-      sizes = {p.local.numel()};
-    }
-    Tensor local = p.local.is_cpu() && p.local.is_contiguous() ? p.local : at::empty(p.local.sizes(), p.local.options().device(at::kCPU));
-    const weights::TensorEntry* entry = folder->find(p.name);
-    if (entry == nullptr)
-      throw Error(ErrorCode::weights_mismatch, pretrained + " has no tensor \"" + p.name + "\", which the model of its config.json needs")
-          .key("model.pretrained")
-          .help("check that config.json and the safetensors files belong together");
-    if (entry->shape != p.global_shape) {
-      auto text = [](const std::vector<int64_t>& s) {
-        std::string out = "[";
-        for (size_t i = 0; i < s.size(); ++i) out += (i ? ", " : "") + std::to_string(s[i]);
-        return out + "]";
-      };
-      throw Error(ErrorCode::weights_mismatch, entry->file->path() + ": \"" + p.name + "\" has the shape " + text(entry->shape) +
-                                                   ", the model of config.json " + text(p.global_shape))
-          .key("model.pretrained")
-          .help("check that config.json and the safetensors files belong together");
-    }
-    weights::TensorEntry view = *entry;
-    view.shape = shape;
-    weights::read_slice(view, offsets, sizes, dtype_of(local), local.mutable_data_ptr());
-    if (!local.is_same(p.local)) p.local.copy_(local);
-  }
-  trainer.model().values_changed();
-}
 
 // The samples of one micro-batch as inputs and targets.
 class Batches {

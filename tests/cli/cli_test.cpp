@@ -328,7 +328,7 @@ TEST_CASE("every verb explains itself and has its exit statuses") {
         Row{"train configs/ddp_cpu.toml --set dataset.kind=mock --set checkpoint.keep=3", 3, "E0390"},
         Row{"train configs/ddp_cpu.toml --set dataset.kind=mock --set dist_env.device=cuda", 4, "E0504"},
         Row{"checkpoint ls x", 3, "E0390"},
-        Row{"generate x", 3, "E0390"},
+        Row{"generate x", 2, "E0209"},
         Row{"plugins inspect ./nowhere.so", 2, "E0420"},
         Row{"plugins check nobody", 2, "E0401"},
         Row{"config explain nothing.at.all", 2, "E0101"},

@@ -83,6 +83,46 @@ TEST_CASE("sampling follows the softmax at its temperature, and its seed") {
   CHECK(nets::generate(successor, {3}, options).at(4) == 8);
 }
 
+TEST_CASE("only the likeliest tokens are drawn when so many, or so much of the probability, are asked for") {
+  // Probabilities 0.4, 0.1, 0.3, 0.2.
+  auto fixed = [](const Tensor& ids) {
+    Tensor logits = at::zeros({1, ids.size(1), 4});
+    for (auto [token, part] : {std::pair{0, 0.4}, {1, 0.1}, {2, 0.3}, {3, 0.2}}) logits.select(2, token).fill_(std::log(part));
+    return logits;
+  };
+  struct Case {
+    int64_t top_k;
+    double top_p;
+    std::map<int64_t, double> expected;
+  };
+  for (const Case& it :
+       {Case{1, 1, {{0, 1}}}, Case{2, 1, {{0, 4. / 7}, {2, 3. / 7}}}, Case{3, 1, {{0, 4. / 9}, {2, 3. / 9}, {3, 2. / 9}}},
+        Case{9, 1, {{0, .4}, {1, .1}, {2, .3}, {3, .2}}}, Case{0, 0.39, {{0, 1}}}, Case{0, 0.5, {{0, 4. / 7}, {2, 3. / 7}}},
+        Case{0, 0.95, {{0, .4}, {1, .1}, {2, .3}, {3, .2}}}, Case{3, 0.7, {{0, 4. / 7}, {2, 3. / 7}}}, Case{2, 1e-9, {{0, 1}}}}) {
+    nets::GenerateOptions options{10000, 1, 11, 1, {}};
+    options.top_k = it.top_k;
+    options.top_p = it.top_p;
+    std::map<int64_t, int> counts;
+    std::vector<int64_t> heard;
+    options.each = [&](int64_t token) { heard.push_back(token); };
+    std::vector<int64_t> made = nets::generate(fixed, {0}, options);
+    CHECK(heard == made);
+    for (int64_t token : made) ++counts[token];
+    CAPTURE(it.top_k);
+    CAPTURE(it.top_p);
+    CHECK(counts.size() == it.expected.size());
+    for (auto [token, part] : it.expected) CHECK(counts[token] / 10000. == doctest::Approx(part).epsilon(0.06));
+  }
+  nets::GenerateOptions options{3, 1, 0, 4, {}};
+  options.top_k = -1;
+  CHECK_THROWS_AS(nets::generate(fixed, {0}, options), Error);
+  options.top_k = 0;
+  for (double wrong : {0., -1., 1.5, std::nan("")}) {
+    options.top_p = wrong;
+    CHECK_THROWS_AS(nets::generate(fixed, {0}, options), Error);
+  }
+}
+
 TEST_CASE("a model continues a prompt beyond its context") {
   nets::CausalLM model = nets::build_model(MESHWRIGHT_SOURCE_DIR "/tests/data/nets/mistral_window", DType::float32, at::kCPU);
   nets::initialize(*model, 1);

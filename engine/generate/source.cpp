@@ -1,0 +1,175 @@
+#include "engine/generate/source.h"
+
+#include <algorithm>
+#include <boost/json/serialize.hpp>
+#include <boost/json/string.hpp>
+#include <boost/json/value.hpp>
+#include <charconv>
+#include <fstream>
+
+#include "engine/checkpoint/folder.h"
+#include "engine/models/config_json.h"
+#include "engine/models/models.h"
+#include "meshwright/error.h"
+
+namespace meshwright::generate {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+bool is_there(const fs::path& path) {
+  std::error_code failed;
+  return fs::exists(path, failed);
+}
+
+std::string contents(const fs::path& path) {
+  std::ifstream in(path, std::ios::binary);
+  if (!in) throw Error(ErrorCode::file_unreadable, "cannot read " + path.string());
+  std::string out;
+  constexpr size_t kMost = 16 << 20;
+  std::vector<char> block(1 << 16);
+  while (in.read(block.data(), static_cast<std::streamsize>(block.size())) || in.gcount() > 0) {
+    out.append(block.data(), static_cast<size_t>(in.gcount()));
+    if (out.size() > kMost) throw Error(ErrorCode::bad_model_config, path.string() + " is larger than 16 MiB");
+  }
+  return out;
+}
+
+// One id or a list of them; absent or null: none.
+std::optional<std::vector<int64_t>> eos_of(const fs::path& file, int64_t vocab) {
+  if (!is_there(file)) return std::nullopt;
+  models::ConfigJson json = models::ConfigJson::parse(contents(file), file.string());
+  if (!json.has("eos_token_id")) return std::nullopt;
+  std::vector<int64_t> out;
+  if (json.is_list("eos_token_id"))
+    out = json.integers("eos_token_id", 0, INT32_MAX);
+  else
+    out.push_back(json.integer("eos_token_id", 0, INT32_MAX));
+  std::erase_if(out, [&](int64_t id) { return id >= vocab; });  // never drawn
+  return out;
+}
+
+}  // namespace
+
+Source::Source(const fs::path& path) : folder_(path) {
+  std::error_code failed;
+  if (!fs::is_directory(path, failed))
+    throw Error(ErrorCode::file_unreadable, (is_there(path) ? path.string() + " is not a folder" : "there is no folder " + path.string()))
+        .help("name a Hugging Face folder: config.json, model.safetensors, and tokenizer.json for text")
+        .help("or a run or a checkpoint: runs/first, runs/first/checkpoints/step_00000050");
+  bool weights = is_there(path / "model.safetensors") || is_there(path / "model.safetensors.index.json");
+  if (weights && is_there(path / "config.json")) {
+    extras_ = folder_;
+  } else if (weights) {
+    throw Error(ErrorCode::file_unreadable, path.string() + " has weights but no config.json")
+        .help("copy the model's config.json into the folder");
+  } else {
+    checkpoint_ = true;
+    folder_ = checkpoint::resolve(path);
+    extras_ = folder_ / "source";
+    if (!is_there(config()))
+      throw Error(ErrorCode::bad_checkpoint, folder_.string() + " has no config.json: it holds no model that this program can build")
+          .help("generate takes the checkpoints of meshwright train");
+  }
+  vocab_ = models::load_outline(config(), DType::float32).vocab_size;
+  if (is_there(extras_ / "tokenizer.json")) tokenizer_ = tokenizer::Tokenizer::load(extras_ / "tokenizer.json");
+}
+
+std::vector<int64_t> Source::ids(const std::string& flag, const std::string& list) const {
+  std::vector<int64_t> out;
+  for (size_t at = 0; at <= list.size();) {
+    size_t end = std::min(list.find(',', at), list.size());
+    std::string word = list.substr(at, end - at);
+    word.erase(0, std::min(word.find_first_not_of(' '), word.size()));
+    word.erase(word.find_last_not_of(' ') + 1);
+    int64_t id = -1;
+    auto [stop, failed] = std::from_chars(word.data(), word.data() + word.size(), id);
+    if (word.empty() || failed != std::errc() || stop != word.data() + word.size())
+      throw Error(ErrorCode::usage, "--" + flag + " wants token ids with commas between them, found \"" + word + "\" in \"" + list + "\"")
+          .help("--" + flag + " 1,2,3");
+    if (id < 0 || id >= vocab_)
+      throw Error(ErrorCode::bad_token, "--" + flag + " has the token " + std::to_string(id) + ", but the model's vocabulary has " +
+                                            std::to_string(vocab_) + " entries")
+          .help("tokens are 0 to " + std::to_string(vocab_ - 1));
+    out.push_back(id);
+    at = end + 1;
+  }
+  return out;
+}
+
+std::vector<int64_t> Source::prompt(const Request& request) const {
+  if (request.prompt && request.tokens)
+    throw Error(ErrorCode::usage, "--prompt and --tokens both say what to continue: one of them").help("leave out --tokens");
+  if (request.tokens) return ids("tokens", *request.tokens);
+  if (!request.prompt) {
+    Error error(ErrorCode::usage, "generate needs something to continue");
+    if (tokenizer_ || bytes()) error.help("--prompt 'Once upon a time'");
+    throw error.help("--tokens 1,2,3");
+  }
+  const std::string& text = *request.prompt;
+  std::vector<int64_t> out;
+  if (tokenizer_) {
+    out = tokenizer_->encode(text);
+    if (out.empty())
+      throw Error(ErrorCode::usage, "--prompt is empty, and the tokenizer puts nothing before a text").help("--prompt 'Once upon a time'");
+    int64_t largest = *std::max_element(out.begin(), out.end());
+    if (largest >= vocab_)
+      throw Error(ErrorCode::bad_token, (extras_ / "tokenizer.json").string() + " gives the token " + std::to_string(largest) +
+                                            ", but the model's vocabulary has " + std::to_string(vocab_) + " entries")
+          .help("check that config.json and tokenizer.json belong together");
+    return out;
+  }
+  if (vocab_ != 256)
+    throw Error(ErrorCode::usage, "--prompt needs a tokenizer: " + extras_.string() +
+                                      " has no tokenizer.json, and the model's vocabulary has " + std::to_string(vocab_) +
+                                      " entries, not the 256 of bytes")
+        .help("--tokens 1,2,3")
+        .help("copy the model's tokenizer.json to " + (extras_ / "tokenizer.json").string());
+  if (text.empty())
+    throw Error(ErrorCode::usage, "--prompt is empty: a text continues at least one byte").help("--prompt '\n' to begin a line");
+  for (char c : text) out.push_back(static_cast<unsigned char>(c));
+  return out;
+}
+
+std::vector<int64_t> Source::stops(const Request& request) const {
+  if (request.stop) return *request.stop == "none" ? std::vector<int64_t>{} : ids("stop", *request.stop);
+  for (const fs::path& file : {extras_ / "generation_config.json", config()})
+    if (auto eos = eos_of(file, vocab_)) return *eos;
+  return {};
+}
+
+std::string Text::add(int64_t id) {
+  if (form_ == Form::ids) {
+    std::string out = (begun_ ? "," : "") + std::to_string(id);
+    begun_ = true;
+    return out;
+  }
+  if (const tokenizer::Tokenizer* tokenizer = source_.tokenizer()) return bytes_.add(tokenizer->bytes_of(id, /*skip_special=*/true));
+  char byte = static_cast<char>(id);
+  return bytes_.add({&byte, 1});
+}
+
+Settings settings(const Source& source, const std::vector<std::string>& sets, int64_t world_size) {
+  for (const std::string& set : sets) {
+    std::string key = set.substr(0, set.find('='));
+    bool used = key == "run.threads" || key == "run.deterministic" || key == "model.torch_dtype";
+    for (const char* table : {"distributed.", "dist_env.", "plugins."}) used = used || key.starts_with(table);
+    if (!used)
+      throw Error(ErrorCode::bad_set, "--set " + key + " has no part in generating")
+          .key(key)
+          .help("keys that have: distributed.*, dist_env.*, plugins.*, model.torch_dtype, run.threads")
+          .help("leave out --set " + key);
+  }
+  // JSON's escapes are TOML's too.
+  std::string model = boost::json::serialize(boost::json::value(source.config().string()));
+  std::string n = std::to_string(world_size);
+  return {"schema = 1\n[model]\nconfig = " + model +
+              "\ntorch_dtype = \"float32\"\n[distributed]\nstrategy = \"ddp\"\n[distributed.mp_policy]\nparam_dtype = "
+              "\"float32\"\noutput_dtype = \"float32\"\n"
+              "[step_scheduler]\nglobal_batch_size = " +
+              n + "\nlocal_batch_size = 1\n[dataset]\nkind = \"mock\"\nseq_len = 1\n",
+          sets};
+}
+
+}  // namespace meshwright::generate

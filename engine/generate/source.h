@@ -1,0 +1,79 @@
+// What `generate` continues and with what: the folder, its tokens, the prompt. Links no LibTorch; the ranks run train::generate_rank().
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "engine/tokenizer/tokenizer.h"
+
+namespace meshwright::generate {
+
+// The command line.
+struct Request {
+  std::string folder;
+  std::vector<std::string> sets;
+  std::optional<std::string> prompt, tokens, stop;  // as given
+  int64_t max_new = 200;
+  double temperature = 0.7;
+  int64_t top_k = 0;  // 0: all
+  double top_p = 1;
+  uint64_t seed = 42;
+  bool json = false;
+  bool live = false;  // rank 0's standard output is a terminal
+};
+
+// A folder with a model: Hugging Face's, or a checkpoint.
+class Source {
+ public:
+  // `path`: a Hugging Face folder, a checkpoint, a folder of checkpoints or of a run. Throws Error(file_unreadable | no_checkpoint |
+  // bad_checkpoint | bad_model_config | bad_tokenizer).
+  explicit Source(const std::filesystem::path& path);
+
+  const std::filesystem::path& folder() const { return folder_; }
+  bool is_checkpoint() const { return checkpoint_; }
+  std::filesystem::path config() const { return folder_ / "config.json"; }
+  int64_t vocab() const { return vocab_; }
+  bool bytes() const { return !tokenizer_ && vocab_ == 256; }  // tokens are the bytes of a text
+  const tokenizer::Tokenizer* tokenizer() const { return tokenizer_ ? &*tokenizer_ : nullptr; }
+
+  // The ids of the prompt, at least one, all of the model's vocabulary. Throws Error(usage | bad_token | bad_tokenizer).
+  std::vector<int64_t> prompt(const Request& request) const;
+  // The ids that end a text: --stop, else eos_token_id of generation_config.json, else of config.json. Throws Error(usage).
+  std::vector<int64_t> stops(const Request& request) const;
+
+ private:
+  std::vector<int64_t> ids(const std::string& flag, const std::string& list) const;
+  std::filesystem::path folder_;
+  std::filesystem::path extras_;  // where tokenizer.json and generation_config.json are
+  bool checkpoint_ = false;
+  int64_t vocab_ = 0;
+  std::optional<tokenizer::Tokenizer> tokenizer_;
+};
+
+// Text of a model's tokens as they come: through the tokenizer, or bytes. Without either, the ids themselves with commas.
+class Text {
+ public:
+  enum class Form : uint8_t { text, ids };
+  Text(const Source& source, Form form) : source_(source), form_(form) {}
+  std::string add(int64_t id);
+  std::string finish() { return bytes_.finish(); }
+
+ private:
+  const Source& source_;
+  Form form_;
+  bool begun_ = false;
+  tokenizer::Utf8Stream bytes_;
+};
+
+// The configuration that generating amounts to: the model, float32 unless `sets` say otherwise, one sample a rank. `sets` are --set.
+// Throws Error(bad_set) for keys that have no part in it.
+struct Settings {
+  std::string toml;
+  std::vector<std::string> sets;
+};
+Settings settings(const Source& source, const std::vector<std::string>& sets, int64_t world_size);
+
+}  // namespace meshwright::generate

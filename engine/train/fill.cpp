@@ -1,0 +1,112 @@
+#include "engine/train/fill.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
+#include <c10/core/GradMode.h>
+#include <malloc.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <limits>
+#include <optional>
+#include <thread>
+
+#include "engine/launch/ranks.h"
+#include "engine/nets/initialize.h"
+#include "engine/train/held.h"
+#include "engine/weights/safetensors.h"
+
+namespace meshwright::train {
+
+using at::Tensor;
+
+namespace {
+
+std::string shape_text(const std::vector<int64_t>& shape) {
+  std::string out = "[";
+  for (size_t i = 0; i < shape.size(); ++i) out += (i ? ", " : "") + std::to_string(shape[i]);
+  return out + "]";
+}
+
+}  // namespace
+
+// Every step takes the memory again that the one before has freed. By default glibc gives large blocks back to the system in between,
+// and new pages cost up to a sixth of a step.
+void keep_freed_memory() {
+#if defined(__GLIBC__)
+  mallopt(M_MMAP_THRESHOLD, 32 << 20);  // the largest that glibc takes
+  mallopt(M_TRIM_THRESHOLD, std::numeric_limits<int>::max());
+#endif
+}
+
+void set_threads(const Job& job) {
+  const Options& run = job.table("run");
+  int64_t threads = run.find_int("threads").value_or(0);
+  if (threads == 0) {
+    const char* omp = std::getenv("OMP_NUM_THREADS");
+    if (omp != nullptr) threads = std::atoll(omp);
+  }
+  if (threads <= 0) {
+    std::optional<launch::RankEnvironment> ranks = launch::detect_ranks(launch::process_environment());
+    threads = std::max<int64_t>(1, static_cast<int64_t>(std::thread::hardware_concurrency()) / (ranks ? ranks->local_world_size : 1));
+  }
+  at::set_num_threads(static_cast<int>(threads));
+}
+
+void fill_weights(Trainer& trainer, const std::string& pretrained, nets::CausalLM& net, uint64_t seed) {
+  c10::NoGradGuard no_grad;
+  std::optional<weights::WeightFolder> folder;
+  if (!pretrained.empty()) folder.emplace(pretrained);
+  for (const ParallelParameter& p : trainer.model().parameters()) {
+    if (!folder) {
+      nets::initialize(*net, p, seed);
+      continue;
+    }
+    std::vector<int64_t> offsets = p.offsets, sizes = p.local.sizes().vec(), shape = p.global_shape;
+    if (p.flat_begin >= 0) {  // a flat layout: a run of the flattened parameter
+      shape = {element_count(shape)};
+      offsets = {p.flat_begin};
+      sizes = {p.local.numel()};
+    }
+    Tensor local = p.local.is_cpu() && p.local.is_contiguous() ? p.local : at::empty(p.local.sizes(), p.local.options().device(at::kCPU));
+    const weights::TensorEntry* entry = folder->find(p.name);
+    if (entry == nullptr)
+      throw Error(ErrorCode::weights_mismatch, pretrained + " has no tensor \"" + p.name + "\", which the model of its config.json needs")
+          .key("model.pretrained")
+          .help("check that config.json and the safetensors files belong together");
+    if (entry->shape != p.global_shape)
+      throw Error(ErrorCode::weights_mismatch, entry->file->path() + ": \"" + p.name + "\" has the shape " + shape_text(entry->shape) +
+                                                   ", the model of config.json " + shape_text(p.global_shape))
+          .key("model.pretrained")
+          .help("check that config.json and the safetensors files belong together");
+    weights::TensorEntry view = *entry;
+    view.shape = shape;
+    weights::read_slice(view, offsets, sizes, dtype_of(local), local.mutable_data_ptr());
+    if (!local.is_same(p.local)) p.local.copy_(local);
+  }
+  trainer.model().values_changed();
+}
+
+void fill_weights(Trainer& trainer, checkpoint::Checkpoint& from) {
+  c10::NoGradGuard no_grad;
+  for (const ParallelParameter& p : trainer.model().parameters()) {
+    const checkpoint::TensorRecord* record = from.meta().find("", p.name);
+    auto mismatch = [&](const std::string& what) {
+      return Error(ErrorCode::weights_mismatch, from.folder().string() + what + " the model of its config.json")
+          .help("meshwright checkpoint verify " + from.folder().string());
+    };
+    if (record == nullptr) throw mismatch(" has no parameter \"" + p.name + "\", which is one of");
+    if (record->shape != p.global_shape)
+      throw mismatch(": \"" + p.name + "\" has the shape " + shape_text(record->shape) + ", not the " + shape_text(p.global_shape) + " of");
+    if (p.local.numel() > 0) read_into(from, *record, region_of(p), p.local);
+  }
+  trainer.model().values_changed();
+}
+
+void read_into(checkpoint::Checkpoint& from, const checkpoint::TensorRecord& record, const checkpoint::Region& region, const Tensor& to) {
+  Tensor host = to.is_cpu() && to.is_contiguous() ? to : at::empty(to.sizes(), to.options().device(at::kCPU));
+  from.read(record, region, dtype_of(to), host.mutable_data_ptr());
+  if (!host.is_same(to)) to.copy_(host);
+}
+
+}  // namespace meshwright::train

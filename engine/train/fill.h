@@ -1,0 +1,27 @@
+// What a rank does before its first step: its threads, its memory, and the values of its part of the model.
+#pragma once
+
+#include <string>
+
+#include "engine/checkpoint/checkpoint.h"
+#include "engine/nets/causal_lm.h"
+#include "meshwright/trainer.h"
+
+namespace meshwright::train {
+
+// run.threads, else OMP_NUM_THREADS, else this rank's share of the cores.
+void set_threads(const Job& job);
+// For the program only: a library leaves its process as it is.
+void keep_freed_memory();
+
+// Fill this rank's part of every parameter, the same on every layout. Local. From a Hugging Face folder, or at random when `pretrained` is
+// empty. Throws Error(bad_safetensors | weights_mismatch).
+void fill_weights(Trainer& trainer, const std::string& pretrained, nets::CausalLM& net, uint64_t seed);
+// From a checkpoint, its weights alone. Throws Error(bad_checkpoint | weights_mismatch).
+void fill_weights(Trainer& trainer, checkpoint::Checkpoint& from);
+
+// Reads one part of a checkpoint's tensor into a tensor, over the host where that lies on a device.
+void read_into(checkpoint::Checkpoint& from, const checkpoint::TensorRecord& record, const checkpoint::Region& region,
+               const at::Tensor& to);
+
+}  // namespace meshwright::train

@@ -1,0 +1,12 @@
+// One rank of `meshwright generate`.
+#pragma once
+
+#include "engine/generate/source.h"
+
+namespace meshwright::train {
+
+// Joins the ranks, fills the model and writes tokens: rank 0 to standard output as they come, what was done to standard error. Collective.
+// Returns 0; throws Error.
+int generate_rank(const generate::Request& request);
+
+}  // namespace meshwright::train
