@@ -325,7 +325,6 @@ TEST_CASE("every verb explains itself and has its exit statuses") {
         Row{"train configs/ddp_cpu.toml --sample 4 --temperature 1x", 2, "E0101"},
         Row{"train configs/ddp_cpu.toml --sample 4 --set model.config=tests/data/nets/llama_tied_257/config.json", 2, "257"},
         Row{"train configs/megatron_fsdp_zero3.toml --set dataset.kind=mock", 3, "E0390"},
-        Row{"train configs/ddp_cpu.toml --set dataset.kind=mock --set checkpoint.keep=3", 3, "E0390"},
         Row{"train configs/ddp_cpu.toml --set dataset.kind=mock --set dist_env.device=cuda", 4, "E0504"},
         Row{"checkpoint ls x", 3, "E0390"},
         Row{"generate x", 2, "E0209"},
