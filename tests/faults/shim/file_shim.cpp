@@ -1,7 +1,7 @@
 // Preloaded into a program under test: the n-th call of one kind on paths under a folder fails.
 //
 //   FILE_SHIM_UNDER=/run/checkpoints   paths that count: this one and all below it
-//   FILE_SHIM_CALL=write               write | fsync | rename | mkdir | symlink | open | close: any of the functions that do so
+//   FILE_SHIM_CALL=write               write | fsync | rename | mkdir | symlink | open | close | remove: any of the functions that do so
 //   FILE_SHIM_NTH=3                    of this process, from 1
 //   FILE_SHIM_FAULT=EIO                EIO or ENOSPC: that call fails; full: that call and all writes after it fail with ENOSPC, the first
 //                                      after writing half; short: half is written, and nothing else happens; hang: it never returns
@@ -190,6 +190,32 @@ SHIM int mkdir(const char* path, mode_t mode) noexcept {
 SHIM int symlink(const char* target, const char* path) noexcept {
   static auto real = next<int (*)(const char*, const char*)>("symlink");
   return judge("symlink", path) == Verdict::fail ? -1 : real(target, path);
+}
+
+// Names in a folder that is open, as trees are removed.
+SHIM int unlinkat(int folder, const char* path, int flags) noexcept {
+  static auto real = next<int (*)(int, const char*, int)>("unlinkat");
+  if (settings().under != nullptr && path[0] != '/' && folder != AT_FDCWD) {
+    char link[40], whole[2 * PATH_MAX];
+    std::snprintf(link, sizeof link, "/proc/self/fd/%d", folder);
+    if (ssize_t n = ::readlink(link, whole, PATH_MAX); n > 0) {
+      std::snprintf(whole + n, sizeof whole - static_cast<size_t>(n), "/%s", path);
+      return judge("remove", whole) == Verdict::fail ? -1 : real(folder, path, flags);
+    }
+  }
+  return judge("remove", path) == Verdict::fail ? -1 : real(folder, path, flags);
+}
+SHIM int unlink(const char* path) noexcept {
+  static auto real = next<int (*)(const char*)>("unlink");
+  return judge("remove", path) == Verdict::fail ? -1 : real(path);
+}
+SHIM int rmdir(const char* path) noexcept {
+  static auto real = next<int (*)(const char*)>("rmdir");
+  return judge("remove", path) == Verdict::fail ? -1 : real(path);
+}
+SHIM int remove(const char* path) noexcept {
+  static auto real = next<int (*)(const char*)>("remove");
+  return judge("remove", path) == Verdict::fail ? -1 : real(path);
 }
 
 SHIM int open64(const char* path, int flags, ...) {
