@@ -7,6 +7,7 @@
 #include <charconv>
 #include <fstream>
 
+#include "engine/checkpoint/checkpoint.h"
 #include "engine/checkpoint/folder.h"
 #include "engine/models/config_json.h"
 #include "engine/models/models.h"
@@ -59,21 +60,32 @@ Source::Source(const fs::path& path) : folder_(path) {
         .help("name a Hugging Face folder: config.json, model.safetensors, and tokenizer.json for text")
         .help("or a run or a checkpoint: runs/first, runs/first/checkpoints/step_00000050");
   bool weights = is_there(path / "model.safetensors") || is_there(path / "model.safetensors.index.json");
-  if (weights && is_there(path / "config.json")) {
-    extras_ = folder_;
-  } else if (weights) {
+  if (weights && !is_there(config()))
     throw Error(ErrorCode::file_unreadable, path.string() + " has weights but no config.json")
         .help("copy the model's config.json into the folder");
-  } else {
-    checkpoint_ = true;
-    folder_ = checkpoint::resolve(path);
-    extras_ = folder_ / "source";
-    if (!is_there(config()))
-      throw Error(ErrorCode::bad_checkpoint, folder_.string() + " has no config.json: it holds no model that this program can build")
-          .help("generate takes the checkpoints of meshwright train");
-  }
+  if (!weights) open_checkpoint();
   vocab_ = models::load_outline(config(), DType::float32).vocab_size;
-  if (is_there(extras_ / "tokenizer.json")) tokenizer_ = tokenizer::Tokenizer::load(extras_ / "tokenizer.json");
+  if (is_there(extra("tokenizer.json"))) tokenizer_ = tokenizer::Tokenizer::load(extra("tokenizer.json"));
+}
+
+// The small files that are used here are held to their checksums; the ranks do so with the weights they read.
+void Source::open_checkpoint() {
+  checkpoint_ = true;
+  folder_ = checkpoint::resolve(folder_);
+  checkpoint::Checkpoint opened(folder_);
+  bool model = false;
+  for (const checkpoint::FileRecord& file : opened.meta().files) {
+    model = model || file.name == "config.json";
+    if (file.name.ends_with(".json")) opened.read_file(file.name);
+  }
+  if (!model)
+    throw Error(ErrorCode::bad_checkpoint, folder_.string() + " has no config.json: it holds no model that this program can build")
+        .help("generate takes the checkpoints of meshwright train");
+}
+
+fs::path Source::extra(const char* name) const {
+  fs::path carried = folder_ / "source" / name;
+  return checkpoint_ && is_there(carried) ? carried : folder_ / name;
 }
 
 std::vector<int64_t> Source::ids(const std::string& flag, const std::string& list) const {
@@ -115,17 +127,17 @@ std::vector<int64_t> Source::prompt(const Request& request) const {
       throw Error(ErrorCode::usage, "--prompt is empty, and the tokenizer puts nothing before a text").help("--prompt 'Once upon a time'");
     int64_t largest = *std::max_element(out.begin(), out.end());
     if (largest >= vocab_)
-      throw Error(ErrorCode::bad_token, (extras_ / "tokenizer.json").string() + " gives the token " + std::to_string(largest) +
+      throw Error(ErrorCode::bad_token, extra("tokenizer.json").string() + " gives the token " + std::to_string(largest) +
                                             ", but the model's vocabulary has " + std::to_string(vocab_) + " entries")
           .help("check that config.json and tokenizer.json belong together");
     return out;
   }
   if (vocab_ != 256)
-    throw Error(ErrorCode::usage, "--prompt needs a tokenizer: " + extras_.string() +
+    throw Error(ErrorCode::usage, "--prompt needs a tokenizer: " + folder_.string() +
                                       " has no tokenizer.json, and the model's vocabulary has " + std::to_string(vocab_) +
                                       " entries, not the 256 of bytes")
         .help("--tokens 1,2,3")
-        .help("copy the model's tokenizer.json to " + (extras_ / "tokenizer.json").string());
+        .help("copy the model's tokenizer.json to " + extra("tokenizer.json").string());
   if (text.empty())
     throw Error(ErrorCode::usage, "--prompt is empty: a text continues at least one byte").help("--prompt '\n' to begin a line");
   for (char c : text) out.push_back(static_cast<unsigned char>(c));
@@ -134,7 +146,7 @@ std::vector<int64_t> Source::prompt(const Request& request) const {
 
 std::vector<int64_t> Source::stops(const Request& request) const {
   if (request.stop) return *request.stop == "none" ? std::vector<int64_t>{} : ids("stop", *request.stop);
-  for (const fs::path& file : {extras_ / "generation_config.json", config()})
+  for (const fs::path& file : {extra("generation_config.json"), config()})
     if (auto eos = eos_of(file, vocab_)) return *eos;
   return {};
 }

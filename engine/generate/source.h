@@ -45,9 +45,11 @@ class Source {
   std::vector<int64_t> stops(const Request& request) const;
 
  private:
+  void open_checkpoint();
+  // A file beside the model: what a checkpoint carries along lies in its folder source/.
+  std::filesystem::path extra(const char* name) const;
   std::vector<int64_t> ids(const std::string& flag, const std::string& list) const;
   std::filesystem::path folder_;
-  std::filesystem::path extras_;  // where tokenizer.json and generation_config.json are
   bool checkpoint_ = false;
   int64_t vocab_ = 0;
   std::optional<tokenizer::Tokenizer> tokenizer_;

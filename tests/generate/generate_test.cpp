@@ -208,6 +208,16 @@ TEST_CASE("a byte model's checkpoint goes on with text, as train --sample does, 
   CHECK(timed.out.find(" tokens/s") != std::string::npos);
   // Ids are as good for bytes.
   CHECK(run("generate " + quoted(run_folder) + " --tokens 84,104 --max-new 2 --temperature 0").out.starts_with("84,104,"));
+  // Small files too are held to their checksums.
+  fs::path config = run_folder / "checkpoints" / "step_00000012" / "config.json";
+  std::string whole = contents(config), other = whole;
+  other[other.find("256")] = '3';
+  put(config, other);
+  Ran tampered = run(base, true);
+  CAPTURE(tampered.out);
+  CHECK(tampered.status == 7);
+  CHECK(tampered.out.find("config.json") != std::string::npos);
+  put(config, whole);
   // Damage is found before anything is written.
   for (const fs::directory_entry& file : fs::directory_iterator(run_folder / "checkpoints" / "step_00000012"))
     if (file.path().filename().string().starts_with("model-00001")) {
