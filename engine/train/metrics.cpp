@@ -9,6 +9,7 @@
 #include <cstring>
 
 #include "engine/files/durable.h"
+#include "engine/report/progress.h"
 #include "meshwright/error.h"
 
 namespace meshwright::train {
@@ -130,14 +131,6 @@ void RunFolder::validation(int64_t step, double loss) {
 
 void RunFolder::log(const std::string& line) { log_.append(line + "\n"); }
 
-std::string duration_text(double seconds) {
-  if (!std::isfinite(seconds) || seconds < 0) return "?";
-  auto s = static_cast<int64_t>(std::llround(seconds));
-  if (s < 60) return std::to_string(s) + " s";
-  if (s < 3600) return format("%lld min %02lld s", static_cast<long long>(s / 60), static_cast<long long>(s % 60));
-  return format("%lld h %02lld min", static_cast<long long>(s / 3600), static_cast<long long>(s / 60 % 60));
-}
-
 Progress::Progress(report::Output& out, const report::Style& style, bool live, int64_t steps)
     : out_(out), style_(style), live_(live), steps_(steps) {}
 
@@ -159,7 +152,7 @@ void Progress::step(const StepResult& result, const StepCost& cost) {
   } else if (result.step == 0 || result.step + 1 == steps_ || now - said_ >= std::chrono::seconds(10)) {
     said_ = now;
     double left = smooth_ms_ / 1000 * static_cast<double>(steps_ - result.step - 1);
-    emit(line(result, cost, steps_) + (result.step + 1 < steps_ ? "  " + duration_text(left) + " left" : "") + "\n");
+    emit(line(result, cost, steps_) + (result.step + 1 < steps_ ? "  " + report::human_duration(left) + " left" : "") + "\n");
   }
 }
 
@@ -181,15 +174,12 @@ void Progress::draw() {
   std::string text = format("%lld/%lld  loss %.4f", static_cast<long long>(done), static_cast<long long>(steps_), last_.loss);
   if (validation_ >= 0) text += format("  validation %.4f", validation_);
   text += format("  %s tok/s  ", report::human_count(static_cast<int64_t>(per_second(last_.count, cost_.step_ms))).c_str()) +
-          duration_text(left) + " left";
+          report::human_duration(left) + " left";
   int room = style_.width - static_cast<int>(text.size()) - 4;
   std::string bar;
-  if (room >= 10) {
-    int cells = std::min(room, 30),
-        full = static_cast<int>(static_cast<double>(cells) * static_cast<double>(done) / static_cast<double>(std::max<int64_t>(steps_, 1)));
-    for (int i = 0; i < cells; ++i) bar += style_.unicode ? (i < full ? "━" : "╌") : (i < full ? "=" : "-");
-    bar = report::paint(style_, report::Tone::green, bar) + "  ";
-  }
+  if (room >= 10)
+    bar = report::progress_bar(style_, static_cast<double>(done) / static_cast<double>(std::max<int64_t>(steps_, 1)), std::min(room, 30)) +
+          "  ";
   if (text.size() + 1 > static_cast<size_t>(style_.width)) text.resize(static_cast<size_t>(std::max(style_.width - 1, 0)));
   emit("\r\x1b[K" + bar + text);
   drawn_ = true;

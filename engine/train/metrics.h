@@ -85,7 +85,4 @@ class Progress {
   std::chrono::steady_clock::time_point said_{};
 };
 
-// "1 h 02 min", "3 min 20 s", "12 s".
-std::string duration_text(double seconds);
-
 }  // namespace meshwright::train

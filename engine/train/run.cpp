@@ -18,6 +18,7 @@
 #include "engine/nets/causal_lm.h"
 #include "engine/nets/sample.h"
 #include "engine/plan/plan.h"
+#include "engine/report/progress.h"
 #include "engine/report/report.h"
 #include "engine/train/checkpointing.h"
 #include "engine/train/continuing.h"
@@ -335,7 +336,7 @@ int run_rank(const RunOptions& options) {
       std::snprintf(title, sizeof title, "a sample, temperature %g:", options.sample_temperature);
       progress->say(std::string("\n") + title + "\n\n" + report::printable(sample) + "\n");
     }
-    std::string done = "done: " + std::to_string(trainer.max_steps()) + " steps in " + duration_text(ms_since(started) / 1000) +
+    std::string done = "done: " + std::to_string(trainer.max_steps()) + " steps in " + report::human_duration(ms_since(started) / 1000) +
                        "; results in " + folder->path().string();
     folder->log(done);
     progress->say(done);

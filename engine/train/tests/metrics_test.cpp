@@ -1,6 +1,8 @@
 // The run folder and what a person watches: rows, whole files, lines, bars and the time left.
 #include "engine/train/metrics.h"
 
+#include "engine/report/progress.h"
+
 #include <doctest/doctest.h>
 #include <unistd.h>
 
@@ -170,7 +172,7 @@ TEST_CASE("durations") {
                                                                           {-1, "?"},
                                                                           {std::nan(""), "?"},
                                                                           {std::numeric_limits<double>::infinity(), "?"}})
-    CHECK(duration_text(seconds) == text);
+    CHECK(report::human_duration(seconds) == text);
 }
 
 TEST_CASE("elsewhere than on a terminal: the first step and the last, with the time left, and what there is to say") {
