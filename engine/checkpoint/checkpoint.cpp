@@ -14,6 +14,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
+constexpr int64_t kMostMeta = 512 << 20;
 constexpr const char* kOthers = "meshwright checkpoint ls shows the other checkpoints of the run; checkpoint verify lists all damage";
 
 Error damaged(const fs::path& file, const std::string& what) {
@@ -38,17 +39,21 @@ struct Checkpoint::Opened {
   std::map<std::string, const weights::TensorEntry*, std::less<>> entries;
 };
 
-Checkpoint::Checkpoint(fs::path folder) : folder_(std::move(folder)) {
-  fs::path path = folder_ / "meta.json";
+Meta read_meta(const fs::path& folder) {
+  fs::path path = folder / "meta.json";
   std::error_code failed;
   fs::file_status status = fs::symlink_status(path, failed);
   if (!fs::exists(status))
-    throw Error(ErrorCode::no_checkpoint, folder_.string() + " is not a checkpoint: it has no meta.json").help(kOthers);
+    throw Error(ErrorCode::no_checkpoint, folder.string() + " is not a checkpoint: it has no meta.json").help(kOthers);
   if (!fs::is_regular_file(status)) throw damaged(path, "not a regular file");
-  {
-    data::MappedFile file(path.string(), ErrorCode::bad_checkpoint);
-    meta_ = parse_meta(text_of(file.bytes()), path.string());
-  }
+  data::MappedFile file(path.string(), ErrorCode::bad_checkpoint);
+  if (file.size() > kMostMeta) throw damaged(path, "has " + std::to_string(file.size()) + " bytes, more than 512 MiB");
+  return parse_meta({reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size()}, path.string());
+}
+
+Checkpoint::Checkpoint(fs::path folder) : folder_(std::move(folder)), meta_(read_meta(folder_)) {
+  std::error_code failed;
+  fs::file_status status;
   fs::path inside = fs::canonical(folder_, failed);
   for (const FileRecord& file : meta_.files) {
     fs::path full = folder_ / file.name;
@@ -161,31 +166,28 @@ std::string Checkpoint::read_generator(const GeneratorRecord& generator) {
   return text_of({found.data, static_cast<size_t>(found.bytes)});
 }
 
-std::vector<Error> Checkpoint::verify(size_t index, const std::function<void(int64_t bytes)>& progress) {
+std::vector<Error> Checkpoint::check_headers() {
   std::vector<Error> out;
-  if (meta_.files[index].bytes == 0) return out;
-  try {
-    Opened& opened = open(index);
-    for (int64_t at = 0; at < opened.record->bytes; at += kBlock) {
-      int64_t end = std::min(at + kBlock, opened.record->bytes);
-      try {
-        check_blocks(opened, at, end);
-      } catch (const Error& error) {
-        out.push_back(error);
-      }
-      progress(end - at);
+  std::vector<std::set<std::string>> named(meta_.files.size());
+  std::vector<bool> wrong(meta_.files.size(), false);
+  auto check = [&](size_t file, auto&& body) {
+    if (wrong[file]) return;
+    try {
+      body();
+    } catch (const Error& error) {
+      wrong[file] = true;
+      out.push_back(error);
     }
-    if (!out.empty() || !is_safetensors(opened.record->name)) return out;
-    std::set<std::string> named;
-    for (const TensorRecord& tensor : meta_.tensors)
-      for (const Piece& piece : tensor.pieces)
-        if (piece.file == index) named.insert(entry(piece, &tensor).name);
-    for (const GeneratorRecord& generator : meta_.generators)
-      if (generator.file == index) named.insert(entry({index, generator.key, {}}, nullptr).name);
-    if (opened.tensors == nullptr || named.size() != opened.entries.size())
-      out.push_back(damaged(opened.file.path(), "holds tensors that meta.json does not name"));
-  } catch (const Error& error) {
-    out.push_back(error);
+  };
+  for (const TensorRecord& tensor : meta_.tensors)
+    for (const Piece& piece : tensor.pieces) check(piece.file, [&] { named[piece.file].insert(entry(piece, &tensor).name); });
+  for (const GeneratorRecord& g : meta_.generators) check(g.file, [&] { named[g.file].insert(entry({g.file, g.key, {}}, nullptr).name); });
+  for (size_t i = 0; i < meta_.files.size(); ++i) {
+    if (meta_.files[i].bytes == 0 || !is_safetensors(meta_.files[i].name)) continue;
+    check(i, [&] {
+      if (!open(i).tensors || named[i].size() != open(i).entries.size())
+        throw damaged(folder_ / meta_.files[i].name, "holds tensors that meta.json does not name");
+    });
   }
   return out;
 }

@@ -45,21 +45,6 @@ void remove_leftovers(const fs::path& checkpoints) {
 
 fs::path parent_of(const fs::path& path) { return path.has_parent_path() ? path.parent_path() : fs::path("."); }
 
-// Where `latest` points, when that is a name beside it.
-std::optional<fs::path> latest_of(const fs::path& checkpoints) {
-  fs::path link = checkpoints / "latest";
-  std::error_code failed;
-  std::string name;
-  if (fs::is_symlink(fs::symlink_status(link, failed))) {
-    name = fs::read_symlink(link, failed).string();
-  } else if (fs::is_regular_file(link, failed)) {
-    std::ifstream in(link);
-    std::getline(in, name);
-  }
-  if (!step_of(name) || !fs::is_directory(checkpoints / name, failed)) return std::nullopt;
-  return checkpoints / name;
-}
-
 }  // namespace
 
 std::string step_name(int64_t step) {
@@ -87,6 +72,20 @@ std::vector<Found> find_all(const fs::path& checkpoints) {
   std::sort(out.begin(), out.end(), [](const Found& a, const Found& b) { return a.step < b.step; });
   for (Found& found : out) found.problem = problem_of(found.path);
   return out;
+}
+
+std::optional<fs::path> latest_of(const fs::path& checkpoints) {
+  fs::path link = checkpoints / "latest";
+  std::error_code failed;
+  std::string name;
+  if (fs::is_symlink(fs::symlink_status(link, failed))) {
+    name = fs::read_symlink(link, failed).string();
+  } else if (fs::is_regular_file(link, failed)) {
+    std::ifstream in(link);
+    std::getline(in, name);
+  }
+  if (!step_of(name) || !fs::is_directory(checkpoints / name, failed)) return std::nullopt;
+  return checkpoints / name;
 }
 
 std::optional<Found> newest(const fs::path& checkpoints) {

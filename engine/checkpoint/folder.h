@@ -22,6 +22,8 @@ struct Found {
 
 // All published checkpoints of a folder, by step. An absent folder has none. Throws Error(no_checkpoint) when it cannot be listed.
 std::vector<Found> find_all(const std::filesystem::path& checkpoints);
+// The checkpoint that `latest` points to, when it is there.
+std::optional<std::filesystem::path> latest_of(const std::filesystem::path& checkpoints);
 // What to continue: the one of the highest step. nullopt when there is none at all. Throws Error(bad_checkpoint) when it is damaged, naming
 // the newest one that is whole: nobody should lose steps without having decided so.
 std::optional<Found> newest(const std::filesystem::path& checkpoints);

@@ -7,6 +7,7 @@
 #include <set>
 
 #include "engine/checkpoint/checksum.h"
+#include "engine/weights/element_types.h"
 #include "engine/weights/strict_json.h"
 #include "meshwright/error.h"
 
@@ -111,6 +112,33 @@ bool boxes_overlap(const Region& a, const Region& b) {
   return true;
 }
 
+// Whether no two boxes share an element. Boxes of a mesh fall apart at planes that cut none of them, dimension by dimension; so a file
+// that lists thousands costs no more than sorting them. What does not fall apart is compared pair by pair, when it is not much.
+bool disjoint(std::span<const Region*> boxes, size_t dims, int level = 0) {
+  constexpr int kMostLevels = 32;
+  constexpr size_t kMostPairwise = 1000;
+  if (boxes.size() < 2) return true;
+  for (size_t d = 0; d < dims && level < kMostLevels; ++d) {
+    std::sort(boxes.begin(), boxes.end(), [&](const Region* a, const Region* b) { return a->offsets[d] < b->offsets[d]; });
+    std::vector<size_t> cuts = {0};
+    int64_t end = 0;
+    for (size_t i = 0; i < boxes.size(); ++i) {
+      if (i > 0 && boxes[i]->offsets[d] >= end) cuts.push_back(i);
+      end = std::max(end, boxes[i]->offsets[d] + boxes[i]->sizes[d]);
+    }
+    if (cuts.size() == 1) continue;
+    cuts.push_back(boxes.size());
+    for (size_t i = 0; i + 1 < cuts.size(); ++i)
+      if (!disjoint(boxes.subspan(cuts[i], cuts[i + 1] - cuts[i]), dims, level + 1)) return false;
+    return true;
+  }
+  if (boxes.size() > kMostPairwise) return false;
+  for (size_t i = 0; i < boxes.size(); ++i)
+    for (size_t j = i + 1; j < boxes.size(); ++j)
+      if (boxes_overlap(*boxes[i], *boxes[j])) return false;
+  return true;
+}
+
 }  // namespace
 
 // The counts add up, and no two pieces share an element.
@@ -126,13 +154,7 @@ bool covers(const TensorRecord& tensor) {
   }
   if (sum != elements) return false;
   if (tensor.shape.empty()) return regions.size() == 1;
-  if (boxes) {
-    std::sort(regions.begin(), regions.end(), [](const Region* a, const Region* b) { return a->offsets[0] < b->offsets[0]; });
-    for (size_t i = 0; i < regions.size(); ++i)
-      for (size_t j = i + 1; j < regions.size() && regions[j]->offsets[0] < regions[i]->offsets[0] + regions[i]->sizes[0]; ++j)
-        if (boxes_overlap(*regions[i], *regions[j])) return false;
-    return true;
-  }
+  if (boxes) return disjoint(regions, tensor.shape.size());
   std::vector<Region> runs;
   for (const Region* region : regions) {
     runs.push_back(as_run(*region, tensor.shape));
@@ -251,7 +273,7 @@ FileRecord read_file(Reader reader) {
   return file;
 }
 
-TensorRecord read_tensor(Reader reader, size_t files) {
+TensorRecord read_tensor(Reader reader, const std::vector<FileRecord>& files) {
   TensorRecord tensor;
   if (reader.has("state")) {
     tensor.state = reader.text("state");
@@ -263,15 +285,14 @@ TensorRecord read_tensor(Reader reader, size_t files) {
   if (reader.has("export_dtype")) tensor.export_dtype = reader.dtype("export_dtype");
   tensor.shape = reader.numbers(reader.at("shape"), "its shape");
   if (tensor.shape.size() > kMostDims) reader.fail("(" + tensor.name + ") has more than 16 dimensions");
-  int64_t bytes = dtype_size(tensor.dtype);
-  for (int64_t size : tensor.shape)
-    if (__builtin_mul_overflow(bytes, size, &bytes)) reader.fail("(" + tensor.name + ") is larger than any file");
+  std::optional<int64_t> bytes = weights::tensor_bytes(tensor.dtype, tensor.shape);
+  if (!bytes) reader.fail("(" + tensor.name + ") is larger than any file");
   for (const json::value& item : reader.array("pieces")) {
     if (!item.is_array() || item.as_array().size() < 2 || item.as_array().size() > 3)
       reader.fail("(" + tensor.name + ") has a piece of a wrong form");
     const json::array& parts = item.as_array();
     Piece piece;
-    if (!parts[0].is_int64() || parts[0].as_int64() < 0 || parts[0].as_int64() >= static_cast<int64_t>(files))
+    if (!parts[0].is_int64() || parts[0].as_int64() < 0 || parts[0].as_int64() >= static_cast<int64_t>(files.size()))
       reader.fail("(" + tensor.name + ") has a piece in a file that is not listed");
     piece.file = static_cast<size_t>(parts[0].as_int64());
     std::vector<int64_t> first = reader.numbers(parts[1], "a piece");
@@ -282,6 +303,10 @@ TensorRecord read_tensor(Reader reader, size_t files) {
       piece.region = Region::run(first[0], first[1]);
     }
     if (!fits(piece.region, tensor.shape)) reader.fail("(" + tensor.name + ") has a piece outside of its shape " + list(tensor.shape));
+    // Else a short file could claim a tensor that takes days to walk over.
+    if (piece.region.count() > files[piece.file].bytes / dtype_size(tensor.dtype))
+      reader.fail("(" + tensor.name + ") has a piece of " + std::to_string(piece.region.count()) + " elements in " +
+                  files[piece.file].name + ", which has " + std::to_string(files[piece.file].bytes) + " bytes");
     piece.key = key_of(tensor);
     tensor.pieces.push_back(std::move(piece));
   }
@@ -356,7 +381,7 @@ Meta parse_meta(std::string_view text, const std::string& path) {
   names.clear();
   const json::array& tensors = root.array("tensors");
   for (size_t i = 0; i < tensors.size(); ++i) {
-    meta.tensors.push_back(read_tensor({tensors[i], numbered("tensors", i), path}, files.size()));
+    meta.tensors.push_back(read_tensor({tensors[i], numbered("tensors", i), path}, meta.files));
     const TensorRecord& tensor = meta.tensors.back();
     if (!names.insert(key_of(tensor)).second) root.fail("lists " + key_of(tensor) + " twice");
   }

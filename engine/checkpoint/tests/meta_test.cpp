@@ -31,7 +31,7 @@ Meta example() {
   meta.lr = 0.1;
   meta.files = {{"model-00001-of-00002.safetensors", kBlock + 1, {1, 2}},
                 {"source/a b.json", 0, {}},
-                {"optimizer-00001-of-00002.safetensors", 5, {~0ull}}};
+                {"optimizer-00001-of-00002.safetensors", 5000, {~0ull}}};
   meta.tensors = {{"",
                    "a.weight",
                    DType::float32,
@@ -110,8 +110,8 @@ TEST_CASE("what a sealed meta.json may not say") {
       {"source/a b.json", "a\\u0000b", "has a name that is not"},
       {"source/a b.json", "meta.json", "has a name that is not"},
       {"source/a b.json", "model-00001-of-00002.safetensors", "lists the file model-00001-of-00002.safetensors twice"},
-      {"\"bytes\": 5", "\"bytes\": 1048577", "needs 2 checksums of 16 digits for its 1048577 bytes"},
-      {"\"bytes\": 5", "\"bytes\": 9223372036854775807", "needs 8796093022208 checksums"},
+      {"\"bytes\": 5000", "\"bytes\": 1048577", "needs 2 checksums of 16 digits for its 1048577 bytes"},
+      {"\"bytes\": 5000", "\"bytes\": 9223372036854775807", "needs 8796093022208 checksums"},
       {"ffffffffffffffff", "fffffffffffffffg", "is not hexadecimal"},
       {"\"shape\": [4, 6]", "\"shape\": [9223372036854775807, 6]", "is larger than any file"},
       {"\"shape\": [4, 6]", "\"shape\": [4, 7]", "do not cover its shape [4, 7] exactly once"},

@@ -1,0 +1,121 @@
+#include "engine/checkpoint/export.h"
+
+#include <algorithm>
+
+#include "engine/weights/carry.h"
+#include "engine/weights/convert.h"
+#include "engine/weights/links.h"
+
+namespace meshwright::checkpoint {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+constexpr int64_t kPiece = 4 << 20;  // elements read at a time
+constexpr std::string_view kSource = "source/";
+
+DType dtype_of(const SourceTensor& tensor, const ExportChoice& choice) {
+  return choice.dtype && weights::is_floating(tensor.export_dtype) ? *choice.dtype : tensor.export_dtype;
+}
+
+std::string config_of(const fs::path& folder, const fs::path& path) {
+  constexpr size_t kMost = 16 << 20;
+  auto refuse = [&](const std::string& why) {
+    return Error(ErrorCode::bad_model_config, path.string() + " " + why).help("copy the model's own config.json into the folder");
+  };
+  if (std::optional<fs::path> real = weights::leads_out(folder, path))
+    throw refuse("is a link that leads out of the folder, to " + real->string());
+  std::string text;
+  weights::copy_of("config.json", path).stream([&](std::span<const std::byte> bytes) {
+    if (text.size() + bytes.size() > kMost) throw refuse("is larger than 16 MiB");
+    text.append(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  });
+  return text;
+}
+
+// Everything beside the weights, with its size.
+std::vector<std::pair<weights::ExportFile, int64_t>> extras_of(Source& source, const ExportChoice& choice) {
+  std::vector<std::pair<weights::ExportFile, int64_t>> out;
+  auto add_config = [&](const std::string& text) {
+    out.emplace_back(weights::text_of("config.json", choice.dtype ? with_dtype(text, *choice.dtype) : text), text.size());
+  };
+  if (Checkpoint* checkpoint = source.checkpoint()) {
+    for (const FileRecord& file : checkpoint->meta().files) {
+      if (file.name == "config.json") add_config(checkpoint->read_file(file.name));
+      if (file.name.rfind(kSource, 0) == 0)
+        out.emplace_back(weights::ExportFile{file.name.substr(kSource.size()),
+                                             [checkpoint, name = file.name](const weights::ByteSink& sink) {
+                                               std::string text = checkpoint->read_file(name);
+                                               sink(std::as_bytes(std::span(text.data(), text.size())));
+                                             }},
+                         file.bytes);
+    }
+    return out;
+  }
+  std::error_code failed;
+  if (!fs::is_directory(source.path(), failed)) return out;
+  if (fs::path config = source.path() / "config.json"; fs::exists(config, failed)) add_config(config_of(source.path(), config));
+  for (const weights::CarriedFile& file : weights::carried_files(source.path()).files)
+    out.emplace_back(weights::copy_of(file.name, file.path), file.bytes);
+  return out;
+}
+
+}  // namespace
+
+std::string with_dtype(std::string_view config, DType dtype) {
+  std::string out(config);
+  int depth = 0;
+  std::string key;
+  for (size_t at = 0; at < out.size(); ++at) {
+    char c = out[at];
+    if (c == '{' || c == '[') ++depth;
+    if (c == '}' || c == ']') --depth;
+    if (c == ',') key.clear();
+    if (c != '"') continue;
+    size_t end = at + 1;
+    while (end < out.size() && out[end] != '"') end += out[end] == '\\' ? 2 : 1;
+    std::string text = out.substr(at + 1, end - at - 1);
+    if (depth == 1 && (key == "torch_dtype" || key == "dtype")) {
+      // "torch.float32" occurs in old files.
+      std::string named = (text.rfind("torch.", 0) == 0 ? "torch." : "") + std::string(dtype_name(dtype));
+      out.replace(at + 1, end - at - 1, named);
+      end = at + 1 + named.size();
+    }
+    key = depth == 1 && key.empty() ? text : "-";
+    at = end;
+  }
+  return out;
+}
+
+int64_t export_bytes(Source& source, const ExportChoice& choice) {
+  int64_t out = 0;
+  for (const SourceTensor& tensor : source.tensors())
+    if (tensor.state.empty()) out += tensor.elements() * dtype_size(dtype_of(tensor, choice));
+  for (const auto& [file, bytes] : extras_of(source, choice)) out += bytes;
+  return out;
+}
+
+weights::Exported export_folder(Source& source, const fs::path& target, const ExportChoice& choice) {
+  std::vector<weights::ExportTensor> tensors;
+  for (size_t i = 0; i < source.tensors().size(); ++i) {
+    const SourceTensor& tensor = source.tensors()[i];
+    if (!tensor.state.empty()) continue;
+    DType dtype = dtype_of(tensor, choice);
+    tensors.push_back({{tensor.name, dtype, tensor.shape}, [&source, &tensor, i, dtype](const weights::ByteSink& sink) {
+                         std::vector<std::byte> buffer;
+                         for (int64_t at = 0, end = 0; at < tensor.elements(); at = end) {
+                           end = std::min(at + kPiece, tensor.elements());
+                           buffer.resize(static_cast<size_t>((end - at) * dtype_size(dtype)));
+                           source.read(i, at, end, dtype, buffer.data());
+                           sink(buffer);
+                         }
+                       }});
+  }
+  std::vector<weights::ExportFile> extras;
+  for (auto& [file, bytes] : extras_of(source, choice)) extras.push_back(std::move(file));
+  return weights::write_folder(target, std::move(tensors), std::move(extras),
+                               {.shard_bytes = choice.shard_bytes, .progress = choice.progress});
+}
+
+}  // namespace meshwright::checkpoint

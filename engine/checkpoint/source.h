@@ -1,0 +1,49 @@
+// A checkpoint or a Hugging Face folder, read the same way.
+#pragma once
+
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/checkpoint/checkpoint.h"
+#include "engine/weights/safetensors.h"
+
+namespace meshwright::checkpoint {
+
+struct SourceTensor {
+  std::string state;  // "" for weights, else the optimizer's: "exp_avg"
+  std::string name;
+  DType dtype = DType::float32;         // as stored
+  DType export_dtype = DType::float32;  // of a Hugging Face folder made of it
+  std::vector<int64_t> shape;
+  int64_t elements() const;
+  int64_t bytes() const { return elements() * dtype_size(dtype); }
+  // "model.norm.weight", "exp_avg of model.norm.weight"
+  std::string text() const;
+};
+
+// Not thread-safe.
+class Source {
+ public:
+  // `path`: what resolve() takes, or a Hugging Face folder, or one safetensors file. Throws what Checkpoint and WeightFolder throw.
+  explicit Source(const std::filesystem::path& path);
+  ~Source();
+  const std::filesystem::path& path() const { return path_; }              // what was found
+  Checkpoint* checkpoint() { return checkpoint_.get(); }                   // nullptr: a folder of weights
+  const weights::WeightFolder* weights() const { return weights_.get(); }  // nullptr: a checkpoint
+  const std::vector<SourceTensor>& tensors() const { return tensors_; }    // weights first
+  // Elements [begin, end) of a tensor in row-major order, in `target`. Of a checkpoint every byte is checked before it is used.
+  void read(size_t tensor, int64_t begin, int64_t end, DType target, void* out);
+
+ private:
+  std::filesystem::path path_;
+  std::unique_ptr<Checkpoint> checkpoint_;
+  std::unique_ptr<weights::WeightFolder> weights_;
+  std::vector<SourceTensor> tensors_;
+};
+
+// A folder of weights as Hugging Face lays it out, or a safetensors file, rather than a checkpoint or a run.
+bool is_weights(const std::filesystem::path& path);
+
+}  // namespace meshwright::checkpoint
