@@ -17,9 +17,6 @@ namespace {
 namespace po = boost::program_options;
 using Words = std::vector<std::string>;
 
-// Verbs of the design that later releases bring.
-constexpr std::string_view kLaterVerbs[] = {"checkpoint"};
-
 bool is_help(const std::string& word) { return word == "-h" || word == "--help"; }
 
 // `words` begins with the words of the verb's name.
@@ -104,12 +101,6 @@ void choose_colours(Call& call) {
   call.out_style.colour = call.err_style.colour = when == "always";
 }
 
-int not_in_release(const std::string& verb) {
-  throw Error(ErrorCode::not_in_release, "meshwright " + verb + " is not available in this version (" MESHWRIGHT_VERSION ")")
-      .help("meshwright plan FILE --world-size N shows how the job would be laid out")
-      .help("meshwright validate FILE checks the file");
-}
-
 int dispatch(Words words, Call& call) {
   // Global flags may stand before the verb.
   Words before;
@@ -130,8 +121,6 @@ int dispatch(Words words, Call& call) {
     if (std::string near = nearest_name(words[0], known); !near.empty()) error.help("did you mean " + near + "?");
     throw error.help("meshwright VERB " + words[0] + " if it is a flag of a verb").help("meshwright -h lists the verbs");
   }
-  for (std::string_view later : kLaterVerbs)
-    if (words[0] == later) return not_in_release(words[0]);
   for (const Verb& verb : verbs()) {
     if (!starts_with_verb(words, verb.name)) continue;
     size_t taken = verb.name.find(' ') == std::string::npos ? 1 : 2;

@@ -82,6 +82,10 @@ Verb plugins_list_verb();
 Verb plugins_inspect_verb();
 Verb plugins_check_verb();
 Verb plugins_new_verb();
+Verb checkpoint_ls_verb();
+Verb checkpoint_verify_verb();
+Verb checkpoint_export_verb();
+Verb checkpoint_diff_verb();
 Verb generate_verb();
 Verb env_verb();
 

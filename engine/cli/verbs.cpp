@@ -4,9 +4,22 @@ namespace meshwright::cli {
 
 const std::vector<Verb>& verbs() {
   static const std::vector<Verb> table = {
-      train_verb(),         plan_verb(),           validate_verb(),     config_show_verb(),
-      config_schema_verb(), config_explain_verb(), plugins_list_verb(), plugins_inspect_verb(),
-      plugins_check_verb(), plugins_new_verb(),    generate_verb(),     env_verb(),
+      train_verb(),
+      plan_verb(),
+      validate_verb(),
+      config_show_verb(),
+      config_schema_verb(),
+      config_explain_verb(),
+      plugins_list_verb(),
+      plugins_inspect_verb(),
+      plugins_check_verb(),
+      plugins_new_verb(),
+      checkpoint_ls_verb(),
+      checkpoint_verify_verb(),
+      checkpoint_export_verb(),
+      checkpoint_diff_verb(),
+      generate_verb(),
+      env_verb(),
   };
   return table;
 }

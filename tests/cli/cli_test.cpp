@@ -13,28 +13,12 @@
 #include <string>
 #include <vector>
 
+#include "ran.h"
+
 namespace json = boost::json;
 namespace fs = std::filesystem;
 
 namespace {
-
-struct Ran {
-  int status = 0;
-  std::string out;
-};
-
-Ran run(const std::string& arguments, const std::string& redirect = "2>/dev/null", const std::string& environment = "") {
-  std::string command = "cd '" MESHWRIGHT_SOURCE_DIR "' && env -u WORLD_SIZE -u MESHWRIGHT_PLUGIN_PATH NO_COLOR=1 LC_ALL=C.UTF-8 " +
-                        environment + " '" MESHWRIGHT_BUILD_DIR "/bin/meshwright' " + arguments + " " + redirect + " </dev/null";
-  std::FILE* pipe = popen(command.c_str(), "r");
-  REQUIRE(pipe != nullptr);
-  Ran ran;
-  std::array<char, 4096> buffer;
-  for (size_t n; (n = std::fread(buffer.data(), 1, buffer.size(), pipe)) > 0;) ran.out.append(buffer.data(), n);
-  int raw = pclose(pipe);
-  ran.status = WIFEXITED(raw) ? WEXITSTATUS(raw) : 128 + WTERMSIG(raw);
-  return ran;
-}
 
 json::object plan(const std::string& arguments) {
   Ran ran = run("plan configs/first_fsdp2_cpu.toml --json --set step_scheduler.global_batch_size=960 " + arguments);
@@ -326,7 +310,7 @@ TEST_CASE("every verb explains itself and has its exit statuses") {
         Row{"train configs/ddp_cpu.toml --sample 4 --set model.config=tests/data/nets/llama_tied_257/config.json", 2, "257"},
         Row{"train configs/megatron_fsdp_zero3.toml --set dataset.kind=mock", 3, "E0390"},
         Row{"train configs/ddp_cpu.toml --set dataset.kind=mock --set dist_env.device=cuda", 4, "E0504"},
-        Row{"checkpoint ls x", 3, "E0390"},
+        Row{"checkpoint ls x", 7, "E0712"},
         Row{"generate x", 2, "E0209"},
         Row{"plugins inspect ./nowhere.so", 2, "E0420"},
         Row{"plugins check nobody", 2, "E0401"},
