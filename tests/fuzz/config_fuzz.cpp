@@ -14,22 +14,14 @@
 #include "engine/config/config.h"
 #include "engine/config/describe.h"
 #include "engine/plugins/registry.h"
+#include "fuzz.h"
 #include "meshwright/strategy.h"
 
 namespace {
 
 using namespace meshwright;
 
-struct Random {
-  uint64_t state;
-  uint64_t next() {  // splitmix64
-    uint64_t z = (state += 0x9e3779b97f4a7c15u);
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    return z ^ (z >> 31);
-  }
-  size_t below(size_t n) { return n == 0 ? 0 : static_cast<size_t>(next() % n); }
-};
+using fuzz::Random;
 
 const std::vector<std::string>& words() {
   static const std::vector<std::string> list = {"[",
