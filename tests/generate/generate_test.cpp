@@ -194,7 +194,7 @@ TEST_CASE("a byte model's checkpoint goes on with text, as train --sample does, 
   meshwright::tokenizer::Utf8Stream stream;
   std::string expected = stream.add(sample);
   expected += stream.finish() + "\n";
-  for (fs::path from :
+  for (const fs::path& from :
        {run_folder, run_folder / "checkpoints", run_folder / "checkpoints" / "step_00000012", run_folder / "checkpoints" / "latest"})
     CHECK(run("generate " + quoted(from) + " --prompt 'The ' --max-new 120").out == expected);
   std::string base = "generate " + quoted(run_folder) + " --prompt 'The ' --max-new 120 ";

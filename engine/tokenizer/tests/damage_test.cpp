@@ -181,7 +181,7 @@ TEST_CASE("text that is no JSON, keys that stand twice, a file that is not there
   CHECK(failure(R"({"model": {"vocab": {"a": 1, "\u0061": 2}}})").find("lists \"a\" twice") != std::string::npos);
   CHECK(failure(std::string(100000, '[')).find("not valid JSON") != std::string::npos);
   CHECK(failure("{\"model\": \"\xff\"}").find("not valid JSON") != std::string::npos);
-  for (fs::path path : {fs::path("/nowhere/tokenizer.json"), fs::temp_directory_path()}) {
+  for (const fs::path& path : {fs::path("/nowhere/tokenizer.json"), fs::temp_directory_path()}) {
     try {
       Tokenizer::load(path);
       FAIL("loaded");
@@ -211,7 +211,7 @@ TEST_CASE("no pattern and no text hangs") {
 
 TEST_CASE("a text that is not UTF-8 is an error that names the byte") {
   Tokenizer tokenizer = Tokenizer::parse(json::serialize(smallest()), "tokenizer.json");
-  for (auto [text, at] : std::vector<std::pair<std::string, int>>{
+  for (const auto& [text, at] : std::vector<std::pair<std::string, int>>{
            {"ab\xff", 2}, {"\xC3", 0}, {"a\xED\xA0\x80", 1}, {"\xF4\x90\x80\x80", 0}, {"\xC0\x80", 0}}) {
     try {
       tokenizer.encode(text);
