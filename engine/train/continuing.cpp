@@ -6,6 +6,8 @@
 #include "engine/plan/plan.h"
 #include "engine/report/report.h"
 #include "engine/train/agree.h"
+#include "engine/weights/carry.h"
+#include "engine/weights/safetensors.h"
 
 namespace meshwright::train {
 
@@ -75,6 +77,22 @@ std::string continue_text(const checkpoint::Checkpoint& from, const World& world
   char text[64];
   std::snprintf(text, sizeof text, "; %s read in %.2f s", report::human_bytes(from.bytes()).c_str(), ms / 1000);
   return out + text;
+}
+
+void carry_along(Saver::Settings& saving, const checkpoint::Checkpoint* from, const fs::path& config, const std::string& pretrained) {
+  constexpr std::string_view kSource = "source/";
+  saving.carried.emplace_back("config.json", config);
+  if (from != nullptr) {
+    for (const checkpoint::FileRecord& file : from->meta().files)
+      if (file.name.rfind(kSource, 0) == 0) saving.carried.emplace_back(file.name, from->folder() / file.name);
+    for (const checkpoint::TensorRecord& tensor : from->meta().tensors)
+      if (tensor.state.empty()) saving.export_dtypes.emplace_back(tensor.name, tensor.export_dtype);
+  } else if (!pretrained.empty()) {
+    for (const weights::CarriedFile& file : weights::carried_files(pretrained).files)
+      saving.carried.emplace_back(std::string(kSource) + file.name, file.path);
+    weights::WeightFolder source(pretrained);
+    for (const std::string& name : source.names()) saving.export_dtypes.emplace_back(name, source.find(name)->dtype);
+  }
 }
 
 void tell_save(const SaveReport& report, bool goes_on, RunFolder& folder, Progress& progress, int64_t max_steps) {

@@ -26,6 +26,10 @@ void say_finished(const checkpoint::Checkpoint& from, int64_t max_steps);
 void check_data(const checkpoint::Checkpoint& from, const Job& job, const std::string& fingerprint, int64_t seq_len);
 // "continues after step 50: runs/a/checkpoints/step_00000050, saved by ddp on 4 ranks; 32 MB read in 0.02 s"
 std::string continue_text(const checkpoint::Checkpoint& from, const World& world, const std::string& strategy, double ms);
+// What every checkpoint carries beside the tensors: config.json, the other files of the folder that the weights came from, and the dtypes
+// that an export gives them.
+void carry_along(Saver::Settings& saving, const checkpoint::Checkpoint* from, const std::filesystem::path& config,
+                 const std::string& pretrained);
 // Rank 0: a line in the log for every save; on the screen the last, and those that failed. `goes_on`: the run lives with a failure.
 void tell_save(const SaveReport& report, bool goes_on, RunFolder& folder, Progress& progress, int64_t max_steps);
 

@@ -13,6 +13,7 @@
 #include <fstream>
 
 #include "engine/checkpoint/checksum.h"
+#include "engine/checkpoint/export.h"
 #include "engine/config/describe.h"
 #include "engine/data/dataset.h"
 #include "engine/nets/causal_lm.h"
@@ -247,15 +248,13 @@ int run_rank(const RunOptions& options) {
   saving.facts.shuffle = job.table("dataset").get_bool("shuffle");
   saving.facts.seed = seed;
   saving.facts.max_steps = max_steps;
-  saving.carried.emplace_back("config.json", config_file);
-  if (from)
-    for (const checkpoint::TensorRecord& tensor : from->meta().tensors) {
-      if (tensor.state.empty()) saving.export_dtypes.emplace_back(tensor.name, tensor.export_dtype);
-    }
-  else if (!pretrained.empty()) {
-    weights::WeightFolder source(pretrained);
-    for (const std::string& name : source.names()) saving.export_dtypes.emplace_back(name, source.find(name)->dtype);
-  }
+  carry_along(saving, from.get(), config_file, pretrained);
+  const std::string& exports = checkpoint_table.get_string("export");
+  auto export_to_folder = [hf = run_path / "hf"](const fs::path& path) {
+    checkpoint::Source source(path);
+    checkpoint::export_folder(source, hf, {});
+  };
+  if (exports == "every") saving.published = export_to_folder;
   // A failed save may be lived with while there is something to train on, not at the end.
   bool ending = first_step == max_steps;
   saving.done = [&](const SaveReport& report) {
@@ -331,6 +330,13 @@ int run_rank(const RunOptions& options) {
   }
   world->everyone()->barrier();
   if (leader) {
+    // By one rank alone, from the files: nobody waits for it.
+    if (exports == "final") export_to_folder(checkpoints / checkpoint::step_name(saver.last_step()));
+    if (exports != "none") {
+      std::string line = "exported for Hugging Face: " + (run_path / "hf").string();
+      folder->log(line);
+      progress->say(line);
+    }
     if (options.sample_bytes > 0) {
       char title[80];
       std::snprintf(title, sizeof title, "a sample, temperature %g:", options.sample_temperature);

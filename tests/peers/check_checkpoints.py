@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM
+from transformers.utils import logging
 
 here = os.path.dirname(os.path.abspath(__file__))
 root = os.path.dirname(os.path.dirname(here))
@@ -145,6 +146,7 @@ def main():
     p.add_argument("--build", default=os.path.join(root, "build"))
     a = p.parse_args()
     torch.set_num_threads(1)
+    logging.disable_progress_bar()
     checks = Checks()
     with tempfile.TemporaryDirectory() as folder:
         run(sys.executable, os.path.join(here, "make_fixture.py"), "--out", folder, "--only", "llama", "qwen3", env=dict(os.environ, OMP_NUM_THREADS="1"))
