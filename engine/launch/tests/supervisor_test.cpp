@@ -281,18 +281,17 @@ TEST_CASE("a program that is not there, and a log folder that is not there, are 
 
 TEST_CASE("a signal to the supervisor reaches all ranks, and its exit status says how they took it") {
   struct Row {
-    int signal;
+    int signal, code;
     std::vector<std::string> commands;
-    int code;
   };
   const Row rows[] = {
-      {SIGINT, {}, 130},
-      {SIGTERM, {}, 143},
-      {SIGTERM, {"all:leave=15:75"}, 75},
-      {SIGUSR1, {"all:leave=10:75"}, 75},
-      {SIGTERM, {"all:leave=15:0"}, 0},
-      {SIGTERM, {"0:leave=15:75", "1:leave=15:7"}, 7},
-      {SIGINT, {"0:leave=2:6"}, 130},
+      {SIGINT, 130, {}},
+      {SIGTERM, 143, {}},
+      {SIGTERM, 75, {"all:leave=15:75"}},
+      {SIGUSR1, 75, {"all:leave=10:75"}},
+      {SIGTERM, 0, {"all:leave=15:0"}},
+      {SIGTERM, 7, {"0:leave=15:75", "1:leave=15:7"}},
+      {SIGINT, 130, {"0:leave=2:6"}},
   };
   for (const Row& row : rows) {
     Supervised job(2, row.commands);

@@ -55,7 +55,7 @@ void obey(const std::string& command, const std::string& value) {
   if (command == "partial") put(1, value);
   if (command == "long") put(1, std::string(static_cast<size_t>(number), 'x'));
   if (command == "lines")
-    for (int i = 0; i < number; ++i) put(i % 2 ? 1 : 2, std::string(40, 'a' + i % 20) + " " + std::to_string(i) + "\n");
+    for (int i = 0; i < number; ++i) put(i % 2 ? 1 : 2, std::string(40, static_cast<char>('a' + i % 20)) + " " + std::to_string(i) + "\n");
   if (command == "env") put(1, value + "=" + (std::getenv(value.c_str()) ? std::getenv(value.c_str()) : "(unset)") + "\n");
   if (command == "listens") put(1, listens() ? "listens\n" : "does not listen\n");
   if (command == "descriptors") put(1, "descriptors " + std::to_string(open_descriptors()) + "\n");
@@ -68,7 +68,8 @@ void obey(const std::string& command, const std::string& value) {
     std::signal(number, leave);
   }
   if (command == "later" && std::sscanf(value.c_str(), "%d:%d:%d", &number, &g_code, &g_later_ms) == 3) std::signal(number, leave_later);
-  if (command == "until" && std::getenv("MESHWRIGHT_RESTART") && std::atoi(std::getenv("MESHWRIGHT_RESTART")) >= number) ::_exit(0);
+  if (command == "until")  // success from that restart on
+    if (const char* restart = std::getenv("MESHWRIGHT_RESTART"); restart != nullptr && std::atoi(restart) >= number) ::_exit(0);
   if (command == "follow" && !meshwright::launch::end_with_parent()) ::_exit(99);
   if (command == "pid") {
     std::string path = value + std::getenv("RANK");
