@@ -71,6 +71,7 @@ int run_export(Call& call) {
   call.out.write("wrote " + report::printable(target.string()) + ": " +
                  report::counted(static_cast<int64_t>(done.files.size()), "file", "files") + ", " + report::human_bytes(done.bytes) +
                  ", from " + report::printable(source.path().string()) + "\n");
+  call.out.flush();
   if (std::find(done.files.begin(), done.files.end(), "config.json") == done.files.end())
     call.err.write(report::format_warning(call.err_style, "there was no config.json to write; transformers needs one beside the weights"));
   return 0;
@@ -174,6 +175,7 @@ int run_diff(Call& call) {
                         (difference.optimizer_compared ? ", the optimizer's among them" : "") + ": " +
                         (different.empty() ? "all equal" : report::human_count(static_cast<int64_t>(different.size())) + " differ");
   call.out.write(report::paint(call.out_style, difference.equal() ? Tone::green : Tone::yellow, summary) + "\n");
+  call.out.flush();
   if (difference.optimizer_a != difference.optimizer_b)
     call.err.write(report::format_notice(call.err_style, std::string("only the ") + (difference.optimizer_a ? "first" : "second") +
                                                              " has an optimizer's state; weights alone were compared"));

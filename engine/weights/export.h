@@ -35,8 +35,8 @@ struct Exported {
 };
 
 // Writes everything into a temporary folder beside the target, syncs it and puts it in place in one go; of the target either the old or
-// the new contents are there, never a mix. Holds no tensor. Files equal those of transformers' save_pretrained: the same shards, the same
-// order in them.
+// the new contents are there, never a mix. Holds no tensor. Files equal those that transformers' save_pretrained makes of the same
+// tensors in the same order.
 // A target that is there must be empty or an earlier export (which bears a file .meshwright-export with the names of its files) to which
 // nothing was added: anything else is never removed. Throws Error(output_unwritable); what a stream or progress throws passes through.
 Exported write_folder(const std::filesystem::path& target, std::vector<ExportTensor> tensors, std::vector<ExportFile> files,

@@ -127,6 +127,8 @@ TEST_CASE("an export of a run that learned nothing is the folder it started from
   json::object done = answer("checkpoint export " + quoted(runs().path / "runs/unchanged") + " --out " + quoted(out));
   CHECK(done.at("source").as_string() == runs().at("unchanged", "step_00000000").string());
   CHECK(contents(out / "config.json") == contents(runs().model / "config.json"));
+  CHECK(contents(out / "LICENSE") == "free");
+  CHECK(contents(out / "tokenizer.json") == contents(runs().model / "tokenizer.json"));
   CHECK_FALSE(fs::exists(out / "pytorch_model.bin"));
   json::object same = answer("checkpoint diff " + quoted(out) + " " + quoted(runs().model));
   CHECK(same.at("equal").as_bool());

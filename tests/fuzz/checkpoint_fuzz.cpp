@@ -2,7 +2,7 @@
 //
 // Each input is either read, and then everything in it can be, or refused with an Error of exit status 7. Anything else ends the run with
 // the seed, which makes the input again: a crash (run it under the address and undefined-behaviour sanitizers), another exception, more
-// than a second, or memory far above the input's size. SECONDS ends the run early.
+// than a second of processor time, or memory far above the input's size. SECONDS ends the run early.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -13,6 +13,7 @@
 #include <chrono>
 #include <cstdio>
 #include <cstring>
+#include <ctime>
 #include <filesystem>
 #include <memory>
 #include <string>
@@ -148,8 +149,8 @@ Saved save(const fs::path& folder, size_t tensors, Random& random) {
   for (checkpoint::TensorRecord& tensor : meta.tensors)  // what no rank holds may be named or not
     if (tensor.pieces.empty() && random.one_in(2)) tensor.pieces.push_back({0, tensor.name, Region::whole(tensor.shape)});
   if (tensors > 100) {  // a grid of single elements: what no program writes, and a reader must not take minutes for
-    meta.tensors.push_back({"", "grid", DType::int8, {50, 200}, {}, DType::int8});
-    for (int64_t i = 0; i < 10000; ++i) meta.tensors.back().pieces.push_back({0, "grid", Region::box({i % 50, i / 50}, {1, 1})});
+    meta.tensors.push_back({"", "grid", DType::int8, {50, 80}, {}, DType::int8});
+    for (int64_t i = 0; i < 4000; ++i) meta.tensors.back().pieces.push_back({0, "grid", Region::box({i % 50, i / 50}, {1, 1})});
   }
   return {folder, to_json(meta)};
 }
@@ -298,6 +299,12 @@ int main(int argc, char** argv) {
   using Clock = std::chrono::steady_clock;
   uint64_t count = std::strtoull(argv[1], nullptr, 10), first = std::strtoull(argv[2], nullptr, 10);
   double limit = argc > 3 ? std::strtod(argv[3], nullptr) : 1e9;
+  // Of the processor: what other programs do on the machine is not the input's fault.
+  auto processor_seconds = [] {
+    timespec now{};
+    ::clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
+    return static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) * 1e-9;
+  };
   auto since = [](Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); };
   // The corpus depends on nothing but the program, so that a seed alone makes its input again.
   auto fuzz = std::make_unique<Fuzz>(0);
@@ -311,7 +318,7 @@ int main(int argc, char** argv) {
     Random random{seed};
     Kind kind{};
     size_t size = 0;
-    auto started = Clock::now();
+    double started = processor_seconds();
     std::string broken;
     try {
       fuzz->one(random, kind, size);
@@ -322,7 +329,7 @@ int main(int argc, char** argv) {
     } catch (const std::exception& error) {
       broken = error.what();
     }
-    double seconds = since(started), room = static_cast<double>(size);
+    double seconds = processor_seconds() - started, room = static_cast<double>(size);
     double single = static_cast<double>(fuzz::Memory::largest()), most = static_cast<double>(fuzz::Memory::peak());
     slowest.see(seconds, seed);
     if (size > 20000) {

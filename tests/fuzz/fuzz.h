@@ -33,7 +33,7 @@ struct Memory {
   static size_t peak();     // all that lived at one time, above what lived at reset()
 };
 
-// Ends the process with the seed of the input under way when a sanitizer does, or when one input takes ten seconds.
+// Ends the process with the seed of the input under way when a sanitizer does, or when one input takes a minute.
 void watch(uint64_t seed);
 
 }  // namespace meshwright::fuzz

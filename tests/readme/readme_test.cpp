@@ -1,4 +1,4 @@
-// Every command of the README and the guide is run, and what it prints is compared with what the page shows.
+// Every command of the README, the guide and the page on checkpoints is run, and what it prints is compared with what the page shows.
 //
 // In a ```console block a line "$ command" is run in the project's folder; the lines under it are the expected output (stdout and
 // stderr), where a line "..." stands for any lines, and "..." inside a line for any text. "$ command  # exit 2" expects that status.
@@ -95,7 +95,7 @@ bool lines_match(const std::vector<std::string>& expected, size_t i, const std::
 
 TEST_CASE("every console example of the README and the guide does what the page shows") {
   int count = 0;
-  for (const char* page : {"README.md", "docs/guide.md"}) {
+  for (const char* page : {"README.md", "docs/guide.md", "docs/checkpoints.md"}) {
     for (const Example& e : examples_of(std::filesystem::path(MESHWRIGHT_SOURCE_DIR) / page)) {
       if (e.command.starts_with("./quickstart") || e.command.starts_with("./check")) continue;  // they contain this test
       int status = 0;

@@ -2,6 +2,7 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <boost/json/array.hpp>
 #include <boost/json/parse.hpp>
 #include <cstdlib>
@@ -9,6 +10,8 @@
 #include <fstream>
 #include <string>
 #include <utility>
+
+#include "engine/report/progress.h"
 
 namespace report = meshwright::report;
 using meshwright::Error;
@@ -213,4 +216,39 @@ TEST_CASE("a name that is too long is broken after a dot or an underscore, and i
   CHECK(report::table({.colour = false, .unicode = true, .width = 24},
                       {{"parameter", "shape"}, {"model.layers", ""}, {"  self_attn.q_proj.weight", "[4, 4]"}}) ==
         "parameter         shape\nmodel.layers\n  self_attn.      [4, 4]\n  q_proj.weight\n");
+}
+
+TEST_CASE("work measured in bytes shows a bar, speed and the time left on a terminal, and takes it away; elsewhere nothing") {
+  for (bool live : {true, false}) {
+    std::FILE* file = std::tmpfile();
+    REQUIRE(file != nullptr);
+    std::string shown;
+    {
+      report::Output out(file, "test");
+      {
+        report::ByteProgress progress(out, {false, true, 80}, live, "verifying", 4 << 20);
+        progress.add(1 << 20);
+        progress.add(1);  // too soon for another line
+      }
+      std::rewind(file);
+      char buffer[4096];
+      shown.assign(buffer, std::fread(buffer, 1, sizeof buffer, file));
+    }
+    std::fclose(file);
+    if (!live) {
+      CHECK(shown.empty());
+      continue;
+    }
+    CHECK(shown.find("\r\x1b[Kverifying ━") == 0);
+    CHECK(shown.find("╌  1.0 MiB of 4.0 MiB  ") != std::string::npos);
+    CHECK(shown.find("/s  ") != std::string::npos);
+    CHECK(shown.find(" left") != std::string::npos);
+    CHECK(shown.rfind("\r\x1b[K") == shown.size() - 4);
+    CHECK(std::count(shown.begin(), shown.end(), '\r') == 2);
+  }
+  for (auto [part, full] : std::vector<std::pair<double, int>>{{0, 0}, {0.5, 5}, {1, 10}, {7, 10}, {-1, 0}}) {
+    std::string bar = report::progress_bar({false, false, 80}, part, 10);
+    CHECK(bar == std::string(static_cast<size_t>(full), '=') + std::string(static_cast<size_t>(10 - full), '-'));
+  }
+  CHECK(report::human_duration(200) == "3 min 20 s");
 }
