@@ -83,6 +83,15 @@ void check_replaceable(const fs::path& folder) {
   if (failed) throw refused(folder, "cannot be listed (" + failed.message() + "), and is left as it is");
 }
 
+// Removes a folder of an export; the marker goes last, so that what cannot be removed now is known as ours later.
+bool remove_export(const fs::path& path) {
+  std::error_code failed;
+  bool gone = true;
+  for (fs::directory_iterator at(path, failed), end; !failed && at != end; at.increment(failed))
+    if (at->path().filename() != kMarker) gone = files::remove_tree(at->path()) && gone;
+  return gone && !failed && files::remove_tree(path);
+}
+
 // The temporary folder beside the target: locked while this process lives, removed unless it was moved into place.
 class Temporary {
  public:
@@ -90,30 +99,36 @@ class Temporary {
     std::error_code failed;
     if (fs::exists(fs::symlink_status(path_, failed))) take_leftover();
     files::make_folder(path_);
-    lock_ = ::open(path_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
-    if (lock_ < 0 || ::flock(lock_, LOCK_EX | LOCK_NB) != 0) throw files::unwritable(path_, errno, "lock");
-    files::NewFile marker(path_ / kMarker);
-    marker.append("{\"files\":[]}\n");
-    marker.finish();
+    try {
+      lock_ = ::open(path_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
+      if (lock_ < 0 || ::flock(lock_, LOCK_EX | LOCK_NB) != 0) throw files::unwritable(path_, errno, "lock");
+      files::NewFile marker(path_ / kMarker);
+      marker.append("{\"files\":[]}\n");
+      marker.finish();
+    } catch (const Error&) {
+      clear();
+      throw;
+    }
   }
   Temporary(const Temporary&) = delete;
   Temporary& operator=(const Temporary&) = delete;
-  ~Temporary() {
-    if (!path_.empty()) files::remove_tree(path_);
-    if (lock_ >= 0) ::close(lock_);
-  }
+  ~Temporary() { clear(); }
   const fs::path& path() const { return path_; }
   // Another folder has taken the name, or none.
   void release() { path_.clear(); }
 
  private:
+  void clear() {
+    if (!path_.empty()) remove_export(path_);
+    if (lock_ >= 0) ::close(lock_);
+  }
   // One of a process that died is removed; one in use, or of somebody else's making, is not.
   void take_leftover() {
     int fd = ::open(path_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
     bool free = fd >= 0 && ::flock(fd, LOCK_EX | LOCK_NB) == 0;
     std::error_code failed;
     bool ours = free && (marked_files(path_) || fs::is_empty(path_, failed) || fs::exists(path_ / kMarker, failed));
-    bool gone = ours && files::remove_tree(path_);
+    bool gone = ours && remove_export(path_);
     if (fd >= 0) ::close(fd);
     if (fd >= 0 && !free) throw refused(path_, "is in use by another export to the same folder");
     if (!ours) throw refused(path_, "is in the way, and no export made it");
@@ -188,7 +203,7 @@ void put_in_place(Temporary& temporary, const fs::path& target) {
   // Where two folders cannot change places, the old one steps aside first.
   fs::path aside = target.parent_path() / ("." + target.filename().string() + ".replaced");
   check_replaceable(aside);
-  if (!files::remove_tree(aside)) throw refused(aside, "cannot be removed");
+  if (fs::exists(aside, failed) && !remove_export(aside)) throw refused(aside, "cannot be removed");
   files::rename_durably(target, aside);
   try {
     files::rename_durably(temporary.path(), target);
@@ -197,7 +212,7 @@ void put_in_place(Temporary& temporary, const fs::path& target) {
     throw;
   }
   temporary.release();
-  files::remove_tree(aside);
+  remove_export(aside);
 }
 
 }  // namespace

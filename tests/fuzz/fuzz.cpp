@@ -14,7 +14,7 @@
 
 extern "C" {
 // Present under a sanitizer only.
-__attribute__((weak)) void __sanitizer_set_death_callback(void (*callback)());
+__attribute__((weak)) void __sanitizer_set_death_callback(void (*callback)());  // NOLINT(bugprone-reserved-identifier)
 }
 
 namespace {
