@@ -92,8 +92,8 @@ Record::Record() : full_(std::getenv("MESHWRIGHT_FULL_RUN") != nullptr) {
 
 void Record::say(const std::string& line) {
   if (!full_) return;
-  file_ << line << std::endl;
-  std::cout << line << std::endl;
+  (file_ << line << '\n').flush();
+  (std::cout << line << '\n').flush();
 }
 
 }  // namespace faults
