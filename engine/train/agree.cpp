@@ -50,7 +50,7 @@ std::vector<std::string> gather_texts(World& world, const std::string& mine) {
   auto* bytes = packed.mutable_data_ptr<uint8_t>();
   uint64_t length = mine.size();
   std::memcpy(bytes, &length, 8);
-  std::memcpy(bytes + 8, mine.data(), mine.size());
+  std::copy(mine.begin(), mine.end(), bytes + 8);
   at::Tensor all = at::empty({room * world.size()}, options.dtype(at::kByte)), own = packed.to(world.device());
   everyone->all_gather(own, all).wait();
   world.check();

@@ -39,7 +39,7 @@ void say_finished(const checkpoint::Checkpoint& from, int64_t max_steps) {
       "  --set run.name=another                to train another run beside it\n"
       "  --set checkpoint.resume=none          to start this one afresh; what is there is kept under another name\n"
       "  meshwright generate %s   to let it write\n",
-      from.folder().c_str(), static_cast<long long>(step), static_cast<long long>(max_steps), static_cast<long long>(2 * step),
+      from.folder().c_str(), static_cast<long long>(step), static_cast<long long>(max_steps), 2 * static_cast<long long>(step),
       from.folder().c_str());
   std::fflush(stdout);
 }
@@ -60,13 +60,29 @@ void check_data(const checkpoint::Checkpoint& from, const Job& job, const std::s
   int64_t seed = job.table("run").get_int("seed");
   bool shuffle = job.table("dataset").get_bool("shuffle");
   if (meta.seq_len != seq_len) refuse("its seq_len is " + was(meta.seq_len, seq_len), "dataset.seq_len", std::to_string(meta.seq_len));
-  if (meta.data_fingerprint != fingerprint) refuse("it was trained on other data than dataset.path now names", "dataset.path", "");
   if (meta.shuffle != shuffle)
     refuse(meta.shuffle ? "its samples are shuffled, this job's are not" : "its samples are in order, this job's are shuffled",
            "dataset.shuffle", meta.shuffle ? "true" : "false");
   if (static_cast<int64_t>(meta.seed) != seed)
     refuse("its run.seed, which orders the samples, is " + was(static_cast<int64_t>(meta.seed), seed), "run.seed",
            std::to_string(static_cast<int64_t>(meta.seed)));
+  if (meta.data_fingerprint != fingerprint) refuse("it was trained on other data than dataset.path now names", "dataset.path", "");
+}
+
+Error with_way_on(Error error, const fs::path& damaged) {
+  if (error.code() != ErrorCode::bad_checkpoint) return error;
+  std::vector<checkpoint::Found> all = checkpoint::find_all(damaged.parent_path());
+  for (size_t i = all.size(); i-- > 0;)
+    if (all[i].problem.empty() && all[i].path != damaged)
+      return error.key("checkpoint.resume").help("set checkpoint.resume = \"" + all[i].path.string() + "\" to continue that one");
+  return error.key("checkpoint.resume").help("set checkpoint.resume = \"none\" to start afresh; what is there is kept under another name");
+}
+
+Error unsaved(Error error, bool ending, const fs::path& checkpoints) {
+  if (!ending) return error.help("set checkpoint.on_failure = \"continue\" to train on when a checkpoint cannot be written");
+  std::vector<checkpoint::Found> kept = checkpoint::find_all(checkpoints);
+  std::string from = kept.empty() ? "the start" : kept.back().path.filename().string();
+  return error.help("make room and run the same command: it goes on from " + from + " and saves again");
 }
 
 std::string continue_text(const checkpoint::Checkpoint& from, const World& world, const std::string& strategy, double ms) {

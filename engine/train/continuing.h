@@ -24,6 +24,10 @@ Beginning begin_run(const Job& job, World& world, const std::filesystem::path& c
 void say_finished(const checkpoint::Checkpoint& from, int64_t max_steps);
 // Throws Error(checkpoint_mismatch) when the samples or their order are others than the checkpoint's: data, seq_len, shuffle, seed.
 void check_data(const checkpoint::Checkpoint& from, const Job& job, const std::string& fingerprint, int64_t seq_len);
+// The error, with another checkpoint to continue when this one turned out to be damaged.
+Error with_way_on(Error error, const std::filesystem::path& damaged);
+// The error of a save that a run does not live with, with what to do. `ending`: nothing is left to train.
+Error unsaved(Error error, bool ending, const std::filesystem::path& checkpoints);
 // "continues after step 50: runs/a/checkpoints/step_00000050, saved by ddp on 4 ranks; 32 MB read in 0.02 s"
 std::string continue_text(const checkpoint::Checkpoint& from, const World& world, const std::string& strategy, double ms);
 // What every checkpoint carries beside the tensors: config.json, the other files of the folder that the weights came from, and the dtypes

@@ -172,7 +172,11 @@ int run_rank(const RunOptions& options) {
     // All ranks continue, or none.
     agree_or_throw(*world, outcome_of([&] {
       check_data(*from, job, fingerprint, data_config.seq_len);
-      if (!load_checkpoint(trainer, *from)) seed_generator(from->meta().step);
+      try {
+        if (!load_checkpoint(trainer, *from)) seed_generator(from->meta().step);
+      } catch (const Error& error) {
+        throw with_way_on(error, from->folder());
+      }
       return std::string();
     }));
   } else {
@@ -260,8 +264,7 @@ int run_rank(const RunOptions& options) {
   saving.done = [&](const SaveReport& report) {
     bool goes_on = checkpoint_table.get_string("on_failure") == "continue" && !ending;
     if (leader) tell_save(report, goes_on, *folder, *progress, max_steps);
-    if (report.error && !goes_on)
-      throw Error(*report.error).help("set checkpoint.on_failure = \"continue\" to train on when a checkpoint cannot be written");
+    if (report.error && !goes_on) throw unsaved(*report.error, ending, checkpoints);
   };
   Saver saver(trainer, std::move(saving));
   const int64_t every = checkpoint_table.get_int("every_steps");
