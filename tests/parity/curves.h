@@ -55,7 +55,7 @@ inline std::vector<Row> train(const Folder& folder, const std::string& family, i
   std::string command = MESHWRIGHT_BUILD_DIR "/bin/meshwright train '" + job.string() + "' --nproc " + std::to_string(ranks) + " " + flags;
   for (const std::string& set : sets) command += " --set '" + set + "'";
   command += " > '" + (folder.path / "out").string() + "' 2>&1";
-  fs::remove(folder.path / "parity" / "metrics.jsonl");
+  fs::remove_all(folder.path / "parity");  // else it would continue, or be finished
   int status = std::system(command.c_str());
   std::ifstream said(folder.path / "out");
   std::string text((std::istreambuf_iterator<char>(said)), std::istreambuf_iterator<char>());
