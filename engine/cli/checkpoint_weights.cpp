@@ -11,6 +11,7 @@
 #include "engine/checkpoint/export.h"
 #include "engine/cli/verb.h"
 #include "engine/report/progress.h"
+#include "engine/weights/carry.h"
 #include "engine/weights/convert.h"
 
 namespace meshwright::cli {
@@ -55,6 +56,11 @@ int run_export(Call& call) {
   fs::path target = call.value("out");
   weights::check_target(target);
   checkpoint::Source source(call.positional(0));
+  if (source.weights() != nullptr && fs::is_directory(source.path())) {
+    Diagnostics said;
+    for (const std::string& notice : weights::carried_files(source.path()).notices) said.notice(notice);
+    call.say(said);
+  }
   weights::Exported done;
   {
     report::ByteProgress progress(call.err, call.err_style, ::isatty(2) == 1, "exporting", checkpoint::export_bytes(source, choice));

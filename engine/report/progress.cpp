@@ -27,7 +27,13 @@ std::string progress_bar(const Style& style, double part, int cells) {
 }
 
 ByteProgress::ByteProgress(Output& out, const Style& style, bool live, std::string doing, int64_t total)
-    : out_(out), style_(style), live_(live), doing_(std::move(doing)), total_(total), begin_(std::chrono::steady_clock::now()) {}
+    : out_(out),
+      style_(style),
+      live_(live),
+      doing_(std::move(doing)),
+      total_(total),
+      begin_(std::chrono::steady_clock::now()),
+      said_(begin_) {}
 
 ByteProgress::~ByteProgress() {
   if (!drawn_) return;

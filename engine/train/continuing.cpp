@@ -95,8 +95,10 @@ std::string continue_text(const checkpoint::Checkpoint& from, const World& world
   return out + text;
 }
 
-void carry_along(Saver::Settings& saving, const checkpoint::Checkpoint* from, const fs::path& config, const std::string& pretrained) {
+std::vector<std::string> carry_along(Saver::Settings& saving, const checkpoint::Checkpoint* from, const fs::path& config,
+                                     const std::string& pretrained) {
   constexpr std::string_view kSource = "source/";
+  std::vector<std::string> notices;
   saving.carried.emplace_back("config.json", config);
   if (from != nullptr) {
     for (const checkpoint::FileRecord& file : from->meta().files)
@@ -104,11 +106,13 @@ void carry_along(Saver::Settings& saving, const checkpoint::Checkpoint* from, co
     for (const checkpoint::TensorRecord& tensor : from->meta().tensors)
       if (tensor.state.empty()) saving.export_dtypes.emplace_back(tensor.name, tensor.export_dtype);
   } else if (!pretrained.empty()) {
-    for (const weights::CarriedFile& file : weights::carried_files(pretrained).files)
-      saving.carried.emplace_back(std::string(kSource) + file.name, file.path);
+    weights::Carried carried = weights::carried_files(pretrained);
+    for (const weights::CarriedFile& file : carried.files) saving.carried.emplace_back(std::string(kSource) + file.name, file.path);
+    notices = std::move(carried.notices);
     weights::WeightFolder source(pretrained);
     for (const std::string& name : source.names()) saving.export_dtypes.emplace_back(name, source.find(name)->dtype);
   }
+  return notices;
 }
 
 void tell_save(const SaveReport& report, bool goes_on, RunFolder& folder, Progress& progress, int64_t max_steps) {

@@ -31,9 +31,9 @@ Error unsaved(Error error, bool ending, const std::filesystem::path& checkpoints
 // "continues after step 50: runs/a/checkpoints/step_00000050, saved by ddp on 4 ranks; 32 MB read in 0.02 s"
 std::string continue_text(const checkpoint::Checkpoint& from, const World& world, const std::string& strategy, double ms);
 // What every checkpoint carries beside the tensors: config.json, the other files of the folder that the weights came from, and the dtypes
-// that an export gives them.
-void carry_along(Saver::Settings& saving, const checkpoint::Checkpoint* from, const std::filesystem::path& config,
-                 const std::string& pretrained);
+// that an export gives them. Returns what there is to say about files that stay behind.
+std::vector<std::string> carry_along(Saver::Settings& saving, const checkpoint::Checkpoint* from, const std::filesystem::path& config,
+                                     const std::string& pretrained);
 // Rank 0: a line in the log for every save; on the screen the last, and those that failed. `goes_on`: the run lives with a failure.
 void tell_save(const SaveReport& report, bool goes_on, RunFolder& folder, Progress& progress, int64_t max_steps);
 

@@ -252,7 +252,11 @@ int run_rank(const RunOptions& options) {
   saving.facts.shuffle = job.table("dataset").get_bool("shuffle");
   saving.facts.seed = seed;
   saving.facts.max_steps = max_steps;
-  carry_along(saving, from.get(), config_file, pretrained);
+  for (const std::string& notice : carry_along(saving, from.get(), config_file, pretrained)) {
+    if (!leader) continue;
+    folder->log("notice: " + notice);
+    progress->say("notice: " + notice);
+  }
   const std::string& exports = checkpoint_table.get_string("export");
   auto export_to_folder = [hf = run_path / "hf"](const fs::path& path) {
     checkpoint::Source source(path);

@@ -133,6 +133,10 @@ TEST_CASE("an export of a run that learned nothing is the folder it started from
   json::object same = answer("checkpoint diff " + quoted(out) + " " + quoted(runs().model));
   CHECK(same.at("equal").as_bool());
   CHECK(same.at("compared").as_int64() > 10);
+  Ran copied = run("checkpoint export " + quoted(runs().model) + " --out " + quoted(runs().path / "copied"), "2>&1");
+  CHECK(copied.status == 0);
+  CHECK(copied.out.find("formats that may hold programs are not carried along: pytorch_model.bin") != std::string::npos);
+  CHECK(contents(runs().path / "copied" / "LICENSE") == "free");
   // Again, smaller, in shards.
   Ran half =
       run("checkpoint export " + quoted(runs().path / "runs/unchanged") + " --out " + quoted(out) + " --dtype float16 --shard-size 10KB");

@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <fstream>
 #include <string>
+#include <thread>
 #include <utility>
 
 #include "engine/report/progress.h"
@@ -227,6 +228,8 @@ TEST_CASE("work measured in bytes shows a bar, speed and the time left on a term
       report::Output out(file, "test");
       {
         report::ByteProgress progress(out, {false, true, 80}, live, "verifying", 4 << 20);
+        progress.add(1);  // too soon to know anything
+        std::this_thread::sleep_for(std::chrono::milliseconds(110));
         progress.add(1 << 20);
         progress.add(1);  // too soon for another line
       }
