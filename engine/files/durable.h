@@ -35,7 +35,7 @@ class NewFile {
   std::filesystem::path path_;
   int fd_ = -1;
   bool ours_ = false;  // a regular file, not a device
-  int64_t size_ = 0;
+  int64_t size_ = 0, sent_ = 0;
 };
 
 void make_folder(const std::filesystem::path& path);  // its parent exists; Error when something stands there

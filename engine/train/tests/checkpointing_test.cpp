@@ -139,6 +139,7 @@ TEST_CASE("a save beside training equals one that waits, and a failed one leaves
         if (step == 6) {
           saver.finish();
           if (world->rank() == 1) fs::create_directories(beside / ".step_00000007.tmp" / "model-00002-of-0000x.safetensors");
+          world->everyone()->barrier();
           saver.save((step + 1) * kBatch, 0);  // a leftover is in nobody's way
           saver.finish();
           CHECK(saver.last_step() == 7);
