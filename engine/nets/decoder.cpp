@@ -49,14 +49,13 @@ AttentionImpl::AttentionImpl(const NetConfig& config, int64_t window, std::share
 }
 
 Tensor AttentionImpl::forward(const Tensor& x, const RotaryTable& rotary) {
-  int64_t batch = x.size(0), length = x.size(1);
-  // As many heads as the projection gives: tensor parallelism leaves a part of them.
-  auto heads = [&](const Tensor& t) { return t.view({batch, length, -1, head_dim_}); };
+  // Sizes are those of the projections: tensor parallelism leaves a part of the heads, and x may hold a part of the sequence.
+  auto heads = [&](const Tensor& t) { return t.view({t.size(0), t.size(1), -1, head_dim_}); };
   Tensor query = heads(q_proj_(x)), key = heads(k_proj_(x)), value = heads(v_proj_(x));
   if (!q_norm_.is_empty()) query = q_norm_(query), key = k_norm_(key);
   std::tie(query, key) = rotate(query, key, rotary);
   Tensor out = causal_attention(query, key, value, window_, is_training() ? dropout_ : 0.0, *masks_);
-  return o_proj_(out.reshape({batch, length, -1}));
+  return o_proj_(out.flatten(2));
 }
 
 MlpImpl::MlpImpl(const NetConfig& config, const at::TensorOptions& options) {
