@@ -297,6 +297,7 @@ TpPlan select_tp_plan(const ModelOutline& outline, const TpPlanRequest& request)
     std::erase_if(entries, [](const auto& e) { return e.first == "lm_head" && e.second.output == TpLayout::replicate; });
   if (outline.moe) check_moe_tp_plan(outline, request, entries);
   match(outline, entries, optional_patterns(plan, request, outline), plan);
+  resolve_tp_modules(plan, outline);  // refuses what could not run
   return plan;
 }
 

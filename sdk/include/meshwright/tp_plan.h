@@ -78,7 +78,7 @@ using TpPlanMaker = std::function<TpPlanEntries(const ModelOutline&, bool sequen
 MESHWRIGHT_API void register_tp_plan(std::string name, TpPlanMaker maker);
 MESHWRIGHT_API std::vector<std::string> registered_tp_plans();
 
-// The whole selection (3.1), head validation (3.8), MoE validation (3.9), matching, the corrections of 3.11. What
+// The whole selection (3.1), head validation (3.8), MoE validation (3.9), matching, the corrections of 3.11, resolve_tp_modules(). What
 // Strategy::translate_tp_plan does by default. Throws Error(heads_not_divisible | unknown_tp_plan | bad_tp_plan |
 // tp_plan_does_not_fit | option_refused).
 MESHWRIGHT_API TpPlan select_tp_plan(const ModelOutline& outline, const TpPlanRequest& request);
@@ -88,6 +88,22 @@ MESHWRIGHT_API void check_moe_tp_plan(const ModelOutline& outline, const TpPlanR
 
 // Where a plan leaves one parameter: the dimension split over tp, or nullopt when replicated. Rows are cut by ceil chunks.
 MESHWRIGHT_API std::optional<int64_t> tp_shard_dim(const TpPlan& plan, const ModelOutline& outline, std::string_view parameter);
+
+// One styled module as it runs. Both halves of the product read this: what is planned and what runs cannot differ.
+struct TpModule {
+  std::string name;
+  TpStyle style;  // input: the layout that really arrives, whatever the plan annotates
+  // The norm's all-gather serves columns alone, so its backward is a reduce-scatter; of a column: its input comes from such a norm, so
+  // it leaves its input's gradient a partial sum. Otherwise the norm's backward takes the own part and the columns all-reduce.
+  bool gathers_for_columns = false;
+};
+// The styled modules that the outline has (it may be a stage of the plan's model), in the plan's order. Throws
+// Error(tp_plan_does_not_fit) where a sequence-parallel layer has a Linear or norm without a style, which would see only a part of the
+// sequence, where one layer mixes both kinds of norms, and where a tied head and embedding would be cut differently.
+MESHWRIGHT_API std::vector<TpModule> resolve_tp_modules(const TpPlan& plan, const ModelOutline& outline);
+// Replicated parameters whose gradients are partial sums over tp (spec 3.11), in the outline's order: of sequence-parallel norms, of norms
+// of attention heads, and biases added after a reduce-scatter. Throws as above.
+MESHWRIGHT_API std::vector<std::string> partial_gradient_parameters(const TpPlan& plan, const ModelOutline& outline);
 
 // Rank `index` of `count` owns [begin, end) of `size` rows: ceil(size / count) each, the last ones fewer or none.
 struct Chunk {
