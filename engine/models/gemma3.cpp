@@ -1,16 +1,16 @@
-#include "engine/models/decoder.h"
+#include "engine/models/decoder_family.h"
 #include "engine/models/families.h"
 
 namespace meshwright::models {
 
 ModelOutline gemma3(const ConfigJson& config, DType storage) {
-  DecoderSizes s = read_decoder_sizes(config, {262208, 2304, 9216, 26, 8, 4, 256, true});
-  bool bias = config.boolean("attention_bias", false);
+  DecoderFamily family = read_decoder_family(config);
+  const DecoderSizes& s = family.sizes;
   OutlineBuilder b = begin_decoder("Gemma3ForCausalLM", "gemma3_text", "Gemma3Text", s, storage, "Gemma3TextScaledWordEmbedding");
   for (int64_t i = 0; i < s.layers; ++i) {
     std::string layer = "model.layers." + std::to_string(i);
     b.module(layer, ModuleKind::layer, "Gemma3DecoderLayer");
-    attention(b, layer, "Gemma3", s, {bias, bias, true, "o_proj"});
+    attention(b, layer, "Gemma3", s, family.attention);
     gated_mlp(b, layer + ".mlp", "Gemma3", s.hidden, s.intermediate, false, "GELUTanh");
     for (const char* norm : {"input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"})
       b.norm(layer + "." + norm, s.hidden, "Gemma3RMSNorm");

@@ -1,5 +1,6 @@
 #include "engine/models/outline_builder.h"
 
+#include <numeric>
 #include <string_view>
 
 namespace meshwright::models {
@@ -22,6 +23,11 @@ void OutlineBuilder::linear(const std::string& name, int64_t in, int64_t out, bo
   module(name, ModuleKind::linear, "Linear");
   parameter(name + ".weight", {out, in});
   if (bias) parameter(name + ".bias", {out});
+}
+
+void OutlineBuilder::fused_linear(const std::string& name, int64_t in, FusedRows rows) {
+  linear(name, in, rows.groups * std::accumulate(rows.parts.begin(), rows.parts.end(), int64_t{0}));
+  outline.parameters.back().fused = std::move(rows);
 }
 
 void OutlineBuilder::embedding(const std::string& name, int64_t rows, int64_t dim, const std::string& class_name) {

@@ -1,4 +1,4 @@
-#include "engine/models/decoder.h"
+#include "engine/models/decoder_family.h"
 #include "engine/models/families.h"
 #include "meshwright/error.h"
 
@@ -47,16 +47,16 @@ ModelOutline phi(const ConfigJson& config, DType storage) {
 }
 
 ModelOutline phi3(const ConfigJson& config, DType storage) {
-  DecoderSizes s = read_decoder_sizes(config, {32064, 3072, 8192, 32, 32, 0, 0, false});
+  DecoderSizes s = read_decoder_family(config).sizes;
   OutlineBuilder b = begin_decoder("Phi3ForCausalLM", "phi3", "Phi3", s, storage);
   for (int64_t i = 0; i < s.layers; ++i) {
     std::string layer = "model.layers." + std::to_string(i);
     b.module(layer, ModuleKind::layer, "Phi3DecoderLayer");
     b.module(layer + ".self_attn", ModuleKind::other, "Phi3Attention");
     b.linear(layer + ".self_attn.o_proj", s.heads * s.head_dim, s.hidden);
-    b.linear(layer + ".self_attn.qkv_proj", s.hidden, (s.heads + 2 * s.kv_heads) * s.head_dim);
+    b.fused_linear(layer + ".self_attn.qkv_proj", s.hidden, qkv_rows(s));
     b.module(layer + ".mlp", ModuleKind::other, "Phi3MLP");
-    b.linear(layer + ".mlp.gate_up_proj", s.hidden, 2 * s.intermediate);
+    b.fused_linear(layer + ".mlp.gate_up_proj", s.hidden, gate_up_rows(s));
     b.linear(layer + ".mlp.down_proj", s.intermediate, s.hidden);
     b.module(layer + ".mlp.activation_fn", ModuleKind::other, "SiLUActivation");
     b.norm(layer + ".input_layernorm", s.hidden, "Phi3RMSNorm");

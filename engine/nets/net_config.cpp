@@ -79,7 +79,7 @@ RopeConfig read_rope(const ConfigJson& config, int64_t default_positions, int64_
   return rope;
 }
 
-std::vector<int64_t> read_windows(const ConfigJson& config, const models::LlamaFamily& family) {
+std::vector<int64_t> read_windows(const ConfigJson& config, const models::DecoderFamily& family) {
   std::vector<int64_t> windows(static_cast<size_t>(family.sizes.layers), 0);
   constexpr int64_t kDefault = 4096;
   auto window = [&]() -> int64_t {
@@ -117,7 +117,7 @@ std::vector<int64_t> read_windows(const ConfigJson& config, const models::LlamaF
 NetConfig read_net_config(const ConfigJson& config) {
   const Runnable& defaults = runnable(config);
   NetConfig net;
-  net.family = models::read_llama_family(config);
+  net.family = models::read_decoder_family(config);
   net.rope = read_rope(config, defaults.max_positions, net.family.sizes.head_dim);
   net.norm_epsilon = config.number("rms_norm_eps", 0, 1, net.norm_epsilon);
   net.activation = config.string("hidden_act", net.activation);

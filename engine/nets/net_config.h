@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "engine/models/llama_family.h"
+#include "engine/models/decoder_family.h"
 
 namespace meshwright::nets {
 
@@ -22,7 +22,7 @@ struct RopeConfig {
 };
 
 struct NetConfig {
-  models::LlamaFamily family;
+  models::DecoderFamily family;
   RopeConfig rope;
   double norm_epsilon = 1e-6;
   std::string activation = "silu";

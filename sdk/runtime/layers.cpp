@@ -6,6 +6,7 @@
 #include <ATen/ops/ones.h>
 #include <ATen/ops/rms_norm.h>
 #include <ATen/ops/rsqrt.h>
+#include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 #include <torch/csrc/autograd/custom_function.h>
 
@@ -84,14 +85,20 @@ struct FusedRmsNorm : torch::autograd::Function<FusedRmsNorm> {
 
 }  // namespace
 
-RMSNormImpl::RMSNormImpl(int64_t size, double eps) : epsilon(eps) { weight = register_parameter("weight", at::ones({size})); }
+RMSNormImpl::RMSNormImpl(int64_t size, double eps, NormScale scaled_by) : epsilon(eps), scale(scaled_by) {
+  weight = register_parameter("weight", scale == NormScale::weight ? at::ones({size}) : at::zeros({size}));
+}
 
 Tensor RMSNormImpl::forward(const Tensor& x) {
-  bool single = x.scalar_type() == at::kFloat && weight.scalar_type() == at::kFloat;
-  if (single && x.is_cpu() && weight.is_cpu()) return FusedRmsNorm::apply(x, weight, epsilon);
-  if (single) return at::rms_norm(x, weight.sizes(), weight, epsilon);
-  Tensor wide = x.to(at::kFloat);
-  return weight * (wide * at::rsqrt(wide.square().mean({-1}, /*keepdim=*/true) + epsilon)).to(x.scalar_type());
+  bool plus_one = scale == NormScale::one_plus_weight;
+  if (x.scalar_type() == at::kFloat && weight.scalar_type() == at::kFloat) {
+    Tensor factor = plus_one ? weight + 1 : weight;
+    if (x.is_cpu() && weight.is_cpu()) return FusedRmsNorm::apply(x, factor, epsilon);
+    return at::rms_norm(x, weight.sizes(), factor, epsilon);
+  }
+  Tensor wide = x.to(at::kFloat), normed = wide * at::rsqrt(wide.square().mean({-1}, /*keepdim=*/true) + epsilon);
+  if (plus_one) return (normed * (weight.to(at::kFloat) + 1)).to(x.scalar_type());
+  return weight * normed.to(x.scalar_type());
 }
 
 }  // namespace meshwright

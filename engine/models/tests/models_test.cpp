@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <numeric>
 #include <set>
 
 #include "engine/models/models.h"
@@ -86,6 +87,26 @@ TEST_CASE("every outline has the names, shapes, kinds and plan of the real model
     ++count;
   }
   CHECK(count >= 34);  // a folder that is lost would otherwise go unseen
+}
+
+TEST_CASE("fused weights say how their rows lie in memory, and no others do") {
+  struct Row {
+    const char* folder;
+    FusedRows attention, mlp;
+  };
+  for (const Row& row : {Row{"phi3_grouped", {2, {32, 16, 16}}, {2, {88, 88}}}, Row{"phi3_mini", {32, {96, 96, 96}}, {32, {256, 256}}},
+                         Row{"phi3_tied", {2, {32, 16, 16}}, {2, {88, 88}}}, Row{"qwen3_moe_mixed", {}, {}}}) {
+    CAPTURE(row.folder);
+    ModelOutline outline = models::load_outline(std::string(MESHWRIGHT_SOURCE_DIR "/tests/data/models/") + row.folder, DType::float32);
+    size_t fused = 0;
+    for (const ParameterOutline& p : outline.parameters) {
+      if (!p.fused) continue;
+      ++fused;
+      CHECK(*p.fused == (p.name.ends_with("self_attn.qkv_proj.weight") ? row.attention : row.mlp));
+      CHECK(p.shape[0] == p.fused->groups * std::accumulate(p.fused->parts.begin(), p.fused->parts.end(), int64_t{0}));
+    }
+    CHECK(fused == (row.attention.parts.empty() ? 0 : 4));
+  }
 }
 
 TEST_CASE("a configuration that makes no sense is refused by its field") {

@@ -18,14 +18,17 @@ MESHWRIGHT_MODULE(Linear);
 MESHWRIGHT_MODULE_IMPL(Embedding, torch::nn::EmbeddingImpl);
 
 // Root mean square normalisation over the last dimension (Zhang and Sennrich 2019), as transformers computes it: normalised in float32,
-// cast to the input's dtype, then scaled. weight: [size].
+// cast to the input's dtype, then scaled; with NormScale::one_plus_weight, as Gemma has it, scaled by 1 + weight, then cast.
+// weight: [size].
+enum class NormScale : uint8_t { weight, one_plus_weight };
 class MESHWRIGHT_API RMSNormImpl : public torch::nn::Module {
  public:
-  RMSNormImpl(int64_t size, double epsilon);
+  RMSNormImpl(int64_t size, double epsilon, NormScale scale = NormScale::weight);
   at::Tensor forward(const at::Tensor& x);
 
   at::Tensor weight;
   double epsilon;
+  NormScale scale;
 };
 MESHWRIGHT_MODULE(RMSNorm);
 

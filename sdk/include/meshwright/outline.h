@@ -21,10 +21,19 @@ struct ModuleOutline {
   std::string class_name;  // "LlamaDecoderLayer"
 };
 
+// Several projections in one weight, their rows interleaved in memory: for each group part 0's rows of that group, part 1's, and so on, so
+// that equal chunks of rows hold whole groups of every part. Hugging Face's files hold part 0 whole, then part 1 whole.
+struct FusedRows {
+  int64_t groups = 1;
+  std::vector<int64_t> parts;  // rows of a group, one number a part; groups * their sum = all rows
+  bool operator==(const FusedRows&) const = default;
+};
+
 struct ParameterOutline {
   std::string name;            // Hugging Face's name: "model.layers.0.self_attn.q_proj.weight"
   std::vector<int64_t> shape;  // Linear: [out, in]; Embedding: [rows, dim]
   DType dtype = DType::float32;
+  std::optional<FusedRows> fused = std::nullopt;
 };
 
 struct MoeOutline {

@@ -41,6 +41,27 @@ TEST_CASE("RMSNorm in bfloat16 normalises in float32, casts, then scales") {
   CHECK(norm(x).equal(expected));
 }
 
+TEST_CASE("RMSNorm scaled by one plus its weight, in float32 and cast afterwards, with its gradients") {
+  meshwright::RMSNorm norm(24, 1e-5, meshwright::NormScale::one_plus_weight);
+  CHECK(norm->weight.eq(0).all().item<bool>());  // which leaves the normalised values as they are
+  {
+    c10::NoGradGuard no_grad;
+    norm->weight.copy_(at::randn({24}));
+  }
+  Tensor x = at::randn({7, 24}).set_requires_grad(true), g = at::randn({7, 24});
+  Tensor other = x.detach().clone().set_requires_grad(true), weight = norm->weight.detach().clone().set_requires_grad(true);
+  Tensor y = norm(x), z = other * (other.square().mean({-1}, true) + 1e-5).rsqrt() * (1 + weight);
+  CHECK(at::allclose(y, z, 1e-6, 1e-6));
+  y.backward(g);
+  z.backward(g);
+  CHECK(at::allclose(x.grad(), other.grad(), 1e-5, 1e-5));
+  CHECK(at::allclose(norm->weight.grad(), weight.grad(), 1e-5, 1e-5));
+  norm->to(at::kBFloat16);
+  Tensor narrow = at::randn({4, 24}).to(at::kBFloat16), wide = narrow.to(at::kFloat);
+  Tensor expected = (wide * (wide.square().mean({-1}, true) + 1e-5).rsqrt() * (1 + norm->weight.to(at::kFloat))).to(at::kBFloat16);
+  CHECK(norm(narrow).equal(expected));
+}
+
 TEST_CASE("Linear equals LibTorch's, with its gradients, at any size") {
   for (bool with_bias : {false, true})
     for (auto [rows, in, out] :

@@ -1,4 +1,6 @@
-#include "engine/models/llama_family.h"
+#include "engine/models/decoder_family.h"
+
+#include <numeric>
 
 #include "engine/models/families.h"
 
@@ -11,6 +13,7 @@ struct Variant {
   bool qkv_bias_always = false, qk_norms = false;
   bool has_attention_bias = false, has_mlp_bias = false;  // the field exists in its configuration
   bool output_follows_bias = true;
+  bool fused = false, four_norms = false;
 };
 
 constexpr Variant kVariants[] = {
@@ -18,11 +21,13 @@ constexpr Variant kVariants[] = {
     {"MistralForCausalLM", "mistral", "Mistral", {32000, 4096, 14336, 32, 32, 8, 0, false}, false, false, false, false, false},
     {"Qwen2ForCausalLM", "qwen2", "Qwen2", {151936, 4096, 22016, 32, 32, 32, 0, false}, true, false, false, false, false},
     {"Qwen3ForCausalLM", "qwen3", "Qwen3", {151936, 4096, 22016, 32, 32, 32, 128, false}, false, true, true, false, true},
+    {"Gemma3ForCausalLM", "gemma3_text", "Gemma3", {262208, 2304, 9216, 26, 8, 4, 256, true}, false, true, true, false, true, false, true},
+    {"Phi3ForCausalLM", "phi3", "Phi3", {32064, 3072, 8192, 32, 32, 0, 0, false}, false, false, false, false, false, true, false},
 };
 
 }  // namespace
 
-LlamaFamily read_llama_family(const ConfigJson& config) {
+DecoderFamily read_decoder_family(const ConfigJson& config) {
   std::vector<std::string> names = config.strings("architectures");
   const Variant* v = &kVariants[0];
   for (const Variant& candidate : kVariants)
@@ -30,18 +35,27 @@ LlamaFamily read_llama_family(const ConfigJson& config) {
         (names.empty() && config.string("model_type", "") == candidate.model_type))
       v = &candidate;
   bool bias = v->has_attention_bias && config.boolean("attention_bias", false);
-  LlamaFamily family;
+  DecoderFamily family;
   family.architecture = v->architecture;
   family.model_type = v->model_type;
   family.class_prefix = v->class_prefix;
   family.sizes = read_decoder_sizes(config, v->defaults);
   family.attention = {v->qkv_bias_always || bias, v->output_follows_bias && bias, v->qk_norms, "o_proj"};
   family.mlp_bias = v->has_mlp_bias && config.boolean("mlp_bias", false);
+  family.fused = v->fused;
+  family.four_norms = v->four_norms;
   return family;
 }
 
+FusedRows qkv_rows(const DecoderSizes& s) { return {s.kv_heads, {s.heads / s.kv_heads * s.head_dim, s.head_dim, s.head_dim}}; }
+
+FusedRows gate_up_rows(const DecoderSizes& s) {
+  int64_t groups = std::gcd(s.intermediate, s.kv_heads);
+  return {groups, {s.intermediate / groups, s.intermediate / groups}};
+}
+
 ModelOutline llama_family(const ConfigJson& config, DType storage) {
-  LlamaFamily family = read_llama_family(config);
+  DecoderFamily family = read_decoder_family(config);
   const DecoderSizes& s = family.sizes;
   const std::string& prefix = family.class_prefix;
   OutlineBuilder b = begin_decoder(family.architecture, family.model_type, prefix, s, storage);
