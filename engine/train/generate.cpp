@@ -14,6 +14,7 @@
 #include "engine/report/report.h"
 #include "engine/train/agree.h"
 #include "engine/train/fill.h"
+#include "engine/train/logits.h"
 
 namespace meshwright::train {
 
@@ -120,7 +121,7 @@ int generate_rank(const generate::Request& request) {
   Clock::time_point begin = Clock::now();
   trainer.model().with_full_parameters([&] {
     begin = Clock::now();
-    made = nets::generate([&](const at::Tensor& ids) { return net(ids.to(world->device())); }, prompt, options);
+    made = nets::generate([&](const at::Tensor& ids) { return logits_of(trainer, net, ids); }, prompt, options);
   });
   double seconds = std::chrono::duration<double>(Clock::now() - begin).count();
   double rate = seconds > 0 ? static_cast<double>(made.size()) / seconds : 0;

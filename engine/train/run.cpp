@@ -2,7 +2,6 @@
 
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
-#include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/empty.h>
 #include <unistd.h>
 
@@ -24,6 +23,7 @@
 #include "engine/train/checkpointing.h"
 #include "engine/train/continuing.h"
 #include "engine/train/fill.h"
+#include "engine/train/logits.h"
 #include "engine/train/memory.h"
 #include "engine/train/metrics.h"
 #include "engine/train/preemption.h"
@@ -63,13 +63,6 @@ class Batches {
   Tensor ids_;
 };
 
-MicroLoss loss_of(nets::CausalLM& net, const Tensor& ids) {
-  int64_t length = ids.size(1) - 1;
-  Tensor logits = net(ids.narrow(1, 0, length));
-  Tensor targets = ids.narrow(1, 1, length).flatten();
-  return {at::cross_entropy_loss(logits.to(at::kFloat).flatten(0, 1), targets, {}, at::Reduction::Sum, -100), targets.numel()};
-}
-
 // Collective. Parameters are gathered once for the whole text; every rank writes the same one.
 std::string write_sample(Trainer& trainer, nets::CausalLM& net, const RunOptions& options, int64_t seq_len, uint64_t seed) {
   nets::GenerateOptions generate;
@@ -79,12 +72,11 @@ std::string write_sample(Trainer& trainer, nets::CausalLM& net, const RunOptions
   generate.context = std::min(seq_len, net->max_positions());  // no further back than it has learned to look
   std::vector<int64_t> prompt;
   for (char c : options.sample_prompt) prompt.push_back(static_cast<unsigned char>(c));
-  at::Device device = trainer.world().device();
   std::vector<int64_t> bytes;
   bool training = net->is_training();
   net->eval();
   trainer.model().with_full_parameters(
-      [&] { bytes = nets::generate([&](const Tensor& ids) { return net(ids.to(device)); }, std::move(prompt), generate); });
+      [&] { bytes = nets::generate([&](const Tensor& ids) { return logits_of(trainer, net, ids); }, std::move(prompt), generate); });
   net->train(training);
   std::string text = options.sample_prompt;
   for (int64_t byte : bytes) text.push_back(static_cast<char>(byte));
@@ -227,8 +219,9 @@ int run_rank(const RunOptions& options) {
                                world->device());
   auto validate = [&](int64_t step) {
     // As many samples as num_batches training steps would read: the same on every layout, split over the data-parallel ranks.
-    double loss = trainer.evaluate(validation.get_int("num_batches") * accumulation,
-                                   [&](int64_t micro) { return loss_of(net, validation_batches->read((micro * dp + dp_rank) * rows)); });
+    double loss = trainer.evaluate(validation.get_int("num_batches") * accumulation, [&](int64_t micro) {
+      return loss_of(trainer, net, validation_batches->read((micro * dp + dp_rank) * rows));
+    });
     if (!leader) return;
     folder->validation(step, loss);
     progress->validation(step, loss);
@@ -283,7 +276,7 @@ int run_rank(const RunOptions& options) {
     int64_t sample = samples_before(step);
     StepResult result = trainer.step([&](int64_t micro) {
       if (preemption->asked()) trainer.vote(Vote::stop);
-      return loss_of(net, batches.read(sample + (micro * dp + dp_rank) * rows));
+      return loss_of(trainer, net, batches.read(sample + (micro * dp + dp_rank) * rows));
     });
     StepCost cost{ms_since(begin), memory.peak()};
     if (leader) {

@@ -1,5 +1,6 @@
 #include "meshwright/collectives.h"
 
+#include <ATen/ops/add.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/function.h>
@@ -19,8 +20,14 @@ namespace {
 using at::Tensor;
 using torch::autograd::variable_list;
 
+// Room in shared memory for tensors of so many bytes, where there can be any; all ranks come here with the same number.
+void make_room(Group& group, int64_t bytes) {
+  if (bytes > 0 && !group.maps_gather(bytes)) group.reserve(bytes, bytes, /*ahead=*/2);
+}
+
 Tensor summed(const Tensor& x, Group& group) {
   Tensor out = x.clone(at::MemoryFormat::Contiguous);
+  make_room(group, static_cast<int64_t>(out.nbytes()));
   group.all_reduce(out).wait();
   return out;
 }
@@ -35,49 +42,58 @@ Tensor part(const Tensor& x, int64_t dim, Group& group) {
 
 // Ranks' tensors along `dim`.
 Tensor gathered(const Tensor& x, int64_t dim, Group& group) {
-  int64_t n = group.size();
-  if (n == 1) return x.contiguous();
-  Tensor mine = x.contiguous(), flat = at::empty({n * mine.numel()}, mine.options());
-  group.all_gather(mine.view({-1}), flat).wait();
-  flat.narrow(0, group.rank() * mine.numel(), mine.numel()).copy_(mine.view({-1}));
+  int64_t n = group.size(), each = x.size(dim);
+  if (n == 1 || x.numel() == 0) return x.contiguous();
+  Tensor mine = x.contiguous(), flat;
+  make_room(group, static_cast<int64_t>(mine.nbytes()));
+  bool mapped = group.maps_gather(static_cast<int64_t>(mine.nbytes()));
+  if (!mapped) flat = at::empty({n * mine.numel()}, mine.options());
+  Pending under_way = group.all_gather(mine.view({-1}), flat);
   std::vector<int64_t> shape = mine.sizes().vec();
-  shape.insert(shape.begin(), n);
-  Tensor stacked = flat.view(shape);  // [n, ...]
-  std::vector<int64_t> order(shape.size());
-  std::iota(order.begin(), order.end(), int64_t{0});
-  order.erase(order.begin());
-  order.insert(order.begin() + dim, 0);
-  shape = mine.sizes().vec();
   shape[static_cast<size_t>(dim)] *= n;
-  return stacked.permute(order).reshape(shape);
+  Tensor out = at::empty(shape, mine.options());
+  out.narrow(dim, group.rank() * each, each).copy_(mine);
+  under_way.wait();
+  for (int64_t r = 0; r < n; ++r)
+    if (r != group.rank())
+      out.narrow(dim, r * each, each)
+          .copy_((mapped ? under_way.peer(r) : flat.narrow(0, r * mine.numel(), mine.numel())).view(mine.sizes()));
+  return out;
 }
 
 Tensor scattered(const Tensor& x, int64_t dim, Group& group) {
   int64_t n = group.size();
-  if (n == 1) return x.contiguous();
+  if (n == 1 || x.numel() == 0) return n == 1 ? x.contiguous() : part(x, dim, group).contiguous();
   part(x, dim, group);  // checks the size
   std::vector<Tensor> parts = x.chunk(n, dim);
   std::vector<int64_t> shape = parts[0].sizes().vec();
-  int64_t each = parts[0].numel();
-  Tensor out = parts[static_cast<size_t>(group.rank())].contiguous();
+  int64_t each = parts[0].numel(), bytes = each * static_cast<int64_t>(x.element_size());
+  const Tensor& own = parts[static_cast<size_t>(group.rank())];
   if (group.reduces_remotely()) {
-    Tensor packed = at::empty({n * each}, x.options());
-    for (int64_t r = 0; r < n; ++r) packed.narrow(0, r * each, each).copy_(parts[static_cast<size_t>(r)].reshape({-1}));
-    out = at::empty({each}, x.options());
+    Tensor packed = at::empty({n * each}, x.options()), out = at::empty({each}, x.options());
+    for (int64_t r = 0; r < n; ++r) packed.narrow(0, r * each, each).view(shape).copy_(parts[static_cast<size_t>(r)]);
     group.reduce_scatter(packed, out).wait();
     return out.view(shape);
   }
-  Tensor packed = at::empty({(n - 1) * each}, x.options()), received = at::empty({(n - 1) * each}, x.options());
+  make_room(group, bytes * (n - 1));
+  bool mapped = group.maps_exchange(bytes * (n - 1));
+  Tensor packed = mapped ? group.stage((n - 1) * each, x.scalar_type()) : at::empty({(n - 1) * each}, x.options()), received;
+  if (!mapped) received = at::empty({(n - 1) * each}, x.options());
   for (int64_t r = 0, slot = 0; r < n; ++r)
-    if (r != group.rank()) packed.narrow(0, slot++ * each, each).copy_(parts[static_cast<size_t>(r)].reshape({-1}));
-  group.exchange(packed, received).wait();
+    if (r != group.rank()) packed.narrow(0, slot++ * each, each).view(shape).copy_(parts[static_cast<size_t>(r)]);
+  Pending under_way = group.exchange(packed, received);
+  under_way.wait();
   // In rank order, so that a repeated run gives the same bits.
   Tensor sum;
   for (int64_t r = 0, slot = 0; r < n; ++r) {
-    Tensor next = r == group.rank() ? out.view({-1}) : received.narrow(0, slot++ * each, each);
-    sum = sum.defined() ? sum.add_(next) : next.clone();
+    Tensor next = own;
+    if (r != group.rank()) next = (mapped ? under_way.peer(r) : received.narrow(0, slot++ * each, each)).view(shape);
+    if (r == 1)
+      sum = at::add(sum, next);
+    else
+      sum = sum.defined() ? sum.add_(next) : next;
   }
-  return sum.view(shape);
+  return sum.contiguous();
 }
 
 // One node for all: forward and backward are the two closures.
@@ -124,6 +140,12 @@ Tensor copy_to(const Tensor& x, const GroupPtr& group) {
 Tensor gather_along(const Tensor& x, int64_t dim, const GroupPtr& group) {
   int64_t d = wrapped(dim, x);
   return moved(x, [&](const Tensor& t) { return gathered(t, d, *group); }, [group, d](const Tensor& g) { return scattered(g, d, *group); });
+}
+
+Tensor join_along(const Tensor& x, int64_t dim, const GroupPtr& group) {
+  int64_t d = wrapped(dim, x);
+  return moved(
+      x, [&](const Tensor& t) { return gathered(t, d, *group); }, [group, d](const Tensor& g) { return part(g, d, *group).contiguous(); });
 }
 
 Tensor scatter_sum_along(const Tensor& x, int64_t dim, const GroupPtr& group) {

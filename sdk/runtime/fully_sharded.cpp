@@ -7,6 +7,7 @@
 
 #include "meshwright/activation_checkpoint.h"
 #include "meshwright/replicated_model.h"
+#include "meshwright/tensor_parallel.h"
 #include "meshwright/unit_rules.h"
 
 namespace meshwright {
@@ -52,10 +53,10 @@ std::vector<std::string> checkpoint_as_asked(const ParallelizeRequest& request, 
                            whole_layers && scope == std::vector<std::string>{"all"});
 }
 
-void refuse_unavailable(const ParallelizeRequest& request) {
+void refuse_unavailable(const ParallelizeRequest& request, bool applies_tensor_parallel) {
   const ParallelSizes& sizes = request.config.shared.sizes;
   for (const auto& [name, size] : {std::pair<const char*, int64_t>{"tp", sizes.tp}, {"cp", sizes.cp}, {"pp", sizes.pp}, {"ep", sizes.ep}})
-    if (size > 1)
+    if (size > 1 && !(applies_tensor_parallel && std::string_view(name) == "tp"))
       throw Error(ErrorCode::not_in_release,
                   std::string(name) + "_size = " + std::to_string(size) + " can be planned but not yet trained: not in this release")
           .key(std::string("distributed.") + name + "_size")
@@ -89,6 +90,7 @@ ShardedPolicy sharded_policy(const ParallelizeRequest& request) {
     policy.replicate_axis = plan.fsdp_axes.front();
     policy.replicate = groups.group(policy.replicate_axis);
   }
+  if (plan.dp != request.world->size()) policy.data = groups.group("dp");
   return policy;
 }
 
@@ -123,20 +125,23 @@ void place_frozen(std::vector<UnitSpec>& units, ShardedPolicy& policy, const std
 }  // namespace
 
 std::unique_ptr<ParallelModel> parallelize_fully_sharded(ParallelizeRequest& request, std::optional<bool> fallback) {
-  refuse_unavailable(request);
+  refuse_unavailable(request, /*applies_tensor_parallel=*/true);
   check_backend(request);
   const StrategyConfig& config = request.config;
+  std::shared_ptr<TensorParallel> tensor_parallel = apply_tensor_parallel(request);
   checkpoint_as_asked(request, /*whole_layers=*/true);
   const Options& own = config.own;
   bool offload = own.get_string("offload_policy") == "cpu";
   UnitRule rule = find_unit_rule(request.outline.architecture);
-  if (request.world->size() == 1 && !offload && !rule) {
+  if (request.mesh.dp == 1 && !offload && !rule) {
     ReplicationPolicy whole;
-    whole.group = request.world->everyone();
+    whole.group = request.world->group("dp", {request.world->rank()});
+    whole.tensor_parallel = tensor_parallel;
     whole.mp = config.shared.mp;
     return replicate_model(request.model, whole, request.world);
   }
   ShardedPolicy policy = sharded_policy(request);
+  policy.tensor_parallel = tensor_parallel;
   ShardingPolicy sharding = sharding_policy(config, fallback);
   policy.reduce_every_micro_batch = sharding.reduce_every_micro_batch;
   // Explicit chains hold only while units are freed after forward (spec 4.4).

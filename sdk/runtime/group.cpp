@@ -2,6 +2,7 @@
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
+#include <ATen/ops/add.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
@@ -34,6 +35,8 @@ struct Group::Impl {
   std::unique_ptr<detail::Mailbox> mailbox;
   int64_t staged = 0;  // sequence of the slot that stage() lent
   const void* staged_at = nullptr;
+  detail::Mailbox::Sizes room;  // what `mailbox` has, or what was tried in vain
+  bool tried = false;
   int64_t n() const { return static_cast<int64_t>(place->ranks.size()); }
   // gloo reads and writes memory of the host only.
   bool through_host(const Tensor& t) const { return !remote_reduction && !t.is_cpu(); }
@@ -51,7 +54,9 @@ struct Pending::Impl {
   detail::Mailbox::Channel channel = detail::Mailbox::gather;
   int64_t sequence = 0, count = 0;
   at::ScalarType type = at::kFloat;
+  const void* own = nullptr;                    // this rank's slot, of a mapped all_reduce
   std::vector<const void*> slots;               // by rank, after wait()
+  Tensor sum;                                   // of a mapped all_reduce
   std::vector<std::pair<Tensor, Tensor>> lent;  // device tensor to write (or none), host copy
 
   void start(WorkPtr work) {
@@ -111,12 +116,24 @@ Tensor Pending::peer(int64_t rank) const {
   return at::from_blob(const_cast<char*>(at), {impl_->count}, at::TensorOptions().dtype(impl_->type));
 }
 
+// In the order of the ranks, so that all get the same bits.
+void Pending::add_up() {
+  Tensor sum = std::move(impl_->sum);
+  auto slot = [&](int64_t rank) {
+    return at::from_blob(const_cast<void*>(impl_->slots[static_cast<size_t>(rank)]), sum.sizes(), sum.options());
+  };
+  at::add_out(sum, slot(0), slot(1));
+  for (int64_t r = 2; r < impl_->group->n(); ++r) sum.add_(slot(r));
+  release();
+}
+
 void Pending::wait() {
   if (!impl_ || !impl_->slots.empty()) return;
   int64_t waited_from = impl_->group->trace->enabled ? Trace::now() : 0;
   if (impl_->mapped) {
     try {
       std::vector<const void*> slots(static_cast<size_t>(impl_->group->n()), nullptr);
+      slots[static_cast<size_t>(impl_->group->rank)] = impl_->own;
       for (int64_t r = 0; r < impl_->group->n(); ++r)
         if (r != impl_->group->rank)
           slots[static_cast<size_t>(r)] = impl_->group->mailbox->read(impl_->channel, r, impl_->sequence, impl_->group->place->timeout);
@@ -127,6 +144,7 @@ void Pending::wait() {
       impl_->fail("rank " + std::to_string(impl_->group->place->ranks[static_cast<size_t>(gone.peer)]) + " ended");
     }
     impl_->show(waited_from);
+    if (impl_->sum.defined()) add_up();
     return;
   }
   std::unique_ptr<Impl> impl = std::move(impl_);
@@ -207,32 +225,39 @@ void Group::reserve(int64_t gather_bytes, int64_t exchange_bytes, int64_t ahead)
   Impl& g = *impl_;
   int64_t n = g.n();
   const char* wish = std::getenv("MESHWRIGHT_SHARED_MEMORY");
-  if (n == 1 || !g.device.is_cpu() || g.mailbox) return;
+  using detail::Mailbox;
+  if (n == 1 || !g.device.is_cpu()) return;
+  if (g.tried && (!g.mailbox || (gather_bytes <= g.room.slot[Mailbox::gather] && exchange_bytes <= g.room.slot[Mailbox::reduce] &&
+                                 ahead + 2 <= g.room.ring[Mailbox::gather])))
+    return;
   bool wanted = n <= 64 && !(wish && std::string_view(wish) == "0");
-  detail::Mailbox::Sizes sizes;
-  sizes.slot[detail::Mailbox::gather] = gather_bytes;
-  sizes.slot[detail::Mailbox::reduce] = exchange_bytes;
+  Mailbox::Sizes sizes = g.room;
+  sizes.slot[Mailbox::gather] = std::max(sizes.slot[Mailbox::gather], gather_bytes);
+  sizes.slot[Mailbox::reduce] = std::max(sizes.slot[Mailbox::reduce], exchange_bytes);
   // One slot less could leave two ranks waiting for each other.
-  sizes.ring[detail::Mailbox::gather] = ahead + 2;
-  sizes.ring[detail::Mailbox::reduce] = 2;
+  sizes.ring[Mailbox::gather] = std::max(g.tried ? sizes.ring[Mailbox::gather] : 0, ahead + 2);
+  sizes.ring[Mailbox::reduce] = 2;
+  g.room = sizes;
+  g.tried = true;
+  g.mailbox.reset();
   // Rank 0 makes a region under a name nobody can guess and tells it; who cannot open it is on another host.
   Tensor name = at::zeros({64}, at::kByte);
-  std::unique_ptr<detail::Mailbox> box;
+  std::unique_ptr<Mailbox> box;
   if (g.rank == 0 && wanted) {
     std::random_device random;
     char text[64];
     std::snprintf(text, sizeof text, "/meshwright-%08x%08x%08x%08x", random(), random(), random(), random());
-    box = detail::Mailbox::create(text, n, sizes);
+    box = Mailbox::create(text, n, sizes);
     if (box) std::memcpy(name.mutable_data_ptr(), text, sizeof text);
   }
   broadcast(name, 0).wait();
   const auto* text = static_cast<const char*>(name.const_data_ptr());
   bool offered = text[0] != 0;
-  if (offered && wanted && g.rank != 0) box = detail::Mailbox::open(text, n, sizes);
+  if (offered && wanted && g.rank != 0) box = Mailbox::open(text, n, sizes);
   if (box) box->enter(g.rank);
   Tensor all = at::full({1}, box ? 1.0 : 0.0, at::kDouble);
   all_reduce(all, ReduceOp::sum, /*control=*/true).wait();
-  if (g.rank == 0 && offered) detail::Mailbox::unlink(text);
+  if (g.rank == 0 && offered) Mailbox::unlink(text);
   if (all.item<double>() == static_cast<double>(n)) g.mailbox = std::move(box);
 }
 
@@ -368,6 +393,18 @@ Pending Group::all_reduce(const Tensor& tensor, ReduceOp op, bool control) {
   out.impl_ = begin(
       g, "all_reduce", bytes, 2 * bytes * (n - 1) / n,
       [&](Pending::Impl& p) {
+        if (op == ReduceOp::sum && !control && maps_gather(bytes)) {
+          p.mapped = true;
+          p.channel = detail::Mailbox::gather;
+          p.count = tensor.numel();
+          p.type = tensor.scalar_type();
+          void* slot = stage_slot(g, p.channel, "all_reduce", bytes, p.sequence);
+          std::memcpy(slot, tensor.const_data_ptr(), static_cast<size_t>(bytes));
+          g.mailbox->publish(p.channel, p.sequence);
+          p.own = slot;
+          p.sum = tensor;
+          return;
+        }
         std::vector<Tensor> one{p.output(tensor, /*also_input=*/true)};
         c10d::AllreduceOptions options;
         options.reduceOp = op == ReduceOp::sum ? c10d::ReduceOp::SUM : c10d::ReduceOp::MAX;

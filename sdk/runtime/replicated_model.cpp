@@ -13,6 +13,7 @@
 #include "meshwright/error.h"
 #include "meshwright/gradients.h"
 #include "meshwright/module.h"
+#include "meshwright/tensor_parallel.h"
 #include "unit.h"
 
 namespace meshwright {
@@ -34,7 +35,8 @@ class ReplicatedModel final : public ParallelModel {
   double clip_grad_norm(double max_norm, double scale) override;
   Tensor full_tensor(std::string_view name) override;
   void with_full_parameters(const std::function<void()>& body) override { body(); }
-  std::shared_ptr<Group> data_group() override { return world_->everyone(); }
+  std::shared_ptr<Group> data_group() override { return policy_.group; }
+  std::shared_ptr<TensorParallel> tensor_parallel() const override { return policy_.tensor_parallel; }
 
   void gradient_ready(size_t parameter);
 
@@ -69,6 +71,7 @@ class ReplicatedModel final : public ParallelModel {
   void absorb(Parameter& p);
   void launch_ready();
   void check_unused();
+  void sum_partial_gradients();
 
   std::shared_ptr<torch::nn::Module> model_;
   ReplicationPolicy policy_;
@@ -211,6 +214,7 @@ void ReplicatedModel::describe() {
     out.offsets.assign(p->sizes.size(), 0);
     out.placement = placement;
     out.local = values_.narrow(0, p->offset, p->count).view(p->sizes);
+    if (policy_.tensor_parallel) policy_.tensor_parallel->describe(out);
     if (p->trainable && grads_.defined()) out.grad = grads_.narrow(0, p->offset, p->count).view(p->sizes);
     described_.push_back(std::move(out));
   }
@@ -343,17 +347,17 @@ void ReplicatedModel::check_unused() {
 void ReplicatedModel::end_step() {
   c10::NoGradGuard no_grad;
   if (direct()) {
-    size_t group = 0;
+    size_t group = 0, behind = described_.size();  // described in the opposite order
     for (Parameter& p : parameters_) {
+      --behind;
       if (!p.trainable) continue;
       Tensor gradient = p.variable.grad();
       if (!gradient.defined()) gradient = at::zeros(p.sizes, values_.options());
-      if (gradient.scalar_type() != storage_) gradient = gradient.to(storage_);
-      updates_[group++].grads = gradient.contiguous().view({-1});
+      gradient = gradient.to(storage_).contiguous();
+      updates_[group++].grads = gradient.view({-1});
+      described_[behind].grad = gradient;
     }
-    for (ParallelParameter& out : described_)
-      for (const Parameter& p : parameters_)
-        if (p.trainable && p.name == out.name) out.grad = p.variable.grad();
+    sum_partial_gradients();
     return;
   }
   std::vector<bool> came;
@@ -367,19 +371,28 @@ void ReplicatedModel::end_step() {
   }
   for (size_t i = 0; i < came.size(); ++i) parameters_[i].ever = came[i];
   if (!policy_.gradient_as_bucket_view) {
-    size_t group = 0;
+    size_t group = 0, behind = described_.size();
     for (Parameter& p : parameters_) {
+      --behind;
       if (!p.trainable) continue;
       Tensor reduced = grads_.narrow(0, p.offset, p.count), own = p.variable.grad();
       if (!own.defined() || own.scalar_type() != storage_) own = reduced.clone().view(p.sizes);
       own.view({-1}).copy_(reduced);
       updates_[group++].grads = own.view({-1});
+      described_[behind].grad = own;
     }
   }
+  sum_partial_gradients();
   check_unused();
 }
 
+void ReplicatedModel::sum_partial_gradients() {
+  if (policy_.tensor_parallel) policy_.tensor_parallel->sum_partial_gradients(described_);
+}
+
 double ReplicatedModel::clip_grad_norm(double max_norm, double scale) {
+  if (policy_.tensor_parallel)
+    return clip_gradients(policy_.tensor_parallel->gradient_sets(described_, {}), max_norm, scale, world_->device());
   std::vector<Tensor> gradients;
   for (const UpdateGroup& update : updates_) gradients.push_back(update.grads);
   return clip_gradients({{gradients, {}}}, max_norm, scale, world_->device());
@@ -387,7 +400,7 @@ double ReplicatedModel::clip_grad_norm(double max_norm, double scale) {
 
 Tensor ReplicatedModel::full_tensor(std::string_view name) {
   for (const ParallelParameter& p : described_)
-    if (p.name == name) return p.local.clone();
+    if (p.name == name) return policy_.tensor_parallel ? policy_.tensor_parallel->whole(name, p.local).clone() : p.local.clone();
   throw Error(ErrorCode::internal, "the model has no parameter " + std::string(name));
 }
 

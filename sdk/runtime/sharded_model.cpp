@@ -13,6 +13,7 @@
 #include "meshwright/error.h"
 #include "meshwright/gradients.h"
 #include "meshwright/module.h"
+#include "meshwright/tensor_parallel.h"
 #include "unit.h"
 
 namespace meshwright {
@@ -36,6 +37,7 @@ class ShardedModel final : public ParallelModel {
   Tensor full_tensor(std::string_view name) override;
   void with_full_parameters(const std::function<void()>& body) override;
   std::shared_ptr<Group> data_group() override;
+  std::shared_ptr<TensorParallel> tensor_parallel() const override { return context_.policy.tensor_parallel; }
 
  private:
   void allocate();
@@ -169,6 +171,7 @@ void ShardedModel::describe() {
       } else {
         out.flat_begin = from;
       }
+      if (context_.policy.tensor_parallel) context_.policy.tensor_parallel->describe(out);
       parameters_.push_back(std::move(out));
     }
   }
@@ -183,6 +186,7 @@ void ShardedModel::describe() {
     out.global_shape = tensor.sizes().vec();
     out.offsets.assign(out.global_shape.size(), 0);
     if (context_.shards() > 1) out.placement.emplace_back(context_.policy.shard_axis, "replicate");
+    if (context_.policy.tensor_parallel) context_.policy.tensor_parallel->describe(out);
     parameters_.push_back(std::move(out));
   }
 }
@@ -289,12 +293,15 @@ void ShardedModel::micro_batch(bool last) {
 void ShardedModel::end_step() {
   settle();
   for (auto& unit : units_) unit->end_step();
+  if (context_.policy.tensor_parallel) context_.policy.tensor_parallel->sum_partial_gradients(parameters_);
   order_known_ = true;
   in_step_ = false;
 }
 
 double ShardedModel::clip_grad_norm(double max_norm, double scale) {
   std::vector<std::shared_ptr<Group>> groups{context_.policy.shard};
+  if (const auto& tensor_parallel = context_.policy.tensor_parallel)
+    return clip_gradients(tensor_parallel->gradient_sets(parameters_, groups), max_norm, scale, context_.world->device());
   std::vector<Tensor> gradients;
   for (const UpdateGroup& update : updates_) gradients.push_back(update.grads);
   return clip_gradients({{gradients, groups}}, max_norm, scale, context_.world->device());
@@ -303,9 +310,15 @@ double ShardedModel::clip_grad_norm(double max_norm, double scale) {
 Tensor ShardedModel::full_tensor(std::string_view name) {
   for (auto& unit : units_)
     for (size_t i = 0; i < unit->parameters().size(); ++i)
-      if (unit->parameters()[i].name == name) return unit->whole(i);
+      if (unit->parameters()[i].name == name) {
+        Tensor found = unit->whole(i);
+        return context_.policy.tensor_parallel ? context_.policy.tensor_parallel->whole(name, found) : found;
+      }
   for (const auto& [whole_name, tensor] : context_.policy.whole)
-    if (whole_name == name) return tensor.detach().clone();
+    if (whole_name == name) {
+      Tensor found = tensor.detach().clone();
+      return context_.policy.tensor_parallel ? context_.policy.tensor_parallel->whole(name, found) : found;
+    }
   throw Error(ErrorCode::internal, "the model has no parameter " + std::string(name));
 }
 
@@ -322,7 +335,7 @@ void ShardedModel::with_full_parameters(const std::function<void()>& body) {
   body();
 }
 
-std::shared_ptr<Group> ShardedModel::data_group() { return context_.world->everyone(); }
+std::shared_ptr<Group> ShardedModel::data_group() { return context_.policy.data ? context_.policy.data : context_.world->everyone(); }
 
 }  // namespace
 

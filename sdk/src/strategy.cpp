@@ -6,6 +6,7 @@ namespace meshwright {
 
 Strategy::~Strategy() = default;
 ParallelModel::~ParallelModel() = default;
+std::shared_ptr<TensorParallel> ParallelModel::tensor_parallel() const { return nullptr; }
 
 void Strategy::validate(const StrategyConfig&, Diagnostics&) const {}
 

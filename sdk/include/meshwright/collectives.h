@@ -20,6 +20,8 @@ MESHWRIGHT_API at::Tensor sum_over(const at::Tensor& x, const GroupPtr& group);
 MESHWRIGHT_API at::Tensor copy_to(const at::Tensor& x, const GroupPtr& group);
 // The ranks' x one after the other along `dim`; all must have one shape. Backward: the sum of the ranks' gradients, each rank its part.
 MESHWRIGHT_API at::Tensor gather_along(const at::Tensor& x, int64_t dim, const GroupPtr& group);
+// The same, for a result that all ranks go on to use alike: backward gives each rank its part of the gradient, which all hold.
+MESHWRIGHT_API at::Tensor join_along(const at::Tensor& x, int64_t dim, const GroupPtr& group);
 // The sum over ranks, each its part of `dim`, whose size the group's size must divide. Backward: the parts' gradients gathered.
 MESHWRIGHT_API at::Tensor scatter_sum_along(const at::Tensor& x, int64_t dim, const GroupPtr& group);
 // This rank's part of `dim`; backward: the parts' gradients gathered. Between regions where all ranks hold the same x.

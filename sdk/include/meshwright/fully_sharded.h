@@ -10,7 +10,7 @@
 namespace meshwright {
 
 // Collective. `fallback`: the reshard rule when reshard_after_forward is "auto", as in sharding_policy(). Throws Error(bad_module) for a
-// unit without hooks, Error(not_in_release) for tp, cp or pp above 1.
+// unit without hooks, Error(not_in_release) for cp or pp above 1.
 MESHWRIGHT_API std::unique_ptr<ParallelModel> parallelize_fully_sharded(ParallelizeRequest& request, std::optional<bool> fallback);
 
 // A policy over the axes that the plan shards along (MeshPlan::fsdp_axes), with the shared mixed precision; the rest is at its default.
@@ -25,8 +25,8 @@ MESHWRIGHT_API std::vector<std::string> layer_names(const ModelOutline& outline,
 // meets no layer is a notice of the world. Returns the names of the modules that recompute. Throws as checkpoint_layers().
 MESHWRIGHT_API std::vector<std::string> checkpoint_as_asked(const ParallelizeRequest& request, bool whole_layers);
 
-// Throws Error(not_in_release) when the request asks for tp, cp, pp or ep above 1.
-MESHWRIGHT_API void refuse_unavailable(const ParallelizeRequest& request);
+// Throws Error(not_in_release) when the request asks for cp, pp or ep above 1, or for tp above 1 of a strategy that does not apply it.
+MESHWRIGHT_API void refuse_unavailable(const ParallelizeRequest& request, bool applies_tensor_parallel = false);
 
 // Throws Error(device_unavailable) when the strategy's own option `backend` names another back end than the world's.
 MESHWRIGHT_API void check_backend(const ParallelizeRequest& request);

@@ -90,6 +90,7 @@ class MESHWRIGHT_API Pending {
 
  private:
   friend class Group;
+  void add_up();
   std::unique_ptr<Impl> impl_;
 };
 
@@ -109,7 +110,7 @@ class MESHWRIGHT_API Group {
 
   // Collective. Makes room in shared memory for messages of up to so many bytes, `ahead` gathers and one exchange under way at once, if
   // all ranks are on one host and on the CPU, and MESHWRIGHT_SHARED_MEMORY is not 0. Without room everything works as before. A rank's
-  // room is gather_bytes * (ahead + 2) + exchange_bytes * 2.
+  // room is gather_bytes * (ahead + 2) + exchange_bytes * 2. A room that is too small is replaced: nothing may be under way then.
   void reserve(int64_t gather_bytes, int64_t exchange_bytes, int64_t ahead);
   // Whether a message of that size goes through shared memory: then all_gather needs no `whole` and exchange no `received`, and
   // stage() gives the memory to pack into.
@@ -124,6 +125,7 @@ class MESHWRIGHT_API Group {
   Pending exchange(const at::Tensor& packed, const at::Tensor& received);
   // packed: [size * n], shard: [n]: the sum over ranks of our slot.
   Pending reduce_scatter(const at::Tensor& packed, const at::Tensor& shard);
+  // In shared memory where reserve() made room (maps_gather) and the op is a sum; the same bits on every rank.
   // `control`: a few scalars (norms, losses), counted under the axis "control" and not under the group's own.
   Pending all_reduce(const at::Tensor& tensor, ReduceOp op = ReduceOp::sum, bool control = false);
   Pending broadcast(const at::Tensor& tensor, int64_t root);

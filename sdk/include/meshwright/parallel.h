@@ -42,6 +42,8 @@ struct ParallelParameter {
   std::vector<std::pair<std::string, std::string>> placement;  // axis of size > 1 -> "shard(d)" | "replicate"
 };
 
+class TensorParallel;  // meshwright/tensor_parallel.h
+
 // What the optimizer updates: equally long flat tensors. Order and sizes are fixed after parallelize().
 struct UpdateGroup {
   at::Tensor values, grads;
@@ -69,10 +71,13 @@ class MESHWRIGHT_API ParallelModel {
   virtual double clip_grad_norm(double max_norm, double scale = 1.0) = 0;
   // Collective. The whole parameter in its storage dtype, on every rank.
   virtual at::Tensor full_tensor(std::string_view name) = 0;
-  // Collective. Runs `body` with every parameter whole, and restores the shards after it, also when it throws. What `body` writes is lost.
+  // Collective. Runs `body` with every parameter whole (under tensor parallelism: this rank's part of it), and restores the shards after
+  // it, also when it throws. What `body` writes is lost.
   virtual void with_full_parameters(const std::function<void()>& body) = 0;
   // The averaging group of the data: losses and token counts are summed over it.
   virtual std::shared_ptr<Group> data_group() = 0;
+  // What tensor parallelism did to the model; nullptr: nothing.
+  virtual std::shared_ptr<TensorParallel> tensor_parallel() const;
 };
 
 }  // namespace meshwright

@@ -16,10 +16,11 @@ struct ReplicationPolicy {
   std::string axis = "dp";
   MixedPrecision mp;
   int64_t bucket_bytes = 25 << 20, first_bucket_bytes = 1 << 20;
-  bool gradient_as_bucket_view = true;  // false: gradients keep memory of their own, copied back from the buckets
-  bool broadcast_buffers = false;       // rank 0's buffers before every step
-  bool find_unused_parameters = false;  // false: a parameter without gradient ends the step with an error that names it
-  bool static_graph = false;            // the first step tells which parameters are unused; a change later is an error
+  bool gradient_as_bucket_view = true;              // false: gradients keep memory of their own, copied back from the buckets
+  bool broadcast_buffers = false;                   // rank 0's buffers before every step
+  bool find_unused_parameters = false;              // false: a parameter without gradient ends the step with an error that names it
+  std::shared_ptr<TensorParallel> tensor_parallel;  // what was done to the model before, or null
+  bool static_graph = false;                        // the first step tells which parameters are unused; a change later is an error
 };
 
 // Collective. Parameters and buffers of rank 0 are broadcast unless they are on the meta device.

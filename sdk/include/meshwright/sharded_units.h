@@ -49,6 +49,8 @@ struct ShardedPolicy {
   int64_t forward_depth = 1, backward_depth = 2;
   bool cpu_offload = false;  // shards, gradients and optimizer on the CPU
   bool pin_memory = true;
+  std::shared_ptr<Group> data;                            // losses are summed over it; null: the whole world
+  std::shared_ptr<TensorParallel> tensor_parallel;        // what was done to the model before, or null
   std::vector<std::pair<std::string, at::Tensor>> whole;  // frozen parameters that every rank keeps whole
 };
 

@@ -50,6 +50,12 @@ TEST_CASE("sums, gathers, scatters and splits with their gradients") {
         CHECK(x.grad().equal(at::full({2, 6}, ranks_sum)));
       }
 
+      x = input(r), y = join_along(x, 1, group);
+      CHECK(y.equal(at::cat(all, 1)));
+      Tensor weights = at::arange(y.numel(), at::kFloat).view(y.sizes());
+      (y * weights).sum().backward();
+      CHECK(x.grad().equal(weights.chunk(n, 1)[static_cast<size_t>(r)]));
+
       x = input(r), y = scatter_sum_along(x, 1, group);
       CHECK(y.equal(total.chunk(n, 1)[static_cast<size_t>(r)]));
       (y * weight(r, y)).sum().backward();

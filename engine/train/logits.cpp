@@ -1,0 +1,31 @@
+#include "engine/train/logits.h"
+
+#include <ATen/ops/constant_pad_nd.h>
+#include <ATen/ops/cross_entropy_loss.h>
+
+#include "meshwright/tensor_parallel.h"
+
+namespace meshwright::train {
+
+using at::Tensor;
+
+MicroLoss loss_of(Trainer& trainer, nets::CausalLM& net, const Tensor& ids) {
+  int64_t length = ids.size(1) - 1;
+  std::shared_ptr<TensorParallel> tensor_parallel = trainer.model().tensor_parallel();
+  Tensor logits = net(ids.narrow(1, 0, length));
+  if (tensor_parallel) logits = whole_logits(logits, tensor_parallel->vocabulary());
+  Tensor targets = ids.narrow(1, 1, length).flatten();
+  return {at::cross_entropy_loss(logits.to(at::kFloat).flatten(0, 1), targets, {}, at::Reduction::Sum, -100), targets.numel()};
+}
+
+Tensor logits_of(Trainer& trainer, nets::CausalLM& net, const Tensor& ids) {
+  Tensor input = ids.to(trainer.world().device());
+  std::shared_ptr<TensorParallel> tensor_parallel = trainer.model().tensor_parallel();
+  if (!tensor_parallel) return net(input);
+  // Sequence parallelism cuts the text evenly; what stands behind it changes nothing before it.
+  int64_t length = ids.size(1), ranks = tensor_parallel->group()->size(), more = (ranks - length % ranks) % ranks;
+  if (more > 0) input = at::constant_pad_nd(input, {0, more});
+  return whole_logits(net(input), tensor_parallel->vocabulary()).narrow(1, 0, length);
+}
+
+}  // namespace meshwright::train

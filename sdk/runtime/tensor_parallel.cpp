@@ -1,0 +1,226 @@
+#include "meshwright/tensor_parallel.h"
+
+#include <ATen/ops/constant_pad_nd.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
+#include <torch/nn/modules/embedding.h>
+#include <torch/nn/modules/linear.h>
+
+#include <algorithm>
+
+#include "meshwright/collectives.h"
+#include "meshwright/error.h"
+#include "meshwright/module.h"
+#include "tp_hooks.h"
+
+namespace meshwright {
+
+namespace {
+
+using at::Tensor;
+
+// The part of a parameter, in its place: modules, optimizers and autograd that hold it see the change.
+void become_part(Tensor parameter, int64_t dim, Chunk chunk, Group& group) {
+  c10::NoGradGuard no_grad;
+  Tensor local;
+  if (parameter.is_meta()) {
+    std::vector<int64_t> sizes = parameter.sizes().vec();
+    sizes[static_cast<size_t>(dim)] = chunk.end - chunk.begin;
+    local = at::empty(sizes, parameter.options());
+  } else {
+    Tensor values = parameter.detach().contiguous();
+    if (!values.is_cpu() || group.size() > 1) group.broadcast(values, 0).wait();
+    local = values.narrow(dim, chunk.begin, chunk.end - chunk.begin).clone();
+  }
+  parameter.set_data(local);
+}
+
+// Embeddings look up ids of their own rows only.
+void keep_padding_row(torch::nn::EmbeddingImpl& embedding, Chunk rows) {
+  std::optional<int64_t> row = embedding.options.padding_idx();
+  if (!row) return;
+  int64_t whole = embedding.options.num_embeddings(), at = *row < 0 ? *row + whole : *row;
+  bool mine = at >= rows.begin && at < rows.end;
+  embedding.options.padding_idx(mine ? std::optional<int64_t>(at - rows.begin) : std::nullopt);
+}
+
+class Applier {
+ public:
+  Applier(const ParallelizeRequest& request, std::shared_ptr<Group> group, std::map<std::string, TensorParallel::Cut, std::less<>>& cuts)
+      : request_(request), group_(std::move(group)), cuts_(cuts), hooks_(std::make_shared<detail::TpHooks>(group_, request.world)) {
+    hooks_->pieces = request.config.shared.enable_async_tensor_parallel;
+    for (const auto& item : request.model->named_modules()) modules_.emplace(item.key(), item.value());
+  }
+
+  void apply(const TpModule& styled) {
+    auto found = modules_.find(styled.name);
+    if (found == modules_.end())
+      throw Error(ErrorCode::bad_module, "the model has no module " + styled.name + ", which its outline lists")
+          .help("make the outline from the model itself (outline_of), or give both the same names");
+    torch::nn::Module& module = *found->second;
+    if (styled.style.kind == TpStyleKind::rotary) return;  // its tables are whole on every rank already
+    HookHost* host = HookHost::of(module);
+    if (host == nullptr)
+      throw Error(ErrorCode::bad_module, "the tensor-parallel plan styles " + styled.name + ", a " + module.name() + " without hooks")
+          .key("distributed.tp_plan")
+          .help("take Linear, Embedding and RMSNorm from meshwright/layers.h, or declare the class with MESHWRIGHT_MODULE(...)");
+    auto* linear = module.as<torch::nn::LinearImpl>();
+    auto* embedding = module.as<torch::nn::EmbeddingImpl>();
+    bool norm = styled.style.kind == TpStyleKind::sequence || styled.style.kind == TpStyleKind::sequence_all_gather;
+    if (!norm && linear == nullptr && embedding == nullptr)
+      throw Error(ErrorCode::bad_module,
+                  "the tensor-parallel plan cuts " + styled.name + ", a " + module.name() + "; only Linear and Embedding can be cut")
+          .key("distributed.tp_plan")
+          .help("name the Linear modules below it");
+    if (norm)
+      hooks_->norm(*host, styled);
+    else if (linear != nullptr)
+      cut_linear(*host, *linear, styled);
+    else
+      cut_embedding(*host, *embedding, styled);
+  }
+
+  const std::optional<VocabularyShard>& vocabulary() const { return vocabulary_; }
+
+ private:
+  Chunk cut(const std::string& name, const Tensor& parameter, int64_t dim) {
+    if (auto known = cuts_.find(name); known != cuts_.end()) return known->second.chunk;
+    // A tied weight is cut once, under the name that stands first.
+    auto [first, fresh] = names_.emplace(parameter.unsafeGetTensorImpl(), name);
+    if (!fresh) {
+      const TensorParallel::Cut& same = cuts_.at(first->second);
+      if (same.dim != dim)
+        throw Error(ErrorCode::tp_plan_does_not_fit,
+                    name + " is the same parameter as " + first->second + ", but the plan cuts it along another dimension")
+            .key("distributed.tp_plan")
+            .help("give the embedding and the tied head styles that both cut the vocabulary: rowwise and colwise");
+      return same.chunk;
+    }
+    TensorParallel::Cut made{dim, parameter.sizes().vec(), {}};
+    made.chunk = ceil_chunk(parameter.size(dim), group_->size(), group_->rank());
+    become_part(parameter, dim, made.chunk, *group_);
+    return cuts_.emplace(name, std::move(made)).first->second.chunk;
+  }
+
+  void cut_linear(HookHost& host, torch::nn::LinearImpl& linear, const TpModule& styled) {
+    bool column = styled.style.kind == TpStyleKind::column;
+    std::string weight = styled.name + ".weight";
+    Chunk chunk = cut(weight, linear.weight, column ? 0 : 1);
+    int64_t size = whole_size(weight, linear.weight, column ? 0 : 1);
+    Tensor bias = linear.bias;
+    if (column) {
+      if (bias.defined()) cut(styled.name + ".bias", bias, 0);
+      hooks_->column(host, styled, size);
+      if (styled.style.output == TpLayout::shard_last && request_.outline.vocab_size > 0 && size == request_.outline.vocab_size &&
+          styled.name.find('.') == std::string::npos)
+        vocabulary_ = VocabularyShard{group_, chunk.begin, chunk.end, size};
+    } else {
+      // Added once, after the sum.
+      linear.bias = Tensor();
+      hooks_->row(host, styled, bias, size);
+    }
+  }
+
+  void cut_embedding(HookHost& host, torch::nn::EmbeddingImpl& embedding, const TpModule& styled) {
+    bool column = styled.style.kind == TpStyleKind::column;
+    std::string weight = styled.name + ".weight";
+    Chunk chunk = cut(weight, embedding.weight, column ? 1 : 0);
+    if (column) {
+      hooks_->column(host, styled, whole_size(weight, embedding.weight, 1));
+      return;
+    }
+    keep_padding_row(embedding, chunk);
+    hooks_->vocabulary(host, styled, chunk, embedding.weight);
+  }
+
+  int64_t whole_size(const std::string& name, const Tensor& parameter, int64_t dim) const {
+    auto known = cuts_.find(name);
+    const TensorParallel::Cut& made = known != cuts_.end() ? known->second : cuts_.at(names_.at(parameter.unsafeGetTensorImpl()));
+    return made.whole[static_cast<size_t>(dim)];
+  }
+
+  const ParallelizeRequest& request_;
+  std::shared_ptr<Group> group_;
+  std::map<std::string, TensorParallel::Cut, std::less<>>& cuts_;
+  std::shared_ptr<detail::TpHooks> hooks_;
+  std::map<std::string, std::shared_ptr<torch::nn::Module>, std::less<>> modules_;
+  std::map<const c10::TensorImpl*, std::string> names_;
+  std::optional<VocabularyShard> vocabulary_;
+};
+
+}  // namespace
+
+const TensorParallel::Cut* TensorParallel::find(std::string_view parameter) const {
+  auto found = cuts_.find(parameter);
+  return found == cuts_.end() ? nullptr : &found->second;
+}
+
+void TensorParallel::describe(ParallelParameter& parameter) const {
+  if (group_->size() == 1) return;
+  const Cut* cut = find(parameter.name);
+  parameter.placement.emplace_back(group_->axis(), cut == nullptr ? "replicate" : "shard(" + std::to_string(cut->dim) + ")");
+  if (cut == nullptr) return;
+  parameter.global_shape = cut->whole;
+  parameter.offsets[static_cast<size_t>(cut->dim)] += cut->chunk.begin;
+}
+
+Tensor TensorParallel::whole(std::string_view parameter, const Tensor& local) const {
+  const Cut* cut = find(parameter);
+  if (cut == nullptr) return local;
+  c10::NoGradGuard no_grad;
+  return detail::join_chunks(local, cut->dim, cut->whole[static_cast<size_t>(cut->dim)], group_);
+}
+
+std::vector<GradientSet> TensorParallel::gradient_sets(const std::vector<ParallelParameter>& parameters,
+                                                       const std::vector<std::shared_ptr<Group>>& groups) const {
+  GradientSet cut{{}, groups}, whole{{}, groups};
+  cut.groups.push_back(group_);
+  for (const ParallelParameter& p : parameters)
+    if (p.grad.defined()) (find(p.name) != nullptr ? cut : whole).gradients.push_back(p.grad.view({-1}));
+  return {std::move(cut), std::move(whole)};
+}
+
+void TensorParallel::sum_partial_gradients(const std::vector<ParallelParameter>& parameters) {
+  if (group_->size() == 1 || partial_.empty()) return;
+  c10::NoGradGuard no_grad;
+  std::vector<Tensor> gradients;
+  int64_t count = 0;
+  for (const ParallelParameter& p : parameters)
+    if (p.grad.defined() && std::binary_search(partial_.begin(), partial_.end(), p.name)) {
+      gradients.push_back(p.grad);
+      count += p.grad.numel();
+    }
+  if (count == 0) return;
+  if (!packed_.defined() || packed_.numel() != count) packed_ = at::empty({count}, gradients[0].options());
+  auto each = [&](auto visit) {
+    int64_t at = 0;
+    for (Tensor& g : gradients) {
+      visit(g, packed_.narrow(0, at, g.numel()).view(g.sizes()));
+      at += g.numel();
+    }
+  };
+  each([](Tensor& g, Tensor slot) { slot.copy_(g); });
+  group_->all_reduce(packed_).wait();
+  each([](Tensor& g, const Tensor& slot) { g.copy_(slot); });
+}
+
+std::shared_ptr<TensorParallel> apply_tensor_parallel(const ParallelizeRequest& request) {
+  const std::optional<Mesh>& mesh = request.mesh.device_mesh;
+  if (!mesh || mesh->size("tp") <= 1 || request.tp.entries.empty()) return nullptr;
+  std::shared_ptr<Group> group = DeviceMesh(*mesh, request.world).group("tp");
+  auto made = std::make_shared<TensorParallel>(group);
+  Applier applier(request, group, made->cuts_);
+  for (const TpModule& styled : resolve_tp_modules(request.tp, request.outline)) applier.apply(styled);
+  made->vocabulary_ = applier.vocabulary();
+  made->partial_ = partial_gradient_parameters(request.tp, request.outline);
+  std::sort(made->partial_.begin(), made->partial_.end());
+  return made;
+}
+
+Tensor whole_logits(const Tensor& logits, const std::optional<VocabularyShard>& shard) {
+  if (!shard) return logits;
+  return detail::join_chunks(logits, -1, shard->size, shard->group);
+}
+
+}  // namespace meshwright

@@ -1,0 +1,155 @@
+#include "tp_hooks.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/constant_pad_nd.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
+
+#include "meshwright/error.h"
+
+namespace meshwright::detail {
+
+using at::Tensor;
+using enum TpLayout;
+
+namespace {
+
+int64_t dim_of(TpLayout layout) { return layout == shard_1 ? 1 : -1; }
+
+// Zeros behind `x` along `dim`, up to `size`.
+Tensor padded(const Tensor& x, int64_t dim, int64_t size) {
+  if (x.size(dim) == size) return x;
+  int64_t d = dim < 0 ? dim + x.dim() : dim;
+  std::vector<int64_t> pad(static_cast<size_t>(2 * (x.dim() - d)), 0);
+  pad.back() = size - x.size(d);
+  return at::constant_pad_nd(x, pad);
+}
+
+// This rank's ceil chunk of `dim`; backward: the chunks' gradients put together.
+Tensor split_chunk(const Tensor& x, int64_t dim, const GroupPtr& group) {
+  int64_t n = group->size(), size = x.size(dim), each = (size + n - 1) / n;
+  Chunk mine = ceil_chunk(size, n, group->rank());
+  return split_along(padded(x, dim, n * each), dim, group).narrow(dim < 0 ? dim + x.dim() : dim, 0, mine.end - mine.begin);
+}
+
+// Between layouts that all ranks go on to use alike. `size`: the whole dimension of `from`, where that is cut.
+Tensor convert(const Tensor& x, TpLayout from, TpLayout to, int64_t size, const GroupPtr& group) {
+  if (from == to) return x;
+  if (to == partial || from == partial)
+    throw Error(ErrorCode::tp_plan_does_not_fit,
+                std::string("an activation cannot go from ") + std::string(layout_name(from)) + " to " + std::string(layout_name(to)))
+        .key("distributed.tp_plan");
+  Tensor whole = from == replicate ? x : join_chunks(x, dim_of(from), from == shard_last ? size : x.size(1) * group->size(), group);
+  return to == replicate ? whole : split_chunk(whole, dim_of(to), group);
+}
+
+}  // namespace
+
+Tensor join_chunks(const Tensor& x, int64_t dim, int64_t size, const GroupPtr& group) {
+  int64_t n = group->size(), each = (size + n - 1) / n;
+  Tensor all = join_along(padded(x, dim, each), dim, group);
+  return n * each == size ? all : all.narrow(dim < 0 ? dim + x.dim() : dim, 0, size);
+}
+
+// What columns compute on: the whole input, whose gradient is a sum over the ranks.
+Tensor TpHooks::to_column(const Tensor& x, TpLayout from) {
+  bool training = c10::GradMode::is_enabled();
+  if (shared_.from && !shared_.from->expired() && shared_.from->_unsafe_get_target() == x.unsafeGetTensorImpl() && shared_.layout == from &&
+      shared_.training == training)
+    return shared_.to;
+  Tensor to = from == replicate ? copy_to(x, group_)
+              : from == partial ? copy_to(sum_over(x, group_), group_)
+                                : gather_along(x, dim_of(from), group_);
+  shared_.from.emplace(x.getIntrusivePtr());
+  shared_.to = to;
+  shared_.layout = from;
+  shared_.training = training;
+  return to;
+}
+
+// A sum over the ranks that is still to be added up, in the layout that the plan asks for.
+Tensor TpHooks::reduced(const Tensor& x, TpLayout to) {
+  if (to == partial) return x;
+  return to == replicate ? sum_over(x, group_) : scatter_sum_along(x, dim_of(to), group_);
+}
+
+void TpHooks::column(HookHost& host, const TpModule& styled, int64_t size) {
+  TpStyle style = styled.style;
+  bool ready = styled.gathers_for_columns;  // the norm before it has gathered, and sums up the gradients
+  host.before_forward.push_back([self = shared_from_this(), style, ready](torch::nn::Module&, TensorRefs& inputs) {
+    Tensor& x = *inputs.at(0);
+    if (!at::isFloatingType(x.scalar_type())) {  // ids of an embedding
+      if (style.input != replicate) x = convert(x, style.input, replicate, 0, self->group_);
+    } else if (!ready) {
+      x = self->to_column(x, style.input);
+    }
+  });
+  if (style.output != shard_last)
+    host.after_forward.push_back([self = shared_from_this(), style, size](torch::nn::Module&, TensorRefs& outputs) {
+      Tensor& y = *outputs.at(0);
+      y = convert(y, shard_last, style.output, size, self->group_);
+    });
+}
+
+void TpHooks::row(HookHost& host, const TpModule& styled, Tensor bias, int64_t size) {
+  TpStyle style = styled.style;
+  host.before_forward.push_back([self = shared_from_this(), style, size](torch::nn::Module&, TensorRefs& inputs) {
+    self->shared_ = {};  // the block is over: nothing else takes its input
+    Tensor& x = *inputs.at(0);
+    x = convert(x, style.input, shard_last, size, self->group_);
+  });
+  host.after_forward.push_back([self = shared_from_this(), style, bias](torch::nn::Module&, TensorRefs& outputs) {
+    Tensor& y = *outputs.at(0);
+    y = self->reduced(y, style.output);
+    if (bias.defined()) y = y + bias;
+  });
+}
+
+// Rows of other ranks are looked up as row 0 and count as zeros.
+void TpHooks::vocabulary(HookHost& host, const TpModule& styled, Chunk rows, Tensor weight) {
+  TpStyle style = styled.style;
+  auto outside = std::make_shared<Tensor>();  // between the two hooks of a call
+  bool empty = rows.begin == rows.end;
+  host.before_forward.push_back([self = shared_from_this(), style, rows, outside, empty](torch::nn::Module&, TensorRefs& inputs) {
+    Tensor& ids = *inputs.at(0);
+    if (style.input != replicate) ids = convert(ids, style.input, replicate, 0, self->group_);
+    Tensor mine = ids - rows.begin;
+    *outside = (mine < 0).logical_or_(mine >= rows.end - rows.begin);
+    ids = empty ? at::empty({0}, ids.options()) : mine.masked_fill_(*outside, 0);
+  });
+  host.after_forward.push_back([self = shared_from_this(), style, outside, empty, weight](torch::nn::Module&, TensorRefs& outputs) {
+    Tensor& y = *outputs.at(0);
+    Tensor mask = std::move(*outside);
+    *outside = Tensor();
+    if (empty) {
+      std::vector<int64_t> sizes = mask.sizes().vec();
+      sizes.push_back(weight.size(1));
+      y = at::zeros(sizes, y.options()) + weight.sum().to(y.scalar_type());  // stays a part of the graph: its backward may be collective
+    } else {
+      y = y.masked_fill(mask.unsqueeze(-1), 0);
+    }
+    y = self->reduced(y, style.output);
+  });
+}
+
+void TpHooks::norm(HookHost& host, const TpModule& styled) {
+  TpStyle style = styled.style;
+  if (style.input != shard_1)
+    host.before_forward.push_back([self = shared_from_this(), style](torch::nn::Module&, TensorRefs& inputs) {
+      Tensor& x = *inputs.at(0);
+      x = convert(x, style.input, shard_1, x.size(-1), self->group_);
+    });
+  bool gathers = style.kind == TpStyleKind::sequence_all_gather;
+  if (!gathers && style.output == shard_1) return;
+  host.after_forward.push_back(
+      [self = shared_from_this(), style, gathers, sums = styled.gathers_for_columns](torch::nn::Module&, TensorRefs& outputs) {
+        Tensor& y = *outputs.at(0);
+        if (gathers && sums)
+          y = gather_along(y, 1, self->group_);
+        else
+          y = convert(y, shard_1, gathers ? replicate : style.output, y.size(-1), self->group_);
+      });
+}
+
+}  // namespace meshwright::detail

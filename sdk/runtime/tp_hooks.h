@@ -1,0 +1,44 @@
+// What tensor parallelism hangs around forward: conversions of layouts, the masked look-up, the gather and the scatter in pieces.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <optional>
+
+#include "meshwright/collectives.h"
+#include "meshwright/module.h"
+#include "meshwright/tp_plan.h"
+
+namespace meshwright::detail {
+
+// Ceil chunks along `dim` put together, on every rank; backward gives each its part.
+at::Tensor join_chunks(const at::Tensor& x, int64_t dim, int64_t size, const GroupPtr& group);
+
+class TpHooks : public std::enable_shared_from_this<TpHooks> {
+ public:
+  TpHooks(GroupPtr group, std::shared_ptr<World> world) : group_(std::move(group)), world_(std::move(world)) {}
+  bool pieces = false;  // enable_async_tensor_parallel
+
+  // `size`: the whole output or input dimension that is cut.
+  void column(HookHost& host, const TpModule& styled, int64_t size);
+  void row(HookHost& host, const TpModule& styled, at::Tensor bias, int64_t size);
+  void vocabulary(HookHost& host, const TpModule& styled, Chunk rows, at::Tensor weight);
+  void norm(HookHost& host, const TpModule& styled);
+
+ private:
+  at::Tensor to_column(const at::Tensor& x, TpLayout from);
+  at::Tensor reduced(const at::Tensor& x, TpLayout to);
+
+  GroupPtr group_;
+  std::shared_ptr<World> world_;
+  // Projections beside each other take the same input: it is converted for the first of them.
+  struct Shared {
+    std::optional<c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>> from;
+    at::Tensor to;
+    TpLayout layout = TpLayout::replicate;
+    bool training = false;
+  } shared_;
+};
+
+}  // namespace meshwright::detail
