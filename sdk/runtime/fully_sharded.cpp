@@ -90,7 +90,8 @@ ShardedPolicy sharded_policy(const ParallelizeRequest& request) {
     policy.replicate_axis = plan.fsdp_axes.front();
     policy.replicate = groups.group(policy.replicate_axis);
   }
-  if (plan.dp != request.world->size()) policy.data = groups.group("dp");
+  // With other axes beside it, the data's is one of several.
+  if (plan.device_mesh->has_axis("dp") && plan.device_mesh->size("dp") != request.world->size()) policy.data = groups.group("dp");
   return policy;
 }
 
@@ -133,7 +134,7 @@ std::unique_ptr<ParallelModel> parallelize_fully_sharded(ParallelizeRequest& req
   const Options& own = config.own;
   bool offload = own.get_string("offload_policy") == "cpu";
   UnitRule rule = find_unit_rule(request.outline.architecture);
-  if (request.mesh.dp == 1 && !offload && !rule) {
+  if (request.world->size() == (tensor_parallel ? tensor_parallel->group()->size() : 1) && !offload && !rule) {
     ReplicationPolicy whole;
     whole.group = request.world->group("dp", {request.world->rank()});
     whole.tensor_parallel = tensor_parallel;
