@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 """Step time, memory and start-up of `meshwright train` beside PyTorch's own strategies, in turns in one run.
 
-    bench/train.py [--build build] [--deps .deps] [--sizes small medium] [--strategies fsdp2 ddp] [--rounds 3] [--steps 12]
+    bench/train.py [--build build] [--deps .deps] [--sizes small medium] [--strategies fsdp2 ddp tp tp+sp] [--rounds 3] [--steps 12]
 
 Both sides take the same Hugging Face folder and tokens (tests/peers/make_fixture.py), 2 ranks of 1 thread, sequences of 128, local
 batch 2, float32; PyTorch runs tests/peers/peer_train.py with the lean model. A round runs one after the other; the figure of a round is the median
 step after three, the ratio is taken round by round. "alone" is Meshwright on one rank, which sends nothing: the bound that the
-computation sets (two ranks share the memory's bandwidth, so they cannot quite reach it).
+computation sets (two ranks share the memory's bandwidth, so they cannot quite reach it). "tp" is tensor parallelism over both ranks (fsdp2 with
+tp_size = 2) with a local batch of 4, "tp+sp" with sequence parallelism, which PyTorch's side does without; "alone" is then one rank with half of the batch.
 """
 import argparse, json, os, shutil, statistics, subprocess, sys, tempfile, time
 
@@ -14,6 +15,8 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 def job(folder, size, strategy, ranks, steps):
+    tensor = strategy.startswith("tp")
+    batch = 2 * ranks
     path = os.path.join(folder, "job.toml")
     with open(path, "w") as f:
         f.write(f"""schema = 1
@@ -24,13 +27,15 @@ threads = 1
 [model]
 pretrained = "{folder}/{size}/llama"
 [distributed]
-strategy = "{strategy}"
+strategy = "{'fsdp2' if tensor else strategy}"
+tp_size = {ranks if tensor else 1}
+sequence_parallel = {str(strategy == 'tp+sp' and ranks > 1).lower()}
 [distributed.mp_policy]
 param_dtype = "float32"
 output_dtype = "float32"
 [step_scheduler]
-global_batch_size = {2 * ranks}
-local_batch_size = 2
+global_batch_size = {batch}
+local_batch_size = {batch if tensor else 2}
 max_steps = {steps}
 [optimizer]
 lr = 1e-3
@@ -76,7 +81,8 @@ def theirs(a, folder, size, strategy, ranks, environment):
     begin = time.perf_counter()
     p = subprocess.Popen([sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--master-port", "29611",
                           os.path.join(ROOT, "tests/peers/peer_train.py"), "--model", f"{folder}/{size}/llama", "--tokens", f"{folder}/{size}/train.bin",
-                          "--strategy", strategy, "--impl", "lean", "--seq-len", "128", "--micro-batch", "2", "--steps", str(a.steps), "--out", out],
+                          "--strategy", strategy.split("+")[0], "--impl", "lean", "--seq-len", "128",
+                          "--micro-batch", "4" if strategy.startswith("tp") else "2", "--steps", str(a.steps), "--out", out],
                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
     started = first_line(p, '"step": 0') - begin
     _, err = p.communicate()

@@ -6,6 +6,7 @@
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include "linear_product.h"
 #include "meshwright/layers.h"
 
 namespace meshwright {
@@ -35,12 +36,23 @@ const c10::TypedOperatorHandle<LinearPointwise>* onednn() {
 // Below this many multiplications the ten microseconds of a oneDNN call are not won back.
 constexpr int64_t kWorthwhile = int64_t{1} << 21;
 
-// a [m, k] times b [n, k] transposed.
+}  // namespace
+
+namespace detail {
+
 Tensor product(const Tensor& a, const Tensor& b) {
-  if (a.size(0) * a.size(1) * b.size(0) < kWorthwhile || c10::GradMode::is_enabled()) return at::mm(a, b.t());
+  bool fast = a.is_cpu() && a.scalar_type() == at::kFloat && b.scalar_type() == at::kFloat && onednn() != nullptr &&
+              a.size(0) * a.size(1) * b.size(0) >= kWorthwhile && !c10::GradMode::is_enabled();
+  if (!fast) return at::mm(a, b.t());
   at::AutoDispatchBelowAutograd below;
   return onednn()->call(a, b, std::nullopt, "none", c10::List<std::optional<at::Scalar>>(), "");
 }
+
+}  // namespace detail
+
+namespace {
+
+using detail::product;
 
 struct FastLinear : torch::autograd::Function<FastLinear> {
   static Tensor forward(AutogradContext* context, const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias) {

@@ -8,6 +8,7 @@
 #include <torch/nn/modules/linear.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "meshwright/collectives.h"
 #include "meshwright/error.h"
@@ -82,6 +83,7 @@ class Applier {
   }
 
   const std::optional<VocabularyShard>& vocabulary() const { return vocabulary_; }
+  const std::shared_ptr<bool>& unfinished() const { return hooks_->unfinished; }
 
  private:
   Chunk cut(const std::string& name, const Tensor& parameter, int64_t dim) {
@@ -111,14 +113,14 @@ class Applier {
     Tensor bias = linear.bias;
     if (column) {
       if (bias.defined()) cut(styled.name + ".bias", bias, 0);
-      hooks_->column(host, styled, size);
+      hooks_->column(host, styled, size, &linear);
       if (styled.style.output == TpLayout::shard_last && request_.outline.vocab_size > 0 && size == request_.outline.vocab_size &&
           styled.name.find('.') == std::string::npos)
         vocabulary_ = VocabularyShard{group_, chunk.begin, chunk.end, size};
     } else {
       // Added once, after the sum.
       linear.bias = Tensor();
-      hooks_->row(host, styled, bias, size);
+      hooks_->row(host, styled, linear, bias, size);
     }
   }
 
@@ -127,7 +129,7 @@ class Applier {
     std::string weight = styled.name + ".weight";
     Chunk chunk = cut(weight, embedding.weight, column ? 1 : 0);
     if (column) {
-      hooks_->column(host, styled, whole_size(weight, embedding.weight, 1));
+      hooks_->column(host, styled, whole_size(weight, embedding.weight, 1), nullptr);
       return;
     }
     keep_padding_row(embedding, chunk);
@@ -182,6 +184,10 @@ std::vector<GradientSet> TensorParallel::gradient_sets(const std::vector<Paralle
 }
 
 void TensorParallel::sum_partial_gradients(const std::vector<ParallelParameter>& parameters) {
+  if (unfinished_ && std::exchange(*unfinished_, false))
+    throw Error(ErrorCode::bad_module, "projections beside each other take one input, but only some of them had a gradient")
+        .key("distributed.enable_async_tensor_parallel")
+        .help("set distributed.enable_async_tensor_parallel = false");
   if (group_->size() == 1 || partial_.empty()) return;
   c10::NoGradGuard no_grad;
   std::vector<Tensor> gradients;
@@ -213,6 +219,7 @@ std::shared_ptr<TensorParallel> apply_tensor_parallel(const ParallelizeRequest& 
   Applier applier(request, group, made->cuts_);
   for (const TpModule& styled : resolve_tp_modules(request.tp, request.outline)) applier.apply(styled);
   made->vocabulary_ = applier.vocabulary();
+  made->unfinished_ = applier.unfinished();
   made->partial_ = partial_gradient_parameters(request.tp, request.outline);
   std::sort(made->partial_.begin(), made->partial_.end());
   return made;

@@ -1,10 +1,12 @@
 #include "tp_hooks.h"
 
 #include <ATen/TensorOperators.h>
+#include <ATen/autocast_mode.h>
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
+#include <torch/nn/modules/linear.h>
 
 #include "meshwright/error.h"
 
@@ -52,20 +54,59 @@ Tensor join_chunks(const Tensor& x, int64_t dim, int64_t size, const GroupPtr& g
   return n * each == size ? all : all.narrow(dim < 0 ? dim + x.dim() : dim, 0, size);
 }
 
+bool TpHooks::is_shared(const Tensor& x, TpLayout layout) const {
+  return shared_.from && !shared_.from->expired() && shared_.from->_unsafe_get_target() == x.unsafeGetTensorImpl() &&
+         shared_.layout == layout && shared_.training == c10::GradMode::is_enabled();
+}
+
 // What columns compute on: the whole input, whose gradient is a sum over the ranks.
 Tensor TpHooks::to_column(const Tensor& x, TpLayout from) {
-  bool training = c10::GradMode::is_enabled();
-  if (shared_.from && !shared_.from->expired() && shared_.from->_unsafe_get_target() == x.unsafeGetTensorImpl() && shared_.layout == from &&
-      shared_.training == training)
-    return shared_.to;
+  if (is_shared(x, from) && shared_.to.defined()) return shared_.to;
   Tensor to = from == replicate ? copy_to(x, group_)
               : from == partial ? copy_to(sum_over(x, group_), group_)
                                 : gather_along(x, dim_of(from), group_);
-  shared_.from.emplace(x.getIntrusivePtr());
-  shared_.to = to;
-  shared_.layout = from;
-  shared_.training = training;
+  shared_ = {c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>(x.getIntrusivePtr()), to, nullptr, from,
+             c10::GradMode::is_enabled()};
   return to;
+}
+
+std::shared_ptr<Gathering> TpHooks::gathering_of(const Tensor& x) {
+  if (is_shared(x, shard_1) && shared_.gathering) return shared_.gathering;
+  auto made = std::make_shared<Gathering>(x, group_, unfinished);
+  shared_ = {c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>(x.getIntrusivePtr()), Tensor(), made, shard_1,
+             c10::GradMode::is_enabled()};
+  return made;
+}
+
+namespace {
+
+bool under_autocast(const Tensor& x) { return at::autocast::is_autocast_enabled(x.device().type()); }
+
+// A forward that is computed in another way must still run, to give its result a place: on nothing.
+void run_on_nothing(const ForwardCall& call, const Tensor& x) {
+  c10::NoGradGuard no_grad;
+  call.run({x.narrow(1, 0, 0)});
+}
+
+}  // namespace
+
+// The norm before has left its output cut: it is gathered here, while the own part is computed.
+void TpHooks::column_pieces(HookHost& host, const TpModule& styled, torch::nn::LinearImpl& linear) {
+  host.around = [self = shared_from_this(), &linear, name = styled.name](ForwardCall call) -> std::vector<Tensor> {
+    const Tensor& x = call.inputs.at(0);
+    if (under_autocast(x)) return call.run({self->to_column(x, shard_1)});
+    run_on_nothing(call, x);
+    return {column_in_pieces(x, linear.weight, linear.bias, self->gathering_of(x), self->world_->trace(), name)};
+  };
+}
+
+void TpHooks::row_pieces(HookHost& host, const TpModule& styled, torch::nn::LinearImpl& linear) {
+  host.around = [self = shared_from_this(), &linear, name = styled.name](ForwardCall call) -> std::vector<Tensor> {
+    const Tensor& x = call.inputs.at(0);
+    if (under_autocast(x)) return {self->reduced(call.run({x}).at(0), shard_1)};
+    run_on_nothing(call, x);
+    return {row_in_pieces(x, linear.weight, self->group_, self->world_->trace(), name)};
+  };
 }
 
 // A sum over the ranks that is still to be added up, in the layout that the plan asks for.
@@ -74,17 +115,20 @@ Tensor TpHooks::reduced(const Tensor& x, TpLayout to) {
   return to == replicate ? sum_over(x, group_) : scatter_sum_along(x, dim_of(to), group_);
 }
 
-void TpHooks::column(HookHost& host, const TpModule& styled, int64_t size) {
+void TpHooks::column(HookHost& host, const TpModule& styled, int64_t size, torch::nn::LinearImpl* linear) {
   TpStyle style = styled.style;
   bool ready = styled.gathers_for_columns;  // the norm before it has gathered, and sums up the gradients
-  host.before_forward.push_back([self = shared_from_this(), style, ready](torch::nn::Module&, TensorRefs& inputs) {
-    Tensor& x = *inputs.at(0);
-    if (!at::isFloatingType(x.scalar_type())) {  // ids of an embedding
-      if (style.input != replicate) x = convert(x, style.input, replicate, 0, self->group_);
-    } else if (!ready) {
-      x = self->to_column(x, style.input);
-    }
-  });
+  if (pieces && linear != nullptr && (ready || style.input == shard_1))
+    column_pieces(host, styled, *linear);
+  else
+    host.before_forward.push_back([self = shared_from_this(), style, ready](torch::nn::Module&, TensorRefs& inputs) {
+      Tensor& x = *inputs.at(0);
+      if (!at::isFloatingType(x.scalar_type())) {  // ids of an embedding
+        if (style.input != replicate) x = convert(x, style.input, replicate, 0, self->group_);
+      } else if (!ready) {
+        x = self->to_column(x, style.input);
+      }
+    });
   if (style.output != shard_last)
     host.after_forward.push_back([self = shared_from_this(), style, size](torch::nn::Module&, TensorRefs& outputs) {
       Tensor& y = *outputs.at(0);
@@ -92,16 +136,18 @@ void TpHooks::column(HookHost& host, const TpModule& styled, int64_t size) {
     });
 }
 
-void TpHooks::row(HookHost& host, const TpModule& styled, Tensor bias, int64_t size) {
+void TpHooks::row(HookHost& host, const TpModule& styled, torch::nn::LinearImpl& linear, Tensor bias, int64_t size) {
   TpStyle style = styled.style;
+  bool in_pieces = pieces && style.output == shard_1;
+  if (in_pieces) row_pieces(host, styled, linear);
   host.before_forward.push_back([self = shared_from_this(), style, size](torch::nn::Module&, TensorRefs& inputs) {
     self->shared_ = {};  // the block is over: nothing else takes its input
     Tensor& x = *inputs.at(0);
     x = convert(x, style.input, shard_last, size, self->group_);
   });
-  host.after_forward.push_back([self = shared_from_this(), style, bias](torch::nn::Module&, TensorRefs& outputs) {
+  host.after_forward.push_back([self = shared_from_this(), style, bias, in_pieces](torch::nn::Module&, TensorRefs& outputs) {
     Tensor& y = *outputs.at(0);
-    y = self->reduced(y, style.output);
+    if (!in_pieces) y = self->reduced(y, style.output);
     if (bias.defined()) y = y + bias;
   });
 }
@@ -142,6 +188,7 @@ void TpHooks::norm(HookHost& host, const TpModule& styled) {
     });
   bool gathers = style.kind == TpStyleKind::sequence_all_gather;
   if (!gathers && style.output == shard_1) return;
+  if (gathers && styled.gathers_for_columns && pieces) return;  // the columns gather it themselves
   host.after_forward.push_back(
       [self = shared_from_this(), style, gathers, sums = styled.gathers_for_columns](torch::nn::Module&, TensorRefs& outputs) {
         Tensor& y = *outputs.at(0);

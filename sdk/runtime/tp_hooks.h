@@ -9,6 +9,11 @@
 #include "meshwright/collectives.h"
 #include "meshwright/module.h"
 #include "meshwright/tp_plan.h"
+#include "tp_pieces.h"
+
+namespace torch::nn {
+class LinearImpl;
+}
 
 namespace meshwright::detail {
 
@@ -18,15 +23,20 @@ at::Tensor join_chunks(const at::Tensor& x, int64_t dim, int64_t size, const Gro
 class TpHooks : public std::enable_shared_from_this<TpHooks> {
  public:
   TpHooks(GroupPtr group, std::shared_ptr<World> world) : group_(std::move(group)), world_(std::move(world)) {}
-  bool pieces = false;  // enable_async_tensor_parallel
+  bool pieces = false;                                               // enable_async_tensor_parallel
+  std::shared_ptr<bool> unfinished = std::make_shared<bool>(false);  // see Gathering
 
-  // `size`: the whole output or input dimension that is cut.
-  void column(HookHost& host, const TpModule& styled, int64_t size);
-  void row(HookHost& host, const TpModule& styled, at::Tensor bias, int64_t size);
+  // `size`: the whole output or input dimension that is cut; `linear`: nullptr for an embedding.
+  void column(HookHost& host, const TpModule& styled, int64_t size, torch::nn::LinearImpl* linear);
+  void row(HookHost& host, const TpModule& styled, torch::nn::LinearImpl& linear, at::Tensor bias, int64_t size);
   void vocabulary(HookHost& host, const TpModule& styled, Chunk rows, at::Tensor weight);
   void norm(HookHost& host, const TpModule& styled);
 
  private:
+  std::shared_ptr<Gathering> gathering_of(const at::Tensor& x);
+  void column_pieces(HookHost& host, const TpModule& styled, torch::nn::LinearImpl& linear);
+  void row_pieces(HookHost& host, const TpModule& styled, torch::nn::LinearImpl& linear);
+  bool is_shared(const at::Tensor& x, TpLayout layout) const;
   at::Tensor to_column(const at::Tensor& x, TpLayout from);
   at::Tensor reduced(const at::Tensor& x, TpLayout to);
 
@@ -35,7 +45,8 @@ class TpHooks : public std::enable_shared_from_this<TpHooks> {
   // Projections beside each other take the same input: it is converted for the first of them.
   struct Shared {
     std::optional<c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>> from;
-    at::Tensor to;
+    at::Tensor to;                         // or
+    std::shared_ptr<Gathering> gathering;  // in pieces
     TpLayout layout = TpLayout::replicate;
     bool training = false;
   } shared_;

@@ -58,6 +58,7 @@ class MESHWRIGHT_API TensorParallel {
   std::vector<std::string> partial_;  // names of parameters whose gradients are sums over the group
   std::optional<VocabularyShard> vocabulary_;
   at::Tensor packed_;
+  std::shared_ptr<bool> unfinished_;  // a backward left out some of the modules that share an input
 };
 
 // Collective over the tp group of the request's mesh; nullptr when there is none or the plan is empty. Parameters that hold values are

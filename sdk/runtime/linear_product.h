@@ -1,0 +1,12 @@
+// The matrix product of Linear, without autograd.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+namespace meshwright::detail {
+
+// a [m, k] times b [n, k] transposed, by the faster of the libraries that LibTorch carries. Both float32 on the CPU, or anything else
+// that at::mm takes.
+at::Tensor product(const at::Tensor& a, const at::Tensor& b);
+
+}  // namespace meshwright::detail
