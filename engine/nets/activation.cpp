@@ -16,7 +16,7 @@
 #include <algorithm>
 #include <iterator>
 
-#include "engine/nets/exponential.h"
+#include "sdk/runtime/exponential.h"
 #include "sdk/runtime/vectorised.h"
 
 namespace meshwright::nets {

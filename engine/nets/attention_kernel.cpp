@@ -4,7 +4,7 @@
 #include <cmath>
 #include <vector>
 
-#include "engine/nets/exponential.h"
+#include "sdk/runtime/exponential.h"
 
 namespace meshwright::nets {
 

@@ -1,14 +1,16 @@
 // exp of a float to about 1e-7 relative (Cephes' expf), in a form that compilers turn into vectors: 2^n p(r) with x = n ln 2 + r.
+// A file that uses it in loops is compiled with -fno-math-errno -fno-trapping-math: otherwise its branches and floor stay scalar. NaN gives
+// NaN; 0 below -87.7, where the result would not be a normal number; 88 and more give exp(88).
 #pragma once
 
 #include <algorithm>
 #include <bit>
 #include <cstdint>
 
-namespace meshwright::nets {
+namespace meshwright {
 
 inline float exponential(float x) {
-  x = std::min(std::max(x, -87.0F), 88.0F);
+  x = std::min(std::max(x, -88.0F), 88.0F);
   float n = __builtin_floorf(x * 1.44269504088896341F + 0.5F);
   float r = (x - n * 0.693359375F) + n * 2.12194440e-4F;
   float p = 1.9875691500e-4F;
@@ -21,4 +23,4 @@ inline float exponential(float x) {
   return p * std::bit_cast<float>((static_cast<int32_t>(n) + 127) << 23);
 }
 
-}  // namespace meshwright::nets
+}  // namespace meshwright
