@@ -73,3 +73,34 @@ TEST_CASE("gathers and reductions run beside the computation of layers") {
     }
   }
 }
+
+TEST_CASE("asynchronous tensor parallelism computes while the sequence is gathered and scattered") {
+  Folder folder;
+  for (const std::string shared : {"0", "1"})
+    for (bool pieces : {false, true}) {
+      CAPTURE(shared);
+      CAPTURE(pieces);
+      ::setenv("MESHWRIGHT_SHARED_MEMORY", shared.c_str(), 1);
+      std::vector<Row> curve = train(folder, "llama", 2, 1,
+                                     {"distributed.tp_size=2", "step_scheduler.local_batch_size=12", "distributed.sequence_parallel=true",
+                                      std::string("distributed.enable_async_tensor_parallel=") + (pieces ? "true" : "false")},
+                                     "--trace");
+      ::unsetenv("MESHWRIGHT_SHARED_MEMORY");
+      REQUIRE(curve.size() == 20);
+      for (int rank : {0, 1}) {
+        std::vector<Bar> bars = read_trace(folder.path / "parity" / "trace" / ("rank_" + std::to_string(rank) + ".json"));
+        std::erase_if(bars, [](const Bar& bar) { return bar.lane != "compute" && !bar.name.starts_with("tp "); });
+        double gathers = share_beside_computation(bars, "gather"), reductions = share_beside_computation(bars, "reduce");
+        MESSAGE(std::string(pieces ? "in pieces: " : "at once: "), std::string("beside computation: gathers "), gathers,
+                std::string(", reductions "), reductions);
+        if (pieces) {
+          // But for the final gather of a step's odd ones (embedding, sums of gradients), each has its product.
+          CHECK(gathers > 0.4);
+          CHECK(reductions > 0.5);
+        } else {
+          CHECK(gathers == 0);
+          CHECK(reductions == 0);
+        }
+      }
+    }
+}
