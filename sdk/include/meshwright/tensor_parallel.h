@@ -16,15 +16,10 @@
 
 #include "meshwright/gradients.h"
 #include "meshwright/group.h"
+#include "meshwright/loss.h"
 #include "meshwright/parallel.h"
 
 namespace meshwright {
-
-// The columns of the logits that this rank holds: ids [begin, end) of `size`, by ceil chunks, so perhaps none.
-struct VocabularyShard {
-  std::shared_ptr<Group> group;
-  int64_t begin = 0, end = 0, size = 0;
-};
 
 class MESHWRIGHT_API TensorParallel {
  public:
