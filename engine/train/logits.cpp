@@ -1,7 +1,6 @@
 #include "engine/train/logits.h"
 
 #include <ATen/ops/constant_pad_nd.h>
-#include <ATen/ops/cross_entropy_loss.h>
 
 #include "meshwright/tensor_parallel.h"
 
@@ -13,9 +12,9 @@ MicroLoss loss_of(Trainer& trainer, nets::CausalLM& net, const Tensor& ids) {
   int64_t length = ids.size(1) - 1;
   std::shared_ptr<TensorParallel> tensor_parallel = trainer.model().tensor_parallel();
   Tensor logits = net(ids.narrow(1, 0, length));
-  if (tensor_parallel) logits = whole_logits(logits, tensor_parallel->vocabulary());
-  Tensor targets = ids.narrow(1, 1, length).flatten();
-  return {at::cross_entropy_loss(logits.to(at::kFloat).flatten(0, 1), targets, {}, at::Reduction::Sum, -100), targets.numel()};
+  const VocabularyShard* shard = tensor_parallel && tensor_parallel->vocabulary() ? &*tensor_parallel->vocabulary() : nullptr;
+  Tensor targets = ids.narrow(1, 1, length);
+  return {cross_entropy_sum(logits, targets, shard), targets.numel()};
 }
 
 Tensor logits_of(Trainer& trainer, nets::CausalLM& net, const Tensor& ids) {

@@ -108,7 +108,7 @@ class Applier {
   void cut_linear(HookHost& host, torch::nn::LinearImpl& linear, const TpModule& styled) {
     bool column = styled.style.kind == TpStyleKind::column;
     std::string weight = styled.name + ".weight";
-    Chunk chunk = cut(weight, linear.weight, column ? 0 : 1);
+    cut(weight, linear.weight, column ? 0 : 1);
     int64_t size = whole_size(weight, linear.weight, column ? 0 : 1);
     Tensor bias = linear.bias;
     if (column) {
@@ -116,7 +116,7 @@ class Applier {
       hooks_->column(host, styled, size, &linear);
       if (styled.style.output == TpLayout::shard_last && request_.outline.vocab_size > 0 && size == request_.outline.vocab_size &&
           styled.name.find('.') == std::string::npos)
-        vocabulary_ = VocabularyShard{group_, chunk.begin, chunk.end, size};
+        vocabulary_ = VocabularyShard::of(group_, size);
     } else {
       // Added once, after the sum.
       linear.bias = Tensor();
