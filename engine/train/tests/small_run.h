@@ -1,8 +1,9 @@
-// A small Llama that trains on any layout, on samples that know nothing of ranks.
+// A small model, Llama unless told otherwise, that trains on any layout, on samples that know nothing of ranks.
 #pragma once
 
-#include <ATen/ops/cross_entropy_loss.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
+#include <c10/core/GradMode.h>
 
 #include <cstdint>
 #include <memory>
@@ -11,6 +12,7 @@
 
 #include "engine/nets/causal_lm.h"
 #include "engine/nets/initialize.h"
+#include "engine/train/logits.h"
 #include "meshwright/trainer.h"
 
 namespace meshwright {
@@ -22,45 +24,56 @@ struct Layout {
   const char* strategy;
   int64_t ranks;
   std::vector<std::string> sets = {};
-  std::string text() const { return std::string(strategy) + " on " + std::to_string(ranks) + (sets.empty() ? "" : " " + sets[0]); }
+  std::string model = kModel;
+  std::string text() const {
+    std::string out = std::string(strategy) + " on " + std::to_string(ranks);
+    for (const std::string& set : sets) out += " " + set;
+    return out;
+  }
 };
 
 // Sample number `position` of an endless order that knows nothing of ranks.
-inline void fill_sample(int64_t position, int64_t* out) {
+inline void fill_sample(int64_t position, int64_t vocabulary, int64_t* out) {
   uint64_t state = static_cast<uint64_t>(position) * 0x9e3779b97f4a7c15u + 7;
   for (int64_t i = 0; i <= kLength; ++i) {
     state = state * 6364136223846793005u + 1442695040888963407u;
-    out[i] = static_cast<int64_t>(state >> 56);
+    out[i] = static_cast<int64_t>((state >> 32) * static_cast<uint64_t>(vocabulary) >> 32);
   }
 }
 
 struct Rank {
-  Rank(const Layout& layout, const std::shared_ptr<World>& world, const std::vector<std::string>& sets = {})
-      : job(make(layout, sets)),
-        net(nets::build_model(kModel, DType::float32, at::kMeta)),
+  Rank(const Layout& layout, const std::shared_ptr<World>& world)
+      : job(make(layout)),
+        net(nets::build_model(layout.model, DType::float32, at::kMeta)),
         trainer(job, world, net.ptr(), net->outline(), kLength) {}
-  static Job make(const Layout& layout, const std::vector<std::string>& more) {
+  static Job make(const Layout& layout) {
     std::vector<std::string> sets{"distributed.strategy=" + std::string(layout.strategy)};
     sets.insert(sets.end(), layout.sets.begin(), layout.sets.end());
-    sets.insert(sets.end(), more.begin(), more.end());
-    return Job::from_text("schema = 1\n[model]\nconfig = \"" + kModel +
+    return Job::from_text("schema = 1\n[model]\nconfig = \"" + layout.model +
                               "\"\n[distributed.mp_policy]\nparam_dtype = \"float32\"\noutput_dtype = \"float32\"\n"
                               "[dataset]\nkind = \"mock\"\nseq_len = 8\n[optimizer]\nlr = 1e-3\n[lr_scheduler]\nlr_warmup_steps = 2\n"
                               "[step_scheduler]\nlocal_batch_size = 1\nglobal_batch_size = 12\nmax_steps = 40\n",
                           sets);
   }
+  // Norms are not all ones and biases not all zeros, so that a misplaced one changes something.
   void initialize() {
-    for (const ParallelParameter& p : trainer.model().parameters()) nets::initialize(*net, p, 1);
+    c10::NoGradGuard no_grad;
+    for (const ParallelParameter& p : trainer.model().parameters()) {
+      nets::initialize(*net, p, 1);
+      if (p.global_shape.size() != 1 || p.flat_begin >= 0) continue;
+      at::Tensor local = p.local;
+      local.add_(at::arange(p.offsets[0], p.offsets[0] + local.numel(), local.options()).sin_(), 0.1);
+    }
     trainer.model().values_changed();
   }
   StepResult step() {
-    int64_t first = trainer.next_step() * kBatch;
+    int64_t first = trainer.next_step() * kBatch, rows = trainer.local_batch();
     return trainer.step([&](int64_t micro) {
-      at::Tensor ids = at::empty({1, kLength + 1}, at::kLong);
-      fill_sample(first + micro * trainer.data_parallel_size() + trainer.data_parallel_rank(), ids.mutable_data_ptr<int64_t>());
-      at::Tensor logits = net(ids.narrow(1, 0, kLength));
-      return MicroLoss{at::cross_entropy_loss(logits.flatten(0, 1), ids.narrow(1, 1, kLength).flatten(), {}, at::Reduction::Sum, -100),
-                       kLength};
+      at::Tensor ids = at::empty({rows, kLength + 1}, at::kLong);
+      int64_t from = first + (micro * trainer.data_parallel_size() + trainer.data_parallel_rank()) * rows;
+      for (int64_t row = 0; row < rows; ++row)
+        fill_sample(from + row, net->outline().vocab_size, ids.mutable_data_ptr<int64_t>() + row * (kLength + 1));
+      return train::loss_of(trainer, net, ids);
     });
   }
   Job job;

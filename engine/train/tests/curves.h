@@ -1,0 +1,71 @@
+// What a run of a few steps came to, for comparing layouts. Before doctest.h: LibTorch has a CHECK of its own.
+#pragma once
+
+#include <ATen/ops/max.h>
+
+#include <cmath>
+#include <map>
+#include <mutex>
+
+#include "engine/train/tests/small_models.h"
+#include "engine/train/tests/small_run.h"
+#include "meshwright/testing.h"
+
+namespace meshwright {
+
+struct Curve {
+  std::vector<double> losses, norms;
+  std::map<std::string, at::Tensor> parameters;  // after five steps, or the last
+};
+
+inline Curve curve_of(const Layout& layout, int steps) {
+  Curve out;
+  run_ranks(layout.ranks, [&](const std::shared_ptr<World>& world) {
+    Rank rank(layout, world);
+    rank.initialize();
+    Curve mine;
+    for (int step = 0; step < steps; ++step) {
+      StepResult result = rank.step();
+      mine.losses.push_back(result.loss);
+      mine.norms.push_back(result.grad_norm);
+      if (step == std::min(steps, 5) - 1)
+        for (const ParallelParameter& p : rank.trainer.model().parameters())
+          mine.parameters[p.name] = rank.trainer.model().full_tensor(p.name).clone();
+    }
+    if (world->rank() == 0) out = std::move(mine);
+  });
+  return out;
+}
+
+// The largest relative difference; `b` may be longer.
+inline double farthest(const std::vector<double>& a, const std::vector<double>& b) {
+  double worst = 0;
+  for (size_t i = 0; i < a.size(); ++i) worst = std::max(worst, std::abs(a[i] / b.at(i) - 1));
+  return worst;
+}
+// The largest difference of an element; infinite for other sizes.
+inline double farthest(const at::Tensor& a, const at::Tensor& b) {
+  return a.sizes() == b.sizes() ? (a - b).abs().max().item<double>() : HUGE_VAL;
+}
+
+// A larger epsilon than usual: AdamW would blow up the rounding of gradients that are nearly zero.
+inline const std::vector<std::string> kCalm = {"step_scheduler.local_batch_size=3", "optimizer.eps=1e-5"};
+inline const std::string kTp2 = "distributed.tp_size=2", kTp4 = "distributed.tp_size=4", kReplicate2 = "distributed.dp_replicate_size=2",
+                         kSequence = "distributed.sequence_parallel=true", kBase = "distributed.tp_plan=\"base\"",
+                         kAsync = "distributed.enable_async_tensor_parallel=true";
+
+struct OnMesh {
+  int64_t ranks;
+  std::vector<std::string> sets;
+};
+inline const OnMesh kAlone{1, {}};
+// tp 2, tp 4, tp 2 x shard 2, tp 2 x replicate 2 x shard 2
+inline const std::vector<OnMesh> kTpMeshes = {{2, {kTp2}}, {4, {kTp4}}, {4, {kTp2}}, {8, {kTp2, kReplicate2}}};
+
+inline Layout calm_layout(const std::string& model, const OnMesh& mesh, const std::vector<std::string>& more = {}) {
+  Layout out{"fsdp2", mesh.ranks, kCalm, model};
+  for (const std::vector<std::string>* sets : {&mesh.sets, &more}) out.sets.insert(out.sets.end(), sets->begin(), sets->end());
+  return out;
+}
+
+}  // namespace meshwright

@@ -1,0 +1,45 @@
+// config.json of small models, written down where tests can read them.
+#pragma once
+
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <string>
+
+namespace meshwright {
+
+struct TestFolder {
+  std::filesystem::path path;
+  explicit TestFolder(const std::string& name) : path(std::filesystem::temp_directory_path() / (name + "_" + std::to_string(::getpid()))) {
+    std::filesystem::remove_all(path);
+    std::filesystem::create_directories(path);
+  }
+  TestFolder(const TestFolder&) = delete;
+  TestFolder& operator=(const TestFolder&) = delete;
+  ~TestFolder() { std::filesystem::remove_all(path); }
+};
+
+// Two layers, with weights large enough that the gradients of all are; `more`: further fields of the config.json.
+struct SmallModel {
+  const char* name;
+  const char* architecture;
+  const char* model_type;
+  int hidden = 32, heads = 4, kv_heads = 4, vocab = 64;
+  const char* more = "";
+};
+
+// The path of its config.json below `folder`.
+inline std::string write_model(const std::filesystem::path& folder, const SmallModel& m) {
+  std::filesystem::path file = folder / (std::string(m.name) + ".json");
+  std::ofstream(file) << R"({"architectures": [")" << m.architecture << R"("], "model_type": ")" << m.model_type << R"(", "vocab_size": )"
+                      << m.vocab << R"(, "hidden_size": )" << m.hidden << R"(, "intermediate_size": )" << m.hidden * 3 / 2
+                      << R"(, "num_hidden_layers": 2, "num_attention_heads": )" << m.heads << R"(, "num_key_value_heads": )" << m.kv_heads
+                      << R"(, "head_dim": )" << m.hidden / m.heads
+                      << R"(, "max_position_embeddings": 64, "initializer_range": 0.15, "rms_norm_eps": 1e-06)" << m.more << "}\n";
+  return file.string();
+}
+
+inline const SmallModel kLlama{"llama", "LlamaForCausalLM", "llama", 32, 4, 4, 64, R"(, "tie_word_embeddings": false)"};
+
+}  // namespace meshwright

@@ -1,0 +1,80 @@
+// Tensor and sequence parallel training takes the steps of one process, for every model and on every mesh.
+// Before doctest: LibTorch has a CHECK of its own.
+#include "engine/train/tests/curves.h"
+
+#include <doctest/doctest.h>
+
+using namespace meshwright;
+
+namespace {
+
+// Float32 sums in another order: real distances are 2e-7 (losses, norms) and 2e-6 (weights, where a step is 1e-3).
+void check_close(const Curve& curve, const Curve& truth) {
+  CHECK(farthest(curve.losses, truth.losses) < 1e-6);
+  CHECK(farthest(curve.norms, truth.norms) < 1e-6);
+  REQUIRE(curve.parameters.size() == truth.parameters.size());
+  for (const auto& [name, tensor] : curve.parameters) {
+    INFO(name);
+    CHECK(farthest(tensor, truth.parameters.at(name)) < 5e-6);
+  }
+}
+
+const std::vector<std::vector<std::string>> kVariants = {{}, {kSequence}, {kSequence, kAsync}, {kBase}, {kSequence, kBase}};
+
+}  // namespace
+
+TEST_CASE("twenty steps of Llama on every mesh, with and without sequence parallelism, with logits cut or gathered") {
+  TestFolder folder("tensor_parallel");
+  std::string model = write_model(folder.path, kLlama);
+  Curve truth = curve_of(calm_layout(model, kAlone), 20);
+  for (const OnMesh& mesh : kTpMeshes)
+    for (const std::vector<std::string>& more : kVariants) {
+      Layout layout = calm_layout(model, mesh, more);
+      INFO(layout.text());
+      check_close(curve_of(layout, 20), truth);
+    }
+}
+
+TEST_CASE("every model that runs takes the same steps under tensor and sequence parallelism") {
+  TestFolder folder("tensor_parallel");
+  for (const SmallModel& m : std::vector<SmallModel>{
+           {"Qwen3", "Qwen3ForCausalLM", "qwen3"},
+           {"Mistral with a window", "MistralForCausalLM", "mistral", 32, 4, 4, 64, R"(, "sliding_window": 4)"},
+           {"Qwen2, which has biases", "Qwen2ForCausalLM", "qwen2"},
+           {"Llama with all biases", "LlamaForCausalLM", "llama", 32, 4, 4, 64, R"(, "attention_bias": true, "mlp_bias": true)"},
+           {"Llama with a tied head", "LlamaForCausalLM", "llama", 32, 4, 4, 64, R"(, "tie_word_embeddings": true)"},
+           {"Llama of odd sizes", "LlamaForCausalLM", "llama", 96, 6, 2, 257, R"(, "tie_word_embeddings": false)"},
+           {"Qwen3 of odd sizes, tied and padded", "Qwen3ForCausalLM", "qwen3", 96, 6, 2, 257,
+            R"(, "tie_word_embeddings": true, "pad_token_id": 200)"},
+       }) {
+    std::string model = write_model(folder.path, m);
+    bool qwen3 = std::string(m.name) == "Qwen3";
+    Curve truth = curve_of(calm_layout(model, kAlone), qwen3 ? 20 : 5);
+    for (const OnMesh& mesh : kTpMeshes)
+      for (const std::vector<std::string>& more : kVariants) {
+        if (mesh.sets[0] == kTp4 && m.kv_heads % 4 != 0) continue;
+        if (mesh.ranks != 2 && !more.empty() && (more.back() == kBase || more.back() == kAsync)) continue;
+        Layout layout = calm_layout(model, mesh, more);
+        INFO(m.name << ": " << layout.text());
+        check_close(curve_of(layout, qwen3 ? 20 : 5), truth);
+      }
+  }
+}
+
+TEST_CASE("more ranks than key-value heads are refused with the sizes that fit") {
+  TestFolder folder("tensor_parallel");
+  std::string model = write_model(folder.path, {"odd", "LlamaForCausalLM", "llama", 96, 6, 2, 257});
+  std::mutex mutex;
+  int refused = 0;
+  run_ranks(4, [&](const std::shared_ptr<World>& world) {
+    try {
+      Rank rank(calm_layout(model, {4, {kTp4}}), world);
+    } catch (const Error& error) {
+      std::lock_guard lock(mutex);
+      refused += error.code() == ErrorCode::heads_not_divisible &&
+                 std::string(error.what()).find("2 key-value heads, which do not divide by tp 4") != std::string::npos &&
+                 error.helps().at(0) == "set distributed.tp_size = 2";
+    }
+  });
+  CHECK(refused == 4);
+}
