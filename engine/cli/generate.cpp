@@ -58,7 +58,7 @@ int check(Call& call, const generate::Request& request, int64_t world_size) {
   if (job) plan::check_trainable(*job, diagnostics);
   call.say(diagnostics);
   if (!diagnostics.ok()) return call.fail(diagnostics.errors());
-  plan::make_plan(*job, {.world_size = world_size, .rank = 0});
+  plan::check_runs(plan::make_plan(*job, {.world_size = world_size, .rank = 0}), *job);
   return 0;
 }
 

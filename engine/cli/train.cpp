@@ -73,6 +73,7 @@ int run_train(Call& call) {
     plan::check_trainable(*job, missing);
     if (!missing.ok()) return call.fail(missing.errors());
     plan::JobPlan plan = plan::make_plan(*job, {.world_size = ranks ? ranks->world_size : wanted, .rank = 0});
+    plan::check_runs(plan, *job);
     if (plan.outline) train::check_sample(options, plan.outline->vocab_size);
   }
   if (ranks || (wanted == 1 && restarts == 0)) {

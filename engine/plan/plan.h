@@ -75,4 +75,8 @@ boost::json::object to_json(const JobPlan& plan);
 // The number of ranks of the environment (WORLD_SIZE), else 1. Throws Error(bad_environment).
 int64_t world_size_from_environment();
 
+// What a plan may show and training may not do: throws Error(tp_plan_does_not_fit) for a plan that would compute something else than the
+// model.
+void check_runs(const JobPlan& plan, const Job& job);
+
 }  // namespace meshwright::plan

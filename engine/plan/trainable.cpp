@@ -57,4 +57,13 @@ void check_trainable(const Job& job, Diagnostics& diagnostics) {
             .help("meshwright plugins list shows which strategies can train"));
 }
 
+void check_runs(const JobPlan& plan, const Job& job) {
+  if (!plan.outline) return;
+  try {
+    check_tp_blocks(plan.tp, *plan.outline);
+  } catch (const Error& error) {
+    throw config::placed(error, job.config);
+  }
+}
+
 }  // namespace meshwright::plan

@@ -214,6 +214,7 @@ void TensorParallel::sum_partial_gradients(const std::vector<ParallelParameter>&
 std::shared_ptr<TensorParallel> apply_tensor_parallel(const ParallelizeRequest& request) {
   const std::optional<Mesh>& mesh = request.mesh.device_mesh;
   if (!mesh || mesh->size("tp") <= 1 || request.tp.entries.empty()) return nullptr;
+  check_tp_blocks(request.tp, request.outline);
   std::shared_ptr<Group> group = DeviceMesh(*mesh, request.world).group("tp");
   auto made = std::make_shared<TensorParallel>(group);
   Applier applier(request, group, made->cuts_);

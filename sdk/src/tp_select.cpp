@@ -298,6 +298,11 @@ TpPlan select_tp_plan(const ModelOutline& outline, const TpPlanRequest& request)
   if (outline.moe) check_moe_tp_plan(outline, request, entries);
   match(outline, entries, optional_patterns(plan, request, outline), plan);
   resolve_tp_modules(plan, outline);  // refuses what could not run
+  try {
+    check_tp_blocks(plan, outline);
+  } catch (const Error& error) {
+    plan.warnings.push_back(error.message() + "; train refuses this plan");
+  }
   return plan;
 }
 

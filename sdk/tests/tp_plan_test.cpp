@@ -255,7 +255,7 @@ TEST_CASE("the plan is chosen in the order of the specification") {
   TpPlanRequest custom = request(2);
   custom.choice.kind = TpPlanChoice::Kind::custom;
   CHECK(select_tp_plan(llama, custom).entries.empty());  // the empty map: nothing is sharded, no error
-  custom.choice.patterns = {{"model.layers.*.mlp.up_proj", "colwise"}, {"model.layers.*.nowhere", "rowwise"}};
+  custom.choice.patterns = {{"model.layers.*.mlp.up_proj", "colwise_rep"}, {"model.layers.*.nowhere", "rowwise"}};
   TpPlan plan = select_tp_plan(llama, custom);
   CHECK(plan.source == "custom");
   REQUIRE(plan.entries.size() == 1);
@@ -368,4 +368,51 @@ TEST_CASE("a plan says along which dimension each parameter is cut") {
       Chunk c = ceil_chunk(row.size, row.count, static_cast<int64_t>(i));
       CHECK(c.end - c.begin == row.rows[i]);
     }
+}
+
+TEST_CASE("a plan that would combine a part with a whole is drawn with a warning and does not run") {
+  ModelOutline llama = testing::llama_outline({});
+  struct Row {
+    StringMap patterns;
+    const char* said;  // nullptr: the plan is right
+  };
+  const std::string attention = "model.layers.*.self_attn.", mlp = "model.layers.*.mlp.";
+  const Row rows[] = {
+      {{{attention + "q_proj", "colwise"}, {attention + "o_proj", "rowwise"}}, "in model.layers.0.self_attn, q_proj has colwise"},
+      {{{attention + "q_proj", "colwise"}, {attention + "k_proj", "colwise"}, {attention + "v_proj", "colwise"}},
+       "but o_proj has no style"},
+      {{{attention + "q_proj", "colwise"},
+        {attention + "k_proj", "colwise"},
+        {attention + "v_proj", "colwise"},
+        {attention + "o_proj", "rowwise_rep"}},
+       "but o_proj has rowwise (replicate to replicate)"},
+      {{{mlp + "down_proj", "rowwise"}}, "down_proj has rowwise (shard(-1) to replicate)"},
+      {{{"model.embed_tokens", "colwise"}}, "cut along its width"},
+      {{{"model.norm", "sequence_parallel"}, {"model.embed_tokens", "rowwise_rep"}, {"lm_head", "colwise_rep"}}, "they cannot be added"},
+      {{{mlp + "up_proj", "colwise"}, {mlp + "gate_proj", "colwise"}, {mlp + "down_proj", "rowwise"}}, nullptr},
+      {{{mlp + "up_proj", "colwise_rep"}, {attention + "o_proj", "rowwise_rep"}, {"model.embed_tokens", "colwise_rep"}}, nullptr},
+  };
+  for (const Row& row : rows) {
+    TpPlanRequest wanted = request(2);
+    wanted.choice.kind = TpPlanChoice::Kind::custom;
+    wanted.choice.patterns = row.patterns;
+    std::string first = row.patterns[0].first;
+    CAPTURE(first);
+    TpPlan plan = select_tp_plan(llama, wanted);
+    if (row.said == nullptr) {
+      CHECK(plan.warnings.empty());
+      CHECK_NOTHROW(check_tp_blocks(plan, llama));
+      continue;
+    }
+    REQUIRE(plan.warnings.size() == 1);
+    CHECK(plan.warnings[0].find(row.said) != std::string::npos);
+    CHECK(plan.warnings[0].ends_with("; train refuses this plan"));
+    try {
+      check_tp_blocks(plan, llama);
+      FAIL("accepted");
+    } catch (const Error& error) {
+      CHECK(error.code() == ErrorCode::tp_plan_does_not_fit);
+      CHECK(error.message().find(row.said) != std::string::npos);
+    }
+  }
 }

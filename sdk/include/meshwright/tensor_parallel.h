@@ -58,7 +58,8 @@ class MESHWRIGHT_API TensorParallel {
 
 // Collective over the tp group of the request's mesh; nullptr when there is none or the plan is empty. Parameters that hold values are
 // taken from the group's first rank. Throws Error(bad_module) for a styled module without hooks, or that is no Linear or Embedding where
-// the style needs one, and what resolve_tp_modules() throws.
+// the style needs one, and what
+// resolve_tp_modules() and check_tp_blocks() throw.
 MESHWRIGHT_API std::shared_ptr<TensorParallel> apply_tensor_parallel(const ParallelizeRequest& request);
 
 // Collective. Logits [..., local vocabulary] to [..., vocabulary] on every rank; as they are without a shard. Differentiable,
