@@ -294,6 +294,7 @@ TEST_CASE("the plan is chosen in the order of the specification") {
                          {"model.layers.*.self_attn.q_norm", "replicated_with_grad_allreduce"}};
   // What a family's plan names for other sizes of it is no mistake; in the plan of a user's model it may be.
   ModelOutline other = mistral;
+  other.own_tp_plan[1].second = "colwise_rep";  // right by itself
   other.own_tp_plan.emplace_back("model.layers.*.nowhere", "colwise");
   CHECK(select_tp_plan(other, request(2)).warnings.empty());
   other.remote_code = true;
