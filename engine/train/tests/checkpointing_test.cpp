@@ -2,64 +2,21 @@
 #include "engine/train/checkpointing.h"
 
 // Before doctest: LibTorch has a CHECK of its own.
-#include "engine/train/tests/small_run.h"
+#include "engine/train/tests/saved.h"
+#include "engine/train/tests/small_models.h"
 
 #include <doctest/doctest.h>
-#include <unistd.h>
 
 #include <cmath>
 #include <fstream>
-#include <map>
 #include <mutex>
 
 #include "engine/checkpoint/verify.h"
-#include "meshwright/testing.h"
 
 using namespace meshwright;
 namespace fs = std::filesystem;
 
 namespace {
-
-struct Folder {
-  fs::path path = fs::temp_directory_path() / ("checkpointing_" + std::to_string(::getpid()));
-  Folder() {
-    fs::remove_all(path);
-    fs::create_directories(path);
-  }
-  ~Folder() { fs::remove_all(path); }
-};
-
-// Every tensor of a checkpoint, gathered, as bytes.
-std::map<std::string, std::string> contents(const fs::path& path) {
-  checkpoint::Checkpoint from(path);
-  std::map<std::string, std::string> out;
-  for (const checkpoint::TensorRecord& tensor : from.meta().tensors) {
-    checkpoint::Region whole = checkpoint::Region::whole(tensor.shape);
-    std::string bytes(static_cast<size_t>(whole.count() * dtype_size(tensor.dtype)), '\0');
-    from.read(tensor, whole, tensor.dtype, bytes.data());
-    out[tensor.state + "/" + tensor.name] = std::move(bytes);
-  }
-  return out;
-}
-
-// Losses of `steps` steps after loading `from` ("": from fresh weights), and a checkpoint right after loading when `copy` is set.
-std::vector<double> losses_of(const Layout& layout, const fs::path& from, int steps, const fs::path& save_after = {}, int save_at = -1) {
-  std::vector<double> out;
-  run_ranks(layout.ranks, [&](const std::shared_ptr<World>& world) {
-    Rank rank(layout, world);
-    if (from.empty())
-      rank.initialize();
-    else
-      rank.trainer.load(from.string());
-    std::vector<double> mine;
-    for (int step = 0; step <= steps; ++step) {
-      if (step == save_at) rank.trainer.save(save_after.string());
-      if (step < steps) mine.push_back(rank.step().loss);
-    }
-    if (world->rank() == 0) out = mine;
-  });
-  return out;
-}
 
 const std::vector<Layout> kLayouts = {{"fsdp2", 4}, {"fsdp2", 4, {"distributed.dp_replicate_size=2"}},
                                       {"ddp", 4},   {"fsdp2", 3},
@@ -69,7 +26,7 @@ const std::vector<Layout> kLayouts = {{"fsdp2", 4}, {"fsdp2", 4, {"distributed.d
 }  // namespace
 
 TEST_CASE("what is saved on one layout is there to the bit on any other, and training goes on as if nothing had happened") {
-  Folder folder;
+  TestFolder folder("checkpointing");
   for (size_t a = 0; a < 3; ++a) {
     INFO(kLayouts[a].text());
     fs::path saved = folder.path / ("from_" + std::to_string(a));
@@ -90,7 +47,7 @@ TEST_CASE("what is saved on one layout is there to the bit on any other, and tra
 }
 
 TEST_CASE("every byte is written once, by all ranks alike") {
-  Folder folder;
+  TestFolder folder("checkpointing");
   for (const Layout& layout : kLayouts) {
     INFO(layout.text());
     fs::path saved = folder.path / layout.text();
@@ -111,7 +68,7 @@ TEST_CASE("every byte is written once, by all ranks alike") {
 }
 
 TEST_CASE("a save beside training equals one that waits, and a failed one leaves the last good one") {
-  Folder folder;
+  TestFolder folder("checkpointing");
   for (const Layout& layout : {Layout{"fsdp2", 2}, Layout{"ddp", 3}}) {
     INFO(layout.text());
     fs::path waits = folder.path / (layout.text() + " waits"), beside = folder.path / (layout.text() + " beside");
@@ -171,7 +128,7 @@ TEST_CASE("a save beside training equals one that waits, and a failed one leaves
 }
 
 TEST_CASE("a checkpoint of another model or optimizer is refused on every rank, and nothing is loaded from a damaged one") {
-  Folder folder;
+  TestFolder folder("checkpointing");
   fs::path saved = folder.path / "saved";
   losses_of({"fsdp2", 2}, {}, 1, saved, 1);
   auto refused = [&](const Layout& layout, const fs::path& from) {
@@ -209,7 +166,7 @@ TEST_CASE("a checkpoint of another model or optimizer is refused on every rank, 
 }
 
 TEST_CASE("a rank reads the bytes it needs and no others") {
-  Folder folder;
+  TestFolder folder("checkpointing");
   losses_of({"fsdp2", 4}, {}, 1, folder.path, 1);
   struct Row {
     Layout layout;

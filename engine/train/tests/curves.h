@@ -48,8 +48,6 @@ inline double farthest(const at::Tensor& a, const at::Tensor& b) {
   return a.sizes() == b.sizes() ? (a - b).abs().max().item<double>() : HUGE_VAL;
 }
 
-// A larger epsilon than usual: AdamW would blow up the rounding of gradients that are nearly zero.
-inline const std::vector<std::string> kCalm = {"step_scheduler.local_batch_size=3", "optimizer.eps=1e-5"};
 inline const std::string kTp2 = "distributed.tp_size=2", kTp4 = "distributed.tp_size=4", kReplicate2 = "distributed.dp_replicate_size=2",
                          kSequence = "distributed.sequence_parallel=true", kBase = "distributed.tp_plan=\"base\"",
                          kAsync = "distributed.enable_async_tensor_parallel=true";
@@ -62,8 +60,12 @@ inline const OnMesh kAlone{1, {}};
 // tp 2, tp 4, tp 2 x shard 2, tp 2 x replicate 2 x shard 2
 inline const std::vector<OnMesh> kTpMeshes = {{2, {kTp2}}, {4, {kTp4}}, {4, {kTp2}}, {8, {kTp2, kReplicate2}}};
 
+// fsdp2 in one micro-batch a step. A larger epsilon than usual: AdamW would blow up the rounding of gradients that are nearly zero.
 inline Layout calm_layout(const std::string& model, const OnMesh& mesh, const std::vector<std::string>& more = {}) {
-  Layout out{"fsdp2", mesh.ranks, kCalm, model};
+  int64_t tp = 1;
+  for (const std::string& set : mesh.sets) tp = set == kTp2 ? 2 : set == kTp4 ? 4 : tp;
+  Layout out{
+      "fsdp2", mesh.ranks, {"optimizer.eps=1e-5", "step_scheduler.local_batch_size=" + std::to_string(kBatch * tp / mesh.ranks)}, model};
   for (const std::vector<std::string>* sets : {&mesh.sets, &more}) out.sets.insert(out.sets.end(), sets->begin(), sets->end());
   return out;
 }
