@@ -8,6 +8,7 @@
 
 #include "engine/checkpoint/checksum.h"
 #include "engine/weights/element_types.h"
+#include "engine/weights/fused_rows.h"
 #include "engine/weights/strict_json.h"
 #include "meshwright/error.h"
 
@@ -18,7 +19,7 @@ namespace {
 namespace json = boost::json;
 
 constexpr std::string_view kFormat = "meshwright checkpoint", kChecksumKey = ",\n  \"checksum\": \"", kEnd = "\"\n}\n";
-constexpr size_t kMostDims = 16;
+constexpr size_t kMostDims = 16, kMostFusedParts = 8;
 
 std::string quoted(std::string_view text) { return json::serialize(json::string(text)); }
 
@@ -35,6 +36,8 @@ std::string to_json(const TensorRecord& tensor) {
   if (!tensor.state.empty()) out += "\"state\": " + quoted(tensor.state) + ", ";
   out += "\"name\": " + quoted(tensor.name) + ", \"dtype\": " + quoted(dtype_name(tensor.dtype)) + ", \"shape\": " + list(tensor.shape);
   if (tensor.export_dtype != tensor.dtype) out += ", \"export_dtype\": " + quoted(dtype_name(tensor.export_dtype));
+  if (tensor.fused)
+    out += ", \"fused\": {\"groups\": " + std::to_string(tensor.fused->groups) + ", \"parts\": " + list(tensor.fused->parts) + "}";
   out += ", \"pieces\": [";
   for (const Piece& piece : tensor.pieces) {
     if (&piece != tensor.pieces.data()) out += ", ";
@@ -287,6 +290,15 @@ TensorRecord read_tensor(Reader reader, const std::vector<FileRecord>& files) {
   if (tensor.shape.size() > kMostDims) reader.fail("(" + tensor.name + ") has more than 16 dimensions");
   std::optional<int64_t> bytes = weights::tensor_bytes(tensor.dtype, tensor.shape);
   if (!bytes) reader.fail("(" + tensor.name + ") is larger than any file");
+  if (reader.has("fused")) {
+    Reader fused = reader.object("fused");
+    tensor.fused = FusedRows{fused.number("groups", 1), fused.numbers(fused.at("parts"), "\"parts\"")};
+    fused.end();
+    // Every run of rows costs a read.
+    if (tensor.fused->groups > weights::kMostFusedGroups || tensor.fused->parts.size() > kMostFusedParts ||
+        !weights::fits(*tensor.fused, tensor.shape))
+      reader.fail("(" + tensor.name + ") has fused parts that do not make up its shape " + list(tensor.shape));
+  }
   for (const json::value& item : reader.array("pieces")) {
     if (!item.is_array() || item.as_array().size() < 2 || item.as_array().size() > 3)
       reader.fail("(" + tensor.name + ") has a piece of a wrong form");

@@ -9,12 +9,14 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "engine/checkpoint/region.h"
 #include "meshwright/dtype.h"
+#include "meshwright/outline.h"
 
 namespace meshwright::checkpoint {
 
@@ -42,6 +44,8 @@ struct TensorRecord {
   std::vector<Piece> pieces;  // together every element exactly once
   // Weights: the dtype an export has, that of the Hugging Face folder the run started from; else as stored.
   DType export_dtype = DType::float32;
+  // Of a fused parameter and its states: they are stored as in memory, groups interleaved, and a Hugging Face folder has its parts whole.
+  std::optional<FusedRows> fused = std::nullopt;
 };
 
 // A generator's state as opaque bytes.

@@ -1,6 +1,7 @@
 #include "engine/checkpoint/source.h"
 
 #include "engine/checkpoint/folder.h"
+#include "engine/weights/fused_rows.h"
 
 namespace meshwright::checkpoint {
 
@@ -39,7 +40,14 @@ Source::Source(const fs::path& path) : path_(path) {
 Source::~Source() = default;
 
 void Source::read(size_t index, int64_t begin, int64_t end, DType target, void* out) {
-  if (checkpoint_) return checkpoint_->read(checkpoint_->meta().tensors[index], Region::run(begin, end), target, out);
+  if (checkpoint_) {
+    const TensorRecord& tensor = checkpoint_->meta().tensors[index];
+    if (!tensor.fused) return checkpoint_->read(tensor, Region::run(begin, end), target, out);
+    for (const weights::RowRun& run : weights::runs_of_file(weights::fused_elements(*tensor.fused, tensor.shape), begin, end))
+      checkpoint_->read(tensor, Region::run(run.memory, run.memory + run.count), target,
+                        static_cast<std::byte*>(out) + (run.file - begin) * dtype_size(target));
+    return;
+  }
   weights::TensorEntry flat = *weights_->find(tensors_[index].name);
   flat.shape = {tensors_[index].elements()};
   int64_t count = end - begin;

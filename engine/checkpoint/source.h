@@ -33,7 +33,8 @@ class Source {
   Checkpoint* checkpoint() { return checkpoint_.get(); }                   // nullptr: a folder of weights
   const weights::WeightFolder* weights() const { return weights_.get(); }  // nullptr: a checkpoint
   const std::vector<SourceTensor>& tensors() const { return tensors_; }    // weights first
-  // Elements [begin, end) of a tensor in row-major order, in `target`. Of a checkpoint every byte is checked before it is used.
+  // Elements [begin, end) of a tensor in row-major order, in `target`; of fused tensors in the order of a Hugging Face folder. Of a
+  // checkpoint every byte is checked before it is used.
   void read(size_t tensor, int64_t begin, int64_t end, DType target, void* out);
 
  private:

@@ -137,6 +137,20 @@ std::vector<int64_t> ConfigJson::integers(std::string_view field, int64_t low, i
   return out;
 }
 
+std::vector<double> ConfigJson::numbers(std::string_view field, double low, double high) const {
+  std::vector<double> out;
+  const boost::json::value* value = find(field);
+  if (value == nullptr) return out;
+  auto refuse = [&] { fail(field, "must be a list of numbers from " + number_text(low) + " to " + number_text(high)); };
+  if (!value->is_array()) refuse();
+  for (const boost::json::value& item : value->get_array()) {
+    double number = item.is_number() ? item.to_number<double>() : low - 1;
+    if (!(number >= low && number <= high)) refuse();
+    out.push_back(number);
+  }
+  return out;
+}
+
 ConfigJson ConfigJson::object(std::string_view field) const {
   const boost::json::value* value = find(field);
   if (value == nullptr || !value->is_object()) fail(field, "must be an object");

@@ -25,6 +25,7 @@ class ConfigJson {
   bool boolean(std::string_view field, bool fallback) const;
   std::string string(std::string_view field, const std::string& fallback) const;
   std::vector<std::string> strings(std::string_view field) const;  // empty when absent
+  std::vector<double> numbers(std::string_view field, double low, double high) const;
   std::vector<int64_t> integers(std::string_view field, int64_t low, int64_t high) const;
   // The object below a field, for nested text configurations.
   ConfigJson object(std::string_view field) const;

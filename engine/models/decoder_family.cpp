@@ -3,6 +3,8 @@
 #include <numeric>
 
 #include "engine/models/families.h"
+#include "engine/weights/fused_rows.h"
+#include "meshwright/error.h"
 
 namespace meshwright::models {
 namespace {
@@ -43,6 +45,11 @@ DecoderFamily read_decoder_family(const ConfigJson& config) {
   family.attention = {v->qkv_bias_always || bias, v->output_follows_bias && bias, v->qk_norms, "o_proj"};
   family.mlp_bias = v->has_mlp_bias && config.boolean("mlp_bias", false);
   family.fused = v->fused;
+  if (family.fused && family.sizes.kv_heads > weights::kMostFusedGroups)
+    throw Error(ErrorCode::bad_model_config, config.name() + ": num_key_value_heads = " + std::to_string(family.sizes.kv_heads) +
+                                                 " is more than the " + std::to_string(weights::kMostFusedGroups) +
+                                                 " that a fused weight can have")
+        .key("model.config");
   family.four_norms = v->four_norms;
   return family;
 }

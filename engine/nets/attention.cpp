@@ -10,7 +10,6 @@
 #include <c10/core/InferenceMode.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-#include <cmath>
 #include <limits>
 #include <optional>
 
@@ -32,8 +31,7 @@ MutableHeadView mutable_head_view(const Tensor& x, int64_t batch, int64_t head) 
   return {x.mutable_data_ptr<float>() + batch * x.stride(0) + head * x.stride(2), x.stride(1), x.stride(2)};
 }
 
-AttentionSizes sizes_of(const Tensor& query, const Tensor& key, int64_t window) {
-  double scale = 1 / std::sqrt(static_cast<double>(query.size(3)));
+AttentionSizes sizes_of(const Tensor& query, const Tensor& key, double scale, int64_t window) {
   return {query.size(1), query.size(3), query.size(2) / key.size(2), window, static_cast<float>(scale)};
 }
 
@@ -48,9 +46,9 @@ void each_head(const Tensor& key, int64_t group, F f) {
 
 struct FusedAttention : torch::autograd::Function<FusedAttention> {
   static Tensor forward(AutogradContext* context, const Tensor& given_query, const Tensor& given_key, const Tensor& given_value,
-                        int64_t window) {
+                        double scale, int64_t window) {
     Tensor query = with_dense_heads(given_query), key = with_dense_heads(given_key), value = with_dense_heads(given_value);
-    AttentionSizes sizes = sizes_of(query, key, window);
+    AttentionSizes sizes = sizes_of(query, key, scale, window);
     Tensor out = at::empty(query.sizes(), query.options());
     Tensor log_sums = at::empty({query.size(0), query.size(2), sizes.length}, query.options());
     float* log_sum = log_sums.mutable_data_ptr<float>();
@@ -59,6 +57,7 @@ struct FusedAttention : torch::autograd::Function<FusedAttention> {
                         mutable_head_view(out, b, first), log_sum + (b * query.size(2) + first) * sizes.length);
     });
     context->save_for_backward({query, key, value, out, log_sums});
+    context->saved_data["scale"] = scale;
     context->saved_data["window"] = window;
     return out;
   }
@@ -66,7 +65,7 @@ struct FusedAttention : torch::autograd::Function<FusedAttention> {
     variable_list saved = context->get_saved_variables();
     const Tensor &query = saved[0], &key = saved[1], &value = saved[2], &out = saved[3], &log_sums = saved[4];
     Tensor grad = with_dense_heads(grads[0]);
-    AttentionSizes sizes = sizes_of(query, key, context->saved_data["window"].toInt());
+    AttentionSizes sizes = sizes_of(query, key, context->saved_data["scale"].toDouble(), context->saved_data["window"].toInt());
     Tensor to_query = at::empty(query.sizes(), query.options()), to_key = at::empty(key.sizes(), key.options()),
            to_value = at::empty(value.sizes(), value.options());
     const float* log_sum = log_sums.const_data_ptr<float>();
@@ -75,7 +74,7 @@ struct FusedAttention : torch::autograd::Function<FusedAttention> {
                          log_sum + (b * query.size(2) + first) * sizes.length, head_view(grad, b, first),
                          mutable_head_view(to_query, b, first), mutable_head_view(to_key, b, head), mutable_head_view(to_value, b, head));
     });
-    return {to_query, to_key, to_value, Tensor()};
+    return {to_query, to_key, to_value, Tensor(), Tensor()};
   }
 };
 
@@ -97,16 +96,17 @@ Tensor WindowMasks::mask(const Tensor& like, int64_t length, int64_t window) {
   return kept_.emplace_back(length, window, mask).mask;
 }
 
-Tensor causal_attention(const Tensor& query, const Tensor& key, const Tensor& value, int64_t window, double dropout, WindowMasks& masks) {
+Tensor causal_attention(const Tensor& query, const Tensor& key, const Tensor& value, double scale, int64_t window, double dropout,
+                        WindowMasks& masks) {
   int64_t length = query.size(1);
   if (window >= length) window = 0;
   if (dropout == 0 && plain(query) && plain(key) && plain(value) && attention_kernel_available(query.size(3)) &&
       !at::autocast::is_autocast_enabled(at::kCPU))
-    return FusedAttention::apply(query, key, value, window);
+    return FusedAttention::apply(query, key, value, scale, window);
   std::optional<Tensor> mask;
   if (window > 0) mask = masks.mask(query, length, window);
   return at::scaled_dot_product_attention(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), mask, dropout,
-                                          /*is_causal=*/!mask.has_value(), /*scale=*/std::nullopt, query.size(2) != key.size(2))
+                                          /*is_causal=*/!mask.has_value(), scale, query.size(2) != key.size(2))
       .transpose(1, 2);
 }
 

@@ -37,11 +37,16 @@ CausalLMImpl::CausalLMImpl(NetConfig config, ModelOutline outline, const at::Ten
 
 CausalLMImpl::~CausalLMImpl() = default;
 
-at::Tensor CausalLMImpl::forward(const at::Tensor& ids) { return parts_->lm_head(parts_->model(ids)); }
+at::Tensor CausalLMImpl::forward(const at::Tensor& ids) {
+  at::Tensor logits = parts_->lm_head(parts_->model(ids));
+  double cap = parts_->config.logit_softcap;
+  return cap > 0 ? (logits / cap).tanh() * cap : logits;
+}
 
-int64_t CausalLMImpl::max_positions() const { return parts_->config.rope.max_positions; }
-double CausalLMImpl::initializer_range() const { return parts_->config.initializer_range; }
-std::optional<int64_t> CausalLMImpl::padding_row() const { return parts_->config.padding_row; }
+int64_t CausalLMImpl::max_positions() const { return parts_->config.ropes[0].max_positions; }
+InitialValues CausalLMImpl::initial_values() const {
+  return {parts_->config.initializer_range, parts_->config.padding_row, parts_->config.norms_plus_one};
+}
 
 CausalLM build_model(const std::filesystem::path& config_or_folder, DType storage, at::Device device) {
   models::ConfigJson config = models::load_config(config_or_folder);

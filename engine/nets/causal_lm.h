@@ -1,10 +1,11 @@
-// Runnable decoder models: Llama, Mistral, Qwen2 and Qwen3 with Hugging Face's names and transformers' mathematics.
+// Runnable decoder models: Llama, Mistral, Qwen2, Qwen3, Gemma 3 (text) and Phi3 with Hugging Face's names and transformers' mathematics.
 //
 //   nets::CausalLM model = nets::build_model("folder", DType::float32, at::kMeta);   // names and shapes, no memory
 //   at::Tensor logits = model(ids);                                                   // [batch, length] int64 -> [batch, length, vocab]
 //
 // Every module has hooks (HookHost::of), the root included. named_parameters() has the outline's names in its order; with tied
-// embeddings the one Parameter stands under model.embed_tokens.weight and, once more, under lm_head.weight. Not thread-safe.
+// embeddings the one Parameter stands under model.embed_tokens.weight and, once more, under lm_head.weight. Rows of fused weights lie in
+// memory as ParameterOutline::fused says. Not thread-safe.
 #pragma once
 
 #include <filesystem>
@@ -19,6 +20,13 @@ namespace meshwright::nets {
 
 struct NetConfig;
 
+// What a model's weights are before any training, as transformers' _init_weights has it.
+struct InitialValues {
+  double range = 0.02;                 // weights of Linear and Embedding: normal(0, range)
+  std::optional<int64_t> padding_row;  // of the embedding: zeros (pad_token_id)
+  bool zero_norms = false;             // norms that scale by 1 + weight; else ones
+};
+
 class CausalLMImpl : public torch::nn::Module {
  public:
   CausalLMImpl(NetConfig config, ModelOutline outline, const at::TensorOptions& options);
@@ -27,9 +35,8 @@ class CausalLMImpl : public torch::nn::Module {
   at::Tensor forward(const at::Tensor& ids);
 
   const ModelOutline& outline() const { return outline_; }
-  int64_t max_positions() const;               // max_position_embeddings
-  double initializer_range() const;            // for initialize()
-  std::optional<int64_t> padding_row() const;  // row of the embedding that starts as zeros (pad_token_id)
+  int64_t max_positions() const;  // max_position_embeddings
+  InitialValues initial_values() const;
 
  private:
   struct Parts;

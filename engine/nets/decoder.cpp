@@ -1,6 +1,10 @@
 #include "engine/nets/decoder.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/scalar_tensor.h>
+
+#include <algorithm>
+#include <optional>
 
 namespace meshwright::nets {
 namespace {
@@ -12,15 +16,16 @@ void become(const Tensor& parameter, at::IntArrayRef sizes, const at::TensorOpti
   parameter.unsafeGetTensorImpl()->shallow_copy_from(at::empty(sizes, options).getIntrusivePtr());
 }
 
-Embedding make_embedding(int64_t rows, int64_t width, std::optional<int64_t> padding_row, const at::TensorOptions& options) {
-  Embedding embedding(torch::nn::EmbeddingOptions(1, 1));
-  embedding->options.num_embeddings(rows).embedding_dim(width).padding_idx(padding_row);
+ScaledEmbedding make_embedding(const NetConfig& config, const at::TensorOptions& options) {
+  int64_t rows = config.family.sizes.vocab, width = config.family.sizes.hidden;
+  ScaledEmbedding embedding(torch::nn::EmbeddingOptions(1, 1), config.embedding_scale);
+  embedding->options.num_embeddings(rows).embedding_dim(width).padding_idx(config.padding_row);
   become(embedding->weight, {rows, width}, options);
   return embedding;
 }
 
-RMSNorm make_norm(int64_t size, double epsilon, const at::TensorOptions& options) {
-  RMSNorm norm(1, epsilon);
+RMSNorm make_norm(int64_t size, const NetConfig& config, const at::TensorOptions& options) {
+  RMSNorm norm(1, config.norm_epsilon, config.norms_plus_one ? NormScale::one_plus_weight : NormScale::weight);
   become(norm->weight, {size}, options);
   return norm;
 }
@@ -35,68 +40,115 @@ Linear make_linear(int64_t in, int64_t out, bool bias, const at::TensorOptions& 
   return linear;
 }
 
+Tensor ScaledEmbeddingImpl::forward(const Tensor& ids) {
+  Tensor x = EmbeddingImpl::forward(ids);
+  if (scale_ == 1) return x;
+  // The number itself is rounded to the dtype: sqrt(1152) = 33.94 is 34 in bfloat16.
+  return x * at::scalar_tensor(scale_, at::kFloat).to(weight.scalar_type()).item<double>();
+}
+
 AttentionImpl::AttentionImpl(const NetConfig& config, int64_t window, std::shared_ptr<WindowMasks> masks, const at::TensorOptions& options)
-    : head_dim_(config.family.sizes.head_dim), window_(window), dropout_(config.attention_dropout), masks_(std::move(masks)) {
+    : head_dim_(config.family.sizes.head_dim),
+      group_(config.family.sizes.heads / config.family.sizes.kv_heads),
+      window_(window),
+      scale_(config.attention_scale),
+      dropout_(config.attention_dropout),
+      masks_(std::move(masks)) {
   const models::DecoderSizes& s = config.family.sizes;
   const models::AttentionShape& shape = config.family.attention;
-  q_proj_ = register_module("q_proj", make_linear(s.hidden, s.heads * head_dim_, shape.qkv_bias, options));
-  k_proj_ = register_module("k_proj", make_linear(s.hidden, s.kv_heads * head_dim_, shape.qkv_bias, options));
-  v_proj_ = register_module("v_proj", make_linear(s.hidden, s.kv_heads * head_dim_, shape.qkv_bias, options));
+  if (!config.family.fused) {
+    q_proj_ = register_module("q_proj", make_linear(s.hidden, s.heads * head_dim_, shape.qkv_bias, options));
+    k_proj_ = register_module("k_proj", make_linear(s.hidden, s.kv_heads * head_dim_, shape.qkv_bias, options));
+    v_proj_ = register_module("v_proj", make_linear(s.hidden, s.kv_heads * head_dim_, shape.qkv_bias, options));
+  }
   o_proj_ = register_module(shape.output, make_linear(s.heads * head_dim_, s.hidden, shape.output_bias, options));
+  if (config.family.fused)
+    qkv_proj_ = register_module("qkv_proj", make_linear(s.hidden, (s.heads + 2 * s.kv_heads) * head_dim_, shape.qkv_bias, options));
   if (!shape.qk_norms) return;
-  q_norm_ = register_module("q_norm", make_norm(head_dim_, config.norm_epsilon, options));
-  k_norm_ = register_module("k_norm", make_norm(head_dim_, config.norm_epsilon, options));
+  q_norm_ = register_module("q_norm", make_norm(head_dim_, config, options));
+  k_norm_ = register_module("k_norm", make_norm(head_dim_, config, options));
+}
+
+// Sizes are those of the projections: tensor parallelism leaves a part of the heads, and x may hold a part of the sequence.
+AttentionImpl::Heads AttentionImpl::project(const Tensor& x) {
+  auto heads = [&](const Tensor& t) { return t.view({t.size(0), t.size(1), -1, head_dim_}); };
+  if (qkv_proj_.is_empty()) return {heads(q_proj_(x)), heads(k_proj_(x)), heads(v_proj_(x))};
+  Tensor all = qkv_proj_(x);
+  std::vector<Tensor> parts = all.view({all.size(0), all.size(1), -1, group_ + 2, head_dim_}).split_with_sizes({group_, 1, 1}, 3);
+  return {parts[0].flatten(2, 3), parts[1].squeeze(3), parts[2].squeeze(3)};
 }
 
 Tensor AttentionImpl::forward(const Tensor& x, const RotaryTable& rotary) {
-  // Sizes are those of the projections: tensor parallelism leaves a part of the heads, and x may hold a part of the sequence.
-  auto heads = [&](const Tensor& t) { return t.view({t.size(0), t.size(1), -1, head_dim_}); };
-  Tensor query = heads(q_proj_(x)), key = heads(k_proj_(x)), value = heads(v_proj_(x));
-  if (!q_norm_.is_empty()) query = q_norm_(query), key = k_norm_(key);
-  std::tie(query, key) = rotate(query, key, rotary);
-  Tensor out = causal_attention(query, key, value, window_, is_training() ? dropout_ : 0.0, *masks_);
+  Heads heads = project(x);
+  if (!q_norm_.is_empty()) heads.query = q_norm_(heads.query), heads.key = k_norm_(heads.key);
+  std::tie(heads.query, heads.key) = rotate(heads.query, heads.key, rotary);
+  Tensor out = causal_attention(heads.query, heads.key, heads.value, scale_, window_, is_training() ? dropout_ : 0.0, *masks_);
   return o_proj_(out.flatten(2));
 }
 
 MlpImpl::MlpImpl(const NetConfig& config, const at::TensorOptions& options) {
   const models::DecoderSizes& s = config.family.sizes;
   bool bias = config.family.mlp_bias;
-  gate_proj_ = register_module("gate_proj", make_linear(s.hidden, s.intermediate, bias, options));
-  up_proj_ = register_module("up_proj", make_linear(s.hidden, s.intermediate, bias, options));
+  if (config.family.fused) {
+    gate_up_proj_ = register_module("gate_up_proj", make_linear(s.hidden, 2 * s.intermediate, bias, options));
+    group_rows_ = models::gate_up_rows(s).parts[0];
+  } else {
+    gate_proj_ = register_module("gate_proj", make_linear(s.hidden, s.intermediate, bias, options));
+    up_proj_ = register_module("up_proj", make_linear(s.hidden, s.intermediate, bias, options));
+  }
   down_proj_ = register_module("down_proj", make_linear(s.intermediate, s.hidden, bias, options));
-  act_fn_ = register_module("act_fn", GatedActivation(config.activation));
+  act_fn_ = register_module(config.family.fused ? "activation_fn" : "act_fn", GatedActivation(config.activation));
 }
 
-Tensor MlpImpl::forward(const Tensor& x) { return down_proj_(act_fn_(gate_proj_(x), up_proj_(x))); }
+Tensor MlpImpl::forward(const Tensor& x) {
+  if (gate_up_proj_.is_empty()) return down_proj_(act_fn_(gate_proj_(x), up_proj_(x)));
+  Tensor both = gate_up_proj_(x);
+  std::vector<Tensor> parts = both.view({both.size(0), both.size(1), -1, 2, group_rows_}).unbind(3);
+  return down_proj_(act_fn_(parts[0], parts[1]).flatten(2));
+}
 
 DecoderLayerImpl::DecoderLayerImpl(const NetConfig& config, int64_t window, std::shared_ptr<WindowMasks> masks,
                                    const at::TensorOptions& options) {
-  int64_t hidden = config.family.sizes.hidden;
+  auto norm = [&](const char* name) { return register_module(name, make_norm(config.family.sizes.hidden, config, options)); };
   self_attn_ = register_module("self_attn", Attention(config, window, std::move(masks), options));
   mlp_ = register_module("mlp", Mlp(config, options));
-  input_layernorm_ = register_module("input_layernorm", make_norm(hidden, config.norm_epsilon, options));
-  post_attention_layernorm_ = register_module("post_attention_layernorm", make_norm(hidden, config.norm_epsilon, options));
+  input_layernorm_ = norm("input_layernorm");
+  post_attention_layernorm_ = norm("post_attention_layernorm");
+  if (config.family.four_norms) {
+    pre_feedforward_layernorm_ = norm("pre_feedforward_layernorm");
+    post_feedforward_layernorm_ = norm("post_feedforward_layernorm");
+  }
+  if (config.family.fused)
+    for (const char* name : {"resid_attn_dropout", "resid_mlp_dropout"}) register_module(name, NoDropout());
 }
 
 Tensor DecoderLayerImpl::forward(const Tensor& x, const RotaryTable& rotary) {
-  Tensor y = x + self_attn_(input_layernorm_(x), rotary);
-  return y + mlp_(post_attention_layernorm_(y));
+  if (pre_feedforward_layernorm_.is_empty()) {
+    Tensor y = x + self_attn_(input_layernorm_(x), rotary);
+    return y + mlp_(post_attention_layernorm_(y));
+  }
+  Tensor y = x + post_attention_layernorm_(self_attn_(input_layernorm_(x), rotary));
+  return y + post_feedforward_layernorm_(mlp_(pre_feedforward_layernorm_(y)));
 }
 
 DecoderModelImpl::DecoderModelImpl(const NetConfig& config, const at::TensorOptions& options) {
-  const models::DecoderSizes& s = config.family.sizes;
-  embed_tokens_ = register_module("embed_tokens", make_embedding(s.vocab, s.hidden, config.padding_row, options));
+  embed_tokens_ = register_module("embed_tokens", make_embedding(config, options));
   layers_ = register_module("layers", torch::nn::ModuleList());
   auto masks = std::make_shared<WindowMasks>();
-  for (int64_t window : config.windows) layers_->push_back(DecoderLayer(config, window, masks, options));
-  norm_ = register_module("norm", make_norm(s.hidden, config.norm_epsilon, options));
-  rotary_emb_ = register_module("rotary_emb", RotaryEmbedding(config.rope));
+  for (const LayerConfig& layer : config.layers) {
+    layers_->push_back(DecoderLayer(config, layer.window, masks, options));
+    ropes_.push_back(layer.rope);
+  }
+  norm_ = register_module("norm", make_norm(config.family.sizes.hidden, config, options));
+  rotary_emb_ = register_module("rotary_emb", RotaryEmbedding(config.ropes));
 }
 
 Tensor DecoderModelImpl::forward(const Tensor& ids) {
   Tensor x = embed_tokens_(ids);
-  RotaryTable rotary = rotary_emb_(x, ids.size(1));
-  for (const std::shared_ptr<torch::nn::Module>& module : *layers_) x = module->as<DecoderLayer>()->forward(x, rotary);
+  std::vector<std::optional<RotaryTable>> tables(*std::max_element(ropes_.begin(), ropes_.end()) + 1);
+  for (size_t rope : ropes_)
+    if (!tables[rope]) tables[rope] = rotary_emb_(x, ids.size(1), rope);
+  for (size_t i = 0; i < ropes_.size(); ++i) x = layers_[i]->as<DecoderLayer>()->forward(x, *tables[ropes_[i]]);
   return norm_(x);
 }
 

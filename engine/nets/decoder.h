@@ -13,6 +13,17 @@
 
 namespace meshwright::nets {
 
+// torch::nn::Embedding whose rows are multiplied by a number in the dtype of the weight, as Gemma's are.
+class ScaledEmbeddingImpl : public torch::nn::EmbeddingImpl {
+ public:
+  ScaledEmbeddingImpl(const torch::nn::EmbeddingOptions& options, double scale) : EmbeddingImpl(options), scale_(scale) {}
+  at::Tensor forward(const at::Tensor& ids);
+
+ private:
+  double scale_;
+};
+MESHWRIGHT_MODULE(ScaledEmbedding);
+
 class AttentionImpl : public torch::nn::Module {
  public:
   AttentionImpl(const NetConfig& config, int64_t window, std::shared_ptr<WindowMasks> masks, const at::TensorOptions& options);
@@ -20,10 +31,16 @@ class AttentionImpl : public torch::nn::Module {
   at::Tensor forward(const at::Tensor& x, const RotaryTable& rotary);
 
  private:
+  struct Heads {
+    at::Tensor query, key, value;  // [batch, length, heads, head_dim]
+  };
+  Heads project(const at::Tensor& x);
+
   Linear q_proj_{nullptr}, k_proj_{nullptr}, v_proj_{nullptr}, o_proj_{nullptr};
+  Linear qkv_proj_{nullptr};                   // in place of the first three; its rows are those of models::qkv_rows
   RMSNorm q_norm_{nullptr}, k_norm_{nullptr};  // empty without q and k norms
-  int64_t head_dim_, window_;
-  double dropout_;
+  int64_t head_dim_, group_, window_;          // group: query heads of a key-value head
+  double scale_, dropout_;
   std::shared_ptr<WindowMasks> masks_;
 };
 MESHWRIGHT_MODULE(Attention);
@@ -35,9 +52,18 @@ class MlpImpl : public torch::nn::Module {
 
  private:
   Linear gate_proj_{nullptr}, up_proj_{nullptr}, down_proj_{nullptr};
+  Linear gate_up_proj_{nullptr};  // in place of the first two; its rows are those of models::gate_up_rows
+  int64_t group_rows_ = 0;        // of each of its parts
   GatedActivation act_fn_{nullptr};
 };
 MESHWRIGHT_MODULE(Mlp);
+
+// Phi3's dropouts stand among its modules; they have no effect, for a model that asks for one is refused.
+class NoDropoutImpl : public torch::nn::Module {
+ public:
+  at::Tensor forward(const at::Tensor& x) { return x; }
+};
+MESHWRIGHT_MODULE(NoDropout);
 
 class DecoderLayerImpl : public torch::nn::Module {
  public:
@@ -48,6 +74,7 @@ class DecoderLayerImpl : public torch::nn::Module {
   Attention self_attn_{nullptr};
   Mlp mlp_{nullptr};
   RMSNorm input_layernorm_{nullptr}, post_attention_layernorm_{nullptr};
+  RMSNorm pre_feedforward_layernorm_{nullptr}, post_feedforward_layernorm_{nullptr};  // empty but where there are four norms
 };
 MESHWRIGHT_MODULE(DecoderLayer);
 
@@ -56,11 +83,12 @@ class DecoderModelImpl : public torch::nn::Module {
   DecoderModelImpl(const NetConfig& config, const at::TensorOptions& options);
   // Token ids [batch, length] to hidden states [batch, length, hidden].
   at::Tensor forward(const at::Tensor& ids);
-  Embedding embed_tokens() { return embed_tokens_; }
+  ScaledEmbedding embed_tokens() { return embed_tokens_; }
 
  private:
-  Embedding embed_tokens_{nullptr};
+  ScaledEmbedding embed_tokens_{nullptr};
   torch::nn::ModuleList layers_;
+  std::vector<size_t> ropes_;  // a layer
   RMSNorm norm_{nullptr};
   RotaryEmbedding rotary_emb_{nullptr};
 };

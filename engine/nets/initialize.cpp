@@ -8,7 +8,6 @@
 #include <bit>
 #include <cmath>
 
-#include "engine/nets/causal_lm.h"
 #include "engine/nets/philox.h"
 #include "meshwright/error.h"
 #include "sdk/runtime/vectorised.h"
@@ -100,18 +99,17 @@ void fill(const Values& v, int64_t begin, int64_t count, float* out) {
   std::fill(out + zero_begin, out + zero_end, 0.0F);
 }
 
-Values values_of(std::string_view parameter, const std::vector<int64_t>& shape, double range, uint64_t seed,
-                 std::optional<int64_t> padding_row) {
+Values values_of(std::string_view parameter, const std::vector<int64_t>& shape, const InitialValues& initial, uint64_t seed) {
   std::string_view module = module_of(parameter), last = module.substr(module.rfind('.') + 1);
-  Values v{Values::Kind::normal, range, seed, 0xCBF29CE484222325U, 0, 0};
+  Values v{Values::Kind::normal, initial.range, seed, 0xCBF29CE484222325U, 0, 0};
   for (char c : parameter) v.stream = (v.stream ^ static_cast<uint8_t>(c)) * 0x100000001B3U;  // FNV-1a
   if (parameter.ends_with(".bias"))
     v.kind = Values::Kind::zeros;
   else if (last.ends_with("norm"))
-    v.kind = Values::Kind::ones;
-  else if (padding_row && last == "embed_tokens") {
+    v.kind = initial.zero_norms ? Values::Kind::zeros : Values::Kind::ones;
+  else if (initial.padding_row && last == "embed_tokens") {
     int64_t width = element_count(shape) / std::max<int64_t>(shape.at(0), 1);
-    v.zero_begin = *padding_row * width;
+    v.zero_begin = *initial.padding_row * width;
     v.zero_end = v.zero_begin + width;
   }
   return v;
@@ -138,7 +136,7 @@ void fill_flat(const Values& v, int64_t begin, Tensor& out) {
 }  // namespace
 
 void initialize(std::string_view parameter, const std::vector<int64_t>& global_shape, std::span<const int64_t> offsets,
-                std::span<const int64_t> sizes, double initializer_range, uint64_t seed, Tensor out, std::optional<int64_t> padding_row) {
+                std::span<const int64_t> sizes, const InitialValues& values, uint64_t seed, Tensor out) {
   size_t dims = global_shape.size();
   int64_t count = 1;
   bool inside = offsets.size() == dims && sizes.size() == dims;
@@ -149,7 +147,7 @@ void initialize(std::string_view parameter, const std::vector<int64_t>& global_s
   if (!inside || out.numel() != count)
     throw Error(ErrorCode::internal, "initialize: " + std::string(parameter) + " has no such slice, or its tensor has another size");
   if (count == 0) return;
-  Values v = values_of(parameter, global_shape, initializer_range, seed, padding_row);
+  Values v = values_of(parameter, global_shape, values, seed);
   // Whole trailing dimensions and the first cut one before them make a run of neighbours.
   size_t cut = dims;
   int64_t run = 1, inner = 1;
@@ -178,19 +176,16 @@ void initialize(const CausalLMImpl& model, const ParallelParameter& parameter, u
   Tensor out = parameter.local;
   if (out.numel() == 0) return;
   if (parameter.flat_begin < 0) {
-    initialize(parameter.name, parameter.global_shape, parameter.offsets, out.sizes(), model.initializer_range(), seed, out,
-               model.padding_row());
+    initialize(parameter.name, parameter.global_shape, parameter.offsets, out.sizes(), model.initial_values(), seed, out);
     return;
   }
-  fill_flat(values_of(parameter.name, parameter.global_shape, model.initializer_range(), seed, model.padding_row()), parameter.flat_begin,
-            out);
+  fill_flat(values_of(parameter.name, parameter.global_shape, model.initial_values(), seed), parameter.flat_begin, out);
 }
 
 void initialize(CausalLMImpl& model, uint64_t seed) {
   auto parameters = model.named_parameters();
   for (const ParameterOutline& p : model.outline().parameters)
-    initialize(p.name, p.shape, std::vector<int64_t>(p.shape.size(), 0), p.shape, model.initializer_range(), seed, parameters[p.name],
-               model.padding_row());
+    initialize(p.name, p.shape, std::vector<int64_t>(p.shape.size(), 0), p.shape, model.initial_values(), seed, parameters[p.name]);
 }
 
 }  // namespace meshwright::nets

@@ -5,24 +5,20 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
-#include <optional>
 #include <span>
 #include <string_view>
 #include <vector>
 
+#include "engine/nets/causal_lm.h"
 #include "meshwright/parallel.h"
 
 namespace meshwright::nets {
 
-class CausalLMImpl;
-
 // Fills `out` with the slice [offsets, offsets + sizes) of a parameter of shape `global_shape`, as transformers' _init_weights would:
-// normal(0, initializer_range) for weights of Linear and Embedding, zeros for biases, ones for norms. `padding_row`: a row of the
-// embedding that is zero. `out` has the slice's shape, any floating dtype and any device. Throws Error(internal) when the slice does not
-// lie within the shape or out is not of its size.
+// normal(0, range) for weights of Linear and Embedding, zeros for biases, ones or zeros for norms. `out` has the slice's shape, any
+// floating dtype and any device. Throws Error(internal) when the slice does not lie within the shape or out is not of its size.
 void initialize(std::string_view parameter, const std::vector<int64_t>& global_shape, std::span<const int64_t> offsets,
-                std::span<const int64_t> sizes, double initializer_range, uint64_t seed, at::Tensor out,
-                std::optional<int64_t> padding_row = std::nullopt);
+                std::span<const int64_t> sizes, const InitialValues& values, uint64_t seed, at::Tensor out);
 
 // Fills this rank's part of a parameter, whatever its layout.
 void initialize(const CausalLMImpl& model, const ParallelParameter& parameter, uint64_t seed);

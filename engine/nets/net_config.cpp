@@ -1,7 +1,7 @@
 #include "engine/nets/net_config.h"
 
-#include <algorithm>
 #include <array>
+#include <cmath>
 
 #include "engine/models/models.h"
 #include "engine/nets/activation.h"
@@ -12,14 +12,19 @@ namespace {
 
 using models::ConfigJson;
 
-constexpr int64_t kMaxPositions = int64_t{1} << 32;
-
 struct Runnable {
   const char* architecture;
   int64_t max_positions;
+  double norm_epsilon = 1e-6;
+  const char *activation_field = "hidden_act", *activation = "silu";
+  std::optional<int64_t> padding_row = std::nullopt;
 };
-constexpr std::array kRunnable = {Runnable{"LlamaForCausalLM", 2048}, Runnable{"MistralForCausalLM", 4096 * 32},
-                                  Runnable{"Qwen2ForCausalLM", 32768}, Runnable{"Qwen3ForCausalLM", 32768}};
+constexpr std::array kRunnable = {Runnable{"LlamaForCausalLM", 2048},
+                                  Runnable{"MistralForCausalLM", 4096 * 32},
+                                  Runnable{"Qwen2ForCausalLM", 32768},
+                                  Runnable{"Qwen3ForCausalLM", 32768},
+                                  Runnable{"Gemma3ForCausalLM", 131072, 1e-6, "hidden_activation", "gelu_pytorch_tanh", 0},
+                                  Runnable{"Phi3ForCausalLM", 4096, 1e-5, "hidden_act", "silu", 32000}};
 
 [[noreturn]] void refuse(ErrorCode code, const ConfigJson& config, const std::string& what) {
   throw Error(code, config.name() + ": " + what).key("model.config");
@@ -38,78 +43,57 @@ const Runnable& runnable(const ConfigJson& config) {
       .help("choose a model of one of these architectures, or look at the plan alone with the verb plan");
 }
 
-RopeConfig read_rope(const ConfigJson& config, int64_t default_positions, int64_t head_dim) {
-  RopeConfig rope;
-  rope.head_dim = head_dim;
-  rope.max_positions = config.integer("max_position_embeddings", 1, kMaxPositions, default_positions);
-  rope.theta = config.number("rope_theta", 1e-6, 1e18, rope.theta);
-  if (head_dim % 2 != 0)
-    refuse(ErrorCode::bad_model_config, config, "head_dim = " + std::to_string(head_dim) + " is odd, but rotary embeddings turn pairs");
-  const char* field = config.has("rope_scaling") ? "rope_scaling" : "rope_parameters";
-  if (!config.has(field)) return rope;
-  ConfigJson fields = config.object(field);
-  if (fields.has("full_attention") || fields.has("sliding_attention"))
-    refuse(ErrorCode::not_in_release, config, std::string(field) + " differs between layer types; one set for all layers runs");
-  rope.theta = fields.number("rope_theta", 1e-6, 1e18, rope.theta);
-  std::string type = fields.string("rope_type", fields.string("type", "default"));
-  if (type == "default") return rope;
-  if (type == "linear")
-    rope.type = RopeType::linear;
-  else if (type == "dynamic")
-    rope.type = RopeType::dynamic;
-  else if (type == "llama3")
-    rope.type = RopeType::llama3;
-  else
-    throw Error(ErrorCode::not_in_release,
-                fields.name() + ": rope_type = \"" + type + "\" does not run; those that run are default, linear, dynamic and llama3")
-        .key("model.config");
-  if (fields.number("partial_rotary_factor", 0, 1, 1.0) != 1.0 || config.number("partial_rotary_factor", 0, 1, 1.0) != 1.0)
-    refuse(ErrorCode::not_in_release, config, "partial_rotary_factor below 1 does not run with rope_type = \"" + type + "\"");
-  rope.factor = fields.number("factor", 1e-6, 1e9);
-  if (rope.type == RopeType::dynamic && head_dim == 2)
-    refuse(ErrorCode::bad_model_config, config, "rope_type = \"dynamic\" needs a head_dim above 2");
-  if (rope.type == RopeType::llama3) {
-    rope.low_frequency_factor = fields.number("low_freq_factor", 1e-6, 1e9);
-    rope.high_frequency_factor = fields.number("high_freq_factor", 1e-6, 1e9);
-    if (rope.high_frequency_factor <= rope.low_frequency_factor)
-      refuse(ErrorCode::bad_model_config, fields, "high_freq_factor must be greater than low_freq_factor");
-    const ConfigJson& holder = config.has("original_max_position_embeddings") ? config : fields;
-    rope.original_positions = holder.integer("original_max_position_embeddings", 1, kMaxPositions, rope.max_positions);
-  }
-  return rope;
+// "full_attention" or "sliding_attention" a layer; empty when the file does not say.
+std::vector<std::string> read_layer_types(const ConfigJson& config, int64_t layers) {
+  std::vector<std::string> types = config.strings("layer_types");
+  if (!types.empty() && static_cast<int64_t>(types.size()) != layers)
+    refuse(ErrorCode::bad_model_config, config,
+           "layer_types has " + std::to_string(types.size()) + " entries for num_hidden_layers = " + std::to_string(layers));
+  for (size_t i = 0; i < types.size(); ++i)
+    if (types[i] != "full_attention" && types[i] != "sliding_attention")
+      refuse(ErrorCode::bad_model_config, config,
+             "layer_types[" + std::to_string(i) + "] = \"" + types[i] + "\"; it may be full_attention or sliding_attention");
+  return types;
 }
 
-std::vector<int64_t> read_windows(const ConfigJson& config, const models::DecoderFamily& family) {
-  std::vector<int64_t> windows(static_cast<size_t>(family.sizes.layers), 0);
-  constexpr int64_t kDefault = 4096;
-  auto window = [&]() -> int64_t {
-    return config.is_null("sliding_window") ? 0 : config.integer("sliding_window", 1, kMaxPositions, kDefault);
+std::vector<LayerConfig> read_layers(const ConfigJson& config, const models::DecoderFamily& family) {
+  std::vector<LayerConfig> layers(static_cast<size_t>(family.sizes.layers));
+  auto window = [&](int64_t fallback) -> int64_t {
+    return config.is_null("sliding_window") ? 0 : config.integer("sliding_window", 1, kMaxPositions, fallback);
   };
-  if (family.model_type == "mistral") {
-    std::fill(windows.begin(), windows.end(), window());
-  } else if (family.model_type == "qwen2" || family.model_type == "qwen3") {
-    int64_t size = config.boolean("use_sliding_window", false) ? window() : 0;
-    std::vector<std::string> types = config.strings("layer_types");
-    int64_t first = config.integer("max_window_layers", 0, kMaxPositions, 28);
-    if (types.empty()) {
-      for (size_t i = 0; i < windows.size(); ++i) windows[i] = static_cast<int64_t>(i) >= first ? size : 0;
-      return windows;
-    }
-    if (types.size() != windows.size())
+  if (family.model_type == "mistral")
+    for (LayerConfig& layer : layers) layer.window = window(4096);
+  if (family.model_type == "phi3" && config.has("sliding_window"))
+    for (LayerConfig& layer : layers) layer.window = window(0);
+  bool gemma = family.model_type == "gemma3_text";
+  if (!gemma && family.model_type != "qwen2" && family.model_type != "qwen3") return layers;
+  int64_t size = gemma || config.boolean("use_sliding_window", false) ? window(4096) : 0;
+  std::vector<std::string> types = read_layer_types(config, family.sizes.layers);
+  int64_t first = config.integer("max_window_layers", 0, kMaxPositions, 28);        // Qwen: full attention before it
+  int64_t pattern = config.integer("sliding_window_pattern", 1, kMaxPositions, 6);  // Gemma 3: every so many layers one of full attention
+  for (size_t i = 0; i < layers.size(); ++i) {
+    auto number = static_cast<int64_t>(i);
+    bool slides = !types.empty() ? types[i] == "sliding_attention" : gemma ? (number + 1) % pattern != 0 : size > 0 && number >= first;
+    if (!slides) continue;
+    if (size == 0)
       refuse(ErrorCode::bad_model_config, config,
-             "layer_types has " + std::to_string(types.size()) + " entries for num_hidden_layers = " + std::to_string(windows.size()));
-    for (size_t i = 0; i < windows.size(); ++i) {
-      if (types[i] == "full_attention") continue;
-      if (types[i] != "sliding_attention")
-        refuse(ErrorCode::bad_model_config, config,
-               "layer_types[" + std::to_string(i) + "] = \"" + types[i] + "\"; it may be full_attention or sliding_attention");
-      if (size == 0)
-        refuse(ErrorCode::bad_model_config, config,
-               "layer_types[" + std::to_string(i) + "] is sliding_attention, but use_sliding_window is false or sliding_window is null");
-      windows[i] = size;
-    }
+             "layer_types[" + std::to_string(i) + "] is sliding_attention, but " + (gemma ? "" : "use_sliding_window is false or ") +
+                 "sliding_window is null");
+    layers[i] = {size, gemma ? size_t{1} : size_t{0}};
   }
-  return windows;
+  return layers;
+}
+
+// Fields that change the mathematics in ways that are not built.
+void refuse_unbuilt(const ConfigJson& config, const models::DecoderFamily& family) {
+  auto refuse_field = [&](const std::string& what) { refuse(ErrorCode::not_in_release, config, what); };
+  if (family.model_type == "phi3")
+    for (const char* field : {"resid_pdrop", "embd_pdrop"})
+      if (config.number(field, 0, 1, 0.0) > 0) refuse_field(std::string(field) + " above 0 does not run; set it to 0");
+  if (family.model_type != "gemma3_text") return;
+  if (config.has("attn_logit_softcapping"))
+    refuse_field("attn_logit_softcapping does not run, and transformers has no effect of it; set it to null");
+  if (config.boolean("use_bidirectional_attention", false)) refuse_field("use_bidirectional_attention does not run; causal attention does");
 }
 
 }  // namespace
@@ -118,16 +102,31 @@ NetConfig read_net_config(const ConfigJson& config) {
   const Runnable& defaults = runnable(config);
   NetConfig net;
   net.family = models::read_decoder_family(config);
-  net.rope = read_rope(config, defaults.max_positions, net.family.sizes.head_dim);
-  net.norm_epsilon = config.number("rms_norm_eps", 0, 1, net.norm_epsilon);
-  net.activation = config.string("hidden_act", net.activation);
+  const models::DecoderSizes& s = net.family.sizes;
+  refuse_unbuilt(config, net.family);
+  net.ropes = read_ropes(config, net.family, defaults.max_positions);
+  net.layers = read_layers(config, net.family);
+  net.norm_epsilon = config.number("rms_norm_eps", 0, 1, defaults.norm_epsilon);
+  net.activation = config.string(defaults.activation_field, defaults.activation);
   if (find_activation(net.activation) == nullptr)
-    refuse(ErrorCode::bad_model_config, config, "hidden_act = \"" + net.activation + "\" is not known; known are " + activation_names());
+    refuse(ErrorCode::bad_model_config, config,
+           defaults.activation_field + (" = \"" + net.activation) + "\" is not known; known are " + activation_names());
+  net.attention_scale = 1 / std::sqrt(static_cast<double>(s.head_dim));
   net.attention_dropout = config.number("attention_dropout", 0, 1, 0.0);
-  net.windows = read_windows(config, net.family);
-  if (config.has("pad_token_id")) {
-    int64_t vocab = net.family.sizes.vocab, row = config.integer("pad_token_id", -vocab, vocab - 1);
-    net.padding_row = row < 0 ? row + vocab : row;
+  if (net.family.model_type == "gemma3_text") {
+    net.norms_plus_one = true;
+    net.attention_scale = 1 / std::sqrt(config.number("query_pre_attn_scalar", 1e-6, 1e12, 256.0));
+    net.embedding_scale = std::sqrt(static_cast<double>(s.hidden));
+    if (config.has("final_logit_softcapping")) net.logit_softcap = config.number("final_logit_softcapping", 1e-6, 1e12);
+  }
+  std::optional<int64_t> padding = config.is_null("pad_token_id") ? std::nullopt : defaults.padding_row;
+  if (padding || config.has("pad_token_id")) {
+    int64_t row = config.integer("pad_token_id", -s.vocab, s.vocab - 1, padding);
+    if (row >= s.vocab)
+      refuse(ErrorCode::bad_model_config, config,
+             "pad_token_id is " + std::to_string(row) +
+                 " where the file does not say it, outside of vocab_size = " + std::to_string(s.vocab) + "; set it to a token or to null");
+    net.padding_row = row < 0 ? row + s.vocab : row;
   }
   net.initializer_range = config.number("initializer_range", 0, 1e3, net.initializer_range);
   if (net.initializer_range == 0) net.initializer_range = 0.02;  // as transformers: `initializer_range or 0.02`

@@ -8,6 +8,7 @@
 #include <ATen/ops/outer.h>
 #include <ATen/ops/pow.h>
 #include <ATen/ops/sin.h>
+#include <ATen/ops/tensor.h>
 #include <ATen/ops/where.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
@@ -28,13 +29,16 @@ using torch::autograd::variable_list;
 
 // One position: all heads turn by the same angles. direction = -1 turns back.
 MESHWRIGHT_VECTORISED void turn_heads(const float* __restrict in, float* __restrict out, const float* __restrict cos,
-                                      const float* __restrict sin, float direction, int64_t heads, int64_t stride, int64_t half) {
-  for (int64_t h = 0; h < heads; ++h, in += stride, out += 2 * half)
+                                      const float* __restrict sin, float direction, int64_t heads, int64_t stride, int64_t half,
+                                      int64_t size) {
+  for (int64_t h = 0; h < heads; ++h, in += stride, out += size) {
     for (int64_t i = 0; i < half; ++i) {
       float a = in[i], b = in[i + half], s = sin[i] * direction;
       out[i] = a * cos[i] - b * s;
       out[i + half] = b * cos[i] + a * s;
     }
+    for (int64_t i = 2 * half; i < size; ++i) out[i] = in[i];
+  }
 }
 
 // Any strides as long as a head's elements are neighbours; the result is contiguous.
@@ -42,14 +46,14 @@ Tensor turn(const Tensor& given, const Tensor& cos, const Tensor& sin, float dir
   Tensor x = given.stride(3) == 1 ? given : given.contiguous();
   Tensor y = at::empty(x.sizes(), x.options());
   int64_t length = x.size(1), heads = x.size(2), size = x.size(3), batch_stride = x.stride(0), row_stride = x.stride(1),
-          head_stride = x.stride(2);
+          head_stride = x.stride(2), dim = cos.size(1);
   const float *in = x.const_data_ptr<float>(), *c = cos.const_data_ptr<float>(), *s = sin.const_data_ptr<float>();
   float* out = y.mutable_data_ptr<float>();
   at::parallel_for(0, x.size(0) * length, 64, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       int64_t b = row / length, t = row % length;
-      turn_heads(in + b * batch_stride + t * row_stride, out + row * heads * size, c + t * size, s + t * size, direction, heads,
-                 head_stride, size / 2);
+      turn_heads(in + b * batch_stride + t * row_stride, out + row * heads * size, c + t * dim, s + t * dim, direction, heads, head_stride,
+                 dim / 2, size);
     }
   });
   return y;
@@ -67,15 +71,18 @@ struct FusedRotate : torch::autograd::Function<FusedRotate> {
   }
 };
 
-Tensor turn_plainly(const Tensor& x, const Tensor& cos, const Tensor& sin) {
+Tensor turn_plainly(const Tensor& given, const Tensor& cos, const Tensor& sin) {
+  int64_t dim = cos.size(-1), size = given.size(-1);
+  Tensor x = given.narrow(-1, 0, dim);
   std::vector<Tensor> halves = x.chunk(2, -1);
-  return x * cos + at::cat({-halves[1], halves[0]}, -1) * sin;
+  Tensor turned = x * cos + at::cat({-halves[1], halves[0]}, -1) * sin;
+  return dim == size ? turned : at::cat({turned, given.narrow(-1, dim, size - dim)}, -1);
 }
 
 }  // namespace
 
 Tensor inverse_frequencies(const RopeConfig& config, int64_t length) {
-  int64_t dim = config.head_dim;
+  int64_t dim = config.dim;
   Tensor exponents = at::arange(0, dim, 2, at::kLong).to(at::kFloat) / static_cast<double>(dim);
   double theta = config.theta;
   if (config.type == RopeType::dynamic && length > config.max_positions) {
@@ -83,6 +90,10 @@ Tensor inverse_frequencies(const RopeConfig& config, int64_t length) {
     float stretch = static_cast<float>(config.factor) * static_cast<float>(length) / static_cast<float>(config.max_positions) -
                     static_cast<float>(config.factor - 1);
     theta *= static_cast<double>(std::pow(stretch, static_cast<float>(static_cast<double>(dim) / static_cast<double>(dim - 2))));
+  }
+  if (config.type == RopeType::longrope) {
+    const std::vector<double>& factors = length > config.original_positions ? config.long_factors : config.short_factors;
+    return (at::tensor(factors, at::kFloat) * at::pow(theta, exponents)).reciprocal();
   }
   Tensor frequencies = at::pow(theta, exponents).reciprocal();
   if (config.type == RopeType::linear) return frequencies / config.factor;
@@ -97,15 +108,22 @@ Tensor inverse_frequencies(const RopeConfig& config, int64_t length) {
   return at::where(is_long, frequencies / config.factor, at::where(is_short, frequencies, between));
 }
 
-RotaryEmbeddingImpl::RotaryEmbeddingImpl(RopeConfig config) : config_(config), stretched_(config.max_positions) {}
+RotaryEmbeddingImpl::RotaryEmbeddingImpl(std::vector<RopeConfig> configs) : configs_(std::move(configs)) {
+  for (const RopeConfig& config : configs_) stretched_.push_back(config.max_positions);
+}
 
-RotaryTable RotaryEmbeddingImpl::forward(const Tensor& x, int64_t length) {
-  if (config_.type ==
-      RopeType::dynamic) {  // as transformers: grows with the longest sequence seen, back to the start below the original length
-    if (length > stretched_) stretched_ = length;
-    if (length < config_.max_positions) stretched_ = config_.max_positions;
+RotaryTable RotaryEmbeddingImpl::forward(const Tensor& x, int64_t length, size_t which) {
+  const RopeConfig& config = configs_[which];
+  int64_t& stretched = stretched_[which];
+  if (config.type == RopeType::dynamic) {
+    // As transformers: grows with the longest sequence seen, back to the start below the original length.
+    if (length > stretched) stretched = length;
+    if (length < config.max_positions) stretched = config.max_positions;
   }
-  auto same = [&](const Entry& e) { return e.stretched == stretched_ && e.device == x.device() && e.dtype == x.scalar_type(); };
+  if (config.type == RopeType::longrope) stretched = config.original_positions + (length > config.original_positions ? 1 : 0);
+  auto same = [&](const Entry& e) {
+    return e.which == which && e.stretched == stretched && e.device == x.device() && e.dtype == x.scalar_type();
+  };
   auto entry = std::find_if(entries_.begin(), entries_.end(), same);
   if (entry == entries_.end() || entry->capacity < length) {
     c10::InferenceMode no_inference(false);  // later steps save these tensors for backward
@@ -113,13 +131,13 @@ RotaryTable RotaryEmbeddingImpl::forward(const Tensor& x, int64_t length) {
     constexpr int64_t kStep = 256;  // sampling asks for every length in turn
     int64_t capacity = (length + kStep - 1) / kStep * kStep;
     // On the CPU whatever the device of x, so that every device turns by the same angles.
-    Tensor angles = at::outer(at::arange(capacity, at::kFloat), inverse_frequencies(config_, stretched_));
+    Tensor angles = at::outer(at::arange(capacity, at::kFloat), inverse_frequencies(config, stretched));
     angles = at::cat({angles, angles}, -1);
-    RotaryTable table{angles.cos().to(x.options()), angles.sin().to(x.options())};
+    RotaryTable table{(angles.cos() * config.attention_factor).to(x.options()), (angles.sin() * config.attention_factor).to(x.options())};
     constexpr size_t kKept = 8;
     if (entry != entries_.end()) entries_.erase(entry);
     if (entries_.size() == kKept) entries_.erase(entries_.begin());
-    entry = entries_.insert(entries_.end(), {capacity, stretched_, x.device(), x.scalar_type(), table});
+    entry = entries_.insert(entries_.end(), {which, capacity, stretched, x.device(), x.scalar_type(), table});
   }
   return {entry->table.cos.narrow(0, 0, length), entry->table.sin.narrow(0, 0, length)};
 }

@@ -11,7 +11,7 @@
 
 namespace meshwright::nets {
 
-// cos and sin of every position's angles: [length, head_dim] each, in the dtype and on the device of the activations.
+// cos and sin of every position's angles: [length, dim] each, in the dtype and on the device of the activations.
 struct RotaryTable {
   at::Tensor cos, sin;
 };
@@ -20,30 +20,31 @@ void visit_tensors(RotaryTable& table, F&& f) {
   f(table.cos), f(table.sin);
 }
 
-// Inverse frequencies [head_dim / 2] in float32. `length` matters for RopeType::dynamic only.
+// Inverse frequencies [dim / 2] in float32. `length` matters for RopeType::dynamic and longrope only.
 at::Tensor inverse_frequencies(const RopeConfig& config, int64_t length);
 
 // Holds no parameters and no buffers: tables are computed in float32 on first use and kept for later steps.
 class RotaryEmbeddingImpl : public torch::nn::Module {
  public:
-  explicit RotaryEmbeddingImpl(RopeConfig config);
-  // For positions 0 .. length - 1 of activations like `x`.
-  RotaryTable forward(const at::Tensor& x, int64_t length);
+  explicit RotaryEmbeddingImpl(std::vector<RopeConfig> configs);
+  // For positions 0 .. length - 1 of activations like `x`, under the configuration of that number.
+  RotaryTable forward(const at::Tensor& x, int64_t length, size_t which);
 
  private:
   struct Entry {
+    size_t which;
     int64_t capacity, stretched;
     at::Device device;
     at::ScalarType dtype;
     RotaryTable table;
   };
-  RopeConfig config_;
-  int64_t stretched_;  // dynamic: the longest sequence that the frequencies were stretched to
+  std::vector<RopeConfig> configs_;
+  std::vector<int64_t> stretched_;  // the sequence length that the frequencies were made for, where it matters
   std::vector<Entry> entries_;
 };
 MESHWRIGHT_MODULE(RotaryEmbedding);
 
-// Turns queries and keys, [batch, length, heads, head_dim] each; the numbers of heads may differ.
+// Turns the leading `dim` elements of queries' and keys' heads, [batch, length, heads, head_dim] each; the numbers of heads may differ.
 std::pair<at::Tensor, at::Tensor> rotate(const at::Tensor& query, const at::Tensor& key, const RotaryTable& table);
 
 }  // namespace meshwright::nets

@@ -282,6 +282,7 @@ std::string Saver::publish(const std::vector<std::string>& written) {
       if (const Region* share = shares_->share(i, rank))
         tensor.pieces.push_back({index.at(file_name(h.state.empty() ? "model" : "optimizer", rank, meta_.world_size)), "", *share});
     if (tensor.pieces.empty() && !h.state.empty()) continue;  // the state of a frozen parameter
+    if (h.state != "buffer") tensor.fused = fused_rows(trainer_.outline(), h.name);
     if (auto found = dtypes.find(h.name); h.state.empty() && found != dtypes.end()) tensor.export_dtype = found->second;
     meta_.tensors.push_back(std::move(tensor));
   }
@@ -394,6 +395,8 @@ bool load_checkpoint(Trainer& trainer, checkpoint::Checkpoint& from) {
     }
     if (found->second->shape != h.shape)
       throw mismatch(from, what + " has the shape " + shape_text(found->second->shape) + ", in this job " + shape_text(h.shape));
+    if (h.state != "buffer" && found->second->fused != fused_rows(trainer.outline(), h.name))
+      throw mismatch(from, what + " has its rows in another order than the model of this job");
     if (h.local.defined() && h.local.numel() > 0) reads.emplace_back(found->second, &h);
   }
   if (weights != wanted) {

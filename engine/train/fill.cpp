@@ -14,6 +14,7 @@
 #include "engine/launch/ranks.h"
 #include "engine/nets/initialize.h"
 #include "engine/train/held.h"
+#include "engine/weights/fused_rows.h"
 #include "engine/weights/safetensors.h"
 
 namespace meshwright::train {
@@ -63,7 +64,9 @@ void fill_weights(Trainer& trainer, const std::string& pretrained, nets::CausalL
       continue;
     }
     std::vector<int64_t> offsets = p.offsets, sizes = p.local.sizes().vec(), shape = p.global_shape;
+    std::optional<FusedRows> fused = fused_rows(net->outline(), p.name);
     if (p.flat_begin >= 0) {  // a flat layout: a run of the flattened parameter
+      if (fused) fused = weights::fused_elements(*fused, shape);
       shape = {element_count(shape)};
       offsets = {p.flat_begin};
       sizes = {p.local.numel()};
@@ -81,7 +84,10 @@ void fill_weights(Trainer& trainer, const std::string& pretrained, nets::CausalL
           .help("check that config.json and the safetensors files belong together");
     weights::TensorEntry view = *entry;
     view.shape = shape;
-    weights::read_slice(view, offsets, sizes, dtype_of(local), local.mutable_data_ptr());
+    if (fused)
+      weights::read_fused_slice(view, *fused, offsets, sizes, dtype_of(local), local.mutable_data_ptr());
+    else
+      weights::read_slice(view, offsets, sizes, dtype_of(local), local.mutable_data_ptr());
     if (!local.is_same(p.local)) p.local.copy_(local);
   }
   trainer.model().values_changed();
@@ -98,9 +104,15 @@ void fill_weights(Trainer& trainer, checkpoint::Checkpoint& from) {
     if (record == nullptr) throw mismatch(" has no parameter \"" + p.name + "\", which is one of");
     if (record->shape != p.global_shape)
       throw mismatch(": \"" + p.name + "\" has the shape " + shape_text(record->shape) + ", not the " + shape_text(p.global_shape) + " of");
+    if (record->fused != fused_rows(trainer.outline(), p.name)) throw mismatch(": \"" + p.name + "\" has its rows in another order than");
     if (p.local.numel() > 0) read_into(from, *record, region_of(p), p.local);
   }
   trainer.model().values_changed();
+}
+
+std::optional<FusedRows> fused_rows(const ModelOutline& outline, std::string_view parameter) {
+  const ParameterOutline* found = outline.find_parameter(parameter);
+  return found != nullptr ? found->fused : std::nullopt;
 }
 
 void read_into(checkpoint::Checkpoint& from, const checkpoint::TensorRecord& record, const checkpoint::Region& region, const Tensor& to) {

@@ -1,7 +1,9 @@
 // What a rank does before its first step: its threads, its memory, and the values of its part of the model.
 #pragma once
 
+#include <optional>
 #include <string>
+#include <string_view>
 
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/nets/causal_lm.h"
@@ -19,6 +21,9 @@ void keep_freed_memory();
 void fill_weights(Trainer& trainer, const std::string& pretrained, nets::CausalLM& net, uint64_t seed);
 // From a checkpoint, its weights alone. Throws Error(bad_checkpoint | weights_mismatch).
 void fill_weights(Trainer& trainer, checkpoint::Checkpoint& from);
+
+// How a parameter's rows are interleaved; nullopt: they are as in Hugging Face's files.
+std::optional<FusedRows> fused_rows(const ModelOutline& outline, std::string_view parameter);
 
 // Reads one part of a checkpoint's tensor into a tensor, over the host where that lies on a device.
 void read_into(checkpoint::Checkpoint& from, const checkpoint::TensorRecord& record, const checkpoint::Region& region,

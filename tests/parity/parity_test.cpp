@@ -50,6 +50,12 @@ TEST_CASE("losses and gradient norms are PyTorch's on every layout") {
            {"qwen2", 4, 1, {"distributed.dp_replicate_size=2"}},
            {"mistral", 2, 3, {}},
            {"mistral", 2, 1, {ddp}},
+           {"gemma3", 1, 3, {ddp}},
+           {"gemma3", 3, 1, {}},
+           {"gemma3", 4, 1, {"distributed.dp_replicate_size=2", "distributed.activation_checkpointing=full"}},
+           {"phi3", 1, 1, {ddp}},
+           {"phi3", 3, 4, {}},
+           {"phi3", 2, 1, {ddp, "distributed.activation_checkpointing=selective"}},
        }) {
     std::string what = c.family + " on " + std::to_string(c.ranks) + " x " + std::to_string(c.accumulation);
     for (const std::string& set : c.sets) what += " " + set;

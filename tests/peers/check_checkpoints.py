@@ -90,14 +90,14 @@ def train(a, folder, **values):
 
 
 def round_trip(a, folder, checks):
-    for family, dtype in [("llama", torch.float32), ("qwen3", torch.bfloat16)]:
+    for family, dtype in [("llama", torch.float32), ("qwen3", torch.bfloat16), ("gemma3", torch.bfloat16), ("phi3", torch.float32), ("phi3", torch.bfloat16)]:
         source = f"{folder}/{family}_{str(dtype)[6:]}"
         AutoModelForCausalLM.from_pretrained(f"{folder}/{family}").to(dtype).save_pretrained(source)
         os.makedirs(f"{source}/extra")
         for name, text in [("tokenizer.json", "{}"), ("generation_config.json", '{"max_new_tokens": 3}'), ("README.md", "what it is\n"), ("extra/notes.txt", "x")]:
             open(f"{source}/{name}", "w").write(text)
         for strategy, ranks in [("fsdp2", 1), ("fsdp2", 3), ("ddp", 2)]:
-            name = f"same_{family}_{strategy}_{ranks}"
+            name = f"same_{family}_{str(dtype)[6:]}_{strategy}_{ranks}"
             train(a, folder, name=name, model=source, strategy=strategy, ranks=ranks, steps=0)
             made = f"{folder}/runs/{name}/hf"
             before, after = tensors_of(source), tensors_of(made)
@@ -112,6 +112,15 @@ def loss_of(model, tokens, step):
     with torch.no_grad():
         logits = model(torch.from_numpy(rows[:, :-1])).logits.float()
     return torch.nn.functional.cross_entropy(logits.flatten(0, 1), torch.from_numpy(rows[:, 1:]).flatten()).item()
+
+
+def exported_families(a, folder, checks):
+    tokens = np.fromfile(f"{folder}/train.bin", dtype=np.uint16)
+    for family in ("gemma3", "phi3"):
+        train(a, folder, name=f"eight_{family}", model=f"{folder}/{family}", strategy="fsdp2", ranks=3, steps=8)
+        ours = train(a, folder, name=f"nine_{family}", model=f"{folder}/{family}", strategy="ddp", ranks=2, steps=9)[8]["loss"]
+        theirs = loss_of(AutoModelForCausalLM.from_pretrained(f"{folder}/runs/eight_{family}/hf", dtype=torch.float32), tokens, 8)
+        checks.check(abs(theirs / ours - 1) < 1e-6, f"{family}: transformers has the loss {theirs:.9f} on the export, the next step of the run {ours:.9f}")
 
 
 def exported(a, folder, checks):
@@ -149,9 +158,10 @@ def main():
     logging.disable_progress_bar()
     checks = Checks()
     with tempfile.TemporaryDirectory() as folder:
-        run(sys.executable, os.path.join(here, "make_fixture.py"), "--out", folder, "--only", "llama", "qwen3", env=dict(os.environ, OMP_NUM_THREADS="1"))
+        run(sys.executable, os.path.join(here, "make_fixture.py"), "--out", folder, "--only", "llama", "qwen3", "gemma3", "phi3", env=dict(os.environ, OMP_NUM_THREADS="1"))
         round_trip(a, folder, checks)
         exported(a, folder, checks)
+        exported_families(a, folder, checks)
     sys.exit(checks.failed)
 
 

@@ -36,26 +36,43 @@ CASES = {
     "qwen3": ("Qwen3", 21, {"head_dim": 16, "tie_word_embeddings": True}),
     "qwen3_layer_types": ("Qwen3", 21, {"head_dim": 8, "attention_bias": True, "use_sliding_window": True, "sliding_window": 6,
                                         "layer_types": ["sliding_attention", "full_attention"]}),
+    "gemma3": ("Gemma3", 29, {"head_dim": 10, "query_pre_attn_scalar": 7, "sliding_window": 6, "sliding_window_pattern": 2,
+                              "num_hidden_layers": 3, "rope_theta": 9000.0, "rope_local_base_freq": 50.0,
+                              "rope_scaling": {"rope_type": "linear", "factor": 8.0}}),
+    "gemma3_layer_types": ("Gemma3", 29, {"head_dim": 8, "sliding_window": 9, "tie_word_embeddings": False, "attention_bias": True,
+                                          "layer_types": ["full_attention", "sliding_attention"], "hidden_size": 20, "pad_token_id": 3,
+                                          "rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 700.0},
+                                                              "sliding_attention": {"rope_type": "default", "rope_theta": 30.0}}}),
+    "gemma3_capped": ("Gemma3", 21, {"head_dim": 16, "final_logit_softcapping": 3.0, "num_key_value_heads": 1, "pad_token_id": None}),
+    "phi3": ("Phi3", 21, {"pad_token_id": None, "rope_theta": 700.0}),
+    "phi3_window": ("Phi3", 29, {"pad_token_id": 3, "sliding_window": 6, "num_attention_heads": 6, "intermediate_size": 45,
+                                 "num_key_value_heads": 3, "hidden_size": 36, "partial_rotary_factor": 0.7}),
+    "phi3_tied": ("Phi3", 21, {"pad_token_id": None, "tie_word_embeddings": True, "head_dim": 8, "num_key_value_heads": 4}),
+    "phi3_longrope": ("Phi3", 29, {"pad_token_id": None, "max_position_embeddings": 64, "original_max_position_embeddings": 24,
+                                   "num_key_value_heads": 1, "rope_scaling": {
+                                       "type": "longrope", "short_factor": [1.0, 1.1, 1.3], "long_factor": [1.5, 4.0, 9.0]}}),
 }
+MODEL_TYPES = {"Gemma3": "gemma3_text"}
 
 
 def make(name):
     family, seq, fields = CASES[name]
     folder = os.path.join(ROOT, name)
     os.makedirs(folder, exist_ok=True)
-    config = {"architectures": [family + "ForCausalLM"], "model_type": family.lower(), **BASE, **fields}
+    config = {"architectures": [family + "ForCausalLM"], "model_type": MODEL_TYPES.get(family, family.lower()), **BASE, **fields}
     with open(os.path.join(folder, "config.json"), "w") as f:
         f.write(json.dumps(config, indent=1) + "\n")
     torch.manual_seed(sum(name.encode()))
     model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.from_pretrained(folder))
     for key, p in model.named_parameters():
         if key.endswith("norm.weight"):
-            torch.nn.init.uniform_(p, 0.5, 1.5)
+            low = -0.5 if family == "Gemma3" else 0.5  # it scales by 1 + weight
+            torch.nn.init.uniform_(p, low, low + 1)
         elif key.endswith("bias"):
             torch.nn.init.normal_(p, std=0.2)
     save_file({key: p.detach().bfloat16() for key, p in model.named_parameters()}, os.path.join(folder, "model.safetensors"))
     ids = torch.randint(0, config["vocab_size"], (2, seq + 1))
-    ids[0, 2] = 3  # the padding row of llama_padding
+    ids[0, 2] = 3  # the padding row where there is one
     save_file({"ids": ids, **goldens(folder, ids)}, os.path.join(folder, "golden.safetensors"))
 
 

@@ -21,6 +21,7 @@ struct MadeTensor {
   DType dtype = DType::float32, export_dtype = DType::float32;
   std::vector<int64_t> shape;
   std::vector<std::byte> values;  // of the whole, row-major
+  std::optional<FusedRows> fused = std::nullopt;
 };
 
 enum class Layout : uint8_t { rows, columns, runs };
@@ -77,7 +78,7 @@ inline Meta make_files(const std::filesystem::path& folder, size_t ranks, const 
       parts[name];
     }
   for (const MadeTensor& made : tensors) {
-    TensorRecord record{made.state, made.name, made.dtype, made.shape, {}, made.export_dtype};
+    TensorRecord record{made.state, made.name, made.dtype, made.shape, {}, made.export_dtype, made.fused};
     std::vector<Region> regions = split(made.shape, ranks, layout);
     auto size = static_cast<size_t>(dtype_size(made.dtype));
     for (size_t rank = 0; rank < ranks; ++rank) {

@@ -32,19 +32,21 @@ Meta example() {
   meta.files = {{"model-00001-of-00002.safetensors", kBlock + 1, {1, 2}},
                 {"source/a b.json", 0, {}},
                 {"optimizer-00001-of-00002.safetensors", 5000, {~0ull}}};
-  meta.tensors = {{"",
-                   "a.weight",
-                   DType::float32,
-                   {4, 6},
-                   {{0, "a.weight", Region::box({0, 0}, {3, 6})}, {2, "a.weight", Region::run(18, 24)}},
-                   DType::bfloat16},
-                  {"", "s", DType::float64, {}, {{0, "s", Region::box({}, {})}}, DType::float64},
-                  {"exp_avg",
-                   "a.weight",
-                   DType::float32,
-                   {4, 6},
-                   {{2, "exp_avg/a.weight", Region::box({0, 0}, {4, 2})}, {2, "exp_avg/a.weight", Region::box({0, 2}, {4, 4})}},
-                   DType::float32}};
+  meta.tensors = {
+      {"",
+       "a.weight",
+       DType::float32,
+       {4, 6},
+       {{0, "a.weight", Region::box({0, 0}, {3, 6})}, {2, "a.weight", Region::run(18, 24)}},
+       DType::bfloat16},
+      {"", "s", DType::float64, {}, {{0, "s", Region::box({}, {})}}, DType::float64},
+      {"exp_avg",
+       "a.weight",
+       DType::float32,
+       {4, 6},
+       {{2, "exp_avg/a.weight", Region::box({0, 0}, {4, 2})}, {2, "exp_avg/a.weight", Region::box({0, 2}, {4, 4})}},
+       DType::float32},
+      {"exp_avg", "f.weight", DType::float32, {6, 2}, {{2, "exp_avg/f.weight", Region::run(0, 12)}}, DType::float32, FusedRows{2, {1, 2}}}};
   meta.generators = {{0, "cpu", 2, "rng/cpu"}};
   return meta;
 }
@@ -77,6 +79,8 @@ TEST_CASE("meta.json is read as it was written") {
   REQUIRE(meta.find("exp_avg", "a.weight") != nullptr);
   CHECK(meta.find("exp_avg", "a.weight")->pieces[1].region == Region::box({0, 2}, {4, 4}));
   CHECK(meta.find("", "a.weight")->export_dtype == DType::bfloat16);
+  CHECK_FALSE(meta.find("", "a.weight")->fused.has_value());
+  CHECK(meta.find("exp_avg", "f.weight")->fused == FusedRows{2, {1, 2}});
   CHECK(meta.find("", "b") == nullptr);
 }
 
@@ -124,6 +128,16 @@ TEST_CASE("what a sealed meta.json may not say") {
       {"\"dtype\": \"float64\"", "\"dtype\": \"float65\"", "has an unknown dtype float65"},
       {"{\"state\": \"exp_avg\", \"name\": \"a.weight\"", "{\"state\": \"exp/avg\", \"name\": \"a.weight\"", "unusable name"},
       {"\"name\": \"s\"", "\"name\": \"a.weight\"", "lists a.weight twice"},
+      {"\"groups\": 2", "\"groups\": 3", "has fused parts that do not make up its shape [6, 2]"},
+      {"\"groups\": 2", "\"groups\": 0", "needs a whole number of at least 1 as \"groups\""},
+      {"\"groups\": 2", "\"groups\": 4611686018427387904", "has fused parts that do not make up"},
+      {"\"groups\": 2, ", "", "lacks \"groups\""},
+      {"\"groups\": 2", "\"groups\": 2, \"more\": 1", "has fields this version does not know"},
+      {"\"parts\": [1, 2]", "\"parts\": [1, 2, 0]", "has fused parts that do not make up"},
+      {"\"parts\": [1, 2]", "\"parts\": [1, 9223372036854775807]", "has fused parts that do not make up"},
+      {"\"parts\": [1, 2]", "\"parts\": []", "has fused parts that do not make up"},
+      {"\"parts\": [1, 2]", "\"parts\": [1, -2]", "something else than whole numbers"},
+      {"{\"groups\": 2, \"parts\": [1, 2]}", "[2, 1, 2]", "is not an object"},
       {"\"rank\": 0", "\"rank\": 2", "names a file or rank that is not there"},
       {"\"mesh\": [2, 1]", "\"mesh\": [2]", "needs one size an axis"},
       {"\"lr\": 0.10000000000000001", "\"lr\": 0.1, \"lr\": 0.2", "lists \"lr\" twice"},

@@ -105,6 +105,36 @@ TEST_CASE("an export of any layout holds every weight to the bit, in the dtype o
     }
 }
 
+TEST_CASE("a fused weight is exported with its parts whole, and compared so, whatever layout it was saved in") {
+  Folder folder;
+  // Two groups of one row of q, one of k: each element is 100 times its row in Hugging Face's order, and its column.
+  const std::vector<float> stored = {0, 1, 2, 200, 201, 202, 100, 101, 102, 300, 301, 302};
+  const std::vector<float> wanted = {0, 1, 2, 100, 101, 102, 200, 201, 202, 300, 301, 302};
+  for (Layout layout : {Layout::rows, Layout::columns, Layout::runs})
+    for (size_t ranks : {1, 3, 5}) {
+      CAPTURE(ranks);
+      fs::path saved = folder.path / "saved", out = folder.path / "hf";
+      fs::remove_all(saved);
+      MadeTensor weight = made("", "qk", DType::float32, {4, 3}, stored), moment = made("exp_avg", "qk", DType::float32, {4, 3}, stored);
+      weight.fused = moment.fused = FusedRows{2, {1, 1}};
+      make_checkpoint(saved, ranks, {weight, moment}, layout);
+      Source source(saved);
+      export_folder(source, out, {});
+      weights::WeightFolder found(out);
+      auto bytes = std::as_bytes(std::span(wanted));
+      CHECK(std::equal(bytes.begin(), bytes.end(), found.find("qk")->data));
+      Source exported(out);
+      CHECK(compare(source, exported, ignore).equal());
+      // Pieces that begin and end inside of rows.
+      for (int64_t begin = 0; begin < 12; ++begin)
+        for (int64_t end = begin + 1; end <= 12; ++end) {
+          std::vector<float> part(static_cast<size_t>(end - begin));
+          source.read(0, begin, end, DType::float32, part.data());
+          CHECK(std::equal(part.begin(), part.end(), wanted.begin() + begin));
+        }
+    }
+}
+
 TEST_CASE("another dtype, and shards") {
   Folder folder;
   make_checkpoint(folder.path / "saved", 3, some_tensors(), Layout::rows, kFiles);

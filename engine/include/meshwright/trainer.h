@@ -116,6 +116,7 @@ class MESHWRIGHT_API Trainer {
 
   ParallelModel& model() { return *model_; }
   torch::nn::Module& module() { return *module_; }
+  const ModelOutline& outline() const { return *outline_; }
   World& world() { return *world_; }
   const plan::JobPlan& plan() const { return *plan_; }
   train::Optimizer& optimizer() { return *optimizer_; }

@@ -109,6 +109,15 @@ TEST_CASE("fused weights say how their rows lie in memory, and no others do") {
   }
 }
 
+TEST_CASE("a fused weight of more heads than a checkpoint can name is refused") {
+  auto phi3 = [](int64_t heads) {
+    std::string n = std::to_string(heads);
+    return R"({"architectures":["Phi3ForCausalLM"],"head_dim":2,"num_attention_heads":)" + n + R"(,"num_key_value_heads":)" + n + "}";
+  };
+  CHECK(code_of(phi3(4096)) == "ok");
+  CHECK(code_of(phi3(4097)) == "E0210");
+}
+
 TEST_CASE("a configuration that makes no sense is refused by its field") {
   CHECK(code_of(llama("")) == "ok");
   for (const char* bad : {"", "[]", "nonsense", "{\"a\":", "null", "3"}) CHECK(code_of(bad) == "E0210");

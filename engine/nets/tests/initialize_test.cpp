@@ -21,7 +21,7 @@ constexpr const char* kName = "model.layers.3.mlp.up_proj.weight";
 Tensor slice(const std::string& name, const std::vector<int64_t>& shape, const std::vector<int64_t>& offsets,
              const std::vector<int64_t>& sizes, uint64_t seed = 7, at::ScalarType type = at::kFloat) {
   Tensor out = at::full(sizes, 99, type);
-  nets::initialize(name, shape, offsets, sizes, 0.02, seed, out);
+  nets::initialize(name, shape, offsets, sizes, {}, seed, out);
   return out;
 }
 Tensor whole(const std::string& name, const std::vector<int64_t>& shape, uint64_t seed = 7) {
@@ -69,7 +69,7 @@ TEST_CASE("any slice equals that part of the whole") {
   CHECK(slice(kName, cube, {2, 0, 0}, {3, 6, 300}).equal(box.narrow(0, 2, 3)));
   CHECK(box.flatten().equal(whole(kName, {5 * 6 * 300})));  // flat layouts count elements
   Tensor strided = at::empty({53, 37}).t();
-  nets::initialize(kName, shape, std::vector<int64_t>{0, 0}, shape, 0.02, 7, strided);
+  nets::initialize(kName, shape, std::vector<int64_t>{0, 0}, shape, {}, 7, strided);
   CHECK(strided.equal(all));
   CHECK(slice(kName, shape, {5, 0}, {9, 53}, 7, at::kBFloat16).equal(all.narrow(0, 5, 9).to(at::kBFloat16)));
 }
@@ -99,13 +99,25 @@ TEST_CASE("biases are zero, norms are one, the padding row of the embedding is z
     CHECK(whole(name, {9}).equal(at::full({9}, 1.0F)));
   const std::vector<int64_t> shape = {5, 4};
   Tensor plain = whole("model.embed_tokens.weight", shape), padded = at::empty(shape);
-  nets::initialize("model.embed_tokens.weight", shape, std::vector<int64_t>{0, 0}, shape, 0.02, 7, padded, 3);
+  nets::initialize("model.embed_tokens.weight", shape, std::vector<int64_t>{0, 0}, shape, {0.02, 3}, 7, padded);
   CHECK(plain[3].abs().sum().item<double>() > 0);
   plain[3].zero_();
   CHECK(padded.equal(plain));
   Tensor part = at::empty({3, 4});
-  nets::initialize("model.embed_tokens.weight", shape, std::vector<int64_t>{2, 0}, part.sizes(), 0.02, 7, part, 3);
+  nets::initialize("model.embed_tokens.weight", shape, std::vector<int64_t>{2, 0}, part.sizes(), {0.02, 3}, 7, part);
   CHECK(part.equal(plain.narrow(0, 2, 3)));
+}
+
+TEST_CASE("norms that scale by one plus their weight start as zeros") {
+  nets::CausalLM model = nets::build_model(MESHWRIGHT_SOURCE_DIR "/tests/data/nets/gemma3", DType::float32, at::kCPU);
+  nets::initialize(*model, 11);
+  int norms = 0;
+  for (const auto& item : model->named_parameters()) {
+    if (!item.key().ends_with("norm.weight")) continue;
+    CHECK(item.value().eq(0).all().item<bool>());
+    ++norms;
+  }
+  CHECK(norms == 6 * model->outline().layers + 1);
 }
 
 TEST_CASE("a part of any layout is filled like the whole model") {
@@ -129,6 +141,6 @@ TEST_CASE("a part of any layout is filled like the whole model") {
 TEST_CASE("a slice outside of its parameter is an error") {
   Tensor out = at::empty({2, 2});
   for (auto [o0, s0, o1, s1] : {std::array<int64_t, 4>{4, 2, 0, 2}, {-1, 2, 0, 2}, {0, 2, 0, 3}, {0, 1, 0, 1}})
-    CHECK_THROWS_AS(nets::initialize(kName, {5, 4}, std::vector<int64_t>{o0, o1}, std::vector<int64_t>{s0, s1}, 0.02, 7, out), Error);
-  CHECK_THROWS_AS(nets::initialize(kName, {5, 4}, std::vector<int64_t>{0}, std::vector<int64_t>{4}, 0.02, 7, out), Error);
+    CHECK_THROWS_AS(nets::initialize(kName, {5, 4}, std::vector<int64_t>{o0, o1}, std::vector<int64_t>{s0, s1}, {}, 7, out), Error);
+  CHECK_THROWS_AS(nets::initialize(kName, {5, 4}, std::vector<int64_t>{0}, std::vector<int64_t>{4}, {}, 7, out), Error);
 }

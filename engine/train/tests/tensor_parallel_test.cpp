@@ -46,6 +46,13 @@ TEST_CASE("every model that runs takes the same steps under tensor and sequence 
            {"Llama of odd sizes", "LlamaForCausalLM", "llama", 96, 6, 2, 257, R"(, "tie_word_embeddings": false)"},
            {"Qwen3 of odd sizes, tied and padded", "Qwen3ForCausalLM", "qwen3", 96, 6, 2, 257,
             R"(, "tie_word_embeddings": true, "pad_token_id": 200)"},
+           {"Gemma 3", "Gemma3ForCausalLM", "gemma3_text", 32, 4, 4, 64,
+            R"(, "sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"], "final_logit_softcapping": 8.0)"},
+           {"Gemma 3 of odd sizes, with its own head", "Gemma3ForCausalLM", "gemma3_text", 96, 6, 2, 257,
+            R"(, "tie_word_embeddings": false, "attention_bias": true, "sliding_window": 3)"},
+           {"Phi3", "Phi3ForCausalLM", "phi3", 32, 4, 4, 64, R"(, "pad_token_id": null)"},
+           {"Phi3 of odd sizes", "Phi3ForCausalLM", "phi3", 96, 6, 2, 257,
+            R"(, "pad_token_id": 200, "sliding_window": 3, "partial_rotary_factor": 0.7)"},
        }) {
     std::string model = write_model(folder.path, m);
     bool qwen3 = std::string(m.name) == "Qwen3";
