@@ -52,7 +52,7 @@ TEST_CASE("every model that runs takes the same steps under tensor and sequence 
             R"(, "tie_word_embeddings": false, "attention_bias": true, "sliding_window": 3)"},
            {"Phi3", "Phi3ForCausalLM", "phi3", 32, 4, 4, 64, R"(, "pad_token_id": null)"},
            {"Phi3 of odd sizes", "Phi3ForCausalLM", "phi3", 96, 6, 2, 257,
-            R"(, "pad_token_id": 200, "sliding_window": 3, "partial_rotary_factor": 0.7)"},
+            R"(, "pad_token_id": 200, "sliding_window": 3, "partial_rotary_factor": 0.75)"},
        }) {
     std::string model = write_model(folder.path, m);
     bool qwen3 = std::string(m.name) == "Qwen3";
@@ -64,6 +64,9 @@ TEST_CASE("every model that runs takes the same steps under tensor and sequence 
         bool plain = more.empty(), sequence = more == std::vector<std::string>{kSequence};
         if (mesh.ranks == 4 && !sequence && !(qwen3 && plain)) continue;
         if (mesh.ranks == 8 && !plain && !(qwen3 && sequence)) continue;
+        bool base = !more.empty() && more.back() == kBase;
+        if (base && (m.model_type == std::string("gemma3_text") || m.model_type == std::string("phi3")))
+          continue;  // made for Llama's modules
         Layout layout = calm_layout(model, mesh, more);
         INFO(m.name << ": " << layout.text());
         check_close(curve_of(layout, qwen3 ? 20 : 5), truth);
