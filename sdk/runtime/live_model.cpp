@@ -19,6 +19,7 @@ ModelOutline outline_of(torch::nn::Module& model) {
   HookHost* root = HookHost::of(model);
   outline.architecture = root ? root->hooked_class_name() : model.name();
   outline.inner_prefix = "";
+  std::set<std::string, std::less<>> lists;
   for (auto& item : model.named_modules()) {
     torch::nn::Module& module = *item.value();
     ModuleKind kind = ModuleKind::other;
@@ -26,7 +27,12 @@ ModelOutline outline_of(torch::nn::Module& model) {
     if (module.as<torch::nn::LinearImpl>()) kind = ModuleKind::linear;
     if (module.as<torch::nn::EmbeddingImpl>()) kind = ModuleKind::embedding;
     HookHost* host = HookHost::of(module);
-    outline.modules.push_back({item.key(), kind, host ? host->hooked_class_name() : module.name()});
+    std::string class_name = host ? host->hooked_class_name() : module.name();
+    if (module.as<torch::nn::ModuleListImpl>()) lists.insert(item.key());
+    if (kind == ModuleKind::other && lists.contains(module_of(item.key()))) kind = ModuleKind::layer;
+    // RMSNorm, LayerNorm, torch::nn::BatchNorm2dImpl, MyNorm: known by their names.
+    if (kind == ModuleKind::other && class_name.find("Norm") != std::string::npos) kind = ModuleKind::norm;
+    outline.modules.push_back({item.key(), kind, class_name});
   }
   std::set<const void*> seen;
   for (auto& item : model.named_parameters()) {

@@ -70,8 +70,8 @@ class Applier {
     auto* embedding = module.as<torch::nn::EmbeddingImpl>();
     bool norm = styled.style.kind == TpStyleKind::sequence || styled.style.kind == TpStyleKind::sequence_all_gather;
     if (!norm && linear == nullptr && embedding == nullptr)
-      throw Error(ErrorCode::bad_module,
-                  "the tensor-parallel plan cuts " + styled.name + ", a " + module.name() + "; only Linear and Embedding can be cut")
+      throw Error(ErrorCode::bad_module, "the tensor-parallel plan cuts " + styled.name + ", a " + host->hooked_class_name() +
+                                             "; only Linear and Embedding can be cut")
           .key("distributed.tp_plan")
           .help("name the Linear modules below it");
     if (norm)
@@ -82,13 +82,24 @@ class Applier {
       cut_embedding(*host, *embedding, styled);
   }
 
+  // What is not cut is the same on every rank too: the first one's.
+  void share_the_rest() {
+    c10::NoGradGuard no_grad;
+    for (auto& item : request_.model->named_parameters()) {
+      if (item.value().is_meta() || !names_.emplace(item.value().unsafeGetTensorImpl(), item.key()).second) continue;
+      Tensor values = item.value().detach().contiguous();
+      group_->broadcast(values, 0).wait();
+      item.value().copy_(values);
+    }
+  }
+
   const std::optional<VocabularyShard>& vocabulary() const { return vocabulary_; }
   const std::shared_ptr<bool>& unfinished() const { return hooks_->unfinished; }
 
  private:
   Chunk cut(const std::string& name, const Tensor& parameter, int64_t dim) {
     if (auto known = cuts_.find(name); known != cuts_.end()) return known->second.chunk;
-    // A tied weight is cut once, under the name that stands first.
+    // A tied weight is cut once, and known by each of its names.
     auto [first, fresh] = names_.emplace(parameter.unsafeGetTensorImpl(), name);
     if (!fresh) {
       const TensorParallel::Cut& same = cuts_.at(first->second);
@@ -97,7 +108,7 @@ class Applier {
                     name + " is the same parameter as " + first->second + ", but the plan cuts it along another dimension")
             .key("distributed.tp_plan")
             .help("give the embedding and the tied head styles that both cut the vocabulary: rowwise and colwise");
-      return same.chunk;
+      return cuts_.emplace(name, TensorParallel::Cut(same)).first->second.chunk;
     }
     TensorParallel::Cut made{dim, parameter.sizes().vec(), {}};
     made.chunk = ceil_chunk(parameter.size(dim), group_->size(), group_->rank());
@@ -109,7 +120,7 @@ class Applier {
     bool column = styled.style.kind == TpStyleKind::column;
     std::string weight = styled.name + ".weight";
     cut(weight, linear.weight, column ? 0 : 1);
-    int64_t size = whole_size(weight, linear.weight, column ? 0 : 1);
+    int64_t size = cuts_.at(weight).whole[column ? 0 : 1];
     Tensor bias = linear.bias;
     if (column) {
       if (bias.defined()) cut(styled.name + ".bias", bias, 0);
@@ -129,17 +140,11 @@ class Applier {
     std::string weight = styled.name + ".weight";
     Chunk chunk = cut(weight, embedding.weight, column ? 1 : 0);
     if (column) {
-      hooks_->column(host, styled, whole_size(weight, embedding.weight, 1), nullptr);
+      hooks_->column(host, styled, cuts_.at(weight).whole[1], nullptr);
       return;
     }
     keep_padding_row(embedding, chunk);
     hooks_->vocabulary(host, styled, chunk, embedding.weight);
-  }
-
-  int64_t whole_size(const std::string& name, const Tensor& parameter, int64_t dim) const {
-    auto known = cuts_.find(name);
-    const TensorParallel::Cut& made = known != cuts_.end() ? known->second : cuts_.at(names_.at(parameter.unsafeGetTensorImpl()));
-    return made.whole[static_cast<size_t>(dim)];
   }
 
   const ParallelizeRequest& request_;
@@ -219,6 +224,7 @@ std::shared_ptr<TensorParallel> apply_tensor_parallel(const ParallelizeRequest& 
   auto made = std::make_shared<TensorParallel>(group);
   Applier applier(request, group, made->cuts_);
   for (const TpModule& styled : resolve_tp_modules(request.tp, request.outline)) applier.apply(styled);
+  applier.share_the_rest();
   made->vocabulary_ = applier.vocabulary();
   made->unfinished_ = applier.unfinished();
   made->partial_ = partial_gradient_parameters(request.tp, request.outline);

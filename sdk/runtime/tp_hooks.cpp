@@ -60,11 +60,17 @@ bool TpHooks::is_shared(const Tensor& x, TpLayout layout) const {
 }
 
 // What columns compute on: the whole input, whose gradient is a sum over the ranks.
-Tensor TpHooks::to_column(const Tensor& x, TpLayout from) {
+Tensor TpHooks::to_column(const Tensor& x, TpLayout from, int64_t size) {
   if (is_shared(x, from) && shared_.to.defined()) return shared_.to;
-  Tensor to = from == replicate ? copy_to(x, group_)
-              : from == partial ? copy_to(sum_over(x, group_), group_)
-                                : gather_along(x, dim_of(from), group_);
+  Tensor to;
+  if (from == replicate)
+    to = copy_to(x, group_);
+  else if (from == partial)
+    to = copy_to(sum_over(x, group_), group_);
+  else if (from == shard_1)
+    to = gather_along(x, 1, group_);
+  else
+    to = gather_along(padded(x, -1, (size + group_->size() - 1) / group_->size()), -1, group_).narrow(x.dim() - 1, 0, size);
   shared_ = {c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>(x.getIntrusivePtr()), to, nullptr, from,
              c10::GradMode::is_enabled()};
   return to;
@@ -94,7 +100,7 @@ void run_on_nothing(const ForwardCall& call, const Tensor& x) {
 void TpHooks::column_pieces(HookHost& host, const TpModule& styled, torch::nn::LinearImpl& linear) {
   host.around = [self = shared_from_this(), &linear, name = styled.name](ForwardCall call) -> std::vector<Tensor> {
     const Tensor& x = call.inputs.at(0);
-    if (under_autocast(x)) return call.run({self->to_column(x, shard_1)});
+    if (under_autocast(x)) return call.run({self->to_column(x, shard_1, 0)});
     run_on_nothing(call, x);
     return {column_in_pieces(x, linear.weight, linear.bias, self->gathering_of(x), self->world_->trace(), name)};
   };
@@ -117,16 +123,17 @@ Tensor TpHooks::reduced(const Tensor& x, TpLayout to) {
 
 void TpHooks::column(HookHost& host, const TpModule& styled, int64_t size, torch::nn::LinearImpl* linear) {
   TpStyle style = styled.style;
+  int64_t in = linear != nullptr ? linear->weight.size(1) : 0;
   bool ready = styled.gathers_for_columns;  // the norm before it has gathered, and sums up the gradients
   if (pieces && linear != nullptr && (ready || style.input == shard_1))
     column_pieces(host, styled, *linear);
   else
-    host.before_forward.push_back([self = shared_from_this(), style, ready](torch::nn::Module&, TensorRefs& inputs) {
+    host.before_forward.push_back([self = shared_from_this(), style, ready, in](torch::nn::Module&, TensorRefs& inputs) {
       Tensor& x = *inputs.at(0);
       if (!at::isFloatingType(x.scalar_type())) {  // ids of an embedding
         if (style.input != replicate) x = convert(x, style.input, replicate, 0, self->group_);
       } else if (!ready) {
-        x = self->to_column(x, style.input);
+        x = self->to_column(x, style.input, in);
       }
     });
   if (style.output != shard_last)

@@ -37,7 +37,8 @@ class TpHooks : public std::enable_shared_from_this<TpHooks> {
   void column_pieces(HookHost& host, const TpModule& styled, torch::nn::LinearImpl& linear);
   void row_pieces(HookHost& host, const TpModule& styled, torch::nn::LinearImpl& linear);
   bool is_shared(const at::Tensor& x, TpLayout layout) const;
-  at::Tensor to_column(const at::Tensor& x, TpLayout from);
+  // `size`: the whole last dimension, where that is cut.
+  at::Tensor to_column(const at::Tensor& x, TpLayout from, int64_t size);
   at::Tensor reduced(const at::Tensor& x, TpLayout to);
 
   GroupPtr group_;
