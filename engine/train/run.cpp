@@ -208,6 +208,7 @@ int run_rank(const RunOptions& options) {
     if (validation_data) say("validation: " + validation_data->describe());
     for (const std::string& notice : world->notices()) say("notice: " + notice);
     for (const std::string& notice : trainer.plan().notices) say("notice: " + notice);
+    for (const std::string& warning : trainer.plan().warnings) say("warning: " + warning);
   }
 
   int64_t rows = trainer.local_batch(), dp = trainer.data_parallel_size(), dp_rank = trainer.data_parallel_rank(),

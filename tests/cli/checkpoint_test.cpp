@@ -38,14 +38,14 @@ struct Runs {
   }
   ~Runs() { fs::remove_all(path); }
   fs::path at(const char* run, const char* step) const { return path / "runs" / run / "checkpoints" / step; }
-  void train(const std::string& name, const std::string& strategy, int ranks, int steps) const {
+  void train(const std::string& name, const std::string& strategy, int ranks, int steps, const std::string& more = "") const {
     Ran ran = run("train configs/" + std::string(strategy == "ddp" ? "ddp_cpu.toml" : "first_fsdp2_cpu.toml") + " --nproc " +
                       std::to_string(ranks) + " --set run.name=" + name + " --set 'run.dir=" + (path / "runs").string() +
                       "' --set 'model.pretrained=" + model.string() +
                       "' --set model.config=none --set dataset.kind=mock --set dataset.seq_len=16 --set step_scheduler.local_batch_size=2"
                       " --set step_scheduler.global_batch_size=4 --set lr_scheduler.lr_warmup_steps=1 --set checkpoint.every_steps=2"
                       " --set step_scheduler.max_steps=" +
-                      std::to_string(steps),
+                      std::to_string(steps) + more,
                   "2>&1");
     INFO(ran.out);
     REQUIRE(ran.status == 0);
@@ -133,6 +133,13 @@ TEST_CASE("an export of a run that learned nothing is the folder it started from
   json::object same = answer("checkpoint diff " + quoted(out) + " " + quoted(runs().model));
   CHECK(same.at("equal").as_bool());
   CHECK(same.at("compared").as_int64() > 10);
+  // Cut over two axes, it makes the same file.
+  fs::path from_tp = runs().path / "out_tp";
+  runs().train("tp", "fsdp2", 4, 0,
+               " --set distributed.tp_size=2 --set distributed.sequence_parallel=true --set 'run.dir=" + runs().path.string() + "'");
+  answer("checkpoint export " + quoted(runs().path / "tp") + " --out " + quoted(from_tp));
+  CHECK(contents(from_tp / "model.safetensors") == contents(out / "model.safetensors"));
+  CHECK(contents(from_tp / "config.json") == contents(out / "config.json"));
   Ran copied = run("checkpoint export " + quoted(runs().model) + " --out " + quoted(runs().path / "copied"), "2>&1");
   CHECK(copied.status == 0);
   CHECK(copied.out.find("formats that may hold programs are not carried along: pytorch_model.bin") != std::string::npos);

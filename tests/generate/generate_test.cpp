@@ -117,6 +117,29 @@ TEST_CASE("tokens are the same under every strategy and on any number of ranks, 
   CHECK(run(drawn + "7").out != run(drawn + "9").out);
 }
 
+TEST_CASE("tokens are the same on tensor and sequence parallel ranks, for texts of any length") {
+  struct Row {
+    const char *net, *prompt;
+    int tp;
+  };
+  for (const Row& row : {Row{"qwen3", "4,5,6", 2}, {"llama_tied_257", "1,2,3,4,5", 4}, {"qwen2", "7", 2}, {"mistral_window", "9,8", 2}}) {
+    std::string base =
+        std::string("generate tests/data/nets/") + row.net + " --tokens " + row.prompt + " --max-new 15 --temperature 0.9 --seed 7";
+    Ran alone = run(base);
+    CAPTURE(base);
+    REQUIRE(alone.status == 0);
+    std::string tp = " --set distributed.strategy=fsdp2 --set distributed.tp_size=" + std::to_string(row.tp);
+    for (std::string layout :
+         {" --nproc " + std::to_string(row.tp) + tp, " --nproc 4" + tp + " --set distributed.sequence_parallel=true"}) {
+      Ran ran = run(base + layout, true);
+      CAPTURE(layout);
+      CAPTURE(ran.out);
+      CHECK(ran.status == 0);
+      CHECK(ran.out.find(alone.out) != std::string::npos);
+    }
+  }
+}
+
 TEST_CASE("drawing from the most likely token alone is greedy") {
   std::string base = "generate tests/data/nets/mistral_window --tokens 9,8 --max-new 30 ";
   Ran greedy = run(base + "--temperature 0");

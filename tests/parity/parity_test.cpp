@@ -67,6 +67,66 @@ TEST_CASE("losses and gradient norms are PyTorch's on every layout") {
   }
 }
 
+namespace {
+
+// tp 2 with one micro-batch a step, on `ranks` ranks.
+std::vector<std::string> tensor_parallel(int ranks, const std::vector<std::string>& more = {}) {
+  std::vector<std::string> out{"distributed.tp_size=2", "step_scheduler.local_batch_size=" + std::to_string(24 / ranks)};
+  out.insert(out.end(), more.begin(), more.end());
+  return out;
+}
+const std::string kSequence = "distributed.sequence_parallel=true", kReplicate2 = "distributed.dp_replicate_size=2";
+
+void check_curve(const Folder& folder, const std::string& family, int ranks, const std::vector<std::string>& sets) {
+  std::string what = family + " on " + std::to_string(ranks);
+  for (const std::string& set : sets) what += " " + set;
+  CAPTURE(what);
+  std::vector<Row> expected = read_curve(kData + family + "/curve.jsonl"), found = train(folder, family, ranks, 1, sets);
+  CHECK(worst(found, expected, false) < 1e-5);
+  CHECK(worst(found, expected, true) < 1e-5);
+}
+
+std::string said(const Folder& folder) {
+  std::ifstream file(folder.path / "out");
+  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+}
+
+}  // namespace
+
+TEST_CASE("losses and gradient norms are PyTorch's under tensor and sequence parallelism") {
+  Folder folder;
+  check_curve(folder, "llama", 2, tensor_parallel(2));
+  check_curve(folder, "llama", 2, tensor_parallel(2, {kSequence}));
+  check_curve(folder, "llama", 2, tensor_parallel(2, {kSequence, "distributed.enable_async_tensor_parallel=true"}));
+  check_curve(folder, "llama", 2, tensor_parallel(2, {"distributed.tp_plan=own"}));
+  check_curve(folder, "llama", 4, tensor_parallel(4, {kSequence, "distributed.activation_checkpointing=full"}));
+  check_curve(folder, "llama", 8, tensor_parallel(8, {kReplicate2, kSequence}));
+  check_curve(folder, "qwen3", 2, tensor_parallel(2));
+  check_curve(folder, "qwen3", 4, tensor_parallel(4, {kSequence}));
+  check_curve(folder, "qwen2", 2, tensor_parallel(2, {kSequence}));
+  check_curve(folder, "mistral", 4, tensor_parallel(4));
+}
+
+TEST_CASE("tensor-parallel plans of the user's own, as patterns or from a plugin, and what they have wrong") {
+  Folder folder;
+  auto pattern = [](const std::string& names, const std::string& style) { return "distributed.tp_plan.\"" + names + "\"=" + style; };
+  const std::string mlp = "model.layers.*.mlp.";
+  check_curve(folder, "llama", 2,
+              tensor_parallel(
+                  2, {pattern(mlp + "gate_proj", "colwise"), pattern(mlp + "up_proj", "colwise"), pattern(mlp + "down_proj", "rowwise")}));
+  check_curve(
+      folder, "qwen3", 4,
+      tensor_parallel(4, {pattern("model.embed_tokens", "rowwise_rep"), pattern("lm_head", "colwise"),
+                          pattern("model.layers.[01].self_attn.[qkv]_proj", "colwise"),
+                          pattern("model.layers.[01].self_attn.o_proj", "rowwise"), pattern("model.layer.*.mlp.up_proj", "colwise")}));
+  CHECK(said(folder).find("the pattern \"model.layer.*.mlp.up_proj\" of the tensor-parallel plan matches no module") != std::string::npos);
+  std::vector<std::string> plugin{"plugins.load=[\"" MESHWRIGHT_BUILD_DIR "/fixtures/plugins/libmeshwright_fixture_tp_plan.so\"]",
+                                  "distributed.strategy=fixture_tp_plan", "distributed.tp_plan=fixture_mlp_and_head"};
+  check_curve(folder, "llama", 2, tensor_parallel(2, plugin));
+  CHECK(said(folder).find("the pattern \"model.layers.*.mlp.dense\" of the tensor-parallel plan matches no module") != std::string::npos);
+  check_curve(folder, "qwen3", 4, tensor_parallel(4, plugin));
+}
+
 TEST_CASE("sockets and shared memory give the same curve") {
   Folder folder;
   std::vector<Row> shared = train(folder, "llama", 3, 1, {});

@@ -1,6 +1,7 @@
 """The program beside PyTorch on the folders of make_fixture.py, made here: check_training.py [--build build] [--size small] [--only llama qwen3]
 
-20 steps of 12 samples of 64 tokens on 1 to 4 ranks: ddp, fsdp2 and hsdp (2 x 2), with and without accumulation. Losses agree with PyTorch's float32 curve
+20 steps of 12 samples of 64 tokens on 1 to 4 ranks: ddp, fsdp2, hsdp (2 x 2) and tensor parallel (2, and 2 x shard 2, with and without sequence
+parallel), with and without accumulation. The first family (Llama) is also held beside PyTorch's own fsdp2 and tensor parallel runs. Losses agree with PyTorch's float32 curve
 within 1e-5. So do gradient norms but where training itself blows rounding up: with AdamW at 1e-3 and no warm-up the norm leaps at some step, and
 there PyTorch's own float32 curve leaves its float64 curve by up to 1e-5. Norms are therefore held to 1e-5 plus twice that distance, and both are printed.
 Norms are summed in float64 on both sides: PyTorch's own float32 sum of squares is off by 4e-5 at this size.
@@ -20,6 +21,8 @@ pretrained = "{folder}/{family}"
 [distributed]
 strategy = "{strategy}"
 dp_replicate_size = {replicas}
+tp_size = {tp}
+sequence_parallel = {sequence}
 [distributed.mp_policy]
 param_dtype = "float32"
 output_dtype = "float32"
@@ -54,7 +57,7 @@ def distance(x, y, key):
 def peer(folder, family, out, strategy, ranks, environment, *more):
     launch = [sys.executable] if ranks == 1 else [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--master-port", "29617"]
     done = subprocess.run(launch + [os.path.join(here, "peer_train.py"), "--model", f"{folder}/{family}", "--tokens", f"{folder}/train.bin", "--strategy", strategy,
-                                    "--exact-norm", "--seq-len", "64", "--micro-batch", str(12 // ranks), "--steps", "20", "--out", out, *more],
+                                    "--exact-norm", "--seq-len", "64", "--micro-batch", str(12 if strategy == "tp" else 12 // ranks), "--steps", "20", "--out", out, *more],
                           env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     if done.returncode:
         sys.exit(done.stderr[-3000:])
@@ -77,9 +80,11 @@ def main():
             curves = {"none": peer(folder, family, f"{folder}/none.jsonl", "none", 1, environment)}
             if family == a.only[0]:
                 curves["fsdp2"] = peer(folder, family, f"{folder}/fsdp2.jsonl", "fsdp2", 2, environment)
-            for strategy, ranks, replicas, local in [("ddp", 1, 1, 12), ("fsdp2", 2, 1, 6), ("ddp", 2, 1, 2), ("fsdp2", 3, 1, 1), ("fsdp2", 4, 2, 3)]:
+                curves["tp"] = peer(folder, family, f"{folder}/tp.jsonl", "tp", 2, environment)
+            for strategy, ranks, replicas, local, tp, sequence in [("ddp", 1, 1, 12, 1, False), ("fsdp2", 2, 1, 6, 1, False), ("ddp", 2, 1, 2, 1, False), ("fsdp2", 3, 1, 1, 1, False),
+                                                                   ("fsdp2", 4, 2, 3, 1, False), ("fsdp2", 2, 1, 12, 2, False), ("fsdp2", 2, 1, 4, 2, True), ("fsdp2", 4, 1, 6, 2, True)]:
                 with open(f"{folder}/job.toml", "w") as f:
-                    f.write(JOB.format(folder=folder, family=family, strategy=strategy, replicas=replicas, local=local))
+                    f.write(JOB.format(folder=folder, family=family, strategy=strategy, replicas=replicas, local=local, tp=tp, sequence=str(sequence).lower()))
                 done = subprocess.run([os.path.join(a.build, "bin/meshwright"), "train", f"{folder}/job.toml", "--nproc", str(ranks)], capture_output=True, text=True)
                 if done.returncode:
                     sys.exit(done.stderr)
@@ -89,7 +94,7 @@ def main():
                     own = distance(theirs, exact, "grad_norm")
                     good = len(ours) == len(theirs) == 20 and loss < 1e-5 and norm < 1e-5 + 2 * own
                     failed |= not good
-                    print(f"{family} {a.size}: {strategy} on {ranks} ({replicas} replicas, {12 // ranks // local} micro-batches) beside PyTorch {name}: loss {loss:.1e}, norm {norm:.1e}"
+                    print(f"{family} {a.size}: {strategy} on {ranks} ({replicas} replicas, tp {tp}{' with sequences cut' if sequence else ''}, {12 * tp // ranks // local} micro-batches) beside PyTorch {name}: loss {loss:.1e}, norm {norm:.1e}"
                           f" (to float64: ours {distance(ours, exact, 'grad_norm'):.1e}, PyTorch's {own:.1e}){'' if good else '   TOO FAR'}", flush=True)
     sys.exit(failed)
 

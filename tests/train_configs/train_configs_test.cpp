@@ -75,7 +75,8 @@ TEST_CASE("the ready configurations of ddp and fsdp2 train as they are") {
     const char *file, *name;
     int ranks;
   };
-  for (const Row& row : {Row{"ddp_cpu", "ddp", 2}, Row{"first_fsdp2_cpu", "fsdp2", 2}, Row{"hsdp_cpu", "hsdp", 4}, Row{"tp_cpu", "tp", 4}}) {
+  for (const Row& row :
+       {Row{"ddp_cpu", "ddp", 2}, Row{"first_fsdp2_cpu", "fsdp2", 2}, Row{"hsdp_cpu", "hsdp", 4}, Row{"tp_cpu", "tp", 4}}) {
     std::string file = row.file;
     CAPTURE(file);
     Trained run = train("configs/" + file + ".toml --nproc " + std::to_string(row.ranks) + " --set step_scheduler.max_steps=2", row.name);
@@ -110,10 +111,11 @@ TEST_CASE("the quickstart's model has the same losses and writes the same text u
   CHECK(alone.sample.size() == 48);
   CHECK(alone.sample.starts_with("int main"));
   CHECK(alone.out.find("a sample, temperature 0.7:\n\nint main") != std::string::npos);
-  for (const char* strategy : {"fsdp2", "ddp"}) {
-    std::string name = strategy;
+  const std::string tp = "fsdp2 --set distributed.tp_size=2";
+  int number = 0;
+  for (const std::string& name : {std::string("fsdp2"), std::string("ddp"), tp, tp + " --set distributed.sequence_parallel=true"}) {
     CAPTURE(name);
-    Trained run = train(sampled + "--nproc 2 --set distributed.strategy=" + name, "two_" + name);
+    Trained run = train(sampled + "--nproc 2 --set distributed.strategy=" + name, "two_" + std::to_string(++number));
     INFO(run.out);
     REQUIRE(run.status == 0);
     check_equal(run.losses, alone.losses);
