@@ -217,23 +217,31 @@ TpPlanEntries own_tp_plan(const ModelOutline& outline) {
 }
 
 void check_heads(const ModelOutline& outline, int64_t tp) {
-  auto check = [&](int64_t heads, const char* what) {
-    if (heads % tp == 0) return;
-    Error error(ErrorCode::heads_not_divisible, outline.architecture + " has " + std::to_string(heads) + " " + what +
-                                                    ", which do not divide by tp " + std::to_string(tp) +
-                                                    "; there is no replication of heads");
+  auto fits = [&](int64_t d) {
+    for (int64_t heads : {outline.key_value_heads, outline.attention_heads})
+      if (heads % d != 0) return false;
+    for (const ParameterOutline& p : outline.parameters)
+      if (p.fused && p.fused->groups % d != 0) return false;
+    return true;
+  };
+  auto check = [&](int64_t parts, const std::string& has, const char* why) {
+    if (parts % tp == 0) return;
+    Error error(ErrorCode::heads_not_divisible, has + ", which do not divide by tp " + std::to_string(tp) + "; " + why);
     error.key("distributed.tp_size");
     std::vector<std::string> valid;
-    for (int64_t d = 1; d <= std::max(outline.attention_heads, heads); ++d)
-      if ((outline.key_value_heads == 0 || outline.key_value_heads % d == 0) &&
-          (outline.attention_heads == 0 || outline.attention_heads % d == 0))
-        valid.push_back(std::to_string(d));
+    for (int64_t d = 1; d <= std::max(outline.attention_heads, parts); ++d)
+      if (fits(d)) valid.push_back(std::to_string(d));
     // The largest sizes are the ones a user who asked for more would take.
     for (size_t i = valid.size(), shown = 0; i-- > 0 && shown < 3; ++shown) error.help("set distributed.tp_size = " + valid[i]);
     throw error.note("valid tensor-parallel sizes: " + text::join(valid, ", "));
   };
-  check(outline.key_value_heads, "key-value heads");
-  check(outline.attention_heads, "attention heads");
+  for (auto [heads, what] :
+       {std::pair(outline.key_value_heads, " key-value heads"), std::pair(outline.attention_heads, " attention heads")})
+    check(heads, outline.architecture + " has " + std::to_string(heads) + what, "there is no replication of heads");
+  for (const ParameterOutline& p : outline.parameters)
+    if (p.fused)
+      check(p.fused->groups, "the rows of " + p.name + " lie in " + std::to_string(p.fused->groups) + " groups",
+            "a rank needs whole groups of them");
 }
 
 void check_moe_tp_plan(const ModelOutline& outline, const TpPlanRequest& request, const TpPlanEntries& entries) {

@@ -246,6 +246,20 @@ TEST_CASE("heads must divide by tp, and the help names sizes that do") {
   }
 }
 
+TEST_CASE("the groups of fused rows must divide by tp") {
+  ModelOutline o;
+  o.architecture = "Phi3ForCausalLM";
+  o.attention_heads = o.key_value_heads = 4;
+  o.parameters = {{"mlp.gate_up_proj.weight", {100, 8}, DType::float32, FusedRows{2, {25, 25}}}};
+  CHECK_NOTHROW(check_heads(o, 1));
+  CHECK_NOTHROW(check_heads(o, 2));
+  Error error = error_of([&] { check_heads(o, 4); });
+  CHECK(error.code() == ErrorCode::heads_not_divisible);
+  CHECK(error.message() ==
+        "the rows of mlp.gate_up_proj.weight lie in 2 groups, which do not divide by tp 4; a rank needs whole groups of them");
+  CHECK(error.helps() == std::vector<std::string>{"set distributed.tp_size = 2", "set distributed.tp_size = 1"});
+}
+
 TEST_CASE("the plan is chosen in the order of the specification") {
   ModelOutline llama = testing::llama_outline({});
   CHECK(select_tp_plan(llama, request(1)).source == "none");
