@@ -128,6 +128,7 @@ JobPlan lay_out(Job& job, const PlanRequest& wanted) {
       }
     throw error;
   }
+  if (config.shared.sequence_parallel && sizes.tp <= 1) plan.notices.push_back("sequence_parallel has no effect with tp_size = 1");
   TpPlanRequest tp{sizes.tp, config.shared.sequence_parallel, config.shared.tp_plan};
   plugins::guarded(plan.strategy, "translating the tensor-parallel plan",
                    [&] { plan.tp = plan.strategy.strategy->translate_tp_plan(outline, tp); });

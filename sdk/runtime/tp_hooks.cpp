@@ -131,11 +131,14 @@ void TpHooks::column(HookHost& host, const TpModule& styled, int64_t size, torch
     host.before_forward.push_back([self = shared_from_this(), style, ready, in](torch::nn::Module&, TensorRefs& inputs) {
       Tensor& x = *inputs.at(0);
       if (!at::isFloatingType(x.scalar_type())) {  // ids of an embedding
-        if (style.input != replicate) x = convert(x, style.input, replicate, 0, self->group_);
+        if (style.input == shard_1) x = convert(x, shard_1, replicate, 0, self->group_);
       } else if (!ready) {
         x = self->to_column(x, style.input, in);
       }
     });
+  // Beside a head stands nothing that takes its input: what was made of it is let go.
+  if (styled.name.find('.') == std::string::npos)
+    host.after_forward.push_back([self = shared_from_this()](torch::nn::Module&, TensorRefs&) { self->shared_ = {}; });
   if (style.output != shard_last)
     host.after_forward.push_back([self = shared_from_this(), style, size](torch::nn::Module&, TensorRefs& outputs) {
       Tensor& y = *outputs.at(0);
@@ -166,7 +169,7 @@ void TpHooks::vocabulary(HookHost& host, const TpModule& styled, Chunk rows, Ten
   bool empty = rows.begin == rows.end;
   host.before_forward.push_back([self = shared_from_this(), style, rows, outside, empty](torch::nn::Module&, TensorRefs& inputs) {
     Tensor& ids = *inputs.at(0);
-    if (style.input != replicate) ids = convert(ids, style.input, replicate, 0, self->group_);
+    if (style.input == shard_1) ids = convert(ids, shard_1, replicate, 0, self->group_);  // else every rank has them all
     Tensor mine = ids - rows.begin;
     *outside = (mine < 0).logical_or_(mine >= rows.end - rows.begin);
     ids = empty ? at::empty({0}, ids.options()) : mine.masked_fill_(*outside, 0);

@@ -41,7 +41,7 @@ class Span {
 
 // Rows [from, to) of the sequence times weight [out, in] transposed.
 Tensor times(const Tensor& x, const Tensor& weight) {
-  Tensor y = product(x.reshape({-1, x.size(-1)}), weight);
+  Tensor y = product(x.flatten(0, -2), weight);
   return y.view({x.size(0), x.size(1), weight.size(0)});
 }
 
@@ -162,7 +162,7 @@ struct ColumnPieces : torch::autograd::Node {
   variable_list of(const Tensor& to_x, const Tensor& to_weight, const Tensor& to_bias) const {
     return has_bias ? variable_list{to_x, to_weight, to_bias} : variable_list{to_x, to_weight};
   }
-  static Tensor flat(const Tensor& t) { return t.reshape({-1, t.size(-1)}); }
+  static Tensor flat(const Tensor& t) { return t.flatten(0, -2); }
 
   std::shared_ptr<Gathering> gathering;
   Tensor weight;

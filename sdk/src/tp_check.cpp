@@ -37,6 +37,10 @@ void check_block(const std::string& parent, const std::vector<std::pair<std::str
   std::string cut, whole, joins, takes_whole;
   for (const auto& [child, style] : children) {
     std::string said = std::string(child) + " has " + text_of(style);
+    if (is_one_of(kIn, child) && style != nullptr && style->kind == row && style->input == shard_last)
+      throw does_not_fit("in " + parent + ", " + said + ", but its input is whole: nothing before it leaves it cut")
+          .help("give it the style \"colwise\", and the projection on the way out \"rowwise\"")
+          .help("give it the style \"rowwise_rep\", which cuts its input itself");
     if (is_one_of(kIn, child))
       (style != nullptr && style->kind == column && style->output == shard_last ? cut : whole) = said;
     else
@@ -69,6 +73,10 @@ void check_tp_blocks(const TpPlan& plan, const ModelOutline& outline) {
       throw does_not_fit(module.name + " would leave what it looks up cut along its width, which nothing after it expects")
           .help("give it the style \"rowwise_rep\", which cuts the vocabulary")
           .help("give it the style \"colwise_rep\", which puts the width together");
+    if (module.kind == ModuleKind::linear && parent.empty() && style != nullptr && style->kind == row && style->input == shard_last)
+      throw does_not_fit(module.name + " has " + text_of(style) + ", but its input is whole: nothing before it leaves it cut")
+          .help("give it the style \"colwise\"")
+          .help("give it the style \"rowwise_rep\", which cuts its input itself");
     if (module.kind != ModuleKind::linear || parent.empty()) continue;
     if (is_one_of(kIn, child) || is_one_of(kOut, child))
       blocks[parent].emplace_back(child, style);

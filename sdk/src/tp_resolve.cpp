@@ -44,7 +44,7 @@ Error does_not_fit(const std::string& message) { return Error(ErrorCode::tp_plan
   Error error = does_not_fit(module.name + " has no style, but the norm " + norms.norm +
                              " beside it is sequence parallel: it sees only a part of the sequence");
   if (plan.source == "custom") {
-    if (module.kind == ModuleKind::linear) error.help("give " + module.name + " the style \"colwise\" or \"rowwise\"");
+    if (module.kind == ModuleKind::linear) error.help("give " + module.name + " the style \"colwise\"");
     if (module.kind == ModuleKind::norm) error.help("give " + module.name + " the style \"sequence_parallel\"");
     error.help("remove the pattern " + text::quote(norms.pattern));
   } else {

@@ -78,6 +78,8 @@ TpPlanEntries named_plan(const ModelOutline& outline, const TpPlanRequest& reque
 
 std::string advice_text(const Error& error) { return error.message(); }
 
+bool runs(const ModelOutline& outline, const TpPlanEntries& entries);
+
 // Selection 3.1, steps 4 to 7.
 TpPlanEntries automatic_plan(const ModelOutline& outline, const TpPlanRequest& request, TpPlan& plan) {
   std::string why;
@@ -95,9 +97,13 @@ TpPlanEntries automatic_plan(const ModelOutline& outline, const TpPlanRequest& r
   }
   try {
     TpPlanEntries entries = own_tp_plan(outline);
+    if (request.sequence_parallel && runs(outline, base_tp_plan(true))) {
+      plan.source = "base plan";
+      plan.notices.push_back("the own plan of " + outline.architecture +
+                             " has no sequence parallelism; the base plan, which has it, is used");
+      return base_tp_plan(true);
+    }
     plan.source = "own plan";
-    if (request.sequence_parallel)
-      plan.notices.push_back("the model's own plan has no sequence parallelism; sequence_parallel has no effect on it");
     return entries;
   } catch (const Error& error) {
     why = advice_text(error);
@@ -152,10 +158,13 @@ void match(const ModelOutline& outline, const TpPlanEntries& entries, bool optio
       if (!can_have(module.kind, style.kind))
         throw Error(ErrorCode::tp_plan_does_not_fit,
                     "the pattern " + text::quote(pattern) + " gives " + std::string(style_name(style.kind)) + " to " +
-                        (module.name.empty() ? "the model itself" : module.name) + ", a " + module.class_name +
+                        (module.name.empty() ? "the model itself" : module.name) + ", which is of class " + module.class_name +
                         (style.kind == column || style.kind == row ? "; it works on Linear and Embedding only" : ""))
             .key("distributed.tp_plan")
-            .help("name the Linear modules below it, for example " + text::quote((module.name.empty() ? "" : pattern + ".") + "q_proj"));
+            .help(module.kind == ModuleKind::norm ? "give it the style \"sequence_parallel\", or none"
+                  : module.kind == ModuleKind::embedding
+                      ? "give it the style \"rowwise_rep\", which cuts the vocabulary"
+                      : "name the Linear modules themselves, for example \"model.layers.*.mlp.up_proj\"");
       auto [it, first] = styled.emplace(module.name, pattern);
       if (!first)
         throw Error(ErrorCode::tp_plan_does_not_fit,
@@ -170,6 +179,25 @@ void match(const ModelOutline& outline, const TpPlanEntries& entries, bool optio
     }
     plan.entries.push_back(std::move(entry));
   }
+}
+
+// Whether a plan that was not made for the model fits it all the same.
+bool runs(const ModelOutline& outline, const TpPlanEntries& entries) {
+  if (outline.remote_code || outline.moe) return false;
+  try {
+    TpPlan plan;
+    match(outline, entries, /*optional=*/true, plan);
+    resolve_tp_modules(plan, outline);
+    check_tp_blocks(plan, outline);
+    return std::any_of(plan.entries.begin(), plan.entries.end(), [](const TpEntry& e) { return e.style.kind == row; });
+  } catch (const Error&) {
+    return false;
+  }
+}
+
+bool has_sequence(const std::vector<TpEntry>& entries) {
+  return std::any_of(entries.begin(), entries.end(),
+                     [](const TpEntry& e) { return e.style.kind == sequence || e.style.kind == sequence_all_gather; });
 }
 
 }  // namespace
@@ -305,6 +333,10 @@ TpPlan select_tp_plan(const ModelOutline& outline, const TpPlanRequest& request)
     std::erase_if(entries, [](const auto& e) { return e.first == "lm_head" && e.second.output == TpLayout::replicate; });
   if (outline.moe) check_moe_tp_plan(outline, request, entries);
   match(outline, entries, optional_patterns(plan, request, outline), plan);
+  if (request.sequence_parallel && plan.notices.empty() && !has_sequence(plan.entries))
+    plan.notices.push_back("the tensor-parallel plan (" + plan.source +
+                           ") has no sequence-parallel styles: sequence_parallel and enable_async_tensor_parallel have no effect");
+  if (entries.empty()) plan.notices.push_back("the tensor-parallel plan is empty: the ranks of tp all compute the same");
   resolve_tp_modules(plan, outline);  // refuses what could not run
   try {
     check_tp_blocks(plan, outline);

@@ -402,6 +402,8 @@ TEST_CASE("a plan that would combine a part with a whole is drawn with a warning
         {attention + "o_proj", "rowwise_rep"}},
        "but o_proj has rowwise (replicate to replicate)"},
       {{{mlp + "down_proj", "rowwise"}}, "down_proj has rowwise (shard(-1) to replicate)"},
+      {{{mlp + "gate_proj", "rowwise"}}, "but its input is whole"},
+      {{{"lm_head", "rowwise"}}, "but its input is whole"},
       {{{"model.embed_tokens", "colwise"}}, "cut along its width"},
       {{{"model.norm", "sequence_parallel"}, {"model.embed_tokens", "rowwise_rep"}, {"lm_head", "colwise_rep"}}, "they cannot be added"},
       {{{mlp + "up_proj", "colwise"}, {mlp + "gate_proj", "colwise"}, {mlp + "down_proj", "rowwise"}}, nullptr},
