@@ -1,10 +1,10 @@
 """Checkpoints beside PyTorch and transformers, on folders made here: check_checkpoints.py [--build build]
 
 1. A Hugging Face folder that is loaded and exported again after no step is the same folder: every tensor to the byte, config.json and all
-   other files too; from float32 storage on 1 to 3 ranks, for float32 and bfloat16 files.
+   other files too; from float32 storage on 1 to 4 ranks, with and without tensor parallelism, for float32 and bfloat16 files.
 2. What `checkpoint export` makes of a trained checkpoint loads in transformers, whole and in shards, and has there the loss that the next
    step of the run prints.
-3. A run on 4 ranks goes on on 1, 2 and 3 under the other strategy as PyTorch's unbroken curve does.
+3. A run on 4 ranks goes on on 1, 2 and 3 under the other strategy, and under tensor parallelism, as PyTorch's unbroken curve does.
 """
 import argparse, filecmp, json, os, shutil, subprocess, sys, tempfile
 
@@ -27,6 +27,8 @@ threads = 1
 pretrained = "{model}"
 [distributed]
 strategy = "{strategy}"
+tp_size = {tp}
+sequence_parallel = {sequence}
 [distributed.mp_policy]
 param_dtype = "float32"
 output_dtype = "float32"
@@ -82,9 +84,9 @@ class Checks:
 
 def train(a, folder, **values):
     path = f"{folder}/job.toml"
-    ranks = values.pop("ranks")
+    ranks, tp = values.pop("ranks"), values.pop("tp", 1)
     with open(path, "w") as f:
-        f.write(JOB.format(folder=folder, **values))
+        f.write(JOB.format(folder=folder, tp=tp, sequence=str(tp > 1).lower(), **values))
     run(os.path.join(a.build, "bin/meshwright"), "train", path, "--nproc", str(ranks))
     return [r for r in map(json.loads, open(f"{folder}/runs/{values['name']}/metrics.jsonl")) if "grad_norm" in r]
 
@@ -96,15 +98,15 @@ def round_trip(a, folder, checks):
         os.makedirs(f"{source}/extra")
         for name, text in [("tokenizer.json", "{}"), ("generation_config.json", '{"max_new_tokens": 3}'), ("README.md", "what it is\n"), ("extra/notes.txt", "x")]:
             open(f"{source}/{name}", "w").write(text)
-        for strategy, ranks in [("fsdp2", 1), ("fsdp2", 3), ("ddp", 2)]:
-            name = f"same_{family}_{str(dtype)[6:]}_{strategy}_{ranks}"
-            train(a, folder, name=name, model=source, strategy=strategy, ranks=ranks, steps=0)
+        for strategy, ranks, tp in [("fsdp2", 1, 1), ("fsdp2", 3, 1), ("ddp", 2, 1), ("fsdp2", 2, 2), ("fsdp2", 4, 2)]:
+            name = f"same_{family}_{str(dtype)[6:]}_{strategy}_{ranks}_{tp}"
+            train(a, folder, name=name, model=source, strategy=strategy, ranks=ranks, tp=tp, steps=0)
             made = f"{folder}/runs/{name}/hf"
             before, after = tensors_of(source), tensors_of(made)
             good = before.keys() == after.keys() and all(same_bytes(before[k], after[k]) for k in before)
             files = ["config.json", "tokenizer.json", "generation_config.json", "README.md", "extra/notes.txt"]
             good &= not filecmp.cmpfiles(source, made, files, shallow=False)[1:][0] and not filecmp.cmpfiles(source, made, files, shallow=False)[2]
-            checks.check(good, f"{family} {str(dtype)[6:]}, {strategy} on {ranks}: {len(before)} tensors and {len(files)} files are the same after load and export")
+            checks.check(good, f"{family} {str(dtype)[6:]}, {strategy} on {ranks}, tp {tp}: {len(before)} tensors and {len(files)} files are the same after load and export")
 
 
 def loss_of(model, tokens, step):
@@ -140,14 +142,14 @@ def exported(a, folder, checks):
     run(sys.executable, os.path.join(here, "peer_train.py"), "--model", f"{folder}/llama", "--tokens", f"{folder}/train.bin", "--strategy", "none",
         "--seq-len", str(LENGTH), "--micro-batch", str(BATCH), "--steps", "18", "--out", peer)
     theirs = [json.loads(line)["loss"] for line in open(peer) if "grad_norm" in line]
-    for strategy, ranks in [("ddp", 1), ("ddp", 2), ("fsdp2", 3), ("ddp", 3)]:
-        shutil.copytree(f"{folder}/runs/four", f"{folder}/runs/to_{strategy}_{ranks}", symlinks=True)
-        ours = train(a, folder, name=f"to_{strategy}_{ranks}", model=f"{folder}/llama", strategy=strategy, ranks=ranks, steps=18)
+    for strategy, ranks, tp in [("ddp", 1, 1), ("ddp", 2, 1), ("fsdp2", 3, 1), ("ddp", 3, 1), ("fsdp2", 2, 2), ("fsdp2", 4, 2)]:
+        shutil.copytree(f"{folder}/runs/four", f"{folder}/runs/to_{strategy}_{ranks}_{tp}", symlinks=True)
+        ours = train(a, folder, name=f"to_{strategy}_{ranks}_{tp}", model=f"{folder}/llama", strategy=strategy, ranks=ranks, tp=tp, steps=18)
         ten = list(range(8, 18))
         own = max(abs(ours[s]["loss"] / unbroken[s]["loss"] - 1) for s in ten)
         far = max(abs(ours[s]["loss"] / theirs[s] - 1) for s in ten)
         checks.check(len(ours) == 18 and own < 1e-6 and far < 1e-5,
-                     f"fsdp2 on 4, then {strategy} on {ranks}: the next ten losses within {own:.1e} of the unbroken run and {far:.1e} of PyTorch")
+                     f"fsdp2 on 4, then {strategy} on {ranks}, tp {tp}: the next ten losses within {own:.1e} of the unbroken run and {far:.1e} of PyTorch")
 
 
 def main():

@@ -41,5 +41,9 @@ inline std::string write_model(const std::filesystem::path& folder, const SmallM
 }
 
 inline const SmallModel kLlama{"llama", "LlamaForCausalLM", "llama", 32, 4, 4, 64, R"(, "tie_word_embeddings": false)"};
+inline const SmallModel kBiases{"biases", "LlamaForCausalLM", "llama", 32, 4, 4, 64, R"(, "attention_bias": true, "mlp_bias": true)"};
+inline const SmallModel kQwen3{"qwen3", "Qwen3ForCausalLM", "qwen3"};
+inline const SmallModel kGemma3{"gemma3", "Gemma3ForCausalLM", "gemma3_text", 32, 4, 4, 64, R"(, "sliding_window": 4)"};
+inline const SmallModel kPhi3{"phi3", "Phi3ForCausalLM", "phi3", 32, 4, 4, 64, R"(, "pad_token_id": null)"};
 
 }  // namespace meshwright

@@ -12,7 +12,6 @@ namespace fs = std::filesystem;
 
 namespace {
 
-const SmallModel kBiases{"biases", "LlamaForCausalLM", "llama", 32, 4, 4, 64, R"(, "attention_bias": true, "mlp_bias": true)"};
 const SmallModel kOdd{"odd", "Qwen3ForCausalLM", "qwen3", 48, 6, 2, 257, R"(, "tie_word_embeddings": true)"};
 
 std::vector<Layout> layouts(const SmallModel& m, const std::string& model) {
@@ -28,7 +27,7 @@ std::vector<Layout> layouts(const SmallModel& m, const std::string& model) {
 
 TEST_CASE("weights and moments are the same to the bit after loading on any other layout, and the next losses are the same") {
   TestFolder folder("tensor_parallel_checkpoint");
-  for (const SmallModel& m : {kBiases, kOdd}) {
+  for (const SmallModel& m : {kBiases, kOdd, kPhi3}) {
     std::vector<Layout> all = layouts(m, write_model(folder.path, m));
     for (size_t a = 0; a < all.size(); ++a) {
       INFO(m.name << ", from " << all[a].text());
@@ -54,7 +53,7 @@ TEST_CASE("weights and moments are the same to the bit after loading on any othe
 
 TEST_CASE("fresh weights are the same to the bit on every layout") {
   TestFolder folder("tensor_parallel_checkpoint");
-  for (const SmallModel& m : {kBiases, kOdd}) {
+  for (const SmallModel& m : {kBiases, kOdd, kGemma3, kPhi3}) {
     std::map<std::string, std::string> first;
     for (const Layout& layout : layouts(m, write_model(folder.path, m))) {
       INFO(m.name << ": " << layout.text());

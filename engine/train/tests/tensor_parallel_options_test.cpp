@@ -11,9 +11,6 @@ using namespace meshwright;
 
 namespace {
 
-const SmallModel kQwen3{"qwen3", "Qwen3ForCausalLM", "qwen3"};
-const SmallModel kBiases{"biases", "LlamaForCausalLM", "llama", 32, 4, 4, 64, R"(, "attention_bias": true, "mlp_bias": true)"};
-
 // The gradients that the optimizer gets in one step, whole: parts of all ranks put together.
 struct Gradients {
   double norm = 0;
@@ -53,7 +50,7 @@ TEST_CASE("gradients are those of one process, and cut and whole ones count once
   TestFolder folder("tensor_parallel_options");
   constexpr double kLimit = 0.25;
   const std::vector<std::string> clip{"optimizer.max_grad_norm=0.25"};
-  for (const SmallModel& m : {kBiases, kQwen3}) {
+  for (const SmallModel& m : {kBiases, kQwen3, kGemma3, kPhi3}) {
     std::string model = write_model(folder.path, m);
     Gradients truth = gradients_of(calm_layout(model, kAlone, clip));
     for (const OnMesh& mesh : kTpMeshes)
@@ -84,7 +81,7 @@ TEST_CASE("recomputing, accumulating, offloading and prefetching change nothing 
     const char* set;
     bool same_bits;  // as the run without it
   };
-  const SmallModel models[] = {kBiases, kQwen3};
+  const SmallModel models[] = {kBiases, kGemma3};
   for (const SmallModel& m : models) {
     std::string model = write_model(folder.path, m);
     Curve truth = curve_of(calm_layout(model, kAlone), 5);

@@ -55,21 +55,21 @@ TEST_CASE("every model that runs takes the same steps under tensor and sequence 
             R"(, "pad_token_id": 200, "sliding_window": 3, "partial_rotary_factor": 0.75)"},
        }) {
     std::string model = write_model(folder.path, m);
-    bool qwen3 = std::string(m.name) == "Qwen3";
-    Curve truth = curve_of(calm_layout(model, kAlone), qwen3 ? 20 : 5);
+    bool most = std::string(m.name) == "Qwen3" || std::string(m.name) == "Gemma 3";
+    Curve truth = curve_of(calm_layout(model, kAlone), most ? 20 : 5);
     for (const OnMesh& mesh : kTpMeshes)
       for (const std::vector<std::string>& more : kVariants) {
         if (mesh.sets[0] == kTp4 && m.kv_heads % 4 != 0) continue;
-        // All variants on two ranks; on more, the one or the other of the two that matter most, and for Qwen3 both.
+        // All variants on two ranks; on more, the one or the other of the two that matter most, and for two models both.
         bool plain = more.empty(), sequence = more == std::vector<std::string>{kSequence};
-        if (mesh.ranks == 4 && !sequence && !(qwen3 && plain)) continue;
-        if (mesh.ranks == 8 && !plain && !(qwen3 && sequence)) continue;
+        if (mesh.ranks == 4 && !sequence && !(most && plain)) continue;
+        if (mesh.ranks == 8 && !plain && !(most && sequence)) continue;
         bool base = !more.empty() && more.back() == kBase;
         if (base && (m.model_type == std::string("gemma3_text") || m.model_type == std::string("phi3")))
           continue;  // made for Llama's modules
         Layout layout = calm_layout(model, mesh, more);
         INFO(m.name << ": " << layout.text());
-        check_close(curve_of(layout, qwen3 ? 20 : 5), truth);
+        check_close(curve_of(layout, most ? 20 : 5), truth);
       }
   }
 }

@@ -37,6 +37,9 @@ TEST_CASE("the outline of a live model names its modules, lists and parameters, 
   CHECK(outline.architecture == "Net");
   CHECK(outline.find_module("layers")->kind == ModuleKind::list);
   CHECK(outline.find_module("layers.1")->class_name == "Block");
+  CHECK(outline.find_module("layers.1")->kind == ModuleKind::layer);
+  CHECK(outline.find_module("layers.1.input_layernorm")->kind == ModuleKind::norm);
+  CHECK(outline.find_module("layers.1.mlp")->kind == ModuleKind::other);
   CHECK(outline.find_module("embed")->kind == ModuleKind::embedding);
   CHECK(outline.find_module("layers.0.mlp.up")->kind == ModuleKind::linear);
   CHECK(outline.find_parameter("embed.weight")->shape == std::vector<int64_t>{13, 10});
