@@ -230,6 +230,23 @@ std::string bar(const Style& style, int64_t value, int64_t most, size_t width) {
   return out;
 }
 
+// For which settings the activations are, and what sequence parallelism makes of them.
+std::string activations_text(const JobPlan& plan) {
+  int64_t bytes = plan.footprint->bytes.activations;
+  if (bytes == 0) return {};
+  const char* recomputed = "nothing";
+  if (plan.shared.activation_checkpointing == ActivationCheckpointing::full) recomputed = "layers";
+  if (plan.shared.activation_checkpointing == ActivationCheckpointing::selective) recomputed = "mlps and norms";
+  bool sequence = cuts_sequence(plan.tp);
+  std::string out = "  activations: " + std::string(recomputed) + " recomputed";
+  if (plan.shared.sizes.tp > 1) out += std::string(", sequence parallelism ") + (sequence ? "on" : "off");
+  out += "\n";
+  if (!plan.other_activations) return out;
+  int64_t saved = sequence ? *plan.other_activations - bytes : bytes - *plan.other_activations;
+  return out + "  sequence_parallel = true " + (sequence ? "saves " : "would save ") + report::human_bytes(saved) + " of them" +
+         (sequence ? " (" + report::human_bytes(*plan.other_activations) + " without)" : "") + "\n";
+}
+
 std::string bytes_text(const Style& style, const JobPlan& plan) {
   const Bytes& b = plan.footprint->bytes;
   int64_t state = b.weights + b.gradients + b.optimizer;
@@ -243,7 +260,7 @@ std::string bytes_text(const Style& style, const JobPlan& plan) {
     rows.push_back({name, report::human_bytes(value), report::paint(style, Tone::blue, bar(style, value, most, 24))});
   rows.push_back({"total", report::human_bytes(total), ""});
   constexpr std::array<size_t, 1> right = {1};
-  return indented(report::table(narrower(style, 2), rows, right));
+  return indented(report::table(narrower(style, 2), rows, right)) + activations_text(plan);
 }
 
 std::string wire_text(const Style& style, const JobPlan& plan) {

@@ -135,6 +135,8 @@ JobPlan lay_out(Job& job, const PlanRequest& wanted) {
   plan.notices.insert(plan.notices.end(), plan.tp.notices.begin(), plan.tp.notices.end());
   plan.warnings.insert(plan.warnings.end(), plan.tp.warnings.begin(), plan.tp.warnings.end());
 
+  check_sequence(job, plan.tp);
+
   ModelOutline part = outline;
   if (sizes.pp > 1) {
     plan.pipeline = plan_pipeline(outline, sizes.pp, config.shared.pipeline);
@@ -144,6 +146,7 @@ JobPlan lay_out(Job& job, const PlanRequest& wanted) {
   }
   FootprintRequest cost{part, plan.mesh, plan.tp, config, plan.workload, plan.rank};
   plugins::guarded(plan.strategy, "computing the footprint", [&] { plan.footprint = plan.strategy.strategy->footprint(cost); });
+  plan.other_activations = other_activations(plan, config, part);
   if (plan.pipeline) {
     std::vector<WireRow> rows = pipeline_wire(cost, *plan.pipeline);
     plan.footprint->wire.insert(plan.footprint->wire.end(), rows.begin(), rows.end());

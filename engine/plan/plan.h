@@ -53,9 +53,18 @@ struct JobPlan {
   TpPlan tp;
   std::optional<PipelinePlan> pipeline;
   std::optional<Footprint> footprint;  // of the rank; needs a model
+  // Activations of the rank were sequence_parallel the other way; nullopt where that makes no difference or cannot be.
+  std::optional<int64_t> other_activations;
   Workload workload;
   std::vector<std::string> notices, warnings;
 };
+
+// Whether a plan's styles cut activations along the sequence.
+bool cuts_sequence(const TpPlan& tp);
+// Throws Error(model_does_not_fit) when the samples of a data set in use do not divide by tp under such a plan.
+void check_sequence(const Job& job, const TpPlan& tp);
+// `part`: the outline of this rank's stages; the rest of the plan is complete.
+std::optional<int64_t> other_activations(const JobPlan& plan, const StrategyConfig& config, const ModelOutline& part);
 
 // Throws Error: 3xx when the job does not fit, 2xx for the model's configuration.
 JobPlan make_plan(Job& job, const PlanRequest& request);

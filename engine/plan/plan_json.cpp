@@ -114,6 +114,15 @@ json::object to_json(const JobPlan& plan) {
   } else {
     out["bytes"] = nullptr;
   }
+  // Activations with sequence parallelism and without; null where there is nothing to choose.
+  json::value with = nullptr, without = nullptr;
+  if (plan.other_activations) {
+    int64_t chosen = plan.footprint->bytes.activations;
+    with = cuts_sequence(plan.tp) ? chosen : *plan.other_activations;
+    without = cuts_sequence(plan.tp) ? *plan.other_activations : chosen;
+  }
+  out["activations"] = json::object{
+      {"sequence_parallel", cuts_sequence(plan.tp)}, {"bytes_with_sequence_parallel", with}, {"bytes_without_sequence_parallel", without}};
   out["wire"] = wire;
   out["workload"] = json::object{
       {"local_batch", plan.workload.local_batch}, {"seq_len", plan.workload.seq_len}, {"accumulation", plan.workload.accumulation}};

@@ -250,7 +250,7 @@ void Group::reserve(int64_t gather_bytes, int64_t exchange_bytes, int64_t ahead)
     box = Mailbox::create(text, n, sizes);
     if (box) std::memcpy(name.mutable_data_ptr(), text, sizeof text);
   }
-  broadcast(name, 0).wait();
+  all_reduce(name, ReduceOp::sum, /*control=*/true).wait();  // the others add zeros
   const auto* text = static_cast<const char*>(name.const_data_ptr());
   bool offered = text[0] != 0;
   if (offered && wanted && g.rank != 0) box = Mailbox::open(text, n, sizes);

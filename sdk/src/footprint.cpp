@@ -74,6 +74,7 @@ Footprint fully_sharded_footprint(const FootprintRequest& request, const Shardin
   Wire wire;
   Peak peak;
   int64_t local = 0;
+  std::vector<int64_t> held(layout.shares.size());  // elements of each parameter on this rank
   for (size_t i = 0; i < layout.shares.size(); ++i)
     out.parameters.push_back(placement_of(request.outline.parameters[i], layout.shares[i], layout, "shard(0)"));
 
@@ -88,7 +89,7 @@ Footprint fully_sharded_footprint(const FootprintRequest& request, const Shardin
             .help("give the parameter the shape [1]");
       RowShard rows = shard_rows(share, axis, share.expert && share.shape.size() > 1 ? 1 : 0);
       out.parameters[p].local_shape = rows.local_shape;
-      local = plus(local, rows.local_elements);
+      local = plus(local, held[p] = rows.local_elements);
       elements = plus(elements, share.elements);
       padded = plus(padded, rows.padded_elements);
     }
@@ -124,7 +125,7 @@ Footprint fully_sharded_footprint(const FootprintRequest& request, const Shardin
   out.bytes.transient = plus(plus(peak.kept, sum_of_largest(peak.gathered, plus(std::max<int64_t>(policy.prefetch_depth, 0), 1))),
                              deferred ? peak.all_gradients : plus(peak.root_gradients, sum_of_largest(peak.gradients, 2)));
   out.bytes.activations = activation_bytes(request);
-  add_activation_rows(request, wire);
+  add_common_rows(request, held, wire);
   out.wire = wire.rows();
   return out;
 }

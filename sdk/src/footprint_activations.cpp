@@ -16,6 +16,7 @@ bool closes_block(std::string_view module) {
 
 // Elements a token keeps for backward.
 struct Saved {
+  int64_t stream = 0;     // the layer's input
   int64_t norms = 0;      // inputs of norms: the residual stream
   int64_t inputs = 0;     // inputs of attention and mlp
   int64_t attention = 0;  // inside attention
@@ -32,21 +33,27 @@ int64_t activation_bytes(const FootprintRequest& request) {
   const SharedOptions& shared = request.config.shared;
   ModuleIndex index(outline);
   int64_t tp = request.mesh.device_mesh ? request.mesh.device_mesh->size("tp") : 1;
-  bool sequence = std::any_of(request.tp.entries.begin(), request.tp.entries.end(), [](const TpEntry& entry) {
-    return entry.style.kind == TpStyleKind::sequence || entry.style.kind == TpStyleKind::sequence_all_gather;
-  });
+  std::set<std::string> sequence;  // norms that see a part of the sequence
+  bool cut_logits = false;
+  if (tp > 1)
+    for (const TpModule& module : resolve_tp_modules(request.tp, outline)) {
+      if (module.style.kind == TpStyleKind::sequence || module.style.kind == TpStyleKind::sequence_all_gather) sequence.insert(module.name);
+      cut_logits = cut_logits || (module.name == "lm_head" && module.style.output == TpLayout::shard_last);
+    }
+  auto stream = [&](std::string_view norm) { return outline.hidden_size / (sequence.contains(std::string(norm)) ? tp : 1); };
   int64_t active = outline.moe ? outline.moe->active_experts : 1;
 
   // The layers of a model are alike or nearly so; the largest stands for the one computed again.
   Saved sum, largest;
   Saved layer;
-  int64_t layers = 0, outside = 0;
+  int64_t outside = 0;
   std::string_view current;
   std::set<std::string_view> blocks;
   auto close = [&] {
     if (current.empty()) return;
-    ++layers;
-    sum.norms += layer.norms, sum.inputs += layer.inputs, sum.attention += layer.attention, sum.mlp = plus(sum.mlp, layer.mlp);
+    if (layer.stream == 0) layer.stream = outline.hidden_size;
+    sum.stream += layer.stream, sum.norms += layer.norms, sum.inputs += layer.inputs, sum.attention += layer.attention,
+        sum.mlp = plus(sum.mlp, layer.mlp);
     if (layer.all() > largest.all()) largest = layer;
     layer = {};
   };
@@ -60,12 +67,12 @@ int64_t activation_bytes(const FootprintRequest& request) {
     if (found == nullptr || parameter.shape.empty()) continue;
     bool weight = parameter.name.ends_with(".weight");
     if (within.empty()) {
-      // The final norm's input, and the head's with its logits: once as computed, once in float32 for the loss.
-      if (weight && found->kind == ModuleKind::norm) outside += outline.hidden_size;
+      if (weight && found->kind == ModuleKind::norm) outside += stream(module);
       continue;
     }
     if (found->kind == ModuleKind::norm && weight && module_of(module) == within) {
-      layer.norms += outline.hidden_size / (sequence ? tp : 1);
+      layer.norms += stream(module);
+      if (layer.stream == 0) layer.stream = stream(module);
     } else if (found->kind == ModuleKind::experts && parameter.shape.size() == 3) {
       // Balanced routing brings as many tokens as leave; both widths of an expert's matrices pass by once.
       bool up = parameter.name.find("up") != std::string::npos;
@@ -87,17 +94,20 @@ int64_t activation_bytes(const FootprintRequest& request) {
       elements = sum.all();
       break;
     case ActivationCheckpointing::full:
-      elements = plus(layers * outline.hidden_size, largest.all());
+      elements = plus(sum.stream, largest.all());
       break;
     case ActivationCheckpointing::selective:
       elements = plus(sum.norms + sum.inputs + sum.attention, largest.mlp);
       break;
   }
-  bool has_head = outline.find_module("lm_head") != nullptr;
-  if (has_head) outside += outline.hidden_size + outline.vocab_size;
-  int64_t element = dtype_size(precision_of(request).param);
-  int64_t bytes =
-      times(tokens, plus(times(plus(elements, outside), element), has_head ? outline.vocab_size * dtype_size(DType::float32) : 0));
+  // The head's input, which is whole; its logits, and at the turn to backward their gradient beside them.
+  int64_t logits = 0;
+  if (outline.find_module("lm_head") != nullptr) {
+    outside += outline.hidden_size;
+    int64_t ranks = cut_logits ? tp : 1;
+    logits = times(2, (outline.vocab_size + ranks - 1) / ranks, dtype_size(precision_of(request).output));
+  }
+  int64_t bytes = times(tokens, plus(times(plus(elements, outside), dtype_size(precision_of(request).param)), logits));
 
   // Passes whose backward has not begun when the pipeline is full.
   int64_t stages = pipeline_size(request);

@@ -106,6 +106,7 @@ Footprint flat_footprint(const FootprintRequest& request, const FlatPolicy& poli
     out.parameters.push_back(
         placement_of(request.outline.parameters[i], layout.shares[i], layout, policy.level == 3 ? "flat" : "replicate"));
 
+  std::vector<int64_t> held(layout.shares.size());  // elements of each gradient once it is reduced
   int64_t whole = 0, mine = 0, kept = 0, outside_gradients = 0;
   std::vector<int64_t> gathered, gradients;
   for (const Buffer& buffer : make_buffers(request.outline, layout, policy)) {
@@ -118,8 +119,9 @@ Footprint flat_footprint(const FootprintRequest& request, const FlatPolicy& poli
     int64_t start = 0;
     for (size_t p : buffer.parameters) {
       int64_t count = layout.shares[p].elements;
+      Chunk range{std::clamp<int64_t>(slice.begin - start, 0, count), std::clamp<int64_t>(slice.end - start, 0, count)};
+      held[p] = policy.level >= 2 ? range.end - range.begin : count;
       if (policy.level == 3) {
-        Chunk range{std::clamp<int64_t>(slice.begin - start, 0, count), std::clamp<int64_t>(slice.end - start, 0, count)};
         out.parameters[p].local_range = range;
         if (axis.size > 1) out.parameters[p].local_shape = {range.end - range.begin};
       }
@@ -178,7 +180,7 @@ Footprint flat_footprint(const FootprintRequest& request, const FlatPolicy& poli
     unreduced = sum_of_largest(gradients, 2);
   out.bytes.transient = plus(parameters, unreduced);
   out.bytes.activations = activation_bytes(request);
-  add_activation_rows(request, wire);
+  add_common_rows(request, held, wire);
   out.wire = wire.rows();
   return out;
 }

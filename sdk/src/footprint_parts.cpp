@@ -197,8 +197,6 @@ void Wire::add(const Axis& axis, std::string_view op, int64_t count, int64_t pay
   at->payload = plus(at->payload, times(count, payload));
 }
 
-void Wire::append(std::vector<WireRow> rows) { done_.insert(done_.end(), rows.begin(), rows.end()); }
-
 std::vector<WireRow> Wire::rows() const {
   std::vector<WireRow> out;
   for (const Sum& sum : sums_) {
@@ -209,7 +207,6 @@ std::vector<WireRow> Wire::rows() const {
       bytes = scaled(sum.payload, sum.size - 1, sum.size);
     out.push_back({sum.axis, sum.op, sum.count, bytes});
   }
-  out.insert(out.end(), done_.begin(), done_.end());
   return out;
 }
 

@@ -86,7 +86,6 @@ class Wire {
  public:
   // `count` collectives over `axis` with a payload (the whole gathered or reduced tensor) of `payload` bytes each.
   void add(const Axis& axis, std::string_view op, int64_t count, int64_t payload);
-  void append(std::vector<WireRow> rows);
   std::vector<WireRow> rows() const;
 
  private:
@@ -95,11 +94,13 @@ class Wire {
     int64_t size = 1, count = 0, payload = 0;
   };
   std::vector<Sum> sums_;
-  std::vector<WireRow> done_;
 };
 
-// Rows that depend on activations, alike for every strategy: tp, ep and cp.
-void add_activation_rows(const FootprintRequest& request, Wire& wire);
+// Rows that are alike for every strategy: tp, ep and cp, of activations; and the one all-reduce over tp of gradients that are partial
+// sums, of which this rank holds so many elements each (parallel to ModelOutline::parameters).
+void add_common_rows(const FootprintRequest& request, const std::vector<int64_t>& gradient_elements, Wire& wire);
+void add_tp_activations(const FootprintRequest& request, Wire& wire);
+void add_partial_gradients(const FootprintRequest& request, const std::vector<int64_t>& elements, Wire& wire);
 // Tokens of one forward-backward pass on this rank; 0 when seq_len is not known.
 int64_t tokens_of(const FootprintRequest& request);
 // Times the forward collectives of a module run: 2 where activation checkpointing computes it again.

@@ -35,9 +35,11 @@ Footprint replicated_footprint(const FootprintRequest& request, const Replicated
   const Workload& work = request.workload;
   Footprint out;
   int64_t elements = 0;
+  std::vector<int64_t> held;
   for (size_t i = 0; i < layout.shares.size(); ++i) {
     out.parameters.push_back(placement_of(request.outline.parameters[i], layout.shares[i], layout, "replicate"));
     elements = plus(elements, layout.shares[i].elements);
+    held.push_back(layout.shares[i].elements);
   }
   int64_t element = dtype_size(work.storage), reduced = times(elements, dtype_size(mp.reduce));
   out.bytes.weights = out.bytes.gradients = times(elements, element);
@@ -50,7 +52,7 @@ Footprint replicated_footprint(const FootprintRequest& request, const Replicated
   Wire wire;
   int64_t reduce_size = dtype_size(mp.reduce);
   for (int64_t bucket : make_buckets(layout.shares, reduce_size, policy)) wire.add(axis, "all_reduce", 1, times(bucket, reduce_size));
-  add_activation_rows(request, wire);
+  add_common_rows(request, held, wire);
   out.wire = wire.rows();
   return out;
 }

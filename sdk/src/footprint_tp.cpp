@@ -9,132 +9,163 @@ namespace {
 
 using namespace footprint;
 
-bool is_norm_style(TpStyleKind kind) { return kind == TpStyleKind::sequence || kind == TpStyleKind::sequence_all_gather; }
-
-// What the rows of all modules need to know.
-struct TpContext {
-  const FootprintRequest& request;
-  ModuleIndex index;
-  Axis tp;
-  Wire wire;
-  int64_t tokens = 0, passes = 0;  // of one pass; passes a step
-  int64_t activation = 0;          // bytes of an element
-  std::unordered_map<std::string_view, const ParameterOutline*> parameters;
-  std::set<std::string_view> plain_norm_layers;   // layers whose norms leave the sequence cut
-  std::set<std::string_view> gather_norm_layers;  // layers whose norms gather it themselves
-  std::set<std::string_view> column_parents;      // modules with a child cut by columns
-
-  // One collective a pass over a tensor of `width` for each token; `forward` ones run again where they are recomputed.
-  void forward(std::string_view module, std::string_view op, int64_t width) {
-    wire.add(tp, op, times(passes, forward_runs(request, index, module)), times(tokens, width, activation));
+// The collectives that the styles of a plan make, module by module, as sdk/runtime/tp_hooks.cpp runs them.
+class TpTraffic {
+ public:
+  TpTraffic(const FootprintRequest& request, int64_t ranks, Wire& wire)
+      : request_(request),
+        shared_(request.config.shared),
+        index_(request.outline),
+        tp_{"tp", ranks, 0},
+        wire_(wire),
+        tokens_(tokens_of(request)),
+        passes_(passes_of(request)),
+        element_(dtype_size(precision_of(request).param)) {
+    for (const ParameterOutline& parameter : request.outline.parameters) parameters_[parameter.name] = &parameter;
   }
-  void backward(std::string_view op, int64_t width) { wire.add(tp, op, passes, times(tokens, width, activation)); }
-};
 
-// Weight shape of a module; a tied head has its embedding's.
-std::vector<int64_t> weight_shape(const TpContext& context, const std::string& module) {
-  auto at = context.parameters.find(module + ".weight");
-  if (at != context.parameters.end()) return at->second->shape;
-  const ModelOutline& outline = context.request.outline;
-  if (outline.tied_embeddings) return {outline.vocab_size, outline.hidden_size};
-  return {};
-}
-
-void add_column(TpContext& context, const ModuleOutline& module, const TpStyle& style, int64_t in, int64_t out) {
-  std::string_view layer = context.index.layer_of(module.name);
-  if (module.kind != ModuleKind::embedding) {
-    if (style.input == TpLayout::shard_1 || context.plain_norm_layers.contains(layer)) {
-      context.forward(module.name, "all_gather", in);
-      context.backward("reduce_scatter", in);
-    } else if (!context.gather_norm_layers.contains(layer)) {
-      context.backward("all_reduce", in);
+  void add() {
+    for (const TpModule& module : resolve_tp_modules(request_.tp, request_.outline)) {
+      const ModuleOutline& outlined = *index_.find(module.name);
+      switch (module.style.kind) {
+        case TpStyleKind::rotary:
+          break;
+        case TpStyleKind::sequence:
+        case TpStyleKind::sequence_all_gather:
+          add_norm(module);
+          break;
+        case TpStyleKind::column:
+        case TpStyleKind::row: {
+          std::vector<int64_t> shape = weight_shape(module.name);
+          if (shape.size() != 2) break;
+          bool embedding = outlined.kind == ModuleKind::embedding;
+          int64_t in = embedding ? shape[0] : shape[1], out = embedding ? shape[1] : shape[0];
+          if (module.style.kind == TpStyleKind::column)
+            add_column(module, embedding, in, out);
+          else
+            add_row(module, embedding, in, out);
+          break;
+        }
+      }
     }
   }
-  // A head that keeps its logits cut: the loss gathers them.
-  bool logits = layer.empty() && module.kind == ModuleKind::linear;
-  if (style.output == TpLayout::replicate || logits) context.forward(module.name, "all_gather", out);
-}
 
-void add_row(TpContext& context, const ModuleOutline& module, const TpStyle& style, int64_t in, int64_t out) {
-  bool embedding = module.kind == ModuleKind::embedding;
-  // An input that is whole is cut for free; its gradient is put together again.
-  if (!embedding && style.input == TpLayout::replicate) context.backward("all_gather", in);
-  if (style.output == TpLayout::replicate) {
-    context.forward(module.name, "all_reduce", out);
-  } else {
-    context.forward(module.name, "reduce_scatter", out);
-    context.backward("all_gather", out);
+ private:
+  // A tied head has its embedding's weight.
+  std::vector<int64_t> weight_shape(const std::string& module) const {
+    auto at = parameters_.find(module + ".weight");
+    if (at != parameters_.end()) return at->second->shape;
+    const ModelOutline& outline = request_.outline;
+    if (outline.tied_embeddings) return {outline.vocab_size, outline.hidden_size};
+    return {};
   }
-}
+  // Payload of an activation of so many elements a token; cut along the last dimension it is padded to equal parts.
+  int64_t payload(int64_t width, TpLayout cut = TpLayout::shard_1) const {
+    if (cut == TpLayout::shard_last) width = (width + tp_.size - 1) / tp_.size * tp_.size;
+    return times(tokens_, width, element_);
+  }
+  void forward(std::string_view module, std::string_view op, int64_t bytes) {
+    wire_.add(tp_, op, times(passes_, forward_runs(request_, index_, module)), bytes);
+  }
+  void backward(std::string_view op, int64_t bytes) { wire_.add(tp_, op, passes_, bytes); }
+  // Between layouts that all ranks go on to use alike: putting together costs forward, taking a part costs backward.
+  void convert(std::string_view module, TpLayout from, TpLayout to, int64_t width) {
+    if (from == to) return;
+    if (from != TpLayout::replicate) forward(module, "all_gather", payload(width, from));
+    if (to != TpLayout::replicate) backward("all_gather", payload(width, to));
+  }
 
-// Gradients that are sums over tp: of sequence-parallel norms, norms of attention heads, biases added after a reduce-scatter.
-void add_partial_gradients(TpContext& context, const std::vector<std::pair<const ModuleOutline*, TpStyle>>& styled) {
-  std::set<std::string_view> whole, bias;
-  for (const auto& [module, style] : styled) {
-    if (is_norm_style(style.kind)) whole.insert(module->name);
-    if (style.kind == TpStyleKind::row && style.output == TpLayout::shard_1) bias.insert(module->name);
+  void add_norm(const TpModule& module) {
+    int64_t hidden = request_.outline.hidden_size;
+    convert(module.name, module.style.input, TpLayout::shard_1, hidden);
+    bool gathers = module.style.kind == TpStyleKind::sequence_all_gather;
+    // Split into pieces, the gather is the columns' own.
+    if (gathers && module.gathers_for_columns && shared_.enable_async_tensor_parallel) return;
+    if (!gathers) return convert(module.name, TpLayout::shard_1, module.style.output, hidden);
+    // The norm is computed again alone, without what is done with its output, unless its whole layer is.
+    bool again = shared_.activation_checkpointing == ActivationCheckpointing::full &&
+                 shared_.activation_checkpointing_scope == std::vector<std::string>{"all"};
+    int64_t runs = again ? forward_runs(request_, index_, module.name) : 1;
+    wire_.add(tp_, "all_gather", times(passes_, runs), payload(hidden));
+    if (module.gathers_for_columns) backward("reduce_scatter", payload(hidden));
   }
-  for (const ModuleOutline& module : context.request.outline.modules)
-    if (module.kind == ModuleKind::norm && context.column_parents.contains(module_of(module.name))) whole.insert(module.name);
-  int64_t element = dtype_size(precision_of(context.request).reduce);
-  for (const ParameterOutline& parameter : context.request.outline.parameters) {
-    std::string_view module = module_of(parameter.name);
-    if (whole.contains(module) || (bias.contains(module) && parameter.name.ends_with(".bias")))
-      context.wire.add(context.tp, "all_reduce", 1, times(element_count(parameter.shape), element));
+
+  void add_column(const TpModule& module, bool embedding, int64_t in, int64_t out) {
+    // Columns of one block bring their common input into place once.
+    bool first = served_.emplace(module_of(module.name), module.style.input).second;
+    bool in_pieces = module.gathers_for_columns && shared_.enable_async_tensor_parallel;
+    if (!embedding && first && (!module.gathers_for_columns || in_pieces)) {
+      if (in_pieces || module.style.input == TpLayout::shard_1 || module.style.input == TpLayout::shard_last) {
+        TpLayout cut = in_pieces ? TpLayout::shard_1 : module.style.input;
+        forward(module.name, "all_gather", payload(in, cut));
+        backward("reduce_scatter", payload(in, cut));
+      } else {
+        if (module.style.input == TpLayout::partial) forward(module.name, "all_reduce", payload(in));
+        backward("all_reduce", payload(in));
+      }
+    }
+    convert(module.name, TpLayout::shard_last, module.style.output, out);
+    // The loss of logits that stay cut: the largest of each token, then its sum of exponentials and its target's logit.
+    bool logits = !embedding && module_of(module.name).empty() && out == request_.outline.vocab_size;
+    if (logits && module.style.output == TpLayout::shard_last)
+      for (int64_t floats : {1, 2}) wire_.add(tp_, "all_reduce", passes_, times(tokens_, floats, dtype_size(DType::float32)));
   }
+
+  void add_row(const TpModule& module, bool embedding, int64_t in, int64_t out) {
+    if (!embedding) convert(module.name, module.style.input, TpLayout::shard_last, in);
+    switch (module.style.output) {
+      case TpLayout::partial:
+        break;
+      case TpLayout::replicate:
+        forward(module.name, "all_reduce", payload(out));
+        break;
+      case TpLayout::shard_1:
+      case TpLayout::shard_last:
+        forward(module.name, "reduce_scatter", payload(out));
+        backward("all_gather", payload(out));
+        break;
+    }
+  }
+
+  const FootprintRequest& request_;
+  const SharedOptions& shared_;
+  ModuleIndex index_;
+  Axis tp_;
+  Wire& wire_;
+  int64_t tokens_, passes_, element_;
+  std::unordered_map<std::string_view, const ParameterOutline*> parameters_;
+  std::set<std::pair<std::string, TpLayout>> served_;  // blocks whose input is in place
+};
+
+int64_t tp_size(const FootprintRequest& request) {
+  return request.mesh.device_mesh && !request.tp.entries.empty() ? request.mesh.device_mesh->size("tp") : 1;
 }
 
 }  // namespace
 
-std::vector<WireRow> tp_wire(const FootprintRequest& request) {
-  if (!request.mesh.device_mesh) return {};
-  TpContext context{request,
-                    ModuleIndex(request.outline),
-                    {"tp", request.mesh.device_mesh->size("tp"), 0},
-                    {},
-                    tokens_of(request),
-                    passes_of(request),
-                    0,
-                    {},
-                    {},
-                    {},
-                    {}};
-  if (context.tp.size <= 1 || request.tp.entries.empty()) return {};
-  context.activation = dtype_size(precision_of(request).param);
-  for (const ParameterOutline& parameter : request.outline.parameters) context.parameters[parameter.name] = &parameter;
+namespace footprint {
 
-  // The plan may speak of a whole model of which this outline is a stage.
-  std::vector<std::pair<const ModuleOutline*, TpStyle>> styled;
-  for (const TpEntry& entry : request.tp.entries)
-    for (const std::string& name : entry.modules)
-      if (const ModuleOutline* module = context.index.find(name)) styled.emplace_back(module, entry.style);
-  for (const auto& [module, style] : styled) {
-    std::string_view layer = context.index.layer_of(module->name), above = module_of(module->name);
-    if (layer.empty()) continue;
-    if (style.kind == TpStyleKind::column) context.column_parents.insert(above);
-    // Norms beside the blocks, not inside them, feed the columns of a layer.
-    if (above != layer) continue;
-    if (style.kind == TpStyleKind::sequence) context.plain_norm_layers.insert(layer);
-    if (style.kind == TpStyleKind::sequence_all_gather) context.gather_norm_layers.insert(layer);
-  }
-  for (const auto& [module, style] : styled) {
-    if (style.kind == TpStyleKind::rotary || style.kind == TpStyleKind::sequence) continue;
-    if (style.kind == TpStyleKind::sequence_all_gather) {
-      context.forward(module->name, "all_gather", request.outline.hidden_size);
-      context.backward("reduce_scatter", request.outline.hidden_size);
-      continue;
-    }
-    std::vector<int64_t> shape = weight_shape(context, module->name);
-    if (shape.size() != 2) continue;
-    bool embedding = module->kind == ModuleKind::embedding;
-    int64_t in = embedding ? shape[0] : shape[1], out = embedding ? shape[1] : shape[0];
-    if (style.kind == TpStyleKind::column)
-      add_column(context, *module, style, in, out);
-    else
-      add_row(context, *module, style, in, out);
-  }
-  add_partial_gradients(context, styled);
-  return context.wire.rows();
+void add_tp_activations(const FootprintRequest& request, Wire& wire) {
+  int64_t ranks = tp_size(request);
+  if (ranks > 1 && tokens_of(request) > 0) TpTraffic(request, ranks, wire).add();
+}
+
+void add_partial_gradients(const FootprintRequest& request, const std::vector<int64_t>& elements, Wire& wire) {
+  int64_t ranks = tp_size(request), sum = 0;
+  if (ranks <= 1) return;
+  std::vector<std::string> partial = partial_gradient_parameters(request.tp, request.outline);
+  std::set<std::string_view> names(partial.begin(), partial.end());
+  for (size_t i = 0; i < elements.size(); ++i)
+    if (names.contains(request.outline.parameters[i].name)) sum = plus(sum, elements[i]);
+  wire.add({"tp", ranks, 0}, "all_reduce", 1, times(sum, dtype_size(request.workload.storage)));
+}
+
+}  // namespace footprint
+
+std::vector<WireRow> tp_wire(const FootprintRequest& request) {
+  Wire wire;
+  add_tp_activations(request, wire);
+  return wire.rows();
 }
 
 }  // namespace meshwright

@@ -73,8 +73,9 @@ int64_t forward_runs(const FootprintRequest& request, const ModuleIndex& index, 
   return 1;
 }
 
-void add_activation_rows(const FootprintRequest& request, Wire& wire) {
-  wire.append(tp_wire(request));
+void add_common_rows(const FootprintRequest& request, const std::vector<int64_t>& gradient_elements, Wire& wire) {
+  add_tp_activations(request, wire);
+  add_partial_gradients(request, gradient_elements, wire);
   if (tokens_of(request) == 0) return;
   ModuleIndex index(request.outline);
   add_expert_rows(request, index, wire);

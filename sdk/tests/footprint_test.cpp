@@ -248,41 +248,65 @@ TEST_CASE("tensor parallelism cuts rows by ceil chunks, empty pieces included") 
 }
 
 TEST_CASE("tensor-parallel traffic of a small Llama by hand") {
-  // 32 tokens of 8 floats: 1,024 bytes an activation, 4,096 for the logits; over 2 ranks an all-reduce sends as much, a gather half.
+  // 32 tokens of 8 floats: 1,024 bytes an activation; the loss adds up one and two floats a token, 384 bytes. Over 2 ranks an all-reduce
+  // sends as much, a gather half.
   Job job{.outline = llama_outline({}), .sizes = {.dp = {}, .tp = 2}, .world = 2};
   job.work = {.local_batch = 2, .seq_len = 16};
   SUBCASE("without sequence parallel") {
     Footprint f = fully_sharded_footprint(job.plan().request(), {});
-    // A layer: input gradients of q, k, v, gate, up; outputs of o and down. Besides: the embedding, the head's input gradient.
-    check_row(f, "tp", "all_reduce", 16, 16 * 1024);
-    check_row(f, "tp", "all_gather", 1, 2048);  // logits
-    CHECK(f.wire.size() == 2);
+    // A layer: input gradients of q, k and v together and of gate and up together; outputs of o and down. Besides: the embedding, the
+    // head's input gradient, the loss.
+    check_row(f, "tp", "all_reduce", 10 + 2, 10 * 1024 + 384);
+    CHECK(f.wire.size() == 1);
   }
   SUBCASE("with sequence parallel") {
     job.sequence_parallel = true;
     Footprint f = fully_sharded_footprint(job.plan().request(), {});
     // Forward: two norms a layer and the head gather; o, down and the embedding reduce-scatter. Backward mirrors it.
-    check_row(f, "tp", "all_gather", 11, 10 * 512 + 2048);
+    check_row(f, "tp", "all_gather", 10, 10 * 512);
     check_row(f, "tp", "reduce_scatter", 10, 10 * 512);
-    check_row(f, "tp", "all_reduce", 5, 5 * 8 * 4);  // norm gradients
+    check_row(f, "tp", "all_reduce", 1 + 2, 5 * 8 * 4 + 384);  // the norms' gradients together; the loss
   }
   SUBCASE("every pass costs the same, gradients of norms are summed once a step") {
     job.sequence_parallel = true;
     job.work.accumulation = 4;
     Footprint f = fully_sharded_footprint(job.plan().request(), {});
     check_row(f, "tp", "reduce_scatter", 40, 40 * 512);
-    check_row(f, "tp", "all_reduce", 5, 5 * 8 * 4);
+    check_row(f, "tp", "all_reduce", 1 + 4 * 2, 5 * 8 * 4 + 4 * 384);
   }
-  SUBCASE("full checkpointing runs the forward collectives of layers again") {
-    job.plan().config.shared.activation_checkpointing = ActivationCheckpointing::full;
-    check_row(fully_sharded_footprint(job.request(), {}), "tp", "all_reduce", 16 + 4, 20 * 1024);
-    job.config.shared.activation_checkpointing = ActivationCheckpointing::selective;
-    check_row(fully_sharded_footprint(job.request(), {}), "tp", "all_reduce", 16 + 2, 18 * 1024);
+  SUBCASE("of gradients that are sums a rank sends its shard, in the dtype they are stored in") {
+    job.sequence_parallel = true;
+    job.world = 8;
+    job.work.seq_len = 0;
+    job.work.storage = DType::bfloat16;
+    check_row(fully_sharded_footprint(job.plan().request(), {}), "tp", "all_reduce", 1, 5 * 2 * 2);
+    check_row(replicated_footprint(job.request()), "tp", "all_reduce", 1, 5 * 8 * 2);
+  }
+  SUBCASE("checkpointing runs forward collectives again") {
+    auto again = [&](ActivationCheckpointing mode) {
+      job.config.shared.activation_checkpointing = mode;
+      return fully_sharded_footprint(job.request(), {});
+    };
+    job.plan();
+    check_row(again(ActivationCheckpointing::full), "tp", "all_reduce", 10 + 4 + 2, 14 * 1024 + 384);
+    check_row(again(ActivationCheckpointing::selective), "tp", "all_reduce", 10 + 2 + 2, 12 * 1024 + 384);
+    job.sequence_parallel = true;
+    job.plan();
+    Footprint f = again(ActivationCheckpointing::full);
+    check_row(f, "tp", "all_gather", 10 + 4, 14 * 512);
+    check_row(f, "tp", "reduce_scatter", 10 + 4, 14 * 512);
+    f = again(ActivationCheckpointing::selective);  // a norm is computed again alone, not what gathers its output
+    check_row(f, "tp", "all_gather", 10, 10 * 512);
+    check_row(f, "tp", "reduce_scatter", 10 + 2, 12 * 512);
+    job.config.shared.enable_async_tensor_parallel = true;  // gate and up gather for themselves
+    f = again(ActivationCheckpointing::selective);
+    check_row(f, "tp", "all_gather", 10 + 2, 12 * 512);
+    check_row(f, "tp", "reduce_scatter", 10 + 2, 12 * 512);
   }
   SUBCASE("norms of attention heads see cut heads: their gradients are summed too") {
     job.outline = llama_outline({.head_norms = true});
     job.outline.architecture = "Qwen3ForCausalLM";
-    check_row(fully_sharded_footprint(job.plan().request(), {}), "tp", "all_reduce", 16 + 4, 16 * 1024 + 4 * 2 * 4);
+    check_row(fully_sharded_footprint(job.plan().request(), {}), "tp", "all_reduce", 10 + 2 + 1, 10 * 1024 + 384 + 4 * 2 * 4);
   }
   SUBCASE("without a sequence length only gradients are counted") {
     job.work.seq_len = 0;
@@ -290,16 +314,25 @@ TEST_CASE("tensor-parallel traffic of a small Llama by hand") {
     job.sequence_parallel = true;
     Footprint f = fully_sharded_footprint(job.plan().request(), {});
     CHECK(f.wire.size() == 1);
-    check_row(f, "tp", "all_reduce", 5, 5 * 8 * 4);
+    check_row(f, "tp", "all_reduce", 1, 5 * 8 * 4);
   }
-  SUBCASE("the base plan gathers for each column") {
-    job.sequence_parallel = true;
+  SUBCASE("under the base plan columns gather, once for a block, and the logits are put together") {
     job.outline.architecture = "MistralForCausalLM";
     Footprint f = fully_sharded_footprint(job.plan().request(), {});
     REQUIRE(job.tp.source == "base plan");
-    // A layer: q, k, v, gate, up forward, o and down backward; the embedding backward, the head forward, its logits.
-    check_row(f, "tp", "all_gather", 2 * 7 + 3, (2 * 7 + 2) * 512 + 2048);
-    check_row(f, "tp", "reduce_scatter", 2 * 7 + 2, (2 * 7 + 2) * 512);
+    check_row(f, "tp", "all_reduce", 10, 10 * 1024);
+    check_row(f, "tp", "all_gather", 1, 2048);
+    job.sequence_parallel = true;
+    f = fully_sharded_footprint(job.plan().request(), {});
+    // A layer: two blocks forward, o and down backward; the embedding backward, the head forward, its logits.
+    check_row(f, "tp", "all_gather", 2 * 4 + 3, (2 * 4 + 2) * 512 + 2048);
+    check_row(f, "tp", "reduce_scatter", 2 * 4 + 2, (2 * 4 + 2) * 512);
+    check_row(f, "tp", "all_reduce", 1, 5 * 8 * 4);
+  }
+  SUBCASE("what does not divide is sent with its padding") {
+    job.outline = llama_outline({.vocab = 33});
+    job.outline.architecture = "MistralForCausalLM";
+    check_row(fully_sharded_footprint(job.plan().request(), {}), "tp", "all_gather", 1, 32 * 17 * 4);
   }
 }
 
@@ -467,7 +500,7 @@ TEST_CASE("activations shrink with checkpointing and with sequence parallel") {
   job.work = {.local_batch = 2, .seq_len = 16};
   auto bytes = [&] { return fully_sharded_footprint(job.request(), {}).bytes.activations; };
   // A token and layer: inputs of two norms and two blocks (4 x 8), q, k, v and o's input (8 + 4 + 4 + 8), gate, up and down's
-  // input (3 x 20). Outside: the final norm's and the head's input (2 x 8), logits (32) and their float32 copy (32).
+  // input (3 x 20). Outside: the final norm's and the head's input (2 x 8), logits (32) and their gradient (32).
   int64_t layer = 32 + 24 + 60, outside = 16 + 32 + 32;
   CHECK(bytes() == 32 * 4 * (4 * layer + outside));
   job.config.shared.activation_checkpointing = ActivationCheckpointing::full;
@@ -477,8 +510,13 @@ TEST_CASE("activations shrink with checkpointing and with sequence parallel") {
   job.config.shared.activation_checkpointing = ActivationCheckpointing::none;
   job.sizes.tp = 2;
   job.plan();
-  CHECK(bytes() == 32 * 4 * (4 * (32 + 12 + 30) + outside));
+  CHECK(bytes() == 32 * 4 * (4 * (32 + 12 + 30) + 16 + 32));  // logits are cut too
   job.sequence_parallel = true;
   job.plan();
-  CHECK(bytes() == 32 * 4 * (4 * (8 + 16 + 12 + 30) + outside));
+  CHECK(bytes() == 32 * 4 * (4 * (8 + 16 + 12 + 30) + 12 + 32));
+  job.config.shared.activation_checkpointing = ActivationCheckpointing::full;
+  CHECK(bytes() == 32 * 4 * (4 * 4 + (8 + 16 + 12 + 30) + 12 + 32));
+  job.mp = {DType::bfloat16, DType::float32, DType::float32, true};
+  job.plan();
+  CHECK(bytes() == 32 * (2 * (4 * 4 + (8 + 16 + 12 + 30) + 12) + 4 * 32));
 }

@@ -1,5 +1,4 @@
 // What a step sends equals the closed form of the plan: operation, count and bytes on every axis; and what a rank holds is its share.
-#include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/randint.h>
 #include <doctest/doctest.h>
 
@@ -10,8 +9,10 @@
 #include "engine/nets/causal_lm.h"
 #include "engine/nets/initialize.h"
 #include "engine/plan/plan.h"
+#include "engine/train/logits.h"
 #include "engine/train/memory.h"
 #include "engine/train/optimizer.h"
+#include "engine/train/tests/small_models.h"
 #include "meshwright/testing.h"
 #include "meshwright/trainer.h"
 
@@ -24,18 +25,27 @@ struct Case {
   int64_t ranks;
   int64_t accumulation;
   std::vector<std::pair<std::string, std::string>> keys;
+  std::string model = "llama-tiny";
+  int64_t tp = 1;
 };
 
 using Rows = std::map<std::pair<std::string, std::string>, std::pair<int64_t, int64_t>>;
 
-const std::string kModel = MESHWRIGHT_SOURCE_DIR "/configs/models/llama-tiny.json";
+// A path, or the name of a ready or a reference model.
+std::string model_of(const Case& c) {
+  if (c.model.starts_with('/')) return c.model;
+  std::filesystem::path ready = std::string(MESHWRIGHT_SOURCE_DIR "/configs/models/") + c.model + ".json";
+  if (std::filesystem::exists(ready)) return ready.string();
+  return std::string(MESHWRIGHT_SOURCE_DIR "/tests/data/nets/") + c.model + "/config.json";
+}
 
 Job job_of(const Case& c) {
   Job job = Job::from_text(
-      "schema = 1\n[model]\nconfig = \"" + kModel +
+      "schema = 1\n[model]\nconfig = \"" + model_of(c) +
       "\"\n[distributed.mp_policy]\nparam_dtype = \"float32\"\noutput_dtype = \"float32\"\n[dataset]\nkind = \"mock\"\nseq_len = 16\n");
   job.set("step_scheduler.local_batch_size", "2");
-  job.set("step_scheduler.global_batch_size", std::to_string(2 * c.ranks * c.accumulation));
+  job.set("step_scheduler.global_batch_size", std::to_string(2 * c.ranks / c.tp * c.accumulation));
+  job.set("distributed.tp_size", std::to_string(c.tp));
   for (const auto& [key, value] : c.keys) job.set(key, value);
   return job;
 }
@@ -45,6 +55,12 @@ Job job_of(const Case& c) {
 TEST_CASE("the collectives of a step are those of the plan, for every strategy and mesh") {
   const std::pair<std::string, std::string> ddp{"distributed.strategy", "\"ddp\""},
       every{"distributed.fsdp2.defer_fsdp_grad_sync", "false"};
+  const std::pair<std::string, std::string> sequence{"distributed.sequence_parallel", "true"},
+      pieces{"distributed.enable_async_tensor_parallel", "true"}, full{"distributed.activation_checkpointing", "\"full\""},
+      selective{"distributed.activation_checkpointing", "\"selective\""}, base{"distributed.tp_plan", "\"base\""};
+  TestFolder folder("wire_test");
+  const std::string biases =
+      write_model(folder.path, {"biases", "LlamaForCausalLM", "llama", 32, 4, 4, 64, R"(, "attention_bias": true, "mlp_bias": true)"});
   auto reshard = [](const char* value) { return std::pair<std::string, std::string>("distributed.fsdp2.reshard_after_forward", value); };
   for (const Case& c : std::vector<Case>{
            {"fsdp2", 2, 1, {}},
@@ -65,21 +81,52 @@ TEST_CASE("the collectives of a step are those of the plan, for every strategy a
            {"ddp, accumulation", 3, 2, {ddp}},
            {"ddp, small buckets", 2, 1, {ddp, {"distributed.ddp.bucket_cap_mb", "0.05"}}},
            {"alone", 1, 2, {}},
+           {"tp", 2, 1, {}, "llama-tiny", 2},
+           {"tp, accumulation", 2, 3, {}, "llama-tiny", 2},
+           {"tp and shards", 4, 2, {}, "llama-tiny", 2},
+           {"tp, shards and replicas", 8, 1, {{"distributed.dp_replicate_size", "2"}, sequence}, "llama-tiny", 2},
+           {"tp, recomputed", 2, 1, {full}, "llama-tiny", 2},
+           {"tp, mlps recomputed", 2, 1, {selective}, "llama-tiny", 2},
+           {"tp in bfloat16",
+            2,
+            1,
+            {{"distributed.mp_policy.param_dtype", "\"bfloat16\""}, {"distributed.mp_policy.output_dtype", "\"bfloat16\""}},
+            "llama-tiny",
+            2},
+           {"sequence parallel", 2, 2, {sequence}, "llama-tiny", 2},
+           {"sequence parallel and shards", 4, 1, {sequence}, "llama-tiny", 2},
+           {"sequence parallel, recomputed", 2, 1, {sequence, full}, "llama-tiny", 2},
+           {"sequence parallel, mlps recomputed", 2, 1, {sequence, selective}, "llama-tiny", 2},
+           {"sequence parallel in pieces", 2, 1, {sequence, pieces}, "llama-tiny", 2},
+           {"sequence parallel in pieces, recomputed", 2, 1, {sequence, pieces, full}, "llama-tiny", 2},
+           {"sequence parallel in pieces, mlps recomputed", 2, 1, {sequence, pieces, selective}, "llama-tiny", 2},
+           {"Qwen2", 2, 1, {sequence}, "qwen2", 2},
+           {"Qwen3, norms of heads", 2, 1, {}, "qwen3", 2},
+           {"Qwen3, norms of heads and of sequences, shards", 4, 2, {sequence, selective}, "qwen3", 2},
+           {"Llama with biases", 2, 1, {}, biases, 2},
+           {"Llama with biases, sequence parallel", 4, 1, {sequence, full}, biases, 2},
+           {"tied weights of an odd vocabulary", 2, 1, {sequence}, "llama_tied_257", 2},
+           {"an odd vocabulary put together", 2, 1, {base}, "llama_tied_257", 2},
+           {"Gemma 3", 2, 1, {}, "gemma3", 2},
+           {"Gemma 3, sequence parallel", 4, 1, {sequence, selective}, "gemma3", 2},
+           {"Gemma 3, sequence parallel in pieces", 2, 1, {sequence, pieces, full}, "gemma3", 2},
+           {"Phi3, fused", 2, 1, {}, "phi3", 2},
+           {"Phi3, fused, sequence parallel", 4, 1, {sequence, pieces}, "phi3_tied", 2},
+           {"base plan", 2, 1, {base}, "llama-tiny", 2},
+           {"base plan, sequence parallel", 2, 1, {base, sequence}, "llama-tiny", 2},
+           {"base plan, sequence parallel, recomputed", 2, 1, {base, sequence, full}, "llama-tiny", 2},
+           {"base plan, sequence parallel, mlps recomputed", 2, 1, {base, sequence, selective}, "llama-tiny", 2},
+           {"base plan, sequence parallel in pieces", 2, 1, {base, sequence, pieces}, "llama-tiny", 2},
        }) {
     INFO(c.name);
     std::mutex mutex;
     run_ranks(c.ranks, [&](const std::shared_ptr<World>& world) {
       Job job = job_of(c);
-      nets::CausalLM net = nets::build_model(kModel, DType::float32, at::kMeta);
+      nets::CausalLM net = nets::build_model(model_of(c), DType::float32, at::kMeta);
       Trainer trainer(job, world, net.ptr(), net->outline(), 32);
       for (const ParallelParameter& p : trainer.model().parameters()) nets::initialize(*net, p, 1);
       trainer.model().values_changed();
-      auto forward = [&](int64_t) {
-        at::Tensor ids = at::randint(0, 256, {2, 17}, at::kLong);
-        at::Tensor logits = net(ids.narrow(1, 0, 16));
-        return MicroLoss{
-            at::cross_entropy_loss(logits.to(at::kFloat).flatten(0, 1), ids.narrow(1, 1, 16).flatten(), {}, at::Reduction::Sum), 32};
-      };
+      auto forward = [&](int64_t) { return train::loss_of(trainer, net, at::randint(net->outline().vocab_size, {2, 17}, at::kLong)); };
       for (int step = 0; step < 3; ++step) {
         world->wire().clear();
         trainer.step(forward);
@@ -109,8 +156,15 @@ TEST_CASE("the collectives of a step are those of the plan, for every strategy a
       // Rows are shared out in chunks of ceil(rows / n); what the last chunk lacks is padding.
       const std::optional<Mesh>& mesh = trainer.plan().mesh.device_mesh;
       int64_t n = mesh ? mesh->size("dp_shard") : 1, padded = 0;
-      for (const ParameterOutline& p : net->outline().parameters)
-        padded += (p.shape[0] + n - 1) / n * (element_count(p.shape) / p.shape[0]);
+      for (const ParameterOutline& p : net->outline().parameters) {
+        std::vector<int64_t> shape = p.shape;
+        std::optional<int64_t> cut = c.tp > 1 ? tp_shard_dim(trainer.plan().tp, net->outline(), p.name) : std::nullopt;
+        if (cut) {
+          Chunk part = ceil_chunk(shape.at(static_cast<size_t>(*cut)), c.tp, mesh->coordinate(world->rank(), "tp"));
+          shape[static_cast<size_t>(*cut)] = part.end - part.begin;
+        }
+        padded += (shape[0] + n - 1) / n * (element_count(shape) / shape[0]);
+      }
       CHECK(weights == padded * 4);
       CHECK(gradients == padded * 4);
       CHECK(state == padded * 8);
