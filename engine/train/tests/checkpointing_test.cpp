@@ -69,7 +69,7 @@ TEST_CASE("every byte is written once, by all ranks alike") {
 
 TEST_CASE("a save beside training equals one that waits, and a failed one leaves the last good one") {
   TestFolder folder("checkpointing");
-  for (const Layout& layout : {Layout{"fsdp2", 2}, Layout{"ddp", 3}}) {
+  for (const Layout& layout : {Layout{"fsdp2", 2}, Layout{"ddp", 3}, Layout{"fsdp2", 4, {"distributed.tp_size=2"}}}) {
     INFO(layout.text());
     fs::path waits = folder.path / (layout.text() + " waits"), beside = folder.path / (layout.text() + " beside");
     std::vector<double> plain = losses_of(layout, {}, 8, waits, 3);

@@ -46,6 +46,10 @@ TEST_CASE("every model that runs takes the same steps under tensor and sequence 
            {"Llama of odd sizes", "LlamaForCausalLM", "llama", 96, 6, 2, 257, R"(, "tie_word_embeddings": false)"},
            {"Qwen3 of odd sizes, tied and padded", "Qwen3ForCausalLM", "qwen3", 96, 6, 2, 257,
             R"(, "tie_word_embeddings": true, "pad_token_id": 200)"},
+           // Of five words on four ranks the last has none; 41 / 4 leaves it eight of the MLP's columns where the others have eleven.
+           {"Llama with few words", "LlamaForCausalLM", "llama", 32, 4, 4, 5, R"(, "intermediate_size": 41)"},
+           {"tied Qwen3 with few words", "Qwen3ForCausalLM", "qwen3", 32, 4, 4, 5,
+            R"(, "tie_word_embeddings": true, "intermediate_size": 41, "pad_token_id": 4)"},
            {"Gemma 3", "Gemma3ForCausalLM", "gemma3_text", 32, 4, 4, 64,
             R"(, "sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"], "final_logit_softcapping": 8.0)"},
            {"Gemma 3 of odd sizes, with its own head", "Gemma3ForCausalLM", "gemma3_text", 96, 6, 2, 257,

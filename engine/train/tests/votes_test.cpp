@@ -26,16 +26,22 @@ MicroLoss loss_of(nets::CausalLM& net) {
 }  // namespace
 
 TEST_CASE("a vote of any rank is counted once, in the same step on every rank, and evaluation leaves it alone") {
-  for (const char* strategy : {"\"ddp\"", "\"fsdp2\""}) {
-    INFO(std::string(strategy));
+  struct Row {
+    const char *strategy, *tp;
+    int64_t ranks;
+  };
+  for (const Row& row : {Row{"\"ddp\"", "1", 3}, {"\"fsdp2\"", "1", 3}, {"\"fsdp2\"", "2", 4}, {"\"fsdp2\"", "2", 2}}) {
+    INFO(std::string(row.strategy) << " on " << row.ranks << ", tp " << std::string(row.tp));
     std::mutex mutex;
-    std::vector<std::vector<std::array<int64_t, kVotes>>> seen(3);
-    run_ranks(3, [&](const std::shared_ptr<World>& world) {
+    std::vector<std::vector<std::array<int64_t, kVotes>>> seen(static_cast<size_t>(row.ranks));
+    run_ranks(row.ranks, [&](const std::shared_ptr<World>& world) {
       Job job = Job::from_text(
           "schema = 1\n[model]\nconfig = \"" + kModel +
           "\"\n[distributed.mp_policy]\nparam_dtype = \"float32\"\noutput_dtype = \"float32\"\n[dataset]\nkind = \"mock\"\nseq_len = 8\n"
           "[step_scheduler]\nlocal_batch_size = 1\nglobal_batch_size = 6\n");
-      job.set("distributed.strategy", strategy);
+      job.set("distributed.strategy", row.strategy);
+      job.set("distributed.tp_size", row.tp);
+      job.set("distributed.tp_plan", "\"base\"");  // whole logits
       nets::CausalLM net = nets::build_model(kModel, DType::float32, at::kMeta);
       Trainer trainer(job, world, net.ptr(), net->outline(), 8);
       for (const ParallelParameter& p : trainer.model().parameters()) nets::initialize(*net, p, 1);
@@ -50,7 +56,7 @@ TEST_CASE("a vote of any rank is counted once, in the same step on every rank, a
         if (step == 1) trainer.evaluate(1, [&](int64_t) { return loss_of(net); });
         if (step == 1) trainer.vote(Vote::background_done);
         StepResult result = trainer.step([&](int64_t micro) {
-          if (step == 2 && rank == 2 && micro == 1) trainer.vote(Vote::background_failed);
+          if (step == 2 && rank == row.ranks - 1 && micro == 1) trainer.vote(Vote::background_failed);
           return loss_of(net);
         });
         CHECK(result.votes(Vote::stop) == result.vote_counts[0]);
@@ -62,7 +68,7 @@ TEST_CASE("a vote of any rank is counted once, in the same step on every rank, a
     for (const auto& mine : seen) {
       REQUIRE(mine.size() == 4);
       CHECK(mine[0] == std::array<int64_t, kVotes>{0, 0, 0});
-      CHECK(mine[1] == std::array<int64_t, kVotes>{1, 3, 0});
+      CHECK(mine[1] == std::array<int64_t, kVotes>{1, row.ranks, 0});
       CHECK(mine[2] == std::array<int64_t, kVotes>{0, 0, 1});
       CHECK(mine[3] == std::array<int64_t, kVotes>{0, 0, 0});
     }
