@@ -35,7 +35,7 @@ class ReplicatedModel final : public ParallelModel {
   double clip_grad_norm(double max_norm, double scale) override;
   Tensor full_tensor(std::string_view name) override;
   void with_full_parameters(const std::function<void()>& body) override { body(); }
-  std::shared_ptr<Group> data_group() override { return policy_.group; }
+  std::shared_ptr<Group> data_group() override { return policy_.tensor_parallel ? policy_.group : world_->everyone(); }
   std::shared_ptr<TensorParallel> tensor_parallel() const override { return policy_.tensor_parallel; }
 
   void gradient_ready(size_t parameter);

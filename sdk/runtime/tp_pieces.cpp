@@ -117,6 +117,7 @@ void Gathering::arrive() {
           .copy_((flat_.defined() ? flat_.narrow(0, r * own_.numel(), own_.numel()) : under_way_.peer(r)).view(own_.sizes()));
   under_way_.release();
   flat_ = Tensor();
+  own_ = part(whole_, group_->rank(), each);  // kept until backward once, not twice
   arrived_ = true;
 }
 

@@ -73,7 +73,7 @@ void check_tp_blocks(const TpPlan& plan, const ModelOutline& outline) {
       throw does_not_fit(module.name + " would leave what it looks up cut along its width, which nothing after it expects")
           .help("give it the style \"rowwise_rep\", which cuts the vocabulary")
           .help("give it the style \"colwise_rep\", which puts the width together");
-    if (module.kind == ModuleKind::linear && parent.empty() && style != nullptr && style->kind == row && style->input == shard_last)
+    if (module.name == "lm_head" && style != nullptr && style->kind == row && style->input == shard_last)
       throw does_not_fit(module.name + " has " + text_of(style) + ", but its input is whole: nothing before it leaves it cut")
           .help("give it the style \"colwise\"")
           .help("give it the style \"rowwise_rep\", which cuts its input itself");

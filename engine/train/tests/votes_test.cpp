@@ -41,7 +41,7 @@ TEST_CASE("a vote of any rank is counted once, in the same step on every rank, a
           "[step_scheduler]\nlocal_batch_size = 1\nglobal_batch_size = 6\n");
       job.set("distributed.strategy", row.strategy);
       job.set("distributed.tp_size", row.tp);
-      job.set("distributed.tp_plan", "\"base\"");  // whole logits
+      if (row.ranks % 2 == 0) job.set("distributed.tp_plan", "\"base\"");  // whole logits
       nets::CausalLM net = nets::build_model(kModel, DType::float32, at::kMeta);
       Trainer trainer(job, world, net.ptr(), net->outline(), 8);
       for (const ParallelParameter& p : trainer.model().parameters()) nets::initialize(*net, p, 1);
