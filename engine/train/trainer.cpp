@@ -87,6 +87,24 @@ std::string first_nonfinite(ParallelModel& model, bool gradients) {
   throw error.help("set run.stop_on_nonfinite = false to go on regardless");
 }
 
+// The job names no model: its tensor-parallel plan is made for the module itself.
+void plan_own_module(plan::JobPlan& plan, const ModelOutline& outline, World& world) {
+  const SharedOptions& shared = plan.shared;
+  if (shared.sizes.tp <= 1) return;
+  plugins::guarded(plan.strategy, "translating the tensor-parallel plan", [&] {
+    plan.tp = plan.strategy.strategy->translate_tp_plan(outline, {shared.sizes.tp, shared.sequence_parallel, shared.tp_plan});
+  });
+  if (plan.tp.entries.empty() && shared.tp_plan.kind == TpPlanChoice::Kind::automatic)
+    throw Error(ErrorCode::tp_plan_does_not_fit, "tp_size = " + std::to_string(shared.sizes.tp) +
+                                                     ", but no tensor-parallel plan is known for " + outline.architecture +
+                                                     ", and the base plan names none of its modules")
+        .key("distributed.tp_plan")
+        .help("write a [distributed.tp_plan] table of pattern = style for its Linear and Embedding modules")
+        .help("set distributed.tp_size = 1");
+  for (const auto* said : {&plan.tp.notices, &plan.tp.warnings})
+    for (const std::string& text : *said) world.notice(text);
+}
+
 // One bar of the trace, while it is on.
 class Span {
  public:
@@ -133,6 +151,7 @@ Trainer::Trainer(Job& job, std::shared_ptr<World> world, std::shared_ptr<torch::
                 "the strategy " + plan_->strategy.info->name + " can plan a job but not train it in this version")
         .key("distributed.strategy")
         .help("set distributed.strategy = \"fsdp2\"");
+  if (!plan_->outline) plan_own_module(*plan_, *outline_, *world_);
   ParallelizeRequest request{module_, *outline_, plan_->mesh, plan_->tp, parts_->config, world_};
   plugins::guarded(plan_->strategy, "parallelizing the model", [&] { model_ = plan_->strategy.strategy->parallelize(request); });
   if (!model_)

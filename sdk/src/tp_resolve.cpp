@@ -182,21 +182,26 @@ std::vector<TpModule> resolve_tp_modules(const TpPlan& plan, const ModelOutline&
 
 std::vector<std::string> partial_gradient_parameters(const TpPlan& plan, const ModelOutline& outline) {
   Resolved model = read_plan(plan, outline);
-  std::set<std::string_view> heads, whole, bias;
+  std::set<std::string_view> whole, bias;
+  std::map<std::string_view, std::set<int64_t>> heads;  // modules with columns inside, and how wide these columns' inputs are
   for (const auto& [module, entry] : model.styled) {
     const TpStyle& style = entry->style;
     if (is_sequence(style)) whole.insert(module->name);
     if (module->kind != ModuleKind::linear) continue;
     if (style.kind == TpStyleKind::row && style.output == TpLayout::shard_1) bias.insert(module->name);
-    // A block inside a layer: norms among its projections see heads. Norms beside a head, or a layer's own, see whole tokens.
-    std::string_view layer = model.index.layer_of(module->name), block = module_of(module->name);
-    if (style.kind == TpStyleKind::column && style.output == TpLayout::shard_last && !layer.empty() && block != layer) heads.insert(block);
+    // Inside a layer, a norm among projections sees heads unless it is as wide as what they take: that one stands before them.
+    const ParameterOutline* weight = outline.find_parameter(module->name + ".weight");
+    if (style.kind == TpStyleKind::column && style.output == TpLayout::shard_last && !model.index.layer_of(module->name).empty() &&
+        weight != nullptr && weight->shape.size() == 2)
+      heads[module_of(module->name)].insert(weight->shape[1]);
   }
   std::vector<std::string> out;
   for (const ParameterOutline& parameter : outline.parameters) {
     std::string_view name = module_of(parameter.name);
     const ModuleOutline* module = model.index.find(name);
-    bool of_heads = module != nullptr && module->kind == ModuleKind::norm && heads.contains(module_of(name));
+    auto block = heads.find(module_of(name));
+    bool of_heads = module != nullptr && module->kind == ModuleKind::norm && block != heads.end() && parameter.shape.size() == 1 &&
+                    !block->second.contains(parameter.shape[0]);
     if (of_heads || whole.contains(name) || (bias.contains(name) && parameter.name.ends_with(".bias"))) out.push_back(parameter.name);
   }
   return out;

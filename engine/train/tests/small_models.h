@@ -32,11 +32,13 @@ struct SmallModel {
 // The path of its config.json below `folder`.
 inline std::string write_model(const std::filesystem::path& folder, const SmallModel& m) {
   std::filesystem::path file = folder / (std::string(m.name) + ".json");
-  std::ofstream(file) << R"({"architectures": [")" << m.architecture << R"("], "model_type": ")" << m.model_type << R"(", "vocab_size": )"
-                      << m.vocab << R"(, "hidden_size": )" << m.hidden << R"(, "intermediate_size": )" << m.hidden * 3 / 2
-                      << R"(, "num_hidden_layers": 2, "num_attention_heads": )" << m.heads << R"(, "num_key_value_heads": )" << m.kv_heads
-                      << R"(, "head_dim": )" << m.hidden / m.heads
-                      << R"(, "max_position_embeddings": 64, "initializer_range": 0.15, "rms_norm_eps": 1e-06)" << m.more << "}\n";
+  std::ofstream out(file);
+  out << R"({"architectures": [")" << m.architecture << R"("], "model_type": ")" << m.model_type << R"(", "vocab_size": )" << m.vocab
+      << R"(, "hidden_size": )" << m.hidden << R"(, "num_hidden_layers": 2, "num_attention_heads": )" << m.heads
+      << R"(, "num_key_value_heads": )" << m.kv_heads << R"(, "head_dim": )" << m.hidden / m.heads
+      << R"(, "max_position_embeddings": 64, "initializer_range": 0.15, "rms_norm_eps": 1e-06)" << m.more;
+  if (std::string(m.more).find("intermediate_size") == std::string::npos) out << R"(, "intermediate_size": )" << m.hidden * 3 / 2;
+  out << "}\n";
   return file.string();
 }
 

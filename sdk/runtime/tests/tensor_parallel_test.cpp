@@ -96,9 +96,14 @@ std::string text_of(const TpStyle& style) {
 }
 
 struct OneImpl : torch::nn::Module {
-  explicit OneImpl(Linear made) : linear(std::move(made)) { register_module("m", linear); }
-  explicit OneImpl(Embedding made) : embedding(std::move(made)) { register_module("m", embedding); }
-  explicit OneImpl(RMSNorm made) : norm(std::move(made)) { register_module("m", norm); }
+  explicit OneImpl(Linear made) : linear(std::move(made)) { hold("m", linear); }
+  explicit OneImpl(Embedding made) : embedding(std::move(made)) { hold("m", embedding); }
+  explicit OneImpl(RMSNorm made) : norm(std::move(made)) { hold("m", norm); }
+  // Not at the top, where nothing could have cut an input.
+  template <class T>
+  void hold(const std::string& name, const T& module) {
+    register_module("in", std::make_shared<torch::nn::Module>())->register_module(name, module);
+  }
   Tensor forward(const Tensor& x) { return linear ? linear(x) : embedding ? embedding(x) : norm(x); }
   Linear linear{nullptr};
   Embedding embedding{nullptr};
@@ -106,7 +111,7 @@ struct OneImpl : torch::nn::Module {
 };
 MESHWRIGHT_MODULE(One);
 
-// Runs the module m of `make()` whole and under the style, on x: [2, 12, ...]; says how far outputs and gradients are from each other.
+// Runs the module in.m of `make()` whole and under the style, on x: [2, 12, ...]; says how far outputs and gradients are from each other.
 std::string compare(int64_t ranks, const std::function<One()>& make, const TpStyle& style, const Tensor& x) {
   One whole = make();
   fill(*whole, 5);
@@ -120,7 +125,7 @@ std::string compare(int64_t ranks, const std::function<One()>& make, const TpSty
   run_ranks(ranks, [&](const std::shared_ptr<World>& world) {
     One cut = make();
     fill(*cut, 5 + 100 * static_cast<uint64_t>(world->rank()));  // the first rank's are everybody's
-    Applied applied(cut.ptr(), {{"m", style}}, world);
+    Applied applied(cut.ptr(), {{"in.m", style}}, world);
     Tensor mine = part_of(x, ids && style.input == partial ? replicate : style.input, *world);
     if (!ids) mine.set_requires_grad(true);
     Tensor y = cut(mine);
@@ -338,8 +343,8 @@ TEST_CASE("what cannot be cut is refused on every rank") {
   TpStyle colwise{column, replicate, shard_last}, rowwise{row, replicate, replicate};
   CHECK(refused([&](const auto& world) { Applied(std::make_shared<Unhooked>(), {{"m", colwise}}, world); }) ==
         code_string(ErrorCode::bad_module) + " the tensor-parallel plan styles m, a torch::nn::LinearImpl without hooks");
-  CHECK(refused([&](const auto& world) { Applied(One(RMSNorm(6, 1e-6)).ptr(), {{"m", colwise}}, world); }) ==
-        code_string(ErrorCode::bad_module) + " the tensor-parallel plan cuts m, a RMSNorm; only Linear and Embedding can be cut");
+  CHECK(refused([&](const auto& world) { Applied(One(RMSNorm(6, 1e-6)).ptr(), {{"in.m", colwise}}, world); }) ==
+        code_string(ErrorCode::bad_module) + " the tensor-parallel plan cuts in.m, a RMSNorm; only Linear and Embedding can be cut");
   // Tied, and the outline does not say so.
   CHECK(refused([&](const auto& world) {
           Applied(Stack(true).ptr(), {{"embed", rowwise}, {"head", TpStyle{row, replicate, replicate}}}, world);
@@ -348,7 +353,7 @@ TEST_CASE("what cannot be cut is refused on every rank") {
   // An activation of which every rank holds a summand cannot be cut into columns.
   CHECK(refused([&](const auto& world) {
           One one(Linear(4, 4));
-          Applied applied(one.ptr(), {{"m", TpStyle{row, partial, replicate}}}, world);
+          Applied applied(one.ptr(), {{"in.m", TpStyle{row, partial, replicate}}}, world);
           one(at::ones({2, 4, 4}));
         }) == code_string(ErrorCode::tp_plan_does_not_fit) + " an activation cannot go from partial to shard(-1)");
 }
@@ -356,7 +361,7 @@ TEST_CASE("what cannot be cut is refused on every rank") {
 TEST_CASE("without a plan or on one rank nothing is cut") {
   run_ranks(1, [](const std::shared_ptr<World>& world) {
     One one(Linear(4, 4));
-    CHECK(Applied(one.ptr(), {{"m", TpStyle{column, replicate, shard_last}}}, world).tp == nullptr);
+    CHECK(Applied(one.ptr(), {{"in.m", TpStyle{column, replicate, shard_last}}}, world).tp == nullptr);
     CHECK(one->linear->weight.size(0) == 4);
   });
   std::mutex mutex;
