@@ -93,7 +93,8 @@ def main():
                 for name, theirs in curves.items():
                     loss, norm = distance(ours, theirs, "loss"), distance(ours, theirs, "grad_norm")
                     own = distance(theirs, exact, "grad_norm")
-                    good = len(ours) == len(theirs) == 20 and loss < 1e-5 and norm < 1e-5 + 2 * own
+                    # Tensor parallelism adds up in yet another order, which the leaps of a curve magnify as they do the order of float32 itself.
+                    good = len(ours) == len(theirs) == 20 and loss < 1e-5 and norm < 1e-5 + (4 if tp > 1 else 2) * own
                     failed |= not good
                     print(f"{family} {a.size}: {strategy} on {ranks} ({replicas} replicas, tp {tp}{' with sequences cut' if sequence else ''}, {12 * tp // ranks // local} micro-batches) beside PyTorch {name}: loss {loss:.1e}, norm {norm:.1e}"
                           f" (to float64: ours {distance(ours, exact, 'grad_norm'):.1e}, PyTorch's {own:.1e}){'' if good else '   TOO FAR'}", flush=True)
