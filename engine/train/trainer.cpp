@@ -16,6 +16,7 @@
 #include "engine/plan/plan.h"
 #include "engine/train/optimizer.h"
 #include "engine/train/schedule.h"
+#include "sdk/runtime/trace_span.h"
 
 namespace meshwright {
 
@@ -104,22 +105,6 @@ void plan_own_module(plan::JobPlan& plan, const ModelOutline& outline, World& wo
   for (const auto* said : {&plan.tp.notices, &plan.tp.warnings})
     for (const std::string& text : *said) world.notice(text);
 }
-
-// One bar of the trace, while it is on.
-class Span {
- public:
-  Span(Trace& trace, const char* name) : trace_(trace), name_(name), begin_(trace.enabled ? Trace::now() : -1) {}
-  Span(const Span&) = delete;
-  Span& operator=(const Span&) = delete;
-  ~Span() {
-    if (begin_ >= 0) trace_.span(Trace::Lane::compute, name_, begin_, Trace::now());
-  }
-
- private:
-  Trace& trace_;
-  const char* name_;
-  int64_t begin_;
-};
 
 }  // namespace
 
@@ -219,13 +204,13 @@ StepResult Trainer::step(const std::function<MicroLoss(int64_t micro)>& forward)
     model_->micro_batch(micro + 1 == accumulation_);
     MicroLoss loss;
     {
-      Span span(world_->trace(), "forward");
+      detail::TraceSpan span(world_->trace(), "forward");
       AutocastScope autocast(parts_->autocast, world_->device().type());
       loss = forward(micro);
     }
     count += static_cast<double>(loss.count);
     {
-      Span span(world_->trace(), "backward");
+      detail::TraceSpan span(world_->trace(), "backward");
       (loss.sum / assumed).backward();
     }
     add_loss(loss_sum, loss.sum);
@@ -239,7 +224,7 @@ StepResult Trainer::step(const std::function<MicroLoss(int64_t micro)>& forward)
   result.grad_norm = model_->clip_grad_norm(parts_->max_grad_norm, scale);
   if (parts_->stop_on_nonfinite && (!std::isfinite(result.loss) || !std::isfinite(result.grad_norm))) throw_nonfinite(result, *model_);
   if (before_update_) before_update_();
-  Span span(world_->trace(), "optimizer");
+  detail::TraceSpan span(world_->trace(), "optimizer");
   optimizer_->step(model_->update_groups(), result.lr);
   model_->values_changed();
   ++step_;

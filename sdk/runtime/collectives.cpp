@@ -1,6 +1,5 @@
 #include "meshwright/collectives.h"
 
-#include <ATen/ops/add.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/function.h>
@@ -12,6 +11,7 @@
 #include <numeric>
 
 #include "meshwright/error.h"
+#include "parts.h"
 
 namespace meshwright {
 
@@ -20,14 +20,9 @@ namespace {
 using at::Tensor;
 using torch::autograd::variable_list;
 
-// Room in shared memory for tensors of so many bytes, where there can be any; all ranks come here with the same number.
-void make_room(Group& group, int64_t bytes) {
-  if (bytes > 0 && !group.maps_gather(bytes)) group.reserve(bytes, bytes, /*ahead=*/2);
-}
-
 Tensor summed(const Tensor& x, Group& group) {
   Tensor out = x.clone(at::MemoryFormat::Contiguous);
-  make_room(group, static_cast<int64_t>(out.nbytes()));
+  detail::make_room(group, static_cast<int64_t>(out.nbytes()));
   group.all_reduce(out).wait();
   return out;
 }
@@ -42,58 +37,29 @@ Tensor part(const Tensor& x, int64_t dim, Group& group) {
 
 // Ranks' tensors along `dim`.
 Tensor gathered(const Tensor& x, int64_t dim, Group& group) {
-  int64_t n = group.size(), each = x.size(dim);
-  if (n == 1 || x.numel() == 0) return x.contiguous();
-  Tensor mine = x.contiguous(), flat;
-  make_room(group, static_cast<int64_t>(mine.nbytes()));
-  bool mapped = group.maps_gather(static_cast<int64_t>(mine.nbytes()));
-  if (!mapped) flat = at::empty({n * mine.numel()}, mine.options());
-  Pending under_way = group.all_gather(mine.view({-1}), flat);
-  std::vector<int64_t> shape = mine.sizes().vec();
-  shape[static_cast<size_t>(dim)] *= n;
-  Tensor out = at::empty(shape, mine.options());
-  out.narrow(dim, group.rank() * each, each).copy_(mine);
-  under_way.wait();
-  for (int64_t r = 0; r < n; ++r)
-    if (r != group.rank())
-      out.narrow(dim, r * each, each)
-          .copy_((mapped ? under_way.peer(r) : flat.narrow(0, r * mine.numel(), mine.numel())).view(mine.sizes()));
-  return out;
+  if (group.size() == 1 || x.numel() == 0) return x.contiguous();
+  return detail::PartsGather(x, dim, group).whole();
 }
 
 Tensor scattered(const Tensor& x, int64_t dim, Group& group) {
   int64_t n = group.size();
-  if (n == 1 || x.numel() == 0) return n == 1 ? x.contiguous() : part(x, dim, group).contiguous();
-  part(x, dim, group);  // checks the size
+  if (n == 1) return x.contiguous();
+  Tensor own = part(x, dim, group);  // checks the size
+  if (x.numel() == 0) return own.contiguous();
   std::vector<Tensor> parts = x.chunk(n, dim);
-  std::vector<int64_t> shape = parts[0].sizes().vec();
-  int64_t each = parts[0].numel(), bytes = each * static_cast<int64_t>(x.element_size());
-  const Tensor& own = parts[static_cast<size_t>(group.rank())];
+  std::vector<int64_t> shape = own.sizes().vec();
   if (group.reduces_remotely()) {
+    int64_t each = own.numel();
     Tensor packed = at::empty({n * each}, x.options()), out = at::empty({each}, x.options());
     for (int64_t r = 0; r < n; ++r) packed.narrow(0, r * each, each).view(shape).copy_(parts[static_cast<size_t>(r)]);
     group.reduce_scatter(packed, out).wait();
     return out.view(shape);
   }
-  make_room(group, bytes * (n - 1));
-  bool mapped = group.maps_exchange(bytes * (n - 1));
-  Tensor packed = mapped ? group.stage((n - 1) * each, x.scalar_type()) : at::empty({(n - 1) * each}, x.options()), received;
-  if (!mapped) received = at::empty({(n - 1) * each}, x.options());
-  for (int64_t r = 0, slot = 0; r < n; ++r)
-    if (r != group.rank()) packed.narrow(0, slot++ * each, each).view(shape).copy_(parts[static_cast<size_t>(r)]);
-  Pending under_way = group.exchange(packed, received);
-  under_way.wait();
-  // In rank order, so that a repeated run gives the same bits.
-  Tensor sum;
-  for (int64_t r = 0, slot = 0; r < n; ++r) {
-    Tensor next = own;
-    if (r != group.rank()) next = (mapped ? under_way.peer(r) : received.narrow(0, slot++ * each, each)).view(shape);
-    if (r == 1)
-      sum = at::add(sum, next);
-    else
-      sum = sum.defined() ? sum.add_(next) : next;
-  }
-  return sum.contiguous();
+  detail::PartsSum sum(shape, x.options(), group);
+  for (int64_t r = 0; r < n; ++r)
+    if (r != group.rank()) sum.slot(r).copy_(parts[static_cast<size_t>(r)]);
+  sum.start();
+  return sum.add_up(own).contiguous();
 }
 
 // One node for all: forward and backward are the two closures.

@@ -210,23 +210,17 @@ struct CrossEntropySum : torch::autograd::Function<CrossEntropySum> {
   }
 };
 
-std::string shape_text(const Tensor& tensor) {
-  std::string out;
-  for (int64_t size : tensor.sizes()) out += (out.empty() ? "" : ", ") + std::to_string(size);
-  return "[" + out + "]";
-}
-
 void check_shapes(const Tensor& logits, const Tensor& targets, const VocabularyShard* shard) {
   auto refuse = [](const std::string& what) { throw Error(ErrorCode::model_does_not_fit, "cross_entropy_sum: " + what); };
   if (logits.dim() == 0 || logits.sizes().slice(0, static_cast<size_t>(logits.dim() - 1)) != targets.sizes())
-    refuse("logits of shape " + shape_text(logits) + " want targets of the same shape without the last dimension, not " +
-           shape_text(targets));
+    refuse("logits of shape " + c10::str(logits.sizes()) + " want targets of the same shape without the last dimension, not " +
+           c10::str(targets.sizes()));
   if (!logits.is_floating_point() || targets.scalar_type() != at::kLong || logits.device() != targets.device())
     refuse(std::string("logits are ") + c10::toString(logits.scalar_type()) + " on " + logits.device().str() + ", targets " +
            c10::toString(targets.scalar_type()) + " on " + targets.device().str() + "; they must be floats and Long on one device");
   if (shard == nullptr) return;
   if (shard->begin < 0 || shard->end < shard->begin || shard->end > shard->size || logits.size(-1) != shard->end - shard->begin)
-    refuse("logits of shape " + shape_text(logits) + " do not hold the ids from " + std::to_string(shard->begin) + " to " +
+    refuse("logits of shape " + c10::str(logits.sizes()) + " do not hold the ids from " + std::to_string(shard->begin) + " to " +
            std::to_string(shard->end) + " of " + std::to_string(shard->size));
 }
 

@@ -9,6 +9,7 @@
 
 #include "linear_product.h"
 #include "meshwright/error.h"
+#include "trace_span.h"
 
 namespace meshwright::detail {
 
@@ -16,28 +17,6 @@ using at::Tensor;
 using torch::autograd::variable_list;
 
 namespace {
-
-void make_room(Group& group, int64_t bytes) {
-  if (bytes > 0 && !group.maps_gather(bytes)) group.reserve(bytes, bytes, /*ahead=*/2);
-}
-
-// A bar of the trace: work that goes on while a collective is under way.
-class Span {
- public:
-  Span(Trace& trace, const char* what, const std::string& name) : trace_(trace), begin_(trace.enabled ? Trace::now() : -1) {
-    if (begin_ >= 0) name_ = std::string(what) + name;
-  }
-  ~Span() {
-    if (begin_ >= 0) trace_.span(Trace::Lane::compute, name_, begin_, Trace::now());
-  }
-  Span(const Span&) = delete;
-  Span& operator=(const Span&) = delete;
-
- private:
-  Trace& trace_;
-  std::string name_;
-  int64_t begin_;
-};
 
 // Rows [from, to) of the sequence times weight [out, in] transposed.
 Tensor times(const Tensor& x, const Tensor& weight) {
@@ -55,49 +34,10 @@ void each_other(Group& group, int64_t each, F f) {
   if (behind > 0) f(before + each, behind);
 }
 
-// An exchange of parts of the sequence: pack every peer's, start, and add what comes to the own one.
-struct Scatter {
-  Scatter(Group& g, std::vector<int64_t> part_shape, const Tensor& like) : group(g), shape(std::move(part_shape)) {
-    each = 1;
-    for (int64_t size : shape) each *= size;
-    int64_t peers = group.size() - 1, bytes = peers * each * static_cast<int64_t>(like.element_size());
-    make_room(group, bytes);
-    mapped = group.maps_exchange(bytes) && like.is_cpu();
-    packed = mapped ? group.stage(peers * each, like.scalar_type()) : at::empty({peers * each}, like.options());
-    if (!mapped) received = at::empty({peers * each}, like.options());
-  }
-  // What rank `rank` shall get.
-  Tensor slot(int64_t rank) const { return packed.narrow(0, place(rank) * each, each).view(shape); }
-  void start() { under_way = group.exchange(packed, received); }
-  // In rank order, so that a repeated run gives the same bits.
-  Tensor add_up(const Tensor& own) {
-    under_way.wait();
-    Tensor sum;
-    for (int64_t r = 0; r < group.size(); ++r) {
-      Tensor next = own;
-      if (r != group.rank()) next = mapped ? under_way.peer(r).view(shape) : received.narrow(0, place(r) * each, each).view(shape);
-      sum = sum.defined() ? (r == 1 ? sum.add(next) : sum.add_(next)) : next;
-    }
-    return sum;
-  }
-
-  int64_t place(int64_t rank) const { return rank < group.rank() ? rank : rank - 1; }
-  Group& group;
-  std::vector<int64_t> shape;
-  int64_t each = 1;
-  bool mapped = false;
-  Tensor packed, received;
-  Pending under_way;
-};
-
 }  // namespace
 
 Gathering::Gathering(const Tensor& x, GroupPtr group, std::shared_ptr<bool> unfinished)
-    : group_(std::move(group)), unfinished_(std::move(unfinished)), own_(x.detach().contiguous()) {
-  make_room(*group_, static_cast<int64_t>(own_.nbytes()));
-  if (!group_->maps_gather(static_cast<int64_t>(own_.nbytes()))) flat_ = at::empty({group_->size() * own_.numel()}, own_.options());
-  under_way_ = group_->all_gather(own_.view({-1}), flat_);
-}
+    : group_(std::move(group)), unfinished_(std::move(unfinished)), own_(x.detach().contiguous()), parts_(own_, 1, *group_) {}
 
 Gathering::~Gathering() {
   if (unfinished_ && done_ > 0 && done_ < uses_) *unfinished_ = true;
@@ -105,19 +45,8 @@ Gathering::~Gathering() {
 
 void Gathering::arrive() {
   if (arrived_) return;
-  int64_t each = own_.size(1);
-  std::vector<int64_t> sizes = own_.sizes().vec();
-  sizes[1] *= group_->size();
-  whole_ = at::empty(sizes, own_.options());
-  part(whole_, group_->rank(), each).copy_(own_);
-  under_way_.wait();
-  for (int64_t r = 0; r < group_->size(); ++r)
-    if (r != group_->rank())
-      part(whole_, r, each)
-          .copy_((flat_.defined() ? flat_.narrow(0, r * own_.numel(), own_.numel()) : under_way_.peer(r)).view(own_.sizes()));
-  under_way_.release();
-  flat_ = Tensor();
-  own_ = part(whole_, group_->rank(), each);  // kept until backward once, not twice
+  whole_ = parts_.whole();
+  own_ = part(whole_, group_->rank(), own_.size(1));  // kept until backward once, not twice
   arrived_ = true;
 }
 
@@ -143,7 +72,7 @@ struct ColumnPieces : torch::autograd::Node {
       g.grad_ = g.grad_.defined() ? g.grad_.add_(to_x) : to_x;
       return of(Tensor(), weights(), to_bias);
     }
-    Scatter scatter(group, g.own_.sizes().vec(), gy);
+    PartsSum scatter(g.own_.sizes().vec(), gy.options(), group);
     each_other(group, each, [&](int64_t begin, int64_t count) {
       Tensor to_x = times(gy.narrow(1, begin, count), turned);
       if (g.grad_.defined()) to_x.add_(g.grad_.narrow(1, begin, count));
@@ -152,7 +81,7 @@ struct ColumnPieces : torch::autograd::Node {
     scatter.start();
     Tensor own, to_weight;
     {
-      Span span(*trace, "while gradients are scattered: ", module);
+      TraceSpan span(*trace, "while gradients are scattered: ", module);
       own = times(part(gy, group.rank(), each), turned);
       if (g.grad_.defined()) own.add_(part(g.grad_, group.rank(), each));
       to_weight = weights();
@@ -185,7 +114,7 @@ Tensor column_in_pieces(const Tensor& x, const Tensor& weight, const Tensor& bia
     } else {
       y = at::empty({x.size(0), each * g.group_->size(), w.size(0)}, x.options());
       {
-        Span span(trace, "while the sequence is gathered: ", name);
+        TraceSpan span(trace, "while the sequence is gathered: ", name);
         part(y, g.group_->rank(), each).copy_(times(g.own_, w));
       }
       g.arrive();
@@ -223,7 +152,7 @@ struct RowPieces : torch::autograd::Node {
     Gathering gathering(own, group);
     Tensor to_x = at::empty(x.sizes(), x.options()), to_weight;
     {
-      Span span(*trace, "while gradients are gathered: ", module);
+      TraceSpan span(*trace, "while gradients are gathered: ", module);
       part(to_x, group->rank(), each).copy_(times(own, turned));
     }
     const Tensor& whole = gathering.whole();
@@ -246,14 +175,14 @@ Tensor row_in_pieces(const Tensor& x, const Tensor& weight, const GroupPtr& grou
   {
     c10::NoGradGuard no_grad;
     int64_t each = x.size(1) / group->size();
-    Scatter scatter(*group, {x.size(0), each, w.size(0)}, input);
+    PartsSum scatter({x.size(0), each, w.size(0)}, input.options(), *group);
     each_other(*group, each, [&](int64_t begin, int64_t count) {
       Tensor sums = times(input.narrow(1, begin, count), w);
       for (int64_t r = begin / each; r < (begin + count) / each; ++r) scatter.slot(r).copy_(part(sums, r - begin / each, each));
     });
     scatter.start();
     {
-      Span span(trace, "while sums are scattered: ", name);
+      TraceSpan span(trace, "while sums are scattered: ", name);
       y = times(part(input, group->rank(), each), w);
     }
     y = scatter.add_up(y);

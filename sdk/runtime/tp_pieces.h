@@ -8,6 +8,7 @@
 #include <string>
 
 #include "meshwright/collectives.h"
+#include "parts.h"
 
 namespace meshwright::detail {
 
@@ -31,8 +32,8 @@ class Gathering {
   void arrive();
   GroupPtr group_;
   std::shared_ptr<bool> unfinished_;
-  at::Tensor own_, whole_, flat_;  // [batch, length / ranks, width], [batch, length, width], what sockets bring
-  Pending under_way_;
+  at::Tensor own_, whole_;  // [batch, length / ranks, width], [batch, length, width]
+  PartsGather parts_;
   bool arrived_ = false;
   int64_t uses_ = 0, done_ = 0;  // columns that took it, and whose backward is over
   at::Tensor grad_;              // of the whole, from those

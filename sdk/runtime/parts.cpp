@@ -1,0 +1,66 @@
+#include "parts.h"
+
+#include <ATen/ops/add.h>
+#include <ATen/ops/empty.h>
+
+#include <utility>
+
+namespace meshwright::detail {
+
+using at::Tensor;
+
+void make_room(Group& group, int64_t bytes) {
+  if (bytes > 0 && !group.maps_gather(bytes)) group.reserve(bytes, bytes, /*ahead=*/2);
+}
+
+PartsGather::PartsGather(const Tensor& own, int64_t dim, Group& group) : group_(group), dim_(dim), own_(own.contiguous()) {
+  auto bytes = static_cast<int64_t>(own_.nbytes());
+  make_room(group_, bytes);
+  if (!group_.maps_gather(bytes)) flat_ = at::empty({group_.size() * own_.numel()}, own_.options());
+  under_way_ = group_.all_gather(own_.view({-1}), flat_);
+}
+
+Tensor PartsGather::whole() {
+  int64_t each = own_.size(dim_), count = own_.numel();
+  std::vector<int64_t> sizes = own_.sizes().vec();
+  sizes[static_cast<size_t>(dim_)] *= group_.size();
+  Tensor out = at::empty(sizes, own_.options());
+  out.narrow(dim_, group_.rank() * each, each).copy_(own_);
+  under_way_.wait();
+  for (int64_t r = 0; r < group_.size(); ++r)
+    if (r != group_.rank())
+      out.narrow(dim_, r * each, each).copy_((flat_.defined() ? flat_.narrow(0, r * count, count) : under_way_.peer(r)).view(own_.sizes()));
+  under_way_.release();
+  own_ = flat_ = Tensor();
+  return out;
+}
+
+PartsSum::PartsSum(std::vector<int64_t> part_shape, const at::TensorOptions& options, Group& group)
+    : group_(group), shape_(std::move(part_shape)) {
+  for (int64_t size : shape_) each_ *= size;
+  at::ScalarType type = c10::typeMetaToScalarType(options.dtype());
+  int64_t count = (group_.size() - 1) * each_, bytes = count * static_cast<int64_t>(c10::elementSize(type));
+  make_room(group_, bytes);
+  mapped_ = group_.maps_exchange(bytes);
+  packed_ = mapped_ ? group_.stage(count, type) : at::empty({count}, options);
+  if (!mapped_) received_ = at::empty({count}, options);
+}
+
+int64_t PartsSum::place(int64_t rank) const { return rank < group_.rank() ? rank : rank - 1; }
+
+Tensor PartsSum::slot(int64_t rank) const { return packed_.narrow(0, place(rank) * each_, each_).view(shape_); }
+
+void PartsSum::start() { under_way_ = group_.exchange(packed_, received_); }
+
+Tensor PartsSum::add_up(const Tensor& own) {
+  under_way_.wait();
+  auto part = [&](int64_t rank) {
+    if (rank == group_.rank()) return own;
+    return (mapped_ ? under_way_.peer(rank) : received_.narrow(0, place(rank) * each_, each_)).view(shape_);
+  };
+  Tensor sum = at::add(part(0), part(1));
+  for (int64_t r = 2; r < group_.size(); ++r) sum.add_(part(r));
+  return sum;
+}
+
+}  // namespace meshwright::detail

@@ -1,0 +1,49 @@
+// Tensors that lie in equal parts on the ranks of a group: put together, or summed so that each rank gets its part. Between the start and
+// the end of either a rank may compute. Over shared memory where there is room, which is made at first use.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "meshwright/group.h"
+
+namespace meshwright::detail {
+
+// Collective; starts at once. The ranks' tensors, all of one shape, one after the other along `dim`. Groups of two ranks or more.
+class PartsGather {
+ public:
+  PartsGather(const at::Tensor& own, int64_t dim, Group& group);
+  at::Tensor whole();  // waits; once
+
+ private:
+  Group& group_;
+  int64_t dim_;
+  at::Tensor own_, flat_;  // flat_: what sockets bring
+  Pending under_way_;
+};
+
+// Collective. Each rank packs what every other one shall get, starts, and adds what comes to its own part. Groups of two ranks or more.
+class PartsSum {
+ public:
+  PartsSum(std::vector<int64_t> part_shape, const at::TensorOptions& options, Group& group);
+  at::Tensor slot(int64_t rank) const;  // to fill, for every rank but this one
+  void start();
+  // Waits. In rank order, so that a repeated run gives the same bits. A new tensor.
+  at::Tensor add_up(const at::Tensor& own);
+
+ private:
+  int64_t place(int64_t rank) const;  // among the others
+  Group& group_;
+  std::vector<int64_t> shape_;
+  int64_t each_ = 1;
+  bool mapped_ = false;
+  at::Tensor packed_, received_;
+  Pending under_way_;
+};
+
+// Room in shared memory for tensors of so many bytes, where there can be any; all ranks come here with the same number.
+void make_room(Group& group, int64_t bytes);
+
+}  // namespace meshwright::detail
