@@ -3,6 +3,7 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include <ATen/ops/add.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
@@ -35,6 +36,7 @@ struct Group::Impl {
   std::unique_ptr<detail::Mailbox> mailbox;
   int64_t staged = 0;  // sequence of the slot that stage() lent
   const void* staged_at = nullptr;
+  std::vector<Tensor> spare;    // of pair sums that have ended, for the next of the same size
   detail::Mailbox::Sizes room;  // what `mailbox` has, or what was tried in vain
   bool tried = false;
   int64_t n() const { return static_cast<int64_t>(place->ranks.size()); }
@@ -44,7 +46,7 @@ struct Group::Impl {
 
 struct Pending::Impl {
   std::vector<WorkPtr> works;
-  const Group::Impl* group = nullptr;
+  Group::Impl* group = nullptr;
   const char* op = "";
   int64_t bytes = 0, begin = 0;
   Trace::Lane lane = Trace::Lane::reduce;
@@ -56,7 +58,8 @@ struct Pending::Impl {
   at::ScalarType type = at::kFloat;
   const void* own = nullptr;                    // this rank's slot, of a mapped all_reduce
   std::vector<const void*> slots;               // by rank, after wait()
-  Tensor sum;                                   // of a mapped all_reduce
+  Tensor sum;                                   // of an all_reduce that this rank adds up itself
+  Tensor other;                                 // the other rank's tensor, where sockets bring it
   std::vector<std::pair<Tensor, Tensor>> lent;  // device tensor to write (or none), host copy
 
   void start(WorkPtr work) {
@@ -152,6 +155,10 @@ void Pending::wait() {
     for (WorkPtr& work : impl->works) work->wait();
     for (auto& [device, host] : impl->lent)
       if (device.defined()) device.copy_(host);
+    if (impl->other.defined()) {
+      at::add_out(impl->sum, impl->sum, impl->other);
+      impl->group->spare.push_back(std::move(impl->other));
+    }
     impl->show(waited_from);
   } catch (const Error&) {
     throw;
@@ -176,7 +183,7 @@ const std::string kControl = "control";
 
 // Starts one collective: counts it, runs `start` with the record, and turns errors of the start into ours.
 template <class F>
-std::unique_ptr<Pending::Impl> begin(const Group::Impl& g, const char* op, int64_t payload, int64_t sent, F&& start, bool control = false) {
+std::unique_ptr<Pending::Impl> begin(Group::Impl& g, const char* op, int64_t payload, int64_t sent, F&& start, bool control = false) {
   auto pending = std::make_unique<Pending::Impl>();
   pending->group = &g;
   pending->op = op;
@@ -217,6 +224,30 @@ std::unique_ptr<Pending::Impl> begin(const Group::Impl& g, const char* op, int64
 Tensor slot(const Tensor& flat, int64_t index, int64_t count) {
   int64_t each = flat.numel() / count;
   return flat.narrow(0, index * each, each);
+}
+
+// Two ranks: `mine` goes over, `other` comes. One broadcast each is the cheapest that gloo has.
+void swap_pair(Group::Impl& g, Pending::Impl& p, const Tensor& mine, const Tensor& other) {
+  for (int64_t r = 0; r < 2; ++r) {
+    std::vector<Tensor> one{r == g.rank ? mine : other};
+    c10d::BroadcastOptions options;
+    options.rootRank = r;
+    p.start(g.backend->broadcast(one, options));
+  }
+}
+
+// Larger sums than this are gloo's own: they need no second tensor.
+constexpr int64_t kPairSumBytes = int64_t{4} << 20;
+
+Tensor take_spare(Group::Impl& g, const Tensor& like) {
+  for (Tensor& kept : g.spare)
+    if (kept.numel() == like.numel() && kept.scalar_type() == like.scalar_type()) {
+      Tensor out = std::move(kept);
+      g.spare.erase(g.spare.begin() + (&kept - g.spare.data()));
+      return out.view(like.sizes());
+    }
+  if (g.spare.size() > 3) g.spare.erase(g.spare.begin());
+  return at::empty_like(like, like.options());
 }
 
 }  // namespace
@@ -266,7 +297,7 @@ bool Group::maps_exchange(int64_t bytes) const { return impl_->mailbox && impl_-
 
 namespace {
 
-void* stage_slot(const Group::Impl& g, detail::Mailbox::Channel channel, const char* op, int64_t bytes, int64_t& sequence) {
+void* stage_slot(Group::Impl& g, detail::Mailbox::Channel channel, const char* op, int64_t bytes, int64_t& sequence) {
   try {
     return g.mailbox->stage(channel, sequence, g.place->timeout);
   } catch (const detail::Mailbox::Late& late) {
@@ -311,13 +342,7 @@ Pending Group::all_gather(const Tensor& shard, const Tensor& whole) {
     if (g.remote_reduction) {
       p.start(g.backend->_allgather_base(all, in));
     } else if (n == 2) {
-      // Two ranks: one broadcast each is the cheapest that gloo has.
-      for (int64_t r = 0; r < n; ++r) {
-        std::vector<Tensor> one{r == g.rank ? in : slot(all, r, n)};
-        c10d::BroadcastOptions options;
-        options.rootRank = r;
-        p.start(g.backend->broadcast(one, options));
-      }
+      swap_pair(g, p, in, slot(all, 1 - g.rank, n));
     } else {
       int tag = g.tag++;
       for (int64_t k = 1; k < n; ++k) {
@@ -403,6 +428,13 @@ Pending Group::all_reduce(const Tensor& tensor, ReduceOp op, bool control) {
           g.mailbox->publish(p.channel, p.sequence);
           p.own = slot;
           p.sum = tensor;
+          return;
+        }
+        if (op == ReduceOp::sum && !control && n == 2 && bytes <= kPairSumBytes && !g.remote_reduction && tensor.is_cpu()) {
+          // Two ranks: both tensors cross at once and each rank adds, which takes half the turns of gloo's own; a + b = b + a to the bit.
+          p.sum = tensor;
+          p.other = take_spare(g, tensor);
+          swap_pair(g, p, tensor, p.other);
           return;
         }
         std::vector<Tensor> one{p.output(tensor, /*also_input=*/true)};
