@@ -93,16 +93,53 @@ class AutocastAgain {
   Autocast outside_;
 };
 
+// What once_under_recompute() has made in the first run of a module, in order. A module inside another that recomputes has one of its own,
+// filled from the outer one's.
+struct Kept {
+  std::vector<std::vector<Tensor>> made;
+  size_t next = 0;
+  bool again = false;
+};
+struct KeptScope {
+  Kept* kept;
+  KeptScope* outer;
+};
+thread_local KeptScope* kept_scope = nullptr;
+
+std::vector<Tensor> make_once(KeptScope* scope, const std::function<std::vector<Tensor>()>& make) {
+  if (scope == nullptr) return make();
+  Kept& kept = *scope->kept;
+  if (kept.again) return kept.made.at(kept.next++);
+  return kept.made.emplace_back(make_once(scope->outer, make));
+}
+
+class InKeptScope {
+ public:
+  InKeptScope(Kept& kept, bool again) : scope_{&kept, kept_scope} {
+    kept.next = 0;
+    kept.again = again;
+    kept_scope = &scope_;
+  }
+  ~InKeptScope() { kept_scope = scope_.outer; }
+  InKeptScope(const InKeptScope&) = delete;
+  InKeptScope& operator=(const InKeptScope&) = delete;
+
+ private:
+  KeptScope scope_;
+};
+
 struct Recompute : torch::autograd::Node {
   std::function<std::vector<Tensor>(const std::vector<Tensor>&)> run;
   std::vector<torch::autograd::SavedVariable> saved;
   std::vector<size_t> differentiable;  // the outputs that have history here, by place in the result
   Generators generators;
   Autocast autocast;
+  Kept kept;
 
   std::string name() const override { return "Recompute"; }
   void release_variables() override {
     saved.clear();
+    kept.made.clear();
     run = nullptr;
   }
   variable_list apply(variable_list&& grads) override {
@@ -121,6 +158,7 @@ struct Recompute : torch::autograd::Node {
       c10::AutoGradMode grad(true);
       restore_generators(generators, inputs);
       AutocastAgain scope(autocast);
+      InKeptScope again(kept, /*again=*/true);
       outputs = run(inputs);
       restore_generators(now, inputs);
     }
@@ -153,6 +191,7 @@ std::vector<Tensor> recomputed(ForwardCall call) {
     // run saves is let go with its outputs.
     std::vector<Tensor> inputs;
     for (const Tensor& t : call.inputs) inputs.push_back(t.defined() ? t.detach().set_requires_grad(t.requires_grad()) : t);
+    InKeptScope first(node->kept, /*again=*/false);
     outputs = call.run(inputs);
   }
   node->set_next_edges(torch::autograd::collect_next_edges(call.inputs));
@@ -175,6 +214,8 @@ torch::nn::Module* child(torch::nn::Module& module, std::initializer_list<const 
 }
 
 }  // namespace
+
+std::vector<Tensor> once_under_recompute(const std::function<std::vector<Tensor>()>& make) { return make_once(kept_scope, make); }
 
 void checkpoint_activations(torch::nn::Module& module) {
   HookHost* host = HookHost::of(module);

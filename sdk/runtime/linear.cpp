@@ -40,12 +40,26 @@ constexpr int64_t kWorthwhile = int64_t{1} << 21;
 
 namespace detail {
 
+namespace {
+
+bool fast_product(const Tensor& a, const Tensor& b) {
+  return a.is_cpu() && a.scalar_type() == at::kFloat && b.scalar_type() == at::kFloat && onednn() != nullptr &&
+         a.size(0) * a.size(1) * b.size(0) >= kWorthwhile && !c10::GradMode::is_enabled();
+}
+
+}  // namespace
+
 Tensor product(const Tensor& a, const Tensor& b) {
-  bool fast = a.is_cpu() && a.scalar_type() == at::kFloat && b.scalar_type() == at::kFloat && onednn() != nullptr &&
-              a.size(0) * a.size(1) * b.size(0) >= kWorthwhile && !c10::GradMode::is_enabled();
-  if (!fast) return at::mm(a, b.t());
+  if (!fast_product(a, b)) return at::mm(a, b.t());
   at::AutoDispatchBelowAutograd below;
   return onednn()->call(a, b, std::nullopt, "none", c10::List<std::optional<at::Scalar>>(), "");
+}
+
+void product_into(Tensor out, const Tensor& a, const Tensor& b) {
+  if (fast_product(a, b))
+    out.copy_(product(a, b));
+  else
+    at::mm_out(out, a, b.t());
 }
 
 }  // namespace detail

@@ -8,5 +8,7 @@ namespace meshwright::detail {
 // a [m, k] times b [n, k] transposed, by the faster of the libraries that LibTorch carries. Both float32 on the CPU, or anything else
 // that at::mm takes.
 at::Tensor product(const at::Tensor& a, const at::Tensor& b);
+// The same into `out` [m, n].
+void product_into(at::Tensor out, const at::Tensor& a, const at::Tensor& b);
 
 }  // namespace meshwright::detail

@@ -2,6 +2,7 @@
 // Recompute restores random state and autocast, so gradients are bit-equal to those without it.
 #pragma once
 
+#include <functional>
 #include <span>
 #include <string>
 #include <vector>
@@ -19,5 +20,9 @@ MESHWRIGHT_API void checkpoint_activations(torch::nn::Module& module);
 // without any of the known sub-modules is recomputed whole. Returns the names of the modules that recompute.
 MESHWRIGHT_API std::vector<std::string> checkpoint_layers(torch::nn::Module& model, std::span<const std::string> layers,
                                                           ActivationCheckpointing mode, bool whole_layers);
+
+// For modules inside: the tensors of `make`, which runs in the first run of forward; the second one gets the same tensors without a call.
+// Outside of checkpointing and without gradients it runs every time. Both runs make the same calls in the same order.
+MESHWRIGHT_API std::vector<at::Tensor> once_under_recompute(const std::function<std::vector<at::Tensor>()>& make);
 
 }  // namespace meshwright

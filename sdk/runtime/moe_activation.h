@@ -1,0 +1,22 @@
+// What experts do between their two products, forward and backward, without autograd.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "meshwright/moe.h"
+
+namespace meshwright::detail {
+
+ActivationShape activation_shape(const MoeConfig& config);
+
+// h [N, 2f] (relu2: [N, f]) to [N, f], times weights [N] where they are defined; computed in float32 (float64 of float64).
+at::Tensor activate(const ActivationShape& shape, const at::Tensor& h, const at::Tensor& weights);
+
+struct ActivationGradients {
+  at::Tensor to_h, to_weights;  // as h; [N] in the dtype of weights
+  at::Tensor weighted;          // activate(shape, h, weights)
+};
+// grad [N, f]: of the weighted activation.
+ActivationGradients activate_backward(const ActivationShape& shape, const at::Tensor& h, const at::Tensor& weights, const at::Tensor& grad);
+
+}  // namespace meshwright::detail

@@ -1,0 +1,162 @@
+// Tokens in the order of their experts and back; all experts on one rank.
+#include <ATen/Parallel.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/argsort.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/zeros.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <cstring>
+#include <numeric>
+
+#include "meshwright/moe.h"
+#include "vectorised.h"
+
+namespace meshwright {
+
+namespace {
+
+using at::Tensor;
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+constexpr int64_t kGrain = 16384;
+
+MESHWRIGHT_VECTORISED void add_row(float* __restrict to, const float* __restrict from, int64_t width) {
+  for (int64_t i = 0; i < width; ++i) to[i] += from[i];
+}
+
+bool plain(const Tensor& t) { return t.is_cpu() && t.scalar_type() == at::kFloat && t.is_contiguous(); }
+
+int64_t rows_at_once(int64_t width) { return std::max<int64_t>(1, kGrain / std::max<int64_t>(width, 1)); }
+
+Tensor take_rows(const Tensor& x, const Tensor& rows) {
+  if (!plain(x)) return x.index_select(0, rows);
+  int64_t width = x.size(1), count = rows.numel();
+  Tensor out = at::empty({count, width}, x.options());
+  const float* from = x.const_data_ptr<float>();
+  const int64_t* row = rows.const_data_ptr<int64_t>();
+  float* to = out.mutable_data_ptr<float>();
+  at::parallel_for(0, count, rows_at_once(width), [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) std::memcpy(to + i * width, from + row[i] * width, static_cast<size_t>(width) * sizeof(float));
+  });
+  return out;
+}
+
+// The sum of each token's rows, those at -1 left out.
+Tensor sum_rows(const Tensor& y, const Tensor& place) {
+  int64_t tokens = place.size(0), active = place.size(1), width = y.size(1);
+  if (!plain(y)) {
+    if (y.size(0) == 0) return at::zeros({tokens, width}, y.options());
+    Tensor flat = place.reshape(-1), there = flat.ge(0).unsqueeze(1);
+    Tensor rows = y.index_select(0, flat.clamp_min(0));
+    bool narrow = y.scalar_type() != at::kDouble && y.scalar_type() != at::kFloat;
+    if (narrow) rows = rows.to(at::kFloat);
+    return rows.masked_fill(there.logical_not(), 0).view({tokens, active, width}).sum(1).to(y.scalar_type());
+  }
+  Tensor out = at::empty({tokens, width}, y.options());
+  const float* from = y.const_data_ptr<float>();
+  const int64_t* at = place.const_data_ptr<int64_t>();
+  float* to = out.mutable_data_ptr<float>();
+  at::parallel_for(0, tokens, rows_at_once(width * active), [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) {
+      bool first = true;
+      for (int64_t j = 0; j < active; ++j) {
+        int64_t row = at[t * active + j];
+        if (row < 0) continue;
+        if (first)
+          std::memcpy(to + t * width, from + row * width, static_cast<size_t>(width) * sizeof(float));
+        else
+          add_row(to + t * width, from + row * width, width);
+        first = false;
+      }
+      if (first) std::memset(to + t * width, 0, static_cast<size_t>(width) * sizeof(float));
+    }
+  });
+  return out;
+}
+
+struct TakeRows : torch::autograd::Function<TakeRows> {
+  static Tensor forward(AutogradContext* context, const Tensor& x, const Tensor& token, const Tensor& place) {
+    context->save_for_backward({place});
+    return take_rows(x.contiguous(), token);
+  }
+  static variable_list backward(AutogradContext* context, variable_list grads) {
+    return {sum_rows(grads[0].contiguous(), context->get_saved_variables()[0]), Tensor(), Tensor()};
+  }
+};
+
+struct SumRows : torch::autograd::Function<SumRows> {
+  static Tensor forward(AutogradContext* context, const Tensor& y, const Tensor& token, const Tensor& place) {
+    context->save_for_backward({token});
+    return sum_rows(y.contiguous(), place);
+  }
+  static variable_list backward(AutogradContext* context, variable_list grads) {
+    return {take_rows(grads[0].contiguous(), context->get_saved_variables()[0]), Tensor(), Tensor()};
+  }
+};
+
+ExpertOrder sort_on_host(const Tensor& given, int64_t experts) {
+  Tensor indices = given.contiguous();
+  int64_t slots = indices.numel(), active = indices.size(1);
+  const int64_t* expert = indices.const_data_ptr<int64_t>();
+  ExpertOrder out;
+  out.counts.assign(static_cast<size_t>(experts), 0);
+  for (int64_t s = 0; s < slots; ++s)
+    if (expert[s] >= 0) ++out.counts[static_cast<size_t>(expert[s])];
+  std::vector<int64_t> next(out.counts.size());
+  std::exclusive_scan(out.counts.begin(), out.counts.end(), next.begin(), int64_t{0});
+  int64_t rows = std::accumulate(out.counts.begin(), out.counts.end(), int64_t{0});
+  out.slot = at::empty({rows}, indices.options());
+  out.token = at::empty({rows}, indices.options());
+  out.place = at::empty(indices.sizes(), indices.options());
+  int64_t *slot = out.slot.mutable_data_ptr<int64_t>(), *token = out.token.mutable_data_ptr<int64_t>(),
+          *place = out.place.mutable_data_ptr<int64_t>();
+  for (int64_t s = 0; s < slots; ++s) {
+    int64_t row = expert[s] < 0 ? -1 : next[static_cast<size_t>(expert[s])]++;
+    place[s] = row;
+    if (row < 0) continue;
+    slot[row] = s;
+    token[row] = s / active;
+  }
+  return out;
+}
+
+ExpertOrder sort_on_device(const Tensor& indices, int64_t experts) {
+  Tensor flat = indices.reshape(-1);
+  Tensor loads = at::zeros({experts + 1}, flat.options()).scatter_add_(0, flat + 1, at::full(flat.sizes(), 1, flat.options())).cpu();
+  const int64_t* load = loads.const_data_ptr<int64_t>();
+  int64_t masked = load[0], rows = flat.numel() - masked;
+  ExpertOrder out;
+  out.counts.assign(load + 1, load + 1 + experts);
+  out.slot = flat.argsort(/*stable=*/true, 0, /*descending=*/false).narrow(0, masked, rows);
+  out.token = out.slot.floor_divide(std::max<int64_t>(indices.size(1), 1));
+  out.place = at::full(flat.sizes(), -1, flat.options()).scatter_(0, out.slot, at::arange(rows, flat.options())).view(indices.sizes());
+  return out;
+}
+
+class LocalDispatcher : public ExpertDispatcher {
+ public:
+  Tensor forward(const Tensor& x, const Routing& routing, GroupedExperts& experts, const std::function<void()>& meanwhile) override {
+    ExpertOrder order = sort_by_expert(routing.indices, experts->experts());
+    meanwhile();
+    return combine_tokens(experts(gather_tokens(x, order), order.counts, gather_weights(routing.weights, order)), order);
+  }
+};
+
+}  // namespace
+
+ExpertDispatcher::~ExpertDispatcher() = default;
+
+ExpertOrder sort_by_expert(const Tensor& indices, int64_t experts) {
+  return indices.is_cpu() ? sort_on_host(indices, experts) : sort_on_device(indices, experts);
+}
+
+Tensor gather_tokens(const Tensor& x, const ExpertOrder& order) { return TakeRows::apply(x, order.token, order.place); }
+Tensor gather_weights(const Tensor& weights, const ExpertOrder& order) { return weights.reshape(-1).index_select(0, order.slot); }
+Tensor combine_tokens(const Tensor& y, const ExpertOrder& order) { return SumRows::apply(y, order.token, order.place); }
+
+std::shared_ptr<ExpertDispatcher> local_dispatcher() { return std::make_shared<LocalDispatcher>(); }
+
+}  // namespace meshwright

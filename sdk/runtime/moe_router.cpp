@@ -1,0 +1,255 @@
+// The router: which experts a token goes to, and with what weight (spec 7.6).
+#include <ATen/autocast_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full_like.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/mm.h>
+#include <ATen/ops/scalar_tensor.h>
+#include <ATen/ops/softplus.h>
+#include <ATen/ops/topk.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/functions/utils.h>
+
+#include <limits>
+
+#include "meshwright/activation_checkpoint.h"
+#include "meshwright/error.h"
+#include "meshwright/moe.h"
+
+namespace meshwright {
+
+namespace {
+
+using at::Tensor;
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+Tensor wide(const Tensor& t) { return t.scalar_type() == at::kDouble ? t : t.to(at::kFloat); }
+
+// x W^T + b whose result is there already.
+struct KnownProduct : torch::autograd::Function<KnownProduct> {
+  static Tensor forward(AutogradContext* context, const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias,
+                        const Tensor& result) {
+    context->save_for_backward({x, weight});
+    context->saved_data["bias"] = bias.has_value();
+    return result.variable_data();
+  }
+  static variable_list backward(AutogradContext* context, variable_list grads) {
+    variable_list saved = context->get_saved_variables();
+    const Tensor& g = grads[0];
+    return {g.mm(saved[1]), g.t().mm(saved[0]), context->saved_data["bias"].toBool() ? g.sum(0) : Tensor(), Tensor()};
+  }
+};
+
+// Identity on the weights; backward adds the auxiliary loss's gradient to the scores.
+struct AddLoadBalance : torch::autograd::Node {
+  std::shared_ptr<LoadBalance> balance;
+  LoadBalance::Pass pass;
+  std::vector<int64_t> sizes;  // of the scores
+  at::ScalarType dtype = at::kFloat;
+  Tensor mask;
+
+  std::string name() const override { return "AddLoadBalance"; }
+  variable_list apply(variable_list&& grads) override {
+    Tensor to_scores = balance->gradient(pass).to(dtype).expand(sizes);
+    if (mask.defined()) to_scores = to_scores * mask.unsqueeze(1).to(dtype);
+    return {grads[0], to_scores};
+  }
+};
+
+Tensor with_load_balance(const Tensor& weights, const Tensor& scores, std::shared_ptr<LoadBalance> balance, LoadBalance::Pass pass,
+                         const Tensor& mask) {
+  if (!c10::GradMode::is_enabled() || !weights.requires_grad()) return weights;
+  auto node = std::shared_ptr<AddLoadBalance>(new AddLoadBalance(), torch::autograd::deleteNode);
+  node->balance = std::move(balance);
+  node->pass = std::move(pass);
+  node->sizes = scores.sizes().vec();
+  node->dtype = scores.scalar_type();
+  node->mask = mask;
+  node->set_next_edges(torch::autograd::collect_next_edges(weights, scores));
+  Tensor out = weights.detach();
+  torch::autograd::set_history(out, node);
+  return out;
+}
+
+// The scores of the best groups' experts; those of others become `outside` (as a factor 0 or as -infinity).
+Tensor limit_groups(const Tensor& scores, const MoeConfig& config, bool top_two, bool to_infinity) {
+  if (config.n_expert_groups <= 1) return scores;
+  int64_t tokens = scores.size(0), size = config.n_routed_experts / config.n_expert_groups;
+  Tensor grouped = scores.view({tokens, config.n_expert_groups, size});
+  Tensor best = top_two ? std::get<0>(grouped.topk(std::min<int64_t>(2, size), -1)).sum(-1) : grouped.amax(-1);
+  Tensor chosen = std::get<1>(best.topk(config.n_limited_groups, -1));
+  Tensor inside = at::zeros(best.sizes(), best.options().dtype(at::kBool)).scatter_(1, chosen, true).unsqueeze(-1);
+  Tensor kept = to_infinity ? grouped.masked_fill(inside.logical_not(), -std::numeric_limits<double>::infinity())
+                            : grouped * inside.to(grouped.scalar_type());
+  return kept.reshape({tokens, config.n_routed_experts});
+}
+
+Tensor scores_of(const Tensor& logits, ScoreFunction function) {
+  Tensor x = wide(logits);
+  switch (function) {
+    case ScoreFunction::softmax:
+    case ScoreFunction::softmax_with_bias:
+      return x.softmax(-1);
+    case ScoreFunction::sigmoid:
+    case ScoreFunction::sigmoid_with_bias:
+      return x.sigmoid();
+    case ScoreFunction::sqrtsoftplus:
+      return at::softplus(x).sqrt();
+  }
+  return x;
+}
+
+}  // namespace
+
+void LoadBalance::begin_pass() { pass_ = {}; }
+
+LoadBalance::Pass LoadBalance::add(const Tensor& load, const Tensor& scores, const Tensor& tokens, int64_t active) {
+  if (form_ == Form::each_layer) active_ = active;
+  if (form_ == Form::each_layer || !pass_.load.defined()) {
+    pass_ = {load, scores, tokens};
+    return pass_;
+  }
+  pass_.load.add_(load);
+  pass_.scores.add_(scores);
+  pass_.tokens.add_(tokens);
+  return pass_;
+}
+
+Tensor LoadBalance::value() const {
+  if (!pass_.load.defined()) return {};
+  Tensor tokens = pass_.tokens.clamp_min(1);
+  return (pass_.load * pass_.scores).sum() * (coefficient_ * static_cast<double>(pass_.load.numel()) / static_cast<double>(active_)) /
+         tokens.square();
+}
+
+Tensor LoadBalance::gradient(const Pass& pass) const {
+  double factor = coefficient_ * scale_ * static_cast<double>(pass.load.numel()) / static_cast<double>(active_);
+  return pass.load * factor / pass.tokens.clamp_min(1).square();
+}
+
+RouterImpl::RouterImpl(const MoeConfig& config, const at::TensorOptions& options) : config_(config) {
+  int64_t experts = config.n_routed_experts;
+  weight = register_parameter("weight", at::empty({experts, config.dim}, options));
+  if (config.router_bias) bias = register_parameter("bias", at::empty({experts}, options));
+  if (config.has_score_correction_bias())
+    e_score_correction_bias = register_buffer("e_score_correction_bias", at::zeros({experts}, options.dtype(at::kFloat)));
+  if (config.aux_loss_coeff > 0) load_balance = std::make_shared<LoadBalance>(config.aux_loss_coeff, LoadBalance::Form::each_layer);
+  load_ = at::zeros({experts}, at::TensorOptions().dtype(at::kLong));
+  if (weight.is_meta()) return;
+  c10::NoGradGuard no_grad;
+  weight.normal_(0, config.initializer_range);
+  if (bias.defined()) bias.zero_();
+}
+
+RouterImpl::~RouterImpl() = default;
+
+// `kept`: the logits where the first run under activation checkpointing has made them.
+Tensor RouterImpl::project(const Tensor& x, const Tensor& kept) {
+  at::DeviceType device = x.device().type();
+  at::ScalarType dtype = config_.gate_precision                      ? *config_.gate_precision
+                         : at::autocast::is_autocast_enabled(device) ? at::autocast::get_autocast_dtype(device)
+                                                                     : x.scalar_type();
+  c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+  Tensor in = x.to(dtype), w = weight.to(dtype);
+  std::optional<Tensor> b = bias.defined() ? std::optional<Tensor>(bias.to(dtype)) : std::nullopt;
+  if (kept.defined()) return KnownProduct::apply(in, w, b, kept);
+  return at::linear(in, w, b);
+}
+
+Tensor RouterImpl::select(const Tensor& logits) const {
+  c10::NoGradGuard no_grad;
+  bool plain = config_.score_func == ScoreFunction::softmax;
+  Tensor scores = plain && !config_.softmax_before_topk ? wide(logits) : scores_of(logits, config_.score_func);
+  bool corrected = e_score_correction_bias.defined() && !plain;
+  if (corrected) scores = scores + e_score_correction_bias;
+  switch (config_.score_func) {
+    case ScoreFunction::softmax:
+    case ScoreFunction::sqrtsoftplus:
+      break;
+    case ScoreFunction::softmax_with_bias:
+      scores = limit_groups(scores, config_, /*top_two=*/true, /*to_infinity=*/false);
+      break;
+    case ScoreFunction::sigmoid_with_bias:
+      scores = limit_groups(scores, config_, /*top_two=*/true, /*to_infinity=*/true);
+      break;
+    case ScoreFunction::sigmoid:
+      scores = limit_groups(scores, config_, /*top_two=*/corrected, /*to_infinity=*/false);
+      break;
+  }
+  return std::get<1>(scores.topk(config_.n_activated_experts, -1));
+}
+
+// Adds to the load and to the auxiliary loss's sums.
+LoadBalance::Pass RouterImpl::count(const Tensor& logits, const Tensor& indices, const std::optional<Tensor>& mask) {
+  bool balance = load_balance != nullptr && (is_training() || load_balance->form() == LoadBalance::Form::whole_model);
+  if (!is_training() && !balance) return {};
+  c10::NoGradGuard no_grad;
+  Tensor ones = mask ? mask->unsqueeze(1).expand_as(indices).reshape(-1).to(at::kLong) : at::full_like(indices, 1).reshape(-1);
+  Tensor load = at::zeros({config_.n_routed_experts}, indices.options()).scatter_add_(0, indices.reshape(-1), ones);
+  if (is_training()) {
+    if (load_.device() != load.device()) load_ = load_.to(load.device());
+    load_.add_(load);
+  }
+  if (!balance) return {};
+  Tensor scores = scores_of(logits, config_.score_func);
+  if (mask) scores = scores * mask->unsqueeze(1).to(scores.scalar_type());
+  Tensor tokens =
+      mask ? mask->sum().to(at::kFloat) : at::scalar_tensor(static_cast<double>(indices.size(0)), indices.options().dtype(at::kFloat));
+  return load_balance->add(load.to(at::kFloat), scores.sum(0).to(at::kFloat), tokens, config_.n_activated_experts);
+}
+
+Routing RouterImpl::forward(const Tensor& x, const std::optional<Tensor>& mask) {
+  Tensor logits, indices;
+  std::vector<Tensor> kept = once_under_recompute([&]() -> std::vector<Tensor> {
+    logits = project(x, {});
+    indices = select(logits);
+    LoadBalance::Pass pass = count(logits, indices, mask);
+    return {indices, logits.detach(), pass.load, pass.scores, pass.tokens};
+  });
+  if (!logits.defined()) {  // the second run
+    logits = project(x, route_again ? Tensor() : kept[1]);
+    indices = route_again ? select(logits) : kept[0];
+  }
+  Tensor weights, scores;
+  if (config_.score_func == ScoreFunction::softmax && !config_.softmax_before_topk) {
+    weights = wide(logits).gather(1, indices).softmax(-1);
+  } else {
+    scores = scores_of(logits, config_.score_func);
+    bool corrected = config_.router_weight_uses_score_correction_bias && config_.score_func == ScoreFunction::sigmoid &&
+                     e_score_correction_bias.defined();
+    weights = (corrected ? scores + e_score_correction_bias : scores).gather(1, indices);
+  }
+  if (config_.norm_topk_prob && config_.n_activated_experts > 1) weights = weights / (weights.sum(-1, true) + 1e-20);
+  if (config_.route_scale != 1) weights = weights * config_.route_scale;
+  if (!config_.router_weights_fp32) weights = weights.to(x.scalar_type());
+  if (kept[2].defined() && c10::GradMode::is_enabled()) {
+    if (!scores.defined()) scores = scores_of(logits, config_.score_func);
+    weights = with_load_balance(weights, scores, load_balance, {kept[2], kept[3], kept[4]}, mask ? *mask : Tensor());
+  }
+  if (mask) {
+    Tensor masked = mask->logical_not().unsqueeze(1);
+    weights = weights.masked_fill(masked, 0);
+    indices = indices.masked_fill(masked, -1);
+  }
+  return {weights, indices};
+}
+
+void RouterImpl::reset_load() { load_.zero_(); }
+
+void RouterImpl::update_bias(const Tensor& load) {
+  auto refuse = [&](const std::string& what) {
+    throw Error(ErrorCode::bad_module, "the router's score correction bias is not updated: " + what);
+  };
+  if (!e_score_correction_bias.defined()) refuse("it has none; set gate_bias_update_factor above 0");
+  if (config_.gate_bias_update_factor <= 0) refuse("gate_bias_update_factor is 0");
+  if (!is_training() || !weight.requires_grad()) refuse("the router is not being trained");
+  c10::NoGradGuard no_grad;
+  Tensor counts = load.to(e_score_correction_bias.device(), at::kDouble);
+  if (counts.sum().item<double>() <= 0) refuse("no load was recorded since the last update");
+  e_score_correction_bias.add_((counts.mean() - counts).sign() * config_.gate_bias_update_factor);
+}
+
+}  // namespace meshwright
