@@ -14,10 +14,14 @@ namespace meshwright::detail {
 
 using at::Tensor;
 
-Tensor BufferPool::take(int64_t count, at::ScalarType type) {
+Tensor BufferPool::take(int64_t count, at::ScalarType type, Use use) {
   at::TensorOptions options = at::TensorOptions().dtype(type).device(device_);
-  if (!device_.is_cpu() || count == 0) return at::empty({count}, options);
   size_t bytes = static_cast<size_t>(count) * c10::elementSize(type);
+  if (use != Use::any && count > 0)
+    for (const Tensor& turn : turns_[static_cast<size_t>(use)])
+      if (turn.storage().use_count() == 1 && turn.numel() >= static_cast<int64_t>(bytes))
+        return turn.narrow(0, 0, static_cast<int64_t>(bytes)).view(type);
+  if (!device_.is_cpu() || count == 0) return at::empty({count}, options);
   at::DataPtr memory;
   {
     std::lock_guard lock(mutex_);

@@ -15,8 +15,11 @@ namespace meshwright::detail {
 class BufferPool : public std::enable_shared_from_this<BufferPool> {
  public:
   explicit BufferPool(at::Device device) : device_(device) {}
+  enum class Use : uint8_t { any, gather, reduce };
   // A flat tensor whose memory returns to the pool when the last reference goes.
-  at::Tensor take(int64_t count, at::ScalarType type);
+  at::Tensor take(int64_t count, at::ScalarType type, Use use = Use::any);
+  // From now on buffers of that use take turns in these; what is larger, or finds all taken, is as without.
+  void rotate(Use use, std::vector<at::Tensor> bytes) { turns_[static_cast<size_t>(use)] = std::move(bytes); }
   int64_t allocations() const { return allocations_; }
   int64_t live_bytes() const { return live_; }
   int64_t peak_bytes() const { return peak_; }
@@ -26,6 +29,7 @@ class BufferPool : public std::enable_shared_from_this<BufferPool> {
   at::Device device_;
   std::mutex mutex_;
   std::map<size_t, std::vector<at::DataPtr>> free_;
+  std::vector<at::Tensor> turns_[3];  // by use
   int64_t allocations_ = 0, live_ = 0, peak_ = 0;
 };
 

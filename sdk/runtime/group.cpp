@@ -320,6 +320,12 @@ Tensor Group::stage(int64_t count, at::ScalarType type) {
   return at::from_blob(at, {count}, at::TensorOptions().dtype(type));
 }
 
+Tensor Group::registered_memory(int64_t bytes) const {
+  const Impl& g = *impl_;
+  if (!g.backend || !g.device.is_cuda() || !g.backend->supportsTensorAlloc(g.device.index())) return {};
+  return g.backend->allocateTensor(bytes, at::TensorOptions().dtype(at::kByte).device(g.device));
+}
+
 Pending Group::all_gather(const Tensor& shard, const Tensor& whole) {
   Impl& g = *impl_;
   Pending out;
@@ -363,7 +369,8 @@ Pending Group::exchange(const Tensor& packed, const Tensor& received) {
   Pending out;
   int64_t n = g.n();
   if (n == 1 || packed.numel() == 0) return out;
-  int64_t bytes = static_cast<int64_t>(packed.nbytes());
+  bool own = received.defined() && packed.numel() != received.numel();
+  int64_t bytes = static_cast<int64_t>(own ? received.nbytes() : packed.nbytes());
   out.impl_ = begin(g, "reduce_scatter", bytes / (n - 1) * n, bytes, [&](Pending::Impl& p) {
     if (g.staged_at != nullptr && packed.const_data_ptr() == g.staged_at) {
       p.mapped = true;
@@ -386,7 +393,7 @@ Pending Group::exchange(const Tensor& packed, const Tensor& received) {
     }
     for (int64_t k = 1; k < n; ++k) {
       int64_t peer = (g.rank + k) % n;
-      std::vector<Tensor> one{slot(in, place(peer), n - 1)};
+      std::vector<Tensor> one{own ? slot(in, peer, n) : slot(in, place(peer), n - 1)};
       p.start(g.backend->send(one, static_cast<int>(peer), tag));
     }
   });

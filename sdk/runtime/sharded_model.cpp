@@ -1,6 +1,8 @@
 // The model over its units: hooks, prefetch, the step, and what the loop reads.
 #include <ATen/autocast_mode.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/isnan.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/variable.h>
@@ -9,6 +11,7 @@
 #include <cmath>
 #include <map>
 #include <set>
+#include <utility>
 
 #include "meshwright/error.h"
 #include "meshwright/gradients.h"
@@ -32,7 +35,7 @@ class ShardedModel final : public ParallelModel {
   void end_step() override;
   const std::vector<ParallelParameter>& parameters() const override { return parameters_; }
   const std::vector<UpdateGroup>& update_groups() const override { return updates_; }
-  void values_changed() override {}  // the next gather casts anew
+  void values_changed() override;
   double clip_grad_norm(double max_norm, double scale) override;
   Tensor full_tensor(std::string_view name) override;
   void with_full_parameters(const std::function<void()>& body) override;
@@ -42,6 +45,7 @@ class ShardedModel final : public ParallelModel {
  private:
   void allocate();
   void reserve();
+  void rotate();
   void describe();
   void attach(Unit& unit);
   void before_forward(Unit& unit, TensorRefs& inputs);
@@ -50,6 +54,8 @@ class ShardedModel final : public ParallelModel {
   void prefetch_forward(const Unit& unit);
   void prefetch_backward(const Unit& unit);
   void settle();
+  void check_own_gradients();
+  [[noreturn]] void throw_nan(const std::string& own, const char* when, const char* option);
 
   std::shared_ptr<torch::nn::Module> model_;
   detail::UnitContext context_;
@@ -103,15 +109,22 @@ void ShardedModel::allocate() {
   at::TensorOptions options = at::TensorOptions().device(context_.policy.cpu_offload ? at::Device(at::kCPU) : context_.world->device());
   if (context_.policy.cpu_offload && context_.policy.pin_memory && !context_.world->device().is_cpu())
     options = options.pinned_memory(true);
-  std::map<at::ScalarType, std::vector<Unit*>> by_dtype;
-  for (auto& unit : units_) by_dtype[unit->storage_type()].push_back(unit.get());
-  for (const auto& [dtype, units] : by_dtype) {
+  if (context_.policy.whole_parameters) {
+    for (auto& unit : units_) {
+      unit->adopt_whole();
+      if (unit->trainable_size() > 0) updates_.push_back({unit->shard(), unit->gradient()});
+    }
+    return;
+  }
+  std::map<std::pair<at::ScalarType, at::ScalarType>, std::vector<Unit*>> by_dtype;
+  for (auto& unit : units_) by_dtype[{unit->main_type(), unit->gradient_type()}].push_back(unit.get());
+  for (const auto& [dtypes, units] : by_dtype) {
     int64_t size = 0, trainable = 0;
     for (Unit* unit : units) {
       size += unit->shard_size();
       trainable += unit->trainable_size();
     }
-    Tensor values = at::empty({size}, options.dtype(dtype)), grads = at::zeros({trainable}, options.dtype(dtype));
+    Tensor values = at::empty({size}, options.dtype(dtypes.first)), grads = at::zeros({trainable}, options.dtype(dtypes.second));
     // A unit's frozen part follows its own trainable one, so with frozen parameters every unit is a group of its own.
     bool together = size == trainable;
     int64_t v = 0, g = 0;
@@ -140,6 +153,29 @@ void ShardedModel::reserve() {
   }
   int64_t ahead = policy.explicit_prefetch ? std::max(policy.forward_depth, policy.backward_depth) + 1 : 2;
   policy.shard->reserve(gather, exchange, ahead);
+  if (policy.double_buffer) rotate();
+}
+
+// Two buffers each for gathers and for reductions, as large as the largest unit needs. A reduction packs and receives: two of each.
+void ShardedModel::rotate() {
+  const ShardedPolicy& policy = context_.policy;
+  if (policy.shard->size() == 1) return;
+  int64_t gather = 0, reduce = 0;
+  for (auto& unit : units_) {
+    if (unit->reshard && !policy.whole_parameters) gather = std::max(gather, unit->gathered_bytes());
+    reduce = std::max(reduce, unit->trainable_size() * context_.shards() * static_cast<int64_t>(c10::elementSize(unit->reduce_type())));
+  }
+  auto buffers = [&](int64_t bytes, int count) {
+    std::vector<Tensor> out;
+    for (int i = 0; bytes > 0 && i < count; ++i) {
+      Tensor memory = policy.registered ? policy.shard->registered_memory(bytes) : Tensor();
+      if (!memory.defined()) memory = at::empty({bytes}, at::TensorOptions().dtype(at::kByte).device(context_.world->device()));
+      out.push_back(memory);
+    }
+    return out;
+  };
+  context_.pool->rotate(detail::BufferPool::Use::gather, buffers(gather, 2));
+  context_.pool->rotate(detail::BufferPool::Use::reduce, buffers(reduce, 4));
 }
 
 void ShardedModel::describe() {
@@ -158,10 +194,17 @@ void ShardedModel::describe() {
       out.global_shape = p.sizes;
       out.placement = placement;
       out.offsets.assign(p.sizes.size(), 0);
+      if (context_.policy.whole_parameters && !p.trainable) {
+        out.local = unit->resident(p);
+        for (auto& [axis, how] : out.placement) how = "replicate";
+        if (context_.policy.tensor_parallel) context_.policy.tensor_parallel->describe(out);
+        parameters_.push_back(std::move(out));
+        continue;
+      }
       int64_t count = piece ? piece->count : 0, from = piece ? piece->from : p.count, at = piece ? piece->at : 0;
       out.local = unit->shard().narrow(0, at, count);
       if (p.trainable) out.grad = unit->gradient().narrow(0, std::min(at, unit->trainable_size() - count), count);
-      if (rows) {
+      if (rows || context_.shards() == 1) {
         std::vector<int64_t> sizes = p.sizes;
         int64_t width = p.sizes[0] == 0 ? 1 : std::max<int64_t>(p.count / p.sizes[0], 1);
         sizes[0] = count / width;
@@ -292,19 +335,83 @@ void ShardedModel::micro_batch(bool last) {
 
 void ShardedModel::end_step() {
   settle();
+  check_own_gradients();
+  for (auto& unit : units_) unit->reduce_late();
   for (auto& unit : units_) unit->end_step();
   if (context_.policy.tensor_parallel) context_.policy.tensor_parallel->sum_partial_gradients(parameters_);
   order_known_ = true;
   in_step_ = false;
 }
 
+// Gathers of whole parameters begin at once, two at a time, in the order in which they will be used.
+void ShardedModel::values_changed() {
+  for (auto& unit : units_) unit->refresh();
+  const ShardedPolicy& policy = context_.policy;
+  if (!policy.whole_parameters) return;
+  std::vector<Unit*> order = order_;
+  if (!order_known_ || order.size() != units_.size()) {
+    order.clear();
+    for (auto& unit : units_) order.push_back(unit.get());
+  }
+  for (size_t i = 0; i < order.size(); ++i) {
+    if (policy.overlap_gather && policy.shard->size() > 1) {
+      if (i == 2) break;
+      order[i]->gather();
+    } else {
+      order[i]->ready();
+    }
+  }
+}
+
 double ShardedModel::clip_grad_norm(double max_norm, double scale) {
-  std::vector<std::shared_ptr<Group>> groups{context_.policy.shard};
-  if (const auto& tensor_parallel = context_.policy.tensor_parallel)
-    return clip_gradients(tensor_parallel->gradient_sets(parameters_, groups), max_norm, scale, context_.world->device());
-  std::vector<Tensor> gradients;
-  for (const UpdateGroup& update : updates_) gradients.push_back(update.grads);
-  return clip_gradients({{gradients, groups}}, max_norm, scale, context_.world->device());
+  const ShardedPolicy& policy = context_.policy;
+  if (policy.average == ShardedPolicy::Average::with_clipping) scale /= static_cast<double>(context_.averaged());
+  std::vector<std::shared_ptr<Group>> groups{policy.shard};
+  std::vector<GradientSet> sets;
+  if (policy.tensor_parallel) {
+    sets = policy.tensor_parallel->gradient_sets(parameters_, groups);
+  } else {
+    sets.push_back({{}, groups});
+    for (const UpdateGroup& update : updates_) sets[0].gradients.push_back(update.grads);
+  }
+  double norm = clip_gradients(sets, max_norm, scale, context_.world->device());
+  if (policy.check_nan && std::isnan(norm) && !std::isnan(scale)) {
+    std::string mine;
+    for (const ParallelParameter& p : parameters_)
+      if (mine.empty() && p.grad.defined() && at::isnan(p.grad).any().item<bool>()) mine = p.name;
+    throw_nan(mine, "after the reduction", "check_for_nan_in_grad");
+  }
+  return norm;
+}
+
+void ShardedModel::check_own_gradients() {
+  if (!context_.policy.check_own_nan) return;
+  Tensor found =
+      at::full({1}, context_.own_nan.empty() ? 0.0 : 1.0, at::TensorOptions().dtype(at::kDouble).device(context_.world->device()));
+  context_.world->everyone()->all_reduce(found, ReduceOp::sum, /*control=*/true).wait();
+  if (found.item<double>() > 0) throw_nan(std::exchange(context_.own_nan, ""), "before the reduction", "report_nan_in_param_grad");
+}
+
+// Collective. All ranks name the same parameter, the first one on the first rank that has one, and that rank.
+void ShardedModel::throw_nan(const std::string& mine, const char* when, const char* option) {
+  int64_t index = 0;
+  while (index < static_cast<int64_t>(parameters_.size()) && parameters_[static_cast<size_t>(index)].name != mine) ++index;
+  // The smallest of a maximum of negatives: rank first.
+  auto count = static_cast<double>(parameters_.size());
+  double own = mine.empty() ? -HUGE_VAL : -(static_cast<double>(context_.world->rank()) * count + static_cast<double>(index));
+  Tensor first = at::full({1}, own, at::TensorOptions().dtype(at::kDouble).device(context_.world->device()));
+  context_.world->everyone()->all_reduce(first, ReduceOp::max, /*control=*/true).wait();
+  double at = -first.item<double>();
+  std::string what = "a gradient is NaN " + std::string(when);
+  if (std::isfinite(at)) {
+    auto place = static_cast<int64_t>(at), each = static_cast<int64_t>(count);
+    what = "rank " + std::to_string(place / each) + ": the gradient of " + parameters_[static_cast<size_t>(place % each)].name +
+           " is NaN " + when;
+  }
+  throw Error(ErrorCode::nonfinite, what + "; the optimizer has not used it")
+      .key(context_.policy.options + "." + option)
+      .help("lower optimizer.lr, raise lr_scheduler.lr_warmup_steps, or set optimizer.max_grad_norm = 1.0")
+      .help("set " + context_.policy.options + "." + option + " = false and run.stop_on_nonfinite = false to go on regardless");
 }
 
 Tensor ShardedModel::full_tensor(std::string_view name) {

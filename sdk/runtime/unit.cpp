@@ -1,7 +1,7 @@
 #include "unit.h"
 
-#include <ATen/ops/_foreach_copy.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/isnan.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/ScalarType.h>
@@ -11,8 +11,8 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 
+#include "copies.h"
 #include "meshwright/error.h"
 
 namespace meshwright::detail {
@@ -22,51 +22,11 @@ using at::Tensor;
 namespace {
 
 struct GradientHook : torch::autograd::PostAccumulateGradHook {
-  explicit GradientHook(Unit* u) : unit(u) {}
-  void operator()(const Tensor&) override { unit->gradient_ready(); }
+  GradientHook(Unit* u, size_t p) : unit(u), parameter(p) {}
+  void operator()(const Tensor&) override { unit->gradient_ready(parameter); }
   Unit* unit;
+  size_t parameter;
 };
-
-// Copies to[at .. at + count) = from[begin ..), cast when the dtypes differ. On a device all of them together, in flush().
-class Copies {
- public:
-  void add(const Tensor& to, int64_t at, const Tensor& from, int64_t begin, int64_t count) {
-    if (count == 0) return;
-    if (to.is_cpu() && from.is_cpu() && to.scalar_type() == from.scalar_type()) {
-      size_t each = to.element_size();
-      std::memcpy(static_cast<char*>(to.mutable_data_ptr()) + static_cast<size_t>(at) * each,
-                  static_cast<const char*>(from.const_data_ptr()) + static_cast<size_t>(begin) * each, static_cast<size_t>(count) * each);
-    } else if (to.is_cpu() || from.is_cpu()) {
-      to.narrow(0, at, count).copy_(from.narrow(0, begin, count));
-    } else {
-      to_.push_back(to.narrow(0, at, count));
-      from_.push_back(from.narrow(0, begin, count));
-    }
-  }
-  void flush() {
-    if (!to_.empty()) at::_foreach_copy_(to_, from_);
-    to_.clear();
-    from_.clear();
-  }
-
- private:
-  std::vector<Tensor> to_, from_;
-};
-
-void copy(const Tensor& to, int64_t at, const Tensor& from, int64_t begin, int64_t count) {
-  Copies one;
-  one.add(to, at, from, begin, count);
-  one.flush();
-}
-
-void clear(const Tensor& to, int64_t at, int64_t count) {
-  if (count == 0) return;
-  if (to.is_cpu())
-    std::memset(static_cast<char*>(to.mutable_data_ptr()) + static_cast<size_t>(at) * to.element_size(), 0,
-                static_cast<size_t>(count) * to.element_size());
-  else
-    to.narrow(0, at, count).zero_();
-}
 
 }  // namespace
 
@@ -96,11 +56,17 @@ Unit::Unit(UnitContext& context, const UnitSpec& spec)
       parameters_.push_back(std::move(p));
       trainable_count_ += trainable;
     }
+  const ShardedPolicy& policy = context_.policy;
+  main_ = policy.main_weights ? scalar_type(*policy.main_weights) : storage_;
+  gradient_type_ = policy.main_gradients ? scalar_type(*policy.main_gradients) : storage_;
+  in_place_ = policy.layout == ShardLayout::flat &&
+              (keeps() || trainable_count_ == 0 || trainable_count_ == static_cast<int64_t>(parameters_.size()));
   lay_out();
-  // float16 alone can overflow in the sum: half of the division before it, half after.
   double n = static_cast<double>(context_.averaged());
-  before_reduce_ = reduce_ == at::kHalf ? 1 / std::sqrt(n) : 1;
-  after_reduce_ = 1 / n / before_reduce_;
+  // float16 alone can overflow in the sum: half of the division before it, half after.
+  if (policy.average == ShardedPolicy::Average::in_sum) before_reduce_ = reduce_ == at::kHalf ? 1 / std::sqrt(n) : 1;
+  if (policy.average == ShardedPolicy::Average::before_sum) before_reduce_ = 1 / n;
+  after_reduce_ = policy.average == ShardedPolicy::Average::in_sum ? 1 / n / before_reduce_ : 1;
 }
 
 void Unit::lay_out() {
@@ -121,7 +87,7 @@ void Unit::lay_out() {
     }
     return;
   }
-  // flat: the trainable and the frozen parameters are each one buffer, cut evenly.
+  // flat: the trainable and the frozen parameters are each one buffer, cut evenly. Where all are whole, the frozen ones never move.
   for (bool trainable : {true, false}) {
     int64_t begin = size_, total = 0;
     for (Parameter& p : parameters_)
@@ -130,7 +96,9 @@ void Unit::lay_out() {
         size_ += p.count;
         total += p.count;
       }
+    if (!trainable && keeps()) return;
     int64_t each = (total + n - 1) / n;
+    if (in_place_) size_ = begin + each * n;
     for (size_t i = 0; i < parameters_.size(); ++i) {
       const Parameter& p = parameters_[i];
       if (p.trainable != trainable) continue;
@@ -153,13 +121,16 @@ void Unit::adopt(const Tensor& shard, const Tensor& gradient) {
     const Tensor& variable = parameters_[piece.parameter].variable;
     if (!variable.is_meta()) copy(shard_, piece.at, variable.detach().contiguous().view({-1}), piece.from, piece.count);
   }
-  for (Parameter& p : parameters_) {
+  if (!keeps() && main_ != storage_) model_ = shard_.to(storage_);
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    Parameter& p = parameters_[i];
+    if (keeps() && !p.trainable && !p.variable.is_meta()) resident(p).copy_(p.variable);
     p.storage =
         LentStorage(p.variable, param_, context_.world->device(),
                     "parameter " + p.name + " was used outside its unit \"" + name +
                         "\": its memory is freed between the forward and the backward of the unit. Use it inside the unit's forward "
                         "or within with_full_parameters(), or set reshard_after_forward = false.");
-    if (p.trainable) torch::autograd::impl::set_post_acc_grad_hooks(p.variable, std::make_unique<GradientHook>(this));
+    if (p.trainable) torch::autograd::impl::set_post_acc_grad_hooks(p.variable, std::make_unique<GradientHook>(this, i));
   }
 }
 
@@ -167,7 +138,8 @@ void Unit::gather() {
   if (state_ != State::freed) return;
   c10::NoGradGuard no_grad;
   state_ = State::flying;
-  Tensor source = shard_;
+  if (in_place_) return gather_in_place();
+  Tensor source = model_.defined() ? model_ : shard_;
   if (source.scalar_type() != param_ || source.device() != context_.world->device()) {
     cast_ = context_.pool->take(shard_size_, param_);
     cast_.copy_(source, /*non_blocking=*/true);
@@ -187,7 +159,7 @@ void Unit::copy_in() {
       copies.add(whole_, parameters_[piece.parameter].offset + piece.from, shard, piece.at, piece.count);
   };
   int64_t me = context_.me();
-  from(cast_.defined() ? cast_ : shard_, me);
+  from(cast_.defined() ? cast_ : model_.defined() ? model_ : shard_, me);
   for (int64_t r : c10::irange(context_.shards()))
     if (r != me) from(scratch_.defined() ? scratch_.narrow(0, r * shard_size_, shard_size_) : gathering_.peer(r), r);
   copies.flush();
@@ -198,17 +170,22 @@ void Unit::ready() {
   if (state_ == State::here) return;
   c10::NoGradGuard no_grad;
   gathering_.wait();
-  whole_ = context_.pool->take(size_, param_);
-  copy_in();
+  if (in_place_) {
+    take_in_place();
+  } else {
+    whole_ = context_.pool->take(size_, param_, BufferPool::Use::gather);
+    copy_in();
+  }
   gathering_.release();
   scratch_ = cast_ = Tensor();
-  auto* memory = size_ == 0 ? nullptr : static_cast<char*>(whole_.mutable_data_ptr());
-  for (Parameter& p : parameters_) p.storage.attach(memory + static_cast<size_t>(p.offset) * whole_.element_size());
+  const Tensor& here = compute_.defined() ? compute_ : whole_;
+  auto* memory = size_ == 0 ? nullptr : static_cast<char*>(here.mutable_data_ptr());
+  for (Parameter& p : parameters_) p.storage.attach(memory + static_cast<size_t>(p.offset) * here.element_size());
   state_ = State::here;
 }
 
 void Unit::release() {
-  if (state_ != State::here) return;
+  if (state_ != State::here || keeps()) return;
   for (Parameter& p : parameters_) p.storage.detach();
   whole_ = Tensor();
   state_ = State::freed;
@@ -221,7 +198,12 @@ void Unit::before_backward() {
   ready();
 }
 
-void Unit::gradient_ready() {
+void Unit::gradient_ready(size_t index) {
+  c10::NoGradGuard no_grad;
+  Parameter& p = parameters_[index];
+  if (context_.policy.check_own_nan && context_.own_nan.empty() && at::isnan(p.variable.grad()).any().item<bool>())
+    context_.own_nan = p.name;
+  if (sums()) absorb(p);
   // A backward that never passed the unit's output (autograd::backward on a parameter itself) is settled at the end of the step.
   if (!in_backward_) return;
   if (--waiting_ == 0) reduce();
@@ -257,6 +239,10 @@ void Unit::reduce() {
   waiting_ = 0;
   in_backward_ = false;
   done = true;
+  if (sums()) {
+    if (context_.synchronise && context_.policy.overlap_reduction) reduce_sums();
+    return;
+  }
   if (!context_.synchronise) {
     keep_gradients();
     release();
@@ -280,7 +266,7 @@ void Unit::reduce() {
   if (mapped)
     packed_ = context_.policy.shard->stage(trainable_size_ * slots, reduce_);
   else if (n > 1)
-    packed_ = context_.pool->take(trainable_size_ * slots, reduce_);
+    packed_ = context_.pool->take(trainable_size_ * slots, reduce_, BufferPool::Use::reduce);
   // Where nothing is written below, padding and missing gradients are zero.
   int64_t padding_from = 0;
   auto pad_target = [&](int64_t until) {
@@ -303,7 +289,8 @@ void Unit::reduce() {
     }
     pad_target(trainable_size_);
   }
-  Copies copies;
+  bool scales = packed_.defined() && packed_.is_cpu();
+  Copies copies(scales ? before_reduce_ : 1);
   for (int64_t r = 0, slot = 0; n > 1 && r < n; ++r) {
     if (r == me && !remote) continue;
     int64_t base = trainable_size_ * slot++, end = 0;
@@ -323,12 +310,12 @@ void Unit::reduce() {
   release();
   reducing_ = true;
   if (n > 1) {
-    if (before_reduce_ != 1) packed_.mul_(before_reduce_);
+    if (before_reduce_ != 1 && !scales) packed_.mul_(before_reduce_);
     if (remote) {
-      received_ = context_.pool->take(trainable_size_, reduce_);
+      received_ = context_.pool->take(trainable_size_, reduce_, BufferPool::Use::reduce);
       exchanging_ = context_.policy.shard->reduce_scatter(packed_, received_);
     } else {
-      if (!mapped) received_ = context_.pool->take(trainable_size_ * (n - 1), reduce_);
+      if (!mapped) received_ = context_.pool->take(trainable_size_ * (n - 1), reduce_, BufferPool::Use::reduce);
       exchanging_ = context_.policy.shard->exchange(packed_, received_);
     }
     if (remote && first) clear(target_, 0, trainable_size_);
@@ -344,7 +331,8 @@ void Unit::finish_reduce() {
     if (Tensor from = exchanging_.peer(r); from.defined()) scaled_add(target_, from, after_reduce_, false);
   exchanging_.release();
   int64_t slots = received_.defined() && trainable_size_ > 0 ? received_.numel() / trainable_size_ : 0;
-  for (int64_t r = 0; r < slots; ++r) scaled_add(target_, received_.narrow(0, r * trainable_size_, trainable_size_), after_reduce_, false);
+  for (int64_t r = 0; r < slots; ++r, overwrite_ = false)
+    scaled_add(target_, received_.narrow(0, r * trainable_size_, trainable_size_), after_reduce_, overwrite_);
   packed_ = received_ = Tensor();
   if (context_.reducing == this) context_.reducing = nullptr;
   if (context_.replicated())
@@ -357,13 +345,18 @@ void Unit::finish_replication() {
   if (!target_.defined() || reducing_) return;
   c10::NoGradGuard no_grad;
   replicating_.wait();
-  if (!target_.is_same(gradient_)) scaled_add(gradient_, target_, 1, first_);
+  // Whole gradients are averaged here where nothing is sharded, others when they were packed.
+  double scale = sums() && context_.shards() == 1 ? after_reduce_ : 1;
+  if (!target_.is_same(gradient_))
+    scaled_add(gradient_, target_, scale, first_);
+  else if (scale != 1)
+    gradient_.mul_(scale);
   target_ = Tensor();
 }
 
 void Unit::settle() {
   if (in_backward_) reduce();
-  if (state_ == State::flying) {  // gathered ahead and never used; the next step's values will be others
+  if (state_ == State::flying && !keeps()) {  // gathered ahead and never used; the next step's values will be others
     gathering_.wait();
     drop_gather();
   }
@@ -373,6 +366,7 @@ void Unit::settle() {
 void Unit::drop_gather() {
   gathering_.release();
   scratch_ = cast_ = Tensor();
+  if (in_place_ && !keeps()) whole_ = Tensor();
   state_ = State::freed;
 }
 
@@ -396,9 +390,10 @@ void Unit::abandon() {
   if (state_ == State::flying) drop_gather();
   scratch_ = cast_ = Tensor();
   release();
-  in_backward_ = reducing_ = false;
+  in_backward_ = reducing_ = overwrite_ = false;
   context_.reducing = nullptr;
-  fresh_ = true;
+  context_.own_nan.clear();
+  begin_step();
   for (Parameter& p : parameters_) {
     p.held = Tensor();
     p.variable.mutable_grad() = Tensor();
@@ -408,6 +403,7 @@ void Unit::abandon() {
 Tensor Unit::whole(size_t parameter) {
   c10::NoGradGuard no_grad;
   const Parameter& p = parameters_[parameter];
+  if (keeps() && !p.trainable) return resident(p).clone();
   Tensor out = at::zeros({p.count}, shard_.options());
   Tensor all = shard_;
   if (context_.shards() > 1) {

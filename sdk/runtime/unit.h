@@ -20,6 +20,7 @@ struct UnitContext {
   std::shared_ptr<BufferPool> pool;
   bool synchronise = true;   // this micro-batch reduces
   Unit* reducing = nullptr;  // whose reduction is under way
+  std::string own_nan;       // the first parameter of this step whose own gradient held one, where that is looked for
   int64_t shards() const { return policy.shard->size(); }
   int64_t me() const { return policy.shard->rank(); }
   bool replicated() const { return policy.replicate && policy.replicate->size() > 1; }
@@ -36,7 +37,8 @@ class Unit {
     int64_t offset = 0;  // in the gathered buffer
     bool trainable = true;
     LentStorage storage;
-    at::Tensor held;  // gradient of earlier micro-batches in the reduce dtype
+    at::Tensor held;    // gradient of earlier micro-batches in the reduce dtype
+    bool came = false;  // whole gradients: this step's sum has something of it
   };
   // `count` elements of parameter `parameter` from `from` on lie at `at` of rank `rank`'s shard.
   struct Piece {
@@ -51,18 +53,22 @@ class Unit {
   int64_t trainable_size() const { return trainable_size_; }
   // Takes its part of the model's flat tensors and the parameters' values; empties the parameters.
   void adopt(const at::Tensor& shard, const at::Tensor& gradient);
+  // Whole parameters: the same with memory of its own, of which shard() and gradient() may be views.
+  void adopt_whole();
 
   void gather();   // starts, if the parameters are neither here nor under way
   void ready();    // gathers and waits
   void release();  // frees, if here
+  void refresh();  // the shard has new values: what was made from it is made again
   void before_backward();
-  void gradient_ready();
+  void gradient_ready(size_t parameter);
   void reduce();         // packs and starts
   void finish_reduce();  // waits and sums; replicas then start to add up
   void settle();         // after a backward: reduces what waits for gradients that did not come, frees
   void abandon();        // after an exception: back to the start of a step
-  void begin_step() { fresh_ = true; }
-  void end_step();  // a unit nobody reduced has zero gradients
+  void begin_step();
+  void reduce_late();  // before end_step(): whole gradients that no backward reduced
+  void end_step();     // a unit nobody reduced has zero gradients
 
   bool in_backward() const { return in_backward_; }
   bool reducing() const { return reducing_; }
@@ -71,7 +77,14 @@ class Unit {
   const MixedPrecision& mp() const { return mp_; }
   const at::Tensor& shard() const { return shard_; }
   const at::Tensor& gradient() const { return gradient_; }
-  at::ScalarType storage_type() const { return storage_; }  // of shards and optimizer
+  at::ScalarType storage_type() const { return storage_; }  // of parameters
+  at::ScalarType main_type() const { return main_; }        // of the shard, which the optimizer updates
+  at::ScalarType gradient_type() const { return gradient_type_; }
+  int64_t gathered_bytes() const { return size_ * static_cast<int64_t>(c10::elementSize(param_)); }
+  // Whole parameters: a frozen one, as every rank has it.
+  at::Tensor resident(const Parameter& parameter) const {
+    return whole_.narrow(0, parameter.offset, parameter.count).view(parameter.sizes);
+  }
   at::ScalarType compute_type() const { return param_; }
   at::ScalarType reduce_type() const { return reduce_; }
   at::ScalarType output_type() const { return output_; }
@@ -88,6 +101,12 @@ class Unit {
 
  private:
   void finish_replication();
+  bool keeps() const { return context_.policy.whole_parameters; }
+  bool sums() const { return context_.policy.whole_gradients; }
+  void absorb(Parameter& parameter);
+  void reduce_sums();
+  void gather_in_place();
+  void take_in_place();
   enum class State : uint8_t { freed, flying, here };
   void lay_out();
   void drop_gather();
@@ -98,16 +117,20 @@ class Unit {
 
   UnitContext& context_;
   MixedPrecision mp_;
-  at::ScalarType storage_ = at::kFloat, param_, reduce_, output_;
+  at::ScalarType storage_ = at::kFloat, param_, reduce_, output_, main_ = at::kFloat, gradient_type_ = at::kFloat;
   std::vector<Parameter> parameters_;
   std::vector<std::vector<Piece>> pieces_;  // by rank
   int64_t size_ = 0, shard_size_ = 0, trainable_size_ = 0, trainable_count_ = 0;
   double before_reduce_ = 1, after_reduce_ = 1;
   at::Tensor shard_, gradient_;
   at::Tensor whole_, scratch_, cast_, packed_, received_, target_;
+  bool in_place_ = false;  // flat: shards in the order of the ranks, padding behind them, are the gathered parameters
+  at::Tensor model_;       // the shard in the parameters' dtype, where main weights are wider
+  at::Tensor compute_;     // whole parameters: `whole_` in the dtype of computation
+  at::Tensor sums_;        // whole gradients, one after the other
   Pending gathering_, exchanging_, replicating_;
   State state_ = State::freed;
-  bool in_backward_ = false, reducing_ = false, fresh_ = true, first_ = true;
+  bool in_backward_ = false, reducing_ = false, fresh_ = true, first_ = true, overwrite_ = false;
   int64_t waiting_ = 0;
 };
 

@@ -10,13 +10,6 @@ namespace {
 
 using namespace footprint;
 
-// Parameters packed one after another; a unit, or a bucket of what lies outside units.
-struct Buffer {
-  std::string name;
-  std::vector<size_t> parameters;
-  bool unit = false;
-};
-
 [[noreturn]] void refuse_class(std::string message, const ModelOutline& outline) {
   std::set<std::string> repeated, others;
   for (const ModuleOutline& module : outline.modules)
@@ -32,8 +25,10 @@ struct Buffer {
   throw error;
 }
 
-std::vector<Buffer> make_buffers(const ModelOutline& outline, const Layout& layout, const FlatPolicy& policy) {
-  std::vector<Buffer> buffers;
+}  // namespace
+
+std::vector<FlatBuffer> flat_buffers(const ModelOutline& outline, const std::vector<int64_t>& sizes, const FlatPolicy& policy) {
+  std::vector<FlatBuffer> buffers;
   std::vector<size_t> outside;
   if (policy.unit_classes.empty()) {
     for (Unit& unit : plan_units(outline)) {
@@ -50,28 +45,28 @@ std::vector<Buffer> make_buffers(const ModelOutline& outline, const Layout& layo
       if (!wanted.contains(module.class_name)) continue;
       found.insert(module.class_name);
       // Parents come first, so a module inside a unit belongs to it.
-      if (std::none_of(buffers.begin(), buffers.end(), [&](const Buffer& b) { return text::lies_under(module.name, b.name); }))
+      if (std::none_of(buffers.begin(), buffers.end(), [&](const FlatBuffer& b) { return text::lies_under(module.name, b.name); }))
         buffers.push_back({module.name, {}, true});
     }
     for (const std::string& name : wanted)
       if (!found.contains(name)) refuse_class("no module of the model has the class " + name, outline);
     for (size_t p = 0; p < outline.parameters.size(); ++p) {
       auto owner = std::find_if(buffers.begin(), buffers.end(),
-                                [&](const Buffer& b) { return text::lies_under(outline.parameters[p].name, b.name); });
+                                [&](const FlatBuffer& b) { return text::lies_under(outline.parameters[p].name, b.name); });
       if (owner == buffers.end())
         outside.push_back(p);
       else
         owner->parameters.push_back(p);
     }
   }
-  for (Buffer& buffer : buffers)
+  for (FlatBuffer& buffer : buffers)
     if (buffer.name.empty()) buffer.name = outline.architecture;  // the whole model is one unit
   // A bucket never grows past the limit, but one parameter may; a tied weight stands alone.
-  std::vector<Buffer> buckets;
+  std::vector<FlatBuffer> buckets;
   int64_t filled = 0;
   bool closed = true;
   for (size_t p : outside) {
-    int64_t elements = layout.shares[p].elements;
+    int64_t elements = sizes[p];
     const ModuleOutline* module = outline.find_module(module_of(outline.parameters[p].name));
     bool tied = outline.tied_embeddings && module != nullptr && module->kind == ModuleKind::embedding;
     if (closed || tied || (policy.bucket_elements > 0 && plus(filled, elements) > policy.bucket_elements)) {
@@ -88,8 +83,6 @@ std::vector<Buffer> make_buffers(const ModelOutline& outline, const Layout& layo
   }
   return buffers;
 }
-
-}  // namespace
 
 Footprint flat_footprint(const FootprintRequest& request, const FlatPolicy& policy) {
   Layout layout = make_layout(request);
@@ -109,7 +102,9 @@ Footprint flat_footprint(const FootprintRequest& request, const FlatPolicy& poli
   std::vector<int64_t> held(layout.shares.size());  // elements of each gradient once it is reduced
   int64_t whole = 0, mine = 0, kept = 0, outside_gradients = 0;
   std::vector<int64_t> gathered, gradients;
-  for (const Buffer& buffer : make_buffers(request.outline, layout, policy)) {
+  std::vector<int64_t> sizes;
+  for (const Share& share : layout.shares) sizes.push_back(share.elements);
+  for (const FlatBuffer& buffer : flat_buffers(request.outline, sizes, policy)) {
     int64_t elements = 0;
     for (size_t p : buffer.parameters) elements = plus(elements, layout.shares[p].elements);
     Chunk slice = ceil_chunk(elements, axis.size, axis.index);

@@ -5,6 +5,7 @@
 #include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -25,6 +26,8 @@ struct Layout {
   int64_t ranks;
   std::vector<std::string> sets = {};
   std::string model = kModel;
+  int64_t batch = kBatch;
+  DType storage = DType::float32;
   std::string text() const {
     std::string out = std::string(strategy) + " on " + std::to_string(ranks);
     for (const std::string& set : sets) out += " " + set;
@@ -44,15 +47,17 @@ inline void fill_sample(int64_t position, int64_t vocabulary, int64_t* out) {
 struct Rank {
   Rank(const Layout& layout, const std::shared_ptr<World>& world)
       : job(make(layout)),
-        net(nets::build_model(layout.model, DType::float32, at::kMeta)),
-        trainer(job, world, net.ptr(), net->outline(), kLength) {}
+        net(nets::build_model(layout.model, layout.storage, at::kMeta)),
+        trainer(job, world, net.ptr(), net->outline(), kLength),
+        batch(layout.batch) {}
   static Job make(const Layout& layout) {
     std::vector<std::string> sets{"distributed.strategy=" + std::string(layout.strategy)};
+    sets.push_back("step_scheduler.global_batch_size=" + std::to_string(layout.batch));
     sets.insert(sets.end(), layout.sets.begin(), layout.sets.end());
     return Job::from_text("schema = 1\n[model]\nconfig = \"" + layout.model +
                               "\"\n[distributed.mp_policy]\nparam_dtype = \"float32\"\noutput_dtype = \"float32\"\n"
                               "[dataset]\nkind = \"mock\"\nseq_len = 8\n[optimizer]\nlr = 1e-3\n[lr_scheduler]\nlr_warmup_steps = 2\n"
-                              "[step_scheduler]\nlocal_batch_size = 1\nglobal_batch_size = 12\nmax_steps = 40\n",
+                              "[step_scheduler]\nlocal_batch_size = 1\nmax_steps = 40\n",
                           sets);
   }
   // Norms are not all ones and biases not all zeros, so that a misplaced one changes something.
@@ -60,14 +65,15 @@ struct Rank {
     c10::NoGradGuard no_grad;
     for (const ParallelParameter& p : trainer.model().parameters()) {
       nets::initialize(*net, p, 1);
-      if (p.global_shape.size() != 1 || p.flat_begin >= 0) continue;
+      if (p.global_shape.size() != 1) continue;
       at::Tensor local = p.local;
-      local.add_(at::arange(p.offsets[0], p.offsets[0] + local.numel(), local.options()).sin_(), 0.1);
+      int64_t from = p.offsets[0] + std::max<int64_t>(p.flat_begin, 0);
+      local.add_(at::arange(from, from + local.numel(), at::kFloat).sin_().to(local.scalar_type()), 0.1);
     }
     trainer.model().values_changed();
   }
   StepResult step() {
-    int64_t first = trainer.next_step() * kBatch, rows = trainer.local_batch();
+    int64_t first = trainer.next_step() * batch, rows = trainer.local_batch();
     return trainer.step([&](int64_t micro) {
       at::Tensor ids = at::empty({rows, kLength + 1}, at::kLong);
       int64_t from = first + (micro * trainer.data_parallel_size() + trainer.data_parallel_rank()) * rows;
@@ -79,6 +85,7 @@ struct Rank {
   Job job;
   nets::CausalLM net;
   Trainer trainer;
+  int64_t batch;
 };
 
 }  // namespace meshwright

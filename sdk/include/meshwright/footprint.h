@@ -93,7 +93,17 @@ struct FlatPolicy {
   int64_t bucket_elements = 40'000'000;        // of parameters outside units; 0: no limit
   int64_t prefetch_depth = 1;                  // units gathered ahead at level 3
 };
+// Parameters packed one after another: a unit, or a bucket of what lies outside units.
+struct FlatBuffer {
+  std::string name;                // of the unit's module; "root", or "root[2]" where there are several buckets
+  std::vector<size_t> parameters;  // indices into ModelOutline::parameters
+  bool unit = false;
+};
+// `elements`: of each parameter on this rank, after tensor parallelism. A tied weight outside units stands alone.
 // Throws Error(unit_class_missing) for a class that does not occur in the model, and when no unit results.
+MESHWRIGHT_API std::vector<FlatBuffer> flat_buffers(const ModelOutline& outline, const std::vector<int64_t>& elements,
+                                                    const FlatPolicy& policy);
+// Throws as flat_buffers().
 MESHWRIGHT_API Footprint flat_footprint(const FootprintRequest& request, const FlatPolicy& policy);
 // Traffic of the plan's styles over tp, added by each of the above. Activations count only when seq_len is known.
 MESHWRIGHT_API std::vector<WireRow> tp_wire(const FootprintRequest& request);

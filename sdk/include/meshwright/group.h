@@ -117,11 +117,13 @@ class MESHWRIGHT_API Group {
   bool maps_gather(int64_t bytes) const;
   bool maps_exchange(int64_t bytes) const;
   at::Tensor stage(int64_t count, at::ScalarType type);
+  // Bytes of memory that the back end has registered for its collectives (NCCL). Undefined where it has none.
+  at::Tensor registered_memory(int64_t bytes) const;
 
   // shard: [n], whole: [size * n] of the same dtype. Slot r of `whole` gets rank r's shard; the own slot is left unspecified.
   Pending all_gather(const at::Tensor& shard, const at::Tensor& whole);
   // packed, received: [(size - 1) * n], a slot for every other rank in rank order. Each gets what that rank packed for us.
-  // Counted as the reduce-scatter it serves.
+  // Counted as the reduce-scatter it serves. With `received` given, packed may have a slot for this rank too ([size * n]), which stays.
   Pending exchange(const at::Tensor& packed, const at::Tensor& received);
   // packed: [size * n], shard: [n]: the sum over ranks of our slot.
   Pending reduce_scatter(const at::Tensor& packed, const at::Tensor& shard);

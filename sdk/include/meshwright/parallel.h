@@ -38,7 +38,9 @@ struct ParallelParameter {
   std::vector<int64_t> global_shape;
   std::vector<int64_t> offsets;  // where `local` starts in each dimension of the whole
   // Flat layouts: `local` is 1-D and holds elements [flat_begin, flat_begin + numel) of the flattened whole. Else -1.
+  // Where tensor parallelism cut the parameter first, elements count within the part at `offsets` of the sizes `flat_part`.
   int64_t flat_begin = -1;
+  std::vector<int64_t> flat_part;                              // empty: the whole
   std::vector<std::pair<std::string, std::string>> placement;  // axis of size > 1 -> "shard(d)" | "replicate"
 };
 

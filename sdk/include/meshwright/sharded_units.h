@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "meshwright/footprint.h"
 #include "meshwright/group.h"
 #include "meshwright/parallel.h"
 
@@ -35,6 +36,12 @@ struct UnitSpec {
 MESHWRIGHT_API std::vector<UnitSpec> unit_specs(torch::nn::Module& model, const ModelOutline& outline,
                                                 std::optional<bool> reshard_after_forward = {});
 
+// Units on flat buffers, as flat_buffers() makes them: one a unit, freed after forward if `reshard`, and one a bucket of what lies outside
+// units. Call it after
+// apply_tensor_parallel(): buckets are filled with what this rank has. Local. Throws as flat_buffers() and unit_specs().
+MESHWRIGHT_API std::vector<UnitSpec> flat_unit_specs(torch::nn::Module& model, const ModelOutline& outline, const FlatPolicy& policy,
+                                                     bool reshard);
+
 struct ShardedPolicy {
   ShardLayout layout = ShardLayout::rows;
   std::shared_ptr<Group> shard;      // the ranks that share one copy
@@ -52,6 +59,23 @@ struct ShardedPolicy {
   std::shared_ptr<Group> data;                            // losses are summed over it; null: the whole world
   std::shared_ptr<TensorParallel> tensor_parallel;        // what was done to the model before, or null
   std::vector<std::pair<std::string, at::Tensor>> whole;  // frozen parameters that every rank keeps whole
+
+  // The flat layout can keep more whole (ZeRO levels 0 to 2). Parameters: gathered once after each update and never freed. Gradients:
+  // summed here and reduced once, in the last micro-batch. Level 0 is both, with `shard` a group of one and its copies in `replicate`.
+  bool whole_parameters = false, whole_gradients = false;
+  bool overlap_gather = true;     // whole parameters: beside the next forward; false: before values_changed() returns
+  bool overlap_reduction = true;  // whole gradients: beside the backward; false: in end_step()
+  // What the optimizer updates and what gradients add up in. Null: the parameters' storage dtype.
+  std::optional<DType> main_weights, main_gradients;
+  // A gradient's mean over the ranks is taken in the sum itself (float16 halves it before, half after); before it; or not at all until
+  // clip_grad_norm(), so that parameters() has sums in between.
+  enum class Average : uint8_t { in_sum, before_sum, with_clipping };
+  Average average = Average::in_sum;
+  bool double_buffer = false;  // two buffers for gathers and two for reductions, as large as the largest unit, kept and used in turn
+  bool registered = false;     // those come from the group's back end where that has memory of its own (NCCL)
+  bool check_nan = false;      // a NaN in the reduced gradients ends the step with Error(nonfinite), which names the parameter
+  bool check_own_nan = false;  // the same of each rank's own gradients, before they are reduced: slow
+  std::string options;         // table of the strategy's options, for help lines
 };
 
 // Collective over both groups. The units must not share parameters and together hold all of the model's; the first to run encloses

@@ -1,0 +1,48 @@
+// megatron_fsdp takes the steps of one process at every level, and all levels take the same ones.
+// Before doctest: LibTorch has a CHECK of its own.
+#include "engine/train/tests/curves.h"
+
+#include <doctest/doctest.h>
+
+using namespace meshwright;
+
+namespace {
+
+constexpr int64_t kRows = 48;  // a step: 1 or 4 micro-batches on 1 to 4 ranks
+
+std::string own(const std::string& key, const std::string& value) { return "distributed.megatron_fsdp." + key + "=" + value; }
+std::string level(int n) { return own("zero_dp_strategy", std::to_string(n)); }
+
+Layout layout_of(const std::string& model, int64_t ranks, int64_t tp, int64_t accumulation, std::vector<std::string> sets) {
+  sets.push_back("optimizer.eps=1e-5");
+  sets.push_back("distributed.tp_size=" + std::to_string(tp));
+  sets.push_back("step_scheduler.local_batch_size=" + std::to_string(kRows / (ranks / tp) / accumulation));
+  return {.strategy = "megatron_fsdp", .ranks = ranks, .sets = std::move(sets), .model = model, .batch = kRows};
+}
+
+void check_close(const Curve& curve, const Curve& truth, double tolerance, double parameters) {
+  CHECK(farthest(curve.losses, truth.losses) < tolerance);
+  CHECK(farthest(curve.norms, truth.norms) < tolerance);
+  REQUIRE(curve.parameters.size() == truth.parameters.size());
+  for (const auto& [name, tensor] : curve.parameters) {
+    INFO(name);
+    CHECK(farthest(tensor, truth.parameters.at(name)) < parameters);
+  }
+}
+
+}  // namespace
+
+TEST_CASE("ten steps at every level, with one and four micro-batches, on two to four ranks") {
+  TestFolder folder("megatron_fsdp");
+  std::string model = write_model(folder.path, kLlama);
+  Layout alone = layout_of(model, 1, 1, 1, {});
+  alone.strategy = "ddp";
+  Curve truth = curve_of(alone, 10);
+  for (int64_t ranks : {1, 2, 3, 4})
+    for (int64_t accumulation : {1, 4})
+      for (int n = 0; n <= 3; ++n) {
+        Layout layout = layout_of(model, ranks, 1, accumulation, {level(n)});
+        INFO(layout.text());
+        check_close(curve_of(layout, 10), truth, 1e-6, 5e-6);
+      }
+}

@@ -1,0 +1,130 @@
+// Flat units: gathers straight into place, parameters that stay whole, and gradients that are summed whole before they are reduced.
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
+#include <c10/util/irange.h>
+
+#include "copies.h"
+#include "meshwright/error.h"
+#include "unit.h"
+
+namespace meshwright::detail {
+
+using at::Tensor;
+
+void Unit::adopt_whole() {
+  c10::NoGradGuard no_grad;
+  at::TensorOptions options = at::TensorOptions().device(context_.world->device());
+  int64_t me = context_.me(), each = trainable_size_;
+  whole_ = at::zeros({size_}, options.dtype(storage_));
+  if (param_ != storage_) compute_ = at::zeros({size_}, options.dtype(param_));
+  Tensor slice = whole_.narrow(0, me * each, each), gradient;
+  if (sums()) {
+    sums_ = at::zeros({each * context_.shards()}, options.dtype(gradient_type_));
+    gradient = sums_.narrow(0, me * each, each);
+  } else {
+    gradient = at::zeros({each}, options.dtype(gradient_type_));
+  }
+  adopt(main_ == storage_ ? slice : at::zeros({each}, options.dtype(main_)), gradient);
+}
+
+void Unit::gather_in_place() {
+  int64_t n = context_.shards(), me = context_.me(), each = shard_size_;
+  if (!keeps()) whole_ = context_.pool->take(size_, param_, BufferPool::Use::gather);
+  Tensor own = whole_.narrow(0, me * each, each);
+  const Tensor& from = model_.defined() ? model_ : shard_;
+  if (!keeps() || main_ != storage_) copy(own, 0, from, 0, each);
+  if (n == 1) return;
+  Group& group = *context_.policy.shard;
+  bool mapped = group.maps_gather(static_cast<int64_t>(own.nbytes()));
+  // A back end of the host's memory copies back all that it gathered, the own slot too, which it leaves undefined.
+  if (!own.is_cpu() && !group.reduces_remotely()) cast_ = own.clone();
+  gathering_ = group.all_gather(own, mapped ? Tensor() : whole_.narrow(0, 0, each * n));
+}
+
+void Unit::take_in_place() {
+  int64_t me = context_.me(), each = shard_size_;
+  for (int64_t r : c10::irange(context_.shards()))
+    if (Tensor shard = gathering_.peer(r); shard.defined()) copy(whole_, r * each, shard, 0, each);
+  if (cast_.defined()) copy(whole_, me * each, cast_, 0, each);
+  if (compute_.defined()) compute_.copy_(whole_);
+}
+
+void Unit::refresh() {
+  c10::NoGradGuard no_grad;
+  if (model_.defined()) model_.copy_(shard_);
+  if (!keeps()) return;
+  if (state_ == State::flying) {
+    gathering_.wait();
+    drop_gather();
+  }
+  if (state_ == State::here)
+    for (Parameter& p : parameters_) p.storage.detach();  // whoever uses them before the next gather is told
+  state_ = State::freed;
+}
+
+void Unit::begin_step() {
+  fresh_ = true;
+  for (Parameter& p : parameters_) p.came = false;
+}
+
+void Unit::absorb(Parameter& p) {
+  Tensor gradient = p.variable.grad();
+  p.variable.mutable_grad() = Tensor();
+  if (!gradient.defined()) return;
+  if (!fresh_)
+    throw Error(ErrorCode::bad_module,
+                "a second gradient of " + p.name + " came after the first was reduced: two recomputed modules use it")
+        .key("distributed.activation_checkpointing")
+        .help("set distributed.activation_checkpointing = \"none\"");
+  scaled_add(sums_.narrow(0, p.offset, p.count), gradient.contiguous().view({-1}), before_reduce_, !p.came);
+  p.came = true;
+}
+
+// The step's one reduction. Nothing is copied where the sums have the dtype of the collective and go through sockets or NCCL.
+void Unit::reduce_sums() {
+  c10::NoGradGuard no_grad;
+  if (context_.reducing) context_.reducing->finish_reduce();
+  context_.reducing = this;
+  reducing_ = true;
+  fresh_ = false;
+  first_ = true;
+  for (const Parameter& p : parameters_)
+    if (p.trainable && !p.came) clear(sums_, p.offset, p.count);
+  int64_t n = context_.shards(), me = context_.me(), each = trainable_size_;
+  Group& group = *context_.policy.shard;
+  auto in_reduce_type = [&] {
+    if (reduce_ == gradient_type_) return sums_;
+    Tensor cast = context_.pool->take(sums_.numel(), reduce_, BufferPool::Use::reduce);
+    return cast.copy_(sums_);
+  };
+  target_ = gradient_;
+  if (n == 1) {
+    if (context_.replicated()) target_ = in_reduce_type();
+    finish_reduce();  // nothing to wait for: the copies may start
+    return;
+  }
+  if (group.reduces_remotely()) {
+    packed_ = in_reduce_type();
+    received_ = context_.pool->take(each, reduce_, BufferPool::Use::reduce);
+    overwrite_ = true;
+    exchanging_ = group.reduce_scatter(packed_, received_);
+    return;
+  }
+  if (each > 0 && group.maps_exchange(each * (n - 1) * static_cast<int64_t>(c10::elementSize(reduce_)))) {
+    packed_ = group.stage(each * (n - 1), reduce_);
+    copy(packed_, 0, sums_, 0, me * each);
+    copy(packed_, me * each, sums_, (me + 1) * each, (n - 1 - me) * each);
+  } else {
+    packed_ = in_reduce_type();
+    received_ = context_.pool->take(each * (n - 1), reduce_, BufferPool::Use::reduce);
+  }
+  exchanging_ = group.exchange(packed_, received_);
+  if (after_reduce_ != 1) gradient_.mul_(after_reduce_);
+}
+
+void Unit::reduce_late() {
+  if (sums() && fresh_) reduce_sums();
+}
+
+}  // namespace meshwright::detail
