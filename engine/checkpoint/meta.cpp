@@ -46,6 +46,7 @@ std::string to_json(const TensorRecord& tensor) {
       out += list(std::vector<int64_t>{piece.region.begin, piece.region.end});
     else
       out += list(piece.region.offsets) + ", " + list(piece.region.sizes);
+    if (piece.region.within_box()) out += ", " + list(std::vector<int64_t>{piece.region.begin, piece.region.end});
     out += "]";
   }
   return out + "]}";
@@ -152,7 +153,7 @@ bool covers(const TensorRecord& tensor) {
   for (const Piece& piece : tensor.pieces) {
     sum += piece.region.count();
     if (sum > elements) return false;
-    boxes = boxes && !piece.region.flat();
+    boxes = boxes && piece.region.begin < 0;
     if (piece.region.count() > 0) regions.push_back(&piece.region);
   }
   if (sum != elements) return false;
@@ -161,7 +162,13 @@ bool covers(const TensorRecord& tensor) {
   std::vector<Region> runs;
   for (const Region* region : regions) {
     runs.push_back(as_run(*region, tensor.shape));
-    if (!runs.back().flat()) return false;
+    if (runs.back().flat()) continue;
+    std::vector<Region> parts;
+    for (const Region* one : regions)
+      for (Region& box : as_boxes(*one, tensor.shape)) parts.push_back(std::move(box));
+    std::vector<const Region*> all;
+    for (const Region& box : parts) all.push_back(&box);
+    return disjoint(all, tensor.shape.size());
   }
   std::sort(runs.begin(), runs.end(), [](const Region& a, const Region& b) { return a.begin < b.begin; });
   for (size_t i = 1; i < runs.size(); ++i)
@@ -300,7 +307,7 @@ TensorRecord read_tensor(Reader reader, const std::vector<FileRecord>& files) {
       reader.fail("(" + tensor.name + ") has fused parts that do not make up its shape " + list(tensor.shape));
   }
   for (const json::value& item : reader.array("pieces")) {
-    if (!item.is_array() || item.as_array().size() < 2 || item.as_array().size() > 3)
+    if (!item.is_array() || item.as_array().size() < 2 || item.as_array().size() > 4)
       reader.fail("(" + tensor.name + ") has a piece of a wrong form");
     const json::array& parts = item.as_array();
     Piece piece;
@@ -308,8 +315,14 @@ TensorRecord read_tensor(Reader reader, const std::vector<FileRecord>& files) {
       reader.fail("(" + tensor.name + ") has a piece in a file that is not listed");
     piece.file = static_cast<size_t>(parts[0].as_int64());
     std::vector<int64_t> first = reader.numbers(parts[1], "a piece");
-    if (parts.size() == 3) {
+    if (parts.size() >= 3) {
       piece.region = Region::box(std::move(first), reader.numbers(parts[2], "a piece"));
+      if (parts.size() == 4) {
+        std::vector<int64_t> ends = reader.numbers(parts[3], "a piece");
+        if (ends.size() != 2 || piece.region.sizes.empty()) reader.fail("(" + tensor.name + ") has a run of a box without two ends");
+        piece.region.begin = ends[0];
+        piece.region.end = ends[1];
+      }
     } else {
       if (first.size() != 2) reader.fail("(" + tensor.name + ") has a run without two ends");
       piece.region = Region::run(first[0], first[1]);

@@ -18,7 +18,7 @@ class Runs {
   Runs(std::span<const int64_t> shape, const Region& region) : region_(region) {
     if (region.flat()) {
       at_ = region.begin;
-      length_ = region.end - region.begin;
+      last_ = length_ = region.end - region.begin;
       left_ = length_ > 0 ? 1 : 0;
       return;
     }
@@ -30,13 +30,20 @@ class Runs {
     for (size_t d = shape.size(); d-- > 1;) strides_[d - 1] = strides_[d] * shape[d];
     inner_ = inner;
     index_ = region.offsets;
-    left_ = region.count() == 0 ? 0 : region.count() / length_;
+    if (region.count() == 0) return;
+    // A run of the box begins and ends anywhere in it.
+    first_ = std::max<int64_t>(region.begin, 0);
+    last_ = region.begin < 0 ? product(region.sizes) : region.end;
+    int64_t skip = first_ / length_;
+    left_ = (last_ + length_ - 1) / length_ - skip;
+    local_ = skip * length_;
+    for (size_t d = inner_; d-- > 0; skip /= region.sizes[d]) index_[d] += skip % region.sizes[d];
     place();
   }
   bool done() const { return left_ == 0; }
-  int64_t begin() const { return at_; }
-  int64_t end() const { return at_ + length_; }
-  int64_t local() const { return local_; }  // of begin(), in the region's own order
+  int64_t begin() const { return at_ + std::max(first_ - local_, int64_t{0}); }
+  int64_t end() const { return at_ + std::min(length_, last_ - local_); }
+  int64_t local() const { return std::max(local_ - first_, int64_t{0}); }  // of begin(), in the region's own order
   void next() {
     local_ += length_;
     if (--left_ == 0) return;
@@ -55,7 +62,8 @@ class Runs {
   const Region& region_;
   std::vector<int64_t> index_, strides_;
   size_t inner_ = 0;
-  int64_t at_ = 0, length_ = 0, left_ = 0, local_ = 0;
+  int64_t at_ = 0, length_ = 0, left_ = 0, local_ = 0;  // local: in the box's order
+  int64_t first_ = 0, last_ = 0;                        // of the region, in that order
 };
 
 }  // namespace
@@ -66,9 +74,13 @@ Region Region::whole(std::span<const int64_t> shape) {
 Region Region::box(std::vector<int64_t> offsets, std::vector<int64_t> sizes) { return {std::move(offsets), std::move(sizes), -1, -1}; }
 Region Region::run(int64_t begin, int64_t end) { return {{}, {}, begin, end}; }
 
-int64_t Region::count() const { return flat() ? end - begin : product(sizes); }
+Region Region::run_of_box(std::vector<int64_t> offsets, std::vector<int64_t> sizes, int64_t begin, int64_t end) {
+  return {std::move(offsets), std::move(sizes), begin, end};
+}
 
-std::vector<int64_t> Region::stored_shape() const { return flat() ? std::vector<int64_t>{end - begin} : sizes; }
+int64_t Region::count() const { return begin >= 0 ? end - begin : product(sizes); }
+
+std::vector<int64_t> Region::stored_shape() const { return begin >= 0 ? std::vector<int64_t>{end - begin} : sizes; }
 
 bool fits(const Region& region, std::span<const int64_t> shape) {
   if (region.flat()) return region.begin <= region.end && region.end <= product(shape);
@@ -76,7 +88,44 @@ bool fits(const Region& region, std::span<const int64_t> shape) {
   for (size_t d = 0; d < shape.size(); ++d)
     if (region.offsets[d] < 0 || region.sizes[d] < 0 || region.offsets[d] > shape[d] || region.sizes[d] > shape[d] - region.offsets[d])
       return false;
-  return true;
+  return region.begin < 0 || (region.begin <= region.end && region.end <= product(region.sizes));
+}
+
+namespace {
+
+// Elements [begin, end) of what lies behind dimension `dim` of a box, whose place in the dimensions before it is fixed.
+void cut_run(Region box, size_t dim, int64_t begin, int64_t end, std::vector<Region>& out) {
+  if (begin == end) return;
+  int64_t width = 1;
+  for (size_t d = dim + 1; d < box.sizes.size(); ++d) width *= box.sizes[d];
+  auto rows = [&](int64_t from, int64_t to) {
+    Region part = box;
+    part.offsets[dim] += from;
+    part.sizes[dim] = to - from;
+    return part;
+  };
+  int64_t first = begin / width, last = end / width;
+  if (begin % width != 0) {
+    int64_t until = first == last ? end % width : width;
+    cut_run(rows(first, first + 1), dim + 1, begin % width, until, out);
+    if (first == last) return;
+    ++first;
+  }
+  if (last > first) out.push_back(rows(first, last));
+  if (end % width != 0) cut_run(rows(last, last + 1), dim + 1, 0, end % width, out);
+}
+
+}  // namespace
+
+std::vector<Region> as_boxes(const Region& region, std::span<const int64_t> shape) {
+  if (region.begin < 0) return {region};
+  std::vector<Region> out;
+  Region box = region.sizes.empty() ? Region::whole(shape) : Region::box(region.offsets, region.sizes);
+  if (region.count() > 0 && box.sizes.empty())
+    out.push_back(box);
+  else
+    cut_run(std::move(box), 0, region.begin, region.end, out);
+  return out;
 }
 
 Region as_run(const Region& region, std::span<const int64_t> shape) {
@@ -92,8 +141,10 @@ Region as_run(const Region& region, std::span<const int64_t> shape) {
 }
 
 std::string to_text(const Region& region) {
-  if (region.flat()) return "elements " + std::to_string(region.begin) + " to " + std::to_string(region.end - 1);
-  std::string out = "[";
+  std::string out;
+  if (region.begin >= 0) out = "elements " + std::to_string(region.begin) + " to " + std::to_string(region.end - 1);
+  if (region.flat()) return out;
+  out += region.begin >= 0 ? " of [" : "[";
   for (size_t d = 0; d < region.sizes.size(); ++d)
     out += (d ? ", " : "") + std::to_string(region.offsets[d]) + ":" + std::to_string(region.offsets[d] + region.sizes[d]);
   return out + "]";

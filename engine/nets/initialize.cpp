@@ -136,7 +136,7 @@ void fill_flat(const Values& v, int64_t begin, Tensor& out) {
 }  // namespace
 
 void initialize(std::string_view parameter, const std::vector<int64_t>& global_shape, std::span<const int64_t> offsets,
-                std::span<const int64_t> sizes, const InitialValues& values, uint64_t seed, Tensor out) {
+                std::span<const int64_t> sizes, const InitialValues& values, uint64_t seed, Tensor out, int64_t begin) {
   size_t dims = global_shape.size();
   int64_t count = 1;
   bool inside = offsets.size() == dims && sizes.size() == dims;
@@ -144,9 +144,10 @@ void initialize(std::string_view parameter, const std::vector<int64_t>& global_s
     inside = offsets[d] >= 0 && sizes[d] >= 0 && offsets[d] + sizes[d] <= global_shape[d];
     count *= sizes[d];
   }
-  if (!inside || out.numel() != count)
+  if (!inside || (begin < 0 ? out.numel() != count : out.numel() > count - begin))
     throw Error(ErrorCode::internal, "initialize: " + std::string(parameter) + " has no such slice, or its tensor has another size");
-  if (count == 0) return;
+  if (out.numel() == 0) return;
+  begin = std::max<int64_t>(begin, 0);
   Values v = values_of(parameter, global_shape, values, seed);
   // Whole trailing dimensions and the first cut one before them make a run of neighbours.
   size_t cut = dims;
@@ -156,17 +157,18 @@ void initialize(std::string_view parameter, const std::vector<int64_t>& global_s
   std::vector<int64_t> strides(dims, 1);
   for (size_t d = dims; d-- > 1;) strides[d - 1] = strides[d] * global_shape[d];
   if (run == count) {
-    int64_t begin = 0;
     for (size_t d = 0; d < dims; ++d) begin += offsets[d] * strides[d];
     fill_flat(v, begin, out);
     return;
   }
+  int64_t end = begin + out.numel();
   write_to(out, [&](float* memory) {
-    at::parallel_for(0, count / run, std::max<int64_t>(1, kGrain / run), [&](int64_t from, int64_t to) {
+    at::parallel_for(begin / run, (end + run - 1) / run, std::max<int64_t>(1, kGrain / run), [&](int64_t from, int64_t to) {
       for (int64_t r = from; r < to; ++r) {
-        int64_t begin = offsets[cut - 1] * strides[cut - 1], rest = r;
-        for (size_t d = cut - 1; d-- > 0; rest /= sizes[d]) begin += (offsets[d] + rest % sizes[d]) * strides[d];
-        fill(v, begin, run, memory + r * run);
+        int64_t place = offsets[cut - 1] * strides[cut - 1], rest = r;
+        for (size_t d = cut - 1; d-- > 0; rest /= sizes[d]) place += (offsets[d] + rest % sizes[d]) * strides[d];
+        int64_t first = std::max(begin, r * run), last = std::min(end, (r + 1) * run);
+        fill(v, place + first - r * run, last - first, memory + first - begin);
       }
     });
   });
@@ -177,6 +179,11 @@ void initialize(const CausalLMImpl& model, const ParallelParameter& parameter, u
   if (out.numel() == 0) return;
   if (parameter.flat_begin < 0) {
     initialize(parameter.name, parameter.global_shape, parameter.offsets, out.sizes(), model.initial_values(), seed, out);
+    return;
+  }
+  if (!parameter.flat_part.empty()) {
+    initialize(parameter.name, parameter.global_shape, parameter.offsets, parameter.flat_part, model.initial_values(), seed, out,
+               parameter.flat_begin);
     return;
   }
   fill_flat(values_of(parameter.name, parameter.global_shape, model.initial_values(), seed), parameter.flat_begin, out);

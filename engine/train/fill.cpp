@@ -63,13 +63,16 @@ void fill_weights(Trainer& trainer, const std::string& pretrained, nets::CausalL
       nets::initialize(*net, p, seed);
       continue;
     }
-    std::vector<int64_t> offsets = p.offsets, sizes = p.local.sizes().vec(), shape = p.global_shape;
+    std::vector<int64_t> shape = p.global_shape;
     std::optional<FusedRows> fused = fused_rows(net->outline(), p.name);
-    if (p.flat_begin >= 0) {  // a flat layout: a run of the flattened parameter
+    checkpoint::Region region = region_of(p);
+    std::vector<checkpoint::Region> boxes{region};
+    if (region.flat()) {  // a run of the flattened parameter
       if (fused) fused = weights::fused_elements(*fused, shape);
       shape = {element_count(shape)};
-      offsets = {p.flat_begin};
-      sizes = {p.local.numel()};
+      boxes = {checkpoint::Region::box({region.begin}, {region.end - region.begin})};
+    } else {
+      boxes = checkpoint::as_boxes(region, shape);
     }
     Tensor local = p.local.is_cpu() && p.local.is_contiguous() ? p.local : at::empty(p.local.sizes(), p.local.options().device(at::kCPU));
     const weights::TensorEntry* entry = folder->find(p.name);
@@ -84,10 +87,14 @@ void fill_weights(Trainer& trainer, const std::string& pretrained, nets::CausalL
           .help("check that config.json and the safetensors files belong together");
     weights::TensorEntry view = *entry;
     view.shape = shape;
-    if (fused)
-      weights::read_fused_slice(view, *fused, offsets, sizes, dtype_of(local), local.mutable_data_ptr());
-    else
-      weights::read_slice(view, offsets, sizes, dtype_of(local), local.mutable_data_ptr());
+    auto* memory = static_cast<std::byte*>(local.mutable_data_ptr());
+    for (const checkpoint::Region& box : boxes) {
+      if (fused)
+        weights::read_fused_slice(view, *fused, box.offsets, box.sizes, dtype_of(local), memory);
+      else
+        weights::read_slice(view, box.offsets, box.sizes, dtype_of(local), memory);
+      memory += box.count() * dtype_size(dtype_of(local));
+    }
     if (!local.is_same(p.local)) p.local.copy_(local);
   }
   trainer.model().values_changed();

@@ -41,7 +41,9 @@ DType dtype_of(const Tensor& tensor) {
 }
 
 Region region_of(const ParallelParameter& p) {
-  return p.flat_begin >= 0 ? Region::run(p.flat_begin, p.flat_begin + p.local.numel()) : Region::box(p.offsets, p.local.sizes().vec());
+  if (p.flat_begin < 0) return Region::box(p.offsets, p.local.sizes().vec());
+  if (p.flat_part.empty()) return Region::run(p.flat_begin, p.flat_begin + p.local.numel());
+  return checkpoint::as_run(Region::run_of_box(p.offsets, p.flat_part, p.flat_begin, p.flat_begin + p.local.numel()), p.global_shape);
 }
 
 std::vector<OptimizerPlace> optimizer_places(const ParallelModel& model) {
@@ -90,18 +92,15 @@ std::vector<Held> held_tensors(const ParallelModel& model, Optimizer& optimizer,
 
 namespace {
 
-// Regions as whole numbers: flat [-1, begin, end], boxes [dims, offsets..., sizes...].
+// Regions as whole numbers: dims, offsets..., sizes..., begin, end.
 std::string encode(const std::vector<Held>& held) {
   std::vector<int64_t> out{static_cast<int64_t>(held.size())};
   for (const Held& h : held) {
     const Region& r = h.region;
-    if (r.flat()) {
-      out.insert(out.end(), {-1, r.begin, r.end});
-    } else {
-      out.push_back(static_cast<int64_t>(r.sizes.size()));
-      out.insert(out.end(), r.offsets.begin(), r.offsets.end());
-      out.insert(out.end(), r.sizes.begin(), r.sizes.end());
-    }
+    out.push_back(static_cast<int64_t>(r.sizes.size()));
+    out.insert(out.end(), r.offsets.begin(), r.offsets.end());
+    out.insert(out.end(), r.sizes.begin(), r.sizes.end());
+    out.insert(out.end(), {r.begin, r.end});
   }
   return {reinterpret_cast<const char*>(out.data()), out.size() * sizeof(int64_t)};
 }
@@ -112,13 +111,8 @@ std::vector<Region> decode(const std::string& text) {
   std::vector<Region> out;
   for (auto at = numbers.begin() + 1; at != numbers.end();) {
     int64_t dims = *at++;
-    if (dims < 0) {
-      out.push_back(Region::run(at[0], at[1]));
-      at += 2;
-    } else {
-      out.push_back(Region::box({at, at + dims}, {at + dims, at + 2 * dims}));
-      at += 2 * dims;
-    }
+    out.push_back({{at, at + dims}, {at + dims, at + 2 * dims}, at[2 * dims], at[2 * dims + 1]});
+    at += 2 * dims + 2;
   }
   return out;
 }

@@ -6,6 +6,8 @@
 #include <ATen/ops/zeros_like.h>
 #include <c10/core/GradMode.h>
 
+#include <algorithm>
+
 #include "meshwright/error.h"
 
 namespace meshwright::train {
@@ -17,14 +19,30 @@ struct Lists {
   std::vector<Tensor> values, grads;
 };
 
-// Tensors of one optimizer call; empty groups take no part.
-Lists lists_of(const std::vector<UpdateGroup>& groups) {
-  Lists out;
-  for (const UpdateGroup& group : groups) {
-    out.values.push_back(group.values);
-    out.grads.push_back(group.grads);
+constexpr int64_t kPiece = 1 << 20;
+
+// Calls of a kernel, which wants gradients of the values' dtype: one for all groups where they are so; else piece by piece, with a copy of
+// the piece's gradients alone. `states`: lists beside the groups.
+template <class F>
+void for_each_call(const std::vector<UpdateGroup>& groups, const std::vector<std::vector<Tensor>*>& states, F&& call) {
+  Lists all;
+  std::vector<std::vector<Tensor>> state(states.size());
+  for (size_t i = 0; i < groups.size(); ++i) {
+    const auto& [values, grads] = groups[i];
+    if (values.scalar_type() == grads.scalar_type()) {
+      all.values.push_back(values);
+      all.grads.push_back(grads);
+      for (size_t s = 0; s < states.size(); ++s) state[s].push_back(states[s]->at(i));
+      continue;
+    }
+    for (int64_t at = 0; at < values.numel(); at += kPiece) {
+      int64_t count = std::min(kPiece, values.numel() - at);
+      std::vector<std::vector<Tensor>> piece;
+      for (const auto* list : states) piece.push_back({list->at(i).narrow(0, at, count)});
+      call(Lists{{values.narrow(0, at, count)}, {grads.narrow(0, at, count).to(values.scalar_type())}}, piece);
+    }
   }
-  return out;
+  if (!all.values.empty()) call(all, state);
 }
 
 void extend(std::vector<Tensor>& state, const std::vector<UpdateGroup>& groups) {
@@ -48,15 +66,16 @@ class AdamW final : public Optimizer {
     c10::NoGradGuard no_grad;
     allocate(groups);
     ++steps;
-    // The kernels read the count from a float tensor of the same device.
-    std::vector<Tensor> counts(groups.size());
-    for (size_t i = 0; i < groups.size(); ++i)
-      counts[i] = i > 0 && counts[0].device() == groups[i].values.device()
-                      ? counts[0]
-                      : at::full({}, static_cast<double>(steps), groups[i].values.options().dtype(at::kFloat));
-    Lists lists = lists_of(groups);
-    at::_fused_adamw_(lists.values, lists.grads, average_, square_, {}, counts, lr, beta1_, beta2_, weight_decay_, eps_,
-                      /*amsgrad=*/false, /*maximize=*/false);
+    for_each_call(groups, {&average_, &square_}, [&](Lists lists, std::vector<std::vector<Tensor>>& state) {
+      // The kernels read the count from a float tensor of the same device.
+      std::vector<Tensor> counts;
+      for (const Tensor& values : lists.values)
+        counts.push_back(!counts.empty() && counts[0].device() == values.device()
+                             ? counts[0]
+                             : at::full({}, static_cast<double>(steps), values.options().dtype(at::kFloat)));
+      at::_fused_adamw_(lists.values, lists.grads, state[0], state[1], {}, counts, lr, beta1_, beta2_, weight_decay_, eps_,
+                        /*amsgrad=*/false, /*maximize=*/false);
+    });
   }
   std::vector<State> state() override { return {{"exp_avg", average_}, {"exp_avg_sq", square_}}; }
   void allocate(const std::vector<UpdateGroup>& groups) override {
@@ -78,9 +97,12 @@ class Sgd final : public Optimizer {
     c10::NoGradGuard no_grad;
     bool first = steps++ == 0;
     allocate(groups);
-    Lists lists = lists_of(groups);
-    at::_fused_sgd_(lists.values, lists.grads, momentum_buffers_, weight_decay_, momentum_, lr, /*dampening=*/0, /*nesterov=*/false,
-                    /*maximize=*/false, first);
+    std::vector<std::vector<Tensor>*> states;
+    if (momentum_ > 0) states.push_back(&momentum_buffers_);
+    for_each_call(groups, states, [&](Lists lists, std::vector<std::vector<Tensor>>& state) {
+      at::_fused_sgd_(lists.values, lists.grads, state.empty() ? std::vector<Tensor>() : state[0], weight_decay_, momentum_, lr,
+                      /*dampening=*/0, /*nesterov=*/false, /*maximize=*/false, first);
+    });
   }
   std::vector<State> state() override { return momentum_ > 0 ? std::vector<State>{{"momentum", momentum_buffers_}} : std::vector<State>(); }
   void allocate(const std::vector<UpdateGroup>& groups) override {

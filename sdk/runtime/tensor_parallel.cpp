@@ -168,6 +168,7 @@ void TensorParallel::describe(ParallelParameter& parameter) const {
   const Cut* cut = find(parameter.name);
   parameter.placement.emplace_back(group_->axis(), cut == nullptr ? "replicate" : "shard(" + std::to_string(cut->dim) + ")");
   if (cut == nullptr) return;
+  if (parameter.flat_begin >= 0) parameter.flat_part = parameter.global_shape;
   parameter.global_shape = cut->whole;
   parameter.offsets[static_cast<size_t>(cut->dim)] += cut->chunk.begin;
 }

@@ -125,7 +125,11 @@ Region some_region(const std::vector<int64_t>& shape, Random& random) {
     sizes.push_back(static_cast<int64_t>(random.below(static_cast<size_t>(std::min(size - offsets.back(), room)) + 1)));
     room = std::max<int64_t>(1, room / std::max<int64_t>(1, sizes.back()));
   }
-  return Region::box(std::move(offsets), std::move(sizes));
+  int64_t count = Region::box(offsets, sizes).count();
+  if (shape.empty() || count == 0 || random.one_in(2)) return Region::box(std::move(offsets), std::move(sizes));
+  auto begin = static_cast<int64_t>(random.below(static_cast<size_t>(count)));
+  auto length = static_cast<int64_t>(random.below(static_cast<size_t>(count - begin) + 1));
+  return Region::run_of_box(std::move(offsets), std::move(sizes), begin, begin + length);
 }
 
 // A whole checkpoint on the disk.

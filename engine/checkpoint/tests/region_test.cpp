@@ -18,7 +18,7 @@ std::vector<int64_t> elements(const std::vector<int64_t>& shape, const Region& r
     return out;
   }
   std::vector<int64_t> at = region.offsets;
-  for (int64_t n = region.count(); n > 0; --n) {
+  for (int64_t n = Region::box(region.offsets, region.sizes).count(); n > 0; --n) {
     int64_t flat = 0;
     for (size_t d = 0; d < shape.size(); ++d) flat = flat * shape[d] + at[d];
     out.push_back(flat);
@@ -27,6 +27,7 @@ std::vector<int64_t> elements(const std::vector<int64_t>& shape, const Region& r
       at[d] = region.offsets[d];
     }
   }
+  if (region.within_box()) out = {out.begin() + region.begin, out.begin() + region.end};
   return out;
 }
 
@@ -48,7 +49,10 @@ TEST_CASE("what two regions have in common is found element by element") {
         offsets.push_back(below(size + 1));
         sizes.push_back(below(size - offsets.back() + 1));
       }
-      return Region::box(offsets, sizes);
+      Region box = Region::box(offsets, sizes);
+      if (below(2) == 0 || shape.empty()) return box;
+      int64_t count = box.count(), first = below(count + 1), second = below(count + 1);
+      return Region::run_of_box(offsets, sizes, std::min(first, second), std::max(first, second));
     };
     Region a = any(), b = any();
     REQUIRE(fits(a, shape));
@@ -62,6 +66,14 @@ TEST_CASE("what two regions have in common is found element by element") {
     std::set_intersection(in_a.begin(), in_a.end(), in_b.begin(), in_b.end(), std::back_inserter(common));
     CHECK(right);
     CHECK(found == static_cast<int64_t>(common.size()));
+    std::vector<int64_t> in_boxes;
+    std::vector<Region> boxes = as_boxes(a, shape);
+    for (const Region& box : boxes) {
+      CHECK((box.begin < 0 && fits(box, shape)));
+      for (int64_t element : elements(shape, box)) in_boxes.push_back(element);
+    }
+    CHECK(in_boxes == in_a);
+    CHECK(boxes.size() <= std::max<size_t>(2 * shape.size(), 2) - 1);
     Region run = as_run(a, shape);
     CHECK(elements(shape, run) == in_a);
     bool follows = true;
@@ -78,6 +90,9 @@ TEST_CASE("regions that leave their tensor do not fit") {
   CHECK(!fits(Region::box({INT64_MAX, 0}, {1, 6}), shape));
   CHECK(!fits(Region::box({0}, {4}), shape));
   CHECK(!fits(Region::box({-1, 0}, {1, 1}), shape));
+  CHECK(fits(Region::run_of_box({1, 2}, {2, 3}, 1, 6), shape));
+  CHECK(!fits(Region::run_of_box({1, 2}, {2, 3}, 1, 7), shape));
+  CHECK(!fits(Region::run_of_box({1, 2}, {2, 3}, 3, 2), shape));
   CHECK(fits(Region::run(0, 24), shape));
   CHECK(!fits(Region::run(0, 25), shape));
   CHECK(!fits(Region::run(5, 4), shape));

@@ -126,13 +126,19 @@ TEST_CASE("a part of any layout is filled like the whole model") {
   auto parameters = model->named_parameters();
   for (const ParameterOutline& p : model->outline().parameters) {
     const Tensor& full = parameters[p.name];
-    ParallelParameter rows{p.name, at::empty(p.shape).narrow(0, 1, 4), {}, p.shape, std::vector<int64_t>(p.shape.size(), 0), -1, {}};
+    ParallelParameter rows{p.name, at::empty(p.shape).narrow(0, 1, 4), {}, p.shape, std::vector<int64_t>(p.shape.size(), 0), -1, {}, {}};
     rows.offsets[0] = 1;
     nets::initialize(*model, rows, 11);
     CHECK(rows.local.equal(full.narrow(0, 1, 4)));
-    ParallelParameter flat{p.name, at::empty({13}), {}, p.shape, {}, 6, {}};
+    ParallelParameter flat{p.name, at::empty({13}), {}, p.shape, {}, 6, {}, {}};
     nets::initialize(*model, flat, 11);
     CHECK(flat.local.equal(full.flatten().narrow(0, 6, 13)));
+    if (p.shape.size() < 2) continue;
+    for (int64_t begin : {0, 3, 7, 9}) {  // a run of a part that tensor parallelism cut along columns
+      ParallelParameter part{p.name, at::empty({11}), {}, p.shape, {1, 2}, begin, {p.shape[0] - 1, 5}, {}};
+      nets::initialize(*model, part, 11);
+      CHECK(part.local.equal(full.narrow(0, 1, p.shape[0] - 1).narrow(1, 2, 5).flatten().narrow(0, begin, 11)));
+    }
   }
   CHECK(parameters["model.embed_tokens.weight"].std().item<double>() == doctest::Approx(0.2).epsilon(0.1));  // its config.json's
   CHECK(parameters["model.embed_tokens.weight"][3].abs().sum().item<double>() == 0);

@@ -46,3 +46,53 @@ TEST_CASE("ten steps at every level, with one and four micro-batches, on two to 
         check_close(curve_of(layout, 10), truth, 1e-6, 5e-6);
       }
 }
+
+TEST_CASE("ten steps at every level under tensor parallelism") {
+  TestFolder folder("megatron_fsdp");
+  for (const SmallModel& m : {kLlama, kQwen3, kPhi3}) {
+    std::string model = write_model(folder.path, m);
+    Layout alone = layout_of(model, 1, 1, 1, {});
+    alone.strategy = "ddp";
+    Curve truth = curve_of(alone, 10);
+    for (auto [ranks, tp] : std::vector<std::pair<int64_t, int64_t>>{{2, 2}, {4, 2}, {6, 2}})
+      for (int64_t accumulation : {1, 4})
+        for (int n = 0; n <= 3; ++n) {
+          if (m.name != kLlama.name && (accumulation == 1 || ranks == 6)) continue;
+          Layout layout = layout_of(model, ranks, tp, accumulation, {level(n)});
+          INFO(m.name << ": " << layout.text());
+          check_close(curve_of(layout, 10), truth, 1e-6, 5e-6);
+        }
+  }
+}
+
+// The weights are rounded to bfloat16 alike everywhere; gradients, whose sums have another order, are rounded after that.
+TEST_CASE("ten steps in bfloat16 with float32 main weights, with and without float32 main gradients") {
+  TestFolder folder("megatron_fsdp");
+  std::string model = write_model(folder.path, kLlama);
+  std::vector<std::string> half{own("preserve_fp32_weights", "true"), "distributed.mp_policy.param_dtype=\"bfloat16\"",
+                                "distributed.mp_policy.output_dtype=\"float32\"", "model.torch_dtype=\"bfloat16\""};
+  for (const char* wide : {"true", "false"}) {
+    std::vector<std::string> sets = half;
+    sets.push_back(own("grad_reduce_in_fp32", wide));
+    auto layout_at = [&](int64_t ranks, int64_t tp, int64_t accumulation, int n) {
+      std::vector<std::string> all = sets;
+      all.push_back(level(n));
+      Layout layout = layout_of(model, ranks, tp, accumulation, all);
+      layout.storage = DType::bfloat16;
+      return layout;
+    };
+    for (int64_t accumulation : {1, 4}) {
+      Curve truth = curve_of(layout_at(1, 1, accumulation, 0), 10);
+      for (auto [ranks, tp] : std::vector<std::pair<int64_t, int64_t>>{{2, 1}, {3, 1}, {4, 1}, {2, 2}, {4, 2}})
+        for (int n = 0; n <= 3; ++n) {
+          Layout layout = layout_at(ranks, tp, accumulation, n);
+          INFO(layout.text());
+          Curve curve = curve_of(layout, 10);
+          CHECK((curve.parameters.begin()->second.scalar_type() == at::kFloat));
+          MESSAGE(layout.text(), std::string(": losses "), farthest(curve.losses, truth.losses), std::string(", norms "),
+                  farthest(curve.norms, truth.norms));
+          check_close(curve, truth, 2e-2, 4e-3);
+        }
+    }
+  }
+}
