@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "engine/checkpoint/checkpoint.h"
+#include "engine/weights/experts.h"
 #include "engine/weights/safetensors.h"
 
 namespace meshwright::checkpoint {
@@ -33,12 +34,21 @@ class Source {
   Checkpoint* checkpoint() { return checkpoint_.get(); }                   // nullptr: a folder of weights
   const weights::WeightFolder* weights() const { return weights_.get(); }  // nullptr: a checkpoint
   const std::vector<SourceTensor>& tensors() const { return tensors_; }    // weights first
-  // Elements [begin, end) of a tensor in row-major order, in `target`; of fused tensors in the order of a Hugging Face folder. Of a
-  // checkpoint every byte is checked before it is used.
+  // Elements [begin, end) of a tensor in row-major order, in `target`. Tensors of a checkpoint are those of the Hugging Face folder that it
+  // makes: fused ones in its order of rows, experts one by one; every byte is checked before it is used.
   void read(size_t tensor, int64_t begin, int64_t end, DType target, void* out);
 
  private:
+  // Where a tensor lies in a checkpoint.
+  struct Place {
+    size_t record = 0;
+    int64_t expert = -1;  // of a grouped tensor; -1: the whole
+    int64_t column = 0;   // the first of its part
+  };
+  void add(size_t record);
+  void read_expert(const Place& place, const SourceTensor& tensor, int64_t begin, int64_t end, DType target, void* out);
   std::filesystem::path path_;
+  std::vector<Place> places_;
   std::unique_ptr<Checkpoint> checkpoint_;
   std::unique_ptr<weights::WeightFolder> weights_;
   std::vector<SourceTensor> tensors_;

@@ -24,6 +24,8 @@ constexpr Variant kVariants[] = {
     {"Qwen2ForCausalLM", "qwen2", "Qwen2", {151936, 4096, 22016, 32, 32, 32, 0, false}, true, false, false, false, false},
     {"Qwen3ForCausalLM", "qwen3", "Qwen3", {151936, 4096, 22016, 32, 32, 32, 128, false}, false, true, true, false, true},
     {"Gemma3ForCausalLM", "gemma3_text", "Gemma3", {262208, 2304, 9216, 26, 8, 4, 256, true}, false, true, true, false, true, false, true},
+    {"MixtralForCausalLM", "mixtral", "Mixtral", {32000, 4096, 14336, 32, 32, 8, 0, false}, false, false, false, false, false},
+    {"Qwen3MoeForCausalLM", "qwen3_moe", "Qwen3Moe", {151936, 2048, 6144, 24, 32, 4, 0, false}, false, true, true, false, true},
     {"Phi3ForCausalLM", "phi3", "Phi3", {32064, 3072, 8192, 32, 32, 0, 0, false}, false, false, false, false, false, true, false},
 };
 
@@ -51,6 +53,7 @@ DecoderFamily read_decoder_family(const ConfigJson& config) {
                                                  " that a fused weight can have")
         .key("model.config");
   family.four_norms = v->four_norms;
+  family.moe = read_moe_family(config, family.model_type, family.sizes);
   return family;
 }
 

@@ -12,7 +12,6 @@ ModelOutline llama_family(const ConfigJson& config, DType storage);  // Llama, M
 ModelOutline gemma3(const ConfigJson& config, DType storage);
 ModelOutline phi(const ConfigJson& config, DType storage);
 ModelOutline phi3(const ConfigJson& config, DType storage);
-ModelOutline mixtral(const ConfigJson& config, DType storage);
-ModelOutline qwen3_moe(const ConfigJson& config, DType storage);
+ModelOutline moe_family(const ConfigJson& config, DType storage);  // Mixtral, Qwen3-MoE
 
 }  // namespace meshwright::models

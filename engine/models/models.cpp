@@ -23,12 +23,12 @@ constexpr Entry kFamilies[] = {
     {"Gemma3ForCausalLM", "gemma3_text", gemma3},
     {"LlamaForCausalLM", "llama", llama_family},
     {"MistralForCausalLM", "mistral", llama_family},
-    {"MixtralForCausalLM", "mixtral", mixtral},
+    {"MixtralForCausalLM", "mixtral", moe_family},
     {"Phi3ForCausalLM", "phi3", phi3},
     {"PhiForCausalLM", "phi", phi},
     {"Qwen2ForCausalLM", "qwen2", llama_family},
     {"Qwen3ForCausalLM", "qwen3", llama_family},
-    {"Qwen3MoeForCausalLM", "qwen3_moe", qwen3_moe},
+    {"Qwen3MoeForCausalLM", "qwen3_moe", moe_family},
 };
 
 std::string read_file(const std::filesystem::path& path) {

@@ -1,7 +1,7 @@
-// Mixture-of-experts families. Experts are grouped parameters, as transformers 5 keeps them in memory.
+// Mixture-of-experts families. Experts are grouped tensors, input-major (spec 7.2); weights/experts.h translates at the border.
 #include <algorithm>
 
-#include "engine/models/decoder.h"
+#include "engine/models/decoder_family.h"
 #include "engine/models/families.h"
 #include "meshwright/error.h"
 
@@ -20,9 +20,8 @@ MoeOutline read_moe(const ConfigJson& config, int64_t experts, int64_t active, i
 
 void experts(OutlineBuilder& b, const std::string& mlp, const std::string& class_prefix, const MoeOutline& moe, int64_t hidden) {
   b.module(mlp + ".experts", ModuleKind::experts, class_prefix + "Experts");
-  b.parameter(mlp + ".experts.gate_up_proj", {moe.experts, 2 * moe.intermediate_size, hidden});
-  b.parameter(mlp + ".experts.down_proj", {moe.experts, hidden, moe.intermediate_size});
-  b.module(mlp + ".experts.act_fn", ModuleKind::other, "SiLUActivation");
+  b.parameter(mlp + ".experts.gate_and_up_projs", {moe.experts, hidden, 2 * moe.intermediate_size});
+  b.parameter(mlp + ".experts.down_projs", {moe.experts, moe.intermediate_size, hidden});
 }
 
 void router(OutlineBuilder& b, const std::string& mlp, const std::string& class_prefix, const MoeOutline& moe, int64_t hidden) {
@@ -30,66 +29,58 @@ void router(OutlineBuilder& b, const std::string& mlp, const std::string& class_
   b.parameter(mlp + ".gate.weight", {moe.experts, hidden});
 }
 
-PlanRows experts_plan(PlanRows rows) {
-  rows.insert(rows.end(), {{"layers.*.mlp.experts.gate_up_proj", "packed_colwise"},
-                           {"layers.*.mlp.experts.down_proj", "rowwise"},
-                           {"layers.*.mlp.experts", "moe_tp_experts"}});
-  return rows;
+void moe_block(OutlineBuilder& b, const std::string& mlp, const std::string& class_prefix, const MoeFamily& moe, int64_t hidden) {
+  b.module(mlp, ModuleKind::other, class_prefix + "SparseMoeBlock");
+  if (moe.experts_first) experts(b, mlp, class_prefix, moe.sizes, hidden);
+  router(b, mlp, class_prefix, moe.sizes, hidden);
+  if (!moe.experts_first) experts(b, mlp, class_prefix, moe.sizes, hidden);
 }
 
 }  // namespace
 
-ModelOutline mixtral(const ConfigJson& config, DType storage) {
-  DecoderSizes s = read_decoder_sizes(config, {32000, 4096, 14336, 32, 32, 8, 0, false});
-  MoeOutline moe = read_moe(config, config.integer("num_local_experts", 1, kMaxExperts, 8),
-                            config.integer("num_experts_per_tok", 1, kMaxExperts, 2), s.intermediate);
-  OutlineBuilder b = begin_decoder("MixtralForCausalLM", "mixtral", "Mixtral", s, storage);
-  b.outline.moe = moe;
-  for (int64_t i = 0; i < s.layers; ++i) {
-    std::string layer = "model.layers." + std::to_string(i);
-    b.module(layer, ModuleKind::layer, "MixtralDecoderLayer");
-    attention(b, layer, "Mixtral", s, {});
-    b.module(layer + ".mlp", ModuleKind::other, "MixtralSparseMoeBlock");
-    router(b, layer + ".mlp", "Mixtral", moe, s.hidden);
-    experts(b, layer + ".mlp", "Mixtral", moe, s.hidden);
-    b.norm(layer + ".input_layernorm", s.hidden, "MixtralRMSNorm");
-    b.norm(layer + ".post_attention_layernorm", s.hidden, "MixtralRMSNorm");
+std::optional<MoeFamily> read_moe_family(const ConfigJson& config, const std::string& model_type, const DecoderSizes& s) {
+  MoeFamily out;
+  if (model_type == "mixtral") {
+    out.sizes = read_moe(config, config.integer("num_local_experts", 1, kMaxExperts, 8),
+                         config.integer("num_experts_per_tok", 1, kMaxExperts, 2), s.intermediate);
+    out.sparse.assign(static_cast<size_t>(s.layers), true);
+    return out;
   }
-  end_decoder(b, "Mixtral", s);
-  b.own_plan(experts_plan(attention_plan(false)));
-  return std::move(b.outline);
-}
-
-ModelOutline qwen3_moe(const ConfigJson& config, DType storage) {
-  DecoderSizes s = read_decoder_sizes(config, {151936, 2048, 6144, 24, 32, 4, 0, false});
+  if (model_type != "qwen3_moe") return std::nullopt;
   int64_t count = config.integer(config.has("num_experts") ? "num_experts" : "num_local_experts", 0, kMaxExperts, 128);
-  MoeOutline moe;
   if (count > 0)
-    moe = read_moe(config, count, config.integer("num_experts_per_tok", 1, kMaxExperts, 8),
-                   config.integer("moe_intermediate_size", 1, kMaxWidth, 768));
+    out.sizes = read_moe(config, count, config.integer("num_experts_per_tok", 1, kMaxExperts, 8),
+                         config.integer("moe_intermediate_size", 1, kMaxWidth, 768));
   int64_t every = config.integer("decoder_sparse_step", 1, 4096, 1);
   std::vector<int64_t> dense = config.integers("mlp_only_layers", 0, 4095);
-  bool bias = config.boolean("attention_bias", false);
-  OutlineBuilder b = begin_decoder("Qwen3MoeForCausalLM", "qwen3_moe", "Qwen3Moe", s, storage);
-  bool any = false;
+  for (int64_t i = 0; i < s.layers; ++i)
+    out.sparse.push_back(count > 0 && (i + 1) % every == 0 && std::find(dense.begin(), dense.end(), i) == dense.end());
+  out.experts_first = true;
+  if (std::find(out.sparse.begin(), out.sparse.end(), true) == out.sparse.end()) return std::nullopt;
+  return out;
+}
+
+ModelOutline moe_family(const ConfigJson& config, DType storage) {
+  DecoderFamily family = read_decoder_family(config);
+  const DecoderSizes& s = family.sizes;
+  const std::string& prefix = family.class_prefix;
+  OutlineBuilder b = begin_decoder(family.architecture, family.model_type, prefix, s, storage);
+  if (family.moe) b.outline.moe = family.moe->sizes;
   for (int64_t i = 0; i < s.layers; ++i) {
     std::string layer = "model.layers." + std::to_string(i);
-    b.module(layer, ModuleKind::layer, "Qwen3MoeDecoderLayer");
-    attention(b, layer, "Qwen3Moe", s, {bias, bias, true, "o_proj"});
-    if (std::find(dense.begin(), dense.end(), i) == dense.end() && count > 0 && (i + 1) % every == 0) {
-      b.module(layer + ".mlp", ModuleKind::other, "Qwen3MoeSparseMoeBlock");
-      experts(b, layer + ".mlp", "Qwen3Moe", moe, s.hidden);
-      router(b, layer + ".mlp", "Qwen3Moe", moe, s.hidden);
-      any = true;
-    } else {
-      gated_mlp(b, layer + ".mlp", "Qwen3Moe", s.hidden, s.intermediate, false);
-    }
-    b.norm(layer + ".input_layernorm", s.hidden, "Qwen3MoeRMSNorm");
-    b.norm(layer + ".post_attention_layernorm", s.hidden, "Qwen3MoeRMSNorm");
+    b.module(layer, ModuleKind::layer, prefix + "DecoderLayer");
+    attention(b, layer, prefix, s, family.attention);
+    if (family.moe && family.moe->sparse[static_cast<size_t>(i)])
+      moe_block(b, layer + ".mlp", prefix, *family.moe, s.hidden);
+    else
+      gated_mlp(b, layer + ".mlp", prefix, s.hidden, s.intermediate, family.mlp_bias);
+    b.norm(layer + ".input_layernorm", s.hidden, prefix + "RMSNorm");
+    b.norm(layer + ".post_attention_layernorm", s.hidden, prefix + "RMSNorm");
   }
-  if (any) b.outline.moe = moe;
-  end_decoder(b, "Qwen3Moe", s);
-  b.own_plan(gated_mlp_plan(experts_plan(attention_plan(true))));
+  end_decoder(b, prefix, s);
+  // What transformers says of experts is left out: they are divided by ep_size.
+  PlanRows rows = attention_plan(family.attention.qk_norms);
+  b.own_plan(family.model_type == "mixtral" ? rows : gated_mlp_plan(rows));
   return std::move(b.outline);
 }
 

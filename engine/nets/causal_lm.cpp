@@ -18,6 +18,7 @@ struct CausalLMImpl::Parts {
   NetConfig config;
   DecoderModel model{nullptr};
   Linear lm_head{nullptr};
+  std::shared_ptr<LoadBalance> balance;  // of all routers together; nullptr: no auxiliary loss
 };
 
 CausalLMImpl::CausalLMImpl(NetConfig config, ModelOutline outline, const at::TensorOptions& options)
@@ -33,11 +34,15 @@ CausalLMImpl::CausalLMImpl(NetConfig config, ModelOutline outline, const at::Ten
   } else {
     parts_->lm_head = register_module("lm_head", make_linear(s.hidden, s.vocab, false, options));
   }
+  if (parts_->config.moe.balance_coefficient <= 0) return;
+  parts_->balance = std::make_shared<LoadBalance>(parts_->config.moe.balance_coefficient, LoadBalance::Form::whole_model);
+  for (auto& [name, block] : find_moe_blocks(*parts_->model)) block->gate()->load_balance = parts_->balance;
 }
 
 CausalLMImpl::~CausalLMImpl() = default;
 
 at::Tensor CausalLMImpl::forward(const at::Tensor& ids) {
+  if (parts_->balance) parts_->balance->begin_pass();
   at::Tensor logits = parts_->lm_head(parts_->model(ids));
   double cap = parts_->config.logit_softcap;
   return cap > 0 ? (logits / cap).tanh() * cap : logits;

@@ -1,4 +1,5 @@
-// Runnable decoder models: Llama, Mistral, Qwen2, Qwen3, Gemma 3 (text) and Phi3 with Hugging Face's names and transformers' mathematics.
+// Runnable decoder models: Llama, Mistral, Mixtral, Qwen2, Qwen3, Qwen3-MoE, Gemma 3 (text) and Phi3 with Hugging Face's names and
+// transformers' mathematics.
 //
 //   nets::CausalLM model = nets::build_model("folder", DType::float32, at::kMeta);   // names and shapes, no memory
 //   at::Tensor logits = model(ids);                                                   // [batch, length] int64 -> [batch, length, vocab]

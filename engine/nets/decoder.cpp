@@ -1,6 +1,5 @@
 #include "engine/nets/decoder.h"
 
-#include <ATen/ops/empty.h>
 #include <ATen/ops/scalar_tensor.h>
 
 #include <algorithm>
@@ -10,11 +9,7 @@ namespace meshwright::nets {
 namespace {
 
 using at::Tensor;
-
-// The same Parameter with other sizes, dtype and device; modules and optimizers that hold it see the change.
-void become(const Tensor& parameter, at::IntArrayRef sizes, const at::TensorOptions& options) {
-  parameter.unsafeGetTensorImpl()->shallow_copy_from(at::empty(sizes, options).getIntrusivePtr());
-}
+using detail::become;
 
 ScaledEmbedding make_embedding(const NetConfig& config, const at::TensorOptions& options) {
   int64_t rows = config.family.sizes.vocab, width = config.family.sizes.hidden;
@@ -30,15 +25,21 @@ RMSNorm make_norm(int64_t size, const NetConfig& config, const at::TensorOptions
   return norm;
 }
 
-}  // namespace
-
-Linear make_linear(int64_t in, int64_t out, bool bias, const at::TensorOptions& options) {
-  Linear linear(torch::nn::LinearOptions(1, 1).bias(bias));
-  linear->options.in_features(in).out_features(out);
-  become(linear->weight, {out, in}, options);
-  if (bias) become(linear->bias, {out}, options);
-  return linear;
+// As transformers: the weights of a token's experts are a softmax over all experts, or, where they are made to sum up to 1, over those.
+MoeConfig moe_config(const NetConfig& config) {
+  const models::MoeFamily& family = *config.family.moe;
+  MoeConfig out;
+  out.dim = config.family.sizes.hidden;
+  out.moe_inter_dim = family.sizes.intermediate_size;
+  out.n_routed_experts = family.sizes.experts;
+  out.n_activated_experts = family.sizes.active_experts;
+  out.softmax_before_topk = !config.moe.normalised;
+  out.expert_activation = config.activation == "gelu" ? ExpertActivation::geglu : ExpertActivation::swiglu;
+  out.experts_before_gate = family.experts_first;
+  return out;
 }
+
+}  // namespace
 
 Tensor ScaledEmbeddingImpl::forward(const Tensor& ids) {
   Tensor x = EmbeddingImpl::forward(ids);
@@ -107,11 +108,14 @@ Tensor MlpImpl::forward(const Tensor& x) {
   return down_proj_(act_fn_(parts[0], parts[1]).flatten(2));
 }
 
-DecoderLayerImpl::DecoderLayerImpl(const NetConfig& config, int64_t window, std::shared_ptr<WindowMasks> masks,
+DecoderLayerImpl::DecoderLayerImpl(const NetConfig& config, int64_t window, bool sparse, std::shared_ptr<WindowMasks> masks,
                                    const at::TensorOptions& options) {
   auto norm = [&](const char* name) { return register_module(name, make_norm(config.family.sizes.hidden, config, options)); };
   self_attn_ = register_module("self_attn", Attention(config, window, std::move(masks), options));
-  mlp_ = register_module("mlp", Mlp(config, options));
+  if (sparse)
+    moe_ = register_module("mlp", Moe(moe_config(config), options));
+  else
+    mlp_ = register_module("mlp", Mlp(config, options));
   input_layernorm_ = norm("input_layernorm");
   post_attention_layernorm_ = norm("post_attention_layernorm");
   if (config.family.four_norms) {
@@ -125,19 +129,20 @@ DecoderLayerImpl::DecoderLayerImpl(const NetConfig& config, int64_t window, std:
 Tensor DecoderLayerImpl::forward(const Tensor& x, const RotaryTable& rotary) {
   if (pre_feedforward_layernorm_.is_empty()) {
     Tensor y = x + self_attn_(input_layernorm_(x), rotary);
-    return y + mlp_(post_attention_layernorm_(y));
+    return y + feed(post_attention_layernorm_(y));
   }
   Tensor y = x + post_attention_layernorm_(self_attn_(input_layernorm_(x), rotary));
-  return y + post_feedforward_layernorm_(mlp_(pre_feedforward_layernorm_(y)));
+  return y + post_feedforward_layernorm_(feed(pre_feedforward_layernorm_(y)));
 }
 
 DecoderModelImpl::DecoderModelImpl(const NetConfig& config, const at::TensorOptions& options) {
   embed_tokens_ = register_module("embed_tokens", make_embedding(config, options));
   layers_ = register_module("layers", torch::nn::ModuleList());
   auto masks = std::make_shared<WindowMasks>();
-  for (const LayerConfig& layer : config.layers) {
-    layers_->push_back(DecoderLayer(config, layer.window, masks, options));
-    ropes_.push_back(layer.rope);
+  for (size_t i = 0; i < config.layers.size(); ++i) {
+    bool sparse = config.family.moe && config.family.moe->sparse[i];
+    layers_->push_back(DecoderLayer(config, config.layers[i].window, sparse, masks, options));
+    ropes_.push_back(config.layers[i].rope);
   }
   norm_ = register_module("norm", make_norm(config.family.sizes.hidden, config, options));
   rotary_emb_ = register_module("rotary_emb", RotaryEmbedding(config.ropes));

@@ -10,6 +10,8 @@
 #include "engine/nets/net_config.h"
 #include "engine/nets/rotary.h"
 #include "meshwright/layers.h"
+#include "meshwright/moe.h"
+#include "sdk/runtime/make_linear.h"
 
 namespace meshwright::nets {
 
@@ -67,12 +69,16 @@ MESHWRIGHT_MODULE(NoDropout);
 
 class DecoderLayerImpl : public torch::nn::Module {
  public:
-  DecoderLayerImpl(const NetConfig& config, int64_t window, std::shared_ptr<WindowMasks> masks, const at::TensorOptions& options);
+  // sparse: with a block of experts in place of the MLP.
+  DecoderLayerImpl(const NetConfig& config, int64_t window, bool sparse, std::shared_ptr<WindowMasks> masks,
+                   const at::TensorOptions& options);
   at::Tensor forward(const at::Tensor& x, const RotaryTable& rotary);
 
  private:
+  at::Tensor feed(const at::Tensor& x) { return moe_.is_empty() ? mlp_(x) : moe_(x); }
   Attention self_attn_{nullptr};
   Mlp mlp_{nullptr};
+  Moe moe_{nullptr};  // one of the two, under the name mlp
   RMSNorm input_layernorm_{nullptr}, post_attention_layernorm_{nullptr};
   RMSNorm pre_feedforward_layernorm_{nullptr}, post_feedforward_layernorm_{nullptr};  // empty but where there are four norms
 };
@@ -94,7 +100,6 @@ class DecoderModelImpl : public torch::nn::Module {
 };
 MESHWRIGHT_MODULE(DecoderModel);
 
-// A Linear whose tensors are made as `options` say and hold nothing yet: LibTorch's own constructor fills them on the CPU.
-Linear make_linear(int64_t in, int64_t out, bool bias, const at::TensorOptions& options);
+using detail::make_linear;
 
 }  // namespace meshwright::nets

@@ -24,7 +24,9 @@ constexpr std::array kRunnable = {Runnable{"LlamaForCausalLM", 2048},
                                   Runnable{"Qwen2ForCausalLM", 32768},
                                   Runnable{"Qwen3ForCausalLM", 32768},
                                   Runnable{"Gemma3ForCausalLM", 131072, 1e-6, "hidden_activation", "gelu_pytorch_tanh", 0},
-                                  Runnable{"Phi3ForCausalLM", 4096, 1e-5, "hidden_act", "silu", 32000}};
+                                  Runnable{"Phi3ForCausalLM", 4096, 1e-5, "hidden_act", "silu", 32000},
+                                  Runnable{"MixtralForCausalLM", 4096 * 32, 1e-5},
+                                  Runnable{"Qwen3MoeForCausalLM", 32768}};
 
 [[noreturn]] void refuse(ErrorCode code, const ConfigJson& config, const std::string& what) {
   throw Error(code, config.name() + ": " + what).key("model.config");
@@ -63,8 +65,10 @@ std::vector<LayerConfig> read_layers(const ConfigJson& config, const models::Dec
   };
   if (family.model_type == "mistral")
     for (LayerConfig& layer : layers) layer.window = window(4096);
-  if (family.model_type == "phi3" && config.has("sliding_window"))
+  if ((family.model_type == "phi3" || family.model_type == "mixtral") && config.has("sliding_window"))
     for (LayerConfig& layer : layers) layer.window = window(0);
+  if (family.model_type == "qwen3_moe" && config.boolean("use_sliding_window", false))
+    for (LayerConfig& layer : layers) layer.window = window(4096);
   bool gemma = family.model_type == "gemma3_text";
   if (!gemma && family.model_type != "qwen2" && family.model_type != "qwen3") return layers;
   int64_t size = gemma || config.boolean("use_sliding_window", false) ? window(4096) : 0;
@@ -82,6 +86,18 @@ std::vector<LayerConfig> read_layers(const ConfigJson& config, const models::Dec
     layers[i] = {size, gemma ? size_t{1} : size_t{0}};
   }
   return layers;
+}
+
+MoeNetConfig read_moe(const ConfigJson& config, const NetConfig& net) {
+  MoeNetConfig out;
+  if (config.number("router_jitter_noise", 0, 1, 0.0) > 0)
+    refuse(ErrorCode::not_in_release, config, "router_jitter_noise above 0 does not run; set it to 0");
+  if (net.activation != "silu" && net.activation != "swish" && net.activation != "gelu")
+    refuse(ErrorCode::not_in_release, config, "hidden_act = \"" + net.activation + "\" does not run in experts; silu and gelu do");
+  out.normalised = net.family.model_type == "mixtral" || config.boolean("norm_topk_prob", false);
+  double coefficient = config.number("router_aux_loss_coef", 0, 1e6, 0.001);
+  if (config.boolean("output_router_logits", false)) out.balance_coefficient = coefficient;
+  return out;
 }
 
 // Fields that change the mathematics in ways that are not built.
@@ -111,6 +127,7 @@ NetConfig read_net_config(const ConfigJson& config) {
   if (find_activation(net.activation) == nullptr)
     refuse(ErrorCode::bad_model_config, config,
            defaults.activation_field + (" = \"" + net.activation) + "\" is not known; known are " + activation_names());
+  if (net.family.moe) net.moe = read_moe(config, net);
   net.attention_scale = 1 / std::sqrt(static_cast<double>(s.head_dim));
   net.attention_dropout = config.number("attention_dropout", 0, 1, 0.0);
   if (net.family.model_type == "gemma3_text") {

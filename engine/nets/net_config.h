@@ -28,6 +28,12 @@ struct LayerConfig {
   size_t rope = 0;     // in NetConfig::ropes
 };
 
+// Beyond the sizes of models::MoeFamily.
+struct MoeNetConfig {
+  bool normalised = true;          // weights of a token sum up to 1
+  double balance_coefficient = 0;  // of transformers' load_balancing_loss_func; 0: it is not part of the loss
+};
+
 struct NetConfig {
   models::DecoderFamily family;
   std::vector<RopeConfig> ropes;  // one; Gemma 3: that of full attention, that of sliding windows
@@ -35,6 +41,7 @@ struct NetConfig {
   double norm_epsilon = 1e-6;
   bool norms_plus_one = false;  // they scale by 1 + weight
   std::string activation = "silu";
+  MoeNetConfig moe;
   double attention_scale = 1;          // of the scores
   double attention_dropout = 0;        // while training
   double embedding_scale = 1;          // in the embedding's dtype

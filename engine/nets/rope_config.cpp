@@ -122,7 +122,7 @@ std::vector<RopeConfig> read_ropes(const ConfigJson& config, const models::Decod
   if (int64_t head_dim = family.sizes.head_dim; head_dim % 2 != 0)
     refuse(ErrorCode::bad_model_config, config, "head_dim = " + std::to_string(head_dim) + " is odd, but rotary embeddings turn pairs");
   if (family.model_type == "gemma3_text") return reader.by_layer_type();
-  double theta = config.number("rope_theta", kLeast, kMaxTheta, 1e4);
+  double theta = config.number("rope_theta", kLeast, kMaxTheta, family.model_type == "mixtral" ? 1e6 : 1e4);
   const char* field = config.has("rope_scaling") ? "rope_scaling" : "rope_parameters";
   if (!config.has(field)) return {reader.read(ConfigJson::parse("{}", config.name()), theta)};
   ConfigJson fields = config.object(field);

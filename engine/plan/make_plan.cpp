@@ -135,6 +135,10 @@ JobPlan lay_out(Job& job, const PlanRequest& wanted) {
   plan.notices.insert(plan.notices.end(), plan.tp.notices.begin(), plan.tp.notices.end());
   plan.warnings.insert(plan.warnings.end(), plan.tp.warnings.begin(), plan.tp.warnings.end());
 
+  if (outline.moe && config.shared.activation_checkpointing != ActivationCheckpointing::none && !config.shared.moe.ignore_router_for_ac)
+    plan.warnings.push_back(
+        "distributed.moe.ignore_router_for_ac = false: recomputed layers route their tokens anew; where two experts "
+        "score alike, or rounding differs, gradients may come from other experts than the loss did");
   check_sequence(job, plan.tp);
 
   ModelOutline part = outline;

@@ -18,6 +18,7 @@
 #include "engine/data/mapped_file.h"
 #include "engine/plan/plan.h"
 #include "engine/train/fill.h"
+#include "engine/weights/experts.h"
 
 namespace meshwright::train {
 
@@ -283,7 +284,9 @@ std::string Saver::publish(const std::vector<std::string>& written) {
         tensor.pieces.push_back({index.at(file_name(h.state.empty() ? "model" : "optimizer", rank, meta_.world_size)), "", *share});
     if (tensor.pieces.empty() && !h.state.empty()) continue;  // the state of a frozen parameter
     if (h.state != "buffer") tensor.fused = fused_rows(trainer_.outline(), h.name);
-    if (auto found = dtypes.find(h.name); h.state.empty() && found != dtypes.end()) tensor.export_dtype = found->second;
+    auto found = dtypes.find(h.name);
+    if (found == dtypes.end()) found = dtypes.find(weights::first_file_name(settings_.facts.architecture, h.name));
+    if (h.state.empty() && found != dtypes.end()) tensor.export_dtype = found->second;
     meta_.tensors.push_back(std::move(tensor));
   }
   meta_.generators.clear();

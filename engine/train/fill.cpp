@@ -14,6 +14,7 @@
 #include "engine/launch/ranks.h"
 #include "engine/nets/initialize.h"
 #include "engine/train/held.h"
+#include "engine/weights/experts.h"
 #include "engine/weights/fused_rows.h"
 #include "engine/weights/safetensors.h"
 
@@ -75,9 +76,21 @@ void fill_weights(Trainer& trainer, const std::string& pretrained, nets::CausalL
       boxes = checkpoint::as_boxes(region, shape);
     }
     Tensor local = p.local.is_cpu() && p.local.is_contiguous() ? p.local : at::empty(p.local.sizes(), p.local.options().device(at::kCPU));
-    const weights::TensorEntry* entry = folder->find(p.name);
+    if (auto experts = weights::expert_tensors(net->outline().architecture, p.name)) {
+      if (p.flat_begin >= 0)
+        weights::read_experts_run(*folder, pretrained, *experts, p.global_shape, p.flat_begin, p.flat_begin + p.local.numel(),
+                                  dtype_of(local), local.mutable_data_ptr());
+      else
+        weights::read_experts(*folder, pretrained, *experts, p.global_shape, offsets, sizes, dtype_of(local), local.mutable_data_ptr());
+      if (!local.is_same(p.local)) p.local.copy_(local);
+      continue;
+    }
+    // transformers' own names are read as well as those of its files.
+    std::string name = weights::file_name(net->outline().architecture, p.name);
+    const weights::TensorEntry* entry = folder->find(name);
+    if (entry == nullptr) entry = folder->find(p.name);
     if (entry == nullptr)
-      throw Error(ErrorCode::weights_mismatch, pretrained + " has no tensor \"" + p.name + "\", which the model of its config.json needs")
+      throw Error(ErrorCode::weights_mismatch, pretrained + " has no tensor \"" + name + "\", which the model of its config.json needs")
           .key("model.pretrained")
           .help("check that config.json and the safetensors files belong together");
     if (entry->shape != p.global_shape)

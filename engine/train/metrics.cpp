@@ -10,6 +10,7 @@
 
 #include "engine/files/durable.h"
 #include "engine/report/progress.h"
+#include "engine/train/expert_load.h"
 #include "meshwright/error.h"
 
 namespace meshwright::train {
@@ -122,7 +123,7 @@ void RunFolder::step(const StepResult& r, const StepCost& c) {
   metrics_.append("{\"step\": " + std::to_string(r.step) + ", \"loss\": " + number(r.loss) + ", \"grad_norm\": " + number(r.grad_norm) +
                   ", \"lr\": " + number(r.lr) + ", \"tokens\": " + std::to_string(r.count) + ", \"step_ms\": " + number(c.step_ms, "%.3f") +
                   ", \"tokens_per_second\": " + number(per_second(r.count, c.step_ms), "%.1f") +
-                  ", \"memory_bytes\": " + std::to_string(c.memory_bytes) + "}\n");
+                  ", \"memory_bytes\": " + std::to_string(c.memory_bytes) + load_fields(r) + "}\n");
 }
 
 void RunFolder::validation(int64_t step, double loss) {
@@ -137,7 +138,8 @@ Progress::Progress(report::Output& out, const report::Style& style, bool live, i
 std::string Progress::line(const StepResult& r, const StepCost& c, int64_t steps) {
   return format("step %lld/%lld  loss %.4f  grad norm %.3f  lr %.2e  %s tokens/s  %.0f ms", static_cast<long long>(r.step) + 1,
                 static_cast<long long>(steps), r.loss, r.grad_norm, r.lr,
-                report::human_count(static_cast<int64_t>(per_second(r.count, c.step_ms))).c_str(), c.step_ms);
+                report::human_count(static_cast<int64_t>(per_second(r.count, c.step_ms))).c_str(), c.step_ms) +
+         load_words(r);
 }
 
 void Progress::step(const StepResult& result, const StepCost& cost) {

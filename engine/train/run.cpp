@@ -22,6 +22,7 @@
 #include "engine/report/report.h"
 #include "engine/train/checkpointing.h"
 #include "engine/train/continuing.h"
+#include "engine/train/expert_load.h"
 #include "engine/train/fill.h"
 #include "engine/train/logits.h"
 #include "engine/train/memory.h"
@@ -270,6 +271,7 @@ int run_rank(const RunOptions& options) {
   net->train();
   std::optional<Preemption> preemption(std::in_place);
   bool stopped = false;
+  LoadHistory loads;
   for (int64_t step = first_step; step < max_steps; ++step) {
     Clock::time_point begin = Clock::now();
     memory.reset_peak();
@@ -282,6 +284,7 @@ int run_rank(const RunOptions& options) {
     StepCost cost{ms_since(begin), memory.peak()};
     if (leader) {
       folder->step(result, cost);
+      loads.add(result);
       folder->log(Progress::line(result, cost, trainer.max_steps()));
       progress->step(result, cost);
     }
@@ -305,6 +308,11 @@ int run_rank(const RunOptions& options) {
   else
     preemption.reset();
   if (leader) progress->finish();
+  if (leader && !loads.empty()) {
+    folder->put("expert_load.json", loads.json());
+    progress->say(loads.draw(style));
+    folder->log(loads.draw({.width = 120}));
+  }
   if (options.trace) {
     fs::path traces = fs::path(run.get_string("dir")) / run.get_string("name") / "trace";
     std::error_code failed;

@@ -15,6 +15,7 @@
 
 #include "engine/plan/plan.h"
 #include "engine/train/optimizer.h"
+#include "engine/train/routers.h"
 #include "engine/train/schedule.h"
 #include "sdk/runtime/trace_span.h"
 
@@ -142,6 +143,7 @@ Trainer::Trainer(Job& job, std::shared_ptr<World> world, std::shared_ptr<torch::
   if (!model_)
     throw Error(ErrorCode::plugin_nonconforming, "parallelize of the strategy " + plan_->strategy.info->name + " returned nothing");
   optimizer_ = train::make_optimizer(optimizer);
+  routers_ = std::make_unique<train::Routers>(*module_, !parts_->config.shared.moe.ignore_router_for_ac);
   data_ = model_->data_group();
 }
 
@@ -149,8 +151,10 @@ Trainer::~Trainer() = default;
 
 namespace {
 
-void add_loss(Tensor& sum, const Tensor& loss) {
+// `more`: undefined, or what the mean loss of its `count` targets has on top.
+void add_loss(Tensor& sum, const Tensor& loss, const Tensor& more, double count) {
   Tensor one = loss.detach().to(at::kDouble);
+  if (more.defined()) one = one + more.to(at::kDouble) * count;
   if (sum.defined())
     sum.add_(one);
   else
@@ -162,12 +166,13 @@ void add_loss(Tensor& sum, const Tensor& loss) {
 // Sums of all data-parallel ranks. On a device the host waits here for all that was started. Votes ride along where the data-parallel
 // group is the whole world. On other meshes it is one of several (one a tensor-parallel rank, say), of which each would hear its own
 // votes alone: there they are summed over everyone, so that all ranks learn of them in the same step and each counts once.
-Trainer::Totals Trainer::totals(const Tensor& loss_sum, double count, bool with_votes) {
+Trainer::Totals Trainer::totals(const Tensor& loss_sum, double count, bool with_votes, const std::vector<double>& more) {
   at::TensorOptions options = at::TensorOptions().dtype(at::kDouble);
   bool everyone = data_->size() == world_->size();
-  Tensor mine = at::zeros({2 + static_cast<int64_t>(votes_.size())}, options);
+  Tensor mine = at::zeros({2 + static_cast<int64_t>(votes_.size() + more.size())}, options);
   double* values = mine.mutable_data_ptr<double>();
   values[1] = count;
+  std::copy(more.begin(), more.end(), values + 2 + votes_.size());
   if (with_votes) {
     std::copy(votes_.begin(), votes_.end(), values + 2);
     votes_ = {};
@@ -184,7 +189,7 @@ Trainer::Totals Trainer::totals(const Tensor& loss_sum, double count, bool with_
   sums = sums.cpu();
   world_->check();
   const double* summed = sums.const_data_ptr<double>();
-  Totals out{summed[0], summed[1], {}};
+  Totals out{summed[0], summed[1], {}, std::vector<double>(summed + 2 + votes_.size(), summed + sums.numel())};
   for (size_t i = 0; i < out.votes.size(); ++i) out.votes[i] = static_cast<int64_t>(summed[2 + i]);
   return out;
 }
@@ -199,6 +204,7 @@ StepResult Trainer::step(const std::function<MicroLoss(int64_t micro)>& forward)
   double assumed = static_cast<double>(expected_ * accumulation_);
   Tensor loss_sum;  // on the device: reading it would make the host wait in every micro-batch
   double count = 0;
+  routers_->begin_step();
   model_->begin_step();
   for (int64_t micro = 0; micro < accumulation_; ++micro) {
     model_->micro_batch(micro + 1 == accumulation_);
@@ -211,14 +217,16 @@ StepResult Trainer::step(const std::function<MicroLoss(int64_t micro)>& forward)
     count += static_cast<double>(loss.count);
     {
       detail::TraceSpan span(world_->trace(), "backward");
+      routers_->before_backward(static_cast<double>(loss.count), assumed);
       (loss.sum / assumed).backward();
     }
-    add_loss(loss_sum, loss.sum);
+    add_loss(loss_sum, loss.sum, routers_->reported_loss(), static_cast<double>(loss.count));
   }
   model_->end_step();
-  auto [all_loss, all_count, votes] = totals(loss_sum, count, /*with_votes=*/true);
+  auto [all_loss, all_count, votes, load] = totals(loss_sum, count, /*with_votes=*/true, routers_->load());
   result.vote_counts = votes;
   result.count = static_cast<int64_t>(all_count);
+  result.experts = routers_->read_load(load.data());
   result.loss = all_count > 0 ? all_loss / all_count : 0;
   double scale = all_count > 0 ? assumed * static_cast<double>(data_->size()) / all_count : 0;
   result.grad_norm = model_->clip_grad_norm(parts_->max_grad_norm, scale);
@@ -227,6 +235,7 @@ StepResult Trainer::step(const std::function<MicroLoss(int64_t micro)>& forward)
   detail::TraceSpan span(world_->trace(), "optimizer");
   optimizer_->step(model_->update_groups(), result.lr);
   model_->values_changed();
+  routers_->update_biases(result.experts);
   ++step_;
   return result;
 }
@@ -240,11 +249,11 @@ double Trainer::evaluate(int64_t micro_batches, const std::function<MicroLoss(in
   for (int64_t micro = 0; micro < micro_batches; ++micro) {
     AutocastScope autocast(parts_->autocast, world_->device().type());
     MicroLoss loss = forward(micro);
-    add_loss(loss_sum, loss.sum);
+    add_loss(loss_sum, loss.sum, routers_->reported_loss(), static_cast<double>(loss.count));
     count += static_cast<double>(loss.count);
   }
   module_->train(training);
-  auto [all_loss, all_count, votes] = totals(loss_sum, count, /*with_votes=*/false);
+  auto [all_loss, all_count, votes, more] = totals(loss_sum, count, /*with_votes=*/false);
   return all_count > 0 ? all_loss / all_count : 0;
 }
 

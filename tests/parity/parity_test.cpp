@@ -56,6 +56,16 @@ TEST_CASE("losses and gradient norms are PyTorch's on every layout") {
            {"phi3", 1, 1, {ddp}},
            {"phi3", 3, 4, {}},
            {"phi3", 2, 1, {ddp, "distributed.activation_checkpointing=selective"}},
+           {"mixtral", 1, 1, {}},
+           {"mixtral", 2, 3, {ddp}},
+           {"mixtral", 3, 1, {"distributed.activation_checkpointing=selective"}},
+           {"mixtral", 4, 1, {"distributed.dp_replicate_size=2", "distributed.moe.ignore_router_for_ac=false"}},
+           {"qwen3_moe", 1, 4, {ddp}},
+           {"qwen3_moe", 2, 1, {"distributed.activation_checkpointing=full"}},
+           {"qwen3_moe", 3, 1, {fsdp + "reshard_after_forward=true"}},
+           // The auxiliary loss is that of a micro-batch: one of all samples, as in the reference.
+           {"qwen3_moe_balanced", 1, 1, {}},
+           {"qwen3_moe_balanced", 1, 1, {ddp, "distributed.activation_checkpointing=full"}},
        }) {
     std::string what = c.family + " on " + std::to_string(c.ranks) + " x " + std::to_string(c.accumulation);
     for (const std::string& set : c.sets) what += " " + set;
@@ -105,6 +115,7 @@ TEST_CASE("losses and gradient norms are PyTorch's under tensor and sequence par
   check_curve(folder, "qwen3", 4, tensor_parallel(4, {kSequence}));
   check_curve(folder, "qwen2", 2, tensor_parallel(2, {kSequence}));
   check_curve(folder, "mistral", 4, tensor_parallel(4));
+  check_curve(folder, "mixtral", 2, tensor_parallel(2));
 }
 
 TEST_CASE("tensor-parallel plans of the user's own, as patterns or from a plugin, and what they have wrong") {

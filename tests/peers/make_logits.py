@@ -1,8 +1,9 @@
 """Write small models of the families that run, with what transformers computes from them: make_logits.py [--check] [CASE ...].
 
 A folder a case under tests/data/nets: config.json, model.safetensors (bfloat16 values, so that every dtype holds them exactly) and
-golden.safetensors: ids [2, seq], logits (float32), logits_bf16 (the model in bfloat16), loss (next-token cross-entropy, mean) and
-grad_norms (L2, a number a parameter, in the order of named_parameters). --check computes the goldens anew from the committed weights
+golden.safetensors: ids [2, seq], logits (float32), logits_bf16 (the model in bfloat16), loss (next-token cross-entropy, mean, with the
+auxiliary loss of routers where the configuration asks for router logits) and grad_norms (L2, a number a parameter, in the order of
+named_parameters). --check computes the goldens anew from the committed weights
 and compares; the exit status is 1 when they differ.
 """
 import json, os, sys
@@ -51,8 +52,16 @@ CASES = {
     "phi3_longrope": ("Phi3", 29, {"pad_token_id": None, "max_position_embeddings": 64, "original_max_position_embeddings": 24,
                                    "num_key_value_heads": 1, "rope_scaling": {
                                        "type": "longrope", "short_factor": [1.0, 1.1, 1.3], "long_factor": [1.5, 4.0, 9.0]}}),
+    "mixtral": ("Mixtral", 29, {"num_local_experts": 6, "num_experts_per_tok": 2, "intermediate_size": 20, "pad_token_id": None}),
+    "mixtral_top1": ("Mixtral", 21, {"num_local_experts": 3, "num_experts_per_tok": 1, "sliding_window": 7, "head_dim": 8, "hidden_act": "gelu",
+                                    "output_router_logits": True, "router_aux_loss_coef": 0.7, "tie_word_embeddings": True}),
+    "qwen3_moe": ("Qwen3Moe", 29, {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 12, "norm_topk_prob": True, "head_dim": 8,
+                                   "output_router_logits": True, "router_aux_loss_coef": 0.3, "num_hidden_layers": 3}),
+    "qwen3_moe_mixed": ("Qwen3Moe", 21, {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 12, "norm_topk_prob": False,
+                                         "head_dim": 10, "decoder_sparse_step": 2, "mlp_only_layers": [3], "num_hidden_layers": 4,
+                                         "attention_bias": True, "use_sliding_window": True, "sliding_window": 6}),
 }
-MODEL_TYPES = {"Gemma3": "gemma3_text"}
+MODEL_TYPES = {"Gemma3": "gemma3_text", "Qwen3Moe": "qwen3_moe"}
 
 
 def make(name):
@@ -70,19 +79,30 @@ def make(name):
             torch.nn.init.uniform_(p, low, low + 1)
         elif key.endswith("bias"):
             torch.nn.init.normal_(p, std=0.2)
-    save_file({key: p.detach().bfloat16() for key, p in model.named_parameters()}, os.path.join(folder, "model.safetensors"))
+    if family in ("Mixtral", "Qwen3Moe"):  # a tensor an expert, as transformers' folders have them; config.json stays as it is above
+        model.bfloat16().save_pretrained(folder)
+        os.remove(os.path.join(folder, "generation_config.json"))
+        with open(os.path.join(folder, "config.json"), "w") as f:
+            f.write(json.dumps(config, indent=1) + "\n")
+    else:
+        save_file({key: p.detach().bfloat16() for key, p in model.named_parameters()}, os.path.join(folder, "model.safetensors"))
     ids = torch.randint(0, config["vocab_size"], (2, seq + 1))
     ids[0, 2] = 3  # the padding row where there is one
     save_file({"ids": ids, **goldens(folder, ids)}, os.path.join(folder, "golden.safetensors"))
 
 
 def goldens(folder, ids):
+    more = {"experts_implementation": "eager"} if "moe" in folder or "mixtral" in folder else {}  # the loop over experts
+
     def load(dtype):
-        model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa")
+        model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa", **more)
         return model.train()
     model = load(torch.float32)
-    logits = model(ids[:, :-1], use_cache=False).logits
+    out = model(ids[:, :-1], use_cache=False)
+    logits = out.logits
     loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
+    if getattr(model.config, "output_router_logits", False):
+        loss = loss + model.config.router_aux_loss_coef * out.aux_loss
     loss.backward()
     norms = torch.stack([p.grad.norm() for p in model.parameters()])
     with torch.no_grad():

@@ -33,7 +33,8 @@ struct JobPlan;
 }  // namespace plan
 namespace train {
 class Optimizer;
-}
+class Routers;
+}  // namespace train
 
 // A checked configuration with its strategy. Values are those of the TOML file's keys.
 class MESHWRIGHT_API Job {
@@ -76,6 +77,14 @@ struct MicroLoss {
 enum class Vote : uint8_t { stop, background_done, background_failed };
 inline constexpr size_t kVotes = 3;
 
+// How often the routers of one mixture-of-experts block chose each of its experts in a step, on all ranks.
+struct ExpertLoad {
+  std::string block;                        // the module's name
+  std::vector<int64_t> tokens;              // an expert
+  int64_t active = 1;                       // experts a token
+  MESHWRIGHT_API double imbalance() const;  // the largest number over the mean; 1: even
+};
+
 struct StepResult {
   int64_t step = 0;      // from 0
   double loss = 0;       // mean over all targets of the step, all ranks
@@ -85,6 +94,7 @@ struct StepResult {
   // How many ranks had voted so when the step's losses were summed: the same number on every rank.
   int64_t votes(Vote vote) const { return vote_counts[static_cast<size_t>(vote)]; }
   std::array<int64_t, kVotes> vote_counts{};
+  std::vector<ExpertLoad> experts;  // a block; empty without experts
 };
 
 class MESHWRIGHT_API Trainer {
@@ -133,8 +143,9 @@ class MESHWRIGHT_API Trainer {
   struct Totals {
     double loss, count;
     std::array<int64_t, kVotes> votes;
+    std::vector<double> more;
   };
-  Totals totals(const at::Tensor& loss_sum, double count, bool with_votes);
+  Totals totals(const at::Tensor& loss_sum, double count, bool with_votes, const std::vector<double>& more = {});
   std::shared_ptr<World> world_;
   std::shared_ptr<torch::nn::Module> module_;
   std::unique_ptr<ModelOutline> outline_;
@@ -142,6 +153,7 @@ class MESHWRIGHT_API Trainer {
   std::unique_ptr<Parts> parts_;
   std::unique_ptr<ParallelModel> model_;
   std::unique_ptr<train::Optimizer> optimizer_;
+  std::unique_ptr<train::Routers> routers_;
   std::shared_ptr<Group> data_;
   int64_t accumulation_ = 1, local_batch_ = 1, dp_ = 1, dp_rank_ = 0, max_steps_ = 0, step_ = 0, expected_ = 1;
   std::function<void()> before_update_;

@@ -1,6 +1,7 @@
 // Logits, losses and gradients against transformers: goldens made by tests/peers/make_logits.py.
 #include <ATen/ops/cat.h>
 #include <ATen/ops/cross_entropy_loss.h>
+#include <ATen/ops/stack.h>
 #include <c10/core/GradMode.h>
 #include <doctest/doctest.h>
 
@@ -8,6 +9,7 @@
 
 #include "engine/nets/causal_lm.h"
 #include "engine/nets/tests/safetensors_file.h"
+#include "meshwright/moe.h"
 
 using namespace meshwright;
 using at::Tensor;
@@ -24,12 +26,32 @@ Tensor interleaved(const Tensor& file, const FusedRows& fused) {
   return at::cat(parts, 1).flatten(0, 1);
 }
 
+// A grouped tensor of experts from the file's Linears, one an expert and part.
+Tensor grouped(const std::map<std::string, Tensor>& file, const std::string& name, int64_t experts) {
+  bool mixtral = file.contains("model.layers.0.block_sparse_moe.gate.weight"), down = name.ends_with("down_projs");
+  std::string prefix = name.substr(0, name.find(".mlp.experts.")) + (mixtral ? ".block_sparse_moe.experts." : ".mlp.experts.");
+  std::vector<Tensor> all;
+  for (int64_t e = 0; e < experts; ++e) {
+    auto part = [&](const char* of_mixtral, const char* of_qwen) {
+      return file.at(prefix + std::to_string(e) + "." + (mixtral ? of_mixtral : of_qwen) + ".weight").t();
+    };
+    all.push_back(down ? part("w2", "down_proj") : at::cat({part("w1", "gate_proj"), part("w3", "up_proj")}, 1));
+  }
+  return at::stack(all);
+}
+
 nets::CausalLM load(const fs::path& folder, DType dtype) {
   nets::CausalLM model = nets::build_model(folder, dtype, at::kCPU);
   c10::NoGradGuard no_grad;
   std::map<std::string, Tensor> weights = read_safetensors(folder / "model.safetensors");
   for (const ParameterOutline& p : model->outline().parameters) {
-    const Tensor& file = weights.at(p.name);
+    Tensor file;
+    if (p.shape.size() == 3)
+      file = grouped(weights, p.name, p.shape[0]);
+    else if (size_t at = p.name.find(".mlp.gate.weight"); at != std::string::npos && !weights.contains(p.name))
+      file = weights.at(p.name.substr(0, at) + ".block_sparse_moe.gate.weight");
+    else
+      file = weights.at(p.name);
     model->named_parameters()[p.name].copy_(p.fused ? interleaved(file, *p.fused) : file);
   }
   return model;
@@ -48,7 +70,7 @@ double deviation(const Tensor& a, const Tensor& b) {
 }  // namespace
 
 TEST_CASE("logits, loss and gradients of every variant are those of transformers") {
-  int count = 0;
+  int count = 0, balanced = 0;
   for (const fs::directory_entry& entry : fs::directory_iterator(MESHWRIGHT_SOURCE_DIR "/tests/data/nets")) {
     CAPTURE(entry.path().filename().string());
     std::map<std::string, Tensor> golden = read_safetensors(entry.path() / "golden.safetensors");
@@ -60,6 +82,12 @@ TEST_CASE("logits, loss and gradients of every variant are those of transformers
     CHECK(distance(logits, golden.at("logits")) < 1e-5);
     CHECK((logits - golden.at("logits")).abs().max().item<double>() < 1e-4);
     Tensor loss = at::cross_entropy_loss(logits.flatten(0, 1), ids.narrow(1, 1, length).flatten());
+    for (auto& [name, block] : find_moe_blocks(*model))
+      if (block->gate()->load_balance) {  // one for all of them; what it adds to gradients comes by itself
+        loss = loss + block->gate()->load_balance->value();
+        ++balanced;
+        break;
+      }
     CHECK(loss.item<double>() == doctest::Approx(golden.at("loss").item<double>()).epsilon(1e-6));
     loss.backward();
     const Tensor& norms = golden.at("grad_norms");
@@ -74,7 +102,8 @@ TEST_CASE("logits, loss and gradients of every variant are those of transformers
     }
     ++count;
   }
-  CHECK(count == 20);
+  CHECK(count == 24);
+  CHECK(balanced == 2);
 }
 
 TEST_CASE("a model in bfloat16 is as close to its float32 self as the one of transformers") {

@@ -64,9 +64,10 @@ int64_t differing(const fs::path& a, const fs::path& b) {
 
 }  // namespace
 
-TEST_CASE("Phi3 and Gemma 3 are loaded, saved and exported to the bit on every layout, and train alike on all of them") {
+TEST_CASE("models that differ from Llama are loaded, saved and exported to the bit on every layout, and train alike on all of them") {
   Folder folder;
-  for (const char* name : {"phi3", "phi3_tied", "gemma3", "gemma3_layer_types"}) {
+  for (const char* name : {"phi3", "phi3_tied", "gemma3", "gemma3_layer_types", "mixtral", "qwen3_moe_mixed"}) {
+    bool experts = std::string(name).find("mix") != std::string::npos;  // which leave no room for sequence parallelism
     CAPTURE(name);
     std::string model = model_folder(name);
     std::vector<double> expected;
@@ -76,6 +77,7 @@ TEST_CASE("Phi3 and Gemma 3 are loaded, saved and exported to the bit on every l
          {Layout{"fsdp2", 1}, Layout{"fsdp2", 3}, Layout{"fsdp2", 4, {"distributed.dp_replicate_size=2"}}, Layout{"ddp", 2},
           Layout{"fsdp2", 2, {kTensorParallel}}, Layout{"fsdp2", 4, {kTensorParallel, kSequenceParallel}}}) {
       INFO(layout.text());
+      if (experts && layout.sets.size() == 2) continue;
       fs::path saved = folder.path / (std::string(name) + std::to_string(count++)), exported = saved / "hf";
       std::vector<double> losses = run(layout, model, {}, saved);
       if (expected.empty()) {

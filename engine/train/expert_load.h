@@ -1,0 +1,34 @@
+// How evenly tokens reach the experts of a model, over many steps: a picture for people, JSON for programs.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "engine/report/report.h"
+#include "meshwright/trainer.h"
+
+namespace meshwright::train {
+
+// Adds a step's load. Of a model without experts it stays empty.
+class LoadHistory {
+ public:
+  void add(const StepResult& result);
+  bool empty() const { return total_.empty(); }
+  // One row a block, one column an expert (or several where there are more than fit): how high its load stands beside the mean. Of many
+  // blocks those that are most uneven. No newline at the end.
+  std::string draw(const report::Style& style) const;
+  // {"steps", "blocks": [{"block", "experts_per_token", "tokens": [...], "imbalance"}]}
+  std::string json() const;
+
+ private:
+  std::vector<ExpertLoad> total_;
+  int64_t steps_ = 0;
+};
+
+// Fields of a step's row of metrics.jsonl, empty without experts: "expert_tokens" (of each expert, all blocks together),
+// "expert_imbalance" (a block: largest over mean) and "dropped_tokens" (assignments that tokens should have had and routers did not make).
+std::string load_fields(const StepResult& result);
+// "  experts 1.24 x mean", the most uneven block's; empty without experts.
+std::string load_words(const StepResult& result);
+
+}  // namespace meshwright::train

@@ -1,0 +1,40 @@
+// What a training step does with the routers of a model: their auxiliary loss, their load, their score correction.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "meshwright/moe.h"
+#include "meshwright/trainer.h"
+
+namespace meshwright::train {
+
+// Of a model without experts nothing does anything. Not thread-safe; keeps no module alive.
+class Routers {
+ public:
+  // route_again: what is recomputed under activation checkpointing selects its experts anew.
+  Routers(torch::nn::Module& model, bool route_again);
+  void begin_step();
+  // Between forward and backward of a micro-batch of `count` targets, of which gradients are divided by `assumed`: every micro-batch's
+  // auxiliary loss weighs as much as its targets.
+  void before_backward(double count, double assumed);
+  // What the auxiliary loss adds to the mean loss of the last forward; undefined: nothing. As transformers has it, that of the whole model;
+  // a loss of each layer's own acts on gradients alone.
+  at::Tensor reported_loss() const;
+
+  // The load of this rank's step, and from the sums of all ranks the load of the step.
+  std::vector<double> load() const;
+  std::vector<ExpertLoad> read_load(const double* sums) const;
+  // After the optimizer's step.
+  void update_biases(const std::vector<ExpertLoad>& load);
+
+ private:
+  std::vector<std::pair<std::string, MoeImpl*>> blocks_;
+  std::vector<std::shared_ptr<LoadBalance>> balances_;  // each once
+};
+
+}  // namespace meshwright::train
