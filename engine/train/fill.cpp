@@ -77,11 +77,15 @@ void fill_weights(Trainer& trainer, const std::string& pretrained, nets::CausalL
     }
     Tensor local = p.local.is_cpu() && p.local.is_contiguous() ? p.local : at::empty(p.local.sizes(), p.local.options().device(at::kCPU));
     if (auto experts = weights::expert_tensors(net->outline().architecture, p.name)) {
-      if (p.flat_begin >= 0)
-        weights::read_experts_run(*folder, pretrained, *experts, p.global_shape, p.flat_begin, p.flat_begin + p.local.numel(),
-                                  dtype_of(local), local.mutable_data_ptr());
-      else
-        weights::read_experts(*folder, pretrained, *experts, p.global_shape, offsets, sizes, dtype_of(local), local.mutable_data_ptr());
+      auto* memory = static_cast<std::byte*>(local.mutable_data_ptr());
+      if (region.flat()) {
+        weights::read_experts_run(*folder, pretrained, *experts, p.global_shape, region.begin, region.end, dtype_of(local), memory);
+      } else {
+        for (const checkpoint::Region& box : boxes) {
+          weights::read_experts(*folder, pretrained, *experts, p.global_shape, box.offsets, box.sizes, dtype_of(local), memory);
+          memory += box.count() * dtype_size(dtype_of(local));
+        }
+      }
       if (!local.is_same(p.local)) p.local.copy_(local);
       continue;
     }
