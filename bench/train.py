@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
 """Step time, memory and start-up of `meshwright train` beside PyTorch's own strategies, in turns in one run.
 
-    bench/train.py [--build build] [--deps .deps] [--sizes small medium] [--strategies fsdp2 ddp tp tp+sp] [--rounds 3] [--steps 12]
+    bench/train.py [--build build] [--deps .deps] [--sizes small medium] [--strategies fsdp2 zero3 ddp zero1 tp tp+sp] [--rounds 3] [--steps 12]
 
 Both sides take the same Hugging Face folder and tokens (tests/peers/make_fixture.py), 2 ranks of 1 thread, sequences of 128, local
 batch 2, float32; PyTorch runs tests/peers/peer_train.py with the lean model. A round runs one after the other; the figure of a round is the median
 step after three, the ratio is taken round by round. "alone" is Meshwright on one rank, which sends nothing: the bound that the
 computation sets (two ranks share the memory's bandwidth, so they cannot quite reach it). "tp" is tensor parallelism over both ranks (fsdp2 with
 tp_size = 2) with a local batch of 4, "tp+sp" with sequence parallelism, which PyTorch's side does without; "alone" is then one rank with half of the batch.
+"zero0" to "zero3" are the levels of megatron_fsdp, beside PyTorch's FSDP2 (level 3) or DDP. A round takes all strategies in turn; at the end stands how
+much faster zero3 was than our own fsdp2, and zero1 than our ddp, round by round.
 """
 import argparse, json, os, shutil, statistics, subprocess, sys, tempfile, time
 
@@ -15,8 +17,10 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 def job(folder, size, strategy, ranks, steps):
-    tensor = strategy.startswith("tp")
+    tensor, level = strategy.startswith("tp"), strategy.removeprefix("zero")
     batch = 2 * ranks
+    name = "fsdp2" if tensor else "megatron_fsdp" if level != strategy else strategy
+    flags = f"[distributed.megatron_fsdp]\nzero_dp_strategy = {level}\n" if level != strategy else ""
     path = os.path.join(folder, "job.toml")
     with open(path, "w") as f:
         f.write(f"""schema = 1
@@ -27,10 +31,10 @@ threads = 1
 [model]
 pretrained = "{folder}/{size}/llama"
 [distributed]
-strategy = "{'fsdp2' if tensor else strategy}"
+strategy = "{name}"
 tp_size = {ranks if tensor else 1}
 sequence_parallel = {str(strategy == 'tp+sp' and ranks > 1).lower()}
-[distributed.mp_policy]
+{flags}[distributed.mp_policy]
 param_dtype = "float32"
 output_dtype = "float32"
 [step_scheduler]
@@ -76,12 +80,16 @@ def ours(a, folder, size, strategy, ranks, environment):
     return found, started
 
 
+def peer_of(strategy):
+    return "fsdp2" if strategy == "zero3" else "ddp" if strategy.startswith("zero") else strategy.split("+")[0]
+
+
 def theirs(a, folder, size, strategy, ranks, environment):
     out = os.path.join(folder, "peer.jsonl")
     begin = time.perf_counter()
     p = subprocess.Popen([sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--master-port", "29611",
                           os.path.join(ROOT, "tests/peers/peer_train.py"), "--model", f"{folder}/{size}/llama", "--tokens", f"{folder}/{size}/train.bin",
-                          "--strategy", strategy.split("+")[0], "--impl", "lean", "--seq-len", "128",
+                          "--strategy", peer_of(strategy), "--impl", "lean", "--seq-len", "128",
                           "--micro-batch", "4" if strategy.startswith("tp") else "2", "--steps", str(a.steps), "--out", out],
                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
     started = first_line(p, '"step": 0') - begin
@@ -111,21 +119,30 @@ def main():
                            check=True, env=python, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         print(f"{'size':8}{'strategy':10}{'round':>6}{'ours ms':>10}{'sockets':>10}{'PyTorch':>10}{'ratio':>8}{'sockets':>9}{'alone ms':>10}{'of bound':>10}{'start s':>9}{'PyTorch':>9}{'peak MB':>9}")
         for size in a.sizes:
-            for strategy in a.strategies:
-                ratios, socket_ratios = [], []
-                for n in range(a.rounds):
+            ratios, socket_ratios, steps = {}, {}, {}
+            for n in range(a.rounds):
+                peers = {}
+                for strategy in a.strategies:
                     mine, start = ours(a, folder, size, strategy, 2, dict(os.environ))
                     wire, _ = ours(a, folder, size, strategy, 2, dict(os.environ, MESHWRIGHT_SHARED_MEMORY="0"))
-                    peer, peer_start = theirs(a, folder, size, strategy, 2, python)
+                    if (key := (peer_of(strategy), strategy.startswith("tp"))) not in peers:
+                        peers[key] = theirs(a, folder, size, strategy, 2, python)
+                    peer, peer_start = peers[key]
                     alone, _ = ours(a, folder, size, strategy, 1, dict(os.environ))
                     m, w, t, b = map(median_step, (mine, wire, peer, alone))
-                    ratios.append(t / m)
-                    socket_ratios.append(t / w)
+                    steps.setdefault(strategy, []).append(m)
+                    ratios.setdefault(strategy, []).append(t / m)
+                    socket_ratios.setdefault(strategy, []).append(t / w)
                     worst = max(abs(x["loss"] / y["loss"] - 1) for x, y in zip(mine, peer))
                     if worst > 1e-5:
                         sys.exit(f"the losses differ by {worst:.1e}")
                     print(f"{size:8}{strategy:10}{n + 1:6}{m:10.1f}{w:10.1f}{t:10.1f}{t / m:8.2f}{t / w:9.2f}{b:10.1f}{b / m:10.0%}{start:9.2f}{peer_start:9.2f}{mine[-1]['memory_bytes'] / 1e6:9.1f}", flush=True)
-                print(f"{size:8}{strategy:10}{'median':>6}{'':30}{statistics.median(ratios):8.2f}{statistics.median(socket_ratios):9.2f}", flush=True)
+            for strategy in a.strategies:
+                print(f"{size:8}{strategy:10}{'median':>6}{'':30}{statistics.median(ratios[strategy]):8.2f}{statistics.median(socket_ratios[strategy]):9.2f}", flush=True)
+            for one, other in (("zero3", "fsdp2"), ("zero1", "ddp")):
+                if one in steps and other in steps:
+                    each = [o / z for z, o in zip(steps[one], steps[other])]
+                    print(f"{size:8}{one} is {statistics.median(each):.2f} times as fast as {other} ({', '.join(f'{x:.2f}' for x in each)})", flush=True)
 
 
 if __name__ == "__main__":

@@ -134,12 +134,14 @@ void Pending::wait() {
   if (!impl_ || !impl_->slots.empty()) return;
   int64_t waited_from = impl_->group->trace->enabled ? Trace::now() : 0;
   if (impl_->mapped) {
+    auto bytes = impl_->count * static_cast<int64_t>(c10::elementSize(impl_->type));
     try {
       std::vector<const void*> slots(static_cast<size_t>(impl_->group->n()), nullptr);
       slots[static_cast<size_t>(impl_->group->rank)] = impl_->own;
       for (int64_t r = 0; r < impl_->group->n(); ++r)
         if (r != impl_->group->rank)
-          slots[static_cast<size_t>(r)] = impl_->group->mailbox->read(impl_->channel, r, impl_->sequence, impl_->group->place->timeout);
+          slots[static_cast<size_t>(r)] =
+              impl_->group->mailbox->read(impl_->channel, r, bytes, impl_->sequence, impl_->group->place->timeout);
       impl_->slots = std::move(slots);
     } catch (const detail::Mailbox::Late& late) {
       impl_->fail("timed out", late.peer);
@@ -299,7 +301,7 @@ namespace {
 
 void* stage_slot(Group::Impl& g, detail::Mailbox::Channel channel, const char* op, int64_t bytes, int64_t& sequence) {
   try {
-    return g.mailbox->stage(channel, sequence, g.place->timeout);
+    return g.mailbox->stage(channel, bytes, sequence, g.place->timeout);
   } catch (const detail::Mailbox::Late& late) {
     Pending::Impl record;
     record.group = &g, record.op = op, record.bytes = bytes;

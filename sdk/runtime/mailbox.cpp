@@ -105,7 +105,8 @@ std::atomic<int64_t>& Mailbox::given_back(int64_t owner, Channel channel, int64_
   return reinterpret_cast<std::atomic<int64_t>*>(table)[static_cast<size_t>(channel) * n + static_cast<size_t>(reader)];
 }
 
-char* Mailbox::slot(Channel channel, int64_t rank, int64_t sequence) const {
+// First the ring of gathers, whose slots are all ranks' together, then a ring of reductions a rank.
+char* Mailbox::slot(Channel channel, int64_t rank, int64_t bytes, int64_t sequence) const {
   auto n = static_cast<size_t>(ranks_);
   size_t sizes[kChannels], rings[kChannels];
   for (int c = 0; c < kChannels; ++c) {
@@ -113,8 +114,9 @@ char* Mailbox::slot(Channel channel, int64_t rank, int64_t sequence) const {
     rings[c] = sizes[c] * static_cast<size_t>(sizes_.ring[c]);
   }
   char* slots = memory_ + n * (kPage + up(n * kChannels * sizeof(std::atomic<int64_t>)));
-  char* mine = slots + static_cast<size_t>(rank) * (rings[gather] + rings[reduce]);
-  return mine + (channel == reduce ? rings[gather] : 0) + static_cast<size_t>(sequence % sizes_.ring[channel]) * sizes[channel];
+  auto turn = static_cast<size_t>(sequence % sizes_.ring[channel]), place = static_cast<size_t>(rank);
+  if (channel == gather) return slots + turn * sizes[gather] * n + place * static_cast<size_t>(bytes);
+  return slots + n * rings[gather] + place * rings[reduce] + turn * sizes[reduce];
 }
 
 void Mailbox::enter(int64_t rank) {
@@ -151,13 +153,13 @@ void Mailbox::wait_for(int64_t peer, std::chrono::milliseconds timeout, F&& read
   }
 }
 
-void* Mailbox::stage(Channel channel, int64_t& sequence, std::chrono::milliseconds timeout) {
+void* Mailbox::stage(Channel channel, int64_t bytes, int64_t& sequence, std::chrono::milliseconds timeout) {
   sequence = next_[channel]++;
   for (int64_t peer = 0; peer < ranks_; ++peer)
     if (peer != rank_)
       wait_for(peer, timeout,
                [&] { return given_back(rank_, channel, peer).load(std::memory_order_acquire) >= sequence - sizes_.ring[channel]; });
-  return slot(channel, rank_, sequence);
+  return slot(channel, rank_, bytes, sequence);
 }
 
 void Mailbox::publish(Channel channel, int64_t sequence) {
@@ -165,9 +167,9 @@ void Mailbox::publish(Channel channel, int64_t sequence) {
   ring(rank_);
 }
 
-const void* Mailbox::read(Channel channel, int64_t peer, int64_t sequence, std::chrono::milliseconds timeout) {
+const void* Mailbox::read(Channel channel, int64_t peer, int64_t bytes, int64_t sequence, std::chrono::milliseconds timeout) {
   wait_for(peer, timeout, [&] { return control(peer)->published[channel].load(std::memory_order_acquire) >= sequence; });
-  return slot(channel, peer, sequence);
+  return slot(channel, peer, bytes, sequence);
 }
 
 void Mailbox::give_back(Channel channel, int64_t peer, int64_t sequence) {

@@ -31,12 +31,14 @@ class Mailbox {
 
   void enter(int64_t rank);  // announces this process
   bool fits(Channel channel, int64_t bytes) const { return bytes <= sizes_.slot[channel]; }
-  // Memory of the next own slot; waits until all others have read what was there. `sequence` names it.
-  void* stage(Channel channel, int64_t& sequence, std::chrono::milliseconds timeout);
+  // Memory of the next own slot; waits until all others have read what was there. `sequence` names it. `bytes`: of the message, alike on
+  // all ranks. Messages of the channel gather lie one after the other in the order of the ranks; who reads them may use them as one
+  // until he gives all back, and must have done so before he stages the last but one of the ring behind it.
+  void* stage(Channel channel, int64_t bytes, int64_t& sequence, std::chrono::milliseconds timeout);
   void publish(Channel channel, int64_t sequence);
   // A peer's slot; waits until it is published.
-  const void* read(Channel channel, int64_t peer, int64_t sequence, std::chrono::milliseconds timeout);
-  // Every slot of a peer must be given back once; in any order.
+  const void* read(Channel channel, int64_t peer, int64_t bytes, int64_t sequence, std::chrono::milliseconds timeout);
+  // Every slot of a peer must be given back once, in any order; those of one sequence all together, when none is read any more.
   void give_back(Channel channel, int64_t peer, int64_t sequence);
 
   // Why a wait ended without success.
@@ -53,7 +55,7 @@ class Mailbox {
   static size_t bytes_of(int64_t ranks, const Sizes& sizes);
   Control* control(int64_t rank) const;
   std::atomic<int64_t>& given_back(int64_t owner, Channel channel, int64_t reader) const;
-  char* slot(Channel channel, int64_t rank, int64_t sequence) const;
+  char* slot(Channel channel, int64_t rank, int64_t bytes, int64_t sequence) const;
   void ring(int64_t rank);
   template <class F>
   void wait_for(int64_t peer, std::chrono::milliseconds timeout, F&& ready);

@@ -430,14 +430,18 @@ Tensor ShardedModel::full_tensor(std::string_view name) {
 }
 
 void ShardedModel::with_full_parameters(const std::function<void()>& body) {
-  for (auto& unit : units_) unit->ready();
+  context_.lasting = true;
   struct Restore {
     ShardedModel& model;
     ~Restore() {
-      model.whole_ = false;
+      model.whole_ = model.context_.lasting = false;
       for (auto& unit : model.units_) unit->release();
     }
   } restore{*this};
+  for (auto& unit : units_) {
+    unit->ready();
+    unit->move_out();
+  }
   whole_ = true;
   body();
 }

@@ -138,6 +138,7 @@ void Unit::gather() {
   if (state_ != State::freed) return;
   c10::NoGradGuard no_grad;
   state_ = State::flying;
+  take_turn();
   if (in_place_) return gather_in_place();
   Tensor source = model_.defined() ? model_ : shard_;
   if (source.scalar_type() != param_ || source.device() != context_.world->device()) {
@@ -176,18 +177,23 @@ void Unit::ready() {
     whole_ = context_.pool->take(size_, param_, BufferPool::Use::gather);
     copy_in();
   }
-  gathering_.release();
+  if (!shares_) gathering_.release();
   scratch_ = cast_ = Tensor();
+  attach();
+  state_ = State::here;
+}
+
+void Unit::attach() {
   const Tensor& here = compute_.defined() ? compute_ : whole_;
   auto* memory = size_ == 0 ? nullptr : static_cast<char*>(here.mutable_data_ptr());
   for (Parameter& p : parameters_) p.storage.attach(memory + static_cast<size_t>(p.offset) * here.element_size());
-  state_ = State::here;
 }
 
 void Unit::release() {
   if (state_ != State::here || keeps()) return;
   for (Parameter& p : parameters_) p.storage.detach();
   whole_ = Tensor();
+  stop_sharing();
   state_ = State::freed;
 }
 
@@ -364,6 +370,7 @@ void Unit::settle() {
 }
 
 void Unit::drop_gather() {
+  stop_sharing();
   gathering_.release();
   scratch_ = cast_ = Tensor();
   if (in_place_ && !keeps()) whole_ = Tensor();

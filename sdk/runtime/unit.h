@@ -18,9 +18,12 @@ struct UnitContext {
   ShardedPolicy policy;
   std::shared_ptr<World> world;
   std::shared_ptr<BufferPool> pool;
-  bool synchronise = true;   // this micro-batch reduces
-  Unit* reducing = nullptr;  // whose reduction is under way
-  std::string own_nan;       // the first parameter of this step whose own gradient held one, where that is looked for
+  bool synchronise = true;     // this micro-batch reduces
+  Unit* reducing = nullptr;    // whose reduction is under way
+  std::vector<Unit*> sharing;  // those whose gathered parameters are the ranks' common memory
+  bool lasting = false;        // what is gathered now stays for long, and may be written to
+  int64_t gathers = 0;
+  std::string own_nan;  // the first parameter of this step whose own gradient held one, where that is looked for
   int64_t shards() const { return policy.shard->size(); }
   int64_t me() const { return policy.shard->rank(); }
   bool replicated() const { return policy.replicate && policy.replicate->size() > 1; }
@@ -56,10 +59,11 @@ class Unit {
   // Whole parameters: the same with memory of its own, of which shard() and gradient() may be views.
   void adopt_whole();
 
-  void gather();   // starts, if the parameters are neither here nor under way
-  void ready();    // gathers and waits
-  void release();  // frees, if here
-  void refresh();  // the shard has new values: what was made from it is made again
+  void gather();    // starts, if the parameters are neither here nor under way
+  void ready();     // gathers and waits
+  void release();   // frees, if here
+  void move_out();  // of memory that other ranks read too, if it is there
+  void refresh();   // the shard has new values: what was made from it is made again
   void before_backward();
   void gradient_ready(size_t parameter);
   void reduce();         // packs and starts
@@ -107,6 +111,9 @@ class Unit {
   void reduce_sums();
   void gather_in_place();
   void take_in_place();
+  void attach();
+  void take_turn();
+  void stop_sharing();
   enum class State : uint8_t { freed, flying, here };
   void lay_out();
   void drop_gather();
@@ -125,6 +132,8 @@ class Unit {
   at::Tensor shard_, gradient_;
   at::Tensor whole_, scratch_, cast_, packed_, received_, target_;
   bool in_place_ = false;  // flat: shards in the order of the ranks, padding behind them, are the gathered parameters
+  bool shares_ = false;    // gathered in memory that all ranks of a host read: each writes its own part only
+  int64_t turn_ = 0;       // which of the model's gathers that was
   at::Tensor model_;       // the shard in the parameters' dtype, where main weights are wider
   at::Tensor compute_;     // whole parameters: `whole_` in the dtype of computation
   at::Tensor sums_;        // whole gradients, one after the other

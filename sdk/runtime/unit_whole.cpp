@@ -1,8 +1,12 @@
 // Flat units: gathers straight into place, parameters that stay whole, and gradients that are summed whole before they are reduced.
 #include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
+#include <c10/core/ScalarType.h>
 #include <c10/util/irange.h>
+
+#include <algorithm>
 
 #include "copies.h"
 #include "meshwright/error.h"
@@ -30,6 +34,15 @@ void Unit::adopt_whole() {
 
 void Unit::gather_in_place() {
   int64_t n = context_.shards(), me = context_.me(), each = shard_size_;
+  if (n > 1 && !keeps() && reshard && !context_.lasting && each > 0 &&
+      context_.policy.shard->maps_gather(each * static_cast<int64_t>(c10::elementSize(param_)))) {
+    shares_ = true;
+    context_.sharing.push_back(this);
+    Tensor source = model_.defined() ? model_ : shard_;
+    if (source.scalar_type() != param_) source = cast_ = context_.pool->take(each, param_).copy_(source);
+    gathering_ = context_.policy.shard->all_gather(source, Tensor());
+    return;
+  }
   if (!keeps()) whole_ = context_.pool->take(size_, param_, BufferPool::Use::gather);
   Tensor own = whole_.narrow(0, me * each, each);
   const Tensor& from = model_.defined() ? model_ : shard_;
@@ -42,8 +55,39 @@ void Unit::gather_in_place() {
   gathering_ = group.all_gather(own, mapped ? Tensor() : whole_.narrow(0, 0, each * n));
 }
 
+// A slot of the shared ring must be free again before the next but one of those behind it is filled.
+void Unit::take_turn() {
+  turn_ = context_.gathers++;
+  for (Unit* unit : std::vector<Unit*>(context_.sharing))
+    if (turn_ - unit->turn_ >= 3) unit->move_out();
+}
+
+void Unit::move_out() {
+  if (!shares_) return;
+  c10::NoGradGuard no_grad;
+  if (state_ == State::flying) ready();
+  Tensor shared = whole_;
+  whole_ = context_.pool->take(size_, param_, BufferPool::Use::gather);
+  copy(whole_, 0, shared, 0, size_);
+  attach();
+  stop_sharing();
+}
+
+void Unit::stop_sharing() {
+  if (!shares_) return;
+  shares_ = false;
+  std::erase(context_.sharing, this);
+  gathering_.release();
+}
+
 void Unit::take_in_place() {
   int64_t me = context_.me(), each = shard_size_;
+  if (shares_) {
+    int64_t other = me == 0 ? 1 : 0;
+    auto* first = static_cast<char*>(gathering_.peer(other).data_ptr()) - static_cast<size_t>(other * each) * c10::elementSize(param_);
+    whole_ = at::from_blob(first, {size_}, at::TensorOptions().dtype(param_));
+    return;
+  }
   for (int64_t r : c10::irange(context_.shards()))
     if (Tensor shard = gathering_.peer(r); shard.defined()) copy(whole_, r * each, shard, 0, each);
   if (cast_.defined()) copy(whole_, me * each, cast_, 0, each);

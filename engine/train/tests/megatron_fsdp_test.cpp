@@ -20,14 +20,18 @@ Layout layout_of(const std::string& model, int64_t ranks, int64_t tp, int64_t ac
   return {.strategy = "megatron_fsdp", .ranks = ranks, .sets = std::move(sets), .model = model, .batch = kRows};
 }
 
-void check_close(const Curve& curve, const Curve& truth, double tolerance, double parameters) {
-  CHECK(farthest(curve.losses, truth.losses) < tolerance);
-  CHECK(farthest(curve.norms, truth.norms) < tolerance);
+void check_parameters(const Curve& curve, const Curve& truth, double tolerance) {
   REQUIRE(curve.parameters.size() == truth.parameters.size());
   for (const auto& [name, tensor] : curve.parameters) {
     INFO(name);
-    CHECK(farthest(tensor, truth.parameters.at(name)) < parameters);
+    CHECK(farthest(tensor, truth.parameters.at(name)) < tolerance);
   }
+}
+
+void check_close(const Curve& curve, const Curve& truth, double tolerance, double parameters) {
+  CHECK(farthest(curve.losses, truth.losses) < tolerance);
+  CHECK(farthest(curve.norms, truth.norms) < tolerance);
+  check_parameters(curve, truth, parameters);
 }
 
 }  // namespace
@@ -89,9 +93,10 @@ TEST_CASE("ten steps in bfloat16 with float32 main weights, with and without flo
           INFO(layout.text());
           Curve curve = curve_of(layout, 10);
           CHECK((curve.parameters.begin()->second.scalar_type() == at::kFloat));
-          MESSAGE(layout.text(), std::string(": losses "), farthest(curve.losses, truth.losses), std::string(", norms "),
-                  farthest(curve.norms, truth.norms));
-          check_close(curve, truth, 2e-2, 4e-3);
+          // Real distances: losses 3.4e-4, norms 2e-3.
+          CHECK(farthest(curve.losses, truth.losses) < 1e-3);
+          CHECK(farthest(curve.norms, truth.norms) < 5e-3);
+          check_parameters(curve, truth, 4e-3);
         }
     }
   }
