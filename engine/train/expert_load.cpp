@@ -62,13 +62,13 @@ std::string LoadHistory::draw(const report::Style& style) const {
     double bound = worst[kMost]->imbalance();
     worst.resize(kMost);
     std::erase_if(rows, [&](const ExpertLoad* row) { return std::find(worst.begin(), worst.end(), row) == worst.end(); });
-    rest = "and " + std::to_string(total_.size() - kMost) + " more blocks, none above " + ratio(bound) + " x mean\n";
+    rest = "and " + std::to_string(total_.size() - kMost) + " more blocks, none above " + ratio(bound) + "x\n";
   }
   size_t name = 5;
   for (const ExpertLoad* row : rows) name = std::max(name, report::display_width(report::printable(row->block)));
-  std::string out = "expert load over " + report::counted(steps_, "step", "steps") + ", each expert beside its block's mean (" +
-                    mark(style, 0) + " none, " + mark(style, 1) + " the mean, " + mark(style, 2) + " twice that or more)\n";
-  constexpr size_t kNumbers = 32;  // room for what stands behind the marks
+  std::string out = "expert load over " + report::counted(steps_, "step", "steps") + " beside the mean (" + mark(style, 0) + " none, " +
+                    mark(style, 1) + " mean, " + mark(style, 2) + " 2x and more)\n";
+  constexpr size_t kNumbers = 30;  // room for what stands behind the marks
   size_t width = std::max<size_t>(static_cast<size_t>(std::max(style.width, 0)), name + kNumbers + 10) - name - kNumbers - 2;
   for (const ExpertLoad* row : rows) {
     size_t experts = row->tokens.size(), together = (experts + width - 1) / width;
@@ -79,10 +79,9 @@ std::string LoadHistory::draw(const report::Style& style) const {
                                        row->tokens.begin() + static_cast<int64_t>(std::min(e + together, experts)));
       marks += mark(style, mean > 0 ? static_cast<double>(most) / mean : 0);
     }
-    auto largest = std::max_element(row->tokens.begin(), row->tokens.end());
     auto unused = std::count(row->tokens.begin(), row->tokens.end(), int64_t{0});
-    out += report::pad(report::printable(row->block), name) + "  " + marks + "  " + ratio(row->imbalance()) + " x mean at expert " +
-           std::to_string(largest - row->tokens.begin()) + (unused > 0 ? ", " + std::to_string(unused) + " unused" : "") + "\n";
+    out += report::pad(report::printable(row->block), name) + "  " + marks + "  up to " + ratio(row->imbalance()) + "x" +
+           (unused > 0 ? ", " + std::to_string(unused) + " unused" : "") + "\n";
   }
   out += rest;
   out.pop_back();
@@ -119,7 +118,7 @@ std::string load_fields(const StepResult& result) {
 }
 
 std::string load_words(const StepResult& result) {
-  return result.experts.empty() ? "" : "  experts " + ratio(largest_imbalance(result.experts)) + " x mean";
+  return result.experts.empty() ? "" : "  experts up to " + ratio(largest_imbalance(result.experts)) + "x";
 }
 
 }  // namespace meshwright::train

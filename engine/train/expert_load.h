@@ -28,7 +28,7 @@ class LoadHistory {
 // Fields of a step's row of metrics.jsonl, empty without experts: "expert_tokens" (of each expert, all blocks together),
 // "expert_imbalance" (a block: largest over mean) and "dropped_tokens" (assignments that tokens should have had and routers did not make).
 std::string load_fields(const StepResult& result);
-// "  experts 1.24 x mean", the most uneven block's; empty without experts.
+// "  experts up to 1.24x" the mean, of the most uneven block; empty without experts.
 std::string load_words(const StepResult& result);
 
 }  // namespace meshwright::train

@@ -84,6 +84,8 @@ def main():
                 curves["tp"] = peer(folder, family, f"{folder}/tp.jsonl", "tp", 2, environment)
             for strategy, ranks, replicas, local, tp, sequence in [("ddp", 1, 1, 12, 1, False), ("fsdp2", 2, 1, 6, 1, False), ("ddp", 2, 1, 2, 1, False), ("fsdp2", 3, 1, 1, 1, False),
                                                                    ("fsdp2", 4, 2, 3, 1, False), ("fsdp2", 2, 1, 12, 2, False), ("fsdp2", 2, 1, 4, 2, True), ("fsdp2", 4, 1, 6, 2, True)]:
+                if sequence and family in ("mixtral", "qwen3_moe"):
+                    continue  # routers need whole tokens
                 with open(f"{folder}/job.toml", "w") as f:
                     f.write(JOB.format(folder=folder, family=family, strategy=strategy, replicas=replicas, local=local, tp=tp, sequence=str(sequence).lower()))
                 done = subprocess.run([os.path.join(a.build, "bin/meshwright"), "train", f"{folder}/job.toml", "--nproc", str(ranks)], capture_output=True, text=True)

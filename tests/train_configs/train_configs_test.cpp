@@ -75,8 +75,8 @@ TEST_CASE("the ready configurations of ddp and fsdp2 train as they are") {
     const char *file, *name;
     int ranks;
   };
-  for (const Row& row :
-       {Row{"ddp_cpu", "ddp", 2}, Row{"first_fsdp2_cpu", "fsdp2", 2}, Row{"hsdp_cpu", "hsdp", 4}, Row{"tp_cpu", "tp", 4}}) {
+  for (const Row& row : {Row{"ddp_cpu", "ddp", 2}, Row{"first_fsdp2_cpu", "fsdp2", 2}, Row{"hsdp_cpu", "hsdp", 4}, Row{"tp_cpu", "tp", 4},
+                         Row{"experts_cpu", "experts", 2}}) {
     std::string file = row.file;
     CAPTURE(file);
     Trained run = train("configs/" + file + ".toml --nproc " + std::to_string(row.ranks) + " --set step_scheduler.max_steps=2", row.name);

@@ -1,0 +1,229 @@
+// Training with experts: load of all ranks and micro-batches, score corrections, auxiliary losses, the same on every layout; and how it is
+// shown.
+#include "engine/train/expert_load.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/ops/cross_entropy_loss.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/randn.h>
+#include <torch/nn/modules/container/modulelist.h>
+
+// Before doctest: LibTorch has a CHECK of its own.
+#include "engine/train/tests/curves.h"
+
+#include <doctest/doctest.h>
+
+#include <boost/json/parse.hpp>
+#include <numeric>
+
+#include "engine/plan/plan.h"
+#include "meshwright/moe.h"
+#include "meshwright/testing.h"
+
+using namespace meshwright;
+using at::Tensor;
+
+namespace {
+
+MoeConfig block_config() {
+  MoeConfig c;
+  c.dim = 8;
+  c.moe_inter_dim = 6;
+  c.n_routed_experts = 4;
+  c.n_activated_experts = 2;
+  c.score_func = ScoreFunction::sigmoid_with_bias;
+  c.norm_topk_prob = true;
+  c.gate_bias_update_factor = 0.01;
+  c.aux_loss_coeff = 0.05;
+  c.n_shared_experts = 1;
+  c.shared_expert_gate = true;
+  return c;
+}
+
+struct LayerImpl : torch::nn::Module {
+  LayerImpl() {
+    norm = register_module("norm", RMSNorm(8, 1e-6));
+    mlp = register_module("mlp", Moe(block_config()));
+  }
+  Tensor forward(const Tensor& x) { return x + mlp(norm(x)); }
+  RMSNorm norm{nullptr};
+  Moe mlp{nullptr};
+};
+MESHWRIGHT_MODULE(Layer);
+
+struct ReaderImpl : torch::nn::Module {
+  ReaderImpl() {
+    embed = register_module("embed", Embedding(13, 8));
+    register_module("layers", layers);
+    for (int i = 0; i < 2; ++i) layers->push_back(Layer());
+    head = register_module("head", Linear(torch::nn::LinearOptions(8, 13)));
+  }
+  Tensor forward(const Tensor& ids) {
+    Tensor x = embed(ids);
+    for (auto& layer : *layers) x = layer->as<Layer>()->forward(x);
+    return head(x);
+  }
+  Embedding embed{nullptr};
+  torch::nn::ModuleList layers;
+  Linear head{nullptr};
+};
+MESHWRIGHT_MODULE(Reader);
+
+struct Result {
+  std::vector<double> losses, norms;
+  std::vector<std::vector<int64_t>> loads;  // of every step, both blocks
+  std::vector<Tensor> biases;
+  std::map<std::string, Tensor> parameters;
+};
+
+// Micro-batches of one sample of 5 tokens, so that auxiliary losses are over the same tokens on every layout.
+Result train_reader(int64_t ranks, const std::string& strategy, const std::vector<std::pair<std::string, std::string>>& sets = {}) {
+  Result out;
+  run_ranks(ranks, [&](const std::shared_ptr<World>& world) {
+    Job job;
+    std::vector<std::pair<std::string, std::string>> keys{{"distributed.strategy", "\"" + strategy + "\""},
+                                                          {"distributed.mp_policy.param_dtype", "\"float32\""},
+                                                          {"distributed.mp_policy.output_dtype", "\"float32\""},
+                                                          {"optimizer.eps", "1e-5"},
+                                                          {"step_scheduler.global_batch_size", "12"},
+                                                          {"step_scheduler.local_batch_size", "1"}};
+    keys.insert(keys.end(), sets.begin(), sets.end());
+    for (const auto& [key, value] : keys) job.set(key, value);
+    Reader net;
+    {
+      c10::NoGradGuard no_grad;
+      uint64_t seed = 1;
+      for (auto& item : net->named_parameters())
+        item.value().copy_(at::randn(item.value().sizes(), at::detail::createCPUGenerator(seed++)) * 0.5);
+    }
+    Trainer trainer(job, world, net.ptr(), {}, 5);
+    net->train();
+    Result mine;
+    for (int step = 0; step < 6; ++step) {
+      StepResult result = trainer.step([&](int64_t micro) {
+        Tensor ids = at::empty({1, 6}, at::kLong);
+        int64_t first = step * 12 + micro * trainer.data_parallel_size() + trainer.data_parallel_rank();
+        for (int64_t i = 0; i < 6; ++i) ids[0][i].fill_((first * 6 + i) * (first * 6 + i + 3) % 13);
+        Tensor logits = net(ids.narrow(1, 0, 5));
+        return MicroLoss{at::cross_entropy_loss(logits.flatten(0, 1), ids.narrow(1, 1, 5).flatten(), {}, at::Reduction::Sum), 5};
+      });
+      mine.losses.push_back(result.loss);
+      mine.norms.push_back(result.grad_norm);
+      REQUIRE(result.experts.size() == 2);
+      CHECK(result.experts[1].block == "layers.1.mlp");
+      CHECK(result.experts[1].active == 2);
+      for (const ExpertLoad& load : result.experts) mine.loads.push_back(load.tokens);
+    }
+    for (auto& [name, block] : find_moe_blocks(*net)) mine.biases.push_back(block->gate()->e_score_correction_bias.clone());
+    for (const ParallelParameter& p : trainer.model().parameters()) mine.parameters[p.name] = trainer.model().full_tensor(p.name).clone();
+    if (world->rank() == world->size() - 1) out = std::move(mine);
+  });
+  return out;
+}
+
+}  // namespace
+
+TEST_CASE("load, score corrections and auxiliary losses are the same on every layout") {
+  Result alone = train_reader(1, "ddp");
+  for (const std::vector<int64_t>& load : alone.loads) CHECK(std::accumulate(load.begin(), load.end(), int64_t{0}) == 12 * 5 * 2);
+  for (const Tensor& bias : alone.biases) {
+    CHECK(bias.abs().max().item<double>() <= 0.06 + 1e-6);
+    CHECK(bias.abs().max().item<double>() > 0);
+  }
+  struct Row {
+    int64_t ranks;
+    const char* strategy;
+    std::vector<std::pair<std::string, std::string>> sets;
+  };
+  for (const Row& row :
+       {Row{2, "ddp", {}}, Row{3, "fsdp2", {}}, Row{4, "fsdp2", {{"distributed.dp_replicate_size", "2"}}},
+        Row{2, "fsdp2", {{"distributed.activation_checkpointing", "\"full\""}}},
+        Row{2, "fsdp2", {{"distributed.activation_checkpointing", "\"selective\""}, {"distributed.moe.ignore_router_for_ac", "false"}}}}) {
+    INFO(row.strategy << " on " << row.ranks);
+    Result found = train_reader(row.ranks, row.strategy, row.sets);
+    CHECK(farthest(found.losses, alone.losses) < 1e-5);
+    CHECK(farthest(found.norms, alone.norms) < 1e-5);
+    CHECK(found.loads == alone.loads);
+    for (size_t i = 0; i < 2; ++i) CHECK(found.biases[i].equal(alone.biases[i]));
+    REQUIRE(found.parameters.size() == alone.parameters.size());
+    for (const auto& [name, value] : alone.parameters) {
+      INFO(name);
+      CHECK(farthest(found.parameters.at(name), value) < 1e-5);
+    }
+  }
+}
+
+TEST_CASE("routing anew under activation checkpointing is warned of, by the plan already") {
+  auto warnings = [](const std::string& model, const std::vector<std::string>& sets) {
+    Job job =
+        Job::from_text("schema = 1\n[model]\nconfig = \"" MESHWRIGHT_SOURCE_DIR "/tests/data/models/" + model + "/config.json\"\n", sets);
+    return plan::make_plan(job.impl(), {.world_size = 1, .rank = 0}).warnings;
+  };
+  const std::string full = "distributed.activation_checkpointing=full", again = "distributed.moe.ignore_router_for_ac=false";
+  REQUIRE(warnings("mixtral_tiny", {full, again}).size() == 1);
+  CHECK(warnings("mixtral_tiny", {full, again})[0].find("distributed.moe.ignore_router_for_ac = false") != std::string::npos);
+  CHECK(warnings("mixtral_tiny", {full}).empty());
+  CHECK(warnings("mixtral_tiny", {again}).empty());
+  CHECK(warnings("llama_tiny", {full, again}).empty());
+}
+
+namespace {
+
+StepResult result_of(std::vector<std::vector<int64_t>> blocks, int64_t count) {
+  StepResult out;
+  out.count = count;
+  for (auto& tokens : blocks) out.experts.push_back({"model.layers." + std::to_string(out.experts.size()) + ".mlp", std::move(tokens), 2});
+  return out;
+}
+
+}  // namespace
+
+TEST_CASE("a step's row says how many tokens each expert got, how uneven that is, and that none was dropped") {
+  using train::load_fields, train::load_words;
+  CHECK(load_fields(StepResult{}).empty());
+  CHECK(load_words(StepResult{}).empty());
+  StepResult even = result_of({{4, 4, 4, 4}, {8, 0, 8, 0}}, 8);
+  CHECK(load_fields(even) == R"(, "expert_tokens": [12, 4, 12, 4], "expert_imbalance": [1.0000, 2.0000], "dropped_tokens": 0)");
+  CHECK(load_words(even) == "  experts up to 2.00x");
+  CHECK(load_fields(result_of({{3, 4, 4, 4}}, 8)).find("\"dropped_tokens\": 1") != std::string::npos);
+  CHECK(result_of({{0, 0}}, 0).experts[0].imbalance() == 1);
+}
+
+TEST_CASE("the picture of expert load shows each expert beside the mean, and fits the terminal") {
+  train::LoadHistory history;
+  CHECK(history.empty());
+  CHECK(history.draw({}).empty());
+  history.add(StepResult{});
+  CHECK(history.empty());
+  history.add(result_of({{4, 4, 4, 4}, {8, 0, 7, 1}}, 8));
+  history.add(result_of({{4, 4, 4, 4}, {8, 0, 7, 1}}, 8));
+  CHECK(history.draw({}) ==
+        "expert load over 2 steps beside the mean (· none, ▄ mean, █ 2x and more)\n"
+        "model.layers.0.mlp  ▄▄▄▄  up to 1.00x\n"
+        "model.layers.1.mlp  █·▇▁  up to 2.00x, 1 unused");
+  CHECK(history.draw({.colour = false, .unicode = false, .width = 80}).find("model.layers.1.mlp  8.71  up to 2.00x") != std::string::npos);
+  boost::json::object json = boost::json::parse(history.json()).as_object();
+  CHECK(json.at("steps").as_int64() == 2);
+  CHECK(json.at("blocks").as_array()[1].as_object().at("tokens").as_array()[2].as_int64() == 14);
+
+  // Many blocks of many experts: the most uneven rows, and several experts a column.
+  std::vector<std::vector<int64_t>> blocks;
+  for (int64_t b = 0; b < 48; ++b) {
+    std::vector<int64_t> tokens(256, 10);
+    tokens[static_cast<size_t>(b)] = 10 + b;
+    blocks.push_back(tokens);
+  }
+  train::LoadHistory large;
+  large.add(result_of(blocks, 1));
+  std::string picture = large.draw({});
+  size_t lines = 0;
+  for (size_t at = 0; at <= picture.size(); ++lines) {
+    size_t end = std::min(picture.find('\n', at), picture.size());
+    CHECK(report::display_width(picture.substr(at, end - at)) <= 80);
+    at = end + 1;
+  }
+  CHECK(lines == 18);
+  CHECK(picture.find("model.layers.47.mlp") != std::string::npos);
+  CHECK(picture.find("model.layers.3.mlp") == std::string::npos);
+  CHECK(picture.find("and 32 more blocks, none above ") != std::string::npos);
+}
