@@ -177,7 +177,7 @@ void Unit::ready() {
     whole_ = context_.pool->take(size_, param_, BufferPool::Use::gather);
     copy_in();
   }
-  if (!shares_) gathering_.release();
+  if (!shares_) give_back();
   scratch_ = cast_ = Tensor();
   attach();
   state_ = State::here;
@@ -193,7 +193,7 @@ void Unit::release() {
   if (state_ != State::here || keeps()) return;
   for (Parameter& p : parameters_) p.storage.detach();
   whole_ = Tensor();
-  stop_sharing();
+  give_back();
   state_ = State::freed;
 }
 
@@ -370,8 +370,7 @@ void Unit::settle() {
 }
 
 void Unit::drop_gather() {
-  stop_sharing();
-  gathering_.release();
+  give_back();
   scratch_ = cast_ = Tensor();
   if (in_place_ && !keeps()) whole_ = Tensor();
   state_ = State::freed;

@@ -20,7 +20,7 @@ struct UnitContext {
   std::shared_ptr<BufferPool> pool;
   bool synchronise = true;     // this micro-batch reduces
   Unit* reducing = nullptr;    // whose reduction is under way
-  std::vector<Unit*> sharing;  // those whose gathered parameters are the ranks' common memory
+  std::vector<Unit*> holding;  // flat units with a slot of the shared memory for gathers
   bool lasting = false;        // what is gathered now stays for long, and may be written to
   int64_t gathers = 0;
   std::string own_nan;  // the first parameter of this step whose own gradient held one, where that is looked for
@@ -113,7 +113,7 @@ class Unit {
   void take_in_place();
   void attach();
   void take_turn();
-  void stop_sharing();
+  void give_back();
   enum class State : uint8_t { freed, flying, here };
   void lay_out();
   void drop_gather();
@@ -134,6 +134,7 @@ class Unit {
   bool in_place_ = false;  // flat: shards in the order of the ranks, padding behind them, are the gathered parameters
   bool shares_ = false;    // gathered in memory that all ranks of a host read: each writes its own part only
   int64_t turn_ = 0;       // which of the model's gathers that was
+  at::Tensor spare_;       // memory of a unit that is not resharded
   at::Tensor model_;       // the shard in the parameters' dtype, where main weights are wider
   at::Tensor compute_;     // whole parameters: `whole_` in the dtype of computation
   at::Tensor sums_;        // whole gradients, one after the other

@@ -37,13 +37,16 @@ void Unit::gather_in_place() {
   if (n > 1 && !keeps() && reshard && !context_.lasting && each > 0 &&
       context_.policy.shard->maps_gather(each * static_cast<int64_t>(c10::elementSize(param_)))) {
     shares_ = true;
-    context_.sharing.push_back(this);
+    context_.holding.push_back(this);
     Tensor source = model_.defined() ? model_ : shard_;
     if (source.scalar_type() != param_) source = cast_ = context_.pool->take(each, param_).copy_(source);
     gathering_ = context_.policy.shard->all_gather(source, Tensor());
     return;
   }
-  if (!keeps()) whole_ = context_.pool->take(size_, param_, BufferPool::Use::gather);
+  // Of units that stay gathered the memory stays too, where buffers are to be made once.
+  if (!keeps())
+    whole_ = spare_.defined() ? spare_ : context_.pool->take(size_, param_, reshard ? BufferPool::Use::gather : BufferPool::Use::any);
+  if (context_.policy.double_buffer && !reshard) spare_ = whole_;
   Tensor own = whole_.narrow(0, me * each, each);
   const Tensor& from = model_.defined() ? model_ : shard_;
   if (!keeps() || main_ != storage_) copy(own, 0, from, 0, each);
@@ -52,14 +55,20 @@ void Unit::gather_in_place() {
   bool mapped = group.maps_gather(static_cast<int64_t>(own.nbytes()));
   // A back end of the host's memory copies back all that it gathered, the own slot too, which it leaves undefined.
   if (!own.is_cpu() && !group.reduces_remotely()) cast_ = own.clone();
+  if (mapped) context_.holding.push_back(this);
   gathering_ = group.all_gather(own, mapped ? Tensor() : whole_.narrow(0, 0, each * n));
 }
 
 // A slot of the shared ring must be free again before the next but one of those behind it is filled.
 void Unit::take_turn() {
   turn_ = context_.gathers++;
-  for (Unit* unit : std::vector<Unit*>(context_.sharing))
-    if (turn_ - unit->turn_ >= 3) unit->move_out();
+  for (Unit* unit : std::vector<Unit*>(context_.holding)) {
+    if (turn_ - unit->turn_ < 3) continue;
+    if (unit->shares_)
+      unit->move_out();
+    else
+      unit->ready();
+  }
 }
 
 void Unit::move_out() {
@@ -70,13 +79,12 @@ void Unit::move_out() {
   whole_ = context_.pool->take(size_, param_, BufferPool::Use::gather);
   copy(whole_, 0, shared, 0, size_);
   attach();
-  stop_sharing();
+  give_back();
 }
 
-void Unit::stop_sharing() {
-  if (!shares_) return;
+void Unit::give_back() {
   shares_ = false;
-  std::erase(context_.sharing, this);
+  std::erase(context_.holding, this);
   gathering_.release();
 }
 

@@ -15,10 +15,10 @@ namespace meshwright {
 
 struct Curve {
   std::vector<double> losses, norms;
-  std::map<std::string, at::Tensor> parameters;  // after five steps, or the last
+  std::map<std::string, at::Tensor> parameters;  // after the first five steps, or as many as asked for
 };
 
-inline Curve curve_of(const Layout& layout, int steps) {
+inline Curve curve_of(const Layout& layout, int steps, int parameters_after = 5) {
   Curve out;
   run_ranks(layout.ranks, [&](const std::shared_ptr<World>& world) {
     Rank rank(layout, world);
@@ -28,7 +28,7 @@ inline Curve curve_of(const Layout& layout, int steps) {
       StepResult result = rank.step();
       mine.losses.push_back(result.loss);
       mine.norms.push_back(result.grad_norm);
-      if (step == std::min(steps, 5) - 1)
+      if (step == std::min(steps, parameters_after) - 1)
         for (const ParallelParameter& p : rank.trainer.model().parameters())
           mine.parameters[p.name] = rank.trainer.model().full_tensor(p.name).clone();
     }

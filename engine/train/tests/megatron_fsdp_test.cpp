@@ -1,24 +1,12 @@
 // megatron_fsdp takes the steps of one process at every level, and all levels take the same ones.
 // Before doctest: LibTorch has a CHECK of its own.
-#include "engine/train/tests/curves.h"
+#include "engine/train/tests/megatron_fsdp.h"
 
 #include <doctest/doctest.h>
 
 using namespace meshwright;
 
 namespace {
-
-constexpr int64_t kRows = 48;  // a step: 1 or 4 micro-batches on 1 to 4 ranks
-
-std::string own(const std::string& key, const std::string& value) { return "distributed.megatron_fsdp." + key + "=" + value; }
-std::string level(int n) { return own("zero_dp_strategy", std::to_string(n)); }
-
-Layout layout_of(const std::string& model, int64_t ranks, int64_t tp, int64_t accumulation, std::vector<std::string> sets) {
-  sets.push_back("optimizer.eps=1e-5");
-  sets.push_back("distributed.tp_size=" + std::to_string(tp));
-  sets.push_back("step_scheduler.local_batch_size=" + std::to_string(kRows / (ranks / tp) / accumulation));
-  return {.strategy = "megatron_fsdp", .ranks = ranks, .sets = std::move(sets), .model = model, .batch = kRows};
-}
 
 void check_parameters(const Curve& curve, const Curve& truth, double tolerance) {
   REQUIRE(curve.parameters.size() == truth.parameters.size());
@@ -39,15 +27,15 @@ void check_close(const Curve& curve, const Curve& truth, double tolerance, doubl
 TEST_CASE("ten steps at every level, with one and four micro-batches, on two to four ranks") {
   TestFolder folder("megatron_fsdp");
   std::string model = write_model(folder.path, kLlama);
-  Layout alone = layout_of(model, 1, 1, 1, {});
+  Layout alone = flat_layout(model, 1, 1, 1, {});
   alone.strategy = "ddp";
-  Curve truth = curve_of(alone, 10);
+  Curve truth = curve_of(alone, 10, 10);
   for (int64_t ranks : {1, 2, 3, 4})
     for (int64_t accumulation : {1, 4})
       for (int n = 0; n <= 3; ++n) {
-        Layout layout = layout_of(model, ranks, 1, accumulation, {level(n)});
+        Layout layout = flat_layout(model, ranks, 1, accumulation, {flat_level(n)});
         INFO(layout.text());
-        check_close(curve_of(layout, 10), truth, 1e-6, 5e-6);
+        check_close(curve_of(layout, 10, 10), truth, 1e-6, 5e-6);
       }
 }
 
@@ -55,16 +43,16 @@ TEST_CASE("ten steps at every level under tensor parallelism") {
   TestFolder folder("megatron_fsdp");
   for (const SmallModel& m : {kLlama, kQwen3, kPhi3}) {
     std::string model = write_model(folder.path, m);
-    Layout alone = layout_of(model, 1, 1, 1, {});
+    Layout alone = flat_layout(model, 1, 1, 1, {});
     alone.strategy = "ddp";
-    Curve truth = curve_of(alone, 10);
+    Curve truth = curve_of(alone, 10, 10);
     for (auto [ranks, tp] : std::vector<std::pair<int64_t, int64_t>>{{2, 2}, {4, 2}, {6, 2}})
       for (int64_t accumulation : {1, 4})
         for (int n = 0; n <= 3; ++n) {
           if (m.name != kLlama.name && (accumulation == 1 || ranks == 6)) continue;
-          Layout layout = layout_of(model, ranks, tp, accumulation, {level(n)});
+          Layout layout = flat_layout(model, ranks, tp, accumulation, {flat_level(n)});
           INFO(m.name << ": " << layout.text());
-          check_close(curve_of(layout, 10), truth, 1e-6, 5e-6);
+          check_close(curve_of(layout, 10, 10), truth, 1e-6, 5e-6);
         }
   }
 }
@@ -73,25 +61,25 @@ TEST_CASE("ten steps at every level under tensor parallelism") {
 TEST_CASE("ten steps in bfloat16 with float32 main weights, with and without float32 main gradients") {
   TestFolder folder("megatron_fsdp");
   std::string model = write_model(folder.path, kLlama);
-  std::vector<std::string> half{own("preserve_fp32_weights", "true"), "distributed.mp_policy.param_dtype=\"bfloat16\"",
+  std::vector<std::string> half{flat_option("preserve_fp32_weights", "true"), "distributed.mp_policy.param_dtype=\"bfloat16\"",
                                 "distributed.mp_policy.output_dtype=\"float32\"", "model.torch_dtype=\"bfloat16\""};
   for (const char* wide : {"true", "false"}) {
     std::vector<std::string> sets = half;
-    sets.push_back(own("grad_reduce_in_fp32", wide));
+    sets.push_back(flat_option("grad_reduce_in_fp32", wide));
     auto layout_at = [&](int64_t ranks, int64_t tp, int64_t accumulation, int n) {
       std::vector<std::string> all = sets;
-      all.push_back(level(n));
-      Layout layout = layout_of(model, ranks, tp, accumulation, all);
+      all.push_back(flat_level(n));
+      Layout layout = flat_layout(model, ranks, tp, accumulation, all);
       layout.storage = DType::bfloat16;
       return layout;
     };
     for (int64_t accumulation : {1, 4}) {
-      Curve truth = curve_of(layout_at(1, 1, accumulation, 0), 10);
+      Curve truth = curve_of(layout_at(1, 1, accumulation, 0), 10, 10);
       for (auto [ranks, tp] : std::vector<std::pair<int64_t, int64_t>>{{2, 1}, {3, 1}, {4, 1}, {2, 2}, {4, 2}})
         for (int n = 0; n <= 3; ++n) {
           Layout layout = layout_at(ranks, tp, accumulation, n);
           INFO(layout.text());
-          Curve curve = curve_of(layout, 10);
+          Curve curve = curve_of(layout, 10, 10);
           CHECK((curve.parameters.begin()->second.scalar_type() == at::kFloat));
           // Real distances: losses 3.4e-4, norms 2e-3.
           CHECK(farthest(curve.losses, truth.losses) < 1e-3);
