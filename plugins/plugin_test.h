@@ -78,20 +78,4 @@ inline void check_trains() {
   CHECK((about().capabilities & MESHWRIGHT_CAN_PARALLELIZE) != 0);
 }
 
-inline void check_plans_only() {
-  CHECK((about().capabilities & MESHWRIGHT_CAN_PLAN) != 0);
-  CHECK((about().capabilities & MESHWRIGHT_CAN_PARALLELIZE) == 0);
-  ModelOutline outline;
-  MeshPlan mesh;
-  TpPlan tp;
-  StrategyConfig config;
-  ParallelizeRequest wanted{nullptr, outline, mesh, tp, config, nullptr};
-  try {
-    make()->parallelize(wanted);
-    FAIL("nothing was thrown");
-  } catch (const Error& error) {
-    CHECK(error.code() == ErrorCode::not_in_release);
-  }
-}
-
 }  // namespace plugin_test

@@ -6,6 +6,7 @@
 #include <map>
 
 #include "meshwright/activation_checkpoint.h"
+#include "meshwright/expert_parallel.h"
 #include "meshwright/replicated_model.h"
 #include "meshwright/tensor_parallel.h"
 #include "meshwright/unit_rules.h"
@@ -53,10 +54,11 @@ std::vector<std::string> checkpoint_as_asked(const ParallelizeRequest& request, 
                            whole_layers && scope == std::vector<std::string>{"all"});
 }
 
-void refuse_unavailable(const ParallelizeRequest& request, bool applies_tensor_parallel) {
+void refuse_unavailable(const ParallelizeRequest& request, bool applies_tensor_parallel, bool applies_expert_parallel) {
   const ParallelSizes& sizes = request.config.shared.sizes;
   for (const auto& [name, size] : {std::pair<const char*, int64_t>{"tp", sizes.tp}, {"cp", sizes.cp}, {"pp", sizes.pp}, {"ep", sizes.ep}})
-    if (size > 1 && !(applies_tensor_parallel && std::string_view(name) == "tp"))
+    if (size > 1 && !(applies_tensor_parallel && std::string_view(name) == "tp") &&
+        !(applies_expert_parallel && std::string_view(name) == "ep"))
       throw Error(ErrorCode::not_in_release,
                   std::string(name) + "_size = " + std::to_string(size) + " can be planned but not yet trained: not in this release")
           .key(std::string("distributed.") + name + "_size")
@@ -126,15 +128,16 @@ void place_frozen(std::vector<UnitSpec>& units, ShardedPolicy& policy, const std
 }  // namespace
 
 std::unique_ptr<ParallelModel> parallelize_fully_sharded(ParallelizeRequest& request, std::optional<bool> fallback) {
-  refuse_unavailable(request, /*applies_tensor_parallel=*/true);
+  refuse_unavailable(request, /*applies_tensor_parallel=*/true, /*applies_expert_parallel=*/true);
   check_backend(request);
   const StrategyConfig& config = request.config;
   std::shared_ptr<TensorParallel> tensor_parallel = apply_tensor_parallel(request);
+  std::shared_ptr<ExpertParallel> expert_parallel = apply_expert_parallel(request);
   checkpoint_as_asked(request, /*whole_layers=*/true);
   const Options& own = config.own;
   bool offload = own.get_string("offload_policy") == "cpu";
   UnitRule rule = find_unit_rule(request.outline.architecture);
-  if (request.world->size() == (tensor_parallel ? tensor_parallel->group()->size() : 1) && !offload && !rule) {
+  if (!expert_parallel && request.world->size() == (tensor_parallel ? tensor_parallel->group()->size() : 1) && !offload && !rule) {
     ReplicationPolicy whole;
     whole.group = request.world->group("dp", {request.world->rank()});
     whole.tensor_parallel = tensor_parallel;
@@ -143,6 +146,8 @@ std::unique_ptr<ParallelModel> parallelize_fully_sharded(ParallelizeRequest& req
   }
   ShardedPolicy policy = sharded_policy(request);
   policy.tensor_parallel = tensor_parallel;
+  policy.expert_parallel = expert_parallel;
+  if (expert_parallel && config.shared.moe.mp_policy) policy.mp = *config.shared.moe.mp_policy;
   ShardingPolicy sharding = sharding_policy(config, fallback);
   policy.reduce_every_micro_batch = sharding.reduce_every_micro_batch;
   // Explicit chains hold only while units are freed after forward (spec 4.4).
@@ -152,7 +157,8 @@ std::unique_ptr<ParallelModel> parallelize_fully_sharded(ParallelizeRequest& req
   policy.cpu_offload = offload;
   policy.pin_memory = own.get_bool("offload_pin_memory");
 
-  std::vector<UnitSpec> units = rule ? rule({*request.model, request.outline, sharding.reshard_after_forward, policy.mp})
+  std::vector<UnitSpec> units = expert_parallel ? expert_unit_specs(request, *expert_parallel, *sharding.reshard_after_forward)
+                                : rule          ? rule({*request.model, request.outline, sharding.reshard_after_forward, policy.mp})
                                      : unit_specs(*request.model, request.outline, sharding.reshard_after_forward);
   place_frozen(units, policy, own.get_string("frozen_sharding"));
   return shard_model(request.model, std::move(units), std::move(policy), request.world);

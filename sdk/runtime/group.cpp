@@ -34,7 +34,8 @@ struct Group::Impl {
   bool remote_reduction = false;
   int tag = 0;
   std::unique_ptr<detail::Mailbox> mailbox;
-  int64_t staged = 0;  // sequence of the slot that stage() lent
+  int64_t staged = 0;       // sequence of the slot that stage() lent
+  int64_t staged_rows = 0;  // and stage_rows()
   const void* staged_at = nullptr;
   std::vector<Tensor> spare;    // of pair sums that have ended, for the next of the same size
   detail::Mailbox::Sizes room;  // what `mailbox` has, or what was tried in vain
@@ -326,6 +327,27 @@ Tensor Group::registered_memory(int64_t bytes) const {
   const Impl& g = *impl_;
   if (!g.backend || !g.device.is_cuda() || !g.backend->supportsTensorAlloc(g.device.index())) return {};
   return g.backend->allocateTensor(bytes, at::TensorOptions().dtype(at::kByte).device(g.device));
+}
+
+Tensor Group::stage_rows(int64_t bytes) {
+  Impl& g = *impl_;
+  // Messages differ from rank to rank; each lies where the largest would.
+  void* at = stage_slot(g, detail::Mailbox::gather, "all_to_all", g.room.slot[detail::Mailbox::gather], g.staged_rows);
+  return at::from_blob(at, {bytes}, at::TensorOptions().dtype(at::kByte));
+}
+
+Pending Group::exchange_staged(int64_t moved) {
+  Impl& g = *impl_;
+  Pending out;
+  out.impl_ = begin(g, "all_to_all", moved, moved, [&](Pending::Impl& p) {
+    p.mapped = true;
+    p.channel = detail::Mailbox::gather;
+    p.sequence = g.staged_rows;
+    p.count = g.room.slot[detail::Mailbox::gather];
+    p.type = at::kByte;
+    g.mailbox->publish(p.channel, p.sequence);
+  });
+  return out;
 }
 
 Pending Group::all_gather(const Tensor& shard, const Tensor& whole) {

@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "meshwright/error.h"
+#include "meshwright/expert_parallel.h"
 #include "meshwright/gradients.h"
 #include "meshwright/module.h"
 #include "meshwright/tensor_parallel.h"
@@ -56,6 +57,10 @@ class ShardedModel final : public ParallelModel {
   void settle();
   void check_own_gradients();
   [[noreturn]] void throw_nan(const std::string& own, const char* when, const char* option);
+  std::vector<GradientSet> gradient_sets() const;
+  bool is_expert(std::string_view parameter) const;
+  void complete(ParallelParameter& parameter) const;
+  Tensor join(std::string_view name, const Tensor& local) const;
 
   std::shared_ptr<torch::nn::Module> model_;
   detail::UnitContext context_;
@@ -143,16 +148,22 @@ void ShardedModel::allocate() {
 // step, through sockets, and would make every slot as large.
 void ShardedModel::reserve() {
   const ShardedPolicy& policy = context_.policy;
-  int64_t gather = 0, exchange = 0;
+  struct Need {
+    int64_t gather = 0, exchange = 0;
+  };
+  std::vector<std::pair<Group*, Need>> needs;  // in the order of the units, which is that of all ranks
   bool lists = std::any_of(units_.begin(), units_.end(), [](const auto& unit) { return unit->list >= 0; });
   for (auto& unit : units_) {
     if (lists && unit->list < 0) continue;
-    gather = std::max(gather, unit->shard_size() * static_cast<int64_t>(c10::elementSize(unit->compute_type())));
-    exchange =
-        std::max(exchange, unit->trainable_size() * (context_.shards() - 1) * static_cast<int64_t>(c10::elementSize(unit->reduce_type())));
+    auto at = std::find_if(needs.begin(), needs.end(), [&](const auto& need) { return need.first == &unit->group(); });
+    if (at == needs.end()) at = needs.insert(at, {&unit->group(), {}});
+    Need& need = at->second;
+    need.gather = std::max(need.gather, unit->shard_size() * static_cast<int64_t>(c10::elementSize(unit->compute_type())));
+    need.exchange = std::max(
+        need.exchange, unit->trainable_size() * (unit->group().size() - 1) * static_cast<int64_t>(c10::elementSize(unit->reduce_type())));
   }
   int64_t ahead = policy.explicit_prefetch ? std::max(policy.forward_depth, policy.backward_depth) + 1 : 2;
-  policy.shard->reserve(gather, exchange, ahead);
+  for (const auto& [group, need] : needs) group->reserve(need.gather, need.exchange, ahead);
   if (policy.double_buffer) rotate();
 }
 
@@ -163,7 +174,7 @@ void ShardedModel::rotate() {
   int64_t gather = 0, reduce = 0;
   for (auto& unit : units_) {
     if (unit->reshard && !policy.whole_parameters) gather = std::max(gather, unit->gathered_bytes());
-    reduce = std::max(reduce, unit->trainable_size() * context_.shards() * static_cast<int64_t>(c10::elementSize(unit->reduce_type())));
+    reduce = std::max(reduce, unit->trainable_size() * policy.shard->size() * static_cast<int64_t>(c10::elementSize(unit->reduce_type())));
   }
   auto buffers = [&](int64_t bytes, int count) {
     std::vector<Tensor> out;
@@ -180,41 +191,49 @@ void ShardedModel::rotate() {
 
 void ShardedModel::describe() {
   bool rows = context_.policy.layout == ShardLayout::rows;
-  std::vector<std::pair<std::string, std::string>> placement;
-  if (context_.replicated()) placement.emplace_back(context_.policy.replicate_axis, "replicate");
-  if (context_.shards() > 1) placement.emplace_back(context_.policy.shard_axis, rows ? "shard(0)" : "flat");
   for (auto& unit : units_) {
-    std::vector<const Unit::Piece*> mine(unit->parameters().size(), nullptr);
-    for (const Unit::Piece& piece : unit->pieces(context_.me())) mine[piece.parameter] = &piece;
+    // The pieces of one parameter lie one after the other.
+    struct Part {
+      int64_t count = 0, from = 0, at = 0;
+    };
+    std::vector<Part> mine(unit->parameters().size());
+    for (size_t i = 0; i < mine.size(); ++i) mine[i].from = unit->parameters()[i].count;
+    for (const Unit::Piece& piece : unit->pieces(unit->group().rank())) {
+      Part& part = mine[piece.parameter];
+      if (part.count == 0) part.from = piece.from, part.at = piece.at;
+      part.count += piece.count;
+    }
     for (size_t i = 0; i < mine.size(); ++i) {
       const Unit::Parameter& p = unit->parameters()[i];
-      const Unit::Piece* piece = mine[i];
+      auto dim = static_cast<size_t>(unit->cut_dim(p));
       ParallelParameter out;
       out.name = p.name;
       out.global_shape = p.sizes;
-      out.placement = placement;
+      if (unit->replicated()) out.placement.emplace_back(context_.policy.replicate_axis, "replicate");
+      if (unit->group().size() > 1) out.placement.emplace_back(unit->axis(), rows ? "shard(" + std::to_string(dim) + ")" : "flat");
       out.offsets.assign(p.sizes.size(), 0);
       if (context_.policy.whole_parameters && !p.trainable) {
         out.local = unit->resident(p);
         for (auto& [axis, how] : out.placement) how = "replicate";
-        if (context_.policy.tensor_parallel) context_.policy.tensor_parallel->describe(out);
+        complete(out);
         parameters_.push_back(std::move(out));
         continue;
       }
-      int64_t count = piece ? piece->count : 0, from = piece ? piece->from : p.count, at = piece ? piece->at : 0;
+      auto [count, from, at] = mine[i];
       out.local = unit->shard().narrow(0, at, count);
       if (p.trainable) out.grad = unit->gradient().narrow(0, std::min(at, unit->trainable_size() - count), count);
-      if (rows || context_.shards() == 1) {
+      if (rows || unit->group().size() == 1) {
         std::vector<int64_t> sizes = p.sizes;
-        int64_t width = p.sizes[0] == 0 ? 1 : std::max<int64_t>(p.count / p.sizes[0], 1);
-        sizes[0] = count / width;
-        out.offsets[0] = from / width;
+        int64_t width = p.sizes[dim] == 0 ? 1 : std::max<int64_t>(p.count / p.sizes[dim], 1), inner = 1;
+        for (size_t d = dim + 1; d < sizes.size(); ++d) inner *= sizes[d];
+        sizes[dim] = count / width;
+        out.offsets[dim] = from / std::max<int64_t>(inner, 1);
         out.local = out.local.view(sizes);
         if (out.grad.defined()) out.grad = out.grad.view(sizes);
       } else {
         out.flat_begin = from;
       }
-      if (context_.policy.tensor_parallel) context_.policy.tensor_parallel->describe(out);
+      complete(out);
       parameters_.push_back(std::move(out));
     }
   }
@@ -228,10 +247,27 @@ void ShardedModel::describe() {
     out.local = tensor.detach();
     out.global_shape = tensor.sizes().vec();
     out.offsets.assign(out.global_shape.size(), 0);
-    if (context_.shards() > 1) out.placement.emplace_back(context_.policy.shard_axis, "replicate");
-    if (context_.policy.tensor_parallel) context_.policy.tensor_parallel->describe(out);
+    if (context_.policy.shard->size() > 1) out.placement.emplace_back(context_.policy.shard_axis, "replicate");
+    complete(out);
     parameters_.push_back(std::move(out));
   }
+}
+
+// What was done to the model before it was sharded.
+void ShardedModel::complete(ParallelParameter& parameter) const {
+  const ShardedPolicy& policy = context_.policy;
+  if (policy.expert_parallel) policy.expert_parallel->describe(parameter);
+  if (policy.tensor_parallel && !is_expert(parameter.name)) policy.tensor_parallel->describe(parameter);
+}
+
+bool ShardedModel::is_expert(std::string_view parameter) const {
+  return context_.policy.expert_parallel && context_.policy.expert_parallel->holds(parameter);
+}
+
+Tensor ShardedModel::join(std::string_view name, const Tensor& local) const {
+  const ShardedPolicy& policy = context_.policy;
+  if (is_expert(name)) return policy.expert_parallel->whole(name, local);
+  return policy.tensor_parallel ? policy.tensor_parallel->whole(name, local) : local;
 }
 
 void ShardedModel::attach(Unit& unit) {
@@ -310,7 +346,7 @@ void ShardedModel::prefetch_backward(const Unit& unit) {
   }
   // The root's parameters stay until its backward ends, and what ran before the first unit is the root.
   size_t at = position_[unit.index];
-  if (unit.list < 0) {
+  if (unit.list < 0 && at == 0) {
     if (order_.size() > 1 && !order_.back()->done) order_.back()->gather();
   } else if (at > 0 && at != SIZE_MAX && order_[at - 1]->list >= 0 && !order_[at - 1]->done) {
     order_[at - 1]->gather();  // a unit inside another may end after what ran before it
@@ -363,18 +399,42 @@ void ShardedModel::values_changed() {
   }
 }
 
+// Experts are cut over groups of their own.
+std::vector<GradientSet> ShardedModel::gradient_sets() const {
+  const auto& [tensor_parallel, expert_parallel] = std::tie(context_.policy.tensor_parallel, context_.policy.expert_parallel);
+  std::vector<std::shared_ptr<Group>> groups{context_.policy.shard};
+  std::vector<GradientSet> sets;
+  if (!tensor_parallel && !expert_parallel) {
+    sets.push_back({{}, groups});
+    for (const UpdateGroup& update : updates_) sets[0].gradients.push_back(update.grads);
+    return sets;
+  }
+  std::vector<ParallelParameter> others;
+  GradientSet experts;
+  for (const ParallelParameter& p : parameters_) {
+    if (!is_expert(p.name))
+      others.push_back(p);
+    else if (p.grad.defined())
+      experts.gradients.push_back(p.grad.view({-1}));
+  }
+  if (tensor_parallel) {
+    sets = tensor_parallel->gradient_sets(others, groups);
+  } else {
+    sets.push_back({{}, groups});
+    for (const ParallelParameter& p : others)
+      if (p.grad.defined()) sets[0].gradients.push_back(p.grad.view({-1}));
+  }
+  if (expert_parallel) {
+    experts.groups = {expert_parallel->ep_shard(), expert_parallel->ep()};
+    sets.push_back(std::move(experts));
+  }
+  return sets;
+}
+
 double ShardedModel::clip_grad_norm(double max_norm, double scale) {
   const ShardedPolicy& policy = context_.policy;
   if (policy.average == ShardedPolicy::Average::with_clipping) scale /= static_cast<double>(context_.averaged());
-  std::vector<std::shared_ptr<Group>> groups{policy.shard};
-  std::vector<GradientSet> sets;
-  if (policy.tensor_parallel) {
-    sets = policy.tensor_parallel->gradient_sets(parameters_, groups);
-  } else {
-    sets.push_back({{}, groups});
-    for (const UpdateGroup& update : updates_) sets[0].gradients.push_back(update.grads);
-  }
-  double norm = clip_gradients(sets, max_norm, scale, context_.world->device());
+  double norm = clip_gradients(gradient_sets(), max_norm, scale, context_.world->device());
   if (policy.check_nan && std::isnan(norm) && !std::isnan(scale)) {
     std::string mine;
     for (const ParallelParameter& p : parameters_)
@@ -417,15 +477,9 @@ void ShardedModel::throw_nan(const std::string& mine, const char* when, const ch
 Tensor ShardedModel::full_tensor(std::string_view name) {
   for (auto& unit : units_)
     for (size_t i = 0; i < unit->parameters().size(); ++i)
-      if (unit->parameters()[i].name == name) {
-        Tensor found = unit->whole(i);
-        return context_.policy.tensor_parallel ? context_.policy.tensor_parallel->whole(name, found) : found;
-      }
+      if (unit->parameters()[i].name == name) return join(name, unit->whole(i));
   for (const auto& [whole_name, tensor] : context_.policy.whole)
-    if (whole_name == name) {
-      Tensor found = tensor.detach().clone();
-      return context_.policy.tensor_parallel ? context_.policy.tensor_parallel->whole(name, found) : found;
-    }
+    if (whole_name == name) return join(name, tensor.detach().clone());
   throw Error(ErrorCode::internal, "the model has no parameter " + std::string(name));
 }
 

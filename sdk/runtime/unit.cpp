@@ -36,6 +36,8 @@ Unit::Unit(UnitContext& context, const UnitSpec& spec)
       reshard(spec.reshard_after_forward),
       list(spec.list),
       context_(context),
+      sharding_(spec.sharding.value_or(UnitSharding{context.policy.shard, context.policy.shard_axis})),
+      replicate_(spec.sharding ? nullptr : context.policy.replicate),
       mp_(spec.mp.value_or(context.policy.mp)),
       param_(scalar_type(mp_.param)),
       reduce_(scalar_type(mp_.reduce)),
@@ -62,7 +64,7 @@ Unit::Unit(UnitContext& context, const UnitSpec& spec)
   in_place_ = policy.layout == ShardLayout::flat &&
               (keeps() || trainable_count_ == 0 || trainable_count_ == static_cast<int64_t>(parameters_.size()));
   lay_out();
-  double n = static_cast<double>(context_.averaged());
+  double n = spec.sharding ? sharding_.divisor : static_cast<double>(context_.averaged());
   // float16 alone can overflow in the sum: half of the division before it, half after.
   if (policy.average == ShardedPolicy::Average::in_sum) before_reduce_ = reduce_ == at::kHalf ? 1 / std::sqrt(n) : 1;
   if (policy.average == ShardedPolicy::Average::before_sum) before_reduce_ = 1 / n;
@@ -70,19 +72,29 @@ Unit::Unit(UnitContext& context, const UnitSpec& spec)
 }
 
 void Unit::lay_out() {
-  int64_t n = context_.shards();
+  int64_t n = shards();
   pieces_.resize(static_cast<size_t>(n));
   if (context_.policy.layout == ShardLayout::rows) {
     for (size_t i = 0; i < parameters_.size(); ++i) {
       Parameter& p = parameters_[i];
       p.offset = size_;
-      int64_t rows = p.sizes[0], width = rows == 0 ? 0 : p.count / rows, chunk = (rows + n - 1) / n;
+      // Before the cut dimension lie `outer` blocks, of which each rank has the same rows; behind it `width` elements a row.
+      auto dim = static_cast<size_t>(cut_dim(p));
+      int64_t rows = p.sizes[dim], outer = 1;
+      for (size_t d = 0; d < dim; ++d) outer *= p.sizes[d];
+      int64_t width = rows == 0 || outer == 0 ? 0 : p.count / rows / outer, chunk = (rows + n - 1) / n;
+      if (dim > 0 && rows % n != 0)
+        throw Error(ErrorCode::model_does_not_fit, "dimension " + std::to_string(dim) + " of " + p.name + " is " + std::to_string(rows) +
+                                                       ", which the " + std::to_string(n) + " ranks of " + sharding_.axis +
+                                                       " do not divide");
       for (int64_t r = 0; r < n; ++r) {
         int64_t begin = std::min(rows, r * chunk), end = std::min(rows, (r + 1) * chunk);
-        if (end > begin) pieces_[static_cast<size_t>(r)].push_back({i, begin * width, shard_size_, (end - begin) * width});
+        for (int64_t o = 0; o < outer && end > begin; ++o)
+          pieces_[static_cast<size_t>(r)].push_back(
+              {i, (o * rows + begin) * width, shard_size_ + o * chunk * width, (end - begin) * width});
       }
       size_ += p.count;
-      shard_size_ += chunk * width;
+      shard_size_ += outer * chunk * width;
       if (p.trainable) trainable_size_ = shard_size_;
     }
     return;
@@ -117,7 +129,7 @@ void Unit::adopt(const Tensor& shard, const Tensor& gradient) {
   shard_ = shard;
   gradient_ = gradient;
   shard_.zero_();
-  for (const Piece& piece : pieces(context_.me())) {
+  for (const Piece& piece : pieces(me())) {
     const Tensor& variable = parameters_[piece.parameter].variable;
     if (!variable.is_meta()) copy(shard_, piece.at, variable.detach().contiguous().view({-1}), piece.from, piece.count);
   }
@@ -140,16 +152,17 @@ void Unit::gather() {
   state_ = State::flying;
   take_turn();
   if (in_place_) return gather_in_place();
+  if (direct()) return;
   Tensor source = model_.defined() ? model_ : shard_;
   if (source.scalar_type() != param_ || source.device() != context_.world->device()) {
     cast_ = context_.pool->take(shard_size_, param_);
     cast_.copy_(source, /*non_blocking=*/true);
     source = cast_;
   }
-  if (context_.shards() > 1) {
-    if (!context_.policy.shard->maps_gather(static_cast<int64_t>(source.nbytes())))
-      scratch_ = context_.pool->take(shard_size_ * context_.shards(), param_);
-    gathering_ = context_.policy.shard->all_gather(source, scratch_);
+  if (shards() > 1) {
+    if (!sharding_.shard->maps_gather(static_cast<int64_t>(source.nbytes())))
+      scratch_ = context_.pool->take(shard_size_ * shards(), param_);
+    gathering_ = sharding_.shard->all_gather(source, scratch_);
   }
 }
 
@@ -159,9 +172,9 @@ void Unit::copy_in() {
     for (const Piece& piece : pieces(rank))
       copies.add(whole_, parameters_[piece.parameter].offset + piece.from, shard, piece.at, piece.count);
   };
-  int64_t me = context_.me();
+  int64_t me = this->me();
   from(cast_.defined() ? cast_ : model_.defined() ? model_ : shard_, me);
-  for (int64_t r : c10::irange(context_.shards()))
+  for (int64_t r : c10::irange(shards()))
     if (r != me) from(scratch_.defined() ? scratch_.narrow(0, r * shard_size_, shard_size_) : gathering_.peer(r), r);
   copies.flush();
 }
@@ -173,6 +186,8 @@ void Unit::ready() {
   gathering_.wait();
   if (in_place_) {
     take_in_place();
+  } else if (direct()) {
+    whole_ = shard_;
   } else {
     whole_ = context_.pool->take(size_, param_, BufferPool::Use::gather);
     copy_in();
@@ -258,19 +273,19 @@ void Unit::reduce() {
   if (context_.reducing) context_.reducing->finish_reduce();
   finish_replication();
   context_.reducing = this;
-  int64_t n = context_.shards(), me = context_.me();
+  int64_t n = shards(), me = this->me();
   // Replicas are summed over what this reduction adds, so an earlier sum of the step must stay apart; and on the ranks' device.
-  bool apart = context_.replicated() && (!fresh_ || gradient_.device() != context_.world->device());
+  bool apart = replicated() && (!fresh_ || gradient_.device() != context_.world->device());
   first_ = fresh_;
   target_ = apart ? context_.pool->take(trainable_size_, gradient_.scalar_type()) : gradient_;
   bool first = apart || fresh_;
   fresh_ = false;
-  bool remote = context_.policy.shard->reduces_remotely() && n > 1;
+  bool remote = sharding_.shard->reduces_remotely() && n > 1;
   int64_t slots = remote ? n : n - 1;
   bool mapped = n > 1 && trainable_size_ > 0 &&
-                context_.policy.shard->maps_exchange(trainable_size_ * slots * static_cast<int64_t>(c10::elementSize(reduce_)));
+                sharding_.shard->maps_exchange(trainable_size_ * slots * static_cast<int64_t>(c10::elementSize(reduce_)));
   if (mapped)
-    packed_ = context_.policy.shard->stage(trainable_size_ * slots, reduce_);
+    packed_ = sharding_.shard->stage(trainable_size_ * slots, reduce_);
   else if (n > 1)
     packed_ = context_.pool->take(trainable_size_ * slots, reduce_, BufferPool::Use::reduce);
   // Where nothing is written below, padding and missing gradients are zero.
@@ -319,10 +334,10 @@ void Unit::reduce() {
     if (before_reduce_ != 1 && !scales) packed_.mul_(before_reduce_);
     if (remote) {
       received_ = context_.pool->take(trainable_size_, reduce_, BufferPool::Use::reduce);
-      exchanging_ = context_.policy.shard->reduce_scatter(packed_, received_);
+      exchanging_ = sharding_.shard->reduce_scatter(packed_, received_);
     } else {
       if (!mapped) received_ = context_.pool->take(trainable_size_ * (n - 1), reduce_, BufferPool::Use::reduce);
-      exchanging_ = context_.policy.shard->exchange(packed_, received_);
+      exchanging_ = sharding_.shard->exchange(packed_, received_);
     }
     if (remote && first) clear(target_, 0, trainable_size_);
   }
@@ -333,7 +348,7 @@ void Unit::finish_reduce() {
   c10::NoGradGuard no_grad;
   reducing_ = false;
   exchanging_.wait();
-  for (int64_t r = 0; r < context_.shards(); ++r)
+  for (int64_t r = 0; r < shards(); ++r)
     if (Tensor from = exchanging_.peer(r); from.defined()) scaled_add(target_, from, after_reduce_, false);
   exchanging_.release();
   int64_t slots = received_.defined() && trainable_size_ > 0 ? received_.numel() / trainable_size_ : 0;
@@ -341,8 +356,8 @@ void Unit::finish_reduce() {
     scaled_add(target_, received_.narrow(0, r * trainable_size_, trainable_size_), after_reduce_, overwrite_);
   packed_ = received_ = Tensor();
   if (context_.reducing == this) context_.reducing = nullptr;
-  if (context_.replicated())
-    replicating_ = context_.policy.replicate->all_reduce(target_);
+  if (replicated())
+    replicating_ = replicate_->all_reduce(target_);
   else
     target_ = Tensor();
 }
@@ -352,7 +367,7 @@ void Unit::finish_replication() {
   c10::NoGradGuard no_grad;
   replicating_.wait();
   // Whole gradients are averaged here where nothing is sharded, others when they were packed.
-  double scale = sums() && context_.shards() == 1 ? after_reduce_ : 1;
+  double scale = sums() && shards() == 1 ? after_reduce_ : 1;
   if (!target_.is_same(gradient_))
     scaled_add(gradient_, target_, scale, first_);
   else if (scale != 1)
@@ -412,13 +427,13 @@ Tensor Unit::whole(size_t parameter) {
   if (keeps() && !p.trainable) return resident(p).clone();
   Tensor out = at::zeros({p.count}, shard_.options());
   Tensor all = shard_;
-  if (context_.shards() > 1) {
-    Tensor mine = shard_.to(context_.world->device()), gathered = at::empty({shard_size_ * context_.shards()}, mine.options());
-    context_.policy.shard->all_gather(mine, gathered).wait();
-    copy(gathered, context_.me() * shard_size_, mine, 0, shard_size_);
+  if (shards() > 1) {
+    Tensor mine = shard_.to(context_.world->device()), gathered = at::empty({shard_size_ * shards()}, mine.options());
+    sharding_.shard->all_gather(mine, gathered).wait();
+    copy(gathered, me() * shard_size_, mine, 0, shard_size_);
     all = gathered;
   }
-  for (int64_t r : c10::irange(context_.shards()))
+  for (int64_t r : c10::irange(shards()))
     for (const Piece& piece : pieces(r))
       if (piece.parameter == parameter) copy(out, piece.from, all, r * shard_size_ + piece.at, piece.count);
   return out.view(p.sizes);

@@ -24,10 +24,7 @@ struct UnitContext {
   bool lasting = false;        // what is gathered now stays for long, and may be written to
   int64_t gathers = 0;
   std::string own_nan;  // the first parameter of this step whose own gradient held one, where that is looked for
-  int64_t shards() const { return policy.shard->size(); }
-  int64_t me() const { return policy.shard->rank(); }
-  bool replicated() const { return policy.replicate && policy.replicate->size() > 1; }
-  int64_t averaged() const { return shards() * (policy.replicate ? policy.replicate->size() : 1); }
+  int64_t averaged() const { return policy.shard->size() * (policy.replicate ? policy.replicate->size() : 1); }
 };
 
 class Unit {
@@ -54,6 +51,11 @@ class Unit {
   // Elements of a shard, padding included; trainable parameters come first and fill [0, trainable_size).
   int64_t shard_size() const { return shard_size_; }
   int64_t trainable_size() const { return trainable_size_; }
+  // The ranks that share one copy of this unit, those that hold the same shard (or null), and the dimension that is cut.
+  Group& group() const { return *sharding_.shard; }
+  const std::string& axis() const { return sharding_.axis; }
+  bool replicated() const { return replicate_ && replicate_->size() > 1; }
+  int64_t cut_dim(const Parameter& p) const { return static_cast<int64_t>(p.sizes.size()) > sharding_.dim ? sharding_.dim : 0; }
   // Takes its part of the model's flat tensors and the parameters' values; empties the parameters.
   void adopt(const at::Tensor& shard, const at::Tensor& gradient);
   // Whole parameters: the same with memory of its own, of which shard() and gradient() may be views.
@@ -122,7 +124,14 @@ class Unit {
   at::Tensor take_gradient(Parameter& parameter);
   void keep_gradients();
 
+  int64_t shards() const { return sharding_.shard->size(); }
+  int64_t me() const { return sharding_.shard->rank(); }
+  // The shard itself serves as the whole: one rank, and nothing to cast or bring.
+  bool direct() const { return shards() == 1 && main_ == param_ && shard_.device() == context_.world->device(); }
+
   UnitContext& context_;
+  UnitSharding sharding_;
+  std::shared_ptr<Group> replicate_;
   MixedPrecision mp_;
   at::ScalarType storage_ = at::kFloat, param_, reduce_, output_, main_ = at::kFloat, gradient_type_ = at::kFloat;
   std::vector<Parameter> parameters_;

@@ -19,12 +19,12 @@ using at::Tensor;
 void Unit::adopt_whole() {
   c10::NoGradGuard no_grad;
   at::TensorOptions options = at::TensorOptions().device(context_.world->device());
-  int64_t me = context_.me(), each = trainable_size_;
+  int64_t me = this->me(), each = trainable_size_;
   whole_ = at::zeros({size_}, options.dtype(storage_));
   if (param_ != storage_) compute_ = at::zeros({size_}, options.dtype(param_));
   Tensor slice = whole_.narrow(0, me * each, each), gradient;
   if (sums()) {
-    sums_ = at::zeros({each * context_.shards()}, options.dtype(gradient_type_));
+    sums_ = at::zeros({each * shards()}, options.dtype(gradient_type_));
     gradient = sums_.narrow(0, me * each, each);
   } else {
     gradient = at::zeros({each}, options.dtype(gradient_type_));
@@ -33,14 +33,14 @@ void Unit::adopt_whole() {
 }
 
 void Unit::gather_in_place() {
-  int64_t n = context_.shards(), me = context_.me(), each = shard_size_;
+  int64_t n = shards(), me = this->me(), each = shard_size_;
   if (n > 1 && !keeps() && reshard && !context_.lasting && each > 0 &&
-      context_.policy.shard->maps_gather(each * static_cast<int64_t>(c10::elementSize(param_)))) {
+      sharding_.shard->maps_gather(each * static_cast<int64_t>(c10::elementSize(param_)))) {
     shares_ = true;
     context_.holding.push_back(this);
     Tensor source = model_.defined() ? model_ : shard_;
     if (source.scalar_type() != param_) source = cast_ = context_.pool->take(each, param_).copy_(source);
-    gathering_ = context_.policy.shard->all_gather(source, Tensor());
+    gathering_ = sharding_.shard->all_gather(source, Tensor());
     return;
   }
   // Of units that stay gathered the memory stays too, where buffers are to be made once.
@@ -51,7 +51,7 @@ void Unit::gather_in_place() {
   const Tensor& from = model_.defined() ? model_ : shard_;
   if (!keeps() || main_ != storage_) copy(own, 0, from, 0, each);
   if (n == 1) return;
-  Group& group = *context_.policy.shard;
+  Group& group = this->group();
   bool mapped = group.maps_gather(static_cast<int64_t>(own.nbytes()));
   // A back end of the host's memory copies back all that it gathered, the own slot too, which it leaves undefined.
   if (!own.is_cpu() && !group.reduces_remotely()) cast_ = own.clone();
@@ -89,14 +89,14 @@ void Unit::give_back() {
 }
 
 void Unit::take_in_place() {
-  int64_t me = context_.me(), each = shard_size_;
+  int64_t me = this->me(), each = shard_size_;
   if (shares_) {
     int64_t other = me == 0 ? 1 : 0;
     auto* first = static_cast<char*>(gathering_.peer(other).data_ptr()) - static_cast<size_t>(other * each) * c10::elementSize(param_);
     whole_ = at::from_blob(first, {size_}, at::TensorOptions().dtype(param_));
     return;
   }
-  for (int64_t r : c10::irange(context_.shards()))
+  for (int64_t r : c10::irange(shards()))
     if (Tensor shard = gathering_.peer(r); shard.defined()) copy(whole_, r * each, shard, 0, each);
   if (cast_.defined()) copy(whole_, me * each, cast_, 0, each);
   if (compute_.defined()) compute_.copy_(whole_);
@@ -143,8 +143,8 @@ void Unit::reduce_sums() {
   first_ = true;
   for (const Parameter& p : parameters_)
     if (p.trainable && !p.came) clear(sums_, p.offset, p.count);
-  int64_t n = context_.shards(), me = context_.me(), each = trainable_size_;
-  Group& group = *context_.policy.shard;
+  int64_t n = shards(), me = this->me(), each = trainable_size_;
+  Group& group = this->group();
   auto in_reduce_type = [&] {
     if (reduce_ == gradient_type_) return sums_;
     Tensor cast = context_.pool->take(sums_.numel(), reduce_, BufferPool::Use::reduce);
@@ -152,7 +152,7 @@ void Unit::reduce_sums() {
   };
   target_ = gradient_;
   if (n == 1) {
-    if (context_.replicated()) target_ = in_reduce_type();
+    if (replicated()) target_ = in_reduce_type();
     finish_reduce();  // nothing to wait for: the copies may start
     return;
   }

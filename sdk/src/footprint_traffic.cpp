@@ -11,16 +11,41 @@ bool cuts_attention(const TpPlan& plan) {
   });
 }
 
+// Rows to the experts and back, forward and backward, each with its routing weight on the way there and its gradient on the way back.
 // Balanced routing: every token goes to its active experts, an equal part of them on each rank of ep.
+void add_all_to_all_rows(const FootprintRequest& request, const Axis& ep, int64_t forward, int64_t backward, Wire& wire) {
+  const MoeOutline& moe = *request.outline.moe;
+  int64_t element = dtype_size(precision_of(request).param), assignments = times(tokens_of(request), moe.active_experts);
+  int64_t rows = times(assignments, request.outline.hidden_size, element);
+  wire.add(ep, "all_gather", forward, times(ep.size, moe.experts, 8));  // how many rows each expert gets from whom
+  wire.add(ep, "all_to_all", plus(forward, backward), plus(rows, times(assignments, element)));
+  wire.add(ep, "all_to_all", plus(forward, backward), rows);
+}
+
+// Every rank gets the tokens, float32 weights and choices of all, and float32 sums are shared out.
+void add_all_gather_rows(const FootprintRequest& request, const Axis& ep, int64_t forward, int64_t backward, Wire& wire) {
+  int64_t element = dtype_size(precision_of(request).param), tokens = times(ep.size, tokens_of(request));
+  int64_t assignments = times(tokens, request.outline.moe->active_experts), width = request.outline.hidden_size;
+  wire.add(ep, "all_gather", forward, times(ep.size, 8));  // the number of tokens
+  wire.add(ep, "all_gather", forward, times(tokens, width, element));
+  wire.add(ep, "all_gather", forward, times(assignments, 4));
+  wire.add(ep, "all_gather", forward, times(assignments, 8));
+  wire.add(ep, "reduce_scatter", forward, times(tokens, width, 4));
+  wire.add(ep, "all_gather", backward, times(tokens, width, 4));
+  wire.add(ep, "reduce_scatter", backward, times(assignments, 4));
+  wire.add(ep, "reduce_scatter", backward, times(tokens, width, element));
+}
+
 void add_expert_rows(const FootprintRequest& request, const ModuleIndex& index, Wire& wire) {
   if (!request.mesh.moe_mesh || !request.outline.moe) return;
   Axis ep{"ep", request.mesh.moe_mesh->size("ep"), 0};
-  int64_t element = dtype_size(precision_of(request).param);
   for (const ModuleOutline& module : request.outline.modules) {
     if (module.kind != ModuleKind::experts) continue;
-    // Dispatch and combine, forward and backward.
-    int64_t count = times(passes_of(request), 2 * (forward_runs(request, index, module.name) + 1));
-    wire.add(ep, "all_to_all", count, times(tokens_of(request), request.outline.moe->active_experts, request.outline.hidden_size, element));
+    int64_t backward = passes_of(request), forward = times(backward, forward_runs(request, index, module.name));
+    if (request.config.shared.moe.dispatcher == TokenDispatcher::all_gather)
+      add_all_gather_rows(request, ep, forward, backward, wire);
+    else
+      add_all_to_all_rows(request, ep, forward, backward, wire);
   }
 }
 

@@ -76,6 +76,7 @@ SharedOptions read_shared_options(const Options& distributed, const Options& mp_
   out.mp = read_precision(mp_policy, MixedPrecision{});
 
   out.moe_given = any_given(moe) || any_given(moe_mp_policy);
+  if (moe.get_string("dispatcher") == "all_gather") out.moe.dispatcher = TokenDispatcher::all_gather;
   out.moe.ignore_router_for_ac = moe.get_bool("ignore_router_for_ac");
   out.moe.reshard_after_forward = moe.get_bool("reshard_after_forward");
   out.moe.lm_head_precision = moe.find_dtype("lm_head_precision");

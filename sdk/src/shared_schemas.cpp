@@ -57,6 +57,8 @@ constexpr std::array kMpPolicy = {
 constexpr std::array kMoe = {
     bool_option("ignore_router_for_ac", true,
                 "Under activation checkpointing save the router's scores and choices instead of recomputing them."),
+    list_choice("dispatcher", MESHWRIGHT_STRING, "\"all_to_all\"", "all_to_all|all_gather", MESHWRIGHT_IGNORE_CASE,
+                "How tokens reach experts on other ranks: all_to_all sends each to the ranks of its experts, all_gather all to all ranks."),
     bool_option("reshard_after_forward", false, "Free gathered parameters after forward, for all units of a mixture-of-experts model."),
     dtype_option("lm_head_precision", nullptr, "Compute, reduce and output the head in this dtype (only float32 has an effect).",
                  MESHWRIGHT_OPTIONAL),

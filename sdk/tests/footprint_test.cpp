@@ -364,8 +364,18 @@ TEST_CASE("experts are cut over ep and ep_shard, the rest over the data ranks") 
   CHECK(f.units[0].padded_bytes == experts);
   check_row(f, "ep_shard", "all_gather", 2, 2 * experts / 2);
   check_row(f, "ep_shard", "reduce_scatter", 2, 2 * experts / 2);
-  // 32 tokens to 2 experts each, 24 floats: dispatch and combine, forward and backward, in 2 layers.
-  check_row(f, "ep", "all_to_all", 8, 8 * 32 * 2 * 24 * 4 / 4 * 3);
+  // 32 tokens to 2 experts each, 24 floats: dispatch and combine, forward and backward, in 2 layers; with a weight on the way to the
+  // experts and its gradient on the way back.
+  check_row(f, "ep", "all_to_all", 8, (8 * 24 + 4) * 32 * 2 * 4 / 4 * 3);
+  check_row(f, "ep", "all_gather", 2, 2 * 4 * 8 * 8 / 4 * 3);  // counts of 8 experts
+  job.config.shared.moe.dispatcher = TokenDispatcher::all_gather;
+  Footprint all = fully_sharded_footprint(job.request(), kept);
+  CHECK(find_row(all.wire, "ep", "all_to_all") == nullptr);
+  // Forward: the number of tokens, rows, weights and choices; backward: the rows' gradients. Sums: rows; rows and weights.
+  int64_t rows = 4 * 32 * 24 * 4, weights = 4 * 32 * 2 * 4;
+  check_row(all, "ep", "all_gather", 2 * 5, 2 * (4 * 8 + 2 * rows + 3 * weights) / 4 * 3);
+  check_row(all, "ep", "reduce_scatter", 2 * 3, 2 * (2 * rows + weights) / 4 * 3);
+  job.config.shared.moe.dispatcher = TokenDispatcher::all_to_all;
   CHECK(f.bytes.weights * 8 == total_elements(job.outline) * 4);
   // Nothing is freed after forward and nothing is cut twice: one gather of each unit.
   CHECK(find_row(f.wire, "dp_shard", "all_gather")->count == 5);

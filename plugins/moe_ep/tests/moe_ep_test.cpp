@@ -20,4 +20,4 @@ TEST_CASE("moe_ep refuses sequence parallelism where it would matter") {
   CHECK(validated({{"sequence_parallel", true}}).ok());  // ignored when there is no tensor parallelism
 }
 
-TEST_CASE("moe_ep plans only, and says so") { check_plans_only(); }
+TEST_CASE("moe_ep plans and trains") { check_trains(); }

@@ -1,4 +1,5 @@
-// parallelize() of the fully sharded strategies: activation checkpointing, units, prefetch and the root, in the order of torch FSDP2.
+// parallelize() of the fully sharded strategies: tensor and expert parallelism, activation checkpointing, units, prefetch and the root, in
+// the order of torch FSDP2.
 #pragma once
 
 #include <memory>
@@ -25,8 +26,9 @@ MESHWRIGHT_API std::vector<std::string> layer_names(const ModelOutline& outline,
 // meets no layer is a notice of the world. Returns the names of the modules that recompute. Throws as checkpoint_layers().
 MESHWRIGHT_API std::vector<std::string> checkpoint_as_asked(const ParallelizeRequest& request, bool whole_layers);
 
-// Throws Error(not_in_release) when the request asks for cp, pp or ep above 1, or for tp above 1 of a strategy that does not apply it.
-MESHWRIGHT_API void refuse_unavailable(const ParallelizeRequest& request, bool applies_tensor_parallel = false);
+// Throws Error(not_in_release) when the request asks for cp or pp above 1, or for tp or ep above 1 of a strategy that does not apply it.
+MESHWRIGHT_API void refuse_unavailable(const ParallelizeRequest& request, bool applies_tensor_parallel = false,
+                                       bool applies_expert_parallel = false);
 
 // Throws Error(device_unavailable) when the strategy's own option `backend` names another back end than the world's.
 MESHWRIGHT_API void check_backend(const ParallelizeRequest& request);

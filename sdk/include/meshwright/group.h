@@ -131,6 +131,11 @@ class MESHWRIGHT_API Group {
   // `control`: a few scalars (norms, losses), counted under the axis "control" and not under the group's own.
   Pending all_reduce(const at::Tensor& tensor, ReduceOp op = ReduceOp::sum, bool control = false);
   Pending broadcast(const at::Tensor& tensor, int64_t root);
+  // Memory in shared memory for this rank's next message of up to so many bytes (uint8, [bytes]); only where maps_gather(bytes), which
+  // all ranks must find alike. exchange_staged() hands it over: Pending::peer(r) is then all that rank r staged, as bytes, and the
+  // ranks know where in it their own part lies. `moved`: the bytes meant for other ranks. Counted as an all-to-all.
+  at::Tensor stage_rows(int64_t bytes);
+  Pending exchange_staged(int64_t moved);
   // Splits count rows of dim 0, one a rank.
   Pending all_to_all(const at::Tensor& in, std::span<const int64_t> in_splits, const at::Tensor& out, std::span<const int64_t> out_splits);
   void barrier();

@@ -45,6 +45,7 @@ struct ParallelParameter {
 };
 
 class TensorParallel;  // meshwright/tensor_parallel.h
+class ExpertParallel;  // meshwright/expert_parallel.h
 
 // What the optimizer updates: equally long flat tensors. Order and sizes are fixed after parallelize().
 struct UpdateGroup {

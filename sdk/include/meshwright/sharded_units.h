@@ -21,6 +21,14 @@ namespace meshwright {
 // unit's parameters as one buffer, cut evenly.
 enum class ShardLayout : uint8_t { rows, flat };
 
+// How a unit is cut where it differs from the rest of the model: experts over an axis of their own.
+struct UnitSharding {
+  std::shared_ptr<Group> shard;  // of one rank: nothing is gathered or reduced
+  std::string axis;
+  int64_t dim = 0;     // cut of parameters with more dimensions than that, others along 0; a dim above 0 must divide evenly
+  double divisor = 1;  // gradients are sums over `shard` divided by this
+};
+
 struct UnitSpec {
   std::string name;                                            // dotted, or "root"
   torch::nn::Module* module = nullptr;                         // must be hookable (MESHWRIGHT_MODULE)
@@ -28,6 +36,7 @@ struct UnitSpec {
   bool reshard_after_forward = true;                           // false: stays gathered until its backward ends
   int64_t list = -1;                                           // units of one list prefetch each other; -1 = none (root)
   std::optional<MixedPrecision> mp;                            // this unit's own policy
+  std::optional<UnitSharding> sharding;                        // nullopt: the policy's groups, along dim 0
 };
 
 // The units that plans show for `outline` (plan_units), over the live model: the items of each module list, which prefetch each other,
@@ -58,6 +67,7 @@ struct ShardedPolicy {
   bool pin_memory = true;
   std::shared_ptr<Group> data;                            // losses are summed over it; null: the whole world
   std::shared_ptr<TensorParallel> tensor_parallel;        // what was done to the model before, or null
+  std::shared_ptr<ExpertParallel> expert_parallel;        // likewise
   std::vector<std::pair<std::string, at::Tensor>> whole;  // frozen parameters that every rank keeps whole
 
   // The flat layout can keep more whole (ZeRO levels 0 to 2). Parameters: gathered once after each update and never freed. Gradients:

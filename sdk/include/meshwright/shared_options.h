@@ -33,7 +33,11 @@ struct TpPlanChoice {
   StringMap patterns;  // pattern = style string, in file order
 };
 
+// How tokens reach the experts of other ranks: each to the ranks that hold its experts, or all tokens to all ranks of ep.
+enum class TokenDispatcher : uint8_t { all_to_all, all_gather };
+
 struct MoeOptions {
+  TokenDispatcher dispatcher = TokenDispatcher::all_to_all;
   bool ignore_router_for_ac = true;
   bool reshard_after_forward = false;
   std::optional<DType> lm_head_precision;

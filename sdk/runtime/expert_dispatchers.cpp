@@ -1,0 +1,141 @@
+#include "expert_dispatchers.h"
+
+#include <ATen/ops/constant_pad_nd.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/where.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/utils.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "meshwright/collectives.h"
+#include "parts.h"
+#include "row_route.h"
+
+namespace meshwright::detail {
+
+namespace {
+
+using at::Tensor;
+using torch::autograd::variable_list;
+
+// What forward and backward of one exchange share.
+struct Trip {
+  RowRoute route;
+  ExpertOrder order;
+  int64_t tokens, width;
+  at::TensorOptions options;  // of the rows
+  at::ScalarType weights;
+
+  Tensor summed(const Tensor& rows) const {
+    c10::NoGradGuard no_grad;
+    return combine_tokens(rows, order);
+  }
+};
+
+// Backward of the way there: the gradients of rows and weights come back, those of a token's rows are summed.
+struct SentNode : torch::autograd::Node {
+  std::shared_ptr<const Trip> trip;
+  std::string name() const override { return "MeshwrightDispatch"; }
+  variable_list apply(variable_list&& grads) override {
+    c10::NoGradGuard no_grad;
+    Rows back;
+    // A part without gradient takes part all the same: the other ranks wait for it.
+    back.rows = grads[0].defined() ? grads[0].contiguous() : at::zeros({trip->route.received(), trip->width}, trip->options);
+    back.weights = grads[1].defined() ? grads[1].contiguous() : at::zeros({trip->route.received()}, trip->options.dtype(trip->weights));
+    Rows here = trip->route.finish_back(trip->route.start_back(back), trip->width, trip->options, trip->weights);
+    return {trip->summed(here.rows), here.weights};
+  }
+};
+
+// Backward of the way back: the gradient of a token's sum goes to each of its rows.
+struct ReturnedNode : torch::autograd::Node {
+  std::shared_ptr<const Trip> trip;
+  std::string name() const override { return "MeshwrightCombine"; }
+  variable_list apply(variable_list&& grads) override {
+    c10::NoGradGuard no_grad;
+    Tensor gradient = grads[0].defined() ? grads[0].contiguous() : at::zeros({trip->tokens, trip->width}, trip->options);
+    return {trip->route.finish(trip->route.start(gradient, trip->order.token, Tensor()), trip->width, trip->options, std::nullopt).rows};
+  }
+};
+
+template <class NodeType, class... Inputs>
+void record(std::shared_ptr<const Trip> trip, const std::vector<Tensor>& outputs, const Inputs&... inputs) {
+  if (!c10::GradMode::is_enabled() || !(inputs.requires_grad() || ...)) return;
+  auto node = std::shared_ptr<NodeType>(new NodeType(), torch::autograd::deleteNode);
+  node->set_next_edges(torch::autograd::collect_next_edges(inputs...));
+  node->trip = std::move(trip);
+  for (const Tensor& output : outputs) torch::autograd::set_history(output, node);
+}
+
+// Each row goes to the rank of its expert and comes back.
+class AllToAll final : public ExpertDispatcher {
+ public:
+  explicit AllToAll(std::shared_ptr<Group> ep) : ep_(std::move(ep)) {}
+
+  Tensor forward(const Tensor& x, const Routing& routing, GroupedExperts& experts, const std::function<void()>& meanwhile) override {
+    ExpertOrder order = sort_by_expert(routing.indices, experts->experts() * ep_->size());
+    RowRoute route(order.counts, ep_);
+    Tensor weights = gather_weights(routing.weights, order);
+    auto trip = std::make_shared<const Trip>(
+        Trip{std::move(route), std::move(order), x.size(0), x.size(1), x.options().requires_grad(false), weights.scalar_type()});
+    RowRoute::Flight flight = trip->route.start(x.detach().contiguous(), trip->order.token, weights.detach().contiguous());
+    meanwhile();
+    Rows rows = trip->route.finish(std::move(flight), trip->width, trip->options, trip->weights);
+    record<SentNode>(trip, {rows.rows, rows.weights}, x, weights);
+    Tensor y = experts->forward(rows.rows, trip->route.local_counts(), rows.weights);
+    Tensor back = y.detach().contiguous();
+    Tensor out = trip->summed(trip->route.finish_back(trip->route.start_back({back, {}}), trip->width, trip->options, std::nullopt).rows);
+    record<ReturnedNode>(trip, {out}, y);
+    return out;
+  }
+
+ private:
+  std::shared_ptr<Group> ep_;
+};
+
+// Every rank sees the tokens of all, computes what its experts do with them, and the sums are shared out.
+class AllGather final : public ExpertDispatcher {
+ public:
+  explicit AllGather(std::shared_ptr<Group> ep) : ep_(std::move(ep)) {}
+
+  Tensor forward(const Tensor& x, const Routing& routing, GroupedExperts& experts, const std::function<void()>& meanwhile) override {
+    int64_t tokens = x.size(0), longest = most_tokens(tokens), missing = longest - tokens;
+    auto padded = [&](const Tensor& t, double value) { return missing == 0 ? t : at::constant_pad_nd(t, {0, 0, 0, missing}, value); };
+    Tensor all = gather_along(padded(x, 0), 0, ep_);
+    Tensor weights = gather_along(padded(routing.weights.to(at::kFloat), 0), 0, ep_);
+    Tensor indices = gather_along(padded(routing.indices, -1), 0, ep_);
+    meanwhile();
+    int64_t here = experts->experts(), first = ep_->rank() * here;
+    Tensor mine = indices - first;
+    mine.masked_fill_((mine < 0).logical_or(mine >= here), -1);
+    ExpertOrder order = sort_by_expert(mine, here);
+    Tensor y = experts->forward(gather_tokens(all, order), order.counts, gather_weights(weights, order));
+    Tensor sums = combine_tokens(y.scalar_type() == at::kDouble ? y : y.to(at::kFloat), order);
+    return scatter_sum_along(sums, 0, ep_).narrow(0, 0, tokens).to(x.scalar_type());
+  }
+
+ private:
+  int64_t most_tokens(int64_t mine) {
+    if (ep_->size() == 1) return mine;
+    Tensor box = at::full({1}, mine, at::kLong);
+    return PartsGather(box, 0, *ep_).whole().max().item<int64_t>();
+  }
+
+  std::shared_ptr<Group> ep_;
+};
+
+}  // namespace
+
+std::shared_ptr<ExpertDispatcher> make_dispatcher(TokenDispatcher kind, std::shared_ptr<Group> ep) {
+  if (kind == TokenDispatcher::all_gather) return std::make_shared<AllGather>(std::move(ep));
+  return std::make_shared<AllToAll>(std::move(ep));
+}
+
+}  // namespace meshwright::detail

@@ -1,0 +1,16 @@
+// How tokens reach experts on other ranks.
+#pragma once
+
+#include <memory>
+
+#include "meshwright/group.h"
+#include "meshwright/moe.h"
+#include "meshwright/shared_options.h"
+
+namespace meshwright::detail {
+
+// Of the ranks of `ep`, each of which holds an equal part of the experts in order. Every rank of the group must call forward and backward
+// through it equally often, with or without tokens.
+std::shared_ptr<ExpertDispatcher> make_dispatcher(TokenDispatcher kind, std::shared_ptr<Group> ep);
+
+}  // namespace meshwright::detail

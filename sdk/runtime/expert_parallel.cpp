@@ -1,0 +1,110 @@
+#include "meshwright/expert_parallel.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
+#include <torch/nn/module.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "expert_dispatchers.h"
+#include "meshwright/error.h"
+#include "meshwright/moe.h"
+#include "parts.h"
+
+namespace meshwright {
+
+using at::Tensor;
+
+UnitSharding ExpertParallel::sharding() const { return {ep_shard_, "ep_shard", /*dim=*/1, divisor_}; }
+
+void ExpertParallel::describe(ParallelParameter& parameter) const {
+  auto found = whole_.find(parameter.name);
+  if (found == whole_.end()) return;
+  int64_t all = found->second[0], here = all / ep_->size();
+  parameter.global_shape[0] = all;
+  parameter.offsets[0] += ep_->rank() * here;
+  if (ep_->size() > 1) parameter.placement.emplace_back("ep", "shard(0)");
+}
+
+Tensor ExpertParallel::whole(std::string_view parameter, const Tensor& local) const {
+  if (!holds(parameter) || ep_->size() == 1) return local;
+  c10::NoGradGuard no_grad;
+  return detail::PartsGather(local, 0, *ep_).whole();
+}
+
+std::shared_ptr<ExpertParallel> apply_expert_parallel(const ParallelizeRequest& request) {
+  if (!request.mesh.moe_mesh) return nullptr;
+  auto refuse = [](std::string why) { return Error(ErrorCode::model_does_not_fit, std::move(why)).key("distributed.ep_size"); };
+  auto blocks = find_moe_blocks(*request.model);
+  if (blocks.empty())
+    throw refuse("the model " + request.outline.architecture + " has no mixture-of-experts blocks").help("set distributed.ep_size = 1");
+  DeviceMesh meshes(*request.mesh.moe_mesh, request.world);
+  const Mesh& data = *request.mesh.device_mesh;
+  // Each sample's tokens come from every rank of tp, and gradients are means over the ranks with different data.
+  auto divisor = static_cast<double>(data.size("dp") * data.size("cp") * data.size("tp"));
+  auto made = std::make_shared<ExpertParallel>(meshes.group("ep"), meshes.group("ep_shard"), divisor);
+  c10::NoGradGuard no_grad;
+  for (auto& [name, block] : blocks) {
+    for (auto& item : block->experts()->named_parameters(/*recurse=*/true)) {
+      Tensor& parameter = item.value();
+      std::string full = name + (name.empty() ? "" : ".") + "experts." + item.key();
+      std::vector<int64_t> sizes = parameter.sizes().vec();
+      if (sizes.empty() || sizes[0] % made->ep_->size() != 0)
+        throw refuse("the " + std::to_string(sizes.empty() ? 1 : sizes[0]) + " experts of " + full + " do not divide by ep_size " +
+                     std::to_string(made->ep_->size()));
+      int64_t here = sizes[0] / made->ep_->size();
+      std::vector<int64_t> local = sizes;
+      local[0] = here;
+      parameter.set_data(parameter.is_meta() ? at::empty(local, parameter.options())
+                                             : parameter.detach().narrow(0, made->ep_->rank() * here, here).clone());
+      made->whole_.emplace(full, std::move(sizes));
+    }
+    block->set_dispatcher(detail::make_dispatcher(request.config.shared.moe.dispatcher, made->ep_));
+  }
+  return made;
+}
+
+std::vector<UnitSpec> expert_unit_specs(const ParallelizeRequest& request, const ExpertParallel& experts, bool reshard_after_forward) {
+  const ModelOutline& outline = request.outline;
+  std::map<std::string, std::shared_ptr<torch::nn::Module>, std::less<>> modules;
+  for (const auto& item : request.model->named_modules()) modules.emplace(item.key(), item.value());
+  std::vector<UnitSpec> out;
+  for (UnitSpec& unit : unit_specs(*request.model, outline, reshard_after_forward)) {
+    std::vector<UnitSpec> apart;  // in order of their first parameter
+    std::vector<std::pair<std::string, Tensor>> rest;
+    for (auto& parameter : unit.parameters) {
+      std::string module(module_of(parameter.first));
+      const ModuleOutline* found = outline.find_module(module);
+      bool expert = experts.holds(parameter.first);
+      bool head = unit.list < 0 && !outline.tied_embeddings && module.ends_with("lm_head");
+      bool input = unit.list < 0 && !outline.tied_embeddings && found != nullptr && found->kind == ModuleKind::embedding;
+      if (!expert && !head && !input) {
+        rest.push_back(std::move(parameter));
+        continue;
+      }
+      auto at = std::find_if(apart.begin(), apart.end(), [&](const UnitSpec& u) { return u.name == module; });
+      if (at == apart.end()) {
+        UnitSpec spec;
+        spec.name = module;
+        spec.module = modules.at(module).get();
+        spec.reshard_after_forward = reshard_after_forward;
+        spec.list = unit.list;
+        if (expert) spec.sharding = experts.sharding();
+        if (head && request.config.shared.moe.lm_head_precision == DType::float32) {
+          spec.mp = request.config.shared.moe.mp_policy.value_or(request.config.shared.mp);
+          spec.mp->param = spec.mp->reduce = spec.mp->output = DType::float32;
+        }
+        at = apart.insert(apart.end(), std::move(spec));
+      }
+      at->parameters.push_back(std::move(parameter));
+    }
+    unit.parameters = std::move(rest);
+    std::move(apart.begin(), apart.end(), std::back_inserter(out));
+    out.push_back(std::move(unit));
+  }
+  return out;
+}
+
+}  // namespace meshwright

@@ -1,0 +1,248 @@
+// Expert parallelism: a model of mixture-of-experts layers trains as on one process, whatever the mesh, the dispatcher and the routing.
+#include "meshwright/expert_parallel.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
+#include <torch/nn/modules/container/modulelist.h>
+
+#include <cmath>
+#include <map>
+#include <mutex>
+
+#include "meshwright/activation_checkpoint.h"
+#include "meshwright/error.h"
+#include "meshwright/fully_sharded.h"
+#include "meshwright/moe.h"
+#include "meshwright/testing.h"
+
+// After LibTorch, which has a CHECK of its own.
+#include <doctest/doctest.h>
+
+using namespace meshwright;
+using at::Tensor;
+
+namespace {
+
+constexpr int64_t kWidth = 8, kInner = 12, kExperts = 4, kLength = 6, kSamples = 8;
+
+Tensor seeded(at::IntArrayRef sizes, uint64_t seed) { return at::randn(sizes, at::detail::createCPUGenerator(seed)); }
+
+MoeConfig block_config() {
+  MoeConfig c;
+  c.dim = kWidth;
+  c.moe_inter_dim = kInner;
+  c.n_routed_experts = kExperts;
+  c.n_activated_experts = 2;
+  c.norm_topk_prob = true;
+  c.softmax_before_topk = true;
+  c.expert_bias = true;
+  return c;
+}
+
+struct LayerImpl : torch::nn::Module {
+  explicit LayerImpl(const MoeConfig& config) : mlp(config) { register_module("mlp", mlp); }
+  Tensor forward(const Tensor& x) { return x + mlp(x); }
+  Moe mlp{nullptr};
+};
+MESHWRIGHT_MODULE(Layer);
+
+struct StackImpl : torch::nn::Module {
+  explicit StackImpl(const MoeConfig& config) {
+    register_module("in", in);
+    register_module("layers", layers);
+    register_module("out", out);
+    for (int i = 0; i < 2; ++i) layers->push_back(Layer(config).ptr());
+    // Seeded values: each parameter another stream.
+    c10::NoGradGuard no_grad;
+    uint64_t seed = 1;
+    for (Tensor& p : parameters()) p.copy_(seeded(p.sizes(), seed++).mul_(0.4));
+  }
+  Tensor forward(const Tensor& x) {
+    Tensor h = in(x);
+    for (auto& layer : *layers) h = layer->as<Layer>()->forward(h);
+    return out(h);
+  }
+  Linear in{Linear(torch::nn::LinearOptions(kWidth, kWidth))}, out{Linear(torch::nn::LinearOptions(kWidth, 3))};
+  torch::nn::ModuleList layers;
+};
+MESHWRIGHT_MODULE(Stack);
+
+enum class Routes : uint8_t { free, all_to_first, never_last };
+
+// Routing that is not even: the router's logits of one expert are far above or below the others'.
+void bend(Stack& model, Routes routes) {
+  c10::NoGradGuard no_grad;
+  for (auto& [name, block] : find_moe_blocks(*model)) {
+    if (routes == Routes::free) continue;
+    block->gate()->weight.mul_(0.1);
+    // A large constant feature (see samples()) times this column decides.
+    block->gate()->weight.select(1, 0).zero_();
+    block->gate()->weight.index({routes == Routes::all_to_first ? 0 : kExperts - 1, 0}).fill_(routes == Routes::all_to_first ? 50 : -50);
+  }
+}
+
+Tensor samples() {
+  Tensor x = seeded({kSamples, kLength, kWidth}, 99);
+  x.select(2, 0).fill_(4);
+  return x;
+}
+
+struct Job {
+  int64_t ranks = 2, ep = 2, tp = 1, replicate = 1, accumulate = 1;
+  TokenDispatcher dispatcher = TokenDispatcher::all_to_all;
+  Routes routes = Routes::free;
+  bool reshard = false, checkpoint = false;
+  bool idle = false;  // the last data-parallel rank has no samples; the first has its ones too
+};
+
+struct Result {
+  std::vector<double> losses, norms;
+  std::map<std::string, Tensor> parameters;
+};
+
+constexpr int kSteps = 4;
+
+// Plain gradient descent on a sum over all samples, as the training loop does it: the loss is multiplied by the data-parallel ranks, whose
+// mean the gradients are.
+Result train(const Job& job, const std::shared_ptr<World>& world) {
+  Stack model(block_config());
+  bend(model, job.routes);
+  StrategyConfig config;
+  config.shared.sizes.ep = job.ep;
+  config.shared.sizes.tp = job.tp;
+  config.shared.sizes.dp_replicate = job.replicate;
+  config.shared.mp = {DType::float32, DType::float32, DType::float32, true};
+  config.shared.moe.dispatcher = job.dispatcher;
+  ModelOutline outline = outline_of(*model);
+  MeshPlan mesh = plan_sharded_mesh({world->size(), {}, config});
+  TpPlan tp;
+  ParallelizeRequest request{model.ptr(), outline, mesh, tp, config, world};
+  ShardedPolicy policy = sharded_policy(request);
+  policy.expert_parallel = apply_expert_parallel(request);
+  if (job.checkpoint) checkpoint_layers(*model, std::vector<std::string>{"layers.0", "layers.1"}, ActivationCheckpointing::full, true);
+  std::vector<UnitSpec> units =
+      policy.expert_parallel ? expert_unit_specs(request, *policy.expert_parallel, job.reshard) : unit_specs(*model, outline, job.reshard);
+  std::unique_ptr<ParallelModel> parallel = shard_model(model.ptr(), std::move(units), std::move(policy), world);
+
+  int64_t dp = world->size() / job.tp, stream = world->rank() / job.tp;
+  Tensor all = samples(), mine = all.narrow(0, stream * (kSamples / dp), kSamples / dp);
+  if (job.idle && stream == 0) mine = at::cat({mine, all.narrow(0, (dp - 1) * (kSamples / dp), kSamples / dp)});
+  if (job.idle && stream == dp - 1) mine = mine.narrow(0, 0, 0);
+  Result result;
+  for (int step = 0; step < kSteps; ++step) {
+    parallel->begin_step();
+    double loss = 0;
+    for (int64_t i = 0; i < job.accumulate; ++i) {
+      parallel->micro_batch(i + 1 == job.accumulate);
+      int64_t each = mine.size(0) / job.accumulate;
+      Tensor x = mine.narrow(0, i * each, each);
+      Tensor y = model(x), part = y.square().sum() / static_cast<double>(kSamples);
+      loss += part.item<double>();
+      (part * static_cast<double>(dp)).backward();
+    }
+    parallel->end_step();
+    result.norms.push_back(parallel->clip_grad_norm(1.0));
+    Tensor sum = at::zeros({1}, at::kDouble).fill_(loss);
+    parallel->data_group()->all_reduce(sum, ReduceOp::sum, true).wait();
+    result.losses.push_back(sum.item<double>());
+    c10::NoGradGuard no_grad;
+    for (const UpdateGroup& update : parallel->update_groups()) update.values.add_(update.grads, -0.1);
+    parallel->values_changed();
+  }
+  for (const ParallelParameter& p : parallel->parameters()) result.parameters[p.name] = parallel->full_tensor(p.name);
+  return result;
+}
+
+double apart(double a, double b) { return std::abs(a - b) / std::max(1e-3, std::abs(b)); }
+
+std::string compare(const Job& job) {
+  Job alone;
+  alone.ranks = alone.ep = 1;
+  alone.routes = job.routes;
+  Result expected = train(alone, World::single());
+  std::string problems;
+  for (double loss : expected.losses)
+    if (!std::isfinite(loss)) problems += "one process diverges; ";
+  std::mutex mutex;
+  run_ranks(job.ranks, [&](const std::shared_ptr<World>& world) {
+    Result found = train(job, world);
+    std::lock_guard lock(mutex);
+    auto told = [&](const std::string& what, double far) {
+      if (!(far <= 1e-5) && problems.size() < 400) problems += "rank " + std::to_string(world->rank()) + ": " + what + " is off by " + std::to_string(far) + "; ";
+    };
+    for (int i = 0; i < kSteps; ++i) {
+      auto at = static_cast<size_t>(i);
+      told("loss of step " + std::to_string(i), apart(found.losses[at], expected.losses[at]));
+      told("norm of step " + std::to_string(i), apart(found.norms[at], expected.norms[at]));
+    }
+    if (found.parameters.size() != expected.parameters.size()) problems += "another number of parameters; ";
+    for (const auto& [name, value] : expected.parameters) {
+      const Tensor& other = found.parameters.at(name);
+      told(name, other.sizes() == value.sizes()
+                     ? (other - value).abs().max().item<double>() / std::max(1.0, value.abs().max().item<double>())
+                     : HUGE_VAL);
+    }
+  });
+  return problems;
+}
+
+std::string text_of(const Job& job) {
+  return std::to_string(job.ranks) + " ranks, ep " + std::to_string(job.ep) + ", tp " + std::to_string(job.tp) + ", dp_replicate " +
+         std::to_string(job.replicate) + (job.dispatcher == TokenDispatcher::all_gather ? ", all-gather" : ", all-to-all") + ", routes " +
+         std::to_string(static_cast<int>(job.routes)) + ", accumulate " + std::to_string(job.accumulate) +
+         (job.reshard ? ", reshard" : "") + (job.checkpoint ? ", recompute" : "");
+}
+
+}  // namespace
+
+TEST_CASE("expert parallelism: losses, norms and every parameter are those of one process on every expert mesh, with both dispatchers") {
+  for (TokenDispatcher dispatcher : {TokenDispatcher::all_to_all, TokenDispatcher::all_gather})
+    for (auto [ranks, ep] : {std::pair<int64_t, int64_t>{2, 2}, {4, 4}, {4, 2}})
+      for (int64_t accumulate : {1, 2})
+        for (bool reshard : {false, true}) {
+          Job job{.ranks = ranks, .ep = ep, .accumulate = accumulate, .dispatcher = dispatcher, .reshard = reshard};
+          INFO(text_of(job));
+          CHECK(compare(job) == "");
+        }
+}
+
+TEST_CASE("expert parallelism: so are those beside tensor parallelism, whose ranks bring the same tokens twice, and beside replicas") {
+  for (TokenDispatcher dispatcher : {TokenDispatcher::all_to_all, TokenDispatcher::all_gather})
+    for (const Job& job :
+         {Job{.ranks = 2, .ep = 2, .tp = 2, .dispatcher = dispatcher}, Job{.ranks = 4, .ep = 4, .tp = 2, .dispatcher = dispatcher},
+          Job{.ranks = 4, .ep = 2, .tp = 2, .dispatcher = dispatcher},
+          Job{.ranks = 4, .ep = 2, .replicate = 2, .dispatcher = dispatcher}}) {
+      INFO(text_of(job));
+      CHECK(compare(job) == "");
+    }
+}
+
+TEST_CASE("expert parallelism: all tokens to one expert, and an expert that is never used: nobody waits in vain, and the result is the same") {
+  for (TokenDispatcher dispatcher : {TokenDispatcher::all_to_all, TokenDispatcher::all_gather})
+    for (Routes routes : {Routes::all_to_first, Routes::never_last})
+      for (auto [ranks, ep] : {std::pair<int64_t, int64_t>{2, 2}, {4, 4}, {4, 2}}) {
+        Job job{.ranks = ranks, .ep = ep, .dispatcher = dispatcher, .routes = routes};
+        INFO(text_of(job));
+        CHECK(compare(job) == "");
+      }
+}
+
+TEST_CASE("expert parallelism: a rank without tokens takes part in everything") {
+  for (TokenDispatcher dispatcher : {TokenDispatcher::all_to_all, TokenDispatcher::all_gather})
+    for (auto [ranks, ep] : {std::pair<int64_t, int64_t>{2, 2}, {4, 2}}) {
+      Job job{.ranks = ranks, .ep = ep, .accumulate = 2, .dispatcher = dispatcher, .idle = true};
+      INFO(text_of(job));
+      CHECK(compare(job) == "");
+    }
+}
+
+TEST_CASE("expert parallelism: recomputed layers send their tokens again and train the same") {
+  for (TokenDispatcher dispatcher : {TokenDispatcher::all_to_all, TokenDispatcher::all_gather}) {
+    Job job{.ranks = 4, .ep = 2, .accumulate = 2, .dispatcher = dispatcher, .reshard = true, .checkpoint = true};
+    INFO(text_of(job));
+    CHECK(compare(job) == "");
+  }
+}
