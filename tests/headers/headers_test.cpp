@@ -46,7 +46,7 @@ TEST_CASE("the public headers stay small and include neither all of LibTorch nor
     }
   }
   CHECK(files > 10);
-  CHECK(total < 2500);
+  CHECK(total < 2800);
 }
 
 TEST_CASE("plugins include the SDK and nothing of the engine") {
