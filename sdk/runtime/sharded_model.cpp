@@ -388,6 +388,7 @@ void ShardedModel::values_changed() {
   if (!order_known_ || order.size() != units_.size()) {
     order.clear();
     for (auto& unit : units_) order.push_back(unit.get());
+    std::stable_partition(order.begin(), order.end(), [](const Unit* unit) { return unit->list < 0; });  // the outermost runs first
   }
   for (size_t i = 0; i < order.size(); ++i) {
     if (policy.overlap_gather && policy.shard->size() > 1) {

@@ -59,6 +59,7 @@ Unit::Unit(UnitContext& context, const UnitSpec& spec)
       trainable_count_ += trainable;
     }
   const ShardedPolicy& policy = context_.policy;
+  if (policy.layout == ShardLayout::flat && policy.tensor_parallel) align_parts();
   main_ = policy.main_weights ? scalar_type(*policy.main_weights) : storage_;
   gradient_type_ = policy.main_gradients ? scalar_type(*policy.main_gradients) : storage_;
   in_place_ = policy.layout == ShardLayout::flat &&
@@ -109,6 +110,9 @@ void Unit::lay_out() {
         total += p.count;
       }
     if (!trainable && keeps()) return;
+    total = 0;
+    for (const Parameter& p : parameters_)
+      if (p.trainable == trainable) total += n == 1 ? p.count : std::max(p.count, p.largest);
     int64_t each = (total + n - 1) / n;
     if (in_place_) size_ = begin + each * n;
     for (size_t i = 0; i < parameters_.size(); ++i) {

@@ -33,8 +33,9 @@ class Unit {
     std::string name;
     at::Tensor variable;  // the module's own
     std::vector<int64_t> sizes;
-    int64_t count = 0;   // elements
-    int64_t offset = 0;  // in the gathered buffer
+    int64_t count = 0;    // elements
+    int64_t offset = 0;   // in the gathered buffer
+    int64_t largest = 0;  // elements on the tensor-parallel rank that has the most; 0: as here
     bool trainable = true;
     LentStorage storage;
     at::Tensor held;    // gradient of earlier micro-batches in the reduce dtype
@@ -118,6 +119,7 @@ class Unit {
   void give_back();
   enum class State : uint8_t { freed, flying, here };
   void lay_out();
+  void align_parts();
   void drop_gather();
   void copy_in();
   // This rank's gradient of a parameter, earlier micro-batches included; undefined when there is none.

@@ -4,17 +4,41 @@
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/ScalarType.h>
+#include <c10/util/accumulate.h>
 #include <c10/util/irange.h>
 
 #include <algorithm>
 
 #include "copies.h"
 #include "meshwright/error.h"
+#include "meshwright/tensor_parallel.h"
 #include "unit.h"
 
 namespace meshwright::detail {
 
 using at::Tensor;
+
+// Borders must fall alike on all tensor-parallel ranks in what these hold alike. Where a parameter is cut unevenly, what is not cut
+// comes first, and all ranks cut the unit as the first one does, which has the most.
+void Unit::align_parts() {
+  const TensorParallel& tensor_parallel = *context_.policy.tensor_parallel;
+  int64_t tp = tensor_parallel.group()->size();
+  bool uneven = false;
+  for (Parameter& p : parameters_) {
+    const TensorParallel::Cut* cut = tensor_parallel.find(p.name);
+    if (cut == nullptr) continue;
+    std::vector<int64_t> sizes = cut->whole;
+    int64_t& size = sizes[static_cast<size_t>(cut->dim)];
+    uneven = uneven || size % tp != 0;
+    size = (size + tp - 1) / tp;
+    p.largest = c10::multiply_integers(sizes);
+  }
+  if (!uneven) return;
+  std::stable_sort(parameters_.begin(), parameters_.end(), [&](const Parameter& a, const Parameter& b) {
+    auto place = [&](const Parameter& p) { return (p.trainable ? 0 : 2) + (tensor_parallel.find(p.name) != nullptr ? 1 : 0); };
+    return place(a) < place(b);
+  });
+}
 
 void Unit::adopt_whole() {
   c10::NoGradGuard no_grad;

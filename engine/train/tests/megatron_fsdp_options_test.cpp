@@ -151,9 +151,11 @@ TEST_CASE("a NaN in a gradient is found after or before the reduction, and its p
     Layout own = layout, none = layout;
     own.sets.push_back(flat_option("report_nan_in_param_grad", "true"));
     for (const std::string& said : errors_with_nan(own))
-      CHECK(said.find("5 distributed.megatron_fsdp.report_nan_in_param_grad error[E0801]: rank 1: the gradient of " + kUp + " is NaN before") == 0);
+      CHECK(said.find("5 distributed.megatron_fsdp.report_nan_in_param_grad error[E0801]: rank 1: the gradient of " + kUp +
+                      " is NaN before") == 0);
     none.sets.push_back(flat_option("check_for_nan_in_grad", "false"));
-    for (const std::string& said : errors_with_nan(none)) CHECK(said.find("5 run.stop_on_nonfinite error[E0801]: step 1: the gradient norm is nan") == 0);
+    for (const std::string& said : errors_with_nan(none))
+      CHECK(said.find("5 run.stop_on_nonfinite error[E0801]: step 1: the gradient norm is nan") == 0);
     none.sets.push_back("run.stop_on_nonfinite=false");
     for (const std::string& said : errors_with_nan(none)) CHECK(said == "nothing");
   }
@@ -201,8 +203,8 @@ TEST_CASE("with double buffering, no communication buffer is allocated in any st
     for (bool twice : {false, true}) {
       CAPTURE(n);
       CAPTURE(twice);
-      Layout layout = flat_layout(
-          model, 2, 1, 1, {flat_level(n), flat_option("fsdp_double_buffer", twice ? "true" : "false"), "optimizer.name=\"sgd\""});
+      Layout layout = flat_layout(model, 2, 1, 1,
+                                  {flat_level(n), flat_option("fsdp_double_buffer", twice ? "true" : "false"), "optimizer.name=\"sgd\""});
       std::mutex mutex;
       int first = 0, later = 0;
       run_ranks(2, [&](const std::shared_ptr<World>& world) {

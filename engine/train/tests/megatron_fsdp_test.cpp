@@ -41,7 +41,8 @@ TEST_CASE("ten steps at every level, with one and four micro-batches, on two to 
 
 TEST_CASE("ten steps at every level under tensor parallelism") {
   TestFolder folder("megatron_fsdp");
-  for (const SmallModel& m : {kLlama, kQwen3, kPhi3}) {
+  const SmallModel odd{"odd", "Qwen3ForCausalLM", "qwen3", 48, 6, 2, 257, R"(, "tie_word_embeddings": true, "intermediate_size": 41)"};
+  for (const SmallModel& m : {kLlama, kQwen3, kPhi3, odd}) {
     std::string model = write_model(folder.path, m);
     Layout alone = flat_layout(model, 1, 1, 1, {});
     alone.strategy = "ddp";
