@@ -70,9 +70,13 @@ std::vector<UnitSpec> expert_unit_specs(const ParallelizeRequest& request, const
   const ModelOutline& outline = request.outline;
   std::map<std::string, std::shared_ptr<torch::nn::Module>, std::less<>> modules;
   for (const auto& item : request.model->named_modules()) modules.emplace(item.key(), item.value());
+  bool fp32_head = !outline.tied_embeddings && request.config.shared.moe.lm_head_precision == DType::float32;
+  MixedPrecision head_policy = request.config.shared.moe.mp_policy.value_or(request.config.shared.mp);
+  head_policy.output = DType::float32;
   std::vector<UnitSpec> out;
   for (UnitSpec& unit : unit_specs(*request.model, outline, reshard_after_forward)) {
     std::vector<UnitSpec> apart;  // in order of their first parameter
+    if (unit.list < 0 && fp32_head) unit.mp = head_policy;  // or the model's output would be narrowed again
     std::vector<std::pair<std::string, Tensor>> rest;
     for (auto& parameter : unit.parameters) {
       std::string module(module_of(parameter.first));
@@ -92,9 +96,9 @@ std::vector<UnitSpec> expert_unit_specs(const ParallelizeRequest& request, const
         spec.reshard_after_forward = reshard_after_forward;
         spec.list = unit.list;
         if (expert) spec.sharding = experts.sharding();
-        if (head && request.config.shared.moe.lm_head_precision == DType::float32) {
-          spec.mp = request.config.shared.moe.mp_policy.value_or(request.config.shared.mp);
-          spec.mp->param = spec.mp->reduce = spec.mp->output = DType::float32;
+        if (head && fp32_head) {
+          spec.mp = head_policy;
+          spec.mp->param = spec.mp->reduce = DType::float32;
         }
         at = apart.insert(apart.end(), std::move(spec));
       }

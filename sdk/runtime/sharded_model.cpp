@@ -58,6 +58,7 @@ class ShardedModel final : public ParallelModel {
   void check_own_gradients();
   [[noreturn]] void throw_nan(const std::string& own, const char* when, const char* option);
   std::vector<GradientSet> gradient_sets() const;
+  bool recomputing() const;
   bool is_expert(std::string_view parameter) const;
   void complete(ParallelParameter& parameter) const;
   Tensor join(std::string_view name, const Tensor& local) const;
@@ -287,7 +288,7 @@ void ShardedModel::before_forward(Unit& unit, TensorRefs& inputs) {
       order_.push_back(&unit);
     }
   }
-  prefetch_forward(unit);
+  if (!recomputing()) prefetch_forward(unit);
   if (unit.mp().cast_forward_inputs)
     for (Tensor* input : inputs)
       if (input->defined() && at::isFloatingType(input->scalar_type()) && input->scalar_type() != unit.compute_type())
@@ -306,8 +307,13 @@ void ShardedModel::after_forward(Unit& unit, TensorRefs& outputs) {
     if (casts && output->scalar_type() != unit.output_type()) *output = output->to(unit.output_type());
     if (training && output->requires_grad()) output->register_hook([this, u = &unit](const Tensor&) { before_backward(*u); });
   }
-  // Without a backward nothing would free them later.
-  if (!whole_ && (unit.reshard || !training)) unit.release();
+  // Without a backward nothing would free them later; where a layer is recomputed it follows at once.
+  if (!whole_ && ((unit.reshard && !recomputing()) || !training)) unit.release();
+}
+
+// A forward within a backward: of a unit inside a layer that activation checkpointing runs again.
+bool ShardedModel::recomputing() const {
+  return std::any_of(units_.begin(), units_.end(), [](const auto& unit) { return unit->in_backward(); });
 }
 
 void ShardedModel::before_backward(Unit& unit) {

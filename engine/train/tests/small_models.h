@@ -46,6 +46,20 @@ inline const SmallModel kLlama{"llama", "LlamaForCausalLM", "llama", 32, 4, 4, 6
 inline const SmallModel kBiases{"biases", "LlamaForCausalLM", "llama", 32, 4, 4, 64, R"(, "attention_bias": true, "mlp_bias": true)"};
 inline const SmallModel kQwen3{"qwen3", "Qwen3ForCausalLM", "qwen3"};
 inline const SmallModel kGemma3{"gemma3", "Gemma3ForCausalLM", "gemma3_text", 32, 4, 4, 64, R"(, "sliding_window": 4)"};
+inline const SmallModel kMixtral{
+    "mixtral", "MixtralForCausalLM",
+    "mixtral", 32,
+    4,         2,
+    64,        R"(, "num_local_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 24, "sliding_window": null)"};
+inline const SmallModel kQwen3Moe{"qwen3_moe",
+                                  "Qwen3MoeForCausalLM",
+                                  "qwen3_moe",
+                                  32,
+                                  4,
+                                  4,
+                                  64,
+                                  R"(, "num_experts": 4, "num_experts_per_tok": 3, "moe_intermediate_size": 12, "norm_topk_prob": true,
+"mlp_only_layers": [1], "num_hidden_layers": 3, "intermediate_size": 40)"};
 inline const SmallModel kPhi3{"phi3", "Phi3ForCausalLM", "phi3", 32, 4, 4, 64, R"(, "pad_token_id": null)"};
 
 }  // namespace meshwright

@@ -8,17 +8,6 @@ using namespace meshwright;
 
 namespace {
 
-// Float32 sums in another order: real distances are 2e-7 (losses, norms) and 2e-6 (weights, where a step is 1e-3).
-void check_close(const Curve& curve, const Curve& truth) {
-  CHECK(farthest(curve.losses, truth.losses) < 1e-6);
-  CHECK(farthest(curve.norms, truth.norms) < 1e-6);
-  REQUIRE(curve.parameters.size() == truth.parameters.size());
-  for (const auto& [name, tensor] : curve.parameters) {
-    INFO(name);
-    CHECK(farthest(tensor, truth.parameters.at(name)) < 5e-6);
-  }
-}
-
 const std::vector<std::vector<std::string>> kVariants = {{}, {kSequence}, {kSequence, kAsync}, {kBase}, {kSequence, kBase}};
 
 }  // namespace
@@ -31,7 +20,7 @@ TEST_CASE("twenty steps of Llama on every mesh, with and without sequence parall
     for (const std::vector<std::string>& more : kVariants) {
       Layout layout = calm_layout(model, mesh, more);
       INFO(layout.text());
-      check_close(curve_of(layout, 20), truth);
+      CHECK(strays(curve_of(layout, 20), truth) == "");
     }
 }
 
@@ -73,7 +62,7 @@ TEST_CASE("every model that runs takes the same steps under tensor and sequence 
           continue;  // made for Llama's modules
         Layout layout = calm_layout(model, mesh, more);
         INFO(m.name << ": " << layout.text());
-        check_close(curve_of(layout, most ? 20 : 5), truth);
+        CHECK(strays(curve_of(layout, most ? 20 : 5), truth) == "");
       }
   }
 }

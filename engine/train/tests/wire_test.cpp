@@ -88,6 +88,7 @@ TEST_CASE("the collectives of a step are those of the plan, for every strategy a
   TestFolder folder("wire_test");
   const std::string biases =
       write_model(folder.path, {"biases", "LlamaForCausalLM", "llama", 32, 4, 4, 64, R"(, "attention_bias": true, "mlp_bias": true)"});
+  const std::pair<std::string, std::string> ep{"distributed.ep_size", "2"}, gather{"distributed.moe.dispatcher", "\"all_gather\""};
   auto reshard = [](const char* value) { return std::pair<std::string, std::string>("distributed.fsdp2.reshard_after_forward", value); };
   for (const Case& c : std::vector<Case>{
            {"fsdp2", 2, 1, {}},
@@ -139,6 +140,10 @@ TEST_CASE("the collectives of a step are those of the plan, for every strategy a
            {"Gemma 3, sequence parallel in pieces", 2, 1, {sequence, pieces, full}, "gemma3", 2},
            {"Phi3, fused", 2, 1, {}, "phi3", 2},
            {"Phi3, fused, sequence parallel", 4, 1, {sequence, pieces}, "phi3_tied", 2},
+           {"experts, all tokens to all ranks", 2, 2, {ep, gather}, "mixtral-tiny"},
+           {"experts and shards of them", 4, 1, {ep, gather, full}, "mixtral-tiny"},
+           {"experts, freed after forward", 4, 1, {ep, gather, {"distributed.moe.reshard_after_forward", "true"}}, "mixtral-tiny"},
+           {"experts beside replicas", 4, 2, {ep, gather, {"distributed.dp_replicate_size", "2"}, every}, "mixtral-tiny"},
            {"base plan", 2, 1, {base}, "llama-tiny", 2},
            {"base plan, sequence parallel", 2, 1, {base, sequence}, "llama-tiny", 2},
            {"base plan, sequence parallel, recomputed", 2, 1, {base, sequence, full}, "llama-tiny", 2},
@@ -174,7 +179,11 @@ TEST_CASE("the collectives of a step are those of the plan, for every strategy a
           Chunk part = ceil_chunk(shape.at(static_cast<size_t>(*cut)), c.tp, mesh->coordinate(world->rank(), "tp"));
           shape[static_cast<size_t>(*cut)] = part.end - part.begin;
         }
-        padded += (shape[0] + n - 1) / n * (element_count(shape) / shape[0]);
+        // Experts are cut over ep, and over ep_shard evenly.
+        if (const std::optional<Mesh>& moe = trainer.plan().mesh.moe_mesh; moe && p.name.find(".experts.") != std::string::npos)
+          padded += element_count(shape) / moe->size("ep") / moe->size("ep_shard");
+        else
+          padded += (shape[0] + n - 1) / n * (element_count(shape) / shape[0]);
       }
       CHECK(weights == padded * 4);
       CHECK(gradients == padded * 4);

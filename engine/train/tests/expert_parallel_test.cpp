@@ -1,0 +1,68 @@
+// Experts over ranks: Mixtral and Qwen3-MoE take the steps of one process on every expert mesh, and their checkpoints go anywhere.
+// Before doctest: LibTorch has a CHECK of its own.
+#include "engine/train/tests/curves.h"
+#include "engine/train/tests/saved.h"
+
+#include <doctest/doctest.h>
+
+using namespace meshwright;
+
+namespace {
+
+const std::string kEp2 = "distributed.ep_size=2", kEp4 = "distributed.ep_size=4", kAllGather = "distributed.moe.dispatcher=\"all_gather\"",
+                  kReshard = "distributed.moe.reshard_after_forward=true";
+
+// ep x ep_shard: 2 x 1, 4 x 1, 2 x 2, beside two replicas of the rest, and no expert mesh.
+const std::vector<OnMesh> kMeshes = {{2, {kEp2}}, {4, {kEp4}}, {4, {kEp2}}, {4, {kEp2, kReplicate2}}, {2, {}}};
+
+}  // namespace
+
+TEST_CASE("twenty steps with experts on every mesh, with both dispatchers") {
+  TestFolder folder("expert_parallel");
+  for (const SmallModel& m : {kMixtral, kQwen3Moe}) {
+    std::string model = write_model(folder.path, m);
+    Curve truth = curve_of(calm_layout(model, kAlone), 20);
+    for (const OnMesh& mesh : kMeshes)
+      for (const std::vector<std::string>& more : {std::vector<std::string>{}, {kAllGather}, {kReshard}}) {
+        if (mesh.sets.empty() && !more.empty()) continue;
+        Layout layout = calm_layout(model, mesh, more);
+        INFO(m.name << ": " << layout.text());
+        CHECK(strays(curve_of(layout, 20), truth) == "");
+      }
+  }
+}
+
+TEST_CASE("experts take the same steps when micro-batches add up, layers are recomputed and gradients are reduced each time") {
+  TestFolder folder("expert_parallel_options");
+  std::string model = write_model(folder.path, kMixtral);
+  Curve truth = curve_of(calm_layout(model, kAlone), 8);
+  const std::string one = "step_scheduler.local_batch_size=1";
+  for (const OnMesh& mesh : {OnMesh{2, {kEp2}}, {4, {kEp2}}})
+    for (const std::vector<std::string>& more :
+         {std::vector<std::string>{one},
+          {one, "distributed.fsdp2.defer_fsdp_grad_sync=false"},
+          {one, "distributed.activation_checkpointing=\"full\""},
+          {one, "distributed.activation_checkpointing=\"selective\"", kAllGather},
+          {"distributed.fsdp2.offload_policy=\"cpu\""},
+          {"distributed.moe.lm_head_precision=\"float32\"", "distributed.moe.wrap_outer_model=true"}}) {
+      Layout layout = calm_layout(model, mesh, more);
+      INFO(layout.text());
+      CHECK(strays(curve_of(layout, 8), truth) == "");
+    }
+}
+
+TEST_CASE("weights and moments of experts are the same to the bit after loading on any other layout, and so are the next losses") {
+  TestFolder folder("expert_parallel_checkpoint");
+  for (const SmallModel& m : {kMixtral, kQwen3Moe}) {
+    std::string model = write_model(folder.path, m);
+    std::vector<Layout> all;
+    for (const OnMesh& mesh : kMeshes) all.push_back(calm_layout(model, mesh));
+    std::swap(all[0], all[2]);  // ep and ep_shard at once is where all others come from and go to
+    all.push_back(calm_layout(model, kAlone));
+    all.push_back(calm_layout(model, {3, {}}));
+    all.push_back(calm_layout(model, {2, {}}));
+    all.back().strategy = "ddp";
+    INFO(m.name);
+    CHECK(carried_over(all, folder.path / m.name) == "");
+  }
+}
