@@ -1,4 +1,5 @@
-// Tokens in the order of their experts and back; all experts on one rank.
+#include "moe_dispatch.h"
+
 #include <ATen/Parallel.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/argsort.h>
@@ -10,7 +11,6 @@
 #include <cstring>
 #include <numeric>
 
-#include "meshwright/moe.h"
 #include "vectorised.h"
 
 namespace meshwright {
@@ -123,6 +123,19 @@ ExpertOrder sort_on_host(const Tensor& given, int64_t experts) {
   return out;
 }
 
+class LocalDispatcher : public ExpertDispatcher {
+ public:
+  Tensor forward(const Tensor& x, const Routing& routing, GroupedExperts& experts, const std::function<void()>& meanwhile) override {
+    ExpertOrder order = sort_by_expert(routing.indices, experts->experts());
+    meanwhile();
+    return combine_tokens(experts(gather_tokens(x, order), order.counts, gather_weights(routing.weights, order)), order);
+  }
+};
+
+}  // namespace
+
+namespace detail {
+
 ExpertOrder sort_on_device(const Tensor& indices, int64_t experts) {
   Tensor flat = indices.reshape(-1);
   Tensor loads = at::zeros({experts + 1}, flat.options()).scatter_add_(0, flat + 1, at::full(flat.sizes(), 1, flat.options())).cpu();
@@ -136,21 +149,12 @@ ExpertOrder sort_on_device(const Tensor& indices, int64_t experts) {
   return out;
 }
 
-class LocalDispatcher : public ExpertDispatcher {
- public:
-  Tensor forward(const Tensor& x, const Routing& routing, GroupedExperts& experts, const std::function<void()>& meanwhile) override {
-    ExpertOrder order = sort_by_expert(routing.indices, experts->experts());
-    meanwhile();
-    return combine_tokens(experts(gather_tokens(x, order), order.counts, gather_weights(routing.weights, order)), order);
-  }
-};
-
-}  // namespace
+}  // namespace detail
 
 ExpertDispatcher::~ExpertDispatcher() = default;
 
 ExpertOrder sort_by_expert(const Tensor& indices, int64_t experts) {
-  return indices.is_cpu() ? sort_on_host(indices, experts) : sort_on_device(indices, experts);
+  return indices.is_cpu() ? sort_on_host(indices, experts) : detail::sort_on_device(indices, experts);
 }
 
 Tensor gather_tokens(const Tensor& x, const ExpertOrder& order) { return TakeRows::apply(x, order.token, order.place); }

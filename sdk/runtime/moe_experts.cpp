@@ -34,82 +34,98 @@ void each_expert(const Counts& counts, F f) {
   }
 }
 
-// One call for all experts: bfloat16 on CUDA, rows of 16 bytes.
-bool in_one_call(const Tensor& a, const Tensor& weights) {
-  return a.is_cuda() && a.scalar_type() == at::kBFloat16 && weights.scalar_type() == at::kBFloat16 && a.size(0) > 0 &&
-         weights.size(1) % 8 == 0 && weights.size(2) % 8 == 0;
-}
+// The products of some tokens: those of one expert, or of all in one call, which ATen offers for bfloat16 and rows of 16 bytes.
+struct Piece {
+  int64_t expert = -1;  // -1: all
+  int64_t begin = 0, rows = 0;
+  Tensor ends;  // of all: the row behind each expert's last, [E] int32
 
-Tensor ends(const Counts& counts, at::Device device) {
-  std::vector<int32_t> out;
-  int64_t end = 0;
-  for (int64_t n : counts) out.push_back(static_cast<int32_t>(end += n));
-  return at::tensor(out, at::TensorOptions().dtype(at::kInt)).to(device);
-}
-
-// a [N, k], weights [E, k, m] (as they lie, or transposed) to [N, m].
-Tensor grouped_product(const Tensor& a, const Tensor& weights, const Counts& counts) {
-  if (in_one_call(a, weights)) return at::_grouped_mm(a.contiguous(), weights, ends(counts, a.device()));
-  Tensor out = at::empty({a.size(0), weights.size(2)}, a.options());
-  each_expert(counts, [&](int64_t e, int64_t begin, int64_t rows) {
-    detail::product_into(out.narrow(0, begin, rows), a.narrow(0, begin, rows), weights.select(0, e).t());
-  });
-  return out;
-}
-
-// a [N, k], b [N, m]: the products a^T b of each expert's rows, [E, k, m]; zeros where it has none.
-Tensor grouped_outer(const Tensor& a, const Tensor& b, const Counts& counts, const Tensor& like) {
-  Tensor out;
-  if (in_one_call(a, like))
-    out = at::_grouped_mm(a.t(), b.contiguous(), ends(counts, a.device()));
-  else
-    out = at::empty(like.sizes(), like.options());
-  for (size_t e = 0; e < counts.size(); ++e)
-    if (counts[e] == 0) out.select(0, static_cast<int64_t>(e)).zero_();
-  if (!in_one_call(a, like))
-    each_expert(counts, [&](int64_t e, int64_t begin, int64_t rows) {
-      detail::product_into(out.select(0, e), a.narrow(0, begin, rows).t(), b.narrow(0, begin, rows).t());
-    });
-  return out;
-}
-
-void add_biases(const Tensor& rows, const Tensor& biases, const Tensor& weights, const Counts& counts) {
-  each_expert(counts, [&](int64_t e, int64_t begin, int64_t n) {
-    Tensor bias = biases.select(0, e);
-    if (weights.defined())
-      rows.narrow(0, begin, n).add_((weights.narrow(0, begin, n).unsqueeze(1) * bias).to(rows.scalar_type()));
+  Tensor of(const Tensor& t) const { return t.defined() ? t.narrow(0, begin, rows) : t; }
+  // a [rows, k], weights [E, k, m] as they lie or transposed: [rows, m].
+  Tensor times(const Tensor& a, const Tensor& weights) const {
+    if (expert < 0) return at::_grouped_mm(a.contiguous(), weights, ends);
+    return detail::product(a, weights.select(0, expert).t());
+  }
+  void times_into(const Tensor& out, const Tensor& a, const Tensor& weights) const {
+    if (expert < 0)
+      out.copy_(times(a, weights));
     else
-      rows.narrow(0, begin, n).add_(bias);
-  });
+      detail::product_into(out, a, weights.select(0, expert).t());
+  }
+  // a^T b of each expert's rows into out [E, k, m]. Nothing is written for experts without rows.
+  void outer_into(const Tensor& out, const Tensor& a, const Tensor& b) const {
+    if (expert < 0)
+      out.copy_(at::_grouped_mm(a.contiguous().t(), b.contiguous(), ends));
+    else
+      detail::product_into(out.select(0, expert), a.t(), b.t());
+  }
+};
+
+std::vector<Piece> pieces_of(const Counts& counts, const Tensor& tokens, const Tensor& first, const Tensor& second) {
+  std::vector<Piece> out;
+  auto fits = [](const Tensor& t) { return t.scalar_type() == at::kBFloat16 && t.size(-1) % 8 == 0; };
+  if (tokens.size(0) > 0 && fits(tokens) && fits(first) && fits(second) && second.size(1) % 8 == 0) {
+    std::vector<int32_t> ends;
+    int64_t end = 0;
+    for (int64_t n : counts) ends.push_back(static_cast<int32_t>(end += n));
+    return {{-1, 0, end, at::tensor(ends, at::TensorOptions().dtype(at::kInt)).to(tokens.device())}};
+  }
+  each_expert(counts, [&](int64_t e, int64_t begin, int64_t rows) { out.push_back({e, begin, rows, {}}); });
+  return out;
 }
 
-Tensor bias_gradient(const Tensor& grad, const Counts& counts, const Tensor& like) {
-  Tensor out = at::zeros(like.sizes(), like.options());
-  each_expert(counts, [&](int64_t e, int64_t begin, int64_t n) { out.select(0, e).copy_(grad.narrow(0, begin, n).sum(0)); });
-  return out;
+void clear_unused(const Tensor& gradients, const Counts& counts) {
+  for (size_t e = 0; e < counts.size(); ++e)
+    if (counts[e] == 0) gradients.select(0, static_cast<int64_t>(e)).zero_();
+}
+
+// Adds each expert's bias to its rows, times their weights where those are given. `rows`: of the piece.
+void add_biases(const Tensor& rows, const Tensor& biases, const Tensor& weights, const Piece& piece, const Counts& counts) {
+  auto add = [&](int64_t e, int64_t begin, int64_t n) {
+    Tensor bias = biases.select(0, e), to = rows.narrow(0, begin, n);
+    if (weights.defined())
+      to.add_((weights.narrow(0, begin, n).unsqueeze(1) * bias).to(rows.scalar_type()));
+    else
+      to.add_(bias);
+  };
+  if (piece.expert >= 0)
+    add(piece.expert, 0, piece.rows);
+  else
+    each_expert(counts, add);
+}
+
+// Each expert's rows added up into its row of `sums`.
+void sum_rows(const Tensor& rows, const Tensor& sums, const Piece& piece, const Counts& counts) {
+  auto sum = [&](int64_t e, int64_t begin, int64_t n) { sums.select(0, e).copy_(rows.narrow(0, begin, n).sum(0)); };
+  if (piece.expert >= 0)
+    sum(piece.expert, 0, piece.rows);
+  else
+    each_expert(counts, sum);
 }
 
 // y = w (act(x W1 + b1) W2 + b2). The weight stands between the products or behind them, which differs in rounding alone: the gradients
-// are the same.
+// are the same. What is between the products stays in pieces, so that nothing is put together that is taken apart again.
 struct Experts : torch::autograd::Function<Experts> {
+  static constexpr size_t kSaved = 6;  // what is saved before the pieces
+
   static Tensor forward(AutogradContext* context, const Tensor& given_tokens, const Tensor& weights, const Tensor& first,
                         const Tensor& second, const std::optional<Tensor>& given_first_bias, const std::optional<Tensor>& given_second_bias,
                         const Counts& counts, const MoeConfig& config) {
     Tensor tokens = given_tokens.contiguous(), first_bias = given_first_bias.value_or(Tensor()),
            second_bias = given_second_bias.value_or(Tensor());
     ActivationShape shape = detail::activation_shape(config);
-    Tensor h = grouped_product(tokens, first, counts);
-    if (first_bias.defined()) add_biases(h, first_bias, {}, counts);
-    Tensor y;
-    if (config.apply_router_weight_after_down) {
-      y = grouped_product(detail::activate(shape, h, {}), second, counts);
-      if (second_bias.defined()) add_biases(y, second_bias, {}, counts);
-      y = (y * weights.unsqueeze(1)).to(h.scalar_type());
-    } else {
-      y = grouped_product(detail::activate(shape, h, weights), second, counts);
-      if (second_bias.defined()) add_biases(y, second_bias, weights, counts);
+    bool after = config.apply_router_weight_after_down;
+    variable_list saved = {tokens, weights, first, second, first_bias, second_bias};
+    Tensor y = at::empty({tokens.size(0), second.size(2)}, tokens.options());
+    for (const Piece& piece : pieces_of(counts, tokens, first, second)) {
+      Tensor h = piece.times(piece.of(tokens), first);
+      if (first_bias.defined()) add_biases(h, first_bias, {}, piece, counts);
+      piece.times_into(piece.of(y), detail::activate(shape, h, after ? Tensor() : piece.of(weights)), second);
+      saved.push_back(h);
     }
-    context->save_for_backward({tokens, weights, first, second, first_bias, second_bias, h});
+    if (second_bias.defined()) add_biases(y, second_bias, after ? Tensor() : weights, {}, counts);
+    if (after) y = (y * weights.unsqueeze(1)).to(tokens.scalar_type());
+    context->save_for_backward(saved);
     context->saved_data["counts"] = counts;
     context->saved_data["kind"] = static_cast<int64_t>(shape.kind);
     context->saved_data["numbers"] = std::vector<double>{shape.alpha, shape.limit, shape.swiglu_limit};
@@ -120,23 +136,36 @@ struct Experts : torch::autograd::Function<Experts> {
     c10::NoGradGuard no_grad;
     variable_list saved = context->get_saved_variables();
     const Tensor &tokens = saved[0], &weights = saved[1], &first = saved[2], &second = saved[3], &first_bias = saved[4],
-                 &second_bias = saved[5], &h = saved[6];
+                 &second_bias = saved[5];
     Counts counts = context->saved_data["counts"].toIntVector();
     std::vector<double> numbers = context->saved_data["numbers"].toDoubleVector();
     ActivationShape shape{static_cast<ExpertActivation>(context->saved_data["kind"].toInt()), numbers[0], numbers[1], numbers[2]};
-    Tensor grad = grads[0].contiguous(), to_tokens, to_first, to_second, to_first_bias, to_second_bias;
-    auto middle = detail::activate_backward(shape, h, weights, grouped_product(grad, second.transpose(1, 2), counts));
-    if (context->needs_input_grad(3)) to_second = grouped_outer(middle.weighted, grad, counts, second);
+    Tensor grad = grads[0].contiguous(), to_weights = at::empty(weights.sizes(), weights.options());
+    auto wanted = [&](size_t input, const Tensor& like) {
+      return context->needs_input_grad(input) ? at::empty(like.sizes(), like.options()) : Tensor();
+    };
+    Tensor to_tokens = wanted(0, tokens), to_first = wanted(2, first), to_second = wanted(3, second), to_first_bias, to_second_bias;
+    if (first_bias.defined()) to_first_bias = at::zeros(first_bias.sizes(), first_bias.options());
+    size_t next = kSaved;
+    for (const Piece& piece : pieces_of(counts, tokens, first, second)) {
+      Tensor out = piece.of(grad);
+      auto middle = detail::activate_backward(shape, saved[next++], piece.of(weights), piece.times(out, second.transpose(1, 2)));
+      piece.of(to_weights).copy_(middle.to_weights);
+      if (to_second.defined()) piece.outer_into(to_second, middle.weighted, out);
+      if (to_first.defined()) piece.outer_into(to_first, piece.of(tokens), middle.to_h);
+      if (first_bias.defined()) sum_rows(middle.to_h, to_first_bias, piece, counts);
+      if (to_tokens.defined()) piece.times_into(piece.of(to_tokens), middle.to_h, first.transpose(1, 2));
+    }
+    for (const Tensor& t : {to_first, to_second})
+      if (t.defined()) clear_unused(t, counts);
     if (second_bias.defined()) {
       Tensor rows = at::zeros(grad.sizes(), grad.options());
-      add_biases(rows, second_bias, {}, counts);
-      middle.to_weights = middle.to_weights + (rows * grad).sum(1).to(middle.to_weights.scalar_type());
-      to_second_bias = bias_gradient(grad * weights.unsqueeze(1).to(grad.scalar_type()), counts, second_bias);
+      add_biases(rows, second_bias, {}, {}, counts);
+      to_weights.add_((rows * grad).sum(1).to(to_weights.scalar_type()));
+      to_second_bias = at::zeros(second_bias.sizes(), second_bias.options());
+      sum_rows(grad * weights.unsqueeze(1).to(grad.scalar_type()), to_second_bias, {}, counts);
     }
-    if (context->needs_input_grad(2)) to_first = grouped_outer(tokens, middle.to_h, counts, first);
-    if (first_bias.defined()) to_first_bias = bias_gradient(middle.to_h, counts, first_bias);
-    if (context->needs_input_grad(0)) to_tokens = grouped_product(middle.to_h, first.transpose(1, 2), counts);
-    return {to_tokens, middle.to_weights, to_first, to_second, to_first_bias, to_second_bias, Tensor(), Tensor()};
+    return {to_tokens, to_weights, to_first, to_second, to_first_bias, to_second_bias, Tensor(), Tensor()};
   }
 };
 

@@ -16,6 +16,7 @@
 #include <c10/core/GradMode.h>
 #include <doctest/doctest.h>
 
+#include "../moe_dispatch.h"
 #include "meshwright/activation_checkpoint.h"
 #include "meshwright/error.h"
 
@@ -164,6 +165,46 @@ TEST_CASE("grouped experts equal a loop over experts, in every activation, with 
   CHECK(checked == 144);
 }
 
+TEST_CASE("bfloat16 experts in one call equal those one by one as nearly as rounding lets them") {
+  for (bool bias : {false, true})
+    for (bool after : {false, true}) {
+      CAPTURE(bias);
+      CAPTURE(after);
+      at::manual_seed(9);
+      MoeConfig config = small();
+      config.dim = 16;
+      config.moe_inter_dim = 24;  // rows of whole 16 bytes
+      config.expert_bias = bias;
+      config.apply_router_weight_after_down = after;
+      config.initializer_range = 0.2;
+      GroupedExperts experts(config, at::TensorOptions().dtype(at::kBFloat16));
+      Counts counts = {5, 0, 17, 1};
+      Tensor x = at::randn({23, 16}).to(at::kBFloat16).set_requires_grad(true), w = at::rand({23}).set_requires_grad(true);
+      Tensor into = at::randn({23, 16}).to(at::kBFloat16);
+      Tensor y = experts(x, counts, w);
+      (y * into).sum().backward();
+      std::vector<Tensor> found = gradients(*experts);
+      found.push_back(x.grad()), found.push_back(w.grad());
+      GroupedExperts wide(config);
+      {
+        c10::NoGradGuard no_grad;
+        for (auto& item : wide->named_parameters()) item.value().copy_(experts->named_parameters()[item.key()]);
+      }
+      Tensor u = x.detach().to(at::kFloat).set_requires_grad(true), v = w.detach().clone().set_requires_grad(true);
+      Tensor expected = dense_experts(config, wide, u, counts, v);
+      (expected * into.to(at::kFloat)).sum().backward();
+      std::vector<Tensor> exact = gradients(*wide);
+      exact.push_back(u.grad()), exact.push_back(v.grad());
+      CHECK((y.scalar_type() == at::kBFloat16));
+      CHECK(distance(y.to(at::kFloat), expected) < 2e-2 * expected.abs().max().item<double>());
+      for (size_t i = 0; i < exact.size(); ++i) {
+        CAPTURE(i);
+        CHECK(distance(found[i].to(at::kFloat), exact[i]) < 2e-2 * exact[i].abs().max().item<double>());
+      }
+      CHECK(found[0][1].abs().max().item<double>() == 0);  // of the expert without tokens
+    }
+}
+
 TEST_CASE("gradients of grouped experts are those of small differences") {
   MoeConfig config = small();
   config.expert_bias = true;
@@ -210,6 +251,12 @@ TEST_CASE("sorting by expert keeps the order of tokens, leaves masked ones out, 
   CHECK(order.slot.equal(at::tensor(Counts{1, 6, 0, 4, 7, 5})));
   CHECK(order.token.equal(at::tensor(Counts{0, 3, 0, 2, 3, 2})));
   CHECK(order.place.equal(at::tensor(Counts{2, 0, -1, -1, 3, 5, 1, 4}).view({4, 2})));
+  for (const Tensor& some :
+       {indices, at::randint(-1, 7, {200, 3}, at::kLong), at::zeros({0, 2}, at::kLong), at::zeros({3, 1}, at::kLong) - 1}) {
+    meshwright::ExpertOrder host = meshwright::sort_by_expert(some, 7), device = meshwright::detail::sort_on_device(some, 7);
+    CHECK(host.counts == device.counts);
+    for (auto [a, b] : {std::pair(host.slot, device.slot), {host.token, device.token}, {host.place, device.place}}) CHECK(a.equal(b));
+  }
   for (at::ScalarType dtype : {at::kFloat, at::kDouble}) {
     Tensor x = at::randn({4, 5}, dtype).set_requires_grad(true), into = at::randn({4, 5}, dtype);
     Tensor back = meshwright::combine_tokens(meshwright::gather_tokens(x, order), order);
