@@ -70,13 +70,13 @@ const std::string kQuick =
 
 }  // namespace
 
-TEST_CASE("the ready configurations of ddp and fsdp2 train as they are") {
+TEST_CASE("the ready configurations train as they are") {
   struct Row {
     const char *file, *name;
     int ranks;
   };
   for (const Row& row : {Row{"ddp_cpu", "ddp", 2}, Row{"first_fsdp2_cpu", "fsdp2", 2}, Row{"hsdp_cpu", "hsdp", 4}, Row{"tp_cpu", "tp", 4},
-                         Row{"experts_cpu", "experts", 2}}) {
+                         Row{"megatron_fsdp_cpu", "megatron_fsdp", 2}, Row{"experts_cpu", "experts", 2}}) {
     std::string file = row.file;
     CAPTURE(file);
     Trained run = train("configs/" + file + ".toml --nproc " + std::to_string(row.ranks) + " --set step_scheduler.max_steps=2", row.name);
@@ -113,7 +113,9 @@ TEST_CASE("the quickstart's model has the same losses and writes the same text u
   CHECK(alone.out.find("a sample, temperature 0.7:\n\nint main") != std::string::npos);
   const std::string tp = "fsdp2 --set distributed.tp_size=2";
   int number = 0;
-  for (const std::string& name : {std::string("fsdp2"), std::string("ddp"), tp, tp + " --set distributed.sequence_parallel=true"}) {
+  for (const std::string& name :
+       {std::string("fsdp2"), std::string("ddp"), tp, tp + " --set distributed.sequence_parallel=true", std::string("megatron_fsdp"),
+        std::string("megatron_fsdp --set distributed.megatron_fsdp.zero_dp_strategy=1")}) {
     CAPTURE(name);
     Trained run = train(sampled + "--nproc 2 --set distributed.strategy=" + name, "two_" + std::to_string(++number));
     INFO(run.out);

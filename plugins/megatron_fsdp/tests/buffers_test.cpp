@@ -1,0 +1,116 @@
+// What the strategy makes of a live model: buffers, their cuts, and what is refused.
+// Before doctest: LibTorch has a CHECK of its own.
+#include <ATen/ops/arange.h>
+#include <c10/core/GradMode.h>
+#include <torch/nn/modules/container/modulelist.h>
+
+#include "meshwright/fully_sharded.h"
+#include "meshwright/layers.h"
+#include "meshwright/module.h"
+#include "meshwright/sharded_units.h"
+#include "meshwright/testing.h"
+#include "plugins/plugin_test.h"
+
+#include <mutex>
+#include <set>
+
+using namespace plugin_test;
+using at::Tensor;
+
+namespace {
+
+struct LayerImpl : torch::nn::Module {
+  LayerImpl() { mlp = register_module("mlp", Linear(torch::nn::LinearOptions(5, 5))); }
+  Tensor forward(const Tensor& x) { return x + mlp(x); }
+  Linear mlp{nullptr};
+};
+MESHWRIGHT_MODULE(Layer);
+
+struct NetImpl : torch::nn::Module {
+  NetImpl() {
+    embed = register_module("embed_tokens", Embedding(7, 5));
+    register_module("layers", layers);
+    for (int i = 0; i < 2; ++i) layers->push_back(Layer());
+    head = register_module("lm_head", Linear(torch::nn::LinearOptions(5, 7).bias(false)));
+  }
+  Tensor forward(const Tensor& ids) {
+    Tensor x = embed(ids);
+    for (const auto& layer : *layers) x = layer->as<Layer>()->forward(x);
+    return head(x);
+  }
+  Embedding embed{nullptr};
+  torch::nn::ModuleList layers;
+  Linear head{nullptr};
+};
+MESHWRIGHT_MODULE(Net);
+
+Net make_net() {
+  Net net;
+  c10::NoGradGuard no_grad;
+  double from = 0;
+  for (const Tensor& p : net->parameters()) {
+    p.copy_(at::arange(from, from + static_cast<double>(p.numel())).view(p.sizes()));
+    from += 100;
+  }
+  return net;
+}
+
+}  // namespace
+
+TEST_CASE("with context parallelism the buffers are cut over dp_cp; training with it is refused") {
+  std::mutex mutex;
+  std::map<std::string, int64_t> held;
+  run_ranks(4, [&](const std::shared_ptr<World>& world) {
+    MeshRequest wish = request(4, {{"cp_size", int64_t{2}}});
+    wish.config.shared.mp = {DType::float32, DType::float32, DType::float32, true};
+    Net net = make_net();
+    ModelOutline outline = outline_of(*net);
+    MeshPlan mesh = make()->plan_mesh(wish);
+    TpPlan tp;
+    ParallelizeRequest wanted{net.ptr(), outline, mesh, tp, wish.config, world};
+    ErrorCode refused = ErrorCode::internal;
+    try {
+      make()->parallelize(wanted);
+    } catch (const Error& error) {
+      refused = error.code();
+    }
+    ShardedPolicy policy = sharded_policy(wanted);
+    std::string axis = policy.shard_axis;
+    std::vector<int64_t> ranks = policy.shard->ranks();
+    int64_t data = policy.data ? policy.data->size() : 0;
+    policy.layout = ShardLayout::flat;
+    std::unique_ptr<ParallelModel> model = shard_model(net.ptr(), flat_unit_specs(*net, outline, {}, true), policy, world);
+    bool placed = true, equal = true;
+    for (const ParallelParameter& p : model->parameters()) {
+      placed = placed && p.placement == std::vector<std::pair<std::string, std::string>>{{"dp_cp", "flat"}};
+      equal = equal && model->full_tensor(p.name).equal(make_net()->named_parameters()[p.name]);
+    }
+    std::lock_guard lock(mutex);
+    for (const ParallelParameter& p : model->parameters()) held[p.name] += p.local.numel();
+    CHECK(refused == ErrorCode::not_in_release);
+    CHECK(axis == "dp_cp");
+    CHECK(ranks == std::vector<int64_t>{0, 1, 2, 3});
+    CHECK(data == 2);
+    CHECK(placed);
+    CHECK(equal);
+  });
+  for (const ParameterOutline& p : outline_of(*make_net()).parameters) CHECK(held[p.name] == element_count(p.shape));
+}
+
+TEST_CASE("live units and buckets are those of the plan: whole layers, what is left in buckets, or one by one") {
+  Net net = make_net();
+  ModelOutline outline = outline_of(*net);
+  auto names = [&](const FlatPolicy& policy) {
+    std::vector<std::pair<std::string, size_t>> out;
+    for (const UnitSpec& unit : flat_unit_specs(*net, outline, policy, true)) {
+      out.emplace_back(unit.name, unit.parameters.size());
+      CHECK(unit.reshard_after_forward == unit.name.starts_with("layers."));
+    }
+    return out;
+  };
+  using Names = std::vector<std::pair<std::string, size_t>>;
+  CHECK((names({}) == Names{{"layers.0", 2}, {"layers.1", 2}, {"root", 2}}));
+  CHECK((names({.bucket_elements = 1}) == Names{{"layers.0", 2}, {"layers.1", 2}, {"root[0]", 1}, {"root[1]", 1}}));
+  CHECK((names({.unit_classes = {"somewhere.Layer"}}) == Names{{"layers.0", 2}, {"layers.1", 2}, {"root", 2}}));
+  CHECK_THROWS_AS(names({.unit_classes = {"Lyer"}}), Error);
+}
