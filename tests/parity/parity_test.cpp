@@ -77,6 +77,27 @@ TEST_CASE("losses and gradient norms are PyTorch's on every layout") {
   }
 }
 
+TEST_CASE("losses and gradient norms are PyTorch's when experts are divided, over both dispatchers") {
+  Folder folder;
+  const std::string ep2 = "distributed.ep_size=2", ep4 = "distributed.ep_size=4", gather = "distributed.moe.dispatcher=all_gather";
+  for (const Case& c : std::vector<Case>{{"mixtral", 2, 1, {ep2}},
+                                         {"mixtral", 2, 3, {ep2, gather}},
+                                         {"mixtral", 4, 1, {ep2}},  // ep_shard 2
+                                         {"mixtral", 4, 3, {ep4, "distributed.activation_checkpointing=full"}},
+                                         {"mixtral", 4, 1, {ep4, gather}},
+                                         {"qwen3_moe", 2, 1, {ep2}},
+                                         {"qwen3_moe", 4, 1, {ep2, gather}},
+                                         {"qwen3_moe", 4, 1, {ep4}}}) {
+    std::string what = c.family + " on " + std::to_string(c.ranks) + " x " + std::to_string(c.accumulation);
+    for (const std::string& set : c.sets) what += " " + set;
+    CAPTURE(what);
+    std::vector<Row> expected = read_curve(kData + c.family + "/curve.jsonl");
+    std::vector<Row> found = train(folder, c.family, c.ranks, c.accumulation, c.sets);
+    CHECK(worst(found, expected, false) < 1e-5);
+    CHECK(worst(found, expected, true) < 1e-5);
+  }
+}
+
 namespace {
 
 // tp 2 with one micro-batch a step, on `ranks` ranks.
