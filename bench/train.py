@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
 """Step time, memory and start-up of `meshwright train` beside PyTorch's own strategies, in turns in one run.
 
-    bench/train.py [--build build] [--deps .deps] [--sizes small medium] [--strategies fsdp2 zero3 ddp zero1 tp tp+sp] [--rounds 3] [--steps 12]
+    bench/train.py [--build build] [--deps .deps] [--sizes small medium] [--strategies fsdp2 zero3 ddp zero1 tp tp+sp ep ep+gather] [--rounds 3] [--steps 12]
 
 Both sides take the same Hugging Face folder and tokens (tests/peers/make_fixture.py), 2 ranks of 1 thread, sequences of 128, local
 batch 2, float32; PyTorch runs tests/peers/peer_train.py with the lean model. A round runs one after the other; the figure of a round is the median
 step after three, the ratio is taken round by round. "alone" is Meshwright on one rank, which sends nothing: the bound that the
 computation sets (two ranks share the memory's bandwidth, so they cannot quite reach it). "tp" is tensor parallelism over both ranks (fsdp2 with
 tp_size = 2) with a local batch of 4, "tp+sp" with sequence parallelism, which PyTorch's side does without; "alone" is then one rank with half of the batch.
+"ep" is a Mixtral with 4 experts of which 2 are active, on moe_ep with ep_size = 2 (all-to-all; "ep+gather": all-gather) and a local batch of 2; PyTorch's
+side is transformers' Mixtral in one process of 2 threads with the whole batch, with its fastest experts (grouped_mm); "alone" is the Llama of the same active width under fsdp2 on both ranks.
 "zero0" to "zero3" are the levels of megatron_fsdp, beside PyTorch's FSDP2 (level 3) or DDP. A round takes all strategies in turn; at the end stands how
 much faster zero3 was than our own fsdp2, and zero1 than our ddp, round by round.
 """
@@ -17,10 +19,14 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 def job(folder, size, strategy, ranks, steps):
-    tensor, level = strategy.startswith("tp"), strategy.removeprefix("zero")
+    tensor, experts, level = strategy.startswith("tp"), strategy.startswith("ep"), strategy.removeprefix("zero")
+    dense = experts and ranks == 1  # the bound of experts
+    ranks = 2 if experts else ranks
     batch = 2 * ranks
-    name = "fsdp2" if tensor else "megatron_fsdp" if level != strategy else strategy
+    name = "fsdp2" if tensor or experts else "megatron_fsdp" if level != strategy else strategy
     flags = f"[distributed.megatron_fsdp]\nzero_dp_strategy = {level}\n" if level != strategy else ""
+    if experts and not dense:
+        flags = f'[distributed.moe]\ndispatcher = "{"all_gather" if strategy == "ep+gather" else "all_to_all"}"\n'
     path = os.path.join(folder, "job.toml")
     with open(path, "w") as f:
         f.write(f"""schema = 1
@@ -29,9 +35,10 @@ name = "bench"
 dir = "{folder}/runs"
 threads = 1
 [model]
-pretrained = "{folder}/{size}/llama"
+pretrained = "{folder}/{size}/{'mixtral' if experts and not dense else 'llama'}"
 [distributed]
 strategy = "{name}"
+ep_size = {ranks if experts and not dense else 1}
 tp_size = {ranks if tensor else 1}
 sequence_parallel = {str(strategy == 'tp+sp' and ranks > 1).lower()}
 {flags}[distributed.mp_policy]
@@ -70,7 +77,7 @@ def rows(path):
 def ours(a, folder, size, strategy, ranks, environment):
     shutil.rmtree(os.path.join(folder, "runs"), ignore_errors=True)
     begin = time.perf_counter()
-    p = subprocess.Popen([os.path.join(a.build, "bin/meshwright"), "train", job(folder, size, strategy, ranks, a.steps), "--nproc", str(ranks)],
+    p = subprocess.Popen([os.path.join(a.build, "bin/meshwright"), "train", job(folder, size, strategy, ranks, a.steps), "--nproc", str(2 if strategy.startswith("ep") else ranks)],
                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
     started = first_line(p, "step 1/") - begin
     _, err = p.communicate()
@@ -81,16 +88,22 @@ def ours(a, folder, size, strategy, ranks, environment):
 
 
 def peer_of(strategy):
+    if strategy.startswith("ep"):
+        return "none"
     return "fsdp2" if strategy == "zero3" else "ddp" if strategy.startswith("zero") else strategy.split("+")[0]
 
 
 def theirs(a, folder, size, strategy, ranks, environment):
     out = os.path.join(folder, "peer.jsonl")
     begin = time.perf_counter()
-    p = subprocess.Popen([sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--master-port", "29611",
-                          os.path.join(ROOT, "tests/peers/peer_train.py"), "--model", f"{folder}/{size}/llama", "--tokens", f"{folder}/{size}/train.bin",
-                          "--strategy", peer_of(strategy), "--impl", "lean", "--seq-len", "128",
-                          "--micro-batch", "4" if strategy.startswith("tp") else "2", "--steps", str(a.steps), "--out", out],
+    experts = strategy.startswith("ep")
+    launch = [] if experts else ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--master-port", "29611"]
+    model = ["--model", f"{folder}/{size}/mixtral", "--impl", "hf", "--experts", "grouped_mm", "--threads", str(ranks)] if experts else ["--model", f"{folder}/{size}/llama", "--impl", "lean"]
+    if experts:
+        environment = dict(environment, OMP_NUM_THREADS=str(ranks))
+    p = subprocess.Popen([sys.executable, *launch, os.path.join(ROOT, "tests/peers/peer_train.py"), *model, "--tokens", f"{folder}/{size}/train.bin",
+                          "--strategy", peer_of(strategy), "--seq-len", "128",
+                          "--micro-batch", "4" if experts or strategy.startswith("tp") else "2", "--steps", str(a.steps), "--out", out],
                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
     started = first_line(p, '"step": 0') - begin
     _, err = p.communicate()
@@ -115,7 +128,7 @@ def main():
     python = dict(os.environ, PYTHONPATH=os.path.join(a.deps, "python"), OMP_NUM_THREADS="1")
     with tempfile.TemporaryDirectory() as folder:
         for size in a.sizes:
-            subprocess.run([sys.executable, os.path.join(ROOT, "tests/peers/make_fixture.py"), "--out", f"{folder}/{size}", "--only", "llama", "--size", size],
+            subprocess.run([sys.executable, os.path.join(ROOT, "tests/peers/make_fixture.py"), "--out", f"{folder}/{size}", "--only", "llama", "mixtral", "--size", size],
                            check=True, env=python, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         print(f"{'size':8}{'strategy':10}{'round':>6}{'ours ms':>10}{'sockets':>10}{'PyTorch':>10}{'ratio':>8}{'sockets':>9}{'alone ms':>10}{'of bound':>10}{'start s':>9}{'PyTorch':>9}{'peak MB':>9}")
         for size in a.sizes:
