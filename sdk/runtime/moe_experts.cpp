@@ -44,20 +44,15 @@ struct Piece {
   // a [rows, k], weights [E, k, m] as they lie or transposed: [rows, m].
   Tensor times(const Tensor& a, const Tensor& weights) const {
     if (expert < 0) return at::_grouped_mm(a.contiguous(), weights, ends);
-    return detail::product(a, weights.select(0, expert).t());
+    return detail::product_of_varying_rows(a, weights.select(0, expert).t());
   }
-  void times_into(const Tensor& out, const Tensor& a, const Tensor& weights) const {
-    if (expert < 0)
-      out.copy_(times(a, weights));
-    else
-      detail::product_into(out, a, weights.select(0, expert).t());
-  }
+  void times_into(const Tensor& out, const Tensor& a, const Tensor& weights) const { out.copy_(times(a, weights)); }
   // a^T b of each expert's rows into out [E, k, m]. Nothing is written for experts without rows.
   void outer_into(const Tensor& out, const Tensor& a, const Tensor& b) const {
     if (expert < 0)
       out.copy_(at::_grouped_mm(a.contiguous().t(), b.contiguous(), ends));
     else
-      detail::product_into(out.select(0, expert), a.t(), b.t());
+      detail::product_over_varying(out.select(0, expert), a.t(), b.t());
   }
 };
 
