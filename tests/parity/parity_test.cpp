@@ -18,6 +18,7 @@ struct Case {
 TEST_CASE("losses and gradient norms are PyTorch's on every layout") {
   Folder folder;
   const std::string ddp = "distributed.strategy=ddp", fsdp = "distributed.fsdp2.", prefetch = fsdp + "enable_fsdp2_prefetch=true";
+  const std::string flat = "distributed.strategy=megatron_fsdp", level = "distributed.megatron_fsdp.zero_dp_strategy=";
   auto depth = [&](int n) {
     return std::vector<std::string>{prefetch, fsdp + "fsdp2_forward_prefetch_depth=" + std::to_string(n),
                                     fsdp + "fsdp2_backward_prefetch_depth=" + std::to_string(n)};
@@ -44,6 +45,13 @@ TEST_CASE("losses and gradient norms are PyTorch's on every layout") {
            {"llama", 2, 3, {"distributed.activation_checkpointing=selective"}},
            {"llama", 2, 1, {ddp, "distributed.activation_checkpointing=full"}},
            {"llama", 2, 2, {ddp, "distributed.ddp.gradient_as_bucket_view=false"}},
+           {"llama", 2, 3, {flat, level + "0"}},
+           {"llama", 3, 4, {flat, level + "1"}},
+           {"llama", 4, 3, {flat, level + "2"}},
+           {"llama", 2, 3, {flat}},
+           {"llama", 3, 1, {flat, "distributed.activation_checkpointing=full"}},
+           {"gemma3", 3, 4, {flat}},
+           {"phi3", 2, 3, {flat, level + "1"}},
            {"qwen3", 2, 1, {}},
            {"qwen3", 3, 1, {ddp}},
            {"qwen2", 2, 1, {}},

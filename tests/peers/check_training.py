@@ -1,6 +1,6 @@
 """The program beside PyTorch on the folders of make_fixture.py, made here: check_training.py [--build build] [--size small] [--only llama qwen3]
 
-20 steps of 12 samples of 64 tokens on 1 to 4 ranks: ddp, fsdp2, hsdp (2 x 2) and tensor parallel (2, and 2 x shard 2, with and without sequence
+20 steps of 12 samples of 64 tokens on 1 to 4 ranks: ddp, fsdp2, megatron_fsdp, hsdp (2 x 2) and tensor parallel (2, and 2 x shard 2, with and without sequence
 parallel), with and without accumulation. The first family is also held beside PyTorch's own fsdp2, Llama beside its tensor parallel run. Losses agree with PyTorch's float32 curve
 within 1e-5. So do gradient norms but where training itself blows rounding up: with AdamW at 1e-3 and no warm-up the norm leaps at some step, and
 there PyTorch's own float32 curve leaves its float64 curve by up to 1e-5. Norms are therefore held to 1e-5 plus twice that distance, and both are printed.
@@ -105,7 +105,8 @@ def main():
             if family == "llama":  # PyTorch's own is off by 2e-4 where heads have norms, whose gradients it does not sum
                 curves["tp"] = peer(folder, family, f"{folder}/tp.jsonl", "tp", 2, environment)
             for strategy, ranks, replicas, local, tp, sequence in [("ddp", 1, 1, 12, 1, False), ("fsdp2", 2, 1, 6, 1, False), ("ddp", 2, 1, 2, 1, False), ("fsdp2", 3, 1, 1, 1, False),
-                                                                   ("fsdp2", 4, 2, 3, 1, False), ("fsdp2", 2, 1, 12, 2, False), ("fsdp2", 2, 1, 4, 2, True), ("fsdp2", 4, 1, 6, 2, True)]:
+                                                                   ("fsdp2", 4, 2, 3, 1, False), ("fsdp2", 2, 1, 12, 2, False), ("fsdp2", 2, 1, 4, 2, True), ("fsdp2", 4, 1, 6, 2, True),
+                                                                   ("megatron_fsdp", 2, 1, 6, 1, False), ("megatron_fsdp", 3, 1, 1, 1, False), ("megatron_fsdp", 4, 1, 6, 2, False)]:
                 if sequence and family in ("mixtral", "qwen3_moe"):
                     continue  # routers need whole tokens
                 with open(f"{folder}/job.toml", "w") as f:

@@ -10,6 +10,7 @@
 #include <cmath>
 #include <map>
 #include <mutex>
+#include <utility>
 
 #include "meshwright/activation_checkpoint.h"
 #include "meshwright/fully_sharded.h"
@@ -41,6 +42,8 @@ struct Setting {
   bool tied = false, frozen = false, bucket_view = true;
   int64_t bucket_bytes = 25 << 20;
   double dropout = 0;
+  int level = -1;  // 0 to 2: what a flat layout keeps whole
+  bool double_buffer = false;
 };
 
 constexpr int kSteps = 5, kLayers = 4, kRows = 12;  // rows a step, over all ranks and micro-batches
@@ -76,6 +79,18 @@ Result train(const std::shared_ptr<World>& world, const Setting& s) {
     policy.forward_depth = s.forward_depth;
     policy.backward_depth = s.backward_depth;
     policy.reduce_every_micro_batch = s.every;
+    policy.double_buffer = s.double_buffer;
+    if (s.level >= 0) {
+      policy.layout = ShardLayout::flat;
+      policy.whole_parameters = true;
+      policy.whole_gradients = s.level <= 1;
+      policy.reduce_every_micro_batch = s.level == 2;
+      policy.average = ShardedPolicy::Average::before_sum;
+      if (s.level == 0) {
+        policy.replicate = std::exchange(policy.shard, world->group("alone", {world->rank()}));
+        policy.replicate_axis = policy.shard_axis;
+      }
+    }
     std::optional<bool> reshard;
     if (s.reshard >= 0) reshard = s.reshard == 1;
     model = shard_model(net.ptr(), unit_specs(*net, outline_of(*net), reshard), policy, world);
@@ -165,6 +180,18 @@ TEST_CASE("sharded and replicated training equals one process") {
       {.name = "hybrid 3 x 2, every micro-batch", .ranks = 6, .replicas = 3, .accumulation = 2, .every = true},
       {.name = "flat", .ranks = 3, .layout = ShardLayout::flat},
       {.name = "flat hybrid", .ranks = 4, .replicas = 2, .layout = ShardLayout::flat, .accumulation = 3},
+      {.name = "flat, level 0", .ranks = 3, .accumulation = 2, .level = 0},
+      {.name = "flat, level 1", .ranks = 3, .accumulation = 4, .level = 1},
+      {.name = "flat, level 2", .ranks = 4, .accumulation = 3, .level = 2},
+      {.name = "flat, level 1, checkpointing", .ranks = 2, .checkpointing = AC::full, .level = 1},
+      {.name = "flat, chains of two and three",
+       .ranks = 2,
+       .layout = ShardLayout::flat,
+       .reshard = 1,
+       .explicit_prefetch = true,
+       .forward_depth = 2,
+       .backward_depth = 3},
+      {.name = "flat, two buffers", .ranks = 3, .layout = ShardLayout::flat, .reshard = 1, .double_buffer = true},
       {.name = "reshard always", .ranks = 2, .reshard = 1},
       {.name = "reshard never", .ranks = 2, .reshard = 0},
       {.name = "accumulation deferred", .ranks = 3, .accumulation = 4},
@@ -194,6 +221,8 @@ TEST_CASE("tied embeddings and frozen parameters train as in one process") {
       INFO("tied ", tied, " frozen ", frozen);
       compare(run({.name = "sharded", .ranks = 3, .accumulation = 2, .tied = tied, .frozen = frozen}), expected, 1e-5);
       compare(run({.name = "flat", .ranks = 2, .layout = ShardLayout::flat, .tied = tied, .frozen = frozen}), expected, 1e-5);
+      for (int level = 0; level <= 2; ++level)
+        compare(run({.name = "level", .ranks = 3, .accumulation = 2, .tied = tied, .frozen = frozen, .level = level}), expected, 1e-5);
       compare(run({.name = "ddp", .ranks = 2, .replicated = true, .tied = tied, .frozen = frozen}), expected, 1e-5);
     }
 }
