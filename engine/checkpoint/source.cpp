@@ -1,6 +1,7 @@
 #include "engine/checkpoint/source.h"
 
 #include <cstring>
+#include <set>
 
 #include "engine/checkpoint/folder.h"
 #include "engine/weights/fused_rows.h"
@@ -8,6 +9,13 @@
 namespace meshwright::checkpoint {
 
 namespace fs = std::filesystem;
+
+namespace {
+
+// Far above any model: one of 128 layers of 1024 experts has half as many.
+constexpr size_t kMostTensors = size_t{1} << 20;
+
+}  // namespace
 
 int64_t SourceTensor::elements() const {
   int64_t out = 1;
@@ -35,7 +43,18 @@ Source::Source(const fs::path& path) : path_(path) {
   }
   path_ = resolve(path);
   checkpoint_ = std::make_unique<Checkpoint>(path_);
-  for (size_t record = 0; record < checkpoint_->meta().tensors.size(); ++record) add(record);
+  auto refuse = [&](const std::string& what) {
+    return Error(ErrorCode::bad_checkpoint, (path_ / "meta.json").string() + ": " + what)
+        .help("meshwright checkpoint verify " + path_.string());
+  };
+  std::set<std::pair<std::string_view, std::string_view>> seen;
+  for (size_t record = 0; record < checkpoint_->meta().tensors.size(); ++record) {
+    add(record);
+    if (tensors_.size() > kMostTensors)
+      throw refuse("its experts are more than " + std::to_string(kMostTensors) + " tensors of a Hugging Face folder");
+  }
+  for (const SourceTensor& tensor : tensors_)
+    if (!seen.emplace(tensor.state, tensor.name).second) throw refuse("two tensors are " + tensor.text() + " of a Hugging Face folder");
 }
 
 void Source::add(size_t record) {
