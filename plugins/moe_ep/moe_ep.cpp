@@ -27,8 +27,14 @@ class MoeEp final : public ShardedStrategy {
   MeshPlan plan_mesh(const MeshRequest& request) const override { return plan_sharded_mesh(request); }
 
   Footprint footprint(const FootprintRequest& request) const override {
+    const MoeOptions& moe = request.config.shared.moe;
+    if (request.outline.tied_embeddings && !moe.wrap_outer_model && request.mesh.moe_mesh)
+      throw Error(ErrorCode::conflict,
+                  "wrap_outer_model = false leaves the head outside of the root unit, but it shares its weight with the embedding inside")
+          .key("distributed.moe.wrap_outer_model")
+          .help("set distributed.moe.wrap_outer_model = true");
     // The moe block's rule stands unless [distributed.fsdp2] says otherwise.
-    return fully_sharded_footprint(request, sharding_policy(request.config, request.config.shared.moe.reshard_after_forward));
+    return fully_sharded_footprint(request, sharding_policy(request.config, moe.reshard_after_forward));
   }
 
 #ifndef MESHWRIGHT_PLAN_ONLY

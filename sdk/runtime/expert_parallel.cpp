@@ -66,16 +66,34 @@ std::shared_ptr<ExpertParallel> apply_expert_parallel(const ParallelizeRequest& 
   return made;
 }
 
+namespace {
+
+using Modules = std::map<std::string, std::shared_ptr<torch::nn::Module>, std::less<>>;
+
+torch::nn::Module* inner_of(const ParallelizeRequest& request, const std::vector<std::pair<std::string, Tensor>>& parameters,
+                            const Modules& modules) {
+  const std::string& inner = request.outline.inner_prefix;
+  auto found = modules.find(inner);
+  for (const auto& [name, parameter] : parameters)
+    if (found == modules.end() || !name.starts_with(inner + "."))
+      throw Error(ErrorCode::conflict, "wrap_outer_model = false, but " + name + " lies outside of the inner model \"" + inner + "\"")
+          .key("distributed.moe.wrap_outer_model")
+          .help("set distributed.moe.wrap_outer_model = true");
+  return found->second.get();
+}
+
+}  // namespace
+
 std::vector<UnitSpec> expert_unit_specs(const ParallelizeRequest& request, const ExpertParallel& experts, bool reshard_after_forward) {
   const ModelOutline& outline = request.outline;
-  std::map<std::string, std::shared_ptr<torch::nn::Module>, std::less<>> modules;
+  Modules modules;
   for (const auto& item : request.model->named_modules()) modules.emplace(item.key(), item.value());
   bool fp32_head = !outline.tied_embeddings && request.config.shared.moe.lm_head_precision == DType::float32;
   MixedPrecision head_policy = request.config.shared.moe.mp_policy.value_or(request.config.shared.mp);
   head_policy.output = DType::float32;
   std::vector<UnitSpec> out;
   for (UnitSpec& unit : unit_specs(*request.model, outline, reshard_after_forward)) {
-    std::vector<UnitSpec> apart;  // in order of their first parameter
+    std::vector<UnitSpec> apart;                            // in order of their first parameter
     if (unit.list < 0 && fp32_head) unit.mp = head_policy;  // or the model's output would be narrowed again
     std::vector<std::pair<std::string, Tensor>> rest;
     for (auto& parameter : unit.parameters) {
@@ -105,6 +123,8 @@ std::vector<UnitSpec> expert_unit_specs(const ParallelizeRequest& request, const
       at->parameters.push_back(std::move(parameter));
     }
     unit.parameters = std::move(rest);
+    // Without an outer root nothing casts the model's output, and what is left of it belongs to the inner model.
+    if (unit.list < 0 && !request.config.shared.moe.wrap_outer_model) unit.module = inner_of(request, unit.parameters, modules);
     std::move(apart.begin(), apart.end(), std::back_inserter(out));
     out.push_back(std::move(unit));
   }

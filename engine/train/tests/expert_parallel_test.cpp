@@ -38,17 +38,34 @@ TEST_CASE("experts take the same steps when micro-batches add up, layers are rec
   Curve truth = curve_of(calm_layout(model, kAlone), 8);
   const std::string one = "step_scheduler.local_batch_size=1";
   for (const OnMesh& mesh : {OnMesh{2, {kEp2}}, {4, {kEp2}}})
-    for (const std::vector<std::string>& more :
-         {std::vector<std::string>{one},
-          {one, "distributed.fsdp2.defer_fsdp_grad_sync=false"},
-          {one, "distributed.activation_checkpointing=\"full\""},
-          {one, "distributed.activation_checkpointing=\"selective\"", kAllGather},
-          {"distributed.fsdp2.offload_policy=\"cpu\""},
-          {"distributed.moe.lm_head_precision=\"float32\"", "distributed.moe.wrap_outer_model=true"}}) {
+    for (const std::vector<std::string>& more : {std::vector<std::string>{one},
+                                                 {one, "distributed.fsdp2.defer_fsdp_grad_sync=false"},
+                                                 {one, "distributed.activation_checkpointing=\"full\""},
+                                                 {one, "distributed.activation_checkpointing=\"selective\"", kAllGather},
+                                                 {"distributed.fsdp2.offload_policy=\"cpu\""},
+                                                 {"distributed.moe.lm_head_precision=\"float32\""},
+                                                 {"distributed.moe.wrap_outer_model=false", kReshard}}) {
       Layout layout = calm_layout(model, mesh, more);
       INFO(layout.text());
       CHECK(strays(curve_of(layout, 8), truth) == "");
     }
+}
+
+TEST_CASE("experts take the same steps beside tensor-parallel attention, whose ranks bring the same tokens") {
+  TestFolder folder("expert_parallel_tp");
+  const std::string plan =
+      "distributed.tp_plan={\"model.layers.*.self_attn.q_proj\"=\"colwise\",\"model.layers.*.self_attn.k_proj\"=\"colwise\","
+      "\"model.layers.*.self_attn.v_proj\"=\"colwise\",\"model.layers.*.self_attn.o_proj\"=\"rowwise\"}";
+  for (const SmallModel& m : {kMixtral, kQwen3Moe}) {
+    std::string model = write_model(folder.path, m);
+    Curve truth = curve_of(calm_layout(model, kAlone), 8);
+    for (const OnMesh& mesh :
+         {OnMesh{2, {kTp2, kEp2, plan}}, {4, {kTp2, kEp2, plan}}, {4, {kTp2, kEp4, plan}}, {4, {kTp2, kEp2, kAllGather, plan}}}) {
+      Layout layout = calm_layout(model, mesh);
+      INFO(m.name << ": " << layout.text());
+      CHECK(strays(curve_of(layout, 8), truth) == "");
+    }
+  }
 }
 
 TEST_CASE("weights and moments of experts are the same to the bit after loading on any other layout, and so are the next losses") {

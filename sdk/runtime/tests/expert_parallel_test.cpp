@@ -3,6 +3,7 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
@@ -171,7 +172,8 @@ std::string compare(const Job& job) {
     Result found = train(job, world);
     std::lock_guard lock(mutex);
     auto told = [&](const std::string& what, double far) {
-      if (!(far <= 1e-5) && problems.size() < 400) problems += "rank " + std::to_string(world->rank()) + ": " + what + " is off by " + std::to_string(far) + "; ";
+      if (!(far <= 1e-5) && problems.size() < 400)
+        problems += "rank " + std::to_string(world->rank()) + ": " + what + " is off by " + std::to_string(far) + "; ";
     };
     for (int i = 0; i < kSteps; ++i) {
       auto at = static_cast<size_t>(i);
@@ -220,7 +222,8 @@ TEST_CASE("expert parallelism: so are those beside tensor parallelism, whose ran
     }
 }
 
-TEST_CASE("expert parallelism: all tokens to one expert, and an expert that is never used: nobody waits in vain, and the result is the same") {
+TEST_CASE(
+    "expert parallelism: all tokens to one expert, and an expert that is never used: nobody waits in vain, and the result is the same") {
   for (TokenDispatcher dispatcher : {TokenDispatcher::all_to_all, TokenDispatcher::all_gather})
     for (Routes routes : {Routes::all_to_first, Routes::never_last})
       for (auto [ranks, ep] : {std::pair<int64_t, int64_t>{2, 2}, {4, 4}, {4, 2}}) {
@@ -245,4 +248,72 @@ TEST_CASE("expert parallelism: recomputed layers send their tokens again and tra
     INFO(text_of(job));
     CHECK(compare(job) == "");
   }
+}
+
+TEST_CASE("expert parallelism: only the rows that move are sent, twice each way, once with their weights") {
+  constexpr int64_t kTokens = 10, kRanks = 4;
+  std::mutex mutex;
+  std::string problems;
+  run_ranks(kRanks, [&](const std::shared_ptr<World>& world) {
+    Stack model(block_config());
+    StrategyConfig config;
+    config.shared.sizes.ep = kRanks;
+    ModelOutline outline = outline_of(*model);
+    MeshPlan mesh = plan_sharded_mesh({kRanks, {}, config});
+    TpPlan tp;
+    apply_expert_parallel({model.ptr(), outline, mesh, tp, config, world});
+    MoeImpl& block = *find_moe_blocks(*model)[0].second;
+    // Rank r's experts are chosen by a rule that all ranks know: token t of rank s goes to experts (s + t) % 4 and (s * t) % 4, but once.
+    auto choice = [](int64_t s, int64_t t) { return std::pair{(s + t) % kExperts, s * t % kExperts}; };
+    Tensor indices = at::zeros({kTokens, 2}, at::kLong), x = seeded({kTokens, kWidth}, 5).set_requires_grad(true);
+    int64_t out = 0, in = 0;  // rows that leave this rank, and that come from others
+    for (int64_t s = 0; s < kRanks; ++s)
+      for (int64_t t = 0; t < kTokens; ++t) {
+        auto [a, b] = choice(s, t);
+        for (int64_t e : {a, b}) (s == world->rank() ? out : in) += s == world->rank() ? e != world->rank() : e == world->rank();
+        if (s != world->rank()) continue;
+        indices[t][0] = a;
+        indices[t][1] = b;
+      }
+    world->wire().clear();
+    Tensor weights = at::full({kTokens, 2}, 0.5).set_requires_grad(true);
+    block.dispatcher().forward(x, {weights, indices}, block.experts(), [] {}).square().sum().backward();
+    std::lock_guard lock(mutex);
+    int64_t bytes = 0, count = 0;
+    for (const Wire::Row& row : world->wire().rows())
+      if (row.axis == "ep" && row.op == "all_to_all") bytes = row.bytes, count = row.count;
+    if (count != 4 || bytes != (out + in) * (2 * kWidth + 1) * 4)
+      problems += "rank " + std::to_string(world->rank()) + ": " + std::to_string(count) + " messages of " + std::to_string(bytes) +
+                  " bytes for " + std::to_string(out) + " rows out and " + std::to_string(in) + " in; ";
+  });
+  CHECK(problems == "");
+}
+
+TEST_CASE("expert parallelism: a model without experts, and experts that do not divide, are refused before anything is made") {
+  auto code = [](int64_t experts, int64_t ranks) {
+    ErrorCode found = ErrorCode::internal;
+    std::mutex mutex;
+    run_ranks(ranks, [&](const std::shared_ptr<World>& world) {
+      MoeConfig c = block_config();
+      c.n_routed_experts = std::max<int64_t>(experts, 2);
+      Stack model(c);
+      Linear plain(torch::nn::LinearOptions(2, 2));
+      std::shared_ptr<torch::nn::Module> any = experts > 0 ? std::shared_ptr<torch::nn::Module>(model.ptr()) : plain.ptr();
+      StrategyConfig config;
+      config.shared.sizes.ep = ranks;
+      ModelOutline outline = outline_of(*any);
+      MeshPlan mesh = plan_sharded_mesh({ranks, {}, config});
+      TpPlan tp;
+      try {
+        apply_expert_parallel({any, outline, mesh, tp, config, world});
+      } catch (const Error& error) {
+        std::lock_guard lock(mutex);
+        found = error.code();
+      }
+    });
+    return found;
+  };
+  CHECK(code(0, 2) == ErrorCode::model_does_not_fit);
+  CHECK(code(5, 2) == ErrorCode::model_does_not_fit);
+  CHECK(code(4, 2) == ErrorCode::internal);  // nothing was thrown
 }
