@@ -255,7 +255,8 @@ TEST_CASE("sorting by expert keeps the order of tokens, leaves masked ones out, 
        {indices, at::randint(-1, 7, {200, 3}, at::kLong), at::zeros({0, 2}, at::kLong), at::zeros({3, 1}, at::kLong) - 1}) {
     meshwright::ExpertOrder host = meshwright::sort_by_expert(some, 7), device = meshwright::detail::sort_on_device(some, 7);
     CHECK(host.counts == device.counts);
-    for (auto [a, b] : {std::pair(host.slot, device.slot), {host.token, device.token}, {host.place, device.place}}) CHECK(a.equal(b));
+    for (const auto& [a, b] : {std::pair(host.slot, device.slot), {host.token, device.token}, {host.place, device.place}})
+      CHECK(a.equal(b));
   }
   for (at::ScalarType dtype : {at::kFloat, at::kDouble}) {
     Tensor x = at::randn({4, 5}, dtype).set_requires_grad(true), into = at::randn({4, 5}, dtype);
