@@ -66,7 +66,7 @@ class AdamW final : public Optimizer {
     c10::NoGradGuard no_grad;
     allocate(groups);
     ++steps;
-    for_each_call(groups, {&average_, &square_}, [&](Lists lists, std::vector<std::vector<Tensor>>& state) {
+    for_each_call(groups, {&average_, &square_}, [&](const Lists& lists, std::vector<std::vector<Tensor>>& state) {
       // The kernels read the count from a float tensor of the same device.
       std::vector<Tensor> counts;
       for (const Tensor& values : lists.values)
@@ -99,7 +99,7 @@ class Sgd final : public Optimizer {
     allocate(groups);
     std::vector<std::vector<Tensor>*> states;
     if (momentum_ > 0) states.push_back(&momentum_buffers_);
-    for_each_call(groups, states, [&](Lists lists, std::vector<std::vector<Tensor>>& state) {
+    for_each_call(groups, states, [&](const Lists& lists, std::vector<std::vector<Tensor>>& state) {
       at::_fused_sgd_(lists.values, lists.grads, state.empty() ? std::vector<Tensor>() : state[0], weight_decay_, momentum_, lr,
                       /*dampening=*/0, /*nesterov=*/false, /*maximize=*/false, first);
     });
