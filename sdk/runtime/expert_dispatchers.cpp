@@ -14,6 +14,7 @@
 #include <optional>
 #include <utility>
 
+#include "early_gradients.h"
 #include "meshwright/collectives.h"
 #include "parts.h"
 #include "row_route.h"
@@ -32,6 +33,8 @@ struct Trip {
   int64_t tokens, width;
   at::TensorOptions options;  // of the rows
   at::ScalarType weights;
+  // Gradients on their way back before the autograd engine comes to it.
+  mutable std::optional<RowRoute::Flight> early = {};
 
   Tensor summed(const Tensor& rows) const {
     c10::NoGradGuard no_grad;
@@ -45,11 +48,15 @@ struct SentNode : torch::autograd::Node {
   std::string name() const override { return "MeshwrightDispatch"; }
   variable_list apply(variable_list&& grads) override {
     c10::NoGradGuard no_grad;
+    if (trip->early) return arrived(std::move(*std::exchange(trip->early, std::nullopt)));
     Rows back;
     // A part without gradient takes part all the same: the other ranks wait for it.
     back.rows = grads[0].defined() ? grads[0].contiguous() : at::zeros({trip->route.received(), trip->width}, trip->options);
     back.weights = grads[1].defined() ? grads[1].contiguous() : at::zeros({trip->route.received()}, trip->options.dtype(trip->weights));
-    Rows here = trip->route.finish_back(trip->route.start_back(back), trip->width, trip->options, trip->weights);
+    return arrived(trip->route.start_back(back));
+  }
+  variable_list arrived(RowRoute::Flight flight) const {
+    Rows here = trip->route.finish_back(std::move(flight), trip->width, trip->options, trip->weights);
     return {trip->summed(here.rows), here.weights};
   }
 };
@@ -89,7 +96,15 @@ class AllToAll final : public ExpertDispatcher {
     meanwhile();
     Rows rows = trip->route.finish(std::move(flight), trip->width, trip->options, trip->weights);
     record<SentNode>(trip, {rows.rows, rows.weights}, x, weights);
-    Tensor y = experts->forward(rows.rows, trip->route.local_counts(), rows.weights);
+    Tensor y;
+    {
+      // The rows' only use is here, so their gradients are what the experts say they are; unless a cast stands between.
+      detail::TellInputGradients tell([trip](const Tensor& of_rows, const Tensor& of_weights) {
+        if (of_rows.scalar_type() == c10::typeMetaToScalarType(trip->options.dtype()) && of_weights.scalar_type() == trip->weights)
+          trip->early = trip->route.start_back({of_rows.contiguous(), of_weights.contiguous()});
+      });
+      y = experts->forward(rows.rows, trip->route.local_counts(), rows.weights);
+    }
     Tensor back = y.detach().contiguous();
     Tensor out = trip->summed(trip->route.finish_back(trip->route.start_back({back, {}}), trip->width, trip->options, std::nullopt).rows);
     record<ReturnedNode>(trip, {out}, y);

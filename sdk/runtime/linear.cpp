@@ -2,7 +2,6 @@
 #include <ATen/autocast_mode.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/mm.h>
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -56,26 +55,7 @@ Tensor product(const Tensor& a, const Tensor& b) {
   return onednn()->call(a, b, std::nullopt, "none", c10::List<std::optional<at::Scalar>>(), "");
 }
 
-namespace {
-constexpr int64_t kMultiple = 32;
-}
-
-Tensor product_of_varying_rows(const Tensor& a, const Tensor& b) {
-  int64_t rest = a.size(0) % kMultiple, most = a.size(0) - rest;
-  if (rest == 0 || !fast_product(a, b)) return product(a, b);
-  Tensor out = at::empty({a.size(0), b.size(0)}, a.options());
-  product_into(out.narrow(0, 0, most), a.narrow(0, 0, most), b);
-  Tensor last = out.narrow(0, most, rest);
-  at::mm_out(last, a.narrow(0, most, rest), b.t());
-  return out;
-}
-
-void product_over_varying(Tensor out, const Tensor& a, const Tensor& b) {
-  int64_t rest = a.size(1) % kMultiple, most = a.size(1) - rest;
-  if (rest == 0 || !fast_product(a, b)) return product_into(out, a, b);
-  product_into(out, a.narrow(1, 0, most), b.narrow(1, 0, most));
-  out.addmm_(a.narrow(1, most, rest), b.narrow(1, most, rest).t());
-}
+int64_t product_multiple(const Tensor& a) { return a.is_cpu() && a.scalar_type() == at::kFloat && onednn() != nullptr ? 32 : 1; }
 
 void product_into(Tensor out, const Tensor& a, const Tensor& b) {
   if (fast_product(a, b))

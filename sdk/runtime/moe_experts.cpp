@@ -7,9 +7,11 @@
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/custom_function.h>
+#include <torch/custom_class.h>
 
 #include <numeric>
 
+#include "early_gradients.h"
 #include "linear_product.h"
 #include "meshwright/error.h"
 #include "meshwright/moe.h"
@@ -38,21 +40,33 @@ void each_expert(const Counts& counts, F f) {
 struct Piece {
   int64_t expert = -1;  // -1: all
   int64_t begin = 0, rows = 0;
-  Tensor ends;  // of all: the row behind each expert's last, [E] int32
+  Tensor ends;         // of all: the row behind each expert's last, [E] int32
+  int64_t padded = 0;  // rows with zeros behind them, which come out as zeros
 
   Tensor of(const Tensor& t) const { return t.defined() ? t.narrow(0, begin, rows) : t; }
-  // a [rows, k], weights [E, k, m] as they lie or transposed: [rows, m].
+  // The same with the zeros.
+  Tensor with_zeros(const Tensor& t) const {
+    if (!t.defined() || padded == rows) return of(t);
+    std::vector<int64_t> sizes = t.sizes().vec();
+    sizes[0] = padded;
+    Tensor out = at::empty(sizes, t.options());
+    out.narrow(0, 0, rows).copy_(of(t));
+    out.narrow(0, rows, padded - rows).zero_();
+    return out;
+  }
+  // a [padded, k], weights [E, k, m] as they lie or transposed: [padded, m].
   Tensor times(const Tensor& a, const Tensor& weights) const {
     if (expert < 0) return at::_grouped_mm(a.contiguous(), weights, ends);
-    return detail::product_of_varying_rows(a, weights.select(0, expert).t());
+    return detail::product(a, weights.select(0, expert).t());
   }
-  void times_into(const Tensor& out, const Tensor& a, const Tensor& weights) const { out.copy_(times(a, weights)); }
+  // Into the rows of `out`, [N, m].
+  void times_into(const Tensor& out, const Tensor& a, const Tensor& weights) const { of(out).copy_(times(a, weights).narrow(0, 0, rows)); }
   // a^T b of each expert's rows into out [E, k, m]. Nothing is written for experts without rows.
   void outer_into(const Tensor& out, const Tensor& a, const Tensor& b) const {
     if (expert < 0)
       out.copy_(at::_grouped_mm(a.contiguous().t(), b.contiguous(), ends));
     else
-      detail::product_over_varying(out.select(0, expert), a.t(), b.t());
+      detail::product_into(out.select(0, expert), a.t(), b.t());
   }
 };
 
@@ -63,9 +77,12 @@ std::vector<Piece> pieces_of(const Counts& counts, const Tensor& tokens, const T
     std::vector<int32_t> ends;
     int64_t end = 0;
     for (int64_t n : counts) ends.push_back(static_cast<int32_t>(end += n));
-    return {{-1, 0, end, at::tensor(ends, at::TensorOptions().dtype(at::kInt)).to(tokens.device())}};
+    return {{-1, 0, end, at::tensor(ends, at::TensorOptions().dtype(at::kInt)).to(tokens.device()), end}};
   }
-  each_expert(counts, [&](int64_t e, int64_t begin, int64_t rows) { out.push_back({e, begin, rows, {}}); });
+  int64_t multiple = detail::product_multiple(tokens);
+  each_expert(counts, [&](int64_t e, int64_t begin, int64_t rows) {
+    out.push_back({e, begin, rows, {}, (rows + multiple - 1) / multiple * multiple});
+  });
   return out;
 }
 
@@ -98,10 +115,14 @@ void sum_rows(const Tensor& rows, const Tensor& sums, const Piece& piece, const 
     each_expert(counts, sum);
 }
 
+struct Listener : torch::CustomClassHolder {
+  detail::InputGradients tell;
+};
+
 // y = w (act(x W1 + b1) W2 + b2). The weight stands between the products or behind them, which differs in rounding alone: the gradients
 // are the same. What is between the products stays in pieces, so that nothing is put together that is taken apart again.
 struct Experts : torch::autograd::Function<Experts> {
-  static constexpr size_t kSaved = 6;  // what is saved before the pieces
+  static constexpr size_t kSaved = 5;  // what is saved before the rows and products of the pieces
 
   static Tensor forward(AutogradContext* context, const Tensor& given_tokens, const Tensor& weights, const Tensor& first,
                         const Tensor& second, const std::optional<Tensor>& given_first_bias, const std::optional<Tensor>& given_second_bias,
@@ -110,17 +131,22 @@ struct Experts : torch::autograd::Function<Experts> {
            second_bias = given_second_bias.value_or(Tensor());
     ActivationShape shape = detail::activation_shape(config);
     bool after = config.apply_router_weight_after_down;
-    variable_list saved = {tokens, weights, first, second, first_bias, second_bias};
+    variable_list saved = {weights, first, second, first_bias, second_bias};
     Tensor y = at::empty({tokens.size(0), second.size(2)}, tokens.options());
     for (const Piece& piece : pieces_of(counts, tokens, first, second)) {
-      Tensor h = piece.times(piece.of(tokens), first);
-      if (first_bias.defined()) add_biases(h, first_bias, {}, piece, counts);
-      piece.times_into(piece.of(y), detail::activate(shape, h, after ? Tensor() : piece.of(weights)), second);
-      saved.push_back(h);
+      Tensor x = piece.with_zeros(tokens), h = piece.times(x, first);
+      if (first_bias.defined()) add_biases(h.narrow(0, 0, piece.rows), first_bias, {}, piece, counts);
+      piece.times_into(y, detail::activate(shape, h, after ? Tensor() : piece.with_zeros(weights)), second);
+      saved.insert(saved.end(), {x, h});
     }
     if (second_bias.defined()) add_biases(y, second_bias, after ? Tensor() : weights, {}, counts);
     if (after) y = (y * weights.unsqueeze(1)).to(tokens.scalar_type());
     context->save_for_backward(saved);
+    if (detail::InputGradients listener = detail::TellInputGradients::take()) {
+      auto kept = c10::make_intrusive<Listener>();
+      kept->tell = std::move(listener);
+      context->saved_data["listener"] = c10::IValue::make_capsule(kept);
+    }
     context->saved_data["counts"] = counts;
     context->saved_data["kind"] = static_cast<int64_t>(shape.kind);
     context->saved_data["numbers"] = std::vector<double>{shape.alpha, shape.limit, shape.swiglu_limit};
@@ -130,8 +156,7 @@ struct Experts : torch::autograd::Function<Experts> {
   static variable_list backward(AutogradContext* context, variable_list grads) {
     c10::NoGradGuard no_grad;
     variable_list saved = context->get_saved_variables();
-    const Tensor &tokens = saved[0], &weights = saved[1], &first = saved[2], &second = saved[3], &first_bias = saved[4],
-                 &second_bias = saved[5];
+    const Tensor &weights = saved[0], &first = saved[1], &second = saved[2], &first_bias = saved[3], &second_bias = saved[4];
     Counts counts = context->saved_data["counts"].toIntVector();
     std::vector<double> numbers = context->saved_data["numbers"].toDoubleVector();
     ActivationShape shape{static_cast<ExpertActivation>(context->saved_data["kind"].toInt()), numbers[0], numbers[1], numbers[2]};
@@ -139,20 +164,19 @@ struct Experts : torch::autograd::Function<Experts> {
     auto wanted = [&](size_t input, const Tensor& like) {
       return context->needs_input_grad(input) ? at::empty(like.sizes(), like.options()) : Tensor();
     };
-    Tensor to_tokens = wanted(0, tokens), to_first = wanted(2, first), to_second = wanted(3, second), to_first_bias, to_second_bias;
+    Tensor to_tokens = wanted(0, grad), to_first = wanted(2, first), to_second = wanted(3, second), to_first_bias, to_second_bias;
     if (first_bias.defined()) to_first_bias = at::zeros(first_bias.sizes(), first_bias.options());
-    size_t next = kSaved;
-    for (const Piece& piece : pieces_of(counts, tokens, first, second)) {
-      Tensor out = piece.of(grad);
-      auto middle = detail::activate_backward(shape, saved[next++], piece.of(weights), piece.times(out, second.transpose(1, 2)));
-      piece.of(to_weights).copy_(middle.to_weights);
-      if (to_second.defined()) piece.outer_into(to_second, middle.weighted, out);
-      if (to_first.defined()) piece.outer_into(to_first, piece.of(tokens), middle.to_h);
-      if (first_bias.defined()) sum_rows(middle.to_h, to_first_bias, piece, counts);
-      if (to_tokens.defined()) piece.times_into(piece.of(to_tokens), middle.to_h, first.transpose(1, 2));
+    // First what others wait for, then the parameters.
+    std::vector<Piece> pieces = pieces_of(counts, grad, first, second);
+    std::vector<detail::ActivationGradients> middles;
+    variable_list outs;
+    for (const Piece& piece : pieces) {
+      outs.push_back(piece.with_zeros(grad));
+      middles.push_back(detail::activate_backward(shape, saved[kSaved + 2 * middles.size() + 1], piece.with_zeros(weights),
+                                                  piece.times(outs.back(), second.transpose(1, 2))));
+      piece.of(to_weights).copy_(middles.back().to_weights.narrow(0, 0, piece.rows));
+      if (to_tokens.defined()) piece.times_into(to_tokens, middles.back().to_h, first.transpose(1, 2));
     }
-    for (const Tensor& t : {to_first, to_second})
-      if (t.defined()) clear_unused(t, counts);
     if (second_bias.defined()) {
       Tensor rows = at::zeros(grad.sizes(), grad.options());
       add_biases(rows, second_bias, {}, {}, counts);
@@ -160,11 +184,36 @@ struct Experts : torch::autograd::Function<Experts> {
       to_second_bias = at::zeros(second_bias.sizes(), second_bias.options());
       sum_rows(grad * weights.unsqueeze(1).to(grad.scalar_type()), to_second_bias, {}, counts);
     }
+    auto listener = context->saved_data.find("listener");
+    if (listener != context->saved_data.end() && to_tokens.defined())
+      c10::static_intrusive_pointer_cast<Listener>(listener->second.toCapsule())->tell(to_tokens, to_weights);
+    for (size_t i = 0; i < pieces.size(); ++i) {
+      const Piece& piece = pieces[i];
+      if (to_second.defined()) piece.outer_into(to_second, middles[i].weighted, outs[i]);
+      if (to_first.defined()) piece.outer_into(to_first, saved[kSaved + 2 * i], middles[i].to_h);
+      if (first_bias.defined()) sum_rows(middles[i].to_h.narrow(0, 0, piece.rows), to_first_bias, piece, counts);
+      middles[i] = {};
+      outs[i] = Tensor();
+    }
+    for (const Tensor& t : {to_first, to_second})
+      if (t.defined()) clear_unused(t, counts);
     return {to_tokens, to_weights, to_first, to_second, to_first_bias, to_second_bias, Tensor(), Tensor()};
   }
 };
 
 }  // namespace
+
+namespace detail {
+
+namespace {
+thread_local InputGradients current_listener;
+}
+
+TellInputGradients::TellInputGradients(InputGradients listener) { current_listener = std::move(listener); }
+TellInputGradients::~TellInputGradients() { current_listener = nullptr; }
+InputGradients TellInputGradients::take() { return std::exchange(current_listener, nullptr); }
+
+}  // namespace detail
 
 GroupedExpertsImpl::GroupedExpertsImpl(const MoeConfig& config, const at::TensorOptions& options) : config_(config) {
   int64_t experts = config.n_routed_experts, width = config.expert_width(), inner = config.moe_inter_dim;
