@@ -63,23 +63,29 @@ std::string number(double value) {
   return std::isnan(value) ? "nan" : text;
 }
 
-// The first tensor of this rank that holds a value that is not finite; empty: none.
-std::string first_nonfinite(ParallelModel& model, bool gradients) {
-  for (const ParallelParameter& p : model.parameters()) {
-    const Tensor& tensor = gradients ? p.grad : p.local;
-    if (tensor.defined() && tensor.numel() > 0 && !std::isfinite(tensor.detach().abs().max().item<double>())) return p.name;
+// Collective. The first tensor that holds a value that is not finite on some rank; empty: none.
+std::string first_nonfinite(ParallelModel& model, bool gradients, World& world) {
+  const std::vector<ParallelParameter>& parameters = model.parameters();
+  size_t first = 0;
+  for (; first < parameters.size(); ++first) {
+    const Tensor& tensor = gradients ? parameters[first].grad : parameters[first].local;
+    if (tensor.defined() && tensor.numel() > 0 && !std::isfinite(tensor.detach().abs().max().item<double>())) break;
   }
-  return "";
+  Tensor earliest = at::zeros({1}, at::TensorOptions().dtype(at::kDouble).device(world.device()));
+  earliest.fill_(-static_cast<double>(first));
+  world.everyone()->all_reduce(earliest, ReduceOp::max, /*control=*/true).wait();
+  auto index = static_cast<size_t>(-earliest.item<double>());
+  return index < parameters.size() ? parameters[index].name : "";
 }
 
-[[noreturn]] void throw_nonfinite(const StepResult& result, ParallelModel& model) {
+[[noreturn]] void throw_nonfinite(const StepResult& result, ParallelModel& model, World& world) {
   bool norm = std::isfinite(result.loss);
   double value = norm ? result.grad_norm : result.loss;
   Error error(ErrorCode::nonfinite, "step " + std::to_string(result.step) + ": the " + (norm ? "gradient norm" : "loss") + " is " +
                                         (std::isnan(value) ? "nan" : "infinite") + " (loss " + number(result.loss) + ", gradient norm " +
                                         number(result.grad_norm) + ", lr " + number(result.lr) + "); the optimizer has not used it");
   error.key("run.stop_on_nonfinite");
-  std::string weight = first_nonfinite(model, false), gradient = first_nonfinite(model, true);
+  std::string weight = first_nonfinite(model, false, world), gradient = first_nonfinite(model, true, world);
   if (!weight.empty()) error.note("the weight " + weight + " already holds values that are not finite");
   if (weight.empty() && !gradient.empty()) error.note("the gradient of " + gradient + " is not finite; all weights are");
   if (result.step == 0 && !weight.empty())
@@ -230,7 +236,8 @@ StepResult Trainer::step(const std::function<MicroLoss(int64_t micro)>& forward)
   result.loss = all_count > 0 ? all_loss / all_count : 0;
   double scale = all_count > 0 ? assumed * static_cast<double>(data_->size()) / all_count : 0;
   result.grad_norm = model_->clip_grad_norm(parts_->max_grad_norm, scale);
-  if (parts_->stop_on_nonfinite && (!std::isfinite(result.loss) || !std::isfinite(result.grad_norm))) throw_nonfinite(result, *model_);
+  if (parts_->stop_on_nonfinite && (!std::isfinite(result.loss) || !std::isfinite(result.grad_norm)))
+    throw_nonfinite(result, *model_, *world_);
   if (before_update_) before_update_();
   detail::TraceSpan span(world_->trace(), "optimizer");
   optimizer_->step(model_->update_groups(), result.lr);

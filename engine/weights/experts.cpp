@@ -106,7 +106,17 @@ void read_experts(const WeightFolder& folder, const std::string& path, const Exp
                   std::span<const int64_t> offsets, std::span<const int64_t> sizes, DType target, void* out) {
   const int64_t parts = static_cast<int64_t>(tensors.parts.size()), width = shape[2] / parts, element = dtype_size(target);
   const int64_t grouped_shape[] = {shape[0], shape[2], shape[1]}, one_shape[] = {width, shape[1]};
-  const bool grouped = folder.find(tensors.grouped) != nullptr && folder.find(tensors.name(0, 0)) == nullptr;
+  const bool single = folder.find(tensors.name(0, 0)) != nullptr, grouped = folder.find(tensors.grouped) != nullptr && !single;
+  // More than the configuration has: another model's, or two versions of one.
+  const std::string surplus = single && folder.find(tensors.grouped) != nullptr   ? tensors.grouped
+                              : folder.find(tensors.name(shape[0], 0)) != nullptr ? tensors.name(shape[0], 0)
+                                                                                  : "";
+  if (!surplus.empty())
+    throw Error(ErrorCode::weights_mismatch,
+                path + " holds " + surplus + ", which a model of " + std::to_string(shape[0]) + " experts, one matrix each, has no use for")
+        .key("model.pretrained")
+        .help("use the config.json that belongs to these weights")
+        .help("remove the tensor from the folder");
   std::vector<std::byte> rows;
   auto* to = static_cast<std::byte*>(out);
   for (int64_t e = offsets[0]; e < offsets[0] + sizes[0]; ++e, to += sizes[1] * sizes[2] * element)

@@ -33,6 +33,7 @@ struct Trip {
   int64_t tokens, width;
   at::TensorOptions options;  // of the rows
   at::ScalarType weights;
+  mutable at::TensorOptions returned = {};  // of the results, which under autocast have another dtype
   // Gradients on their way back before the autograd engine comes to it.
   mutable std::optional<RowRoute::Flight> early = {};
 
@@ -67,8 +68,8 @@ struct ReturnedNode : torch::autograd::Node {
   std::string name() const override { return "MeshwrightCombine"; }
   variable_list apply(variable_list&& grads) override {
     c10::NoGradGuard no_grad;
-    Tensor gradient = grads[0].defined() ? grads[0].contiguous() : at::zeros({trip->tokens, trip->width}, trip->options);
-    return {trip->route.finish(trip->route.start(gradient, trip->order.token, Tensor()), trip->width, trip->options, std::nullopt).rows};
+    Tensor gradient = grads[0].defined() ? grads[0].contiguous() : at::zeros({trip->tokens, trip->width}, trip->returned);
+    return {trip->route.finish(trip->route.start(gradient, trip->order.token, Tensor()), trip->width, trip->returned, std::nullopt).rows};
   }
 };
 
@@ -105,8 +106,9 @@ class AllToAll final : public ExpertDispatcher {
       });
       y = experts->forward(rows.rows, trip->route.local_counts(), rows.weights);
     }
+    trip->returned = y.options().requires_grad(false);
     Tensor back = y.detach().contiguous();
-    Tensor out = trip->summed(trip->route.finish_back(trip->route.start_back({back, {}}), trip->width, trip->options, std::nullopt).rows);
+    Tensor out = trip->summed(trip->route.finish_back(trip->route.start_back({back, {}}), trip->width, trip->returned, std::nullopt).rows);
     record<ReturnedNode>(trip, {out}, y);
     return out;
   }
@@ -133,7 +135,7 @@ class AllGather final : public ExpertDispatcher {
     ExpertOrder order = sort_by_expert(mine, here);
     Tensor y = experts->forward(gather_tokens(all, order), order.counts, gather_weights(weights, order));
     Tensor sums = combine_tokens(y.scalar_type() == at::kDouble ? y : y.to(at::kFloat), order);
-    return scatter_sum_along(sums, 0, ep_).narrow(0, 0, tokens).to(x.scalar_type());
+    return scatter_sum_along(sums, 0, ep_).narrow(0, 0, tokens).to(y.scalar_type());
   }
 
  private:

@@ -89,6 +89,8 @@ std::vector<UnitSpec> expert_unit_specs(const ParallelizeRequest& request, const
   Modules modules;
   for (const auto& item : request.model->named_modules()) modules.emplace(item.key(), item.value());
   bool fp32_head = !outline.tied_embeddings && request.config.shared.moe.lm_head_precision == DType::float32;
+  if (outline.tied_embeddings && request.config.shared.moe.lm_head_precision == DType::float32)
+    request.world->notice("distributed.moe.lm_head_precision has no effect: the head shares its weight with the embedding");
   MixedPrecision head_policy = request.config.shared.moe.mp_policy.value_or(request.config.shared.mp);
   head_policy.output = DType::float32;
   std::vector<UnitSpec> out;

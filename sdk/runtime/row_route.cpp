@@ -74,7 +74,7 @@ int64_t RowRoute::between(int64_t source, int64_t destination) const {
   return sum;
 }
 
-RowRoute::Flight RowRoute::send(const Sizes& sizes, bool back, const std::function<void(int64_t, Tensor, Tensor)>& pack,
+RowRoute::Flight RowRoute::send(const Sizes& sizes, bool back, const std::function<void(int64_t, const Tensor&, const Tensor&)>& pack,
                                 at::Device device) const {
   auto rows = [&](int64_t from, int64_t to) { return back ? between(to, from) : between(from, to); };
   // The largest message of any rank decides how all of them travel.
@@ -145,9 +145,10 @@ RowRoute::Flight RowRoute::start(const Tensor& rows, const Tensor& order, const 
   int64_t at = 0;
   return send(
       sizes, false,
-      [&](int64_t peer, Tensor to_weights, Tensor to_rows) {
+      [&](int64_t peer, const Tensor& to_weights, const Tensor& to_rows) {
         int64_t n = between(me_, peer);
-        at::index_select_out(to_rows, rows, 0, order.narrow(0, at, n));
+        Tensor out = to_rows;
+        at::index_select_out(out, rows, 0, order.narrow(0, at, n));
         if (to_weights.defined()) to_weights.copy_(weights.narrow(0, at, n));
         at += n;
       },
@@ -158,7 +159,7 @@ Rows RowRoute::finish(Flight flight, int64_t width, const at::TensorOptions& lik
   c10::NoGradGuard no_grad;
   Sizes sizes{width, c10::typeMetaToScalarType(like.dtype()), weights_type};
   Rows out{at::empty({received_, width}, like), {}};
-  if (weights_type) out.weights = at::empty({received_}, like.dtype(*weights_type));
+  if (weights_type) out.weights = at::empty({received_}, like.dtype(weights_type));
   receive(flight, sizes, false, [&](int64_t peer, const Tensor& weights, const Tensor& rows) {
     int64_t at = 0;
     for (int64_t e = 0; e < local_; ++e) {
@@ -177,7 +178,7 @@ RowRoute::Flight RowRoute::start_back(const Rows& rows) const {
               rows.weights.defined() ? std::optional(rows.weights.scalar_type()) : std::nullopt};
   return send(
       sizes, true,
-      [&](int64_t peer, Tensor to_weights, Tensor to_rows) {
+      [&](int64_t peer, const Tensor& to_weights, const Tensor& to_rows) {
         int64_t at = 0;
         for (int64_t e = 0; e < local_; ++e) {
           int64_t n = count(peer, me_ * local_ + e), place = places_[static_cast<size_t>(e * ranks_ + peer)];
@@ -193,7 +194,7 @@ Rows RowRoute::finish_back(Flight flight, int64_t width, const at::TensorOptions
   c10::NoGradGuard no_grad;
   Sizes sizes{width, c10::typeMetaToScalarType(like.dtype()), weights_type};
   Rows out{at::empty({sent_, width}, like), {}};
-  if (weights_type) out.weights = at::empty({sent_}, like.dtype(*weights_type));
+  if (weights_type) out.weights = at::empty({sent_}, like.dtype(weights_type));
   int64_t at = 0;
   receive(flight, sizes, true, [&](int64_t, const Tensor& weights, const Tensor& rows) {
     out.rows.narrow(0, at, rows.size(0)).copy_(rows);

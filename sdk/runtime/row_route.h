@@ -48,8 +48,8 @@ class RowRoute {
   int64_t count(int64_t source, int64_t expert) const { return counts_[static_cast<size_t>(source * experts_ + expert)]; }
   int64_t between(int64_t source, int64_t destination) const;  // rows
   struct Sizes;
-  Flight send(const Sizes& sizes, bool back, const std::function<void(int64_t peer, at::Tensor weights, at::Tensor rows)>& pack,
-              at::Device device) const;
+  Flight send(const Sizes& sizes, bool back,
+              const std::function<void(int64_t peer, const at::Tensor& weights, const at::Tensor& rows)>& pack, at::Device device) const;
   void receive(Flight& flight, const Sizes& sizes, bool back,
                const std::function<void(int64_t peer, const at::Tensor& weights, const at::Tensor& rows)>& unpack) const;
 

@@ -51,6 +51,24 @@ TEST_CASE("experts take the same steps when micro-batches add up, layers are rec
     }
 }
 
+TEST_CASE("autocast experts get and give rows in the dtype of the activations") {
+  TestFolder folder("expert_parallel_autocast");
+  std::string model = write_model(folder.path, kMixtral);
+  const std::string autocast = "distributed.autocast_dtype=\"bfloat16\"";
+  for (int64_t ranks : {2, 4}) {
+    // Beside ranks that hold all experts: bfloat16 products of other batches round otherwise.
+    Curve truth = curve_of(calm_layout(model, {ranks, {}}, {autocast}), 6);
+    for (const std::vector<std::string>& more : {std::vector<std::string>{autocast}, {autocast, kAllGather}}) {
+      Layout layout = calm_layout(model, {ranks, {kEp2}}, more);
+      INFO(layout.text());
+      Curve found = curve_of(layout, 6);
+      CHECK(std::abs(found.losses[0] / truth.losses[0] - 1) < 1e-6);
+      CHECK(farthest(found.losses, truth.losses) < 5e-3);
+      CHECK(farthest(found.norms, truth.norms) < 5e-2);
+    }
+  }
+}
+
 TEST_CASE("experts take the same steps beside tensor-parallel attention, whose ranks bring the same tokens") {
   TestFolder folder("expert_parallel_tp");
   const std::string plan =
