@@ -277,12 +277,22 @@ void Group::reserve(int64_t gather_bytes, int64_t exchange_bytes, int64_t ahead)
   // Rank 0 makes a region under a name nobody can guess and tells it; who cannot open it is on another host.
   Tensor name = at::zeros({64}, at::kByte);
   std::unique_ptr<Mailbox> box;
+  // Nothing stays behind, also when a rank dies before all have come.
+  struct Unlink {
+    std::string made;
+    ~Unlink() {
+      if (!made.empty()) Mailbox::unlink(made);
+    }
+  } unlink;
   if (g.rank == 0 && wanted) {
     std::random_device random;
     char text[64];
     std::snprintf(text, sizeof text, "/meshwright-%08x%08x%08x%08x", random(), random(), random(), random());
     box = Mailbox::create(text, n, sizes);
-    if (box) std::memcpy(name.mutable_data_ptr(), text, sizeof text);
+    if (box) {
+      unlink.made = text;
+      std::memcpy(name.mutable_data_ptr(), text, sizeof text);
+    }
   }
   all_reduce(name, ReduceOp::sum, /*control=*/true).wait();  // the others add zeros
   const auto* text = static_cast<const char*>(name.const_data_ptr());
@@ -291,7 +301,6 @@ void Group::reserve(int64_t gather_bytes, int64_t exchange_bytes, int64_t ahead)
   if (box) box->enter(g.rank);
   Tensor all = at::full({1}, box ? 1.0 : 0.0, at::kDouble);
   all_reduce(all, ReduceOp::sum, /*control=*/true).wait();
-  if (g.rank == 0 && offered) Mailbox::unlink(text);
   if (all.item<double>() == static_cast<double>(n)) g.mailbox = std::move(box);
 }
 

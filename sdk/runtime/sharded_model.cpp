@@ -478,7 +478,8 @@ void ShardedModel::throw_nan(const std::string& mine, const char* when, const ch
   throw Error(ErrorCode::nonfinite, what + "; the optimizer has not used it")
       .key(context_.policy.options + "." + option)
       .help("lower optimizer.lr, raise lr_scheduler.lr_warmup_steps, or set optimizer.max_grad_norm = 1.0")
-      .help("set " + context_.policy.options + "." + option + " = false and run.stop_on_nonfinite = false to go on regardless");
+      .help("to go on regardless, set check_for_nan_in_grad and report_nan_in_param_grad of " + context_.policy.options +
+            " and run.stop_on_nonfinite to false");
 }
 
 Tensor ShardedModel::full_tensor(std::string_view name) {

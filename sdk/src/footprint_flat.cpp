@@ -60,13 +60,20 @@ std::vector<FlatBuffer> flat_buffers(const ModelOutline& outline, const std::vec
     for (const std::string& name : wanted)
       if (!found.contains(name)) refuse_class("no module of the model has the class " + name, outline);
     for (size_t p = 0; p < outline.parameters.size(); ++p) {
+      // A head outside of the unit would use its weight while it is freed.
+      const ModuleOutline* module = outline.find_module(module_of(outline.parameters[p].name));
+      bool shared = outline.tied_embeddings && module != nullptr && module->kind == ModuleKind::embedding;
       auto owner = std::find_if(buffers.begin(), buffers.end(),
                                 [&](const FlatBuffer& b) { return text::lies_under(outline.parameters[p].name, b.name); });
-      if (owner == buffers.end())
+      if (owner == buffers.end() || (shared && !owner->name.empty()))
         outside.push_back(p);
       else
         owner->parameters.push_back(p);
     }
+    for (const FlatBuffer& buffer : buffers)
+      if (buffer.parameters.empty() && outline.tied_embeddings)
+        refuse_class("the module " + buffer.name + " has no weights but the embedding, which the head shares, so it cannot be a unit",
+                     outline);
   }
   for (FlatBuffer& buffer : buffers)
     if (buffer.name.empty()) buffer.name = outline.architecture;  // the whole model is one unit

@@ -201,4 +201,14 @@ TEST_CASE("unit classes and buckets follow the policy") {
   // A tied weight has a bucket of its own.
   job.outline = llama_outline({.layers = 1, .tied = true});
   CHECK(names({}) == Names{"model.layers.0", "root[0]", "root[1]"});
+  // Also when a unit is around it: the head uses it outside. A unit of nothing else is refused.
+  job.outline.modules[1].class_name = "LlamaModel";
+  job.outline.modules[2].class_name = "Embedding";
+  CHECK(names({.unit_classes = {"LlamaModel"}}) == Names{"model", "root"});
+  CHECK(names({.unit_classes = {"LlamaForCausalLM"}}) == Names{"LlamaForCausalLM"});
+  error = refusal([&] { names({.unit_classes = {"Embedding"}}); });
+  REQUIRE(error.has_value());
+  CHECK(error->code() == ErrorCode::unit_class_missing);
+  CHECK(error->message().find("model.embed_tokens") != std::string::npos);
+  CHECK(error->helps().size() >= 1);
 }

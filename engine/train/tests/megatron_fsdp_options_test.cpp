@@ -195,7 +195,7 @@ TEST_CASE("calculate_per_token_loss sums gradients, and the training comes to th
   }
 }
 
-TEST_CASE("with double buffering, no communication buffer is allocated in any step") {
+TEST_CASE("with double buffering, no communication buffer is allocated after the first step") {
   TestFolder folder("megatron_fsdp_options");
   std::string model = write_model(folder.path, kLlama);
   ::setenv("MESHWRIGHT_SHARED_MEMORY", "0", 1);  // through sockets everything needs a buffer
@@ -281,6 +281,15 @@ TEST_CASE("units by class: named ones train alike, a misspelt one is an error th
     CHECK(std::string(error.what()).find("LlamaDecodrLayer") != std::string::npos);
     CHECK(error.helps().at(0) == "set distributed.megatron_fsdp.megatron_fsdp_unit_modules = [\"LlamaDecoderLayer\"]");
   }
+}
+
+TEST_CASE("a unit around a tied embedding leaves it to the head") {
+  TestFolder folder("megatron_fsdp_options");
+  std::string model = write_model(folder.path, {"tied", "LlamaForCausalLM", "llama", 32, 4, 4, 64, R"(, "tie_word_embeddings": true)"});
+  Curve truth = curve_of(flat_layout(model, 2, 1, 1, {flat_level(3)}), 3);
+  Curve curve = curve_of(flat_layout(model, 2, 1, 1, {flat_level(3), flat_option("megatron_fsdp_unit_modules", "[\"LlamaModel\"]")}), 3);
+  CHECK(farthest(curve.losses, truth.losses) < 1e-6);
+  CHECK(farthest(curve.norms, truth.norms) < 1e-6);
 }
 
 TEST_CASE("activation checkpointing changes no bit, and buckets switched off no curve") {
