@@ -68,6 +68,7 @@ TEST_CASE("attention and its gradients are the definition's, at any length, grou
 
 TEST_CASE("attention survives scores far apart, and does not hide what is not a number") {
   nets::WindowMasks masks;
+  at::manual_seed(1);  // scores around 1e5 that lie closer than 0.1 are beyond float32
   for (int64_t head_dim : {16, 6}) {
     Tensor query = at::randn({1, 40, 2, head_dim}) * 300, key = at::randn({1, 40, 2, head_dim}) * 300,
            value = at::randn({1, 40, 2, head_dim});
