@@ -157,9 +157,13 @@ std::unique_ptr<ParallelModel> parallelize_fully_sharded(ParallelizeRequest& req
   policy.cpu_offload = offload;
   policy.pin_memory = own.get_bool("offload_pin_memory");
 
-  std::vector<UnitSpec> units = expert_parallel ? expert_unit_specs(request, *expert_parallel, *sharding.reshard_after_forward)
-                                : rule          ? rule({*request.model, request.outline, sharding.reshard_after_forward, policy.mp})
-                                     : unit_specs(*request.model, request.outline, sharding.reshard_after_forward);
+  std::vector<UnitSpec> units;
+  if (expert_parallel)
+    units = expert_unit_specs(request, *expert_parallel, sharding.reshard_after_forward.value_or(config.shared.moe.reshard_after_forward));
+  else if (rule)
+    units = rule({*request.model, request.outline, sharding.reshard_after_forward, policy.mp});
+  else
+    units = unit_specs(*request.model, request.outline, sharding.reshard_after_forward);
   place_frozen(units, policy, own.get_string("frozen_sharding"));
   return shard_model(request.model, std::move(units), std::move(policy), request.world);
 }
