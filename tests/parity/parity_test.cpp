@@ -13,6 +13,17 @@ struct Case {
   std::vector<std::string> sets;
 };
 
+// The losses and gradient norms of a run beside those that PyTorch wrote down.
+void check_curve(const Folder& folder, const Case& c) {
+  std::string what = c.family + " on " + std::to_string(c.ranks) + " x " + std::to_string(c.accumulation);
+  for (const std::string& set : c.sets) what += " " + set;
+  CAPTURE(what);
+  std::vector<Row> expected = read_curve(kData + c.family + "/curve.jsonl");
+  std::vector<Row> found = train(folder, c.family, c.ranks, c.accumulation, c.sets);
+  CHECK(worst(found, expected, false) < 1e-5);
+  CHECK(worst(found, expected, true) < 1e-5);
+}
+
 }  // namespace
 
 TEST_CASE("losses and gradient norms are PyTorch's on every layout") {
@@ -74,15 +85,8 @@ TEST_CASE("losses and gradient norms are PyTorch's on every layout") {
            // The auxiliary loss is that of a micro-batch: one of all samples, as in the reference.
            {"qwen3_moe_balanced", 1, 1, {}},
            {"qwen3_moe_balanced", 1, 1, {ddp, "distributed.activation_checkpointing=full"}},
-       }) {
-    std::string what = c.family + " on " + std::to_string(c.ranks) + " x " + std::to_string(c.accumulation);
-    for (const std::string& set : c.sets) what += " " + set;
-    CAPTURE(what);
-    std::vector<Row> expected = read_curve(kData + c.family + "/curve.jsonl");
-    std::vector<Row> found = train(folder, c.family, c.ranks, c.accumulation, c.sets);
-    CHECK(worst(found, expected, false) < 1e-5);
-    CHECK(worst(found, expected, true) < 1e-5);
-  }
+       })
+    check_curve(folder, c);
 }
 
 TEST_CASE("losses and gradient norms are PyTorch's when experts are divided, over both dispatchers") {
@@ -95,15 +99,8 @@ TEST_CASE("losses and gradient norms are PyTorch's when experts are divided, ove
                                          {"mixtral", 4, 1, {ep4, gather}},
                                          {"qwen3_moe", 2, 1, {ep2}},
                                          {"qwen3_moe", 4, 1, {ep2, gather}},
-                                         {"qwen3_moe", 4, 1, {ep4}}}) {
-    std::string what = c.family + " on " + std::to_string(c.ranks) + " x " + std::to_string(c.accumulation);
-    for (const std::string& set : c.sets) what += " " + set;
-    CAPTURE(what);
-    std::vector<Row> expected = read_curve(kData + c.family + "/curve.jsonl");
-    std::vector<Row> found = train(folder, c.family, c.ranks, c.accumulation, c.sets);
-    CHECK(worst(found, expected, false) < 1e-5);
-    CHECK(worst(found, expected, true) < 1e-5);
-  }
+                                         {"qwen3_moe", 4, 1, {ep4}}})
+    check_curve(folder, c);
 }
 
 namespace {
@@ -116,15 +113,6 @@ std::vector<std::string> tensor_parallel(int ranks, const std::vector<std::strin
 }
 const std::string kSequence = "distributed.sequence_parallel=true", kReplicate2 = "distributed.dp_replicate_size=2";
 
-void check_curve(const Folder& folder, const std::string& family, int ranks, const std::vector<std::string>& sets) {
-  std::string what = family + " on " + std::to_string(ranks);
-  for (const std::string& set : sets) what += " " + set;
-  CAPTURE(what);
-  std::vector<Row> expected = read_curve(kData + family + "/curve.jsonl"), found = train(folder, family, ranks, 1, sets);
-  CHECK(worst(found, expected, false) < 1e-5);
-  CHECK(worst(found, expected, true) < 1e-5);
-}
-
 std::string said(const Folder& folder) {
   std::ifstream file(folder.path / "out");
   return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
@@ -134,37 +122,37 @@ std::string said(const Folder& folder) {
 
 TEST_CASE("losses and gradient norms are PyTorch's under tensor and sequence parallelism") {
   Folder folder;
-  check_curve(folder, "llama", 2, tensor_parallel(2));
-  check_curve(folder, "llama", 2, tensor_parallel(2, {kSequence}));
-  check_curve(folder, "llama", 2, tensor_parallel(2, {kSequence, "distributed.enable_async_tensor_parallel=true"}));
-  check_curve(folder, "llama", 2, tensor_parallel(2, {"distributed.tp_plan=own"}));
-  check_curve(folder, "llama", 4, tensor_parallel(4, {kSequence, "distributed.activation_checkpointing=full"}));
-  check_curve(folder, "llama", 8, tensor_parallel(8, {kReplicate2, kSequence}));
-  check_curve(folder, "qwen3", 2, tensor_parallel(2));
-  check_curve(folder, "qwen3", 4, tensor_parallel(4, {kSequence}));
-  check_curve(folder, "qwen2", 2, tensor_parallel(2, {kSequence}));
-  check_curve(folder, "mistral", 4, tensor_parallel(4));
-  check_curve(folder, "mixtral", 2, tensor_parallel(2));
+  check_curve(folder, {"llama", 2, 1, tensor_parallel(2)});
+  check_curve(folder, {"llama", 2, 1, tensor_parallel(2, {kSequence})});
+  check_curve(folder, {"llama", 2, 1, tensor_parallel(2, {kSequence, "distributed.enable_async_tensor_parallel=true"})});
+  check_curve(folder, {"llama", 2, 1, tensor_parallel(2, {"distributed.tp_plan=own"})});
+  check_curve(folder, {"llama", 4, 1, tensor_parallel(4, {kSequence, "distributed.activation_checkpointing=full"})});
+  check_curve(folder, {"llama", 8, 1, tensor_parallel(8, {kReplicate2, kSequence})});
+  check_curve(folder, {"qwen3", 2, 1, tensor_parallel(2)});
+  check_curve(folder, {"qwen3", 4, 1, tensor_parallel(4, {kSequence})});
+  check_curve(folder, {"qwen2", 2, 1, tensor_parallel(2, {kSequence})});
+  check_curve(folder, {"mistral", 4, 1, tensor_parallel(4)});
+  check_curve(folder, {"mixtral", 2, 1, tensor_parallel(2)});
 }
 
 TEST_CASE("tensor-parallel plans of the user's own, as patterns or from a plugin, and what they have wrong") {
   Folder folder;
   auto pattern = [](const std::string& names, const std::string& style) { return "distributed.tp_plan.\"" + names + "\"=" + style; };
   const std::string mlp = "model.layers.*.mlp.";
-  check_curve(folder, "llama", 2,
-              tensor_parallel(
-                  2, {pattern(mlp + "gate_proj", "colwise"), pattern(mlp + "up_proj", "colwise"), pattern(mlp + "down_proj", "rowwise")}));
-  check_curve(
-      folder, "qwen3", 4,
-      tensor_parallel(4, {pattern("model.embed_tokens", "rowwise_rep"), pattern("lm_head", "colwise"),
-                          pattern("model.layers.[01].self_attn.[qkv]_proj", "colwise"),
-                          pattern("model.layers.[01].self_attn.o_proj", "rowwise"), pattern("model.layer.*.mlp.up_proj", "colwise")}));
+  check_curve(folder, {"llama", 2, 1,
+                       tensor_parallel(2, {pattern(mlp + "gate_proj", "colwise"), pattern(mlp + "up_proj", "colwise"),
+                                           pattern(mlp + "down_proj", "rowwise")})});
+  check_curve(folder, {"qwen3", 4, 1,
+                       tensor_parallel(4, {pattern("model.embed_tokens", "rowwise_rep"), pattern("lm_head", "colwise"),
+                                           pattern("model.layers.[01].self_attn.[qkv]_proj", "colwise"),
+                                           pattern("model.layers.[01].self_attn.o_proj", "rowwise"),
+                                           pattern("model.layer.*.mlp.up_proj", "colwise")})});
   CHECK(said(folder).find("the pattern \"model.layer.*.mlp.up_proj\" of the tensor-parallel plan matches no module") != std::string::npos);
   std::vector<std::string> plugin{"plugins.load=[\"" MESHWRIGHT_BUILD_DIR "/fixtures/plugins/libmeshwright_fixture_tp_plan.so\"]",
                                   "distributed.strategy=fixture_tp_plan", "distributed.tp_plan=fixture_mlp_and_head"};
-  check_curve(folder, "llama", 2, tensor_parallel(2, plugin));
+  check_curve(folder, {"llama", 2, 1, tensor_parallel(2, plugin)});
   CHECK(said(folder).find("the pattern \"model.layers.*.mlp.dense\" of the tensor-parallel plan matches no module") != std::string::npos);
-  check_curve(folder, "qwen3", 4, tensor_parallel(4, plugin));
+  check_curve(folder, {"qwen3", 4, 1, tensor_parallel(4, plugin)});
 }
 
 TEST_CASE("sockets and shared memory give the same curve") {
