@@ -29,18 +29,12 @@ using torch::autograd::variable_list;
 // What forward and backward of one exchange share.
 struct Trip {
   RowRoute route;
-  ExpertOrder order;
   int64_t tokens, width;
   at::TensorOptions options;  // of the rows
   at::ScalarType weights;
   mutable at::TensorOptions returned = {};  // of the results, which under autocast have another dtype
   // Gradients on their way back before the autograd engine comes to it.
   mutable std::optional<RowRoute::Flight> early = {};
-
-  Tensor summed(const Tensor& rows) const {
-    c10::NoGradGuard no_grad;
-    return combine_tokens(rows, order);
-  }
 };
 
 // Backward of the way there: the gradients of rows and weights come back, those of a token's rows are summed.
@@ -57,8 +51,8 @@ struct SentNode : torch::autograd::Node {
     return arrived(trip->route.start_back(back));
   }
   variable_list arrived(RowRoute::Flight flight) const {
-    Rows here = trip->route.finish_back(std::move(flight), trip->width, trip->options, trip->weights);
-    return {trip->summed(here.rows), here.weights};
+    Rows here = trip->route.finish_back(std::move(flight));
+    return {here.rows, here.weights};
   }
 };
 
@@ -69,7 +63,7 @@ struct ReturnedNode : torch::autograd::Node {
   variable_list apply(variable_list&& grads) override {
     c10::NoGradGuard no_grad;
     Tensor gradient = grads[0].defined() ? grads[0].contiguous() : at::zeros({trip->tokens, trip->width}, trip->returned);
-    return {trip->route.finish(trip->route.start(gradient, trip->order.token, Tensor()), trip->width, trip->returned, std::nullopt).rows};
+    return {trip->route.finish(trip->route.start(gradient, {})).rows};
   }
 };
 
@@ -88,15 +82,13 @@ class AllToAll final : public ExpertDispatcher {
   explicit AllToAll(std::shared_ptr<Group> ep) : ep_(std::move(ep)) {}
 
   Tensor forward(const Tensor& x, const Routing& routing, GroupedExperts& experts, const std::function<void()>& meanwhile) override {
-    ExpertOrder order = sort_by_expert(routing.indices, experts->experts() * ep_->size());
-    RowRoute route(order.counts, ep_);
-    Tensor weights = gather_weights(routing.weights, order);
     auto trip = std::make_shared<const Trip>(
-        Trip{std::move(route), std::move(order), x.size(0), x.size(1), x.options().requires_grad(false), weights.scalar_type()});
-    RowRoute::Flight flight = trip->route.start(x.detach().contiguous(), trip->order.token, weights.detach().contiguous());
+        Trip{RowRoute(sort_by_expert(routing.indices, experts->experts() * ep_->size()), expert_row_multiple(x), ep_), x.size(0), x.size(1),
+             x.options().requires_grad(false), routing.weights.scalar_type()});
+    RowRoute::Flight flight = trip->route.start(x.detach().contiguous(), routing.weights.detach().contiguous());
     meanwhile();
-    Rows rows = trip->route.finish(std::move(flight), trip->width, trip->options, trip->weights);
-    record<SentNode>(trip, {rows.rows, rows.weights}, x, weights);
+    Rows rows = trip->route.finish(std::move(flight));
+    record<SentNode>(trip, {rows.rows, rows.weights}, x, routing.weights);
     Tensor y;
     {
       // The rows' only use is here, so their gradients are what the experts say they are; unless a cast stands between.
@@ -104,11 +96,10 @@ class AllToAll final : public ExpertDispatcher {
         if (of_rows.scalar_type() == c10::typeMetaToScalarType(trip->options.dtype()) && of_weights.scalar_type() == trip->weights)
           trip->early = trip->route.start_back({of_rows.contiguous(), of_weights.contiguous()});
       });
-      y = experts->forward(rows.rows, trip->route.local_counts(), rows.weights);
+      y = experts->forward(rows.rows, trip->route.local_counts(), rows.weights, trip->route.multiple());
     }
     trip->returned = y.options().requires_grad(false);
-    Tensor back = y.detach().contiguous();
-    Tensor out = trip->summed(trip->route.finish_back(trip->route.start_back({back, {}}), trip->width, trip->returned, std::nullopt).rows);
+    Tensor out = trip->route.finish_back(trip->route.start_back({y.detach().contiguous(), {}})).rows;
     record<ReturnedNode>(trip, {out}, y);
     return out;
   }
@@ -132,8 +123,8 @@ class AllGather final : public ExpertDispatcher {
     int64_t here = experts->experts(), first = ep_->rank() * here;
     Tensor mine = indices - first;
     mine.masked_fill_((mine < 0).logical_or(mine >= here), -1);
-    ExpertOrder order = sort_by_expert(mine, here);
-    Tensor y = experts->forward(gather_tokens(all, order), order.counts, gather_weights(weights, order));
+    ExpertOrder order = sort_by_expert(mine, here, expert_row_multiple(all));
+    Tensor y = experts->forward(gather_tokens(all, order), order.counts, gather_weights(weights, order), order.multiple);
     Tensor sums = combine_tokens(y.scalar_type() == at::kDouble ? y : y.to(at::kFloat), order);
     return scatter_sum_along(sums, 0, ep_).narrow(0, 0, tokens).to(y.scalar_type());
   }

@@ -4,6 +4,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/mm.h>
 #include <c10/core/GradMode.h>
+#include <dlfcn.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "linear_product.h"
@@ -33,6 +34,15 @@ const c10::TypedOperatorHandle<LinearPointwise>* onednn() {
   return found ? &*found : nullptr;
 }
 
+// The same library's product into memory that is there, which no operator offers: LibTorch exports the function without a header.
+using ProductInto = void(const Tensor& a, const Tensor& b, const Tensor& out, float beta, float alpha);
+ProductInto* onednn_into() {
+  static auto* const found =
+      onednn() == nullptr ? nullptr
+                          : reinterpret_cast<ProductInto*>(::dlsym(RTLD_DEFAULT, "_ZN2at6native13mkldnn_matmulERKNS_6TensorES3_S3_ff"));
+  return found;
+}
+
 // Below this many multiplications the ten microseconds of a oneDNN call are not won back.
 constexpr int64_t kWorthwhile = int64_t{1} << 21;
 
@@ -58,10 +68,12 @@ Tensor product(const Tensor& a, const Tensor& b) {
 int64_t product_multiple(const Tensor& a) { return a.is_cpu() && a.scalar_type() == at::kFloat && onednn() != nullptr ? 32 : 1; }
 
 void product_into(Tensor out, const Tensor& a, const Tensor& b) {
-  if (fast_product(a, b))
-    out.copy_(product(a, b));
-  else
+  if (!fast_product(a, b))
     at::mm_out(out, a, b.t());
+  else if (auto* into = onednn_into())
+    into(a, b.t(), out, 0, 1);
+  else
+    out.copy_(product(a, b));
 }
 
 }  // namespace detail

@@ -11,7 +11,7 @@ at::Tensor product(const at::Tensor& a, const at::Tensor& b);
 // What m and k should be multiples of where they differ from call to call: oneDNN makes code for each new size, which takes longer than the
 // product. 1 where that does not matter.
 int64_t product_multiple(const at::Tensor& a);
-// The product into `out` [m, n].
+// The product into `out` [m, n], contiguous.
 void product_into(at::Tensor out, const at::Tensor& a, const at::Tensor& b);
 
 }  // namespace meshwright::detail

@@ -1,16 +1,18 @@
 #include "moe_dispatch.h"
 
 #include <ATen/Parallel.h>
+#include <ATen/autocast_mode.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/argsort.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/index_select.h>
 #include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <cstring>
-#include <numeric>
 
+#include "linear_product.h"
 #include "vectorised.h"
 
 namespace meshwright {
@@ -27,27 +29,17 @@ MESHWRIGHT_VECTORISED void add_row(float* __restrict to, const float* __restrict
   for (int64_t i = 0; i < width; ++i) to[i] += from[i];
 }
 
-bool plain(const Tensor& t) { return t.is_cpu() && t.scalar_type() == at::kFloat && t.is_contiguous(); }
-
 int64_t rows_at_once(int64_t width) { return std::max<int64_t>(1, kGrain / std::max<int64_t>(width, 1)); }
 
 Tensor take_rows(const Tensor& x, const Tensor& rows) {
-  if (!plain(x)) return x.index_select(0, rows);
-  int64_t width = x.size(1), count = rows.numel();
-  Tensor out = at::empty({count, width}, x.options());
-  const float* from = x.const_data_ptr<float>();
-  const int64_t* row = rows.const_data_ptr<int64_t>();
-  float* to = out.mutable_data_ptr<float>();
-  at::parallel_for(0, count, rows_at_once(width), [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) std::memcpy(to + i * width, from + row[i] * width, static_cast<size_t>(width) * sizeof(float));
-  });
+  Tensor out = at::empty({rows.numel(), x.size(1)}, x.options());
+  detail::take_rows_into(out, x, rows);
   return out;
 }
 
-// The sum of each token's rows, those at -1 left out.
 Tensor sum_rows(const Tensor& y, const Tensor& place) {
   int64_t tokens = place.size(0), active = place.size(1), width = y.size(1);
-  if (!plain(y)) {
+  if (!detail::plain_rows(y)) {
     if (y.size(0) == 0) return at::zeros({tokens, width}, y.options());
     Tensor flat = place.reshape(-1), there = flat.ge(0).unsqueeze(1);
     Tensor rows = y.index_select(0, flat.clamp_min(0));
@@ -55,26 +47,9 @@ Tensor sum_rows(const Tensor& y, const Tensor& place) {
     if (narrow) rows = rows.to(at::kFloat);
     return rows.masked_fill(there.logical_not(), 0).view({tokens, active, width}).sum(1).to(y.scalar_type());
   }
-  Tensor out = at::empty({tokens, width}, y.options());
-  const float* from = y.const_data_ptr<float>();
-  const int64_t* at = place.const_data_ptr<int64_t>();
-  float* to = out.mutable_data_ptr<float>();
-  at::parallel_for(0, tokens, rows_at_once(width * active), [&](int64_t begin, int64_t end) {
-    for (int64_t t = begin; t < end; ++t) {
-      bool first = true;
-      for (int64_t j = 0; j < active; ++j) {
-        int64_t row = at[t * active + j];
-        if (row < 0) continue;
-        if (first)
-          std::memcpy(to + t * width, from + row * width, static_cast<size_t>(width) * sizeof(float));
-        else
-          add_row(to + t * width, from + row * width, width);
-        first = false;
-      }
-      if (first) std::memset(to + t * width, 0, static_cast<size_t>(width) * sizeof(float));
-    }
-  });
-  return out;
+  std::vector<const float*> rows(static_cast<size_t>(y.size(0)));
+  for (size_t i = 0; i < rows.size(); ++i) rows[i] = y.const_data_ptr<float>() + static_cast<int64_t>(i) * width;
+  return detail::sum_plain_rows(rows, place, width);
 }
 
 struct TakeRows : torch::autograd::Function<TakeRows> {
@@ -97,19 +72,22 @@ struct SumRows : torch::autograd::Function<SumRows> {
   }
 };
 
-ExpertOrder sort_on_host(const Tensor& given, int64_t experts) {
+ExpertOrder sort_on_host(const Tensor& given, int64_t experts, int64_t multiple) {
   Tensor indices = given.contiguous();
-  int64_t slots = indices.numel(), active = indices.size(1);
+  int64_t slots = indices.numel(), active = indices.size(1), rows = 0;
   const int64_t* expert = indices.const_data_ptr<int64_t>();
   ExpertOrder out;
+  out.multiple = multiple;
   out.counts.assign(static_cast<size_t>(experts), 0);
   for (int64_t s = 0; s < slots; ++s)
     if (expert[s] >= 0) ++out.counts[static_cast<size_t>(expert[s])];
-  std::vector<int64_t> next(out.counts.size());
-  std::exclusive_scan(out.counts.begin(), out.counts.end(), next.begin(), int64_t{0});
-  int64_t rows = std::accumulate(out.counts.begin(), out.counts.end(), int64_t{0});
-  out.slot = at::empty({rows}, indices.options());
-  out.token = at::empty({rows}, indices.options());
+  std::vector<int64_t> next;
+  for (int64_t n : out.counts) {
+    next.push_back(rows);
+    rows += detail::rounded_up(n, multiple);
+  }
+  out.slot = at::zeros({rows}, indices.options());
+  out.token = at::full({rows}, -1, indices.options());
   out.place = at::empty(indices.sizes(), indices.options());
   int64_t *slot = out.slot.mutable_data_ptr<int64_t>(), *token = out.token.mutable_data_ptr<int64_t>(),
           *place = out.place.mutable_data_ptr<int64_t>();
@@ -126,15 +104,64 @@ ExpertOrder sort_on_host(const Tensor& given, int64_t experts) {
 class LocalDispatcher : public ExpertDispatcher {
  public:
   Tensor forward(const Tensor& x, const Routing& routing, GroupedExperts& experts, const std::function<void()>& meanwhile) override {
-    ExpertOrder order = sort_by_expert(routing.indices, experts->experts());
+    ExpertOrder order = sort_by_expert(routing.indices, experts->experts(), expert_row_multiple(x));
     meanwhile();
-    return combine_tokens(experts(gather_tokens(x, order), order.counts, gather_weights(routing.weights, order)), order);
+    return combine_tokens(experts(gather_tokens(x, order), order.counts, gather_weights(routing.weights, order), order.multiple), order);
   }
 };
 
 }  // namespace
 
 namespace detail {
+
+bool plain_rows(const Tensor& t) { return t.is_cpu() && t.scalar_type() == at::kFloat && t.is_contiguous(); }
+
+void take_rows_into(const Tensor& given, const Tensor& x, const Tensor& rows) {
+  Tensor out = given;
+  if (!plain_rows(x) || !plain_rows(out)) {
+    if (rows.numel() == 0) return;
+    at::index_select_out(out, x, 0, rows.clamp_min(0));
+    out.masked_fill_(rows.lt(0).unsqueeze(1), 0);
+    return;
+  }
+  int64_t width = x.size(1);
+  auto bytes = static_cast<size_t>(width) * sizeof(float);
+  const float* from = x.const_data_ptr<float>();
+  const int64_t* row = rows.const_data_ptr<int64_t>();
+  float* to = out.mutable_data_ptr<float>();
+  at::parallel_for(0, rows.numel(), rows_at_once(width), [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      if (row[i] < 0)
+        std::memset(to + i * width, 0, bytes);
+      else
+        std::memcpy(to + i * width, from + row[i] * width, bytes);
+    }
+  });
+}
+
+Tensor sum_plain_rows(std::span<const float* const> rows, const Tensor& place, int64_t width) {
+  int64_t tokens = place.size(0), active = place.size(1);
+  Tensor out = at::empty({tokens, width}, at::TensorOptions().dtype(at::kFloat));
+  const int64_t* at = place.const_data_ptr<int64_t>();
+  float* to = out.mutable_data_ptr<float>();
+  at::parallel_for(0, tokens, rows_at_once(width * active), [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) {
+      bool first = true;
+      for (int64_t j = 0; j < active; ++j) {
+        int64_t row = at[t * active + j];
+        if (row < 0) continue;
+        const float* from = rows[static_cast<size_t>(row)];
+        if (first)
+          std::memcpy(to + t * width, from, static_cast<size_t>(width) * sizeof(float));
+        else
+          add_row(to + t * width, from, width);
+        first = false;
+      }
+      if (first) std::memset(to + t * width, 0, static_cast<size_t>(width) * sizeof(float));
+    }
+  });
+  return out;
+}
 
 ExpertOrder sort_on_device(const Tensor& indices, int64_t experts) {
   Tensor flat = indices.reshape(-1);
@@ -153,8 +180,16 @@ ExpertOrder sort_on_device(const Tensor& indices, int64_t experts) {
 
 ExpertDispatcher::~ExpertDispatcher() = default;
 
-ExpertOrder sort_by_expert(const Tensor& indices, int64_t experts) {
-  return indices.is_cpu() ? sort_on_host(indices, experts) : detail::sort_on_device(indices, experts);
+int64_t expert_row_multiple(const Tensor& x) {
+  return at::autocast::is_autocast_enabled(x.device().type()) ? 1 : detail::product_multiple(x);
+}
+
+ExpertOrder sort_by_expert(const Tensor& indices, int64_t experts, int64_t multiple) {
+  if (indices.is_cpu()) return sort_on_host(indices, experts, multiple);
+  if (multiple == 1) return detail::sort_on_device(indices, experts);
+  ExpertOrder order = sort_on_host(indices.cpu(), experts, multiple);
+  for (Tensor* t : {&order.slot, &order.token, &order.place}) *t = t->to(indices.device());
+  return order;
 }
 
 Tensor gather_tokens(const Tensor& x, const ExpertOrder& order) { return TakeRows::apply(x, order.token, order.place); }

@@ -1,10 +1,22 @@
-// sort_by_expert() as operators of the tensors' device, for where the host cannot loop over them.
+// Rows of tokens: taken by index, and added up.
 #pragma once
+
+#include <cstdint>
+#include <span>
 
 #include "meshwright/moe.h"
 
 namespace meshwright::detail {
 
+// Contiguous float32 on the CPU, whose rows may be reached by pointers.
+bool plain_rows(const at::Tensor& t);
+// out[i] = x[rows[i]], zeros where rows[i] is -1; without autograd. out: contiguous.
+void take_rows_into(const at::Tensor& out, const at::Tensor& x, const at::Tensor& rows);
+// The sum of each token's rows, those at -1 left out: place [T, k], rows[place] float32 of `width` each; [T, width].
+at::Tensor sum_plain_rows(std::span<const float* const> rows, const at::Tensor& place, int64_t width);
+// To a multiple: what n rows of an expert take.
+inline int64_t rounded_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
+// sort_by_expert() as operators of the tensors' device, for where the host cannot loop over them.
 MESHWRIGHT_API ExpertOrder sort_on_device(const at::Tensor& indices, int64_t experts);
 
 }  // namespace meshwright::detail

@@ -7,10 +7,10 @@
 #include <functional>
 #include <memory>
 #include <optional>
-#include <span>
 #include <vector>
 
 #include "meshwright/group.h"
+#include "meshwright/moe.h"
 
 namespace meshwright::detail {
 
@@ -22,43 +22,66 @@ struct Rows {
 
 class RowRoute {
  public:
-  // Collective. `counts`: this rank's rows for each expert of all ranks, of which each rank holds an equal part in order.
-  RowRoute(std::span<const int64_t> counts, std::shared_ptr<Group> group);
+  // Collective. `order`: this rank's rows, by the experts of all ranks, of which each rank holds an equal part in order, without rows of
+  // zeros. multiple: that of the rows which come.
+  RowRoute(ExpertOrder order, int64_t multiple, std::shared_ptr<Group> group);
 
-  int64_t sent() const { return sent_; }
-  int64_t received() const { return received_; }
+  int64_t received() const { return received_; }                              // with rows of zeros
   const std::vector<int64_t>& local_counts() const { return local_counts_; }  // rows that came for each of this rank's experts
+  int64_t multiple() const { return multiple_; }
 
   // A message under way; between its start and its end the rank may compute.
-  struct Flight {
-    Pending under_way;
-    at::Tensor packed, arrived;  // of sockets
-    bool mapped = false;
-  };
-  // Sends row order[i] of `rows` as the i-th: rows lie by expert in that order. weights: one a sent row, in that order. Without `order`
-  // the rows lie so already.
-  Flight start(const at::Tensor& rows, const at::Tensor& order, const at::Tensor& weights) const;
-  // [received(), width] by local expert, within one by source rank. `like`: options of the rows; weights_type: undefined for none.
-  Rows finish(Flight flight, int64_t width, const at::TensorOptions& like, std::optional<at::ScalarType> weights_type) const;
+  struct Flight;
+  // Sends the rows of x [T, width] that `order` names and their weights [T, k] (undefined: none) to the ranks of their experts.
+  Flight start(const at::Tensor& x, const at::Tensor& weights) const;
+  // [received(), width] by local expert, within one by source rank.
+  Rows finish(Flight flight) const;
   // The way back of what finish() gave, or of results in its order.
   Flight start_back(const Rows& rows) const;
-  Rows finish_back(Flight flight, int64_t width, const at::TensorOptions& like, std::optional<at::ScalarType> weights_type) const;
+  // The sum of each token's rows [T, width], and the numbers of its assignments [T, k], 0 for masked ones.
+  Rows finish_back(Flight flight) const;
 
  private:
+  struct Sizes;
+  struct Block;
   int64_t count(int64_t source, int64_t expert) const { return counts_[static_cast<size_t>(source * experts_ + expert)]; }
   int64_t between(int64_t source, int64_t destination) const;  // rows
-  struct Sizes;
-  Flight send(const Sizes& sizes, bool back,
-              const std::function<void(int64_t peer, const at::Tensor& weights, const at::Tensor& rows)>& pack, at::Device device) const;
-  void receive(Flight& flight, const Sizes& sizes, bool back,
-               const std::function<void(int64_t peer, const at::Tensor& weights, const at::Tensor& rows)>& unpack) const;
+  // f(first of them among the rows of one source for this rank, where they lie here, how many) for each local expert.
+  template <class F>
+  void each_segment(int64_t source, F f) const;
+  Flight send(const Rows& own, bool back, const std::function<void(int64_t peer, const Block&)>& pack) const;
+  void receive(Flight& flight, const std::function<void(int64_t peer, const Block&)>& unpack) const;
+  at::Tensor sums(const Flight& flight, const std::vector<at::Tensor>& from) const;
 
+  ExpertOrder order_;
   std::shared_ptr<Group> group_;
-  int64_t ranks_, me_, experts_, local_;  // experts of all ranks, and of one
-  std::vector<int64_t> counts_;           // [ranks, experts]
+  int64_t ranks_, me_, experts_, local_, multiple_;  // experts of all ranks, and of one
+  std::vector<int64_t> counts_;                      // [ranks, experts]
   std::vector<int64_t> local_counts_;
   std::vector<int64_t> places_;  // [local, ranks]: where the rows of an expert from a rank begin among those received
-  int64_t sent_ = 0, received_ = 0;
+  std::vector<int64_t> begins_;  // [ranks + 1]: where the rows for a rank begin in `order`
+  int64_t received_ = 0;
+};
+
+// What one message says of each row.
+struct RowRoute::Sizes {
+  int64_t width = 0;
+  at::TensorOptions rows;
+  std::optional<at::ScalarType> weights;
+  int64_t row_bytes(int64_t n) const { return n * width * static_cast<int64_t>(rows.dtype().itemsize()); }
+  int64_t weight_bytes(int64_t n) const { return weights ? n * static_cast<int64_t>(c10::elementSize(*weights)) : 0; }
+  // Of the message to one rank: the weights, then the rows, each type at a multiple of its size.
+  int64_t unit() const;
+  int64_t rows_at(int64_t n) const;
+  int64_t bytes(int64_t n) const;
+};
+
+struct RowRoute::Flight {
+  Sizes sizes;
+  bool back = false, mapped = false;
+  Rows own;  // what this rank's own rows are taken from when they arrive: the tensors that were sent
+  Pending under_way;
+  at::Tensor packed, arrived;  // arrived: of sockets
 };
 
 }  // namespace meshwright::detail
