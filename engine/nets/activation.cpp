@@ -51,7 +51,8 @@ constexpr struct {
 };
 
 MESHWRIGHT_VECTORISED void silu_times(const float* __restrict gate, const float* __restrict up, float* __restrict out, int64_t count) {
-  for (int64_t i = 0; i < count; ++i) out[i] = gate[i] / (1 + exponential(-gate[i])) * up[i];
+  // As a factor: the compiler divides a second time where a quotient of two variables may have a constant divisor.
+  for (int64_t i = 0; i < count; ++i) out[i] = gate[i] * (1 / (1 + exponential(-gate[i]))) * up[i];
 }
 
 MESHWRIGHT_VECTORISED void silu_times_backward(const float* __restrict gate, const float* __restrict up, const float* __restrict grad,

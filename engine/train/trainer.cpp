@@ -151,6 +151,7 @@ Trainer::Trainer(Job& job, std::shared_ptr<World> world, std::shared_ptr<torch::
   optimizer_ = train::make_optimizer(optimizer);
   routers_ = std::make_unique<train::Routers>(*module_, !parts_->config.shared.moe.ignore_router_for_ac);
   data_ = model_->data_group();
+  data_->reserve(4096, 0, /*ahead=*/0);  // for the sums of each step
 }
 
 Trainer::~Trainer() = default;

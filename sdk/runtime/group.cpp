@@ -458,7 +458,7 @@ Pending Group::all_reduce(const Tensor& tensor, ReduceOp op, bool control) {
   out.impl_ = begin(
       g, "all_reduce", bytes, 2 * bytes * (n - 1) / n,
       [&](Pending::Impl& p) {
-        if (op == ReduceOp::sum && !control && maps_gather(bytes)) {
+        if (op == ReduceOp::sum && maps_gather(bytes)) {
           p.mapped = true;
           p.channel = detail::Mailbox::gather;
           p.count = tensor.numel();
