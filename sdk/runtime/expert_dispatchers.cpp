@@ -82,9 +82,9 @@ class AllToAll final : public ExpertDispatcher {
   explicit AllToAll(std::shared_ptr<Group> ep) : ep_(std::move(ep)) {}
 
   Tensor forward(const Tensor& x, const Routing& routing, GroupedExperts& experts, const std::function<void()>& meanwhile) override {
-    auto trip = std::make_shared<const Trip>(
-        Trip{RowRoute(sort_by_expert(routing.indices, experts->experts() * ep_->size()), expert_row_multiple(x), ep_), x.size(0), x.size(1),
-             x.options().requires_grad(false), routing.weights.scalar_type()});
+    auto trip =
+        std::make_shared<const Trip>(Trip{RowRoute(sort_by_expert(routing.indices, experts->experts() * ep_->size()), pads_rows(x), ep_),
+                                          x.size(0), x.size(1), x.options().requires_grad(false), routing.weights.scalar_type()});
     RowRoute::Flight flight = trip->route.start(x.detach().contiguous(), routing.weights.detach().contiguous());
     meanwhile();
     Rows rows = trip->route.finish(std::move(flight));
@@ -96,7 +96,7 @@ class AllToAll final : public ExpertDispatcher {
         if (of_rows.scalar_type() == c10::typeMetaToScalarType(trip->options.dtype()) && of_weights.scalar_type() == trip->weights)
           trip->early = trip->route.start_back({of_rows.contiguous(), of_weights.contiguous()});
       });
-      y = experts->forward(rows.rows, trip->route.local_counts(), rows.weights, trip->route.multiple());
+      y = experts->forward(rows.rows, trip->route.local_counts(), rows.weights, trip->route.padded());
     }
     trip->returned = y.options().requires_grad(false);
     Tensor out = trip->route.finish_back(trip->route.start_back({y.detach().contiguous(), {}})).rows;
@@ -123,8 +123,8 @@ class AllGather final : public ExpertDispatcher {
     int64_t here = experts->experts(), first = ep_->rank() * here;
     Tensor mine = indices - first;
     mine.masked_fill_((mine < 0).logical_or(mine >= here), -1);
-    ExpertOrder order = sort_by_expert(mine, here, expert_row_multiple(all));
-    Tensor y = experts->forward(gather_tokens(all, order), order.counts, gather_weights(weights, order), order.multiple);
+    ExpertOrder order = sort_by_expert(mine, here, pads_rows(all));
+    Tensor y = experts->forward(gather_tokens(all, order), order.counts, gather_weights(weights, order), order.padded);
     Tensor sums = combine_tokens(y.scalar_type() == at::kDouble ? y : y.to(at::kFloat), order);
     return scatter_sum_along(sums, 0, ep_).narrow(0, 0, tokens).to(y.scalar_type());
   }

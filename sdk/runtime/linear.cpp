@@ -52,28 +52,29 @@ namespace detail {
 
 namespace {
 
-bool fast_product(const Tensor& a, const Tensor& b) {
+// To [.., n].
+bool fast_product(const Tensor& a, const Tensor& b, int64_t n) {
   return a.is_cpu() && a.scalar_type() == at::kFloat && b.scalar_type() == at::kFloat && onednn() != nullptr &&
-         a.size(0) * a.size(1) * b.size(0) >= kWorthwhile && !c10::GradMode::is_enabled();
+         a.size(0) * a.size(1) * n >= kWorthwhile && !c10::GradMode::is_enabled();
 }
 
 }  // namespace
 
 Tensor product(const Tensor& a, const Tensor& b) {
-  if (!fast_product(a, b)) return at::mm(a, b.t());
+  if (!fast_product(a, b, b.size(0))) return at::mm(a, b.t());
   at::AutoDispatchBelowAutograd below;
   return onednn()->call(a, b, std::nullopt, "none", c10::List<std::optional<at::Scalar>>(), "");
 }
 
-int64_t product_multiple(const Tensor& a) { return a.is_cpu() && a.scalar_type() == at::kFloat && onednn() != nullptr ? 32 : 1; }
+bool product_is_compiled(const Tensor& a) { return a.is_cpu() && a.scalar_type() == at::kFloat && onednn() != nullptr; }
 
 void product_into(Tensor out, const Tensor& a, const Tensor& b) {
-  if (!fast_product(a, b))
-    at::mm_out(out, a, b.t());
+  if (!fast_product(a, b, b.size(1)))
+    at::mm_out(out, a, b);
   else if (auto* into = onednn_into())
-    into(a, b.t(), out, 0, 1);
+    into(a, b, out, 0, 1);
   else
-    out.copy_(product(a, b));
+    out.copy_(product(a, b.t()));
 }
 
 }  // namespace detail

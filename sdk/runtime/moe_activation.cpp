@@ -27,29 +27,24 @@ MESHWRIGHT_VECTORISED void swiglu_row(const float* __restrict gate, const float*
   for (int64_t i = 0; i < width; ++i) out[i] = gate[i] * (1 / (1 + exponential(-gate[i]))) * up[i] * weight;
 }
 
-// The sum over the row of grad * silu(gate) * up, which is the weight's gradient.
+// Gives the sum over the row of grad * silu(gate) * up, which is the weight's gradient.
 MESHWRIGHT_VECTORISED float swiglu_row_backward(const float* __restrict gate, const float* __restrict up, float weight,
                                                 const float* __restrict grad, float* __restrict to_gate, float* __restrict to_up,
                                                 float* __restrict weighted, int64_t width) {
-  float lanes[16] = {};
+  for (int64_t i = 0; i < width; ++i) {
+    float g = gate[i], u = up[i], s = 1 / (1 + exponential(-g)), a = g * s, d = grad[i] * weight;
+    to_gate[i] = d * u * s * (1 + g * (1 - s));
+    to_up[i] = d * a;
+    weighted[i] = a * u;
+  }
+  // Several sums at once: a vector's.
+  float lanes[16] = {}, sum = 0;
   int64_t i = 0;
   for (; i + 16 <= width; i += 16)
-    for (int64_t j = 0; j < 16; ++j) {
-      float g = gate[i + j], u = up[i + j], s = 1 / (1 + exponential(-g)), a = g * s, d = grad[i + j];
-      lanes[j] += d * a * u;
-      to_gate[i + j] = d * weight * u * s * (1 + g * (1 - s));
-      to_up[i + j] = d * weight * a;
-      weighted[i + j] = a * u * weight;
-    }
-  for (; i < width; ++i) {
-    float g = gate[i], u = up[i], s = 1 / (1 + exponential(-g)), a = g * s, d = grad[i];
-    lanes[0] += d * a * u;
-    to_gate[i] = d * weight * u * s * (1 + g * (1 - s));
-    to_up[i] = d * weight * a;
-    weighted[i] = a * u * weight;
-  }
-  float sum = 0;
+    for (int64_t j = 0; j < 16; ++j) lanes[j] += grad[i + j] * weighted[i + j];
+  for (; i < width; ++i) sum += grad[i] * weighted[i];
   for (float lane : lanes) sum += lane;
+  for (i = 0; i < width; ++i) weighted[i] *= weight;
   return sum;
 }
 

@@ -10,6 +10,7 @@
 #include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <bit>
 #include <cstring>
 
 #include "linear_product.h"
@@ -72,19 +73,19 @@ struct SumRows : torch::autograd::Function<SumRows> {
   }
 };
 
-ExpertOrder sort_on_host(const Tensor& given, int64_t experts, int64_t multiple) {
+ExpertOrder sort_on_host(const Tensor& given, int64_t experts, bool padded) {
   Tensor indices = given.contiguous();
   int64_t slots = indices.numel(), active = indices.size(1), rows = 0;
   const int64_t* expert = indices.const_data_ptr<int64_t>();
   ExpertOrder out;
-  out.multiple = multiple;
+  out.padded = padded;
   out.counts.assign(static_cast<size_t>(experts), 0);
   for (int64_t s = 0; s < slots; ++s)
     if (expert[s] >= 0) ++out.counts[static_cast<size_t>(expert[s])];
   std::vector<int64_t> next;
   for (int64_t n : out.counts) {
     next.push_back(rows);
-    rows += detail::rounded_up(n, multiple);
+    rows += detail::taken_rows(n, padded);
   }
   out.slot = at::zeros({rows}, indices.options());
   out.token = at::full({rows}, -1, indices.options());
@@ -104,9 +105,9 @@ ExpertOrder sort_on_host(const Tensor& given, int64_t experts, int64_t multiple)
 class LocalDispatcher : public ExpertDispatcher {
  public:
   Tensor forward(const Tensor& x, const Routing& routing, GroupedExperts& experts, const std::function<void()>& meanwhile) override {
-    ExpertOrder order = sort_by_expert(routing.indices, experts->experts(), expert_row_multiple(x));
+    ExpertOrder order = sort_by_expert(routing.indices, experts->experts(), pads_rows(x));
     meanwhile();
-    return combine_tokens(experts(gather_tokens(x, order), order.counts, gather_weights(routing.weights, order), order.multiple), order);
+    return combine_tokens(experts(gather_tokens(x, order), order.counts, gather_weights(routing.weights, order), order.padded), order);
   }
 };
 
@@ -180,14 +181,15 @@ ExpertOrder sort_on_device(const Tensor& indices, int64_t experts) {
 
 ExpertDispatcher::~ExpertDispatcher() = default;
 
-int64_t expert_row_multiple(const Tensor& x) {
-  return at::autocast::is_autocast_enabled(x.device().type()) ? 1 : detail::product_multiple(x);
+int64_t padded_rows(int64_t n) {
+  return detail::rounded_up(n, std::max<int64_t>(8, static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(n))) / 16));
 }
+bool pads_rows(const Tensor& x) { return !at::autocast::is_autocast_enabled(x.device().type()) && detail::product_is_compiled(x); }
 
-ExpertOrder sort_by_expert(const Tensor& indices, int64_t experts, int64_t multiple) {
-  if (indices.is_cpu()) return sort_on_host(indices, experts, multiple);
-  if (multiple == 1) return detail::sort_on_device(indices, experts);
-  ExpertOrder order = sort_on_host(indices.cpu(), experts, multiple);
+ExpertOrder sort_by_expert(const Tensor& indices, int64_t experts, bool padded) {
+  if (indices.is_cpu()) return sort_on_host(indices, experts, padded);
+  if (!padded) return detail::sort_on_device(indices, experts);
+  ExpertOrder order = sort_on_host(indices.cpu(), experts, padded);
   for (Tensor* t : {&order.slot, &order.token, &order.place}) *t = t->to(indices.device());
   return order;
 }

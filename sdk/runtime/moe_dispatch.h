@@ -14,8 +14,9 @@ bool plain_rows(const at::Tensor& t);
 void take_rows_into(const at::Tensor& out, const at::Tensor& x, const at::Tensor& rows);
 // The sum of each token's rows, those at -1 left out: place [T, k], rows[place] float32 of `width` each; [T, width].
 at::Tensor sum_plain_rows(std::span<const float* const> rows, const at::Tensor& place, int64_t width);
-// To a multiple: what n rows of an expert take.
 inline int64_t rounded_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
+// What n rows of an expert take.
+inline int64_t taken_rows(int64_t n, bool padded) { return padded ? padded_rows(n) : n; }
 // sort_by_expert() as operators of the tensors' device, for where the host cannot loop over them.
 MESHWRIGHT_API ExpertOrder sort_on_device(const at::Tensor& indices, int64_t experts);
 

@@ -27,9 +27,9 @@ using Counts = std::vector<int64_t>;
 // Which rows belong to which expert.
 struct Layout {
   Counts counts;
-  int64_t multiple;
+  bool padded;
 
-  int64_t taken(size_t e) const { return detail::rounded_up(counts[e], multiple); }
+  int64_t taken(size_t e) const { return detail::taken_rows(counts[e], padded); }
   int64_t rows() const {
     int64_t sum = 0;
     for (size_t e = 0; e < counts.size(); ++e) sum += taken(e);
@@ -63,7 +63,7 @@ class Products {
     if (ends_.defined()) return at::_grouped_mm(a.contiguous(), weights, ends_);
     Tensor out = at::empty({a.size(0), weights.size(2)}, a.options());
     layout_.each([&](int64_t e, int64_t begin, int64_t, int64_t taken) {
-      detail::product_into(out.narrow(0, begin, taken), a.narrow(0, begin, taken), weights.select(0, e).t());
+      detail::product_into(out.narrow(0, begin, taken), a.narrow(0, begin, taken), weights.select(0, e));
     });
     return out;
   }
@@ -73,7 +73,7 @@ class Products {
       out.copy_(at::_grouped_mm(a.contiguous().t(), b.contiguous(), ends_));
     else
       layout_.each([&](int64_t e, int64_t begin, int64_t, int64_t taken) {
-        detail::product_into(out.select(0, e), a.narrow(0, begin, taken).t(), b.narrow(0, begin, taken).t());
+        detail::product_into(out.select(0, e), a.narrow(0, begin, taken).t(), b.narrow(0, begin, taken));
       });
     for (size_t e = 0; e < layout_.counts.size(); ++e)
       if (layout_.counts[e] == 0) out.select(0, static_cast<int64_t>(e)).zero_();
@@ -129,7 +129,7 @@ struct Experts : torch::autograd::Function<Experts> {
       context->saved_data["listener"] = c10::IValue::make_capsule(kept);
     }
     context->saved_data["counts"] = layout.counts;
-    context->saved_data["multiple"] = layout.multiple;
+    context->saved_data["padded"] = layout.padded;
     context->saved_data["kind"] = static_cast<int64_t>(shape.kind);
     context->saved_data["numbers"] = std::vector<double>{shape.alpha, shape.limit, shape.swiglu_limit};
     return y;
@@ -140,7 +140,7 @@ struct Experts : torch::autograd::Function<Experts> {
     variable_list saved = context->get_saved_variables();
     const Tensor &tokens = saved[0], &h = saved[1], &weights = saved[2], &first = saved[3], &second = saved[4], &first_bias = saved[5],
                  &second_bias = saved[6];
-    Layout layout{context->saved_data["counts"].toIntVector(), context->saved_data["multiple"].toInt()};
+    Layout layout{context->saved_data["counts"].toIntVector(), context->saved_data["padded"].toBool()};
     std::vector<double> numbers = context->saved_data["numbers"].toDoubleVector();
     ActivationShape shape{static_cast<ExpertActivation>(context->saved_data["kind"].toInt()), numbers[0], numbers[1], numbers[2]};
     Tensor grad = grads[0].contiguous();
@@ -202,8 +202,8 @@ GroupedExpertsImpl::GroupedExpertsImpl(const MoeConfig& config, const at::Tensor
 
 GroupedExpertsImpl::~GroupedExpertsImpl() = default;
 
-Tensor GroupedExpertsImpl::forward(const Tensor& tokens, const std::vector<int64_t>& counts, const Tensor& weights, int64_t multiple) {
-  Layout layout{counts, std::max<int64_t>(multiple, 1)};
+Tensor GroupedExpertsImpl::forward(const Tensor& tokens, const std::vector<int64_t>& counts, const Tensor& weights, bool padded) {
+  Layout layout{counts, padded};
   int64_t rows = layout.rows();
   if (static_cast<int64_t>(counts.size()) != experts() || rows != tokens.size(0) || rows != weights.numel())
     throw Error(ErrorCode::bad_module, "experts got " + std::to_string(tokens.size(0)) + " tokens and " + std::to_string(weights.numel()) +

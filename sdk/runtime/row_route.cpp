@@ -50,14 +50,14 @@ struct RowRoute::Block {
   }
 };
 
-RowRoute::RowRoute(ExpertOrder order, int64_t multiple, std::shared_ptr<Group> group)
+RowRoute::RowRoute(ExpertOrder order, bool padded, std::shared_ptr<Group> group)
     : order_(std::move(order)),
       group_(std::move(group)),
       ranks_(group_->size()),
       me_(group_->rank()),
       experts_(static_cast<int64_t>(order_.counts.size())),
       local_(experts_ / ranks_),
-      multiple_(multiple) {
+      padded_(padded) {
   if (experts_ % ranks_ != 0)
     throw Error(ErrorCode::model_does_not_fit,
                 std::to_string(experts_) + " experts do not divide by the " + std::to_string(ranks_) + " ranks of " + group_->axis())
@@ -73,7 +73,7 @@ RowRoute::RowRoute(ExpertOrder order, int64_t multiple, std::shared_ptr<Group> g
       here += count(r, me_ * local_ + e);
     }
     local_counts_.push_back(here);
-    received_ += rounded_up(here, multiple_);
+    received_ += taken_rows(here, padded_);
   }
   begins_.push_back(0);
   for (int64_t r = 0; r < ranks_; ++r) begins_.push_back(begins_.back() + between(me_, r));
@@ -172,7 +172,7 @@ Rows RowRoute::finish(Flight flight) const {
   Rows out{at::empty({received_, flight.sizes.width}, flight.sizes.rows), {}};
   if (flight.sizes.weights) out.weights = at::zeros({received_}, flight.sizes.rows.dtype(*flight.sizes.weights));
   for (int64_t e = 0, begin = 0; e < local_; ++e) {
-    int64_t n = local_counts_[static_cast<size_t>(e)], taken = rounded_up(n, multiple_);
+    int64_t n = local_counts_[static_cast<size_t>(e)], taken = taken_rows(n, padded_);
     clear(out.rows.view({-1}), (begin + n) * flight.sizes.width, (taken - n) * flight.sizes.width);
     begin += taken;
   }

@@ -23,12 +23,12 @@ struct Rows {
 class RowRoute {
  public:
   // Collective. `order`: this rank's rows, by the experts of all ranks, of which each rank holds an equal part in order, without rows of
-  // zeros. multiple: that of the rows which come.
-  RowRoute(ExpertOrder order, int64_t multiple, std::shared_ptr<Group> group);
+  // zeros. padded: whether the rows that come are.
+  RowRoute(ExpertOrder order, bool padded, std::shared_ptr<Group> group);
 
   int64_t received() const { return received_; }                              // with rows of zeros
   const std::vector<int64_t>& local_counts() const { return local_counts_; }  // rows that came for each of this rank's experts
-  int64_t multiple() const { return multiple_; }
+  bool padded() const { return padded_; }
 
   // A message under way; between its start and its end the rank may compute.
   struct Flight;
@@ -55,8 +55,9 @@ class RowRoute {
 
   ExpertOrder order_;
   std::shared_ptr<Group> group_;
-  int64_t ranks_, me_, experts_, local_, multiple_;  // experts of all ranks, and of one
-  std::vector<int64_t> counts_;                      // [ranks, experts]
+  int64_t ranks_, me_, experts_, local_;  // experts of all ranks, and of one
+  bool padded_;
+  std::vector<int64_t> counts_;  // [ranks, experts]
   std::vector<int64_t> local_counts_;
   std::vector<int64_t> places_;  // [local, ranks]: where the rows of an expert from a rank begin among those received
   std::vector<int64_t> begins_;  // [ranks + 1]: where the rows for a rank begin in `order`

@@ -144,9 +144,9 @@ class MESHWRIGHT_API GroupedExpertsImpl : public torch::nn::Module {
   GroupedExpertsImpl(const MoeConfig& config, const at::TensorOptions& options = {});
   ~GroupedExpertsImpl() override;
   // tokens [N, d] sorted by expert, counts[e] of them for expert e, weights [N]: the experts' weighted outputs [N, d]. One autograd node;
-  // parameters of experts without tokens get zero gradients, also when N is 0. multiple: as in ExpertOrder; the rows between experts are
-  // zeros, in gradients too, their weights any number.
-  at::Tensor forward(const at::Tensor& tokens, const std::vector<int64_t>& counts, const at::Tensor& weights, int64_t multiple = 1);
+  // parameters of experts without tokens get zero gradients, also when N is 0. padded: as in ExpertOrder, rows of zeros in gradients too;
+  // their weights are any numbers.
+  at::Tensor forward(const at::Tensor& tokens, const std::vector<int64_t>& counts, const at::Tensor& weights, bool padded = false);
   int64_t experts() const { return gate_and_up_projs.size(0); }
 
   at::Tensor gate_and_up_projs, down_projs, gate_up_proj_bias, down_proj_bias;
@@ -162,12 +162,14 @@ struct ExpertOrder {
   at::Tensor token;             // [N] int64: the row of x, slot / k; -1 for a row of zeros
   at::Tensor place;             // [T, k] int64: where the assignment went, -1: nowhere
   std::vector<int64_t> counts;  // of each expert, without rows of zeros
-  int64_t multiple = 1;  // an expert's rows begin at a multiple of it, with rows of zeros between one's last and the next one's first
+  bool padded = false;          // an expert takes padded_rows(its count): behind its rows lie rows of zeros
 };
-// What `multiple` should be for tokens like x: some libraries make code for each new number of rows, which takes longer than the product.
-MESHWRIGHT_API int64_t expert_row_multiple(const at::Tensor& x);
+// Some libraries make code for each new number of rows, which takes longer than the product: n rounded up to one of sixteen sizes between
+// two powers of two, at least by steps of 8, and whether that should be done for tokens like x.
+MESHWRIGHT_API int64_t padded_rows(int64_t n);
+MESHWRIGHT_API bool pads_rows(const at::Tensor& x);
 // indices [T, k] int64 in [-1, experts). Waits for the device.
-MESHWRIGHT_API ExpertOrder sort_by_expert(const at::Tensor& indices, int64_t experts, int64_t multiple = 1);
+MESHWRIGHT_API ExpertOrder sort_by_expert(const at::Tensor& indices, int64_t experts, bool padded = false);
 // x [T, d] to [N, d], weights [T, k] to [N], y [N, d] to the sums of each token's rows [T, d] (added in float32). All differentiable.
 MESHWRIGHT_API at::Tensor gather_tokens(const at::Tensor& x, const ExpertOrder& order);
 MESHWRIGHT_API at::Tensor gather_weights(const at::Tensor& weights, const ExpertOrder& order);
