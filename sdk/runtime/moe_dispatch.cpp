@@ -34,7 +34,7 @@ int64_t rows_at_once(int64_t width) { return std::max<int64_t>(1, kGrain / std::
 
 Tensor take_rows(const Tensor& x, const Tensor& rows) {
   Tensor out = at::empty({rows.numel(), x.size(1)}, x.options());
-  detail::take_rows_into(out, x, rows);
+  detail::take_rows_into(out, 0, x, rows, 0, rows.numel());
   return out;
 }
 
@@ -117,21 +117,21 @@ namespace detail {
 
 bool plain_rows(const Tensor& t) { return t.is_cpu() && t.scalar_type() == at::kFloat && t.is_contiguous(); }
 
-void take_rows_into(const Tensor& given, const Tensor& x, const Tensor& rows) {
-  Tensor out = given;
+void take_rows_into(const Tensor& out, int64_t at, const Tensor& x, const Tensor& rows, int64_t begin, int64_t n) {
+  if (n == 0) return;
   if (!plain_rows(x) || !plain_rows(out)) {
-    if (rows.numel() == 0) return;
-    at::index_select_out(out, x, 0, rows.clamp_min(0));
-    out.masked_fill_(rows.lt(0).unsqueeze(1), 0);
+    Tensor to = out.narrow(0, at, n), from = rows.narrow(0, begin, n), missing = from.lt(0);
+    at::index_select_out(to, x, 0, from.clamp_min(0));
+    to.masked_fill_(to.dim() > 1 ? missing.unsqueeze(1) : missing, 0);
     return;
   }
-  int64_t width = x.size(1);
+  int64_t width = x.dim() > 1 ? x.size(1) : 1;
   auto bytes = static_cast<size_t>(width) * sizeof(float);
   const float* from = x.const_data_ptr<float>();
-  const int64_t* row = rows.const_data_ptr<int64_t>();
-  float* to = out.mutable_data_ptr<float>();
-  at::parallel_for(0, rows.numel(), rows_at_once(width), [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
+  const int64_t* row = rows.const_data_ptr<int64_t>() + begin;
+  float* to = out.mutable_data_ptr<float>() + at * width;
+  at::parallel_for(0, n, rows_at_once(width), [&](int64_t first, int64_t last) {
+    for (int64_t i = first; i < last; ++i) {
       if (row[i] < 0)
         std::memset(to + i * width, 0, bytes);
       else

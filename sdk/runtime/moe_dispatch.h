@@ -10,8 +10,8 @@ namespace meshwright::detail {
 
 // Contiguous float32 on the CPU, whose rows may be reached by pointers.
 bool plain_rows(const at::Tensor& t);
-// out[i] = x[rows[i]], zeros where rows[i] is -1; without autograd. out: contiguous.
-void take_rows_into(const at::Tensor& out, const at::Tensor& x, const at::Tensor& rows);
+// out[at + i] = x[rows[begin + i]] for i in [0, n), zeros where that is -1; without autograd. Rows of one width, or numbers; contiguous.
+void take_rows_into(const at::Tensor& out, int64_t at, const at::Tensor& x, const at::Tensor& rows, int64_t begin, int64_t n);
 // The sum of each token's rows, those at -1 left out: place [T, k], rows[place] float32 of `width` each; [T, width].
 at::Tensor sum_plain_rows(std::span<const float* const> rows, const at::Tensor& place, int64_t width);
 inline int64_t rounded_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }

@@ -24,83 +24,97 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 using Counts = std::vector<int64_t>;
 
-// Which rows belong to which expert.
-struct Layout {
-  Counts counts;
-  bool padded;
-
-  int64_t taken(size_t e) const { return detail::taken_rows(counts[e], padded); }
-  int64_t rows() const {
-    int64_t sum = 0;
-    for (size_t e = 0; e < counts.size(); ++e) sum += taken(e);
-    return sum;
-  }
-  // f(expert, first row, rows, and with the zeros behind them), without experts of none.
-  template <class F>
-  void each(F f) const {
-    int64_t begin = 0;
-    for (size_t e = 0; e < counts.size(); begin += taken(e++))
-      if (counts[e] > 0) f(static_cast<int64_t>(e), begin, counts[e], taken(e));
-  }
-  // The row behind each expert's last, [E] int32.
-  Tensor ends(at::Device device) const {
-    std::vector<int32_t> out;
-    int64_t end = 0;
-    for (size_t e = 0; e < counts.size(); ++e) out.push_back(static_cast<int32_t>(end += taken(e)));
-    return at::tensor(out, at::TensorOptions().dtype(at::kInt)).to(device);
-  }
+// Rows that are multiplied in one call: those of one expert, or all, for which ATen has a call where they are bfloat16 of whole 16 bytes.
+struct Piece {
+  int64_t expert;  // -1: all
+  int64_t begin, taken;
+  Tensor of(const Tensor& t) const { return t.defined() ? t.narrow(0, begin, taken) : t; }
 };
 
-// The products of all tokens with their experts' weights: in one call, which ATen offers for bfloat16 and rows of 16 bytes, or one by one.
-class Products {
+// Which rows belong to which expert, and their products with the experts' weights.
+class Layout {
  public:
-  Products(const Layout& layout, const Tensor& tokens, const Tensor& first, const Tensor& second) : layout_(layout) {
-    auto fits = [](const Tensor& t) { return t.scalar_type() == at::kBFloat16 && t.size(-1) % 8 == 0; };
-    if (tokens.size(0) > 0 && fits(tokens) && fits(first) && fits(second) && second.size(1) % 8 == 0) ends_ = layout.ends(tokens.device());
+  Layout(Counts counts, bool padded) : counts_(std::move(counts)), padded_(padded) {
+    for (int64_t n : counts_) rows_ += detail::taken_rows(n, padded_);
   }
-  // a [N, k], weights [E, k, m] as they lie or transposed: [N, m].
-  Tensor times(const Tensor& a, const Tensor& weights) const {
-    if (ends_.defined()) return at::_grouped_mm(a.contiguous(), weights, ends_);
-    Tensor out = at::empty({a.size(0), weights.size(2)}, a.options());
-    layout_.each([&](int64_t e, int64_t begin, int64_t, int64_t taken) {
-      detail::product_into(out.narrow(0, begin, taken), a.narrow(0, begin, taken), weights.select(0, e));
-    });
+  const Counts& counts() const { return counts_; }
+  bool padded() const { return padded_; }
+  int64_t rows() const { return rows_; }
+
+  std::vector<Piece> pieces(const Tensor& tokens, const Tensor& first, const Tensor& second) {
+    auto fits = [](const Tensor& t) { return t.scalar_type() == at::kBFloat16 && t.size(-1) % 8 == 0; };
+    if (rows_ > 0 && fits(tokens) && fits(first) && fits(second) && second.size(1) % 8 == 0) {
+      std::vector<int32_t> ends;
+      int64_t end = 0;
+      for (int64_t n : counts_) ends.push_back(static_cast<int32_t>(end += detail::taken_rows(n, padded_)));
+      ends_ = at::tensor(ends, at::TensorOptions().dtype(at::kInt)).to(tokens.device());
+      return {{-1, 0, rows_}};
+    }
+    std::vector<Piece> out;
+    each([&](int64_t e, int64_t begin, int64_t n) { out.push_back({e, begin, detail::taken_rows(n, padded_)}); });
     return out;
   }
-  // a^T b of each expert's rows into out [E, k, m]; zeros for experts without rows.
-  void outer_into(const Tensor& out, const Tensor& a, const Tensor& b) const {
-    if (ends_.defined())
+  // a: rows of the piece, weights [E, k, m] as they lie or transposed: [rows, m], which is the piece's part of `whole` [N, m] if that is
+  // given (made when undefined).
+  Tensor times(const Piece& piece, const Tensor& a, const Tensor& weights, Tensor* whole = nullptr) const {
+    Tensor out;
+    if (piece.expert < 0) {
+      out = at::_grouped_mm(a.contiguous(), weights, ends_);
+      if (whole != nullptr) *whole = out;
+      return out;
+    }
+    if (whole != nullptr) {
+      if (!whole->defined()) *whole = at::empty({rows_, weights.size(2)}, a.options());
+      out = piece.of(*whole);
+    } else {
+      out = at::empty({piece.taken, weights.size(2)}, a.options());
+    }
+    detail::product_into(out, a, weights.select(0, piece.expert));
+    return out;
+  }
+  // a^T b of the piece into out [E, k, m]. Nothing is written for experts without rows.
+  void outer_into(const Piece& piece, const Tensor& out, const Tensor& a, const Tensor& b) const {
+    if (piece.expert < 0)
       out.copy_(at::_grouped_mm(a.contiguous().t(), b.contiguous(), ends_));
     else
-      layout_.each([&](int64_t e, int64_t begin, int64_t, int64_t taken) {
-        detail::product_into(out.select(0, e), a.narrow(0, begin, taken).t(), b.narrow(0, begin, taken));
-      });
-    for (size_t e = 0; e < layout_.counts.size(); ++e)
-      if (layout_.counts[e] == 0) out.select(0, static_cast<int64_t>(e)).zero_();
+      detail::product_into(out.select(0, piece.expert), a.t(), b);
+  }
+  void clear_unused(const Tensor& gradients) const {
+    for (size_t e = 0; e < counts_.size(); ++e)
+      if (counts_[e] == 0) gradients.select(0, static_cast<int64_t>(e)).zero_();
+  }
+  // Adds to the piece's rows the biases of their experts, times their weights where those are given.
+  void add_biases(const Piece& piece, const Tensor& rows, const Tensor& biases, const Tensor& weights) const {
+    each([&](int64_t e, int64_t begin, int64_t n) {
+      if (piece.expert >= 0 && piece.expert != e) return;
+      Tensor bias = biases.select(0, e), to = rows.narrow(0, begin - piece.begin, n);
+      if (weights.defined())
+        to.add_((weights.narrow(0, begin - piece.begin, n).unsqueeze(1) * bias).to(rows.scalar_type()));
+      else
+        to.add_(bias);
+    });
+  }
+  // Each expert's rows of the piece added up into its row of `sums`.
+  void sum_into(const Piece& piece, const Tensor& sums, const Tensor& rows) const {
+    each([&](int64_t e, int64_t begin, int64_t n) {
+      if (piece.expert < 0 || piece.expert == e) sums.select(0, e).copy_(rows.narrow(0, begin - piece.begin, n).sum(0));
+    });
   }
 
  private:
-  const Layout& layout_;
-  Tensor ends_;
+  // f(expert, first row, rows without zeros), without experts of none.
+  template <class F>
+  void each(F f) const {
+    int64_t begin = 0;
+    for (size_t e = 0; e < counts_.size(); begin += detail::taken_rows(counts_[e++], padded_))
+      if (counts_[e] > 0) f(static_cast<int64_t>(e), begin, counts_[e]);
+  }
+
+  Counts counts_;
+  bool padded_;
+  int64_t rows_ = 0;
+  Tensor ends_;  // the row behind each expert's last, [E] int32, where all are multiplied in one call
 };
-
-// Adds each expert's bias to its rows, times their weights where those are given.
-void add_biases(const Tensor& rows, const Tensor& biases, const Tensor& weights, const Layout& layout) {
-  layout.each([&](int64_t e, int64_t begin, int64_t n, int64_t) {
-    Tensor bias = biases.select(0, e), to = rows.narrow(0, begin, n);
-    if (weights.defined())
-      to.add_((weights.narrow(0, begin, n).unsqueeze(1) * bias).to(rows.scalar_type()));
-    else
-      to.add_(bias);
-  });
-}
-
-// Each expert's rows added up: [E, width].
-Tensor sums_of(const Tensor& rows, const Tensor& like, const Layout& layout) {
-  Tensor out = at::zeros(like.sizes(), like.options());
-  layout.each([&](int64_t e, int64_t begin, int64_t n, int64_t) { out.select(0, e).copy_(rows.narrow(0, begin, n).sum(0)); });
-  return out;
-}
 
 struct Listener : torch::CustomClassHolder {
   detail::InputGradients tell;
@@ -111,16 +125,18 @@ struct Listener : torch::CustomClassHolder {
 struct Experts : torch::autograd::Function<Experts> {
   static Tensor forward(AutogradContext* context, const Tensor& given_tokens, const Tensor& weights, const Tensor& first,
                         const Tensor& second, const std::optional<Tensor>& given_first_bias, const std::optional<Tensor>& given_second_bias,
-                        const Layout& layout, const MoeConfig& config) {
+                        Layout layout, const MoeConfig& config) {
     Tensor tokens = given_tokens.contiguous(), first_bias = given_first_bias.value_or(Tensor()),
-           second_bias = given_second_bias.value_or(Tensor());
+           second_bias = given_second_bias.value_or(Tensor()), h, y;
     ActivationShape shape = detail::activation_shape(config);
     bool after = config.apply_router_weight_after_down;
-    Products products(layout, tokens, first, second);
-    Tensor h = products.times(tokens, first);
-    if (first_bias.defined()) add_biases(h, first_bias, {}, layout);
-    Tensor y = products.times(detail::activate(shape, h, after ? Tensor() : weights), second);
-    if (second_bias.defined()) add_biases(y, second_bias, after ? Tensor() : weights, layout);
+    for (const Piece& piece : layout.pieces(tokens, first, second)) {
+      Tensor middle = layout.times(piece, piece.of(tokens), first, &h), w = piece.of(weights);
+      if (first_bias.defined()) layout.add_biases(piece, middle, first_bias, {});
+      Tensor out = layout.times(piece, detail::activate(shape, middle, after ? Tensor() : w), second, &y);
+      if (second_bias.defined()) layout.add_biases(piece, out, second_bias, after ? Tensor() : w);
+    }
+    if (!y.defined()) y = at::empty({0, second.size(2)}, tokens.options());
     if (after) y = (y * weights.unsqueeze(1)).to(tokens.scalar_type());
     context->save_for_backward({tokens, h, weights, first, second, first_bias, second_bias});
     if (detail::InputGradients listener = detail::TellInputGradients::take()) {
@@ -128,8 +144,8 @@ struct Experts : torch::autograd::Function<Experts> {
       kept->tell = std::move(listener);
       context->saved_data["listener"] = c10::IValue::make_capsule(kept);
     }
-    context->saved_data["counts"] = layout.counts;
-    context->saved_data["padded"] = layout.padded;
+    context->saved_data["counts"] = layout.counts();
+    context->saved_data["padded"] = layout.padded();
     context->saved_data["kind"] = static_cast<int64_t>(shape.kind);
     context->saved_data["numbers"] = std::vector<double>{shape.alpha, shape.limit, shape.swiglu_limit};
     return y;
@@ -140,32 +156,46 @@ struct Experts : torch::autograd::Function<Experts> {
     variable_list saved = context->get_saved_variables();
     const Tensor &tokens = saved[0], &h = saved[1], &weights = saved[2], &first = saved[3], &second = saved[4], &first_bias = saved[5],
                  &second_bias = saved[6];
-    Layout layout{context->saved_data["counts"].toIntVector(), context->saved_data["padded"].toBool()};
+    Layout layout(context->saved_data["counts"].toIntVector(), context->saved_data["padded"].toBool());
     std::vector<double> numbers = context->saved_data["numbers"].toDoubleVector();
     ActivationShape shape{static_cast<ExpertActivation>(context->saved_data["kind"].toInt()), numbers[0], numbers[1], numbers[2]};
-    Tensor grad = grads[0].contiguous();
-    Products products(layout, grad, first, second);
+    Tensor grad = grads[0].contiguous(), to_tokens, to_weights = at::empty(weights.sizes(), weights.options());
+    auto zeros_like = [](const Tensor& t) { return t.defined() ? at::zeros(t.sizes(), t.options()) : Tensor(); };
+    Tensor to_first_bias = zeros_like(first_bias), to_second_bias = zeros_like(second_bias);
     // First what others wait for, then the parameters.
-    detail::ActivationGradients middle = detail::activate_backward(shape, h, weights, products.times(grad, second.transpose(1, 2)));
-    Tensor to_tokens, to_weights = middle.to_weights, to_second_bias;
-    if (context->needs_input_grad(0)) to_tokens = products.times(middle.to_h, first.transpose(1, 2));
-    if (second_bias.defined()) {
-      Tensor rows = at::zeros(grad.sizes(), grad.options());
-      add_biases(rows, second_bias, {}, layout);
-      to_weights.add_((rows * grad).sum(1).to(to_weights.scalar_type()));
-      to_second_bias = sums_of(grad * weights.unsqueeze(1).to(grad.scalar_type()), second_bias, layout);
+    std::vector<Piece> pieces = layout.pieces(grad, first, second);
+    std::vector<detail::ActivationGradients> middles;
+    for (const Piece& piece : pieces) {
+      Tensor g = piece.of(grad), w = piece.of(weights);
+      middles.push_back(detail::activate_backward(shape, piece.of(h), w, layout.times(piece, g, second.transpose(1, 2))));
+      Tensor to_w = piece.of(to_weights).copy_(middles.back().to_weights);
+      if (context->needs_input_grad(0)) layout.times(piece, middles.back().to_h, first.transpose(1, 2), &to_tokens);
+      if (second_bias.defined()) {
+        Tensor rows = at::zeros(g.sizes(), g.options());
+        layout.add_biases(piece, rows, second_bias, {});
+        to_w.add_((rows * g).sum(1).to(to_w.scalar_type()));
+      }
     }
+    if (context->needs_input_grad(0) && !to_tokens.defined()) to_tokens = at::empty(tokens.sizes(), tokens.options());
     auto listener = context->saved_data.find("listener");
     if (listener != context->saved_data.end() && to_tokens.defined())
       c10::static_intrusive_pointer_cast<Listener>(listener->second.toCapsule())->tell(to_tokens, to_weights);
-    auto outer = [&](size_t input, const Tensor& like, const Tensor& a, const Tensor& b) {
+    auto wanted = [&](size_t input, const Tensor& like) {
       if (!context->needs_input_grad(input)) return Tensor();
       Tensor out = at::empty(like.sizes(), like.options());
-      products.outer_into(out, a, b);
+      layout.clear_unused(out);
       return out;
     };
-    Tensor to_second = outer(3, second, middle.weighted, grad), to_first = outer(2, first, tokens, middle.to_h);
-    Tensor to_first_bias = first_bias.defined() ? sums_of(middle.to_h, first_bias, layout) : Tensor();
+    Tensor to_first = wanted(2, first), to_second = wanted(3, second);
+    for (size_t i = 0; i < pieces.size(); ++i) {
+      const Piece& piece = pieces[i];
+      if (to_second.defined()) layout.outer_into(piece, to_second, middles[i].weighted, piece.of(grad));
+      if (to_first.defined()) layout.outer_into(piece, to_first, piece.of(tokens), middles[i].to_h);
+      if (first_bias.defined()) layout.sum_into(piece, to_first_bias, middles[i].to_h);
+      if (second_bias.defined())
+        layout.sum_into(piece, to_second_bias, piece.of(grad) * piece.of(weights).unsqueeze(1).to(grad.scalar_type()));
+      middles[i] = {};
+    }
     return {to_tokens, to_weights, to_first, to_second, to_first_bias, to_second_bias, Tensor(), Tensor()};
   }
 };
@@ -203,7 +233,7 @@ GroupedExpertsImpl::GroupedExpertsImpl(const MoeConfig& config, const at::Tensor
 GroupedExpertsImpl::~GroupedExpertsImpl() = default;
 
 Tensor GroupedExpertsImpl::forward(const Tensor& tokens, const std::vector<int64_t>& counts, const Tensor& weights, bool padded) {
-  Layout layout{counts, padded};
+  Layout layout(counts, padded);
   int64_t rows = layout.rows();
   if (static_cast<int64_t>(counts.size()) != experts() || rows != tokens.size(0) || rows != weights.numel())
     throw Error(ErrorCode::bad_module, "experts got " + std::to_string(tokens.size(0)) + " tokens and " + std::to_string(weights.numel()) +
@@ -215,7 +245,7 @@ Tensor GroupedExpertsImpl::forward(const Tensor& tokens, const std::vector<int64
   auto cast = [&](const Tensor& t) { return t.to(dtype); };
   auto cast_bias = [&](const Tensor& t) { return t.defined() ? std::optional<Tensor>(t.to(dtype)) : std::nullopt; };
   return Experts::apply(cast(tokens), weights.contiguous(), cast(gate_and_up_projs), cast(down_projs), cast_bias(gate_up_proj_bias),
-                        cast_bias(down_proj_bias), layout, config_);
+                        cast_bias(down_proj_bias), std::move(layout), config_);
 }
 
 }  // namespace meshwright

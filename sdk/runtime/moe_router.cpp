@@ -43,6 +43,66 @@ struct KnownProduct : torch::autograd::Function<KnownProduct> {
   }
 };
 
+// The selected scores [T, k], over their sum where they are normalised, times `scale`: one pass each way. float32 on the CPU.
+struct TakeSelected : torch::autograd::Function<TakeSelected> {
+  static Tensor forward(AutogradContext* context, const Tensor& given_scores, const Tensor& given_indices, bool normalise, double scale) {
+    Tensor scores = given_scores.contiguous(), indices = given_indices.contiguous();
+    int64_t tokens = indices.size(0), active = indices.size(1), experts = scores.size(1);
+    Tensor out = at::empty({tokens, active}, scores.options());
+    const float* from = scores.const_data_ptr<float>();
+    const int64_t* chosen = indices.const_data_ptr<int64_t>();
+    float* to = out.mutable_data_ptr<float>();
+    for (int64_t t = 0; t < tokens; ++t, from += experts, chosen += active, to += active) {
+      float sum = normalise ? kTiny : 1;
+      if (normalise)
+        for (int64_t j = 0; j < active; ++j) sum += from[chosen[j]];
+      for (int64_t j = 0; j < active; ++j) to[j] = from[chosen[j]] / sum * static_cast<float>(scale);
+    }
+    context->save_for_backward({scores, indices});
+    context->saved_data["normalise"] = normalise;
+    context->saved_data["scale"] = scale;
+    return out;
+  }
+  static variable_list backward(AutogradContext* context, variable_list grads) {
+    variable_list saved = context->get_saved_variables();
+    const Tensor &scores = saved[0], &indices = saved[1];
+    bool normalise = context->saved_data["normalise"].toBool();
+    auto scale = static_cast<float>(context->saved_data["scale"].toDouble());
+    Tensor grad = grads[0].contiguous(), out = at::zeros(scores.sizes(), scores.options());
+    int64_t tokens = indices.size(0), active = indices.size(1), experts = scores.size(1);
+    const float *from = scores.const_data_ptr<float>(), *g = grad.const_data_ptr<float>();
+    const int64_t* chosen = indices.const_data_ptr<int64_t>();
+    float* to = out.mutable_data_ptr<float>();
+    for (int64_t t = 0; t < tokens; ++t, from += experts, to += experts, chosen += active, g += active) {
+      float sum = normalise ? kTiny : 1, along = 0;
+      if (normalise) {
+        for (int64_t j = 0; j < active; ++j) sum += from[chosen[j]];
+        for (int64_t j = 0; j < active; ++j) along += g[j] * from[chosen[j]];
+      }
+      for (int64_t j = 0; j < active; ++j) to[chosen[j]] = (g[j] - along / sum) / sum * scale;
+    }
+    return {out, Tensor(), Tensor(), Tensor()};
+  }
+  static constexpr float kTiny = 1e-20F;
+};
+
+// Assignments an expert, [E] int64, without those of masked tokens.
+Tensor loads_of(const Tensor& indices, const std::optional<Tensor>& mask, int64_t experts) {
+  Tensor out = at::zeros({experts}, indices.options());
+  if (!indices.is_cpu()) {
+    Tensor ones = mask ? mask->unsqueeze(1).expand_as(indices).reshape(-1).to(at::kLong) : at::full_like(indices, 1).reshape(-1);
+    return out.scatter_add_(0, indices.reshape(-1), ones);
+  }
+  Tensor chosen = indices.contiguous(), counted = mask ? mask->contiguous() : Tensor();
+  const int64_t* expert = chosen.const_data_ptr<int64_t>();
+  const bool* counts = counted.defined() ? counted.const_data_ptr<bool>() : nullptr;
+  int64_t* load = out.mutable_data_ptr<int64_t>();
+  for (int64_t t = 0; t < chosen.size(0); ++t)
+    for (int64_t j = 0; j < chosen.size(1); ++j, ++expert)
+      if (counts == nullptr || counts[t]) ++load[*expert];
+  return out;
+}
+
 // Identity on the weights; backward adds the auxiliary loss's gradient to the scores.
 struct AddLoadBalance : torch::autograd::Node {
   std::shared_ptr<LoadBalance> balance;
@@ -159,10 +219,11 @@ Tensor RouterImpl::project(const Tensor& x, const Tensor& kept) {
   return at::linear(in, w, b);
 }
 
-Tensor RouterImpl::select(const Tensor& logits) const {
+// `given`: the scores that weights are made of; undefined where those are made of the logits.
+Tensor RouterImpl::select(const Tensor& logits, const Tensor& given) const {
   c10::NoGradGuard no_grad;
   bool plain = config_.score_func == ScoreFunction::softmax;
-  Tensor scores = plain && !config_.softmax_before_topk ? wide(logits) : scores_of(logits, config_.score_func);
+  Tensor scores = given.defined() ? given.detach() : wide(logits);
   bool corrected = e_score_correction_bias.defined() && !plain;
   if (corrected) scores = scores + e_score_correction_bias;
   switch (config_.score_func) {
@@ -183,18 +244,17 @@ Tensor RouterImpl::select(const Tensor& logits) const {
 }
 
 // Adds to the load and to the auxiliary loss's sums.
-LoadBalance::Pass RouterImpl::count(const Tensor& logits, const Tensor& indices, const std::optional<Tensor>& mask) {
+LoadBalance::Pass RouterImpl::count(const Tensor& logits, const Tensor& given, const Tensor& indices, const std::optional<Tensor>& mask) {
   bool balance = load_balance != nullptr && (is_training() || load_balance->form() == LoadBalance::Form::whole_model);
   if (!is_training() && !balance) return {};
   c10::NoGradGuard no_grad;
-  Tensor ones = mask ? mask->unsqueeze(1).expand_as(indices).reshape(-1).to(at::kLong) : at::full_like(indices, 1).reshape(-1);
-  Tensor load = at::zeros({config_.n_routed_experts}, indices.options()).scatter_add_(0, indices.reshape(-1), ones);
+  Tensor load = loads_of(indices, mask, config_.n_routed_experts);
   if (is_training()) {
     if (load_.device() != load.device()) load_ = load_.to(load.device());
     load_.add_(load);
   }
   if (!balance) return {};
-  Tensor scores = scores_of(logits, config_.score_func);
+  Tensor scores = given.defined() ? given.detach() : scores_of(logits, config_.score_func);
   if (mask) scores = scores * mask->unsqueeze(1).to(scores.scalar_type());
   Tensor tokens =
       mask ? mask->sum().to(at::kFloat) : at::scalar_tensor(static_cast<double>(indices.size(0)), indices.options().dtype(at::kFloat));
@@ -202,28 +262,32 @@ LoadBalance::Pass RouterImpl::count(const Tensor& logits, const Tensor& indices,
 }
 
 Routing RouterImpl::forward(const Tensor& x, const std::optional<Tensor>& mask) {
-  Tensor logits, indices;
+  bool after_selection = config_.score_func == ScoreFunction::softmax && !config_.softmax_before_topk;
+  auto scored = [&](const Tensor& of) { return after_selection ? Tensor() : scores_of(of, config_.score_func); };
+  Tensor logits, scores, indices;
   std::vector<Tensor> kept = once_under_recompute([&]() -> std::vector<Tensor> {
     logits = project(x, {});
-    indices = select(logits);
-    LoadBalance::Pass pass = count(logits, indices, mask);
+    scores = scored(logits);
+    indices = select(logits, scores);
+    LoadBalance::Pass pass = count(logits, scores, indices, mask);
     return {indices, logits.detach(), pass.load, pass.scores, pass.tokens};
   });
   if (!logits.defined()) {  // the second run
     logits = project(x, route_again ? Tensor() : kept[1]);
-    indices = route_again ? select(logits) : kept[0];
+    scores = scored(logits);
+    indices = route_again ? select(logits, scores) : kept[0];
   }
-  Tensor weights, scores;
-  if (config_.score_func == ScoreFunction::softmax && !config_.softmax_before_topk) {
-    weights = wide(logits).gather(1, indices).softmax(-1);
+  Tensor weights = after_selection ? wide(logits).gather(1, indices).softmax(-1) : scores;
+  if (config_.router_weight_uses_score_correction_bias && config_.score_func == ScoreFunction::sigmoid && e_score_correction_bias.defined())
+    weights = weights + e_score_correction_bias;
+  bool normalise = config_.norm_topk_prob && config_.n_activated_experts > 1;
+  if (!after_selection && scores.is_cpu() && scores.scalar_type() == at::kFloat) {
+    weights = TakeSelected::apply(weights, indices, normalise, config_.route_scale);
   } else {
-    scores = scores_of(logits, config_.score_func);
-    bool corrected = config_.router_weight_uses_score_correction_bias && config_.score_func == ScoreFunction::sigmoid &&
-                     e_score_correction_bias.defined();
-    weights = (corrected ? scores + e_score_correction_bias : scores).gather(1, indices);
+    if (!after_selection) weights = weights.gather(1, indices);
+    if (normalise) weights = weights / (weights.sum(-1, true) + 1e-20);
+    if (config_.route_scale != 1) weights = weights * config_.route_scale;
   }
-  if (config_.norm_topk_prob && config_.n_activated_experts > 1) weights = weights / (weights.sum(-1, true) + 1e-20);
-  if (config_.route_scale != 1) weights = weights * config_.route_scale;
   if (!config_.router_weights_fp32) weights = weights.to(x.scalar_type());
   if (kept[2].defined() && c10::GradMode::is_enabled()) {
     if (!scores.defined()) scores = scores_of(logits, config_.score_func);

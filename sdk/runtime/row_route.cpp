@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstring>
 #include <numeric>
 
 #include "copies.h"
@@ -24,8 +25,27 @@ constexpr int64_t kMostBytes = int64_t{64} << 20;
 
 // to[at .. at + n) = from[begin .. begin + n), rows of one width or numbers.
 void copy_rows(const Tensor& to, int64_t at, const Tensor& from, int64_t begin, int64_t n) {
-  int64_t width = to.dim() > 1 ? to.size(1) : 1;
-  copy(to.view({-1}), at * width, from.view({-1}), begin * width, n * width);
+  if (n == 0) return;
+  if (!to.is_cpu()) {
+    to.narrow(0, at, n).copy_(from.narrow(0, begin, n));
+    return;
+  }
+  size_t each = to.element_size() * static_cast<size_t>(to.dim() > 1 ? to.size(1) : 1);
+  std::memcpy(static_cast<char*>(to.mutable_data_ptr()) + static_cast<size_t>(at) * each,
+              static_cast<const char*>(from.const_data_ptr()) + static_cast<size_t>(begin) * each, static_cast<size_t>(n) * each);
+}
+
+// to[place[begin + i]] = from[i], numbers.
+void put_numbers(const Tensor& to, const Tensor& place, int64_t begin, const Tensor& from) {
+  int64_t n = from.size(0);
+  if (!plain_rows(from)) {
+    to.index_copy_(0, place.narrow(0, begin, n), from);
+    return;
+  }
+  float* out = to.mutable_data_ptr<float>();
+  const float* in = from.const_data_ptr<float>();
+  const int64_t* at = place.const_data_ptr<int64_t>() + begin;
+  for (int64_t i = 0; i < n; ++i) out[at[i]] = in[i];
 }
 
 }  // namespace
@@ -161,9 +181,8 @@ RowRoute::Flight RowRoute::start(const Tensor& x, const Tensor& weights) const {
   c10::NoGradGuard no_grad;
   return send({x, weights}, /*back=*/false, [&](int64_t peer, const Block& block) {
     int64_t begin = begins_[static_cast<size_t>(peer)];
-    take_rows_into(block.rows, x, order_.token.narrow(0, begin, block.count));
-    if (block.weights.defined())
-      take_rows_into(block.weights.unsqueeze(1), weights.view({-1, 1}), order_.slot.narrow(0, begin, block.count));
+    take_rows_into(block.rows, 0, x, order_.token, begin, block.count);
+    if (block.weights.defined()) take_rows_into(block.weights, 0, weights.view({-1}), order_.slot, begin, block.count);
   });
 }
 
@@ -179,9 +198,8 @@ Rows RowRoute::finish(Flight flight) const {
   // Own rows straight from where they lie.
   each_segment(me_, [&](int64_t at, int64_t place, int64_t n) {
     int64_t begin = begins_[static_cast<size_t>(me_)] + at;
-    take_rows_into(out.rows.narrow(0, place, n), flight.own.rows, order_.token.narrow(0, begin, n));
-    if (out.weights.defined())
-      take_rows_into(out.weights.narrow(0, place, n).unsqueeze(1), flight.own.weights.view({-1, 1}), order_.slot.narrow(0, begin, n));
+    take_rows_into(out.rows, place, flight.own.rows, order_.token, begin, n);
+    if (out.weights.defined()) take_rows_into(out.weights, place, flight.own.weights.view({-1}), order_.slot, begin, n);
   });
   receive(flight, [&](int64_t peer, const Block& block) {
     each_segment(peer, [&](int64_t at, int64_t place, int64_t n) {
@@ -227,19 +245,16 @@ Tensor RowRoute::sums(const Flight& flight, const std::vector<Tensor>& from) con
 Rows RowRoute::finish_back(Flight flight) const {
   c10::NoGradGuard no_grad;
   Rows out;
-  auto put_weights = [&](int64_t begin, const Tensor& weights) {
-    out.weights.view({-1}).index_copy_(0, order_.slot.narrow(0, begin, weights.size(0)), weights);
-  };
   if (flight.sizes.weights) {
     out.weights = at::zeros(order_.place.sizes(), flight.sizes.rows.dtype(*flight.sizes.weights));
     each_segment(me_, [&](int64_t at, int64_t place, int64_t n) {
-      put_weights(begins_[static_cast<size_t>(me_)] + at, flight.own.weights.narrow(0, place, n));
+      put_numbers(out.weights.view({-1}), order_.slot, begins_[static_cast<size_t>(me_)] + at, flight.own.weights.narrow(0, place, n));
     });
   }
   std::vector<Tensor> from(static_cast<size_t>(ranks_));
   receive(flight, [&](int64_t peer, const Block& block) {
     from[static_cast<size_t>(peer)] = block.rows;
-    if (block.weights.defined()) put_weights(begins_[static_cast<size_t>(peer)], block.weights);
+    if (block.weights.defined()) put_numbers(out.weights.view({-1}), order_.slot, begins_[static_cast<size_t>(peer)], block.weights);
   });
   out.rows = sums(flight, from);
   return out;

@@ -130,8 +130,9 @@ class MESHWRIGHT_API RouterImpl : public torch::nn::Module {
 
  private:
   at::Tensor project(const at::Tensor& x, const at::Tensor& kept);
-  at::Tensor select(const at::Tensor& logits) const;
-  LoadBalance::Pass count(const at::Tensor& logits, const at::Tensor& indices, const std::optional<at::Tensor>& mask);
+  at::Tensor select(const at::Tensor& logits, const at::Tensor& given) const;
+  LoadBalance::Pass count(const at::Tensor& logits, const at::Tensor& given, const at::Tensor& indices,
+                          const std::optional<at::Tensor>& mask);
   MoeConfig config_;
   at::Tensor load_;
 };
