@@ -2,6 +2,7 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/autocast_mode.h>
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/argsort.h>
 #include <ATen/ops/empty.h>
@@ -33,7 +34,7 @@ MESHWRIGHT_VECTORISED void add_row(float* __restrict to, const float* __restrict
 int64_t rows_at_once(int64_t width) { return std::max<int64_t>(1, kGrain / std::max<int64_t>(width, 1)); }
 
 Tensor take_rows(const Tensor& x, const Tensor& rows) {
-  Tensor out = at::empty({rows.numel(), x.size(1)}, x.options());
+  Tensor out = detail::empty_rows(rows.numel(), x.size(1), x.options());
   detail::take_rows_into(out, 0, x, rows, 0, rows.numel());
   return out;
 }
@@ -116,6 +117,12 @@ class LocalDispatcher : public ExpertDispatcher {
 namespace detail {
 
 bool plain_rows(const Tensor& t) { return t.is_cpu() && t.scalar_type() == at::kFloat && t.is_contiguous(); }
+
+Tensor empty_rows(int64_t n, int64_t width, const at::TensorOptions& options) {
+  int64_t step = std::max<int64_t>(8, static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(n))) / 8);
+  at::AutoDispatchBelowADInplaceOrView not_a_view;
+  return at::empty({rounded_up(n, step), width}, options).narrow(0, 0, n);
+}
 
 void take_rows_into(const Tensor& out, int64_t at, const Tensor& x, const Tensor& rows, int64_t begin, int64_t n) {
   if (n == 0) return;

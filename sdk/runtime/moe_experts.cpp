@@ -8,6 +8,8 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/custom_class.h>
 
+#include <array>
+
 #include "early_gradients.h"
 #include "linear_product.h"
 #include "meshwright/error.h"
@@ -23,6 +25,16 @@ using at::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 using Counts = std::vector<int64_t>;
+
+// Memory for what nobody keeps, [n, width]: each call on this thread takes that of the last one again, which is still in the cache.
+Tensor scratch(size_t slot, int64_t n, int64_t width, const at::TensorOptions& options) {
+  if (!options.device().is_cpu()) return at::empty({n, width}, options);
+  thread_local std::array<Tensor, 3> kept;
+  Tensor& flat = kept[slot];
+  if (!flat.defined() || flat.dtype() != options.dtype() || flat.numel() < n * width)
+    flat = at::empty({n * width + n * width / 4}, options);
+  return flat.narrow(0, 0, n * width).view({n, width});
+}
 
 // Rows that are multiplied in one call: those of one expert, or all, for which ATen has a call where they are bfloat16 of whole 16 bytes.
 struct Piece {
@@ -54,21 +66,18 @@ class Layout {
     each([&](int64_t e, int64_t begin, int64_t n) { out.push_back({e, begin, detail::taken_rows(n, padded_)}); });
     return out;
   }
-  // a: rows of the piece, weights [E, k, m] as they lie or transposed: [rows, m], which is the piece's part of `whole` [N, m] if that is
-  // given (made when undefined).
-  Tensor times(const Piece& piece, const Tensor& a, const Tensor& weights, Tensor* whole = nullptr) const {
-    Tensor out;
-    if (piece.expert < 0) {
-      out = at::_grouped_mm(a.contiguous(), weights, ends_);
-      if (whole != nullptr) *whole = out;
-      return out;
-    }
-    if (whole != nullptr) {
-      if (!whole->defined()) *whole = at::empty({rows_, weights.size(2)}, a.options());
-      out = piece.of(*whole);
-    } else {
-      out = at::empty({piece.taken, weights.size(2)}, a.options());
-    }
+  // a: rows of the piece, weights [E, k, m] as they lie or transposed: [rows, m], the piece's part of `whole` [N, m] (made when undefined).
+  Tensor times(const Piece& piece, const Tensor& a, const Tensor& weights, Tensor& whole) const {
+    if (piece.expert < 0) return whole = at::_grouped_mm(a.contiguous(), weights, ends_);
+    if (!whole.defined()) whole = detail::empty_rows(rows_, weights.size(2), a.options());
+    Tensor out = piece.of(whole);
+    detail::product_into(out, a, weights.select(0, piece.expert));
+    return out;
+  }
+  // The same in memory that the next call takes again.
+  Tensor times_for_now(const Piece& piece, const Tensor& a, const Tensor& weights) const {
+    if (piece.expert < 0) return at::_grouped_mm(a.contiguous(), weights, ends_);
+    Tensor out = scratch(0, piece.taken, weights.size(2), a.options());
     detail::product_into(out, a, weights.select(0, piece.expert));
     return out;
   }
@@ -131,9 +140,10 @@ struct Experts : torch::autograd::Function<Experts> {
     ActivationShape shape = detail::activation_shape(config);
     bool after = config.apply_router_weight_after_down;
     for (const Piece& piece : layout.pieces(tokens, first, second)) {
-      Tensor middle = layout.times(piece, piece.of(tokens), first, &h), w = piece.of(weights);
+      Tensor middle = layout.times(piece, piece.of(tokens), first, h), w = piece.of(weights);
       if (first_bias.defined()) layout.add_biases(piece, middle, first_bias, {});
-      Tensor out = layout.times(piece, detail::activate(shape, middle, after ? Tensor() : w), second, &y);
+      Tensor active = detail::activate(shape, middle, after ? Tensor() : w, scratch(0, piece.taken, second.size(1), tokens.options()));
+      Tensor out = layout.times(piece, active, second, y);
       if (second_bias.defined()) layout.add_biases(piece, out, second_bias, after ? Tensor() : w);
     }
     if (!y.defined()) y = at::empty({0, second.size(2)}, tokens.options());
@@ -165,11 +175,14 @@ struct Experts : torch::autograd::Function<Experts> {
     // First what others wait for, then the parameters.
     std::vector<Piece> pieces = layout.pieces(grad, first, second);
     std::vector<detail::ActivationGradients> middles;
+    Tensor to_h = scratch(1, layout.rows(), first.size(2), grad.options()),
+           weighted = scratch(2, layout.rows(), second.size(1), grad.options());
     for (const Piece& piece : pieces) {
-      Tensor g = piece.of(grad), w = piece.of(weights);
-      middles.push_back(detail::activate_backward(shape, piece.of(h), w, layout.times(piece, g, second.transpose(1, 2))));
-      Tensor to_w = piece.of(to_weights).copy_(middles.back().to_weights);
-      if (context->needs_input_grad(0)) layout.times(piece, middles.back().to_h, first.transpose(1, 2), &to_tokens);
+      Tensor g = piece.of(grad), w = piece.of(weights), to_w = piece.of(to_weights);
+      middles.push_back(detail::activate_backward(shape, piece.of(h), w, layout.times_for_now(piece, g, second.transpose(1, 2)),
+                                                  {piece.of(to_h), to_w, piece.of(weighted)}));
+      if (!middles.back().to_weights.is_same(to_w)) to_w.copy_(middles.back().to_weights);
+      if (context->needs_input_grad(0)) layout.times(piece, middles.back().to_h, first.transpose(1, 2), to_tokens);
       if (second_bias.defined()) {
         Tensor rows = at::zeros(g.sizes(), g.options());
         layout.add_biases(piece, rows, second_bias, {});

@@ -188,7 +188,7 @@ RowRoute::Flight RowRoute::start(const Tensor& x, const Tensor& weights) const {
 
 Rows RowRoute::finish(Flight flight) const {
   c10::NoGradGuard no_grad;
-  Rows out{at::empty({received_, flight.sizes.width}, flight.sizes.rows), {}};
+  Rows out{empty_rows(received_, flight.sizes.width, flight.sizes.rows), {}};
   if (flight.sizes.weights) out.weights = at::zeros({received_}, flight.sizes.rows.dtype(*flight.sizes.weights));
   for (int64_t e = 0, begin = 0; e < local_; ++e) {
     int64_t n = local_counts_[static_cast<size_t>(e)], taken = taken_rows(n, padded_);
