@@ -139,6 +139,9 @@ JobPlan lay_out(Job& job, const PlanRequest& wanted) {
     plan.warnings.push_back(
         "distributed.moe.ignore_router_for_ac = false: recomputed layers route their tokens anew; where two experts "
         "score alike, or rounding differs, gradients may come from other experts than the loss did");
+  if (outline.moe && config.shared.moe.fake_balanced_gate)
+    plan.warnings.push_back(
+        "distributed.moe.fake_balanced_gate = true: tokens go to the experts in turns and routers do not learn; for measuring speed only");
   check_sequence(job, plan.tp);
 
   ModelOutline part = outline;

@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <limits>
 #include <optional>
+#include <set>
 #include <thread>
 
 #include "engine/launch/ranks.h"
@@ -115,6 +116,28 @@ void fill_weights(Trainer& trainer, const std::string& pretrained, nets::CausalL
     if (!local.is_same(p.local)) p.local.copy_(local);
   }
   trainer.model().values_changed();
+}
+
+std::string unused_tensors(const std::string& pretrained, const ModelOutline& outline) {
+  std::set<std::string> used;
+  for (const ParameterOutline& p : outline.parameters) {
+    used.insert({p.name, weights::file_name(outline.architecture, p.name)});
+    auto experts = weights::expert_tensors(outline.architecture, p.name);
+    if (!experts) continue;
+    used.insert(experts->grouped);
+    for (int64_t e = 0; e < p.shape[0]; ++e)
+      for (size_t part = 0; part < experts->parts.size(); ++part) used.insert(experts->name(e, part));
+  }
+  if (outline.tied_embeddings) used.insert("lm_head.weight");
+  std::vector<std::string> left;
+  for (const std::string& name : weights::WeightFolder(pretrained).names())
+    if (!used.contains(name) && !name.ends_with("rotary_emb.inv_freq")) left.push_back(name);  // that is computed
+  if (left.empty()) return {};
+  constexpr size_t kShown = 3;
+  std::string text = pretrained + " has " + std::to_string(left.size()) + (left.size() == 1 ? " tensor" : " tensors") +
+                     " without a place in the model of its config.json, not read: ";
+  for (size_t i = 0; i < std::min(left.size(), kShown); ++i) text += (i ? ", " : "") + left[i];
+  return text + (left.size() > kShown ? ", ..." : "");
 }
 
 void fill_weights(Trainer& trainer, checkpoint::Checkpoint& from) {

@@ -19,6 +19,8 @@ void keep_freed_memory();
 // Fill this rank's part of every parameter, the same on every layout. Local. From a Hugging Face folder, or at random when `pretrained` is
 // empty. Throws Error(bad_safetensors | weights_mismatch).
 void fill_weights(Trainer& trainer, const std::string& pretrained, nets::CausalLM& net, uint64_t seed);
+// What to tell the user when a Hugging Face folder holds tensors that the model has no use for; empty: there are none. Reads headers only.
+std::string unused_tensors(const std::string& pretrained, const ModelOutline& outline);
 // From a checkpoint, its weights alone. Throws Error(bad_checkpoint | weights_mismatch).
 void fill_weights(Trainer& trainer, checkpoint::Checkpoint& from);
 

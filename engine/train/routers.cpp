@@ -16,9 +16,10 @@ double ExpertLoad::imbalance() const {
 
 namespace train {
 
-Routers::Routers(torch::nn::Module& model, bool route_again) : blocks_(find_moe_blocks(model)) {
+Routers::Routers(torch::nn::Module& model, bool route_again, bool in_turns) : blocks_(find_moe_blocks(model)) {
   for (auto& [name, block] : blocks_) {
     block->gate()->route_again = route_again;
+    block->gate()->in_turns = in_turns;
     const std::shared_ptr<LoadBalance>& balance = block->gate()->load_balance;
     if (balance && std::find(balances_.begin(), balances_.end(), balance) == balances_.end()) balances_.push_back(balance);
   }

@@ -16,8 +16,8 @@ namespace meshwright::train {
 // Of a model without experts nothing does anything. Not thread-safe; keeps no module alive.
 class Routers {
  public:
-  // route_again: what is recomputed under activation checkpointing selects its experts anew.
-  Routers(torch::nn::Module& model, bool route_again);
+  // route_again: what is recomputed under activation checkpointing selects its experts anew. in_turns: see RouterImpl.
+  Routers(torch::nn::Module& model, bool route_again, bool in_turns);
   void begin_step();
   // Between forward and backward of a micro-batch of `count` targets, of which gradients are divided by `assumed`: every micro-batch's
   // auxiliary loss weighs as much as its targets.

@@ -174,6 +174,8 @@ int run_rank(const RunOptions& options) {
     }));
   } else {
     fill_weights(trainer, pretrained, net, seed);
+    if (std::string unused = pretrained.empty() || world->rank() != 0 ? "" : unused_tensors(pretrained, trainer.outline()); !unused.empty())
+      world->notice(unused);
   }
   double loading_ms = ms_since(loading);
 

@@ -149,7 +149,8 @@ Trainer::Trainer(Job& job, std::shared_ptr<World> world, std::shared_ptr<torch::
   if (!model_)
     throw Error(ErrorCode::plugin_nonconforming, "parallelize of the strategy " + plan_->strategy.info->name + " returned nothing");
   optimizer_ = train::make_optimizer(optimizer);
-  routers_ = std::make_unique<train::Routers>(*module_, !parts_->config.shared.moe.ignore_router_for_ac);
+  const MoeOptions& moe = parts_->config.shared.moe;
+  routers_ = std::make_unique<train::Routers>(*module_, !moe.ignore_router_for_ac, moe.fake_balanced_gate);
   data_ = model_->data_group();
   data_->reserve(4096, 0, /*ahead=*/0);  // for the sums of each step
 }

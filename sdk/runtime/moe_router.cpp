@@ -1,6 +1,8 @@
 // The router: which experts a token goes to, and with what weight (spec 7.6).
 #include <ATen/autocast_mode.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/full_like.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/mm.h>
@@ -243,16 +245,18 @@ Tensor RouterImpl::select(const Tensor& logits, const Tensor& given) const {
   return std::get<1>(scores.topk(config_.n_activated_experts, -1));
 }
 
+void RouterImpl::add_load(const Tensor& load) {
+  if (load_.device() != load.device()) load_ = load_.to(load.device());
+  load_.add_(load);
+}
+
 // Adds to the load and to the auxiliary loss's sums.
 LoadBalance::Pass RouterImpl::count(const Tensor& logits, const Tensor& given, const Tensor& indices, const std::optional<Tensor>& mask) {
   bool balance = load_balance != nullptr && (is_training() || load_balance->form() == LoadBalance::Form::whole_model);
   if (!is_training() && !balance) return {};
   c10::NoGradGuard no_grad;
   Tensor load = loads_of(indices, mask, config_.n_routed_experts);
-  if (is_training()) {
-    if (load_.device() != load.device()) load_ = load_.to(load.device());
-    load_.add_(load);
-  }
+  if (is_training()) add_load(load);
   if (!balance) return {};
   Tensor scores = given.defined() ? given.detach() : scores_of(logits, config_.score_func);
   if (mask) scores = scores * mask->unsqueeze(1).to(scores.scalar_type());
@@ -262,19 +266,40 @@ LoadBalance::Pass RouterImpl::count(const Tensor& logits, const Tensor& given, c
 }
 
 Routing RouterImpl::forward(const Tensor& x, const std::optional<Tensor>& mask) {
+  Routing out = in_turns ? evenly(x, mask) : scored(x, mask);
+  if (mask) {
+    Tensor masked = mask->logical_not().unsqueeze(1);
+    out.weights = out.weights.masked_fill(masked, 0);
+    out.indices = out.indices.masked_fill(masked, -1);
+  }
+  return out;
+}
+
+Routing RouterImpl::evenly(const Tensor& x, const std::optional<Tensor>& mask) {
+  int64_t tokens = x.size(0), active = config_.n_activated_experts;
+  Tensor indices = at::arange(tokens * active, x.options().dtype(at::kLong)).remainder_(config_.n_routed_experts).view({tokens, active});
+  once_under_recompute([&]() -> std::vector<Tensor> {
+    if (is_training()) add_load(loads_of(indices, mask, config_.n_routed_experts));
+    return {};
+  });
+  at::ScalarType dtype = config_.router_weights_fp32 ? at::kFloat : x.scalar_type();
+  return {at::full({tokens, active}, 1.0 / static_cast<double>(active), x.options().dtype(dtype)), indices};
+}
+
+Routing RouterImpl::scored(const Tensor& x, const std::optional<Tensor>& mask) {
   bool after_selection = config_.score_func == ScoreFunction::softmax && !config_.softmax_before_topk;
-  auto scored = [&](const Tensor& of) { return after_selection ? Tensor() : scores_of(of, config_.score_func); };
+  auto scores_for = [&](const Tensor& of) { return after_selection ? Tensor() : scores_of(of, config_.score_func); };
   Tensor logits, scores, indices;
   std::vector<Tensor> kept = once_under_recompute([&]() -> std::vector<Tensor> {
     logits = project(x, {});
-    scores = scored(logits);
+    scores = scores_for(logits);
     indices = select(logits, scores);
     LoadBalance::Pass pass = count(logits, scores, indices, mask);
     return {indices, logits.detach(), pass.load, pass.scores, pass.tokens};
   });
   if (!logits.defined()) {  // the second run
     logits = project(x, route_again ? Tensor() : kept[1]);
-    scores = scored(logits);
+    scores = scores_for(logits);
     indices = route_again ? select(logits, scores) : kept[0];
   }
   Tensor weights = after_selection ? wide(logits).gather(1, indices).softmax(-1) : scores;
@@ -292,11 +317,6 @@ Routing RouterImpl::forward(const Tensor& x, const std::optional<Tensor>& mask) 
   if (kept[2].defined() && c10::GradMode::is_enabled()) {
     if (!scores.defined()) scores = scores_of(logits, config_.score_func);
     weights = with_load_balance(weights, scores, load_balance, {kept[2], kept[3], kept[4]}, mask ? *mask : Tensor());
-  }
-  if (mask) {
-    Tensor masked = mask->logical_not().unsqueeze(1);
-    weights = weights.masked_fill(masked, 0);
-    indices = indices.masked_fill(masked, -1);
   }
   return {weights, indices};
 }

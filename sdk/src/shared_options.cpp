@@ -81,6 +81,7 @@ SharedOptions read_shared_options(const Options& distributed, const Options& mp_
   out.moe.reshard_after_forward = moe.get_bool("reshard_after_forward");
   out.moe.lm_head_precision = moe.find_dtype("lm_head_precision");
   out.moe.wrap_outer_model = moe.get_bool("wrap_outer_model");
+  out.moe.fake_balanced_gate = moe.get_bool("fake_balanced_gate");
   if (any_given(moe_mp_policy)) out.moe.mp_policy = read_precision(moe_mp_policy, out.mp);
 
   out.pipeline_given = any_given(pipeline);

@@ -63,6 +63,8 @@ constexpr std::array kMoe = {
     dtype_option("lm_head_precision", nullptr, "Compute, reduce and output the head in this dtype (only float32 has an effect).",
                  MESHWRIGHT_OPTIONAL),
     bool_option("wrap_outer_model", true, "Also make the outer module (head, towers) a root unit."),
+    bool_option("fake_balanced_gate", false,
+                "For measuring speed: send tokens to the experts in turns, whatever the router says. Routers do not learn."),
 };
 
 constexpr std::array kMoeMpPolicy = {

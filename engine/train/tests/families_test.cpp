@@ -12,6 +12,7 @@
 #include "engine/checkpoint/diff.h"
 #include "engine/checkpoint/export.h"
 #include "engine/files/durable.h"
+#include "engine/models/models.h"
 #include "meshwright/error.h"
 #include "meshwright/testing.h"
 
@@ -51,6 +52,12 @@ std::vector<double> run(Layout layout, const std::string& model, const fs::path&
   return out;
 }
 
+std::string unused_without(const std::string& model, size_t parameter) {
+  ModelOutline outline = models::load_outline(fs::path(model_folder(model)) / "config.json", DType::float32);
+  if (parameter < outline.parameters.size()) outline.parameters.erase(outline.parameters.begin() + static_cast<int64_t>(parameter));
+  return train::unused_tensors(model_folder(model), outline);
+}
+
 // As many elements as differ between the weights of two sources of possibly different dtypes.
 int64_t differing(const fs::path& a, const fs::path& b) {
   checkpoint::Source first(a), second(b);
@@ -63,6 +70,17 @@ int64_t differing(const fs::path& a, const fs::path& b) {
 }
 
 }  // namespace
+
+TEST_CASE("tensors of a folder that its model has no place for are named, and those of all families have one") {
+  for (const char* model : {"llama", "mistral_window", "qwen3_layer_types", "gemma3_layer_types", "phi3", "mixtral", "qwen3_moe"}) {
+    CAPTURE(model);
+    REQUIRE(fs::exists(fs::path(model_folder(model)) / "model.safetensors"));
+    CHECK(unused_without(model, SIZE_MAX) == "");
+  }
+  CHECK(unused_without("llama", 1).find(" has 1 tensor without a place in the model of its config.json, not read: model.layers.0.") !=
+        std::string::npos);
+  CHECK(unused_without("mixtral", 0).find("not read: model.embed_tokens.weight") != std::string::npos);
+}
 
 TEST_CASE("models that differ from Llama are loaded, saved and exported to the bit on every layout, and train alike on all of them") {
   Folder folder;

@@ -125,11 +125,15 @@ class MESHWRIGHT_API RouterImpl : public torch::nn::Module {
 
   std::shared_ptr<LoadBalance> load_balance;  // nullptr: no auxiliary loss
   bool route_again = false;                   // under activation checkpointing the second run selects anew
+  bool in_turns = false;  // for measuring speed: assignments go to experts 0, 1, 2, ..., weights are 1 / k, nothing learns
 
   at::Tensor weight, bias, e_score_correction_bias;
 
  private:
   at::Tensor project(const at::Tensor& x, const at::Tensor& kept);
+  Routing scored(const at::Tensor& x, const std::optional<at::Tensor>& mask);
+  Routing evenly(const at::Tensor& x, const std::optional<at::Tensor>& mask);
+  void add_load(const at::Tensor& load);
   at::Tensor select(const at::Tensor& logits, const at::Tensor& given) const;
   LoadBalance::Pass count(const at::Tensor& logits, const at::Tensor& given, const at::Tensor& indices,
                           const std::optional<at::Tensor>& mask);

@@ -43,6 +43,7 @@ struct MoeOptions {
   std::optional<DType> lm_head_precision;
   bool wrap_outer_model = true;
   std::optional<MixedPrecision> mp_policy;
+  bool fake_balanced_gate = false;
 };
 
 struct PipelineOptions {

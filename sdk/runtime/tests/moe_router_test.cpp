@@ -291,6 +291,18 @@ TEST_CASE("routers that share one auxiliary loss are taken together") {
   }
 }
 
+TEST_CASE("for measuring speed tokens go to experts in turns, and load is counted as ever") {
+  MoeConfig config = config_of(4, 3, ScoreFunction::softmax);
+  Router router = identity_router(config);
+  router->in_turns = true;
+  Tensor x = at::randn({4, 4}).set_requires_grad(true), mask = at::tensor({1, 1, 0, 1}).to(at::kBool);
+  meshwright::Routing routing = router(x, mask);
+  CHECK(routing.indices.equal(at::tensor({0, 1, 2, 3, 0, 1, -1, -1, -1, 1, 2, 3}, at::kLong).view({4, 3})));
+  CHECK(values(routing.weights.select(1, 0)) == std::vector<double>{1.0F / 3, 1.0F / 3, 0, 1.0F / 3});
+  CHECK(!routing.weights.requires_grad());
+  CHECK(router->load().equal(at::tensor({2, 3, 2, 2}, at::kLong)));
+}
+
 TEST_CASE("the score correction bias moves against the load, and says why when it cannot") {
   MoeConfig config = config_of(4, 2, ScoreFunction::sigmoid_with_bias);
   config.gate_bias_update_factor = 0.01;

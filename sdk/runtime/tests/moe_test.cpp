@@ -16,6 +16,8 @@
 #include <c10/core/GradMode.h>
 #include <doctest/doctest.h>
 
+#include <map>
+
 #include "../moe_dispatch.h"
 #include "meshwright/activation_checkpoint.h"
 #include "meshwright/error.h"
@@ -268,6 +270,45 @@ TEST_CASE("sorting by expert keeps the order of tokens, leaves masked ones out, 
   }
   Tensor half = at::randn({6, 5}).to(at::kBFloat16);  // summed in float32
   CHECK(meshwright::combine_tokens(half, order)[0].equal((half[2].to(at::kFloat) + half[0].to(at::kFloat)).to(at::kBFloat16)));
+}
+
+TEST_CASE("rows of zeros between experts change nothing, whichever library multiplies") {
+  for (auto [n, taken] : std::map<int64_t, int64_t>{
+           {0, 0}, {1, 8}, {8, 8}, {9, 16}, {128, 128}, {129, 136}, {255, 256}, {257, 272}, {1000, 1024}, {5000, 5120}})
+    CHECK(meshwright::padded_rows(n) == taken);
+  for (bool bias : {false, true})
+    for (at::ScalarType dtype : {at::kFloat, at::kDouble, at::kBFloat16}) {
+      CAPTURE(bias);
+      CAPTURE(static_cast<int>(dtype));
+      at::manual_seed(4);
+      MoeConfig config = small();
+      config.dim = 16, config.moe_inter_dim = 24;  // of whole 16 bytes in bfloat16
+      config.expert_bias = bias;
+      GroupedExperts experts(config, at::TensorOptions().dtype(dtype));
+      if (bias) {
+        c10::NoGradGuard no_grad;
+        experts->gate_up_proj_bias.normal_();
+        experts->down_proj_bias.normal_();
+      }
+      Tensor indices = at::randint(-1, 3, {31, 2}, at::kLong);  // none goes to the last one, some nowhere
+      Tensor x = at::randn({31, 16}).to(dtype).set_requires_grad(true), w = at::rand({31, 2}).to(dtype).set_requires_grad(true);
+      Tensor into = at::randn({31, 16}).to(dtype);
+      auto pass = [&](bool padded) {
+        meshwright::ExpertOrder order = meshwright::sort_by_expert(indices, 4, padded);
+        CHECK(order.padded == padded);
+        Tensor y = meshwright::combine_tokens(
+            experts(meshwright::gather_tokens(x, order), order.counts, meshwright::gather_weights(w, order), padded), order);
+        (y * into).sum().backward();
+        std::vector<Tensor> out = gradients(*experts);
+        out.insert(out.end(), {x.grad(), w.grad(), y.detach()});
+        x.mutable_grad() = Tensor(), w.mutable_grad() = Tensor();
+        return out;
+      };
+      // The sums are the same; libraries may add them up in another order.
+      double tolerance = dtype == at::kDouble ? 1e-12 : dtype == at::kFloat ? 1e-5 : 0.1;
+      check_equal(pass(true), pass(false), tolerance);
+      CHECK_THROWS_AS(experts(x, Counts{31, 0, 0, 0}, at::ones({31}), true), meshwright::Error);  // not as many rows as padded
+    }
 }
 
 TEST_CASE("blocks equal a loop over tokens and experts") {
