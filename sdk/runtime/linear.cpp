@@ -2,6 +2,7 @@
 #include <ATen/autocast_mode.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/addmm.h>
 #include <ATen/ops/mm.h>
 #include <c10/core/GradMode.h>
 #include <dlfcn.h>
@@ -68,13 +69,14 @@ Tensor product(const Tensor& a, const Tensor& b) {
 
 bool product_is_compiled(const Tensor& a) { return a.is_cpu() && a.scalar_type() == at::kFloat && onednn() != nullptr; }
 
-void product_into(Tensor out, const Tensor& a, const Tensor& b) {
-  if (!fast_product(a, b, b.size(1)))
+void product_into(Tensor out, const Tensor& a, const Tensor& b, double scale, bool add) {
+  auto* into = fast_product(a, b, b.size(1)) ? onednn_into() : nullptr;
+  if (into != nullptr)
+    into(a, b, out, add ? 1 : 0, static_cast<float>(scale));
+  else if (scale == 1 && !add)
     at::mm_out(out, a, b);
-  else if (auto* into = onednn_into())
-    into(a, b, out, 0, 1);
   else
-    out.copy_(product(a, b.t()));
+    at::addmm_out(out, out, a, b, add ? 1 : 0, scale);
 }
 
 }  // namespace detail

@@ -10,7 +10,7 @@ namespace meshwright::detail {
 at::Tensor product(const at::Tensor& a, const at::Tensor& b);
 // Whether m and k should not differ from call to call: oneDNN makes code for each new size, which takes longer than the product.
 bool product_is_compiled(const at::Tensor& a);
-// a [m, k] times b [k, n] into `out` [m, n], contiguous.
-void product_into(at::Tensor out, const at::Tensor& a, const at::Tensor& b);
+// a [m, k] times b [k, n] times `scale` into `out` [m, n], contiguous, or added to it.
+void product_into(at::Tensor out, const at::Tensor& a, const at::Tensor& b, double scale = 1, bool add = false);
 
 }  // namespace meshwright::detail

@@ -11,6 +11,7 @@
 #include <array>
 
 #include "early_gradients.h"
+#include "gradient_place.h"
 #include "linear_product.h"
 #include "meshwright/error.h"
 #include "meshwright/moe.h"
@@ -81,12 +82,13 @@ class Layout {
     detail::product_into(out, a, weights.select(0, piece.expert));
     return out;
   }
+  bool in_one_call() const { return ends_.defined(); }
   // a^T b of the piece into out [E, k, m]. Nothing is written for experts without rows.
-  void outer_into(const Piece& piece, const Tensor& out, const Tensor& a, const Tensor& b) const {
+  void outer_into(const Piece& piece, const detail::GradientPlace& out, const Tensor& a, const Tensor& b) const {
     if (piece.expert < 0)
-      out.copy_(at::_grouped_mm(a.contiguous().t(), b.contiguous(), ends_));
+      out.into.copy_(at::_grouped_mm(a.contiguous().t(), b.contiguous(), ends_));
     else
-      detail::product_into(out.select(0, piece.expert), a.t(), b);
+      detail::product_into(out.into.select(0, piece.expert), a.t(), b, out.scale, out.add);
   }
   void clear_unused(const Tensor& gradients) const {
     for (size_t e = 0; e < counts_.size(); ++e)
@@ -193,21 +195,26 @@ struct Experts : torch::autograd::Function<Experts> {
     auto listener = context->saved_data.find("listener");
     if (listener != context->saved_data.end() && to_tokens.defined())
       c10::static_intrusive_pointer_cast<Listener>(listener->second.toCapsule())->tell(to_tokens, to_weights);
-    auto wanted = [&](size_t input, const Tensor& like) {
+    // factors(i): a and b of piece i, whose a^T b is its part of the gradient.
+    auto outer = [&](size_t input, const Tensor& parameter, auto factors) {
       if (!context->needs_input_grad(input)) return Tensor();
-      Tensor out = at::empty(like.sizes(), like.options());
-      layout.clear_unused(out);
-      return out;
+      detail::GradientKeeper* keeper = layout.in_one_call() ? nullptr : detail::gradient_keeper(parameter);
+      std::optional<detail::GradientPlace> kept = keeper != nullptr ? keeper->place() : std::nullopt;
+      detail::GradientPlace out = kept ? *kept : detail::GradientPlace{at::empty(parameter.sizes(), parameter.options())};
+      if (!out.add) layout.clear_unused(out.into);
+      for (size_t i = 0; i < pieces.size(); ++i) {
+        auto [a, b] = factors(i);
+        layout.outer_into(pieces[i], out, a, b);
+      }
+      return kept ? Tensor() : out.into;
     };
-    Tensor to_first = wanted(2, first), to_second = wanted(3, second);
+    Tensor to_second = outer(3, second, [&](size_t i) { return std::pair(middles[i].weighted, pieces[i].of(grad)); });
+    Tensor to_first = outer(2, first, [&](size_t i) { return std::pair(pieces[i].of(tokens), middles[i].to_h); });
     for (size_t i = 0; i < pieces.size(); ++i) {
       const Piece& piece = pieces[i];
-      if (to_second.defined()) layout.outer_into(piece, to_second, middles[i].weighted, piece.of(grad));
-      if (to_first.defined()) layout.outer_into(piece, to_first, piece.of(tokens), middles[i].to_h);
       if (first_bias.defined()) layout.sum_into(piece, to_first_bias, middles[i].to_h);
       if (second_bias.defined())
         layout.sum_into(piece, to_second_bias, piece.of(grad) * piece.of(weights).unsqueeze(1).to(grad.scalar_type()));
-      middles[i] = {};
     }
     return {to_tokens, to_weights, to_first, to_second, to_first_bias, to_second_bias, Tensor(), Tensor()};
   }

@@ -21,14 +21,23 @@ using at::Tensor;
 
 namespace {
 
-struct GradientHook : torch::autograd::PostAccumulateGradHook {
+// After autograd took a gradient, or would have if there were one.
+struct GradientHook : torch::autograd::PostAccumulateGradHook, GradientKeeper {
   GradientHook(Unit* u, size_t p) : unit(u), parameter(p) {}
   void operator()(const Tensor&) override { unit->gradient_ready(parameter); }
+  std::optional<GradientPlace> place() override { return unit->gradient_place(parameter); }
   Unit* unit;
   size_t parameter;
 };
 
 }  // namespace
+
+GradientKeeper::~GradientKeeper() = default;
+
+GradientKeeper* gradient_keeper(const Tensor& parameter) {
+  if (!torch::autograd::impl::hooks(parameter).empty()) return nullptr;
+  return dynamic_cast<GradientKeeper*>(torch::autograd::impl::post_acc_grad_hooks(parameter).get());
+}
 
 Unit::Unit(UnitContext& context, const UnitSpec& spec)
     : name(spec.name),
@@ -226,12 +235,28 @@ void Unit::before_backward() {
 void Unit::gradient_ready(size_t index) {
   c10::NoGradGuard no_grad;
   Parameter& p = parameters_[index];
-  if (context_.policy.check_own_nan && context_.own_nan.empty() && at::isnan(p.variable.grad()).any().item<bool>())
+  if (context_.policy.check_own_nan && context_.own_nan.empty() && p.variable.grad().defined() &&
+      at::isnan(p.variable.grad()).any().item<bool>())
     context_.own_nan = p.name;
   if (sums()) absorb(p);
   // A backward that never passed the unit's output (autograd::backward on a parameter itself) is settled at the end of the step.
   if (!in_backward_) return;
   if (--waiting_ == 0) reduce();
+}
+
+std::optional<GradientPlace> Unit::gradient_place(size_t index) {
+  Parameter& p = parameters_[index];
+  bool fits = in_backward_ && shards() == 1 && !sums() && !replicated() && context_.synchronise && !context_.policy.check_own_nan &&
+              reduce_ == param_ && gradient_.scalar_type() == param_ && gradient_.device() == context_.world->device() &&
+              !p.variable.grad().defined() && !p.held.defined();
+  if (!fits) return std::nullopt;
+  for (const Piece& piece : pieces(0)) {
+    if (piece.parameter != index || piece.count != p.count) continue;
+    GradientPlace out{gradient_.narrow(0, piece.at, piece.count).view(p.sizes), before_reduce_ * after_reduce_, p.placed || !fresh_};
+    p.placed = true;
+    return out;
+  }
+  return std::nullopt;
 }
 
 Tensor Unit::take_gradient(Parameter& p) {
@@ -307,9 +332,10 @@ void Unit::reduce() {
       padding_from = piece.at + piece.count;
       const Tensor& gradient = gradients[piece.parameter];
       Tensor into = target_.narrow(0, piece.at, piece.count);
+      bool placed = std::exchange(parameters_[piece.parameter].placed, false);
       if (gradient.defined())
-        scaled_add(into, gradient.narrow(0, piece.from, piece.count), before_reduce_ * after_reduce_, first);
-      else if (first)
+        scaled_add(into, gradient.narrow(0, piece.from, piece.count), before_reduce_ * after_reduce_, first && !placed);
+      else if (first && !placed)
         into.zero_();
     }
     pad_target(trainable_size_);
@@ -416,6 +442,7 @@ void Unit::abandon() {
   scratch_ = cast_ = Tensor();
   release();
   in_backward_ = reducing_ = overwrite_ = false;
+  for (Parameter& p : parameters_) p.placed = false;
   context_.reducing = nullptr;
   context_.own_nan.clear();
   begin_step();

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "buffers.h"
+#include "gradient_place.h"
 #include "meshwright/scalar_type.h"
 #include "meshwright/sharded_units.h"
 
@@ -38,8 +39,9 @@ class Unit {
     int64_t largest = 0;  // elements on the tensor-parallel rank that has the most; 0: as here
     bool trainable = true;
     LentStorage storage;
-    at::Tensor held;    // gradient of earlier micro-batches in the reduce dtype
-    bool came = false;  // whole gradients: this step's sum has something of it
+    at::Tensor held;      // gradient of earlier micro-batches in the reduce dtype
+    bool came = false;    // whole gradients: this step's sum has something of it
+    bool placed = false;  // its gradient has been written to gradient_ already
   };
   // `count` elements of parameter `parameter` from `from` on lie at `at` of rank `rank`'s shard.
   struct Piece {
@@ -69,6 +71,7 @@ class Unit {
   void refresh();   // the shard has new values: what was made from it is made again
   void before_backward();
   void gradient_ready(size_t parameter);
+  std::optional<GradientPlace> gradient_place(size_t parameter);
   void reduce();         // packs and starts
   void finish_reduce();  // waits and sums; replicas then start to add up
   void settle();         // after a backward: reduces what waits for gradients that did not come, frees

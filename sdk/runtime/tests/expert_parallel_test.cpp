@@ -289,6 +289,60 @@ TEST_CASE("expert parallelism: only the rows that move are sent, twice each way,
   CHECK(problems == "");
 }
 
+// One layer that a pass may run twice.
+struct TwiceImpl : torch::nn::Module {
+  TwiceImpl() { register_module("layer", layer); }
+  Tensor forward(const Tensor& x) { return twice ? layer(layer(x)) : layer(x); }
+  bool twice = false;
+  Layer layer{Layer(block_config())};
+};
+MESHWRIGHT_MODULE(Twice);
+
+TEST_CASE("experts write gradients where a unit keeps them: of micro-batches, of layers that run twice, and not where somebody watches") {
+  for (bool twice : {false, true})
+    for (bool watched : {false, true})
+      for (bool defer : {false, true}) {
+        CAPTURE(twice);
+        CAPTURE(watched);
+        CAPTURE(defer);
+        at::manual_seed(5);
+        Twice model, plain;
+        model->twice = plain->twice = twice;
+        {
+          c10::NoGradGuard no_grad;
+          for (auto& item : model->named_parameters()) plain->named_parameters()[item.key()].copy_(item.value().normal_(0, 0.4));
+        }
+        std::vector<Tensor> batches = {seeded({2, kLength, kWidth}, 7), seeded({2, kLength, kWidth}, 8)};
+        for (const Tensor& x : batches) plain(x).square().sum().backward();
+
+        int heard = 0;
+        if (watched) model->layer->mlp->experts()->down_projs.register_hook([&](const Tensor& g) { heard += g.defined(); });
+        std::shared_ptr<World> world = World::single();
+        StrategyConfig config;
+        config.shared.mp = {DType::float32, DType::float32, DType::float32, true};
+        ModelOutline outline = outline_of(*model);
+        MeshPlan mesh = plan_sharded_mesh({1, {}, config});
+        TpPlan tp;
+        ParallelizeRequest request{model.ptr(), outline, mesh, tp, config, world};
+        ShardedPolicy policy = sharded_policy(request);
+        std::unique_ptr<ParallelModel> parallel = shard_model(model.ptr(), unit_specs(*model, outline, true), std::move(policy), world);
+        for (int step = 0; step < 2; ++step) {  // the second one overwrites what the first has left
+          parallel->begin_step();
+          for (size_t i = 0; i < batches.size(); ++i) {
+            parallel->micro_batch(!defer || i + 1 == batches.size());
+            model(batches[i]).square().sum().backward();
+          }
+          parallel->end_step();
+        }
+        CHECK(heard == (watched ? 4 : 0));
+        for (const ParallelParameter& p : parallel->parameters()) {
+          CAPTURE(p.name);
+          Tensor expected = plain->named_parameters()[p.name].grad();
+          CHECK((p.grad.view(expected.sizes()) - expected).abs().max().item<double>() <= 1e-5 * expected.abs().max().item<double>());
+        }
+      }
+}
+
 TEST_CASE("expert parallelism: a model without experts, and experts that do not divide, are refused before anything is made") {
   auto code = [](int64_t experts, int64_t ranks) {
     ErrorCode found = ErrorCode::internal;
