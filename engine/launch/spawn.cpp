@@ -68,8 +68,6 @@ std::vector<std::string> rank_environment(const LocalJob& job, int64_t number, i
                            {"MASTER_PORT", std::to_string(port)},
                            {"MESHWRIGHT_LOCAL_JOB", std::to_string(::getpid())}});
   if (number == 0) ours.emplace_back("MESHWRIGHT_STORE_FD", std::to_string(kStoreFd));
-  // A step frees thousands of small blocks that the next one takes again; glibc keeps seven of a size at hand.
-  if (std::getenv("GLIBC_TUNABLES") == nullptr) ours.emplace_back("GLIBC_TUNABLES", "glibc.malloc.tcache_count=2000:glibc.malloc.mxfast=0");
   if (restart > 0) ours.emplace_back("MESHWRIGHT_RESTART", std::to_string(restart));
   std::set<std::string> replaced{"MESHWRIGHT_STORE_FD", "MESHWRIGHT_RESTART"};
   for (const auto& [name, value] : ours) replaced.insert(name);
