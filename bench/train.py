@@ -133,7 +133,7 @@ def main():
                            check=True, env=python, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         print(f"{'size':8}{'strategy':10}{'round':>6}{'ours ms':>10}{'sockets':>10}{'PyTorch':>10}{'ratio':>8}{'sockets':>9}{'alone ms':>10}{'of bound':>10}{'start s':>9}{'PyTorch':>9}{'peak MB':>9}")
         for size in a.sizes:
-            ratios, socket_ratios, steps = {}, {}, {}
+            ratios, socket_ratios, steps, bounds = {}, {}, {}, {}
             for n in range(a.rounds):
                 peers = {}
                 for strategy in a.strategies:
@@ -146,13 +146,14 @@ def main():
                     m, w, t, b = map(median_step, (mine, wire, peer, alone))
                     steps.setdefault(strategy, []).append(m)
                     ratios.setdefault(strategy, []).append(t / m)
+                    bounds.setdefault(strategy, []).append(b / m)
                     socket_ratios.setdefault(strategy, []).append(t / w)
                     worst = max(abs(x["loss"] / y["loss"] - 1) for x, y in zip(mine, peer))
                     if worst > 1e-5 and strategy != "ep+even":
                         sys.exit(f"the losses differ by {worst:.1e}")
                     print(f"{size:8}{strategy:10}{n + 1:6}{m:10.1f}{w:10.1f}{t:10.1f}{t / m:8.2f}{t / w:9.2f}{b:10.1f}{b / m:10.0%}{start:9.2f}{peer_start:9.2f}{mine[-1]['memory_bytes'] / 1e6:9.1f}", flush=True)
             for strategy in a.strategies:
-                print(f"{size:8}{strategy:10}{'median':>6}{'':30}{statistics.median(ratios[strategy]):8.2f}{statistics.median(socket_ratios[strategy]):9.2f}", flush=True)
+                print(f"{size:8}{strategy:10}{'median':>6}{'':30}{statistics.median(ratios[strategy]):8.2f}{statistics.median(socket_ratios[strategy]):9.2f}{'':10}{statistics.median(bounds[strategy]):10.0%}", flush=True)
             for one, other in (("zero3", "fsdp2"), ("zero1", "ddp")):
                 if one in steps and other in steps:
                     each = [o / z for z, o in zip(steps[one], steps[other])]
