@@ -51,7 +51,7 @@ MESHWRIGHT_VECTORISED float swiglu_row_backward(const float* __restrict gate, co
 bool plain(const Tensor& t) { return t.is_cpu() && t.scalar_type() == at::kFloat && t.is_contiguous(); }
 
 bool has_kernel(const ActivationShape& shape, const Tensor& h, const Tensor& weights) {
-  return shape.kind == ExpertActivation::swiglu && shape.swiglu_limit <= 0 && plain(h) && weights.defined() && plain(weights);
+  return activates_into(shape, h) && plain(h) && weights.defined() && plain(weights);
 }
 
 Tensor wide(const Tensor& t) { return t.scalar_type() == at::kDouble ? t : t.to(at::kFloat); }
@@ -121,6 +121,10 @@ Derived derive(const ActivationShape& shape, const Parts& x, bool derive) {
 }
 
 }  // namespace
+
+bool activates_into(const ActivationShape& shape, const Tensor& t) {
+  return shape.kind == ExpertActivation::swiglu && shape.swiglu_limit <= 0 && t.is_cpu() && t.scalar_type() == at::kFloat;
+}
 
 ActivationShape activation_shape(const MoeConfig& config) {
   return {config.expert_activation, config.activation_alpha, config.activation_limit, config.swiglu_limit};

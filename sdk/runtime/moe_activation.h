@@ -9,6 +9,9 @@ namespace meshwright::detail {
 
 ActivationShape activation_shape(const MoeConfig& config);
 
+// Whether these two put their results where the caller says, for tensors like t.
+bool activates_into(const ActivationShape& shape, const at::Tensor& t);
+
 // h [N, 2f] (relu2: [N, f]) to [N, f], times weights [N] where they are defined; computed in float32 (float64 of float64). `into`: where
 // it may be put.
 at::Tensor activate(const ActivationShape& shape, const at::Tensor& h, const at::Tensor& weights, const at::Tensor& into = {});

@@ -5,6 +5,7 @@
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
+#include <c10/core/InferenceMode.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/custom_class.h>
 
@@ -30,6 +31,7 @@ using Counts = std::vector<int64_t>;
 // Memory for what nobody keeps, [n, width]: each call on this thread takes that of the last one again, which is still in the cache.
 Tensor scratch(size_t slot, int64_t n, int64_t width, const at::TensorOptions& options) {
   if (!options.device().is_cpu()) return at::empty({n, width}, options);
+  c10::InferenceMode no_inference(false);  // later calls may be part of training
   thread_local std::array<Tensor, 3> kept;
   Tensor& flat = kept[slot];
   if (!flat.defined() || flat.dtype() != options.dtype() || flat.numel() < n * width)
@@ -144,7 +146,8 @@ struct Experts : torch::autograd::Function<Experts> {
     for (const Piece& piece : layout.pieces(tokens, first, second)) {
       Tensor middle = layout.times(piece, piece.of(tokens), first, h), w = piece.of(weights);
       if (first_bias.defined()) layout.add_biases(piece, middle, first_bias, {});
-      Tensor active = detail::activate(shape, middle, after ? Tensor() : w, scratch(0, piece.taken, second.size(1), tokens.options()));
+      Tensor into = detail::activates_into(shape, tokens) ? scratch(0, piece.taken, second.size(1), tokens.options()) : Tensor();
+      Tensor active = detail::activate(shape, middle, after ? Tensor() : w, into);
       Tensor out = layout.times(piece, active, second, y);
       if (second_bias.defined()) layout.add_biases(piece, out, second_bias, after ? Tensor() : w);
     }
@@ -177,8 +180,11 @@ struct Experts : torch::autograd::Function<Experts> {
     // First what others wait for, then the parameters.
     std::vector<Piece> pieces = layout.pieces(grad, first, second);
     std::vector<detail::ActivationGradients> middles;
-    Tensor to_h = scratch(1, layout.rows(), first.size(2), grad.options()),
-           weighted = scratch(2, layout.rows(), second.size(1), grad.options());
+    Tensor to_h, weighted;
+    if (detail::activates_into(shape, grad)) {
+      to_h = scratch(1, layout.rows(), first.size(2), grad.options());
+      weighted = scratch(2, layout.rows(), second.size(1), grad.options());
+    }
     for (const Piece& piece : pieces) {
       Tensor g = piece.of(grad), w = piece.of(weights), to_w = piece.of(to_weights);
       middles.push_back(detail::activate_backward(shape, piece.of(h), w, layout.times_for_now(piece, g, second.transpose(1, 2)),
