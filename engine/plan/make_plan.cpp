@@ -141,7 +141,8 @@ JobPlan lay_out(Job& job, const PlanRequest& wanted) {
         "score alike, or rounding differs, gradients may come from other experts than the loss did");
   if (outline.moe && config.shared.moe.fake_balanced_gate)
     plan.warnings.push_back(
-        "distributed.moe.fake_balanced_gate = true: tokens go to the experts in turns and routers do not learn; for measuring speed only");
+        "distributed.moe.fake_balanced_gate = true: tokens go to the experts in turns and routers get gradients of zero; for measuring "
+        "speed only");
   check_sequence(job, plan.tp);
 
   ModelOutline part = outline;

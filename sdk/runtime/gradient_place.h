@@ -21,7 +21,7 @@ class GradientKeeper {
   // During a backward: the caller writes all of it at once, and gives autograd nothing. nullopt: autograd shall bring the gradient.
   virtual std::optional<GradientPlace> place() = 0;
 };
-// The keeper of a parameter that nobody else watches; nullptr: there is none.
+// During a backward that adds up all gradients, the keeper of a parameter that nobody else watches; nullptr: there is none.
 GradientKeeper* gradient_keeper(const at::Tensor& parameter);
 
 }  // namespace meshwright::detail

@@ -243,12 +243,13 @@ void swap_pair(Group::Impl& g, Pending::Impl& p, const Tensor& mine, const Tenso
 constexpr int64_t kPairSumBytes = int64_t{4} << 20;
 
 Tensor take_spare(Group::Impl& g, const Tensor& like) {
-  for (Tensor& kept : g.spare)
-    if (kept.numel() == like.numel() && kept.scalar_type() == like.scalar_type()) {
-      Tensor out = std::move(kept);
-      g.spare.erase(g.spare.begin() + (&kept - g.spare.data()));
-      return out.view(like.sizes());
-    }
+  auto kept = std::find_if(g.spare.begin(), g.spare.end(),
+                           [&](const Tensor& t) { return t.numel() == like.numel() && t.scalar_type() == like.scalar_type(); });
+  if (kept != g.spare.end()) {
+    Tensor out = *kept;
+    g.spare.erase(kept);
+    return out.view(like.sizes());
+  }
   if (g.spare.size() > 3) g.spare.erase(g.spare.begin());
   return at::empty_like(like, like.options());
 }

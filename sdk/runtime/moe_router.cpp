@@ -283,7 +283,11 @@ Routing RouterImpl::evenly(const Tensor& x, const std::optional<Tensor>& mask) {
     return {};
   });
   at::ScalarType dtype = config_.router_weights_fp32 ? at::kFloat : x.scalar_type();
-  return {at::full({tokens, active}, 1.0 / static_cast<double>(active), x.options().dtype(dtype)), indices};
+  Tensor weights = at::full({tokens, active}, 1.0 / static_cast<double>(active), x.options().dtype(dtype));
+  // Parameters get gradients of zero: strategies that wait for all of them do not wait in vain.
+  for (const Tensor& p : {weight, bias})
+    if (p.defined()) weights = weights + (p.sum() * 0).to(dtype);
+  return {weights, indices};
 }
 
 Routing RouterImpl::scored(const Tensor& x, const std::optional<Tensor>& mask) {

@@ -189,7 +189,7 @@ RowRoute::Flight RowRoute::start(const Tensor& x, const Tensor& weights) const {
 Rows RowRoute::finish(Flight flight) const {
   c10::NoGradGuard no_grad;
   Rows out{empty_rows(received_, flight.sizes.width, flight.sizes.rows), {}};
-  if (flight.sizes.weights) out.weights = at::zeros({received_}, flight.sizes.rows.dtype(*flight.sizes.weights));
+  if (flight.sizes.weights) out.weights = at::zeros({received_}, flight.sizes.rows.dtype(flight.sizes.weights));
   for (int64_t e = 0, begin = 0; e < local_; ++e) {
     int64_t n = local_counts_[static_cast<size_t>(e)], taken = taken_rows(n, padded_);
     clear(out.rows.view({-1}), (begin + n) * flight.sizes.width, (taken - n) * flight.sizes.width);
@@ -246,7 +246,7 @@ Rows RowRoute::finish_back(Flight flight) const {
   c10::NoGradGuard no_grad;
   Rows out;
   if (flight.sizes.weights) {
-    out.weights = at::zeros(order_.place.sizes(), flight.sizes.rows.dtype(*flight.sizes.weights));
+    out.weights = at::zeros(order_.place.sizes(), flight.sizes.rows.dtype(flight.sizes.weights));
     each_segment(me_, [&](int64_t at, int64_t place, int64_t n) {
       put_numbers(out.weights.view({-1}), order_.slot, begins_[static_cast<size_t>(me_)] + at, flight.own.weights.narrow(0, place, n));
     });

@@ -7,6 +7,7 @@
 #include <c10/core/ScalarType.h>
 #include <c10/util/irange.h>
 #include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
@@ -36,6 +37,9 @@ GradientKeeper::~GradientKeeper() = default;
 
 GradientKeeper* gradient_keeper(const Tensor& parameter) {
   if (!torch::autograd::impl::hooks(parameter).empty()) return nullptr;
+  // autograd::grad(), or a backward towards some tensors only.
+  const auto* wanted = torch::autograd::get_current_graph_task_exec_info();
+  if (wanted != nullptr && !wanted->empty()) return nullptr;
   return dynamic_cast<GradientKeeper*>(torch::autograd::impl::post_acc_grad_hooks(parameter).get());
 }
 

@@ -64,7 +64,7 @@ constexpr std::array kMoe = {
                  MESHWRIGHT_OPTIONAL),
     bool_option("wrap_outer_model", true, "Also make the outer module (head, towers) a root unit."),
     bool_option("fake_balanced_gate", false,
-                "For measuring speed: send tokens to the experts in turns, whatever the router says. Routers do not learn."),
+                "For measuring speed: send tokens to the experts in turns, whatever the router says. Routers get gradients of zero."),
 };
 
 constexpr std::array kMoeMpPolicy = {

@@ -125,7 +125,7 @@ class MESHWRIGHT_API RouterImpl : public torch::nn::Module {
 
   std::shared_ptr<LoadBalance> load_balance;  // nullptr: no auxiliary loss
   bool route_again = false;                   // under activation checkpointing the second run selects anew
-  bool in_turns = false;  // for measuring speed: assignments go to experts 0, 1, 2, ..., weights are 1 / k, nothing learns
+  bool in_turns = false;                      // for measuring speed: assignments go to experts 0, 1, 2, ..., weights are 1 / k
 
   at::Tensor weight, bias, e_score_correction_bias;
 

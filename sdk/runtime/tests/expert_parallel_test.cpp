@@ -7,6 +7,7 @@
 #include <ATen/ops/randn.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
+#include <torch/csrc/autograd/autograd.h>
 #include <torch/nn/modules/container/modulelist.h>
 
 #include <cmath>
@@ -326,6 +327,16 @@ TEST_CASE("experts write gradients where a unit keeps them: of micro-batches, of
         ParallelizeRequest request{model.ptr(), outline, mesh, tp, config, world};
         ShardedPolicy policy = sharded_policy(request);
         std::unique_ptr<ParallelModel> parallel = shard_model(model.ptr(), unit_specs(*model, outline, true), std::move(policy), world);
+        // Gradients that a caller asks for are the caller's, and leave nothing behind.
+        if (!watched) {
+          parallel->begin_step();
+          parallel->micro_batch(true);
+          Tensor down = model->layer->mlp->experts()->down_projs;
+          Tensor asked = torch::autograd::grad({model(batches[0]).square().sum()}, {down})[0];
+          parallel->end_step();
+          CHECK(asked.abs().max().item<double>() > 0);
+          for (const ParallelParameter& p : parallel->parameters()) CHECK(p.grad.abs().max().item<double>() == 0);
+        }
         for (int step = 0; step < 2; ++step) {  // the second one overwrites what the first has left
           parallel->begin_step();
           for (size_t i = 0; i < batches.size(); ++i) {
