@@ -246,9 +246,9 @@ Tensor take_spare(Group::Impl& g, const Tensor& like) {
   auto kept = std::find_if(g.spare.begin(), g.spare.end(),
                            [&](const Tensor& t) { return t.numel() == like.numel() && t.scalar_type() == like.scalar_type(); });
   if (kept != g.spare.end()) {
-    Tensor out = *kept;
+    Tensor out = kept->view(like.sizes());
     g.spare.erase(kept);
-    return out.view(like.sizes());
+    return out;
   }
   if (g.spare.size() > 3) g.spare.erase(g.spare.begin());
   return at::empty_like(like, like.options());
