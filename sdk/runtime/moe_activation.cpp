@@ -11,6 +11,7 @@
 #include <ATen/ops/stack.h>
 
 #include "exponential.h"
+#include "moe_dispatch.h"
 #include "vectorised.h"
 
 namespace meshwright::detail {
@@ -48,10 +49,8 @@ MESHWRIGHT_VECTORISED float swiglu_row_backward(const float* __restrict gate, co
   return sum;
 }
 
-bool plain(const Tensor& t) { return t.is_cpu() && t.scalar_type() == at::kFloat && t.is_contiguous(); }
-
 bool has_kernel(const ActivationShape& shape, const Tensor& h, const Tensor& weights) {
-  return activates_into(shape, h) && plain(h) && weights.defined() && plain(weights);
+  return activates_into(shape, h) && plain_rows(h) && weights.defined() && plain_rows(weights);
 }
 
 Tensor wide(const Tensor& t) { return t.scalar_type() == at::kDouble ? t : t.to(at::kFloat); }

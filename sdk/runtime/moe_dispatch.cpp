@@ -31,6 +31,11 @@ MESHWRIGHT_VECTORISED void add_row(float* __restrict to, const float* __restrict
   for (int64_t i = 0; i < width; ++i) to[i] += from[i];
 }
 
+// n rounded up to one of `steps` sizes between two powers of two, at least by 8.
+int64_t in_steps(int64_t n, int64_t steps) {
+  return detail::rounded_up(n, std::max<int64_t>(8, static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(n))) / steps));
+}
+
 int64_t rows_at_once(int64_t width) { return std::max<int64_t>(1, kGrain / std::max<int64_t>(width, 1)); }
 
 Tensor take_rows(const Tensor& x, const Tensor& rows) {
@@ -119,9 +124,8 @@ namespace detail {
 bool plain_rows(const Tensor& t) { return t.is_cpu() && t.scalar_type() == at::kFloat && t.is_contiguous(); }
 
 Tensor empty_rows(int64_t n, int64_t width, const at::TensorOptions& options) {
-  int64_t step = std::max<int64_t>(8, static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(n))) / 8);
   at::AutoDispatchBelowADInplaceOrView not_a_view;
-  return at::empty({rounded_up(n, step), width}, options).narrow(0, 0, n);
+  return at::empty({in_steps(n, 8), width}, options).narrow(0, 0, n);
 }
 
 void take_rows_into(const Tensor& out, int64_t at, const Tensor& x, const Tensor& rows, int64_t begin, int64_t n) {
@@ -188,9 +192,7 @@ ExpertOrder sort_on_device(const Tensor& indices, int64_t experts) {
 
 ExpertDispatcher::~ExpertDispatcher() = default;
 
-int64_t padded_rows(int64_t n) {
-  return detail::rounded_up(n, std::max<int64_t>(8, static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(n))) / 16));
-}
+int64_t padded_rows(int64_t n) { return in_steps(n, 16); }
 bool pads_rows(const Tensor& x) { return !at::autocast::is_autocast_enabled(x.device().type()) && detail::product_is_compiled(x); }
 
 ExpertOrder sort_by_expert(const Tensor& indices, int64_t experts, bool padded) {

@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <cstring>
 #include <numeric>
 
 #include "copies.h"
@@ -25,14 +24,8 @@ constexpr int64_t kMostBytes = int64_t{64} << 20;
 
 // to[at .. at + n) = from[begin .. begin + n), rows of one width or numbers.
 void copy_rows(const Tensor& to, int64_t at, const Tensor& from, int64_t begin, int64_t n) {
-  if (n == 0) return;
-  if (!to.is_cpu()) {
-    to.narrow(0, at, n).copy_(from.narrow(0, begin, n));
-    return;
-  }
-  size_t each = to.element_size() * static_cast<size_t>(to.dim() > 1 ? to.size(1) : 1);
-  std::memcpy(static_cast<char*>(to.mutable_data_ptr()) + static_cast<size_t>(at) * each,
-              static_cast<const char*>(from.const_data_ptr()) + static_cast<size_t>(begin) * each, static_cast<size_t>(n) * each);
+  int64_t width = to.dim() > 1 ? to.size(1) : 1;
+  copy(to.view({-1}), at * width, from.view({-1}), begin * width, n * width);
 }
 
 // to[place[begin + i]] = from[i], numbers.

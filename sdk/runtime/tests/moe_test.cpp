@@ -69,6 +69,15 @@ Tensor activation(const MoeConfig& c, const Tensor& h, ExpertActivation kind) {
   return h;
 }
 
+// Biases, where there are any, at random.
+GroupedExperts experts_of(const MoeConfig& config, at::ScalarType dtype) {
+  GroupedExperts experts(config, at::TensorOptions().dtype(dtype));
+  c10::NoGradGuard no_grad;
+  for (const Tensor& bias : {experts->gate_up_proj_bias, experts->down_proj_bias})
+    if (bias.defined()) bias.normal_();
+  return experts;
+}
+
 Tensor one_expert(const MoeConfig& c, GroupedExperts& experts, int64_t e, const Tensor& x, const Tensor& w) {
   Tensor h = x.mm(experts->gate_and_up_projs[e]);
   if (c.expert_bias) h = h + experts->gate_up_proj_bias[e];
@@ -143,12 +152,7 @@ TEST_CASE("grouped experts equal a loop over experts, in every activation, with 
             config.swiglu_limit = row.swiglu_limit;
             config.expert_bias = bias;
             config.apply_router_weight_after_down = after;
-            GroupedExperts experts(config, at::TensorOptions().dtype(dtype));
-            if (bias) {
-              c10::NoGradGuard no_grad;
-              experts->gate_up_proj_bias.normal_();
-              experts->down_proj_bias.normal_();
-            }
+            GroupedExperts experts = experts_of(config, dtype);
             int64_t tokens = counts[0] + counts[1] + counts[2] + counts[3];
             Tensor x = at::randn({tokens, 6}, dtype).set_requires_grad(true), w = at::rand({tokens}, dtype).set_requires_grad(true);
             Tensor into = at::randn({tokens, 6}, dtype);
@@ -285,12 +289,7 @@ TEST_CASE("rows of zeros between experts change nothing, whichever library multi
       MoeConfig config = small();
       config.dim = 16, config.moe_inter_dim = 24;  // of whole 16 bytes in bfloat16
       config.expert_bias = bias;
-      GroupedExperts experts(config, at::TensorOptions().dtype(dtype));
-      if (bias) {
-        c10::NoGradGuard no_grad;
-        experts->gate_up_proj_bias.normal_();
-        experts->down_proj_bias.normal_();
-      }
+      GroupedExperts experts = experts_of(config, dtype);
       Tensor indices = at::randint(-1, 3, {31, 2}, at::kLong);  // none goes to the last one, some nowhere
       Tensor x = at::randn({31, 16}).to(dtype).set_requires_grad(true), w = at::rand({31, 2}).to(dtype).set_requires_grad(true);
       Tensor into = at::randn({31, 16}).to(dtype);
