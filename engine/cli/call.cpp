@@ -2,6 +2,7 @@
 #include <set>
 
 #include "engine/cli/verb.h"
+#include "engine/report/torchrun.h"
 
 namespace meshwright::cli {
 
@@ -27,6 +28,7 @@ std::optional<int64_t> Call::number(const std::string& flag, int64_t least) cons
 }
 
 void Call::say(const Diagnostics& diagnostics) {
+  if (quiet) return;
   std::set<std::string> said;
   for (const std::string& text : diagnostics.notices())
     if (said.insert(text).second) err.write(report::format_notice(err_style, text));
@@ -36,11 +38,14 @@ void Call::say(const Diagnostics& diagnostics) {
 }
 
 int Call::fail(std::span<const Error> errors) {
+  std::string retries = errors.empty() ? "" : report::last_words_for_torchrun(errors.front());
+  if (!errors.empty() && !failure) failure = errors.front();
   if (json) {
     print_json(report::errors_json(errors));
   } else {
     for (size_t i = 0; i < errors.size(); ++i) err.write((i > 0 ? "\n" : "") + report::format_error(err_style, errors[i]));
     if (errors.size() > 1) err.write('\n' + report::counted(static_cast<int64_t>(errors.size()), "error", "errors") + '\n');
+    if (!retries.empty()) err.write(report::format_notice(err_style, retries));
     err.flush();
   }
   return errors.empty() ? 0 : exit_status(errors.front().code());

@@ -62,8 +62,7 @@ int check(Call& call, const generate::Request& request, int64_t world_size) {
   return 0;
 }
 
-int run_generate(Call& call) {
-  std::optional<launch::RankEnvironment> ranks = ranks_of(call);
+int start(Call& call, const std::optional<launch::RankEnvironment>& ranks) {
   int64_t wanted = call.number("nproc", 1).value_or(1);
   generate::Request request = read_request(call);
   Screen screen = screen_of(call, started_by_us(ranks));
@@ -71,7 +70,8 @@ int run_generate(Call& call) {
   if (started_by_us(ranks)) {
     // The parent has checked everything; when it dies, so do its ranks.
     if (!launch::end_with_parent()) return 1;
-  } else if (!ranks || ranks->rank == 0) {
+  } else {
+    // Every rank asks, so that all of them refuse alike and at once.
     if (int status = check(call, request, ranks ? ranks->world_size : wanted); status != 0) return status;
   }
   if (ranks || wanted == 1) {
@@ -93,6 +93,11 @@ int run_generate(Call& call) {
   tell_screen(screen, local);
   call.out.flush();
   return launch::run_local_ranks(local);
+}
+
+int run_generate(Call& call) {
+  std::optional<launch::RankEnvironment> ranks = ranks_of(call);
+  return refuse_together(call, ranks, [&] { return start(call, ranks); });
 }
 
 }  // namespace

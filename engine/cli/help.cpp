@@ -45,7 +45,8 @@ std::vector<Entry> verb_entries(std::string_view group) {
     if (!group.empty() && !verb.name.starts_with(std::string(group) + ' ')) continue;
     std::string left = verb.name;
     for (const Positional& positional : verb.positionals)
-      left += std::string(positional.required ? " " : " [") + positional.name + (positional.required ? "" : "]");
+      left += std::string(positional.required ? " " : " [") + positional.name + (positional.repeats ? "..." : "") +
+              (positional.required ? "" : "]");
     list.push_back({left, verb.summary});
   }
   return list;
@@ -72,7 +73,8 @@ std::string paragraphs(const Style& style, std::string_view text) {
 std::string usage_line(const Verb& verb) {
   std::string text = "meshwright " + verb.name;
   for (const Positional& positional : verb.positionals)
-    text += std::string(positional.required ? " " : " [") + positional.name + (positional.required ? "" : "]");
+    text += std::string(positional.required ? " " : " [") + positional.name + (positional.repeats ? "..." : "") +
+            (positional.required ? "" : "]");
   if (!verb.flags.empty()) text += " [flags]";
   return text;
 }

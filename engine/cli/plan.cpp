@@ -2,8 +2,10 @@
 #include <cstdlib>
 #include <numeric>
 
+#include "engine/cli/before.h"
 #include "engine/cli/common.h"
 #include "engine/plan/draw.h"
+#include "engine/plan/training.h"
 
 namespace meshwright::cli {
 namespace {
@@ -54,6 +56,14 @@ bool depends_on_the_world(ErrorCode code) {
          code == ErrorCode::dp_replicate_too_large || code == ErrorCode::ep_not_divisor || code == ErrorCode::bad_rank_list;
 }
 
+// Of what stands between a job and its training: what the file does not say yet, or what `train` refuses.
+std::string messages(const std::vector<Error>& obstacles, bool missing) {
+  std::string out;
+  for (const Error& error : obstacles)
+    if ((error.code() == ErrorCode::missing_key) == missing) out += (out.empty() ? "" : "; ") + error.message();
+  return out;
+}
+
 int run_plan(Call& call) {
   int status = 0;
   std::optional<plan::Job> job = load_job(call, status);
@@ -65,13 +75,18 @@ int run_plan(Call& call) {
   Diagnostics said;
   for (const std::string& text : plan.notices) said.notice(text);
   for (const std::string& text : plan.warnings) said.warning(text);
+  const std::vector<Error> obstacles = plan::errors_of_training(*job, &plan);
+  if (std::string why = messages(obstacles, /*missing=*/false); !why.empty()) said.warning("this plan cannot be trained: " + why);
   call.say(said);
-  if (call.has("groups"))
+  if (call.has("groups")) {
     print_groups(call, plan, call.value("groups"));
-  else if (call.json)
-    call.print_json(plan::to_json(plan));
-  else
+  } else if (call.json) {
+    boost::json::object machine = plan::to_json(plan);
+    plan::add_training(machine, obstacles);
+    call.print_json(machine);
+  } else {
     call.out.write(plan::draw(call.out_style, plan));
+  }
   return 0;
 }
 
@@ -89,18 +104,32 @@ int run_validate(Call& call) {
   int64_t world = given ? world_size(call) : sizes.dp ? *sizes.dp * sizes.tp * sizes.cp * sizes.pp : smallest_world(sizes);
   std::string mesh = known ? "fits " + report::counted(world, "rank", "ranks") : "not checked: give --world-size";
   plugins::LoadedStrategy strategy = job->strategy;  // or the one that it hands the job on to
+  std::vector<Error> obstacles;
+  Diagnostics said;
   try {
     plan::JobPlan plan = plan::make_plan(*job, {world, 0, !known});
     strategy = plan.strategy;
-    Diagnostics said;
     for (const std::string& text : plan.notices) said.notice(text);
     for (const std::string& text : plan.warnings) said.warning(text);
-    call.say(said);
+    obstacles = plan::errors_of_training(*job, &plan);
+    Diagnostics before = check_before_start(call, *job, plan, std::nullopt);
+    for (const std::string& text : before.notices()) said.notice(text);
+    for (const std::string& text : before.warnings()) said.warning(text);
+    obstacles.insert(obstacles.end(), before.errors().begin(), before.errors().end());
   } catch (const Error& error) {
     if (known || !depends_on_the_world(error.code())) throw;
+    obstacles = plan::errors_of_training(*job, nullptr);
   }
+  // A file for planning alone may leave out what only training needs.
+  std::string missing = messages(obstacles, /*missing=*/true);
+  if (!plan::written_for_training(*job))
+    std::erase_if(obstacles, [](const Error& error) { return error.code() == ErrorCode::missing_key; });
+  if (!missing.empty() && obstacles.empty()) said.notice("enough for plan, not for train: " + missing);
+  call.say(said);
+  if (!obstacles.empty()) return call.fail(obstacles);
   if (call.json) {
     call.print_json(boost::json::object{{"ok", true},
+                                        {"trains", missing.empty()},
                                         {"strategy", strategy.info->name},
                                         {"requested_strategy", job->config.requested_strategy},
                                         {"plugin", strategy.plugin->path.string()},
@@ -136,8 +165,10 @@ Verb validate_verb() {
   return {.name = "validate",
           .summary = "Check a configuration and report every mistake in it",
           .details =
-              "Checks keys, types, ranges, the strategy's own rules and, where the number of ranks is known, the mesh.\n"
-              "Exit status: 0 fine, 2 a mistake in the file, 3 the sizes do not fit.",
+              "Checks keys, types, ranges, the strategy's own rules, the model and, where the number of ranks is known, the mesh: what\n"
+              "passes here is not refused by train. A file without a model or data passes if it has no other keys that only train\n"
+              "reads, and what train would still need is told.\n"
+              "Exit status: 0 fine, 2 a mistake in the file, 3 the sizes do not fit, or the job can be planned but not trained.",
           .positionals = {{"FILE"}},
           .flags = {kWorldSizeFlag, kSetFlag, kJsonFlag},
           .run = run_validate};

@@ -4,13 +4,24 @@
 #include <unistd.h>
 
 #include <cstdlib>
+#include <fstream>
+#include <string_view>
 
+#include "engine/launch/limits.h"
 #include "sdk/src/beside.h"
 
 namespace meshwright::cli {
 
-std::optional<launch::RankEnvironment> ranks_of(const Call& call) {
+std::optional<launch::RankEnvironment> ranks_of(Call& call) {
   std::optional<launch::RankEnvironment> ranks = launch::detect_ranks(launch::process_environment());
+  if (std::vector<std::string> names = launch::unrecognised_launcher(launch::process_environment()); !names.empty()) {
+    std::string list;
+    for (const std::string& name : names) list += (list.empty() ? "" : ", ") + name;
+    Diagnostics told;
+    told.warning("this process is no rank of a larger job and works alone, but " + list +
+                 " looks as if a launcher had started several: if so, " + launch::kSetRankVariables);
+    call.say(told);
+  }
   if (ranks && call.has("nproc") && !started_by_us(ranks))
     throw Error(ErrorCode::usage, std::string("--nproc starts ranks here, but this process already is rank ") +
                                       std::to_string(ranks->rank) + " of " + std::to_string(ranks->world_size) + " (" +
@@ -18,6 +29,24 @@ std::optional<launch::RankEnvironment> ranks_of(const Call& call) {
         .help("leave out --nproc under a launcher")
         .help("unset RANK, WORLD_SIZE and the launcher's other variables to start local ranks");
   return ranks;
+}
+
+int refuse_together(Call& call, const std::optional<launch::RankEnvironment>& ranks, const std::function<int()>& work) {
+  if (!ranks || started_by_us(ranks) || ranks->world_size == 1) return work();
+  call.quiet = ranks->rank != 0;
+  int status = 0;
+  try {
+    status = work();
+  } catch (const Error& error) {
+    status = call.fail({&error, 1});
+  }
+  if (!call.failure) return status;
+  call.out.flush();
+  try {
+    run_in_engine("meshwright_refuse", &*call.failure);
+  } catch (const Error&) {  // without the engine's library there is no way to the others
+  }
+  ::_exit(status);
 }
 
 Screen screen_of(const Call& call, bool started_by_us) {
@@ -35,9 +64,29 @@ Screen screen_of(const Call& call, bool started_by_us) {
 void tell_screen(const Screen& screen, launch::LocalJob& job) {
   if (screen.live) job.environment.emplace_back("MESHWRIGHT_TERMINAL", std::to_string(screen.width));
   if (screen.colour) job.environment.emplace_back("MESHWRIGHT_COLOUR", "1");
+  job.environment.emplace_back("MESHWRIGHT_COMMAND", command_again(std::nullopt));
+}
+
+std::string command_again(const std::optional<launch::RankEnvironment>& ranks) {
+  const char* told = std::getenv("MESHWRIGHT_COMMAND");
+  if (ranks) return started_by_us(ranks) && told != nullptr ? told : "";
+  constexpr std::string_view kPlain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-+=./,:@%";
+  std::ifstream in("/proc/self/cmdline", std::ios::binary);
+  std::string out;
+  for (std::string word; std::getline(in, word, '\0');) {
+    std::string quoted = word;
+    if (word.empty() || word.find_first_not_of(kPlain) != std::string::npos) {
+      quoted = "'";
+      for (char c : word) quoted += c == '\'' ? std::string("'\\''") : std::string(1, c);
+      quoted += "'";
+    }
+    out += (out.empty() ? "" : " ") + quoted;
+  }
+  return out;
 }
 
 int run_in_engine(const char* entry, const void* options) {
+  launch::raise_descriptor_limit();
   std::string path = beside_sdk("libmeshwright_engine.so").string();
   void* library = ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
   if (library == nullptr) {

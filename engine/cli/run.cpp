@@ -9,6 +9,7 @@
 
 #include "engine/cli/help.h"
 #include "engine/cli/verb.h"
+#include "engine/plugins/exit_guard.h"
 #include "meshwright/abi.h"
 
 namespace meshwright::cli {
@@ -86,7 +87,8 @@ void parse(const Verb& verb, const Words& arguments, Call& call) {
     throw wrong_usage(verb, "meshwright " + verb.name + ": " + message);
   }
   if (call.has("help")) return;
-  if (call.positionals.size() > verb.positionals.size())
+  bool any_number = !verb.positionals.empty() && verb.positionals.back().repeats;
+  if (call.positionals.size() > verb.positionals.size() && !any_number)
     throw wrong_usage(verb, "meshwright " + verb.name + " has no use for \"" + call.positionals[verb.positionals.size()] + "\"");
   for (size_t i = call.positionals.size(); i < verb.positionals.size(); ++i)
     if (verb.positionals[i].required) throw wrong_usage(verb, "meshwright " + verb.name + " wants " + verb.positionals[i].name);
@@ -167,6 +169,7 @@ int run(int argc, const char* const* argv) {
   Call call{.out = out, .err = err, .out_style = report::style_of(stdout), .err_style = report::style_of(stderr)};
   // Known before the flags are parsed, so that mistakes among them are JSON too.
   call.json = std::find(words.begin(), words.end(), "--json") != words.end();
+  plugins::ExitGuard exit_guard;
   try {
     int status = guard(call, [&] { return dispatch(words, call); });
     out.flush();

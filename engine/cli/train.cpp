@@ -6,14 +6,20 @@
 #include <filesystem>
 
 #include "engine/checkpoint/folder.h"
+#include "engine/cli/before.h"
 #include "engine/cli/common.h"
 #include "engine/cli/ranks.h"
+#include "engine/files/durable.h"
+#include "engine/launch/run_folder.h"
 #include "engine/train/run.h"
 
 namespace meshwright::cli {
 namespace {
 
 namespace fs = std::filesystem;
+
+// What a rank tells its launcher that is done. No code that ends the process by itself does.
+constexpr int kDone = 76;
 
 void read_sample_flags(const Call& call, train::RunOptions& options) {
   options.sample_bytes = call.number("sample", 1).value_or(0);
@@ -35,8 +41,7 @@ void read_sample_flags(const Call& call, train::RunOptions& options) {
         .help("--temperature 0.8");
 }
 
-int run_train(Call& call) {
-  std::optional<launch::RankEnvironment> ranks = ranks_of(call);
+int start(Call& call, const std::optional<launch::RankEnvironment>& ranks) {
   int64_t wanted = call.number("nproc", 1).value_or(1);
   bool supervised = started_by_us(ranks);
   int64_t restarts = call.number("max-restarts", 0).value_or(0);
@@ -49,6 +54,7 @@ int run_train(Call& call) {
   options.file = call.positional(0);
   options.sets = call.values("set");
   options.trace = call.has("trace");
+  options.command = command_again(ranks);
   read_sample_flags(call, options);
   Screen screen = screen_of(call, supervised);
   options.width = screen.width;
@@ -61,20 +67,23 @@ int run_train(Call& call) {
     int status = run_in_engine("meshwright_train_rank", &options);
     // Threads of a broken connection must not keep a failed rank from ending.
     if (status != 0 && status != train::kPreempted) ::_exit(status);
-    return status;
+    return status == 0 ? kDone : status;
   }
   int status = 0;
   Diagnostics missing;
-  bool leader = !ranks || ranks->rank == 0;
-  std::optional<plan::Job> job;
-  if (leader) {
-    job = load_job(call, status);
-    if (!job) return status;
-    plan::check_trainable(*job, missing);
-    if (!missing.ok()) return call.fail(missing.errors());
-    plan::JobPlan plan = plan::make_plan(*job, {.world_size = ranks ? ranks->world_size : wanted, .rank = 0});
-    plan::check_runs(plan, *job);
-    if (plan.outline) train::check_sample(options, plan.outline->vocab_size);
+  // Every rank asks, so that all of them refuse alike and at once.
+  std::optional<plan::Job> job = load_job(call, status);
+  if (!job) return status;
+  plan::check_trainable(*job, missing);
+  if (!missing.ok()) return call.fail(missing.errors());
+  plan::JobPlan plan = plan::make_plan(*job, {.world_size = ranks ? ranks->world_size : wanted, .rank = 0});
+  plan::check_runs(plan, *job);
+  if (plan.outline) train::check_sample(options, plan.outline->vocab_size);
+  // What depends on the host is asked by one rank of each.
+  if (!ranks || ranks->local_rank == 0) {
+    Diagnostics before = check_before_start(call, *job, plan, ranks ? ranks->local_world_size : wanted);
+    call.say(before);
+    if (!before.ok()) return call.fail(before.errors());
   }
   if (ranks || (wanted == 1 && restarts == 0)) {
     status = run_in_engine("meshwright_train_rank", &options);
@@ -92,10 +101,20 @@ int run_train(Call& call) {
     if (call.has(flag)) local.argv.insert(local.argv.end(), {std::string("--") + flag, call.value(flag)});
   local.ranks = wanted;
   local.max_restarts = restarts;
+  local.done_status = kDone;
+  const plugins::LoadedPlugin& plugin = *job->strategy.plugin;
+  local.foreign = "the plugin " + plugin.name + " " + plugin.version + " (" + plugin.path.string() + ")";
   tell_screen(screen, local);
   const Options& run = job->config.table("run");
   fs::path folder = fs::path(run.get_string("dir")) / run.get_string("name");
+  // Before anything in the folder is touched, and until the last restart has ended.
+  std::unique_ptr<files::RunLock> lock = launch::own_run_folder(folder, launch::process_environment(), [&](const std::string& text) {
+    call.err.write(report::format_notice(call.err_style, text));
+    call.err.flush();
+  });
+  local.lock_fd = lock->descriptor();
   local.log_folder = folder / "rank_logs";
+  local.record = [log = folder / "run.log"](const std::string& lines) { files::append_line(log, lines); };
   // Called before ranks start again, which then ask newest() themselves and say what is wrong with a damaged one.
   local.continues = [checkpoints = folder / "checkpoints"] {
     std::vector<checkpoint::Found> found = checkpoint::find_all(checkpoints);
@@ -111,6 +130,11 @@ int run_train(Call& call) {
   return launch::run_local_ranks(local);
 }
 
+int run_train(Call& call) {
+  std::optional<launch::RankEnvironment> ranks = ranks_of(call);
+  return refuse_together(call, ranks, [&] { return start(call, ranks); });
+}
+
 }  // namespace
 
 Verb train_verb() {
@@ -122,7 +146,8 @@ Verb train_verb() {
               "Exit status: 0 done, 2 a mistake in the file, 3 the sizes do not fit, 4 ranks or devices, 5 numerics,\n"
               "6 a collective failed, 7 data or weights, 75 told to end and saved, 128+n by signal.\n"
               "\n"
-              "SIGTERM or SIGUSR1: all ranks end after the same step; run the same command to continue. A second one ends at once.\n"
+              "Ctrl-C, a terminal that goes away (SIGHUP), SIGTERM or SIGUSR1: all ranks end after the same step, and save; run the same\n"
+              "command to continue. A second one ends at once. Before the first step the first one does: nothing is lost then.\n"
               "\n"
               "  meshwright train configs/first_fsdp2_cpu.toml --nproc 2\n"
               "  meshwright train job.toml --nproc 2 --set distributed.strategy=ddp --set run.name=second\n"

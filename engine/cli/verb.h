@@ -35,6 +35,7 @@ inline constexpr Flag kSetFlag{.name = "set",
 struct Positional {
   const char* name;  // "FILE"
   bool required = true;
+  bool repeats = false;  // the last one: any number of them, or at least one when it is required
 };
 
 // A parsed command line and where to print. stdout carries what was asked for, stderr all that is said about it.
@@ -42,6 +43,8 @@ struct Call {
   std::map<std::string, std::vector<std::string>> flags = {};  // given flags only; a switch has no values
   std::vector<std::string> positionals = {};
   bool json = false;
+  bool quiet = false;                 // say() says nothing: another rank does
+  std::optional<Error> failure = {};  // the first that fail() printed
   report::Output& out;
   report::Output& err;
   report::Style out_style, err_style;
@@ -78,6 +81,7 @@ Verb validate_verb();
 Verb config_show_verb();
 Verb config_schema_verb();
 Verb config_explain_verb();
+Verb config_migrate_verb();
 Verb plugins_list_verb();
 Verb plugins_inspect_verb();
 Verb plugins_check_verb();
@@ -87,6 +91,7 @@ Verb checkpoint_verify_verb();
 Verb checkpoint_export_verb();
 Verb checkpoint_diff_verb();
 Verb generate_verb();
+Verb tokenize_verb();
 Verb env_verb();
 
 // Runs the program; never throws. argv as main() has it.

@@ -10,6 +10,7 @@ const std::vector<Verb>& verbs() {
       config_show_verb(),
       config_schema_verb(),
       config_explain_verb(),
+      config_migrate_verb(),
       plugins_list_verb(),
       plugins_inspect_verb(),
       plugins_check_verb(),
@@ -19,6 +20,7 @@ const std::vector<Verb>& verbs() {
       checkpoint_export_verb(),
       checkpoint_diff_verb(),
       generate_verb(),
+      tokenize_verb(),
       env_verb(),
   };
   return table;

@@ -22,6 +22,29 @@ boost::json::object json_schema(const std::vector<StrategySchema>& strategies);
 std::string explain(const std::string& what, const std::vector<StrategySchema>& strategies);
 boost::json::object explain_json(const std::string& what, const std::vector<StrategySchema>& strategies);
 
+// One key that a search found.
+struct Match {
+  std::string key;
+  std::string via;    // where the word was: "name", "other name", "choices", "text"
+  std::string owner;  // the engine, or strategies
+  const meshwright_option* option = nullptr;
+};
+struct Matches {
+  std::string told;         // "learning_rate is optimizer.lr here"; empty when no other program is known to call anything so
+  std::vector<Match> keys;  // the nearest first
+  bool empty() const { return told.empty() && keys.empty(); }
+};
+// Every key that has to do with the words of `what`. What the options point to belongs to the schemas, which strategies own.
+Matches search_options(const std::string& what, const std::vector<StrategySchema>& strategies);
+boost::json::object search_json(const std::string& what, const Matches& matches);
+// Whether explain() has an answer: `what` is a key, a table, an error code, a name that only one table has, or empty.
+bool is_explained(const std::string& what, const std::vector<StrategySchema>& strategies);
+
+// The engine's tables and those of strategies; a table that several strategies share stands there once, with all of them as owners.
+std::vector<OptionSchema> all_schemas(const std::vector<StrategySchema>& strategies);
+// The default as a file would say it; "not set".
+std::string default_text(const meshwright_option& option);
+
 // docs/reference.md: every table and key, every error code.
 std::string reference_markdown(const std::vector<StrategySchema>& strategies);
 

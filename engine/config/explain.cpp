@@ -5,9 +5,6 @@
 #include "sdk/src/words.h"
 
 namespace meshwright::config {
-namespace {
-
-namespace json = boost::json;
 
 std::vector<OptionSchema> all_schemas(const std::vector<StrategySchema>& strategies) {
   std::vector<OptionSchema> out = engine_schemas();
@@ -23,11 +20,15 @@ std::vector<OptionSchema> all_schemas(const std::vector<StrategySchema>& strateg
   return out;
 }
 
+std::string default_text(const meshwright_option& option) { return option.default_value == nullptr ? "not set" : option.default_value; }
+
+namespace {
+
+namespace json = boost::json;
+
 std::string key_of(const OptionSchema& schema, const meshwright_option& option) {
   return schema.table.empty() ? option.name : schema.table + "." + option.name;
 }
-
-std::string default_text(const meshwright_option& option) { return option.default_value == nullptr ? "not set" : option.default_value; }
 
 const ErrorInfo* find_code(const std::string& what) {
   for (const ErrorInfo& info : error_catalog()) {
@@ -44,11 +45,11 @@ struct Found {
   const meshwright_option* option = nullptr;
 };
 
-Found find(const std::string& what, const std::vector<OptionSchema>& schemas) {
+// What `what` names exactly, else an empty Found; `names`: every name that would have been right.
+Found find_exactly(const std::string& what, const std::vector<OptionSchema>& schemas, std::vector<std::string>& names) {
   Found found;
   found.code = find_code(what);
   if (found.code != nullptr) return found;
-  std::vector<std::string> names;
   for (const OptionSchema& schema : schemas) {
     if (schema.table == what && !what.empty()) {
       found.table = &schema;
@@ -63,6 +64,7 @@ Found find(const std::string& what, const std::vector<OptionSchema>& schemas) {
         return found;
       }
       names.push_back(key);
+      names.emplace_back(option->name);
     }
   }
   // A bare option name is enough where only one table has it.
@@ -75,9 +77,15 @@ Found find(const std::string& what, const std::vector<OptionSchema>& schemas) {
       found.table = &schema;
       found.option = option;
     }
-  if (found.option != nullptr) return found;
   for (const ErrorInfo& info : error_catalog()) names.push_back(code_string(info.code));
-  Error error(ErrorCode::usage, "\"" + what + "\" is no key, table or error code");
+  return found;
+}
+
+Found find(const std::string& what, const std::vector<OptionSchema>& schemas) {
+  std::vector<std::string> names;
+  Found found = find_exactly(what, schemas, names);
+  if (found.code != nullptr || found.table != nullptr) return found;
+  Error error(ErrorCode::usage, "\"" + what + "\" is no key, table or error code, and no key has to do with it");
   if (std::string near = nearest_name(what, names); !near.empty()) error.help("did you mean " + near + "?");
   throw error.help("meshwright config explain lists the tables").help("meshwright config explain optimizer.lr explains a key");
 }
@@ -171,6 +179,25 @@ boost::json::object explain_json(const std::string& what, const std::vector<Stra
   json::array options;
   for (const meshwright_option* option : found.table->options) options.push_back(option_json(*found.table, *option));
   return {{"table", found.table->table}, {"owner", found.table->owner}, {"options", options}};
+}
+
+bool is_explained(const std::string& what, const std::vector<StrategySchema>& strategies) {
+  std::vector<std::string> names;
+  std::vector<OptionSchema> schemas = all_schemas(strategies);
+  Found found = find_exactly(what, schemas, names);
+  return what.empty() || found.code != nullptr || found.table != nullptr;
+}
+
+boost::json::object search_json(const std::string& what, const Matches& matches) {
+  json::array keys;
+  for (const Match& match : matches.keys)
+    keys.push_back({{"key", match.key},
+                    {"found_in", match.via},
+                    {"type", describe_type(*match.option)},
+                    {"default", match.option->default_value == nullptr ? json::value(nullptr) : json::value(match.option->default_value)},
+                    {"owner", match.owner},
+                    {"doc", match.option->doc}});
+  return {{"searched", what}, {"told", matches.told.empty() ? json::value(nullptr) : json::value(matches.told)}, {"keys", keys}};
 }
 
 std::string reference_markdown(const std::vector<StrategySchema>& strategies) {

@@ -3,6 +3,8 @@
 #include <set>
 
 #include "engine/config/config.h"
+#include "engine/config/foreign.h"
+#include "engine/config/idle.h"
 #include "engine/config/source.h"
 #include "meshwright/pipeline.h"
 #include "meshwright/tp_plan.h"
@@ -49,6 +51,7 @@ class Resolver {
     read_table("", source_.root);
     cross_checks();
     read_shared();
+    tell_idle(config_, diagnostics_);
     return std::move(config_);
   }
 
@@ -132,6 +135,7 @@ class Resolver {
           Error(ErrorCode::conflict, key + " is set twice, the second time as " + written).key(key).at(origin).help("keep one of the two"));
       return;
     }
+    if (set_as_text(table, option, value, key, origin)) return;
     std::optional<OptionValue> converted = to_option_value(value);
     bool takes_tables = (option.type & MESHWRIGHT_STRING_MAP) != 0;
     if (!converted && value.is_table() && value.entries.empty() && takes_tables) converted = StringMap{};
@@ -151,6 +155,27 @@ class Resolver {
     // Said to those who ask for something, not to those who write the default down.
     if ((option.flags & MESHWRIGHT_NO_EFFECT) != 0 && table.value(option.name) != default_of(option))
       diagnostics_.notice(key + " is accepted, but has no effect here: " + option.doc);
+  }
+
+  // --set run.name=2026-11-22: TOML reads a date there, but the option wants a string, so the text itself is meant. False when the value
+  // is one that the option takes as it is, or when the text is none that it takes.
+  static bool set_as_text(Options& table, const meshwright_option& option, const Value& value, const std::string& key,
+                          const Origin& origin) {
+    if (value.typed.empty() || (option.type & MESHWRIGHT_STRING) == 0) return false;
+    auto fits = [&](const std::optional<OptionValue>& candidate) {
+      try {
+        if (candidate) check_option(option, *candidate, key);
+        return candidate.has_value();
+      } catch (const Error&) {
+        return false;
+      }
+    };
+    bool numbers_too = (option.type & (MESHWRIGHT_INT | MESHWRIGHT_NUMBER)) != 0;
+    if (numbers_too && (value.kind == Value::Kind::integer || value.kind == Value::Kind::number)) return false;  // 0 may be out of range
+    OptionValue text(value.typed);
+    if (fits(to_option_value(value)) || !fits(text)) return false;
+    table.set(option.name, text, origin);
+    return true;
   }
 
   // The help of a refusal: settings that the option takes.
@@ -226,20 +251,50 @@ class Resolver {
       if (name.starts_with(prefix) && name.size() > prefix.size() && name.find('.', prefix.size()) == std::string::npos)
         names.push_back(name.substr(prefix.size()));
     std::string near = nearest_name(entry.key, names);
-    std::string home = home_of(entry.key, table);
-    if (!home.empty() && (near.empty() || near != entry.key)) error.help(entry.key + " belongs to [" + home + "]: move it there");
-    if (!near.empty()) error.help("did you mean " + full_key(table, near) + "?");
-    if (home.empty() && near.empty())
-      error.help((entry.place.source == Origin::Source::command_line ? "remove --set " + key : std::string("remove the line")) +
-                 "; `meshwright config explain" + (table.empty() ? std::string() : " " + table) + "` lists the keys");
+    if (tell_foreign(error, key, entry) > 0) {
+      // The key here is the whole answer.
+    } else {
+      std::string home = home_of(entry.key, table);
+      if (!home.empty() && (near.empty() || near != entry.key)) error.help(entry.key + " belongs to [" + home + "]: move it there");
+      if (!near.empty()) error.help("did you mean " + full_key(table, near) + "?");
+      if (home.empty() && near.empty())
+        error.help((entry.place.source == Origin::Source::command_line ? "remove --set " + key : std::string("remove the line")) +
+                   "; `meshwright config explain" + (table.empty() ? std::string() : " " + table) + "` lists the keys");
+    }
     diagnostics_.add(std::move(error));
   }
 
-  // Another table that has a key of this name.
+  // Says what the names of another program are here: of the key itself, or of the keys of a table. Returns how many it knew.
+  static int tell_foreign(Error& error, const std::string& key, const Entry& entry) {
+    constexpr int kMostLines = 8;
+    int told = 0;
+    if (const ForeignName* known = find_foreign(key)) {
+      error.help(foreign_text(*known, key));
+      return 1;
+    }
+    for (const Entry& inner : entry.value.entries) {
+      std::string name = join_key(key, inner.key);
+      const ForeignName* known = find_foreign(name);
+      if (known != nullptr && ++told <= kMostLines) error.help(foreign_text(*known, name));
+    }
+    return told;
+  }
+
+  // The one other table that has a key of this name. Of the same options under several strategies the active one counts, and validation
+  // data is set up like the data. A name that several tables know, like "name", says nothing about where it was meant to stand.
   std::string home_of(const std::string& name, const std::string& not_this) const {
-    for (const auto& [table, options] : config_.tables)
-      if (table != not_this && !table.empty() && options.schema().find(name) != nullptr) return table;
-    return {};
+    const StrategySchema* active = active_schema();
+    std::vector<std::string> homes;
+    for (const auto& [table, options] : config_.tables) {
+      bool inactive =
+          (active == nullptr || table != active->schema.table) &&
+          std::any_of(strategies_.begin(), strategies_.end(), [&, here = table](const auto& s) { return s.schema.table == here; });
+      if (table != not_this && !table.empty() && !inactive && options.schema().find(name) != nullptr) homes.push_back(table);
+    }
+    auto has = [&](const char* table) { return std::find(homes.begin(), homes.end(), table) != homes.end(); };
+    if (has("dataset")) std::erase(homes, "validation_dataset");
+    if (has("distributed.mp_policy")) std::erase(homes, "distributed.moe.mp_policy");
+    return homes.size() == 1 ? homes[0] : std::string();
   }
 
   // Rules between keys that need no strategy.
@@ -258,14 +313,14 @@ class Resolver {
                            .at(optimizer.origin("betas"))
                            .help("set optimizer.betas = [0.9, 0.95]"));
     const Options& schedule = config_.tables.at("lr_scheduler");
-    // The default means no more than lr (train/schedule.cpp), also where a shown configuration spells it out.
-    if (schedule.value("min_lr") != default_of(*schedule.schema().find("min_lr")) &&
-        schedule.get_number("min_lr") > optimizer.get_number("lr"))
+    if (schedule.get_number("min_lr") > optimizer.get_number("lr"))
       diagnostics_.add(Error(ErrorCode::conflict, "lr_scheduler.min_lr = " + meshwright::to_toml(schedule.value("min_lr")) +
                                                       " is above optimizer.lr = " + meshwright::to_toml(optimizer.value("lr")))
                            .key("lr_scheduler.min_lr")
                            .at(schedule.origin("min_lr"))
-                           .help("set lr_scheduler.min_lr = " + meshwright::to_toml(optimizer.value("lr"))));
+                           .help("set lr_scheduler.min_lr = 0")
+                           .help("set lr_scheduler.min_lr = " + meshwright::to_toml(optimizer.value("lr")) +
+                                 " and lr_scheduler.lr_decay_style = \"constant\""));
   }
 
   void read_shared() {

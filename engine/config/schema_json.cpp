@@ -29,7 +29,8 @@ void bounds(json::object& out, const meshwright_option& o) {
 
 json::object string_form(const meshwright_option& o) {
   json::object out{{"type", "string"}};
-  if (o.choices != nullptr && (o.flags & MESHWRIGHT_IGNORE_CASE) == 0) {
+  // A dtype has several names, of which the choices are one each.
+  if (o.choices != nullptr && (o.flags & (MESHWRIGHT_IGNORE_CASE | MESHWRIGHT_DTYPE)) == 0) {
     json::array names;
     for (const std::string& name : text::split(o.choices, '|')) names.emplace_back(name);
     out["enum"] = std::move(names);

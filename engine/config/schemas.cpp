@@ -2,6 +2,7 @@
 #include <array>
 
 #include "engine/config/config.h"
+#include "sdk/src/words.h"
 
 namespace meshwright::config {
 namespace {
@@ -46,13 +47,17 @@ constexpr std::array kRun = {
 constexpr std::array kModel = {
     optional_text("config", "A Hugging Face config.json: random weights of that shape. Instead of pretrained."),
     optional_text("pretrained", "A Hugging Face folder with config.json and safetensors. Instead of config."),
-    with_flags(text("torch_dtype", "\"float32\"", "Storage of the weights that the optimizer updates."), MESHWRIGHT_DTYPE),
+    with_flags(choice_option("torch_dtype", "\"float32\"", text::kTrainingDTypes, "Storage of the weights that the optimizer updates."),
+               MESHWRIGHT_DTYPE),
 };
 
 constexpr std::array kDistEnv = {
     choice_option("device", "\"auto\"", "auto|cpu|cuda", "Where the ranks compute."),
     choice_option("backend", "\"auto\"", "auto|nccl|gloo", "Communication back end; gloo also carries CUDA tensors."),
     number("timeout_minutes", "10", 0, "Limit of every collective; may be a fraction.", true),
+    with_flags(text("interface", "\"auto\"",
+                    "Network interface between hosts (\"eth0\"). \"auto\": the route to MASTER_ADDR. GLOO_SOCKET_IFNAME comes before it."),
+               MESHWRIGHT_OPTIONAL),
 };
 
 constexpr std::array kStepScheduler = {
@@ -70,13 +75,18 @@ constexpr std::array kOptimizer = {
     at_most(number("momentum", "0", 0, "SGD's momentum."), 1),
     with_flags(number("max_grad_norm", "1.0", 0, "Gradients are clipped to this L2 norm; \"none\": not clipped.", true),
                MESHWRIGHT_OPTIONAL),
+    with_flags(
+        choice_option("main_dtype", nullptr, "float32|float64",
+                      "Dtype of the weights that the optimizer updates and of its state, where model.torch_dtype is narrower; \"none\": "
+                      "that of model.torch_dtype."),
+        MESHWRIGHT_OPTIONAL),
 };
 
 constexpr std::array kLrScheduler = {
     choice_option("lr_decay_style", "\"cosine\"", "constant|linear|cosine|wsd",
                   "Shape of the decay after warm-up; wsd decays over the last 10%."),
     int_option("lr_warmup_steps", "20", 0, "Steps of linear warm-up."),
-    number("min_lr", "3e-5", 0, "Learning rate at the last step."),
+    number("min_lr", "0", 0, "Learning rate at the last step; not above lr."),
 };
 
 #define MESHWRIGHT_DATASET_OPTIONS                                                                          \
@@ -86,8 +96,10 @@ constexpr std::array kLrScheduler = {
       choice_option("dtype", "\"auto\"", "auto|uint16|uint32", "Element type of tokens without a header."), \
       int_option("seq_len", "512", 1, "Tokens a sample.")
 
-constexpr std::array kDataset = {MESHWRIGHT_DATASET_OPTIONS,
-                                 bool_option("shuffle", true, "A new order every epoch, the same on every layout.")};
+constexpr std::array kDataset = {
+    MESHWRIGHT_DATASET_OPTIONS, bool_option("shuffle", true, "A new order every epoch, the same on every layout."),
+    choice_option("verify", "\"sample\"", "sample|whole",
+                  "How ranks compare data and weights above 64 MiB before the first step; whole: every byte.")};
 constexpr std::array kValidation = {MESHWRIGHT_DATASET_OPTIONS, bool_option("shuffle", false, "Draw samples in random order."),
                                     int_option("every_steps", "100", 1, "Validate every so many steps."),
                                     int_option("num_batches", "8", 1, "Global batches a validation.")};

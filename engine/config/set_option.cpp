@@ -81,10 +81,11 @@ void apply_set(Value& root, const std::string& text, Diagnostics& diagnostics) {
   std::optional<Value> value = parse_toml_value(value_text, &why);
   if (!value) {
     value = Value(value_text);
-    value->bare = true;
     if (std::string_view start = text::trim(value_text);
         !start.empty() && std::string_view("[{\"'").find(start[0]) != std::string_view::npos)
       diagnostics.notice("--set " + key + ": " + value_text + " is not TOML (" + why + "), so it is read as plain text");
+  } else if (value->kind != Value::Kind::string && value->kind != Value::Kind::list && !value->is_table()) {
+    value->typed = text::trim(value_text);
   }
   mark(*value);
   Value* table = &root;

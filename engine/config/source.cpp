@@ -133,7 +133,8 @@ Source Source::parse(std::string_view text, const LoadOptions& options, Diagnost
 
 std::string Source::strategy() const {
   const Value* value = descend(impl_->root, {"distributed", "strategy"});
-  return value != nullptr && value->kind == Value::Kind::string ? value->text : "fsdp2";
+  const std::string* text = value == nullptr ? nullptr : value->as_text();
+  return text == nullptr ? "fsdp2" : *text;
 }
 
 Origin Source::strategy_origin() const {

@@ -77,6 +77,11 @@ Entry* Value::find(std::string_view key) {
 }
 const Entry* Value::find(std::string_view key) const { return const_cast<Value*>(this)->find(key); }
 
+const std::string* Value::as_text() const {
+  if (kind == Kind::string) return &text;
+  return typed.empty() ? nullptr : &typed;
+}
+
 std::string to_toml(const Value& value) {
   switch (value.kind) {
     case Value::Kind::boolean:

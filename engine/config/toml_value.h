@@ -26,10 +26,12 @@ struct Value {
   Kind kind = Kind::table;
   Place place;
   bool boolean = false;
-  bool bare = false;  // a string of --set that was not TOML
   int64_t integer = 0;
   double number = 0;
   std::string text;  // of a string; of a date as written
+  // What stood right of '=' in --set when TOML reads it as a date, a number or a boolean: an option that takes strings and none of these
+  // takes this text instead.
+  std::string typed;
   std::vector<Value> items;
   std::vector<Entry> entries;  // in file order
 
@@ -45,6 +47,8 @@ struct Value {
   Entry* find(std::string_view key);
   const Entry* find(std::string_view key) const;
   bool is_table() const { return kind == Kind::table; }
+  // The value where a string is wanted: a string, or what was typed after --set KEY= without quotes. nullptr for anything else.
+  const std::string* as_text() const;
 };
 
 struct Entry {

@@ -60,6 +60,11 @@ void Dataset::read(int64_t sample, int64_t* out) const {
   tokens_at(sample * seq_len_, seq_len_ + 1, out);
 }
 
+std::vector<std::string> dataset_files(const DatasetConfig& config) {
+  if (config.kind == "mock") return {};
+  return config.kind == "megatron" ? megatron_files(config) : list_files(config);
+}
+
 DatasetConfig dataset_config(const Options& table, int64_t vocab_size, uint64_t seed) {
   DatasetConfig config;
   config.table = table.schema().table;
@@ -69,6 +74,7 @@ DatasetConfig dataset_config(const Options& table, int64_t vocab_size, uint64_t 
   config.seq_len = table.get_int("seq_len");
   config.vocab_size = vocab_size;
   config.seed = seed;
+  config.toml = table.origin("path").file;
   if (config.path.empty() && config.kind != "mock") {
     std::string example = config.kind == "text" ? "data/*.txt" : config.kind == "tokens" ? "data/train.bin" : "data/train_text_document";
     throw Error(ErrorCode::missing_key, config.table + ".path is needed: where the data of kind \"" + config.kind + "\" is")

@@ -3,6 +3,7 @@
 #include <optional>
 
 #include "engine/data/token_files.h"
+#include "engine/files/relative.h"
 
 namespace meshwright::data {
 
@@ -30,13 +31,25 @@ std::optional<TokenType> type_of(int code) {
 
 }  // namespace
 
+std::vector<std::string> megatron_files(const DatasetConfig& config) {
+  std::filesystem::path stem = config.path;
+  if (stem.extension() == ".bin" || stem.extension() == ".idx") stem.replace_extension();
+  return {stem.string() + ".idx", stem.string() + ".bin"};
+}
+
 // The index: "MMIDIDX\0\0", version (u64), element type (u8), counts of sequences and of document boundaries (u64 each), lengths (i32),
 // byte positions (i64), boundaries (i64), and with several modalities a mode for each sequence (i8). The sequences lie in .bin one after
 // another, so the documents are one stream of tokens.
 std::unique_ptr<Dataset> open_megatron(const DatasetConfig& config) {
-  std::filesystem::path stem = config.path;
-  if (stem.extension() == ".bin" || stem.extension() == ".idx") stem.replace_extension();
-  MappedFile index(stem.string() + ".idx", ErrorCode::bad_dataset), bin(stem.string() + ".bin", ErrorCode::bad_dataset);
+  std::vector<std::string> names = megatron_files(config);
+  if (std::error_code failed; !std::filesystem::exists(names[0], failed) && !failed) {
+    Error error(ErrorCode::bad_dataset,
+                names[0] + ": cannot be opened: there is no such file, and data of kind megatron are a pair .bin and .idx");
+    error.key(config.table + ".path");
+    for (const std::string& help : files::relative_path_help(config.table + ".path", names[0], config.toml)) error.help(help);
+    throw error;
+  }
+  MappedFile index(names[0], ErrorCode::bad_dataset), bin(names[1], ErrorCode::bad_dataset);
   auto fail = [&](int64_t at, const std::string& what) {
     throw Error(ErrorCode::bad_dataset, index.path() + ": byte " + std::to_string(at) + ": " + what).key(config.table + ".path");
   };

@@ -6,6 +6,7 @@
 #include <filesystem>
 
 #include "engine/data/token_files.h"
+#include "engine/files/relative.h"
 
 namespace meshwright::data {
 
@@ -57,9 +58,11 @@ std::vector<std::string> list_files(const DatasetConfig& config) {
     if (result == GLOB_ABORTED) throw fail(unreadable.first + ": cannot be read: " + std::strerror(unreadable.second));
     if (result == GLOB_NOSPACE) throw fail(config.table + ".path = \"" + config.path + "\" matches more files than memory holds");
   }
-  if (out.empty())
-    throw fail(config.table + ".path = \"" + config.path + "\": no file with contents matches")
-        .help("relative paths start at the current folder, " + fs::current_path(failed).string());
+  if (out.empty()) {
+    Error error = fail(config.table + ".path = \"" + config.path + "\": no file with contents matches");
+    for (const std::string& help : files::relative_path_help(config.table + ".path", config.path, config.toml)) error.help(help);
+    throw error;
+  }
   std::sort(out.begin(), out.end());  // not as the locale would
   return out;
 }
@@ -68,6 +71,7 @@ std::unique_ptr<Dataset> open_text(const DatasetConfig& config) {
   auto out = std::make_unique<TokenFiles>(config, TokenType::uint8);
   for (const std::string& path : list_files(config)) {
     MappedFile file(path, ErrorCode::bad_dataset);
+    refuse_numpy(file, config);
     int64_t size = file.size();
     out->add(std::move(file), 0, size);
   }

@@ -1,7 +1,13 @@
 #include "engine/data/token_files.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
+#include <exception>
+#include <limits>
+#include <mutex>
+#include <thread>
+#include <type_traits>
 
 #include "engine/data/hash.h"
 
@@ -109,23 +115,83 @@ void TokenFiles::decode(int64_t begin, int64_t count, int64_t* out) const {
   });
 }
 
-void TokenFiles::tokens_at(int64_t begin, int64_t count, int64_t* out) const {
-  switch (type_) {
+namespace {
+
+// Calls use(T()) with the C++ type of the tokens.
+template <class Use>
+void with_type(TokenType type, Use&& use) {
+  switch (type) {
     case TokenType::uint8:
-      return decode<uint8_t>(begin, count, out);
+      return use(uint8_t{});
     case TokenType::int8:
-      return decode<int8_t>(begin, count, out);
+      return use(int8_t{});
     case TokenType::uint16:
-      return decode<uint16_t>(begin, count, out);
+      return use(uint16_t{});
     case TokenType::int16:
-      return decode<int16_t>(begin, count, out);
+      return use(int16_t{});
     case TokenType::uint32:
-      return decode<uint32_t>(begin, count, out);
+      return use(uint32_t{});
     case TokenType::int32:
-      return decode<int32_t>(begin, count, out);
+      return use(int32_t{});
     case TokenType::int64:
-      return decode<int64_t>(begin, count, out);
+      return use(int64_t{});
   }
+}
+
+}  // namespace
+
+void TokenFiles::tokens_at(int64_t begin, int64_t count, int64_t* out) const {
+  with_type(type_, [&](auto token) { decode<decltype(token)>(begin, count, out); });
+}
+
+void TokenFiles::check_tokens(int64_t budget) const {
+  with_type(type_, [&](auto token) { look<decltype(token)>(budget); });
+}
+
+template <class T>
+void TokenFiles::look(int64_t budget) const {
+  if (std::is_unsigned_v<T> && static_cast<uint64_t>(std::numeric_limits<T>::max()) < static_cast<uint64_t>(vocab_)) return;
+  constexpr int64_t kBlock = (int64_t{1} << 20) / static_cast<int64_t>(sizeof(T));
+  const int64_t all = (tokens_ + kBlock - 1) / kBlock, most = std::max<int64_t>(1, budget / static_cast<int64_t>(sizeof(T)) / kBlock),
+                blocks = std::min(all, most);
+  std::atomic<int64_t> next = 0, bad = INT64_MAX;
+  std::mutex mutex;
+  std::exception_ptr failure;
+  auto work = [&] {
+    try {
+      // Blocks are taken in order, so the first token that is wrong lies in one that somebody looks at.
+      for (int64_t i; (i = next++) < blocks && bad == INT64_MAX;) {
+        int64_t begin =
+            blocks == all
+                ? i * kBlock
+                : static_cast<int64_t>(static_cast<double>(tokens_ - kBlock) / static_cast<double>(blocks - 1) * static_cast<double>(i));
+        if (blocks == 1) begin = 0;
+        visit(begin, std::min(kBlock, tokens_ - begin), [&](const Part&, const std::byte* bytes, int64_t, int64_t count, int64_t place) {
+          T low = 0, high = 0;
+          for (int64_t j = 0; j < count; ++j) {
+            T token;
+            std::memcpy(&token, bytes + j * static_cast<int64_t>(sizeof token), sizeof token);
+            low = std::min(low, token);
+            high = std::max(high, token);
+          }
+          if (static_cast<int64_t>(low) >= 0 && static_cast<int64_t>(high) < vocab_) return;
+          for (int64_t seen = bad; place < seen && !bad.compare_exchange_weak(seen, place);) {
+          }
+        });
+      }
+    } catch (...) {
+      std::lock_guard lock(mutex);
+      failure = std::current_exception();
+    }
+  };
+  std::vector<std::thread> threads;
+  for (int64_t i = 1; i < std::min<int64_t>({blocks, 4, std::thread::hardware_concurrency()}); ++i) threads.emplace_back(work);
+  work();
+  for (std::thread& thread : threads) thread.join();
+  if (failure) std::rethrow_exception(failure);
+  if (bad == INT64_MAX) return;
+  std::vector<int64_t> tokens(static_cast<size_t>(std::min(kBlock, tokens_ - bad)));
+  decode<T>(bad, static_cast<int64_t>(tokens.size()), tokens.data());  // throws at the token itself
 }
 
 void TokenFiles::bad_token(const Part& part, int64_t index, int64_t token) const {

@@ -22,6 +22,7 @@ class TokenFiles final : public Dataset {
 
   std::string describe() const override;
   uint64_t fingerprint() const override;
+  void check_tokens(int64_t budget) const override;
 
  protected:
   void tokens_at(int64_t begin, int64_t count, int64_t* out) const override;
@@ -36,6 +37,8 @@ class TokenFiles final : public Dataset {
   void visit(int64_t begin, int64_t count, Use&& use) const;
   template <class T>
   void decode(int64_t begin, int64_t count, int64_t* out) const;
+  template <class T>
+  void look(int64_t budget) const;
   [[noreturn]] void bad_token(const Part& part, int64_t index, int64_t token) const;
 
   std::string table_, kind_, advice_;
@@ -47,6 +50,12 @@ class TokenFiles final : public Dataset {
 // One file, a folder with all regular files below it, or a pattern; sorted by name. Throws Error(bad_dataset) when nothing is found and
 // when a folder on the way cannot be read.
 std::vector<std::string> list_files(const DatasetConfig& config);
+
+// Throws Error(bad_dataset) for a file that numpy.save() wrote: its header would be read as tokens. The help says how to get rid of it.
+void refuse_numpy(const MappedFile& file, const DatasetConfig& config);
+
+// The index and the tokens, which are named by either or by what they have in common.
+std::vector<std::string> megatron_files(const DatasetConfig& config);
 
 std::unique_ptr<Dataset> open_text(const DatasetConfig& config);
 std::unique_ptr<Dataset> open_tokens(const DatasetConfig& config);

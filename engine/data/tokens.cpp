@@ -2,18 +2,11 @@
 #include <optional>
 
 #include "engine/data/token_files.h"
+#include "engine/data/token_header.h"
 
 namespace meshwright::data {
 
 namespace {
-
-// llm.c's header: 256 int32, of which magic, version and token count come first.
-constexpr int64_t kHeader = 1024;
-struct Magic {
-  int32_t magic, version;
-  TokenType type;
-};
-constexpr Magic kMagics[] = {{20240520, 1, TokenType::uint16}, {20240801, 7, TokenType::uint32}};
 
 struct Layout {
   TokenType type;
@@ -25,23 +18,25 @@ Layout layout_of(const MappedFile& file, const DatasetConfig& config) {
   std::optional<TokenType> given;
   if (config.dtype == "uint16") given = TokenType::uint16;
   if (config.dtype == "uint32") given = TokenType::uint32;
-  int32_t head[3] = {};
+  refuse_numpy(file, config);
+  int32_t head[5] = {};
   std::memcpy(head, file.bytes().data(), std::min(sizeof head, file.bytes().size()));
-  for (const Magic& known : kMagics) {
+  for (const TokenMagic& known : kTokenMagics) {
     if (head[0] != known.magic || file.size() < 4) continue;
-    if (file.size() < kHeader)
+    if (file.size() < kTokenHeader)
       throw fail("byte " + std::to_string(file.size()) + ": the file ends within the 1,024 bytes of its llm.c header; it is truncated");
     if (head[1] != known.version)
       throw fail("byte 4: version " + std::to_string(head[1]) + " of the llm.c header is not known, only " + std::to_string(known.version));
-    int64_t width = token_width(known.type), bytes = file.size() - kHeader;
+    int64_t width = token_width(known.type), bytes = file.size() - kTokenHeader, tokens = head[2];
+    if (tokens == kLongCount) std::memcpy(&tokens, &head[3], sizeof tokens);
     if (given && *given != known.type)
       throw fail("byte 0: the header says " + std::to_string(width) + " bytes a token, " + config.table + ".dtype says " + config.dtype)
           .key(config.table + ".dtype")
           .help("set " + config.table + ".dtype = \"auto\"");
-    if (head[2] < 0 || bytes != head[2] * width)
-      throw fail("byte 8: the header counts " + std::to_string(head[2]) + " tokens of " + std::to_string(width) + " bytes, but " +
+    if (tokens < 0 || bytes % width != 0 || bytes / width != tokens)
+      throw fail("byte 8: the header counts " + std::to_string(tokens) + " tokens of " + std::to_string(width) + " bytes, but " +
                  std::to_string(bytes) + " bytes follow");
-    return {known.type, kHeader, head[2]};
+    return {known.type, kTokenHeader, tokens};
   }
   if (!given)
     throw fail("the file has no llm.c header, so the element type must be given")

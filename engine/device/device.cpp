@@ -4,6 +4,7 @@
 #include <exception>
 #include <filesystem>
 
+#include "engine/launch/devices.h"
 #include "meshwright/error.h"
 #include "sdk/src/beside.h"
 
@@ -44,12 +45,6 @@ const cuda::CudaPart* cuda_part(std::string* why) {
   static const Loaded loaded = load();
   if (why) *why = loaded.why;
   return loaded.part;
-}
-
-bool driver_lists_devices() {
-  std::error_code failed;
-  fs::directory_iterator gpus("/proc/driver/nvidia/gpus", failed);
-  return (!failed && gpus != fs::directory_iterator()) || fs::exists("/dev/nvidia0", failed);
 }
 
 Chosen choose(const Options& table, const launch::RankEnvironment& ranks, const cuda::CudaPart* part, const std::string& why_not) {
@@ -94,7 +89,7 @@ Chosen choose(const Options& table, const launch::RankEnvironment& ranks, const 
 Chosen choose(const Options& table, const launch::RankEnvironment& ranks) {
   std::string wanted = table.get_string("device"), why;
   // The CUDA libraries take seconds to load: only where they can be of use.
-  bool load = wanted == "cuda" || (wanted == "auto" && driver_lists_devices());
+  bool load = wanted == "cuda" || (wanted == "auto" && launch::driver_lists_devices());
   const cuda::CudaPart* part = load ? cuda_part(&why) : nullptr;
   return choose(table, ranks, part, why);
 }

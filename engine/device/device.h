@@ -15,9 +15,6 @@ namespace meshwright::device {
 // The part of the engine that needs CUDA, loaded at first use and kept; nullptr with the reason when it or its libraries are missing.
 const cuda::CudaPart* cuda_part(std::string* why = nullptr);
 
-// Whether the driver of this machine lists an NVIDIA device. Loads nothing.
-bool driver_lists_devices();
-
 struct Chosen {
   c10::Device device = c10::kCPU;
   const cuda::CudaPart* nccl = nullptr;  // set: groups communicate over NCCL; else over gloo

@@ -105,6 +105,18 @@ void write_durably(const fs::path& path, std::string_view contents) {
   }
 }
 
+void append_line(const fs::path& path, std::string_view line) noexcept {
+  int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NONBLOCK, 0644);
+  if (fd < 0) return;
+  off_t before = ::lseek(fd, 0, SEEK_END);
+  std::string text(line);
+  if (!text.ends_with('\n')) text += '\n';
+  // No beginning of a line is left where it does not fit.
+  ssize_t n = ::write(fd, text.data(), text.size());
+  if (n >= 0 && n < static_cast<ssize_t>(text.size()) && before >= 0 && ::ftruncate(fd, before) != 0) errno = 0;
+  ::close(fd);
+}
+
 void link_durably(const std::string& target, const fs::path& link) {
   fs::path temporary = beside(link);
   ::unlink(temporary.c_str());

@@ -55,10 +55,12 @@ std::optional<std::vector<int64_t>> eos_of(const fs::path& file, int64_t vocab) 
 
 Source::Source(const fs::path& path) : folder_(path) {
   std::error_code failed;
-  if (!fs::is_directory(path, failed))
-    throw Error(ErrorCode::file_unreadable, (is_there(path) ? path.string() + " is not a folder" : "there is no folder " + path.string()))
-        .help("name a Hugging Face folder: config.json, model.safetensors, and tokenizer.json for text")
+  if (!fs::is_directory(path, failed)) {
+    Error missing(ErrorCode::file_unreadable, is_there(path) ? path.string() + " is not a folder" : "there is no folder " + path.string());
+    if (std::vector<std::string> helps = models::hub_helps(path); !helps.empty()) missing.help(helps[0]);
+    throw missing.help("name a Hugging Face folder: config.json, model.safetensors, and tokenizer.json for text")
         .help("or a run or a checkpoint: runs/first, runs/first/checkpoints/step_00000050");
+  }
   bool weights = is_there(path / "model.safetensors") || is_there(path / "model.safetensors.index.json");
   if (weights && !is_there(config()))
     throw Error(ErrorCode::file_unreadable, path.string() + " has weights but no config.json")

@@ -1,10 +1,13 @@
 #include "engine/launch/output.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
+#include <ctime>
 
 #include "meshwright/error.h"
 
@@ -14,6 +17,16 @@ namespace {
 
 constexpr size_t kLongLine = 16384;
 constexpr auto kHold = std::chrono::seconds(3);
+constexpr off_t kLongLog = 16 << 20;
+
+std::string separator(int64_t restart) {
+  std::time_t now = std::time(nullptr);
+  std::tm parts{};
+  ::gmtime_r(&now, &parts);
+  char text[80];
+  std::strftime(text, sizeof text, "=== %Y-%m-%dT%H:%M:%SZ", &parts);
+  return std::string(text) + (restart == 0 ? ": another start" : ": restart " + std::to_string(restart)) + " ===\n";
+}
 
 }  // namespace
 
@@ -61,11 +74,19 @@ RankOutput::RankOutput(const LocalJob& job, Sink& sink, int64_t number, int64_t 
   err_.is_err = true;
   if (job.log_folder.empty()) return;
   log_path_ = (job.log_folder / ("rank_" + std::to_string(number) + ".log")).string();
-  log_ = Descriptor(::open(log_path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | (restart == 0 ? O_TRUNC : 0), 0644));
+  // The log of a former run stays: an error of that run may have named it. One that has grown long makes way for the next, once.
+  struct stat status{};
+  bool former = ::stat(log_path_.c_str(), &status) == 0 && status.st_size > 0;
+  if (former && restart == 0 && status.st_size > kLongLog) {
+    std::string older = (job.log_folder / ("rank_" + std::to_string(number) + ".1.log")).string();
+    former = ::rename(log_path_.c_str(), older.c_str()) != 0;
+  }
+  log_ = Descriptor(::open(log_path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644));
   if (log_.get() < 0)
     throw Error(ErrorCode::output_unwritable, "cannot write " + log_path_ + ": " + std::strerror(errno))
         .key("run.dir")
         .help("set run.dir to a folder that may be written to");
+  if (former) log(separator(restart));
 }
 
 void RankOutput::watch(std::vector<pollfd>& fds) const {

@@ -38,7 +38,7 @@ class Sink {
 // Both streams of one rank.
 class RankOutput {
  public:
-  // After a restart the log goes on. Throws Error(output_unwritable) when it cannot be written.
+  // The log goes on after what earlier runs and restarts left in it. Throws Error(output_unwritable) when it cannot be written.
   RankOutput(const LocalJob& job, Sink& sink, int64_t number, int64_t restart, Descriptor out, Descriptor err);
   void watch(std::vector<pollfd>& fds) const;
   void read();    // what is there, up to a limit: a chatty rank must not silence the others

@@ -1,70 +1,15 @@
 #include "engine/launch/ranks.h"
 
-#include <charconv>
 #include <cstdlib>
 
 #include "engine/launch/hosts.h"
-#include "meshwright/error.h"
+#include "engine/launch/variables.h"
 
 namespace meshwright::launch {
 
 namespace {
 
 using Source = RankEnvironment::Source;
-
-class Reader {
- public:
-  explicit Reader(const Lookup& lookup) : lookup_(lookup) {}
-  std::optional<std::string> text(const std::string& name) const {
-    std::optional<std::string> value = lookup_(name);
-    return value && value->empty() ? std::nullopt : value;
-  }
-  bool has(const std::string& name) const { return text(name).has_value(); }
-  std::optional<int64_t> number(const std::string& name, int64_t low, int64_t high) const {
-    std::optional<std::string> value = text(name);
-    if (!value) return std::nullopt;
-    int64_t out = 0;
-    const char* end = value->data() + value->size();
-    auto [stop, error] = std::from_chars(value->data(), end, out);
-    if (error != std::errc() || stop != end || out < low || out > high)
-      fail(name, name + " = \"" + *value + "\" is not a whole number from " + std::to_string(low) + " to " + std::to_string(high));
-    return out;
-  }
-  int64_t need(const std::string& name, int64_t low, int64_t high, const std::string& because) const {
-    if (std::optional<int64_t> value = number(name, low, high)) return *value;
-    fail(name, name + " is not set, but " + because);
-  }
-  [[noreturn]] static void fail(const std::string& name, const std::string& what) {
-    throw Error(ErrorCode::bad_rank_environment, what)
-        .help("let the launcher set " + name)
-        .help("or unset the launcher's variables, and start local ranks with `meshwright train FILE --nproc N`");
-  }
-
- private:
-  const Lookup& lookup_;
-};
-
-constexpr int64_t kMost = int64_t{1} << 22;
-
-// The names that a launcher has for the four numbers.
-struct Names {
-  const char *rank, *world, *local_rank, *local_world;
-};
-constexpr Names kPlain = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"};
-constexpr Names kOpenMpi = {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"};
-constexpr Names kPmi = {"PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"};
-
-void check(const RankEnvironment& e, const Names& names) {
-  auto below = [](const char* name, int64_t value, const char* limit_name, int64_t limit) {
-    if (value >= limit)
-      Reader::fail(name, std::string(name) + " = " + std::to_string(value) + " is not below " + limit_name + " = " + std::to_string(limit));
-  };
-  below(names.rank, e.rank, names.world, e.world_size);
-  if (e.local_world_size > e.world_size)
-    Reader::fail(names.local_world, std::string(names.local_world) + " = " + std::to_string(e.local_world_size) + " is more than " +
-                                        names.world + " = " + std::to_string(e.world_size));
-  below(names.local_rank, e.local_rank, names.local_world, e.local_world_size);
-}
 
 bool is_loopback(const std::string& address) { return address == "localhost" || address.starts_with("127.") || address == "::1"; }
 
@@ -105,10 +50,7 @@ std::optional<RankEnvironment> slurm(const Reader& read) {
   // `srun --pty bash` is a shell, whose user may start local ranks.
   if (e.world_size == 1) return std::nullopt;
   // mpirun starts its daemons with srun, and their step is not that of the ranks.
-  for (const Names& mpi : {kOpenMpi, kPmi})
-    if (std::optional<int64_t> rank = read.number(mpi.rank, 0, kMost), size = read.number(mpi.world, 1, kMost);
-        rank && size && (*rank != e.rank || *size != e.world_size))
-      return std::nullopt;
+  if (differs_from_launchers(read, e.rank, e.world_size)) return std::nullopt;
   std::string list = read.text("SLURM_STEP_NODELIST").value_or("");
   if (list.empty()) Reader::fail("SLURM_STEP_NODELIST", "SLURM_STEP_NODELIST is not set, but SLURM_STEP_ID is");
   std::optional<std::vector<std::string>> hosts = expand_hosts(list);
@@ -126,26 +68,6 @@ std::optional<RankEnvironment> slurm(const Reader& read) {
   // The same on all ranks, another for each step, below the ports that the kernel gives out.
   int64_t job = read.number("SLURM_JOB_ID", 0, INT64_MAX).value_or(0);
   e.master_port = static_cast<int>(read.number("MASTER_PORT", 1, 65535).value_or(20000 + (job % 12000 * 97 + *step) % 12000));
-  return e;
-}
-
-RankEnvironment mpi(const Reader& read, const Names& names) {
-  RankEnvironment e;
-  e.source = Source::openmpi;
-  e.rank = read.need(names.rank, 0, kMost, std::string(names.world) + " is");
-  e.world_size = read.need(names.world, 1, kMost, std::string(names.rank) + " is");
-  e.local_rank = read.number(names.local_rank, 0, kMost).value_or(0);
-  e.local_world_size = read.number(names.local_world, 1, kMost).value_or(e.world_size == 1 ? 1 : e.local_rank + 1);
-  check(e, names);
-  if (e.world_size == 1) return e;
-  std::optional<std::string> addr = read.text("MASTER_ADDR");
-  if (!addr && !e.one_host()) Reader::fail("MASTER_ADDR", "MASTER_ADDR is not set, and the MPI job spans hosts");
-  e.master_addr = addr.value_or("127.0.0.1");
-  // Two jobs on a host differ in the name that their launcher gave them.
-  uint32_t hash = 2166136261;
-  for (const char* name : {"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PMI_ID", "HYDRA_JOBID"})
-    for (char c : read.text(name).value_or("")) hash = (hash ^ static_cast<unsigned char>(c)) * 16777619;
-  e.master_port = static_cast<int>(read.number("MASTER_PORT", 1, 65535).value_or(20000 + hash % 12000));
   return e;
 }
 
@@ -175,8 +97,7 @@ std::optional<RankEnvironment> detect_ranks(const Lookup& environment) {
   }
   if (read.has("RANK")) return plain(read, Source::plain);
   if (std::optional<RankEnvironment> e = slurm(read)) return e;
-  for (const Names& names : {kOpenMpi, kPmi})
-    if (read.has(names.rank)) return mpi(read, names);
+  if (std::optional<RankEnvironment> e = from_launchers(read)) return e;
   // One process of several that does not know which must not train alone.
   if (std::optional<int64_t> world = read.number("WORLD_SIZE", 1, kMost); world && *world > 1)
     Reader::fail("RANK", "WORLD_SIZE = " + std::to_string(*world) + ", but RANK is not set");
@@ -197,6 +118,16 @@ const char* source_name(Source source) {
       return "Slurm";
     case Source::openmpi:
       return "MPI";
+    case Source::jsrun:
+      return "jsrun";
+    case Source::flux:
+      return "Flux";
+    case Source::pals:
+      return "PALS";
+    case Source::nodes:
+      return "PET_NNODES and PET_NODE_RANK";
+    case Source::indexed:
+      return "WORLD_SIZE and the launcher's rank";
   }
   return "";
 }

@@ -1,4 +1,4 @@
-// Which rank this process is: the variables of torchrun, of plain launchers, Slurm and Open MPI.
+// Which rank this process is: the variables of torchrun, of plain launchers, Slurm, Open MPI and other launchers.
 //
 //   std::optional<RankEnvironment> ranks = detect_ranks(process_environment());  // nullopt: nobody launched us
 #pragma once
@@ -7,11 +7,12 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace meshwright::launch {
 
 struct RankEnvironment {
-  enum class Source : uint8_t { single, local, torchrun, plain, slurm, openmpi };
+  enum class Source : uint8_t { single, local, torchrun, plain, slurm, openmpi, jsrun, flux, pals, nodes, indexed };
   Source source = Source::single;
   int64_t rank = 0, world_size = 1, local_rank = 0, local_world_size = 1;
   std::string master_addr = "127.0.0.1";
@@ -27,9 +28,17 @@ using Lookup = std::function<std::optional<std::string>(const std::string&)>;
 Lookup process_environment();
 
 // The ranks that run_local_ranks() started know it; then torchrun, plain (RANK and WORLD_SIZE), Slurm (inside an srun step of several
-// tasks), Open MPI or PMI; nullopt when none is there. Local: talks to nobody. Throws Error(bad_rank_environment) that names the variable
-// at fault: one that is missing, is no number, or does not agree with the others.
+// tasks), Open MPI, MVAPICH, jsrun, Flux, PALS or PMI, the PET_* variables with one process on each node, and a launcher that tells the
+// rank alone, where WORLD_SIZE is set; nullopt when none is there. Local: talks to nobody. Throws Error(bad_rank_environment) that names
+// the variable at fault: one that is missing, is no number, or does not agree with the others; and Error(unknown_launcher) when the
+// variables speak of several nodes and do not say which rank this process is.
 std::optional<RankEnvironment> detect_ranks(const Lookup& environment);
+
+// The variables ("JOB_COMPLETION_INDEX = 2") that a launcher of several processes seems to have set, although they do not say which rank
+// of how many this process is. Empty when detect_ranks() finds ranks, and when no such variable is there.
+std::vector<std::string> unrecognised_launcher(const Lookup& environment);
+// The help for somebody whose launcher is not recognised: which variables to set.
+extern const char* const kSetRankVariables;
 
 const char* source_name(RankEnvironment::Source source);
 

@@ -5,7 +5,6 @@
 #include <netinet/in.h>
 #include <spawn.h>
 #include <sys/prctl.h>
-#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -16,6 +15,7 @@
 #include <cstring>
 #include <set>
 
+#include "engine/launch/limits.h"
 #include "meshwright/error.h"
 
 extern char** environ;
@@ -48,15 +48,6 @@ struct Pipe {
   }
 };
 
-// Three descriptors a rank, which may be more than the usual soft limit.
-void allow_descriptors(int64_t ranks) {
-  rlimit limit{};
-  rlim_t wanted = static_cast<rlim_t>(ranks) * 6 + 64;
-  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= wanted) return;
-  limit.rlim_cur = std::min(wanted, limit.rlim_max);
-  ::setrlimit(RLIMIT_NOFILE, &limit);
-}
-
 std::vector<std::string> rank_environment(const LocalJob& job, int64_t number, int64_t restart, int port) {
   std::string rank = std::to_string(number), world = std::to_string(job.ranks);
   std::vector<std::pair<std::string, std::string>> ours = job.environment;
@@ -69,7 +60,8 @@ std::vector<std::string> rank_environment(const LocalJob& job, int64_t number, i
                            {"MESHWRIGHT_LOCAL_JOB", std::to_string(::getpid())}});
   if (number == 0) ours.emplace_back("MESHWRIGHT_STORE_FD", std::to_string(kStoreFd));
   if (restart > 0) ours.emplace_back("MESHWRIGHT_RESTART", std::to_string(restart));
-  std::set<std::string> replaced{"MESHWRIGHT_STORE_FD", "MESHWRIGHT_RESTART"};
+  if (job.lock_fd >= 0) ours.emplace_back("MESHWRIGHT_RUN_LOCK", std::to_string(job.lock_fd));
+  std::set<std::string> replaced{"MESHWRIGHT_STORE_FD", "MESHWRIGHT_RESTART", "MESHWRIGHT_RUN_LOCK"};
   for (const auto& [name, value] : ours) replaced.insert(name);
   std::vector<std::string> out;
   for (char** e = environ; *e != nullptr; ++e) {
@@ -111,7 +103,7 @@ Listener listen_on_free_port() {
 }
 
 Process spawn_rank(const LocalJob& job, int64_t number, int64_t restart, const Listener& listener) {
-  if (number == 0) allow_descriptors(job.ranks);
+  if (number == 0) raise_descriptor_limit();  // there are three descriptors a rank
   Pipe out, err;
   std::vector<std::string> words = job.argv, variables = rank_environment(job, number, restart, listener.port);
   std::vector<char*> argv = pointers(words), envp = pointers(variables);
@@ -123,12 +115,14 @@ Process spawn_rank(const LocalJob& job, int64_t number, int64_t restart, const L
   posix_spawn_file_actions_adddup2(&actions, err.write.get(), 2);
   // Rank 0 alone: were the socket open in others too, connections to it would hang after rank 0's death instead of being refused.
   if (number == 0) posix_spawn_file_actions_adddup2(&actions, listener.fd.get(), kStoreFd);
+  // On itself, which leaves it open in the child. Whoever dies last lets go of the lock.
+  if (job.lock_fd >= 0) posix_spawn_file_actions_adddup2(&actions, job.lock_fd, job.lock_fd);
   posix_spawnattr_t attributes;
   posix_spawnattr_init(&attributes);
   sigset_t defaults, none;
   sigemptyset(&defaults);
   sigemptyset(&none);
-  for (int s : {SIGINT, SIGTERM, SIGUSR1, SIGPIPE, SIGTSTP}) sigaddset(&defaults, s);
+  for (int s : {SIGINT, SIGTERM, SIGUSR1, SIGUSR2, SIGPIPE, SIGTSTP}) sigaddset(&defaults, s);
   posix_spawnattr_setsigdefault(&attributes, &defaults);
   posix_spawnattr_setsigmask(&attributes, &none);
   posix_spawnattr_setpgroup(&attributes, 0);
@@ -141,7 +135,7 @@ Process spawn_rank(const LocalJob& job, int64_t number, int64_t restart, const L
     throw Error(ErrorCode::rank_failed, "cannot start rank " + std::to_string(number) + " (" + job.argv[0] + "): " + std::strerror(failed));
   process.out = std::move(out.read);
   process.err = std::move(err.read);
-  process.exit = Descriptor(static_cast<int>(::syscall(SYS_pidfd_open, process.pid, 0)));
+  if (int fd = static_cast<int>(::syscall(SYS_pidfd_open, process.pid, 0)); fd >= 0) process.exit = high(fd);
   return process;
 }
 
@@ -149,6 +143,8 @@ bool end_with_parent() {
   const char* parent = std::getenv("MESHWRIGHT_LOCAL_JOB");
   if (parent == nullptr) return true;
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+  // What the rank starts must not hold the run folder's lock after it.
+  if (const char* lock = std::getenv("MESHWRIGHT_RUN_LOCK"); lock != nullptr) ::fcntl(std::atoi(lock), F_SETFD, FD_CLOEXEC);
   // It may have died before the line above.
   return std::to_string(::getppid()) == parent;
 }

@@ -13,6 +13,7 @@
 #include <optional>
 
 #include "engine/launch/output.h"
+#include "engine/launch/wish.h"
 #include "meshwright/error.h"
 
 namespace meshwright::launch {
@@ -23,7 +24,8 @@ using Clock = std::chrono::steady_clock;
 
 constexpr int kPreempted = 75;
 
-constexpr int64_t kSameWishMs = 200;
+// Ends a rank that is not at fault. None takes it as the wish to save.
+constexpr int kEnd = SIGUSR2;
 
 volatile sig_atomic_t g_count = 0, g_signal = 0, g_stop = 0;
 volatile int64_t g_since_ms = 0;  // of the first signal; this program's one thread reads and writes it
@@ -42,7 +44,7 @@ void on_signal(int number) {
   int64_t now = monotonic_ms();
   if (g_count == 0)
     g_since_ms = now;
-  else if (number == g_signal && now - g_since_ms <= kSameWishMs)
+  else if (same_wish(g_signal, number, now - g_since_ms))
     return;
   g_signal = number;
   g_count = g_count + 1;
@@ -70,8 +72,8 @@ class Handlers {
   Handlers& operator=(const Handlers&) = delete;
 
  private:
-  static constexpr int kMany = 5;
-  static constexpr int kSignals[kMany] = {SIGINT, SIGTERM, SIGUSR1, SIGTSTP, SIGPIPE};
+  static constexpr int kMany = 6;
+  static constexpr int kSignals[kMany] = {SIGINT, SIGHUP, SIGTERM, SIGUSR1, SIGTSTP, SIGPIPE};
   struct sigaction old_[kMany];
 };
 
@@ -105,6 +107,11 @@ struct Rank {
   Clock::time_point when;
 };
 
+void tell(const LocalJob& job, Sink& sink, const std::string& lines) {
+  sink.err(lines);
+  if (job.record) job.record(lines);
+}
+
 // One attempt: all ranks, from their start to their end.
 class Supervisor {
  public:
@@ -121,6 +128,7 @@ class Supervisor {
   void pass_on_signals();
   void judge();
   bool excused(const Rank& rank) const;
+  bool ended_silently(const Rank& rank) const;
   const Rank* at_fault() const;
   std::string stopped_ranks() const;
   void announce(const Rank& fault, const std::string& stopped);
@@ -203,10 +211,15 @@ void Supervisor::pass_on_signals() {
   }
 }
 
+// With success, but not by a rank's own last word.
+bool Supervisor::ended_silently(const Rank& rank) const {
+  return job_.done_status != 0 && WIFEXITED(rank.status) && WEXITSTATUS(rank.status) == 0;
+}
+
 // Ended as it should: by itself, or because of the user's signal.
 bool Supervisor::excused(const Rank& rank) const {
   int code = code_of(rank.status);
-  return code == 0 || code == kPreempted ||
+  return code == job_.done_status || code == kPreempted ||
          (passed_on_ > 0 && WIFSIGNALED(rank.status) && (WTERMSIG(rank.status) == g_signal || passed_on_ > 1));
 }
 
@@ -246,7 +259,7 @@ void Supervisor::judge() {
   told_ = now;
   fault_ = fault;
   std::string stopped = stopped_ranks();
-  signal_all(SIGINT);
+  signal_all(kEnd);
   signal_all(SIGCONT);  // a stopped process takes no other signal than this one
   // After a signal of the user it is no news that connections broke.
   if (passed_on_ == 0 || !collateral(fault->status)) announce(*fault, collateral(fault->status) ? stopped : "");
@@ -271,6 +284,10 @@ void Supervisor::announce(const Rank& fault, const std::string& stopped) {
     text += "error[E0505]: " + who + " was ended by " + signal_name(WTERMSIG(rank.status)) + "\n";
     if (WTERMSIG(rank.status) == SIGKILL) text += "  help: if nobody sent it, look for the kernel's out-of-memory killer (dmesg)\n";
     if (!log.empty()) text += "  help: its output is in " + log + "\n";
+  } else if (ended_silently(fault)) {
+    text += "error[E0424]: " + who + " ended with exit status 0 before it was done: " + job_.foreign +
+            ", or a library, called exit() or _exit()\n";
+    if (!log.empty()) text += "  help: its output is in " + log + "\n";
   } else if (fault_words_.empty()) {
     text += "error[E0505]: " + who + " failed with exit status " + std::to_string(WEXITSTATUS(rank.status)) + "\n";
     if (!log.empty()) text += "  help: its output is in " + log + "\n";
@@ -279,7 +296,7 @@ void Supervisor::announce(const Rank& fault, const std::string& stopped) {
     text += stopped + " stopped by a signal (SIGSTOP, SIGTTIN) or a debugger, and the others waited; all are ended\n";
   else if (job_.ranks > 1)
     text += who + " failed first; " + (job_.ranks == 2 ? "the other is" : "all others are") + " ended\n";
-  sink_.err(text);
+  tell(job_, sink_, text);
 }
 
 // What the others had to say: few voices, and none twice.
@@ -305,7 +322,8 @@ void Supervisor::aftermath() {
 }
 
 int Supervisor::result() const {
-  if (fault_ != nullptr && (passed_on_ == 0 || !collateral(fault_->status))) return code_of(fault_->status);
+  if (fault_ != nullptr && (passed_on_ == 0 || !collateral(fault_->status)))
+    return ended_silently(*fault_) ? exit_status(ErrorCode::plugin_exited) : code_of(fault_->status);
   bool by_signal = fault_ != nullptr, preempted = false;
   for (const Rank& rank : ranks_) {
     by_signal = by_signal || WIFSIGNALED(rank.status);
@@ -375,7 +393,7 @@ int run_local_ranks(const LocalJob& job) {
     std::string why = supervisor.may_heal();
     if (g_count > 0 || why.empty() || restart == job.max_restarts) {
       if (!why.empty() && job.max_restarts > 0 && g_count == 0)
-        sink.err("no restart is left of " + std::to_string(job.max_restarts) + "\n");
+        tell(job, sink, "no restart is left of " + std::to_string(job.max_restarts) + "\n");
       break;
     }
     std::string text = "restart " + std::to_string(restart + 1) + " of " + std::to_string(job.max_restarts) + " after " + why;
@@ -383,14 +401,14 @@ int run_local_ranks(const LocalJob& job) {
     bool soon = Clock::now() - started < kSoon;
     pause = soon ? std::clamp(pause * 2, kFirstPause, kLongestPause) : std::chrono::milliseconds(0);
     if (soon) text += "; within a second of its start: " + std::to_string(pause.count()) + " ms to wait";
-    sink.err(text + "\n");
+    tell(job, sink, text + "\n");
     wait_before_restart(pause);
     if (g_count > 0) {
       code = 128 + g_signal;
       break;
     }
   }
-  if (g_count > 0 && code == 128 + g_signal) sink.err("stopped by " + signal_name(g_signal) + "\n");
+  if (g_count > 0 && code == 128 + g_signal) tell(job, sink, "stopped by " + signal_name(g_signal) + "\n");
   return code;
 }
 

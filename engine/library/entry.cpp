@@ -1,4 +1,4 @@
-// What the program calls: two C functions, so that the program itself needs no LibTorch.
+// What the program calls: three C functions, so that the program itself needs no LibTorch.
 #include <c10/util/Logging.h>
 #include <unistd.h>
 
@@ -6,9 +6,14 @@
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <filesystem>
 #include <string>
 
+#include "engine/files/durable.h"
+#include "engine/plugins/exit_guard.h"
+#include "engine/rendezvous/ending.h"
 #include "engine/report/report.h"
+#include "engine/report/torchrun.h"
 #include "engine/train/generate.h"
 #include "engine/train/run.h"
 #include "meshwright/error.h"
@@ -28,27 +33,37 @@ void quiet_libtorch() {
   if (std::getenv("TORCH_CPP_LOG_LEVEL") == nullptr) FLAGS_caffe2_log_level = 3;  // fatal
 }
 
-// Runs a rank; what it throws is said and becomes the exit status.
+// Runs a rank; what it throws is said, told to the other ranks, and becomes the exit status of all.
 template <class Work>
-int run_guarded(const Work& work) {
+int run_guarded(const Work& work, const std::filesystem::path& log) {
   using namespace meshwright;
-  auto fail = [](const Error& error) {
+  rendezvous::Ending ending;
+  auto fail = [&](const Error& error) {
     report::Style style = report::style_of(stderr);
     std::string text = report::format_error(style, error);
+    if (std::string retries = report::last_words_for_torchrun(error); !retries.empty()) text += report::format_notice(style, retries);
     std::fwrite(text.data(), 1, text.size(), stderr);
     std::fflush(nullptr);
-    return exit_status(error.code());
+    ending.tell(error);
+    int status = exit_status(error.code());
+    if (!log.empty()) files::append_line(log, report::format_error({}, error) + "rank 0 failed with exit status " + std::to_string(status));
+    return status;
   };
   quiet_libtorch();
+  plugins::ExitGuard exit_guard;
   try {
-    return work();
+    int status = work(ending);
+    ending.finish();
+    return status;
   } catch (const Error& error) {
     return fail(error);
   } catch (const report::WriteFailed& failure) {
     // Nothing of the half-written buffer may be tried again at exit. A reader that went away ends others by its signal.
     report::Output(stdout, "standard output").give_up();
-    if (failure.closed_pipe()) return 128 + SIGPIPE;
-    return fail(Error(ErrorCode::output_unwritable, failure.what()));
+    Error error(ErrorCode::output_unwritable, failure.what());
+    if (!failure.closed_pipe()) return fail(error);
+    ending.tell(error);
+    return 128 + SIGPIPE;
   } catch (const std::bad_alloc&) {
     return fail(Error(ErrorCode::internal, "out of memory"));
   } catch (const std::exception& error) {
@@ -59,9 +74,23 @@ int run_guarded(const Work& work) {
 }  // namespace
 
 extern "C" MESHWRIGHT_API int meshwright_train_rank(const void* run_options) {
-  return run_guarded([&] { return meshwright::train::run_rank(*static_cast<const meshwright::train::RunOptions*>(run_options)); });
+  std::filesystem::path log;
+  return run_guarded(
+      [&](auto& ending) {
+        return meshwright::train::run_rank(*static_cast<const meshwright::train::RunOptions*>(run_options), ending, log);
+      },
+      log);
 }
 
 extern "C" MESHWRIGHT_API int meshwright_generate_rank(const void* request) {
-  return run_guarded([&] { return meshwright::train::generate_rank(*static_cast<const meshwright::generate::Request*>(request)); });
+  return run_guarded(
+      [&](auto& ending) { return meshwright::train::generate_rank(*static_cast<const meshwright::generate::Request*>(request), ending); },
+      {});
+}
+
+// For a rank that ends before it runs: the others, which may not know why it does, end with the same error.
+extern "C" MESHWRIGHT_API int meshwright_refuse(const void* error) {
+  quiet_libtorch();
+  meshwright::rendezvous::Ending().tell(*static_cast<const meshwright::Error*>(error));
+  return 0;
 }

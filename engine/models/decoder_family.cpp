@@ -15,7 +15,7 @@ struct Variant {
   bool qkv_bias_always = false, qk_norms = false;
   bool has_attention_bias = false, has_mlp_bias = false;  // the field exists in its configuration
   bool output_follows_bias = true;
-  bool fused = false, four_norms = false;
+  bool fused = false, four_norms = false, beside = false;
 };
 
 constexpr Variant kVariants[] = {
@@ -27,6 +27,7 @@ constexpr Variant kVariants[] = {
     {"MixtralForCausalLM", "mixtral", "Mixtral", {32000, 4096, 14336, 32, 32, 8, 0, false}, false, false, false, false, false},
     {"Qwen3MoeForCausalLM", "qwen3_moe", "Qwen3Moe", {151936, 2048, 6144, 24, 32, 4, 0, false}, false, true, true, false, true},
     {"Phi3ForCausalLM", "phi3", "Phi3", {32064, 3072, 8192, 32, 32, 0, 0, false}, false, false, false, false, false, true, false},
+    {"PhiForCausalLM", "phi", "Phi", {51200, 2048, 8192, 24, 32, 0, 0, false}, true, false, false, false, false, false, false, true},
 };
 
 }  // namespace
@@ -53,6 +54,8 @@ DecoderFamily read_decoder_family(const ConfigJson& config) {
                                                  " that a fused weight can have")
         .key("model.config");
   family.four_norms = v->four_norms;
+  family.beside = v->beside;
+  if (family.beside) family.attention = {true, true, config.boolean("qk_layernorm", false), "dense"};
   family.moe = read_moe_family(config, family.model_type, family.sizes);
   return family;
 }

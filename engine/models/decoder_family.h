@@ -23,6 +23,7 @@ struct DecoderFamily {
   bool mlp_bias = false;
   bool fused = false;       // qkv_proj and gate_up_proj in place of three and two projections, as Phi3 has them
   bool four_norms = false;  // norms behind attention and MLP as well, as Gemma 3 has them
+  bool beside = false;      // attention and a plain MLP beside each other behind one LayerNorm, a head with a bias, as Phi has them
   std::optional<MoeFamily> moe;
 };
 

@@ -21,5 +21,8 @@ ConfigJson load_config(const std::filesystem::path& config_or_folder);
 ModelOutline make_outline(const ConfigJson& config, DType storage);
 // The architectures there are, sorted.
 std::vector<std::string> known_architectures();
+// What to do about a path that is not there and has the form of a name on the Hugging Face hub ("meta-llama/Llama-3.2-1B"): how it is
+// downloaded, and which key names the folder then. Empty for anything else.
+std::vector<std::string> hub_helps(const std::filesystem::path& path);
 
 }  // namespace meshwright::models

@@ -5,9 +5,10 @@
 namespace meshwright::models {
 
 ModelOutline phi(const ConfigJson& config, DType storage) {
-  DecoderSizes s = read_decoder_sizes(config, {51200, 2048, 8192, 24, 32, 0, 0, false});
+  DecoderFamily family = read_decoder_family(config);
+  const DecoderSizes& s = family.sizes;
   OutlineBuilder b = begin_decoder("PhiForCausalLM", "phi", "Phi", s, storage);
-  bool qk_norms = config.boolean("qk_layernorm", false);
+  bool qk_norms = family.attention.qk_norms;
   // The norms are hidden_size / num_attention_heads wide, rounded down, whatever head_dim says: else the model cannot run.
   if (int64_t width = s.hidden / s.heads; qk_norms && s.head_dim != width) {
     Error error(ErrorCode::bad_model_config,

@@ -95,12 +95,6 @@ Activation find_activation(std::string_view name) {
   return found == std::end(kActivations) ? nullptr : found->function;
 }
 
-std::string activation_names() {
-  std::string all;
-  for (const auto& a : kActivations) all += (all.empty() ? "" : ", ") + std::string(a.name);
-  return all;
-}
-
 GatedActivationImpl::GatedActivationImpl(std::string_view name)
     : activation_(find_activation(name)), silu_(name == "silu" || name == "swish") {}
 

@@ -3,7 +3,6 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <string>
 #include <string_view>
 
 #include "meshwright/module.h"
@@ -12,8 +11,7 @@ namespace meshwright::nets {
 
 using Activation = at::Tensor (*)(const at::Tensor&);
 
-Activation find_activation(std::string_view name);  // nullptr when not known
-std::string activation_names();
+Activation find_activation(std::string_view name);  // nullptr when not known; those of models::known_activations() are
 
 class GatedActivationImpl : public torch::nn::Module {
  public:
@@ -25,5 +23,16 @@ class GatedActivationImpl : public torch::nn::Module {
   bool silu_;
 };
 MESHWRIGHT_MODULE(GatedActivation);
+
+// The activation alone, of an MLP without a gate.
+class PlainActivationImpl : public torch::nn::Module {
+ public:
+  explicit PlainActivationImpl(std::string_view name) : activation_(find_activation(name)) {}
+  at::Tensor forward(const at::Tensor& x) { return activation_(x); }
+
+ private:
+  Activation activation_;
+};
+MESHWRIGHT_MODULE(PlainActivation);
 
 }  // namespace meshwright::nets

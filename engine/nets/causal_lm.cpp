@@ -2,6 +2,7 @@
 
 #include "engine/models/models.h"
 #include "engine/nets/decoder.h"
+#include "engine/nets/phi.h"
 #include "meshwright/scalar_type.h"
 
 namespace meshwright::nets {
@@ -17,6 +18,7 @@ struct RegisteredParameters : torch::nn::Module {
 struct CausalLMImpl::Parts {
   NetConfig config;
   DecoderModel model{nullptr};
+  PhiModel phi{nullptr};  // one of the two, under the name model
   Linear lm_head{nullptr};
   std::shared_ptr<LoadBalance> balance;  // of all routers together; nullptr: no auxiliary loss
 };
@@ -25,14 +27,19 @@ CausalLMImpl::CausalLMImpl(NetConfig config, ModelOutline outline, const at::Ten
     : outline_(std::move(outline)), parts_(std::make_unique<Parts>()) {
   parts_->config = std::move(config);
   const models::DecoderSizes& s = parts_->config.family.sizes;
-  parts_->model = register_module("model", DecoderModel(parts_->config, options));
+  const bool phi = parts_->config.family.beside, head_bias = phi;
+  if (phi)
+    parts_->phi = register_module("model", PhiModel(parts_->config, options));
+  else
+    parts_->model = register_module("model", DecoderModel(parts_->config, options));
   if (s.tied) {
-    Linear head = make_linear(s.hidden, s.vocab, false, options.device(at::kMeta));
-    head->weight = parts_->model->embed_tokens()->weight;
+    Linear head = make_linear(s.hidden, s.vocab, head_bias, options.device(at::kMeta));
+    if (head_bias) detail::become(head->bias, {s.vocab}, options);
+    head->weight = (phi ? parts_->phi->embed_tokens() : parts_->model->embed_tokens())->weight;
     (head.get()->*RegisteredParameters::member)["weight"] = head->weight;
     parts_->lm_head = register_module("lm_head", head);
   } else {
-    parts_->lm_head = register_module("lm_head", make_linear(s.hidden, s.vocab, false, options));
+    parts_->lm_head = register_module("lm_head", make_linear(s.hidden, s.vocab, head_bias, options));
   }
   if (parts_->config.moe.balance_coefficient <= 0) return;
   parts_->balance = std::make_shared<LoadBalance>(parts_->config.moe.balance_coefficient, LoadBalance::Form::whole_model);
@@ -43,7 +50,7 @@ CausalLMImpl::~CausalLMImpl() = default;
 
 at::Tensor CausalLMImpl::forward(const at::Tensor& ids) {
   if (parts_->balance) parts_->balance->begin_pass();
-  at::Tensor logits = parts_->lm_head(parts_->model(ids));
+  at::Tensor logits = parts_->lm_head(parts_->phi.is_empty() ? parts_->model(ids) : parts_->phi(ids));
   double cap = parts_->config.logit_softcap;
   return cap > 0 ? (logits / cap).tanh() * cap : logits;
 }
@@ -55,7 +62,7 @@ InitialValues CausalLMImpl::initial_values() const {
 
 CausalLM build_model(const std::filesystem::path& config_or_folder, DType storage, at::Device device) {
   models::ConfigJson config = models::load_config(config_or_folder);
-  NetConfig net = read_net_config(config);
+  NetConfig net = models::read_net_config(config);
   return CausalLM(std::move(net), models::make_outline(config, storage), at::TensorOptions().dtype(scalar_type(storage)).device(device));
 }
 

@@ -1,4 +1,4 @@
-// Runnable decoder models: Llama, Mistral, Mixtral, Qwen2, Qwen3, Qwen3-MoE, Gemma 3 (text) and Phi3 with Hugging Face's names and
+// Runnable decoder models: Llama, Mistral, Mixtral, Qwen2, Qwen3, Qwen3-MoE, Gemma 3 (text), Phi and Phi3 with Hugging Face's names and
 // transformers' mathematics.
 //
 //   nets::CausalLM model = nets::build_model("folder", DType::float32, at::kMeta);   // names and shapes, no memory
@@ -17,9 +17,11 @@
 #include "meshwright/module.h"
 #include "meshwright/outline.h"
 
-namespace meshwright::nets {
-
+namespace meshwright::models {
 struct NetConfig;
+}
+
+namespace meshwright::nets {
 
 // What a model's weights are before any training, as transformers' _init_weights has it.
 struct InitialValues {
@@ -30,7 +32,7 @@ struct InitialValues {
 
 class CausalLMImpl : public torch::nn::Module {
  public:
-  CausalLMImpl(NetConfig config, ModelOutline outline, const at::TensorOptions& options);
+  CausalLMImpl(models::NetConfig config, ModelOutline outline, const at::TensorOptions& options);
   ~CausalLMImpl() override;
   // Token ids [batch, length] int64 to logits [batch, length, vocab] in the dtype of the parameters.
   at::Tensor forward(const at::Tensor& ids);
@@ -48,7 +50,7 @@ MESHWRIGHT_MODULE(CausalLM);
 
 // Builds the model of a config.json, or of a folder with one. Parameters hold no values yet: fill them with initialize() or from a
 // folder's weights. On the meta device they take no memory. Throws Error(file_unreadable | bad_model_config | unknown_architecture), and
-// Error(not_in_release) for families that can be planned but not run.
+// Error(not_in_release) for what can be planned but not run.
 CausalLM build_model(const std::filesystem::path& config_or_folder, DType storage, at::Device device);
 
 }  // namespace meshwright::nets

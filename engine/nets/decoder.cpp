@@ -11,14 +11,6 @@ namespace {
 using at::Tensor;
 using detail::become;
 
-ScaledEmbedding make_embedding(const NetConfig& config, const at::TensorOptions& options) {
-  int64_t rows = config.family.sizes.vocab, width = config.family.sizes.hidden;
-  ScaledEmbedding embedding(torch::nn::EmbeddingOptions(1, 1), config.embedding_scale);
-  embedding->options.num_embeddings(rows).embedding_dim(width).padding_idx(config.padding_row);
-  become(embedding->weight, {rows, width}, options);
-  return embedding;
-}
-
 RMSNorm make_norm(int64_t size, const NetConfig& config, const at::TensorOptions& options) {
   RMSNorm norm(1, config.norm_epsilon, config.norms_plus_one ? NormScale::one_plus_weight : NormScale::weight);
   become(norm->weight, {size}, options);
@@ -40,6 +32,14 @@ MoeConfig moe_config(const NetConfig& config) {
 }
 
 }  // namespace
+
+ScaledEmbedding make_embedding(const NetConfig& config, const at::TensorOptions& options) {
+  int64_t rows = config.family.sizes.vocab, width = config.family.sizes.hidden;
+  ScaledEmbedding embedding(torch::nn::EmbeddingOptions(1, 1), config.embedding_scale);
+  embedding->options.num_embeddings(rows).embedding_dim(width).padding_idx(config.padding_row);
+  become(embedding->weight, {rows, width}, options);
+  return embedding;
+}
 
 Tensor ScaledEmbeddingImpl::forward(const Tensor& ids) {
   Tensor x = EmbeddingImpl::forward(ids);
@@ -66,6 +66,11 @@ AttentionImpl::AttentionImpl(const NetConfig& config, int64_t window, std::share
   if (config.family.fused)
     qkv_proj_ = register_module("qkv_proj", make_linear(s.hidden, (s.heads + 2 * s.kv_heads) * head_dim_, shape.qkv_bias, options));
   if (!shape.qk_norms) return;
+  if (config.family.beside) {
+    q_layernorm_ = register_module("q_layernorm", LayerNorm(head_dim_, config.norm_epsilon, options));
+    k_layernorm_ = register_module("k_layernorm", LayerNorm(head_dim_, config.norm_epsilon, options));
+    return;
+  }
   q_norm_ = register_module("q_norm", make_norm(head_dim_, config, options));
   k_norm_ = register_module("k_norm", make_norm(head_dim_, config, options));
 }
@@ -82,6 +87,7 @@ AttentionImpl::Heads AttentionImpl::project(const Tensor& x) {
 Tensor AttentionImpl::forward(const Tensor& x, const RotaryTable& rotary) {
   Heads heads = project(x);
   if (!q_norm_.is_empty()) heads.query = q_norm_(heads.query), heads.key = k_norm_(heads.key);
+  if (!q_layernorm_.is_empty()) heads.query = q_layernorm_(heads.query), heads.key = k_layernorm_(heads.key);
   std::tie(heads.query, heads.key) = rotate(heads.query, heads.key, rotary);
   Tensor out = causal_attention(heads.query, heads.key, heads.value, scale_, window_, is_training() ? dropout_ : 0.0, *masks_);
   return o_proj_(out.flatten(2));

@@ -5,15 +5,18 @@
 
 #include <memory>
 
+#include "engine/models/net_config.h"
 #include "engine/nets/activation.h"
 #include "engine/nets/attention.h"
-#include "engine/nets/net_config.h"
+#include "engine/nets/layer_norm.h"
 #include "engine/nets/rotary.h"
 #include "meshwright/layers.h"
 #include "meshwright/moe.h"
 #include "sdk/runtime/make_linear.h"
 
 namespace meshwright::nets {
+
+using models::NetConfig;
 
 // torch::nn::Embedding whose rows are multiplied by a number in the dtype of the weight, as Gemma's are.
 class ScaledEmbeddingImpl : public torch::nn::EmbeddingImpl {
@@ -39,9 +42,10 @@ class AttentionImpl : public torch::nn::Module {
   Heads project(const at::Tensor& x);
 
   Linear q_proj_{nullptr}, k_proj_{nullptr}, v_proj_{nullptr}, o_proj_{nullptr};
-  Linear qkv_proj_{nullptr};                   // in place of the first three; its rows are those of models::qkv_rows
-  RMSNorm q_norm_{nullptr}, k_norm_{nullptr};  // empty without q and k norms
-  int64_t head_dim_, group_, window_;          // group: query heads of a key-value head
+  Linear qkv_proj_{nullptr};                               // in place of the first three; its rows are those of models::qkv_rows
+  RMSNorm q_norm_{nullptr}, k_norm_{nullptr};              // empty without q and k norms
+  LayerNorm q_layernorm_{nullptr}, k_layernorm_{nullptr};  // Phi's
+  int64_t head_dim_, group_, window_;                      // group: query heads of a key-value head
   double scale_, dropout_;
   std::shared_ptr<WindowMasks> masks_;
 };
@@ -60,7 +64,7 @@ class MlpImpl : public torch::nn::Module {
 };
 MESHWRIGHT_MODULE(Mlp);
 
-// Phi3's dropouts stand among its modules; they have no effect, for a model that asks for one is refused.
+// The dropouts of Phi and Phi3 stand among its modules; they have no effect, for a model that asks for one is refused.
 class NoDropoutImpl : public torch::nn::Module {
  public:
   at::Tensor forward(const at::Tensor& x) { return x; }
@@ -101,5 +105,6 @@ class DecoderModelImpl : public torch::nn::Module {
 MESHWRIGHT_MODULE(DecoderModel);
 
 using detail::make_linear;
+ScaledEmbedding make_embedding(const NetConfig& config, const at::TensorOptions& options);
 
 }  // namespace meshwright::nets

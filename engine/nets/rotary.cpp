@@ -79,6 +79,21 @@ Tensor turn_plainly(const Tensor& given, const Tensor& cos, const Tensor& sin) {
   return dim == size ? turned : at::cat({turned, given.narrow(-1, dim, size - dim)}, -1);
 }
 
+// YaRN (Peng et al. 2023): what turns often enough within the original length stays, what turns too rarely is slowed down by the factor,
+// and between the two dimensions that part them the frequencies are blended. `wavelengths`: theta^(2i / dim).
+Tensor yarn_frequencies(const RopeConfig& config, const Tensor& wavelengths) {
+  auto dim = static_cast<double>(config.dim);
+  auto dimension_that_turns = [&](double times) {
+    return dim * std::log(static_cast<double>(config.original_positions) / (times * 2 * std::numbers::pi)) / (2 * std::log(config.theta));
+  };
+  double low = dimension_that_turns(config.beta_fast), high = dimension_that_turns(config.beta_slow);
+  if (config.truncate) low = std::floor(low), high = std::ceil(high);
+  low = std::max(low, 0.0), high = std::min(high, dim - 1);
+  if (low == high) high += 0.001;
+  Tensor ramp = ((at::arange(config.dim / 2, at::kFloat) - low) / (high - low)).clamp(0, 1), kept = 1 - ramp;
+  return (config.factor * wavelengths).reciprocal() * (1 - kept) + wavelengths.reciprocal() * kept;
+}
+
 }  // namespace
 
 Tensor inverse_frequencies(const RopeConfig& config, int64_t length) {
@@ -97,6 +112,7 @@ Tensor inverse_frequencies(const RopeConfig& config, int64_t length) {
   }
   Tensor frequencies = at::pow(theta, exponents).reciprocal();
   if (config.type == RopeType::linear) return frequencies / config.factor;
+  if (config.type == RopeType::yarn) return yarn_frequencies(config, at::pow(theta, exponents));
   if (config.type != RopeType::llama3) return frequencies;
   // Long waves are slowed down by the factor, short ones stay, those between are blended (Llama 3.1).
   double old_length = static_cast<double>(config.original_positions), low = config.low_frequency_factor,

@@ -6,10 +6,13 @@
 #include <utility>
 #include <vector>
 
-#include "engine/nets/net_config.h"
+#include "engine/models/net_config.h"
 #include "meshwright/module.h"
 
 namespace meshwright::nets {
+
+using models::RopeConfig;
+using models::RopeType;
 
 // cos and sin of every position's angles: [length, dim] each, in the dtype and on the device of the activations.
 struct RotaryTable {

@@ -1,6 +1,10 @@
 #include <algorithm>
+#include <filesystem>
 
+#include "engine/files/relative.h"
 #include "engine/models/models.h"
+#include "engine/plan/before_start.h"
+#include "engine/plan/main_weights.h"
 #include "engine/plan/plan.h"
 
 namespace meshwright::plan {
@@ -95,6 +99,8 @@ JobPlan lay_out(Job& job, const PlanRequest& wanted) {
   plan.mesh = plan_mesh(job, plan, config, request);
   plan.workload = read_workload(job.config, plan.mesh, !wanted.assumed_world);
 
+  warn_of_schedule(job, plan);
+
   const Options& model = job.config.table("model");
   std::string path = model.get_string("config");
   const char* key = "model.config";
@@ -109,7 +115,10 @@ JobPlan lay_out(Job& job, const PlanRequest& wanted) {
   try {
     plan.outline = models::load_outline(path, plan.workload.storage);
   } catch (Error& error) {
-    throw error.key(key).at(model.origin(std::string(key).substr(6)));
+    Origin written = model.origin(std::string(key).substr(6));
+    if (std::error_code failed; error.code() == ErrorCode::file_unreadable && !std::filesystem::exists(path, failed) && !failed)
+      for (const std::string& help : files::relative_path_help(key, path, written.file)) error.help(help);
+    throw error.key(key).at(written);
   }
   const ModelOutline& outline = *plan.outline;
   const ParallelSizes& sizes = config.shared.sizes;
@@ -144,6 +153,7 @@ JobPlan lay_out(Job& job, const PlanRequest& wanted) {
         "distributed.moe.fake_balanced_gate = true: tokens go to the experts in turns and routers get gradients of zero; for measuring "
         "speed only");
   check_sequence(job, plan.tp);
+  warn_of_positions(job, path, plan);
 
   ModelOutline part = outline;
   if (sizes.pp > 1) {
@@ -154,6 +164,8 @@ JobPlan lay_out(Job& job, const PlanRequest& wanted) {
   }
   FootprintRequest cost{part, plan.mesh, plan.tp, config, plan.workload, plan.rank};
   plugins::guarded(plan.strategy, "computing the footprint", [&] { plan.footprint = plan.strategy.strategy->footprint(cost); });
+  tell_idle_moe(job, cost, config, plan);
+  count_main_weights(plan, job.config, cost);
   plan.other_activations = other_activations(plan, config, part);
   if (plan.pipeline) {
     std::vector<WireRow> rows = pipeline_wire(cost, *plan.pipeline);

@@ -59,6 +59,9 @@ struct JobPlan {
   std::vector<std::string> notices, warnings;
 };
 
+// Whether a run would read this table of data. One that nobody wrote has nothing to read.
+bool reads_data(const Options& table);
+
 // Whether a plan's styles cut activations along the sequence.
 bool cuts_sequence(const TpPlan& tp);
 // Throws Error(model_does_not_fit) when the samples of a data set in use do not divide by tp under such a plan.

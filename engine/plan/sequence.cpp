@@ -11,15 +11,17 @@ bool cuts_sequence(const TpPlan& tp) {
   });
 }
 
+bool reads_data(const Options& table) {
+  return table.is_set("path") || table.is_given("seq_len") || (table.is_given("kind") && table.get_string("kind") == "mock");
+}
+
 void check_sequence(const Job& job, const TpPlan& tp) {
   int64_t ranks = job.config.shared.sizes.tp;
   if (ranks <= 1 || !cuts_sequence(tp)) return;
   for (const char* name : {"dataset", "validation_dataset"}) {
     const Options& table = job.config.table(name);
-    // A table that nobody wrote has nothing to read.
-    bool used = table.is_set("path") || table.is_given("seq_len") || (table.is_given("kind") && table.get_string("kind") == "mock");
     int64_t length = table.get_int("seq_len");
-    if (!used || length % ranks == 0) continue;
+    if (!reads_data(table) || length % ranks == 0) continue;
     const std::string key = std::string(name) + ".seq_len", tp_size = std::to_string(ranks);
     Error error(ErrorCode::model_does_not_fit,
                 key + " = " + std::to_string(length) + " does not divide by distributed.tp_size = " + tp_size +

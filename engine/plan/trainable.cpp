@@ -1,6 +1,33 @@
-#include "engine/plan/plan.h"
+#include <algorithm>
+#include <boost/json/array.hpp>
+
+#include "engine/models/models.h"
+#include "engine/models/net_config.h"
+#include "engine/plan/training.h"
 
 namespace meshwright::plan {
+namespace {
+
+Error plans_only(const plugins::LoadedStrategy& strategy, const Job& job) {
+  return Error(ErrorCode::not_in_release, "the strategy " + strategy.info->name + " can plan a job, but not train it in this release")
+      .key("distributed.strategy")
+      .at(job.config.table("distributed").origin("strategy"))
+      .help("meshwright plugins list shows which strategies can train");
+}
+
+// Whether the model can be run, beyond being planned: its family, its rotary embedding, its activations and dropouts.
+void check_model_runs(const Options& model, Diagnostics& diagnostics) {
+  const char* key = model.is_set("config") ? "config" : "pretrained";
+  std::string path = model.get_string(key);
+  if (path.empty()) return;
+  try {
+    models::read_net_config(models::load_config(path));
+  } catch (Error& error) {
+    diagnostics.add(error.key(std::string("model.") + key).at(model.origin(key)));
+  }
+}
+
+}  // namespace
 
 void check_trainable(const Job& job, Diagnostics& diagnostics) {
   const config::Config& config = job.config;
@@ -49,21 +76,51 @@ void check_trainable(const Job& job, Diagnostics& diagnostics) {
                           .key(std::string("distributed.") + name)
                           .at(config.table("distributed").origin(name))
                           .help(std::string("set distributed.") + name + " = 1"));
+  // With ep_size above 1 another strategy may take the job; check_runs() asks that one.
   if (job.strategy.info != nullptr && (job.strategy.info->capabilities & MESHWRIGHT_CAN_PARALLELIZE) == 0 && sizes.ep <= 1)
-    diagnostics.add(
-        Error(ErrorCode::not_in_release, "the strategy " + job.strategy.info->name + " can plan a job, but not train it in this release")
-            .key("distributed.strategy")
-            .at(config.table("distributed").origin("strategy"))
-            .help("meshwright plugins list shows which strategies can train"));
+    diagnostics.add(plans_only(job.strategy, job));
+  check_model_runs(model, diagnostics);
+}
+
+bool written_for_training(const Job& job) {
+  auto given = [&](const char* name, std::initializer_list<const char*> keys) {
+    const Options& table = job.config.table(name);
+    return std::any_of(keys.begin(), keys.end(), [&](const char* key) { return table.is_given(key); });
+  };
+  for (const char* name : {"run", "lr_scheduler", "checkpoint", "validation_dataset"})
+    for (const meshwright_option* option : job.config.table(name).schema().options)
+      if (given(name, {option->name})) return true;
+  return given("dataset", {"kind", "path"}) || given("optimizer", {"lr"}) || given("step_scheduler", {"max_steps"});
 }
 
 void check_runs(const JobPlan& plan, const Job& job) {
+  if ((plan.strategy.info->capabilities & MESHWRIGHT_CAN_PARALLELIZE) == 0) throw plans_only(plan.strategy, job);
   if (!plan.outline) return;
   try {
     check_tp_blocks(plan.tp, *plan.outline);
   } catch (const Error& error) {
     throw config::placed(error, job.config);
   }
+}
+
+std::vector<Error> errors_of_training(const Job& job, const JobPlan* plan) {
+  Diagnostics found;
+  check_trainable(job, found);
+  std::vector<Error> out(found.errors().begin(), found.errors().end());
+  if (plan != nullptr) try {
+      check_runs(*plan, job);
+    } catch (const Error& error) {
+      auto same = [&](const Error& other) { return other.code() == error.code() && other.message() == error.message(); };
+      if (std::none_of(out.begin(), out.end(), same)) out.push_back(error);
+    }
+  return out;
+}
+
+void add_training(boost::json::object& plan, const std::vector<Error>& errors) {
+  boost::json::array why;
+  for (const Error& error : errors) why.emplace_back(error.message());
+  plan["trains"] = errors.empty();
+  plan["why"] = why;
 }
 
 }  // namespace meshwright::plan

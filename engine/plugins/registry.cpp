@@ -12,6 +12,7 @@
 #include <boost/dll/shared_library.hpp>
 
 #include "engine/plugins/descriptor.h"
+#include "engine/plugins/exit_guard.h"
 #include "engine/plugins/judge.h"
 #include "meshwright/facts.h"
 #include "sdk/src/words.h"
@@ -87,6 +88,8 @@ std::string type_name(const std::exception& error) {
   return out;
 }
 
+std::string text_of(const LoadedPlugin& plugin) { return plugin.name + " " + plugin.version + " (" + plugin.path.string() + ")"; }
+
 }  // namespace
 
 struct Registry::Impl {
@@ -110,6 +113,7 @@ struct Registry::Impl {
     // RTLD_NODELETE has no name in Boost. The handle goes away with this scope, the mapping stays for good.
     auto mode =
         boost::dll::load_mode::rtld_now | boost::dll::load_mode::rtld_local | static_cast<boost::dll::load_mode::type>(RTLD_NODELETE);
+    plugin_at_work(judged.path.string());  // the constructors of its static objects
     try {
       library.load(judged.path.string(), mode);
     } catch (const std::exception& error) {
@@ -220,6 +224,7 @@ LoadedStrategy Registry::create(const LoadedPlugin& plugin, const StrategyInfo& 
   status.struct_size = sizeof status;
   std::string who = "strategy " + info.name + " of " + plugin.name + " " + plugin.version + " (" + plugin.path.string() + ")";
   void* made = nullptr;
+  plugin_at_work(text_of(plugin));
   try {
     made = raw->create(&status);
   } catch (const std::exception& error) {
@@ -265,9 +270,8 @@ std::vector<std::pair<std::string, fs::path>> Registry::places() const {
 }
 
 void guarded(const LoadedStrategy& strategy, const std::string& what, const std::function<void()>& body) {
-  auto context = [&] {
-    return "plugin " + strategy.plugin->name + " " + strategy.plugin->version + " (" + strategy.plugin->path.string() + "), while " + what;
-  };
+  auto context = [&] { return "plugin " + text_of(*strategy.plugin) + ", while " + what; };
+  plugin_at_work(text_of(*strategy.plugin));
   try {
     body();
   } catch (Error& error) {

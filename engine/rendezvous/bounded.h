@@ -1,6 +1,7 @@
 // A time limit for calls that have none.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <future>
 #include <memory>
@@ -16,17 +17,32 @@ struct NoAnswer {};
 // What `call` returns or throws; NoAnswer when it takes longer. LibTorch's store waits for ever where its server is there and silent (a
 // stopped process, another program on the port), and nothing wakes it up: such a call stays behind in its thread until the process ends.
 // So `call` must own all that it uses.
-template <class F>
-auto bounded(std::chrono::milliseconds limit, F call) -> std::invoke_result_t<F> {
+//
+// `meanwhile` is called every half second; what it throws ends the wait in the same way.
+template <class F, class G>
+auto bounded(std::chrono::milliseconds limit, F call, G meanwhile) -> std::invoke_result_t<F> {
   auto task = std::make_shared<std::packaged_task<std::invoke_result_t<F>()>>(std::move(call));
   auto result = task->get_future();
   std::thread thread([task] { (*task)(); });
-  if (result.wait_for(limit) != std::future_status::ready) {
-    thread.detach();
-    throw NoAnswer();
+  auto end = std::chrono::steady_clock::now() + limit;
+  for (auto next = std::chrono::steady_clock::now();;) {
+    next = std::min(end, next + std::chrono::milliseconds(500));
+    if (result.wait_until(next) == std::future_status::ready) break;
+    try {
+      if (next == end) throw NoAnswer();
+      meanwhile();
+    } catch (...) {
+      thread.detach();
+      throw;
+    }
   }
   thread.join();
   return result.get();
+}
+
+template <class F>
+auto bounded(std::chrono::milliseconds limit, F call) -> std::invoke_result_t<F> {
+  return bounded(limit, std::move(call), [] {});
 }
 
 }  // namespace meshwright::rendezvous

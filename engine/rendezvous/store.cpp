@@ -5,6 +5,7 @@
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "engine/rendezvous/bounded.h"
+#include "engine/rendezvous/error_text.h"
 #include "engine/rendezvous/notices.h"
 #include "engine/rendezvous/reach.h"
 #include "engine/rendezvous/rendezvous.h"
@@ -27,6 +28,9 @@ std::string place(const launch::RankEnvironment& ranks) { return ranks.master_ad
   throw error.help("check that rank 0 runs, that MASTER_ADDR and MASTER_PORT name it, and that no firewall is between")
       .help("raise dist_env.timeout_minutes when ranks start far apart");
 }
+
+// How long ranks that refuse the job wait for those that do not know it yet.
+constexpr Milliseconds kRefusalStays = std::chrono::seconds(15);
 
 StorePtr open_store(const launch::RankEnvironment& ranks, Milliseconds timeout, Clock::time_point end) {
   c10d::TCPStoreOptions options;
@@ -59,14 +63,21 @@ StorePtr open_store(const launch::RankEnvironment& ranks, Milliseconds timeout, 
   }
 }
 
-// What rank 0 found out about who is there: empty, or the words of an error for all ranks.
+// What rank 0 found out about who is there: empty, or the words of an error for all ranks, or what one of them refuses.
 struct Roll {
   ErrorCode code = ErrorCode::rendezvous_failed;
   std::string words;
+  std::string refusal = {};  // encode_error()
 };
 
-std::string encode(const Roll& roll) { return roll.words.empty() ? "" : std::to_string(static_cast<int>(roll.code)) + " " + roll.words; }
+constexpr char kRefusal = '!';
+
+std::string encode(const Roll& roll) {
+  if (!roll.refusal.empty()) return kRefusal + roll.refusal;
+  return roll.words.empty() ? "" : std::to_string(static_cast<int>(roll.code)) + " " + roll.words;
+}
 Roll decode(const std::string& text) {
+  if (text.starts_with(kRefusal)) return {ErrorCode::rank_failed, "", text.substr(1)};
   size_t space = text.find(' ');
   if (space == std::string::npos) return {};
   return {static_cast<ErrorCode>(std::stoi(text)), text.substr(space + 1)};
@@ -81,7 +92,9 @@ Roll call_roll(c10d::Store& store, int64_t world, const std::string& where, Mill
   std::vector<int64_t> missing;
   for (int64_t r = 0; r < world; ++r) {
     std::string key = std::to_string(r);
-    while (!store.check({key}) && Clock::now() < end && !store.check({"twice"})) std::this_thread::sleep_for(Milliseconds(20));
+    while (!store.check({key}) && Clock::now() < end && !store.check({"twice"}) && !store.check({"refused"}))
+      std::this_thread::sleep_for(Milliseconds(20));
+    if (store.check({"refused"})) return {ErrorCode::rank_failed, "", text_of(store.get("refused"))};
     if (store.check({"twice"})) return twice(std::stoll(text_of(store.get("twice"))));
     if (!store.check({key})) {
       missing.push_back(r);
@@ -94,6 +107,12 @@ Roll call_roll(c10d::Store& store, int64_t world, const std::string& where, Mill
   if (missing.empty()) return {};
   return {ErrorCode::rendezvous_failed,
           "all waited " + seconds(timeout) + " at " + where + " in vain for rank " + some_of(missing) + " of " + std::to_string(world)};
+}
+
+// Rank 0, which keeps the store: those that come later hear of the refusal as well.
+void stay_for_all(c10d::Store& store, int64_t world, Clock::time_point end) {
+  while (store.add("all/read", 0) + store.add("refusing", 0) < world - 1 && Clock::now() < end)
+    std::this_thread::sleep_for(Milliseconds(10));
 }
 
 Roll join(const StorePtr& store, const launch::RankEnvironment& ranks, Milliseconds timeout, Clock::time_point end) {
@@ -109,25 +128,52 @@ Roll join(const StorePtr& store, const launch::RankEnvironment& ranks, Milliseco
     int64_t present = 0;
     for (int64_t r = 1; r < world; ++r) present += store->check({std::to_string(r)}) ? 1 : 0;
     publish(*store, "all", std::to_string(world) + "\n" + encode(roll), present);
+    if (!roll.refusal.empty() && !ranks.agent_store) stay_for_all(*store, world, std::min(end, Clock::now() + kRefusalStays));
     return roll;
   }
   // Rank 0 may have begun to wait a little later.
   std::string text = hear(*store, "all", left_until(end) + Milliseconds(2000)), theirs = text.substr(0, text.find('\n'));
   Roll roll = decode(text.substr(theirs.size() + 1));
-  if (roll.words.empty() && theirs != std::to_string(world))
+  if (roll.words.empty() && roll.refusal.empty() && theirs != std::to_string(world))
     return {ErrorCode::ranks_disagree, "rank " + name + " has WORLD_SIZE " + std::to_string(world) + ", rank 0 has " + theirs};
   return roll;
 }
 
+// A launcher's store outlives the ranks of one attempt; what they left in it means nothing to the next.
+StorePtr of_this_attempt(const StorePtr& store, const launch::RankEnvironment& ranks) {
+  return c10::make_intrusive<c10d::PrefixStore>("meshwright/" + std::to_string(ranks.restart), store);
+}
+
 }  // namespace
+
+void refuse(const launch::RankEnvironment& ranks, const Error& error) noexcept {
+  if (ranks.world_size == 1 || ranks.source == launch::RankEnvironment::Source::local) return;
+  try {
+    Error named = error;
+    named.note("on " + name_here(ranks.rank));
+    auto end = Clock::now() + kRefusalStays;
+    StorePtr store = open_store(ranks, kRefusalStays, end);
+    store->setTimeout(kRefusalStays);
+    store = c10::make_intrusive<c10d::PrefixStore>("join", of_this_attempt(store, ranks));
+    bounded(kRefusalStays + Milliseconds(1000), [=, text = encode_error(named)] {
+      if (ranks.rank != 0) {
+        store->set("refused", bytes_of(text));
+        store->add("refusing", 1);
+        return;
+      }
+      store->set("all", bytes_of(std::to_string(ranks.world_size) + "\n" + encode({ErrorCode::rank_failed, "", text})));
+      if (!ranks.agent_store) stay_for_all(*store, ranks.world_size, end);
+    });
+  } catch (...) {  // nobody is there who could hear it
+  }
+}
 
 StorePtr connect_store(const launch::RankEnvironment& ranks, Milliseconds timeout) {
   if (ranks.world_size == 1) return c10::make_intrusive<c10d::HashStore>();
   auto end = Clock::now() + timeout;
   StorePtr store = open_store(ranks, timeout, end);
   store->setTimeout(timeout);
-  // A launcher's store outlives the ranks of one attempt; what they left in it means nothing to the next.
-  store = c10::make_intrusive<c10d::PrefixStore>("meshwright/" + std::to_string(ranks.restart), store);
+  store = of_this_attempt(store, ranks);
   Roll roll;
   try {
     StorePtr joined = c10::make_intrusive<c10d::PrefixStore>("join", store);
@@ -139,6 +185,7 @@ StorePtr connect_store(const launch::RankEnvironment& ranks, Milliseconds timeou
     roll.words =
         "rank " + std::to_string(ranks.rank) + " lost the store of rank 0 at " + place(ranks) + ": rank 0 ended, or waits no longer";
   }
+  if (!roll.refusal.empty()) throw decode_error(roll.refusal);
   if (roll.words.empty()) return store;
   Error error(roll.code, roll.words);
   if (roll.code == ErrorCode::rendezvous_failed)

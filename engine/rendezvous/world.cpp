@@ -1,13 +1,21 @@
 // make_world(): groups, and who is to blame when one of their collectives does not end.
 #include <algorithm>
 #include <cstdlib>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <set>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
+#include "engine/rendezvous/board.h"
 #include "engine/rendezvous/bounded.h"
+#include "engine/rendezvous/interfaces.h"
 #include "engine/rendezvous/notices.h"
 #include "engine/rendezvous/rendezvous.h"
+#include "engine/rendezvous/seats.h"
 #include "meshwright/error.h"
+#include "sdk/runtime/peer_names.h"
 
 namespace meshwright::rendezvous {
 
@@ -18,6 +26,8 @@ using StorePtr = c10::intrusive_ptr<c10d::Store>;
 // How long a rank that waited in vain waits for others to say that they did, too. Ranks of one collective begin to wait, and so run out
 // of time, within a step's differences of each other.
 constexpr Milliseconds kRollCall(1000);
+// How long one whose connection broke waits for the words of the rank that broke it.
+constexpr Milliseconds kPosted(2000);
 
 // Those of `ranks` that did not report here. The keeper of the store stays until those that did have their answer, too.
 std::vector<int64_t> silent_ranks(c10d::Store& store, int64_t rank, bool keeper, const std::vector<int64_t>& ranks) {
@@ -36,24 +46,97 @@ std::vector<int64_t> silent_ranks(c10d::Store& store, int64_t rank, bool keeper,
   return silent;
 }
 
-World::Connect over_gloo(const launch::RankEnvironment& ranks, const StorePtr& store, Milliseconds timeout) {
-  bool one_host = ranks.one_host();
-  return [store, timeout, one_host, rank = ranks.rank](const std::string& name, const std::vector<int64_t>& members) {
+// A device of gloo listens at a port of its own, which errors call by its address; gloo does not tell the port, but the process has one
+// more listening socket than before.
+std::mutex& one_at_a_time() {
+  static std::mutex mutex;
+  return mutex;
+}
+
+struct Listening {
+  std::shared_ptr<::gloo::transport::Device> device;
+  int port = 0;  // 0: not found
+};
+
+std::set<int> listening_ports(const std::string& address) {
+  std::set<int> out;
+  for (const OwnSocket& own : own_sockets())
+    if (own.listens() && own.local == address) out.insert(own.local_port);
+  return out;
+}
+
+Listening listen_for_group(const std::string& address) {
+  std::lock_guard lock(one_at_a_time());  // ranks may be threads of one process
+  std::set<int> before = listening_ports(address);
+  Listening out{c10d::ProcessGroupGloo::createDeviceForHostname(address)};
+  for (int port : listening_ports(address))
+    if (!before.contains(port)) out.port = port;
+  return out;
+}
+
+// When a connection breaks gloo names its other end: where the peer listens, or, if the peer opened it, a port that the kernel gave it. So
+// the members tell each other both, and errors can name rank and host. `members` and `index` as in the group; all are connected.
+void name_peers(c10d::Store& store, size_t index, const std::vector<int64_t>& members, const std::vector<Seat>& seats) {
+  auto seat = [&](size_t i) -> const Seat& { return seats[static_cast<size_t>(members[i])]; };
+  auto name = [&](size_t i, const std::vector<uint8_t>& port) {
+    detail::name_peer(seat(i).address, std::atoi(text_of(port).c_str()), "rank " + std::to_string(members[i]) + " on " + seat(i).host);
+  };
+  std::vector<std::string> listen_keys, ours, theirs;
+  std::vector<size_t> others;
+  for (size_t i = 0; i < members.size(); ++i) {
+    if (i == index) continue;
+    others.push_back(i);
+    listen_keys.push_back("port/" + std::to_string(i));
+    ours.push_back("opened/" + std::to_string(index) + "/" + std::to_string(i));
+    theirs.push_back("opened/" + std::to_string(i) + "/" + std::to_string(index));
+  }
+  std::vector<std::vector<uint8_t>> ports = store.multiGet(listen_keys);
+  std::map<std::pair<std::string, int>, size_t> doors;
+  for (size_t k = 0; k < others.size(); ++k) {
+    name(others[k], ports[k]);
+    doors[{seat(others[k]).address, std::atoi(text_of(ports[k]).c_str())}] = k;
+  }
+  std::vector<std::vector<uint8_t>> opened(others.size(), bytes_of("0"));
+  for (const OwnSocket& own : own_sockets())
+    if (auto door = doors.find({own.remote, own.remote_port}); door != doors.end())
+      opened[door->second] = bytes_of(std::to_string(own.local_port));
+  store.multiSet(ours, opened);
+  opened = store.multiGet(theirs);
+  for (size_t k = 0; k < others.size(); ++k) name(others[k], opened[k]);
+}
+
+World::Connect over_gloo(const launch::RankEnvironment& ranks, const StorePtr& store, std::vector<Seat> seats, Milliseconds timeout,
+                         const std::shared_ptr<Board>& board) {
+  return [store, timeout, board, seats = std::move(seats), rank = ranks.rank](const std::string& name,
+                                                                              const std::vector<int64_t>& members) {
     auto index = static_cast<int>(std::find(members.begin(), members.end(), rank) - members.begin());
     auto options = c10d::ProcessGroupGloo::Options::create(timeout);
-    const char* interface = std::getenv("GLOO_SOCKET_IFNAME");
-    if (interface && *interface)
-      options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForInterface(interface));
-    else if (one_host)
-      options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname("127.0.0.1"));
-    else
-      options->devices.push_back(c10d::ProcessGroupGloo::createDefaultDevice());
+    const Seat& own = seats[static_cast<size_t>(rank)];
+    int port = 0;
+    try {
+      Listening listening = listen_for_group(own.address);
+      options->devices.push_back(listening.device);
+      port = listening.port;
+    } catch (const std::exception& error) {
+      std::string why = error.what();
+      throw Error(ErrorCode::bad_interface, "rank " + std::to_string(rank) + " on " + own.host + " cannot listen on " + own.address + ": " +
+                                                why.substr(0, why.find('\n')) + "; there are: " + list_of(interfaces()))
+          .key("dist_env.interface")
+          .help("set dist_env.interface, or GLOO_SOCKET_IFNAME on each host, to the interface that joins the hosts");
+    }
     options->threads = 1;  // as fast as more, and switches least
     auto prefixed = c10::make_intrusive<c10d::PrefixStore>("group/" + name, store);
     auto size = static_cast<int>(members.size());
     try {
-      return bounded(timeout + Milliseconds(2000), [=]() -> c10::intrusive_ptr<c10d::Backend> {
-        return c10::make_intrusive<c10d::ProcessGroupGloo>(prefixed, index, size, options);
+      auto connect = [=]() -> c10::intrusive_ptr<c10d::Backend> {
+        prefixed->set("port/" + std::to_string(index), bytes_of(std::to_string(port)));
+        auto group = c10::make_intrusive<c10d::ProcessGroupGloo>(prefixed, index, size, options);
+        name_peers(*prefixed, static_cast<size_t>(index), members, seats);
+        return group;
+      };
+      // A member that has ended will never come.
+      return bounded(timeout + Milliseconds(2000), connect, [&] {
+        if (std::optional<Error> told = board ? board->read_beside() : std::nullopt) throw *told;
       });
     } catch (const NoAnswer&) {
       throw Error(ErrorCode::rendezvous_failed, "rank " + std::to_string(rank) + " could not connect to the ranks of group " + name +
@@ -78,23 +161,43 @@ World::Connect over_nccl(const launch::RankEnvironment& ranks, const StorePtr& s
 }  // namespace
 
 std::shared_ptr<World> make_world(const launch::RankEnvironment& ranks, const StorePtr& store, const device::Chosen& chosen,
-                                  Milliseconds timeout) {
+                                  Milliseconds timeout, const std::string& interface, const std::shared_ptr<Board>& board) {
   World::Connect connect;
-  if (ranks.world_size > 1) connect = chosen.nccl ? over_nccl(ranks, store, chosen, timeout) : over_gloo(ranks, store, timeout);
+  if (ranks.world_size > 1 && chosen.nccl) {
+    // NCCL reads its own variable, when the first group is made.
+    if (!interface.empty()) {
+      address_of(interface, "dist_env.interface", interfaces());
+      ::setenv("NCCL_SOCKET_IFNAME", ("=" + interface).c_str(), /*overwrite=*/0);
+    }
+    connect = over_nccl(ranks, store, chosen, timeout);
+  } else if (ranks.world_size > 1) {
+    connect = over_gloo(ranks, store, seat_ranks(store, ranks, wanted_interface(interface), timeout), timeout, board);
+  }
   auto world = std::make_shared<World>(ranks.rank, ranks.world_size, chosen.device, timeout, connect);
   for (const std::string& notice : chosen.notices) world->notice(notice);
-  if (ranks.world_size == 1) return world;
+  if (WantedInterface wanted = wanted_interface(interface); ranks.world_size > 1 && !interface.empty() && wanted.name != interface)
+    world->notice("rank 0 uses the interface " + wanted.name + " of " + wanted.named_by + ", which comes before dist_env.interface = \"" +
+                  interface + "\"");
+  if (ranks.world_size == 1) {
+    if (!interface.empty())
+      world->notice("dist_env.interface = \"" + interface + "\" has no effect: one rank alone has nobody to reach through it");
+    return world;
+  }
   auto late = c10::make_intrusive<c10d::PrefixStore>("late", store);
-  world->set_roll_call([late, rank = ranks.rank, agent = ranks.agent_store](const std::vector<int64_t>& members) -> std::vector<int64_t> {
-    try {
-      return bounded(2 * kRollCall + Milliseconds(500), [=] { return silent_ranks(*late, rank, rank == 0 && !agent, members); });
-    } catch (const NoAnswer&) {
-      // The store is silent, and so is who keeps it.
-      if (!agent && rank != 0) return {0};
-    } catch (const std::exception&) {  // its keeper has ended
-    }
-    return {};
-  });
+  world->set_roll_call(
+      [late, board, rank = ranks.rank, agent = ranks.agent_store](const std::vector<int64_t>& members) -> std::vector<int64_t> {
+        // A rank that fails closes its connections first and posts a moment later.
+        if (std::optional<Error> told = board ? board->read(members.empty() ? kPosted : Milliseconds(0)) : std::nullopt) throw *told;
+        if (members.empty()) return {};
+        try {
+          return bounded(2 * kRollCall + Milliseconds(500), [=] { return silent_ranks(*late, rank, rank == 0 && !agent, members); });
+        } catch (const NoAnswer&) {
+          // The store is silent, and so is who keeps it.
+          if (!agent && rank != 0) return {0};
+        } catch (const std::exception&) {  // its keeper has ended
+        }
+        return {};
+      });
   return world;
 }
 

@@ -26,6 +26,20 @@ std::string progress_bar(const Style& style, double part, int cells) {
   return paint(style, Tone::green, bar);
 }
 
+std::string fit_line(std::vector<LineField> fields, int columns) {
+  auto joined = [&] {
+    std::string line;
+    for (const LineField& field : fields) line += (line.empty() ? "" : "  ") + field.text;
+    return line;
+  };
+  std::string line = joined();
+  while (!fields.empty() && display_width(line) > static_cast<size_t>(std::max(columns, 0))) {
+    fields.erase(std::max_element(fields.begin(), fields.end(), [](const LineField& a, const LineField& b) { return a.spare < b.spare; }));
+    line = joined();
+  }
+  return line;
+}
+
 ByteProgress::ByteProgress(Output& out, const Style& style, bool live, std::string doing, int64_t total)
     : out_(out),
       style_(style),
@@ -52,11 +66,14 @@ void ByteProgress::add(int64_t bytes) {
   said_ = now;
   double seconds = std::chrono::duration<double>(now - begin_).count(), speed = static_cast<double>(done_) / std::max(seconds, 1e-3),
          part = static_cast<double>(done_) / static_cast<double>(std::max<int64_t>(total_, 1));
-  std::string text = "  " + human_bytes(done_) + " of " + human_bytes(total_) + "  " + human_bytes(static_cast<int64_t>(speed)) + "/s  " +
-                     human_duration(static_cast<double>(std::max<int64_t>(total_ - done_, 0)) / std::max(speed, 1.0)) + " left";
-  int cells = std::min(style_.width - static_cast<int>(doing_.size() + text.size()) - 2, 30);
-  std::string line = doing_ + " " + (cells >= 8 ? progress_bar(style_, part, cells) : "") + text;
-  if (cells < 8 && line.size() + 1 > static_cast<size_t>(style_.width)) line.resize(static_cast<size_t>(std::max(style_.width - 1, 0)));
+  std::vector<LineField> fields = {
+      {doing_, 1},
+      {human_bytes(done_) + " of " + human_bytes(total_)},
+      {human_bytes(static_cast<int64_t>(speed)) + "/s", 3},
+      {human_duration(static_cast<double>(std::max<int64_t>(total_ - done_, 0)) / std::max(speed, 1.0)) + " left", 2}};
+  std::string line = fit_line(fields, style_.width - 1);
+  int cells = std::min(style_.width - 1 - static_cast<int>(display_width(line)) - 2, 30);
+  if (cells >= 8 && line.starts_with(doing_)) line.insert(doing_.size(), " " + progress_bar(style_, part, cells));
   out_.write("\r\x1b[K" + line);
   out_.flush();
   drawn_ = true;

@@ -38,8 +38,8 @@ SplitStep read_split(const Field& field) {
   if (regex.absent() == literal.absent()) pattern.refuse("must hold either Regex or String");
   const Field& used = regex.absent() ? literal : regex;
   try {
-    return {Pattern(used.string(), regex.absent() ? Pattern::Syntax::literal : Pattern::Syntax::ruby), known->second,
-            field.at("invert").boolean_or(false)};
+    return {Pattern(used.string(), regex.absent() ? Pattern::Syntax::literal : Pattern::Syntax::ruby),
+            regex.absent() ? std::string() : std::string(used.string()), known->second, field.at("invert").boolean_or(false)};
   } catch (const PatternProblem& problem) {
     used.refuse(shown(used.string()) + " " + problem.what + " (at byte " + std::to_string(problem.offset) + " of the pattern)");
   }

@@ -23,6 +23,7 @@ std::vector<SplitRange> apply_behavior(std::vector<SplitRange> parts, SplitBehav
 // By a pattern; invert: what lies between its matches counts as the matches.
 struct SplitStep {
   Pattern pattern;
+  std::string source;  // the pattern as the file has it; empty for a literal
   SplitBehavior behavior = SplitBehavior::isolated;
   bool invert = false;
 };

@@ -4,6 +4,7 @@
 
 #include "engine/data/mapped_file.h"
 #include "engine/tokenizer/bytes.h"
+#include "engine/tokenizer/divide.h"
 #include "engine/tokenizer/normalize.h"
 #include "engine/tokenizer/parts.h"
 #include "engine/weights/strict_json.h"
@@ -145,6 +146,21 @@ std::string Tokenizer::decode(std::span<const int64_t> ids, bool skip_special) c
   for (int64_t id : ids) out += stream.add(bytes_of(id, skip_special));
   return out + stream.finish();
 }
+
+std::optional<Tokenizer::Frame> Tokenizer::frame() const {
+  Frame out;
+  if (!parts_->around) return out;
+  bool seen = false;
+  for (const TemplatePiece& piece : *parts_->around) {
+    if (piece.text && seen) return std::nullopt;
+    seen = seen || piece.text;
+    std::vector<int64_t>& side = seen ? out.after : out.before;
+    side.insert(side.end(), piece.ids.begin(), piece.ids.end());
+  }
+  return seen ? std::optional(std::move(out)) : std::nullopt;
+}
+
+Cuts Tokenizer::cuts() const { return cuts_of(parts_->steps, parts_->added); }
 
 std::optional<int64_t> Tokenizer::id_of(std::string_view token) const {
   if (auto added = parts_->added_by_content.find(token); added != parts_->added_by_content.end()) return added->second->id;

@@ -20,6 +20,12 @@
 
 namespace meshwright::tokenizer {
 
+// Kinds of places where a text may be cut.
+struct Cuts {
+  bool at_spaces = false, at_lines = false;
+  bool any() const { return at_spaces || at_lines; }
+};
+
 class Tokenizer {
  public:
   // Throws Error(bad_tokenizer) that names file and place when the file is damaged or of a kind that is not read here.
@@ -36,6 +42,14 @@ class Tokenizer {
   std::string decode(std::span<const int64_t> ids, bool skip_special = false) const;
   // What one token stands for; a piece of a character, perhaps.
   std::string bytes_of(int64_t id, bool skip_special = false) const;
+
+  // Ids that the file's template puts before and after a text; nothing when it repeats or drops the text.
+  struct Frame {
+    std::vector<int64_t> before, after;
+  };
+  std::optional<Frame> frame() const;
+  // Where a text may be cut (cut_near() of divide.h) so that encode(part, false) of the parts gives the ids of the whole.
+  Cuts cuts() const;
 
   std::optional<int64_t> id_of(std::string_view token) const;
   int64_t size() const;  // one above the largest id

@@ -8,35 +8,9 @@
 #include <cstring>
 #include <new>
 
+#include "engine/rendezvous/error_text.h"
+
 namespace meshwright::train {
-
-namespace {
-
-constexpr char kBetween = '\x1f';
-
-std::string encode(const Error& error) {
-  std::string out = std::to_string(static_cast<int>(error.code())) + kBetween + error.message() + kBetween + error.key();
-  out += kBetween + std::to_string(error.helps().size());
-  for (const std::string& help : error.helps()) out += kBetween + help;
-  for (const std::string& note : error.notes()) out += kBetween + note;
-  return out;
-}
-
-Error decode(const std::string& text) {
-  std::vector<std::string> parts{""};
-  for (char c : text)
-    if (c == kBetween)
-      parts.emplace_back();
-    else
-      parts.back() += c;
-  Error error(static_cast<ErrorCode>(std::stoi(parts[0])), parts[1]);
-  if (!parts[2].empty()) error.key(parts[2]);
-  size_t helps = std::stoul(parts[3]);
-  for (size_t i = 4; i < parts.size(); ++i) i < 4 + helps ? error.help(parts[i]) : error.note(parts[i]);
-  return error;
-}
-
-}  // namespace
 
 std::vector<std::string> gather_texts(World& world, const std::string& mine) {
   if (world.size() == 1) return {mine};
@@ -82,13 +56,13 @@ Outcome outcome_of(const std::function<std::string()>& work) {
 }
 
 Agreement agree(World& world, const Outcome& mine) {
-  std::vector<std::string> texts = gather_texts(world, mine.error ? "E" + encode(*mine.error) : "T" + mine.text);
+  std::vector<std::string> texts = gather_texts(world, mine.error ? "E" + rendezvous::encode_error(*mine.error) : "T" + mine.text);
   // Where it happened is news when the others did not see it.
   bool everywhere = std::all_of(texts.begin(), texts.end(), [&](const std::string& text) { return text == texts[0]; });
   Agreement out;
   for (size_t rank = 0; rank < texts.size(); ++rank) {
     if (texts[rank][0] == 'E' && !out.error) {
-      out.error = decode(texts[rank].substr(1));
+      out.error = rendezvous::decode_error(texts[rank].substr(1));
       if (rank > 0 && !everywhere) out.error->note("on rank " + std::to_string(rank));
     }
     out.texts.push_back(texts[rank].substr(1));

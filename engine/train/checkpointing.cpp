@@ -18,6 +18,7 @@
 #include "engine/data/mapped_file.h"
 #include "engine/plan/plan.h"
 #include "engine/train/fill.h"
+#include "engine/train/resume_dtypes.h"
 #include "engine/weights/experts.h"
 
 namespace meshwright::train {
@@ -29,6 +30,8 @@ using checkpoint::Region;
 using Clock = std::chrono::steady_clock;
 
 namespace {
+
+constexpr char kAfterSummary = '\x1d';
 
 double ms_since(Clock::time_point begin) { return std::chrono::duration<double, std::milli>(Clock::now() - begin).count(); }
 
@@ -174,7 +177,7 @@ void Saver::save(int64_t samples, double lr) {
                             return std::string();
                           }));
   if (begun.error) return end(std::move(begun.error));
-  held_ = held_tensors(trainer_.model(), trainer_.optimizer(), trainer_.module());
+  held_ = held_tensors(trainer_.model(), optimizer_of(trainer_), trainer_.module());
   if (!shares_ || shared_ != held_.size()) {
     shares_ = std::make_unique<Shares>(world, held_);
     shared_ = held_.size();
@@ -196,8 +199,8 @@ void Saver::save(int64_t samples, double lr) {
       meta_.axes.push_back(axis.name);
       meta_.mesh_shape.push_back(axis.size);
     }
-  meta_.optimizer = trainer_.optimizer().name();
-  meta_.optimizer_steps = trainer_.optimizer().steps;
+  meta_.optimizer = optimizer_of(trainer_).name();
+  meta_.optimizer_steps = optimizer_of(trainer_).steps;
   std::vector<Entry> model = collect("model", held_), optimizer = collect("optimizer", held_);
   std::vector<Entry> generators;
   for (auto& [device, generator] : generators_of(world)) {
@@ -216,9 +219,19 @@ void Saver::save(int64_t samples, double lr) {
   }
   std::move(generators.begin(), generators.end(), std::back_inserter(optimizer));
   phase_ = Phase::writing;
-  start([this, model = std::move(model), optimizer = std::move(optimizer)] {
+  // Before the next update changes the values; what lies on a device is read while nobody computes with it.
+  bool at_once = !world.device().is_cpu();
+  auto digest = [this] { digests_ = replica_digests(shares_->replicas(), held_, trainer_.world().rank()); };
+  if (at_once) digest();
+  start([this, at_once, digest, model = std::move(model), optimizer = std::move(optimizer)] {
+    // The next update waits for the snapshot, whatever happens here.
+    Outcome digested = outcome_of([&] {
+      if (!at_once) digest();
+      return std::string();
+    });
     if (settings_.background) snapshot();
-    return write_files(model, optimizer);
+    if (digested.error) throw *digested.error;
+    return summary_of(digests_) + kAfterSummary + write_files(model, optimizer);
   });
   if (!settings_.background) return finish();
   report_.pause_ms += ms_since(began_);
@@ -278,7 +291,7 @@ std::string Saver::publish(const std::vector<std::string>& written) {
   meta_.tensors.clear();
   for (size_t i = 0; i < held_.size(); ++i) {
     const Held& h = held_[i];
-    checkpoint::TensorRecord tensor{h.state, h.name, h.dtype, h.shape, {}, h.dtype};
+    checkpoint::TensorRecord tensor{h.state, h.name, h.dtype, h.shape, {}, h.stored};
     for (int64_t rank = 0; rank < meta_.world_size; ++rank)
       if (const Region* share = shares_->share(i, rank))
         tensor.pieces.push_back({index.at(file_name(h.state.empty() ? "model" : "optimizer", rank, meta_.world_size)), "", *share});
@@ -321,6 +334,14 @@ void Saver::settle() {
   outcome_ = {};
   if (all.error) return end(std::move(all.error));
   if (phase_ == Phase::writing) {
+    std::vector<std::string> summaries;
+    for (std::string& text : all.texts) {
+      size_t split = text.find(kAfterSummary);
+      summaries.push_back(text.substr(0, split));
+      text.erase(0, split + 1);
+    }
+    if (std::optional<Error> differ = find_differing(world, shares_->replicas(), held_, digests_, summaries, meta_.strategy))
+      return end(std::move(differ));
     phase_ = Phase::publishing;
     if (world.rank() == 0)
       start([this, texts = std::move(all.texts)] { return publish(texts); });
@@ -373,7 +394,7 @@ bool load_checkpoint(Trainer& trainer, checkpoint::Checkpoint& from) {
   c10::NoGradGuard no_grad;
   const Meta& meta = from.meta();
   ParallelModel& model = trainer.model();
-  Optimizer& optimizer = trainer.optimizer();
+  Optimizer& optimizer = optimizer_of(trainer);
   if (meta.optimizer != optimizer.name())
     throw mismatch(from, "it holds the state of the optimizer " + meta.optimizer + ", this job's is " + optimizer.name())
         .help("set optimizer.name = \"" + meta.optimizer + "\"");
@@ -409,7 +430,9 @@ bool load_checkpoint(Trainer& trainer, checkpoint::Checkpoint& from) {
       if (tensor.state.empty() && std::find(known.begin(), known.end(), tensor.name) == known.end())
         throw mismatch(from, "it has the parameter " + tensor.name + ", which the model of this job does not have");
   }
+  if (std::string wider = check_dtypes(from, held); !wider.empty() && trainer.world().rank() == 0) trainer.world().notice(wider);
   for (const auto& [record, h] : reads) read_into(from, *record, h->region, h->local);
+  optimizer.round_weights(model.update_groups());
   model.values_changed();
   trainer.set_next_step(meta.step);
   World& world = trainer.world();

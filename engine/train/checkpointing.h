@@ -16,6 +16,7 @@
 #include "engine/checkpoint/folder.h"
 #include "engine/train/agree.h"
 #include "engine/train/held.h"
+#include "engine/train/replicas.h"
 #include "engine/weights/safetensors_writer.h"
 #include "meshwright/trainer.h"
 
@@ -54,7 +55,7 @@ class Saver {
   Saver(const Saver&) = delete;
   Saver& operator=(const Saver&) = delete;
 
-  // Collective. `samples`: the position of the next sample; `lr`: of the last step.
+  // Collective. Refuses replicas that differ (replicas.h). `samples`: the position of the next sample; `lr`: of the last step.
   void save(int64_t samples, double lr);
   // Around every Trainer::step: a background save moves on once all ranks have written.
   void before_step();
@@ -84,6 +85,7 @@ class Saver {
   std::unique_ptr<Shares> shares_;
   size_t shared_ = 0;  // tensors the shares are of
   std::vector<Held> held_;
+  ReplicaDigests digests_;                         // of this save
   std::vector<at::Tensor> originals_, snapshots_;  // of one save; the copies are kept for the next one
   Phase phase_ = Phase::idle;
   checkpoint::Meta meta_;

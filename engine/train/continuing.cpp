@@ -1,8 +1,10 @@
 #include "engine/train/continuing.h"
 
 #include <cstdio>
+#include <iterator>
 
 #include "engine/checkpoint/resume.h"
+#include "engine/launch/run_folder.h"
 #include "engine/plan/plan.h"
 #include "engine/report/report.h"
 #include "engine/train/agree.h"
@@ -12,6 +14,17 @@
 namespace meshwright::train {
 
 namespace fs = std::filesystem;
+
+std::unique_ptr<files::RunLock> lock_run(World& world, const fs::path& run) {
+  std::unique_ptr<files::RunLock> lock;
+  agree_or_throw(world, outcome_of([&] {
+                   if (world.rank() == 0 && !launch::launcher_owns_run_folder())
+                     lock = launch::own_run_folder(run, launch::process_environment(),
+                                                   [](const std::string& text) { std::fprintf(stderr, "notice: %s\n", text.c_str()); });
+                   return std::string();
+                 }));
+  return lock;
+}
 
 Beginning begin_run(const Job& job, World& world, const fs::path& checkpoints) {
   Beginning out;
@@ -96,9 +109,13 @@ std::string continue_text(const checkpoint::Checkpoint& from, const World& world
 }
 
 std::vector<std::string> carry_along(Saver::Settings& saving, const checkpoint::Checkpoint* from, const fs::path& config,
-                                     const std::string& pretrained) {
+                                     const std::string& pretrained, bool bytes) {
   constexpr std::string_view kSource = "source/";
   std::vector<std::string> notices;
+  auto carry = [&](weights::Carried carried) {
+    for (const weights::CarriedFile& file : carried.files) saving.carried.emplace_back(std::string(kSource) + file.name, file.path);
+    std::move(carried.notices.begin(), carried.notices.end(), std::back_inserter(notices));
+  };
   saving.carried.emplace_back("config.json", config);
   if (from != nullptr) {
     for (const checkpoint::FileRecord& file : from->meta().files)
@@ -106,12 +123,18 @@ std::vector<std::string> carry_along(Saver::Settings& saving, const checkpoint::
     for (const checkpoint::TensorRecord& tensor : from->meta().tensors)
       if (tensor.state.empty()) saving.export_dtypes.emplace_back(tensor.name, tensor.export_dtype);
   } else if (!pretrained.empty()) {
-    weights::Carried carried = weights::carried_files(pretrained);
-    for (const weights::CarriedFile& file : carried.files) saving.carried.emplace_back(std::string(kSource) + file.name, file.path);
-    notices = std::move(carried.notices);
+    carry(weights::carried_files(pretrained));
     weights::WeightFolder source(pretrained);
     for (const std::string& name : source.names()) saving.export_dtypes.emplace_back(name, source.find(name)->dtype);
   }
+  // Also for a checkpoint of a program that did not look beside the config yet.
+  if (!pretrained.empty() || saving.carried.size() > 1) return notices;
+  weights::Carried beside = weights::carried_beside(config.parent_path());
+  if (bytes && !beside.files.empty())
+    notices.push_back("the tokenizer beside " + config.string() +
+                      " is not carried along: dataset.kind = \"text\" trains on bytes, not on its tokens");
+  else
+    carry(std::move(beside));
   return notices;
 }
 

@@ -6,11 +6,16 @@
 #include <string>
 
 #include "engine/checkpoint/checkpoint.h"
+#include "engine/files/run_lock.h"
 #include "engine/train/checkpointing.h"
 #include "engine/train/metrics.h"
 #include "meshwright/trainer.h"
 
 namespace meshwright::train {
+
+// Collective, before anything in the run folder is touched. Rank 0 holds it from here on, unless its launcher does. Throws
+// Error(run_folder_locked | unknown_launcher | output_unwritable) on every rank.
+std::unique_ptr<files::RunLock> lock_run(World& world, const std::filesystem::path& run);
 
 struct Beginning {
   std::unique_ptr<checkpoint::Checkpoint> from;  // none: afresh
@@ -30,10 +35,11 @@ Error with_way_on(Error error, const std::filesystem::path& damaged);
 Error unsaved(Error error, bool ending, const std::filesystem::path& checkpoints);
 // "continues after step 50: runs/a/checkpoints/step_00000050, saved by ddp on 4 ranks; 32 MB read in 0.02 s"
 std::string continue_text(const checkpoint::Checkpoint& from, const World& world, const std::string& strategy, double ms);
-// What every checkpoint carries beside the tensors: config.json, the other files of the folder that the weights came from, and the dtypes
-// that an export gives them. Returns what there is to say about files that stay behind.
+// What every checkpoint carries beside the tensors: config.json, the other files of the folder that the weights came from, or the tokenizer
+// that lies beside the config of random weights, and the dtypes that an export gives them. `bytes`: the run trains on the bytes of texts,
+// which no tokenizer fits. Returns what there is to say about files that stay behind.
 std::vector<std::string> carry_along(Saver::Settings& saving, const checkpoint::Checkpoint* from, const std::filesystem::path& config,
-                                     const std::string& pretrained);
+                                     const std::string& pretrained, bool bytes);
 // Rank 0: a line in the log for every save; on the screen the last, and those that failed. `goes_on`: the run lives with a failure.
 void tell_save(const SaveReport& report, bool goes_on, RunFolder& folder, Progress& progress, int64_t max_steps);
 

@@ -60,7 +60,12 @@ void fill_weights(Trainer& trainer, const std::string& pretrained, nets::CausalL
   c10::NoGradGuard no_grad;
   std::optional<weights::WeightFolder> folder;
   if (!pretrained.empty()) folder.emplace(pretrained);
-  for (const ParallelParameter& p : trainer.model().parameters()) {
+  ParallelModel& model = trainer.model();
+  std::vector<OptimizerPlace> places = optimizer_places(model);
+  for (size_t i = 0; i < places.size(); ++i) {
+    // Main weights start with all the digits that there are.
+    ParallelParameter p = model.parameters()[i];
+    p.local = updated_part(p, places[i], model, optimizer_of(trainer));
     if (!folder) {
       nets::initialize(*net, p, seed);
       continue;
@@ -115,7 +120,8 @@ void fill_weights(Trainer& trainer, const std::string& pretrained, nets::CausalL
     }
     if (!local.is_same(p.local)) p.local.copy_(local);
   }
-  trainer.model().values_changed();
+  optimizer_of(trainer).round_weights(model.update_groups());
+  model.values_changed();
 }
 
 std::string unused_tensors(const std::string& pretrained, const ModelOutline& outline) {

@@ -14,6 +14,7 @@
 #include "engine/report/report.h"
 #include "engine/train/agree.h"
 #include "engine/train/fill.h"
+#include "engine/train/join.h"
 #include "engine/train/logits.h"
 
 namespace meshwright::train {
@@ -62,7 +63,7 @@ int64_t context_of(nets::CausalLM& net, const checkpoint::Checkpoint* from) {
 
 }  // namespace
 
-int generate_rank(const generate::Request& request) {
+int generate_rank(const generate::Request& request, rendezvous::Ending& ending) {
   generate::Source source(request.folder);
   std::vector<int64_t> prompt = source.prompt(request), stops = source.stops(request);
   launch::RankEnvironment ranks = launch::detect_ranks(launch::process_environment()).value_or(launch::RankEnvironment{});
@@ -75,13 +76,15 @@ int generate_rank(const generate::Request& request) {
   keep_freed_memory();
   std::string words;
   for (int64_t id : prompt) words += std::to_string(id) + " ";
-  std::shared_ptr<World> world = join_world(job, {{"the prompt's tokens", words},
-                                                  {"--max-new", std::to_string(request.max_new)},
-                                                  {"--temperature", std::to_string(request.temperature)},
-                                                  {"--top-k", std::to_string(request.top_k)},
-                                                  {"--top-p", std::to_string(request.top_p)},
-                                                  {"--seed", std::to_string(request.seed)},
-                                                  {"--stop", request.stop.value_or("")}});
+  std::shared_ptr<World> world = join(job,
+                                      {{"the prompt's tokens", words},
+                                       {"--max-new", std::to_string(request.max_new)},
+                                       {"--temperature", std::to_string(request.temperature)},
+                                       {"--top-k", std::to_string(request.top_k)},
+                                       {"--top-p", std::to_string(request.top_p)},
+                                       {"--seed", std::to_string(request.seed)},
+                                       {"--stop", request.stop.value_or("")}},
+                                      &ending);
   nets::CausalLM net = nets::build_model(source.config(), *job.table("model").find_dtype("torch_dtype"), at::kMeta);
   Trainer trainer(job, world, net.ptr(), net->outline());
   std::optional<checkpoint::Checkpoint> from;

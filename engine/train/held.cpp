@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 #include <map>
+#include <set>
 
 #include "engine/train/agree.h"
 #include "meshwright/error.h"
@@ -14,8 +15,8 @@ namespace meshwright::train {
 using at::Tensor;
 using checkpoint::Region;
 
-DType dtype_of(const Tensor& tensor) {
-  switch (tensor.scalar_type()) {
+DType dtype_of(at::ScalarType type) {
+  switch (type) {
     case at::kFloat:
       return DType::float32;
     case at::kDouble:
@@ -35,7 +36,7 @@ DType dtype_of(const Tensor& tensor) {
     case at::kBool:
       return DType::boolean;
     default:
-      throw Error(ErrorCode::bad_module, std::string("a tensor of the dtype ") + c10::toString(tensor.scalar_type()) + " cannot be stored")
+      throw Error(ErrorCode::bad_module, std::string("a tensor of the dtype ") + c10::toString(type) + " cannot be stored")
           .help("use a floating dtype, or an integer one of at most 64 bits");
   }
 }
@@ -63,12 +64,30 @@ std::vector<OptimizerPlace> optimizer_places(const ParallelModel& model) {
   return out;
 }
 
+Tensor updated_part(const ParallelParameter& parameter, const OptimizerPlace& place, const ParallelModel& model, Optimizer& optimizer) {
+  const std::vector<UpdateGroup>& groups = model.update_groups();
+  if (place.group == SIZE_MAX || !optimizer.has_main(groups[place.group])) return parameter.local.detach();
+  return optimizer.weights(groups, place.group).narrow(0, place.begin, parameter.local.numel()).view(parameter.local.sizes());
+}
+
 std::vector<Held> held_tensors(const ParallelModel& model, Optimizer& optimizer, const torch::nn::Module& module) {
   std::vector<Held> out;
   const std::vector<ParallelParameter>& parameters = model.parameters();
-  for (const ParallelParameter& p : parameters)
-    out.push_back({"", p.name, dtype_of(p.local), p.global_shape, region_of(p), p.local.detach()});
   std::vector<OptimizerPlace> places = optimizer_places(model);
+  std::set<std::string> frozen_names;
+  for (const auto& item : module.named_parameters())
+    if (!item.value().requires_grad()) frozen_names.insert(item.key());
+  // Of what the optimizer keeps of a parameter, also on a rank that holds nothing of it: the files of all ranks must agree.
+  auto dtype = [&](const ParallelParameter& p, const Tensor& part) {
+    if (part.defined() && part.numel() > 0) return dtype_of(part);
+    at::ScalarType type = p.local.scalar_type();
+    return dtype_of(frozen_names.contains(p.name) ? type : optimizer.weight_type(type));
+  };
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    const ParallelParameter& p = parameters[i];
+    Tensor part = updated_part(p, places[i], model, optimizer);
+    out.push_back({"", p.name, dtype(p, part), p.global_shape, region_of(p), part, dtype_of(p.local)});
+  }
   for (const Optimizer::State& state : optimizer.state()) {
     if (state.tensors.empty()) continue;  // before the first step
     for (size_t i = 0; i < parameters.size(); ++i) {
@@ -79,7 +98,7 @@ std::vector<Held> held_tensors(const ParallelModel& model, Optimizer& optimizer,
       // A frozen parameter has no state; one that this rank holds nothing of may have some elsewhere.
       bool frozen = p.local.numel() > 0 && places[i].group == SIZE_MAX;
       Region region = frozen ? Region::run(0, 0) : region_of(p);
-      out.push_back({state.name, p.name, dtype_of(state.tensors[0]), p.global_shape, region, local});
+      out.push_back({state.name, p.name, dtype(p, local), p.global_shape, region, local});
     }
   }
   for (const auto& buffer : module.named_buffers())
@@ -145,6 +164,7 @@ Shares::Shares(World& world, const std::vector<Held>& held) {
   for (const std::string& text : gather_texts(world, encode(held))) all.push_back(decode(text));
   for (const std::vector<Region>& regions : all)
     if (regions.size() != held.size()) throw Error(ErrorCode::internal, "the ranks hold different numbers of tensors");
+  std::map<std::vector<int64_t>, std::vector<size_t>> together;
   for (size_t i = 0; i < held.size(); ++i) {
     std::vector<std::pair<int64_t, Region>>& shares = shares_.emplace_back();
     // Ranks that hold the same region, in the order of the first of them.
@@ -162,6 +182,7 @@ Shares::Shares(World& world, const std::vector<Held>& held) {
     }
     for (const auto& [region, ranks] : holders) {
       auto k = static_cast<int64_t>(ranks.size());
+      if (k > 1 && held[i].state != "buffer") together[ranks].push_back(i);
       Region run = checkpoint::as_run(region, held[i].shape);
       if (held[i].state == "buffer") {
         shares.emplace_back(ranks[0], region);  // the ranks' running statistics differ: those of the first are everybody's
@@ -182,6 +203,7 @@ Shares::Shares(World& world, const std::vector<Held>& held) {
       throw Error(ErrorCode::internal,
                   "the ranks' parts of " + held[i].name + " do not make up the whole: the strategy's parameters() is wrong");
   }
+  for (auto& [ranks, tensors] : together) replicas_.push_back({ranks, std::move(tensors)});
 }
 
 const Region* Shares::share(size_t tensor, int64_t rank) const {

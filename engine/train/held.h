@@ -16,7 +16,8 @@ class Module;
 
 namespace meshwright::train {
 
-DType dtype_of(const at::Tensor& tensor);
+DType dtype_of(at::ScalarType type);
+inline DType dtype_of(const at::Tensor& tensor) { return dtype_of(tensor.scalar_type()); }
 checkpoint::Region region_of(const ParallelParameter& parameter);
 
 // A parameter's elements in the flat tensors that the optimizer updates.
@@ -25,6 +26,8 @@ struct OptimizerPlace {
   int64_t begin = 0;
 };
 std::vector<OptimizerPlace> optimizer_places(const ParallelModel& model);
+// A parameter's elements in what the optimizer updates: its main weights where it keeps some, else the parameter's own memory.
+at::Tensor updated_part(const ParallelParameter& parameter, const OptimizerPlace& place, const ParallelModel& model, Optimizer& optimizer);
 
 // A tensor's part on this rank. `local` shares memory with what trains.
 struct Held {
@@ -33,9 +36,18 @@ struct Held {
   std::vector<int64_t> shape;
   checkpoint::Region region;
   at::Tensor local;  // contiguous; undefined when nothing is held
+  // Weights: the dtype that the model is stored in, which is narrower than that of main weights.
+  DType stored = dtype;
 };
-// Weights, the optimizer's states, and the module's buffers (state "buffer"), in the same order on every rank.
+// Weights, the optimizer's states, and the module's buffers (state "buffer"), in the same order on every rank. Weights are what the
+// optimizer updates: where it keeps main weights, these, of which the others are made by rounding.
 std::vector<Held> held_tensors(const ParallelModel& model, Optimizer& optimizer, const torch::nn::Module& module);
+
+// Ranks (ascending) that hold the same regions of these tensors; of parameters and states, since buffers may differ.
+struct Replicas {
+  std::vector<int64_t> ranks;
+  std::vector<size_t> tensors;
+};
 
 // Who writes what, when several ranks hold the same: each its share, so that everything is written once. Found out by comparing the
 // regions of all ranks, so it serves any strategy.
@@ -45,9 +57,12 @@ class Shares {
   Shares(World& world, const std::vector<Held>& held);
   // What `rank` writes of tensor i; nullptr: nothing.
   const checkpoint::Region* share(size_t tensor, int64_t rank) const;
+  // What more than one rank holds; the same on every rank.
+  const std::vector<Replicas>& replicas() const { return replicas_; }
 
  private:
   std::vector<std::vector<std::pair<int64_t, checkpoint::Region>>> shares_;  // a tensor: (rank, region), by rank
+  std::vector<Replicas> replicas_;
 };
 
 }  // namespace meshwright::train

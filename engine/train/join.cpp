@@ -1,4 +1,5 @@
-// join_world(): ranks, store and groups for a process that is one of them.
+#include "engine/train/join.h"
+
 #include <algorithm>
 #include <cstdlib>
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -6,16 +7,22 @@
 #include "engine/config/describe.h"
 #include "engine/plan/plan.h"
 #include "engine/rendezvous/rendezvous.h"
-#include "meshwright/trainer.h"
 
 namespace meshwright {
 
-std::shared_ptr<World> join_world(const Job& job, const std::vector<std::pair<std::string, std::string>>& extra) {
+std::shared_ptr<World> join_world(const Job& job, const std::vector<std::pair<std::string, std::string>>& facts) {
+  return train::join(job, facts, nullptr);
+}
+
+namespace train {
+
+std::shared_ptr<World> join(const Job& job, const std::vector<std::pair<std::string, std::string>>& extra, rendezvous::Ending* ending) {
   const Options& dist = job.table("dist_env");
   double minutes = dist.get_number("timeout_minutes");
   auto timeout = std::chrono::milliseconds(static_cast<int64_t>(std::clamp(minutes * 60000, 1.0, 1e12)));
   launch::RankEnvironment ranks = launch::detect_ranks(launch::process_environment()).value_or(launch::RankEnvironment{});
   device::Chosen chosen = device::choose(dist, ranks);
+  if (ending) ending->meeting();
   c10::intrusive_ptr<c10d::Store> store = rendezvous::connect_store(ranks, timeout);
   const plugins::LoadedPlugin& plugin = *job.impl().strategy.plugin;
   rendezvous::Facts facts = {{"WORLD_SIZE", std::to_string(ranks.world_size)},
@@ -43,7 +50,14 @@ std::shared_ptr<World> join_world(const Job& job, const std::vector<std::pair<st
     }
   }
   rendezvous::compare_ranks(*store, ranks.rank, ranks.world_size, split, timeout);
-  return rendezvous::make_world(ranks, store, chosen, timeout);
+  std::shared_ptr<rendezvous::Board> board;
+  if (ending && ranks.world_size > 1 && ranks.source != launch::RankEnvironment::Source::local)
+    board = std::make_shared<rendezvous::Board>(ranks, store, timeout);
+  if (ending) ending->joined(board);
+  return rendezvous::make_world(ranks, store, chosen, timeout, dist.is_set("interface") ? dist.get_string("interface") : std::string(),
+                                board);
 }
+
+}  // namespace train
 
 }  // namespace meshwright

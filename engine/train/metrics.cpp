@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstring>
+#include <utility>
 
 #include "engine/files/durable.h"
 #include "engine/report/progress.h"
@@ -77,6 +78,10 @@ RunFolder::Lines::Lines(fs::path path, bool keep) : path_(std::move(path)) {
 }
 
 RunFolder::Lines::~Lines() {
+  if (waiting_lines_ > 0 && write(waiting_) == 0) waiting_lines_ = 0;
+  if (int64_t missing = waiting_lines_ + lost_lines_; missing > 0)
+    std::fprintf(stderr, "warning: %s lacks %s that could not be written\n", path_.c_str(),
+                 report::counted(missing, "line", "lines").c_str());
   if (fd_ >= 0) ::close(fd_);
 }
 
@@ -84,21 +89,64 @@ RunFolder::Lines::Lines(Lines&& other) noexcept { *this = std::move(other); }
 RunFolder::Lines& RunFolder::Lines::operator=(Lines&& other) noexcept {
   std::swap(path_, other.path_);
   std::swap(fd_, other.fd_);
+  std::swap(warn_, other.warn_);
+  std::swap(waiting_, other.waiting_);
+  std::swap(waiting_lines_, other.waiting_lines_);
+  std::swap(lost_lines_, other.lost_lines_);
+  std::swap(failing_, other.failing_);
   return *this;
 }
 
-void RunFolder::Lines::append(std::string_view line) {
+// 0, or why not; then nothing of it is there.
+int RunFolder::Lines::write(std::string_view text) const {
   off_t before = ::lseek(fd_, 0, SEEK_END);
-  while (!line.empty()) {
-    ssize_t n = ::write(fd_, line.data(), line.size());
+  while (!text.empty()) {
+    ssize_t n = ::write(fd_, text.data(), text.size());
     if (n > 0) {
-      line.remove_prefix(static_cast<size_t>(n));
+      text.remove_prefix(static_cast<size_t>(n));
     } else if (n == 0 || errno != EINTR) {
       int reason = n == 0 ? ENOSPC : errno;
       if (before >= 0 && ::ftruncate(fd_, before) != 0 && errno == EIO) reason = EIO;
-      unwritable(path_, reason);
+      return reason;
     }
   }
+  return 0;
+}
+
+void RunFolder::Lines::missed(int reason) {
+  if (!warn_) unwritable(path_, reason);
+  if (!std::exchange(failing_, true))
+    warn_("cannot write " + path_.string() + ": " + std::strerror(reason) +
+          "; the run goes on (checkpoint.on_failure), and its lines wait until there is room");
+}
+
+void RunFolder::Lines::append(std::string_view line) {
+  constexpr size_t kMostWaiting = 4 << 20;  // about 15,000 steps
+  if (waiting_.empty()) {
+    int reason = write(line);
+    if (reason == 0) return;
+    missed(reason);
+  }
+  bool first = waiting_.empty();
+  if (waiting_.size() > kMostWaiting) {
+    ++lost_lines_;
+  } else {
+    waiting_ += line;
+    ++waiting_lines_;
+  }
+  if (first || write(waiting_) != 0) return;
+  // Both files may share one disk, and this file's warning may be a line of the other: state first, words last.
+  std::string words = path_.string() + " is written again: " + report::counted(waiting_lines_, "line", "lines") + " had waited" +
+                      (lost_lines_ > 0 ? ", and " + std::to_string(lost_lines_) + " more are lost" : "");
+  waiting_.clear();
+  waiting_lines_ = 0;
+  failing_ = false;
+  warn_(words);
+}
+
+void RunFolder::outlive_full_disks(std::function<void(const std::string&)> warn) {
+  metrics_.outlive(warn);
+  log_.outlive(std::move(warn));
 }
 
 void RunFolder::put(const std::string& name, const std::string& contents) const {
@@ -116,18 +164,26 @@ void RunFolder::sync() {
 
 void RunFolder::Lines::sync() {
   // A pipe or a terminal has nothing to sync.
-  if (::fsync(fd_) != 0 && errno != EINVAL && errno != ENOTSUP && errno != EROFS) unwritable(path_, errno);
+  if (::fsync(fd_) != 0 && errno != EINVAL && errno != ENOTSUP && errno != EROFS) missed(errno);
 }
 
+namespace {
+
+// How every row begins. `step` counts from 0, as lr(s) and the order of the data do; folders, screens and logs name the steps that are
+// complete, so a row says both.
+std::string row_begin(int64_t step) { return "{\"step\": " + std::to_string(step) + ", \"completed_steps\": " + std::to_string(step + 1); }
+
+}  // namespace
+
 void RunFolder::step(const StepResult& r, const StepCost& c) {
-  metrics_.append("{\"step\": " + std::to_string(r.step) + ", \"loss\": " + number(r.loss) + ", \"grad_norm\": " + number(r.grad_norm) +
+  metrics_.append(row_begin(r.step) + ", \"loss\": " + number(r.loss) + ", \"grad_norm\": " + number(r.grad_norm) +
                   ", \"lr\": " + number(r.lr) + ", \"tokens\": " + std::to_string(r.count) + ", \"step_ms\": " + number(c.step_ms, "%.3f") +
                   ", \"tokens_per_second\": " + number(per_second(r.count, c.step_ms), "%.1f") +
                   ", \"memory_bytes\": " + std::to_string(c.memory_bytes) + load_fields(r) + "}\n");
 }
 
 void RunFolder::validation(int64_t step, double loss) {
-  metrics_.append("{\"step\": " + std::to_string(step) + ", \"validation_loss\": " + number(loss) + "}\n");
+  metrics_.append(row_begin(step) + ", \"validation_loss\": " + number(loss) + "}\n");
 }
 
 void RunFolder::log(const std::string& line) { log_.append(line + "\n"); }
@@ -173,16 +229,17 @@ void Progress::emit(const std::string& text) {
 void Progress::draw() {
   int64_t done = last_.step + 1;
   double left = smooth_ms_ / 1000 * static_cast<double>(steps_ - done);
-  std::string text = format("%lld/%lld  loss %.4f", static_cast<long long>(done), static_cast<long long>(steps_), last_.loss);
-  if (validation_ >= 0) text += format("  validation %.4f", validation_);
-  text += format("  %s tok/s  ", report::human_count(static_cast<int64_t>(per_second(last_.count, cost_.step_ms))).c_str()) +
-          report::human_duration(left) + " left";
+  std::vector<report::LineField> fields = {
+      {format("%lld/%lld", static_cast<long long>(done), static_cast<long long>(steps_))},
+      {format("loss %.4f", last_.loss), 1},
+      {report::human_count(static_cast<int64_t>(per_second(last_.count, cost_.step_ms))) + " tok/s", 3},
+      {report::human_duration(left) + " left", 2}};
+  if (validation_ >= 0) fields.insert(fields.begin() + 2, {format("validation %.4f", validation_), 4});
+  std::string text = report::fit_line(fields, style_.width - 1), bar;
   int room = style_.width - static_cast<int>(text.size()) - 4;
-  std::string bar;
   if (room >= 10)
     bar = report::progress_bar(style_, static_cast<double>(done) / static_cast<double>(std::max<int64_t>(steps_, 1)), std::min(room, 30)) +
           "  ";
-  if (text.size() + 1 > static_cast<size_t>(style_.width)) text.resize(static_cast<size_t>(std::max(style_.width - 1, 0)));
   emit("\r\x1b[K" + bar + text);
   drawn_ = true;
 }

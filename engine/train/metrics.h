@@ -4,6 +4,7 @@
 #include <chrono>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -37,6 +38,9 @@ class RunFolder {
   void log(const std::string& line);
   // What was written so far is on the disk.
   void sync();
+  // From here on a line that cannot be written ends nothing: it waits for room, and is written with the next one that finds some. `warn`
+  // hears of the first failure of a file, and once its lines are written again. What still waits at the end is told on standard error.
+  void outlive_full_disks(std::function<void(const std::string&)> warn);
 
  private:
   // Whole lines: one that does not fit any more leaves no beginning of itself.
@@ -49,10 +53,17 @@ class RunFolder {
     Lines& operator=(Lines&& other) noexcept;
     void append(std::string_view line);
     void sync();
+    void outlive(std::function<void(const std::string&)> warn) { warn_ = std::move(warn); }
 
    private:
+    int write(std::string_view text) const;
+    void missed(int reason);
     std::filesystem::path path_;
     int fd_ = -1;
+    std::function<void(const std::string&)> warn_;
+    std::string waiting_;  // lines that did not fit yet
+    int64_t waiting_lines_ = 0, lost_lines_ = 0;
+    bool failing_ = false;
   };
   std::filesystem::path path_;
   std::string kept_;

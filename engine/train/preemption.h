@@ -1,19 +1,23 @@
-// The wish of a cluster, or of a user, that this process end soon: SIGTERM or SIGUSR1.
+// The wish of a user, of a terminal that goes away, or of a cluster that this process end soon: SIGINT, SIGHUP, SIGTERM or SIGUSR1.
 #pragma once
 
 #include <csignal>
+#include <iterator>
 #include <string>
+
+#include "engine/launch/wish.h"
 
 namespace meshwright::train {
 
-// While an object lives, the first of these signals only is noted, for the loop to save and end at its next step; a second one ends the
-// process at once, as it would have without us. Within a fifth of a second it is the same wish told twice: a batch system signals every
-// process of a job, and our launcher passes on what it got. A SIGTERM that was ignored stays ignored.
+// While an object lives, the first of these signals only is noted, for the loop to save and end at its next step; a second one that is not
+// the same wish again (launch/wish.h) ends the process at once, as it would have without us. What was ignored (nohup, a shell's background
+// job) stays ignored.
 //
 // For the program's own training loop, one object at a time: the handlers are the process's, and a library leaves those alone.
 class Preemption {
  public:
-  Preemption();
+  // `speaks`: at once says on standard error what a first Ctrl-C does.
+  explicit Preemption(bool speaks = false);
   ~Preemption();
   Preemption(const Preemption&) = delete;
   Preemption& operator=(const Preemption&) = delete;
@@ -25,8 +29,7 @@ class Preemption {
 
  private:
   bool stays_ = false;
-  static constexpr int kMany = 2;
-  static constexpr int kSignals[kMany] = {SIGTERM, SIGUSR1};
+  static constexpr int kMany = std::size(launch::kWishes);
   struct sigaction old_[kMany];
 };
 

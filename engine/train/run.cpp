@@ -5,6 +5,7 @@
 #include <ATen/ops/empty.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <boost/json/object.hpp>
 #include <boost/json/serialize.hpp>
 #include <cerrno>
@@ -24,10 +25,13 @@
 #include "engine/train/continuing.h"
 #include "engine/train/expert_load.h"
 #include "engine/train/fill.h"
+#include "engine/train/join.h"
 #include "engine/train/logits.h"
 #include "engine/train/memory.h"
 #include "engine/train/metrics.h"
 #include "engine/train/preemption.h"
+#include "engine/train/same_data.h"
+#include "engine/train/shared_folder.h"
 #include "engine/weights/safetensors.h"
 #include "meshwright/abi.h"
 #include "meshwright/trainer.h"
@@ -109,7 +113,7 @@ std::string read_file(const fs::path& path) {
 
 }  // namespace
 
-int run_rank(const RunOptions& options) {
+int run_rank(const RunOptions& options, rendezvous::Ending& together, fs::path& log) {
   Clock::time_point started = Clock::now();
   Job job = Job::from_file(options.file, options.sets);
   Diagnostics missing;
@@ -121,7 +125,7 @@ int run_rank(const RunOptions& options) {
   std::string model_path = config_path.empty() ? pretrained : config_path;
   fs::path config_file = fs::is_directory(model_path) ? fs::path(model_path) / "config.json" : fs::path(model_path);
   std::shared_ptr<World> world =
-      join_world(job, {{"config.json of the model, whose hash is", std::to_string(std::hash<std::string>()(read_file(config_file)))}});
+      join(job, {{"config.json of the model, whose hash is", std::to_string(std::hash<std::string>()(read_file(config_file)))}}, &together);
   bool leader = world->rank() == 0;
   world->trace().enabled = options.trace;
   MemoryMeter memory(world->device());
@@ -130,6 +134,9 @@ int run_rank(const RunOptions& options) {
   auto seed = static_cast<uint64_t>(run.get_int("seed"));
   fs::path run_path = fs::path(run.get_string("dir")) / run.get_string("name"), checkpoints = run_path / "checkpoints";
   const int64_t max_steps = job.table("step_scheduler").get_int("max_steps");
+  std::unique_ptr<files::RunLock> lock = lock_run(*world, run_path);
+  if (lock) log = run_path / "run.log";
+  check_shared(*world, run_path);
   Beginning beginning = begin_run(job, *world, checkpoints);
   const std::unique_ptr<checkpoint::Checkpoint>& from = beginning.from;
   if (from && from->meta().step >= max_steps) {
@@ -142,15 +149,19 @@ int run_rank(const RunOptions& options) {
   int64_t vocab = outline.vocab_size;
   check_sample(options, vocab);
   data::DatasetConfig data_config = data::dataset_config(job.table("dataset"), vocab, seed);
-  if (data_config.kind == "text" && !pretrained.empty() && fs::exists(fs::path(pretrained) / "tokenizer.json"))
-    throw Error(ErrorCode::bad_dataset,
-                "dataset.kind = \"text\" feeds bytes, but " + pretrained + " has a tokenizer, whose ids its model knows")
-        .key("dataset.kind")
-        .help("tokenize the text first and set dataset.kind = \"tokens\"");
+  data::check_text_model(data_config, pretrained);
   std::unique_ptr<data::Dataset> train_data = data::open_dataset(data_config), validation_data;
   const Options& validation = job.table("validation_dataset");
   if (validation.is_set("path") || (validation.is_given("kind") && validation.get_string("kind") == "mock"))
     validation_data = data::open_dataset(data::dataset_config(validation, vocab, seed + 1));
+
+  std::vector<FileGroup> read_by_all{{"dataset.path", "files of the training data", data::dataset_files(data_config)}};
+  if (validation_data)
+    read_by_all.push_back({"validation_dataset.path", "files of the validation data",
+                           data::dataset_files(data::dataset_config(validation, vocab, seed + 1))});
+  if (!from && !pretrained.empty()) read_by_all.push_back({"model.pretrained", "files of the weights", weight_files(pretrained)});
+  if (std::string said = check_same_data(*world, read_by_all, job.table("dataset").get_string("verify") == "whole"); !said.empty())
+    world->notice(said);
 
   Trainer trainer(job, world, net.ptr(), outline, job.table("step_scheduler").get_int("local_batch_size") * data_config.seq_len);
   std::string fingerprint = checkpoint::to_hex(train_data->fingerprint());
@@ -189,11 +200,18 @@ int run_rank(const RunOptions& options) {
     // A file that train takes again: no table that is dropped when it is written down.
     std::vector<std::string> without;
     if (!job.impl().config.shared.pipeline_given) without.emplace_back("distributed.pipeline");
+    for (const char* table : {"distributed.moe", "distributed.moe.mp_policy"}) {
+      const Options& moe = job.table(table);
+      auto given = [&](const meshwright_option* option) { return moe.is_given(option->name); };
+      if (std::none_of(moe.schema().options.begin(), moe.schema().options.end(), given)) without.emplace_back(table);
+    }
     folder->put("config.resolved.toml", config::show_toml(job.impl().config, /*with_origins=*/true, without));
     plan::JobPlan plan = plan::make_plan(job.impl(), {.world_size = world->size(), .rank = 0});
     folder->put("plan.json", report::pretty_json(plan::to_json(plan)));
     folder->put("env.json", environment_json(job, trainer, at::get_num_threads()));
     progress = std::make_unique<Progress>(out, style, options.live, trainer.max_steps());
+    if (job.table("checkpoint").get_string("on_failure") == "continue")
+      folder->outlive_full_disks([&](const std::string& text) { progress->say("warning: " + text); });
     int64_t parameters = 0;
     for (const ParameterOutline& p : outline.parameters) parameters += element_count(p.shape);
     auto say = [&](const std::string& line) {
@@ -249,7 +267,7 @@ int run_rank(const RunOptions& options) {
   saving.facts.shuffle = job.table("dataset").get_bool("shuffle");
   saving.facts.seed = seed;
   saving.facts.max_steps = max_steps;
-  for (const std::string& notice : carry_along(saving, from.get(), config_file, pretrained)) {
+  for (const std::string& notice : carry_along(saving, from.get(), config_file, pretrained, data_config.kind == "text")) {
     if (!leader) continue;
     folder->log("notice: " + notice);
     progress->say("notice: " + notice);
@@ -271,7 +289,7 @@ int run_rank(const RunOptions& options) {
   const int64_t every = checkpoint_table.get_int("every_steps");
 
   net->train();
-  std::optional<Preemption> preemption(std::in_place);
+  std::optional<Preemption> preemption(std::in_place, /*speaks=*/leader);
   bool stopped = false;
   LoadHistory loads;
   for (int64_t step = first_step; step < max_steps; ++step) {
@@ -328,7 +346,7 @@ int run_rank(const RunOptions& options) {
     world->everyone()->barrier();
     if (leader) {
       std::string words = wish + ": saved step " + std::to_string(trainer.next_step()) + " of " + std::to_string(max_steps) +
-                          ", ending; the same command goes on from there";
+                          ", ending; the same command goes on from there" + (options.command.empty() ? "" : "\n  " + options.command);
       folder->log(words);
       progress->say(words);
     }
@@ -341,7 +359,7 @@ int run_rank(const RunOptions& options) {
   }
   world->everyone()->barrier();
   if (leader) {
-    // By one rank alone, from the files: nobody waits for it.
+    // By one rank alone, from the files, for as long as it takes: the others hear of its end in Ending::finish().
     if (exports == "final") export_to_folder(checkpoints / checkpoint::step_name(saver.last_step()));
     if (exports != "none") {
       std::string line = "exported for Hugging Face: " + (run_path / "hf").string();

@@ -2,18 +2,24 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <string>
 #include <vector>
 
 #include "meshwright/error.h"
+
+namespace meshwright::rendezvous {
+class Ending;
+}
 
 namespace meshwright::train {
 
 struct RunOptions {
   std::string file;
   std::vector<std::string> sets;
-  bool trace = false;  // write runs/<name>/trace/rank_N.json
-  bool live = false;   // rank 0's standard output is a terminal
+  std::string command;  // as it was typed, to be typed again; empty: another launcher's
+  bool trace = false;   // write runs/<name>/trace/rank_N.json
+  bool live = false;    // rank 0's standard output is a terminal
   int width = 80;
   bool colour = false, unicode = true;
   int64_t sample_bytes = 0;  // byte models: write so many bytes after training
@@ -29,10 +35,11 @@ inline void check_sample(const RunOptions& options, int64_t vocab) {
         .help("train a model with vocab_size = 256, for example model.config = \"configs/models/llama-tiny.json\"");
 }
 
-// Told to end by SIGTERM or SIGUSR1, and all is saved.
+// Told to end by SIGINT, SIGHUP, SIGTERM or SIGUSR1, and all is saved.
 inline constexpr int kPreempted = 75;
 
-// Runs this process's rank. Prints to stdout (rank 0) and returns 0, or kPreempted; throws Error.
-int run_rank(const RunOptions& options);
+// Runs this process's rank. Prints to stdout (rank 0) and returns 0, or kPreempted; throws Error. `together` hears how far the rank came;
+// `log` is set to the run.log that is to know of what was thrown, where no launcher of ours tells it.
+int run_rank(const RunOptions& options, rendezvous::Ending& together, std::filesystem::path& log);
 
 }  // namespace meshwright::train

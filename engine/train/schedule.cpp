@@ -9,8 +9,7 @@ namespace meshwright::train {
 Schedule::Schedule(const Options& optimizer, const Options& scheduler, int64_t max_steps)
     : style_(Style::constant),
       lr_(optimizer.get_number("lr")),
-      // A min_lr above lr is refused where it was written; its default means no more than lr.
-      min_lr_(std::min(lr_, scheduler.get_number("min_lr"))),
+      min_lr_(scheduler.get_number("min_lr")),  // never above lr: the configuration refuses that
       warmup_(scheduler.get_int("lr_warmup_steps")),
       max_steps_(max_steps) {
   std::string style = scheduler.get_string("lr_decay_style");

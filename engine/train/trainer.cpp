@@ -13,10 +13,12 @@
 #include <cmath>
 #include <cstdio>
 
+#include "engine/plan/main_weights.h"
 #include "engine/plan/plan.h"
 #include "engine/train/optimizer.h"
 #include "engine/train/routers.h"
 #include "engine/train/schedule.h"
+#include "meshwright/scalar_type.h"
 #include "sdk/runtime/trace_span.h"
 
 namespace meshwright {
@@ -113,6 +115,16 @@ void plan_own_module(plan::JobPlan& plan, const ModelOutline& outline, World& wo
     for (const std::string& text : *said) world.notice(text);
 }
 
+// A plan without a model does not know what the strategy updates.
+void warn_of_narrow_updates(plan::JobPlan& plan, const ParallelModel& model, const train::Optimizer& optimizer) {
+  for (const UpdateGroup& group : model.update_groups()) {
+    at::ScalarType updated = optimizer.weight_type(group.values.scalar_type());
+    if (updated != at::kBFloat16 && updated != at::kHalf) continue;
+    std::string warning = plan::narrow_update_warning(optimizer.name(), updated == at::kHalf ? DType::float16 : DType::bfloat16);
+    if (std::find(plan.warnings.begin(), plan.warnings.end(), warning) == plan.warnings.end()) plan.warnings.push_back(warning);
+  }
+}
+
 }  // namespace
 
 Trainer::Trainer(Job& job, std::shared_ptr<World> world, std::shared_ptr<torch::nn::Module> model, std::optional<ModelOutline> outline,
@@ -133,10 +145,7 @@ Trainer::Trainer(Job& job, std::shared_ptr<World> world, std::shared_ptr<torch::
       std::make_unique<Parts>(Parts{config.strategy_config(schema), train::Schedule(optimizer, config.table("lr_scheduler"), max_steps_),
                                     optimizer.is_set("max_grad_norm") ? optimizer.get_number("max_grad_norm") : 0,
                                     config.table("run").get_bool("stop_on_nonfinite"), std::nullopt});
-  if (parts_->config.shared.autocast_dtype)
-    parts_->autocast = *parts_->config.shared.autocast_dtype == DType::bfloat16  ? at::kBFloat16
-                       : *parts_->config.shared.autocast_dtype == DType::float16 ? at::kHalf
-                                                                                 : at::kFloat;
+  if (parts_->config.shared.autocast_dtype) parts_->autocast = scalar_type(*parts_->config.shared.autocast_dtype);
   if (config.table("run").get_bool("deterministic")) at::globalContext().setDeterministicAlgorithms(true, false);
   if ((plan_->strategy.info->capabilities & MESHWRIGHT_CAN_PARALLELIZE) == 0)
     throw Error(ErrorCode::not_in_release,
@@ -149,6 +158,7 @@ Trainer::Trainer(Job& job, std::shared_ptr<World> world, std::shared_ptr<torch::
   if (!model_)
     throw Error(ErrorCode::plugin_nonconforming, "parallelize of the strategy " + plan_->strategy.info->name + " returned nothing");
   optimizer_ = train::make_optimizer(optimizer);
+  warn_of_narrow_updates(*plan_, *model_, *optimizer_);
   const MoeOptions& moe = parts_->config.shared.moe;
   routers_ = std::make_unique<train::Routers>(*module_, !moe.ignore_router_for_ac, moe.fake_balanced_gate);
   data_ = model_->data_group();
@@ -156,6 +166,8 @@ Trainer::Trainer(Job& job, std::shared_ptr<World> world, std::shared_ptr<torch::
 }
 
 Trainer::~Trainer() = default;
+
+train::Optimizer& train::optimizer_of(Trainer& trainer) { return *trainer.optimizer_; }
 
 namespace {
 
@@ -202,7 +214,7 @@ Trainer::Totals Trainer::totals(const Tensor& loss_sum, double count, bool with_
   return out;
 }
 
-StepResult Trainer::step(const std::function<MicroLoss(int64_t micro)>& forward) {
+StepResult Trainer::step(const std::function<MicroLoss(int64_t micro)>& forward) try {
   c10::DeviceGuard guard(world_->device());
   StepResult result;
   result.step = step_;
@@ -247,6 +259,11 @@ StepResult Trainer::step(const std::function<MicroLoss(int64_t micro)>& forward)
   routers_->update_biases(result.experts);
   ++step_;
   return result;
+} catch (Error& error) {
+  // What was told at the start may be why some rank does not come: a layout that all ranks must use alike, say.
+  if (error.code() == ErrorCode::collective_timeout)
+    for (const std::string& notice : world_->notices()) error.note("told at the start: " + notice);
+  throw;
 }
 
 double Trainer::evaluate(int64_t micro_batches, const std::function<MicroLoss(int64_t micro)>& forward) {

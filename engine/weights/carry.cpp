@@ -5,6 +5,7 @@
 #include <boost/json/serialize.hpp>
 #include <cctype>
 #include <map>
+#include <span>
 #include <string_view>
 
 #include "engine/weights/links.h"
@@ -46,6 +47,13 @@ bool can_be_named(const std::string& name) {
   return !failed && name.size() <= 1000;
 }
 
+// What the libraries that write tokenizers call their files. The first ones alone make a tokenizer.
+constexpr std::string_view kTokenizers[] = {"tokenizer.json",          "tokenizer.model", "spiece.model",
+                                            "sentencepiece.bpe.model", "vocab.json",      "vocab.txt"};
+constexpr std::string_view kBesideTokenizer[] = {"merges.txt",        "tokenizer_config.json",     "special_tokens_map.json",
+                                                 "added_tokens.json", "chat_template.json",        "chat_template.jinja",
+                                                 "chat_template",     "additional_chat_templates", "generation_config.json"};
+
 class Walk {
  public:
   explicit Walk(fs::path root) : root_(std::move(root)) {}
@@ -59,6 +67,19 @@ class Walk {
     if (failed)
       throw Error(ErrorCode::file_unreadable, "cannot list " + path.string() + ": " + failed.message())
           .help("make the folder readable: chmod u+rx '" + path.string() + "'");
+  }
+
+  // The entries of the root with these names; those that are not there are passed over. Returns whether any was there.
+  bool named(std::span<const std::string_view> names) {
+    bool found = false;
+    for (std::string_view name : names) {
+      std::error_code failed;
+      fs::directory_entry at(root_ / name, failed);
+      if (failed || !fs::exists(fs::symlink_status(at.path(), failed))) continue;
+      entry(at, std::string(name), 0);
+      found = true;
+    }
+    return found;
   }
 
   Carried finish() {
@@ -122,6 +143,12 @@ class Walk {
 Carried carried_files(const fs::path& folder) {
   Walk walk(folder);
   walk.folder(folder, "", 0);
+  return walk.finish();
+}
+
+Carried carried_beside(const fs::path& folder) {
+  Walk walk(folder.empty() ? fs::path(".") : folder);
+  if (walk.named(kTokenizers)) walk.named(kBesideTokenizer);
   return walk.finish();
 }
 

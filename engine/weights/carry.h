@@ -23,5 +23,8 @@ struct Carried {
 // links that lead out of the folder (those of the download cache are followed), config.json at the top, which is handled on its own, and
 // what goes beyond 4 levels of folders, 1000 files or 1 GiB in all. Throws Error(file_unreadable) when the folder cannot be listed.
 Carried carried_files(const std::filesystem::path& folder);
+// Of a folder that only holds a config.json among other things: the files by the names that tokenizers and their settings always have, and
+// generation_config.json. Empty when the folder has no tokenizer.
+Carried carried_beside(const std::filesystem::path& folder);
 
 }  // namespace meshwright::weights

@@ -2,6 +2,7 @@
 #include <array>
 #include <numeric>
 
+#include "meshwright/activation_bytes.h"
 #include "meshwright/plugin_main.h"
 #ifndef MESHWRIGHT_PLAN_ONLY
 #include "meshwright/fully_sharded.h"
@@ -34,6 +35,9 @@ constexpr std::array kOptions = {
     backend(),
 };
 
+// Layers are never recomputed whole under this strategy (spec 6).
+constexpr bool kWholeLayers = false;
+
 class Ddp final : public Strategy {
  public:
   void validate(const StrategyConfig& config, Diagnostics& diagnostics) const override {
@@ -63,15 +67,16 @@ class Ddp final : public Strategy {
     ReplicatedPolicy policy;
     policy.bucket_bytes = static_cast<int64_t>(request.config.own.get_number("bucket_cap_mb") * 1024 * 1024);
     policy.gradient_as_bucket_view = request.config.own.get_bool("gradient_as_bucket_view");
-    return replicated_footprint(request, policy);
+    Footprint out = replicated_footprint(request, policy);
+    out.bytes.activations = activation_bytes(request, kWholeLayers);
+    return out;
   }
 
 #ifndef MESHWRIGHT_PLAN_ONLY
   std::unique_ptr<ParallelModel> parallelize(ParallelizeRequest& request) override {
     const Options& own = request.config.own;
     check_backend(request);
-    // Layers are never recomputed whole under this strategy (spec 6).
-    checkpoint_as_asked(request, /*whole_layers=*/false);
+    checkpoint_as_asked(request, kWholeLayers);
     ReplicationPolicy policy;
     std::vector<int64_t> ranks(static_cast<size_t>(request.world->size()));
     std::iota(ranks.begin(), ranks.end(), int64_t{0});

@@ -8,6 +8,7 @@
 
 #include "meshwright/fully_sharded.h"
 #include "meshwright/tensor_parallel.h"
+#include "meshwright/unit_rules.h"
 #endif
 
 namespace {
@@ -35,8 +36,9 @@ constexpr std::array kOptions = {
     bool_option("preserve_fp32_weights", false, "Keep float32 main weights for the optimizer; false: optimize in the model's dtype."),
     bool_option("overlap_grad_reduce", true, "Reduce gradients beside the backward computation. Always on at levels 2 and 3."),
     bool_option("overlap_param_gather", true, "Gather coming units beside the computation. Always on at level 3."),
-    bool_option("check_for_nan_in_grad", true, "Look for NaN in the reduced gradients and name the parameter."),
-    bool_option("report_nan_in_param_grad", false, "Look for NaN in each parameter's gradient before the reduction (slow)."),
+    bool_option("check_for_nan_in_grad", true, "Look for NaN and infinite values in the reduced gradients and name the parameter."),
+    bool_option("report_nan_in_param_grad", false,
+                "Look for NaN and infinite values in each parameter's gradient before the reduction (slow)."),
     bool_option("average_in_collective", false, "Average inside the collective; false: divide by the group's size before a sum."),
     bool_option("disable_bucketing", false, "Reduce parameters outside units one by one instead of in buckets."),
     bool_option("calculate_per_token_loss", false, "Sum gradients instead of averaging them; the loss is divided by tokens."),
@@ -136,6 +138,8 @@ class MegatronFsdp final : public Strategy {
       diagnostics.notice("overlap_grad_reduce = false has no effect: it is always on at level " + std::to_string(level));
     if (level == 3 && !own.get_bool("overlap_param_gather"))
       diagnostics.notice("overlap_param_gather = false has no effect: it is always on at level 3");
+    if (own.get_bool("average_in_collective") && own.get_bool("calculate_per_token_loss"))
+      diagnostics.notice("average_in_collective = true has no effect with calculate_per_token_loss = true, which sums");
     if (level != 3) diagnostics.notice("zero_dp_strategy = " + std::to_string(level) + ": parameters are not sharded");
   }
 
@@ -164,6 +168,10 @@ class MegatronFsdp final : public Strategy {
     policy.tensor_parallel = tensor_parallel;
     if (policy.registered && !request.world->everyone()->reduces_remotely())
       request.world->notice(policy.options + ".nccl_ub = true has no effect: the ranks of this job talk through gloo");
+    if (find_unit_rule(request.outline.architecture))
+      request.world->notice("models of class " + request.outline.architecture +
+                            " have a unit rule, which megatron_fsdp does not apply: its flat buffers follow " + policy.options +
+                            ".megatron_fsdp_unit_modules, and all parameters compute in distributed.mp_policy.param_dtype");
     if (!request.config.own.get_bool("init_fsdp_with_meta_device")) materialise(*request.model, request.world->device());
     std::vector<UnitSpec> units = flat_unit_specs(*request.model, request.outline, flat, /*reshard=*/!policy.whole_parameters);
     return shard_model(request.model, std::move(units), std::move(policy), request.world);

@@ -17,6 +17,11 @@ class MoeEp final : public ShardedStrategy {
   void validate(const StrategyConfig& config, Diagnostics& diagnostics) const override {
     ShardedStrategy::validate(config, diagnostics);
     const SharedOptions& shared = config.shared;
+    // [distributed.fsdp2] decides where it says something, and ShardedStrategy has told of it then.
+    if (config.own.get_bool("enable_fsdp2_prefetch") && !config.own.find_bool("reshard_after_forward") && !shared.moe.reshard_after_forward)
+      diagnostics.notice(
+          "distributed.fsdp2.enable_fsdp2_prefetch has no effect under moe_ep with distributed.moe.reshard_after_forward = false: what "
+          "stays gathered need not be fetched");
     if (shared.sequence_parallel && shared.sizes.tp > 1)
       diagnostics.add(Error(ErrorCode::option_refused, "moe_ep has no sequence parallelism: routers need whole tokens")
                           .key("distributed.sequence_parallel")

@@ -125,7 +125,8 @@ class OptionChecker {
   void choices() {
     if (o_.choices == nullptr || !type(MESHWRIGHT_STRING)) return;
     for (const std::string& choice : text::split_names(o_.choices, '|')) takes(OptionValue(choice), "its choice");
-    refuses(OptionValue(std::string("surely not a choice")), ErrorCode::bad_choice, "a word that is not among its choices");
+    if (!flag(MESHWRIGHT_DTYPE))
+      refuses(OptionValue(std::string("surely not a choice")), ErrorCode::bad_choice, "a word that is not among its choices");
   }
 
   // The name with one letter missing is no key, and the error knows which was meant.

@@ -64,7 +64,7 @@ OptionValue random_value(const meshwright_option& option, Random& random) {
   std::vector<std::string> words = text::split_names(option.choices, '|');
   bool any_word = words.empty();
   if (any_word) words = {"", "a", "model.layers.*", "-", "1f1b", "an unlikely name with spaces and \xc3\xa4", std::string(300, 'x')};
-  if (flag(MESHWRIGHT_DTYPE)) words = {"float32", "bf16", "torch.float16", "half", "int8", "bool"};
+  if (flag(MESHWRIGHT_DTYPE) && any_word) words = {"float32", "bf16", "torch.float16", "half", "int8", "bool"};
   double low = flag(MESHWRIGHT_NO_MIN) ? -1e6 : option.min, high = flag(MESHWRIGHT_NO_MAX) ? std::max(low, 0.0) + 1e6 : option.max;
   auto number = [&] {
     double v = low + (high - low) * static_cast<double>(random.below(1001)) / 1000.0;

@@ -12,6 +12,7 @@
 
 #include <mutex>
 
+#include "../src/checkpoint_scope.h"
 #include "meshwright/error.h"
 
 namespace meshwright {
@@ -240,9 +241,9 @@ std::vector<std::string> checkpoint_layers(torch::nn::Module& model, std::span<c
     if (!trainable) continue;
     std::vector<torch::nn::Module*> parts;
     if (mode == ActivationCheckpointing::selective || !whole_layers) {
-      parts = {child(layer, {"mlp", "feed_forward", "ffn"}), child(layer, {"input_layernorm", "attention_norm", "layer_norm1", "norm1"}),
-               child(layer, {"post_attention_layernorm", "ffn_norm", "layer_norm2", "norm2"})};
-      if (mode == ActivationCheckpointing::full) parts.push_back(child(layer, {"self_attn", "attention", "attn", "linear_attn"}));
+      using namespace checkpoint_scope;
+      parts = {child(layer, kMlps), child(layer, kFirstNorms), child(layer, kSecondNorms)};
+      if (mode == ActivationCheckpointing::full) parts.push_back(child(layer, kAttentions));
     }
     std::erase(parts, nullptr);
     if (parts.empty()) parts.push_back(&layer);

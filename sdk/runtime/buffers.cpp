@@ -4,6 +4,7 @@
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/linalg_vector_norm.h>
 #include <c10/core/CPUAllocator.h>
+#include <c10/core/ScalarType.h>
 #include <c10/core/StorageImpl.h>
 
 #include <algorithm>
@@ -111,12 +112,16 @@ void scaled_add(const Tensor& out, const Tensor& in, double k, bool first) {
     scaled_add(out.mutable_data_ptr<float>(), in.const_data_ptr<float>(), static_cast<float>(k), out.numel(), first);
     return;
   }
-  Tensor from = in.to(out.options(), /*non_blocking=*/!out.is_cpu());  // a copy to the host is read at once
-  if (first)
-    out.copy_(k == 1 ? from : from.mul(k));
+  Tensor from = in.to(out.device(), /*non_blocking=*/!out.is_cpu());  // a copy to the host is read at once
+  if (!first)
+    out.add_(from, k);  // promotes
+  else if (k == 1)
+    out.copy_(from);
   else
-    out.add_(from, k);
+    out.copy_(from.to(c10::promoteTypes(in.scalar_type(), out.scalar_type())).mul(k));
 }
+
+bool wider(at::ScalarType type, at::ScalarType other) { return c10::promoteTypes(type, other) != other; }
 
 namespace {
 

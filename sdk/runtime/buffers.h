@@ -49,8 +49,10 @@ class LentStorage {
 
 // out = k * in (first) or out += k * in, over float32 CPU memory.
 void scaled_add(float* out, const float* in, float k, int64_t count, bool first);
-// The same for any dtypes and devices.
+// The same for any dtypes and devices: computed in the wider of the two dtypes and rounded to that of `out` once.
 void scaled_add(const at::Tensor& out, const at::Tensor& in, double k, bool first);
+// Whether the first dtype holds values that the second one rounds. Neither of float16 and bfloat16 holds all values of the other.
+bool wider(at::ScalarType type, at::ScalarType other);
 // The sum of squares in blocks of float32, the blocks in double: exact to about 3e-9, where one float sum is off by 3e-4.
 double sum_of_squares(const at::Tensor& flat);
 

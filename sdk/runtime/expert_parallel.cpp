@@ -11,6 +11,7 @@
 #include "expert_dispatchers.h"
 #include "meshwright/error.h"
 #include "meshwright/moe.h"
+#include "meshwright/unit_rules.h"
 #include "parts.h"
 
 namespace meshwright {
@@ -91,12 +92,18 @@ std::vector<UnitSpec> expert_unit_specs(const ParallelizeRequest& request, const
   bool fp32_head = !outline.tied_embeddings && request.config.shared.moe.lm_head_precision == DType::float32;
   if (outline.tied_embeddings && request.config.shared.moe.lm_head_precision == DType::float32)
     request.world->notice("distributed.moe.lm_head_precision has no effect: the head shares its weight with the embedding");
-  MixedPrecision head_policy = request.config.shared.moe.mp_policy.value_or(request.config.shared.mp);
+  const MixedPrecision mp = request.config.shared.moe.mp_policy.value_or(request.config.shared.mp);
+  MixedPrecision head_policy = mp;
   head_policy.output = DType::float32;
   std::vector<UnitSpec> out;
-  for (UnitSpec& unit : unit_specs(*request.model, outline, reshard_after_forward)) {
-    std::vector<UnitSpec> apart;                            // in order of their first parameter
-    if (unit.list < 0 && fp32_head) unit.mp = head_policy;  // or the model's output would be narrowed again
+  // A rule of the model's class cuts units first; experts, embedding and head are then taken out of them.
+  const UnitRule rule = find_unit_rule(outline.architecture);
+  for (UnitSpec& unit :
+       rule ? rule({*request.model, outline, reshard_after_forward, mp}) : unit_specs(*request.model, outline, reshard_after_forward)) {
+    std::vector<UnitSpec> apart;  // in order of their first parameter
+    const bool root = unit.module == request.model.get();
+    const std::optional<MixedPrecision> own = unit.mp;  // of the rule
+    if (root && fp32_head) unit.mp = head_policy;       // or the model's output would be narrowed again
     std::vector<std::pair<std::string, Tensor>> rest;
     for (auto& parameter : unit.parameters) {
       std::string module(module_of(parameter.first));
@@ -115,6 +122,7 @@ std::vector<UnitSpec> expert_unit_specs(const ParallelizeRequest& request, const
         spec.module = modules.at(module).get();
         spec.reshard_after_forward = reshard_after_forward;
         spec.list = unit.list;
+        spec.mp = own;
         if (expert) spec.sharding = experts.sharding();
         if (head && fp32_head) {
           spec.mp = head_policy;
@@ -126,9 +134,10 @@ std::vector<UnitSpec> expert_unit_specs(const ParallelizeRequest& request, const
     }
     unit.parameters = std::move(rest);
     // Without an outer root nothing casts the model's output, and what is left of it belongs to the inner model.
-    if (unit.list < 0 && !request.config.shared.moe.wrap_outer_model) unit.module = inner_of(request, unit.parameters, modules);
+    if (root && !request.config.shared.moe.wrap_outer_model) unit.module = inner_of(request, unit.parameters, modules);
+    const bool all_apart = unit.parameters.empty() && !apart.empty() && !root;  // its module is a unit already
     std::move(apart.begin(), apart.end(), std::back_inserter(out));
-    out.push_back(std::move(unit));
+    if (!all_apart) out.push_back(std::move(unit));
   }
   return out;
 }

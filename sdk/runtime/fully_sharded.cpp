@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 
+#include "../src/checkpoint_scope.h"
 #include "meshwright/activation_checkpoint.h"
 #include "meshwright/expert_parallel.h"
 #include "meshwright/replicated_model.h"
@@ -13,30 +15,10 @@
 
 namespace meshwright {
 
-namespace {
-
-// What a list of layers belongs to, by the words of its dotted name.
-const char* part_of(std::string_view name) {
-  auto has = [&](std::initializer_list<const char*> words) {
-    return std::any_of(words.begin(), words.end(), [&](const char* word) { return name.find(word) != std::string_view::npos; });
-  };
-  if (has({"vision", "visual", "image", "vit."})) return "vision";
-  if (has({"audio", "speech", "sound"})) return "audio";
-  return "language";
-}
-
-bool in_scope(const char* part, const std::vector<std::string>& scope) {
-  return std::any_of(scope.begin(), scope.end(), [&](const std::string& wanted) {
-    return wanted == "all" || wanted == part || (wanted == "multimodal" && std::string_view(part) != "language");
-  });
-}
-
-}  // namespace
-
 std::vector<std::string> layer_names(const ModelOutline& outline, const std::vector<std::string>& scope) {
   std::vector<std::string> out;
   for (const Unit& unit : plan_units(outline))
-    if (unit.name != "root" && in_scope(part_of(unit.name), scope)) out.push_back(unit.name);
+    if (unit.name != "root" && checkpoint_scope::holds(scope, unit.name)) out.push_back(unit.name);
   return out;
 }
 
@@ -50,8 +32,7 @@ std::vector<std::string> checkpoint_as_asked(const ParallelizeRequest& request, 
     request.world->notice("distributed.activation_checkpointing_scope = \"" + text +
                           "\" meets no layers of this model, so nothing is recomputed");
   }
-  return checkpoint_layers(*request.model, layers, shared.activation_checkpointing,
-                           whole_layers && scope == std::vector<std::string>{"all"});
+  return checkpoint_layers(*request.model, layers, shared.activation_checkpointing, checkpoint_scope::whole_layers(whole_layers, scope));
 }
 
 void refuse_unavailable(const ParallelizeRequest& request, bool applies_tensor_parallel, bool applies_expert_parallel) {
@@ -103,9 +84,8 @@ bool all_frozen(const UnitSpec& spec) {
   return std::none_of(spec.parameters.begin(), spec.parameters.end(), [](const auto& p) { return p.second.requires_grad(); });
 }
 
-// Whole frozen lists (towers) beside a trainable rest go where frozen_sharding says (spec 4.7).
-void place_frozen(std::vector<UnitSpec>& units, ShardedPolicy& policy, const std::string& rule) {
-  if (rule == "per_layer") return;
+// The lists of units (towers) that are frozen as a whole beside a trainable rest.
+std::set<int64_t> frozen_lists(const std::vector<UnitSpec>& units) {
   std::map<int64_t, bool> frozen;  // by list
   bool any_trainable = false;
   for (const UnitSpec& unit : units) {
@@ -114,11 +94,37 @@ void place_frozen(std::vector<UnitSpec>& units, ShardedPolicy& policy, const std
     auto [it, added] = frozen.emplace(unit.list, unit_frozen);
     if (!added) it->second = it->second && unit_frozen;
   }
-  if (!any_trainable) return;
+  std::set<int64_t> out;
+  for (const auto& [list, whole] : frozen)
+    if (list >= 0 && whole && any_trainable) out.insert(list);
+  return out;
+}
+
+// Such lists go where frozen_sharding says (spec 4.7). Under expert parallelism the ranks that share the root hold different experts, so it
+// cannot own them: experts stay units of their own, cut over the ranks that hold the same.
+void place_frozen(std::vector<UnitSpec>& units, ShardedPolicy& policy, const Options& own, World& world) {
+  const std::string rule = own.get_string("frozen_sharding");
+  const std::set<int64_t> frozen = frozen_lists(units);
+  const std::string key = own.schema().table + ".frozen_sharding";
+  if (frozen.empty() && rule != "root") world.notice(key + " has no effect: no list of layers of this model is frozen as a whole");
+  if (rule == "per_layer") {
+    std::string names;
+    for (const UnitSpec& unit : units)
+      if (frozen.contains(unit.list)) names += (names.empty() ? "" : ", ") + unit.name;
+    if (names.empty() || policy.shard->size() == 1) return;
+    // Repeated by the error when a collective does not end in time.
+    world.notice(
+        key + " = \"per_layer\": the frozen units " + names +
+        " are gathered wherever they run, so every rank must run them equally often; a rank whose samples leave them out (no image, "
+        "say) holds up the others. With " +
+        key + " = \"root\" every rank gathers them with the root unit");
+    return;
+  }
   UnitSpec& root = units.back();
   for (UnitSpec& unit : units) {
-    if (unit.list < 0 || !frozen[unit.list]) continue;
-    auto& target = rule == "replicate" ? policy.whole : root.parameters;
+    bool replicates = rule == "replicate";
+    if (!frozen.contains(unit.list) || (unit.sharding && !replicates)) continue;
+    auto& target = replicates ? policy.whole : root.parameters;
     target.insert(target.end(), unit.parameters.begin(), unit.parameters.end());
     unit.parameters.clear();
   }
@@ -156,6 +162,9 @@ std::unique_ptr<ParallelModel> parallelize_fully_sharded(ParallelizeRequest& req
   policy.backward_depth = own.get_int("fsdp2_backward_prefetch_depth");
   policy.cpu_offload = offload;
   policy.pin_memory = own.get_bool("offload_pin_memory");
+  if (offload && own.is_given("offload_pin_memory") && request.world->device().is_cpu())
+    request.world->notice(own.schema().table +
+                          ".offload_pin_memory has no effect: the ranks compute on the CPU, and nothing is copied to a device");
 
   std::vector<UnitSpec> units;
   if (expert_parallel)
@@ -164,7 +173,7 @@ std::unique_ptr<ParallelModel> parallelize_fully_sharded(ParallelizeRequest& req
     units = rule({*request.model, request.outline, sharding.reshard_after_forward, policy.mp});
   else
     units = unit_specs(*request.model, request.outline, sharding.reshard_after_forward);
-  place_frozen(units, policy, own.get_string("frozen_sharding"));
+  place_frozen(units, policy, own, *request.world);
   return shard_model(request.model, std::move(units), std::move(policy), request.world);
 }
 

@@ -1,5 +1,6 @@
 // Between plans and live models: the outline of a module, and the units of an outline over the module.
 #include <torch/nn/module.h>
+#include <torch/nn/modules/container/moduledict.h>
 #include <torch/nn/modules/container/modulelist.h>
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/embedding.h>
@@ -23,12 +24,13 @@ ModelOutline outline_of(torch::nn::Module& model) {
   for (auto& item : model.named_modules()) {
     torch::nn::Module& module = *item.value();
     ModuleKind kind = ModuleKind::other;
-    if (module.as<torch::nn::ModuleListImpl>() || module.as<torch::nn::SequentialImpl>()) kind = ModuleKind::list;
+    const bool list = module.as<torch::nn::ModuleListImpl>() != nullptr || module.as<torch::nn::ModuleDictImpl>() != nullptr;
+    if (list || module.as<torch::nn::SequentialImpl>()) kind = ModuleKind::list;
     if (module.as<torch::nn::LinearImpl>()) kind = ModuleKind::linear;
     if (module.as<torch::nn::EmbeddingImpl>()) kind = ModuleKind::embedding;
     HookHost* host = HookHost::of(module);
     std::string class_name = host ? host->hooked_class_name() : module.name();
-    if (module.as<torch::nn::ModuleListImpl>()) lists.insert(item.key());
+    if (list) lists.insert(item.key());
     if (kind == ModuleKind::other && lists.contains(module_of(item.key()))) kind = ModuleKind::layer;
     // RMSNorm, LayerNorm, torch::nn::BatchNorm2dImpl, MyNorm: known by their names.
     if (kind == ModuleKind::other && class_name.find("Norm") != std::string::npos) kind = ModuleKind::norm;

@@ -13,6 +13,8 @@
 #include <cstdio>
 #include <cstring>
 #include <ctime>
+#include <map>
+#include <mutex>
 #include <new>
 
 namespace meshwright::detail {
@@ -20,6 +22,7 @@ namespace meshwright::detail {
 namespace {
 
 constexpr size_t kPage = 4096;
+constexpr int32_t kLeft = -1;  // in place of a process number: the rank has closed its side
 size_t up(size_t n) { return (n + kPage - 1) / kPage * kPage; }
 
 void futex_wait(std::atomic<uint32_t>& word, uint32_t seen) {
@@ -44,6 +47,37 @@ bool has_ended(int32_t process) {
   return name_end != nullptr && name_end[1] == ' ' && (name_end[2] == 'Z' || name_end[2] == 'X');
 }
 
+// The regions that this process has mapped, by name; one that nobody uses any more is gone.
+struct Mapped {
+  std::mutex mutex;
+  std::map<std::string, std::weak_ptr<char>> regions;
+};
+Mapped& mapped() {
+  static auto* all = new Mapped;  // never destroyed: a region may outlive the statics
+  return *all;
+}
+
+// Maps the file, which stays as large as it is, and remembers it. nullptr when it cannot be mapped.
+std::shared_ptr<char> map_region(int fd, size_t bytes, const std::string& name) {
+  void* memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  if (memory == MAP_FAILED) return nullptr;
+  std::shared_ptr<char> region(static_cast<char*>(memory), [bytes, name](char* at) {
+    ::munmap(at, bytes);
+    std::lock_guard lock(mapped().mutex);
+    auto found = mapped().regions.find(name);
+    if (found != mapped().regions.end() && found->second.expired()) mapped().regions.erase(found);
+  });
+  std::lock_guard lock(mapped().mutex);
+  mapped().regions[name] = region;
+  return region;
+}
+
+std::shared_ptr<char> already_mapped(const std::string& name) {
+  std::lock_guard lock(mapped().mutex);
+  auto found = mapped().regions.find(name);
+  return found == mapped().regions.end() ? nullptr : found->second.lock();
+}
+
 }  // namespace
 
 struct Mailbox::Control {
@@ -60,26 +94,30 @@ size_t Mailbox::bytes_of(int64_t ranks, const Sizes& sizes) {
   return n * (kPage + up(n * kChannels * sizeof(std::atomic<int64_t>)) + slots);
 }
 
-Mailbox::Mailbox(void* memory, size_t bytes, int64_t ranks, const Sizes& sizes)
-    : memory_(static_cast<char*>(memory)), bytes_(bytes), ranks_(ranks), sizes_(sizes) {
+Mailbox::Mailbox(std::shared_ptr<char> memory, int64_t ranks, const Sizes& sizes)
+    : mapping_(std::move(memory)), memory_(mapping_.get()), ranks_(ranks), sizes_(sizes) {
   for (auto& early : early_) early.resize(static_cast<size_t>(ranks));
 }
-Mailbox::~Mailbox() { ::munmap(memory_, bytes_); }
+
+Mailbox::~Mailbox() {
+  // Who waits for this rank need not wait for the end of its process.
+  if (entered_) control(rank_)->process.store(kLeft);
+}
 
 std::unique_ptr<Mailbox> Mailbox::create(const std::string& name, int64_t ranks, const Sizes& sizes) {
   int fd = ::shm_open(name.c_str(), O_RDWR | O_CREAT | O_EXCL, 0600);
   if (fd < 0) return nullptr;
   size_t bytes = bytes_of(ranks, sizes);
   // Reserved now: a full file system is an answer here and would be a SIGBUS later.
-  void* memory = MAP_FAILED;
+  std::shared_ptr<char> memory;
   if (::ftruncate(fd, static_cast<off_t>(bytes)) == 0 && ::posix_fallocate(fd, 0, static_cast<off_t>(bytes)) == 0)
-    memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    memory = map_region(fd, bytes, name);
   ::close(fd);
-  if (memory == MAP_FAILED) {
+  if (!memory) {
     unlink(name);
     return nullptr;
   }
-  return std::unique_ptr<Mailbox>(new Mailbox(memory, bytes, ranks, sizes));  // a new region is all zeros
+  return std::unique_ptr<Mailbox>(new Mailbox(std::move(memory), ranks, sizes));  // a new region is all zeros
 }
 
 std::unique_ptr<Mailbox> Mailbox::open(const std::string& name, int64_t ranks, const Sizes& sizes) {
@@ -87,12 +125,14 @@ std::unique_ptr<Mailbox> Mailbox::open(const std::string& name, int64_t ranks, c
   if (fd < 0) return nullptr;
   size_t bytes = bytes_of(ranks, sizes);
   struct stat info{};
-  void* memory = MAP_FAILED;
-  if (::fstat(fd, &info) == 0 && info.st_size == static_cast<off_t>(bytes) && info.st_uid == ::geteuid())
-    memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  std::shared_ptr<char> memory;
+  if (::fstat(fd, &info) == 0 && info.st_size == static_cast<off_t>(bytes) && info.st_uid == ::geteuid()) {
+    memory = already_mapped(name);
+    if (!memory) memory = map_region(fd, bytes, name);
+  }
   ::close(fd);
-  if (memory == MAP_FAILED) return nullptr;
-  return std::unique_ptr<Mailbox>(new Mailbox(memory, bytes, ranks, sizes));
+  if (!memory) return nullptr;
+  return std::unique_ptr<Mailbox>(new Mailbox(std::move(memory), ranks, sizes));
 }
 
 void Mailbox::unlink(const std::string& name) { ::shm_unlink(name.c_str()); }
@@ -121,6 +161,7 @@ char* Mailbox::slot(Channel channel, int64_t rank, int64_t bytes, int64_t sequen
 
 void Mailbox::enter(int64_t rank) {
   rank_ = rank;
+  entered_ = true;
   control(rank)->process.store(::getpid());
 }
 
@@ -146,7 +187,7 @@ void Mailbox::wait_for(int64_t peer, std::chrono::milliseconds timeout, F&& read
     if (turn % 32 != 31) continue;
     if (std::chrono::steady_clock::now() - begin > timeout) throw Late{peer};
     int32_t process = control(peer)->process.load();
-    if (process > 0 && has_ended(process)) {
+    if (process == kLeft || (process > 0 && has_ended(process))) {
       if (ready()) return;
       throw Gone{peer};
     }

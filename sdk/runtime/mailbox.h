@@ -23,7 +23,8 @@ class Mailbox {
     int64_t ring[kChannels] = {4, 2};  // slots: one more than are ever under way at once
   };
   // Makes the region (rank 0), or opens the one of that name. nullptr when that is not possible: too little memory, another host. The
-  // name is removed with unlink() once all have opened it, so nothing outlives the processes.
+  // name is removed with unlink() once all have opened it, so nothing outlives the processes. Ranks that are threads of one process get
+  // one mapping, at one address, so that the thread sanitizer sees who reads what another has written.
   static std::unique_ptr<Mailbox> create(const std::string& name, int64_t ranks, const Sizes& sizes);
   static std::unique_ptr<Mailbox> open(const std::string& name, int64_t ranks, const Sizes& sizes);
   static void unlink(const std::string& name);
@@ -51,7 +52,7 @@ class Mailbox {
 
  private:
   struct Control;
-  Mailbox(void* memory, size_t bytes, int64_t ranks, const Sizes& sizes);
+  Mailbox(std::shared_ptr<char> memory, int64_t ranks, const Sizes& sizes);
   static size_t bytes_of(int64_t ranks, const Sizes& sizes);
   Control* control(int64_t rank) const;
   std::atomic<int64_t>& given_back(int64_t owner, Channel channel, int64_t reader) const;
@@ -60,9 +61,10 @@ class Mailbox {
   template <class F>
   void wait_for(int64_t peer, std::chrono::milliseconds timeout, F&& ready);
 
+  std::shared_ptr<char> mapping_;
   char* memory_;
-  size_t bytes_;
   int64_t ranks_, rank_ = 0;
+  bool entered_ = false;
   Sizes sizes_;
   int64_t next_[kChannels] = {1, 1};
   std::vector<std::set<int64_t>> early_[kChannels];  // by peer: given back before one that came first

@@ -57,13 +57,16 @@ class ReplicatedModel final : public ParallelModel {
     std::vector<size_t> members;
     size_t waiting = 0;
     bool launched = false;
-    Tensor reduced;  // in the reduce dtype, when it is not the storage dtype
+    Tensor reduced;  // in the reduce dtype, when it is not the storage dtype and there is anything to sum
     Pending work;
   };
 
   bool alone() const { return policy_.group->size() == 1; }
-  // One rank without casts: gradients stay where autograd puts them.
-  bool direct() const { return alone() && param_ == storage_; }
+  // One rank without casts, and no wider sum of micro-batches to keep: gradients stay where autograd puts them.
+  bool direct() const { return alone() && param_ == storage_ && !detail::wider(reduce_, storage_); }
+  // Whether gradients of earlier micro-batches wait in the buckets. Autograd adds them up in the dtype of computation, which is of use
+  // only where that is as wide as the reduce dtype.
+  bool collects() const { return policy_.gradient_as_bucket_view || detail::wider(reduce_, param_); }
   void lay_out();
   void adopt();
   void describe();
@@ -270,7 +273,8 @@ void ReplicatedModel::absorb(Parameter& p) {
   const Tensor gradient = p.variable.grad();
   Bucket& bucket = buckets_[p.bucket];
   Tensor slot;
-  if (reduce_ == storage_) {
+  // On one rank the last micro-batch of a bucket that got nothing before is all there is to sum.
+  if (reduce_ == storage_ || (alone() && last_ && !bucket.reduced.defined())) {
     slot = grads_.narrow(0, p.offset, p.count);
   } else {
     if (!bucket.reduced.defined()) bucket.reduced = at::zeros({bucket.end - bucket.begin}, grads_.options().dtype(reduce_));
@@ -280,7 +284,7 @@ void ReplicatedModel::absorb(Parameter& p) {
     detail::scaled_add(slot, gradient.contiguous().view({-1}), 1.0 / static_cast<double>(policy_.group->size()), !p.ever);
   else if (!p.ever)
     slot.zero_();
-  if (policy_.gradient_as_bucket_view) p.variable.mutable_grad() = Tensor();
+  if (collects()) p.variable.mutable_grad() = Tensor();
 }
 
 void ReplicatedModel::gradient_ready(size_t index) {
@@ -288,7 +292,7 @@ void ReplicatedModel::gradient_ready(size_t index) {
   Parameter& p = parameters_[index];
   bool counted = p.arrived;
   p.arrived = true;
-  if (policy_.gradient_as_bucket_view) {
+  if (collects()) {
     absorb(p);
     p.ever = true;
   } else if (last_) {
@@ -305,11 +309,9 @@ void ReplicatedModel::launch_ready() {
   for (; next_ < buckets_.size() && buckets_[next_].waiting == 0; ++next_) {
     Bucket& bucket = buckets_[next_];
     bucket.launched = true;
+    // What no gradient came for is zero, and stays known as such: check_unused() asks for it at the end of the step.
     for (size_t member : bucket.members)
-      if (!parameters_[member].ever) {
-        absorb(parameters_[member]);
-        parameters_[member].ever = true;
-      }
+      if (!parameters_[member].ever) absorb(parameters_[member]);
     bucket.work =
         policy_.group->all_reduce(bucket.reduced.defined() ? bucket.reduced : grads_.narrow(0, bucket.begin, bucket.end - bucket.begin));
   }
@@ -360,8 +362,6 @@ void ReplicatedModel::end_step() {
     sum_partial_gradients();
     return;
   }
-  std::vector<bool> came;
-  for (Parameter& p : parameters_) came.push_back(p.ever);
   for (Bucket& bucket : buckets_) bucket.waiting = 0;
   launch_ready();  // also what is missing, so that no other rank waits in vain
   for (Bucket& bucket : buckets_) {
@@ -369,7 +369,6 @@ void ReplicatedModel::end_step() {
     if (bucket.reduced.defined()) grads_.narrow(0, bucket.begin, bucket.end - bucket.begin).copy_(bucket.reduced);
     bucket.reduced = Tensor();
   }
-  for (size_t i = 0; i < came.size(); ++i) parameters_[i].ever = came[i];
   if (!policy_.gradient_as_bucket_view) {
     size_t group = 0, behind = described_.size();
     for (Parameter& p : parameters_) {
@@ -387,7 +386,7 @@ void ReplicatedModel::end_step() {
 }
 
 void ReplicatedModel::sum_partial_gradients() {
-  if (policy_.tensor_parallel) policy_.tensor_parallel->sum_partial_gradients(described_);
+  if (policy_.tensor_parallel) policy_.tensor_parallel->sum_partial_gradients(described_, reduce_);
 }
 
 double ReplicatedModel::clip_grad_norm(double max_norm, double scale) {

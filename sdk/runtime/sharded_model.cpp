@@ -2,9 +2,9 @@
 #include <ATen/autocast_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
-#include <ATen/ops/isnan.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
+#include <c10/core/ScalarType.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
@@ -56,9 +56,10 @@ class ShardedModel final : public ParallelModel {
   void prefetch_backward(const Unit& unit);
   void settle();
   void check_own_gradients();
-  [[noreturn]] void throw_nan(const std::string& own, const char* when, const char* option);
+  void throw_nonfinite(const detail::Nonfinite& mine, const char* when, const char* option);
   std::vector<GradientSet> gradient_sets() const;
   bool recomputing() const;
+  at::ScalarType widest_reduce() const;
   bool is_expert(std::string_view parameter) const;
   void complete(ParallelParameter& parameter) const;
   Tensor join(std::string_view name, const Tensor& local) const;
@@ -248,7 +249,9 @@ void ShardedModel::describe() {
     out.local = tensor.detach();
     out.global_shape = tensor.sizes().vec();
     out.offsets.assign(out.global_shape.size(), 0);
-    if (context_.policy.shard->size() > 1) out.placement.emplace_back(context_.policy.shard_axis, "replicate");
+    std::optional<UnitSharding> own = is_expert(name) ? std::optional(context_.policy.expert_parallel->sharding()) : std::nullopt;
+    if ((own ? own->shard : context_.policy.shard)->size() > 1)
+      out.placement.emplace_back(own ? own->axis : context_.policy.shard_axis, "replicate");
     complete(out);
     parameters_.push_back(std::move(out));
   }
@@ -380,9 +383,16 @@ void ShardedModel::end_step() {
   check_own_gradients();
   for (auto& unit : units_) unit->reduce_late();
   for (auto& unit : units_) unit->end_step();
-  if (context_.policy.tensor_parallel) context_.policy.tensor_parallel->sum_partial_gradients(parameters_);
+  if (context_.policy.tensor_parallel) context_.policy.tensor_parallel->sum_partial_gradients(parameters_, widest_reduce());
   order_known_ = true;
   in_step_ = false;
+}
+
+// Gradients of all units that are partial sums over tp go together, and none of them shall be rounded more than its unit says.
+at::ScalarType ShardedModel::widest_reduce() const {
+  at::ScalarType out = units_.front()->reduce_type();
+  for (const auto& unit : units_) out = c10::promoteTypes(out, unit->reduce_type());
+  return out;
 }
 
 // Gathers of whole parameters begin at once, two at a time, in the order in which they will be used.
@@ -442,39 +452,35 @@ double ShardedModel::clip_grad_norm(double max_norm, double scale) {
   const ShardedPolicy& policy = context_.policy;
   if (policy.average == ShardedPolicy::Average::with_clipping) scale /= static_cast<double>(context_.averaged());
   double norm = clip_gradients(gradient_sets(), max_norm, scale, context_.world->device());
-  if (policy.check_nan && std::isnan(norm) && !std::isnan(scale)) {
-    std::string mine;
+  if (policy.check_nan && !std::isfinite(norm) && std::isfinite(scale)) {
+    detail::Nonfinite mine;
     for (const ParallelParameter& p : parameters_)
-      if (mine.empty() && p.grad.defined() && at::isnan(p.grad).any().item<bool>()) mine = p.name;
-    throw_nan(mine, "after the reduction", "check_for_nan_in_grad");
+      if (mine.parameter.empty()) mine = detail::Nonfinite::in(p.name, p.grad);
+    throw_nonfinite(mine, "after the reduction", "check_for_nan_in_grad");
   }
   return norm;
 }
 
 void ShardedModel::check_own_gradients() {
   if (!context_.policy.check_own_nan) return;
-  Tensor found =
-      at::full({1}, context_.own_nan.empty() ? 0.0 : 1.0, at::TensorOptions().dtype(at::kDouble).device(context_.world->device()));
-  context_.world->everyone()->all_reduce(found, ReduceOp::sum, /*control=*/true).wait();
-  if (found.item<double>() > 0) throw_nan(std::exchange(context_.own_nan, ""), "before the reduction", "report_nan_in_param_grad");
+  throw_nonfinite(std::exchange(context_.own_nonfinite, {}), "before the reduction", "report_nan_in_param_grad");
 }
 
-// Collective. All ranks name the same parameter, the first one on the first rank that has one, and that rank.
-void ShardedModel::throw_nan(const std::string& mine, const char* when, const char* option) {
+// Collective. All ranks name the same parameter, the first one on the first rank that has one, and that rank. Does nothing where no rank
+// has one: a norm can be infinite because the squares of finite gradients are.
+void ShardedModel::throw_nonfinite(const detail::Nonfinite& mine, const char* when, const char* option) {
   int64_t index = 0;
-  while (index < static_cast<int64_t>(parameters_.size()) && parameters_[static_cast<size_t>(index)].name != mine) ++index;
-  // The smallest of a maximum of negatives: rank first.
-  auto count = static_cast<double>(parameters_.size());
-  double own = mine.empty() ? -HUGE_VAL : -(static_cast<double>(context_.world->rank()) * count + static_cast<double>(index));
+  while (index < static_cast<int64_t>(parameters_.size()) && parameters_[static_cast<size_t>(index)].name != mine.parameter) ++index;
+  // The smallest of a maximum of negatives: the rank, then the parameter, then what is wrong with it.
+  auto count = static_cast<int64_t>(parameters_.size());
+  int64_t place = (context_.world->rank() * count + index) * 2 + (mine.infinite ? 1 : 0);
+  double own = mine.parameter.empty() ? -HUGE_VAL : -static_cast<double>(place);
   Tensor first = at::full({1}, own, at::TensorOptions().dtype(at::kDouble).device(context_.world->device()));
   context_.world->everyone()->all_reduce(first, ReduceOp::max, /*control=*/true).wait();
-  double at = -first.item<double>();
-  std::string what = "a gradient is NaN " + std::string(when);
-  if (std::isfinite(at)) {
-    auto place = static_cast<int64_t>(at), each = static_cast<int64_t>(count);
-    what = "rank " + std::to_string(place / each) + ": the gradient of " + parameters_[static_cast<size_t>(place % each)].name +
-           " is NaN " + when;
-  }
+  if (!std::isfinite(first.item<double>())) return;
+  place = static_cast<int64_t>(-first.item<double>());
+  std::string what = "rank " + std::to_string(place / 2 / count) + ": the gradient of " +
+                     parameters_[static_cast<size_t>(place / 2 % count)].name + (place % 2 == 1 ? " is infinite " : " is NaN ") + when;
   throw Error(ErrorCode::nonfinite, what + "; the optimizer has not used it")
       .key(context_.policy.options + "." + option)
       .help("lower optimizer.lr, raise lr_scheduler.lr_warmup_steps, or set optimizer.max_grad_norm = 1.0")

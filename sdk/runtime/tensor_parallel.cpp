@@ -189,7 +189,7 @@ std::vector<GradientSet> TensorParallel::gradient_sets(const std::vector<Paralle
   return {std::move(cut), std::move(whole)};
 }
 
-void TensorParallel::sum_partial_gradients(const std::vector<ParallelParameter>& parameters) {
+void TensorParallel::sum_partial_gradients(const std::vector<ParallelParameter>& parameters, at::ScalarType reduce) {
   if (unfinished_ && std::exchange(*unfinished_, false))
     throw Error(ErrorCode::bad_module, "projections beside each other take one input, but only some of them had a gradient")
         .key("distributed.enable_async_tensor_parallel")
@@ -204,7 +204,7 @@ void TensorParallel::sum_partial_gradients(const std::vector<ParallelParameter>&
       count += p.grad.numel();
     }
   if (count == 0) return;
-  if (!packed_.defined() || packed_.numel() != count) packed_ = at::empty({count}, gradients[0].options());
+  if (!packed_.defined() || packed_.numel() != count) packed_ = at::empty({count}, gradients[0].options().dtype(reduce));
   auto each = [&](auto visit) {
     int64_t at = 0;
     for (Tensor& g : gradients) {

@@ -1,7 +1,8 @@
 #include "unit.h"
 
+#include <ATen/ops/abs.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/isnan.h>
+#include <ATen/ops/max.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/ScalarType.h>
@@ -32,6 +33,13 @@ struct GradientHook : torch::autograd::PostAccumulateGradHook, GradientKeeper {
 };
 
 }  // namespace
+
+// The largest absolute value is NaN where one of them is.
+Nonfinite Nonfinite::in(const std::string& parameter, const Tensor& gradient) {
+  if (!gradient.defined() || gradient.numel() == 0) return {};
+  auto largest = gradient.abs().max().item<double>();
+  return std::isfinite(largest) ? Nonfinite() : Nonfinite{parameter, std::isinf(largest)};
+}
 
 GradientKeeper::~GradientKeeper() = default;
 
@@ -200,7 +208,11 @@ void Unit::ready() {
   gather();
   if (state_ == State::here) return;
   c10::NoGradGuard no_grad;
-  gathering_.wait();
+  try {
+    gathering_.wait();
+  } catch (Error& error) {
+    throw error.note("while gathering the parameters of unit " + name);
+  }
   if (in_place_) {
     take_in_place();
   } else if (direct()) {
@@ -239,9 +251,8 @@ void Unit::before_backward() {
 void Unit::gradient_ready(size_t index) {
   c10::NoGradGuard no_grad;
   Parameter& p = parameters_[index];
-  if (context_.policy.check_own_nan && context_.own_nan.empty() && p.variable.grad().defined() &&
-      at::isnan(p.variable.grad()).any().item<bool>())
-    context_.own_nan = p.name;
+  if (context_.policy.check_own_nan && context_.own_nonfinite.parameter.empty())
+    context_.own_nonfinite = Nonfinite::in(p.name, p.variable.grad());
   if (sums()) absorb(p);
   // A backward that never passed the unit's output (autograd::backward on a parameter itself) is settled at the end of the step.
   if (!in_backward_) return;
@@ -307,13 +318,16 @@ void Unit::reduce() {
   finish_replication();
   context_.reducing = this;
   int64_t n = shards(), me = this->me();
-  // Replicas are summed over what this reduction adds, so an earlier sum of the step must stay apart; and on the ranks' device.
-  bool apart = replicated() && (!fresh_ || gradient_.device() != context_.world->device());
+  bool remote = sharding_.shard->reduces_remotely() && n > 1;
+  // As in torch's FSDP2, ranks are summed in the reduce dtype, replicas too, and the sum is cast to the gradients' dtype at its end. A
+  // back end that sums brings the sum itself. Replicas are summed over what this reduction adds, so an earlier sum of the step must stay
+  // apart; and on the ranks' device.
+  bool apart = replicated() ? !fresh_ || reduce_ != gradient_type_ || gradient_.device() != context_.world->device()
+                            : n > 1 && !remote && sums_apart();
   first_ = fresh_;
-  target_ = apart ? context_.pool->take(trainable_size_, gradient_.scalar_type()) : gradient_;
+  target_ = apart ? context_.pool->take(trainable_size_, reduce_) : gradient_;
   bool first = apart || fresh_;
   fresh_ = false;
-  bool remote = sharding_.shard->reduces_remotely() && n > 1;
   int64_t slots = remote ? n : n - 1;
   bool mapped = n > 1 && trainable_size_ > 0 &&
                 sharding_.shard->maps_exchange(trainable_size_ * slots * static_cast<int64_t>(c10::elementSize(reduce_)));
@@ -393,7 +407,7 @@ void Unit::finish_reduce() {
   if (replicated())
     replicating_ = replicate_->all_reduce(target_);
   else
-    target_ = Tensor();
+    finish_replication();  // nothing to wait for
 }
 
 void Unit::finish_replication() {
@@ -448,7 +462,7 @@ void Unit::abandon() {
   in_backward_ = reducing_ = overwrite_ = false;
   for (Parameter& p : parameters_) p.placed = false;
   context_.reducing = nullptr;
-  context_.own_nan.clear();
+  context_.own_nonfinite = {};
   begin_step();
   for (Parameter& p : parameters_) {
     p.held = Tensor();

@@ -14,6 +14,13 @@ namespace meshwright::detail {
 
 class Unit;
 
+// A gradient that holds values that are no numbers of their own.
+struct Nonfinite {
+  std::string parameter;  // empty: none
+  bool infinite = false;  // false: NaN
+  static Nonfinite in(const std::string& parameter, const at::Tensor& gradient);
+};
+
 // What all units of a model share.
 struct UnitContext {
   ShardedPolicy policy;
@@ -24,7 +31,7 @@ struct UnitContext {
   std::vector<Unit*> holding;  // flat units with a slot of the shared memory for gathers
   bool lasting = false;        // what is gathered now stays for long, and may be written to
   int64_t gathers = 0;
-  std::string own_nan;  // the first parameter of this step whose own gradient held one, where that is looked for
+  Nonfinite own_nonfinite;  // the first one of this step among this rank's own gradients, where that is looked for
   int64_t averaged() const { return policy.shard->size() * (policy.replicate ? policy.replicate->size() : 1); }
 };
 
@@ -131,6 +138,8 @@ class Unit {
 
   int64_t shards() const { return sharding_.shard->size(); }
   int64_t me() const { return sharding_.shard->rank(); }
+  // A sum of gradients as they are kept would round more than the reduce dtype allows.
+  bool sums_apart() const { return wider(reduce_, gradient_type_); }
   // The shard itself serves as the whole: one rank, and nothing to cast or bring.
   bool direct() const { return shards() == 1 && main_ == param_ && shard_.device() == context_.world->device(); }
 

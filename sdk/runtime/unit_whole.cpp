@@ -187,6 +187,7 @@ void Unit::reduce_sums() {
     exchanging_ = group.reduce_scatter(packed_, received_);
     return;
   }
+  if (sums_apart()) target_ = context_.pool->take(each, reduce_).copy_(gradient_);
   if (each > 0 && group.maps_exchange(each * (n - 1) * static_cast<int64_t>(c10::elementSize(reduce_)))) {
     packed_ = group.stage(each * (n - 1), reduce_);
     copy(packed_, 0, sums_, 0, me * each);
@@ -196,7 +197,7 @@ void Unit::reduce_sums() {
     received_ = context_.pool->take(each * (n - 1), reduce_, BufferPool::Use::reduce);
   }
   exchanging_ = group.exchange(packed_, received_);
-  if (after_reduce_ != 1) gradient_.mul_(after_reduce_);
+  if (after_reduce_ != 1) target_.mul_(after_reduce_);
 }
 
 void Unit::reduce_late() {

@@ -2,6 +2,8 @@
 
 #include <cstdio>
 
+#include "peer_names.h"
+
 namespace meshwright::detail {
 
 namespace {
@@ -34,11 +36,15 @@ Error Place::failure(const char* op, int64_t bytes, const std::string& what, int
   bool late = what.find("imed out") != std::string::npos || what.find("imeout") != std::string::npos;
   std::string place = std::string(op) + " of " + size_text(bytes) + " in group " + name();
   std::string who = "rank " + std::to_string(world_rank);
-  if (!late)
-    return Error(ErrorCode::collective_failed, who + ": " + place + " failed: " + what.substr(0, what.find('\n')))
-        .help("look at the message of the rank that ended first");
   std::vector<int64_t> silent;
-  if (roll_call && *roll_call) silent = (*roll_call)(ranks);
+  try {
+    if (roll_call && *roll_call) silent = (*roll_call)(late ? ranks : std::vector<int64_t>());
+  } catch (const Error& told) {
+    return told;
+  }
+  if (!late)
+    return Error(ErrorCode::collective_failed, who + ": " + place + " failed: " + with_peer_names(what.substr(0, what.find('\n'))))
+        .help("look at the message of the rank that ended first");
   if (silent.empty() && awaited >= 0) silent = {ranks[static_cast<size_t>(awaited)]};
   std::string names = silent.size() == 1 ? "rank " + std::to_string(silent[0]) : "ranks " + list_text(silent);
   char seconds[32];

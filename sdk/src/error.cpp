@@ -13,16 +13,17 @@ constexpr std::array kCatalog = {
 #undef MESHWRIGHT_ERROR
 };
 
+// How many letters have to be inserted, left out, replaced or exchanged with their neighbour.
 size_t edit_distance(std::string_view a, std::string_view b) {
-  std::vector<size_t> row(b.size() + 1);
+  std::vector<size_t> before(b.size() + 1), above(b.size() + 1), row(b.size() + 1);
   for (size_t j = 0; j <= b.size(); ++j) row[j] = j;
   for (size_t i = 1; i <= a.size(); ++i) {
-    size_t diagonal = row[0];
+    std::swap(before, above);
+    std::swap(above, row);
     row[0] = i;
     for (size_t j = 1; j <= b.size(); ++j) {
-      size_t above = row[j];
-      row[j] = std::min({row[j] + 1, row[j - 1] + 1, diagonal + (a[i - 1] == b[j - 1] ? 0 : 1)});
-      diagonal = above;
+      row[j] = std::min({above[j] + 1, row[j - 1] + 1, above[j - 1] + (a[i - 1] == b[j - 1] ? 0 : 1)});
+      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1]) row[j] = std::min(row[j], before[j - 2] + 1);
     }
   }
   return row[b.size()];
@@ -98,10 +99,12 @@ void Diagnostics::throw_if_any() const {
 }
 
 std::string nearest_name(std::string_view word, std::span<const std::string> candidates) {
+  // A slip of the finger: one letter of three, and never more than three. Names that share no more than an ending are not near.
+  constexpr size_t kMost = 3;
   std::string best;
-  size_t best_distance = std::max<size_t>(2, word.size() / 3) + 1;
+  size_t best_distance = std::clamp<size_t>(word.size() / 3, 1, kMost) + 1;
   for (const std::string& candidate : candidates) {
-    if (candidate.size() > 4 * word.size() + 4 || word.size() > 4 * candidate.size() + 4) continue;
+    if (candidate.size() > word.size() + kMost || word.size() > candidate.size() + kMost) continue;
     if (size_t d = edit_distance(word, candidate); d < best_distance) {
       best_distance = d;
       best = candidate;

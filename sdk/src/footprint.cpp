@@ -78,7 +78,9 @@ Footprint fully_sharded_footprint(const FootprintRequest& request, const Shardin
   for (size_t i = 0; i < layout.shares.size(); ++i)
     out.parameters.push_back(placement_of(request.outline.parameters[i], layout.shares[i], layout, "shard(0)"));
 
+  DType widest_reduce = precision_of(request).reduce;
   for (const Group& group : make_groups(request, layout)) {
+    if (dtype_size(group.precision.reduce) > dtype_size(widest_reduce)) widest_reduce = group.precision.reduce;
     const Axis& axis = group.experts ? layout.ep_shard : layout.shard;
     int64_t elements = 0, padded = 0;
     for (size_t p : group.parameters) {
@@ -124,8 +126,8 @@ Footprint fully_sharded_footprint(const FootprintRequest& request, const Shardin
   bool deferred = !policy.reduce_every_micro_batch && passes > 1;
   out.bytes.transient = plus(plus(peak.kept, sum_of_largest(peak.gathered, plus(std::max<int64_t>(policy.prefetch_depth, 0), 1))),
                              deferred ? peak.all_gradients : plus(peak.root_gradients, sum_of_largest(peak.gradients, 2)));
-  out.bytes.activations = activation_bytes(request);
-  add_common_rows(request, held, wire);
+  out.bytes.activations = activation_bytes(request, /*whole_layers=*/true);
+  add_common_rows(request, held, widest_reduce, wire);
   out.wire = wire.rows();
   return out;
 }

@@ -106,7 +106,8 @@ Footprint flat_footprint(const FootprintRequest& request, const FlatPolicy& poli
   const Workload& work = request.workload;
   const Axis& axis = layout.shard;
   DType gradient = policy.grad_reduce_in_fp32 ? DType::float32 : work.storage;
-  int64_t reduce_size = dtype_size(policy.grad_reduce_in_fp32 ? DType::float32 : mp.reduce);
+  DType reduce = policy.grad_reduce_in_fp32 ? DType::float32 : mp.reduce;
+  int64_t reduce_size = dtype_size(reduce);
   int64_t gather_size = dtype_size(policy.level == 3 ? mp.param : work.storage);
   int64_t passes = passes_of(request);
   Footprint out;
@@ -201,8 +202,8 @@ Footprint flat_footprint(const FootprintRequest& request, const FlatPolicy& poli
   else if (axis.size > 1 && reduce_size != dtype_size(gradient))
     unreduced = sum_of_largest(gradients, 2);
   out.bytes.transient = plus(parameters, unreduced);
-  out.bytes.activations = activation_bytes(request);
-  add_common_rows(request, held, wire);
+  out.bytes.activations = activation_bytes(request, /*whole_layers=*/true);
+  add_common_rows(request, held, reduce, wire);
   out.wire = wire.rows();
   return out;
 }

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "meshwright/footprint.h"
+#include "meshwright/activation_bytes.h"
 
 namespace meshwright::footprint {
 
@@ -96,17 +96,22 @@ class Wire {
   std::vector<Sum> sums_;
 };
 
-// Rows that are alike for every strategy: tp, ep and cp, of activations; and the one all-reduce over tp of gradients that are partial
-// sums, of which this rank holds so many elements each (parallel to ModelOutline::parameters).
-void add_common_rows(const FootprintRequest& request, const std::vector<int64_t>& gradient_elements, Wire& wire);
+// Rows that are alike for every strategy: tp, ep and cp, of activations; and the one all-reduce over tp, in the dtype `reduce`, of
+// gradients that are partial sums, of which this rank holds so many elements each (parallel to ModelOutline::parameters).
+void add_common_rows(const FootprintRequest& request, const std::vector<int64_t>& gradient_elements, DType reduce, Wire& wire);
 void add_tp_activations(const FootprintRequest& request, Wire& wire);
-void add_partial_gradients(const FootprintRequest& request, const std::vector<int64_t>& elements, Wire& wire);
+void add_partial_gradients(const FootprintRequest& request, const std::vector<int64_t>& elements, DType reduce, Wire& wire);
 // Tokens of one forward-backward pass on this rank; 0 when seq_len is not known.
 int64_t tokens_of(const FootprintRequest& request);
 // Times the forward collectives of a module run: 2 where activation checkpointing computes it again.
 int64_t forward_runs(const FootprintRequest& request, const ModuleIndex& index, std::string_view module);
 bool in_attention(std::string_view module);
-// Bytes saved for backward by the passes in flight.
-int64_t activation_bytes(const FootprintRequest& request);
+// What backward computes again of a layer.
+struct Recomputed {
+  bool layer = false;                   // all of it, from its input
+  bool attention = false, mlp = false;  // these blocks, each from its own input
+};
+// `whole_layers`: the strategy recomputes layers as a whole under "full"; else their blocks and norms, one by one.
+Recomputed recomputed_of(const FootprintRequest& request, const ModuleIndex& index, std::string_view layer, bool whole_layers);
 
 }  // namespace meshwright::footprint

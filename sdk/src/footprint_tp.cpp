@@ -2,6 +2,7 @@
 #include <set>
 #include <unordered_map>
 
+#include "checkpoint_scope.h"
 #include "footprint_parts.h"
 
 namespace meshwright {
@@ -84,7 +85,7 @@ class TpTraffic {
     if (!gathers) return convert(module.name, TpLayout::shard_1, module.style.output, hidden);
     // The norm is computed again alone, without what is done with its output, unless its whole layer is.
     bool again = shared_.activation_checkpointing == ActivationCheckpointing::full &&
-                 shared_.activation_checkpointing_scope == std::vector<std::string>{"all"};
+                 checkpoint_scope::whole_layers(true, shared_.activation_checkpointing_scope);
     int64_t runs = again ? forward_runs(request_, index_, module.name) : 1;
     wire_.add(tp_, "all_gather", times(passes_, runs), payload(hidden));
     if (module.gathers_for_columns) backward("reduce_scatter", payload(hidden));
@@ -150,14 +151,14 @@ void add_tp_activations(const FootprintRequest& request, Wire& wire) {
   if (ranks > 1 && tokens_of(request) > 0) TpTraffic(request, ranks, wire).add();
 }
 
-void add_partial_gradients(const FootprintRequest& request, const std::vector<int64_t>& elements, Wire& wire) {
+void add_partial_gradients(const FootprintRequest& request, const std::vector<int64_t>& elements, DType reduce, Wire& wire) {
   int64_t ranks = tp_size(request), sum = 0;
   if (ranks <= 1) return;
   std::vector<std::string> partial = partial_gradient_parameters(request.tp, request.outline);
   std::set<std::string_view> names(partial.begin(), partial.end());
   for (size_t i = 0; i < elements.size(); ++i)
     if (names.contains(request.outline.parameters[i].name)) sum = plus(sum, elements[i]);
-  wire.add({"tp", ranks, 0}, "all_reduce", 1, times(sum, dtype_size(request.workload.storage)));
+  wire.add({"tp", ranks, 0}, "all_reduce", 1, times(sum, dtype_size(reduce)));
 }
 
 }  // namespace footprint

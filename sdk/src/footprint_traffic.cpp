@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "checkpoint_scope.h"
 #include "footprint_parts.h"
 
 namespace meshwright::footprint {
@@ -86,21 +87,16 @@ bool in_attention(std::string_view module) {
 }
 
 int64_t forward_runs(const FootprintRequest& request, const ModuleIndex& index, std::string_view module) {
-  if (index.layer_of(module).empty()) return 1;
-  switch (request.config.shared.activation_checkpointing) {
-    case ActivationCheckpointing::none:
-      return 1;
-    case ActivationCheckpointing::full:
-      return 2;
-    case ActivationCheckpointing::selective:
-      return in_attention(module.substr(index.layer_of(module).size())) ? 1 : 2;
-  }
-  return 1;
+  std::string_view layer = index.layer_of(module);
+  if (layer.empty() || request.config.shared.activation_checkpointing == ActivationCheckpointing::none) return 1;
+  if (!checkpoint_scope::holds(request.config.shared.activation_checkpointing_scope, layer)) return 1;
+  if (request.config.shared.activation_checkpointing == ActivationCheckpointing::full) return 2;
+  return in_attention(module.substr(layer.size())) ? 1 : 2;
 }
 
-void add_common_rows(const FootprintRequest& request, const std::vector<int64_t>& gradient_elements, Wire& wire) {
+void add_common_rows(const FootprintRequest& request, const std::vector<int64_t>& gradient_elements, DType reduce, Wire& wire) {
   add_tp_activations(request, wire);
-  add_partial_gradients(request, gradient_elements, wire);
+  add_partial_gradients(request, gradient_elements, reduce, wire);
   if (tokens_of(request) == 0) return;
   ModuleIndex index(request.outline);
   add_expert_rows(request, index, wire);

@@ -83,6 +83,20 @@ std::string check_choice(const meshwright_option& option, const std::string& val
   throw with_examples(std::move(error), option, key);
 }
 
+// A dtype by any of its names; where the option has choices, one of these.
+void check_dtype(const meshwright_option& option, const std::string& value, const std::string& key) {
+  DType dtype;
+  try {
+    dtype = parse_dtype(value);
+  } catch (const Error& error) {
+    throw with_examples(Error(error.code(), key + " = " + error.message()), option, key);
+  }
+  if (option.choices == nullptr) return;
+  for (const std::string& choice : text::split(option.choices, '|'))
+    if (parse_dtype(choice) == dtype) return;
+  throw with_examples(Error(ErrorCode::bad_choice, key + " = \"" + value + "\", but it must be " + describe_type(option)), option, key);
+}
+
 bool means_unset(const OptionValue& value) {
   const auto* s = std::get_if<std::string>(&value);
   return s != nullptr && (*s == "none" || *s == "auto");
@@ -197,15 +211,9 @@ OptionValue check_option(const meshwright_option& option, const OptionValue& val
     case 4:
       if (accepts(option, MESHWRIGHT_STRING)) {
         const std::string& s = std::get<std::string>(value);
-        if (has_flag(option, MESHWRIGHT_DTYPE)) {
-          try {
-            parse_dtype(s);
-          } catch (const Error& error) {
-            throw with_examples(Error(error.code(), key + " = " + error.message()), option, key);
-          }
-          return value;
-        }
-        return check_choice(option, s, key);
+        if (!has_flag(option, MESHWRIGHT_DTYPE)) return check_choice(option, s, key);
+        check_dtype(option, s, key);
+        return value;
       }
       break;
     case 5: {

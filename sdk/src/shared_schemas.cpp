@@ -2,6 +2,7 @@
 #include <array>
 
 #include "meshwright/shared_options.h"
+#include "words.h"
 
 namespace meshwright {
 namespace {
@@ -9,8 +10,9 @@ namespace {
 constexpr meshwright_option size_option(const char* name, const char* default_value, const char* doc) {
   return with_flags(option(name, MESHWRIGHT_INT, default_value, doc), MESHWRIGHT_OPTIONAL);
 }
-constexpr meshwright_option dtype_option(const char* name, const char* default_value, const char* doc, uint32_t flags = 0) {
-  return with_flags(option(name, MESHWRIGHT_STRING, default_value, doc), MESHWRIGHT_DTYPE | flags);
+constexpr meshwright_option dtype_option(const char* name, const char* default_value, const char* doc, uint32_t flags = 0,
+                                         const char* dtypes = text::kTrainingDTypes) {
+  return with_flags(choice_option(name, default_value, dtypes, doc), MESHWRIGHT_DTYPE | flags);
 }
 constexpr meshwright_option list_choice(const char* name, uint32_t type, const char* default_value, const char* choices, uint32_t flags,
                                         const char* doc) {
@@ -42,7 +44,8 @@ constexpr std::array kDistributed = {
                 "Recompute activations in backward: none, full (whole layers), selective (mlp and both norms; attention is kept)."),
     option("activation_checkpointing_scope", MESHWRIGHT_STRING | MESHWRIGHT_STRING_LIST, "\"all\"",
            "Which parts are checkpointed: all, or some of language, vision, audio, multimodal, joined by + or , or as a list."),
-    dtype_option("autocast_dtype", nullptr, "Run the forward under autocast with this dtype.", MESHWRIGHT_OPTIONAL),
+    // LibTorch's autocast has lists of operators for these two alone.
+    dtype_option("autocast_dtype", nullptr, "Run the forward under autocast with this dtype.", MESHWRIGHT_OPTIONAL, "bfloat16|float16"),
     bool_option("enable_async_tensor_parallel", false,
                 "Overlap the sequence-parallel collectives with the matrix products. Needs sequence_parallel."),
 };

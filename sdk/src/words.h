@@ -9,6 +9,9 @@
 
 namespace meshwright::text {
 
+// Choices of an option that names a dtype to store, compute or send parameters and gradients in: those that training works with.
+inline constexpr const char* kTrainingDTypes = "float32|bfloat16|float16|float64";
+
 // Without white space at both ends.
 inline std::string_view trim(std::string_view text) {
   constexpr std::string_view space = " \t\r\n\v\f";

@@ -274,13 +274,16 @@ TEST_CASE("tensor-parallel traffic of a small Llama by hand") {
     check_row(f, "tp", "reduce_scatter", 40, 40 * 512);
     check_row(f, "tp", "all_reduce", 1 + 4 * 2, 5 * 8 * 4 + 4 * 384);
   }
-  SUBCASE("of gradients that are sums a rank sends its shard, in the dtype they are stored in") {
+  SUBCASE("of gradients that are sums a rank sends its shard, in the reduce dtype, whatever they are stored in") {
     job.sequence_parallel = true;
     job.world = 8;
     job.work.seq_len = 0;
     job.work.storage = DType::bfloat16;
-    check_row(fully_sharded_footprint(job.plan().request(), {}), "tp", "all_reduce", 1, 5 * 2 * 2);
-    check_row(replicated_footprint(job.request()), "tp", "all_reduce", 1, 5 * 8 * 2);
+    for (DType reduce : {DType::float32, DType::bfloat16, DType::float64}) {
+      job.mp.reduce = reduce;
+      check_row(fully_sharded_footprint(job.plan().request(), {}), "tp", "all_reduce", 1, 5 * 2 * dtype_size(reduce));
+      check_row(replicated_footprint(job.request()), "tp", "all_reduce", 1, 5 * 8 * dtype_size(reduce));
+    }
   }
   SUBCASE("checkpointing runs forward collectives again") {
     auto again = [&](ActivationCheckpointing mode) {

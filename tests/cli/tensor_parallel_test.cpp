@@ -258,11 +258,12 @@ TEST_CASE("a plan that would combine a part with a whole can be looked at, but n
   Ran plan = run("plan '" + file + "' --world-size 2", "2>&1");
   CHECK(plan.status == 0);
   CHECK(plan.out.find("train refuses this plan") != std::string::npos);
-  Ran train = run("train '" + file + "' --nproc 2", "2>&1");
-  INFO(train.out);
-  CHECK(train.status == 3);
-  CHECK(train.out.find("E0311") != std::string::npos);
-  CHECK(train.out.find("a rank would combine a part with a whole") != std::string::npos);
+  for (const Ran& refused : {run("validate '" + file + "' --world-size 2", "2>&1"), run("train '" + file + "' --nproc 2", "2>&1")}) {
+    INFO(refused.out);
+    CHECK(refused.status == 3);
+    CHECK(refused.out.find("E0311") != std::string::npos);
+    CHECK(refused.out.find("a rank would combine a part with a whole") != std::string::npos);
+  }
   CHECK(!fs::exists(folder() / "runs"));
 }
 

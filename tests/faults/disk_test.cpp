@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 
 #include <fstream>
+#include <iterator>
 
 #include "runs.h"
 
@@ -189,4 +190,42 @@ TEST_CASE("a disk that is full from some moment on: with on_failure = continue a
     record.say(trial.layout.text() + ": full from write " + std::to_string(trial.nth) + " on; step " + std::to_string(kept[0]) +
                " was kept and continued, equal");
   }
+}
+
+TEST_CASE("checkpoint.on_failure = continue: metrics.jsonl and run.log on a full disk end nothing, and go on when there is room") {
+  for (const char* name : {"metrics.jsonl", "run.log"})
+    for (bool again : {true, false}) {
+      CAPTURE(name);
+      CAPTURE(again);
+      Program program;
+      Layout layout = layout_of("fsdp2", false, 8);
+      fs::path file = program.run_folder() / name;
+      program.start(layout.arguments({"--set", "checkpoint.on_failure=continue"}), {{"LD_PRELOAD", MESHWRIGHT_FILE_SHIM},
+                                                                                    {"FILE_SHIM_UNDER", file.string()},
+                                                                                    {"FILE_SHIM_CALL", "write"},
+                                                                                    {"FILE_SHIM_NTH", "8"},
+                                                                                    {"FILE_SHIM_FAULT", again ? "ENOSPC" : "full"},
+                                                                                    {"FILE_SHIM_RANK", "0"}});
+      Ended ended = program.wait();
+      CAPTURE(ended.out);
+      CAPTURE(ended.err);
+      CHECK(ended.code == 0);
+      CHECK(ended.out.find("warning: cannot write " + file.string() + ": No space left on device; the run goes on") != std::string::npos);
+      CHECK((ended.out + ended.err).find(again ? "" : file.string() + " lacks ") != std::string::npos);
+      CHECK(verified_steps(program).back() == layout.steps);
+      if (again || std::string(name) != "metrics.jsonl") CHECK(training_rows(program) == unbroken_rows(layout));
+      std::ifstream in(file, std::ios::binary);
+      std::string text((std::istreambuf_iterator<char>(in)), {});
+      CHECK(text.ends_with('\n'));
+    }
+  // Without that wish the run ends, as before.
+  Program program;
+  Layout layout = layout_of("fsdp2", false, 8);
+  program.start(layout.arguments(), {{"LD_PRELOAD", MESHWRIGHT_FILE_SHIM},
+                                     {"FILE_SHIM_UNDER", (program.run_folder() / "metrics.jsonl").string()},
+                                     {"FILE_SHIM_CALL", "write"},
+                                     {"FILE_SHIM_NTH", "3"},
+                                     {"FILE_SHIM_FAULT", "full"},
+                                     {"FILE_SHIM_RANK", "0"}});
+  CHECK(program.wait().code == 7);
 }

@@ -79,7 +79,8 @@ TEST_CASE("weights that are not finite end the run before the first update: the 
     // Who asks for it may go on.
     sets.insert(sets.end(), {"run.stop_on_nonfinite=false", "step_scheduler.max_steps=2"});
     CHECK(program.run(two_with(sets)).code == 0);
-    CHECK(read_file(program.run_folder() / "metrics.jsonl").find("{\"step\": 1, \"loss\": null, \"grad_norm\": null") != std::string::npos);
+    CHECK(read_file(program.run_folder() / "metrics.jsonl")
+              .find("{\"step\": 1, \"completed_steps\": 2, \"loss\": null, \"grad_norm\": null") != std::string::npos);
   }
 }
 
@@ -225,4 +226,43 @@ TEST_CASE("a full disk behind standard output costs the words there, not the tra
     CHECK(std::count(rows.begin(), rows.end(), '\n') == 3);
     CHECK(read_file(program.run_folder() / "run.log").find("done: 3 steps") != std::string::npos);
   }
+}
+
+TEST_CASE("standard streams that are closed: the run is the same, alone and with local ranks") {
+  for (const char* closed : {">&-", "2>&-", "<&-", "<&- >&- 2>&-"})
+    for (const char* ranks : {"1", "2"}) {
+      CAPTURE(closed);
+      CAPTURE(ranks);
+      Program program;
+      program.launcher({"sh", "-c", std::string("exec \"$@\" ") + closed, "sh"});
+      Ended ended = program.run({"--nproc", ranks, "--set", "step_scheduler.max_steps=3"});
+      CAPTURE(ended.err);
+      CHECK(ended.code == 0);
+      CHECK(fs::exists(program.run_folder() / "checkpoints/step_00000003"));
+    }
+}
+
+TEST_CASE("run.log knows of failures and restarts, and the logs of a run that failed stay") {
+  Program program;
+  std::vector<std::string> nan = {"--set", "optimizer.lr=1e30", "--set", "step_scheduler.max_steps=50"};
+  for (int64_t ranks : {2, 1}) {
+    std::vector<std::string> arguments = nan;
+    if (ranks > 1) arguments.insert(arguments.end(), {"--nproc", "2"});
+    Ended ended = program.run(arguments);
+    CHECK(ended.code == 5);
+    std::string log = read_file(program.run_folder() / "run.log");
+    CAPTURE(log);
+    size_t at = log.rfind("error[E0801]: ");
+    REQUIRE(at != std::string::npos);
+    if (ranks > 1)
+      CHECK(log.find(" failed first; the other is ended\n", at) != std::string::npos);
+    else
+      CHECK(log.find("rank 0 failed with exit status 5\n", at) != std::string::npos);
+  }
+  Ended ended = program.run({"--nproc", "2", "--set", "step_scheduler.max_steps=2"});
+  CHECK(ended.code == 0);
+  std::string kept = read_file(program.run_folder() / "rank_logs/rank_0.log");
+  size_t failed = kept.find("error[E0801]"), again = kept.find(": another start ===");
+  CHECK(failed != std::string::npos);
+  CHECK(again > failed);
 }

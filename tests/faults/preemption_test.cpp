@@ -1,9 +1,12 @@
 // Told to end, killed and started again, by our launcher and by torchrun: nothing is lost, and the end is that of an unbroken run.
 #include <doctest/doctest.h>
+#include <fcntl.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
+#include <cstring>
 #include <fstream>
 #include <iterator>
 #include <sstream>
@@ -31,7 +34,8 @@ std::vector<pid_t> children_of(pid_t pid) {
 
 }  // namespace
 
-TEST_CASE("SIGTERM or SIGUSR1, to the launcher, to one rank or to all: saved, exit status 75, and the same command continues") {
+TEST_CASE(
+    "Ctrl-C, SIGHUP, SIGTERM or SIGUSR1, to the launcher, to one rank or to all: saved, exit status 75, and the same command continues") {
   struct Row {
     const char* what;
     int signal;
@@ -39,7 +43,9 @@ TEST_CASE("SIGTERM or SIGUSR1, to the launcher, to one rank or to all: saved, ex
     bool ddp, background;
   };
   for (const Row& row : {Row{"SIGTERM to the launcher", SIGTERM, -1, false, false}, Row{"SIGUSR1 to the launcher", SIGUSR1, -1, true, true},
-                         Row{"SIGUSR1 to rank 1", SIGUSR1, 1, false, false}, Row{"SIGTERM to everyone", SIGTERM, -2, true, false}}) {
+                         Row{"SIGUSR1 to rank 1", SIGUSR1, 1, false, false}, Row{"SIGTERM to everyone", SIGTERM, -2, true, false},
+                         Row{"Ctrl-C", SIGINT, -1, true, true}, Row{"SIGINT to everyone", SIGINT, -2, true, false},
+                         Row{"SIGHUP to the launcher", SIGHUP, -1, false, false}}) {
     INFO(std::string(row.what));
     Layout layout = kLong;
     layout.strategy = row.ddp ? "ddp" : "fsdp2";
@@ -54,33 +60,93 @@ TEST_CASE("SIGTERM or SIGUSR1, to the launcher, to one rank or to all: saved, ex
     CAPTURE(ended.out);
     CAPTURE(ended.err);
     CHECK(ended.code == 75);
-    CHECK(ended.err.empty());
+    CHECK(ended.err == (row.signal == SIGINT ? "SIGINT: saving after this step; Ctrl-C again ends at once\n" : ""));
     std::vector<int64_t> steps = verified_steps(program);
     REQUIRE(!steps.empty());
     CHECK(static_cast<size_t>(steps.back()) == training_rows(program).size());
     CHECK(steps.back() < layout.steps);
-    std::string name = row.rank > 0 ? "a signal to another rank" : row.signal == SIGTERM ? "SIGTERM" : "SIGUSR1";
+    std::string name = row.rank > 0 ? "a signal to another rank" : std::string("SIG") + ::sigabbrev_np(row.signal);
     CHECK(ended.out.find(name + ": saved step " + std::to_string(steps.back()) +
-                         " of 100, ending; the same command goes on from there\n") != std::string::npos);
+                         " of 100, ending; the same command goes on from there\n  " MESHWRIGHT_BUILD_DIR "/bin/meshwright train " +
+                         program.job().string() + " --nproc 2 --set distributed.strategy=" + layout.strategy) != std::string::npos);
     continue_and_compare(program, layout);
   }
 }
 
 TEST_CASE("one process alone is preempted too") {
-  Layout layout = kLong;
-  layout.ranks = 1;
-  Program program;
-  program.start(layout.arguments());
-  program.wait_for_steps(10);
-  ::kill(program.pid(), SIGTERM);
-  Ended ended = program.wait();
-  CAPTURE(ended.err);
-  CHECK(ended.code == 75);
-  continue_and_compare(program, layout);
+  for (int signal : {SIGTERM, SIGINT, SIGHUP}) {
+    CAPTURE(signal);
+    Layout layout = kLong;
+    layout.ranks = 1;
+    Program program;
+    program.start(layout.arguments());
+    program.wait_for_steps(10);
+    ::kill(program.pid(), signal);
+    Ended ended = program.wait();
+    CAPTURE(ended.err);
+    CHECK(ended.code == 75);
+    continue_and_compare(program, layout);
+  }
+}
+
+TEST_CASE("a terminal that goes away takes nothing with it: saved, although nobody can be told") {
+  for (int64_t ranks : {1, 2}) {
+    Layout layout = kLong;
+    layout.ranks = ranks;
+    Program program;
+    int terminal = ::posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC);
+    REQUIRE(terminal >= 0);
+    REQUIRE(::grantpt(terminal) == 0);
+    REQUIRE(::unlockpt(terminal) == 0);
+    program.start(layout.arguments(), {}, ::ptsname(terminal));
+    program.wait_for_steps(10);
+    ::close(terminal);  // writing now fails with EIO
+    ::kill(program.pid(), SIGHUP);
+    ::kill(program.pid(), SIGHUP);
+    Ended ended = program.wait();
+    CAPTURE(ended.err);
+    CHECK(ended.code == 75);
+    continue_and_compare(program, layout);
+  }
+}
+
+TEST_CASE("under nohup a terminal that goes away ends nothing") {
+  for (int64_t ranks : {1, 2}) {
+    Program program;
+    program.launcher({"nohup"});
+    program.start({"--nproc", std::to_string(ranks)});
+    program.wait_for_steps(5);
+    ::kill(program.pid(), SIGHUP);
+    if (ranks == 2) ::kill(program.rank(1), SIGHUP);
+    program.wait_for_steps(30);
+    ::kill(program.pid(), SIGINT);
+    CHECK(program.wait().code == 75);
+  }
+}
+
+TEST_CASE("before the first step a first signal ends at once: there is nothing to save") {
+  for (int64_t ranks : {1, 2}) {
+    Program program;
+    // Rank 0 has the folder and hangs before it trains.
+    program.start({"--nproc", std::to_string(ranks)}, {{"LD_PRELOAD", MESHWRIGHT_FILE_SHIM},
+                                                       {"FILE_SHIM_UNDER", (program.run_folder()).string()},
+                                                       {"FILE_SHIM_CALL", "rename"},
+                                                       {"FILE_SHIM_NTH", "1"},
+                                                       {"FILE_SHIM_FAULT", "hang"},
+                                                       {"FILE_SHIM_LOG", (program.folder() / "shim.log").string()}});
+    for (int i = 0; i < 3000 && !fs::exists(program.folder() / "shim.log"); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    REQUIRE(fs::exists(program.folder() / "shim.log"));
+    program.mark();
+    ::kill(program.pid(), SIGINT);
+    Ended ended = program.reap();
+    CHECK(ended.code == 130);
+    CHECK(ended.seconds < 5);
+  }
 }
 
 TEST_CASE("a second signal ends at once, also in the middle of a save that hangs") {
   for (int64_t ranks : {1, 2}) {
+    int signal = ranks == 1 ? SIGINT : SIGTERM;
     Layout layout = kLong;
     layout.ranks = ranks;
     layout.every = 0;
@@ -94,15 +160,15 @@ TEST_CASE("a second signal ends at once, also in the middle of a save that hangs
                    {"FILE_SHIM_FAULT", "hang"},
                    {"FILE_SHIM_LOG", log.string()}});
     program.wait_for_steps(5);
-    ::kill(program.pid(), SIGTERM);
+    ::kill(program.pid(), signal);
     for (int i = 0; i < 1000 && !fs::exists(log); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
     std::this_thread::sleep_for(std::chrono::milliseconds(400));  // no wish told twice, another one
     program.mark();
-    ::kill(program.pid(), SIGTERM);
+    ::kill(program.pid(), signal);
     Ended ended = program.reap();
     CAPTURE(ended.err);
     CHECK(fs::exists(log));
-    CHECK(ended.code == 143);
+    CHECK(ended.code == 128 + signal);
     CHECK(ended.seconds < 3);
     CHECK(verified_steps(program).empty());
   }

@@ -111,6 +111,7 @@ void Program::start(const std::vector<std::string>& arguments, const Environment
                      ::open((folder_ / "err").c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600)};
     for (int i = 0; i < 3; ++i)
       if (streams[i] < 0 || ::dup2(streams[i], i) < 0) ::_exit(126);
+    if (!directory_.empty() && ::chdir(directory_.c_str()) != 0) ::_exit(126);
     ::execvpe(argv[0], argv.data(), envp.data());
     ::_exit(127);
   }

@@ -39,6 +39,8 @@ class Program {
   // Trains another case's file, in its run folder.
   void share(const Program& other) { job_ = other.job_; }
 
+  // The following starts happen in that folder.
+  void in(std::filesystem::path folder) { directory_ = std::move(folder); }
   // What the following starts put before `meshwright train`: a launcher and its arguments.
   void launcher(std::vector<std::string> words) { launcher_ = std::move(words); }
   // `meshwright train job.toml` with these arguments; its streams go to files, or where `out` says.
@@ -61,7 +63,7 @@ class Program {
  private:
   void check_processes() const;
   void check_files() const;
-  std::filesystem::path folder_, job_;
+  std::filesystem::path folder_, job_, directory_;
   std::string marker_;
   std::vector<std::string> launcher_;
   pid_t pid_ = -1;

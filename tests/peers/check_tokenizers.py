@@ -6,7 +6,7 @@ FILE: further tokenizer.json files to compare.
 
 Characters are those that Python's Unicode tables know: the libraries disagree with each other about younger ones.
 """
-import argparse, json, os, random, subprocess, sys, tempfile, unicodedata
+import argparse, array, json, os, random, subprocess, sys, tempfile, unicodedata
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers, processors
 
@@ -103,6 +103,33 @@ def compare(name, path, reference, asked, program):
     return wrong
 
 
+def compare_verb(name, path, reference, text, build, rng):
+    """`meshwright tokenize` of one large file, which is cut into pieces, and of its lines as documents. Returns how many of the two differ."""
+    wrong = 0
+    with tempfile.TemporaryDirectory() as folder:
+        source, out = os.path.join(folder, "text.txt"), os.path.join(folder, "out.bin")
+        with open(source, "w", encoding="utf-8", newline="") as f:
+            f.write(text)
+        for documents in ["file", "line"]:
+            done = subprocess.run([os.path.join(build, "bin", "meshwright"), "tokenize", source, "--tokenizer", path, "--out", out, "--force", "--documents", documents,
+                                   "--document-end", "1", "--threads", str(rng.randrange(1, 5))], capture_output=True, text=True)
+            if done.returncode:
+                print(f"{name}: meshwright tokenize: {done.stderr.strip()}")
+                wrong += 1
+                continue
+            lines = [text] if documents == "file" else [line.removesuffix("\r") for line in text.split("\n")]
+            expected = array.array("H")
+            for line in lines:
+                if documents == "file" or line.strip(" \t\r\v\f"):
+                    expected.extend(reference.encode(line).ids + [1])
+            with open(out, "rb") as f:
+                found = f.read()[1024:]
+            if found != expected.tobytes():
+                print(f"{name}: meshwright tokenize --documents {documents}: other ids")
+                wrong += 1
+    return wrong
+
+
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--build", default=os.path.join(root, "build"))
@@ -127,6 +154,10 @@ def main():
         else:
             failed |= wrong > 0
             print(f"{name}: {len(asked)} questions, {wrong} answered otherwise")
+            if size < 65536:
+                large = rng.random() < .2 or name.endswith(".json")
+                text = "".join(rng.choice(asked[:count]) + rng.choice([" ", " word ", "\n", "\n\n", ".\nThe "]) for _ in range(60000 if large else 500))
+                failed |= compare_verb(name, path, reference, text, a.build, rng) > 0
 
     for path in [os.path.join(data, f"{style}.json") for style in ["gpt2", "llama3", "qwen2"]] + a.files:
         ask(os.path.basename(path), path, Tokenizer.from_file(path), a.texts)

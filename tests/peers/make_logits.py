@@ -52,6 +52,17 @@ CASES = {
     "phi3_longrope": ("Phi3", 29, {"pad_token_id": None, "max_position_embeddings": 64, "original_max_position_embeddings": 24,
                                    "num_key_value_heads": 1, "rope_scaling": {
                                        "type": "longrope", "short_factor": [1.0, 1.1, 1.3], "long_factor": [1.5, 4.0, 9.0]}}),
+    "llama_yarn": ("Llama", 40, {"head_dim": 16, "rope_parameters": {"rope_type": "yarn", "rope_theta": 5000.0, "factor": 4.0,
+                                                                     "original_max_position_embeddings": 16}}),
+    "qwen3_yarn": ("Qwen3", 40, {"head_dim": 20, "rope_theta": 10000.0, "rope_scaling": {
+        "rope_type": "yarn", "factor": 2.5, "original_max_position_embeddings": 24, "beta_fast": 6.0, "beta_slow": 0.5, "mscale": 1.3,
+        "mscale_all_dim": 0.6, "truncate": False}}),
+    "phi": ("Phi", 21, {"hidden_size": 32}),
+    "phi_normed": ("Phi", 29, {"qk_layernorm": True, "tie_word_embeddings": True, "pad_token_id": 3, "num_key_value_heads": 4,
+                               "hidden_size": 40, "partial_rotary_factor": 0.4, "rope_theta": 500.0}),
+    "phi_yarn": ("Phi", 40, {"head_dim": 16, "partial_rotary_factor": 0.75, "hidden_act": "gelu", "num_key_value_heads": 1,
+                             "rope_parameters": {"rope_type": "yarn", "rope_theta": 3000.0, "factor": 4.0, "attention_factor": 1.2,
+                                                 "original_max_position_embeddings": 20}}),
     "mixtral": ("Mixtral", 29, {"num_local_experts": 6, "num_experts_per_tok": 2, "intermediate_size": 20, "pad_token_id": None}),
     "mixtral_top1": ("Mixtral", 21, {"num_local_experts": 3, "num_experts_per_tok": 1, "sliding_window": 7, "head_dim": 8, "hidden_act": "gelu",
                                     "output_router_logits": True, "router_aux_loss_coef": 0.7, "tie_word_embeddings": True}),

@@ -7,6 +7,7 @@
 #include <torch/nn/modules/container/modulelist.h>
 #include <torch/utils.h>
 
+#include <chrono>
 #include <cmath>
 #include <map>
 #include <mutex>
@@ -65,11 +66,12 @@ struct Result {
   int64_t gathers = 0;                                     // of one step
   at::ScalarType computed_in = at::kFloat;
   int64_t runs = 0;  // of the first trainable layer
-  size_t notices = 0;
+  std::vector<std::string> notices;
 };
 
 // `image(sample)`: whether the rank that has it runs the tower; all samples of a rank are of one kind.
-Result learn(int64_t ranks, const std::vector<std::pair<std::string, std::string>>& keys, const std::function<bool(int64_t)>& image) {
+Result learn(int64_t ranks, const std::vector<std::pair<std::string, std::string>>& keys, const std::function<bool(int64_t)>& image,
+             std::chrono::milliseconds timeout = std::chrono::seconds(60)) {
   std::mutex mutex;
   Result out;
   std::vector<TwoTowers> nets;
@@ -77,33 +79,37 @@ Result learn(int64_t ranks, const std::vector<std::pair<std::string, std::string
     torch::manual_seed(3);
     nets.emplace_back();
   }
-  run_ranks(ranks, [&](const std::shared_ptr<World>& world) {
-    Job job = Job::from_text(
-        "schema = 1\n[distributed.mp_policy]\nparam_dtype = \"float32\"\noutput_dtype = \"float32\"\n"
-        "[step_scheduler]\nglobal_batch_size = 12\nlocal_batch_size = 1\n[optimizer]\nlr = 1e-2\n[lr_scheduler]\nlr_warmup_steps = 0\n");
-    for (const auto& [key, value] : keys) job.set(key, value);
-    TwoTowers net = nets[static_cast<size_t>(world->rank())];
-    Trainer trainer(job, world, net.ptr(), {}, kWidth);
-    Result mine;
-    for (const ParallelParameter& p : trainer.model().parameters()) mine.local_rows[p.name] = p.local.sizes().vec();
-    for (int64_t step = 0; step < kSteps; ++step) {
-      world->wire().clear();
-      StepResult result = trainer.step([&](int64_t micro) {
-        int64_t row = micro * ranks + world->rank();
-        Tensor x = at::randn({1, kWidth}, at::detail::createCPUGenerator(static_cast<uint64_t>(step * kRows + row)));
-        return MicroLoss{at::mse_loss(net(x, image(row)).to(at::kFloat), x.flip(1), at::Reduction::Sum), kWidth};
-      });
-      mine.losses.push_back(result.loss);
-      mine.norms.push_back(result.grad_norm);
-    }
-    for (const Wire::Row& row : world->wire().rows())
-      if (row.op == "all_gather" && row.axis != "control") mine.gathers += row.count;
-    mine.computed_in = net->layers[0]->as<Cell>()->computed_in;
-    mine.runs = net->layers[0]->as<Cell>()->runs;
-    mine.notices = world->notices().size();
-    std::lock_guard lock(mutex);
-    if (world->rank() == 0) out = std::move(mine);
-  });
+  run_ranks(
+      ranks,
+      [&](const std::shared_ptr<World>& world) {
+        Job job = Job::from_text(
+            "schema = 1\n[distributed.mp_policy]\nparam_dtype = \"float32\"\noutput_dtype = \"float32\"\n"
+            "[step_scheduler]\nglobal_batch_size = 12\nlocal_batch_size = 1\n[optimizer]\nlr = 1e-2\n[lr_scheduler]\nlr_warmup_steps = "
+            "0\n");
+        for (const auto& [key, value] : keys) job.set(key, value);
+        TwoTowers net = nets[static_cast<size_t>(world->rank())];
+        Trainer trainer(job, world, net.ptr(), {}, kWidth);
+        Result mine;
+        for (const ParallelParameter& p : trainer.model().parameters()) mine.local_rows[p.name] = p.local.sizes().vec();
+        for (int64_t step = 0; step < kSteps; ++step) {
+          world->wire().clear();
+          StepResult result = trainer.step([&](int64_t micro) {
+            int64_t row = micro * ranks + world->rank();
+            Tensor x = at::randn({1, kWidth}, at::detail::createCPUGenerator(static_cast<uint64_t>(step * kRows + row)));
+            return MicroLoss{at::mse_loss(net(x, image(row)).to(at::kFloat), x.flip(1), at::Reduction::Sum), kWidth};
+          });
+          mine.losses.push_back(result.loss);
+          mine.norms.push_back(result.grad_norm);
+        }
+        for (const Wire::Row& row : world->wire().rows())
+          if (row.op == "all_gather" && row.axis != "control") mine.gathers += row.count;
+        mine.computed_in = net->layers[0]->as<Cell>()->computed_in;
+        mine.runs = net->layers[0]->as<Cell>()->runs;
+        mine.notices = world->notices();
+        std::lock_guard lock(mutex);
+        if (world->rank() == 0) out = std::move(mine);
+      },
+      timeout);
   return out;
 }
 
@@ -154,6 +160,25 @@ TEST_CASE("ranks without an image do not hold up the others when the tower lies 
   }
 }
 
+TEST_CASE("frozen towers in units of their own are warned of, and a rank that leaves them out is put down to that") {
+  Result apart = learn(2, {rule("per_layer")}, always);
+  REQUIRE(apart.notices.size() == 1);
+  for (const char* part : {"distributed.fsdp2.frozen_sharding = \"per_layer\"", "vision_tower.0, vision_tower.1", "equally often"})
+    CHECK(apart.notices[0].find(part) != std::string::npos);
+  CHECK(learn(1, {rule("per_layer")}, always).notices.empty());  // nobody to wait for
+  for (const char* where : {"root", "replicate"}) CHECK(learn(2, {rule(where)}, always).notices.empty());
+  try {
+    learn(2, {rule("per_layer")}, [](int64_t row) { return row % 2 == 0; }, std::chrono::seconds(5));
+    FAIL("ranks that do not run the same units trained");
+  } catch (const Error& error) {
+    CHECK(error.code() == ErrorCode::collective_timeout);
+    std::string notes;
+    for (const std::string& note : error.notes()) notes += note + "\n";
+    INFO(error.what(), "\n", notes);
+    CHECK(notes.find("frozen_sharding = \"per_layer\": the frozen units vision_tower.0, vision_tower.1") != std::string::npos);
+  }
+}
+
 TEST_CASE("recomputed layers find the autocast of their first run, and give the same bits") {
   const std::pair<std::string, std::string> half{"distributed.autocast_dtype", "\"bfloat16\""};
   for (const auto& strategy : {kDdp, rule("root")}) {
@@ -177,7 +202,7 @@ TEST_CASE("the scope says which layers recompute, and one that meets none is tol
     CAPTURE(other);
     Result found = learn(1, {kDdp, kFull, scope(other)}, always);
     CHECK(found.runs == none.runs);
-    CHECK(found.notices == (std::string(other) == "audio" ? 1 : 0));
+    CHECK(found.notices.size() == (std::string(other) == "audio" ? 1 : 0));
     compare(found, none, 0);
   }
   Result shared = learn(2, {rule("per_layer")}, always), both = learn(2, {rule("per_layer"), kFull, scope("vision+language")}, always);

@@ -116,7 +116,7 @@ TEST_CASE("an empty file has every default of the documentation") {
                          {"optimizer", "max_grad_norm", "1"},
                          {"lr_scheduler", "lr_decay_style", "\"cosine\""},
                          {"lr_scheduler", "lr_warmup_steps", "20"},
-                         {"lr_scheduler", "min_lr", "3e-05"},
+                         {"lr_scheduler", "min_lr", "0"},
                          {"dataset", "kind", "\"text\""},
                          {"dataset", "dtype", "\"auto\""},
                          {"dataset", "seq_len", "512"},
@@ -241,6 +241,26 @@ TEST_CASE("--set reads TOML or a bare string and leaves no file and line behind"
   CHECK(only_error(load("[distributed]\ntp_size = 2\n", {"distributed.tp_size.x=1"})).code() == ErrorCode::wrong_type);
 }
 
+TEST_CASE("a bare string of --set is a string where the option wants one, also when TOML reads a date, a number or a boolean") {
+  for (const char* name : {"2026-11-22", "007", "1.5", "1_000", "1e5", "true", "inf", "-3", "07:32:00", "2026-11-22T07:32:00Z"}) {
+    CAPTURE(name);
+    Loaded l = load("[run]\nname = \"first\"\n", {std::string("run.name=") + name});
+    REQUIRE(l.diagnostics.ok());
+    CHECK(l.config.table("run").get_string("name") == name);
+    CHECK(l.config.table("run").origin("name").source == Origin::Source::command_line);
+    CHECK(load("", {std::string("run.name = \"") + name + "\""}).config.table("run").get_string("name") == name);
+  }
+  CHECK(load("", {"run.name= 2026-11-22 "}).config.table("run").get_string("name") == "2026-11-22");
+  // Numbers, booleans and what may be either stay what they are, and mistakes keep their message.
+  CHECK(load("", {"distributed.tp_size=2"}).config.table("distributed").get_int("tp_size") == 2);
+  CHECK(load("", {"run.deterministic=true"}).config.table("run").get_bool("deterministic"));
+  CHECK(only_error(load("", {"distributed.tp_size=2026-11-22"})).message().find("found a date 2026-11-22") != std::string::npos);
+  CHECK(only_error(load("", {"dataset.kind=7"})).message().find("found an integer 7") != std::string::npos);
+  CHECK(only_error(load("", {"run.name=[1, 2]"})).code() == ErrorCode::wrong_type);
+  // A file is strict: there a string has quotes.
+  CHECK(only_error(load("[run]\nname = 2026-11-22\n")).message().find("found a date 2026-11-22") != std::string::npos);
+}
+
 TEST_CASE("environment references are filled in inside strings only") {
   Loaded l = load("[run]\nname = \"${WHO}-${N:-7}\"\ndir = \"$${literal}\"\n", {}, {{"WHO", "ann"}});
   REQUIRE(l.diagnostics.ok());
@@ -338,7 +358,7 @@ TEST_CASE("a shown configuration reads back to the same values") {
 }
 
 TEST_CASE("a shown configuration reads back without a word about the defaults it spells out") {
-  Loaded l = load("[optimizer]\nlr = 1e-5\n");  // below the default of min_lr
+  Loaded l = load("[optimizer]\nlr = 1e-5\n");
   std::string text = show_toml(l.config, true, {"checkpoint", "distributed.pipeline"});
   CHECK(text.find("[checkpoint]") == std::string::npos);
   CHECK(text.find("enable_compile = false") != std::string::npos);

@@ -23,9 +23,12 @@
 #include <utility>
 #include <vector>
 
+#include "meshwright/module.h"
 #include "meshwright/parallel.h"
 
 namespace meshwright {
+
+class Trainer;
 
 namespace plan {
 struct Job;
@@ -34,6 +37,7 @@ struct JobPlan;
 namespace train {
 class Optimizer;
 class Routers;
+Optimizer& optimizer_of(Trainer& trainer);  // the engine's own, for its checkpoints
 }  // namespace train
 
 // A checked configuration with its strategy. Values are those of the TOML file's keys.
@@ -129,7 +133,6 @@ class MESHWRIGHT_API Trainer {
   const ModelOutline& outline() const { return *outline_; }
   World& world() { return *world_; }
   const plan::JobPlan& plan() const { return *plan_; }
-  train::Optimizer& optimizer() { return *optimizer_; }
   int64_t accumulation() const { return accumulation_; }
   int64_t local_batch() const { return local_batch_; }
   int64_t data_parallel_size() const { return dp_; }
@@ -139,6 +142,7 @@ class MESHWRIGHT_API Trainer {
   void set_next_step(int64_t step) { step_ = step; }
 
  private:
+  friend train::Optimizer& train::optimizer_of(Trainer& trainer);
   struct Parts;
   struct Totals {
     double loss, count;

@@ -22,6 +22,13 @@ std::optional<RankEnvironment> detect(const Variables& variables) {
   });
 }
 
+std::vector<std::string> unrecognised(const Variables& variables) {
+  return unrecognised_launcher([&](const std::string& name) -> std::optional<std::string> {
+    auto found = variables.find(name);
+    return found == variables.end() ? std::nullopt : std::optional(found->second);
+  });
+}
+
 // `base` with some changed; "-" takes one away.
 Variables with(Variables base, const Variables& changes) {
   for (const auto& [name, value] : changes) {
@@ -49,6 +56,21 @@ const Variables kSlurm = {{"SLURM_STEP_ID", "0"},
 const Variables kMpi = {
     {"OMPI_COMM_WORLD_RANK", "1"}, {"OMPI_COMM_WORLD_SIZE", "4"}, {"OMPI_COMM_WORLD_LOCAL_RANK", "1"}, {"OMPI_COMM_WORLD_LOCAL_SIZE", "4"}};
 const Variables kPmi = {{"PMI_RANK", "2"}, {"PMI_SIZE", "4"}, {"MPI_LOCALRANKID", "0"}, {"MPI_LOCALNRANKS", "2"}, {"MASTER_ADDR", "head"}};
+
+const Variables kMvapich = {
+    {"MV2_COMM_WORLD_RANK", "1"}, {"MV2_COMM_WORLD_SIZE", "4"}, {"MV2_COMM_WORLD_LOCAL_RANK", "1"}, {"MV2_COMM_WORLD_LOCAL_SIZE", "4"}};
+const Variables kJsrun = {{"JSM_NAMESPACE_RANK", "5"},
+                          {"JSM_NAMESPACE_SIZE", "12"},
+                          {"JSM_NAMESPACE_LOCAL_RANK", "5"},
+                          {"JSM_NAMESPACE_LOCAL_SIZE", "6"},
+                          {"MASTER_ADDR", "head"}};
+const Variables kFlux = {{"FLUX_TASK_RANK", "5"},  {"FLUX_JOB_SIZE", "8"},     {"FLUX_TASK_LOCAL_ID", "1"},
+                         {"FLUX_JOB_NNODES", "2"}, {"FLUX_JOB_ID", "1234567"}, {"MASTER_ADDR", "head"}};
+const Variables kPals = {{"PALS_RANKID", "5"}, {"PALS_LOCAL_RANKID", "1"}, {"PALS_NODEID", "1"},   {"PMI_RANK", "5"},
+                         {"PMI_SIZE", "8"},    {"PMI_LOCAL_SIZE", "4"},    {"MASTER_ADDR", "head"}};
+const Variables kPet = {
+    {"PET_NNODES", "2"}, {"PET_NODE_RANK", "1"}, {"PET_NPROC_PER_NODE", "1"}, {"PET_MASTER_ADDR", "head"}, {"PET_MASTER_PORT", "23456"}};
+const Variables kIndexed = {{"JOB_COMPLETION_INDEX", "2"}, {"WORLD_SIZE", "4"}, {"MASTER_ADDR", "job-0.job"}, {"MASTER_PORT", "1234"}};
 
 struct Row {
   const char* what;
@@ -86,6 +108,39 @@ TEST_CASE("ranks as launchers tell them") {
       {"mpirun inside a Slurm allocation, whose daemons are the step", with(kSlurm, kMpi), Source::openmpi, 1, 4, 1, 4, "127.0.0.1", -1},
       {"srun with PMI", with(kSlurm, {{"PMI_RANK", "5"}, {"PMI_SIZE", "8"}}), Source::slurm, 5, 8, 1, 4, "gpu003", -1},
       {"MPICH", kPmi, Source::openmpi, 2, 4, 0, 2, "head", -1},
+      {"MVAPICH", kMvapich, Source::openmpi, 1, 4, 1, 4, "127.0.0.1", -1},
+      {"jsrun", kJsrun, Source::jsrun, 5, 12, 5, 6, "head", -1},
+      {"jsrun, one host", with(kJsrun, {{"JSM_NAMESPACE_LOCAL_SIZE", "12"}, {"MASTER_ADDR", "-"}}), Source::jsrun, 5, 12, 5, 12,
+       "127.0.0.1", -1},
+      {"jsrun, with the variables of its MPI", with(kJsrun, {{"OMPI_COMM_WORLD_RANK", "5"}, {"OMPI_COMM_WORLD_SIZE", "12"}}),
+       Source::openmpi, 5, 12, 0, 1, "head", -1},
+      {"Flux", kFlux, Source::flux, 5, 8, 1, 4, "head", -1},
+      {"Flux, which also plays PMI", with(kFlux, {{"PMI_RANK", "5"}, {"PMI_SIZE", "8"}}), Source::flux, 5, 8, 1, 4, "head", -1},
+      {"Flux, one node", with(kFlux, {{"FLUX_JOB_NNODES", "1"}, {"FLUX_TASK_LOCAL_ID", "5"}, {"MASTER_ADDR", "-"}}), Source::flux, 5, 8, 5,
+       8, "127.0.0.1", -1},
+      {"Flux, uneven nodes", with(kFlux, {{"FLUX_TASK_LOCAL_ID", "5"}}), Source::flux, 5, 8, 5, 6, "head", -1},
+      {"Flux inside a Slurm step of its brokers", with(kSlurm, with(kFlux, {{"SLURM_PROCID", "1"}, {"SLURM_NTASKS", "2"}})), Source::flux,
+       5, 8, 1, 4, "head", -1},
+      {"PALS", kPals, Source::pals, 5, 8, 1, 4, "head", -1},
+      {"PALS without PMI, WORLD_SIZE from the user",
+       {{"PALS_RANKID", "5"}, {"PALS_LOCAL_RANKID", "1"}, {"WORLD_SIZE", "8"}, {"MASTER_ADDR", "head"}, {"MASTER_PORT", "77"}},
+       Source::indexed,
+       5,
+       8,
+       1,
+       2,
+       "head",
+       77},
+      {"Cray's PMI", with(kPmi, {{"MPI_LOCALRANKID", "-"}, {"MPI_LOCALNRANKS", "-"}, {"PMI_LOCAL_RANK", "1"}, {"PMI_LOCAL_SIZE", "2"}}),
+       Source::openmpi, 2, 4, 1, 2, "head", -1},
+      {"PET, one process on each node", kPet, Source::nodes, 1, 2, 0, 1, "head", 23456},
+      {"PET, nothing said of processes and port", with(kPet, {{"PET_NPROC_PER_NODE", "-"}, {"PET_MASTER_PORT", "-"}}), Source::nodes, 1, 2,
+       0, 1, "head", 29500},
+      {"PET, master from elsewhere", with(kPet, {{"MASTER_ADDR", "other"}, {"MASTER_PORT", "77"}}), Source::nodes, 1, 2, 0, 1, "other", 77},
+      {"PET below torchrun", with(kTorchrun, with(kPet, {{"PET_NPROC_PER_NODE", "auto"}})), Source::torchrun, 3, 8, 1, 2, "head", 1234},
+      {"PET beside RANK, as a PyTorchJob sets both", with(kPlain, with(kPet, {{"PET_NPROC_PER_NODE", "auto"}})), Source::plain, 3, 8, 1, 2,
+       "head", 1234},
+      {"an indexed job with a size", kIndexed, Source::indexed, 2, 4, 0, 1, "job-0.job", 1234},
       {"a rank of our own", with(kTorchrun, {{"MESHWRIGHT_LOCAL_JOB", "99"}, {"MESHWRIGHT_RESTART", "2"}}), Source::local, 3, 8, 1, 2,
        "head", 1234},
   };
@@ -116,6 +171,56 @@ TEST_CASE("no ranks: nothing set, a Slurm script or shell, empty values, a world
         with(kSlurm, {{"SLURM_STEP_ID", "4294967291"}}), with(kSlurm, {{"SLURM_STEP_ID", "4294967290"}}),
         with(kSlurm, {{"SLURM_NTASKS", "1"}, {"SLURM_PROCID", "0"}})})
     CHECK(!detect(variables));
+}
+
+TEST_CASE("launchers that say that there is one process: no rank, so that it may start local ranks, and nothing to be told") {
+  for (const Variables& variables :
+       {with(kFlux, {{"FLUX_TASK_RANK", "0"}, {"FLUX_JOB_SIZE", "1"}, {"FLUX_TASK_LOCAL_ID", "0"}, {"FLUX_JOB_NNODES", "1"}}),
+        with(kJsrun, {{"JSM_NAMESPACE_RANK", "0"},
+                      {"JSM_NAMESPACE_SIZE", "1"},
+                      {"JSM_NAMESPACE_LOCAL_RANK", "0"},
+                      {"JSM_NAMESPACE_LOCAL_SIZE", "1"}}),
+        Variables{{"PALS_RANKID", "0"}, {"PALS_LOCAL_RANKID", "0"}, {"PMI_SIZE", "1"}},
+        Variables{{"PET_NNODES", "1"}, {"PET_NODE_RANK", "0"}, {"PET_NPROC_PER_NODE", "8"}}, Variables{}}) {
+    CHECK(!detect(variables));
+    CHECK(unrecognised(variables).empty());
+  }
+}
+
+TEST_CASE("variables that look like a launcher's and do not say enough are named; recognised ones are not") {
+  using List = std::vector<std::string>;
+  CHECK(unrecognised({{"JOB_COMPLETION_INDEX", "0"}}) == List{"JOB_COMPLETION_INDEX = 0"});
+  CHECK(unrecognised({{"PALS_RANKID", "3"}, {"PALS_LOCAL_RANKID", "1"}}) == List{"PALS_RANKID = 3"});
+  CHECK(unrecognised({{"PMIX_RANK", "1"}, {"NODE_RANK", "1"}}) == List{"PMIX_RANK = 1", "NODE_RANK = 1"});
+  CHECK(unrecognised({{"LWS_WORKER_INDEX", "1"}, {"LWS_GROUP_SIZE", "4"}}) == List{"LWS_WORKER_INDEX = 1"});
+  CHECK(unrecognised({{"LWS_WORKER_INDEX", "0"}, {"LWS_GROUP_SIZE", "1"}}).empty());
+  CHECK(unrecognised({{"JOB_COMPLETION_INDEX", ""}}).empty());
+  for (const Variables& known : {kPlain, kTorchrun, kSlurm, kMpi, kFlux, kPals, kPet, kIndexed}) CHECK(unrecognised(known).empty());
+}
+
+TEST_CASE("several nodes whose variables do not say which rank this is: an error, since each node would train alone") {
+  struct Bad {
+    Variables variables;
+    const char* words;
+  };
+  for (const Bad& row : {Bad{with(kPet, {{"PET_NPROC_PER_NODE", "8"}}), "PET_NNODES = 2 and PET_NPROC_PER_NODE = 8"},
+                         Bad{with(kPet, {{"PET_NPROC_PER_NODE", "auto"}}), "PET_NPROC_PER_NODE = auto"},
+                         Bad{with(kPet, {{"PET_NNODES", "1:4"}}), "PET_NNODES = 1:4 is a range"},
+                         Bad{with(kPet, {{"PET_NODE_RANK", "-"}}), "PET_NODE_RANK is not set"}}) {
+    CAPTURE(row.words);
+    try {
+      detect(row.variables);
+      FAIL("no error");
+    } catch (const Error& error) {
+      CHECK(error.code() == ErrorCode::unknown_launcher);
+      CHECK(exit_status(error.code()) == 4);
+      CHECK(error.message().find(row.words) != std::string::npos);
+      CHECK(error.helps()[0].find("torchrun") != std::string::npos);
+      CHECK(error.helps()[2].find("RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT") != std::string::npos);
+    }
+  }
+  // The help works.
+  CHECK(detect(with(kPet, {{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "head"}, {"MASTER_PORT", "77"}}))->source == Source::plain);
 }
 
 TEST_CASE("the store of torchrun's agent, and one that rank 0 has to serve") {
@@ -179,6 +284,20 @@ TEST_CASE("variables that make no sense are errors that name the variable") {
       {with(kMpi, {{"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}}), "MASTER_ADDR", "spans hosts"},
       {with(kPmi, {{"PMI_SIZE", "two"}}), "PMI_SIZE"},
       {with(kPlain, {{"MESHWRIGHT_LOCAL_JOB", "99"}, {"MESHWRIGHT_STORE_FD", "one"}}), "MESHWRIGHT_STORE_FD"},
+      {with(kPmi, {{"PMI_SIZE", "-"}}), "PMI_SIZE", "not set"},
+      {with(kFlux, {{"FLUX_JOB_SIZE", "-"}}), "FLUX_JOB_SIZE", "not set"},
+      {with(kFlux, {{"FLUX_TASK_RANK", "8"}}), "FLUX_TASK_RANK", "FLUX_TASK_RANK = 8 is not below FLUX_JOB_SIZE = 8"},
+      {with(kFlux, {{"MASTER_ADDR", "-"}}), "MASTER_ADDR", "the Flux job spans hosts"},
+      {with(kFlux, {{"MASTER_ADDR", "-"}, {"FLUX_JOB_NNODES", "-"}}), "MASTER_ADDR", "nothing says that all ranks of the Flux job"},
+      {with(kJsrun, {{"MASTER_ADDR", "-"}}), "MASTER_ADDR", "the jsrun job spans hosts"},
+      {with(kMvapich, {{"MV2_COMM_WORLD_LOCAL_RANK", "4"}}), "MV2_COMM_WORLD_LOCAL_RANK", "is not below"},
+      {with(kPals, {{"PALS_RANKID", "x"}}), "PALS_RANKID"},
+      {with(kPet, {{"PET_NNODES", "two"}}), "PET_NNODES", "\"two\" is not a whole number"},
+      {with(kPet, {{"PET_NODE_RANK", "2"}}), "PET_NODE_RANK", "PET_NODE_RANK = 2 is not below PET_NNODES = 2"},
+      {with(kPet, {{"PET_MASTER_ADDR", "-"}}), "PET_MASTER_ADDR", "PET_NNODES = 2"},
+      {with(kPet, {{"PET_MASTER_PORT", "0"}}), "PET_MASTER_PORT"},
+      {with(kIndexed, {{"MASTER_ADDR", "-"}}), "MASTER_ADDR", "JOB_COMPLETION_INDEX = 2"},
+      {with(kIndexed, {{"JOB_COMPLETION_INDEX", "4"}}), "JOB_COMPLETION_INDEX", "JOB_COMPLETION_INDEX = 4 is not below WORLD_SIZE = 4"},
   };
   for (const Bad& row : rows) {
     CAPTURE(row.named);

@@ -170,7 +170,7 @@ TEST_CASE("who is blamed when ranks fail together") {
        {"2:err=error[E0601]: rank 2 waited 5 s in vain", "2:exit=6", "all:sleep=60000"},
        6,
        "[rank 2] error[E0601]"},
-      {"one that fails only while being ended", {"0:exit=6", "1:leave=2:1", "all:sleep=60000"}, 6, "rank 0 failed with exit status 6"},
+      {"one that fails only while being ended", {"0:exit=6", "1:leave=12:1", "all:sleep=60000"}, 6, "rank 0 failed with exit status 6"},
       {"a kill and a failure that follows from it", {"0:exit=1", "1:raise=9", "all:sleep=60000"}, 137, "rank 1 was ended by signal 9"},
       {"preempted by themselves", {"all:exit=75"}, 75, ""},
   };
@@ -209,10 +209,10 @@ TEST_CASE("an error that ends nothing is shown in the end") {
   CHECK(ended.err == "error[E0001]: of a library, not fatal\n");
 }
 
-TEST_CASE("a rank that ignores SIGINT and one that is stopped are killed after the grace period") {
+TEST_CASE("a rank that ignores SIGUSR2 and one that is stopped are killed after the grace period") {
   LocalJob job;
   job.grace = milliseconds(400);
-  for (const char* stubborn : {"1:ignore=2", "1:raise=19"}) {
+  for (const char* stubborn : {"1:ignore=12", "1:raise=19"}) {
     Ended ended = supervise(2, {stubborn, "0:sleep=300", "0:exit=5", "all:sleep=60000"}, job);
     CHECK(ended.code == 5);
     CHECK(ended.took >= milliseconds(600));
@@ -289,6 +289,9 @@ TEST_CASE("a signal to the supervisor reaches all ranks, and its exit status say
       {SIGTERM, 143, {}},
       {SIGTERM, 75, {"all:leave=15:75"}},
       {SIGUSR1, 75, {"all:leave=10:75"}},
+      {SIGINT, 75, {"all:leave=2:75"}},
+      {SIGHUP, 75, {"all:leave=1:75"}},
+      {SIGHUP, 129, {}},
       {SIGTERM, 0, {"all:leave=15:0"}},
       {SIGTERM, 7, {"0:leave=15:75", "1:leave=15:7"}},
       {SIGINT, 130, {"0:leave=2:6"}},
@@ -306,8 +309,9 @@ TEST_CASE("a signal to the supervisor reaches all ranks, and its exit status say
   }
 }
 
-TEST_CASE("after a fault the others end at once, also those that take SIGTERM as the wish to save") {
-  Ended ended = supervise(3, {"0:sleep=200", "0:exit=5", "all:ignore=15", "all:ignore=10", "all:sleep=60000"});
+TEST_CASE("after a fault the others end at once, also those that take signals as the wish to save") {
+  Ended ended =
+      supervise(3, {"0:sleep=200", "0:exit=5", "all:ignore=1", "all:ignore=2", "all:ignore=15", "all:ignore=10", "all:sleep=60000"});
   CHECK(ended.code == 5);
   CHECK(ended.took < milliseconds(2000));
 }
@@ -320,6 +324,60 @@ TEST_CASE("the same signal twice within a moment is one wish, which ranks may ta
   std::this_thread::sleep_for(milliseconds(20));
   ::kill(job.pid, SIGTERM);
   CHECK(WEXITSTATUS(job.wait()) == 75);
+}
+
+TEST_CASE("a terminal that goes away says so several times, and does not hurry what another signal has asked for") {
+  for (int first : {SIGHUP, SIGINT}) {
+    Supervised job(2, {"all:ignore=1", "all:later=" + std::to_string(first) + ":75:1200"});
+    job.rank(0);
+    job.rank(1);
+    ::kill(job.pid, first);
+    for (int i = 0; i < 2; ++i) {
+      std::this_thread::sleep_for(milliseconds(400));
+      ::kill(job.pid, SIGHUP);
+    }
+    CHECK(WEXITSTATUS(job.wait()) == 75);
+  }
+}
+
+TEST_CASE("SIGHUP that was ignored stays ignored, for the supervisor and its ranks") {
+  auto before = std::signal(SIGHUP, SIG_IGN);
+  Supervised job(1, {});
+  std::signal(SIGHUP, before);
+  pid_t rank = job.rank(0);
+  ::kill(job.pid, SIGHUP);
+  ::kill(rank, SIGHUP);
+  std::this_thread::sleep_for(milliseconds(400));
+  CHECK(::waitpid(job.pid, nullptr, WNOHANG) == 0);
+  CHECK(::kill(rank, 0) == 0);
+  ::kill(job.pid, SIGTERM);
+  CHECK(WEXITSTATUS(job.wait()) == 143);
+}
+
+TEST_CASE("logs of a former run stay in front of the new one's; a long one makes way for it") {
+  Folder folder;
+  LocalJob job;
+  job.log_folder = folder.path;
+  fs::path log = folder.path / "rank_0.log";
+  for (const char* words : {"0:out=the first", "0:out=the second"}) CHECK(supervise(1, {words}, job).code == 0);
+  std::string text = read_file(log);
+  CHECK(text.starts_with("the first\n=== "));
+  CHECK(text.ends_with(": another start ===\nthe second\n"));
+  fs::resize_file(log, 17 << 20);
+  CHECK(supervise(1, {"0:out=the third"}, job).code == 0);
+  CHECK(read_file(log) == "the third\n");
+  CHECK(fs::file_size(folder.path / "rank_0.1.log") == 17 << 20);
+}
+
+TEST_CASE("failures, restarts and signals are recorded too") {
+  std::string heard;
+  LocalJob job;
+  job.max_restarts = 1;
+  job.record = [&](const std::string& lines) { heard += lines; };
+  CHECK(supervise(2, {"1:err=error[E0801]: loss is nan", "1:exit=1", "all:sleep=60000"}, job).code == 1);
+  for (const char* part : {"[rank 1] error[E0801]: loss is nan\nrank 1 failed first",
+                           "restart 1 of 1 after rank 1 failed with exit status 1", "no restart is left of 1\n"})
+    CHECK_MESSAGE(has(heard, part), heard);
 }
 
 TEST_CASE("ranks start again after what may not come again, as often as allowed, and the logs go on") {
@@ -361,6 +419,7 @@ TEST_CASE("ranks start again after what may not come again, as often as allowed,
       for (size_t at = 0; (at = text.find("a start\n", at)) != std::string::npos; ++at) ++starts;
       CHECK(starts == row.starts);
     }
+    CHECK(has(read_file(folder.path / "rank_0.log"), ": restart 1 ===\n") == (row.starts > 1));
   }
 }
 

@@ -1,5 +1,6 @@
 // Outlines against what transformers builds from the same config.json, and configurations that are none.
 #include <doctest/doctest.h>
+#include <unistd.h>
 
 #include <boost/json.hpp>
 #include <filesystem>
@@ -168,6 +169,54 @@ TEST_CASE("norms of queries and keys in Phi need the head size that they are mad
     CHECK(error.message().find("64 / 8 = 8, found head_dim = 16") != std::string::npos);
     CHECK(error.helps().front() == "set \"head_dim\": 8");  // the second row: it works
   }
+}
+
+TEST_CASE("an unknown architecture is likened to a known one only when it is nearly the same") {
+  auto helps = [](const std::string& architecture) {
+    std::string out;
+    try {
+      models::parse_outline(R"({"architectures":[")" + architecture + R"("]})", "config.json", DType::float32);
+      FAIL("it was read");
+    } catch (const Error& error) {
+      for (const std::string& help : error.helps()) out += help + "\n";
+    }
+    return out;
+  };
+  for (const char* name :
+       {"SmolLM3ForCausalLM", "FooForCausalLM", "OlmoForCausalLM", "ForCausalLM", "", "GPT2LMHeadModel", "BloomForCausalLM"}) {
+    INFO(name);
+    CHECK(helps(name).find("did you mean") == std::string::npos);
+  }
+  CHECK(helps("LamaForCausalLM").find("\"LlamaForCausalLM\"") != std::string::npos);
+  CHECK(helps("Gemma3ForConditionalGeneration").find("\"Gemma3ForCausalLM\"") != std::string::npos);
+}
+
+TEST_CASE("the name of a model on the hub where a path belongs says how to download it, and which key names it then") {
+  try {
+    models::load_outline("meta-llama/Llama-3.2-1B", DType::float32);
+    FAIL("it was read");
+  } catch (const Error& error) {
+    CHECK(error.code() == ErrorCode::file_unreadable);
+    std::string helps;
+    for (const std::string& help : error.helps()) helps += help + "\n";
+    CHECK(helps.find("hf download meta-llama/Llama-3.2-1B --local-dir models/Llama-3.2-1B\n") != std::string::npos);
+    CHECK(helps.find("set model.pretrained = \"models/Llama-3.2-1B\"") != std::string::npos);
+    CHECK(helps.find("model.config = \"models/Llama-3.2-1B/config.json\"") != std::string::npos);
+  }
+  CHECK(models::hub_helps("Qwen/Qwen3-0.6B").size() == 2);
+  for (const char* path :
+       {"", "a", "/", "./a", "../a", "/a/b", "a/b/c", "a/", "/b", "models/config.json", "a b/c", "-a/b", "a/b\n", "a/$(b)", "~/a"}) {
+    INFO(path);
+    CHECK(models::hub_helps(path).empty());
+  }
+  fs::path folder = fs::temp_directory_path() / ("meshwright_hub_" + std::to_string(getpid()));
+  fs::create_directories(folder / "org");
+  fs::path before = fs::current_path();
+  fs::current_path(folder);
+  CHECK(models::hub_helps("org/model").empty());  // the folder is there: a slip in the path
+  CHECK(models::hub_helps("gro/model").size() == 2);
+  fs::current_path(before);
+  fs::remove_all(folder);
 }
 
 TEST_CASE("no bytes make the reader crash") {

@@ -102,7 +102,7 @@ TEST_CASE("logits, loss and gradients of every variant are those of transformers
     }
     ++count;
   }
-  CHECK(count == 24);
+  CHECK(count == 29);
   CHECK(balanced == 2);
 }
 

@@ -9,6 +9,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <functional>
 #include <thread>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
@@ -101,6 +102,17 @@ TEST_CASE("a world of one needs nobody") {
   CHECK(store != nullptr);
   compare_ranks(*store, 0, 1, {{"plugin", "one"}}, milliseconds(1));
   CHECK(make_world(RankEnvironment{}, store, device::Chosen{}, milliseconds(1))->size() == 1);
+}
+
+TEST_CASE("one rank alone is told that the interface it was given has no effect") {
+  auto notices = [](const std::string& interface) {
+    auto store = connect_store(RankEnvironment{}, milliseconds(1));
+    return make_world(RankEnvironment{}, store, device::Chosen{}, milliseconds(1), interface)->notices();
+  };
+  CHECK(notices("").empty());
+  std::vector<std::string> told = notices("nic9");
+  REQUIRE(told.size() == 1);
+  CHECK(told[0].starts_with("dist_env.interface = \"nic9\" has no effect"));
 }
 
 TEST_CASE("missing ranks are named on all that came, soon after the timeout") {
@@ -269,4 +281,30 @@ TEST_CASE("a collective that some do not join names them, the group and the oper
           "rank " + std::to_string(rank) + " waited 1 s in vain for all_reduce of 20.0 kB in group world [0, 1, 2]: no word from rank 1");
     CHECK(outcomes[rank].helps[0] == "look at the log of rank 1: it hangs, is stopped or runs something else");
   }
+}
+
+TEST_CASE("a peer whose connection is lost is called by rank and host, not by the port of a socket") {
+  Port port;
+  char host[256] = "";
+  ::gethostname(host, sizeof host - 1);
+  std::atomic<bool> gone = false;
+  std::vector<Outcome> outcomes = of_each(2, [&](int64_t rank) {
+    RankEnvironment e = rank_of(rank, 2, port);
+    auto store = connect_store(e, milliseconds(20000));
+    auto world = make_world(e, store, device::Chosen{}, milliseconds(20000));
+    at::Tensor ones = at::ones({1024});
+    world->everyone()->all_reduce(ones).wait();
+    if (rank == 1) {
+      world.reset();
+      gone = true;
+      return;
+    }
+    while (!gone) std::this_thread::sleep_for(milliseconds(5));
+    world->everyone()->all_reduce(ones).wait();
+  });
+  CHECK(outcomes[1].message.empty());
+  CHECK(outcomes[0].code == ErrorCode::collective_failed);
+  CHECK(outcomes[0].message.find("rank 1 on " + std::string(host) + " (127.0.0.1)") != std::string::npos);
+  CHECK(outcomes[0].message.find("]:") == std::string::npos);
+  CHECK(outcomes[0].message.find("pair.cc") == std::string::npos);
 }

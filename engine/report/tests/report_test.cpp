@@ -255,3 +255,39 @@ TEST_CASE("work measured in bytes shows a bar, speed and the time left on a term
   }
   CHECK(report::human_duration(200) == "3 min 20 s");
 }
+
+TEST_CASE("a line for a narrow terminal has whole fields only, and those that matter least go first") {
+  std::vector<report::LineField> fields = {{"12 of 34"}, {"3.5 GB/s", 2}, {"1 min left", 1}};
+  CHECK(report::fit_line(fields, 80) == "12 of 34  3.5 GB/s  1 min left");
+  CHECK(report::fit_line(fields, 30) == "12 of 34  3.5 GB/s  1 min left");
+  CHECK(report::fit_line(fields, 29) == "12 of 34  1 min left");
+  CHECK(report::fit_line(fields, 19) == "12 of 34");
+  CHECK(report::fit_line(fields, 7) == "");  // half a number would be a wrong number
+  CHECK(report::fit_line(fields, -1) == "");
+  CHECK(report::fit_line({}, 80) == "");
+  // The same for work that is measured in bytes: what was drawn last, before it was taken away.
+  auto drawn = [](int width) {
+    std::FILE* file = std::tmpfile();
+    REQUIRE(file != nullptr);
+    {
+      report::Output out(file, "test");
+      report::ByteProgress progress(out, {false, false, width}, true, "verifying", int64_t{1} << 30);
+      std::this_thread::sleep_for(std::chrono::milliseconds(110));
+      progress.add(int64_t{1} << 29);
+    }
+    std::rewind(file);
+    char buffer[4096];
+    std::string text(buffer, std::fread(buffer, 1, sizeof buffer, file));
+    std::fclose(file);
+    const std::string erase = "\r\x1b[K";
+    REQUIRE(text.ends_with(erase));
+    text.resize(text.size() - erase.size());
+    return text.substr(text.rfind(erase) + erase.size());
+  };
+  std::string wide = drawn(120);
+  CHECK(wide.starts_with("verifying ===============---------------  512.0 MiB of 1.0 GiB  "));
+  CHECK(wide.ends_with(" left"));
+  CHECK(drawn(34) == "verifying  512.0 MiB of 1.0 GiB");
+  CHECK(drawn(30) == "512.0 MiB of 1.0 GiB");
+  CHECK(drawn(10) == "");
+}

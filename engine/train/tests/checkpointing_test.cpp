@@ -191,3 +191,107 @@ TEST_CASE("a rank reads the bytes it needs and no others") {
     for (int64_t bytes : read) CHECK(bytes <= largest * 11 / 10);
   }
 }
+
+TEST_CASE("replicas that differ are refused on every rank, with what differs and where, and nothing is left of the save") {
+  struct Row {
+    Layout layout;
+    int64_t odd;         // the rank that changes something
+    bool state;          // of the optimizer, not a weight
+    const char* others;  // that hold the same
+  };
+  for (const Row& row : {Row{{"ddp", 3}, 1, false, "ranks 0, 2"}, Row{{"ddp", 2}, 1, true, "rank 0"},
+                         Row{{"fsdp2", 4, {"distributed.dp_replicate_size=2"}}, 3, false, "rank 1"}}) {
+    INFO(row.layout.text());
+    for (bool background : {false, true}) {
+      TestFolder folder("checkpointing");
+      std::mutex mutex;
+      std::vector<std::string> messages;
+      run_ranks(row.layout.ranks, [&](const std::shared_ptr<World>& world) {
+        Rank rank(row.layout, world);
+        rank.initialize();
+        rank.step();
+        train::Saver::Settings settings;
+        settings.folder = folder.path / "checkpoints";
+        settings.background = background;
+        settings.done = [&](const train::SaveReport& report) {
+          std::lock_guard lock(mutex);
+          messages.push_back(report.error ? code_string(report.error->code()) + " " + report.error->message() : "saved");
+        };
+        train::Saver saver(rank.trainer, std::move(settings));
+        saver.save(kBatch, 0);
+        saver.finish();
+        world->everyone()->barrier();
+        if (world->rank() == row.odd) {
+          c10::NoGradGuard no_grad;
+          if (row.state)
+            train::optimizer_of(rank.trainer).state()[1].tensors[0].add_(1e-3);
+          else
+            for (const ParallelParameter& p : rank.trainer.model().parameters())
+              if (p.local.numel() > 0) {
+                at::Tensor(p.local.detach()).view({-1})[0].add_(1e-3);
+                break;
+              }
+        }
+        rank.trainer.set_next_step(2);
+        saver.save(2 * kBatch, 0);
+        saver.finish();
+      });
+      auto ranks = static_cast<size_t>(row.layout.ranks);
+      REQUIRE(messages.size() == 2 * ranks);
+      CHECK(std::count(messages.begin(), messages.end(), "saved") == row.layout.ranks);
+      const std::string& message = messages.back();
+      CAPTURE(message);
+      CHECK(std::count(messages.begin(), messages.end(), message) == row.layout.ranks);
+      CHECK(message.find("E0714 rank " + std::to_string(row.odd) + " holds other values of " + (row.state ? "exp_avg" : "")) == 0);
+      CHECK(message.find(std::string(" than ") + row.others) != std::string::npos);
+      CHECK(message.find("the strategy " + std::string(row.layout.strategy) + " ") != std::string::npos);
+      CHECK(fs::exists(folder.path / "checkpoints" / "step_00000001"));
+      CHECK(!fs::exists(folder.path / "checkpoints" / "step_00000002"));
+      CHECK(!fs::exists(folder.path / "checkpoints" / ".step_00000002.tmp"));
+    }
+  }
+}
+
+TEST_CASE("what is held once costs no digest") {
+  run_ranks(4, [&](const std::shared_ptr<World>& world) {
+    Rank rank({"fsdp2", 4}, world);
+    std::vector<train::Held> held = train::held_tensors(rank.trainer.model(), train::optimizer_of(rank.trainer), rank.trainer.module());
+    CHECK(train::Shares(*world, held).replicas().empty());
+  });
+}
+
+TEST_CASE("a run that goes on in narrower dtypes than its checkpoint is refused; in wider ones it is told") {
+  TestFolder folder("checkpointing");
+  Layout wide{"fsdp2", 2}, narrow = wide;
+  narrow.storage = DType::bfloat16;
+  losses_of(wide, {}, 1, folder.path / "wide", 1);
+  losses_of(narrow, {}, 1, folder.path / "narrow", 1);
+  std::mutex mutex;
+  std::vector<std::string> refused, told;
+  run_ranks(2, [&](const std::shared_ptr<World>& world) {
+    Rank rank(narrow, world);
+    try {
+      rank.trainer.load((folder.path / "wide").string());
+    } catch (const Error& error) {
+      std::lock_guard lock(mutex);
+      CHECK(error.code() == ErrorCode::checkpoint_mismatch);
+      CHECK(error.key() == "model.torch_dtype");
+      REQUIRE(error.helps().size() == 3);
+      CHECK(error.helps()[0] == "set model.torch_dtype = \"float32\"");
+      CHECK(error.helps()[1].find("set optimizer.main_dtype = \"float32\"") == 0);
+      CHECK(error.helps()[2].find("meshwright checkpoint export " + (folder.path / "wide").string()) != std::string::npos);
+      refused.push_back(error.message());
+    }
+  });
+  REQUIRE(refused.size() == 2);
+  CHECK(refused[0].find("it holds weights in float32, this job in bfloat16, which would round them for good (16 bits of each fraction)") !=
+        std::string::npos);
+  run_ranks(2, [&](const std::shared_ptr<World>& world) {
+    Rank rank(wide, world);
+    rank.trainer.load((folder.path / "narrow").string());
+    std::lock_guard lock(mutex);
+    for (const std::string& notice : world->notices()) told.push_back(notice);
+  });
+  REQUIRE(told.size() == 1);
+  CHECK(told[0].find("the checkpoint holds weights in bfloat16, this job in float32") == 0);
+}

@@ -51,6 +51,18 @@ TEST_CASE("experts take the same steps when micro-batches add up, layers are rec
     }
 }
 
+TEST_CASE("without an outer root the logits keep the dtype of the head") {
+  TestFolder folder("expert_parallel_outer");
+  std::string model = write_model(folder.path, kMixtral);
+  // Only the outer root casts what the model returns.
+  const std::string rounded = "distributed.mp_policy.output_dtype=\"bfloat16\"", inner = "distributed.moe.wrap_outer_model=false";
+  Curve exact = curve_of(calm_layout(model, {2, {kEp2}}), 2);
+  Curve outer_root = curve_of(calm_layout(model, {2, {kEp2}}, {rounded}), 2);
+  Curve inner_root = curve_of(calm_layout(model, {2, {kEp2}}, {rounded, inner}), 2);
+  CHECK(outer_root.losses != exact.losses);
+  CHECK(inner_root.losses == exact.losses);
+}
+
 TEST_CASE("autocast experts get and give rows in the dtype of the activations") {
   TestFolder folder("expert_parallel_autocast");
   std::string model = write_model(folder.path, kMixtral);

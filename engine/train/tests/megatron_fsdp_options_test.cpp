@@ -11,8 +11,10 @@
 
 #include <doctest/doctest.h>
 
+#include <cmath>
 #include <cstdlib>
 #include <set>
+#include <tuple>
 
 using namespace meshwright;
 
@@ -77,8 +79,8 @@ std::map<std::string, at::Tensor> gradients_of(const Layout& layout) {
 
 const std::string kUp = "model.layers.1.mlp.up_proj.weight";
 
-// What each rank throws in a step in which rank 1's gradient of kUp has a NaN.
-std::vector<std::string> errors_with_nan(const Layout& layout) {
+// What each rank throws in a step in which rank 1's gradient of kUp has such a value.
+std::vector<std::string> errors_with(double value, const Layout& layout) {
   std::vector<std::string> out;
   std::mutex mutex;
   run_ranks(layout.ranks, [&](const std::shared_ptr<World>& world) {
@@ -86,9 +88,9 @@ std::vector<std::string> errors_with_nan(const Layout& layout) {
     rank.initialize();
     rank.step();
     if (world->rank() == 1)
-      rank.net->named_parameters()[kUp].register_hook([](const at::Tensor& gradient) {
+      rank.net->named_parameters()[kUp].register_hook([value](const at::Tensor& gradient) {
         at::Tensor broken = gradient.clone();
-        broken.view({-1}).narrow(0, 5, 1).fill_(NAN);
+        broken.view({-1}).narrow(0, 5, 1).fill_(value);
         return broken;
       });
     std::string said = "nothing";
@@ -137,28 +139,40 @@ TEST_CASE("overlap_grad_reduce and overlap_param_gather move the communication, 
   }
 }
 
-TEST_CASE("a NaN in a gradient is found after or before the reduction, and its parameter is named on every rank") {
+TEST_CASE("NaN and infinite gradients are found after or before the reduction, and their parameter is named on every rank") {
   TestFolder folder("megatron_fsdp_options");
   std::string model = write_model(folder.path, kLlama);
-  for (int n = 0; n <= 3; ++n) {
-    CAPTURE(n);
-    Layout layout = flat_layout(model, 2, 1, 2, {flat_level(n)});
-    for (const std::string& said : errors_with_nan(layout)) {
-      CAPTURE(said);
-      CHECK(said.find("5 distributed.megatron_fsdp.check_for_nan_in_grad error[E0801]: rank ") == 0);
-      CHECK(said.find("the gradient of " + kUp + " is NaN after the reduction") != std::string::npos);
+  for (const auto& [value, is, norm] : {std::tuple(std::nan(""), "NaN", "nan"), {HUGE_VAL, "infinite", "infinite"}})
+    for (int n = 0; n <= 3; ++n) {
+      CAPTURE(n);
+      Layout layout = flat_layout(model, 2, 1, 2, {flat_level(n)});
+      for (const std::string& said : errors_with(value, layout)) {
+        CAPTURE(said);
+        CHECK(said.find("5 distributed.megatron_fsdp.check_for_nan_in_grad error[E0801]: rank ") == 0);
+        CHECK(said.find("the gradient of " + kUp + " is " + is + " after the reduction") != std::string::npos);
+      }
+      Layout own = layout, none = layout;
+      own.sets.push_back(flat_option("report_nan_in_param_grad", "true"));
+      for (const std::string& said : errors_with(value, own)) {
+        CAPTURE(said);
+        CHECK(said.find("5 distributed.megatron_fsdp.report_nan_in_param_grad error[E0801]: rank 1: the gradient of " + kUp + " is " + is +
+                        " before") == 0);
+      }
+      none.sets.push_back(flat_option("check_for_nan_in_grad", "false"));
+      for (const std::string& said : errors_with(value, none)) {
+        CAPTURE(said);
+        CHECK(said.find(std::string("5 run.stop_on_nonfinite error[E0801]: step 1: the gradient norm is ") + norm) == 0);
+      }
+      none.sets.push_back("run.stop_on_nonfinite=false");
+      for (const std::string& said : errors_with(value, none)) CHECK(said == "nothing");
     }
-    Layout own = layout, none = layout;
-    own.sets.push_back(flat_option("report_nan_in_param_grad", "true"));
-    for (const std::string& said : errors_with_nan(own))
-      CHECK(said.find("5 distributed.megatron_fsdp.report_nan_in_param_grad error[E0801]: rank 1: the gradient of " + kUp +
-                      " is NaN before") == 0);
-    none.sets.push_back(flat_option("check_for_nan_in_grad", "false"));
-    for (const std::string& said : errors_with_nan(none))
-      CHECK(said.find("5 run.stop_on_nonfinite error[E0801]: step 1: the gradient norm is nan") == 0);
-    none.sets.push_back("run.stop_on_nonfinite=false");
-    for (const std::string& said : errors_with_nan(none)) CHECK(said == "nothing");
-  }
+}
+
+TEST_CASE("a norm that is infinite because large gradients are squared is not blamed on one of them") {
+  TestFolder folder("megatron_fsdp_options");
+  Layout layout = flat_layout(write_model(folder.path, kLlama), 2, 1, 2, {flat_level(3)});
+  for (const std::string& said : errors_with(1e30, layout))
+    CHECK(said.find("5 run.stop_on_nonfinite error[E0801]: step 1: the gradient norm is infinite") == 0);
 }
 
 TEST_CASE("gradients are averaged before the sum or in it: the same where the division is exact, another rounding where it is not") {

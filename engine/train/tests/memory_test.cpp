@@ -62,7 +62,7 @@ Use measure(const std::string& model, int64_t ranks, const std::vector<std::pair
     }
     for (const UpdateGroup& group : trainer.model().update_groups())
       use.state += static_cast<int64_t>(group.values.nbytes() + group.grads.nbytes());
-    for (const train::Optimizer::State& s : trainer.optimizer().state())
+    for (const train::Optimizer::State& s : train::optimizer_of(trainer).state())
       for (const at::Tensor& t : s.tensors) use.state += static_cast<int64_t>(t.nbytes());
     use.settled = meter.live();
     use.peak = meter.peak();

@@ -4,10 +4,13 @@
 #include "engine/report/progress.h"
 
 #include <doctest/doctest.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <boost/json/parse.hpp>
 #include <cmath>
+#include <csignal>
 #include <cstdlib>
 #include <fstream>
 #include <functional>
@@ -83,8 +86,9 @@ TEST_CASE("a row of metrics.jsonl has the keys of a step, or those of a validati
   std::string line;
   REQUIRE(std::getline(rows, line));
   json::object first = json::parse(line).as_object();
-  CHECK(first.size() == 8);
+  CHECK(first.size() == 9);
   CHECK(first.at("step").as_int64() == 0);
+  CHECK(first.at("completed_steps").as_int64() == 1);  // as the screen, the log and the folders of checkpoints count
   CHECK(first.at("loss").as_double() == doctest::Approx(5.123456789123).epsilon(1e-8));
   CHECK(first.at("grad_norm").as_double() == doctest::Approx(1e-12));
   CHECK(first.at("lr").as_double() == doctest::Approx(1e-3));
@@ -98,7 +102,7 @@ TEST_CASE("a row of metrics.jsonl has the keys of a step, or those of a validati
   CHECK(second.at("grad_norm").is_null());
   CHECK(second.at("tokens_per_second").to_number<double>() == 0);
   REQUIRE(std::getline(rows, line));
-  CHECK(line == "{\"step\": 1, \"validation_loss\": 4.25}");
+  CHECK(line == "{\"step\": 1, \"completed_steps\": 2, \"validation_loss\": 4.25}");
   CHECK(!std::getline(rows, line));
 }
 
@@ -119,7 +123,8 @@ TEST_CASE("metrics of an earlier run are kept under a name of their own, the log
   for (int n : {1, 2}) {
     RunFolder run(path);
     CHECK(run.kept() == (path / ("metrics." + std::to_string(n) + ".jsonl")).string());
-    CHECK(read_file(run.kept()) == (n == 1 ? "{\"step\": 0, \"validation_loss\": 1}\n" : "{\"step\": 7, \"validation_loss\": 2}\n"));
+    CHECK(read_file(run.kept()) == (n == 1 ? "{\"step\": 0, \"completed_steps\": 1, \"validation_loss\": 1}\n"
+                                           : "{\"step\": 7, \"completed_steps\": 8, \"validation_loss\": 2}\n"));
     run.validation(7, 2);
   }
   CHECK(read_file(path / "run.log") == "one\ntwo\n");
@@ -157,6 +162,45 @@ TEST_CASE("what cannot be written is an error that names path and reason") {
     CHECK(fs::is_symlink(path));
     fs::remove(path);
   }
+}
+
+TEST_CASE("a full disk that the run is to outlive: lines wait for room, warned about once, nothing is half-written and nothing is lost") {
+  Folder folder;
+  std::vector<std::string> warnings;
+  auto before = std::signal(SIGXFSZ, SIG_IGN);  // a limit of the size of files is a disk that is full
+  rlimit limit{};
+  REQUIRE(::getrlimit(RLIMIT_FSIZE, &limit) == 0);
+  {
+    RunFolder run(folder.path / "run");
+    run.outlive_full_disks([&](const std::string& text) { warnings.push_back(text); });
+    fs::path metrics = run.path() / "metrics.jsonl";
+    run.step(result_of(0), {1, 1});
+    std::string one = read_file(metrics);
+    rlimit full = limit;
+    full.rlim_cur = one.size() + 20;
+    REQUIRE(::setrlimit(RLIMIT_FSIZE, &full) == 0);
+    for (int64_t step = 1; step < 4; ++step) {
+      run.step(result_of(step), {1, 1});
+      CHECK(read_file(metrics) == one);
+    }
+    REQUIRE(::setrlimit(RLIMIT_FSIZE, &limit) == 0);
+    REQUIRE(warnings.size() == 1);
+    CHECK(warnings[0].find("cannot write " + metrics.string() + ": File too large") == 0);
+    run.step(result_of(4), {1, 1});
+    REQUIRE(warnings.size() == 2);
+    CHECK(warnings[1] == metrics.string() + " is written again: 4 lines had waited");
+    std::string rows = read_file(metrics);
+    for (int64_t step = 0; step < 5; ++step) CHECK(rows.find("{\"step\": " + std::to_string(step) + ",") != std::string::npos);
+    CHECK(std::count(rows.begin(), rows.end(), '\n') == 5);
+    // What waits at the end is written if it can be.
+    REQUIRE(::setrlimit(RLIMIT_FSIZE, &full) == 0);
+    run.step(result_of(5), {1, 1});
+    CHECK(warnings.size() == 3);
+    REQUIRE(::setrlimit(RLIMIT_FSIZE, &limit) == 0);
+  }
+  std::string rows = read_file(folder.path / "run" / "metrics.jsonl");
+  CHECK(std::count(rows.begin(), rows.end(), '\n') == 6);
+  std::signal(SIGXFSZ, before);
 }
 
 TEST_CASE("durations") {
@@ -223,6 +267,24 @@ TEST_CASE("on a terminal: one line that is drawn again, no wider than the termin
       CHECK(text.ends_with("\n"));
       if (width == 200) CHECK(text.find(unicode ? "━━━━" : "====") != std::string::npos);
     }
+}
+
+TEST_CASE("on a narrow terminal the line has whole fields only: validation goes first, then the speed, the time left, the loss") {
+  // What the last drawing leaves on the screen.
+  auto drawn = [](int width) {
+    Screen screen;
+    Progress progress(screen.out, {false, false, width}, true, 100000);
+    progress.validation(12344, 2.25);
+    progress.step(result_of(12344), {100, 0});
+    std::string text = screen.text();
+    return text.substr(text.rfind("\x1b[K") + 3);
+  };
+  CHECK(drawn(80).ends_with("12345/100000  loss 2.5000  validation 2.2500  40,960 tok/s  2 h 26 min left"));
+  CHECK(drawn(60) == "12345/100000  loss 2.5000  40,960 tok/s  2 h 26 min left");
+  CHECK(drawn(50) == "12345/100000  loss 2.5000  2 h 26 min left");
+  CHECK(drawn(38) == "12345/100000  loss 2.5000");
+  CHECK(drawn(20) == "12345/100000");
+  CHECK(drawn(12) == "");  // half a number would be a wrong one
 }
 
 TEST_CASE("an output that takes no more is given up, and the run goes on") {

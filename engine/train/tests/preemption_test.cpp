@@ -5,8 +5,13 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cstring>
 #include <functional>
+#include <string>
 
+using meshwright::launch::kWishes;
+using meshwright::launch::same_wish;
 using meshwright::train::Preemption;
 
 namespace {
@@ -15,8 +20,7 @@ namespace {
 int status_of(const std::function<int()>& body) {
   pid_t pid = ::fork();
   if (pid == 0) {
-    std::signal(SIGTERM, SIG_DFL);
-    std::signal(SIGUSR1, SIG_DFL);
+    for (int signal : kWishes) std::signal(signal, SIG_DFL);
     ::_exit(body());
   }
   int status = 0;
@@ -30,11 +34,11 @@ bool ended_by(int status, int signal) { return WIFSIGNALED(status) && WTERMSIG(s
 }  // namespace
 
 TEST_CASE("the first signal is noted by name, the same wish told twice is one, a later one ends the process by itself") {
-  for (int first : {SIGTERM, SIGUSR1})
-    for (int second : {SIGTERM, SIGUSR1}) {
+  for (int first : kWishes)
+    for (int second : kWishes) {
       CAPTURE(first);
       CAPTURE(second);
-      std::string name = first == SIGTERM ? "SIGTERM" : "SIGUSR1";
+      std::string name = std::string("SIG") + ::sigabbrev_np(first);
       CHECK(exited(status_of([&] {
                      Preemption preemption;
                      if (preemption.asked() || !preemption.signal().empty()) return 1;
@@ -44,6 +48,7 @@ TEST_CASE("the first signal is noted by name, the same wish told twice is one, a
                      return preemption.signal() == name ? 42 : 3;
                    }),
                    42));
+      if (second == SIGHUP) continue;  // below
       CHECK(ended_by(status_of([&] {
                        Preemption preemption;
                        ::raise(first);
@@ -56,8 +61,48 @@ TEST_CASE("the first signal is noted by name, the same wish told twice is one, a
     }
 }
 
-TEST_CASE("before and after the signals do what they did, and an ignored SIGTERM stays ignored") {
-  for (int signal : {SIGTERM, SIGUSR1}) {
+TEST_CASE("a terminal that goes away: one wish for some seconds, and no hurry after another signal") {
+  CHECK(same_wish(SIGHUP, SIGHUP, 2900));
+  CHECK(!same_wish(SIGHUP, SIGHUP, 3100));
+  for (int other : {SIGINT, SIGTERM, SIGUSR1}) {
+    CHECK(same_wish(other, SIGHUP, 60000));
+    CHECK(!same_wish(SIGHUP, other, 201));
+    CHECK(same_wish(SIGHUP, other, 200));
+  }
+  CHECK(exited(status_of([&] {
+                 Preemption preemption;
+                 ::raise(SIGHUP);
+                 ::usleep(250000);
+                 ::raise(SIGHUP);
+                 return preemption.signal() == "SIGHUP" ? 42 : 1;
+               }),
+               42));
+}
+
+TEST_CASE("what a first Ctrl-C does is said at once, by the one that speaks, and by nobody for other signals") {
+  for (bool speaks : {true, false})
+    for (int signal : kWishes) {
+      int ends[2];
+      REQUIRE(::pipe(ends) == 0);
+      CHECK(exited(status_of([&] {
+                     ::dup2(ends[1], 2);
+                     Preemption preemption(speaks);
+                     ::raise(signal);
+                     ::raise(signal);
+                     return 42;
+                   }),
+                   42));
+      ::close(ends[1]);
+      char text[200] = "";
+      ssize_t n = ::read(ends[0], text, sizeof text);
+      ::close(ends[0]);
+      std::string said(text, static_cast<size_t>(std::max<ssize_t>(n, 0)));
+      CHECK(said == (speaks && signal == SIGINT ? "SIGINT: saving after this step; Ctrl-C again ends at once\n" : ""));
+    }
+}
+
+TEST_CASE("before and after the signals do what they did, and what was ignored stays ignored") {
+  for (int signal : kWishes) {
     CHECK(ended_by(status_of([&] {
                      {
                        Preemption preemption;
@@ -77,10 +122,9 @@ TEST_CASE("before and after the signals do what they did, and an ignored SIGTERM
                  42));
   }
   CHECK(exited(status_of([&] {
-                 std::signal(SIGTERM, SIG_IGN);
-                 std::signal(SIGUSR1, SIG_IGN);
+                 for (int signal : kWishes) std::signal(signal, SIG_IGN);
                  Preemption preemption;
-                 ::raise(SIGTERM);
+                 for (int signal : {SIGTERM, SIGINT, SIGHUP}) ::raise(signal);
                  if (preemption.asked()) return 1;
                  ::raise(SIGUSR1);
                  return preemption.signal() == "SIGUSR1" ? 42 : 2;

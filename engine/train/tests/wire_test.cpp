@@ -3,81 +3,18 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
-#include <filesystem>
-#include <functional>
-#include <map>
 #include <mutex>
 
 #include "engine/nets/causal_lm.h"
 #include "engine/nets/initialize.h"
-#include "engine/plan/plan.h"
 #include "engine/train/logits.h"
 #include "engine/train/memory.h"
 #include "engine/train/optimizer.h"
 #include "engine/train/tests/small_models.h"
+#include "engine/train/tests/traffic.h"
 #include "meshwright/testing.h"
-#include "meshwright/trainer.h"
 
 using namespace meshwright;
-
-namespace {
-
-struct Case {
-  const char* name;
-  int64_t ranks;
-  int64_t accumulation;
-  std::vector<std::pair<std::string, std::string>> keys;
-  std::string model = "llama-tiny";
-  int64_t tp = 1;
-};
-
-using Rows = std::map<std::pair<std::string, std::string>, std::pair<int64_t, int64_t>>;
-
-// A path, or the name of a ready or a reference model.
-std::string model_of(const Case& c) {
-  if (c.model.starts_with('/')) return c.model;
-  std::filesystem::path ready = std::string(MESHWRIGHT_SOURCE_DIR "/configs/models/") + c.model + ".json";
-  if (std::filesystem::exists(ready)) return ready.string();
-  return std::string(MESHWRIGHT_SOURCE_DIR "/tests/data/nets/") + c.model + "/config.json";
-}
-
-Job job_of(const Case& c) {
-  Job job = Job::from_text(
-      "schema = 1\n[model]\nconfig = \"" + model_of(c) +
-      "\"\n[distributed.mp_policy]\nparam_dtype = \"float32\"\noutput_dtype = \"float32\"\n[dataset]\nkind = \"mock\"\nseq_len = 16\n");
-  job.set("step_scheduler.local_batch_size", "2");
-  job.set("step_scheduler.global_batch_size", std::to_string(2 * c.ranks / c.tp * c.accumulation));
-  job.set("distributed.tp_size", std::to_string(c.tp));
-  for (const auto& [key, value] : c.keys) job.set(key, value);
-  return job;
-}
-
-// Three steps: operation, count and bytes on every axis are the plan's.
-void check_traffic(World& world, Trainer& trainer, const std::function<MicroLoss(int64_t)>& forward, std::mutex& mutex) {
-  for (int step = 0; step < 3; ++step) {
-    world.wire().clear();
-    trainer.step(forward);
-    Rows sent, planned;
-    for (const Wire::Row& row : world.wire().rows())
-      if (row.axis != "control") sent[{row.axis, row.op}] = {row.count, row.bytes};
-    for (const WireRow& row : trainer.plan().footprint->wire)
-      if (row.count > 0 && row.bytes > 0) planned[{row.axis, row.op}] = {row.count, row.bytes};
-    std::lock_guard lock(mutex);  // doctest's messages
-    auto text = [](const Rows& rows) {
-      std::string out;
-      for (const auto& [key, value] : rows)
-        out += key.first + " " + key.second + " " + std::to_string(value.first) + " x, " + std::to_string(value.second) + " bytes; ";
-      return out;
-    };
-    // The program counts each message in whole bytes, the plan their sum.
-    for (const auto& [key, row] : planned)
-      if (auto mine = sent.find(key); mine != sent.end() && std::abs(mine->second.second - row.second) < row.first)
-        mine->second.second = row.second;
-    CHECK(text(sent) == text(planned));
-  }
-}
-
-}  // namespace
 
 TEST_CASE("the collectives of a step are those of the plan, for every strategy and mesh") {
   const std::pair<std::string, std::string> ddp{"distributed.strategy", "\"ddp\""},
@@ -166,7 +103,7 @@ TEST_CASE("the collectives of a step are those of the plan, for every strategy a
         weights += static_cast<int64_t>(group.values.nbytes());
         gradients += static_cast<int64_t>(group.grads.nbytes());
       }
-      for (const train::Optimizer::State& s : trainer.optimizer().state())
+      for (const train::Optimizer::State& s : train::optimizer_of(trainer).state())
         for (const at::Tensor& t : s.tensors) state += static_cast<int64_t>(t.nbytes());
       std::lock_guard lock(mutex);
       // Rows are shared out in chunks of ceil(rows / n); what the last chunk lacks is padding.
@@ -231,7 +168,7 @@ TEST_CASE("the collectives of megatron_fsdp are those of the plan at every level
         check_traffic(*world, trainer, forward, mutex);
         const Bytes& planned = trainer.plan().footprint->bytes;
         int64_t state = 0;
-        for (const train::Optimizer::State& s : trainer.optimizer().state())
+        for (const train::Optimizer::State& s : train::optimizer_of(trainer).state())
           for (const at::Tensor& t : s.tensors) state += static_cast<int64_t>(t.nbytes());
         auto held = static_cast<double>(after - before + state),
              wanted = static_cast<double>(planned.weights + planned.gradients + planned.optimizer);
@@ -244,4 +181,54 @@ TEST_CASE("the collectives of megatron_fsdp are those of the plan at every level
         CHECK(held / wanted < 1.1);
       });
     }
+}
+
+TEST_CASE("what is gathered has the dtype of computation and what is summed the reduce dtype, whatever the weights are stored in") {
+  const std::vector<std::string> dtypes = {"float32", "bfloat16", "float16", "float64"};
+  const std::vector<DType> storages = {DType::float32, DType::bfloat16, DType::float16, DType::float64};
+  TestFolder folder("wire_dtypes");
+  std::string dense = write_model(folder.path, kQwen3), experts = write_model(folder.path, kMixtral);
+  using Key = std::pair<std::string, std::string>;
+  const Key ddp{"distributed.strategy", "\"ddp\""}, flat{"distributed.strategy", "\"megatron_fsdp\""};
+  auto level = [](int n) { return Key("distributed.megatron_fsdp.zero_dp_strategy", std::to_string(n)); };
+  const Key wide{"distributed.megatron_fsdp.grad_reduce_in_fp32", "true"}, own{"distributed.megatron_fsdp.preserve_fp32_weights", "true"};
+  const Key ep{"distributed.ep_size", "2"};
+  std::vector<Case> cases = {{"replicas of shards", 4, 2, {{"distributed.dp_replicate_size", "2"}}},
+                             {"ddp", 2, 2, {ddp}},
+                             {"norms of heads over tp", 4, 1, {}, "", 2},
+                             {"norms of heads over tp alone", 2, 2, {}, "", 2},
+                             {"level 1", 2, 2, {flat, level(1)}},
+                             {"level 3 beside tp", 4, 1, {flat, level(3)}, "", 2},
+                             {"level 2 with float32 gradients, beside tp", 4, 1, {flat, level(2), wide, own}, "", 2},
+                             {"level 0", 2, 1, {flat, level(0)}},
+                             {"experts", 4, 1, {ep, {"distributed.moe.dispatcher", "\"all_gather\""}}, experts}};
+  for (size_t c = 0; c < cases.size(); ++c)
+    for (size_t storage = 0; storage < dtypes.size(); ++storage)
+      for (size_t reduce = 0; reduce < dtypes.size(); ++reduce) {
+        // Every pair of two of the three dtypes, with every layout.
+        Case at = cases[c];
+        std::string param = dtypes[(storage + reduce + c) % 4];
+        if (at.model.empty() || at.model == "llama-tiny") at.model = dense;
+        // The rows that experts exchange are float32 at most.
+        if (at.model == experts && param == "float64") param = "float32";
+        // Experts take their policy from their own table, which replaces the shared one.
+        std::string table = at.model == experts ? "distributed.moe.mp_policy." : "distributed.mp_policy.";
+        at.keys.insert(at.keys.end(), {{table + "param_dtype", '"' + param + '"'},
+                                       {table + "reduce_dtype", '"' + dtypes[reduce] + '"'},
+                                       {table + "output_dtype", "\"float32\""},
+                                       {"model.torch_dtype", '"' + dtypes[storage] + '"'},
+                                       {"run.stop_on_nonfinite", "false"},
+                                       {"distributed.megatron_fsdp.check_for_nan_in_grad", "false"}});
+        INFO(std::string(at.name), ", storage ", dtypes[storage], ", param ", param, ", reduce ", dtypes[reduce]);
+        std::mutex mutex;
+        run_ranks(at.ranks, [&](const std::shared_ptr<World>& world) {
+          Job job = job_of(at);
+          nets::CausalLM net = nets::build_model(model_of(at), storages[storage], at::kMeta);
+          Trainer trainer(job, world, net.ptr(), net->outline(), 32);
+          for (const ParallelParameter& p : trainer.model().parameters()) nets::initialize(*net, p, 1);
+          trainer.model().values_changed();
+          auto forward = [&](int64_t) { return train::loss_of(trainer, net, at::randint(net->outline().vocab_size, {2, 17}, at::kLong)); };
+          check_traffic(*world, trainer, forward, mutex);
+        });
+      }
 }

@@ -343,3 +343,27 @@ TEST_CASE("files beside the weights are carried along, and each kind that is not
   CHECK(carried_files(large).files.size() == 2);
   CHECK(failure([&] { carried_files(folder.path / "nowhere"); }, ErrorCode::file_unreadable).find("cannot list") != std::string::npos);
 }
+
+TEST_CASE("beside a config the files of a tokenizer are carried by their names, and none without a tokenizer") {
+  Folder folder;
+  fs::path source = folder.path / "source";
+  for (const char* name :
+       {"config.json", "other.json", "generation_config.json", "tokenizer_config.json", "runs/a/tokenizer.json", "data.txt"})
+    folder.put(source / name, "x");
+  CHECK(carried_beside(source).files.empty());
+  folder.put(source / "tokenizer.json", "{}");
+  folder.put(source / "additional_chat_templates/tools.jinja", "x");
+  Carried found = carried_beside(source);
+  std::vector<std::string> names;
+  for (const CarriedFile& file : found.files) names.push_back(file.name);
+  CHECK(names == std::vector<std::string>{"additional_chat_templates/tools.jinja", "generation_config.json", "tokenizer.json",
+                                          "tokenizer_config.json"});
+  CHECK(found.notices.empty());
+  // A link that leads out of the folder stays behind here too.
+  fs::remove(source / "tokenizer.json");
+  fs::create_symlink("/etc/hostname", source / "tokenizer.json");
+  found = carried_beside(source);
+  REQUIRE(found.notices.size() == 1);
+  CHECK(found.notices[0].find("links that lead out of the folder are not carried along: tokenizer.json") != std::string::npos);
+  CHECK(carried_beside(folder.path / "nowhere").files.empty());
+}

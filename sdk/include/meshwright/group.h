@@ -164,7 +164,7 @@ class MESHWRIGHT_API World {
   // follows behind it, and the host hears of it here (and at the start of the next collective). On the CPU wait() throws itself.
   void check();
   // Who is to blame for a collective that did not end in time: those of a group's ranks that do not answer. Called by a rank that waited
-  // in vain, may take a moment, must not throw.
+  // in vain (with no ranks: by one whose connection broke), may take a moment, throws only the Error that ended another rank.
   using RollCall = std::function<std::vector<int64_t>(const std::vector<int64_t>& ranks)>;
   void set_roll_call(RollCall roll_call) { *roll_call_ = std::move(roll_call); }
   Wire& wire() { return *wire_; }

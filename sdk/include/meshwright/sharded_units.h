@@ -83,7 +83,7 @@ struct ShardedPolicy {
   Average average = Average::in_sum;
   bool double_buffer = false;  // two buffers for gathers and two for reductions, as large as the largest unit, kept and used in turn
   bool registered = false;     // those come from the group's back end where that has memory of its own (NCCL)
-  bool check_nan = false;      // a NaN in the reduced gradients ends the step with Error(nonfinite), which names the parameter
+  bool check_nan = false;      // NaN or infinity in the reduced gradients ends the step with Error(nonfinite), which names the parameter
   bool check_own_nan = false;  // the same of each rank's own gradients, before they are reduced: slow
   std::string options;         // table of the strategy's options, for help lines
 };

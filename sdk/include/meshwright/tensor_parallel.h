@@ -41,8 +41,9 @@ class MESHWRIGHT_API TensorParallel {
   // For clip_gradients(): parameters that are cut here and those that are not. `groups`: what else cuts them all.
   std::vector<GradientSet> gradient_sets(const std::vector<ParallelParameter>& parameters,
                                          const std::vector<std::shared_ptr<Group>>& groups) const;
-  // Collective, once a step on final gradients: those of parameters that saw only a part of the heads or of the sequence are summed.
-  void sum_partial_gradients(const std::vector<ParallelParameter>& parameters);
+  // Collective, once a step on final gradients: those of parameters that saw only a part of the heads or of the sequence are summed, in
+  // the dtype `reduce`.
+  void sum_partial_gradients(const std::vector<ParallelParameter>& parameters, at::ScalarType reduce);
   // Set when the model's output is logits of which this rank has some columns.
   const std::optional<VocabularyShard>& vocabulary() const { return vocabulary_; }
 

@@ -19,6 +19,7 @@
 #include "meshwright/fully_sharded.h"
 #include "meshwright/moe.h"
 #include "meshwright/testing.h"
+#include "meshwright/unit_rules.h"
 
 // After LibTorch, which has a CHECK of its own.
 #include <doctest/doctest.h>
@@ -97,13 +98,27 @@ struct Job {
   TokenDispatcher dispatcher = TokenDispatcher::all_to_all;
   Routes routes = Routes::free;
   bool reshard = false, checkpoint = false;
-  bool idle = false;  // the last data-parallel rank has no samples; the first has its ones too
+  bool ruled = false;  // a unit rule of the model's class gives routers units of their own
+  bool idle = false;   // the last data-parallel rank has no samples; the first has its ones too
 };
 
 struct Result {
   std::vector<double> losses, norms;
   std::map<std::string, Tensor> parameters;
+  std::vector<std::string> units;
 };
+
+std::vector<std::string> names_of(const std::vector<UnitSpec>& units) {
+  std::vector<std::string> out;
+  for (const UnitSpec& unit : units) out.push_back(unit.name);
+  return out;
+}
+
+// A class whose rule keeps routers in float32.
+const std::string& ruled_class() {
+  static const std::string name = (register_unit_rule("RuledStack", dtype_aware_rule({"*.mlp.gate.*"})), "RuledStack");
+  return name;
+}
 
 constexpr int kSteps = 4;
 
@@ -119,21 +134,23 @@ Result train(const Job& job, const std::shared_ptr<World>& world) {
   config.shared.mp = {DType::float32, DType::float32, DType::float32, true};
   config.shared.moe.dispatcher = job.dispatcher;
   ModelOutline outline = outline_of(*model);
+  if (job.ruled) outline.architecture = ruled_class();
   MeshPlan mesh = plan_sharded_mesh({world->size(), {}, config});
   TpPlan tp;
   ParallelizeRequest request{model.ptr(), outline, mesh, tp, config, world};
+  Result result;
   ShardedPolicy policy = sharded_policy(request);
   policy.expert_parallel = apply_expert_parallel(request);
   if (job.checkpoint) checkpoint_layers(*model, std::vector<std::string>{"layers.0", "layers.1"}, ActivationCheckpointing::full, true);
   std::vector<UnitSpec> units =
       policy.expert_parallel ? expert_unit_specs(request, *policy.expert_parallel, job.reshard) : unit_specs(*model, outline, job.reshard);
+  result.units = names_of(units);
   std::unique_ptr<ParallelModel> parallel = shard_model(model.ptr(), std::move(units), std::move(policy), world);
 
   int64_t dp = world->size() / job.tp, stream = world->rank() / job.tp;
   Tensor all = samples(), mine = all.narrow(0, stream * (kSamples / dp), kSamples / dp);
   if (job.idle && stream == 0) mine = at::cat({mine, all.narrow(0, (dp - 1) * (kSamples / dp), kSamples / dp)});
   if (job.idle && stream == dp - 1) mine = mine.narrow(0, 0, 0);
-  Result result;
   for (int step = 0; step < kSteps; ++step) {
     parallel->begin_step();
     double loss = 0;
@@ -210,6 +227,24 @@ TEST_CASE("expert parallelism: losses, norms and every parameter are those of on
           INFO(text_of(job));
           CHECK(compare(job) == "");
         }
+}
+
+TEST_CASE("expert parallelism: a unit rule of the model's class cuts units first, and experts are taken out of them") {
+  Job ruled{.ranks = 2, .ep = 2, .ruled = true};
+  CHECK(compare(ruled) == "");
+  std::vector<std::string> with, without;
+  std::mutex mutex;
+  run_ranks(2, [&](const std::shared_ptr<World>& world) {
+    Job plain = ruled;
+    plain.ruled = false;
+    std::vector<std::string> one = train(ruled, world).units, other = train(plain, world).units;
+    std::lock_guard lock(mutex);
+    with = one;
+    without = other;
+  });
+  CHECK(without == std::vector<std::string>{"layers.0.mlp.experts", "layers.0", "layers.1.mlp.experts", "layers.1", "root"});
+  // Nothing of a layer is left for a unit of its own once its router and its experts have theirs.
+  CHECK(with == std::vector<std::string>{"layers.0.mlp.gate", "layers.0.mlp.experts", "layers.1.mlp.gate", "layers.1.mlp.experts", "root"});
 }
 
 TEST_CASE("expert parallelism: so are those beside tensor parallelism, whose ranks bring the same tokens twice, and beside replicas") {

@@ -4,6 +4,8 @@
 #include "meshwright/testing.h"
 #include "tiny_model.h"
 
+#include <torch/nn/modules/container/moduledict.h>
+
 // After LibTorch, which has a CHECK of its own.
 #include <doctest/doctest.h>
 
@@ -28,6 +30,22 @@ struct TwoListsImpl : torch::nn::Module {
   torch::nn::ModuleList first, second;
 };
 MESHWRIGHT_MODULE(TwoLists);
+
+// Two towers by name, one of which is a list of layers.
+struct NamedTowersImpl : torch::nn::Module {
+  NamedTowersImpl() {
+    register_module("towers", towers);
+    torch::nn::ModuleList layers;
+    for (int i = 0; i < 2; ++i) layers->push_back(Linear(2, 2));
+    towers->update(
+        std::vector<std::pair<std::string, std::shared_ptr<torch::nn::Module>>>{{"text", layers.ptr()}, {"image", Linear(2, 2).ptr()}});
+    head = register_module("head", Linear(2, 2));
+  }
+  at::Tensor forward(const at::Tensor& x) { return x; }
+  torch::nn::ModuleDict towers;
+  Linear head{nullptr};
+};
+MESHWRIGHT_MODULE(NamedTowers);
 
 }  // namespace
 
@@ -119,4 +137,19 @@ TEST_CASE("the axes of a policy are those that the plan shards along") {
     }
     if (!refused) throw std::runtime_error("a plan without axes was accepted");
   });
+}
+
+TEST_CASE("items of a map of modules are units as those of a list are, and a list among them has units of its own") {
+  NamedTowers net;
+  ModelOutline outline = outline_of(*net);
+  CHECK(outline.find_module("towers")->kind == ModuleKind::list);
+  std::vector<UnitSpec> units = unit_specs(*net, outline);
+  std::vector<std::string> names;
+  for (const UnitSpec& unit : units) names.push_back(unit.name);
+  CHECK(names == std::vector<std::string>{"towers.image", "towers.text.0", "towers.text.1", "root"});
+  CHECK(names_of(units[0]) == std::vector<std::string>{"towers.image.weight", "towers.image.bias"});
+  CHECK(names_of(units[3]) == std::vector<std::string>{"head.weight", "head.bias"});
+  CHECK(units[0].list != units[1].list);
+  CHECK(units[1].reshard_after_forward);
+  CHECK_FALSE(units[2].reshard_after_forward);  // the last of its list
 }

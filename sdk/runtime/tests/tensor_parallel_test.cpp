@@ -5,6 +5,7 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/max.h>
 #include <ATen/ops/randint.h>
 #include <ATen/ops/randn.h>
@@ -60,7 +61,7 @@ struct Applied {
       p.grad = item.value().grad().defined() ? item.value().grad() : at::zeros_like(p.local);
       parameters.push_back(std::move(p));
     }
-    tp->sum_partial_gradients(parameters);
+    tp->sum_partial_gradients(parameters, at::kFloat);
     std::map<std::string, Tensor> out;
     for (const ParallelParameter& p : parameters) out[p.name] = tp->whole(p.name, p.grad);
     return out;
@@ -338,6 +339,26 @@ std::string refused(const std::function<void(const std::shared_ptr<World>&)>& bo
 }
 
 }  // namespace
+
+TEST_CASE("gradients that are partial sums are summed and sent in the dtype that is asked for, and keep their own") {
+  for (at::ScalarType reduce : {at::kFloat, at::kBFloat16}) {
+    std::mutex mutex;
+    run_ranks(4, [&](const std::shared_ptr<World>& world) {
+      Applied applied(One(RMSNorm(8, 1e-6)).ptr(), {{"in.m", {TpStyleKind::sequence, shard_1, shard_1}}}, world);
+      ParallelParameter p;
+      p.name = "in.m.weight";
+      // 256 + 1 + 1 + 2: in bfloat16, added one after the other, the ones are lost.
+      double mine = std::vector<double>{256, 1, 1, 2}[static_cast<size_t>(world->rank())];
+      p.local = p.grad = at::full({8}, mine, at::kBFloat16);
+      world->wire().clear();
+      applied.tp->sum_partial_gradients({p}, reduce);
+      std::lock_guard lock(mutex);
+      CHECK((p.grad.scalar_type() == at::kBFloat16));
+      if (reduce == at::kFloat) CHECK(p.grad[0].item<double>() == 260);
+      CHECK(world->wire().bytes() == 2 * 8 * static_cast<int64_t>(c10::elementSize(reduce)) * 3 / 4);
+    });
+  }
+}
 
 TEST_CASE("what cannot be cut is refused on every rank") {
   TpStyle colwise{column, replicate, shard_last}, rowwise{row, replicate, replicate};

@@ -1,12 +1,10 @@
 #include <cmath>
 
-#include "engine/nets/net_config.h"
+#include "engine/models/net_config.h"
 #include "meshwright/error.h"
 
-namespace meshwright::nets {
+namespace meshwright::models {
 namespace {
-
-using models::ConfigJson;
 
 constexpr double kMaxTheta = 1e18, kMaxFactor = 1e9, kLeast = 1e-6;
 
@@ -17,10 +15,11 @@ constexpr double kMaxTheta = 1e18, kMaxFactor = 1e9, kLeast = 1e-6;
 // The fields of one embedding lie in `fields`: rope_parameters, an entry of it, or the older rope_scaling.
 struct Reader {
   const ConfigJson& config;
-  const models::DecoderFamily& family;
+  const DecoderFamily& family;
   int64_t max_positions;
 
   bool phi3() const { return family.model_type == "phi3"; }
+  bool phi() const { return family.model_type == "phi"; }
 
   RopeType type_of(const ConfigJson& fields) const {
     std::string type = fields.string("rope_type", fields.string("type", "default"));
@@ -31,14 +30,16 @@ struct Reader {
     if (type == "linear") return RopeType::linear;
     if (type == "dynamic") return RopeType::dynamic;
     if (type == "llama3") return RopeType::llama3;
+    if (type == "yarn") return RopeType::yarn;
     refuse(ErrorCode::not_in_release, fields,
-           "rope_type = \"" + type + "\" does not run; those that run are default, linear, dynamic and llama3");
+           "rope_type = \"" + type + "\" does not run; those that run are default, linear, dynamic, llama3 and yarn");
   }
 
   int64_t turned(const ConfigJson& fields, RopeType type) const {
     int64_t head_dim = family.sizes.head_dim;
-    double whole = config.number("partial_rotary_factor", 0, 1, 1.0), part = fields.number("partial_rotary_factor", 0, 1, whole);
-    if (!phi3()) {  // the default type pays no heed to it there
+    double whole = config.number("partial_rotary_factor", 0, 1, phi() ? 0.5 : 1.0),
+           part = fields.number("partial_rotary_factor", 0, 1, whole);
+    if (!phi3() && !phi()) {  // the default type pays no heed to it there
       if (part != 1.0 && type != RopeType::standard)
         refuse(ErrorCode::not_in_release, config, "partial_rotary_factor below 1 does not run with the rope_type of " + fields.name());
       return head_dim;
@@ -66,6 +67,33 @@ struct Reader {
     rope.attention_factor = fields.number("attention_factor", kLeast, kMaxFactor, usual);
   }
 
+  int64_t original_positions(const ConfigJson& fields) const {
+    const ConfigJson& holder = config.has("original_max_position_embeddings") ? config : fields;
+    return holder.integer("original_max_position_embeddings", 1, kMaxPositions, max_positions);
+  }
+
+  // As transformers: what is 0 or null is as good as absent, but for `truncate`, where null means no, and which is looked for only where
+  // one embedding serves all layers.
+  void read_yarn(const ConfigJson& fields, RopeConfig& rope) const {
+    if (rope.theta <= 1) refuse(ErrorCode::bad_model_config, fields, "rope_type = \"yarn\" needs a rope_theta above 1");
+    rope.original_positions = original_positions(fields);
+    std::optional<double> ratio;
+    if (fields.is_null("factor")) ratio = static_cast<double>(max_positions) / static_cast<double>(rope.original_positions);
+    rope.factor = fields.number("factor", kLeast, kMaxFactor, ratio);
+    auto or_else = [&](const char* field, double fallback) {
+      double value = fields.number(field, 0, kMaxFactor, 0.0);
+      return value == 0 ? fallback : value;
+    };
+    rope.beta_fast = or_else("beta_fast", 32);
+    rope.beta_slow = or_else("beta_slow", 1);
+    auto scale = [&](double by) { return rope.factor <= 1 ? 1 : 0.1 * by * std::log(rope.factor) + 1; };
+    double above = or_else("mscale", 0), below = or_else("mscale_all_dim", 0);
+    rope.attention_factor =
+        fields.number("attention_factor", kLeast, kMaxFactor, above != 0 && below != 0 ? scale(above) / scale(below) : scale(1));
+    bool one_for_all = family.model_type != "gemma3_text";
+    rope.truncate = !one_for_all || (!fields.is_null("truncate") && fields.boolean("truncate", true));
+  }
+
   RopeConfig read(const ConfigJson& fields, double theta) const {
     RopeConfig rope;
     rope.max_positions = max_positions;
@@ -76,7 +104,8 @@ struct Reader {
       read_longrope(fields, rope);
       return rope;
     }
-    if (rope.type == RopeType::standard) return rope;
+    if (rope.type == RopeType::yarn) read_yarn(fields, rope);
+    if (rope.type == RopeType::standard || rope.type == RopeType::yarn) return rope;
     rope.factor = fields.number("factor", kLeast, kMaxFactor);
     if (rope.type == RopeType::dynamic && rope.dim == 2)
       refuse(ErrorCode::bad_model_config, config, "rope_type = \"dynamic\" needs a head_dim above 2");
@@ -85,8 +114,7 @@ struct Reader {
       rope.high_frequency_factor = fields.number("high_freq_factor", kLeast, kMaxFactor);
       if (rope.high_frequency_factor <= rope.low_frequency_factor)
         refuse(ErrorCode::bad_model_config, fields, "high_freq_factor must be greater than low_freq_factor");
-      const ConfigJson& holder = config.has("original_max_position_embeddings") ? config : fields;
-      rope.original_positions = holder.integer("original_max_position_embeddings", 1, kMaxPositions, max_positions);
+      rope.original_positions = original_positions(fields);
     }
     return rope;
   }
@@ -117,7 +145,7 @@ struct Reader {
 
 }  // namespace
 
-std::vector<RopeConfig> read_ropes(const ConfigJson& config, const models::DecoderFamily& family, int64_t max_positions) {
+std::vector<RopeConfig> read_ropes(const ConfigJson& config, const DecoderFamily& family, int64_t max_positions) {
   Reader reader{config, family, config.integer("max_position_embeddings", 1, kMaxPositions, max_positions)};
   if (int64_t head_dim = family.sizes.head_dim; head_dim % 2 != 0)
     refuse(ErrorCode::bad_model_config, config, "head_dim = " + std::to_string(head_dim) + " is odd, but rotary embeddings turn pairs");
@@ -131,4 +159,4 @@ std::vector<RopeConfig> read_ropes(const ConfigJson& config, const models::Decod
   return {reader.read(fields, theta)};
 }
 
-}  // namespace meshwright::nets
+}  // namespace meshwright::models

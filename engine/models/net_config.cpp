@@ -1,16 +1,15 @@
-#include "engine/nets/net_config.h"
+#include "engine/models/net_config.h"
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 
 #include "engine/models/models.h"
-#include "engine/nets/activation.h"
 #include "meshwright/error.h"
+#include "sdk/src/words.h"
 
-namespace meshwright::nets {
+namespace meshwright::models {
 namespace {
-
-using models::ConfigJson;
 
 struct Runnable {
   const char* architecture;
@@ -18,6 +17,7 @@ struct Runnable {
   double norm_epsilon = 1e-6;
   const char *activation_field = "hidden_act", *activation = "silu";
   std::optional<int64_t> padding_row = std::nullopt;
+  const char* epsilon_field = "rms_norm_eps";
 };
 constexpr std::array kRunnable = {Runnable{"LlamaForCausalLM", 2048},
                                   Runnable{"MistralForCausalLM", 4096 * 32},
@@ -25,24 +25,38 @@ constexpr std::array kRunnable = {Runnable{"LlamaForCausalLM", 2048},
                                   Runnable{"Qwen3ForCausalLM", 32768},
                                   Runnable{"Gemma3ForCausalLM", 131072, 1e-6, "hidden_activation", "gelu_pytorch_tanh", 0},
                                   Runnable{"Phi3ForCausalLM", 4096, 1e-5, "hidden_act", "silu", 32000},
+                                  Runnable{"PhiForCausalLM", 2048, 1e-5, "hidden_act", "gelu_new", std::nullopt, "layer_norm_eps"},
                                   Runnable{"MixtralForCausalLM", 4096 * 32, 1e-5},
                                   Runnable{"Qwen3MoeForCausalLM", 32768}};
+
+constexpr const char* kActivations[] = {"gelu",
+                                        "gelu_fast",
+                                        "gelu_new",
+                                        "gelu_python",
+                                        "gelu_pytorch_tanh",
+                                        "gelu_python_tanh",
+                                        "hardswish",
+                                        "leaky_relu",
+                                        "linear",
+                                        "mish",
+                                        "quick_gelu",
+                                        "relu",
+                                        "relu2",
+                                        "relu6",
+                                        "sigmoid",
+                                        "silu",
+                                        "swish",
+                                        "tanh"};
 
 [[noreturn]] void refuse(ErrorCode code, const ConfigJson& config, const std::string& what) {
   throw Error(code, config.name() + ": " + what).key("model.config");
 }
 
 const Runnable& runnable(const ConfigJson& config) {
-  std::string architecture = models::make_outline(config, DType::float32).architecture;  // refuses what is not known at all
-  std::string all;
-  for (const Runnable& r : kRunnable) {
+  std::string architecture = make_outline(config, DType::float32).architecture;  // refuses what is not known at all
+  for (const Runnable& r : kRunnable)
     if (architecture == r.architecture) return r;
-    all += (all.empty() ? "" : ", ") + std::string(r.architecture);
-  }
-  throw Error(ErrorCode::not_in_release,
-              config.name() + ": " + architecture + " can be planned but does not run yet; those that run are " + all)
-      .key("model.config")
-      .help("choose a model of one of these architectures, or look at the plan alone with the verb plan");
+  throw Error(ErrorCode::internal, config.name() + ": nothing says how " + architecture + " runs").key("model.config");
 }
 
 // "full_attention" or "sliding_attention" a layer; empty when the file does not say.
@@ -58,7 +72,7 @@ std::vector<std::string> read_layer_types(const ConfigJson& config, int64_t laye
   return types;
 }
 
-std::vector<LayerConfig> read_layers(const ConfigJson& config, const models::DecoderFamily& family) {
+std::vector<LayerConfig> read_layers(const ConfigJson& config, const DecoderFamily& family) {
   std::vector<LayerConfig> layers(static_cast<size_t>(family.sizes.layers));
   auto window = [&](int64_t fallback) -> int64_t {
     return config.is_null("sliding_window") ? 0 : config.integer("sliding_window", 1, kMaxPositions, fallback);
@@ -101,9 +115,9 @@ MoeNetConfig read_moe(const ConfigJson& config, const NetConfig& net) {
 }
 
 // Fields that change the mathematics in ways that are not built.
-void refuse_unbuilt(const ConfigJson& config, const models::DecoderFamily& family) {
+void refuse_unbuilt(const ConfigJson& config, const DecoderFamily& family) {
   auto refuse_field = [&](const std::string& what) { refuse(ErrorCode::not_in_release, config, what); };
-  if (family.model_type == "phi3")
+  if (family.model_type == "phi3" || family.model_type == "phi")
     for (const char* field : {"resid_pdrop", "embd_pdrop"})
       if (config.number(field, 0, 1, 0.0) > 0) refuse_field(std::string(field) + " above 0 does not run; set it to 0");
   if (family.model_type != "gemma3_text") return;
@@ -114,19 +128,21 @@ void refuse_unbuilt(const ConfigJson& config, const models::DecoderFamily& famil
 
 }  // namespace
 
+std::span<const char* const> known_activations() { return kActivations; }
+
 NetConfig read_net_config(const ConfigJson& config) {
   const Runnable& defaults = runnable(config);
   NetConfig net;
-  net.family = models::read_decoder_family(config);
-  const models::DecoderSizes& s = net.family.sizes;
+  net.family = read_decoder_family(config);
+  const DecoderSizes& s = net.family.sizes;
   refuse_unbuilt(config, net.family);
   net.ropes = read_ropes(config, net.family, defaults.max_positions);
   net.layers = read_layers(config, net.family);
-  net.norm_epsilon = config.number("rms_norm_eps", 0, 1, defaults.norm_epsilon);
+  net.norm_epsilon = config.number(defaults.epsilon_field, 0, 1, defaults.norm_epsilon);
   net.activation = config.string(defaults.activation_field, defaults.activation);
-  if (find_activation(net.activation) == nullptr)
+  if (std::find(std::begin(kActivations), std::end(kActivations), net.activation) == std::end(kActivations))
     refuse(ErrorCode::bad_model_config, config,
-           defaults.activation_field + (" = \"" + net.activation) + "\" is not known; known are " + activation_names());
+           defaults.activation_field + (" = \"" + net.activation) + "\" is not known; known are " + text::join(kActivations, ", "));
   if (net.family.moe) net.moe = read_moe(config, net);
   net.attention_scale = 1 / std::sqrt(static_cast<double>(s.head_dim));
   net.attention_dropout = config.number("attention_dropout", 0, 1, 0.0);
@@ -150,4 +166,4 @@ NetConfig read_net_config(const ConfigJson& config) {
   return net;
 }
 
-}  // namespace meshwright::nets
+}  // namespace meshwright::models

@@ -1,0 +1,155 @@
+// Names of other programs, and words that are no name at all: both lead to the key that is meant.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <set>
+
+#include "engine/config/config.h"
+#include "engine/config/describe.h"
+#include "engine/config/foreign.h"
+#include "meshwright/sharded_strategy.h"
+
+using namespace meshwright;
+using namespace meshwright::config;
+
+namespace {
+
+constexpr meshwright_option kOther[] = {bool_option("average_in_collective", false, "A switch.")};
+
+std::vector<StrategySchema> strategies() {
+  return {{"fsdp2", {}, make_schema("distributed.fsdp2", "fsdp2", kFullyShardedOptions)},
+          {"other", {}, make_schema("distributed.other", "other", kOther)}};
+}
+
+std::vector<Error> errors_of(const std::string& text) {
+  Diagnostics diagnostics;
+  LoadOptions options;
+  options.file = "job.toml";
+  Source source = Source::parse(text, options, diagnostics);
+  REQUIRE(diagnostics.ok());
+  resolve(source, strategies(), "fsdp2", diagnostics);
+  return diagnostics.errors();
+}
+
+std::string helps(const Error& error) {
+  std::string out;
+  for (const std::string& help : error.helps()) out += help + "\n";
+  return out;
+}
+
+std::vector<std::string> found(const std::string& word) {
+  std::vector<std::string> out;
+  for (const Match& match : search_options(word, strategies()).keys) out.push_back(match.key);
+  return out;
+}
+
+bool has(const std::vector<std::string>& keys, const std::string& key) { return std::find(keys.begin(), keys.end(), key) != keys.end(); }
+
+}  // namespace
+
+TEST_CASE("every name of another program leads to a key that exists, and stands in the table once") {
+  std::set<std::string> names;
+  for (const ForeignName& name : foreign_names()) {
+    INFO(name.name);
+    CHECK(names.insert(name.name).second);
+    std::string key = name.key, table = key.substr(0, key.rfind('.'));
+    if (key.empty()) {
+      CHECK(std::string(name.note).size() > 10);  // a sentence instead
+      CHECK(name.carry == Carry::told);
+      continue;
+    }
+    bool known = false;
+    for (const OptionSchema& schema : all_schemas(strategies()))
+      known = known || (schema.table == table && schema.find(key.substr(key.rfind('.') + 1)) != nullptr);
+    CHECK(known);
+    // A name of ours must not be called foreign: it would never be reached.
+    for (const OptionSchema& schema : all_schemas(strategies()))
+      for (const meshwright_option* option : schema.options) CHECK(schema.table + "." + option->name != name.name);
+  }
+}
+
+TEST_CASE("an unknown key that another program uses is answered with the key here") {
+  struct Row {
+    const char *text, *key, *help;
+  };
+  for (const Row& row :
+       {Row{"[optimizer]\nlearning_rate = 1.0\n", "optimizer.learning_rate", "optimizer.learning_rate is optimizer.lr here"},
+        {"[step_scheduler]\ngradient_accumulation_steps = 4\n", "step_scheduler.gradient_accumulation_steps",
+         "is step_scheduler.global_batch_size here: accumulation is derived"},
+        {"gradient_accumulation_steps = 4\n", "gradient_accumulation_steps", "is step_scheduler.global_batch_size here"},
+        {"[lr_scheduler]\nwarmup_steps = 4\n", "lr_scheduler.warmup_steps", "is lr_scheduler.lr_warmup_steps here"},
+        {"[checkpoint]\ninterval = 4\n", "checkpoint.interval", "is checkpoint.every_steps here"},
+        {"[model]\nname = \"llama3\"\n", "model.name", "is model.config here: the path of a Hugging Face config.json"},
+        {"[training]\nsteps = 4\nseq_len = 8\nbogus = 1\n", "training",
+         "training.steps is step_scheduler.max_steps here\ntraining.seq_len is dataset.seq_len here\n"},
+        {"[compile]\nenable = true\n", "compile", "compile has no counterpart here: Models run as they are built"},
+        {"[distributed]\nbf16 = true\n", "distributed.bf16", "is distributed.mp_policy.param_dtype here: \"bfloat16\""}}) {
+    INFO(row.text);
+    std::vector<Error> errors = errors_of(row.text);
+    REQUIRE(errors.size() == 1);
+    CHECK(errors[0].code() == ErrorCode::unknown_key);
+    CHECK(errors[0].key() == row.key);
+    INFO(helps(errors[0]));
+    CHECK(helps(errors[0]).find(row.help) != std::string::npos);
+    CHECK(helps(errors[0]).find("remove the line") == std::string::npos);
+  }
+}
+
+TEST_CASE("a name that several tables know says nothing about where it belongs") {
+  for (const char* text : {"[model]\nname_ = 1\n", "[dist_env]\nname = \"a\"\n", "[optimizer]\nevery_steps = 1\n"}) {
+    INFO(text);
+    std::vector<Error> errors = errors_of(text);
+    REQUIRE(errors.size() == 1);
+    CHECK(helps(errors[0]).find("belongs to") == std::string::npos);
+    CHECK(helps(errors[0]).find("did you mean") == std::string::npos);
+  }
+  CHECK(helps(errors_of("[run]\nmomentum = 1.0\n")[0]).find("belongs to [optimizer]") != std::string::npos);
+  CHECK(helps(errors_of("[run]\nseq_len = 1\n")[0]).find("belongs to [dataset]") != std::string::npos);
+  CHECK(helps(errors_of("[run]\nparam_dtype = \"a\"\n")[0]).find("belongs to [distributed.mp_policy]") != std::string::npos);
+}
+
+TEST_CASE("a word finds the keys that have to do with it: names first, then choices, then descriptions") {
+  std::vector<std::string> keys = found("activation");
+  REQUIRE(keys.size() >= 3);
+  CHECK(keys[0] == "distributed.activation_checkpointing");
+  CHECK(keys[1] == "distributed.activation_checkpointing_scope");
+  CHECK(has(keys, "distributed.sequence_parallel"));  // its description speaks of activations
+  keys = found("seq_len");
+  CHECK(has(keys, "dataset.seq_len"));
+  CHECK(has(keys, "validation_dataset.seq_len"));
+  CHECK(keys[0] == "dataset.seq_len");
+  CHECK(keys[2] == "distributed.pipeline.pp_seq_len");  // the word is only a part of its name
+  keys = found("bf16");
+  CHECK(keys[0] == "distributed.mp_policy.param_dtype");
+  CHECK(has(keys, "model.torch_dtype"));  // takes it as a value
+  CHECK(has(keys, "distributed.autocast_dtype"));
+  keys = found("accumulation");
+  REQUIRE(!keys.empty());
+  CHECK(keys[0] == "step_scheduler.global_batch_size");
+  CHECK(found("cosine") == std::vector<std::string>{"lr_scheduler.lr_decay_style"});
+  CHECK(found("Activation Checkpointing")[0] == "distributed.activation_checkpointing");
+  CHECK(has(found("momentum"), "optimizer.momentum"));
+  CHECK(!has(found("len"), "dataset.kind"));
+  Matches told = search_options("optimizer.learning_rate", strategies());
+  CHECK(told.told == "optimizer.learning_rate is optimizer.lr here");
+  REQUIRE(!told.keys.empty());
+  CHECK(told.keys[0].key == "optimizer.lr");
+  CHECK(search_options("wandb", strategies()).told.find("no counterpart") != std::string::npos);
+  for (const char* nothing : {"zebra", " ", "", "\x01\xff"}) {
+    INFO(nothing);
+    CHECK(search_options(nothing, strategies()).empty());
+  }
+}
+
+TEST_CASE("what can be explained exactly is not searched for, and nothing at all names the nearest") {
+  for (const char* exact : {"", "optimizer.lr", "lr", "optimizer", "E0203", "distributed.fsdp2", "sequence_parallel"})
+    CHECK(is_explained(exact, strategies()));
+  for (const char* word : {"name", "bf16", "seq_len", "activation", "sequence_paralel"}) CHECK(!is_explained(word, strategies()));
+  try {
+    explain("sequence_paralel", strategies());
+    FAIL("it was explained");
+  } catch (const Error& error) {
+    CHECK(error.code() == ErrorCode::usage);
+    CHECK(helps(error).find("did you mean sequence_parallel?") != std::string::npos);
+  }
+}

@@ -1,0 +1,118 @@
+#include "engine/rendezvous/board.h"
+
+#include <algorithm>
+#include <functional>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+#include "engine/rendezvous/bounded.h"
+#include "engine/rendezvous/error_text.h"
+#include "engine/rendezvous/notices.h"
+
+namespace meshwright::rendezvous {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using StorePtr = c10::intrusive_ptr<c10d::Store>;
+
+// How long the keeper of the store stays for ranks that are in the middle of a long computation.
+constexpr Milliseconds kStay = std::chrono::seconds(30);
+// A call of the store that takes longer has nobody at its other end.
+constexpr Milliseconds kAnswer = std::chrono::seconds(5);
+
+// Says that another rank is gone or silent, which that rank, or whoever ended it, explains better.
+bool follows(ErrorCode code) {
+  return code == ErrorCode::rendezvous_failed || code == ErrorCode::ranks_disagree || code == ErrorCode::rank_failed ||
+         code == ErrorCode::collective_timeout || code == ErrorCode::collective_failed;
+}
+
+std::optional<Error> look(c10d::Store& store, int64_t rank) {
+  if (!store.check({"error"})) return std::nullopt;
+  std::string text = text_of(store.get("error"));
+  size_t line = text.find('\n');
+  Error error = decode_error(text.substr(line + 1));
+  std::string who = text.substr(0, line);
+  if (who != name_here(rank)) error.note("on " + who);
+  return error;
+}
+
+void wait_until(Clock::time_point end, const std::function<bool()>& done) {
+  for (Milliseconds pause(2); !done() && Clock::now() < end; pause = std::min(2 * pause, Milliseconds(200)))
+    std::this_thread::sleep_for(pause);
+}
+
+}  // namespace
+
+Board::Board(const launch::RankEnvironment& ranks, const StorePtr& store, Milliseconds timeout)
+    : ranks_(ranks), store_(c10::make_intrusive<c10d::PrefixStore>("board", store)), timeout_(timeout) {}
+
+void Board::post(const Error& error) noexcept {
+  try {
+    std::string text = follows(error.code()) ? "" : name_here(ranks_.rank) + "\n" + encode_error(error);
+    auto end = Clock::now() + std::min(timeout_, kStay);
+    bounded(std::min(timeout_, kStay) + kAnswer, [store = store_, text, end, stays = keeper(), world = ranks_.world_size] {
+      if (!text.empty() && store->add("errors", 1) == 1) store->set("error", bytes_of(text));
+      store->add("ended", 1);
+      // One whose peer was killed has nothing that others would read: they see the same.
+      if (stays && store->check({"error"})) wait_until(end, [&] { return store->add("ended", 0) >= world; });
+    });
+  } catch (...) {  // who keeps the store has ended, and the others see that
+  }
+}
+
+std::optional<Error> Board::read(Milliseconds patience) noexcept {
+  try {
+    return bounded(patience + kAnswer, [store = store_, rank = ranks_.rank, end = Clock::now() + patience] {
+      std::optional<Error> found;
+      wait_until(end, [&] { return (found = look(*store, rank)).has_value(); });
+      return found;
+    });
+  } catch (...) {
+    return std::nullopt;
+  }
+}
+
+std::optional<Error> Board::read_beside() noexcept {
+  try {
+    if (!beside_) beside_ = bounded(kAnswer, [store = store_] { return store->clone(); });
+    return bounded(kAnswer, [store = beside_, rank = ranks_.rank] { return look(*store, rank); });
+  } catch (...) {
+    return std::nullopt;
+  }
+}
+
+void Board::finish() {
+  auto lost = [&](const std::string& what) {
+    return Error(ErrorCode::collective_failed, "rank " + std::to_string(ranks_.rank) + " waited for rank 0 to end the run: " + what)
+        .help("look at the log of rank 0");
+  };
+  try {
+    if (ranks_.rank == 0) {
+      auto end = Clock::now() + std::min(timeout_, kStay);
+      bounded(std::min(timeout_, kStay) + kAnswer, [store = store_, end, stays = keeper(), world = ranks_.world_size] {
+        store->set("over", bytes_of("1"));
+        if (stays) wait_until(end, [&] { return store->add("ended", 0) >= world - 1; });
+      });
+      return;
+    }
+    // Rank 0 may export for as long as that takes; only silence has a limit.
+    for (Milliseconds pause(2);; pause = std::min(2 * pause, Milliseconds(500))) {
+      auto [error, over] = bounded(timeout_ + kAnswer, [store = store_, rank = ranks_.rank] {
+        std::optional<Error> found = look(*store, rank);
+        return std::pair(std::move(found), store->check({"over"}));
+      });
+      if (error) throw *error;
+      if (over) break;
+      std::this_thread::sleep_for(pause);
+    }
+    bounded(kAnswer, [store = store_] { store->add("ended", 1); });
+  } catch (const Error&) {
+    throw;
+  } catch (const NoAnswer&) {
+    if (ranks_.rank != 0) throw lost("it hangs or is stopped");
+  } catch (const std::exception&) {
+    if (ranks_.rank != 0) throw lost("it ended before that");
+  }
+}
+
+}  // namespace meshwright::rendezvous

@@ -1,0 +1,37 @@
+// Whether hosts reach each other: a socket of each kind where others knock, before gloo needs the same connections and only waits.
+#pragma once
+
+#include <chrono>
+#include <string>
+#include <vector>
+
+#include "engine/rendezvous/seats.h"
+
+namespace meshwright::rendezvous {
+
+class Doors {
+ public:
+  Doors();  // listens on any free port; throws Error(rendezvous_failed)
+  ~Doors();
+  Doors(const Doors&) = delete;
+  Doors& operator=(const Doors&) = delete;
+  int tcp_port() const { return tcp_port_; }
+  int udp_port() const { return udp_port_; }
+
+  struct Refused {
+    size_t to;
+    std::string why;
+  };
+  // Seat `me` connects to every seat of a lower address, as gloo will (of two ends the one with the higher address opens the connection),
+  // and sends all others a few packets meanwhile. Those that it could not connect to until `end`.
+  std::vector<Refused> knock(const std::vector<Seat>& seats, size_t me, std::chrono::steady_clock::time_point end);
+  // For each seat, whether its packets have come.
+  std::vector<bool> heard(size_t seats);
+
+ private:
+  void greet(const std::vector<Seat>& seats, size_t me);
+  int tcp_ = -1, udp_ = -1, tcp_port_ = 0, udp_port_ = 0;
+  bool udp_is_v6_ = false;
+};
+
+}  // namespace meshwright::rendezvous

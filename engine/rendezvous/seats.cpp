@@ -1,0 +1,326 @@
+#include "engine/rendezvous/seats.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+#include "engine/rendezvous/bounded.h"
+#include "engine/rendezvous/doors.h"
+#include "engine/rendezvous/interfaces.h"
+#include "engine/rendezvous/notices.h"
+#include "engine/rendezvous/reach.h"
+#include "meshwright/error.h"
+
+namespace meshwright::rendezvous {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using Words = std::vector<std::string>;
+
+constexpr char kBetween = '\x1f', kAfter = '\x1e';
+// How long one connection is tried: the kernel repeats a lost packet after 1, 3 and 7 seconds.
+constexpr Milliseconds kKnock(12000);
+constexpr size_t kMostPairs = 4;
+
+std::string join(const Words& words, char between) {
+  std::string out;
+  for (size_t i = 0; i < words.size(); ++i) {
+    if (i > 0) out += between;
+    out += words[i];
+  }
+  return out;
+}
+
+Words split(const std::string& text, char between) {
+  Words out(1);
+  for (char c : text) {
+    if (c == between)
+      out.emplace_back();
+    else
+      out.back() += c;
+  }
+  return out;
+}
+
+std::string host_name() {
+  char host[256] = "";
+  ::gethostname(host, sizeof host - 1);
+  return host;
+}
+
+// What a rank knows of itself. `reached`: where it found the store; address empty: it knows no address that another host could use.
+struct Row {
+  Seat seat;
+  std::string reached, problem;
+};
+
+std::string encode(const Row& row) {
+  return join(
+      {row.seat.host, row.seat.address, std::to_string(row.seat.tcp_port), std::to_string(row.seat.udp_port), row.reached, row.problem},
+      kBetween);
+}
+
+Row decode_row(const std::string& text) {
+  Words words = split(text, kBetween);
+  words.resize(6);
+  return {{words[0], words[1], std::atoi(words[2].c_str()), std::atoi(words[3].c_str())}, words[4], words[5]};
+}
+
+// An error that all ranks throw, or a table of seats.
+std::string encode(const Error& error) {
+  return "error" + (kAfter + std::to_string(static_cast<int>(error.code()))) + kAfter + error.message() + kAfter +
+         join(error.helps(), kBetween);
+}
+
+void throw_if_error(const std::string& text) {
+  if (!text.starts_with("error")) return;
+  Words words = split(text, kAfter);
+  words.resize(4);
+  Error error(static_cast<ErrorCode>(std::atoi(words[1].c_str())), words[2]);
+  error.key("dist_env.interface");
+  for (const std::string& help : split(words[3], kBetween)) error.help(help);
+  throw error;
+}
+
+const char* const kSetInterface = "set dist_env.interface, or GLOO_SOCKET_IFNAME on each host, to the interface that joins the hosts";
+
+Row own_row(const launch::RankEnvironment& ranks, const WantedInterface& wanted, Clock::time_point end) {
+  Row row;
+  row.seat.host = host_name();
+  if (!wanted.name.empty()) {
+    try {
+      row.seat.address = address_of(wanted.name, wanted.named_by, interfaces());
+    } catch (const Error& error) {
+      row.problem = error.message();
+    }
+    return row;
+  }
+  if (ranks.rank == 0 && !ranks.agent_store) return row;
+  Route route;
+  try {
+    route = bounded(left_until(end) + Milliseconds(500), [host = ranks.master_addr, port = ranks.master_port, end] {
+      Route found;
+      reach(host, port, end, &found);
+      return found;
+    });
+  } catch (const NoAnswer&) {
+  }
+  if (route.local.empty() || is_loopback_address(route.local)) return row;
+  row.seat.address = route.local;
+  row.reached = route.remote;
+  if (route.local.starts_with("fe80:"))
+    row.problem = "the route to MASTER_ADDR = " + ranks.master_addr + " begins at the link-local address " + route.local +
+                  ", which is of no use to other hosts; there are: " + list_of(interfaces());
+  return row;
+}
+
+std::string named(int64_t rank, const Seat& seat) { return "rank " + std::to_string(rank) + " on " + seat.host; }
+std::string with_address(int64_t rank, const Seat& seat) { return named(rank, seat) + " (" + seat.address + ")"; }
+
+// Rank 0: the address of those that know none, itself mostly. They are on the host of the store.
+std::string home_address(const std::vector<Row>& rows) {
+  std::vector<Interface> here = interfaces();
+  auto is_here = [&](const std::string& address) {
+    return std::any_of(here.begin(), here.end(), [&](const Interface& i) { return i.address == address; });
+  };
+  // What another host reached comes before what this host's own names say.
+  for (bool other_host : {true, false})
+    for (const Row& row : rows)
+      if (!row.reached.empty() && (row.reached != row.seat.address) == other_host && is_here(row.reached)) return row.reached;
+  for (const Row& row : rows)
+    if (!row.seat.address.empty()) return source_for(row.seat.address);
+  return "127.0.0.1";
+}
+
+std::vector<Seat> settle(const std::vector<Row>& rows, const launch::RankEnvironment& ranks) {
+  std::vector<Seat> seats;
+  std::string home = home_address(rows);
+  bool several_hosts = false, loopback = false, four = false, six = false;
+  for (size_t r = 0; r < rows.size(); ++r) {
+    Seat seat = rows[r].seat;
+    if (!rows[r].problem.empty())
+      throw Error(ErrorCode::bad_interface, named(static_cast<int64_t>(r), seat) + ": " + rows[r].problem).help(kSetInterface);
+    if (seat.address.empty()) seat.address = home;
+    if (seat.address.empty())
+      throw Error(ErrorCode::bad_interface, named(static_cast<int64_t>(r), seat) + ": MASTER_ADDR = " + ranks.master_addr +
+                                                " is a name of the loopback interface there, and no route leads to the other hosts; there "
+                                                "are: " +
+                                                list_of(interfaces()))
+          .help(kSetInterface);
+    several_hosts = several_hosts || seat.host != rows[0].seat.host;
+    loopback = loopback || is_loopback_address(seat.address);
+    (seat.address.find(':') == std::string::npos ? four : six) = true;
+    seats.push_back(std::move(seat));
+  }
+  auto first = [&](auto&& wanted) {
+    auto found = std::find_if(seats.begin(), seats.end(), wanted);
+    return with_address(found - seats.begin(), *found);
+  };
+  if (several_hosts && loopback)
+    throw Error(ErrorCode::bad_interface, first([](const Seat& s) { return is_loopback_address(s.address); }) +
+                                              " would listen on the loopback interface, where " +
+                                              first([&](const Seat& s) { return s.host != seats[0].host; }) + " cannot reach it")
+        .help(kSetInterface)
+        .help("set MASTER_ADDR to a name or address of rank 0's host that every host can reach");
+  if (four && six)
+    throw Error(ErrorCode::bad_interface,
+                first([](const Seat& s) { return s.address.find(':') == std::string::npos; }) + " has an IPv4 address and " +
+                    first([](const Seat& s) { return s.address.find(':') != std::string::npos; }) + " an IPv6 one: they cannot connect")
+        .help("set MASTER_ADDR, on all ranks, to a numeric address of the family that all hosts have")
+        .help(kSetInterface);
+  return seats;
+}
+
+// One rank of each address, the lowest.
+std::vector<int64_t> one_of_each_host(const std::vector<Seat>& seats) {
+  std::vector<int64_t> out;
+  std::vector<std::string> known;
+  for (size_t r = 0; r < seats.size(); ++r) {
+    if (std::find(known.begin(), known.end(), seats[r].address) != known.end()) continue;
+    known.push_back(seats[r].address);
+    out.push_back(static_cast<int64_t>(r));
+  }
+  return out;
+}
+
+// "rank 2 on c (10.70.0.3) cannot connect to rank 1 on b (10.70.0.2): Connection timed out; packets from ... are lost"
+std::string cause(const Words& from, const Words& to, const std::string& why, bool arrives, bool comes_back) {
+  std::string out = from[0] + " cannot connect to " + to[0] + ": " + why + "; ";
+  const std::string &a = from[1], &b = to[1];
+  if (arrives && comes_back) return out + "other packets pass both ways, so a firewall refuses connections from " + a + " to " + b;
+  if (arrives) return out + "packets from " + b + " to " + a + " are lost, those from " + a + " to " + b + " arrive";
+  if (comes_back) return out + "packets from " + a + " to " + b + " are lost, those from " + b + " to " + a + " arrive";
+  return out + "no packet passes in either direction";
+}
+
+// Collective. Rank 0 is the first of those that knock, and collects what they found.
+void try_pairs(c10d::Store& store, int64_t rank, const std::vector<Seat>& seats, Doors& doors) {
+  std::vector<int64_t> knockers = one_of_each_host(seats);
+  if (knockers.size() < 2) return;
+  auto readers = static_cast<int64_t>(seats.size()) - 1;
+  auto place = static_cast<size_t>(std::find(knockers.begin(), knockers.end(), rank) - knockers.begin());
+  bool knocks = place < knockers.size();
+  Milliseconds patience = 2 * kKnock + Milliseconds(30000);
+  if (knocks) {
+    std::vector<Seat> theirs;
+    for (int64_t r : knockers) theirs.push_back(seats[static_cast<size_t>(r)]);
+    Words lines;
+    for (const Doors::Refused& refused : doors.knock(theirs, place, Clock::now() + kKnock))
+      lines.push_back(std::to_string(refused.to) + kBetween + refused.why);
+    store.set("found/" + std::to_string(place), bytes_of(join(lines, kAfter)));
+  }
+  auto hear_marks = [&] {
+    std::string marks;
+    for (bool heard : doors.heard(knockers.size())) marks += heard ? '1' : '0';
+    store.set("heard/" + std::to_string(place), bytes_of(marks));
+  };
+  if (rank != 0) {
+    std::string verdict = hear(store, "verdict", patience);
+    if (verdict == "good") return;
+    if (knocks) hear_marks();
+    throw_if_error(hear(store, "causes", patience));
+    return;
+  }
+  auto from = [&](const std::string& key, size_t i) {
+    store.wait({key + std::to_string(i)}, patience);
+    return text_of(store.get(key + std::to_string(i)));
+  };
+  Words found;
+  bool good = true;
+  for (size_t i = 0; i < knockers.size(); ++i) {
+    found.push_back(from("found/", i));
+    good = good && found.back().empty();
+  }
+  publish(store, "verdict", good ? "good" : "bad", readers);
+  if (good) return;
+  hear_marks();
+  Words heard;
+  for (size_t i = 0; i < knockers.size(); ++i) heard.push_back(from("heard/", i));
+  auto words_of = [&](size_t i) {
+    const Seat& seat = seats[static_cast<size_t>(knockers[i])];
+    return Words{with_address(knockers[i], seat), seat.address};
+  };
+  std::string text;
+  size_t pairs = 0;
+  for (size_t i = 0; i < knockers.size(); ++i)
+    for (const std::string& line : split(found[i], kAfter)) {
+      Words refused = split(line, kBetween);
+      if (refused.size() != 2 || ++pairs > kMostPairs) continue;
+      auto to = static_cast<size_t>(std::atoll(refused[0].c_str()));
+      text += (text.empty() ? "" : "; ") + cause(words_of(i), words_of(to), refused[1], heard[to][i] == '1', heard[i][to] == '1');
+    }
+  if (pairs > kMostPairs) text += "; and " + std::to_string(pairs - kMostPairs) + " more pairs";
+  Error error(ErrorCode::rendezvous_failed, text);
+  error.help("look at routes and firewalls between these hosts: the ranks connect to each other at ports that the kernel gives out");
+  error.help(kSetInterface);
+  std::string encoded = encode(error);
+  publish(store, "causes", encoded, readers);
+  throw_if_error(encoded);
+}
+
+std::vector<Seat> seat(c10d::Store& store, const launch::RankEnvironment& ranks, const Row& mine, Doors& doors, Clock::time_point end) {
+  store.set("row/" + std::to_string(ranks.rank), bytes_of(encode(mine)));
+  std::string table;
+  if (ranks.rank == 0) {
+    std::vector<Row> rows;
+    for (int64_t r = 0; r < ranks.world_size; ++r) {
+      std::string key = "row/" + std::to_string(r);
+      store.wait({key}, left_until(end));
+      rows.push_back(decode_row(text_of(store.get(key))));
+    }
+    try {
+      Words lines;
+      for (const Seat& seat : settle(rows, ranks)) lines.push_back(encode(Row{seat, {}, {}}));
+      table = join(lines, kAfter);
+    } catch (const Error& error) {
+      table = encode(error);
+    }
+    publish(store, "table", table, ranks.world_size - 1);
+  } else {
+    table = hear(store, "table", left_until(end) + Milliseconds(2000));
+  }
+  throw_if_error(table);
+  std::vector<Seat> seats;
+  for (const std::string& line : split(table, kAfter)) seats.push_back(decode_row(line).seat);
+  try_pairs(store, ranks.rank, seats, doors);
+  return seats;
+}
+
+}  // namespace
+
+WantedInterface wanted_interface(const std::string& key) {
+  const char* variable = std::getenv("GLOO_SOCKET_IFNAME");
+  if (variable && *variable) return {variable, "GLOO_SOCKET_IFNAME"};
+  return {key, "dist_env.interface"};
+}
+
+std::vector<Seat> seat_ranks(const c10::intrusive_ptr<c10d::Store>& base, const launch::RankEnvironment& ranks,
+                             const WantedInterface& wanted, Milliseconds timeout) {
+  if (ranks.one_host() && wanted.name.empty()) return {static_cast<size_t>(ranks.world_size), Seat{host_name(), "127.0.0.1"}};
+  auto store = c10::make_intrusive<c10d::PrefixStore>("seats", base);
+  auto end = Clock::now() + timeout;
+  auto doors = std::make_shared<Doors>();
+  Row mine = own_row(ranks, wanted, end);
+  mine.seat.tcp_port = doors->tcp_port();
+  mine.seat.udp_port = doors->udp_port();
+  auto lost = [&](const std::string& what) {
+    return Error(ErrorCode::rendezvous_failed,
+                 "rank " + std::to_string(ranks.rank) + " could not learn the addresses of the others: " + what)
+        .key("dist_env.timeout_minutes")
+        .help("look at the logs of the other ranks: one of them ended, hangs or is stopped");
+  };
+  try {
+    return bounded(timeout + 4 * kKnock + Milliseconds(60000), [=] { return seat(*store, ranks, mine, *doors, end); });
+  } catch (const Error&) {
+    throw;
+  } catch (const NoAnswer&) {
+    throw lost("the store of rank 0 did not answer within " + seconds(timeout) + ": rank 0 hangs or is stopped");
+  } catch (const std::exception&) {
+    throw lost("a rank did not come within " + seconds(timeout) + ", or ended");
+  }
+}
+
+}  // namespace meshwright::rendezvous

@@ -1,0 +1,195 @@
+// Where ranks listen, whether hosts reach each other, and what a lost peer is called. Several hosts proper: tests/hosts.
+#include "engine/rendezvous/seats.h"
+
+#include <arpa/inet.h>
+#include <doctest/doctest.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <thread>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+
+#include "engine/rendezvous/doors.h"
+#include "engine/rendezvous/interfaces.h"
+#include "engine/rendezvous/reach.h"
+#include "meshwright/error.h"
+
+using namespace meshwright;
+using namespace meshwright::rendezvous;
+using launch::RankEnvironment;
+using std::chrono::milliseconds;
+using Clock = std::chrono::steady_clock;
+
+namespace {
+
+std::string loopback_name() {
+  for (const Interface& i : interfaces())
+    if (i.loopback) return i.name;
+  return "";
+}
+
+// As many ranks that share a store; each looks for its interface. What each got or threw.
+struct Found {
+  std::vector<Seat> seats;
+  std::string message;
+  ErrorCode code = ErrorCode::internal;
+  size_t helps = 0;
+};
+std::vector<Found> seat_all(const std::vector<std::string>& wanted, bool one_host, const std::string& master, int port) {
+  auto store = c10::make_intrusive<c10d::HashStore>();
+  store->setTimeout(milliseconds(30000));
+  std::vector<Found> out(wanted.size());
+  std::vector<std::thread> threads;
+  for (size_t r = 0; r < wanted.size(); ++r)
+    threads.emplace_back([&, r] {
+      RankEnvironment ranks;
+      ranks.rank = static_cast<int64_t>(r);
+      ranks.world_size = static_cast<int64_t>(wanted.size());
+      ranks.local_world_size = one_host ? ranks.world_size : 1;
+      ranks.master_addr = master;
+      ranks.master_port = port;
+      try {
+        out[r].seats = seat_ranks(store, ranks, {wanted[r], "dist_env.interface"}, milliseconds(30000));
+      } catch (const Error& error) {
+        out[r].message = error.message();
+        out[r].code = error.code();
+        out[r].helps = error.helps().size();
+      }
+    });
+  for (std::thread& thread : threads) thread.join();
+  return out;
+}
+
+// A listening socket as rank 0's store has it.
+struct Listener {
+  int fd = listen_on(0, /*loopback_only=*/false), port = 0;
+  Listener() {
+    sockaddr_storage address{};
+    socklen_t size = sizeof address;
+    REQUIRE(::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size) == 0);
+    port = port_of(reinterpret_cast<sockaddr*>(&address));
+  }
+  ~Listener() { ::close(fd); }
+};
+
+}  // namespace
+
+TEST_CASE("interfaces: the loopback is there, IPv4 first; a wrong name is an error that lists them all") {
+  std::vector<Interface> all = interfaces();
+  REQUIRE(!loopback_name().empty());
+  CHECK(address_of(loopback_name(), "dist_env.interface", all) == "127.0.0.1");
+  try {
+    address_of("nic9", "GLOO_SOCKET_IFNAME", all);
+    FAIL("no error");
+  } catch (const Error& error) {
+    CHECK(error.code() == ErrorCode::bad_interface);
+    CHECK(exit_status(error.code()) == 4);
+    CHECK(error.message().starts_with("GLOO_SOCKET_IFNAME = \"nic9\" is not an interface of this host"));
+    for (const Interface& i : all) {
+      CHECK(error.message().find(i.name + " (") != std::string::npos);
+      CHECK(error.message().find(i.address) != std::string::npos);
+    }
+  }
+  std::vector<Interface> made = {{"eth0", "10.70.0.1", false, false}, {"eth1", "fe80::1", false, true}, {"eth0", "fd00::1", false, false}};
+  CHECK(list_of(made) == "eth0 (10.70.0.1, fd00::1), eth1 (fe80::1)");
+  CHECK(address_of("eth0", "dist_env.interface", made) == "10.70.0.1");
+  CHECK_THROWS_WITH_AS(address_of("eth1", "dist_env.interface", made), doctest::Contains("no address but the link-local fe80::1"), Error);
+}
+
+TEST_CASE("the variable comes before the key") {
+  ::unsetenv("GLOO_SOCKET_IFNAME");
+  CHECK(wanted_interface("").name.empty());
+  CHECK(wanted_interface("eth0").name == "eth0");
+  ::setenv("GLOO_SOCKET_IFNAME", "eth1", 1);
+  CHECK(wanted_interface("eth0").name == "eth1");
+  CHECK(wanted_interface("eth0").named_by == "GLOO_SOCKET_IFNAME");
+  ::setenv("GLOO_SOCKET_IFNAME", "", 1);
+  CHECK(wanted_interface("eth0").name == "eth0");
+  ::unsetenv("GLOO_SOCKET_IFNAME");
+}
+
+TEST_CASE("ranks of one host take the loopback interface, whether their launcher said that there is one host or not") {
+  Listener listener;
+  for (bool told : {true, false}) {
+    for (const Found& found : seat_all({"", "", ""}, told, "localhost", listener.port)) {
+      CHECK(found.message == "");
+      REQUIRE(found.seats.size() == 3);
+      for (const Seat& seat : found.seats) {
+        CHECK(is_loopback_address(seat.address));
+        CHECK(!seat.host.empty());
+      }
+    }
+  }
+}
+
+TEST_CASE("an interface that one rank does not have is an error on all, which names the rank") {
+  Listener listener;
+  for (bool told : {true, false}) {
+    for (const Found& found : seat_all({loopback_name(), "nic9", loopback_name()}, told, "127.0.0.1", listener.port)) {
+      CHECK(found.code == ErrorCode::bad_interface);
+      CHECK(found.message.starts_with("rank 1 on "));
+      CHECK(found.message.find("dist_env.interface = \"nic9\" is not an interface") != std::string::npos);
+      CHECK(found.helps == 1);
+    }
+  }
+}
+
+TEST_CASE("of two seats the one with the higher address knocks; refused connections are named, and packets are heard") {
+  Doors low, high;
+  std::vector<Seat> seats = {{"a", "127.0.0.1", low.tcp_port(), low.udp_port()}, {"b", "127.0.0.2", high.tcp_port(), high.udp_port()}};
+  CHECK(high.knock(seats, 1, Clock::now() + milliseconds(20000)).empty());
+  CHECK(low.knock(seats, 0, Clock::now() + milliseconds(20000)).empty());
+  CHECK(low.heard(2) == std::vector<bool>{false, true});
+  CHECK(high.heard(2) == std::vector<bool>{true, false});
+  {
+    Listener gone;
+    seats[0].tcp_port = gone.port;
+  }
+  std::vector<Doors::Refused> refused = high.knock(seats, 1, Clock::now() + milliseconds(20000));
+  REQUIRE(refused.size() == 1);
+  CHECK(refused[0].to == 0);
+  CHECK(refused[0].why == "Connection refused");
+  // Who does not open the connection does not notice, and must not: gloo does not need it.
+  seats[1].tcp_port = seats[0].tcp_port;
+  CHECK(low.knock(seats, 0, Clock::now() + milliseconds(20000)).empty());
+  // What strangers send is not heard.
+  std::optional<SocketAddress> door = socket_address("127.0.0.1", low.udp_port());
+  int fd = ::socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+  low.heard(2);
+  for (const char* text : {"", "hello", "meshwright seat ", "meshwright seat 9", "meshwright seat 1x"})
+    ::sendto(fd, text, std::strlen(text), 0, door->get(), door->size);
+  ::close(fd);
+  CHECK(low.heard(2) == std::vector<bool>{false, false});
+}
+
+TEST_CASE("a route tells both of its ends") {
+  Listener listener;
+  Route route;
+  CHECK(reach("127.0.0.1", listener.port, Clock::now() + milliseconds(5000), &route) == "");
+  CHECK(route.local == "127.0.0.1");
+  CHECK(route.remote == "127.0.0.1");
+  CHECK(source_for("127.0.0.1") == "127.0.0.1");
+  CHECK(source_for("no address") == "");
+}
+
+TEST_CASE("connections that rank 0 accepts are asked whether their host is still there") {
+  Listener listener;
+  std::optional<SocketAddress> address = socket_address("127.0.0.1", listener.port);
+  int out = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  REQUIRE(::connect(out, address->get(), address->size) == 0);
+  int in = ::accept4(listener.fd, nullptr, nullptr, SOCK_CLOEXEC), on = 0, idle = 0, between = 0, times = 0;
+  REQUIRE(in >= 0);
+  socklen_t size = sizeof on;
+  CHECK(::getsockopt(in, SOL_SOCKET, SO_KEEPALIVE, &on, &size) == 0);
+  CHECK(::getsockopt(in, IPPROTO_TCP, TCP_KEEPIDLE, &idle, &size) == 0);
+  CHECK(::getsockopt(in, IPPROTO_TCP, TCP_KEEPINTVL, &between, &size) == 0);
+  CHECK(::getsockopt(in, IPPROTO_TCP, TCP_KEEPCNT, &times, &size) == 0);
+  CHECK(on == 1);
+  CHECK(idle + between * times <= 120);
+  ::close(in);
+  ::close(out);
+}

@@ -1,0 +1,64 @@
+#include "engine/train/resume_dtypes.h"
+
+#include <map>
+#include <utility>
+
+#include "meshwright/error.h"
+
+namespace meshwright::train {
+
+namespace {
+
+// Bits of the exponent and of the fraction; nullopt: no floating dtype.
+std::optional<std::pair<int, int>> bits_of(DType dtype) {
+  switch (dtype) {
+    case DType::float64:
+      return std::pair(11, 52);
+    case DType::float32:
+      return std::pair(8, 23);
+    case DType::bfloat16:
+      return std::pair(8, 7);
+    case DType::float16:
+      return std::pair(5, 10);
+    default:
+      return std::nullopt;
+  }
+}
+
+bool represents(DType now, DType then) {
+  auto wide = bits_of(now), narrow = bits_of(then);
+  return !wide || !narrow || (wide->first >= narrow->first && wide->second >= narrow->second);
+}
+
+}  // namespace
+
+std::string check_dtypes(const checkpoint::Checkpoint& from, const std::vector<Held>& held) {
+  std::map<std::pair<std::string, std::string>, DType> then;
+  for (const checkpoint::TensorRecord& tensor : from.meta().tensors) then[{tensor.state, tensor.name}] = tensor.dtype;
+  std::string wider;
+  for (const Held& h : held) {
+    auto found = then.find({h.state, h.name});
+    if (h.state == "buffer" || found == then.end() || found->second == h.dtype) continue;
+    std::string was(dtype_name(found->second)), now(dtype_name(h.dtype));
+    std::string what = h.state.empty() ? "weights" : "optimizer state (" + h.state + ")";
+    if (represents(h.dtype, found->second)) {
+      if (wider.empty())
+        wider = "the checkpoint holds " + what + " in " + was + ", this job in " + now + ": they go on as they are, in wider numbers";
+      continue;
+    }
+    int lost = bits_of(found->second)->second - bits_of(h.dtype)->second;
+    Error error(ErrorCode::checkpoint_mismatch,
+                from.folder().string() + ": it holds " + what + " in " + was + ", this job in " + now +
+                    ", which would round them for good" +
+                    (lost > 0 ? " (" + std::to_string(lost) + " bits of each fraction)" : " (another range)"));
+    error.key("model.torch_dtype").help("set model.torch_dtype = \"" + was + "\"");
+    // The dtypes that optimizer.main_dtype takes: a checkpoint holds main weights in place of those they are rounded to.
+    if (found->second == DType::float32 || found->second == DType::float64)
+      error.help("set optimizer.main_dtype = \"" + was + "\" to keep them beside weights that are stored in " + now);
+    throw error.help("to go on in " + now + " all the same, with a fresh optimizer: meshwright checkpoint export " +
+                     from.folder().string() + " --out DIR, then model.pretrained = \"DIR\" under another run.name");
+  }
+  return wider;
+}
+
+}  // namespace meshwright::train

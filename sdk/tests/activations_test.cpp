@@ -1,0 +1,194 @@
+// What exists for backward: how many passes a pipeline holds at its fullest, and what each strategy recomputes of a layer.
+#include <algorithm>
+#include <cctype>
+
+#include "footprint_job.h"
+#include "meshwright/activation_bytes.h"
+
+using namespace meshwright;
+using namespace meshwright::testing;
+
+namespace {
+
+// One row of actions as the specification writes them: "0F0 2F1 (0F3+3B1) 3I0 3W0"; "0F0-3" and "2B3-0" are runs of micro-batches.
+struct Peak {
+  int64_t passes = 0, waiting = 0;
+};
+Peak peak_of(const std::string& row) {
+  Peak now, most;
+  auto act = [&](char kind) {
+    now.passes += kind == 'F' ? 1 : kind == 'I' ? 0 : -1;
+    now.waiting += kind == 'I' ? 1 : kind == 'W' ? -1 : 0;
+    most = {std::max(most.passes, now.passes), std::max(most.waiting, now.waiting)};
+  };
+  for (size_t i = 0; i < row.size(); ++i) {
+    if (row[i] != 'F' && row[i] != 'B' && row[i] != 'I' && row[i] != 'W') continue;
+    int first = row[i + 1] - '0', last = first;
+    if (i + 3 < row.size() && row[i + 2] == '-') last = row[i + 3] - '0';
+    for (int j = std::min(first, last); j <= std::max(first, last); ++j) act(row[i]);
+  }
+  CHECK(now.passes == 0);
+  CHECK(now.waiting == 0);
+  return most;
+}
+
+// Bytes of rank `pp` of a small Llama, 16 tokens a micro-batch, two layers a stage. By hand, in floats a token and layer: 32 + 24 + 60
+// are kept (footprint_test.cpp), the Linears' outputs are 8 + 4 + 4 + 8 + 20 + 20 + 8.
+struct Pipeline {
+  const char* schedule;
+  int64_t size, local, micro_batches;
+
+  int64_t bytes(int64_t rank) const {
+    ModelOutline whole = llama_outline({.layers = 2 * size * local});
+    Job job{.outline = whole, .sizes = {.dp = {}, .pp = size}, .world = size};
+    job.work = {.local_batch = micro_batches, .seq_len = 16};
+    job.plan();
+    job.config.shared.pipeline.schedule = schedule;
+    job.config.shared.pipeline.batch_size = micro_batches;
+    job.config.shared.pipeline.layers_per_stage = 2;
+    PipelinePlan plan = plan_pipeline(whole, size, job.config.shared.pipeline);
+    job.outline = stage_outline(whole, plan, rank);
+    return fully_sharded_footprint(job.request(rank), {}).bytes.activations;
+  }
+  int64_t expected(Peak peak, int64_t held_logits, bool last) const {
+    int64_t head = last ? 16 * held_logits + 32 * (held_logits + 1) : 0;
+    return 16 * 4 * (2 * 116 * peak.passes + 2 * 72 * peak.waiting + head);
+  }
+};
+
+}  // namespace
+
+TEST_CASE("a pipeline rank holds what its list of actions says, at two ranks and four micro-batches") {
+  struct Row {
+    const char *schedule, *first, *second;
+    int64_t local, held_logits, last;
+  };
+  // Section 2.4 of the specification; GPipe from 2.3.
+  for (const Row& row : {
+           Row{"GPipe", "0F0-3 0B0-3", "1F0-3 1B0-3", 1, 4, 1},
+           Row{"1F1B", "0F0 0F1 0B0 0F2 0B1 0F3 0B2 0B3", "1F0 1B0 1F1 1B1 1F2 1B2 1F3 1B3", 1, 1, 1},
+           Row{"LoopedBFS", "0F0-3 2F0-3 2B3-0 0B3-0", "1F0-3 3F0-3 3B3-0 1B3-0", 2, 4, 1},
+           Row{"Interleaved1F1B", "0F0 0F1 2F0 2F1 0F2 2B0 0F3 2B1 2F2 0B0 2F3 0B1 2B2 2B3 0B2 0B3",
+               "1F0 1F1 3F0 3B0 3F1 3B1 1F2 1B0 1F3 1B1 3F2 3B2 3F3 3B3 1B2 1B3", 2, 1, 1},
+           Row{"InterleavedZeroBubble", "0F0 0F1 2F0 2F1 2I0 2W0 0F2 2I1 2W1 0F3 0I0 0W0 2F2 0I1 0W1 2F3 2I2 2W2 2I3 2W3 0I2 0W2 0I3 0W3",
+               "1F0 1F1 3F0 3I0 3F1 3I1 3W0 1F2 1I0 3W1 1F3 1I1 1W0 3F2 3I2 1W1 3F3 3I3 3W2 1I2 3W3 1I3 1W2 1W3", 2, 1, 1},
+           Row{"ZBVZeroBubble", "0F0 0F1 0F2 3F0 3I0 3W0 3F1 3I1 3W1 0F3 0I0 0W0 3F2 3I2 3W2 0I1 0W1 3F3 3I3 3W3 0I2 0W2 0I3 0W3",
+               "1F0 2F0 1F1 2F1 2I0 2W0 1F2 1I0 1W0 2F2 2I1 2W1 1F3 1I1 1W1 2F3 2I2 2W2 1I2 2I3 1I3 1W2 2W3 1W3", 2, 1, 0},
+           Row{"DualPipeV", "0F0 0F1 0F2 3F0 3I0 3W0 3F1 (0F3+3B1) (3F2+0B0) 3B2 (3F3+0B1) 3B3 0I2 0W2 0I3 0W3",
+               "1F0 2F0 1F1 2F1 1F2 2B0 (2F2+1B0) (1F3+2B1) (2F3+1B1) 2B2 1B2 2I3 1I3 2W3 1W3", 2, 1, 0},
+       }) {
+    CAPTURE(row.schedule);
+    Pipeline pipeline{row.schedule, 2, row.local, 4};
+    for (int64_t rank : {0, 1}) {
+      CAPTURE(rank);
+      CHECK(pipeline.bytes(rank) == pipeline.expected(peak_of(rank == 0 ? row.first : row.second), row.held_logits, rank == row.last));
+    }
+  }
+}
+
+TEST_CASE("the peaks of longer pipelines are those of the table, and no more than there is in a run") {
+  struct Row {
+    Pipeline pipeline;
+    int64_t rank;
+    Peak peak;
+  };
+  for (const Row& row : {
+           Row{{"GPipe", 4, 1, 8}, 1, {8, 0}},
+           Row{{"1F1B", 4, 1, 8}, 0, {4, 0}},
+           Row{{"1F1B", 4, 1, 8}, 2, {2, 0}},
+           Row{{"1F1B", 4, 1, 3}, 0, {3, 0}},  // min(m, p - r)
+           Row{{"LoopedBFS", 4, 2, 8}, 1, {16, 0}},
+           Row{{"Interleaved1F1B", 4, 2, 8}, 0, {4 + 6 + 1, 0}},  // (v - 1) g + 2 (p - 1 - r) + 1
+           Row{{"Interleaved1F1B", 4, 2, 8}, 1, {4 + 4 + 1, 0}},
+           Row{{"Interleaved1F1B", 4, 3, 8}, 1, {8 + 4 + 1, 0}},
+           Row{{"Interleaved1F1B", 4, 2, 12}, 0, {4 + 6 + 1, 0}},
+           Row{{"Interleaved1F1B", 4, 2, 10}, 0, {5 + 6 + 1, 0}},   // two rounds of five
+           Row{{"Interleaved1F1B", 4, 2, 4}, 0, {8, 0}},            // v m
+           Row{{"InterleavedZeroBubble", 4, 2, 8}, 0, {4 + 4, 1}},  // (v - 1) g + p
+           Row{{"InterleavedZeroBubble", 4, 3, 8}, 2, {8 + 4, 3}},
+           Row{{"ZBVZeroBubble", 4, 2, 8}, 1, {8, 3}},
+           Row{{"ZBVZeroBubble", 4, 2, 3}, 2, {6, 5}},
+           Row{{"DualPipeV", 4, 2, 8}, 1, {9, 2}},
+           Row{{"DualPipeV", 4, 2, 8}, 2, {9, 3}},
+       }) {
+    CAPTURE(row.pipeline.schedule);
+    CAPTURE(row.pipeline.local);
+    CAPTURE(row.pipeline.micro_batches);
+    CAPTURE(row.rank);
+    CHECK(row.pipeline.bytes(row.rank) == row.pipeline.expected(row.peak, 1, false));
+  }
+}
+
+TEST_CASE("Llama 3 405B holds somewhat more under interleaved stages than under 1F1B, as published runs do") {
+  ModelOutline whole = llama_outline({.layers = 126, .hidden = 16384, .ffn = 53248, .heads = 128, .kv_heads = 8, .vocab = 128256});
+  auto total = [&](const char* schedule) {
+    Job job{.outline = whole, .sizes = {.dp = {}, .tp = 8, .pp = 8}, .world = 512};
+    job.mp = {DType::bfloat16, DType::float32, DType::bfloat16, true};
+    job.work = {.local_batch = 32, .seq_len = 8192};
+    job.sequence_parallel = true;
+    job.plan();
+    job.config.shared.activation_checkpointing = ActivationCheckpointing::full;
+    job.config.shared.pipeline.schedule = schedule;
+    job.config.shared.pipeline.batch_size = 32;
+    PipelinePlan plan = plan_pipeline(whole, 8, job.config.shared.pipeline);
+    int64_t most = 0;
+    for (int64_t stage = 0; stage < 8; ++stage) {
+      job.outline = stage_outline(whole, plan, stage);
+      Bytes b = fully_sharded_footprint(job.request(stage * 64), {}).bytes;
+      most = std::max(most, b.weights + b.gradients + b.optimizer + b.transient + b.activations);
+    }
+    return static_cast<double>(most) / static_cast<double>(int64_t{1} << 30);
+  };
+  double single = total("1F1B"), interleaved = total("Interleaved1F1B");
+  MESSAGE("1F1B ", single, " GiB, Interleaved1F1B ", interleaved, " GiB");
+  CHECK(interleaved > single);
+  CHECK(interleaved < 1.25 * single);  // torchtitan's runs: 72.7 and 82.5, 1.13 times
+}
+
+TEST_CASE("replicas that recompute blocks keep the inputs of each, and the scope says which layers do") {
+  Job job{.outline = llama_outline({.layers = 4}), .world = 2};
+  job.work = {.local_batch = 2, .seq_len = 16};
+  SharedOptions& shared = job.plan_ddp().config.shared;
+  auto bytes = [&](bool whole_layers) { return activation_bytes(job.request(), whole_layers); };
+  const int64_t outside = 16 + 32 + 32, token = 32 * 4;
+  const int64_t none = token * (4 * (32 + 24 + 60) + outside), selective = token * (4 * (32 + 24) + 60 + outside);
+  const int64_t layers = token * (4 * 8 + (32 + 24 + 60) + outside), blocks = token * (4 * 32 + 60 + outside);
+  using Scope = std::vector<std::string>;
+  struct Row {
+    ActivationCheckpointing mode;
+    Scope scope;
+    int64_t with_layers, with_blocks;
+  };
+  for (const Row& row :
+       {Row{ActivationCheckpointing::none, {"all"}, none, none}, Row{ActivationCheckpointing::full, {"all"}, layers, blocks},
+        Row{ActivationCheckpointing::full, {"language"}, blocks, blocks},
+        Row{ActivationCheckpointing::full, {"vision", "language"}, blocks, blocks},
+        Row{ActivationCheckpointing::full, {"vision"}, none, none}, Row{ActivationCheckpointing::full, {"multimodal"}, none, none},
+        Row{ActivationCheckpointing::selective, {"all"}, selective, selective},
+        Row{ActivationCheckpointing::selective, {"language"}, selective, selective},
+        Row{ActivationCheckpointing::selective, {"audio"}, none, none}}) {
+    CAPTURE(static_cast<int>(row.mode));
+    CAPTURE(row.scope.front());
+    shared.activation_checkpointing = row.mode;
+    shared.activation_checkpointing_scope = row.scope;
+    CHECK(bytes(true) == row.with_layers);
+    CHECK(replicated_footprint(job.request()).bytes.activations == row.with_layers);
+    CHECK(bytes(false) == row.with_blocks);
+  }
+}
+
+TEST_CASE("layers out of the checkpointing scope send nothing a second time") {
+  Job job{.outline = llama_outline({.layers = 4}), .sizes = {.dp = {}, .tp = 2}, .world = 2};
+  job.work = {.local_batch = 2, .seq_len = 16};
+  job.plan();
+  auto sent = [&](ActivationCheckpointing mode, const char* scope) {
+    job.config.shared.activation_checkpointing = mode;
+    job.config.shared.activation_checkpointing_scope = {scope};
+    return find_row(fully_sharded_footprint(job.request(), {}).wire, "tp", "all_reduce")->count;
+  };
+  int64_t once = sent(ActivationCheckpointing::none, "all");
+  CHECK(sent(ActivationCheckpointing::full, "all") > once);
+  CHECK(sent(ActivationCheckpointing::full, "language") == sent(ActivationCheckpointing::full, "all"));
+  CHECK(sent(ActivationCheckpointing::full, "vision") == once);
+  CHECK(sent(ActivationCheckpointing::selective, "vision") == once);
+}

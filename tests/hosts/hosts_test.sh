@@ -1,0 +1,190 @@
+#!/bin/bash
+# Ranks on hosts of their own: network namespaces with names, interfaces and routes as several machines have them. Everything lives in
+# namespaces that end with the processes in them; nothing of the machine is changed. Exit status 77: it could not run here.
+#
+#   tests/hosts/hosts_test.sh build/bin/meshwright [CASE ...]
+set -u
+program=$(realpath "$1"); shift
+source_dir=$(cd "$(dirname "$0")/../.." && pwd)
+
+skip() { echo "SKIPPED: $*: the tests of several hosts did not run"; exit 77; }
+[ "$(id -u)" = 0 ] || skip "network namespaces need root"
+for tool in ip unshare nsenter; do command -v $tool > /dev/null || skip "$tool is not installed"; done
+unshare -n -m -u true 2> /dev/null || skip "this machine makes no namespaces"
+
+folder=$(mktemp -d /tmp/meshwright_hosts.XXXXXX)
+declare -A keeper   # the process that keeps a host's namespaces
+failures=0
+trap 'for p in "${keeper[@]}"; do kill -9 $p 2> /dev/null; done; rm -rf "$folder"' EXIT
+
+on() { local host=$1; shift; nsenter -t ${keeper[$host]} -n -m -u -- "$@"; }
+make_host() {  # NAME: a host with a loopback interface and no other
+  unshare -n -m -u --propagation private sleep 600 &
+  keeper[$1]=$!
+  for _ in $(seq 100); do
+    [ "$(readlink /proc/${keeper[$1]}/ns/net)" != "$(readlink /proc/self/ns/net)" ] && [ "$(readlink /proc/${keeper[$1]}/ns/uts)" != "$(readlink /proc/self/ns/uts)" ] && break
+    sleep 0.05
+  done
+  on $1 hostname "$1"
+  on $1 ip link set lo up
+}
+# NAME ADDRESS/BITS: joins the host to a switch, as its interface net0.
+joined=0
+join() {
+  joined=$((joined + 1))
+  nsenter -t ${keeper[switch]} -n ip link add port$joined type veth peer name net0 netns ${keeper[$1]}
+  nsenter -t ${keeper[switch]} -n ip link set port$joined master br0 up
+  on $1 ip addr add "$2" dev net0 $([[ $2 == *:* ]] && echo nodad)
+  on $1 ip link set net0 up
+}
+make_switch() {
+  make_host switch
+  nsenter -t ${keeper[switch]} -n ip link add br0 type bridge
+  nsenter -t ${keeper[switch]} -n ip link set br0 up
+}
+names() {  # HOST LINES: its /etc/hosts
+  printf '%b' "127.0.0.1 localhost\n$2" > "$folder/hosts_$1"
+  on $1 mount --bind "$folder/hosts_$1" /etc/hosts
+}
+clear_hosts() { for p in "${keeper[@]}"; do kill -9 $p; wait $p; done 2> /dev/null; keeper=(); }
+
+job=$folder/job.toml
+cat > "$job" <<EOF
+schema = 1
+[run]
+threads = 1
+dir = "$folder/runs"
+[model]
+config = "$source_dir/configs/models/llama-tiny.json"
+[distributed]
+strategy = "ddp"
+[step_scheduler]
+global_batch_size = 12
+local_batch_size = 1
+max_steps = 2
+[dist_env]
+device = "cpu"
+timeout_minutes = 1
+[dataset]
+kind = "mock"
+seq_len = 16
+EOF
+
+declare -A started
+start() {  # HOST RANK WORLD MASTER [VAR=VALUE ...] -- [ARGUMENT ...]
+  local host=$1 rank=$2 world=$3 master=$4; shift 4
+  local variables=()
+  while [ $# -gt 0 ] && [ "$1" != -- ]; do variables+=("$1"); shift; done
+  shift
+  on $host timeout -k 5 150 env -u GLOO_SOCKET_IFNAME RANK=$rank WORLD_SIZE=$world LOCAL_RANK=0 MASTER_ADDR=$master MASTER_PORT=29555 \
+    "${variables[@]}" "$program" train "$job" --set run.name=$name "$@" > "$folder/$name.$rank" 2>&1 &
+  started[$rank]=$!
+}
+declare -A code
+finish() { code=(); for r in "${!started[@]}"; do wait ${started[$r]}; code[$r]=$?; done; started=(); }
+expect() {  # RANK CODE WORDS
+  if [ "${code[$1]}" != "$2" ] || { [ -n "$3" ] && ! grep -qF -- "$3" "$folder/$name.$1"; }; then
+    failures=$((failures + 1))
+    echo "FAILED: $name: rank $1 ended with ${code[$1]}, wanted $2 and: $3"
+    sed 's/^/    /' "$folder/$name.$1" | cut -c1-400
+  else
+    echo "ok: $name: rank $1: ${3:-exit status $2}"
+  fi
+}
+
+two_hosts() {
+  make_switch
+  make_host hosta; make_host hostb
+  join hosta 10.70.0.1/24; join hostb 10.70.0.2/24
+}
+
+# Debian writes the host's own name as 127.0.1.1 into /etc/hosts; the other hosts know better.
+own_name_is_loopback() {
+  two_hosts
+  names hosta "127.0.1.1 hosta\n10.70.0.2 hostb\n"; names hostb "10.70.0.1 hosta\n127.0.1.1 hostb\n"
+  start hosta 0 2 hosta --; start hostb 1 2 hosta --
+  finish; expect 0 0 "done: 2 steps"; expect 1 0 ""
+}
+own_name_is_unknown() {
+  two_hosts
+  names hosta ""; names hostb ""
+  start hosta 0 2 10.70.0.1 --; start hostb 1 2 10.70.0.1 --
+  finish; expect 0 0 "done: 2 steps"; expect 1 0 ""
+}
+interface_by_key() {
+  two_hosts
+  start hosta 0 2 10.70.0.1 -- --set dist_env.interface=net0; start hostb 1 2 10.70.0.1 -- --set dist_env.interface=net0
+  finish; expect 0 0 "done: 2 steps"
+}
+# The variable comes before the key, and says so.
+interface_by_variable() {
+  two_hosts
+  start hosta 0 2 10.70.0.1 GLOO_SOCKET_IFNAME=net0 -- --set dist_env.interface=eth7
+  start hostb 1 2 10.70.0.1 GLOO_SOCKET_IFNAME=net0 -- --set dist_env.interface=eth7
+  finish; expect 0 0 "done: 2 steps"; expect 0 0 "GLOO_SOCKET_IFNAME, which comes before dist_env.interface"
+}
+wrong_interface() {
+  two_hosts
+  start hosta 0 2 10.70.0.1 --; start hostb 1 2 10.70.0.1 GLOO_SOCKET_IFNAME=eth9 --
+  finish
+  for rank in 0 1; do
+    expect $rank 4 'error[E0506]: rank 1 on hostb: GLOO_SOCKET_IFNAME = "eth9" is not an interface of this host'
+    expect $rank 4 'lo (127.0.0.1'
+    expect $rank 4 'net0 (10.70.0.2'
+  done
+}
+loopback_between_hosts() {
+  two_hosts
+  start hosta 0 2 10.70.0.1 GLOO_SOCKET_IFNAME=lo --; start hostb 1 2 10.70.0.1 --
+  finish; for rank in 0 1; do expect $rank 4 "rank 0 on hosta (127.0.0.1) would listen on the loopback interface, where rank 1 on hostb (10.70.0.2) cannot reach it"; done
+}
+ipv6_only() {
+  make_switch
+  make_host hosta; make_host hostb
+  join hosta fd00:70::1/64; join hostb fd00:70::2/64
+  names hosta "::1 hosta\n"; names hostb "fd00:70::1 hosta\n"
+  start hosta 0 2 hosta --; start hostb 1 2 hosta --
+  finish; expect 0 0 "done: 2 steps"; expect 1 0 ""
+}
+# What hostb sends to hostc is lost; hosta, where the store is, reaches both.
+one_direction() {
+  make_switch
+  for h in a b c; do make_host host$h; done
+  join hosta 10.70.0.1/24; join hostb 10.70.0.2/24; join hostc 10.70.0.3/24
+  on hostb ip route add blackhole 10.70.0.3/32
+  start hosta 0 3 10.70.0.1 --; start hostb 1 3 10.70.0.1 --; start hostc 2 3 10.70.0.1 --
+  finish
+  for rank in 0 1 2; do
+    expect $rank 4 "error[E0502]: rank 2 on hostc (10.70.0.3) cannot connect to rank 1 on hostb (10.70.0.2): Connection timed out; packets from 10.70.0.2 to 10.70.0.3 are lost, those from 10.70.0.3 to 10.70.0.2 arrive"
+  done
+}
+other_direction() {
+  make_switch
+  for h in a b c; do make_host host$h; done
+  join hosta 10.70.0.1/24; join hostb 10.70.0.2/24; join hostc 10.70.0.3/24
+  on hostc ip route add blackhole 10.70.0.2/32
+  start hosta 0 3 10.70.0.1 --; start hostb 1 3 10.70.0.1 --; start hostc 2 3 10.70.0.1 --
+  finish
+  for rank in 0 1 2; do expect $rank 4 "packets from 10.70.0.3 to 10.70.0.2 are lost, those from 10.70.0.2 to 10.70.0.3 arrive"; done
+}
+dead_peer() {
+  two_hosts
+  start hosta 0 2 10.70.0.1 -- --set step_scheduler.max_steps=100000; start hostb 1 2 10.70.0.1 -- --set step_scheduler.max_steps=100000
+  for _ in $(seq 1200); do [ -s "$folder/runs/$name/metrics.jsonl" ] && break; sleep 0.1; done
+  pkill_of hostb
+  finish; expect 0 6 "rank 1 on hostb (10.70.0.2)"
+}
+# Ends the program of a host, by the namespace that it is in: no other process is touched.
+pkill_of() {
+  for p in /proc/[0-9]*; do
+    [ "$(readlink $p/ns/net 2> /dev/null)" = "$(readlink /proc/${keeper[$1]}/ns/net)" ] && [ "$(readlink $p/exe)" = "$program" ] && kill -9 ${p#/proc/}
+  done
+}
+
+all="own_name_is_loopback own_name_is_unknown interface_by_key interface_by_variable wrong_interface loopback_between_hosts ipv6_only one_direction other_direction dead_peer"
+for name in ${*:-$all}; do
+  $name
+  clear_hosts
+done
+[ $failures = 0 ] && echo "all cases of several hosts hold"
+exit $((failures > 0))
