@@ -40,3 +40,17 @@ foreach(sanitizer IN LISTS MESHWRIGHT_SANITIZE)
     add_compile_options(-fno-sanitize-recover=undefined)
   endif()
 endforeach()
+
+# LibTorch's headers take longer to compile than the lines that include them. meshwright_join(TARGET): with MESHWRIGHT_JOIN = N, every N
+# sources of the target are compiled as one, which halves a build from nothing; ./quickstart and ./check ask for it. Names in such sources
+# differ, also inside unnamed namespaces; a test has a namespace of its file's name. TEST: doctest's CHECK wins over the one of LibTorch's
+# logging, which must not be included after it.
+set(MESHWRIGHT_JOIN 0 CACHE STRING "Compile this many sources of targets that include LibTorch as one; 0: each alone")
+function(meshwright_join target)
+  if(MESHWRIGHT_JOIN GREATER 1)
+    set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE ${MESHWRIGHT_JOIN})
+    if("TEST" IN_LIST ARGN)
+      set_target_properties(${target} PROPERTIES UNITY_BUILD_CODE_BEFORE_INCLUDE "#include <c10/util/Logging.h>")
+    endif()
+  endif()
+endfunction()

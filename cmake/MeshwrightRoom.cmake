@@ -1,5 +1,5 @@
 # meshwright_room(NAME DEPENDS ...): an engine room is a static library meshwright_<name> of the folder's *.cpp, with the tests/*.cpp
-# beside it as one doctest program. meshwright_test(NAME SOURCES ... DEPENDS ...): a doctest program run by ctest.
+# beside it as one doctest program; JOIN where they include LibTorch (see meshwright_join). meshwright_test(NAME SOURCES ... DEPENDS ...): a doctest program run by ctest.
 function(meshwright_test name)
   cmake_parse_arguments(arg "" "TIMEOUT" "SOURCES;DEPENDS;DEFINITIONS" ${ARGN})
   if(NOT MESHWRIGHT_TESTS)
@@ -19,7 +19,7 @@ function(meshwright_test name)
 endfunction()
 
 function(meshwright_room name)
-  cmake_parse_arguments(arg "" "" "DEPENDS" ${ARGN})
+  cmake_parse_arguments(arg "JOIN" "" "DEPENDS" ${ARGN})
   file(GLOB sources CONFIGURE_DEPENDS *.cpp)
   if(NOT sources)
     return()  # nothing here yet
@@ -30,6 +30,12 @@ function(meshwright_room name)
   file(GLOB tests CONFIGURE_DEPENDS tests/*.cpp)
   if(tests)
     meshwright_test(engine_${name} SOURCES ${tests} DEPENDS meshwright_${name})
+  endif()
+  if(arg_JOIN)
+    meshwright_join(meshwright_${name})
+    if(TARGET test_engine_${name})
+      meshwright_join(test_engine_${name} TEST)
+    endif()
   endif()
 endfunction()
 

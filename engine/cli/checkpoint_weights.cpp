@@ -11,6 +11,7 @@
 #include "engine/checkpoint/export.h"
 #include "engine/cli/verb.h"
 #include "engine/report/progress.h"
+#include "engine/report/report.h"
 #include "engine/weights/carry.h"
 #include "engine/weights/convert.h"
 
@@ -83,12 +84,6 @@ int run_export(Call& call) {
   return 0;
 }
 
-std::string shape_text(const std::vector<int64_t>& shape) {
-  std::string out = "[";
-  for (size_t i = 0; i < shape.size(); ++i) out += (i > 0 ? ", " : "") + std::to_string(shape[i]);
-  return out + "]";
-}
-
 std::string name_of(const TensorDifference& t) { return t.state.empty() ? t.name : t.state + " of " + t.name; }
 
 // Those that differ, the most different first: another shape or dtype, then by relative difference.
@@ -133,7 +128,8 @@ void print_difference(Call& call, const checkpoint::Difference& difference, cons
   for (size_t i = 0; i < shown; ++i) {
     const TensorDifference& t = *different[i];
     if (!t.same_shape()) {
-      rows.push_back({report::printable(name_of(t)), "shape " + shape_text(t.shape_a) + " and " + shape_text(t.shape_b), "", "", ""});
+      rows.push_back(
+          {report::printable(name_of(t)), "shape " + report::shape_text(t.shape_a) + " and " + report::shape_text(t.shape_b), "", "", ""});
       continue;
     }
     std::string what = t.differing == 0 ? "" : "values";

@@ -1,4 +1,5 @@
 #include "engine/files/run_lock.h"
+#include "engine/files/clock.h"
 
 #include <fcntl.h>
 #include <sys/file.h>
@@ -41,15 +42,6 @@ int64_t start_time_of(int64_t pid) {
   if (state == "Z" || state == "X") return 0;
   for (int i = 4; i <= 22; ++i) fields >> field;
   return std::atoll(field.c_str());
-}
-
-std::string utc_now() {
-  std::time_t now = std::time(nullptr);
-  std::tm parts{};
-  ::gmtime_r(&now, &parts);
-  char text[32];
-  std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &parts);
-  return text;
 }
 
 nanoseconds changed_at(const struct stat& status) {

@@ -7,6 +7,7 @@
 #include <map>
 
 #include "engine/plan/boxes.h"
+#include "engine/report/report.h"
 
 namespace meshwright::plan {
 namespace {
@@ -74,12 +75,6 @@ std::string axes_table(const Style& style, const JobPlan& plan) {
     out += "\n";
   }
   return indented(out);
-}
-
-std::string shape_text(const std::vector<int64_t>& shape) {
-  std::string out = "[";
-  for (size_t i = 0; i < shape.size(); ++i) out += (i > 0 ? ", " : "") + std::to_string(shape[i]);
-  return out + "]";
 }
 
 // A frame for each rank of the pipeline, its stages inside.
@@ -199,7 +194,7 @@ std::string parameters_text(const Style& style, const JobPlan& plan) {
     std::string generic;
     for (char c : all[i].name)
       if (!std::isdigit(static_cast<unsigned char>(c))) generic += c;
-    std::string key = generic + shape_text(all[i].global_shape) + shape_text(all[i].local_shape) + place;
+    std::string key = generic + report::shape_text(all[i].global_shape) + report::shape_text(all[i].local_shape) + place;
     auto [it, fresh] = line_of.emplace(key, names.size());
     if (fresh) {
       names.emplace_back();
@@ -216,7 +211,8 @@ std::string parameters_text(const Style& style, const JobPlan& plan) {
         place += (place.empty() ? "" : ", ") + axis + (where.starts_with("shard(") ? " " + where.substr(6, where.size() - 7) : " " + where);
     if (place.empty()) place = "replicated";
     std::vector<Collapsed> collapsed = collapse(names[line]);
-    for (const Collapsed& c : collapsed) rows.push_back({c.name, shape_text(p.global_shape), shape_text(p.local_shape), place});
+    for (const Collapsed& c : collapsed)
+      rows.push_back({c.name, report::shape_text(p.global_shape), report::shape_text(p.local_shape), place});
   }
   group_by_prefix(rows, ".layers.");
   return indented(report::table(narrower(style, 2), rows));

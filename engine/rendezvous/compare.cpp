@@ -6,25 +6,25 @@
 #include "engine/rendezvous/bounded.h"
 #include "engine/rendezvous/notices.h"
 #include "engine/rendezvous/rendezvous.h"
+#include "engine/rendezvous/separators.h"
 #include "meshwright/error.h"
 
 namespace meshwright::rendezvous {
 
 namespace {
 
-constexpr char kBetween = '\x1f', kAfter = '\x1e';
 constexpr size_t kMostDifferences = 6;
 
 std::string encode(const Facts& facts) {
   std::string out;
-  for (const auto& [name, value] : facts) out += name + kBetween + value + kAfter;
+  for (const auto& [name, value] : facts) out += name + kUnitSeparator + value + kRecordSeparator;
   return out;
 }
 
-Facts decode(const std::string& text) {
+Facts decode_facts(const std::string& text) {
   Facts out;
-  for (size_t at = 0, end; (end = text.find(kAfter, at)) != std::string::npos; at = end + 1) {
-    size_t split = std::min(text.find(kBetween, at), end);
+  for (size_t at = 0, end; (end = text.find(kRecordSeparator, at)) != std::string::npos; at = end + 1) {
+    size_t split = std::min(text.find(kUnitSeparator, at), end);
     out.emplace_back(text.substr(at, split - at), split < end ? text.substr(split + 1, end - split - 1) : "");
   }
   return out;
@@ -78,7 +78,7 @@ std::string judge(c10d::Store& store, int64_t world, const std::string& mine, st
     if (members.size() > kinds[*usual].size()) usual = &kind;
   std::string out;
   for (const auto& [kind, members] : kinds)
-    if (kind != *usual) out += (out.empty() ? "" : "; ") + differences(members, decode(kind), decode(*usual));
+    if (kind != *usual) out += (out.empty() ? "" : "; ") + differences(members, decode_facts(kind), decode_facts(*usual));
   return out;
 }
 

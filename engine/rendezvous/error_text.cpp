@@ -1,4 +1,5 @@
 #include "engine/rendezvous/error_text.h"
+#include "engine/rendezvous/separators.h"
 
 #include <unistd.h>
 
@@ -8,8 +9,6 @@
 namespace meshwright::rendezvous {
 
 namespace {
-
-constexpr char kBetween = '\x1f';
 
 // Code, message, key, origin (source, file, line, column) and the number of helps come first, then helps, then notes.
 constexpr size_t kFirstHelp = 8;
@@ -32,16 +31,16 @@ std::string encode_error(const Error& error) {
   std::string out = std::to_string(static_cast<int>(error.code()));
   for (const std::string& part : {error.message(), error.key(), std::to_string(static_cast<int>(origin.source)), origin.file,
                                   std::to_string(origin.line), std::to_string(origin.column), std::to_string(error.helps().size())})
-    out += kBetween + part;
-  for (const std::string& help : error.helps()) out += kBetween + help;
-  for (const std::string& note : error.notes()) out += kBetween + note;
+    out += kUnitSeparator + part;
+  for (const std::string& help : error.helps()) out += kUnitSeparator + help;
+  for (const std::string& note : error.notes()) out += kUnitSeparator + note;
   return out;
 }
 
 Error decode_error(const std::string& text) {
   std::vector<std::string> parts{""};
   for (char c : text)
-    if (c == kBetween)
+    if (c == kUnitSeparator)
       parts.emplace_back();
     else
       parts.back() += c;

@@ -11,6 +11,7 @@
 #include "engine/rendezvous/interfaces.h"
 #include "engine/rendezvous/notices.h"
 #include "engine/rendezvous/reach.h"
+#include "engine/rendezvous/separators.h"
 #include "meshwright/error.h"
 
 namespace meshwright::rendezvous {
@@ -20,7 +21,6 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using Words = std::vector<std::string>;
 
-constexpr char kBetween = '\x1f', kAfter = '\x1e';
 // How long one connection is tried: the kernel repeats a lost packet after 1, 3 and 7 seconds.
 constexpr Milliseconds kKnock(12000);
 constexpr size_t kMostPairs = 4;
@@ -60,28 +60,28 @@ struct Row {
 std::string encode(const Row& row) {
   return join(
       {row.seat.host, row.seat.address, std::to_string(row.seat.tcp_port), std::to_string(row.seat.udp_port), row.reached, row.problem},
-      kBetween);
+      kUnitSeparator);
 }
 
 Row decode_row(const std::string& text) {
-  Words words = split(text, kBetween);
+  Words words = split(text, kUnitSeparator);
   words.resize(6);
   return {{words[0], words[1], std::atoi(words[2].c_str()), std::atoi(words[3].c_str())}, words[4], words[5]};
 }
 
 // An error that all ranks throw, or a table of seats.
 std::string encode(const Error& error) {
-  return "error" + (kAfter + std::to_string(static_cast<int>(error.code()))) + kAfter + error.message() + kAfter +
-         join(error.helps(), kBetween);
+  return "error" + (kRecordSeparator + std::to_string(static_cast<int>(error.code()))) + kRecordSeparator + error.message() +
+         kRecordSeparator + join(error.helps(), kUnitSeparator);
 }
 
 void throw_if_error(const std::string& text) {
   if (!text.starts_with("error")) return;
-  Words words = split(text, kAfter);
+  Words words = split(text, kRecordSeparator);
   words.resize(4);
   Error error(static_cast<ErrorCode>(std::atoi(words[1].c_str())), words[2]);
   error.key("dist_env.interface");
-  for (const std::string& help : split(words[3], kBetween)) error.help(help);
+  for (const std::string& help : split(words[3], kUnitSeparator)) error.help(help);
   throw error;
 }
 
@@ -209,8 +209,8 @@ void try_pairs(c10d::Store& store, int64_t rank, const std::vector<Seat>& seats,
     for (int64_t r : knockers) theirs.push_back(seats[static_cast<size_t>(r)]);
     Words lines;
     for (const Doors::Refused& refused : doors.knock(theirs, place, Clock::now() + kKnock))
-      lines.push_back(std::to_string(refused.to) + kBetween + refused.why);
-    store.set("found/" + std::to_string(place), bytes_of(join(lines, kAfter)));
+      lines.push_back(std::to_string(refused.to) + kUnitSeparator + refused.why);
+    store.set("found/" + std::to_string(place), bytes_of(join(lines, kRecordSeparator)));
   }
   auto hear_marks = [&] {
     std::string marks;
@@ -246,8 +246,8 @@ void try_pairs(c10d::Store& store, int64_t rank, const std::vector<Seat>& seats,
   std::string text;
   size_t pairs = 0;
   for (size_t i = 0; i < knockers.size(); ++i)
-    for (const std::string& line : split(found[i], kAfter)) {
-      Words refused = split(line, kBetween);
+    for (const std::string& line : split(found[i], kRecordSeparator)) {
+      Words refused = split(line, kUnitSeparator);
       if (refused.size() != 2 || ++pairs > kMostPairs) continue;
       auto to = static_cast<size_t>(std::atoll(refused[0].c_str()));
       text += (text.empty() ? "" : "; ") + cause(words_of(i), words_of(to), refused[1], heard[to][i] == '1', heard[i][to] == '1');
@@ -274,7 +274,7 @@ std::vector<Seat> seat(c10d::Store& store, const launch::RankEnvironment& ranks,
     try {
       Words lines;
       for (const Seat& seat : settle(rows, ranks)) lines.push_back(encode(Row{seat, {}, {}}));
-      table = join(lines, kAfter);
+      table = join(lines, kRecordSeparator);
     } catch (const Error& error) {
       table = encode(error);
     }
@@ -284,7 +284,7 @@ std::vector<Seat> seat(c10d::Store& store, const launch::RankEnvironment& ranks,
   }
   throw_if_error(table);
   std::vector<Seat> seats;
-  for (const std::string& line : split(table, kAfter)) seats.push_back(decode_row(line).seat);
+  for (const std::string& line : split(table, kRecordSeparator)) seats.push_back(decode_row(line).seat);
   try_pairs(store, ranks.rank, seats, doors);
   return seats;
 }

@@ -76,7 +76,7 @@ std::string encode(const Roll& roll) {
   if (!roll.refusal.empty()) return kRefusal + roll.refusal;
   return roll.words.empty() ? "" : std::to_string(static_cast<int>(roll.code)) + " " + roll.words;
 }
-Roll decode(const std::string& text) {
+Roll decode_roll(const std::string& text) {
   if (text.starts_with(kRefusal)) return {ErrorCode::rank_failed, "", text.substr(1)};
   size_t space = text.find(' ');
   if (space == std::string::npos) return {};
@@ -133,7 +133,7 @@ Roll join(const StorePtr& store, const launch::RankEnvironment& ranks, Milliseco
   }
   // Rank 0 may have begun to wait a little later.
   std::string text = hear(*store, "all", left_until(end) + Milliseconds(2000)), theirs = text.substr(0, text.find('\n'));
-  Roll roll = decode(text.substr(theirs.size() + 1));
+  Roll roll = decode_roll(text.substr(theirs.size() + 1));
   if (roll.words.empty() && roll.refusal.empty() && theirs != std::to_string(world))
     return {ErrorCode::ranks_disagree, "rank " + name + " has WORLD_SIZE " + std::to_string(world) + ", rank 0 has " + theirs};
   return roll;

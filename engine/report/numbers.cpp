@@ -31,4 +31,10 @@ std::string counted(int64_t count, std::string_view singular, std::string_view p
   return human_count(count) + " " + std::string(count == 1 ? singular : plural);
 }
 
+std::string shape_text(std::span<const int64_t> shape) {
+  std::string out = "[";
+  for (size_t i = 0; i < shape.size(); ++i) out += (i > 0 ? ", " : "") + std::to_string(shape[i]);
+  return out + "]";
+}
+
 }  // namespace meshwright::report

@@ -54,6 +54,8 @@ std::string human_bytes(int64_t bytes);
 std::string human_count(int64_t count);
 // "1 error", "3 errors", "2 matches" ("match" + "es" by the caller's plural).
 std::string counted(int64_t count, std::string_view singular, std::string_view plural);
+// [4, 1024]
+std::string shape_text(std::span<const int64_t> shape);
 
 // A stream whose failures are noticed, or, for what is only said beside the results, ignored. Not thread-safe.
 class Output {

@@ -16,7 +16,10 @@
 
 #include "engine/checkpoint/checksum.h"
 #include "engine/data/mapped_file.h"
+#include "engine/files/clock.h"
 #include "engine/plan/plan.h"
+#include "engine/rendezvous/separators.h"
+#include "engine/report/report.h"
 #include "engine/train/fill.h"
 #include "engine/train/resume_dtypes.h"
 #include "engine/weights/experts.h"
@@ -32,17 +35,6 @@ using Clock = std::chrono::steady_clock;
 namespace {
 
 constexpr char kAfterSummary = '\x1d';
-
-double ms_since(Clock::time_point begin) { return std::chrono::duration<double, std::milli>(Clock::now() - begin).count(); }
-
-std::string utc_now() {
-  std::time_t now = std::time(nullptr);
-  std::tm parts{};
-  ::gmtime_r(&now, &parts);
-  char text[32];
-  std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &parts);
-  return text;
-}
 
 std::string file_name(const char* kind, int64_t rank, int64_t world) {
   char text[80];
@@ -66,14 +58,14 @@ std::string encode(const std::vector<checkpoint::FileRecord>& files) {
   for (const checkpoint::FileRecord& file : files) {
     out += std::to_string(file.bytes) + " ";
     for (uint64_t block : file.blocks) out += checkpoint::to_hex(block);
-    out += " " + file.name + '\x1e';
+    out += " " + file.name + rendezvous::kRecordSeparator;
   }
   return out;
 }
 
-std::vector<checkpoint::FileRecord> decode(const std::string& text) {
+std::vector<checkpoint::FileRecord> decode_files(const std::string& text) {
   std::vector<checkpoint::FileRecord> out;
-  for (size_t at = 0, end; (end = text.find('\x1e', at)) != std::string::npos; at = end + 1) {
+  for (size_t at = 0, end; (end = text.find(rendezvous::kRecordSeparator, at)) != std::string::npos; at = end + 1) {
     std::string line = text.substr(at, end - at);
     size_t first = line.find(' '), second = line.find(' ', first + 1);
     checkpoint::FileRecord file{line.substr(second + 1), std::stoll(line), {}};
@@ -161,7 +153,7 @@ void Saver::wait_for_snapshot() {
   if (copied_) return;
   Clock::time_point begin = Clock::now();
   copied_.wait(false);
-  report_.pause_ms += ms_since(begin);
+  report_.pause_ms += files::ms_since(begin);
 }
 
 void Saver::save(int64_t samples, double lr) {
@@ -186,7 +178,7 @@ void Saver::save(int64_t samples, double lr) {
   meta_.step = report_.step;
   meta_.samples = samples;
   meta_.lr = lr;
-  meta_.created = utc_now();
+  meta_.created = files::utc_now();
   meta_.program = MESHWRIGHT_VERSION;
   meta_.strategy = trainer_.plan().strategy.info->name;
   meta_.plugin_version = trainer_.plan().strategy.plugin->version;
@@ -234,7 +226,7 @@ void Saver::save(int64_t samples, double lr) {
     return summary_of(digests_) + kAfterSummary + write_files(model, optimizer);
   });
   if (!settings_.background) return finish();
-  report_.pause_ms += ms_since(began_);
+  report_.pause_ms += files::ms_since(began_);
 }
 
 void Saver::start(std::function<std::string()> work) {
@@ -282,7 +274,7 @@ std::string Saver::publish(const std::vector<std::string>& written) {
   int64_t bytes = 0;
   meta_.files.clear();
   for (const std::string& text : written)
-    for (checkpoint::FileRecord& file : decode(text)) {
+    for (checkpoint::FileRecord& file : decode_files(text)) {
       index[file.name] = meta_.files.size();
       bytes += file.bytes;
       meta_.files.push_back(std::move(file));
@@ -347,19 +339,19 @@ void Saver::settle() {
       start([this, texts = std::move(all.texts)] { return publish(texts); });
     else
       worked_ = true;
-    report_.pause_ms += ms_since(begin);
+    report_.pause_ms += files::ms_since(begin);
     return;
   }
   report_.bytes = std::stoll(all.texts[0]);
   report_.path = settings_.folder / checkpoint::step_name(report_.step);
-  report_.pause_ms += ms_since(begin);
+  report_.pause_ms += files::ms_since(begin);
   end(std::nullopt);
 }
 
 void Saver::end(std::optional<Error> error) {
   phase_ = Phase::idle;
   publication_.reset();
-  report_.total_ms = ms_since(began_);
+  report_.total_ms = files::ms_since(began_);
   if (!settings_.background) report_.pause_ms = report_.total_ms;
   if (!error) {
     last_ = report_.step;
@@ -374,12 +366,6 @@ void Saver::end(std::optional<Error> error) {
 }
 
 namespace {
-
-std::string shape_text(const std::vector<int64_t>& shape) {
-  std::string out = "[";
-  for (size_t i = 0; i < shape.size(); ++i) out += (i ? ", " : "") + std::to_string(shape[i]);
-  return out + "]";
-}
 
 Error mismatch(const checkpoint::Checkpoint& from, const std::string& what) {
   return Error(ErrorCode::checkpoint_mismatch, from.folder().string() + ": " + what)
@@ -418,7 +404,8 @@ bool load_checkpoint(Trainer& trainer, checkpoint::Checkpoint& from) {
       throw mismatch(from, "it has no " + what + ", which the model of this job needs");
     }
     if (found->second->shape != h.shape)
-      throw mismatch(from, what + " has the shape " + shape_text(found->second->shape) + ", in this job " + shape_text(h.shape));
+      throw mismatch(from,
+                     what + " has the shape " + report::shape_text(found->second->shape) + ", in this job " + report::shape_text(h.shape));
     if (h.state != "buffer" && found->second->fused != fused_rows(trainer.outline(), h.name))
       throw mismatch(from, what + " has its rows in another order than the model of this job");
     if (h.local.defined() && h.local.numel() > 0) reads.emplace_back(found->second, &h);

@@ -14,6 +14,7 @@
 
 #include "engine/launch/ranks.h"
 #include "engine/nets/initialize.h"
+#include "engine/report/report.h"
 #include "engine/train/held.h"
 #include "engine/weights/experts.h"
 #include "engine/weights/fused_rows.h"
@@ -22,16 +23,6 @@
 namespace meshwright::train {
 
 using at::Tensor;
-
-namespace {
-
-std::string shape_text(const std::vector<int64_t>& shape) {
-  std::string out = "[";
-  for (size_t i = 0; i < shape.size(); ++i) out += (i ? ", " : "") + std::to_string(shape[i]);
-  return out + "]";
-}
-
-}  // namespace
 
 // Every step takes the memory again that the one before has freed. By default glibc gives large blocks back to the system in between,
 // and new pages cost up to a sixth of a step.
@@ -104,8 +95,9 @@ void fill_weights(Trainer& trainer, const std::string& pretrained, nets::CausalL
           .key("model.pretrained")
           .help("check that config.json and the safetensors files belong together");
     if (entry->shape != p.global_shape)
-      throw Error(ErrorCode::weights_mismatch, entry->file->path() + ": \"" + p.name + "\" has the shape " + shape_text(entry->shape) +
-                                                   ", the model of config.json " + shape_text(p.global_shape))
+      throw Error(ErrorCode::weights_mismatch, entry->file->path() + ": \"" + p.name + "\" has the shape " +
+                                                   report::shape_text(entry->shape) + ", the model of config.json " +
+                                                   report::shape_text(p.global_shape))
           .key("model.pretrained")
           .help("check that config.json and the safetensors files belong together");
     weights::TensorEntry view = *entry;
@@ -156,7 +148,8 @@ void fill_weights(Trainer& trainer, checkpoint::Checkpoint& from) {
     };
     if (record == nullptr) throw mismatch(" has no parameter \"" + p.name + "\", which is one of");
     if (record->shape != p.global_shape)
-      throw mismatch(": \"" + p.name + "\" has the shape " + shape_text(record->shape) + ", not the " + shape_text(p.global_shape) + " of");
+      throw mismatch(": \"" + p.name + "\" has the shape " + report::shape_text(record->shape) + ", not the " +
+                     report::shape_text(p.global_shape) + " of");
     if (record->fused != fused_rows(trainer.outline(), p.name)) throw mismatch(": \"" + p.name + "\" has its rows in another order than");
     if (p.local.numel() > 0) read_into(from, *record, region_of(p), p.local);
   }

@@ -124,7 +124,7 @@ std::string encode(const std::vector<Held>& held) {
   return {reinterpret_cast<const char*>(out.data()), out.size() * sizeof(int64_t)};
 }
 
-std::vector<Region> decode(const std::string& text) {
+std::vector<Region> decode_regions(const std::string& text) {
   std::vector<int64_t> numbers(text.size() / sizeof(int64_t));
   std::memcpy(numbers.data(), text.data(), numbers.size() * sizeof(int64_t));
   std::vector<Region> out;
@@ -161,7 +161,7 @@ Region part_of(const Region& run, const std::vector<int64_t>& shape, int64_t j, 
 
 Shares::Shares(World& world, const std::vector<Held>& held) {
   std::vector<std::vector<Region>> all;  // a rank: a tensor
-  for (const std::string& text : gather_texts(world, encode(held))) all.push_back(decode(text));
+  for (const std::string& text : gather_texts(world, encode(held))) all.push_back(decode_regions(text));
   for (const std::vector<Region>& regions : all)
     if (regions.size() != held.size()) throw Error(ErrorCode::internal, "the ranks hold different numbers of tensors");
   std::map<std::vector<int64_t>, std::vector<size_t>> together;

@@ -9,21 +9,17 @@
 
 namespace meshwright::train {
 
-namespace {
-
-struct Reporter : c10::MemoryReportingInfoBase {
-  int64_t live = 0, peak = 0;
-  void reportMemoryUsage(void*, int64_t bytes, size_t, size_t, c10::Device device) override {
-    if (!device.is_cpu()) return;
-    live += bytes;
-    peak = std::max(peak, live);
-  }
-  bool memoryProfilingEnabled() const override { return true; }
-};
-
-}  // namespace
-
 struct MemoryMeter::Impl {
+  struct Reporter : c10::MemoryReportingInfoBase {
+    int64_t live = 0, peak = 0;
+    void reportMemoryUsage(void*, int64_t bytes, size_t, size_t, c10::Device device) override {
+      if (!device.is_cpu()) return;
+      live += bytes;
+      peak = std::max(peak, live);
+    }
+    bool memoryProfilingEnabled() const override { return true; }
+  };
+
   explicit Impl(c10::Device d) : device(d), cuda(d.is_cuda() ? device::cuda_part() : nullptr) {}
   c10::Device device;
   const cuda::CudaPart* cuda;

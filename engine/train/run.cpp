@@ -16,6 +16,7 @@
 #include "engine/checkpoint/export.h"
 #include "engine/config/describe.h"
 #include "engine/data/dataset.h"
+#include "engine/files/clock.h"
 #include "engine/nets/causal_lm.h"
 #include "engine/nets/sample.h"
 #include "engine/plan/plan.h"
@@ -43,8 +44,6 @@ namespace {
 namespace fs = std::filesystem;
 using at::Tensor;
 using Clock = std::chrono::steady_clock;
-
-double ms_since(Clock::time_point begin) { return std::chrono::duration<double, std::milli>(Clock::now() - begin).count(); }
 
 // The samples of one micro-batch as inputs and targets.
 class Batches {
@@ -188,7 +187,7 @@ int run_rank(const RunOptions& options, rendezvous::Ending& together, fs::path& 
     if (std::string unused = pretrained.empty() || world->rank() != 0 ? "" : unused_tensors(pretrained, trainer.outline()); !unused.empty())
       world->notice(unused);
   }
-  double loading_ms = ms_since(loading);
+  double loading_ms = files::ms_since(loading);
 
   report::Output out(stdout, "standard output");
   report::Style style{options.colour, options.unicode, options.width};
@@ -301,7 +300,7 @@ int run_rank(const RunOptions& options, rendezvous::Ending& together, fs::path& 
       if (preemption->asked()) trainer.vote(Vote::stop);
       return loss_of(trainer, net, batches.read(sample + (micro * dp + dp_rank) * rows));
     });
-    StepCost cost{ms_since(begin), memory.peak()};
+    StepCost cost{files::ms_since(begin), memory.peak()};
     if (leader) {
       folder->step(result, cost);
       loads.add(result);
@@ -371,8 +370,8 @@ int run_rank(const RunOptions& options, rendezvous::Ending& together, fs::path& 
       std::snprintf(title, sizeof title, "a sample, temperature %g:", options.sample_temperature);
       progress->say(std::string("\n") + title + "\n\n" + report::printable(sample) + "\n");
     }
-    std::string done = "done: " + std::to_string(trainer.max_steps()) + " steps in " + report::human_duration(ms_since(started) / 1000) +
-                       "; results in " + folder->path().string();
+    std::string done = "done: " + std::to_string(trainer.max_steps()) + " steps in " +
+                       report::human_duration(files::ms_since(started) / 1000) + "; results in " + folder->path().string();
     folder->log(done);
     progress->say(done);
   }

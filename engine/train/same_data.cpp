@@ -14,6 +14,7 @@
 
 #include "engine/checkpoint/checksum.h"
 #include "engine/rendezvous/error_text.h"
+#include "engine/rendezvous/separators.h"
 #include "engine/report/report.h"
 #include "engine/train/agree.h"
 #include "engine/train/shared_folder.h"
@@ -24,7 +25,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr int64_t kWhole = int64_t{64} << 20, kBlock = int64_t{64} << 10, kPiece = int64_t{4} << 20;
+constexpr int64_t kWhole = int64_t{64} << 20, kBlock = int64_t{64} << 10, kPieceBytes = int64_t{4} << 20;
 constexpr size_t kPlaces = 256, kMostFiles = 1024;
 
 struct File {
@@ -65,7 +66,7 @@ class Reader {
 std::string digest_of(const File& file, bool whole, size_t places) {
   Reader in(file.path);
   if (whole || file.bytes <= 2 * kBlock) {
-    for (int64_t at = 0; at < file.bytes; at += kPiece) in.add(at, std::min(kPiece, file.bytes - at));
+    for (int64_t at = 0; at < file.bytes; at += kPieceBytes) in.add(at, std::min(kPieceBytes, file.bytes - at));
     return in.digest();
   }
   int64_t last = file.bytes - kBlock;
@@ -98,19 +99,19 @@ void read(std::vector<File>& files, bool whole) {
     if (files[i].bytes >= 0) files[i].digest = digest_of(files[i], whole, std::max<size_t>(1, kPlaces / chosen));
 }
 
-constexpr char kBetween = '\x1f', kAfter = '\x1e';
-
 std::string encode(const std::vector<File>& files) {
   std::string out;
-  for (const File& file : files) out += file.path + kBetween + std::to_string(file.bytes) + kBetween + file.digest + kAfter;
+  for (const File& file : files)
+    out += file.path + rendezvous::kUnitSeparator + std::to_string(file.bytes) + rendezvous::kUnitSeparator + file.digest +
+           rendezvous::kRecordSeparator;
   return out;
 }
 
-std::map<std::string, File> decode(const std::string& text) {
+std::map<std::string, File> decode_list(const std::string& text) {
   std::map<std::string, File> out;
-  for (size_t at = 0, end; (end = text.find(kAfter, at)) != std::string::npos; at = end + 1) {
+  for (size_t at = 0, end; (end = text.find(rendezvous::kRecordSeparator, at)) != std::string::npos; at = end + 1) {
     std::string line = text.substr(at, end - at);
-    size_t size = line.find(kBetween), digest = line.find(kBetween, size + 1);
+    size_t size = line.find(rendezvous::kUnitSeparator), digest = line.find(rendezvous::kUnitSeparator, size + 1);
     File file{line.substr(0, size), line.substr(digest + 1), std::stoll(line.substr(size + 1))};
     out.emplace(file.path, file);
   }
@@ -126,10 +127,10 @@ std::string identity(const std::vector<FileGroup>& groups, int64_t rank) {
     for (const std::string& path : group.paths) {
       struct stat status{};
       if (::stat(path.c_str(), &status) != 0) status = {};
-      all += path + kBetween;
+      all += path + rendezvous::kUnitSeparator;
       for (int64_t part : {static_cast<int64_t>(status.st_dev), static_cast<int64_t>(status.st_ino), static_cast<int64_t>(status.st_size),
                            static_cast<int64_t>(status.st_mtim.tv_sec), static_cast<int64_t>(status.st_mtim.tv_nsec)})
-        all += std::to_string(part) + kBetween;
+        all += std::to_string(part) + rendezvous::kUnitSeparator;
     }
   return boot + checkpoint::to_hex(checkpoint::checksum(all));
 }
@@ -177,11 +178,11 @@ std::string difference(const std::map<std::string, File>& odd, const std::string
   // One rank of each kind has the lists; a corpus may have many files.
   auto me = static_cast<size_t>(world.rank());
   bool speaks = me == (*usual)[0] || me == (*odd)[0];
-  std::vector<std::string> lists =
-      gather_texts(world, speaks ? full_path(group.paths.empty() ? "." : group.paths[0]) + kAfter + encode(files) : "");
+  std::vector<std::string> lists = gather_texts(
+      world, speaks ? full_path(group.paths.empty() ? "." : group.paths[0]) + rendezvous::kRecordSeparator + encode(files) : "");
   auto split = [&](size_t rank) {
-    size_t end = lists[rank].find(kAfter);
-    return std::pair(lists[rank].substr(0, end), decode(lists[rank].substr(end + 1)));
+    size_t end = lists[rank].find(rendezvous::kRecordSeparator);
+    return std::pair(lists[rank].substr(0, end), decode_list(lists[rank].substr(end + 1)));
   };
   auto [odd_place, odd_files] = split((*odd)[0]);
   auto [usual_place, usual_files] = split((*usual)[0]);

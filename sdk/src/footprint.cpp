@@ -11,7 +11,7 @@ namespace {
 using namespace footprint;
 
 // A group of parameters gathered and reduced together.
-struct Group {
+struct UnitGroup {
   std::string name;
   std::vector<size_t> parameters;
   bool experts = false, root = false, last_of_list = false;
@@ -19,20 +19,20 @@ struct Group {
 };
 
 // The units of the model; with an expert mesh, experts leave their layer's unit, and embedding and head leave the root's.
-std::vector<Group> make_groups(const FootprintRequest& request, const Layout& layout) {
-  std::vector<Group> groups;
+std::vector<UnitGroup> make_groups(const FootprintRequest& request, const Layout& layout) {
+  std::vector<UnitGroup> groups;
   const ModelOutline& outline = request.outline;
   const MoeOptions& moe = request.config.shared.moe;
   ModuleIndex index(outline);
   for (Unit& unit : plan_units(outline)) {
     bool root = unit.name == "root";
-    Group group{unit.name, {}, false, root, unit.last_of_list, precision_of(request)};
+    UnitGroup group{unit.name, {}, false, root, unit.last_of_list, precision_of(request)};
     if (!layout.has_experts_mesh) {
       group.parameters = std::move(unit.parameters);
       groups.push_back(std::move(group));
       continue;
     }
-    std::vector<Group> apart;  // units of their own, in order of their first parameter
+    std::vector<UnitGroup> apart;  // units of their own, in order of their first parameter
     for (size_t p : unit.parameters) {
       std::string_view module = module_of(outline.parameters[p].name);
       const ModuleOutline* found = index.find(module);
@@ -43,7 +43,7 @@ std::vector<Group> make_groups(const FootprintRequest& request, const Layout& la
         group.parameters.push_back(p);
         continue;
       }
-      auto at = std::find_if(apart.begin(), apart.end(), [&](const Group& g) { return g.name == module; });
+      auto at = std::find_if(apart.begin(), apart.end(), [&](const UnitGroup& g) { return g.name == module; });
       if (at == apart.end()) {
         at = apart.insert(apart.end(), {std::string(module), {}, experts, false, false, group.precision});
         if (head && moe.lm_head_precision == DType::float32) at->precision.param = at->precision.reduce = DType::float32;
@@ -71,7 +71,7 @@ Footprint fully_sharded_footprint(const FootprintRequest& request, const Shardin
   int64_t passes = passes_of(request), runs = runs_of(request);
   int64_t reduces = policy.reduce_every_micro_batch ? passes : 1;
   Footprint out;
-  Wire wire;
+  Traffic wire;
   Peak peak;
   int64_t local = 0;
   std::vector<int64_t> held(layout.shares.size());  // elements of each parameter on this rank
@@ -79,7 +79,7 @@ Footprint fully_sharded_footprint(const FootprintRequest& request, const Shardin
     out.parameters.push_back(placement_of(request.outline.parameters[i], layout.shares[i], layout, "shard(0)"));
 
   DType widest_reduce = precision_of(request).reduce;
-  for (const Group& group : make_groups(request, layout)) {
+  for (const UnitGroup& group : make_groups(request, layout)) {
     if (dtype_size(group.precision.reduce) > dtype_size(widest_reduce)) widest_reduce = group.precision.reduce;
     const Axis& axis = group.experts ? layout.ep_shard : layout.shard;
     int64_t elements = 0, padded = 0;

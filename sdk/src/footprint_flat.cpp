@@ -111,7 +111,7 @@ Footprint flat_footprint(const FootprintRequest& request, const FlatPolicy& poli
   int64_t gather_size = dtype_size(policy.level == 3 ? mp.param : work.storage);
   int64_t passes = passes_of(request);
   Footprint out;
-  Wire wire;
+  Traffic wire;
   for (size_t i = 0; i < layout.shares.size(); ++i)
     out.parameters.push_back(
         placement_of(request.outline.parameters[i], layout.shares[i], layout, policy.level == 3 ? "flat" : "replicate"));

@@ -189,7 +189,7 @@ int64_t passes_of(const FootprintRequest& request) { return times(runs_of(reques
 
 int64_t scaled(int64_t a, int64_t b, int64_t c) { return plus(times(a / c, b), times(a % c, b) / c); }
 
-void Wire::add(const Axis& axis, std::string_view op, int64_t count, int64_t payload) {
+void Traffic::add(const Axis& axis, std::string_view op, int64_t count, int64_t payload) {
   if (axis.size <= 1 || count == 0 || payload == 0) return;
   auto at = std::find_if(sums_.begin(), sums_.end(), [&](const Sum& sum) { return sum.axis == axis.name && sum.op == op; });
   if (at == sums_.end()) at = sums_.insert(sums_.end(), {axis.name, std::string(op), axis.size, 0, 0});
@@ -197,7 +197,7 @@ void Wire::add(const Axis& axis, std::string_view op, int64_t count, int64_t pay
   at->payload = plus(at->payload, times(count, payload));
 }
 
-std::vector<WireRow> Wire::rows() const {
+std::vector<WireRow> Traffic::rows() const {
   std::vector<WireRow> out;
   for (const Sum& sum : sums_) {
     int64_t bytes = sum.payload;

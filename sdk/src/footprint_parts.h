@@ -82,7 +82,7 @@ int64_t times(int64_t a, int64_t b, Rest... rest) {
 int64_t scaled(int64_t a, int64_t b, int64_t c);
 
 // Sums traffic by (axis, op); one division at the end, so that rounding happens once.
-class Wire {
+class Traffic {
  public:
   // `count` collectives over `axis` with a payload (the whole gathered or reduced tensor) of `payload` bytes each.
   void add(const Axis& axis, std::string_view op, int64_t count, int64_t payload);
@@ -98,9 +98,9 @@ class Wire {
 
 // Rows that are alike for every strategy: tp, ep and cp, of activations; and the one all-reduce over tp, in the dtype `reduce`, of
 // gradients that are partial sums, of which this rank holds so many elements each (parallel to ModelOutline::parameters).
-void add_common_rows(const FootprintRequest& request, const std::vector<int64_t>& gradient_elements, DType reduce, Wire& wire);
-void add_tp_activations(const FootprintRequest& request, Wire& wire);
-void add_partial_gradients(const FootprintRequest& request, const std::vector<int64_t>& elements, DType reduce, Wire& wire);
+void add_common_rows(const FootprintRequest& request, const std::vector<int64_t>& gradient_elements, DType reduce, Traffic& wire);
+void add_tp_activations(const FootprintRequest& request, Traffic& wire);
+void add_partial_gradients(const FootprintRequest& request, const std::vector<int64_t>& elements, DType reduce, Traffic& wire);
 // Tokens of one forward-backward pass on this rank; 0 when seq_len is not known.
 int64_t tokens_of(const FootprintRequest& request);
 // Times the forward collectives of a module run: 2 where activation checkpointing computes it again.

@@ -49,7 +49,7 @@ Footprint replicated_footprint(const FootprintRequest& request, const Replicated
   if (axis.size > 1 && (!policy.gradient_as_bucket_view || mp.reduce != work.storage))
     out.bytes.transient = plus(out.bytes.transient, reduced);
   out.bytes.activations = activation_bytes(request, /*whole_layers=*/true);
-  Wire wire;
+  Traffic wire;
   int64_t reduce_size = dtype_size(mp.reduce);
   for (int64_t bucket : make_buckets(layout.shares, reduce_size, policy)) wire.add(axis, "all_reduce", 1, times(bucket, reduce_size));
   add_common_rows(request, held, mp.reduce, wire);

@@ -13,7 +13,7 @@ using namespace footprint;
 // The collectives that the styles of a plan make, module by module, as sdk/runtime/tp_hooks.cpp runs them.
 class TpTraffic {
  public:
-  TpTraffic(const FootprintRequest& request, int64_t ranks, Wire& wire)
+  TpTraffic(const FootprintRequest& request, int64_t ranks, Traffic& wire)
       : request_(request),
         shared_(request.config.shared),
         index_(request.outline),
@@ -132,7 +132,7 @@ class TpTraffic {
   const SharedOptions& shared_;
   ModuleIndex index_;
   Axis tp_;
-  Wire& wire_;
+  Traffic& wire_;
   int64_t tokens_, passes_, element_;
   std::unordered_map<std::string_view, const ParameterOutline*> parameters_;
   std::set<std::pair<std::string, TpLayout>> served_;  // blocks whose input is in place
@@ -146,12 +146,12 @@ int64_t tp_size(const FootprintRequest& request) {
 
 namespace footprint {
 
-void add_tp_activations(const FootprintRequest& request, Wire& wire) {
+void add_tp_activations(const FootprintRequest& request, Traffic& wire) {
   int64_t ranks = tp_size(request);
   if (ranks > 1 && tokens_of(request) > 0) TpTraffic(request, ranks, wire).add();
 }
 
-void add_partial_gradients(const FootprintRequest& request, const std::vector<int64_t>& elements, DType reduce, Wire& wire) {
+void add_partial_gradients(const FootprintRequest& request, const std::vector<int64_t>& elements, DType reduce, Traffic& wire) {
   int64_t ranks = tp_size(request), sum = 0;
   if (ranks <= 1) return;
   std::vector<std::string> partial = partial_gradient_parameters(request.tp, request.outline);
@@ -164,7 +164,7 @@ void add_partial_gradients(const FootprintRequest& request, const std::vector<in
 }  // namespace footprint
 
 std::vector<WireRow> tp_wire(const FootprintRequest& request) {
-  Wire wire;
+  Traffic wire;
   add_tp_activations(request, wire);
   return wire.rows();
 }

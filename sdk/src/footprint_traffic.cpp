@@ -14,7 +14,7 @@ bool cuts_attention(const TpPlan& plan) {
 
 // Rows to the experts and back, forward and backward, each with its routing weight on the way there and its gradient on the way back.
 // Balanced routing: every token goes to its active experts, an equal part of them on each rank of ep.
-void add_all_to_all_rows(const FootprintRequest& request, const Axis& ep, int64_t forward, int64_t backward, Wire& wire) {
+void add_all_to_all_rows(const FootprintRequest& request, const Axis& ep, int64_t forward, int64_t backward, Traffic& wire) {
   const MoeOutline& moe = *request.outline.moe;
   int64_t element = dtype_size(precision_of(request).param), assignments = times(tokens_of(request), moe.active_experts);
   int64_t rows = times(assignments, request.outline.hidden_size, element);
@@ -24,7 +24,7 @@ void add_all_to_all_rows(const FootprintRequest& request, const Axis& ep, int64_
 }
 
 // Every rank gets the tokens, float32 weights and choices of all, and float32 sums are shared out.
-void add_all_gather_rows(const FootprintRequest& request, const Axis& ep, int64_t forward, int64_t backward, Wire& wire) {
+void add_all_gather_rows(const FootprintRequest& request, const Axis& ep, int64_t forward, int64_t backward, Traffic& wire) {
   int64_t element = dtype_size(precision_of(request).param), tokens = times(ep.size, tokens_of(request));
   int64_t assignments = times(tokens, request.outline.moe->active_experts), width = request.outline.hidden_size;
   wire.add(ep, "all_gather", forward, times(ep.size, 8));  // the number of tokens
@@ -37,7 +37,7 @@ void add_all_gather_rows(const FootprintRequest& request, const Axis& ep, int64_
   wire.add(ep, "reduce_scatter", backward, times(tokens, width, element));
 }
 
-void add_expert_rows(const FootprintRequest& request, const ModuleIndex& index, Wire& wire) {
+void add_expert_rows(const FootprintRequest& request, const ModuleIndex& index, Traffic& wire) {
   if (!request.mesh.moe_mesh || !request.outline.moe) return;
   Axis ep{"ep", request.mesh.moe_mesh->size("ep"), 0};
   for (const ModuleOutline& module : request.outline.modules) {
@@ -51,7 +51,7 @@ void add_expert_rows(const FootprintRequest& request, const ModuleIndex& index, 
 }
 
 // Attention over a cut sequence: keys and values gathered forward and again backward, their gradients reduce-scattered.
-void add_context_rows(const FootprintRequest& request, const ModuleIndex& index, Wire& wire) {
+void add_context_rows(const FootprintRequest& request, const ModuleIndex& index, Traffic& wire) {
   Axis cp{"cp", request.mesh.device_mesh->size("cp"), 0};
   const ModelOutline& outline = request.outline;
   int64_t tp = cuts_attention(request.tp) ? request.mesh.device_mesh->size("tp") : 1;
@@ -94,7 +94,7 @@ int64_t forward_runs(const FootprintRequest& request, const ModuleIndex& index, 
   return in_attention(module.substr(layer.size())) ? 1 : 2;
 }
 
-void add_common_rows(const FootprintRequest& request, const std::vector<int64_t>& gradient_elements, DType reduce, Wire& wire) {
+void add_common_rows(const FootprintRequest& request, const std::vector<int64_t>& gradient_elements, DType reduce, Traffic& wire) {
   add_tp_activations(request, wire);
   add_partial_gradients(request, gradient_elements, reduce, wire);
   if (tokens_of(request) == 0) return;
@@ -115,7 +115,7 @@ std::vector<WireRow> pipeline_wire(const FootprintRequest& request, const Pipeli
   Axis pp{"pp", mesh.size("pp"), mesh.coordinate(request.rank, "pp")};
   int64_t element = dtype_size(request.config.shared.pipeline.dtype.value_or(precision_of(request).output));
   int64_t bytes = times(tokens_of(request), request.outline.hidden_size, element), passes = passes_of(request);
-  Wire wire;
+  Traffic wire;
   // Stages of one rank hand over for free.
   for (size_t s = 0; s + 1 < plan.stages.size(); ++s) {
     int64_t here = plan.stages[s].rank, next = plan.stages[s + 1].rank;

@@ -36,7 +36,7 @@ std::vector<int64_t> divisors_near(int64_t value, int64_t wish, size_t most) {
   return all;
 }
 
-std::string set_line(const std::string& name, int64_t value) { return "set distributed." + name + "_size = " + n(value); }
+std::string set_size(const std::string& name, int64_t value) { return "set distributed." + name + "_size = " + n(value); }
 
 // Ranks to be laid out: the explicit list, or the world.
 int64_t places(const MeshRequest& request) {
@@ -81,7 +81,7 @@ int64_t resolve_dp_size(const MeshRequest& request) {
     Error error = size_error(request, ErrorCode::world_not_divisible,
                              "world size " + n(world) + " is not divisible by " + factors + " = " + n(model), wrong.name);
     if (alone != by_size.end())
-      for (int64_t d : divisors_near(world / rest_of(wrong), wrong.size, 3)) error.help(set_line(wrong.name, d));
+      for (int64_t d : divisors_near(world / rest_of(wrong), wrong.size, 3)) error.help(set_size(wrong.name, d));
     else
       error.help("set distributed.tp_size = 1, distributed.cp_size = 1 and distributed.pp_size = 1");
     error.help("use a world size of " + n(model * std::max<int64_t>(1, (world + model - 1) / model)));
@@ -116,7 +116,7 @@ void refuse_sizes(const MeshRequest& request, std::string_view strategy, std::sp
     throw size_error(request, ErrorCode::size_not_supported,
                      std::string(strategy) + " has no " + std::string(size.words) + ", but distributed." + name + "_size = " + n(size.size),
                      name)
-        .help(set_line(name, 1))
+        .help(set_size(name, 1))
         .help("set distributed.strategy = \"fsdp2\"");
   }
 }
@@ -127,7 +127,7 @@ MeshPlan plan_sharded_mesh(const MeshRequest& request) {
   auto replicate_help = [&](Error error) {
     size_t given = 0;
     for (int64_t d : divisors_near(dp, rep, 8))
-      if ((d < dp || d == 1) && given++ < 3) error.help(set_line("dp_replicate", d));
+      if ((d < dp || d == 1) && given++ < 3) error.help(set_size("dp_replicate", d));
     return error;
   };
   if (dp % rep != 0)
@@ -142,7 +142,7 @@ MeshPlan plan_sharded_mesh(const MeshRequest& request) {
     Error error = size_error(
         request, ErrorCode::ep_not_divisor,
         "dp " + n(dp) + " * cp " + n(s.cp) + " * tp " + n(s.tp) + " = " + n(stage) + " is not a multiple of ep " + n(s.ep), "ep");
-    for (int64_t d : divisors_near(stage, s.ep, 3)) error.help(set_line("ep", d));
+    for (int64_t d : divisors_near(stage, s.ep, 3)) error.help(set_size("ep", d));
     throw error;
   }
 

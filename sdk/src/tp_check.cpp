@@ -10,6 +10,7 @@
 #include "meshwright/error.h"
 #include "meshwright/tp_plan.h"
 #include "text.h"
+#include "tp_errors.h"
 
 namespace meshwright {
 namespace {
@@ -24,8 +25,6 @@ bool is_one_of(std::span<const std::string_view> names, std::string_view name) {
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
-Error does_not_fit(const std::string& message) { return Error(ErrorCode::tp_plan_does_not_fit, message).key("distributed.tp_plan"); }
-
 std::string text_of(const TpStyle* style) {
   if (style == nullptr) return "no style";
   return std::string(style_name(style->kind)) + " (" + std::string(layout_name(style->input)) + " to " +
@@ -38,7 +37,7 @@ void check_block(const std::string& parent, const std::vector<std::pair<std::str
   for (const auto& [child, style] : children) {
     std::string said = std::string(child) + " has " + text_of(style);
     if (is_one_of(kIn, child) && style != nullptr && style->kind == row && style->input == shard_last)
-      throw does_not_fit("in " + parent + ", " + said + ", but its input is whole: nothing before it leaves it cut")
+      throw tp_plan_does_not_fit("in " + parent + ", " + said + ", but its input is whole: nothing before it leaves it cut")
           .help("give it the style \"colwise\", and the projection on the way out \"rowwise\"")
           .help("give it the style \"rowwise_rep\", which cuts its input itself");
     if (is_one_of(kIn, child))
@@ -49,7 +48,7 @@ void check_block(const std::string& parent, const std::vector<std::pair<std::str
   if (cut.empty() && joins.empty()) return;
   if (whole.empty() && takes_whole.empty()) return;
   const std::string &one = cut.empty() ? joins : cut, &other = whole.empty() ? takes_whole : whole;
-  throw does_not_fit("in " + parent + ", " + one + ", but " + other + ": a rank would combine a part with a whole")
+  throw tp_plan_does_not_fit("in " + parent + ", " + one + ", but " + other + ": a rank would combine a part with a whole")
       .help("give its projections on the way in the style \"colwise\" and the one on the way out \"rowwise\"")
       .help("give none of its projections a style that leaves them cut");
 }
@@ -70,11 +69,11 @@ void check_tp_blocks(const TpPlan& plan, const ModelOutline& outline) {
     const TpStyle* style = style_of(module.name);
     std::string_view parent = module_of(module.name), child = std::string_view(module.name).substr(parent.empty() ? 0 : parent.size() + 1);
     if (module.kind == ModuleKind::embedding && style != nullptr && style->output == shard_last)
-      throw does_not_fit(module.name + " would leave what it looks up cut along its width, which nothing after it expects")
+      throw tp_plan_does_not_fit(module.name + " would leave what it looks up cut along its width, which nothing after it expects")
           .help("give it the style \"rowwise_rep\", which cuts the vocabulary")
           .help("give it the style \"colwise_rep\", which puts the width together");
     if (module.name == "lm_head" && style != nullptr && style->kind == row && style->input == shard_last)
-      throw does_not_fit(module.name + " has " + text_of(style) + ", but its input is whole: nothing before it leaves it cut")
+      throw tp_plan_does_not_fit(module.name + " has " + text_of(style) + ", but its input is whole: nothing before it leaves it cut")
           .help("give it the style \"colwise\"")
           .help("give it the style \"rowwise_rep\", which cuts its input itself");
     if (module.kind != ModuleKind::linear || parent.empty()) continue;
@@ -97,7 +96,7 @@ void check_tp_blocks(const TpPlan& plan, const ModelOutline& outline) {
     if (into_stream && style->output == replicate) whole = &module.name;
   }
   if (part != nullptr && whole != nullptr)
-    throw does_not_fit(*whole + " gives whole activations, but " + *part + " works on a part of the sequence: they cannot be added")
+    throw tp_plan_does_not_fit(*whole + " gives whole activations, but " + *part + " works on a part of the sequence: they cannot be added")
         .help("leave distributed.tp_plan out and set distributed.sequence_parallel = true: the model's own plan has both")
         .help("remove the patterns with the style \"sequence_parallel\"");
 }

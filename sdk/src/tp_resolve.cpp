@@ -7,6 +7,7 @@
 #include "meshwright/error.h"
 #include "meshwright/tp_plan.h"
 #include "text.h"
+#include "tp_errors.h"
 
 namespace meshwright {
 namespace {
@@ -38,11 +39,9 @@ struct Resolved {
   LayerNorms outside;                             // those outside of all layers: the final norm
 };
 
-Error does_not_fit(const std::string& message) { return Error(ErrorCode::tp_plan_does_not_fit, message).key("distributed.tp_plan"); }
-
 [[noreturn]] void refuse_part_of_sequence(const TpPlan& plan, const ModuleOutline& module, const LayerNorms& norms) {
-  Error error = does_not_fit(module.name + " has no style, but the norm " + norms.norm +
-                             " beside it is sequence parallel: it sees only a part of the sequence");
+  Error error = tp_plan_does_not_fit(module.name + " has no style, but the norm " + norms.norm +
+                                     " beside it is sequence parallel: it sees only a part of the sequence");
   if (plan.source == "custom") {
     if (module.kind == ModuleKind::linear) error.help("give " + module.name + " the style \"colwise\"");
     if (module.kind == ModuleKind::norm) error.help("give " + module.name + " the style \"sequence_parallel\"");
@@ -54,16 +53,17 @@ Error does_not_fit(const std::string& message) { return Error(ErrorCode::tp_plan
 }
 
 [[noreturn]] void refuse_mixed(std::string_view layer, const LayerNorms& norms) {
-  throw does_not_fit(std::string(layer) + " has norms of both kinds, sequence_parallel and sequence_parallel_allgather (" + norms.norm +
-                     " is one): which layout its projections get cannot be told")
+  throw tp_plan_does_not_fit(std::string(layer) + " has norms of both kinds, sequence_parallel and sequence_parallel_allgather (" +
+                             norms.norm + " is one): which layout its projections get cannot be told")
       .help("give all norms of a layer the same style")
       .help("set distributed.sequence_parallel = false");
 }
 
 // A row style cuts an input that is whole; behind a norm that leaves the sequence cut there is none.
 [[noreturn]] void refuse_whole_row(const TpPlan& plan, const Styled& row, const LayerNorms& norms) {
-  Error error = does_not_fit(row.module->name + " is a row style with a whole input (pattern " + text::quote(row.entry->pattern) +
-                             "), but the norm " + norms.norm + " beside it is sequence parallel: it sees only a part of the sequence");
+  Error error =
+      tp_plan_does_not_fit(row.module->name + " is a row style with a whole input (pattern " + text::quote(row.entry->pattern) +
+                           "), but the norm " + norms.norm + " beside it is sequence parallel: it sees only a part of the sequence");
   if (plan.source == "custom")
     error.help("set distributed.tp_plan." + text::quote(row.entry->pattern) + " = \"rowwise\" after a \"colwise\" projection");
   throw error.help(plan.source == "custom" ? "remove the pattern " + text::quote(norms.pattern)
@@ -122,8 +122,8 @@ void check_tied(const Resolved& model) {
   };
   std::string of_head = cut(*head), of_embedding = cut(*embedding);
   if (of_head == of_embedding) return;
-  throw does_not_fit("the head " + head->name + " and the embedding " + embedding->name +
-                     " share one weight, but the plan would cut the head " + of_head + " and the embedding " + of_embedding)
+  throw tp_plan_does_not_fit("the head " + head->name + " and the embedding " + embedding->name +
+                             " share one weight, but the plan would cut the head " + of_head + " and the embedding " + of_embedding)
       .help("give " + text::quote(head->name) + " the style \"colwise\" and " + text::quote(embedding->name) + " \"rowwise_rep\"")
       .help("give neither of them a style");
 }

@@ -2,7 +2,7 @@
 //
 // Each input is either read, and then everything in it can be, or refused with an Error of exit status 7. Anything else ends the run with
 // the seed, which makes the input again: a crash (run it under the address and undefined-behaviour sanitizers), another exception, more
-// than a second of processor time, or memory far above the input's size. SECONDS ends the run early.
+// processor time than kMostSeconds, or memory far above the input's size. SECONDS ends the run early.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -34,6 +34,9 @@ using fuzz::Random;
 
 // What one input may take beside its own size: readers hold the parsed form, about 30 bytes for each of the text in the worst case.
 constexpr size_t kFreeBytes = 256 << 10, kTimesInput = 48;
+// The slowest of a million took 0.7 s under the sanitizers on a machine of its own (bench/results/checkpoint_fuzz.txt). A processor shared
+// with others has been seen to take more than twice as long for the same work; what grows with the square of the input takes minutes.
+constexpr double kMostSeconds = 10;
 
 // Files in memory, where there is such a place: the disk is not what is tested.
 struct Workshop {
@@ -340,7 +343,7 @@ int main(int argc, char** argv) {
       largest.see(single / room, seed);
       peak.see(most / room, seed);
     }
-    if (seconds > 1) broken = "took " + std::to_string(seconds) + " s";
+    if (seconds > kMostSeconds) broken = "took " + std::to_string(seconds) + " s";
     if (most > kFreeBytes + kTimesInput * room)
       broken = "took " + std::to_string(most) + " bytes of memory for an input of " + std::to_string(size);
     if (broken.empty()) continue;

@@ -15,6 +15,8 @@
 
 #include "engine/nets/attention_kernel.h"
 
+namespace attention_test {
+
 using namespace meshwright;
 using at::Tensor;
 
@@ -90,3 +92,5 @@ TEST_CASE("dropout while training leaves the mean") {
   CHECK_FALSE(at::allclose(out, value));
   CHECK(nets::causal_attention(query, key, value, usual_scale(query.size(3)), 0, 0, masks).allclose(value));
 }
+
+}  // namespace attention_test

@@ -7,6 +7,8 @@
 #include "engine/nets/causal_lm.h"
 #include "engine/nets/initialize.h"
 
+namespace hooks_test {
+
 using namespace meshwright;
 using at::Tensor;
 
@@ -50,3 +52,5 @@ TEST_CASE("tied embeddings are one parameter in both places") {
   }
   CHECK_FALSE(model(ids).equal(before));
 }
+
+}  // namespace hooks_test

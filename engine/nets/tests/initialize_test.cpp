@@ -11,6 +11,8 @@
 #include "engine/nets/philox.h"
 #include "meshwright/error.h"
 
+namespace initialize_test {
+
 using namespace meshwright;
 using at::Tensor;
 
@@ -150,3 +152,5 @@ TEST_CASE("a slice outside of its parameter is an error") {
     CHECK_THROWS_AS(nets::initialize(kName, {5, 4}, std::vector<int64_t>{o0, o1}, std::vector<int64_t>{s0, s1}, {}, 7, out), Error);
   CHECK_THROWS_AS(nets::initialize(kName, {5, 4}, std::vector<int64_t>{0}, std::vector<int64_t>{4}, {}, 7, out), Error);
 }
+
+}  // namespace initialize_test

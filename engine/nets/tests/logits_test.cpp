@@ -11,6 +11,8 @@
 #include "engine/nets/tests/safetensors_file.h"
 #include "meshwright/moe.h"
 
+namespace logits_test {
+
 using namespace meshwright;
 using at::Tensor;
 namespace fs = std::filesystem;
@@ -121,3 +123,5 @@ TEST_CASE("a model in bfloat16 is as close to its float32 self as the one of tra
     CHECK(deviation(logits, golden.at("logits_bf16")) < 1.8 * theirs);
   }
 }
+
+}  // namespace logits_test

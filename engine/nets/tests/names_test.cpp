@@ -15,6 +15,8 @@
 #include "engine/nets/causal_lm.h"
 #include "meshwright/error.h"
 
+namespace names_test {
+
 using namespace meshwright;
 namespace fs = std::filesystem;
 
@@ -30,7 +32,7 @@ TEST_CASE("every golden model has its outline's parameters and modules, without 
     for (const auto& item : model->named_parameters()) {
       CHECK(item.value().is_meta());
       CHECK(item.value().requires_grad());
-      CHECK(item.value().scalar_type() == at::kBFloat16);
+      CHECK((item.value().scalar_type() == at::kBFloat16));
       if (!seen.insert(item.value().unsafeGetTensorImpl()).second) {
         CHECK(item.key() == "lm_head.weight");
         CHECK(outline.tied_embeddings);
@@ -77,9 +79,9 @@ std::string refusal(const std::string& fields, const std::string& architecture =
 TEST_CASE("every activation that a configuration may name is there") {
   for (const char* name : models::known_activations()) {
     CAPTURE(name);
-    CHECK(nets::find_activation(name) != nullptr);
+    CHECK((nets::find_activation(name) != nullptr));
   }
-  CHECK(nets::find_activation("swoosh") == nullptr);
+  CHECK((nets::find_activation("swoosh") == nullptr));
 }
 
 TEST_CASE("what cannot run is refused by its field") {
@@ -232,3 +234,5 @@ TEST_CASE("every family that is known runs") {
     CHECK(refusal(R"(,"pad_token_id":null)", architecture) == "ok");
   }
 }
+
+}  // namespace names_test

@@ -13,6 +13,8 @@
 #include "engine/nets/initialize.h"
 #include "meshwright/error.h"
 
+namespace sample_test {
+
 using namespace meshwright;
 using at::Tensor;
 
@@ -141,3 +143,5 @@ TEST_CASE("what cannot be generated from is refused") {
   CHECK(code_of({1}, 0, 4, std::nanf("")) == "E0801");
   CHECK(code_of({1}, 1, 4, std::numeric_limits<float>::infinity()) == "E0801");
 }
+
+}  // namespace sample_test

@@ -8,6 +8,8 @@
 
 #include "engine/rendezvous/error_text.h"
 
+namespace board_test {
+
 using namespace meshwright;
 using namespace meshwright::rendezvous;
 using std::chrono::milliseconds;
@@ -107,3 +109,5 @@ TEST_CASE("ranks end a run when rank 0 has done what it does alone, with its err
     if (fails) check_alike(*thrown, sample());
   }
 }
+
+}  // namespace board_test

@@ -19,6 +19,8 @@
 #include "engine/rendezvous/reach.h"
 #include "meshwright/error.h"
 
+namespace rendezvous_test {
+
 using namespace meshwright;
 using namespace meshwright::rendezvous;
 using launch::RankEnvironment;
@@ -308,3 +310,5 @@ TEST_CASE("a peer whose connection is lost is called by rank and host, not by th
   CHECK(outcomes[0].message.find("]:") == std::string::npos);
   CHECK(outcomes[0].message.find("pair.cc") == std::string::npos);
 }
+
+}  // namespace rendezvous_test

@@ -18,6 +18,8 @@
 #include "engine/rendezvous/reach.h"
 #include "meshwright/error.h"
 
+namespace seats_test {
+
 using namespace meshwright;
 using namespace meshwright::rendezvous;
 using launch::RankEnvironment;
@@ -193,3 +195,5 @@ TEST_CASE("connections that rank 0 accepts are asked whether their host is still
   ::close(in);
   ::close(out);
 }
+
+}  // namespace seats_test

@@ -18,6 +18,8 @@
 #include "engine/checkpoint/verify.h"
 #include "meshwright/testing.h"
 
+namespace checkpoint_damage_test {
+
 using namespace meshwright;
 namespace fs = std::filesystem;
 
@@ -155,3 +157,5 @@ TEST_CASE("a checkpoint that is cut or has a flipped bit is told by verify and n
     check(damage_all(40961, 250, device()));
   }
 }
+
+}  // namespace checkpoint_damage_test

@@ -13,6 +13,8 @@
 
 #include "engine/checkpoint/verify.h"
 
+namespace checkpointing_test {
+
 using namespace meshwright;
 namespace fs = std::filesystem;
 
@@ -295,3 +297,5 @@ TEST_CASE("a run that goes on in narrower dtypes than its checkpoint is refused;
   REQUIRE(told.size() == 1);
   CHECK(told[0].find("the checkpoint holds weights in bfloat16, this job in float32") == 0);
 }
+
+}  // namespace checkpointing_test

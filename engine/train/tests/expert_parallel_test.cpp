@@ -5,6 +5,8 @@
 
 #include <doctest/doctest.h>
 
+namespace expert_parallel_test {
+
 using namespace meshwright;
 
 namespace {
@@ -113,3 +115,5 @@ TEST_CASE("weights and moments of experts are the same to the bit after loading 
     CHECK(carried_over(all, folder.path / m.name) == "");
   }
 }
+
+}  // namespace expert_parallel_test

@@ -12,6 +12,8 @@
 #include "meshwright/moe.h"
 #include "meshwright/testing.h"
 
+namespace expert_wire_test {
+
 using namespace meshwright;
 
 namespace {
@@ -130,3 +132,5 @@ TEST_CASE("the all-to-all of experts that a router chooses is what the plan says
   }
   CHECK(uneven > 0);  // or this would be the test above
 }
+
+}  // namespace expert_wire_test

@@ -16,6 +16,8 @@
 #include "meshwright/error.h"
 #include "meshwright/testing.h"
 
+namespace families_test {
+
 using namespace meshwright;
 namespace fs = std::filesystem;
 
@@ -135,3 +137,5 @@ TEST_CASE("a checkpoint whose rows lie in another order than the model's is refu
     CHECK(error.message().find("rows in another order") != std::string::npos);
   }
 }
+
+}  // namespace families_test

@@ -8,6 +8,8 @@
 #include <functional>
 #include <utility>
 
+namespace frozen_experts_test {
+
 using namespace meshwright;
 namespace fs = std::filesystem;
 
@@ -104,3 +106,5 @@ TEST_CASE("frozen experts compute as in one process, whatever frozen_sharding sa
       }
   }
 }
+
+}  // namespace frozen_experts_test

@@ -22,6 +22,8 @@
 #include <algorithm>
 #include <set>
 
+namespace main_weights_test {
+
 using namespace meshwright;
 namespace fs = std::filesystem;
 using at::Tensor;
@@ -299,3 +301,5 @@ TEST_CASE("a step with main weights allocates no memory that grows with the mode
   }
   CHECK(largest->bytes < 4096);
 }
+
+}  // namespace main_weights_test

@@ -7,6 +7,8 @@
 
 #include "engine/checkpoint/verify.h"
 
+namespace megatron_fsdp_checkpoint_test {
+
 using namespace meshwright;
 namespace fs = std::filesystem;
 
@@ -81,3 +83,5 @@ TEST_CASE("fresh weights are the same to the bit at every level, also of what te
     }
   }
 }
+
+}  // namespace megatron_fsdp_checkpoint_test

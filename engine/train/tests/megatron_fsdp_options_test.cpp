@@ -16,6 +16,8 @@
 #include <set>
 #include <tuple>
 
+namespace megatron_fsdp_options_test {
+
 using namespace meshwright;
 
 namespace {
@@ -342,3 +344,5 @@ TEST_CASE("registered buffers have no effect through gloo, and the run says so")
     CHECK(world->notices()[0] == "distributed.megatron_fsdp.nccl_ub = true has no effect: the ranks of this job talk through gloo");
   });
 }
+
+}  // namespace megatron_fsdp_options_test

@@ -4,6 +4,8 @@
 
 #include <doctest/doctest.h>
 
+namespace megatron_fsdp_test {
+
 using namespace meshwright;
 
 namespace {
@@ -90,3 +92,5 @@ TEST_CASE("ten steps in bfloat16 with float32 main weights, with and without flo
     }
   }
 }
+
+}  // namespace megatron_fsdp_test

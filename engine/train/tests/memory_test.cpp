@@ -16,6 +16,8 @@
 #include "meshwright/testing.h"
 #include "meshwright/trainer.h"
 
+namespace memory_test {
+
 using namespace meshwright;
 
 namespace {
@@ -115,3 +117,5 @@ TEST_CASE("a rank of fsdp2 holds its share of the state, and of the rest what th
   ::unsetenv("MESHWRIGHT_SHARED_MEMORY");
   std::filesystem::remove(model);
 }
+
+}  // namespace memory_test

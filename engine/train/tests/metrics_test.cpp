@@ -19,6 +19,8 @@
 
 #include "meshwright/error.h"
 
+namespace metrics_test {
+
 namespace fs = std::filesystem;
 namespace json = boost::json;
 using namespace meshwright;
@@ -324,3 +326,5 @@ TEST_CASE("a run that continues keeps the rows of the steps before, whole lines 
         std::vector<std::string>{"{\"step\": 0", "{\"step\": 1", "{\"step\": 2", "{\"step\": 3", "{\"step\": 3 v", "{\"step\": 4"});
   CHECK(before.rfind(read_file(folder.path / "metrics.jsonl").substr(0, 100), 0) == 0);
 }
+
+}  // namespace metrics_test

@@ -16,6 +16,8 @@
 #include "meshwright/error.h"
 #include "meshwright/trainer.h"
 
+namespace optimizer_test {
+
 using namespace meshwright;
 using meshwright::train::make_optimizer;
 using meshwright::train::Optimizer;
@@ -173,3 +175,5 @@ TEST_CASE("AdamW wants two betas") {
     CHECK(!error.helps().empty());
   }
 }
+
+}  // namespace optimizer_test

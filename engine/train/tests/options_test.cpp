@@ -13,6 +13,8 @@
 
 #include <doctest/doctest.h>
 
+namespace options_test {
+
 using namespace meshwright;
 using at::Tensor;
 
@@ -178,3 +180,5 @@ TEST_CASE("run.threads is the number of threads of a rank; without it OMP_NUM_TH
   kept.empty() ? ::unsetenv("OMP_NUM_THREADS") : ::setenv("OMP_NUM_THREADS", kept.c_str(), 1);
   at::set_num_threads(before);
 }
+
+}  // namespace options_test

@@ -16,6 +16,8 @@
 #include "meshwright/testing.h"
 #include "meshwright/trainer.h"
 
+namespace own_model_test {
+
 using namespace meshwright;
 using at::Tensor;
 using torch::nn::LinearOptions;
@@ -153,3 +155,5 @@ TEST_CASE("tensor parallelism that would cut nothing is refused") {
   });
   CHECK(refused == 2);
 }
+
+}  // namespace own_model_test

@@ -6,6 +6,8 @@
 
 #include <algorithm>
 
+namespace policies_test {
+
 using namespace meshwright;
 using at::Tensor;
 
@@ -141,3 +143,5 @@ TEST_CASE("offload_pin_memory that cannot do anything is told in the run, and no
   for (const char* value : {"true", "false"}) CHECK(told({offload, std::string("distributed.fsdp2.offload_pin_memory=") + value}));
   CHECK(!told({offload}));
 }
+
+}  // namespace policies_test

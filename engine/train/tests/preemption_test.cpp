@@ -10,6 +10,8 @@
 #include <functional>
 #include <string>
 
+namespace preemption_test {
+
 using meshwright::launch::kWishes;
 using meshwright::launch::same_wish;
 using meshwright::train::Preemption;
@@ -131,3 +133,5 @@ TEST_CASE("before and after the signals do what they did, and what was ignored s
                }),
                42));
 }
+
+}  // namespace preemption_test

@@ -20,6 +20,8 @@
 #include "meshwright/moe.h"
 #include "meshwright/testing.h"
 
+namespace routers_test {
+
 using namespace meshwright;
 using at::Tensor;
 
@@ -227,3 +229,5 @@ TEST_CASE("the picture of expert load shows each expert beside the mean, and fit
   CHECK(picture.find("model.layers.3.mlp") == std::string::npos);
   CHECK(picture.find("and 32 more blocks, none above ") != std::string::npos);
 }
+
+}  // namespace routers_test

@@ -9,6 +9,8 @@
 
 #include "meshwright/trainer.h"
 
+namespace schedule_test {
+
 using namespace meshwright;
 using meshwright::train::Schedule;
 
@@ -82,3 +84,5 @@ TEST_CASE("every style rises to lr in the warm-up, never leaves [min_lr, lr] aft
         CHECK(schedule.at(steps + 10) == doctest::Approx(3e-4).epsilon(1e-12));
       }
 }
+
+}  // namespace schedule_test

@@ -5,6 +5,8 @@
 
 #include <doctest/doctest.h>
 
+namespace tensor_parallel_checkpoint_test {
+
 using namespace meshwright;
 namespace fs = std::filesystem;
 
@@ -46,3 +48,5 @@ TEST_CASE("fresh weights are the same to the bit on every layout") {
     }
   }
 }
+
+}  // namespace tensor_parallel_checkpoint_test

@@ -7,6 +7,8 @@
 
 #include <limits>
 
+namespace tensor_parallel_options_test {
+
 using namespace meshwright;
 
 namespace {
@@ -134,3 +136,5 @@ TEST_CASE("in bfloat16, tensor parallelism is as near to float32 as one process 
       CHECK(farthest(curve.norms, exact.norms) < 3 * norm);
     }
 }
+
+}  // namespace tensor_parallel_options_test

@@ -4,6 +4,8 @@
 
 #include <doctest/doctest.h>
 
+namespace tensor_parallel_test {
+
 using namespace meshwright;
 
 namespace {
@@ -84,3 +86,5 @@ TEST_CASE("more ranks than key-value heads are refused with the sizes that fit")
   });
   CHECK(refused == 4);
 }
+
+}  // namespace tensor_parallel_test

@@ -11,6 +11,8 @@
 #include "meshwright/testing.h"
 #include "meshwright/trainer.h"
 
+namespace votes_test {
+
 using namespace meshwright;
 
 namespace {
@@ -74,3 +76,5 @@ TEST_CASE("a vote of any rank is counted once, in the same step on every rank, a
     }
   }
 }
+
+}  // namespace votes_test

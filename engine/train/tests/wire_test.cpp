@@ -14,6 +14,8 @@
 #include "engine/train/tests/traffic.h"
 #include "meshwright/testing.h"
 
+namespace wire_test {
+
 using namespace meshwright;
 
 TEST_CASE("the collectives of a step are those of the plan, for every strategy and mesh") {
@@ -232,3 +234,5 @@ TEST_CASE("what is gathered has the dtype of computation and what is summed the 
         });
       }
 }
+
+}  // namespace wire_test

@@ -12,6 +12,8 @@
 #include "meshwright/error.h"
 #include "meshwright/testing.h"
 
+namespace collectives_test {
+
 using namespace meshwright;
 using at::Tensor;
 
@@ -116,3 +118,5 @@ TEST_CASE("gathers over shared memory may be read in any order") {
     }
   });
 }
+
+}  // namespace collectives_test

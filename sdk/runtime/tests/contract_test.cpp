@@ -17,6 +17,8 @@
 #include "meshwright/testing.h"
 #include "tiny_model.h"
 
+namespace contract_test {
+
 using namespace meshwright;
 using at::Tensor;
 
@@ -279,3 +281,5 @@ TEST_CASE("the norm counts every gradient once, over the axes that cut it") {
   Tensor infinite = at::full({1}, INFINITY);
   CHECK(std::isinf(clip_gradients({{{infinite}, {}}}, 1, 1, at::kCPU)));
 }
+
+}  // namespace contract_test

@@ -19,6 +19,8 @@
 #include "meshwright/testing.h"
 #include "tiny_model.h"
 
+namespace equality_test {
+
 using namespace meshwright;
 using at::Tensor;
 
@@ -248,3 +250,5 @@ TEST_CASE("prefetch and activation checkpointing change no bit") {
   at::manual_seed(5);
   compare(run(one), first, 0);
 }
+
+}  // namespace equality_test

@@ -24,6 +24,8 @@
 // After LibTorch, which has a CHECK of its own.
 #include <doctest/doctest.h>
 
+namespace expert_parallel_test {
+
 using namespace meshwright;
 using at::Tensor;
 
@@ -325,6 +327,8 @@ TEST_CASE("expert parallelism: only the rows that move are sent, twice each way,
   CHECK(problems == "");
 }
 
+namespace {
+
 // One layer that a pass may run twice.
 struct TwiceImpl : torch::nn::Module {
   TwiceImpl() { register_module("layer", layer); }
@@ -333,6 +337,8 @@ struct TwiceImpl : torch::nn::Module {
   Layer layer{Layer(block_config())};
 };
 MESHWRIGHT_MODULE(Twice);
+
+}  // namespace
 
 TEST_CASE("experts write gradients where a unit keeps them: of micro-batches, of layers that run twice, and not where somebody watches") {
   for (bool twice : {false, true})
@@ -417,3 +423,5 @@ TEST_CASE("expert parallelism: a model without experts, and experts that do not 
   CHECK(code(5, 2) == ErrorCode::model_does_not_fit);
   CHECK(code(4, 2) == ErrorCode::internal);  // nothing was thrown
 }
+
+}  // namespace expert_parallel_test

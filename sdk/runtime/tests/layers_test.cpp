@@ -10,6 +10,8 @@
 
 #include "meshwright/layers.h"
 
+namespace layers_test {
+
 using at::Tensor;
 
 TEST_CASE("RMSNorm equals ATen's, with its gradients") {
@@ -104,3 +106,5 @@ TEST_CASE("Linear gives frozen weights no gradient and takes second derivatives"
   linear(x).sum().backward();
   CHECK_FALSE(linear->weight.grad().defined());
 }
+
+}  // namespace layers_test

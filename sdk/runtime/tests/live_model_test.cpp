@@ -9,6 +9,8 @@
 // After LibTorch, which has a CHECK of its own.
 #include <doctest/doctest.h>
 
+namespace live_model_test {
+
 using namespace meshwright;
 
 namespace {
@@ -153,3 +155,5 @@ TEST_CASE("items of a map of modules are units as those of a list are, and a lis
   CHECK(units[1].reshard_after_forward);
   CHECK_FALSE(units[2].reshard_after_forward);  // the last of its list
 }
+
+}  // namespace live_model_test

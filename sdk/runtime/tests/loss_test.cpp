@@ -22,6 +22,8 @@
 #include "meshwright/testing.h"
 #include "meshwright/tp_plan.h"
 
+namespace loss_test {
+
 using namespace meshwright;
 using at::Tensor;
 
@@ -276,3 +278,5 @@ TEST_CASE("what cannot be is refused on every rank before anything is sent") {
   VocabularyShard shard{nullptr, 4, 8, 9};
   CHECK(misfit(logits, at::zeros({3}, at::kLong), &shard));
 }
+
+}  // namespace loss_test

@@ -8,6 +8,8 @@
 
 #include "meshwright/layers.h"
 
+namespace module_test {
+
 using at::Tensor;
 
 namespace {
@@ -109,3 +111,5 @@ TEST_CASE("a call under `around` can be run again with other tensors") {
   CHECK(value(plain(at::ones({}))) == 2);
   CHECK(value(kept.run({at::full({}, 7)}).at(0)) == 8);
 }
+
+}  // namespace module_test

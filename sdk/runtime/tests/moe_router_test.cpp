@@ -16,6 +16,8 @@
 #include "meshwright/error.h"
 #include "meshwright/moe.h"
 
+namespace moe_router_test {
+
 namespace {
 
 using at::Tensor;
@@ -329,3 +331,5 @@ TEST_CASE("the score correction bias moves against the load, and says why when i
   CHECK(!forced->updates_bias());
   CHECK_THROWS_AS(forced->update_bias(at::tensor({4, 0, 2, 2})), Error);
 }
+
+}  // namespace moe_router_test

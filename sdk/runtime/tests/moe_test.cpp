@@ -23,6 +23,8 @@
 #include "meshwright/activation_checkpoint.h"
 #include "meshwright/error.h"
 
+namespace moe_test {
+
 namespace {
 
 using at::Tensor;
@@ -525,3 +527,5 @@ TEST_CASE("configurations that cannot be are refused") {
   }
   meshwright::check_moe_config(small());
 }
+
+}  // namespace moe_test

@@ -19,6 +19,8 @@
 #include "meshwright/sharded_units.h"
 #include "meshwright/testing.h"
 
+namespace reduce_dtype_test {
+
 using namespace meshwright;
 using at::Tensor;
 
@@ -205,3 +207,5 @@ TEST_CASE("a reduce dtype narrower than the gradients rounds what is sent, and n
     CHECK(exact != all_reduced);
   }
 }
+
+}  // namespace reduce_dtype_test

@@ -22,6 +22,8 @@
 // After LibTorch, which has a CHECK of its own.
 #include <doctest/doctest.h>
 
+namespace tensor_parallel_test {
+
 using namespace meshwright;
 using at::Tensor;
 using torch::nn::EmbeddingOptions;
@@ -395,3 +397,5 @@ TEST_CASE("without a plan or on one rank nothing is cut") {
   });
   CHECK(nothing == 2);
 }
+
+}  // namespace tensor_parallel_test

@@ -14,6 +14,8 @@
 #include "meshwright/layers.h"
 #include "meshwright/testing.h"
 
+namespace unit_rules_test {
+
 using namespace meshwright;
 using at::Tensor;
 
@@ -241,3 +243,5 @@ TEST_CASE("the registry takes one rule a class name") {
   message_of([] { register_unit_rule("", general()); }, ErrorCode::plugin_bad_descriptor);
   message_of([] { register_unit_rule("Empty", {}); }, ErrorCode::plugin_bad_descriptor);
 }
+
+}  // namespace unit_rules_test

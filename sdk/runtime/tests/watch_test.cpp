@@ -10,6 +10,8 @@
 #include "meshwright/error.h"
 #include "meshwright/group.h"
 
+namespace watch_test {
+
 using namespace meshwright;
 
 namespace {
@@ -90,3 +92,5 @@ TEST_CASE("collectives that end in time leave nothing to report") {
   rank.world.check();
   CHECK(rank.backend->aborted == 0);
 }
+
+}  // namespace watch_test
