@@ -163,6 +163,10 @@ World::Connect over_nccl(const launch::RankEnvironment& ranks, const StorePtr& s
 std::shared_ptr<World> make_world(const launch::RankEnvironment& ranks, const StorePtr& store, const device::Chosen& chosen,
                                   Milliseconds timeout, const std::string& interface, const std::shared_ptr<Board>& board) {
   World::Connect connect;
+  // LibTorch's recorder of collectives writes down a group's first one without its lock (2.11): two threads that each use a new group have
+  // crashed in it. Nothing here reads it; who wants it sets the variable.
+  static const int unrecorded = ::setenv("TORCH_FR_BUFFER_SIZE", "0", /*overwrite=*/0);
+  static_cast<void>(unrecorded);
   if (ranks.world_size > 1 && chosen.nccl) {
     // NCCL reads its own variable, when the first group is made.
     if (!interface.empty()) {

@@ -3,7 +3,6 @@
 #include <cstdio>
 #include <iterator>
 
-#include "engine/checkpoint/resume.h"
 #include "engine/launch/run_folder.h"
 #include "engine/plan/plan.h"
 #include "engine/report/report.h"
@@ -30,9 +29,8 @@ Beginning begin_run(const Job& job, World& world, const fs::path& checkpoints) {
   Beginning out;
   auto choose = [&] {
     if (world.rank() != 0) return std::string();
-    checkpoint::Start start = checkpoint::choose_start(job.table("checkpoint").get_string("resume"), checkpoints, checkpoint::restarted());
-    out.made_way = checkpoint::make_way(start, checkpoints);
-    return (start.own ? "1" : "0") + start.from.string();
+    out.start = checkpoint::choose_start(job.table("checkpoint").get_string("resume"), checkpoints, checkpoint::restarted());
+    return (out.start.own ? "1" : "0") + out.start.from.string();
   };
   std::string choice = agree_or_throw(world, outcome_of(choose))[0], path = choice.substr(1);
   out.own = choice[0] == '1';
@@ -42,6 +40,15 @@ Beginning begin_run(const Job& job, World& world, const fs::path& checkpoints) {
   };
   agree_or_throw(world, outcome_of(open));
   return out;
+}
+
+std::string make_way(const Beginning& beginning, World& world, const fs::path& checkpoints) {
+  std::string aside;
+  agree_or_throw(world, outcome_of([&] {
+                   if (world.rank() == 0) aside = checkpoint::make_way(beginning.start, checkpoints);
+                   return std::string();
+                 }));
+  return aside;
 }
 
 void say_finished(const checkpoint::Checkpoint& from, int64_t max_steps) {

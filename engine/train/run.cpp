@@ -188,6 +188,7 @@ int run_rank(const RunOptions& options, rendezvous::Ending& together, fs::path& 
       world->notice(unused);
   }
   double loading_ms = files::ms_since(loading);
+  const std::string aside = make_way(beginning, *world, checkpoints);
 
   report::Output out(stdout, "standard output");
   report::Style style{options.colour, options.unicode, options.width};
@@ -218,7 +219,7 @@ int run_rank(const RunOptions& options, rendezvous::Ending& together, fs::path& 
       progress->say(line);
     };
     if (!folder->kept().empty()) say("an earlier run of this name left metrics; they are now " + folder->kept());
-    if (!beginning.made_way.empty()) say("checkpoints that this run does not continue are now in " + beginning.made_way);
+    if (!aside.empty()) say("checkpoints that this run does not continue are now in " + aside);
     if (from) say(continue_text(*from, *world, trainer.plan().strategy.info->name, loading_ms));
     say(trainer.plan().strategy.info->name + " on " + report::counted(world->size(), "rank", "ranks") + ": " + outline.architecture + ", " +
         report::human_count(parameters) + " parameters; batch " + std::to_string(trainer.local_batch()) + " x " +

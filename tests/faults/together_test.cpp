@@ -274,6 +274,9 @@ TEST_CASE("weights that differ in one byte are refused on all ranks; files that 
   set.push_back("checkpoint.resume=none");
   std::vector<Ended> all = two.run(sets(set));
   check_all(all, 7, "error[E0709]: the files of the weights differ: model/model.safetensors, of ");
+  // A run that is refused has moved nothing out of its way.
+  CHECK(!fs::is_empty(two.zero.run_folder() / "checkpoints"));
+  CHECK(!fs::exists(two.zero.run_folder() / "checkpoints.1"));
 }
 
 TEST_CASE("a large file is compared at its ends and in places between, or to the last byte with dataset.verify = whole") {
