@@ -10,7 +10,7 @@
 namespace meshwright::plugins {
 namespace {
 
-constexpr size_t kMaxStrategies = 256, kMaxOptions = 4096, kMaxStruct = 4096;
+constexpr size_t kMaxStrategies = 256, kMaxOptions = 4096, kMaxStruct = 4096, kMaxExtensions = 64;
 
 Error bad(const std::string& file, const std::string& what) {
   return Error(ErrorCode::plugin_bad_descriptor, "the descriptor of " + file + " is not consistent: " + what);
@@ -72,6 +72,23 @@ StrategyInfo read_strategy(const meshwright_strategy& raw, const std::string& fi
   return info;
 }
 
+// The file of the running half, from the chain of extensions; empty without one.
+std::filesystem::path runtime_half_of(const meshwright_plugin& d, const Judged& judged) {
+  const std::string file = judged.path.string();
+  size_t blocks = 0;
+  for (const meshwright_extension* block = d.extensions; block != nullptr; block = block->next) {
+    if (++blocks > kMaxExtensions) throw bad(file, "the chain of extensions does not end");
+    if (block->id != MESHWRIGHT_RUNTIME_HALF) continue;
+    if (!is_struct_size<meshwright_runtime_half>(block->struct_size)) throw bad(file, "the block of the running half is too short");
+    const char* name = reinterpret_cast<const meshwright_runtime_half*>(block)->file;
+    size_t length = name == nullptr ? 0 : ::strnlen(name, 256);
+    if (length == 0 || length == 256 || std::memchr(name, '/', length) != nullptr)
+      throw bad(file, "the running half has no proper file name");
+    return judged.path.parent_path() / name;
+  }
+  return {};
+}
+
 }  // namespace
 
 bool answers_to(const StrategyInfo& info, const std::string& name) {
@@ -119,6 +136,7 @@ LoadedPlugin read_descriptor(const meshwright_plugin* d, const Judged& judged, c
   plugin.facts = judged.facts;
   plugin.facts_hash = judged.hash;
   plugin.descriptor = d;
+  plugin.runtime_half = runtime_half_of(*d, judged);
   for (size_t i = 0; i < d->strategy_count; ++i) {
     const meshwright_strategy* raw = raw_strategy(*d, i);
     if (!is_struct_size<meshwright_strategy>(raw->struct_size))

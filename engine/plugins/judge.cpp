@@ -165,4 +165,21 @@ Judged judge(const std::filesystem::path& file) {
           "--build build");
 }
 
+void judge_runtime_half(const std::filesystem::path& file, const Judged& planning) {
+  std::error_code failed;
+  if (!std::filesystem::exists(file, failed))
+    throw Error(ErrorCode::plugin_unreadable, planning.path.string() + " plans, and " + file.string() + ", which runs it, is missing")
+        .help("copy both libraries of the plugin into one folder");
+  check_file(file);
+  ElfMarkers elf = read_elf_markers(file);
+  if (elf.markers.size() != 1)
+    throw Error(elf.markers.empty() ? ErrorCode::plugin_no_marker : ErrorCode::plugin_bad_marker,
+                file.string() + " has " + std::to_string(elf.markers.size()) + " sets of build facts, not one")
+        .help("build it with meshwright_add_plugin(... RUNTIME ...) in CMake");
+  if (elf.markers[0].bytes != planning.facts_text)
+    throw Error(ErrorCode::plugin_facts,
+                file.string() + " and " + planning.path.string() + " come from different builds; nothing of them was run")
+        .help("rebuild the plugin from a clean build folder, and copy both libraries");
+}
+
 }  // namespace meshwright::plugins

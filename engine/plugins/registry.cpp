@@ -123,6 +123,7 @@ struct Registry::Impl {
     if (!library.has("meshwright_plugin_v1"))
       throw Error(ErrorCode::plugin_no_descriptor, judged.path.string() + " does not export meshwright_plugin_v1");
     LoadedPlugin plugin = read_descriptor(&library.get<const meshwright_plugin>("meshwright_plugin_v1"), judged, place);
+    if (!plugin.runtime_half.empty()) judge_runtime_half(plugin.runtime_half, judged);
     for (const LoadedPlugin& other : loaded)
       for (const StrategyInfo& theirs : other.strategies)
         for (const StrategyInfo& ours : plugin.strategies) {

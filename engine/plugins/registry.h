@@ -44,6 +44,7 @@ struct LoadedPlugin {
   std::string facts_hash;  // 16 hex digits
   std::vector<StrategyInfo> strategies;
   const meshwright_plugin* descriptor = nullptr;
+  std::filesystem::path runtime_half;  // empty: one library plans and runs
 };
 
 // A strategy ready for use.

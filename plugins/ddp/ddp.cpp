@@ -1,13 +1,9 @@
 // ddp: every rank holds the whole model; gradients are all-reduced in buckets. No mesh.
 #include <array>
-#include <numeric>
 
 #include "meshwright/activation_bytes.h"
 #include "meshwright/plugin_main.h"
-#ifndef MESHWRIGHT_PLAN_ONLY
-#include "meshwright/fully_sharded.h"
-#include "meshwright/replicated_model.h"
-#endif
+#include "layers.h"
 
 namespace {
 
@@ -34,9 +30,6 @@ constexpr std::array kOptions = {
     bool_option("gradient_as_bucket_view", true, "Gradients are views of the buckets: no copy."),
     backend(),
 };
-
-// Layers are never recomputed whole under this strategy (spec 6).
-constexpr bool kWholeLayers = false;
 
 class Ddp final : public Strategy {
  public:
@@ -71,38 +64,13 @@ class Ddp final : public Strategy {
     out.bytes.activations = activation_bytes(request, kWholeLayers);
     return out;
   }
-
-#ifndef MESHWRIGHT_PLAN_ONLY
-  std::unique_ptr<ParallelModel> parallelize(ParallelizeRequest& request) override {
-    const Options& own = request.config.own;
-    check_backend(request);
-    checkpoint_as_asked(request, kWholeLayers);
-    ReplicationPolicy policy;
-    std::vector<int64_t> ranks(static_cast<size_t>(request.world->size()));
-    std::iota(ranks.begin(), ranks.end(), int64_t{0});
-    policy.group = request.world->group(policy.axis, ranks);
-    policy.mp = request.config.shared.mp;
-    policy.bucket_bytes = static_cast<int64_t>(own.get_number("bucket_cap_mb") * 1024 * 1024);
-    policy.first_bucket_bytes = std::min(policy.first_bucket_bytes, policy.bucket_bytes);
-    policy.gradient_as_bucket_view = own.get_bool("gradient_as_bucket_view");
-    policy.broadcast_buffers = own.get_bool("broadcast_buffers");
-    policy.find_unused_parameters = own.get_bool("find_unused_parameters");
-    policy.static_graph = own.get_bool("static_graph");
-    return replicate_model(request.model, policy, request.world);
-  }
-#endif
 };
 
-#ifdef MESHWRIGHT_PLAN_ONLY
-constexpr uint64_t kCapabilities = MESHWRIGHT_CAN_PLAN;
-#else
-constexpr uint64_t kCapabilities = MESHWRIGHT_CAN_PLAN | MESHWRIGHT_CAN_PARALLELIZE;
-#endif
 constexpr std::array kStrategies = {
     describe<Ddp>({.name = "ddp",
                    .summary = "Replicas with bucketed, overlapped gradient all-reduce",
                    .options = kOptions,
-                   .capabilities = kCapabilities}),
+                   .capabilities = MESHWRIGHT_CAN_PLAN | MESHWRIGHT_CAN_PARALLELIZE}),
 };
 
 }  // namespace

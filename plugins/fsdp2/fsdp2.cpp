@@ -3,9 +3,6 @@
 
 #include "meshwright/plugin_main.h"
 #include "meshwright/sharded_strategy.h"
-#ifndef MESHWRIGHT_PLAN_ONLY
-#include "meshwright/fully_sharded.h"
-#endif
 
 namespace {
 
@@ -24,24 +21,13 @@ class Fsdp2 final : public ShardedStrategy {
   Footprint footprint(const FootprintRequest& request) const override {
     return fully_sharded_footprint(request, sharding_policy(request.config, std::nullopt));
   }
-
-#ifndef MESHWRIGHT_PLAN_ONLY
-  std::unique_ptr<ParallelModel> parallelize(ParallelizeRequest& request) override {
-    return parallelize_fully_sharded(request, std::nullopt);
-  }
-#endif
 };
 
-#ifdef MESHWRIGHT_PLAN_ONLY
-constexpr uint64_t kCapabilities = MESHWRIGHT_CAN_PLAN;
-#else
-constexpr uint64_t kCapabilities = MESHWRIGHT_CAN_PLAN | MESHWRIGHT_CAN_PARALLELIZE;
-#endif
 constexpr std::array kStrategies = {
     describe<Fsdp2>({.name = "fsdp2",
                      .summary = "Fully sharded parameters, gradients and optimizer state, sharded per parameter",
                      .options = kFullyShardedOptions,
-                     .capabilities = kCapabilities}),
+                     .capabilities = MESHWRIGHT_CAN_PLAN | MESHWRIGHT_CAN_PARALLELIZE}),
 };
 
 }  // namespace

@@ -2,14 +2,7 @@
 #include <array>
 
 #include "meshwright/plugin_main.h"
-#ifndef MESHWRIGHT_PLAN_ONLY
-#include <ATen/ops/empty.h>
-#include <torch/nn/module.h>
-
-#include "meshwright/fully_sharded.h"
-#include "meshwright/tensor_parallel.h"
-#include "meshwright/unit_rules.h"
-#endif
+#include "flat_policy.h"
 
 namespace {
 
@@ -49,59 +42,6 @@ constexpr std::array kOptions = {
     with_flags(choice_option("backend", nullptr, "nccl|gloo", "Back end of the mesh's groups. Not set: dist_env.backend."),
                MESHWRIGHT_OPTIONAL),
 };
-
-FlatPolicy flat_policy(const StrategyConfig& config) {
-  const Options& own = config.own;
-  FlatPolicy policy;
-  policy.level = static_cast<int>(own.get_int("zero_dp_strategy"));
-  policy.preserve_fp32_weights = own.get_bool("preserve_fp32_weights");
-  policy.grad_reduce_in_fp32 = own.get_bool("grad_reduce_in_fp32");
-  if (const auto* classes = std::get_if<std::vector<std::string>>(&own.value("megatron_fsdp_unit_modules"))) policy.unit_classes = *classes;
-  if (own.get_bool("disable_bucketing")) policy.bucket_elements = 1;
-  return policy;
-}
-
-#ifndef MESHWRIGHT_PLAN_ONLY
-// What a level keeps whole, and how it reduces.
-ShardedPolicy run_policy(const ParallelizeRequest& request, const FlatPolicy& flat) {
-  const Options& own = request.config.own;
-  ShardedPolicy policy = sharded_policy(request);
-  policy.layout = ShardLayout::flat;
-  // Alone there is nothing to share out, which is level 0.
-  int level = policy.shard->size() == 1 ? 0 : flat.level;
-  if (level == 0) {
-    policy.replicate = policy.shard;
-    policy.replicate_axis = policy.shard_axis;
-    policy.shard = request.world->group("alone", {request.world->rank()});
-  }
-  policy.whole_parameters = level <= 2;
-  policy.whole_gradients = level <= 1;
-  policy.reduce_every_micro_batch = level >= 2;
-  policy.overlap_gather = own.get_bool("overlap_param_gather");
-  policy.overlap_reduction = own.get_bool("overlap_grad_reduce");
-  if (flat.preserve_fp32_weights) policy.main_weights = DType::float32;
-  if (flat.grad_reduce_in_fp32) policy.main_gradients = policy.mp.reduce = DType::float32;
-  using Average = ShardedPolicy::Average;
-  policy.average = own.get_bool("calculate_per_token_loss") ? Average::with_clipping
-                   : own.get_bool("average_in_collective")  ? Average::in_sum
-                                                            : Average::before_sum;
-  policy.registered = own.get_bool("nccl_ub");
-  policy.double_buffer = policy.registered || own.get_bool("fsdp_double_buffer");
-  policy.check_nan = own.get_bool("check_for_nan_in_grad");
-  policy.check_own_nan = own.get_bool("report_nan_in_param_grad");
-  policy.options = own.schema().table;
-  return policy;
-}
-
-// Memory for the whole model, as a model has it that is built before it is sharded; each unit gives its part back when it is sharded.
-void materialise(torch::nn::Module& model, at::Device device) {
-  for (at::Tensor& p : model.parameters())
-    if (p.is_meta()) {
-      at::Tensor real = at::empty(p.sizes(), p.options().device(device).requires_grad(false));
-      p.unsafeGetTensorImpl()->shallow_copy_from(real.getIntrusivePtr());
-    }
-}
-#endif
 
 class MegatronFsdp final : public Strategy {
  public:
@@ -156,40 +96,14 @@ class MegatronFsdp final : public Strategy {
   }
 
   Footprint footprint(const FootprintRequest& request) const override { return flat_footprint(request, flat_policy(request.config)); }
-
-#ifndef MESHWRIGHT_PLAN_ONLY
-  std::unique_ptr<ParallelModel> parallelize(ParallelizeRequest& request) override {
-    refuse_unavailable(request, /*applies_tensor_parallel=*/true);
-    check_backend(request);
-    FlatPolicy flat = flat_policy(request.config);
-    std::shared_ptr<TensorParallel> tensor_parallel = apply_tensor_parallel(request);
-    checkpoint_as_asked(request, /*whole_layers=*/true);
-    ShardedPolicy policy = run_policy(request, flat);
-    policy.tensor_parallel = tensor_parallel;
-    if (policy.registered && !request.world->everyone()->reduces_remotely())
-      request.world->notice(policy.options + ".nccl_ub = true has no effect: the ranks of this job talk through gloo");
-    if (find_unit_rule(request.outline.architecture))
-      request.world->notice("models of class " + request.outline.architecture +
-                            " have a unit rule, which megatron_fsdp does not apply: its flat buffers follow " + policy.options +
-                            ".megatron_fsdp_unit_modules, and all parameters compute in distributed.mp_policy.param_dtype");
-    if (!request.config.own.get_bool("init_fsdp_with_meta_device")) materialise(*request.model, request.world->device());
-    std::vector<UnitSpec> units = flat_unit_specs(*request.model, request.outline, flat, /*reshard=*/!policy.whole_parameters);
-    return shard_model(request.model, std::move(units), std::move(policy), request.world);
-  }
-#endif
 };
 
-#ifdef MESHWRIGHT_PLAN_ONLY
-constexpr uint64_t kCapabilities = MESHWRIGHT_CAN_PLAN;
-#else
-constexpr uint64_t kCapabilities = MESHWRIGHT_CAN_PLAN | MESHWRIGHT_CAN_PARALLELIZE;
-#endif
 constexpr std::array kStrategies = {
     describe<MegatronFsdp>({.name = "megatron_fsdp",
                             .aliases = "megatron-fsdp|mfsdp",
                             .summary = "ZeRO levels 0 to 3 on flat buffers",
                             .options = kOptions,
-                            .capabilities = kCapabilities}),
+                            .capabilities = MESHWRIGHT_CAN_PLAN | MESHWRIGHT_CAN_PARALLELIZE}),
 };
 
 }  // namespace

@@ -4,9 +4,6 @@
 
 #include "meshwright/plugin_main.h"
 #include "meshwright/sharded_strategy.h"
-#ifndef MESHWRIGHT_PLAN_ONLY
-#include "meshwright/fully_sharded.h"
-#endif
 
 namespace {
 
@@ -41,25 +38,14 @@ class MoeEp final : public ShardedStrategy {
     // The moe block's rule stands unless [distributed.fsdp2] says otherwise.
     return fully_sharded_footprint(request, sharding_policy(request.config, moe.reshard_after_forward));
   }
-
-#ifndef MESHWRIGHT_PLAN_ONLY
-  std::unique_ptr<ParallelModel> parallelize(ParallelizeRequest& request) override {
-    return parallelize_fully_sharded(request, request.config.shared.moe.reshard_after_forward);
-  }
-#endif
 };
 
-#ifdef MESHWRIGHT_PLAN_ONLY
-constexpr uint64_t kCapabilities = MESHWRIGHT_CAN_PLAN;
-#else
-constexpr uint64_t kCapabilities = MESHWRIGHT_CAN_PLAN | MESHWRIGHT_CAN_PARALLELIZE;
-#endif
 constexpr std::array kStrategies = {
     describe<MoeEp>({.name = "moe_ep",
                      .summary = "Expert parallelism for mixture-of-experts models, the rest fully sharded",
                      .options_table = "fsdp2",
                      .options = kFullyShardedOptions,
-                     .capabilities = kCapabilities}),
+                     .capabilities = MESHWRIGHT_CAN_PLAN | MESHWRIGHT_CAN_PARALLELIZE}),
 };
 
 }  // namespace

@@ -1,7 +1,11 @@
-# meshwright_add_plugin(NAME SOURCES file... STRATEGIES name... [LIBRARIES target...] [OUTPUT_DIRECTORY folder])
+# meshwright_add_plugin(NAME SOURCES file... STRATEGIES name... [LIBRARIES target...] [OUTPUT_DIRECTORY folder]
+#                       [RUNTIME file... [RUNTIME_LIBRARIES target...]])
 #
 # Builds a strategy plugin: the module library libmeshwright_NAME.so that exports its descriptor and its build facts and nothing else.
 # STRATEGIES lists every strategy name and alias the library has; the engine reads them from the file without loading it.
+# RUNTIME: sources of the running half (meshwright/plugin_runtime.h), which becomes meshwright_NAME_runtime.so beside it and is loaded when a
+# model is first parallelized: then SOURCES plan without LibTorch. RUNTIME_LIBRARIES: what it links (default: Meshwright::runtime). Without
+# RUNTIME one library does both.
 # OUTPUT_DIRECTORY: where the library goes (default: lib/meshwright/plugins in the build folder).
 #
 # The facts come from a small program built with the plugin's own compiler and flags, so that they are true for this build.
@@ -28,8 +32,28 @@ function(meshwright_add_abi_marker target kind)
   target_sources(${target} PRIVATE ${marker})
 endfunction()
 
+# A module library of a plugin: hidden symbols but for those of plugin.map, and the facts of its build.
+function(meshwright_add_plugin_library target output folder strategies)
+  cmake_parse_arguments(arg "" "" "SOURCES;LIBRARIES" ${ARGN})
+  add_library(${target} MODULE ${arg_SOURCES})
+  # stdc++ first: LibTorch exports template instantiations of the C++ library, and would else be needed by every plugin for their sake.
+  target_link_libraries(${target} PRIVATE Meshwright::sdk stdc++ meshwright::torch_cpu meshwright::c10 ${arg_LIBRARIES})
+  target_compile_features(${target} PRIVATE cxx_std_20)
+  set_target_properties(${target} PROPERTIES
+    PREFIX "" OUTPUT_NAME ${output} LIBRARY_OUTPUT_DIRECTORY ${folder}
+    CXX_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON
+    # Installed, a bundled plugin lies in lib/meshwright/plugins, two folders below the SDK library.
+    INSTALL_RPATH "$ORIGIN/../..;${MESHWRIGHT_TORCH_DIR}/lib"
+    LINK_DEPENDS ${MESHWRIGHT_SDK_CMAKE_DIR}/plugin.map)
+  target_link_options(${target} PRIVATE -Wl,--as-needed -Wl,-z,nodelete -Wl,--version-script=${MESHWRIGHT_SDK_CMAKE_DIR}/plugin.map)
+  if(NOT CMAKE_CXX_FLAGS MATCHES "-fsanitize" AND NOT MESHWRIGHT_SANITIZE)
+    target_link_options(${target} PRIVATE -Wl,-z,defs)  # a sanitizer's runtime lives in the program
+  endif()
+  meshwright_add_abi_marker(${target} plugin ${strategies})
+endfunction()
+
 function(meshwright_add_plugin name)
-  cmake_parse_arguments(arg "" "OUTPUT_DIRECTORY" "SOURCES;STRATEGIES;LIBRARIES" ${ARGN})
+  cmake_parse_arguments(arg "" "OUTPUT_DIRECTORY" "SOURCES;STRATEGIES;LIBRARIES;RUNTIME;RUNTIME_LIBRARIES" ${ARGN})
   if(NOT name MATCHES "^[a-z][a-z0-9_]*$")
     message(FATAL_ERROR "meshwright_add_plugin: \"${name}\" is not a plugin name (a-z, 0-9 and _, a letter first)")
   endif()
@@ -40,19 +64,14 @@ function(meshwright_add_plugin name)
     set(arg_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/lib/meshwright/plugins)
   endif()
   set(target meshwright_${name})
-  add_library(${target} MODULE ${arg_SOURCES})
-  # stdc++ first: LibTorch exports template instantiations of the C++ library, and would else be needed by every plugin for their sake.
-  target_link_libraries(${target} PRIVATE Meshwright::sdk stdc++ meshwright::torch_cpu meshwright::c10 ${arg_LIBRARIES})
-  target_compile_features(${target} PRIVATE cxx_std_20)
-  set_target_properties(${target} PROPERTIES
-    PREFIX lib OUTPUT_NAME meshwright_${name} LIBRARY_OUTPUT_DIRECTORY ${arg_OUTPUT_DIRECTORY}
-    CXX_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON
-    # Installed, a bundled plugin lies in lib/meshwright/plugins, two folders below the SDK library.
-    INSTALL_RPATH "$ORIGIN/../..;${MESHWRIGHT_TORCH_DIR}/lib"
-    LINK_DEPENDS ${MESHWRIGHT_SDK_CMAKE_DIR}/plugin.map)
-  target_link_options(${target} PRIVATE -Wl,--as-needed -Wl,-z,nodelete -Wl,--version-script=${MESHWRIGHT_SDK_CMAKE_DIR}/plugin.map)
-  if(NOT CMAKE_CXX_FLAGS MATCHES "-fsanitize" AND NOT MESHWRIGHT_SANITIZE)
-    target_link_options(${target} PRIVATE -Wl,-z,defs)  # a sanitizer's runtime lives in the program
+  meshwright_add_plugin_library(${target} lib${target} ${arg_OUTPUT_DIRECTORY} "${arg_STRATEGIES}" SOURCES ${arg_SOURCES} LIBRARIES ${arg_LIBRARIES})
+  if(arg_RUNTIME)
+    if(NOT arg_RUNTIME_LIBRARIES)
+      set(arg_RUNTIME_LIBRARIES Meshwright::runtime)
+    endif()
+    meshwright_add_plugin_library(${target}_runtime ${target}_runtime ${arg_OUTPUT_DIRECTORY} "${arg_STRATEGIES}"
+      SOURCES ${arg_RUNTIME} LIBRARIES ${arg_RUNTIME_LIBRARIES})
+    target_compile_definitions(${target} PRIVATE MESHWRIGHT_PLUGIN_RUNTIME="${target}_runtime.so")
+    add_dependencies(${target} ${target}_runtime)
   endif()
-  meshwright_add_abi_marker(${target} plugin ${arg_STRATEGIES})
 endfunction()

@@ -16,11 +16,6 @@ TpPlan Strategy::translate_tp_plan(const ModelOutline& outline, const TpPlanRequ
 
 Footprint Strategy::footprint(const FootprintRequest& request) const { return replicated_footprint(request); }
 
-std::unique_ptr<ParallelModel> Strategy::parallelize(ParallelizeRequest&) {
-  throw Error(ErrorCode::not_in_release, "this strategy can plan a job but not run it: parallelize is not available in this version")
-      .help("use `meshwright plan` to look at the layout");
-}
-
 void* Strategy::extension(uint32_t) { return nullptr; }
 
 }  // namespace meshwright

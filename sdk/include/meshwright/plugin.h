@@ -85,6 +85,17 @@ struct meshwright_extension {
   const struct meshwright_extension* next;
 };
 
+/* Ids of extensions. */
+enum {
+  MESHWRIGHT_RUNTIME_HALF = 1 /* meshwright_runtime_half */
+};
+
+/* The library beside this one that runs what this one plans (meshwright/plugin_runtime.h). */
+struct meshwright_runtime_half {
+  struct meshwright_extension extension;
+  const char* file; /* its name, in the plugin's folder */
+};
+
 struct meshwright_plugin {
   size_t struct_size;
   uint64_t magic;

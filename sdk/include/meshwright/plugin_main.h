@@ -54,6 +54,18 @@ void destroy(void* strategy) noexcept {
 
 }  // namespace detail
 
+#ifdef MESHWRIGHT_PLUGIN_RUNTIME  // meshwright_add_plugin(... RUNTIME ...) sets it
+namespace detail {
+inline constexpr meshwright_runtime_half kRuntimeHalf = {{sizeof(meshwright_runtime_half), MESHWRIGHT_RUNTIME_HALF, nullptr},
+                                                         MESHWRIGHT_PLUGIN_RUNTIME};
+inline constexpr const meshwright_extension* kExtensions = &kRuntimeHalf.extension;
+}  // namespace detail
+#else
+namespace detail {
+inline constexpr const meshwright_extension* kExtensions = nullptr;
+}  // namespace detail
+#endif
+
 template <class S>
 constexpr meshwright_strategy describe(const StrategyDescription& d) {
   return {sizeof(meshwright_strategy),
@@ -70,17 +82,18 @@ constexpr meshwright_strategy describe(const StrategyDescription& d) {
 
 }  // namespace meshwright
 
-#define MESHWRIGHT_PLUGIN(name, version, vendor, license, summary, strategies)                                                       \
-  extern "C" __attribute__((visibility("default"), used)) const meshwright_plugin meshwright_plugin_v1 = {sizeof(meshwright_plugin), \
-                                                                                                          MESHWRIGHT_PLUGIN_MAGIC,   \
-                                                                                                          MESHWRIGHT_SDK_MAJOR,      \
-                                                                                                          MESHWRIGHT_SDK_MINOR,      \
-                                                                                                          name,                      \
-                                                                                                          version,                   \
-                                                                                                          vendor,                    \
-                                                                                                          license,                   \
-                                                                                                          summary,                   \
-                                                                                                          meshwright_plugin_facts,   \
-                                                                                                          std::data(strategies),     \
-                                                                                                          std::size(strategies),     \
-                                                                                                          nullptr};
+#define MESHWRIGHT_PLUGIN(name, version, vendor, license, summary, strategies) \
+  extern "C" __attribute__((visibility("default"), used))                      \
+  const meshwright_plugin meshwright_plugin_v1 = {sizeof(meshwright_plugin),   \
+                                                  MESHWRIGHT_PLUGIN_MAGIC,     \
+                                                  MESHWRIGHT_SDK_MAJOR,        \
+                                                  MESHWRIGHT_SDK_MINOR,        \
+                                                  name,                        \
+                                                  version,                     \
+                                                  vendor,                      \
+                                                  license,                     \
+                                                  summary,                     \
+                                                  meshwright_plugin_facts,     \
+                                                  std::data(strategies),       \
+                                                  std::size(strategies),       \
+                                                  meshwright::detail::kExtensions};

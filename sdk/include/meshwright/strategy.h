@@ -40,8 +40,9 @@ class MESHWRIGHT_API Strategy {
   // Closed-form cost of a layout. Default: replicated_footprint().
   virtual Footprint footprint(const FootprintRequest& request) const;
 
-  // Hook 3, collective: every rank of the mesh calls it with the same model and configuration. Default: Error(not_in_release); such
-  // a strategy does not set MESHWRIGHT_CAN_PARALLELIZE.
+  // Hook 3, collective: every rank of the mesh calls it with the same model and configuration. Default: the plugin's running half
+  // (meshwright/plugin_runtime.h), loaded at the first call; without one Error(not_in_release), and such a strategy does not set
+  // MESHWRIGHT_CAN_PARALLELIZE.
   virtual std::unique_ptr<ParallelModel> parallelize(ParallelizeRequest& request);
 
   // Growth between epochs: an interface by id, or nullptr.
