@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "engine/plugins/tests/fixtures.h"
+#include "meshwright/parallel.h"
 
 using namespace meshwright;
 using namespace meshwright::plugins;
@@ -60,7 +61,11 @@ TEST_CASE("every wrong library has its own code") {
                          Row{"odd_strategy", ErrorCode::plugin_bad_descriptor, "bytes"},
                          Row{"same_name_twice", ErrorCode::plugin_bad_descriptor, "two strategies named"},
                          Row{"unlisted", ErrorCode::plugin_bad_descriptor, "STRATEGIES"},
-                         Row{"other_facts_text", ErrorCode::plugin_bad_marker, "not those of its marker"}}) {
+                         Row{"other_facts_text", ErrorCode::plugin_bad_marker, "not those of its marker"},
+                         Row{"runtime_missing", ErrorCode::plugin_unreadable, "which runs it, is missing"},
+                         Row{"runtime_elsewhere", ErrorCode::plugin_bad_descriptor, "no proper file name"},
+                         Row{"runtime_of_another_build", ErrorCode::plugin_facts, "different builds"},
+                         Row{"runtime_is_no_library", ErrorCode::plugin_not_elf, "fixture_files.txt"}}) {
     std::string name = row.name;
     CAPTURE(name);
     Error error = refusal(fixture(name));
@@ -69,6 +74,35 @@ TEST_CASE("every wrong library has its own code") {
     CHECK(exit_status(error.code()) == 2);
     CHECK(error.message().find(row.says) != std::string::npos);
   }
+}
+
+TEST_CASE("a plugin of two halves plans without its running half, which is loaded when a model is parallelized") {
+  auto is_mapped = [](const std::string& name) { return read("/proc/self/maps").find(name) != std::string::npos; };
+  Registry registry(nowhere());
+  const LoadedPlugin& plugin = registry.load(fixture("two_halves"), "test");
+  CHECK(plugin.runtime_half == kFixtures / "meshwright_fixture_two_halves_runtime.so");
+  LoadedStrategy made = registry.create(plugin, plugin.strategies.front());
+  MeshRequest request;
+  request.world_size = 4;
+  MeshPlan mesh = made.strategy->plan_mesh(request);
+  CHECK_FALSE(is_mapped("two_halves_runtime"));
+  ModelOutline outline;
+  TpPlan tp;
+  ParallelizeRequest run{nullptr, outline, mesh, tp, request.config, nullptr};
+  Error error = error_of([&] { made.strategy->parallelize(run); });
+  CHECK(error.message() == "the running half was called");
+  CHECK(is_mapped("two_halves_runtime"));
+
+  // One that has neither a running half nor a parallelize() of its own.
+  const LoadedPlugin& plans = registry.load(fixture("good"), "test");
+  LoadedStrategy only = registry.create(plans, plans.strategies.front());
+  CHECK(error_of([&] { only.strategy->parallelize(run); }).code() == ErrorCode::not_in_release);
+}
+
+TEST_CASE("the bundled strategies are loaded without LibTorch") {
+  Registry registry({});
+  for (const char* name : {"ddp", "fsdp2", "megatron_fsdp", "moe_ep"}) CHECK(registry.find(name).plugin->name == name);
+  CHECK(read("/proc/self/maps").find("libtorch") == std::string::npos);
 }
 
 TEST_CASE("a refusal shows just the differing facts, all at once, and how to rebuild") {
