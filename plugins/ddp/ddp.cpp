@@ -1,9 +1,9 @@
 // ddp: every rank holds the whole model; gradients are all-reduced in buckets. No mesh.
 #include <array>
 
+#include "layers.h"
 #include "meshwright/activation_bytes.h"
 #include "meshwright/plugin_main.h"
-#include "layers.h"
 
 namespace {
 

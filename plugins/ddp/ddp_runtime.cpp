@@ -2,10 +2,10 @@
 #include <algorithm>
 #include <numeric>
 
+#include "layers.h"
 #include "meshwright/fully_sharded.h"
 #include "meshwright/plugin_runtime.h"
 #include "meshwright/replicated_model.h"
-#include "layers.h"
 
 namespace {
 
@@ -26,6 +26,7 @@ std::unique_ptr<ParallelModel> run(Strategy&, ParallelizeRequest& request) {
   policy.broadcast_buffers = own.get_bool("broadcast_buffers");
   policy.find_unused_parameters = own.get_bool("find_unused_parameters");
   policy.static_graph = own.get_bool("static_graph");
+  policy.options = own.schema().table;
   return replicate_model(request.model, policy, request.world);
 }
 

@@ -336,14 +336,15 @@ void ReplicatedModel::check_unused() {
   std::string list;
   for (size_t i = 0; i < names.size() && i < 8; ++i) list += (i ? ", " : "") + names[i];
   if (names.size() > 8) list += " and " + std::to_string(names.size() - 8) + " more";
-  if (policy_.static_graph)
-    throw Error(ErrorCode::unused_parameter, "the set of used parameters changed after the first step: " + list)
-        .key("distributed.ddp.static_graph")
-        .help("set distributed.ddp.static_graph = false");
-  throw Error(ErrorCode::unused_parameter, "rank " + std::to_string(world_->rank()) + ": no gradient came for " + list)
-      .key("distributed.ddp.find_unused_parameters")
-      .help("set distributed.ddp.find_unused_parameters = true")
-      .help("freeze what the model does not use (requires_grad = false)");
+  Error error(ErrorCode::unused_parameter, policy_.static_graph
+                                               ? "the set of used parameters changed after the first step: " + list
+                                               : "rank " + std::to_string(world_->rank()) + ": no gradient came for " + list);
+  if (!policy_.options.empty()) {
+    const std::string key = policy_.options + (policy_.static_graph ? ".static_graph" : ".find_unused_parameters");
+    error.key(key).help("set " + key + (policy_.static_graph ? " = false" : " = true"));
+  }
+  if (!policy_.static_graph) error.help("freeze what the model does not use (requires_grad = false)");
+  throw error;
 }
 
 void ReplicatedModel::end_step() {

@@ -117,7 +117,7 @@ void refuse_sizes(const MeshRequest& request, std::string_view strategy, std::sp
                      std::string(strategy) + " has no " + std::string(size.words) + ", but distributed." + name + "_size = " + n(size.size),
                      name)
         .help(set_size(name, 1))
-        .help("set distributed.strategy = \"fsdp2\"");
+        .help("set distributed.strategy = " + std::string(distributed_schema().find("strategy")->default_value));
   }
 }
 
@@ -134,9 +134,10 @@ MeshPlan plan_sharded_mesh(const MeshRequest& request) {
     throw replicate_help(size_error(request, ErrorCode::dp_replicate_not_divisor,
                                     "dp " + n(dp) + " is not a multiple of dp_replicate " + n(rep), "dp_replicate"));
   if (rep >= dp && rep != 1)
-    throw replicate_help(size_error(request, ErrorCode::dp_replicate_too_large,
-                                    "dp_replicate " + n(rep) + " must be smaller than dp " + n(dp) + " (pure replication is what ddp does)",
-                                    "dp_replicate"));
+    throw replicate_help(size_error(
+        request, ErrorCode::dp_replicate_too_large,
+        "dp_replicate " + n(rep) + " must be smaller than dp " + n(dp) + " (copies alone need no shards: that is plain data parallelism)",
+        "dp_replicate"));
   int64_t stage = dp * s.cp * s.tp;
   if (s.ep > 1 && stage % s.ep != 0) {
     Error error = size_error(

@@ -21,6 +21,8 @@ struct ReplicationPolicy {
   bool find_unused_parameters = false;              // false: a parameter without gradient ends the step with an error that names it
   std::shared_ptr<TensorParallel> tensor_parallel;  // what was done to the model before, or null
   bool static_graph = false;                        // the first step tells which parameters are unused; a change later is an error
+  // The table whose options find_unused_parameters and static_graph are, "distributed.mine": errors name them. Empty: there are none.
+  std::string options = {};
 };
 
 // Collective. Parameters and buffers of rank 0 are broadcast unless they are on the meta device.
