@@ -2,7 +2,7 @@
 # Whole-process wall time and peak memory of `meshwright plan` for 131,072 ranks. bench/plan.sh [BUILD_FOLDER [RUNS]]
 set -eu
 root=$(cd "$(dirname "$0")/.." && pwd)
-build=${1:-$root/build}
+build=$(cd "${1:-$root/build}" && pwd)
 runs=${2:-21}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT INT TERM
@@ -26,7 +26,7 @@ cd "$work"
 measure() {
   label=$1
   shift
-  line=$("$build/bin/bench_process" "$runs" "$build/bin/meshwright" "$@")
+  line=$("$build/bin/bench_process" "$runs" "$build/bin/meshwright" "$@" 2>/dev/null)
   printf '%-52s %s\n' "$label" "$line"
 }
 printf 'processors: %s; runs of each: %s\n' "$(nproc)" "$runs"

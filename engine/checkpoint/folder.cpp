@@ -68,7 +68,9 @@ std::vector<Found> find_all(const fs::path& checkpoints) {
   for (fs::directory_iterator at(checkpoints, failed), end; !failed && at != end; at.increment(failed))
     if (std::optional<int64_t> step = step_of(at->path().filename().string()))
       if (std::error_code ignored; fs::is_directory(at->symlink_status(ignored))) out.push_back({at->path(), *step, ""});
-  if (failed) throw Error(ErrorCode::no_checkpoint, "cannot list " + checkpoints.string() + ": " + failed.message());
+  if (failed)
+    throw Error(ErrorCode::no_checkpoint, "cannot list " + checkpoints.string() + ": " + failed.message())
+        .help("move what stands there out of the way, or choose another run.name or run.dir");
   std::sort(out.begin(), out.end(), [](const Found& a, const Found& b) { return a.step < b.step; });
   for (Found& found : out) found.problem = problem_of(found.path);
   return out;

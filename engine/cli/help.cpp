@@ -52,19 +52,27 @@ std::vector<Entry> verb_entries(std::string_view group) {
   return list;
 }
 
-// Paragraphs are wrapped; lines that start with a space are kept (examples).
+// Paragraphs are wrapped: a line that ends no sentence goes on in the next. Lines that start with a space are kept (examples).
 std::string paragraphs(const Style& style, std::string_view text) {
-  std::string out;
+  std::string out, paragraph;
+  auto end_paragraph = [&] {
+    if (paragraph.empty()) return;
+    for (const std::string& piece : report::wrap(paragraph, static_cast<size_t>(style.width))) out += piece + '\n';
+    paragraph.clear();
+  };
   while (!text.empty()) {
     size_t end = text.find('\n');
     std::string_view line = text.substr(0, end);
     text.remove_prefix(end == std::string_view::npos ? text.size() : end + 1);
-    if (line.starts_with(' ')) {
+    if (line.empty() || line.starts_with(' ')) {
+      end_paragraph();
       out += std::string(line) + '\n';
       continue;
     }
-    for (const std::string& piece : report::wrap(line, static_cast<size_t>(style.width))) out += piece + '\n';
+    paragraph += (paragraph.empty() ? "" : " ") + std::string(line);
+    if (line.ends_with('.') || line.ends_with(':')) end_paragraph();
   }
+  end_paragraph();
   return out;
 }
 

@@ -332,6 +332,17 @@ const ForeignName* find_foreign(std::string_view written) {
   return dot == std::string_view::npos ? nullptr : find(written.substr(dot + 1));
 }
 
+const ForeignName* find_foreign_elsewhere(std::string_view last) {
+  const ForeignName* only = nullptr;
+  for (const ForeignName& known : kNames) {
+    const std::string_view name = known.name;
+    if (name.size() <= last.size() || !name.ends_with(last) || name[name.size() - last.size() - 1] != '.') continue;
+    if (only != nullptr && std::string_view(only->key) != known.key) return nullptr;
+    only = &known;
+  }
+  return only;
+}
+
 std::string foreign_text(const ForeignName& name, std::string_view written) {
   std::string note = name.note, text(written);
   if (*name.key == '\0') return text + " has no counterpart here: " + note;

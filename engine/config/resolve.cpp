@@ -257,7 +257,10 @@ class Resolver {
       std::string home = home_of(entry.key, table);
       if (!home.empty() && (near.empty() || near != entry.key)) error.help(entry.key + " belongs to [" + home + "]: move it there");
       if (!near.empty()) error.help("did you mean " + full_key(table, near) + "?");
-      if (home.empty() && near.empty())
+      const ForeignName* foreign = home.empty() && near.empty() ? find_foreign_elsewhere(entry.key) : nullptr;
+      if (foreign != nullptr)
+        error.help(foreign_text(*foreign, entry.key));
+      else if (home.empty() && near.empty())
         error.help((entry.place.source == Origin::Source::command_line ? "remove --set " + key : std::string("remove the line")) +
                    "; `meshwright config explain" + (table.empty() ? std::string() : " " + table) + "` lists the keys");
     }

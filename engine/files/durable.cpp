@@ -13,11 +13,32 @@ namespace meshwright::files {
 
 namespace fs = std::filesystem;
 
+namespace {
+
+// What to do about the reason.
+const char* remedy(int reason) {
+  switch (reason) {
+    case ENOSPC:
+    case EDQUOT:
+      return "make room there, or choose another folder (run.dir, --out)";
+    case ENOENT:
+      return "make the folder first, or choose one that is there (run.dir, --out)";
+    case EISDIR:
+    case ENOTDIR:
+    case EEXIST:
+      return "move what stands there out of the way, or choose another folder (run.dir, --out)";
+    default:
+      return "make room there, or choose another folder that may be written to (run.dir, --out)";
+  }
+}
+
+}  // namespace
+
 Error unwritable(const fs::path& path, int reason, std::string_view did) {
   const char* name = ::strerrorname_np(reason);
   return Error(ErrorCode::output_unwritable, "cannot " + std::string(did) + " " + path.string() + ": " + std::strerror(reason) +
                                                  (name == nullptr ? "" : " (" + std::string(name) + ")"))
-      .help("make room there, or choose another folder that may be written to (run.dir, --out)");
+      .help(remedy(reason));
 }
 
 NewFile::NewFile(fs::path path) : path_(std::move(path)) {

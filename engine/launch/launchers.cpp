@@ -79,6 +79,7 @@ RankEnvironment ranks_from(const Reader& read, const Launcher& launcher, Names n
   int64_t hosts = launcher.hosts ? read.number(launcher.hosts, 1, kMost).value_or(0) : 0;
   // Where only the number of hosts is told, the ranks are taken to be spread evenly.
   if (local_world == 0 && hosts > 0) local_world = std::max((e.world_size + hosts - 1) / hosts, e.local_rank + 1);
+  e.local_world_told = local_world > 0 || e.world_size == 1;
   e.local_world_size = local_world > 0 ? local_world : e.world_size == 1 ? 1 : e.local_rank + 1;
   check(e, names);
   if (e.world_size == 1) return e;
@@ -142,7 +143,9 @@ std::optional<RankEnvironment> indexed(const Reader& read) {
   e.rank = *read.number(*name, 0, kMost);
   const char* local = read.has("LOCAL_RANK") ? "LOCAL_RANK" : "PALS_LOCAL_RANKID";
   e.local_rank = read.number(local, 0, kMost).value_or(0);
-  e.local_world_size = read.number("LOCAL_WORLD_SIZE", 1, kMost).value_or(e.local_rank + 1);
+  std::optional<int64_t> local_world = read.number("LOCAL_WORLD_SIZE", 1, kMost);
+  e.local_world_told = local_world.has_value();
+  e.local_world_size = local_world.value_or(e.local_rank + 1);
   check(e, {*name, "WORLD_SIZE", local, "LOCAL_WORLD_SIZE"});
   std::string because = "WORLD_SIZE = " + std::to_string(*world) + " and " + *name + " = " + std::to_string(e.rank);
   std::optional<std::string> addr = read.text("MASTER_ADDR");

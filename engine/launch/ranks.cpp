@@ -24,6 +24,7 @@ RankEnvironment plain(const Reader& read, Source source) {
   bool here = e.world_size == 1 || (addr && is_loopback(*addr));
   if (local && !local_world && here && *local >= e.world_size)
     Reader::fail("LOCAL_RANK", "LOCAL_RANK = " + std::to_string(*local) + " is not below WORLD_SIZE = " + std::to_string(e.world_size));
+  e.local_world_told = local_world || here;
   e.local_world_size = local_world.value_or(here ? e.world_size : local.value_or(0) + 1);
   e.local_rank = local.value_or(here && !local_world ? e.rank : 0);
   check(e, kPlain);
@@ -56,11 +57,13 @@ std::optional<RankEnvironment> slurm(const Reader& read) {
   std::optional<std::vector<std::string>> hosts = expand_hosts(list);
   if (!hosts) Reader::fail("SLURM_STEP_NODELIST", "SLURM_STEP_NODELIST = \"" + list + "\" is not a list of hosts");
   e.local_rank = read.need("SLURM_LOCALID", 0, kMost, "SLURM_STEP_ID is");
-  e.local_world_size = hosts->size() == 1 ? e.world_size : e.local_rank + 1;
+  e.local_world_told = hosts->size() == 1;
+  e.local_world_size = e.local_world_told ? e.world_size : e.local_rank + 1;
   if (std::optional<std::string> tasks = read.text("SLURM_STEP_TASKS_PER_NODE"); tasks && hosts->size() > 1) {
     std::optional<int64_t> here = tasks_of_host(*tasks, read.need("SLURM_NODEID", 0, kMost, "the job spans hosts"));
     if (!here)
       Reader::fail("SLURM_STEP_TASKS_PER_NODE", "SLURM_STEP_TASKS_PER_NODE = \"" + *tasks + "\" does not say how many tasks run here");
+    e.local_world_told = true;
     e.local_world_size = *here;
   }
   check(e, {"SLURM_PROCID", world, "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"});

@@ -17,11 +17,12 @@ struct RankEnvironment {
   int64_t rank = 0, world_size = 1, local_rank = 0, local_world_size = 1;
   std::string master_addr = "127.0.0.1";
   int master_port = 0;
-  bool agent_store = false;  // the launcher's agent serves the store; every rank is a client
-  int64_t restart = 0;       // how often the launcher (torchrun, or train --max-restarts) has started the ranks anew
-  int listen_fd = -1;        // rank 0 of a local job: the listening socket it inherited
+  bool agent_store = false;      // the launcher's agent serves the store; every rank is a client
+  int64_t restart = 0;           // how often the launcher (torchrun, or train --max-restarts) has started the ranks anew
+  int listen_fd = -1;            // rank 0 of a local job: the listening socket it inherited
+  bool local_world_told = true;  // else local_world_size is the least that it can be, and another number on each rank
   // All ranks are known to be on this host. The launcher may not have said; connect_store() finds out for the groups.
-  bool one_host() const { return local_world_size == world_size; }
+  bool one_host() const { return local_world_told && local_world_size == world_size; }
 };
 
 using Lookup = std::function<std::optional<std::string>(const std::string&)>;

@@ -282,15 +282,15 @@ void Supervisor::announce(const Rank& fault, const std::string& stopped) {
   std::string log = job_.log_folder.empty() ? "" : (job_.log_folder / ("rank_" + std::to_string(rank.number) + ".log")).string();
   if (WIFSIGNALED(rank.status)) {
     text += "error[E0505]: " + who + " was ended by " + signal_name(WTERMSIG(rank.status)) + "\n";
-    if (WTERMSIG(rank.status) == SIGKILL) text += "  help: if nobody sent it, look for the kernel's out-of-memory killer (dmesg)\n";
-    if (!log.empty()) text += "  help: its output is in " + log + "\n";
+    if (WTERMSIG(rank.status) == SIGKILL) text += "  = help: if nobody sent it, look for the kernel's out-of-memory killer (dmesg)\n";
+    if (!log.empty()) text += "  = help: its output is in " + log + "\n";
   } else if (ended_silently(fault)) {
     text += "error[E0424]: " + who + " ended with exit status 0 before it was done: " + job_.foreign +
             ", or a library, called exit() or _exit()\n";
-    if (!log.empty()) text += "  help: its output is in " + log + "\n";
+    if (!log.empty()) text += "  = help: its output is in " + log + "\n";
   } else if (fault_words_.empty()) {
     text += "error[E0505]: " + who + " failed with exit status " + std::to_string(WEXITSTATUS(rank.status)) + "\n";
-    if (!log.empty()) text += "  help: its output is in " + log + "\n";
+    if (!log.empty()) text += "  = help: its output is in " + log + "\n";
   }
   if (!stopped.empty())
     text += stopped + " stopped by a signal (SIGSTOP, SIGTTIN) or a debugger, and the others waited; all are ended\n";

@@ -124,7 +124,8 @@ void check_memory(const JobPlan& plan, int64_t ranks, const HostMemory& memory, 
                  "): " + gib(*one) + " a rank");
       break;
     }
-  if (error.helps().empty()) error.help("use a smaller model, or a strategy that divides it over more ranks");
+  if (error.helps().empty())
+    error.help("use a smaller model or batch; ranks on more hosts of this size share out the same bytes, if the batch divides by them");
   diagnostics.add(std::move(error));
 }
 

@@ -19,7 +19,7 @@ void refuse_exit() {
   if (!g_armed.exchange(false) || g_plugin[0] == '\0') return;
   std::fflush(stdout);
   std::fprintf(stderr,
-               "error[%s]: the plugin %s called exit() in the middle of its work\n  help: a plugin reports what is wrong by throwing "
+               "error[%s]: the plugin %s called exit() in the middle of its work\n  = help: a plugin reports what is wrong by throwing "
                "meshwright::Error; nothing may end the process but the program itself\n",
                code_string(ErrorCode::plugin_exited).c_str(), g_plugin);
   std::fflush(stderr);

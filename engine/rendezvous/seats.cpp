@@ -98,6 +98,10 @@ Row own_row(const launch::RankEnvironment& ranks, const WantedInterface& wanted,
     }
     return row;
   }
+  if (ranks.one_host()) {
+    row.seat.address = "127.0.0.1";
+    return row;
+  }
   if (ranks.rank == 0 && !ranks.agent_store) return row;
   Route route;
   try {
@@ -299,7 +303,6 @@ WantedInterface wanted_interface(const std::string& key) {
 
 std::vector<Seat> seat_ranks(const c10::intrusive_ptr<c10d::Store>& base, const launch::RankEnvironment& ranks,
                              const WantedInterface& wanted, Milliseconds timeout) {
-  if (ranks.one_host() && wanted.name.empty()) return {static_cast<size_t>(ranks.world_size), Seat{host_name(), "127.0.0.1"}};
   auto store = c10::make_intrusive<c10d::PrefixStore>("seats", base);
   auto end = Clock::now() + timeout;
   auto doors = std::make_shared<Doors>();

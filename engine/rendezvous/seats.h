@@ -22,10 +22,10 @@ struct WantedInterface {
 };
 WantedInterface wanted_interface(const std::string& key);
 
-// Collective over all ranks, before the first group. The address of each rank: 127.0.0.1 when all are known to be on one host, that of the
-// interface asked for, else the local end of the route to MASTER_ADDR. Rank 0, to whom MASTER_ADDR may be a name of the loopback interface
-// (Debian writes 127.0.1.1 into /etc/hosts) or no name at all, takes the address at which the others reached it. Then one rank of each host
-// tries whether the connections that gloo will make are possible.
+// Collective over all ranks, before the first group. The address of each rank: 127.0.0.1 when it knows that all are on one host, that of
+// the interface asked for, else the local end of the route to MASTER_ADDR. Rank 0, to whom MASTER_ADDR may be a name of the loopback
+// interface (Debian writes 127.0.1.1 into /etc/hosts) or no name at all, takes the address at which the others reached it. Then one rank of
+// each host tries whether the connections that gloo will make are possible.
 //
 // Throws on every rank the same Error(bad_interface) with the rank, its host and the interfaces there are, or Error(rendezvous_failed) that
 // names the pairs of hosts that do not reach each other and the direction in which packets are lost.

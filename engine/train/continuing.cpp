@@ -1,7 +1,9 @@
 #include "engine/train/continuing.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <iterator>
+#include <utility>
 
 #include "engine/launch/run_folder.h"
 #include "engine/plan/plan.h"
@@ -53,14 +55,16 @@ std::string make_way(const Beginning& beginning, World& world, const fs::path& c
 
 void say_finished(const checkpoint::Checkpoint& from, int64_t max_steps) {
   int64_t step = from.meta().step;
-  std::printf(
-      "this run is finished: %s has %lld steps, step_scheduler.max_steps is %lld\n"
-      "  --set step_scheduler.max_steps=%lld   to train on\n"
-      "  --set run.name=another                to train another run beside it\n"
-      "  --set checkpoint.resume=none          to start this one afresh; what is there is kept under another name\n"
-      "  meshwright generate %s   to let it write\n",
-      from.folder().c_str(), static_cast<long long>(step), static_cast<long long>(max_steps), 2 * static_cast<long long>(step),
-      from.folder().c_str());
+  const std::pair<std::string, const char*> ways[] = {
+      {"--set step_scheduler.max_steps=" + std::to_string(2 * step), "to train on"},
+      {"--set run.name=another", "to train another run beside it"},
+      {"--set checkpoint.resume=none", "to start this one afresh; what is there is kept under another name"},
+      {"meshwright generate " + from.folder().string(), "to let it write"}};
+  size_t width = 0;
+  for (const auto& [what, why] : ways) width = std::max(width, what.size());
+  std::printf("this run is finished: %s has %lld steps, step_scheduler.max_steps is %lld\n", from.folder().c_str(),
+              static_cast<long long>(step), static_cast<long long>(max_steps));
+  for (const auto& [what, why] : ways) std::printf("  %s   %s\n", report::pad(what, width).c_str(), why);
   std::fflush(stdout);
 }
 
@@ -99,6 +103,7 @@ Error with_way_on(Error error, const fs::path& damaged) {
 }
 
 Error unsaved(Error error, bool ending, const fs::path& checkpoints) {
+  if (error.code() == ErrorCode::replicas_differ) return error;  // neither room nor patience helps
   if (!ending) return error.help("set checkpoint.on_failure = \"continue\" to train on when a checkpoint cannot be written");
   std::vector<checkpoint::Found> kept = checkpoint::find_all(checkpoints);
   std::string from = kept.empty() ? "the start" : kept.back().path.filename().string();

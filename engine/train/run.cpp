@@ -281,7 +281,9 @@ int run_rank(const RunOptions& options, rendezvous::Ending& together, fs::path& 
   // A failed save may be lived with while there is something to train on, not at the end.
   bool ending = first_step == max_steps;
   saving.done = [&](const SaveReport& report) {
-    bool goes_on = checkpoint_table.get_string("on_failure") == "continue" && !ending;
+    // Replicas that differ are no matter of the disk: what such a run trains is worth nothing.
+    bool goes_on = checkpoint_table.get_string("on_failure") == "continue" && !ending &&
+                   !(report.error && report.error->code() == ErrorCode::replicas_differ);
     if (leader) tell_save(report, goes_on, *folder, *progress, max_steps);
     if (report.error && !goes_on) throw unsaved(*report.error, ending, checkpoints);
   };

@@ -1,8 +1,8 @@
 // megatron_fsdp: a unit's parameters packed into one flat buffer, cut evenly over the ranks; ZeRO levels 0 to 3.
 #include <array>
 
-#include "meshwright/plugin_main.h"
 #include "flat_policy.h"
+#include "meshwright/plugin_main.h"
 
 namespace {
 

@@ -2,11 +2,11 @@
 #include <ATen/ops/empty.h>
 #include <torch/nn/module.h>
 
+#include "flat_policy.h"
 #include "meshwright/fully_sharded.h"
 #include "meshwright/plugin_runtime.h"
 #include "meshwright/tensor_parallel.h"
 #include "meshwright/unit_rules.h"
-#include "flat_policy.h"
 
 namespace {
 

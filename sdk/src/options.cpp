@@ -41,7 +41,8 @@ std::vector<std::string> examples(const meshwright_option& option) {
   if (accepts(option, MESHWRIGHT_BOOL)) add("true"), add("false");
   if (option.choices != nullptr)
     for (const std::string& choice : text::split(option.choices, '|')) add(to_toml(OptionValue(choice)));
-  if (accepts(option, MESHWRIGHT_STRING) && has_flag(option, MESHWRIGHT_DTYPE)) add("\"float32\""), add("\"bfloat16\"");
+  if (accepts(option, MESHWRIGHT_STRING) && has_flag(option, MESHWRIGHT_DTYPE) && option.choices == nullptr)
+    add("\"float32\""), add("\"bfloat16\"");
   if (accepts(option, MESHWRIGHT_INT | MESHWRIGHT_NUMBER)) {
     double low = has_flag(option, MESHWRIGHT_NO_MIN) ? 1 : option.min + (has_flag(option, MESHWRIGHT_OPEN_MIN) ? 1 : 0);
     if (!has_flag(option, MESHWRIGHT_NO_MAX) && low > option.max) low = option.max;

@@ -60,6 +60,34 @@ TEST_CASE("a process that looks like one of several, and does not know which, is
   CHECK(ended.says("error[E0507]: PET_NNODES = 2 and PET_NPROC_PER_NODE = 8"));
 }
 
+TEST_CASE("ranks of one host find each other, whatever each of them knows of the others' places") {
+  struct Row {
+    const char* what;
+    Environment all, last;  // of both ranks, and of rank 1 alone
+  };
+  for (const Row& row : {Row{"an address that does not say so", {{"MASTER_ADDR", "0.0.0.0"}}, {}},
+                         Row{"an interface on one of them", {}, {{"GLOO_SOCKET_IFNAME", "lo"}}}}) {
+    CAPTURE(row.what);
+    Program zero, one;
+    one.share(zero);
+    int port = free_port();
+    for (int64_t rank : {0, 1}) {
+      Environment environment = rank_environment(rank, 2, port);
+      std::erase_if(environment, [](const auto& item) { return item.first == "LOCAL_WORLD_SIZE" || item.first == "MASTER_ADDR"; });
+      environment.emplace_back("LOCAL_RANK", std::to_string(rank));
+      environment.insert(environment.end(), row.all.begin(), row.all.end());
+      if (row.all.empty()) environment.emplace_back("MASTER_ADDR", "127.0.0.1");
+      if (rank == 1) environment.insert(environment.end(), row.last.begin(), row.last.end());
+      (rank == 0 ? zero : one).start({"--set", "step_scheduler.max_steps=1", "--set", "dist_env.timeout_minutes=0.5"}, environment);
+    }
+    for (Program* program : {&zero, &one}) {
+      Ended ended = program->wait(120);
+      CAPTURE(ended.err);
+      CHECK(ended.code == 0);
+    }
+  }
+}
+
 TEST_CASE("under torchrun a mistake in the file reaches torchrun's summary, and that trying again is in vain is said") {
   Program program;
   std::filesystem::path file = program.folder() / "error.json";

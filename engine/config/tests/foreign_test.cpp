@@ -95,6 +95,15 @@ TEST_CASE("an unknown key that another program uses is answered with the key her
   }
 }
 
+TEST_CASE("another program's key in a table of ours is told its key here, unless it means several things") {
+  std::vector<Error> errors = errors_of("[distributed]\ntensor_parallel_degree = 2\n");
+  REQUIRE(errors.size() == 1);
+  CHECK(helps(errors[0]) == foreign_text(*find_foreign_elsewhere("tensor_parallel_degree"), "tensor_parallel_degree") + "\n");
+  CHECK(helps(errors[0]).find("distributed.tp_size") != std::string::npos);
+  CHECK(find_foreign_elsewhere("enable") == nullptr);
+  CHECK(find_foreign_elsewhere("nobody_has_this") == nullptr);
+}
+
 TEST_CASE("a name that several tables know says nothing about where it belongs") {
   for (const char* text : {"[model]\nname_ = 1\n", "[dist_env]\nname = \"a\"\n", "[optimizer]\nevery_steps = 1\n"}) {
     INFO(text);

@@ -160,8 +160,37 @@ TEST_CASE("ranks as launchers tell them") {
       CHECK((e->master_port >= 20000 && e->master_port < 32000));
     CHECK(e->agent_store == (row.source == Source::torchrun));
     CHECK(e->restart == (row.source == Source::torchrun || row.source == Source::local ? 2 : 0));
-    CHECK(e->one_host() == (row.local_world == row.world));
+    CHECK(e->one_host() == (e->local_world_told && row.local_world == row.world));
     CHECK(e->listen_fd == -1);
+  }
+}
+
+TEST_CASE("that all ranks are on one host is known to all of them or to none") {
+  struct Row {
+    const char* what;
+    Variables variables;
+    bool one_host;
+  };
+  for (const auto& [rank, local] : {std::pair("0", "0"), std::pair("1", "1")}) {
+    const Variables plain = {{"RANK", rank}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "node7"}, {"MASTER_PORT", "1234"}};
+    const Variables here = with(plain, {{"MASTER_ADDR", "127.0.0.1"}}), meets = {{"MASTER_ADDR", "node7"}, {"MASTER_PORT", "1234"}};
+    for (const Row& row :
+         {Row{"a local rank and a name", with(plain, {{"LOCAL_RANK", local}}), false}, Row{"a name alone", plain, false},
+          Row{"a local size", with(plain, {{"LOCAL_RANK", local}, {"LOCAL_WORLD_SIZE", "2"}}), true},
+          Row{"loopback", with(here, {{"LOCAL_RANK", local}}), true},
+          Row{"Open MPI without a local size",
+              with(meets, {{"OMPI_COMM_WORLD_RANK", rank}, {"OMPI_COMM_WORLD_SIZE", "2"}, {"OMPI_COMM_WORLD_LOCAL_RANK", local}}), false},
+          Row{"Flux without its hosts", with(meets, {{"FLUX_TASK_RANK", rank}, {"FLUX_JOB_SIZE", "2"}, {"FLUX_TASK_LOCAL_ID", local}}),
+              false},
+          Row{"an index with a local rank", with(meets, {{"JOB_COMPLETION_INDEX", rank}, {"WORLD_SIZE", "2"}, {"LOCAL_RANK", local}}),
+              false}}) {
+      CAPTURE(row.what);
+      CAPTURE(rank);
+      std::optional<RankEnvironment> e = detect(row.variables);
+      REQUIRE(e);
+      CHECK(e->rank == (rank == std::string("1") ? 1 : 0));
+      CHECK(e->one_host() == row.one_host);
+    }
   }
 }
 
