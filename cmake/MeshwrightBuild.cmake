@@ -33,6 +33,10 @@ add_library(meshwright_warnings INTERFACE)
 target_compile_options(meshwright_warnings INTERFACE $<$<CXX_COMPILER_ID:GNU>:-Wno-restrict>
   -Wall -Wextra -Wpedantic -Wshadow=local -Wnon-virtual-dtor -Woverloaded-virtual -Wimplicit-fallthrough -Werror)
 
+if(MESHWRIGHT_SANITIZE)
+  # What a sanitizer adds hides from GCC that LibTorch's optional arguments are set.
+  target_compile_options(meshwright_warnings INTERFACE $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>)
+endif()
 foreach(sanitizer IN LISTS MESHWRIGHT_SANITIZE)
   add_compile_options(-fsanitize=${sanitizer} -fno-omit-frame-pointer)
   add_link_options(-fsanitize=${sanitizer})

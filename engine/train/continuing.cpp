@@ -58,13 +58,13 @@ void say_finished(const checkpoint::Checkpoint& from, int64_t max_steps) {
   const std::pair<std::string, const char*> ways[] = {
       {"--set step_scheduler.max_steps=" + std::to_string(2 * step), "to train on"},
       {"--set run.name=another", "to train another run beside it"},
-      {"--set checkpoint.resume=none", "to start this one afresh; what is there is kept under another name"},
-      {"meshwright generate " + from.folder().string(), "to let it write"}};
+      {"--set checkpoint.resume=none", "to start this one afresh; what is there is kept under another name"}};
   size_t width = 0;
   for (const auto& [what, why] : ways) width = std::max(width, what.size());
   std::printf("this run is finished: %s has %lld steps, step_scheduler.max_steps is %lld\n", from.folder().c_str(),
               static_cast<long long>(step), static_cast<long long>(max_steps));
   for (const auto& [what, why] : ways) std::printf("  %s   %s\n", report::pad(what, width).c_str(), why);
+  std::printf("  meshwright generate %s   to let it write\n", from.folder().c_str());
   std::fflush(stdout);
 }
 

@@ -139,6 +139,7 @@ int run_rank(const RunOptions& options, rendezvous::Ending& together, fs::path& 
   Beginning beginning = begin_run(job, *world, checkpoints);
   const std::unique_ptr<checkpoint::Checkpoint>& from = beginning.from;
   if (from && from->meta().step >= max_steps) {
+    if (beginning.own) make_way(beginning, *world, checkpoints);  // tidies what an interrupted save left
     if (leader) say_finished(*from, max_steps);
     return 0;
   }
