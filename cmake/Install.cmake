@@ -33,7 +33,9 @@ configure_file(${PROJECT_BINARY_DIR}/package/MeshwrightConfigVersion.cmake ${bui
 foreach(file MeshwrightPlugin.cmake LibTorch.cmake abi_probe.cpp plugin.map)
   configure_file(sdk/cmake/${file} ${build_package}/${file} COPYONLY)
 endforeach()
-add_dependencies(bundled_plugins meshwright_testing)  # what a plugin's own tests link
+if(MESHWRIGHT_RUNNING)
+  add_dependencies(bundled_plugins meshwright_testing)  # what a plugin's own tests link
+endif()
 if(TARGET meshwright_conformance_training)
   add_dependencies(bundled_plugins meshwright_conformance_training)  # what `plugins check` loads
 endif()

@@ -43,7 +43,7 @@ endfunction()
 # build looks at planning only, which builds in minutes, unless MESHWRIGHT_SANITIZE_RUNNING asks for the running half.
 function(meshwright_strategy name)
   set(runtime RUNTIME ${name}_runtime.cpp)
-  if(MESHWRIGHT_SANITIZE AND NOT MESHWRIGHT_SANITIZE_RUNNING)
+  if(NOT MESHWRIGHT_RUNNING)
     set(runtime "")
   endif()
   meshwright_add_plugin(${name} SOURCES ${name}.cpp STRATEGIES ${name} ${ARGN} ${runtime})
