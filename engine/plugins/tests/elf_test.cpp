@@ -67,7 +67,9 @@ TEST_CASE("a library's marker is read, and cut off at any length it is refused")
   CHECK(markers.has_descriptor);
   CHECK(markers.markers[0].symbol == "meshwright_abi_" + facts_hash(parse_facts(markers.markers[0].bytes, "good")));
   size_t wrong = 0;
-  for (size_t length = 0; length < whole.size(); ++length) {
+  // Every length near the head and near the tables at the end; of a library with debug information a sample in between.
+  auto next = [&](size_t length) { return length > 20000 && length + 20000 < whole.size() ? length + 97 : length + 1; };
+  for (size_t length = 0; length < whole.size(); length = next(length)) {
     ErrorCode code = ErrorCode::internal;
     try {
       parse_elf_markers(whole.substr(0, length), "cut");
