@@ -25,7 +25,7 @@ export OMP_NUM_THREADS=1
 export ASAN_OPTIONS="halt_on_error=1:detect_stack_use_after_return=1:detect_leaks=1:suppressions=$supp/address.supp"
 export LSAN_OPTIONS="suppressions=$supp/leaks.supp:print_suppressions=0"
 export UBSAN_OPTIONS="print_stacktrace=1:halt_on_error=1"
-export TSAN_OPTIONS="halt_on_error=0:ignore_noninstrumented_modules=1:detect_deadlocks=0:suppressions=$supp/thread.supp"
+export TSAN_OPTIONS="halt_on_error=0:print_suppressions=0:ignore_noninstrumented_modules=1:detect_deadlocks=0:suppressions=$supp/thread.supp"
 
 failed=0
 for sanitizer in "$@"; do

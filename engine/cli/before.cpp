@@ -1,11 +1,13 @@
 #include "engine/cli/before.h"
 
 #include <algorithm>
+#include <filesystem>
 
 #include "engine/cli/common.h"
 #include "engine/data/dataset.h"
 #include "engine/launch/devices.h"
 #include "engine/plan/before_start.h"
+#include "engine/weights/carry.h"
 
 namespace meshwright::cli {
 namespace {
@@ -21,6 +23,16 @@ void check_data(const plan::Job& job, const plan::JobPlan& plan, Diagnostics& fo
       found.add(config::placed(error, job.config));
     }
   }
+}
+
+// Said by rank 0 once training starts, where a checkpoint that the run continues may have brought a tokenizer of its own.
+void tell_tokenizer(const plan::Job& job, Diagnostics& found) {
+  const Options& model = job.config.table("model");
+  if (!model.get_string("pretrained").empty() || !model.is_set("config") || job.config.table("dataset").get_string("kind") != "text")
+    return;
+  std::filesystem::path config = model.get_string("config");
+  if (std::filesystem::is_directory(config)) config /= "config.json";
+  if (std::optional<std::string> notice = weights::tokenizer_of_no_use(config)) found.notice(*notice);
 }
 
 // Strategies that could train the job instead of its own.
@@ -40,6 +52,7 @@ std::vector<std::string> other_strategies(const plan::Job& job, const plan::JobP
 Diagnostics check_before_start(const Call& call, const plan::Job& job, const plan::JobPlan& plan, std::optional<int64_t> local_ranks) {
   Diagnostics found;
   check_data(job, plan, found);
+  if (!local_ranks) tell_tokenizer(job, found);
   const std::string device = job.config.table("dist_env").get_string("device");
   // On CUDA devices the tensors lie elsewhere.
   if (device == "cuda" || (device == "auto" && launch::driver_lists_devices())) return found;

@@ -51,6 +51,15 @@ std::optional<std::vector<int64_t>> eos_of(const fs::path& file, int64_t vocab) 
   return out;
 }
 
+// "72,101,108,108,111"; of a longer text its beginning and "...".
+std::string first_bytes(const std::string& text) {
+  constexpr size_t kShown = 24;
+  std::string out;
+  for (size_t i = 0; i < std::min(text.size(), kShown); ++i)
+    out += (i == 0 ? "" : ",") + std::to_string(static_cast<unsigned char>(text[i]));
+  return text.size() > kShown ? out + ",..." : out;
+}
+
 }  // namespace
 
 Source::Source(const fs::path& path) : folder_(path) {
@@ -134,12 +143,16 @@ std::vector<int64_t> Source::prompt(const Request& request) const {
           .help("check that config.json and tokenizer.json belong together");
     return out;
   }
-  if (vocab_ != 256)
-    throw Error(ErrorCode::usage, "--prompt needs a tokenizer: " + folder_.string() +
+  if (vocab_ != 256) {
+    Error error(ErrorCode::usage, "--prompt needs a tokenizer: " + folder_.string() +
                                       " has no tokenizer.json, and the model's vocabulary has " + std::to_string(vocab_) +
-                                      " entries, not the 256 of bytes")
-        .help("--tokens 1,2,3")
-        .help("copy the model's tokenizer.json to " + extra("tokenizer.json").string());
+                                      " entries, not the 256 of bytes");
+    if (checkpoint_ && vocab_ > 256 && !text.empty())
+      error.help("of a run on the bytes of texts (dataset.kind = \"text\"), name them as its tokens: --tokens " + first_bytes(text));
+    else
+      error.help("--tokens 1,2,3");
+    throw error.help("copy the model's tokenizer.json to " + extra("tokenizer.json").string());
+  }
   if (text.empty())
     throw Error(ErrorCode::usage, "--prompt is empty: a text continues at least one byte").help("--prompt '\n' to begin a line");
   for (char c : text) out.push_back(static_cast<unsigned char>(c));

@@ -141,12 +141,10 @@ std::vector<std::string> carry_along(Saver::Settings& saving, const checkpoint::
   }
   // Also for a checkpoint of a program that did not look beside the config yet.
   if (!pretrained.empty() || saving.carried.size() > 1) return notices;
-  weights::Carried beside = weights::carried_beside(config.parent_path());
-  if (bytes && !beside.files.empty())
-    notices.push_back("the tokenizer beside " + config.string() +
-                      " is not carried along: dataset.kind = \"text\" trains on bytes, not on its tokens");
-  else
-    carry(std::move(beside));
+  if (!bytes)
+    carry(weights::carried_beside(config.parent_path()));
+  else if (std::optional<std::string> notice = weights::tokenizer_of_no_use(config))
+    notices.push_back(*notice);
   return notices;
 }
 

@@ -152,4 +152,9 @@ Carried carried_beside(const fs::path& folder) {
   return walk.finish();
 }
 
+std::optional<std::string> tokenizer_of_no_use(const fs::path& config) {
+  if (carried_beside(config.parent_path()).files.empty()) return std::nullopt;
+  return "the tokenizer beside " + config.string() + " is not carried along: dataset.kind = \"text\" trains on bytes, not on its tokens";
+}
+
 }  // namespace meshwright::weights

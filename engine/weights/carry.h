@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -26,5 +27,7 @@ Carried carried_files(const std::filesystem::path& folder);
 // Of a folder that only holds a config.json among other things: the files by the names that tokenizers and their settings always have, and
 // generation_config.json. Empty when the folder has no tokenizer.
 Carried carried_beside(const std::filesystem::path& folder);
+// The notice that a tokenizer beside this config.json stays behind, for a run on the bytes of texts; nullopt when there is none.
+std::optional<std::string> tokenizer_of_no_use(const std::filesystem::path& config);
 
 }  // namespace meshwright::weights

@@ -85,4 +85,16 @@ TEST_CASE("a run on the bytes of texts has no use for a tokenizer beside its con
   std::string said = folder.train("bytes", 1, "--set dataset.kind=text --set dataset.path=README.md");
   CHECK(said.find("model/config.json is not carried along: dataset.kind = \"text\" trains on bytes") != std::string::npos);
   CHECK_FALSE(fs::exists(folder.path / "runs/bytes/checkpoints/step_00000001/source"));
+  SUBCASE("validate does so too") {
+    Ran checked = run("validate '" + std::string("configs/first_fsdp2_cpu.toml' --set 'model.config=") +
+                          (folder.path / "model/config.json").string() + "' --set dataset.kind=text --set dataset.path=README.md",
+                      "2>&1");
+    CHECK(checked.status == 0);
+    CHECK(checked.out.find("model/config.json is not carried along: dataset.kind = \"text\" trains on bytes") != std::string::npos);
+  }
+  SUBCASE("generate says how its tokens are named") {
+    Ran asked = run("generate '" + (folder.path / "runs/bytes").string() + "' --prompt 'The quick'", "2>&1");
+    CHECK(asked.status == 2);
+    CHECK(asked.out.find("--tokens 84,104,101,32,113,117,105,99,107\n") != std::string::npos);
+  }
 }

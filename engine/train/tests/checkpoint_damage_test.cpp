@@ -94,7 +94,7 @@ Counts damage_all(int64_t step, int64_t flips, unsigned seed) {
     while (bit >= files[file].second * 8) bit -= files[file++].second * 8;
     all.push_back({files[file].first, bit, false});
   }
-  std::vector<int> refusals(all.size(), 0);
+  std::vector<int> refusals[2] = {std::vector<int>(all.size(), 0), std::vector<int>(all.size(), 0)};  // by rank
   run_ranks(two.ranks, [&](const std::shared_ptr<World>& world) {
     Rank rank(two, world);
     bool leads = world->rank() == 0;
@@ -113,9 +113,7 @@ Counts damage_all(int64_t step, int64_t flips, unsigned seed) {
         refused = error.code() == ErrorCode::bad_checkpoint && error.message().find(all[i].file.string()) == 0;
       }
       world->everyone()->barrier();
-      if (!leads) refusals[i] += refused ? 1 : 0;
-      world->everyone()->barrier();
-      if (leads) refusals[i] += refused ? 1 : 0;
+      refusals[world->rank()][i] = refused ? 1 : 0;
     }
     // What is whole again is loaded.
     world->everyone()->barrier();
@@ -123,9 +121,10 @@ Counts damage_all(int64_t step, int64_t flips, unsigned seed) {
   });
   for (size_t i = 0; i < all.size(); ++i) {
     bool weightless = all[i].file.extension() != ".safetensors" && all[i].file.filename() != "meta.json";
-    if (refusals[i] == 2)
+    int refused = refusals[0][i] + refusals[1][i];
+    if (refused == 2)
       ++counts.refused;
-    else if (weightless && !all[i].cut && refusals[i] == 0)
+    else if (weightless && !all[i].cut && refused == 0)
       ++counts.not_read;
   }
   CHECK(checkpoint::verify_checkpoint(saved, [](int64_t) {}).damage.empty());
