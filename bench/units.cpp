@@ -14,6 +14,7 @@
 #include "engine/nets/initialize.h"
 #include "meshwright/fully_sharded.h"
 #include "meshwright/replicated_model.h"
+#include "meshwright/transport.h"
 
 using namespace meshwright;
 
@@ -47,10 +48,9 @@ double step_ms(bool sharded) {
     "num_hidden_layers": )"
       << kLayers << R"(, "num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 64, "rms_norm_eps": 1e-6})";
   nets::CausalLM net = nets::build_model(path, DType::float32, at::kMeta);
-  auto world = std::make_shared<World>(0, 2, at::kCPU, std::chrono::seconds(10),
-                                       [](const std::string&, const std::vector<int64_t>& ranks) -> c10::intrusive_ptr<c10d::Backend> {
-                                         return c10::make_intrusive<FakeBackend>(0, static_cast<int>(ranks.size()));
-                                       });
+  auto world = std::make_shared<World>(0, 2, at::kCPU, std::chrono::seconds(10), [](const std::string&, const std::vector<int64_t>& ranks) {
+    return transport_over(c10::make_intrusive<FakeBackend>(0, static_cast<int>(ranks.size())), at::kCPU);
+  });
   MixedPrecision mp{DType::float32, DType::float32, DType::float32, true};
   std::unique_ptr<ParallelModel> model;
   if (sharded) {
@@ -71,7 +71,7 @@ double step_ms(bool sharded) {
   for (int i = 0; i < 60; ++i) {
     auto begin = std::chrono::steady_clock::now();
     model->begin_step();
-    model->micro_batch(true);
+    model->begin_micro_batch(GradientSync::reduce);
     at::Tensor logits = net(ids.narrow(1, 0, 8));
     at::cross_entropy_loss(logits.flatten(0, 1), ids.narrow(1, 1, 8).flatten()).backward();
     model->end_step();

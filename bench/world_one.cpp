@@ -96,10 +96,10 @@ struct Ours {
         net(nets::build_model(model, DType::float32, at::kMeta)),
         trainer(job, World::single(), net.ptr(), net->outline(), s.batch * s.length) {
     for (const ParallelParameter& p : trainer.model().parameters()) nets::initialize(*net, p, 1);
-    trainer.model().values_changed();
+    trainer.model().after_optimizer_step();
   }
   double step(const Tensor& ids) {
-    return trainer.step([&](int64_t) { return MicroLoss{loss_of(net, ids), ids.size(0) * (ids.size(1) - 1)}; }).loss;
+    return trainer.step([&](int64_t) { return MicroBatchLoss{loss_of(net, ids), ids.size(0) * (ids.size(1) - 1)}; }).loss;
   }
   Job job;
   nets::CausalLM net;

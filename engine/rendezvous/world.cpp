@@ -15,6 +15,7 @@
 #include "engine/rendezvous/rendezvous.h"
 #include "engine/rendezvous/seats.h"
 #include "meshwright/error.h"
+#include "meshwright/transport.h"
 #include "sdk/runtime/peer_names.h"
 
 namespace meshwright::rendezvous {
@@ -135,9 +136,10 @@ World::Connect over_gloo(const launch::RankEnvironment& ranks, const StorePtr& s
         return group;
       };
       // A member that has ended will never come.
-      return bounded(timeout + Milliseconds(2000), connect, [&] {
+      auto backend = bounded(timeout + Milliseconds(2000), connect, [&] {
         if (std::optional<Error> told = board ? board->read_beside() : std::nullopt) throw *told;
       });
+      return transport_over(std::move(backend), at::kCPU);
     } catch (const NoAnswer&) {
       throw Error(ErrorCode::rendezvous_failed, "rank " + std::to_string(rank) + " could not connect to the ranks of group " + name +
                                                     " within " + seconds(timeout) + ": rank 0, which keeps the store, hangs or is stopped")
@@ -150,11 +152,12 @@ World::Connect over_gloo(const launch::RankEnvironment& ranks, const StorePtr& s
 World::Connect over_nccl(const launch::RankEnvironment& ranks, const StorePtr& store, const device::Chosen& chosen, Milliseconds timeout) {
   // The world's own watch speaks first, in our words; LibTorch's would end the process.
   Milliseconds last_resort = timeout + std::chrono::minutes(2);
-  return [store, last_resort, nccl = chosen.nccl, device = chosen.device.index(), rank = ranks.rank](const std::string& name,
-                                                                                                     const std::vector<int64_t>& members) {
+  return [store, last_resort, nccl = chosen.nccl, device = chosen.device, rank = ranks.rank](const std::string& name,
+                                                                                             const std::vector<int64_t>& members) {
     auto index = static_cast<int>(std::find(members.begin(), members.end(), rank) - members.begin());
-    return nccl->make_nccl(c10::make_intrusive<c10d::PrefixStore>("group/" + name, store), index, static_cast<int>(members.size()), device,
-                           last_resort);
+    return transport_over(nccl->make_nccl(c10::make_intrusive<c10d::PrefixStore>("group/" + name, store), index,
+                                          static_cast<int>(members.size()), device.index(), last_resort),
+                          device);
   };
 }
 
@@ -163,10 +166,6 @@ World::Connect over_nccl(const launch::RankEnvironment& ranks, const StorePtr& s
 std::shared_ptr<World> make_world(const launch::RankEnvironment& ranks, const StorePtr& store, const device::Chosen& chosen,
                                   Milliseconds timeout, const std::string& interface, const std::shared_ptr<Board>& board) {
   World::Connect connect;
-  // LibTorch's recorder of collectives writes down a group's first one without its lock (2.11): two threads that each use a new group have
-  // crashed in it. Nothing here reads it; who wants it sets the variable.
-  static const int unrecorded = ::setenv("TORCH_FR_BUFFER_SIZE", "0", /*overwrite=*/0);
-  static_cast<void>(unrecorded);
   if (ranks.world_size > 1 && chosen.nccl) {
     // NCCL reads its own variable, when the first group is made.
     if (!interface.empty()) {
@@ -188,7 +187,7 @@ std::shared_ptr<World> make_world(const launch::RankEnvironment& ranks, const St
     return world;
   }
   auto late = c10::make_intrusive<c10d::PrefixStore>("late", store);
-  world->set_roll_call(
+  world->set_liveness_check(
       [late, board, rank = ranks.rank, agent = ranks.agent_store](const std::vector<int64_t>& members) -> std::vector<int64_t> {
         // A rank that fails closes its connections first and posts a moment later.
         if (std::optional<Error> told = board ? board->read(members.empty() ? kPosted : Milliseconds(0)) : std::nullopt) throw *told;

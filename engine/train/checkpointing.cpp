@@ -305,12 +305,12 @@ std::string Saver::publish(const std::vector<std::string>& written) {
 
 void Saver::before_step() {
   if (phase_ == Phase::idle || !worked_) return;
-  trainer_.vote(outcome_.error ? Vote::background_failed : Vote::background_done);
+  trainer_.vote(outcome_.error ? RankSignal::background_failed : RankSignal::background_done);
 }
 
 void Saver::after_step(const StepResult& result) {
   if (phase_ == Phase::idle) return;
-  if (result.votes(Vote::background_done) + result.votes(Vote::background_failed) == trainer_.world().size()) settle();
+  if (result.votes(RankSignal::background_done) + result.votes(RankSignal::background_failed) == trainer_.world().size()) settle();
 }
 
 void Saver::finish() {
@@ -420,7 +420,7 @@ bool load_checkpoint(Trainer& trainer, checkpoint::Checkpoint& from) {
   if (std::string wider = check_dtypes(from, held); !wider.empty() && trainer.world().rank() == 0) trainer.world().notice(wider);
   for (const auto& [record, h] : reads) read_into(from, *record, h->region, h->local);
   optimizer.round_weights(model.update_groups());
-  model.values_changed();
+  model.after_optimizer_step();
   trainer.set_next_step(meta.step);
   World& world = trainer.world();
   if (meta.world_size != world.size() || meta.data_parallel != trainer.data_parallel_size()) return false;

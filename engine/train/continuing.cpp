@@ -27,8 +27,8 @@ std::unique_ptr<files::RunLock> lock_run(World& world, const fs::path& run) {
   return lock;
 }
 
-Beginning begin_run(const Job& job, World& world, const fs::path& checkpoints) {
-  Beginning out;
+ResumePoint begin_run(const Job& job, World& world, const fs::path& checkpoints) {
+  ResumePoint out;
   auto choose = [&] {
     if (world.rank() != 0) return std::string();
     out.start = checkpoint::choose_start(job.table("checkpoint").get_string("resume"), checkpoints, checkpoint::restarted());
@@ -44,7 +44,7 @@ Beginning begin_run(const Job& job, World& world, const fs::path& checkpoints) {
   return out;
 }
 
-std::string make_way(const Beginning& beginning, World& world, const fs::path& checkpoints) {
+std::string make_way(const ResumePoint& beginning, World& world, const fs::path& checkpoints) {
   std::string aside;
   agree_or_throw(world, outcome_of([&] {
                    if (world.rank() == 0) aside = checkpoint::make_way(beginning.start, checkpoints);

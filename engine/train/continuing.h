@@ -18,16 +18,16 @@ namespace meshwright::train {
 // Error(run_folder_locked | unknown_launcher | output_unwritable) on every rank.
 std::unique_ptr<files::RunLock> lock_run(World& world, const std::filesystem::path& run);
 
-struct Beginning {
+struct ResumePoint {
   std::unique_ptr<checkpoint::Checkpoint> from;  // none: afresh
   bool own = false;                              // it is one of the run's own
   checkpoint::Start start;                       // rank 0
 };
 // Collective. Rank 0 decides what the run continues; every rank opens it. Throws Error(no_checkpoint | bad_checkpoint) on every rank.
-Beginning begin_run(const Job& job, World& world, const std::filesystem::path& checkpoints);
+ResumePoint begin_run(const Job& job, World& world, const std::filesystem::path& checkpoints);
 // Collective, when nothing is left that refuses the run: rank 0 clears its way (checkpoint::make_way) and has back where checkpoints are
 // now that the run does not continue. Throws Error(output_unwritable) on every rank.
-std::string make_way(const Beginning& beginning, World& world, const std::filesystem::path& checkpoints);
+std::string make_way(const ResumePoint& beginning, World& world, const std::filesystem::path& checkpoints);
 // On standard output: all of the run's steps are done, and what to do about it.
 void say_finished(const checkpoint::Checkpoint& from, int64_t max_steps);
 // Throws Error(checkpoint_mismatch) when the samples or their order are others than the checkpoint's: data, seq_len, shuffle, seed.

@@ -113,7 +113,7 @@ void fill_weights(Trainer& trainer, const std::string& pretrained, nets::CausalL
     if (!local.is_same(p.local)) p.local.copy_(local);
   }
   optimizer_of(trainer).round_weights(model.update_groups());
-  model.values_changed();
+  model.after_optimizer_step();
 }
 
 std::string unused_tensors(const std::string& pretrained, const ModelOutline& outline) {
@@ -153,7 +153,7 @@ void fill_weights(Trainer& trainer, checkpoint::Checkpoint& from) {
     if (record->fused != fused_rows(trainer.outline(), p.name)) throw mismatch(": \"" + p.name + "\" has its rows in another order than");
     if (p.local.numel() > 0) read_into(from, *record, region_of(p), p.local);
   }
-  trainer.model().values_changed();
+  trainer.model().after_optimizer_step();
 }
 
 std::optional<FusedRows> fused_rows(const ModelOutline& outline, std::string_view parameter) {

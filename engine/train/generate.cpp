@@ -122,7 +122,7 @@ int generate_rank(const generate::Request& request, rendezvous::Ending& ending) 
   net->eval();
   std::vector<int64_t> made;
   Clock::time_point begin = Clock::now();
-  trainer.model().with_full_parameters([&] {
+  trainer.model().summon_full_parameters([&] {
     begin = Clock::now();
     made = nets::generate([&](const at::Tensor& ids) { return logits_of(trainer, net, ids); }, prompt, options);
   });

@@ -49,7 +49,7 @@ Region region_of(const ParallelParameter& p) {
 
 std::vector<OptimizerPlace> optimizer_places(const ParallelModel& model) {
   std::vector<OptimizerPlace> out;
-  const std::vector<UpdateGroup>& groups = model.update_groups();
+  const std::vector<FlatParameterGroup>& groups = model.update_groups();
   for (const ParallelParameter& p : model.parameters()) {
     OptimizerPlace place;
     for (size_t g = 0; g < groups.size() && place.group == SIZE_MAX && p.local.numel() > 0; ++g) {
@@ -65,7 +65,7 @@ std::vector<OptimizerPlace> optimizer_places(const ParallelModel& model) {
 }
 
 Tensor updated_part(const ParallelParameter& parameter, const OptimizerPlace& place, const ParallelModel& model, Optimizer& optimizer) {
-  const std::vector<UpdateGroup>& groups = model.update_groups();
+  const std::vector<FlatParameterGroup>& groups = model.update_groups();
   if (place.group == SIZE_MAX || !optimizer.has_main(groups[place.group])) return parameter.local.detach();
   return optimizer.weights(groups, place.group).narrow(0, place.begin, parameter.local.numel()).view(parameter.local.sizes());
 }

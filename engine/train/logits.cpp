@@ -8,7 +8,7 @@ namespace meshwright::train {
 
 using at::Tensor;
 
-MicroLoss loss_of(Trainer& trainer, nets::CausalLM& net, const Tensor& ids) {
+MicroBatchLoss loss_of(Trainer& trainer, nets::CausalLM& net, const Tensor& ids) {
   int64_t length = ids.size(1) - 1;
   std::shared_ptr<TensorParallel> tensor_parallel = trainer.model().tensor_parallel();
   Tensor logits = net(ids.narrow(1, 0, length));

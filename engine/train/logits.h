@@ -7,7 +7,7 @@
 namespace meshwright::train {
 
 // ids: [batch, length + 1]; each position's target is the next id. Logits are never gathered.
-MicroLoss loss_of(Trainer& trainer, nets::CausalLM& net, const at::Tensor& ids);
+MicroBatchLoss loss_of(Trainer& trainer, nets::CausalLM& net, const at::Tensor& ids);
 
 // Collective. ids: [batch, length] on any device, any length; gives [batch, length, vocabulary] on every rank, without gradients.
 at::Tensor logits_of(Trainer& trainer, nets::CausalLM& net, const at::Tensor& ids);

@@ -29,7 +29,7 @@ std::optional<at::ScalarType> main_type_of(const Options& table) {
 
 at::ScalarType Optimizer::weight_type(at::ScalarType values) const { return main_type_ ? c10::promoteTypes(*main_type_, values) : values; }
 
-Tensor Optimizer::weights(const std::vector<UpdateGroup>& groups, size_t group) {
+Tensor Optimizer::weights(const std::vector<FlatParameterGroup>& groups, size_t group) {
   const Tensor& values = groups[group].values;
   if (!has_main(groups[group])) return values;
   if (main_.size() < groups.size()) main_.resize(groups.size());
@@ -37,13 +37,13 @@ Tensor Optimizer::weights(const std::vector<UpdateGroup>& groups, size_t group) 
   return main_[group];
 }
 
-void Optimizer::round_weights(const std::vector<UpdateGroup>& groups) {
+void Optimizer::round_weights(const std::vector<FlatParameterGroup>& groups) {
   c10::NoGradGuard no_grad;
   for (size_t i = 0; i < groups.size(); ++i)
     if (has_main(groups[i])) groups[i].values.detach().copy_(weights(groups, i));
 }
 
-void Optimizer::catch_up(const std::vector<UpdateGroup>& groups) {
+void Optimizer::catch_up(const std::vector<FlatParameterGroup>& groups) {
   for (size_t i = 0; i < std::min(groups.size(), main_.size()); ++i)
     if (const Tensor& values = groups[i].values; main_[i].defined() && !main_[i].to(values.scalar_type()).equal(values))
       main_[i].copy_(values);
@@ -57,7 +57,8 @@ const Tensor& Optimizer::piece_memory(at::ScalarType type, at::Device device, in
   return *found;
 }
 
-void Optimizer::for_each_call(const std::vector<UpdateGroup>& groups, const std::vector<std::vector<Tensor>*>& states, const Call& call) {
+void Optimizer::for_each_call(const std::vector<FlatParameterGroup>& groups, const std::vector<std::vector<Tensor>*>& states,
+                              const Call& call) {
   std::vector<Tensor> all_weights, all_gradients;
   std::vector<std::vector<Tensor>> all_states(states.size());
   for (size_t i = 0; i < groups.size(); ++i) {
@@ -84,7 +85,7 @@ void Optimizer::for_each_call(const std::vector<UpdateGroup>& groups, const std:
   if (!all_weights.empty()) call(all_weights, all_gradients, all_states);
 }
 
-void Optimizer::extend(std::vector<Tensor>& state, const std::vector<UpdateGroup>& groups) {
+void Optimizer::extend(std::vector<Tensor>& state, const std::vector<FlatParameterGroup>& groups) {
   for (size_t i = state.size(); i < groups.size(); ++i) state.push_back(at::zeros_like(weights(groups, i)));
 }
 
@@ -104,7 +105,7 @@ class AdamW final : public Optimizer {
     beta2_ = betas[1];
   }
 
-  void step(const std::vector<UpdateGroup>& groups, double lr) override {
+  void step(const std::vector<FlatParameterGroup>& groups, double lr) override {
     c10::NoGradGuard no_grad;
     if (steps == 0) catch_up(groups);
     allocate(groups);
@@ -122,7 +123,7 @@ class AdamW final : public Optimizer {
                   });
   }
   std::vector<State> state() override { return {{"exp_avg", average_}, {"exp_avg_sq", square_}}; }
-  void allocate(const std::vector<UpdateGroup>& groups) override {
+  void allocate(const std::vector<FlatParameterGroup>& groups) override {
     extend(average_, groups);
     extend(square_, groups);
   }
@@ -138,7 +139,7 @@ class Sgd final : public Optimizer {
   explicit Sgd(const Options& table)
       : Optimizer(main_type_of(table)), weight_decay_(table.get_number("weight_decay")), momentum_(table.get_number("momentum")) {}
 
-  void step(const std::vector<UpdateGroup>& groups, double lr) override {
+  void step(const std::vector<FlatParameterGroup>& groups, double lr) override {
     c10::NoGradGuard no_grad;
     bool first = steps++ == 0;
     if (first) catch_up(groups);
@@ -151,7 +152,7 @@ class Sgd final : public Optimizer {
     });
   }
   std::vector<State> state() override { return momentum_ > 0 ? std::vector<State>{{"momentum", momentum_buffers_}} : std::vector<State>(); }
-  void allocate(const std::vector<UpdateGroup>& groups) override {
+  void allocate(const std::vector<FlatParameterGroup>& groups) override {
     if (momentum_ > 0) extend(momentum_buffers_, groups);
   }
   const char* name() const override { return "sgd"; }

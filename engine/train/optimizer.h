@@ -29,34 +29,34 @@ class Optimizer {
   Optimizer& operator=(const Optimizer&) = delete;
   virtual ~Optimizer() = default;
   // One update of every group. Not collective.
-  virtual void step(const std::vector<UpdateGroup>& groups, double lr) = 0;
+  virtual void step(const std::vector<FlatParameterGroup>& groups, double lr) = 0;
   struct State {
     std::string name;                 // "exp_avg", "exp_avg_sq", "momentum"
     std::vector<at::Tensor> tensors;  // one a group, as long as its values and of the dtype of its weights; none before the first step
   };
   virtual std::vector<State> state() = 0;
   // Makes the state that the first step would make, all zero: to be filled from a checkpoint.
-  virtual void allocate(const std::vector<UpdateGroup>& groups) = 0;
+  virtual void allocate(const std::vector<FlatParameterGroup>& groups) = 0;
   virtual const char* name() const = 0;  // as in optimizer.name
   int64_t steps = 0;                     // updates done
 
   // The dtype in which weights that are stored in `values` are updated: optimizer.main_dtype where that is wider.
   at::ScalarType weight_type(at::ScalarType values) const;
-  bool has_main(const UpdateGroup& group) const { return weight_type(group.values.scalar_type()) != group.values.scalar_type(); }
+  bool has_main(const FlatParameterGroup& group) const { return weight_type(group.values.scalar_type()) != group.values.scalar_type(); }
   // What is updated of a group: its main weights, made from the values when they are first asked for, or the values themselves.
-  at::Tensor weights(const std::vector<UpdateGroup>& groups, size_t group);
-  // Writes main weights that somebody has filled into the values; ParallelModel::values_changed() is the caller's.
-  void round_weights(const std::vector<UpdateGroup>& groups);
+  at::Tensor weights(const std::vector<FlatParameterGroup>& groups, size_t group);
+  // Writes main weights that somebody has filled into the values; ParallelModel::after_optimizer_step() is the caller's.
+  void round_weights(const std::vector<FlatParameterGroup>& groups);
 
  protected:
   // Calls of a kernel, which wants gradients of the weights' dtype: one for all groups where they are so; else piece by piece, with a copy
   // of the piece's gradients alone. `states`: lists beside the groups, of which `call` gets what belongs to the weights of the call.
   using Call = std::function<void(const std::vector<at::Tensor>& weights, const std::vector<at::Tensor>& gradients,
                                   std::vector<std::vector<at::Tensor>>& state)>;
-  void for_each_call(const std::vector<UpdateGroup>& groups, const std::vector<std::vector<at::Tensor>*>& states, const Call& call);
-  void extend(std::vector<at::Tensor>& state, const std::vector<UpdateGroup>& groups);
+  void for_each_call(const std::vector<FlatParameterGroup>& groups, const std::vector<std::vector<at::Tensor>*>& states, const Call& call);
+  void extend(std::vector<at::Tensor>& state, const std::vector<FlatParameterGroup>& groups);
   // Before the first update: values that changed since main weights were made from them are taken over.
-  void catch_up(const std::vector<UpdateGroup>& groups);
+  void catch_up(const std::vector<FlatParameterGroup>& groups);
 
  private:
   const at::Tensor& piece_memory(at::ScalarType type, at::Device device, int64_t count);

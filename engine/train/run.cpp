@@ -79,7 +79,7 @@ std::string write_sample(Trainer& trainer, nets::CausalLM& net, const RunOptions
   std::vector<int64_t> bytes;
   bool training = net->is_training();
   net->eval();
-  trainer.model().with_full_parameters(
+  trainer.model().summon_full_parameters(
       [&] { bytes = nets::generate([&](const Tensor& ids) { return logits_of(trainer, net, ids); }, std::move(prompt), generate); });
   net->train(training);
   std::string text = options.sample_prompt;
@@ -136,7 +136,7 @@ int run_rank(const RunOptions& options, rendezvous::Ending& together, fs::path& 
   std::unique_ptr<files::RunLock> lock = lock_run(*world, run_path);
   if (lock) log = run_path / "run.log";
   check_shared(*world, run_path);
-  Beginning beginning = begin_run(job, *world, checkpoints);
+  ResumePoint beginning = begin_run(job, *world, checkpoints);
   const std::unique_ptr<checkpoint::Checkpoint>& from = beginning.from;
   if (from && from->meta().step >= max_steps) {
     if (beginning.own) make_way(beginning, *world, checkpoints);  // tidies what an interrupted save left
@@ -301,7 +301,7 @@ int run_rank(const RunOptions& options, rendezvous::Ending& together, fs::path& 
     saver.before_step();
     int64_t sample = samples_before(step);
     StepResult result = trainer.step([&](int64_t micro) {
-      if (preemption->asked()) trainer.vote(Vote::stop);
+      if (preemption->asked()) trainer.vote(RankSignal::stop);
       return loss_of(trainer, net, batches.read(sample + (micro * dp + dp_rank) * rows));
     });
     StepCost cost{files::ms_since(begin), memory.peak()};
@@ -315,7 +315,7 @@ int run_rank(const RunOptions& options, rendezvous::Ending& together, fs::path& 
     if (validation_batches && ((step + 1) % validation.get_int("every_steps") == 0 || last)) validate(step);
     saver.after_step(result);
     // All ranks end after the same step, whichever of them was told to. After the last one the run is about to end anyway.
-    stopped = result.votes(Vote::stop) > 0 && !last;
+    stopped = result.votes(RankSignal::stop) > 0 && !last;
     ending = last || stopped;
     if (ending || (every > 0 && (step + 1) % every == 0)) {
       if (leader) folder->sync();

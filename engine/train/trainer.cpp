@@ -19,6 +19,7 @@
 #include "engine/train/routers.h"
 #include "engine/train/schedule.h"
 #include "meshwright/scalar_type.h"
+#include "sdk/runtime/shared_memory.h"
 #include "sdk/runtime/trace_span.h"
 
 namespace meshwright {
@@ -117,7 +118,7 @@ void plan_own_module(plan::JobPlan& plan, const ModelOutline& outline, World& wo
 
 // A plan without a model does not know what the strategy updates.
 void warn_of_narrow_updates(plan::JobPlan& plan, const ParallelModel& model, const train::Optimizer& optimizer) {
-  for (const UpdateGroup& group : model.update_groups()) {
+  for (const FlatParameterGroup& group : model.update_groups()) {
     at::ScalarType updated = optimizer.weight_type(group.values.scalar_type());
     if (updated != at::kBFloat16 && updated != at::kHalf) continue;
     std::string warning = plan::narrow_update_warning(optimizer.name(), updated == at::kHalf ? DType::float16 : DType::bfloat16);
@@ -162,7 +163,7 @@ Trainer::Trainer(Job& job, std::shared_ptr<World> world, std::shared_ptr<torch::
   const MoeOptions& moe = parts_->config.shared.moe;
   routers_ = std::make_unique<train::Routers>(*module_, !moe.ignore_router_for_ac, moe.fake_balanced_gate);
   data_ = model_->data_group();
-  data_->reserve(4096, 0, /*ahead=*/0);  // for the sums of each step
+  detail::reserve(*data_, 4096, 0, /*ahead=*/0);  // for the sums of each step
 }
 
 Trainer::~Trainer() = default;
@@ -214,7 +215,7 @@ Trainer::Totals Trainer::totals(const Tensor& loss_sum, double count, bool with_
   return out;
 }
 
-StepResult Trainer::step(const std::function<MicroLoss(int64_t micro)>& forward) try {
+StepResult Trainer::step(const std::function<MicroBatchLoss(int64_t micro)>& forward) try {
   c10::DeviceGuard guard(world_->device());
   StepResult result;
   result.step = step_;
@@ -227,8 +228,8 @@ StepResult Trainer::step(const std::function<MicroLoss(int64_t micro)>& forward)
   routers_->begin_step();
   model_->begin_step();
   for (int64_t micro = 0; micro < accumulation_; ++micro) {
-    model_->micro_batch(micro + 1 == accumulation_);
-    MicroLoss loss;
+    model_->begin_micro_batch(micro + 1 == accumulation_ ? GradientSync::reduce : GradientSync::accumulate);
+    MicroBatchLoss loss;
     {
       detail::TraceSpan span(world_->trace(), "forward");
       AutocastScope autocast(parts_->autocast, world_->device().type());
@@ -255,7 +256,7 @@ StepResult Trainer::step(const std::function<MicroLoss(int64_t micro)>& forward)
   if (before_update_) before_update_();
   detail::TraceSpan span(world_->trace(), "optimizer");
   optimizer_->step(model_->update_groups(), result.lr);
-  model_->values_changed();
+  model_->after_optimizer_step();
   routers_->update_biases(result.experts);
   ++step_;
   return result;
@@ -266,7 +267,7 @@ StepResult Trainer::step(const std::function<MicroLoss(int64_t micro)>& forward)
   throw;
 }
 
-double Trainer::evaluate(int64_t micro_batches, const std::function<MicroLoss(int64_t micro)>& forward) {
+double Trainer::evaluate(int64_t micro_batches, const std::function<MicroBatchLoss(int64_t micro)>& forward) {
   c10::NoGradGuard no_grad;
   bool training = module_->is_training();
   module_->eval();
@@ -274,7 +275,7 @@ double Trainer::evaluate(int64_t micro_batches, const std::function<MicroLoss(in
   double count = 0;
   for (int64_t micro = 0; micro < micro_batches; ++micro) {
     AutocastScope autocast(parts_->autocast, world_->device().type());
-    MicroLoss loss = forward(micro);
+    MicroBatchLoss loss = forward(micro);
     add_loss(loss_sum, loss.sum, routers_->reported_loss(), static_cast<double>(loss.count));
     count += static_cast<double>(loss.count);
   }

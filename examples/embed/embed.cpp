@@ -61,7 +61,7 @@ meshwright::Job job_in_code() {
 
 // Which of four directions a point of eight numbers leans to most. The rows of a micro-batch depend on its number alone, so any number
 // of ranks sees the same data.
-meshwright::MicroLoss loss_of(Classifier& net, int64_t micro_batch, int64_t rows) {
+meshwright::MicroBatchLoss loss_of(Classifier& net, int64_t micro_batch, int64_t rows) {
   torch::manual_seed(static_cast<uint64_t>(1000 + micro_batch));
   at::Tensor x = at::randn({rows, 8}), target = x.narrow(1, 0, 4).add(x.narrow(1, 4, 4)).argmax(1);
   return {at::cross_entropy_loss(net(x), target, {}, at::Reduction::Sum), rows};

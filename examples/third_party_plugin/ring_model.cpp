@@ -26,14 +26,14 @@ class RingModel final : public ParallelModel {
   RingModel(std::shared_ptr<torch::nn::Module> model, RingPolicy policy, std::shared_ptr<World> world);
 
   void begin_step() override;
-  void micro_batch(bool last) override;
+  void begin_micro_batch(GradientSync sync) override;
   void end_step() override { settle(); }
   const std::vector<ParallelParameter>& parameters() const override { return described_; }
-  const std::vector<UpdateGroup>& update_groups() const override { return updates_; }
-  void values_changed() override;
+  const std::vector<FlatParameterGroup>& update_groups() const override { return updates_; }
+  void after_optimizer_step() override;
   double clip_grad_norm(double max_norm, double scale) override;
   Tensor full_tensor(std::string_view name) override;
-  void with_full_parameters(const std::function<void()>& body) override { body(); }  // they always are
+  void summon_full_parameters(const std::function<void()>& body) override { body(); }  // they always are
   std::shared_ptr<Group> data_group() override { return world_->everyone(); }
 
   void gradient_ready(size_t bucket, size_t member);
@@ -53,7 +53,7 @@ class RingModel final : public ParallelModel {
     Tensor grads;                  // [slice] their final gradient
     Tensor gradient;               // [ring * slice] what came since the last reduction
     Tensor packed, received, sum;  // of the reduction under way
-    Pending work;
+    Work work;
     size_t waiting = 0;    // parameters without a gradient
     bool reduced = false;  // in this step
   };
@@ -80,7 +80,7 @@ class RingModel final : public ParallelModel {
   size_t next_ = 0;           // bucket to reduce
   bool synchronise_ = false;  // this micro-batch reduces
   std::vector<ParallelParameter> described_;
-  std::vector<UpdateGroup> updates_;
+  std::vector<FlatParameterGroup> updates_;
 };
 
 struct GradientHook : torch::autograd::PostAccumulateGradHook {
@@ -212,15 +212,15 @@ void RingModel::begin_step() {
   synchronise_ = false;
   for (Parameter& p : parameters_) p.variable.mutable_grad() = Tensor();
   for (Part& part : parts_) {  // an exception may have cut the last step short
-    part.work = Pending();
+    part.work = Work();
     part.gradient = part.packed = part.received = part.sum = Tensor();
     part.reduced = false;
   }
 }
 
-void RingModel::micro_batch(bool last) {
+void RingModel::begin_micro_batch(GradientSync sync) {
   settle();
-  synchronise_ = last || policy_.reduce_every_micro_batch;
+  synchronise_ = sync == GradientSync::reduce || policy_.reduce_every_micro_batch;
   next_ = 0;
   for (Parameter& p : parameters_) p.arrived = false;
   for (Part& part : parts_) part.waiting = part.layout.members.size();
@@ -257,7 +257,7 @@ void RingModel::reduce(Part& part) {
   // A parameter that was not used has a gradient of zero.
   if (!part.gradient.defined()) part.gradient = at::zeros(part.whole.sizes(), part.whole.options().dtype(scalar_type(policy_.mp.reduce)));
   int64_t me = policy_.ring->rank(), slice = part.layout.slice;
-  if (policy_.ring->reduces_remotely()) {
+  if (policy_.ring->has_native_reduce_scatter()) {
     part.packed = part.gradient;
     part.sum = at::empty({slice}, part.gradient.options());
     part.work = policy_.ring->reduce_scatter(part.packed, part.sum);
@@ -265,7 +265,7 @@ void RingModel::reduce(Part& part) {
     part.sum = mine(part, part.gradient).clone();
     part.packed = at::cat({part.gradient.narrow(0, 0, me * slice), part.gradient.narrow(0, (me + 1) * slice, (ring() - 1 - me) * slice)});
     part.received = at::empty_like(part.packed);
-    part.work = policy_.ring->exchange(part.packed, part.received);
+    part.work = policy_.ring->pairwise_exchange(part.packed, part.received);
   }
   part.gradient = Tensor();
 }
@@ -300,15 +300,15 @@ void RingModel::settle() {
 }
 
 // The optimizer wrote the slices: every rank gets those of the others.
-void RingModel::values_changed() {
+void RingModel::after_optimizer_step() {
   c10::NoGradGuard no_grad;
-  std::vector<Pending> works;
+  std::vector<Work> works;
   for (Part& part : parts_) {
     Tensor slot = mine(part, part.whole);
     if (slot.scalar_type() != part.values.scalar_type()) slot.copy_(part.values);
     works.push_back(policy_.ring->all_gather(slot, part.whole));
   }
-  for (Pending& work : works) work.wait();
+  for (Work& work : works) work.wait();
 }
 
 double RingModel::clip_grad_norm(double max_norm, double scale) {

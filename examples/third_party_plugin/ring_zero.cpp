@@ -121,9 +121,9 @@ class RingZero final : public Strategy {
   }
 
   std::unique_ptr<ParallelModel> parallelize(ParallelizeRequest& request) override {
-    refuse_unavailable(request);  // tensor parallelism is planned only
+    reject_unsupported_sizes(request);  // tensor parallelism is planned only
     const StrategyConfig& config = request.config;
-    checkpoint_as_asked(request, /*whole_layers=*/true);
+    apply_activation_checkpointing(request, /*whole_layers=*/true);
     DeviceMesh groups(*request.mesh.device_mesh, request.world);
     ring_zero::RingPolicy policy;
     policy.ring = groups.group("dp_shard");

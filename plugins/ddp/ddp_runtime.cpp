@@ -14,7 +14,7 @@ using namespace meshwright;
 std::unique_ptr<ParallelModel> run(Strategy&, ParallelizeRequest& request) {
   const Options& own = request.config.own;
   check_backend(request);
-  checkpoint_as_asked(request, kWholeLayers);
+  apply_activation_checkpointing(request, kWholeLayers);
   ReplicationPolicy policy;
   std::vector<int64_t> ranks(static_cast<size_t>(request.world->size()));
   std::iota(ranks.begin(), ranks.end(), int64_t{0});

@@ -53,14 +53,14 @@ void materialise(torch::nn::Module& model, at::Device device) {
 }
 
 std::unique_ptr<ParallelModel> run(Strategy&, ParallelizeRequest& request) {
-  refuse_unavailable(request, /*applies_tensor_parallel=*/true);
+  reject_unsupported_sizes(request, /*applies_tensor_parallel=*/true);
   check_backend(request);
   FlatPolicy flat = flat_policy(request.config);
   std::shared_ptr<TensorParallel> tensor_parallel = apply_tensor_parallel(request);
-  checkpoint_as_asked(request, /*whole_layers=*/true);
+  apply_activation_checkpointing(request, /*whole_layers=*/true);
   ShardedPolicy policy = run_policy(request, flat);
   policy.tensor_parallel = tensor_parallel;
-  if (policy.registered && !request.world->everyone()->reduces_remotely())
+  if (policy.registered && !request.world->everyone()->has_native_reduce_scatter())
     request.world->notice(policy.options + ".nccl_ub = true has no effect: the ranks of this job talk through gloo");
   if (find_unit_rule(request.outline.architecture))
     request.world->notice("models of class " + request.outline.architecture +

@@ -122,7 +122,7 @@ Curve parallel_loop(const Subject& subject, const MeshRequest& mesh_request, con
     for (int64_t micro = 0; micro < 2; ++micro) {
       // Two micro-batches of unequal size: what counts is each one's weight.
       int64_t half = std::max<int64_t>(share / 2, 1), begin = micro == 0 ? 0 : half, end = micro == 0 ? half : share;
-      model->micro_batch(micro == 1);
+      model->begin_micro_batch(micro == 1 ? GradientSync::reduce : GradientSync::accumulate);
       std::vector<Tensor> rows;
       for (int64_t r = begin; r < end; ++r) rows.push_back(sample(step, world->rank() * share + r));
       Tensor loss = loss_of(net, at::cat(rows)) * (static_cast<double>(end - begin) / static_cast<double>(share));
@@ -135,13 +135,13 @@ Curve parallel_loop(const Subject& subject, const MeshRequest& mesh_request, con
     out.losses.push_back(sum.item<double>());
     out.norms.push_back(model->clip_grad_norm(0));
     c10::NoGradGuard no_grad;
-    for (const UpdateGroup& group : model->update_groups()) {
+    for (const FlatParameterGroup& group : model->update_groups()) {
       if (!group.grads.defined() || group.grads.numel() != group.values.numel())
         throw std::runtime_error("an update group has " + std::to_string(group.values.numel()) + " values and " +
                                  std::to_string(group.grads.defined() ? group.grads.numel() : 0) + " gradients");
       group.values.sub_(group.grads, kRate);
     }
-    model->values_changed();
+    model->after_optimizer_step();
   }
   std::set<std::string> named;
   for (const ParallelParameter& p : model->parameters()) {

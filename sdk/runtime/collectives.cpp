@@ -48,7 +48,7 @@ Tensor scattered(const Tensor& x, int64_t dim, Group& group) {
   if (x.numel() == 0) return own.contiguous();
   std::vector<Tensor> parts = x.chunk(n, dim);
   std::vector<int64_t> shape = own.sizes().vec();
-  if (group.reduces_remotely()) {
+  if (group.has_native_reduce_scatter()) {
     int64_t each = own.numel();
     Tensor packed = at::empty({n * each}, x.options()), out = at::empty({each}, x.options());
     for (int64_t r = 0; r < n; ++r) packed.narrow(0, r * each, each).view(shape).copy_(parts[static_cast<size_t>(r)]);
@@ -95,7 +95,7 @@ int64_t wrapped(int64_t dim, const Tensor& x) { return dim < 0 ? dim + x.dim() :
 
 }  // namespace
 
-Tensor sum_over(const Tensor& x, const GroupPtr& group) {
+Tensor all_reduce(const Tensor& x, const GroupPtr& group) {
   return moved(x, [&](const Tensor& t) { return summed(t, *group); }, [](const Tensor& g) { return g; });
 }
 
@@ -103,18 +103,18 @@ Tensor copy_to(const Tensor& x, const GroupPtr& group) {
   return moved(x, [](const Tensor& t) { return t; }, [group](const Tensor& g) { return summed(g, *group); });
 }
 
-Tensor gather_along(const Tensor& x, int64_t dim, const GroupPtr& group) {
+Tensor all_gather(const Tensor& x, int64_t dim, const GroupPtr& group) {
   int64_t d = wrapped(dim, x);
   return moved(x, [&](const Tensor& t) { return gathered(t, d, *group); }, [group, d](const Tensor& g) { return scattered(g, d, *group); });
 }
 
-Tensor join_along(const Tensor& x, int64_t dim, const GroupPtr& group) {
+Tensor all_gather_replicated(const Tensor& x, int64_t dim, const GroupPtr& group) {
   int64_t d = wrapped(dim, x);
   return moved(
       x, [&](const Tensor& t) { return gathered(t, d, *group); }, [group, d](const Tensor& g) { return part(g, d, *group).contiguous(); });
 }
 
-Tensor scatter_sum_along(const Tensor& x, int64_t dim, const GroupPtr& group) {
+Tensor reduce_scatter(const Tensor& x, int64_t dim, const GroupPtr& group) {
   int64_t d = wrapped(dim, x);
   return moved(x, [&](const Tensor& t) { return scattered(t, d, *group); }, [group, d](const Tensor& g) { return gathered(g, d, *group); });
 }
@@ -125,7 +125,7 @@ Tensor split_along(const Tensor& x, int64_t dim, const GroupPtr& group) {
       x, [&](const Tensor& t) { return part(t, d, *group).contiguous(); }, [group, d](const Tensor& g) { return gathered(g, d, *group); });
 }
 
-Tensor exchange_rows(const Tensor& x, std::vector<int64_t> in_splits, std::vector<int64_t> out_splits, const GroupPtr& group) {
+Tensor all_to_all(const Tensor& x, std::vector<int64_t> in_splits, std::vector<int64_t> out_splits, const GroupPtr& group) {
   auto run = [group](const Tensor& t, const std::vector<int64_t>& in, const std::vector<int64_t>& out) {
     std::vector<int64_t> shape = t.sizes().vec();
     shape[0] = std::accumulate(out.begin(), out.end(), int64_t{0});

@@ -116,9 +116,9 @@ class AllGather final : public ExpertDispatcher {
   Tensor forward(const Tensor& x, const Routing& routing, GroupedExperts& experts, const std::function<void()>& meanwhile) override {
     int64_t tokens = x.size(0), longest = most_tokens(tokens), missing = longest - tokens;
     auto padded = [&](const Tensor& t, double value) { return missing == 0 ? t : at::constant_pad_nd(t, {0, 0, 0, missing}, value); };
-    Tensor all = gather_along(padded(x, 0), 0, ep_);
-    Tensor weights = gather_along(padded(routing.weights.to(at::kFloat), 0), 0, ep_);
-    Tensor indices = gather_along(padded(routing.indices, -1), 0, ep_);
+    Tensor all = all_gather(padded(x, 0), 0, ep_);
+    Tensor weights = all_gather(padded(routing.weights.to(at::kFloat), 0), 0, ep_);
+    Tensor indices = all_gather(padded(routing.indices, -1), 0, ep_);
     meanwhile();
     int64_t here = experts->experts(), first = ep_->rank() * here;
     Tensor mine = indices - first;
@@ -126,7 +126,7 @@ class AllGather final : public ExpertDispatcher {
     ExpertOrder order = sort_by_expert(mine, here, pads_rows(all));
     Tensor y = experts->forward(gather_tokens(all, order), order.counts, gather_weights(weights, order), order.padded);
     Tensor sums = combine_tokens(y.scalar_type() == at::kDouble ? y : y.to(at::kFloat), order);
-    return scatter_sum_along(sums, 0, ep_).narrow(0, 0, tokens).to(y.scalar_type());
+    return reduce_scatter(sums, 0, ep_).narrow(0, 0, tokens).to(y.scalar_type());
   }
 
  private:

@@ -22,7 +22,7 @@ std::vector<std::string> layer_names(const ModelOutline& outline, const std::vec
   return out;
 }
 
-std::vector<std::string> checkpoint_as_asked(const ParallelizeRequest& request, bool whole_layers) {
+std::vector<std::string> apply_activation_checkpointing(const ParallelizeRequest& request, bool whole_layers) {
   const SharedOptions& shared = request.config.shared;
   const std::vector<std::string>& scope = shared.activation_checkpointing_scope;
   std::vector<std::string> layers = layer_names(request.outline, scope);
@@ -35,7 +35,7 @@ std::vector<std::string> checkpoint_as_asked(const ParallelizeRequest& request, 
   return checkpoint_layers(*request.model, layers, shared.activation_checkpointing, checkpoint_scope::whole_layers(whole_layers, scope));
 }
 
-void refuse_unavailable(const ParallelizeRequest& request, bool applies_tensor_parallel, bool applies_expert_parallel) {
+void reject_unsupported_sizes(const ParallelizeRequest& request, bool applies_tensor_parallel, bool applies_expert_parallel) {
   const ParallelSizes& sizes = request.config.shared.sizes;
   for (const auto& [name, size] : {std::pair<const char*, int64_t>{"tp", sizes.tp}, {"cp", sizes.cp}, {"pp", sizes.pp}, {"ep", sizes.ep}})
     if (size > 1 && !(applies_tensor_parallel && std::string_view(name) == "tp") &&
@@ -50,7 +50,7 @@ void check_backend(const ParallelizeRequest& request) {
   const Options& own = request.config.own;
   if (own.schema().find("backend") == nullptr || !own.is_set("backend")) return;
   std::string backend = own.get_string("backend"), key = own.schema().table + ".backend";
-  bool nccl = request.world->everyone()->reduces_remotely();
+  bool nccl = request.world->everyone()->has_native_reduce_scatter();
   if (request.world->size() > 1 && (backend == "nccl") != nccl)
     throw Error(ErrorCode::device_unavailable,
                 key + " = \"" + backend + "\", but the ranks of this job talk through " + (nccl ? "nccl" : "gloo"))
@@ -134,12 +134,12 @@ void place_frozen(std::vector<UnitSpec>& units, ShardedPolicy& policy, const Opt
 }  // namespace
 
 std::unique_ptr<ParallelModel> parallelize_fully_sharded(ParallelizeRequest& request, std::optional<bool> fallback) {
-  refuse_unavailable(request, /*applies_tensor_parallel=*/true, /*applies_expert_parallel=*/true);
+  reject_unsupported_sizes(request, /*applies_tensor_parallel=*/true, /*applies_expert_parallel=*/true);
   check_backend(request);
   const StrategyConfig& config = request.config;
   std::shared_ptr<TensorParallel> tensor_parallel = apply_tensor_parallel(request);
   std::shared_ptr<ExpertParallel> expert_parallel = apply_expert_parallel(request);
-  checkpoint_as_asked(request, /*whole_layers=*/true);
+  apply_activation_checkpointing(request, /*whole_layers=*/true);
   const Options& own = config.own;
   bool offload = own.get_string("offload_policy") == "cpu";
   UnitRule rule = find_unit_rule(request.outline.architecture);

@@ -111,7 +111,8 @@ std::vector<UnitSpec> unit_specs(torch::nn::Module& model, const ModelOutline& o
   std::vector<UnitSpec> units;
   for (const Unit& planned : plan_units(outline)) {
     bool root = planned.name == "root";
-    units.push_back(root ? parts.root(planned.name) : parts.item(planned.name, reshard_after_forward.value_or(!planned.last_of_list)));
+    units.push_back(root ? parts.root(planned.name)
+                         : parts.item(planned.name, reshard_after_forward.value_or(!planned.last_of_module_list)));
     parts.add(units.back(), outline, planned.parameters);
   }
   return units;

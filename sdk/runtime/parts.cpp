@@ -5,18 +5,20 @@
 
 #include <utility>
 
+#include "shared_memory.h"
+
 namespace meshwright::detail {
 
 using at::Tensor;
 
 void make_room(Group& group, int64_t bytes) {
-  if (bytes > 0 && !group.maps_gather(bytes)) group.reserve(bytes, bytes, /*ahead=*/2);
+  if (bytes > 0 && !maps_gather(group, bytes)) reserve(group, bytes, bytes, /*ahead=*/2);
 }
 
 PartsGather::PartsGather(const Tensor& own, int64_t dim, Group& group) : group_(group), dim_(dim), own_(own.contiguous()) {
   auto bytes = static_cast<int64_t>(own_.nbytes());
   make_room(group_, bytes);
-  if (!group_.maps_gather(bytes)) flat_ = at::empty({group_.size() * own_.numel()}, own_.options());
+  if (!maps_gather(group_, bytes)) flat_ = at::empty({group_.size() * own_.numel()}, own_.options());
   under_way_ = group_.all_gather(own_.view({-1}), flat_);
 }
 
@@ -29,8 +31,9 @@ Tensor PartsGather::whole() {
   under_way_.wait();
   for (int64_t r = 0; r < group_.size(); ++r)
     if (r != group_.rank())
-      out.narrow(dim_, r * each, each).copy_((flat_.defined() ? flat_.narrow(0, r * count, count) : under_way_.peer(r)).view(own_.sizes()));
-  under_way_.release();
+      out.narrow(dim_, r * each, each)
+          .copy_((flat_.defined() ? flat_.narrow(0, r * count, count) : peer(under_way_, r)).view(own_.sizes()));
+  under_way_ = Work();
   own_ = flat_ = Tensor();
   return out;
 }
@@ -41,8 +44,8 @@ PartsSum::PartsSum(std::vector<int64_t> part_shape, const at::TensorOptions& opt
   at::ScalarType type = c10::typeMetaToScalarType(options.dtype());
   int64_t count = (group_.size() - 1) * each_, bytes = count * static_cast<int64_t>(c10::elementSize(type));
   make_room(group_, bytes);
-  mapped_ = group_.maps_exchange(bytes);
-  packed_ = mapped_ ? group_.stage(count, type) : at::empty({count}, options);
+  mapped_ = maps_exchange(group_, bytes);
+  packed_ = mapped_ ? stage(group_, count, type) : at::empty({count}, options);
   if (!mapped_) received_ = at::empty({count}, options);
 }
 
@@ -50,13 +53,13 @@ int64_t PartsSum::place(int64_t rank) const { return rank < group_.rank() ? rank
 
 Tensor PartsSum::slot(int64_t rank) const { return packed_.narrow(0, place(rank) * each_, each_).view(shape_); }
 
-void PartsSum::start() { under_way_ = group_.exchange(packed_, received_); }
+void PartsSum::start() { under_way_ = group_.pairwise_exchange(packed_, received_); }
 
 Tensor PartsSum::add_up(const Tensor& own) {
   under_way_.wait();
   auto part = [&](int64_t rank) {
     if (rank == group_.rank()) return own;
-    return (mapped_ ? under_way_.peer(rank) : received_.narrow(0, place(rank) * each_, each_)).view(shape_);
+    return (mapped_ ? peer(under_way_, rank) : received_.narrow(0, place(rank) * each_, each_)).view(shape_);
   };
   Tensor sum = at::add(part(0), part(1));
   for (int64_t r = 2; r < group_.size(); ++r) sum.add_(part(r));

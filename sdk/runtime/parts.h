@@ -21,7 +21,7 @@ class PartsGather {
   Group& group_;
   int64_t dim_;
   at::Tensor own_, flat_;  // flat_: what sockets bring
-  Pending under_way_;
+  Work under_way_;
 };
 
 // Collective. Each rank packs what every other one shall get, starts, and adds what comes to its own part. Groups of two ranks or more.
@@ -40,7 +40,7 @@ class PartsSum {
   int64_t each_ = 1;
   bool mapped_ = false;
   at::Tensor packed_, received_;
-  Pending under_way_;
+  Work under_way_;
 };
 
 // Room in shared memory for tensors of so many bytes, where there can be any; all ranks come here with the same number.

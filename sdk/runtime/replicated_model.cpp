@@ -27,14 +27,14 @@ class ReplicatedModel final : public ParallelModel {
   ReplicatedModel(std::shared_ptr<torch::nn::Module> model, ReplicationPolicy policy, std::shared_ptr<World> world);
 
   void begin_step() override;
-  void micro_batch(bool last) override;
+  void begin_micro_batch(GradientSync sync) override;
   void end_step() override;
   const std::vector<ParallelParameter>& parameters() const override { return described_; }
-  const std::vector<UpdateGroup>& update_groups() const override { return updates_; }
-  void values_changed() override;
+  const std::vector<FlatParameterGroup>& update_groups() const override { return updates_; }
+  void after_optimizer_step() override;
   double clip_grad_norm(double max_norm, double scale) override;
   Tensor full_tensor(std::string_view name) override;
-  void with_full_parameters(const std::function<void()>& body) override { body(); }
+  void summon_full_parameters(const std::function<void()>& body) override { body(); }
   std::shared_ptr<Group> data_group() override { return policy_.tensor_parallel ? policy_.group : world_->everyone(); }
   std::shared_ptr<TensorParallel> tensor_parallel() const override { return policy_.tensor_parallel; }
 
@@ -58,7 +58,7 @@ class ReplicatedModel final : public ParallelModel {
     size_t waiting = 0;
     bool launched = false;
     Tensor reduced;  // in the reduce dtype, when it is not the storage dtype and there is anything to sum
-    Pending work;
+    Work work;
   };
 
   bool alone() const { return policy_.group->size() == 1; }
@@ -87,7 +87,7 @@ class ReplicatedModel final : public ParallelModel {
   int64_t trainable_ = 0;
   bool last_ = true, learned_ = false;
   std::vector<ParallelParameter> described_;
-  std::vector<UpdateGroup> updates_;
+  std::vector<FlatParameterGroup> updates_;
 };
 
 struct GradientHook : torch::autograd::PostAccumulateGradHook {
@@ -181,7 +181,7 @@ void ReplicatedModel::adopt() {
     broadcast(given);
   }
   if (!direct()) grads_ = at::zeros({trainable_}, options);
-  values_changed();
+  after_optimizer_step();
   bool casts_io = (policy_.mp.cast_forward_inputs && casts) || output_ != param_;
   if (!casts_io) return;
   HookHost* host = HookHost::of(*model_);
@@ -230,12 +230,12 @@ void ReplicatedModel::describe() {
 }
 
 void ReplicatedModel::broadcast(const std::vector<Tensor>& tensors) {
-  std::vector<Pending> works;
+  std::vector<Work> works;
   for (const Tensor& t : tensors) works.push_back(policy_.group->broadcast(t, 0));
-  for (Pending& work : works) work.wait();
+  for (Work& work : works) work.wait();
 }
 
-void ReplicatedModel::values_changed() {
+void ReplicatedModel::after_optimizer_step() {
   if (!compute_.defined()) return;
   c10::NoGradGuard no_grad;
   compute_.copy_(values_);
@@ -248,7 +248,7 @@ void ReplicatedModel::begin_step() {
   }
   for (Bucket& bucket : buckets_) {
     bucket.launched = false;
-    bucket.work = Pending();
+    bucket.work = Work();
     bucket.reduced = Tensor();
   }
   next_ = 0;
@@ -259,8 +259,8 @@ void ReplicatedModel::begin_step() {
   }
 }
 
-void ReplicatedModel::micro_batch(bool last) {
-  last_ = last;
+void ReplicatedModel::begin_micro_batch(GradientSync sync) {
+  last_ = sync == GradientSync::reduce;
   for (Parameter& p : parameters_) p.arrived = false;
   for (Bucket& bucket : buckets_) {
     bucket.waiting = 0;
@@ -394,7 +394,7 @@ double ReplicatedModel::clip_grad_norm(double max_norm, double scale) {
   if (policy_.tensor_parallel)
     return clip_gradients(policy_.tensor_parallel->gradient_sets(described_, {}), max_norm, scale, world_->device());
   std::vector<Tensor> gradients;
-  for (const UpdateGroup& update : updates_) gradients.push_back(update.grads);
+  for (const FlatParameterGroup& update : updates_) gradients.push_back(update.grads);
   return clip_gradients({{gradients, {}}}, max_norm, scale, world_->device());
 }
 

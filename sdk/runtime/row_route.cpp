@@ -12,6 +12,7 @@
 #include "meshwright/error.h"
 #include "moe_dispatch.h"
 #include "parts.h"
+#include "shared_memory.h"
 
 namespace meshwright::detail {
 
@@ -131,9 +132,9 @@ RowRoute::Flight RowRoute::send(const Rows& own, bool back, const std::function<
   at::Device device = own.rows.device();
   if (device.is_cpu() && largest <= kMostBytes) {
     make_room(*group_, std::max<int64_t>(static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(largest))), 4096));
-    flight.mapped = group_->maps_gather(largest);
+    flight.mapped = maps_gather(*group_, largest);
   }
-  flight.packed = flight.mapped ? group_->stage_rows(total) : at::empty({total}, at::TensorOptions().dtype(at::kByte).device(device));
+  flight.packed = flight.mapped ? stage_rows(*group_, total) : at::empty({total}, at::TensorOptions().dtype(at::kByte).device(device));
   int64_t at = 0, moved = 0;
   for (int64_t r = 0; r < ranks_; ++r) {
     int64_t n = r == me_ ? 0 : back ? between(r, me_) : between(me_, r);
@@ -142,7 +143,7 @@ RowRoute::Flight RowRoute::send(const Rows& own, bool back, const std::function<
     moved += sizes.row_bytes(n) + sizes.weight_bytes(n);
   }
   if (flight.mapped) {
-    flight.under_way = group_->exchange_staged(moved);
+    flight.under_way = exchange_staged(*group_, moved);
   } else {
     flight.arrived = at::empty({std::accumulate(coming.begin(), coming.end(), int64_t{0})}, flight.packed.options());
     flight.under_way = group_->all_to_all(flight.packed, splits, flight.arrived, coming);
@@ -162,7 +163,7 @@ void RowRoute::receive(Flight& flight, const std::function<void(int64_t, const B
     if (flight.mapped) {
       int64_t begin = 0;  // our part of what rank r staged
       for (int64_t to = 0; to < me_; ++to) begin += sizes.bytes(rows(r, to));
-      unpack(r, Block(sizes, flight.under_way.peer(r).narrow(0, begin, size), n));
+      unpack(r, Block(sizes, detail::peer(flight.under_way, r).narrow(0, begin, size), n));
     } else {
       unpack(r, Block(sizes, flight.arrived.narrow(0, at, size), n));
     }

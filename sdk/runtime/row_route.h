@@ -81,7 +81,7 @@ struct RowRoute::Flight {
   Sizes sizes;
   bool back = false, mapped = false;
   Rows own;  // what this rank's own rows are taken from when they arrive: the tensors that were sent
-  Pending under_way;
+  Work under_way;
   at::Tensor packed, arrived;  // arrived: of sockets
 };
 

@@ -32,14 +32,14 @@ class ShardedModel final : public ParallelModel {
   ShardedModel(std::shared_ptr<torch::nn::Module> model, std::vector<UnitSpec> specs, ShardedPolicy policy, std::shared_ptr<World> world);
 
   void begin_step() override;
-  void micro_batch(bool last) override;
+  void begin_micro_batch(GradientSync sync) override;
   void end_step() override;
   const std::vector<ParallelParameter>& parameters() const override { return parameters_; }
-  const std::vector<UpdateGroup>& update_groups() const override { return updates_; }
-  void values_changed() override;
+  const std::vector<FlatParameterGroup>& update_groups() const override { return updates_; }
+  void after_optimizer_step() override;
   double clip_grad_norm(double max_norm, double scale) override;
   Tensor full_tensor(std::string_view name) override;
-  void with_full_parameters(const std::function<void()>& body) override;
+  void summon_full_parameters(const std::function<void()>& body) override;
   std::shared_ptr<Group> data_group() override;
   std::shared_ptr<TensorParallel> tensor_parallel() const override { return context_.policy.tensor_parallel; }
 
@@ -72,7 +72,7 @@ class ShardedModel final : public ParallelModel {
   bool order_known_ = false, in_step_ = false, whole_ = false;
   int64_t forward_began_ = 0;
   std::vector<ParallelParameter> parameters_;
-  std::vector<UpdateGroup> updates_;
+  std::vector<FlatParameterGroup> updates_;
 };
 
 ShardedModel::ShardedModel(std::shared_ptr<torch::nn::Module> model, std::vector<UnitSpec> specs, ShardedPolicy policy,
@@ -165,7 +165,7 @@ void ShardedModel::reserve() {
         need.exchange, unit->trainable_size() * (unit->group().size() - 1) * static_cast<int64_t>(c10::elementSize(unit->reduce_type())));
   }
   int64_t ahead = policy.explicit_prefetch ? std::max(policy.forward_depth, policy.backward_depth) + 1 : 2;
-  for (const auto& [group, need] : needs) group->reserve(need.gather, need.exchange, ahead);
+  for (const auto& [group, need] : needs) detail::reserve(*group, need.gather, need.exchange, ahead);
   if (policy.double_buffer) rotate();
 }
 
@@ -181,7 +181,7 @@ void ShardedModel::rotate() {
   auto buffers = [&](int64_t bytes, int count) {
     std::vector<Tensor> out;
     for (int i = 0; bytes > 0 && i < count; ++i) {
-      Tensor memory = policy.registered ? policy.shard->registered_memory(bytes) : Tensor();
+      Tensor memory = policy.registered ? detail::registered_memory(*policy.shard, bytes) : Tensor();
       if (!memory.defined()) memory = at::empty({bytes}, at::TensorOptions().dtype(at::kByte).device(context_.world->device()));
       out.push_back(memory);
     }
@@ -373,9 +373,9 @@ void ShardedModel::settle() {
   for (auto& unit : units_) unit->settle();
 }
 
-void ShardedModel::micro_batch(bool last) {
+void ShardedModel::begin_micro_batch(GradientSync sync) {
   settle();
-  context_.synchronise = last || context_.policy.reduce_every_micro_batch;
+  context_.synchronise = sync == GradientSync::reduce || context_.policy.reduce_every_micro_batch;
 }
 
 void ShardedModel::end_step() {
@@ -396,7 +396,7 @@ at::ScalarType ShardedModel::widest_reduce() const {
 }
 
 // Gathers of whole parameters begin at once, two at a time, in the order in which they will be used.
-void ShardedModel::values_changed() {
+void ShardedModel::after_optimizer_step() {
   for (auto& unit : units_) unit->refresh();
   const ShardedPolicy& policy = context_.policy;
   if (!policy.whole_parameters) return;
@@ -423,7 +423,7 @@ std::vector<GradientSet> ShardedModel::gradient_sets() const {
   std::vector<GradientSet> sets;
   if (!tensor_parallel && !expert_parallel) {
     sets.push_back({{}, groups});
-    for (const UpdateGroup& update : updates_) sets[0].gradients.push_back(update.grads);
+    for (const FlatParameterGroup& update : updates_) sets[0].gradients.push_back(update.grads);
     return sets;
   }
   std::vector<ParallelParameter> others;
@@ -497,7 +497,7 @@ Tensor ShardedModel::full_tensor(std::string_view name) {
   throw Error(ErrorCode::internal, "the model has no parameter " + std::string(name));
 }
 
-void ShardedModel::with_full_parameters(const std::function<void()>& body) {
+void ShardedModel::summon_full_parameters(const std::function<void()>& body) {
   context_.lasting = true;
   struct Restore {
     ShardedModel& model;
@@ -508,7 +508,7 @@ void ShardedModel::with_full_parameters(const std::function<void()>& body) {
   } restore{*this};
   for (auto& unit : units_) {
     unit->ready();
-    unit->move_out();
+    unit->leave_shared_memory();
   }
   whole_ = true;
   body();

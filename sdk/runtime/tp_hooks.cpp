@@ -50,7 +50,7 @@ Tensor convert(const Tensor& x, TpLayout from, TpLayout to, int64_t size, const 
 
 Tensor join_chunks(const Tensor& x, int64_t dim, int64_t size, const GroupPtr& group) {
   int64_t n = group->size(), each = (size + n - 1) / n;
-  Tensor all = join_along(padded(x, dim, each), dim, group);
+  Tensor all = all_gather_replicated(padded(x, dim, each), dim, group);
   return n * each == size ? all : all.narrow(dim < 0 ? dim + x.dim() : dim, 0, size);
 }
 
@@ -66,11 +66,11 @@ Tensor TpHooks::to_column(const Tensor& x, TpLayout from, int64_t size) {
   if (from == replicate)
     to = copy_to(x, group_);
   else if (from == partial)
-    to = copy_to(sum_over(x, group_), group_);
+    to = copy_to(all_reduce(x, group_), group_);
   else if (from == shard_1)
-    to = gather_along(x, 1, group_);
+    to = all_gather(x, 1, group_);
   else
-    to = gather_along(padded(x, -1, (size + group_->size() - 1) / group_->size()), -1, group_).narrow(x.dim() - 1, 0, size);
+    to = all_gather(padded(x, -1, (size + group_->size() - 1) / group_->size()), -1, group_).narrow(x.dim() - 1, 0, size);
   shared_ = {c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>(x.getIntrusivePtr()), to, nullptr, from,
              c10::GradMode::is_enabled()};
   return to;
@@ -118,7 +118,7 @@ void TpHooks::row_pieces(HookHost& host, const TpModule& styled, torch::nn::Line
 // A sum over the ranks that is still to be added up, in the layout that the plan asks for.
 Tensor TpHooks::reduced(const Tensor& x, TpLayout to) {
   if (to == partial) return x;
-  return to == replicate ? sum_over(x, group_) : scatter_sum_along(x, dim_of(to), group_);
+  return to == replicate ? all_reduce(x, group_) : reduce_scatter(x, dim_of(to), group_);
 }
 
 void TpHooks::column(HookHost& host, const TpModule& styled, int64_t size, torch::nn::LinearImpl* linear) {
@@ -203,7 +203,7 @@ void TpHooks::norm(HookHost& host, const TpModule& styled) {
       [self = shared_from_this(), style, gathers, sums = styled.gathers_for_columns](torch::nn::Module&, TensorRefs& outputs) {
         Tensor& y = *outputs.at(0);
         if (gathers && sums)
-          y = gather_along(y, 1, self->group_);
+          y = all_gather(y, 1, self->group_);
         else
           y = convert(y, shard_1, gathers ? replicate : style.output, y.size(-1), self->group_);
       });

@@ -16,6 +16,7 @@
 
 #include "copies.h"
 #include "meshwright/error.h"
+#include "shared_memory.h"
 
 namespace meshwright::detail {
 
@@ -166,7 +167,7 @@ void Unit::adopt(const Tensor& shard, const Tensor& gradient) {
         LentStorage(p.variable, param_, context_.world->device(),
                     "parameter " + p.name + " was used outside its unit \"" + name +
                         "\": its memory is freed between the forward and the backward of the unit. Use it inside the unit's forward "
-                        "or within with_full_parameters(), or set reshard_after_forward = false.");
+                        "or within summon_full_parameters(), or set reshard_after_forward = false.");
     if (p.trainable) torch::autograd::impl::set_post_acc_grad_hooks(p.variable, std::make_unique<GradientHook>(this, i));
   }
 }
@@ -185,7 +186,7 @@ void Unit::gather() {
     source = cast_;
   }
   if (shards() > 1) {
-    if (!sharding_.shard->maps_gather(static_cast<int64_t>(source.nbytes())))
+    if (!maps_gather(*sharding_.shard, static_cast<int64_t>(source.nbytes())))
       scratch_ = context_.pool->take(shard_size_ * shards(), param_);
     gathering_ = sharding_.shard->all_gather(source, scratch_);
   }
@@ -200,7 +201,7 @@ void Unit::copy_in() {
   int64_t me = this->me();
   from(cast_.defined() ? cast_ : model_.defined() ? model_ : shard_, me);
   for (int64_t r : c10::irange(shards()))
-    if (r != me) from(scratch_.defined() ? scratch_.narrow(0, r * shard_size_, shard_size_) : gathering_.peer(r), r);
+    if (r != me) from(scratch_.defined() ? scratch_.narrow(0, r * shard_size_, shard_size_) : peer(gathering_, r), r);
   copies.flush();
 }
 
@@ -318,7 +319,7 @@ void Unit::reduce() {
   finish_replication();
   context_.reducing = this;
   int64_t n = shards(), me = this->me();
-  bool remote = sharding_.shard->reduces_remotely() && n > 1;
+  bool remote = sharding_.shard->has_native_reduce_scatter() && n > 1;
   // As in torch's FSDP2, ranks are summed in the reduce dtype, replicas too, and the sum is cast to the gradients' dtype at its end. A
   // back end that sums brings the sum itself. Replicas are summed over what this reduction adds, so an earlier sum of the step must stay
   // apart; and on the ranks' device.
@@ -330,9 +331,9 @@ void Unit::reduce() {
   fresh_ = false;
   int64_t slots = remote ? n : n - 1;
   bool mapped = n > 1 && trainable_size_ > 0 &&
-                sharding_.shard->maps_exchange(trainable_size_ * slots * static_cast<int64_t>(c10::elementSize(reduce_)));
+                maps_exchange(*sharding_.shard, trainable_size_ * slots * static_cast<int64_t>(c10::elementSize(reduce_)));
   if (mapped)
-    packed_ = sharding_.shard->stage(trainable_size_ * slots, reduce_);
+    packed_ = stage(*sharding_.shard, trainable_size_ * slots, reduce_);
   else if (n > 1)
     packed_ = context_.pool->take(trainable_size_ * slots, reduce_, BufferPool::Use::reduce);
   // Where nothing is written below, padding and missing gradients are zero.
@@ -385,7 +386,7 @@ void Unit::reduce() {
       exchanging_ = sharding_.shard->reduce_scatter(packed_, received_);
     } else {
       if (!mapped) received_ = context_.pool->take(trainable_size_ * (n - 1), reduce_, BufferPool::Use::reduce);
-      exchanging_ = sharding_.shard->exchange(packed_, received_);
+      exchanging_ = sharding_.shard->pairwise_exchange(packed_, received_);
     }
     if (remote && first) clear(target_, 0, trainable_size_);
   }
@@ -397,8 +398,8 @@ void Unit::finish_reduce() {
   reducing_ = false;
   exchanging_.wait();
   for (int64_t r = 0; r < shards(); ++r)
-    if (Tensor from = exchanging_.peer(r); from.defined()) scaled_add(target_, from, after_reduce_, false);
-  exchanging_.release();
+    if (Tensor from = peer(exchanging_, r); from.defined()) scaled_add(target_, from, after_reduce_, false);
+  exchanging_ = Work();
   int64_t slots = received_.defined() && trainable_size_ > 0 ? received_.numel() / trainable_size_ : 0;
   for (int64_t r = 0; r < slots; ++r, overwrite_ = false)
     scaled_add(target_, received_.narrow(0, r * trainable_size_, trainable_size_), after_reduce_, overwrite_);
@@ -450,8 +451,8 @@ void Unit::abandon() {
     gathering_.wait();
     exchanging_.wait();
     replicating_.wait();
-    gathering_.release();
-    exchanging_.release();
+    gathering_ = Work();
+    exchanging_ = Work();
   } catch (const Error&) {
     // The step failed already; the groups are of no use any more, and the next call will say so.
   }

@@ -71,11 +71,11 @@ class Unit {
   // Whole parameters: the same with memory of its own, of which shard() and gradient() may be views.
   void adopt_whole();
 
-  void gather();    // starts, if the parameters are neither here nor under way
-  void ready();     // gathers and waits
-  void release();   // frees, if here
-  void move_out();  // of memory that other ranks read too, if it is there
-  void refresh();   // the shard has new values: what was made from it is made again
+  void gather();               // starts, if the parameters are neither here nor under way
+  void ready();                // gathers and waits
+  void release();              // frees, if here
+  void leave_shared_memory();  // of memory that other ranks read too, if it is there
+  void refresh();              // the shard has new values: what was made from it is made again
   void before_backward();
   void gradient_ready(size_t parameter);
   std::optional<GradientPlace> gradient_place(size_t parameter);
@@ -161,7 +161,7 @@ class Unit {
   at::Tensor model_;       // the shard in the parameters' dtype, where main weights are wider
   at::Tensor compute_;     // whole parameters: `whole_` in the dtype of computation
   at::Tensor sums_;        // whole gradients, one after the other
-  Pending gathering_, exchanging_, replicating_;
+  Work gathering_, exchanging_, replicating_;
   State state_ = State::freed;
   bool in_backward_ = false, reducing_ = false, fresh_ = true, first_ = true, overwrite_ = false;
   int64_t waiting_ = 0;

@@ -12,6 +12,7 @@
 #include "copies.h"
 #include "meshwright/error.h"
 #include "meshwright/tensor_parallel.h"
+#include "shared_memory.h"
 #include "unit.h"
 
 namespace meshwright::detail {
@@ -59,7 +60,7 @@ void Unit::adopt_whole() {
 void Unit::gather_in_place() {
   int64_t n = shards(), me = this->me(), each = shard_size_;
   if (n > 1 && !keeps() && reshard && !context_.lasting && each > 0 &&
-      sharding_.shard->maps_gather(each * static_cast<int64_t>(c10::elementSize(param_)))) {
+      maps_gather(*sharding_.shard, each * static_cast<int64_t>(c10::elementSize(param_)))) {
     shares_ = true;
     context_.holding.push_back(this);
     Tensor source = model_.defined() ? model_ : shard_;
@@ -76,9 +77,9 @@ void Unit::gather_in_place() {
   if (!keeps() || main_ != storage_) copy(own, 0, from, 0, each);
   if (n == 1) return;
   Group& group = this->group();
-  bool mapped = group.maps_gather(static_cast<int64_t>(own.nbytes()));
+  bool mapped = maps_gather(group, static_cast<int64_t>(own.nbytes()));
   // A back end of the host's memory copies back all that it gathered, the own slot too, which it leaves undefined.
-  if (!own.is_cpu() && !group.reduces_remotely()) cast_ = own.clone();
+  if (!own.is_cpu() && !group.has_native_reduce_scatter()) cast_ = own.clone();
   if (mapped) context_.holding.push_back(this);
   gathering_ = group.all_gather(own, mapped ? Tensor() : whole_.narrow(0, 0, each * n));
 }
@@ -89,13 +90,13 @@ void Unit::take_turn() {
   for (Unit* unit : std::vector<Unit*>(context_.holding)) {
     if (turn_ - unit->turn_ < 3) continue;
     if (unit->shares_)
-      unit->move_out();
+      unit->leave_shared_memory();
     else
       unit->ready();
   }
 }
 
-void Unit::move_out() {
+void Unit::leave_shared_memory() {
   if (!shares_) return;
   c10::NoGradGuard no_grad;
   if (state_ == State::flying) ready();
@@ -109,19 +110,19 @@ void Unit::move_out() {
 void Unit::give_back() {
   shares_ = false;
   std::erase(context_.holding, this);
-  gathering_.release();
+  gathering_ = Work();
 }
 
 void Unit::take_in_place() {
   int64_t me = this->me(), each = shard_size_;
   if (shares_) {
     int64_t other = me == 0 ? 1 : 0;
-    auto* first = static_cast<char*>(gathering_.peer(other).data_ptr()) - static_cast<size_t>(other * each) * c10::elementSize(param_);
+    auto* first = static_cast<char*>(peer(gathering_, other).data_ptr()) - static_cast<size_t>(other * each) * c10::elementSize(param_);
     whole_ = at::from_blob(first, {size_}, at::TensorOptions().dtype(param_));
     return;
   }
   for (int64_t r : c10::irange(shards()))
-    if (Tensor shard = gathering_.peer(r); shard.defined()) copy(whole_, r * each, shard, 0, each);
+    if (Tensor shard = peer(gathering_, r); shard.defined()) copy(whole_, r * each, shard, 0, each);
   if (cast_.defined()) copy(whole_, me * each, cast_, 0, each);
   if (compute_.defined()) compute_.copy_(whole_);
 }
@@ -180,7 +181,7 @@ void Unit::reduce_sums() {
     finish_reduce();  // nothing to wait for: the copies may start
     return;
   }
-  if (group.reduces_remotely()) {
+  if (group.has_native_reduce_scatter()) {
     packed_ = in_reduce_type();
     received_ = context_.pool->take(each, reduce_, BufferPool::Use::reduce);
     overwrite_ = true;
@@ -188,15 +189,15 @@ void Unit::reduce_sums() {
     return;
   }
   if (sums_apart()) target_ = context_.pool->take(each, reduce_).copy_(gradient_);
-  if (each > 0 && group.maps_exchange(each * (n - 1) * static_cast<int64_t>(c10::elementSize(reduce_)))) {
-    packed_ = group.stage(each * (n - 1), reduce_);
+  if (each > 0 && maps_exchange(group, each * (n - 1) * static_cast<int64_t>(c10::elementSize(reduce_)))) {
+    packed_ = stage(group, each * (n - 1), reduce_);
     copy(packed_, 0, sums_, 0, me * each);
     copy(packed_, me * each, sums_, (me + 1) * each, (n - 1 - me) * each);
   } else {
     packed_ = in_reduce_type();
     received_ = context_.pool->take(each * (n - 1), reduce_, BufferPool::Use::reduce);
   }
-  exchanging_ = group.exchange(packed_, received_);
+  exchanging_ = group.pairwise_exchange(packed_, received_);
   if (after_reduce_ != 1) target_.mul_(after_reduce_);
 }
 

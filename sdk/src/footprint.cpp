@@ -14,7 +14,7 @@ using namespace footprint;
 struct UnitGroup {
   std::string name;
   std::vector<size_t> parameters;
-  bool experts = false, root = false, last_of_list = false;
+  bool experts = false, root = false, last_of_module_list = false;
   MixedPrecision precision;
 };
 
@@ -26,7 +26,7 @@ std::vector<UnitGroup> make_groups(const FootprintRequest& request, const Layout
   ModuleIndex index(outline);
   for (Unit& unit : plan_units(outline)) {
     bool root = unit.name == "root";
-    UnitGroup group{unit.name, {}, false, root, unit.last_of_list, precision_of(request)};
+    UnitGroup group{unit.name, {}, false, root, unit.last_of_module_list, precision_of(request)};
     if (!layout.has_experts_mesh) {
       group.parameters = std::move(unit.parameters);
       groups.push_back(std::move(group));
@@ -95,7 +95,7 @@ Footprint fully_sharded_footprint(const FootprintRequest& request, const Shardin
       elements = plus(elements, share.elements);
       padded = plus(padded, rows.padded_elements);
     }
-    bool reshards = !group.root && policy.reshard_after_forward.value_or(!group.last_of_list && !pipelined);
+    bool reshards = !group.root && policy.reshard_after_forward.value_or(!group.last_of_module_list && !pipelined);
     int64_t gathered = times(padded, dtype_size(group.precision.param)), reduced = times(padded, dtype_size(group.precision.reduce));
     if (!group.parameters.empty()) {
       wire.add(axis, "all_gather", reshards ? times(2, passes) : runs, gathered);

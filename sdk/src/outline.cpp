@@ -56,7 +56,7 @@ std::vector<Unit> plan_units(const ModelOutline& outline) {
       any = true;
       units.push_back({item.name, false, {}});
     }
-    if (any) units[last].last_of_list = true;
+    if (any) units[last].last_of_module_list = true;
   }
   Unit root{"root", false, {}};
   for (size_t i = 0; i < outline.parameters.size(); ++i) {

@@ -55,9 +55,9 @@ class MyStrategy final : public mw::Strategy {
   // Hook 3, collective: the model as the training loop drives it. The SDK's sharded units do the work here; a ParallelModel of your own
   // may do anything else (examples/third_party_plugin has one).
   std::unique_ptr<mw::ParallelModel> parallelize(mw::ParallelizeRequest& request) override {
-    mw::refuse_unavailable(request);  // tensor, context and pipeline parallelism are planned only
+    mw::reject_unsupported_sizes(request);  // tensor, context and pipeline parallelism are planned only
     const mw::StrategyConfig& config = request.config;
-    mw::checkpoint_as_asked(request, /*whole_layers=*/true);
+    mw::apply_activation_checkpointing(request, /*whole_layers=*/true);
     bool reshard = config.own.get_bool("reshard_after_forward");
     int64_t depth = config.own.get_int("prefetch_depth");
     mw::ShardedPolicy policy = mw::sharded_policy(request);

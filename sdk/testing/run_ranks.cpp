@@ -2,32 +2,32 @@
 
 #include <ATen/Parallel.h>
 
-#include <cstdlib>
 #include <mutex>
 #include <thread>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
+#include "meshwright/transport.h"
+
 namespace meshwright {
 
 void run_ranks(int64_t ranks, const std::function<void(const std::shared_ptr<World>&)>& body, std::chrono::milliseconds timeout) {
-  // LibTorch's recorder of collectives is one for all threads and not safe between them.
-  setenv("TORCH_FR_BUFFER_SIZE", "0", 1);
   auto store = c10::make_intrusive<c10d::HashStore>();
   std::vector<std::thread> threads;
   std::mutex mutex;
   std::exception_ptr first;
   for (int64_t rank = 0; rank < ranks; ++rank)
     threads.emplace_back([&, rank] {
-      auto connect = [&, rank](const std::string& name, const std::vector<int64_t>& members) -> c10::intrusive_ptr<c10d::Backend> {
+      auto connect = [&, rank](const std::string& name, const std::vector<int64_t>& members) {
         int place = 0;
         while (members[static_cast<size_t>(place)] != rank) ++place;
         auto options = c10d::ProcessGroupGloo::Options::create(timeout);
         options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname("127.0.0.1"));
         options->threads = 1;
-        return c10::make_intrusive<c10d::ProcessGroupGloo>(c10::make_intrusive<c10d::PrefixStore>(name, store), place,
-                                                           static_cast<int>(members.size()), options);
+        return transport_over(c10::make_intrusive<c10d::ProcessGroupGloo>(c10::make_intrusive<c10d::PrefixStore>(name, store), place,
+                                                                          static_cast<int>(members.size()), options),
+                              at::kCPU);
       };
       at::set_num_threads(1);  // counted by thread
       try {

@@ -26,7 +26,7 @@ void touch(const at::Tensor& tensor) {
 }
 
 void touch_all(Trainer& trainer) {
-  for (const UpdateGroup& group : trainer.model().update_groups()) touch(group.values);
+  for (const FlatParameterGroup& group : trainer.model().update_groups()) touch(group.values);
   for (const train::Held& held : train::held_tensors(trainer.model(), train::optimizer_of(trainer), trainer.module()))
     if (held.local.defined() && held.state != "buffer") touch(held.local);
 }

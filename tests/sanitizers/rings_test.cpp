@@ -1,5 +1,5 @@
 // The rings of shared memory under the thread sanitizer: ranks are threads that see one mapping, messages are plain memory, and every
-// slot is written, read in place and given back through the mailbox's own counters alone. A missing acquire or release, a slot that is
+// slot is written, read in place and given back through the ring's own counters alone. A missing acquire or release, a slot that is
 // used again too early or a counter that is no atomic is a report.
 #include <doctest/doctest.h>
 #include <unistd.h>
@@ -10,9 +10,9 @@
 #include <thread>
 #include <vector>
 
-#include "sdk/runtime/mailbox.h"
+#include "sdk/runtime/shared_memory_ring.h"
 
-using meshwright::detail::Mailbox;
+using meshwright::detail::SharedMemoryRing;
 
 namespace {
 
@@ -21,15 +21,15 @@ constexpr int64_t kNumbers = 300;  // of a message: its last slot ends inside a 
 
 int64_t value_of(int64_t rank, int64_t turn, int64_t i) { return (rank * 1'000'003 + turn) * 1000 + i; }
 
-// Runs `body(rank, mailbox)` in a thread a rank.
+// Runs `body(rank, ring)` in a thread a rank.
 template <class Body>
-void each_rank(int64_t ranks, const Mailbox::Sizes& sizes, Body&& body) {
+void each_rank(int64_t ranks, const SharedMemoryRing::Sizes& sizes, Body&& body) {
   static std::atomic<int> count = 0;
   std::string name = "/meshwright-rings-test-" + std::to_string(::getpid()) + "-" + std::to_string(count++);
-  std::vector<std::unique_ptr<Mailbox>> boxes;
+  std::vector<std::unique_ptr<SharedMemoryRing>> boxes;
   for (int64_t rank = 0; rank < ranks; ++rank)
-    boxes.push_back(rank == 0 ? Mailbox::create(name, ranks, sizes) : Mailbox::open(name, ranks, sizes));
-  Mailbox::unlink(name);
+    boxes.push_back(rank == 0 ? SharedMemoryRing::create(name, ranks, sizes) : SharedMemoryRing::open(name, ranks, sizes));
+  SharedMemoryRing::unlink(name);
   for (auto& box : boxes) REQUIRE(box != nullptr);
   std::vector<std::thread> threads;
   for (int64_t rank = 0; rank < ranks; ++rank)
@@ -46,7 +46,7 @@ void dawdle(int64_t rank, int64_t turn) {
 }
 
 // What this rank puts into its slot.
-int64_t put(Mailbox& box, Mailbox::Channel channel, int64_t rank, int64_t turn) {
+int64_t put(SharedMemoryRing& box, SharedMemoryRing::Channel channel, int64_t rank, int64_t turn) {
   int64_t sequence = 0;
   auto* mine = static_cast<int64_t*>(box.stage(channel, kNumbers * 8, sequence, kLong));
   for (int64_t i = 0; i < kNumbers; ++i) mine[i] = value_of(rank, turn, i);
@@ -55,7 +55,7 @@ int64_t put(Mailbox& box, Mailbox::Channel channel, int64_t rank, int64_t turn) 
 }
 
 // How many numbers of a peer's slot are not what it put there.
-int64_t wrong(Mailbox& box, Mailbox::Channel channel, int64_t peer, int64_t sequence, int64_t turn) {
+int64_t wrong(SharedMemoryRing& box, SharedMemoryRing::Channel channel, int64_t peer, int64_t sequence, int64_t turn) {
   const auto* theirs = static_cast<const int64_t*>(box.read(channel, peer, kNumbers * 8, sequence, kLong));
   int64_t count = 0;
   for (int64_t i = 0; i < kNumbers; ++i) count += theirs[i] != value_of(peer, turn, i);
@@ -67,9 +67,9 @@ int64_t wrong(Mailbox& box, Mailbox::Channel channel, int64_t peer, int64_t sequ
 TEST_CASE("messages that are read at once and given back, on both channels in turns") {
   for (int64_t ranks : {2, 3, 4}) {
     std::atomic<int64_t> mistakes = 0;
-    each_rank(ranks, {{kNumbers * 8, kNumbers * 8}, {4, 2}}, [&](int64_t rank, Mailbox& box) {
+    each_rank(ranks, {{kNumbers * 8, kNumbers * 8}, {4, 2}}, [&](int64_t rank, SharedMemoryRing& box) {
       for (int64_t turn = 0; turn < 400; ++turn) {
-        Mailbox::Channel channel = turn % 3 == 2 ? Mailbox::reduce : Mailbox::gather;
+        SharedMemoryRing::Channel channel = turn % 3 == 2 ? SharedMemoryRing::reduce : SharedMemoryRing::gather;
         dawdle(rank, turn);
         int64_t sequence = put(box, channel, rank, turn);
         for (int64_t peer = 0; peer < ranks; ++peer)
@@ -85,18 +85,19 @@ TEST_CASE("messages that are read at once and given back, on both channels in tu
 TEST_CASE("messages that are kept while others come, and given back out of order") {
   for (int64_t ranks : {2, 3}) {
     std::atomic<int64_t> mistakes = 0;
-    each_rank(ranks, {{kNumbers * 8, 8}, {4, 2}}, [&](int64_t rank, Mailbox& box) {
+    each_rank(ranks, {{kNumbers * 8, 8}, {4, 2}}, [&](int64_t rank, SharedMemoryRing& box) {
       for (int64_t round = 0; round < 200; ++round) {
         // Two gathers are under way at once, as a unit and the one that is prefetched behind it.
-        int64_t first = put(box, Mailbox::gather, rank, 2 * round), second = put(box, Mailbox::gather, rank, 2 * round + 1);
+        int64_t first = put(box, SharedMemoryRing::gather, rank, 2 * round),
+                second = put(box, SharedMemoryRing::gather, rank, 2 * round + 1);
         dawdle(rank, round);
         auto all = [&](int64_t sequence, int64_t turn) {
           for (int64_t peer = 0; peer < ranks; ++peer)
-            if (peer != rank) mistakes += wrong(box, Mailbox::gather, peer, sequence, turn);
+            if (peer != rank) mistakes += wrong(box, SharedMemoryRing::gather, peer, sequence, turn);
         };
         auto back = [&](int64_t sequence) {
           for (int64_t peer = 0; peer < ranks; ++peer)
-            if (peer != rank) box.give_back(Mailbox::gather, peer, sequence);
+            if (peer != rank) box.give_back(SharedMemoryRing::gather, peer, sequence);
         };
         all(first, 2 * round);
         all(second, 2 * round + 1);
@@ -117,8 +118,8 @@ TEST_CASE("messages that are kept while others come, and given back out of order
 TEST_CASE("one rank sends and the others only read: what it waits for is their counters, and nothing else") {
   for (int64_t ranks : {2, 3}) {
     std::atomic<int64_t> mistakes = 0;
-    each_rank(ranks, {{kNumbers * 8, kNumbers * 8}, {4, 2}}, [&](int64_t rank, Mailbox& box) {
-      for (Mailbox::Channel channel : {Mailbox::gather, Mailbox::reduce})
+    each_rank(ranks, {{kNumbers * 8, kNumbers * 8}, {4, 2}}, [&](int64_t rank, SharedMemoryRing& box) {
+      for (SharedMemoryRing::Channel channel : {SharedMemoryRing::gather, SharedMemoryRing::reduce})
         for (int64_t turn = 0; turn < 600; ++turn) {
           if (rank == 0) {
             put(box, channel, rank, turn);

@@ -92,16 +92,16 @@ Result learn(int64_t ranks, const std::vector<std::pair<std::string, std::string
         Result mine;
         for (const ParallelParameter& p : trainer.model().parameters()) mine.local_rows[p.name] = p.local.sizes().vec();
         for (int64_t step = 0; step < kSteps; ++step) {
-          world->wire().clear();
+          world->traffic().clear();
           StepResult result = trainer.step([&](int64_t micro) {
             int64_t row = micro * ranks + world->rank();
             Tensor x = at::randn({1, kWidth}, at::detail::createCPUGenerator(static_cast<uint64_t>(step * kRows + row)));
-            return MicroLoss{at::mse_loss(net(x, image(row)).to(at::kFloat), x.flip(1), at::Reduction::Sum), kWidth};
+            return MicroBatchLoss{at::mse_loss(net(x, image(row)).to(at::kFloat), x.flip(1), at::Reduction::Sum), kWidth};
           });
           mine.losses.push_back(result.loss);
           mine.norms.push_back(result.grad_norm);
         }
-        for (const Wire::Row& row : world->wire().rows())
+        for (const TrafficCounter::Row& row : world->traffic().rows())
           if (row.op == "all_gather" && row.axis != "control") mine.gathers += row.count;
         mine.computed_in = net->layers[0]->as<Cell>()->computed_in;
         mine.runs = net->layers[0]->as<Cell>()->runs;

@@ -5,7 +5,7 @@
 //   Net net;                                                           // declared with MESHWRIGHT_MODULE
 //   meshwright::Trainer trainer(job, world, net.ptr());
 //   for (int64_t s = 0; s < trainer.max_steps(); ++s)
-//     trainer.step([&](int64_t micro) { ... return meshwright::MicroLoss{sum_of_losses, count}; });
+//     trainer.step([&](int64_t micro) { ... return meshwright::MicroBatchLoss{sum_of_losses, count}; });
 //
 // Nothing here installs signal handlers, exits or changes global state, but for the number of threads and LibTorch's deterministic
 // switch when the job asks for them. All failures are meshwright::Error.
@@ -72,13 +72,13 @@ class MESHWRIGHT_API Job {
 MESHWRIGHT_API std::shared_ptr<World> join_world(const Job& job, const std::vector<std::pair<std::string, std::string>>& facts = {});
 
 // One micro-batch's loss: the sum over its targets, and how many there were.
-struct MicroLoss {
+struct MicroBatchLoss {
   at::Tensor sum;     // 0-dim, float
   int64_t count = 0;  // may be 0
 };
 
 // What any rank may raise and all learn of in the same step, at no collective of its own.
-enum class Vote : uint8_t { stop, background_done, background_failed };
+enum class RankSignal : uint8_t { stop, background_done, background_failed };
 inline constexpr size_t kVotes = 3;
 
 // How often the routers of one mixture-of-experts block chose each of its experts in a step, on all ranks.
@@ -96,7 +96,7 @@ struct StepResult {
   double lr = 0;
   int64_t count = 0;  // targets of the step, all ranks
   // How many ranks had voted so when the step's losses were summed: the same number on every rank.
-  int64_t votes(Vote vote) const { return vote_counts[static_cast<size_t>(vote)]; }
+  int64_t votes(RankSignal vote) const { return vote_counts[static_cast<size_t>(vote)]; }
   std::array<int64_t, kVotes> vote_counts{};
   std::vector<ExpertLoad> experts;  // a block; empty without experts
 };
@@ -111,14 +111,14 @@ class MESHWRIGHT_API Trainer {
 
   // Collective. `forward(micro)` is called for each micro-batch of this rank. Throws Error(nonfinite) before the optimizer's update when
   // run.stop_on_nonfinite is set.
-  StepResult step(const std::function<MicroLoss(int64_t micro)>& forward);
+  StepResult step(const std::function<MicroBatchLoss(int64_t micro)>& forward);
   // Called in every step right before the optimizer writes: until then the values are those of the step before, and may be read by other
   // threads.
   void before_update(std::function<void()> hook) { before_update_ = std::move(hook); }
   // Local: counted once, in the step that follows or the one whose `forward` calls this.
-  void vote(Vote vote) { votes_[static_cast<size_t>(vote)] = 1; }
+  void vote(RankSignal vote) { votes_[static_cast<size_t>(vote)] = 1; }
   // Collective. The mean loss over micro-batches without gradients; every rank makes the same number of calls of `forward`.
-  double evaluate(int64_t micro_batches, const std::function<MicroLoss(int64_t micro)>& forward);
+  double evaluate(int64_t micro_batches, const std::function<MicroBatchLoss(int64_t micro)>& forward);
 
   // Collective. Writes <folder>/step_N, N the steps done: every rank its own shards, published by a rename once all are on the disk.
   // Throws Error(output_unwritable), the same on every rank; what was there before is untouched then.

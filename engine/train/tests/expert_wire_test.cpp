@@ -36,9 +36,9 @@ struct Rank {
   Rank(const Case& c, const std::shared_ptr<World>& world)
       : job(job_of(c)), net(nets::build_model(model_of(c), DType::float32, at::kMeta)), trainer(job, world, net.ptr(), net->outline(), 32) {
     for (const ParallelParameter& p : trainer.model().parameters()) nets::initialize(*net, p, 1);
-    trainer.model().values_changed();
+    trainer.model().after_optimizer_step();
   }
-  MicroLoss loss() { return train::loss_of(trainer, net, at::randint(net->outline().vocab_size, {2, 17}, at::kLong)); }
+  MicroBatchLoss loss() { return train::loss_of(trainer, net, at::randint(net->outline().vocab_size, {2, 17}, at::kLong)); }
 };
 
 // Rows that leave one rank for each place in its group of ep, of all its blocks in the passes of a step.
@@ -96,7 +96,7 @@ TEST_CASE("the all-to-all of experts that a router chooses is what the plan says
         });
       for (int step = 0; step < 2; ++step) {
         std::fill(mine.begin(), mine.end(), 0);
-        world->wire().clear();
+        world->traffic().clear();
         rank.trainer.step([&](int64_t) { return rank.loss(); });
         auto [count, bytes] = sent_rows(*world).at({"ep", "all_to_all"});
         {

@@ -44,7 +44,7 @@ Came came_of(const Layout& layout, const Trains& trains, int steps, const fs::pa
     ParallelModel& model = trainer.model();
     if (from.empty()) {
       for (const ParallelParameter& p : model.parameters()) nets::initialize(*net, p, 1);
-      model.values_changed();
+      model.after_optimizer_step();
     } else {
       trainer.load(from.string());
     }

@@ -236,7 +236,7 @@ TEST_CASE("plans count main weights, say where main_dtype does nothing, and warn
       rank.initialize();
       rank.step();
       train::Optimizer& optimizer = train::optimizer_of(rank.trainer);
-      const std::vector<UpdateGroup>& groups = rank.trainer.model().update_groups();
+      const std::vector<FlatParameterGroup>& groups = rank.trainer.model().update_groups();
       int64_t mine = 0;
       for (const train::Optimizer::State& state : optimizer.state())
         for (const Tensor& t : state.tensors) mine += static_cast<int64_t>(t.nbytes());
@@ -292,7 +292,7 @@ TEST_CASE("a step with main weights allocates no memory that grows with the mode
   job.set("optimizer.main_dtype", "\"float32\"");
   std::unique_ptr<train::Optimizer> optimizer = train::make_optimizer(job.table("optimizer"));
   const int64_t count = 3 << 20;
-  std::vector<UpdateGroup> groups{{at::zeros({count}, at::kBFloat16), at::ones({count}, at::kBFloat16)}};
+  std::vector<FlatParameterGroup> groups{{at::zeros({count}, at::kBFloat16), at::ones({count}, at::kBFloat16)}};
   optimizer->step(groups, 1e-3);
   auto largest = std::make_shared<Largest>();
   {

@@ -68,7 +68,7 @@ std::map<std::string, at::Tensor> gradients_of(const Layout& layout) {
     rank.initialize();
     ParallelModel& model = rank.trainer.model();
     model.begin_step();
-    model.micro_batch(true);
+    model.begin_micro_batch(GradientSync::reduce);
     at::Tensor ids = at::empty({1, kLength + 1}, at::kLong);
     fill_sample(world->rank(), rank.net->outline().vocab_size, ids.mutable_data_ptr<int64_t>());
     train::loss_of(rank.trainer, rank.net, ids).sum.backward();

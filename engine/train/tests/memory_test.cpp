@@ -52,17 +52,17 @@ Use measure(const std::string& model, int64_t ranks, const std::vector<std::pair
     nets::CausalLM net = nets::build_model(model, DType::float32, at::kMeta);
     Trainer trainer(job, world, net.ptr(), net->outline(), 4);
     for (const ParallelParameter& p : trainer.model().parameters()) nets::initialize(*net, p, 1);
-    trainer.model().values_changed();
+    trainer.model().after_optimizer_step();
     Use use;
     for (int step = 0; step < 4; ++step) {
       if (step == 2) meter.reset_peak();
       trainer.step([&](int64_t) {
         at::Tensor ids = at::randint(0, kVocabulary, {1, 5}, at::kLong);
-        return MicroLoss{
+        return MicroBatchLoss{
             at::cross_entropy_loss(net(ids.narrow(1, 0, 4)).flatten(0, 1), ids.narrow(1, 1, 4).flatten(), {}, at::Reduction::Sum), 4};
       });
     }
-    for (const UpdateGroup& group : trainer.model().update_groups())
+    for (const FlatParameterGroup& group : trainer.model().update_groups())
       use.state += static_cast<int64_t>(group.values.nbytes() + group.grads.nbytes());
     for (const train::Optimizer::State& s : train::optimizer_of(trainer).state())
       for (const at::Tensor& t : s.tensors) use.state += static_cast<int64_t>(t.nbytes());

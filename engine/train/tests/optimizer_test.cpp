@@ -73,7 +73,7 @@ TEST_CASE("AdamW is the paper's, element by element, with the decay of every gro
     }
     for (int step = 0; step < 6; ++step) {
       std::vector<at::Tensor> grads = random_tensors(kSizes, 100 + static_cast<uint64_t>(step));
-      std::vector<UpdateGroup> groups;
+      std::vector<FlatParameterGroup> groups;
       for (size_t k = 0; k < values.size(); ++k) groups.push_back({values[k], grads[k]});
       double lr = 0.01 * (step + 1);
       optimizer->step(groups, lr);
@@ -129,7 +129,7 @@ TEST_CASE("AdamW and SGD equal LibTorch's loops over parameters") {
     auto loop = row.loop(theirs);
     for (int step = 0; step < 10; ++step) {
       std::vector<at::Tensor> grads = random_tensors(kSizes, 50 + static_cast<uint64_t>(step));
-      std::vector<UpdateGroup> groups;
+      std::vector<FlatParameterGroup> groups;
       for (size_t k = 0; k < values.size(); ++k) {
         groups.push_back({values[k], grads[k].clone()});
         theirs[k].mutable_grad() = grads[k].clone();
@@ -153,7 +153,7 @@ TEST_CASE("how parameters are put together into groups changes nothing") {
     at::Tensor flat = at::cat(values);
     for (int step = 0; step < 5; ++step) {
       std::vector<at::Tensor> grads = random_tensors(kSizes, 70 + static_cast<uint64_t>(step));
-      std::vector<UpdateGroup> groups;
+      std::vector<FlatParameterGroup> groups;
       for (size_t k = 0; k < values.size(); ++k) groups.push_back({values[k], grads[k]});
       apart->step(groups, 0.02);
       together->step({{flat, at::cat(grads)}}, 0.02);

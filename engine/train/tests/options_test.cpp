@@ -54,7 +54,7 @@ Ended train_pair(const std::vector<std::string>& sets, int64_t steps, const std:
     std::string error;
     try {
       for (int64_t step = 0; step < steps; ++step)
-        trainer.step([&](int64_t) { return MicroLoss{net->forward(at::ones({1, 3}), world->rank(), both(step)).square().sum(), 3}; });
+        trainer.step([&](int64_t) { return MicroBatchLoss{net->forward(at::ones({1, 3}), world->rank(), both(step)).square().sum(), 3}; });
     } catch (const Error& e) {
       error = code_string(e.code()) + " " + e.key();
     }

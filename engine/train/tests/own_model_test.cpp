@@ -107,7 +107,8 @@ Result train_reader(int64_t ranks, int64_t tp, const std::vector<std::pair<std::
         int64_t first = step * 4 + trainer.data_parallel_rank() * rows;
         for (int64_t i = 0; i < ids.numel(); ++i) ids.view({-1})[i].fill_((first * 6 + i) * (first * 6 + i + 3) % 13);
         Tensor logits = net(ids.narrow(1, 0, 5));
-        return MicroLoss{at::cross_entropy_loss(logits.flatten(0, 1), ids.narrow(1, 1, 5).flatten(), {}, at::Reduction::Sum), rows * 5};
+        return MicroBatchLoss{at::cross_entropy_loss(logits.flatten(0, 1), ids.narrow(1, 1, 5).flatten(), {}, at::Reduction::Sum),
+                              rows * 5};
       });
       mine.losses.push_back(result.loss);
       mine.norms.push_back(result.grad_norm);

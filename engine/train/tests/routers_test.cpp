@@ -107,7 +107,7 @@ Result train_reader(int64_t ranks, const std::string& strategy, const std::vecto
         int64_t first = step * 12 + micro * trainer.data_parallel_size() + trainer.data_parallel_rank();
         for (int64_t i = 0; i < 6; ++i) ids[0][i].fill_((first * 6 + i) * (first * 6 + i + 3) % 13);
         Tensor logits = net(ids.narrow(1, 0, 5));
-        return MicroLoss{at::cross_entropy_loss(logits.flatten(0, 1), ids.narrow(1, 1, 5).flatten(), {}, at::Reduction::Sum), 5};
+        return MicroBatchLoss{at::cross_entropy_loss(logits.flatten(0, 1), ids.narrow(1, 1, 5).flatten(), {}, at::Reduction::Sum), 5};
       });
       mine.losses.push_back(result.loss);
       mine.norms.push_back(result.grad_norm);

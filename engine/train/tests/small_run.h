@@ -73,7 +73,7 @@ struct Rank {
       at::Tensor waves = at::arange(p.global_shape[0], at::kFloat).sin_().mul_(0.1).to(local.scalar_type());
       local.add_(waves.narrow(0, from, local.numel()));
     }
-    trainer.model().values_changed();
+    trainer.model().after_optimizer_step();
   }
   StepResult step() {
     int64_t first = trainer.next_step() * batch, rows = trainer.local_batch();

@@ -51,7 +51,7 @@ inline Job job_of(const Case& c) {
 
 inline Rows sent_rows(World& world) {
   Rows out;
-  for (const Wire::Row& row : world.wire().rows())
+  for (const TrafficCounter::Row& row : world.traffic().rows())
     if (row.axis != "control") out[{row.axis, row.op}] = {row.count, row.bytes};
   return out;
 }
@@ -64,9 +64,9 @@ inline Rows planned_rows(Trainer& trainer) {
 }
 
 // Three steps: operation, count and bytes on every axis are the plan's.
-inline void check_traffic(World& world, Trainer& trainer, const std::function<MicroLoss(int64_t)>& forward, std::mutex& mutex) {
+inline void check_traffic(World& world, Trainer& trainer, const std::function<MicroBatchLoss(int64_t)>& forward, std::mutex& mutex) {
   for (int step = 0; step < 3; ++step) {
-    world.wire().clear();
+    world.traffic().clear();
     trainer.step(forward);
     Rows sent = sent_rows(world), planned = planned_rows(trainer);
     std::lock_guard lock(mutex);  // doctest's messages

@@ -19,7 +19,7 @@ namespace {
 
 const std::string kModel = MESHWRIGHT_SOURCE_DIR "/configs/models/llama-tiny.json";
 
-MicroLoss loss_of(nets::CausalLM& net) {
+MicroBatchLoss loss_of(nets::CausalLM& net) {
   at::Tensor ids = at::randint(0, 256, {1, 9}, at::kLong);
   at::Tensor logits = net(ids.narrow(1, 0, 8));
   return {at::cross_entropy_loss(logits.flatten(0, 1), ids.narrow(1, 1, 8).flatten(), {}, at::Reduction::Sum, -100), 8};
@@ -47,21 +47,21 @@ TEST_CASE("a vote of any rank is counted once, in the same step on every rank, a
       nets::CausalLM net = nets::build_model(kModel, DType::float32, at::kMeta);
       Trainer trainer(job, world, net.ptr(), net->outline(), 8);
       for (const ParallelParameter& p : trainer.model().parameters()) nets::initialize(*net, p, 1);
-      trainer.model().values_changed();
+      trainer.model().after_optimizer_step();
       auto rank = world->rank();
       std::vector<std::array<int64_t, kVotes>> mine;
       for (int step = 0; step < 4; ++step) {
         if (step == 1 && rank == 1) {
-          trainer.vote(Vote::stop);
-          trainer.vote(Vote::stop);  // of one rank, however often
+          trainer.vote(RankSignal::stop);
+          trainer.vote(RankSignal::stop);  // of one rank, however often
         }
         if (step == 1) trainer.evaluate(1, [&](int64_t) { return loss_of(net); });
-        if (step == 1) trainer.vote(Vote::background_done);
+        if (step == 1) trainer.vote(RankSignal::background_done);
         StepResult result = trainer.step([&](int64_t micro) {
-          if (step == 2 && rank == row.ranks - 1 && micro == 1) trainer.vote(Vote::background_failed);
+          if (step == 2 && rank == row.ranks - 1 && micro == 1) trainer.vote(RankSignal::background_failed);
           return loss_of(net);
         });
-        CHECK(result.votes(Vote::stop) == result.vote_counts[0]);
+        CHECK(result.votes(RankSignal::stop) == result.vote_counts[0]);
         mine.push_back(result.vote_counts);
       }
       std::lock_guard lock(mutex);

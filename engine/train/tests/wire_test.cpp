@@ -96,12 +96,12 @@ TEST_CASE("the collectives of a step are those of the plan, for every strategy a
       nets::CausalLM net = nets::build_model(model_of(c), DType::float32, at::kMeta);
       Trainer trainer(job, world, net.ptr(), net->outline(), 32);
       for (const ParallelParameter& p : trainer.model().parameters()) nets::initialize(*net, p, 1);
-      trainer.model().values_changed();
+      trainer.model().after_optimizer_step();
       auto forward = [&](int64_t) { return train::loss_of(trainer, net, at::randint(net->outline().vocab_size, {2, 17}, at::kLong)); };
       check_traffic(*world, trainer, forward, mutex);
       // Optimizer, gradients and weights of a rank: what the plan says, padding included.
       int64_t weights = 0, gradients = 0, state = 0;
-      for (const UpdateGroup& group : trainer.model().update_groups()) {
+      for (const FlatParameterGroup& group : trainer.model().update_groups()) {
         weights += static_cast<int64_t>(group.values.nbytes());
         gradients += static_cast<int64_t>(group.grads.nbytes());
       }
@@ -165,7 +165,7 @@ TEST_CASE("the collectives of megatron_fsdp are those of the plan at every level
         Trainer trainer(job, world, net.ptr(), net->outline(), 32);
         after = meter.live();
         for (const ParallelParameter& p : trainer.model().parameters()) nets::initialize(*net, p, 1);
-        trainer.model().values_changed();
+        trainer.model().after_optimizer_step();
         auto forward = [&](int64_t) { return train::loss_of(trainer, net, at::randint(net->outline().vocab_size, {2, 17}, at::kLong)); };
         check_traffic(*world, trainer, forward, mutex);
         const Bytes& planned = trainer.plan().footprint->bytes;
@@ -228,7 +228,7 @@ TEST_CASE("what is gathered has the dtype of computation and what is summed the 
           nets::CausalLM net = nets::build_model(model_of(at), storages[storage], at::kMeta);
           Trainer trainer(job, world, net.ptr(), net->outline(), 32);
           for (const ParallelParameter& p : trainer.model().parameters()) nets::initialize(*net, p, 1);
-          trainer.model().values_changed();
+          trainer.model().after_optimizer_step();
           auto forward = [&](int64_t) { return train::loss_of(trainer, net, at::randint(net->outline().vocab_size, {2, 17}, at::kLong)); };
           check_traffic(*world, trainer, forward, mutex);
         });

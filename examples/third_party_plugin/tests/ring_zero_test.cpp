@@ -122,11 +122,11 @@ Result train(Strategy& strategy, const std::shared_ptr<World>& world, const Sett
   Tensor count = at::zeros({});
   int64_t rows = kRows / s.ranks / s.accumulation;
   for (int64_t step = 0; step < kSteps; ++step) {
-    world->wire().clear();
+    world->traffic().clear();
     model->begin_step();
     double loss_sum = 0;
     for (int64_t micro = 0; micro < s.accumulation; ++micro) {
-      model->micro_batch(micro + 1 == s.accumulation);
+      model->begin_micro_batch(micro + 1 == s.accumulation ? GradientSync::reduce : GradientSync::accumulate);
       std::vector<Tensor> samples;
       for (int64_t row = 0; row < rows; ++row) {
         auto number = static_cast<uint64_t>(step * kRows + (micro * s.ranks + world->rank()) * rows + row);
@@ -143,7 +143,7 @@ Result train(Strategy& strategy, const std::shared_ptr<World>& world, const Sett
     out.losses.push_back(total.item<double>());
     out.norms.push_back(model->clip_grad_norm(0.5));
     std::vector<Tensor> values, grads;
-    for (const UpdateGroup& group : model->update_groups()) {
+    for (const FlatParameterGroup& group : model->update_groups()) {
       values.push_back(group.values), grads.push_back(group.grads);
       if (average.size() < values.size()) average.push_back(at::zeros_like(group.values)), square.push_back(at::zeros_like(group.values));
     }
@@ -151,9 +151,9 @@ Result train(Strategy& strategy, const std::shared_ptr<World>& world, const Sett
     c10::NoGradGuard no_grad;
     at::_fused_adamw_(values, grads, average, square, {}, std::vector<Tensor>(values.size(), count), 1e-2, 0.9, 0.95, 0.1, 1e-4, false,
                       false);
-    model->values_changed();
+    model->after_optimizer_step();
   }
-  out.sent = text_of(world->wire().rows());
+  out.sent = text_of(world->traffic().rows());
   for (const ParallelParameter& p : model->parameters()) out.parameters[p.name] = model->full_tensor(p.name);
   return out;
 }

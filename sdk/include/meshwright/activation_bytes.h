@@ -6,7 +6,7 @@
 namespace meshwright {
 
 // Bytes that the passes in flight on a rank keep for backward; 0 when seq_len is not known. `whole_layers`: as the strategy tells
-// checkpoint_as_asked(). The footprints have it with true.
+// apply_activation_checkpointing(). The footprints have it with true.
 MESHWRIGHT_API int64_t activation_bytes(const FootprintRequest& request, bool whole_layers);
 
 }  // namespace meshwright

@@ -24,11 +24,11 @@ MESHWRIGHT_API std::vector<std::string> layer_names(const ModelOutline& outline,
 
 // Activation checkpointing as the job asks for, in mode and scope. Whole layers only if `whole_layers` and the scope is all. A scope that
 // meets no layer is a notice of the world. Returns the names of the modules that recompute. Throws as checkpoint_layers().
-MESHWRIGHT_API std::vector<std::string> checkpoint_as_asked(const ParallelizeRequest& request, bool whole_layers);
+MESHWRIGHT_API std::vector<std::string> apply_activation_checkpointing(const ParallelizeRequest& request, bool whole_layers);
 
 // Throws Error(not_in_release) when the request asks for cp or pp above 1, or for tp or ep above 1 of a strategy that does not apply it.
-MESHWRIGHT_API void refuse_unavailable(const ParallelizeRequest& request, bool applies_tensor_parallel = false,
-                                       bool applies_expert_parallel = false);
+MESHWRIGHT_API void reject_unsupported_sizes(const ParallelizeRequest& request, bool applies_tensor_parallel = false,
+                                             bool applies_expert_parallel = false);
 
 // Throws Error(device_unavailable) when the strategy's own option `backend` names another back end than the world's.
 MESHWRIGHT_API void check_backend(const ParallelizeRequest& request);

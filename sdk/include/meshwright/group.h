@@ -2,11 +2,12 @@
 // count of every byte sent.
 //
 // All calls of a group are collective over its ranks and must be made in the same order on each. Tensors are contiguous, on the
-// world's device, and must stay alive until Pending::wait(). A group of one rank does nothing and counts nothing. Not thread-safe.
+// world's device, and must stay alive until Work::wait(). A group of one rank does nothing and counts nothing. Not thread-safe.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
+#include <atomic>
 #include <chrono>
 #include <functional>
 #include <map>
@@ -26,12 +27,16 @@ class Work;
 
 namespace meshwright {
 
+class Flight;
+class Transport;
+
 namespace detail {
-class Watch;
-}
+class Watchdog;
+struct GroupAccess;
+}  // namespace detail
 
 // What this rank sent, by axis and operation; and, while recording, each collective in order.
-class MESHWRIGHT_API Wire {
+class MESHWRIGHT_API TrafficCounter {
  public:
   struct Row {
     std::string axis, op;
@@ -57,7 +62,7 @@ class MESHWRIGHT_API Trace {
   void span(Lane lane, std::string name, int64_t begin, int64_t end);
   // The JSON array of events, `rank` as the process id.
   std::string json(int64_t rank) const;
-  bool enabled = false;
+  std::atomic<bool> enabled = false;
 
  private:
   struct Span {
@@ -69,32 +74,37 @@ class MESHWRIGHT_API Trace {
   std::shared_ptr<Shared> shared_;
 };
 
-class Group;
-
 // A collective under way. wait() returns when this rank's part is done and its output may be read; the destructor does not wait.
-class MESHWRIGHT_API Pending {
+class MESHWRIGHT_API Work {
  public:
-  Pending();
-  Pending(Pending&&) noexcept;
-  Pending& operator=(Pending&&) noexcept;
-  ~Pending();
-  explicit operator bool() const { return impl_ != nullptr; }
+  Work();
+  Work(Work&&) noexcept;
+  Work& operator=(Work&&) noexcept;
+  ~Work();
+  explicit operator bool() const { return flight_ != nullptr; }
   // Throws Error(collective_timeout | collective_failed). Later calls do nothing.
   void wait();
-  // After wait() on a collective over shared memory: what a rank put there, read in place until release() or destruction.
-  // all_gather: its shard; exchange: what it packed for us. Undefined otherwise.
-  at::Tensor peer(int64_t rank) const;
-  void release();
-
-  struct Impl;
 
  private:
-  friend class Group;
-  void add_up();
-  std::unique_ptr<Impl> impl_;
+  friend struct detail::GroupAccess;
+  void show(int64_t waited_from) const;
+  std::unique_ptr<Flight> flight_;
+  const class Group* group_ = nullptr;
+  const char* op_ = "";
+  int64_t bytes_ = 0, begin_ = 0;
+  Trace::Lane lane_ = Trace::Lane::reduce;
+  bool shown_ = false;  // LibTorch calls back at its end
 };
 
 enum class ReduceOp : uint8_t { sum, max };
+
+// A tensor for, or from, the rank at the place `peer` of a group.
+struct PeerMessage {
+  enum class Way : uint8_t { send, receive };
+  Way way = Way::send;
+  int64_t peer = 0;
+  at::Tensor tensor;
+};
 
 class MESHWRIGHT_API Group {
  public:
@@ -105,50 +115,38 @@ class MESHWRIGHT_API Group {
   int64_t rank() const;  // place in the group
   int64_t size() const;
   const std::vector<int64_t>& ranks() const;  // global ranks
-  // True when reduce_scatter() sums on the way (NCCL); false when exchange() and a sum of our own are cheaper (gloo).
-  bool reduces_remotely() const;
-
-  // Collective. Makes room in shared memory for messages of up to so many bytes, `ahead` gathers and one exchange under way at once, if
-  // all ranks are on one host and on the CPU, and MESHWRIGHT_SHARED_MEMORY is not 0. Without room everything works as before. A rank's
-  // room is gather_bytes * (ahead + 2) + exchange_bytes * 2. A room that is too small is replaced: nothing may be under way then.
-  void reserve(int64_t gather_bytes, int64_t exchange_bytes, int64_t ahead);
-  // Whether a message of that size goes through shared memory: then all_gather needs no `whole` and exchange no `received`, and
-  // stage() gives the memory to pack into.
-  bool maps_gather(int64_t bytes) const;
-  bool maps_exchange(int64_t bytes) const;
-  at::Tensor stage(int64_t count, at::ScalarType type);
-  // Bytes of memory that the back end has registered for its collectives (NCCL). Undefined where it has none.
-  at::Tensor registered_memory(int64_t bytes) const;
+  // True when reduce_scatter() sums on the way (NCCL); false when pairwise_exchange() and a sum of our own are cheaper (gloo).
+  bool has_native_reduce_scatter() const;
 
   // shard: [n], whole: [size * n] of the same dtype. Slot r of `whole` gets rank r's shard; the own slot is left unspecified.
-  Pending all_gather(const at::Tensor& shard, const at::Tensor& whole);
+  Work all_gather(const at::Tensor& shard, const at::Tensor& whole);
   // packed, received: [(size - 1) * n], a slot for every other rank in rank order. Each gets what that rank packed for us.
   // Counted as the reduce-scatter it serves. With `received` given, packed may have a slot for this rank too ([size * n]), which stays.
-  Pending exchange(const at::Tensor& packed, const at::Tensor& received);
+  Work pairwise_exchange(const at::Tensor& packed, const at::Tensor& received);
   // packed: [size * n], shard: [n]: the sum over ranks of our slot.
-  Pending reduce_scatter(const at::Tensor& packed, const at::Tensor& shard);
-  // In shared memory where reserve() made room (maps_gather) and the op is a sum; the same bits on every rank.
-  // `control`: a few scalars (norms, losses), counted under the axis "control" and not under the group's own.
-  Pending all_reduce(const at::Tensor& tensor, ReduceOp op = ReduceOp::sum, bool control = false);
-  Pending broadcast(const at::Tensor& tensor, int64_t root);
-  // Memory in shared memory for this rank's next message of up to so many bytes (uint8, [bytes]); only where maps_gather(bytes), which
-  // all ranks must find alike. exchange_staged() hands it over: Pending::peer(r) is then all that rank r staged, as bytes, and the
-  // ranks know where in it their own part lies. `moved`: the bytes meant for other ranks. Counted as an all-to-all.
-  at::Tensor stage_rows(int64_t bytes);
-  Pending exchange_staged(int64_t moved);
+  Work reduce_scatter(const at::Tensor& packed, const at::Tensor& shard);
+  // The same bits on every rank. `control`: a few scalars (norms, losses), counted under the axis "control" and not under the group's
+  // own.
+  Work all_reduce(const at::Tensor& tensor, ReduceOp op = ReduceOp::sum, bool control = false);
+  Work broadcast(const at::Tensor& tensor, int64_t root);
   // Splits count rows of dim 0, one a rank.
-  Pending all_to_all(const at::Tensor& in, std::span<const int64_t> in_splits, const at::Tensor& out, std::span<const int64_t> out_splits);
+  Work all_to_all(const at::Tensor& in, std::span<const int64_t> in_splits, const at::Tensor& out, std::span<const int64_t> out_splits);
+  // Messages from rank to rank, all under way at once, so that no order among them can block (NCCL: one group call). Only the ranks that
+  // have messages for each other take part. Those of one rank for another arrive in the order they were sent; both sides give the same
+  // number of elements and dtype. Where there are several, their tensors must differ. Throws Error(internal) for a message to oneself.
+  Work send_receive(std::span<const PeerMessage> messages);
   void barrier();
 
  private:
+  friend struct detail::GroupAccess;
   std::unique_ptr<Impl> impl_;
 };
 
 // This process's place in the job, and the maker of its groups.
 class MESHWRIGHT_API World {
  public:
-  // Makes the back end of one group; collective over its ranks. `name` is unique in the job.
-  using Connect = std::function<c10::intrusive_ptr<c10d::Backend>(const std::string& name, const std::vector<int64_t>& ranks)>;
+  // Makes the transport of one group (see transport_over()); collective over its ranks. `name` is unique in the job.
+  using Connect = std::function<std::shared_ptr<Transport>(const std::string& name, const std::vector<int64_t>& ranks)>;
   World(int64_t rank, int64_t size, at::Device device, std::chrono::milliseconds timeout, Connect connect);
   // A world of one rank, without any network.
   static std::shared_ptr<World> single(at::Device device = at::kCPU);
@@ -165,9 +163,9 @@ class MESHWRIGHT_API World {
   void check();
   // Who is to blame for a collective that did not end in time: those of a group's ranks that do not answer. Called by a rank that waited
   // in vain (with no ranks: by one whose connection broke), may take a moment, throws only the Error that ended another rank.
-  using RollCall = std::function<std::vector<int64_t>(const std::vector<int64_t>& ranks)>;
-  void set_roll_call(RollCall roll_call) { *roll_call_ = std::move(roll_call); }
-  Wire& wire() { return *wire_; }
+  using LivenessCheck = std::function<std::vector<int64_t>(const std::vector<int64_t>& ranks)>;
+  void set_liveness_check(LivenessCheck check) { *liveness_check_ = std::move(check); }
+  TrafficCounter& traffic() { return *traffic_; }
   Trace& trace() { return *trace_; }
   // What joining found worth telling the user.
   const std::vector<std::string>& notices() const { return notices_; }
@@ -178,10 +176,10 @@ class MESHWRIGHT_API World {
   at::Device device_;
   std::chrono::milliseconds timeout_;
   Connect connect_;
-  std::shared_ptr<RollCall> roll_call_;  // shared with the groups
-  std::shared_ptr<Wire> wire_;
+  std::shared_ptr<LivenessCheck> liveness_check_;  // shared with the groups
+  std::shared_ptr<TrafficCounter> traffic_;
   std::shared_ptr<Trace> trace_;
-  std::shared_ptr<detail::Watch> watch_;
+  std::shared_ptr<detail::Watchdog> watchdog_;
   std::vector<std::string> notices_;
   std::map<std::string, std::shared_ptr<Group>> groups_;
 };

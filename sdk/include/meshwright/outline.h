@@ -63,9 +63,9 @@ MESHWRIGHT_API int64_t element_count(const std::vector<int64_t>& shape);
 
 // The sharded units of a model (spec 4.3): every direct item of a module list is one, nested lists first; what is left is "root".
 struct Unit {
-  std::string name;                // dotted module name, or "root"
-  bool last_of_list = false;       // keeps its parameters after forward unless told otherwise
-  std::vector<size_t> parameters;  // indices into ModelOutline::parameters
+  std::string name;                  // dotted module name, or "root"
+  bool last_of_module_list = false;  // keeps its parameters after forward unless told otherwise
+  std::vector<size_t> parameters;    // indices into ModelOutline::parameters
 };
 MESHWRIGHT_API std::vector<Unit> plan_units(const ModelOutline& outline);
 

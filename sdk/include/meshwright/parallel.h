@@ -48,9 +48,12 @@ class TensorParallel;  // meshwright/tensor_parallel.h
 class ExpertParallel;  // meshwright/expert_parallel.h
 
 // What the optimizer updates: equally long flat tensors. Order and sizes are fixed after parallelize().
-struct UpdateGroup {
+struct FlatParameterGroup {
   at::Tensor values, grads;
 };
+
+// What a micro-batch does with its gradients: the last one of a step reduces them over the ranks, those before it add up.
+enum class GradientSync : uint8_t { accumulate, reduce };
 
 // A model under a strategy. One training loop drives every strategy through it. Not thread-safe.
 class MESHWRIGHT_API ParallelModel {
@@ -60,15 +63,15 @@ class MESHWRIGHT_API ParallelModel {
   ParallelModel& operator=(const ParallelModel&) = delete;
   virtual ~ParallelModel();
 
-  // A step is begin_step, then micro_batch(last) before each forward, then end_step after the last backward. Gradients are means
+  // A step is begin_step, then begin_micro_batch() before each forward, then end_step after the last backward. Gradients are means
   // over the data-parallel ranks. begin_step also recovers from a step that an exception cut short.
   virtual void begin_step() = 0;
-  virtual void micro_batch(bool last) = 0;
+  virtual void begin_micro_batch(GradientSync sync) = 0;
   virtual void end_step() = 0;  // collective: gradients are final afterwards
   virtual const std::vector<ParallelParameter>& parameters() const = 0;
-  virtual const std::vector<UpdateGroup>& update_groups() const = 0;
+  virtual const std::vector<FlatParameterGroup>& update_groups() const = 0;
   // After the optimizer wrote update_groups().values: what is computed from them (low-precision copies) is refreshed.
-  virtual void values_changed() = 0;
+  virtual void after_optimizer_step() = 0;
   // Collective. Multiplies all gradients by `scale`, clips them to `max_norm` (not when <= 0), and returns the global L2 norm before
   // clipping, the same on all ranks; each parameter counts once (spec 9.3).
   virtual double clip_grad_norm(double max_norm, double scale = 1.0) = 0;
@@ -76,7 +79,7 @@ class MESHWRIGHT_API ParallelModel {
   virtual at::Tensor full_tensor(std::string_view name) = 0;
   // Collective. Runs `body` with every parameter whole (under tensor parallelism: this rank's part of it), and restores the shards after
   // it, also when it throws. What `body` writes is lost.
-  virtual void with_full_parameters(const std::function<void()>& body) = 0;
+  virtual void summon_full_parameters(const std::function<void()>& body) = 0;
   // The averaging group of the data: losses and token counts are summed over it.
   virtual std::shared_ptr<Group> data_group() = 0;
   // What tensor parallelism did to the model; nullptr: nothing.

@@ -73,7 +73,7 @@ struct ShardedPolicy {
   // The flat layout can keep more whole (ZeRO levels 0 to 2). Parameters: gathered once after each update and never freed. Gradients:
   // summed here and reduced once, in the last micro-batch. Level 0 is both, with `shard` a group of one and its copies in `replicate`.
   bool whole_parameters = false, whole_gradients = false;
-  bool overlap_gather = true;     // whole parameters: beside the next forward; false: before values_changed() returns
+  bool overlap_gather = true;     // whole parameters: beside the next forward; false: before after_optimizer_step() returns
   bool overlap_reduction = true;  // whole gradients: beside the backward; false: in end_step()
   // What the optimizer updates and what gradients add up in. Null: the parameters' storage dtype.
   std::optional<DType> main_weights, main_gradients;

@@ -114,9 +114,9 @@ TEST_CASE("a freed parameter used outside of its unit is an error that names it"
       CHECK((what.find("parameter p1") != std::string::npos || what.find("parameter p0") != std::string::npos));
     }
     double sum = 0;
-    model->with_full_parameters([&] { sum = p.sum().item<double>(); });
+    model->summon_full_parameters([&] { sum = p.sum().item<double>(); });
     CHECK(sum == 15);
-    CHECK_THROWS(model->with_full_parameters([&] { throw std::runtime_error("x"); }));
+    CHECK_THROWS(model->summon_full_parameters([&] { throw std::runtime_error("x"); }));
     CHECK_THROWS((void)p.sum());
   });
 }
@@ -127,7 +127,7 @@ TEST_CASE("a step that an exception cut short leaves a model that can go on") {
     auto model = shard(*bag, bag.ptr(), world);
     auto step = [&](bool broken) {
       model->begin_step();
-      model->micro_batch(true);
+      model->begin_micro_batch(GradientSync::reduce);
       Tensor out = bag(at::ones({}));
       if (broken) throw std::runtime_error("x");
       out.backward();
@@ -160,7 +160,7 @@ TEST_CASE("mixed precision: dtypes of parameters, gradients, inputs and outputs"
       bag->before_forward.push_back([&](torch::nn::Module&, TensorRefs& inputs) { seen = inputs.at(0)->scalar_type(); });
       for (bool last : {false, true}) {
         if (!last) model->begin_step();
-        model->micro_batch(last);
+        model->begin_micro_batch(last ? GradientSync::reduce : GradientSync::accumulate);
         Tensor out = bag(at::ones({1}));
         CHECK((seen == at::kBFloat16));
         CHECK((out.scalar_type() == at::kFloat));
@@ -168,7 +168,7 @@ TEST_CASE("mixed precision: dtypes of parameters, gradients, inputs and outputs"
         out.sum().backward();
       }
       model->end_step();
-      for (const UpdateGroup& group : model->update_groups()) {
+      for (const FlatParameterGroup& group : model->update_groups()) {
         CHECK((group.values.scalar_type() == at::kFloat));
         CHECK((group.grads.scalar_type() == at::kFloat));
       }
@@ -198,7 +198,7 @@ TEST_CASE("parameters without a gradient: an error that names them, or zeros whe
       for (int i = 0; i < (second_differs ? 2 : 1); ++i) {
         half->both = i == 1;
         model->begin_step();
-        model->micro_batch(true);
+        model->begin_micro_batch(GradientSync::reduce);
         half->forward(at::ones({1, 2})).sum().backward();
         model->end_step();
       }

@@ -104,7 +104,7 @@ Result train(const std::shared_ptr<World>& world, const Setting& s) {
     model->begin_step();
     double loss_sum = 0;
     for (int64_t a = 0; a < s.accumulation; ++a) {
-      model->micro_batch(a + 1 == s.accumulation);
+      model->begin_micro_batch(a + 1 == s.accumulation ? GradientSync::reduce : GradientSync::accumulate);
       std::vector<Tensor> list;
       for (int64_t r = 0; r < rows; ++r)
         list.push_back(tiny::batch(1, static_cast<uint64_t>(step * 1000 + (a * s.ranks + world->rank()) * rows + r)));
@@ -119,7 +119,7 @@ Result train(const std::shared_ptr<World>& world, const Setting& s) {
     out.norms.push_back(model->clip_grad_norm(0.5, 1.0));
     c10::NoGradGuard no_grad;
     size_t i = 0;
-    for (const UpdateGroup& group : model->update_groups()) {
+    for (const FlatParameterGroup& group : model->update_groups()) {
       if (m.size() <= i) {
         m.push_back(at::zeros_like(group.values));
         v.push_back(at::zeros_like(group.values));
@@ -129,7 +129,7 @@ Result train(const std::shared_ptr<World>& world, const Setting& s) {
       at::_fused_adamw_({group.values}, {group.grads}, {m[i]}, {v[i]}, {}, {t[i]}, 1e-2, 0.9, 0.95, 0.1, 1e-4, false, false);
       ++i;
     }
-    model->values_changed();
+    model->after_optimizer_step();
   }
   for (const ParallelParameter& p : model->parameters()) out.parameters[p.name] = model->full_tensor(p.name);
   return out;

@@ -157,7 +157,7 @@ Result train(const Job& job, const std::shared_ptr<World>& world) {
     parallel->begin_step();
     double loss = 0;
     for (int64_t i = 0; i < job.accumulate; ++i) {
-      parallel->micro_batch(i + 1 == job.accumulate);
+      parallel->begin_micro_batch(i + 1 == job.accumulate ? GradientSync::reduce : GradientSync::accumulate);
       int64_t each = mine.size(0) / job.accumulate;
       Tensor x = mine.narrow(0, i * each, each);
       Tensor y = model(x), part = y.square().sum() / static_cast<double>(kSamples);
@@ -170,8 +170,8 @@ Result train(const Job& job, const std::shared_ptr<World>& world) {
     parallel->data_group()->all_reduce(sum, ReduceOp::sum, true).wait();
     result.losses.push_back(sum.item<double>());
     c10::NoGradGuard no_grad;
-    for (const UpdateGroup& update : parallel->update_groups()) update.values.add_(update.grads, -0.1);
-    parallel->values_changed();
+    for (const FlatParameterGroup& update : parallel->update_groups()) update.values.add_(update.grads, -0.1);
+    parallel->after_optimizer_step();
   }
   for (const ParallelParameter& p : parallel->parameters()) result.parameters[p.name] = parallel->full_tensor(p.name);
   return result;
@@ -313,12 +313,12 @@ TEST_CASE("expert parallelism: only the rows that move are sent, twice each way,
         indices[t][0] = a;
         indices[t][1] = b;
       }
-    world->wire().clear();
+    world->traffic().clear();
     Tensor weights = at::full({kTokens, 2}, 0.5).set_requires_grad(true);
     block.dispatcher().forward(x, {weights, indices}, block.experts(), [] {}).square().sum().backward();
     std::lock_guard lock(mutex);
     int64_t bytes = 0, count = 0;
-    for (const Wire::Row& row : world->wire().rows())
+    for (const TrafficCounter::Row& row : world->traffic().rows())
       if (row.axis == "ep" && row.op == "all_to_all") bytes = row.bytes, count = row.count;
     if (count != 4 || bytes != (out + in) * (2 * kWidth + 1) * 4)
       problems += "rank " + std::to_string(world->rank()) + ": " + std::to_string(count) + " messages of " + std::to_string(bytes) +
@@ -371,7 +371,7 @@ TEST_CASE("experts write gradients where a unit keeps them: of micro-batches, of
         // Gradients that a caller asks for are the caller's, and leave nothing behind.
         if (!watched) {
           parallel->begin_step();
-          parallel->micro_batch(true);
+          parallel->begin_micro_batch(GradientSync::reduce);
           Tensor down = model->layer->mlp->experts()->down_projs;
           Tensor asked = torch::autograd::grad({model(batches[0]).square().sum()}, {down})[0];
           parallel->end_step();
@@ -381,7 +381,7 @@ TEST_CASE("experts write gradients where a unit keeps them: of micro-batches, of
         for (int step = 0; step < 2; ++step) {  // the second one overwrites what the first has left
           parallel->begin_step();
           for (size_t i = 0; i < batches.size(); ++i) {
-            parallel->micro_batch(!defer || i + 1 == batches.size());
+            parallel->begin_micro_batch(!defer || i + 1 == batches.size() ? GradientSync::reduce : GradientSync::accumulate);
             model(batches[i]).square().sum().backward();
           }
           parallel->end_step();

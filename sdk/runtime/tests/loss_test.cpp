@@ -65,7 +65,7 @@ struct Setting {
 struct Found {
   double loss = 0, loss_error = 0, gradient_error = 0;
   bool types = false;
-  std::vector<Wire::Row> sent, sent_backward;
+  std::vector<TrafficCounter::Row> sent, sent_backward;
 };
 
 }  // namespace
@@ -93,13 +93,13 @@ TEST_CASE("a cut vocabulary gives the loss and the gradients of a whole one, and
       VocabularyShard shard = VocabularyShard::of(world->everyone(), s.vocabulary);
       int64_t mine = shard.end - shard.begin;
       Tensor x = logits.narrow(-1, shard.begin, mine).clone().requires_grad_(true);
-      world->wire().clear();
+      world->traffic().clear();
       Tensor loss = cross_entropy_sum(x, targets, &shard, ignore);
       Found& f = found[static_cast<size_t>(world->rank())];
-      f.sent = world->wire().rows();
-      world->wire().clear();
+      f.sent = world->traffic().rows();
+      world->traffic().clear();
       (loss * 0.25).backward();
-      f.sent_backward = world->wire().rows();
+      f.sent_backward = world->traffic().rows();
       f.loss = loss.item<double>();
       f.loss_error = std::abs(f.loss / expected.loss.item<double>() - 1);
       f.gradient_error = largest_difference(x.grad(), expected.gradient.narrow(-1, shard.begin, mine));
@@ -114,7 +114,7 @@ TEST_CASE("a cut vocabulary gives the loss and the gradients of a whole one, and
       CHECK(f.loss == found[0].loss);
       CHECK(f.sent_backward.empty());
       CHECK(f.sent.size() == (s.ranks == 1 ? 0 : 1));
-      for (const Wire::Row& row : f.sent) {
+      for (const TrafficCounter::Row& row : f.sent) {
         CHECK(row.op == "all_reduce");
         CHECK(row.count == 2);
         CHECK(row.bytes == 2 * 4 * count * (s.ranks - 1) / s.ranks + 2 * 8 * count * (s.ranks - 1) / s.ranks);
@@ -263,7 +263,7 @@ TEST_CASE("what cannot be is refused on every rank before anything is sent") {
     std::optional<ErrorCode> code = code_of([&] { cross_entropy_sum(mine, targets, &shard); });
     std::lock_guard lock(mutex);
     refused += code == ErrorCode::bad_token ? 1 : 0;
-    bytes += world->wire().bytes();
+    bytes += world->traffic().bytes();
   });
   CHECK(refused == 2);
   CHECK(bytes == 0);

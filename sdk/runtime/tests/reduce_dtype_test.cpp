@@ -107,7 +107,7 @@ std::map<std::string, Tensor> gradients_of(const Row& row, const MixedPrecision&
     std::unique_ptr<ParallelModel> model = model_of(row, mp, net, world, main_gradients);
     model->begin_step();
     for (int64_t micro = 0; micro < row.micro_batches; ++micro) {
-      model->micro_batch(micro + 1 == row.micro_batches);
+      model->begin_micro_batch(micro + 1 == row.micro_batches ? GradientSync::reduce : GradientSync::accumulate);
       net->gradients.clear();
       for (size_t i = 0; i < kShapes.size(); ++i) net->gradients.push_back(gradient(world->rank(), micro, i));
       net(at::zeros({1}, at::kDouble)).sum().backward();

@@ -352,12 +352,12 @@ TEST_CASE("gradients that are partial sums are summed and sent in the dtype that
       // 256 + 1 + 1 + 2: in bfloat16, added one after the other, the ones are lost.
       double mine = std::vector<double>{256, 1, 1, 2}[static_cast<size_t>(world->rank())];
       p.local = p.grad = at::full({8}, mine, at::kBFloat16);
-      world->wire().clear();
+      world->traffic().clear();
       applied.tp->sum_partial_gradients({p}, reduce);
       std::lock_guard lock(mutex);
       CHECK((p.grad.scalar_type() == at::kBFloat16));
       if (reduce == at::kFloat) CHECK(p.grad[0].item<double>() == 260);
-      CHECK(world->wire().bytes() == 2 * 8 * static_cast<int64_t>(c10::elementSize(reduce)) * 3 / 4);
+      CHECK(world->traffic().bytes() == 2 * 8 * static_cast<int64_t>(c10::elementSize(reduce)) * 3 / 4);
     });
   }
 }

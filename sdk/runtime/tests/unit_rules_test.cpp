@@ -106,7 +106,7 @@ Result train(int64_t ranks, const MixedPrecision& mp, const UnitRule& rule, cons
     Result mine;
     for (int step = 0; step < 4; ++step) {
       model->begin_step();
-      model->micro_batch(true);
+      model->begin_micro_batch(GradientSync::reduce);
       int64_t rows = 12 / ranks;
       Tensor x =
           at::randn({12, 6}, at::detail::createCPUGenerator(static_cast<uint64_t>(100 + step))).narrow(0, world->rank() * rows, rows);
@@ -117,8 +117,8 @@ Result train(int64_t ranks, const MixedPrecision& mp, const UnitRule& rule, cons
       world->everyone()->all_reduce(sum).wait();
       mine.losses.push_back(sum.item<double>());
       c10::NoGradGuard no_grad;
-      for (const UpdateGroup& group : model->update_groups()) group.values.sub_(group.grads, 0.1);
-      model->values_changed();
+      for (const FlatParameterGroup& group : model->update_groups()) group.values.sub_(group.grads, 0.1);
+      model->after_optimizer_step();
     }
     for (const ParallelParameter& p : model->parameters()) {
       mine.parameters[p.name] = model->full_tensor(p.name);

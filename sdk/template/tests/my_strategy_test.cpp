@@ -78,7 +78,7 @@ std::vector<double> train(int64_t ranks, const std::vector<std::string>& setting
         int64_t number = (step * trainer.accumulation() + micro) * trainer.data_parallel_size() + trainer.data_parallel_rank();
         int64_t rows = trainer.local_batch();
         at::Tensor x = (at::arange(rows * 5, at::kFloat) * (0.1 * static_cast<double>(number + 1))).sin().view({rows, 5});
-        return mw::MicroLoss{(nets[rank]->forward(x) + x).square().sum(), rows};
+        return mw::MicroBatchLoss{(nets[rank]->forward(x) + x).square().sum(), rows};
       });
       if (rank == 0) losses.push_back(result.loss);
     }

@@ -1,4 +1,4 @@
-// Collectives that run on a device: the host does not wait for them, so a watch notices when one fails or never ends.
+// Collectives that run on a device: the host does not wait for them, so a watchdog notices when one fails or never ends.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -14,6 +14,7 @@
 
 #include "meshwright/error.h"
 #include "meshwright/group.h"
+#include "meshwright/transport.h"
 
 namespace meshwright::detail {
 
@@ -23,19 +24,19 @@ struct Place {
   int64_t world_rank = 0;
   std::vector<int64_t> ranks;
   std::chrono::milliseconds timeout{};
-  std::shared_ptr<World::RollCall> roll_call = {};
+  std::shared_ptr<World::LivenessCheck> liveness_check = {};
   std::string name() const;  // "dp [0, 1, 2]"
   // Error(collective_timeout | collective_failed), by what LibTorch said. `awaited`: the place in the group whose turn it was, where that
   // is known and nobody can call the roll.
   Error failure(const char* op, int64_t bytes, const std::string& what, int64_t awaited = -1) const;
 };
 
-class Watch {
+class Watchdog {
  public:
-  ~Watch();
-  void guard(c10::intrusive_ptr<c10d::Backend> backend);  // what to abort
+  ~Watchdog();
+  void guard(std::shared_ptr<Transport> transport);  // what to abort
   void add(c10::intrusive_ptr<c10d::Work> work, std::shared_ptr<const Place> place, const char* op, int64_t bytes);
-  // Throws the first failure. By then all back ends are aborted, so that no kernel holds the device.
+  // Throws the first failure. By then all transports are aborted, so that no kernel holds the device.
   void check();
 
  private:
@@ -51,7 +52,7 @@ class Watch {
   std::mutex mutex_;
   std::condition_variable wake_;
   std::vector<Entry> entries_;
-  std::vector<c10::intrusive_ptr<c10d::Backend>> backends_;
+  std::vector<std::shared_ptr<Transport>> transports_;
   std::optional<Error> failure_;
   bool stop_ = false;
   std::thread thread_;

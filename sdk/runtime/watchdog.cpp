@@ -1,4 +1,4 @@
-#include "watch.h"
+#include "watchdog.h"
 
 #include <cstdio>
 
@@ -38,7 +38,7 @@ Error Place::failure(const char* op, int64_t bytes, const std::string& what, int
   std::string who = "rank " + std::to_string(world_rank);
   std::vector<int64_t> silent;
   try {
-    if (roll_call && *roll_call) silent = (*roll_call)(late ? ranks : std::vector<int64_t>());
+    if (liveness_check && *liveness_check) silent = (*liveness_check)(late ? ranks : std::vector<int64_t>());
   } catch (const Error& told) {
     return told;
   }
@@ -57,7 +57,7 @@ Error Place::failure(const char* op, int64_t bytes, const std::string& what, int
       .help("raise dist_env.timeout_minutes when a rank is only slow");
 }
 
-Watch::~Watch() {
+Watchdog::~Watchdog() {
   {
     std::lock_guard lock(mutex_);
     stop_ = true;
@@ -66,24 +66,24 @@ Watch::~Watch() {
   if (thread_.joinable()) thread_.join();
 }
 
-void Watch::guard(c10::intrusive_ptr<c10d::Backend> backend) {
+void Watchdog::guard(std::shared_ptr<Transport> transport) {
   std::lock_guard lock(mutex_);
-  backends_.push_back(std::move(backend));
+  transports_.push_back(std::move(transport));
   if (!thread_.joinable()) thread_ = std::thread([this] { run(); });
 }
 
-void Watch::add(c10::intrusive_ptr<c10d::Work> work, std::shared_ptr<const Place> place, const char* op, int64_t bytes) {
+void Watchdog::add(c10::intrusive_ptr<c10d::Work> work, std::shared_ptr<const Place> place, const char* op, int64_t bytes) {
   auto deadline = std::chrono::steady_clock::now() + place->timeout;
   std::lock_guard lock(mutex_);
   entries_.push_back({std::move(work), std::move(place), op, bytes, deadline});
 }
 
-void Watch::check() {
+void Watchdog::check() {
   std::lock_guard lock(mutex_);
   if (failure_) throw *failure_;
 }
 
-void Watch::run() {
+void Watchdog::run() {
   std::unique_lock lock(mutex_);
   while (!stop_) {
     wake_.wait_for(lock, std::chrono::milliseconds(100));
@@ -92,7 +92,7 @@ void Watch::run() {
 }
 
 // Collectives of one group end in their order, so the first late one is the one to name.
-void Watch::look(std::unique_lock<std::mutex>& lock) {
+void Watchdog::look(std::unique_lock<std::mutex>& lock) {
   auto now = std::chrono::steady_clock::now();
   std::vector<Entry> left;
   for (Entry& entry : entries_) {
@@ -113,9 +113,9 @@ void Watch::look(std::unique_lock<std::mutex>& lock) {
   entries_ = std::move(left);
   if (!failure_) return;
   entries_.clear();
-  std::vector<c10::intrusive_ptr<c10d::Backend>> backends = backends_;
+  std::vector<std::shared_ptr<Transport>> transports = transports_;
   lock.unlock();
-  for (auto& backend : backends) backend->abort();
+  for (auto& transport : transports) transport->abort();
   lock.lock();
 }
 

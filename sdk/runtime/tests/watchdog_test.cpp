@@ -9,8 +9,9 @@
 
 #include "meshwright/error.h"
 #include "meshwright/group.h"
+#include "meshwright/transport.h"
 
-namespace watch_test {
+namespace watchdog_test {
 
 using namespace meshwright;
 
@@ -44,8 +45,8 @@ struct Rank0 {
   World world;
   explicit Rank0(Fate fate)
       : backend(c10::make_intrusive<FakeNccl>(fate)),
-        world(0, 2, at::kCPU, std::chrono::milliseconds(300), [this](const std::string&, const std::vector<int64_t>&) { return backend; }) {
-  }
+        world(0, 2, at::kCPU, std::chrono::milliseconds(300),
+              [this](const std::string&, const std::vector<int64_t>&) { return transport_over(backend, at::kCPU); }) {}
 };
 
 // What check() says within two seconds.
@@ -67,7 +68,7 @@ std::string failure_of(World& world, ErrorCode code) {
 TEST_CASE("a collective on a device that never ends is named after its timeout, and the device is let go") {
   Rank0 rank(Fate::never);
   auto group = rank.world.everyone();
-  CHECK(group->reduces_remotely());
+  CHECK(group->has_native_reduce_scatter());
   group->all_reduce(at::zeros({1000000})).wait();  // returns at once
   rank.world.check();
   std::string text = failure_of(rank.world, ErrorCode::collective_timeout);
@@ -93,4 +94,4 @@ TEST_CASE("collectives that end in time leave nothing to report") {
   CHECK(rank.backend->aborted == 0);
 }
 
-}  // namespace watch_test
+}  // namespace watchdog_test

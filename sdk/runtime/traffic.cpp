@@ -5,7 +5,7 @@
 
 namespace meshwright {
 
-void Wire::add(const std::string& axis, const char* op, int64_t bytes) {
+void TrafficCounter::add(const std::string& axis, const char* op, int64_t bytes) {
   if (recording) order_.push_back({axis, op, 1, bytes});
   for (Row& row : rows_)
     if (row.axis == axis && row.op == op) {
@@ -16,12 +16,12 @@ void Wire::add(const std::string& axis, const char* op, int64_t bytes) {
   rows_.push_back({axis, op, 1, bytes});
 }
 
-void Wire::clear() {
+void TrafficCounter::clear() {
   rows_.clear();
   order_.clear();
 }
 
-int64_t Wire::bytes() const {
+int64_t TrafficCounter::bytes() const {
   int64_t sum = 0;
   for (const Row& row : rows_) sum += row.bytes;
   return sum;

@@ -13,7 +13,7 @@
 
 namespace meshwright::detail {
 
-class Mailbox {
+class SharedMemoryRing {
  public:
   static constexpr int kChannels = 2;
   enum Channel : uint8_t { gather, reduce };
@@ -25,10 +25,10 @@ class Mailbox {
   // Makes the region (rank 0), or opens the one of that name. nullptr when that is not possible: too little memory, another host. The
   // name is removed with unlink() once all have opened it, so nothing outlives the processes. Ranks that are threads of one process get
   // one mapping, at one address, so that the thread sanitizer sees who reads what another has written.
-  static std::unique_ptr<Mailbox> create(const std::string& name, int64_t ranks, const Sizes& sizes);
-  static std::unique_ptr<Mailbox> open(const std::string& name, int64_t ranks, const Sizes& sizes);
+  static std::unique_ptr<SharedMemoryRing> create(const std::string& name, int64_t ranks, const Sizes& sizes);
+  static std::unique_ptr<SharedMemoryRing> open(const std::string& name, int64_t ranks, const Sizes& sizes);
   static void unlink(const std::string& name);
-  ~Mailbox();
+  ~SharedMemoryRing();
 
   void enter(int64_t rank);  // announces this process
   bool fits(Channel channel, int64_t bytes) const { return bytes <= sizes_.slot[channel]; }
@@ -52,7 +52,7 @@ class Mailbox {
 
  private:
   struct Control;
-  Mailbox(std::shared_ptr<char> memory, int64_t ranks, const Sizes& sizes);
+  SharedMemoryRing(std::shared_ptr<char> memory, int64_t ranks, const Sizes& sizes);
   static size_t bytes_of(int64_t ranks, const Sizes& sizes);
   Control* control(int64_t rank) const;
   std::atomic<int64_t>& given_back(int64_t owner, Channel channel, int64_t reader) const;

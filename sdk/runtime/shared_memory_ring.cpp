@@ -1,4 +1,4 @@
-#include "mailbox.h"
+#include "shared_memory_ring.h"
 
 #include <fcntl.h>
 #include <linux/futex.h>
@@ -80,31 +80,31 @@ std::shared_ptr<char> already_mapped(const std::string& name) {
 
 }  // namespace
 
-struct Mailbox::Control {
+struct SharedMemoryRing::Control {
   std::atomic<int64_t> published[kChannels];
   std::atomic<uint32_t> bell;
   std::atomic<int32_t> process;
 };
 
 // Region: one page of control a rank, then its readers' counters, then the slots.
-size_t Mailbox::bytes_of(int64_t ranks, const Sizes& sizes) {
+size_t SharedMemoryRing::bytes_of(int64_t ranks, const Sizes& sizes) {
   auto n = static_cast<size_t>(ranks);
   size_t slots = 0;
   for (int c = 0; c < kChannels; ++c) slots += up(static_cast<size_t>(sizes.slot[c])) * static_cast<size_t>(sizes.ring[c]);
   return n * (kPage + up(n * kChannels * sizeof(std::atomic<int64_t>)) + slots);
 }
 
-Mailbox::Mailbox(std::shared_ptr<char> memory, int64_t ranks, const Sizes& sizes)
+SharedMemoryRing::SharedMemoryRing(std::shared_ptr<char> memory, int64_t ranks, const Sizes& sizes)
     : mapping_(std::move(memory)), memory_(mapping_.get()), ranks_(ranks), sizes_(sizes) {
   for (auto& early : early_) early.resize(static_cast<size_t>(ranks));
 }
 
-Mailbox::~Mailbox() {
+SharedMemoryRing::~SharedMemoryRing() {
   // Who waits for this rank need not wait for the end of its process.
   if (entered_) control(rank_)->process.store(kLeft);
 }
 
-std::unique_ptr<Mailbox> Mailbox::create(const std::string& name, int64_t ranks, const Sizes& sizes) {
+std::unique_ptr<SharedMemoryRing> SharedMemoryRing::create(const std::string& name, int64_t ranks, const Sizes& sizes) {
   int fd = ::shm_open(name.c_str(), O_RDWR | O_CREAT | O_EXCL, 0600);
   if (fd < 0) return nullptr;
   size_t bytes = bytes_of(ranks, sizes);
@@ -117,10 +117,10 @@ std::unique_ptr<Mailbox> Mailbox::create(const std::string& name, int64_t ranks,
     unlink(name);
     return nullptr;
   }
-  return std::unique_ptr<Mailbox>(new Mailbox(std::move(memory), ranks, sizes));  // a new region is all zeros
+  return std::unique_ptr<SharedMemoryRing>(new SharedMemoryRing(std::move(memory), ranks, sizes));  // a new region is all zeros
 }
 
-std::unique_ptr<Mailbox> Mailbox::open(const std::string& name, int64_t ranks, const Sizes& sizes) {
+std::unique_ptr<SharedMemoryRing> SharedMemoryRing::open(const std::string& name, int64_t ranks, const Sizes& sizes) {
   int fd = ::shm_open(name.c_str(), O_RDWR, 0);
   if (fd < 0) return nullptr;
   size_t bytes = bytes_of(ranks, sizes);
@@ -132,21 +132,23 @@ std::unique_ptr<Mailbox> Mailbox::open(const std::string& name, int64_t ranks, c
   }
   ::close(fd);
   if (!memory) return nullptr;
-  return std::unique_ptr<Mailbox>(new Mailbox(std::move(memory), ranks, sizes));
+  return std::unique_ptr<SharedMemoryRing>(new SharedMemoryRing(std::move(memory), ranks, sizes));
 }
 
-void Mailbox::unlink(const std::string& name) { ::shm_unlink(name.c_str()); }
+void SharedMemoryRing::unlink(const std::string& name) { ::shm_unlink(name.c_str()); }
 
-Mailbox::Control* Mailbox::control(int64_t rank) const { return reinterpret_cast<Control*>(memory_ + static_cast<size_t>(rank) * kPage); }
+SharedMemoryRing::Control* SharedMemoryRing::control(int64_t rank) const {
+  return reinterpret_cast<Control*>(memory_ + static_cast<size_t>(rank) * kPage);
+}
 
-std::atomic<int64_t>& Mailbox::given_back(int64_t owner, Channel channel, int64_t reader) const {
+std::atomic<int64_t>& SharedMemoryRing::given_back(int64_t owner, Channel channel, int64_t reader) const {
   auto n = static_cast<size_t>(ranks_);
   char* table = memory_ + n * kPage + static_cast<size_t>(owner) * up(n * kChannels * sizeof(std::atomic<int64_t>));
   return reinterpret_cast<std::atomic<int64_t>*>(table)[static_cast<size_t>(channel) * n + static_cast<size_t>(reader)];
 }
 
 // First the ring of gathers, whose slots are all ranks' together, then a ring of reductions a rank.
-char* Mailbox::slot(Channel channel, int64_t rank, int64_t bytes, int64_t sequence) const {
+char* SharedMemoryRing::slot(Channel channel, int64_t rank, int64_t bytes, int64_t sequence) const {
   auto n = static_cast<size_t>(ranks_);
   size_t sizes[kChannels], rings[kChannels];
   for (int c = 0; c < kChannels; ++c) {
@@ -159,19 +161,19 @@ char* Mailbox::slot(Channel channel, int64_t rank, int64_t bytes, int64_t sequen
   return slots + n * rings[gather] + place * rings[reduce] + turn * sizes[reduce];
 }
 
-void Mailbox::enter(int64_t rank) {
+void SharedMemoryRing::enter(int64_t rank) {
   rank_ = rank;
   entered_ = true;
   control(rank)->process.store(::getpid());
 }
 
-void Mailbox::ring(int64_t rank) {
+void SharedMemoryRing::ring(int64_t rank) {
   control(rank)->bell.fetch_add(1);
   futex_wake(control(rank)->bell);
 }
 
 template <class F>
-void Mailbox::wait_for(int64_t peer, std::chrono::milliseconds timeout, F&& ready) {
+void SharedMemoryRing::wait_for(int64_t peer, std::chrono::milliseconds timeout, F&& ready) {
   for (int i = 0; i < 100; ++i) {
     if (ready()) return;
 #if defined(__x86_64__)
@@ -194,7 +196,7 @@ void Mailbox::wait_for(int64_t peer, std::chrono::milliseconds timeout, F&& read
   }
 }
 
-void* Mailbox::stage(Channel channel, int64_t bytes, int64_t& sequence, std::chrono::milliseconds timeout) {
+void* SharedMemoryRing::stage(Channel channel, int64_t bytes, int64_t& sequence, std::chrono::milliseconds timeout) {
   sequence = next_[channel]++;
   for (int64_t peer = 0; peer < ranks_; ++peer)
     if (peer != rank_)
@@ -203,17 +205,17 @@ void* Mailbox::stage(Channel channel, int64_t bytes, int64_t& sequence, std::chr
   return slot(channel, rank_, bytes, sequence);
 }
 
-void Mailbox::publish(Channel channel, int64_t sequence) {
+void SharedMemoryRing::publish(Channel channel, int64_t sequence) {
   control(rank_)->published[channel].store(sequence, std::memory_order_release);
   ring(rank_);
 }
 
-const void* Mailbox::read(Channel channel, int64_t peer, int64_t bytes, int64_t sequence, std::chrono::milliseconds timeout) {
+const void* SharedMemoryRing::read(Channel channel, int64_t peer, int64_t bytes, int64_t sequence, std::chrono::milliseconds timeout) {
   wait_for(peer, timeout, [&] { return control(peer)->published[channel].load(std::memory_order_acquire) >= sequence; });
   return slot(channel, peer, bytes, sequence);
 }
 
-void Mailbox::give_back(Channel channel, int64_t peer, int64_t sequence) {
+void SharedMemoryRing::give_back(Channel channel, int64_t peer, int64_t sequence) {
   // The owner reuses slots in order, so one that is done with early waits for those before it.
   std::atomic<int64_t>& done = given_back(peer, channel, rank_);
   int64_t until = done.load(std::memory_order_relaxed);

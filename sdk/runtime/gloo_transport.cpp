@@ -1,0 +1,209 @@
+// gloo: sockets between hosts, in the memory of the host. Its all-gather and all-to-all copy what may stay in place, so those are messages
+// from rank to rank here.
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/add.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+
+#include <algorithm>
+
+#include "c10d_flight.h"
+
+namespace meshwright::detail {
+
+using at::Tensor;
+
+namespace {
+
+// Larger sums than this are gloo's own: they need no second tensor.
+constexpr int64_t kPairSumBytes = int64_t{4} << 20;
+
+// Tensors of pair sums that have ended, for the next one of the same size.
+class Spares {
+ public:
+  Tensor take(const Tensor& like) {
+    auto kept = std::find_if(kept_.begin(), kept_.end(),
+                             [&](const Tensor& t) { return t.numel() == like.numel() && t.scalar_type() == like.scalar_type(); });
+    if (kept != kept_.end()) {
+      Tensor out = kept->view(like.sizes());
+      kept_.erase(kept);
+      return out;
+    }
+    if (kept_.size() > 3) kept_.erase(kept_.begin());
+    return at::empty_like(like, like.options());
+  }
+  void keep(Tensor tensor) { kept_.push_back(std::move(tensor)); }
+
+ private:
+  std::vector<Tensor> kept_;
+};
+
+class GlooFlight final : public C10dFlight {
+ public:
+  // What gloo reads or writes in place of `t`: itself, or a copy in the host's memory, which wait() copies back.
+  Tensor input(const Tensor& t) {
+    if (t.is_cpu()) return t;
+    lent_.emplace_back(Tensor(), t.cpu());
+    return lent_.back().second;
+  }
+  Tensor output(const Tensor& t, bool also_input = false) {
+    if (t.is_cpu()) return t;
+    lent_.emplace_back(t, also_input ? t.cpu() : at::empty(t.sizes(), t.options().device(at::kCPU)));
+    return lent_.back().second;
+  }
+  // wait() adds `other`, which comes from the other rank, to `sum`.
+  Tensor sum_with_other(const Tensor& sum, Spares& spares) {
+    sum_ = sum;
+    spares_ = &spares;
+    return other_ = spares.take(sum);
+  }
+  void wait() override {
+    C10dFlight::wait();
+    for (auto& [device, host] : lent_)
+      if (device.defined()) device.copy_(host);
+    if (!other_.defined()) return;
+    at::add_out(sum_, sum_, other_);
+    spares_->keep(std::move(other_));
+  }
+
+ private:
+  std::vector<std::pair<Tensor, Tensor>> lent_;  // device tensor to write (or none), host copy
+  Tensor sum_, other_;
+  Spares* spares_ = nullptr;
+};
+
+Tensor slot(const Tensor& flat, int64_t index, int64_t count) {
+  int64_t each = flat.numel() / count;
+  return flat.narrow(0, index * each, each);
+}
+
+class GlooTransport final : public Transport {
+ public:
+  explicit GlooTransport(c10::intrusive_ptr<c10d::Backend> backend)
+      : backend_(std::move(backend)), n_(backend_->getSize()), me_(backend_->getRank()) {
+    sent_.resize(static_cast<size_t>(n_));
+    received_.resize(static_cast<size_t>(n_));
+  }
+
+  FlightPtr all_gather(const Tensor& shard, const Tensor& whole) override {
+    auto out = std::make_unique<GlooFlight>();
+    Tensor in = out->input(shard), all = out->output(whole);
+    if (n_ == 2) {
+      swap_pair(*out, in, slot(all, 1 - me_, n_));
+      return out;
+    }
+    int tag = next_tag(collectives_);
+    for (int64_t k = 1; k < n_; ++k) receive(*out, slot(all, (me_ + k) % n_, n_), (me_ + k) % n_, tag);
+    for (int64_t k = 1; k < n_; ++k) send(*out, in, (me_ + k) % n_, tag);
+    return out;
+  }
+
+  // Directly to each peer: least bytes and no copy of the own slot (gloo's all-to-all refuses to leave that out).
+  FlightPtr pairwise_exchange(const Tensor& packed, const Tensor& received) override {
+    auto out = std::make_unique<GlooFlight>();
+    bool own = packed.numel() != received.numel();
+    int tag = next_tag(collectives_);
+    Tensor in = out->input(packed), into = out->output(received);
+    auto place = [&](int64_t peer) { return peer < me_ ? peer : peer - 1; };
+    for (int64_t k = 1; k < n_; ++k) {
+      int64_t peer = (me_ + n_ - k) % n_;
+      receive(*out, slot(into, place(peer), n_ - 1), peer, tag);
+    }
+    for (int64_t k = 1; k < n_; ++k) {
+      int64_t peer = (me_ + k) % n_;
+      send(*out, own ? slot(in, peer, n_) : slot(in, place(peer), n_ - 1), peer, tag);
+    }
+    return out;
+  }
+
+  FlightPtr reduce_scatter(const Tensor& packed, const Tensor& shard) override {
+    auto out = std::make_unique<GlooFlight>();
+    Tensor in = out->input(packed), into = out->output(shard);
+    out->start(backend_->_reduce_scatter_base(into, in));
+    return out;
+  }
+
+  FlightPtr all_reduce(const Tensor& tensor, ReduceOp op, bool control) override {
+    auto out = std::make_unique<GlooFlight>();
+    if (op == ReduceOp::sum && !control && n_ == 2 && static_cast<int64_t>(tensor.nbytes()) <= kPairSumBytes && tensor.is_cpu()) {
+      // Two ranks: both tensors cross at once and each rank adds, which takes half the turns of gloo's own; a + b = b + a bitwise.
+      swap_pair(*out, tensor, out->sum_with_other(tensor, spares_));
+      return out;
+    }
+    std::vector<Tensor> tensors = one(out->output(tensor, /*also_input=*/true));
+    out->start(backend_->allreduce(tensors, reduced_by(op)));
+    return out;
+  }
+
+  FlightPtr broadcast(const Tensor& tensor, int64_t root) override {
+    auto out = std::make_unique<GlooFlight>();
+    std::vector<Tensor> tensors = one(out->output(tensor, /*also_input=*/true));
+    out->start(backend_->broadcast(tensors, from_root(root)));
+    return out;
+  }
+
+  FlightPtr all_to_all(const Tensor& in, std::span<const int64_t> in_splits, const Tensor& out_tensor,
+                       std::span<const int64_t> out_splits) override {
+    auto out = std::make_unique<GlooFlight>();
+    Tensor from = out->input(in), into = out->output(out_tensor);
+    std::vector<int64_t> a(in_splits.begin(), in_splits.end()), b(out_splits.begin(), out_splits.end());
+    out->start(backend_->alltoall_base(into, from, b, a));
+    return out;
+  }
+
+  // A tag of its own for every message of a pair and direction; the other ranks need not know of it.
+  FlightPtr send_receive(std::span<const PeerMessage> messages) override {
+    auto out = std::make_unique<GlooFlight>();
+    out->name_peer_of(messages);
+    for (PeerMessage::Way way : {PeerMessage::Way::receive, PeerMessage::Way::send})
+      for (const PeerMessage& message : messages) {
+        if (message.way != way) continue;
+        auto peer = static_cast<size_t>(message.peer);
+        if (way == PeerMessage::Way::receive)
+          receive(*out, out->output(message.tensor), message.peer, kMessages + next_tag(received_[peer]));
+        else
+          send(*out, out->input(message.tensor), message.peer, kMessages + next_tag(sent_[peer]));
+      }
+    return out;
+  }
+
+  FlightPtr barrier() override {
+    auto out = std::make_unique<GlooFlight>();
+    out->start(backend_->barrier({}));
+    return out;
+  }
+
+ private:
+  static constexpr int kMessages = 1 << 30;  // tags of messages lie above those of collectives
+  static int next_tag(int& last) { return last = (last + 1) & (kMessages - 1); }
+
+  void send(C10dFlight& flight, const Tensor& tensor, int64_t peer, int tag) {
+    std::vector<Tensor> tensors = one(tensor);
+    flight.start(backend_->send(tensors, static_cast<int>(peer), tag));
+  }
+  void receive(C10dFlight& flight, const Tensor& tensor, int64_t peer, int tag) {
+    std::vector<Tensor> tensors = one(tensor);
+    flight.start(backend_->recv(tensors, static_cast<int>(peer), tag));
+  }
+  // Two ranks: `mine` goes over, `other` comes. One broadcast each is the cheapest that gloo has.
+  void swap_pair(C10dFlight& flight, const Tensor& mine, const Tensor& other) {
+    for (int64_t r = 0; r < 2; ++r) {
+      std::vector<Tensor> tensors = one(r == me_ ? mine : other);
+      flight.start(backend_->broadcast(tensors, from_root(r)));
+    }
+  }
+
+  c10::intrusive_ptr<c10d::Backend> backend_;
+  int64_t n_, me_;
+  int collectives_ = 0;
+  std::vector<int> sent_, received_;  // by peer: tags of the last messages
+  Spares spares_;
+};
+
+}  // namespace
+
+std::shared_ptr<Transport> gloo_transport(c10::intrusive_ptr<c10d::Backend> backend) {
+  return std::make_shared<GlooTransport>(std::move(backend));
+}
+
+}  // namespace meshwright::detail

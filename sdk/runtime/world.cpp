@@ -1,0 +1,87 @@
+// A process's place in the job, and its groups.
+#include <algorithm>
+#include <cstdlib>
+
+#include "c10d_flight.h"
+#include "group_impl.h"
+#include "meshwright/error.h"
+#include "meshwright/group.h"
+#include "shared_memory.h"
+
+namespace meshwright {
+
+std::shared_ptr<Transport> transport_over(c10::intrusive_ptr<c10d::Backend> backend, at::Device device) {
+  if (backend->getBackendName() == "nccl") return detail::nccl_transport(std::move(backend), device);
+  return detail::gloo_transport(std::move(backend));
+}
+
+World::World(int64_t rank, int64_t size, at::Device device, std::chrono::milliseconds timeout, Connect connect)
+    : rank_(rank),
+      size_(size),
+      device_(device),
+      timeout_(timeout),
+      connect_(std::move(connect)),
+      liveness_check_(std::make_shared<LivenessCheck>()),
+      traffic_(std::make_shared<TrafficCounter>()),
+      trace_(std::make_shared<Trace>()) {
+  // LibTorch's recorder of collectives writes down a group's first one without its lock (2.11): two threads that each use a new group have
+  // crashed in it. Nothing here reads it; who wants it sets the variable.
+  static const int unrecorded = ::setenv("TORCH_FR_BUFFER_SIZE", "0", /*overwrite=*/0);
+  static_cast<void>(unrecorded);
+}
+World::~World() = default;
+
+std::shared_ptr<World> World::single(at::Device device) {
+  return std::make_shared<World>(0, 1, device, std::chrono::minutes(10), Connect());
+}
+
+std::shared_ptr<Group> World::group(const std::string& axis, const std::vector<int64_t>& ranks) {
+  std::string name = axis;
+  for (int64_t r : ranks) name += "." + std::to_string(r);
+  std::shared_ptr<Group>& kept = groups_[name];
+  if (kept) return kept;
+  auto impl = std::make_unique<Group::Impl>();
+  impl->place = std::make_shared<detail::Place>(detail::Place{axis, rank_, ranks, timeout_, liveness_check_});
+  auto mine = std::find(ranks.begin(), ranks.end(), rank_);
+  if (mine == ranks.end()) throw Error(ErrorCode::internal, "rank " + std::to_string(rank_) + " is not in group " + impl->place->name());
+  impl->rank = mine - ranks.begin();
+  impl->traffic = traffic_;
+  impl->trace = trace_;
+  if (ranks.size() > 1) {
+    auto failed = [&](const std::string& why) {
+      return Error(ErrorCode::rendezvous_failed,
+                   "rank " + std::to_string(rank_) + " could not join group " + impl->place->name() + ": " + why);
+    };
+    try {
+      impl->transport = connect_(name, ranks);
+    } catch (const c10::Error& e) {
+      throw failed(std::string(e.what_without_backtrace()).substr(0, 300));
+    } catch (const Error&) {
+      throw;
+    } catch (const std::exception& e) {
+      throw failed(e.what());
+    }
+    if (impl->transport->runs_on_device()) {
+      if (!watchdog_) watchdog_ = std::make_shared<detail::Watchdog>();
+      watchdog_->guard(impl->transport);
+      impl->watchdog = watchdog_;
+    } else if (device_.is_cpu()) {
+      impl->transport = detail::shared_memory_over(std::move(impl->transport), impl->place, impl->rank);
+    }
+  }
+  return kept = std::make_shared<Group>(std::move(impl));
+}
+
+void World::check() {
+  if (watchdog_) watchdog_->check();
+}
+
+std::shared_ptr<Group> World::everyone() {
+  std::vector<int64_t> all(static_cast<size_t>(size_));
+  for (size_t i = 0; i < all.size(); ++i) all[i] = static_cast<int64_t>(i);
+  return group("world", all);
+}
+
+std::shared_ptr<Group> DeviceMesh::group(const std::string& axis) const { return world_->group(axis, mesh_.group(world_->rank(), axis)); }
+
+}  // namespace meshwright
