@@ -5,9 +5,9 @@
 #include <c10/core/GradMode.h>
 #include <torch/nn/module.h>
 
-#include <algorithm>
 #include <utility>
 
+#include "../src/expert_units.h"
 #include "expert_dispatchers.h"
 #include "meshwright/error.h"
 #include "meshwright/moe.h"
@@ -97,46 +97,36 @@ std::vector<UnitSpec> expert_unit_specs(const ParallelizeRequest& request, const
   head_policy.output = DType::float32;
   std::vector<UnitSpec> out;
   // A rule of the model's class cuts units first; experts, embedding and head are then taken out of them.
+  const ExpertUnits expert_units(outline);
   const UnitRule rule = find_unit_rule(outline.architecture);
   for (UnitSpec& unit :
        rule ? rule({*request.model, outline, reshard_after_forward, mp}) : unit_specs(*request.model, outline, reshard_after_forward)) {
-    std::vector<UnitSpec> apart;  // in order of their first parameter
     const bool root = unit.module == request.model.get();
     const std::optional<MixedPrecision> own = unit.mp;  // of the rule
     if (root && fp32_head) unit.mp = head_policy;       // or the model's output would be narrowed again
-    std::vector<std::pair<std::string, Tensor>> rest;
-    for (auto& parameter : unit.parameters) {
-      std::string module(module_of(parameter.first));
-      const ModuleOutline* found = outline.find_module(module);
-      bool expert = experts.holds(parameter.first);
-      bool head = unit.list < 0 && !outline.tied_embeddings && module.ends_with("lm_head");
-      bool input = unit.list < 0 && !outline.tied_embeddings && found != nullptr && found->kind == ModuleKind::embedding;
-      if (!expert && !head && !input) {
-        rest.push_back(std::move(parameter));
-        continue;
+    std::vector<std::string_view> names;
+    for (const auto& [name, parameter] : unit.parameters) names.push_back(name);
+    SplitUnit split = expert_units.split(names, unit.list < 0, [&](size_t place) { return experts.holds(names[place]); });
+    for (UnitApart& apart : split.apart) {
+      UnitSpec& spec = out.emplace_back();
+      spec.module = modules.at(apart.module).get();
+      spec.name = std::move(apart.module);
+      spec.reshard_after_forward = reshard_after_forward;
+      spec.list = unit.list;
+      spec.mp = own;
+      if (apart.role == UnitApart::Role::experts) spec.sharding = experts.sharding();
+      if (apart.role == UnitApart::Role::head && fp32_head) {
+        spec.mp = head_policy;
+        spec.mp->param = spec.mp->reduce = DType::float32;
       }
-      auto at = std::find_if(apart.begin(), apart.end(), [&](const UnitSpec& u) { return u.name == module; });
-      if (at == apart.end()) {
-        UnitSpec spec;
-        spec.name = module;
-        spec.module = modules.at(module).get();
-        spec.reshard_after_forward = reshard_after_forward;
-        spec.list = unit.list;
-        spec.mp = own;
-        if (expert) spec.sharding = experts.sharding();
-        if (head && fp32_head) {
-          spec.mp = head_policy;
-          spec.mp->param = spec.mp->reduce = DType::float32;
-        }
-        at = apart.insert(apart.end(), std::move(spec));
-      }
-      at->parameters.push_back(std::move(parameter));
+      for (size_t place : apart.parameters) spec.parameters.push_back(unit.parameters[place]);
     }
+    std::vector<std::pair<std::string, Tensor>> rest;
+    for (size_t place : split.rest) rest.push_back(std::move(unit.parameters[place]));
     unit.parameters = std::move(rest);
     // Without an outer root nothing casts the model's output, and what is left of it belongs to the inner model.
     if (root && !request.config.shared.moe.wrap_outer_model) unit.module = inner_of(request, unit.parameters, modules);
-    const bool all_apart = unit.parameters.empty() && !apart.empty() && !root;  // its module is a unit already
-    std::move(apart.begin(), apart.end(), std::back_inserter(out));
+    const bool all_apart = unit.parameters.empty() && !split.apart.empty() && !root;  // its module is a unit already
     if (!all_apart) out.push_back(std::move(unit));
   }
   return out;

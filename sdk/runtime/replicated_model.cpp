@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <set>
 
+#include "../src/unit_layout.h"
 #include "buffers.h"
 #include "meshwright/error.h"
 #include "meshwright/gradients.h"
@@ -133,21 +134,22 @@ ReplicatedModel::ReplicatedModel(std::shared_ptr<torch::nn::Module> model, Repli
 }
 
 void ReplicatedModel::lay_out() {
-  int64_t offset = 0, width = static_cast<int64_t>(c10::elementSize(reduce_));
-  for (size_t i = 0; i < parameters_.size(); ++i) {
-    Parameter& p = parameters_[i];
+  std::vector<int64_t> counts;
+  int64_t offset = 0;
+  for (Parameter& p : parameters_) {
     p.offset = offset;
     offset += p.count;
     if (!p.trainable) continue;
     trainable_ = offset;
-    int64_t limit = buckets_.size() <= 1 ? policy_.first_bucket_bytes : policy_.bucket_bytes;
-    if (buckets_.empty() || (buckets_.back().end - buckets_.back().begin) * width >= limit) {
-      buckets_.emplace_back();
-      buckets_.back().begin = p.offset;
-    }
-    buckets_.back().end = offset;
-    buckets_.back().members.push_back(i);
-    p.bucket = buckets_.size() - 1;
+    counts.push_back(p.count);
+  }
+  const auto width = static_cast<int64_t>(c10::elementSize(reduce_));
+  for (GradientBucket& planned : gradient_buckets(counts, width, policy_.first_bucket_bytes, policy_.bucket_bytes)) {
+    for (size_t p : planned.members) parameters_[p].bucket = buckets_.size();
+    Bucket& bucket = buckets_.emplace_back();
+    bucket.begin = planned.begin;
+    bucket.end = planned.end;
+    bucket.members = std::move(planned.members);
   }
 }
 

@@ -175,7 +175,7 @@ void ShardedModel::rotate() {
   if (policy.shard->size() == 1) return;
   int64_t gather = 0, reduce = 0;
   for (auto& unit : units_) {
-    if (unit->reshard && !policy.whole_parameters) gather = std::max(gather, unit->gathered_bytes());
+    if (unit->reshards() && !policy.whole_parameters) gather = std::max(gather, unit->gathered_bytes());
     reduce = std::max(reduce, unit->trainable_size() * policy.shard->size() * static_cast<int64_t>(c10::elementSize(unit->reduce_type())));
   }
   auto buffers = [&](int64_t bytes, int count) {
@@ -194,20 +194,11 @@ void ShardedModel::rotate() {
 void ShardedModel::describe() {
   bool rows = context_.policy.layout == ShardLayout::rows;
   for (auto& unit : units_) {
-    // The pieces of one parameter lie one after the other.
-    struct Part {
-      int64_t count = 0, from = 0, at = 0;
-    };
-    std::vector<Part> mine(unit->parameters().size());
-    for (size_t i = 0; i < mine.size(); ++i) mine[i].from = unit->parameters()[i].count;
-    for (const Unit::Piece& piece : unit->pieces(unit->group().rank())) {
-      Part& part = mine[piece.parameter];
-      if (part.count == 0) part.from = piece.from, part.at = piece.at;
-      part.count += piece.count;
-    }
-    for (size_t i = 0; i < mine.size(); ++i) {
+    const UnitLayout& layout = unit->layout();
+    const int64_t me = unit->group().rank();
+    for (size_t i = 0; i < unit->parameters().size(); ++i) {
       const Unit::Parameter& p = unit->parameters()[i];
-      auto dim = static_cast<size_t>(unit->cut_dim(p));
+      const size_t dim = layout.cut_dim(i);
       ParallelParameter out;
       out.name = p.name;
       out.global_shape = p.sizes;
@@ -221,19 +212,20 @@ void ShardedModel::describe() {
         parameters_.push_back(std::move(out));
         continue;
       }
-      auto [count, from, at] = mine[i];
+      const Chunk part = layout.part(i, me);
+      const int64_t count = layout.part_elements(i, me), at = layout.at(i, me);
       out.local = unit->shard().narrow(0, at, count);
-      if (p.trainable) out.grad = unit->gradient().narrow(0, std::min(at, unit->trainable_size() - count), count);
+      if (p.trainable) out.grad = unit->gradient().narrow(0, at, count);
       if (rows || unit->group().size() == 1) {
         std::vector<int64_t> sizes = p.sizes;
-        int64_t width = p.sizes[dim] == 0 ? 1 : std::max<int64_t>(p.count / p.sizes[dim], 1), inner = 1;
-        for (size_t d = dim + 1; d < sizes.size(); ++d) inner *= sizes[d];
-        sizes[dim] = count / width;
-        out.offsets[dim] = from / std::max<int64_t>(inner, 1);
+        if (rows) {
+          sizes[dim] = part.end - part.begin;
+          out.offsets[dim] = part.begin;
+        }
         out.local = out.local.view(sizes);
         if (out.grad.defined()) out.grad = out.grad.view(sizes);
       } else {
-        out.flat_begin = from;
+        out.flat_begin = count == 0 ? p.count : part.begin;
       }
       complete(out);
       parameters_.push_back(std::move(out));
@@ -282,7 +274,7 @@ void ShardedModel::attach(Unit& unit) {
 
 void ShardedModel::before_forward(Unit& unit, TensorRefs& inputs) {
   unit.done = false;
-  unit.ready();
+  unit.wait_for_unshard();
   if (!order_known_) {
     if (!order_.empty() && order_.front() == &unit) {
       order_known_ = true;
@@ -311,7 +303,7 @@ void ShardedModel::after_forward(Unit& unit, TensorRefs& outputs) {
     if (training && output->requires_grad()) output->register_hook([this, u = &unit](const Tensor&) { before_backward(*u); });
   }
   // Without a backward nothing would free them later; where a layer is recomputed it follows at once.
-  if (!whole_ && ((unit.reshard && !recomputing()) || !training)) unit.release();
+  if (!whole_ && ((unit.reshards() && !recomputing()) || !training)) unit.reshard();
 }
 
 // A forward within a backward: of a unit inside a layer that activation checkpointing runs again.
@@ -333,12 +325,12 @@ void ShardedModel::prefetch_forward(const Unit& unit) {
     for (int64_t k = 1; k <= policy.forward_depth; ++k) {
       size_t next = unit.index + static_cast<size_t>(k);
       if (unit.list < 0 || next >= units_.size() || units_[next]->list != unit.list) break;
-      units_[next]->gather();
+      units_[next]->unshard();
     }
     return;
   }
   size_t next = position_[unit.index] + 1;
-  if (order_known_ && next < order_.size()) order_[next]->gather();
+  if (order_known_ && next < order_.size()) order_[next]->unshard();
 }
 
 void ShardedModel::prefetch_backward(const Unit& unit) {
@@ -349,16 +341,16 @@ void ShardedModel::prefetch_backward(const Unit& unit) {
       if (unit.list < 0 || unit.index < static_cast<size_t>(k)) break;
       Unit& before = *units_[unit.index - static_cast<size_t>(k)];
       if (before.list != unit.list) break;
-      if (!before.done) before.gather();
+      if (!before.done) before.unshard();
     }
     return;
   }
   // The root's parameters stay until its backward ends, and what ran before the first unit is the root.
   size_t at = position_[unit.index];
   if (unit.list < 0 && at == 0) {
-    if (order_.size() > 1 && !order_.back()->done) order_.back()->gather();
+    if (order_.size() > 1 && !order_.back()->done) order_.back()->unshard();
   } else if (at > 0 && at != SIZE_MAX && order_[at - 1]->list >= 0 && !order_[at - 1]->done) {
-    order_[at - 1]->gather();  // a unit inside another may end after what ran before it
+    order_[at - 1]->unshard();  // a unit inside another may end after what ran before it
   }
 }
 
@@ -409,9 +401,9 @@ void ShardedModel::after_optimizer_step() {
   for (size_t i = 0; i < order.size(); ++i) {
     if (policy.overlap_gather && policy.shard->size() > 1) {
       if (i == 2) break;
-      order[i]->gather();
+      order[i]->unshard();
     } else {
-      order[i]->ready();
+      order[i]->wait_for_unshard();
     }
   }
 }
@@ -491,7 +483,7 @@ void ShardedModel::throw_nonfinite(const detail::Nonfinite& mine, const char* wh
 Tensor ShardedModel::full_tensor(std::string_view name) {
   for (auto& unit : units_)
     for (size_t i = 0; i < unit->parameters().size(); ++i)
-      if (unit->parameters()[i].name == name) return join(name, unit->whole(i));
+      if (unit->parameters()[i].name == name) return join(name, unit->full_tensor(i));
   for (const auto& [whole_name, tensor] : context_.policy.whole)
     if (whole_name == name) return join(name, tensor.detach().clone());
   throw Error(ErrorCode::internal, "the model has no parameter " + std::string(name));
@@ -503,11 +495,11 @@ void ShardedModel::summon_full_parameters(const std::function<void()>& body) {
     ShardedModel& model;
     ~Restore() {
       model.whole_ = model.context_.lasting = false;
-      for (auto& unit : model.units_) unit->release();
+      for (auto& unit : model.units_) unit->reshard();
     }
   } restore{*this};
   for (auto& unit : units_) {
-    unit->ready();
+    unit->wait_for_unshard();
     unit->leave_shared_memory();
   }
   whole_ = true;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "expert_units.h"
 #include "footprint_parts.h"
 #include "meshwright/error.h"
 
@@ -23,7 +24,7 @@ std::vector<UnitGroup> make_groups(const FootprintRequest& request, const Layout
   std::vector<UnitGroup> groups;
   const ModelOutline& outline = request.outline;
   const MoeOptions& moe = request.config.shared.moe;
-  ModuleIndex index(outline);
+  ExpertUnits expert_units(outline);
   for (Unit& unit : plan_units(outline)) {
     bool root = unit.name == "root";
     UnitGroup group{unit.name, {}, false, root, unit.last_of_module_list, precision_of(request)};
@@ -32,25 +33,17 @@ std::vector<UnitGroup> make_groups(const FootprintRequest& request, const Layout
       groups.push_back(std::move(group));
       continue;
     }
-    std::vector<UnitGroup> apart;  // units of their own, in order of their first parameter
-    for (size_t p : unit.parameters) {
-      std::string_view module = module_of(outline.parameters[p].name);
-      const ModuleOutline* found = index.find(module);
-      bool experts = layout.shares[p].expert;
-      bool input = root && !outline.tied_embeddings && found != nullptr && found->kind == ModuleKind::embedding;
-      bool head = root && !outline.tied_embeddings && module.ends_with("lm_head");
-      if (!experts && !input && !head) {
-        group.parameters.push_back(p);
-        continue;
-      }
-      auto at = std::find_if(apart.begin(), apart.end(), [&](const UnitGroup& g) { return g.name == module; });
-      if (at == apart.end()) {
-        at = apart.insert(apart.end(), {std::string(module), {}, experts, false, false, group.precision});
-        if (head && moe.lm_head_precision == DType::float32) at->precision.param = at->precision.reduce = DType::float32;
-      }
-      at->parameters.push_back(p);
+    std::vector<std::string_view> names;
+    for (size_t p : unit.parameters) names.push_back(outline.parameters[p].name);
+    SplitUnit split = expert_units.split(names, root, [&](size_t place) { return layout.shares[unit.parameters[place]].expert; });
+    for (UnitApart& apart : split.apart) {
+      UnitGroup& own = groups.emplace_back(
+          UnitGroup{std::move(apart.module), {}, apart.role == UnitApart::Role::experts, false, false, group.precision});
+      if (apart.role == UnitApart::Role::head && moe.lm_head_precision == DType::float32)
+        own.precision.param = own.precision.reduce = DType::float32;
+      for (size_t place : apart.parameters) own.parameters.push_back(unit.parameters[place]);
     }
-    groups.insert(groups.end(), apart.begin(), apart.end());
+    for (size_t place : split.rest) group.parameters.push_back(unit.parameters[place]);
     groups.push_back(std::move(group));
   }
   return groups;
@@ -82,19 +75,20 @@ Footprint fully_sharded_footprint(const FootprintRequest& request, const Shardin
   for (const UnitGroup& group : make_groups(request, layout)) {
     if (dtype_size(group.precision.reduce) > dtype_size(widest_reduce)) widest_reduce = group.precision.reduce;
     const Axis& axis = group.experts ? layout.ep_shard : layout.shard;
-    int64_t elements = 0, padded = 0;
-    for (size_t p : group.parameters) {
-      const Share& share = layout.shares[p];
-      if (share.shape.empty())
+    for (size_t p : group.parameters)
+      if (layout.shares[p].shape.empty())
         throw Error(ErrorCode::model_does_not_fit, request.outline.parameters[p].name + " has no dimension to cut")
             .key("distributed.strategy")
             .help("give the parameter the shape [1]");
-      RowShard rows = shard_rows(share, axis, share.expert && share.shape.size() > 1 ? 1 : 0);
-      out.parameters[p].local_shape = rows.local_shape;
-      local = plus(local, held[p] = rows.local_elements);
-      elements = plus(elements, share.elements);
-      padded = plus(padded, rows.padded_elements);
+    UnitLayout unit = UnitLayout::rows(unit_parameters(request, layout, group.parameters), axis.size, group.experts ? 1 : 0, axis.name);
+    for (size_t i = 0; i < unit.parameters().size(); ++i) {
+      size_t p = group.parameters[unit.given(i)];
+      Chunk chunk = unit.part(i, axis.index);
+      out.parameters[p].local_shape = layout.shares[p].shape;
+      out.parameters[p].local_shape[unit.cut_dim(i)] = chunk.end - chunk.begin;
+      local = plus(local, held[p] = unit.part_elements(i, axis.index));
     }
+    int64_t elements = unit.elements(), padded = times(unit.shard_size(), axis.size);
     bool reshards = !group.root && policy.reshard_after_forward.value_or(!group.last_of_module_list && !pipelined);
     int64_t gathered = times(padded, dtype_size(group.precision.param)), reduced = times(padded, dtype_size(group.precision.reduce));
     if (!group.parameters.empty()) {

@@ -25,15 +25,6 @@ using namespace footprint;
   throw error;
 }
 
-// Elements of a parameter on the tensor-parallel rank that has the most.
-int64_t largest_part(const ParameterOutline& parameter, const Share& share, int64_t tp) {
-  if (!share.tp_dim) return share.elements;
-  std::vector<int64_t> shape = parameter.shape;
-  int64_t& cut = shape[static_cast<size_t>(*share.tp_dim)];
-  cut = cut / tp + (cut % tp != 0);
-  return element_count(shape);
-}
-
 }  // namespace
 
 std::vector<FlatBuffer> flat_buffers(const ModelOutline& outline, const std::vector<int64_t>& sizes, const FlatPolicy& policy) {
@@ -121,34 +112,19 @@ Footprint flat_footprint(const FootprintRequest& request, const FlatPolicy& poli
   std::vector<int64_t> gathered, gradients;
   std::vector<int64_t> sizes;
   for (const Share& share : layout.shares) sizes.push_back(share.elements);
-  for (FlatBuffer& buffer : flat_buffers(request.outline, sizes, policy)) {
-    // Borders must fall alike on all tensor-parallel ranks in what these hold alike. Where tp cuts unevenly, that comes first, and all
-    // ranks cut as the first one does, which has the most.
-    int64_t elements = 0, most = 0;
-    for (size_t p : buffer.parameters) {
-      elements = plus(elements, sizes[p]);
-      most = plus(most, largest_part(request.outline.parameters[p], layout.shares[p], layout.tp.size));
-    }
-    bool uneven = std::any_of(buffer.parameters.begin(), buffer.parameters.end(), [&](size_t p) {
-      const std::optional<int64_t>& dim = layout.shares[p].tp_dim;
-      return dim && request.outline.parameters[p].shape[static_cast<size_t>(*dim)] % layout.tp.size != 0;
-    });
-    if (uneven)
-      std::stable_partition(buffer.parameters.begin(), buffer.parameters.end(), [&](size_t p) { return !layout.shares[p].tp_dim; });
-    int64_t each = most / axis.size + (most % axis.size != 0), padded = times(each, axis.size);
-    Chunk slice{std::min(elements, times(each, axis.index)), std::min(elements, times(each, axis.index + 1))};
+  for (const FlatBuffer& buffer : flat_buffers(request.outline, sizes, policy)) {
+    UnitLayout unit = UnitLayout::flat(unit_parameters(request, layout, buffer.parameters), axis.size);
+    const int64_t elements = unit.elements(), padded = times(unit.shard_size(), axis.size);
     whole = plus(whole, elements);
-    mine = plus(mine, slice.end - slice.begin);
-    int64_t start = 0;
-    for (size_t p : buffer.parameters) {
-      int64_t count = layout.shares[p].elements;
-      Chunk range{std::clamp<int64_t>(slice.begin - start, 0, count), std::clamp<int64_t>(slice.end - start, 0, count)};
-      held[p] = policy.level >= 1 ? range.end - range.begin : count;
+    for (size_t i = 0; i < unit.parameters().size(); ++i) {
+      const size_t p = buffer.parameters[unit.given(i)];
+      const Chunk range = unit.part(i, axis.index);
+      mine = plus(mine, range.end - range.begin);
+      held[p] = policy.level >= 1 ? range.end - range.begin : layout.shares[p].elements;
       if (policy.level == 3) {
         out.parameters[p].local_range = range;
         if (axis.size > 1) out.parameters[p].local_shape = {range.end - range.begin};
       }
-      start = plus(start, count);
     }
     bool reshards = policy.level == 3 && buffer.unit;
     out.units.push_back({buffer.name, elements, times(padded, gather_size), reshards});

@@ -109,16 +109,15 @@ Layout make_layout(const FootprintRequest& request) {
   return layout;
 }
 
-RowShard shard_rows(const Share& share, const Axis& axis, size_t dim) {
-  RowShard out;
-  out.local_shape = share.shape;
-  Chunk chunk = ceil_chunk(share.shape[dim], axis.size, axis.index);
-  out.local_shape[dim] = chunk.end - chunk.begin;
-  out.local_elements = element_count(out.local_shape);
-  int64_t rows = share.shape[dim];
-  std::vector<int64_t> padded = share.shape;
-  padded[dim] = (rows / axis.size + (rows % axis.size != 0)) * axis.size;
-  out.padded_elements = element_count(padded);
+std::vector<UnitParameter> unit_parameters(const FootprintRequest& request, const Layout& layout, const std::vector<size_t>& parameters) {
+  std::vector<UnitParameter> out;
+  out.reserve(parameters.size());
+  for (size_t p : parameters) {
+    const Share& share = layout.shares[p];
+    const ParameterOutline& outline = request.outline.parameters[p];
+    UnitParameter& parameter = out.emplace_back(UnitParameter{outline.name, share.shape});
+    if (share.tp_dim) mark_cut(parameter, outline.shape, static_cast<size_t>(*share.tp_dim), layout.tp.size);
+  }
   return out;
 }
 

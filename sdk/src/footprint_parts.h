@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "meshwright/activation_bytes.h"
+#include "unit_layout.h"
 
 namespace meshwright::footprint {
 
@@ -34,17 +35,13 @@ struct Layout {
 };
 // Throws Error(model_does_not_fit) when experts do not divide.
 Layout make_layout(const FootprintRequest& request);
-// The row chunk of a parameter over an axis on one dimension: unpadded shape of this rank, and rows of every rank with padding.
-struct RowShard {
-  std::vector<int64_t> local_shape;
-  int64_t local_elements = 0, padded_elements = 0;  // padded: of all ranks together
-};
-RowShard shard_rows(const Share& share, const Axis& axis, size_t dim);
+// What a unit of these parameters is laid out from.
+std::vector<UnitParameter> unit_parameters(const FootprintRequest& request, const Layout& layout, const std::vector<size_t>& parameters);
 // The placement on all axes, with `data_text` on the data-parallel sharding axis; local_shape without that axis.
 ParameterPlacement placement_of(const ParameterOutline& parameter, const Share& share, const Layout& layout, std::string_view data_text);
 
 // Modules of an outline by name. Views into it.
-class ModuleIndex {
+class MESHWRIGHT_API ModuleIndex {
  public:
   explicit ModuleIndex(const ModelOutline& outline);
   const ModuleOutline* find(std::string_view name) const;

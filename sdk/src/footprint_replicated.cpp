@@ -3,22 +3,6 @@
 #include "footprint_parts.h"
 
 namespace meshwright {
-namespace {
-
-// Elements of the buckets as torch's reducer fills them: parameters in reverse, a bucket closed by the one that reaches its limit.
-std::vector<int64_t> make_buckets(const std::vector<footprint::Share>& shares, int64_t element, const ReplicatedPolicy& policy) {
-  std::vector<int64_t> buckets;
-  bool open = false;
-  for (auto share = shares.rbegin(); share != shares.rend(); ++share) {
-    if (!open) buckets.push_back(0);
-    buckets.back() = footprint::plus(buckets.back(), share->elements);
-    int64_t limit = buckets.size() == 1 ? std::min(policy.first_bucket_bytes, policy.bucket_bytes) : policy.bucket_bytes;
-    open = footprint::times(buckets.back(), element) < limit;
-  }
-  return buckets;
-}
-
-}  // namespace
 
 Footprint replicated_footprint(const FootprintRequest& request, const ReplicatedPolicy& policy) {
   using namespace footprint;
@@ -51,7 +35,9 @@ Footprint replicated_footprint(const FootprintRequest& request, const Replicated
   out.bytes.activations = activation_bytes(request, /*whole_layers=*/true);
   Traffic wire;
   int64_t reduce_size = dtype_size(mp.reduce);
-  for (int64_t bucket : make_buckets(layout.shares, reduce_size, policy)) wire.add(axis, "all_reduce", 1, times(bucket, reduce_size));
+  std::vector<int64_t> reversed(held.rbegin(), held.rend());
+  for (const GradientBucket& bucket : gradient_buckets(reversed, reduce_size, policy.first_bucket_bytes, policy.bucket_bytes))
+    wire.add(axis, "all_reduce", 1, times(bucket.end - bucket.begin, reduce_size));
   add_common_rows(request, held, mp.reduce, wire);
   out.wire = wire.rows();
   return out;

@@ -11,12 +11,10 @@
 
 namespace meshwright {
 
-struct ReplicationPolicy {
+struct ReplicationPolicy : ReplicatedPolicy {
   std::shared_ptr<Group> group;  // of one rank: nothing is communicated, copied or hooked
   std::string axis = "dp";
   MixedPrecision mp;
-  int64_t bucket_bytes = 25 << 20, first_bucket_bytes = 1 << 20;
-  bool gradient_as_bucket_view = true;              // false: gradients keep memory of their own, copied back from the buckets
   bool broadcast_buffers = false;                   // rank 0's buffers before every step
   bool find_unused_parameters = false;              // false: a parameter without gradient ends the step with an error that names it
   std::shared_ptr<TensorParallel> tensor_parallel;  // what was done to the model before, or null

@@ -1,0 +1,70 @@
+#include "unit_state.h"
+
+#include <ATen/ops/abs.h>
+#include <ATen/ops/max.h>
+
+#include <cmath>
+
+#include "meshwright/error.h"
+#include "meshwright/tensor_parallel.h"
+
+namespace meshwright::detail {
+
+// The largest absolute value is NaN where one of them is.
+Nonfinite Nonfinite::in(const std::string& parameter, const at::Tensor& gradient) {
+  if (!gradient.defined() || gradient.numel() == 0) return {};
+  auto largest = gradient.abs().max().item<double>();
+  return std::isfinite(largest) ? Nonfinite() : Nonfinite{parameter, std::isinf(largest)};
+}
+
+namespace {
+
+UnitLayout layout_of(const UnitSpec& spec, const ShardedPolicy& policy, const UnitSharding& sharding) {
+  const bool flat = policy.layout == ShardLayout::flat;
+  const int64_t ranks = sharding.shard->size();
+  std::vector<UnitParameter> parameters;
+  for (const auto& [full_name, variable] : spec.parameters) {
+    if (variable.dim() == 0)
+      throw Error(ErrorCode::bad_module, "parameter " + full_name + " has no dimension, so its rows cannot be shared out")
+          .help("give it the shape [1]");
+    UnitParameter& p = parameters.emplace_back(UnitParameter{full_name, variable.sizes().vec(), variable.requires_grad()});
+    const TensorParallel::Cut* cut = flat && policy.tensor_parallel ? policy.tensor_parallel->find(full_name) : nullptr;
+    if (cut != nullptr) mark_cut(p, cut->whole, static_cast<size_t>(cut->dim), policy.tensor_parallel->group()->size());
+  }
+  if (flat) return UnitLayout::flat(std::move(parameters), ranks, policy.whole_parameters);
+  return UnitLayout::rows(std::move(parameters), ranks, static_cast<size_t>(sharding.dim), sharding.axis);
+}
+
+}  // namespace
+
+UnitState::UnitState(UnitContext& shared, const UnitSpec& spec)
+    : context(shared),
+      name(spec.name),
+      reshard(spec.reshard_after_forward),
+      own_groups(spec.sharding.has_value()),
+      sharding(spec.sharding.value_or(UnitSharding{shared.policy.shard, shared.policy.shard_axis})),
+      replicate(spec.sharding ? nullptr : shared.policy.replicate),
+      mp(spec.mp.value_or(shared.policy.mp)),
+      param(scalar_type(mp.param)),
+      reduce(scalar_type(mp.reduce)),
+      output(scalar_type(mp.output)),
+      layout(layout_of(spec, shared.policy, sharding)) {
+  for (size_t i = 0; i < spec.parameters.size(); ++i) {
+    const auto& [full_name, variable] = spec.parameters[layout.given(i)];
+    Parameter p;
+    p.name = full_name;
+    p.variable = variable;
+    p.sizes = variable.sizes().vec();
+    p.count = variable.numel();
+    p.offset = layout.offset(i);
+    p.trainable = variable.requires_grad();
+    storage = variable.scalar_type();
+    trainable_count += p.trainable;
+    parameters.push_back(std::move(p));
+  }
+  for (int64_t r = 0; r < shards(); ++r) slices.push_back(layout.slices(r));
+  main = context.policy.main_weights ? scalar_type(*context.policy.main_weights) : storage;
+  gradient_type = context.policy.main_gradients ? scalar_type(*context.policy.main_gradients) : storage;
+}
+
+}  // namespace meshwright::detail
