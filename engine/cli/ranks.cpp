@@ -8,7 +8,7 @@
 #include <string_view>
 
 #include "engine/launch/limits.h"
-#include "sdk/src/beside.h"
+#include "sdk/base/beside.h"
 
 namespace meshwright::cli {
 

@@ -2,7 +2,7 @@
 #include <cctype>
 
 #include "engine/config/describe.h"
-#include "sdk/src/words.h"
+#include "sdk/base/words.h"
 
 namespace meshwright::config {
 

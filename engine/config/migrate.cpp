@@ -14,7 +14,7 @@
 #include "engine/config/syntax.h"
 #include "engine/config/toml_value.h"
 #include "engine/config/yaml.h"
-#include "sdk/src/words.h"
+#include "sdk/base/words.h"
 
 namespace meshwright::config {
 namespace {

@@ -8,7 +8,7 @@
 #include "engine/config/source.h"
 #include "meshwright/pipeline.h"
 #include "meshwright/tp_plan.h"
-#include "sdk/src/words.h"
+#include "sdk/base/words.h"
 
 namespace meshwright::config {
 namespace {

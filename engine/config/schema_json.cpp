@@ -1,7 +1,7 @@
 #include <boost/json/array.hpp>
 
 #include "engine/config/describe.h"
-#include "sdk/src/words.h"
+#include "sdk/base/words.h"
 
 namespace meshwright::config {
 namespace {

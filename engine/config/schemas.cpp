@@ -2,7 +2,7 @@
 #include <array>
 
 #include "engine/config/config.h"
-#include "sdk/src/words.h"
+#include "sdk/base/words.h"
 
 namespace meshwright::config {
 namespace {

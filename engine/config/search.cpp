@@ -5,7 +5,7 @@
 #include "engine/config/describe.h"
 #include "engine/config/foreign.h"
 #include "meshwright/dtype.h"
-#include "sdk/src/words.h"
+#include "sdk/base/words.h"
 
 namespace meshwright::config {
 namespace {

@@ -2,7 +2,7 @@
 
 #include "engine/config/config.h"
 #include "engine/config/interpolate.h"
-#include "sdk/src/words.h"
+#include "sdk/base/words.h"
 
 namespace meshwright::config {
 namespace {

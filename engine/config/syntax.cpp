@@ -1,5 +1,5 @@
 #include "engine/config/syntax.h"
-#include "sdk/src/words.h"
+#include "sdk/base/words.h"
 
 #include <algorithm>
 #include <cctype>

@@ -9,7 +9,7 @@
 
 #include "engine/config/interpolate.h"
 #include "engine/config/syntax.h"
-#include "sdk/src/words.h"
+#include "sdk/base/words.h"
 
 namespace meshwright::config {
 namespace {

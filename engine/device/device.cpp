@@ -6,7 +6,7 @@
 
 #include "engine/launch/devices.h"
 #include "meshwright/error.h"
-#include "sdk/src/beside.h"
+#include "sdk/base/beside.h"
 
 namespace meshwright::device {
 

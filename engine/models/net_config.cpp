@@ -6,7 +6,7 @@
 
 #include "engine/models/models.h"
 #include "meshwright/error.h"
-#include "sdk/src/words.h"
+#include "sdk/base/words.h"
 
 namespace meshwright::models {
 namespace {

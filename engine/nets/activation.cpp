@@ -16,8 +16,8 @@
 #include <algorithm>
 #include <iterator>
 
-#include "sdk/runtime/exponential.h"
-#include "sdk/runtime/vectorised.h"
+#include "sdk/memory/exponential.h"
+#include "sdk/memory/vectorised.h"
 
 namespace meshwright::nets {
 namespace {

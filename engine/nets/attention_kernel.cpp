@@ -4,7 +4,7 @@
 #include <cmath>
 #include <vector>
 
-#include "sdk/runtime/exponential.h"
+#include "sdk/memory/exponential.h"
 
 namespace meshwright::nets {
 

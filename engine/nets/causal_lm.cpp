@@ -34,7 +34,7 @@ CausalLMImpl::CausalLMImpl(NetConfig config, ModelOutline outline, const at::Ten
     parts_->model = register_module("model", DecoderModel(parts_->config, options));
   if (s.tied) {
     Linear head = make_linear(s.hidden, s.vocab, head_bias, options.device(at::kMeta));
-    if (head_bias) detail::become(head->bias, {s.vocab}, options);
+    if (head_bias) reallocate(head->bias, {s.vocab}, options);
     head->weight = (phi ? parts_->phi->embed_tokens() : parts_->model->embed_tokens())->weight;
     (head.get()->*RegisteredParameters::member)["weight"] = head->weight;
     parts_->lm_head = register_module("lm_head", head);

@@ -9,11 +9,10 @@ namespace meshwright::nets {
 namespace {
 
 using at::Tensor;
-using detail::become;
 
 RMSNorm make_norm(int64_t size, const NetConfig& config, const at::TensorOptions& options) {
   RMSNorm norm(1, config.norm_epsilon, config.norms_plus_one ? NormScale::one_plus_weight : NormScale::weight);
-  become(norm->weight, {size}, options);
+  reallocate(norm->weight, {size}, options);
   return norm;
 }
 
@@ -37,7 +36,7 @@ ScaledEmbedding make_embedding(const NetConfig& config, const at::TensorOptions&
   int64_t rows = config.family.sizes.vocab, width = config.family.sizes.hidden;
   ScaledEmbedding embedding(torch::nn::EmbeddingOptions(1, 1), config.embedding_scale);
   embedding->options.num_embeddings(rows).embedding_dim(width).padding_idx(config.padding_row);
-  become(embedding->weight, {rows, width}, options);
+  reallocate(embedding->weight, {rows, width}, options);
   return embedding;
 }
 

@@ -12,7 +12,6 @@
 #include "engine/nets/rotary.h"
 #include "meshwright/layers.h"
 #include "meshwright/moe.h"
-#include "sdk/runtime/make_linear.h"
 
 namespace meshwright::nets {
 
@@ -104,7 +103,6 @@ class DecoderModelImpl : public torch::nn::Module {
 };
 MESHWRIGHT_MODULE(DecoderModel);
 
-using detail::make_linear;
 ScaledEmbedding make_embedding(const NetConfig& config, const at::TensorOptions& options);
 
 }  // namespace meshwright::nets

@@ -18,7 +18,7 @@
 #include <cmath>
 #include <numbers>
 
-#include "sdk/runtime/vectorised.h"
+#include "sdk/memory/vectorised.h"
 
 namespace meshwright::nets {
 namespace {

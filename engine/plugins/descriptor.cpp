@@ -5,7 +5,7 @@
 #include <cstring>
 
 #include "meshwright/error.h"
-#include "sdk/src/words.h"
+#include "sdk/base/words.h"
 
 namespace meshwright::plugins {
 namespace {

@@ -15,7 +15,7 @@
 #include "engine/plugins/exit_guard.h"
 #include "engine/plugins/judge.h"
 #include "meshwright/facts.h"
-#include "sdk/src/words.h"
+#include "sdk/base/words.h"
 
 namespace meshwright::plugins {
 namespace {

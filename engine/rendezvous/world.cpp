@@ -16,7 +16,6 @@
 #include "engine/rendezvous/seats.h"
 #include "meshwright/error.h"
 #include "meshwright/transport.h"
-#include "sdk/runtime/peer_names.h"
 
 namespace meshwright::rendezvous {
 
@@ -80,7 +79,7 @@ Listening listen_for_group(const std::string& address) {
 void name_peers(c10d::Store& store, size_t index, const std::vector<int64_t>& members, const std::vector<Seat>& seats) {
   auto seat = [&](size_t i) -> const Seat& { return seats[static_cast<size_t>(members[i])]; };
   auto name = [&](size_t i, const std::vector<uint8_t>& port) {
-    detail::name_peer(seat(i).address, std::atoi(text_of(port).c_str()), "rank " + std::to_string(members[i]) + " on " + seat(i).host);
+    name_peer(seat(i).address, std::atoi(text_of(port).c_str()), "rank " + std::to_string(members[i]) + " on " + seat(i).host);
   };
   std::vector<std::string> listen_keys, ours, theirs;
   std::vector<size_t> others;

@@ -19,8 +19,8 @@
 #include "engine/train/routers.h"
 #include "engine/train/schedule.h"
 #include "meshwright/scalar_type.h"
-#include "sdk/runtime/shared_memory.h"
-#include "sdk/runtime/trace_span.h"
+#include "meshwright/trace_span.h"
+#include "meshwright/transport.h"
 
 namespace meshwright {
 
@@ -163,7 +163,7 @@ Trainer::Trainer(Job& job, std::shared_ptr<World> world, std::shared_ptr<torch::
   const MoeOptions& moe = parts_->config.shared.moe;
   routers_ = std::make_unique<train::Routers>(*module_, !moe.ignore_router_for_ac, moe.fake_balanced_gate);
   data_ = model_->data_group();
-  detail::reserve(*data_, 4096, 0, /*ahead=*/0);  // for the sums of each step
+  expect_all_reduces(*data_, 4096);  // for the sums of each step
 }
 
 Trainer::~Trainer() = default;
@@ -231,13 +231,13 @@ StepResult Trainer::step(const std::function<MicroBatchLoss(int64_t micro)>& for
     model_->begin_micro_batch(micro + 1 == accumulation_ ? GradientSync::reduce : GradientSync::accumulate);
     MicroBatchLoss loss;
     {
-      detail::TraceSpan span(world_->trace(), "forward");
+      TraceSpan span(world_->trace(), "forward");
       AutocastScope autocast(parts_->autocast, world_->device().type());
       loss = forward(micro);
     }
     count += static_cast<double>(loss.count);
     {
-      detail::TraceSpan span(world_->trace(), "backward");
+      TraceSpan span(world_->trace(), "backward");
       routers_->before_backward(static_cast<double>(loss.count), assumed);
       (loss.sum / assumed).backward();
     }
@@ -254,7 +254,7 @@ StepResult Trainer::step(const std::function<MicroBatchLoss(int64_t micro)>& for
   if (parts_->stop_on_nonfinite && (!std::isfinite(result.loss) || !std::isfinite(result.grad_norm)))
     throw_nonfinite(result, *model_, *world_);
   if (before_update_) before_update_();
-  detail::TraceSpan span(world_->trace(), "optimizer");
+  TraceSpan span(world_->trace(), "optimizer");
   optimizer_->step(model_->update_groups(), result.lr);
   model_->after_optimizer_step();
   routers_->update_biases(result.experts);

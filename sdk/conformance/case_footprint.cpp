@@ -8,10 +8,10 @@
 
 #include "meshwright/parallel.h"
 #include "meshwright/pipeline.h"
+#include "sdk/base/beside.h"
 #include "sdk/conformance/cases.h"
 #include "sdk/conformance/outlines.h"
 #include "sdk/conformance/probe.h"
-#include "sdk/src/beside.h"
 
 namespace meshwright::conformance {
 namespace {

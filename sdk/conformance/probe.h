@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "meshwright/strategy.h"
+#include "sdk/base/words.h"
 #include "sdk/conformance/conformance.h"
-#include "sdk/src/words.h"
 
 namespace meshwright::conformance {
 

@@ -10,7 +10,7 @@
 #include <thread>
 #include <vector>
 
-#include "sdk/runtime/shared_memory_ring.h"
+#include "sdk/comm/shared_memory_ring.h"
 
 using meshwright::detail::SharedMemoryRing;
 

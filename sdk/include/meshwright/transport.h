@@ -6,6 +6,7 @@
 
 #include <memory>
 #include <span>
+#include <string>
 
 #include "meshwright/export.h"
 #include "meshwright/group.h"
@@ -62,5 +63,12 @@ class MESHWRIGHT_API Transport {
 
 // The transport over a back end of LibTorch for tensors of `device`: NCCL's own operations for "nccl", those made for gloo for all others.
 MESHWRIGHT_API std::shared_ptr<Transport> transport_over(c10::intrusive_ptr<c10d::Backend> backend, at::Device device);
+
+// From now on errors call a socket address ("10.70.0.2", 35123) so: "rank 1 on gpu004". The latest name of an address counts; port 0 is
+// none. Thread-safe.
+MESHWRIGHT_API void name_peer(const std::string& address, int port, const std::string& name);
+
+// Collective. All-reduces of up to so many bytes will be frequent: ranks of one host make room for them in shared memory.
+MESHWRIGHT_API void expect_all_reduces(Group& group, int64_t bytes);
 
 }  // namespace meshwright

@@ -1,0 +1,287 @@
+#include "shared_memory.h"
+
+#include <ATen/ops/add.h>
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <random>
+#include <string_view>
+
+#include "group_impl.h"
+#include "shared_memory_ring.h"
+
+namespace meshwright::detail {
+
+using at::Tensor;
+using Ring = SharedMemoryRing;
+
+namespace {
+
+// A message of every rank in shared memory.
+struct RingMessage {
+  Ring::Channel channel = Ring::gather;
+  int64_t sequence = 0, count = 0;
+  at::ScalarType type = at::kFloat;
+  const void* own = nullptr;  // this rank's slot
+  int64_t bytes() const { return count * static_cast<int64_t>(c10::elementSize(type)); }
+};
+
+// What a ring has to say, in the words of transports.
+template <class F>
+auto told(F&& f) {
+  try {
+    return f();
+  } catch (const Ring::Late& late) {
+    throw PeerLate{late.peer};
+  } catch (const Ring::Gone& gone) {
+    throw PeerGone{gone.peer};
+  }
+}
+
+class RingFlight : public Flight {
+ public:
+  RingFlight(std::shared_ptr<Ring> ring, const Place& place, int64_t rank, RingMessage message)
+      : ring_(std::move(ring)), place_(place), rank_(rank), message_(message) {}
+  ~RingFlight() override { give_back(); }
+  bool lends() const override { return !slots_.empty(); }
+  void wait() override {
+    std::vector<const void*> slots(place_.ranks.size(), nullptr);
+    told([&] {
+      for (int64_t r = 0; r < ranks(); ++r)
+        slots[static_cast<size_t>(r)] =
+            r == rank_ ? message_.own : ring_->read(message_.channel, r, message_.bytes(), message_.sequence, place_.timeout);
+    });
+    slots_ = std::move(slots);
+  }
+  Tensor peer(int64_t rank) const override {
+    if (slots_.empty() || rank == rank_) return {};
+    const auto* at = static_cast<const char*>(slots_[static_cast<size_t>(rank)]);
+    if (message_.channel == Ring::reduce) {
+      int64_t mine = rank_ < rank ? rank_ : rank_ - 1;  // our place among the peer's peers
+      at += static_cast<size_t>(mine * message_.bytes());
+    }
+    return at::from_blob(const_cast<char*>(at), {message_.count}, at::TensorOptions().dtype(message_.type));
+  }
+
+ protected:
+  int64_t ranks() const { return static_cast<int64_t>(place_.ranks.size()); }
+  void give_back() {
+    if (slots_.empty()) return;
+    for (int64_t r = 0; r < ranks(); ++r)
+      if (r != rank_) ring_->give_back(message_.channel, r, message_.sequence);
+    slots_.clear();
+  }
+  void* slot(int64_t rank) const { return const_cast<void*>(slots_[static_cast<size_t>(rank)]); }
+
+ private:
+  std::shared_ptr<Ring> ring_;
+  const Place& place_;
+  int64_t rank_;
+  RingMessage message_;
+  std::vector<const void*> slots_;  // by rank, after wait()
+};
+
+// Every rank adds up all ranks' tensors, in the order of the ranks, so that all get the same bits.
+class RingSum final : public RingFlight {
+ public:
+  RingSum(std::shared_ptr<Ring> ring, const Place& place, int64_t rank, RingMessage message, Tensor sum)
+      : RingFlight(std::move(ring), place, rank, message), sum_(std::move(sum)) {}
+  void wait() override {
+    RingFlight::wait();
+    auto part = [&](int64_t rank) { return at::from_blob(slot(rank), sum_.sizes(), sum_.options()); };
+    at::add_out(sum_, part(0), part(1));
+    for (int64_t r = 2; r < ranks(); ++r) sum_.add_(part(r));
+    give_back();
+  }
+
+ private:
+  Tensor sum_;
+};
+
+class SharedMemoryTransport final : public Transport {
+ public:
+  SharedMemoryTransport(std::shared_ptr<Transport> sockets, std::shared_ptr<const Place> place, int64_t rank)
+      : sockets_(std::move(sockets)), place_(std::move(place)), rank_(rank) {}
+
+  bool fits(Ring::Channel channel, int64_t bytes) const { return ring_ && ring_->fits(channel, bytes); }
+  int64_t largest_gather() const { return room_.slot[Ring::gather]; }
+  // Whether room of that size has not been asked for yet.
+  bool lacks(int64_t gather_bytes, int64_t exchange_bytes, int64_t ahead) const {
+    return !tried_ || (ring_ && (gather_bytes > room_.slot[Ring::gather] || exchange_bytes > room_.slot[Ring::reduce] ||
+                                 ahead + 2 > room_.ring[Ring::gather]));
+  }
+  void make_room(Group& group, int64_t gather_bytes, int64_t exchange_bytes, int64_t ahead);
+
+  Tensor stage(int64_t count, at::ScalarType type) {
+    staged_.channel = Ring::reduce;
+    staged_.count = count;
+    staged_.type = type;
+    staged_.own = take(staged_, staged_.bytes());
+    staged_.count /= static_cast<int64_t>(place_->ranks.size()) - 1;
+    return at::from_blob(const_cast<void*>(staged_.own), {count}, at::TensorOptions().dtype(type));
+  }
+  // Messages differ from rank to rank; each lies where the largest would.
+  Tensor stage_rows(int64_t bytes) {
+    rows_.count = largest_gather();
+    rows_.type = at::kByte;
+    rows_.own = take(rows_, rows_.bytes());
+    return at::from_blob(const_cast<void*>(rows_.own), {bytes}, at::TensorOptions().dtype(at::kByte));
+  }
+  FlightPtr exchange_staged() { return publish(rows_); }
+
+  FlightPtr all_gather(const Tensor& shard, const Tensor& whole) override {
+    if (whole.defined()) return sockets_->all_gather(shard, whole);
+    return publish(put(shard));
+  }
+  FlightPtr pairwise_exchange(const Tensor& packed, const Tensor& received) override {
+    if (staged_.own == nullptr || packed.const_data_ptr() != staged_.own) return sockets_->pairwise_exchange(packed, received);
+    RingMessage message = staged_;
+    staged_.own = nullptr;
+    return publish(message);
+  }
+  FlightPtr all_reduce(const Tensor& tensor, ReduceOp op, bool control) override {
+    if (op != ReduceOp::sum || !fits(Ring::gather, static_cast<int64_t>(tensor.nbytes()))) return sockets_->all_reduce(tensor, op, control);
+    RingMessage message = put(tensor);
+    ring_->publish(message.channel, message.sequence);
+    return std::make_unique<RingSum>(ring_, *place_, rank_, message, tensor);
+  }
+  FlightPtr reduce_scatter(const Tensor& packed, const Tensor& shard) override { return sockets_->reduce_scatter(packed, shard); }
+  FlightPtr broadcast(const Tensor& tensor, int64_t root) override { return sockets_->broadcast(tensor, root); }
+  FlightPtr all_to_all(const Tensor& in, std::span<const int64_t> in_splits, const Tensor& out,
+                       std::span<const int64_t> out_splits) override {
+    return sockets_->all_to_all(in, in_splits, out, out_splits);
+  }
+  FlightPtr send_receive(std::span<const PeerMessage> messages) override { return sockets_->send_receive(messages); }
+  FlightPtr barrier() override { return sockets_->barrier(); }
+
+ private:
+  void* take(RingMessage& message, int64_t bytes) {
+    return told([&] { return ring_->stage(message.channel, bytes, message.sequence, place_->timeout); });
+  }
+  RingMessage put(const Tensor& tensor) {
+    RingMessage message;
+    message.count = tensor.numel();
+    message.type = tensor.scalar_type();
+    void* slot = take(message, message.bytes());
+    std::memcpy(slot, tensor.const_data_ptr(), tensor.nbytes());
+    message.own = slot;
+    return message;
+  }
+  FlightPtr publish(const RingMessage& message) {
+    ring_->publish(message.channel, message.sequence);
+    return std::make_unique<RingFlight>(ring_, *place_, rank_, message);
+  }
+
+  std::shared_ptr<Transport> sockets_;
+  std::shared_ptr<const Place> place_;
+  int64_t rank_;
+  std::shared_ptr<Ring> ring_;
+  Ring::Sizes room_;  // what the ring has, or what was tried in vain
+  bool tried_ = false;
+  RingMessage staged_, rows_;  // what stage() and stage_rows() lent
+};
+
+// Rank 0 makes a region under a name nobody can guess and tells it; who cannot open it is on another host.
+void SharedMemoryTransport::make_room(Group& group, int64_t gather_bytes, int64_t exchange_bytes, int64_t ahead) {
+  auto n = static_cast<int64_t>(place_->ranks.size());
+  const char* wish = std::getenv("MESHWRIGHT_SHARED_MEMORY");
+  bool wanted = n <= 64 && !(wish && std::string_view(wish) == "0");
+  room_.slot[Ring::gather] = std::max(room_.slot[Ring::gather], gather_bytes);
+  room_.slot[Ring::reduce] = std::max(room_.slot[Ring::reduce], exchange_bytes);
+  // One slot less could leave two ranks waiting for each other.
+  room_.ring[Ring::gather] = std::max(tried_ ? room_.ring[Ring::gather] : 0, ahead + 2);
+  room_.ring[Ring::reduce] = 2;
+  tried_ = true;
+  ring_.reset();
+  Tensor name = at::zeros({64}, at::kByte);
+  std::unique_ptr<Ring> ring;
+  // Nothing stays behind, also when a rank dies before all have come.
+  struct Unlink {
+    std::string made;
+    ~Unlink() {
+      if (!made.empty()) Ring::unlink(made);
+    }
+  } unlink;
+  if (rank_ == 0 && wanted) {
+    std::random_device random;
+    char text[64];
+    std::snprintf(text, sizeof text, "/meshwright-%08x%08x%08x%08x", random(), random(), random(), random());
+    ring = Ring::create(text, n, room_);
+    if (ring) {
+      unlink.made = text;
+      std::memcpy(name.mutable_data_ptr(), text, sizeof text);
+    }
+  }
+  group.all_reduce(name, ReduceOp::sum, /*control=*/true).wait();  // the others add zeros
+  const auto* text = static_cast<const char*>(name.const_data_ptr());
+  if (text[0] != 0 && wanted && rank_ != 0) ring = Ring::open(text, n, room_);
+  if (ring) ring->enter(rank_);
+  Tensor all = at::full({1}, ring ? 1.0 : 0.0, at::kDouble);
+  group.all_reduce(all, ReduceOp::sum, /*control=*/true).wait();
+  if (all.item<double>() == static_cast<double>(n)) ring_ = std::move(ring);
+}
+
+SharedMemoryTransport* shared_memory_of(const Group& group) {
+  return dynamic_cast<SharedMemoryTransport*>(GroupAccess::of(group).transport.get());
+}
+
+SharedMemoryTransport& mapped(const Group& group) { return static_cast<SharedMemoryTransport&>(*GroupAccess::of(group).transport); }
+
+}  // namespace
+
+void reserve(Group& group, int64_t gather_bytes, int64_t exchange_bytes, int64_t ahead) {
+  SharedMemoryTransport* shared = shared_memory_of(group);
+  if (shared != nullptr && shared->lacks(gather_bytes, exchange_bytes, ahead))
+    shared->make_room(group, gather_bytes, exchange_bytes, ahead);
+}
+
+bool maps_gather(const Group& group, int64_t bytes) {
+  SharedMemoryTransport* shared = shared_memory_of(group);
+  return shared != nullptr && shared->fits(Ring::gather, bytes);
+}
+
+bool maps_exchange(const Group& group, int64_t bytes) {
+  SharedMemoryTransport* shared = shared_memory_of(group);
+  return shared != nullptr && shared->fits(Ring::reduce, bytes);
+}
+
+Tensor stage(Group& group, int64_t count, at::ScalarType type) {
+  int64_t bytes = count * static_cast<int64_t>(c10::elementSize(type));
+  return GroupAccess::guarded(GroupAccess::of(group), "reduce_scatter", bytes, -1, [&] { return mapped(group).stage(count, type); });
+}
+
+Tensor stage_rows(Group& group, int64_t bytes) {
+  SharedMemoryTransport& shared = mapped(group);
+  return GroupAccess::guarded(GroupAccess::of(group), "all_to_all", shared.largest_gather(), -1, [&] { return shared.stage_rows(bytes); });
+}
+
+Work exchange_staged(Group& group, int64_t moved) {
+  return GroupAccess::begin(group, "all_to_all", moved, moved, [&](Transport&) { return mapped(group).exchange_staged(); });
+}
+
+Tensor peer(const Work& work, int64_t rank) {
+  const Flight* flight = GroupAccess::flight(work);
+  return flight == nullptr ? Tensor() : flight->peer(rank);
+}
+
+Tensor registered_memory(const Group& group, int64_t bytes) {
+  const std::shared_ptr<Transport>& transport = GroupAccess::of(group).transport;
+  return transport ? transport->registered_memory(bytes) : Tensor();
+}
+
+std::shared_ptr<Transport> shared_memory_over(std::shared_ptr<Transport> sockets, std::shared_ptr<const Place> place, int64_t rank) {
+  return std::make_shared<SharedMemoryTransport>(std::move(sockets), std::move(place), rank);
+}
+
+}  // namespace meshwright::detail
+
+namespace meshwright {
+
+void expect_all_reduces(Group& group, int64_t bytes) { detail::reserve(group, bytes, 0, /*ahead=*/0); }
+
+}  // namespace meshwright

@@ -1,0 +1,285 @@
+#include "gradient_reducer.h"
+
+#include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
+
+#include <cmath>
+#include <utility>
+
+#include "meshwright/error.h"
+#include "sdk/comm/shared_memory.h"
+#include "sdk/memory/copies.h"
+
+namespace meshwright::detail {
+
+using at::Tensor;
+
+GradientReducer::GradientReducer(UnitState& unit) : unit_(unit) {
+  using Average = ShardedPolicy::Average;
+  const Average average = unit.context.policy.average;
+  // Units of groups of their own (experts) have no replicas, and know what to divide by.
+  double n = unit.own_groups ? unit.sharding.divisor : static_cast<double>(unit.context.averaged());
+  // float16 alone can overflow in the sum: half of the division before it, half after.
+  if (average == Average::in_sum) before_ = unit.reduce == at::kHalf ? 1 / std::sqrt(n) : 1;
+  if (average == Average::before_sum) before_ = 1 / n;
+  after_ = average == Average::in_sum ? 1 / n / before_ : 1;
+}
+
+Tensor GradientReducer::allocate() {
+  int64_t each = unit_.layout.trainable_size();
+  at::TensorOptions options = at::TensorOptions().device(unit_.device()).dtype(unit_.gradient_type);
+  if (!unit_.accumulates_unsharded()) return at::zeros({each}, options);
+  sums_ = at::zeros({each * unit_.shards()}, options);
+  return sums_.narrow(0, unit_.me() * each, each);
+}
+
+void GradientReducer::begin_step() {
+  fresh_ = true;
+  for (UnitState::Parameter& p : unit_.parameters) p.has_grad = false;
+}
+
+Tensor GradientReducer::take_gradient(UnitState::Parameter& p) {
+  Tensor gradient = p.variable.grad();
+  if (gradient.defined()) {
+    p.variable.mutable_grad() = Tensor();
+    gradient = gradient.contiguous().view({-1});
+  }
+  if (p.accumulated_grad.defined()) {
+    if (gradient.defined()) p.accumulated_grad.add_(gradient);
+    gradient = std::move(p.accumulated_grad);
+    p.accumulated_grad = Tensor();
+  }
+  return gradient;
+}
+
+void GradientReducer::accumulate() {
+  if (unit_.reduce == unit_.param) return;  // autograd adds up in place
+  for (UnitState::Parameter& p : unit_.parameters) {
+    if (!p.trainable || !p.variable.grad().defined()) continue;
+    Tensor gradient = take_gradient(p);
+    p.accumulated_grad = gradient.scalar_type() == unit_.reduce ? gradient : gradient.to(unit_.reduce);
+  }
+}
+
+void GradientReducer::absorb(UnitState::Parameter& p) {
+  Tensor gradient = p.variable.grad();
+  p.variable.mutable_grad() = Tensor();
+  if (!gradient.defined()) return;
+  if (!fresh_)
+    throw Error(ErrorCode::bad_module,
+                "a second gradient of " + p.name + " came after the first was reduced: two recomputed modules use it")
+        .key("distributed.activation_checkpointing")
+        .help("set distributed.activation_checkpointing = \"none\"");
+  scaled_add(sums_.narrow(0, p.offset, p.count), gradient.contiguous().view({-1}), before_, !p.has_grad);
+  p.has_grad = true;
+}
+
+std::optional<GradientPlace> GradientReducer::place(size_t index) {
+  UnitState::Parameter& p = unit_.parameters[index];
+  const UnitContext& context = unit_.context;
+  bool fits = unit_.shards() == 1 && !unit_.accumulates_unsharded() && !unit_.replicated() && context.synchronise &&
+              !context.policy.check_own_nan && unit_.reduce == unit_.param && unit_.gradient.scalar_type() == unit_.param &&
+              unit_.gradient.device() == unit_.device() && !p.variable.grad().defined() && !p.accumulated_grad.defined();
+  if (!fits) return std::nullopt;
+  for (const ShardSlice& slice : unit_.slices[0]) {
+    if (slice.parameter != index || slice.count != p.count) continue;
+    GradientPlace out{unit_.gradient.narrow(0, slice.at, slice.count).view(p.sizes), before_ * after_, p.placed || !fresh_};
+    p.placed = true;
+    return out;
+  }
+  return std::nullopt;
+}
+
+// As in torch's FSDP2, ranks are summed in the reduce dtype, replicas too, and the sum is cast to the gradients' dtype at its end. A back
+// end that sums brings the sum itself. Replicas are summed over what this reduction adds, so an earlier sum of the step must stay apart;
+// and on the ranks' device.
+void GradientReducer::pack() {
+  UnitContext& context = unit_.context;
+  if (context.reducing != nullptr) context.reducing->finish();
+  finish_replication();
+  context.reducing = this;
+  int64_t n = unit_.shards(), trainable = unit_.layout.trainable_size();
+  bool apart = unit_.replicated() ? !fresh_ || unit_.reduce != unit_.gradient_type || unit_.gradient.device() != unit_.device()
+                                  : n > 1 && !remote() && sums_apart();
+  first_ = fresh_;
+  target_ = apart ? context.pool->take(trainable, unit_.reduce) : unit_.gradient;
+  bool first = apart || fresh_;
+  fresh_ = false;
+  int64_t slots = remote() ? n : n - 1;
+  mapped_ =
+      n > 1 && trainable > 0 && maps_exchange(unit_.group(), trainable * slots * static_cast<int64_t>(c10::elementSize(unit_.reduce)));
+  if (mapped_)
+    packed_ = stage(unit_.group(), trainable * slots, unit_.reduce);
+  else if (n > 1)
+    packed_ = context.pool->take(trainable * slots, unit_.reduce, BufferPool::Use::reduce);
+  std::vector<Tensor> gradients(unit_.parameters.size());
+  for (size_t i = 0; i < unit_.parameters.size(); ++i)
+    if (unit_.parameters[i].trainable) gradients[i] = take_gradient(unit_.parameters[i]);
+  clears_ = remote() && first;
+  if (!remote()) pack_own(gradients, first);
+  if (n > 1) pack_for_others(gradients);
+  reducing_ = true;
+}
+
+// This rank's own part goes straight into the target. Where nothing is written, padding and missing gradients are zero.
+void GradientReducer::pack_own(const std::vector<Tensor>& gradients, bool first) {
+  int64_t trainable = unit_.layout.trainable_size(), padding_from = 0;
+  auto pad_until = [&](int64_t until) {
+    if (first) clear(target_, padding_from, until - padding_from);
+  };
+  for (const ShardSlice& slice : unit_.slices[static_cast<size_t>(unit_.me())]) {
+    if (slice.at >= trainable) continue;
+    pad_until(slice.at);
+    padding_from = slice.at + slice.count;
+    const Tensor& gradient = gradients[slice.parameter];
+    Tensor into = target_.narrow(0, slice.at, slice.count);
+    bool placed = std::exchange(unit_.parameters[slice.parameter].placed, false);
+    if (gradient.defined())
+      scaled_add(into, gradient.narrow(0, slice.from, slice.count), before_ * after_, first && !placed);
+    else if (first && !placed)
+      into.zero_();
+  }
+  pad_until(trainable);
+}
+
+// A slot for every rank that gets something of us: all of them where the back end sums, else all others.
+void GradientReducer::pack_for_others(const std::vector<Tensor>& gradients) {
+  int64_t trainable = unit_.layout.trainable_size();
+  bool scales = packed_.is_cpu();  // while copying
+  Copies copies(scales ? before_ : 1);
+  for (int64_t r = 0, slot = 0; r < unit_.shards(); ++r) {
+    if (r == unit_.me() && !remote()) continue;
+    int64_t base = trainable * slot++, end = 0;
+    for (const ShardSlice& slice : unit_.slices[static_cast<size_t>(r)]) {
+      if (slice.at >= trainable) continue;
+      clear(packed_, base + end, slice.at - end);
+      end = slice.at + slice.count;
+      if (gradients[slice.parameter].defined())
+        copies.add(packed_, base + slice.at, gradients[slice.parameter], slice.from, slice.count);
+      else
+        clear(packed_, base + slice.at, slice.count);
+    }
+    clear(packed_, base + end, trainable - end);
+  }
+  copies.flush();
+  if (before_ != 1 && !scales) packed_.mul_(before_);
+}
+
+void GradientReducer::start() {
+  int64_t n = unit_.shards(), trainable = unit_.layout.trainable_size();
+  if (n == 1) return;
+  BufferPool& pool = *unit_.context.pool;
+  if (remote()) {
+    received_ = pool.take(trainable, unit_.reduce, BufferPool::Use::reduce);
+    exchanging_ = unit_.group().reduce_scatter(packed_, received_);
+    if (clears_) clear(target_, 0, trainable);
+    return;
+  }
+  if (!mapped_) received_ = pool.take(trainable * (n - 1), unit_.reduce, BufferPool::Use::reduce);
+  exchanging_ = unit_.group().pairwise_exchange(packed_, received_);
+}
+
+// The step's one reduction of whole gradients. Nothing is copied where the sums have the dtype of the collective and go through sockets or
+// NCCL.
+void GradientReducer::reduce_accumulated() {
+  c10::NoGradGuard no_grad;
+  UnitContext& context = unit_.context;
+  if (context.reducing != nullptr) context.reducing->finish();
+  context.reducing = this;
+  reducing_ = true;
+  fresh_ = false;
+  first_ = true;
+  for (const UnitState::Parameter& p : unit_.parameters)
+    if (p.trainable && !p.has_grad) clear(sums_, p.offset, p.count);
+  int64_t n = unit_.shards(), me = unit_.me(), each = unit_.layout.trainable_size();
+  Group& group = unit_.group();
+  auto in_reduce_type = [&] {
+    if (unit_.reduce == unit_.gradient_type) return sums_;
+    Tensor cast = context.pool->take(sums_.numel(), unit_.reduce, BufferPool::Use::reduce);
+    return cast.copy_(sums_);
+  };
+  target_ = unit_.gradient;
+  if (n == 1) {
+    if (unit_.replicated()) target_ = in_reduce_type();
+    finish();  // nothing to wait for: the copies may start
+    return;
+  }
+  if (remote()) {
+    packed_ = in_reduce_type();
+    received_ = context.pool->take(each, unit_.reduce, BufferPool::Use::reduce);
+    writes_ = true;
+    exchanging_ = group.reduce_scatter(packed_, received_);
+    return;
+  }
+  if (sums_apart()) target_ = context.pool->take(each, unit_.reduce).copy_(unit_.gradient);
+  if (each > 0 && maps_exchange(group, each * (n - 1) * static_cast<int64_t>(c10::elementSize(unit_.reduce)))) {
+    packed_ = stage(group, each * (n - 1), unit_.reduce);
+    copy(packed_, 0, sums_, 0, me * each);
+    copy(packed_, me * each, sums_, (me + 1) * each, (n - 1 - me) * each);
+  } else {
+    packed_ = in_reduce_type();
+    received_ = context.pool->take(each * (n - 1), unit_.reduce, BufferPool::Use::reduce);
+  }
+  exchanging_ = group.pairwise_exchange(packed_, received_);
+  if (after_ != 1) target_.mul_(after_);
+}
+
+void GradientReducer::reduce_late() {
+  if (unit_.accumulates_unsharded() && fresh_) reduce_accumulated();
+}
+
+void GradientReducer::finish() {
+  if (!reducing_) return;
+  c10::NoGradGuard no_grad;
+  reducing_ = false;
+  exchanging_.wait();
+  for (int64_t r = 0; r < unit_.shards(); ++r)
+    if (Tensor from = peer(exchanging_, r); from.defined()) scaled_add(target_, from, after_, false);
+  exchanging_ = Work();
+  int64_t each = unit_.layout.trainable_size(), slots = received_.defined() && each > 0 ? received_.numel() / each : 0;
+  for (int64_t r = 0; r < slots; ++r, writes_ = false) scaled_add(target_, received_.narrow(0, r * each, each), after_, writes_);
+  packed_ = received_ = Tensor();
+  if (unit_.context.reducing == this) unit_.context.reducing = nullptr;
+  if (unit_.replicated())
+    replicating_ = unit_.replicate->all_reduce(target_);
+  else
+    finish_replication();  // nothing to wait for
+}
+
+void GradientReducer::finish_replication() {
+  if (!target_.defined() || reducing_) return;
+  c10::NoGradGuard no_grad;
+  replicating_.wait();
+  // Whole gradients are averaged here where nothing is sharded, others when they were packed.
+  double scale = unit_.accumulates_unsharded() && unit_.shards() == 1 ? after_ : 1;
+  if (!target_.is_same(unit_.gradient))
+    scaled_add(unit_.gradient, target_, scale, first_);
+  else if (scale != 1)
+    unit_.gradient.mul_(scale);
+  target_ = Tensor();
+}
+
+void GradientReducer::end_step() {
+  finish();
+  finish_replication();
+  if (fresh_) unit_.gradient.zero_();
+}
+
+void GradientReducer::wait_all() {
+  exchanging_.wait();
+  replicating_.wait();
+  exchanging_ = Work();
+}
+
+void GradientReducer::abandon() {
+  packed_ = received_ = target_ = Tensor();
+  reducing_ = writes_ = false;
+  begin_step();
+  for (UnitState::Parameter& p : unit_.parameters) {
+    p.placed = false;
+    p.accumulated_grad = Tensor();
+    p.variable.mutable_grad() = Tensor();
+  }
+}
+
+}  // namespace meshwright::detail

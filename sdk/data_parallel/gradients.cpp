@@ -1,0 +1,37 @@
+#include "meshwright/gradients.h"
+
+#include <ATen/ops/tensor.h>
+#include <c10/core/GradMode.h>
+
+#include <cmath>
+
+#include "sdk/memory/buffers.h"
+
+namespace meshwright {
+
+double clip_gradients(const std::vector<GradientSet>& sets, double max_norm, double scale, at::Device device) {
+  c10::NoGradGuard no_grad;
+  double squares = 0;
+  for (const GradientSet& set : sets) {
+    double sum = 0;
+    for (const at::Tensor& g : set.gradients) sum += detail::sum_of_squares(g);
+    bool alone = true;
+    for (const auto& group : set.groups) alone = alone && group->size() == 1;
+    if (!alone) {
+      at::Tensor box = at::tensor({sum}, at::TensorOptions().dtype(at::kDouble).device(device));
+      for (const auto& group : set.groups) group->all_reduce(box, ReduceOp::sum, /*control=*/true).wait();
+      sum = box.item<double>();
+    }
+    squares += sum;
+  }
+  double norm = std::sqrt(squares) * std::abs(scale);
+  double factor = scale;
+  if (max_norm > 0 && std::isfinite(norm)) factor *= std::min(1.0, max_norm / (norm + 1e-6));
+  if (factor != 1)
+    for (const GradientSet& set : sets)
+      for (const at::Tensor& g : set.gradients)
+        if (g.numel() > 0) g.mul_(factor);
+  return norm;
+}
+
+}  // namespace meshwright

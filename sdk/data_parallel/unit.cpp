@@ -1,0 +1,147 @@
+#include "unit.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
+#include <c10/util/irange.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/graph_task.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include "meshwright/error.h"
+#include "sdk/memory/copies.h"
+
+namespace meshwright::detail {
+
+using at::Tensor;
+
+namespace {
+
+// After autograd took a gradient, or would have if there were one.
+struct GradientHook : torch::autograd::PostAccumulateGradHook, GradientKeeper {
+  GradientHook(Unit* u, size_t p) : unit(u), parameter(p) {}
+  void operator()(const Tensor&) override { unit->gradient_ready(parameter); }
+  std::optional<GradientPlace> place() override { return unit->gradient_place(parameter); }
+  Unit* unit;
+  size_t parameter;
+};
+
+}  // namespace
+
+GradientKeeper::~GradientKeeper() = default;
+
+GradientKeeper* gradient_keeper(const Tensor& parameter) {
+  if (!torch::autograd::impl::hooks(parameter).empty()) return nullptr;
+  // autograd::grad(), or a backward towards some tensors only.
+  const auto* wanted = torch::autograd::get_current_graph_task_exec_info();
+  if (wanted != nullptr && !wanted->empty()) return nullptr;
+  return dynamic_cast<GradientKeeper*>(torch::autograd::impl::post_acc_grad_hooks(parameter).get());
+}
+
+Unit::Unit(UnitContext& context, const UnitSpec& spec)
+    : name(spec.name), module(spec.module), list(spec.list), state_(context, spec), unsharded_(state_), reducer_(state_) {}
+
+void Unit::adopt(const Tensor& shard, const Tensor& gradient) {
+  c10::NoGradGuard no_grad;
+  state_.shard = shard;
+  state_.gradient = gradient;
+  shard.zero_();
+  for (const ShardSlice& slice : state_.slices[static_cast<size_t>(state_.me())]) {
+    const Tensor& variable = state_.parameters[slice.parameter].variable;
+    if (!variable.is_meta()) copy(shard, slice.at, variable.detach().contiguous().view({-1}), slice.from, slice.count);
+  }
+  if (!state_.keeps_unsharded() && state_.main != state_.storage) state_.model_shard = shard.to(state_.storage);
+  unsharded_.take_over();
+  for (size_t i = 0; i < state_.parameters.size(); ++i)
+    if (state_.parameters[i].trainable)
+      torch::autograd::impl::set_post_acc_grad_hooks(state_.parameters[i].variable, std::make_unique<GradientHook>(this, i));
+}
+
+void Unit::adopt_whole() {
+  c10::NoGradGuard no_grad;
+  int64_t each = trainable_size();
+  Tensor slice = unsharded_.allocate_whole().narrow(0, state_.me() * each, each);
+  adopt(state_.main == state_.storage ? slice : at::zeros({each}, slice.options().dtype(state_.main)), reducer_.allocate());
+}
+
+void Unit::before_backward() {
+  if (in_backward_) return;
+  in_backward_ = true;
+  waiting_ = state_.trainable_count;
+  wait_for_unshard();
+}
+
+void Unit::gradient_ready(size_t index) {
+  c10::NoGradGuard no_grad;
+  Parameter& p = state_.parameters[index];
+  UnitContext& context = state_.context;
+  if (context.policy.check_own_nan && context.own_nonfinite.parameter.empty())
+    context.own_nonfinite = Nonfinite::in(p.name, p.variable.grad());
+  if (state_.accumulates_unsharded()) reducer_.absorb(p);
+  // A backward that never passed the unit's output (autograd::backward on a parameter itself) is settled at the end of the step.
+  if (!in_backward_) return;
+  if (--waiting_ == 0) end_backward();
+}
+
+std::optional<GradientPlace> Unit::gradient_place(size_t index) { return in_backward_ ? reducer_.place(index) : std::nullopt; }
+
+void Unit::end_backward() {
+  c10::NoGradGuard no_grad;
+  const UnitContext& context = state_.context;
+  Trace& trace = context.world->trace();
+  if (trace.enabled && list >= 0) trace.span(Trace::Lane::compute, "backward " + name, backward_began, Trace::now());
+  waiting_ = 0;
+  in_backward_ = false;
+  done = true;
+  if (state_.accumulates_unsharded()) {
+    if (context.synchronise && context.policy.overlap_reduction) reducer_.reduce_accumulated();
+  } else if (context.synchronise) {
+    reducer_.pack();
+    reshard();
+    reducer_.start();
+  } else {
+    reducer_.accumulate();
+    reshard();
+  }
+}
+
+void Unit::settle() {
+  if (in_backward_) end_backward();
+  if (!state_.keeps_unsharded()) unsharded_.cancel();  // gathered ahead and never used; the next step's values will be others
+  reshard();
+}
+
+void Unit::abandon() {
+  try {
+    unsharded_.wait_for_gather();
+    reducer_.wait_all();
+  } catch (const Error&) {
+    // The step failed already; the groups are of no use any more, and the next call will say so.
+  }
+  unsharded_.forget();
+  reshard();
+  in_backward_ = false;
+  state_.context.reducing = nullptr;
+  state_.context.own_nonfinite = {};
+  reducer_.abandon();
+}
+
+Tensor Unit::full_tensor(size_t parameter) {
+  c10::NoGradGuard no_grad;
+  const Parameter& p = state_.parameters[parameter];
+  if (state_.keeps_unsharded() && !p.trainable) return resident(p).clone();
+  int64_t n = state_.shards(), each = shard_size();
+  Tensor out = at::zeros({p.count}, shard().options()), all = shard();
+  if (n > 1) {
+    Tensor mine = shard().to(state_.device()), gathered = at::empty({each * n}, mine.options());
+    group().all_gather(mine, gathered).wait();
+    copy(gathered, state_.me() * each, mine, 0, each);
+    all = gathered;
+  }
+  for (int64_t r : c10::irange(n))
+    for (const ShardSlice& slice : state_.slices[static_cast<size_t>(r)])
+      if (slice.parameter == parameter) copy(out, slice.from, all, r * each + slice.at, slice.count);
+  return out.view(p.sizes);
+}
+
+}  // namespace meshwright::detail

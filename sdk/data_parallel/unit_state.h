@@ -1,0 +1,88 @@
+// What the parts of one sharded unit share: its layout, its parameters, its groups and dtypes, and what all units of a model have in
+// common.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "meshwright/scalar_type.h"
+#include "meshwright/sharded_units.h"
+#include "sdk/memory/buffers.h"
+#include "sdk/planning/unit_layout.h"
+
+namespace meshwright::detail {
+
+class GradientReducer;
+class UnshardedParameters;
+
+// A gradient that holds values that are no numbers of their own.
+struct Nonfinite {
+  std::string parameter;  // empty: none
+  bool infinite = false;  // false: NaN
+  static Nonfinite in(const std::string& parameter, const at::Tensor& gradient);
+};
+
+// What all units of a model share.
+struct UnitContext {
+  ShardedPolicy policy;
+  std::shared_ptr<World> world;
+  std::shared_ptr<BufferPool> pool;
+  bool synchronise = true;                   // this micro-batch reduces
+  GradientReducer* reducing = nullptr;       // whose reduction is under way
+  std::vector<UnshardedParameters*> mapped;  // flat units with a slot of the shared memory for gathers
+  bool lasting = false;                      // what is gathered now stays for long, and may be written to
+  int64_t gathers = 0;
+  Nonfinite own_nonfinite;  // the first one of this step among this rank's own gradients, where that is looked for
+  int64_t averaged() const { return policy.shard->size() * (policy.replicate ? policy.replicate->size() : 1); }
+};
+
+struct UnitState {
+  struct Parameter {
+    std::string name;
+    at::Tensor variable;  // the module's own
+    std::vector<int64_t> sizes;
+    int64_t count = 0;   // elements
+    int64_t offset = 0;  // in the gathered buffer
+    bool trainable = true;
+    LentStorage storage;
+    at::Tensor accumulated_grad;  // of earlier micro-batches, in the reduce dtype
+    bool has_grad = false;        // whole gradients: this step's sum has something of it
+    bool placed = false;          // its gradient has been written where the unit keeps it already
+  };
+
+  UnitState(UnitContext& shared, const UnitSpec& spec);
+  UnitState(const UnitState&) = delete;
+  UnitState& operator=(const UnitState&) = delete;
+
+  int64_t shards() const { return sharding.shard->size(); }
+  int64_t me() const { return sharding.shard->rank(); }
+  Group& group() const { return *sharding.shard; }
+  bool replicated() const { return replicate && replicate->size() > 1; }
+  // Parameters stay whole between steps; gradients are summed whole before the step's one reduction.
+  bool keeps_unsharded() const { return context.policy.whole_parameters; }
+  bool accumulates_unsharded() const { return context.policy.whole_gradients; }
+  at::Device device() const { return context.world->device(); }
+  // What a gather sends: the shard, or its copy in the parameters' dtype.
+  const at::Tensor& sent() const { return model_shard.defined() ? model_shard : shard; }
+
+  UnitContext& context;
+  std::string name;
+  bool reshard;     // after forward
+  bool own_groups;  // cut over groups of its own (experts), which have no replicas
+  UnitSharding sharding;
+  std::shared_ptr<Group> replicate;
+  MixedPrecision mp;
+  at::ScalarType storage = at::kFloat, param, reduce, output;    // of parameters, computation, reduction, outputs
+  at::ScalarType main = at::kFloat, gradient_type = at::kFloat;  // of the shard, which the optimizer updates, and of its gradient
+  UnitLayout layout;
+  std::vector<Parameter> parameters;            // in the order of the layout
+  std::vector<std::vector<ShardSlice>> slices;  // by rank
+  int64_t trainable_count = 0;
+  at::Tensor shard, gradient;
+  at::Tensor model_shard;  // the shard in the parameters' dtype, where main weights are wider
+};
+
+}  // namespace meshwright::detail

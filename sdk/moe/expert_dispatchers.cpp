@@ -1,0 +1,149 @@
+#include "expert_dispatchers.h"
+
+#include <ATen/ops/constant_pad_nd.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/where.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/utils.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "early_gradients.h"
+#include "meshwright/collectives.h"
+#include "row_route.h"
+#include "sdk/comm/parts.h"
+
+namespace meshwright::detail {
+
+namespace {
+
+using at::Tensor;
+using torch::autograd::variable_list;
+
+// What forward and backward of one exchange share.
+struct Trip {
+  RowRoute route;
+  int64_t tokens, width;
+  at::TensorOptions options;  // of the rows
+  at::ScalarType weights;
+  mutable at::TensorOptions returned = {};  // of the results, which under autocast have another dtype
+  // Gradients on their way back before the autograd engine comes to it.
+  mutable std::optional<RowRoute::Flight> early = {};
+};
+
+// Backward of the way there: the gradients of rows and weights come back, those of a token's rows are summed.
+struct SentNode : torch::autograd::Node {
+  std::shared_ptr<const Trip> trip;
+  std::string name() const override { return "MeshwrightDispatch"; }
+  variable_list apply(variable_list&& grads) override {
+    c10::NoGradGuard no_grad;
+    if (trip->early) return arrived(std::move(*std::exchange(trip->early, std::nullopt)));
+    Rows back;
+    // A part without gradient takes part all the same: the other ranks wait for it.
+    back.rows = grads[0].defined() ? grads[0].contiguous() : at::zeros({trip->route.received(), trip->width}, trip->options);
+    back.weights = grads[1].defined() ? grads[1].contiguous() : at::zeros({trip->route.received()}, trip->options.dtype(trip->weights));
+    return arrived(trip->route.start_back(back));
+  }
+  variable_list arrived(RowRoute::Flight flight) const {
+    Rows here = trip->route.finish_back(std::move(flight));
+    return {here.rows, here.weights};
+  }
+};
+
+// Backward of the way back: the gradient of a token's sum goes to each of its rows.
+struct ReturnedNode : torch::autograd::Node {
+  std::shared_ptr<const Trip> trip;
+  std::string name() const override { return "MeshwrightCombine"; }
+  variable_list apply(variable_list&& grads) override {
+    c10::NoGradGuard no_grad;
+    Tensor gradient = grads[0].defined() ? grads[0].contiguous() : at::zeros({trip->tokens, trip->width}, trip->returned);
+    return {trip->route.finish(trip->route.start(gradient, {})).rows};
+  }
+};
+
+template <class NodeType, class... Inputs>
+void record(std::shared_ptr<const Trip> trip, const std::vector<Tensor>& outputs, const Inputs&... inputs) {
+  if (!c10::GradMode::is_enabled() || !(inputs.requires_grad() || ...)) return;
+  auto node = std::shared_ptr<NodeType>(new NodeType(), torch::autograd::deleteNode);
+  node->set_next_edges(torch::autograd::collect_next_edges(inputs...));
+  node->trip = std::move(trip);
+  for (const Tensor& output : outputs) torch::autograd::set_history(output, node);
+}
+
+// Each row goes to the rank of its expert and comes back.
+class AllToAll final : public ExpertDispatcher {
+ public:
+  explicit AllToAll(std::shared_ptr<Group> ep) : ep_(std::move(ep)) {}
+
+  Tensor forward(const Tensor& x, const Routing& routing, GroupedExperts& experts, const std::function<void()>& meanwhile) override {
+    auto trip =
+        std::make_shared<const Trip>(Trip{RowRoute(sort_by_expert(routing.indices, experts->experts() * ep_->size()), pads_rows(x), ep_),
+                                          x.size(0), x.size(1), x.options().requires_grad(false), routing.weights.scalar_type()});
+    RowRoute::Flight flight = trip->route.start(x.detach().contiguous(), routing.weights.detach().contiguous());
+    meanwhile();
+    Rows rows = trip->route.finish(std::move(flight));
+    record<SentNode>(trip, {rows.rows, rows.weights}, x, routing.weights);
+    Tensor y;
+    {
+      // The rows' only use is here, so their gradients are what the experts say they are; unless a cast stands between.
+      detail::TellInputGradients tell([trip](const Tensor& of_rows, const Tensor& of_weights) {
+        if (of_rows.scalar_type() == c10::typeMetaToScalarType(trip->options.dtype()) && of_weights.scalar_type() == trip->weights)
+          trip->early = trip->route.start_back({of_rows.contiguous(), of_weights.contiguous()});
+      });
+      y = experts->forward(rows.rows, trip->route.local_counts(), rows.weights, trip->route.padded());
+    }
+    trip->returned = y.options().requires_grad(false);
+    Tensor out = trip->route.finish_back(trip->route.start_back({y.detach().contiguous(), {}})).rows;
+    record<ReturnedNode>(trip, {out}, y);
+    return out;
+  }
+
+ private:
+  std::shared_ptr<Group> ep_;
+};
+
+// Every rank sees the tokens of all, computes what its experts do with them, and the sums are shared out.
+class AllGather final : public ExpertDispatcher {
+ public:
+  explicit AllGather(std::shared_ptr<Group> ep) : ep_(std::move(ep)) {}
+
+  Tensor forward(const Tensor& x, const Routing& routing, GroupedExperts& experts, const std::function<void()>& meanwhile) override {
+    int64_t tokens = x.size(0), longest = most_tokens(tokens), missing = longest - tokens;
+    auto padded = [&](const Tensor& t, double value) { return missing == 0 ? t : at::constant_pad_nd(t, {0, 0, 0, missing}, value); };
+    Tensor all = all_gather(padded(x, 0), 0, ep_);
+    Tensor weights = all_gather(padded(routing.weights.to(at::kFloat), 0), 0, ep_);
+    Tensor indices = all_gather(padded(routing.indices, -1), 0, ep_);
+    meanwhile();
+    int64_t here = experts->experts(), first = ep_->rank() * here;
+    Tensor mine = indices - first;
+    mine.masked_fill_((mine < 0).logical_or(mine >= here), -1);
+    ExpertOrder order = sort_by_expert(mine, here, pads_rows(all));
+    Tensor y = experts->forward(gather_tokens(all, order), order.counts, gather_weights(weights, order), order.padded);
+    Tensor sums = combine_tokens(y.scalar_type() == at::kDouble ? y : y.to(at::kFloat), order);
+    return reduce_scatter(sums, 0, ep_).narrow(0, 0, tokens).to(y.scalar_type());
+  }
+
+ private:
+  int64_t most_tokens(int64_t mine) {
+    if (ep_->size() == 1) return mine;
+    Tensor box = at::full({1}, mine, at::kLong);
+    return PartsGather(box, 0, *ep_).whole().max().item<int64_t>();
+  }
+
+  std::shared_ptr<Group> ep_;
+};
+
+}  // namespace
+
+std::shared_ptr<ExpertDispatcher> make_dispatcher(TokenDispatcher kind, std::shared_ptr<Group> ep) {
+  if (kind == TokenDispatcher::all_gather) return std::make_shared<AllGather>(std::move(ep));
+  return std::make_shared<AllToAll>(std::move(ep));
+}
+
+}  // namespace meshwright::detail

@@ -1,0 +1,212 @@
+#include "moe_dispatch.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/autocast_mode.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/argsort.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/index_select.h>
+#include <ATen/ops/zeros.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <bit>
+#include <cstring>
+
+#include "sdk/memory/vectorised.h"
+#include "sdk/nn/linear_product.h"
+
+namespace meshwright {
+
+namespace {
+
+using at::Tensor;
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+constexpr int64_t kGrain = 16384;
+
+MESHWRIGHT_VECTORISED void add_row(float* __restrict to, const float* __restrict from, int64_t width) {
+  for (int64_t i = 0; i < width; ++i) to[i] += from[i];
+}
+
+// n rounded up to one of `steps` sizes between two powers of two, at least by 8.
+int64_t in_steps(int64_t n, int64_t steps) {
+  return detail::rounded_up(n, std::max<int64_t>(8, static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(n))) / steps));
+}
+
+int64_t rows_at_once(int64_t width) { return std::max<int64_t>(1, kGrain / std::max<int64_t>(width, 1)); }
+
+Tensor take_rows(const Tensor& x, const Tensor& rows) {
+  Tensor out = detail::empty_rows(rows.numel(), x.size(1), x.options());
+  detail::take_rows_into(out, 0, x, rows, 0, rows.numel());
+  return out;
+}
+
+Tensor sum_rows(const Tensor& y, const Tensor& place) {
+  int64_t tokens = place.size(0), active = place.size(1), width = y.size(1);
+  if (!detail::plain_rows(y)) {
+    if (y.size(0) == 0) return at::zeros({tokens, width}, y.options());
+    Tensor flat = place.reshape(-1), there = flat.ge(0).unsqueeze(1);
+    Tensor rows = y.index_select(0, flat.clamp_min(0));
+    bool narrow = y.scalar_type() != at::kDouble && y.scalar_type() != at::kFloat;
+    if (narrow) rows = rows.to(at::kFloat);
+    return rows.masked_fill(there.logical_not(), 0).view({tokens, active, width}).sum(1).to(y.scalar_type());
+  }
+  std::vector<const float*> rows(static_cast<size_t>(y.size(0)));
+  for (size_t i = 0; i < rows.size(); ++i) rows[i] = y.const_data_ptr<float>() + static_cast<int64_t>(i) * width;
+  return detail::sum_plain_rows(rows, place, width);
+}
+
+struct TakeRows : torch::autograd::Function<TakeRows> {
+  static Tensor forward(AutogradContext* context, const Tensor& x, const Tensor& token, const Tensor& place) {
+    context->save_for_backward({place});
+    return take_rows(x.contiguous(), token);
+  }
+  static variable_list backward(AutogradContext* context, variable_list grads) {
+    return {sum_rows(grads[0].contiguous(), context->get_saved_variables()[0]), Tensor(), Tensor()};
+  }
+};
+
+struct SumRows : torch::autograd::Function<SumRows> {
+  static Tensor forward(AutogradContext* context, const Tensor& y, const Tensor& token, const Tensor& place) {
+    context->save_for_backward({token});
+    return sum_rows(y.contiguous(), place);
+  }
+  static variable_list backward(AutogradContext* context, variable_list grads) {
+    return {take_rows(grads[0].contiguous(), context->get_saved_variables()[0]), Tensor(), Tensor()};
+  }
+};
+
+ExpertOrder sort_on_host(const Tensor& given, int64_t experts, bool padded) {
+  Tensor indices = given.contiguous();
+  int64_t slots = indices.numel(), active = indices.size(1), rows = 0;
+  const int64_t* expert = indices.const_data_ptr<int64_t>();
+  ExpertOrder out;
+  out.padded = padded;
+  out.counts.assign(static_cast<size_t>(experts), 0);
+  for (int64_t s = 0; s < slots; ++s)
+    if (expert[s] >= 0) ++out.counts[static_cast<size_t>(expert[s])];
+  std::vector<int64_t> next;
+  for (int64_t n : out.counts) {
+    next.push_back(rows);
+    rows += detail::taken_rows(n, padded);
+  }
+  out.slot = at::zeros({rows}, indices.options());
+  out.token = at::full({rows}, -1, indices.options());
+  out.place = at::empty(indices.sizes(), indices.options());
+  int64_t *slot = out.slot.mutable_data_ptr<int64_t>(), *token = out.token.mutable_data_ptr<int64_t>(),
+          *place = out.place.mutable_data_ptr<int64_t>();
+  for (int64_t s = 0; s < slots; ++s) {
+    int64_t row = expert[s] < 0 ? -1 : next[static_cast<size_t>(expert[s])]++;
+    place[s] = row;
+    if (row < 0) continue;
+    slot[row] = s;
+    token[row] = s / active;
+  }
+  return out;
+}
+
+class LocalDispatcher : public ExpertDispatcher {
+ public:
+  Tensor forward(const Tensor& x, const Routing& routing, GroupedExperts& experts, const std::function<void()>& meanwhile) override {
+    ExpertOrder order = sort_by_expert(routing.indices, experts->experts(), pads_rows(x));
+    meanwhile();
+    return combine_tokens(experts(gather_tokens(x, order), order.counts, gather_weights(routing.weights, order), order.padded), order);
+  }
+};
+
+}  // namespace
+
+namespace detail {
+
+bool plain_rows(const Tensor& t) { return t.is_cpu() && t.scalar_type() == at::kFloat && t.is_contiguous(); }
+
+Tensor empty_rows(int64_t n, int64_t width, const at::TensorOptions& options) {
+  at::AutoDispatchBelowADInplaceOrView not_a_view;
+  return at::empty({in_steps(n, 8), width}, options).narrow(0, 0, n);
+}
+
+void take_rows_into(const Tensor& out, int64_t at, const Tensor& x, const Tensor& rows, int64_t begin, int64_t n) {
+  if (n == 0) return;
+  if (!plain_rows(x) || !plain_rows(out)) {
+    Tensor to = out.narrow(0, at, n), from = rows.narrow(0, begin, n), missing = from.lt(0);
+    at::index_select_out(to, x, 0, from.clamp_min(0));
+    to.masked_fill_(to.dim() > 1 ? missing.unsqueeze(1) : missing, 0);
+    return;
+  }
+  int64_t width = x.dim() > 1 ? x.size(1) : 1;
+  auto bytes = static_cast<size_t>(width) * sizeof(float);
+  const float* from = x.const_data_ptr<float>();
+  const int64_t* row = rows.const_data_ptr<int64_t>() + begin;
+  float* to = out.mutable_data_ptr<float>() + at * width;
+  at::parallel_for(0, n, rows_at_once(width), [&](int64_t first, int64_t last) {
+    for (int64_t i = first; i < last; ++i) {
+      if (row[i] < 0)
+        std::memset(to + i * width, 0, bytes);
+      else
+        std::memcpy(to + i * width, from + row[i] * width, bytes);
+    }
+  });
+}
+
+Tensor sum_plain_rows(std::span<const float* const> rows, const Tensor& place, int64_t width) {
+  int64_t tokens = place.size(0), active = place.size(1);
+  Tensor out = at::empty({tokens, width}, at::TensorOptions().dtype(at::kFloat));
+  const int64_t* at = place.const_data_ptr<int64_t>();
+  float* to = out.mutable_data_ptr<float>();
+  at::parallel_for(0, tokens, rows_at_once(width * active), [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) {
+      bool first = true;
+      for (int64_t j = 0; j < active; ++j) {
+        int64_t row = at[t * active + j];
+        if (row < 0) continue;
+        const float* from = rows[static_cast<size_t>(row)];
+        if (first)
+          std::memcpy(to + t * width, from, static_cast<size_t>(width) * sizeof(float));
+        else
+          add_row(to + t * width, from, width);
+        first = false;
+      }
+      if (first) std::memset(to + t * width, 0, static_cast<size_t>(width) * sizeof(float));
+    }
+  });
+  return out;
+}
+
+ExpertOrder sort_on_device(const Tensor& indices, int64_t experts) {
+  Tensor flat = indices.reshape(-1);
+  Tensor loads = at::zeros({experts + 1}, flat.options()).scatter_add_(0, flat + 1, at::full(flat.sizes(), 1, flat.options())).cpu();
+  const int64_t* load = loads.const_data_ptr<int64_t>();
+  int64_t masked = load[0], rows = flat.numel() - masked;
+  ExpertOrder out;
+  out.counts.assign(load + 1, load + 1 + experts);
+  out.slot = flat.argsort(/*stable=*/true, 0, /*descending=*/false).narrow(0, masked, rows);
+  out.token = out.slot.floor_divide(std::max<int64_t>(indices.size(1), 1));
+  out.place = at::full(flat.sizes(), -1, flat.options()).scatter_(0, out.slot, at::arange(rows, flat.options())).view(indices.sizes());
+  return out;
+}
+
+}  // namespace detail
+
+ExpertDispatcher::~ExpertDispatcher() = default;
+
+int64_t padded_rows(int64_t n) { return in_steps(n, 16); }
+bool pads_rows(const Tensor& x) { return !at::autocast::is_autocast_enabled(x.device().type()) && detail::product_is_compiled(x); }
+
+ExpertOrder sort_by_expert(const Tensor& indices, int64_t experts, bool padded) {
+  if (indices.is_cpu()) return sort_on_host(indices, experts, padded);
+  if (!padded) return detail::sort_on_device(indices, experts);
+  ExpertOrder order = sort_on_host(indices.cpu(), experts, padded);
+  for (Tensor* t : {&order.slot, &order.token, &order.place}) *t = t->to(indices.device());
+  return order;
+}
+
+Tensor gather_tokens(const Tensor& x, const ExpertOrder& order) { return TakeRows::apply(x, order.token, order.place); }
+Tensor gather_weights(const Tensor& weights, const ExpertOrder& order) { return weights.reshape(-1).index_select(0, order.slot); }
+Tensor combine_tokens(const Tensor& y, const ExpertOrder& order) { return SumRows::apply(y, order.token, order.place); }
+
+std::shared_ptr<ExpertDispatcher> local_dispatcher() { return std::make_shared<LocalDispatcher>(); }
+
+}  // namespace meshwright

@@ -1,0 +1,155 @@
+#include "meshwright/shared_options.h"
+
+#include <algorithm>
+
+#include "sdk/base/text.h"
+
+namespace meshwright {
+namespace {
+
+int64_t at_least_one(const Options& table, std::string_view name) { return std::max<int64_t>(1, table.find_int(name).value_or(1)); }
+
+bool any_given(const Options& table) {
+  for (const meshwright_option* option : table.schema().options)
+    if (table.is_given(option->name)) return true;
+  return false;
+}
+
+TpPlanChoice read_tp_plan(const Options& distributed) {
+  TpPlanChoice choice;
+  const OptionValue& value = distributed.value("tp_plan");
+  if (const auto* name = std::get_if<std::string>(&value)) {
+    choice.kind = TpPlanChoice::Kind::named;
+    choice.name = *name;
+  } else if (const auto* patterns = std::get_if<StringMap>(&value)) {
+    choice.kind = TpPlanChoice::Kind::custom;
+    choice.patterns = *patterns;
+  }
+  return choice;
+}
+
+MixedPrecision read_precision(const Options& table, const MixedPrecision& fallback) {
+  return {table.find_dtype("param_dtype").value_or(fallback.param), table.find_dtype("reduce_dtype").value_or(fallback.reduce),
+          table.find_dtype("output_dtype").value_or(fallback.output),
+          table.find_bool("cast_forward_inputs").value_or(fallback.cast_forward_inputs)};
+}
+
+PipelineOptions read_pipeline(const Options& table) {
+  PipelineOptions out;
+  out.schedule = table.get_string("pp_schedule");
+  // A schedule by name and a file of actions exclude each other; the default name steps back when a file is given.
+  if (table.is_set("pp_schedule_csv") && !table.is_given("pp_schedule")) out.schedule.clear();
+  out.schedule_csv = table.get_string("pp_schedule_csv");
+  out.microbatch_size = table.get_int("pp_microbatch_size");
+  out.batch_size = table.get_int("pp_batch_size");
+  out.layers_per_stage = table.find_int("layers_per_stage");
+  std::string round = table.get_string("round_virtual_stages_to_pp_multiple");
+  out.round = round == "up" ? PipelineOptions::Round::up : round == "down" ? PipelineOptions::Round::down : PipelineOptions::Round::none;
+  if (const auto* parts = std::get_if<StringTable>(&table.value("module_fqns_per_model_part"))) out.module_fqns_per_model_part = *parts;
+  out.dtype = table.find_dtype("dtype");
+  out.scale_grads_in_schedule = table.get_bool("scale_grads_in_schedule");
+  out.seq_len = table.find_int("pp_seq_len");
+  return out;
+}
+
+}  // namespace
+
+SharedOptions read_shared_options(const Options& distributed, const Options& mp_policy, const Options& moe, const Options& moe_mp_policy,
+                                  const Options& pipeline, Diagnostics& diagnostics) {
+  SharedOptions out;
+  if (std::optional<int64_t> dp = distributed.find_int("dp_size"); dp && *dp > 0) out.sizes.dp = dp;
+  out.sizes.dp_replicate = at_least_one(distributed, "dp_replicate_size");
+  out.sizes.tp = at_least_one(distributed, "tp_size");
+  out.sizes.cp = at_least_one(distributed, "cp_size");
+  out.sizes.pp = at_least_one(distributed, "pp_size");
+  out.sizes.ep = at_least_one(distributed, "ep_size");
+  out.sequence_parallel = distributed.get_bool("sequence_parallel");
+  out.tp_plan = read_tp_plan(distributed);
+  try {
+    out.activation_checkpointing = parse_activation_checkpointing(distributed.value("activation_checkpointing"));
+    out.activation_checkpointing_scope = parse_checkpointing_scope(distributed.value("activation_checkpointing_scope"));
+  } catch (Error& error) {
+    diagnostics.add(error.at(distributed.origin(error.key().substr(error.key().rfind('.') + 1))));
+  }
+  out.autocast_dtype = distributed.find_dtype("autocast_dtype");
+  out.enable_async_tensor_parallel = distributed.get_bool("enable_async_tensor_parallel");
+  out.mp = read_precision(mp_policy, MixedPrecision{});
+
+  out.moe_given = any_given(moe) || any_given(moe_mp_policy);
+  if (moe.get_string("dispatcher") == "all_gather") out.moe.dispatcher = TokenDispatcher::all_gather;
+  out.moe.ignore_router_for_ac = moe.get_bool("ignore_router_for_ac");
+  out.moe.reshard_after_forward = moe.get_bool("reshard_after_forward");
+  out.moe.lm_head_precision = moe.find_dtype("lm_head_precision");
+  out.moe.wrap_outer_model = moe.get_bool("wrap_outer_model");
+  out.moe.fake_balanced_gate = moe.get_bool("fake_balanced_gate");
+  if (any_given(moe_mp_policy)) out.moe.mp_policy = read_precision(moe_mp_policy, out.mp);
+
+  out.pipeline_given = any_given(pipeline);
+  out.pipeline = read_pipeline(pipeline);
+  if (out.pipeline_given && out.sizes.pp <= 1)
+    diagnostics.warning("[distributed.pipeline] has no effect with pp_size = " + std::to_string(out.sizes.pp) + "; it is left out");
+  if (out.sizes.pp > 1) {
+    if (!out.pipeline.dtype)
+      out.pipeline.dtype = out.mp.output;
+    else if (*out.pipeline.dtype != out.mp.output)
+      diagnostics.warning("distributed.pipeline.dtype = \"" + std::string(dtype_name(*out.pipeline.dtype)) +
+                          "\" differs from distributed.mp_policy.output_dtype = \"" + std::string(dtype_name(out.mp.output)) +
+                          "\"; it is kept");
+  }
+  return out;
+}
+
+std::vector<std::string> parse_checkpointing_scope(const OptionValue& value) {
+  const std::string key = "distributed.activation_checkpointing_scope";
+  std::vector<std::string> parts;
+  auto add = [&](const std::string& text) {
+    std::string all = text::normal(text);
+    std::replace(all.begin(), all.end(), '+', ',');
+    for (std::string_view part : text::split(all, ',')) {
+      std::string name(text::trim(part));
+      if (name.empty()) continue;
+      if (name == "default" || name == "auto") name = "all";
+      if (std::find(parts.begin(), parts.end(), name) == parts.end()) parts.push_back(name);
+    }
+  };
+  if (const auto* text = std::get_if<std::string>(&value)) {
+    add(*text);
+  } else if (const auto* list = std::get_if<std::vector<std::string>>(&value)) {
+    for (const std::string& item : *list) add(item);
+  } else if (value.index() != 0) {
+    throw Error(ErrorCode::wrong_type, key + " wants a string or a list of strings, found " + to_toml(value))
+        .key(key)
+        .help("set " + key + " = \"all\"");
+  }
+  const std::vector<std::string> known = {"all", "language", "vision", "audio", "multimodal"};
+  for (const std::string& part : parts)
+    if (std::find(known.begin(), known.end(), part) == known.end()) {
+      Error error(ErrorCode::bad_choice, key + ": \"" + part + "\" is not one of " + text::join(known, ", "));
+      throw error.key(key).help("set " + key + " = \"all\"").help("set " + key + " = \"language+vision\"");
+    }
+  if (parts.size() > 1 && std::find(parts.begin(), parts.end(), "all") != parts.end())
+    throw Error(ErrorCode::bad_choice, key + ": \"all\" stands beside another part").key(key).help("set " + key + " = \"all\"");
+  if (parts.empty()) parts = {"all"};
+  return parts;
+}
+
+ActivationCheckpointing parse_activation_checkpointing(const OptionValue& value) {
+  const std::string key = "distributed.activation_checkpointing";
+  if (value.index() == 0) return ActivationCheckpointing::none;
+  if (const bool* on = std::get_if<bool>(&value)) return *on ? ActivationCheckpointing::full : ActivationCheckpointing::none;
+  if (const auto* text = std::get_if<std::string>(&value)) {
+    std::string word = text::normal(*text);
+    for (const char* off : {"none", "false", "off", "disabled", "no"})
+      if (word == off) return ActivationCheckpointing::none;
+    for (const char* full : {"full", "true", "on", "enabled", "yes"})
+      if (word == full) return ActivationCheckpointing::full;
+    if (word == "selective") return ActivationCheckpointing::selective;
+  }
+  throw Error(ErrorCode::bad_choice, key + " = " + to_toml(value) + ", but it must be none, full or selective")
+      .key(key)
+      .help("set " + key + " = \"none\"")
+      .help("set " + key + " = \"full\"")
+      .help("set " + key + " = \"selective\"");
+}
+
+}  // namespace meshwright

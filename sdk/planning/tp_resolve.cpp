@@ -1,0 +1,210 @@
+// What a plan's styles come to in one model: the layout that reaches each styled module, and which gradients are partial sums.
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "footprint_parts.h"
+#include "meshwright/error.h"
+#include "meshwright/tp_plan.h"
+#include "sdk/base/text.h"
+#include "tp_errors.h"
+
+namespace meshwright {
+namespace {
+
+using footprint::ModuleIndex;
+
+bool is_sequence(const TpStyle& style) { return style.kind == TpStyleKind::sequence || style.kind == TpStyleKind::sequence_all_gather; }
+bool is_cut(const TpStyle& style) { return style.kind == TpStyleKind::column || style.kind == TpStyleKind::row; }
+
+// The norms beside a layer's blocks: they say in what layout the blocks' inputs arrive.
+struct LayerNorms {
+  bool plain = false, gathering = false;
+  bool columns_only = true;   // nothing but columns, and rows that continue them, reads the norms' output
+  std::string norm, pattern;  // one of them, for the reader
+};
+
+struct Styled {
+  const ModuleOutline* module;
+  const TpEntry* entry;
+};
+
+struct Resolved {
+  explicit Resolved(const ModelOutline& model) : outline(model), index(model) {}
+  const ModelOutline& outline;
+  ModuleIndex index;
+  std::vector<Styled> styled;  // in the plan's order
+  std::map<std::string_view, const TpEntry*> entry_of;
+  std::map<std::string_view, LayerNorms> layers;  // of layers with sequence-parallel norms of their own
+  LayerNorms outside;                             // those outside of all layers: the final norm
+};
+
+[[noreturn]] void refuse_part_of_sequence(const TpPlan& plan, const ModuleOutline& module, const LayerNorms& norms) {
+  Error error = tp_plan_does_not_fit(module.name + " has no style, but the norm " + norms.norm +
+                                     " beside it is sequence parallel: it sees only a part of the sequence");
+  if (plan.source == "custom") {
+    if (module.kind == ModuleKind::linear) error.help("give " + module.name + " the style \"colwise\"");
+    if (module.kind == ModuleKind::norm) error.help("give " + module.name + " the style \"sequence_parallel\"");
+    error.help("remove the pattern " + text::quote(norms.pattern));
+  } else {
+    error.help("set distributed.sequence_parallel = false");
+  }
+  throw error;
+}
+
+[[noreturn]] void refuse_mixed(std::string_view layer, const LayerNorms& norms) {
+  throw tp_plan_does_not_fit(std::string(layer) + " has norms of both kinds, sequence_parallel and sequence_parallel_allgather (" +
+                             norms.norm + " is one): which layout its projections get cannot be told")
+      .help("give all norms of a layer the same style")
+      .help("set distributed.sequence_parallel = false");
+}
+
+// A row style cuts an input that is whole; behind a norm that leaves the sequence cut there is none.
+[[noreturn]] void refuse_whole_row(const TpPlan& plan, const Styled& row, const LayerNorms& norms) {
+  Error error =
+      tp_plan_does_not_fit(row.module->name + " is a row style with a whole input (pattern " + text::quote(row.entry->pattern) +
+                           "), but the norm " + norms.norm + " beside it is sequence parallel: it sees only a part of the sequence");
+  if (plan.source == "custom")
+    error.help("set distributed.tp_plan." + text::quote(row.entry->pattern) + " = \"rowwise\" after a \"colwise\" projection");
+  throw error.help(plan.source == "custom" ? "remove the pattern " + text::quote(norms.pattern)
+                                           : "set distributed.sequence_parallel = false");
+}
+
+void check_layers(const TpPlan& plan, Resolved& model) {
+  for (auto& [layer, norms] : model.layers)
+    if (norms.plain && norms.gathering) refuse_mixed(layer, norms);
+  std::set<std::string_view> with_parameters;
+  for (const ParameterOutline& parameter : model.outline.parameters) with_parameters.insert(module_of(parameter.name));
+  bool behind = false;  // modules come in order: heads follow the final norm
+  for (const ModuleOutline& module : model.outline.modules) {
+    auto entry = model.entry_of.find(module.name);
+    std::string_view layer = model.index.layer_of(module.name);
+    if (layer.empty()) {
+      if (module.name == model.outside.norm) behind = true;
+      bool head = module.kind == ModuleKind::linear && module_of(module.name).empty();
+      if (behind && head && model.outside.plain && entry == model.entry_of.end()) refuse_part_of_sequence(plan, module, model.outside);
+      continue;
+    }
+    auto at = model.layers.find(layer);
+    if (at == model.layers.end()) continue;
+    LayerNorms& norms = at->second;
+    bool own_norm = module.kind == ModuleKind::norm && module_of(module.name) == layer && with_parameters.contains(module.name);
+    bool projection = module.kind == ModuleKind::linear || module.kind == ModuleKind::experts || module.kind == ModuleKind::router;
+    if (!own_norm && !projection) continue;
+    if (entry == model.entry_of.end()) {
+      // Behind norms that gather, a projection without a style is right; a norm sees the stream itself, which is cut.
+      if (norms.plain || own_norm) refuse_part_of_sequence(plan, module, norms);
+      norms.columns_only = false;
+    } else if (projection && entry->second->style.kind == TpStyleKind::row && entry->second->style.input == TpLayout::replicate) {
+      if (norms.plain) refuse_whole_row(plan, {&module, entry->second}, norms);
+      norms.columns_only = false;
+    }
+  }
+}
+
+// A head tied to an embedding is one weight, so both must be cut along the same dimension.
+void check_tied(const Resolved& model) {
+  const ModelOutline& outline = model.outline;
+  if (!outline.tied_embeddings) return;
+  const ModuleOutline *head = nullptr, *embedding = nullptr;
+  for (const ModuleOutline& module : outline.modules) {
+    if (!model.index.layer_of(module.name).empty()) continue;
+    bool weight = outline.find_parameter(module.name + ".weight") != nullptr;
+    if (module.kind == ModuleKind::embedding && weight && embedding == nullptr) embedding = &module;
+    if (module.kind == ModuleKind::linear && !weight && head == nullptr) head = &module;
+  }
+  if (head == nullptr || embedding == nullptr) return;  // a stage may hold one of them
+  auto cut = [&](const ModuleOutline& module) -> std::string {
+    auto at = model.entry_of.find(module.name);
+    if (at == model.entry_of.end() || !is_cut(at->second->style)) return "not at all";
+    bool column = at->second->style.kind == TpStyleKind::column;
+    return column == (module.kind == ModuleKind::linear) ? "by vocabulary" : "by width";
+  };
+  std::string of_head = cut(*head), of_embedding = cut(*embedding);
+  if (of_head == of_embedding) return;
+  throw tp_plan_does_not_fit("the head " + head->name + " and the embedding " + embedding->name +
+                             " share one weight, but the plan would cut the head " + of_head + " and the embedding " + of_embedding)
+      .help("give " + text::quote(head->name) + " the style \"colwise\" and " + text::quote(embedding->name) + " \"rowwise_rep\"")
+      .help("give neither of them a style");
+}
+
+Resolved read_plan(const TpPlan& plan, const ModelOutline& outline) {
+  Resolved model(outline);
+  for (const TpEntry& entry : plan.entries)
+    for (const std::string& name : entry.modules)
+      if (const ModuleOutline* module = model.index.find(name)) {
+        model.styled.push_back({module, &entry});
+        model.entry_of.emplace(module->name, &entry);
+      }
+  for (const auto& [module, entry] : model.styled) {
+    if (!is_sequence(entry->style)) continue;
+    std::string_view layer = model.index.layer_of(module->name);
+    if (!layer.empty() && module_of(module->name) != layer) continue;
+    LayerNorms& norms = layer.empty() ? model.outside : model.layers[layer];
+    if (layer.empty()) norms = {};  // the last one is what the head reads
+    (entry->style.kind == TpStyleKind::sequence ? norms.plain : norms.gathering) = true;
+    norms.norm = module->name;
+    norms.pattern = entry->pattern;
+  }
+  check_layers(plan, model);
+  check_tied(model);
+  return model;
+}
+
+// What lies behind a norm outside of the layers is the model's head.
+const LayerNorms* norms_before(const Resolved& model, const ModuleOutline& module) {
+  std::string_view layer = model.index.layer_of(module.name);
+  if (layer.empty()) return module_of(module.name).empty() ? &model.outside : nullptr;
+  auto at = model.layers.find(layer);
+  return at == model.layers.end() ? nullptr : &at->second;
+}
+
+}  // namespace
+
+std::vector<TpModule> resolve_tp_modules(const TpPlan& plan, const ModelOutline& outline) {
+  Resolved model = read_plan(plan, outline);
+  std::vector<TpModule> out;
+  for (const auto& [module, entry] : model.styled) {
+    TpModule resolved{module->name, entry->style, false};
+    const LayerNorms* norms = norms_before(model, *module);
+    std::string_view layer = model.index.layer_of(module->name);
+    if (norms != nullptr && entry->style.kind == TpStyleKind::column && module->kind != ModuleKind::embedding) {
+      if (norms->plain) resolved.style.input = TpLayout::shard_1;
+      if (norms->gathering) resolved.style.input = TpLayout::replicate;
+      resolved.gathers_for_columns = !layer.empty() && norms->gathering && norms->columns_only;
+    }
+    if (norms != nullptr && entry->style.kind == TpStyleKind::sequence_all_gather && module_of(module->name) == layer)
+      resolved.gathers_for_columns = !layer.empty() && norms->columns_only;
+    out.push_back(std::move(resolved));
+  }
+  return out;
+}
+
+std::vector<std::string> partial_gradient_parameters(const TpPlan& plan, const ModelOutline& outline) {
+  Resolved model = read_plan(plan, outline);
+  std::set<std::string_view> whole, bias;
+  std::map<std::string_view, std::set<int64_t>> heads;  // modules with columns inside, and how wide these columns' inputs are
+  for (const auto& [module, entry] : model.styled) {
+    const TpStyle& style = entry->style;
+    if (is_sequence(style)) whole.insert(module->name);
+    if (module->kind != ModuleKind::linear) continue;
+    if (style.kind == TpStyleKind::row && style.output == TpLayout::shard_1) bias.insert(module->name);
+    // Inside a layer, a norm among projections sees heads unless it is as wide as what they take: that one stands before them.
+    const ParameterOutline* weight = outline.find_parameter(module->name + ".weight");
+    if (style.kind == TpStyleKind::column && style.output == TpLayout::shard_last && !model.index.layer_of(module->name).empty() &&
+        weight != nullptr && weight->shape.size() == 2)
+      heads[module_of(module->name)].insert(weight->shape[1]);
+  }
+  std::vector<std::string> out;
+  for (const ParameterOutline& parameter : outline.parameters) {
+    std::string_view name = module_of(parameter.name);
+    const ModuleOutline* module = model.index.find(name);
+    auto block = heads.find(module_of(name));
+    bool of_heads = module != nullptr && module->kind == ModuleKind::norm && block != heads.end() && parameter.shape.size() == 1 &&
+                    !block->second.contains(parameter.shape[0]);
+    if (of_heads || whole.contains(name) || (bias.contains(name) && parameter.name.ends_with(".bias"))) out.push_back(parameter.name);
+  }
+  return out;
+}
+
+}  // namespace meshwright
