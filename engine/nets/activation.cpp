@@ -16,8 +16,8 @@
 #include <algorithm>
 #include <iterator>
 
-#include "sdk/memory/exponential.h"
-#include "sdk/memory/vectorised.h"
+#include "sdk/base/exponential.h"
+#include "sdk/base/vectorised.h"
 
 namespace meshwright::nets {
 namespace {

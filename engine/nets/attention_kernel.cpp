@@ -4,7 +4,7 @@
 #include <cmath>
 #include <vector>
 
-#include "sdk/memory/exponential.h"
+#include "sdk/base/exponential.h"
 
 namespace meshwright::nets {
 

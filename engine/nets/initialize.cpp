@@ -10,7 +10,7 @@
 
 #include "engine/nets/philox.h"
 #include "meshwright/error.h"
-#include "sdk/memory/vectorised.h"
+#include "sdk/base/vectorised.h"
 
 // This file is compiled without fused multiply-add, so that every processor rounds alike.
 namespace meshwright::nets {

@@ -18,7 +18,7 @@
 #include <cmath>
 #include <numbers>
 
-#include "sdk/memory/vectorised.h"
+#include "sdk/base/vectorised.h"
 
 namespace meshwright::nets {
 namespace {

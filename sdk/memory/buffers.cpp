@@ -9,7 +9,7 @@
 
 #include <algorithm>
 
-#include "vectorised.h"
+#include "sdk/base/vectorised.h"
 
 namespace meshwright::detail {
 

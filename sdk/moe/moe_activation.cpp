@@ -11,8 +11,8 @@
 #include <ATen/ops/stack.h>
 
 #include "moe_dispatch.h"
-#include "sdk/memory/exponential.h"
-#include "sdk/memory/vectorised.h"
+#include "sdk/base/exponential.h"
+#include "sdk/base/vectorised.h"
 
 namespace meshwright::detail {
 

@@ -14,7 +14,7 @@
 #include <bit>
 #include <cstring>
 
-#include "sdk/memory/vectorised.h"
+#include "sdk/base/vectorised.h"
 #include "sdk/nn/linear_product.h"
 
 namespace meshwright {

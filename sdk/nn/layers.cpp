@@ -12,7 +12,7 @@
 
 #include <cmath>
 
-#include "sdk/memory/vectorised.h"
+#include "sdk/base/vectorised.h"
 
 namespace meshwright {
 

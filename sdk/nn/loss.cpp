@@ -14,8 +14,8 @@
 
 #include "meshwright/error.h"
 #include "meshwright/tp_plan.h"
-#include "sdk/memory/exponential.h"
-#include "sdk/memory/vectorised.h"
+#include "sdk/base/exponential.h"
+#include "sdk/base/vectorised.h"
 
 namespace meshwright {
 

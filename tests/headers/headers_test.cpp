@@ -1,7 +1,9 @@
 // Promises about the public surface: its size, what it includes, and what the built files need at run time.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <array>
+#include <cstddef>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
@@ -55,6 +57,36 @@ TEST_CASE("plugins include the SDK and nothing of the engine") {
     for (const std::string& line : lines_of(entry.path()))
       CHECK_MESSAGE(line.find("#include \"engine/") == std::string::npos, entry.path().string());
   }
+}
+
+// What is not there may be included: the public headers, and what has no room above it.
+TEST_CASE("the rooms of the SDK include those below them, and other code only the base") {
+  const std::vector<std::string> rooms{"base", "planning", "memory", "comm", "nn", "tensor_parallel", "moe", "data_parallel"};
+  auto room_of = [&](const std::string& line) {
+    const std::string prefix = "#include \"sdk/";
+    return line.starts_with(prefix) ? line.substr(prefix.size(), line.find('/', prefix.size()) - prefix.size()) : std::string();
+  };
+  auto each_include = [&](const fs::path& folder, auto&& see) {
+    for (const fs::directory_entry& entry : fs::recursive_directory_iterator(folder)) {
+      if (entry.path().extension() != ".cpp" && entry.path().extension() != ".h") continue;
+      if (entry.path().string().find("/tests/") != std::string::npos) continue;
+      for (const std::string& line : lines_of(entry.path()))
+        if (std::string room = room_of(line); !room.empty()) see(room, entry.path().string() + ": " + line);
+    }
+  };
+  size_t between = 0;
+  for (size_t i = 0; i < rooms.size(); ++i)
+    each_include(fs::path(MESHWRIGHT_SOURCE_DIR "/sdk") / rooms[i], [&](const std::string& room, const std::string& where) {
+      CHECK_MESSAGE(
+          std::find(rooms.begin(), rooms.begin() + static_cast<std::ptrdiff_t>(i), room) != rooms.begin() + static_cast<std::ptrdiff_t>(i),
+          where);
+      ++between;
+    });
+  CHECK(between > 20);
+  for (const char* folder : {"/engine", "/plugins", "/examples", "/bench", "/sdk/testing", "/sdk/template"})
+    each_include(fs::path(MESHWRIGHT_SOURCE_DIR) / (folder + 1), [&](const std::string& room, const std::string& where) {
+      CHECK_MESSAGE((room == "base" || room == "conformance"), where);
+    });
 }
 
 TEST_CASE("the engine names no strategy but the default value of the key") {
