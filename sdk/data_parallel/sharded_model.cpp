@@ -18,6 +18,7 @@
 #include "meshwright/gradients.h"
 #include "meshwright/module.h"
 #include "meshwright/tensor_parallel.h"
+#include "sdk/comm/shared_memory.h"
 #include "unit.h"
 
 namespace meshwright {

@@ -10,6 +10,9 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
+#include <regex>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -114,4 +117,64 @@ TEST_CASE("every console example of the README and the guide does what the page 
     }
   }
   CHECK(count >= 10);
+}
+
+namespace {
+
+std::string contents(const std::filesystem::path& path) {
+  std::ifstream in(path);
+  REQUIRE_MESSAGE(in.good(), path.string());
+  return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
+}
+
+// "1,024.5" -> "1024.5"
+std::string plain(std::string number) {
+  std::erase(number, ',');
+  return number;
+}
+
+// Whether the results have a number that is `quoted` when rounded to as many decimals.
+bool has_figure(const std::string& results, const std::string& quoted) {
+  size_t dot = quoted.find('.');
+  int decimals = dot == std::string::npos ? 0 : static_cast<int>(quoted.size() - dot - 1);
+  static const std::regex number("-?[0-9][0-9,]*(\\.[0-9]+)?");
+  for (std::sregex_iterator at(results.begin(), results.end(), number), end; at != end; ++at) {
+    char text[64];
+    std::snprintf(text, sizeof text, "%.*f", decimals, std::strtod(plain(at->str()).c_str(), nullptr));
+    if (quoted == text) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+// A paragraph that links to a file of results quotes figures with units: "5.3 ms", "8.0 MiB", "3.7 times", "87%".
+TEST_CASE("figures that pages quote from bench/results are those of the file") {
+  namespace fs = std::filesystem;
+  const fs::path root = MESHWRIGHT_SOURCE_DIR;
+  std::vector<fs::path> pages{root / "README.md"};
+  for (const char* folder : {"docs", "plugins", "examples"})
+    for (const fs::directory_entry& entry : fs::recursive_directory_iterator(root / folder))
+      if (entry.path().extension() == ".md") pages.push_back(entry.path());
+  static const std::regex link("bench/results/([a-z_]+\\.txt)"),
+      figure("(-?[0-9][0-9,]*(\\.[0-9]+)?)( (ms|us|s|MB|MiB|GB|GiB|times)\\b|%)");
+  int quoted = 0;
+  for (const fs::path& page : pages) {
+    std::istringstream in(contents(page));
+    std::string paragraph, results;
+    auto judge = [&] {
+      for (std::sregex_iterator at(paragraph.begin(), paragraph.end(), link), end; at != end; ++at)
+        results += contents(root / "bench/results" / (*at)[1].str());
+      if (!results.empty())
+        for (std::sregex_iterator at(paragraph.begin(), paragraph.end(), figure), end; at != end; ++at, ++quoted)
+          CHECK_MESSAGE(has_figure(results, plain((*at)[1].str())), page.string() << ": " << at->str());
+      paragraph.clear();
+      results.clear();
+    };
+    for (std::string line; std::getline(in, line); line.empty() ? judge() : void(paragraph += line + "\n")) continue;
+    judge();
+  }
+  CHECK(quoted >= 1);
+  CHECK(has_figure("median 3.68 x", "3.7"));
+  CHECK_FALSE(has_figure("median 3.68 x", "3.6"));
 }

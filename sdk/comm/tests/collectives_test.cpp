@@ -11,6 +11,7 @@
 #include <doctest/doctest.h>
 #include "meshwright/error.h"
 #include "meshwright/testing.h"
+#include "sdk/comm/shared_memory.h"
 
 namespace collectives_test {
 

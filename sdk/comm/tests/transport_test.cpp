@@ -31,7 +31,7 @@ std::shared_ptr<World> faulty(const std::shared_ptr<World>& world, Faults faults
   faults.seed += static_cast<uint64_t>(world->rank());
   return std::make_shared<World>(
       world->rank(), world->size(), at::kCPU, timeout, [world, faults](const std::string& name, const std::vector<int64_t>& ranks) {
-        return std::make_shared<FaultyTransport>(detail::GroupAccess::of(*world->group(name, ranks)).transport, faults);
+        return std::make_shared<FaultyTransport>(meshwright::detail::GroupAccess::of(*world->group(name, ranks)).transport, faults);
       });
 }
 
@@ -45,7 +45,7 @@ void pass_round(Group& group, int64_t rounds) {
       auto value = [&](int64_t rank, int64_t way) { return static_cast<double>(1000 * round + 100 * turn + 10 * rank + way); };
       Tensor forth = at::full({3 + turn}, value(me, 1)), back = at::full({5, 2}, value(me, 2), at::kDouble);
       Tensor from_before = at::empty({3 + turn}), from_next = at::empty({5, 2}, at::kDouble);
-      std::vector<PeerMessage> messages{receive(next, from_next), send(next, forth), send(before, back), receive(before, from_before)};
+      std::vector<PeerMessage> messages{receive(before, from_before), send(next, forth), send(before, back), receive(next, from_next)};
       works.push_back(group.send_receive(messages));
       for (const Tensor& t :
            {from_before, at::full({3 + turn}, value(before, 1)), from_next, at::full({5, 2}, value(next, 2), at::kDouble), forth, back})
@@ -121,7 +121,7 @@ TEST_CASE("delays and another order change no value") {
 TEST_CASE("a lost message ends in an error that names rank, group, operation and who was waited for") {
   std::string told;
   auto body = [&](const std::shared_ptr<World>& world) {
-    auto lossy = faulty(world, {.lose = world->rank() == 1 ? 0 : -1}, std::chrono::milliseconds(700));
+    auto lossy = faulty(world, {.lose = world->rank() == 1 ? 0 : -1}, std::chrono::milliseconds(2000));
     auto group = lossy->everyone();
     Tensor out = at::full({4}, 1.0), in = at::empty({4});
     if (world->rank() == 1) group->send_receive(std::vector<PeerMessage>{send(2, out)}).wait();
@@ -133,10 +133,9 @@ TEST_CASE("a lost message ends in an error that names rank, group, operation and
     }
   };
   // What timed out has broken the connections, so that the ranks cannot part in good order.
-  CHECK_THROWS_AS(run_ranks(3, body, std::chrono::milliseconds(700)), Error);
-  CHECK(told.find("rank 2 waited 0.7 s in vain for send_receive of 16 bytes in group world [0, 1, 2]: no word from rank 1") !=
+  CHECK_THROWS_AS(run_ranks(3, body, std::chrono::milliseconds(2000)), Error);
+  CHECK(told.find("rank 2 waited 2 s in vain for send_receive of 16 bytes in group world [0, 1, 2]: no word from rank 1") !=
         std::string::npos);
-  CHECK(told.find("look at the log of rank 1") != std::string::npos);
 }
 
 }  // namespace transport_test
