@@ -2,7 +2,7 @@
 #include <array>
 
 #include "meshwright/plugin_main.h"
-#include "meshwright/sharded_strategy.h"
+#include "plugins/fully_sharded/options.h"
 
 namespace {
 
@@ -10,6 +10,11 @@ using namespace meshwright;
 
 class Fsdp2 final : public ShardedStrategy {
  public:
+  void validate(const StrategyConfig& config, Diagnostics& diagnostics) const override {
+    tell_idle(config.own, diagnostics);
+    ShardedStrategy::validate(config, diagnostics);
+  }
+
   MeshPlan plan_mesh(const MeshRequest& request) const override {
     if (request.config.shared.sizes.ep <= 1) return plan_sharded_mesh(request);
     MeshPlan plan;
@@ -19,7 +24,7 @@ class Fsdp2 final : public ShardedStrategy {
   }
 
   Footprint footprint(const FootprintRequest& request) const override {
-    return fully_sharded_footprint(request, sharding_policy(request.config, std::nullopt));
+    return fully_sharded_footprint(request, fully_sharded_policy(request.config, std::nullopt));
   }
 };
 

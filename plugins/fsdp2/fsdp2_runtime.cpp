@@ -1,14 +1,14 @@
 // How fsdp2 runs.
 #include <optional>
 
-#include "meshwright/fully_sharded.h"
 #include "meshwright/plugin_runtime.h"
+#include "plugins/fully_sharded/run.h"
 
 namespace {
 
 using namespace meshwright;
 
-std::unique_ptr<ParallelModel> run(Strategy&, ParallelizeRequest& request) { return parallelize_fully_sharded(request, std::nullopt); }
+std::unique_ptr<ParallelModel> run(Strategy&, ParallelizeRequest& request) { return run_fully_sharded(request, std::nullopt); }
 
 }  // namespace
 

@@ -3,7 +3,7 @@
 #include <array>
 
 #include "meshwright/plugin_main.h"
-#include "meshwright/sharded_strategy.h"
+#include "plugins/fully_sharded/options.h"
 
 namespace {
 
@@ -12,9 +12,10 @@ using namespace meshwright;
 class MoeEp final : public ShardedStrategy {
  public:
   void validate(const StrategyConfig& config, Diagnostics& diagnostics) const override {
+    tell_idle(config.own, diagnostics);
     ShardedStrategy::validate(config, diagnostics);
     const SharedOptions& shared = config.shared;
-    // [distributed.fsdp2] decides where it says something, and ShardedStrategy has told of it then.
+    // [distributed.fsdp2] decides where it says something, and tell_idle() has told of it then.
     if (config.own.get_bool("enable_fsdp2_prefetch") && !config.own.find_bool("reshard_after_forward") && !shared.moe.reshard_after_forward)
       diagnostics.notice(
           "distributed.fsdp2.enable_fsdp2_prefetch has no effect under moe_ep with distributed.moe.reshard_after_forward = false: what "
@@ -36,7 +37,7 @@ class MoeEp final : public ShardedStrategy {
           .key("distributed.moe.wrap_outer_model")
           .help("set distributed.moe.wrap_outer_model = true");
     // The moe block's rule stands unless [distributed.fsdp2] says otherwise.
-    return fully_sharded_footprint(request, sharding_policy(request.config, moe.reshard_after_forward));
+    return fully_sharded_footprint(request, fully_sharded_policy(request.config, moe.reshard_after_forward));
   }
 };
 

@@ -102,12 +102,13 @@ std::set<int64_t> frozen_lists(const std::vector<UnitSpec>& units) {
 
 // Such lists go where frozen_sharding says (spec 4.7). Under expert parallelism the ranks that share the root hold different experts, so it
 // cannot own them: experts stay units of their own, cut over the ranks that hold the same.
-void place_frozen(std::vector<UnitSpec>& units, ShardedPolicy& policy, const Options& own, World& world) {
-  const std::string rule = own.get_string("frozen_sharding");
+void place_frozen(std::vector<UnitSpec>& units, ShardedPolicy& policy, const FullyShardedPolicy& wish, World& world) {
+  using Frozen = FullyShardedPolicy::Frozen;
   const std::set<int64_t> frozen = frozen_lists(units);
-  const std::string key = own.schema().table + ".frozen_sharding";
-  if (frozen.empty() && rule != "root") world.notice(key + " has no effect: no list of layers of this model is frozen as a whole");
-  if (rule == "per_layer") {
+  const std::string key = wish.frozen_key.empty() ? "the sharding of frozen layers" : wish.frozen_key;
+  if (frozen.empty() && wish.frozen != Frozen::with_root)
+    world.notice(key + " has no effect: no list of layers of this model is frozen as a whole");
+  if (wish.frozen == Frozen::per_layer) {
     std::string names;
     for (const UnitSpec& unit : units)
       if (frozen.contains(unit.list)) names += (names.empty() ? "" : ", ") + unit.name;
@@ -122,7 +123,7 @@ void place_frozen(std::vector<UnitSpec>& units, ShardedPolicy& policy, const Opt
   }
   UnitSpec& root = units.back();
   for (UnitSpec& unit : units) {
-    bool replicates = rule == "replicate";
+    bool replicates = wish.frozen == Frozen::replicated;
     if (!frozen.contains(unit.list) || (unit.sharding && !replicates)) continue;
     auto& target = replicates ? policy.whole : root.parameters;
     target.insert(target.end(), unit.parameters.begin(), unit.parameters.end());
@@ -133,17 +134,15 @@ void place_frozen(std::vector<UnitSpec>& units, ShardedPolicy& policy, const Opt
 
 }  // namespace
 
-std::unique_ptr<ParallelModel> parallelize_fully_sharded(ParallelizeRequest& request, std::optional<bool> fallback) {
+std::unique_ptr<ParallelModel> parallelize_fully_sharded(ParallelizeRequest& request, const FullyShardedPolicy& wish) {
   reject_unsupported_sizes(request, /*applies_tensor_parallel=*/true, /*applies_expert_parallel=*/true);
   check_backend(request);
   const StrategyConfig& config = request.config;
   std::shared_ptr<TensorParallel> tensor_parallel = apply_tensor_parallel(request);
   std::shared_ptr<ExpertParallel> expert_parallel = apply_expert_parallel(request);
   apply_activation_checkpointing(request, /*whole_layers=*/true);
-  const Options& own = config.own;
-  bool offload = own.get_string("offload_policy") == "cpu";
   UnitRule rule = find_unit_rule(request.outline.architecture);
-  if (!expert_parallel && request.world->size() == (tensor_parallel ? tensor_parallel->group()->size() : 1) && !offload && !rule) {
+  if (!expert_parallel && request.world->size() == (tensor_parallel ? tensor_parallel->group()->size() : 1) && !wish.cpu_offload && !rule) {
     ReplicationPolicy whole;
     whole.group = request.world->group("dp", {request.world->rank()});
     whole.tensor_parallel = tensor_parallel;
@@ -154,26 +153,21 @@ std::unique_ptr<ParallelModel> parallelize_fully_sharded(ParallelizeRequest& req
   policy.tensor_parallel = tensor_parallel;
   policy.expert_parallel = expert_parallel;
   if (expert_parallel && config.shared.moe.mp_policy) policy.mp = *config.shared.moe.mp_policy;
-  ShardingPolicy sharding = sharding_policy(config, fallback);
-  policy.reduce_every_micro_batch = sharding.reduce_every_micro_batch;
-  // Explicit chains hold only while units are freed after forward (spec 4.4).
-  policy.explicit_prefetch = own.get_bool("enable_fsdp2_prefetch") && sharding.reshard_after_forward.value_or(true);
-  policy.forward_depth = own.get_int("fsdp2_forward_prefetch_depth");
-  policy.backward_depth = own.get_int("fsdp2_backward_prefetch_depth");
-  policy.cpu_offload = offload;
-  policy.pin_memory = own.get_bool("offload_pin_memory");
-  if (offload && own.is_given("offload_pin_memory") && request.world->device().is_cpu())
-    request.world->notice(own.schema().table +
-                          ".offload_pin_memory has no effect: the ranks compute on the CPU, and nothing is copied to a device");
+  policy.reduce_every_micro_batch = wish.reduce_every_micro_batch;
+  policy.explicit_prefetch = wish.explicit_prefetch;
+  policy.forward_depth = wish.forward_depth;
+  policy.backward_depth = wish.backward_depth;
+  policy.cpu_offload = wish.cpu_offload;
+  policy.pin_memory = wish.pin_memory;
 
   std::vector<UnitSpec> units;
   if (expert_parallel)
-    units = expert_unit_specs(request, *expert_parallel, sharding.reshard_after_forward.value_or(config.shared.moe.reshard_after_forward));
+    units = expert_unit_specs(request, *expert_parallel, wish.reshard_after_forward.value_or(config.shared.moe.reshard_after_forward));
   else if (rule)
-    units = rule({*request.model, request.outline, sharding.reshard_after_forward, policy.mp});
+    units = rule({*request.model, request.outline, wish.reshard_after_forward, policy.mp});
   else
-    units = unit_specs(*request.model, request.outline, sharding.reshard_after_forward);
-  place_frozen(units, policy, own, *request.world);
+    units = unit_specs(*request.model, request.outline, wish.reshard_after_forward);
+  place_frozen(units, policy, wish, *request.world);
   return shard_model(request.model, std::move(units), std::move(policy), request.world);
 }
 

@@ -10,16 +10,16 @@ namespace {
 
 using namespace footprint;
 
-[[noreturn]] void refuse_class(std::string message, const ModelOutline& outline) {
+[[noreturn]] void refuse_class(std::string message, const ModelOutline& outline, const std::string& key) {
   std::set<std::string> repeated, others;
   for (const ModuleOutline& module : outline.modules)
     if (!module.class_name.empty()) (module.kind == ModuleKind::layer ? repeated : others).insert(module.class_name);
   Error error(ErrorCode::unit_class_missing, std::move(message));
-  error.key("distributed.megatron_fsdp.megatron_fsdp_unit_modules");
-  for (const std::string& name : repeated)
-    error.help("set distributed.megatron_fsdp.megatron_fsdp_unit_modules = [" + text::quote(name) + "]");
+  if (key.empty()) throw error;
+  error.key(key);
+  for (const std::string& name : repeated) error.help("set " + key + " = [" + text::quote(name) + "]");
   if (!repeated.empty())
-    error.help("leave out distributed.megatron_fsdp.megatron_fsdp_unit_modules: the repeated layers are the units");
+    error.help("leave out " + key + ": the repeated layers are the units");
   else if (!others.empty())
     error.help("the model has modules of the classes " + text::join(others, ", "));
   throw error;
@@ -37,7 +37,8 @@ std::vector<FlatBuffer> flat_buffers(const ModelOutline& outline, const std::vec
       else
         buffers.push_back({unit.name, std::move(unit.parameters), true});
     }
-    if (buffers.empty()) refuse_class("the model " + outline.architecture + " has no repeated layers to make units of", outline);
+    if (buffers.empty())
+      refuse_class("the model " + outline.architecture + " has no repeated layers to make units of", outline, policy.unit_classes_key);
   } else {
     std::set<std::string> wanted, found;
     for (const std::string& path : policy.unit_classes) wanted.insert(path.substr(path.rfind('.') + 1));
@@ -49,7 +50,7 @@ std::vector<FlatBuffer> flat_buffers(const ModelOutline& outline, const std::vec
         buffers.push_back({module.name, {}, true});
     }
     for (const std::string& name : wanted)
-      if (!found.contains(name)) refuse_class("no module of the model has the class " + name, outline);
+      if (!found.contains(name)) refuse_class("no module of the model has the class " + name, outline, policy.unit_classes_key);
     for (size_t p = 0; p < outline.parameters.size(); ++p) {
       // A head outside of the unit would use its weight while it is freed.
       const ModuleOutline* module = outline.find_module(module_of(outline.parameters[p].name));
@@ -64,7 +65,7 @@ std::vector<FlatBuffer> flat_buffers(const ModelOutline& outline, const std::vec
     for (const FlatBuffer& buffer : buffers)
       if (buffer.parameters.empty() && outline.tied_embeddings)
         refuse_class("the module " + buffer.name + " has no weights but the embedding, which the head shares, so it cannot be a unit",
-                     outline);
+                     outline, policy.unit_classes_key);
   }
   for (FlatBuffer& buffer : buffers)
     if (buffer.name.empty()) buffer.name = outline.architecture;  // the whole model is one unit
@@ -145,10 +146,11 @@ Footprint flat_footprint(const FootprintRequest& request, const FlatPolicy& poli
         wire.add(axis, "all_gather", times(reshards ? 2 : 1, passes), times(padded, gather_size));
         wire.add(axis, "reduce_scatter", passes, reduced);
         break;
-      default:
-        throw Error(ErrorCode::out_of_range, "zero_dp_strategy = " + std::to_string(policy.level) + ", but the levels are 0 to 3")
-            .key("distributed.megatron_fsdp.zero_dp_strategy")
-            .help("set distributed.megatron_fsdp.zero_dp_strategy = 3");
+      default: {
+        Error error(ErrorCode::out_of_range, "there is no level " + std::to_string(policy.level) + ", the levels are 0 to 3");
+        if (!policy.level_key.empty()) error.key(policy.level_key).help("set " + policy.level_key + " = 3");
+        throw error;
+      }
     }
     if (reshards)
       gathered.push_back(times(padded, gather_size));

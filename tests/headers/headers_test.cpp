@@ -89,16 +89,21 @@ TEST_CASE("the rooms of the SDK include those below them, and other code only th
     });
 }
 
-TEST_CASE("the engine names no strategy but the default value of the key") {
-  for (const fs::directory_entry& entry : fs::recursive_directory_iterator(MESHWRIGHT_SOURCE_DIR "/engine")) {
-    std::string path = entry.path().string();
-    if ((entry.path().extension() != ".cpp" && entry.path().extension() != ".h") || path.find("/tests/") != std::string::npos) continue;
-    for (const std::string& line : lines_of(entry.path())) {
-      std::string code = line.substr(0, line.find("//"));
-      for (const char* name : {"\"ddp\"", "\"megatron_fsdp\"", "\"moe_ep\""})
-        CHECK_MESSAGE(code.find(name) == std::string::npos, path << ": " << line);
+TEST_CASE("the engine and the SDK name no strategy but the default value of the key") {
+  for (const char* folder : {"/engine", "/sdk"})
+    for (const fs::directory_entry& entry : fs::recursive_directory_iterator(fs::path(MESHWRIGHT_SOURCE_DIR) / (folder + 1))) {
+      std::string path = entry.path().string(), extension = entry.path().extension().string();
+      if ((extension != ".cpp" && extension != ".h" && extension != ".def") || path.find("/tests/") != std::string::npos) continue;
+      const bool sdk = path.find("/sdk/") != std::string::npos && path.find("/sdk/template/") == std::string::npos;
+      for (const std::string& line : lines_of(entry.path())) {
+        std::string code = line.substr(0, line.find("//"));
+        for (const char* name : {"\"ddp\"", "\"megatron_fsdp\"", "\"moe_ep\""})
+          CHECK_MESSAGE(code.find(name) == std::string::npos, path << ": " << line);
+        // In the SDK not even the keys of their options.
+        for (const char* name : {"fsdp2_", "_fsdp2", "megatron_fsdp", "distributed.ddp", "distributed.fsdp2", "zero_dp_strategy"})
+          CHECK_MESSAGE((!sdk || code.find(name) == std::string::npos), path << ": " << line);
+      }
     }
-  }
 }
 
 TEST_CASE("neither the program nor the SDK library needs LibTorch to start") {

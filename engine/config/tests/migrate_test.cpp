@@ -6,7 +6,7 @@
 
 #include "engine/config/config.h"
 #include "engine/config/migrate.h"
-#include "meshwright/sharded_strategy.h"
+#include "plugins/fully_sharded/options.h"
 
 using namespace meshwright;
 using namespace meshwright::config;

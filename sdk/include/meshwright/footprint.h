@@ -92,6 +92,8 @@ struct FlatPolicy {
   std::vector<std::string> unit_classes = {};  // names of module classes that form a unit, paths allowed; empty: the repeated layers
   int64_t bucket_elements = 40'000'000;        // of parameters outside units; 0: no limit
   int64_t prefetch_depth = 1;                  // units gathered ahead at level 3
+  // The options that set level and unit_classes, for errors: "distributed.mine.level". Empty: there are none.
+  std::string level_key = {}, unit_classes_key = {};
 };
 // Parameters packed one after another: a unit, or a bucket of what lies outside units.
 struct FlatBuffer {

@@ -10,9 +10,8 @@
 
 namespace meshwright {
 
-// Collective. `fallback`: the reshard rule when reshard_after_forward is "auto", as in sharding_policy(). Throws Error(bad_module) for a
-// unit without hooks, Error(not_in_release) for cp or pp above 1.
-MESHWRIGHT_API std::unique_ptr<ParallelModel> parallelize_fully_sharded(ParallelizeRequest& request, std::optional<bool> fallback);
+// Collective. Throws Error(bad_module) for a unit without hooks, Error(not_in_release) for cp or pp above 1.
+MESHWRIGHT_API std::unique_ptr<ParallelModel> parallelize_fully_sharded(ParallelizeRequest& request, const FullyShardedPolicy& wish);
 
 // A policy over the axes that the plan shards along (MeshPlan::fsdp_axes), with the shared mixed precision; the rest is at its default.
 // Collective: makes the groups. Throws Error(internal) for a plan without such axes.
