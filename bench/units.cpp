@@ -12,9 +12,9 @@
 
 #include "engine/nets/causal_lm.h"
 #include "engine/nets/initialize.h"
-#include "meshwright/fully_sharded.h"
-#include "meshwright/replicated_model.h"
-#include "meshwright/transport.h"
+#include "meshwright/parallel/fully_sharded.h"
+#include "meshwright/parallel/replicated_model.h"
+#include "meshwright/parallel/transport.h"
 
 using namespace meshwright;
 

@@ -1,4 +1,4 @@
-# meshwright_room(NAME DEPENDS ...): an engine room is a static library meshwright_<name> of the folder's *.cpp, with the tests/*.cpp
+# meshwright_engine_library(NAME DEPENDS ...): an engine room is a static library meshwright_<name> of the folder's *.cpp, with the tests/*.cpp
 # beside it as one doctest program; JOIN where they include LibTorch (see meshwright_join). meshwright_test(NAME SOURCES ... DEPENDS ...): a doctest program run by ctest.
 function(meshwright_test name)
   cmake_parse_arguments(arg "" "TIMEOUT" "SOURCES;DEPENDS;DEFINITIONS" ${ARGN})
@@ -19,7 +19,7 @@ function(meshwright_test name)
   endif()
 endfunction()
 
-function(meshwright_room name)
+function(meshwright_engine_library name)
   cmake_parse_arguments(arg "JOIN" "" "DEPENDS" ${ARGN})
   file(GLOB sources CONFIGURE_DEPENDS *.cpp)
   if(NOT sources)

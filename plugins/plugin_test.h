@@ -7,7 +7,7 @@
 #include <memory>
 #include <string>
 
-#include "meshwright/parallel.h"
+#include "meshwright/parallel/parallel.h"
 #include "meshwright/strategy.h"
 
 extern "C" const meshwright_plugin meshwright_plugin_v1;

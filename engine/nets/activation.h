@@ -5,7 +5,7 @@
 
 #include <string_view>
 
-#include "meshwright/module.h"
+#include "meshwright/nn/module.h"
 
 namespace meshwright::nets {
 

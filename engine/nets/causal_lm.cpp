@@ -3,7 +3,7 @@
 #include "engine/models/models.h"
 #include "engine/nets/decoder.h"
 #include "engine/nets/phi.h"
-#include "meshwright/scalar_type.h"
+#include "meshwright/parallel/scalar_type.h"
 
 namespace meshwright::nets {
 namespace {

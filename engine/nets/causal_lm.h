@@ -14,7 +14,7 @@
 #include <optional>
 
 #include "meshwright/dtype.h"
-#include "meshwright/module.h"
+#include "meshwright/nn/module.h"
 #include "meshwright/outline.h"
 
 namespace meshwright::models {

@@ -10,8 +10,8 @@
 #include "engine/nets/attention.h"
 #include "engine/nets/layer_norm.h"
 #include "engine/nets/rotary.h"
-#include "meshwright/layers.h"
-#include "meshwright/moe.h"
+#include "meshwright/nn/layers.h"
+#include "meshwright/nn/moe.h"
 
 namespace meshwright::nets {
 

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "engine/nets/causal_lm.h"
-#include "meshwright/parallel.h"
+#include "meshwright/parallel/parallel.h"
 
 namespace meshwright::nets {
 

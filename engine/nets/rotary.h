@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "engine/models/net_config.h"
-#include "meshwright/module.h"
+#include "meshwright/nn/module.h"
 
 namespace meshwright::nets {
 

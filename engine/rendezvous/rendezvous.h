@@ -12,7 +12,7 @@
 #include "engine/device/device.h"
 #include "engine/launch/ranks.h"
 #include "meshwright/error.h"
-#include "meshwright/group.h"
+#include "meshwright/parallel/group.h"
 
 namespace c10d {
 class Store;

@@ -15,7 +15,7 @@
 #include "engine/rendezvous/rendezvous.h"
 #include "engine/rendezvous/seats.h"
 #include "meshwright/error.h"
-#include "meshwright/transport.h"
+#include "meshwright/parallel/transport.h"
 
 namespace meshwright::rendezvous {
 

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "meshwright/error.h"
-#include "meshwright/group.h"
+#include "meshwright/parallel/group.h"
 
 namespace meshwright::train {
 

@@ -8,7 +8,7 @@
 
 #include "engine/checkpoint/meta.h"
 #include "engine/train/optimizer.h"
-#include "meshwright/parallel.h"
+#include "meshwright/parallel/parallel.h"
 
 namespace torch::nn {
 class Module;

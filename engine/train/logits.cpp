@@ -2,7 +2,7 @@
 
 #include <ATen/ops/constant_pad_nd.h>
 
-#include "meshwright/tensor_parallel.h"
+#include "meshwright/parallel/tensor_parallel.h"
 
 namespace meshwright::train {
 

@@ -11,7 +11,7 @@
 #include <algorithm>
 
 #include "meshwright/error.h"
-#include "meshwright/scalar_type.h"
+#include "meshwright/parallel/scalar_type.h"
 
 namespace meshwright::train {
 namespace {

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "meshwright/options.h"
-#include "meshwright/parallel.h"
+#include "meshwright/parallel/parallel.h"
 
 namespace meshwright {
 class Trainer;

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "meshwright/moe.h"
+#include "meshwright/nn/moe.h"
 #include "meshwright/trainer.h"
 
 namespace meshwright::train {

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "meshwright/group.h"
+#include "meshwright/parallel/group.h"
 
 namespace meshwright::train {
 

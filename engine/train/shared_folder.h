@@ -4,7 +4,7 @@
 #include <filesystem>
 #include <string>
 
-#include "meshwright/group.h"
+#include "meshwright/parallel/group.h"
 
 namespace meshwright::train {
 

@@ -18,9 +18,9 @@
 #include "engine/train/optimizer.h"
 #include "engine/train/routers.h"
 #include "engine/train/schedule.h"
-#include "meshwright/scalar_type.h"
-#include "meshwright/trace_span.h"
-#include "meshwright/transport.h"
+#include "meshwright/parallel/scalar_type.h"
+#include "meshwright/parallel/trace_span.h"
+#include "meshwright/parallel/transport.h"
 
 namespace meshwright {
 

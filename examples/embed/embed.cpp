@@ -7,7 +7,7 @@
 #include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/randn.h>
-#include <meshwright/layers.h>
+#include <meshwright/nn/layers.h>
 #include <meshwright/trainer.h>
 #include <torch/nn/modules/container/modulelist.h>
 #include <torch/utils.h>

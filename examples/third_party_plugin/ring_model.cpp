@@ -5,9 +5,9 @@
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
-#include <meshwright/gradients.h>
-#include <meshwright/module.h>
-#include <meshwright/scalar_type.h>
+#include <meshwright/nn/module.h>
+#include <meshwright/parallel/gradients.h>
+#include <meshwright/parallel/scalar_type.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 

@@ -4,7 +4,7 @@
 // Works on any torch::nn::Module; only mixed precision needs hooks, and those at the outermost module alone.
 #pragma once
 
-#include <meshwright/parallel.h>
+#include <meshwright/parallel/parallel.h>
 
 namespace ring_zero {
 

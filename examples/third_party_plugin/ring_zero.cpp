@@ -2,7 +2,7 @@
 // reduces, keeps and updates its slice, and gives it to the others. Between the rings only slices travel.
 //
 // Where fsdp2 asks for the number of copies (dp_replicate_size), this asks for the size of a ring and works the copies out.
-#include <meshwright/fully_sharded.h>
+#include <meshwright/parallel/fully_sharded.h>
 #include <meshwright/plugin_main.h>
 
 #include <algorithm>

@@ -3,9 +3,9 @@
 #include <numeric>
 
 #include "layers.h"
-#include "meshwright/fully_sharded.h"
+#include "meshwright/parallel/fully_sharded.h"
+#include "meshwright/parallel/replicated_model.h"
 #include "meshwright/plugin_runtime.h"
-#include "meshwright/replicated_model.h"
 
 namespace {
 

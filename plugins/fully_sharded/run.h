@@ -4,7 +4,7 @@
 #include <memory>
 #include <optional>
 
-#include "meshwright/fully_sharded.h"
+#include "meshwright/parallel/fully_sharded.h"
 #include "options.h"
 
 namespace meshwright {

@@ -3,10 +3,10 @@
 #include <torch/nn/module.h>
 
 #include "flat_policy.h"
-#include "meshwright/fully_sharded.h"
+#include "meshwright/parallel/fully_sharded.h"
+#include "meshwright/parallel/tensor_parallel.h"
+#include "meshwright/parallel/unit_rules.h"
 #include "meshwright/plugin_runtime.h"
-#include "meshwright/tensor_parallel.h"
-#include "meshwright/unit_rules.h"
 
 namespace {
 

@@ -17,7 +17,7 @@
 #include <map>
 #include <string>
 
-#include "meshwright/parallel.h"
+#include "meshwright/parallel/parallel.h"
 #include "meshwright/pipeline.h"
 #include "meshwright/plugin.h"
 

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "meshwright/transport.h"
+#include "meshwright/parallel/transport.h"
 
 namespace meshwright::detail {
 

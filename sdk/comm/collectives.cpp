@@ -1,4 +1,4 @@
-#include "meshwright/collectives.h"
+#include "meshwright/parallel/collectives.h"
 
 #include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>

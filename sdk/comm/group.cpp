@@ -1,11 +1,11 @@
-#include "meshwright/group.h"
+#include "meshwright/parallel/group.h"
 
 #include <algorithm>
 #include <string_view>
 
 #include "group_impl.h"
 #include "meshwright/error.h"
-#include "meshwright/transport.h"
+#include "meshwright/parallel/transport.h"
 
 namespace meshwright {
 

@@ -3,8 +3,8 @@
 
 #include <memory>
 
-#include "meshwright/group.h"
-#include "meshwright/transport.h"
+#include "meshwright/parallel/group.h"
+#include "meshwright/parallel/transport.h"
 #include "watchdog.h"
 
 namespace meshwright {

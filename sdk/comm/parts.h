@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "meshwright/group.h"
+#include "meshwright/parallel/group.h"
 
 namespace meshwright::detail {
 

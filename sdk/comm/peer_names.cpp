@@ -7,7 +7,7 @@
 #include <optional>
 #include <utility>
 
-#include "meshwright/transport.h"
+#include "meshwright/parallel/transport.h"
 
 namespace meshwright::detail {
 

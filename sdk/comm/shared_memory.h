@@ -6,8 +6,8 @@
 #include <cstdint>
 #include <memory>
 
-#include "meshwright/group.h"
-#include "meshwright/transport.h"
+#include "meshwright/parallel/group.h"
+#include "meshwright/parallel/transport.h"
 
 namespace meshwright::detail {
 

@@ -1,7 +1,7 @@
 #include <chrono>
 #include <mutex>
 
-#include "meshwright/group.h"
+#include "meshwright/parallel/group.h"
 
 namespace meshwright {
 

@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "meshwright/error.h"
-#include "meshwright/group.h"
-#include "meshwright/transport.h"
+#include "meshwright/parallel/group.h"
+#include "meshwright/parallel/transport.h"
 
 namespace meshwright::detail {
 

@@ -5,7 +5,7 @@
 #include "c10d_flight.h"
 #include "group_impl.h"
 #include "meshwright/error.h"
-#include "meshwright/group.h"
+#include "meshwright/parallel/group.h"
 #include "shared_memory.h"
 
 namespace meshwright {

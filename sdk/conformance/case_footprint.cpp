@@ -6,7 +6,7 @@
 #include <map>
 #include <set>
 
-#include "meshwright/parallel.h"
+#include "meshwright/parallel/parallel.h"
 #include "meshwright/pipeline.h"
 #include "sdk/base/beside.h"
 #include "sdk/conformance/cases.h"

@@ -15,9 +15,9 @@
 #include <mutex>
 #include <set>
 
-#include "meshwright/layers.h"
-#include "meshwright/parallel.h"
-#include "meshwright/testing.h"
+#include "meshwright/nn/layers.h"
+#include "meshwright/parallel/parallel.h"
+#include "meshwright/parallel/testing.h"
 #include "sdk/conformance/probe.h"
 
 namespace meshwright::conformance {

@@ -1,4 +1,4 @@
-#include "meshwright/expert_parallel.h"
+#include "meshwright/parallel/expert_parallel.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
@@ -8,8 +8,8 @@
 #include <utility>
 
 #include "meshwright/error.h"
-#include "meshwright/moe.h"
-#include "meshwright/unit_rules.h"
+#include "meshwright/nn/moe.h"
+#include "meshwright/parallel/unit_rules.h"
 #include "sdk/comm/parts.h"
 #include "sdk/moe/expert_dispatchers.h"
 #include "sdk/planning/expert_units.h"
@@ -106,13 +106,13 @@ std::vector<UnitSpec> expert_unit_specs(const ParallelizeRequest& request, const
     if (root && fp32_head) unit.mp = head_policy;       // or the model's output would be narrowed again
     std::vector<std::string_view> names;
     for (const auto& [name, parameter] : unit.parameters) names.push_back(name);
-    SplitUnit split = expert_units.split(names, unit.list < 0, [&](size_t place) { return experts.holds(names[place]); });
+    SplitUnit split = expert_units.split(names, unit.module_list < 0, [&](size_t place) { return experts.holds(names[place]); });
     for (UnitApart& apart : split.apart) {
       UnitSpec& spec = out.emplace_back();
       spec.module = modules.at(apart.module).get();
       spec.name = std::move(apart.module);
       spec.reshard_after_forward = reshard_after_forward;
-      spec.list = unit.list;
+      spec.module_list = unit.module_list;
       spec.mp = own;
       if (apart.role == UnitApart::Role::experts) spec.sharding = experts.sharding();
       if (apart.role == UnitApart::Role::head && fp32_head) {

@@ -1,4 +1,4 @@
-#include "meshwright/fully_sharded.h"
+#include "meshwright/parallel/fully_sharded.h"
 
 #include <torch/nn/module.h>
 
@@ -6,11 +6,11 @@
 #include <map>
 #include <set>
 
-#include "meshwright/activation_checkpoint.h"
-#include "meshwright/expert_parallel.h"
-#include "meshwright/replicated_model.h"
-#include "meshwright/tensor_parallel.h"
-#include "meshwright/unit_rules.h"
+#include "meshwright/parallel/activation_checkpoint.h"
+#include "meshwright/parallel/expert_parallel.h"
+#include "meshwright/parallel/replicated_model.h"
+#include "meshwright/parallel/tensor_parallel.h"
+#include "meshwright/parallel/unit_rules.h"
 #include "sdk/planning/checkpoint_scope.h"
 
 namespace meshwright {
@@ -91,7 +91,7 @@ std::set<int64_t> frozen_lists(const std::vector<UnitSpec>& units) {
   for (const UnitSpec& unit : units) {
     bool unit_frozen = all_frozen(unit);
     any_trainable = any_trainable || !unit_frozen;
-    auto [it, added] = frozen.emplace(unit.list, unit_frozen);
+    auto [it, added] = frozen.emplace(unit.module_list, unit_frozen);
     if (!added) it->second = it->second && unit_frozen;
   }
   std::set<int64_t> out;
@@ -111,7 +111,7 @@ void place_frozen(std::vector<UnitSpec>& units, ShardedPolicy& policy, const Ful
   if (wish.frozen == Frozen::per_layer) {
     std::string names;
     for (const UnitSpec& unit : units)
-      if (frozen.contains(unit.list)) names += (names.empty() ? "" : ", ") + unit.name;
+      if (frozen.contains(unit.module_list)) names += (names.empty() ? "" : ", ") + unit.name;
     if (names.empty() || policy.shard->size() == 1) return;
     // Repeated by the error when a collective does not end in time.
     world.notice(
@@ -124,12 +124,12 @@ void place_frozen(std::vector<UnitSpec>& units, ShardedPolicy& policy, const Ful
   UnitSpec& root = units.back();
   for (UnitSpec& unit : units) {
     bool replicates = wish.frozen == Frozen::replicated;
-    if (!frozen.contains(unit.list) || (unit.sharding && !replicates)) continue;
+    if (!frozen.contains(unit.module_list) || (unit.sharding && !replicates)) continue;
     auto& target = replicates ? policy.whole : root.parameters;
     target.insert(target.end(), unit.parameters.begin(), unit.parameters.end());
     unit.parameters.clear();
   }
-  std::erase_if(units, [](const UnitSpec& unit) { return unit.list >= 0 && unit.parameters.empty(); });
+  std::erase_if(units, [](const UnitSpec& unit) { return unit.module_list >= 0 && unit.parameters.empty(); });
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-#include "meshwright/gradients.h"
+#include "meshwright/parallel/gradients.h"
 
 #include <ATen/ops/tensor.h>
 #include <c10/core/GradMode.h>

@@ -10,8 +10,8 @@
 #include <set>
 
 #include "meshwright/error.h"
-#include "meshwright/module.h"
-#include "meshwright/sharded_units.h"
+#include "meshwright/nn/module.h"
+#include "meshwright/parallel/sharded_units.h"
 
 namespace meshwright {
 
@@ -86,7 +86,7 @@ class Parts {
     unit.name = name;
     unit.module = module->second;
     unit.reshard_after_forward = reshard;
-    unit.list = lists_.emplace(module_of(name), static_cast<int64_t>(lists_.size())).first->second;
+    unit.module_list = lists_.emplace(module_of(name), static_cast<int64_t>(lists_.size())).first->second;
     return unit;
   }
   void add(UnitSpec& unit, const ModelOutline& outline, const std::vector<size_t>& indices) const {

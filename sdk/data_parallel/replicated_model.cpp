@@ -1,4 +1,4 @@
-#include "meshwright/replicated_model.h"
+#include "meshwright/parallel/replicated_model.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
@@ -10,9 +10,9 @@
 #include <set>
 
 #include "meshwright/error.h"
-#include "meshwright/gradients.h"
-#include "meshwright/module.h"
-#include "meshwright/tensor_parallel.h"
+#include "meshwright/nn/module.h"
+#include "meshwright/parallel/gradients.h"
+#include "meshwright/parallel/tensor_parallel.h"
 #include "sdk/memory/buffers.h"
 #include "sdk/planning/unit_layout.h"
 #include "unit.h"

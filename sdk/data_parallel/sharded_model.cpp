@@ -14,10 +14,10 @@
 #include <utility>
 
 #include "meshwright/error.h"
-#include "meshwright/expert_parallel.h"
-#include "meshwright/gradients.h"
-#include "meshwright/module.h"
-#include "meshwright/tensor_parallel.h"
+#include "meshwright/nn/module.h"
+#include "meshwright/parallel/expert_parallel.h"
+#include "meshwright/parallel/gradients.h"
+#include "meshwright/parallel/tensor_parallel.h"
 #include "sdk/comm/shared_memory.h"
 #include "unit.h"
 
@@ -155,9 +155,9 @@ void ShardedModel::reserve() {
     int64_t gather = 0, exchange = 0;
   };
   std::vector<std::pair<Group*, Need>> needs;  // in the order of the units, which is that of all ranks
-  bool lists = std::any_of(units_.begin(), units_.end(), [](const auto& unit) { return unit->list >= 0; });
+  bool lists = std::any_of(units_.begin(), units_.end(), [](const auto& unit) { return unit->module_list >= 0; });
   for (auto& unit : units_) {
-    if (lists && unit->list < 0) continue;
+    if (lists && unit->module_list < 0) continue;
     auto at = std::find_if(needs.begin(), needs.end(), [&](const auto& need) { return need.first == &unit->group(); });
     if (at == needs.end()) at = needs.insert(at, {&unit->group(), {}});
     Need& need = at->second;
@@ -293,7 +293,7 @@ void ShardedModel::before_forward(Unit& unit, TensorRefs& inputs) {
 }
 
 void ShardedModel::after_forward(Unit& unit, TensorRefs& outputs) {
-  if (context_.world->trace().enabled && unit.list >= 0)
+  if (context_.world->trace().enabled && unit.module_list >= 0)
     context_.world->trace().span(Trace::Lane::compute, "forward " + unit.name, forward_began_, Trace::now());
   // The outermost unit's outputs only: between units a wider output would meet the next module's narrow weights.
   bool casts = unit.module == model_.get() && unit.output_type() != unit.compute_type();
@@ -325,7 +325,7 @@ void ShardedModel::prefetch_forward(const Unit& unit) {
   if (policy.explicit_prefetch) {
     for (int64_t k = 1; k <= policy.forward_depth; ++k) {
       size_t next = unit.index + static_cast<size_t>(k);
-      if (unit.list < 0 || next >= units_.size() || units_[next]->list != unit.list) break;
+      if (unit.module_list < 0 || next >= units_.size() || units_[next]->module_list != unit.module_list) break;
       units_[next]->unshard();
     }
     return;
@@ -339,18 +339,18 @@ void ShardedModel::prefetch_backward(const Unit& unit) {
   if (!policy.prefetch || whole_) return;
   if (policy.explicit_prefetch) {
     for (int64_t k = 1; k <= policy.backward_depth; ++k) {
-      if (unit.list < 0 || unit.index < static_cast<size_t>(k)) break;
+      if (unit.module_list < 0 || unit.index < static_cast<size_t>(k)) break;
       Unit& before = *units_[unit.index - static_cast<size_t>(k)];
-      if (before.list != unit.list) break;
+      if (before.module_list != unit.module_list) break;
       if (!before.done) before.unshard();
     }
     return;
   }
   // The root's parameters stay until its backward ends, and what ran before the first unit is the root.
   size_t at = position_[unit.index];
-  if (unit.list < 0 && at == 0) {
+  if (unit.module_list < 0 && at == 0) {
     if (order_.size() > 1 && !order_.back()->done) order_.back()->unshard();
-  } else if (at > 0 && at != SIZE_MAX && order_[at - 1]->list >= 0 && !order_[at - 1]->done) {
+  } else if (at > 0 && at != SIZE_MAX && order_[at - 1]->module_list >= 0 && !order_[at - 1]->done) {
     order_[at - 1]->unshard();  // a unit inside another may end after what ran before it
   }
 }
@@ -397,7 +397,7 @@ void ShardedModel::after_optimizer_step() {
   if (!order_known_ || order.size() != units_.size()) {
     order.clear();
     for (auto& unit : units_) order.push_back(unit.get());
-    std::stable_partition(order.begin(), order.end(), [](const Unit* unit) { return unit->list < 0; });  // the outermost runs first
+    std::stable_partition(order.begin(), order.end(), [](const Unit* unit) { return unit->module_list < 0; });  // the outermost runs first
   }
   for (size_t i = 0; i < order.size(); ++i) {
     if (policy.overlap_gather && policy.shard->size() > 1) {

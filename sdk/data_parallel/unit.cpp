@@ -39,7 +39,7 @@ GradientKeeper* gradient_keeper(const Tensor& parameter) {
 }
 
 Unit::Unit(UnitContext& context, const UnitSpec& spec)
-    : name(spec.name), module(spec.module), list(spec.list), state_(context, spec), unsharded_(state_), reducer_(state_) {}
+    : name(spec.name), module(spec.module), module_list(spec.module_list), state_(context, spec), unsharded_(state_), reducer_(state_) {}
 
 void Unit::adopt(const Tensor& shard, const Tensor& gradient) {
   c10::NoGradGuard no_grad;

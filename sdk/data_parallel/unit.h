@@ -62,7 +62,7 @@ class Unit {
 
   std::string name;
   torch::nn::Module* module;
-  int64_t list;
+  int64_t module_list;
   size_t index = 0;
   bool done = false;           // its backward is over, until its next forward
   int64_t backward_began = 0;  // while tracing

@@ -1,4 +1,4 @@
-#include "meshwright/unit_rules.h"
+#include "meshwright/parallel/unit_rules.h"
 
 #include <torch/nn/module.h>
 
@@ -7,7 +7,7 @@
 #include <mutex>
 
 #include "meshwright/error.h"
-#include "meshwright/scalar_type.h"
+#include "meshwright/parallel/scalar_type.h"
 #include "meshwright/tp_plan.h"
 
 namespace meshwright {
@@ -97,7 +97,7 @@ class Splitter {
     inner.name = name;
     inner.module = &module;
     inner.reshard_after_forward = unit_.reshard_after_forward;
-    inner.list = unit_.list;
+    inner.module_list = unit_.module_list;
     adopt(inner, *found);
     for (const auto& parameter : unit_.parameters)
       if (below(parameter)) inner.parameters.push_back(parameter);

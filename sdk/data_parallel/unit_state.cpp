@@ -6,7 +6,7 @@
 #include <cmath>
 
 #include "meshwright/error.h"
-#include "meshwright/tensor_parallel.h"
+#include "meshwright/parallel/tensor_parallel.h"
 
 namespace meshwright::detail {
 

@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "meshwright/scalar_type.h"
-#include "meshwright/sharded_units.h"
+#include "meshwright/parallel/scalar_type.h"
+#include "meshwright/parallel/sharded_units.h"
 #include "sdk/memory/buffers.h"
 #include "sdk/planning/unit_layout.h"
 

@@ -1,4 +1,4 @@
-#include "meshwright/scalar_type.h"
+#include "meshwright/parallel/scalar_type.h"
 
 namespace meshwright {
 

@@ -15,7 +15,7 @@
 #include <utility>
 
 #include "early_gradients.h"
-#include "meshwright/collectives.h"
+#include "meshwright/parallel/collectives.h"
 #include "row_route.h"
 #include "sdk/comm/parts.h"
 

@@ -3,8 +3,8 @@
 
 #include <memory>
 
-#include "meshwright/group.h"
-#include "meshwright/moe.h"
+#include "meshwright/nn/moe.h"
+#include "meshwright/parallel/group.h"
 #include "meshwright/shared_options.h"
 
 namespace meshwright::detail {

@@ -1,11 +1,11 @@
-#include "meshwright/moe.h"
+#include "meshwright/nn/moe.h"
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/sigmoid.h>
 #include <c10/core/GradMode.h>
 
 #include "meshwright/error.h"
-#include "meshwright/layers.h"
+#include "meshwright/nn/layers.h"
 #include "moe_activation.h"
 
 namespace meshwright {

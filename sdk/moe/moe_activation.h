@@ -3,7 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "meshwright/moe.h"
+#include "meshwright/nn/moe.h"
 
 namespace meshwright::detail {
 

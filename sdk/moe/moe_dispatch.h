@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <span>
 
-#include "meshwright/moe.h"
+#include "meshwright/nn/moe.h"
 
 namespace meshwright::detail {
 

@@ -13,7 +13,7 @@
 
 #include "early_gradients.h"
 #include "meshwright/error.h"
-#include "meshwright/moe.h"
+#include "meshwright/nn/moe.h"
 #include "moe_activation.h"
 #include "moe_dispatch.h"
 #include "sdk/nn/gradient_place.h"

@@ -16,9 +16,9 @@
 
 #include <limits>
 
-#include "meshwright/activation_checkpoint.h"
 #include "meshwright/error.h"
-#include "meshwright/moe.h"
+#include "meshwright/nn/moe.h"
+#include "meshwright/parallel/activation_checkpoint.h"
 
 namespace meshwright {
 

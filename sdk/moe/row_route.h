@@ -9,8 +9,8 @@
 #include <optional>
 #include <vector>
 
-#include "meshwright/group.h"
-#include "meshwright/moe.h"
+#include "meshwright/nn/moe.h"
+#include "meshwright/parallel/group.h"
 
 namespace meshwright::detail {
 

@@ -1,4 +1,4 @@
-#include "meshwright/activation_checkpoint.h"
+#include "meshwright/parallel/activation_checkpoint.h"
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>

@@ -9,7 +9,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "linear_product.h"
-#include "meshwright/layers.h"
+#include "meshwright/nn/layers.h"
 
 namespace meshwright {
 namespace {

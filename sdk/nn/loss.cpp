@@ -1,4 +1,4 @@
-#include "meshwright/loss.h"
+#include "meshwright/nn/loss.h"
 
 #include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>

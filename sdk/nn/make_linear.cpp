@@ -1,4 +1,4 @@
-#include "meshwright/layers.h"
+#include "meshwright/nn/layers.h"
 
 #include <ATen/ops/empty.h>
 

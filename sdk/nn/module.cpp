@@ -1,4 +1,4 @@
-#include "meshwright/module.h"
+#include "meshwright/nn/module.h"
 
 #include <cxxabi.h>
 

@@ -1,6 +1,6 @@
 #include "meshwright/strategy.h"
 
-#include "meshwright/parallel.h"
+#include "meshwright/parallel/parallel.h"
 
 namespace meshwright {
 

@@ -1,6 +1,6 @@
 // my_strategy: a strategy of your own. As it stands it shards parameters over all data-parallel ranks, or over groups of them with
 // copies in between, and trains; change what it plans and how it runs.
-#include <meshwright/fully_sharded.h>
+#include <meshwright/parallel/fully_sharded.h>
 #include <meshwright/plugin_main.h>
 
 #include <array>

@@ -1,4 +1,4 @@
-#include "meshwright/tensor_parallel.h"
+#include "meshwright/parallel/tensor_parallel.h"
 
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/empty.h>
@@ -10,9 +10,9 @@
 #include <algorithm>
 #include <utility>
 
-#include "meshwright/collectives.h"
 #include "meshwright/error.h"
-#include "meshwright/module.h"
+#include "meshwright/nn/module.h"
+#include "meshwright/parallel/collectives.h"
 #include "tp_hooks.h"
 
 namespace meshwright {
@@ -65,7 +65,7 @@ class Applier {
     if (host == nullptr)
       throw Error(ErrorCode::bad_module, "the tensor-parallel plan styles " + styled.name + ", a " + module.name() + " without hooks")
           .key("distributed.tp_plan")
-          .help("take Linear, Embedding and RMSNorm from meshwright/layers.h, or declare the class with MESHWRIGHT_MODULE(...)");
+          .help("take Linear, Embedding and RMSNorm from meshwright/nn/layers.h, or declare the class with MESHWRIGHT_MODULE(...)");
     auto* linear = module.as<torch::nn::LinearImpl>();
     auto* embedding = module.as<torch::nn::EmbeddingImpl>();
     bool norm = styled.style.kind == TpStyleKind::sequence || styled.style.kind == TpStyleKind::sequence_all_gather;

@@ -6,8 +6,8 @@
 #include <memory>
 #include <optional>
 
-#include "meshwright/collectives.h"
-#include "meshwright/module.h"
+#include "meshwright/nn/module.h"
+#include "meshwright/parallel/collectives.h"
 #include "meshwright/tp_plan.h"
 #include "tp_pieces.h"
 

@@ -8,7 +8,7 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include "meshwright/error.h"
-#include "meshwright/trace_span.h"
+#include "meshwright/parallel/trace_span.h"
 #include "sdk/nn/linear_product.h"
 
 namespace meshwright::detail {

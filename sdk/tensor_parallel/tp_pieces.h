@@ -7,7 +7,7 @@
 #include <memory>
 #include <string>
 
-#include "meshwright/collectives.h"
+#include "meshwright/parallel/collectives.h"
 #include "sdk/comm/parts.h"
 
 namespace meshwright::detail {

@@ -1,4 +1,4 @@
-#include "meshwright/testing.h"
+#include "meshwright/parallel/testing.h"
 
 #include <ATen/Parallel.h>
 
@@ -8,7 +8,7 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
-#include "meshwright/transport.h"
+#include "meshwright/parallel/transport.h"
 
 namespace meshwright {
 

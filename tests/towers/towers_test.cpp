@@ -12,8 +12,8 @@
 #include <map>
 #include <mutex>
 
-#include "meshwright/layers.h"
-#include "meshwright/testing.h"
+#include "meshwright/nn/layers.h"
+#include "meshwright/parallel/testing.h"
 #include "meshwright/trainer.h"
 
 using namespace meshwright;

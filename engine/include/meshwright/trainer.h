@@ -23,8 +23,8 @@
 #include <utility>
 #include <vector>
 
-#include "meshwright/module.h"
-#include "meshwright/parallel.h"
+#include "meshwright/nn/module.h"
+#include "meshwright/parallel/parallel.h"
 
 namespace meshwright {
 

@@ -9,7 +9,7 @@
 
 #include "engine/nets/causal_lm.h"
 #include "engine/nets/tests/safetensors_file.h"
-#include "meshwright/moe.h"
+#include "meshwright/nn/moe.h"
 
 namespace logits_test {
 

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "engine/plugins/tests/fixtures.h"
-#include "meshwright/parallel.h"
+#include "meshwright/parallel/parallel.h"
 
 using namespace meshwright;
 using namespace meshwright::plugins;

@@ -16,7 +16,7 @@
 
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/checkpoint/verify.h"
-#include "meshwright/testing.h"
+#include "meshwright/parallel/testing.h"
 
 namespace checkpoint_damage_test {
 

@@ -9,7 +9,7 @@
 
 #include "engine/train/tests/small_models.h"
 #include "engine/train/tests/small_run.h"
-#include "meshwright/testing.h"
+#include "meshwright/parallel/testing.h"
 
 namespace meshwright {
 

@@ -9,8 +9,8 @@
 #include "engine/nets/initialize.h"
 #include "engine/train/logits.h"
 #include "engine/train/tests/traffic.h"
-#include "meshwright/moe.h"
-#include "meshwright/testing.h"
+#include "meshwright/nn/moe.h"
+#include "meshwright/parallel/testing.h"
 
 namespace expert_wire_test {
 

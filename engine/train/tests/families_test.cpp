@@ -14,7 +14,7 @@
 #include "engine/files/durable.h"
 #include "engine/models/models.h"
 #include "meshwright/error.h"
-#include "meshwright/testing.h"
+#include "meshwright/parallel/testing.h"
 
 namespace families_test {
 

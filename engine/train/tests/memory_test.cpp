@@ -13,7 +13,7 @@
 #include "engine/nets/initialize.h"
 #include "engine/train/memory.h"
 #include "engine/train/optimizer.h"
-#include "meshwright/testing.h"
+#include "meshwright/parallel/testing.h"
 #include "meshwright/trainer.h"
 
 namespace memory_test {

@@ -12,8 +12,8 @@
 #include <mutex>
 
 #include "engine/plan/plan.h"
-#include "meshwright/layers.h"
-#include "meshwright/testing.h"
+#include "meshwright/nn/layers.h"
+#include "meshwright/parallel/testing.h"
 #include "meshwright/trainer.h"
 
 namespace own_model_test {

@@ -17,8 +17,8 @@
 #include <numeric>
 
 #include "engine/plan/plan.h"
-#include "meshwright/moe.h"
-#include "meshwright/testing.h"
+#include "meshwright/nn/moe.h"
+#include "meshwright/parallel/testing.h"
 
 namespace routers_test {
 

@@ -10,7 +10,7 @@
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/checkpoint/verify.h"
 #include "engine/train/tests/small_run.h"
-#include "meshwright/testing.h"
+#include "meshwright/parallel/testing.h"
 
 namespace meshwright {
 

@@ -8,7 +8,7 @@
 
 #include "engine/nets/causal_lm.h"
 #include "engine/nets/initialize.h"
-#include "meshwright/testing.h"
+#include "meshwright/parallel/testing.h"
 #include "meshwright/trainer.h"
 
 namespace votes_test {

@@ -12,7 +12,7 @@
 #include "engine/train/optimizer.h"
 #include "engine/train/tests/small_models.h"
 #include "engine/train/tests/traffic.h"
-#include "meshwright/testing.h"
+#include "meshwright/parallel/testing.h"
 
 namespace wire_test {
 

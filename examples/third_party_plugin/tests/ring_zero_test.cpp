@@ -10,8 +10,8 @@
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 #include <c10/core/GradMode.h>
-#include <meshwright/layers.h>
-#include <meshwright/testing.h>
+#include <meshwright/nn/layers.h>
+#include <meshwright/parallel/testing.h>
 #include <torch/nn/modules/container/modulelist.h>
 
 #include <cmath>

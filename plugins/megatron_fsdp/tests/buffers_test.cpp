@@ -4,11 +4,11 @@
 #include <c10/core/GradMode.h>
 #include <torch/nn/modules/container/modulelist.h>
 
-#include "meshwright/fully_sharded.h"
-#include "meshwright/layers.h"
-#include "meshwright/module.h"
-#include "meshwright/sharded_units.h"
-#include "meshwright/testing.h"
+#include "meshwright/nn/layers.h"
+#include "meshwright/nn/module.h"
+#include "meshwright/parallel/fully_sharded.h"
+#include "meshwright/parallel/sharded_units.h"
+#include "meshwright/parallel/testing.h"
 #include "plugins/plugin_test.h"
 
 #include <mutex>

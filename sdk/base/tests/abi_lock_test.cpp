@@ -44,7 +44,7 @@ std::string essence(const std::string& text) {
 // Over all public headers but abi.h, whose numbers the lock holds as such.
 std::string header_hash() {
   std::vector<fs::path> files;
-  for (const fs::directory_entry& entry : fs::directory_iterator(MESHWRIGHT_SOURCE_DIR "/sdk/include/meshwright"))
+  for (const fs::directory_entry& entry : fs::recursive_directory_iterator(MESHWRIGHT_SOURCE_DIR "/sdk/include/meshwright"))
     if (entry.path().extension() == ".h" && entry.path().filename() != "abi.h") files.push_back(entry.path());
   std::sort(files.begin(), files.end());
   uint64_t h = 14695981039346656037u;

@@ -1,6 +1,6 @@
 // Differentiable collectives: values, and gradients against the same computation on one rank.
 
-#include "meshwright/collectives.h"
+#include "meshwright/parallel/collectives.h"
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
@@ -10,7 +10,7 @@
 #include <ATen/ops/ones_like.h>
 #include <doctest/doctest.h>
 #include "meshwright/error.h"
-#include "meshwright/testing.h"
+#include "meshwright/parallel/testing.h"
 #include "sdk/comm/shared_memory.h"
 
 namespace collectives_test {

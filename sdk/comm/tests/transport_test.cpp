@@ -9,9 +9,9 @@
 
 #include "faulty_transport.h"
 #include "meshwright/error.h"
-#include "meshwright/group.h"
-#include "meshwright/testing.h"
-#include "meshwright/transport.h"
+#include "meshwright/parallel/group.h"
+#include "meshwright/parallel/testing.h"
+#include "meshwright/parallel/transport.h"
 #include "sdk/comm/group_impl.h"
 
 namespace transport_test {

@@ -8,8 +8,8 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include "meshwright/error.h"
-#include "meshwright/group.h"
-#include "meshwright/transport.h"
+#include "meshwright/parallel/group.h"
+#include "meshwright/parallel/transport.h"
 
 namespace watchdog_test {
 

@@ -10,7 +10,7 @@
 #include <stdexcept>
 
 #include "meshwright/facts.h"
-#include "meshwright/parallel.h"
+#include "meshwright/parallel/parallel.h"
 #include "meshwright/plugin_main.h"
 #include "meshwright/sharded_strategy.h"
 #include "sdk/conformance/conformance.h"

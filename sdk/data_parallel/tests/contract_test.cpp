@@ -11,10 +11,10 @@
 #include <mutex>
 
 #include "meshwright/error.h"
-#include "meshwright/gradients.h"
-#include "meshwright/replicated_model.h"
-#include "meshwright/sharded_units.h"
-#include "meshwright/testing.h"
+#include "meshwright/parallel/gradients.h"
+#include "meshwright/parallel/replicated_model.h"
+#include "meshwright/parallel/sharded_units.h"
+#include "meshwright/parallel/testing.h"
 #include "tiny_model.h"
 
 namespace contract_test {

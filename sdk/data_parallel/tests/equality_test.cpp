@@ -12,11 +12,11 @@
 #include <mutex>
 #include <utility>
 
-#include "meshwright/activation_checkpoint.h"
-#include "meshwright/fully_sharded.h"
-#include "meshwright/replicated_model.h"
-#include "meshwright/sharded_units.h"
-#include "meshwright/testing.h"
+#include "meshwright/parallel/activation_checkpoint.h"
+#include "meshwright/parallel/fully_sharded.h"
+#include "meshwright/parallel/replicated_model.h"
+#include "meshwright/parallel/sharded_units.h"
+#include "meshwright/parallel/testing.h"
 #include "tiny_model.h"
 
 namespace equality_test {

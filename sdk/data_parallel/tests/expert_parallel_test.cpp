@@ -1,5 +1,5 @@
 // Expert parallelism: a model of mixture-of-experts layers trains as on one process, whatever the mesh, the dispatcher and the routing.
-#include "meshwright/expert_parallel.h"
+#include "meshwright/parallel/expert_parallel.h"
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/cat.h>
@@ -14,12 +14,12 @@
 #include <map>
 #include <mutex>
 
-#include "meshwright/activation_checkpoint.h"
 #include "meshwright/error.h"
-#include "meshwright/fully_sharded.h"
-#include "meshwright/moe.h"
-#include "meshwright/testing.h"
-#include "meshwright/unit_rules.h"
+#include "meshwright/nn/moe.h"
+#include "meshwright/parallel/activation_checkpoint.h"
+#include "meshwright/parallel/fully_sharded.h"
+#include "meshwright/parallel/testing.h"
+#include "meshwright/parallel/unit_rules.h"
 
 // After LibTorch, which has a CHECK of its own.
 #include <doctest/doctest.h>

@@ -1,7 +1,7 @@
 // The way from a live model to a plan and back: outline_of, plan_units, unit_specs.
 #include "meshwright/error.h"
-#include "meshwright/fully_sharded.h"
-#include "meshwright/testing.h"
+#include "meshwright/parallel/fully_sharded.h"
+#include "meshwright/parallel/testing.h"
 #include "tiny_model.h"
 
 #include <torch/nn/modules/container/moduledict.h>
@@ -80,7 +80,7 @@ TEST_CASE("the units of a plan stand over the live model's own modules and param
     std::vector<std::string> expected;
     for (size_t index : planned[i].parameters) expected.push_back(outline.parameters[index].name);
     CHECK(names_of(units[i]) == expected);
-    CHECK(units[i].list == (i < 3 ? 0 : -1));
+    CHECK(units[i].module_list == (i < 3 ? 0 : -1));
     CHECK(units[i].reshard_after_forward == (i < 2));
     for (const auto& [name, tensor] : units[i].parameters) CHECK(tensor.is_same(net->named_parameters()[name]));
   }
@@ -94,7 +94,7 @@ TEST_CASE("the units of a plan stand over the live model's own modules and param
 TEST_CASE("each module list is a prefetch list of its own") {
   TwoLists net;
   std::vector<int64_t> lists;
-  for (const UnitSpec& unit : unit_specs(*net, outline_of(*net))) lists.push_back(unit.list);
+  for (const UnitSpec& unit : unit_specs(*net, outline_of(*net))) lists.push_back(unit.module_list);
   CHECK(lists == std::vector<int64_t>{0, 0, 1, 1, 1, -1});
 }
 
@@ -151,7 +151,7 @@ TEST_CASE("items of a map of modules are units as those of a list are, and a lis
   CHECK(names == std::vector<std::string>{"towers.image", "towers.text.0", "towers.text.1", "root"});
   CHECK(names_of(units[0]) == std::vector<std::string>{"towers.image.weight", "towers.image.bias"});
   CHECK(names_of(units[3]) == std::vector<std::string>{"head.weight", "head.bias"});
-  CHECK(units[0].list != units[1].list);
+  CHECK(units[0].module_list != units[1].module_list);
   CHECK(units[1].reshard_after_forward);
   CHECK_FALSE(units[2].reshard_after_forward);  // the last of its list
 }

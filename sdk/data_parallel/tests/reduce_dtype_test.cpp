@@ -13,11 +13,11 @@
 #include <map>
 #include <mutex>
 
-#include "meshwright/module.h"
-#include "meshwright/replicated_model.h"
-#include "meshwright/scalar_type.h"
-#include "meshwright/sharded_units.h"
-#include "meshwright/testing.h"
+#include "meshwright/nn/module.h"
+#include "meshwright/parallel/replicated_model.h"
+#include "meshwright/parallel/scalar_type.h"
+#include "meshwright/parallel/sharded_units.h"
+#include "meshwright/parallel/testing.h"
 
 namespace reduce_dtype_test {
 

@@ -3,7 +3,7 @@
 
 #include <torch/nn/modules/container/modulelist.h>
 
-#include "meshwright/layers.h"
+#include "meshwright/nn/layers.h"
 
 namespace tiny {
 

@@ -1,5 +1,5 @@
 // Unit rules by class name, and units of one dtype each (spec 4.8).
-#include "meshwright/unit_rules.h"
+#include "meshwright/parallel/unit_rules.h"
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/ones.h>
@@ -11,8 +11,8 @@
 #include <mutex>
 
 #include "meshwright/error.h"
-#include "meshwright/layers.h"
-#include "meshwright/testing.h"
+#include "meshwright/nn/layers.h"
+#include "meshwright/parallel/testing.h"
 
 namespace unit_rules_test {
 

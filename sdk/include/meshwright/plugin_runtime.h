@@ -9,7 +9,7 @@
 #include <cstddef>
 #include <memory>
 
-#include "meshwright/parallel.h"
+#include "meshwright/parallel/parallel.h"
 #include "meshwright/strategy.h"
 
 extern "C" __attribute__((visibility("hidden")))

@@ -18,8 +18,8 @@
 
 namespace meshwright {
 
-class ParallelModel;        // meshwright/parallel.h
-struct ParallelizeRequest;  // meshwright/parallel.h
+class ParallelModel;        // meshwright/parallel/parallel.h
+struct ParallelizeRequest;  // meshwright/parallel/parallel.h
 
 class MESHWRIGHT_API Strategy {
  public:

@@ -12,9 +12,9 @@
 #include <cmath>
 #include <limits>
 
-#include "meshwright/activation_checkpoint.h"
 #include "meshwright/error.h"
-#include "meshwright/moe.h"
+#include "meshwright/nn/moe.h"
+#include "meshwright/parallel/activation_checkpoint.h"
 
 namespace moe_router_test {
 

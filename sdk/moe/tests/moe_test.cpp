@@ -1,5 +1,5 @@
 // Grouped experts and whole blocks against dense loops, gradients included.
-#include "meshwright/moe.h"
+#include "meshwright/nn/moe.h"
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/gelu.h>
@@ -19,8 +19,8 @@
 
 #include <map>
 
-#include "meshwright/activation_checkpoint.h"
 #include "meshwright/error.h"
+#include "meshwright/parallel/activation_checkpoint.h"
 #include "sdk/moe/moe_dispatch.h"
 
 namespace moe_test {

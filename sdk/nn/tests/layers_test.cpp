@@ -8,7 +8,7 @@
 
 #include <array>
 
-#include "meshwright/layers.h"
+#include "meshwright/nn/layers.h"
 
 namespace layers_test {
 

@@ -18,8 +18,8 @@
 #include <vector>
 
 #include "meshwright/error.h"
-#include "meshwright/loss.h"
-#include "meshwright/testing.h"
+#include "meshwright/nn/loss.h"
+#include "meshwright/parallel/testing.h"
 #include "meshwright/tp_plan.h"
 
 namespace loss_test {

@@ -1,12 +1,12 @@
 // Hooks around forward: they run however the module is called, may replace tensors, and leave everything else as it was.
-#include "meshwright/module.h"
+#include "meshwright/nn/module.h"
 
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
 #include <doctest/doctest.h>
 #include <torch/nn/modules/container/sequential.h>
 
-#include "meshwright/layers.h"
+#include "meshwright/nn/layers.h"
 
 namespace module_test {
 

@@ -1,6 +1,6 @@
 #include <ATen/ops/arange.h>
-#include <meshwright/layers.h>
-#include <meshwright/testing.h>
+#include <meshwright/nn/layers.h>
+#include <meshwright/parallel/testing.h>
 #include <meshwright/trainer.h>
 #include <torch/nn/modules/container/modulelist.h>
 #include <torch/utils.h>

@@ -1,6 +1,6 @@
 // The styles of tensor parallelism one by one: outputs and gradients are those of one rank, whatever the layouts and however unevenly
 // the sizes divide.
-#include "meshwright/tensor_parallel.h"
+#include "meshwright/parallel/tensor_parallel.h"
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/cat.h>
@@ -16,8 +16,8 @@
 #include <set>
 
 #include "meshwright/error.h"
-#include "meshwright/layers.h"
-#include "meshwright/testing.h"
+#include "meshwright/nn/layers.h"
+#include "meshwright/parallel/testing.h"
 
 // After LibTorch, which has a CHECK of its own.
 #include <doctest/doctest.h>

@@ -4,8 +4,8 @@
 #include <numeric>
 #include <stdexcept>
 
+#include "meshwright/parallel/replicated_model.h"
 #include "meshwright/plugin_main.h"
-#include "meshwright/replicated_model.h"
 #include "sdk/conformance/conformance.h"
 
 using namespace meshwright;

@@ -6,8 +6,8 @@
 #include <optional>
 #include <string>
 
-#include "meshwright/group.h"
-#include "meshwright/parallel.h"
+#include "meshwright/parallel/group.h"
+#include "meshwright/parallel/parallel.h"
 
 namespace meshwright {
 

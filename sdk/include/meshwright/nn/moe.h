@@ -17,8 +17,8 @@
 #include <utility>
 #include <vector>
 
-#include "meshwright/layers.h"
-#include "meshwright/module.h"
+#include "meshwright/nn/layers.h"
+#include "meshwright/nn/module.h"
 
 namespace meshwright {
 

@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-#include "meshwright/group.h"
+#include "meshwright/parallel/group.h"
 #include "meshwright/strategy.h"
 
 namespace torch::nn {
@@ -44,8 +44,8 @@ struct ParallelParameter {
   std::vector<std::pair<std::string, std::string>> placement;  // axis of size > 1 -> "shard(d)" | "replicate"
 };
 
-class TensorParallel;  // meshwright/tensor_parallel.h
-class ExpertParallel;  // meshwright/expert_parallel.h
+class TensorParallel;  // meshwright/parallel/tensor_parallel.h
+class ExpertParallel;  // meshwright/parallel/expert_parallel.h
 
 // What the optimizer updates: equally long flat tensors. Order and sizes are fixed after parallelize().
 struct FlatParameterGroup {

@@ -7,7 +7,7 @@
 #include <memory>
 #include <vector>
 
-#include "meshwright/group.h"
+#include "meshwright/parallel/group.h"
 
 namespace meshwright {
 

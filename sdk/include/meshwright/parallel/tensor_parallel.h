@@ -14,10 +14,10 @@
 #include <string_view>
 #include <vector>
 
-#include "meshwright/gradients.h"
-#include "meshwright/group.h"
-#include "meshwright/loss.h"
-#include "meshwright/parallel.h"
+#include "meshwright/nn/loss.h"
+#include "meshwright/parallel/gradients.h"
+#include "meshwright/parallel/group.h"
+#include "meshwright/parallel/parallel.h"
 
 namespace meshwright {
 

@@ -4,7 +4,7 @@
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
 
-#include "meshwright/module.h"
+#include "meshwright/nn/module.h"
 
 namespace meshwright {
 

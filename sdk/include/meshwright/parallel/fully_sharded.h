@@ -4,9 +4,9 @@
 
 #include <memory>
 
-#include "meshwright/parallel.h"
+#include "meshwright/parallel/parallel.h"
+#include "meshwright/parallel/sharded_units.h"
 #include "meshwright/sharded_strategy.h"
-#include "meshwright/sharded_units.h"
 
 namespace meshwright {
 

@@ -13,9 +13,9 @@
 #include <string_view>
 #include <vector>
 
-#include "meshwright/group.h"
-#include "meshwright/parallel.h"
-#include "meshwright/sharded_units.h"
+#include "meshwright/parallel/group.h"
+#include "meshwright/parallel/parallel.h"
+#include "meshwright/parallel/sharded_units.h"
 
 namespace meshwright {
 

@@ -9,7 +9,7 @@
 #include <string>
 
 #include "meshwright/export.h"
-#include "meshwright/group.h"
+#include "meshwright/parallel/group.h"
 
 namespace meshwright {
 

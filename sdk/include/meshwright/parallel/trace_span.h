@@ -4,7 +4,7 @@
 #include <string>
 #include <utility>
 
-#include "meshwright/group.h"
+#include "meshwright/parallel/group.h"
 
 namespace meshwright {
 

@@ -7,7 +7,7 @@
 #include <functional>
 #include <memory>
 
-#include "meshwright/group.h"
+#include "meshwright/parallel/group.h"
 
 namespace meshwright {
 

@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "meshwright/footprint.h"
-#include "meshwright/group.h"
-#include "meshwright/parallel.h"
+#include "meshwright/parallel/group.h"
+#include "meshwright/parallel/parallel.h"
 
 namespace meshwright {
 
@@ -34,7 +34,7 @@ struct UnitSpec {
   torch::nn::Module* module = nullptr;                         // must be hookable (MESHWRIGHT_MODULE)
   std::vector<std::pair<std::string, at::Tensor>> parameters;  // full names; a meta tensor gets storage but no values
   bool reshard_after_forward = true;                           // false: stays gathered until its backward ends
-  int64_t list = -1;                                           // units of one list prefetch each other; -1 = none (root)
+  int64_t module_list = -1;                                    // units of one list prefetch each other; -1 = none (root)
   std::optional<MixedPrecision> mp;                            // this unit's own policy
   std::optional<UnitSharding> sharding;                        // nullopt: the policy's groups, along dim 0
 };

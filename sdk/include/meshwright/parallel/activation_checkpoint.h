@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "meshwright/module.h"
+#include "meshwright/nn/module.h"
 #include "meshwright/shared_options.h"
 
 namespace meshwright {

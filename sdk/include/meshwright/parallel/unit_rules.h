@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "meshwright/sharded_units.h"
+#include "meshwright/parallel/sharded_units.h"
 
 namespace meshwright {
 

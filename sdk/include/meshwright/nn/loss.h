@@ -10,7 +10,7 @@
 #include <cstdint>
 #include <memory>
 
-#include "meshwright/group.h"
+#include "meshwright/parallel/group.h"
 
 namespace meshwright {
 
