@@ -10,6 +10,7 @@
 #include "engine/cli/common.h"
 #include "engine/cli/ranks.h"
 #include "engine/files/durable.h"
+#include "engine/launch/exit_status.h"
 #include "engine/launch/run_folder.h"
 #include "engine/train/run.h"
 
@@ -17,9 +18,6 @@ namespace meshwright::cli {
 namespace {
 
 namespace fs = std::filesystem;
-
-// What a rank tells its launcher that is done. No code that ends the process by itself does.
-constexpr int kDone = 76;
 
 void read_sample_flags(const Call& call, train::RunOptions& options) {
   options.sample_bytes = call.number("sample", 1).value_or(0);
@@ -66,8 +64,8 @@ int start(Call& call, const std::optional<launch::RankEnvironment>& ranks) {
     if (!launch::end_with_parent()) return 1;
     int status = run_in_engine("meshwright_train_rank", &options);
     // Threads of a broken connection must not keep a failed rank from ending.
-    if (status != 0 && status != train::kPreempted) ::_exit(status);
-    return status == 0 ? kDone : status;
+    if (status != 0 && status != launch::kPreempted) ::_exit(status);
+    return status == 0 ? launch::kDone : status;
   }
   int status = 0;
   Diagnostics missing;
@@ -87,7 +85,7 @@ int start(Call& call, const std::optional<launch::RankEnvironment>& ranks) {
   }
   if (ranks || (wanted == 1 && restarts == 0)) {
     status = run_in_engine("meshwright_train_rank", &options);
-    if (status != 0 && status != train::kPreempted && ranks && ranks->world_size > 1) {
+    if (status != 0 && status != launch::kPreempted && ranks && ranks->world_size > 1) {
       call.out.flush();
       ::_exit(status);
     }
@@ -101,7 +99,7 @@ int start(Call& call, const std::optional<launch::RankEnvironment>& ranks) {
     if (call.has(flag)) local.argv.insert(local.argv.end(), {std::string("--") + flag, call.value(flag)});
   local.ranks = wanted;
   local.max_restarts = restarts;
-  local.done_status = kDone;
+  local.done_status = launch::kDone;
   const plugins::LoadedPlugin& plugin = *job->strategy.plugin;
   local.foreign = "the plugin " + plugin.name + " " + plugin.version + " (" + plugin.path.string() + ")";
   tell_screen(screen, local);

@@ -12,6 +12,7 @@
 #include <iterator>
 #include <optional>
 
+#include "engine/launch/exit_status.h"
 #include "engine/launch/output.h"
 #include "engine/launch/wish.h"
 #include "meshwright/error.h"
@@ -21,8 +22,6 @@ namespace meshwright::launch {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-constexpr int kPreempted = 75;
 
 // Ends a rank that is not at fault. None takes it as the wish to save.
 constexpr int kEnd = SIGUSR2;
@@ -84,8 +83,11 @@ std::string signal_name(int number) {
 
 int code_of(int status) { return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status); }
 
-// A rank that is gone takes others with it: they lose connections (6) or find nobody (4).
-bool collateral(int status) { return WIFEXITED(status) && (WEXITSTATUS(status) == 4 || WEXITSTATUS(status) == 6); }
+// A rank that is gone takes others with it: they find nobody, or lose connections.
+bool collateral(int status) {
+  return WIFEXITED(status) && (WEXITSTATUS(status) == exit_status(ErrorCode::rendezvous_failed) ||
+                               WEXITSTATUS(status) == exit_status(ErrorCode::collective_failed));
+}
 
 // Ended from outside, or by a fault of its own; SIGABRT is also how a lost connection may end a rank.
 bool killed_hard(int status) { return WIFSIGNALED(status) && WTERMSIG(status) != SIGABRT; }
@@ -281,15 +283,16 @@ void Supervisor::announce(const Rank& fault, const std::string& stopped) {
   std::string text = rank.output.prefixed(fault_words_), who = "rank " + std::to_string(rank.number);
   std::string log = job_.log_folder.empty() ? "" : (job_.log_folder / ("rank_" + std::to_string(rank.number) + ".log")).string();
   if (WIFSIGNALED(rank.status)) {
-    text += "error[E0505]: " + who + " was ended by " + signal_name(WTERMSIG(rank.status)) + "\n";
+    text += "error[" + code_string(ErrorCode::rank_failed) + "]: " + who + " was ended by " + signal_name(WTERMSIG(rank.status)) + "\n";
     if (WTERMSIG(rank.status) == SIGKILL) text += "  = help: if nobody sent it, look for the kernel's out-of-memory killer (dmesg)\n";
     if (!log.empty()) text += "  = help: its output is in " + log + "\n";
   } else if (ended_silently(fault)) {
-    text += "error[E0424]: " + who + " ended with exit status 0 before it was done: " + job_.foreign +
-            ", or a library, called exit() or _exit()\n";
+    text += "error[" + code_string(ErrorCode::plugin_exited) + "]: " + who +
+            " ended with exit status 0 before it was done: " + job_.foreign + ", or a library, called exit() or _exit()\n";
     if (!log.empty()) text += "  = help: its output is in " + log + "\n";
   } else if (fault_words_.empty()) {
-    text += "error[E0505]: " + who + " failed with exit status " + std::to_string(WEXITSTATUS(rank.status)) + "\n";
+    text += "error[" + code_string(ErrorCode::rank_failed) + "]: " + who + " failed with exit status " +
+            std::to_string(WEXITSTATUS(rank.status)) + "\n";
     if (!log.empty()) text += "  = help: its output is in " + log + "\n";
   }
   if (!stopped.empty())

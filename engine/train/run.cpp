@@ -17,6 +17,7 @@
 #include "engine/config/describe.h"
 #include "engine/data/dataset.h"
 #include "engine/files/clock.h"
+#include "engine/launch/exit_status.h"
 #include "engine/nets/causal_lm.h"
 #include "engine/nets/sample.h"
 #include "engine/plan/plan.h"
@@ -353,7 +354,7 @@ int run_rank(const RunOptions& options, rendezvous::Ending& together, fs::path& 
       folder->log(words);
       progress->say(words);
     }
-    return kPreempted;
+    return launch::kPreempted;
   }
   std::string sample;
   if (options.sample_bytes > 0) {

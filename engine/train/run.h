@@ -35,11 +35,8 @@ inline void check_sample(const RunOptions& options, int64_t vocab) {
         .help("train a model with vocab_size = 256, for example model.config = \"configs/models/llama-tiny.json\"");
 }
 
-// Told to end by SIGINT, SIGHUP, SIGTERM or SIGUSR1, and all is saved.
-inline constexpr int kPreempted = 75;
-
-// Runs this process's rank. Prints to stdout (rank 0) and returns 0, or kPreempted; throws Error. `together` hears how far the rank came;
-// `log` is set to the run.log that is to know of what was thrown, where no launcher of ours tells it.
+// Runs this process's rank. Prints to stdout (rank 0) and returns 0, or launch::kPreempted; throws Error. `together` hears how far the rank
+// came; `log` is set to the run.log that is to know of what was thrown, where no launcher of ours tells it.
 int run_rank(const RunOptions& options, rendezvous::Ending& together, std::filesystem::path& log);
 
 }  // namespace meshwright::train
