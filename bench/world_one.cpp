@@ -58,7 +58,7 @@ struct Bare {
       p.name = item.key();
       p.local = item.value().detach();
       p.global_shape = item.value().sizes().vec();
-      p.offsets.assign(p.global_shape.size(), 0);
+      p.region = Region::whole(p.global_shape);
       nets::initialize(*net, p, 1);
       values.push_back(item.value());
     }

@@ -14,9 +14,9 @@
 #include <string_view>
 #include <vector>
 
-#include "engine/checkpoint/region.h"
 #include "meshwright/dtype.h"
 #include "meshwright/outline.h"
+#include "meshwright/region.h"
 
 namespace meshwright::checkpoint {
 

@@ -177,16 +177,12 @@ void initialize(std::string_view parameter, const std::vector<int64_t>& global_s
 void initialize(const CausalLMImpl& model, const ParallelParameter& parameter, uint64_t seed) {
   Tensor out = parameter.local;
   if (out.numel() == 0) return;
-  if (parameter.flat_begin < 0) {
-    initialize(parameter.name, parameter.global_shape, parameter.offsets, out.sizes(), model.initial_values(), seed, out);
-    return;
-  }
-  if (!parameter.flat_part.empty()) {
-    initialize(parameter.name, parameter.global_shape, parameter.offsets, parameter.flat_part, model.initial_values(), seed, out,
-               parameter.flat_begin);
-    return;
-  }
-  fill_flat(values_of(parameter.name, parameter.global_shape, model.initial_values(), seed), parameter.flat_begin, out);
+  const Region& region = parameter.region;
+  if (region.flat())
+    fill_flat(values_of(parameter.name, parameter.global_shape, model.initial_values(), seed), region.begin, out);
+  else
+    initialize(parameter.name, parameter.global_shape, region.offsets, region.sizes, model.initial_values(), seed, out,
+               region.within_box() ? region.begin : 0);
 }
 
 void initialize(CausalLMImpl& model, uint64_t seed) {

@@ -27,9 +27,9 @@
 namespace meshwright::train {
 
 namespace fs = std::filesystem;
+using Region;
 using at::Tensor;
 using checkpoint::Meta;
-using checkpoint::Region;
 using Clock = std::chrono::steady_clock;
 
 namespace {
@@ -116,7 +116,7 @@ std::vector<Saver::Entry> Saver::collect(std::string_view kind, const std::vecto
     if ((kind == "model") != h.state.empty() || share == nullptr) continue;
     Tensor values = h.local;
     if (!(*share == h.region)) {
-      int64_t begin = checkpoint::as_run(*share, h.shape).begin - checkpoint::as_run(h.region, h.shape).begin;
+      int64_t begin = as_run(*share, h.shape).begin - as_run(h.region, h.shape).begin;
       if (share->count() != h.region.count()) values = values.contiguous().view({-1}).narrow(0, begin, share->count());
     }
     out.push_back({{h.state.empty() ? h.name : h.state + "/" + h.name, h.dtype, share->stored_shape()}, values.contiguous()});

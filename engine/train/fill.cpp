@@ -63,14 +63,14 @@ void fill_weights(Trainer& trainer, const std::string& pretrained, nets::CausalL
     }
     std::vector<int64_t> shape = p.global_shape;
     std::optional<FusedRows> fused = fused_rows(net->outline(), p.name);
-    checkpoint::Region region = region_of(p);
-    std::vector<checkpoint::Region> boxes{region};
+    Region region = region_of(p);
+    std::vector<Region> boxes{region};
     if (region.flat()) {  // a run of the flattened parameter
       if (fused) fused = weights::fused_elements(*fused, shape);
       shape = {element_count(shape)};
-      boxes = {checkpoint::Region::box({region.begin}, {region.end - region.begin})};
+      boxes = {Region::box({region.begin}, {region.end - region.begin})};
     } else {
-      boxes = checkpoint::as_boxes(region, shape);
+      boxes = as_boxes(region, shape);
     }
     Tensor local = p.local.is_cpu() && p.local.is_contiguous() ? p.local : at::empty(p.local.sizes(), p.local.options().device(at::kCPU));
     if (auto experts = weights::expert_tensors(net->outline().architecture, p.name)) {
@@ -78,7 +78,7 @@ void fill_weights(Trainer& trainer, const std::string& pretrained, nets::CausalL
       if (region.flat()) {
         weights::read_experts_run(*folder, pretrained, *experts, p.global_shape, region.begin, region.end, dtype_of(local), memory);
       } else {
-        for (const checkpoint::Region& box : boxes) {
+        for (const Region& box : boxes) {
           weights::read_experts(*folder, pretrained, *experts, p.global_shape, box.offsets, box.sizes, dtype_of(local), memory);
           memory += box.count() * dtype_size(dtype_of(local));
         }
@@ -103,7 +103,7 @@ void fill_weights(Trainer& trainer, const std::string& pretrained, nets::CausalL
     weights::TensorEntry view = *entry;
     view.shape = shape;
     auto* memory = static_cast<std::byte*>(local.mutable_data_ptr());
-    for (const checkpoint::Region& box : boxes) {
+    for (const Region& box : boxes) {
       if (fused)
         weights::read_fused_slice(view, *fused, box.offsets, box.sizes, dtype_of(local), memory);
       else
@@ -161,7 +161,7 @@ std::optional<FusedRows> fused_rows(const ModelOutline& outline, std::string_vie
   return found != nullptr ? found->fused : std::nullopt;
 }
 
-void read_into(checkpoint::Checkpoint& from, const checkpoint::TensorRecord& record, const checkpoint::Region& region, const Tensor& to) {
+void read_into(checkpoint::Checkpoint& from, const checkpoint::TensorRecord& record, const Region& region, const Tensor& to) {
   Tensor host = to.is_cpu() && to.is_contiguous() ? to : at::empty(to.sizes(), to.options().device(at::kCPU));
   from.read(record, region, dtype_of(to), host.mutable_data_ptr());
   if (!host.is_same(to)) to.copy_(host);

@@ -28,7 +28,6 @@ void fill_weights(Trainer& trainer, checkpoint::Checkpoint& from);
 std::optional<FusedRows> fused_rows(const ModelOutline& outline, std::string_view parameter);
 
 // Reads one part of a checkpoint's tensor into a tensor, over the host where that lies on a device.
-void read_into(checkpoint::Checkpoint& from, const checkpoint::TensorRecord& record, const checkpoint::Region& region,
-               const at::Tensor& to);
+void read_into(checkpoint::Checkpoint& from, const checkpoint::TensorRecord& record, const Region& region, const at::Tensor& to);
 
 }  // namespace meshwright::train

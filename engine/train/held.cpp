@@ -12,8 +12,8 @@
 
 namespace meshwright::train {
 
+using Region;
 using at::Tensor;
-using checkpoint::Region;
 
 DType dtype_of(at::ScalarType type) {
   switch (type) {
@@ -41,11 +41,7 @@ DType dtype_of(at::ScalarType type) {
   }
 }
 
-Region region_of(const ParallelParameter& p) {
-  if (p.flat_begin < 0) return Region::box(p.offsets, p.local.sizes().vec());
-  if (p.flat_part.empty()) return Region::run(p.flat_begin, p.flat_begin + p.local.numel());
-  return checkpoint::as_run(Region::run_of_box(p.offsets, p.flat_part, p.flat_begin, p.flat_begin + p.local.numel()), p.global_shape);
-}
+Region region_of(const ParallelParameter& p) { return p.region.within_box() ? as_run(p.region, p.global_shape) : p.region; }
 
 std::vector<OptimizerPlace> optimizer_places(const ParallelModel& model) {
   std::vector<OptimizerPlace> out;
@@ -183,7 +179,7 @@ Shares::Shares(World& world, const std::vector<Held>& held) {
     for (const auto& [region, ranks] : holders) {
       auto k = static_cast<int64_t>(ranks.size());
       if (k > 1 && held[i].state != "buffer") together[ranks].push_back(i);
-      Region run = checkpoint::as_run(region, held[i].shape);
+      Region run = as_run(region, held[i].shape);
       if (held[i].state == "buffer") {
         shares.emplace_back(ranks[0], region);  // the ranks' running statistics differ: those of the first are everybody's
       } else if (!run.flat()) {

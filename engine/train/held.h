@@ -18,7 +18,7 @@ namespace meshwright::train {
 
 DType dtype_of(at::ScalarType type);
 inline DType dtype_of(const at::Tensor& tensor) { return dtype_of(tensor.scalar_type()); }
-checkpoint::Region region_of(const ParallelParameter& parameter);
+Region region_of(const ParallelParameter& parameter);
 
 // A parameter's elements in the flat tensors that the optimizer updates.
 struct OptimizerPlace {
@@ -34,7 +34,7 @@ struct Held {
   std::string state, name;  // as in checkpoint::TensorRecord
   DType dtype;
   std::vector<int64_t> shape;
-  checkpoint::Region region;
+  Region region;
   at::Tensor local;  // contiguous; undefined when nothing is held
   // Weights: the dtype that the model is stored in, which is narrower than that of main weights.
   DType stored = dtype;
@@ -56,12 +56,12 @@ class Shares {
   // Collective. Throws Error(internal) when the ranks' parts of a tensor do not make up the whole.
   Shares(World& world, const std::vector<Held>& held);
   // What `rank` writes of tensor i; nullptr: nothing.
-  const checkpoint::Region* share(size_t tensor, int64_t rank) const;
+  const Region* share(size_t tensor, int64_t rank) const;
   // What more than one rank holds; the same on every rank.
   const std::vector<Replicas>& replicas() const { return replicas_; }
 
  private:
-  std::vector<std::vector<std::pair<int64_t, checkpoint::Region>>> shares_;  // a tensor: (rank, region), by rank
+  std::vector<std::vector<std::pair<int64_t, Region>>> shares_;  // a tensor: (rank, region), by rank
   std::vector<Replicas> replicas_;
 };
 

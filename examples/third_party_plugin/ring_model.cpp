@@ -166,8 +166,7 @@ void RingModel::describe(const std::vector<std::pair<std::string, Tensor>>& froz
       ParallelParameter out;
       out.name = p.name;
       out.global_shape = p.sizes;
-      out.offsets.assign(p.sizes.size(), 0);
-      out.flat_begin = piece.begin;
+      out.region = Region::run(piece.begin, piece.end);
       out.local = part->values.narrow(0, piece.at, piece.end - piece.begin);
       out.grad = part->grads.narrow(0, piece.at, piece.end - piece.begin);
       out.placement = placed("flat");
@@ -184,7 +183,7 @@ void RingModel::describe(const std::vector<std::pair<std::string, Tensor>>& froz
     out.name = name;
     out.local = tensor.detach();
     out.global_shape = tensor.sizes().vec();
-    out.offsets.assign(out.global_shape.size(), 0);
+    out.region = Region::whole(out.global_shape);
     out.placement = placed("replicate");
     described_.push_back(std::move(out));
   }

@@ -25,7 +25,7 @@ void ExpertParallel::describe(ParallelParameter& parameter) const {
   if (found == whole_.end()) return;
   int64_t all = found->second[0], here = all / ep_->size();
   parameter.global_shape[0] = all;
-  parameter.offsets[0] += ep_->rank() * here;
+  parameter.region.offsets[0] += ep_->rank() * here;
   if (ep_->size() > 1) parameter.placement.emplace_back("ep", "shard(0)");
 }
 

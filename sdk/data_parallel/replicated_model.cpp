@@ -216,7 +216,7 @@ void ReplicatedModel::describe() {
     ParallelParameter out;
     out.name = p->name;
     out.global_shape = p->sizes;
-    out.offsets.assign(p->sizes.size(), 0);
+    out.region = Region::whole(p->sizes);
     out.placement = placement;
     out.local = values_.narrow(0, p->offset, p->count).view(p->sizes);
     if (policy_.tensor_parallel) policy_.tensor_parallel->describe(out);

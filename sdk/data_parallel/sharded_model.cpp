@@ -205,29 +205,18 @@ void ShardedModel::describe() {
       out.global_shape = p.sizes;
       if (unit->replicated()) out.placement.emplace_back(context_.policy.replicate_axis, "replicate");
       if (unit->group().size() > 1) out.placement.emplace_back(unit->axis(), rows ? "shard(" + std::to_string(dim) + ")" : "flat");
-      out.offsets.assign(p.sizes.size(), 0);
       if (context_.policy.whole_parameters && !p.trainable) {
+        out.region = Region::whole(p.sizes);
         out.local = unit->resident(p);
         for (auto& [axis, how] : out.placement) how = "replicate";
         complete(out);
         parameters_.push_back(std::move(out));
         continue;
       }
-      const Chunk part = layout.part(i, me);
-      const int64_t count = layout.part_elements(i, me), at = layout.at(i, me);
-      out.local = unit->shard().narrow(0, at, count);
-      if (p.trainable) out.grad = unit->gradient().narrow(0, at, count);
-      if (rows || unit->group().size() == 1) {
-        std::vector<int64_t> sizes = p.sizes;
-        if (rows) {
-          sizes[dim] = part.end - part.begin;
-          out.offsets[dim] = part.begin;
-        }
-        out.local = out.local.view(sizes);
-        if (out.grad.defined()) out.grad = out.grad.view(sizes);
-      } else {
-        out.flat_begin = count == 0 ? p.count : part.begin;
-      }
+      out.region = layout.region(i, me);
+      const std::vector<int64_t> shape = out.region.stored_shape();
+      out.local = unit->shard().narrow(0, layout.at(i, me), out.region.count()).view(shape);
+      if (p.trainable) out.grad = unit->gradient().narrow(0, layout.at(i, me), out.region.count()).view(shape);
       complete(out);
       parameters_.push_back(std::move(out));
     }
@@ -241,7 +230,7 @@ void ShardedModel::describe() {
     out.name = name;
     out.local = tensor.detach();
     out.global_shape = tensor.sizes().vec();
-    out.offsets.assign(out.global_shape.size(), 0);
+    out.region = Region::whole(out.global_shape);
     std::optional<UnitSharding> own = is_expert(name) ? std::optional(context_.policy.expert_parallel->sharding()) : std::nullopt;
     if ((own ? own->shard : context_.policy.shard)->size() > 1)
       out.placement.emplace_back(own ? own->axis : context_.policy.shard_axis, "replicate");

@@ -111,6 +111,19 @@ int64_t UnitLayout::part_elements(size_t parameter, int64_t rank) const {
   return rows_ ? times(place.outer, chunk.end - chunk.begin, place.width) : chunk.end - chunk.begin;
 }
 
+Region UnitLayout::region(size_t parameter, int64_t rank) const {
+  const Place& place = places_[parameter];
+  Chunk chunk = part(parameter, rank);
+  Region out = Region::whole(parameters_[parameter].sizes);
+  if (rows_) {
+    out.offsets[place.dim] = chunk.begin;
+    out.sizes[place.dim] = chunk.end - chunk.begin;
+  } else if (ranks_ > 1) {
+    out = chunk.end > chunk.begin ? Region::run(chunk.begin, chunk.end) : Region::run(place.count, place.count);
+  }
+  return out;
+}
+
 int64_t UnitLayout::at(size_t parameter, int64_t rank) const {
   const Place& place = places_[parameter];
   if (rows_) return place.shard_at;

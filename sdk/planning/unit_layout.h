@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "meshwright/export.h"
+#include "meshwright/region.h"
 #include "meshwright/tp_plan.h"
 
 namespace meshwright {
@@ -60,6 +61,8 @@ class MESHWRIGHT_API UnitLayout {
   // What of a parameter lies on a rank. rows: the chunk of its cut dimension; flat: elements of the flattened whole.
   Chunk part(size_t parameter, int64_t rank) const;
   int64_t part_elements(size_t parameter, int64_t rank) const;
+  // The same as a region of the parameter.
+  Region region(size_t parameter, int64_t rank) const;
   // Where that begins in the shard of the rank. 0 when it has nothing of it.
   int64_t at(size_t parameter, int64_t rank) const;
   // By place in the shard.

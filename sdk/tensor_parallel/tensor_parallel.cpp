@@ -168,9 +168,11 @@ void TensorParallel::describe(ParallelParameter& parameter) const {
   const Cut* cut = find(parameter.name);
   parameter.placement.emplace_back(group_->axis(), cut == nullptr ? "replicate" : "shard(" + std::to_string(cut->dim) + ")");
   if (cut == nullptr) return;
-  if (parameter.flat_begin >= 0) parameter.flat_part = parameter.global_shape;
+  Region& region = parameter.region;
+  if (region.flat())
+    region = Region::run_of_box(std::vector<int64_t>(parameter.global_shape.size(), 0), parameter.global_shape, region.begin, region.end);
   parameter.global_shape = cut->whole;
-  parameter.offsets[static_cast<size_t>(cut->dim)] += cut->chunk.begin;
+  region.offsets[static_cast<size_t>(cut->dim)] += cut->chunk.begin;
 }
 
 Tensor TensorParallel::whole(std::string_view parameter, const Tensor& local) const {

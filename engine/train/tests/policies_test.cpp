@@ -22,9 +22,9 @@ std::string moe_policy(const std::string& key, const std::string& value) {
 
 // This rank's part of a whole tensor.
 Tensor part_of(const Tensor& whole, const ParallelParameter& p) {
-  if (p.flat_begin >= 0) return whole.view({-1}).narrow(0, p.flat_begin, p.grad.numel());
+  if (p.region.flat()) return whole.view({-1}).narrow(0, p.region.begin, p.grad.numel());
   Tensor part = whole;
-  for (int64_t d = 0; d < p.grad.dim(); ++d) part = part.narrow(d, p.offsets[static_cast<size_t>(d)], p.grad.size(d));
+  for (int64_t d = 0; d < p.grad.dim(); ++d) part = part.narrow(d, p.region.offsets[static_cast<size_t>(d)], p.grad.size(d));
   return part;
 }
 

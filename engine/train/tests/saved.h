@@ -19,7 +19,7 @@ inline std::map<std::string, std::string> contents(const std::filesystem::path& 
   checkpoint::Checkpoint from(path);
   std::map<std::string, std::string> out;
   for (const checkpoint::TensorRecord& tensor : from.meta().tensors) {
-    checkpoint::Region whole = checkpoint::Region::whole(tensor.shape);
+    Region whole = Region::whole(tensor.shape);
     std::string bytes(static_cast<size_t>(whole.count() * dtype_size(tensor.dtype)), '\0');
     from.read(tensor, whole, tensor.dtype, bytes.data());
     out[tensor.state + "/" + tensor.name] = std::move(bytes);

@@ -67,7 +67,7 @@ struct Rank {
       nets::initialize(*net, p, 1);
       if (p.global_shape.size() != 1) continue;
       at::Tensor local = p.local;
-      int64_t from = p.offsets[0] + std::max<int64_t>(p.flat_begin, 0);
+      int64_t from = (p.region.flat() ? 0 : p.region.offsets[0]) + std::max<int64_t>(p.region.begin, 0);
       // Every rank computes the sines of the whole parameter and takes its part: a vectorised sine and that of the elements left over
       // differ in the last digit, so sines of the part alone would depend on where it begins, and bfloat16 rounds some of them apart.
       at::Tensor waves = at::arange(p.global_shape[0], at::kFloat).sin_().mul_(0.1).to(local.scalar_type());

@@ -32,7 +32,7 @@ Gradients gradients_of(const Layout& layout) {
         auto [it, added] = out.whole.try_emplace(p.name);
         if (added) it->second = at::full(p.global_shape, std::numeric_limits<double>::quiet_NaN(), at::kFloat);
         at::Tensor slot = it->second;
-        for (int64_t d = 0; d < slot.dim(); ++d) slot = slot.narrow(d, p.offsets[static_cast<size_t>(d)], p.grad.size(d));
+        for (int64_t d = 0; d < slot.dim(); ++d) slot = slot.narrow(d, p.region.offsets[static_cast<size_t>(d)], p.grad.size(d));
         if (slot.numel() == 0) continue;
         at::Tensor there = slot.isfinite();
         if (there.any().item<bool>()) out.agree = out.agree && slot.equal(p.grad);

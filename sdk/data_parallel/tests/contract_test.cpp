@@ -89,7 +89,7 @@ TEST_CASE("rows are shared out as torch.chunk does, and gathered again without p
       CHECK(p.local.size(0) == row.held[r]);
       CHECK(p.local.size(1) == 3);
       CHECK(whole.equal(before));
-      if (row.held[r] > 0) CHECK(p.local.equal(before.narrow(0, p.offsets[0], row.held[r])));
+      if (row.held[r] > 0) CHECK(p.local.equal(before.narrow(0, p.region.offsets[0], row.held[r])));
       CHECK(p.placement == std::vector<std::pair<std::string, std::string>>{{"dp_shard", "shard(0)"}});
     });
   }

@@ -118,7 +118,7 @@ std::map<std::string, Tensor> gradients_of(const Row& row, const MixedPrecision&
       if (!out.contains(p.name)) out[p.name] = at::zeros(p.global_shape, p.grad.options());
       Tensor mine = out[p.name].view({-1});
       int64_t width = p.global_shape[0] == 0 ? 0 : mine.numel() / p.global_shape[0];
-      mine.narrow(0, p.flat_begin >= 0 ? p.flat_begin : p.offsets[0] * width, p.grad.numel()).copy_(p.grad.reshape({-1}));
+      mine.narrow(0, p.region.flat() ? p.region.begin : p.region.offsets[0] * width, p.grad.numel()).copy_(p.grad.reshape({-1}));
     }
   });
   return out;

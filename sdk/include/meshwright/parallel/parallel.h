@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "meshwright/parallel/group.h"
+#include "meshwright/region.h"
 #include "meshwright/strategy.h"
 
 namespace torch::nn {
@@ -36,11 +37,9 @@ struct ParallelParameter {
   at::Tensor local;  // this rank's part, a view of what the optimizer updates; may be empty
   at::Tensor grad;   // its gradient after end_step, of the same shape; undefined when frozen
   std::vector<int64_t> global_shape;
-  std::vector<int64_t> offsets;  // where `local` starts in each dimension of the whole
-  // Flat layouts: `local` is 1-D and holds elements [flat_begin, flat_begin + numel) of the flattened whole. Else -1.
-  // Where tensor parallelism cut the parameter first, elements count within the part at `offsets` of the sizes `flat_part`.
-  int64_t flat_begin = -1;
-  std::vector<int64_t> flat_part;                              // empty: the whole
+  // What `local` is of the whole, in the shape that regions are stored in: a box; where layouts are flat, a run of elements, or of the
+  // elements of a box where tensor parallelism cut the parameter first.
+  Region region;
   std::vector<std::pair<std::string, std::string>> placement;  // axis of size > 1 -> "shard(d)" | "replicate"
 };
 

@@ -1,4 +1,4 @@
-#include "engine/checkpoint/region.h"
+#include "meshwright/region.h"
 
 #include <doctest/doctest.h>
 
@@ -6,7 +6,7 @@
 #include <iterator>
 #include <random>
 
-using namespace meshwright::checkpoint;
+using namespace meshwright;
 
 namespace {
 

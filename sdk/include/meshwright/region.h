@@ -7,10 +7,12 @@
 #include <string>
 #include <vector>
 
-namespace meshwright::checkpoint {
+#include "meshwright/export.h"
+
+namespace meshwright {
 
 // A box of a tensor, a run of its flattened elements, or a run of a box's. Its elements lie in row-major order, one after the other.
-struct Region {
+struct MESHWRIGHT_API Region {
   std::vector<int64_t> offsets, sizes;  // a box: one of each a dimension
   int64_t begin = -1, end = -1;         // a run: elements [begin, end) of the box, or of the tensor where there is none
 
@@ -27,16 +29,16 @@ struct Region {
 };
 
 // Whether it lies within a tensor of that shape.
-bool fits(const Region& region, std::span<const int64_t> shape);
+MESHWRIGHT_API bool fits(const Region& region, std::span<const int64_t> shape);
 // The same elements as a run when they follow each other in the flattened tensor, else as they were.
-Region as_run(const Region& region, std::span<const int64_t> shape);
+MESHWRIGHT_API Region as_run(const Region& region, std::span<const int64_t> shape);
 // The same elements as boxes, in their order: a run of a box of d dimensions is at most 2 d - 1 of them.
-std::vector<Region> as_boxes(const Region& region, std::span<const int64_t> shape);
+MESHWRIGHT_API std::vector<Region> as_boxes(const Region& region, std::span<const int64_t> shape);
 // "[0:128, 0:64]", "elements 0 to 8191", or "elements 0 to 4095 of [0:128, 0:64]".
-std::string to_text(const Region& region);
+MESHWRIGHT_API std::string to_text(const Region& region);
 
 // Elements both have: `count` from `a` on in the one, from `b` on in the other, positions in their own order. Ascending; both must fit.
 using Overlap = std::function<void(int64_t a, int64_t b, int64_t count)>;
-void for_each_overlap(std::span<const int64_t> shape, const Region& a, const Region& b, const Overlap& visit);
+MESHWRIGHT_API void for_each_overlap(std::span<const int64_t> shape, const Region& a, const Region& b, const Overlap& visit);
 
-}  // namespace meshwright::checkpoint
+}  // namespace meshwright

@@ -1,8 +1,8 @@
-#include "engine/checkpoint/region.h"
+#include "meshwright/region.h"
 
 #include <algorithm>
 
-namespace meshwright::checkpoint {
+namespace meshwright {
 
 namespace {
 
@@ -162,4 +162,4 @@ void for_each_overlap(std::span<const int64_t> shape, const Region& a, const Reg
   }
 }
 
-}  // namespace meshwright::checkpoint
+}  // namespace meshwright
