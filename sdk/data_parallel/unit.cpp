@@ -89,7 +89,7 @@ void Unit::end_backward() {
   c10::NoGradGuard no_grad;
   const UnitContext& context = state_.context;
   Trace& trace = context.world->trace();
-  if (trace.enabled && list >= 0) trace.span(Trace::Lane::compute, "backward " + name, backward_began, Trace::now());
+  if (trace.enabled && module_list >= 0) trace.span(Trace::Lane::compute, "backward " + name, backward_began, Trace::now());
   waiting_ = 0;
   in_backward_ = false;
   done = true;
