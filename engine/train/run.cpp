@@ -2,7 +2,6 @@
 
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
-#include <ATen/ops/empty.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -11,6 +10,10 @@
 #include <cerrno>
 #include <chrono>
 #include <fstream>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
 
 #include "engine/checkpoint/checksum.h"
 #include "engine/checkpoint/export.h"
@@ -19,10 +22,10 @@
 #include "engine/files/clock.h"
 #include "engine/launch/exit_status.h"
 #include "engine/nets/causal_lm.h"
-#include "engine/nets/sample.h"
 #include "engine/plan/plan.h"
 #include "engine/report/progress.h"
 #include "engine/report/report.h"
+#include "engine/train/batches.h"
 #include "engine/train/checkpointing.h"
 #include "engine/train/continuing.h"
 #include "engine/train/expert_load.h"
@@ -34,6 +37,7 @@
 #include "engine/train/preemption.h"
 #include "engine/train/same_data.h"
 #include "engine/train/shared_folder.h"
+#include "engine/train/write_sample.h"
 #include "engine/weights/safetensors.h"
 #include "meshwright/abi.h"
 #include "meshwright/trainer.h"
@@ -45,48 +49,6 @@ namespace {
 namespace fs = std::filesystem;
 using at::Tensor;
 using Clock = std::chrono::steady_clock;
-
-// The samples of one micro-batch as inputs and targets.
-class Batches {
- public:
-  Batches(const data::Dataset& data, data::Sampler sampler, int64_t rows, at::Device device)
-      : data_(data), sampler_(sampler), rows_(rows), device_(device), ids_(at::empty({rows, data.seq_len() + 1}, at::kLong)) {}
-  // Rows at positions [first, first + rows).
-  Tensor read(int64_t first) {
-    // The copy to a device goes on while the host reads the next rows; the allocator of pinned memory keeps these until then.
-    if (!device_.is_cpu()) ids_ = at::empty(ids_.sizes(), ids_.options().pinned_memory(true));
-    for (int64_t row = 0; row < rows_; ++row)
-      data_.read(sampler_.at(first + row), ids_.mutable_data_ptr<int64_t>() + row * (data_.seq_len() + 1));
-    return device_.is_cpu() ? ids_ : ids_.to(device_, /*non_blocking=*/true);
-  }
-
- private:
-  const data::Dataset& data_;
-  data::Sampler sampler_;
-  int64_t rows_;
-  at::Device device_;
-  Tensor ids_;
-};
-
-// Collective. Parameters are gathered once for the whole text; every rank writes the same one.
-std::string write_sample(Trainer& trainer, nets::CausalLM& net, const RunOptions& options, int64_t seq_len, uint64_t seed) {
-  nets::GenerateOptions generate;
-  generate.max_new_tokens = options.sample_bytes;
-  generate.temperature = options.sample_temperature;
-  generate.seed = seed;
-  generate.context = std::min(seq_len, net->max_positions());  // no further back than it has learned to look
-  std::vector<int64_t> prompt;
-  for (char c : options.sample_prompt) prompt.push_back(static_cast<unsigned char>(c));
-  std::vector<int64_t> bytes;
-  bool training = net->is_training();
-  net->eval();
-  trainer.model().summon_full_parameters(
-      [&] { bytes = nets::generate([&](const Tensor& ids) { return logits_of(trainer, net, ids); }, std::move(prompt), generate); });
-  net->train(training);
-  std::string text = options.sample_prompt;
-  for (int64_t byte : bytes) text.push_back(static_cast<char>(byte));
-  return text;
-}
 
 std::string environment_json(const Job& job, Trainer& trainer, int64_t threads) {
   char host[256] = "";
@@ -111,276 +73,373 @@ std::string read_file(const fs::path& path) {
   return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
 }
 
-}  // namespace
-
-int run_rank(const RunOptions& options, rendezvous::Ending& together, fs::path& log) {
-  Clock::time_point started = Clock::now();
-  Job job = Job::from_file(options.file, options.sets);
-  Diagnostics missing;
-  plan::check_trainable(job.impl(), missing);
-  missing.throw_if_any();
-  set_threads(job);
-  keep_freed_memory();
-  std::string config_path = job.table("model").get_string("config"), pretrained = job.table("model").get_string("pretrained");
-  std::string model_path = config_path.empty() ? pretrained : config_path;
-  fs::path config_file = fs::is_directory(model_path) ? fs::path(model_path) / "config.json" : fs::path(model_path);
-  std::shared_ptr<World> world =
-      join(job, {{"config.json of the model, whose hash is", std::to_string(std::hash<std::string>()(read_file(config_file)))}}, &together);
-  bool leader = world->rank() == 0;
-  world->trace().enabled = options.trace;
-  MemoryMeter memory(world->device());
-
-  const Options& run = job.table("run");
-  auto seed = static_cast<uint64_t>(run.get_int("seed"));
-  fs::path run_path = fs::path(run.get_string("dir")) / run.get_string("name"), checkpoints = run_path / "checkpoints";
-  const int64_t max_steps = job.table("step_scheduler").get_int("max_steps");
-  std::unique_ptr<files::RunLock> lock = lock_run(*world, run_path);
-  if (lock) log = run_path / "run.log";
-  check_shared(*world, run_path);
-  ResumePoint beginning = begin_run(job, *world, checkpoints);
-  const std::unique_ptr<checkpoint::Checkpoint>& from = beginning.from;
-  if (from && from->meta().step >= max_steps) {
-    if (beginning.own) make_way(beginning, *world, checkpoints);  // tidies what an interrupted save left
-    if (leader) say_finished(*from, max_steps);
-    return 0;
+// What rank 0 writes into the run's folder and shows on the screen; the other ranks have neither.
+struct Reporter {
+  explicit Reporter(const report::Style& style) : style(style) {}
+  report::Output out{stdout, "standard output"};
+  report::Style style;
+  std::unique_ptr<RunFolder> folder;
+  std::unique_ptr<Progress> progress;
+  explicit operator bool() const { return folder != nullptr; }
+  void say(const std::string& line) {
+    if (!folder) return;
+    folder->log(line);
+    progress->say(line);
   }
-  DType storage = *job.table("model").find_dtype("torch_dtype");
-  nets::CausalLM net = nets::build_model(model_path, storage, at::kMeta);
-  ModelOutline outline = net->outline();
-  int64_t vocab = outline.vocab_size;
-  check_sample(options, vocab);
-  data::DatasetConfig data_config = data::dataset_config(job.table("dataset"), vocab, seed);
-  data::check_text_model(data_config, pretrained);
-  std::unique_ptr<data::Dataset> train_data = data::open_dataset(data_config), validation_data;
-  const Options& validation = job.table("validation_dataset");
-  if (validation.is_set("path") || (validation.is_given("kind") && validation.get_string("kind") == "mock"))
-    validation_data = data::open_dataset(data::dataset_config(validation, vocab, seed + 1));
+};
 
-  std::vector<FileGroup> read_by_all{{"dataset.path", "files of the training data", data::dataset_files(data_config)}};
-  if (validation_data)
-    read_by_all.push_back({"validation_dataset.path", "files of the validation data",
-                           data::dataset_files(data::dataset_config(validation, vocab, seed + 1))});
-  if (!from && !pretrained.empty()) read_by_all.push_back({"model.pretrained", "files of the weights", weight_files(pretrained)});
-  if (std::string said = check_same_data(*world, read_by_all, job.table("dataset").get_string("verify") == "whole"); !said.empty())
-    world->notice(said);
+// A file that train takes again: tables that are dropped when it is written down.
+std::vector<std::string> tables_not_given(const Job& job) {
+  std::vector<std::string> without;
+  if (!job.impl().config.shared.pipeline_given) without.emplace_back("distributed.pipeline");
+  for (const char* table : {"distributed.moe", "distributed.moe.mp_policy"}) {
+    const Options& moe = job.table(table);
+    auto given = [&](const meshwright_option* option) { return moe.is_given(option->name); };
+    if (std::none_of(moe.schema().options.begin(), moe.schema().options.end(), given)) without.emplace_back(table);
+  }
+  return without;
+}
 
-  Trainer trainer(job, world, net.ptr(), outline, job.table("step_scheduler").get_int("local_batch_size") * data_config.seq_len);
-  std::string fingerprint = checkpoint::to_hex(train_data->fingerprint());
+// One rank's run, from the configuration to the last file. All but the constructor is collective.
+class Run {
+ public:
+  Run(const RunOptions& options, fs::path& log);
+  int go(rendezvous::Ending& together) {
+    if (!open(together)) return 0;
+    open_data();
+    make_trainer();
+    load();
+    report_start();
+    prepare_saving();
+    train();
+    return finish();
+  }
+
+ private:
+  bool open(rendezvous::Ending& together);
+  void open_data();
+  void make_trainer();
+  void load();
+  void report_start();
+  void report_job();
+  void prepare_saving();
+  void train();
+  void validate(int64_t step);
+  int finish();
+  void write_traces();
+  void say_done(const std::string& sample);
+
   // Dropout draws from LibTorch's own generator, which starts anywhere: the same numbers in every run, others on every data-parallel rank.
-  auto seed_generator = [&](int64_t step) {
-    at::manual_seed((seed + static_cast<uint64_t>(step) * 0x2545f4914f6cdd1du) * 0x9e3779b97f4a7c15u +
-                    static_cast<uint64_t>(trainer.data_parallel_rank()));
-  };
+  void seed_generator(int64_t step) {
+    at::manual_seed((seed_ + static_cast<uint64_t>(step) * 0x2545f4914f6cdd1du) * 0x9e3779b97f4a7c15u +
+                    static_cast<uint64_t>(trainer_->data_parallel_rank()));
+  }
+  const Options& table(const char* name) const { return job_.table(name); }
+  // Where this rank's rows of a micro-batch begin among those of all ranks.
+  int64_t row(int64_t micro) const {
+    return (micro * trainer_->data_parallel_size() + trainer_->data_parallel_rank()) * trainer_->local_batch();
+  }
+  // The samples of a step follow each other, whatever the batch of the steps before was.
+  int64_t samples_before(int64_t step) const {
+    const int64_t batch = trainer_->local_batch() * trainer_->accumulation() * trainer_->data_parallel_size();
+    return (from() != nullptr ? from()->meta().samples : 0) + (step - first_step_) * batch;
+  }
+  checkpoint::Checkpoint* from() const { return beginning_.from.get(); }
+  void export_to_folder(const fs::path& path) const {
+    checkpoint::Source source(path);
+    checkpoint::export_folder(source, run_path_ / "hf", {});
+  }
+
+  const RunOptions& options_;
+  fs::path& log_;
+  Clock::time_point started_ = Clock::now();
+  Job job_;
+  uint64_t seed_;
+  int64_t max_steps_, first_step_ = 0;
+  std::string pretrained_, model_path_;
+  fs::path config_file_, run_path_, checkpoints_;
+  std::shared_ptr<World> world_;
+  bool leader_ = false;
+  std::optional<MemoryMeter> memory_;
+  std::unique_ptr<files::RunLock> lock_;
+  ResumePoint beginning_;
+  nets::CausalLM net_{nullptr};
+  ModelOutline outline_;
+  data::DatasetConfig data_config_;
+  std::unique_ptr<data::Dataset> train_data_, validation_data_;
+  std::string fingerprint_;
+  std::unique_ptr<Trainer> trainer_;
+  double loading_ms_ = 0;
+  std::string aside_;  // where checkpoints are now that the run does not continue
+  Reporter reporter_;
+  std::optional<Batches> batches_, validation_batches_;
+  std::unique_ptr<Saver> saver_;
+  std::optional<Preemption> preemption_;
+  LoadHistory loads_;
+  bool ending_ = false;   // nothing is left to train
+  bool stopped_ = false;  // by a signal, before the last step
+};
+
+Run::Run(const RunOptions& options, fs::path& log)
+    : options_(options),
+      log_(log),
+      job_(Job::from_file(options.file, options.sets)),
+      seed_(static_cast<uint64_t>(table("run").get_int("seed"))),
+      max_steps_(table("step_scheduler").get_int("max_steps")),
+      pretrained_(table("model").get_string("pretrained")),
+      reporter_({options.colour, options.unicode, options.width}) {
+  Diagnostics missing;
+  plan::check_trainable(job_.impl(), missing);
+  missing.throw_if_any();
+  set_threads(job_);
+  keep_freed_memory();
+  const std::string config = table("model").get_string("config");
+  model_path_ = config.empty() ? pretrained_ : config;
+  config_file_ = fs::is_directory(model_path_) ? fs::path(model_path_) / "config.json" : fs::path(model_path_);
+  run_path_ = fs::path(table("run").get_string("dir")) / table("run").get_string("name");
+  checkpoints_ = run_path_ / "checkpoints";
+}
+
+// Joins the other ranks, takes the run's folder, and finds what the run continues. False: all its steps are done.
+bool Run::open(rendezvous::Ending& together) {
+  const std::string hash = std::to_string(std::hash<std::string>()(read_file(config_file_)));
+  world_ = join(job_, {{"config.json of the model, whose hash is", hash}}, &together);
+  leader_ = world_->rank() == 0;
+  world_->trace().enabled = options_.trace;
+  memory_.emplace(world_->device());
+  lock_ = lock_run(*world_, run_path_);
+  if (lock_) log_ = run_path_ / "run.log";
+  check_shared(*world_, run_path_);
+  beginning_ = begin_run(job_, *world_, checkpoints_);
+  if (from() == nullptr || from()->meta().step < max_steps_) return true;
+  if (beginning_.own) make_way(beginning_, *world_, checkpoints_);  // tidies what an interrupted save left
+  if (leader_) say_finished(*from(), max_steps_);
+  return false;
+}
+
+// The model, still without values, and the data, which all ranks must have alike.
+void Run::open_data() {
+  net_ = nets::build_model(model_path_, *table("model").find_dtype("torch_dtype"), at::kMeta);
+  outline_ = net_->outline();
+  const int64_t vocab = outline_.vocab_size;
+  check_sample(options_, vocab);
+  data_config_ = data::dataset_config(table("dataset"), vocab, seed_);
+  data::check_text_model(data_config_, pretrained_);
+  train_data_ = data::open_dataset(data_config_);
+  fingerprint_ = checkpoint::to_hex(train_data_->fingerprint());
+  std::vector<FileGroup> read_by_all{{"dataset.path", "files of the training data", data::dataset_files(data_config_)}};
+  const Options& validation = table("validation_dataset");
+  if (validation.is_set("path") || (validation.is_given("kind") && validation.get_string("kind") == "mock")) {
+    const data::DatasetConfig config = data::dataset_config(validation, vocab, seed_ + 1);
+    validation_data_ = data::open_dataset(config);
+    read_by_all.push_back({"validation_dataset.path", "files of the validation data", data::dataset_files(config)});
+  }
+  if (from() == nullptr && !pretrained_.empty())
+    read_by_all.push_back({"model.pretrained", "files of the weights", weight_files(pretrained_)});
+  if (std::string said = check_same_data(*world_, read_by_all, table("dataset").get_string("verify") == "whole"); !said.empty())
+    world_->notice(said);
+}
+
+void Run::make_trainer() {
+  const int64_t tokens = table("step_scheduler").get_int("local_batch_size") * data_config_.seq_len;
+  trainer_ = std::make_unique<Trainer>(job_, world_, net_.ptr(), outline_, tokens);
   seed_generator(0);
-  Clock::time_point loading = Clock::now();
-  if (from) {
+}
+
+// What the run continues, or the weights it starts from. Nothing is left then that refuses the run.
+void Run::load() {
+  const Clock::time_point begin = Clock::now();
+  if (from() != nullptr) {
     // All ranks continue, or none.
-    agree_or_throw(*world, outcome_of([&] {
-      check_data(*from, job, fingerprint, data_config.seq_len);
+    agree_or_throw(*world_, outcome_of([&] {
+      check_data(*from(), job_, fingerprint_, data_config_.seq_len);
       try {
-        if (!load_checkpoint(trainer, *from)) seed_generator(from->meta().step);
+        if (!load_checkpoint(*trainer_, *from())) seed_generator(from()->meta().step);
       } catch (const Error& error) {
-        throw with_way_on(error, from->folder());
+        throw with_way_on(error, from()->folder());
       }
       return std::string();
     }));
   } else {
-    fill_weights(trainer, pretrained, net, seed);
-    if (std::string unused = pretrained.empty() || world->rank() != 0 ? "" : unused_tensors(pretrained, trainer.outline()); !unused.empty())
-      world->notice(unused);
+    fill_weights(*trainer_, pretrained_, net_, seed_);
+    if (std::string unused = pretrained_.empty() || !leader_ ? "" : unused_tensors(pretrained_, trainer_->outline()); !unused.empty())
+      world_->notice(unused);
   }
-  double loading_ms = files::ms_since(loading);
-  const std::string aside = make_way(beginning, *world, checkpoints);
+  loading_ms_ = files::ms_since(begin);
+  aside_ = make_way(beginning_, *world_, checkpoints_);
+  first_step_ = trainer_->next_step();
+}
 
-  report::Output out(stdout, "standard output");
-  report::Style style{options.colour, options.unicode, options.width};
-  std::unique_ptr<RunFolder> folder;
-  std::unique_ptr<Progress> progress;
-  if (leader) {
-    folder = std::make_unique<RunFolder>(run_path, beginning.own ? std::optional(from->meta().step) : std::nullopt);
-    folder->put("config.toml", read_file(options.file));
-    // A file that train takes again: no table that is dropped when it is written down.
-    std::vector<std::string> without;
-    if (!job.impl().config.shared.pipeline_given) without.emplace_back("distributed.pipeline");
-    for (const char* table : {"distributed.moe", "distributed.moe.mp_policy"}) {
-      const Options& moe = job.table(table);
-      auto given = [&](const meshwright_option* option) { return moe.is_given(option->name); };
-      if (std::none_of(moe.schema().options.begin(), moe.schema().options.end(), given)) without.emplace_back(table);
-    }
-    folder->put("config.resolved.toml", config::show_toml(job.impl().config, /*with_origins=*/true, without));
-    plan::JobPlan plan = plan::make_plan(job.impl(), {.world_size = world->size(), .rank = 0});
-    folder->put("plan.json", report::pretty_json(plan::to_json(plan)));
-    folder->put("env.json", environment_json(job, trainer, at::get_num_threads()));
-    progress = std::make_unique<Progress>(out, style, options.live, trainer.max_steps());
-    if (job.table("checkpoint").get_string("on_failure") == "continue")
-      folder->outlive_full_disks([&](const std::string& text) { progress->say("warning: " + text); });
-    int64_t parameters = 0;
-    for (const ParameterOutline& p : outline.parameters) parameters += element_count(p.shape);
-    auto say = [&](const std::string& line) {
-      folder->log(line);
-      progress->say(line);
-    };
-    if (!folder->kept().empty()) say("an earlier run of this name left metrics; they are now " + folder->kept());
-    if (!aside.empty()) say("checkpoints that this run does not continue are now in " + aside);
-    if (from) say(continue_text(*from, *world, trainer.plan().strategy.info->name, loading_ms));
-    say(trainer.plan().strategy.info->name + " on " + report::counted(world->size(), "rank", "ranks") + ": " + outline.architecture + ", " +
-        report::human_count(parameters) + " parameters; batch " + std::to_string(trainer.local_batch()) + " x " +
-        std::to_string(trainer.accumulation()) + " x " + std::to_string(trainer.data_parallel_size()) + " samples of " +
-        std::to_string(data_config.seq_len) + " tokens");
-    say("data: " + train_data->describe() + ", " + report::human_count(train_data->samples()) + " samples");
-    if (validation_data) say("validation: " + validation_data->describe());
-    for (const std::string& notice : world->notices()) say("notice: " + notice);
-    for (const std::string& notice : trainer.plan().notices) say("notice: " + notice);
-    for (const std::string& warning : trainer.plan().warnings) say("warning: " + warning);
-  }
+void Run::report_start() {
+  if (!leader_) return;
+  auto folder = std::make_unique<RunFolder>(run_path_, beginning_.own ? std::optional(from()->meta().step) : std::nullopt);
+  folder->put("config.toml", read_file(options_.file));
+  folder->put("config.resolved.toml", config::show_toml(job_.impl().config, /*with_origins=*/true, tables_not_given(job_)));
+  plan::JobPlan plan = plan::make_plan(job_.impl(), {.world_size = world_->size(), .rank = 0});
+  folder->put("plan.json", report::pretty_json(plan::to_json(plan)));
+  folder->put("env.json", environment_json(job_, *trainer_, at::get_num_threads()));
+  reporter_.progress = std::make_unique<Progress>(reporter_.out, reporter_.style, options_.live, trainer_->max_steps());
+  reporter_.folder = std::move(folder);
+  if (table("checkpoint").get_string("on_failure") == "continue")
+    reporter_.folder->outlive_full_disks([this](const std::string& text) { reporter_.progress->say("warning: " + text); });
+  report_job();
+}
 
-  int64_t rows = trainer.local_batch(), dp = trainer.data_parallel_size(), dp_rank = trainer.data_parallel_rank(),
-          accumulation = trainer.accumulation();
-  Batches batches(*train_data, data::Sampler(train_data->samples(), job.table("dataset").get_bool("shuffle"), seed), rows, world->device());
-  std::optional<Batches> validation_batches;
-  if (validation_data)
-    validation_batches.emplace(*validation_data, data::Sampler(validation_data->samples(), validation.get_bool("shuffle"), seed + 1), rows,
-                               world->device());
-  auto validate = [&](int64_t step) {
-    // As many samples as num_batches training steps would read: the same on every layout, split over the data-parallel ranks.
-    double loss = trainer.evaluate(validation.get_int("num_batches") * accumulation, [&](int64_t micro) {
-      return loss_of(trainer, net, validation_batches->read((micro * dp + dp_rank) * rows));
-    });
-    if (!leader) return;
-    folder->validation(step, loss);
-    progress->validation(step, loss);
-    char line[80];
-    std::snprintf(line, sizeof line, "step %lld  validation loss %.6f", static_cast<long long>(step) + 1, loss);
-    folder->log(line);
-  };
+void Run::report_job() {
+  int64_t parameters = 0;
+  for (const ParameterOutline& p : outline_.parameters) parameters += element_count(p.shape);
+  const plan::JobPlan& plan = trainer_->plan();
+  const std::string& strategy = plan.strategy.info->name;
+  const std::string& kept = reporter_.folder->kept();
+  if (!kept.empty()) reporter_.say("an earlier run of this name left metrics; they are now " + kept);
+  if (!aside_.empty()) reporter_.say("checkpoints that this run does not continue are now in " + aside_);
+  if (from() != nullptr) reporter_.say(continue_text(*from(), *world_, strategy, loading_ms_));
+  reporter_.say(strategy + " on " + report::counted(world_->size(), "rank", "ranks") + ": " + outline_.architecture + ", " +
+                report::human_count(parameters) + " parameters; batch " + std::to_string(trainer_->local_batch()) + " x " +
+                std::to_string(trainer_->accumulation()) + " x " + std::to_string(trainer_->data_parallel_size()) + " samples of " +
+                std::to_string(data_config_.seq_len) + " tokens");
+  reporter_.say("data: " + train_data_->describe() + ", " + report::human_count(train_data_->samples()) + " samples");
+  if (validation_data_) reporter_.say("validation: " + validation_data_->describe());
+  for (const std::string& notice : world_->notices()) reporter_.say("notice: " + notice);
+  for (const std::string& notice : plan.notices) reporter_.say("notice: " + notice);
+  for (const std::string& warning : plan.warnings) reporter_.say("warning: " + warning);
+}
 
-  // The samples of a step follow each other, whatever the batch of the steps before was.
-  const int64_t batch = rows * accumulation * dp, first_step = trainer.next_step(), first_sample = from ? from->meta().samples : 0;
-  auto samples_before = [&](int64_t step) { return first_sample + (step - first_step) * batch; };
-
+void Run::prepare_saving() {
+  const Options& checkpoint_table = table("checkpoint");
   Saver::Settings saving;
-  saving.folder = checkpoints;
-  const Options& checkpoint_table = job.table("checkpoint");
+  saving.folder = checkpoints_;
   saving.keep = checkpoint_table.get_int("keep");
   saving.background = checkpoint_table.get_bool("async");
-  saving.facts.architecture = outline.architecture;
-  saving.facts.seq_len = data_config.seq_len;
-  saving.facts.data_fingerprint = fingerprint;
-  saving.facts.shuffle = job.table("dataset").get_bool("shuffle");
-  saving.facts.seed = seed;
-  saving.facts.max_steps = max_steps;
-  for (const std::string& notice : carry_along(saving, from.get(), config_file, pretrained, data_config.kind == "text")) {
-    if (!leader) continue;
-    folder->log("notice: " + notice);
-    progress->say("notice: " + notice);
-  }
-  const std::string& exports = checkpoint_table.get_string("export");
-  auto export_to_folder = [hf = run_path / "hf"](const fs::path& path) {
-    checkpoint::Source source(path);
-    checkpoint::export_folder(source, hf, {});
-  };
-  if (exports == "every") saving.published = export_to_folder;
+  saving.facts.architecture = outline_.architecture;
+  saving.facts.seq_len = data_config_.seq_len;
+  saving.facts.data_fingerprint = fingerprint_;
+  saving.facts.shuffle = table("dataset").get_bool("shuffle");
+  saving.facts.seed = seed_;
+  saving.facts.max_steps = max_steps_;
+  for (const std::string& notice : carry_along(saving, from(), config_file_, pretrained_, data_config_.kind == "text"))
+    reporter_.say("notice: " + notice);
+  if (checkpoint_table.get_string("export") == "every") saving.published = [this](const fs::path& path) { export_to_folder(path); };
   // A failed save may be lived with while there is something to train on, not at the end.
-  bool ending = first_step == max_steps;
-  saving.done = [&](const SaveReport& report) {
+  ending_ = first_step_ == max_steps_;
+  saving.done = [this, on = checkpoint_table.get_string("on_failure") == "continue"](const SaveReport& report) {
     // Replicas that differ are no matter of the disk: what such a run trains is worth nothing.
-    bool goes_on = checkpoint_table.get_string("on_failure") == "continue" && !ending &&
-                   !(report.error && report.error->code() == ErrorCode::replicas_differ);
-    if (leader) tell_save(report, goes_on, *folder, *progress, max_steps);
-    if (report.error && !goes_on) throw unsaved(*report.error, ending, checkpoints);
+    bool goes_on = on && !ending_ && !(report.error && report.error->code() == ErrorCode::replicas_differ);
+    if (reporter_) tell_save(report, goes_on, *reporter_.folder, *reporter_.progress, max_steps_);
+    if (report.error && !goes_on) throw unsaved(*report.error, ending_, checkpoints_);
   };
-  Saver saver(trainer, std::move(saving));
-  const int64_t every = checkpoint_table.get_int("every_steps");
+  saver_ = std::make_unique<Saver>(*trainer_, std::move(saving));
+}
 
-  net->train();
-  std::optional<Preemption> preemption(std::in_place, /*speaks=*/leader);
-  bool stopped = false;
-  LoadHistory loads;
-  for (int64_t step = first_step; step < max_steps; ++step) {
+// As many samples as num_batches training steps would read: the same on every layout, split over the data-parallel ranks.
+void Run::validate(int64_t step) {
+  const int64_t count = table("validation_dataset").get_int("num_batches") * trainer_->accumulation();
+  double loss = trainer_->evaluate(count, [&](int64_t micro) { return loss_of(*trainer_, net_, validation_batches_->read(row(micro))); });
+  if (!reporter_) return;
+  reporter_.folder->validation(step, loss);
+  reporter_.progress->validation(step, loss);
+  char line[80];
+  std::snprintf(line, sizeof line, "step %lld  validation loss %.6f", static_cast<long long>(step) + 1, loss);
+  reporter_.folder->log(line);
+}
+
+void Run::train() {
+  auto batches_of = [&](const data::Dataset& data, const Options& own, uint64_t seed) {
+    return Batches(data, data::Sampler(data.samples(), own.get_bool("shuffle"), seed), trainer_->local_batch(), world_->device());
+  };
+  batches_.emplace(batches_of(*train_data_, table("dataset"), seed_));
+  if (validation_data_) validation_batches_.emplace(batches_of(*validation_data_, table("validation_dataset"), seed_ + 1));
+  const int64_t every = table("checkpoint").get_int("every_steps");
+  net_->train();
+  preemption_.emplace(/*speaks=*/leader_);
+  for (int64_t step = first_step_; step < max_steps_; ++step) {
     Clock::time_point begin = Clock::now();
-    memory.reset_peak();
-    saver.before_step();
+    memory_->reset_peak();
+    saver_->before_step();
     int64_t sample = samples_before(step);
-    StepResult result = trainer.step([&](int64_t micro) {
-      if (preemption->asked()) trainer.vote(RankSignal::stop);
-      return loss_of(trainer, net, batches.read(sample + (micro * dp + dp_rank) * rows));
+    StepResult result = trainer_->step([&](int64_t micro) {
+      if (preemption_->asked()) trainer_->vote(RankSignal::stop);
+      return loss_of(*trainer_, net_, batches_->read(sample + row(micro)));
     });
-    StepCost cost{files::ms_since(begin), memory.peak()};
-    if (leader) {
-      folder->step(result, cost);
-      loads.add(result);
-      folder->log(Progress::line(result, cost, trainer.max_steps()));
-      progress->step(result, cost);
+    StepCost cost{files::ms_since(begin), memory_->peak()};
+    if (reporter_) {
+      reporter_.folder->step(result, cost);
+      loads_.add(result);
+      reporter_.folder->log(Progress::line(result, cost, trainer_->max_steps()));
+      reporter_.progress->step(result, cost);
     }
-    bool last = step + 1 == trainer.max_steps();
-    if (validation_batches && ((step + 1) % validation.get_int("every_steps") == 0 || last)) validate(step);
-    saver.after_step(result);
+    bool last = step + 1 == max_steps_;
+    if (validation_data_ && ((step + 1) % table("validation_dataset").get_int("every_steps") == 0 || last)) validate(step);
+    saver_->after_step(result);
     // All ranks end after the same step, whichever of them was told to. After the last one the run is about to end anyway.
-    stopped = result.votes(RankSignal::stop) > 0 && !last;
-    ending = last || stopped;
-    if (ending || (every > 0 && (step + 1) % every == 0)) {
-      if (leader) folder->sync();
-      saver.save(samples_before(step + 1), result.lr);
+    stopped_ = result.votes(RankSignal::stop) > 0 && !last;
+    ending_ = last || stopped_;
+    if (ending_ || (every > 0 && (step + 1) % every == 0)) {
+      if (reporter_) reporter_.folder->sync();
+      saver_->save(samples_before(step + 1), result.lr);
     }
-    if (stopped) break;
+    if (stopped_) break;
   }
-  if (first_step == max_steps) saver.save(first_sample, 0);  // nothing was trained, but what was read is kept
-  saver.finish();
-  std::string wish = preemption->asked() ? preemption->signal() : "a signal to another rank";
-  if (stopped)
-    preemption->stay();
+  if (first_step_ == max_steps_) saver_->save(samples_before(first_step_), 0);  // nothing was trained, but what was read is kept
+  saver_->finish();
+}
+
+int Run::finish() {
+  const std::string wish = preemption_->asked() ? preemption_->signal() : "a signal to another rank";
+  if (stopped_)
+    preemption_->stay();
   else
-    preemption.reset();
-  if (leader) progress->finish();
-  if (leader && !loads.empty()) {
-    folder->put("expert_load.json", loads.json());
-    progress->say(loads.draw(style));
-    folder->log(loads.draw({.width = 120}));
-  }
-  if (options.trace) {
-    fs::path traces = fs::path(run.get_string("dir")) / run.get_string("name") / "trace";
-    std::error_code failed;
-    fs::create_directories(traces, failed);
-    fs::path file = traces / ("rank_" + std::to_string(world->rank()) + ".json");
-    std::ofstream trace(file);
-    trace << world->trace().json(world->rank());
-    if (!trace.flush()) unwritable(file, errno);
-  }
-  if (stopped) {
-    world->everyone()->barrier();
-    if (leader) {
-      std::string words = wish + ": saved step " + std::to_string(trainer.next_step()) + " of " + std::to_string(max_steps) +
-                          ", ending; the same command goes on from there" + (options.command.empty() ? "" : "\n  " + options.command);
-      folder->log(words);
-      progress->say(words);
+    preemption_.reset();
+  if (reporter_) {
+    reporter_.progress->finish();
+    if (!loads_.empty()) {
+      reporter_.folder->put("expert_load.json", loads_.json());
+      reporter_.progress->say(loads_.draw(reporter_.style));
+      reporter_.folder->log(loads_.draw({.width = 120}));
     }
+  }
+  if (options_.trace) write_traces();
+  std::string sample;
+  if (options_.sample_bytes > 0 && !stopped_) {
+    sample = write_sample(*trainer_, net_, options_, data_config_.seq_len, seed_);
+    if (reporter_) reporter_.folder->put("sample.txt", sample);
+  }
+  world_->everyone()->barrier();
+  if (stopped_) {
+    reporter_.say(wish + ": saved step " + std::to_string(trainer_->next_step()) + " of " + std::to_string(max_steps_) +
+                  ", ending; the same command goes on from there" + (options_.command.empty() ? "" : "\n  " + options_.command));
     return launch::kPreempted;
   }
-  std::string sample;
-  if (options.sample_bytes > 0) {
-    sample = write_sample(trainer, net, options, data_config.seq_len, seed);
-    if (leader) folder->put("sample.txt", sample);
-  }
-  world->everyone()->barrier();
-  if (leader) {
-    // By one rank alone, from the files, for as long as it takes: the others hear of its end in Ending::finish().
-    if (exports == "final") export_to_folder(checkpoints / checkpoint::step_name(saver.last_step()));
-    if (exports != "none") {
-      std::string line = "exported for Hugging Face: " + (run_path / "hf").string();
-      folder->log(line);
-      progress->say(line);
-    }
-    if (options.sample_bytes > 0) {
-      char title[80];
-      std::snprintf(title, sizeof title, "a sample, temperature %g:", options.sample_temperature);
-      progress->say(std::string("\n") + title + "\n\n" + report::printable(sample) + "\n");
-    }
-    std::string done = "done: " + std::to_string(trainer.max_steps()) + " steps in " +
-                       report::human_duration(files::ms_since(started) / 1000) + "; results in " + folder->path().string();
-    folder->log(done);
-    progress->say(done);
-  }
+  if (reporter_) say_done(sample);
   return 0;
 }
+
+void Run::write_traces() {
+  fs::path traces = run_path_ / "trace";
+  std::error_code failed;
+  fs::create_directories(traces, failed);
+  fs::path file = traces / ("rank_" + std::to_string(world_->rank()) + ".json");
+  std::ofstream trace(file);
+  trace << world_->trace().json(world_->rank());
+  if (!trace.flush()) unwritable(file, errno);
+}
+
+// Rank 0. The export is made by it alone, from the files, for as long as it takes: the others hear of its end in Ending::finish().
+void Run::say_done(const std::string& sample) {
+  const std::string& exports = table("checkpoint").get_string("export");
+  if (exports == "final") export_to_folder(checkpoints_ / checkpoint::step_name(saver_->last_step()));
+  if (exports != "none") reporter_.say("exported for Hugging Face: " + (run_path_ / "hf").string());
+  if (options_.sample_bytes > 0) {
+    char title[80];
+    std::snprintf(title, sizeof title, "a sample, temperature %g:", options_.sample_temperature);
+    reporter_.progress->say(std::string("\n") + title + "\n\n" + report::printable(sample) + "\n");
+  }
+  reporter_.say("done: " + std::to_string(trainer_->max_steps()) + " steps in " + report::human_duration(files::ms_since(started_) / 1000) +
+                "; results in " + reporter_.folder->path().string());
+}
+
+}  // namespace
+
+int run_rank(const RunOptions& options, rendezvous::Ending& together, fs::path& log) { return Run(options, log).go(together); }
 
 }  // namespace meshwright::train
