@@ -27,7 +27,6 @@
 namespace meshwright::train {
 
 namespace fs = std::filesystem;
-using Region;
 using at::Tensor;
 using checkpoint::Meta;
 using Clock = std::chrono::steady_clock;

@@ -12,7 +12,6 @@
 
 namespace meshwright::train {
 
-using Region;
 using at::Tensor;
 
 DType dtype_of(at::ScalarType type) {

@@ -29,7 +29,6 @@ namespace {
 
 namespace fs = std::filesystem;
 using namespace meshwright;
-using Region;
 using fuzz::Random;
 
 // What one input may take beside its own size: readers hold the parsed form, about 30 bytes for each of the text in the worst case.

@@ -128,16 +128,17 @@ TEST_CASE("a part of any layout is filled like the whole model") {
   auto parameters = model->named_parameters();
   for (const ParameterOutline& p : model->outline().parameters) {
     const Tensor& full = parameters[p.name];
-    ParallelParameter rows{p.name, at::empty(p.shape).narrow(0, 1, 4), {}, p.shape, std::vector<int64_t>(p.shape.size(), 0), -1, {}, {}};
-    rows.offsets[0] = 1;
+    ParallelParameter rows{p.name, at::empty(p.shape).narrow(0, 1, 4), {}, p.shape, Region::whole(p.shape), {}};
+    rows.region.offsets[0] = 1;
+    rows.region.sizes[0] = 4;
     nets::initialize(*model, rows, 11);
     CHECK(rows.local.equal(full.narrow(0, 1, 4)));
-    ParallelParameter flat{p.name, at::empty({13}), {}, p.shape, {}, 6, {}, {}};
+    ParallelParameter flat{p.name, at::empty({13}), {}, p.shape, Region::run(6, 19), {}};
     nets::initialize(*model, flat, 11);
     CHECK(flat.local.equal(full.flatten().narrow(0, 6, 13)));
     if (p.shape.size() < 2) continue;
     for (int64_t begin : {0, 3, 7, 9}) {  // a run of a part that tensor parallelism cut along columns
-      ParallelParameter part{p.name, at::empty({11}), {}, p.shape, {1, 2}, begin, {p.shape[0] - 1, 5}, {}};
+      ParallelParameter part{p.name, at::empty({11}), {}, p.shape, Region::run_of_box({1, 2}, {p.shape[0] - 1, 5}, begin, begin + 11), {}};
       nets::initialize(*model, part, 11);
       CHECK(part.local.equal(full.narrow(0, 1, p.shape[0] - 1).narrow(1, 2, 5).flatten().narrow(0, begin, 11)));
     }
