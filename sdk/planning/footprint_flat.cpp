@@ -15,11 +15,11 @@ using namespace footprint;
   for (const ModuleOutline& module : outline.modules)
     if (!module.class_name.empty()) (module.kind == ModuleKind::layer ? repeated : others).insert(module.class_name);
   Error error(ErrorCode::unit_class_missing, std::move(message));
-  if (key.empty()) throw error;
-  error.key(key);
-  for (const std::string& name : repeated) error.help("set " + key + " = [" + text::quote(name) + "]");
+  if (!key.empty()) error.key(key);
+  for (const std::string& name : repeated)
+    error.help(key.empty() ? "the model repeats modules of the class " + name : "set " + key + " = [" + text::quote(name) + "]");
   if (!repeated.empty())
-    error.help("leave out " + key + ": the repeated layers are the units");
+    error.help("leave out " + (key.empty() ? std::string("the classes") : key) + ": the repeated layers are the units");
   else if (!others.empty())
     error.help("the model has modules of the classes " + text::join(others, ", "));
   throw error;

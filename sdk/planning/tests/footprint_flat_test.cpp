@@ -198,6 +198,10 @@ TEST_CASE("unit classes and buckets follow the policy") {
   CHECK(error->message().find("GemmaLayer") != std::string::npos);
   CHECK(error->helps().size() >= 2);
   CHECK(error->helps()[0].find("LlamaDecoderLayer") != std::string::npos);
+  // The option that says so, where a strategy names it.
+  error = refusal([&] { names({.unit_classes = {"GemmaLayer"}, .unit_classes_key = "distributed.mine.units"}); });
+  REQUIRE(error.has_value());
+  CHECK(error->helps()[0] == "set distributed.mine.units = [\"LlamaDecoderLayer\"]");
   // A tied weight has a bucket of its own.
   job.outline = llama_outline({.layers = 1, .tied = true});
   CHECK(names({}) == Names{"model.layers.0", "root[0]", "root[1]"});
