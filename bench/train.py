@@ -117,6 +117,11 @@ def median_step(found):
     return statistics.median(r["step_ms"] for r in found[3:])
 
 
+def make_fixture(folder, size, python):
+    subprocess.run([sys.executable, os.path.join(ROOT, "tests/peers/make_fixture.py"), "--out", f"{folder}/{size}", "--only", "llama", "mixtral", "--size", size],
+                   check=True, env=python, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--build", default=os.path.join(ROOT, "build"))
@@ -129,8 +134,7 @@ def main():
     python = dict(os.environ, PYTHONPATH=os.path.join(a.deps, "python"), OMP_NUM_THREADS="1")
     with tempfile.TemporaryDirectory() as folder:
         for size in a.sizes:
-            subprocess.run([sys.executable, os.path.join(ROOT, "tests/peers/make_fixture.py"), "--out", f"{folder}/{size}", "--only", "llama", "mixtral", "--size", size],
-                           check=True, env=python, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            make_fixture(folder, size, python)
         print(f"{'size':8}{'strategy':10}{'round':>6}{'ours ms':>10}{'sockets':>10}{'PyTorch':>10}{'ratio':>8}{'sockets':>9}{'alone ms':>10}{'of bound':>10}{'start s':>9}{'PyTorch':>9}{'peak MB':>9}")
         for size in a.sizes:
             ratios, socket_ratios, steps, bounds = {}, {}, {}, {}
