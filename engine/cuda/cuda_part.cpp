@@ -35,7 +35,10 @@ c10::intrusive_ptr<c10d::Backend> make_nccl(const c10::intrusive_ptr<c10d::Store
   auto options = c10d::ProcessGroupNCCL::Options::create(/*is_high_priority_stream=*/true);
   options->timeout = timeout;
   auto group = c10::make_intrusive<c10d::ProcessGroupNCCL>(store, rank, size, options);
-  group->setBoundDeviceId(at::Device(at::kCUDA, index_of(device)));
+  const at::Device bound(at::kCUDA, index_of(device));
+  group->setBoundDeviceId(bound);
+  // Now, while all ranks of the group are here: messages between some of them must not wait for the others later.
+  if (size > 1) group->eagerConnectSingleDevice(bound);
   return group;
 }
 

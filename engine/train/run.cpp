@@ -434,8 +434,8 @@ void Run::say_done(const std::string& sample) {
     std::snprintf(title, sizeof title, "a sample, temperature %g:", options_.sample_temperature);
     reporter_.progress->say(std::string("\n") + title + "\n\n" + report::printable(sample) + "\n");
   }
-  reporter_.say("done: " + std::to_string(trainer_->max_steps()) + " steps in " + report::human_duration(files::ms_since(started_) / 1000) +
-                "; results in " + reporter_.folder->path().string());
+  reporter_.say("done: " + std::to_string(max_steps_) + (max_steps_ == 1 ? " step in " : " steps in ") +
+                report::human_duration(files::ms_since(started_) / 1000) + "; results in " + reporter_.folder->path().string());
 }
 
 }  // namespace

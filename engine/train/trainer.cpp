@@ -15,6 +15,7 @@
 
 #include "engine/plan/main_weights.h"
 #include "engine/plan/plan.h"
+#include "engine/report/report.h"
 #include "engine/train/optimizer.h"
 #include "engine/train/routers.h"
 #include "engine/train/schedule.h"
@@ -126,6 +127,16 @@ void warn_of_narrow_updates(plan::JobPlan& plan, const ParallelModel& model, con
   }
 }
 
+// Checkpoints and weights are read into `local` by what the region says.
+void check_regions(const ParallelModel& model, const std::string& strategy) {
+  for (const ParallelParameter& p : model.parameters())
+    if (!fits(p.region, p.global_shape) || p.local.sizes() != at::IntArrayRef(p.region.stored_shape()))
+      throw Error(ErrorCode::plugin_nonconforming, "the strategy " + strategy + " says that " + p.name + " is " + to_text(p.region) +
+                                                       " of " + report::shape_text(p.global_shape) + " here, but its part has the shape " +
+                                                       report::shape_text(p.local.sizes().vec()))
+          .help("give ParallelParameter::region the part of the whole that `local` is, and `local` the shape in which regions are stored");
+}
+
 }  // namespace
 
 Trainer::Trainer(Job& job, std::shared_ptr<World> world, std::shared_ptr<torch::nn::Module> model, std::optional<ModelOutline> outline,
@@ -158,6 +169,7 @@ Trainer::Trainer(Job& job, std::shared_ptr<World> world, std::shared_ptr<torch::
   plugins::guarded(plan_->strategy, "parallelizing the model", [&] { model_ = plan_->strategy.strategy->parallelize(request); });
   if (!model_)
     throw Error(ErrorCode::plugin_nonconforming, "parallelize of the strategy " + plan_->strategy.info->name + " returned nothing");
+  check_regions(*model_, plan_->strategy.info->name);
   optimizer_ = train::make_optimizer(optimizer);
   warn_of_narrow_updates(*plan_, *model_, *optimizer_);
   const MoeOptions& moe = parts_->config.shared.moe;

@@ -110,6 +110,13 @@ std::string nearest_name(std::string_view word, std::span<const std::string> can
       best = candidate;
     }
   }
+  if (!best.empty()) return best;
+  // The beginning of one name, whole words of it.
+  for (const std::string& candidate : candidates) {
+    if (word.size() < 4 || candidate.size() <= word.size() || !candidate.starts_with(word) || candidate[word.size()] != '_') continue;
+    if (!best.empty()) return {};
+    best = candidate;
+  }
   return best;
 }
 

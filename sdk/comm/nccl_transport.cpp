@@ -1,7 +1,11 @@
 // NCCL: every operation is its own, on the device's streams.
 #include <ATen/core/Tensor.h>
 
+#include <exception>
+#include <utility>
+
 #include "c10d_flight.h"
+#include "meshwright/error.h"
 
 namespace meshwright::detail {
 
@@ -26,12 +30,12 @@ class NcclTransport final : public Transport {
   }
   FlightPtr pairwise_exchange(const Tensor& packed, const Tensor& received) override {
     int64_t n = backend_->getSize(), me = backend_->getRank(), slots = packed.numel() == received.numel() ? n - 1 : n;
+    std::vector<Tensor> out = packed.chunk(slots), in = received.chunk(n - 1);
     std::vector<PeerMessage> messages;
     for (int64_t peer = 0, place = 0; peer < n; ++peer) {
       if (peer == me) continue;
-      int64_t from = slots == n ? peer : place;
-      messages.push_back({PeerMessage::Way::send, peer, packed.chunk(slots)[static_cast<size_t>(from)]});
-      messages.push_back({PeerMessage::Way::receive, peer, received.chunk(n - 1)[static_cast<size_t>(place++)]});
+      messages.push_back({PeerMessage::Way::send, peer, out[static_cast<size_t>(slots == n ? peer : place)]});
+      messages.push_back({PeerMessage::Way::receive, peer, in[static_cast<size_t>(place++)]});
     }
     return send_receive(messages);
   }
@@ -49,19 +53,34 @@ class NcclTransport final : public Transport {
     std::vector<int64_t> a(in_splits.begin(), in_splits.end()), b(out_splits.begin(), out_splits.end());
     return flight(backend_->alltoall_base(into, from, b, a));
   }
-  // One group call: NCCL starts all of them together, so that none waits for another one's turn.
+  // One group call, also of one message: NCCL starts all of them together, so that none waits for another one's turn, and all travel by the
+  // group's own communicator (a message alone would make one of its pair, where the other rank may not be).
   FlightPtr send_receive(std::span<const PeerMessage> messages) override {
+    for (const PeerMessage& message : messages)
+      if (message.tensor.device() != device_ || !message.tensor.is_contiguous())
+        throw Error(ErrorCode::internal, "a message for NCCL is not contiguous on " + device_.str());
     auto out = std::make_unique<C10dFlight>();
     out->name_peer_of(messages);
-    bool together = messages.size() > 1 && backend_->supportsCoalescing();
-    if (together) backend_->startCoalescing();
+    // Ends the call also when a message fails, or everything after it would wait for that.
+    struct Together {
+      c10d::Backend* backend;
+      ~Together() {
+        if (backend == nullptr) return;
+        try {
+          backend->endCoalescing();
+        } catch (const std::exception&) {
+        }
+      }
+    };
+    Together together{backend_->supportsCoalescing() ? backend_.get() : nullptr};
+    if (together.backend != nullptr) backend_->startCoalescing();
     for (const PeerMessage& message : messages) {
       std::vector<Tensor> tensors = one(message.tensor);
       auto peer = static_cast<int>(message.peer);
       auto handle = message.way == PeerMessage::Way::send ? backend_->send(tensors, peer, 0) : backend_->recv(tensors, peer, 0);
-      if (!together) out->start(std::move(handle));
+      if (together.backend == nullptr) out->start(std::move(handle));
     }
-    if (together) out->start(backend_->endCoalescing());
+    if (together.backend != nullptr) out->start(std::exchange(together.backend, nullptr)->endCoalescing());
     return out;
   }
   FlightPtr barrier() override {

@@ -45,16 +45,16 @@ auto told(F&& f) {
 
 class RingFlight : public Flight {
  public:
-  RingFlight(std::shared_ptr<Ring> ring, const Place& place, int64_t rank, RingMessage message)
-      : ring_(std::move(ring)), place_(place), rank_(rank), message_(message) {}
+  RingFlight(std::shared_ptr<Ring> ring, std::shared_ptr<const Place> place, int64_t rank, RingMessage message)
+      : ring_(std::move(ring)), place_(std::move(place)), rank_(rank), message_(message) {}
   ~RingFlight() override { give_back(); }
   bool lends() const override { return !slots_.empty(); }
   void wait() override {
-    std::vector<const void*> slots(place_.ranks.size(), nullptr);
+    std::vector<const void*> slots(place_->ranks.size(), nullptr);
     told([&] {
       for (int64_t r = 0; r < ranks(); ++r)
         slots[static_cast<size_t>(r)] =
-            r == rank_ ? message_.own : ring_->read(message_.channel, r, message_.bytes(), message_.sequence, place_.timeout);
+            r == rank_ ? message_.own : ring_->read(message_.channel, r, message_.bytes(), message_.sequence, place_->timeout);
     });
     slots_ = std::move(slots);
   }
@@ -69,7 +69,7 @@ class RingFlight : public Flight {
   }
 
  protected:
-  int64_t ranks() const { return static_cast<int64_t>(place_.ranks.size()); }
+  int64_t ranks() const { return static_cast<int64_t>(place_->ranks.size()); }
   void give_back() {
     if (slots_.empty()) return;
     for (int64_t r = 0; r < ranks(); ++r)
@@ -80,7 +80,7 @@ class RingFlight : public Flight {
 
  private:
   std::shared_ptr<Ring> ring_;
-  const Place& place_;
+  std::shared_ptr<const Place> place_;
   int64_t rank_;
   RingMessage message_;
   std::vector<const void*> slots_;  // by rank, after wait()
@@ -89,8 +89,8 @@ class RingFlight : public Flight {
 // Every rank adds up all ranks' tensors, in the order of the ranks, so that all get the same bits.
 class RingSum final : public RingFlight {
  public:
-  RingSum(std::shared_ptr<Ring> ring, const Place& place, int64_t rank, RingMessage message, Tensor sum)
-      : RingFlight(std::move(ring), place, rank, message), sum_(std::move(sum)) {}
+  RingSum(std::shared_ptr<Ring> ring, std::shared_ptr<const Place> place, int64_t rank, RingMessage message, Tensor sum)
+      : RingFlight(std::move(ring), std::move(place), rank, message), sum_(std::move(sum)) {}
   void wait() override {
     RingFlight::wait();
     auto part = [&](int64_t rank) { return at::from_blob(slot(rank), sum_.sizes(), sum_.options()); };
@@ -148,7 +148,7 @@ class SharedMemoryTransport final : public Transport {
     if (op != ReduceOp::sum || !fits(Ring::gather, static_cast<int64_t>(tensor.nbytes()))) return sockets_->all_reduce(tensor, op, control);
     RingMessage message = put(tensor);
     ring_->publish(message.channel, message.sequence);
-    return std::make_unique<RingSum>(ring_, *place_, rank_, message, tensor);
+    return std::make_unique<RingSum>(ring_, place_, rank_, message, tensor);
   }
   FlightPtr reduce_scatter(const Tensor& packed, const Tensor& shard) override { return sockets_->reduce_scatter(packed, shard); }
   FlightPtr broadcast(const Tensor& tensor, int64_t root) override { return sockets_->broadcast(tensor, root); }
@@ -174,7 +174,7 @@ class SharedMemoryTransport final : public Transport {
   }
   FlightPtr publish(const RingMessage& message) {
     ring_->publish(message.channel, message.sequence);
-    return std::make_unique<RingFlight>(ring_, *place_, rank_, message);
+    return std::make_unique<RingFlight>(ring_, place_, rank_, message);
   }
 
   std::shared_ptr<Transport> sockets_;

@@ -24,8 +24,11 @@ void ExpertParallel::describe(ParallelParameter& parameter) const {
   auto found = whole_.find(parameter.name);
   if (found == whole_.end()) return;
   int64_t all = found->second[0], here = all / ep_->size();
+  Region& region = parameter.region;
+  if (region.flat())
+    region = Region::run_of_box(std::vector<int64_t>(parameter.global_shape.size(), 0), parameter.global_shape, region.begin, region.end);
   parameter.global_shape[0] = all;
-  parameter.region.offsets[0] += ep_->rank() * here;
+  region.offsets[0] += ep_->rank() * here;
   if (ep_->size() > 1) parameter.placement.emplace_back("ep", "shard(0)");
 }
 

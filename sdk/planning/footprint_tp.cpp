@@ -10,7 +10,7 @@ namespace {
 
 using namespace footprint;
 
-// The collectives that the styles of a plan make, module by module, as sdk/runtime/tp_hooks.cpp runs them.
+// The collectives that the styles of a plan make, module by module, as sdk/tensor_parallel/tp_hooks.cpp runs them.
 class TpTraffic {
  public:
   TpTraffic(const FootprintRequest& request, int64_t ranks, Traffic& wire)

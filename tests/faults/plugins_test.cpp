@@ -48,6 +48,16 @@ TEST_CASE("a plugin that calls exit(0) in any phase fails the run, by name, alon
     }
 }
 
+TEST_CASE("a strategy whose parts are not what it says of them is refused before anything is read into them") {
+  Program program;
+  Ended ended = program.run(arguments(2), {{"FIXTURE_MISBEHAVES", "wrong region"}});
+  CAPTURE(ended.err);
+  CHECK(ended.code == 2);
+  CHECK(ended.says("error[E0423]: the strategy fixture_misbehaves says that model."));
+  CHECK(ended.says("but its part has the shape [1, "));
+  CHECK(ended.says("ParallelParameter::region"));
+}
+
 TEST_CASE("replicas that drift apart are never saved: strategy, parameter and rank are named") {
   for (const char* background : {"false", "true"})
     for (const char* on_failure : {"stop", "continue"}) {

@@ -22,6 +22,10 @@ TEST_CASE("the nearest name is a slip of the finger away, or none is suggested")
                          {"fdsp2", {"ddp", "fsdp2"}, "fsdp2"},
                          {"adam", {"adamw", "sgd"}, "adamw"},
                          {"lrr", {"lr", "eps"}, "lr"},
+                         // The beginning of one name.
+                         {"global_batch", {"local_batch_size", "global_batch_size"}, "global_batch_size"},
+                         {"global_batch", {"global_batch_size", "global_batch_tokens"}, ""},
+                         {"expo", {"exponential"}, ""},
                          // Half of the letters differ, or only a long ending is the same.
                          {"name", {"lr", "betas", "same"}, "same"},
                          {"name", {"eps", "table", "none"}, ""},

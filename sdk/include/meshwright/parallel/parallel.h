@@ -1,4 +1,4 @@
-// What the third hook gets and returns; the one planning header that needs LibTorch's tensor type.
+// What the third hook gets and returns.
 #pragma once
 
 #include <ATen/core/Tensor.h>
