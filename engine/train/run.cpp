@@ -47,7 +47,6 @@ namespace meshwright::train {
 namespace {
 
 namespace fs = std::filesystem;
-using at::Tensor;
 using Clock = std::chrono::steady_clock;
 
 std::string environment_json(const Job& job, Trainer& trainer, int64_t threads) {

@@ -22,7 +22,7 @@
 
 namespace c10d {
 class Backend;
-class Work;
+class Work;  // NOLINT(bugprone-forward-declaration-namespace): ours is below
 }  // namespace c10d
 
 namespace meshwright {
