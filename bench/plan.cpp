@@ -1,5 +1,5 @@
-// How long planning takes and what it allocates, in process: mesh arithmetic and look-ups for up to 131,072 ranks, and the cost of a
-// large model's layout. Prints one table; times are medians.
+// How long planning takes and what it allocates, in process: mesh arithmetic and look-ups for up to
+// 131,072 ranks, and the cost of a large model's layout. Prints one table; times are medians.
 #include <malloc.h>
 
 #include <algorithm>
@@ -45,7 +45,8 @@ namespace {
 
 using namespace meshwright;
 
-constexpr const char* kModel = R"({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 16384,
+constexpr const char* kModel =
+    R"({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 16384,
   "intermediate_size": 53248, "num_hidden_layers": 126, "num_attention_heads": 128, "num_key_value_heads": 8, "head_dim": 128,
   "vocab_size": 128256, "rms_norm_eps": 1e-5, "max_position_embeddings": 131072, "tie_word_embeddings": false})";
 
@@ -75,13 +76,15 @@ Figures measure(int runs, Body&& body) {
 }
 
 void print(const char* what, int64_t world, const Figures& f) {
-  std::printf("%-44s %8" PRId64 " %12.1f %12" PRId64 " %12" PRId64 "\n", what, world, f.microseconds, f.calls, f.peak);
+  std::printf("%-44s %8" PRId64 " %12.1f %12" PRId64 " %12" PRId64 "\n", what, world,
+              f.microseconds, f.calls, f.peak);
 }
 
 MeshRequest request_for(int64_t world) {
   MeshRequest request;
   request.world_size = world;
-  request.config.shared.sizes = {{}, 8, 8, 2, 16, 1};  // dp inferred, dp_replicate 8, tp 8, cp 2, pp 16
+  request.config.shared.sizes = {{}, 8,  8,
+                                 2,  16, 1};  // dp inferred, dp_replicate 8, tp 8, cp 2, pp 16
   return request;
 }
 
@@ -91,53 +94,61 @@ volatile int64_t sink = 0;
 void bench_world(int64_t world) {
   constexpr int kRuns = 501;
   MeshRequest request = request_for(world);
-  print("plan the mesh", world, measure(kRuns, [&] { sink = sink + plan_sharded_mesh(request).dp; }));
+  print("plan the mesh", world,
+        measure(kRuns, [&] { sink = sink + plan_sharded_mesh(request).dp; }));
   Mesh mesh = *plan_sharded_mesh(request).device_mesh;
   std::vector<std::string> names;
   for (const MeshAxis& axis : mesh.axes()) names.push_back(axis.name);
   for (const FlattenedAxis& axis : mesh.flattened()) names.push_back(axis.name);
   int64_t rank = world - 1;
   print("coordinates of a rank on every axis", world, measure(kRuns, [&] {
-          for (const std::string& name : names) sink = sink + mesh.coordinate(rank, name) + mesh.size(name);
+          for (const std::string& name : names)
+            sink = sink + mesh.coordinate(rank, name) + mesh.size(name);
         }));
   print("groups of a rank on every axis", world, measure(kRuns, [&] {
           for (const std::string& name : names) sink = sink + mesh.group(rank, name).back();
         }));
   std::vector<std::string> hybrid = {"dp_replicate", "dp_shard_cp"};
-  print("the sub-mesh (dp_replicate, dp_shard_cp)", world, measure(kRuns, [&] { sink = sink + mesh.submesh(hybrid, rank).size(); }));
+  print("the sub-mesh (dp_replicate, dp_shard_cp)", world,
+        measure(kRuns, [&] { sink = sink + mesh.submesh(hybrid, rank).size(); }));
   print("coordinates of all ranks", world, measure(11, [&] {
           for (int64_t r = 0; r < world; ++r) sink = sink + mesh.coordinate(r, "dp_shard");
         }));
   print("all groups of all axes, one at a time", world, measure(11, [&] {
           for (const std::string& name : names)
-            mesh.for_each_group(name, [](std::span<const int64_t> group) { sink = sink + group.front(); });
+            mesh.for_each_group(
+                name, [](std::span<const int64_t> group) { sink = sink + group.front(); });
         }));
 }
 
 void bench_model(int64_t world) {
   constexpr int kRuns = 21;
   ModelOutline outline = models::parse_outline(kModel, "benchmark", DType::float32);
-  print("outline of 126 layers from its config.json", world,
-        measure(kRuns, [&] { sink = sink + models::parse_outline(kModel, "benchmark", DType::float32).layers; }));
+  print("outline of 126 layers from its config.json", world, measure(kRuns, [&] {
+          sink = sink + models::parse_outline(kModel, "benchmark", DType::float32).layers;
+        }));
   MeshRequest request = request_for(world);
   request.config.shared.sizes.pp = 1;  // every layer on the rank: the most work
   request.config.shared.sizes.dp_replicate = 8;
   MeshPlan mesh = plan_sharded_mesh(request);
   TpPlanRequest wanted{8, false, {}};
-  print("its tensor-parallel plan", world,
-        measure(kRuns, [&] { sink = sink + static_cast<int64_t>(select_tp_plan(outline, wanted).entries.size()); }));
+  print("its tensor-parallel plan", world, measure(kRuns, [&] {
+          sink = sink + static_cast<int64_t>(select_tp_plan(outline, wanted).entries.size());
+        }));
   TpPlan tp = select_tp_plan(outline, wanted);
   Workload work;
   work.seq_len = 8192;
   FootprintRequest cost{outline, mesh, tp, request.config, work, 0};
-  print("its cost on a rank", world, measure(kRuns, [&] { sink = sink + fully_sharded_footprint(cost, {}).bytes.weights; }));
+  print("its cost on a rank", world,
+        measure(kRuns, [&] { sink = sink + fully_sharded_footprint(cost, {}).bytes.weights; }));
 }
 
 }  // namespace
 
 int main() {
   std::printf("pp 16, dp_replicate 8, cp 2, tp 8, dp_shard = world / 2048; the model without pp\n");
-  std::printf("%-44s %8s %12s %12s %12s\n", "what", "ranks", "us (median)", "allocations", "peak bytes");
+  std::printf("%-44s %8s %12s %12s %12s\n", "what", "ranks", "us (median)", "allocations",
+              "peak bytes");
   for (int64_t world : {4096, 32768, 131072}) bench_world(world);
   bench_model(131072);
   return 0;

@@ -1,5 +1,5 @@
-// bench_process RUNS COMMAND [ARGUMENT...]: wall time and peak memory of whole processes, as one line. Output of the command is
-// thrown away; a command that fails ends the measurement.
+// bench_process RUNS COMMAND [ARGUMENT...]: wall time and peak memory of whole processes, as one
+// line. Output of the command is thrown away; a command that fails ends the measurement.
 #include <fcntl.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
@@ -34,7 +34,8 @@ int main(int argc, char** argv) {
     }
     int status = 0;
     rusage usage{};
-    if (wait4(child, &status, 0, &usage) != child || !WIFEXITED(status) || WEXITSTATUS(status) != 0) {
+    if (wait4(child, &status, 0, &usage) != child || !WIFEXITED(status) ||
+        WEXITSTATUS(status) != 0) {
       std::fprintf(stderr, "%s failed\n", argv[2]);
       return 1;
     }
@@ -43,7 +44,7 @@ int main(int argc, char** argv) {
     peak_kib = std::max(peak_kib, usage.ru_maxrss);
   }
   std::sort(times.begin(), times.end());
-  std::printf("%9.1f ms median  %9.1f ms worst  %7.1f MiB peak\n", times[times.size() / 2], times.back(),
-              static_cast<double>(peak_kib) / 1024);
+  std::printf("%9.1f ms median  %9.1f ms worst  %7.1f MiB peak\n", times[times.size() / 2],
+              times.back(), static_cast<double>(peak_kib) / 1024);
   return 0;
 }

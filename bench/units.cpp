@@ -1,5 +1,6 @@
-// Host time that sharding costs a unit: tiny blocks, so that computation is nothing, and a back end that moves no bytes.
-// Prints the time of a step and unit with and without units, and the difference.
+// Host time that sharding costs a unit: tiny blocks, so that computation is nothing, and a back end
+// that moves no bytes. Prints the time of a step and unit with and without units, and the
+// difference.
 #include <ATen/Parallel.h>
 #include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/randint.h>
@@ -30,10 +31,20 @@ class FakeBackend final : public c10d::Backend {
  public:
   FakeBackend(int rank, int size) : Backend(rank, size) {}
   const std::string getBackendName() const override { return "fake"; }
-  c10::intrusive_ptr<c10d::Work> broadcast(std::vector<at::Tensor>&, const c10d::BroadcastOptions&) override { return done(); }
-  c10::intrusive_ptr<c10d::Work> allreduce(std::vector<at::Tensor>&, const c10d::AllreduceOptions&) override { return done(); }
-  c10::intrusive_ptr<c10d::Work> send(std::vector<at::Tensor>&, int, int) override { return done(); }
-  c10::intrusive_ptr<c10d::Work> recv(std::vector<at::Tensor>&, int, int) override { return done(); }
+  c10::intrusive_ptr<c10d::Work> broadcast(std::vector<at::Tensor>&,
+                                           const c10d::BroadcastOptions&) override {
+    return done();
+  }
+  c10::intrusive_ptr<c10d::Work> allreduce(std::vector<at::Tensor>&,
+                                           const c10d::AllreduceOptions&) override {
+    return done();
+  }
+  c10::intrusive_ptr<c10d::Work> send(std::vector<at::Tensor>&, int, int) override {
+    return done();
+  }
+  c10::intrusive_ptr<c10d::Work> recv(std::vector<at::Tensor>&, int, int) override {
+    return done();
+  }
 
  private:
   static c10::intrusive_ptr<c10d::Work> done() { return c10::make_intrusive<DoneWork>(); }
@@ -46,11 +57,15 @@ double step_ms(bool sharded) {
   std::ofstream(path)
       << R"({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 32, "hidden_size": 16, "intermediate_size": 32,
     "num_hidden_layers": )"
-      << kLayers << R"(, "num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 64, "rms_norm_eps": 1e-6})";
+      << kLayers
+      << R"(, "num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 64, "rms_norm_eps": 1e-6})";
   nets::CausalLM net = nets::build_model(path, DType::float32, at::kMeta);
-  auto world = std::make_shared<World>(0, 2, at::kCPU, std::chrono::seconds(10), [](const std::string&, const std::vector<int64_t>& ranks) {
-    return transport_over(c10::make_intrusive<FakeBackend>(0, static_cast<int>(ranks.size())), at::kCPU);
-  });
+  auto world = std::make_shared<World>(
+      0, 2, at::kCPU, std::chrono::seconds(10),
+      [](const std::string&, const std::vector<int64_t>& ranks) {
+        return transport_over(c10::make_intrusive<FakeBackend>(0, static_cast<int>(ranks.size())),
+                              at::kCPU);
+      });
   MixedPrecision mp{DType::float32, DType::float32, DType::float32, true};
   std::unique_ptr<ParallelModel> model;
   if (sharded) {
@@ -75,7 +90,9 @@ double step_ms(bool sharded) {
     at::Tensor logits = net(ids.narrow(1, 0, 8));
     at::cross_entropy_loss(logits.flatten(0, 1), ids.narrow(1, 1, 8).flatten()).backward();
     model->end_step();
-    times.push_back(std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count());
+    times.push_back(
+        std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin)
+            .count());
   }
   std::sort(times.begin(), times.end());
   return times[times.size() / 2];
@@ -86,6 +103,8 @@ double step_ms(bool sharded) {
 int main() {
   at::set_num_threads(1);
   double plain = step_ms(false), sharded = step_ms(true);
-  std::printf("step of %lld tiny layers: %.2f ms without units, %.2f ms with\n", static_cast<long long>(kLayers), plain, sharded);
-  std::printf("host time of one unit: %.3f ms\n", (sharded - plain) / static_cast<double>(kLayers + 1));
+  std::printf("step of %lld tiny layers: %.2f ms without units, %.2f ms with\n",
+              static_cast<long long>(kLayers), plain, sharded);
+  std::printf("host time of one unit: %.3f ms\n",
+              (sharded - plain) / static_cast<double>(kLayers + 1));
 }

@@ -1,5 +1,6 @@
-// What a strategy costs where there is nothing to share: one rank under ddp and fsdp2 beside a bare LibTorch loop (forward, backward,
-// norm and clip, fused AdamW), the same net and batches, step by step in turns.
+// What a strategy costs where there is nothing to share: one rank under ddp and fsdp2 beside a bare
+// LibTorch loop (forward, backward, norm and clip, fused AdamW), the same net and batches, step by
+// step in turns.
 //
 //   build/bin/bench_world_one [--steps N] [--hidden H --layers L --batch B]
 #include <ATen/Parallel.h>
@@ -37,22 +38,28 @@ struct Sizes {
 };
 
 std::string model_file(const Sizes& s) {
-  std::string path = (std::filesystem::temp_directory_path() / ("bench_world_one_" + std::to_string(::getpid()) + ".json")).string();
-  std::ofstream(path) << R"({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": )" << s.hidden
-                      << R"(, "intermediate_size": )" << s.hidden * 43 / 16 << R"(, "num_hidden_layers": )" << s.layers
-                      << R"(, "num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 256, "rms_norm_eps": 1e-6,
+  std::string path = (std::filesystem::temp_directory_path() /
+                      ("bench_world_one_" + std::to_string(::getpid()) + ".json"))
+                         .string();
+  std::ofstream(path)
+      << R"({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": )"
+      << s.hidden << R"(, "intermediate_size": )" << s.hidden * 43 / 16
+      << R"(, "num_hidden_layers": )" << s.layers
+      << R"(, "num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 256, "rms_norm_eps": 1e-6,
                       "max_position_embeddings": 2048, "tie_word_embeddings": false})";
   return path;
 }
 
 Tensor loss_of(nets::CausalLM& net, const Tensor& ids) {
   int64_t length = ids.size(1) - 1;
-  return at::cross_entropy_loss(net(ids.narrow(1, 0, length)).flatten(0, 1), ids.narrow(1, 1, length).flatten(), {}, at::Reduction::Sum);
+  return at::cross_entropy_loss(net(ids.narrow(1, 0, length)).flatten(0, 1),
+                                ids.narrow(1, 1, length).flatten(), {}, at::Reduction::Sum);
 }
 
 // The loop a LibTorch user writes, with the fused optimizer.
 struct Bare {
-  explicit Bare(const std::string& model) : net(nets::build_model(model, DType::float32, at::kCPU)) {
+  explicit Bare(const std::string& model)
+      : net(nets::build_model(model, DType::float32, at::kCPU)) {
     for (auto& item : net->named_parameters()) {
       ParallelParameter p;
       p.name = item.key();
@@ -75,7 +82,8 @@ struct Bare {
     std::vector<Tensor> grads;
     for (Tensor& v : values) grads.push_back(v.grad());
     std::vector<Tensor> counts(values.size(), at::full({}, static_cast<double>(++steps)));
-    at::_fused_adamw_(values, grads, average, square, {}, counts, 1e-3, 0.9, 0.95, 0.1, 1e-8, false, false);
+    at::_fused_adamw_(values, grads, average, square, {}, counts, 1e-3, 0.9, 0.95, 0.1, 1e-8, false,
+                      false);
     for (Tensor& v : values) v.mutable_grad() = Tensor();
     return loss.item<double>() + 0 * norm;
   }
@@ -87,19 +95,26 @@ struct Bare {
 struct Ours {
   Ours(const std::string& model, const char* strategy, const Sizes& s)
       : job(Job::from_text(
-            "schema = 1\n[model]\nconfig = \"" + model + "\"\n[distributed]\nstrategy = \"" + strategy +
-            "\"\n[distributed.mp_policy]\nparam_dtype = \"float32\"\noutput_dtype = \"float32\"\n[dataset]\nkind = \"mock\"\nseq_len = "
+            "schema = 1\n[model]\nconfig = \"" + model + "\"\n[distributed]\nstrategy = \"" +
+            strategy +
+            "\"\n[distributed.mp_policy]\nparam_dtype = \"float32\"\noutput_dtype = "
+            "\"float32\"\n[dataset]\nkind = \"mock\"\nseq_len = "
             "128\n"
             "[step_scheduler]\nlocal_batch_size = " +
             std::to_string(s.batch) + "\nglobal_batch_size = " + std::to_string(s.batch) +
-            "\n[optimizer]\nlr = 1e-3\nweight_decay = 0.1\n[lr_scheduler]\nlr_decay_style = \"constant\"\nlr_warmup_steps = 0\n")),
+            "\n[optimizer]\nlr = 1e-3\nweight_decay = 0.1\n[lr_scheduler]\nlr_decay_style = "
+            "\"constant\"\nlr_warmup_steps = 0\n")),
         net(nets::build_model(model, DType::float32, at::kMeta)),
         trainer(job, World::single(), net.ptr(), net->outline(), s.batch * s.length) {
     for (const ParallelParameter& p : trainer.model().parameters()) nets::initialize(*net, p, 1);
     trainer.model().after_optimizer_step();
   }
   double step(const Tensor& ids) {
-    return trainer.step([&](int64_t) { return MicroBatchLoss{loss_of(net, ids), ids.size(0) * (ids.size(1) - 1)}; }).loss;
+    return trainer
+        .step([&](int64_t) {
+          return MicroBatchLoss{loss_of(net, ids), ids.size(0) * (ids.size(1) - 1)};
+        })
+        .loss;
   }
   Job job;
   nets::CausalLM net;
@@ -147,11 +162,12 @@ int main(int argc, char** argv) {
       ratios[k].push_back(ms[k] / ms[0]);
     }
   }
-  std::printf("hidden %ld, %ld layers, batch %ld x %ld, 1 thread, %ld steps in turns\n", long(s.hidden), long(s.layers), long(s.batch),
-              long(s.length), long(s.steps));
+  std::printf("hidden %ld, %ld layers, batch %ld x %ld, 1 thread, %ld steps in turns\n",
+              long(s.hidden), long(s.layers), long(s.batch), long(s.length), long(s.steps));
   std::printf("%-10s %12s %22s\n", "", "median ms", "median ratio to bare");
   const char* names[] = {"bare", "ddp", "fsdp2"};
-  for (int k = 0; k < 3; ++k) std::printf("%-10s %12.2f %22.3f\n", names[k], median(times[k]), median(ratios[k]));
+  for (int k = 0; k < 3; ++k)
+    std::printf("%-10s %12.2f %22.3f\n", names[k], median(times[k]), median(ratios[k]));
   std::printf("largest difference of a loss: %.1e\n", worst);
   return 0;
 }

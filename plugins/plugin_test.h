@@ -1,4 +1,5 @@
-// What the plugins' own tests share: the strategy linked into the test, and requests as a configuration would make them.
+// What the plugins' own tests share: the strategy linked into the test, and requests as a
+// configuration would make them.
 #pragma once
 
 #include <doctest/doctest.h>
@@ -39,8 +40,9 @@ inline MeshRequest request(int64_t world, const Values& shared = {}, const Value
   Options distributed(distributed_schema());
   for (const auto& [key, value] : shared) distributed.set(key, value);
   Diagnostics diagnostics;
-  out.config.shared = read_shared_options(distributed, Options(mp_policy_schema()), Options(moe_schema()), Options(moe_mp_policy_schema()),
-                                          Options(pipeline_schema()), diagnostics);
+  out.config.shared =
+      read_shared_options(distributed, Options(mp_policy_schema()), Options(moe_schema()),
+                          Options(moe_mp_policy_schema()), Options(pipeline_schema()), diagnostics);
   diagnostics.throw_if_any();
   out.config.shared_values = distributed;
   out.config.own = Options(schema());
@@ -55,7 +57,8 @@ inline Diagnostics validated(const Values& shared, const Values& own = {}) {
 }
 
 // One refusal, about this key, with help.
-inline void check_refused(const Values& shared, const Values& own, ErrorCode code, const std::string& key) {
+inline void check_refused(const Values& shared, const Values& own, ErrorCode code,
+                          const std::string& key) {
   Diagnostics found = validated(shared, own);
   REQUIRE(found.errors().size() == 1);
   CHECK(found.errors()[0].code() == code);

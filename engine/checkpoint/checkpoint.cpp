@@ -15,16 +15,21 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr int64_t kMostMeta = 512 << 20;
-constexpr const char* kOthers = "meshwright checkpoint ls shows the other checkpoints of the run; checkpoint verify lists all damage";
+constexpr const char* kOthers =
+    "meshwright checkpoint ls shows the other checkpoints of the run; checkpoint verify lists all "
+    "damage";
 
 Error damaged(const fs::path& file, const std::string& what) {
   return Error(ErrorCode::bad_checkpoint, file.string() + ": " + what).help(kOthers);
 }
 
-std::string text_of(std::span<const std::byte> bytes) { return {reinterpret_cast<const char*>(bytes.data()), bytes.size()}; }
+std::string text_of(std::span<const std::byte> bytes) {
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
 
 bool is_safetensors(const std::string& name) {
-  return name.size() > 12 && name.compare(name.size() - 12, 12, ".safetensors") == 0 && name.find('/') == std::string::npos;
+  return name.size() > 12 && name.compare(name.size() - 12, 12, ".safetensors") == 0 &&
+         name.find('/') == std::string::npos;
 }
 
 }  // namespace
@@ -44,11 +49,15 @@ Meta read_meta(const fs::path& folder) {
   std::error_code failed;
   fs::file_status status = fs::symlink_status(path, failed);
   if (!fs::exists(status))
-    throw Error(ErrorCode::no_checkpoint, folder.string() + " is not a checkpoint: it has no meta.json").help(kOthers);
+    throw Error(ErrorCode::no_checkpoint,
+                folder.string() + " is not a checkpoint: it has no meta.json")
+        .help(kOthers);
   if (!fs::is_regular_file(status)) throw damaged(path, "not a regular file");
   data::MappedFile file(path.string(), ErrorCode::bad_checkpoint);
-  if (file.size() > kMostMeta) throw damaged(path, "has " + std::to_string(file.size()) + " bytes, more than 512 MiB");
-  return parse_meta({reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size()}, path.string());
+  if (file.size() > kMostMeta)
+    throw damaged(path, "has " + std::to_string(file.size()) + " bytes, more than 512 MiB");
+  return parse_meta({reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size()},
+                    path.string());
 }
 
 Checkpoint::Checkpoint(fs::path folder) : folder_(std::move(folder)), meta_(read_meta(folder_)) {
@@ -64,7 +73,8 @@ Checkpoint::Checkpoint(fs::path folder) : folder_(std::move(folder)), meta_(read
       throw damaged(full, "not a regular file of this folder");
     auto size = static_cast<int64_t>(fs::file_size(full, failed));
     if (size != file.bytes)
-      throw damaged(full, "the file has " + std::to_string(size) + " bytes, meta.json says " + std::to_string(file.bytes));
+      throw damaged(full, "the file has " + std::to_string(size) + " bytes, meta.json says " +
+                              std::to_string(file.bytes));
   }
   opened_.resize(meta_.files.size());
 }
@@ -81,7 +91,8 @@ int64_t Checkpoint::bytes_checked() const {
   int64_t sum = 0;
   for (const auto& opened : opened_)
     for (size_t block = 0; opened && block < opened->checked.size(); ++block)
-      if (opened->checked[block]) sum += std::min(kBlock, opened->record->bytes - static_cast<int64_t>(block) * kBlock);
+      if (opened->checked[block])
+        sum += std::min(kBlock, opened->record->bytes - static_cast<int64_t>(block) * kBlock);
   return sum;
 }
 
@@ -91,7 +102,8 @@ Checkpoint::Opened& Checkpoint::open(size_t index) {
   fs::path path = folder_ / record.name;
   auto opened = std::make_unique<Opened>(path);
   if (opened->file.size() != record.bytes)
-    throw damaged(path, "the file has " + std::to_string(opened->file.size()) + " bytes, meta.json says " + std::to_string(record.bytes));
+    throw damaged(path, "the file has " + std::to_string(opened->file.size()) +
+                            " bytes, meta.json says " + std::to_string(record.bytes));
   opened->record = &record;
   opened->checked.assign(record.blocks.size(), false);
   opened_[index] = std::move(opened);
@@ -105,9 +117,12 @@ void Checkpoint::check_blocks(Opened& opened, int64_t from, int64_t to) {
     auto index = static_cast<size_t>(block);
     if (opened.checked[index]) continue;
     int64_t begin = block * kBlock, end = std::min(begin + kBlock, opened.record->bytes);
-    if (checksum(opened.file.bytes().subspan(static_cast<size_t>(begin), static_cast<size_t>(end - begin))) != opened.record->blocks[index])
-      throw damaged(opened.file.path(),
-                    "bytes " + std::to_string(begin) + " to " + std::to_string(end - 1) + " do not match their checksum");
+    if (checksum(opened.file.bytes().subspan(static_cast<size_t>(begin),
+                                             static_cast<size_t>(end - begin))) !=
+        opened.record->blocks[index])
+      throw damaged(opened.file.path(), "bytes " + std::to_string(begin) + " to " +
+                                            std::to_string(end - 1) +
+                                            " do not match their checksum");
     opened.checked[index] = true;
   }
 }
@@ -120,16 +135,21 @@ const weights::TensorEntry& Checkpoint::entry(const Piece& piece, const TensorRe
     auto bytes = opened.file.bytes();
     check_blocks(opened, 0, std::min<int64_t>(8, opened.file.size()));
     if (bytes.size() >= 8) std::memcpy(&header, bytes.data(), 8);
-    if (header < bytes.size()) check_blocks(opened, 0, std::min<int64_t>(static_cast<int64_t>(header) + 8, opened.file.size()));
+    if (header < bytes.size())
+      check_blocks(opened, 0,
+                   std::min<int64_t>(static_cast<int64_t>(header) + 8, opened.file.size()));
     auto tensors = std::make_unique<weights::SafetensorsFile>(opened.file.path());
-    for (const weights::TensorEntry& found : tensors->tensors()) opened.entries[found.name] = &found;
+    for (const weights::TensorEntry& found : tensors->tensors())
+      opened.entries[found.name] = &found;
     opened.tensors = std::move(tensors);
   }
   auto found = opened.entries.find(piece.key);
-  if (found == opened.entries.end()) throw damaged(opened.file.path(), "has no tensor \"" + piece.key + "\", which meta.json names");
+  if (found == opened.entries.end())
+    throw damaged(opened.file.path(), "has no tensor \"" + piece.key + "\", which meta.json names");
   const weights::TensorEntry& out = *found->second;
   if (tensor != nullptr && (out.dtype != tensor->dtype || out.shape != piece.region.stored_shape()))
-    throw damaged(opened.file.path(), "tensor \"" + piece.key + "\" has another dtype or shape than meta.json says");
+    throw damaged(opened.file.path(),
+                  "tensor \"" + piece.key + "\" has another dtype or shape than meta.json says");
   return out;
 }
 
@@ -138,14 +158,16 @@ void Checkpoint::read(const TensorRecord& tensor, const Region& region, DType ta
   int64_t wide = dtype_size(target);
   for (const Piece& piece : tensor.pieces) {
     const weights::TensorEntry* from = nullptr;
-    for_each_overlap(tensor.shape, region, piece.region, [&](int64_t here, int64_t there, int64_t count) {
-      if (from == nullptr) from = &entry(piece, &tensor);
-      int64_t narrow = dtype_size(tensor.dtype), begin = from->offset + there * narrow;
-      check_blocks(open(piece.file), begin, begin + count * narrow);
-      weights::TensorEntry flat = *from;
-      flat.shape = {flat.bytes / narrow};
-      weights::read_slice(flat, std::span(&there, 1), std::span(&count, 1), target, to + here * wide);
-    });
+    for_each_overlap(
+        tensor.shape, region, piece.region, [&](int64_t here, int64_t there, int64_t count) {
+          if (from == nullptr) from = &entry(piece, &tensor);
+          int64_t narrow = dtype_size(tensor.dtype), begin = from->offset + there * narrow;
+          check_blocks(open(piece.file), begin, begin + count * narrow);
+          weights::TensorEntry flat = *from;
+          flat.shape = {flat.bytes / narrow};
+          weights::read_slice(flat, std::span(&there, 1), std::span(&count, 1), target,
+                              to + here * wide);
+        });
   }
 }
 
@@ -180,8 +202,10 @@ std::vector<Error> Checkpoint::check_headers() {
     }
   };
   for (const TensorRecord& tensor : meta_.tensors)
-    for (const Piece& piece : tensor.pieces) check(piece.file, [&] { named[piece.file].insert(entry(piece, &tensor).name); });
-  for (const GeneratorRecord& g : meta_.generators) check(g.file, [&] { named[g.file].insert(entry({g.file, g.key, {}}, nullptr).name); });
+    for (const Piece& piece : tensor.pieces)
+      check(piece.file, [&] { named[piece.file].insert(entry(piece, &tensor).name); });
+  for (const GeneratorRecord& g : meta_.generators)
+    check(g.file, [&] { named[g.file].insert(entry({g.file, g.key, {}}, nullptr).name); });
   for (size_t i = 0; i < meta_.files.size(); ++i) {
     if (meta_.files[i].bytes == 0 || !is_safetensors(meta_.files[i].name)) continue;
     check(i, [&] {

@@ -11,14 +11,15 @@
 
 namespace meshwright::checkpoint {
 
-// meta.json of a folder alone. Throws Error(no_checkpoint) when there is none, Error(bad_checkpoint).
+// meta.json of a folder alone. Throws Error(no_checkpoint) when there is none,
+// Error(bad_checkpoint).
 Meta read_meta(const std::filesystem::path& folder);
 
 // Not thread-safe.
 class Checkpoint {
  public:
-  // Reads and checks meta.json, and that every file it lists is there in its size. Throws Error(no_checkpoint) when the folder is none,
-  // Error(bad_checkpoint) naming file and byte.
+  // Reads and checks meta.json, and that every file it lists is there in its size. Throws
+  // Error(no_checkpoint) when the folder is none, Error(bad_checkpoint) naming file and byte.
   explicit Checkpoint(std::filesystem::path folder);
   ~Checkpoint();
   const Meta& meta() const { return meta_; }
@@ -26,16 +27,18 @@ class Checkpoint {
   int64_t bytes() const;          // of all files
   int64_t bytes_checked() const;  // that were read and compared with their checksums so far
 
-  // Copies a part of a tensor to `out`, which has room for region.count() elements of `target`, in the region's order. Floating dtypes
-  // convert among each other. Only the blocks it lies in are read, each checked against its checksum before anything of it is used.
-  // Throws Error(bad_checkpoint), Error(weights_mismatch) when dtypes do not convert.
+  // Copies a part of a tensor to `out`, which has room for region.count() elements of `target`, in
+  // the region's order. Floating dtypes convert among each other. Only the blocks it lies in are
+  // read, each checked against its checksum before anything of it is used. Throws
+  // Error(bad_checkpoint), Error(weights_mismatch) when dtypes do not convert.
   void read(const TensorRecord& tensor, const Region& region, DType target, void* out);
   // The whole of a small file, checked. `name` as in meta().files.
   std::string read_file(const std::string& name);
   // A generator's state.
   std::string read_generator(const GeneratorRecord& generator);
 
-  // Whether the headers of the safetensors files say what meta.json says, nothing less and nothing more. At most one error a file.
+  // Whether the headers of the safetensors files say what meta.json says, nothing less and nothing
+  // more. At most one error a file.
   std::vector<Error> check_headers();
 
  private:

@@ -14,7 +14,9 @@ struct BlockChecksums::State {
   int64_t filled = 0;
 };
 
-uint64_t checksum(std::span<const std::byte> bytes) { return XXH3_64bits(bytes.data(), bytes.size()); }
+uint64_t checksum(std::span<const std::byte> bytes) {
+  return XXH3_64bits(bytes.data(), bytes.size());
+}
 
 std::string to_hex(uint64_t value) {
   std::string out(16, '0');
@@ -33,7 +35,9 @@ bool parse_hex(std::string_view text, uint64_t& out) {
   return true;
 }
 
-BlockChecksums::BlockChecksums() : state_(std::make_unique<State>()) { XXH3_64bits_reset(&state_->hash); }
+BlockChecksums::BlockChecksums() : state_(std::make_unique<State>()) {
+  XXH3_64bits_reset(&state_->hash);
+}
 BlockChecksums::~BlockChecksums() = default;
 
 void BlockChecksums::add(std::span<const std::byte> bytes) {

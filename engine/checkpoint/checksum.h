@@ -12,7 +12,9 @@
 namespace meshwright::checkpoint {
 
 uint64_t checksum(std::span<const std::byte> bytes);
-inline uint64_t checksum(std::string_view text) { return checksum(std::as_bytes(std::span(text.data(), text.size()))); }
+inline uint64_t checksum(std::string_view text) {
+  return checksum(std::as_bytes(std::span(text.data(), text.size())));
+}
 // 16 lower-case hexadecimal digits; parse_hex returns false for anything else.
 std::string to_hex(uint64_t value);
 bool parse_hex(std::string_view text, uint64_t& out);

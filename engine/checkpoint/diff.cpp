@@ -18,12 +18,14 @@ using Bytes = std::vector<std::byte>;
 
 std::map<Key, size_t> index_of(const Source& source) {
   std::map<Key, size_t> out;
-  for (size_t i = 0; i < source.tensors().size(); ++i) out[{source.tensors()[i].state, source.tensors()[i].name}] = i;
+  for (size_t i = 0; i < source.tensors().size(); ++i)
+    out[{source.tensors()[i].state, source.tensors()[i].name}] = i;
   return out;
 }
 
 bool has_optimizer(const Source& source) {
-  return std::any_of(source.tensors().begin(), source.tensors().end(), [](const SourceTensor& t) { return !t.state.empty(); });
+  return std::any_of(source.tensors().begin(), source.tensors().end(),
+                     [](const SourceTensor& t) { return !t.state.empty(); });
 }
 
 template <class T>
@@ -50,8 +52,8 @@ void to_doubles(const Bytes& from, DType dtype, std::vector<double>& to) {
     case DType::float32:
     case DType::float16:
     case DType::bfloat16:
-      weights::convert_elements(from.data(), dtype, reinterpret_cast<std::byte*>(to.data()), DType::float64,
-                                static_cast<int64_t>(to.size()));
+      weights::convert_elements(from.data(), dtype, reinterpret_cast<std::byte*>(to.data()),
+                                DType::float64, static_cast<int64_t>(to.size()));
   }
 }
 
@@ -75,7 +77,9 @@ class Comparison {
     auto size = static_cast<size_t>(dtype_size(out_.dtype_a));
     for (size_t i = 0; i < wide_a_.size(); ++i) {
       double x = wide_a_[i], y = wide_b_[i], apart = distance(x, y);
-      if (same_dtype ? std::memcmp(a.data() + i * size, b.data() + i * size, size) == 0 : apart == 0) continue;
+      if (same_dtype ? std::memcmp(a.data() + i * size, b.data() + i * size, size) == 0
+                     : apart == 0)
+        continue;
       ++out_.differing;
       for (double value : {x, y})
         if (std::isfinite(value)) scale_ = std::max(scale_, std::abs(value));
@@ -83,7 +87,8 @@ class Comparison {
       out_.max_abs = apart;
       out_.worst = first + static_cast<int64_t>(i);
     }
-    out_.relative = !std::isfinite(out_.max_abs) || scale_ == 0 ? out_.max_abs : out_.max_abs / scale_;
+    out_.relative =
+        !std::isfinite(out_.max_abs) || scale_ == 0 ? out_.max_abs : out_.max_abs / scale_;
   }
 
  private:
@@ -95,14 +100,16 @@ class Comparison {
 }  // namespace
 
 bool Difference::equal() const {
-  return only_a.empty() && only_b.empty() && std::all_of(both.begin(), both.end(), [](const TensorDifference& t) { return t.equal(); });
+  return only_a.empty() && only_b.empty() &&
+         std::all_of(both.begin(), both.end(), [](const TensorDifference& t) { return t.equal(); });
 }
 
 int64_t diff_bytes(const Source& a, const Source& b) {
   std::map<Key, size_t> in_b = index_of(b);
   int64_t out = 0;
   for (const SourceTensor& tensor : a.tensors())
-    if (auto found = in_b.find({tensor.state, tensor.name}); found != in_b.end() && b.tensors()[found->second].shape == tensor.shape)
+    if (auto found = in_b.find({tensor.state, tensor.name});
+        found != in_b.end() && b.tensors()[found->second].shape == tensor.shape)
       out += tensor.bytes();
   return out;
 }
@@ -113,9 +120,12 @@ Difference compare(Source& a, Source& b, const std::function<void(int64_t bytes)
   out.optimizer_b = has_optimizer(b);
   out.optimizer_compared = out.optimizer_a && out.optimizer_b;
   std::map<Key, size_t> in_a = index_of(a), in_b = index_of(b);
-  auto counts = [&](const SourceTensor& tensor) { return tensor.state.empty() || out.optimizer_compared; };
+  auto counts = [&](const SourceTensor& tensor) {
+    return tensor.state.empty() || out.optimizer_compared;
+  };
   for (const SourceTensor& tensor : b.tensors())
-    if (counts(tensor) && !in_a.contains({tensor.state, tensor.name})) out.only_b.push_back(tensor.text());
+    if (counts(tensor) && !in_a.contains({tensor.state, tensor.name}))
+      out.only_b.push_back(tensor.text());
   Bytes one, other;
   for (size_t i = 0; i < a.tensors().size(); ++i) {
     const SourceTensor& tensor = a.tensors()[i];
@@ -126,7 +136,8 @@ Difference compare(Source& a, Source& b, const std::function<void(int64_t bytes)
       continue;
     }
     const SourceTensor& twin = b.tensors()[found->second];
-    TensorDifference difference{tensor.state, tensor.name, tensor.dtype, twin.dtype, tensor.shape, twin.shape, tensor.elements()};
+    TensorDifference difference{tensor.state, tensor.name, tensor.dtype,     twin.dtype,
+                                tensor.shape, twin.shape,  tensor.elements()};
     Comparison comparison(difference);
     for (int64_t at = 0, end = 0; difference.same_shape() && at < difference.elements; at = end) {
       end = std::min(at + kPiece, difference.elements);

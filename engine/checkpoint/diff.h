@@ -15,7 +15,8 @@ struct TensorDifference {
   DType dtype_a = DType::float32, dtype_b = DType::float32;
   std::vector<int64_t> shape_a, shape_b;
   int64_t elements = 0;
-  // Only where the shapes are equal: elements with other bits, or, between two dtypes, another value.
+  // Only where the shapes are equal: elements with other bits, or, between two dtypes, another
+  // value.
   int64_t differing = 0;
   double max_abs = 0;   // |a - b|; infinite where one is not finite and the other is something else
   double relative = 0;  // max_abs by the largest |value| among the elements that differ
@@ -32,8 +33,8 @@ struct Difference {
   bool equal() const;
 };
 
-// Compares by name, in bounded memory. `progress` hears the bytes of `a` that are done, diff_bytes() in all. Throws what Source::read
-// throws.
+// Compares by name, in bounded memory. `progress` hears the bytes of `a` that are done,
+// diff_bytes() in all. Throws what Source::read throws.
 Difference compare(Source& a, Source& b, const std::function<void(int64_t bytes)>& progress);
 int64_t diff_bytes(const Source& a, const Source& b);
 

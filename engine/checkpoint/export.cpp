@@ -16,13 +16,15 @@ constexpr int64_t kPiece = 4 << 20;  // elements read at a time
 constexpr std::string_view kSource = "source/";
 
 DType dtype_of(const SourceTensor& tensor, const ExportChoice& choice) {
-  return choice.dtype && weights::is_floating(tensor.export_dtype) ? *choice.dtype : tensor.export_dtype;
+  return choice.dtype && weights::is_floating(tensor.export_dtype) ? *choice.dtype
+                                                                   : tensor.export_dtype;
 }
 
 std::string config_of(const fs::path& folder, const fs::path& path) {
   constexpr size_t kMost = 16 << 20;
   auto refuse = [&](const std::string& why) {
-    return Error(ErrorCode::bad_model_config, path.string() + " " + why).help("copy the model's own config.json into the folder");
+    return Error(ErrorCode::bad_model_config, path.string() + " " + why)
+        .help("copy the model's own config.json into the folder");
   };
   if (std::optional<fs::path> real = weights::leads_out(folder, path))
     throw refuse("is a link that leads out of the folder, to " + real->string());
@@ -35,27 +37,32 @@ std::string config_of(const fs::path& folder, const fs::path& path) {
 }
 
 // Everything beside the weights, with its size.
-std::vector<std::pair<weights::ExportFile, int64_t>> extras_of(Source& source, const ExportChoice& choice) {
+std::vector<std::pair<weights::ExportFile, int64_t>> extras_of(Source& source,
+                                                               const ExportChoice& choice) {
   std::vector<std::pair<weights::ExportFile, int64_t>> out;
   auto add_config = [&](const std::string& text) {
-    out.emplace_back(weights::text_of("config.json", choice.dtype ? with_dtype(text, *choice.dtype) : text), text.size());
+    out.emplace_back(
+        weights::text_of("config.json", choice.dtype ? with_dtype(text, *choice.dtype) : text),
+        text.size());
   };
   if (Checkpoint* checkpoint = source.checkpoint()) {
     for (const FileRecord& file : checkpoint->meta().files) {
       if (file.name == "config.json") add_config(checkpoint->read_file(file.name));
       if (file.name.rfind(kSource, 0) == 0)
-        out.emplace_back(weights::ExportFile{file.name.substr(kSource.size()),
-                                             [checkpoint, name = file.name](const weights::ByteSink& sink) {
-                                               std::string text = checkpoint->read_file(name);
-                                               sink(std::as_bytes(std::span(text.data(), text.size())));
-                                             }},
-                         file.bytes);
+        out.emplace_back(
+            weights::ExportFile{file.name.substr(kSource.size()),
+                                [checkpoint, name = file.name](const weights::ByteSink& sink) {
+                                  std::string text = checkpoint->read_file(name);
+                                  sink(std::as_bytes(std::span(text.data(), text.size())));
+                                }},
+            file.bytes);
     }
     return out;
   }
   std::error_code failed;
   if (!fs::is_directory(source.path(), failed)) return out;
-  if (fs::path config = source.path() / "config.json"; fs::exists(config, failed)) add_config(config_of(source.path(), config));
+  if (fs::path config = source.path() / "config.json"; fs::exists(config, failed))
+    add_config(config_of(source.path(), config));
   for (const weights::CarriedFile& file : weights::carried_files(source.path()).files)
     out.emplace_back(weights::copy_of(file.name, file.path), file.bytes);
   return out;
@@ -78,7 +85,8 @@ std::string with_dtype(std::string_view config, DType dtype) {
     std::string text = out.substr(at + 1, end - at - 1);
     if (depth == 1 && (key == "torch_dtype" || key == "dtype")) {
       // "torch.float32" occurs in old files.
-      std::string named = (text.rfind("torch.", 0) == 0 ? "torch." : "") + std::string(dtype_name(dtype));
+      std::string named =
+          (text.rfind("torch.", 0) == 0 ? "torch." : "") + std::string(dtype_name(dtype));
       out.replace(at + 1, end - at - 1, named);
       end = at + 1 + named.size();
     }
@@ -96,13 +104,15 @@ int64_t export_bytes(Source& source, const ExportChoice& choice) {
   return out;
 }
 
-weights::Exported export_folder(Source& source, const fs::path& target, const ExportChoice& choice) {
+weights::Exported export_folder(Source& source, const fs::path& target,
+                                const ExportChoice& choice) {
   std::vector<weights::ExportTensor> tensors;
   for (size_t i = 0; i < source.tensors().size(); ++i) {
     const SourceTensor& tensor = source.tensors()[i];
     if (!tensor.state.empty()) continue;
     DType dtype = dtype_of(tensor, choice);
-    tensors.push_back({{tensor.name, dtype, tensor.shape}, [&source, &tensor, i, dtype](const weights::ByteSink& sink) {
+    tensors.push_back({{tensor.name, dtype, tensor.shape},
+                       [&source, &tensor, i, dtype](const weights::ByteSink& sink) {
                          std::vector<std::byte> buffer;
                          for (int64_t at = 0, end = 0; at < tensor.elements(); at = end) {
                            end = std::min(at + kPiece, tensor.elements());

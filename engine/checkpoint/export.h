@@ -13,18 +13,23 @@
 namespace meshwright::checkpoint {
 
 struct ExportChoice {
-  std::optional<DType> dtype = {};                   // of all floating weights; absent: of each what the model's own folder has
-  int64_t shard_bytes = 5'000'000'000;               // as weights::ExportOptions
-  std::function<void(int64_t bytes)> progress = {};  // hears of bytes written, export_bytes() in all
+  std::optional<DType> dtype =
+      {};  // of all floating weights; absent: of each what the model's own folder has
+  int64_t shard_bytes = 5'000'000'000;  // as weights::ExportOptions
+  std::function<void(int64_t bytes)> progress =
+      {};  // hears of bytes written, export_bytes() in all
 };
 
-// Merges the shards of any layout, tensor by tensor in bounded memory, each byte checked before it is used. config.json stays as it is,
-// but for the dtype it names when another one is chosen. Throws what Source and weights::write_folder throw.
-weights::Exported export_folder(Source& source, const std::filesystem::path& target, const ExportChoice& choice);
+// Merges the shards of any layout, tensor by tensor in bounded memory, each byte checked before it
+// is used. config.json stays as it is, but for the dtype it names when another one is chosen.
+// Throws what Source and weights::write_folder throw.
+weights::Exported export_folder(Source& source, const std::filesystem::path& target,
+                                const ExportChoice& choice);
 // Bytes that export_folder will write, but for the headers.
 int64_t export_bytes(Source& source, const ExportChoice& choice);
 
-// The text of a config.json with another dtype at its top ("torch_dtype" or "dtype"); as it is where it names none.
+// The text of a config.json with another dtype at its top ("torch_dtype" or "dtype"); as it is
+// where it names none.
 std::string with_dtype(std::string_view config, DType dtype);
 
 }  // namespace meshwright::checkpoint

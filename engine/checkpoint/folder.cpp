@@ -31,25 +31,30 @@ bool is_leftover(const std::string& name) {
   auto ends = [&](std::string_view end) {
     return name.size() > end.size() && name.compare(name.size() - end.size(), end.size(), end) == 0;
   };
-  return name[0] == '.' && (name.rfind("." + std::string(kPrefix), 0) == 0 || name == ".latest.tmp") &&
+  return name[0] == '.' &&
+         (name.rfind("." + std::string(kPrefix), 0) == 0 || name == ".latest.tmp") &&
          (ends(kTemporary) || ends(kReplaced));
 }
 
 void remove_leftovers(const fs::path& checkpoints) {
   std::error_code failed;
   std::vector<fs::path> leftovers;
-  for (fs::directory_iterator at(checkpoints, failed), end; !failed && at != end; at.increment(failed))
+  for (fs::directory_iterator at(checkpoints, failed), end; !failed && at != end;
+       at.increment(failed))
     if (is_leftover(at->path().filename().string())) leftovers.push_back(at->path());
   for (const fs::path& leftover : leftovers) files::remove_tree(leftover);
 }
 
-fs::path parent_of(const fs::path& path) { return path.has_parent_path() ? path.parent_path() : fs::path("."); }
+fs::path parent_of(const fs::path& path) {
+  return path.has_parent_path() ? path.parent_path() : fs::path(".");
+}
 
 }  // namespace
 
 std::string step_name(int64_t step) {
   std::string digits = std::to_string(step);
-  return std::string(kPrefix) + std::string(digits.size() < 8 ? 8 - digits.size() : 0, '0') + digits;
+  return std::string(kPrefix) + std::string(digits.size() < 8 ? 8 - digits.size() : 0, '0') +
+         digits;
 }
 
 std::optional<int64_t> step_of(const std::string& name) {
@@ -65,11 +70,14 @@ std::vector<Found> find_all(const fs::path& checkpoints) {
   std::vector<Found> out;
   std::error_code failed;
   if (!fs::exists(checkpoints, failed) && !failed) return out;
-  for (fs::directory_iterator at(checkpoints, failed), end; !failed && at != end; at.increment(failed))
+  for (fs::directory_iterator at(checkpoints, failed), end; !failed && at != end;
+       at.increment(failed))
     if (std::optional<int64_t> step = step_of(at->path().filename().string()))
-      if (std::error_code ignored; fs::is_directory(at->symlink_status(ignored))) out.push_back({at->path(), *step, ""});
+      if (std::error_code ignored; fs::is_directory(at->symlink_status(ignored)))
+        out.push_back({at->path(), *step, ""});
   if (failed)
-    throw Error(ErrorCode::no_checkpoint, "cannot list " + checkpoints.string() + ": " + failed.message())
+    throw Error(ErrorCode::no_checkpoint,
+                "cannot list " + checkpoints.string() + ": " + failed.message())
         .help("move what stands there out of the way, or choose another run.name or run.dir");
   std::sort(out.begin(), out.end(), [](const Found& a, const Found& b) { return a.step < b.step; });
   for (Found& found : out) found.problem = problem_of(found.path);
@@ -98,17 +106,21 @@ std::optional<Found> newest(const fs::path& checkpoints) {
   error.key("checkpoint.resume");
   for (size_t i = all.size(); i-- > 0;)
     if (all[i].problem.empty()) {
-      error.help("set checkpoint.resume = \"" + all[i].path.string() + "\" to continue the newest one that is whole");
+      error.help("set checkpoint.resume = \"" + all[i].path.string() +
+                 "\" to continue the newest one that is whole");
       break;
     }
-  throw error.help("set checkpoint.resume = \"none\" to start afresh; what is there is kept under another name");
+  throw error.help(
+      "set checkpoint.resume = \"none\" to start afresh; what is there is kept under another name");
 }
 
 fs::path resolve(const fs::path& path) {
   std::error_code failed;
   auto none = [&](const std::string& what) {
     return Error(ErrorCode::no_checkpoint, path.string() + what)
-        .help("name a checkpoint (runs/first/checkpoints/step_00000050) or the folder of a run that has some")
+        .help(
+            "name a checkpoint (runs/first/checkpoints/step_00000050) or the folder of a run that "
+            "has some")
         .help("meshwright checkpoint ls FOLDER shows what is there");
   };
   if (!fs::exists(path, failed)) throw none(" does not exist");
@@ -116,7 +128,8 @@ fs::path resolve(const fs::path& path) {
   // `latest` and other links to a folder: what they point to.
   if (fs::exists(path / "meta.json", failed)) return fs::canonical(path, failed);
   for (const fs::path& folder : {path, path / "checkpoints"}) {
-    if (std::optional<fs::path> latest = latest_of(folder); latest && problem_of(*latest).empty()) return *latest;
+    if (std::optional<fs::path> latest = latest_of(folder); latest && problem_of(*latest).empty())
+      return *latest;
     if (std::optional<Found> found = newest(folder)) return found->path;
   }
   throw none(" holds no checkpoint");
@@ -130,13 +143,18 @@ void tidy(const fs::path& checkpoints) {
   remove_leftovers(checkpoints);
   std::error_code failed;
   std::optional<int64_t> last;
-  for (fs::directory_iterator at(checkpoints, failed), end; !failed && at != end; at.increment(failed))
-    if (std::optional<int64_t> step = step_of(at->path().filename().string())) last = std::max(step, last);
-  if (last && latest_of(checkpoints) != checkpoints / step_name(*last)) files::link_durably(step_name(*last), checkpoints / "latest");
+  for (fs::directory_iterator at(checkpoints, failed), end; !failed && at != end;
+       at.increment(failed))
+    if (std::optional<int64_t> step = step_of(at->path().filename().string()))
+      last = std::max(step, last);
+  if (last && latest_of(checkpoints) != checkpoints / step_name(*last))
+    files::link_durably(step_name(*last), checkpoints / "latest");
 }
 
 Publication::Publication(fs::path checkpoints, int64_t step)
-    : checkpoints_(std::move(checkpoints)), temporary_(temporary_folder(checkpoints_, step)), step_(step) {
+    : checkpoints_(std::move(checkpoints)),
+      temporary_(temporary_folder(checkpoints_, step)),
+      step_(step) {
   bool fresh = !fs::exists(checkpoints_);
   files::make_folders(checkpoints_);
   if (fresh) files::sync_folder(parent_of(checkpoints_));
@@ -149,7 +167,8 @@ Publication::~Publication() {
 }
 
 fs::path Publication::publish(const Meta& meta, int64_t keep) {
-  fs::path final_path = checkpoints_ / step_name(step_), replaced = checkpoints_ / ("." + step_name(step_) + std::string(kReplaced));
+  fs::path final_path = checkpoints_ / step_name(step_),
+           replaced = checkpoints_ / ("." + step_name(step_) + std::string(kReplaced));
   files::NewFile file(temporary_ / "meta.json");
   file.append(to_json(meta));
   file.finish();
@@ -159,7 +178,8 @@ fs::path Publication::publish(const Meta& meta, int64_t keep) {
   std::error_code failed;
   // One of the same step changes places with it in one go, where the file system can.
   bool replaces = fs::exists(fs::symlink_status(final_path, failed));
-  if (replaces && ::renameat2(AT_FDCWD, temporary_.c_str(), AT_FDCWD, final_path.c_str(), RENAME_EXCHANGE) == 0) {
+  if (replaces && ::renameat2(AT_FDCWD, temporary_.c_str(), AT_FDCWD, final_path.c_str(),
+                              RENAME_EXCHANGE) == 0) {
     published_ = true;
     replaced = temporary_;
     files::sync_folder(checkpoints_);
@@ -168,7 +188,8 @@ fs::path Publication::publish(const Meta& meta, int64_t keep) {
     try {
       files::rename_durably(temporary_, final_path);
     } catch (const Error&) {
-      // The new one may be there, with only its folder's entry not synced; else the old one comes back.
+      // The new one may be there, with only its folder's entry not synced; else the old one comes
+      // back.
       if (replaces && !fs::exists(final_path, failed)) fs::rename(replaced, final_path, failed);
       throw;
     }
@@ -177,12 +198,16 @@ fs::path Publication::publish(const Meta& meta, int64_t keep) {
   files::link_durably(step_name(step_), checkpoints_ / "latest");
   if (replaces) files::remove_tree(replaced);
   std::vector<std::pair<int64_t, fs::path>> all;
-  for (fs::directory_iterator at(checkpoints_, failed), end; !failed && at != end; at.increment(failed))
-    if (std::optional<int64_t> step = step_of(at->path().filename().string()); step && *step <= step_) all.emplace_back(*step, at->path());
+  for (fs::directory_iterator at(checkpoints_, failed), end; !failed && at != end;
+       at.increment(failed))
+    if (std::optional<int64_t> step = step_of(at->path().filename().string());
+        step && *step <= step_)
+      all.emplace_back(*step, at->path());
   std::sort(all.begin(), all.end());
   // Renamed first: half of a checkpoint never bears a checkpoint's name.
   for (size_t i = 0; i + static_cast<size_t>(keep) < all.size(); ++i) {
-    fs::path trash = checkpoints_ / ("." + all[i].second.filename().string() + std::string(kReplaced));
+    fs::path trash =
+        checkpoints_ / ("." + all[i].second.filename().string() + std::string(kReplaced));
     fs::rename(all[i].second, trash, failed);
     if (!failed) files::remove_tree(trash);
   }
@@ -192,8 +217,11 @@ fs::path Publication::publish(const Meta& meta, int64_t keep) {
 std::string set_aside(const fs::path& checkpoints, int64_t step) {
   std::error_code failed;
   std::vector<fs::path> names;
-  for (fs::directory_iterator at(checkpoints, failed), end; !failed && at != end; at.increment(failed))
-    if (std::optional<int64_t> found = step_of(at->path().filename().string()); found && *found > step) names.push_back(at->path());
+  for (fs::directory_iterator at(checkpoints, failed), end; !failed && at != end;
+       at.increment(failed))
+    if (std::optional<int64_t> found = step_of(at->path().filename().string());
+        found && *found > step)
+      names.push_back(at->path());
   if (names.empty()) return "";
   int n = 1;
   while (fs::exists(checkpoints.string() + "." + std::to_string(n), failed)) ++n;

@@ -1,4 +1,5 @@
-// The checkpoints of a run: found, published, thinned out. Names: step_00000050, and `latest`, a link to one of them.
+// The checkpoints of a run: found, published, thinned out. Names: step_00000050, and `latest`, a
+// link to one of them.
 #pragma once
 
 #include <cstdint>
@@ -17,35 +18,41 @@ std::optional<int64_t> step_of(const std::string& file_name);  // of such a name
 struct Found {
   std::filesystem::path path;
   int64_t step = 0;
-  std::string problem;  // why it cannot be used; empty: it is complete, as far as meta.json and the files' sizes tell
+  std::string problem;  // why it cannot be used; empty: it is complete, as far as meta.json and the
+                        // files' sizes tell
 };
 
-// All published checkpoints of a folder, by step. An absent folder has none. Throws Error(no_checkpoint) when it cannot be listed.
+// All published checkpoints of a folder, by step. An absent folder has none. Throws
+// Error(no_checkpoint) when it cannot be listed.
 std::vector<Found> find_all(const std::filesystem::path& checkpoints);
 // The checkpoint that `latest` points to, when it is there.
 std::optional<std::filesystem::path> latest_of(const std::filesystem::path& checkpoints);
-// What to continue: the one of the highest step. nullopt when there is none at all. Throws Error(bad_checkpoint) when it is damaged, naming
-// the newest one that is whole: nobody should lose steps without having decided so.
+// What to continue: the one of the highest step. nullopt when there is none at all. Throws
+// Error(bad_checkpoint) when it is damaged, naming the newest one that is whole: nobody should lose
+// steps without having decided so.
 std::optional<Found> newest(const std::filesystem::path& checkpoints);
-// The checkpoint a user means by a path: a checkpoint's folder, or one that holds checkpoints (its `latest`, else the newest), or a run's
-// folder. Throws Error(no_checkpoint | bad_checkpoint).
+// The checkpoint a user means by a path: a checkpoint's folder, or one that holds checkpoints (its
+// `latest`, else the newest), or a run's folder. Throws Error(no_checkpoint | bad_checkpoint).
 std::filesystem::path resolve(const std::filesystem::path& path);
 
-// Does what a save that was cut off could not: removes what it left and points `latest` to the newest. Throws Error(output_unwritable).
+// Does what a save that was cut off could not: removes what it left and points `latest` to the
+// newest. Throws Error(output_unwritable).
 void tidy(const std::filesystem::path& checkpoints);
 
 // Writing one, by the rank that leads. Every function throws Error(output_unwritable).
 class Publication {
  public:
-  // Makes the checkpoints' folder when absent, removes what cut-off saves have left, and makes the temporary folder of this one.
+  // Makes the checkpoints' folder when absent, removes what cut-off saves have left, and makes the
+  // temporary folder of this one.
   Publication(std::filesystem::path checkpoints, int64_t step);
   // Removes the temporary folder unless published.
   ~Publication();
   Publication(const Publication&) = delete;
   Publication& operator=(const Publication&) = delete;
   const std::filesystem::path& temporary() const { return temporary_; }
-  // Once all files are written and synced: writes meta.json, syncs, renames, moves `latest`, and then removes the oldest so that `keep`
-  // remain. A checkpoint of the same step is replaced. When an error leaves here, either the old state or the new one holds.
+  // Once all files are written and synced: writes meta.json, syncs, renames, moves `latest`, and
+  // then removes the oldest so that `keep` remain. A checkpoint of the same step is replaced. When
+  // an error leaves here, either the old state or the new one holds.
   std::filesystem::path publish(const Meta& meta, int64_t keep);
 
  private:
@@ -56,8 +63,8 @@ class Publication {
 
 // The path of the temporary folder, for the ranks that do not lead.
 std::filesystem::path temporary_folder(const std::filesystem::path& checkpoints, int64_t step);
-// Moves the checkpoints of steps above `step` (-1: all) out of the way, to <folder>.1, .2 ...; returns that folder, or "" when there are
-// none.
+// Moves the checkpoints of steps above `step` (-1: all) out of the way, to <folder>.1, .2 ...;
+// returns that folder, or "" when there are none.
 std::string set_aside(const std::filesystem::path& checkpoints, int64_t step);
 
 }  // namespace meshwright::checkpoint

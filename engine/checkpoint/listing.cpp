@@ -46,10 +46,11 @@ std::vector<Group> list_checkpoints(const fs::path& path) {
   if (!fs::is_directory(path, failed)) throw none(" is not a folder");
   if (fs::exists(path / "meta.json", failed)) {
     fs::path real = fs::canonical(path, failed);  // `latest` is a link
-    Group group{
-        real.parent_path(),
-        {look_at({fs::is_symlink(fs::symlink_status(path, failed)) ? real : path, step_of(real.filename().string()).value_or(0), ""})}};
-    if (group.checkpoints[0].meta) group.checkpoints[0].found.step = group.checkpoints[0].meta->step;
+    Group group{real.parent_path(),
+                {look_at({fs::is_symlink(fs::symlink_status(path, failed)) ? real : path,
+                          step_of(real.filename().string()).value_or(0), ""})}};
+    if (group.checkpoints[0].meta)
+      group.checkpoints[0].found.step = group.checkpoints[0].meta->step;
     std::optional<fs::path> latest = latest_of(real.parent_path());
     group.checkpoints[0].latest = latest && fs::canonical(*latest, failed) == real;
     return {group};
@@ -58,11 +59,13 @@ std::vector<Group> list_checkpoints(const fs::path& path) {
   for (const fs::path& folder : {path, path / "checkpoints"})
     if (std::optional<Group> group = group_of(folder)) return {*group};
   std::vector<fs::path> runs;
-  for (fs::directory_iterator at(path, failed), end; !failed && at != end; at.increment(failed)) runs.push_back(at->path());
+  for (fs::directory_iterator at(path, failed), end; !failed && at != end; at.increment(failed))
+    runs.push_back(at->path());
   std::sort(runs.begin(), runs.end());
   for (const fs::path& run : runs)
     if (std::error_code ignored; fs::is_directory(run / "checkpoints", ignored))
-      if (std::optional<Group> group = group_of(run / "checkpoints")) out.push_back(std::move(*group));
+      if (std::optional<Group> group = group_of(run / "checkpoints"))
+        out.push_back(std::move(*group));
   if (out.empty()) throw none(" holds no checkpoint");
   return out;
 }

@@ -24,8 +24,8 @@ struct Group {
   std::vector<Listed> checkpoints;
 };
 
-// `path`: a checkpoint, a folder that holds checkpoints, a run's folder, or a folder of runs. Throws Error(no_checkpoint) when nothing is
-// there.
+// `path`: a checkpoint, a folder that holds checkpoints, a run's folder, or a folder of runs.
+// Throws Error(no_checkpoint) when nothing is there.
 std::vector<Group> list_checkpoints(const std::filesystem::path& path);
 
 // Elements of all weights.

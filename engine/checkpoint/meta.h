@@ -1,11 +1,13 @@
-// meta.json of a checkpoint: what lies where, of which run and layout it is, and checksums of everything.
+// meta.json of a checkpoint: what lies where, of which run and layout it is, and checksums of
+// everything.
 //
 // A checkpoint is a folder step_00000050/ with
-//   model-00001-of-00002.safetensors       one a rank that has something to write: its part of the weights, under their names
-//   optimizer-00001-of-00002.safetensors   its part of the optimizer's state, as "<state>/<name>", and its generators as "rng/<device>"
-//   config.json, source/...                the model's, and the other files of the Hugging Face folder it came from
-//   meta.json                              written last
-// Every byte of every file but meta.json is covered by the checksum of its 1 MiB block, and meta.json by its own.
+//   model-00001-of-00002.safetensors       one a rank that has something to write: its part of the
+//   weights, under their names optimizer-00001-of-00002.safetensors   its part of the optimizer's
+//   state, as "<state>/<name>", and its generators as "rng/<device>" config.json, source/... the
+//   model's, and the other files of the Hugging Face folder it came from meta.json written last
+// Every byte of every file but meta.json is covered by the checksum of its 1 MiB block, and
+// meta.json by its own.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +22,8 @@
 
 namespace meshwright::checkpoint {
 
-inline constexpr int64_t kBlock = 1 << 20;  // bytes one checksum covers; the last block of a file may be shorter
+inline constexpr int64_t kBlock =
+    1 << 20;  // bytes one checksum covers; the last block of a file may be shorter
 inline constexpr int64_t kMetaVersion = 1;
 
 struct FileRecord {
@@ -42,9 +45,11 @@ struct TensorRecord {
   DType dtype = DType::float32;
   std::vector<int64_t> shape;
   std::vector<Piece> pieces;  // together every element exactly once
-  // Weights: the dtype an export has, that of the Hugging Face folder the run started from; else as stored.
+  // Weights: the dtype an export has, that of the Hugging Face folder the run started from; else as
+  // stored.
   DType export_dtype = DType::float32;
-  // Of a fused parameter and its states: they are stored as in memory, groups interleaved, and a Hugging Face folder has its parts whole.
+  // Of a fused parameter and its states: they are stored as in memory, groups interleaved, and a
+  // Hugging Face folder has its parts whole.
   std::optional<FusedRows> fused = std::nullopt;
 };
 
@@ -79,12 +84,13 @@ struct Meta {
   // Schedule, as it was: it may be another one after resuming.
   int64_t max_steps = 0;
   double lr = 0;
-  std::vector<TensorRecord> tensors;  // weights first, in the model's order; then each state in the same order
+  std::vector<TensorRecord>
+      tensors;  // weights first, in the model's order; then each state in the same order
   std::vector<GeneratorRecord> generators;
   std::vector<FileRecord> files;
 
   const TensorRecord* find(std::string_view state, std::string_view name) const;  // nullptr: none
-  std::vector<std::string> states() const;                                        // of the optimizer, in order
+  std::vector<std::string> states() const;  // of the optimizer, in order
 };
 
 // Whether the pieces hold every element exactly once. All must fit the shape.
@@ -92,8 +98,8 @@ bool covers(const TensorRecord& tensor);
 
 // The text of meta.json, its own checksum at the end.
 std::string to_json(const Meta& meta);
-// Checked as a whole: checksum, types, names that stay in the folder, regions that cover every tensor exactly once. Throws
-// Error(bad_checkpoint) naming `path` and byte or entry.
+// Checked as a whole: checksum, types, names that stay in the folder, regions that cover every
+// tensor exactly once. Throws Error(bad_checkpoint) naming `path` and byte or entry.
 Meta parse_meta(std::string_view text, const std::string& path);
 
 }  // namespace meshwright::checkpoint

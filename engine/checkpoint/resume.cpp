@@ -29,7 +29,8 @@ Start choose_start(const std::string& resume, const fs::path& own, bool again) {
 }
 
 std::string make_way(const Start& start, const fs::path& own) {
-  std::string aside = set_aside(own, start.own ? step_of(start.from.filename().string()).value_or(-1) : -1);
+  std::string aside =
+      set_aside(own, start.own ? step_of(start.from.filename().string()).value_or(-1) : -1);
   tidy(own);
   return aside;
 }

@@ -8,18 +8,20 @@
 
 namespace meshwright::checkpoint {
 
-// Whether a launcher has started these ranks again after a failure (MESHWRIGHT_RESTART, TORCHELASTIC_RESTART_COUNT).
+// Whether a launcher has started these ranks again after a failure (MESHWRIGHT_RESTART,
+// TORCHELASTIC_RESTART_COUNT).
 bool restarted();
 
 struct Start {
   std::filesystem::path from;  // a checkpoint's folder; empty: afresh
   bool own = false;            // it is one of the run's own: metrics go on where it was made
 };
-// `resume`: auto, none, or a path; `own`: the run's folder of checkpoints. After a restart the run's own newest one wins over what was
-// asked for at first. Throws Error(no_checkpoint | bad_checkpoint).
+// `resume`: auto, none, or a path; `own`: the run's folder of checkpoints. After a restart the
+// run's own newest one wins over what was asked for at first. Throws Error(no_checkpoint |
+// bad_checkpoint).
 Start choose_start(const std::string& resume, const std::filesystem::path& own, bool restarted);
-// Moves own checkpoints that the run will not continue out of its way (see set_aside), and tidies the rest; the folder they are in now,
-// or "".
+// Moves own checkpoints that the run will not continue out of its way (see set_aside), and tidies
+// the rest; the folder they are in now, or "".
 std::string make_way(const Start& start, const std::filesystem::path& own);
 
 }  // namespace meshwright::checkpoint

@@ -29,7 +29,8 @@ bool is_weights(const fs::path& path) {
   std::error_code failed;
   if (fs::is_regular_file(path, failed)) return path.extension() == ".safetensors";
   return !fs::exists(path / "meta.json", failed) &&
-         (fs::exists(path / "model.safetensors", failed) || fs::exists(path / "model.safetensors.index.json", failed));
+         (fs::exists(path / "model.safetensors", failed) ||
+          fs::exists(path / "model.safetensors.index.json", failed));
 }
 
 Source::Source(const fs::path& path) : path_(path) {
@@ -51,10 +52,12 @@ Source::Source(const fs::path& path) : path_(path) {
   for (size_t record = 0; record < checkpoint_->meta().tensors.size(); ++record) {
     add(record);
     if (tensors_.size() > kMostTensors)
-      throw refuse("its experts are more than " + std::to_string(kMostTensors) + " tensors of a Hugging Face folder");
+      throw refuse("its experts are more than " + std::to_string(kMostTensors) +
+                   " tensors of a Hugging Face folder");
   }
   for (const SourceTensor& tensor : tensors_)
-    if (!seen.emplace(tensor.state, tensor.name).second) throw refuse("two tensors are " + tensor.text() + " of a Hugging Face folder");
+    if (!seen.emplace(tensor.state, tensor.name).second)
+      throw refuse("two tensors are " + tensor.text() + " of a Hugging Face folder");
 }
 
 void Source::add(size_t record) {
@@ -63,27 +66,36 @@ void Source::add(size_t record) {
   std::optional<weights::ExpertTensors> experts;
   if (tensor.state != "buffer") experts = weights::expert_tensors(meta.architecture, tensor.name);
   if (!experts || !weights::fits(*experts, tensor.shape)) {
-    tensors_.push_back({tensor.state, weights::file_name(meta.architecture, tensor.name), tensor.dtype, tensor.export_dtype, tensor.shape});
+    tensors_.push_back({tensor.state, weights::file_name(meta.architecture, tensor.name),
+                        tensor.dtype, tensor.export_dtype, tensor.shape});
     places_.push_back({record});
     return;
   }
   int64_t width = tensor.shape[2] / static_cast<int64_t>(experts->parts.size());
   for (int64_t e = 0; e < tensor.shape[0]; ++e)
     for (size_t part = 0; part < experts->parts.size(); ++part) {
-      tensors_.push_back({tensor.state, experts->name(e, part), tensor.dtype, tensor.export_dtype, {width, tensor.shape[1]}});
+      tensors_.push_back({tensor.state,
+                          experts->name(e, part),
+                          tensor.dtype,
+                          tensor.export_dtype,
+                          {width, tensor.shape[1]}});
       places_.push_back({record, e, static_cast<int64_t>(part) * width});
     }
 }
 
 // Whole rows of the file's tensor are columns of the expert's in memory.
-void Source::read_expert(const Place& place, const SourceTensor& tensor, int64_t begin, int64_t end, DType target, void* out) {
+void Source::read_expert(const Place& place, const SourceTensor& tensor, int64_t begin, int64_t end,
+                         DType target, void* out) {
   if (begin >= end) return;
-  int64_t in = tensor.shape[1], first = begin / in, rows = (end + in - 1) / in - first, element = dtype_size(target);
+  int64_t in = tensor.shape[1], first = begin / in, rows = (end + in - 1) / in - first,
+          element = dtype_size(target);
   std::vector<std::byte> columns(static_cast<size_t>(in * rows * element)), turned(columns.size());
-  checkpoint_->read(checkpoint_->meta().tensors[place.record], Region::box({place.expert, 0, place.column + first}, {1, in, rows}), target,
+  checkpoint_->read(checkpoint_->meta().tensors[place.record],
+                    Region::box({place.expert, 0, place.column + first}, {1, in, rows}), target,
                     columns.data());
   weights::transpose(columns.data(), in, rows, element, turned.data(), in);
-  std::memcpy(out, turned.data() + (begin - first * in) * element, static_cast<size_t>((end - begin) * element));
+  std::memcpy(out, turned.data() + (begin - first * in) * element,
+              static_cast<size_t>((end - begin) * element));
 }
 
 Source::~Source() = default;
@@ -94,7 +106,8 @@ void Source::read(size_t index, int64_t begin, int64_t end, DType target, void* 
     const TensorRecord& tensor = checkpoint_->meta().tensors[place.record];
     if (place.expert >= 0) return read_expert(place, tensors_[index], begin, end, target, out);
     if (!tensor.fused) return checkpoint_->read(tensor, Region::run(begin, end), target, out);
-    for (const weights::RowRun& run : weights::runs_of_file(weights::fused_elements(*tensor.fused, tensor.shape), begin, end))
+    for (const weights::RowRun& run :
+         weights::runs_of_file(weights::fused_elements(*tensor.fused, tensor.shape), begin, end))
       checkpoint_->read(tensor, Region::run(run.memory, run.memory + run.count), target,
                         static_cast<std::byte*>(out) + (run.file - begin) * dtype_size(target));
     return;

@@ -27,15 +27,17 @@ struct SourceTensor {
 // Not thread-safe.
 class Source {
  public:
-  // `path`: what resolve() takes, or a Hugging Face folder, or one safetensors file. Throws what Checkpoint and WeightFolder throw.
+  // `path`: what resolve() takes, or a Hugging Face folder, or one safetensors file. Throws what
+  // Checkpoint and WeightFolder throw.
   explicit Source(const std::filesystem::path& path);
   ~Source();
-  const std::filesystem::path& path() const { return path_; }              // what was found
-  Checkpoint* checkpoint() { return checkpoint_.get(); }                   // nullptr: a folder of weights
+  const std::filesystem::path& path() const { return path_; }  // what was found
+  Checkpoint* checkpoint() { return checkpoint_.get(); }       // nullptr: a folder of weights
   const weights::WeightFolder* weights() const { return weights_.get(); }  // nullptr: a checkpoint
   const std::vector<SourceTensor>& tensors() const { return tensors_; }    // weights first
-  // Elements [begin, end) of a tensor in row-major order, in `target`. Tensors of a checkpoint are those of the Hugging Face folder that it
-  // makes: fused ones in its order of rows, experts one by one; every byte is checked before it is used.
+  // Elements [begin, end) of a tensor in row-major order, in `target`. Tensors of a checkpoint are
+  // those of the Hugging Face folder that it makes: fused ones in its order of rows, experts one by
+  // one; every byte is checked before it is used.
   void read(size_t tensor, int64_t begin, int64_t end, DType target, void* out);
 
  private:
@@ -46,7 +48,8 @@ class Source {
     int64_t column = 0;   // the first of its part
   };
   void add(size_t record);
-  void read_expert(const Place& place, const SourceTensor& tensor, int64_t begin, int64_t end, DType target, void* out);
+  void read_expert(const Place& place, const SourceTensor& tensor, int64_t begin, int64_t end,
+                   DType target, void* out);
   std::filesystem::path path_;
   std::vector<Place> places_;
   std::unique_ptr<Checkpoint> checkpoint_;
@@ -54,7 +57,8 @@ class Source {
   std::vector<SourceTensor> tensors_;
 };
 
-// A folder of weights as Hugging Face lays it out, or a safetensors file, rather than a checkpoint or a run.
+// A folder of weights as Hugging Face lays it out, or a safetensors file, rather than a checkpoint
+// or a run.
 bool is_weights(const std::filesystem::path& path);
 
 }  // namespace meshwright::checkpoint

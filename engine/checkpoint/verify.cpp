@@ -28,7 +28,8 @@ Error damaged(const fs::path& file, const std::string& what) {
 
 class Reading {
  public:
-  explicit Reading(const fs::path& path) : fd_(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK)) {}
+  explicit Reading(const fs::path& path)
+      : fd_(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK)) {}
   ~Reading() {
     if (fd_ >= 0) ::close(fd_);
   }
@@ -41,7 +42,8 @@ class Reading {
     if (::fstat(fd_, &status) != 0 || !S_ISREG(status.st_mode)) return std::nullopt;
     return status.st_size;
   }
-  // Bytes read; fewer than asked for at the end of the file, or with `errno` set where the disk fails.
+  // Bytes read; fewer than asked for at the end of the file, or with `errno` set where the disk
+  // fails.
   int64_t fill(std::span<std::byte> out) const {
     int64_t done = 0;
     errno = 0;
@@ -59,39 +61,48 @@ class Reading {
   int fd_;
 };
 
-void verify_file(const fs::path& path, const FileRecord& record, std::vector<Error>& damage, const std::function<void(int64_t)>& progress) {
+void verify_file(const fs::path& path, const FileRecord& record, std::vector<Error>& damage,
+                 const std::function<void(int64_t)>& progress) {
   Reading file(path);
   if (!file.open()) {
     int reason = errno;
-    damage.push_back(damaged(path, reason == ENOENT  ? "the file is missing"
-                                   : reason == ELOOP ? "is a link, not a file of this folder"
-                                                     : std::string("cannot be opened: ") + std::strerror(reason)));
+    damage.push_back(damaged(
+        path, reason == ENOENT  ? "the file is missing"
+              : reason == ELOOP ? "is a link, not a file of this folder"
+                                : std::string("cannot be opened: ") + std::strerror(reason)));
     return;
   }
   std::optional<int64_t> size = file.size();
   if (!size) return damage.push_back(damaged(path, "is not a regular file"));
   if (*size != record.bytes)
-    damage.push_back(
-        damaged(path, "has " + std::to_string(*size) + " bytes, meta.json says " + std::to_string(record.bytes) +
-                          (*size < record.bytes ? ": bytes from " + std::to_string(*size) + " on are lost"
-                                                : ": bytes from " + std::to_string(record.bytes) + " on do not belong to it")));
+    damage.push_back(damaged(
+        path,
+        "has " + std::to_string(*size) + " bytes, meta.json says " + std::to_string(record.bytes) +
+            (*size < record.bytes
+                 ? ": bytes from " + std::to_string(*size) + " on are lost"
+                 : ": bytes from " + std::to_string(record.bytes) + " on do not belong to it")));
   std::vector<std::byte> block(static_cast<size_t>(std::min(kBlock, record.bytes)));
   int64_t bad_from = -1, bad_to = -1;
   auto tell = [&] {
     if (bad_from >= 0)
-      damage.push_back(damaged(path, "bytes " + std::to_string(bad_from) + " to " + std::to_string(bad_to - 1) + " do not match " +
-                                         (bad_to - bad_from > kBlock ? "their checksums" : "their checksum")));
+      damage.push_back(
+          damaged(path, "bytes " + std::to_string(bad_from) + " to " + std::to_string(bad_to - 1) +
+                            " do not match " +
+                            (bad_to - bad_from > kBlock ? "their checksums" : "their checksum")));
     bad_from = -1;
   };
   for (int64_t at = 0; at < record.bytes; at += kBlock) {
-    int64_t wanted = std::min(kBlock, record.bytes - at), got = file.fill(std::span(block).first(static_cast<size_t>(wanted)));
+    int64_t wanted = std::min(kBlock, record.bytes - at),
+            got = file.fill(std::span(block).first(static_cast<size_t>(wanted)));
     if (got < wanted && errno != 0) {
       tell();
-      damage.push_back(damaged(path, "byte " + std::to_string(at + got) + " cannot be read: " + std::strerror(errno)));
+      damage.push_back(damaged(
+          path, "byte " + std::to_string(at + got) + " cannot be read: " + std::strerror(errno)));
       file.go_to(at + wanted);
     } else if (got < wanted) {
       break;  // the size is told already
-    } else if (checksum(std::span(block).first(static_cast<size_t>(wanted))) != record.blocks[static_cast<size_t>(at / kBlock)]) {
+    } else if (checksum(std::span(block).first(static_cast<size_t>(wanted))) !=
+               record.blocks[static_cast<size_t>(at / kBlock)]) {
       if (bad_from < 0) bad_from = at;
       bad_to = at + wanted;
     } else {
@@ -107,9 +118,11 @@ std::vector<std::string> files_beside(const fs::path& folder, const Meta& meta) 
   for (const FileRecord& file : meta.files) listed.insert(file.name);
   std::vector<std::string> out;
   std::error_code failed, ignored;
-  for (fs::recursive_directory_iterator at(folder, failed), end; !failed && at != end; at.increment(failed)) {
+  for (fs::recursive_directory_iterator at(folder, failed), end; !failed && at != end;
+       at.increment(failed)) {
     std::string name = at->path().lexically_relative(folder).generic_string();
-    if (!fs::is_directory(at->symlink_status(ignored)) && !listed.contains(name)) out.push_back(name);
+    if (!fs::is_directory(at->symlink_status(ignored)) && !listed.contains(name))
+      out.push_back(name);
   }
   std::sort(out.begin(), out.end());
   return out;

@@ -19,9 +19,11 @@ struct Verified {
   std::vector<std::string> not_covered;  // files of the folder that meta.json does not list
 };
 
-// Reads the files one after the other, not through memory maps: a disk that fails is an error, not a signal. `progress` hears of bytes read
-// and may throw. Damage to the point that nothing can be read is in `damage` too.
-Verified verify_checkpoint(const std::filesystem::path& folder, const std::function<void(int64_t bytes)>& progress);
+// Reads the files one after the other, not through memory maps: a disk that fails is an error, not
+// a signal. `progress` hears of bytes read and may throw. Damage to the point that nothing can be
+// read is in `damage` too.
+Verified verify_checkpoint(const std::filesystem::path& folder,
+                           const std::function<void(int64_t bytes)>& progress);
 // Headers, index, and that every tensor is in one file once.
 Verified verify_weights(const std::filesystem::path& path);
 // Bytes that verify_checkpoint will read; 0 when meta.json cannot be read.

@@ -16,7 +16,8 @@ void check_data(const plan::Job& job, const plan::JobPlan& plan, Diagnostics& fo
   const std::string pretrained = job.config.table("model").get_string("pretrained");
   for (const char* name : {"dataset", "validation_dataset"}) {
     const Options& table = job.config.table(name);
-    if (!table.is_set("path") || table.get_string("kind") == "mock") continue;  // what is missing is said where all keys are checked
+    if (!table.is_set("path") || table.get_string("kind") == "mock")
+      continue;  // what is missing is said where all keys are checked
     try {
       data::look_at_data(table, plan.outline ? plan.outline->vocab_size : 0, pretrained);
     } catch (const Error& error) {
@@ -25,14 +26,17 @@ void check_data(const plan::Job& job, const plan::JobPlan& plan, Diagnostics& fo
   }
 }
 
-// Said by rank 0 once training starts, where a checkpoint that the run continues may have brought a tokenizer of its own.
+// Said by rank 0 once training starts, where a checkpoint that the run continues may have brought a
+// tokenizer of its own.
 void tell_tokenizer(const plan::Job& job, Diagnostics& found) {
   const Options& model = job.config.table("model");
-  if (!model.get_string("pretrained").empty() || !model.is_set("config") || job.config.table("dataset").get_string("kind") != "text")
+  if (!model.get_string("pretrained").empty() || !model.is_set("config") ||
+      job.config.table("dataset").get_string("kind") != "text")
     return;
   std::filesystem::path config = model.get_string("config");
   if (std::filesystem::is_directory(config)) config /= "config.json";
-  if (std::optional<std::string> notice = weights::tokenizer_of_no_use(config)) found.notice(*notice);
+  if (std::optional<std::string> notice = weights::tokenizer_of_no_use(config))
+    found.notice(*notice);
 }
 
 // Strategies that could train the job instead of its own.
@@ -41,7 +45,9 @@ std::vector<std::string> other_strategies(const plan::Job& job, const plan::JobP
   for (const plugins::Listing& listing : job.registry->list()) {
     if (listing.plugin == nullptr) continue;
     for (const plugins::StrategyInfo& info : listing.plugin->strategies)
-      if ((info.capabilities & MESHWRIGHT_CAN_PARALLELIZE) != 0 && info.name != plan.strategy.info->name) out.push_back(info.name);
+      if ((info.capabilities & MESHWRIGHT_CAN_PARALLELIZE) != 0 &&
+          info.name != plan.strategy.info->name)
+        out.push_back(info.name);
   }
   std::sort(out.begin(), out.end());
   return out;
@@ -49,7 +55,8 @@ std::vector<std::string> other_strategies(const plan::Job& job, const plan::JobP
 
 }  // namespace
 
-Diagnostics check_before_start(const Call& call, const plan::Job& job, const plan::JobPlan& plan, std::optional<int64_t> local_ranks) {
+Diagnostics check_before_start(const Call& call, const plan::Job& job, const plan::JobPlan& plan,
+                               std::optional<int64_t> local_ranks) {
   Diagnostics found;
   check_data(job, plan, found);
   if (!local_ranks) tell_tokenizer(job, found);
@@ -63,13 +70,16 @@ Diagnostics check_before_start(const Call& call, const plan::Job& job, const pla
     try {
       std::optional<plan::Job> other = plan::load_job(options, problems);
       if (!other || !problems.ok()) return std::nullopt;
-      return plan::make_plan(*other, {world, 0, /*assumed_world=*/true}).footprint.value_or(Footprint{}).bytes;
+      return plan::make_plan(*other, {world, 0, /*assumed_world=*/true})
+          .footprint.value_or(Footprint{})
+          .bytes;
     } catch (const Error&) {
       return std::nullopt;
     }
   };
   Diagnostics memory;
-  plan::check_memory(plan, local_ranks.value_or(1), plan::host_memory(), other_strategies(job, plan), replan, memory);
+  plan::check_memory(plan, local_ranks.value_or(1), plan::host_memory(),
+                     other_strategies(job, plan), replan, memory);
   if (local_ranks)
     for (const std::string& text : memory.warnings()) found.warning(text);
   for (const Error& error : memory.errors())

@@ -22,7 +22,8 @@ std::optional<int64_t> Call::number(const std::string& flag, int64_t least) cons
   int64_t number = 0;
   auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
   if (error != std::errc() || end != text.data() + text.size() || number < least)
-    throw Error(ErrorCode::usage, "--" + flag + " wants an integer of at least " + std::to_string(least) + ", found \"" + text + "\"")
+    throw Error(ErrorCode::usage, "--" + flag + " wants an integer of at least " +
+                                      std::to_string(least) + ", found \"" + text + "\"")
         .help("--" + flag + " " + std::to_string(least));
   return number;
 }
@@ -43,8 +44,11 @@ int Call::fail(std::span<const Error> errors) {
   if (json) {
     print_json(report::errors_json(errors));
   } else {
-    for (size_t i = 0; i < errors.size(); ++i) err.write((i > 0 ? "\n" : "") + report::format_error(err_style, errors[i]));
-    if (errors.size() > 1) err.write('\n' + report::counted(static_cast<int64_t>(errors.size()), "error", "errors") + '\n');
+    for (size_t i = 0; i < errors.size(); ++i)
+      err.write((i > 0 ? "\n" : "") + report::format_error(err_style, errors[i]));
+    if (errors.size() > 1)
+      err.write('\n' + report::counted(static_cast<int64_t>(errors.size()), "error", "errors") +
+                '\n');
     if (!retries.empty()) err.write(report::format_notice(err_style, retries));
     err.flush();
   }

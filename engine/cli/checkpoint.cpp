@@ -34,7 +34,8 @@ std::string when(const Meta& meta) {
 std::string ranks_text(const Meta& meta) {
   std::string out;
   for (size_t i = 0; i < meta.axes.size(); ++i)
-    if (meta.mesh_shape[i] > 1) out += (out.empty() ? "" : " x ") + meta.axes[i] + " " + std::to_string(meta.mesh_shape[i]);
+    if (meta.mesh_shape[i] > 1)
+      out += (out.empty() ? "" : " x ") + meta.axes[i] + " " + std::to_string(meta.mesh_shape[i]);
   return std::to_string(meta.world_size) + (out.empty() ? "" : ": " + out);
 }
 
@@ -63,8 +64,9 @@ json::object listed_json(const Listed& listed) {
   row["created"] = meta.created;
   row["strategy"] = meta.strategy;
   row["world_size"] = meta.world_size;
-  row["mesh"] = json::object{{"axes", json::array(meta.axes.begin(), meta.axes.end())},
-                             {"shape", json::array(meta.mesh_shape.begin(), meta.mesh_shape.end())}};
+  row["mesh"] =
+      json::object{{"axes", json::array(meta.axes.begin(), meta.axes.end())},
+                   {"shape", json::array(meta.mesh_shape.begin(), meta.mesh_shape.end())}};
   row["architecture"] = meta.architecture;
   row["parameters"] = checkpoint::parameters_of(meta);
   row["bytes"] = listed.bytes;
@@ -72,7 +74,8 @@ json::object listed_json(const Listed& listed) {
 }
 
 int run_ls(Call& call) {
-  std::vector<Group> groups = checkpoint::list_checkpoints(call.positionals.empty() ? "runs" : call.positional(0));
+  std::vector<Group> groups =
+      checkpoint::list_checkpoints(call.positionals.empty() ? "runs" : call.positional(0));
   if (call.json) {
     json::array rows;
     for (const Group& group : groups)
@@ -82,21 +85,26 @@ int run_ls(Call& call) {
   }
   const report::Style& style = call.out_style;
   for (const Group& group : groups) {
-    call.out.write((&group == groups.data() ? "" : "\n") + report::paint(style, Tone::bold, report::printable(group.folder.string())) +
+    call.out.write((&group == groups.data() ? "" : "\n") +
+                   report::paint(style, Tone::bold, report::printable(group.folder.string())) +
                    "\n");
-    std::vector<std::vector<std::string>> rows = {{"step", "saved (UTC)", "strategy", "ranks", "weights", "size", "state"}};
+    std::vector<std::vector<std::string>> rows = {
+        {"step", "saved (UTC)", "strategy", "ranks", "weights", "size", "state"}};
     std::string problems;
     for (const Listed& listed : group.checkpoints) {
-      std::string state = listed.meta ? report::paint(style, Tone::green, "complete") : report::paint(style, Tone::red, "damaged");
+      std::string state = listed.meta ? report::paint(style, Tone::green, "complete")
+                                      : report::paint(style, Tone::red, "damaged");
       if (listed.latest) state += ", latest";
       std::string step = std::to_string(listed.found.step);
       if (listed.meta) {
         const Meta& m = *listed.meta;
-        rows.push_back({step, report::printable(when(m)), report::printable(m.strategy), report::printable(ranks_text(m)),
-                        short_count(checkpoint::parameters_of(m)), report::human_bytes(listed.bytes), state});
+        rows.push_back({step, report::printable(when(m)), report::printable(m.strategy),
+                        report::printable(ranks_text(m)), short_count(checkpoint::parameters_of(m)),
+                        report::human_bytes(listed.bytes), state});
       } else {
         rows.push_back({step, "-", "-", "-", "-", "-", state});
-        problems += report::paint(style, Tone::red, "damaged") + " " + report::printable(listed.found.problem) + "\n";
+        problems += report::paint(style, Tone::red, "damaged") + " " +
+                    report::printable(listed.found.problem) + "\n";
       }
     }
     constexpr size_t kRight[] = {0, 4, 5};
@@ -118,7 +126,8 @@ int run_verify(Call& call) {
     for (const fs::path& folder : folders) total += checkpoint::verify_bytes(folder);
     report::ByteProgress progress(call.err, call.err_style, ::isatty(2) == 1, "verifying", total);
     for (const fs::path& folder : folders)
-      all.push_back(checkpoint::verify_checkpoint(folder, [&](int64_t bytes) { progress.add(bytes); }));
+      all.push_back(
+          checkpoint::verify_checkpoint(folder, [&](int64_t bytes) { progress.add(bytes); }));
   }
   std::vector<Error> damage;
   json::array rows;
@@ -126,15 +135,22 @@ int run_verify(Call& call) {
   for (const checkpoint::Verified& one : all) {
     damage.insert(damage.end(), one.damage.begin(), one.damage.end());
     for (const std::string& name : one.not_covered)
-      said.warning((one.path / name).string() + " is not listed in meta.json, so nothing is known about it");
+      said.warning((one.path / name).string() +
+                   " is not listed in meta.json, so nothing is known about it");
     if (!one.damage.empty()) continue;
-    rows.push_back(json::object{
-        {"path", one.path.string()}, {"checksums", one.checksums}, {"files", one.files}, {"bytes", one.bytes}, {"tensors", one.tensors}});
+    rows.push_back(json::object{{"path", one.path.string()},
+                                {"checksums", one.checksums},
+                                {"files", one.files},
+                                {"bytes", one.bytes},
+                                {"tensors", one.tensors}});
     if (call.json) continue;
     std::string what = one.checksums ? "every byte matches its checksum, every tensor is there once"
-                                     : "headers and index hold together (a Hugging Face folder has no checksums of its contents)";
-    call.out.write(report::paint(call.out_style, Tone::green, "ok") + " " + report::printable(one.path.string()) + ": " +
-                   report::counted(one.files, "file", "files") + ", " + report::human_bytes(one.bytes) + ", " +
+                                     : "headers and index hold together (a Hugging Face folder has "
+                                       "no checksums of its contents)";
+    call.out.write(report::paint(call.out_style, Tone::green, "ok") + " " +
+                   report::printable(one.path.string()) + ": " +
+                   report::counted(one.files, "file", "files") + ", " +
+                   report::human_bytes(one.bytes) + ", " +
                    report::counted(one.tensors, "tensor", "tensors") + ": " + what + "\n");
   }
   call.out.flush();
@@ -150,8 +166,10 @@ Verb checkpoint_ls_verb() {
   return {.name = "checkpoint ls",
           .summary = "List checkpoints: step, layout, size, and which of them are whole",
           .details =
-              "FOLDER is a run's folder, a folder of runs (runs, when none is named), a folder of checkpoints or one checkpoint. A "
-              "checkpoint is whole when meta.json matches its own checksum and every file it names is there in its size; checkpoint "
+              "FOLDER is a run's folder, a folder of runs (runs, when none is named), a folder of "
+              "checkpoints or one checkpoint. A "
+              "checkpoint is whole when meta.json matches its own checksum and every file it names "
+              "is there in its size; checkpoint "
               "verify reads the contents too.\n"
               "  meshwright checkpoint ls\n  meshwright checkpoint ls runs/first\n",
           .positionals = {{"FOLDER", false}},
@@ -163,9 +181,12 @@ Verb checkpoint_verify_verb() {
   return {.name = "checkpoint verify",
           .summary = "Read every byte of checkpoints and compare it with its checksum",
           .details =
-              "FOLDER is one checkpoint, or a folder that holds some, which are all verified. Also checks that the headers of the files "
-              "say what meta.json says and that every tensor is covered exactly once. All damage is told, with file and bytes; the exit "
-              "status is 7 then. Of a Hugging Face folder, which has no checksums, headers and index are checked.\n"
+              "FOLDER is one checkpoint, or a folder that holds some, which are all verified. Also "
+              "checks that the headers of the files "
+              "say what meta.json says and that every tensor is covered exactly once. All damage "
+              "is told, with file and bytes; the exit "
+              "status is 7 then. Of a Hugging Face folder, which has no checksums, headers and "
+              "index are checked.\n"
               "  meshwright checkpoint verify runs/first/checkpoints/latest\n",
           .positionals = {{"FOLDER"}},
           .flags = {kJsonFlag},

@@ -27,7 +27,8 @@ std::vector<config::StrategySchema> discovered_schemas(plugins::Registry& regist
   std::vector<config::StrategySchema> out;
   for (const plugins::Listing& listing : registry.list()) {
     if (listing.plugin == nullptr) continue;
-    for (const plugins::StrategyInfo& info : listing.plugin->strategies) out.push_back({info.name, info.aliases, info.schema});
+    for (const plugins::StrategyInfo& info : listing.plugin->strategies)
+      out.push_back({info.name, info.aliases, info.schema});
   }
   return out;
 }

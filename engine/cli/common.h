@@ -9,13 +9,16 @@
 namespace meshwright::cli {
 
 inline constexpr Flag kWorldSizeFlag{
-    .name = "world-size", .argument = "N", .doc = "Number of ranks. Default: WORLD_SIZE of the environment, else 1."};
+    .name = "world-size",
+    .argument = "N",
+    .doc = "Number of ranks. Default: WORLD_SIZE of the environment, else 1."};
 
 // FILE and --set of the command line.
 config::LoadOptions load_options(const Call& call);
 // --world-size, else the environment.
 int64_t world_size(const Call& call);
-// Loads, says notices and warnings; nullopt after printing errors, whose exit status goes to `status`.
+// Loads, says notices and warnings; nullopt after printing errors, whose exit status goes to
+// `status`.
 std::optional<plan::Job> load_job(Call& call, int& status);
 // The schemas of every strategy that can be found here; libraries that cannot be used are left out.
 std::vector<config::StrategySchema> discovered_schemas(plugins::Registry& registry);

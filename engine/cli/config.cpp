@@ -30,7 +30,9 @@ std::vector<config::StrategySchema> schemas(const Call& call) {
   return discovered_schemas(registry);
 }
 
-constexpr Flag kFileFlag{.name = "file", .argument = "FILE", .doc = "Also look for plugins where this configuration says."};
+constexpr Flag kFileFlag{.name = "file",
+                         .argument = "FILE",
+                         .doc = "Also look for plugins where this configuration says."};
 
 int run_schema(Call& call) {
   call.print_json(config::json_schema(schemas(call)));
@@ -42,13 +44,17 @@ int show_matches(Call& call, const std::string& what, const config::Matches& mat
     call.print_json(config::search_json(what, matches));
     return 0;
   }
-  std::string head = matches.told.empty() ? "keys that have to do with \"" + what + "\":" : matches.told;
-  for (const std::string& line : report::wrap(report::printable(head), static_cast<size_t>(call.out_style.width)))
+  std::string head =
+      matches.told.empty() ? "keys that have to do with \"" + what + "\":" : matches.told;
+  for (const std::string& line :
+       report::wrap(report::printable(head), static_cast<size_t>(call.out_style.width)))
     call.out.write(line + "\n");
   if (matches.keys.empty()) return 0;
   std::vector<std::vector<std::string>> rows = {{"key", "default", "meaning"}};
-  for (const config::Match& match : matches.keys) rows.push_back({match.key, config::default_text(*match.option), match.option->doc});
-  call.out.write("\n" + report::table(call.out_style, rows) + "\nmeshwright config explain " + matches.keys.front().key + " tells more\n");
+  for (const config::Match& match : matches.keys)
+    rows.push_back({match.key, config::default_text(*match.option), match.option->doc});
+  call.out.write("\n" + report::table(call.out_style, rows) + "\nmeshwright config explain " +
+                 matches.keys.front().key + " tells more\n");
   return 0;
 }
 
@@ -56,7 +62,8 @@ int run_explain(Call& call) {
   std::vector<config::StrategySchema> all = schemas(call);
   std::string what = call.positional(0);
   if (!call.has("reference") && !config::is_explained(what, all))
-    if (config::Matches matches = config::search_options(what, all); !matches.empty()) return show_matches(call, what, matches);
+    if (config::Matches matches = config::search_options(what, all); !matches.empty())
+      return show_matches(call, what, matches);
   if (call.has("reference"))
     call.out.write(config::reference_markdown(all));
   else if (call.json)
@@ -80,7 +87,8 @@ Verb config_show_verb() {
 Verb config_schema_verb() {
   return {.name = "config schema",
           .summary = "Print the JSON Schema of configuration files, for editors",
-          .details = "Save it and name it in the first line of a file: #:schema ./meshwright.schema.json",
+          .details =
+              "Save it and name it in the first line of a file: #:schema ./meshwright.schema.json",
           .flags = {kFileFlag, kJsonFlag},
           .run = run_schema};
 }
@@ -89,12 +97,17 @@ Verb config_explain_verb() {
   return {.name = "config explain",
           .summary = "Explain a key, a table or an error code, or find the keys for a word",
           .details =
-              "  meshwright config explain optimizer.lr\n  meshwright config explain distributed\n  meshwright config explain E0301\n"
-              "  meshwright config explain bf16\n  meshwright config explain gradient_accumulation_steps\n"
-              "Any other word is looked for in the names, the older names and those of other programs, the choices and the descriptions of "
+              "  meshwright config explain optimizer.lr\n  meshwright config explain distributed\n "
+              " meshwright config explain E0301\n"
+              "  meshwright config explain bf16\n  meshwright config explain "
+              "gradient_accumulation_steps\n"
+              "Any other word is looked for in the names, the older names and those of other "
+              "programs, the choices and the descriptions of "
               "all keys.",
           .positionals = {{"KEY|TABLE|CODE|WORD", false}},
-          .flags = {kFileFlag, {.name = "reference", .doc = "Print the whole reference page (Markdown)."}, kJsonFlag},
+          .flags = {kFileFlag,
+                    {.name = "reference", .doc = "Print the whole reference page (Markdown)."},
+                    kJsonFlag},
           .run = run_explain};
 }
 

@@ -17,11 +17,13 @@ using Lines = std::vector<config::Migration::Line>;
 std::string contents(const fs::path& file) {
   std::error_code failed;
   auto refuse = [&](const std::string& why) {
-    return Error(ErrorCode::file_unreadable, file.string() + ": " + why).help("name a TOML file of torchtitan or a YAML file of Automodel");
+    return Error(ErrorCode::file_unreadable, file.string() + ": " + why)
+        .help("name a TOML file of torchtitan or a YAML file of Automodel");
   };
   if (!fs::exists(file, failed)) throw refuse("there is no such file");
   if (!fs::is_regular_file(file, failed)) throw refuse("this is not a regular file");
-  if (uintmax_t size = fs::file_size(file, failed); failed || size > config::kMaxFileBytes) throw refuse("too large for a configuration");
+  if (uintmax_t size = fs::file_size(file, failed); failed || size > config::kMaxFileBytes)
+    throw refuse("too large for a configuration");
   std::ifstream in(file, std::ios::binary);
   if (!in) throw refuse("cannot be read");
   return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
@@ -32,7 +34,8 @@ void say(Call& call, const std::string& head, const Lines& lines, bool ours) {
   std::vector<std::vector<std::string>> rows = {{"line", "there", ours ? "here" : "why"}};
   for (const config::Migration::Line& line : lines)
     rows.push_back({line.line > 0 ? std::to_string(line.line) : "-",
-                    report::printable(line.key + (line.value.empty() ? "" : " = " + line.value)), report::printable(line.text)});
+                    report::printable(line.key + (line.value.empty() ? "" : " = " + line.value)),
+                    report::printable(line.text)});
   constexpr size_t kRight[] = {0};
   call.err.write("\n" + head + "\n" + report::table(call.err_style, rows, kRight));
 }
@@ -40,11 +43,14 @@ void say(Call& call, const std::string& head, const Lines& lines, bool ours) {
 int run_migrate(Call& call) {
   fs::path file = call.positional(0), out = call.value("out");
   std::error_code failed;
-  if (call.has("out") && out.empty()) throw Error(ErrorCode::usage, "--out wants the file to write").help("--out job.toml");
+  if (call.has("out") && out.empty())
+    throw Error(ErrorCode::usage, "--out wants the file to write").help("--out job.toml");
   if (!out.empty() && fs::exists(fs::symlink_status(out, failed)))
-    throw Error(ErrorCode::usage, "--out " + out.string() + " is already there").help("name another file, or remove that one");
+    throw Error(ErrorCode::usage, "--out " + out.string() + " is already there")
+        .help("name another file, or remove that one");
   plugins::Registry registry({});
-  config::Migration done = config::migrate(contents(file), file.string(), discovered_schemas(registry));
+  config::Migration done =
+      config::migrate(contents(file), file.string(), discovered_schemas(registry));
   if (!out.empty()) files::write_durably(out, done.toml);
   if (call.json) {
     call.print_json(config::migration_json(done));
@@ -55,9 +61,10 @@ int run_migrate(Call& call) {
     call.out.flush();
   }
   auto count = [](const Lines& lines) { return static_cast<int64_t>(lines.size()); };
-  call.err.write((out.empty() ? "" : report::printable(out.string()) + ": ") + "from " + done.program + ": " +
-                 report::counted(count(done.carried), "key", "keys") + " carried over, " + std::to_string(count(done.guessed)) +
-                 " guessed, " + std::to_string(count(done.left)) + " not carried over\n");
+  call.err.write((out.empty() ? "" : report::printable(out.string()) + ": ") + "from " +
+                 done.program + ": " + report::counted(count(done.carried), "key", "keys") +
+                 " carried over, " + std::to_string(count(done.guessed)) + " guessed, " +
+                 std::to_string(count(done.left)) + " not carried over\n");
   say(call, "guessed: look at these", done.guessed, true);
   say(call, "not carried over", done.left, false);
   say(call, "still to be said before it can train", done.missing, false);
@@ -72,12 +79,15 @@ Verb config_migrate_verb() {
       .name = "config migrate",
       .summary = "Turn a configuration of torchtitan or Automodel into one of Meshwright",
       .details =
-          "Reads torchtitan's TOML and Automodel's YAML, told apart by their endings, and prints TOML. What was guessed, what could not be "
+          "Reads torchtitan's TOML and Automodel's YAML, told apart by their endings, and prints "
+          "TOML. What was guessed, what could not be "
           "carried over and what is still missing is listed, and stands in the file as comments.\n"
           "  meshwright config migrate llama3_8b.toml --out job.toml\n"
           "  meshwright config migrate llama3_2_1b_squad.yaml",
       .positionals = {{"FILE"}},
-      .flags = {{.name = "out", .argument = "NEW.toml", .doc = "Write the configuration to this file. Default: standard output."},
+      .flags = {{.name = "out",
+                 .argument = "NEW.toml",
+                 .doc = "Write the configuration to this file. Default: standard output."},
                 kJsonFlag},
       .run = run_migrate};
 }

@@ -1,4 +1,5 @@
-// generate: checks folder, prompt and plan without starting a rank, then starts the ranks, or runs as one of them.
+// generate: checks folder, prompt and plan without starting a rank, then starts the ranks, or runs
+// as one of them.
 #include <unistd.h>
 
 #include <charconv>
@@ -14,16 +15,19 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// A finite number; `fits` says whether it is one of those that the flag takes, `wanted` which those are.
+// A finite number; `fits` says whether it is one of those that the flag takes, `wanted` which those
+// are.
 template <class Fits>
-double real(const Call& call, const std::string& flag, double otherwise, const Fits& fits, const std::string& wanted,
-            const std::string& example) {
+double real(const Call& call, const std::string& flag, double otherwise, const Fits& fits,
+            const std::string& wanted, const std::string& example) {
   if (!call.has(flag)) return otherwise;
   std::string text = call.value(flag);
   double value = 0;
   auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size() || !std::isfinite(value) || !fits(value))
-    throw Error(ErrorCode::usage, "--" + flag + " wants " + wanted + ", found \"" + text + "\"").help("--" + flag + " " + example);
+  if (error != std::errc() || end != text.data() + text.size() || !std::isfinite(value) ||
+      !fits(value))
+    throw Error(ErrorCode::usage, "--" + flag + " wants " + wanted + ", found \"" + text + "\"")
+        .help("--" + flag + " " + example);
   return value;
 }
 
@@ -36,11 +40,14 @@ generate::Request read_request(const Call& call) {
   if (call.has("stop")) request.stop = call.value("stop");
   request.max_new = call.number("max-new", 1).value_or(request.max_new);
   request.temperature = real(
-      call, "temperature", request.temperature, [](double t) { return t >= 0; }, "a number of at least 0",
-      "0.8, or 0 for the most likely tokens");
+      call, "temperature", request.temperature, [](double t) { return t >= 0; },
+      "a number of at least 0", "0.8, or 0 for the most likely tokens");
   request.top_k = call.number("top-k", 0).value_or(0);
-  request.top_p = real(call, "top-p", 1, [](double p) { return p > 0 && p <= 1; }, "a number above 0 and at most 1", "0.95");
-  request.seed = static_cast<uint64_t>(call.number("seed", 0).value_or(static_cast<int64_t>(request.seed)));
+  request.top_p = real(
+      call, "top-p", 1, [](double p) { return p > 0 && p <= 1; }, "a number above 0 and at most 1",
+      "0.95");
+  request.seed =
+      static_cast<uint64_t>(call.number("seed", 0).value_or(static_cast<int64_t>(request.seed)));
   request.json = call.json;
   return request;
 }
@@ -54,7 +61,8 @@ int check(Call& call, const generate::Request& request, int64_t world_size) {
   Diagnostics diagnostics;
   config::LoadOptions options;
   options.sets = settings.sets;
-  std::optional<plan::Job> job = plan::load_job(config::Source::parse(settings.toml, options, diagnostics), diagnostics);
+  std::optional<plan::Job> job =
+      plan::load_job(config::Source::parse(settings.toml, options, diagnostics), diagnostics);
   if (job) plan::check_trainable(*job, diagnostics);
   call.say(diagnostics);
   if (!diagnostics.ok()) return call.fail(diagnostics.errors());
@@ -72,7 +80,8 @@ int start(Call& call, const std::optional<launch::RankEnvironment>& ranks) {
     if (!launch::end_with_parent()) return 1;
   } else {
     // Every rank asks, so that all of them refuse alike and at once.
-    if (int status = check(call, request, ranks ? ranks->world_size : wanted); status != 0) return status;
+    if (int status = check(call, request, ranks ? ranks->world_size : wanted); status != 0)
+      return status;
   }
   if (ranks || wanted == 1) {
     int status = run_in_engine("meshwright_generate_rank", &request);
@@ -86,7 +95,8 @@ int start(Call& call, const std::optional<launch::RankEnvironment>& ranks) {
   launch::LocalJob local;
   local.argv = {fs::read_symlink("/proc/self/exe").string(), "generate", request.folder};
   for (const std::string& set : request.sets) local.argv.insert(local.argv.end(), {"--set", set});
-  for (const char* flag : {"prompt", "tokens", "stop", "max-new", "temperature", "top-k", "top-p", "seed"})
+  for (const char* flag :
+       {"prompt", "tokens", "stop", "max-new", "temperature", "top-k", "top-p", "seed"})
     if (call.has(flag)) local.argv.push_back(std::string("--") + flag + "=" + call.value(flag));
   if (request.json) local.argv.emplace_back("--json");
   local.ranks = wanted;
@@ -107,28 +117,48 @@ Verb generate_verb() {
       .name = "generate",
       .summary = "Let a model go on with a text, from a Hugging Face folder or a checkpoint",
       .details =
-          "FOLDER is a Hugging Face folder (config.json, model*.safetensors), a checkpoint, or a run, whose newest checkpoint is taken.\n"
-          "Text needs a tokenizer.json in the folder (byte-level BPE: GPT-2, Llama 3, Qwen2, Qwen3 and their kin), or a model of bytes\n"
-          "(vocab_size = 256). Token ids go in and come out of any model. The prompt and what follows appear on standard output as it is\n"
-          "made; how long it took on standard error. Ids are the same under every strategy and on any number of ranks.\n"
+          "FOLDER is a Hugging Face folder (config.json, model*.safetensors), a checkpoint, or a "
+          "run, whose newest checkpoint is taken.\n"
+          "Text needs a tokenizer.json in the folder (byte-level BPE: GPT-2, Llama 3, Qwen2, Qwen3 "
+          "and their kin), or a model of bytes\n"
+          "(vocab_size = 256). Token ids go in and come out of any model. The prompt and what "
+          "follows appear on standard output as it is\n"
+          "made; how long it took on standard error. Ids are the same under every strategy and on "
+          "any number of ranks.\n"
           "\n"
-          "  meshwright generate models/Qwen3-0.6B --prompt 'The capital of France is' --temperature 0\n"
+          "  meshwright generate models/Qwen3-0.6B --prompt 'The capital of France is' "
+          "--temperature 0\n"
           "  meshwright generate runs/first --prompt '#include <' --max-new 400\n"
-          "  meshwright generate models/Llama-3.2-1B --tokens 128000,9906 --nproc 2 --set distributed.strategy=fsdp2 --json",
+          "  meshwright generate models/Llama-3.2-1B --tokens 128000,9906 --nproc 2 --set "
+          "distributed.strategy=fsdp2 --json",
       .positionals = {{"FOLDER"}},
-      .flags = {{.name = "prompt", .argument = "TEXT", .doc = "What to go on with."},
-                {.name = "tokens", .argument = "IDS", .doc = "The same as token ids with commas; ids come out too."},
-                {.name = "max-new", .argument = "N", .doc = "At most so many new tokens. Default: 200."},
-                {.name = "temperature", .argument = "T", .doc = "How freely tokens are drawn; 0: the most likely ones. Default: 0.7."},
-                {.name = "top-k", .argument = "K", .doc = "Draw from the K most likely tokens only. Default: 0, all of them."},
-                {.name = "top-p",
-                 .argument = "P",
-                 .doc = "Draw from the most likely tokens that together hold P of the probability. Default: 1."},
-                {.name = "seed", .argument = "N", .doc = "The same seed gives the same tokens. Default: 42."},
-                {.name = "stop", .argument = "IDS", .doc = "Token ids that end the text, or none. Default: eos_token_id of the folder."},
-                {.name = "nproc", .argument = "N", .doc = "Start N local ranks. Default: 1, in this process."},
-                kSetFlag,
-                kJsonFlag},
+      .flags =
+          {{.name = "prompt", .argument = "TEXT", .doc = "What to go on with."},
+           {.name = "tokens",
+            .argument = "IDS",
+            .doc = "The same as token ids with commas; ids come out too."},
+           {.name = "max-new", .argument = "N", .doc = "At most so many new tokens. Default: 200."},
+           {.name = "temperature",
+            .argument = "T",
+            .doc = "How freely tokens are drawn; 0: the most likely ones. Default: 0.7."},
+           {.name = "top-k",
+            .argument = "K",
+            .doc = "Draw from the K most likely tokens only. Default: 0, all of them."},
+           {.name = "top-p",
+            .argument = "P",
+            .doc = "Draw from the most likely tokens that together hold P of the probability. "
+                   "Default: 1."},
+           {.name = "seed",
+            .argument = "N",
+            .doc = "The same seed gives the same tokens. Default: 42."},
+           {.name = "stop",
+            .argument = "IDS",
+            .doc = "Token ids that end the text, or none. Default: eos_token_id of the folder."},
+           {.name = "nproc",
+            .argument = "N",
+            .doc = "Start N local ranks. Default: 1, in this process."},
+           kSetFlag,
+           kJsonFlag},
       .run = run_generate};
 }
 

@@ -11,7 +11,9 @@ using report::Style;
 using report::Tone;
 
 constexpr Flag kHelp{.name = "help", .doc = "Show this."};
-constexpr Flag kColour{.name = "color", .argument = "WHEN", .doc = "auto (only on a terminal, without NO_COLOR), always or never."};
+constexpr Flag kColour{.name = "color",
+                       .argument = "WHEN",
+                       .doc = "auto (only on a terminal, without NO_COLOR), always or never."};
 constexpr Flag kVersion{.name = "version", .doc = "Show the version."};
 
 struct Entry {
@@ -19,7 +21,8 @@ struct Entry {
 };
 
 std::string flag_text(const Flag& flag) {
-  std::string text = std::string_view(flag.name) == "help" ? "-h, --help" : std::string("    --") + flag.name;
+  std::string text =
+      std::string_view(flag.name) == "help" ? "-h, --help" : std::string("    --") + flag.name;
   return flag.argument == nullptr ? text : text + " " + flag.argument;
 }
 
@@ -30,14 +33,18 @@ std::string entries(const Style& style, const std::vector<Entry>& list) {
   std::string out;
   for (const Entry& entry : list) {
     size_t indent = left + 4;
-    std::vector<std::string> lines = report::wrap(entry.right, std::max<size_t>(20, static_cast<size_t>(style.width) - indent));
-    out += "  " + paint(style, Tone::cyan, entry.left) + std::string(left - report::display_width(entry.left) + 2, ' ') + lines[0] + '\n';
+    std::vector<std::string> lines =
+        report::wrap(entry.right, std::max<size_t>(20, static_cast<size_t>(style.width) - indent));
+    out += "  " + paint(style, Tone::cyan, entry.left) +
+           std::string(left - report::display_width(entry.left) + 2, ' ') + lines[0] + '\n';
     for (size_t i = 1; i < lines.size(); ++i) out += std::string(indent, ' ') + lines[i] + '\n';
   }
   return out;
 }
 
-std::string heading(const Style& style, std::string_view text) { return '\n' + paint(style, Tone::bold, text) + '\n'; }
+std::string heading(const Style& style, std::string_view text) {
+  return '\n' + paint(style, Tone::bold, text) + '\n';
+}
 
 std::vector<Entry> verb_entries(std::string_view group) {
   std::vector<Entry> list;
@@ -45,19 +52,21 @@ std::vector<Entry> verb_entries(std::string_view group) {
     if (!group.empty() && !verb.name.starts_with(std::string(group) + ' ')) continue;
     std::string left = verb.name;
     for (const Positional& positional : verb.positionals)
-      left += std::string(positional.required ? " " : " [") + positional.name + (positional.repeats ? "..." : "") +
-              (positional.required ? "" : "]");
+      left += std::string(positional.required ? " " : " [") + positional.name +
+              (positional.repeats ? "..." : "") + (positional.required ? "" : "]");
     list.push_back({left, verb.summary});
   }
   return list;
 }
 
-// Paragraphs are wrapped: a line that ends no sentence goes on in the next. Lines that start with a space are kept (examples).
+// Paragraphs are wrapped: a line that ends no sentence goes on in the next. Lines that start with a
+// space are kept (examples).
 std::string paragraphs(const Style& style, std::string_view text) {
   std::string out, paragraph;
   auto end_paragraph = [&] {
     if (paragraph.empty()) return;
-    for (const std::string& piece : report::wrap(paragraph, static_cast<size_t>(style.width))) out += piece + '\n';
+    for (const std::string& piece : report::wrap(paragraph, static_cast<size_t>(style.width)))
+      out += piece + '\n';
     paragraph.clear();
   };
   while (!text.empty()) {
@@ -81,19 +90,21 @@ std::string paragraphs(const Style& style, std::string_view text) {
 std::string usage_line(const Verb& verb) {
   std::string text = "meshwright " + verb.name;
   for (const Positional& positional : verb.positionals)
-    text += std::string(positional.required ? " " : " [") + positional.name + (positional.repeats ? "..." : "") +
-            (positional.required ? "" : "]");
+    text += std::string(positional.required ? " " : " [") + positional.name +
+            (positional.repeats ? "..." : "") + (positional.required ? "" : "]");
   if (!verb.flags.empty()) text += " [flags]";
   return text;
 }
 
 std::string program_help(const Style& style) {
-  std::string out = paint(style, Tone::bold, "meshwright") + " " MESHWRIGHT_VERSION ": train models under swappable parallel strategies\n";
+  std::string out = paint(style, Tone::bold, "meshwright") +
+                    " " MESHWRIGHT_VERSION ": train models under swappable parallel strategies\n";
   out += heading(style, "Usage") + "  meshwright VERB [arguments] [flags]\n";
   out += heading(style, "Verbs") + entries(style, verb_entries({}));
-  out += heading(style, "Flags") + entries(style, {{flag_text(kHelp), "Show this; after a verb, the help of the verb."},
-                                                   {flag_text(kVersion), kVersion.doc},
-                                                   {flag_text(kColour), kColour.doc}});
+  out += heading(style, "Flags") +
+         entries(style, {{flag_text(kHelp), "Show this; after a verb, the help of the verb."},
+                         {flag_text(kVersion), kVersion.doc},
+                         {flag_text(kColour), kColour.doc}});
   out += heading(style, "First steps") +
          "  meshwright plan job.toml --world-size 64    how the job would be laid out\n"
          "  meshwright validate job.toml                what is wrong with the file\n"
@@ -102,12 +113,14 @@ std::string program_help(const Style& style) {
 }
 
 std::string group_help(const Style& style, std::string_view group) {
-  return paint(style, Tone::bold, "Usage") + "  meshwright " + std::string(group) + " VERB [arguments] [flags]\n" +
-         heading(style, "Verbs") + entries(style, verb_entries(group));
+  return paint(style, Tone::bold, "Usage") + "  meshwright " + std::string(group) +
+         " VERB [arguments] [flags]\n" + heading(style, "Verbs") +
+         entries(style, verb_entries(group));
 }
 
 std::string verb_help(const Style& style, const Verb& verb) {
-  std::string out = paint(style, Tone::bold, "Usage") + "  " + usage_line(verb) + "\n\n" + paragraphs(style, verb.summary + ".");
+  std::string out = paint(style, Tone::bold, "Usage") + "  " + usage_line(verb) + "\n\n" +
+                    paragraphs(style, verb.summary + ".");
   if (!verb.details.empty()) out += '\n' + paragraphs(style, verb.details);
   std::vector<Entry> flags;
   for (const Flag& flag : verb.flags)

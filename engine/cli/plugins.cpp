@@ -33,7 +33,8 @@ int run_list(Call& call) {
   std::vector<plugins::Listing> all = registry.list();
   Diagnostics said;
   for (const std::string& folder : plugins::relative_plugin_folders())
-    said.warning("MESHWRIGHT_PLUGIN_PATH: " + folder + " is left out, for it is not an absolute path");
+    said.warning("MESHWRIGHT_PLUGIN_PATH: " + folder +
+                 " is left out, for it is not an absolute path");
   call.say(said);
   if (call.json) {
     json::array rows;
@@ -42,24 +43,28 @@ int run_list(Call& call) {
       if (listing.plugin != nullptr) {
         json::array strategies;
         for (const plugins::StrategyInfo& info : listing.plugin->strategies)
-          strategies.push_back(
-              json::object{{"name", info.name}, {"summary", info.summary}, {"capabilities", capabilities(info.capabilities)}});
+          strategies.push_back(json::object{{"name", info.name},
+                                            {"summary", info.summary},
+                                            {"capabilities", capabilities(info.capabilities)}});
         row["name"] = listing.plugin->name;
         row["version"] = listing.plugin->version;
         row["strategies"] = strategies;
       } else {
-        row["refused"] = json::object{{"code", code_string(listing.refused->code())}, {"message", listing.refused->message()}};
+        row["refused"] = json::object{{"code", code_string(listing.refused->code())},
+                                      {"message", listing.refused->message()}};
       }
       rows.push_back(std::move(row));
     }
     call.print_json(json::object{{"plugins", rows}});
     return 0;
   }
-  std::vector<std::vector<std::string>> rows = {{"strategy", "can", "plugin", "place", "what it is"}};
+  std::vector<std::vector<std::string>> rows = {
+      {"strategy", "can", "plugin", "place", "what it is"}};
   for (const plugins::Listing& listing : all)
     if (listing.plugin != nullptr)
       for (const plugins::StrategyInfo& info : listing.plugin->strategies)
-        rows.push_back({info.name, capabilities(info.capabilities), listing.plugin->name + " " + listing.plugin->version, listing.place,
+        rows.push_back({info.name, capabilities(info.capabilities),
+                        listing.plugin->name + " " + listing.plugin->version, listing.place,
                         info.summary});
   if (rows.size() > 1) call.out.write(report::table(call.out_style, rows));
   for (const plugins::Listing& listing : all)
@@ -68,7 +73,8 @@ int run_list(Call& call) {
                      report::format_error(call.out_style, *listing.refused));
   if (all.empty()) {
     call.out.write("no plugins; searched\n");
-    for (const auto& [place, path] : registry.places()) call.out.write("  " + place + ": " + path.string() + "\n");
+    for (const auto& [place, path] : registry.places())
+      call.out.write("  " + place + ": " + path.string() + "\n");
   }
   return 0;
 }
@@ -89,10 +95,12 @@ int run_inspect(Call& call) {
       json::array options, aliases;
       for (const std::string& alias : info.aliases) aliases.emplace_back(alias);
       for (const meshwright_option* o : info.schema.options)
-        options.push_back(json::object{{"name", o->name},
-                                       {"type", describe_type(*o)},
-                                       {"default", o->default_value == nullptr ? json::value(nullptr) : json::value(o->default_value)},
-                                       {"doc", o->doc}});
+        options.push_back(
+            json::object{{"name", o->name},
+                         {"type", describe_type(*o)},
+                         {"default", o->default_value == nullptr ? json::value(nullptr)
+                                                                 : json::value(o->default_value)},
+                         {"doc", o->doc}});
       strategies.push_back(json::object{{"name", info.name},
                                         {"aliases", aliases},
                                         {"summary", info.summary},
@@ -113,7 +121,8 @@ int run_inspect(Call& call) {
     return 0;
   }
   const report::Style& style = call.out_style;
-  call.out.write(report::paint(style, report::Tone::bold, plugin->name + " " + plugin->version) + "  " + plugin->summary + "\n");
+  call.out.write(report::paint(style, report::Tone::bold, plugin->name + " " + plugin->version) +
+                 "  " + plugin->summary + "\n");
   call.out.write(report::table(style, {{"", ""},
                                        {"vendor", plugin->vendor},
                                        {"license", plugin->license},
@@ -121,11 +130,13 @@ int run_inspect(Call& call) {
                                        {"found in", plugin->place},
                                        {"facts hash", plugin->facts_hash}}));
   for (const plugins::StrategyInfo& info : plugin->strategies) {
-    call.out.write("\n" + report::paint(style, report::Tone::bold, "strategy " + info.name) + "  " + info.summary +
-                   "\ncan: " + capabilities(info.capabilities) + "; options in [" + info.schema.table + "]\n");
+    call.out.write("\n" + report::paint(style, report::Tone::bold, "strategy " + info.name) + "  " +
+                   info.summary + "\ncan: " + capabilities(info.capabilities) + "; options in [" +
+                   info.schema.table + "]\n");
     std::vector<std::vector<std::string>> rows = {{"option", "default", "type", "meaning"}};
     for (const meshwright_option* o : info.schema.options)
-      rows.push_back({o->name, o->default_value == nullptr ? "not set" : o->default_value, describe_type(*o), o->doc});
+      rows.push_back({o->name, o->default_value == nullptr ? "not set" : o->default_value,
+                      describe_type(*o), o->doc});
     if (rows.size() > 1) call.out.write(report::table(style, rows));
   }
   call.out.write("\n" + report::paint(style, report::Tone::bold, "build facts") + "\n");
@@ -135,23 +146,28 @@ int run_inspect(Call& call) {
   return 0;
 }
 
-constexpr Flag kFileFlag{.name = "file", .argument = "FILE", .doc = "Also look where this configuration's [plugins] says."};
+constexpr Flag kFileFlag{.name = "file",
+                         .argument = "FILE",
+                         .doc = "Also look where this configuration's [plugins] says."};
 
 }  // namespace
 
 Verb plugins_list_verb() {
-  return {
-      .name = "plugins list",
-      .summary = "List the strategies that can be found, and the libraries that were refused",
-      .details = "Looked for in: [plugins] load and path (with --file), MESHWRIGHT_PLUGIN_PATH, the user's data folder, the installation.",
-      .flags = {kFileFlag, kJsonFlag},
-      .run = run_list};
+  return {.name = "plugins list",
+          .summary = "List the strategies that can be found, and the libraries that were refused",
+          .details =
+              "Looked for in: [plugins] load and path (with --file), MESHWRIGHT_PLUGIN_PATH, the "
+              "user's data folder, the installation.",
+          .flags = {kFileFlag, kJsonFlag},
+          .run = run_list};
 }
 
 Verb plugins_inspect_verb() {
   return {.name = "plugins inspect",
           .summary = "Show a plugin: its descriptor, options and build facts",
-          .details = "  meshwright plugins inspect fsdp2\n  meshwright plugins inspect ./libmeshwright_mine.so",
+          .details =
+              "  meshwright plugins inspect fsdp2\n  meshwright plugins inspect "
+              "./libmeshwright_mine.so",
           .positionals = {{"NAME|FILE"}},
           .flags = {kFileFlag, kJsonFlag},
           .run = run_inspect};

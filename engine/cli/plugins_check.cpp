@@ -1,5 +1,5 @@
-// plugins check: the conformance kit on any library. This process only starts children and prints: even loading the library happens in
-// a child, so that nothing a plugin does can end the run.
+// plugins check: the conformance kit on any library. This process only starts children and prints:
+// even loading the library happens in a child, so that nothing a plugin does can end the run.
 #include <algorithm>
 #include <boost/json/array.hpp>
 #include <charconv>
@@ -24,9 +24,11 @@ struct Row {
   conf::Outcome outcome;
 };
 
-Error unknown_name(const std::string& what, const std::string& given, const std::vector<std::string>& names, const std::string& flag) {
+Error unknown_name(const std::string& what, const std::string& given,
+                   const std::vector<std::string>& names, const std::string& flag) {
   Error error(ErrorCode::usage, what + " \"" + given + "\"");
-  if (std::string near = nearest_name(given, names); !near.empty()) error.help("did you mean --" + flag + " " + near + "?");
+  if (std::string near = nearest_name(given, names); !near.empty())
+    error.help("did you mean --" + flag + " " + near + "?");
   std::string all;
   for (const std::string& name : names) all += (all.empty() ? "" : ", ") + name;
   return error.help("there is " + all);
@@ -39,9 +41,12 @@ const conf::Case& case_of(const std::string& name) {
   throw unknown_name("the kit has no case", name, names, "case");
 }
 
-// An error over the pipe and back: the parent shows the loader's refusal as if it had judged the library itself.
+// An error over the pipe and back: the parent shows the loader's refusal as if it had judged the
+// library itself.
 Fields fields_of(const Error& error) {
-  Fields fields = {{"verdict", "failed"}, {"refused", std::to_string(static_cast<int>(error.code()))}, {"message", error.message()}};
+  Fields fields = {{"verdict", "failed"},
+                   {"refused", std::to_string(static_cast<int>(error.code()))},
+                   {"message", error.message()}};
   if (!error.key().empty()) fields.emplace_back("key", error.key());
   for (const std::string& note : error.notes()) fields.emplace_back("about", note);
   for (const std::string& help : error.helps()) fields.emplace_back("help", help);
@@ -49,9 +54,11 @@ Fields fields_of(const Error& error) {
 }
 
 std::optional<Error> refusal_in(const Fields& fields) {
-  std::vector<std::string> codes = conf::values_of(fields, "refused"), messages = conf::values_of(fields, "message");
+  std::vector<std::string> codes = conf::values_of(fields, "refused"),
+                           messages = conf::values_of(fields, "message");
   uint16_t code = 0;
-  if (codes.empty() || messages.empty() || std::from_chars(codes[0].data(), codes[0].data() + codes[0].size(), code).ec != std::errc())
+  if (codes.empty() || messages.empty() ||
+      std::from_chars(codes[0].data(), codes[0].data() + codes[0].size(), code).ec != std::errc())
     return std::nullopt;
   Error error(static_cast<ErrorCode>(code), messages[0]);
   for (const std::string& key : conf::values_of(fields, "key")) error.key(key);
@@ -61,7 +68,8 @@ std::optional<Error> refusal_in(const Fields& fields) {
 }
 
 const plugins::LoadedPlugin& load(plugins::Registry& registry, const std::string& what) {
-  if (what.find('/') != std::string::npos || what.ends_with(".so")) return registry.load(fs::absolute(what), "command line");
+  if (what.find('/') != std::string::npos || what.ends_with(".so"))
+    return registry.load(fs::absolute(what), "command line");
   return *registry.find(what).plugin;
 }
 
@@ -75,18 +83,22 @@ int run_child(Call& call) {
     const plugins::LoadedPlugin& plugin = load(registry, call.positional(0));
     conf::Subject subject{plugin.descriptor, nullptr, plugin.path};
     for (size_t i = 0; i < plugin.strategies.size(); ++i)
-      if (plugin.strategies[i].name == call.value("strategy")) subject.strategy = plugins::raw_strategy(*plugin.descriptor, i);
+      if (plugin.strategies[i].name == call.value("strategy"))
+        subject.strategy = plugins::raw_strategy(*plugin.descriptor, i);
     if (c.scope == conf::Scope::strategy && subject.strategy == nullptr)
-      throw Error(ErrorCode::usage, "case " + std::string(c.name) + " needs a --strategy of the library");
+      throw Error(ErrorCode::usage,
+                  "case " + std::string(c.name) + " needs a --strategy of the library");
     fields = conf::fields_of(conf::run_case(c, subject));
     fields.emplace_back("plugin", plugin.name);
     fields.emplace_back("version", plugin.version);
     fields.emplace_back("path", plugin.path.string());
-    for (const plugins::StrategyInfo& info : plugin.strategies) fields.emplace_back("strategy", info.name);
+    for (const plugins::StrategyInfo& info : plugin.strategies)
+      fields.emplace_back("strategy", info.name);
   } catch (const Error& error) {
     fields = fields_of(error);
   }
-  if (!conf::answer(fields)) throw Error(ErrorCode::usage, "--child is for the program itself").help("leave out --child");
+  if (!conf::answer(fields))
+    throw Error(ErrorCode::usage, "--child is for the program itself").help("leave out --child");
   return 0;
 }
 
@@ -116,12 +128,19 @@ report::Tone tone_of(Verdict verdict) {
 
 void print(Call& call, const Row& row) {
   const conf::Outcome& o = row.outcome;
-  std::string name = row.strategy.empty() ? std::string(row.about->name) : row.strategy + ": " + std::string(row.about->name);
-  std::string line = report::pad(report::paint(call.out_style, tone_of(o.verdict), word(o.verdict)), 9) + report::pad(name, 32);
+  std::string name = row.strategy.empty() ? std::string(row.about->name)
+                                          : row.strategy + ": " + std::string(row.about->name);
+  std::string line =
+      report::pad(report::paint(call.out_style, tone_of(o.verdict), word(o.verdict)), 9) +
+      report::pad(name, 32);
   bool failed = o.verdict == Verdict::failed;
-  call.out.write(line + report::printable(failed || o.lines.empty() ? std::string(row.about->summary) : o.lines[0]) + "\n");
+  call.out.write(
+      line +
+      report::printable(failed || o.lines.empty() ? std::string(row.about->summary) : o.lines[0]) +
+      "\n");
   if (failed)
-    for (const std::string& problem : o.lines) call.out.write("         - " + report::printable(problem) + "\n");
+    for (const std::string& problem : o.lines)
+      call.out.write("         - " + report::printable(problem) + "\n");
   call.out.flush();
 }
 
@@ -129,7 +148,8 @@ boost::json::object json_of(const Row& row) {
   boost::json::array lines;
   for (const std::string& line : row.outcome.lines) lines.emplace_back(report::printable(line));
   return {{"case", row.about->name},
-          {"strategy", row.strategy.empty() ? boost::json::value(nullptr) : boost::json::value(row.strategy)},
+          {"strategy",
+           row.strategy.empty() ? boost::json::value(nullptr) : boost::json::value(row.strategy)},
           {"verdict", word(row.outcome.verdict)},
           {"details", lines},
           {"seconds", row.outcome.child.seconds}};
@@ -137,13 +157,15 @@ boost::json::object json_of(const Row& row) {
 
 int run_check(Call& call) {
   if (call.has("child")) return run_child(call);
-  const std::string library = call.positional(0), only = call.value("case"), only_strategy = call.value("strategy");
+  const std::string library = call.positional(0), only = call.value("case"),
+                    only_strategy = call.value("strategy");
   if (!only.empty()) case_of(only);
   auto seconds = static_cast<double>(call.number("timeout", 1).value_or(60));
   const std::string program = fs::read_symlink("/proc/self/exe").string();
   std::vector<Row> rows;
   auto run = [&](const conf::Case& c, const std::string& strategy, const std::string& path) {
-    std::vector<std::string> command = {program, "plugins", "check", path, "--child", "--case", std::string(c.name)};
+    std::vector<std::string> command = {program,  "plugins",          "check", path, "--child",
+                                        "--case", std::string(c.name)};
     if (!strategy.empty()) command.insert(command.end(), {"--strategy", strategy});
     rows.push_back({strategy, &c, conf::run_case_in_child(command, seconds)});
   };
@@ -164,7 +186,8 @@ int run_check(Call& call) {
       throw unknown_name(path + " has no strategy", only_strategy, strategies, "strategy");
     strategies = {only_strategy};
   }
-  const std::string title = text("plugin").empty() ? path : text("plugin") + " " + text("version") + " (" + path + ")";
+  const std::string title =
+      text("plugin").empty() ? path : text("plugin") + " " + text("version") + " (" + path + ")";
   if (!call.json) call.out.write(report::printable(title) + "\n");
   auto wanted = [&](const conf::Case& c) { return only.empty() || only == c.name; };
   if (!wanted(first) && rows[0].outcome.verdict != Verdict::failed)
@@ -183,25 +206,34 @@ int run_check(Call& call) {
       if (c.scope == conf::Scope::strategy) run_and_print(c, strategy);
 
   auto count = [&](Verdict verdict) {
-    return std::count_if(rows.begin(), rows.end(), [&](const Row& row) { return row.outcome.verdict == verdict; });
+    return std::count_if(rows.begin(), rows.end(),
+                         [&](const Row& row) { return row.outcome.verdict == verdict; });
   };
-  const int64_t passed = count(Verdict::ok), failed = count(Verdict::failed), skipped = count(Verdict::skipped);
+  const int64_t passed = count(Verdict::ok), failed = count(Verdict::failed),
+                skipped = count(Verdict::skipped);
   std::optional<Error> error;
   if (failed > 0) {
-    const Row& row = *std::find_if(rows.begin(), rows.end(), [](const Row& r) { return r.outcome.verdict == Verdict::failed; });
-    error.emplace(ErrorCode::plugin_nonconforming,
-                  std::to_string(failed) + " of " + std::to_string(rows.size()) + " cases failed for " + path);
-    error->help("meshwright plugins check " + path + " --case " + std::string(row.about->name) + " runs one of them alone");
+    const Row& row = *std::find_if(rows.begin(), rows.end(), [](const Row& r) {
+      return r.outcome.verdict == Verdict::failed;
+    });
+    error.emplace(ErrorCode::plugin_nonconforming, std::to_string(failed) + " of " +
+                                                       std::to_string(rows.size()) +
+                                                       " cases failed for " + path);
+    error->help("meshwright plugins check " + path + " --case " + std::string(row.about->name) +
+                " runs one of them alone");
   }
   if (!call.json) {
-    call.out.write(std::to_string(passed) + " passed, " + std::to_string(failed) + " failed, " + std::to_string(skipped) + " skipped\n");
+    call.out.write(std::to_string(passed) + " passed, " + std::to_string(failed) + " failed, " +
+                   std::to_string(skipped) + " skipped\n");
     call.out.flush();
     return error ? call.fail({&*error, 1}) : 0;
   }
   boost::json::array json_rows;
   for (const Row& row : rows) json_rows.push_back(json_of(row));
-  boost::json::object out{{"plugin", text("plugin")}, {"version", text("version")}, {"path", path},      {"passed", passed},
-                          {"failed", failed},         {"skipped", skipped},         {"cases", json_rows}};
+  boost::json::object out{
+      {"plugin", text("plugin")}, {"version", text("version")}, {"path", path},
+      {"passed", passed},         {"failed", failed},           {"skipped", skipped},
+      {"cases", json_rows}};
   if (error)
     for (const auto& member : report::errors_json({&*error, 1})) out[member.key()] = member.value();
   call.print_json(out);
@@ -212,19 +244,28 @@ int run_check(Call& call) {
 
 Verb plugins_check_verb() {
   std::string details =
-      "LIB is a file, or the name of a strategy that is found where plugins are looked for. Every case runs in a process of its own, so "
-      "that a crash or a hang is a result. Exit status 2 when a case fails, or when the library is refused.\n\n"
+      "LIB is a file, or the name of a strategy that is found where plugins are looked for. Every "
+      "case runs in a process of its own, so "
+      "that a crash or a hang is a result. Exit status 2 when a case fails, or when the library is "
+      "refused.\n\n"
       "  meshwright plugins check ./libmeshwright_mine.so\n"
       "  meshwright plugins check fsdp2 --case mesh\n\nCases:\n";
-  for (const conf::Case& c : conf::cases()) details += "  " + report::pad(c.name, 14) + std::string(c.summary) + "\n";
+  for (const conf::Case& c : conf::cases())
+    details += "  " + report::pad(c.name, 14) + std::string(c.summary) + "\n";
   return {.name = "plugins check",
           .summary = "Run the conformance kit on a plugin",
           .details = details,
           .positionals = {{"LIB"}},
           .flags = {{.name = "case", .argument = "NAME", .doc = "Run this case only."},
-                    {.name = "strategy", .argument = "NAME", .doc = "Look at this strategy of the library only."},
-                    {.name = "timeout", .argument = "SECONDS", .doc = "Limit of each case. Default: 60."},
-                    {.name = "child", .doc = "Run one case in this process and answer on a pipe.", .hidden = true},
+                    {.name = "strategy",
+                     .argument = "NAME",
+                     .doc = "Look at this strategy of the library only."},
+                    {.name = "timeout",
+                     .argument = "SECONDS",
+                     .doc = "Limit of each case. Default: 60."},
+                    {.name = "child",
+                     .doc = "Run one case in this process and answer on a pipe.",
+                     .hidden = true},
                     kJsonFlag},
           .run = run_check};
 }

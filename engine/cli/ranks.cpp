@@ -13,25 +13,30 @@
 namespace meshwright::cli {
 
 std::optional<launch::RankEnvironment> ranks_of(Call& call) {
-  std::optional<launch::RankEnvironment> ranks = launch::detect_ranks(launch::process_environment());
-  if (std::vector<std::string> names = launch::unrecognised_launcher(launch::process_environment()); !names.empty()) {
+  std::optional<launch::RankEnvironment> ranks =
+      launch::detect_ranks(launch::process_environment());
+  if (std::vector<std::string> names = launch::unrecognised_launcher(launch::process_environment());
+      !names.empty()) {
     std::string list;
     for (const std::string& name : names) list += (list.empty() ? "" : ", ") + name;
     Diagnostics told;
     told.warning("this process is no rank of a larger job and works alone, but " + list +
-                 " looks as if a launcher had started several: if so, " + launch::kSetRankVariables);
+                 " looks as if a launcher had started several: if so, " +
+                 launch::kSetRankVariables);
     call.say(told);
   }
   if (ranks && call.has("nproc") && !started_by_us(ranks))
-    throw Error(ErrorCode::usage, std::string("--nproc starts ranks here, but this process already is rank ") +
-                                      std::to_string(ranks->rank) + " of " + std::to_string(ranks->world_size) + " (" +
-                                      launch::source_name(ranks->source) + ")")
+    throw Error(ErrorCode::usage,
+                std::string("--nproc starts ranks here, but this process already is rank ") +
+                    std::to_string(ranks->rank) + " of " + std::to_string(ranks->world_size) +
+                    " (" + launch::source_name(ranks->source) + ")")
         .help("leave out --nproc under a launcher")
         .help("unset RANK, WORLD_SIZE and the launcher's other variables to start local ranks");
   return ranks;
 }
 
-int refuse_together(Call& call, const std::optional<launch::RankEnvironment>& ranks, const std::function<int()>& work) {
+int refuse_together(Call& call, const std::optional<launch::RankEnvironment>& ranks,
+                    const std::function<int()>& work) {
   if (!ranks || started_by_us(ranks) || ranks->world_size == 1) return work();
   call.quiet = ranks->rank != 0;
   int status = 0;
@@ -50,7 +55,8 @@ int refuse_together(Call& call, const std::optional<launch::RankEnvironment>& ra
 }
 
 Screen screen_of(const Call& call, bool started_by_us) {
-  Screen screen{::isatty(1) == 1, call.out_style.width, call.out_style.colour, call.out_style.unicode};
+  Screen screen{::isatty(1) == 1, call.out_style.width, call.out_style.colour,
+                call.out_style.unicode};
   if (!started_by_us) return screen;
   const char* terminal = std::getenv("MESHWRIGHT_TERMINAL");
   if (terminal && *terminal) {
@@ -62,7 +68,8 @@ Screen screen_of(const Call& call, bool started_by_us) {
 }
 
 void tell_screen(const Screen& screen, launch::LocalJob& job) {
-  if (screen.live) job.environment.emplace_back("MESHWRIGHT_TERMINAL", std::to_string(screen.width));
+  if (screen.live)
+    job.environment.emplace_back("MESHWRIGHT_TERMINAL", std::to_string(screen.width));
   if (screen.colour) job.environment.emplace_back("MESHWRIGHT_COLOUR", "1");
   job.environment.emplace_back("MESHWRIGHT_COMMAND", command_again(std::nullopt));
 }
@@ -70,7 +77,8 @@ void tell_screen(const Screen& screen, launch::LocalJob& job) {
 std::string command_again(const std::optional<launch::RankEnvironment>& ranks) {
   const char* told = std::getenv("MESHWRIGHT_COMMAND");
   if (ranks) return started_by_us(ranks) && told != nullptr ? told : "";
-  constexpr std::string_view kPlain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-+=./,:@%";
+  constexpr std::string_view kPlain =
+      "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-+=./,:@%";
   std::ifstream in("/proc/self/cmdline", std::ios::binary);
   std::string out;
   for (std::string word; std::getline(in, word, '\0');) {

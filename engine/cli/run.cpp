@@ -28,7 +28,8 @@ bool starts_with_verb(const Words& words, const std::string& name) {
 }
 
 bool is_group(const std::string& word) {
-  return std::any_of(verbs().begin(), verbs().end(), [&](const Verb& verb) { return verb.name.starts_with(word + ' '); });
+  return std::any_of(verbs().begin(), verbs().end(),
+                     [&](const Verb& verb) { return verb.name.starts_with(word + ' '); });
 }
 
 Error unknown_verb(const Words& words) {
@@ -40,8 +41,10 @@ Error unknown_verb(const Words& words) {
     if (verb.name.starts_with(group)) names.push_back(verb.name);
   }
   Error error(ErrorCode::usage, "no such verb: " + given);
-  if (std::string near = nearest_name(given, names); !near.empty()) error.help("did you mean meshwright " + near + "?");
-  return error.help(group.empty() ? "meshwright -h lists the verbs" : "meshwright " + group + " -h lists its verbs");
+  if (std::string near = nearest_name(given, names); !near.empty())
+    error.help("did you mean meshwright " + near + "?");
+  return error.help(group.empty() ? "meshwright -h lists the verbs"
+                                  : "meshwright " + group + " -h lists its verbs");
 }
 
 Error wrong_usage(const Verb& verb, std::string message) {
@@ -54,30 +57,39 @@ Error unknown_flag(const Verb& verb, const std::string& given) {
   Words names = {"--help", "--color"};
   for (const Flag& flag : verb.flags) names.push_back(std::string("--") + flag.name);
   Error error(ErrorCode::usage, "meshwright " + verb.name + " has no flag " + given);
-  if (std::string near = nearest_name(given, names); !near.empty()) error.help("did you mean " + near + "?");
+  if (std::string near = nearest_name(given, names); !near.empty())
+    error.help("did you mean " + near + "?");
   return error.help("meshwright " + verb.name + " -h lists its flags");
 }
 
 // Fills the call's flags and positionals. Throws Error(usage).
 void parse(const Verb& verb, const Words& arguments, Call& call) {
   po::options_description description;
-  description.add_options()("help,h", "")("color", po::value<std::string>(), "")("positional", po::value<Words>(), "");
+  description.add_options()("help,h", "")("color", po::value<std::string>(), "")(
+      "positional", po::value<Words>(), "");
   for (const Flag& flag : verb.flags)
-    flag.argument == nullptr ? description.add_options()(flag.name, "") : description.add_options()(flag.name, po::value<Words>(), "");
+    flag.argument == nullptr ? description.add_options()(flag.name, "")
+                             : description.add_options()(flag.name, po::value<Words>(), "");
   po::positional_options_description positional;
   positional.add("positional", -1);
   using namespace po::command_line_style;
   try {
-    auto parsed = po::command_line_parser(arguments).options(description).positional(positional).style(unix_style & ~allow_guessing).run();
+    auto parsed = po::command_line_parser(arguments)
+                      .options(description)
+                      .positional(positional)
+                      .style(unix_style & ~allow_guessing)
+                      .run();
     for (const po::option& option : parsed.options) {
       if (option.string_key == "positional") {
         call.positionals.insert(call.positionals.end(), option.value.begin(), option.value.end());
         continue;
       }
       Words& values = call.flags[option.string_key];
-      bool repeats =
-          std::any_of(verb.flags.begin(), verb.flags.end(), [&](const Flag& f) { return option.string_key == f.name && f.repeats; });
-      if (!values.empty() && !repeats) throw wrong_usage(verb, "--" + option.string_key + " stands twice");
+      bool repeats = std::any_of(verb.flags.begin(), verb.flags.end(), [&](const Flag& f) {
+        return option.string_key == f.name && f.repeats;
+      });
+      if (!values.empty() && !repeats)
+        throw wrong_usage(verb, "--" + option.string_key + " stands twice");
       values.insert(values.end(), option.value.begin(), option.value.end());
     }
   } catch (const po::unknown_option& error) {
@@ -89,9 +101,11 @@ void parse(const Verb& verb, const Words& arguments, Call& call) {
   if (call.has("help")) return;
   bool any_number = !verb.positionals.empty() && verb.positionals.back().repeats;
   if (call.positionals.size() > verb.positionals.size() && !any_number)
-    throw wrong_usage(verb, "meshwright " + verb.name + " has no use for \"" + call.positionals[verb.positionals.size()] + "\"");
+    throw wrong_usage(verb, "meshwright " + verb.name + " has no use for \"" +
+                                call.positionals[verb.positionals.size()] + "\"");
   for (size_t i = call.positionals.size(); i < verb.positionals.size(); ++i)
-    if (verb.positionals[i].required) throw wrong_usage(verb, "meshwright " + verb.name + " wants " + verb.positionals[i].name);
+    if (verb.positionals[i].required)
+      throw wrong_usage(verb, "meshwright " + verb.name + " wants " + verb.positionals[i].name);
 }
 
 void choose_colours(Call& call) {
@@ -99,7 +113,9 @@ void choose_colours(Call& call) {
   std::string when = call.value("color");
   if (when == "auto") return;
   if (when != "always" && when != "never")
-    throw Error(ErrorCode::usage, "--color wants auto, always or never, found \"" + when + "\"").help("--color auto").help("--color never");
+    throw Error(ErrorCode::usage, "--color wants auto, always or never, found \"" + when + "\"")
+        .help("--color auto")
+        .help("--color never");
   call.out_style.colour = call.err_style.colour = when == "always";
 }
 
@@ -120,8 +136,10 @@ int dispatch(Words words, Call& call) {
   if (words[0].starts_with('-')) {
     Error error(ErrorCode::usage, "no verb, but the flag " + words[0]);
     const Words known = {"--help", "--version", "--color"};
-    if (std::string near = nearest_name(words[0], known); !near.empty()) error.help("did you mean " + near + "?");
-    throw error.help("meshwright VERB " + words[0] + " if it is a flag of a verb").help("meshwright -h lists the verbs");
+    if (std::string near = nearest_name(words[0], known); !near.empty())
+      error.help("did you mean " + near + "?");
+    throw error.help("meshwright VERB " + words[0] + " if it is a flag of a verb")
+        .help("meshwright -h lists the verbs");
   }
   for (const Verb& verb : verbs()) {
     if (!starts_with_verb(words, verb.name)) continue;
@@ -137,7 +155,8 @@ int dispatch(Words words, Call& call) {
     call.err.write(group_help(call.err_style, words[0]));
     return exit_status(ErrorCode::usage);
   }
-  if (is_group(words[0]) && is_help(words[1])) return call.out.write(group_help(call.out_style, words[0])), 0;
+  if (is_group(words[0]) && is_help(words[1]))
+    return call.out.write(group_help(call.out_style, words[0])), 0;
   throw unknown_verb(words);
 }
 
@@ -164,9 +183,13 @@ int guard(Call& call, Body&& body) {
 int run(int argc, const char* const* argv) {
   // A reader that goes away is a failed write like others, not a signal.
   std::signal(SIGPIPE, SIG_IGN);
-  report::Output out(stdout, "standard output"), err(stderr, "standard error", report::Output::Loss::ignored);
+  report::Output out(stdout, "standard output"),
+      err(stderr, "standard error", report::Output::Loss::ignored);
   Words words(argv + std::min(argc, 1), argv + argc);
-  Call call{.out = out, .err = err, .out_style = report::style_of(stdout), .err_style = report::style_of(stderr)};
+  Call call{.out = out,
+            .err = err,
+            .out_style = report::style_of(stdout),
+            .err_style = report::style_of(stderr)};
   // Known before the flags are parsed, so that mistakes among them are JSON too.
   call.json = std::find(words.begin(), words.end(), "--json") != words.end();
   plugins::ExitGuard exit_guard;
@@ -176,9 +199,11 @@ int run(int argc, const char* const* argv) {
     err.flush();
     return status;
   } catch (const report::WriteFailed& failure) {
-    // Nothing of the half-written buffer may be tried again at exit. A reader that went away ends others by its signal.
+    // Nothing of the half-written buffer may be tried again at exit. A reader that went away ends
+    // others by its signal.
     if (failure.closed_pipe()) std::_Exit(128 + SIGPIPE);
-    std::fprintf(stderr, "error[%s]: %s\n", code_string(ErrorCode::internal).c_str(), failure.what());
+    std::fprintf(stderr, "error[%s]: %s\n", code_string(ErrorCode::internal).c_str(),
+                 failure.what());
     std::_Exit(exit_status(ErrorCode::internal));
   }
 }

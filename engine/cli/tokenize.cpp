@@ -36,7 +36,8 @@ json::object settings(const fs::path& file) {
     json::value parsed = weights::parse_strictly(text, {.depth = 32, .elements = 1 << 20});
     return parsed.is_object() ? parsed.as_object() : json::object();
   } catch (const weights::JsonProblem& problem) {
-    throw Error(ErrorCode::bad_tokenizer, file.string() + ": " + problem.what + " (at byte " + std::to_string(problem.offset) + ")");
+    throw Error(ErrorCode::bad_tokenizer, file.string() + ": " + problem.what + " (at byte " +
+                                              std::to_string(problem.offset) + ")");
   }
 }
 
@@ -47,22 +48,26 @@ std::optional<int64_t> eos_of(const tokenizer::Tokenizer& tokenizer, const fs::p
     const json::value* token = all.if_contains("eos_token");
     if (token != nullptr && token->is_object()) token = token->as_object().if_contains("content");
     if (token == nullptr || !token->is_string()) continue;
-    if (std::optional<int64_t> id = tokenizer.id_of(std::string_view(token->as_string()))) return id;
+    if (std::optional<int64_t> id = tokenizer.id_of(std::string_view(token->as_string())))
+      return id;
   }
   for (const char* name : {"generation_config.json", "config.json"}) {
     json::object all = settings(folder / name);
     const json::value* id = all.if_contains("eos_token_id");
     if (id != nullptr && id->is_array() && !id->as_array().empty()) id = &id->as_array()[0];
-    if (id != nullptr && id->is_int64() && id->as_int64() >= 0 && id->as_int64() < tokenizer.size()) return id->as_int64();
+    if (id != nullptr && id->is_int64() && id->as_int64() >= 0 && id->as_int64() < tokenizer.size())
+      return id->as_int64();
   }
   return std::nullopt;
 }
 
-int64_t document_end(const tokenizer::Tokenizer& tokenizer, const fs::path& folder, const std::string& wanted) {
+int64_t document_end(const tokenizer::Tokenizer& tokenizer, const fs::path& folder,
+                     const std::string& wanted) {
   if (wanted == "eos") {
     if (std::optional<int64_t> id = eos_of(tokenizer, folder)) return *id;
-    throw wrong("--document-end eos: no eos_token in tokenizer_config.json or special_tokens_map.json of " + folder.string() +
-                ", and no eos_token_id in generation_config.json or config.json")
+    throw wrong(
+        "--document-end eos: no eos_token in tokenizer_config.json or special_tokens_map.json of " +
+        folder.string() + ", and no eos_token_id in generation_config.json or config.json")
         .help("--document-end '<|endoftext|>', the token as the tokenizer has it")
         .help("--document-end 2, its id");
   }
@@ -74,7 +79,8 @@ int64_t document_end(const tokenizer::Tokenizer& tokenizer, const fs::path& fold
   } else if (std::optional<int64_t> named = tokenizer.id_of(wanted)) {
     return *named;
   }
-  throw wrong("--document-end " + wanted + ": the tokenizer has no such token, and its ids are 0 to " +
+  throw wrong("--document-end " + wanted +
+              ": the tokenizer has no such token, and its ids are 0 to " +
               std::to_string(tokenizer.size() - 1))
       .help("--document-end eos, the token that the folder names as the end of a text");
 }
@@ -91,12 +97,14 @@ std::vector<std::string> inputs(const Call& call, const fs::path& out) {
     } catch (const Error& error) {
       // What it says of a key of a configuration is an argument here.
       if (error.message().find("no file with contents") == std::string::npos) throw;
-      throw Error(error.code(), "nothing to tokenize: no file with contents matches \"" + pattern + "\"")
+      throw Error(error.code(),
+                  "nothing to tokenize: no file with contents matches \"" + pattern + "\"")
           .help("relative paths start at the current folder, " + fs::current_path(failed).string());
     }
     for (const std::string& file : found) {
       if (fs::equivalent(file, out, failed))
-        throw wrong("--out " + out.string() + " is one of the files to tokenize").help("--out another.bin");
+        throw wrong("--out " + out.string() + " is one of the files to tokenize")
+            .help("--out another.bin");
       files.push_back(file);
     }
   }
@@ -115,18 +123,25 @@ Documents documents_of(const std::string& text) {
   if (text == "file") return Documents::files;
   if (text == "line") return Documents::lines;
   if (text == "json") return Documents::json_lines;
-  throw wrong("--documents wants file, line or json, found \"" + text + "\"").help("--documents line").help("--documents json");
+  throw wrong("--documents wants file, line or json, found \"" + text + "\"")
+      .help("--documents line")
+      .help("--documents json");
 }
 
 int run_tokenize(Call& call) {
   for (const char* flag : {"tokenizer", "out"})
     if (call.value(flag).empty())
       throw wrong(std::string("meshwright tokenize wants --") + flag +
-                  (std::string_view(flag) == "out" ? " X.bin, the file of tokens to write" : " FOLDER, where tokenizer.json lies"))
-          .help("meshwright tokenize 'data/*.txt' --tokenizer models/Llama-3.2-1B --out data/train.bin");
+                  (std::string_view(flag) == "out" ? " X.bin, the file of tokens to write"
+                                                   : " FOLDER, where tokenizer.json lies"))
+          .help(
+              "meshwright tokenize 'data/*.txt' --tokenizer models/Llama-3.2-1B --out "
+              "data/train.bin");
   const fs::path out = call.value("out");
   std::error_code failed;
-  if (fs::is_directory(out, failed)) throw wrong("--out " + out.string() + " is a folder").help("--out " + (out / "train.bin").string());
+  if (fs::is_directory(out, failed))
+    throw wrong("--out " + out.string() + " is a folder")
+        .help("--out " + (out / "train.bin").string());
   if (fs::exists(fs::symlink_status(out, failed)) && !call.has("force"))
     throw wrong("--out " + out.string() + " is already there")
         .help("--force replaces it once the new one is complete")
@@ -143,21 +158,26 @@ int run_tokenize(Call& call) {
   options.special = !call.has("no-special");
   options.text_key = call.value("text-key", "text");
   if (call.has("text-key") && options.documents != Documents::json_lines)
-    throw wrong("--text-key is for --documents json").help("--documents json --text-key " + options.text_key);
-  if (call.has("document-end")) options.document_end = document_end(tokenizer, folder, call.value("document-end"));
-  options.threads = static_cast<int>(
-      std::min<int64_t>(call.number("threads", 1).value_or(std::max<int64_t>(std::thread::hardware_concurrency(), 1)), 1024));
+    throw wrong("--text-key is for --documents json")
+        .help("--documents json --text-key " + options.text_key);
+  if (call.has("document-end"))
+    options.document_end = document_end(tokenizer, folder, call.value("document-end"));
+  options.threads = static_cast<int>(std::min<int64_t>(
+      call.number("threads", 1).value_or(std::max<int64_t>(std::thread::hardware_concurrency(), 1)),
+      1024));
   std::vector<std::string> files = inputs(call, out);
 
   auto begin = std::chrono::steady_clock::now();
   data::TokenWriter writer(out, tokenizer.size());
   tokenizer::CorpusCounts counts;
   {
-    report::ByteProgress progress(call.err, call.err_style, ::isatty(2) == 1, "tokenizing", size_of(files));
-    counts = tokenizer::encode_files(tokenizer, files, options, [&](std::span<const int64_t> ids, int64_t bytes) {
-      writer.append(ids);
-      progress.add(bytes);
-    });
+    report::ByteProgress progress(call.err, call.err_style, ::isatty(2) == 1, "tokenizing",
+                                  size_of(files));
+    counts = tokenizer::encode_files(tokenizer, files, options,
+                                     [&](std::span<const int64_t> ids, int64_t bytes) {
+                                       writer.append(ids);
+                                       progress.add(bytes);
+                                     });
   }
   if (counts.tokens == 0)
     throw Error(ErrorCode::bad_dataset, "the files hold no text: nothing was written")
@@ -166,28 +186,35 @@ int run_tokenize(Call& call) {
   double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   if (counts.whole > 0)
     call.err.write(report::format_notice(
-        call.err_style,
-        "pieces of up to " + report::human_bytes(counts.whole) +
-            " were encoded at once, because this tokenizer's pattern is not known to allow a cut; that takes memory, not accuracy"));
+        call.err_style, "pieces of up to " + report::human_bytes(counts.whole) +
+                            " were encoded at once, because this tokenizer's pattern is not known "
+                            "to allow a cut; that takes memory, not accuracy"));
   auto of_files = static_cast<int64_t>(files.size());
   if (call.json) {
-    call.print_json(json::object{{"out", out.string()},
-                                 {"tokens", counts.tokens},
-                                 {"bytes", counts.bytes},
-                                 {"files", of_files},
-                                 {"documents", counts.documents},
-                                 {"dtype", writer.type_name()},
-                                 {"vocab_size", tokenizer.size()},
-                                 {"document_end", options.document_end ? json::value(*options.document_end) : json::value(nullptr)},
-                                 {"seconds", seconds}});
+    call.print_json(
+        json::object{{"out", out.string()},
+                     {"tokens", counts.tokens},
+                     {"bytes", counts.bytes},
+                     {"files", of_files},
+                     {"documents", counts.documents},
+                     {"dtype", writer.type_name()},
+                     {"vocab_size", tokenizer.size()},
+                     {"document_end", options.document_end ? json::value(*options.document_end)
+                                                           : json::value(nullptr)},
+                     {"seconds", seconds}});
     return 0;
   }
-  call.out.write(report::printable(out.string()) + ": " + report::human_count(counts.tokens) + " tokens (" + writer.type_name() + ") of " +
-                 report::counted(counts.documents, "document", "documents") + " in " + report::counted(of_files, "file", "files") + ", " +
-                 report::human_bytes(counts.bytes) + " in " + report::human_duration(seconds) + ", " +
-                 report::human_bytes(static_cast<int64_t>(static_cast<double>(counts.bytes) / std::max(seconds, 1e-3))) + "/s\n" +
-                 "set dataset.kind = \"tokens\" and dataset.path = \"" + report::printable(out.string()) +
-                 "\" to train on them; the model's vocab_size has to be at least " + std::to_string(tokenizer.size()) + "\n");
+  call.out.write(
+      report::printable(out.string()) + ": " + report::human_count(counts.tokens) + " tokens (" +
+      writer.type_name() + ") of " + report::counted(counts.documents, "document", "documents") +
+      " in " + report::counted(of_files, "file", "files") + ", " +
+      report::human_bytes(counts.bytes) + " in " + report::human_duration(seconds) + ", " +
+      report::human_bytes(
+          static_cast<int64_t>(static_cast<double>(counts.bytes) / std::max(seconds, 1e-3))) +
+      "/s\n" + "set dataset.kind = \"tokens\" and dataset.path = \"" +
+      report::printable(out.string()) +
+      "\" to train on them; the model's vocab_size has to be at least " +
+      std::to_string(tokenizer.size()) + "\n");
   return 0;
 }
 
@@ -198,28 +225,43 @@ Verb tokenize_verb() {
       .name = "tokenize",
       .summary = "Turn text files into one file of tokens",
       .details =
-          "The file is what dataset.kind = \"tokens\" reads; ids are those of the tokenizers library.\n"
-          "  meshwright tokenize 'data/*.txt' --tokenizer models/Llama-3.2-1B --out data/train.bin --document-end eos\n"
-          "  meshwright tokenize rows.jsonl --documents json --text-key text --tokenizer models/Qwen3-0.6B --out data/train.bin\n"
-          "FILES are files, folders and quoted patterns, each sorted by name. A document gets what the tokenizer's template puts around a "
+          "The file is what dataset.kind = \"tokens\" reads; ids are those of the tokenizers "
+          "library.\n"
+          "  meshwright tokenize 'data/*.txt' --tokenizer models/Llama-3.2-1B --out data/train.bin "
+          "--document-end eos\n"
+          "  meshwright tokenize rows.jsonl --documents json --text-key text --tokenizer "
+          "models/Qwen3-0.6B --out data/train.bin\n"
+          "FILES are files, folders and quoted patterns, each sorted by name. A document gets what "
+          "the tokenizer's template puts around a "
           "text, "
-          "a beginning-of-text token perhaps, and at its end the token of --document-end. Tokens have two bytes where the vocabulary "
+          "a beginning-of-text token perhaps, and at its end the token of --document-end. Tokens "
+          "have two bytes where the vocabulary "
           "allows "
           "it, else four.",
       .positionals = {{.name = "FILES", .repeats = true}},
       .flags =
-          {{.name = "tokenizer", .argument = "FOLDER", .doc = "A folder with tokenizer.json (byte-level BPE), or that file."},
-           {.name = "out", .argument = "X.bin", .doc = "The file to write. It appears once it is complete."},
+          {{.name = "tokenizer",
+            .argument = "FOLDER",
+            .doc = "A folder with tokenizer.json (byte-level BPE), or that file."},
+           {.name = "out",
+            .argument = "X.bin",
+            .doc = "The file to write. It appears once it is complete."},
            {.name = "force", .doc = "Replace a file that is already there."},
            {.name = "documents",
             .argument = "KIND",
-            .doc = "What a document is: file, line (every line that is not blank), or json (a JSON object on every line). Default: file."},
-           {.name = "text-key", .argument = "KEY", .doc = "The field that holds the text of --documents json. Default: text."},
+            .doc = "What a document is: file, line (every line that is not blank), or json (a JSON "
+                   "object on every line). Default: file."},
+           {.name = "text-key",
+            .argument = "KEY",
+            .doc = "The field that holds the text of --documents json. Default: text."},
            {.name = "document-end",
             .argument = "TOKEN",
             .doc = "Put this token after every document: eos, a token or an id. Default: nothing."},
-           {.name = "no-special", .doc = "Leave out what the tokenizer's template puts around a document."},
-           {.name = "threads", .argument = "N", .doc = "Encode in N threads; the tokens are the same. Default: one a core."},
+           {.name = "no-special",
+            .doc = "Leave out what the tokenizer's template puts around a document."},
+           {.name = "threads",
+            .argument = "N",
+            .doc = "Encode in N threads; the tokens are the same. Default: one a core."},
            kJsonFlag},
       .run = run_tokenize};
 }

@@ -1,4 +1,5 @@
-// train: checks everything that can be checked without starting a rank, then starts the ranks, or runs as one of them.
+// train: checks everything that can be checked without starting a rank, then starts the ranks, or
+// runs as one of them.
 #include <unistd.h>
 
 #include <charconv>
@@ -23,18 +24,22 @@ void read_sample_flags(const Call& call, train::RunOptions& options) {
   options.sample_bytes = call.number("sample", 1).value_or(0);
   for (const char* flag : {"prompt", "temperature"})
     if (call.has(flag) && options.sample_bytes == 0)
-      throw Error(ErrorCode::usage, std::string("--") + flag + " says how the sample is written, but there is no --sample")
+      throw Error(ErrorCode::usage, std::string("--") + flag +
+                                        " says how the sample is written, but there is no --sample")
           .help("add --sample 400")
           .help(std::string("leave out --") + flag);
   options.sample_prompt = call.value("prompt", options.sample_prompt);
   if (options.sample_prompt.empty())
-    throw Error(ErrorCode::usage, "--prompt is empty: a sample continues at least one byte").help("leave out --prompt to begin a line");
+    throw Error(ErrorCode::usage, "--prompt is empty: a sample continues at least one byte")
+        .help("leave out --prompt to begin a line");
   if (!call.has("temperature")) return;
   std::string text = call.value("temperature");
-  auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), options.sample_temperature);
-  if (error != std::errc() || end != text.data() + text.size() || !std::isfinite(options.sample_temperature) ||
-      options.sample_temperature < 0)
-    throw Error(ErrorCode::usage, "--temperature wants a number of at least 0, found \"" + text + "\"")
+  auto [end, error] =
+      std::from_chars(text.data(), text.data() + text.size(), options.sample_temperature);
+  if (error != std::errc() || end != text.data() + text.size() ||
+      !std::isfinite(options.sample_temperature) || options.sample_temperature < 0)
+    throw Error(ErrorCode::usage,
+                "--temperature wants a number of at least 0, found \"" + text + "\"")
         .help("--temperature 0 for the most likely bytes")
         .help("--temperature 0.8");
 }
@@ -44,9 +49,12 @@ int start(Call& call, const std::optional<launch::RankEnvironment>& ranks) {
   bool supervised = started_by_us(ranks);
   int64_t restarts = call.number("max-restarts", 0).value_or(0);
   if (ranks && restarts > 0)
-    throw Error(ErrorCode::usage, std::string("--max-restarts starts local ranks again, but this process is a rank that ") +
-                                      launch::source_name(ranks->source) + " started: only its launcher can do so")
-        .help("leave out --max-restarts, and let the launcher restart: torchrun --max-restarts " + std::to_string(restarts))
+    throw Error(
+        ErrorCode::usage,
+        std::string("--max-restarts starts local ranks again, but this process is a rank that ") +
+            launch::source_name(ranks->source) + " started: only its launcher can do so")
+        .help("leave out --max-restarts, and let the launcher restart: torchrun --max-restarts " +
+              std::to_string(restarts))
         .help("a run that is started again goes on from its newest complete checkpoint");
   train::RunOptions options;
   options.file = call.positional(0);
@@ -74,12 +82,14 @@ int start(Call& call, const std::optional<launch::RankEnvironment>& ranks) {
   if (!job) return status;
   plan::check_trainable(*job, missing);
   if (!missing.ok()) return call.fail(missing.errors());
-  plan::JobPlan plan = plan::make_plan(*job, {.world_size = ranks ? ranks->world_size : wanted, .rank = 0});
+  plan::JobPlan plan =
+      plan::make_plan(*job, {.world_size = ranks ? ranks->world_size : wanted, .rank = 0});
   plan::check_runs(plan, *job);
   if (plan.outline) train::check_sample(options, plan.outline->vocab_size);
   // What depends on the host is asked by one rank of each.
   if (!ranks || ranks->local_rank == 0) {
-    Diagnostics before = check_before_start(call, *job, plan, ranks ? ranks->local_world_size : wanted);
+    Diagnostics before =
+        check_before_start(call, *job, plan, ranks ? ranks->local_world_size : wanted);
     call.say(before);
     if (!before.ok()) return call.fail(before.errors());
   }
@@ -96,32 +106,40 @@ int start(Call& call, const std::optional<launch::RankEnvironment>& ranks) {
   for (const std::string& set : options.sets) local.argv.insert(local.argv.end(), {"--set", set});
   if (options.trace) local.argv.emplace_back("--trace");
   for (const char* flag : {"sample", "prompt", "temperature"})
-    if (call.has(flag)) local.argv.insert(local.argv.end(), {std::string("--") + flag, call.value(flag)});
+    if (call.has(flag))
+      local.argv.insert(local.argv.end(), {std::string("--") + flag, call.value(flag)});
   local.ranks = wanted;
   local.max_restarts = restarts;
   local.done_status = launch::kDone;
   const plugins::LoadedPlugin& plugin = *job->strategy.plugin;
-  local.foreign = "the plugin " + plugin.name + " " + plugin.version + " (" + plugin.path.string() + ")";
+  local.foreign =
+      "the plugin " + plugin.name + " " + plugin.version + " (" + plugin.path.string() + ")";
   tell_screen(screen, local);
   const Options& run = job->config.table("run");
   fs::path folder = fs::path(run.get_string("dir")) / run.get_string("name");
   // Before anything in the folder is touched, and until the last restart has ended.
-  std::unique_ptr<files::RunLock> lock = launch::own_run_folder(folder, launch::process_environment(), [&](const std::string& text) {
-    call.err.write(report::format_notice(call.err_style, text));
-    call.err.flush();
-  });
+  std::unique_ptr<files::RunLock> lock =
+      launch::own_run_folder(folder, launch::process_environment(), [&](const std::string& text) {
+        call.err.write(report::format_notice(call.err_style, text));
+        call.err.flush();
+      });
   local.lock_fd = lock->descriptor();
   local.log_folder = folder / "rank_logs";
-  local.record = [log = folder / "run.log"](const std::string& lines) { files::append_line(log, lines); };
-  // Called before ranks start again, which then ask newest() themselves and say what is wrong with a damaged one.
+  local.record = [log = folder / "run.log"](const std::string& lines) {
+    files::append_line(log, lines);
+  };
+  // Called before ranks start again, which then ask newest() themselves and say what is wrong with
+  // a damaged one.
   local.continues = [checkpoints = folder / "checkpoints"] {
     std::vector<checkpoint::Found> found = checkpoint::find_all(checkpoints);
-    return found.empty() ? std::string("from the start") : "from " + found.back().path.filename().string();
+    return found.empty() ? std::string("from the start")
+                         : "from " + found.back().path.filename().string();
   };
   std::error_code failed;
   fs::create_directories(local.log_folder, failed);
   if (failed)
-    throw Error(ErrorCode::output_unwritable, "cannot make " + local.log_folder.string() + ": " + failed.message())
+    throw Error(ErrorCode::output_unwritable,
+                "cannot make " + local.log_folder.string() + ": " + failed.message())
         .key("run.dir")
         .help("set run.dir to a folder that may be written to");
   call.out.flush();
@@ -136,31 +154,48 @@ int run_train(Call& call) {
 }  // namespace
 
 Verb train_verb() {
-  return {.name = "train",
-          .summary = "Train a model under the strategy that the file names",
-          .details =
-              "Starts N local ranks, or runs as one rank of a launcher (torchrun, RANK and WORLD_SIZE, Slurm, Open MPI).\n"
-              "Results go to <run.dir>/<run.name>/: metrics.jsonl, run.log, rank_logs, the configuration and the plan.\n"
-              "Exit status: 0 done, 2 a mistake in the file, 3 the sizes do not fit, 4 ranks or devices, 5 numerics,\n"
-              "6 a collective failed, 7 data or weights, 75 told to end and saved, 128+n by signal.\n"
-              "\n"
-              "Ctrl-C, a terminal that goes away (SIGHUP), SIGTERM or SIGUSR1: all ranks end after the same step, and save; run the same\n"
-              "command to continue. A second one ends at once. Before the first step the first one does: nothing is lost then.\n"
-              "\n"
-              "  meshwright train configs/first_fsdp2_cpu.toml --nproc 2\n"
-              "  meshwright train job.toml --nproc 2 --set distributed.strategy=ddp --set run.name=second\n"
-              "  meshwright train configs/quickstart.toml --nproc 2 --sample 600 --prompt '#include <'",
-          .positionals = {{"FILE"}},
-          .flags = {{.name = "nproc", .argument = "N", .doc = "Start N local ranks. Default: 1, in this process."},
-                    {.name = "max-restarts",
-                     .argument = "N",
-                     .doc = "Start local ranks again, up to N times, when one is killed, loses its peers or fails inside. Default: 0."},
-                    {.name = "sample", .argument = "N", .doc = "After the last step let the model write N bytes (vocab_size = 256 only)."},
-                    {.name = "prompt", .argument = "TEXT", .doc = "What the sample continues. Default: a line break."},
-                    {.name = "temperature", .argument = "T", .doc = "How freely the sample is drawn; 0: most likely bytes. Default: 0.7."},
-                    {.name = "trace", .doc = "Write a Chrome trace of every rank to <run.dir>/<run.name>/trace/."},
-                    kSetFlag},
-          .run = run_train};
+  return {
+      .name = "train",
+      .summary = "Train a model under the strategy that the file names",
+      .details =
+          "Starts N local ranks, or runs as one rank of a launcher (torchrun, RANK and WORLD_SIZE, "
+          "Slurm, Open MPI).\n"
+          "Results go to <run.dir>/<run.name>/: metrics.jsonl, run.log, rank_logs, the "
+          "configuration and the plan.\n"
+          "Exit status: 0 done, 2 a mistake in the file, 3 the sizes do not fit, 4 ranks or "
+          "devices, 5 numerics,\n"
+          "6 a collective failed, 7 data or weights, 75 told to end and saved, 128+n by signal.\n"
+          "\n"
+          "Ctrl-C, a terminal that goes away (SIGHUP), SIGTERM or SIGUSR1: all ranks end after the "
+          "same step, and save; run the same\n"
+          "command to continue. A second one ends at once. Before the first step the first one "
+          "does: nothing is lost then.\n"
+          "\n"
+          "  meshwright train configs/first_fsdp2_cpu.toml --nproc 2\n"
+          "  meshwright train job.toml --nproc 2 --set distributed.strategy=ddp --set "
+          "run.name=second\n"
+          "  meshwright train configs/quickstart.toml --nproc 2 --sample 600 --prompt '#include <'",
+      .positionals = {{"FILE"}},
+      .flags = {{.name = "nproc",
+                 .argument = "N",
+                 .doc = "Start N local ranks. Default: 1, in this process."},
+                {.name = "max-restarts",
+                 .argument = "N",
+                 .doc = "Start local ranks again, up to N times, when one is killed, loses its "
+                        "peers or fails inside. Default: 0."},
+                {.name = "sample",
+                 .argument = "N",
+                 .doc = "After the last step let the model write N bytes (vocab_size = 256 only)."},
+                {.name = "prompt",
+                 .argument = "TEXT",
+                 .doc = "What the sample continues. Default: a line break."},
+                {.name = "temperature",
+                 .argument = "T",
+                 .doc = "How freely the sample is drawn; 0: most likely bytes. Default: 0.7."},
+                {.name = "trace",
+                 .doc = "Write a Chrome trace of every rank to <run.dir>/<run.name>/trace/."},
+                kSetFlag},
+      .run = run_train};
 }
 
 }  // namespace meshwright::cli

@@ -1,8 +1,10 @@
-// How a verb of the program is described and called. A verb is one function that returns its Verb, in a .cpp of its own, and
-// one line in the table of verbs.cpp; parsing, help and error output are the same for all.
+// How a verb of the program is described and called. A verb is one function that returns its Verb,
+// in a .cpp of its own, and one line in the table of verbs.cpp; parsing, help and error output are
+// the same for all.
 //
 //   int run_env(Call& call) { call.out.write("...\n"); return 0; }
-//   Verb env_verb() { return {.name = "env", .summary = "Show the installation", .flags = {kJsonFlag}, .run = run_env}; }
+//   Verb env_verb() { return {.name = "env", .summary = "Show the installation", .flags =
+//   {kJsonFlag}, .run = run_env}; }
 #pragma once
 
 #include <boost/json/value.hpp>
@@ -27,10 +29,11 @@ struct Flag {
 };
 
 inline constexpr Flag kJsonFlag{.name = "json", .doc = "Print JSON for machines; errors too."};
-inline constexpr Flag kSetFlag{.name = "set",
-                               .argument = "KEY=VALUE",
-                               .doc = "Override any key of the file, for example distributed.tp_size=2. Repeatable.",
-                               .repeats = true};
+inline constexpr Flag kSetFlag{
+    .name = "set",
+    .argument = "KEY=VALUE",
+    .doc = "Override any key of the file, for example distributed.tp_size=2. Repeatable.",
+    .repeats = true};
 
 struct Positional {
   const char* name;  // "FILE"
@@ -38,9 +41,11 @@ struct Positional {
   bool repeats = false;  // the last one: any number of them, or at least one when it is required
 };
 
-// A parsed command line and where to print. stdout carries what was asked for, stderr all that is said about it.
+// A parsed command line and where to print. stdout carries what was asked for, stderr all that is
+// said about it.
 struct Call {
-  std::map<std::string, std::vector<std::string>> flags = {};  // given flags only; a switch has no values
+  std::map<std::string, std::vector<std::string>> flags =
+      {};  // given flags only; a switch has no values
   std::vector<std::string> positionals = {};
   bool json = false;
   bool quiet = false;                 // say() says nothing: another rank does
@@ -50,16 +55,20 @@ struct Call {
   report::Style out_style, err_style;
 
   bool has(const std::string& flag) const { return flags.count(flag) != 0; }
-  std::string value(const std::string& flag, const std::string& fallback = {}) const;  // the last one given
+  std::string value(const std::string& flag,
+                    const std::string& fallback = {}) const;  // the last one given
   std::vector<std::string> values(const std::string& flag) const;
   // Throws Error(usage) unless the value is an integer of at least `least`.
   std::optional<int64_t> number(const std::string& flag, int64_t least) const;
-  std::string positional(size_t index) const { return index < positionals.size() ? positionals[index] : std::string(); }
+  std::string positional(size_t index) const {
+    return index < positionals.size() ? positionals[index] : std::string();
+  }
 
   void print_json(const boost::json::value& value) { out.write(report::pretty_json(value)); }
   // Prints notices and warnings to stderr, each once.
   void say(const Diagnostics& diagnostics);
-  // Prints all errors (stderr; as JSON to stdout with --json), with their number when several; the exit status of the first.
+  // Prints all errors (stderr; as JSON to stdout with --json), with their number when several; the
+  // exit status of the first.
   int fail(std::span<const Error> errors);
 };
 

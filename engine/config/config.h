@@ -1,4 +1,5 @@
-// Configuration: one TOML file, overrides and the environment, as checked tables that remember where each value came from.
+// Configuration: one TOML file, overrides and the environment, as checked tables that remember
+// where each value came from.
 #pragma once
 
 #include <filesystem>
@@ -23,15 +24,18 @@ struct StrategySchema {
 };
 
 struct LoadOptions {
-  std::filesystem::path file;                                                 // may be empty: overrides and defaults only
-  std::vector<std::string> sets;                                              // "a.b=c", in order; later wins
-  std::function<std::optional<std::string>(const std::string&)> environment;  // empty: the process environment
+  std::filesystem::path file;     // may be empty: overrides and defaults only
+  std::vector<std::string> sets;  // "a.b=c", in order; later wins
+  std::function<std::optional<std::string>(const std::string&)>
+      environment;  // empty: the process environment
 };
 
-// First pass: parsed, interpolated and overridden, not yet checked against schemas. Knows what is needed to find the plugins.
+// First pass: parsed, interpolated and overridden, not yet checked against schemas. Knows what is
+// needed to find the plugins.
 class Source {
  public:
-  // Problems go to `diagnostics`; a file that cannot be read or parsed leaves an empty source and an error.
+  // Problems go to `diagnostics`; a file that cannot be read or parsed leaves an empty source and
+  // an error.
   static Source load(const LoadOptions& options, Diagnostics& diagnostics);
   // The same from text that is already in memory; `options.file` only names it.
   static Source parse(std::string_view text, const LoadOptions& options, Diagnostics& diagnostics);
@@ -42,12 +46,14 @@ class Source {
 
   std::string strategy() const;  // as written; "fsdp2" when absent
   Origin strategy_origin() const;
-  std::vector<std::filesystem::path> plugin_files() const;    // [plugins] load, made absolute from the file's folder
+  std::vector<std::filesystem::path> plugin_files()
+      const;  // [plugins] load, made absolute from the file's folder
   std::vector<Origin> plugin_file_origins() const;            // where each of them was written
   std::vector<std::filesystem::path> plugin_folders() const;  // [plugins] path
   // Names of the sub-tables of [distributed] the engine does not own.
   std::vector<std::string> strategy_tables() const;
-  // Keys right in [distributed] that the engine does not own: options of a strategy in the flat form, or mistakes.
+  // Keys right in [distributed] that the engine does not own: options of a strategy in the flat
+  // form, or mistakes.
   std::vector<std::string> foreign_keys() const;
 
   struct Impl;
@@ -60,8 +66,9 @@ class Source {
 // Second pass: everything checked, defaults filled in.
 struct Config {
   std::filesystem::path file;
-  std::string requested_strategy;         // as written
-  std::map<std::string, Options> tables;  // "run", "model", "dist_env", "distributed", "distributed.fsdp2", ...
+  std::string requested_strategy;  // as written
+  std::map<std::string, Options>
+      tables;  // "run", "model", "dist_env", "distributed", "distributed.fsdp2", ...
   SharedOptions shared;
 
   const Options& table(const std::string& name) const;  // Error(internal) when unknown
@@ -69,11 +76,14 @@ struct Config {
   StrategyConfig strategy_config(const StrategySchema& schema) const;
 };
 
-// Checks the source against the engine's tables and the strategies' ones. `active` is the strategy that will run; tables of other
-// known strategies are type-checked, unknown ones give a warning. All problems are collected.
-Config resolve(const Source& source, const std::vector<StrategySchema>& strategies, const std::string& active, Diagnostics& diagnostics);
+// Checks the source against the engine's tables and the strategies' ones. `active` is the strategy
+// that will run; tables of other known strategies are type-checked, unknown ones give a warning.
+// All problems are collected.
+Config resolve(const Source& source, const std::vector<StrategySchema>& strategies,
+               const std::string& active, Diagnostics& diagnostics);
 
-// The error, with the place where its key was written when the configuration has it and the error does not.
+// The error, with the place where its key was written when the configuration has it and the error
+// does not.
 Error placed(Error error, const Config& config);
 
 // Every table the engine itself owns, in the order of the documentation.

@@ -1,5 +1,5 @@
-// The configuration explained: resolved values with their places, one key or error code, the JSON Schema, the reference page.
-// All of it comes from the option schemas.
+// The configuration explained: resolved values with their places, one key or error code, the JSON
+// Schema, the reference page. All of it comes from the option schemas.
 #pragma once
 
 #include <boost/json/object.hpp>
@@ -10,17 +10,20 @@
 
 namespace meshwright::config {
 
-// Every table as TOML with a comment where each value came from. Reads back to the same values. `without`: tables to leave out.
-std::string show_toml(const Config& config, bool with_origins = true, const std::vector<std::string>& without = {});
+// Every table as TOML with a comment where each value came from. Reads back to the same values.
+// `without`: tables to leave out.
+std::string show_toml(const Config& config, bool with_origins = true,
+                      const std::vector<std::string>& without = {});
 boost::json::object show_json(const Config& config);
 
 // JSON Schema (draft 2020-12) of a configuration file, for editors.
 boost::json::object json_schema(const std::vector<StrategySchema>& strategies);
 
-// A key ("optimizer.lr"), a table ("optimizer"), an error code ("E0203"), or "" for the list of tables. Throws Error(usage) for
-// anything else, with the nearest name.
+// A key ("optimizer.lr"), a table ("optimizer"), an error code ("E0203"), or "" for the list of
+// tables. Throws Error(usage) for anything else, with the nearest name.
 std::string explain(const std::string& what, const std::vector<StrategySchema>& strategies);
-boost::json::object explain_json(const std::string& what, const std::vector<StrategySchema>& strategies);
+boost::json::object explain_json(const std::string& what,
+                                 const std::vector<StrategySchema>& strategies);
 
 // One key that a search found.
 struct Match {
@@ -30,17 +33,21 @@ struct Match {
   const meshwright_option* option = nullptr;
 };
 struct Matches {
-  std::string told;         // "learning_rate is optimizer.lr here"; empty when no other program is known to call anything so
+  std::string told;  // "learning_rate is optimizer.lr here"; empty when no other program is known
+                     // to call anything so
   std::vector<Match> keys;  // the nearest first
   bool empty() const { return told.empty() && keys.empty(); }
 };
-// Every key that has to do with the words of `what`. What the options point to belongs to the schemas, which strategies own.
+// Every key that has to do with the words of `what`. What the options point to belongs to the
+// schemas, which strategies own.
 Matches search_options(const std::string& what, const std::vector<StrategySchema>& strategies);
 boost::json::object search_json(const std::string& what, const Matches& matches);
-// Whether explain() has an answer: `what` is a key, a table, an error code, a name that only one table has, or empty.
+// Whether explain() has an answer: `what` is a key, a table, an error code, a name that only one
+// table has, or empty.
 bool is_explained(const std::string& what, const std::vector<StrategySchema>& strategies);
 
-// The engine's tables and those of strategies; a table that several strategies share stands there once, with all of them as owners.
+// The engine's tables and those of strategies; a table that several strategies share stands there
+// once, with all of them as owners.
 std::vector<OptionSchema> all_schemas(const std::vector<StrategySchema>& strategies);
 // The default as a file would say it; "not set".
 std::string default_text(const meshwright_option& option);

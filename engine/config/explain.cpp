@@ -20,7 +20,9 @@ std::vector<OptionSchema> all_schemas(const std::vector<StrategySchema>& strateg
   return out;
 }
 
-std::string default_text(const meshwright_option& option) { return option.default_value == nullptr ? "not set" : option.default_value; }
+std::string default_text(const meshwright_option& option) {
+  return option.default_value == nullptr ? "not set" : option.default_value;
+}
 
 namespace {
 
@@ -46,7 +48,8 @@ struct Found {
 };
 
 // What `what` names exactly, else an empty Found; `names`: every name that would have been right.
-Found find_exactly(const std::string& what, const std::vector<OptionSchema>& schemas, std::vector<std::string>& names) {
+Found find_exactly(const std::string& what, const std::vector<OptionSchema>& schemas,
+                   std::vector<std::string>& names) {
   Found found;
   found.code = find_code(what);
   if (found.code != nullptr) return found;
@@ -85,9 +88,12 @@ Found find(const std::string& what, const std::vector<OptionSchema>& schemas) {
   std::vector<std::string> names;
   Found found = find_exactly(what, schemas, names);
   if (found.code != nullptr || found.table != nullptr) return found;
-  Error error(ErrorCode::usage, "\"" + what + "\" is no key, table or error code, and no key has to do with it");
-  if (std::string near = nearest_name(what, names); !near.empty()) error.help("did you mean " + near + "?");
-  throw error.help("meshwright config explain lists the tables").help("meshwright config explain optimizer.lr explains a key");
+  Error error(ErrorCode::usage,
+              "\"" + what + "\" is no key, table or error code, and no key has to do with it");
+  if (std::string near = nearest_name(what, names); !near.empty())
+    error.help("did you mean " + near + "?");
+  throw error.help("meshwright config explain lists the tables")
+      .help("meshwright config explain optimizer.lr explains a key");
 }
 
 std::string kind_name(ErrorKind kind) {
@@ -112,31 +118,37 @@ std::string kind_name(ErrorKind kind) {
 
 std::string option_text(const OptionSchema& schema, const meshwright_option& option) {
   std::string out = key_of(schema, option) + "\n  " + option.doc + "\n\n";
-  out += "  type:     " + describe_type(option) + "\n  default:  " + default_text(option) + "\n  owner:    " + schema.owner + "\n";
+  out += "  type:     " + describe_type(option) + "\n  default:  " + default_text(option) +
+         "\n  owner:    " + schema.owner + "\n";
   if (option.aliases != nullptr) {
     std::string names;
     for (const std::string& alias : text::split(option.aliases, '|'))
       names += (names.empty() ? "" : ", ") + alias.substr(0, alias.find('{'));
     out += "  formerly: " + names + "\n";
   }
-  if ((option.flags & MESHWRIGHT_NO_EFFECT) != 0) out += "  effect:   none here; accepted so that older files load\n";
+  if ((option.flags & MESHWRIGHT_NO_EFFECT) != 0)
+    out += "  effect:   none here; accepted so that older files load\n";
   std::string example = option.default_value != nullptr ? option.default_value : "\"none\"";
-  out += "\n  " + (schema.table.empty() ? std::string() : "[" + schema.table + "]\n  ") + option.name + " = " + example + "\n";
+  out += "\n  " + (schema.table.empty() ? std::string() : "[" + schema.table + "]\n  ") +
+         option.name + " = " + example + "\n";
   return out;
 }
 
 json::object option_json(const OptionSchema& schema, const meshwright_option& option) {
-  return {{"key", key_of(schema, option)},
-          {"type", describe_type(option)},
-          {"default", option.default_value == nullptr ? json::value(nullptr) : json::value(option.default_value)},
-          {"owner", schema.owner},
-          {"doc", option.doc},
-          {"aliases", option.aliases == nullptr ? json::value(nullptr) : json::value(option.aliases)},
-          {"has_effect", (option.flags & MESHWRIGHT_NO_EFFECT) == 0}};
+  return {
+      {"key", key_of(schema, option)},
+      {"type", describe_type(option)},
+      {"default",
+       option.default_value == nullptr ? json::value(nullptr) : json::value(option.default_value)},
+      {"owner", schema.owner},
+      {"doc", option.doc},
+      {"aliases", option.aliases == nullptr ? json::value(nullptr) : json::value(option.aliases)},
+      {"has_effect", (option.flags & MESHWRIGHT_NO_EFFECT) == 0}};
 }
 
 std::string markdown_cell(std::string text) {
-  for (size_t at = 0; (at = text.find('|', at)) != std::string::npos; at += 2) text.replace(at, 1, "\\|");
+  for (size_t at = 0; (at = text.find('|', at)) != std::string::npos; at += 2)
+    text.replace(at, 1, "\\|");
   return text;
 }
 
@@ -147,21 +159,26 @@ std::string explain(const std::string& what, const std::vector<StrategySchema>& 
   if (what.empty()) {
     std::string out = "Tables of a configuration file (meshwright config explain TABLE):\n";
     for (const OptionSchema& schema : schemas)
-      if (!schema.table.empty()) out += "  [" + schema.table + "]" + (schema.owner == "engine" ? "" : "  (" + schema.owner + ")") + "\n";
+      if (!schema.table.empty())
+        out += "  [" + schema.table + "]" +
+               (schema.owner == "engine" ? "" : "  (" + schema.owner + ")") + "\n";
     return out;
   }
   Found found = find(what, schemas);
   if (found.code != nullptr)
-    return code_string(found.code->code) + ": " + found.code->title + "\n  " + found.code->explanation +
-           "\n\n  kind: " + kind_name(found.code->kind) + "\n  exit: " + std::to_string(exit_status(found.code->code)) + "\n";
+    return code_string(found.code->code) + ": " + found.code->title + "\n  " +
+           found.code->explanation + "\n\n  kind: " + kind_name(found.code->kind) +
+           "\n  exit: " + std::to_string(exit_status(found.code->code)) + "\n";
   if (found.option != nullptr) return option_text(*found.table, *found.option);
   std::string out = "[" + found.table->table + "]  (" + found.table->owner + ")\n";
   for (const meshwright_option* option : found.table->options)
-    out += "  " + std::string(option->name) + " = " + default_text(*option) + "\n      " + option->doc + "\n";
+    out += "  " + std::string(option->name) + " = " + default_text(*option) + "\n      " +
+           option->doc + "\n";
   return out;
 }
 
-boost::json::object explain_json(const std::string& what, const std::vector<StrategySchema>& strategies) {
+boost::json::object explain_json(const std::string& what,
+                                 const std::vector<StrategySchema>& strategies) {
   std::vector<OptionSchema> schemas = all_schemas(strategies);
   if (what.empty()) {
     json::array tables;
@@ -177,7 +194,8 @@ boost::json::object explain_json(const std::string& what, const std::vector<Stra
             {"exit", exit_status(found.code->code)}};
   if (found.option != nullptr) return option_json(*found.table, *found.option);
   json::array options;
-  for (const meshwright_option* option : found.table->options) options.push_back(option_json(*found.table, *option));
+  for (const meshwright_option* option : found.table->options)
+    options.push_back(option_json(*found.table, *option));
   return {{"table", found.table->table}, {"owner", found.table->owner}, {"options", options}};
 }
 
@@ -194,15 +212,20 @@ boost::json::object search_json(const std::string& what, const Matches& matches)
     keys.push_back({{"key", match.key},
                     {"found_in", match.via},
                     {"type", describe_type(*match.option)},
-                    {"default", match.option->default_value == nullptr ? json::value(nullptr) : json::value(match.option->default_value)},
+                    {"default", match.option->default_value == nullptr
+                                    ? json::value(nullptr)
+                                    : json::value(match.option->default_value)},
                     {"owner", match.owner},
                     {"doc", match.option->doc}});
-  return {{"searched", what}, {"told", matches.told.empty() ? json::value(nullptr) : json::value(matches.told)}, {"keys", keys}};
+  return {{"searched", what},
+          {"told", matches.told.empty() ? json::value(nullptr) : json::value(matches.told)},
+          {"keys", keys}};
 }
 
 std::string reference_markdown(const std::vector<StrategySchema>& strategies) {
   std::string out =
-      "# Reference\n\nMade from the option schemas: `meshwright config explain --reference > docs/reference.md` refreshes it.\n"
+      "# Reference\n\nMade from the option schemas: `meshwright config explain --reference > "
+      "docs/reference.md` refreshes it.\n"
       "`\"none\"` and `\"auto\"` mean *not set* where a type says so; TOML has no null.\n\n";
   for (const OptionSchema& schema : all_schemas(strategies)) {
     out += schema.table.empty() ? "## Top level\n\n" : "## [" + schema.table + "]\n\n";
@@ -213,19 +236,21 @@ std::string reference_markdown(const std::vector<StrategySchema>& strategies) {
       if ((o->flags & MESHWRIGHT_NO_EFFECT) != 0) doc += " *Accepted, no effect here.*";
       if (o->aliases != nullptr) {
         doc += " Formerly";
-        for (const std::string& alias : text::split(o->aliases, '|')) doc += " `" + alias.substr(0, alias.find('{')) + "`";
+        for (const std::string& alias : text::split(o->aliases, '|'))
+          doc += " `" + alias.substr(0, alias.find('{')) + "`";
         doc += ".";
       }
       out += "| `" + std::string(o->name) + "` | " + markdown_cell(describe_type(*o)) + " | " +
-             (o->default_value == nullptr ? std::string("not set") : "`" + markdown_cell(o->default_value) + "`") + " | " +
-             markdown_cell(doc) + " |\n";
+             (o->default_value == nullptr ? std::string("not set")
+                                          : "`" + markdown_cell(o->default_value) + "`") +
+             " | " + markdown_cell(doc) + " |\n";
     }
     out += "\n";
   }
   out += "## Error codes\n\n| code | exit | what | explanation |\n|---|---|---|---|\n";
   for (const ErrorInfo& info : error_catalog())
-    out += "| " + code_string(info.code) + " | " + std::to_string(exit_status(info.code)) + " | " + markdown_cell(info.title) + " | " +
-           markdown_cell(info.explanation) + " |\n";
+    out += "| " + code_string(info.code) + " | " + std::to_string(exit_status(info.code)) + " | " +
+           markdown_cell(info.title) + " | " + markdown_cell(info.explanation) + " |\n";
   return out;
 }
 

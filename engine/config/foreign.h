@@ -1,5 +1,6 @@
-// Names that other training programs give to what a configuration here also says: torchtitan's TOML, Automodel's YAML, the arguments of
-// Hugging Face's Trainer and of launch scripts. The error for an unknown key, `config explain` and `config migrate` read the same table.
+// Names that other training programs give to what a configuration here also says: torchtitan's
+// TOML, Automodel's YAML, the arguments of Hugging Face's Trainer and of launch scripts. The error
+// for an unknown key, `config explain` and `config migrate` read the same table.
 #pragma once
 
 #include <cstdint>
@@ -27,10 +28,11 @@ struct ForeignName {
 };
 
 std::span<const ForeignName> foreign_names();
-// The entry for a dotted key as it was written: first the whole name, then its last part. nullptr: not known.
+// The entry for a dotted key as it was written: first the whole name, then its last part. nullptr:
+// not known.
 const ForeignName* find_foreign(std::string_view written);
-// The entry of a key without its table, in whatever table others have it ("tensor_parallel_degree"). nullptr: nowhere, or it means one
-// thing here and another there.
+// The entry of a key without its table, in whatever table others have it
+// ("tensor_parallel_degree"). nullptr: nowhere, or it means one thing here and another there.
 const ForeignName* find_foreign_elsewhere(std::string_view last);
 // "optimizer.learning_rate is optimizer.lr here", with the note.
 std::string foreign_text(const ForeignName& name, std::string_view written);

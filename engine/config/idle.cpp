@@ -11,18 +11,28 @@ struct Rule {
   const char* because;  // "... has no effect " + this
 };
 
-std::string choice(const Config& config, const char* table, const char* key) { return config.table(table).get_string(key); }
+std::string choice(const Config& config, const char* table, const char* key) {
+  return config.table(table).get_string(key);
+}
 
 bool with_tp(const Config& config) { return config.shared.sizes.tp > 1; }
 bool with_ep(const Config& config) { return config.shared.sizes.ep > 1; }
-bool recomputes(const Config& config) { return config.shared.activation_checkpointing != ActivationCheckpointing::none; }
+bool recomputes(const Config& config) {
+  return config.shared.activation_checkpointing != ActivationCheckpointing::none;
+}
 bool adamw(const Config& config) { return choice(config, "optimizer", "name") == "adamw"; }
 bool sgd(const Config& config) { return choice(config, "optimizer", "name") == "sgd"; }
-bool decays(const Config& config) { return choice(config, "lr_scheduler", "lr_decay_style") != "constant"; }
+bool decays(const Config& config) {
+  return choice(config, "lr_scheduler", "lr_decay_style") != "constant";
+}
 bool reads_files(const Config& config) { return choice(config, "dataset", "kind") != "mock"; }
 bool reads_tokens(const Config& config) { return choice(config, "dataset", "kind") == "tokens"; }
-bool validates_files(const Config& config) { return choice(config, "validation_dataset", "kind") != "mock"; }
-bool validates_tokens(const Config& config) { return choice(config, "validation_dataset", "kind") == "tokens"; }
+bool validates_files(const Config& config) {
+  return choice(config, "validation_dataset", "kind") != "mock";
+}
+bool validates_tokens(const Config& config) {
+  return choice(config, "validation_dataset", "kind") == "tokens";
+}
 
 constexpr const char* kTp1 = "with distributed.tp_size = 1";
 constexpr const char* kEp1 = "with distributed.ep_size = 1";
@@ -35,10 +45,12 @@ constexpr Rule kRules[] = {
     {"dataset", "path", reads_files, "with dataset.kind = \"mock\""},
     {"dataset", "dtype", reads_tokens, "unless dataset.kind = \"tokens\""},
     {"validation_dataset", "path", validates_files, "with validation_dataset.kind = \"mock\""},
-    {"validation_dataset", "dtype", validates_tokens, "unless validation_dataset.kind = \"tokens\""},
+    {"validation_dataset", "dtype", validates_tokens,
+     "unless validation_dataset.kind = \"tokens\""},
     {"distributed", "tp_plan", with_tp, kTp1},
     {"distributed", "enable_async_tensor_parallel", with_tp, kTp1},
-    {"distributed", "activation_checkpointing_scope", recomputes, "with distributed.activation_checkpointing = \"none\""},
+    {"distributed", "activation_checkpointing_scope", recomputes,
+     "with distributed.activation_checkpointing = \"none\""},
     {"distributed.moe", "dispatcher", with_ep, kEp1},
     {"distributed.moe", "lm_head_precision", with_ep, kEp1},
     {"distributed.moe", "wrap_outer_model", with_ep, kEp1},
@@ -54,13 +66,18 @@ void tell_idle(const Config& config, Diagnostics& diagnostics) {
     for (const meshwright_option* option : table.schema().options) {
       if (std::string_view(rule.key) != "*" && std::string_view(rule.key) != option->name) continue;
       // Said to those who ask for something, not to those who write the default down.
-      if (!table.is_given(option->name) || table.value(option->name) == default_of(*option)) continue;
-      diagnostics.notice(table.schema().table + "." + option->name + " has no effect " + rule.because);
+      if (!table.is_given(option->name) || table.value(option->name) == default_of(*option))
+        continue;
+      diagnostics.notice(table.schema().table + "." + option->name + " has no effect " +
+                         rule.because);
     }
   }
-  if (with_ep(config) && config.shared.moe.lm_head_precision.value_or(DType::float32) != DType::float32)
-    diagnostics.notice("distributed.moe.lm_head_precision = \"" + std::string(dtype_name(*config.shared.moe.lm_head_precision)) +
-                       "\" has no effect: only \"float32\" has, otherwise the head computes as all else does");
+  if (with_ep(config) &&
+      config.shared.moe.lm_head_precision.value_or(DType::float32) != DType::float32)
+    diagnostics.notice(
+        "distributed.moe.lm_head_precision = \"" +
+        std::string(dtype_name(*config.shared.moe.lm_head_precision)) +
+        "\" has no effect: only \"float32\" has, otherwise the head computes as all else does");
 }
 
 }  // namespace meshwright::config

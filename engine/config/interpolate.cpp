@@ -22,11 +22,14 @@ std::string look_up(std::string_view body, const Environment& environment) {
   std::string name(body.substr(0, colon));
   std::string shown = "${" + std::string(body) + "}";
   if (!is_name(name))
-    throw BadReference{shown + " does not name an environment variable", "write ${NAME} or ${NAME:-default}, or $${ for a literal ${"};
+    throw BadReference{shown + " does not name an environment variable",
+                       "write ${NAME} or ${NAME:-default}, or $${ for a literal ${"};
   std::optional<std::string> value = environment(name);
-  if (value && !is_valid_utf8(*value)) throw BadReference{"environment variable " + name + " is not valid UTF-8", "unset " + name};
+  if (value && !is_valid_utf8(*value))
+    throw BadReference{"environment variable " + name + " is not valid UTF-8", "unset " + name};
   // As in a shell, ":-" also covers a variable that is set but empty.
-  if (colon != std::string_view::npos) return value && !value->empty() ? *value : std::string(body.substr(colon + 2));
+  if (colon != std::string_view::npos)
+    return value && !value->empty() ? *value : std::string(body.substr(colon + 2));
   if (!value)
     throw BadReference{"environment variable " + name + " is not set",
                        "export " + name + "=..., or give a default: ${" + name + ":-default}"};
@@ -41,10 +44,13 @@ std::string replaced(std::string_view text, const Environment& environment) {
       i += 3;
     } else if (text.substr(i, 2) == "${") {
       size_t end = text.find('}', i);
-      if (end == std::string_view::npos) throw BadReference{"${ without a closing }", "close it: ${NAME}, or write $${ for a literal ${"};
+      if (end == std::string_view::npos)
+        throw BadReference{"${ without a closing }",
+                           "close it: ${NAME}, or write $${ for a literal ${"};
       std::string_view body = text.substr(i + 2, end - i - 2);
       if (body.find("${") != std::string_view::npos)
-        throw BadReference{"a reference inside a reference is not possible: " + std::string(text.substr(i, end - i + 1)),
+        throw BadReference{"a reference inside a reference is not possible: " +
+                               std::string(text.substr(i, end - i + 1)),
                            "use one ${NAME:-default} with a plain default"};
       out += look_up(body, environment);
       i = end + 1;
@@ -55,27 +61,35 @@ std::string replaced(std::string_view text, const Environment& environment) {
   return out;
 }
 
-void walk(Value& value, const std::string& key, const Environment& environment, const std::string& file, Diagnostics& diagnostics) {
+void walk(Value& value, const std::string& key, const Environment& environment,
+          const std::string& file, Diagnostics& diagnostics) {
   if (value.kind == Value::Kind::string && value.text.find("${") != std::string::npos) {
     Place& place = value.place;
     try {
       std::string text = replaced(value.text, environment);
       // "$${" alone consults no environment.
-      if (text != value.text && escape_references(text) != value.text && place.source == Origin::Source::file)
+      if (text != value.text && escape_references(text) != value.text &&
+          place.source == Origin::Source::file)
         place.source = Origin::Source::environment;
       value.text = std::move(text);
     } catch (const BadReference& bad) {
-      Origin origin{place.source, place.source == Origin::Source::file ? file : std::string(), place.line, place.column};
-      diagnostics.add(Error(ErrorCode::bad_interpolation, key + ": " + bad.message).key(key).at(origin).help(bad.help));
+      Origin origin{place.source, place.source == Origin::Source::file ? file : std::string(),
+                    place.line, place.column};
+      diagnostics.add(Error(ErrorCode::bad_interpolation, key + ": " + bad.message)
+                          .key(key)
+                          .at(origin)
+                          .help(bad.help));
     }
   }
   for (Value& item : value.items) walk(item, key, environment, file, diagnostics);
-  for (Entry& entry : value.entries) walk(entry.value, join_key(key, entry.key), environment, file, diagnostics);
+  for (Entry& entry : value.entries)
+    walk(entry.value, join_key(key, entry.key), environment, file, diagnostics);
 }
 
 }  // namespace
 
-void interpolate(Value& root, const Environment& environment, const std::string& file, Diagnostics& diagnostics) {
+void interpolate(Value& root, const Environment& environment, const std::string& file,
+                 Diagnostics& diagnostics) {
   walk(root, "", environment, file, diagnostics);
 }
 
@@ -90,9 +104,15 @@ std::string escape_references(std::string_view text) {
 
 bool is_valid_utf8(std::string_view text) {
   for (size_t i = 0; i < text.size();) {
-    auto byte = [&](size_t at) { return at < text.size() ? static_cast<unsigned char>(text[at]) : 0u; };
+    auto byte = [&](size_t at) {
+      return at < text.size() ? static_cast<unsigned char>(text[at]) : 0u;
+    };
     unsigned lead = byte(i);
-    size_t length = lead < 0x80 ? 1 : (lead >> 5) == 6 ? 2 : (lead >> 4) == 14 ? 3 : (lead >> 3) == 30 ? 4 : 0;
+    size_t length = lead < 0x80         ? 1
+                    : (lead >> 5) == 6  ? 2
+                    : (lead >> 4) == 14 ? 3
+                    : (lead >> 3) == 30 ? 4
+                                        : 0;
     if (length == 0) return false;
     unsigned code = length == 1 ? lead : lead & (0x7Fu >> length);
     for (size_t k = 1; k < length; ++k) {

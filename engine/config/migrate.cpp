@@ -1,5 +1,6 @@
-// The table of foreign.cpp says what each key is here; this file does what a table cannot: values that depend on others, defaults of the
-// other program, and the check that the result is a configuration.
+// The table of foreign.cpp says what each key is here; this file does what a table cannot: values
+// that depend on others, defaults of the other program, and the check that the result is a
+// configuration.
 #include "engine/config/migrate.h"
 
 #include <algorithm>
@@ -53,10 +54,16 @@ Value product(double a, double b) {
   std::snprintf(text, sizeof text, "%.15g", a * b);
   return number(std::strtod(text, nullptr));
 }
-bool is_number(const Value& v) { return v.kind == Value::Kind::integer || v.kind == Value::Kind::number; }
-double as_number(const Value& v) { return v.kind == Value::Kind::integer ? static_cast<double>(v.integer) : v.number; }
+bool is_number(const Value& v) {
+  return v.kind == Value::Kind::integer || v.kind == Value::Kind::number;
+}
+double as_number(const Value& v) {
+  return v.kind == Value::Kind::integer ? static_cast<double>(v.integer) : v.number;
+}
 bool is_true(const Value& v) { return v.kind == Value::Kind::boolean && v.boolean; }
-bool is_empty(const Value& v) { return v.kind == Value::Kind::string && (v.text.empty() || v.text == "none"); }
+bool is_empty(const Value& v) {
+  return v.kind == Value::Kind::string && (v.text.empty() || v.text == "none");
+}
 
 void flatten(const Value& table, const std::string& prefix, std::vector<Leaf>& out) {
   for (const Entry& entry : table.entries) {
@@ -77,7 +84,8 @@ std::string one_line(std::string text) {
 
 // "meta-llama/Llama-3.2-1B", a name on the hub, as the folder into which it is downloaded.
 std::string local_folder(const std::string& name) {
-  bool hub = std::count(name.begin(), name.end(), '/') == 1 && name[0] != '/' && name[0] != '.' && name[0] != '~';
+  bool hub = std::count(name.begin(), name.end(), '/') == 1 && name[0] != '/' && name[0] != '.' &&
+             name[0] != '~';
   return hub ? "models/" + name.substr(name.find('/') + 1) : name;
 }
 
@@ -99,7 +107,10 @@ constexpr Default kTorchtitan[] = {{"optimizer.lr", "8e-4"},
 class Migrator {
  public:
   Migrator(std::vector<Leaf> leaves, bool titan, const std::vector<StrategySchema>& strategies)
-      : leaves_(std::move(leaves)), titan_(titan), strategies_(strategies), schemas_(all_schemas(strategies)) {
+      : leaves_(std::move(leaves)),
+        titan_(titan),
+        strategies_(strategies),
+        schemas_(all_schemas(strategies)) {
     out_.program = titan ? "torchtitan" : "Automodel";
   }
 
@@ -113,12 +124,15 @@ class Migrator {
       if (!leaf.used) plain(leaf);
     check();
     say_missing();
-    std::string text = "# Made from a configuration of " + out_.program + " by meshwright config migrate.\nschema = 1\n";
+    std::string text = "# Made from a configuration of " + out_.program +
+                       " by meshwright config migrate.\nschema = 1\n";
     for (const OptionSchema& schema : schemas_) text += table_text(schema);
     if (!out_.missing.empty()) text += "\n# Still to be said:\n";
-    for (const Line& line : out_.missing) text += "#   " + one_line(line.key + ": " + line.text) + "\n";
+    for (const Line& line : out_.missing)
+      text += "#   " + one_line(line.key + ": " + line.text) + "\n";
     if (!out_.left.empty()) text += "\n# Not carried over:\n";
-    for (const Line& line : out_.left) text += "#   " + one_line(line.key + " = " + line.value + ": " + line.text) + "\n";
+    for (const Line& line : out_.left)
+      text += "#   " + one_line(line.key + " = " + line.value + ": " + line.text) + "\n";
     out_.toml = std::move(text);
     return std::move(out_);
   }
@@ -146,10 +160,12 @@ class Migrator {
     std::string text = to_toml(value);
     if (text.size() <= kMost + 3) return text;
     size_t end = kMost;
-    while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xC0) == 0x80) --end;  // not within a character
+    while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xC0) == 0x80)
+      --end;  // not within a character
     return text.substr(0, end) + "...";
   }
-  // The strategy whose name, or another name of it, a class like FSDP2Manager begins with; empty: none.
+  // The strategy whose name, or another name of it, a class like FSDP2Manager begins with; empty:
+  // none.
   std::string strategy_of_class(const std::string& path) const {
     auto letters = [](std::string_view text) {
       std::string out;
@@ -170,17 +186,22 @@ class Migrator {
     }
     return best;
   }
-  void left(const Leaf& leaf, const std::string& why) { out_.left.push_back({leaf.key, leaf.place.line, shown(leaf.value), why}); }
+  void left(const Leaf& leaf, const std::string& why) {
+    out_.left.push_back({leaf.key, leaf.place.line, shown(leaf.value), why});
+  }
   // Where two keys of theirs are one of ours, the first one counts.
   void set(const std::string& key, Value value, const Leaf& from, const std::string& why = {}) {
-    if (auto [at, added] = set_.try_emplace(key, Set{std::move(value), &from, why}); !added && at->second.from != &from)
+    if (auto [at, added] = set_.try_emplace(key, Set{std::move(value), &from, why});
+        !added && at->second.from != &from)
       left(from, key + " is already set by " + at->second.from->key);
   }
 
   const OptionSchema* owner_of(const std::string& key) const {
     size_t dot = key.rfind('.');
     for (const OptionSchema& schema : schemas_)
-      if (dot != std::string::npos && schema.table == key.substr(0, dot) && schema.find(key.substr(dot + 1)) != nullptr) return &schema;
+      if (dot != std::string::npos && schema.table == key.substr(0, dot) &&
+          schema.find(key.substr(dot + 1)) != nullptr)
+        return &schema;
     return nullptr;
   }
 
@@ -191,24 +212,31 @@ class Migrator {
     if (leaf.key.starts_with("distributed.")) {
       // The flat form, and older names: the loader knows them, and the table they belong to.
       std::string name = leaf.key.substr(leaf.key.rfind('.') + 1), strategy = "fsdp2";
-      if (const Leaf* chosen = find("distributed.strategy"); chosen != nullptr) strategy = text::normal(chosen->value.text);
+      if (const Leaf* chosen = find("distributed.strategy"); chosen != nullptr)
+        strategy = text::normal(chosen->value.text);
       for (const StrategySchema& s : strategies_)
-        if (s.strategy == strategy && s.schema.find(name) != nullptr) return set(s.schema.table + "." + name, leaf.value, leaf);
+        if (s.strategy == strategy && s.schema.find(name) != nullptr)
+          return set(s.schema.table + "." + name, leaf.value, leaf);
     }
     std::string last = leaf.key.substr(leaf.key.rfind('.') + 1);
-    if (last == "_target_" || last == "_recursive_" || last == "_convert_") return left(leaf, "names Python code, which is not run here");
+    if (last == "_target_" || last == "_recursive_" || last == "_convert_")
+      return left(leaf, "names Python code, which is not run here");
     const ForeignName* known = find_foreign(leaf.key);
-    if (known == nullptr) known = find_foreign(std::string_view(leaf.key).substr(0, leaf.key.find('.')));
+    if (known == nullptr)
+      known = find_foreign(std::string_view(leaf.key).substr(0, leaf.key.find('.')));
     if (known == nullptr) {
       std::vector<std::string> names;
       for (const OptionSchema& schema : schemas_)
-        for (const meshwright_option* option : schema.options) names.push_back(schema.table + "." + option->name);
+        for (const meshwright_option* option : schema.options)
+          names.push_back(schema.table + "." + option->name);
       std::string near = nearest_name(leaf.key, names);
-      return left(leaf, near.empty() ? "nothing here is known to correspond" : "not known; the nearest key is " + near);
+      return left(leaf, near.empty() ? "nothing here is known to correspond"
+                                     : "not known; the nearest key is " + near);
     }
     if (is_empty(leaf.value) && known->carry != Carry::as_is) return;  // nothing was asked for
     std::string note = known->note, key = known->key;
-    if (key.empty() && leaf.value.kind == Value::Kind::boolean && !leaf.value.boolean) return;  // switched off there
+    if (key.empty() && leaf.value.kind == Value::Kind::boolean && !leaf.value.boolean)
+      return;  // switched off there
     if (known->carry == Carry::as_is) return set(key, leaf.value, leaf, implied(leaf));
     if (known->carry == Carry::lower) {
       leaf.value.text = text::normal(leaf.value.text);
@@ -216,10 +244,13 @@ class Migrator {
     }
     if (known->carry == Carry::degree && leaf.value.kind == Value::Kind::integer)
       return set(key, leaf.value.integer < 1 ? Value("auto") : leaf.value, leaf);
-    if (known->carry == Carry::seconds && is_number(leaf.value)) return set(key, number(as_number(leaf.value) / 60), leaf);
+    if (known->carry == Carry::seconds && is_number(leaf.value))
+      return set(key, number(as_number(leaf.value) / 60), leaf);
     left(leaf, key.empty() ? note : "see " + key + (note.empty() ? "" : ": " + note));
   }
-  std::string implied(const Leaf& leaf) const { return leaf.place.line == 0 ? out_.program + "'s default" : ""; }
+  std::string implied(const Leaf& leaf) const {
+    return leaf.place.line == 0 ? out_.program + "'s default" : "";
+  }
 
   // choose(value): what it is here, or nothing. `why` for a value that is a guess.
   template <class Choose>
@@ -236,7 +267,8 @@ class Migrator {
 
   void torchtitan() {
     Leaf* hf = take("checkpoint.initial_load_in_hf");
-    if (Leaf* assets = take("model.hf_assets_path"); assets != nullptr && !is_empty(assets->value)) {
+    if (Leaf* assets = take("model.hf_assets_path");
+        assets != nullptr && !is_empty(assets->value)) {
       if (hf != nullptr && is_true(hf->value))
         set("model.pretrained", Value(assets->value.text), *assets);
       else
@@ -247,64 +279,91 @@ class Migrator {
     if (b1 != nullptr || b2 != nullptr) {
       Value betas;
       betas.kind = Value::Kind::list;
-      betas.items = {b1 != nullptr ? b1->value : number(0.9), b2 != nullptr ? b2->value : number(0.95)};
+      betas.items = {b1 != nullptr ? b1->value : number(0.9),
+                     b2 != nullptr ? b2->value : number(0.95)};
       set("optimizer.betas", betas, b1 != nullptr ? *b1 : *b2);
     }
-    choose("lr_scheduler.decay_type", "lr_scheduler.lr_decay_style",
-           [](const Value& v) { return v.text == "linear" || v.text == "cosine" ? Choice(v) : std::nullopt; });
-    if (Leaf* ratio = take("lr_scheduler.decay_ratio"); ratio != nullptr && is_number(ratio->value)) {
+    choose("lr_scheduler.decay_type", "lr_scheduler.lr_decay_style", [](const Value& v) {
+      return v.text == "linear" || v.text == "cosine" ? Choice(v) : std::nullopt;
+    });
+    if (Leaf* ratio = take("lr_scheduler.decay_ratio");
+        ratio != nullptr && is_number(ratio->value)) {
       set_.erase("lr_scheduler.lr_decay_style");
-      set("lr_scheduler.lr_decay_style", Value("wsd"), *ratio, "\"wsd\" decays over the last 10% of the steps, whatever the ratio there");
+      set("lr_scheduler.lr_decay_style", Value("wsd"), *ratio,
+          "\"wsd\" decays over the last 10% of the steps, whatever the ratio there");
     }
     Leaf *factor = take("lr_scheduler.min_lr_factor"), *lr = find("optimizer.lr");
     if (factor != nullptr && lr != nullptr && is_number(factor->value) && is_number(lr->value))
-      set("lr_scheduler.min_lr", product(as_number(factor->value), as_number(lr->value)), *factor, implied(*factor));
-    Leaf *local = find("training.local_batch_size"), *replicate = find("parallelism.data_parallel_replicate_degree"),
-         *shard = take("parallelism.data_parallel_shard_degree"), *global = take("training.global_batch_size");
+      set("lr_scheduler.min_lr", product(as_number(factor->value), as_number(lr->value)), *factor,
+          implied(*factor));
+    Leaf *local = find("training.local_batch_size"),
+         *replicate = find("parallelism.data_parallel_replicate_degree"),
+         *shard = take("parallelism.data_parallel_shard_degree"),
+         *global = take("training.global_batch_size");
     auto count = [](const Leaf* leaf, int64_t fallback) {
-      return leaf != nullptr && leaf->value.kind == Value::Kind::integer && leaf->value.integer > 0 && leaf->value.integer < 1 << 20
+      return leaf != nullptr && leaf->value.kind == Value::Kind::integer &&
+                     leaf->value.integer > 0 && leaf->value.integer < 1 << 20
                  ? leaf->value.integer
                  : fallback;
     };
     if (shard != nullptr)
-      set("distributed.dp_size", count(shard, 0) > 0 ? integer(count(shard, 1) * count(replicate, 1)) : Value("auto"), *shard);
+      set("distributed.dp_size",
+          count(shard, 0) > 0 ? integer(count(shard, 1) * count(replicate, 1)) : Value("auto"),
+          *shard);
     if (count(global, 0) > 0)
       set("step_scheduler.global_batch_size", global->value, *global);
     else
-      set("step_scheduler.global_batch_size", integer(count(local, 8) * count(replicate, 1) * count(shard, 1)), *global,
-          "it means local_batch_size times the data-parallel ranks: set it for your number of ranks");
-    choose("parallelism.fsdp_reshard_after_forward", "distributed.fsdp2.reshard_after_forward", [](const Value& v) {
-      return v.text == "default"                       ? Choice(Value("auto"))
-             : v.text == "always" || v.text == "never" ? Choice(boolean(v.text == "always"))
-                                                       : std::nullopt;
-    });
+      set("step_scheduler.global_batch_size",
+          integer(count(local, 8) * count(replicate, 1) * count(shard, 1)), *global,
+          "it means local_batch_size times the data-parallel ranks: set it for your number of "
+          "ranks");
+    choose("parallelism.fsdp_reshard_after_forward", "distributed.fsdp2.reshard_after_forward",
+           [](const Value& v) {
+             return v.text == "default"                       ? Choice(Value("auto"))
+                    : v.text == "always" || v.text == "never" ? Choice(boolean(v.text == "always"))
+                                                              : std::nullopt;
+           });
     choose("parallelism.pipeline_parallel_schedule_csv", "distributed.pipeline.pp_schedule_csv",
            [](const Value& v) { return is_empty(v) ? std::nullopt : Choice(v); });
     choose("parallelism.expert_parallel_comm_backend", "distributed.moe.dispatcher",
-           [](const Value& v) { return v.text == "standard" ? Choice(Value("all_to_all")) : std::nullopt; });
+           [](const Value& v) {
+             return v.text == "standard" ? Choice(Value("all_to_all")) : std::nullopt;
+           });
     choose("training.enable_cpu_offload", "distributed.fsdp2.offload_policy",
            [](const Value& v) { return Choice(Value(is_true(v) ? "cpu" : "none")); });
     choose("activation_checkpoint.mode", "distributed.activation_checkpointing",
-           [](const Value& v) { return v.text == "none" || v.text == "full" || v.text == "selective" ? Choice(v) : std::nullopt; });
-    choose("checkpoint.last_save_in_hf", "checkpoint.export", [](const Value& v) { return Choice(Value(is_true(v) ? "final" : "none")); });
-    choose("checkpoint.async_mode", "checkpoint.async", [](const Value& v) { return Choice(boolean(v.text != "disabled")); });
-    choose("checkpoint.load_step", "checkpoint.resume",
-           [](const Value& v) { return v.kind == Value::Kind::integer && v.integer == -1 ? Choice(Value("auto")) : std::nullopt; });
+           [](const Value& v) {
+             return v.text == "none" || v.text == "full" || v.text == "selective" ? Choice(v)
+                                                                                  : std::nullopt;
+           });
+    choose("checkpoint.last_save_in_hf", "checkpoint.export",
+           [](const Value& v) { return Choice(Value(is_true(v) ? "final" : "none")); });
+    choose("checkpoint.async_mode", "checkpoint.async",
+           [](const Value& v) { return Choice(boolean(v.text != "disabled")); });
+    choose("checkpoint.load_step", "checkpoint.resume", [](const Value& v) {
+      return v.kind == Value::Kind::integer && v.integer == -1 ? Choice(Value("auto"))
+                                                               : std::nullopt;
+    });
     saves(take("checkpoint.enable"), take("checkpoint.interval"));
     if (Leaf* old = take("checkpoint.enable_checkpoint"); old != nullptr) saves(old, nullptr);
-    choose("checkpoint.keep_latest_k", "checkpoint.keep",
-           [](const Value& v) { return v.kind == Value::Kind::integer && v.integer > 0 ? Choice(v) : std::nullopt; });
+    choose("checkpoint.keep_latest_k", "checkpoint.keep", [](const Value& v) {
+      return v.kind == Value::Kind::integer && v.integer > 0 ? Choice(v) : std::nullopt;
+    });
     Leaf* data = take("training.dataset_path");
     if (data != nullptr && !is_empty(data->value))
-      set("dataset.path", data->value, *data, "a folder or file of text; dataset.kind says what is in it");
+      set("dataset.path", data->value, *data,
+          "a folder or file of text; dataset.kind says what is in it");
     Leaf* on = take("validation.enable");
     Leaf* valid = take("validation.dataset_path");
-    bool validates = on != nullptr && is_true(on->value) && valid != nullptr && !is_empty(valid->value);
+    bool validates =
+        on != nullptr && is_true(on->value) && valid != nullptr && !is_empty(valid->value);
     if (validates)
-      set("validation_dataset.path", valid->value, *valid, "a folder or file of text; validation_dataset.kind says what is in it");
-    for (const auto& [theirs, ours] : {std::pair("validation.freq", "validation_dataset.every_steps"),
-                                       {"validation.steps", "validation_dataset.num_batches"},
-                                       {"validation.seq_len", "validation_dataset.seq_len"}})
+      set("validation_dataset.path", valid->value, *valid,
+          "a folder or file of text; validation_dataset.kind says what is in it");
+    for (const auto& [theirs, ours] :
+         {std::pair("validation.freq", "validation_dataset.every_steps"),
+          {"validation.steps", "validation_dataset.num_batches"},
+          {"validation.seq_len", "validation_dataset.seq_len"}})
       if (Leaf* leaf = take(theirs); leaf != nullptr) {
         if (validates)
           set(ours, leaf->value, *leaf);
@@ -320,7 +379,8 @@ class Migrator {
   void saves(Leaf* enable, Leaf* every) {
     if (enable != nullptr && enable->value.kind == Value::Kind::boolean && !enable->value.boolean)
       set("checkpoint.every_steps", integer(0), *enable,
-          enable->place.line == 0 ? implied(*enable) + "; the last step is always saved" : "the last step is always saved");
+          enable->place.line == 0 ? implied(*enable) + "; the last step is always saved"
+                                  : "the last step is always saved");
     else if (every != nullptr)
       set("checkpoint.every_steps", every->value, *every);
   }
@@ -328,17 +388,24 @@ class Migrator {
   void automodel() {
     Leaf *target = take("model._target_"), *name = take("model.pretrained_model_name_or_path");
     auto download = [](const std::string& hub) {
-      return local_folder(hub) == hub ? std::string() : "download it first: hf download " + hub + " --local-dir " + local_folder(hub);
+      return local_folder(hub) == hub
+                 ? std::string()
+                 : "download it first: hf download " + hub + " --local-dir " + local_folder(hub);
     };
     if (name != nullptr && name->value.kind == Value::Kind::string) {
       bool random = target != nullptr && target->value.text.ends_with("from_config");
       std::string folder = local_folder(name->value.text);
-      set(random ? "model.config" : "model.pretrained", Value(random ? folder + "/config.json" : folder), *name,
-          download(name->value.text));
+      set(random ? "model.config" : "model.pretrained",
+          Value(random ? folder + "/config.json" : folder), *name, download(name->value.text));
     }
-    for (const char* key : {"model.config.pretrained_model_name_or_path", "model.config.name_or_path", "model.config"})
-      if (Leaf* config = take(key); config != nullptr && config->value.kind == Value::Kind::string && !set_.contains("model.config"))
-        set("model.config", Value(local_folder(config->value.text) + (config->value.text.ends_with(".json") ? "" : "/config.json")),
+    for (const char* key : {"model.config.pretrained_model_name_or_path",
+                            "model.config.name_or_path", "model.config"})
+      if (Leaf* config = take(key); config != nullptr &&
+                                    config->value.kind == Value::Kind::string &&
+                                    !set_.contains("model.config"))
+        set("model.config",
+            Value(local_folder(config->value.text) +
+                  (config->value.text.ends_with(".json") ? "" : "/config.json")),
             *config, download(config->value.text));
     if (Leaf* optimizer = take("optimizer._target_"); optimizer != nullptr) {
       std::string kind = optimizer->value.text.substr(optimizer->value.text.rfind('.') + 1);
@@ -363,18 +430,20 @@ class Migrator {
                                                       : std::nullopt;
     });
     choose(
-        "checkpoint.checkpoint_dir", "run.dir", [](const Value& v) { return Choice(Value(v.text)); },
+        "checkpoint.checkpoint_dir", "run.dir",
+        [](const Value& v) { return Choice(Value(v.text)); },
         "checkpoints lie in <run.dir>/<run.name>/checkpoints");
     dataset("dataset");
     bool validation = dataset("validation_dataset");
     choose("packed_sequence.packed_sequence_size", "dataset.seq_len", [&](const Value& v) {
-      bool packs =
-          v.kind == Value::Kind::integer && v.integer > 0 && find("dataset.seq_length") == nullptr && find("dataset.seq_len") == nullptr;
+      bool packs = v.kind == Value::Kind::integer && v.integer > 0 &&
+                   find("dataset.seq_length") == nullptr && find("dataset.seq_len") == nullptr;
       return packs ? Choice(v) : std::nullopt;
     });
-    for (const auto& [theirs, ours] : {std::pair("step_scheduler.val_every_steps", "validation_dataset.every_steps"),
-                                       {"validation_dataset.seq_length", "validation_dataset.seq_len"},
-                                       {"validation_dataset.seq_len", "validation_dataset.seq_len"}})
+    for (const auto& [theirs, ours] :
+         {std::pair("step_scheduler.val_every_steps", "validation_dataset.every_steps"),
+          {"validation_dataset.seq_length", "validation_dataset.seq_len"},
+          {"validation_dataset.seq_len", "validation_dataset.seq_len"}})
       if (Leaf* leaf = take(theirs); leaf != nullptr) {
         if (validation)
           set(ours, leaf->value, *leaf);
@@ -394,11 +463,13 @@ class Migrator {
                        : kind.find("mock") != std::string::npos    ? "mock"
                                                                    : nullptr;
     if (ours == nullptr) {
-      left(*target, "data of the hub and for conversations is not read; " + table + ".path names text or tokens on this machine");
+      left(*target, "data of the hub and for conversations is not read; " + table +
+                        ".path names text or tokens on this machine");
       return false;
     }
     set(table + ".kind", Value(ours), *target, "after the name of the class");
-    if (paths != nullptr && paths->value.kind == Value::Kind::list && paths->value.items.size() == 1) {
+    if (paths != nullptr && paths->value.kind == Value::Kind::list &&
+        paths->value.items.size() == 1) {
       Value only = paths->value.items[0];
       paths->value = std::move(only);
     }
@@ -414,12 +485,16 @@ class Migrator {
       std::string name = text::normal(v.text);
       return name == "adamw" || name == "sgd" ? Choice(Value(name)) : std::nullopt;
     });
-    // Both programs send a local batch through the pipeline at once; here its size is a key of its own.
+    // Both programs send a local batch through the pipeline at once; here its size is a key of its
+    // own.
     Leaf* micro = find("distributed.pipeline.pp_microbatch_size");
     if (micro == nullptr) micro = find("parallelism.pipeline_parallel_microbatch_size");
-    const Leaf* local = find(titan_ ? "training.local_batch_size" : "step_scheduler.local_batch_size");
-    if (micro != nullptr && local != nullptr && find("distributed.pipeline.pp_batch_size") == nullptr)
-      set("distributed.pipeline.pp_batch_size", local->value, *local, "a local batch passes the pipeline at once");
+    const Leaf* local =
+        find(titan_ ? "training.local_batch_size" : "step_scheduler.local_batch_size");
+    if (micro != nullptr && local != nullptr &&
+        find("distributed.pipeline.pp_batch_size") == nullptr)
+      set("distributed.pipeline.pp_batch_size", local->value, *local,
+          "a local batch passes the pipeline at once");
     choose("gradient_checkpointing", "distributed.activation_checkpointing",
            [](const Value& v) { return Choice(Value(is_true(v) ? "full" : "none")); });
   }
@@ -430,9 +505,11 @@ class Migrator {
       auto found = set_.find(schema.table + "." + option->name);
       if (found == set_.end()) continue;
       const auto& [key, set] = *found;
-      body += std::string(option->name) + " = " + to_toml(set.value) + (set.why.empty() ? "" : "  # guessed: " + one_line(set.why)) + "\n";
+      body += std::string(option->name) + " = " + to_toml(set.value) +
+              (set.why.empty() ? "" : "  # guessed: " + one_line(set.why)) + "\n";
       bool theirs = set.from->place.line > 0;
-      Line line{set.from->key, set.from->place.line, theirs ? shown(set.from->value) : "not said", key + " = " + to_toml(set.value)};
+      Line line{set.from->key, set.from->place.line, theirs ? shown(set.from->value) : "not said",
+                key + " = " + to_toml(set.value)};
       if (set.why.empty()) {
         out_.carried.push_back(std::move(line));
       } else {
@@ -465,27 +542,33 @@ class Migrator {
       for (const Error& error : diagnostics.errors())
         for (auto it = set_.begin(); it != set_.end(); ++it)
           if (error.key() == it->first || error.key().starts_with(it->first + ".")) {
-            left(*it->second.from, "not taken as " + it->first + " = " + shown(it->second.value) + ": " + error.message());
+            left(*it->second.from, "not taken as " + it->first + " = " + shown(it->second.value) +
+                                       ": " + error.message());
             set_.erase(it);
             removed = true;
             break;
           }
       if (removed) continue;
-      for (const Error& error : diagnostics.errors()) out_.missing.push_back({error.key(), 0, "", error.message()});
+      for (const Error& error : diagnostics.errors())
+        out_.missing.push_back({error.key(), 0, "", error.message()});
       return;
     }
   }
 
   void say_missing() {
     if (!set_.contains("model.config") && !set_.contains("model.pretrained"))
-      out_.missing.push_back({"model.config", 0, "", "a Hugging Face config.json, or model.pretrained, a folder with weights"});
+      out_.missing.push_back(
+          {"model.config", 0, "",
+           "a Hugging Face config.json, or model.pretrained, a folder with weights"});
     auto kind = set_.find("dataset.kind");
     bool mock = kind != set_.end() && kind->second.value.text == "mock";
     if (!set_.contains("dataset.path") && !mock)
-      out_.missing.push_back(
-          {"dataset.path", 0, "", "files of text or tokens on this machine, and dataset.kind; `meshwright tokenize` makes tokens"});
+      out_.missing.push_back({"dataset.path", 0, "",
+                              "files of text or tokens on this machine, and dataset.kind; "
+                              "`meshwright tokenize` makes tokens"});
     if (!set_.contains("step_scheduler.max_steps"))
-      out_.missing.push_back({"step_scheduler.max_steps", 0, "", "the length of the run in steps; 200 unless it is set"});
+      out_.missing.push_back({"step_scheduler.max_steps", 0, "",
+                              "the length of the run in steps; 200 unless it is set"});
   }
 
   std::vector<Leaf> leaves_;
@@ -498,7 +581,8 @@ class Migrator {
 
 }  // namespace
 
-Migration migrate(std::string_view text, const std::string& file, const std::vector<StrategySchema>& strategies) {
+Migration migrate(std::string_view text, const std::string& file,
+                  const std::vector<StrategySchema>& strategies) {
   auto ends = [&](const char* end) { return text::normal(file).ends_with(end); };
   std::vector<Leaf> leaves;
   bool titan = ends(".toml");
@@ -506,7 +590,8 @@ Migration migrate(std::string_view text, const std::string& file, const std::vec
     Diagnostics diagnostics;
     std::optional<Value> root = parse_toml(text, file, diagnostics);
     if (!root) {
-      Error found = diagnostics.errors().front(), error(ErrorCode::bad_foreign_config, file + ": no valid TOML: " + found.message());
+      Error found = diagnostics.errors().front(),
+            error(ErrorCode::bad_foreign_config, file + ": no valid TOML: " + found.message());
       error.at(found.origin());
       for (const std::string& help : found.helps()) error.help(help);
       throw error;
@@ -515,21 +600,27 @@ Migration migrate(std::string_view text, const std::string& file, const std::vec
   } else if (ends(".yaml") || ends(".yml")) {
     flatten(parse_yaml(text, file), "", leaves);
   } else {
-    throw Error(ErrorCode::bad_foreign_config, file + ": a file of torchtitan ends in .toml, one of Automodel in .yaml")
+    throw Error(ErrorCode::bad_foreign_config,
+                file + ": a file of torchtitan ends in .toml, one of Automodel in .yaml")
         .help("give the file the ending of what is in it");
   }
   auto has = [&](std::string_view table) {
-    return std::any_of(leaves.begin(), leaves.end(), [&](const Leaf& leaf) { return leaf.key.starts_with(table); });
+    return std::any_of(leaves.begin(), leaves.end(),
+                       [&](const Leaf& leaf) { return leaf.key.starts_with(table); });
   };
-  bool known = titan ? has("training.") || has("parallelism.") || has("job.") || has("lr_scheduler.") || has("optimizer.")
-                     : has("step_scheduler.") || has("model.") || has("distributed.") || has("optimizer.");
+  bool known =
+      titan ? has("training.") || has("parallelism.") || has("job.") || has("lr_scheduler.") ||
+                  has("optimizer.")
+            : has("step_scheduler.") || has("model.") || has("distributed.") || has("optimizer.");
   if (!known)
-    throw Error(ErrorCode::bad_foreign_config, file + ": none of the tables that " + (titan ? "torchtitan" : "Automodel") + " has")
+    throw Error(ErrorCode::bad_foreign_config,
+                file + ": none of the tables that " + (titan ? "torchtitan" : "Automodel") + " has")
         .at({Origin::Source::file, file, 1, 1})
         .help(titan ? "torchtitan's tables are [training], [parallelism], [optimizer], ..."
                     : "Automodel's tables are step_scheduler, model, distributed, ...");
   if (titan && (has("step_scheduler.") || has("distributed.")))
-    throw Error(ErrorCode::bad_foreign_config, file + ": this is a configuration of Meshwright already")
+    throw Error(ErrorCode::bad_foreign_config,
+                file + ": this is a configuration of Meshwright already")
         .help("meshwright validate " + file);
   return Migrator(std::move(leaves), titan, strategies).run();
 }
@@ -545,8 +636,9 @@ boost::json::object migration_json(const Migration& migration) {
                      {"text", line.text}});
     return out;
   };
-  return {{"program", migration.program},       {"toml", migration.toml},       {"carried", list(migration.carried)},
-          {"guessed", list(migration.guessed)}, {"left", list(migration.left)}, {"missing", list(migration.missing)}};
+  return {{"program", migration.program},       {"toml", migration.toml},
+          {"carried", list(migration.carried)}, {"guessed", list(migration.guessed)},
+          {"left", list(migration.left)},       {"missing", list(migration.missing)}};
 }
 
 }  // namespace meshwright::config

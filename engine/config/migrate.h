@@ -12,21 +12,26 @@ namespace meshwright::config {
 
 struct Migration {
   struct Line {
-    std::string key;    // where it comes from: "training.steps", or ours for what nothing was said about
-    int line = 0;       // in the file; 0: nothing stands there
+    std::string
+        key;       // where it comes from: "training.steps", or ours for what nothing was said about
+    int line = 0;  // in the file; 0: nothing stands there
     std::string value;  // as it was written there
-    std::string text;   // ours ("step_scheduler.max_steps = 100"), or why it could not be carried over
+    std::string
+        text;  // ours ("step_scheduler.max_steps = 100"), or why it could not be carried over
   };
   std::string program;        // "torchtitan" or "Automodel"
   std::string toml;           // a configuration of ours, checked
   std::vector<Line> carried;  // said there, and the same here
-  std::vector<Line> guessed;  // chosen: the two do not mean quite the same, or the other program's default
+  std::vector<Line>
+      guessed;  // chosen: the two do not mean quite the same, or the other program's default
   std::vector<Line> left;     // not carried over
   std::vector<Line> missing;  // what train still wants
 };
 
-// `file` says by its ending which of the two `text` is. Throws Error(bad_foreign_config) with the place for what cannot be read.
-Migration migrate(std::string_view text, const std::string& file, const std::vector<StrategySchema>& strategies);
+// `file` says by its ending which of the two `text` is. Throws Error(bad_foreign_config) with the
+// place for what cannot be read.
+Migration migrate(std::string_view text, const std::string& file,
+                  const std::vector<StrategySchema>& strategies);
 boost::json::object migration_json(const Migration& migration);
 
 }  // namespace meshwright::config

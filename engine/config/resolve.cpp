@@ -1,4 +1,5 @@
-// The second pass: every value against its schema, older forms moved to where they belong, all problems collected.
+// The second pass: every value against its schema, older forms moved to where they belong, all
+// problems collected.
 #include <algorithm>
 #include <set>
 
@@ -29,7 +30,8 @@ std::vector<Alias> aliases_of(const meshwright_option& option) {
     size_t brace = text.find('{');
     alias.name = text.substr(0, brace);
     if (brace != std::string::npos)
-      for (const std::string& pair : text::split(text.substr(brace + 1, text.find('}') - brace - 1), ','))
+      for (const std::string& pair :
+           text::split(text.substr(brace + 1, text.find('}') - brace - 1), ','))
         if (size_t equals = pair.find('='); equals != std::string::npos)
           alias.values.emplace_back(pair.substr(0, equals), pair.substr(equals + 1));
     out.push_back(std::move(alias));
@@ -39,7 +41,8 @@ std::vector<Alias> aliases_of(const meshwright_option& option) {
 
 class Resolver {
  public:
-  Resolver(const Source::Impl& source, const std::vector<StrategySchema>& strategies, const std::string& active, Diagnostics& diagnostics)
+  Resolver(const Source::Impl& source, const std::vector<StrategySchema>& strategies,
+           const std::string& active, Diagnostics& diagnostics)
       : source_(source), strategies_(strategies), active_(active), diagnostics_(diagnostics) {}
 
   Config run(const std::string& strategy) {
@@ -61,7 +64,9 @@ class Resolver {
     auto it = config_.tables.find(name);
     return it == config_.tables.end() ? nullptr : &it->second;
   }
-  static std::string full_key(const std::string& table, const std::string& name) { return table.empty() ? name : join_key(table, name); }
+  static std::string full_key(const std::string& table, const std::string& name) {
+    return table.empty() ? name : join_key(table, name);
+  }
 
   const StrategySchema* active_schema() const {
     for (const StrategySchema& s : strategies_)
@@ -79,11 +84,13 @@ class Resolver {
       } else if (option != nullptr) {
         set(*here, *option, entry, entry.key);
       } else if (find_table(key) != nullptr) {
-        diagnostics_.add(Error(ErrorCode::wrong_type, key + " is a table, found " + found_text(entry.value))
-                             .key(key)
-                             .at(source_.origin(entry.value.place))
-                             .help("write [" + key + "] on a line of its own, with its keys below"));
-      } else if (std::find(std::begin(kDroppedKeys), std::end(kDroppedKeys), entry.key) != std::end(kDroppedKeys) &&
+        diagnostics_.add(
+            Error(ErrorCode::wrong_type, key + " is a table, found " + found_text(entry.value))
+                .key(key)
+                .at(source_.origin(entry.value.place))
+                .help("write [" + key + "] on a line of its own, with its keys below"));
+      } else if (std::find(std::begin(kDroppedKeys), std::end(kDroppedKeys), entry.key) !=
+                     std::end(kDroppedKeys) &&
                  name.starts_with("distributed")) {
         diagnostics_.notice(key + " has no meaning here and is left out");
       } else if (!read_elsewhere(name, entry) && !nested_names(name, entry)) {
@@ -95,11 +102,13 @@ class Resolver {
   // Under an older name, or in the flat form.
   bool read_elsewhere(const std::string& name, const Entry& entry) {
     Options* here = find_table(name);
-    return (here != nullptr && by_alias(*here, entry)) || (name == "distributed" && flat_form(entry));
+    return (here != nullptr && by_alias(*here, entry)) ||
+           (name == "distributed" && flat_form(entry));
   }
 
-  // A table that the original nests where options stand side by side today: [multimodal] frozen_sharding is the older name
-  // "multimodal.frozen_sharding". False when no older name starts like that.
+  // A table that the original nests where options stand side by side today: [multimodal]
+  // frozen_sharding is the older name "multimodal.frozen_sharding". False when no older name starts
+  // like that.
   bool nested_names(const std::string& name, const Entry& table) {
     if (!table.value.is_table()) return false;
     const std::string prefix = table.key + ".";
@@ -107,40 +116,48 @@ class Resolver {
       const auto& all = options.schema().options;
       return std::any_of(all.begin(), all.end(), [&](const meshwright_option* option) {
         auto aliases = aliases_of(*option);
-        return std::any_of(aliases.begin(), aliases.end(), [&](const Alias& alias) { return alias.name.starts_with(prefix); });
+        return std::any_of(aliases.begin(), aliases.end(),
+                           [&](const Alias& alias) { return alias.name.starts_with(prefix); });
       });
     };
     const Options* here = find_table(name);
     bool known = here != nullptr && has_such_alias(*here);
     if (name == "distributed")
       for (const StrategySchema& s : strategies_)
-        if (const Options* theirs = find_table(s.schema.table)) known = known || has_such_alias(*theirs);
+        if (const Options* theirs = find_table(s.schema.table))
+          known = known || has_such_alias(*theirs);
     if (!known) return false;
     for (const Entry& entry : table.value.entries) {
       Entry one = entry;
       one.key = prefix + entry.key;
-      if (!read_elsewhere(name, one)) unknown(name + "." + table.key, full_key(name + "." + table.key, entry.key), entry);
+      if (!read_elsewhere(name, one))
+        unknown(name + "." + table.key, full_key(name + "." + table.key, entry.key), entry);
     }
     return true;
   }
 
   // Checks and stores one value under `option`'s own name.
-  void set(Options& table, const meshwright_option& option, const Entry& entry, const std::string& written,
-           const Value* replaced = nullptr) {
+  void set(Options& table, const meshwright_option& option, const Entry& entry,
+           const std::string& written, const Value* replaced = nullptr) {
     const Value& value = replaced != nullptr ? *replaced : entry.value;
     std::string key = full_key(table.schema().table, option.name);
     Origin origin = source_.origin(entry.value.place);
     if (table.is_given(option.name)) {
       diagnostics_.add(
-          Error(ErrorCode::conflict, key + " is set twice, the second time as " + written).key(key).at(origin).help("keep one of the two"));
+          Error(ErrorCode::conflict, key + " is set twice, the second time as " + written)
+              .key(key)
+              .at(origin)
+              .help("keep one of the two"));
       return;
     }
     if (set_as_text(table, option, value, key, origin)) return;
     std::optional<OptionValue> converted = to_option_value(value);
     bool takes_tables = (option.type & MESHWRIGHT_STRING_MAP) != 0;
-    if (!converted && value.is_table() && value.entries.empty() && takes_tables) converted = StringMap{};
+    if (!converted && value.is_table() && value.entries.empty() && takes_tables)
+      converted = StringMap{};
     if (!converted || (value.is_table() && !takes_tables)) {
-      Error error(ErrorCode::wrong_type, key + " wants " + describe_type(option) + ", found " + found_text(value));
+      Error error(ErrorCode::wrong_type,
+                  key + " wants " + describe_type(option) + ", found " + found_text(value));
       error.key(key).at(origin);
       for (const std::string& help : fitting_settings(option, key)) error.help(help);
       diagnostics_.add(std::move(error));
@@ -153,14 +170,16 @@ class Resolver {
       return;
     }
     // Said to those who ask for something, not to those who write the default down.
-    if ((option.flags & MESHWRIGHT_NO_EFFECT) != 0 && table.value(option.name) != default_of(option))
+    if ((option.flags & MESHWRIGHT_NO_EFFECT) != 0 &&
+        table.value(option.name) != default_of(option))
       diagnostics_.notice(key + " is accepted, but has no effect here: " + option.doc);
   }
 
-  // --set run.name=2026-11-22: TOML reads a date there, but the option wants a string, so the text itself is meant. False when the value
-  // is one that the option takes as it is, or when the text is none that it takes.
-  static bool set_as_text(Options& table, const meshwright_option& option, const Value& value, const std::string& key,
-                          const Origin& origin) {
+  // --set run.name=2026-11-22: TOML reads a date there, but the option wants a string, so the text
+  // itself is meant. False when the value is one that the option takes as it is, or when the text
+  // is none that it takes.
+  static bool set_as_text(Options& table, const meshwright_option& option, const Value& value,
+                          const std::string& key, const Origin& origin) {
     if (value.typed.empty() || (option.type & MESHWRIGHT_STRING) == 0) return false;
     auto fits = [&](const std::optional<OptionValue>& candidate) {
       try {
@@ -171,7 +190,8 @@ class Resolver {
       }
     };
     bool numbers_too = (option.type & (MESHWRIGHT_INT | MESHWRIGHT_NUMBER)) != 0;
-    if (numbers_too && (value.kind == Value::Kind::integer || value.kind == Value::Kind::number)) return false;  // 0 may be out of range
+    if (numbers_too && (value.kind == Value::Kind::integer || value.kind == Value::Kind::number))
+      return false;  // 0 may be out of range
     OptionValue text(value.typed);
     if (fits(to_option_value(value)) || !fits(text)) return false;
     table.set(option.name, text, origin);
@@ -179,10 +199,12 @@ class Resolver {
   }
 
   // The help of a refusal: settings that the option takes.
-  static std::vector<std::string> fitting_settings(const meshwright_option& option, const std::string& key) {
+  static std::vector<std::string> fitting_settings(const meshwright_option& option,
+                                                   const std::string& key) {
     try {
       bool takes_tables = (option.type & MESHWRIGHT_STRING_MAP) != 0;
-      check_option(option, takes_tables ? OptionValue(StringTable{{}}) : OptionValue(StringMap{}), key);
+      check_option(option, takes_tables ? OptionValue(StringTable{{}}) : OptionValue(StringMap{}),
+                   key);
     } catch (const Error& error) {
       return error.helps();
     }
@@ -194,7 +216,8 @@ class Resolver {
       for (const Alias& alias : aliases_of(*option)) {
         if (alias.name != entry.key) continue;
         Value value = entry.value;
-        std::string text = value.kind == Value::Kind::boolean ? (value.boolean ? "true" : "false") : value.text;
+        std::string text =
+            value.kind == Value::Kind::boolean ? (value.boolean ? "true" : "false") : value.text;
         for (const auto& [old, today] : alias.values) {
           if (old != text) continue;
           value = parse_toml_value(today).value_or(Value(today));
@@ -208,7 +231,8 @@ class Resolver {
     return false;
   }
 
-  // The flat form of the original: an option of a strategy right in [distributed]. The active strategy goes first.
+  // The flat form of the original: an option of a strategy right in [distributed]. The active
+  // strategy goes first.
   bool flat_form(const Entry& entry) {
     std::vector<const StrategySchema*> order;
     if (const StrategySchema* active = active_schema()) order.push_back(active);
@@ -218,8 +242,8 @@ class Resolver {
       Options* table = find_table(s->schema.table);
       if (table == nullptr) continue;
       if (const meshwright_option* option = table->schema().find(entry.key)) {
-        diagnostics_.notice("distributed." + entry.key + " belongs to [" + s->schema.table + "]; it is read as " + s->schema.table + "." +
-                            entry.key);
+        diagnostics_.notice("distributed." + entry.key + " belongs to [" + s->schema.table +
+                            "]; it is read as " + s->schema.table + "." + entry.key);
         set(*table, *option, entry, "distributed." + entry.key);
         return true;
       }
@@ -230,10 +254,12 @@ class Resolver {
 
   void unknown(const std::string& table, const std::string& key, const Entry& entry) {
     if (table == "distributed" && entry.value.is_table()) {
-      // A table of a strategy that was not found: it cannot be checked, and it does nothing. That the one asked for was not found is
-      // an error of its own.
-      if (active_.empty() && text::normal(entry.key) == text::normal(config_.requested_strategy)) return;
-      std::vector<std::string> names = {"distributed.mp_policy", "distributed.moe", "distributed.pipeline"};
+      // A table of a strategy that was not found: it cannot be checked, and it does nothing. That
+      // the one asked for was not found is an error of its own.
+      if (active_.empty() && text::normal(entry.key) == text::normal(config_.requested_strategy))
+        return;
+      std::vector<std::string> names = {"distributed.mp_policy", "distributed.moe",
+                                        "distributed.pipeline"};
       for (const StrategySchema& s : strategies_) names.push_back(s.schema.table);
       std::string near = nearest_name(key, names);
       diagnostics_.warning("[" + key + "] belongs to no strategy that was found, and is left out" +
@@ -241,33 +267,42 @@ class Resolver {
       return;
     }
     std::vector<std::string> names;
-    Error error(ErrorCode::unknown_key, (entry.value.is_table() ? "unknown table [" + key + "]" : "unknown key " + key));
+    Error error(ErrorCode::unknown_key,
+                (entry.value.is_table() ? "unknown table [" + key + "]" : "unknown key " + key));
     error.key(key).at(source_.origin(entry.place));
     const Options* here = find_table(table);
     if (here != nullptr)
-      for (const meshwright_option* option : here->schema().options) names.emplace_back(option->name);
+      for (const meshwright_option* option : here->schema().options)
+        names.emplace_back(option->name);
     std::string prefix = table.empty() ? "" : table + ".";
     for (const auto& [name, options] : config_.tables)
-      if (name.starts_with(prefix) && name.size() > prefix.size() && name.find('.', prefix.size()) == std::string::npos)
+      if (name.starts_with(prefix) && name.size() > prefix.size() &&
+          name.find('.', prefix.size()) == std::string::npos)
         names.push_back(name.substr(prefix.size()));
     std::string near = nearest_name(entry.key, names);
     if (tell_foreign(error, key, entry) > 0) {
       // The key here is the whole answer.
     } else {
       std::string home = home_of(entry.key, table);
-      if (!home.empty() && (near.empty() || near != entry.key)) error.help(entry.key + " belongs to [" + home + "]: move it there");
+      if (!home.empty() && (near.empty() || near != entry.key))
+        error.help(entry.key + " belongs to [" + home + "]: move it there");
       if (!near.empty()) error.help("did you mean " + full_key(table, near) + "?");
-      const ForeignName* foreign = home.empty() && near.empty() ? find_foreign_elsewhere(entry.key) : nullptr;
+      const ForeignName* foreign =
+          home.empty() && near.empty() ? find_foreign_elsewhere(entry.key) : nullptr;
       if (foreign != nullptr)
         error.help(foreign_text(*foreign, entry.key));
       else if (home.empty() && near.empty())
-        error.help((entry.place.source == Origin::Source::command_line ? "remove --set " + key : std::string("remove the line")) +
-                   "; `meshwright config explain" + (table.empty() ? std::string() : " " + table) + "` lists the keys");
+        error.help((entry.place.source == Origin::Source::command_line
+                        ? "remove --set " + key
+                        : std::string("remove the line")) +
+                   "; `meshwright config explain" + (table.empty() ? std::string() : " " + table) +
+                   "` lists the keys");
     }
     diagnostics_.add(std::move(error));
   }
 
-  // Says what the names of another program are here: of the key itself, or of the keys of a table. Returns how many it knew.
+  // Says what the names of another program are here: of the key itself, or of the keys of a table.
+  // Returns how many it knew.
   static int tell_foreign(Error& error, const std::string& key, const Entry& entry) {
     constexpr int kMostLines = 8;
     int told = 0;
@@ -283,18 +318,24 @@ class Resolver {
     return told;
   }
 
-  // The one other table that has a key of this name. Of the same options under several strategies the active one counts, and validation
-  // data is set up like the data. A name that several tables know, like "name", says nothing about where it was meant to stand.
+  // The one other table that has a key of this name. Of the same options under several strategies
+  // the active one counts, and validation data is set up like the data. A name that several tables
+  // know, like "name", says nothing about where it was meant to stand.
   std::string home_of(const std::string& name, const std::string& not_this) const {
     const StrategySchema* active = active_schema();
     std::vector<std::string> homes;
     for (const auto& [table, options] : config_.tables) {
       bool inactive =
           (active == nullptr || table != active->schema.table) &&
-          std::any_of(strategies_.begin(), strategies_.end(), [&, here = table](const auto& s) { return s.schema.table == here; });
-      if (table != not_this && !table.empty() && !inactive && options.schema().find(name) != nullptr) homes.push_back(table);
+          std::any_of(strategies_.begin(), strategies_.end(),
+                      [&, here = table](const auto& s) { return s.schema.table == here; });
+      if (table != not_this && !table.empty() && !inactive &&
+          options.schema().find(name) != nullptr)
+        homes.push_back(table);
     }
-    auto has = [&](const char* table) { return std::find(homes.begin(), homes.end(), table) != homes.end(); };
+    auto has = [&](const char* table) {
+      return std::find(homes.begin(), homes.end(), table) != homes.end();
+    };
     if (has("dataset")) std::erase(homes, "validation_dataset");
     if (has("distributed.mp_policy")) std::erase(homes, "distributed.moe.mp_policy");
     return homes.size() == 1 ? homes[0] : std::string();
@@ -310,28 +351,33 @@ class Resolver {
                            .help("set model.pretrained = \"none\" for random weights")
                            .help("set model.config = \"none\" to load the folder's weights"));
     const Options& optimizer = config_.tables.at("optimizer");
-    if (const auto* betas = std::get_if<std::vector<double>>(&optimizer.value("betas")); betas != nullptr && betas->size() != 2)
-      diagnostics_.add(Error(ErrorCode::out_of_range, "optimizer.betas wants two numbers, found " + std::to_string(betas->size()))
+    if (const auto* betas = std::get_if<std::vector<double>>(&optimizer.value("betas"));
+        betas != nullptr && betas->size() != 2)
+      diagnostics_.add(Error(ErrorCode::out_of_range, "optimizer.betas wants two numbers, found " +
+                                                          std::to_string(betas->size()))
                            .key("optimizer.betas")
                            .at(optimizer.origin("betas"))
                            .help("set optimizer.betas = [0.9, 0.95]"));
     const Options& schedule = config_.tables.at("lr_scheduler");
     if (schedule.get_number("min_lr") > optimizer.get_number("lr"))
-      diagnostics_.add(Error(ErrorCode::conflict, "lr_scheduler.min_lr = " + meshwright::to_toml(schedule.value("min_lr")) +
-                                                      " is above optimizer.lr = " + meshwright::to_toml(optimizer.value("lr")))
-                           .key("lr_scheduler.min_lr")
-                           .at(schedule.origin("min_lr"))
-                           .help("set lr_scheduler.min_lr = 0")
-                           .help("set lr_scheduler.min_lr = " + meshwright::to_toml(optimizer.value("lr")) +
-                                 " and lr_scheduler.lr_decay_style = \"constant\""));
+      diagnostics_.add(
+          Error(ErrorCode::conflict,
+                "lr_scheduler.min_lr = " + meshwright::to_toml(schedule.value("min_lr")) +
+                    " is above optimizer.lr = " + meshwright::to_toml(optimizer.value("lr")))
+              .key("lr_scheduler.min_lr")
+              .at(schedule.origin("min_lr"))
+              .help("set lr_scheduler.min_lr = 0")
+              .help("set lr_scheduler.min_lr = " + meshwright::to_toml(optimizer.value("lr")) +
+                    " and lr_scheduler.lr_decay_style = \"constant\""));
   }
 
   void read_shared() {
     Diagnostics found;
     try {
-      config_.shared = read_shared_options(config_.tables.at("distributed"), config_.tables.at("distributed.mp_policy"),
-                                           config_.tables.at("distributed.moe"), config_.tables.at("distributed.moe.mp_policy"),
-                                           config_.tables.at("distributed.pipeline"), found);
+      config_.shared = read_shared_options(
+          config_.tables.at("distributed"), config_.tables.at("distributed.mp_policy"),
+          config_.tables.at("distributed.moe"), config_.tables.at("distributed.moe.mp_policy"),
+          config_.tables.at("distributed.pipeline"), found);
       check_pipeline_options(config_.shared, found);
     } catch (const Error& error) {
       found.add(error);
@@ -342,7 +388,8 @@ class Resolver {
     check_styles();
   }
 
-  // A table of pattern = style needs no model to be judged, so each wrong style is told with its own line.
+  // A table of pattern = style needs no model to be judged, so each wrong style is told with its
+  // own line.
   void check_styles() {
     for (const auto& [pattern, style] : config_.shared.tp_plan.patterns) {
       try {
@@ -362,7 +409,8 @@ class Resolver {
   }
 
   // Where a pattern was written; its dots may have become nested tables.
-  static const Entry* find_pattern(const Value& table, const std::string& prefix, const std::string& pattern) {
+  static const Entry* find_pattern(const Value& table, const std::string& prefix,
+                                   const std::string& pattern) {
     for (const Entry& entry : table.entries) {
       std::string name = prefix.empty() ? entry.key : prefix + "." + entry.key;
       if (!entry.value.is_table() && name == pattern) return &entry;
@@ -383,13 +431,16 @@ class Resolver {
 
 Error placed(Error error, const Config& config) {
   if (error.origin().source != Origin::Source::builtin) return error;
-  // The longest table that the key lies in; what follows is the option, and perhaps a part of its value.
+  // The longest table that the key lies in; what follows is the option, and perhaps a part of its
+  // value.
   std::string_view key = error.key();
-  for (size_t dot = key.rfind('.'); dot != std::string_view::npos && dot > 0; dot = key.rfind('.', dot - 1)) {
+  for (size_t dot = key.rfind('.'); dot != std::string_view::npos && dot > 0;
+       dot = key.rfind('.', dot - 1)) {
     auto it = config.tables.find(std::string(key.substr(0, dot)));
     if (it == config.tables.end()) continue;
     std::string_view name = key.substr(dot + 1, key.find('.', dot + 1) - dot - 1);
-    if (it->second.schema().find(name) != nullptr && it->second.is_given(name)) error.at(it->second.origin(name));
+    if (it->second.schema().find(name) != nullptr && it->second.is_given(name))
+      error.at(it->second.origin(name));
     break;
   }
   return error;
@@ -397,7 +448,8 @@ Error placed(Error error, const Config& config) {
 
 const Options& Config::table(const std::string& name) const {
   auto it = tables.find(name);
-  if (it == tables.end()) throw Error(ErrorCode::internal, "there is no configuration table " + name);
+  if (it == tables.end())
+    throw Error(ErrorCode::internal, "there is no configuration table " + name);
   return it->second;
 }
 
@@ -410,7 +462,8 @@ StrategyConfig Config::strategy_config(const StrategySchema& schema) const {
   return out;
 }
 
-Config resolve(const Source& source, const std::vector<StrategySchema>& strategies, const std::string& active, Diagnostics& diagnostics) {
+Config resolve(const Source& source, const std::vector<StrategySchema>& strategies,
+               const std::string& active, Diagnostics& diagnostics) {
   return Resolver(source.impl(), strategies, active, diagnostics).run(source.strategy());
 }
 

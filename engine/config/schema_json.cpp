@@ -13,7 +13,8 @@ json::value literal_json(const OptionValue& value) {
   if (const int64_t* i = std::get_if<int64_t>(&value)) return *i;
   if (const double* d = std::get_if<double>(&value)) return *d;
   if (const auto* s = std::get_if<std::string>(&value)) return json::value(*s);
-  if (const auto* n = std::get_if<std::vector<double>>(&value)) return json::array(n->begin(), n->end());
+  if (const auto* n = std::get_if<std::vector<double>>(&value))
+    return json::array(n->begin(), n->end());
   if (std::holds_alternative<std::vector<std::string>>(value)) {
     json::array out;
     for (const std::string& s : std::get<std::vector<std::string>>(value)) out.emplace_back(s);
@@ -23,7 +24,8 @@ json::value literal_json(const OptionValue& value) {
 }
 
 void bounds(json::object& out, const meshwright_option& o) {
-  if ((o.flags & MESHWRIGHT_NO_MIN) == 0) out[(o.flags & MESHWRIGHT_OPEN_MIN) != 0 ? "exclusiveMinimum" : "minimum"] = o.min;
+  if ((o.flags & MESHWRIGHT_NO_MIN) == 0)
+    out[(o.flags & MESHWRIGHT_OPEN_MIN) != 0 ? "exclusiveMinimum" : "minimum"] = o.min;
   if ((o.flags & MESHWRIGHT_NO_MAX) == 0) out["maximum"] = o.max;
 }
 
@@ -49,16 +51,20 @@ json::object option_schema(const meshwright_option& o) {
     forms.push_back(std::move(form));
   }
   if ((o.type & MESHWRIGHT_STRING) != 0) forms.push_back(string_form(o));
-  if ((o.type & MESHWRIGHT_STRING_LIST) != 0) forms.push_back(json::object{{"type", "array"}, {"items", string}});
+  if ((o.type & MESHWRIGHT_STRING_LIST) != 0)
+    forms.push_back(json::object{{"type", "array"}, {"items", string}});
   if ((o.type & MESHWRIGHT_NUMBER_LIST) != 0) {
     json::object item{{"type", "number"}};
     bounds(item, o);
     forms.push_back(json::object{{"type", "array"}, {"items", item}});
   }
-  if ((o.type & MESHWRIGHT_STRING_MAP) != 0) forms.push_back(json::object{{"type", "object"}, {"additionalProperties", json::value(true)}});
+  if ((o.type & MESHWRIGHT_STRING_MAP) != 0)
+    forms.push_back(json::object{{"type", "object"}, {"additionalProperties", json::value(true)}});
   if ((o.type & MESHWRIGHT_STRING_TABLE) != 0)
-    forms.push_back(json::object{{"type", "array"}, {"items", json::object{{"type", "array"}, {"items", string}}}});
-  if ((o.flags & MESHWRIGHT_OPTIONAL) != 0) forms.push_back(json::object{{"enum", json::array{"auto", "none"}}});
+    forms.push_back(json::object{{"type", "array"},
+                                 {"items", json::object{{"type", "array"}, {"items", string}}}});
+  if ((o.flags & MESHWRIGHT_OPTIONAL) != 0)
+    forms.push_back(json::object{{"enum", json::array{"auto", "none"}}});
   json::object out;
   if (forms.size() == 1)
     out = forms[0].as_object();
@@ -79,7 +85,8 @@ json::object& object_at(json::object& root, const std::string& table) {
   for (const std::string& part : text::split(table, '.')) {
     json::object& properties = at->at("properties").as_object();
     if (!properties.contains(part))
-      properties[part] = json::object{{"type", "object"}, {"additionalProperties", false}, {"properties", json::object{}}};
+      properties[part] = json::object{
+          {"type", "object"}, {"additionalProperties", false}, {"properties", json::object{}}};
     at = &properties.at(part).as_object();
   }
   return *at;

@@ -1,4 +1,5 @@
-// The engine's own tables. Names, defaults and ranges are what users write; docs/reference.md and the JSON Schema come from here.
+// The engine's own tables. Names, defaults and ranges are what users write; docs/reference.md and
+// the JSON Schema come from here.
 #include <array>
 
 #include "engine/config/config.h"
@@ -13,7 +14,8 @@ constexpr meshwright_option text(const char* name, const char* default_value, co
 constexpr meshwright_option optional_text(const char* name, const char* doc) {
   return with_flags(text(name, nullptr, doc), MESHWRIGHT_OPTIONAL);
 }
-constexpr meshwright_option number(const char* name, const char* default_value, double min, const char* doc, bool open = false) {
+constexpr meshwright_option number(const char* name, const char* default_value, double min,
+                                   const char* doc, bool open = false) {
   meshwright_option o = option(name, MESHWRIGHT_NUMBER, default_value, doc);
   o.min = min;
   o.flags = MESHWRIGHT_NO_MAX | (open ? MESHWRIGHT_OPEN_MIN : 0);
@@ -25,43 +27,54 @@ constexpr meshwright_option at_most(meshwright_option o, double max) {
   return o;
 }
 constexpr meshwright_option betas() {
-  meshwright_option o = option("betas", MESHWRIGHT_NUMBER_LIST, "[0.9, 0.95]", "AdamW's two decay rates, each from 0 to below 1.");
+  meshwright_option o = option("betas", MESHWRIGHT_NUMBER_LIST, "[0.9, 0.95]",
+                               "AdamW's two decay rates, each from 0 to below 1.");
   o.min = 0;
   o.max = 0.999999999;
   o.flags = 0;
   return o;
 }
 
-constexpr std::array kRoot = {at_most(int_option("schema", "1", 1, "Version of this file's layout."), 1)};
+constexpr std::array kRoot = {
+    at_most(int_option("schema", "1", 1, "Version of this file's layout."), 1)};
 
 constexpr std::array kRun = {
     text("name", "\"first\"", "Results go to <dir>/<name>/."),
     text("dir", "\"runs\"", "Folder of all runs, from the current folder."),
     int_option("seed", "42", 0, "Seed of initialisation and shuffling."),
-    with_flags(int_option("threads", "\"auto\"", 1, "Threads a rank. \"auto\": OMP_NUM_THREADS, else cores / local ranks."),
+    with_flags(int_option("threads", "\"auto\"", 1,
+                          "Threads a rank. \"auto\": OMP_NUM_THREADS, else cores / local ranks."),
                MESHWRIGHT_OPTIONAL),
     bool_option("deterministic", false, "Only deterministic kernels."),
-    bool_option("stop_on_nonfinite", true, "A non-finite loss or norm ends the run (exit 5) before the optimizer step."),
+    bool_option("stop_on_nonfinite", true,
+                "A non-finite loss or norm ends the run (exit 5) before the optimizer step."),
 };
 
 constexpr std::array kModel = {
-    optional_text("config", "A Hugging Face config.json: random weights of that shape. Instead of pretrained."),
-    optional_text("pretrained", "A Hugging Face folder with config.json and safetensors. Instead of config."),
-    with_flags(choice_option("torch_dtype", "\"float32\"", text::kTrainingDTypes, "Storage of the weights that the optimizer updates."),
+    optional_text(
+        "config",
+        "A Hugging Face config.json: random weights of that shape. Instead of pretrained."),
+    optional_text("pretrained",
+                  "A Hugging Face folder with config.json and safetensors. Instead of config."),
+    with_flags(choice_option("torch_dtype", "\"float32\"", text::kTrainingDTypes,
+                             "Storage of the weights that the optimizer updates."),
                MESHWRIGHT_DTYPE),
 };
 
 constexpr std::array kDistEnv = {
     choice_option("device", "\"auto\"", "auto|cpu|cuda", "Where the ranks compute."),
-    choice_option("backend", "\"auto\"", "auto|nccl|gloo", "Communication back end; gloo also carries CUDA tensors."),
+    choice_option("backend", "\"auto\"", "auto|nccl|gloo",
+                  "Communication back end; gloo also carries CUDA tensors."),
     number("timeout_minutes", "10", 0, "Limit of every collective; may be a fraction.", true),
     with_flags(text("interface", "\"auto\"",
-                    "Network interface between hosts (\"eth0\"). \"auto\": the route to MASTER_ADDR. GLOO_SOCKET_IFNAME comes before it."),
+                    "Network interface between hosts (\"eth0\"). \"auto\": the route to "
+                    "MASTER_ADDR. GLOO_SOCKET_IFNAME comes before it."),
                MESHWRIGHT_OPTIONAL),
 };
 
 constexpr std::array kStepScheduler = {
-    int_option("global_batch_size", "64", 1, "Samples a step; local_batch_size * dp * accumulation."),
+    int_option("global_batch_size", "64", 1,
+               "Samples a step; local_batch_size * dp * accumulation."),
     int_option("local_batch_size", "4", 1, "Samples a rank and micro-batch."),
     int_option("max_steps", "200", 0, "Optimizer steps."),
 };
@@ -73,13 +86,14 @@ constexpr std::array kOptimizer = {
     number("eps", "1e-8", 0, "AdamW's epsilon.", true),
     number("weight_decay", "0.1", 0, "Decoupled weight decay, on every parameter."),
     at_most(number("momentum", "0", 0, "SGD's momentum."), 1),
-    with_flags(number("max_grad_norm", "1.0", 0, "Gradients are clipped to this L2 norm; \"none\": not clipped.", true),
+    with_flags(number("max_grad_norm", "1.0", 0,
+                      "Gradients are clipped to this L2 norm; \"none\": not clipped.", true),
                MESHWRIGHT_OPTIONAL),
-    with_flags(
-        choice_option("main_dtype", nullptr, "float32|float64",
-                      "Dtype of the weights that the optimizer updates and of its state, where model.torch_dtype is narrower; \"none\": "
-                      "that of model.torch_dtype."),
-        MESHWRIGHT_OPTIONAL),
+    with_flags(choice_option("main_dtype", nullptr, "float32|float64",
+                             "Dtype of the weights that the optimizer updates and of its state, "
+                             "where model.torch_dtype is narrower; \"none\": "
+                             "that of model.torch_dtype."),
+               MESHWRIGHT_OPTIONAL),
 };
 
 constexpr std::array kLrScheduler = {
@@ -89,20 +103,25 @@ constexpr std::array kLrScheduler = {
     number("min_lr", "0", 0, "Learning rate at the last step; not above lr."),
 };
 
-#define MESHWRIGHT_DATASET_OPTIONS                                                                          \
-  choice_option("kind", "\"text\"", "text|tokens|megatron|mock",                                            \
-                "text: bytes of the files; tokens: .bin; megatron: .bin with .idx; mock: synthetic."),      \
-      optional_text("path", "File, or pattern like data/*.txt, from the current folder."),                  \
-      choice_option("dtype", "\"auto\"", "auto|uint16|uint32", "Element type of tokens without a header."), \
+#define MESHWRIGHT_DATASET_OPTIONS                                                           \
+  choice_option(                                                                             \
+      "kind", "\"text\"", "text|tokens|megatron|mock",                                       \
+      "text: bytes of the files; tokens: .bin; megatron: .bin with .idx; mock: synthetic."), \
+      optional_text("path", "File, or pattern like data/*.txt, from the current folder."),   \
+      choice_option("dtype", "\"auto\"", "auto|uint16|uint32",                               \
+                    "Element type of tokens without a header."),                             \
       int_option("seq_len", "512", 1, "Tokens a sample.")
 
 constexpr std::array kDataset = {
-    MESHWRIGHT_DATASET_OPTIONS, bool_option("shuffle", true, "A new order every epoch, the same on every layout."),
+    MESHWRIGHT_DATASET_OPTIONS,
+    bool_option("shuffle", true, "A new order every epoch, the same on every layout."),
     choice_option("verify", "\"sample\"", "sample|whole",
-                  "How ranks compare data and weights above 64 MiB before the first step; whole: every byte.")};
-constexpr std::array kValidation = {MESHWRIGHT_DATASET_OPTIONS, bool_option("shuffle", false, "Draw samples in random order."),
-                                    int_option("every_steps", "100", 1, "Validate every so many steps."),
-                                    int_option("num_batches", "8", 1, "Global batches a validation.")};
+                  "How ranks compare data and weights above 64 MiB before the first step; whole: "
+                  "every byte.")};
+constexpr std::array kValidation = {
+    MESHWRIGHT_DATASET_OPTIONS, bool_option("shuffle", false, "Draw samples in random order."),
+    int_option("every_steps", "100", 1, "Validate every so many steps."),
+    int_option("num_batches", "8", 1, "Global batches a validation.")};
 #undef MESHWRIGHT_DATASET_OPTIONS
 
 constexpr std::array kCheckpoint = {
@@ -110,14 +129,18 @@ constexpr std::array kCheckpoint = {
     int_option("keep", "2", 1, "How many checkpoints are kept."),
     bool_option("async", false, "Write in the background after a snapshot."),
     choice_option("on_failure", "\"stop\"", "stop|continue", "What a failed save does to the run."),
-    choice_option("export", "\"none\"", "none|final|every", "When a Hugging Face folder is written beside the checkpoint."),
+    choice_option("export", "\"none\"", "none|final|every",
+                  "When a Hugging Face folder is written beside the checkpoint."),
     text("resume", "\"auto\"",
-         "auto: continue the run if its folder has a complete checkpoint; none: start afresh; or a checkpoint's path."),
+         "auto: continue the run if its folder has a complete checkpoint; none: start afresh; or a "
+         "checkpoint's path."),
 };
 
 constexpr std::array kPlugins = {
-    option("path", MESHWRIGHT_STRING_LIST, "[]", "Folders to look for plugins in, from this file's folder."),
-    option("load", MESHWRIGHT_STRING_LIST, "[]", "Plugin libraries to load, from this file's folder."),
+    option("path", MESHWRIGHT_STRING_LIST, "[]",
+           "Folders to look for plugins in, from this file's folder."),
+    option("load", MESHWRIGHT_STRING_LIST, "[]",
+           "Plugin libraries to load, from this file's folder."),
 };
 
 }  // namespace

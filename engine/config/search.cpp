@@ -1,4 +1,5 @@
-// Keys that have to do with a word: by their name, an older or foreign name, a value they take, or their description.
+// Keys that have to do with a word: by their name, an older or foreign name, a value they take, or
+// their description.
 #include <algorithm>
 #include <cctype>
 
@@ -13,12 +14,13 @@ namespace {
 enum class Via : uint8_t { whole_name, name, other_name, choices, text, none };
 constexpr const char* kVia[] = {"name", "name", "other name", "choices", "text", ""};
 
-// Whether `text` has `word` where a word of its own begins: "len" in "seq_len", but not in "silent". Longer words are found anywhere in a
-// name.
+// Whether `text` has `word` where a word of its own begins: "len" in "seq_len", but not in
+// "silent". Longer words are found anywhere in a name.
 bool holds(std::string_view text, const std::string& word, bool anywhere = false) {
   std::string plain = text::normal(text);
   for (size_t at = 0; (at = plain.find(word, at)) != std::string::npos; ++at)
-    if (anywhere || at == 0 || std::isalnum(static_cast<unsigned char>(plain[at - 1])) == 0) return true;
+    if (anywhere || at == 0 || std::isalnum(static_cast<unsigned char>(plain[at - 1])) == 0)
+      return true;
   return false;
 }
 
@@ -34,7 +36,8 @@ bool is_dtype(const std::string& word) {
 bool takes(const meshwright_option& option, const std::string& word) {
   if ((option.flags & MESHWRIGHT_DTYPE) != 0 && is_dtype(word)) return true;
   std::vector<std::string> choices = text::split_names(option.choices, '|');
-  return std::any_of(choices.begin(), choices.end(), [&](const std::string& choice) { return text::normal(choice) == word; });
+  return std::any_of(choices.begin(), choices.end(),
+                     [&](const std::string& choice) { return text::normal(choice) == word; });
 }
 
 Via how_found(const std::string& key, const meshwright_option& option, const std::string& word) {
@@ -61,11 +64,13 @@ Matches search_options(const std::string& what, const std::vector<StrategySchema
   for (const OptionSchema& schema : all_schemas(strategies))
     for (const meshwright_option* option : schema.options) {
       std::string key = schema.table.empty() ? option->name : schema.table + "." + option->name;
-      // Every word has to be found; the weakest of them decides the place. What another program's name stands for comes first.
+      // Every word has to be found; the weakest of them decides the place. What another program's
+      // name stands for comes first.
       Via via = Via::whole_name;
       for (const std::string& word : words) via = std::max(via, how_found(key, *option, word));
       if (foreign != nullptr && key == foreign->key) via = Via::name;
-      if (via != Via::none) found.emplace_back(via, Match{key, kVia[static_cast<size_t>(via)], schema.owner, option});
+      if (via != Via::none)
+        found.emplace_back(via, Match{key, kVia[static_cast<size_t>(via)], schema.owner, option});
     }
   auto first = [&](const Match& match) { return foreign != nullptr && match.key == foreign->key; };
   std::stable_sort(found.begin(), found.end(), [&](const auto& a, const auto& b) {

@@ -19,7 +19,8 @@ void mark(Value& value) {
 bool is_section(const std::vector<std::string>& path) {
   if (path.size() == 1) return true;
   if (path[0] != "distributed") return false;
-  // Below [distributed] everything that is no key of its own is a section: mp_policy, moe, a strategy's table.
+  // Below [distributed] everything that is no key of its own is a section: mp_policy, moe, a
+  // strategy's table.
   return distributed_schema().find(path[1]) == nullptr;
 }
 
@@ -34,7 +35,8 @@ void merge(Value& into, Value from) {
 }
 
 Error bad(const std::string& text, const std::string& what) {
-  return Error(ErrorCode::bad_set, "--set " + text + ": " + what).at({Origin::Source::command_line, {}, 0, 0});
+  return Error(ErrorCode::bad_set, "--set " + text + ": " + what)
+      .at({Origin::Source::command_line, {}, 0, 0});
 }
 
 // The first '=' outside quotes.
@@ -56,7 +58,8 @@ size_t equals_sign(std::string_view text) {
 
 void apply_set(Value& root, const std::string& text, Diagnostics& diagnostics) {
   if (!is_valid_utf8(text) || text.find('\0') != std::string::npos) {
-    diagnostics.add(Error(ErrorCode::bad_set, "a --set argument is not valid UTF-8 text").help("--set distributed.tp_size=2"));
+    diagnostics.add(Error(ErrorCode::bad_set, "a --set argument is not valid UTF-8 text")
+                        .help("--set distributed.tp_size=2"));
     return;
   }
   size_t equals = equals_sign(text);
@@ -64,7 +67,8 @@ void apply_set(Value& root, const std::string& text, Diagnostics& diagnostics) {
     Error error = bad(text, "there is no '='");
     std::string key(text::trim(text));
     if (split_key(key)) error.help("--set " + key + "=VALUE");
-    diagnostics.add(error.help("--set distributed.tp_size=2").help("--set distributed.strategy=ddp"));
+    diagnostics.add(
+        error.help("--set distributed.tp_size=2").help("--set distributed.strategy=ddp"));
     return;
   }
   std::string key(text::trim(std::string_view(text).substr(0, equals)));
@@ -74,7 +78,8 @@ void apply_set(Value& root, const std::string& text, Diagnostics& diagnostics) {
     diagnostics.add(
         bad(text, key.empty() ? "the key is missing" : "\"" + key + "\" is not a dotted key")
             .help("--set distributed.tp_size=2")
-            .help("quote a part that holds other characters: --set 'distributed.tp_plan.\"model.layers.*.mlp.up_proj\"=colwise'"));
+            .help("quote a part that holds other characters: --set "
+                  "'distributed.tp_plan.\"model.layers.*.mlp.up_proj\"=colwise'"));
     return;
   }
   std::string why;
@@ -83,8 +88,10 @@ void apply_set(Value& root, const std::string& text, Diagnostics& diagnostics) {
     value = Value(value_text);
     if (std::string_view start = text::trim(value_text);
         !start.empty() && std::string_view("[{\"'").find(start[0]) != std::string_view::npos)
-      diagnostics.notice("--set " + key + ": " + value_text + " is not TOML (" + why + "), so it is read as plain text");
-  } else if (value->kind != Value::Kind::string && value->kind != Value::Kind::list && !value->is_table()) {
+      diagnostics.notice("--set " + key + ": " + value_text + " is not TOML (" + why +
+                         "), so it is read as plain text");
+  } else if (value->kind != Value::Kind::string && value->kind != Value::Kind::list &&
+             !value->is_table()) {
     value->typed = text::trim(value_text);
   }
   mark(*value);

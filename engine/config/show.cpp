@@ -42,7 +42,8 @@ OptionValue escaped(const OptionValue& value) {
 std::string value_text(const OptionValue& value) {
   std::string text = meshwright::to_toml(escaped(value));
   // A float must look like one, or it would come back as an integer.
-  if (std::holds_alternative<double>(value) && text.find_first_of(".einf") == std::string::npos) text += ".0";
+  if (std::holds_alternative<double>(value) && text.find_first_of(".einf") == std::string::npos)
+    text += ".0";
   return text;
 }
 
@@ -58,7 +59,9 @@ json::value value_json(const OptionValue& value) {
       for (const std::string& s : v) out.emplace_back(s);
       return out;
     }
-    json::value operator()(const std::vector<double>& v) const { return json::array(v.begin(), v.end()); }
+    json::value operator()(const std::vector<double>& v) const {
+      return json::array(v.begin(), v.end());
+    }
     json::value operator()(const StringMap& v) const {
       json::object out;
       for (const auto& [key, text] : v) out[key] = text;
@@ -87,7 +90,8 @@ std::vector<std::string> table_order(const Config& config) {
 
 }  // namespace
 
-std::string show_toml(const Config& config, bool with_origins, const std::vector<std::string>& without) {
+std::string show_toml(const Config& config, bool with_origins,
+                      const std::vector<std::string>& without) {
   std::string out;
   for (const std::string& name : table_order(config)) {
     if (std::find(without.begin(), without.end(), name) != without.end()) continue;
@@ -96,7 +100,8 @@ std::string show_toml(const Config& config, bool with_origins, const std::vector
     for (const meshwright_option* option : table.schema().options) {
       // TOML has no null: what is not set and cannot be written as "none" is left out.
       bool set = table.is_set(option->name);
-      std::string line = std::string(option->name) + " = " + (set ? value_text(table.value(option->name)) : "\"none\"");
+      std::string line = std::string(option->name) + " = " +
+                         (set ? value_text(table.value(option->name)) : "\"none\"");
       if (!set && (option->flags & MESHWRIGHT_OPTIONAL) == 0) continue;
       if (with_origins) {
         if (line.size() < 44) line.resize(44, ' ');
@@ -115,7 +120,8 @@ boost::json::object show_json(const Config& config) {
     json::object rows;
     for (const meshwright_option* option : table.schema().options) {
       Origin origin = table.origin(option->name);
-      json::object row{{"value", value_json(table.value(option->name))}, {"origin", origin_text(table, option->name)}};
+      json::object row{{"value", value_json(table.value(option->name))},
+                       {"origin", origin_text(table, option->name)}};
       if (table.is_given(option->name) && origin.source == Origin::Source::file) {
         row["file"] = origin.file;
         row["line"] = origin.line;

@@ -14,7 +14,8 @@ namespace {
 namespace fs = std::filesystem;
 
 Error unreadable(const fs::path& file, const std::string& why) {
-  return Error(ErrorCode::file_unreadable, file.string() + ": " + why).at({Origin::Source::file, file.string(), 0, 0});
+  return Error(ErrorCode::file_unreadable, file.string() + ": " + why)
+      .at({Origin::Source::file, file.string(), 0, 0});
 }
 
 std::optional<std::string> read_file(const fs::path& file, Diagnostics& diagnostics) {
@@ -24,11 +25,13 @@ std::optional<std::string> read_file(const fs::path& file, Diagnostics& diagnost
     Error missing = unreadable(file, "there is no such file");
     std::vector<std::string> names;
     fs::path folder = file.has_parent_path() ? file.parent_path() : fs::path(".");
-    for (fs::directory_iterator it(folder, error), end; !error && it != end && names.size() < 1000; it.increment(error))
+    for (fs::directory_iterator it(folder, error), end; !error && it != end && names.size() < 1000;
+         it.increment(error))
       if (it->path().extension() == ".toml") names.push_back(it->path().filename().string());
     if (std::string near = nearest_name(file.filename().string(), names); !near.empty())
       missing.help("did you mean " + (file.parent_path() / near).string() + "?");
-    diagnostics.add(missing.help("relative paths start at the current folder, " + fs::current_path(error).string()));
+    diagnostics.add(missing.help("relative paths start at the current folder, " +
+                                 fs::current_path(error).string()));
     return std::nullopt;
   }
   if (error) {
@@ -37,23 +40,28 @@ std::optional<std::string> read_file(const fs::path& file, Diagnostics& diagnost
   }
   if (status.type() != fs::file_type::regular) {
     diagnostics.add(
-        unreadable(file, status.type() == fs::file_type::directory ? "this is a folder" : "this is not a regular file")
-            .help("name a TOML file" +
-                  (fs::exists(file / "config.toml", error) ? ", for example " + (file / "config.toml").string() : std::string())));
+        unreadable(file, status.type() == fs::file_type::directory ? "this is a folder"
+                                                                   : "this is not a regular file")
+            .help("name a TOML file" + (fs::exists(file / "config.toml", error)
+                                            ? ", for example " + (file / "config.toml").string()
+                                            : std::string())));
     return std::nullopt;
   }
   auto too_large = [&] {
-    diagnostics.add(unreadable(file, "larger than " + std::to_string(kMaxFileBytes) + " bytes, too large for a configuration")
+    diagnostics.add(unreadable(file, "larger than " + std::to_string(kMaxFileBytes) +
+                                         " bytes, too large for a configuration")
                         .help("check that this is the file you mean"));
     return std::nullopt;
   };
-  if (uintmax_t size = fs::file_size(file, error); !error && size > kMaxFileBytes) return too_large();
+  if (uintmax_t size = fs::file_size(file, error); !error && size > kMaxFileBytes)
+    return too_large();
   errno = 0;
   std::ifstream stream(file, std::ios::binary);
   std::string text(kMaxFileBytes + 1, '\0');
   stream.read(text.data(), static_cast<std::streamsize>(text.size()));
   if (!stream.is_open() || stream.bad()) {
-    diagnostics.add(unreadable(file, std::error_code(errno, std::generic_category()).message()).help("chmod u+r " + file.string()));
+    diagnostics.add(unreadable(file, std::error_code(errno, std::generic_category()).message())
+                        .help("chmod u+r " + file.string()));
     return std::nullopt;
   }
   text.resize(static_cast<size_t>(stream.gcount()));
@@ -89,8 +97,10 @@ std::vector<PluginPath> plugin_paths(const Source::Impl& impl, const char* key) 
     if (item.kind != Value::Kind::string || item.text.empty()) return;  // resolve() reports it
     std::error_code error;
     // What the user types on the command line starts where the user stands.
-    fs::path base = item.place.source == Origin::Source::command_line ? fs::path() : impl.file.parent_path();
-    out.push_back({fs::absolute(base / item.text, error).lexically_normal(), impl.origin(item.place)});
+    fs::path base =
+        item.place.source == Origin::Source::command_line ? fs::path() : impl.file.parent_path();
+    out.push_back(
+        {fs::absolute(base / item.text, error).lexically_normal(), impl.origin(item.place)});
   };
   add(*value);
   for (const Value& item : value->items) add(item);
@@ -127,7 +137,8 @@ Source Source::parse(std::string_view text, const LoadOptions& options, Diagnost
   source.impl_->file = options.file;
   source.impl_->root = std::move(*root);
   for (const std::string& set : options.sets) apply_set(source.impl_->root, set, diagnostics);
-  interpolate(source.impl_->root, options.environment ? options.environment : process_environment, options.file.string(), diagnostics);
+  interpolate(source.impl_->root, options.environment ? options.environment : process_environment,
+              options.file.string(), diagnostics);
   return source;
 }
 
@@ -142,8 +153,12 @@ Origin Source::strategy_origin() const {
   return value == nullptr ? Origin{} : impl_->origin(value->place);
 }
 
-std::vector<fs::path> Source::plugin_files() const { return paths_of(plugin_paths(*impl_, "load")); }
-std::vector<fs::path> Source::plugin_folders() const { return paths_of(plugin_paths(*impl_, "path")); }
+std::vector<fs::path> Source::plugin_files() const {
+  return paths_of(plugin_paths(*impl_, "load"));
+}
+std::vector<fs::path> Source::plugin_folders() const {
+  return paths_of(plugin_paths(*impl_, "path"));
+}
 std::vector<Origin> Source::plugin_file_origins() const {
   std::vector<Origin> out;
   for (PluginPath& file : plugin_paths(*impl_, "load")) out.push_back(std::move(file.origin));
@@ -156,7 +171,8 @@ std::vector<std::string> Source::strategy_tables() const {
   if (distributed == nullptr) return out;
   for (const Entry& entry : distributed->entries) {
     const std::string& key = entry.key;
-    bool shared = key == "mp_policy" || key == "moe" || key == "pipeline" || distributed_schema().find(key) != nullptr;
+    bool shared = key == "mp_policy" || key == "moe" || key == "pipeline" ||
+                  distributed_schema().find(key) != nullptr;
     if (entry.value.is_table() && !shared) out.push_back(key);
   }
   return out;
@@ -166,7 +182,8 @@ std::vector<std::string> Source::foreign_keys() const {
   std::vector<std::string> out;
   if (const Value* distributed = descend(impl_->root, {"distributed"}))
     for (const Entry& entry : distributed->entries)
-      if (!entry.value.is_table() && distributed_schema().find(entry.key) == nullptr) out.push_back(entry.key);
+      if (!entry.value.is_table() && distributed_schema().find(entry.key) == nullptr)
+        out.push_back(entry.key);
   return out;
 }
 

@@ -57,7 +57,8 @@ std::string_view line_at(std::string_view text, int line) {
 int column_of(std::string_view line, size_t offset) { return place_at(line, offset).column; }
 
 bool printable(std::string_view text) {
-  return std::all_of(text.begin(), text.end(), [](char c) { return static_cast<unsigned char>(c) >= 0x20 && c != 0x7f; });
+  return std::all_of(text.begin(), text.end(),
+                     [](char c) { return static_cast<unsigned char>(c) >= 0x20 && c != 0x7f; });
 }
 
 // The value as it was probably meant, for a word that is not TOML; "" when there is no good guess.
@@ -67,7 +68,8 @@ std::string meant_value(std::string_view word) {
   if (lower == "false" || lower == "no" || lower == "off") return "false";
   if (lower == "null" || lower == "none" || lower == "nil" || lower == "~") return "\"none\"";
   const bool word_like = !word.empty() && std::all_of(word.begin(), word.end(), [](char c) {
-    return std::isalnum(static_cast<unsigned char>(c)) || std::string_view("_-./*:").find(c) != std::string_view::npos;
+    return std::isalnum(static_cast<unsigned char>(c)) ||
+           std::string_view("_-./*:").find(c) != std::string_view::npos;
   });
   if (!word_like) return "";
   if (std::isdigit(static_cast<unsigned char>(word[0]))) {
@@ -112,12 +114,16 @@ std::optional<SyntaxProblem> check_limits(std::string_view text) {
       continue;
     }
     if (c == '.') {
-      if (++dots >= kMaxDepth) return SyntaxProblem{"a key of more than " + std::to_string(kMaxDepth) + " parts", place_at(text, i)};
+      if (++dots >= kMaxDepth)
+        return SyntaxProblem{"a key of more than " + std::to_string(kMaxDepth) + " parts",
+                             place_at(text, i)};
     } else if (std::string_view("=,[]{}\n").find(c) != std::string_view::npos) {
       dots = 0;
     }
     if (c == '[' || c == '{') {
-      if (++depth > kMaxDepth) return SyntaxProblem{"nested deeper than " + std::to_string(kMaxDepth) + " levels", place_at(text, i)};
+      if (++depth > kMaxDepth)
+        return SyntaxProblem{"nested deeper than " + std::to_string(kMaxDepth) + " levels",
+                             place_at(text, i)};
     } else if ((c == ']' || c == '}') && depth > 0) {
       --depth;
     }
@@ -128,7 +134,8 @@ std::optional<SyntaxProblem> check_limits(std::string_view text) {
 
 Error syntax_error(const SyntaxProblem& problem, std::string_view text, const std::string& file) {
   std::string what = problem.what;
-  if (constexpr std::string_view lead = "Error while "; what.starts_with(lead)) what = what.substr(lead.size());
+  if (constexpr std::string_view lead = "Error while "; what.starts_with(lead))
+    what = what.substr(lead.size());
   Place place = problem.place;
   std::string_view line = line_at(text, place.line);
   Error error(ErrorCode::toml_syntax, "not valid TOML: " + what);
@@ -141,16 +148,24 @@ Error syntax_error(const SyntaxProblem& problem, std::string_view text, const st
   } else if (what.find("utf-8") != std::string::npos || what.find("\\u0000") != std::string::npos) {
     error.help("save the file as plain UTF-8 text");
   } else if (what.find("inline table") != std::string::npos) {
-    error.help("write an inline table on one line, { a = 1, b = 2 }, or as a section [table] with one key a line");
+    error.help(
+        "write an inline table on one line, { a = 1, b = 2 }, or as a section [table] with one key "
+        "a line");
   } else if (!mend_value(line, place, error, place)) {
-    if (line.find('=') == std::string_view::npos && line.find(':') != std::string_view::npos && printable(line)) {
+    if (line.find('=') == std::string_view::npos && line.find(':') != std::string_view::npos &&
+        printable(line)) {
       std::string_view key = text::trim(line.substr(0, line.find(':')));
-      error.help("TOML writes key = value, not key: value" + (key.empty() ? "" : " (" + std::string(key) + " = ...)"));
-    } else if (what.find("parsing key") != std::string::npos && line.find('*') != std::string_view::npos) {
+      error.help("TOML writes key = value, not key: value" +
+                 (key.empty() ? "" : " (" + std::string(key) + " = ...)"));
+    } else if (what.find("parsing key") != std::string::npos &&
+               line.find('*') != std::string_view::npos) {
       error.help(
-          "quote a key that holds other characters than A-Z a-z 0-9 _ -, for example \"model.layers.*.self_attn.q_proj\" = \"colwise\"");
+          "quote a key that holds other characters than A-Z a-z 0-9 _ -, for example "
+          "\"model.layers.*.self_attn.q_proj\" = \"colwise\"");
     } else {
-      error.help("strings need quotes, true and false are lower-case, a table starts with [name], one key = value a line");
+      error.help(
+          "strings need quotes, true and false are lower-case, a table starts with [name], one key "
+          "= value a line");
     }
   }
   return error.at({Origin::Source::file, file, place.line, place.column});

@@ -1,4 +1,5 @@
-// Syntax errors that say how to mend the line, and limits that keep a hostile file from exhausting the parser.
+// Syntax errors that say how to mend the line, and limits that keep a hostile file from exhausting
+// the parser.
 #pragma once
 
 #include <optional>
@@ -19,7 +20,8 @@ struct SyntaxProblem {
 
 // Nesting and dotted keys deeper than kMaxDepth: the parser would recurse as deep.
 std::optional<SyntaxProblem> check_limits(std::string_view text);
-// E0201 at the place where it can be mended, with the corrected line as help where the mistake is a common one.
+// E0201 at the place where it can be mended, with the corrected line as help where the mistake is a
+// common one.
 Error syntax_error(const SyntaxProblem& problem, std::string_view text, const std::string& file);
 
 }  // namespace meshwright::config

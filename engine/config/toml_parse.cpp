@@ -1,5 +1,6 @@
 // The one file that includes toml++.
-// The parser's internal assertions can be reached by broken input, which it then reports like any other mistake.
+// The parser's internal assertions can be reached by broken input, which it then reports like any
+// other mistake.
 #define TOML_ASSERT(expression) static_cast<void>(0)
 #define TOML_EXCEPTIONS 0
 #include <toml++/toml.h>
@@ -14,10 +15,13 @@ namespace meshwright::config {
 namespace {
 
 Place place_of(const toml::source_region& region) {
-  return {Origin::Source::file, static_cast<int>(region.begin.line), static_cast<int>(region.begin.column)};
+  return {Origin::Source::file, static_cast<int>(region.begin.line),
+          static_cast<int>(region.begin.column)};
 }
 
-bool before(const Place& a, const Place& b) { return a.line != b.line ? a.line < b.line : a.column < b.column; }
+bool before(const Place& a, const Place& b) {
+  return a.line != b.line ? a.line < b.line : a.column < b.column;
+}
 
 template <class T>
 std::string as_written(const T& node) {
@@ -45,9 +49,11 @@ Value convert(const toml::node& node) {
     value.kind = Value::Kind::list;
     for (const toml::node& item : *a) value.items.push_back(convert(item));
   } else if (const auto* t = node.as_table()) {
-    for (const auto& [key, item] : *t) value.entries.push_back({std::string(key.str()), place_of(key.source()), convert(item)});
+    for (const auto& [key, item] : *t)
+      value.entries.push_back({std::string(key.str()), place_of(key.source()), convert(item)});
     // toml++ sorts by name; patterns and errors want the order of the file.
-    std::stable_sort(value.entries.begin(), value.entries.end(), [](const Entry& x, const Entry& y) { return before(x.place, y.place); });
+    std::stable_sort(value.entries.begin(), value.entries.end(),
+                     [](const Entry& x, const Entry& y) { return before(x.place, y.place); });
   } else {
     value.kind = Value::Kind::date;
     if (const auto* date = node.as_date()) value.text = as_written(*date);
@@ -59,7 +65,8 @@ Value convert(const toml::node& node) {
 
 }  // namespace
 
-std::optional<Value> parse_toml(std::string_view text, const std::string& file, Diagnostics& diagnostics) {
+std::optional<Value> parse_toml(std::string_view text, const std::string& file,
+                                Diagnostics& diagnostics) {
   if (std::optional<SyntaxProblem> problem = check_limits(text)) {
     diagnostics.add(syntax_error(*problem, text, file));
     return std::nullopt;
@@ -67,7 +74,8 @@ std::optional<Value> parse_toml(std::string_view text, const std::string& file, 
   toml::parse_result result = toml::parse(text);
   if (!result) {
     const toml::parse_error& error = result.error();
-    diagnostics.add(syntax_error({std::string(error.description()), place_of(error.source())}, text, file));
+    diagnostics.add(
+        syntax_error({std::string(error.description()), place_of(error.source())}, text, file));
     return std::nullopt;
   }
   return convert(result.table());

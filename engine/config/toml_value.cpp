@@ -8,8 +8,9 @@ namespace meshwright::config {
 namespace {
 
 bool is_bare(std::string_view part) {
-  return !part.empty() &&
-         std::all_of(part.begin(), part.end(), [](char c) { return std::isalnum(static_cast<unsigned char>(c)) || c == '_' || c == '-'; });
+  return !part.empty() && std::all_of(part.begin(), part.end(), [](char c) {
+    return std::isalnum(static_cast<unsigned char>(c)) || c == '_' || c == '-';
+  });
 }
 
 struct Pattern {
@@ -17,7 +18,8 @@ struct Pattern {
   Place place;
 };
 
-// Dotted keys of a table of strings are nested tables to the parser; a pattern wants them as one name.
+// Dotted keys of a table of strings are nested tables to the parser; a pattern wants them as one
+// name.
 bool flatten(const Value& table, const std::string& prefix, std::vector<Pattern>& out) {
   for (const Entry& entry : table.entries) {
     std::string name = prefix.empty() ? entry.key : prefix + "." + entry.key;
@@ -40,10 +42,13 @@ std::vector<T> items_as(const Value& list, Get&& get) {
 }
 
 bool all_of_kind(const Value& list, Value::Kind a, Value::Kind b) {
-  return std::all_of(list.items.begin(), list.items.end(), [&](const Value& v) { return v.kind == a || v.kind == b; });
+  return std::all_of(list.items.begin(), list.items.end(),
+                     [&](const Value& v) { return v.kind == a || v.kind == b; });
 }
 
-double as_number(const Value& v) { return v.kind == Value::Kind::integer ? static_cast<double>(v.integer) : v.number; }
+double as_number(const Value& v) {
+  return v.kind == Value::Kind::integer ? static_cast<double>(v.integer) : v.number;
+}
 
 std::optional<OptionValue> list_value(const Value& list) {
   using Kind = Value::Kind;
@@ -51,13 +56,15 @@ std::optional<OptionValue> list_value(const Value& list) {
   if (all_of_kind(list, Kind::string, Kind::string)) return items_as<std::string>(list, text);
   if (all_of_kind(list, Kind::integer, Kind::number)) {
     auto numbers = items_as<double>(list, as_number);
-    if (!std::all_of(numbers.begin(), numbers.end(), [](double d) { return std::isfinite(d); })) return std::nullopt;
+    if (!std::all_of(numbers.begin(), numbers.end(), [](double d) { return std::isfinite(d); }))
+      return std::nullopt;
     return numbers;
   }
   if (!all_of_kind(list, Kind::list, Kind::list)) return std::nullopt;
   for (const Value& row : list.items)
     if (!all_of_kind(row, Kind::string, Kind::string)) return std::nullopt;
-  return items_as<std::vector<std::string>>(list, [&](const Value& row) { return items_as<std::string>(row, text); });
+  return items_as<std::vector<std::string>>(
+      list, [&](const Value& row) { return items_as<std::string>(row, text); });
 }
 
 }  // namespace
@@ -101,7 +108,9 @@ std::string to_toml(const Value& value) {
     }
     case Value::Kind::table: {
       std::string out = "{";
-      for (const Entry& entry : value.entries) out += (out.size() > 1 ? ", " : "") + join_key("", entry.key) + " = " + to_toml(entry.value);
+      for (const Entry& entry : value.entries)
+        out +=
+            (out.size() > 1 ? ", " : "") + join_key("", entry.key) + " = " + to_toml(entry.value);
       return out + "}";
     }
   }
@@ -130,7 +139,8 @@ std::optional<std::vector<std::string>> split_key(std::string_view key) {
 }
 
 std::string join_key(std::string_view table, std::string_view name) {
-  std::string part = is_bare(name) ? std::string(name) : meshwright::to_toml(OptionValue(std::string(name)));
+  std::string part =
+      is_bare(name) ? std::string(name) : meshwright::to_toml(OptionValue(std::string(name)));
   return table.empty() ? part : std::string(table) + "." + part;
 }
 
@@ -155,10 +165,12 @@ std::optional<OptionValue> to_option_value(const Value& value) {
       // What --set added has no line and comes last.
       std::stable_sort(patterns.begin(), patterns.end(), [](const Pattern& a, const Pattern& b) {
         if ((a.place.line == 0) != (b.place.line == 0)) return b.place.line == 0;
-        return a.place.line != b.place.line ? a.place.line < b.place.line : a.place.column < b.place.column;
+        return a.place.line != b.place.line ? a.place.line < b.place.line
+                                            : a.place.column < b.place.column;
       });
       StringMap map;
-      for (Pattern& pattern : patterns) map.emplace_back(std::move(pattern.name), std::move(pattern.style));
+      for (Pattern& pattern : patterns)
+        map.emplace_back(std::move(pattern.name), std::move(pattern.style));
       return map;
     }
   }
@@ -169,7 +181,8 @@ std::string found_text(const Value& value) {
   std::string text = to_toml(value);
   if (constexpr size_t limit = 60; text.size() > limit) {
     size_t cut = limit - 3;
-    while (cut > 0 && (static_cast<unsigned char>(text[cut]) & 0xC0) == 0x80) --cut;  // never inside a character
+    while (cut > 0 && (static_cast<unsigned char>(text[cut]) & 0xC0) == 0x80)
+      --cut;  // never inside a character
     text = text.substr(0, cut) + "...";
   }
   switch (value.kind) {

@@ -1,4 +1,5 @@
-// The parsed file as plain values that know their place. toml++ stays behind parse_toml(): it costs seconds a file that includes it.
+// The parsed file as plain values that know their place. toml++ stays behind parse_toml(): it costs
+// seconds a file that includes it.
 #pragma once
 
 #include <cstdint>
@@ -29,8 +30,8 @@ struct Value {
   int64_t integer = 0;
   double number = 0;
   std::string text;  // of a string; of a date as written
-  // What stood right of '=' in --set when TOML reads it as a date, a number or a boolean: an option that takes strings and none of these
-  // takes this text instead.
+  // What stood right of '=' in --set when TOML reads it as a date, a number or a boolean: an option
+  // that takes strings and none of these takes this text instead.
   std::string typed;
   std::vector<Value> items;
   std::vector<Entry> entries;  // in file order
@@ -47,7 +48,8 @@ struct Value {
   Entry* find(std::string_view key);
   const Entry* find(std::string_view key) const;
   bool is_table() const { return kind == Kind::table; }
-  // The value where a string is wanted: a string, or what was typed after --set KEY= without quotes. nullptr for anything else.
+  // The value where a string is wanted: a string, or what was typed after --set KEY= without
+  // quotes. nullptr for anything else.
   const std::string* as_text() const;
 };
 
@@ -58,8 +60,10 @@ struct Entry {
 };
 
 // nullopt after a syntax error, which goes to `diagnostics` with its place in `file`.
-std::optional<Value> parse_toml(std::string_view text, const std::string& file, Diagnostics& diagnostics);
-// One value as it stands right of '='; nullopt when the text is not exactly that (`why` then holds the parser's words).
+std::optional<Value> parse_toml(std::string_view text, const std::string& file,
+                                Diagnostics& diagnostics);
+// One value as it stands right of '='; nullopt when the text is not exactly that (`why` then holds
+// the parser's words).
 std::optional<Value> parse_toml_value(std::string_view text, std::string* why = nullptr);
 
 // The value as TOML on one line.
@@ -69,8 +73,8 @@ std::optional<std::vector<std::string>> split_key(std::string_view key);
 // "a" + "b" = "a.b"; a part that is no bare word is quoted.
 std::string join_key(std::string_view table, std::string_view name);
 
-// As an option's value; nullopt for a date, a mixed list and what else no option takes. Tables of strings flatten their dotted
-// keys: model.layers = "x" is the pattern "model.layers".
+// As an option's value; nullopt for a date, a mixed list and what else no option takes. Tables of
+// strings flatten their dotted keys: model.layers = "x" is the pattern "model.layers".
 std::optional<OptionValue> to_option_value(const Value& value);
 // "a date 1979-05-27", "a list of mixed types [1, \"a\"]": what was found, for messages.
 std::string found_text(const Value& value);

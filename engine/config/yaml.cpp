@@ -26,13 +26,18 @@ class Reader {
   explicit Reader(const std::string& file) : file_(file) {}
 
   Error refuse(const std::string& what, const Place& place) const {
-    return Error(ErrorCode::bad_foreign_config, file_ + ": " + what).at({Origin::Source::file, file_, place.line, place.column});
+    return Error(ErrorCode::bad_foreign_config, file_ + ": " + what)
+        .at({Origin::Source::file, file_, place.line, place.column});
   }
 
   Value read(const YAML::Node& node, int depth) {
     Place place = place_of(node.Mark());
-    if (depth > kMaxDepth) throw refuse("values are nested deeper than " + std::to_string(kMaxDepth) + " levels", place);
-    if (++values_ > kMostValues) throw refuse("more than " + std::to_string(kMostValues) + " values, counting each use of an alias", place);
+    if (depth > kMaxDepth)
+      throw refuse("values are nested deeper than " + std::to_string(kMaxDepth) + " levels", place);
+    if (++values_ > kMostValues)
+      throw refuse(
+          "more than " + std::to_string(kMostValues) + " values, counting each use of an alias",
+          place);
     Value out;
     out.place = place;
     switch (node.Type()) {
@@ -68,7 +73,8 @@ class Reader {
       } else if (key == "<<" && value.kind == Value::Kind::list) {
         std::move(value.items.begin(), value.items.end(), std::back_inserter(merged));
       } else {
-        if (out.find(key) != nullptr) throw refuse("the key \"" + key + "\" stands twice in one mapping", place);
+        if (out.find(key) != nullptr)
+          throw refuse("the key \"" + key + "\" stands twice in one mapping", place);
         out.entries.push_back({key, place, std::move(value)});
       }
     }
@@ -81,25 +87,30 @@ class Reader {
   static void scalar(const YAML::Node& node, Value& out) {
     const std::string& text = node.Scalar();
     std::string lower = text;
-    std::transform(lower.begin(), lower.end(), lower.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+    std::transform(lower.begin(), lower.end(), lower.begin(),
+                   [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
     out.kind = Value::Kind::string;
     out.text = text;
     if (node.Tag() == "!") return;
-    if (lower == "true" || lower == "yes" || lower == "on" || lower == "false" || lower == "no" || lower == "off") {
+    if (lower == "true" || lower == "yes" || lower == "on" || lower == "false" || lower == "no" ||
+        lower == "off") {
       out.kind = Value::Kind::boolean;
       out.boolean = lower == "true" || lower == "yes" || lower == "on";
       return;
     }
-    const char *begin = text.data() + (text.starts_with('+') ? 1 : 0), *end = text.data() + text.size();
+    const char *begin = text.data() + (text.starts_with('+') ? 1 : 0),
+               *end = text.data() + text.size();
     int64_t integer = 0;
-    if (auto [at, failed] = std::from_chars(begin, end, integer); failed == std::errc() && at == end) {
+    if (auto [at, failed] = std::from_chars(begin, end, integer);
+        failed == std::errc() && at == end) {
       out.kind = Value::Kind::integer;
       out.integer = integer;
       return;
     }
     double number = 0;
     bool digit = text.find_first_of("0123456789") != std::string::npos;
-    if (auto [at, failed] = std::from_chars(begin, end, number); digit && failed == std::errc() && at == end && std::isfinite(number)) {
+    if (auto [at, failed] = std::from_chars(begin, end, number);
+        digit && failed == std::errc() && at == end && std::isfinite(number)) {
       out.kind = Value::Kind::number;
       out.number = number;
     }
@@ -113,13 +124,15 @@ class Reader {
 
 Value parse_yaml(std::string_view text, const std::string& file) {
   Reader reader(file);
-  if (text.size() > kMaxFileBytes) throw reader.refuse("larger than " + std::to_string(kMaxFileBytes) + " bytes", {});
+  if (text.size() > kMaxFileBytes)
+    throw reader.refuse("larger than " + std::to_string(kMaxFileBytes) + " bytes", {});
   if (!is_valid_utf8(text)) throw reader.refuse("the file is not UTF-8", {});
   try {
     // yaml-cpp itself refuses what is nested so deep that it would exhaust the stack.
     YAML::Node root = YAML::Load(std::string(text));
     Place place = place_of(root.Mark());
-    if (!root.IsMap()) throw reader.refuse("the file holds no keys: a mapping is expected at its top", place);
+    if (!root.IsMap())
+      throw reader.refuse("the file holds no keys: a mapping is expected at its top", place);
     return reader.read(root, 0);
   } catch (const YAML::Exception& problem) {
     throw reader.refuse("no valid YAML: " + problem.msg, place_of(problem.mark));

@@ -30,27 +30,36 @@ void use_device(int64_t device) {
   C10_CUDA_CHECK(cudaFree(nullptr));
 }
 
-c10::intrusive_ptr<c10d::Backend> make_nccl(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, int64_t device,
+c10::intrusive_ptr<c10d::Backend> make_nccl(const c10::intrusive_ptr<c10d::Store>& store, int rank,
+                                            int size, int64_t device,
                                             std::chrono::milliseconds timeout) {
   auto options = c10d::ProcessGroupNCCL::Options::create(/*is_high_priority_stream=*/true);
   options->timeout = timeout;
   auto group = c10::make_intrusive<c10d::ProcessGroupNCCL>(store, rank, size, options);
   const at::Device bound(at::kCUDA, index_of(device));
   group->setBoundDeviceId(bound);
-  // Now, while all ranks of the group are here: messages between some of them must not wait for the others later.
+  // Now, while all ranks of the group are here: messages between some of them must not wait for the
+  // others later.
   if (size > 1) group->eagerConnectSingleDevice(bound);
   return group;
 }
 
 void synchronize() { c10::cuda::device_synchronize(); }
 
-const c10::CachingDeviceAllocator::Stat& bytes(const c10::CachingDeviceAllocator::DeviceStats& stats) {
+const c10::CachingDeviceAllocator::Stat& bytes(
+    const c10::CachingDeviceAllocator::DeviceStats& stats) {
   return stats.allocated_bytes[static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE)];
 }
 
-int64_t live_bytes(int64_t device) { return bytes(c10::cuda::CUDACachingAllocator::getDeviceStats(index_of(device))).current; }
-int64_t peak_bytes(int64_t device) { return bytes(c10::cuda::CUDACachingAllocator::getDeviceStats(index_of(device))).peak; }
-void reset_peak(int64_t device) { c10::cuda::CUDACachingAllocator::resetPeakStats(index_of(device)); }
+int64_t live_bytes(int64_t device) {
+  return bytes(c10::cuda::CUDACachingAllocator::getDeviceStats(index_of(device))).current;
+}
+int64_t peak_bytes(int64_t device) {
+  return bytes(c10::cuda::CUDACachingAllocator::getDeviceStats(index_of(device))).peak;
+}
+void reset_peak(int64_t device) {
+  c10::cuda::CUDACachingAllocator::resetPeakStats(index_of(device));
+}
 
 }  // namespace
 
@@ -58,6 +67,7 @@ void reset_peak(int64_t device) { c10::cuda::CUDACachingAllocator::resetPeakStat
 
 extern "C" MESHWRIGHT_API const meshwright::cuda::CudaPart* meshwright_cuda_part() {
   using namespace meshwright::cuda;
-  static const CudaPart part{device_count, device_name, use_device, make_nccl, synchronize, live_bytes, peak_bytes, reset_peak};
+  static const CudaPart part{device_count, device_name, use_device, make_nccl,
+                             synchronize,  live_bytes,  peak_bytes, reset_peak};
   return &part;
 }

@@ -1,6 +1,8 @@
-// What needs CUDA and NCCL, in a shared object of its own: a CPU job never loads the CUDA libraries.
+// What needs CUDA and NCCL, in a shared object of its own: a CPU job never loads the CUDA
+// libraries.
 //
-//   const CudaPart& cuda = load_cuda_part();   // engine/device; throws when the CUDA libraries are not there
+//   const CudaPart& cuda = load_cuda_part();   // engine/device; throws when the CUDA libraries are
+//   not there
 #pragma once
 
 #include <c10/util/intrusive_ptr.h>
@@ -21,8 +23,10 @@ struct CudaPart {
   std::string (*device_name)(int64_t device);
   // Makes it the current device of the calling thread and creates its context.
   void (*use_device)(int64_t device);
-  // A ProcessGroupNCCL with a communicator of its own; made lazily by its first collective. `timeout` is LibTorch's own, its last resort.
-  c10::intrusive_ptr<c10d::Backend> (*make_nccl)(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, int64_t device,
+  // A ProcessGroupNCCL with a communicator of its own; made lazily by its first collective.
+  // `timeout` is LibTorch's own, its last resort.
+  c10::intrusive_ptr<c10d::Backend> (*make_nccl)(const c10::intrusive_ptr<c10d::Store>& store,
+                                                 int rank, int size, int64_t device,
                                                  std::chrono::milliseconds timeout);
   // Waits for all work of the current device.
   void (*synchronize)();

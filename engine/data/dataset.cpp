@@ -14,11 +14,14 @@ constexpr int64_t kMaxSeqLen = int64_t{1} << 31, kMockSamples = 65536;
 // Synthetic tokens with something to learn: each mostly follows from the one before.
 class Mock final : public Dataset {
  public:
-  explicit Mock(const DatasetConfig& config) : vocab_(config.vocab_size > 0 ? config.vocab_size : 256), seed_(config.seed) {
+  explicit Mock(const DatasetConfig& config)
+      : vocab_(config.vocab_size > 0 ? config.vocab_size : 256), seed_(config.seed) {
     seq_len_ = config.seq_len;
     tokens_ = seq_len_ * kMockSamples + 1;
   }
-  std::string describe() const override { return "synthetic, seed " + std::to_string(seed_) + ", vocabulary " + std::to_string(vocab_); }
+  std::string describe() const override {
+    return "synthetic, seed " + std::to_string(seed_) + ", vocabulary " + std::to_string(vocab_);
+  }
   uint64_t fingerprint() const override {
     Hash hash;
     hash.add("mock", 4);
@@ -48,7 +51,8 @@ std::unique_ptr<Dataset> open_kind(const DatasetConfig& config) {
   if (config.kind == "tokens") return open_tokens(config);
   if (config.kind == "megatron") return open_megatron(config);
   if (config.kind == "mock") return std::make_unique<Mock>(config);
-  throw Error(ErrorCode::bad_choice, config.table + ".kind = \"" + config.kind + "\", but it must be one of text, tokens, megatron, mock")
+  throw Error(ErrorCode::bad_choice, config.table + ".kind = \"" + config.kind +
+                                         "\", but it must be one of text, tokens, megatron, mock")
       .key(config.table + ".kind")
       .help("set " + config.table + ".kind = \"text\"");
 }
@@ -56,7 +60,8 @@ std::unique_ptr<Dataset> open_kind(const DatasetConfig& config) {
 }  // namespace
 
 void Dataset::read(int64_t sample, int64_t* out) const {
-  if (sample < 0 || sample >= samples()) throw Error(ErrorCode::internal, "there is no sample " + std::to_string(sample));
+  if (sample < 0 || sample >= samples())
+    throw Error(ErrorCode::internal, "there is no sample " + std::to_string(sample));
   tokens_at(sample * seq_len_, seq_len_ + 1, out);
 }
 
@@ -76,8 +81,11 @@ DatasetConfig dataset_config(const Options& table, int64_t vocab_size, uint64_t 
   config.seed = seed;
   config.toml = table.origin("path").file;
   if (config.path.empty() && config.kind != "mock") {
-    std::string example = config.kind == "text" ? "data/*.txt" : config.kind == "tokens" ? "data/train.bin" : "data/train_text_document";
-    throw Error(ErrorCode::missing_key, config.table + ".path is needed: where the data of kind \"" + config.kind + "\" is")
+    std::string example = config.kind == "text"     ? "data/*.txt"
+                          : config.kind == "tokens" ? "data/train.bin"
+                                                    : "data/train_text_document";
+    throw Error(ErrorCode::missing_key,
+                config.table + ".path is needed: where the data of kind \"" + config.kind + "\" is")
         .key(config.table + ".path")
         .help("set " + config.table + ".path = \"" + example + "\"")
         .help("set " + config.table + ".kind = \"mock\" to train on synthetic tokens");
@@ -88,7 +96,8 @@ DatasetConfig dataset_config(const Options& table, int64_t vocab_size, uint64_t 
 std::unique_ptr<Dataset> open_dataset(const DatasetConfig& config) {
   if (config.seq_len < 1 || config.seq_len > kMaxSeqLen)
     throw Error(ErrorCode::out_of_range,
-                config.table + ".seq_len = " + std::to_string(config.seq_len) + ", but it must be from 1 to " + std::to_string(kMaxSeqLen))
+                config.table + ".seq_len = " + std::to_string(config.seq_len) +
+                    ", but it must be from 1 to " + std::to_string(kMaxSeqLen))
         .key(config.table + ".seq_len")
         .help("set " + config.table + ".seq_len = 512");
   std::unique_ptr<Dataset> out;
@@ -98,15 +107,18 @@ std::unique_ptr<Dataset> open_dataset(const DatasetConfig& config) {
     if (error.key().empty()) error.key(config.table + ".path");
     if (error.helps().empty())
       error.help("fetch, copy or make the file again; one that is still being written is not ready")
-          .help("or set " + config.table + ".kind and " + config.table + ".dtype to what the file is");
+          .help("or set " + config.table + ".kind and " + config.table +
+                ".dtype to what the file is");
     throw;
   }
   if (out->tokens() - 1 < config.seq_len) {
-    Error error(ErrorCode::bad_dataset, config.table + ".path = \"" + config.path + "\" holds " + std::to_string(out->tokens()) +
-                                            (out->tokens() == 1 ? " token" : " tokens") +
-                                            ", but one sample takes seq_len + 1 = " + std::to_string(config.seq_len + 1));
+    Error error(ErrorCode::bad_dataset,
+                config.table + ".path = \"" + config.path + "\" holds " +
+                    std::to_string(out->tokens()) + (out->tokens() == 1 ? " token" : " tokens") +
+                    ", but one sample takes seq_len + 1 = " + std::to_string(config.seq_len + 1));
     error.key(config.table + ".path");
-    if (out->tokens() > 1) error.help("set " + config.table + ".seq_len = " + std::to_string(out->tokens() - 1));
+    if (out->tokens() > 1)
+      error.help("set " + config.table + ".seq_len = " + std::to_string(out->tokens() - 1));
     throw error.help("or name more data");
   }
   return out;

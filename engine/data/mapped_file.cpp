@@ -13,8 +13,11 @@
 namespace meshwright::data {
 
 MappedFile::MappedFile(const std::string& path, ErrorCode code) : path_(path), code_(code) {
-  auto fail = [&](const std::string& what, const std::string& help) { throw Error(code, path + ": " + what).help(help); };
-  if (path.find('\0') != std::string::npos) fail("the name holds a NUL", "name the file without it");
+  auto fail = [&](const std::string& what, const std::string& help) {
+    throw Error(code, path + ": " + what).help(help);
+  };
+  if (path.find('\0') != std::string::npos)
+    fail("the name holds a NUL", "name the file without it");
   // Without O_NONBLOCK opening a pipe would wait for a writer.
   int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
   if (fd < 0) {
@@ -24,7 +27,8 @@ MappedFile::MappedFile(const std::string& path, ErrorCode code) : path_(path), c
          reason == EACCES ? "make the file, and the folders above it, readable"
          : reason == EMFILE || reason == ENFILE
              ? "raise the limit of open files: ulimit -n"
-             : "check the name; relative paths start at the current folder, " + std::filesystem::current_path(failed).string());
+             : "check the name; relative paths start at the current folder, " +
+                   std::filesystem::current_path(failed).string());
   }
   struct stat info{};
   std::string problem;
@@ -55,9 +59,11 @@ void MappedFile::check_size() const {
   struct stat info{};
   if (::stat(path_.c_str(), &info) != 0 || info.st_dev != device_ || info.st_ino != inode_) return;
   if (static_cast<uint64_t>(info.st_size) < size_)
-    throw Error(code_, path_ + ": byte " + std::to_string(info.st_size) + ": the file ends here now; it had " + std::to_string(size_) +
+    throw Error(code_, path_ + ": byte " + std::to_string(info.st_size) +
+                           ": the file ends here now; it had " + std::to_string(size_) +
                            " bytes when it was opened")
-        .help("leave the file alone while a run reads it: write a new one beside it and rename that");
+        .help(
+            "leave the file alone while a run reads it: write a new one beside it and rename that");
 }
 
 void MappedFile::unmap() {

@@ -9,14 +9,17 @@ namespace {
 
 constexpr std::string_view kMagic = "\x93NUMPY";
 
-// What stands between the quotes behind 'descr', and where the numbers begin; empty when the header does not read so.
+// What stands between the quotes behind 'descr', and where the numbers begin; empty when the header
+// does not read so.
 struct Header {
   std::string type;
   int64_t size = 0;
 };
 
 Header read_header(const MappedFile& file) {
-  auto byte = [&](int64_t at) { return at < file.size() ? static_cast<uint64_t>(file.bytes()[static_cast<size_t>(at)]) : 0; };
+  auto byte = [&](int64_t at) {
+    return at < file.size() ? static_cast<uint64_t>(file.bytes()[static_cast<size_t>(at)]) : 0;
+  };
   const int64_t fixed = byte(6) == 1 ? 10 : 12;
   uint64_t length = byte(8) | byte(9) << 8;
   if (fixed == 12) length |= byte(10) << 16 | byte(11) << 24;
@@ -33,22 +36,29 @@ Header read_header(const MappedFile& file) {
 }  // namespace
 
 void refuse_numpy(const MappedFile& file, const DatasetConfig& config) {
-  if (file.size() < static_cast<int64_t>(kMagic.size()) || std::memcmp(file.bytes().data(), kMagic.data(), kMagic.size()) != 0) return;
+  if (file.size() < static_cast<int64_t>(kMagic.size()) ||
+      std::memcmp(file.bytes().data(), kMagic.data(), kMagic.size()) != 0)
+    return;
   const Header header = read_header(file);
-  Error error(ErrorCode::bad_dataset, file.path() + ": byte 0: this is a .npy file" +
-                                          (header.type.empty() ? std::string() : " of type '" + header.type + "'") + ", whose header of " +
-                                          std::to_string(header.size) + " bytes is no tokens");
+  Error error(ErrorCode::bad_dataset,
+              file.path() + ": byte 0: this is a .npy file" +
+                  (header.type.empty() ? std::string() : " of type '" + header.type + "'") +
+                  ", whose header of " + std::to_string(header.size) + " bytes is no tokens");
   error.key(config.table + ".path");
   // Signed ones are the same bytes as long as no token is negative, and none may be.
-  const char* same = header.type == "<u2" || header.type == "<i2" ? "uint16" : header.type == "<u4" || header.type == "<i4" ? "uint32" : "";
+  const char* same = header.type == "<u2" || header.type == "<i2"   ? "uint16"
+                     : header.type == "<u4" || header.type == "<i4" ? "uint32"
+                                                                    : "";
   if (*same != '\0') {
-    error.help("cut the header off: tail -c +" + std::to_string(header.size + 1) + " '" + file.path() + "' > tokens.bin");
-    error.help("then set " + config.table + ".kind = \"tokens\", " + config.table + ".path = \"tokens.bin\" and " + config.table +
-               ".dtype = \"" + same + "\"");
+    error.help("cut the header off: tail -c +" + std::to_string(header.size + 1) + " '" +
+               file.path() + "' > tokens.bin");
+    error.help("then set " + config.table + ".kind = \"tokens\", " + config.table +
+               ".path = \"tokens.bin\" and " + config.table + ".dtype = \"" + same + "\"");
   } else {
-    error.help("write the numbers alone: numpy.load(\"" + file.path() + "\").astype(\"uint32\").tofile(\"tokens.bin\")");
-    error.help("then set " + config.table + ".kind = \"tokens\", " + config.table + ".path = \"tokens.bin\" and " + config.table +
-               ".dtype = \"uint32\"");
+    error.help("write the numbers alone: numpy.load(\"" + file.path() +
+               "\").astype(\"uint32\").tofile(\"tokens.bin\")");
+    error.help("then set " + config.table + ".kind = \"tokens\", " + config.table +
+               ".path = \"tokens.bin\" and " + config.table + ".dtype = \"uint32\"");
   }
   throw error;
 }

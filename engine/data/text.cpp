@@ -24,9 +24,12 @@ bool has_contents(const fs::path& path) {
 
 }  // namespace
 
-// Data that is silently left out is worse than a run that does not start, so an unreadable folder is an error.
+// Data that is silently left out is worse than a run that does not start, so an unreadable folder
+// is an error.
 std::vector<std::string> list_files(const DatasetConfig& config) {
-  auto fail = [&](const std::string& what) { return Error(ErrorCode::bad_dataset, what).key(config.table + ".path"); };
+  auto fail = [&](const std::string& what) {
+    return Error(ErrorCode::bad_dataset, what).key(config.table + ".path");
+  };
   if (config.path.find('\0') != std::string::npos) throw fail(config.table + ".path holds a NUL");
   std::vector<std::string> out;
   std::error_code failed;
@@ -40,7 +43,8 @@ std::vector<std::string> list_files(const DatasetConfig& config) {
       it.increment(failed);
     }
     if (failed)
-      throw fail(place + ": cannot be read: " + failed.message()).help("make the folder readable, or name the files by a pattern");
+      throw fail(place + ": cannot be read: " + failed.message())
+          .help("make the folder readable, or name the files by a pattern");
   } else if (fs::exists(status)) {
     return {config.path};
   } else {
@@ -55,12 +59,18 @@ std::vector<std::string> list_files(const DatasetConfig& config) {
       for (size_t i = 0; i < found.gl_pathc; ++i)
         if (has_contents(found.gl_pathv[i])) out.emplace_back(found.gl_pathv[i]);
     ::globfree(&found);
-    if (result == GLOB_ABORTED) throw fail(unreadable.first + ": cannot be read: " + std::strerror(unreadable.second));
-    if (result == GLOB_NOSPACE) throw fail(config.table + ".path = \"" + config.path + "\" matches more files than memory holds");
+    if (result == GLOB_ABORTED)
+      throw fail(unreadable.first + ": cannot be read: " + std::strerror(unreadable.second));
+    if (result == GLOB_NOSPACE)
+      throw fail(config.table + ".path = \"" + config.path +
+                 "\" matches more files than memory holds");
   }
   if (out.empty()) {
-    Error error = fail(config.table + ".path = \"" + config.path + "\": no file with contents matches");
-    for (const std::string& help : files::relative_path_help(config.table + ".path", config.path, config.toml)) error.help(help);
+    Error error =
+        fail(config.table + ".path = \"" + config.path + "\": no file with contents matches");
+    for (const std::string& help :
+         files::relative_path_help(config.table + ".path", config.path, config.toml))
+      error.help(help);
     throw error;
   }
   std::sort(out.begin(), out.end());  // not as the locale would

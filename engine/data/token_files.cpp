@@ -15,12 +15,14 @@ namespace meshwright::data {
 
 namespace {
 
-// Linux allows a process 65,530 mappings; a corpus may have more files. Those behind the first ones are mapped for each read.
+// Linux allows a process 65,530 mappings; a corpus may have more files. Those behind the first ones
+// are mapped for each read.
 constexpr size_t kMaxMapped = 4096;
 
 std::string grouped(int64_t n) {
   std::string s = std::to_string(n);
-  for (ptrdiff_t i = static_cast<ptrdiff_t>(s.size()) - 3; i > 0; i -= 3) s.insert(static_cast<size_t>(i), ",");
+  for (ptrdiff_t i = static_cast<ptrdiff_t>(s.size()) - 3; i > 0; i -= 3)
+    s.insert(static_cast<size_t>(i), ",");
   return s;
 }
 
@@ -59,39 +61,47 @@ void TokenFiles::add(MappedFile file, int64_t offset, int64_t count) {
 }
 
 std::string TokenFiles::describe() const {
-  std::string out = parts_.size() == 1 ? parts_[0].file.path() : grouped(static_cast<int64_t>(parts_.size())) + " files";
+  std::string out = parts_.size() == 1 ? parts_[0].file.path()
+                                       : grouped(static_cast<int64_t>(parts_.size())) + " files";
   if (kind_ == "text") return out + ", " + grouped(tokens_) + " bytes";
-  return out + ", " + grouped(tokens_) + " tokens of " + std::to_string(token_width(type_)) + " bytes";
+  return out + ", " + grouped(tokens_) + " tokens of " + std::to_string(token_width(type_)) +
+         " bytes";
 }
 
 // All sizes, and 256 blocks of up to 4 KiB spread over the stream: every byte of a small data set.
 uint64_t TokenFiles::fingerprint() const {
-  int64_t width = token_width(type_), block = 4096 / width, blocks = std::min<int64_t>(256, (tokens_ + block - 1) / block);
+  int64_t width = token_width(type_), block = 4096 / width,
+          blocks = std::min<int64_t>(256, (tokens_ + block - 1) / block);
   Hash hash;
   hash.add(kind_.data(), kind_.size());
   hash.add(static_cast<int64_t>(type_));
   for (const Part& part : parts_) hash.add(part.count);
   for (int64_t i = 0; i < blocks; ++i) {
     int64_t begin = blocks < 256 ? i * block : (tokens_ - block) / 255 * i;
-    visit(begin, std::min(block, tokens_ - begin), [&](const Part&, const std::byte* bytes, int64_t, int64_t count, int64_t) {
-      hash.add(bytes, static_cast<size_t>(count * width));
-    });
+    visit(begin, std::min(block, tokens_ - begin),
+          [&](const Part&, const std::byte* bytes, int64_t, int64_t count, int64_t) {
+            hash.add(bytes, static_cast<size_t>(count * width));
+          });
   }
   return hash.value();
 }
 
 template <class Use>
 void TokenFiles::visit(int64_t begin, int64_t count, Use&& use) const {
-  auto after = std::upper_bound(parts_.begin(), parts_.end(), begin, [](int64_t place, const Part& p) { return place < p.begin; });
+  auto after = std::upper_bound(parts_.begin(), parts_.end(), begin,
+                                [](int64_t place, const Part& p) { return place < p.begin; });
   int64_t width = token_width(type_);
   for (auto part = after - 1; count > 0; ++part) {
     int64_t first = begin - part->begin, take = std::min(count, part->count - first);
-    auto apply = [&](const MappedFile& file) { use(*part, file.bytes().data() + part->offset + first * width, first, take, begin); };
+    auto apply = [&](const MappedFile& file) {
+      use(*part, file.bytes().data() + part->offset + first * width, first, take, begin);
+    };
     if (part->file.bytes().empty()) {
       MappedFile again(part->file.path(), ErrorCode::bad_dataset);
       if (again.size() != part->file.size())
-        throw Error(ErrorCode::bad_dataset, again.path() + ": has " + std::to_string(again.size()) + " bytes now; it had " +
-                                                std::to_string(part->file.size()) + " when it was opened");
+        throw Error(ErrorCode::bad_dataset,
+                    again.path() + ": has " + std::to_string(again.size()) + " bytes now; it had " +
+                        std::to_string(part->file.size()) + " when it was opened");
       apply(again);
     } else {
       part->file.check_size();
@@ -104,15 +114,16 @@ void TokenFiles::visit(int64_t begin, int64_t count, Use&& use) const {
 
 template <class T>
 void TokenFiles::decode(int64_t begin, int64_t count, int64_t* out) const {
-  visit(begin, count, [&](const Part& part, const std::byte* bytes, int64_t first, int64_t take, int64_t place) {
-    for (int64_t i = 0; i < take; ++i) {
-      T token;
-      std::memcpy(&token, bytes + i * static_cast<int64_t>(sizeof token), sizeof token);
-      int64_t id = token;  // NOLINT(bugprone-signed-char-misuse): int8 tokens are signed
-      if (id < 0 || id >= vocab_) bad_token(part, first + i, id);
-      out[place - begin + i] = id;
-    }
-  });
+  visit(begin, count,
+        [&](const Part& part, const std::byte* bytes, int64_t first, int64_t take, int64_t place) {
+          for (int64_t i = 0; i < take; ++i) {
+            T token;
+            std::memcpy(&token, bytes + i * static_cast<int64_t>(sizeof token), sizeof token);
+            int64_t id = token;  // NOLINT(bugprone-signed-char-misuse): int8 tokens are signed
+            if (id < 0 || id >= vocab_) bad_token(part, first + i, id);
+            out[place - begin + i] = id;
+          }
+        });
 }
 
 namespace {
@@ -150,34 +161,39 @@ void TokenFiles::check_tokens(int64_t budget) const {
 
 template <class T>
 void TokenFiles::look(int64_t budget) const {
-  if (std::is_unsigned_v<T> && static_cast<uint64_t>(std::numeric_limits<T>::max()) < static_cast<uint64_t>(vocab_)) return;
+  if (std::is_unsigned_v<T> &&
+      static_cast<uint64_t>(std::numeric_limits<T>::max()) < static_cast<uint64_t>(vocab_))
+    return;
   constexpr int64_t kBlock = (int64_t{1} << 20) / static_cast<int64_t>(sizeof(T));
-  const int64_t all = (tokens_ + kBlock - 1) / kBlock, most = std::max<int64_t>(1, budget / static_cast<int64_t>(sizeof(T)) / kBlock),
+  const int64_t all = (tokens_ + kBlock - 1) / kBlock,
+                most = std::max<int64_t>(1, budget / static_cast<int64_t>(sizeof(T)) / kBlock),
                 blocks = std::min(all, most);
   std::atomic<int64_t> next = 0, bad = INT64_MAX;
   std::mutex mutex;
   std::exception_ptr failure;
   auto work = [&] {
     try {
-      // Blocks are taken in order, so the first token that is wrong lies in one that somebody looks at.
+      // Blocks are taken in order, so the first token that is wrong lies in one that somebody looks
+      // at.
       for (int64_t i; (i = next++) < blocks && bad == INT64_MAX;) {
-        int64_t begin =
-            blocks == all
-                ? i * kBlock
-                : static_cast<int64_t>(static_cast<double>(tokens_ - kBlock) / static_cast<double>(blocks - 1) * static_cast<double>(i));
+        int64_t begin = blocks == all ? i * kBlock
+                                      : static_cast<int64_t>(static_cast<double>(tokens_ - kBlock) /
+                                                             static_cast<double>(blocks - 1) *
+                                                             static_cast<double>(i));
         if (blocks == 1) begin = 0;
-        visit(begin, std::min(kBlock, tokens_ - begin), [&](const Part&, const std::byte* bytes, int64_t, int64_t count, int64_t place) {
-          T low = 0, high = 0;
-          for (int64_t j = 0; j < count; ++j) {
-            T token;
-            std::memcpy(&token, bytes + j * static_cast<int64_t>(sizeof token), sizeof token);
-            low = std::min(low, token);
-            high = std::max(high, token);
-          }
-          if (static_cast<int64_t>(low) >= 0 && static_cast<int64_t>(high) < vocab_) return;
-          for (int64_t seen = bad; place < seen && !bad.compare_exchange_weak(seen, place);) {
-          }
-        });
+        visit(begin, std::min(kBlock, tokens_ - begin),
+              [&](const Part&, const std::byte* bytes, int64_t, int64_t count, int64_t place) {
+                T low = 0, high = 0;
+                for (int64_t j = 0; j < count; ++j) {
+                  T token;
+                  std::memcpy(&token, bytes + j * static_cast<int64_t>(sizeof token), sizeof token);
+                  low = std::min(low, token);
+                  high = std::max(high, token);
+                }
+                if (static_cast<int64_t>(low) >= 0 && static_cast<int64_t>(high) < vocab_) return;
+                for (int64_t seen = bad; place < seen && !bad.compare_exchange_weak(seen, place);) {
+                }
+              });
       }
     } catch (...) {
       std::lock_guard lock(mutex);
@@ -185,7 +201,8 @@ void TokenFiles::look(int64_t budget) const {
     }
   };
   std::vector<std::thread> threads;
-  for (int64_t i = 1; i < std::min<int64_t>({blocks, 4, std::thread::hardware_concurrency()}); ++i) threads.emplace_back(work);
+  for (int64_t i = 1; i < std::min<int64_t>({blocks, 4, std::thread::hardware_concurrency()}); ++i)
+    threads.emplace_back(work);
   work();
   for (std::thread& thread : threads) thread.join();
   if (failure) std::rethrow_exception(failure);
@@ -195,12 +212,16 @@ void TokenFiles::look(int64_t budget) const {
 }
 
 void TokenFiles::bad_token(const Part& part, int64_t index, int64_t token) const {
-  Error error(ErrorCode::bad_token, part.file.path() + ": the token at byte " + std::to_string(part.offset + index * token_width(type_)) +
-                                        " is " + std::to_string(token) + ", but the model's vocabulary has " +
-                                        (vocab_ == INT64_MAX ? std::string("no negative") : std::to_string(vocab_)) + " entries");
+  Error error(ErrorCode::bad_token,
+              part.file.path() + ": the token at byte " +
+                  std::to_string(part.offset + index * token_width(type_)) + " is " +
+                  std::to_string(token) + ", but the model's vocabulary has " +
+                  (vocab_ == INT64_MAX ? std::string("no negative") : std::to_string(vocab_)) +
+                  " entries");
   error.key(table_ + ".path");
   if (token >= 0)
-    error.help("use a model whose config.json has a vocab_size above " + std::to_string(token) + ", or its own tokenizer's ids");
+    error.help("use a model whose config.json has a vocab_size above " + std::to_string(token) +
+               ", or its own tokenizer's ids");
   if (!advice_.empty()) error.help(advice_);
   throw error;
 }

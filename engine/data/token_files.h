@@ -15,7 +15,8 @@ int64_t token_width(TokenType type);
 // One stream of tokens of one type, over the files in the order in which they were added.
 class TokenFiles final : public Dataset {
  public:
-  // `advice` ends the message about a token outside of the vocabulary: what else than the model may be wrong.
+  // `advice` ends the message about a token outside of the vocabulary: what else than the model may
+  // be wrong.
   TokenFiles(const DatasetConfig& config, TokenType type, std::string advice = {});
   // `count` tokens from byte `offset` on.
   void add(MappedFile file, int64_t offset, int64_t count);
@@ -32,7 +33,8 @@ class TokenFiles final : public Dataset {
     MappedFile file;
     int64_t offset, begin, count;  // bytes to skip; first token in the stream; tokens
   };
-  // use(part, bytes, first token within the part, tokens, tokens before) for every stretch of [begin, begin + count) in one file.
+  // use(part, bytes, first token within the part, tokens, tokens before) for every stretch of
+  // [begin, begin + count) in one file.
   template <class Use>
   void visit(int64_t begin, int64_t count, Use&& use) const;
   template <class T>
@@ -47,11 +49,12 @@ class TokenFiles final : public Dataset {
   std::vector<Part> parts_;
 };
 
-// One file, a folder with all regular files below it, or a pattern; sorted by name. Throws Error(bad_dataset) when nothing is found and
-// when a folder on the way cannot be read.
+// One file, a folder with all regular files below it, or a pattern; sorted by name. Throws
+// Error(bad_dataset) when nothing is found and when a folder on the way cannot be read.
 std::vector<std::string> list_files(const DatasetConfig& config);
 
-// Throws Error(bad_dataset) for a file that numpy.save() wrote: its header would be read as tokens. The help says how to get rid of it.
+// Throws Error(bad_dataset) for a file that numpy.save() wrote: its header would be read as tokens.
+// The help says how to get rid of it.
 void refuse_numpy(const MappedFile& file, const DatasetConfig& config);
 
 // The index and the tokens, which are named by either or by what they have in common.

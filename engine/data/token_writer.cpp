@@ -15,7 +15,9 @@ namespace fs = std::filesystem;
 
 namespace {
 
-fs::path beside(const fs::path& path) { return path.parent_path() / ("." + path.filename().string() + ".tmp"); }
+fs::path beside(const fs::path& path) {
+  return path.parent_path() / ("." + path.filename().string() + ".tmp");
+}
 
 // Over the beginning of a file that is still open elsewhere, whose sync takes it along.
 void write_front(const fs::path& path, std::span<const int32_t> head) {
@@ -50,10 +52,12 @@ TokenWriter::TokenWriter(fs::path path, int64_t vocabulary)
 void TokenWriter::append(std::span<const int64_t> tokens) {
   for (int64_t token : tokens)
     if (token < 0 || token >= vocabulary_)
-      throw Error(ErrorCode::internal,
-                  "the token " + std::to_string(token) + " is outside of the vocabulary of " + std::to_string(vocabulary_));
+      throw Error(ErrorCode::internal, "the token " + std::to_string(token) +
+                                           " is outside of the vocabulary of " +
+                                           std::to_string(vocabulary_));
   buffer_.resize(tokens.size() * static_cast<size_t>(token_width(type_)));
-  type_ == TokenType::uint16 ? convert<uint16_t>(tokens, buffer_.data()) : convert<uint32_t>(tokens, buffer_.data());
+  type_ == TokenType::uint16 ? convert<uint16_t>(tokens, buffer_.data())
+                             : convert<uint32_t>(tokens, buffer_.data());
   file_.append(buffer_);
   tokens_ += static_cast<int64_t>(tokens.size());
 }

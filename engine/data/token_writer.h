@@ -11,11 +11,12 @@
 
 namespace meshwright::data {
 
-// Tokens are written beside `path` as .NAME.tmp; `path` itself is replaced once all of them are on the disk, in finish(). A writer that is
-// not finished removes what it wrote.
+// Tokens are written beside `path` as .NAME.tmp; `path` itself is replaced once all of them are on
+// the disk, in finish(). A writer that is not finished removes what it wrote.
 class TokenWriter {
  public:
-  // Tokens are below `vocabulary`: of two bytes where that fits, else of four. Throws Error(output_unwritable).
+  // Tokens are below `vocabulary`: of two bytes where that fits, else of four. Throws
+  // Error(output_unwritable).
   TokenWriter(std::filesystem::path path, int64_t vocabulary);
   void append(std::span<const int64_t> tokens);
   void finish();

@@ -1,4 +1,5 @@
-// Where this rank computes, and over which back end it communicates: what dist_env.device and dist_env.backend mean on this machine.
+// Where this rank computes, and over which back end it communicates: what dist_env.device and
+// dist_env.backend mean on this machine.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -12,7 +13,8 @@
 
 namespace meshwright::device {
 
-// The part of the engine that needs CUDA, loaded at first use and kept; nullptr with the reason when it or its libraries are missing.
+// The part of the engine that needs CUDA, loaded at first use and kept; nullptr with the reason
+// when it or its libraries are missing.
 const cuda::CudaPart* cuda_part(std::string* why = nullptr);
 
 struct Chosen {
@@ -22,9 +24,10 @@ struct Chosen {
   std::vector<std::string> notices;
 };
 
-// `table` is dist_env. Local ranks take the devices in turn. Makes the chosen CUDA device current. `part` is cuda_part() but in tests.
-// Throws Error(device_unavailable).
-Chosen choose(const Options& table, const launch::RankEnvironment& ranks, const cuda::CudaPart* part, const std::string& why_not);
+// `table` is dist_env. Local ranks take the devices in turn. Makes the chosen CUDA device current.
+// `part` is cuda_part() but in tests. Throws Error(device_unavailable).
+Chosen choose(const Options& table, const launch::RankEnvironment& ranks,
+              const cuda::CudaPart* part, const std::string& why_not);
 Chosen choose(const Options& table, const launch::RankEnvironment& ranks);
 
 }  // namespace meshwright::device

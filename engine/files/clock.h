@@ -11,7 +11,8 @@ std::string utc_now();
 
 // Milliseconds since `begin`.
 inline double ms_since(std::chrono::steady_clock::time_point begin) {
-  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count();
+  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin)
+      .count();
 }
 
 }  // namespace meshwright::files

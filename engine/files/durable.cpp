@@ -36,8 +36,9 @@ const char* remedy(int reason) {
 
 Error unwritable(const fs::path& path, int reason, std::string_view did) {
   const char* name = ::strerrorname_np(reason);
-  return Error(ErrorCode::output_unwritable, "cannot " + std::string(did) + " " + path.string() + ": " + std::strerror(reason) +
-                                                 (name == nullptr ? "" : " (" + std::string(name) + ")"))
+  return Error(ErrorCode::output_unwritable,
+               "cannot " + std::string(did) + " " + path.string() + ": " + std::strerror(reason) +
+                   (name == nullptr ? "" : " (" + std::string(name) + ")"))
       .help(remedy(reason));
 }
 
@@ -56,13 +57,15 @@ NewFile::~NewFile() {
 
 void NewFile::append(std::span<const std::byte> bytes) {
   constexpr int64_t kSendEvery = 16 << 20;
-  constexpr size_t kMost = 64 << 20;  // one call never takes more than 2 GiB, and answers a signal between two
+  constexpr size_t kMost =
+      64 << 20;  // one call never takes more than 2 GiB, and answers a signal between two
   while (!bytes.empty()) {
     ssize_t n = ::write(fd_, bytes.data(), std::min(bytes.size(), kMost));
     if (n > 0) {
       bytes = bytes.subspan(static_cast<size_t>(n));
       size_ += n;
-      // The disk begins while the rest is still to come, so that less is left to wait for in finish(). A hint: what fails is told by fsync.
+      // The disk begins while the rest is still to come, so that less is left to wait for in
+      // finish(). A hint: what fails is told by fsync.
       if (size_ - sent_ >= kSendEvery) {
         static_cast<void>(::sync_file_range(fd_, sent_, size_ - sent_, SYNC_FILE_RANGE_WRITE));
         sent_ = size_;
@@ -90,7 +93,8 @@ void make_folders(const fs::path& path) {
   std::error_code failed;
   if (path.empty() || fs::is_directory(path, failed)) return;
   if (path.has_parent_path()) make_folders(path.parent_path());
-  if (::mkdir(path.c_str(), 0755) != 0 && !(errno == EEXIST && fs::is_directory(path, failed))) throw unwritable(path, errno, "make");
+  if (::mkdir(path.c_str(), 0755) != 0 && !(errno == EEXIST && fs::is_directory(path, failed)))
+    throw unwritable(path, errno, "make");
 }
 
 void sync_folder(const fs::path& path) {
@@ -109,7 +113,9 @@ void rename_durably(const fs::path& from, const fs::path& to) {
 
 namespace {
 
-fs::path beside(const fs::path& path) { return path.parent_path() / ("." + path.filename().string() + ".tmp"); }
+fs::path beside(const fs::path& path) {
+  return path.parent_path() / ("." + path.filename().string() + ".tmp");
+}
 
 }  // namespace
 
@@ -134,7 +140,9 @@ void append_line(const fs::path& path, std::string_view line) noexcept {
   if (!text.ends_with('\n')) text += '\n';
   // No beginning of a line is left where it does not fit.
   ssize_t n = ::write(fd, text.data(), text.size());
-  if (n >= 0 && n < static_cast<ssize_t>(text.size()) && before >= 0 && ::ftruncate(fd, before) != 0) errno = 0;
+  if (n >= 0 && n < static_cast<ssize_t>(text.size()) && before >= 0 &&
+      ::ftruncate(fd, before) != 0)
+    errno = 0;
   ::close(fd);
 }
 
@@ -142,7 +150,8 @@ void link_durably(const std::string& target, const fs::path& link) {
   fs::path temporary = beside(link);
   ::unlink(temporary.c_str());
   if (::symlink(target.c_str(), temporary.c_str()) != 0) {
-    if (errno == EPERM || errno == ENOTSUP || errno == ENOSYS) return write_durably(link, target + "\n");
+    if (errno == EPERM || errno == ENOTSUP || errno == ENOSYS)
+      return write_durably(link, target + "\n");
     throw unwritable(link, errno, "make");
   }
   try {

@@ -1,4 +1,5 @@
-// Relative paths of a configuration start at the current folder, wherever the configuration itself lies.
+// Relative paths of a configuration start at the current folder, wherever the configuration itself
+// lies.
 #pragma once
 
 #include <string>
@@ -6,9 +7,12 @@
 
 namespace meshwright::files {
 
-// Advice for `path`, the value of `key`, which leads nowhere. Names the place that was tried and the current folder. `toml` is the file in
-// which the value was written (empty: somewhere else): when the path would have led somewhere from that file's folder, that is said first,
-// with a setting that works from here. Empty for an absolute path. `path` may be a pattern such as data/*.txt.
-std::vector<std::string> relative_path_help(const std::string& key, const std::string& path, const std::string& toml);
+// Advice for `path`, the value of `key`, which leads nowhere. Names the place that was tried and
+// the current folder. `toml` is the file in which the value was written (empty: somewhere else):
+// when the path would have led somewhere from that file's folder, that is said first, with a
+// setting that works from here. Empty for an absolute path. `path` may be a pattern such as
+// data/*.txt.
+std::vector<std::string> relative_path_help(const std::string& key, const std::string& path,
+                                            const std::string& toml);
 
 }  // namespace meshwright::files

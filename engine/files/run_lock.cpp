@@ -31,7 +31,8 @@ std::string contents_of(const fs::path& path) {
   return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
 }
 
-// When a process of this host was started, in ticks since the boot; 0 when there is none, or only what its parent has yet to collect.
+// When a process of this host was started, in ticks since the boot; 0 when there is none, or only
+// what its parent has yet to collect.
 int64_t start_time_of(int64_t pid) {
   std::string text = contents_of("/proc/" + std::to_string(pid) + "/stat");
   size_t name_end = text.rfind(')');  // the name may hold anything
@@ -70,8 +71,9 @@ LockOwner this_process() {
 }
 
 std::string lock_text(const LockOwner& owner) {
-  return "host " + owner.host + "\npid " + std::to_string(owner.pid) + "\nsince " + owner.since + "\nboot " + owner.boot + "\npid_space " +
-         owner.pid_space + "\nstart_time " + std::to_string(owner.start_time) + "\nend\n";
+  return "host " + owner.host + "\npid " + std::to_string(owner.pid) + "\nsince " + owner.since +
+         "\nboot " + owner.boot + "\npid_space " + owner.pid_space + "\nstart_time " +
+         std::to_string(owner.start_time) + "\nend\n";
 }
 
 std::optional<LockOwner> parse_lock(const std::string& text) {
@@ -92,11 +94,13 @@ std::optional<LockOwner> parse_lock(const std::string& text) {
   return std::nullopt;
 }
 
-RunLock::RunLock(const fs::path& folder, Settings settings) : folder_(folder), path_(folder / "lock"), settings_(std::move(settings)) {
+RunLock::RunLock(const fs::path& folder, Settings settings)
+    : folder_(folder), path_(folder / "lock"), settings_(std::move(settings)) {
   std::error_code failed;
   fs::create_directories(folder_, failed);
   if (failed) throw unwritable(folder_, failed.value(), "make").key("run.dir");
-  // The file that was opened may be removed by its owner before it is locked; then it is nobody's, and there is a new one.
+  // The file that was opened may be removed by its owner before it is locked; then it is nobody's,
+  // and there is a new one.
   while (!try_to_take()) {
   }
   sigset_t all, before;
@@ -121,7 +125,8 @@ std::optional<LockOwner> RunLock::read() const { return parse_lock(contents_of(p
 
 void RunLock::write() {
   std::string text = lock_text(settings_.self);
-  bool whole = ::ftruncate(fd_, 0) == 0 && ::pwrite(fd_, text.data(), text.size(), 0) == static_cast<ssize_t>(text.size());
+  bool whole = ::ftruncate(fd_, 0) == 0 &&
+               ::pwrite(fd_, text.data(), text.size(), 0) == static_cast<ssize_t>(text.size());
   if (whole && ::fsync(fd_) == 0) return;
   throw unwritable(path_, errno == 0 ? ENOSPC : errno).key("run.dir");
 }
@@ -129,12 +134,15 @@ void RunLock::write() {
 // The file at `path_` is still the one that is open.
 bool RunLock::is_named() const {
   struct stat ours{}, named{};
-  return ::fstat(fd_, &ours) == 0 && ::stat(path_.c_str(), &named) == 0 && ours.st_ino == named.st_ino && ours.st_dev == named.st_dev;
+  return ::fstat(fd_, &ours) == 0 && ::stat(path_.c_str(), &named) == 0 &&
+         ours.st_ino == named.st_ino && ours.st_dev == named.st_dev;
 }
 
-// Asks the kernel. False: this file system has no such locks, or its server keeps the one of a host that is dead.
+// Asks the kernel. False: this file system has no such locks, or its server keeps the one of a host
+// that is dead.
 bool RunLock::lock_in_kernel() {
-  // A killed run's ranks may take a moment to die after their launcher, and an owner one to write its name.
+  // A killed run's ranks may take a moment to die after their launcher, and an owner one to write
+  // its name.
   constexpr milliseconds kMoment = std::chrono::seconds(10), kPause(50);
   for (auto end = Clock::now() + kMoment;;) {
     if (::flock(fd_, LOCK_EX | LOCK_NB) == 0) return true;
@@ -189,15 +197,18 @@ bool RunLock::try_to_take() {
 // `locked`: the kernel says that no process of this machine has it any more.
 bool RunLock::is_dead(const LockOwner& owner, bool locked) {
   if (owner.boot == settings_.self.boot) {
-    if (owner.pid_space == settings_.self.pid_space) return start_time_of(owner.pid) != owner.start_time;
+    if (owner.pid_space == settings_.self.pid_space)
+      return start_time_of(owner.pid) != owner.start_time;
     if (locked) return true;
   }
   return falls_silent(owner);
 }
 
-// The clocks of two hosts differ, so times of change are compared with the time that the folder's own server gives a new file.
+// The clocks of two hosts differ, so times of change are compared with the time that the folder's
+// own server gives a new file.
 nanoseconds RunLock::clock_of_folder() const {
-  fs::path probe = folder_ / (".lock." + settings_.self.host + "." + std::to_string(settings_.self.pid));
+  fs::path probe =
+      folder_ / (".lock." + settings_.self.host + "." + std::to_string(settings_.self.pid));
   ::unlink(probe.c_str());
   int fd = ::open(probe.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
   struct stat status{};
@@ -209,7 +220,8 @@ nanoseconds RunLock::clock_of_folder() const {
   return changed_at(status);
 }
 
-// Waits until the owner has renewed the lock or given it back (false), or has not done so for too long.
+// Waits until the owner has renewed the lock or given it back (false), or has not done so for too
+// long.
 bool RunLock::falls_silent(const LockOwner& owner) {
   auto last_change = [&]() -> std::optional<nanoseconds> {
     // Opening the file makes a network file system ask its server.
@@ -223,10 +235,12 @@ bool RunLock::falls_silent(const LockOwner& owner) {
   auto begin = Clock::now();
   bool told = false;
   for (std::optional<nanoseconds> now = first; now && now == first; now = last_change()) {
-    if (clock_of_folder() - *now >= settings_.silence || Clock::now() - begin >= settings_.silence) return true;
+    if (clock_of_folder() - *now >= settings_.silence || Clock::now() - begin >= settings_.silence)
+      return true;
     if (!std::exchange(told, true) && settings_.waiting)
-      settings_.waiting(folder_.string() + " belongs to process " + std::to_string(owner.pid) + " on " + owner.host + ": waiting up to " +
-                        seconds_text(settings_.silence) + " to see whether it is still alive");
+      settings_.waiting(folder_.string() + " belongs to process " + std::to_string(owner.pid) +
+                        " on " + owner.host + ": waiting up to " + seconds_text(settings_.silence) +
+                        " to see whether it is still alive");
     std::this_thread::sleep_for(settings_.heartbeat / 10);
   }
   return false;
@@ -238,7 +252,8 @@ void RunLock::keep_alive() {
     std::optional<LockOwner> owner = read();
     if (owner && *owner != settings_.self) {
       if (settings_.lost)
-        settings_.lost(taken_by(owner).note("this process was silent for longer than " + seconds_text(settings_.silence) +
+        settings_.lost(taken_by(owner).note("this process was silent for longer than " +
+                                            seconds_text(settings_.silence) +
                                             ", so the other one took the folder over"));
       return;
     }
@@ -249,13 +264,15 @@ void RunLock::keep_alive() {
 Error RunLock::taken_by(const std::optional<LockOwner>& owner) const {
   Error error(ErrorCode::run_folder_locked,
               folder_.string() + " belongs to another run" +
-                  (owner ? ": process " + std::to_string(owner->pid) + " on " + owner->host + " has had it since " + owner->since
+                  (owner ? ": process " + std::to_string(owner->pid) + " on " + owner->host +
+                               " has had it since " + owner->since
                          : ", which has not written its name yet"));
   error.key("run.name").help("set run.name to another name to train beside it");
   if (owner)
     error.help("to see it: ps -o pid,lstart,args -p " + std::to_string(owner->pid) +
                (owner->host == settings_.self.host ? "" : "   on " + owner->host));
-  return error.help("to end it with a checkpoint: kill " + (owner ? std::to_string(owner->pid) : "PID") +
+  return error.help("to end it with a checkpoint: kill " +
+                    (owner ? std::to_string(owner->pid) : "PID") +
                     ", and the same command goes on from there");
 }
 

@@ -32,7 +32,8 @@ std::string contents(const fs::path& path) {
   std::vector<char> block(1 << 16);
   while (in.read(block.data(), static_cast<std::streamsize>(block.size())) || in.gcount() > 0) {
     out.append(block.data(), static_cast<size_t>(in.gcount()));
-    if (out.size() > kMost) throw Error(ErrorCode::bad_model_config, path.string() + " is larger than 16 MiB");
+    if (out.size() > kMost)
+      throw Error(ErrorCode::bad_model_config, path.string() + " is larger than 16 MiB");
   }
   return out;
 }
@@ -65,21 +66,30 @@ std::string first_bytes(const std::string& text) {
 Source::Source(const fs::path& path) : folder_(path) {
   std::error_code failed;
   if (!fs::is_directory(path, failed)) {
-    Error missing(ErrorCode::file_unreadable, is_there(path) ? path.string() + " is not a folder" : "there is no folder " + path.string());
-    if (std::vector<std::string> helps = models::hub_helps(path); !helps.empty()) missing.help(helps[0]);
-    throw missing.help("name a Hugging Face folder: config.json, model.safetensors, and tokenizer.json for text")
+    Error missing(ErrorCode::file_unreadable, is_there(path)
+                                                  ? path.string() + " is not a folder"
+                                                  : "there is no folder " + path.string());
+    if (std::vector<std::string> helps = models::hub_helps(path); !helps.empty())
+      missing.help(helps[0]);
+    throw missing
+        .help(
+            "name a Hugging Face folder: config.json, model.safetensors, and tokenizer.json for "
+            "text")
         .help("or a run or a checkpoint: runs/first, runs/first/checkpoints/step_00000050");
   }
-  bool weights = is_there(path / "model.safetensors") || is_there(path / "model.safetensors.index.json");
+  bool weights =
+      is_there(path / "model.safetensors") || is_there(path / "model.safetensors.index.json");
   if (weights && !is_there(config()))
     throw Error(ErrorCode::file_unreadable, path.string() + " has weights but no config.json")
         .help("copy the model's config.json into the folder");
   if (!weights) open_checkpoint();
   vocab_ = models::load_outline(config(), DType::float32).vocab_size;
-  if (is_there(extra("tokenizer.json"))) tokenizer_ = tokenizer::Tokenizer::load(extra("tokenizer.json"));
+  if (is_there(extra("tokenizer.json")))
+    tokenizer_ = tokenizer::Tokenizer::load(extra("tokenizer.json"));
 }
 
-// The small files that are used here are held to their checksums; the ranks do so with the weights they read.
+// The small files that are used here are held to their checksums; the ranks do so with the weights
+// they read.
 void Source::open_checkpoint() {
   checkpoint_ = true;
   folder_ = checkpoint::resolve(folder_);
@@ -90,7 +100,9 @@ void Source::open_checkpoint() {
     if (file.name.ends_with(".json")) opened.read_file(file.name);
   }
   if (!model)
-    throw Error(ErrorCode::bad_checkpoint, folder_.string() + " has no config.json: it holds no model that this program can build")
+    throw Error(
+        ErrorCode::bad_checkpoint,
+        folder_.string() + " has no config.json: it holds no model that this program can build")
         .help("generate takes the checkpoints of meshwright train");
 }
 
@@ -109,10 +121,13 @@ std::vector<int64_t> Source::ids(const std::string& flag, const std::string& lis
     int64_t id = -1;
     auto [stop, failed] = std::from_chars(word.data(), word.data() + word.size(), id);
     if (word.empty() || failed != std::errc() || stop != word.data() + word.size())
-      throw Error(ErrorCode::usage, "--" + flag + " wants token ids with commas between them, found \"" + word + "\" in \"" + list + "\"")
+      throw Error(ErrorCode::usage, "--" + flag +
+                                        " wants token ids with commas between them, found \"" +
+                                        word + "\" in \"" + list + "\"")
           .help("--" + flag + " 1,2,3");
     if (id < 0 || id >= vocab_)
-      throw Error(ErrorCode::bad_token, "--" + flag + " has the token " + std::to_string(id) + ", but the model's vocabulary has " +
+      throw Error(ErrorCode::bad_token, "--" + flag + " has the token " + std::to_string(id) +
+                                            ", but the model's vocabulary has " +
                                             std::to_string(vocab_) + " entries")
           .help("tokens are 0 to " + std::to_string(vocab_ - 1));
     out.push_back(id);
@@ -123,7 +138,8 @@ std::vector<int64_t> Source::ids(const std::string& flag, const std::string& lis
 
 std::vector<int64_t> Source::prompt(const Request& request) const {
   if (request.prompt && request.tokens)
-    throw Error(ErrorCode::usage, "--prompt and --tokens both say what to continue: one of them").help("leave out --tokens");
+    throw Error(ErrorCode::usage, "--prompt and --tokens both say what to continue: one of them")
+        .help("leave out --tokens");
   if (request.tokens) return ids("tokens", *request.tokens);
   if (!request.prompt) {
     Error error(ErrorCode::usage, "generate needs something to continue");
@@ -135,32 +151,40 @@ std::vector<int64_t> Source::prompt(const Request& request) const {
   if (tokenizer_) {
     out = tokenizer_->encode(text);
     if (out.empty())
-      throw Error(ErrorCode::usage, "--prompt is empty, and the tokenizer puts nothing before a text").help("--prompt 'Once upon a time'");
+      throw Error(ErrorCode::usage,
+                  "--prompt is empty, and the tokenizer puts nothing before a text")
+          .help("--prompt 'Once upon a time'");
     int64_t largest = *std::max_element(out.begin(), out.end());
     if (largest >= vocab_)
-      throw Error(ErrorCode::bad_token, extra("tokenizer.json").string() + " gives the token " + std::to_string(largest) +
-                                            ", but the model's vocabulary has " + std::to_string(vocab_) + " entries")
+      throw Error(ErrorCode::bad_token,
+                  extra("tokenizer.json").string() + " gives the token " + std::to_string(largest) +
+                      ", but the model's vocabulary has " + std::to_string(vocab_) + " entries")
           .help("check that config.json and tokenizer.json belong together");
     return out;
   }
   if (vocab_ != 256) {
     Error error(ErrorCode::usage, "--prompt needs a tokenizer: " + folder_.string() +
-                                      " has no tokenizer.json, and the model's vocabulary has " + std::to_string(vocab_) +
-                                      " entries, not the 256 of bytes");
+                                      " has no tokenizer.json, and the model's vocabulary has " +
+                                      std::to_string(vocab_) + " entries, not the 256 of bytes");
     if (checkpoint_ && vocab_ > 256 && !text.empty())
-      error.help("of a run on the bytes of texts (dataset.kind = \"text\"), name them as its tokens: --tokens " + first_bytes(text));
+      error.help(
+          "of a run on the bytes of texts (dataset.kind = \"text\"), name them as its tokens: "
+          "--tokens " +
+          first_bytes(text));
     else
       error.help("--tokens 1,2,3");
     throw error.help("copy the model's tokenizer.json to " + extra("tokenizer.json").string());
   }
   if (text.empty())
-    throw Error(ErrorCode::usage, "--prompt is empty: a text continues at least one byte").help("--prompt '\n' to begin a line");
+    throw Error(ErrorCode::usage, "--prompt is empty: a text continues at least one byte")
+        .help("--prompt '\n' to begin a line");
   for (char c : text) out.push_back(static_cast<unsigned char>(c));
   return out;
 }
 
 std::vector<int64_t> Source::stops(const Request& request) const {
-  if (request.stop) return *request.stop == "none" ? std::vector<int64_t>{} : ids("stop", *request.stop);
+  if (request.stop)
+    return *request.stop == "none" ? std::vector<int64_t>{} : ids("stop", *request.stop);
   for (const fs::path& file : {extra("generation_config.json"), config()})
     if (auto eos = eos_of(file, vocab_)) return *eos;
   return {};
@@ -172,7 +196,8 @@ std::string Text::add(int64_t id) {
     begun_ = true;
     return out;
   }
-  if (const tokenizer::Tokenizer* tokenizer = source_.tokenizer()) return bytes_.add(tokenizer->bytes_of(id, /*skip_special=*/true));
+  if (const tokenizer::Tokenizer* tokenizer = source_.tokenizer())
+    return bytes_.add(tokenizer->bytes_of(id, /*skip_special=*/true));
   char byte = static_cast<char>(id);
   return bytes_.add({&byte, 1});
 }
@@ -181,18 +206,23 @@ Settings settings(const Source& source, const std::vector<std::string>& sets, in
   for (const std::string& set : sets) {
     std::string key = set.substr(0, set.find('='));
     bool used = key == "run.threads" || key == "run.deterministic" || key == "model.torch_dtype";
-    for (const char* table : {"distributed.", "dist_env.", "plugins."}) used = used || key.starts_with(table);
+    for (const char* table : {"distributed.", "dist_env.", "plugins."})
+      used = used || key.starts_with(table);
     if (!used)
       throw Error(ErrorCode::bad_set, "--set " + key + " has no part in generating")
           .key(key)
-          .help("keys that have: distributed.*, dist_env.*, plugins.*, model.torch_dtype, run.threads")
+          .help(
+              "keys that have: distributed.*, dist_env.*, plugins.*, model.torch_dtype, "
+              "run.threads")
           .help("leave out --set " + key);
   }
   // JSON's escapes are TOML's too.
   std::string model = boost::json::serialize(boost::json::value(source.config().string()));
-  std::string n = std::to_string(world_size);  // as the length of samples that nobody reads: all sizes divide it
+  std::string n = std::to_string(
+      world_size);  // as the length of samples that nobody reads: all sizes divide it
   return {"schema = 1\n[model]\nconfig = " + model +
-              "\ntorch_dtype = \"float32\"\n[distributed]\nstrategy = \"ddp\"\n[distributed.mp_policy]\nparam_dtype = "
+              "\ntorch_dtype = \"float32\"\n[distributed]\nstrategy = "
+              "\"ddp\"\n[distributed.mp_policy]\nparam_dtype = "
               "\"float32\"\noutput_dtype = \"float32\"\n"
               "[step_scheduler]\nglobal_batch_size = " +
               n + "\nlocal_batch_size = 1\n[dataset]\nkind = \"mock\"\nseq_len = " + n + "\n",

@@ -1,4 +1,5 @@
-// What `generate` continues and with what: the folder, its tokens, the prompt. Links no LibTorch; the ranks run train::generate_rank().
+// What `generate` continues and with what: the folder, its tokens, the prompt. Links no LibTorch;
+// the ranks run train::generate_rank().
 #pragma once
 
 #include <cstdint>
@@ -28,8 +29,8 @@ struct Request {
 // A folder with a model: Hugging Face's, or a checkpoint.
 class Source {
  public:
-  // `path`: a Hugging Face folder, a checkpoint, a folder of checkpoints or of a run. Throws Error(file_unreadable | no_checkpoint |
-  // bad_checkpoint | bad_model_config | bad_tokenizer).
+  // `path`: a Hugging Face folder, a checkpoint, a folder of checkpoints or of a run. Throws
+  // Error(file_unreadable | no_checkpoint | bad_checkpoint | bad_model_config | bad_tokenizer).
   explicit Source(const std::filesystem::path& path);
 
   const std::filesystem::path& folder() const { return folder_; }
@@ -39,9 +40,11 @@ class Source {
   bool bytes() const { return !tokenizer_ && vocab_ == 256; }  // tokens are the bytes of a text
   const tokenizer::Tokenizer* tokenizer() const { return tokenizer_ ? &*tokenizer_ : nullptr; }
 
-  // The ids of the prompt, at least one, all of the model's vocabulary. Throws Error(usage | bad_token | bad_tokenizer).
+  // The ids of the prompt, at least one, all of the model's vocabulary. Throws Error(usage |
+  // bad_token | bad_tokenizer).
   std::vector<int64_t> prompt(const Request& request) const;
-  // The ids that end a text: --stop, else eos_token_id of generation_config.json, else of config.json. Throws Error(usage).
+  // The ids that end a text: --stop, else eos_token_id of generation_config.json, else of
+  // config.json. Throws Error(usage).
   std::vector<int64_t> stops(const Request& request) const;
 
  private:
@@ -55,7 +58,8 @@ class Source {
   std::optional<tokenizer::Tokenizer> tokenizer_;
 };
 
-// Text of a model's tokens as they come: through the tokenizer, or bytes. Without either, the ids themselves with commas.
+// Text of a model's tokens as they come: through the tokenizer, or bytes. Without either, the ids
+// themselves with commas.
 class Text {
  public:
   enum class Form : uint8_t { text, ids };
@@ -70,8 +74,8 @@ class Text {
   tokenizer::Utf8Stream bytes_;
 };
 
-// The configuration that generating amounts to: the model, float32 unless `sets` say otherwise, one sample a rank. `sets` are --set.
-// Throws Error(bad_set) for keys that have no part in it.
+// The configuration that generating amounts to: the model, float32 unless `sets` say otherwise, one
+// sample a rank. `sets` are --set. Throws Error(bad_set) for keys that have no part in it.
 struct Settings {
   std::string toml;
   std::vector<std::string> sets;

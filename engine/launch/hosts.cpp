@@ -11,7 +11,8 @@ constexpr size_t kMostHosts = 65536;
 std::optional<int64_t> whole(std::string_view digits) {
   int64_t out = 0;
   auto [stop, error] = std::from_chars(digits.data(), digits.data() + digits.size(), out);
-  bool good = error == std::errc() && stop == digits.data() + digits.size() && !digits.empty() && digits[0] != '-' && digits.size() < 10;
+  bool good = error == std::errc() && stop == digits.data() + digits.size() && !digits.empty() &&
+              digits[0] != '-' && digits.size() < 10;
   return good ? std::optional(out) : std::nullopt;
 }
 
@@ -30,7 +31,8 @@ std::optional<std::vector<std::string>> split(std::string_view list) {
   return inside ? std::nullopt : std::optional(out);
 }
 
-// Appends what `item` stands for, each after `before`. False when it does not read so, or is too many.
+// Appends what `item` stands for, each after `before`. False when it does not read so, or is too
+// many.
 bool expand(const std::string& before, std::string_view item, std::vector<std::string>& out) {
   size_t open = item.find('['), close = item.find(']');
   if (open == std::string_view::npos) {
@@ -44,7 +46,9 @@ bool expand(const std::string& before, std::string_view item, std::vector<std::s
     std::string_view range = inside.substr(at, end - at);
     size_t dash = range.find('-');
     std::string_view first = range.substr(0, dash);
-    std::optional<int64_t> low = whole(first), high = dash == std::string_view::npos ? low : whole(range.substr(dash + 1));
+    std::optional<int64_t> low = whole(first), high = dash == std::string_view::npos
+                                                          ? low
+                                                          : whole(range.substr(dash + 1));
     if (!low || !high || *high < *low) return false;
     for (int64_t i = *low; i <= *high; ++i) {
       std::string digits = std::to_string(i);
@@ -73,7 +77,9 @@ std::optional<int64_t> tasks_of_host(const std::string& list, int64_t index) {
     size_t times = item.find("(x");
     std::optional<int64_t> tasks = whole(std::string_view(item).substr(0, times)), hosts = 1;
     if (times != std::string::npos)
-      hosts = item.ends_with(')') ? whole(std::string_view(item).substr(times + 2, item.size() - times - 3)) : std::nullopt;
+      hosts = item.ends_with(')')
+                  ? whole(std::string_view(item).substr(times + 2, item.size() - times - 3))
+                  : std::nullopt;
     if (!tasks || !hosts || *tasks < 1) return std::nullopt;
     if (index < *hosts) return tasks;
     index -= *hosts;

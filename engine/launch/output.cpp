@@ -25,12 +25,14 @@ std::string separator(int64_t restart) {
   ::gmtime_r(&now, &parts);
   char text[80];
   std::strftime(text, sizeof text, "=== %Y-%m-%dT%H:%M:%SZ", &parts);
-  return std::string(text) + (restart == 0 ? ": another start" : ": restart " + std::to_string(restart)) + " ===\n";
+  return std::string(text) +
+         (restart == 0 ? ": another start" : ": restart " + std::to_string(restart)) + " ===\n";
 }
 
 }  // namespace
 
-Sink::Sink(int out_fd, int err_fd) : out_{out_fd}, err_{err_fd}, terminal_(::isatty(out_fd) == 1 && ::isatty(err_fd) == 1) {}
+Sink::Sink(int out_fd, int err_fd)
+    : out_{out_fd}, err_{err_fd}, terminal_(::isatty(out_fd) == 1 && ::isatty(err_fd) == 1) {}
 
 void Sink::write(Target& target, std::string_view text) {
   while (!text.empty() && !target.gone) {
@@ -43,9 +45,11 @@ void Sink::write(Target& target, std::string_view text) {
       text.remove_prefix(static_cast<size_t>(written));
     else if (errno != EINTR && errno != EAGAIN) {
       target.gone = true;
-      // A reader that goes away wants no more; a full disk is worth a word where there still is somewhere to say it.
+      // A reader that goes away wants no more; a full disk is worth a word where there still is
+      // somewhere to say it.
       if (errno != EPIPE && &target == &out_)
-        around(err_, std::string("warning: cannot write to standard output: ") + std::strerror(errno) +
+        around(err_, std::string("warning: cannot write to standard output: ") +
+                         std::strerror(errno) +
                          "; the ranks go on, and their output is in the logs alone\n");
     }
   }
@@ -67,14 +71,16 @@ void Sink::around(Target& target, std::string_view lines) {
   write(target, lines);
 }
 
-RankOutput::RankOutput(const LocalJob& job, Sink& sink, int64_t number, int64_t restart, Descriptor out, Descriptor err)
+RankOutput::RankOutput(const LocalJob& job, Sink& sink, int64_t number, int64_t restart,
+                       Descriptor out, Descriptor err)
     : sink_(sink), prefix_(number == 0 ? "" : "[rank " + std::to_string(number) + "] ") {
   out_.fd = std::move(out);
   err_.fd = std::move(err);
   err_.is_err = true;
   if (job.log_folder.empty()) return;
   log_path_ = (job.log_folder / ("rank_" + std::to_string(number) + ".log")).string();
-  // The log of a former run stays: an error of that run may have named it. One that has grown long makes way for the next, once.
+  // The log of a former run stays: an error of that run may have named it. One that has grown long
+  // makes way for the next, once.
   struct stat status{};
   bool former = ::stat(log_path_.c_str(), &status) == 0 && status.st_size > 0;
   if (former && restart == 0 && status.st_size > kLongLog) {
@@ -83,7 +89,8 @@ RankOutput::RankOutput(const LocalJob& job, Sink& sink, int64_t number, int64_t 
   }
   log_ = Descriptor(::open(log_path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644));
   if (log_.get() < 0)
-    throw Error(ErrorCode::output_unwritable, "cannot write " + log_path_ + ": " + std::strerror(errno))
+    throw Error(ErrorCode::output_unwritable,
+                "cannot write " + log_path_ + ": " + std::strerror(errno))
         .key("run.dir")
         .help("set run.dir to a folder that may be written to");
   if (former) log(separator(restart));
@@ -100,7 +107,8 @@ void RankOutput::log(std::string_view text) {
     if (n > 0) {
       text.remove_prefix(static_cast<size_t>(n));
     } else if (errno != EINTR) {
-      sink_.err("warning: cannot write " + log_path_ + ": " + std::strerror(errno) + "; the rest of this rank's output is not kept\n");
+      sink_.err("warning: cannot write " + log_path_ + ": " + std::strerror(errno) +
+                "; the rest of this rank's output is not kept\n");
       log_.close();
     }
   }
@@ -135,7 +143,8 @@ void RankOutput::take(Stream& stream, std::string_view text) {
   if (prefix_.empty() && !stream.is_err && sink_.terminal()) return sink_.live(text);
   stream.line += text;
   size_t at = 0;
-  for (size_t end; (end = stream.line.find('\n', at)) != std::string::npos || stream.line.size() - at > kLongLine;) {
+  for (size_t end; (end = stream.line.find('\n', at)) != std::string::npos ||
+                   stream.line.size() - at > kLongLine;) {
     // A line without an end is cut, so that it neither waits nor grows for ever.
     size_t stop = end == std::string::npos ? at + kLongLine : end + 1;
     std::string_view line = std::string_view(stream.line).substr(at, stop - at);
@@ -185,7 +194,8 @@ std::string RankOutput::take_held() {
 }
 
 void RankOutput::release_old() {
-  if (holding_ && (held_.size() > 65536 || std::chrono::steady_clock::now() - held_since_ > kHold)) sink_.err(prefixed(take_held()));
+  if (holding_ && (held_.size() > 65536 || std::chrono::steady_clock::now() - held_since_ > kHold))
+    sink_.err(prefixed(take_held()));
 }
 
 }  // namespace meshwright::launch

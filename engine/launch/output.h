@@ -9,7 +9,8 @@
 
 namespace meshwright::launch {
 
-// The user's two streams. A reader that went away or does not read must neither end the ranks nor keep a signal from them.
+// The user's two streams. A reader that went away or does not read must neither end the ranks nor
+// keep a signal from them.
 class Sink {
  public:
   Sink(int out_fd, int err_fd);
@@ -38,15 +39,19 @@ class Sink {
 // Both streams of one rank.
 class RankOutput {
  public:
-  // The log goes on after what earlier runs and restarts left in it. Throws Error(output_unwritable) when it cannot be written.
-  RankOutput(const LocalJob& job, Sink& sink, int64_t number, int64_t restart, Descriptor out, Descriptor err);
+  // The log goes on after what earlier runs and restarts left in it. Throws
+  // Error(output_unwritable) when it cannot be written.
+  RankOutput(const LocalJob& job, Sink& sink, int64_t number, int64_t restart, Descriptor out,
+             Descriptor err);
   void watch(std::vector<pollfd>& fds) const;
   void read();    // what is there, up to a limit: a chatty rank must not silence the others
   void finish();  // the process has ended: all the rest
-  // The rank's error message, held back until now; with it the rest of its standard error. Without prefixes.
+  // The rank's error message, held back until now; with it the rest of its standard error. Without
+  // prefixes.
   std::string take_held();
   std::string prefixed(std::string_view lines) const;
-  // Shows what was held back for so long, or is so long, that the rank evidently did not end over it.
+  // Shows what was held back for so long, or is so long, that the rank evidently did not end over
+  // it.
   void release_old();
 
  private:

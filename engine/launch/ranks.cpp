@@ -11,7 +11,9 @@ namespace {
 
 using Source = RankEnvironment::Source;
 
-bool is_loopback(const std::string& address) { return address == "localhost" || address.starts_with("127.") || address == "::1"; }
+bool is_loopback(const std::string& address) {
+  return address == "localhost" || address.starts_with("127.") || address == "::1";
+}
 
 RankEnvironment plain(const Reader& read, Source source) {
   RankEnvironment e;
@@ -23,7 +25,8 @@ RankEnvironment plain(const Reader& read, Source source) {
   std::optional<std::string> addr = read.text("MASTER_ADDR");
   bool here = e.world_size == 1 || (addr && is_loopback(*addr));
   if (local && !local_world && here && *local >= e.world_size)
-    Reader::fail("LOCAL_RANK", "LOCAL_RANK = " + std::to_string(*local) + " is not below WORLD_SIZE = " + std::to_string(e.world_size));
+    Reader::fail("LOCAL_RANK", "LOCAL_RANK = " + std::to_string(*local) +
+                                   " is not below WORLD_SIZE = " + std::to_string(e.world_size));
   e.local_world_told = local_world || here;
   e.local_world_size = local_world.value_or(here ? e.world_size : local.value_or(0) + 1);
   e.local_rank = local.value_or(here && !local_world ? e.rank : 0);
@@ -37,7 +40,8 @@ RankEnvironment plain(const Reader& read, Source source) {
   return e;
 }
 
-// Step numbers from here on are the batch script, an interactive shell and the like: one process, not a rank.
+// Step numbers from here on are the batch script, an interactive shell and the like: one process,
+// not a rank.
 constexpr int64_t kFirstSpecialStep = 0xfffffff0;
 
 std::optional<RankEnvironment> slurm(const Reader& read) {
@@ -53,24 +57,32 @@ std::optional<RankEnvironment> slurm(const Reader& read) {
   // mpirun starts its daemons with srun, and their step is not that of the ranks.
   if (differs_from_launchers(read, e.rank, e.world_size)) return std::nullopt;
   std::string list = read.text("SLURM_STEP_NODELIST").value_or("");
-  if (list.empty()) Reader::fail("SLURM_STEP_NODELIST", "SLURM_STEP_NODELIST is not set, but SLURM_STEP_ID is");
+  if (list.empty())
+    Reader::fail("SLURM_STEP_NODELIST", "SLURM_STEP_NODELIST is not set, but SLURM_STEP_ID is");
   std::optional<std::vector<std::string>> hosts = expand_hosts(list);
-  if (!hosts) Reader::fail("SLURM_STEP_NODELIST", "SLURM_STEP_NODELIST = \"" + list + "\" is not a list of hosts");
+  if (!hosts)
+    Reader::fail("SLURM_STEP_NODELIST",
+                 "SLURM_STEP_NODELIST = \"" + list + "\" is not a list of hosts");
   e.local_rank = read.need("SLURM_LOCALID", 0, kMost, "SLURM_STEP_ID is");
   e.local_world_told = hosts->size() == 1;
   e.local_world_size = e.local_world_told ? e.world_size : e.local_rank + 1;
-  if (std::optional<std::string> tasks = read.text("SLURM_STEP_TASKS_PER_NODE"); tasks && hosts->size() > 1) {
-    std::optional<int64_t> here = tasks_of_host(*tasks, read.need("SLURM_NODEID", 0, kMost, "the job spans hosts"));
+  if (std::optional<std::string> tasks = read.text("SLURM_STEP_TASKS_PER_NODE");
+      tasks && hosts->size() > 1) {
+    std::optional<int64_t> here =
+        tasks_of_host(*tasks, read.need("SLURM_NODEID", 0, kMost, "the job spans hosts"));
     if (!here)
-      Reader::fail("SLURM_STEP_TASKS_PER_NODE", "SLURM_STEP_TASKS_PER_NODE = \"" + *tasks + "\" does not say how many tasks run here");
+      Reader::fail("SLURM_STEP_TASKS_PER_NODE", "SLURM_STEP_TASKS_PER_NODE = \"" + *tasks +
+                                                    "\" does not say how many tasks run here");
     e.local_world_told = true;
     e.local_world_size = *here;
   }
   check(e, {"SLURM_PROCID", world, "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"});
-  e.master_addr = read.text("MASTER_ADDR").value_or(hosts->size() == 1 ? "127.0.0.1" : hosts->front());
+  e.master_addr =
+      read.text("MASTER_ADDR").value_or(hosts->size() == 1 ? "127.0.0.1" : hosts->front());
   // The same on all ranks, another for each step, below the ports that the kernel gives out.
   int64_t job = read.number("SLURM_JOB_ID", 0, INT64_MAX).value_or(0);
-  e.master_port = static_cast<int>(read.number("MASTER_PORT", 1, 65535).value_or(20000 + (job % 12000 * 97 + *step) % 12000));
+  e.master_port = static_cast<int>(
+      read.number("MASTER_PORT", 1, 65535).value_or(20000 + (job % 12000 * 97 + *step) % 12000));
   return e;
 }
 
@@ -87,7 +99,9 @@ std::optional<RankEnvironment> detect_ranks(const Lookup& environment) {
   Reader read(environment);
   if (read.has("MESHWRIGHT_LOCAL_JOB")) {
     RankEnvironment e = plain(read, Source::local);
-    if (std::optional<int64_t> fd = read.number("MESHWRIGHT_STORE_FD", 3, 1 << 20); fd && e.rank == 0) e.listen_fd = static_cast<int>(*fd);
+    if (std::optional<int64_t> fd = read.number("MESHWRIGHT_STORE_FD", 3, 1 << 20);
+        fd && e.rank == 0)
+      e.listen_fd = static_cast<int>(*fd);
     e.restart = read.number("MESHWRIGHT_RESTART", 0, kMost).value_or(0);
     return e;
   }

@@ -1,6 +1,8 @@
-// Which rank this process is: the variables of torchrun, of plain launchers, Slurm, Open MPI and other launchers.
+// Which rank this process is: the variables of torchrun, of plain launchers, Slurm, Open MPI and
+// other launchers.
 //
-//   std::optional<RankEnvironment> ranks = detect_ranks(process_environment());  // nullopt: nobody launched us
+//   std::optional<RankEnvironment> ranks = detect_ranks(process_environment());  // nullopt: nobody
+//   launched us
 #pragma once
 
 #include <cstdint>
@@ -12,31 +14,49 @@
 namespace meshwright::launch {
 
 struct RankEnvironment {
-  enum class Source : uint8_t { single, local, torchrun, plain, slurm, openmpi, jsrun, flux, pals, nodes, indexed };
+  enum class Source : uint8_t {
+    single,
+    local,
+    torchrun,
+    plain,
+    slurm,
+    openmpi,
+    jsrun,
+    flux,
+    pals,
+    nodes,
+    indexed
+  };
   Source source = Source::single;
   int64_t rank = 0, world_size = 1, local_rank = 0, local_world_size = 1;
   std::string master_addr = "127.0.0.1";
   int master_port = 0;
-  bool agent_store = false;      // the launcher's agent serves the store; every rank is a client
-  int64_t restart = 0;           // how often the launcher (torchrun, or train --max-restarts) has started the ranks anew
-  int listen_fd = -1;            // rank 0 of a local job: the listening socket it inherited
-  bool local_world_told = true;  // else local_world_size is the least that it can be, and another number on each rank
-  // All ranks are known to be on this host. The launcher may not have said; connect_store() finds out for the groups.
+  bool agent_store = false;  // the launcher's agent serves the store; every rank is a client
+  int64_t restart =
+      0;  // how often the launcher (torchrun, or train --max-restarts) has started the ranks anew
+  int listen_fd = -1;  // rank 0 of a local job: the listening socket it inherited
+  bool local_world_told =
+      true;  // else local_world_size is the least that it can be, and another number on each rank
+  // All ranks are known to be on this host. The launcher may not have said; connect_store() finds
+  // out for the groups.
   bool one_host() const { return local_world_told && local_world_size == world_size; }
 };
 
 using Lookup = std::function<std::optional<std::string>(const std::string&)>;
 Lookup process_environment();
 
-// The ranks that run_local_ranks() started know it; then torchrun, plain (RANK and WORLD_SIZE), Slurm (inside an srun step of several
-// tasks), Open MPI, MVAPICH, jsrun, Flux, PALS or PMI, the PET_* variables with one process on each node, and a launcher that tells the
-// rank alone, where WORLD_SIZE is set; nullopt when none is there. Local: talks to nobody. Throws Error(bad_rank_environment) that names
-// the variable at fault: one that is missing, is no number, or does not agree with the others; and Error(unknown_launcher) when the
-// variables speak of several nodes and do not say which rank this process is.
+// The ranks that run_local_ranks() started know it; then torchrun, plain (RANK and WORLD_SIZE),
+// Slurm (inside an srun step of several tasks), Open MPI, MVAPICH, jsrun, Flux, PALS or PMI, the
+// PET_* variables with one process on each node, and a launcher that tells the rank alone, where
+// WORLD_SIZE is set; nullopt when none is there. Local: talks to nobody. Throws
+// Error(bad_rank_environment) that names the variable at fault: one that is missing, is no number,
+// or does not agree with the others; and Error(unknown_launcher) when the variables speak of
+// several nodes and do not say which rank this process is.
 std::optional<RankEnvironment> detect_ranks(const Lookup& environment);
 
-// The variables ("JOB_COMPLETION_INDEX = 2") that a launcher of several processes seems to have set, although they do not say which rank
-// of how many this process is. Empty when detect_ranks() finds ranks, and when no such variable is there.
+// The variables ("JOB_COMPLETION_INDEX = 2") that a launcher of several processes seems to have
+// set, although they do not say which rank of how many this process is. Empty when detect_ranks()
+// finds ranks, and when no such variable is there.
 std::vector<std::string> unrecognised_launcher(const Lookup& environment);
 // The help for somebody whose launcher is not recognised: which variables to set.
 extern const char* const kSetRankVariables;

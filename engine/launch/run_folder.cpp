@@ -26,21 +26,25 @@ std::string joined(const std::vector<std::string>& words) {
 
 }  // namespace
 
-std::unique_ptr<files::RunLock> own_run_folder(const std::filesystem::path& folder, const Lookup& environment, const Say& waiting) {
+std::unique_ptr<files::RunLock> own_run_folder(const std::filesystem::path& folder,
+                                               const Lookup& environment, const Say& waiting) {
   files::RunLock::Settings settings;
   settings.waiting = waiting;
   settings.lost = leave;
   try {
     auto lock = std::make_unique<files::RunLock>(folder, settings);
     if (const std::optional<files::LockOwner>& former = lock->former())
-      files::append_line(folder / "run.log", "the run before, process " + std::to_string(former->pid) + " on " + former->host + " since " +
-                                                 former->since + ", ended without a word: it was killed, or its host went down");
+      files::append_line(folder / "run.log",
+                         "the run before, process " + std::to_string(former->pid) + " on " +
+                             former->host + " since " + former->since +
+                             ", ended without a word: it was killed, or its host went down");
     return lock;
   } catch (const Error& error) {
     std::vector<std::string> variables = unrecognised_launcher(environment);
     if (error.code() != ErrorCode::run_folder_locked || variables.empty()) throw;
-    throw Error(ErrorCode::unknown_launcher, "the environment looks like that of a launcher which is not recognised (" + joined(variables) +
-                                                 "), so each process trains alone; " + error.message())
+    throw Error(ErrorCode::unknown_launcher,
+                "the environment looks like that of a launcher which is not recognised (" +
+                    joined(variables) + "), so each process trains alone; " + error.message())
         .key("run.name")
         .help(kSetRankVariables)
         .help("if this is to be a run of its own, set run.name to another name");

@@ -14,11 +14,13 @@ namespace meshwright::launch {
 // Says that the wait for another host's sign of life has begun.
 using Say = std::function<void(const std::string&)>;
 
-// Takes the folder for this process, until the object goes. Throws as RunLock does; when another process has the folder and the
-// environment has variables of a launcher that is not recognised, Error(unknown_launcher) that names them: then this job was started
-// several times, and each process trains alone. A process whose folder is taken over by another host while it was stopped is ended with
-// exit status 7. When the owner before died, run.log says so.
-std::unique_ptr<files::RunLock> own_run_folder(const std::filesystem::path& folder, const Lookup& environment, const Say& waiting);
+// Takes the folder for this process, until the object goes. Throws as RunLock does; when another
+// process has the folder and the environment has variables of a launcher that is not recognised,
+// Error(unknown_launcher) that names them: then this job was started several times, and each
+// process trains alone. A process whose folder is taken over by another host while it was stopped
+// is ended with exit status 7. When the owner before died, run.log says so.
+std::unique_ptr<files::RunLock> own_run_folder(const std::filesystem::path& folder,
+                                               const Lookup& environment, const Say& waiting);
 
 // A local rank's: the launcher holds the lock, and this process with it.
 bool launcher_owns_run_folder();

@@ -42,13 +42,15 @@ struct Pipe {
       write = high(ends[1]);
     }
     if (read.get() < 0 || write.get() < 0)
-      throw Error(ErrorCode::rank_failed, std::string("cannot make a pipe for a rank: ") + std::strerror(errno))
+      throw Error(ErrorCode::rank_failed,
+                  std::string("cannot make a pipe for a rank: ") + std::strerror(errno))
           .help("raise the limit of open files (ulimit -n), or start fewer ranks");
     ::fcntl(read.get(), F_SETFL, O_NONBLOCK);
   }
 };
 
-std::vector<std::string> rank_environment(const LocalJob& job, int64_t number, int64_t restart, int port) {
+std::vector<std::string> rank_environment(const LocalJob& job, int64_t number, int64_t restart,
+                                          int port) {
   std::string rank = std::to_string(number), world = std::to_string(job.ranks);
   std::vector<std::pair<std::string, std::string>> ours = job.environment;
   ours.insert(ours.end(), {{"RANK", rank},
@@ -61,7 +63,8 @@ std::vector<std::string> rank_environment(const LocalJob& job, int64_t number, i
   if (number == 0) ours.emplace_back("MESHWRIGHT_STORE_FD", std::to_string(kStoreFd));
   if (restart > 0) ours.emplace_back("MESHWRIGHT_RESTART", std::to_string(restart));
   if (job.lock_fd >= 0) ours.emplace_back("MESHWRIGHT_RUN_LOCK", std::to_string(job.lock_fd));
-  std::set<std::string> replaced{"MESHWRIGHT_STORE_FD", "MESHWRIGHT_RESTART", "MESHWRIGHT_RUN_LOCK"};
+  std::set<std::string> replaced{"MESHWRIGHT_STORE_FD", "MESHWRIGHT_RESTART",
+                                 "MESHWRIGHT_RUN_LOCK"};
   for (const auto& [name, value] : ours) replaced.insert(name);
   std::vector<std::string> out;
   for (char** e = environ; *e != nullptr; ++e) {
@@ -94,9 +97,12 @@ Listener listen_on_free_port() {
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   socklen_t size = sizeof address;
   if (int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0); fd >= 0) out.fd = high(fd);
-  if (out.fd.get() < 0 || ::bind(out.fd.get(), reinterpret_cast<sockaddr*>(&address), sizeof address) != 0 ||
-      ::listen(out.fd.get(), SOMAXCONN) != 0 || ::getsockname(out.fd.get(), reinterpret_cast<sockaddr*>(&address), &size) != 0)
-    throw Error(ErrorCode::rendezvous_failed, std::string("cannot listen on 127.0.0.1: ") + std::strerror(errno))
+  if (out.fd.get() < 0 ||
+      ::bind(out.fd.get(), reinterpret_cast<sockaddr*>(&address), sizeof address) != 0 ||
+      ::listen(out.fd.get(), SOMAXCONN) != 0 ||
+      ::getsockname(out.fd.get(), reinterpret_cast<sockaddr*>(&address), &size) != 0)
+    throw Error(ErrorCode::rendezvous_failed,
+                std::string("cannot listen on 127.0.0.1: ") + std::strerror(errno))
         .help("local ranks meet over the loopback interface: it must be up");
   out.port = ntohs(address.sin_port);
   return out;
@@ -105,7 +111,8 @@ Listener listen_on_free_port() {
 Process spawn_rank(const LocalJob& job, int64_t number, int64_t restart, const Listener& listener) {
   if (number == 0) raise_descriptor_limit();  // there are three descriptors a rank
   Pipe out, err;
-  std::vector<std::string> words = job.argv, variables = rank_environment(job, number, restart, listener.port);
+  std::vector<std::string> words = job.argv,
+                           variables = rank_environment(job, number, restart, listener.port);
   std::vector<char*> argv = pointers(words), envp = pointers(variables);
 
   posix_spawn_file_actions_t actions;
@@ -113,7 +120,8 @@ Process spawn_rank(const LocalJob& job, int64_t number, int64_t restart, const L
   posix_spawn_file_actions_addopen(&actions, 0, "/dev/null", O_RDONLY, 0);
   posix_spawn_file_actions_adddup2(&actions, out.write.get(), 1);
   posix_spawn_file_actions_adddup2(&actions, err.write.get(), 2);
-  // Rank 0 alone: were the socket open in others too, connections to it would hang after rank 0's death instead of being refused.
+  // Rank 0 alone: were the socket open in others too, connections to it would hang after rank 0's
+  // death instead of being refused.
   if (number == 0) posix_spawn_file_actions_adddup2(&actions, listener.fd.get(), kStoreFd);
   // On itself, which leaves it open in the child. Whoever dies last lets go of the lock.
   if (job.lock_fd >= 0) posix_spawn_file_actions_adddup2(&actions, job.lock_fd, job.lock_fd);
@@ -126,16 +134,20 @@ Process spawn_rank(const LocalJob& job, int64_t number, int64_t restart, const L
   posix_spawnattr_setsigdefault(&attributes, &defaults);
   posix_spawnattr_setsigmask(&attributes, &none);
   posix_spawnattr_setpgroup(&attributes, 0);
-  posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGDEF | POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETPGROUP);
+  posix_spawnattr_setflags(&attributes,
+                           POSIX_SPAWN_SETSIGDEF | POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETPGROUP);
   Process process;
-  int failed = ::posix_spawnp(&process.pid, argv[0], &actions, &attributes, argv.data(), envp.data());
+  int failed =
+      ::posix_spawnp(&process.pid, argv[0], &actions, &attributes, argv.data(), envp.data());
   posix_spawn_file_actions_destroy(&actions);
   posix_spawnattr_destroy(&attributes);
   if (failed != 0)
-    throw Error(ErrorCode::rank_failed, "cannot start rank " + std::to_string(number) + " (" + job.argv[0] + "): " + std::strerror(failed));
+    throw Error(ErrorCode::rank_failed, "cannot start rank " + std::to_string(number) + " (" +
+                                            job.argv[0] + "): " + std::strerror(failed));
   process.out = std::move(out.read);
   process.err = std::move(err.read);
-  if (int fd = static_cast<int>(::syscall(SYS_pidfd_open, process.pid, 0)); fd >= 0) process.exit = high(fd);
+  if (int fd = static_cast<int>(::syscall(SYS_pidfd_open, process.pid, 0)); fd >= 0)
+    process.exit = high(fd);
   return process;
 }
 
@@ -144,7 +156,8 @@ bool end_with_parent() {
   if (parent == nullptr) return true;
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   // What the rank starts must not hold the run folder's lock after it.
-  if (const char* lock = std::getenv("MESHWRIGHT_RUN_LOCK"); lock != nullptr) ::fcntl(std::atoi(lock), F_SETFD, FD_CLOEXEC);
+  if (const char* lock = std::getenv("MESHWRIGHT_RUN_LOCK"); lock != nullptr)
+    ::fcntl(std::atoi(lock), F_SETFD, FD_CLOEXEC);
   // It may have died before the line above.
   return std::to_string(::getppid()) == parent;
 }

@@ -26,7 +26,8 @@ class Descriptor {
   int fd_;
 };
 
-// Listens on 127.0.0.1 at a free port, which nobody can take before rank 0 serves it: connections queue in the kernel until then.
+// Listens on 127.0.0.1 at a free port, which nobody can take before rank 0 serves it: connections
+// queue in the kernel until then.
 struct Listener {
   Descriptor fd;
   int port = 0;
@@ -39,7 +40,8 @@ struct Process {
   Descriptor out, err;  // reading ends, non-blocking
 };
 
-// Starts a rank in a process group of its own, so that a Ctrl-C reaches it once, through us. Throws Error(rank_failed).
+// Starts a rank in a process group of its own, so that a Ctrl-C reaches it once, through us. Throws
+// Error(rank_failed).
 Process spawn_rank(const LocalJob& job, int64_t number, int64_t restart, const Listener& listener);
 
 }  // namespace meshwright::launch

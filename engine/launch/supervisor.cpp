@@ -27,7 +27,8 @@ using Clock = std::chrono::steady_clock;
 constexpr int kEnd = SIGUSR2;
 
 volatile sig_atomic_t g_count = 0, g_signal = 0, g_stop = 0;
-volatile int64_t g_since_ms = 0;  // of the first signal; this program's one thread reads and writes it
+volatile int64_t g_since_ms =
+    0;  // of the first signal; this program's one thread reads and writes it
 
 int64_t monotonic_ms() {
   timespec now{};
@@ -81,7 +82,9 @@ std::string signal_name(int number) {
   return "signal " + std::to_string(number) + (name ? " (SIG" + std::string(name) + ")" : "");
 }
 
-int code_of(int status) { return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status); }
+int code_of(int status) {
+  return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
+}
 
 // A rank that is gone takes others with it: they find nobody, or lose connections.
 bool collateral(int status) {
@@ -89,15 +92,18 @@ bool collateral(int status) {
                                WEXITSTATUS(status) == exit_status(ErrorCode::collective_failed));
 }
 
-// Ended from outside, or by a fault of its own; SIGABRT is also how a lost connection may end a rank.
+// Ended from outside, or by a fault of its own; SIGABRT is also how a lost connection may end a
+// rank.
 bool killed_hard(int status) { return WIFSIGNALED(status) && WTERMSIG(status) != SIGABRT; }
 
-// A stopped process (SIGSTOP, a debugger) neither computes nor answers, and the ranks that wait for it cannot see why.
+// A stopped process (SIGSTOP, a debugger) neither computes nor answers, and the ranks that wait for
+// it cannot see why.
 bool is_stopped(pid_t pid) {
   std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
   std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
   size_t name_end = text.rfind(')');  // the name may hold anything
-  return name_end != std::string::npos && name_end + 2 < text.size() && (text[name_end + 2] == 'T' || text[name_end + 2] == 't');
+  return name_end != std::string::npos && name_end + 2 < text.size() &&
+         (text[name_end + 2] == 'T' || text[name_end + 2] == 't');
 }
 
 struct Rank {
@@ -117,11 +123,13 @@ void tell(const LocalJob& job, Sink& sink, const std::string& lines) {
 // One attempt: all ranks, from their start to their end.
 class Supervisor {
  public:
-  Supervisor(const LocalJob& job, Sink& sink, int64_t restart) : job_(job), sink_(sink), restart_(restart) {}
+  Supervisor(const LocalJob& job, Sink& sink, int64_t restart)
+      : job_(job), sink_(sink), restart_(restart) {}
   ~Supervisor();
   void run();
   int result() const;
-  // "rank 1 was ended by signal 9 (SIGKILL)"; empty when nothing failed, or in a way that a new attempt would repeat.
+  // "rank 1 was ended by signal 9 (SIGKILL)"; empty when nothing failed, or in a way that a new
+  // attempt would repeat.
   std::string may_heal() const;
 
  private:
@@ -177,7 +185,9 @@ void Supervisor::reap() {
     if (rank.ended) continue;
     siginfo_t info{};
     pid_t pid = rank.process.pid;
-    if (::waitid(P_PID, static_cast<id_t>(pid), &info, WEXITED | WNOHANG | WNOWAIT) != 0 || info.si_pid != pid) continue;
+    if (::waitid(P_PID, static_cast<id_t>(pid), &info, WEXITED | WNOHANG | WNOWAIT) != 0 ||
+        info.si_pid != pid)
+      continue;
     rank.when = Clock::now();
     // What it started goes with it, while its number cannot be anybody else's.
     ::kill(-pid, SIGKILL);
@@ -222,16 +232,19 @@ bool Supervisor::ended_silently(const Rank& rank) const {
 bool Supervisor::excused(const Rank& rank) const {
   int code = code_of(rank.status);
   return code == job_.done_status || code == kPreempted ||
-         (passed_on_ > 0 && WIFSIGNALED(rank.status) && (WTERMSIG(rank.status) == g_signal || passed_on_ > 1));
+         (passed_on_ > 0 && WIFSIGNALED(rank.status) &&
+          (WTERMSIG(rank.status) == g_signal || passed_on_ > 1));
 }
 
-// The first to fail, but one that lost a connection only if nothing else happened. Within a moment of each other the order in which
-// deaths are seen says nothing: a killed rank comes before one that failed.
+// The first to fail, but one that lost a connection only if nothing else happened. Within a moment
+// of each other the order in which deaths are seen says nothing: a killed rank comes before one
+// that failed.
 const Rank* Supervisor::at_fault() const {
   auto first = [&](auto&& wanted) {
     const Rank* out = nullptr;
     for (const Rank& rank : ranks_)
-      if (rank.ended && !excused(rank) && wanted(rank) && (out == nullptr || rank.when < out->when)) out = &rank;
+      if (rank.ended && !excused(rank) && wanted(rank) && (out == nullptr || rank.when < out->when))
+        out = &rank;
     return out;
   };
   const Rank* fault = first([](const Rank& rank) { return !collateral(rank.status); });
@@ -264,7 +277,8 @@ void Supervisor::judge() {
   signal_all(kEnd);
   signal_all(SIGCONT);  // a stopped process takes no other signal than this one
   // After a signal of the user it is no news that connections broke.
-  if (passed_on_ == 0 || !collateral(fault->status)) announce(*fault, collateral(fault->status) ? stopped : "");
+  if (passed_on_ == 0 || !collateral(fault->status))
+    announce(*fault, collateral(fault->status) ? stopped : "");
 }
 
 // "rank 1 (process 4242) is", "ranks 1 (...), 3 (...) are"; empty: none.
@@ -273,32 +287,43 @@ std::string Supervisor::stopped_ranks() const {
   int count = 0;
   for (const Rank& rank : ranks_)
     if (!rank.ended && is_stopped(rank.process.pid) && count++ < 8)
-      out += (out.empty() ? "" : ", ") + std::to_string(rank.number) + " (process " + std::to_string(rank.process.pid) + ")";
+      out += (out.empty() ? "" : ", ") + std::to_string(rank.number) + " (process " +
+             std::to_string(rank.process.pid) + ")";
   return count == 0 ? "" : (count == 1 ? "rank " : "ranks ") + out + (count == 1 ? " is" : " are");
 }
 
 void Supervisor::announce(const Rank& fault, const std::string& stopped) {
   Rank& rank = ranks_[static_cast<size_t>(fault.number)];
   fault_words_ = rank.output.take_held();
-  std::string text = rank.output.prefixed(fault_words_), who = "rank " + std::to_string(rank.number);
-  std::string log = job_.log_folder.empty() ? "" : (job_.log_folder / ("rank_" + std::to_string(rank.number) + ".log")).string();
+  std::string text = rank.output.prefixed(fault_words_),
+              who = "rank " + std::to_string(rank.number);
+  std::string log =
+      job_.log_folder.empty()
+          ? ""
+          : (job_.log_folder / ("rank_" + std::to_string(rank.number) + ".log")).string();
   if (WIFSIGNALED(rank.status)) {
-    text += "error[" + code_string(ErrorCode::rank_failed) + "]: " + who + " was ended by " + signal_name(WTERMSIG(rank.status)) + "\n";
-    if (WTERMSIG(rank.status) == SIGKILL) text += "  = help: if nobody sent it, look for the kernel's out-of-memory killer (dmesg)\n";
+    text += "error[" + code_string(ErrorCode::rank_failed) + "]: " + who + " was ended by " +
+            signal_name(WTERMSIG(rank.status)) + "\n";
+    if (WTERMSIG(rank.status) == SIGKILL)
+      text += "  = help: if nobody sent it, look for the kernel's out-of-memory killer (dmesg)\n";
     if (!log.empty()) text += "  = help: its output is in " + log + "\n";
   } else if (ended_silently(fault)) {
     text += "error[" + code_string(ErrorCode::plugin_exited) + "]: " + who +
-            " ended with exit status 0 before it was done: " + job_.foreign + ", or a library, called exit() or _exit()\n";
+            " ended with exit status 0 before it was done: " + job_.foreign +
+            ", or a library, called exit() or _exit()\n";
     if (!log.empty()) text += "  = help: its output is in " + log + "\n";
   } else if (fault_words_.empty()) {
-    text += "error[" + code_string(ErrorCode::rank_failed) + "]: " + who + " failed with exit status " +
-            std::to_string(WEXITSTATUS(rank.status)) + "\n";
+    text += "error[" + code_string(ErrorCode::rank_failed) + "]: " + who +
+            " failed with exit status " + std::to_string(WEXITSTATUS(rank.status)) + "\n";
     if (!log.empty()) text += "  = help: its output is in " + log + "\n";
   }
   if (!stopped.empty())
-    text += stopped + " stopped by a signal (SIGSTOP, SIGTTIN) or a debugger, and the others waited; all are ended\n";
+    text += stopped +
+            " stopped by a signal (SIGSTOP, SIGTTIN) or a debugger, and the others waited; all are "
+            "ended\n";
   else if (job_.ranks > 1)
-    text += who + " failed first; " + (job_.ranks == 2 ? "the other is" : "all others are") + " ended\n";
+    text += who + " failed first; " + (job_.ranks == 2 ? "the other is" : "all others are") +
+            " ended\n";
   tell(job_, sink_, text);
 }
 
@@ -320,13 +345,15 @@ void Supervisor::aftermath() {
     heard.push_back(std::move(words));
   }
   if (silent > 0)
-    sink_.err("(" + std::to_string(silent) + (silent == 1 ? " more rank" : " more ranks") + " ended with the same or a similar message" +
+    sink_.err("(" + std::to_string(silent) + (silent == 1 ? " more rank" : " more ranks") +
+              " ended with the same or a similar message" +
               (job_.log_folder.empty() ? "" : "; all are in " + job_.log_folder.string()) + ")\n");
 }
 
 int Supervisor::result() const {
   if (fault_ != nullptr && (passed_on_ == 0 || !collateral(fault_->status)))
-    return ended_silently(*fault_) ? exit_status(ErrorCode::plugin_exited) : code_of(fault_->status);
+    return ended_silently(*fault_) ? exit_status(ErrorCode::plugin_exited)
+                                   : code_of(fault_->status);
   bool by_signal = fault_ != nullptr, preempted = false;
   for (const Rank& rank : ranks_) {
     by_signal = by_signal || WIFSIGNALED(rank.status);
@@ -338,9 +365,12 @@ int Supervisor::result() const {
 std::string Supervisor::may_heal() const {
   if (fault_ == nullptr || passed_on_ > 0) return "";
   std::string who = "rank " + std::to_string(fault_->number);
-  if (WIFSIGNALED(fault_->status)) return who + " was ended by " + signal_name(WTERMSIG(fault_->status));
+  if (WIFSIGNALED(fault_->status))
+    return who + " was ended by " + signal_name(WTERMSIG(fault_->status));
   int code = WEXITSTATUS(fault_->status);
-  return code == 1 || collateral(fault_->status) ? who + " failed with exit status " + std::to_string(code) : "";
+  return code == 1 || collateral(fault_->status)
+             ? who + " failed with exit status " + std::to_string(code)
+             : "";
 }
 
 void Supervisor::run() {
@@ -383,7 +413,8 @@ void wait_before_restart(std::chrono::milliseconds pause) {
 }  // namespace
 
 int run_local_ranks(const LocalJob& job) {
-  constexpr std::chrono::milliseconds kSoon = std::chrono::seconds(1), kFirstPause(250), kLongestPause = std::chrono::seconds(30);
+  constexpr std::chrono::milliseconds kSoon = std::chrono::seconds(1), kFirstPause(250),
+                                      kLongestPause = std::chrono::seconds(30);
   Handlers handlers;
   Sink sink(job.out_fd, job.err_fd);
   int code = 0;
@@ -399,11 +430,13 @@ int run_local_ranks(const LocalJob& job) {
         tell(job, sink, "no restart is left of " + std::to_string(job.max_restarts) + "\n");
       break;
     }
-    std::string text = "restart " + std::to_string(restart + 1) + " of " + std::to_string(job.max_restarts) + " after " + why;
+    std::string text = "restart " + std::to_string(restart + 1) + " of " +
+                       std::to_string(job.max_restarts) + " after " + why;
     if (job.continues) text += ", " + job.continues();
     bool soon = Clock::now() - started < kSoon;
     pause = soon ? std::clamp(pause * 2, kFirstPause, kLongestPause) : std::chrono::milliseconds(0);
-    if (soon) text += "; within a second of its start: " + std::to_string(pause.count()) + " ms to wait";
+    if (soon)
+      text += "; within a second of its start: " + std::to_string(pause.count()) + " ms to wait";
     tell(job, sink, text + "\n");
     wait_before_restart(pause);
     if (g_count > 0) {
@@ -411,7 +444,8 @@ int run_local_ranks(const LocalJob& job) {
       break;
     }
   }
-  if (g_count > 0 && code == 128 + g_signal) tell(job, sink, "stopped by " + signal_name(g_signal) + "\n");
+  if (g_count > 0 && code == 128 + g_signal)
+    tell(job, sink, "stopped by " + signal_name(g_signal) + "\n");
   return code;
 }
 

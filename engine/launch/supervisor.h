@@ -14,45 +14,57 @@ namespace meshwright::launch {
 struct LocalJob {
   std::vector<std::string> argv;  // the program and its arguments, the same for every rank
   int64_t ranks = 1;
-  std::vector<std::pair<std::string, std::string>> environment;  // beside RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR ...
-  std::filesystem::path log_folder;                              // exists; rank_N.log each, appended to; empty: none
-  std::chrono::milliseconds grace = std::chrono::seconds(5);     // between SIGUSR2 and SIGKILL
+  std::vector<std::pair<std::string, std::string>>
+      environment;                   // beside RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR ...
+  std::filesystem::path log_folder;  // exists; rank_N.log each, appended to; empty: none
+  std::chrono::milliseconds grace = std::chrono::seconds(5);  // between SIGUSR2 and SIGKILL
   int64_t max_restarts = 0;
-  // By which a rank says that it is done; when it is not 0, a rank that ends with 0 was ended by code that is not ours, which is a failure
-  // of what `foreign` names: "the plugin acme 1.0.0".
+  // By which a rank says that it is done; when it is not 0, a rank that ends with 0 was ended by
+  // code that is not ours, which is a failure of what `foreign` names: "the plugin acme 1.0.0".
   int done_status = 0;
   std::string foreign = {};
-  std::function<std::string()> continues;                // where ranks that start again go on from: "from step_00000050"; none: not said
-  std::function<void(const std::string& lines)> record;  // hears of failures, restarts and signals beside the user; may be absent
+  std::function<std::string()>
+      continues;  // where ranks that start again go on from: "from step_00000050"; none: not said
+  std::function<void(const std::string& lines)>
+      record;  // hears of failures, restarts and signals beside the user; may be absent
   int out_fd = 1, err_fd = 2;
   int lock_fd = -1;  // of the run folder's lock: every rank holds it too, as MESHWRIGHT_RUN_LOCK
 };
 
-// Runs until every rank has ended. Each rank finds itself in RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT
-// and MESHWRIGHT_LOCAL_JOB; rank 0 inherits the listening socket of that port as MESHWRIGHT_STORE_FD.
+// Runs until every rank has ended. Each rank finds itself in RANK, WORLD_SIZE, LOCAL_RANK,
+// LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT and MESHWRIGHT_LOCAL_JOB; rank 0 inherits the
+// listening socket of that port as MESHWRIGHT_STORE_FD.
 //
-// Output: rank 0's is passed on as it is, at once on a terminal; that of others in whole lines prefixed "[rank N] ". A rank's words from
-// a line that begins with "error[" on are held back for a moment, so that when ranks fail together the one at fault speaks first. All of
-// it also goes to the logs.
+// Output: rank 0's is passed on as it is, at once on a terminal; that of others in whole lines
+// prefixed "[rank N] ". A rank's words from a line that begins with "error[" on are held back for a
+// moment, so that when ranks fail together the one at fault speaks first. All of it also goes to
+// the logs.
 //
-// Failure: the first rank that fails ends all others (SIGUSR2, which no rank takes as the wish to save and end; SIGKILL after `grace`;
-// stopped ones are continued, to take it). A rank that merely lost a connection or waited in vain (exit 4 or 6) is not at fault when
-// another was killed or failed otherwise. Returns the exit status of the rank at fault, 128 + n when a signal ended it; 0 when all
-// succeeded.
+// Failure: the first rank that fails ends all others (SIGUSR2, which no rank takes as the wish to
+// save and end; SIGKILL after `grace`; stopped ones are continued, to take it). A rank that merely
+// lost a connection or waited in vain (exit 4 or 6) is not at fault when another was killed or
+// failed otherwise. Returns the exit status of the rank at fault, 128 + n when a signal ended it; 0
+// when all succeeded.
 //
-// Restarts: after a fault that may not come again (a rank ended by a signal, or exit 1, 4 or 6, which a lost host or a busy port cause;
-// not a mistake in the job, its numbers or its data) all ranks start anew, at most max_restarts times, with MESHWRIGHT_RESTART = 1, 2 ...
-// in their environment. Ranks that end within a second of their start wait before the next one: 1/4 s, twice as long each time.
+// Restarts: after a fault that may not come again (a rank ended by a signal, or exit 1, 4 or 6,
+// which a lost host or a busy port cause; not a mistake in the job, its numbers or its data) all
+// ranks start anew, at most max_restarts times, with MESHWRIGHT_RESTART = 1, 2 ... in their
+// environment. Ranks that end within a second of their start wait before the next one: 1/4 s, twice
+// as long each time.
 //
-// Signals: SIGINT, SIGHUP, SIGTERM and SIGUSR1 are passed on, once, and the ranks may take their time to save; a second one that is not
-// the same wish again (wish.h) kills all. Then returns 75 or 0 when all ranks ended so by themselves, else 128 + n; no restart follows.
-// What was ignored (nohup) stays ignored. SIGTSTP stops the ranks too. Handlers are put back on return. Not reentrant.
+// Signals: SIGINT, SIGHUP, SIGTERM and SIGUSR1 are passed on, once, and the ranks may take their
+// time to save; a second one that is not the same wish again (wish.h) kills all. Then returns 75 or
+// 0 when all ranks ended so by themselves, else 128 + n; no restart follows. What was ignored
+// (nohup) stays ignored. SIGTSTP stops the ranks too. Handlers are put back on return. Not
+// reentrant.
 //
-// Throws Error(rank_failed | rendezvous_failed | output_unwritable) when a rank cannot be started; those already started are killed.
+// Throws Error(rank_failed | rendezvous_failed | output_unwritable) when a rank cannot be started;
+// those already started are killed.
 int run_local_ranks(const LocalJob& job);
 
-// For the rank, first thing in main(): when the process that started it dies, however it dies, the kernel kills this one too. Does
-// nothing in a process that run_local_ranks() did not start. Returns false when that parent is gone already: leave then.
+// For the rank, first thing in main(): when the process that started it dies, however it dies, the
+// kernel kills this one too. Does nothing in a process that run_local_ranks() did not start.
+// Returns false when that parent is gone already: leave then.
 bool end_with_parent();
 
 }  // namespace meshwright::launch

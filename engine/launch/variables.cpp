@@ -18,11 +18,13 @@ std::optional<int64_t> Reader::number(const std::string& name, int64_t low, int6
   const char* end = value->data() + value->size();
   auto [stop, error] = std::from_chars(value->data(), end, out);
   if (error != std::errc() || stop != end || out < low || out > high)
-    fail(name, name + " = \"" + *value + "\" is not a whole number from " + std::to_string(low) + " to " + std::to_string(high));
+    fail(name, name + " = \"" + *value + "\" is not a whole number from " + std::to_string(low) +
+                   " to " + std::to_string(high));
   return out;
 }
 
-int64_t Reader::need(const std::string& name, int64_t low, int64_t high, const std::string& because) const {
+int64_t Reader::need(const std::string& name, int64_t low, int64_t high,
+                     const std::string& because) const {
   if (std::optional<int64_t> value = number(name, low, high)) return *value;
   fail(name, name + " is not set, but " + because);
 }
@@ -30,19 +32,23 @@ int64_t Reader::need(const std::string& name, int64_t low, int64_t high, const s
 void Reader::fail(const std::string& name, const std::string& what) {
   throw Error(ErrorCode::bad_rank_environment, what)
       .help("let the launcher set " + name)
-      .help("or unset the launcher's variables, and start local ranks with `meshwright train FILE --nproc N`");
+      .help(
+          "or unset the launcher's variables, and start local ranks with `meshwright train FILE "
+          "--nproc N`");
 }
 
 void check(const RankEnvironment& e, const Names& names) {
   auto below = [](const char* name, int64_t value, const char* limit_name, int64_t limit) {
     if (value >= limit)
-      Reader::fail(name, std::string(name) + " = " + std::to_string(value) + " is not below " + limit_name + " = " + std::to_string(limit));
+      Reader::fail(name, std::string(name) + " = " + std::to_string(value) + " is not below " +
+                             limit_name + " = " + std::to_string(limit));
   };
   below(names.rank, e.rank, names.world, e.world_size);
   const char* local_world = names.local_world ? names.local_world : "the number of local ranks";
   if (e.local_world_size > e.world_size)
-    Reader::fail(local_world, std::string(local_world) + " = " + std::to_string(e.local_world_size) + " is more than " + names.world +
-                                  " = " + std::to_string(e.world_size));
+    Reader::fail(local_world, std::string(local_world) + " = " +
+                                  std::to_string(e.local_world_size) + " is more than " +
+                                  names.world + " = " + std::to_string(e.world_size));
   if (names.local_rank) below(names.local_rank, e.local_rank, local_world, e.local_world_size);
 }
 

@@ -18,7 +18,8 @@ class Reader {
   std::optional<std::string> text(const std::string& name) const;
   bool has(const std::string& name) const { return text(name).has_value(); }
   std::optional<int64_t> number(const std::string& name, int64_t low, int64_t high) const;
-  int64_t need(const std::string& name, int64_t low, int64_t high, const std::string& because) const;
+  int64_t need(const std::string& name, int64_t low, int64_t high,
+               const std::string& because) const;
   // Throws Error(bad_rank_environment).
   [[noreturn]] static void fail(const std::string& name, const std::string& what);
 
@@ -37,7 +38,8 @@ void check(const RankEnvironment& e, const Names& names);
 
 // Launchers other than torchrun, plain variables and Slurm (launchers.cpp).
 std::optional<RankEnvironment> from_launchers(const Reader& read);
-// Whether one of these launchers says another rank or size: then the process was not started by the one that says `rank` and `world`.
+// Whether one of these launchers says another rank or size: then the process was not started by the
+// one that says `rank` and `world`.
 bool differs_from_launchers(const Reader& read, int64_t rank, int64_t world);
 
 }  // namespace meshwright::launch

@@ -8,10 +8,12 @@ namespace meshwright::launch {
 
 inline constexpr int kWishes[] = {SIGINT, SIGHUP, SIGTERM, SIGUSR1};
 
-// Whether a signal repeats the wish that `first` told so many milliseconds ago, instead of asking for an end at once. A batch system
-// signals every process of a job, and our launcher passes on what it got: within a fifth of a second all of it is one wish. A terminal
-// that goes away is told by the kernel, by the shell, and by the kernel again once the shell has ended; after another signal it is no
-// wish at all, since a user who has pressed Ctrl-C may well close the window. For signal handlers.
+// Whether a signal repeats the wish that `first` told so many milliseconds ago, instead of asking
+// for an end at once. A batch system signals every process of a job, and our launcher passes on
+// what it got: within a fifth of a second all of it is one wish. A terminal that goes away is told
+// by the kernel, by the shell, and by the kernel again once the shell has ended; after another
+// signal it is no wish at all, since a user who has pressed Ctrl-C may well close the window. For
+// signal handlers.
 inline bool same_wish(int first, int number, int64_t ms_since_first) {
   constexpr int64_t kSameWishMs = 200, kHangUpMs = 3000;
   if (ms_since_first <= kSameWishMs) return true;

@@ -27,8 +27,9 @@ meshwright::Error from_libtorch(const std::string& what) {
   return {freed ? meshwright::ErrorCode::parameter_freed : meshwright::ErrorCode::internal, first};
 }
 
-// LibTorch writes pages of stack frames to standard error before it throws what we then say in one line. For the program only: an
-// application that uses the library keeps its own choice. TORCH_CPP_LOG_LEVEL brings them back.
+// LibTorch writes pages of stack frames to standard error before it throws what we then say in one
+// line. For the program only: an application that uses the library keeps its own choice.
+// TORCH_CPP_LOG_LEVEL brings them back.
 void quiet_libtorch() {
   if (std::getenv("TORCH_CPP_LOG_LEVEL") == nullptr) FLAGS_caffe2_log_level = 3;  // fatal
 }
@@ -41,12 +42,15 @@ int run_guarded(const Work& work, const std::filesystem::path& log) {
   auto fail = [&](const Error& error) {
     report::Style style = report::style_of(stderr);
     std::string text = report::format_error(style, error);
-    if (std::string retries = report::last_words_for_torchrun(error); !retries.empty()) text += report::format_notice(style, retries);
+    if (std::string retries = report::last_words_for_torchrun(error); !retries.empty())
+      text += report::format_notice(style, retries);
     std::fwrite(text.data(), 1, text.size(), stderr);
     std::fflush(nullptr);
     ending.tell(error);
     int status = exit_status(error.code());
-    if (!log.empty()) files::append_line(log, report::format_error({}, error) + "rank 0 failed with exit status " + std::to_string(status));
+    if (!log.empty())
+      files::append_line(log, report::format_error({}, error) + "rank 0 failed with exit status " +
+                                  std::to_string(status));
     return status;
   };
   quiet_libtorch();
@@ -58,7 +62,8 @@ int run_guarded(const Work& work, const std::filesystem::path& log) {
   } catch (const Error& error) {
     return fail(error);
   } catch (const report::WriteFailed& failure) {
-    // Nothing of the half-written buffer may be tried again at exit. A reader that went away ends others by its signal.
+    // Nothing of the half-written buffer may be tried again at exit. A reader that went away ends
+    // others by its signal.
     report::Output(stdout, "standard output").give_up();
     Error error(ErrorCode::output_unwritable, failure.what());
     if (!failure.closed_pipe()) return fail(error);
@@ -77,18 +82,23 @@ extern "C" MESHWRIGHT_API int meshwright_train_rank(const void* run_options) {
   std::filesystem::path log;
   return run_guarded(
       [&](auto& ending) {
-        return meshwright::train::run_rank(*static_cast<const meshwright::train::RunOptions*>(run_options), ending, log);
+        return meshwright::train::run_rank(
+            *static_cast<const meshwright::train::RunOptions*>(run_options), ending, log);
       },
       log);
 }
 
 extern "C" MESHWRIGHT_API int meshwright_generate_rank(const void* request) {
   return run_guarded(
-      [&](auto& ending) { return meshwright::train::generate_rank(*static_cast<const meshwright::generate::Request*>(request), ending); },
+      [&](auto& ending) {
+        return meshwright::train::generate_rank(
+            *static_cast<const meshwright::generate::Request*>(request), ending);
+      },
       {});
 }
 
-// For a rank that ends before it runs: the others, which may not know why it does, end with the same error.
+// For a rank that ends before it runs: the others, which may not know why it does, end with the
+// same error.
 extern "C" MESHWRIGHT_API int meshwright_refuse(const void* error) {
   quiet_libtorch();
   meshwright::rendezvous::Ending().tell(*static_cast<const meshwright::Error*>(error));

@@ -21,13 +21,16 @@ ConfigJson ConfigJson::parse(std::string_view text, std::string name) {
   if (failed) {
     std::string_view before = text.substr(0, std::min(rest, text.size()));
     auto line = 1 + std::count(before.begin(), before.end(), '\n');
-    size_t column = before.size() - (before.rfind('\n') == std::string_view::npos ? 0 : before.rfind('\n') + 1) + 1;
-    throw Error(ErrorCode::bad_model_config,
-                name + " is not JSON: " + failed.message() + " at line " + std::to_string(line) + ", column " + std::to_string(column))
+    size_t column = before.size() -
+                    (before.rfind('\n') == std::string_view::npos ? 0 : before.rfind('\n') + 1) + 1;
+    throw Error(ErrorCode::bad_model_config, name + " is not JSON: " + failed.message() +
+                                                 " at line " + std::to_string(line) + ", column " +
+                                                 std::to_string(column))
         .key("model.config");
   }
   boost::json::value value = parser.release();
-  if (!value.is_object()) throw Error(ErrorCode::bad_model_config, name + " holds no JSON object").key("model.config");
+  if (!value.is_object())
+    throw Error(ErrorCode::bad_model_config, name + " holds no JSON object").key("model.config");
   ConfigJson out;
   out.object_ = std::move(value.get_object());
   out.name_ = std::move(name);
@@ -35,16 +38,19 @@ ConfigJson ConfigJson::parse(std::string_view text, std::string name) {
 }
 
 const boost::json::value* ConfigJson::find(std::string_view field) const {
-  const boost::json::value* value = object_.if_contains(boost::json::string_view(field.data(), field.size()));
+  const boost::json::value* value =
+      object_.if_contains(boost::json::string_view(field.data(), field.size()));
   return value == nullptr || value->is_null() ? nullptr : value;
 }
 
 void ConfigJson::fail(std::string_view field, const std::string& what) const {
-  throw Error(ErrorCode::bad_model_config, name_ + ": " + std::string(field) + " " + what).key("model.config");
+  throw Error(ErrorCode::bad_model_config, name_ + ": " + std::string(field) + " " + what)
+      .key("model.config");
 }
 
 bool ConfigJson::is_null(std::string_view field) const {
-  const boost::json::value* value = object_.if_contains(boost::json::string_view(field.data(), field.size()));
+  const boost::json::value* value =
+      object_.if_contains(boost::json::string_view(field.data(), field.size()));
   return value != nullptr && value->is_null();
 }
 
@@ -53,8 +59,11 @@ bool ConfigJson::has(std::string_view field) const { return find(field) != nullp
 namespace {
 std::optional<int64_t> whole(const boost::json::value& value) {
   if (const int64_t* i = value.if_int64()) return *i;
-  if (const uint64_t* u = value.if_uint64()) return *u <= INT64_MAX ? std::optional(static_cast<int64_t>(*u)) : std::nullopt;
-  if (const double* d = value.if_double(); d != nullptr && std::floor(*d) == *d && std::abs(*d) < 1e15) return static_cast<int64_t>(*d);
+  if (const uint64_t* u = value.if_uint64())
+    return *u <= INT64_MAX ? std::optional(static_cast<int64_t>(*u)) : std::nullopt;
+  if (const double* d = value.if_double();
+      d != nullptr && std::floor(*d) == *d && std::abs(*d) < 1e15)
+    return static_cast<int64_t>(*d);
   return std::nullopt;
 }
 
@@ -65,44 +74,51 @@ std::string number_text(double value) {
 }
 }  // namespace
 
-int64_t ConfigJson::integer(std::string_view field, int64_t low, int64_t high, std::optional<int64_t> fallback) const {
+int64_t ConfigJson::integer(std::string_view field, int64_t low, int64_t high,
+                            std::optional<int64_t> fallback) const {
   const boost::json::value* value = find(field);
   if (value == nullptr) {
     if (fallback) return *fallback;
     fail(field, "is missing");
   }
   std::optional<int64_t> number = whole(*value);
-  if (!number) fail(field, "must be a whole number, found " + boost::json::serialize(*value).substr(0, 60));
+  if (!number)
+    fail(field, "must be a whole number, found " + boost::json::serialize(*value).substr(0, 60));
   if (*number < low || *number > high)
-    fail(field, "= " + std::to_string(*number) + " is out of range (" + std::to_string(low) + " to " + std::to_string(high) + ")");
+    fail(field, "= " + std::to_string(*number) + " is out of range (" + std::to_string(low) +
+                    " to " + std::to_string(high) + ")");
   return *number;
 }
 
-double ConfigJson::number(std::string_view field, double low, double high, std::optional<double> fallback) const {
+double ConfigJson::number(std::string_view field, double low, double high,
+                          std::optional<double> fallback) const {
   const boost::json::value* value = find(field);
   if (value == nullptr) {
     if (fallback) return *fallback;
     fail(field, "is missing");
   }
-  if (!value->is_number()) fail(field, "must be a number, found " + boost::json::serialize(*value).substr(0, 60));
+  if (!value->is_number())
+    fail(field, "must be a number, found " + boost::json::serialize(*value).substr(0, 60));
   double number = value->to_number<double>();
   if (!(number >= low && number <= high))
-    fail(field,
-         "= " + boost::json::serialize(*value).substr(0, 60) + " is out of range (" + number_text(low) + " to " + number_text(high) + ")");
+    fail(field, "= " + boost::json::serialize(*value).substr(0, 60) + " is out of range (" +
+                    number_text(low) + " to " + number_text(high) + ")");
   return number;
 }
 
 bool ConfigJson::boolean(std::string_view field, bool fallback) const {
   const boost::json::value* value = find(field);
   if (value == nullptr) return fallback;
-  if (!value->is_bool()) fail(field, "must be true or false, found " + boost::json::serialize(*value).substr(0, 60));
+  if (!value->is_bool())
+    fail(field, "must be true or false, found " + boost::json::serialize(*value).substr(0, 60));
   return value->get_bool();
 }
 
 std::string ConfigJson::string(std::string_view field, const std::string& fallback) const {
   const boost::json::value* value = find(field);
   if (value == nullptr) return fallback;
-  if (!value->is_string()) fail(field, "must be a string, found " + boost::json::serialize(*value).substr(0, 60));
+  if (!value->is_string())
+    fail(field, "must be a string, found " + boost::json::serialize(*value).substr(0, 60));
   return std::string(value->get_string());
 }
 
@@ -131,7 +147,8 @@ std::vector<int64_t> ConfigJson::integers(std::string_view field, int64_t low, i
   for (const boost::json::value& item : value->get_array()) {
     std::optional<int64_t> number = whole(item);
     if (!number || *number < low || *number > high)
-      fail(field, "must be a list of whole numbers from " + std::to_string(low) + " to " + std::to_string(high));
+      fail(field, "must be a list of whole numbers from " + std::to_string(low) + " to " +
+                      std::to_string(high));
     out.push_back(*number);
   }
   return out;
@@ -141,7 +158,9 @@ std::vector<double> ConfigJson::numbers(std::string_view field, double low, doub
   std::vector<double> out;
   const boost::json::value* value = find(field);
   if (value == nullptr) return out;
-  auto refuse = [&] { fail(field, "must be a list of numbers from " + number_text(low) + " to " + number_text(high)); };
+  auto refuse = [&] {
+    fail(field, "must be a list of numbers from " + number_text(low) + " to " + number_text(high));
+  };
   if (!value->is_array()) refuse();
   for (const boost::json::value& item : value->get_array()) {
     double number = item.is_number() ? item.to_number<double>() : low - 1;

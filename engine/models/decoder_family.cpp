@@ -19,15 +19,94 @@ struct Variant {
 };
 
 constexpr Variant kVariants[] = {
-    {"LlamaForCausalLM", "llama", "Llama", {32000, 4096, 11008, 32, 32, 0, 0, false}, false, false, true, true, true},
-    {"MistralForCausalLM", "mistral", "Mistral", {32000, 4096, 14336, 32, 32, 8, 0, false}, false, false, false, false, false},
-    {"Qwen2ForCausalLM", "qwen2", "Qwen2", {151936, 4096, 22016, 32, 32, 32, 0, false}, true, false, false, false, false},
-    {"Qwen3ForCausalLM", "qwen3", "Qwen3", {151936, 4096, 22016, 32, 32, 32, 128, false}, false, true, true, false, true},
-    {"Gemma3ForCausalLM", "gemma3_text", "Gemma3", {262208, 2304, 9216, 26, 8, 4, 256, true}, false, true, true, false, true, false, true},
-    {"MixtralForCausalLM", "mixtral", "Mixtral", {32000, 4096, 14336, 32, 32, 8, 0, false}, false, false, false, false, false},
-    {"Qwen3MoeForCausalLM", "qwen3_moe", "Qwen3Moe", {151936, 2048, 6144, 24, 32, 4, 0, false}, false, true, true, false, true},
-    {"Phi3ForCausalLM", "phi3", "Phi3", {32064, 3072, 8192, 32, 32, 0, 0, false}, false, false, false, false, false, true, false},
-    {"PhiForCausalLM", "phi", "Phi", {51200, 2048, 8192, 24, 32, 0, 0, false}, true, false, false, false, false, false, false, true},
+    {"LlamaForCausalLM",
+     "llama",
+     "Llama",
+     {32000, 4096, 11008, 32, 32, 0, 0, false},
+     false,
+     false,
+     true,
+     true,
+     true},
+    {"MistralForCausalLM",
+     "mistral",
+     "Mistral",
+     {32000, 4096, 14336, 32, 32, 8, 0, false},
+     false,
+     false,
+     false,
+     false,
+     false},
+    {"Qwen2ForCausalLM",
+     "qwen2",
+     "Qwen2",
+     {151936, 4096, 22016, 32, 32, 32, 0, false},
+     true,
+     false,
+     false,
+     false,
+     false},
+    {"Qwen3ForCausalLM",
+     "qwen3",
+     "Qwen3",
+     {151936, 4096, 22016, 32, 32, 32, 128, false},
+     false,
+     true,
+     true,
+     false,
+     true},
+    {"Gemma3ForCausalLM",
+     "gemma3_text",
+     "Gemma3",
+     {262208, 2304, 9216, 26, 8, 4, 256, true},
+     false,
+     true,
+     true,
+     false,
+     true,
+     false,
+     true},
+    {"MixtralForCausalLM",
+     "mixtral",
+     "Mixtral",
+     {32000, 4096, 14336, 32, 32, 8, 0, false},
+     false,
+     false,
+     false,
+     false,
+     false},
+    {"Qwen3MoeForCausalLM",
+     "qwen3_moe",
+     "Qwen3Moe",
+     {151936, 2048, 6144, 24, 32, 4, 0, false},
+     false,
+     true,
+     true,
+     false,
+     true},
+    {"Phi3ForCausalLM",
+     "phi3",
+     "Phi3",
+     {32064, 3072, 8192, 32, 32, 0, 0, false},
+     false,
+     false,
+     false,
+     false,
+     false,
+     true,
+     false},
+    {"PhiForCausalLM",
+     "phi",
+     "Phi",
+     {51200, 2048, 8192, 24, 32, 0, 0, false},
+     true,
+     false,
+     false,
+     false,
+     false,
+     false,
+     false,
+     true},
 };
 
 }  // namespace
@@ -45,22 +124,27 @@ DecoderFamily read_decoder_family(const ConfigJson& config) {
   family.model_type = v->model_type;
   family.class_prefix = v->class_prefix;
   family.sizes = read_decoder_sizes(config, v->defaults);
-  family.attention = {v->qkv_bias_always || bias, v->output_follows_bias && bias, v->qk_norms, "o_proj"};
+  family.attention = {v->qkv_bias_always || bias, v->output_follows_bias && bias, v->qk_norms,
+                      "o_proj"};
   family.mlp_bias = v->has_mlp_bias && config.boolean("mlp_bias", false);
   family.fused = v->fused;
   if (family.fused && family.sizes.kv_heads > weights::kMostFusedGroups)
-    throw Error(ErrorCode::bad_model_config, config.name() + ": num_key_value_heads = " + std::to_string(family.sizes.kv_heads) +
-                                                 " is more than the " + std::to_string(weights::kMostFusedGroups) +
-                                                 " that a fused weight can have")
+    throw Error(ErrorCode::bad_model_config,
+                config.name() + ": num_key_value_heads = " + std::to_string(family.sizes.kv_heads) +
+                    " is more than the " + std::to_string(weights::kMostFusedGroups) +
+                    " that a fused weight can have")
         .key("model.config");
   family.four_norms = v->four_norms;
   family.beside = v->beside;
-  if (family.beside) family.attention = {true, true, config.boolean("qk_layernorm", false), "dense"};
+  if (family.beside)
+    family.attention = {true, true, config.boolean("qk_layernorm", false), "dense"};
   family.moe = read_moe_family(config, family.model_type, family.sizes);
   return family;
 }
 
-FusedRows qkv_rows(const DecoderSizes& s) { return {s.kv_heads, {s.heads / s.kv_heads * s.head_dim, s.head_dim, s.head_dim}}; }
+FusedRows qkv_rows(const DecoderSizes& s) {
+  return {s.kv_heads, {s.heads / s.kv_heads * s.head_dim, s.head_dim, s.head_dim}};
+}
 
 FusedRows gate_up_rows(const DecoderSizes& s) {
   int64_t groups = std::gcd(s.intermediate, s.kv_heads);

@@ -1,4 +1,5 @@
-// One function a model family: config.json to outline. Names and shapes are those of transformers' named_parameters().
+// One function a model family: config.json to outline. Names and shapes are those of transformers'
+// named_parameters().
 #pragma once
 
 #include "engine/models/config_json.h"
@@ -8,7 +9,9 @@ namespace meshwright::models {
 
 using Family = ModelOutline (*)(const ConfigJson& config, DType storage);
 
-ModelOutline llama_family(const ConfigJson& config, DType storage);  // Llama, Mistral, Qwen2, Qwen3: they differ in biases and norms
+ModelOutline llama_family(
+    const ConfigJson& config,
+    DType storage);  // Llama, Mistral, Qwen2, Qwen3: they differ in biases and norms
 ModelOutline gemma3(const ConfigJson& config, DType storage);
 ModelOutline phi(const ConfigJson& config, DType storage);
 ModelOutline phi3(const ConfigJson& config, DType storage);

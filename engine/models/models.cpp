@@ -32,7 +32,8 @@ constexpr Entry kFamilies[] = {
     {"Qwen3MoeForCausalLM", "qwen3_moe", moe_family},
 };
 
-// What an architecture is called without what all of them end with: those endings would make any two look alike.
+// What an architecture is called without what all of them end with: those endings would make any
+// two look alike.
 std::string family_name(std::string_view architecture) {
   for (std::string_view end : {"ForCausalLM", "LMHeadModel", "ForConditionalGeneration"})
     if (architecture.ends_with(end) && architecture.size() > end.size())
@@ -44,17 +45,22 @@ std::string read_file(const std::filesystem::path& path) {
   std::error_code failed;
   std::filesystem::file_status status = std::filesystem::status(path, failed);
   auto refuse = [&](const std::string& why) {
-    return Error(ErrorCode::file_unreadable, "cannot read the model's configuration " + path.string() + ": " + why)
+    return Error(ErrorCode::file_unreadable,
+                 "cannot read the model's configuration " + path.string() + ": " + why)
         .key("model.config")
         .help("name a Hugging Face config.json, or a folder that holds one");
   };
   if (!std::filesystem::exists(status)) {
-    Error missing = refuse(failed && status.type() == std::filesystem::file_type::none ? failed.message() : "no such file");
+    Error missing =
+        refuse(failed && status.type() == std::filesystem::file_type::none ? failed.message()
+                                                                           : "no such file");
     for (const std::string& help : hub_helps(path)) missing.help(help);
     throw missing;
   }
   if (!std::filesystem::is_regular_file(status)) throw refuse("not a regular file");
-  if (std::uintmax_t size = std::filesystem::file_size(path, failed); failed || size > kMaxConfigBytes) throw refuse("larger than 4 MiB");
+  if (std::uintmax_t size = std::filesystem::file_size(path, failed);
+      failed || size > kMaxConfigBytes)
+    throw refuse("larger than 4 MiB");
   errno = 0;
   std::ifstream in(path, std::ios::binary);
   if (!in) throw refuse(std::strerror(errno));
@@ -81,20 +87,24 @@ ModelOutline make_outline(const ConfigJson& config, DType storage) {
   std::vector<std::string> architectures = config.strings("architectures");
   std::string type = config.string("model_type", "");
   for (const Entry& entry : kFamilies)
-    if (architectures.empty() ? type == entry.model_type : architectures[0] == entry.architecture) return entry.family(config, storage);
+    if (architectures.empty() ? type == entry.model_type : architectures[0] == entry.architecture)
+      return entry.family(config, storage);
   std::vector<std::string> known = known_architectures();
-  std::string found =
-      architectures.empty() ? (type.empty() ? "no architecture" : "model_type \"" + type + "\"") : "\"" + architectures[0] + "\"";
+  std::string found = architectures.empty()
+                          ? (type.empty() ? "no architecture" : "model_type \"" + type + "\"")
+                          : "\"" + architectures[0] + "\"";
   std::string all;
   for (const std::string& k : known) all += (all.empty() ? "" : ", ") + k;
-  Error error(ErrorCode::unknown_architecture, config.name() + " names " + found + "; the families built in are " + all);
+  Error error(ErrorCode::unknown_architecture,
+              config.name() + " names " + found + "; the families built in are " + all);
   error.key("model.config");
   if (!architectures.empty()) {
     std::vector<std::string> names;
     for (const std::string& k : known) names.push_back(family_name(k));
     std::string near = nearest_name(family_name(architectures[0]), names);
     for (const std::string& k : known)
-      if (!near.empty() && family_name(k) == near) error.help("did you mean \"architectures\": [\"" + k + "\"]?");
+      if (!near.empty() && family_name(k) == near)
+        error.help("did you mean \"architectures\": [\"" + k + "\"]?");
   }
   throw error;
 }
@@ -104,24 +114,32 @@ std::vector<std::string> hub_helps(const std::filesystem::path& path) {
   size_t slash = text.find('/');
   auto is_name = [](std::string_view part) {
     return !part.empty() && part[0] != '.' && part[0] != '~' && part[0] != '-' &&
-           std::all_of(part.begin(), part.end(), [](unsigned char c) { return std::isalnum(c) != 0 || c == '.' || c == '_' || c == '-'; });
+           std::all_of(part.begin(), part.end(), [](unsigned char c) {
+             return std::isalnum(c) != 0 || c == '.' || c == '_' || c == '-';
+           });
   };
-  if (slash == std::string::npos || !is_name(std::string_view(text).substr(0, slash)) || !is_name(std::string_view(text).substr(slash + 1)))
+  if (slash == std::string::npos || !is_name(std::string_view(text).substr(0, slash)) ||
+      !is_name(std::string_view(text).substr(slash + 1)))
     return {};
   std::error_code failed;
   std::string extension = path.extension().string();
-  if (extension == ".json" || extension == ".toml" || extension == ".safetensors" || std::filesystem::exists(text.substr(0, slash), failed))
+  if (extension == ".json" || extension == ".toml" || extension == ".safetensors" ||
+      std::filesystem::exists(text.substr(0, slash), failed))
     return {};
   std::string folder = "models/" + text.substr(slash + 1);
-  return {"if this is the name of a model on the Hugging Face hub, download it first: hf download " + text + " --local-dir " + folder,
-          "then set model.pretrained = \"" + folder + "\" to start from its weights, or model.config = \"" + folder +
-              "/config.json\" for random weights of its shape"};
+  return {
+      "if this is the name of a model on the Hugging Face hub, download it first: hf download " +
+          text + " --local-dir " + folder,
+      "then set model.pretrained = \"" + folder +
+          "\" to start from its weights, or model.config = \"" + folder +
+          "/config.json\" for random weights of its shape"};
 }
 
 ConfigJson load_config(const std::filesystem::path& config_or_folder) {
   std::error_code failed;
-  std::filesystem::path path =
-      std::filesystem::is_directory(config_or_folder, failed) ? config_or_folder / "config.json" : config_or_folder;
+  std::filesystem::path path = std::filesystem::is_directory(config_or_folder, failed)
+                                   ? config_or_folder / "config.json"
+                                   : config_or_folder;
   return ConfigJson::parse(read_file(path), path.string());
 }
 

@@ -5,12 +5,14 @@
 
 namespace meshwright::models {
 
-OutlineBuilder::OutlineBuilder(std::string architecture, std::string model_type, DType storage) : storage_(storage) {
+OutlineBuilder::OutlineBuilder(std::string architecture, std::string model_type, DType storage)
+    : storage_(storage) {
   outline.architecture = std::move(architecture);
   outline.model_type = std::move(model_type);
 }
 
-void OutlineBuilder::module(const std::string& name, ModuleKind kind, const std::string& class_name) {
+void OutlineBuilder::module(const std::string& name, ModuleKind kind,
+                            const std::string& class_name) {
   outline.modules.push_back({name, kind, class_name});
 }
 
@@ -30,12 +32,14 @@ void OutlineBuilder::fused_linear(const std::string& name, int64_t in, FusedRows
   outline.parameters.back().fused = std::move(rows);
 }
 
-void OutlineBuilder::embedding(const std::string& name, int64_t rows, int64_t dim, const std::string& class_name) {
+void OutlineBuilder::embedding(const std::string& name, int64_t rows, int64_t dim,
+                               const std::string& class_name) {
   module(name, ModuleKind::embedding, class_name);
   parameter(name + ".weight", {rows, dim});
 }
 
-void OutlineBuilder::norm(const std::string& name, int64_t size, const std::string& class_name, bool bias) {
+void OutlineBuilder::norm(const std::string& name, int64_t size, const std::string& class_name,
+                          bool bias) {
   module(name, ModuleKind::norm, class_name);
   parameter(name + ".weight", {size});
   if (bias) parameter(name + ".bias", {size});
@@ -49,7 +53,8 @@ void OutlineBuilder::own_plan(const PlanRows& inner) {
     outline.own_tp_plan.emplace_back(outline.inner_prefix + "." + pattern, style);
   }
   // The head's weight is the embedding's: splitting one splits the other.
-  if (outline.tied_embeddings && !embedding) outline.own_tp_plan.emplace_back(outline.inner_prefix + ".embed_tokens", "embedding_rowwise");
+  if (outline.tied_embeddings && !embedding)
+    outline.own_tp_plan.emplace_back(outline.inner_prefix + ".embed_tokens", "embedding_rowwise");
 }
 
 }  // namespace meshwright::models

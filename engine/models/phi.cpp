@@ -9,11 +9,14 @@ ModelOutline phi(const ConfigJson& config, DType storage) {
   const DecoderSizes& s = family.sizes;
   OutlineBuilder b = begin_decoder("PhiForCausalLM", "phi", "Phi", s, storage);
   bool qk_norms = family.attention.qk_norms;
-  // The norms are hidden_size / num_attention_heads wide, rounded down, whatever head_dim says: else the model cannot run.
+  // The norms are hidden_size / num_attention_heads wide, rounded down, whatever head_dim says:
+  // else the model cannot run.
   if (int64_t width = s.hidden / s.heads; qk_norms && s.head_dim != width) {
     Error error(ErrorCode::bad_model_config,
-                config.name() + ": qk_layernorm needs head_dim = hidden_size / num_attention_heads = " + std::to_string(s.hidden) + " / " +
-                    std::to_string(s.heads) + " = " + std::to_string(width) + ", found head_dim = " + std::to_string(s.head_dim));
+                config.name() +
+                    ": qk_layernorm needs head_dim = hidden_size / num_attention_heads = " +
+                    std::to_string(s.hidden) + " / " + std::to_string(s.heads) + " = " +
+                    std::to_string(width) + ", found head_dim = " + std::to_string(s.head_dim));
     if (width > 0) error.help("set \"head_dim\": " + std::to_string(width));
     throw error.key("model.config").help("set \"qk_layernorm\": false");
   }

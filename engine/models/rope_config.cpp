@@ -12,7 +12,8 @@ constexpr double kMaxTheta = 1e18, kMaxFactor = 1e9, kLeast = 1e-6;
   throw Error(code, config.name() + ": " + what).key("model.config");
 }
 
-// The fields of one embedding lie in `fields`: rope_parameters, an entry of it, or the older rope_scaling.
+// The fields of one embedding lie in `fields`: rope_parameters, an entry of it, or the older
+// rope_scaling.
 struct Reader {
   const ConfigJson& config;
   const DecoderFamily& family;
@@ -26,13 +27,16 @@ struct Reader {
     if (phi3() && (type == "su" || type == "yarn")) type = "longrope";  // its older names there
     if (type == "default") return RopeType::standard;
     if (phi3() && type == "longrope") return RopeType::longrope;
-    if (phi3()) refuse(ErrorCode::bad_model_config, fields, "rope_type = \"" + type + "\"; Phi3 has default and longrope");
+    if (phi3())
+      refuse(ErrorCode::bad_model_config, fields,
+             "rope_type = \"" + type + "\"; Phi3 has default and longrope");
     if (type == "linear") return RopeType::linear;
     if (type == "dynamic") return RopeType::dynamic;
     if (type == "llama3") return RopeType::llama3;
     if (type == "yarn") return RopeType::yarn;
     refuse(ErrorCode::not_in_release, fields,
-           "rope_type = \"" + type + "\" does not run; those that run are default, linear, dynamic, llama3 and yarn");
+           "rope_type = \"" + type +
+               "\" does not run; those that run are default, linear, dynamic, llama3 and yarn");
   }
 
   int64_t turned(const ConfigJson& fields, RopeType type) const {
@@ -41,29 +45,37 @@ struct Reader {
            part = fields.number("partial_rotary_factor", 0, 1, whole);
     if (!phi3() && !phi()) {  // the default type pays no heed to it there
       if (part != 1.0 && type != RopeType::standard)
-        refuse(ErrorCode::not_in_release, config, "partial_rotary_factor below 1 does not run with the rope_type of " + fields.name());
+        refuse(ErrorCode::not_in_release, config,
+               "partial_rotary_factor below 1 does not run with the rope_type of " + fields.name());
       return head_dim;
     }
     auto dim = static_cast<int64_t>(static_cast<double>(head_dim) * part);
     if (dim < 2 || dim % 2 != 0)
       refuse(ErrorCode::bad_model_config, config,
-             "partial_rotary_factor turns " + std::to_string(dim) + " of head_dim = " + std::to_string(head_dim) +
-                 " elements, but rotary embeddings turn pairs");
+             "partial_rotary_factor turns " + std::to_string(dim) + " of head_dim = " +
+                 std::to_string(head_dim) + " elements, but rotary embeddings turn pairs");
     return dim;
   }
 
   void read_longrope(const ConfigJson& fields, RopeConfig& rope) const {
-    rope.original_positions = config.integer("original_max_position_embeddings", 2, kMaxPositions, 4096);
+    rope.original_positions =
+        config.integer("original_max_position_embeddings", 2, kMaxPositions, 4096);
     rope.short_factors = fields.numbers("short_factor", kLeast, kMaxFactor);
     rope.long_factors = fields.numbers("long_factor", kLeast, kMaxFactor);
-    for (const auto& [name, factors] : {std::pair("short_factor", &rope.short_factors), std::pair("long_factor", &rope.long_factors)})
+    for (const auto& [name, factors] : {std::pair("short_factor", &rope.short_factors),
+                                        std::pair("long_factor", &rope.long_factors)})
       if (static_cast<int64_t>(factors->size()) != rope.dim / 2)
         refuse(ErrorCode::bad_model_config, fields,
-               std::string(name) + " has " + std::to_string(factors->size()) + " numbers, where half of the " + std::to_string(rope.dim) +
+               std::string(name) + " has " + std::to_string(factors->size()) +
+                   " numbers, where half of the " + std::to_string(rope.dim) +
                    " turned elements of a head are needed");
-    double ratio = static_cast<double>(rope.max_positions) / static_cast<double>(rope.original_positions);
+    double ratio =
+        static_cast<double>(rope.max_positions) / static_cast<double>(rope.original_positions);
     rope.factor = fields.number("factor", kLeast, kMaxFactor, ratio);
-    double usual = rope.factor <= 1 ? 1 : std::sqrt(1 + std::log(rope.factor) / std::log(static_cast<double>(rope.original_positions)));
+    double usual = rope.factor <= 1
+                       ? 1
+                       : std::sqrt(1 + std::log(rope.factor) /
+                                           std::log(static_cast<double>(rope.original_positions)));
     rope.attention_factor = fields.number("attention_factor", kLeast, kMaxFactor, usual);
   }
 
@@ -72,13 +84,16 @@ struct Reader {
     return holder.integer("original_max_position_embeddings", 1, kMaxPositions, max_positions);
   }
 
-  // As transformers: what is 0 or null is as good as absent, but for `truncate`, where null means no, and which is looked for only where
-  // one embedding serves all layers.
+  // As transformers: what is 0 or null is as good as absent, but for `truncate`, where null means
+  // no, and which is looked for only where one embedding serves all layers.
   void read_yarn(const ConfigJson& fields, RopeConfig& rope) const {
-    if (rope.theta <= 1) refuse(ErrorCode::bad_model_config, fields, "rope_type = \"yarn\" needs a rope_theta above 1");
+    if (rope.theta <= 1)
+      refuse(ErrorCode::bad_model_config, fields,
+             "rope_type = \"yarn\" needs a rope_theta above 1");
     rope.original_positions = original_positions(fields);
     std::optional<double> ratio;
-    if (fields.is_null("factor")) ratio = static_cast<double>(max_positions) / static_cast<double>(rope.original_positions);
+    if (fields.is_null("factor"))
+      ratio = static_cast<double>(max_positions) / static_cast<double>(rope.original_positions);
     rope.factor = fields.number("factor", kLeast, kMaxFactor, ratio);
     auto or_else = [&](const char* field, double fallback) {
       double value = fields.number(field, 0, kMaxFactor, 0.0);
@@ -86,12 +101,16 @@ struct Reader {
     };
     rope.beta_fast = or_else("beta_fast", 32);
     rope.beta_slow = or_else("beta_slow", 1);
-    auto scale = [&](double by) { return rope.factor <= 1 ? 1 : 0.1 * by * std::log(rope.factor) + 1; };
+    auto scale = [&](double by) {
+      return rope.factor <= 1 ? 1 : 0.1 * by * std::log(rope.factor) + 1;
+    };
     double above = or_else("mscale", 0), below = or_else("mscale_all_dim", 0);
     rope.attention_factor =
-        fields.number("attention_factor", kLeast, kMaxFactor, above != 0 && below != 0 ? scale(above) / scale(below) : scale(1));
+        fields.number("attention_factor", kLeast, kMaxFactor,
+                      above != 0 && below != 0 ? scale(above) / scale(below) : scale(1));
     bool one_for_all = family.model_type != "gemma3_text";
-    rope.truncate = !one_for_all || (!fields.is_null("truncate") && fields.boolean("truncate", true));
+    rope.truncate =
+        !one_for_all || (!fields.is_null("truncate") && fields.boolean("truncate", true));
   }
 
   RopeConfig read(const ConfigJson& fields, double theta) const {
@@ -108,19 +127,21 @@ struct Reader {
     if (rope.type == RopeType::standard || rope.type == RopeType::yarn) return rope;
     rope.factor = fields.number("factor", kLeast, kMaxFactor);
     if (rope.type == RopeType::dynamic && rope.dim == 2)
-      refuse(ErrorCode::bad_model_config, config, "rope_type = \"dynamic\" needs a head_dim above 2");
+      refuse(ErrorCode::bad_model_config, config,
+             "rope_type = \"dynamic\" needs a head_dim above 2");
     if (rope.type == RopeType::llama3) {
       rope.low_frequency_factor = fields.number("low_freq_factor", kLeast, kMaxFactor);
       rope.high_frequency_factor = fields.number("high_freq_factor", kLeast, kMaxFactor);
       if (rope.high_frequency_factor <= rope.low_frequency_factor)
-        refuse(ErrorCode::bad_model_config, fields, "high_freq_factor must be greater than low_freq_factor");
+        refuse(ErrorCode::bad_model_config, fields,
+               "high_freq_factor must be greater than low_freq_factor");
       rope.original_positions = original_positions(fields);
     }
     return rope;
   }
 
-  // One set for layers of full attention, one for those with windows. The older form says both at the top of config.json, and
-  // rope_scaling is of the first alone.
+  // One set for layers of full attention, one for those with windows. The older form says both at
+  // the top of config.json, and rope_scaling is of the first alone.
   std::vector<RopeConfig> by_layer_type() const {
     const ConfigJson none = ConfigJson::parse("{}", config.name());
     ConfigJson full = none, sliding = none;
@@ -131,11 +152,14 @@ struct Reader {
       for (const char* field : {"rope_theta", "rope_type", "type", "factor"})
         if (both.has(field))
           refuse(ErrorCode::bad_model_config, both,
-                 std::string(field) + " must stand in full_attention or sliding_attention, which have an embedding each");
+                 std::string(field) +
+                     " must stand in full_attention or sliding_attention, which have an embedding "
+                     "each");
     }
     if (config.has("rope_scaling")) {
       if (config.has("rope_parameters"))
-        refuse(ErrorCode::bad_model_config, config, "rope_scaling and rope_parameters say the same thing twice");
+        refuse(ErrorCode::bad_model_config, config,
+               "rope_scaling and rope_parameters say the same thing twice");
       full = config.object("rope_scaling");
     }
     double local = config.number("rope_local_base_freq", kLeast, kMaxTheta, 1e4);
@@ -145,17 +169,22 @@ struct Reader {
 
 }  // namespace
 
-std::vector<RopeConfig> read_ropes(const ConfigJson& config, const DecoderFamily& family, int64_t max_positions) {
-  Reader reader{config, family, config.integer("max_position_embeddings", 1, kMaxPositions, max_positions)};
+std::vector<RopeConfig> read_ropes(const ConfigJson& config, const DecoderFamily& family,
+                                   int64_t max_positions) {
+  Reader reader{config, family,
+                config.integer("max_position_embeddings", 1, kMaxPositions, max_positions)};
   if (int64_t head_dim = family.sizes.head_dim; head_dim % 2 != 0)
-    refuse(ErrorCode::bad_model_config, config, "head_dim = " + std::to_string(head_dim) + " is odd, but rotary embeddings turn pairs");
+    refuse(ErrorCode::bad_model_config, config,
+           "head_dim = " + std::to_string(head_dim) + " is odd, but rotary embeddings turn pairs");
   if (family.model_type == "gemma3_text") return reader.by_layer_type();
-  double theta = config.number("rope_theta", kLeast, kMaxTheta, family.model_type == "mixtral" ? 1e6 : 1e4);
+  double theta =
+      config.number("rope_theta", kLeast, kMaxTheta, family.model_type == "mixtral" ? 1e6 : 1e4);
   const char* field = config.has("rope_scaling") ? "rope_scaling" : "rope_parameters";
   if (!config.has(field)) return {reader.read(ConfigJson::parse("{}", config.name()), theta)};
   ConfigJson fields = config.object(field);
   if (fields.has("full_attention") || fields.has("sliding_attention"))
-    refuse(ErrorCode::not_in_release, config, std::string(field) + " differs between layer types; one set for all layers runs");
+    refuse(ErrorCode::not_in_release, config,
+           std::string(field) + " differs between layer types; one set for all layers runs");
   return {reader.read(fields, theta)};
 }
 

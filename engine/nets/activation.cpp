@@ -50,13 +50,18 @@ constexpr struct {
     {"tanh", [](const Tensor& x) { return at::tanh(x); }},
 };
 
-MESHWRIGHT_VECTORISED void silu_times(const float* __restrict gate, const float* __restrict up, float* __restrict out, int64_t count) {
-  // As a factor: the compiler divides a second time where a quotient of two variables may have a constant divisor.
+MESHWRIGHT_VECTORISED void silu_times(const float* __restrict gate, const float* __restrict up,
+                                      float* __restrict out, int64_t count) {
+  // As a factor: the compiler divides a second time where a quotient of two variables may have a
+  // constant divisor.
   for (int64_t i = 0; i < count; ++i) out[i] = gate[i] * (1 / (1 + exponential(-gate[i]))) * up[i];
 }
 
-MESHWRIGHT_VECTORISED void silu_times_backward(const float* __restrict gate, const float* __restrict up, const float* __restrict grad,
-                                               float* __restrict to_gate, float* __restrict to_up, int64_t count) {
+MESHWRIGHT_VECTORISED void silu_times_backward(const float* __restrict gate,
+                                               const float* __restrict up,
+                                               const float* __restrict grad,
+                                               float* __restrict to_gate, float* __restrict to_up,
+                                               int64_t count) {
   for (int64_t i = 0; i < count; ++i) {
     float g = gate[i], s = 1 / (1 + exponential(-g));
     to_gate[i] = grad[i] * up[i] * s * (1 + g * (1 - s));
@@ -66,19 +71,23 @@ MESHWRIGHT_VECTORISED void silu_times_backward(const float* __restrict gate, con
 
 // silu(gate) * up in one pass each way, and no saved product. float32 on the CPU.
 struct FusedSiluTimes : torch::autograd::Function<FusedSiluTimes> {
-  static Tensor forward(AutogradContext* context, const Tensor& given_gate, const Tensor& given_up) {
+  static Tensor forward(AutogradContext* context, const Tensor& given_gate,
+                        const Tensor& given_up) {
     Tensor gate = given_gate.contiguous(), up = given_up.contiguous(), out = at::empty_like(gate);
     const float *g = gate.const_data_ptr<float>(), *u = up.const_data_ptr<float>();
     float* o = out.mutable_data_ptr<float>();
-    at::parallel_for(0, gate.numel(), kGrain,
-                     [&](int64_t begin, int64_t end) { silu_times(g + begin, u + begin, o + begin, end - begin); });
+    at::parallel_for(0, gate.numel(), kGrain, [&](int64_t begin, int64_t end) {
+      silu_times(g + begin, u + begin, o + begin, end - begin);
+    });
     context->save_for_backward({gate, up});
     return out;
   }
   static variable_list backward(AutogradContext* context, variable_list grads) {
     variable_list saved = context->get_saved_variables();
-    Tensor grad = grads[0].contiguous(), to_gate = at::empty_like(saved[0]), to_up = at::empty_like(saved[1]);
-    const float *g = saved[0].const_data_ptr<float>(), *u = saved[1].const_data_ptr<float>(), *d = grad.const_data_ptr<float>();
+    Tensor grad = grads[0].contiguous(), to_gate = at::empty_like(saved[0]),
+           to_up = at::empty_like(saved[1]);
+    const float *g = saved[0].const_data_ptr<float>(), *u = saved[1].const_data_ptr<float>(),
+                *d = grad.const_data_ptr<float>();
     float *dg = to_gate.mutable_data_ptr<float>(), *du = to_up.mutable_data_ptr<float>();
     at::parallel_for(0, grad.numel(), kGrain, [&](int64_t begin, int64_t end) {
       silu_times_backward(g + begin, u + begin, d + begin, dg + begin, du + begin, end - begin);
@@ -91,7 +100,8 @@ struct FusedSiluTimes : torch::autograd::Function<FusedSiluTimes> {
 }  // namespace
 
 Activation find_activation(std::string_view name) {
-  auto found = std::find_if(std::begin(kActivations), std::end(kActivations), [&](const auto& a) { return name == a.name; });
+  auto found = std::find_if(std::begin(kActivations), std::end(kActivations),
+                            [&](const auto& a) { return name == a.name; });
   return found == std::end(kActivations) ? nullptr : found->function;
 }
 
@@ -100,7 +110,8 @@ GatedActivationImpl::GatedActivationImpl(std::string_view name)
 
 Tensor GatedActivationImpl::forward(const Tensor& gate, const Tensor& up) {
   auto plain = [](const Tensor& t) { return t.is_cpu() && t.scalar_type() == at::kFloat; };
-  if (silu_ && plain(gate) && plain(up) && gate.sizes() == up.sizes()) return FusedSiluTimes::apply(gate, up);
+  if (silu_ && plain(gate) && plain(up) && gate.sizes() == up.sizes())
+    return FusedSiluTimes::apply(gate, up);
   return activation_(gate) * up;
 }
 

@@ -1,4 +1,5 @@
-// The gated activation of a decoder's MLP, act(gate) * up, under the names of transformers' hidden_act.
+// The gated activation of a decoder's MLP, act(gate) * up, under the names of transformers'
+// hidden_act.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,7 +12,8 @@ namespace meshwright::nets {
 
 using Activation = at::Tensor (*)(const at::Tensor&);
 
-Activation find_activation(std::string_view name);  // nullptr when not known; those of models::known_activations() are
+Activation find_activation(
+    std::string_view name);  // nullptr when not known; those of models::known_activations() are
 
 class GatedActivationImpl : public torch::nn::Module {
  public:

@@ -25,9 +25,11 @@ struct AttentionSizes {
 bool attention_kernel_available(int64_t head_dim);
 
 // log_sum: [group, length], the logarithm of each row's sum of exponentials.
-void attention_forward(const AttentionSizes& sizes, HeadView query, HeadView key, HeadView value, MutableHeadView out, float* log_sum);
+void attention_forward(const AttentionSizes& sizes, HeadView query, HeadView key, HeadView value,
+                       MutableHeadView out, float* log_sum);
 // Writes all of to_query, to_key and to_value.
-void attention_backward(const AttentionSizes& sizes, HeadView query, HeadView key, HeadView value, HeadView out, const float* log_sum,
-                        HeadView grad, MutableHeadView to_query, MutableHeadView to_key, MutableHeadView to_value);
+void attention_backward(const AttentionSizes& sizes, HeadView query, HeadView key, HeadView value,
+                        HeadView out, const float* log_sum, HeadView grad, MutableHeadView to_query,
+                        MutableHeadView to_key, MutableHeadView to_value);
 
 }  // namespace meshwright::nets

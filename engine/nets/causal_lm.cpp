@@ -39,31 +39,38 @@ CausalLMImpl::CausalLMImpl(NetConfig config, ModelOutline outline, const at::Ten
     (head.get()->*RegisteredParameters::member)["weight"] = head->weight;
     parts_->lm_head = register_module("lm_head", head);
   } else {
-    parts_->lm_head = register_module("lm_head", make_linear(s.hidden, s.vocab, head_bias, options));
+    parts_->lm_head =
+        register_module("lm_head", make_linear(s.hidden, s.vocab, head_bias, options));
   }
   if (parts_->config.moe.balance_coefficient <= 0) return;
-  parts_->balance = std::make_shared<LoadBalance>(parts_->config.moe.balance_coefficient, LoadBalance::Form::whole_model);
-  for (auto& [name, block] : find_moe_blocks(*parts_->model)) block->gate()->load_balance = parts_->balance;
+  parts_->balance = std::make_shared<LoadBalance>(parts_->config.moe.balance_coefficient,
+                                                  LoadBalance::Form::whole_model);
+  for (auto& [name, block] : find_moe_blocks(*parts_->model))
+    block->gate()->load_balance = parts_->balance;
 }
 
 CausalLMImpl::~CausalLMImpl() = default;
 
 at::Tensor CausalLMImpl::forward(const at::Tensor& ids) {
   if (parts_->balance) parts_->balance->begin_pass();
-  at::Tensor logits = parts_->lm_head(parts_->phi.is_empty() ? parts_->model(ids) : parts_->phi(ids));
+  at::Tensor logits =
+      parts_->lm_head(parts_->phi.is_empty() ? parts_->model(ids) : parts_->phi(ids));
   double cap = parts_->config.logit_softcap;
   return cap > 0 ? (logits / cap).tanh() * cap : logits;
 }
 
 int64_t CausalLMImpl::max_positions() const { return parts_->config.ropes[0].max_positions; }
 InitialValues CausalLMImpl::initial_values() const {
-  return {parts_->config.initializer_range, parts_->config.padding_row, parts_->config.norms_plus_one};
+  return {parts_->config.initializer_range, parts_->config.padding_row,
+          parts_->config.norms_plus_one};
 }
 
-CausalLM build_model(const std::filesystem::path& config_or_folder, DType storage, at::Device device) {
+CausalLM build_model(const std::filesystem::path& config_or_folder, DType storage,
+                     at::Device device) {
   models::ConfigJson config = models::load_config(config_or_folder);
   NetConfig net = models::read_net_config(config);
-  return CausalLM(std::move(net), models::make_outline(config, storage), at::TensorOptions().dtype(scalar_type(storage)).device(device));
+  return CausalLM(std::move(net), models::make_outline(config, storage),
+                  at::TensorOptions().dtype(scalar_type(storage)).device(device));
 }
 
 }  // namespace meshwright::nets

@@ -1,12 +1,14 @@
-// Runnable decoder models: Llama, Mistral, Mixtral, Qwen2, Qwen3, Qwen3-MoE, Gemma 3 (text), Phi and Phi3 with Hugging Face's names and
-// transformers' mathematics.
+// Runnable decoder models: Llama, Mistral, Mixtral, Qwen2, Qwen3, Qwen3-MoE, Gemma 3 (text), Phi
+// and Phi3 with Hugging Face's names and transformers' mathematics.
 //
-//   nets::CausalLM model = nets::build_model("folder", DType::float32, at::kMeta);   // names and shapes, no memory
-//   at::Tensor logits = model(ids);                                                   // [batch, length] int64 -> [batch, length, vocab]
+//   nets::CausalLM model = nets::build_model("folder", DType::float32, at::kMeta);   // names and
+//   shapes, no memory at::Tensor logits = model(ids); // [batch, length] int64 -> [batch, length,
+//   vocab]
 //
-// Every module has hooks (HookHost::of), the root included. named_parameters() has the outline's names in its order; with tied
-// embeddings the one Parameter stands under model.embed_tokens.weight and, once more, under lm_head.weight. Rows of fused weights lie in
-// memory as ParameterOutline::fused says. Not thread-safe.
+// Every module has hooks (HookHost::of), the root included. named_parameters() has the outline's
+// names in its order; with tied embeddings the one Parameter stands under model.embed_tokens.weight
+// and, once more, under lm_head.weight. Rows of fused weights lie in memory as
+// ParameterOutline::fused says. Not thread-safe.
 #pragma once
 
 #include <filesystem>
@@ -34,7 +36,8 @@ class CausalLMImpl : public torch::nn::Module {
  public:
   CausalLMImpl(models::NetConfig config, ModelOutline outline, const at::TensorOptions& options);
   ~CausalLMImpl() override;
-  // Token ids [batch, length] int64 to logits [batch, length, vocab] in the dtype of the parameters.
+  // Token ids [batch, length] int64 to logits [batch, length, vocab] in the dtype of the
+  // parameters.
   at::Tensor forward(const at::Tensor& ids);
 
   const ModelOutline& outline() const { return outline_; }
@@ -48,9 +51,11 @@ class CausalLMImpl : public torch::nn::Module {
 };
 MESHWRIGHT_MODULE(CausalLM);
 
-// Builds the model of a config.json, or of a folder with one. Parameters hold no values yet: fill them with initialize() or from a
-// folder's weights. On the meta device they take no memory. Throws Error(file_unreadable | bad_model_config | unknown_architecture), and
-// Error(not_in_release) for what can be planned but not run.
-CausalLM build_model(const std::filesystem::path& config_or_folder, DType storage, at::Device device);
+// Builds the model of a config.json, or of a folder with one. Parameters hold no values yet: fill
+// them with initialize() or from a folder's weights. On the meta device they take no memory. Throws
+// Error(file_unreadable | bad_model_config | unknown_architecture), and Error(not_in_release) for
+// what can be planned but not run.
+CausalLM build_model(const std::filesystem::path& config_or_folder, DType storage,
+                     at::Device device);
 
 }  // namespace meshwright::nets

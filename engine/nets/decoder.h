@@ -17,10 +17,12 @@ namespace meshwright::nets {
 
 using models::NetConfig;
 
-// torch::nn::Embedding whose rows are multiplied by a number in the dtype of the weight, as Gemma's are.
+// torch::nn::Embedding whose rows are multiplied by a number in the dtype of the weight, as Gemma's
+// are.
 class ScaledEmbeddingImpl : public torch::nn::EmbeddingImpl {
  public:
-  ScaledEmbeddingImpl(const torch::nn::EmbeddingOptions& options, double scale) : EmbeddingImpl(options), scale_(scale) {}
+  ScaledEmbeddingImpl(const torch::nn::EmbeddingOptions& options, double scale)
+      : EmbeddingImpl(options), scale_(scale) {}
   at::Tensor forward(const at::Tensor& ids);
 
  private:
@@ -30,7 +32,8 @@ MESHWRIGHT_MODULE(ScaledEmbedding);
 
 class AttentionImpl : public torch::nn::Module {
  public:
-  AttentionImpl(const NetConfig& config, int64_t window, std::shared_ptr<WindowMasks> masks, const at::TensorOptions& options);
+  AttentionImpl(const NetConfig& config, int64_t window, std::shared_ptr<WindowMasks> masks,
+                const at::TensorOptions& options);
   // x: [batch, length, hidden]
   at::Tensor forward(const at::Tensor& x, const RotaryTable& rotary);
 
@@ -41,7 +44,7 @@ class AttentionImpl : public torch::nn::Module {
   Heads project(const at::Tensor& x);
 
   Linear q_proj_{nullptr}, k_proj_{nullptr}, v_proj_{nullptr}, o_proj_{nullptr};
-  Linear qkv_proj_{nullptr};                               // in place of the first three; its rows are those of models::qkv_rows
+  Linear qkv_proj_{nullptr};  // in place of the first three; its rows are those of models::qkv_rows
   RMSNorm q_norm_{nullptr}, k_norm_{nullptr};              // empty without q and k norms
   LayerNorm q_layernorm_{nullptr}, k_layernorm_{nullptr};  // Phi's
   int64_t head_dim_, group_, window_;                      // group: query heads of a key-value head
@@ -57,13 +60,15 @@ class MlpImpl : public torch::nn::Module {
 
  private:
   Linear gate_proj_{nullptr}, up_proj_{nullptr}, down_proj_{nullptr};
-  Linear gate_up_proj_{nullptr};  // in place of the first two; its rows are those of models::gate_up_rows
-  int64_t group_rows_ = 0;        // of each of its parts
+  Linear gate_up_proj_{
+      nullptr};             // in place of the first two; its rows are those of models::gate_up_rows
+  int64_t group_rows_ = 0;  // of each of its parts
   GatedActivation act_fn_{nullptr};
 };
 MESHWRIGHT_MODULE(Mlp);
 
-// The dropouts of Phi and Phi3 stand among its modules; they have no effect, for a model that asks for one is refused.
+// The dropouts of Phi and Phi3 stand among its modules; they have no effect, for a model that asks
+// for one is refused.
 class NoDropoutImpl : public torch::nn::Module {
  public:
   at::Tensor forward(const at::Tensor& x) { return x; }
@@ -73,8 +78,8 @@ MESHWRIGHT_MODULE(NoDropout);
 class DecoderLayerImpl : public torch::nn::Module {
  public:
   // sparse: with a block of experts in place of the MLP.
-  DecoderLayerImpl(const NetConfig& config, int64_t window, bool sparse, std::shared_ptr<WindowMasks> masks,
-                   const at::TensorOptions& options);
+  DecoderLayerImpl(const NetConfig& config, int64_t window, bool sparse,
+                   std::shared_ptr<WindowMasks> masks, const at::TensorOptions& options);
   at::Tensor forward(const at::Tensor& x, const RotaryTable& rotary);
 
  private:
@@ -83,7 +88,8 @@ class DecoderLayerImpl : public torch::nn::Module {
   Mlp mlp_{nullptr};
   Moe moe_{nullptr};  // one of the two, under the name mlp
   RMSNorm input_layernorm_{nullptr}, post_attention_layernorm_{nullptr};
-  RMSNorm pre_feedforward_layernorm_{nullptr}, post_feedforward_layernorm_{nullptr};  // empty but where there are four norms
+  RMSNorm pre_feedforward_layernorm_{nullptr},
+      post_feedforward_layernorm_{nullptr};  // empty but where there are four norms
 };
 MESHWRIGHT_MODULE(DecoderLayer);
 

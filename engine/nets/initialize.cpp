@@ -43,27 +43,34 @@ inline float twice_negative_log(float x) {
   return -2 * (f + low + 0.693359375F * exponent);
 }
 
-// cos and sin of 2 pi x for x in [0, 1), a multiple of 2^-24: the quarter and the rest of it are exact.
+// cos and sin of 2 pi x for x in [0, 1), a multiple of 2^-24: the quarter and the rest of it are
+// exact.
 inline Turn turn(float x) {
   int32_t quarter = static_cast<int32_t>(4 * x + 0.5F), q = quarter & 3;
   float a = (x - 0.25F * static_cast<float>(quarter)) * 6.283185307179586F, s = a * a;
   float sin = a + a * s * (-1.6666654611e-1F + s * (8.3321608736e-3F - s * 1.9515295891e-4F));
-  float cos = 1 - 0.5F * s + s * s * (4.166664568298827e-2F + s * (-1.388731625493765e-3F + s * 2.443315711809948e-5F));
+  float cos =
+      1 - 0.5F * s +
+      s * s * (4.166664568298827e-2F + s * (-1.388731625493765e-3F + s * 2.443315711809948e-5F));
   float c = (q & 1) != 0 ? sin : cos, d = (q & 1) != 0 ? cos : sin;
   return {q == 1 || q == 2 ? -c : c, q >= 2 ? -d : d};
 }
 
-inline float unit(uint32_t bits) { return static_cast<float>(static_cast<int32_t>(bits >> 8)) * 0x1p-24F; }  // [0, 1)
+inline float unit(uint32_t bits) {
+  return static_cast<float>(static_cast<int32_t>(bits >> 8)) * 0x1p-24F;
+}  // [0, 1)
 
 // Normals 4 first .. 4 (first + kBlocks) of the stream: two Box-Muller pairs a block.
-MESHWRIGHT_VECTORISED void normals(uint64_t first, uint64_t seed, uint64_t stream, float* __restrict out) {
+MESHWRIGHT_VECTORISED void normals(uint64_t first, uint64_t seed, uint64_t stream,
+                                   float* __restrict out) {
   float drawn[4][kBlocks];
   for (int64_t i = 0; i < kBlocks; ++i) {
     uint64_t at = first + static_cast<uint64_t>(i);
-    PhiloxBits bits = philox(
-        {static_cast<uint32_t>(at), static_cast<uint32_t>(at >> 32), static_cast<uint32_t>(stream), static_cast<uint32_t>(stream >> 32)},
-        static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32));
-    float r0 = __builtin_sqrtf(twice_negative_log(1 - unit(bits[0]))), r1 = __builtin_sqrtf(twice_negative_log(1 - unit(bits[2])));
+    PhiloxBits bits = philox({static_cast<uint32_t>(at), static_cast<uint32_t>(at >> 32),
+                              static_cast<uint32_t>(stream), static_cast<uint32_t>(stream >> 32)},
+                             static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32));
+    float r0 = __builtin_sqrtf(twice_negative_log(1 - unit(bits[0]))),
+          r1 = __builtin_sqrtf(twice_negative_log(1 - unit(bits[2])));
     Turn t0 = turn(unit(bits[1])), t1 = turn(unit(bits[3]));
     drawn[0][i] = r0 * t0.cos;
     drawn[1][i] = r0 * t0.sin;
@@ -90,19 +97,23 @@ void fill(const Values& v, int64_t begin, int64_t count, float* out) {
   constexpr int64_t kAtOnce = 4 * kBlocks;
   float drawn[kAtOnce], range = static_cast<float>(v.range);
   for (int64_t done = 0; done < count;) {
-    int64_t at = begin + done, chunk = at / kAtOnce, skip = at % kAtOnce, n = std::min(kAtOnce - skip, count - done);
+    int64_t at = begin + done, chunk = at / kAtOnce, skip = at % kAtOnce,
+            n = std::min(kAtOnce - skip, count - done);
     normals(static_cast<uint64_t>(chunk * kBlocks), v.seed, v.stream, drawn);
     for (int64_t i = 0; i < n; ++i) out[done + i] = drawn[skip + i] * range;
     done += n;
   }
-  int64_t zero_begin = std::clamp(v.zero_begin - begin, int64_t{0}, count), zero_end = std::clamp(v.zero_end - begin, int64_t{0}, count);
+  int64_t zero_begin = std::clamp(v.zero_begin - begin, int64_t{0}, count),
+          zero_end = std::clamp(v.zero_end - begin, int64_t{0}, count);
   std::fill(out + zero_begin, out + zero_end, 0.0F);
 }
 
-Values values_of(std::string_view parameter, const std::vector<int64_t>& shape, const InitialValues& initial, uint64_t seed) {
+Values values_of(std::string_view parameter, const std::vector<int64_t>& shape,
+                 const InitialValues& initial, uint64_t seed) {
   std::string_view module = module_of(parameter), last = module.substr(module.rfind('.') + 1);
   Values v{Values::Kind::normal, initial.range, seed, 0xCBF29CE484222325U, 0, 0};
-  for (char c : parameter) v.stream = (v.stream ^ static_cast<uint8_t>(c)) * 0x100000001B3U;  // FNV-1a
+  for (char c : parameter)
+    v.stream = (v.stream ^ static_cast<uint8_t>(c)) * 0x100000001B3U;  // FNV-1a
   if (parameter.ends_with(".bias"))
     v.kind = Values::Kind::zeros;
   else if (last.ends_with("norm"))
@@ -115,7 +126,8 @@ Values values_of(std::string_view parameter, const std::vector<int64_t>& shape, 
   return v;
 }
 
-// Runs write(float* memory) on memory of out's elements in order, and converts them where out is not float32 on the CPU.
+// Runs write(float* memory) on memory of out's elements in order, and converts them where out is
+// not float32 on the CPU.
 template <class F>
 void write_to(Tensor& out, F write) {
   c10::NoGradGuard no_grad;
@@ -129,14 +141,17 @@ constexpr int64_t kGrain = 16384;
 
 void fill_flat(const Values& v, int64_t begin, Tensor& out) {
   write_to(out, [&](float* memory) {
-    at::parallel_for(0, out.numel(), kGrain, [&](int64_t from, int64_t to) { fill(v, begin + from, to - from, memory + from); });
+    at::parallel_for(0, out.numel(), kGrain, [&](int64_t from, int64_t to) {
+      fill(v, begin + from, to - from, memory + from);
+    });
   });
 }
 
 }  // namespace
 
-void initialize(std::string_view parameter, const std::vector<int64_t>& global_shape, std::span<const int64_t> offsets,
-                std::span<const int64_t> sizes, const InitialValues& values, uint64_t seed, Tensor out, int64_t begin) {
+void initialize(std::string_view parameter, const std::vector<int64_t>& global_shape,
+                std::span<const int64_t> offsets, std::span<const int64_t> sizes,
+                const InitialValues& values, uint64_t seed, Tensor out, int64_t begin) {
   size_t dims = global_shape.size();
   int64_t count = 1;
   bool inside = offsets.size() == dims && sizes.size() == dims;
@@ -145,7 +160,8 @@ void initialize(std::string_view parameter, const std::vector<int64_t>& global_s
     count *= sizes[d];
   }
   if (!inside || (begin < 0 ? out.numel() != count : out.numel() > count - begin))
-    throw Error(ErrorCode::internal, "initialize: " + std::string(parameter) + " has no such slice, or its tensor has another size");
+    throw Error(ErrorCode::internal, "initialize: " + std::string(parameter) +
+                                         " has no such slice, or its tensor has another size");
   if (out.numel() == 0) return;
   begin = std::max<int64_t>(begin, 0);
   Values v = values_of(parameter, global_shape, values, seed);
@@ -163,14 +179,17 @@ void initialize(std::string_view parameter, const std::vector<int64_t>& global_s
   }
   int64_t end = begin + out.numel();
   write_to(out, [&](float* memory) {
-    at::parallel_for(begin / run, (end + run - 1) / run, std::max<int64_t>(1, kGrain / run), [&](int64_t from, int64_t to) {
-      for (int64_t r = from; r < to; ++r) {
-        int64_t place = offsets[cut - 1] * strides[cut - 1], rest = r;
-        for (size_t d = cut - 1; d-- > 0; rest /= sizes[d]) place += (offsets[d] + rest % sizes[d]) * strides[d];
-        int64_t first = std::max(begin, r * run), last = std::min(end, (r + 1) * run);
-        fill(v, place + first - r * run, last - first, memory + first - begin);
-      }
-    });
+    at::parallel_for(begin / run, (end + run - 1) / run, std::max<int64_t>(1, kGrain / run),
+                     [&](int64_t from, int64_t to) {
+                       for (int64_t r = from; r < to; ++r) {
+                         int64_t place = offsets[cut - 1] * strides[cut - 1], rest = r;
+                         for (size_t d = cut - 1; d-- > 0; rest /= sizes[d])
+                           place += (offsets[d] + rest % sizes[d]) * strides[d];
+                         int64_t first = std::max(begin, r * run),
+                                 last = std::min(end, (r + 1) * run);
+                         fill(v, place + first - r * run, last - first, memory + first - begin);
+                       }
+                     });
   });
 }
 
@@ -179,16 +198,18 @@ void initialize(const CausalLMImpl& model, const ParallelParameter& parameter, u
   if (out.numel() == 0) return;
   const Region& region = parameter.region;
   if (region.flat())
-    fill_flat(values_of(parameter.name, parameter.global_shape, model.initial_values(), seed), region.begin, out);
+    fill_flat(values_of(parameter.name, parameter.global_shape, model.initial_values(), seed),
+              region.begin, out);
   else
-    initialize(parameter.name, parameter.global_shape, region.offsets, region.sizes, model.initial_values(), seed, out,
-               region.within_box() ? region.begin : 0);
+    initialize(parameter.name, parameter.global_shape, region.offsets, region.sizes,
+               model.initial_values(), seed, out, region.within_box() ? region.begin : 0);
 }
 
 void initialize(CausalLMImpl& model, uint64_t seed) {
   auto parameters = model.named_parameters();
   for (const ParameterOutline& p : model.outline().parameters)
-    initialize(p.name, p.shape, std::vector<int64_t>(p.shape.size(), 0), p.shape, model.initial_values(), seed, parameters[p.name]);
+    initialize(p.name, p.shape, std::vector<int64_t>(p.shape.size(), 0), p.shape,
+               model.initial_values(), seed, parameters[p.name]);
 }
 
 }  // namespace meshwright::nets

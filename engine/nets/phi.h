@@ -1,4 +1,5 @@
-// Phi 1, 1.5 and 2: attention and MLP stand beside each other behind one LayerNorm, and everything has a bias.
+// Phi 1, 1.5 and 2: attention and MLP stand beside each other behind one LayerNorm, and everything
+// has a bias.
 #pragma once
 
 #include <torch/nn/modules/container/modulelist.h>
@@ -22,7 +23,8 @@ MESHWRIGHT_MODULE(PhiMlp);
 
 class PhiDecoderLayerImpl : public torch::nn::Module {
  public:
-  PhiDecoderLayerImpl(const NetConfig& config, std::shared_ptr<WindowMasks> masks, const at::TensorOptions& options);
+  PhiDecoderLayerImpl(const NetConfig& config, std::shared_ptr<WindowMasks> masks,
+                      const at::TensorOptions& options);
   at::Tensor forward(const at::Tensor& x, const RotaryTable& rotary);
 
  private:

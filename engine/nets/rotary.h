@@ -1,4 +1,5 @@
-// Rotary position embeddings (Su et al. 2021) in transformers' layout: the two halves of a head are the two parts of each pair.
+// Rotary position embeddings (Su et al. 2021) in transformers' layout: the two halves of a head are
+// the two parts of each pair.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,7 +15,8 @@ namespace meshwright::nets {
 using models::RopeConfig;
 using models::RopeType;
 
-// cos and sin of every position's angles: [length, dim] each, in the dtype and on the device of the activations.
+// cos and sin of every position's angles: [length, dim] each, in the dtype and on the device of the
+// activations.
 struct RotaryTable {
   at::Tensor cos, sin;
 };
@@ -23,10 +25,12 @@ void visit_tensors(RotaryTable& table, F&& f) {
   f(table.cos), f(table.sin);
 }
 
-// Inverse frequencies [dim / 2] in float32. `length` matters for RopeType::dynamic and longrope only.
+// Inverse frequencies [dim / 2] in float32. `length` matters for RopeType::dynamic and longrope
+// only.
 at::Tensor inverse_frequencies(const RopeConfig& config, int64_t length);
 
-// Holds no parameters and no buffers: tables are computed in float32 on first use and kept for later steps.
+// Holds no parameters and no buffers: tables are computed in float32 on first use and kept for
+// later steps.
 class RotaryEmbeddingImpl : public torch::nn::Module {
  public:
   explicit RotaryEmbeddingImpl(std::vector<RopeConfig> configs);
@@ -42,12 +46,15 @@ class RotaryEmbeddingImpl : public torch::nn::Module {
     RotaryTable table;
   };
   std::vector<RopeConfig> configs_;
-  std::vector<int64_t> stretched_;  // the sequence length that the frequencies were made for, where it matters
+  std::vector<int64_t>
+      stretched_;  // the sequence length that the frequencies were made for, where it matters
   std::vector<Entry> entries_;
 };
 MESHWRIGHT_MODULE(RotaryEmbedding);
 
-// Turns the leading `dim` elements of queries' and keys' heads, [batch, length, heads, head_dim] each; the numbers of heads may differ.
-std::pair<at::Tensor, at::Tensor> rotate(const at::Tensor& query, const at::Tensor& key, const RotaryTable& table);
+// Turns the leading `dim` elements of queries' and keys' heads, [batch, length, heads, head_dim]
+// each; the numbers of heads may differ.
+std::pair<at::Tensor, at::Tensor> rotate(const at::Tensor& query, const at::Tensor& key,
+                                         const RotaryTable& table);
 
 }  // namespace meshwright::nets

@@ -37,8 +37,10 @@ Lines frame(const Style& style, Tone tone, const std::string& title, const Lines
   Glyphs g = glyphs(style);
   size_t width = std::max(width_of(inside), report::display_width(title) + 2);
   auto tinted = [&](const std::string& text) { return report::paint(style, tone, text); };
-  Lines out = {tinted(std::string(g.tl) + g.h + " " + title + " " + repeat(g.h, width - report::display_width(title) - 1) + g.tr)};
-  for (const std::string& line : inside) out.push_back(tinted(g.v) + " " + report::pad(line, width) + " " + tinted(g.v));
+  Lines out = {tinted(std::string(g.tl) + g.h + " " + title + " " +
+                      repeat(g.h, width - report::display_width(title) - 1) + g.tr)};
+  for (const std::string& line : inside)
+    out.push_back(tinted(g.v) + " " + report::pad(line, width) + " " + tinted(g.v));
   out.push_back(tinted(std::string(g.bl) + repeat(g.h, width + 2) + g.br));
   return out;
 }

@@ -16,11 +16,12 @@ const char* dots(const report::Style& style);
 // Columns of the widest line.
 size_t width_of(const Lines& lines);
 // A frame with a title around some lines; 4 columns wider than they are.
-Lines frame(const report::Style& style, report::Tone tone, const std::string& title, const Lines& inside);
+Lines frame(const report::Style& style, report::Tone tone, const std::string& title,
+            const Lines& inside);
 // Blocks side by side as far as the width allows, then below.
 Lines flow(const std::vector<Lines>& blocks, size_t width);
-// Which indices of an axis are drawn, at most `most` (3 or more): all of a short one; of a long one the first, the last and `mine`,
-// with -1 for a gap.
+// Which indices of an axis are drawn, at most `most` (3 or more): all of a short one; of a long one
+// the first, the last and `mine`, with -1 for a gap.
 std::vector<int64_t> shown(int64_t size, int64_t most, int64_t mine);
 
 }  // namespace meshwright::plan

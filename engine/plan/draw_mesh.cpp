@@ -24,25 +24,37 @@ struct Painter {
   }
   std::string cell() const {
     int64_t r = rank();
-    if (r == plan.rank) return report::paint(style, Tone::bold, report::pad_left("[" + std::to_string(r) + "]", digits + 2));
+    if (r == plan.rank)
+      return report::paint(style, Tone::bold,
+                           report::pad_left("[" + std::to_string(r) + "]", digits + 2));
     return report::pad_left(std::to_string(r), digits + 1) + " ";
   }
 
-  // Ranks of the two innermost axes of size > 1 as a grid: rows share a shard, columns are the innermost axis.
+  // Ranks of the two innermost axes of size > 1 as a grid: rows share a shard, columns are the
+  // innermost axis.
   Lines grid(size_t outer, size_t inner, size_t width) {
     const std::string gap = std::string("  ") + dots(style) + " ";
     const MeshAxis* row_axis = outer < mesh.axes().size() ? &mesh.axes()[outer] : nullptr;
     const MeshAxis* column_axis = inner < mesh.axes().size() ? &mesh.axes()[inner] : nullptr;
-    std::vector<int64_t> rows = row_axis != nullptr ? shown(row_axis->size, 8, mine[outer]) : std::vector<int64_t>{0};
-    size_t label = row_axis != nullptr ? row_axis->name.size() + 1 + std::to_string(row_axis->size - 1).size() : 0;
+    std::vector<int64_t> rows =
+        row_axis != nullptr ? shown(row_axis->size, 8, mine[outer]) : std::vector<int64_t>{0};
+    size_t label = row_axis != nullptr
+                       ? row_axis->name.size() + 1 + std::to_string(row_axis->size - 1).size()
+                       : 0;
     size_t taken = label + 2 + (column_axis != nullptr ? column_axis->name.size() : 0);
-    auto most = std::clamp<int64_t>((static_cast<int64_t>(width) - static_cast<int64_t>(taken)) / static_cast<int64_t>(digits + 2), 3, 8);
-    std::vector<int64_t> columns = column_axis != nullptr ? shown(column_axis->size, most, mine[inner]) : std::vector<int64_t>{0};
+    auto most = std::clamp<int64_t>((static_cast<int64_t>(width) - static_cast<int64_t>(taken)) /
+                                        static_cast<int64_t>(digits + 2),
+                                    3, 8);
+    std::vector<int64_t> columns = column_axis != nullptr
+                                       ? shown(column_axis->size, most, mine[inner])
+                                       : std::vector<int64_t>{0};
     Lines out;
     if (column_axis != nullptr) {
       std::string head(label + (label > 0 ? 1 : 0), ' ');
-      for (int64_t c : columns) head += c < 0 ? gap : report::pad_left(std::to_string(c), digits + 1) + " ";
-      out.push_back(report::paint(style, Tone::cyan, report::pad(head, 0) + " " + column_axis->name));
+      for (int64_t c : columns)
+        head += c < 0 ? gap : report::pad_left(std::to_string(c), digits + 1) + " ";
+      out.push_back(
+          report::paint(style, Tone::cyan, report::pad(head, 0) + " " + column_axis->name));
     }
     for (int64_t r : rows) {
       if (r < 0) {
@@ -51,7 +63,11 @@ struct Painter {
       }
       if (row_axis != nullptr) at[outer] = r;
       std::string line =
-          row_axis != nullptr ? report::paint(style, Tone::green, report::pad(row_axis->name + " " + std::to_string(r), label)) + " " : "";
+          row_axis != nullptr
+              ? report::paint(style, Tone::green,
+                              report::pad(row_axis->name + " " + std::to_string(r), label)) +
+                    " "
+              : "";
       for (int64_t c : columns) {
         if (column_axis != nullptr && c >= 0) at[inner] = c;
         line += c < 0 ? gap : cell();
@@ -68,13 +84,16 @@ struct Painter {
       size_t none = mesh.axes().size();
       if (left == 0) return grid(none, none, width);
       if (left == 1)
-        return axes.size() == 1 && mesh.axes()[axes[level]].size <= 9 ? grid(axes[level], none, width) : single(axes[level], width);
+        return axes.size() == 1 && mesh.axes()[axes[level]].size <= 9
+                   ? grid(axes[level], none, width)
+                   : single(axes[level], width);
       return grid(axes[level], axes[level + 1], width);
     }
     const MeshAxis& axis = mesh.axes()[axes[level]];
     // In a large world only the chosen rank's block is opened up; the others look alike.
     bool large = mesh.size() > 128;
-    std::vector<int64_t> indices = large ? std::vector<int64_t>{mine[axes[level]]} : shown(axis.size, 5, mine[axes[level]]);
+    std::vector<int64_t> indices =
+        large ? std::vector<int64_t>{mine[axes[level]]} : shown(axis.size, 5, mine[axes[level]]);
     std::vector<Lines> parts;
     for (int64_t index : indices) {
       if (index < 0) {
@@ -82,12 +101,16 @@ struct Painter {
         continue;
       }
       at[axes[level]] = index;
-      Tone tone = axis.name == "pp" ? Tone::magenta : axis.name == "dp_replicate" ? Tone::yellow : Tone::blue;
-      parts.push_back(frame(style, tone, axis.name + " " + std::to_string(index), block(axes, level + 1, width - 4)));
+      Tone tone = axis.name == "pp"             ? Tone::magenta
+                  : axis.name == "dp_replicate" ? Tone::yellow
+                                                : Tone::blue;
+      parts.push_back(frame(style, tone, axis.name + " " + std::to_string(index),
+                            block(axes, level + 1, width - 4)));
     }
     if (large) {
-      parts.front().push_back(
-          report::paint(style, Tone::dim, std::string(dots(style)) + " and " + std::to_string(axis.size - 1) + " more alike"));
+      parts.front().push_back(report::paint(
+          style, Tone::dim,
+          std::string(dots(style)) + " and " + std::to_string(axis.size - 1) + " more alike"));
       return parts.front();
     }
     return flow(parts, width);
@@ -110,7 +133,8 @@ struct Painter {
       line += text;
     }
     out.push_back(line);
-    out.insert(out.begin(), report::paint(style, Tone::green, mesh.axes()[axis].name + ": one rank after the other"));
+    out.insert(out.begin(), report::paint(style, Tone::green,
+                                          mesh.axes()[axis].name + ": one rank after the other"));
     return out;
   }
 };
@@ -128,8 +152,10 @@ Lines paint_mesh(const Style& style, const JobPlan& plan, const Mesh& mesh, size
   return painter.block(axes, 0, width);
 }
 
-// The same ranks once more as the experts see them: beside the device mesh where both fit, else below.
-Lines with_experts(const Style& style, const JobPlan& plan, Lines device, const Mesh& moe, size_t width) {
+// The same ranks once more as the experts see them: beside the device mesh where both fit, else
+// below.
+Lines with_experts(const Style& style, const JobPlan& plan, Lines device, const Mesh& moe,
+                   size_t width) {
   constexpr size_t kGap = 3, kNarrowest = 24;
   auto titled = [&](const char* title, Lines lines) {
     lines.insert(lines.begin(), report::paint(style, Tone::dim, title));
@@ -140,7 +166,8 @@ Lines with_experts(const Style& style, const JobPlan& plan, Lines device, const 
   if (width_of(device) > rest && rest >= kNarrowest) {
     // A row of ranks breaks where it must; anything else keeps its shape and does not fit.
     const Mesh& mesh = *plan.mesh.device_mesh;
-    if (std::count_if(mesh.axes().begin(), mesh.axes().end(), [](const MeshAxis& axis) { return axis.size > 1; }) == 1)
+    if (std::count_if(mesh.axes().begin(), mesh.axes().end(),
+                      [](const MeshAxis& axis) { return axis.size > 1; }) == 1)
       device = paint_mesh(style, plan, mesh, rest);
   }
   device = titled("device mesh", std::move(device));
@@ -161,10 +188,12 @@ std::string draw_mesh(const Style& style, const JobPlan& plan) {
   // Under ddp there is no mesh; its replicas are drawn as one axis.
   const Mesh replicas({{"dp", std::max<int64_t>(1, plan.world_size)}});
   const Mesh& mesh = plan.mesh.device_mesh ? *plan.mesh.device_mesh : replicas;
-  if (!mesh.place_of(plan.rank)) return "  (rank " + std::to_string(plan.rank) + " is outside of the mesh)\n";
+  if (!mesh.place_of(plan.rank))
+    return "  (rank " + std::to_string(plan.rank) + " is outside of the mesh)\n";
   Lines lines = paint_mesh(style, plan, mesh, width);
   const std::optional<Mesh>& moe = plan.mesh.moe_mesh;
-  if (moe && moe->place_of(plan.rank) && plan.mesh.device_mesh) lines = with_experts(style, plan, std::move(lines), *moe, width);
+  if (moe && moe->place_of(plan.rank) && plan.mesh.device_mesh)
+    lines = with_experts(style, plan, std::move(lines), *moe, width);
   for (const std::string& line : lines) {
     std::string text = "  " + line;
     while (!text.empty() && text.back() == ' ') text.pop_back();

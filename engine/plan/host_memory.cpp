@@ -13,8 +13,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// What a rank needs beside its tensors: the program and LibTorch (a lone rank of a model of 0.1 MB peaks at 163 MiB), its threads and its
-// end of the connections.
+// What a rank needs beside its tensors: the program and LibTorch (a lone rank of a model of 0.1 MB
+// peaks at 163 MiB), its threads and its end of the connections.
 constexpr int64_t kProcess = int64_t{200} << 20;
 // From this part of the memory on, files in the page cache and other programs matter.
 constexpr double kNear = 0.9;
@@ -27,13 +27,18 @@ std::optional<int64_t> number_in(const fs::path& path) {
   return value;
 }
 
-// The smallest limit from `group` up to the root of the hierarchy. A container sees its own cgroup as the root whatever the path says,
-// so the root is asked too.
-std::optional<int64_t> smallest_limit(const fs::path& hierarchy, std::string group, const char* file) {
+// The smallest limit from `group` up to the root of the hierarchy. A container sees its own cgroup
+// as the root whatever the path says, so the root is asked too.
+std::optional<int64_t> smallest_limit(const fs::path& hierarchy, std::string group,
+                                      const char* file) {
   std::optional<int64_t> out;
   while (true) {
-    std::string relative = group.substr(group.find_first_not_of('/') == std::string::npos ? group.size() : group.find_first_not_of('/'));
-    if (std::optional<int64_t> limit = number_in(hierarchy / relative / file); limit && (!out || *limit < *out)) out = limit;
+    std::string relative = group.substr(group.find_first_not_of('/') == std::string::npos
+                                            ? group.size()
+                                            : group.find_first_not_of('/'));
+    if (std::optional<int64_t> limit = number_in(hierarchy / relative / file);
+        limit && (!out || *limit < *out))
+      out = limit;
     if (relative.empty()) return out;
     size_t slash = relative.rfind('/');
     group = slash == std::string::npos ? "" : relative.substr(0, slash);
@@ -51,20 +56,24 @@ HostMemory host_memory(const fs::path& root) {
   std::ifstream info(root / "proc/meminfo");
   for (std::string line; std::getline(info, line);) {
     int64_t kib = 0;
-    if (std::sscanf(line.c_str(), "MemTotal: %" SCNd64, &kib) == 1 || std::sscanf(line.c_str(), "SwapTotal: %" SCNd64, &kib) == 1)
+    if (std::sscanf(line.c_str(), "MemTotal: %" SCNd64, &kib) == 1 ||
+        std::sscanf(line.c_str(), "SwapTotal: %" SCNd64, &kib) == 1)
       out.bytes += kib * 1024;
   }
   out.limit = "this machine has";
   std::ifstream groups(root / "proc/self/cgroup");
   for (std::string line; std::getline(groups, line);) {
-    size_t first = line.find(':'), second = first == std::string::npos ? first : line.find(':', first + 1);
+    size_t first = line.find(':'),
+           second = first == std::string::npos ? first : line.find(':', first + 1);
     if (second == std::string::npos) continue;
-    std::string controllers = line.substr(first + 1, second - first - 1), group = line.substr(second + 1);
+    std::string controllers = line.substr(first + 1, second - first - 1),
+                group = line.substr(second + 1);
     std::optional<int64_t> limit;
     if (controllers.empty()) limit = smallest_limit(root / "sys/fs/cgroup", group, "memory.max");
     if (("," + controllers + ",").find(",memory,") != std::string::npos)
       limit = smallest_limit(root / "sys/fs/cgroup/memory", group, "memory.limit_in_bytes");
-    if (limit && (out.bytes == 0 || *limit < out.bytes)) out = {*limit, "the memory cgroup of this process allows"};
+    if (limit && (out.bytes == 0 || *limit < out.bytes))
+      out = {*limit, "the memory cgroup of this process allows"};
   }
   return out;
 }
@@ -74,8 +83,9 @@ MemoryNeed memory_need(const Bytes& bytes) {
   return {kept, kept + bytes.transient + bytes.activations};
 }
 
-void check_memory(const JobPlan& plan, int64_t ranks, const HostMemory& memory, const std::vector<std::string>& strategies,
-                  const Replan& replan, Diagnostics& diagnostics) {
+void check_memory(const JobPlan& plan, int64_t ranks, const HostMemory& memory,
+                  const std::vector<std::string>& strategies, const Replan& replan,
+                  Diagnostics& diagnostics) {
   if (!plan.footprint || memory.bytes == 0 || ranks < 1) return;
   const Bytes& bytes = plan.footprint->bytes;
   const MemoryNeed need = memory_need(bytes);
@@ -84,17 +94,21 @@ void check_memory(const JobPlan& plan, int64_t ranks, const HostMemory& memory, 
   const auto room = static_cast<double>(memory.bytes);
   auto as_bytes = [](double value) { return gib(static_cast<int64_t>(std::min(value, 9e18))); };
   const std::string each = ranks == 1 ? "" : "each ", has = memory.limit + " " + gib(memory.bytes);
-  const std::string parts = gib(bytes.weights) + " of weights, " + gib(bytes.gradients) + " of gradients, " + gib(bytes.optimizer) +
-                            " of optimizer state and " + gib(kProcess) + " for the process itself";
+  const std::string parts = gib(bytes.weights) + " of weights, " + gib(bytes.gradients) +
+                            " of gradients, " + gib(bytes.optimizer) + " of optimizer state and " +
+                            gib(kProcess) + " for the process itself";
   if (all(need.kept) <= room) {
     if (all(need.peak) <= kNear * room) return;
-    diagnostics.warning("the " + counted_ranks(ranks) + " of this host may need " + as_bytes(all(need.peak)) + " (" + each + parts + ", " +
-                        gib(bytes.transient) + " of gathered parameters, about " + gib(bytes.activations) + " of activations), and " + has +
+    diagnostics.warning("the " + counted_ranks(ranks) + " of this host may need " +
+                        as_bytes(all(need.peak)) + " (" + each + parts + ", " +
+                        gib(bytes.transient) + " of gathered parameters, about " +
+                        gib(bytes.activations) + " of activations), and " + has +
                         ": if the kernel kills a rank, this is why");
     return;
   }
-  Error error(ErrorCode::memory_exceeded, "the " + counted_ranks(ranks) + " of this host would keep " + as_bytes(all(need.kept)) + " (" +
-                                              each + parts + "), but " + has);
+  Error error(ErrorCode::memory_exceeded,
+              "the " + counted_ranks(ranks) + " of this host would keep " +
+                  as_bytes(all(need.kept)) + " (" + each + parts + "), but " + has);
   error.key("model.config");
   auto fits = [&](const std::vector<std::string>& sets, int64_t world) -> std::optional<int64_t> {
     std::optional<Bytes> other = replan(sets, world);
@@ -113,19 +127,24 @@ void check_memory(const JobPlan& plan, int64_t ranks, const HostMemory& memory, 
     // Fewer ranks help where each holds everything; where they share it out, each would hold more.
     for (int64_t count = std::min(fewer, ranks - 1); count >= 1; count /= 2) {
       std::optional<Bytes> other = replan({}, count);
-      if (!other || static_cast<double>(memory_need(*other).peak) * static_cast<double>(count) > kNear * room) continue;
-      error.help("start it with " + counted_ranks(count) + ": " + gib(memory_need(*other).peak) + " a rank");
+      if (!other ||
+          static_cast<double>(memory_need(*other).peak) * static_cast<double>(count) > kNear * room)
+        continue;
+      error.help("start it with " + counted_ranks(count) + ": " + gib(memory_need(*other).peak) +
+                 " a rank");
       break;
     }
   }
   for (int64_t hosts = 2; hosts <= 4096; hosts *= 2)
     if (std::optional<int64_t> one = fits({}, plan.world_size * hosts)) {
-      error.help("start it on " + std::to_string(hosts) + " times as many hosts like this one (" + counted_ranks(plan.world_size * hosts) +
-                 "): " + gib(*one) + " a rank");
+      error.help("start it on " + std::to_string(hosts) + " times as many hosts like this one (" +
+                 counted_ranks(plan.world_size * hosts) + "): " + gib(*one) + " a rank");
       break;
     }
   if (error.helps().empty())
-    error.help("use a smaller model or batch; ranks on more hosts of this size share out the same bytes, if the batch divides by them");
+    error.help(
+        "use a smaller model or batch; ranks on more hosts of this size share out the same bytes, "
+        "if the batch divides by them");
   diagnostics.add(std::move(error));
 }
 

@@ -8,12 +8,15 @@
 namespace meshwright::plan {
 namespace {
 
-config::StrategySchema schema_of(const plugins::StrategyInfo& info) { return {info.name, info.aliases, info.schema}; }
+config::StrategySchema schema_of(const plugins::StrategyInfo& info) {
+  return {info.name, info.aliases, info.schema};
+}
 
 bool is_word(char c) { return c == '_' || (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9'); }
 
 // Every option name of the tables that occurs in the texts as a word of its own.
-std::set<std::string, std::less<>> options_named(const StrategyConfig& config, std::initializer_list<std::string_view> texts) {
+std::set<std::string, std::less<>> options_named(const StrategyConfig& config,
+                                                 std::initializer_list<std::string_view> texts) {
   std::set<std::string, std::less<>> out;
   for (std::string_view text : texts)
     for (size_t at = 0; at < text.size();) {
@@ -32,17 +35,20 @@ std::set<std::string, std::less<>> options_named(const StrategyConfig& config, c
   return out;
 }
 
-// The strategy's own rules. An option whose value was refused stands at its default here, so what a rule says about it is left out:
-// all else is true whatever that value becomes.
-void check_rules(const plugins::LoadedStrategy& strategy, const StrategyConfig& config, Diagnostics& diagnostics) {
+// The strategy's own rules. An option whose value was refused stands at its default here, so what a
+// rule says about it is left out: all else is true whatever that value becomes.
+void check_rules(const plugins::LoadedStrategy& strategy, const StrategyConfig& config,
+                 Diagnostics& diagnostics) {
   std::set<std::string, std::less<>> refused;
   for (const Error& error : diagnostics.errors()) refused.merge(options_named(config, error));
   auto about_refused = [&](const std::set<std::string, std::less<>>& names) {
-    return std::any_of(names.begin(), names.end(), [&](const std::string& name) { return refused.contains(name); });
+    return std::any_of(names.begin(), names.end(),
+                       [&](const std::string& name) { return refused.contains(name); });
   };
   Diagnostics found;
   try {
-    plugins::guarded(strategy, "checking its options", [&] { strategy.strategy->validate(config, found); });
+    plugins::guarded(strategy, "checking its options",
+                     [&] { strategy.strategy->validate(config, found); });
   } catch (const Error& error) {  // must not hide what was found before
     diagnostics.add(error);
   }
@@ -62,14 +68,16 @@ std::optional<Job> load_job(const config::LoadOptions& options, Diagnostics& dia
 
 std::optional<Job> load_job(const config::Source& source, Diagnostics& diagnostics) {
   for (const Error& error : diagnostics.errors())
-    if (error.code() == ErrorCode::file_unreadable || error.code() == ErrorCode::toml_syntax) return std::nullopt;
+    if (error.code() == ErrorCode::file_unreadable || error.code() == ErrorCode::toml_syntax)
+      return std::nullopt;
   Job job;
   plugins::SearchPath search;
   search.files = source.plugin_files();
   search.folders = source.plugin_folders();
   job.registry = std::make_unique<plugins::Registry>(search);
   bool found = true;
-  // What [plugins] load names was asked for by name, so each of its mistakes is told, at its own place.
+  // What [plugins] load names was asked for by name, so each of its mistakes is told, at its own
+  // place.
   std::vector<Origin> origins = source.plugin_file_origins();
   for (size_t i = 0; i < search.files.size(); ++i) try {
       job.registry->load(search.files[i], "[plugins] load");
@@ -85,20 +93,27 @@ std::optional<Job> load_job(const config::Source& source, Diagnostics& diagnosti
       diagnostics.add(error.at(source.strategy_origin()));
       found = false;
     }
-  // Other strategies matter only where the file has tables, or keys in the old flat form, that may be theirs.
-  auto own_table = [&](const std::string& table) { return found && job.strategy.info->schema.table == "distributed." + table; };
+  // Other strategies matter only where the file has tables, or keys in the old flat form, that may
+  // be theirs.
+  auto own_table = [&](const std::string& table) {
+    return found && job.strategy.info->schema.table == "distributed." + table;
+  };
   std::vector<std::string> tables = source.strategy_tables(), keys = source.foreign_keys();
-  if (std::any_of(tables.begin(), tables.end(), [&](const std::string& table) { return !own_table(table); }) ||
-      std::any_of(keys.begin(), keys.end(),
-                  [&](const std::string& key) { return !found || job.strategy.info->schema.find(key) == nullptr; })) {
+  if (std::any_of(tables.begin(), tables.end(),
+                  [&](const std::string& table) { return !own_table(table); }) ||
+      std::any_of(keys.begin(), keys.end(), [&](const std::string& key) {
+        return !found || job.strategy.info->schema.find(key) == nullptr;
+      })) {
     for (const plugins::Listing& listing : job.registry->list()) {
       if (listing.plugin == nullptr) continue;
       for (const plugins::StrategyInfo& info : listing.plugin->strategies)
-        if (std::none_of(job.schemas.begin(), job.schemas.end(), [&](const auto& s) { return s.strategy == info.name; }))
+        if (std::none_of(job.schemas.begin(), job.schemas.end(),
+                         [&](const auto& s) { return s.strategy == info.name; }))
           job.schemas.push_back(schema_of(info));
     }
   }
-  job.config = config::resolve(source, job.schemas, found ? job.strategy.info->name : std::string(), diagnostics);
+  job.config = config::resolve(source, job.schemas, found ? job.strategy.info->name : std::string(),
+                               diagnostics);
   if (!found) return std::nullopt;
   check_rules(job.strategy, job.config.strategy_config(job.schemas.front()), diagnostics);
   return job;
@@ -111,7 +126,8 @@ int64_t world_size_from_environment() {
   std::string_view view(text);
   auto [end, error] = std::from_chars(view.data(), view.data() + view.size(), size);
   if (error != std::errc() || end != view.data() + view.size() || size < 1)
-    throw Error(ErrorCode::bad_environment, "WORLD_SIZE = \"" + std::string(text) + "\" is not a number of ranks")
+    throw Error(ErrorCode::bad_environment,
+                "WORLD_SIZE = \"" + std::string(text) + "\" is not a number of ranks")
         .help("unset WORLD_SIZE, or set it to a positive integer");
   return size;
 }

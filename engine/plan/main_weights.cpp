@@ -13,7 +13,8 @@ int64_t optimizer_bytes(const JobPlan& plan, const FootprintRequest& cost, int64
   FootprintRequest asked = cost;
   asked.workload.optimizer_states = states;
   int64_t bytes = 0;
-  plugins::guarded(plan.strategy, "computing the footprint", [&] { bytes = plan.strategy.strategy->footprint(asked).bytes.optimizer; });
+  plugins::guarded(plan.strategy, "computing the footprint",
+                   [&] { bytes = plan.strategy.strategy->footprint(asked).bytes.optimizer; });
   return bytes;
 }
 
@@ -26,13 +27,16 @@ int64_t product(int64_t a, int64_t b) {
 
 std::string narrow_update_warning(const std::string& optimizer, DType weights) {
   const char* lost = weights == DType::bfloat16 ? "1/256" : "1/2048";
-  return optimizer + " updates " + std::string(dtype_name(weights)) + " weights and keeps its state in " +
-         std::string(dtype_name(weights)) + ": what changes a weight by less than " + lost +
-         " of it is lost. Set optimizer.main_dtype = \"float32\" to keep float32 weights and state beside them, or model.torch_dtype = "
+  return optimizer + " updates " + std::string(dtype_name(weights)) +
+         " weights and keeps its state in " + std::string(dtype_name(weights)) +
+         ": what changes a weight by less than " + lost +
+         " of it is lost. Set optimizer.main_dtype = \"float32\" to keep float32 weights and state "
+         "beside them, or model.torch_dtype = "
          "\"float32\"";
 }
 
-// A strategy that keeps main weights of its own counts bytes for them even where the optimizer keeps nothing else.
+// A strategy that keeps main weights of its own counts bytes for them even where the optimizer
+// keeps nothing else.
 void count_main_weights(JobPlan& plan, const config::Config& config, const FootprintRequest& cost) {
   const Options& optimizer = config.table("optimizer");
   DType storage = plan.workload.storage;
@@ -40,30 +44,37 @@ void count_main_weights(JobPlan& plan, const config::Config& config, const Footp
   if (!main && !is_narrow(storage)) return;
   std::string asked = main ? "optimizer.main_dtype = " + quoted(*main) : "";
   if (main && dtype_size(*main) < dtype_size(storage))
-    throw Error(ErrorCode::conflict, asked + " is narrower than model.torch_dtype = " + quoted(storage) +
-                                         ": main weights are there to hold more than what is stored")
+    throw Error(ErrorCode::conflict,
+                asked + " is narrower than model.torch_dtype = " + quoted(storage) +
+                    ": main weights are there to hold more than what is stored")
         .key("optimizer.main_dtype")
         .at(optimizer.origin("main_dtype"))
         .help("leave out optimizer.main_dtype")
         .help("set model.torch_dtype = " + quoted(*main));
   if (main == storage) {
-    plan.notices.push_back(asked + " has no effect: that is the dtype in which the weights are stored (model.torch_dtype)");
+    plan.notices.push_back(
+        asked +
+        " has no effect: that is the dtype in which the weights are stored (model.torch_dtype)");
     return;
   }
   int64_t own = optimizer_bytes(plan, cost, 0), one = optimizer_bytes(plan, cost, 1) - own;
   if (!main) {
-    if (own == 0) plan.warnings.push_back(narrow_update_warning(optimizer.get_string("name"), storage));
+    if (own == 0)
+      plan.warnings.push_back(narrow_update_warning(optimizer.get_string("name"), storage));
     return;
   }
-  // Main weights of strategies are float32, and so is one tensor of the optimizer's state beside them.
+  // Main weights of strategies are float32, and so is one tensor of the optimizer's state beside
+  // them.
   if (own > 0 && *main == DType::float32) {
     plan.notices.push_back(asked + " has no effect: the strategy " + plan.strategy.info->name +
                            " keeps float32 main weights of its own, which the optimizer updates");
     return;
   }
-  int64_t elements = one / dtype_size(own > 0 ? DType::float32 : storage), tensors = 1 + plan.workload.optimizer_states;
+  int64_t elements = one / dtype_size(own > 0 ? DType::float32 : storage),
+          tensors = 1 + plan.workload.optimizer_states;
   int64_t added = product(elements, tensors * dtype_size(*main));
-  if (__builtin_add_overflow(own, added, &plan.footprint->bytes.optimizer)) plan.footprint->bytes.optimizer = INT64_MAX;
+  if (__builtin_add_overflow(own, added, &plan.footprint->bytes.optimizer))
+    plan.footprint->bytes.optimizer = INT64_MAX;
 }
 
 }  // namespace meshwright::plan

@@ -1,4 +1,5 @@
-// Main weights that the engine's optimizer keeps beside what a strategy stores (optimizer.main_dtype), in a plan.
+// Main weights that the engine's optimizer keeps beside what a strategy stores
+// (optimizer.main_dtype), in a plan.
 #pragma once
 
 #include <string>
@@ -7,9 +8,10 @@
 
 namespace meshwright::plan {
 
-// Of a plan whose footprint, made from `cost`, does not know of them: the bytes of main weights and of state in their dtype; notices where
-// main_dtype has no effect, and a warning where the optimizer would update weights of 16 bits. Throws Error(conflict) for a dtype that is
-// narrower than the stored one.
+// Of a plan whose footprint, made from `cost`, does not know of them: the bytes of main weights and
+// of state in their dtype; notices where main_dtype has no effect, and a warning where the
+// optimizer would update weights of 16 bits. Throws Error(conflict) for a dtype that is narrower
+// than the stored one.
 void count_main_weights(JobPlan& plan, const config::Config& config, const FootprintRequest& cost);
 // What to tell the user where an optimizer updates weights of such a dtype of 16 bits.
 std::string narrow_update_warning(const std::string& optimizer, DType weights);

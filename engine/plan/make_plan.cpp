@@ -17,7 +17,8 @@ MeshPlan plan_mesh(Job& job, JobPlan& plan, StrategyConfig& config, const MeshRe
   MeshRequest request = request_in;
   auto ask = [&] {
     MeshPlan mesh;
-    plugins::guarded(plan.strategy, "planning the mesh", [&] { mesh = plan.strategy.strategy->plan_mesh(request); });
+    plugins::guarded(plan.strategy, "planning the mesh",
+                     [&] { mesh = plan.strategy.strategy->plan_mesh(request); });
     plan.notices.insert(plan.notices.end(), mesh.notices.begin(), mesh.notices.end());
     return mesh;
   };
@@ -25,18 +26,23 @@ MeshPlan plan_mesh(Job& job, JobPlan& plan, StrategyConfig& config, const MeshRe
   if (mesh.delegate_to.empty()) return mesh;
   std::string first = plan.strategy.info->name;
   plan.strategy = job.registry->find(mesh.delegate_to);
-  config::StrategySchema schema{plan.strategy.info->name, plan.strategy.info->aliases, plan.strategy.info->schema};
+  config::StrategySchema schema{plan.strategy.info->name, plan.strategy.info->aliases,
+                                plan.strategy.info->schema};
   config = job.config.strategy_config(schema);
   request.config = config;
   Diagnostics diagnostics;
-  plugins::guarded(plan.strategy, "checking its options", [&] { plan.strategy.strategy->validate(config, diagnostics); });
-  plan.notices.insert(plan.notices.end(), diagnostics.notices().begin(), diagnostics.notices().end());
-  plan.warnings.insert(plan.warnings.end(), diagnostics.warnings().begin(), diagnostics.warnings().end());
+  plugins::guarded(plan.strategy, "checking its options",
+                   [&] { plan.strategy.strategy->validate(config, diagnostics); });
+  plan.notices.insert(plan.notices.end(), diagnostics.notices().begin(),
+                      diagnostics.notices().end());
+  plan.warnings.insert(plan.warnings.end(), diagnostics.warnings().begin(),
+                       diagnostics.warnings().end());
   diagnostics.throw_if_any();
   mesh = ask();
   if (!mesh.delegate_to.empty())
-    throw Error(ErrorCode::bad_delegation,
-                first + " hands this job to " + plan.strategy.info->name + ", which hands it on to " + mesh.delegate_to)
+    throw Error(ErrorCode::bad_delegation, first + " hands this job to " +
+                                               plan.strategy.info->name +
+                                               ", which hands it on to " + mesh.delegate_to)
         .key("distributed.strategy")
         .help("set distributed.strategy = \"" + mesh.delegate_to + "\"");
   return mesh;
@@ -58,25 +64,31 @@ Workload read_workload(const config::Config& config, const MeshPlan& mesh, bool 
   int64_t global = steps.get_int("global_batch_size");
   bool given = steps.is_given("global_batch_size") || steps.is_given("local_batch_size");
   int64_t per_micro_step = 0;
-  if (__builtin_mul_overflow(work.local_batch, mesh.dp, &per_micro_step)) per_micro_step = INT64_MAX;
+  if (__builtin_mul_overflow(work.local_batch, mesh.dp, &per_micro_step))
+    per_micro_step = INT64_MAX;
   if (per_micro_step > 0 && global % per_micro_step == 0 && global >= per_micro_step) {
     work.accumulation = global / per_micro_step;
   } else if (check_batch && given && steps.is_given("global_batch_size")) {
-    Error error(ErrorCode::batch_not_divisible, "global_batch_size " + n(global) + " is not a multiple of local_batch_size " +
-                                                    n(work.local_batch) + " * dp " + n(mesh.dp) + " = " +
-                                                    (per_micro_step == INT64_MAX ? "more than " : "") + n(per_micro_step));
+    Error error(ErrorCode::batch_not_divisible,
+                "global_batch_size " + n(global) + " is not a multiple of local_batch_size " +
+                    n(work.local_batch) + " * dp " + n(mesh.dp) + " = " +
+                    (per_micro_step == INT64_MAX ? "more than " : "") + n(per_micro_step));
     error.key("step_scheduler.global_batch_size").at(steps.origin("global_batch_size"));
     int64_t down = global / per_micro_step * per_micro_step, up = 0;
     if (down > 0) error.help("set step_scheduler.global_batch_size = " + n(down));
     if (per_micro_step < INT64_MAX && !__builtin_add_overflow(down, per_micro_step, &up))
       error.help("set step_scheduler.global_batch_size = " + n(up));
-    if (global % mesh.dp == 0) error.help("set step_scheduler.local_batch_size = " + n(divisor_below(global / mesh.dp, work.local_batch)));
+    if (global % mesh.dp == 0)
+      error.help("set step_scheduler.local_batch_size = " +
+                 n(divisor_below(global / mesh.dp, work.local_batch)));
     throw error;
   }
-  if (const Options& data = config.table("dataset"); data.is_set("seq_len")) work.seq_len = data.get_int("seq_len");
+  if (const Options& data = config.table("dataset"); data.is_set("seq_len"))
+    work.seq_len = data.get_int("seq_len");
   work.storage = config.table("model").find_dtype("torch_dtype").value_or(DType::float32);
   const Options& optimizer = config.table("optimizer");
-  if (optimizer.get_string("name") == "sgd") work.optimizer_states = optimizer.get_number("momentum") > 0 ? 1 : 0;
+  if (optimizer.get_string("name") == "sgd")
+    work.optimizer_states = optimizer.get_number("momentum") > 0 ? 1 : 0;
   return work;
 }
 
@@ -89,7 +101,8 @@ JobPlan lay_out(Job& job, const PlanRequest& wanted) {
   plan.shared = job.config.shared;
   check_rank_limits(job, wanted.world_size);
   if (wanted.rank < 0 || wanted.rank >= wanted.world_size)
-    throw Error(ErrorCode::rank_out_of_range, "there is no rank " + n(wanted.rank) + " in a world of " + n(wanted.world_size))
+    throw Error(ErrorCode::rank_out_of_range,
+                "there is no rank " + n(wanted.rank) + " in a world of " + n(wanted.world_size))
         .help("--rank takes 0 to " + n(wanted.world_size - 1));
 
   StrategyConfig config = job.config.strategy_config(job.schemas.front());
@@ -116,41 +129,51 @@ JobPlan lay_out(Job& job, const PlanRequest& wanted) {
     plan.outline = models::load_outline(path, plan.workload.storage);
   } catch (Error& error) {
     Origin written = model.origin(std::string(key).substr(6));
-    if (std::error_code failed; error.code() == ErrorCode::file_unreadable && !std::filesystem::exists(path, failed) && !failed)
-      for (const std::string& help : files::relative_path_help(key, path, written.file)) error.help(help);
+    if (std::error_code failed; error.code() == ErrorCode::file_unreadable &&
+                                !std::filesystem::exists(path, failed) && !failed)
+      for (const std::string& help : files::relative_path_help(key, path, written.file))
+        error.help(help);
     throw error.key(key).at(written);
   }
   const ModelOutline& outline = *plan.outline;
   const ParallelSizes& sizes = config.shared.sizes;
   if (sizes.ep > 1 && !outline.moe)
-    throw Error(ErrorCode::model_does_not_fit, outline.architecture + " has no experts to divide, but ep_size = " + n(sizes.ep))
+    throw Error(ErrorCode::model_does_not_fit,
+                outline.architecture + " has no experts to divide, but ep_size = " + n(sizes.ep))
         .key("distributed.ep_size")
         .help("set distributed.ep_size = 1");
   if (sizes.ep > 1 && outline.moe->experts % sizes.ep != 0) {
-    Error error(ErrorCode::model_does_not_fit, n(outline.moe->experts) + " experts do not divide by ep " + n(sizes.ep));
+    Error error(ErrorCode::model_does_not_fit,
+                n(outline.moe->experts) + " experts do not divide by ep " + n(sizes.ep));
     error.key("distributed.ep_size");
     int shown = 0;
     for (int64_t d = std::min(sizes.ep, outline.moe->experts); d >= 1 && shown < 3; --d)
-      if (outline.moe->experts % d == 0 && (plan.mesh.moe_mesh && plan.mesh.moe_mesh->size("ep_shard") * sizes.ep % d == 0)) {
+      if (outline.moe->experts % d == 0 &&
+          (plan.mesh.moe_mesh && plan.mesh.moe_mesh->size("ep_shard") * sizes.ep % d == 0)) {
         error.help("set distributed.ep_size = " + n(d));
         ++shown;
       }
     throw error;
   }
-  if (config.shared.sequence_parallel && sizes.tp <= 1) plan.notices.push_back("sequence_parallel has no effect with tp_size = 1");
+  if (config.shared.sequence_parallel && sizes.tp <= 1)
+    plan.notices.push_back("sequence_parallel has no effect with tp_size = 1");
   TpPlanRequest tp{sizes.tp, config.shared.sequence_parallel, config.shared.tp_plan};
   plugins::guarded(plan.strategy, "translating the tensor-parallel plan",
                    [&] { plan.tp = plan.strategy.strategy->translate_tp_plan(outline, tp); });
   plan.notices.insert(plan.notices.end(), plan.tp.notices.begin(), plan.tp.notices.end());
   plan.warnings.insert(plan.warnings.end(), plan.tp.warnings.begin(), plan.tp.warnings.end());
 
-  if (outline.moe && config.shared.activation_checkpointing != ActivationCheckpointing::none && !config.shared.moe.ignore_router_for_ac)
+  if (outline.moe && config.shared.activation_checkpointing != ActivationCheckpointing::none &&
+      !config.shared.moe.ignore_router_for_ac)
     plan.warnings.push_back(
-        "distributed.moe.ignore_router_for_ac = false: recomputed layers route their tokens anew; where two experts "
-        "score alike, or rounding differs, gradients may come from other experts than the loss did");
+        "distributed.moe.ignore_router_for_ac = false: recomputed layers route their tokens anew; "
+        "where two experts "
+        "score alike, or rounding differs, gradients may come from other experts than the loss "
+        "did");
   if (outline.moe && config.shared.moe.fake_balanced_gate)
     plan.warnings.push_back(
-        "distributed.moe.fake_balanced_gate = true: tokens go to the experts in turns and routers get gradients of zero; for measuring "
+        "distributed.moe.fake_balanced_gate = true: tokens go to the experts in turns and routers "
+        "get gradients of zero; for measuring "
         "speed only");
   check_sequence(job, plan.tp);
   warn_of_positions(job, path, plan);
@@ -158,12 +181,14 @@ JobPlan lay_out(Job& job, const PlanRequest& wanted) {
   ModelOutline part = outline;
   if (sizes.pp > 1) {
     plan.pipeline = plan_pipeline(outline, sizes.pp, config.shared.pipeline);
-    plan.warnings.insert(plan.warnings.end(), plan.pipeline->warnings.begin(), plan.pipeline->warnings.end());
+    plan.warnings.insert(plan.warnings.end(), plan.pipeline->warnings.begin(),
+                         plan.pipeline->warnings.end());
     int64_t stage_rank = plan.mesh.device_mesh->coordinate(plan.rank, "pp");
     part = stage_outline(outline, *plan.pipeline, stage_rank);
   }
   FootprintRequest cost{part, plan.mesh, plan.tp, config, plan.workload, plan.rank};
-  plugins::guarded(plan.strategy, "computing the footprint", [&] { plan.footprint = plan.strategy.strategy->footprint(cost); });
+  plugins::guarded(plan.strategy, "computing the footprint",
+                   [&] { plan.footprint = plan.strategy.strategy->footprint(cost); });
   tell_idle_moe(job, cost, config, plan);
   count_main_weights(plan, job.config, cost);
   plan.other_activations = other_activations(plan, config, part);
@@ -179,7 +204,8 @@ JobPlan lay_out(Job& job, const PlanRequest& wanted) {
 JobPlan make_plan(Job& job, const PlanRequest& wanted) {
   try {
     return lay_out(job, wanted);
-  } catch (const Error& error) {  // rules of the SDK and of plugins name keys; where a key was written is known here
+  } catch (const Error& error) {  // rules of the SDK and of plugins name keys; where a key was
+                                  // written is known here
     throw config::placed(error, job.config);
   }
 }
@@ -188,7 +214,8 @@ std::vector<AxisView> axes_of(const JobPlan& plan) {
   std::vector<AxisView> out;
   auto add = [&](const Mesh& mesh, const std::string& name, bool flattened, bool expert) {
     if (!mesh.place_of(plan.rank)) return;
-    out.push_back({name, mesh.size(name), mesh.coordinate(plan.rank, name), flattened, expert, mesh.group(plan.rank, name)});
+    out.push_back({name, mesh.size(name), mesh.coordinate(plan.rank, name), flattened, expert,
+                   mesh.group(plan.rank, name)});
   };
   if (!plan.mesh.device_mesh) {
     AxisView dp{"dp", plan.world_size, plan.rank, false, false, {}};

@@ -1,4 +1,5 @@
-// A job on paper: from a checked configuration to meshes, tensor-parallel plan, pipeline stages and cost. Starts nothing.
+// A job on paper: from a checked configuration to meshes, tensor-parallel plan, pipeline stages and
+// cost. Starts nothing.
 #pragma once
 
 #include <boost/json/object.hpp>
@@ -16,22 +17,27 @@
 
 namespace meshwright::plan {
 
-// A configuration together with the plugins it names: what `plan`, `validate` and `config show` start from.
+// A configuration together with the plugins it names: what `plan`, `validate` and `config show`
+// start from.
 struct Job {
   config::Config config;
   std::unique_ptr<plugins::Registry> registry;
-  plugins::LoadedStrategy strategy;             // as requested
-  std::vector<config::StrategySchema> schemas;  // of the requested strategy and of those whose tables occur
+  plugins::LoadedStrategy strategy;  // as requested
+  std::vector<config::StrategySchema>
+      schemas;  // of the requested strategy and of those whose tables occur
 };
 
-// Loads and checks everything; problems go to `diagnostics`. nullopt when the strategy cannot be had or the file cannot be read.
+// Loads and checks everything; problems go to `diagnostics`. nullopt when the strategy cannot be
+// had or the file cannot be read.
 std::optional<Job> load_job(const config::LoadOptions& options, Diagnostics& diagnostics);
 std::optional<Job> load_job(const config::Source& source, Diagnostics& diagnostics);
 
-// What training needs beyond a plan: a model, data, sizes and keys of this release. Adds an error for each thing that is missing.
+// What training needs beyond a plan: a model, data, sizes and keys of this release. Adds an error
+// for each thing that is missing.
 void check_trainable(const Job& job, Diagnostics& diagnostics);
 
-// Beyond this, sizes are taken for mistakes: their products and the lists of ranks stay small below it.
+// Beyond this, sizes are taken for mistakes: their products and the lists of ranks stay small below
+// it.
 inline constexpr int64_t kMostRanks = int64_t{1} << 22;
 // Throws Error(out_of_range | 3xx) when the world, or the sizes together, are above kMostRanks.
 void check_rank_limits(const Job& job, std::optional<int64_t> world);
@@ -53,7 +59,8 @@ struct JobPlan {
   TpPlan tp;
   std::optional<PipelinePlan> pipeline;
   std::optional<Footprint> footprint;  // of the rank; needs a model
-  // Activations of the rank were sequence_parallel the other way; nullopt where that makes no difference or cannot be.
+  // Activations of the rank were sequence_parallel the other way; nullopt where that makes no
+  // difference or cannot be.
   std::optional<int64_t> other_activations;
   Workload workload;
   std::vector<std::string> notices, warnings;
@@ -64,15 +71,18 @@ bool reads_data(const Options& table);
 
 // Whether a plan's styles cut activations along the sequence.
 bool cuts_sequence(const TpPlan& tp);
-// Throws Error(model_does_not_fit) when the samples of a data set in use do not divide by tp under such a plan.
+// Throws Error(model_does_not_fit) when the samples of a data set in use do not divide by tp under
+// such a plan.
 void check_sequence(const Job& job, const TpPlan& tp);
 // `part`: the outline of this rank's stages; the rest of the plan is complete.
-std::optional<int64_t> other_activations(const JobPlan& plan, const StrategyConfig& config, const ModelOutline& part);
+std::optional<int64_t> other_activations(const JobPlan& plan, const StrategyConfig& config,
+                                         const ModelOutline& part);
 
 // Throws Error: 3xx when the job does not fit, 2xx for the model's configuration.
 JobPlan make_plan(Job& job, const PlanRequest& request);
 
-// Every axis of the plan with the rank's coordinate and group: real axes, flattened ones, expert axes; ddp: dp.
+// Every axis of the plan with the rank's coordinate and group: real axes, flattened ones, expert
+// axes; ddp: dp.
 struct AxisView {
   std::string name;
   int64_t size = 1, coordinate = 0;
@@ -87,8 +97,8 @@ boost::json::object to_json(const JobPlan& plan);
 // The number of ranks of the environment (WORLD_SIZE), else 1. Throws Error(bad_environment).
 int64_t world_size_from_environment();
 
-// What a plan may show and training may not do: throws Error(tp_plan_does_not_fit) for a plan that would compute something else than the
-// model.
+// What a plan may show and training may not do: throws Error(tp_plan_does_not_fit) for a plan that
+// would compute something else than the model.
 void check_runs(const JobPlan& plan, const Job& job);
 
 }  // namespace meshwright::plan

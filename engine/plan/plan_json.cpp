@@ -8,7 +8,9 @@ namespace {
 
 namespace json = boost::json;
 
-json::array numbers(const std::vector<int64_t>& values) { return json::array(values.begin(), values.end()); }
+json::array numbers(const std::vector<int64_t>& values) {
+  return json::array(values.begin(), values.end());
+}
 json::array strings(const std::vector<std::string>& values) {
   json::array out;
   for (const std::string& value : values) out.emplace_back(value);
@@ -37,12 +39,13 @@ json::object rank_json(const JobPlan& plan) {
 json::array tp_json(const TpPlan& tp) {
   json::array out;
   for (const TpEntry& entry : tp.entries)
-    out.push_back(json::object{{"pattern", entry.pattern},
-                               {"style", std::string(style_name(entry.style.kind))},
-                               {"input", std::string(layout_name(entry.style.input))},
-                               {"output", std::string(layout_name(entry.style.output))},
-                               {"kind", entry.style.output_kind == TpOutputKind::plain ? "plain" : "sharded"},
-                               {"modules", entry.modules.size()}});
+    out.push_back(
+        json::object{{"pattern", entry.pattern},
+                     {"style", std::string(style_name(entry.style.kind))},
+                     {"input", std::string(layout_name(entry.style.input))},
+                     {"output", std::string(layout_name(entry.style.output))},
+                     {"kind", entry.style.output_kind == TpOutputKind::plain ? "plain" : "sharded"},
+                     {"modules", entry.modules.size()}});
   return out;
 }
 
@@ -56,8 +59,11 @@ json::value pipeline_json(const std::optional<PipelinePlan>& pipeline) {
                                   {"layers", stage.layer_count},
                                   {"modules", strings(stage.modules)}});
   json::array ranks;
-  for (const std::vector<int64_t>& of_rank : pipeline->stages_of_rank) ranks.push_back(numbers(of_rank));
-  return json::object{{"schedule", std::string(schedule_name(pipeline->schedule))}, {"stages", stages}, {"stages_of_rank", ranks}};
+  for (const std::vector<int64_t>& of_rank : pipeline->stages_of_rank)
+    ranks.push_back(numbers(of_rank));
+  return json::object{{"schedule", std::string(schedule_name(pipeline->schedule))},
+                      {"stages", stages},
+                      {"stages_of_rank", ranks}};
 }
 
 json::array parameters_json(const Footprint& footprint) {
@@ -65,8 +71,10 @@ json::array parameters_json(const Footprint& footprint) {
   for (const ParameterPlacement& p : footprint.parameters) {
     json::object placement;
     for (const auto& [axis, where] : p.placement) placement[axis] = where;
-    json::object row{
-        {"name", p.name}, {"global_shape", numbers(p.global_shape)}, {"local_shape", numbers(p.local_shape)}, {"placement", placement}};
+    json::object row{{"name", p.name},
+                     {"global_shape", numbers(p.global_shape)},
+                     {"local_shape", numbers(p.local_shape)},
+                     {"placement", placement}};
     if (p.local_range) row["local_range"] = json::array{p.local_range->begin, p.local_range->end};
     out.push_back(std::move(row));
   }
@@ -78,32 +86,38 @@ json::array parameters_json(const Footprint& footprint) {
 json::object to_json(const JobPlan& plan) {
   json::object flattened;
   if (plan.mesh.device_mesh)
-    for (const FlattenedAxis& axis : plan.mesh.device_mesh->flattened()) flattened[axis.name] = strings(axis.axes);
+    for (const FlattenedAxis& axis : plan.mesh.device_mesh->flattened())
+      flattened[axis.name] = strings(axis.axes);
   json::array units, details, wire;
   if (plan.footprint) {
     for (const UnitCost& unit : plan.footprint->units) {
       units.emplace_back(unit.name);
-      details.push_back(json::object{
-          {"name", unit.name}, {"parameters", unit.parameters}, {"padded_bytes", unit.padded_bytes}, {"reshards", unit.reshards}});
+      details.push_back(json::object{{"name", unit.name},
+                                     {"parameters", unit.parameters},
+                                     {"padded_bytes", unit.padded_bytes},
+                                     {"reshards", unit.reshards}});
     }
     for (const WireRow& row : plan.footprint->wire)
-      wire.push_back(json::object{{"axis", row.axis}, {"op", row.op}, {"count", row.count}, {"bytes", row.bytes}});
+      wire.push_back(json::object{
+          {"axis", row.axis}, {"op", row.op}, {"count", row.count}, {"bytes", row.bytes}});
   }
-  json::object out{{"strategy", plan.strategy.info->name},
-                   {"requested_strategy", plan.requested_strategy},
-                   {"world_size", plan.world_size},
-                   {"device_mesh", mesh_json(plan.mesh.device_mesh)},
-                   {"moe_mesh", mesh_json(plan.mesh.moe_mesh)},
-                   {"flattened", flattened},
-                   {"fsdp_mesh", plan.mesh.fsdp_axes.empty() ? json::value(nullptr) : json::value(strings(plan.mesh.fsdp_axes))},
-                   {"dp", plan.mesh.dp},
-                   {"rank", rank_json(plan)},
-                   {"tp_plan", tp_json(plan.tp)},
-                   {"tp_plan_source", plan.tp.source},
-                   {"parameters", plan.footprint ? parameters_json(*plan.footprint) : json::array()},
-                   {"units", units},
-                   {"unit_details", details},
-                   {"pipeline", pipeline_json(plan.pipeline)}};
+  json::object out{
+      {"strategy", plan.strategy.info->name},
+      {"requested_strategy", plan.requested_strategy},
+      {"world_size", plan.world_size},
+      {"device_mesh", mesh_json(plan.mesh.device_mesh)},
+      {"moe_mesh", mesh_json(plan.mesh.moe_mesh)},
+      {"flattened", flattened},
+      {"fsdp_mesh", plan.mesh.fsdp_axes.empty() ? json::value(nullptr)
+                                                : json::value(strings(plan.mesh.fsdp_axes))},
+      {"dp", plan.mesh.dp},
+      {"rank", rank_json(plan)},
+      {"tp_plan", tp_json(plan.tp)},
+      {"tp_plan_source", plan.tp.source},
+      {"parameters", plan.footprint ? parameters_json(*plan.footprint) : json::array()},
+      {"units", units},
+      {"unit_details", details},
+      {"pipeline", pipeline_json(plan.pipeline)}};
   if (plan.footprint) {
     const Bytes& b = plan.footprint->bytes;
     out["bytes"] = json::object{{"weights", b.weights},
@@ -121,13 +135,16 @@ json::object to_json(const JobPlan& plan) {
     with = cuts_sequence(plan.tp) ? chosen : *plan.other_activations;
     without = cuts_sequence(plan.tp) ? *plan.other_activations : chosen;
   }
-  out["activations"] = json::object{
-      {"sequence_parallel", cuts_sequence(plan.tp)}, {"bytes_with_sequence_parallel", with}, {"bytes_without_sequence_parallel", without}};
+  out["activations"] = json::object{{"sequence_parallel", cuts_sequence(plan.tp)},
+                                    {"bytes_with_sequence_parallel", with},
+                                    {"bytes_without_sequence_parallel", without}};
   out["wire"] = wire;
-  out["workload"] = json::object{
-      {"local_batch", plan.workload.local_batch}, {"seq_len", plan.workload.seq_len}, {"accumulation", plan.workload.accumulation}};
-  out["plugin"] = json::object{
-      {"name", plan.strategy.plugin->name}, {"version", plan.strategy.plugin->version}, {"path", plan.strategy.plugin->path.string()}};
+  out["workload"] = json::object{{"local_batch", plan.workload.local_batch},
+                                 {"seq_len", plan.workload.seq_len},
+                                 {"accumulation", plan.workload.accumulation}};
+  out["plugin"] = json::object{{"name", plan.strategy.plugin->name},
+                               {"version", plan.strategy.plugin->version},
+                               {"path", plan.strategy.plugin->path.string()}};
   out["notices"] = strings(plan.notices);
   out["warnings"] = strings(plan.warnings);
   return out;

@@ -12,7 +12,8 @@ bool cuts_sequence(const TpPlan& tp) {
 }
 
 bool reads_data(const Options& table) {
-  return table.is_set("path") || table.is_given("seq_len") || (table.is_given("kind") && table.get_string("kind") == "mock");
+  return table.is_set("path") || table.is_given("seq_len") ||
+         (table.is_given("kind") && table.get_string("kind") == "mock");
 }
 
 void check_sequence(const Job& job, const TpPlan& tp) {
@@ -24,19 +25,26 @@ void check_sequence(const Job& job, const TpPlan& tp) {
     if (!reads_data(table) || length % ranks == 0) continue;
     const std::string key = std::string(name) + ".seq_len", tp_size = std::to_string(ranks);
     Error error(ErrorCode::model_does_not_fit,
-                key + " = " + std::to_string(length) + " does not divide by distributed.tp_size = " + tp_size +
-                    ": under sequence parallelism each tensor-parallel rank holds an equal part of a sample");
+                key + " = " + std::to_string(length) +
+                    " does not divide by distributed.tp_size = " + tp_size +
+                    ": under sequence parallelism each tensor-parallel rank holds an equal part of "
+                    "a sample");
     error.key(key).at(table.origin("seq_len"));
     int64_t down = length / ranks * ranks, up = 0;
     if (down > 0) error.help("set " + key + " = " + std::to_string(down));
-    if (!__builtin_add_overflow(down, ranks, &up)) error.help("set " + key + " = " + std::to_string(up));
-    if (job.config.shared.sequence_parallel && tp.source != "custom") error.help("set distributed.sequence_parallel = false");
+    if (!__builtin_add_overflow(down, ranks, &up))
+      error.help("set " + key + " = " + std::to_string(up));
+    if (job.config.shared.sequence_parallel && tp.source != "custom")
+      error.help("set distributed.sequence_parallel = false");
     throw error;
   }
 }
 
-std::optional<int64_t> other_activations(const JobPlan& plan, const StrategyConfig& config, const ModelOutline& part) {
-  if (config.shared.sizes.tp <= 1 || !plan.footprint || plan.footprint->bytes.activations == 0 || plan.tp.source == "custom") return {};
+std::optional<int64_t> other_activations(const JobPlan& plan, const StrategyConfig& config,
+                                         const ModelOutline& part) {
+  if (config.shared.sizes.tp <= 1 || !plan.footprint || plan.footprint->bytes.activations == 0 ||
+      plan.tp.source == "custom")
+    return {};
   if (plan.workload.seq_len % config.shared.sizes.tp != 0) return {};
   StrategyConfig other = config;
   other.shared.sequence_parallel = !config.shared.sequence_parallel;
@@ -46,9 +54,12 @@ std::optional<int64_t> other_activations(const JobPlan& plan, const StrategyConf
     Diagnostics diagnostics;
     strategy.validate(other, diagnostics);
     if (!diagnostics.ok()) return {};
-    TpPlan tp = strategy.translate_tp_plan(*plan.outline, {other.shared.sizes.tp, other.shared.sequence_parallel, other.shared.tp_plan});
+    TpPlan tp = strategy.translate_tp_plan(
+        *plan.outline,
+        {other.shared.sizes.tp, other.shared.sequence_parallel, other.shared.tp_plan});
     if (cuts_sequence(tp) == cuts_sequence(plan.tp)) return {};  // it has no effect on this model
-    return strategy.footprint({part, plan.mesh, tp, other, plan.workload, plan.rank}).bytes.activations;
+    return strategy.footprint({part, plan.mesh, tp, other, plan.workload, plan.rank})
+        .bytes.activations;
   } catch (const std::exception&) {
     return {};  // what cannot be has no cost
   }

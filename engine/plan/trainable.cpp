@@ -9,13 +9,15 @@ namespace meshwright::plan {
 namespace {
 
 Error plans_only(const plugins::LoadedStrategy& strategy, const Job& job) {
-  return Error(ErrorCode::not_in_release, "the strategy " + strategy.info->name + " can plan a job, but not train it in this release")
+  return Error(ErrorCode::not_in_release, "the strategy " + strategy.info->name +
+                                              " can plan a job, but not train it in this release")
       .key("distributed.strategy")
       .at(job.config.table("distributed").origin("strategy"))
       .help("meshwright plugins list shows which strategies can train");
 }
 
-// Whether the model can be run, beyond being planned: its family, its rotary embedding, its activations and dropouts.
+// Whether the model can be run, beyond being planned: its family, its rotary embedding, its
+// activations and dropouts.
 void check_model_runs(const Options& model, Diagnostics& diagnostics) {
   const char* key = model.is_set("config") ? "config" : "pretrained";
   std::string path = model.get_string(key);
@@ -32,24 +34,30 @@ void check_model_runs(const Options& model, Diagnostics& diagnostics) {
 void check_trainable(const Job& job, Diagnostics& diagnostics) {
   const config::Config& config = job.config;
   std::string run_name = config.table("run").get_string("name");
-  if (run_name.empty() || run_name == "." || run_name == ".." || run_name.find('/') != std::string::npos)
-    diagnostics.add(
-        Error(ErrorCode::bad_choice, "run.name = \"" + run_name + "\" is not the name of a folder: results go to <run.dir>/<run.name>/")
-            .key("run.name")
-            .at(config.table("run").origin("name"))
-            .help("set run.name = \"first\"")
-            .help("set run.dir to the folder that holds the runs"));
+  if (run_name.empty() || run_name == "." || run_name == ".." ||
+      run_name.find('/') != std::string::npos)
+    diagnostics.add(Error(ErrorCode::bad_choice,
+                          "run.name = \"" + run_name +
+                              "\" is not the name of a folder: results go to <run.dir>/<run.name>/")
+                        .key("run.name")
+                        .at(config.table("run").origin("name"))
+                        .help("set run.name = \"first\"")
+                        .help("set run.dir to the folder that holds the runs"));
   const Options& model = config.table("model");
   if (!model.is_set("config") && !model.is_set("pretrained"))
     diagnostics.add(Error(ErrorCode::missing_key, "train needs a model")
                         .key("model.config")
-                        .help("set model.config = \"configs/models/llama-tiny.json\" for random weights of that shape")
-                        .help("set model.pretrained = \"models/Llama-3.2-1B\", a Hugging Face folder, to start from its weights"));
+                        .help("set model.config = \"configs/models/llama-tiny.json\" for random "
+                              "weights of that shape")
+                        .help("set model.pretrained = \"models/Llama-3.2-1B\", a Hugging Face "
+                              "folder, to start from its weights"));
   if (model.is_set("config") && model.is_set("pretrained"))
-    diagnostics.add(Error(ErrorCode::conflict, "model.config asks for random weights, model.pretrained for a folder's: one of them")
-                        .key("model.pretrained")
-                        .at(model.origin("pretrained"))
-                        .help("leave out model.config"));
+    diagnostics.add(
+        Error(ErrorCode::conflict,
+              "model.config asks for random weights, model.pretrained for a folder's: one of them")
+            .key("model.pretrained")
+            .at(model.origin("pretrained"))
+            .help("leave out model.config"));
   const Options& data = config.table("dataset");
   if (!data.is_set("path") && data.get_string("kind") != "mock")
     diagnostics.add(Error(ErrorCode::missing_key, "train needs data: dataset.path is not set")
@@ -62,22 +70,27 @@ void check_trainable(const Job& job, Diagnostics& diagnostics) {
   for (const meshwright_option* option : validation.schema().options)
     if (written == nullptr && validation.is_given(option->name)) written = option;
   if (written != nullptr && !validation.is_given("path") && validation.get_string("kind") != "mock")
-    diagnostics.add(Error(ErrorCode::missing_key, std::string("validation_dataset.") + written->name +
-                                                      " is set, but validation_dataset.path is not: nothing would be validated")
-                        .key(std::string("validation_dataset.") + written->name)
-                        .at(validation.origin(written->name))
-                        .help("set validation_dataset.path = \"data/held_out.txt\"")
-                        .help("leave out the table [validation_dataset] to train without a validation"));
+    diagnostics.add(
+        Error(ErrorCode::missing_key,
+              std::string("validation_dataset.") + written->name +
+                  " is set, but validation_dataset.path is not: nothing would be validated")
+            .key(std::string("validation_dataset.") + written->name)
+            .at(validation.origin(written->name))
+            .help("set validation_dataset.path = \"data/held_out.txt\"")
+            .help("leave out the table [validation_dataset] to train without a validation"));
   const ParallelSizes& sizes = config.shared.sizes;
-  for (const auto& [name, size] : {std::pair<const char*, int64_t>{"cp_size", sizes.cp}, {"pp_size", sizes.pp}})
+  for (const auto& [name, size] :
+       {std::pair<const char*, int64_t>{"cp_size", sizes.cp}, {"pp_size", sizes.pp}})
     if (size > 1)
-      diagnostics.add(Error(ErrorCode::not_in_release, std::string(name) + " = " + std::to_string(size) +
-                                                           " can be planned, but training with it is not in this release")
+      diagnostics.add(Error(ErrorCode::not_in_release,
+                            std::string(name) + " = " + std::to_string(size) +
+                                " can be planned, but training with it is not in this release")
                           .key(std::string("distributed.") + name)
                           .at(config.table("distributed").origin(name))
                           .help(std::string("set distributed.") + name + " = 1"));
   // With ep_size above 1 another strategy may take the job; check_runs() asks that one.
-  if (job.strategy.info != nullptr && (job.strategy.info->capabilities & MESHWRIGHT_CAN_PARALLELIZE) == 0 && sizes.ep <= 1)
+  if (job.strategy.info != nullptr &&
+      (job.strategy.info->capabilities & MESHWRIGHT_CAN_PARALLELIZE) == 0 && sizes.ep <= 1)
     diagnostics.add(plans_only(job.strategy, job));
   check_model_runs(model, diagnostics);
 }
@@ -85,16 +98,19 @@ void check_trainable(const Job& job, Diagnostics& diagnostics) {
 bool written_for_training(const Job& job) {
   auto given = [&](const char* name, std::initializer_list<const char*> keys) {
     const Options& table = job.config.table(name);
-    return std::any_of(keys.begin(), keys.end(), [&](const char* key) { return table.is_given(key); });
+    return std::any_of(keys.begin(), keys.end(),
+                       [&](const char* key) { return table.is_given(key); });
   };
   for (const char* name : {"run", "lr_scheduler", "checkpoint", "validation_dataset"})
     for (const meshwright_option* option : job.config.table(name).schema().options)
       if (given(name, {option->name})) return true;
-  return given("dataset", {"kind", "path"}) || given("optimizer", {"lr"}) || given("step_scheduler", {"max_steps"});
+  return given("dataset", {"kind", "path"}) || given("optimizer", {"lr"}) ||
+         given("step_scheduler", {"max_steps"});
 }
 
 void check_runs(const JobPlan& plan, const Job& job) {
-  if ((plan.strategy.info->capabilities & MESHWRIGHT_CAN_PARALLELIZE) == 0) throw plans_only(plan.strategy, job);
+  if ((plan.strategy.info->capabilities & MESHWRIGHT_CAN_PARALLELIZE) == 0)
+    throw plans_only(plan.strategy, job);
   if (!plan.outline) return;
   try {
     check_tp_blocks(plan.tp, *plan.outline);
@@ -110,7 +126,9 @@ std::vector<Error> errors_of_training(const Job& job, const JobPlan* plan) {
   if (plan != nullptr) try {
       check_runs(*plan, job);
     } catch (const Error& error) {
-      auto same = [&](const Error& other) { return other.code() == error.code() && other.message() == error.message(); };
+      auto same = [&](const Error& other) {
+        return other.code() == error.code() && other.message() == error.message();
+      };
       if (std::none_of(out.begin(), out.end(), same)) out.push_back(error);
     }
   return out;

@@ -13,12 +13,16 @@ namespace {
 constexpr size_t kMaxStrategies = 256, kMaxOptions = 4096, kMaxStruct = 4096, kMaxExtensions = 64;
 
 Error bad(const std::string& file, const std::string& what) {
-  return Error(ErrorCode::plugin_bad_descriptor, "the descriptor of " + file + " is not consistent: " + what);
+  return Error(ErrorCode::plugin_bad_descriptor,
+               "the descriptor of " + file + " is not consistent: " + what);
 }
 
-bool is_name(const char* text) { return text != nullptr && text::is_identifier({text, ::strnlen(text, 65)}); }
+bool is_name(const char* text) {
+  return text != nullptr && text::is_identifier({text, ::strnlen(text, 65)});
+}
 
-// The size of an array's element: at least what we know, and such that the next one lies where one can be.
+// The size of an array's element: at least what we know, and such that the next one lies where one
+// can be.
 template <class T>
 bool is_struct_size(size_t size) {
   return size >= sizeof(T) && size <= kMaxStruct && size % alignof(T) == 0;
@@ -39,10 +43,12 @@ bool is_semver(const std::string& text) {
 }
 
 StrategyInfo read_strategy(const meshwright_strategy& raw, const std::string& file) {
-  if (!is_name(raw.name)) throw bad(file, "a strategy has no proper name (a-z, 0-9 and _, a letter first, at most 64)");
+  if (!is_name(raw.name))
+    throw bad(file, "a strategy has no proper name (a-z, 0-9 and _, a letter first, at most 64)");
   StrategyInfo info;
   info.name = raw.name;
-  if (raw.create == nullptr || raw.destroy == nullptr) throw bad(file, "strategy " + info.name + " has no create or destroy function");
+  if (raw.create == nullptr || raw.destroy == nullptr)
+    throw bad(file, "strategy " + info.name + " has no create or destroy function");
   if (raw.summary == nullptr) throw bad(file, "strategy " + info.name + " has no summary");
   if (raw.option_count > kMaxOptions || (raw.option_count > 0 && raw.options == nullptr))
     throw bad(file, "the options of strategy " + info.name + " point nowhere");
@@ -51,16 +57,19 @@ StrategyInfo read_strategy(const meshwright_strategy& raw, const std::string& fi
   info.aliases = text::split_names(raw.aliases, '|');
   for (const std::string& alias : info.aliases)
     if (!text::is_identifier(text::normal(alias)))
-      throw bad(file, "strategy " + info.name + " has the alias \"" + alias + "\", which is no name");
+      throw bad(file,
+                "strategy " + info.name + " has the alias \"" + alias + "\", which is no name");
   if (raw.options_table != nullptr && !is_name(raw.options_table))
     throw bad(file, "strategy " + info.name + " has no proper options table");
-  info.schema.table = "distributed." + std::string(raw.options_table != nullptr ? raw.options_table : raw.name);
+  info.schema.table =
+      "distributed." + std::string(raw.options_table != nullptr ? raw.options_table : raw.name);
   info.schema.owner = info.name;
   const char* option = reinterpret_cast<const char*>(raw.options);
   for (size_t i = 0; i < raw.option_count; ++i) {
     const auto* o = reinterpret_cast<const meshwright_option*>(option);
     if (!is_struct_size<meshwright_option>(o->struct_size))
-      throw bad(file, "an option of strategy " + info.name + " says that it has " + std::to_string(o->struct_size) + " bytes");
+      throw bad(file, "an option of strategy " + info.name + " says that it has " +
+                          std::to_string(o->struct_size) + " bytes");
     info.schema.options.push_back(o);
     option += o->struct_size;
   }
@@ -79,7 +88,8 @@ std::filesystem::path runtime_half_of(const meshwright_plugin& d, const Judged& 
   for (const meshwright_extension* block = d.extensions; block != nullptr; block = block->next) {
     if (++blocks > kMaxExtensions) throw bad(file, "the chain of extensions does not end");
     if (block->id != MESHWRIGHT_RUNTIME_HALF) continue;
-    if (!is_struct_size<meshwright_runtime_half>(block->struct_size)) throw bad(file, "the block of the running half is too short");
+    if (!is_struct_size<meshwright_runtime_half>(block->struct_size))
+      throw bad(file, "the block of the running half is too short");
     const char* name = reinterpret_cast<const meshwright_runtime_half*>(block)->file;
     size_t length = name == nullptr ? 0 : ::strnlen(name, 256);
     if (length == 0 || length == 256 || std::memchr(name, '/', length) != nullptr)
@@ -94,36 +104,46 @@ std::filesystem::path runtime_half_of(const meshwright_plugin& d, const Judged& 
 bool answers_to(const StrategyInfo& info, const std::string& name) {
   const std::string wanted = text::normal(name);
   return text::normal(info.name) == wanted ||
-         std::any_of(info.aliases.begin(), info.aliases.end(), [&](const std::string& alias) { return text::normal(alias) == wanted; });
+         std::any_of(info.aliases.begin(), info.aliases.end(),
+                     [&](const std::string& alias) { return text::normal(alias) == wanted; });
 }
 
 const meshwright_strategy* raw_strategy(const meshwright_plugin& descriptor, size_t index) {
   const char* at = reinterpret_cast<const char*>(descriptor.strategies);
-  for (size_t i = 0; i < index; ++i) at += reinterpret_cast<const meshwright_strategy*>(at)->struct_size;
+  for (size_t i = 0; i < index; ++i)
+    at += reinterpret_cast<const meshwright_strategy*>(at)->struct_size;
   return reinterpret_cast<const meshwright_strategy*>(at);
 }
 
-LoadedPlugin read_descriptor(const meshwright_plugin* d, const Judged& judged, const std::string& place) {
+LoadedPlugin read_descriptor(const meshwright_plugin* d, const Judged& judged,
+                             const std::string& place) {
   const std::string file = judged.path.string();
   if (d->magic != MESHWRIGHT_PLUGIN_MAGIC)
-    throw Error(ErrorCode::plugin_bad_magic, "meshwright_plugin_v1 in " + file + " does not start with the magic number")
+    throw Error(ErrorCode::plugin_bad_magic,
+                "meshwright_plugin_v1 in " + file + " does not start with the magic number")
         .help("define it with MESHWRIGHT_PLUGIN(...)");
   if (d->struct_size < sizeof(meshwright_plugin))
-    throw Error(ErrorCode::plugin_short_struct, "the descriptor of " + file + " has " + std::to_string(d->struct_size) +
-                                                    " bytes, but version " + std::to_string(MESHWRIGHT_SDK_MAJOR) + ".0 has " +
-                                                    std::to_string(sizeof(meshwright_plugin)));
+    throw Error(ErrorCode::plugin_short_struct,
+                "the descriptor of " + file + " has " + std::to_string(d->struct_size) +
+                    " bytes, but version " + std::to_string(MESHWRIGHT_SDK_MAJOR) + ".0 has " +
+                    std::to_string(sizeof(meshwright_plugin)));
   if (d->sdk_major != MESHWRIGHT_SDK_MAJOR)
-    throw Error(ErrorCode::plugin_sdk_major, "the descriptor of " + file + " is of SDK major version " + std::to_string(d->sdk_major) +
-                                                 ", the engine has " + std::to_string(MESHWRIGHT_SDK_MAJOR))
+    throw Error(ErrorCode::plugin_sdk_major,
+                "the descriptor of " + file + " is of SDK major version " +
+                    std::to_string(d->sdk_major) + ", the engine has " +
+                    std::to_string(MESHWRIGHT_SDK_MAJOR))
         .help("rebuild the plugin against this installation");
   if (!is_name(d->name)) throw bad(file, "the plugin has no proper name");
   for (const char* text : {d->version, d->vendor, d->license, d->summary})
     if (text == nullptr) throw bad(file, "version, vendor, license or summary is missing");
-  if (!is_semver(d->version)) throw bad(file, "\"" + std::string(d->version) + "\" is not a version like 1.2.3");
+  if (!is_semver(d->version))
+    throw bad(file, "\"" + std::string(d->version) + "\" is not a version like 1.2.3");
   if (d->facts == nullptr || d->facts != judged.facts_text)
-    throw Error(ErrorCode::plugin_bad_marker, "the facts in the descriptor of " + file + " are not those of its marker")
+    throw Error(ErrorCode::plugin_bad_marker,
+                "the facts in the descriptor of " + file + " are not those of its marker")
         .help("rebuild the plugin from a clean build folder");
-  if (d->strategy_count == 0 || d->strategy_count > kMaxStrategies || d->strategies == nullptr) throw bad(file, "it has no strategies");
+  if (d->strategy_count == 0 || d->strategy_count > kMaxStrategies || d->strategies == nullptr)
+    throw bad(file, "it has no strategies");
 
   LoadedPlugin plugin;
   plugin.path = judged.path;
@@ -140,16 +160,20 @@ LoadedPlugin read_descriptor(const meshwright_plugin* d, const Judged& judged, c
   for (size_t i = 0; i < d->strategy_count; ++i) {
     const meshwright_strategy* raw = raw_strategy(*d, i);
     if (!is_struct_size<meshwright_strategy>(raw->struct_size))
-      throw bad(file, "a strategy struct says that it has " + std::to_string(raw->struct_size) + " bytes");
+      throw bad(file, "a strategy struct says that it has " + std::to_string(raw->struct_size) +
+                          " bytes");
     StrategyInfo info = read_strategy(*raw, file);
     auto listed = [&](const std::string& name) {
-      return std::any_of(judged.strategies.begin(), judged.strategies.end(),
-                         [&](const std::string& s) { return text::normal(s) == text::normal(name); });
+      return std::any_of(
+          judged.strategies.begin(), judged.strategies.end(),
+          [&](const std::string& s) { return text::normal(s) == text::normal(name); });
     };
     std::vector<std::string> names = info.aliases;
     names.insert(names.begin(), info.name);
     for (const std::string& name : names) {
-      if (!listed(name)) throw bad(file, "strategy " + name + " is not among the STRATEGIES given to meshwright_add_plugin()");
+      if (!listed(name))
+        throw bad(file, "strategy " + name +
+                            " is not among the STRATEGIES given to meshwright_add_plugin()");
       for (const StrategyInfo& other : plugin.strategies)
         if (answers_to(other, name)) throw bad(file, "it has two strategies named " + name);
     }

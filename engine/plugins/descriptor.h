@@ -6,8 +6,10 @@
 
 namespace meshwright::plugins {
 
-// Throws Error(plugin_bad_magic | plugin_short_struct | plugin_sdk_major | plugin_bad_descriptor | plugin_bad_marker).
-LoadedPlugin read_descriptor(const meshwright_plugin* descriptor, const Judged& judged, const std::string& place);
+// Throws Error(plugin_bad_magic | plugin_short_struct | plugin_sdk_major | plugin_bad_descriptor |
+// plugin_bad_marker).
+LoadedPlugin read_descriptor(const meshwright_plugin* descriptor, const Judged& judged,
+                             const std::string& place);
 
 // Whether this is its name or one of its aliases, in any letter case, '-' as '_'.
 bool answers_to(const StrategyInfo& info, const std::string& name);

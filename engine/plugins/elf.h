@@ -1,4 +1,5 @@
-// Reads what is needed of a shared library's file without loading it. Bounded: no byte outside the file is touched, whatever it holds.
+// Reads what is needed of a shared library's file without loading it. Bounded: no byte outside the
+// file is touched, whatever it holds.
 #pragma once
 
 #include <filesystem>

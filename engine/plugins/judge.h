@@ -24,12 +24,14 @@ std::string facts_hash(const Facts& facts);
 
 // What the file says of itself, without judging it: for finding out which strategies a library has.
 Judged read_facts(const std::filesystem::path& file);
-// File kind, owner and permissions. Throws Error(plugin_unreadable | plugin_is_directory | plugin_owner | plugin_permissions).
+// File kind, owner and permissions. Throws Error(plugin_unreadable | plugin_is_directory |
+// plugin_owner | plugin_permissions).
 void check_file(const std::filesystem::path& file);
-// The running half of a judged plugin: check_file, and facts equal to the planning half's. Nothing of it runs. Throws Error(4xx).
+// The running half of a judged plugin: check_file, and facts equal to the planning half's. Nothing
+// of it runs. Throws Error(4xx).
 void judge_runtime_half(const std::filesystem::path& file, const Judged& planning);
-// The whole judgement: check_file, read_facts, and every fact against ours. Throws Error(4xx); a mismatch shows a table of just the
-// differing facts and how to rebuild.
+// The whole judgement: check_file, read_facts, and every fact against ours. Throws Error(4xx); a
+// mismatch shows a table of just the differing facts and how to rebuild.
 Judged judge(const std::filesystem::path& file);
 
 }  // namespace meshwright::plugins

@@ -36,14 +36,18 @@ fs::path program_folder() {
 // Folder of the SDK library: an embedding program may lie anywhere.
 fs::path sdk_folder() {
   Dl_info info{};
-  if (::dladdr(reinterpret_cast<const void*>(&build_facts), &info) == 0 || info.dli_fname == nullptr) return {};
+  if (::dladdr(reinterpret_cast<const void*>(&build_facts), &info) == 0 ||
+      info.dli_fname == nullptr)
+    return {};
   std::error_code failed;
   fs::path real = fs::canonical(info.dli_fname, failed);
   return failed ? fs::path() : real.parent_path();
 }
 
 // An empty path stays empty, which std::filesystem would throw for.
-fs::path absolute_unless_empty(const fs::path& path) { return path.empty() ? path : fs::absolute(path); }
+fs::path absolute_unless_empty(const fs::path& path) {
+  return path.empty() ? path : fs::absolute(path);
+}
 
 std::vector<Place> places_of(const SearchPath& search) {
   std::vector<Place> out;
@@ -53,7 +57,8 @@ std::vector<Place> places_of(const SearchPath& search) {
       if (place.folder == folder.lexically_normal()) return;
     out.push_back({label, folder.lexically_normal()});
   };
-  for (const fs::path& folder : search.folders) add("[plugins] path", absolute_unless_empty(folder));
+  for (const fs::path& folder : search.folders)
+    add("[plugins] path", absolute_unless_empty(folder));
   if (!search.standard_places) return out;
   if (const char* env = std::getenv("MESHWRIGHT_PLUGIN_PATH"))
     for (const std::string& folder : text::split_names(env, ':'))
@@ -63,8 +68,10 @@ std::vector<Place> places_of(const SearchPath& search) {
     add("user data", fs::path(data) / "meshwright/plugins");
   else if (home != nullptr && *home == '/')
     add("user data", fs::path(home) / ".local/share/meshwright/plugins");
-  if (fs::path folder = program_folder(); !folder.empty()) add("installation", folder.parent_path() / "lib/meshwright/plugins");
-  if (fs::path folder = sdk_folder(); !folder.empty()) add("installation", folder / "meshwright/plugins");
+  if (fs::path folder = program_folder(); !folder.empty())
+    add("installation", folder.parent_path() / "lib/meshwright/plugins");
+  if (fs::path folder = sdk_folder(); !folder.empty())
+    add("installation", folder / "meshwright/plugins");
   return out;
 }
 
@@ -88,7 +95,9 @@ std::string type_name(const std::exception& error) {
   return out;
 }
 
-std::string text_of(const LoadedPlugin& plugin) { return plugin.name + " " + plugin.version + " (" + plugin.path.string() + ")"; }
+std::string text_of(const LoadedPlugin& plugin) {
+  return plugin.name + " " + plugin.version + " (" + plugin.path.string() + ")";
+}
 
 }  // namespace
 
@@ -110,19 +119,25 @@ struct Registry::Impl {
     Judged judged = judge(file);
     judged.path = fs::canonical(file);
     boost::dll::shared_library library;
-    // RTLD_NODELETE has no name in Boost. The handle goes away with this scope, the mapping stays for good.
-    auto mode =
-        boost::dll::load_mode::rtld_now | boost::dll::load_mode::rtld_local | static_cast<boost::dll::load_mode::type>(RTLD_NODELETE);
+    // RTLD_NODELETE has no name in Boost. The handle goes away with this scope, the mapping stays
+    // for good.
+    auto mode = boost::dll::load_mode::rtld_now | boost::dll::load_mode::rtld_local |
+                static_cast<boost::dll::load_mode::type>(RTLD_NODELETE);
     plugin_at_work(judged.path.string());  // the constructors of its static objects
     try {
       library.load(judged.path.string(), mode);
     } catch (const std::exception& error) {
-      throw Error(ErrorCode::plugin_unresolved, "cannot load " + judged.path.string() + ": " + error.what())
-          .help("link the plugin with -z defs (meshwright_add_plugin() does) so that a missing symbol shows when it is built");
+      throw Error(ErrorCode::plugin_unresolved,
+                  "cannot load " + judged.path.string() + ": " + error.what())
+          .help(
+              "link the plugin with -z defs (meshwright_add_plugin() does) so that a missing "
+              "symbol shows when it is built");
     }
     if (!library.has("meshwright_plugin_v1"))
-      throw Error(ErrorCode::plugin_no_descriptor, judged.path.string() + " does not export meshwright_plugin_v1");
-    LoadedPlugin plugin = read_descriptor(&library.get<const meshwright_plugin>("meshwright_plugin_v1"), judged, place);
+      throw Error(ErrorCode::plugin_no_descriptor,
+                  judged.path.string() + " does not export meshwright_plugin_v1");
+    LoadedPlugin plugin = read_descriptor(
+        &library.get<const meshwright_plugin>("meshwright_plugin_v1"), judged, place);
     if (!plugin.runtime_half.empty()) judge_runtime_half(plugin.runtime_half, judged);
     for (const LoadedPlugin& other : loaded)
       for (const StrategyInfo& theirs : other.strategies)
@@ -132,7 +147,8 @@ struct Registry::Impl {
           for (const std::string& name : names)
             if (answers_to(theirs, name))
               throw Error(ErrorCode::plugin_duplicate,
-                          "strategy " + name + " of " + plugin.path.string() + " is already there, from " + other.path.string())
+                          "strategy " + name + " of " + plugin.path.string() +
+                              " is already there, from " + other.path.string())
                   .help("remove one of the two libraries from where plugins are looked for");
         }
     loaded.push_back(std::move(plugin));
@@ -198,51 +214,62 @@ LoadedStrategy Registry::find(const std::string& strategy) {
         here += (here.empty() ? "" : ", ") + file.filename().string() + " (unusable)";
       }
     std::error_code failed;
-    if (here.empty()) here = fs::is_directory(place.folder, failed) ? "no plugins" : "no such folder";
+    if (here.empty())
+      here = fs::is_directory(place.folder, failed) ? "no plugins" : "no such folder";
     text += "\nsearched " + place.label + ": " + place.folder.string() + " (" + here + ")";
   }
   for (const std::string& folder : relative_plugin_folders())
     text += "\nleft out MESHWRIGHT_PLUGIN_PATH: " + folder + " (not an absolute path)";
   for (const LoadedPlugin& plugin : impl_->loaded)
     for (const StrategyInfo& info : plugin.strategies)
-      if (std::find(names.begin(), names.end(), info.name) == names.end()) names.push_back(info.name);
+      if (std::find(names.begin(), names.end(), info.name) == names.end())
+        names.push_back(info.name);
   std::sort(names.begin(), names.end());
   Error error(ErrorCode::plugin_not_found, text);
   error.key("distributed.strategy");
-  if (std::string near = nearest_name(name, names); !near.empty()) error.help("set distributed.strategy = \"" + near + "\"");
+  if (std::string near = nearest_name(name, names); !near.empty())
+    error.help("set distributed.strategy = \"" + near + "\"");
   std::string all;
   for (const std::string& n : names) all += (all.empty() ? "" : ", ") + n;
-  error.help(names.empty() ? "install the bundled plugins, or name a library in [plugins] load" : "strategies that were found: " + all);
+  error.help(names.empty() ? "install the bundled plugins, or name a library in [plugins] load"
+                           : "strategies that were found: " + all);
   throw error;
 }
 
-const LoadedPlugin& Registry::load(const fs::path& file, const std::string& place) { return impl_->load(file, place); }
+const LoadedPlugin& Registry::load(const fs::path& file, const std::string& place) {
+  return impl_->load(file, place);
+}
 
 LoadedStrategy Registry::create(const LoadedPlugin& plugin, const StrategyInfo& info) {
   size_t index = static_cast<size_t>(&info - plugin.strategies.data());
   const meshwright_strategy* raw = raw_strategy(*plugin.descriptor, index);
   meshwright_status status{};
   status.struct_size = sizeof status;
-  std::string who = "strategy " + info.name + " of " + plugin.name + " " + plugin.version + " (" + plugin.path.string() + ")";
+  std::string who = "strategy " + info.name + " of " + plugin.name + " " + plugin.version + " (" +
+                    plugin.path.string() + ")";
   void* made = nullptr;
   plugin_at_work(text_of(plugin));
   try {
     made = raw->create(&status);
   } catch (const std::exception& error) {
-    throw Error(ErrorCode::plugin_create_threw, who + " threw " + type_name(error) + " while it was made: " + error.what());
+    throw Error(ErrorCode::plugin_create_threw,
+                who + " threw " + type_name(error) + " while it was made: " + error.what());
   } catch (...) {
-    throw Error(ErrorCode::plugin_create_threw, who + " threw something that is no exception while it was made");
+    throw Error(ErrorCode::plugin_create_threw,
+                who + " threw something that is no exception while it was made");
   }
   status.message[sizeof status.message - 1] = '\0';
   if (status.code != 0 || made == nullptr) {
     if (made != nullptr) raw->destroy(made);
     throw Error(ErrorCode::plugin_create_failed,
-                who + " could not be made: " + (status.message[0] != '\0' ? status.message : "no reason given"));
+                who + " could not be made: " +
+                    (status.message[0] != '\0' ? status.message : "no reason given"));
   }
   LoadedStrategy out;
   out.plugin = &plugin;
   out.info = &info;
-  out.strategy = std::shared_ptr<Strategy>(static_cast<Strategy*>(made), [destroy = raw->destroy](Strategy* s) { destroy(s); });
+  out.strategy = std::shared_ptr<Strategy>(static_cast<Strategy*>(made),
+                                           [destroy = raw->destroy](Strategy* s) { destroy(s); });
   return out;
 }
 
@@ -270,7 +297,8 @@ std::vector<std::pair<std::string, fs::path>> Registry::places() const {
   return out;
 }
 
-void guarded(const LoadedStrategy& strategy, const std::string& what, const std::function<void()>& body) {
+void guarded(const LoadedStrategy& strategy, const std::string& what,
+             const std::function<void()>& body) {
   auto context = [&] { return "plugin " + text_of(*strategy.plugin) + ", while " + what; };
   plugin_at_work(text_of(*strategy.plugin));
   try {
@@ -278,10 +306,13 @@ void guarded(const LoadedStrategy& strategy, const std::string& what, const std:
   } catch (Error& error) {
     throw error.note(context());
   } catch (const std::exception& error) {
-    throw Error(ErrorCode::plugin_foreign_exception, "an exception of type " + type_name(error) + " left the plugin: " + error.what())
+    throw Error(ErrorCode::plugin_foreign_exception,
+                "an exception of type " + type_name(error) + " left the plugin: " + error.what())
         .note(context());
   } catch (...) {
-    throw Error(ErrorCode::plugin_foreign_exception, "something that is no exception left the plugin").note(context());
+    throw Error(ErrorCode::plugin_foreign_exception,
+                "something that is no exception left the plugin")
+        .note(context());
   }
 }
 

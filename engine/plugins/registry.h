@@ -1,4 +1,5 @@
-// Finds, judges and loads strategy plugins. Nothing of a plugin runs before its build facts match ours; nothing is ever unloaded.
+// Finds, judges and loads strategy plugins. Nothing of a plugin runs before its build facts match
+// ours; nothing is ever unloaded.
 #pragma once
 
 #include <filesystem>
@@ -15,15 +16,16 @@
 
 namespace meshwright::plugins {
 
-// The folders of MESHWRIGHT_PLUGIN_PATH that are left out, because they are not absolute: they would mean the current folder.
+// The folders of MESHWRIGHT_PLUGIN_PATH that are left out, because they are not absolute: they
+// would mean the current folder.
 std::vector<std::string> relative_plugin_folders();
 
 // Where to look, in order; the first hit wins.
 struct SearchPath {
   std::vector<std::filesystem::path> files;    // [plugins] load
   std::vector<std::filesystem::path> folders;  // [plugins] path
-  // Then MESHWRIGHT_PLUGIN_PATH (colon-separated folders), the user's data folder ($XDG_DATA_HOME or ~/.local/share,
-  // meshwright/plugins) and the installation's folder. Never the current folder.
+  // Then MESHWRIGHT_PLUGIN_PATH (colon-separated folders), the user's data folder ($XDG_DATA_HOME
+  // or ~/.local/share, meshwright/plugins) and the installation's folder. Never the current folder.
   bool standard_places = true;
 };
 
@@ -67,8 +69,9 @@ class Registry {
   explicit Registry(const SearchPath& search);
   ~Registry();
 
-  // The plugin that has a strategy of this name or alias (any letter case). Throws Error(4xx): not found lists every place tried and
-  // the nearest name; a hit that cannot be used stops with its own error.
+  // The plugin that has a strategy of this name or alias (any letter case). Throws Error(4xx): not
+  // found lists every place tried and the nearest name; a hit that cannot be used stops with its
+  // own error.
   LoadedStrategy find(const std::string& strategy);
   // Judges and loads one file, whatever it contains.
   const LoadedPlugin& load(const std::filesystem::path& file, const std::string& place);
@@ -83,9 +86,10 @@ class Registry {
   std::unique_ptr<Impl> impl_;
 };
 
-// Runs `body`; a meshwright::Error gains the note "plugin NAME VERSION (path), while WHAT", any other exception becomes
-// Error(plugin_foreign_exception).
-void guarded(const LoadedStrategy& strategy, const std::string& what, const std::function<void()>& body);
+// Runs `body`; a meshwright::Error gains the note "plugin NAME VERSION (path), while WHAT", any
+// other exception becomes Error(plugin_foreign_exception).
+void guarded(const LoadedStrategy& strategy, const std::string& what,
+             const std::function<void()>& body);
 
 // The facts this engine was built with.
 const std::map<std::string, std::string>& engine_facts();

@@ -22,8 +22,9 @@ constexpr Milliseconds kAnswer = std::chrono::seconds(5);
 
 // Says that another rank is gone or silent, which that rank, or whoever ended it, explains better.
 bool follows(ErrorCode code) {
-  return code == ErrorCode::rendezvous_failed || code == ErrorCode::ranks_disagree || code == ErrorCode::rank_failed ||
-         code == ErrorCode::collective_timeout || code == ErrorCode::collective_failed;
+  return code == ErrorCode::rendezvous_failed || code == ErrorCode::ranks_disagree ||
+         code == ErrorCode::rank_failed || code == ErrorCode::collective_timeout ||
+         code == ErrorCode::collective_failed;
 }
 
 std::optional<Error> look(c10d::Store& store, int64_t rank) {
@@ -37,36 +38,44 @@ std::optional<Error> look(c10d::Store& store, int64_t rank) {
 }
 
 void wait_until(Clock::time_point end, const std::function<bool()>& done) {
-  for (Milliseconds pause(2); !done() && Clock::now() < end; pause = std::min(2 * pause, Milliseconds(200)))
+  for (Milliseconds pause(2); !done() && Clock::now() < end;
+       pause = std::min(2 * pause, Milliseconds(200)))
     std::this_thread::sleep_for(pause);
 }
 
 }  // namespace
 
 Board::Board(const launch::RankEnvironment& ranks, const StorePtr& store, Milliseconds timeout)
-    : ranks_(ranks), store_(c10::make_intrusive<c10d::PrefixStore>("board", store)), timeout_(timeout) {}
+    : ranks_(ranks),
+      store_(c10::make_intrusive<c10d::PrefixStore>("board", store)),
+      timeout_(timeout) {}
 
 void Board::post(const Error& error) noexcept {
   try {
-    std::string text = follows(error.code()) ? "" : name_here(ranks_.rank) + "\n" + encode_error(error);
+    std::string text =
+        follows(error.code()) ? "" : name_here(ranks_.rank) + "\n" + encode_error(error);
     auto end = Clock::now() + std::min(timeout_, kStay);
-    bounded(std::min(timeout_, kStay) + kAnswer, [store = store_, text, end, stays = keeper(), world = ranks_.world_size] {
-      if (!text.empty() && store->add("errors", 1) == 1) store->set("error", bytes_of(text));
-      store->add("ended", 1);
-      // One whose peer was killed has nothing that others would read: they see the same.
-      if (stays && store->check({"error"})) wait_until(end, [&] { return store->add("ended", 0) >= world; });
-    });
+    bounded(std::min(timeout_, kStay) + kAnswer,
+            [store = store_, text, end, stays = keeper(), world = ranks_.world_size] {
+              if (!text.empty() && store->add("errors", 1) == 1)
+                store->set("error", bytes_of(text));
+              store->add("ended", 1);
+              // One whose peer was killed has nothing that others would read: they see the same.
+              if (stays && store->check({"error"}))
+                wait_until(end, [&] { return store->add("ended", 0) >= world; });
+            });
   } catch (...) {  // who keeps the store has ended, and the others see that
   }
 }
 
 std::optional<Error> Board::read(Milliseconds patience) noexcept {
   try {
-    return bounded(patience + kAnswer, [store = store_, rank = ranks_.rank, end = Clock::now() + patience] {
-      std::optional<Error> found;
-      wait_until(end, [&] { return (found = look(*store, rank)).has_value(); });
-      return found;
-    });
+    return bounded(patience + kAnswer,
+                   [store = store_, rank = ranks_.rank, end = Clock::now() + patience] {
+                     std::optional<Error> found;
+                     wait_until(end, [&] { return (found = look(*store, rank)).has_value(); });
+                     return found;
+                   });
   } catch (...) {
     return std::nullopt;
   }
@@ -83,16 +92,18 @@ std::optional<Error> Board::read_beside() noexcept {
 
 void Board::finish() {
   auto lost = [&](const std::string& what) {
-    return Error(ErrorCode::collective_failed, "rank " + std::to_string(ranks_.rank) + " waited for rank 0 to end the run: " + what)
+    return Error(ErrorCode::collective_failed, "rank " + std::to_string(ranks_.rank) +
+                                                   " waited for rank 0 to end the run: " + what)
         .help("look at the log of rank 0");
   };
   try {
     if (ranks_.rank == 0) {
       auto end = Clock::now() + std::min(timeout_, kStay);
-      bounded(std::min(timeout_, kStay) + kAnswer, [store = store_, end, stays = keeper(), world = ranks_.world_size] {
-        store->set("over", bytes_of("1"));
-        if (stays) wait_until(end, [&] { return store->add("ended", 0) >= world - 1; });
-      });
+      bounded(std::min(timeout_, kStay) + kAnswer,
+              [store = store_, end, stays = keeper(), world = ranks_.world_size] {
+                store->set("over", bytes_of("1"));
+                if (stays) wait_until(end, [&] { return store->add("ended", 0) >= world - 1; });
+              });
       return;
     }
     // Rank 0 may export for as long as that takes; only silence has a limit.

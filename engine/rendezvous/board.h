@@ -1,7 +1,9 @@
-// Where a rank that ends before the work is done says why, so that all others end with the same words and the same exit status.
+// Where a rank that ends before the work is done says why, so that all others end with the same
+// words and the same exit status.
 //
-// The board is a few keys of the store that the ranks met in. Nobody looks at it while training goes well: a rank that fails closes its
-// connections, and the others, whose collectives break, look here before they call the broken connection the cause.
+// The board is a few keys of the store that the ranks met in. Nobody looks at it while training
+// goes well: a rank that fails closes its connections, and the others, whose collectives break,
+// look here before they call the broken connection the cause.
 #pragma once
 
 #include <c10/util/intrusive_ptr.h>
@@ -21,17 +23,20 @@ namespace meshwright::rendezvous {
 class Board {
  public:
   // `timeout`: of the job's collectives; nobody waits here for longer.
-  Board(const launch::RankEnvironment& ranks, const c10::intrusive_ptr<c10d::Store>& store, std::chrono::milliseconds timeout);
+  Board(const launch::RankEnvironment& ranks, const c10::intrusive_ptr<c10d::Store>& store,
+        std::chrono::milliseconds timeout);
 
-  // This rank ends with that error; its connections are closed already. The first error of the job is kept, unless it only says that
-  // another rank is gone. The rank that keeps the store stays until the others have read, or for half a minute.
+  // This rank ends with that error; its connections are closed already. The first error of the job
+  // is kept, unless it only says that another rank is gone. The rank that keeps the store stays
+  // until the others have read, or for half a minute.
   void post(const Error& error) noexcept;
-  // What another rank has posted, with a note that says which; waits so long for it. A store that is gone has nothing to say.
+  // What another rank has posted, with a note that says which; waits so long for it. A store that
+  // is gone has nothing to say.
   std::optional<Error> read(std::chrono::milliseconds patience) noexcept;
   // The same over a connection of its own, for a moment in which another thread waits in the store.
   std::optional<Error> read_beside() noexcept;
-  // Collective, after the last collective: returns once rank 0 has done what it does alone. Throws what it posted instead, or
-  // Error(collective_failed) when it is gone.
+  // Collective, after the last collective: returns once rank 0 has done what it does alone. Throws
+  // what it posted instead, or Error(collective_failed) when it is gone.
   void finish();
 
  private:

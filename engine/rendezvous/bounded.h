@@ -14,9 +14,10 @@ namespace meshwright::rendezvous {
 // The call did not come back.
 struct NoAnswer {};
 
-// What `call` returns or throws; NoAnswer when it takes longer. LibTorch's store waits for ever where its server is there and silent (a
-// stopped process, another program on the port), and nothing wakes it up: such a call stays behind in its thread until the process ends.
-// So `call` must own all that it uses.
+// What `call` returns or throws; NoAnswer when it takes longer. LibTorch's store waits for ever
+// where its server is there and silent (a stopped process, another program on the port), and
+// nothing wakes it up: such a call stays behind in its thread until the process ends. So `call`
+// must own all that it uses.
 //
 // `meanwhile` is called every half second; what it throws ends the wait in the same way.
 template <class F, class G>

@@ -23,9 +23,11 @@ std::string encode(const Facts& facts) {
 
 Facts decode_facts(const std::string& text) {
   Facts out;
-  for (size_t at = 0, end; (end = text.find(kRecordSeparator, at)) != std::string::npos; at = end + 1) {
+  for (size_t at = 0, end; (end = text.find(kRecordSeparator, at)) != std::string::npos;
+       at = end + 1) {
     size_t split = std::min(text.find(kUnitSeparator, at), end);
-    out.emplace_back(text.substr(at, split - at), split < end ? text.substr(split + 1, end - split - 1) : "");
+    out.emplace_back(text.substr(at, split - at),
+                     split < end ? text.substr(split + 1, end - split - 1) : "");
   }
   return out;
 }
@@ -36,12 +38,15 @@ const std::string* find(const Facts& facts, const std::string& name) {
   return nullptr;
 }
 
-std::string brief(const std::string& value) { return value.size() <= 80 ? value : value.substr(0, 77) + "..."; }
+std::string brief(const std::string& value) {
+  return value.size() <= 80 ? value : value.substr(0, 77) + "...";
+}
 
-// "rank 2 has optimizer.lr 0.002, the others 0.001; ..." What only one side has (the options of its strategy, say) follows from
-// something else, and is said only when nothing else differs.
+// "rank 2 has optimizer.lr 0.002, the others 0.001; ..." What only one side has (the options of its
+// strategy, say) follows from something else, and is said only when nothing else differs.
 std::string differences(const std::vector<int64_t>& odd, const Facts& theirs, const Facts& usual) {
-  std::string who = (odd.size() == 1 ? "rank " : "ranks ") + some_of(odd) + (odd.size() == 1 ? " has " : " have ");
+  std::string who = (odd.size() == 1 ? "rank " : "ranks ") + some_of(odd) +
+                    (odd.size() == 1 ? " has " : " have ");
   std::vector<std::string> changed, lone;
   for (const auto& [name, value] : theirs) {
     const std::string* other = find(usual, name);
@@ -51,23 +56,28 @@ std::string differences(const std::vector<int64_t>& odd, const Facts& theirs, co
       changed.push_back(name + " " + brief(value) + ", the others " + brief(*other));
   }
   for (const auto& [name, value] : usual)
-    if (find(theirs, name) == nullptr) lone.push_back("no " + name + ", the others " + brief(value));
+    if (find(theirs, name) == nullptr)
+      lone.push_back("no " + name + ", the others " + brief(value));
   const std::vector<std::string>& said = changed.empty() ? lone : changed;
   std::string out;
-  for (size_t i = 0; i < said.size() && i < kMostDifferences; ++i) out += (i ? "; " : who) + said[i];
-  return said.size() > kMostDifferences ? out + "; and " + std::to_string(said.size() - kMostDifferences) + " more" : out;
+  for (size_t i = 0; i < said.size() && i < kMostDifferences; ++i)
+    out += (i ? "; " : who) + said[i];
+  return said.size() > kMostDifferences
+             ? out + "; and " + std::to_string(said.size() - kMostDifferences) + " more"
+             : out;
 }
 
 // Rank 0 reads all: no other rank reads a world's worth. Empty: all are alike.
-std::string judge(c10d::Store& store, int64_t world, const std::string& mine, std::chrono::steady_clock::time_point end) {
+std::string judge(c10d::Store& store, int64_t world, const std::string& mine,
+                  std::chrono::steady_clock::time_point end) {
   std::map<std::string, std::vector<int64_t>> kinds{{mine, {0}}};
   for (int64_t r = 1; r < world; ++r) {
     std::string key = std::to_string(r);
     try {
       store.wait({key}, left_until(end));
     } catch (const std::exception&) {
-      throw Error(ErrorCode::rendezvous_failed,
-                  "rank 0 waited in vain for what rank " + key + " is to train: it ended, hangs or is stopped")
+      throw Error(ErrorCode::rendezvous_failed, "rank 0 waited in vain for what rank " + key +
+                                                    " is to train: it ended, hangs or is stopped")
           .key("dist_env.timeout_minutes")
           .help("look at the log of rank " + key);
     }
@@ -78,19 +88,25 @@ std::string judge(c10d::Store& store, int64_t world, const std::string& mine, st
     if (members.size() > kinds[*usual].size()) usual = &kind;
   std::string out;
   for (const auto& [kind, members] : kinds)
-    if (kind != *usual) out += (out.empty() ? "" : "; ") + differences(members, decode_facts(kind), decode_facts(*usual));
+    if (kind != *usual)
+      out += (out.empty() ? "" : "; ") +
+             differences(members, decode_facts(kind), decode_facts(*usual));
   return out;
 }
 
 }  // namespace
 
-void compare_ranks(c10d::Store& base, int64_t rank, int64_t world, const Facts& facts, Milliseconds timeout) {
+void compare_ranks(c10d::Store& base, int64_t rank, int64_t world, const Facts& facts,
+                   Milliseconds timeout) {
   if (world == 1) return;
-  auto store = c10::make_intrusive<c10d::PrefixStore>("compare", c10::intrusive_ptr<c10d::Store>::reclaim_copy(&base));
+  auto store = c10::make_intrusive<c10d::PrefixStore>(
+      "compare", c10::intrusive_ptr<c10d::Store>::reclaim_copy(&base));
   auto end = std::chrono::steady_clock::now() + timeout;
   std::string verdict, mine = encode(facts);
   auto lost = [&](const std::string& what) {
-    return Error(ErrorCode::rendezvous_failed, "rank " + std::to_string(rank) + " could not compare itself with the others: " + what)
+    return Error(ErrorCode::rendezvous_failed,
+                 "rank " + std::to_string(rank) +
+                     " could not compare itself with the others: " + what)
         .key("dist_env.timeout_minutes")
         .help("look at the logs of the other ranks: one of them ended, hangs or is stopped");
   };
@@ -107,12 +123,14 @@ void compare_ranks(c10d::Store& base, int64_t rank, int64_t world, const Facts& 
   } catch (const Error&) {
     throw;
   } catch (const NoAnswer&) {
-    throw lost("the store of rank 0 did not answer within " + seconds(timeout) + ": rank 0 hangs or is stopped");
+    throw lost("the store of rank 0 did not answer within " + seconds(timeout) +
+               ": rank 0 hangs or is stopped");
   } catch (const std::exception&) {
     throw lost("rank 0 gave no verdict within " + seconds(timeout) + ", or ended");
   }
   if (!verdict.empty() && verdict != "-")
-    throw Error(ErrorCode::ranks_disagree, verdict).help("start all ranks with the same file, --set values, environment and installation");
+    throw Error(ErrorCode::ranks_disagree, verdict)
+        .help("start all ranks with the same file, --set values, environment and installation");
 }
 
 }  // namespace meshwright::rendezvous

@@ -27,7 +27,9 @@ constexpr std::string_view kGreeting = "meshwright seat ";
 int bound_port(int fd) {
   sockaddr_storage address{};
   socklen_t size = sizeof address;
-  return ::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size) == 0 ? port_of(reinterpret_cast<sockaddr*>(&address)) : 0;
+  return ::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size) == 0
+             ? port_of(reinterpret_cast<sockaddr*>(&address))
+             : 0;
 }
 
 bool lower(const Seat& a, const Seat& b) {
@@ -81,19 +83,23 @@ void Doors::greet(const std::vector<Seat>& seats, size_t me) {
   for (size_t i = 0; i < seats.size(); ++i) {
     if (i == me || seats[i].udp_port == 0 || udp_ < 0) continue;
     bool four = seats[i].address.find(':') == std::string::npos;
-    std::optional<SocketAddress> to = socket_address((udp_is_v6_ && four ? "::ffff:" : "") + seats[i].address, seats[i].udp_port);
+    std::optional<SocketAddress> to =
+        socket_address((udp_is_v6_ && four ? "::ffff:" : "") + seats[i].address, seats[i].udp_port);
     if (to) ::sendto(udp_, text.data(), text.size(), MSG_NOSIGNAL, to->get(), to->size);
   }
 }
 
-std::vector<Doors::Refused> Doors::knock(const std::vector<Seat>& seats, size_t me, Clock::time_point end) {
+std::vector<Doors::Refused> Doors::knock(const std::vector<Seat>& seats, size_t me,
+                                         Clock::time_point end) {
   std::vector<Refused> out;
   std::vector<pollfd> open;
   std::vector<size_t> to;
   for (size_t i = 0; i < seats.size(); ++i) {
     if (i == me || !lower(seats[i], seats[me])) continue;
     std::optional<SocketAddress> there = socket_address(seats[i].address, seats[i].tcp_port);
-    int fd = there ? ::socket(there->storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0) : -1;
+    int fd = there
+                 ? ::socket(there->storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)
+                 : -1;
     int reason = fd < 0 ? errno : ::connect(fd, there->get(), there->size) == 0 ? 0 : errno;
     if (fd >= 0 && reason == EINPROGRESS) {
       open.push_back({fd, POLLOUT, 0});

@@ -1,4 +1,5 @@
-// Whether hosts reach each other: a socket of each kind where others knock, before gloo needs the same connections and only waits.
+// Whether hosts reach each other: a socket of each kind where others knock, before gloo needs the
+// same connections and only waits.
 #pragma once
 
 #include <chrono>
@@ -22,9 +23,11 @@ class Doors {
     size_t to;
     std::string why;
   };
-  // Seat `me` connects to every seat of a lower address, as gloo will (of two ends the one with the higher address opens the connection),
-  // and sends all others a few packets meanwhile. Those that it could not connect to until `end`.
-  std::vector<Refused> knock(const std::vector<Seat>& seats, size_t me, std::chrono::steady_clock::time_point end);
+  // Seat `me` connects to every seat of a lower address, as gloo will (of two ends the one with the
+  // higher address opens the connection), and sends all others a few packets meanwhile. Those that
+  // it could not connect to until `end`.
+  std::vector<Refused> knock(const std::vector<Seat>& seats, size_t me,
+                             std::chrono::steady_clock::time_point end);
   // For each seat, whether its packets have come.
   std::vector<bool> heard(size_t seats);
 

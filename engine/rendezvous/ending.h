@@ -1,8 +1,10 @@
-// How a process that is one of several ranks ends: together with the others, whatever ends it and whenever.
+// How a process that is one of several ranks ends: together with the others, whatever ends it and
+// whenever.
 //
 //   Ending ending;
 //   try { ... ending.meeting(); ... ending.joined(board); ...; ending.finish(); }
-//   catch (const Error& error) { print(error); ending.tell(error); return exit_status(error.code()); }
+//   catch (const Error& error) { print(error); ending.tell(error); return
+//   exit_status(error.code()); }
 #pragma once
 
 #include <memory>
@@ -15,12 +17,14 @@ class Ending {
  public:
   // From now on the ranks find out together what is wrong.
   void meeting() { stage_ = Stage::meeting; }
-  // The ranks have met. Without a board (a single rank, or ranks whose parent ends them all) there is nobody to tell.
+  // The ranks have met. Without a board (a single rank, or ranks whose parent ends them all) there
+  // is nobody to tell.
   void joined(std::shared_ptr<Board> board) {
     stage_ = Stage::joined;
     board_ = std::move(board);
   }
-  // This rank has ended with that error, has said so and has closed its connections: tells the others, before they have met too.
+  // This rank has ended with that error, has said so and has closed its connections: tells the
+  // others, before they have met too.
   void tell(const Error& error) noexcept;
   // Collective, last: see Board::finish().
   void finish() {

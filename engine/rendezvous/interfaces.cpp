@@ -25,7 +25,8 @@ bool is_v6(const std::string& address) { return address.find(':') != std::string
 std::string numeric(const sockaddr* address) {
   char text[INET6_ADDRSTRLEN] = "";
   if (address->sa_family == AF_INET) {
-    ::inet_ntop(AF_INET, &reinterpret_cast<const sockaddr_in*>(address)->sin_addr, text, sizeof text);
+    ::inet_ntop(AF_INET, &reinterpret_cast<const sockaddr_in*>(address)->sin_addr, text,
+                sizeof text);
   } else if (address->sa_family == AF_INET6) {
     const in6_addr& six = reinterpret_cast<const sockaddr_in6*>(address)->sin6_addr;
     // A socket for both families sees IPv4 addresses inside IPv6's.
@@ -38,8 +39,11 @@ std::string numeric(const sockaddr* address) {
 }
 
 int port_of(const sockaddr* address) {
-  if (address->sa_family == AF_INET) return ntohs(reinterpret_cast<const sockaddr_in*>(address)->sin_port);
-  return address->sa_family == AF_INET6 ? ntohs(reinterpret_cast<const sockaddr_in6*>(address)->sin6_port) : 0;
+  if (address->sa_family == AF_INET)
+    return ntohs(reinterpret_cast<const sockaddr_in*>(address)->sin_port);
+  return address->sa_family == AF_INET6
+             ? ntohs(reinterpret_cast<const sockaddr_in6*>(address)->sin6_port)
+             : 0;
 }
 
 std::optional<SocketAddress> socket_address(const std::string& numeric_address, int port) {
@@ -62,7 +66,9 @@ std::optional<SocketAddress> socket_address(const std::string& numeric_address, 
   return out;
 }
 
-bool is_loopback_address(const std::string& numeric_address) { return numeric_address.starts_with("127.") || numeric_address == "::1"; }
+bool is_loopback_address(const std::string& numeric_address) {
+  return numeric_address.starts_with("127.") || numeric_address == "::1";
+}
 
 std::vector<Interface> interfaces() {
   std::vector<Interface> out;
@@ -74,17 +80,21 @@ std::vector<Interface> interfaces() {
     std::string address = numeric(i->ifa_addr);
     if (address.empty()) continue;
     bool link_local =
-        i->ifa_addr->sa_family == AF_INET6 && IN6_IS_ADDR_LINKLOCAL(&reinterpret_cast<const sockaddr_in6*>(i->ifa_addr)->sin6_addr);
+        i->ifa_addr->sa_family == AF_INET6 &&
+        IN6_IS_ADDR_LINKLOCAL(&reinterpret_cast<const sockaddr_in6*>(i->ifa_addr)->sin6_addr);
     out.push_back({i->ifa_name, address, (i->ifa_flags & IFF_LOOPBACK) != 0, link_local});
   }
-  std::stable_sort(out.begin(), out.end(), [](const Interface& a, const Interface& b) { return !is_v6(a.address) && is_v6(b.address); });
+  std::stable_sort(out.begin(), out.end(), [](const Interface& a, const Interface& b) {
+    return !is_v6(a.address) && is_v6(b.address);
+  });
   return out;
 }
 
 std::string list_of(const std::vector<Interface>& all) {
   std::vector<std::pair<std::string, std::string>> names;
   for (const Interface& i : all) {
-    auto known = std::find_if(names.begin(), names.end(), [&](const auto& n) { return n.first == i.name; });
+    auto known =
+        std::find_if(names.begin(), names.end(), [&](const auto& n) { return n.first == i.name; });
     if (known == names.end())
       names.emplace_back(i.name, i.address);
     else
@@ -99,19 +109,26 @@ std::string list_of(const std::vector<Interface>& all) {
   return out.empty() ? "none that is up" : out;
 }
 
-std::string address_of(const std::string& name, const std::string& named_by, const std::vector<Interface>& all) {
+std::string address_of(const std::string& name, const std::string& named_by,
+                       const std::vector<Interface>& all) {
   const Interface* useless = nullptr;
   for (const Interface& i : all) {
     if (i.name != name) continue;
     if (!i.link_local) return i.address;
     useless = &i;
   }
-  std::string what = useless ? "has no address but the link-local " + useless->address + ", which is of no use to other hosts"
+  std::string what = useless ? "has no address but the link-local " + useless->address +
+                                   ", which is of no use to other hosts"
                              : "is not an interface of this host that is up and has an address";
-  throw Error(ErrorCode::bad_interface, named_by + " = \"" + name + "\" " + what + "; there are: " + list_of(all))
+  throw Error(ErrorCode::bad_interface,
+              named_by + " = \"" + name + "\" " + what + "; there are: " + list_of(all))
       .key("dist_env.interface")
-      .help("set it to the interface that leads to the other hosts; GLOO_SOCKET_IFNAME can differ from host to host")
-      .help("set dist_env.interface = \"auto\" and leave GLOO_SOCKET_IFNAME unset: the route to MASTER_ADDR decides");
+      .help(
+          "set it to the interface that leads to the other hosts; GLOO_SOCKET_IFNAME can differ "
+          "from host to host")
+      .help(
+          "set dist_env.interface = \"auto\" and leave GLOO_SOCKET_IFNAME unset: the route to "
+          "MASTER_ADDR decides");
 }
 
 std::string source_for(const std::string& numeric_address) {
@@ -122,7 +139,8 @@ std::string source_for(const std::string& numeric_address) {
   sockaddr_storage local{};
   socklen_t size = sizeof local;
   std::string out;
-  if (::connect(fd, there->get(), there->size) == 0 && ::getsockname(fd, reinterpret_cast<sockaddr*>(&local), &size) == 0)
+  if (::connect(fd, there->get(), there->size) == 0 &&
+      ::getsockname(fd, reinterpret_cast<sockaddr*>(&local), &size) == 0)
     out = numeric(reinterpret_cast<sockaddr*>(&local));
   ::close(fd);
   return out;
@@ -131,11 +149,14 @@ std::string source_for(const std::string& numeric_address) {
 std::vector<OwnSocket> own_sockets() {
   std::vector<OwnSocket> out;
   std::error_code failed;
-  for (std::filesystem::directory_iterator file("/proc/self/fd", failed), none; !failed && file != none; file.increment(failed)) {
+  for (std::filesystem::directory_iterator file("/proc/self/fd", failed), none;
+       !failed && file != none; file.increment(failed)) {
     int fd = std::atoi(file->path().filename().c_str()), type = 0, listens = 0;
     sockaddr_storage local{}, remote{};
-    socklen_t type_size = sizeof type, listens_size = sizeof listens, local_size = sizeof local, remote_size = sizeof remote;
-    if (::getsockopt(fd, SOL_SOCKET, SO_TYPE, &type, &type_size) != 0 || type != SOCK_STREAM) continue;
+    socklen_t type_size = sizeof type, listens_size = sizeof listens, local_size = sizeof local,
+              remote_size = sizeof remote;
+    if (::getsockopt(fd, SOL_SOCKET, SO_TYPE, &type, &type_size) != 0 || type != SOCK_STREAM)
+      continue;
     if (::getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listens, &listens_size) != 0) continue;
     if (::getsockname(fd, reinterpret_cast<sockaddr*>(&local), &local_size) != 0) continue;
     OwnSocket own;

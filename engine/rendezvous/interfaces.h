@@ -21,8 +21,10 @@ std::vector<Interface> interfaces();
 // "lo (127.0.0.1, ::1), eth0 (10.70.0.1)"
 std::string list_of(const std::vector<Interface>& all);
 
-// The address of the interface that `named_by` ("GLOO_SOCKET_IFNAME") names. Throws Error(bad_interface) with the list of those there are.
-std::string address_of(const std::string& name, const std::string& named_by, const std::vector<Interface>& all);
+// The address of the interface that `named_by` ("GLOO_SOCKET_IFNAME") names. Throws
+// Error(bad_interface) with the list of those there are.
+std::string address_of(const std::string& name, const std::string& named_by,
+                       const std::vector<Interface>& all);
 
 // "10.70.0.1"; empty for what is neither IPv4 nor IPv6.
 std::string numeric(const sockaddr* address);
@@ -36,7 +38,8 @@ struct SocketAddress {
 std::optional<SocketAddress> socket_address(const std::string& numeric_address, int port);
 bool is_loopback_address(const std::string& numeric_address);
 
-// The address of this host from which packets to that address would leave; empty when there is no route.
+// The address of this host from which packets to that address would leave; empty when there is no
+// route.
 std::string source_for(const std::string& numeric_address);
 
 // The TCP sockets of this process: a listening one has no remote end.

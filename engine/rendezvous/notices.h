@@ -14,7 +14,9 @@ namespace meshwright::rendezvous {
 using Milliseconds = std::chrono::milliseconds;
 
 inline std::vector<uint8_t> bytes_of(const std::string& text) { return {text.begin(), text.end()}; }
-inline std::string text_of(const std::vector<uint8_t>& bytes) { return {bytes.begin(), bytes.end()}; }
+inline std::string text_of(const std::vector<uint8_t>& bytes) {
+  return {bytes.begin(), bytes.end()};
+}
 
 // "3.0 s"
 inline std::string seconds(Milliseconds time) {
@@ -23,21 +25,26 @@ inline std::string seconds(Milliseconds time) {
 }
 
 inline Milliseconds left_until(std::chrono::steady_clock::time_point end) {
-  return std::max(std::chrono::duration_cast<Milliseconds>(end - std::chrono::steady_clock::now()), Milliseconds(1));
+  return std::max(std::chrono::duration_cast<Milliseconds>(end - std::chrono::steady_clock::now()),
+                  Milliseconds(1));
 }
 
 // "1, 4, 5"; of many the first eight.
 inline std::string some_of(const std::vector<int64_t>& ranks) {
   std::string out;
-  for (size_t i = 0; i < ranks.size() && i < 8; ++i) out += (i ? ", " : "") + std::to_string(ranks[i]);
+  for (size_t i = 0; i < ranks.size() && i < 8; ++i)
+    out += (i ? ", " : "") + std::to_string(ranks[i]);
   return ranks.size() > 8 ? out + " and " + std::to_string(ranks.size() - 8) + " more" : out;
 }
 
-// Publishes the text and gives so many others a moment to read it: the store may end with this process.
-inline void publish(c10d::Store& store, const std::string& key, const std::string& text, int64_t readers) {
+// Publishes the text and gives so many others a moment to read it: the store may end with this
+// process.
+inline void publish(c10d::Store& store, const std::string& key, const std::string& text,
+                    int64_t readers) {
   store.set(key, bytes_of(text));
   auto end = std::chrono::steady_clock::now() + Milliseconds(1000);
-  while (store.add(key + "/read", 0) < readers && std::chrono::steady_clock::now() < end) std::this_thread::sleep_for(Milliseconds(1));
+  while (store.add(key + "/read", 0) < readers && std::chrono::steady_clock::now() < end)
+    std::this_thread::sleep_for(Milliseconds(1));
 }
 
 inline std::string hear(c10d::Store& store, const std::string& key, Milliseconds timeout) {

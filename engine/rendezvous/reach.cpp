@@ -24,7 +24,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Accepted connections inherit this: one whose other host is gone without a word is closed after two minutes, and frees its descriptor.
+// Accepted connections inherit this: one whose other host is gone without a word is closed after
+// two minutes, and frees its descriptor.
 void keep_alive(int fd) {
   int on = 1, idle_s = 60, between_s = 15, times = 4;
   ::setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
@@ -65,7 +66,8 @@ std::string try_to_connect(const addrinfo& address, Clock::time_point end, Route
     socklen_t local_size = sizeof local, remote_size = sizeof remote;
     if (::getsockname(fd, reinterpret_cast<sockaddr*>(&local), &local_size) == 0 &&
         ::getpeername(fd, reinterpret_cast<sockaddr*>(&remote), &remote_size) == 0)
-      *route = {numeric(reinterpret_cast<sockaddr*>(&local)), numeric(reinterpret_cast<sockaddr*>(&remote))};
+      *route = {numeric(reinterpret_cast<sockaddr*>(&local)),
+                numeric(reinterpret_cast<sockaddr*>(&remote))};
   }
   ::close(fd);
   return reason == 0 ? "" : std::strerror(reason);
@@ -90,14 +92,20 @@ int listen_on(int port, bool loopback_only) {
     reason = try_to_listen(AF_INET, reinterpret_cast<sockaddr*>(&address), sizeof address, fd);
   }
   if (reason == 0) return fd;
-  Error error(ErrorCode::rendezvous_failed, "rank 0 cannot listen on " + std::string(loopback_only ? "127.0.0.1" : "port") +
-                                                (loopback_only ? ":" : " ") + std::to_string(port) + ": " +
-                                                (reason == -1 ? "this machine has no such address" : std::strerror(reason)));
+  Error error(ErrorCode::rendezvous_failed,
+              "rank 0 cannot listen on " + std::string(loopback_only ? "127.0.0.1" : "port") +
+                  (loopback_only ? ":" : " ") + std::to_string(port) + ": " +
+                  (reason == -1 ? "this machine has no such address" : std::strerror(reason)));
   if (reason == EADDRINUSE)
-    error.help("set MASTER_PORT, on all ranks, to a port that no other program has (ss -ltnp shows who has it)")
+    error
+        .help(
+            "set MASTER_PORT, on all ranks, to a port that no other program has (ss -ltnp shows "
+            "who has it)")
         .help("or two processes have RANK 0: give each rank its own number");
-  if (reason == EACCES) error.help("ports below 1024 are reserved: set MASTER_PORT to a higher one, on all ranks");
-  throw error.help("or let `meshwright train FILE --nproc N` start the ranks: it finds a free port");
+  if (reason == EACCES)
+    error.help("ports below 1024 are reserved: set MASTER_PORT to a higher one, on all ranks");
+  throw error.help(
+      "or let `meshwright train FILE --nproc N` start the ranks: it finds a free port");
 }
 
 std::string reach(const std::string& host, int port, Clock::time_point end, Route* route) {

@@ -6,8 +6,9 @@
 
 namespace meshwright::rendezvous {
 
-// A listening socket on 127.0.0.1, or on every interface. LibTorch's own server would always take every interface; a socket handed over
-// is honoured. Throws Error(rendezvous_failed) that says what to do when the port is taken.
+// A listening socket on 127.0.0.1, or on every interface. LibTorch's own server would always take
+// every interface; a socket handed over is honoured. Throws Error(rendezvous_failed) that says what
+// to do when the port is taken.
 int listen_on(int port, bool loopback_only);
 
 // The two ends of a connection, as numbers: "10.70.0.2", "fd00::2".
@@ -15,8 +16,9 @@ struct Route {
   std::string local, remote;
 };
 
-// Tries until `end` to connect to host:port, and hangs up again. Empty, or why it could not ("Connection refused"). `route`: which way
-// the connection took.
-std::string reach(const std::string& host, int port, std::chrono::steady_clock::time_point end, Route* route = nullptr);
+// Tries until `end` to connect to host:port, and hangs up again. Empty, or why it could not
+// ("Connection refused"). `route`: which way the connection took.
+std::string reach(const std::string& host, int port, std::chrono::steady_clock::time_point end,
+                  Route* route = nullptr);
 
 }  // namespace meshwright::rendezvous

@@ -1,4 +1,5 @@
-// How ranks find each other: one c10d store, the back ends of groups over it, and the comparison of all ranks before anything else.
+// How ranks find each other: one c10d store, the back ends of groups over it, and the comparison of
+// all ranks before anything else.
 #pragma once
 
 #include <c10/util/intrusive_ptr.h>
@@ -22,28 +23,37 @@ namespace meshwright::rendezvous {
 
 class Board;
 
-// Collective. Rank 0 serves a TCPStore: on the inherited socket, else on master_addr, on loopback only when all ranks are on one host.
-// Under torchrun's agent every rank is a client. A world of one has no network. Returns when all ranks are there. Throws
-// Error(rendezvous_failed) with host, port, seconds and the missing ranks, Error(ranks_disagree | bad_rank_environment) when the ranks
-// differ in WORLD_SIZE or two have one number, and the error of a rank that refuses. Comes back within the timeout and a few seconds,
-// whoever hangs.
-c10::intrusive_ptr<c10d::Store> connect_store(const launch::RankEnvironment& ranks, std::chrono::milliseconds timeout);
+// Collective. Rank 0 serves a TCPStore: on the inherited socket, else on master_addr, on loopback
+// only when all ranks are on one host. Under torchrun's agent every rank is a client. A world of
+// one has no network. Returns when all ranks are there. Throws Error(rendezvous_failed) with host,
+// port, seconds and the missing ranks, Error(ranks_disagree | bad_rank_environment) when the ranks
+// differ in WORLD_SIZE or two have one number, and the error of a rank that refuses. Comes back
+// within the timeout and a few seconds, whoever hangs.
+c10::intrusive_ptr<c10d::Store> connect_store(const launch::RankEnvironment& ranks,
+                                              std::chrono::milliseconds timeout);
 
-// Collective over all ranks, before the first group. Throws Error(ranks_disagree) on every rank, naming the odd ones (those unlike the
-// majority, at a tie unlike rank 0) and what differs; Error(rendezvous_failed) when a rank does not come.
+// Collective over all ranks, before the first group. Throws Error(ranks_disagree) on every rank,
+// naming the odd ones (those unlike the majority, at a tie unlike rank 0) and what differs;
+// Error(rendezvous_failed) when a rank does not come.
 using Facts = std::vector<std::pair<std::string, std::string>>;
-void compare_ranks(c10d::Store& store, int64_t rank, int64_t world, const Facts& facts, std::chrono::milliseconds timeout);
+void compare_ranks(c10d::Store& store, int64_t rank, int64_t world, const Facts& facts,
+                   std::chrono::milliseconds timeout);
 
-// For a rank that ends before it has met the others: they end with the same error, which says on which rank it was. Rank 0 keeps the store
-// that they look for until all have heard, the others look for rank 0; both for at most a quarter of a minute, for it may be that every
-// rank ends by itself or that none was started. Does nothing for ranks that run_local_ranks() started: their parent ends them.
+// For a rank that ends before it has met the others: they end with the same error, which says on
+// which rank it was. Rank 0 keeps the store that they look for until all have heard, the others
+// look for rank 0; both for at most a quarter of a minute, for it may be that every rank ends by
+// itself or that none was started. Does nothing for ranks that run_local_ranks() started: their
+// parent ends them.
 void refuse(const launch::RankEnvironment& ranks, const Error& error) noexcept;
 
-// Collective. The world of these ranks, its groups over NCCL or gloo as chosen. `interface`: dist_env.interface; empty: the route to
-// MASTER_ADDR decides. With a board a collective
-// that breaks because another rank has ended throws what that one posted. Throws what seat_ranks() does (seats.h).
-std::shared_ptr<World> make_world(const launch::RankEnvironment& ranks, const c10::intrusive_ptr<c10d::Store>& store,
-                                  const device::Chosen& chosen, std::chrono::milliseconds timeout, const std::string& interface = {},
+// Collective. The world of these ranks, its groups over NCCL or gloo as chosen. `interface`:
+// dist_env.interface; empty: the route to MASTER_ADDR decides. With a board a collective that
+// breaks because another rank has ended throws what that one posted. Throws what seat_ranks() does
+// (seats.h).
+std::shared_ptr<World> make_world(const launch::RankEnvironment& ranks,
+                                  const c10::intrusive_ptr<c10d::Store>& store,
+                                  const device::Chosen& chosen, std::chrono::milliseconds timeout,
+                                  const std::string& interface = {},
                                   const std::shared_ptr<Board>& board = nullptr);
 
 }  // namespace meshwright::rendezvous

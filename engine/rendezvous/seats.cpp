@@ -51,28 +51,32 @@ std::string host_name() {
   return host;
 }
 
-// What a rank knows of itself. `reached`: where it found the store; address empty: it knows no address that another host could use.
+// What a rank knows of itself. `reached`: where it found the store; address empty: it knows no
+// address that another host could use.
 struct Row {
   Seat seat;
   std::string reached, problem;
 };
 
 std::string encode(const Row& row) {
-  return join(
-      {row.seat.host, row.seat.address, std::to_string(row.seat.tcp_port), std::to_string(row.seat.udp_port), row.reached, row.problem},
-      kUnitSeparator);
+  return join({row.seat.host, row.seat.address, std::to_string(row.seat.tcp_port),
+               std::to_string(row.seat.udp_port), row.reached, row.problem},
+              kUnitSeparator);
 }
 
 Row decode_row(const std::string& text) {
   Words words = split(text, kUnitSeparator);
   words.resize(6);
-  return {{words[0], words[1], std::atoi(words[2].c_str()), std::atoi(words[3].c_str())}, words[4], words[5]};
+  return {{words[0], words[1], std::atoi(words[2].c_str()), std::atoi(words[3].c_str())},
+          words[4],
+          words[5]};
 }
 
 // An error that all ranks throw, or a table of seats.
 std::string encode(const Error& error) {
-  return "error" + (kRecordSeparator + std::to_string(static_cast<int>(error.code()))) + kRecordSeparator + error.message() +
-         kRecordSeparator + join(error.helps(), kUnitSeparator);
+  return "error" + (kRecordSeparator + std::to_string(static_cast<int>(error.code()))) +
+         kRecordSeparator + error.message() + kRecordSeparator +
+         join(error.helps(), kUnitSeparator);
 }
 
 void throw_if_error(const std::string& text) {
@@ -85,9 +89,12 @@ void throw_if_error(const std::string& text) {
   throw error;
 }
 
-const char* const kSetInterface = "set dist_env.interface, or GLOO_SOCKET_IFNAME on each host, to the interface that joins the hosts";
+const char* const kSetInterface =
+    "set dist_env.interface, or GLOO_SOCKET_IFNAME on each host, to the interface that joins the "
+    "hosts";
 
-Row own_row(const launch::RankEnvironment& ranks, const WantedInterface& wanted, Clock::time_point end) {
+Row own_row(const launch::RankEnvironment& ranks, const WantedInterface& wanted,
+            Clock::time_point end) {
   Row row;
   row.seat.host = host_name();
   if (!wanted.name.empty()) {
@@ -105,35 +112,44 @@ Row own_row(const launch::RankEnvironment& ranks, const WantedInterface& wanted,
   if (ranks.rank == 0 && !ranks.agent_store) return row;
   Route route;
   try {
-    route = bounded(left_until(end) + Milliseconds(500), [host = ranks.master_addr, port = ranks.master_port, end] {
-      Route found;
-      reach(host, port, end, &found);
-      return found;
-    });
+    route = bounded(left_until(end) + Milliseconds(500),
+                    [host = ranks.master_addr, port = ranks.master_port, end] {
+                      Route found;
+                      reach(host, port, end, &found);
+                      return found;
+                    });
   } catch (const NoAnswer&) {
   }
   if (route.local.empty() || is_loopback_address(route.local)) return row;
   row.seat.address = route.local;
   row.reached = route.remote;
   if (route.local.starts_with("fe80:"))
-    row.problem = "the route to MASTER_ADDR = " + ranks.master_addr + " begins at the link-local address " + route.local +
+    row.problem = "the route to MASTER_ADDR = " + ranks.master_addr +
+                  " begins at the link-local address " + route.local +
                   ", which is of no use to other hosts; there are: " + list_of(interfaces());
   return row;
 }
 
-std::string named(int64_t rank, const Seat& seat) { return "rank " + std::to_string(rank) + " on " + seat.host; }
-std::string with_address(int64_t rank, const Seat& seat) { return named(rank, seat) + " (" + seat.address + ")"; }
+std::string named(int64_t rank, const Seat& seat) {
+  return "rank " + std::to_string(rank) + " on " + seat.host;
+}
+std::string with_address(int64_t rank, const Seat& seat) {
+  return named(rank, seat) + " (" + seat.address + ")";
+}
 
 // Rank 0: the address of those that know none, itself mostly. They are on the host of the store.
 std::string home_address(const std::vector<Row>& rows) {
   std::vector<Interface> here = interfaces();
   auto is_here = [&](const std::string& address) {
-    return std::any_of(here.begin(), here.end(), [&](const Interface& i) { return i.address == address; });
+    return std::any_of(here.begin(), here.end(),
+                       [&](const Interface& i) { return i.address == address; });
   };
   // What another host reached comes before what this host's own names say.
   for (bool other_host : {true, false})
     for (const Row& row : rows)
-      if (!row.reached.empty() && (row.reached != row.seat.address) == other_host && is_here(row.reached)) return row.reached;
+      if (!row.reached.empty() && (row.reached != row.seat.address) == other_host &&
+          is_here(row.reached))
+        return row.reached;
   for (const Row& row : rows)
     if (!row.seat.address.empty()) return source_for(row.seat.address);
   return "127.0.0.1";
@@ -146,11 +162,15 @@ std::vector<Seat> settle(const std::vector<Row>& rows, const launch::RankEnviron
   for (size_t r = 0; r < rows.size(); ++r) {
     Seat seat = rows[r].seat;
     if (!rows[r].problem.empty())
-      throw Error(ErrorCode::bad_interface, named(static_cast<int64_t>(r), seat) + ": " + rows[r].problem).help(kSetInterface);
+      throw Error(ErrorCode::bad_interface,
+                  named(static_cast<int64_t>(r), seat) + ": " + rows[r].problem)
+          .help(kSetInterface);
     if (seat.address.empty()) seat.address = home;
     if (seat.address.empty())
-      throw Error(ErrorCode::bad_interface, named(static_cast<int64_t>(r), seat) + ": MASTER_ADDR = " + ranks.master_addr +
-                                                " is a name of the loopback interface there, and no route leads to the other hosts; there "
+      throw Error(ErrorCode::bad_interface, named(static_cast<int64_t>(r), seat) +
+                                                ": MASTER_ADDR = " + ranks.master_addr +
+                                                " is a name of the loopback interface there, and "
+                                                "no route leads to the other hosts; there "
                                                 "are: " +
                                                 list_of(interfaces()))
           .help(kSetInterface);
@@ -164,16 +184,21 @@ std::vector<Seat> settle(const std::vector<Row>& rows, const launch::RankEnviron
     return with_address(found - seats.begin(), *found);
   };
   if (several_hosts && loopback)
-    throw Error(ErrorCode::bad_interface, first([](const Seat& s) { return is_loopback_address(s.address); }) +
-                                              " would listen on the loopback interface, where " +
-                                              first([&](const Seat& s) { return s.host != seats[0].host; }) + " cannot reach it")
+    throw Error(ErrorCode::bad_interface,
+                first([](const Seat& s) { return is_loopback_address(s.address); }) +
+                    " would listen on the loopback interface, where " +
+                    first([&](const Seat& s) { return s.host != seats[0].host; }) +
+                    " cannot reach it")
         .help(kSetInterface)
         .help("set MASTER_ADDR to a name or address of rank 0's host that every host can reach");
   if (four && six)
     throw Error(ErrorCode::bad_interface,
-                first([](const Seat& s) { return s.address.find(':') == std::string::npos; }) + " has an IPv4 address and " +
-                    first([](const Seat& s) { return s.address.find(':') != std::string::npos; }) + " an IPv6 one: they cannot connect")
-        .help("set MASTER_ADDR, on all ranks, to a numeric address of the family that all hosts have")
+                first([](const Seat& s) { return s.address.find(':') == std::string::npos; }) +
+                    " has an IPv4 address and " +
+                    first([](const Seat& s) { return s.address.find(':') != std::string::npos; }) +
+                    " an IPv6 one: they cannot connect")
+        .help(
+            "set MASTER_ADDR, on all ranks, to a numeric address of the family that all hosts have")
         .help(kSetInterface);
   return seats;
 }
@@ -190,13 +215,21 @@ std::vector<int64_t> one_of_each_host(const std::vector<Seat>& seats) {
   return out;
 }
 
-// "rank 2 on c (10.70.0.3) cannot connect to rank 1 on b (10.70.0.2): Connection timed out; packets from ... are lost"
-std::string cause(const Words& from, const Words& to, const std::string& why, bool arrives, bool comes_back) {
+// "rank 2 on c (10.70.0.3) cannot connect to rank 1 on b (10.70.0.2): Connection timed out; packets
+// from ... are lost"
+std::string cause(const Words& from, const Words& to, const std::string& why, bool arrives,
+                  bool comes_back) {
   std::string out = from[0] + " cannot connect to " + to[0] + ": " + why + "; ";
   const std::string &a = from[1], &b = to[1];
-  if (arrives && comes_back) return out + "other packets pass both ways, so a firewall refuses connections from " + a + " to " + b;
-  if (arrives) return out + "packets from " + b + " to " + a + " are lost, those from " + a + " to " + b + " arrive";
-  if (comes_back) return out + "packets from " + a + " to " + b + " are lost, those from " + b + " to " + a + " arrive";
+  if (arrives && comes_back)
+    return out + "other packets pass both ways, so a firewall refuses connections from " + a +
+           " to " + b;
+  if (arrives)
+    return out + "packets from " + b + " to " + a + " are lost, those from " + a + " to " + b +
+           " arrive";
+  if (comes_back)
+    return out + "packets from " + a + " to " + b + " are lost, those from " + b + " to " + a +
+           " arrive";
   return out + "no packet passes in either direction";
 }
 
@@ -205,7 +238,8 @@ void try_pairs(c10d::Store& store, int64_t rank, const std::vector<Seat>& seats,
   std::vector<int64_t> knockers = one_of_each_host(seats);
   if (knockers.size() < 2) return;
   auto readers = static_cast<int64_t>(seats.size()) - 1;
-  auto place = static_cast<size_t>(std::find(knockers.begin(), knockers.end(), rank) - knockers.begin());
+  auto place =
+      static_cast<size_t>(std::find(knockers.begin(), knockers.end(), rank) - knockers.begin());
   bool knocks = place < knockers.size();
   Milliseconds patience = 2 * kKnock + Milliseconds(30000);
   if (knocks) {
@@ -254,18 +288,22 @@ void try_pairs(c10d::Store& store, int64_t rank, const std::vector<Seat>& seats,
       Words refused = split(line, kUnitSeparator);
       if (refused.size() != 2 || ++pairs > kMostPairs) continue;
       auto to = static_cast<size_t>(std::atoll(refused[0].c_str()));
-      text += (text.empty() ? "" : "; ") + cause(words_of(i), words_of(to), refused[1], heard[to][i] == '1', heard[i][to] == '1');
+      text += (text.empty() ? "" : "; ") + cause(words_of(i), words_of(to), refused[1],
+                                                 heard[to][i] == '1', heard[i][to] == '1');
     }
   if (pairs > kMostPairs) text += "; and " + std::to_string(pairs - kMostPairs) + " more pairs";
   Error error(ErrorCode::rendezvous_failed, text);
-  error.help("look at routes and firewalls between these hosts: the ranks connect to each other at ports that the kernel gives out");
+  error.help(
+      "look at routes and firewalls between these hosts: the ranks connect to each other at ports "
+      "that the kernel gives out");
   error.help(kSetInterface);
   std::string encoded = encode(error);
   publish(store, "causes", encoded, readers);
   throw_if_error(encoded);
 }
 
-std::vector<Seat> seat(c10d::Store& store, const launch::RankEnvironment& ranks, const Row& mine, Doors& doors, Clock::time_point end) {
+std::vector<Seat> seat(c10d::Store& store, const launch::RankEnvironment& ranks, const Row& mine,
+                       Doors& doors, Clock::time_point end) {
   store.set("row/" + std::to_string(ranks.rank), bytes_of(encode(mine)));
   std::string table;
   if (ranks.rank == 0) {
@@ -288,7 +326,8 @@ std::vector<Seat> seat(c10d::Store& store, const launch::RankEnvironment& ranks,
   }
   throw_if_error(table);
   std::vector<Seat> seats;
-  for (const std::string& line : split(table, kRecordSeparator)) seats.push_back(decode_row(line).seat);
+  for (const std::string& line : split(table, kRecordSeparator))
+    seats.push_back(decode_row(line).seat);
   try_pairs(store, ranks.rank, seats, doors);
   return seats;
 }
@@ -301,8 +340,9 @@ WantedInterface wanted_interface(const std::string& key) {
   return {key, "dist_env.interface"};
 }
 
-std::vector<Seat> seat_ranks(const c10::intrusive_ptr<c10d::Store>& base, const launch::RankEnvironment& ranks,
-                             const WantedInterface& wanted, Milliseconds timeout) {
+std::vector<Seat> seat_ranks(const c10::intrusive_ptr<c10d::Store>& base,
+                             const launch::RankEnvironment& ranks, const WantedInterface& wanted,
+                             Milliseconds timeout) {
   auto store = c10::make_intrusive<c10d::PrefixStore>("seats", base);
   auto end = Clock::now() + timeout;
   auto doors = std::make_shared<Doors>();
@@ -311,16 +351,19 @@ std::vector<Seat> seat_ranks(const c10::intrusive_ptr<c10d::Store>& base, const 
   mine.seat.udp_port = doors->udp_port();
   auto lost = [&](const std::string& what) {
     return Error(ErrorCode::rendezvous_failed,
-                 "rank " + std::to_string(ranks.rank) + " could not learn the addresses of the others: " + what)
+                 "rank " + std::to_string(ranks.rank) +
+                     " could not learn the addresses of the others: " + what)
         .key("dist_env.timeout_minutes")
         .help("look at the logs of the other ranks: one of them ended, hangs or is stopped");
   };
   try {
-    return bounded(timeout + 4 * kKnock + Milliseconds(60000), [=] { return seat(*store, ranks, mine, *doors, end); });
+    return bounded(timeout + 4 * kKnock + Milliseconds(60000),
+                   [=] { return seat(*store, ranks, mine, *doors, end); });
   } catch (const Error&) {
     throw;
   } catch (const NoAnswer&) {
-    throw lost("the store of rank 0 did not answer within " + seconds(timeout) + ": rank 0 hangs or is stopped");
+    throw lost("the store of rank 0 did not answer within " + seconds(timeout) +
+               ": rank 0 hangs or is stopped");
   } catch (const std::exception&) {
     throw lost("a rank did not come within " + seconds(timeout) + ", or ended");
   }

@@ -1,4 +1,5 @@
-// How lists travel as one text between ranks: ASCII's separators, which neither names nor paths hold.
+// How lists travel as one text between ranks: ASCII's separators, which neither names nor paths
+// hold.
 #pragma once
 
 namespace meshwright::rendezvous {

@@ -18,52 +18,70 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
 
-std::string place(const launch::RankEnvironment& ranks) { return ranks.master_addr + ":" + std::to_string(ranks.master_port); }
+std::string place(const launch::RankEnvironment& ranks) {
+  return ranks.master_addr + ":" + std::to_string(ranks.master_port);
+}
 
-[[noreturn]] void unreachable(const launch::RankEnvironment& ranks, Milliseconds timeout, const std::string& why, bool silent) {
-  Error error(ErrorCode::rendezvous_failed, "rank " + std::to_string(ranks.rank) + " could not reach the store of rank 0 at " +
-                                                place(ranks) + " within " + seconds(timeout) + ": " + why);
+[[noreturn]] void unreachable(const launch::RankEnvironment& ranks, Milliseconds timeout,
+                              const std::string& why, bool silent) {
+  Error error(ErrorCode::rendezvous_failed,
+              "rank " + std::to_string(ranks.rank) + " could not reach the store of rank 0 at " +
+                  place(ranks) + " within " + seconds(timeout) + ": " + why);
   error.key("dist_env.timeout_minutes");
-  if (silent) error.help("another program may have the port: set MASTER_PORT, on all ranks, to a free one");
-  throw error.help("check that rank 0 runs, that MASTER_ADDR and MASTER_PORT name it, and that no firewall is between")
+  if (silent)
+    error.help("another program may have the port: set MASTER_PORT, on all ranks, to a free one");
+  throw error
+      .help(
+          "check that rank 0 runs, that MASTER_ADDR and MASTER_PORT name it, and that no firewall "
+          "is between")
       .help("raise dist_env.timeout_minutes when ranks start far apart");
 }
 
 // How long ranks that refuse the job wait for those that do not know it yet.
 constexpr Milliseconds kRefusalStays = std::chrono::seconds(15);
 
-StorePtr open_store(const launch::RankEnvironment& ranks, Milliseconds timeout, Clock::time_point end) {
+StorePtr open_store(const launch::RankEnvironment& ranks, Milliseconds timeout,
+                    Clock::time_point end) {
   c10d::TCPStoreOptions options;
   options.port = static_cast<uint16_t>(ranks.master_port);
   options.isServer = ranks.rank == 0 && !ranks.agent_store;
   options.waitWorkers = false;
   options.timeout = timeout;
-  // On one host the server is on loopback whatever name the launcher gave it, and for its own process it always is.
-  std::string host = options.isServer || (ranks.one_host() && !ranks.agent_store) ? "127.0.0.1" : ranks.master_addr;
+  // On one host the server is on loopback whatever name the launcher gave it, and for its own
+  // process it always is.
+  std::string host = options.isServer || (ranks.one_host() && !ranks.agent_store)
+                         ? "127.0.0.1"
+                         : ranks.master_addr;
   if (options.isServer) {
-    options.masterListenFd = ranks.listen_fd >= 0 ? ranks.listen_fd : listen_on(ranks.master_port, ranks.one_host());
+    options.masterListenFd =
+        ranks.listen_fd >= 0 ? ranks.listen_fd : listen_on(ranks.master_port, ranks.one_host());
   } else {
     std::string why = "the name " + host + " is not answered for";
     try {
-      why = bounded(left_until(end) + Milliseconds(500), [host, port = ranks.master_port, end] { return reach(host, port, end); });
+      why = bounded(left_until(end) + Milliseconds(500),
+                    [host, port = ranks.master_port, end] { return reach(host, port, end); });
     } catch (const NoAnswer&) {
     }
     if (!why.empty()) unreachable(ranks, timeout, why, false);
   }
   try {
-    return bounded(left_until(end) + Milliseconds(1000),
-                   [host, options]() -> StorePtr { return c10::make_intrusive<c10d::TCPStore>(host, options); });
+    return bounded(left_until(end) + Milliseconds(1000), [host, options]() -> StorePtr {
+      return c10::make_intrusive<c10d::TCPStore>(host, options);
+    });
   } catch (const NoAnswer&) {
     unreachable(ranks, timeout, "somebody accepts connections there and says nothing", true);
   } catch (const std::exception& e) {
     const auto* torch_error = dynamic_cast<const c10::Error*>(&e);
     std::string why = torch_error ? torch_error->what_without_backtrace() : e.what();
     unreachable(ranks, timeout,
-                "somebody accepts connections there and is no store (" + why.substr(0, std::min(why.find('\n'), size_t{120})) + ")", true);
+                "somebody accepts connections there and is no store (" +
+                    why.substr(0, std::min(why.find('\n'), size_t{120})) + ")",
+                true);
   }
 }
 
-// What rank 0 found out about who is there: empty, or the words of an error for all ranks, or what one of them refuses.
+// What rank 0 found out about who is there: empty, or the words of an error for all ranks, or what
+// one of them refuses.
 struct Roll {
   ErrorCode code = ErrorCode::rendezvous_failed;
   std::string words;
@@ -84,17 +102,21 @@ Roll decode_roll(const std::string& text) {
 }
 
 Roll twice(int64_t rank) {
-  return {ErrorCode::bad_rank_environment, "two processes have RANK " + std::to_string(rank) + ", or an earlier job still uses this store"};
+  return {ErrorCode::bad_rank_environment, "two processes have RANK " + std::to_string(rank) +
+                                               ", or an earlier job still uses this store"};
 }
 
 // Rank 0: waits for everybody.
-Roll call_roll(c10d::Store& store, int64_t world, const std::string& where, Milliseconds timeout, Clock::time_point end) {
+Roll call_roll(c10d::Store& store, int64_t world, const std::string& where, Milliseconds timeout,
+               Clock::time_point end) {
   std::vector<int64_t> missing;
   for (int64_t r = 0; r < world; ++r) {
     std::string key = std::to_string(r);
-    while (!store.check({key}) && Clock::now() < end && !store.check({"twice"}) && !store.check({"refused"}))
+    while (!store.check({key}) && Clock::now() < end && !store.check({"twice"}) &&
+           !store.check({"refused"}))
       std::this_thread::sleep_for(Milliseconds(20));
-    if (store.check({"refused"})) return {ErrorCode::rank_failed, "", text_of(store.get("refused"))};
+    if (store.check({"refused"}))
+      return {ErrorCode::rank_failed, "", text_of(store.get("refused"))};
     if (store.check({"twice"})) return twice(std::stoll(text_of(store.get("twice"))));
     if (!store.check({key})) {
       missing.push_back(r);
@@ -102,11 +124,13 @@ Roll call_roll(c10d::Store& store, int64_t world, const std::string& where, Mill
     }
     std::string theirs = text_of(store.get(key));
     if (theirs != std::to_string(world))
-      return {ErrorCode::ranks_disagree, "rank " + key + " has WORLD_SIZE " + theirs + ", rank 0 has " + std::to_string(world)};
+      return {ErrorCode::ranks_disagree, "rank " + key + " has WORLD_SIZE " + theirs +
+                                             ", rank 0 has " + std::to_string(world)};
   }
   if (missing.empty()) return {};
-  return {ErrorCode::rendezvous_failed,
-          "all waited " + seconds(timeout) + " at " + where + " in vain for rank " + some_of(missing) + " of " + std::to_string(world)};
+  return {ErrorCode::rendezvous_failed, "all waited " + seconds(timeout) + " at " + where +
+                                            " in vain for rank " + some_of(missing) + " of " +
+                                            std::to_string(world)};
 }
 
 // Rank 0, which keeps the store: those that come later hear of the refusal as well.
@@ -115,7 +139,8 @@ void stay_for_all(c10d::Store& store, int64_t world, Clock::time_point end) {
     std::this_thread::sleep_for(Milliseconds(10));
 }
 
-Roll join(const StorePtr& store, const launch::RankEnvironment& ranks, Milliseconds timeout, Clock::time_point end) {
+Roll join(const StorePtr& store, const launch::RankEnvironment& ranks, Milliseconds timeout,
+          Clock::time_point end) {
   int64_t rank = ranks.rank, world = ranks.world_size;
   std::string name = std::to_string(rank);
   if (store->add("seen/" + name, 1) > 1) {
@@ -128,20 +153,25 @@ Roll join(const StorePtr& store, const launch::RankEnvironment& ranks, Milliseco
     int64_t present = 0;
     for (int64_t r = 1; r < world; ++r) present += store->check({std::to_string(r)}) ? 1 : 0;
     publish(*store, "all", std::to_string(world) + "\n" + encode(roll), present);
-    if (!roll.refusal.empty() && !ranks.agent_store) stay_for_all(*store, world, std::min(end, Clock::now() + kRefusalStays));
+    if (!roll.refusal.empty() && !ranks.agent_store)
+      stay_for_all(*store, world, std::min(end, Clock::now() + kRefusalStays));
     return roll;
   }
   // Rank 0 may have begun to wait a little later.
-  std::string text = hear(*store, "all", left_until(end) + Milliseconds(2000)), theirs = text.substr(0, text.find('\n'));
+  std::string text = hear(*store, "all", left_until(end) + Milliseconds(2000)),
+              theirs = text.substr(0, text.find('\n'));
   Roll roll = decode_roll(text.substr(theirs.size() + 1));
   if (roll.words.empty() && roll.refusal.empty() && theirs != std::to_string(world))
-    return {ErrorCode::ranks_disagree, "rank " + name + " has WORLD_SIZE " + std::to_string(world) + ", rank 0 has " + theirs};
+    return {ErrorCode::ranks_disagree,
+            "rank " + name + " has WORLD_SIZE " + std::to_string(world) + ", rank 0 has " + theirs};
   return roll;
 }
 
-// A launcher's store outlives the ranks of one attempt; what they left in it means nothing to the next.
+// A launcher's store outlives the ranks of one attempt; what they left in it means nothing to the
+// next.
 StorePtr of_this_attempt(const StorePtr& store, const launch::RankEnvironment& ranks) {
-  return c10::make_intrusive<c10d::PrefixStore>("meshwright/" + std::to_string(ranks.restart), store);
+  return c10::make_intrusive<c10d::PrefixStore>("meshwright/" + std::to_string(ranks.restart),
+                                                store);
 }
 
 }  // namespace
@@ -161,7 +191,8 @@ void refuse(const launch::RankEnvironment& ranks, const Error& error) noexcept {
         store->add("refusing", 1);
         return;
       }
-      store->set("all", bytes_of(std::to_string(ranks.world_size) + "\n" + encode({ErrorCode::rank_failed, "", text})));
+      store->set("all", bytes_of(std::to_string(ranks.world_size) + "\n" +
+                                 encode({ErrorCode::rank_failed, "", text})));
       if (!ranks.agent_store) stay_for_all(*store, ranks.world_size, end);
     });
   } catch (...) {  // nobody is there who could hear it
@@ -177,13 +208,14 @@ StorePtr connect_store(const launch::RankEnvironment& ranks, Milliseconds timeou
   Roll roll;
   try {
     StorePtr joined = c10::make_intrusive<c10d::PrefixStore>("join", store);
-    roll = bounded(left_until(end) + Milliseconds(4000), [=] { return join(joined, ranks, timeout, end); });
+    roll = bounded(left_until(end) + Milliseconds(4000),
+                   [=] { return join(joined, ranks, timeout, end); });
   } catch (const NoAnswer&) {
-    roll.words =
-        "rank 0, which keeps the store at " + place(ranks) + ", did not answer within " + seconds(timeout) + ": it hangs or is stopped";
+    roll.words = "rank 0, which keeps the store at " + place(ranks) + ", did not answer within " +
+                 seconds(timeout) + ": it hangs or is stopped";
   } catch (const std::exception&) {
-    roll.words =
-        "rank " + std::to_string(ranks.rank) + " lost the store of rank 0 at " + place(ranks) + ": rank 0 ended, or waits no longer";
+    roll.words = "rank " + std::to_string(ranks.rank) + " lost the store of rank 0 at " +
+                 place(ranks) + ": rank 0 ended, or waits no longer";
   }
   if (!roll.refusal.empty()) throw decode_error(roll.refusal);
   if (roll.words.empty()) return store;
@@ -191,9 +223,13 @@ StorePtr connect_store(const launch::RankEnvironment& ranks, Milliseconds timeou
   if (roll.code == ErrorCode::rendezvous_failed)
     error.key("dist_env.timeout_minutes")
         .help("start as many processes as WORLD_SIZE says, each with its own RANK")
-        .help("look at the logs of the ranks named here; raise dist_env.timeout_minutes when they are only slow to start");
+        .help(
+            "look at the logs of the ranks named here; raise dist_env.timeout_minutes when they "
+            "are only slow to start");
   else
-    error.help("start as many processes as WORLD_SIZE says, each with its own RANK, and all with the same WORLD_SIZE");
+    error.help(
+        "start as many processes as WORLD_SIZE says, each with its own RANK, and all with the same "
+        "WORLD_SIZE");
   throw error;
 }
 

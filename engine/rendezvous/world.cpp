@@ -23,17 +23,20 @@ namespace {
 
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
 
-// How long a rank that waited in vain waits for others to say that they did, too. Ranks of one collective begin to wait, and so run out
-// of time, within a step's differences of each other.
+// How long a rank that waited in vain waits for others to say that they did, too. Ranks of one
+// collective begin to wait, and so run out of time, within a step's differences of each other.
 constexpr Milliseconds kRollCall(1000);
 // How long one whose connection broke waits for the words of the rank that broke it.
 constexpr Milliseconds kPosted(2000);
 
-// Those of `ranks` that did not report here. The keeper of the store stays until those that did have their answer, too.
-std::vector<int64_t> silent_ranks(c10d::Store& store, int64_t rank, bool keeper, const std::vector<int64_t>& ranks) {
+// Those of `ranks` that did not report here. The keeper of the store stays until those that did
+// have their answer, too.
+std::vector<int64_t> silent_ranks(c10d::Store& store, int64_t rank, bool keeper,
+                                  const std::vector<int64_t>& ranks) {
   auto wait_for = [&](const std::string& key, std::chrono::steady_clock::time_point end) {
     bool there = store.check({key});
-    for (; !there && std::chrono::steady_clock::now() < end; there = store.check({key})) std::this_thread::sleep_for(Milliseconds(20));
+    for (; !there && std::chrono::steady_clock::now() < end; there = store.check({key}))
+      std::this_thread::sleep_for(Milliseconds(20));
     return there;
   };
   auto end = std::chrono::steady_clock::now() + kRollCall;
@@ -46,8 +49,8 @@ std::vector<int64_t> silent_ranks(c10d::Store& store, int64_t rank, bool keeper,
   return silent;
 }
 
-// A device of gloo listens at a port of its own, which errors call by its address; gloo does not tell the port, but the process has one
-// more listening socket than before.
+// A device of gloo listens at a port of its own, which errors call by its address; gloo does not
+// tell the port, but the process has one more listening socket than before.
 std::mutex& one_at_a_time() {
   static std::mutex mutex;
   return mutex;
@@ -74,12 +77,15 @@ Listening listen_for_group(const std::string& address) {
   return out;
 }
 
-// When a connection breaks gloo names its other end: where the peer listens, or, if the peer opened it, a port that the kernel gave it. So
-// the members tell each other both, and errors can name rank and host. `members` and `index` as in the group; all are connected.
-void name_peers(c10d::Store& store, size_t index, const std::vector<int64_t>& members, const std::vector<Seat>& seats) {
+// When a connection breaks gloo names its other end: where the peer listens, or, if the peer opened
+// it, a port that the kernel gave it. So the members tell each other both, and errors can name rank
+// and host. `members` and `index` as in the group; all are connected.
+void name_peers(c10d::Store& store, size_t index, const std::vector<int64_t>& members,
+                const std::vector<Seat>& seats) {
   auto seat = [&](size_t i) -> const Seat& { return seats[static_cast<size_t>(members[i])]; };
   auto name = [&](size_t i, const std::vector<uint8_t>& port) {
-    name_peer(seat(i).address, std::atoi(text_of(port).c_str()), "rank " + std::to_string(members[i]) + " on " + seat(i).host);
+    name_peer(seat(i).address, std::atoi(text_of(port).c_str()),
+              "rank " + std::to_string(members[i]) + " on " + seat(i).host);
   };
   std::vector<std::string> listen_keys, ours, theirs;
   std::vector<size_t> others;
@@ -105,11 +111,13 @@ void name_peers(c10d::Store& store, size_t index, const std::vector<int64_t>& me
   for (size_t k = 0; k < others.size(); ++k) name(others[k], opened[k]);
 }
 
-World::Connect over_gloo(const launch::RankEnvironment& ranks, const StorePtr& store, std::vector<Seat> seats, Milliseconds timeout,
+World::Connect over_gloo(const launch::RankEnvironment& ranks, const StorePtr& store,
+                         std::vector<Seat> seats, Milliseconds timeout,
                          const std::shared_ptr<Board>& board) {
-  return [store, timeout, board, seats = std::move(seats), rank = ranks.rank](const std::string& name,
-                                                                              const std::vector<int64_t>& members) {
-    auto index = static_cast<int>(std::find(members.begin(), members.end(), rank) - members.begin());
+  return [store, timeout, board, seats = std::move(seats), rank = ranks.rank](
+             const std::string& name, const std::vector<int64_t>& members) {
+    auto index =
+        static_cast<int>(std::find(members.begin(), members.end(), rank) - members.begin());
     auto options = c10d::ProcessGroupGloo::Options::create(timeout);
     const Seat& own = seats[static_cast<size_t>(rank)];
     int port = 0;
@@ -119,10 +127,14 @@ World::Connect over_gloo(const launch::RankEnvironment& ranks, const StorePtr& s
       port = listening.port;
     } catch (const std::exception& error) {
       std::string why = error.what();
-      throw Error(ErrorCode::bad_interface, "rank " + std::to_string(rank) + " on " + own.host + " cannot listen on " + own.address + ": " +
-                                                why.substr(0, why.find('\n')) + "; there are: " + list_of(interfaces()))
+      throw Error(ErrorCode::bad_interface, "rank " + std::to_string(rank) + " on " + own.host +
+                                                " cannot listen on " + own.address + ": " +
+                                                why.substr(0, why.find('\n')) +
+                                                "; there are: " + list_of(interfaces()))
           .key("dist_env.interface")
-          .help("set dist_env.interface, or GLOO_SOCKET_IFNAME on each host, to the interface that joins the hosts");
+          .help(
+              "set dist_env.interface, or GLOO_SOCKET_IFNAME on each host, to the interface that "
+              "joins the hosts");
     }
     options->threads = 1;  // as fast as more, and switches least
     auto prefixed = c10::make_intrusive<c10d::PrefixStore>("group/" + name, store);
@@ -140,30 +152,37 @@ World::Connect over_gloo(const launch::RankEnvironment& ranks, const StorePtr& s
       });
       return transport_over(std::move(backend), at::kCPU);
     } catch (const NoAnswer&) {
-      throw Error(ErrorCode::rendezvous_failed, "rank " + std::to_string(rank) + " could not connect to the ranks of group " + name +
-                                                    " within " + seconds(timeout) + ": rank 0, which keeps the store, hangs or is stopped")
+      throw Error(ErrorCode::rendezvous_failed,
+                  "rank " + std::to_string(rank) + " could not connect to the ranks of group " +
+                      name + " within " + seconds(timeout) +
+                      ": rank 0, which keeps the store, hangs or is stopped")
           .key("dist_env.timeout_minutes")
           .help("look at the log of rank 0");
     }
   };
 }
 
-World::Connect over_nccl(const launch::RankEnvironment& ranks, const StorePtr& store, const device::Chosen& chosen, Milliseconds timeout) {
+World::Connect over_nccl(const launch::RankEnvironment& ranks, const StorePtr& store,
+                         const device::Chosen& chosen, Milliseconds timeout) {
   // The world's own watch speaks first, in our words; LibTorch's would end the process.
   Milliseconds last_resort = timeout + std::chrono::minutes(2);
-  return [store, last_resort, nccl = chosen.nccl, device = chosen.device, rank = ranks.rank](const std::string& name,
-                                                                                             const std::vector<int64_t>& members) {
-    auto index = static_cast<int>(std::find(members.begin(), members.end(), rank) - members.begin());
-    return transport_over(nccl->make_nccl(c10::make_intrusive<c10d::PrefixStore>("group/" + name, store), index,
-                                          static_cast<int>(members.size()), device.index(), last_resort),
-                          device);
+  return [store, last_resort, nccl = chosen.nccl, device = chosen.device, rank = ranks.rank](
+             const std::string& name, const std::vector<int64_t>& members) {
+    auto index =
+        static_cast<int>(std::find(members.begin(), members.end(), rank) - members.begin());
+    return transport_over(
+        nccl->make_nccl(c10::make_intrusive<c10d::PrefixStore>("group/" + name, store), index,
+                        static_cast<int>(members.size()), device.index(), last_resort),
+        device);
   };
 }
 
 }  // namespace
 
-std::shared_ptr<World> make_world(const launch::RankEnvironment& ranks, const StorePtr& store, const device::Chosen& chosen,
-                                  Milliseconds timeout, const std::string& interface, const std::shared_ptr<Board>& board) {
+std::shared_ptr<World> make_world(const launch::RankEnvironment& ranks, const StorePtr& store,
+                                  const device::Chosen& chosen, Milliseconds timeout,
+                                  const std::string& interface,
+                                  const std::shared_ptr<Board>& board) {
   World::Connect connect;
   if (ranks.world_size > 1 && chosen.nccl) {
     // NCCL reads its own variable, when the first group is made.
@@ -173,33 +192,41 @@ std::shared_ptr<World> make_world(const launch::RankEnvironment& ranks, const St
     }
     connect = over_nccl(ranks, store, chosen, timeout);
   } else if (ranks.world_size > 1) {
-    connect = over_gloo(ranks, store, seat_ranks(store, ranks, wanted_interface(interface), timeout), timeout, board);
+    connect =
+        over_gloo(ranks, store, seat_ranks(store, ranks, wanted_interface(interface), timeout),
+                  timeout, board);
   }
-  auto world = std::make_shared<World>(ranks.rank, ranks.world_size, chosen.device, timeout, connect);
+  auto world =
+      std::make_shared<World>(ranks.rank, ranks.world_size, chosen.device, timeout, connect);
   for (const std::string& notice : chosen.notices) world->notice(notice);
-  if (WantedInterface wanted = wanted_interface(interface); ranks.world_size > 1 && !interface.empty() && wanted.name != interface)
-    world->notice("rank 0 uses the interface " + wanted.name + " of " + wanted.named_by + ", which comes before dist_env.interface = \"" +
-                  interface + "\"");
+  if (WantedInterface wanted = wanted_interface(interface);
+      ranks.world_size > 1 && !interface.empty() && wanted.name != interface)
+    world->notice("rank 0 uses the interface " + wanted.name + " of " + wanted.named_by +
+                  ", which comes before dist_env.interface = \"" + interface + "\"");
   if (ranks.world_size == 1) {
     if (!interface.empty())
-      world->notice("dist_env.interface = \"" + interface + "\" has no effect: one rank alone has nobody to reach through it");
+      world->notice("dist_env.interface = \"" + interface +
+                    "\" has no effect: one rank alone has nobody to reach through it");
     return world;
   }
   auto late = c10::make_intrusive<c10d::PrefixStore>("late", store);
-  world->set_liveness_check(
-      [late, board, rank = ranks.rank, agent = ranks.agent_store](const std::vector<int64_t>& members) -> std::vector<int64_t> {
-        // A rank that fails closes its connections first and posts a moment later.
-        if (std::optional<Error> told = board ? board->read(members.empty() ? kPosted : Milliseconds(0)) : std::nullopt) throw *told;
-        if (members.empty()) return {};
-        try {
-          return bounded(2 * kRollCall + Milliseconds(500), [=] { return silent_ranks(*late, rank, rank == 0 && !agent, members); });
-        } catch (const NoAnswer&) {
-          // The store is silent, and so is who keeps it.
-          if (!agent && rank != 0) return {0};
-        } catch (const std::exception&) {  // its keeper has ended
-        }
-        return {};
-      });
+  world->set_liveness_check([late, board, rank = ranks.rank, agent = ranks.agent_store](
+                                const std::vector<int64_t>& members) -> std::vector<int64_t> {
+    // A rank that fails closes its connections first and posts a moment later.
+    if (std::optional<Error> told =
+            board ? board->read(members.empty() ? kPosted : Milliseconds(0)) : std::nullopt)
+      throw *told;
+    if (members.empty()) return {};
+    try {
+      return bounded(2 * kRollCall + Milliseconds(500),
+                     [=] { return silent_ranks(*late, rank, rank == 0 && !agent, members); });
+    } catch (const NoAnswer&) {
+      // The store is silent, and so is who keeps it.
+      if (!agent && rank != 0) return {0};
+    } catch (const std::exception&) {  // its keeper has ended
+    }
+    return {};
+  });
   return world;
 }
 

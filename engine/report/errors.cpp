@@ -11,11 +11,14 @@ namespace {
 
 namespace json = boost::json;
 
-// The line of the file a value came from; nothing when the file has changed or cannot be read any more.
+// The line of the file a value came from; nothing when the file has changed or cannot be read any
+// more.
 std::optional<std::string> source_line(const Origin& origin) {
   constexpr std::uintmax_t kLargest = 64 << 20;
   std::error_code ignored;
-  if (origin.file.empty() || origin.line < 1 || !std::filesystem::is_regular_file(origin.file, ignored)) return std::nullopt;
+  if (origin.file.empty() || origin.line < 1 ||
+      !std::filesystem::is_regular_file(origin.file, ignored))
+    return std::nullopt;
   if (std::filesystem::file_size(origin.file, ignored) > kLargest) return std::nullopt;
   std::ifstream file(origin.file);
   std::string line;
@@ -35,7 +38,8 @@ size_t byte_of_column(std::string_view line, int column) {
   return at;
 }
 
-// What stands at `at`: a string with its quotes, a list up to its bracket, or a run of word characters.
+// What stands at `at`: a string with its quotes, a list up to its bracket, or a run of word
+// characters.
 std::string_view token_at(std::string_view line, size_t at) {
   std::string_view rest = line.substr(std::min(at, line.size()));
   if (rest.empty()) return rest;
@@ -53,7 +57,9 @@ std::string_view token_at(std::string_view line, size_t at) {
   return rest.substr(0, std::max<size_t>(1, std::min(end, rest.size())));
 }
 
-std::string gutter(const Style& style, std::string_view text) { return paint(style, Tone::blue, text); }
+std::string gutter(const Style& style, std::string_view text) {
+  return paint(style, Tone::blue, text);
+}
 
 // The line and the caret under it. Long lines are cut to a window around the caret.
 std::string quote_source(const Style& style, const Origin& origin, const std::string& margin) {
@@ -62,22 +68,28 @@ std::string quote_source(const Style& style, const Origin& origin, const std::st
   size_t at = byte_of_column(*line, std::max(origin.column, 1));
   std::string before = printable(std::string_view(*line).substr(0, at));
   std::string marked = printable(token_at(*line, at));
-  std::string after = printable(std::string_view(*line).substr(std::min(at + token_at(*line, at).size(), line->size())));
+  std::string after = printable(
+      std::string_view(*line).substr(std::min(at + token_at(*line, at).size(), line->size())));
   size_t room = static_cast<size_t>(std::max(style.width, 40)) - margin.size() - 4;
   const char* dots = style.unicode ? "…" : "...";
   if (display_width(before) > room / 2) {
     std::vector<std::string> pieces = wrap(before, room / 2);
-    before = dots + pieces.back() + (before.back() == ' ' && pieces.back().back() != ' ' ? " " : "");
+    before =
+        dots + pieces.back() + (before.back() == ' ' && pieces.back().back() != ' ' ? " " : "");
   }
-  if (display_width(before) + display_width(marked) > room) marked = wrap(marked, room - display_width(before)).front();
-  if (size_t left = room - std::min(room, display_width(before) + display_width(marked)); display_width(after) > left)
+  if (display_width(before) + display_width(marked) > room)
+    marked = wrap(marked, room - display_width(before)).front();
+  if (size_t left = room - std::min(room, display_width(before) + display_width(marked));
+      display_width(after) > left)
     after = left > 4 ? wrap(after, left - 3).front() + dots : std::string();
   std::string number = std::to_string(origin.line);
   std::string out = gutter(style, margin + " |") + '\n';
-  out += gutter(style, pad_left(number, margin.size()) + " |") + ' ' + before + marked + after + '\n';
+  out +=
+      gutter(style, pad_left(number, margin.size()) + " |") + ' ' + before + marked + after + '\n';
   if (origin.column > 0) {
     std::string carets(std::max<size_t>(1, display_width(marked)), '^');
-    out += gutter(style, margin + " |") + ' ' + std::string(display_width(before), ' ') + paint(style, Tone::red, carets) + '\n';
+    out += gutter(style, margin + " |") + ' ' + std::string(display_width(before), ' ') +
+           paint(style, Tone::red, carets) + '\n';
   }
   return out;
 }
@@ -103,7 +115,8 @@ std::string place(const Error& error) {
 }
 
 // A label and a text whose further lines are indented below the first.
-std::string item(const Style& style, const std::string& margin, std::string_view label, std::string_view text) {
+std::string item(const Style& style, const std::string& margin, std::string_view label,
+                 std::string_view text) {
   std::string head = margin + " = ";
   std::string out = gutter(style, head) + paint(style, Tone::bold, std::string(label) + ":") + ' ';
   std::string indent(head.size() + label.size() + 2, ' ');
@@ -139,10 +152,12 @@ std::string format_error(const Style& style, const Error& error) {
   std::string out = paint(style, Tone::red, "error[" + code_string(error.code()) + "]") + ": " +
                     paint(style, Tone::bold, printable(error.message())) + '\n';
   std::string margin(error.origin().line > 0 ? std::to_string(error.origin().line).size() : 1, ' ');
-  if (std::string where = place(error); !where.empty()) out += margin + gutter(style, "--> ") + printable(where) + '\n';
+  if (std::string where = place(error); !where.empty())
+    out += margin + gutter(style, "--> ") + printable(where) + '\n';
   std::string source = quote_source(style, error.origin(), margin);
   out += source;
-  if (!source.empty() && !(error.notes().empty() && error.helps().empty())) out += gutter(style, margin + " |") + '\n';
+  if (!source.empty() && !(error.notes().empty() && error.helps().empty()))
+    out += gutter(style, margin + " |") + '\n';
   for (const std::string& note : error.notes()) out += item(style, margin, "note", note);
   for (const std::string& help : error.helps()) out += item(style, margin, "help", help);
   return out;

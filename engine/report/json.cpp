@@ -22,7 +22,8 @@ std::string one_line(const json::value& value) {
   if (const json::object* object = value.if_object()) {
     std::string out = "{";
     for (const auto& [key, item] : *object)
-      out += (out.size() > 1 ? ", " : "") + json::serialize(json::string(key)) + ": " + one_line(item);
+      out +=
+          (out.size() > 1 ? ", " : "") + json::serialize(json::string(key)) + ": " + one_line(item);
     return out + "}";
   }
   return json::serialize(value);

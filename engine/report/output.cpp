@@ -8,7 +8,8 @@
 namespace meshwright::report {
 
 WriteFailed::WriteFailed(const std::string& stream, int error)
-    : closed_pipe_(error == EPIPE), what_("cannot write to " + stream + ": " + std::strerror(error)) {}
+    : closed_pipe_(error == EPIPE),
+      what_("cannot write to " + stream + ": " + std::strerror(error)) {}
 
 void Output::write(std::string_view text) {
   errno = 0;

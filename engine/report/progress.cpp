@@ -13,16 +13,19 @@ std::string human_duration(double seconds) {
   if (whole < 60)
     std::snprintf(text, sizeof text, "%lld s", static_cast<long long>(whole));
   else if (whole < 3600)
-    std::snprintf(text, sizeof text, "%lld min %02lld s", static_cast<long long>(whole / 60), static_cast<long long>(whole % 60));
+    std::snprintf(text, sizeof text, "%lld min %02lld s", static_cast<long long>(whole / 60),
+                  static_cast<long long>(whole % 60));
   else
-    std::snprintf(text, sizeof text, "%lld h %02lld min", static_cast<long long>(whole / 3600), static_cast<long long>(whole / 60 % 60));
+    std::snprintf(text, sizeof text, "%lld h %02lld min", static_cast<long long>(whole / 3600),
+                  static_cast<long long>(whole / 60 % 60));
   return text;
 }
 
 std::string progress_bar(const Style& style, double part, int cells) {
   int full = static_cast<int>(static_cast<double>(cells) * std::clamp(part, 0.0, 1.0));
   std::string bar;
-  for (int i = 0; i < cells; ++i) bar += style.unicode ? (i < full ? "━" : "╌") : (i < full ? "=" : "-");
+  for (int i = 0; i < cells; ++i)
+    bar += style.unicode ? (i < full ? "━" : "╌") : (i < full ? "=" : "-");
   return paint(style, Tone::green, bar);
 }
 
@@ -34,13 +37,16 @@ std::string fit_line(std::vector<LineField> fields, int columns) {
   };
   std::string line = joined();
   while (!fields.empty() && display_width(line) > static_cast<size_t>(std::max(columns, 0))) {
-    fields.erase(std::max_element(fields.begin(), fields.end(), [](const LineField& a, const LineField& b) { return a.spare < b.spare; }));
+    fields.erase(
+        std::max_element(fields.begin(), fields.end(),
+                         [](const LineField& a, const LineField& b) { return a.spare < b.spare; }));
     line = joined();
   }
   return line;
 }
 
-ByteProgress::ByteProgress(Output& out, const Style& style, bool live, std::string doing, int64_t total)
+ByteProgress::ByteProgress(Output& out, const Style& style, bool live, std::string doing,
+                           int64_t total)
     : out_(out),
       style_(style),
       live_(live),
@@ -64,16 +70,21 @@ void ByteProgress::add(int64_t bytes) {
   auto now = std::chrono::steady_clock::now();
   if (!live_ || now - said_ < std::chrono::milliseconds(100)) return;
   said_ = now;
-  double seconds = std::chrono::duration<double>(now - begin_).count(), speed = static_cast<double>(done_) / std::max(seconds, 1e-3),
+  double seconds = std::chrono::duration<double>(now - begin_).count(),
+         speed = static_cast<double>(done_) / std::max(seconds, 1e-3),
          part = static_cast<double>(done_) / static_cast<double>(std::max<int64_t>(total_, 1));
   std::vector<LineField> fields = {
       {doing_, 1},
       {human_bytes(done_) + " of " + human_bytes(total_)},
       {human_bytes(static_cast<int64_t>(speed)) + "/s", 3},
-      {human_duration(static_cast<double>(std::max<int64_t>(total_ - done_, 0)) / std::max(speed, 1.0)) + " left", 2}};
+      {human_duration(static_cast<double>(std::max<int64_t>(total_ - done_, 0)) /
+                      std::max(speed, 1.0)) +
+           " left",
+       2}};
   std::string line = fit_line(fields, style_.width - 1);
   int cells = std::min(style_.width - 1 - static_cast<int>(display_width(line)) - 2, 30);
-  if (cells >= 8 && line.starts_with(doing_)) line.insert(doing_.size(), " " + progress_bar(style_, part, cells));
+  if (cells >= 8 && line.starts_with(doing_))
+    line.insert(doing_.size(), " " + progress_bar(style_, part, cells));
   out_.write("\r\x1b[K" + line);
   out_.flush();
   drawn_ = true;

@@ -1,4 +1,5 @@
-// How things are shown: colours only on a terminal, aligned tables, errors in the style of rustc, JSON for machines.
+// How things are shown: colours only on a terminal, aligned tables, errors in the style of rustc,
+// JSON for machines.
 #pragma once
 
 #include <boost/json/object.hpp>
@@ -29,17 +30,21 @@ size_t display_width(std::string_view text);
 // `text` followed (or, right, led) by spaces up to `width` columns.
 std::string pad(std::string_view text, size_t width);
 std::string pad_left(std::string_view text, size_t width);
-// Valid UTF-8 without control characters other than newlines, so that no value can steer the terminal.
+// Valid UTF-8 without control characters other than newlines, so that no value can steer the
+// terminal.
 std::string printable(std::string_view text);
-// Lines of at most `width` columns, broken at spaces (and within words only when one is too long, after a dot where it has
-// one).
+// Lines of at most `width` columns, broken at spaces (and within words only when one is too long,
+// after a dot where it has one).
 std::vector<std::string> wrap(std::string_view text, size_t width);
 
-// Rows of cells as aligned columns; the first row is the header. `right`: indices of columns aligned right. A table wider than
-// the style breaks the cells of its widest left-aligned column over several lines.
-std::string table(const Style& style, const std::vector<std::vector<std::string>>& rows, std::span<const size_t> right = {});
+// Rows of cells as aligned columns; the first row is the header. `right`: indices of columns
+// aligned right. A table wider than the style breaks the cells of its widest left-aligned column
+// over several lines.
+std::string table(const Style& style, const std::vector<std::vector<std::string>>& rows,
+                  std::span<const size_t> right = {});
 
-// "error[E0203]: message", then " --> file:line:column" with the source line and a caret, notes, and help lines.
+// "error[E0203]: message", then " --> file:line:column" with the source line and a caret, notes,
+// and help lines.
 std::string format_error(const Style& style, const Error& error);
 // "notice: text" and "warning: text", one line each.
 std::string format_notice(const Style& style, std::string_view text);
@@ -57,11 +62,13 @@ std::string counted(int64_t count, std::string_view singular, std::string_view p
 // [4, 1024]
 std::string shape_text(std::span<const int64_t> shape);
 
-// A stream whose failures are noticed, or, for what is only said beside the results, ignored. Not thread-safe.
+// A stream whose failures are noticed, or, for what is only said beside the results, ignored. Not
+// thread-safe.
 class Output {
  public:
   enum class Loss : uint8_t { noticed, ignored };
-  Output(std::FILE* stream, std::string name, Loss loss = Loss::noticed) : stream_(stream), name_(std::move(name)), loss_(loss) {}
+  Output(std::FILE* stream, std::string name, Loss loss = Loss::noticed)
+      : stream_(stream), name_(std::move(name)), loss_(loss) {}
   // Both throw WriteFailed when the stream takes no more, unless that is ignored.
   void write(std::string_view text);
   void flush();

@@ -20,7 +20,8 @@ bool locale_is_utf8() {
   for (const char* name : {"LC_ALL", "LC_CTYPE", "LANG"}) {
     std::string value(variable(name));
     if (value.empty()) continue;
-    std::transform(value.begin(), value.end(), value.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+    std::transform(value.begin(), value.end(), value.begin(),
+                   [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
     return value.find("utf-8") != std::string::npos || value.find("utf8") != std::string::npos;
   }
   // Nothing is set in most containers, and their terminals read UTF-8.
@@ -29,9 +30,11 @@ bool locale_is_utf8() {
 
 int width_of(std::FILE* stream) {
   constexpr int kNarrowest = 40, kWidest = 400;
-  if (int columns = std::atoi(std::string(variable("COLUMNS")).c_str()); columns > 0) return std::clamp(columns, kNarrowest, kWidest);
+  if (int columns = std::atoi(std::string(variable("COLUMNS")).c_str()); columns > 0)
+    return std::clamp(columns, kNarrowest, kWidest);
   winsize size{};
-  if (isatty(fileno(stream)) == 1 && ioctl(fileno(stream), TIOCGWINSZ, &size) == 0 && size.ws_col > 0)
+  if (isatty(fileno(stream)) == 1 && ioctl(fileno(stream), TIOCGWINSZ, &size) == 0 &&
+      size.ws_col > 0)
     return std::clamp<int>(size.ws_col, kNarrowest, kWidest);
   return 80;
 }
@@ -78,16 +81,21 @@ std::optional<CodePoint> decode(std::string_view text) {
     value = (value << 6) | (byte(i) & 0x3f);
   }
   constexpr char32_t kSmallest[] = {0, 0, 0x80, 0x800, 0x10000};
-  if (value < kSmallest[length] || value > 0x10ffff || (value >= 0xd800 && value < 0xe000)) return std::nullopt;
+  if (value < kSmallest[length] || value > 0x10ffff || (value >= 0xd800 && value < 0xe000))
+    return std::nullopt;
   return CodePoint{value, length};
 }
 
 // The coarse classes of East Asian Width and combining marks; enough to keep names aligned.
 size_t columns_of(char32_t c) {
-  if ((c >= 0x300 && c <= 0x36f) || (c >= 0x200b && c <= 0x200f) || (c >= 0xfe00 && c <= 0xfe0f) || (c >= 0x20d0 && c <= 0x20ff)) return 0;
-  bool wide = (c >= 0x1100 && c <= 0x115f) || (c >= 0x2e80 && c <= 0xa4cf) || (c >= 0xac00 && c <= 0xd7a3) ||
-              (c >= 0xf900 && c <= 0xfaff) || (c >= 0xfe30 && c <= 0xfe6f) || (c >= 0xff00 && c <= 0xff60) ||
-              (c >= 0xffe0 && c <= 0xffe6) || (c >= 0x1f300 && c <= 0x1faff) || (c >= 0x20000 && c <= 0x3fffd);
+  if ((c >= 0x300 && c <= 0x36f) || (c >= 0x200b && c <= 0x200f) || (c >= 0xfe00 && c <= 0xfe0f) ||
+      (c >= 0x20d0 && c <= 0x20ff))
+    return 0;
+  bool wide = (c >= 0x1100 && c <= 0x115f) || (c >= 0x2e80 && c <= 0xa4cf) ||
+              (c >= 0xac00 && c <= 0xd7a3) || (c >= 0xf900 && c <= 0xfaff) ||
+              (c >= 0xfe30 && c <= 0xfe6f) || (c >= 0xff00 && c <= 0xff60) ||
+              (c >= 0xffe0 && c <= 0xffe6) || (c >= 0x1f300 && c <= 0x1faff) ||
+              (c >= 0x20000 && c <= 0x3fffd);
   return wide ? 2 : 1;
 }
 
@@ -102,7 +110,8 @@ size_t escape_length(std::string_view text) {
 std::pair<size_t, size_t> next_piece(std::string_view text) {
   if (size_t length = escape_length(text)) return {length, 0};
   std::optional<CodePoint> point = decode(text);
-  return point ? std::pair(point->length, columns_of(point->value)) : std::pair<size_t, size_t>(1, 1);
+  return point ? std::pair(point->length, columns_of(point->value))
+               : std::pair<size_t, size_t>(1, 1);
 }
 
 // Bytes of the longest front of `text` that fits `width` columns, at least one piece.
@@ -121,7 +130,8 @@ size_t fitting_length(std::string_view text, size_t width) {
 
 Style style_of(std::FILE* stream) {
   Style style;
-  style.colour = isatty(fileno(stream)) == 1 && variable("NO_COLOR").empty() && variable("TERM") != "dumb";
+  style.colour =
+      isatty(fileno(stream)) == 1 && variable("NO_COLOR").empty() && variable("TERM") != "dumb";
   style.unicode = locale_is_utf8();
   style.width = width_of(stream);
   return style;
@@ -162,7 +172,8 @@ std::string printable(std::string_view text) {
       out += "\xef\xbf\xbd";  // U+FFFD
     else if (point->value == '\t')
       out += ' ';
-    else if ((point->value < 0x20 && point->value != '\n') || (point->value >= 0x7f && point->value < 0xa0)) {
+    else if ((point->value < 0x20 && point->value != '\n') ||
+             (point->value >= 0x7f && point->value < 0xa0)) {
       char escaped[16];
       std::snprintf(escaped, sizeof escaped, "\\x%02x", static_cast<unsigned>(point->value));
       out += escaped;
@@ -174,10 +185,13 @@ std::string printable(std::string_view text) {
   return out;
 }
 
-// Where a word that is too long is cut: after the last dot or slash, else underscore or hyphen, that leaves something to read before it.
+// Where a word that is too long is cut: after the last dot or slash, else underscore or hyphen,
+// that leaves something to read before it.
 static size_t cut_of_word(std::string_view word, size_t fits) {
   for (std::string_view after : {"./", "_-"})
-    if (size_t at = word.substr(0, fits).find_last_of(after); at != std::string_view::npos && at >= fits / 4) return at + 1;
+    if (size_t at = word.substr(0, fits).find_last_of(after);
+        at != std::string_view::npos && at >= fits / 4)
+      return at + 1;
   return fits;
 }
 

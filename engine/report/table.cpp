@@ -29,7 +29,9 @@ void narrow(std::vector<size_t>& widths, std::span<const size_t> right, size_t l
   while (total() > limit) {
     size_t widest = widths.size();
     for (size_t i = 0; i < widths.size(); ++i)
-      if (std::find(right.begin(), right.end(), i) == right.end() && (widest == widths.size() || widths[i] > widths[widest])) widest = i;
+      if (std::find(right.begin(), right.end(), i) == right.end() &&
+          (widest == widths.size() || widths[i] > widths[widest]))
+        widest = i;
     if (widest == widths.size() || widths[widest] <= kNarrowestCell) return;
     --widths[widest];
   }

@@ -30,12 +30,16 @@ void tell_torchrun(const Error& error, const Variables& variables) {
 }
 
 std::string vain_retries(int exit_status, const Variables& variables) {
-  // As train --max-restarts: a lost host or a busy port (4, 6) and what is not understood (1) may be gone at the next attempt.
+  // As train --max-restarts: a lost host or a busy port (4, 6) and what is not understood (1) may
+  // be gone at the next attempt.
   if (exit_status != 2 && exit_status != 3 && exit_status != 5 && exit_status != 7) return "";
   auto number = [&](const char* name) { return std::atoll(variables(name).value_or("0").c_str()); };
   long long left = number("TORCHELASTIC_MAX_RESTARTS") - number("TORCHELASTIC_RESTART_COUNT");
-  if (!variables("TORCHELASTIC_RUN_ID") || variables("LOCAL_RANK").value_or("0") != "0" || left <= 0) return "";
-  return "torchrun starts the ranks again whatever the exit status, " + std::to_string(left) + (left == 1 ? " more time" : " more times") +
+  if (!variables("TORCHELASTIC_RUN_ID") || variables("LOCAL_RANK").value_or("0") != "0" ||
+      left <= 0)
+    return "";
+  return "torchrun starts the ranks again whatever the exit status, " + std::to_string(left) +
+         (left == 1 ? " more time" : " more times") +
          ", and this will come again: end torchrun, or start it without --max-restarts";
 }
 

@@ -56,7 +56,8 @@ const AddedToken* TokenFinder::longest(std::string_view text) const {
   return found;
 }
 
-std::vector<TokenFinder::Part> TokenFinder::cut(std::string_view text, PatternScratch& scratch) const {
+std::vector<TokenFinder::Part> TokenFinder::cut(std::string_view text,
+                                                PatternScratch& scratch) const {
   std::vector<Part> out;
   size_t done = 0;
   auto put = [&](size_t begin, size_t end, const AddedToken* token) {
@@ -76,11 +77,13 @@ std::vector<TokenFinder::Part> TokenFinder::cut(std::string_view text, PatternSc
       if (inside) continue;
     }
     if (token->lstrip) {
-      while (begin > 0 && is_space(character_at(text, before(text, begin)).code)) begin = before(text, begin);
+      while (begin > 0 && is_space(character_at(text, before(text, begin)).code))
+        begin = before(text, begin);
       begin = std::max(begin, done);  // an earlier token may have taken those spaces
     }
     if (token->rstrip)
-      while (end < text.size() && is_space(character_at(text, end).code)) end += character_at(text, end).bytes;
+      while (end < text.size() && is_space(character_at(text, end).code))
+        end += character_at(text, end).bytes;
     put(done, begin, nullptr);
     put(begin, end, token);
     done = end;

@@ -14,7 +14,8 @@ constexpr uint64_t kNoPair = ~uint64_t{0};
 // Up to here looking through all pairs for the next merge beats a heap.
 constexpr size_t kShort = 48;
 
-// Neighbours by rank, the leftmost of a rank first. A short piece: the ranks stand in a row beside the ids.
+// Neighbours by rank, the leftmost of a rank first. A short piece: the ranks stand in a row beside
+// the ids.
 void merge_short(std::vector<uint32_t>& ids, const MergeTable& merges) {
   constexpr uint32_t kNone = ~uint32_t{0};
   std::array<uint32_t, kShort> ranks{}, becomes{};
@@ -30,13 +31,15 @@ void merge_short(std::vector<uint32_t>& ids, const MergeTable& merges) {
     if (ranks[best] == kNone) return;
     ids[best] = becomes[best];
     ids.erase(ids.begin() + static_cast<std::ptrdiff_t>(best) + 1);
-    for (size_t i = best + 1; i < ids.size(); ++i) ranks[i] = ranks[i + 1], becomes[i] = becomes[i + 1];
+    for (size_t i = best + 1; i < ids.size(); ++i)
+      ranks[i] = ranks[i + 1], becomes[i] = becomes[i + 1];
     look(best);
     if (best > 0) look(best - 1);
   }
 }
 
-// The same for a long one: a list of symbols and a heap of pairs, of which those that have changed meanwhile are skipped.
+// The same for a long one: a list of symbols and a heap of pairs, of which those that have changed
+// meanwhile are skipped.
 void merge_long(std::vector<uint32_t>& ids, const MergeTable& merges) {
   struct Symbol {
     uint32_t id;
@@ -46,12 +49,15 @@ void merge_long(std::vector<uint32_t>& ids, const MergeTable& merges) {
   struct Pair {
     uint32_t rank, left, right;
     size_t at;
-    bool operator<(const Pair& other) const { return rank != other.rank ? rank > other.rank : at > other.at; }
+    bool operator<(const Pair& other) const {
+      return rank != other.rank ? rank > other.rank : at > other.at;
+    }
   };
   std::vector<Symbol> symbols;
   symbols.reserve(ids.size());
   auto count = static_cast<int64_t>(ids.size());
-  for (int64_t i = 0; i < count; ++i) symbols.push_back({ids[static_cast<size_t>(i)], i - 1, i + 1 < count ? i + 1 : -1, false});
+  for (int64_t i = 0; i < count; ++i)
+    symbols.push_back({ids[static_cast<size_t>(i)], i - 1, i + 1 < count ? i + 1 : -1, false});
   auto symbol = [&](int64_t i) -> Symbol& { return symbols[static_cast<size_t>(i)]; };
   std::priority_queue<Pair> queue;
   auto look = [&](int64_t left, int64_t right) {
@@ -64,7 +70,8 @@ void merge_long(std::vector<uint32_t>& ids, const MergeTable& merges) {
     Pair pair = queue.top();
     queue.pop();
     Symbol& left = symbols[pair.at];
-    if (left.gone || left.next < 0 || left.id != pair.left || symbol(left.next).id != pair.right) continue;
+    if (left.gone || left.next < 0 || left.id != pair.left || symbol(left.next).id != pair.right)
+      continue;
     Symbol& right = symbol(left.next);
     left.id = merges.find(pair.left, pair.right)->id;
     right.gone = true;
@@ -92,9 +99,12 @@ void Vocabulary::add(std::string_view token, uint32_t id) {
 }
 
 std::optional<std::pair<std::string, std::string>> Vocabulary::seal() {
-  std::sort(entries_.begin(), entries_.end(), [](const Entry& a, const Entry& b) { return a.id < b.id; });
-  auto same = std::adjacent_find(entries_.begin(), entries_.end(), [](const Entry& a, const Entry& b) { return a.id == b.id; });
-  if (same != entries_.end()) return std::pair(std::string(text_of(*same)), std::string(text_of(*(same + 1))));
+  std::sort(entries_.begin(), entries_.end(),
+            [](const Entry& a, const Entry& b) { return a.id < b.id; });
+  auto same = std::adjacent_find(entries_.begin(), entries_.end(),
+                                 [](const Entry& a, const Entry& b) { return a.id == b.id; });
+  if (same != entries_.end())
+    return std::pair(std::string(text_of(*same)), std::string(text_of(*(same + 1))));
   ids_.reserve(entries_.size());
   for (const Entry& entry : entries_) ids_.emplace(text_of(entry), entry.id);
   return std::nullopt;
@@ -107,11 +117,13 @@ std::optional<uint32_t> Vocabulary::find(std::string_view token) const {
 
 std::optional<std::string_view> Vocabulary::token_of(uint32_t id) const {
   if (id < entries_.size() && entries_[id].id == id) return text_of(entries_[id]);
-  auto it = std::lower_bound(entries_.begin(), entries_.end(), id, [](const Entry& entry, uint32_t wanted) { return entry.id < wanted; });
+  auto it = std::lower_bound(entries_.begin(), entries_.end(), id,
+                             [](const Entry& entry, uint32_t wanted) { return entry.id < wanted; });
   return it == entries_.end() || it->id != id ? std::nullopt : std::optional(text_of(*it));
 }
 
-MergeTable::MergeTable(size_t merges) : slots_(std::bit_ceil(merges * 2 + 2), Slot{kNoPair, {}}), mask_(slots_.size() - 1) {}
+MergeTable::MergeTable(size_t merges)
+    : slots_(std::bit_ceil(merges * 2 + 2), Slot{kNoPair, {}}), mask_(slots_.size() - 1) {}
 
 size_t MergeTable::place_of(uint64_t pair) const {
   uint64_t mixed = (pair ^ pair >> 29) * 0x9E3779B97F4A7C15U;

@@ -30,7 +30,9 @@ class Vocabulary {
     uint32_t id, bytes;
     size_t offset;
   };
-  std::string_view text_of(const Entry& entry) const { return std::string_view(text_).substr(entry.offset, entry.bytes); }
+  std::string_view text_of(const Entry& entry) const {
+    return std::string_view(text_).substr(entry.offset, entry.bytes);
+  }
   std::string text_;  // all tokens, one after the other
   std::vector<Entry> entries_;
   std::unordered_map<std::string_view, uint32_t> ids_;

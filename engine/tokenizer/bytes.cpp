@@ -47,7 +47,8 @@ std::optional<std::string> from_letters(std::string_view token) {
   for (size_t at = 0; at < token.size();) {
     Character next = character_at(token, at);
     at += next.bytes;
-    if (static_cast<size_t>(next.code) >= bytes.size() || bytes[static_cast<size_t>(next.code)] < 0) return std::nullopt;
+    if (static_cast<size_t>(next.code) >= bytes.size() || bytes[static_cast<size_t>(next.code)] < 0)
+      return std::nullopt;
     out.push_back(static_cast<char>(bytes[static_cast<size_t>(next.code)]));
   }
   return out;

@@ -1,4 +1,5 @@
-// The alphabet of byte-level vocabularies: every byte is a printable character, as GPT-2 chose them.
+// The alphabet of byte-level vocabularies: every byte is a printable character, as GPT-2 chose
+// them.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +13,8 @@ namespace meshwright::tokenizer {
 std::string_view letter_of(uint8_t byte);
 // `bytes` in letters.
 std::string to_letters(std::string_view bytes);
-// The bytes that the letters of `token` (valid UTF-8) stand for; none when some character is no letter.
+// The bytes that the letters of `token` (valid UTF-8) stand for; none when some character is no
+// letter.
 std::optional<std::string> from_letters(std::string_view token);
 
 }  // namespace meshwright::tokenizer

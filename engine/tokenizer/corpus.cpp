@@ -20,7 +20,9 @@ namespace {
 
 using File = std::shared_ptr<const data::MappedFile>;
 
-std::string_view text_of(const data::MappedFile& file) { return {reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size()}; }
+std::string_view text_of(const data::MappedFile& file) {
+  return {reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size()};
+}
 
 // What one thread encodes at a time: a part of a file that is one document, or whole lines.
 struct Piece {
@@ -33,22 +35,27 @@ struct Piece {
 };
 
 Error damaged(const data::MappedFile& file, size_t at, const std::string& what) {
-  return Error(ErrorCode::bad_dataset, file.path() + ": " + what + " at byte " + std::to_string(at));
+  return Error(ErrorCode::bad_dataset,
+               file.path() + ": " + what + " at byte " + std::to_string(at));
 }
 
 // Encodes pieces; the same for every thread.
 class Encoder {
  public:
-  Encoder(const Tokenizer& tokenizer, const CorpusOptions& options) : tokenizer_(tokenizer), options_(options), frame_(tokenizer.frame()) {}
+  Encoder(const Tokenizer& tokenizer, const CorpusOptions& options)
+      : tokenizer_(tokenizer), options_(options), frame_(tokenizer.frame()) {}
   // Files as documents can be cut; a template that repeats the text keeps them whole.
   Cuts cuts() const { return frame_ ? tokenizer_.cuts() : Cuts{}; }
 
   void encode(Piece& piece) const {
-    std::string_view whole = text_of(*piece.file), text = whole.substr(piece.begin, piece.end - piece.begin);
+    std::string_view whole = text_of(*piece.file),
+                     text = whole.substr(piece.begin, piece.end - piece.begin);
     piece.file->check_size();
     if (size_t at = first_invalid(text); at < text.size())
-      throw damaged(*piece.file, piece.begin + at, "the text is not UTF-8").help("save it as UTF-8, or leave the file out");
-    if (options_.documents == Documents::files) return part(piece, text, piece.begin == 0, piece.end == whole.size());
+      throw damaged(*piece.file, piece.begin + at, "the text is not UTF-8")
+          .help("save it as UTF-8, or leave the file out");
+    if (options_.documents == Documents::files)
+      return part(piece, text, piece.begin == 0, piece.end == whole.size());
     for (size_t at = 0, end; at < text.size(); at = end + 1) {
       end = std::min(text.find('\n', at), text.size());
       std::string_view line = text.substr(at, end - at);
@@ -63,7 +70,9 @@ class Encoder {
 
  private:
   void part(Piece& piece, std::string_view text, bool first, bool last) const {
-    auto add = [&](const std::vector<int64_t>& ids) { piece.ids.insert(piece.ids.end(), ids.begin(), ids.end()); };
+    auto add = [&](const std::vector<int64_t>& ids) {
+      piece.ids.insert(piece.ids.end(), ids.begin(), ids.end());
+    };
     if (frame_ && options_.special && first) add(frame_->before);
     add(tokenizer_.encode(text, options_.special && !frame_));
     if (!last) return;
@@ -75,8 +84,11 @@ class Encoder {
   std::string json_text(const data::MappedFile& file, std::string_view line, size_t at) const {
     auto refuse = [&](const std::string& what, size_t place) {
       std::string_view before = text_of(file).substr(0, at);
-      return damaged(file, at + place, "line " + std::to_string(std::count(before.begin(), before.end(), '\n') + 1) + " " + what)
-          .help("every line is a JSON object whose \"" + options_.text_key + "\" is a string; --text-key names another field")
+      return damaged(file, at + place,
+                     "line " + std::to_string(std::count(before.begin(), before.end(), '\n') + 1) +
+                         " " + what)
+          .help("every line is a JSON object whose \"" + options_.text_key +
+                "\" is a string; --text-key names another field")
           .help("--documents file takes the files as they are");
     };
     boost::json::value row;
@@ -85,8 +97,10 @@ class Encoder {
     } catch (const weights::JsonProblem& problem) {
       throw refuse(problem.what, static_cast<size_t>(problem.offset));
     }
-    const boost::json::value* text = row.is_object() ? row.as_object().if_contains(options_.text_key) : nullptr;
-    if (text == nullptr || !text->is_string()) throw refuse("has no string \"" + options_.text_key + "\"", 0);
+    const boost::json::value* text =
+        row.is_object() ? row.as_object().if_contains(options_.text_key) : nullptr;
+    if (text == nullptr || !text->is_string())
+      throw refuse("has no string \"" + options_.text_key + "\"", 0);
     return std::string(text->as_string());
   }
 
@@ -168,8 +182,9 @@ class Crew {
 
 }  // namespace
 
-CorpusCounts encode_files(const Tokenizer& tokenizer, const std::vector<std::string>& files, const CorpusOptions& options,
-                          const std::function<void(std::span<const int64_t> ids, int64_t bytes)>& take) {
+CorpusCounts encode_files(
+    const Tokenizer& tokenizer, const std::vector<std::string>& files, const CorpusOptions& options,
+    const std::function<void(std::span<const int64_t> ids, int64_t bytes)>& take) {
   CorpusCounts counts;
   Encoder encoder(tokenizer, options);
   const Cuts cuts = encoder.cuts();
@@ -193,7 +208,8 @@ CorpusCounts encode_files(const Tokenizer& tokenizer, const std::vector<std::str
       size_t end = begin + options.piece;
       if (options.documents == Documents::files) {
         piece->end = cut_near(text, begin, end, cuts);
-        if (piece->end - begin > 2 * options.piece) counts.whole = std::max(counts.whole, static_cast<int64_t>(piece->end - begin));
+        if (piece->end - begin > 2 * options.piece)
+          counts.whole = std::max(counts.whole, static_cast<int64_t>(piece->end - begin));
       } else {
         // Whole lines: up to the first line feed behind the size of a piece.
         size_t feed = end < text.size() ? text.find('\n', end) : std::string_view::npos;

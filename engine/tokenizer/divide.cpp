@@ -65,7 +65,8 @@ std::optional<int32_t> before(std::string_view text, size_t at) {
 
 std::optional<int32_t> after(std::string_view text, size_t at) {
   for (size_t bytes = 1; bytes <= 4 && at + bytes <= text.size(); ++bytes)
-    if (std::string_view one = text.substr(at, bytes); first_invalid(one) == one.size()) return character_at(one, 0).code;
+    if (std::string_view one = text.substr(at, bytes); first_invalid(one) == one.size())
+      return character_at(one, 0).code;
   return std::nullopt;
 }
 
@@ -80,7 +81,9 @@ bool may_cut(std::string_view text, size_t at, Cuts cuts) {
   return last && next && !is_space(*last) && *last > ' ' && (is_letter(*next) || is_digit(*next));
 }
 
-bool is_word_byte(char c) { return static_cast<uint8_t>(c) >= 0x80 || std::isalnum(static_cast<unsigned char>(c)) != 0; }
+bool is_word_byte(char c) {
+  return static_cast<uint8_t>(c) >= 0x80 || std::isalnum(static_cast<unsigned char>(c)) != 0;
+}
 
 // Takes away the cuts that a token could lie across, or whose spaces or neighbours it looks at.
 void heed(const AddedToken& token, Cuts& cuts) {
@@ -107,7 +110,8 @@ Cuts cuts_of(const std::vector<Step>& steps, const std::deque<AddedToken>& added
   for (const Step& step : steps) {
     if (const auto* split = std::get_if<SplitStep>(&step)) {
       bool whole = split->behavior == SplitBehavior::isolated && !split->invert;
-      // The matches are kept and what lies between them is dropped; between those of a separating pattern there is nothing.
+      // The matches are kept and what lies between them is dropped; between those of a separating
+      // pattern there is nothing.
       bool inverted = split->behavior == SplitBehavior::removed && split->invert;
       bool separates = is_one_of(split->source, kSeparating) && (whole || inverted);
       if (!separates && !(whole && is_one_of(split->source, kLocal))) return {};

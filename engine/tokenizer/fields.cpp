@@ -23,7 +23,8 @@ std::string shown(std::string_view text) {
     text = text.substr(0, 60);
     text = text.substr(0, first_invalid(text));
   }
-  return json::serialize(json::value(json::string_view(text.data(), text.size()))) + (cut ? "..." : "");
+  return json::serialize(json::value(json::string_view(text.data(), text.size()))) +
+         (cut ? "..." : "");
 }
 
 Field Field::at(std::string_view key) const {
@@ -32,11 +33,14 @@ Field Field::at(std::string_view key) const {
   return {*file_, found, place_.empty() ? std::string(key) : place_ + "." + std::string(key)};
 }
 
-Field Field::at(size_t index) const { return {*file_, &array()[index], place_ + "[" + std::to_string(index) + "]"}; }
+Field Field::at(size_t index) const {
+  return {*file_, &array()[index], place_ + "[" + std::to_string(index) + "]"};
+}
 
 void Field::wrong(const char* wanted) const {
   refuse(value_ == nullptr ? std::string("is missing; it must be ") + wanted
-                           : std::string("must be ") + wanted + ", not " + std::string(json::to_string(value_->kind())));
+                           : std::string("must be ") + wanted + ", not " +
+                                 std::string(json::to_string(value_->kind())));
 }
 
 const json::object& Field::object() const {
@@ -58,9 +62,11 @@ std::string_view Field::string() const {
 uint32_t Field::id() const {
   if (value_ != nullptr && value_->is_int64()) {
     int64_t number = value_->get_int64();
-    if (number >= 0 && number <= std::numeric_limits<int32_t>::max()) return static_cast<uint32_t>(number);
+    if (number >= 0 && number <= std::numeric_limits<int32_t>::max())
+      return static_cast<uint32_t>(number);
   }
-  if (value_ != nullptr && value_->is_number()) refuse("is " + json::serialize(*value_) + "; an id is a whole number from 0 to 2147483647");
+  if (value_ != nullptr && value_->is_number())
+    refuse("is " + json::serialize(*value_) + "; an id is a whole number from 0 to 2147483647");
   wrong("a whole number");
 }
 

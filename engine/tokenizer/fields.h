@@ -12,7 +12,8 @@
 namespace meshwright::tokenizer {
 
 // Throws Error(bad_tokenizer): "FILE: PLACE WHAT", with which kinds are read as its help.
-[[noreturn]] void refuse(const std::string& file, const std::string& place, const std::string& what);
+[[noreturn]] void refuse(const std::string& file, const std::string& place,
+                         const std::string& what);
 
 // The value must outlive it.
 class Field {
@@ -21,7 +22,9 @@ class Field {
       : file_(&file), value_(value), place_(std::move(place)) {}
   const std::string& place() const { return place_; }
   const std::string& file() const { return *file_; }
-  [[noreturn]] void refuse(const std::string& what) const { tokenizer::refuse(*file_, place_.empty() ? "the file" : place_, what); }
+  [[noreturn]] void refuse(const std::string& what) const {
+    tokenizer::refuse(*file_, place_.empty() ? "the file" : place_, what);
+  }
 
   bool absent() const { return value_ == nullptr || value_->is_null(); }
   Field at(std::string_view key) const;  // absent where the object lacks it

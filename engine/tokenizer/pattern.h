@@ -1,4 +1,5 @@
-// Regular expressions as a tokenizer.json has them: written for Oniguruma with Ruby's syntax, run by PCRE2.
+// Regular expressions as a tokenizer.json has them: written for Oniguruma with Ruby's syntax, run
+// by PCRE2.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +15,8 @@ struct PatternProblem {
   std::string what;   // "uses \\W inside a class, which ..."
 };
 
-// The same pattern in PCRE2's syntax, meaning the same. Throws PatternProblem for what has no counterpart there.
+// The same pattern in PCRE2's syntax, meaning the same. Throws PatternProblem for what has no
+// counterpart there.
 std::string to_pcre2(std::string_view pattern);
 
 // What one search needs besides the pattern. One a thread, for any number of patterns.
@@ -49,15 +51,17 @@ class Pattern {
   std::unique_ptr<Code> code_;
 };
 
-// The matches in a text from left to right, as Oniguruma's binding for Rust gives them: an empty match right after a match is none.
-// No pattern takes forever: next() throws PatternProblem when a match takes too many steps, or all of them together too long.
+// The matches in a text from left to right, as Oniguruma's binding for Rust gives them: an empty
+// match right after a match is none. No pattern takes forever: next() throws PatternProblem when a
+// match takes too many steps, or all of them together too long.
 class Matches {
  public:
   struct Range {
     size_t begin = 0, end = 0;
   };
   // `text` is valid UTF-8. All must outlive this.
-  Matches(const Pattern& pattern, std::string_view text, PatternScratch& scratch) : pattern_(pattern), text_(text), scratch_(scratch) {}
+  Matches(const Pattern& pattern, std::string_view text, PatternScratch& scratch)
+      : pattern_(pattern), text_(text), scratch_(scratch) {}
   std::optional<Range> next();
 
  private:

@@ -1,4 +1,5 @@
-// Where Oniguruma and PCRE2 differ, the pattern is written anew; what cannot be written is refused rather than matched otherwise.
+// Where Oniguruma and PCRE2 differ, the pattern is written anew; what cannot be written is refused
+// rather than matched otherwise.
 #include <algorithm>
 #include <array>
 #include <cctype>
@@ -10,7 +11,8 @@ namespace meshwright::tokenizer {
 namespace {
 
 // PCRE2's own \w is letters, numbers and the underscore; its \s has one character more (U+180E).
-constexpr std::string_view kWord = R"(\p{Alphabetic}\p{M}\p{Nd}\p{Pc})", kSpace = R"(\p{White_Space})", kHex = "0-9a-fA-F";
+constexpr std::string_view kWord = R"(\p{Alphabetic}\p{M}\p{Nd}\p{Pc})",
+                           kSpace = R"(\p{White_Space})", kHex = "0-9a-fA-F";
 
 class Writer {
  public:
@@ -56,7 +58,9 @@ class Writer {
     auto not_in_set = [&] {
       if (in_set) refuse(std::string("uses \\") + c + " inside a class, which is not read here");
     };
-    auto as_set = [&](std::string_view members) { put(in_set ? std::string(members) : "[" + std::string(members) + "]", 2); };
+    auto as_set = [&](std::string_view members) {
+      put(in_set ? std::string(members) : "[" + std::string(members) + "]", 2);
+    };
     switch (c) {
       case 's':
         return put(kSpace, 2);
@@ -110,9 +114,11 @@ class Writer {
       default:
         break;
     }
-    if (std::isalpha(static_cast<unsigned char>(c)) || c == '0' || (in_set && std::isdigit(static_cast<unsigned char>(c))))
+    if (std::isalpha(static_cast<unsigned char>(c)) || c == '0' ||
+        (in_set && std::isdigit(static_cast<unsigned char>(c))))
       refuse(std::string("uses \\") + c + ", which is not read here");
-    if (static_cast<unsigned char>(c) >= 0x80) {  // of a character of several bytes, which needs none
+    if (static_cast<unsigned char>(c) >=
+        0x80) {  // of a character of several bytes, which needs none
       ++at_;
       return;
     }
@@ -126,7 +132,8 @@ class Writer {
 
   // \p{...}: PCRE2 would take a script's name for its script extensions.
   void property(char c) {
-    if (!in_.substr(at_ + 2).starts_with('{')) refuse(std::string("uses \\") + c + " without braces");
+    if (!in_.substr(at_ + 2).starts_with('{'))
+      refuse(std::string("uses \\") + c + " without braces");
     size_t close = in_.find('}', at_);
     if (close == std::string_view::npos) refuse("has a { that nothing closes");
     std::string_view name = in_.substr(at_ + 3, close - at_ - 3);
@@ -135,7 +142,8 @@ class Writer {
     std::string plain;
     for (char letter : name) {
       if (letter == ' ' || letter == '_' || letter == '-') continue;
-      if (!std::isalnum(static_cast<unsigned char>(letter))) refuse("has \\p{" + std::string(name) + "}, which names no property");
+      if (!std::isalnum(static_cast<unsigned char>(letter)))
+        refuse("has \\p{" + std::string(name) + "}, which names no property");
       plain.push_back(static_cast<char>(std::tolower(static_cast<unsigned char>(letter))));
     }
     constexpr std::array kProperties = {"any",
@@ -162,7 +170,8 @@ class Writer {
                                         "extender",
                                         "quotationmark",
                                         "dash"};
-    bool known = plain.size() <= 2 || std::find(kProperties.begin(), kProperties.end(), plain) != kProperties.end();
+    bool known = plain.size() <= 2 ||
+                 std::find(kProperties.begin(), kProperties.end(), plain) != kProperties.end();
     out_ += '\\';
     out_ += c;
     out_ += negated ? "{^" : "{";
@@ -176,12 +185,16 @@ class Writer {
     bool braces = c == 'x' && from < in_.size() && in_[from] == '{';
     if (braces) to = ++from;
     size_t most = braces ? 6 : c == 'x' ? 2 : 4;
-    while (to < in_.size() && to - from < most && std::isxdigit(static_cast<unsigned char>(in_[to]))) ++to;
-    bool whole = to > from && (c != 'u' || to - from == 4) && (!braces || (to < in_.size() && in_[to] == '}'));
+    while (to < in_.size() && to - from < most &&
+           std::isxdigit(static_cast<unsigned char>(in_[to])))
+      ++to;
+    bool whole = to > from && (c != 'u' || to - from == 4) &&
+                 (!braces || (to < in_.size() && in_[to] == '}'));
     if (!whole) refuse(std::string("has a \\") + c + " without a number");
     std::string digits(in_.substr(from, to - from));
     // Oniguruma takes \xHH for a byte of the text, which from 80 on is only a part of a character.
-    if (!braces && c == 'x' && std::stoi(digits, nullptr, 16) >= 0x80) refuse("uses \\x" + digits + ", a byte that is no character");
+    if (!braces && c == 'x' && std::stoi(digits, nullptr, 16) >= 0x80)
+      refuse("uses \\x" + digits + ", a byte that is no character");
     out_ += "\\x{" + digits + "}";
     at_ = to + (braces ? 1 : 0);
   }
@@ -213,20 +226,24 @@ class Writer {
     for (std::string_view kind : {"(?:", "(?=", "(?!", "(?>", "(?<=", "(?<!"})
       if (next_is(kind)) return take(kind);
     if (next_is("(?<")) return take("(?<");
-    // Options: in Ruby m is what others call s, and an option without a group reaches over the bars that follow.
+    // Options: in Ruby m is what others call s, and an option without a group reaches over the bars
+    // that follow.
     size_t end = in_.find_first_not_of("im-", at_ + 2);
-    bool group = end != std::string_view::npos && in_[end] == ':', rest = end != std::string_view::npos && in_[end] == ')' && at_ == 0;
+    bool group = end != std::string_view::npos && in_[end] == ':',
+         rest = end != std::string_view::npos && in_[end] == ')' && at_ == 0;
     if (!group && !rest) refuse("uses a kind of group that is not read here");
     for (; at_ <= end; ++at_) out_.push_back(in_[at_] == 'm' ? 's' : in_[at_]);
   }
 
   void repeat() {
     size_t at = at_ + 1, comma = std::string_view::npos;
-    while (at < in_.size() && (std::isdigit(static_cast<unsigned char>(in_[at])) || (in_[at] == ',' && comma == std::string_view::npos))) {
+    while (at < in_.size() && (std::isdigit(static_cast<unsigned char>(in_[at])) ||
+                               (in_[at] == ',' && comma == std::string_view::npos))) {
       if (in_[at] == ',') comma = at;
       ++at;
     }
-    if (at >= in_.size() || in_[at] != '}' || at == at_ + 1 || (comma == at_ + 1 && at == comma + 1))
+    if (at >= in_.size() || in_[at] != '}' || at == at_ + 1 ||
+        (comma == at_ + 1 && at == comma + 1))
       refuse("has a { that is no repetition; write \\{");
     std::string_view after = in_.substr(at + 1);
     if (after.starts_with('+') || (comma == std::string_view::npos && after.starts_with('?')))

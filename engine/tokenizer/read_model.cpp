@@ -19,18 +19,24 @@ void read_vocabulary(const Field& field, Vocabulary& vocabulary) {
   vocabulary.reserve(entries.size(), bytes);
   for (const auto& entry : entries) {
     std::string_view token(entry.key().data(), entry.key().size());
-    if (!entry.value().is_int64() || entry.value().get_int64() < 0 || entry.value().get_int64() > INT32_MAX)
+    if (!entry.value().is_int64() || entry.value().get_int64() < 0 ||
+        entry.value().get_int64() > INT32_MAX)
       (void)Field(field.file(), &entry.value(), field.place() + "[" + shown(token) + "]").id();
     vocabulary.add(token, static_cast<uint32_t>(entry.value().get_int64()));
   }
-  if (auto same = vocabulary.seal()) field.refuse("gives " + shown(same->first) + " and " + shown(same->second) + " the same id");
+  if (auto same = vocabulary.seal())
+    field.refuse("gives " + shown(same->first) + " and " + shown(same->second) + " the same id");
 }
 
 // A merge's halves; "a b" or ["a", "b"].
-std::pair<std::string_view, std::string_view> halves(const Field& field, const json::value& merge, size_t index) {
-  auto bad = [&](const char* what) { refuse(field.file(), field.place() + "[" + std::to_string(index) + "]", what); };
+std::pair<std::string_view, std::string_view> halves(const Field& field, const json::value& merge,
+                                                     size_t index) {
+  auto bad = [&](const char* what) {
+    refuse(field.file(), field.place() + "[" + std::to_string(index) + "]", what);
+  };
   if (const json::array* pair = merge.if_array()) {
-    if (pair->size() != 2 || !(*pair)[0].is_string() || !(*pair)[1].is_string()) bad("is not a pair of strings");
+    if (pair->size() != 2 || !(*pair)[0].is_string() || !(*pair)[1].is_string())
+      bad("is not a pair of strings");
     return {view((*pair)[0].get_string()), view((*pair)[1].get_string())};
   }
   if (!merge.is_string()) bad("is neither a string nor a pair of strings");
@@ -48,8 +54,10 @@ void read_merges(const Field& field, Bpe& bpe) {
   std::string joined;
   for (size_t i = 0; i < merges.size(); ++i) {
     if (merges[i].kind() != merges[0].kind())
-      refuse(field.file(), field.place() + "[" + std::to_string(i) + "]", "is written in another way than the first");
-    if (merges[i].is_string() && view(merges[i].get_string()).starts_with("#version")) continue;  // a line of merges.txt
+      refuse(field.file(), field.place() + "[" + std::to_string(i) + "]",
+             "is written in another way than the first");
+    if (merges[i].is_string() && view(merges[i].get_string()).starts_with("#version"))
+      continue;  // a line of merges.txt
     auto [left, right] = halves(field, merges[i], i);
     joined.assign(left);
     joined += right;
@@ -68,17 +76,21 @@ void read_merges(const Field& field, Bpe& bpe) {
 // Older files leave the type out; then the fields tell.
 std::string kind_of(const Field& model) {
   if (!model.at("type").absent()) return std::string(model.type());
-  return model.at("merges").absent() ? (model.object().contains("max_input_chars_per_word") ? "WordPiece" : "unknown") : "BPE";
+  return model.at("merges").absent()
+             ? (model.object().contains("max_input_chars_per_word") ? "WordPiece" : "unknown")
+             : "BPE";
 }
 
 }  // namespace
 
 void read_model(const Field& model, Bpe& bpe) {
   std::string kind = kind_of(model);
-  if (kind != "BPE") model.refuse("is of the kind " + shown(kind) + "; only byte-level BPE is read here");
+  if (kind != "BPE")
+    model.refuse("is of the kind " + shown(kind) + "; only byte-level BPE is read here");
   for (const char* key : {"continuing_subword_prefix", "end_of_word_suffix"}) {
     Field field = model.at(key);
-    if (!field.absent() && !field.string().empty()) field.refuse("is " + shown(field.string()) + ", which byte-level BPE does not have");
+    if (!field.absent() && !field.string().empty())
+      field.refuse("is " + shown(field.string()) + ", which byte-level BPE does not have");
   }
   if (Field dropout = model.at("dropout"); !dropout.absent()) {
     const json::value& value = *model.object().if_contains("dropout");
@@ -94,17 +106,23 @@ void read_model(const Field& model, Bpe& bpe) {
     bpe.byte_ids[byte] = bpe.vocabulary.find(letter_of(static_cast<uint8_t>(byte)));
     if (!bpe.byte_ids[byte] && lacking++ == 0) first = static_cast<uint8_t>(byte);
   }
-  if (lacking == 256) model.at("vocab").refuse("has a token for none of the 256 bytes, so this is not byte-level BPE");
+  if (lacking == 256)
+    model.at("vocab").refuse(
+        "has a token for none of the 256 bytes, so this is not byte-level BPE");
   read_merges(model.at("merges"), bpe);
   if (lacking == 0) return;
-  std::string which = "byte " + std::to_string(first) + (lacking > 1 ? " and " + std::to_string(lacking - 1) + " more" : "");
+  std::string which = "byte " + std::to_string(first) +
+                      (lacking > 1 ? " and " + std::to_string(lacking - 1) + " more" : "");
   if (model.at("byte_fallback").boolean_or(false))
     model.at("byte_fallback")
-        .refuse("is true and model.vocab has no token for " + which + "; falling back to <0x..> tokens is not read here");
+        .refuse("is true and model.vocab has no token for " + which +
+                "; falling back to <0x..> tokens is not read here");
   Field unknown = model.at("unk_token");
   if (unknown.absent()) return;
   bpe.unknown = bpe.vocabulary.find(unknown.string());
-  if (!bpe.unknown) unknown.refuse("is " + shown(unknown.string()) + ", which model.vocab lacks, and it has no token for " + which);
+  if (!bpe.unknown)
+    unknown.refuse("is " + shown(unknown.string()) +
+                   ", which model.vocab lacks, and it has no token for " + which);
 }
 
 }  // namespace meshwright::tokenizer

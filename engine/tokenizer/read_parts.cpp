@@ -7,11 +7,14 @@ namespace meshwright::tokenizer {
 
 namespace {
 
-constexpr std::string_view kNormalizers = "NFC, Sequence", kPreTokenizers = "ByteLevel, Split, Digits, Sequence",
-                           kPostProcessors = "ByteLevel, TemplateProcessing, Sequence", kDecoders = "ByteLevel, Sequence";
+constexpr std::string_view kNormalizers = "NFC, Sequence",
+                           kPreTokenizers = "ByteLevel, Split, Digits, Sequence",
+                           kPostProcessors = "ByteLevel, TemplateProcessing, Sequence",
+                           kDecoders = "ByteLevel, Sequence";
 
 [[noreturn]] void refuse_kind(const Field& field, std::string_view known) {
-  field.refuse("is of the kind " + shown(field.type()) + "; those read here are " + std::string(known));
+  field.refuse("is of the kind " + shown(field.type()) + "; those read here are " +
+               std::string(known));
 }
 
 // A Sequence's members, or the field itself; what one of them is, is for `read`.
@@ -24,24 +27,30 @@ void each(const Field& field, const char* members, const Read& read) {
 }
 
 SplitStep read_split(const Field& field) {
-  static const std::pair<std::string_view, SplitBehavior> kBehaviors[] = {{"Removed", SplitBehavior::removed},
-                                                                          {"Isolated", SplitBehavior::isolated},
-                                                                          {"MergedWithPrevious", SplitBehavior::merged_with_previous},
-                                                                          {"MergedWithNext", SplitBehavior::merged_with_next},
-                                                                          {"Contiguous", SplitBehavior::contiguous}};
+  static const std::pair<std::string_view, SplitBehavior> kBehaviors[] = {
+      {"Removed", SplitBehavior::removed},
+      {"Isolated", SplitBehavior::isolated},
+      {"MergedWithPrevious", SplitBehavior::merged_with_previous},
+      {"MergedWithNext", SplitBehavior::merged_with_next},
+      {"Contiguous", SplitBehavior::contiguous}};
   Field behavior = field.at("behavior"), pattern = field.at("pattern");
-  const auto* known =
-      std::find_if(std::begin(kBehaviors), std::end(kBehaviors), [&](const auto& it) { return it.first == behavior.string(); });
+  const auto* known = std::find_if(std::begin(kBehaviors), std::end(kBehaviors),
+                                   [&](const auto& it) { return it.first == behavior.string(); });
   if (known == std::end(kBehaviors))
-    behavior.refuse("is " + shown(behavior.string()) + "; it must be Removed, Isolated, MergedWithPrevious, MergedWithNext or Contiguous");
+    behavior.refuse(
+        "is " + shown(behavior.string()) +
+        "; it must be Removed, Isolated, MergedWithPrevious, MergedWithNext or Contiguous");
   Field regex = pattern.at("Regex"), literal = pattern.at("String");
   if (regex.absent() == literal.absent()) pattern.refuse("must hold either Regex or String");
   const Field& used = regex.absent() ? literal : regex;
   try {
-    return {Pattern(used.string(), regex.absent() ? Pattern::Syntax::literal : Pattern::Syntax::ruby),
-            regex.absent() ? std::string() : std::string(used.string()), known->second, field.at("invert").boolean_or(false)};
+    return {
+        Pattern(used.string(), regex.absent() ? Pattern::Syntax::literal : Pattern::Syntax::ruby),
+        regex.absent() ? std::string() : std::string(used.string()), known->second,
+        field.at("invert").boolean_or(false)};
   } catch (const PatternProblem& problem) {
-    used.refuse(shown(used.string()) + " " + problem.what + " (at byte " + std::to_string(problem.offset) + " of the pattern)");
+    used.refuse(shown(used.string()) + " " + problem.what + " (at byte " +
+                std::to_string(problem.offset) + " of the pattern)");
   }
 }
 
@@ -56,19 +65,25 @@ Template read_template(const Field& field) {
   Field single = field.at("single"), tokens = field.at("special_tokens");
   for (size_t i = 0; i < single.array().size(); ++i) {
     Field piece = single.at(i), token = piece.at("SpecialToken"), sequence = piece.at("Sequence");
-    if (token.absent() == sequence.absent()) piece.refuse("must be either a SpecialToken or a Sequence");
+    if (token.absent() == sequence.absent())
+      piece.refuse("must be either a SpecialToken or a Sequence");
     if (token.absent()) {
-      if (sequence.at("id").string() != "A") sequence.at("id").refuse("is " + shown(sequence.at("id").string()) + "; a single text is A");
+      if (sequence.at("id").string() != "A")
+        sequence.at("id").refuse("is " + shown(sequence.at("id").string()) +
+                                 "; a single text is A");
       out.push_back({true, {}});
       continue;
     }
     Field listed = tokens.at(token.at("id").string());
-    if (listed.absent()) token.at("id").refuse("is " + shown(token.at("id").string()) + ", which special_tokens lacks");
+    if (listed.absent())
+      token.at("id").refuse("is " + shown(token.at("id").string()) +
+                            ", which special_tokens lacks");
     out.push_back({false, read_ids(listed.at("ids"))});
   }
   // What a damaged file could make of one short text.
   if (out.size() > 64) single.refuse("has more than 64 pieces");
-  if (std::count_if(out.begin(), out.end(), [](const TemplatePiece& piece) { return piece.text; }) > 2)
+  if (std::count_if(out.begin(), out.end(), [](const TemplatePiece& piece) { return piece.text; }) >
+      2)
     single.refuse("has the text more than twice");
   return out;
 }
@@ -97,7 +112,8 @@ std::vector<Step> read_pre_tokenizer(const Field& pre_tokenizer) {
       out.emplace_back(DigitsStep{field.at("individual_digits").boolean_or(false)});
     } else if (type == "ByteLevel") {
       bytes = true;
-      out.emplace_back(BytesStep{field.at("add_prefix_space").boolean_or(true), field.at("use_regex").boolean_or(true)});
+      out.emplace_back(BytesStep{field.at("add_prefix_space").boolean_or(true),
+                                 field.at("use_regex").boolean_or(true)});
     } else {
       refuse_kind(field, kPreTokenizers);
     }
@@ -123,7 +139,9 @@ void read_decoder(const Field& decoder) {
     if (field.type() != "ByteLevel") refuse_kind(field, kDecoders);
     ++found;
   });
-  if (found != 1) decoder.refuse(found == 0 ? "has no ByteLevel, so this is not byte-level BPE" : "has ByteLevel more than once");
+  if (found != 1)
+    decoder.refuse(found == 0 ? "has no ByteLevel, so this is not byte-level BPE"
+                              : "has ByteLevel more than once");
 }
 
 std::deque<AddedToken> read_added_tokens(const Field& added, const Vocabulary& vocabulary) {
@@ -144,16 +162,23 @@ std::deque<AddedToken> read_added_tokens(const Field& added, const Vocabulary& v
     token.id = field.at("id").id();
     if (token.content.empty()) field.at("content").refuse("is empty");
     if (token.content.size() > TokenFinder::kMaxBytes)
-      field.at("content").refuse("has " + std::to_string(token.content.size()) + " bytes; at most " +
-                                 std::to_string(TokenFinder::kMaxBytes) + " are read here");
-    // The reference looks the content up and counts on from the vocabulary's size, whatever the file says.
+      field.at("content").refuse("has " + std::to_string(token.content.size()) +
+                                 " bytes; at most " + std::to_string(TokenFinder::kMaxBytes) +
+                                 " are read here");
+    // The reference looks the content up and counts on from the vocabulary's size, whatever the
+    // file says.
     auto known = vocabulary.find(token.content);
     uint32_t id = known ? *known : next++;
     if (id != token.id)
-      field.at("id").refuse("is " + std::to_string(token.id) + ", but " + shown(token.content) + " is " + std::to_string(id) +
-                            (known ? " in model.vocab" : ", counted on from the vocabulary's size"));
-    if (!known && vocabulary.token_of(id)) field.at("id").refuse("is " + std::to_string(id) + ", which model.vocab gives to another token");
-    if (!ids.insert(id).second) field.at("id").refuse("is " + std::to_string(id) + ", which an earlier one has");
+      field.at("id").refuse(
+          "is " + std::to_string(token.id) + ", but " + shown(token.content) + " is " +
+          std::to_string(id) +
+          (known ? " in model.vocab" : ", counted on from the vocabulary's size"));
+    if (!known && vocabulary.token_of(id))
+      field.at("id").refuse("is " + std::to_string(id) +
+                            ", which model.vocab gives to another token");
+    if (!ids.insert(id).second)
+      field.at("id").refuse("is " + std::to_string(id) + ", which an earlier one has");
     out.push_back(std::move(token));
     if (!contents.insert(out.back().content).second)
       field.at("content").refuse("is " + shown(out.back().content) + ", which stands there twice");

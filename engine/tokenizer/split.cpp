@@ -11,14 +11,17 @@ namespace meshwright::tokenizer {
 
 namespace {
 
-constexpr std::string_view kGpt2 = R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
+constexpr std::string_view kGpt2 =
+    R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
 
 bool is_number(int32_t code) {
   utf8proc_category_t category = utf8proc_category(code);
-  return category == UTF8PROC_CATEGORY_ND || category == UTF8PROC_CATEGORY_NL || category == UTF8PROC_CATEGORY_NO;
+  return category == UTF8PROC_CATEGORY_ND || category == UTF8PROC_CATEGORY_NL ||
+         category == UTF8PROC_CATEGORY_NO;
 }
 
-std::vector<SplitRange> parts_by_pattern(const Pattern& pattern, bool invert, std::string_view text, PatternScratch& scratch) {
+std::vector<SplitRange> parts_by_pattern(const Pattern& pattern, bool invert, std::string_view text,
+                                         PatternScratch& scratch) {
   std::vector<SplitRange> out;
   size_t done = 0;
   Matches matches(pattern, text, scratch);
@@ -52,7 +55,8 @@ struct Walk {
   PatternScratch& scratch;
   const std::function<void(std::string_view)>& take;
 
-  void pieces(const std::vector<SplitRange>& parts, std::string_view text, std::span<const Step> rest) {
+  void pieces(const std::vector<SplitRange>& parts, std::string_view text,
+              std::span<const Step> rest) {
     for (const SplitRange& part : parts)
       if (part.begin < part.end) go(text.substr(part.begin, part.end - part.begin), rest);
   }
@@ -61,10 +65,14 @@ struct Walk {
     if (steps.empty()) return take(text);
     std::span<const Step> rest = steps.subspan(1);
     if (const auto* split = std::get_if<SplitStep>(&steps[0]))
-      return pieces(apply_behavior(parts_by_pattern(split->pattern, split->invert, text, scratch), split->behavior), text, rest);
+      return pieces(apply_behavior(parts_by_pattern(split->pattern, split->invert, text, scratch),
+                                   split->behavior),
+                    text, rest);
     if (const auto* digits = std::get_if<DigitsStep>(&steps[0]))
-      return pieces(apply_behavior(parts_by_numbers(text), digits->individual ? SplitBehavior::isolated : SplitBehavior::contiguous), text,
-                    rest);
+      return pieces(
+          apply_behavior(parts_by_numbers(text),
+                         digits->individual ? SplitBehavior::isolated : SplitBehavior::contiguous),
+          text, rest);
     const auto& bytes = std::get<BytesStep>(steps[0]);
     std::string prefixed;
     if (bytes.add_prefix_space && !text.starts_with(' ')) {

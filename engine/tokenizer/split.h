@@ -38,7 +38,8 @@ struct BytesStep {
 };
 using Step = std::variant<SplitStep, DigitsStep, BytesStep>;
 
-// Takes `text` through the steps and hands over the pieces in order, none of them empty. Throws PatternProblem.
+// Takes `text` through the steps and hands over the pieces in order, none of them empty. Throws
+// PatternProblem.
 void pre_tokenize(const std::vector<Step>& steps, std::string_view text, PatternScratch& scratch,
                   const std::function<void(std::string_view)>& take);
 

@@ -25,12 +25,14 @@ class PieceEncoder {
     if (piece.size() < 3 || piece.size() > kCachedPiece) return bpe_.encode(piece, out_);
     key_.assign(piece);
     if (auto known = seen_.find(key_); known != seen_.end()) {
-      for (uint32_t i = 0; i < known->second.count; ++i) out_.push_back(out_[known->second.begin + i]);
+      for (uint32_t i = 0; i < known->second.count; ++i)
+        out_.push_back(out_[known->second.begin + i]);
       return;
     }
     size_t begin = out_.size();
     bpe_.encode(piece, out_);
-    if (seen_.size() < kCachedPieces) seen_.emplace(key_, Seen{begin, static_cast<uint32_t>(out_.size() - begin)});
+    if (seen_.size() < kCachedPieces)
+      seen_.emplace(key_, Seen{begin, static_cast<uint32_t>(out_.size() - begin)});
   }
 
  private:
@@ -54,7 +56,8 @@ Tokenizer::~Tokenizer() = default;
 Tokenizer Tokenizer::load(const std::filesystem::path& file) {
   data::MappedFile bytes(file.string(), ErrorCode::bad_tokenizer);
   if (bytes.size() > kMaxFile) refuse(file.string(), "the file", "is larger than 256 MiB");
-  return parse({reinterpret_cast<const char*>(bytes.bytes().data()), bytes.bytes().size()}, file.string());
+  return parse({reinterpret_cast<const char*>(bytes.bytes().data()), bytes.bytes().size()},
+               file.string());
 }
 
 Tokenizer Tokenizer::parse(std::string_view text, const std::string& name) {
@@ -81,23 +84,29 @@ Tokenizer Tokenizer::parse(std::string_view text, const std::string& name) {
     parts->added_by_id[token.id] = &token;
     parts->added_by_content[token.content] = &token;
     if (!(token.normalized ? parts->normalized : parts->verbatim).add(token))
-      refuse(name, "added_tokens[" + std::to_string(index) + "]", "is the same as an earlier one once it is normalized");
+      refuse(name, "added_tokens[" + std::to_string(index) + "]",
+             "is the same as an earlier one once it is normalized");
     ++index;
   }
   Tokenizer out(std::move(parts));
   for (const TemplatePiece& piece : out.parts_->around.value_or(Template{}))
     for (int64_t id : piece.ids)
-      if (id >= out.size()) refuse(name, "post_processor", "puts in the id " + std::to_string(id) + ", which no token has");
+      if (id >= out.size())
+        refuse(name, "post_processor",
+               "puts in the id " + std::to_string(id) + ", which no token has");
   return out;
 }
 
 std::vector<int64_t> Tokenizer::encode(std::string_view text, bool special) const {
   if (size_t at = first_invalid(text); at < text.size())
-    throw Error(ErrorCode::usage, "the text is not UTF-8 at byte " + std::to_string(at)).help("save the text as UTF-8");
+    throw Error(ErrorCode::usage, "the text is not UTF-8 at byte " + std::to_string(at))
+        .help("save the text as UTF-8");
   std::vector<int64_t> out;
   PatternScratch scratch;
   PieceEncoder pieces(parts_->bpe, out);
-  const std::function<void(std::string_view)> take = [&](std::string_view piece) { pieces.encode(piece); };
+  const std::function<void(std::string_view)> take = [&](std::string_view piece) {
+    pieces.encode(piece);
+  };
   try {
     for (const TokenFinder::Part& part : parts_->verbatim.cut(text, scratch)) {
       if (part.token) {
@@ -106,7 +115,8 @@ std::vector<int64_t> Tokenizer::encode(std::string_view text, bool special) cons
       }
       std::string composed;
       if (parts_->composes) composed = compose(part.text);
-      for (const TokenFinder::Part& inner : parts_->normalized.cut(parts_->composes ? std::string_view(composed) : part.text, scratch)) {
+      for (const TokenFinder::Part& inner : parts_->normalized.cut(
+               parts_->composes ? std::string_view(composed) : part.text, scratch)) {
         if (inner.token) {
           out.push_back(inner.token->id);
         } else {
@@ -115,7 +125,8 @@ std::vector<int64_t> Tokenizer::encode(std::string_view text, bool special) cons
       }
     }
   } catch (const PatternProblem& problem) {
-    refuse(parts_->name, "a pattern of pre_tokenizer", problem.what + " (at byte " + std::to_string(problem.offset) + " of a piece of it)");
+    refuse(parts_->name, "a pattern of pre_tokenizer",
+           problem.what + " (at byte " + std::to_string(problem.offset) + " of a piece of it)");
   }
   if (!parts_->around) return out;
   std::vector<int64_t> whole;
@@ -130,13 +141,16 @@ std::vector<int64_t> Tokenizer::encode(std::string_view text, bool special) cons
 std::string Tokenizer::bytes_of(int64_t id, bool skip_special) const {
   if (id < 0 || id > INT32_MAX) return "";
   std::string_view token;
-  if (auto added = parts_->added_by_id.find(static_cast<uint32_t>(id)); added != parts_->added_by_id.end()) {
+  if (auto added = parts_->added_by_id.find(static_cast<uint32_t>(id));
+      added != parts_->added_by_id.end()) {
     token = added->second->matched;
   } else if (auto known = parts_->bpe.vocabulary.token_of(static_cast<uint32_t>(id))) {
     token = *known;
   }
   if (skip_special)
-    if (auto it = parts_->added_by_content.find(token); it != parts_->added_by_content.end() && it->second->special) return "";
+    if (auto it = parts_->added_by_content.find(token);
+        it != parts_->added_by_content.end() && it->second->special)
+      return "";
   return from_letters(token).value_or(std::string(token));
 }
 
@@ -163,7 +177,8 @@ std::optional<Tokenizer::Frame> Tokenizer::frame() const {
 Cuts Tokenizer::cuts() const { return cuts_of(parts_->steps, parts_->added); }
 
 std::optional<int64_t> Tokenizer::id_of(std::string_view token) const {
-  if (auto added = parts_->added_by_content.find(token); added != parts_->added_by_content.end()) return added->second->id;
+  if (auto added = parts_->added_by_content.find(token); added != parts_->added_by_content.end())
+    return added->second->id;
   return parts_->bpe.vocabulary.find(token);
 }
 

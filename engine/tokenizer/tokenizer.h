@@ -1,10 +1,12 @@
-// Text to token ids and back, as a Hugging Face tokenizer.json of the byte-level BPE kind says (GPT-2, Llama 3, Qwen2 and Qwen3, ...).
+// Text to token ids and back, as a Hugging Face tokenizer.json of the byte-level BPE kind says
+// (GPT-2, Llama 3, Qwen2 and Qwen3, ...).
 //
 //   Tokenizer tokenizer = Tokenizer::load("models/Qwen3-0.6B/tokenizer.json");
 //   std::vector<int64_t> ids = tokenizer.encode("Hello");
 //   std::string text = tokenizer.decode(ids);
 //
-// Ids are those of the `tokenizers` library. Immutable after load: every method may be called from several threads at once.
+// Ids are those of the `tokenizers` library. Immutable after load: every method may be called from
+// several threads at once.
 #pragma once
 
 #include <cstdint>
@@ -28,7 +30,8 @@ struct Cuts {
 
 class Tokenizer {
  public:
-  // Throws Error(bad_tokenizer) that names file and place when the file is damaged or of a kind that is not read here.
+  // Throws Error(bad_tokenizer) that names file and place when the file is damaged or of a kind
+  // that is not read here.
   static Tokenizer load(const std::filesystem::path& file);
   // `name` stands for the file in messages.
   static Tokenizer parse(std::string_view json, const std::string& name);
@@ -36,19 +39,23 @@ class Tokenizer {
   Tokenizer& operator=(Tokenizer&&) noexcept;
   ~Tokenizer();
 
-  // `text` is UTF-8, else Error(usage). special: with what the file's template puts around a text (a beginning-of-text token, say).
+  // `text` is UTF-8, else Error(usage). special: with what the file's template puts around a text
+  // (a beginning-of-text token, say).
   std::vector<int64_t> encode(std::string_view text, bool special = true) const;
-  // Bytes that are no UTF-8 become U+FFFD, and ids that nothing has give nothing, both as in the reference.
+  // Bytes that are no UTF-8 become U+FFFD, and ids that nothing has give nothing, both as in the
+  // reference.
   std::string decode(std::span<const int64_t> ids, bool skip_special = false) const;
   // What one token stands for; a piece of a character, perhaps.
   std::string bytes_of(int64_t id, bool skip_special = false) const;
 
-  // Ids that the file's template puts before and after a text; nothing when it repeats or drops the text.
+  // Ids that the file's template puts before and after a text; nothing when it repeats or drops the
+  // text.
   struct Frame {
     std::vector<int64_t> before, after;
   };
   std::optional<Frame> frame() const;
-  // Where a text may be cut (cut_near() of divide.h) so that encode(part, false) of the parts gives the ids of the whole.
+  // Where a text may be cut (cut_near() of divide.h) so that encode(part, false) of the parts gives
+  // the ids of the whole.
   Cuts cuts() const;
 
   std::optional<int64_t> id_of(std::string_view token) const;
@@ -60,11 +67,12 @@ class Tokenizer {
   std::unique_ptr<const Parts> parts_;
 };
 
-// Text as its tokens come: characters whose bytes are not all there wait. What add() and finish() gave together is what decode() gives.
-// The tokenizer must outlive it.
+// Text as its tokens come: characters whose bytes are not all there wait. What add() and finish()
+// gave together is what decode() gives. The tokenizer must outlive it.
 class TextStream {
  public:
-  explicit TextStream(const Tokenizer& tokenizer, bool skip_special = false) : tokenizer_(&tokenizer), skip_special_(skip_special) {}
+  explicit TextStream(const Tokenizer& tokenizer, bool skip_special = false)
+      : tokenizer_(&tokenizer), skip_special_(skip_special) {}
   std::string add(int64_t id) { return bytes_.add(tokenizer_->bytes_of(id, skip_special_)); }
   std::string finish() { return bytes_.finish(); }
 

@@ -15,7 +15,8 @@ size_t length_of(uint8_t lead) {
   return 0;
 }
 
-// Whether `next` may stand at place `index` (from 1) after `lead`: no overlong forms, no surrogates, nothing above U+10FFFF.
+// Whether `next` may stand at place `index` (from 1) after `lead`: no overlong forms, no
+// surrogates, nothing above U+10FFFF.
 bool goes_on(uint8_t lead, size_t index, uint8_t next) {
   uint8_t low = 0x80, high = 0xBF;
   if (index == 1) {
@@ -51,7 +52,9 @@ Character character_at(std::string_view text, size_t at) {
     case 3:
       return {(byte(0) & 0x0F) << 12 | (byte(1) & 0x3F) << 6 | (byte(2) & 0x3F), 3};
     case 4:
-      return {(byte(0) & 0x07) << 18 | (byte(1) & 0x3F) << 12 | (byte(2) & 0x3F) << 6 | (byte(3) & 0x3F), 4};
+      return {(byte(0) & 0x07) << 18 | (byte(1) & 0x3F) << 12 | (byte(2) & 0x3F) << 6 |
+                  (byte(3) & 0x3F),
+              4};
     default:
       return {byte(0), 1};
   }
@@ -77,8 +80,9 @@ void append_utf8(std::string& out, int32_t code) {
 }
 
 bool is_space(int32_t code) {
-  return (code >= 0x9 && code <= 0xD) || code == 0x20 || code == 0x85 || code == 0xA0 || code == 0x1680 ||
-         (code >= 0x2000 && code <= 0x200A) || code == 0x2028 || code == 0x2029 || code == 0x202F || code == 0x205F || code == 0x3000;
+  return (code >= 0x9 && code <= 0xD) || code == 0x20 || code == 0x85 || code == 0xA0 ||
+         code == 0x1680 || (code >= 0x2000 && code <= 0x200A) || code == 0x2028 || code == 0x2029 ||
+         code == 0x202F || code == 0x205F || code == 0x3000;
 }
 
 std::string Utf8Stream::add(std::string_view bytes) {

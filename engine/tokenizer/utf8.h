@@ -22,7 +22,8 @@ void append_utf8(std::string& out, int32_t code);
 // Unicode's White_Space.
 bool is_space(int32_t code);
 
-// Valid UTF-8 from bytes that come in pieces. Every longest piece that no character can go on from becomes one U+FFFD.
+// Valid UTF-8 from bytes that come in pieces. Every longest piece that no character can go on from
+// becomes one U+FFFD.
 class Utf8Stream {
  public:
   std::string add(std::string_view bytes);

@@ -25,7 +25,8 @@ std::vector<std::string> gather_texts(World& world, const std::string& mine) {
   uint64_t length = mine.size();
   std::memcpy(bytes, &length, 8);
   std::copy(mine.begin(), mine.end(), bytes + 8);
-  at::Tensor all = at::empty({room * world.size()}, options.dtype(at::kByte)), own = packed.to(world.device());
+  at::Tensor all = at::empty({room * world.size()}, options.dtype(at::kByte)),
+             own = packed.to(world.device());
   everyone->all_gather(own, all).wait();
   world.check();
   all = all.cpu();
@@ -56,9 +57,11 @@ Outcome outcome_of(const std::function<std::string()>& work) {
 }
 
 Agreement agree(World& world, const Outcome& mine) {
-  std::vector<std::string> texts = gather_texts(world, mine.error ? "E" + rendezvous::encode_error(*mine.error) : "T" + mine.text);
+  std::vector<std::string> texts = gather_texts(
+      world, mine.error ? "E" + rendezvous::encode_error(*mine.error) : "T" + mine.text);
   // Where it happened is news when the others did not see it.
-  bool everywhere = std::all_of(texts.begin(), texts.end(), [&](const std::string& text) { return text == texts[0]; });
+  bool everywhere = std::all_of(texts.begin(), texts.end(),
+                                [&](const std::string& text) { return text == texts[0]; });
   Agreement out;
   for (size_t rank = 0; rank < texts.size(); ++rank) {
     if (texts[rank][0] == 'E' && !out.error) {

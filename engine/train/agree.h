@@ -1,4 +1,5 @@
-// Short texts and failures that all ranks must learn of: by ordinary collectives, outside of the training step.
+// Short texts and failures that all ranks must learn of: by ordinary collectives, outside of the
+// training step.
 #pragma once
 
 #include <functional>
@@ -21,7 +22,8 @@ struct Outcome {
 };
 // Runs `work`; whatever it throws is the outcome.
 Outcome outcome_of(const std::function<std::string()>& work);
-// Collective. The texts of all ranks, or the error of the first that failed, the same on every rank.
+// Collective. The texts of all ranks, or the error of the first that failed, the same on every
+// rank.
 struct Agreement {
   std::vector<std::string> texts;
   std::optional<Error> error;

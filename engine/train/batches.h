@@ -14,13 +14,19 @@ namespace meshwright::train {
 class Batches {
  public:
   Batches(const data::Dataset& data, data::Sampler sampler, int64_t rows, at::Device device)
-      : data_(data), sampler_(sampler), rows_(rows), device_(device), ids_(at::empty({rows, data.seq_len() + 1}, at::kLong)) {}
+      : data_(data),
+        sampler_(sampler),
+        rows_(rows),
+        device_(device),
+        ids_(at::empty({rows, data.seq_len() + 1}, at::kLong)) {}
   // Rows at positions [first, first + rows).
   at::Tensor read(int64_t first) {
-    // The copy to a device goes on while the host reads the next rows; the allocator of pinned memory keeps these until then.
+    // The copy to a device goes on while the host reads the next rows; the allocator of pinned
+    // memory keeps these until then.
     if (!device_.is_cpu()) ids_ = at::empty(ids_.sizes(), ids_.options().pinned_memory(true));
     for (int64_t row = 0; row < rows_; ++row)
-      data_.read(sampler_.at(first + row), ids_.mutable_data_ptr<int64_t>() + row * (data_.seq_len() + 1));
+      data_.read(sampler_.at(first + row),
+                 ids_.mutable_data_ptr<int64_t>() + row * (data_.seq_len() + 1));
     return device_.is_cpu() ? ids_ : ids_.to(device_, /*non_blocking=*/true);
   }
 

@@ -37,17 +37,21 @@ constexpr char kAfterSummary = '\x1d';
 
 std::string file_name(const char* kind, int64_t rank, int64_t world) {
   char text[80];
-  std::snprintf(text, sizeof text, "%s-%05lld-of-%05lld.safetensors", kind, static_cast<long long>(rank) + 1,
-                static_cast<long long>(world));
+  std::snprintf(text, sizeof text, "%s-%05lld-of-%05lld.safetensors", kind,
+                static_cast<long long>(rank) + 1, static_cast<long long>(world));
   return text;
 }
 
-std::span<const std::byte> bytes_of(const Tensor& t) { return {static_cast<const std::byte*>(t.const_data_ptr()), t.nbytes()}; }
+std::span<const std::byte> bytes_of(const Tensor& t) {
+  return {static_cast<const std::byte*>(t.const_data_ptr()), t.nbytes()};
+}
 
 // The generators of a rank, by device.
 std::vector<std::pair<std::string, at::Generator>> generators_of(const World& world) {
-  std::vector<std::pair<std::string, at::Generator>> out{{"cpu", at::detail::getDefaultCPUGenerator()}};
-  if (world.device().is_cuda()) out.emplace_back("cuda", at::globalContext().defaultGenerator(world.device()));
+  std::vector<std::pair<std::string, at::Generator>> out{
+      {"cpu", at::detail::getDefaultCPUGenerator()}};
+  if (world.device().is_cuda())
+    out.emplace_back("cuda", at::globalContext().defaultGenerator(world.device()));
   return out;
 }
 
@@ -64,7 +68,8 @@ std::string encode(const std::vector<checkpoint::FileRecord>& files) {
 
 std::vector<checkpoint::FileRecord> decode_files(const std::string& text) {
   std::vector<checkpoint::FileRecord> out;
-  for (size_t at = 0, end; (end = text.find(rendezvous::kRecordSeparator, at)) != std::string::npos; at = end + 1) {
+  for (size_t at = 0, end; (end = text.find(rendezvous::kRecordSeparator, at)) != std::string::npos;
+       at = end + 1) {
     std::string line = text.substr(at, end - at);
     size_t first = line.find(' '), second = line.find(' ', first + 1);
     checkpoint::FileRecord file{line.substr(second + 1), std::stoll(line), {}};
@@ -78,7 +83,8 @@ std::vector<checkpoint::FileRecord> decode_files(const std::string& text) {
   return out;
 }
 
-checkpoint::FileRecord copy_file(const fs::path& from, const fs::path& to, const std::string& name) {
+checkpoint::FileRecord copy_file(const fs::path& from, const fs::path& to,
+                                 const std::string& name) {
   files::make_folders(to.parent_path());
   files::NewFile out(to);
   checkpoint::BlockChecksums sums;
@@ -97,7 +103,8 @@ checkpoint::FileRecord copy_file(const fs::path& from, const fs::path& to, const
 
 }  // namespace
 
-Saver::Saver(Trainer& trainer, Settings settings) : trainer_(trainer), settings_(std::move(settings)) {
+Saver::Saver(Trainer& trainer, Settings settings)
+    : trainer_(trainer), settings_(std::move(settings)) {
   if (settings_.background) trainer_.before_update([this] { wait_for_snapshot(); });
 }
 
@@ -116,22 +123,27 @@ std::vector<Saver::Entry> Saver::collect(std::string_view kind, const std::vecto
     Tensor values = h.local;
     if (!(*share == h.region)) {
       int64_t begin = as_run(*share, h.shape).begin - as_run(h.region, h.shape).begin;
-      if (share->count() != h.region.count()) values = values.contiguous().view({-1}).narrow(0, begin, share->count());
+      if (share->count() != h.region.count())
+        values = values.contiguous().view({-1}).narrow(0, begin, share->count());
     }
-    out.push_back({{h.state.empty() ? h.name : h.state + "/" + h.name, h.dtype, share->stored_shape()}, values.contiguous()});
+    out.push_back(
+        {{h.state.empty() ? h.name : h.state + "/" + h.name, h.dtype, share->stored_shape()},
+         values.contiguous()});
   }
   return out;
 }
 
-// From here on the entries are copies. What only the optimizer changes is copied by the worker, the rest (buffers, which a forward may
-// change, and what lies on a device) at once.
+// From here on the entries are copies. What only the optimizer changes is copied by the worker, the
+// rest (buffers, which a forward may change, and what lies on a device) at once.
 void Saver::prepare_snapshot(std::vector<Entry>& entries) {
   snapshots_.resize(entries.size());
   originals_.assign(entries.size(), Tensor());
   for (size_t i = 0; i < entries.size(); ++i) {
     Tensor &kept = snapshots_[i], values = entries[i].values.view({-1});
-    if (!kept.defined() || kept.numel() != values.numel() || kept.scalar_type() != values.scalar_type())
-      kept = at::empty({values.numel()}, values.options().device(at::kCPU).pinned_memory(values.is_cuda()));
+    if (!kept.defined() || kept.numel() != values.numel() ||
+        kept.scalar_type() != values.scalar_type())
+      kept = at::empty({values.numel()},
+                       values.options().device(at::kCPU).pinned_memory(values.is_cuda()));
     if (values.is_cpu() && entries[i].spec.name.rfind("buffer/", 0) != 0)
       originals_[i] = values;
     else
@@ -143,7 +155,9 @@ void Saver::prepare_snapshot(std::vector<Entry>& entries) {
 
 void Saver::snapshot() {
   for (size_t i = 0; i < originals_.size(); ++i)
-    if (originals_[i].defined()) std::memcpy(snapshots_[i].mutable_data_ptr(), originals_[i].const_data_ptr(), originals_[i].nbytes());
+    if (originals_[i].defined())
+      std::memcpy(snapshots_[i].mutable_data_ptr(), originals_[i].const_data_ptr(),
+                  originals_[i].nbytes());
   copied_ = true;
   copied_.notify_all();
 }
@@ -164,7 +178,9 @@ void Saver::save(int64_t samples, double lr) {
   report_ = {};
   report_.step = trainer_.next_step();
   Agreement begun = agree(world, outcome_of([&] {
-                            if (leader) publication_ = std::make_unique<checkpoint::Publication>(settings_.folder, report_.step);
+                            if (leader)
+                              publication_ = std::make_unique<checkpoint::Publication>(
+                                  settings_.folder, report_.step);
                             return std::string();
                           }));
   if (begun.error) return end(std::move(begun.error));
@@ -205,14 +221,19 @@ void Saver::save(int64_t samples, double lr) {
     size_t weights = all.size();
     std::move(optimizer.begin(), optimizer.end(), std::back_inserter(all));
     prepare_snapshot(all);
-    model.assign(std::make_move_iterator(all.begin()), std::make_move_iterator(all.begin() + static_cast<int64_t>(weights)));
-    optimizer.assign(std::make_move_iterator(all.begin() + static_cast<int64_t>(weights)), std::make_move_iterator(all.end()));
+    model.assign(std::make_move_iterator(all.begin()),
+                 std::make_move_iterator(all.begin() + static_cast<int64_t>(weights)));
+    optimizer.assign(std::make_move_iterator(all.begin() + static_cast<int64_t>(weights)),
+                     std::make_move_iterator(all.end()));
   }
   std::move(generators.begin(), generators.end(), std::back_inserter(optimizer));
   phase_ = Phase::writing;
-  // Before the next update changes the values; what lies on a device is read while nobody computes with it.
+  // Before the next update changes the values; what lies on a device is read while nobody computes
+  // with it.
   bool at_once = !world.device().is_cpu();
-  auto digest = [this] { digests_ = replica_digests(shares_->replicas(), held_, trainer_.world().rank()); };
+  auto digest = [this] {
+    digests_ = replica_digests(shares_->replicas(), held_, trainer_.world().rank());
+  };
   if (at_once) digest();
   start([this, at_once, digest, model = std::move(model), optimizer = std::move(optimizer)] {
     // The next update waits for the snapshot, whatever happens here.
@@ -241,29 +262,34 @@ void Saver::start(std::function<std::string()> work) {
   });
 }
 
-std::string Saver::write_files(const std::vector<Entry>& model, const std::vector<Entry>& optimizer) const {
+std::string Saver::write_files(const std::vector<Entry>& model,
+                               const std::vector<Entry>& optimizer) const {
   fs::path folder = checkpoint::temporary_folder(settings_.folder, report_.step);
   World& world = trainer_.world();
   std::vector<checkpoint::FileRecord> out;
-  for (const auto& [kind, entries] : {std::pair("model", &model), std::pair("optimizer", &optimizer)}) {
+  for (const auto& [kind, entries] :
+       {std::pair("model", &model), std::pair("optimizer", &optimizer)}) {
     if (entries->empty()) continue;
     checkpoint::BlockChecksums sums;
     std::string name = file_name(kind, world.rank(), world.size());
     std::vector<weights::TensorSpec> specs;
     for (const Entry& entry : *entries) specs.push_back(entry.spec);
-    weights::SafetensorsWriter writer(folder / name, std::move(specs), {{"format", "pt"}}, [&](auto bytes) { sums.add(bytes); });
+    weights::SafetensorsWriter writer(folder / name, std::move(specs), {{"format", "pt"}},
+                                      [&](auto bytes) { sums.add(bytes); });
     for (size_t i = 0; i < entries->size(); ++i) {
       Tensor host = (*entries)[i].values.cpu();
       // In pieces that are still in the cache when they are written after their checksum.
       constexpr size_t kPiece = 1 << 20;
-      for (auto rest = bytes_of(host); !rest.empty(); rest = rest.subspan(std::min(kPiece, rest.size())))
+      for (auto rest = bytes_of(host); !rest.empty();
+           rest = rest.subspan(std::min(kPiece, rest.size())))
         writer.append(i, rest.first(std::min(kPiece, rest.size())));
     }
     writer.finish();
     out.push_back({name, writer.size(), sums.finish()});
   }
   if (world.rank() == 0)
-    for (const auto& [name, source] : settings_.carried) out.push_back(copy_file(source, folder / name, name));
+    for (const auto& [name, source] : settings_.carried)
+      out.push_back(copy_file(source, folder / name, name));
   return encode(out);
 }
 
@@ -278,25 +304,31 @@ std::string Saver::publish(const std::vector<std::string>& written) {
       bytes += file.bytes;
       meta_.files.push_back(std::move(file));
     }
-  std::map<std::string, DType> dtypes(settings_.export_dtypes.begin(), settings_.export_dtypes.end());
+  std::map<std::string, DType> dtypes(settings_.export_dtypes.begin(),
+                                      settings_.export_dtypes.end());
   meta_.tensors.clear();
   for (size_t i = 0; i < held_.size(); ++i) {
     const Held& h = held_[i];
     checkpoint::TensorRecord tensor{h.state, h.name, h.dtype, h.shape, {}, h.stored};
     for (int64_t rank = 0; rank < meta_.world_size; ++rank)
       if (const Region* share = shares_->share(i, rank))
-        tensor.pieces.push_back({index.at(file_name(h.state.empty() ? "model" : "optimizer", rank, meta_.world_size)), "", *share});
+        tensor.pieces.push_back(
+            {index.at(file_name(h.state.empty() ? "model" : "optimizer", rank, meta_.world_size)),
+             "", *share});
     if (tensor.pieces.empty() && !h.state.empty()) continue;  // the state of a frozen parameter
     if (h.state != "buffer") tensor.fused = fused_rows(trainer_.outline(), h.name);
     auto found = dtypes.find(h.name);
-    if (found == dtypes.end()) found = dtypes.find(weights::first_file_name(settings_.facts.architecture, h.name));
+    if (found == dtypes.end())
+      found = dtypes.find(weights::first_file_name(settings_.facts.architecture, h.name));
     if (h.state.empty() && found != dtypes.end()) tensor.export_dtype = found->second;
     meta_.tensors.push_back(std::move(tensor));
   }
   meta_.generators.clear();
   for (int64_t rank = 0; rank < meta_.world_size; ++rank)
     for (const auto& [device, generator] : generators_of(trainer_.world()))
-      meta_.generators.push_back({rank, device, index.at(file_name("optimizer", rank, meta_.world_size)), "rng/" + device});
+      meta_.generators.push_back({rank, device,
+                                  index.at(file_name("optimizer", rank, meta_.world_size)),
+                                  "rng/" + device});
   fs::path path = publication_->publish(meta_, settings_.keep);
   if (settings_.published) settings_.published(path);
   return std::to_string(bytes);
@@ -309,7 +341,9 @@ void Saver::before_step() {
 
 void Saver::after_step(const StepResult& result) {
   if (phase_ == Phase::idle) return;
-  if (result.votes(RankSignal::background_done) + result.votes(RankSignal::background_failed) == trainer_.world().size()) settle();
+  if (result.votes(RankSignal::background_done) + result.votes(RankSignal::background_failed) ==
+      trainer_.world().size())
+    settle();
 }
 
 void Saver::finish() {
@@ -331,7 +365,8 @@ void Saver::settle() {
       summaries.push_back(text.substr(0, split));
       text.erase(0, split + 1);
     }
-    if (std::optional<Error> differ = find_differing(world, shares_->replicas(), held_, digests_, summaries, meta_.strategy))
+    if (std::optional<Error> differ =
+            find_differing(world, shares_->replicas(), held_, digests_, summaries, meta_.strategy))
       return end(std::move(differ));
     phase_ = Phase::publishing;
     if (world.rank() == 0)
@@ -369,8 +404,11 @@ namespace {
 Error mismatch(const checkpoint::Checkpoint& from, const std::string& what) {
   return Error(ErrorCode::checkpoint_mismatch, from.folder().string() + ": " + what)
       .key("checkpoint.resume")
-      .help("set run.name to another name to train this job beside the one that made the checkpoint")
-      .help("set checkpoint.resume = \"none\" to start afresh; what is there is kept under another name");
+      .help(
+          "set run.name to another name to train this job beside the one that made the checkpoint")
+      .help(
+          "set checkpoint.resume = \"none\" to start afresh; what is there is kept under another "
+          "name");
 }
 
 }  // namespace
@@ -381,7 +419,8 @@ bool load_checkpoint(Trainer& trainer, checkpoint::Checkpoint& from) {
   ParallelModel& model = trainer.model();
   Optimizer& optimizer = optimizer_of(trainer);
   if (meta.optimizer != optimizer.name())
-    throw mismatch(from, "it holds the state of the optimizer " + meta.optimizer + ", this job's is " + optimizer.name())
+    throw mismatch(from, "it holds the state of the optimizer " + meta.optimizer +
+                             ", this job's is " + optimizer.name())
         .help("set optimizer.name = \"" + meta.optimizer + "\"");
   std::map<std::pair<std::string, std::string>, const checkpoint::TensorRecord*> records;
   size_t weights = 0;
@@ -403,8 +442,8 @@ bool load_checkpoint(Trainer& trainer, checkpoint::Checkpoint& from) {
       throw mismatch(from, "it has no " + what + ", which the model of this job needs");
     }
     if (found->second->shape != h.shape)
-      throw mismatch(from,
-                     what + " has the shape " + report::shape_text(found->second->shape) + ", in this job " + report::shape_text(h.shape));
+      throw mismatch(from, what + " has the shape " + report::shape_text(found->second->shape) +
+                               ", in this job " + report::shape_text(h.shape));
     if (h.state != "buffer" && found->second->fused != fused_rows(trainer.outline(), h.name))
       throw mismatch(from, what + " has its rows in another order than the model of this job");
     if (h.local.defined() && h.local.numel() > 0) reads.emplace_back(found->second, &h);
@@ -414,27 +453,32 @@ bool load_checkpoint(Trainer& trainer, checkpoint::Checkpoint& from) {
     for (const Held& h : held) known.push_back(h.state.empty() ? h.name : "");
     for (const checkpoint::TensorRecord& tensor : meta.tensors)
       if (tensor.state.empty() && std::find(known.begin(), known.end(), tensor.name) == known.end())
-        throw mismatch(from, "it has the parameter " + tensor.name + ", which the model of this job does not have");
+        throw mismatch(from, "it has the parameter " + tensor.name +
+                                 ", which the model of this job does not have");
   }
-  if (std::string wider = check_dtypes(from, held); !wider.empty() && trainer.world().rank() == 0) trainer.world().notice(wider);
+  if (std::string wider = check_dtypes(from, held); !wider.empty() && trainer.world().rank() == 0)
+    trainer.world().notice(wider);
   for (const auto& [record, h] : reads) read_into(from, *record, h->region, h->local);
   optimizer.round_weights(model.update_groups());
   model.after_optimizer_step();
   trainer.set_next_step(meta.step);
   World& world = trainer.world();
-  if (meta.world_size != world.size() || meta.data_parallel != trainer.data_parallel_size()) return false;
+  if (meta.world_size != world.size() || meta.data_parallel != trainer.data_parallel_size())
+    return false;
   bool restored = false;
   for (auto& [device, generator] : generators_of(world))
     for (const checkpoint::GeneratorRecord& record : meta.generators)
       if (record.rank == world.rank() && record.device == device) {
         std::string state = from.read_generator(record);
         Tensor bytes = at::empty({static_cast<int64_t>(state.size())}, at::kByte);
-        std::copy(state.begin(), state.end(), reinterpret_cast<char*>(bytes.mutable_data_ptr<uint8_t>()));
+        std::copy(state.begin(), state.end(),
+                  reinterpret_cast<char*>(bytes.mutable_data_ptr<uint8_t>()));
         std::lock_guard lock(generator.mutex());
         try {
           generator.set_state(bytes);
         } catch (const c10::Error&) {
-          throw mismatch(from, "the state of the generator of " + device + " is not one that this LibTorch takes");
+          throw mismatch(from, "the state of the generator of " + device +
+                                   " is not one that this LibTorch takes");
         }
         restored = true;
       }

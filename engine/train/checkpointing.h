@@ -1,4 +1,5 @@
-// Saving and loading a run: every rank its own shards, published together or not at all; any layout reads any other.
+// Saving and loading a run: every rank its own shards, published together or not at all; any layout
+// reads any other.
 #pragma once
 
 #include <atomic>
@@ -32,22 +33,26 @@ struct SaveReport {
   std::optional<Error> error;
 };
 
-// Writes checkpoints of a trainer. With `background` the values are copied while the next step computes (only its update has to wait for
-// that) and written beside training, which costs the memory of what this rank writes; a save that is still under way is waited for when
-// the next one begins. One at a time a trainer.
+// Writes checkpoints of a trainer. With `background` the values are copied while the next step
+// computes (only its update has to wait for that) and written beside training, which costs the
+// memory of what this rank writes; a save that is still under way is waited for when the next one
+// begins. One at a time a trainer.
 class Saver {
  public:
   struct Settings {
     std::filesystem::path folder;  // of checkpoints; made when absent
     int64_t keep = 2;
     bool background = false;
-    // What is known of the run and does not change: architecture, data, schedule, seed, export dtypes by name.
+    // What is known of the run and does not change: architecture, data, schedule, seed, export
+    // dtypes by name.
     checkpoint::Meta facts;
     std::vector<std::pair<std::string, DType>> export_dtypes;
-    std::vector<std::pair<std::string, std::filesystem::path>> carried;  // name in the checkpoint, file to copy at first; rank 0
+    std::vector<std::pair<std::string, std::filesystem::path>>
+        carried;  // name in the checkpoint, file to copy at first; rank 0
     // Rank 0, after each publication, in the background too.
     std::function<void(const std::filesystem::path& checkpoint)> published;
-    // Every rank, once a save has ended; may throw, which then leaves save(), after_step() or finish().
+    // Every rank, once a save has ended; may throw, which then leaves save(), after_step() or
+    // finish().
     std::function<void(const SaveReport&)> done;
   };
   Saver(Trainer& trainer, Settings settings);
@@ -55,7 +60,8 @@ class Saver {
   Saver(const Saver&) = delete;
   Saver& operator=(const Saver&) = delete;
 
-  // Collective. Refuses replicas that differ (replicas.h). `samples`: the position of the next sample; `lr`: of the last step.
+  // Collective. Refuses replicas that differ (replicas.h). `samples`: the position of the next
+  // sample; `lr`: of the last step.
   void save(int64_t samples, double lr);
   // Around every Trainer::step: a background save moves on once all ranks have written.
   void before_step();
@@ -77,7 +83,8 @@ class Saver {
   void start(std::function<std::string()> work);
   void settle();
   void end(std::optional<Error> error);
-  std::string write_files(const std::vector<Entry>& model, const std::vector<Entry>& optimizer) const;
+  std::string write_files(const std::vector<Entry>& model,
+                          const std::vector<Entry>& optimizer) const;
   std::string publish(const std::vector<std::string>& written);
 
   Trainer& trainer_;
@@ -85,8 +92,9 @@ class Saver {
   std::unique_ptr<Shares> shares_;
   size_t shared_ = 0;  // tensors the shares are of
   std::vector<Held> held_;
-  ReplicaDigests digests_;                         // of this save
-  std::vector<at::Tensor> originals_, snapshots_;  // of one save; the copies are kept for the next one
+  ReplicaDigests digests_;  // of this save
+  std::vector<at::Tensor> originals_,
+      snapshots_;  // of one save; the copies are kept for the next one
   Phase phase_ = Phase::idle;
   checkpoint::Meta meta_;
   SaveReport report_;
@@ -98,9 +106,10 @@ class Saver {
   int64_t last_ = -1;
 };
 
-// Fills the trainer from a checkpoint: weights, optimizer, buffers, generators (when the number of ranks is the same), step. Local: the
-// caller lets all ranks agree. Throws Error(checkpoint_mismatch) when model or optimizer are others, Error(bad_checkpoint). Returns whether
-// generators were restored.
+// Fills the trainer from a checkpoint: weights, optimizer, buffers, generators (when the number of
+// ranks is the same), step. Local: the caller lets all ranks agree. Throws
+// Error(checkpoint_mismatch) when model or optimizer are others, Error(bad_checkpoint). Returns
+// whether generators were restored.
 bool load_checkpoint(Trainer& trainer, checkpoint::Checkpoint& from);
 
 }  // namespace meshwright::train

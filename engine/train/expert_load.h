@@ -1,4 +1,5 @@
-// How evenly tokens reach the experts of a model, over many steps: a picture for people, JSON for programs.
+// How evenly tokens reach the experts of a model, over many steps: a picture for people, JSON for
+// programs.
 #pragma once
 
 #include <string>
@@ -14,8 +15,8 @@ class LoadHistory {
  public:
   void add(const StepResult& result);
   bool empty() const { return total_.empty(); }
-  // One row a block, one column an expert (or several where there are more than fit): how high its load stands beside the mean. Of many
-  // blocks those that are most uneven. No newline at the end.
+  // One row a block, one column an expert (or several where there are more than fit): how high its
+  // load stands beside the mean. Of many blocks those that are most uneven. No newline at the end.
   std::string draw(const report::Style& style) const;
   // {"steps", "blocks": [{"block", "experts_per_token", "tokens": [...], "imbalance"}]}
   std::string json() const;
@@ -25,8 +26,9 @@ class LoadHistory {
   int64_t steps_ = 0;
 };
 
-// Fields of a step's row of metrics.jsonl, empty without experts: "expert_tokens" (of each expert, all blocks together),
-// "expert_imbalance" (a block: largest over mean) and "dropped_tokens" (assignments that tokens should have had and routers did not make).
+// Fields of a step's row of metrics.jsonl, empty without experts: "expert_tokens" (of each expert,
+// all blocks together), "expert_imbalance" (a block: largest over mean) and "dropped_tokens"
+// (assignments that tokens should have had and routers did not make).
 std::string load_fields(const StepResult& result);
 // "  experts up to 1.24x" the mean, of the most uneven block; empty without experts.
 std::string load_words(const StepResult& result);

@@ -24,8 +24,8 @@ namespace meshwright::train {
 
 using at::Tensor;
 
-// Every step takes the memory again that the one before has freed. By default glibc gives large blocks back to the system in between,
-// and new pages cost up to a sixth of a step.
+// Every step takes the memory again that the one before has freed. By default glibc gives large
+// blocks back to the system in between, and new pages cost up to a sixth of a step.
 void keep_freed_memory() {
 #if defined(__GLIBC__)
   mallopt(M_MMAP_THRESHOLD, 32 << 20);  // the largest that glibc takes
@@ -41,13 +41,16 @@ void set_threads(const Job& job) {
     if (omp != nullptr) threads = std::atoll(omp);
   }
   if (threads <= 0) {
-    std::optional<launch::RankEnvironment> ranks = launch::detect_ranks(launch::process_environment());
-    threads = std::max<int64_t>(1, static_cast<int64_t>(std::thread::hardware_concurrency()) / (ranks ? ranks->local_world_size : 1));
+    std::optional<launch::RankEnvironment> ranks =
+        launch::detect_ranks(launch::process_environment());
+    threads = std::max<int64_t>(1, static_cast<int64_t>(std::thread::hardware_concurrency()) /
+                                       (ranks ? ranks->local_world_size : 1));
   }
   at::set_num_threads(static_cast<int>(threads));
 }
 
-void fill_weights(Trainer& trainer, const std::string& pretrained, nets::CausalLM& net, uint64_t seed) {
+void fill_weights(Trainer& trainer, const std::string& pretrained, nets::CausalLM& net,
+                  uint64_t seed) {
   c10::NoGradGuard no_grad;
   std::optional<weights::WeightFolder> folder;
   if (!pretrained.empty()) folder.emplace(pretrained);
@@ -72,14 +75,18 @@ void fill_weights(Trainer& trainer, const std::string& pretrained, nets::CausalL
     } else {
       boxes = as_boxes(region, shape);
     }
-    Tensor local = p.local.is_cpu() && p.local.is_contiguous() ? p.local : at::empty(p.local.sizes(), p.local.options().device(at::kCPU));
+    Tensor local = p.local.is_cpu() && p.local.is_contiguous()
+                       ? p.local
+                       : at::empty(p.local.sizes(), p.local.options().device(at::kCPU));
     if (auto experts = weights::expert_tensors(net->outline().architecture, p.name)) {
       auto* memory = static_cast<std::byte*>(local.mutable_data_ptr());
       if (region.flat()) {
-        weights::read_experts_run(*folder, pretrained, *experts, p.global_shape, region.begin, region.end, dtype_of(local), memory);
+        weights::read_experts_run(*folder, pretrained, *experts, p.global_shape, region.begin,
+                                  region.end, dtype_of(local), memory);
       } else {
         for (const Region& box : boxes) {
-          weights::read_experts(*folder, pretrained, *experts, p.global_shape, box.offsets, box.sizes, dtype_of(local), memory);
+          weights::read_experts(*folder, pretrained, *experts, p.global_shape, box.offsets,
+                                box.sizes, dtype_of(local), memory);
           memory += box.count() * dtype_size(dtype_of(local));
         }
       }
@@ -91,13 +98,15 @@ void fill_weights(Trainer& trainer, const std::string& pretrained, nets::CausalL
     const weights::TensorEntry* entry = folder->find(name);
     if (entry == nullptr) entry = folder->find(p.name);
     if (entry == nullptr)
-      throw Error(ErrorCode::weights_mismatch, pretrained + " has no tensor \"" + name + "\", which the model of its config.json needs")
+      throw Error(ErrorCode::weights_mismatch, pretrained + " has no tensor \"" + name +
+                                                   "\", which the model of its config.json needs")
           .key("model.pretrained")
           .help("check that config.json and the safetensors files belong together");
     if (entry->shape != p.global_shape)
-      throw Error(ErrorCode::weights_mismatch, entry->file->path() + ": \"" + p.name + "\" has the shape " +
-                                                   report::shape_text(entry->shape) + ", the model of config.json " +
-                                                   report::shape_text(p.global_shape))
+      throw Error(ErrorCode::weights_mismatch,
+                  entry->file->path() + ": \"" + p.name + "\" has the shape " +
+                      report::shape_text(entry->shape) + ", the model of config.json " +
+                      report::shape_text(p.global_shape))
           .key("model.pretrained")
           .help("check that config.json and the safetensors files belong together");
     weights::TensorEntry view = *entry;
@@ -124,15 +133,18 @@ std::string unused_tensors(const std::string& pretrained, const ModelOutline& ou
     if (!experts) continue;
     used.insert(experts->grouped);
     for (int64_t e = 0; e < p.shape[0]; ++e)
-      for (size_t part = 0; part < experts->parts.size(); ++part) used.insert(experts->name(e, part));
+      for (size_t part = 0; part < experts->parts.size(); ++part)
+        used.insert(experts->name(e, part));
   }
   if (outline.tied_embeddings) used.insert("lm_head.weight");
   std::vector<std::string> left;
   for (const std::string& name : weights::WeightFolder(pretrained).names())
-    if (!used.contains(name) && !name.ends_with("rotary_emb.inv_freq")) left.push_back(name);  // that is computed
+    if (!used.contains(name) && !name.ends_with("rotary_emb.inv_freq"))
+      left.push_back(name);  // that is computed
   if (left.empty()) return {};
   constexpr size_t kShown = 3;
-  std::string text = pretrained + " has " + std::to_string(left.size()) + (left.size() == 1 ? " tensor" : " tensors") +
+  std::string text = pretrained + " has " + std::to_string(left.size()) +
+                     (left.size() == 1 ? " tensor" : " tensors") +
                      " without a place in the model of its config.json, not read: ";
   for (size_t i = 0; i < std::min(left.size(), kShown); ++i) text += (i ? ", " : "") + left[i];
   return text + (left.size() > kShown ? ", ..." : "");
@@ -143,14 +155,16 @@ void fill_weights(Trainer& trainer, checkpoint::Checkpoint& from) {
   for (const ParallelParameter& p : trainer.model().parameters()) {
     const checkpoint::TensorRecord* record = from.meta().find("", p.name);
     auto mismatch = [&](const std::string& what) {
-      return Error(ErrorCode::weights_mismatch, from.folder().string() + what + " the model of its config.json")
+      return Error(ErrorCode::weights_mismatch,
+                   from.folder().string() + what + " the model of its config.json")
           .help("meshwright checkpoint verify " + from.folder().string());
     };
     if (record == nullptr) throw mismatch(" has no parameter \"" + p.name + "\", which is one of");
     if (record->shape != p.global_shape)
-      throw mismatch(": \"" + p.name + "\" has the shape " + report::shape_text(record->shape) + ", not the " +
-                     report::shape_text(p.global_shape) + " of");
-    if (record->fused != fused_rows(trainer.outline(), p.name)) throw mismatch(": \"" + p.name + "\" has its rows in another order than");
+      throw mismatch(": \"" + p.name + "\" has the shape " + report::shape_text(record->shape) +
+                     ", not the " + report::shape_text(p.global_shape) + " of");
+    if (record->fused != fused_rows(trainer.outline(), p.name))
+      throw mismatch(": \"" + p.name + "\" has its rows in another order than");
     if (p.local.numel() > 0) read_into(from, *record, region_of(p), p.local);
   }
   trainer.model().after_optimizer_step();
@@ -161,8 +175,10 @@ std::optional<FusedRows> fused_rows(const ModelOutline& outline, std::string_vie
   return found != nullptr ? found->fused : std::nullopt;
 }
 
-void read_into(checkpoint::Checkpoint& from, const checkpoint::TensorRecord& record, const Region& region, const Tensor& to) {
-  Tensor host = to.is_cpu() && to.is_contiguous() ? to : at::empty(to.sizes(), to.options().device(at::kCPU));
+void read_into(checkpoint::Checkpoint& from, const checkpoint::TensorRecord& record,
+               const Region& region, const Tensor& to) {
+  Tensor host =
+      to.is_cpu() && to.is_contiguous() ? to : at::empty(to.sizes(), to.options().device(at::kCPU));
   from.read(record, region, dtype_of(to), host.mutable_data_ptr());
   if (!host.is_same(to)) to.copy_(host);
 }

@@ -54,11 +54,12 @@ class Writer {
   report::Output out_{stdout, "standard output"};
 };
 
-// A checkpoint tells on what length its model has learned; further back it looks at nothing, as train --sample does. A Hugging Face model
-// looks at everything, as in transformers.
+// A checkpoint tells on what length its model has learned; further back it looks at nothing, as
+// train --sample does. A Hugging Face model looks at everything, as in transformers.
 int64_t context_of(nets::CausalLM& net, const checkpoint::Checkpoint* from) {
   if (from == nullptr) return std::numeric_limits<int64_t>::max();
-  return from->meta().seq_len > 0 ? std::min(net->max_positions(), from->meta().seq_len) : net->max_positions();
+  return from->meta().seq_len > 0 ? std::min(net->max_positions(), from->meta().seq_len)
+                                  : net->max_positions();
 }
 
 }  // namespace
@@ -66,7 +67,8 @@ int64_t context_of(nets::CausalLM& net, const checkpoint::Checkpoint* from) {
 int generate_rank(const generate::Request& request, rendezvous::Ending& ending) {
   generate::Source source(request.folder);
   std::vector<int64_t> prompt = source.prompt(request), stops = source.stops(request);
-  launch::RankEnvironment ranks = launch::detect_ranks(launch::process_environment()).value_or(launch::RankEnvironment{});
+  launch::RankEnvironment ranks =
+      launch::detect_ranks(launch::process_environment()).value_or(launch::RankEnvironment{});
   generate::Settings settings = generate::settings(source, request.sets, ranks.world_size);
   Job job = Job::from_text(settings.toml, settings.sets);
   Diagnostics problems;
@@ -85,7 +87,8 @@ int generate_rank(const generate::Request& request, rendezvous::Ending& ending) 
                                        {"--seed", std::to_string(request.seed)},
                                        {"--stop", request.stop.value_or("")}},
                                       &ending);
-  nets::CausalLM net = nets::build_model(source.config(), *job.table("model").find_dtype("torch_dtype"), at::kMeta);
+  nets::CausalLM net =
+      nets::build_model(source.config(), *job.table("model").find_dtype("torch_dtype"), at::kMeta);
   Trainer trainer(job, world, net.ptr(), net->outline());
   std::optional<checkpoint::Checkpoint> from;
   agree_or_throw(*world, outcome_of([&] {
@@ -112,8 +115,9 @@ int generate_rank(const generate::Request& request, rendezvous::Ending& ending) 
   auto ends = [&](int64_t id) { return std::find(stops.begin(), stops.end(), id) != stops.end(); };
   if (writer) {
     if (static_cast<int64_t>(prompt.size()) > options.context)
-      std::fprintf(stderr, "notice: the prompt has %zu tokens, of which the model sees the last %lld\n", prompt.size(),
-                   static_cast<long long>(options.context));
+      std::fprintf(stderr,
+                   "notice: the prompt has %zu tokens, of which the model sees the last %lld\n",
+                   prompt.size(), static_cast<long long>(options.context));
     for (int64_t id : prompt) writer->add(id);
     options.each = [&](int64_t id) {
       if (!ends(id)) writer->add(id);
@@ -124,7 +128,8 @@ int generate_rank(const generate::Request& request, rendezvous::Ending& ending) 
   Clock::time_point begin = Clock::now();
   trainer.model().summon_full_parameters([&] {
     begin = Clock::now();
-    made = nets::generate([&](const at::Tensor& ids) { return logits_of(trainer, net, ids); }, prompt, options);
+    made = nets::generate([&](const at::Tensor& ids) { return logits_of(trainer, net, ids); },
+                          prompt, options);
   });
   double seconds = std::chrono::duration<double>(Clock::now() - begin).count();
   double rate = seconds > 0 ? static_cast<double>(made.size()) / seconds : 0;
@@ -133,7 +138,8 @@ int generate_rank(const generate::Request& request, rendezvous::Ending& ending) 
   writer->finish();
   bool ended = !made.empty() && ends(made.back());
   if (request.json) {
-    boost::json::object out{{"prompt_ids", json_ids(prompt)}, {"new_ids", json_ids(made)}, {"text", nullptr}};
+    boost::json::object out{
+        {"prompt_ids", json_ids(prompt)}, {"new_ids", json_ids(made)}, {"text", nullptr}};
     if (source.tokenizer() || source.bytes()) {
       Text text(source, Text::Form::text);
       std::string all;
@@ -148,7 +154,8 @@ int generate_rank(const generate::Request& request, rendezvous::Ending& ending) 
     report::Output(stdout, "standard output").write(report::pretty_json(out));
   }
   std::fflush(stdout);
-  std::fprintf(stderr, "%s in %.2f s, %.1f tokens/s%s\n", report::counted(static_cast<int64_t>(made.size()), "token", "tokens").c_str(),
+  std::fprintf(stderr, "%s in %.2f s, %.1f tokens/s%s\n",
+               report::counted(static_cast<int64_t>(made.size()), "token", "tokens").c_str(),
                seconds, rate,
                ended                                                  ? ""
                : request.max_new == static_cast<int64_t>(made.size()) ? " (--max-new reached)"

@@ -9,8 +9,8 @@ class Ending;
 
 namespace meshwright::train {
 
-// Joins the ranks, fills the model and writes tokens: rank 0 to standard output as they come, what was done to standard error. Collective.
-// Returns 0; throws Error.
+// Joins the ranks, fills the model and writes tokens: rank 0 to standard output as they come, what
+// was done to standard error. Collective. Returns 0; throws Error.
 int generate_rank(const generate::Request& request, rendezvous::Ending& ending);
 
 }  // namespace meshwright::train

@@ -35,12 +35,15 @@ DType dtype_of(at::ScalarType type) {
     case at::kBool:
       return DType::boolean;
     default:
-      throw Error(ErrorCode::bad_module, std::string("a tensor of the dtype ") + c10::toString(type) + " cannot be stored")
+      throw Error(ErrorCode::bad_module,
+                  std::string("a tensor of the dtype ") + c10::toString(type) + " cannot be stored")
           .help("use a floating dtype, or an integer one of at most 64 bits");
   }
 }
 
-Region region_of(const ParallelParameter& p) { return p.region.within_box() ? as_run(p.region, p.global_shape) : p.region; }
+Region region_of(const ParallelParameter& p) {
+  return p.region.within_box() ? as_run(p.region, p.global_shape) : p.region;
+}
 
 std::vector<OptimizerPlace> optimizer_places(const ParallelModel& model) {
   std::vector<OptimizerPlace> out;
@@ -50,7 +53,8 @@ std::vector<OptimizerPlace> optimizer_places(const ParallelModel& model) {
     for (size_t g = 0; g < groups.size() && place.group == SIZE_MAX && p.local.numel() > 0; ++g) {
       const Tensor& values = groups[g].values;
       int64_t begin = p.local.storage_offset() - values.storage_offset();
-      if (values.scalar_type() == p.local.scalar_type() && values.storage().is_alias_of(p.local.storage()) && begin >= 0 &&
+      if (values.scalar_type() == p.local.scalar_type() &&
+          values.storage().is_alias_of(p.local.storage()) && begin >= 0 &&
           begin + p.local.numel() <= values.numel())
         place = {g, begin};
     }
@@ -59,20 +63,26 @@ std::vector<OptimizerPlace> optimizer_places(const ParallelModel& model) {
   return out;
 }
 
-Tensor updated_part(const ParallelParameter& parameter, const OptimizerPlace& place, const ParallelModel& model, Optimizer& optimizer) {
+Tensor updated_part(const ParallelParameter& parameter, const OptimizerPlace& place,
+                    const ParallelModel& model, Optimizer& optimizer) {
   const std::vector<FlatParameterGroup>& groups = model.update_groups();
-  if (place.group == SIZE_MAX || !optimizer.has_main(groups[place.group])) return parameter.local.detach();
-  return optimizer.weights(groups, place.group).narrow(0, place.begin, parameter.local.numel()).view(parameter.local.sizes());
+  if (place.group == SIZE_MAX || !optimizer.has_main(groups[place.group]))
+    return parameter.local.detach();
+  return optimizer.weights(groups, place.group)
+      .narrow(0, place.begin, parameter.local.numel())
+      .view(parameter.local.sizes());
 }
 
-std::vector<Held> held_tensors(const ParallelModel& model, Optimizer& optimizer, const torch::nn::Module& module) {
+std::vector<Held> held_tensors(const ParallelModel& model, Optimizer& optimizer,
+                               const torch::nn::Module& module) {
   std::vector<Held> out;
   const std::vector<ParallelParameter>& parameters = model.parameters();
   std::vector<OptimizerPlace> places = optimizer_places(model);
   std::set<std::string> frozen_names;
   for (const auto& item : module.named_parameters())
     if (!item.value().requires_grad()) frozen_names.insert(item.key());
-  // Of what the optimizer keeps of a parameter, also on a rank that holds nothing of it: the files of all ranks must agree.
+  // Of what the optimizer keeps of a parameter, also on a rank that holds nothing of it: the files
+  // of all ranks must agree.
   auto dtype = [&](const ParallelParameter& p, const Tensor& part) {
     if (part.defined() && part.numel() > 0) return dtype_of(part);
     at::ScalarType type = p.local.scalar_type();
@@ -81,7 +91,8 @@ std::vector<Held> held_tensors(const ParallelModel& model, Optimizer& optimizer,
   for (size_t i = 0; i < parameters.size(); ++i) {
     const ParallelParameter& p = parameters[i];
     Tensor part = updated_part(p, places[i], model, optimizer);
-    out.push_back({"", p.name, dtype(p, part), p.global_shape, region_of(p), part, dtype_of(p.local)});
+    out.push_back(
+        {"", p.name, dtype(p, part), p.global_shape, region_of(p), part, dtype_of(p.local)});
   }
   for (const Optimizer::State& state : optimizer.state()) {
     if (state.tensors.empty()) continue;  // before the first step
@@ -89,8 +100,11 @@ std::vector<Held> held_tensors(const ParallelModel& model, Optimizer& optimizer,
       const ParallelParameter& p = parameters[i];
       Tensor local;
       if (places[i].group != SIZE_MAX)
-        local = state.tensors[places[i].group].narrow(0, places[i].begin, p.local.numel()).view(p.local.sizes());
-      // A frozen parameter has no state; one that this rank holds nothing of may have some elsewhere.
+        local = state.tensors[places[i].group]
+                    .narrow(0, places[i].begin, p.local.numel())
+                    .view(p.local.sizes());
+      // A frozen parameter has no state; one that this rank holds nothing of may have some
+      // elsewhere.
       bool frozen = p.local.numel() > 0 && places[i].group == SIZE_MAX;
       Region region = frozen ? Region::run(0, 0) : region_of(p);
       out.push_back({state.name, p.name, dtype(p, local), p.global_shape, region, local});
@@ -99,7 +113,8 @@ std::vector<Held> held_tensors(const ParallelModel& model, Optimizer& optimizer,
   for (const auto& buffer : module.named_buffers())
     if (buffer.value().defined() && !buffer.value().is_meta()) {
       Tensor value = buffer.value().detach();
-      out.push_back({"buffer", buffer.key(), dtype_of(value), value.sizes().vec(), Region::whole(value.sizes()), value.contiguous()});
+      out.push_back({"buffer", buffer.key(), dtype_of(value), value.sizes().vec(),
+                     Region::whole(value.sizes()), value.contiguous()});
     }
   return out;
 }
@@ -156,9 +171,11 @@ Region part_of(const Region& run, const std::vector<int64_t>& shape, int64_t j, 
 
 Shares::Shares(World& world, const std::vector<Held>& held) {
   std::vector<std::vector<Region>> all;  // a rank: a tensor
-  for (const std::string& text : gather_texts(world, encode(held))) all.push_back(decode_regions(text));
+  for (const std::string& text : gather_texts(world, encode(held)))
+    all.push_back(decode_regions(text));
   for (const std::vector<Region>& regions : all)
-    if (regions.size() != held.size()) throw Error(ErrorCode::internal, "the ranks hold different numbers of tensors");
+    if (regions.size() != held.size())
+      throw Error(ErrorCode::internal, "the ranks hold different numbers of tensors");
   std::map<std::vector<int64_t>, std::vector<size_t>> together;
   for (size_t i = 0; i < held.size(); ++i) {
     std::vector<std::pair<int64_t, Region>>& shares = shares_.emplace_back();
@@ -180,23 +197,29 @@ Shares::Shares(World& world, const std::vector<Held>& held) {
       if (k > 1 && held[i].state != "buffer") together[ranks].push_back(i);
       Region run = as_run(region, held[i].shape);
       if (held[i].state == "buffer") {
-        shares.emplace_back(ranks[0], region);  // the ranks' running statistics differ: those of the first are everybody's
+        shares.emplace_back(
+            ranks[0],
+            region);  // the ranks' running statistics differ: those of the first are everybody's
       } else if (!run.flat()) {
         shares.emplace_back(ranks[i % ranks.size()], region);
       } else {
         for (int64_t j = 0; j < k; ++j) {
           Region part = k == 1 ? run : part_of(run, held[i].shape, j, k);
-          if (part.count() > 0) shares.emplace_back(ranks[static_cast<size_t>(j)], as_rows(part, held[i].shape));
+          if (part.count() > 0)
+            shares.emplace_back(ranks[static_cast<size_t>(j)], as_rows(part, held[i].shape));
         }
       }
     }
-    std::sort(shares.begin(), shares.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
-    checkpoint::TensorRecord record{held[i].state, held[i].name, held[i].dtype, held[i].shape, {}, held[i].dtype};
+    std::sort(shares.begin(), shares.end(),
+              [](const auto& a, const auto& b) { return a.first < b.first; });
+    checkpoint::TensorRecord record{held[i].state, held[i].name, held[i].dtype,
+                                    held[i].shape, {},           held[i].dtype};
     for (const auto& [rank, region] : shares) record.pieces.push_back({0, "", region});
     bool frozen = shares.empty() && !held[i].state.empty();
     if (!frozen && !checkpoint::covers(record))
       throw Error(ErrorCode::internal,
-                  "the ranks' parts of " + held[i].name + " do not make up the whole: the strategy's parameters() is wrong");
+                  "the ranks' parts of " + held[i].name +
+                      " do not make up the whole: the strategy's parameters() is wrong");
   }
   for (auto& [ranks, tensors] : together) replicas_.push_back({ranks, std::move(tensors)});
 }

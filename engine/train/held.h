@@ -1,4 +1,5 @@
-// What this rank holds of a model and its optimizer, and which of it this rank writes: regions of whole tensors, whatever the strategy.
+// What this rank holds of a model and its optimizer, and which of it this rank writes: regions of
+// whole tensors, whatever the strategy.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -26,8 +27,10 @@ struct OptimizerPlace {
   int64_t begin = 0;
 };
 std::vector<OptimizerPlace> optimizer_places(const ParallelModel& model);
-// A parameter's elements in what the optimizer updates: its main weights where it keeps some, else the parameter's own memory.
-at::Tensor updated_part(const ParallelParameter& parameter, const OptimizerPlace& place, const ParallelModel& model, Optimizer& optimizer);
+// A parameter's elements in what the optimizer updates: its main weights where it keeps some, else
+// the parameter's own memory.
+at::Tensor updated_part(const ParallelParameter& parameter, const OptimizerPlace& place,
+                        const ParallelModel& model, Optimizer& optimizer);
 
 // A tensor's part on this rank. `local` shares memory with what trains.
 struct Held {
@@ -39,18 +42,21 @@ struct Held {
   // Weights: the dtype that the model is stored in, which is narrower than that of main weights.
   DType stored = dtype;
 };
-// Weights, the optimizer's states, and the module's buffers (state "buffer"), in the same order on every rank. Weights are what the
-// optimizer updates: where it keeps main weights, these, of which the others are made by rounding.
-std::vector<Held> held_tensors(const ParallelModel& model, Optimizer& optimizer, const torch::nn::Module& module);
+// Weights, the optimizer's states, and the module's buffers (state "buffer"), in the same order on
+// every rank. Weights are what the optimizer updates: where it keeps main weights, these, of which
+// the others are made by rounding.
+std::vector<Held> held_tensors(const ParallelModel& model, Optimizer& optimizer,
+                               const torch::nn::Module& module);
 
-// Ranks (ascending) that hold the same regions of these tensors; of parameters and states, since buffers may differ.
+// Ranks (ascending) that hold the same regions of these tensors; of parameters and states, since
+// buffers may differ.
 struct Replicas {
   std::vector<int64_t> ranks;
   std::vector<size_t> tensors;
 };
 
-// Who writes what, when several ranks hold the same: each its share, so that everything is written once. Found out by comparing the
-// regions of all ranks, so it serves any strategy.
+// Who writes what, when several ranks hold the same: each its share, so that everything is written
+// once. Found out by comparing the regions of all ranks, so it serves any strategy.
 class Shares {
  public:
   // Collective. Throws Error(internal) when the ranks' parts of a tensor do not make up the whole.
@@ -61,7 +67,8 @@ class Shares {
   const std::vector<Replicas>& replicas() const { return replicas_; }
 
  private:
-  std::vector<std::vector<std::pair<int64_t, Region>>> shares_;  // a tensor: (rank, region), by rank
+  std::vector<std::vector<std::pair<int64_t, Region>>>
+      shares_;  // a tensor: (rank, region), by rank
   std::vector<Replicas> replicas_;
 };
 

@@ -42,8 +42,10 @@ void Job::load() {
   options.file = path_;
   options.sets = overrides_;
   Diagnostics diagnostics;
-  std::optional<plan::Job> loaded = path_.empty() ? plan::load_job(config::Source::parse(text_, options, diagnostics), diagnostics)
-                                                  : plan::load_job(options, diagnostics);
+  std::optional<plan::Job> loaded =
+      path_.empty()
+          ? plan::load_job(config::Source::parse(text_, options, diagnostics), diagnostics)
+          : plan::load_job(options, diagnostics);
   diagnostics.throw_if_any();
   impl_ = std::make_unique<plan::Job>(std::move(*loaded));
   notices_ = diagnostics.notices();

@@ -10,17 +10,22 @@
 
 namespace meshwright {
 
-std::shared_ptr<World> join_world(const Job& job, const std::vector<std::pair<std::string, std::string>>& facts) {
+std::shared_ptr<World> join_world(const Job& job,
+                                  const std::vector<std::pair<std::string, std::string>>& facts) {
   return train::join(job, facts, nullptr);
 }
 
 namespace train {
 
-std::shared_ptr<World> join(const Job& job, const std::vector<std::pair<std::string, std::string>>& extra, rendezvous::Ending* ending) {
+std::shared_ptr<World> join(const Job& job,
+                            const std::vector<std::pair<std::string, std::string>>& extra,
+                            rendezvous::Ending* ending) {
   const Options& dist = job.table("dist_env");
   double minutes = dist.get_number("timeout_minutes");
-  auto timeout = std::chrono::milliseconds(static_cast<int64_t>(std::clamp(minutes * 60000, 1.0, 1e12)));
-  launch::RankEnvironment ranks = launch::detect_ranks(launch::process_environment()).value_or(launch::RankEnvironment{});
+  auto timeout =
+      std::chrono::milliseconds(static_cast<int64_t>(std::clamp(minutes * 60000, 1.0, 1e12)));
+  launch::RankEnvironment ranks =
+      launch::detect_ranks(launch::process_environment()).value_or(launch::RankEnvironment{});
   device::Chosen chosen = device::choose(dist, ranks);
   if (ending) ending->meeting();
   c10::intrusive_ptr<c10d::Store> store = rendezvous::connect_store(ranks, timeout);
@@ -46,7 +51,8 @@ std::shared_ptr<World> join(const Job& job, const std::vector<std::pair<std::str
       at = end + 1;
       if (line.starts_with('[')) table = line.substr(1, line.find(']') - 1) + ".";
       size_t equals = line.find(" = ");
-      if (equals != std::string::npos) split.emplace_back(table + line.substr(0, equals), line.substr(equals + 3));
+      if (equals != std::string::npos)
+        split.emplace_back(table + line.substr(0, equals), line.substr(equals + 3));
     }
   }
   rendezvous::compare_ranks(*store, ranks.rank, ranks.world_size, split, timeout);
@@ -54,8 +60,9 @@ std::shared_ptr<World> join(const Job& job, const std::vector<std::pair<std::str
   if (ending && ranks.world_size > 1 && ranks.source != launch::RankEnvironment::Source::local)
     board = std::make_shared<rendezvous::Board>(ranks, store, timeout);
   if (ending) ending->joined(board);
-  return rendezvous::make_world(ranks, store, chosen, timeout, dist.is_set("interface") ? dist.get_string("interface") : std::string(),
-                                board);
+  return rendezvous::make_world(
+      ranks, store, chosen, timeout,
+      dist.is_set("interface") ? dist.get_string("interface") : std::string(), board);
 }
 
 }  // namespace train

@@ -12,6 +12,8 @@
 namespace meshwright::train {
 
 // As join_world(). `ending` learns how far this rank has come, and may be null.
-std::shared_ptr<World> join(const Job& job, const std::vector<std::pair<std::string, std::string>>& facts, rendezvous::Ending* ending);
+std::shared_ptr<World> join(const Job& job,
+                            const std::vector<std::pair<std::string, std::string>>& facts,
+                            rendezvous::Ending* ending);
 
 }  // namespace meshwright::train

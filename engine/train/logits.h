@@ -1,4 +1,5 @@
-// What the loop asks of a language model: losses and logits, whatever part of the vocabulary this rank holds.
+// What the loop asks of a language model: losses and logits, whatever part of the vocabulary this
+// rank holds.
 #pragma once
 
 #include "engine/nets/causal_lm.h"
@@ -9,7 +10,8 @@ namespace meshwright::train {
 // ids: [batch, length + 1]; each position's target is the next id. Logits are never gathered.
 MicroBatchLoss loss_of(Trainer& trainer, nets::CausalLM& net, const at::Tensor& ids);
 
-// Collective. ids: [batch, length] on any device, any length; gives [batch, length, vocabulary] on every rank, without gradients.
+// Collective. ids: [batch, length] on any device, any length; gives [batch, length, vocabulary] on
+// every rank, without gradients.
 at::Tensor logits_of(Trainer& trainer, nets::CausalLM& net, const at::Tensor& ids);
 
 }  // namespace meshwright::train

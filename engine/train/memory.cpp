@@ -29,8 +29,12 @@ struct MemoryMeter::Impl {
 
 MemoryMeter::MemoryMeter(c10::Device device) : impl_(std::make_unique<Impl>(device)) {}
 MemoryMeter::~MemoryMeter() = default;
-int64_t MemoryMeter::live() const { return impl_->cuda ? impl_->cuda->live_bytes(impl_->device.index()) : impl_->reporter->live; }
-int64_t MemoryMeter::peak() const { return impl_->cuda ? impl_->cuda->peak_bytes(impl_->device.index()) : impl_->reporter->peak; }
+int64_t MemoryMeter::live() const {
+  return impl_->cuda ? impl_->cuda->live_bytes(impl_->device.index()) : impl_->reporter->live;
+}
+int64_t MemoryMeter::peak() const {
+  return impl_->cuda ? impl_->cuda->peak_bytes(impl_->device.index()) : impl_->reporter->peak;
+}
 void MemoryMeter::reset_peak() {
   if (impl_->cuda)
     impl_->cuda->reset_peak(impl_->device.index());

@@ -1,4 +1,5 @@
-// Live and peak bytes of a rank's tensors: on the CPU as this thread allocates and frees them, on CUDA as its caching allocator counts.
+// Live and peak bytes of a rank's tensors: on the CPU as this thread allocates and frees them, on
+// CUDA as its caching allocator counts.
 #pragma once
 
 #include <c10/core/Device.h>

@@ -34,11 +34,15 @@ std::string format(const char* pattern, auto... values) {
   return text;
 }
 
-double per_second(int64_t count, double ms) { return ms > 0 ? static_cast<double>(count) * 1000 / ms : 0; }
+double per_second(int64_t count, double ms) {
+  return ms > 0 ? static_cast<double>(count) * 1000 / ms : 0;
+}
 
 }  // namespace
 
-void unwritable(const fs::path& path, int reason) { throw files::unwritable(path, reason).key("run.dir"); }
+void unwritable(const fs::path& path, int reason) {
+  throw files::unwritable(path, reason).key("run.dir");
+}
 
 // The rows of metrics.jsonl of the first `steps` steps, whole lines only.
 std::string rows_before(const fs::path& path, int64_t steps) {
@@ -46,7 +50,8 @@ std::string rows_before(const fs::path& path, int64_t steps) {
   std::string out, line;
   while (std::getline(in, line)) {
     long long step = 0;
-    if (in.eof() || std::sscanf(line.c_str(), "{\"step\": %lld", &step) != 1 || step >= steps) continue;
+    if (in.eof() || std::sscanf(line.c_str(), "{\"step\": %lld", &step) != 1 || step >= steps)
+      continue;
     out += line + "\n";
   }
   return out;
@@ -73,7 +78,8 @@ RunFolder::RunFolder(fs::path path, std::optional<int64_t> steps) : path_(std::m
 }
 
 RunFolder::Lines::Lines(fs::path path, bool keep) : path_(std::move(path)) {
-  fd_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | (keep ? 0 : O_TRUNC), 0644);
+  fd_ =
+      ::open(path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | (keep ? 0 : O_TRUNC), 0644);
   if (fd_ < 0) unwritable(path_, errno);
 }
 
@@ -135,9 +141,12 @@ void RunFolder::Lines::append(std::string_view line) {
     ++waiting_lines_;
   }
   if (first || write(waiting_) != 0) return;
-  // Both files may share one disk, and this file's warning may be a line of the other: state first, words last.
-  std::string words = path_.string() + " is written again: " + report::counted(waiting_lines_, "line", "lines") + " had waited" +
-                      (lost_lines_ > 0 ? ", and " + std::to_string(lost_lines_) + " more are lost" : "");
+  // Both files may share one disk, and this file's warning may be a line of the other: state first,
+  // words last.
+  std::string words =
+      path_.string() + " is written again: " + report::counted(waiting_lines_, "line", "lines") +
+      " had waited" +
+      (lost_lines_ > 0 ? ", and " + std::to_string(lost_lines_) + " more are lost" : "");
   waiting_.clear();
   waiting_lines_ = 0;
   failing_ = false;
@@ -169,15 +178,20 @@ void RunFolder::Lines::sync() {
 
 namespace {
 
-// How every row begins. `step` counts from 0, as lr(s) and the order of the data do; folders, screens and logs name the steps that are
-// complete, so a row says both.
-std::string row_begin(int64_t step) { return "{\"step\": " + std::to_string(step) + ", \"completed_steps\": " + std::to_string(step + 1); }
+// How every row begins. `step` counts from 0, as lr(s) and the order of the data do; folders,
+// screens and logs name the steps that are complete, so a row says both.
+std::string row_begin(int64_t step) {
+  return "{\"step\": " + std::to_string(step) +
+         ", \"completed_steps\": " + std::to_string(step + 1);
+}
 
 }  // namespace
 
 void RunFolder::step(const StepResult& r, const StepCost& c) {
-  metrics_.append(row_begin(r.step) + ", \"loss\": " + number(r.loss) + ", \"grad_norm\": " + number(r.grad_norm) +
-                  ", \"lr\": " + number(r.lr) + ", \"tokens\": " + std::to_string(r.count) + ", \"step_ms\": " + number(c.step_ms, "%.3f") +
+  metrics_.append(row_begin(r.step) + ", \"loss\": " + number(r.loss) +
+                  ", \"grad_norm\": " + number(r.grad_norm) + ", \"lr\": " + number(r.lr) +
+                  ", \"tokens\": " + std::to_string(r.count) +
+                  ", \"step_ms\": " + number(c.step_ms, "%.3f") +
                   ", \"tokens_per_second\": " + number(per_second(r.count, c.step_ms), "%.1f") +
                   ", \"memory_bytes\": " + std::to_string(c.memory_bytes) + load_fields(r) + "}\n");
 }
@@ -192,9 +206,11 @@ Progress::Progress(report::Output& out, const report::Style& style, bool live, i
     : out_(out), style_(style), live_(live), steps_(steps) {}
 
 std::string Progress::line(const StepResult& r, const StepCost& c, int64_t steps) {
-  return format("step %lld/%lld  loss %.4f  grad norm %.3f  lr %.2e  %s tokens/s  %.0f ms", static_cast<long long>(r.step) + 1,
-                static_cast<long long>(steps), r.loss, r.grad_norm, r.lr,
-                report::human_count(static_cast<int64_t>(per_second(r.count, c.step_ms))).c_str(), c.step_ms) +
+  return format("step %lld/%lld  loss %.4f  grad norm %.3f  lr %.2e  %s tokens/s  %.0f ms",
+                static_cast<long long>(r.step) + 1, static_cast<long long>(steps), r.loss,
+                r.grad_norm, r.lr,
+                report::human_count(static_cast<int64_t>(per_second(r.count, c.step_ms))).c_str(),
+                c.step_ms) +
          load_words(r);
 }
 
@@ -207,10 +223,12 @@ void Progress::step(const StepResult& result, const StepCost& cost) {
     if (now - said_ < std::chrono::milliseconds(100) && result.step + 1 < steps_) return;
     said_ = now;
     draw();
-  } else if (result.step == 0 || result.step + 1 == steps_ || now - said_ >= std::chrono::seconds(10)) {
+  } else if (result.step == 0 || result.step + 1 == steps_ ||
+             now - said_ >= std::chrono::seconds(10)) {
     said_ = now;
     double left = smooth_ms_ / 1000 * static_cast<double>(steps_ - result.step - 1);
-    emit(line(result, cost, steps_) + (result.step + 1 < steps_ ? "  " + report::human_duration(left) + " left" : "") + "\n");
+    emit(line(result, cost, steps_) +
+         (result.step + 1 < steps_ ? "  " + report::human_duration(left) + " left" : "") + "\n");
   }
 }
 
@@ -222,7 +240,9 @@ void Progress::emit(const std::string& text) {
   } catch (const report::WriteFailed& failure) {
     gone_ = true;
     out_.give_up();
-    if (!failure.closed_pipe()) std::fprintf(stderr, "warning: %s; the run goes on, and its run.log has every line\n", failure.what());
+    if (!failure.closed_pipe())
+      std::fprintf(stderr, "warning: %s; the run goes on, and its run.log has every line\n",
+                   failure.what());
   }
 }
 
@@ -232,13 +252,17 @@ void Progress::draw() {
   std::vector<report::LineField> fields = {
       {format("%lld/%lld", static_cast<long long>(done), static_cast<long long>(steps_))},
       {format("loss %.4f", last_.loss), 1},
-      {report::human_count(static_cast<int64_t>(per_second(last_.count, cost_.step_ms))) + " tok/s", 3},
+      {report::human_count(static_cast<int64_t>(per_second(last_.count, cost_.step_ms))) + " tok/s",
+       3},
       {report::human_duration(left) + " left", 2}};
-  if (validation_ >= 0) fields.insert(fields.begin() + 2, {format("validation %.4f", validation_), 4});
+  if (validation_ >= 0)
+    fields.insert(fields.begin() + 2, {format("validation %.4f", validation_), 4});
   std::string text = report::fit_line(fields, style_.width - 1), bar;
   int room = style_.width - static_cast<int>(text.size()) - 4;
   if (room >= 10)
-    bar = report::progress_bar(style_, static_cast<double>(done) / static_cast<double>(std::max<int64_t>(steps_, 1)), std::min(room, 30)) +
+    bar = report::progress_bar(
+              style_, static_cast<double>(done) / static_cast<double>(std::max<int64_t>(steps_, 1)),
+              std::min(room, 30)) +
           "  ";
   emit("\r\x1b[K" + bar + text);
   drawn_ = true;
@@ -251,7 +275,8 @@ void Progress::say(const std::string& text) {
 
 void Progress::validation(int64_t step, double loss) {
   validation_ = loss;
-  say(format("step %lld/%lld  validation loss %.4f", static_cast<long long>(step) + 1, static_cast<long long>(steps_), loss));
+  say(format("step %lld/%lld  validation loss %.4f", static_cast<long long>(step) + 1,
+             static_cast<long long>(steps_), loss));
 }
 
 void Progress::finish() {

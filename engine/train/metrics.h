@@ -26,8 +26,9 @@ struct StepCost {
 // runs/<name>/ of rank 0. Throws Error(output_unwritable) naming path and reason.
 class RunFolder {
  public:
-  // Makes the folder. A run that starts afresh keeps metrics of an earlier one of the same name under another name, which `kept` then
-  // holds; one that continues after `steps` steps cuts them back to these and appends.
+  // Makes the folder. A run that starts afresh keeps metrics of an earlier one of the same name
+  // under another name, which `kept` then holds; one that continues after `steps` steps cuts them
+  // back to these and appends.
   explicit RunFolder(std::filesystem::path path, std::optional<int64_t> steps = std::nullopt);
   const std::filesystem::path& path() const { return path_; }
   const std::string& kept() const { return kept_; }
@@ -38,8 +39,9 @@ class RunFolder {
   void log(const std::string& line);
   // What was written so far is on the disk.
   void sync();
-  // From here on a line that cannot be written ends nothing: it waits for room, and is written with the next one that finds some. `warn`
-  // hears of the first failure of a file, and once its lines are written again. What still waits at the end is told on standard error.
+  // From here on a line that cannot be written ends nothing: it waits for room, and is written with
+  // the next one that finds some. `warn` hears of the first failure of a file, and once its lines
+  // are written again. What still waits at the end is told on standard error.
   void outlive_full_disks(std::function<void(const std::string&)> warn);
 
  private:
@@ -70,8 +72,9 @@ class RunFolder {
   Lines metrics_, log_;
 };
 
-// One live line with a bar and the time left on a terminal; elsewhere a plain line now and then. When the output takes no more (its
-// reader went away, its disk is full) the run goes on without: the run folder has it all.
+// One live line with a bar and the time left on a terminal; elsewhere a plain line now and then.
+// When the output takes no more (its reader went away, its disk is full) the run goes on without:
+// the run folder has it all.
 class Progress {
  public:
   Progress(report::Output& out, const report::Style& style, bool live, int64_t steps);

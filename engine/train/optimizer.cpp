@@ -27,7 +27,9 @@ std::optional<at::ScalarType> main_type_of(const Options& table) {
 
 }  // namespace
 
-at::ScalarType Optimizer::weight_type(at::ScalarType values) const { return main_type_ ? c10::promoteTypes(*main_type_, values) : values; }
+at::ScalarType Optimizer::weight_type(at::ScalarType values) const {
+  return main_type_ ? c10::promoteTypes(*main_type_, values) : values;
+}
 
 Tensor Optimizer::weights(const std::vector<FlatParameterGroup>& groups, size_t group) {
   const Tensor& values = groups[group].values;
@@ -45,20 +47,23 @@ void Optimizer::round_weights(const std::vector<FlatParameterGroup>& groups) {
 
 void Optimizer::catch_up(const std::vector<FlatParameterGroup>& groups) {
   for (size_t i = 0; i < std::min(groups.size(), main_.size()); ++i)
-    if (const Tensor& values = groups[i].values; main_[i].defined() && !main_[i].to(values.scalar_type()).equal(values))
+    if (const Tensor& values = groups[i].values;
+        main_[i].defined() && !main_[i].to(values.scalar_type()).equal(values))
       main_[i].copy_(values);
 }
 
 const Tensor& Optimizer::piece_memory(at::ScalarType type, at::Device device, int64_t count) {
-  auto found =
-      std::find_if(pieces_.begin(), pieces_.end(), [&](const Tensor& t) { return t.scalar_type() == type && t.device() == device; });
+  auto found = std::find_if(pieces_.begin(), pieces_.end(), [&](const Tensor& t) {
+    return t.scalar_type() == type && t.device() == device;
+  });
   if (found == pieces_.end()) found = pieces_.insert(found, Tensor());
-  if (!found->defined() || found->numel() < count) *found = at::empty({count}, at::TensorOptions().dtype(type).device(device));
+  if (!found->defined() || found->numel() < count)
+    *found = at::empty({count}, at::TensorOptions().dtype(type).device(device));
   return *found;
 }
 
-void Optimizer::for_each_call(const std::vector<FlatParameterGroup>& groups, const std::vector<std::vector<Tensor>*>& states,
-                              const Call& call) {
+void Optimizer::for_each_call(const std::vector<FlatParameterGroup>& groups,
+                              const std::vector<std::vector<Tensor>*>& states, const Call& call) {
   std::vector<Tensor> all_weights, all_gradients;
   std::vector<std::vector<Tensor>> all_states(states.size());
   for (size_t i = 0; i < groups.size(); ++i) {
@@ -75,7 +80,9 @@ void Optimizer::for_each_call(const std::vector<FlatParameterGroup>& groups, con
       Tensor gradient = gradients.narrow(0, at, count), weight = weights.narrow(0, at, count);
       if (gradient.scalar_type() != weight.scalar_type())
         gradient =
-            piece_memory(weight.scalar_type(), weight.device(), std::min(kPiece, weights.numel())).narrow(0, 0, count).copy_(gradient);
+            piece_memory(weight.scalar_type(), weight.device(), std::min(kPiece, weights.numel()))
+                .narrow(0, 0, count)
+                .copy_(gradient);
       std::vector<std::vector<Tensor>> state;
       for (const auto* list : states) state.push_back({list->at(i).narrow(0, at, count)});
       call({weight}, {gradient}, state);
@@ -86,7 +93,8 @@ void Optimizer::for_each_call(const std::vector<FlatParameterGroup>& groups, con
 }
 
 void Optimizer::extend(std::vector<Tensor>& state, const std::vector<FlatParameterGroup>& groups) {
-  for (size_t i = state.size(); i < groups.size(); ++i) state.push_back(at::zeros_like(weights(groups, i)));
+  for (size_t i = state.size(); i < groups.size(); ++i)
+    state.push_back(at::zeros_like(weights(groups, i)));
 }
 
 namespace {
@@ -94,10 +102,13 @@ namespace {
 class AdamW final : public Optimizer {
  public:
   explicit AdamW(const Options& table)
-      : Optimizer(main_type_of(table)), eps_(table.get_number("eps")), weight_decay_(table.get_number("weight_decay")) {
+      : Optimizer(main_type_of(table)),
+        eps_(table.get_number("eps")),
+        weight_decay_(table.get_number("weight_decay")) {
     const auto& betas = std::get<std::vector<double>>(table.value("betas"));
     if (betas.size() != 2)
-      throw Error(ErrorCode::out_of_range, "AdamW has two betas, found " + std::to_string(betas.size()))
+      throw Error(ErrorCode::out_of_range,
+                  "AdamW has two betas, found " + std::to_string(betas.size()))
           .key("optimizer.betas")
           .at(table.origin("betas"))
           .help("set optimizer.betas = [0.9, 0.95]");
@@ -110,17 +121,20 @@ class AdamW final : public Optimizer {
     if (steps == 0) catch_up(groups);
     allocate(groups);
     ++steps;
-    for_each_call(groups, {&average_, &square_},
-                  [&](const std::vector<Tensor>& weights, const std::vector<Tensor>& gradients, auto& state) {
-                    // The kernels read the count from a float tensor of the same device.
-                    std::vector<Tensor> counts;
-                    for (const Tensor& weight : weights)
-                      counts.push_back(!counts.empty() && counts[0].device() == weight.device()
-                                           ? counts[0]
-                                           : at::full({}, static_cast<double>(steps), weight.options().dtype(at::kFloat)));
-                    at::_fused_adamw_(weights, gradients, state[0], state[1], {}, counts, lr, beta1_, beta2_, weight_decay_, eps_,
-                                      /*amsgrad=*/false, /*maximize=*/false);
-                  });
+    for_each_call(
+        groups, {&average_, &square_},
+        [&](const std::vector<Tensor>& weights, const std::vector<Tensor>& gradients, auto& state) {
+          // The kernels read the count from a float tensor of the same device.
+          std::vector<Tensor> counts;
+          for (const Tensor& weight : weights)
+            counts.push_back(
+                !counts.empty() && counts[0].device() == weight.device()
+                    ? counts[0]
+                    : at::full({}, static_cast<double>(steps), weight.options().dtype(at::kFloat)));
+          at::_fused_adamw_(weights, gradients, state[0], state[1], {}, counts, lr, beta1_, beta2_,
+                            weight_decay_, eps_,
+                            /*amsgrad=*/false, /*maximize=*/false);
+        });
   }
   std::vector<State> state() override { return {{"exp_avg", average_}, {"exp_avg_sq", square_}}; }
   void allocate(const std::vector<FlatParameterGroup>& groups) override {
@@ -137,7 +151,9 @@ class AdamW final : public Optimizer {
 class Sgd final : public Optimizer {
  public:
   explicit Sgd(const Options& table)
-      : Optimizer(main_type_of(table)), weight_decay_(table.get_number("weight_decay")), momentum_(table.get_number("momentum")) {}
+      : Optimizer(main_type_of(table)),
+        weight_decay_(table.get_number("weight_decay")),
+        momentum_(table.get_number("momentum")) {}
 
   void step(const std::vector<FlatParameterGroup>& groups, double lr) override {
     c10::NoGradGuard no_grad;
@@ -146,12 +162,18 @@ class Sgd final : public Optimizer {
     allocate(groups);
     std::vector<std::vector<Tensor>*> states;
     if (momentum_ > 0) states.push_back(&momentum_buffers_);
-    for_each_call(groups, states, [&](const std::vector<Tensor>& weights, const std::vector<Tensor>& gradients, auto& state) {
-      at::_fused_sgd_(weights, gradients, state.empty() ? std::vector<Tensor>() : state[0], weight_decay_, momentum_, lr,
-                      /*dampening=*/0, /*nesterov=*/false, /*maximize=*/false, first);
-    });
+    for_each_call(
+        groups, states,
+        [&](const std::vector<Tensor>& weights, const std::vector<Tensor>& gradients, auto& state) {
+          at::_fused_sgd_(weights, gradients, state.empty() ? std::vector<Tensor>() : state[0],
+                          weight_decay_, momentum_, lr,
+                          /*dampening=*/0, /*nesterov=*/false, /*maximize=*/false, first);
+        });
   }
-  std::vector<State> state() override { return momentum_ > 0 ? std::vector<State>{{"momentum", momentum_buffers_}} : std::vector<State>(); }
+  std::vector<State> state() override {
+    return momentum_ > 0 ? std::vector<State>{{"momentum", momentum_buffers_}}
+                         : std::vector<State>();
+  }
   void allocate(const std::vector<FlatParameterGroup>& groups) override {
     if (momentum_ > 0) extend(momentum_buffers_, groups);
   }

@@ -18,10 +18,12 @@ class Trainer;
 
 namespace meshwright::train {
 
-// State is kept group by group, beside the values it belongs to. `state()` gives it for checkpoints.
+// State is kept group by group, beside the values it belongs to. `state()` gives it for
+// checkpoints.
 //
-// Main weights: where optimizer.main_dtype is wider than what a strategy hands out, the optimizer keeps weights of that dtype and updates
-// them and its state in it; the values are these weights, rounded. This works for every strategy, since it concerns flat tensors alone.
+// Main weights: where optimizer.main_dtype is wider than what a strategy hands out, the optimizer
+// keeps weights of that dtype and updates them and its state in it; the values are these weights,
+// rounded. This works for every strategy, since it concerns flat tensors alone.
 class Optimizer {
  public:
   explicit Optimizer(std::optional<at::ScalarType> main_type) : main_type_(main_type) {}
@@ -32,7 +34,8 @@ class Optimizer {
   virtual void step(const std::vector<FlatParameterGroup>& groups, double lr) = 0;
   struct State {
     std::string name;                 // "exp_avg", "exp_avg_sq", "momentum"
-    std::vector<at::Tensor> tensors;  // one a group, as long as its values and of the dtype of its weights; none before the first step
+    std::vector<at::Tensor> tensors;  // one a group, as long as its values and of the dtype of its
+                                      // weights; none before the first step
   };
   virtual std::vector<State> state() = 0;
   // Makes the state that the first step would make, all zero: to be filled from a checkpoint.
@@ -40,22 +43,31 @@ class Optimizer {
   virtual const char* name() const = 0;  // as in optimizer.name
   int64_t steps = 0;                     // updates done
 
-  // The dtype in which weights that are stored in `values` are updated: optimizer.main_dtype where that is wider.
+  // The dtype in which weights that are stored in `values` are updated: optimizer.main_dtype where
+  // that is wider.
   at::ScalarType weight_type(at::ScalarType values) const;
-  bool has_main(const FlatParameterGroup& group) const { return weight_type(group.values.scalar_type()) != group.values.scalar_type(); }
-  // What is updated of a group: its main weights, made from the values when they are first asked for, or the values themselves.
+  bool has_main(const FlatParameterGroup& group) const {
+    return weight_type(group.values.scalar_type()) != group.values.scalar_type();
+  }
+  // What is updated of a group: its main weights, made from the values when they are first asked
+  // for, or the values themselves.
   at::Tensor weights(const std::vector<FlatParameterGroup>& groups, size_t group);
-  // Writes main weights that somebody has filled into the values; ParallelModel::after_optimizer_step() is the caller's.
+  // Writes main weights that somebody has filled into the values;
+  // ParallelModel::after_optimizer_step() is the caller's.
   void round_weights(const std::vector<FlatParameterGroup>& groups);
 
  protected:
-  // Calls of a kernel, which wants gradients of the weights' dtype: one for all groups where they are so; else piece by piece, with a copy
-  // of the piece's gradients alone. `states`: lists beside the groups, of which `call` gets what belongs to the weights of the call.
-  using Call = std::function<void(const std::vector<at::Tensor>& weights, const std::vector<at::Tensor>& gradients,
+  // Calls of a kernel, which wants gradients of the weights' dtype: one for all groups where they
+  // are so; else piece by piece, with a copy of the piece's gradients alone. `states`: lists beside
+  // the groups, of which `call` gets what belongs to the weights of the call.
+  using Call = std::function<void(const std::vector<at::Tensor>& weights,
+                                  const std::vector<at::Tensor>& gradients,
                                   std::vector<std::vector<at::Tensor>>& state)>;
-  void for_each_call(const std::vector<FlatParameterGroup>& groups, const std::vector<std::vector<at::Tensor>*>& states, const Call& call);
+  void for_each_call(const std::vector<FlatParameterGroup>& groups,
+                     const std::vector<std::vector<at::Tensor>*>& states, const Call& call);
   void extend(std::vector<at::Tensor>& state, const std::vector<FlatParameterGroup>& groups);
-  // Before the first update: values that changed since main weights were made from them are taken over.
+  // Before the first update: values that changed since main weights were made from them are taken
+  // over.
   void catch_up(const std::vector<FlatParameterGroup>& groups);
 
  private:

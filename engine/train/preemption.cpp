@@ -29,13 +29,15 @@ int64_t now_ms() {
 // A step may take minutes, and whoever has pressed Ctrl-C wants to know now.
 void say(const char* words) {
   pollfd ready{STDERR_FILENO, POLLOUT, 0};
-  if (::poll(&ready, 1, 0) != 1 || (ready.revents & POLLOUT) == 0) return;  // a full pipe must not stop training
-  if (::write(STDERR_FILENO, words, std::strlen(words)) < 0) return;        // the terminal may be gone
+  if (::poll(&ready, 1, 0) != 1 || (ready.revents & POLLOUT) == 0)
+    return;  // a full pipe must not stop training
+  if (::write(STDERR_FILENO, words, std::strlen(words)) < 0) return;  // the terminal may be gone
 }
 
 void on_signal(int number) {
   int before = errno;
-  // The time first: whoever sees the signal sees the time too. Of two that come together either's will do.
+  // The time first: whoever sees the signal sees the time too. Of two that come together either's
+  // will do.
   int64_t now = now_ms(), unset = 0;
   g_since.compare_exchange_strong(unset, now);
   int first = 0;
@@ -54,9 +56,10 @@ Preemption::Preemption(bool speaks) {
   g_signal = 0;
   g_since = 0;
   // On a terminal what the user typed, and the progress line, stand in the way.
-  g_words = !speaks                        ? nullptr
-            : ::isatty(STDERR_FILENO) == 1 ? "\nSIGINT: saving after this step; Ctrl-C again ends at once\n"
-                                           : "SIGINT: saving after this step; Ctrl-C again ends at once\n";
+  g_words = !speaks ? nullptr
+            : ::isatty(STDERR_FILENO) == 1
+                ? "\nSIGINT: saving after this step; Ctrl-C again ends at once\n"
+                : "SIGINT: saving after this step; Ctrl-C again ends at once\n";
   struct sigaction ours{};
   ours.sa_handler = on_signal;
   ours.sa_flags = SA_RESTART;  // no wait of the transports or of the file system is cut short
@@ -64,7 +67,8 @@ Preemption::Preemption(bool speaks) {
   for (int i = 0; i < kMany; ++i) {
     ::sigaction(launch::kWishes[i], nullptr, &old_[i]);
     // Nobody ignores SIGUSR1 by accident, as nohup and a shell's background jobs do with others.
-    if (launch::kWishes[i] == SIGUSR1 || old_[i].sa_handler != SIG_IGN) ::sigaction(launch::kWishes[i], &ours, nullptr);
+    if (launch::kWishes[i] == SIGUSR1 || old_[i].sa_handler != SIG_IGN)
+      ::sigaction(launch::kWishes[i], &ours, nullptr);
   }
 }
 

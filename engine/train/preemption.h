@@ -1,4 +1,5 @@
-// The wish of a user, of a terminal that goes away, or of a cluster that this process end soon: SIGINT, SIGHUP, SIGTERM or SIGUSR1.
+// The wish of a user, of a terminal that goes away, or of a cluster that this process end soon:
+// SIGINT, SIGHUP, SIGTERM or SIGUSR1.
 #pragma once
 
 #include <csignal>
@@ -9,11 +10,13 @@
 
 namespace meshwright::train {
 
-// While an object lives, the first of these signals only is noted, for the loop to save and end at its next step; a second one that is not
-// the same wish again (launch/wish.h) ends the process at once, as it would have without us. What was ignored (nohup, a shell's background
-// job) stays ignored.
+// While an object lives, the first of these signals only is noted, for the loop to save and end at
+// its next step; a second one that is not the same wish again (launch/wish.h) ends the process at
+// once, as it would have without us. What was ignored (nohup, a shell's background job) stays
+// ignored.
 //
-// For the program's own training loop, one object at a time: the handlers are the process's, and a library leaves those alone.
+// For the program's own training loop, one object at a time: the handlers are the process's, and a
+// library leaves those alone.
 class Preemption {
  public:
   // `speaks`: at once says on standard error what a first Ctrl-C does.
@@ -24,7 +27,8 @@ class Preemption {
   bool asked() const;
   // "SIGTERM"; empty: none came.
   std::string signal() const;
-  // The handlers stay until the process ends, which is soon: a wish told twice must not end it otherwise after it has been granted.
+  // The handlers stay until the process ends, which is soon: a wish told twice must not end it
+  // otherwise after it has been granted.
   void stay() { stays_ = true; }
 
  private:

@@ -13,16 +13,20 @@ namespace {
 
 constexpr size_t kDigits = 16;
 
-bool contains(const std::vector<int64_t>& ranks, int64_t rank) { return std::binary_search(ranks.begin(), ranks.end(), rank); }
+bool contains(const std::vector<int64_t>& ranks, int64_t rank) {
+  return std::binary_search(ranks.begin(), ranks.end(), rank);
+}
 
 std::string names_of(const std::vector<int64_t>& ranks) {
   std::string out = ranks.size() == 1 ? "rank " : "ranks ";
-  for (size_t i = 0; i < ranks.size() && i < 8; ++i) out += (i > 0 ? ", " : "") + std::to_string(ranks[i]);
+  for (size_t i = 0; i < ranks.size() && i < 8; ++i)
+    out += (i > 0 ? ", " : "") + std::to_string(ranks[i]);
   return ranks.size() > 8 ? out + " and " + std::to_string(ranks.size() - 8) + " more" : out;
 }
 
 // Those unlike the majority, at a tie unlike the first rank.
-std::vector<int64_t> odd_ones(const std::vector<int64_t>& ranks, const std::vector<uint64_t>& digests) {
+std::vector<int64_t> odd_ones(const std::vector<int64_t>& ranks,
+                              const std::vector<uint64_t>& digests) {
   std::map<uint64_t, size_t> count;
   for (uint64_t digest : digests) ++count[digest];
   uint64_t usual = digests[0];
@@ -37,19 +41,22 @@ std::vector<int64_t> odd_ones(const std::vector<int64_t>& ranks, const std::vect
 // The digests of one group's tensors as its ranks sent them.
 std::vector<uint64_t> read_digests(const std::string& text, size_t first, size_t count) {
   std::vector<uint64_t> out(count);
-  for (size_t i = 0; i < count; ++i) checkpoint::parse_hex(std::string_view(text).substr((first + i) * kDigits, kDigits), out[i]);
+  for (size_t i = 0; i < count; ++i)
+    checkpoint::parse_hex(std::string_view(text).substr((first + i) * kDigits, kDigits), out[i]);
   return out;
 }
 
 }  // namespace
 
-ReplicaDigests replica_digests(const std::vector<Replicas>& replicas, const std::vector<Held>& held, int64_t rank) {
+ReplicaDigests replica_digests(const std::vector<Replicas>& replicas, const std::vector<Held>& held,
+                               int64_t rank) {
   ReplicaDigests out(replicas.size());
   for (size_t g = 0; g < replicas.size(); ++g) {
     if (!contains(replicas[g].ranks, rank)) continue;
     for (size_t tensor : replicas[g].tensors) {
       at::Tensor values = held[tensor].local.contiguous().cpu();
-      out[g].push_back(checkpoint::checksum(std::span(static_cast<const std::byte*>(values.const_data_ptr()), values.nbytes())));
+      out[g].push_back(checkpoint::checksum(
+          std::span(static_cast<const std::byte*>(values.const_data_ptr()), values.nbytes())));
     }
   }
   return out;
@@ -58,12 +65,15 @@ ReplicaDigests replica_digests(const std::vector<Replicas>& replicas, const std:
 std::string summary_of(const ReplicaDigests& digests) {
   std::string out;
   for (const std::vector<uint64_t>& group : digests)
-    if (!group.empty()) out += checkpoint::to_hex(checkpoint::checksum(std::as_bytes(std::span(group))));
+    if (!group.empty())
+      out += checkpoint::to_hex(checkpoint::checksum(std::as_bytes(std::span(group))));
   return out;
 }
 
-std::optional<Error> find_differing(World& world, const std::vector<Replicas>& replicas, const std::vector<Held>& held,
-                                    const ReplicaDigests& mine, const std::vector<std::string>& summaries, const std::string& strategy) {
+std::optional<Error> find_differing(World& world, const std::vector<Replicas>& replicas,
+                                    const std::vector<Held>& held, const ReplicaDigests& mine,
+                                    const std::vector<std::string>& summaries,
+                                    const std::string& strategy) {
   // How many groups each rank has been in so far, which is where its next summary stands.
   std::vector<size_t> before(summaries.size(), 0);
   std::vector<size_t> suspects;
@@ -99,20 +109,27 @@ std::optional<Error> find_differing(World& world, const std::vector<Replicas>& r
         more += odd.empty() ? 0 : 1;
         continue;
       }
-      std::set_difference(group.ranks.begin(), group.ranks.end(), odd.begin(), odd.end(), std::back_inserter(usual));
+      std::set_difference(group.ranks.begin(), group.ranks.end(), odd.begin(), odd.end(),
+                          std::back_inserter(usual));
       const Held& h = held[group.tensors[t]];
-      first = names_of(odd) + (odd.size() == 1 ? " holds" : " hold") + " other values of " + (h.state.empty() ? "" : h.state + " of ") +
-              h.name + " than " + names_of(usual);
+      first = names_of(odd) + (odd.size() == 1 ? " holds" : " hold") + " other values of " +
+              (h.state.empty() ? "" : h.state + " of ") + h.name + " than " + names_of(usual);
     }
   }
-  std::string rest = more == 0 ? "" : ", and " + std::to_string(more) + (more == 1 ? " more tensor differs" : " more tensors differ");
+  std::string rest = more == 0 ? ""
+                               : ", and " + std::to_string(more) +
+                                     (more == 1 ? " more tensor differs" : " more tensors differ");
   return Error(ErrorCode::replicas_differ, first + rest + ": the strategy " + strategy +
-                                               " says that these ranks hold the same, and a checkpoint would keep one of them; nothing was "
+                                               " says that these ranks hold the same, and a "
+                                               "checkpoint would keep one of them; nothing was "
                                                "saved")
       .key("distributed.strategy")
-      .help("train under another strategy (`meshwright plugins list`), from the newest checkpoint that was saved")
       .help(
-          "if the strategy is yours: reduce gradients over all ranks that hold a parameter, and broadcast what only one of them computes");
+          "train under another strategy (`meshwright plugins list`), from the newest checkpoint "
+          "that was saved")
+      .help(
+          "if the strategy is yours: reduce gradients over all ranks that hold a parameter, and "
+          "broadcast what only one of them computes");
 }
 
 }  // namespace meshwright::train

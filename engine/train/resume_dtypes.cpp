@@ -34,7 +34,8 @@ bool represents(DType now, DType then) {
 
 std::string check_dtypes(const checkpoint::Checkpoint& from, const std::vector<Held>& held) {
   std::map<std::pair<std::string, std::string>, DType> then;
-  for (const checkpoint::TensorRecord& tensor : from.meta().tensors) then[{tensor.state, tensor.name}] = tensor.dtype;
+  for (const checkpoint::TensorRecord& tensor : from.meta().tensors)
+    then[{tensor.state, tensor.name}] = tensor.dtype;
   std::string wider;
   for (const Held& h : held) {
     auto found = then.find({h.state, h.name});
@@ -43,20 +44,26 @@ std::string check_dtypes(const checkpoint::Checkpoint& from, const std::vector<H
     std::string what = h.state.empty() ? "weights" : "optimizer state (" + h.state + ")";
     if (represents(h.dtype, found->second)) {
       if (wider.empty())
-        wider = "the checkpoint holds " + what + " in " + was + ", this job in " + now + ": they go on as they are, in wider numbers";
+        wider = "the checkpoint holds " + what + " in " + was + ", this job in " + now +
+                ": they go on as they are, in wider numbers";
       continue;
     }
     int lost = bits_of(found->second)->second - bits_of(h.dtype)->second;
     Error error(ErrorCode::checkpoint_mismatch,
-                from.folder().string() + ": it holds " + what + " in " + was + ", this job in " + now +
-                    ", which would round them for good" +
-                    (lost > 0 ? " (" + std::to_string(lost) + " bits of each fraction)" : " (another range)"));
+                from.folder().string() + ": it holds " + what + " in " + was + ", this job in " +
+                    now + ", which would round them for good" +
+                    (lost > 0 ? " (" + std::to_string(lost) + " bits of each fraction)"
+                              : " (another range)"));
     error.key("model.torch_dtype").help("set model.torch_dtype = \"" + was + "\"");
-    // The dtypes that optimizer.main_dtype takes: a checkpoint holds main weights in place of those they are rounded to.
+    // The dtypes that optimizer.main_dtype takes: a checkpoint holds main weights in place of those
+    // they are rounded to.
     if (found->second == DType::float32 || found->second == DType::float64)
-      error.help("set optimizer.main_dtype = \"" + was + "\" to keep them beside weights that are stored in " + now);
-    throw error.help("to go on in " + now + " all the same, with a fresh optimizer: meshwright checkpoint export " +
-                     from.folder().string() + " --out DIR, then model.pretrained = \"DIR\" under another run.name");
+      error.help("set optimizer.main_dtype = \"" + was +
+                 "\" to keep them beside weights that are stored in " + now);
+    throw error.help("to go on in " + now +
+                     " all the same, with a fresh optimizer: meshwright checkpoint export " +
+                     from.folder().string() +
+                     " --out DIR, then model.pretrained = \"DIR\" under another run.name");
   }
   return wider;
 }

@@ -59,7 +59,10 @@ std::string environment_json(const Job& job, Trainer& trainer, int64_t threads) 
   out["threads"] = threads;
   out["device"] = trainer.world().device().str();
   const plugins::LoadedPlugin& plugin = *trainer.plan().strategy.plugin;
-  out["plugin"] = {{"name", plugin.name}, {"version", plugin.version}, {"path", plugin.path.string()}, {"facts", plugin.facts_hash}};
+  out["plugin"] = {{"name", plugin.name},
+                   {"version", plugin.version},
+                   {"path", plugin.path.string()},
+                   {"facts", plugin.facts_hash}};
   boost::json::object facts;
   for (const auto& [name, value] : plugins::engine_facts()) facts[name] = value;
   out["facts"] = facts;
@@ -94,7 +97,8 @@ std::vector<std::string> tables_not_given(const Job& job) {
   for (const char* table : {"distributed.moe", "distributed.moe.mp_policy"}) {
     const Options& moe = job.table(table);
     auto given = [&](const meshwright_option* option) { return moe.is_given(option->name); };
-    if (std::none_of(moe.schema().options.begin(), moe.schema().options.end(), given)) without.emplace_back(table);
+    if (std::none_of(moe.schema().options.begin(), moe.schema().options.end(), given))
+      without.emplace_back(table);
   }
   return without;
 }
@@ -128,19 +132,23 @@ class Run {
   void write_traces();
   void say_done(const std::string& sample);
 
-  // Dropout draws from LibTorch's own generator, which starts anywhere: the same numbers in every run, others on every data-parallel rank.
+  // Dropout draws from LibTorch's own generator, which starts anywhere: the same numbers in every
+  // run, others on every data-parallel rank.
   void seed_generator(int64_t step) {
-    at::manual_seed((seed_ + static_cast<uint64_t>(step) * 0x2545f4914f6cdd1du) * 0x9e3779b97f4a7c15u +
+    at::manual_seed((seed_ + static_cast<uint64_t>(step) * 0x2545f4914f6cdd1du) *
+                        0x9e3779b97f4a7c15u +
                     static_cast<uint64_t>(trainer_->data_parallel_rank()));
   }
   const Options& table(const char* name) const { return job_.table(name); }
   // Where this rank's rows of a micro-batch begin among those of all ranks.
   int64_t row(int64_t micro) const {
-    return (micro * trainer_->data_parallel_size() + trainer_->data_parallel_rank()) * trainer_->local_batch();
+    return (micro * trainer_->data_parallel_size() + trainer_->data_parallel_rank()) *
+           trainer_->local_batch();
   }
   // The samples of a step follow each other, whatever the batch of the steps before was.
   int64_t samples_before(int64_t step) const {
-    const int64_t batch = trainer_->local_batch() * trainer_->accumulation() * trainer_->data_parallel_size();
+    const int64_t batch =
+        trainer_->local_batch() * trainer_->accumulation() * trainer_->data_parallel_size();
     return (from() != nullptr ? from()->meta().samples : 0) + (step - first_step_) * batch;
   }
   checkpoint::Checkpoint* from() const { return beginning_.from.get(); }
@@ -194,12 +202,14 @@ Run::Run(const RunOptions& options, fs::path& log)
   keep_freed_memory();
   const std::string config = table("model").get_string("config");
   model_path_ = config.empty() ? pretrained_ : config;
-  config_file_ = fs::is_directory(model_path_) ? fs::path(model_path_) / "config.json" : fs::path(model_path_);
+  config_file_ =
+      fs::is_directory(model_path_) ? fs::path(model_path_) / "config.json" : fs::path(model_path_);
   run_path_ = fs::path(table("run").get_string("dir")) / table("run").get_string("name");
   checkpoints_ = run_path_ / "checkpoints";
 }
 
-// Joins the other ranks, takes the run's folder, and finds what the run continues. False: all its steps are done.
+// Joins the other ranks, takes the run's folder, and finds what the run continues. False: all its
+// steps are done.
 bool Run::open(rendezvous::Ending& together) {
   const std::string hash = std::to_string(std::hash<std::string>()(read_file(config_file_)));
   world_ = join(job_, {{"config.json of the model, whose hash is", hash}}, &together);
@@ -211,7 +221,8 @@ bool Run::open(rendezvous::Ending& together) {
   check_shared(*world_, run_path_);
   beginning_ = begin_run(job_, *world_, checkpoints_);
   if (from() == nullptr || from()->meta().step < max_steps_) return true;
-  if (beginning_.own) make_way(beginning_, *world_, checkpoints_);  // tidies what an interrupted save left
+  if (beginning_.own)
+    make_way(beginning_, *world_, checkpoints_);  // tidies what an interrupted save left
   if (leader_) say_finished(*from(), max_steps_);
   return false;
 }
@@ -226,16 +237,21 @@ void Run::open_data() {
   data::check_text_model(data_config_, pretrained_);
   train_data_ = data::open_dataset(data_config_);
   fingerprint_ = checkpoint::to_hex(train_data_->fingerprint());
-  std::vector<FileGroup> read_by_all{{"dataset.path", "files of the training data", data::dataset_files(data_config_)}};
+  std::vector<FileGroup> read_by_all{
+      {"dataset.path", "files of the training data", data::dataset_files(data_config_)}};
   const Options& validation = table("validation_dataset");
-  if (validation.is_set("path") || (validation.is_given("kind") && validation.get_string("kind") == "mock")) {
+  if (validation.is_set("path") ||
+      (validation.is_given("kind") && validation.get_string("kind") == "mock")) {
     const data::DatasetConfig config = data::dataset_config(validation, vocab, seed_ + 1);
     validation_data_ = data::open_dataset(config);
-    read_by_all.push_back({"validation_dataset.path", "files of the validation data", data::dataset_files(config)});
+    read_by_all.push_back(
+        {"validation_dataset.path", "files of the validation data", data::dataset_files(config)});
   }
   if (from() == nullptr && !pretrained_.empty())
     read_by_all.push_back({"model.pretrained", "files of the weights", weight_files(pretrained_)});
-  if (std::string said = check_same_data(*world_, read_by_all, table("dataset").get_string("verify") == "whole"); !said.empty())
+  if (std::string said =
+          check_same_data(*world_, read_by_all, table("dataset").get_string("verify") == "whole");
+      !said.empty())
     world_->notice(said);
 }
 
@@ -261,7 +277,9 @@ void Run::load() {
     }));
   } else {
     fill_weights(*trainer_, pretrained_, net_, seed_);
-    if (std::string unused = pretrained_.empty() || !leader_ ? "" : unused_tensors(pretrained_, trainer_->outline()); !unused.empty())
+    if (std::string unused =
+            pretrained_.empty() || !leader_ ? "" : unused_tensors(pretrained_, trainer_->outline());
+        !unused.empty())
       world_->notice(unused);
   }
   loading_ms_ = files::ms_since(begin);
@@ -271,16 +289,20 @@ void Run::load() {
 
 void Run::report_start() {
   if (!leader_) return;
-  auto folder = std::make_unique<RunFolder>(run_path_, beginning_.own ? std::optional(from()->meta().step) : std::nullopt);
+  auto folder = std::make_unique<RunFolder>(
+      run_path_, beginning_.own ? std::optional(from()->meta().step) : std::nullopt);
   folder->put("config.toml", read_file(options_.file));
-  folder->put("config.resolved.toml", config::show_toml(job_.impl().config, /*with_origins=*/true, tables_not_given(job_)));
+  folder->put("config.resolved.toml",
+              config::show_toml(job_.impl().config, /*with_origins=*/true, tables_not_given(job_)));
   plan::JobPlan plan = plan::make_plan(job_.impl(), {.world_size = world_->size(), .rank = 0});
   folder->put("plan.json", report::pretty_json(plan::to_json(plan)));
   folder->put("env.json", environment_json(job_, *trainer_, at::get_num_threads()));
-  reporter_.progress = std::make_unique<Progress>(reporter_.out, reporter_.style, options_.live, trainer_->max_steps());
+  reporter_.progress = std::make_unique<Progress>(reporter_.out, reporter_.style, options_.live,
+                                                  trainer_->max_steps());
   reporter_.folder = std::move(folder);
   if (table("checkpoint").get_string("on_failure") == "continue")
-    reporter_.folder->outlive_full_disks([this](const std::string& text) { reporter_.progress->say("warning: " + text); });
+    reporter_.folder->outlive_full_disks(
+        [this](const std::string& text) { reporter_.progress->say("warning: " + text); });
   report_job();
 }
 
@@ -290,14 +312,19 @@ void Run::report_job() {
   const plan::JobPlan& plan = trainer_->plan();
   const std::string& strategy = plan.strategy.info->name;
   const std::string& kept = reporter_.folder->kept();
-  if (!kept.empty()) reporter_.say("an earlier run of this name left metrics; they are now " + kept);
-  if (!aside_.empty()) reporter_.say("checkpoints that this run does not continue are now in " + aside_);
+  if (!kept.empty())
+    reporter_.say("an earlier run of this name left metrics; they are now " + kept);
+  if (!aside_.empty())
+    reporter_.say("checkpoints that this run does not continue are now in " + aside_);
   if (from() != nullptr) reporter_.say(continue_text(*from(), *world_, strategy, loading_ms_));
-  reporter_.say(strategy + " on " + report::counted(world_->size(), "rank", "ranks") + ": " + outline_.architecture + ", " +
-                report::human_count(parameters) + " parameters; batch " + std::to_string(trainer_->local_batch()) + " x " +
-                std::to_string(trainer_->accumulation()) + " x " + std::to_string(trainer_->data_parallel_size()) + " samples of " +
+  reporter_.say(strategy + " on " + report::counted(world_->size(), "rank", "ranks") + ": " +
+                outline_.architecture + ", " + report::human_count(parameters) +
+                " parameters; batch " + std::to_string(trainer_->local_batch()) + " x " +
+                std::to_string(trainer_->accumulation()) + " x " +
+                std::to_string(trainer_->data_parallel_size()) + " samples of " +
                 std::to_string(data_config_.seq_len) + " tokens");
-  reporter_.say("data: " + train_data_->describe() + ", " + report::human_count(train_data_->samples()) + " samples");
+  reporter_.say("data: " + train_data_->describe() + ", " +
+                report::human_count(train_data_->samples()) + " samples");
   if (validation_data_) reporter_.say("validation: " + validation_data_->describe());
   for (const std::string& notice : world_->notices()) reporter_.say("notice: " + notice);
   for (const std::string& notice : plan.notices) reporter_.say("notice: " + notice);
@@ -316,38 +343,50 @@ void Run::prepare_saving() {
   saving.facts.shuffle = table("dataset").get_bool("shuffle");
   saving.facts.seed = seed_;
   saving.facts.max_steps = max_steps_;
-  for (const std::string& notice : carry_along(saving, from(), config_file_, pretrained_, data_config_.kind == "text"))
+  for (const std::string& notice :
+       carry_along(saving, from(), config_file_, pretrained_, data_config_.kind == "text"))
     reporter_.say("notice: " + notice);
-  if (checkpoint_table.get_string("export") == "every") saving.published = [this](const fs::path& path) { export_to_folder(path); };
+  if (checkpoint_table.get_string("export") == "every")
+    saving.published = [this](const fs::path& path) { export_to_folder(path); };
   // A failed save may be lived with while there is something to train on, not at the end.
   ending_ = first_step_ == max_steps_;
-  saving.done = [this, on = checkpoint_table.get_string("on_failure") == "continue"](const SaveReport& report) {
+  saving.done = [this, on = checkpoint_table.get_string("on_failure") ==
+                            "continue"](const SaveReport& report) {
     // Replicas that differ are no matter of the disk: what such a run trains is worth nothing.
-    bool goes_on = on && !ending_ && !(report.error && report.error->code() == ErrorCode::replicas_differ);
+    bool goes_on =
+        on && !ending_ && !(report.error && report.error->code() == ErrorCode::replicas_differ);
     if (reporter_) tell_save(report, goes_on, *reporter_.folder, *reporter_.progress, max_steps_);
     if (report.error && !goes_on) throw unsaved(*report.error, ending_, checkpoints_);
   };
   saver_ = std::make_unique<Saver>(*trainer_, std::move(saving));
 }
 
-// As many samples as num_batches training steps would read: the same on every layout, split over the data-parallel ranks.
+// As many samples as num_batches training steps would read: the same on every layout, split over
+// the data-parallel ranks.
 void Run::validate(int64_t step) {
-  const int64_t count = table("validation_dataset").get_int("num_batches") * trainer_->accumulation();
-  double loss = trainer_->evaluate(count, [&](int64_t micro) { return loss_of(*trainer_, net_, validation_batches_->read(row(micro))); });
+  const int64_t count =
+      table("validation_dataset").get_int("num_batches") * trainer_->accumulation();
+  double loss = trainer_->evaluate(count, [&](int64_t micro) {
+    return loss_of(*trainer_, net_, validation_batches_->read(row(micro)));
+  });
   if (!reporter_) return;
   reporter_.folder->validation(step, loss);
   reporter_.progress->validation(step, loss);
   char line[80];
-  std::snprintf(line, sizeof line, "step %lld  validation loss %.6f", static_cast<long long>(step) + 1, loss);
+  std::snprintf(line, sizeof line, "step %lld  validation loss %.6f",
+                static_cast<long long>(step) + 1, loss);
   reporter_.folder->log(line);
 }
 
 void Run::train() {
   auto batches_of = [&](const data::Dataset& data, const Options& own, uint64_t seed) {
-    return Batches(data, data::Sampler(data.samples(), own.get_bool("shuffle"), seed), trainer_->local_batch(), world_->device());
+    return Batches(data, data::Sampler(data.samples(), own.get_bool("shuffle"), seed),
+                   trainer_->local_batch(), world_->device());
   };
   batches_.emplace(batches_of(*train_data_, table("dataset"), seed_));
-  if (validation_data_) validation_batches_.emplace(batches_of(*validation_data_, table("validation_dataset"), seed_ + 1));
+  if (validation_data_)
+    validation_batches_.emplace(
+        batches_of(*validation_data_, table("validation_dataset"), seed_ + 1));
   const int64_t every = table("checkpoint").get_int("every_steps");
   net_->train();
   preemption_.emplace(/*speaks=*/leader_);
@@ -368,9 +407,12 @@ void Run::train() {
       reporter_.progress->step(result, cost);
     }
     bool last = step + 1 == max_steps_;
-    if (validation_data_ && ((step + 1) % table("validation_dataset").get_int("every_steps") == 0 || last)) validate(step);
+    if (validation_data_ &&
+        ((step + 1) % table("validation_dataset").get_int("every_steps") == 0 || last))
+      validate(step);
     saver_->after_step(result);
-    // All ranks end after the same step, whichever of them was told to. After the last one the run is about to end anyway.
+    // All ranks end after the same step, whichever of them was told to. After the last one the run
+    // is about to end anyway.
     stopped_ = result.votes(RankSignal::stop) > 0 && !last;
     ending_ = last || stopped_;
     if (ending_ || (every > 0 && (step + 1) % every == 0)) {
@@ -379,12 +421,14 @@ void Run::train() {
     }
     if (stopped_) break;
   }
-  if (first_step_ == max_steps_) saver_->save(samples_before(first_step_), 0);  // nothing was trained, but what was read is kept
+  if (first_step_ == max_steps_)
+    saver_->save(samples_before(first_step_), 0);  // nothing was trained, but what was read is kept
   saver_->finish();
 }
 
 int Run::finish() {
-  const std::string wish = preemption_->asked() ? preemption_->signal() : "a signal to another rank";
+  const std::string wish =
+      preemption_->asked() ? preemption_->signal() : "a signal to another rank";
   if (stopped_)
     preemption_->stay();
   else
@@ -405,8 +449,9 @@ int Run::finish() {
   }
   world_->everyone()->barrier();
   if (stopped_) {
-    reporter_.say(wish + ": saved step " + std::to_string(trainer_->next_step()) + " of " + std::to_string(max_steps_) +
-                  ", ending; the same command goes on from there" + (options_.command.empty() ? "" : "\n  " + options_.command));
+    reporter_.say(wish + ": saved step " + std::to_string(trainer_->next_step()) + " of " +
+                  std::to_string(max_steps_) + ", ending; the same command goes on from there" +
+                  (options_.command.empty() ? "" : "\n  " + options_.command));
     return launch::kPreempted;
   }
   if (reporter_) say_done(sample);
@@ -423,22 +468,28 @@ void Run::write_traces() {
   if (!trace.flush()) unwritable(file, errno);
 }
 
-// Rank 0. The export is made by it alone, from the files, for as long as it takes: the others hear of its end in Ending::finish().
+// Rank 0. The export is made by it alone, from the files, for as long as it takes: the others hear
+// of its end in Ending::finish().
 void Run::say_done(const std::string& sample) {
   const std::string& exports = table("checkpoint").get_string("export");
-  if (exports == "final") export_to_folder(checkpoints_ / checkpoint::step_name(saver_->last_step()));
+  if (exports == "final")
+    export_to_folder(checkpoints_ / checkpoint::step_name(saver_->last_step()));
   if (exports != "none") reporter_.say("exported for Hugging Face: " + (run_path_ / "hf").string());
   if (options_.sample_bytes > 0) {
     char title[80];
     std::snprintf(title, sizeof title, "a sample, temperature %g:", options_.sample_temperature);
     reporter_.progress->say(std::string("\n") + title + "\n\n" + report::printable(sample) + "\n");
   }
-  reporter_.say("done: " + std::to_string(max_steps_) + (max_steps_ == 1 ? " step in " : " steps in ") +
-                report::human_duration(files::ms_since(started_) / 1000) + "; results in " + reporter_.folder->path().string());
+  reporter_.say("done: " + std::to_string(max_steps_) +
+                (max_steps_ == 1 ? " step in " : " steps in ") +
+                report::human_duration(files::ms_since(started_) / 1000) + "; results in " +
+                reporter_.folder->path().string());
 }
 
 }  // namespace
 
-int run_rank(const RunOptions& options, rendezvous::Ending& together, fs::path& log) { return Run(options, log).go(together); }
+int run_rank(const RunOptions& options, rendezvous::Ending& together, fs::path& log) {
+  return Run(options, log).go(together);
+}
 
 }  // namespace meshwright::train

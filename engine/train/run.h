@@ -30,13 +30,17 @@ struct RunOptions {
 // Throws Error(usage) when a sample is asked for and the model's tokens are not bytes.
 inline void check_sample(const RunOptions& options, int64_t vocab) {
   if (options.sample_bytes > 0 && vocab != 256)
-    throw Error(ErrorCode::usage, "--sample writes bytes, but the model's vocabulary has " + std::to_string(vocab) + " entries, not 256")
+    throw Error(ErrorCode::usage, "--sample writes bytes, but the model's vocabulary has " +
+                                      std::to_string(vocab) + " entries, not 256")
         .help("leave out --sample")
-        .help("train a model with vocab_size = 256, for example model.config = \"configs/models/llama-tiny.json\"");
+        .help(
+            "train a model with vocab_size = 256, for example model.config = "
+            "\"configs/models/llama-tiny.json\"");
 }
 
-// Runs this process's rank. Prints to stdout (rank 0) and returns 0, or launch::kPreempted; throws Error. `together` hears how far the rank
-// came; `log` is set to the run.log that is to know of what was thrown, where no launcher of ours tells it.
+// Runs this process's rank. Prints to stdout (rank 0) and returns 0, or launch::kPreempted; throws
+// Error. `together` hears how far the rank came; `log` is set to the run.log that is to know of
+// what was thrown, where no launcher of ours tells it.
 int run_rank(const RunOptions& options, rendezvous::Ending& together, std::filesystem::path& log);
 
 }  // namespace meshwright::train

@@ -15,10 +15,12 @@ struct FileGroup {
   std::vector<std::string> paths;
 };
 
-// Collective; `groups` have the same keys on every rank. Compares sizes and contents of all files and throws Error(data_differs) on every
-// rank when they are not alike, naming file, ranks and hosts. A group of up to 64 MiB is read whole, a larger one at its files' ends and at
-// 256 places between them, or whole too when `whole`. Ranks that read one and the same file (the same host, device and inode) leave the
-// work to the first of them. Returns what there is to say of it: with `whole` how much was read.
+// Collective; `groups` have the same keys on every rank. Compares sizes and contents of all files
+// and throws Error(data_differs) on every rank when they are not alike, naming file, ranks and
+// hosts. A group of up to 64 MiB is read whole, a larger one at its files' ends and at 256 places
+// between them, or whole too when `whole`. Ranks that read one and the same file (the same host,
+// device and inode) leave the work to the first of them. Returns what there is to say of it: with
+// `whole` how much was read.
 std::string check_same_data(World& world, const std::vector<FileGroup>& groups, bool whole);
 
 // The weights and JSON files of a Hugging Face folder, or the one file.

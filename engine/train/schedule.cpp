@@ -21,11 +21,14 @@ Schedule::Schedule(const Options& optimizer, const Options& scheduler, int64_t m
 double Schedule::at(int64_t step) const {
   if (step < warmup_) return lr_ * static_cast<double>(step + 1) / static_cast<double>(warmup_);
   int64_t begin = warmup_, last = max_steps_ - 1;
-  if (style_ == Style::wsd) begin = std::max(begin, max_steps_ - std::max<int64_t>(max_steps_ / 10, 1) - 1);
+  if (style_ == Style::wsd)
+    begin = std::max(begin, max_steps_ - std::max<int64_t>(max_steps_ / 10, 1) - 1);
   if (style_ == Style::constant || step <= begin || last <= begin)
     return style_ != Style::constant && step >= last && last > begin ? min_lr_ : lr_;
-  double progress = std::min(1.0, static_cast<double>(step - begin) / static_cast<double>(last - begin));
-  double share = style_ == Style::cosine ? 0.5 * (1 + std::cos(std::numbers::pi * progress)) : 1 - progress;
+  double progress =
+      std::min(1.0, static_cast<double>(step - begin) / static_cast<double>(last - begin));
+  double share =
+      style_ == Style::cosine ? 0.5 * (1 + std::cos(std::numbers::pi * progress)) : 1 - progress;
   return min_lr_ + (lr_ - min_lr_) * share;
 }
 

@@ -8,8 +8,9 @@
 
 namespace meshwright::train {
 
-// Collective. Rank 0 makes the folder and writes a small file into it, the others look for that file, and it is removed. Throws
-// Error(run_folder_not_shared) on every rank, naming the ranks and hosts that do not see it, and rank 0's Error(output_unwritable).
+// Collective. Rank 0 makes the folder and writes a small file into it, the others look for that
+// file, and it is removed. Throws Error(run_folder_not_shared) on every rank, naming the ranks and
+// hosts that do not see it, and rank 0's Error(output_unwritable).
 void check_shared(World& world, const std::filesystem::path& folder);
 
 // Where a path leads in this process, for messages that other ranks read.

@@ -11,6 +11,7 @@
 namespace meshwright::train {
 
 // Collective. Parameters are gathered once for the whole text; every rank writes the same one.
-std::string write_sample(Trainer& trainer, nets::CausalLM& net, const RunOptions& options, int64_t seq_len, uint64_t seed);
+std::string write_sample(Trainer& trainer, nets::CausalLM& net, const RunOptions& options,
+                         int64_t seq_len, uint64_t seed);
 
 }  // namespace meshwright::train

@@ -25,17 +25,22 @@ bool ends_with(std::string_view text, std::string_view end) {
   return text.size() >= end.size() && text.substr(text.size() - end.size()) == end;
 }
 
-// Why a file of that name stays behind; "": it does not. "-": nobody needs to hear of it, the export has its own.
+// Why a file of that name stays behind; "": it does not. "-": nobody needs to hear of it, the
+// export has its own.
 std::string kind_left_behind(const std::string& name, bool top) {
   std::string lower = name;
-  std::transform(lower.begin(), lower.end(), lower.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
-  if (top && (lower == "config.json" || lower == "model.safetensors" || lower == "model.safetensors.index.json")) return "-";
+  std::transform(lower.begin(), lower.end(), lower.begin(),
+                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  if (top && (lower == "config.json" || lower == "model.safetensors" ||
+              lower == "model.safetensors.index.json"))
+    return "-";
   if (top && lower.rfind("model-", 0) == 0 && ends_with(lower, ".safetensors")) return "-";
   if (lower[0] == '.') return "hidden files";
   if (ends_with(lower, ".safetensors") || ends_with(lower, ".index.json")) return "other weights";
   for (std::string_view end : {".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".npz", ".npy"})
     if (ends_with(lower, end)) return "weights in formats that may hold programs";
-  for (std::string_view end : {".msgpack", ".h5", ".onnx", ".onnx_data", ".gguf", ".ggml", ".tflite", ".mlmodel", ".ot", ".pb"})
+  for (std::string_view end : {".msgpack", ".h5", ".onnx", ".onnx_data", ".gguf", ".ggml",
+                               ".tflite", ".mlmodel", ".ot", ".pb"})
     if (ends_with(lower, end)) return "weights in other formats";
   return lower.rfind("consolidated", 0) == 0 ? "weights in other formats" : "";
 }
@@ -48,11 +53,13 @@ bool can_be_named(const std::string& name) {
 }
 
 // What the libraries that write tokenizers call their files. The first ones alone make a tokenizer.
-constexpr std::string_view kTokenizers[] = {"tokenizer.json",          "tokenizer.model", "spiece.model",
-                                            "sentencepiece.bpe.model", "vocab.json",      "vocab.txt"};
-constexpr std::string_view kBesideTokenizer[] = {"merges.txt",        "tokenizer_config.json",     "special_tokens_map.json",
-                                                 "added_tokens.json", "chat_template.json",        "chat_template.jinja",
-                                                 "chat_template",     "additional_chat_templates", "generation_config.json"};
+constexpr std::string_view kTokenizers[] = {"tokenizer.json", "tokenizer.model",
+                                            "spiece.model",   "sentencepiece.bpe.model",
+                                            "vocab.json",     "vocab.txt"};
+constexpr std::string_view kBesideTokenizer[] = {
+    "merges.txt",        "tokenizer_config.json",     "special_tokens_map.json",
+    "added_tokens.json", "chat_template.json",        "chat_template.jinja",
+    "chat_template",     "additional_chat_templates", "generation_config.json"};
 
 class Walk {
  public:
@@ -65,11 +72,13 @@ class Walk {
       entry(*at, prefix + at->path().filename().string(), level);
     }
     if (failed)
-      throw Error(ErrorCode::file_unreadable, "cannot list " + path.string() + ": " + failed.message())
+      throw Error(ErrorCode::file_unreadable,
+                  "cannot list " + path.string() + ": " + failed.message())
           .help("make the folder readable: chmod u+rx '" + path.string() + "'");
   }
 
-  // The entries of the root with these names; those that are not there are passed over. Returns whether any was there.
+  // The entries of the root with these names; those that are not there are passed over. Returns
+  // whether any was there.
   bool named(std::span<const std::string_view> names) {
     bool found = false;
     for (std::string_view name : names) {
@@ -83,7 +92,8 @@ class Walk {
   }
 
   Carried finish() {
-    std::sort(out_.files.begin(), out_.files.end(), [](const CarriedFile& a, const CarriedFile& b) { return a.name < b.name; });
+    std::sort(out_.files.begin(), out_.files.end(),
+              [](const CarriedFile& a, const CarriedFile& b) { return a.name < b.name; });
     int64_t bytes = 0;
     std::vector<CarriedFile> kept;
     for (CarriedFile& file : out_.files) {
@@ -117,14 +127,16 @@ class Walk {
     std::string kind = kind_left_behind(entry.path().filename().string(), level == 0);
     if (kind == "-") return;
     if (!kind.empty()) return left(kind, name);
-    if (!can_be_named(name)) return left("files with names that are not UTF-8 or longer than 1,000 bytes", name);
+    if (!can_be_named(name))
+      return left("files with names that are not UTF-8 or longer than 1,000 bytes", name);
     if (entry.is_directory(failed)) {
       // Links to folders can go round in circles.
       if (link) return left("links to folders", name);
       if (level + 1 > kMostLevels) return left("folders deeper than 4 levels", name);
       return folder(entry.path(), name + "/", level + 1);
     }
-    if (link && leads_out(root_, entry.path())) return left("links that lead out of the folder", name);
+    if (link && leads_out(root_, entry.path()))
+      return left("links that lead out of the folder", name);
     if (link && !fs::exists(entry.path(), failed)) return left("links that lead nowhere", name);
     if (!entry.is_regular_file(failed)) return left("pipes, sockets and devices", name);
     auto bytes = static_cast<int64_t>(fs::file_size(entry.path(), failed));
@@ -154,7 +166,8 @@ Carried carried_beside(const fs::path& folder) {
 
 std::optional<std::string> tokenizer_of_no_use(const fs::path& config) {
   if (carried_beside(config.parent_path()).files.empty()) return std::nullopt;
-  return "the tokenizer beside " + config.string() + " is not carried along: dataset.kind = \"text\" trains on bytes, not on its tokens";
+  return "the tokenizer beside " + config.string() +
+         " is not carried along: dataset.kind = \"text\" trains on bytes, not on its tokens";
 }
 
 }  // namespace meshwright::weights

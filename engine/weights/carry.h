@@ -1,4 +1,5 @@
-// Files of a Hugging Face folder that a run hands on to what it saves: tokenizer, generation settings, licence, whatever else is there.
+// Files of a Hugging Face folder that a run hands on to what it saves: tokenizer, generation
+// settings, licence, whatever else is there.
 #pragma once
 
 #include <cstdint>
@@ -20,14 +21,18 @@ struct Carried {
   std::vector<std::string> notices;  // one line for each kind of file that stays behind
 };
 
-// All regular files, in sub-folders too, but for weights in any format, their indices, formats that may hold pickles, hidden files,
-// links that lead out of the folder (those of the download cache are followed), config.json at the top, which is handled on its own, and
-// what goes beyond 4 levels of folders, 1000 files or 1 GiB in all. Throws Error(file_unreadable) when the folder cannot be listed.
+// All regular files, in sub-folders too, but for weights in any format, their indices, formats that
+// may hold pickles, hidden files, links that lead out of the folder (those of the download cache
+// are followed), config.json at the top, which is handled on its own, and what goes beyond 4 levels
+// of folders, 1000 files or 1 GiB in all. Throws Error(file_unreadable) when the folder cannot be
+// listed.
 Carried carried_files(const std::filesystem::path& folder);
-// Of a folder that only holds a config.json among other things: the files by the names that tokenizers and their settings always have, and
-// generation_config.json. Empty when the folder has no tokenizer.
+// Of a folder that only holds a config.json among other things: the files by the names that
+// tokenizers and their settings always have, and generation_config.json. Empty when the folder has
+// no tokenizer.
 Carried carried_beside(const std::filesystem::path& folder);
-// The notice that a tokenizer beside this config.json stays behind, for a run on the bytes of texts; nullopt when there is none.
+// The notice that a tokenizer beside this config.json stays behind, for a run on the bytes of
+// texts; nullopt when there is none.
 std::optional<std::string> tokenizer_of_no_use(const std::filesystem::path& config);
 
 }  // namespace meshwright::weights

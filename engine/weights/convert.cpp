@@ -15,7 +15,8 @@ template <class From, class To>
 void loop(const std::byte* from, std::byte* to, int64_t count) {
   for (int64_t i = 0; i < count; ++i) {
     From value;
-    std::memcpy(static_cast<void*>(&value), from + i * static_cast<int64_t>(sizeof(From)), sizeof(From));
+    std::memcpy(static_cast<void*>(&value), from + i * static_cast<int64_t>(sizeof(From)),
+                sizeof(From));
     To out;
     if constexpr (std::is_same_v<To, double>)
       out = static_cast<double>(value);
@@ -23,7 +24,8 @@ void loop(const std::byte* from, std::byte* to, int64_t count) {
       out = static_cast<float>(value);
     else
       out = To(static_cast<float>(value));
-    std::memcpy(to + i * static_cast<int64_t>(sizeof(To)), static_cast<const void*>(&out), sizeof(To));
+    std::memcpy(to + i * static_cast<int64_t>(sizeof(To)), static_cast<const void*>(&out),
+                sizeof(To));
   }
 }
 
@@ -46,10 +48,12 @@ Loop loop_to(DType to) {
 }  // namespace
 
 bool is_floating(DType type) {
-  return type == DType::float64 || type == DType::float32 || type == DType::float16 || type == DType::bfloat16;
+  return type == DType::float64 || type == DType::float32 || type == DType::float16 ||
+         type == DType::bfloat16;
 }
 
-void convert_elements(const std::byte* from, DType from_type, std::byte* to, DType to_type, int64_t count) {
+void convert_elements(const std::byte* from, DType from_type, std::byte* to, DType to_type,
+                      int64_t count) {
   if (from_type == to_type) {
     std::memcpy(to, from, static_cast<size_t>(count * dtype_size(to_type)));
     return;

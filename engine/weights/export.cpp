@@ -36,7 +36,8 @@ fs::path real_target(const fs::path& target) {
   if (!failed) out = fs::weakly_canonical(out, failed);
   if (!out.has_filename()) out = out.parent_path();
   if (failed || !out.has_filename() || out == out.root_path())
-    throw Error(ErrorCode::output_unwritable, "\"" + target.string() + "\" cannot be a folder to write to")
+    throw Error(ErrorCode::output_unwritable,
+                "\"" + target.string() + "\" cannot be a folder to write to")
         .help("name a new folder, or one of an earlier export");
   return out;
 }
@@ -45,12 +46,15 @@ fs::path real_target(const fs::path& target) {
 std::optional<std::set<std::string>> marked_files(const fs::path& folder) {
   std::error_code failed;
   fs::path path = folder / kMarker;
-  if (!fs::is_regular_file(fs::symlink_status(path, failed)) || fs::file_size(path, failed) > (16 << 20)) return std::nullopt;
+  if (!fs::is_regular_file(fs::symlink_status(path, failed)) ||
+      fs::file_size(path, failed) > (16 << 20))
+    return std::nullopt;
   std::ifstream in(path, std::ios::binary);
   std::string text{std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
   boost::system::error_code wrong;
   json::value parsed = json::parse(text, wrong);
-  const json::value* files = wrong || !parsed.is_object() ? nullptr : parsed.as_object().if_contains("files");
+  const json::value* files =
+      wrong || !parsed.is_object() ? nullptr : parsed.as_object().if_contains("files");
   if (files == nullptr || !files->is_array()) return std::nullopt;
   std::set<std::string> out = {kMarker};
   for (const json::value& file : files->as_array())
@@ -64,7 +68,8 @@ Error refused(const fs::path& folder, const std::string& why) {
       .help("or move that one away: mv '" + folder.string() + "' '" + folder.string() + ".kept'");
 }
 
-// Whether a folder may be replaced; throws when not. An export that was cut off has no complete list, but is under a name of ours.
+// Whether a folder may be replaced; throws when not. An export that was cut off has no complete
+// list, but is under a name of ours.
 void check_replaceable(const fs::path& folder) {
   std::error_code failed;
   fs::file_status status = fs::symlink_status(folder, failed);
@@ -78,12 +83,15 @@ void check_replaceable(const fs::path& folder) {
     std::string name = at->path().lexically_relative(folder).generic_string();
     std::error_code ignored;
     if (!fs::is_directory(at->symlink_status(ignored)) && !ours->contains(name))
-      throw refused(folder, "holds " + name + ", which the earlier export did not write, and is left as it is");
+      throw refused(folder, "holds " + name +
+                                ", which the earlier export did not write, and is left as it is");
   }
-  if (failed) throw refused(folder, "cannot be listed (" + failed.message() + "), and is left as it is");
+  if (failed)
+    throw refused(folder, "cannot be listed (" + failed.message() + "), and is left as it is");
 }
 
-// Removes a folder of an export; the marker goes last, so that what cannot be removed now is known as ours later.
+// Removes a folder of an export; the marker goes last, so that what cannot be removed now is known
+// as ours later.
 bool remove_export(const fs::path& path) {
   std::error_code failed;
   bool gone = true;
@@ -92,16 +100,19 @@ bool remove_export(const fs::path& path) {
   return gone && !failed && files::remove_tree(path);
 }
 
-// The temporary folder beside the target: locked while this process lives, removed unless it was moved into place.
+// The temporary folder beside the target: locked while this process lives, removed unless it was
+// moved into place.
 class Temporary {
  public:
-  explicit Temporary(const fs::path& target) : path_(target.parent_path() / ("." + target.filename().string() + ".export")) {
+  explicit Temporary(const fs::path& target)
+      : path_(target.parent_path() / ("." + target.filename().string() + ".export")) {
     std::error_code failed;
     if (fs::exists(fs::symlink_status(path_, failed))) take_leftover();
     files::make_folder(path_);
     try {
       lock_ = ::open(path_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
-      if (lock_ < 0 || ::flock(lock_, LOCK_EX | LOCK_NB) != 0) throw files::unwritable(path_, errno, "lock");
+      if (lock_ < 0 || ::flock(lock_, LOCK_EX | LOCK_NB) != 0)
+        throw files::unwritable(path_, errno, "lock");
       files::NewFile marker(path_ / kMarker);
       marker.append("{\"files\":[]}\n");
       marker.finish();
@@ -127,7 +138,8 @@ class Temporary {
     int fd = ::open(path_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
     bool free = fd >= 0 && ::flock(fd, LOCK_EX | LOCK_NB) == 0;
     std::error_code failed;
-    bool ours = free && (marked_files(path_) || fs::is_empty(path_, failed) || fs::exists(path_ / kMarker, failed));
+    bool ours = free && (marked_files(path_) || fs::is_empty(path_, failed) ||
+                         fs::exists(path_ / kMarker, failed));
     bool gone = ours && remove_export(path_);
     if (fd >= 0) ::close(fd);
     if (fd >= 0 && !free) throw refused(path_, "is in use by another export to the same folder");
@@ -168,23 +180,31 @@ std::string shard_name(size_t index, size_t count) {
   return text;
 }
 
-void write_shard(const fs::path& path, std::vector<ExportTensor> tensors, const std::function<void(int64_t)>& progress) {
-  std::sort(tensors.begin(), tensors.end(), [](const ExportTensor& a, const ExportTensor& b) { return as_save_file(a.spec, b.spec); });
+void write_shard(const fs::path& path, std::vector<ExportTensor> tensors,
+                 const std::function<void(int64_t)>& progress) {
+  std::sort(tensors.begin(), tensors.end(), [](const ExportTensor& a, const ExportTensor& b) {
+    return as_save_file(a.spec, b.spec);
+  });
   std::vector<TensorSpec> specs;
   for (const ExportTensor& tensor : tensors) specs.push_back(tensor.spec);
-  SafetensorsWriter writer(path, std::move(specs), {{"format", "pt"}}, [&](std::span<const std::byte> bytes) {
-    if (progress) progress(static_cast<int64_t>(bytes.size()));
-  });
-  for (size_t i = 0; i < tensors.size(); ++i) tensors[i].stream([&](std::span<const std::byte> bytes) { writer.append(i, bytes); });
+  SafetensorsWriter writer(path, std::move(specs), {{"format", "pt"}},
+                           [&](std::span<const std::byte> bytes) {
+                             if (progress) progress(static_cast<int64_t>(bytes.size()));
+                           });
+  for (size_t i = 0; i < tensors.size(); ++i)
+    tensors[i].stream([&](std::span<const std::byte> bytes) { writer.append(i, bytes); });
   writer.finish();
 }
 
 // As json.dumps(..., indent=2, sort_keys=True) writes it.
-std::string index_text(int64_t total, const std::vector<std::pair<std::string, std::string>>& sorted) {
+std::string index_text(int64_t total,
+                       const std::vector<std::pair<std::string, std::string>>& sorted) {
   auto quoted = [](const std::string& text) { return json::serialize(json::string(text)); };
-  std::string out = "{\n  \"metadata\": {\n    \"total_size\": " + std::to_string(total) + "\n  },\n  \"weight_map\": {\n";
+  std::string out = "{\n  \"metadata\": {\n    \"total_size\": " + std::to_string(total) +
+                    "\n  },\n  \"weight_map\": {\n";
   for (const auto& [tensor, file] : sorted)
-    out += "    " + quoted(tensor) + ": " + quoted(file) + (&tensor == &sorted.back().first ? "\n" : ",\n");
+    out += "    " + quoted(tensor) + ": " + quoted(file) +
+           (&tensor == &sorted.back().first ? "\n" : ",\n");
   return out + "  }\n}\n";
 }
 
@@ -196,7 +216,8 @@ void put_in_place(Temporary& temporary, const fs::path& target) {
     temporary.release();
     return;
   }
-  if (::renameat2(AT_FDCWD, temporary.path().c_str(), AT_FDCWD, target.c_str(), RENAME_EXCHANGE) == 0) {
+  if (::renameat2(AT_FDCWD, temporary.path().c_str(), AT_FDCWD, target.c_str(), RENAME_EXCHANGE) ==
+      0) {
     files::sync_folder(target.parent_path());
     return;  // the destructor removes the old one, which has the temporary name now
   }
@@ -219,8 +240,8 @@ void put_in_place(Temporary& temporary, const fs::path& target) {
 
 void check_target(const fs::path& target) { check_replaceable(real_target(target)); }
 
-Exported write_folder(const fs::path& target, std::vector<ExportTensor> tensors, std::vector<ExportFile> extras,
-                      const ExportOptions& options) {
+Exported write_folder(const fs::path& target, std::vector<ExportTensor> tensors,
+                      std::vector<ExportFile> extras, const ExportOptions& options) {
   Exported out;
   out.folder = real_target(target);
   check_replaceable(out.folder);
@@ -232,7 +253,8 @@ Exported write_folder(const fs::path& target, std::vector<ExportTensor> tensors,
     out.bytes += static_cast<int64_t>(fs::file_size(temporary.path() / name, failed));
   };
   int64_t total = 0;
-  for (const ExportTensor& tensor : tensors) total += tensor_bytes(tensor.spec.dtype, tensor.spec.shape).value_or(0);
+  for (const ExportTensor& tensor : tensors)
+    total += tensor_bytes(tensor.spec.dtype, tensor.spec.shape).value_or(0);
   std::vector<std::vector<ExportTensor>> shards = split(std::move(tensors), options.shard_bytes);
   std::vector<std::pair<std::string, std::string>> map;
   for (size_t i = 0; i < shards.size(); ++i) {
@@ -249,12 +271,18 @@ Exported write_folder(const fs::path& target, std::vector<ExportTensor> tensors,
   for (const ExportFile& extra : extras) {
     fs::path path = temporary.path() / extra.name;
     std::error_code failed;
-    if (extra.name.empty() || fs::path(extra.name).is_absolute() || path.lexically_relative(temporary.path()).string().starts_with(".."))
-      throw Error(ErrorCode::internal, "\"" + extra.name + "\" is not a name in the exported folder");
+    if (extra.name.empty() || fs::path(extra.name).is_absolute() ||
+        path.lexically_relative(temporary.path()).string().starts_with(".."))
+      throw Error(ErrorCode::internal,
+                  "\"" + extra.name + "\" is not a name in the exported folder");
     if (fs::exists(fs::symlink_status(path, failed)))
-      throw Error(ErrorCode::output_unwritable, path.string() + ": a file of that name is written already").help("rename the file");
+      throw Error(ErrorCode::output_unwritable,
+                  path.string() + ": a file of that name is written already")
+          .help("rename the file");
     files::make_folders(path.parent_path());
-    for (fs::path inner = path.parent_path(); inner != temporary.path(); inner = inner.parent_path()) folders.insert(inner);
+    for (fs::path inner = path.parent_path(); inner != temporary.path();
+         inner = inner.parent_path())
+      folders.insert(inner);
     files::NewFile file(path);
     extra.stream([&](std::span<const std::byte> bytes) {
       file.append(bytes);
@@ -277,7 +305,8 @@ Exported write_folder(const fs::path& target, std::vector<ExportTensor> tensors,
 ExportFile copy_of(std::string name, fs::path path) {
   return {std::move(name), [path = std::move(path)](const ByteSink& sink) {
             auto fail = [&](int reason) {
-              return Error(ErrorCode::file_unreadable, "cannot read " + path.string() + ": " + std::strerror(reason))
+              return Error(ErrorCode::file_unreadable,
+                           "cannot read " + path.string() + ": " + std::strerror(reason))
                   .help("make the file readable, or move it out of the folder");
             };
             int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
@@ -299,8 +328,9 @@ ExportFile copy_of(std::string name, fs::path path) {
 }
 
 ExportFile text_of(std::string name, std::string contents) {
-  return {std::move(name),
-          [contents = std::move(contents)](const ByteSink& sink) { sink(std::as_bytes(std::span(contents.data(), contents.size()))); }};
+  return {std::move(name), [contents = std::move(contents)](const ByteSink& sink) {
+            sink(std::as_bytes(std::span(contents.data(), contents.size())));
+          }};
 }
 
 ExportTensor tensor_of(const TensorEntry& entry, DType dtype) {

@@ -1,4 +1,5 @@
-// Writes folders as Hugging Face lays them out: config.json, model.safetensors or its shards and their index, and the files beside.
+// Writes folders as Hugging Face lays them out: config.json, model.safetensors or its shards and
+// their index, and the files beside.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +15,8 @@ namespace meshwright::weights {
 
 struct ExportTensor {
   TensorSpec spec;
-  // Hands all bytes of the tensor in spec.dtype to the sink, in order, in pieces of any size. Called once, from the exporting thread.
+  // Hands all bytes of the tensor in spec.dtype to the sink, in order, in pieces of any size.
+  // Called once, from the exporting thread.
   std::function<void(const ByteSink& sink)> stream;
 };
 
@@ -24,8 +26,10 @@ struct ExportFile {
 };
 
 struct ExportOptions {
-  int64_t shard_bytes = 5'000'000'000;               // of tensors in one file; a larger tensor gets a file of its own
-  std::function<void(int64_t bytes)> progress = {};  // hears of bytes written; may throw, which ends the export
+  int64_t shard_bytes =
+      5'000'000'000;  // of tensors in one file; a larger tensor gets a file of its own
+  std::function<void(int64_t bytes)> progress =
+      {};  // hears of bytes written; may throw, which ends the export
 };
 
 struct Exported {
@@ -34,14 +38,16 @@ struct Exported {
   int64_t bytes = 0;               // of all files
 };
 
-// Writes everything into a temporary folder beside the target, syncs it and puts it in place in one go; of the target either the old or
-// the new contents are there, never a mix. Holds no tensor. Files equal those that transformers' save_pretrained makes of the same
-// tensors in the same order.
-// A target that is there must be empty or an earlier export (which bears a file .meshwright-export with the names of its files) to which
-// nothing was added: anything else is never removed. Throws Error(output_unwritable); what a stream or progress throws passes through.
-Exported write_folder(const std::filesystem::path& target, std::vector<ExportTensor> tensors, std::vector<ExportFile> files,
-                      const ExportOptions& options = {});
-// Throws what write_folder would throw for a target that it may not replace, before any work is done.
+// Writes everything into a temporary folder beside the target, syncs it and puts it in place in one
+// go; of the target either the old or the new contents are there, never a mix. Holds no tensor.
+// Files equal those that transformers' save_pretrained makes of the same tensors in the same order.
+// A target that is there must be empty or an earlier export (which bears a file .meshwright-export
+// with the names of its files) to which nothing was added: anything else is never removed. Throws
+// Error(output_unwritable); what a stream or progress throws passes through.
+Exported write_folder(const std::filesystem::path& target, std::vector<ExportTensor> tensors,
+                      std::vector<ExportFile> files, const ExportOptions& options = {});
+// Throws what write_folder would throw for a target that it may not replace, before any work is
+// done.
 void check_target(const std::filesystem::path& target);
 
 // Contents of a file that is there. Throws Error(file_unreadable) when it is read.

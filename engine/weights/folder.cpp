@@ -16,7 +16,8 @@ namespace json = boost::json;
 constexpr int64_t kMaxIndex = 256 << 20;
 
 [[noreturn]] void damaged(const fs::path& index, int64_t at, const std::string& what) {
-  throw Error(ErrorCode::bad_safetensors, index.string() + ": byte " + std::to_string(at) + ": " + what)
+  throw Error(ErrorCode::bad_safetensors,
+              index.string() + ": byte " + std::to_string(at) + ": " + what)
       .help("fetch or copy the file again")
       .help("export the model anew (save_pretrained writes the index)");
 }
@@ -24,8 +25,10 @@ constexpr int64_t kMaxIndex = 256 << 20;
 void check_link(const fs::path& folder, const fs::path& file) {
   std::optional<fs::path> real = leads_out(folder, file);
   if (!real) return;
-  throw Error(ErrorCode::bad_safetensors, file.string() + " is a link that leads out of the folder, to " + real->string())
-      .help("copy the file into the folder: cp --remove-destination '" + real->string() + "' '" + file.string() + "'")
+  throw Error(ErrorCode::bad_safetensors,
+              file.string() + " is a link that leads out of the folder, to " + real->string())
+      .help("copy the file into the folder: cp --remove-destination '" + real->string() + "' '" +
+            file.string() + "'")
       .help("or name the folder that holds the files themselves");
 }
 
@@ -44,32 +47,41 @@ WeightFolder::WeightFolder(const fs::path& path) {
     return;
   }
   if (!fs::exists(index, failed))
-    throw Error(ErrorCode::bad_safetensors, path.string() + " has neither model.safetensors nor model.safetensors.index.json")
+    throw Error(ErrorCode::bad_safetensors,
+                path.string() + " has neither model.safetensors nor model.safetensors.index.json")
         .help("export the model in safetensors format (save_pretrained does)");
   check_link(path, index);
   data::MappedFile file(index.string(), ErrorCode::bad_safetensors);
   if (file.size() > kMaxIndex) damaged(index, 0, "the index is larger than 256 MiB");
   json::value parsed;
   try {
-    parsed = parse_strictly({reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size()}, {});
+    parsed = parse_strictly(
+        {reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size()}, {});
   } catch (const JsonProblem& problem) {
     damaged(index, problem.offset, "the index " + problem.what);
   }
-  const json::value* map = !parsed.is_object() ? nullptr : parsed.as_object().if_contains("weight_map");
-  if (map == nullptr || !map->is_object()) damaged(index, 0, "the index is not a JSON object with a weight_map");
+  const json::value* map =
+      !parsed.is_object() ? nullptr : parsed.as_object().if_contains("weight_map");
+  if (map == nullptr || !map->is_object())
+    damaged(index, 0, "the index is not a JSON object with a weight_map");
   std::map<std::string, std::map<std::string, std::string>> by_file;
   for (const auto& item : map->as_object()) {
-    if (!item.value().is_string()) damaged(index, 0, "weight_map names no file for \"" + std::string(item.key()) + "\"");
+    if (!item.value().is_string())
+      damaged(index, 0, "weight_map names no file for \"" + std::string(item.key()) + "\"");
     std::string target(item.value().as_string());
     fs::path relative(target);
-    bool plain = !target.empty() && target.find('\0') == std::string::npos && !relative.is_absolute();
+    bool plain =
+        !target.empty() && target.find('\0') == std::string::npos && !relative.is_absolute();
     for (const fs::path& part : relative) plain = plain && part != "..";
-    if (!plain) damaged(index, 0, "weight_map names \"" + target + "\", which leads out of the folder");
+    if (!plain)
+      damaged(index, 0, "weight_map names \"" + target + "\", which leads out of the folder");
     by_file[target].emplace(item.key(), target);
   }
   for (const auto& [target, names] : by_file) {
     if (!fs::exists(path / target, failed))
-      throw Error(ErrorCode::bad_safetensors, index.string() + " names " + target + ", which is not there").help("fetch the missing file");
+      throw Error(ErrorCode::bad_safetensors,
+                  index.string() + " names " + target + ", which is not there")
+          .help("fetch the missing file");
     check_link(path, path / target);
     add(path / target, &names);
   }
@@ -79,11 +91,13 @@ void WeightFolder::add(const fs::path& path, const std::map<std::string, std::st
   files_.push_back(std::make_unique<SafetensorsFile>(path));
   for (const TensorEntry& entry : files_.back()->tensors()) {
     if (index && !index->contains(entry.name)) continue;
-    if (!tensors_.emplace(entry.name, &entry).second) damaged(path, entry.offset, "tensor \"" + entry.name + "\" is in two files");
+    if (!tensors_.emplace(entry.name, &entry).second)
+      damaged(path, entry.offset, "tensor \"" + entry.name + "\" is in two files");
   }
   if (!index) return;
   for (const auto& [name, target] : *index)
-    if (!tensors_.contains(name)) damaged(path, 8, "the index says that tensor \"" + name + "\" is here, and it is not");
+    if (!tensors_.contains(name))
+      damaged(path, 8, "the index says that tensor \"" + name + "\" is here, and it is not");
 }
 
 const TensorEntry* WeightFolder::find(std::string_view name) const {

@@ -8,7 +8,9 @@
 namespace meshwright::weights {
 namespace {
 
-int64_t group_size(const FusedRows& fused) { return std::accumulate(fused.parts.begin(), fused.parts.end(), int64_t{0}); }
+int64_t group_size(const FusedRows& fused) {
+  return std::accumulate(fused.parts.begin(), fused.parts.end(), int64_t{0});
+}
 
 }  // namespace
 
@@ -41,14 +43,16 @@ std::vector<RowRun> runs_of_file(const FusedRows& fused, int64_t begin, int64_t 
   return out;
 }
 
-void read_fused_slice(const TensorEntry& tensor, const FusedRows& fused, std::vector<int64_t> offsets, std::vector<int64_t> sizes,
-                      DType target, void* out) {
+void read_fused_slice(const TensorEntry& tensor, const FusedRows& fused,
+                      std::vector<int64_t> offsets, std::vector<int64_t> sizes, DType target,
+                      void* out) {
   int64_t begin = offsets.at(0), row = dtype_size(target);
   for (size_t d = 1; d < sizes.size(); ++d) row *= sizes[d];
   for (const RowRun& run : runs_of_memory(fused, begin, begin + sizes.at(0))) {
     offsets[0] = run.file;
     sizes[0] = run.count;
-    read_slice(tensor, offsets, sizes, target, static_cast<std::byte*>(out) + (run.memory - begin) * row);
+    read_slice(tensor, offsets, sizes, target,
+               static_cast<std::byte*>(out) + (run.memory - begin) * row);
   }
 }
 
@@ -61,7 +65,8 @@ FusedRows fused_elements(const FusedRows& fused, std::span<const int64_t> shape)
 }
 
 bool fits(const FusedRows& fused, std::span<const int64_t> shape) {
-  if (shape.empty() || fused.groups < 1 || fused.parts.empty() || shape[0] % fused.groups != 0) return false;
+  if (shape.empty() || fused.groups < 1 || fused.parts.empty() || shape[0] % fused.groups != 0)
+    return false;
   int64_t left = shape[0] / fused.groups;
   for (int64_t rows : fused.parts) {
     if (rows < 1 || rows > left) return false;

@@ -1,4 +1,5 @@
-// Where the rows of a fused weight lie in memory and checkpoints (interleaved, see FusedRows), and where in Hugging Face's files.
+// Where the rows of a fused weight lie in memory and checkpoints (interleaved, see FusedRows), and
+// where in Hugging Face's files.
 #pragma once
 
 #include <cstdint>
@@ -11,20 +12,24 @@ namespace meshwright::weights {
 
 struct TensorEntry;
 
-// Far above the key-value heads of any model: what is read out of order stays a bounded number of reads.
+// Far above the key-value heads of any model: what is read out of order stays a bounded number of
+// reads.
 inline constexpr int64_t kMostFusedGroups = 4096;
 
 // Rows that follow each other in both.
 struct RowRun {
   int64_t memory = 0, file = 0, count = 0;
 };
-// Those of rows [begin, end) in memory, in the order of memory; and those of rows [begin, end) of the file, in its order.
+// Those of rows [begin, end) in memory, in the order of memory; and those of rows [begin, end) of
+// the file, in its order.
 std::vector<RowRun> runs_of_memory(const FusedRows& fused, int64_t begin, int64_t end);
 std::vector<RowRun> runs_of_file(const FusedRows& fused, int64_t begin, int64_t end);
 
-// read_slice() of a fused weight in the order of memory. Where `tensor` is flattened, `fused` is of elements.
-void read_fused_slice(const TensorEntry& tensor, const FusedRows& fused, std::vector<int64_t> offsets, std::vector<int64_t> sizes,
-                      DType target, void* out);
+// read_slice() of a fused weight in the order of memory. Where `tensor` is flattened, `fused` is of
+// elements.
+void read_fused_slice(const TensorEntry& tensor, const FusedRows& fused,
+                      std::vector<int64_t> offsets, std::vector<int64_t> sizes, DType target,
+                      void* out);
 
 // For the flattened tensor: elements in place of rows. `shape`: of the tensor.
 FusedRows fused_elements(const FusedRows& fused, std::span<const int64_t> shape);

@@ -20,7 +20,9 @@ std::optional<fs::path> leads_out(const fs::path& folder, const fs::path& file) 
   fs::path root = fs::canonical(folder, failed), real = fs::canonical(file, failed);
   if (failed || lies_in(real, root)) return std::nullopt;
   fs::path snapshots = root.parent_path();
-  if (snapshots.filename() == "snapshots" && real.parent_path() == snapshots.parent_path() / "blobs") return std::nullopt;
+  if (snapshots.filename() == "snapshots" &&
+      real.parent_path() == snapshots.parent_path() / "blobs")
+    return std::nullopt;
   return real;
 }
 

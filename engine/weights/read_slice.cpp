@@ -4,22 +4,28 @@
 
 namespace meshwright::weights {
 
-void read_slice(const TensorEntry& tensor, std::span<const int64_t> offsets, std::span<const int64_t> sizes, DType target, void* out) {
+void read_slice(const TensorEntry& tensor, std::span<const int64_t> offsets,
+                std::span<const int64_t> sizes, DType target, void* out) {
   size_t dims = tensor.shape.size();
   auto mismatch = [&](const std::string& what) {
-    throw Error(ErrorCode::weights_mismatch, tensor.file->path() + ": tensor \"" + tensor.name + "\" " + what)
+    throw Error(ErrorCode::weights_mismatch,
+                tensor.file->path() + ": tensor \"" + tensor.name + "\" " + what)
         .key("model.pretrained")
         .help("check that config.json and the safetensors files belong together");
   };
   if (offsets.size() != dims || sizes.size() != dims)
-    mismatch("has " + std::to_string(dims) + " dimensions, " + std::to_string(sizes.size()) + " are wanted");
+    mismatch("has " + std::to_string(dims) + " dimensions, " + std::to_string(sizes.size()) +
+             " are wanted");
   for (size_t d = 0; d < dims; ++d)
-    if (offsets[d] < 0 || sizes[d] < 0 || offsets[d] > tensor.shape[d] || sizes[d] > tensor.shape[d] - offsets[d])
-      mismatch("has " + std::to_string(tensor.shape[d]) + " rows in dimension " + std::to_string(d) + ", wanted are " +
-               std::to_string(sizes[d]) + " from " + std::to_string(offsets[d]) + " on");
+    if (offsets[d] < 0 || sizes[d] < 0 || offsets[d] > tensor.shape[d] ||
+        sizes[d] > tensor.shape[d] - offsets[d])
+      mismatch("has " + std::to_string(tensor.shape[d]) + " rows in dimension " +
+               std::to_string(d) + ", wanted are " + std::to_string(sizes[d]) + " from " +
+               std::to_string(offsets[d]) + " on");
   bool same = tensor.dtype == target;
   if (!same && (!is_floating(tensor.dtype) || !is_floating(target)))
-    mismatch("is " + std::string(dtype_name(tensor.dtype)) + ", wanted is " + std::string(dtype_name(target)));
+    mismatch("is " + std::string(dtype_name(tensor.dtype)) + ", wanted is " +
+             std::string(dtype_name(target)));
   for (size_t d = 0; d < dims; ++d)
     if (sizes[d] == 0) return;
   int64_t from_size = dtype_size(tensor.dtype), to_size = dtype_size(target);

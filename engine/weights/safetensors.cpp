@@ -16,7 +16,8 @@ namespace fs = std::filesystem;
 namespace json = boost::json;
 
 [[noreturn]] void damaged(const std::string& path, int64_t at, const std::string& what) {
-  throw Error(ErrorCode::bad_safetensors, path + ": byte " + std::to_string(at) + ": " + what).help("fetch or copy the file again");
+  throw Error(ErrorCode::bad_safetensors, path + ": byte " + std::to_string(at) + ": " + what)
+      .help("fetch or copy the file again");
 }
 
 }  // namespace
@@ -31,7 +32,9 @@ SafetensorsFile::SafetensorsFile(const fs::path& path)
   if (length > static_cast<uint64_t>(kMaxHeader))
     damaged(name, 0, "the header claims " + std::to_string(length) + " bytes, more than 100 MiB");
   if (length > bytes.size() - 8)
-    damaged(name, 0, "the header claims " + std::to_string(length) + " bytes, the file has " + std::to_string(bytes.size() - 8) + " more");
+    damaged(name, 0,
+            "the header claims " + std::to_string(length) + " bytes, the file has " +
+                std::to_string(bytes.size() - 8) + " more");
   std::string_view text(reinterpret_cast<const char*>(bytes.data()) + 8, length);
   if (text.empty() || text[0] != '{') damaged(name, 8, "the header is not a JSON object");
   json::value parsed;
@@ -43,7 +46,9 @@ SafetensorsFile::SafetensorsFile(const fs::path& path)
   auto begin = static_cast<int64_t>(length) + 8, space = static_cast<int64_t>(bytes.size()) - begin;
   for (const auto& item : parsed.as_object()) {
     std::string tensor(item.key());
-    auto bad = [&](const std::string& what) { damaged(name, 8, "tensor \"" + tensor + "\" " + what); };
+    auto bad = [&](const std::string& what) {
+      damaged(name, 8, "tensor \"" + tensor + "\" " + what);
+    };
     if (!item.value().is_object()) bad("is not described by an object");
     const json::object& about = item.value().as_object();
     if (tensor == "__metadata__") {
@@ -55,11 +60,15 @@ SafetensorsFile::SafetensorsFile(const fs::path& path)
     }
     TensorEntry entry;
     entry.name = tensor;
-    const json::value *type = about.if_contains("dtype"), *shape = about.if_contains("shape"), *offsets = about.if_contains("data_offsets");
-    if (about.size() != 3 || !type || !shape || !offsets || !type->is_string() || !shape->is_array() || !offsets->is_array())
+    const json::value *type = about.if_contains("dtype"), *shape = about.if_contains("shape"),
+                      *offsets = about.if_contains("data_offsets");
+    if (about.size() != 3 || !type || !shape || !offsets || !type->is_string() ||
+        !shape->is_array() || !offsets->is_array())
       bad("lacks dtype, shape or data_offsets, or has more than those");
     std::optional<DType> dtype = parse_element_type(type->as_string());
-    if (!dtype) bad("has the dtype " + std::string(type->as_string()).substr(0, 40) + ", which is not supported");
+    if (!dtype)
+      bad("has the dtype " + std::string(type->as_string()).substr(0, 40) +
+          ", which is not supported");
     entry.dtype = *dtype;
     auto whole = [&](const json::value& v) -> int64_t {
       std::optional<int64_t> out;
@@ -73,8 +82,11 @@ SafetensorsFile::SafetensorsFile(const fs::path& path)
     if (offsets->as_array().size() != 2) bad("needs two data_offsets");
     int64_t from = whole(offsets->as_array()[0]), to = whole(offsets->as_array()[1]);
     if (from > to || to > space)
-      bad("lies at [" + std::to_string(from) + ", " + std::to_string(to) + ") of " + std::to_string(space) + " bytes of data");
-    if (to - from != *wanted) bad("has " + std::to_string(to - from) + " bytes where its shape and dtype need " + std::to_string(*wanted));
+      bad("lies at [" + std::to_string(from) + ", " + std::to_string(to) + ") of " +
+          std::to_string(space) + " bytes of data");
+    if (to - from != *wanted)
+      bad("has " + std::to_string(to - from) + " bytes where its shape and dtype need " +
+          std::to_string(*wanted));
     entry.bytes = *wanted;
     entry.offset = begin + from;
     entry.data = bytes.data() + entry.offset;
@@ -83,16 +95,21 @@ SafetensorsFile::SafetensorsFile(const fs::path& path)
   }
   std::vector<const TensorEntry*> order;
   for (const TensorEntry& entry : tensors_) order.push_back(&entry);
-  std::sort(order.begin(), order.end(),
-            [](const TensorEntry* a, const TensorEntry* b) { return std::pair(a->offset, a->bytes) < std::pair(b->offset, b->bytes); });
+  std::sort(order.begin(), order.end(), [](const TensorEntry* a, const TensorEntry* b) {
+    return std::pair(a->offset, a->bytes) < std::pair(b->offset, b->bytes);
+  });
   int64_t next = begin;
   for (const TensorEntry* entry : order) {
-    if (entry->offset < next) damaged(name, entry->offset, "tensor \"" + entry->name + "\" overlaps the one before it");
-    if (entry->offset > next) damaged(name, next, std::to_string(entry->offset - next) + " bytes belong to no tensor");
+    if (entry->offset < next)
+      damaged(name, entry->offset, "tensor \"" + entry->name + "\" overlaps the one before it");
+    if (entry->offset > next)
+      damaged(name, next, std::to_string(entry->offset - next) + " bytes belong to no tensor");
     next += entry->bytes;
   }
   if (next != static_cast<int64_t>(bytes.size()))
-    damaged(name, next, std::to_string(static_cast<int64_t>(bytes.size()) - next) + " bytes belong to no tensor");
+    damaged(
+        name, next,
+        std::to_string(static_cast<int64_t>(bytes.size()) - next) + " bytes belong to no tensor");
 }
 
 }  // namespace meshwright::weights

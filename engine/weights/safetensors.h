@@ -1,4 +1,5 @@
-// Safetensors files and Hugging Face folders of them, read through memory maps; written for files that nobody vouches for.
+// Safetensors files and Hugging Face folders of them, read through memory maps; written for files
+// that nobody vouches for.
 #pragma once
 
 #include <cstddef>
@@ -26,8 +27,9 @@ struct TensorEntry {
   int64_t offset = 0;  // in the file
 };
 
-// One file: 8 bytes header length, JSON header, data. Checked as a whole before anything of it is used: bounded header, known dtypes,
-// sizes that match, no overlap, no hole, no duplicate, nothing behind the last tensor.
+// One file: 8 bytes header length, JSON header, data. Checked as a whole before anything of it is
+// used: bounded header, known dtypes, sizes that match, no overlap, no hole, no duplicate, nothing
+// behind the last tensor.
 class SafetensorsFile {
  public:
   // Throws Error(bad_safetensors) naming file and byte.
@@ -41,11 +43,13 @@ class SafetensorsFile {
   std::vector<std::pair<std::string, std::string>> metadata_;
 };
 
-// A Hugging Face folder: model.safetensors, or model.safetensors.index.json and the files it names; or one file.
+// A Hugging Face folder: model.safetensors, or model.safetensors.index.json and the files it names;
+// or one file.
 class WeightFolder {
  public:
-  // Throws Error(bad_safetensors) for damage, files the index names in vain, and names or links that lead out of the folder, but for those
-  // that Hugging Face's download cache makes (snapshots/<revision>/NAME -> ../../blobs/<hash>).
+  // Throws Error(bad_safetensors) for damage, files the index names in vain, and names or links
+  // that lead out of the folder, but for those that Hugging Face's download cache makes
+  // (snapshots/<revision>/NAME -> ../../blobs/<hash>).
   explicit WeightFolder(const std::filesystem::path& path);
   const TensorEntry* find(std::string_view name) const;  // nullptr: none
   std::vector<std::string> names() const;                // sorted
@@ -56,9 +60,11 @@ class WeightFolder {
   std::map<std::string, const TensorEntry*, std::less<>> tensors_;
 };
 
-// Reads rows, columns ... [offsets, offsets + sizes) of a tensor into contiguous memory of `target`, touching only those bytes of the
-// file. Floating dtypes convert among each other as PyTorch does (round to nearest even). Throws Error(weights_mismatch) when the slice
-// lies outside of the tensor or a dtype is not floating.
-void read_slice(const TensorEntry& tensor, std::span<const int64_t> offsets, std::span<const int64_t> sizes, DType target, void* out);
+// Reads rows, columns ... [offsets, offsets + sizes) of a tensor into contiguous memory of
+// `target`, touching only those bytes of the file. Floating dtypes convert among each other as
+// PyTorch does (round to nearest even). Throws Error(weights_mismatch) when the slice lies outside
+// of the tensor or a dtype is not floating.
+void read_slice(const TensorEntry& tensor, std::span<const int64_t> offsets,
+                std::span<const int64_t> sizes, DType target, void* out);
 
 }  // namespace meshwright::weights

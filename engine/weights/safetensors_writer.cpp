@@ -58,7 +58,8 @@ void quote(std::string& out, std::string_view text) {
 
 }  // namespace
 
-SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& path, std::vector<TensorSpec> tensors, const Metadata& metadata,
+SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& path,
+                                     std::vector<TensorSpec> tensors, const Metadata& metadata,
                                      ByteSink sink)
     : file_(path), tensors_(std::move(tensors)), sink_(std::move(sink)) {
   std::string header(8, '\0');
@@ -75,15 +76,19 @@ SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& path, std::vec
   }
   int64_t at = 0;
   for (const TensorSpec& tensor : tensors_) {
-    if (tensor.name == "__metadata__") refuse(path, "a tensor is called __metadata__, which the format keeps for itself");
+    if (tensor.name == "__metadata__")
+      refuse(path, "a tensor is called __metadata__, which the format keeps for itself");
     if (header.back() != '{') header += ',';
     quote(header, tensor.name);
     header += ":{\"dtype\":\"" + std::string(element_type_name(tensor.dtype)) + "\",\"shape\":[";
-    for (int64_t size : tensor.shape) header += (header.back() == '[' ? "" : ",") + std::to_string(size);
+    for (int64_t size : tensor.shape)
+      header += (header.back() == '[' ? "" : ",") + std::to_string(size);
     header += "],\"data_offsets\":[" + std::to_string(at) + ',';
     std::optional<int64_t> bytes = tensor_bytes(tensor.dtype, tensor.shape);
-    if (!bytes) refuse(path, "tensor \"" + tensor.name + "\" has a negative size or is larger than any file");
-    if (__builtin_add_overflow(at, *bytes, &at)) refuse(path, "the tensors are larger than any file");
+    if (!bytes)
+      refuse(path, "tensor \"" + tensor.name + "\" has a negative size or is larger than any file");
+    if (__builtin_add_overflow(at, *bytes, &at))
+      refuse(path, "the tensors are larger than any file");
     header += std::to_string(at) + "]}";
     ends_.push_back(at);
   }
@@ -92,7 +97,8 @@ SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& path, std::vec
   uint64_t length = header.size() - 8;
   if (length > static_cast<uint64_t>(kMaxHeader))
     refuse(path, "its header would have " + std::to_string(length) + " bytes, more than 100 MiB");
-  // What no reader would take is not written: names that stand twice, are too long or not UTF-8, too many dimensions.
+  // What no reader would take is not written: names that stand twice, are too long or not UTF-8,
+  // too many dimensions.
   try {
     parse_strictly(std::string_view(header).substr(8), kHeaderBounds);
   } catch (const JsonProblem& problem) {
@@ -100,7 +106,8 @@ SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& path, std::vec
   }
   for (size_t i = 0; i < 8; ++i) header[i] = static_cast<char>(length >> (8 * i));
   data_begin_ = static_cast<int64_t>(header.size());
-  if (__builtin_add_overflow(data_begin_, at, &at)) refuse(path, "the tensors are larger than any file");
+  if (__builtin_add_overflow(data_begin_, at, &at))
+    refuse(path, "the tensors are larger than any file");
   gather(std::as_bytes(std::span(header)));
 }
 
@@ -108,11 +115,13 @@ void SafetensorsWriter::append(size_t tensor, std::span<const std::byte> bytes) 
   if (bytes.empty() && tensor < tensors_.size()) return;
   int64_t begin = tensor < tensors_.size() ? (tensor == 0 ? 0 : ends_[tensor - 1]) : -1;
   if (begin < 0 || written_ < begin)
-    throw Error(ErrorCode::internal, file_.path().string() + ": bytes of tensor number " + std::to_string(tensor) + " come after only " +
+    throw Error(ErrorCode::internal, file_.path().string() + ": bytes of tensor number " +
+                                         std::to_string(tensor) + " come after only " +
                                          std::to_string(written_) + " bytes of those before it");
   if (static_cast<uint64_t>(ends_[tensor] - written_) < bytes.size() || written_ > ends_[tensor])
-    throw Error(ErrorCode::internal, file_.path().string() + ": tensor \"" + tensors_[tensor].name + "\" has " +
-                                         std::to_string(ends_[tensor] - begin) + " bytes, and gets " + std::to_string(bytes.size()) +
+    throw Error(ErrorCode::internal, file_.path().string() + ": tensor \"" + tensors_[tensor].name +
+                                         "\" has " + std::to_string(ends_[tensor] - begin) +
+                                         " bytes, and gets " + std::to_string(bytes.size()) +
                                          " more after " + std::to_string(written_ - begin));
   written_ += static_cast<int64_t>(bytes.size());
   gather(bytes);
@@ -137,8 +146,9 @@ void SafetensorsWriter::put(std::span<const std::byte> bytes) {
 void SafetensorsWriter::finish() {
   int64_t wanted = ends_.empty() ? 0 : ends_.back();
   if (written_ != wanted)
-    throw Error(ErrorCode::internal, file_.path().string() + ": " + std::to_string(wanted - written_) + " of " + std::to_string(wanted) +
-                                         " bytes of tensors were not given");
+    throw Error(ErrorCode::internal,
+                file_.path().string() + ": " + std::to_string(wanted - written_) + " of " +
+                    std::to_string(wanted) + " bytes of tensors were not given");
   put(gathered_);
   gathered_ = {};
   file_.finish();

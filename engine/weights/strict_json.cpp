@@ -14,7 +14,8 @@ using boost::system::error_code;
 
 // Sees the text piece by piece and keeps nothing but the keys of the objects it is in.
 struct Inspector {
-  static constexpr size_t max_object_size = 1 << 20, max_array_size = 1 << 20, max_key_size = 4096, max_string_size = 16 << 20;
+  static constexpr size_t max_object_size = 1 << 20, max_array_size = 1 << 20, max_key_size = 4096,
+                          max_string_size = 16 << 20;
 
   size_t most_elements = 0;
   std::string problem;
@@ -31,7 +32,8 @@ struct Inspector {
   }
   bool on_array_begin(error_code&) { return true; }
   bool on_array_end(size_t elements, error_code& failed) {
-    return elements <= most_elements || refuse(failed, "has a list of " + std::to_string(elements) + " values");
+    return elements <= most_elements ||
+           refuse(failed, "has a list of " + std::to_string(elements) + " values");
   }
   bool on_key_part(json::string_view part, size_t, error_code&) {
     key_.append(part.data(), part.size());
@@ -74,11 +76,14 @@ json::value parse_strictly(std::string_view text, const JsonBounds& bounds) {
   parser.handler().most_elements = bounds.elements;
   error_code failed;
   size_t read = parser.write_some(false, text.data(), text.size(), failed);
-  while (!failed && read < text.size() && (text[read] == ' ' || text[read] == '\n' || text[read] == '\r' || text[read] == '\t')) ++read;
+  while (!failed && read < text.size() &&
+         (text[read] == ' ' || text[read] == '\n' || text[read] == '\r' || text[read] == '\t'))
+    ++read;
   if (!failed && read < text.size()) failed = json::error::extra_data;
   if (failed) {
     const std::string& own = parser.handler().problem;
-    throw JsonProblem{static_cast<int64_t>(std::min(read, text.size())), own.empty() ? "is not valid JSON: " + failed.message() : own};
+    throw JsonProblem{static_cast<int64_t>(std::min(read, text.size())),
+                      own.empty() ? "is not valid JSON: " + failed.message() : own};
   }
   json::value out = json::parse(json::string_view(text.data(), text.size()), failed, {}, options);
   if (failed) throw JsonProblem{0, "is not valid JSON: " + failed.message()};

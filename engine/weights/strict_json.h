@@ -18,8 +18,8 @@ struct JsonProblem {
   std::string what;    // "is not valid JSON: ...", "lists \"a\" twice"
 };
 
-// Every object has at most a million members with keys of at most 4096 bytes, none of them twice. Looked through once before anything is
-// built from it. Throws JsonProblem.
+// Every object has at most a million members with keys of at most 4096 bytes, none of them twice.
+// Looked through once before anything is built from it. Throws JsonProblem.
 boost::json::value parse_strictly(std::string_view text, const JsonBounds& bounds);
 
 }  // namespace meshwright::weights

@@ -2,8 +2,9 @@
 //
 //   embed job.toml [key=value...]     or     embed     with the configuration built in code
 //
-// Alone it is a world of one rank. Started by torchrun, srun, mpirun, or with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set, it is
-// one rank of many. main() stays yours: the library installs no signal handler and never exits.
+// Alone it is a world of one rank. Started by torchrun, srun, mpirun, or with RANK, WORLD_SIZE,
+// MASTER_ADDR and MASTER_PORT set, it is one rank of many. main() stays yours: the library installs
+// no signal handler and never exits.
 #include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/randn.h>
@@ -16,8 +17,9 @@
 
 namespace {
 
-// An ordinary module. MESHWRIGHT_MODULE in place of TORCH_MODULE lets a strategy run hooks around forward; every item of a ModuleList
-// becomes a unit that fsdp2 gathers and frees. ddp would take a plain torch::nn::Module too.
+// An ordinary module. MESHWRIGHT_MODULE in place of TORCH_MODULE lets a strategy run hooks around
+// forward; every item of a ModuleList becomes a unit that fsdp2 gathers and frees. ddp would take a
+// plain torch::nn::Module too.
 struct BlockImpl : torch::nn::Module {
   explicit BlockImpl(int64_t width) {
     widen = register_module("widen", meshwright::Linear(width, 4 * width));
@@ -59,8 +61,8 @@ meshwright::Job job_in_code() {
   return job;
 }
 
-// Which of four directions a point of eight numbers leans to most. The rows of a micro-batch depend on its number alone, so any number
-// of ranks sees the same data.
+// Which of four directions a point of eight numbers leans to most. The rows of a micro-batch depend
+// on its number alone, so any number of ranks sees the same data.
 meshwright::MicroBatchLoss loss_of(Classifier& net, int64_t micro_batch, int64_t rows) {
   torch::manual_seed(static_cast<uint64_t>(1000 + micro_batch));
   at::Tensor x = at::randn({rows, 8}), target = x.narrow(1, 0, 4).add(x.narrow(1, 4, 4)).argmax(1);
@@ -70,26 +72,31 @@ meshwright::MicroBatchLoss loss_of(Classifier& net, int64_t micro_batch, int64_t
 }  // namespace
 
 int main(int argc, char** argv) try {
-  meshwright::Job job = argc > 1 ? meshwright::Job::from_file(argv[1], {argv + 2, argv + argc}) : job_in_code();
+  meshwright::Job job =
+      argc > 1 ? meshwright::Job::from_file(argv[1], {argv + 2, argv + argc}) : job_in_code();
   std::shared_ptr<meshwright::World> world = meshwright::join_world(job);
   torch::manual_seed(42);  // the same first weights on every rank
   Classifier net(8, 32, 3, 4);
-  meshwright::Trainer trainer(job, world, net.ptr(), {}, job.table("step_scheduler").get_int("local_batch_size"));
+  meshwright::Trainer trainer(job, world, net.ptr(), {},
+                              job.table("step_scheduler").get_int("local_batch_size"));
 
   double first = 0, last = 0;
   for (int64_t step = 0; step < trainer.max_steps(); ++step) {
     meshwright::StepResult result = trainer.step([&](int64_t micro) {
-      int64_t number = (step * trainer.accumulation() + micro) * trainer.data_parallel_size() + trainer.data_parallel_rank();
+      int64_t number = (step * trainer.accumulation() + micro) * trainer.data_parallel_size() +
+                       trainer.data_parallel_rank();
       return loss_of(net, number, trainer.local_batch());
     });
     last = result.loss;
     if (step == 0) first = last;
     if (world->rank() == 0 && step % 10 == 0)
-      std::printf("step %2ld  loss %.6f  grad norm %.4f\n", long(step), result.loss, result.grad_norm);
+      std::printf("step %2ld  loss %.6f  grad norm %.4f\n", long(step), result.loss,
+                  result.grad_norm);
   }
   if (world->rank() == 0)
-    std::printf("%s, world size %ld: loss %.6f -> %.6f\n", job.table("distributed").get_string("strategy").c_str(), long(world->size()),
-                first, last);
+    std::printf("%s, world size %ld: loss %.6f -> %.6f\n",
+                job.table("distributed").get_string("strategy").c_str(), long(world->size()), first,
+                last);
   return last < first ? 0 : 1;
 } catch (const meshwright::Error& error) {
   std::fprintf(stderr, "embed: %s\n", error.what());

@@ -1,4 +1,5 @@
-// How ring_zero lays parameters out in buckets. The plan and the run both ask here, so that what is planned is what is sent.
+// How ring_zero lays parameters out in buckets. The plan and the run both ask here, so that what is
+// planned is what is sent.
 #pragma once
 
 #include <cstddef>
@@ -8,19 +9,21 @@
 namespace ring_zero {
 
 struct Bucket {
-  std::vector<std::size_t> members;  // indices of parameters, in the order in which they lie in the bucket
-  std::vector<int64_t> offsets;      // of each in the bucket
+  std::vector<std::size_t>
+      members;  // indices of parameters, in the order in which they lie in the bucket
+  std::vector<int64_t> offsets;  // of each in the bucket
   int64_t elements = 0;
   int64_t slice = 0;  // elements of a rank: ceil(elements / ring), so the end is padding
 };
 
-// The run [begin, end) of a parameter's elements that lies in a rank's slice, and where in the slice it starts.
+// The run [begin, end) of a parameter's elements that lies in a rank's slice, and where in the
+// slice it starts.
 struct Piece {
   int64_t begin = 0, end = 0, at = 0;
 };
 
-// Parameters of `counts` elements in reverse order, because backward reaches the last ones first. A bucket closes when it holds `limit`
-// elements or more.
+// Parameters of `counts` elements in reverse order, because backward reaches the last ones first. A
+// bucket closes when it holds `limit` elements or more.
 std::vector<Bucket> make_buckets(const std::vector<int64_t>& counts, int64_t limit, int64_t ring);
 
 Piece piece_of(const Bucket& bucket, std::size_t member, int64_t count, int64_t place);

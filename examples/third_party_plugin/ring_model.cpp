@@ -23,7 +23,8 @@ using at::Tensor;
 
 class RingModel final : public ParallelModel {
  public:
-  RingModel(std::shared_ptr<torch::nn::Module> model, RingPolicy policy, std::shared_ptr<World> world);
+  RingModel(std::shared_ptr<torch::nn::Module> model, RingPolicy policy,
+            std::shared_ptr<World> world);
 
   void begin_step() override;
   void begin_micro_batch(GradientSync sync) override;
@@ -33,7 +34,9 @@ class RingModel final : public ParallelModel {
   void after_optimizer_step() override;
   double clip_grad_norm(double max_norm, double scale) override;
   Tensor full_tensor(std::string_view name) override;
-  void summon_full_parameters(const std::function<void()>& body) override { body(); }  // they always are
+  void summon_full_parameters(const std::function<void()>& body) override {
+    body();
+  }  // they always are
   std::shared_ptr<Group> data_group() override { return world_->everyone(); }
 
   void gradient_ready(size_t bucket, size_t member);
@@ -48,9 +51,9 @@ class RingModel final : public ParallelModel {
   };
   struct Part {  // a bucket at run time
     Bucket layout;
-    Tensor whole;                  // [ring * slice] what the model computes with
-    Tensor values;                 // [slice] what this rank updates: its part of `whole`, or a wider copy of that
-    Tensor grads;                  // [slice] their final gradient
+    Tensor whole;   // [ring * slice] what the model computes with
+    Tensor values;  // [slice] what this rank updates: its part of `whole`, or a wider copy of that
+    Tensor grads;   // [slice] their final gradient
     Tensor gradient;               // [ring * slice] what came since the last reduction
     Tensor packed, received, sum;  // of the reduction under way
     Work work;
@@ -90,8 +93,12 @@ struct GradientHook : torch::autograd::PostAccumulateGradHook {
   size_t bucket, member;
 };
 
-RingModel::RingModel(std::shared_ptr<torch::nn::Module> model, RingPolicy policy, std::shared_ptr<World> world)
-    : model_(std::move(model)), policy_(std::move(policy)), world_(std::move(world)), compute_(scalar_type(policy_.mp.param)) {
+RingModel::RingModel(std::shared_ptr<torch::nn::Module> model, RingPolicy policy,
+                     std::shared_ptr<World> world)
+    : model_(std::move(model)),
+      policy_(std::move(policy)),
+      world_(std::move(world)),
+      compute_(scalar_type(policy_.mp.param)) {
   c10::NoGradGuard no_grad;
   std::set<c10::TensorImpl*> seen;
   std::vector<int64_t> counts;
@@ -104,7 +111,8 @@ RingModel::RingModel(std::shared_ptr<torch::nn::Module> model, RingPolicy policy
       continue;
     }
     if (!parameters_.empty() && t.scalar_type() != parameters_[0].variable.scalar_type())
-      throw Error(ErrorCode::bad_module, "parameter " + item.key() + " has another dtype than those before it")
+      throw Error(ErrorCode::bad_module,
+                  "parameter " + item.key() + " has another dtype than those before it")
           .help("give all parameters one storage dtype (model.torch_dtype)");
     parameters_.push_back({item.key(), t, t.sizes().vec(), t.numel()});
     counts.push_back(t.numel());
@@ -116,7 +124,8 @@ RingModel::RingModel(std::shared_ptr<torch::nn::Module> model, RingPolicy policy
   }
   for (Part& part : parts_) adopt(part, storage);
   describe(frozen);
-  if (compute_ != storage || scalar_type(policy_.mp.output) != compute_) cast_at_the_border(*model_);
+  if (compute_ != storage || scalar_type(policy_.mp.output) != compute_)
+    cast_at_the_border(*model_);
 }
 
 // Moves the parameters of a bucket into it.
@@ -147,11 +156,13 @@ void RingModel::adopt(Part& part, at::ScalarType storage) {
     else
       p.variable.set_data(view);
     auto bucket = static_cast<size_t>(&part - parts_.data());
-    torch::autograd::impl::set_post_acc_grad_hooks(p.variable, std::make_unique<GradientHook>(this, bucket, i));
+    torch::autograd::impl::set_post_acc_grad_hooks(p.variable,
+                                                   std::make_unique<GradientHook>(this, bucket, i));
   }
 }
 
-// What checkpoints, export and the loading of weights see: the slices, since those are what is updated.
+// What checkpoints, export and the loading of weights see: the slices, since those are what is
+// updated.
 void RingModel::describe(const std::vector<std::pair<std::string, Tensor>>& frozen) {
   auto placed = [&](const char* how) {
     std::vector<std::pair<std::string, std::string>> out;
@@ -173,8 +184,10 @@ void RingModel::describe(const std::vector<std::pair<std::string, Tensor>>& froz
       described_.push_back(std::move(out));
     }
   for (const auto& [name, tensor] : frozen) {
-    Tensor data = tensor.is_meta() ? at::zeros(tensor.sizes(), tensor.options().device(world_->device()).dtype(compute_))
-                                   : tensor.detach().to(compute_);
+    Tensor data =
+        tensor.is_meta()
+            ? at::zeros(tensor.sizes(), tensor.options().device(world_->device()).dtype(compute_))
+            : tensor.detach().to(compute_);
     if (tensor.is_meta())
       tensor.unsafeGetTensorImpl()->shallow_copy_from(data.getIntrusivePtr());
     else
@@ -193,9 +206,12 @@ void RingModel::describe(const std::vector<std::pair<std::string, Tensor>>& froz
 void RingModel::cast_at_the_border(torch::nn::Module& model) const {
   HookHost* host = HookHost::of(model);
   if (host == nullptr)
-    throw Error(ErrorCode::bad_module, "mixed precision casts inputs and outputs, and " + model.name() + " has no hooks")
+    throw Error(ErrorCode::bad_module,
+                "mixed precision casts inputs and outputs, and " + model.name() + " has no hooks")
         .key("distributed.mp_policy.param_dtype")
-        .help("declare the outermost module with MESHWRIGHT_MODULE(...) in place of TORCH_MODULE(...)")
+        .help(
+            "declare the outermost module with MESHWRIGHT_MODULE(...) in place of "
+            "TORCH_MODULE(...)")
         .help("set distributed.mp_policy.param_dtype = \"float32\"");
   auto cast = [](at::ScalarType type) {
     return [type](torch::nn::Module&, TensorRefs& tensors) {
@@ -232,10 +248,13 @@ void RingModel::gradient_ready(size_t bucket, size_t member) {
   Parameter& p = parameters_[part.layout.members[member]];
   if (synchronise_ && bucket < next_)
     throw Error(ErrorCode::bad_module,
-                "a second gradient of " + p.name + " came after the first was reduced: two recomputed modules use it")
+                "a second gradient of " + p.name +
+                    " came after the first was reduced: two recomputed modules use it")
         .key("distributed.activation_checkpointing")
         .help("set distributed.activation_checkpointing = \"none\"");
-  if (!part.gradient.defined()) part.gradient = at::zeros(part.whole.sizes(), part.whole.options().dtype(scalar_type(policy_.mp.reduce)));
+  if (!part.gradient.defined())
+    part.gradient =
+        at::zeros(part.whole.sizes(), part.whole.options().dtype(scalar_type(policy_.mp.reduce)));
   part.gradient.narrow(0, part.layout.offsets[member], p.count)
       .add_(p.variable.grad().reshape({-1}), 1.0 / static_cast<double>(ring() * copies()));
   p.variable.mutable_grad() = Tensor();
@@ -244,7 +263,8 @@ void RingModel::gradient_ready(size_t bucket, size_t member) {
   if (--part.waiting == 0) launch_ready();
 }
 
-// Buckets are reduced in one order on all ranks, whatever the order in which they fill. One is under way while backward goes on.
+// Buckets are reduced in one order on all ranks, whatever the order in which they fill. One is
+// under way while backward goes on.
 void RingModel::launch_ready() {
   for (; next_ < parts_.size() && parts_[next_].waiting == 0; ++next_) {
     if (next_ > 0) collect(parts_[next_ - 1]);
@@ -254,7 +274,9 @@ void RingModel::launch_ready() {
 
 void RingModel::reduce(Part& part) {
   // A parameter that was not used has a gradient of zero.
-  if (!part.gradient.defined()) part.gradient = at::zeros(part.whole.sizes(), part.whole.options().dtype(scalar_type(policy_.mp.reduce)));
+  if (!part.gradient.defined())
+    part.gradient =
+        at::zeros(part.whole.sizes(), part.whole.options().dtype(scalar_type(policy_.mp.reduce)));
   int64_t me = policy_.ring->rank(), slice = part.layout.slice;
   if (policy_.ring->has_native_reduce_scatter()) {
     part.packed = part.gradient;
@@ -262,7 +284,8 @@ void RingModel::reduce(Part& part) {
     part.work = policy_.ring->reduce_scatter(part.packed, part.sum);
   } else {
     part.sum = mine(part, part.gradient).clone();
-    part.packed = at::cat({part.gradient.narrow(0, 0, me * slice), part.gradient.narrow(0, (me + 1) * slice, (ring() - 1 - me) * slice)});
+    part.packed = at::cat({part.gradient.narrow(0, 0, me * slice),
+                           part.gradient.narrow(0, (me + 1) * slice, (ring() - 1 - me) * slice)});
     part.received = at::empty_like(part.packed);
     part.work = policy_.ring->pairwise_exchange(part.packed, part.received);
   }
@@ -333,7 +356,8 @@ Tensor RingModel::full_tensor(std::string_view name) {
 
 }  // namespace
 
-std::unique_ptr<ParallelModel> make_ring_model(std::shared_ptr<torch::nn::Module> model, RingPolicy policy, std::shared_ptr<World> world) {
+std::unique_ptr<ParallelModel> make_ring_model(std::shared_ptr<torch::nn::Module> model,
+                                               RingPolicy policy, std::shared_ptr<World> world) {
   return std::make_unique<RingModel>(std::move(model), std::move(policy), std::move(world));
 }
 

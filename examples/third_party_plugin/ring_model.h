@@ -1,7 +1,9 @@
-// The model under ring_zero. Every rank keeps all parameters (in the dtype of the computation), but updates only its slice of them: the
-// ranks of a ring share gradients and optimizer state out (ZeRO stages 1 and 2: Rajbhandari et al. 2020), the rings hold copies.
+// The model under ring_zero. Every rank keeps all parameters (in the dtype of the computation), but
+// updates only its slice of them: the ranks of a ring share gradients and optimizer state out (ZeRO
+// stages 1 and 2: Rajbhandari et al. 2020), the rings hold copies.
 //
-// Works on any torch::nn::Module; only mixed precision needs hooks, and those at the outermost module alone.
+// Works on any torch::nn::Module; only mixed precision needs hooks, and those at the outermost
+// module alone.
 #pragma once
 
 #include <meshwright/parallel/parallel.h>
@@ -17,7 +19,8 @@ struct RingPolicy {
 };
 
 // Collective. Parameters that are not on the meta device are those of rank 0.
-std::unique_ptr<meshwright::ParallelModel> make_ring_model(std::shared_ptr<torch::nn::Module> model, RingPolicy policy,
-                                                           std::shared_ptr<meshwright::World> world);
+std::unique_ptr<meshwright::ParallelModel> make_ring_model(
+    std::shared_ptr<torch::nn::Module> model, RingPolicy policy,
+    std::shared_ptr<meshwright::World> world);
 
 }  // namespace ring_zero

@@ -1,7 +1,9 @@
-// ring_zero: every rank computes with whole parameters, but the ranks of a ring (a host, say) share the optimizer's work out: each
-// reduces, keeps and updates its slice, and gives it to the others. Between the rings only slices travel.
+// ring_zero: every rank computes with whole parameters, but the ranks of a ring (a host, say) share
+// the optimizer's work out: each reduces, keeps and updates its slice, and gives it to the others.
+// Between the rings only slices travel.
 //
-// Where fsdp2 asks for the number of copies (dp_replicate_size), this asks for the size of a ring and works the copies out.
+// Where fsdp2 asks for the number of copies (dp_replicate_size), this asks for the size of a ring
+// and works the copies out.
 #include <meshwright/parallel/fully_sharded.h>
 #include <meshwright/plugin_main.h>
 
@@ -16,29 +18,35 @@ namespace {
 using namespace meshwright;
 
 constexpr meshwright_option bucket_mb() {
-  meshwright_option o = option("bucket_mb", MESHWRIGHT_NUMBER, "25", "Parameters are reduced and gathered in buckets of so many MiB.");
+  meshwright_option o = option("bucket_mb", MESHWRIGHT_NUMBER, "25",
+                               "Parameters are reduced and gathered in buckets of so many MiB.");
   o.flags = MESHWRIGHT_OPEN_MIN | MESHWRIGHT_NO_MAX;
   return o;
 }
 
 constexpr std::array kOptions = {
-    int_option("ring_size", "8", 1, "Ranks that share one optimizer state, at most; the largest divisor of dp up to it is used."),
+    int_option("ring_size", "8", 1,
+               "Ranks that share one optimizer state, at most; the largest divisor of dp up to it "
+               "is used."),
     bucket_mb(),
     bool_option("reduce_every_micro_batch", false,
-                "Reduce gradients in every micro-batch and keep slices of them only (ZeRO-2): less memory, more traffic."),
+                "Reduce gradients in every micro-batch and keep slices of them only (ZeRO-2): less "
+                "memory, more traffic."),
 };
 
 // Attention whole on every rank, only the MLP split: fewer collectives where heads do not divide.
 TpPlanEntries mlp_only(const ModelOutline&, bool) {
   TpPlanEntries plan;
-  for (const char* name : {"gate_proj", "up_proj"}) plan.emplace_back(std::string("model.layers.*.mlp.") + name, *parse_style("colwise"));
+  for (const char* name : {"gate_proj", "up_proj"})
+    plan.emplace_back(std::string("model.layers.*.mlp.") + name, *parse_style("colwise"));
   plan.emplace_back("model.layers.*.mlp.down_proj", *parse_style("rowwise"));
   return plan;
 }
 
 // Elements of a bucket, in the dtype that gradients are reduced in.
 int64_t bucket_elements(const StrategyConfig& config) {
-  double elements = config.own.get_number("bucket_mb") * 1024 * 1024 / static_cast<double>(dtype_size(config.shared.mp.reduce));
+  double elements = config.own.get_number("bucket_mb") * 1024 * 1024 /
+                    static_cast<double>(dtype_size(config.shared.mp.reduce));
   return static_cast<int64_t>(std::clamp(elements, 1.0, 1e15));
 }
 
@@ -47,16 +55,19 @@ class RingZero final : public Strategy {
   RingZero() {
     // One name a process; a second instance finds it there.
     std::vector<std::string> names = registered_tp_plans();
-    if (std::find(names.begin(), names.end(), "ring_zero_mlp_only") == names.end()) register_tp_plan("ring_zero_mlp_only", mlp_only);
+    if (std::find(names.begin(), names.end(), "ring_zero_mlp_only") == names.end())
+      register_tp_plan("ring_zero_mlp_only", mlp_only);
   }
 
   void validate(const StrategyConfig& config, Diagnostics& diagnostics) const override {
     if (config.shared.sizes.dp_replicate > 1)
-      diagnostics.add(Error(ErrorCode::option_refused, "ring_zero works the number of copies out itself; dp_replicate_size must stay 1")
-                          .key("distributed.dp_replicate_size")
-                          .at(config.shared_values.origin("dp_replicate_size"))
-                          .help("set distributed.dp_replicate_size = 1")
-                          .help("set distributed.ring_zero.ring_size = 4"));
+      diagnostics.add(
+          Error(ErrorCode::option_refused,
+                "ring_zero works the number of copies out itself; dp_replicate_size must stay 1")
+              .key("distributed.dp_replicate_size")
+              .at(config.shared_values.origin("dp_replicate_size"))
+              .help("set distributed.dp_replicate_size = 1")
+              .help("set distributed.ring_zero.ring_size = 4"));
   }
 
   MeshPlan plan_mesh(const MeshRequest& request) const override {
@@ -70,29 +81,38 @@ class RingZero final : public Strategy {
     if (ring == 1) ring = dp;
     sized.config.shared.sizes.dp_replicate = dp / ring;
     MeshPlan plan = plan_sharded_mesh(sized);
-    if (dp / ring > 1) plan.notices.push_back("ring_zero: " + std::to_string(dp / ring) + " rings of " + std::to_string(ring) + " ranks");
+    if (dp / ring > 1)
+      plan.notices.push_back("ring_zero: " + std::to_string(dp / ring) + " rings of " +
+                             std::to_string(ring) + " ranks");
     return plan;
   }
 
-  // What the SDK's closed form says of whole copies, with the slices, buckets and collectives of this strategy.
+  // What the SDK's closed form says of whole copies, with the slices, buckets and collectives of
+  // this strategy.
   Footprint footprint(const FootprintRequest& request) const override {
     Footprint out = replicated_footprint(request);
     const Mesh& mesh = *request.mesh.device_mesh;
     const StrategyConfig& config = request.config;
     const MixedPrecision& mp = config.shared.mp;
-    int64_t ring = mesh.size("dp_shard"), copies = mesh.size("dp_replicate"), place = mesh.coordinate(request.rank, "dp_shard");
+    int64_t ring = mesh.size("dp_shard"), copies = mesh.size("dp_replicate"),
+            place = mesh.coordinate(request.rank, "dp_shard");
     std::vector<int64_t> counts;
-    for (const ParameterPlacement& p : out.parameters) counts.push_back(element_count(p.local_shape));
+    for (const ParameterPlacement& p : out.parameters)
+      counts.push_back(element_count(p.local_shape));
 
     int64_t padded = 0, slices = 0, largest = 0;
-    int64_t reduces = config.own.get_bool("reduce_every_micro_batch") ? request.workload.accumulation : 1;
-    WireRow scatter{"dp_shard", "reduce_scatter", 0, 0}, across{"dp_replicate", "all_reduce", 0, 0}, gather{"dp_shard", "all_gather", 0, 0};
-    for (const ring_zero::Bucket& bucket : ring_zero::make_buckets(counts, bucket_elements(config), ring)) {
+    int64_t reduces =
+        config.own.get_bool("reduce_every_micro_batch") ? request.workload.accumulation : 1;
+    WireRow scatter{"dp_shard", "reduce_scatter", 0, 0}, across{"dp_replicate", "all_reduce", 0, 0},
+        gather{"dp_shard", "all_gather", 0, 0};
+    for (const ring_zero::Bucket& bucket :
+         ring_zero::make_buckets(counts, bucket_elements(config), ring)) {
       int64_t reduced = bucket.slice * dtype_size(mp.reduce);
       scatter.count += reduces, scatter.bytes += reduces * reduced * (ring - 1);
       across.count += reduces, across.bytes += reduces * (2 * reduced * (copies - 1) / copies);
       gather.count += 1, gather.bytes += bucket.slice * dtype_size(mp.param) * (ring - 1);
-      padded += bucket.slice * ring, slices += bucket.slice, largest = std::max(largest, bucket.slice * ring);
+      padded += bucket.slice * ring, slices += bucket.slice,
+          largest = std::max(largest, bucket.slice * ring);
       for (size_t i = 0; i < bucket.members.size() && ring > 1; ++i) {
         size_t p = bucket.members[i];
         ring_zero::Piece piece = ring_zero::piece_of(bucket, i, counts[p], place);
@@ -114,9 +134,11 @@ class RingZero final : public Strategy {
     out.bytes.weights = padded * dtype_size(mp.param) + (casts ? slices * storage : 0);
     out.bytes.gradients = slices * storage;
     out.bytes.optimizer = slices * storage * request.workload.optimizer_states;
-    // Whole gradients wait for the last micro-batch or are those of one bucket; another is sent and received; its sums stay.
+    // Whole gradients wait for the last micro-batch or are those of one bucket; another is sent and
+    // received; its sums stay.
     bool waits = request.workload.accumulation > 1 && reduces == 1;
-    out.bytes.transient = ((waits ? padded : largest) + 2 * (largest - largest / ring) + slices) * dtype_size(mp.reduce);
+    out.bytes.transient = ((waits ? padded : largest) + 2 * (largest - largest / ring) + slices) *
+                          dtype_size(mp.reduce);
     return out;
   }
 
@@ -136,13 +158,14 @@ class RingZero final : public Strategy {
 };
 
 constexpr std::array kStrategies = {
-    describe<RingZero>({.name = "ring_zero",
-                        .summary = "Whole parameters, optimizer state shared out within rings of ranks",
-                        .options = kOptions,
-                        .capabilities = MESHWRIGHT_CAN_PLAN | MESHWRIGHT_CAN_PARALLELIZE}),
+    describe<RingZero>(
+        {.name = "ring_zero",
+         .summary = "Whole parameters, optimizer state shared out within rings of ranks",
+         .options = kOptions,
+         .capabilities = MESHWRIGHT_CAN_PLAN | MESHWRIGHT_CAN_PARALLELIZE}),
 };
 
 }  // namespace
 
-MESHWRIGHT_PLUGIN("ring_zero", "2.0.0", "Meshwright examples", "Apache-2.0", "ZeRO-1 and 2 within rings, as a third party would write it",
-                  kStrategies)
+MESHWRIGHT_PLUGIN("ring_zero", "2.0.0", "Meshwright examples", "Apache-2.0",
+                  "ZeRO-1 and 2 within rings, as a third party would write it", kStrategies)

@@ -10,22 +10,25 @@ namespace {
 using namespace meshwright;
 
 constexpr meshwright_option bucket_cap() {
-  meshwright_option o =
-      option("bucket_cap_mb", MESHWRIGHT_NUMBER, "25", "Size of a gradient bucket in MiB; the first one is 1 MiB at most.");
+  meshwright_option o = option("bucket_cap_mb", MESHWRIGHT_NUMBER, "25",
+                               "Size of a gradient bucket in MiB; the first one is 1 MiB at most.");
   o.min = 0;
   o.flags = MESHWRIGHT_OPEN_MIN | MESHWRIGHT_NO_MAX;
   return o;
 }
 constexpr meshwright_option backend() {
-  return with_flags(choice_option("backend", nullptr, "nccl|gloo", "Back end of the group. Not set: dist_env.backend."),
+  return with_flags(choice_option("backend", nullptr, "nccl|gloo",
+                                  "Back end of the group. Not set: dist_env.backend."),
                     MESHWRIGHT_OPTIONAL);
 }
 
 constexpr std::array kOptions = {
     bool_option("broadcast_buffers", false, "Broadcast the buffers of rank 0 before each forward."),
     bool_option("find_unused_parameters", false,
-                "Look for parameters without a gradient after each forward; without it such a parameter is an error."),
-    bool_option("static_graph", false, "The set of used parameters never changes after the first step."),
+                "Look for parameters without a gradient after each forward; without it such a "
+                "parameter is an error."),
+    bool_option("static_graph", false,
+                "The set of used parameters never changes after the first step."),
     bucket_cap(),
     bool_option("gradient_as_bucket_view", true, "Gradients are views of the buckets: no copy."),
     backend(),
@@ -43,9 +46,12 @@ class Ddp final : public Strategy {
                           .help("set " + name + " = " + instead));
     };
     if (shared.sequence_parallel)
-      refuse("sequence_parallel", "has no tensor parallelism, so there is nothing to run sequence-parallel", "false");
-    if (shared.enable_async_tensor_parallel) refuse("enable_async_tensor_parallel", "has no tensor parallelism to overlap", "false");
-    if (shared.tp_plan.kind != TpPlanChoice::Kind::automatic) refuse("tp_plan", "has no tensor parallelism to plan", "\"none\"");
+      refuse("sequence_parallel",
+             "has no tensor parallelism, so there is nothing to run sequence-parallel", "false");
+    if (shared.enable_async_tensor_parallel)
+      refuse("enable_async_tensor_parallel", "has no tensor parallelism to overlap", "false");
+    if (shared.tp_plan.kind != TpPlanChoice::Kind::automatic)
+      refuse("tp_plan", "has no tensor parallelism to plan", "\"none\"");
   }
 
   MeshPlan plan_mesh(const MeshRequest& request) const override {
@@ -58,7 +64,8 @@ class Ddp final : public Strategy {
 
   Footprint footprint(const FootprintRequest& request) const override {
     ReplicatedPolicy policy;
-    policy.bucket_bytes = static_cast<int64_t>(request.config.own.get_number("bucket_cap_mb") * 1024 * 1024);
+    policy.bucket_bytes =
+        static_cast<int64_t>(request.config.own.get_number("bucket_cap_mb") * 1024 * 1024);
     policy.gradient_as_bucket_view = request.config.own.get_bool("gradient_as_bucket_view");
     Footprint out = replicated_footprint(request, policy);
     out.bytes.activations = activation_bytes(request, kWholeLayers);
@@ -75,4 +82,5 @@ constexpr std::array kStrategies = {
 
 }  // namespace
 
-MESHWRIGHT_PLUGIN("ddp", MESHWRIGHT_VERSION, "The Meshwright authors", "Apache-2.0", "Distributed data parallel", kStrategies)
+MESHWRIGHT_PLUGIN("ddp", MESHWRIGHT_VERSION, "The Meshwright authors", "Apache-2.0",
+                  "Distributed data parallel", kStrategies)

@@ -1,4 +1,5 @@
-// fsdp2: every parameter is sharded along dimension 0, unit by unit; HSDP, tensor, context and pipeline parallelism compose with it.
+// fsdp2: every parameter is sharded along dimension 0, unit by unit; HSDP, tensor, context and
+// pipeline parallelism compose with it.
 #include <array>
 
 #include "meshwright/plugin_main.h"
@@ -19,7 +20,8 @@ class Fsdp2 final : public ShardedStrategy {
     if (request.config.shared.sizes.ep <= 1) return plan_sharded_mesh(request);
     MeshPlan plan;
     plan.delegate_to = "moe_ep";  // expert parallelism replaces this strategy as a whole
-    plan.notices.push_back("ep_size = " + std::to_string(request.config.shared.sizes.ep) + ": the strategy moe_ep takes over");
+    plan.notices.push_back("ep_size = " + std::to_string(request.config.shared.sizes.ep) +
+                           ": the strategy moe_ep takes over");
     return plan;
   }
 
@@ -29,12 +31,15 @@ class Fsdp2 final : public ShardedStrategy {
 };
 
 constexpr std::array kStrategies = {
-    describe<Fsdp2>({.name = "fsdp2",
-                     .summary = "Fully sharded parameters, gradients and optimizer state, sharded per parameter",
-                     .options = kFullyShardedOptions,
-                     .capabilities = MESHWRIGHT_CAN_PLAN | MESHWRIGHT_CAN_PARALLELIZE}),
+    describe<Fsdp2>(
+        {.name = "fsdp2",
+         .summary =
+             "Fully sharded parameters, gradients and optimizer state, sharded per parameter",
+         .options = kFullyShardedOptions,
+         .capabilities = MESHWRIGHT_CAN_PLAN | MESHWRIGHT_CAN_PARALLELIZE}),
 };
 
 }  // namespace
 
-MESHWRIGHT_PLUGIN("fsdp2", MESHWRIGHT_VERSION, "The Meshwright authors", "Apache-2.0", "Fully sharded data parallel", kStrategies)
+MESHWRIGHT_PLUGIN("fsdp2", MESHWRIGHT_VERSION, "The Meshwright authors", "Apache-2.0",
+                  "Fully sharded data parallel", kStrategies)

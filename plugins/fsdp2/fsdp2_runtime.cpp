@@ -8,7 +8,9 @@ namespace {
 
 using namespace meshwright;
 
-std::unique_ptr<ParallelModel> run(Strategy&, ParallelizeRequest& request) { return run_fully_sharded(request, std::nullopt); }
+std::unique_ptr<ParallelModel> run(Strategy&, ParallelizeRequest& request) {
+  return run_fully_sharded(request, std::nullopt);
+}
 
 }  // namespace
 

@@ -11,31 +11,43 @@
 namespace meshwright {
 
 inline constexpr std::array kFullyShardedOptions = {
-    with_flags(
-        option(
-            "reshard_after_forward", MESHWRIGHT_BOOL, "\"auto\"",
-            "Free gathered parameters after forward. \"auto\": all units of a list but its last, never the root; under a pipeline none."),
-        MESHWRIGHT_OPTIONAL),
-    choice_option("offload_policy", "\"none\"", "none|cpu", "Where shards, their gradients and optimizer state live between uses."),
-    bool_option("offload_pin_memory", true, "With offload_policy = \"cpu\": keep the shards in pinned memory."),
+    with_flags(option("reshard_after_forward", MESHWRIGHT_BOOL, "\"auto\"",
+                      "Free gathered parameters after forward. \"auto\": all units of a list but "
+                      "its last, never the root; under a pipeline none."),
+               MESHWRIGHT_OPTIONAL),
+    choice_option("offload_policy", "\"none\"", "none|cpu",
+                  "Where shards, their gradients and optimizer state live between uses."),
+    bool_option("offload_pin_memory", true,
+                "With offload_policy = \"cpu\": keep the shards in pinned memory."),
     bool_option("defer_fsdp_grad_sync", true,
-                "Reduce gradients in the last micro-batch only; false: in every one (less memory, more traffic)."),
-    bool_option("enable_fsdp2_prefetch", false, "Explicit prefetch chains between the units of a list."),
-    int_option("fsdp2_backward_prefetch_depth", "2", 0, "Units gathered ahead in backward, with enable_fsdp2_prefetch."),
+                "Reduce gradients in the last micro-batch only; false: in every one (less memory, "
+                "more traffic)."),
+    bool_option("enable_fsdp2_prefetch", false,
+                "Explicit prefetch chains between the units of a list."),
+    int_option("fsdp2_backward_prefetch_depth", "2", 0,
+               "Units gathered ahead in backward, with enable_fsdp2_prefetch."),
     int_option("fsdp2_forward_prefetch_depth", "1", 0,
-               "Units gathered ahead in forward, with enable_fsdp2_prefetch; 0 turns the forward chain off."),
+               "Units gathered ahead in forward, with enable_fsdp2_prefetch; 0 turns the forward "
+               "chain off."),
     with_aliases(with_flags(choice_option("frozen_sharding", "\"root\"", "root|per_layer|replicate",
-                                          "How fully frozen towers are sharded: with the root unit, layer by layer, or not at all."),
+                                          "How fully frozen towers are sharded: with the root "
+                                          "unit, layer by layer, or not at all."),
                             MESHWRIGHT_IGNORE_CASE),
                  "multimodal.frozen_sharding"),
-    with_flags(choice_option("backend", nullptr, "nccl|gloo", "Back end of the mesh's groups. Not set: dist_env.backend."),
+    with_flags(choice_option("backend", nullptr, "nccl|gloo",
+                             "Back end of the mesh's groups. Not set: dist_env.backend."),
                MESHWRIGHT_OPTIONAL),
-    with_flags(bool_option("enable_compile", false, "Per-layer compilation of the original."), MESHWRIGHT_NO_EFFECT),
-    with_flags(bool_option("patch_is_packed_sequence", false, "A Hugging Face probe made constant in the original."), MESHWRIGHT_NO_EFFECT),
+    with_flags(bool_option("enable_compile", false, "Per-layer compilation of the original."),
+               MESHWRIGHT_NO_EFFECT),
+    with_flags(bool_option("patch_is_packed_sequence", false,
+                           "A Hugging Face probe made constant in the original."),
+               MESHWRIGHT_NO_EFFECT),
 };
 
-// `fallback`: the reshard rule when reshard_after_forward is "auto"; nullopt: by position (ShardingPolicy).
-inline FullyShardedPolicy fully_sharded_policy(const StrategyConfig& config, std::optional<bool> fallback) {
+// `fallback`: the reshard rule when reshard_after_forward is "auto"; nullopt: by position
+// (ShardingPolicy).
+inline FullyShardedPolicy fully_sharded_policy(const StrategyConfig& config,
+                                               std::optional<bool> fallback) {
   using Frozen = FullyShardedPolicy::Frozen;
   const Options& own = config.own;
   FullyShardedPolicy policy;
@@ -52,7 +64,9 @@ inline FullyShardedPolicy fully_sharded_policy(const StrategyConfig& config, std
   policy.cpu_offload = own.get_string("offload_policy") == "cpu";
   policy.pin_memory = own.get_bool("offload_pin_memory");
   const std::string frozen = own.get_string("frozen_sharding");
-  policy.frozen = frozen == "root" ? Frozen::with_root : frozen == "per_layer" ? Frozen::per_layer : Frozen::replicated;
+  policy.frozen = frozen == "root"        ? Frozen::with_root
+                  : frozen == "per_layer" ? Frozen::per_layer
+                                          : Frozen::replicated;
   policy.frozen_key = own.schema().table + ".frozen_sharding";
   return policy;
 }
@@ -68,8 +82,11 @@ inline void tell_idle(const Options& own, Diagnostics& diagnostics) {
     for (const char* depth : {"fsdp2_backward_prefetch_depth", "fsdp2_forward_prefetch_depth"})
       tell(depth, "with " + table + "enable_fsdp2_prefetch = false");
   else if (own.find_bool("reshard_after_forward") == false)
-    tell("enable_fsdp2_prefetch", "with " + table + "reshard_after_forward = false: what stays gathered need not be fetched");
-  if (own.get_string("offload_policy") == "none") tell("offload_pin_memory", "with " + table + "offload_policy = \"none\"");
+    tell(
+        "enable_fsdp2_prefetch",
+        "with " + table + "reshard_after_forward = false: what stays gathered need not be fetched");
+  if (own.get_string("offload_policy") == "none")
+    tell("offload_pin_memory", "with " + table + "offload_policy = \"none\"");
 }
 
 }  // namespace meshwright

@@ -43,7 +43,8 @@ ShardedPolicy run_policy(const ParallelizeRequest& request, const FlatPolicy& fl
   return policy;
 }
 
-// Memory for the whole model, as a model has it that is built before it is sharded; each unit gives its part back when it is sharded.
+// Memory for the whole model, as a model has it that is built before it is sharded; each unit gives
+// its part back when it is sharded.
 void materialise(torch::nn::Module& model, at::Device device) {
   for (at::Tensor& p : model.parameters())
     if (p.is_meta()) {
@@ -61,13 +62,19 @@ std::unique_ptr<ParallelModel> run(Strategy&, ParallelizeRequest& request) {
   ShardedPolicy policy = run_policy(request, flat);
   policy.tensor_parallel = tensor_parallel;
   if (policy.registered && !request.world->everyone()->has_native_reduce_scatter())
-    request.world->notice(policy.options + ".nccl_ub = true has no effect: the ranks of this job talk through gloo");
+    request.world->notice(policy.options +
+                          ".nccl_ub = true has no effect: the ranks of this job talk through gloo");
   if (find_unit_rule(request.outline.architecture))
-    request.world->notice("models of class " + request.outline.architecture +
-                          " have a unit rule, which megatron_fsdp does not apply: its flat buffers follow " + policy.options +
-                          ".megatron_fsdp_unit_modules, and all parameters compute in distributed.mp_policy.param_dtype");
-  if (!request.config.own.get_bool("init_fsdp_with_meta_device")) materialise(*request.model, request.world->device());
-  std::vector<UnitSpec> units = flat_unit_specs(*request.model, request.outline, flat, /*reshard=*/!policy.whole_parameters);
+    request.world->notice(
+        "models of class " + request.outline.architecture +
+        " have a unit rule, which megatron_fsdp does not apply: its flat buffers follow " +
+        policy.options +
+        ".megatron_fsdp_unit_modules, and all parameters compute in "
+        "distributed.mp_policy.param_dtype");
+  if (!request.config.own.get_bool("init_fsdp_with_meta_device"))
+    materialise(*request.model, request.world->device());
+  std::vector<UnitSpec> units =
+      flat_unit_specs(*request.model, request.outline, flat, /*reshard=*/!policy.whole_parameters);
   return shard_model(request.model, std::move(units), std::move(policy), request.world);
 }
 

@@ -9,8 +9,8 @@
 
 namespace meshwright {
 
-// The path of library `file` in the folder of the SDK library, whether it exists or not. Throws Error(internal) when that folder is not
-// to be found.
+// The path of library `file` in the folder of the SDK library, whether it exists or not. Throws
+// Error(internal) when that folder is not to be found.
 inline std::filesystem::path beside_sdk(const char* file) {
   Dl_info sdk{};
   if (::dladdr(reinterpret_cast<const void*>(&error_catalog), &sdk) == 0)

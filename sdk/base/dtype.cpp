@@ -13,10 +13,12 @@ struct Name {
 };
 // The first name of each type is PyTorch's own.
 constexpr Name kNames[] = {
-    {"float32", DType::float32}, {"float", DType::float32}, {"float64", DType::float64},   {"double", DType::float64},
-    {"float16", DType::float16}, {"half", DType::float16},  {"bfloat16", DType::bfloat16}, {"bf16", DType::bfloat16},
-    {"int8", DType::int8},       {"int16", DType::int16},   {"short", DType::int16},       {"int32", DType::int32},
-    {"int", DType::int32},       {"int64", DType::int64},   {"long", DType::int64},        {"bool", DType::boolean},
+    {"float32", DType::float32},   {"float", DType::float32},   {"float64", DType::float64},
+    {"double", DType::float64},    {"float16", DType::float16}, {"half", DType::float16},
+    {"bfloat16", DType::bfloat16}, {"bf16", DType::bfloat16},   {"int8", DType::int8},
+    {"int16", DType::int16},       {"short", DType::int16},     {"int32", DType::int32},
+    {"int", DType::int32},         {"int64", DType::int64},     {"long", DType::int64},
+    {"bool", DType::boolean},
 };
 
 }  // namespace
@@ -25,7 +27,8 @@ DType parse_dtype(std::string_view name) {
   std::string_view bare = name.starts_with("torch.") ? name.substr(6) : name;
   for (const Name& n : kNames)
     if (n.text == bare) return n.dtype;
-  throw Error(ErrorCode::bad_dtype, "\"" + std::string(name) + "\" is not a dtype").help("use \"float32\", \"bfloat16\" or \"float16\"");
+  throw Error(ErrorCode::bad_dtype, "\"" + std::string(name) + "\" is not a dtype")
+      .help("use \"float32\", \"bfloat16\" or \"float16\"");
 }
 
 std::string_view dtype_name(DType dtype) {

@@ -8,7 +8,8 @@ namespace meshwright {
 namespace {
 
 constexpr std::array kCatalog = {
-#define MESHWRIGHT_ERROR(name, number, kind, title, explanation) ErrorInfo{ErrorCode::name, #name, ErrorKind::kind, title, explanation},
+#define MESHWRIGHT_ERROR(name, number, kind, title, explanation) \
+  ErrorInfo{ErrorCode::name, #name, ErrorKind::kind, title, explanation},
 #include "meshwright/error_codes.def"
 #undef MESHWRIGHT_ERROR
 };
@@ -22,8 +23,10 @@ size_t edit_distance(std::string_view a, std::string_view b) {
     std::swap(above, row);
     row[0] = i;
     for (size_t j = 1; j <= b.size(); ++j) {
-      row[j] = std::min({above[j] + 1, row[j - 1] + 1, above[j - 1] + (a[i - 1] == b[j - 1] ? 0 : 1)});
-      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1]) row[j] = std::min(row[j], before[j - 2] + 1);
+      row[j] =
+          std::min({above[j] + 1, row[j - 1] + 1, above[j - 1] + (a[i - 1] == b[j - 1] ? 0 : 1)});
+      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1])
+        row[j] = std::min(row[j], before[j - 2] + 1);
     }
   }
   return row[b.size()];
@@ -67,7 +70,9 @@ int exit_status(ErrorCode code) {
 }
 
 Error::Error(ErrorCode code, std::string message)
-    : code_(code), message_(std::move(message)), what_("error[" + code_string(code) + "]: " + message_) {}
+    : code_(code),
+      message_(std::move(message)),
+      what_("error[" + code_string(code) + "]: " + message_) {}
 Error::Error(const Error&) = default;
 Error::Error(Error&&) noexcept = default;
 Error& Error::operator=(const Error&) = default;
@@ -99,7 +104,8 @@ void Diagnostics::throw_if_any() const {
 }
 
 std::string nearest_name(std::string_view word, std::span<const std::string> candidates) {
-  // A slip of the finger: one letter of three, and never more than three. Names that share no more than an ending are not near.
+  // A slip of the finger: one letter of three, and never more than three. Names that share no more
+  // than an ending are not near.
   constexpr size_t kMost = 3;
   std::string best;
   size_t best_distance = std::clamp<size_t>(word.size() / 3, 1, kMost) + 1;
@@ -113,7 +119,9 @@ std::string nearest_name(std::string_view word, std::span<const std::string> can
   if (!best.empty()) return best;
   // The beginning of one name, whole words of it.
   for (const std::string& candidate : candidates) {
-    if (word.size() < 4 || candidate.size() <= word.size() || !candidate.starts_with(word) || candidate[word.size()] != '_') continue;
+    if (word.size() < 4 || candidate.size() <= word.size() || !candidate.starts_with(word) ||
+        candidate[word.size()] != '_')
+      continue;
     if (!best.empty()) return {};
     best = candidate;
   }

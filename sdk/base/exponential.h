@@ -1,6 +1,7 @@
-// exp of a float to about 1e-7 relative (Cephes' expf), in a form that compilers turn into vectors: 2^n p(r) with x = n ln 2 + r.
-// A file that uses it in loops is compiled with -fno-math-errno -fno-trapping-math: otherwise its branches and floor stay scalar. NaN gives
-// NaN; 0 below -87.7, where the result would not be a normal number; 88 and more give exp(88).
+// exp of a float to about 1e-7 relative (Cephes' expf), in a form that compilers turn into vectors:
+// 2^n p(r) with x = n ln 2 + r. A file that uses it in loops is compiled with -fno-math-errno
+// -fno-trapping-math: otherwise its branches and floor stay scalar. NaN gives NaN; 0 below -87.7,
+// where the result would not be a normal number; 88 and more give exp(88).
 #pragma once
 
 #include <algorithm>

@@ -4,7 +4,8 @@
 namespace meshwright {
 namespace {
 
-// Matches one [..] set at `p` against `c`. Returns the index after the set, or 0 when the bracket never closes (then it is a plain '[').
+// Matches one [..] set at `p` against `c`. Returns the index after the set, or 0 when the bracket
+// never closes (then it is a plain '[').
 size_t match_set(std::string_view pattern, size_t p, char c, bool& hit) {
   size_t at = p + 1;
   bool negate = at < pattern.size() && pattern[at] == '!';
@@ -61,7 +62,8 @@ bool pattern_matches(std::string_view pattern, std::string_view name) {
   for (;;) {
     size_t pattern_dot = pattern.find('.'), name_dot = name.find('.');
     if (!glob_matches(pattern.substr(0, pattern_dot), name.substr(0, name_dot))) return false;
-    if (pattern_dot == std::string_view::npos || name_dot == std::string_view::npos) return pattern_dot == name_dot;
+    if (pattern_dot == std::string_view::npos || name_dot == std::string_view::npos)
+      return pattern_dot == name_dot;
     pattern.remove_prefix(pattern_dot + 1);
     name.remove_prefix(name_dot + 1);
   }

@@ -11,9 +11,10 @@ namespace meshwright {
 namespace {
 
 const char* type_word(const OptionValue& value) {
-  constexpr const char* words[] = {"nothing",           "a boolean",          "an integer",
-                                   "a float",           "a string",           "a list of strings",
-                                   "a list of numbers", "a table of strings", "a list of string lists"};
+  constexpr const char* words[] = {
+      "nothing",           "a boolean",          "an integer",
+      "a float",           "a string",           "a list of strings",
+      "a list of numbers", "a table of strings", "a list of string lists"};
   return words[value.index()];
 }
 
@@ -26,7 +27,9 @@ std::string number_text(double v) { return to_toml(OptionValue(v)); }
 std::string range_text(const meshwright_option& option) {
   bool low = !has_flag(option, MESHWRIGHT_NO_MIN), high = !has_flag(option, MESHWRIGHT_NO_MAX),
        open = has_flag(option, MESHWRIGHT_OPEN_MIN);
-  if (low && high) return (open ? " above " : " from ") + number_text(option.min) + " to " + number_text(option.max);
+  if (low && high)
+    return (open ? " above " : " from ") + number_text(option.min) + " to " +
+           number_text(option.max);
   if (low) return (open ? " above " : " of at least ") + number_text(option.min);
   return high ? " of at most " + number_text(option.max) : std::string();
 }
@@ -35,16 +38,21 @@ std::string range_text(const meshwright_option& option) {
 std::vector<std::string> examples(const meshwright_option& option) {
   std::vector<std::string> out;
   auto add = [&](std::string text) {
-    if (std::find(out.begin(), out.end(), text) == out.end() && out.size() < 3) out.push_back(std::move(text));
+    if (std::find(out.begin(), out.end(), text) == out.end() && out.size() < 3)
+      out.push_back(std::move(text));
   };
   if (option.default_value != nullptr) add(option.default_value);
   if (accepts(option, MESHWRIGHT_BOOL)) add("true"), add("false");
   if (option.choices != nullptr)
-    for (const std::string& choice : text::split(option.choices, '|')) add(to_toml(OptionValue(choice)));
-  if (accepts(option, MESHWRIGHT_STRING) && has_flag(option, MESHWRIGHT_DTYPE) && option.choices == nullptr)
+    for (const std::string& choice : text::split(option.choices, '|'))
+      add(to_toml(OptionValue(choice)));
+  if (accepts(option, MESHWRIGHT_STRING) && has_flag(option, MESHWRIGHT_DTYPE) &&
+      option.choices == nullptr)
     add("\"float32\""), add("\"bfloat16\"");
   if (accepts(option, MESHWRIGHT_INT | MESHWRIGHT_NUMBER)) {
-    double low = has_flag(option, MESHWRIGHT_NO_MIN) ? 1 : option.min + (has_flag(option, MESHWRIGHT_OPEN_MIN) ? 1 : 0);
+    double low = has_flag(option, MESHWRIGHT_NO_MIN)
+                     ? 1
+                     : option.min + (has_flag(option, MESHWRIGHT_OPEN_MIN) ? 1 : 0);
     if (!has_flag(option, MESHWRIGHT_NO_MAX) && low > option.max) low = option.max;
     add(number_text(low));
     if (has_flag(option, MESHWRIGHT_NO_MAX) || low + 1 <= option.max) add(number_text(low + 1));
@@ -62,30 +70,39 @@ Error with_examples(Error error, const meshwright_option& option, const std::str
 }
 
 // `index`: the place in a list, -1 for a number of its own.
-void check_range(const meshwright_option& option, double v, const std::string& key, ptrdiff_t index = -1) {
-  bool low = !has_flag(option, MESHWRIGHT_NO_MIN) && (has_flag(option, MESHWRIGHT_OPEN_MIN) ? v <= option.min : v < option.min);
+void check_range(const meshwright_option& option, double v, const std::string& key,
+                 ptrdiff_t index = -1) {
+  bool low = !has_flag(option, MESHWRIGHT_NO_MIN) &&
+             (has_flag(option, MESHWRIGHT_OPEN_MIN) ? v <= option.min : v < option.min);
   bool high = !has_flag(option, MESHWRIGHT_NO_MAX) && v > option.max;
   if (!low && !high && !std::isnan(v)) return;
   std::string what = index < 0 ? key : "item " + std::to_string(index + 1) + " of " + key;
   std::string range = index < 0 ? describe_type(option) : "a number" + range_text(option);
-  throw with_examples(Error(ErrorCode::out_of_range, what + " = " + number_text(v) + ", but it must be " + range), option, key);
+  throw with_examples(
+      Error(ErrorCode::out_of_range, what + " = " + number_text(v) + ", but it must be " + range),
+      option, key);
 }
 
-std::string check_choice(const meshwright_option& option, const std::string& value, const std::string& key) {
+std::string check_choice(const meshwright_option& option, const std::string& value,
+                         const std::string& key) {
   if (option.choices == nullptr) return value;
   std::vector<std::string> names;
   for (const std::string& choice : text::split(option.choices, '|')) {
     if (choice == value) return value;
-    if (has_flag(option, MESHWRIGHT_IGNORE_CASE) && text::normal(choice) == text::normal(value)) return std::string(choice);
+    if (has_flag(option, MESHWRIGHT_IGNORE_CASE) && text::normal(choice) == text::normal(value))
+      return std::string(choice);
     names.emplace_back(choice);
   }
-  Error error(ErrorCode::bad_choice, key + " = \"" + value + "\", but it must be " + describe_type(option));
-  if (std::string near = nearest_name(value, names); !near.empty()) error.help("did you mean \"" + near + "\"?");
+  Error error(ErrorCode::bad_choice,
+              key + " = \"" + value + "\", but it must be " + describe_type(option));
+  if (std::string near = nearest_name(value, names); !near.empty())
+    error.help("did you mean \"" + near + "\"?");
   throw with_examples(std::move(error), option, key);
 }
 
 // A dtype by any of its names; where the option has choices, one of these.
-void check_dtype(const meshwright_option& option, const std::string& value, const std::string& key) {
+void check_dtype(const meshwright_option& option, const std::string& value,
+                 const std::string& key) {
   DType dtype;
   try {
     dtype = parse_dtype(value);
@@ -95,7 +112,9 @@ void check_dtype(const meshwright_option& option, const std::string& value, cons
   if (option.choices == nullptr) return;
   for (const std::string& choice : text::split(option.choices, '|'))
     if (parse_dtype(choice) == dtype) return;
-  throw with_examples(Error(ErrorCode::bad_choice, key + " = \"" + value + "\", but it must be " + describe_type(option)), option, key);
+  throw with_examples(Error(ErrorCode::bad_choice,
+                            key + " = \"" + value + "\", but it must be " + describe_type(option)),
+                      option, key);
 }
 
 bool means_unset(const OptionValue& value) {
@@ -128,7 +147,8 @@ std::string to_toml(const OptionValue& value) {
     }
     std::string operator()(const StringMap& v) const {
       std::string out = "{";
-      for (const auto& [key, item] : v) out += (out.size() > 1 ? ", " : "") + text::quote(key) + " = " + text::quote(item);
+      for (const auto& [key, item] : v)
+        out += (out.size() > 1 ? ", " : "") + text::quote(key) + " = " + text::quote(item);
       return out + "}";
     }
     std::string operator()(const StringTable& v) const {
@@ -138,7 +158,8 @@ std::string to_toml(const OptionValue& value) {
   return std::visit(Printer{}, value);
 }
 
-OptionSchema make_schema(std::string table, std::string owner, std::span<const meshwright_option> options) {
+OptionSchema make_schema(std::string table, std::string owner,
+                         std::span<const meshwright_option> options) {
   OptionSchema schema{std::move(table), std::move(owner), {}};
   for (const meshwright_option& option : options) schema.options.push_back(&option);
   return schema;
@@ -154,7 +175,8 @@ std::string describe_type(const meshwright_option& option) {
   std::vector<std::string> parts;
   if (accepts(option, MESHWRIGHT_BOOL)) parts.push_back("true or false");
   if (accepts(option, MESHWRIGHT_INT | MESHWRIGHT_NUMBER))
-    parts.push_back((accepts(option, MESHWRIGHT_NUMBER) ? "a number" : "an integer") + range_text(option));
+    parts.push_back((accepts(option, MESHWRIGHT_NUMBER) ? "a number" : "an integer") +
+                    range_text(option));
   if (accepts(option, MESHWRIGHT_STRING)) {
     if (option.choices != nullptr)
       parts.push_back("one of " + text::join(text::split(option.choices, '|'), ", "));
@@ -167,16 +189,20 @@ std::string describe_type(const meshwright_option& option) {
   if (accepts(option, MESHWRIGHT_STRING_TABLE)) parts.push_back("a list of lists of strings");
   std::string out = text::join(parts, ", or ");
   if (has_flag(option, MESHWRIGHT_OPTIONAL)) {
-    bool automatic = option.default_value != nullptr && std::string_view(option.default_value) == "\"auto\"";
+    bool automatic =
+        option.default_value != nullptr && std::string_view(option.default_value) == "\"auto\"";
     out += automatic ? ", or \"auto\"" : ", or \"none\"";
   }
   return out;
 }
 
-OptionValue check_option(const meshwright_option& option, const OptionValue& value, const std::string& key) {
+OptionValue check_option(const meshwright_option& option, const OptionValue& value,
+                         const std::string& key) {
   auto wrong = [&] {
     std::string found = value.index() == 0 ? "nothing" : type_word(value) + (" " + to_toml(value));
-    return with_examples(Error(ErrorCode::wrong_type, key + " wants " + describe_type(option) + ", found " + found), option, key);
+    return with_examples(
+        Error(ErrorCode::wrong_type, key + " wants " + describe_type(option) + ", found " + found),
+        option, key);
   };
   if (value.index() == 0) {
     if (!has_flag(option, MESHWRIGHT_OPTIONAL)) throw wrong();
@@ -231,7 +257,8 @@ OptionValue check_option(const meshwright_option& option, const OptionValue& val
     case 6:
       if (accepts(option, MESHWRIGHT_NUMBER_LIST)) {
         const auto& items = std::get<std::vector<double>>(value);
-        for (size_t i = 0; i < items.size(); ++i) check_range(option, items[i], key, static_cast<ptrdiff_t>(i));
+        for (size_t i = 0; i < items.size(); ++i)
+          check_range(option, items[i], key, static_cast<ptrdiff_t>(i));
         return value;
       }
       break;
@@ -252,23 +279,31 @@ OptionValue default_of(const meshwright_option& option) {
   std::optional<OptionValue> value = text::parse_literal(option.default_value);
   std::string key = option.name;
   if (!value)
-    throw Error(ErrorCode::plugin_bad_descriptor, "the default of option " + key + " is not a TOML literal: " + option.default_value);
+    throw Error(ErrorCode::plugin_bad_descriptor,
+                "the default of option " + key + " is not a TOML literal: " + option.default_value);
   try {
     return check_option(option, *value, key);
   } catch (const Error& error) {
-    throw Error(ErrorCode::plugin_bad_descriptor, "the default of option " + key + " does not fit its own schema: " + error.message());
+    throw Error(
+        ErrorCode::plugin_bad_descriptor,
+        "the default of option " + key + " does not fit its own schema: " + error.message());
   }
 }
 
 void check_schema(const OptionSchema& schema) {
-  auto bad = [&](const std::string& what) { return Error(ErrorCode::plugin_bad_descriptor, "[" + schema.table + "]: " + what); };
+  auto bad = [&](const std::string& what) {
+    return Error(ErrorCode::plugin_bad_descriptor, "[" + schema.table + "]: " + what);
+  };
   std::set<std::string> names;
   for (const meshwright_option* option : schema.options) {
-    if (option == nullptr || option->struct_size < sizeof(meshwright_option)) throw bad("an option struct is too short");
-    if (option->name == nullptr || !text::is_identifier(option->name)) throw bad("an option has no proper name");
+    if (option == nullptr || option->struct_size < sizeof(meshwright_option))
+      throw bad("an option struct is too short");
+    if (option->name == nullptr || !text::is_identifier(option->name))
+      throw bad("an option has no proper name");
     std::string name = option->name;
     constexpr uint32_t all = 2 * MESHWRIGHT_STRING_TABLE - 1;
-    if (option->type == 0 || (option->type & ~all) != 0) throw bad("option " + name + " has an unknown type");
+    if (option->type == 0 || (option->type & ~all) != 0)
+      throw bad("option " + name + " has an unknown type");
     if (option->doc == nullptr || *option->doc == '\0') throw bad("option " + name + " has no doc");
     if (!names.insert(name).second) throw bad("option " + name + " stands twice");
     default_of(*option);
@@ -283,18 +318,21 @@ Options& Options::operator=(Options&&) noexcept = default;
 Options::~Options() = default;
 
 Options::Options(const OptionSchema& schema) : schema_(schema) {
-  for (const meshwright_option* option : schema_.options) slots_[option->name].value = default_of(*option);
+  for (const meshwright_option* option : schema_.options)
+    slots_[option->name].value = default_of(*option);
 }
 
 void Options::set(std::string_view name, const OptionValue& value, Origin origin) {
-  std::string key = schema_.table.empty() ? std::string(name) : schema_.table + "." + std::string(name);
+  std::string key =
+      schema_.table.empty() ? std::string(name) : schema_.table + "." + std::string(name);
   const meshwright_option* option = schema_.find(name);
   if (option == nullptr) {
     std::vector<std::string> names;
     for (const meshwright_option* o : schema_.options) names.emplace_back(o->name);
     Error error(ErrorCode::unknown_key, "unknown key " + key);
     error.key(key).at(origin);
-    if (std::string near = nearest_name(name, names); !near.empty()) error.help("did you mean " + near + "?");
+    if (std::string near = nearest_name(name, names); !near.empty())
+      error.help("did you mean " + near + "?");
     throw error;
   }
   OptionValue checked;
@@ -308,7 +346,8 @@ void Options::set(std::string_view name, const OptionValue& value, Origin origin
 
 const Options::Slot& Options::slot(std::string_view name) const {
   auto it = slots_.find(name);
-  if (it == slots_.end()) throw Error(ErrorCode::internal, "[" + schema_.table + "] has no option " + std::string(name));
+  if (it == slots_.end())
+    throw Error(ErrorCode::internal, "[" + schema_.table + "] has no option " + std::string(name));
   return it->second;
 }
 
@@ -321,7 +360,8 @@ namespace {
 template <class T>
 const T& as(const OptionValue& value, std::string_view name) {
   if (const T* v = std::get_if<T>(&value)) return *v;
-  throw Error(ErrorCode::internal, "option " + std::string(name) + " does not hold the type asked for");
+  throw Error(ErrorCode::internal,
+              "option " + std::string(name) + " does not hold the type asked for");
 }
 }  // namespace
 
@@ -332,7 +372,9 @@ double Options::get_number(std::string_view name) const {
   if (const auto* i = std::get_if<int64_t>(&v)) return static_cast<double>(*i);
   return as<double>(v, name);
 }
-std::string Options::get_string(std::string_view name) const { return is_set(name) ? as<std::string>(value(name), name) : std::string(); }
+std::string Options::get_string(std::string_view name) const {
+  return is_set(name) ? as<std::string>(value(name), name) : std::string();
+}
 std::optional<int64_t> Options::find_int(std::string_view name) const {
   return is_set(name) ? std::optional(as<int64_t>(value(name), name)) : std::nullopt;
 }
@@ -340,7 +382,8 @@ std::optional<bool> Options::find_bool(std::string_view name) const {
   return is_set(name) ? std::optional(as<bool>(value(name), name)) : std::nullopt;
 }
 std::optional<DType> Options::find_dtype(std::string_view name) const {
-  return is_set(name) ? std::optional(parse_dtype(as<std::string>(value(name), name))) : std::nullopt;
+  return is_set(name) ? std::optional(parse_dtype(as<std::string>(value(name), name)))
+                      : std::nullopt;
 }
 
 }  // namespace meshwright

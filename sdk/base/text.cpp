@@ -56,7 +56,8 @@ bool lies_under(std::string_view name, std::string_view module) {
 std::optional<OptionValue> parse_literal(std::string_view text) {
   text = trim(text);
   if (text == "true" || text == "false") return OptionValue(text == "true");
-  if (text.size() >= 2 && text.front() == '"' && text.back() == '"' && text.find('"', 1) == text.size() - 1)
+  if (text.size() >= 2 && text.front() == '"' && text.back() == '"' &&
+      text.find('"', 1) == text.size() - 1)
     return OptionValue(std::string(text.substr(1, text.size() - 2)));
   if (text.size() >= 2 && text.front() == '[' && text.back() == ']') {
     std::vector<std::string> strings;

@@ -1,4 +1,5 @@
-// Words and names, for everything in this repository that reads them. Not public, and all inline: the SDK library hides what is not.
+// Words and names, for everything in this repository that reads them. Not public, and all inline:
+// the SDK library hides what is not.
 #pragma once
 
 #include <algorithm>
@@ -9,7 +10,8 @@
 
 namespace meshwright::text {
 
-// Choices of an option that names a dtype to store, compute or send parameters and gradients in: those that training works with.
+// Choices of an option that names a dtype to store, compute or send parameters and gradients in:
+// those that training works with.
 inline constexpr const char* kTrainingDTypes = "float32|bfloat16|float16|float64";
 
 // Without white space at both ends.
@@ -52,7 +54,8 @@ std::string join(const Range& parts, std::string_view separator) {
 // Lower case, '-' as '_': how names compare.
 inline std::string normal(std::string_view text) {
   std::string out(text);
-  for (char& c : out) c = c == '-' ? '_' : static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  for (char& c : out)
+    c = c == '-' ? '_' : static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
   return out;
 }
 
@@ -60,7 +63,8 @@ inline std::string normal(std::string_view text) {
 inline bool is_identifier(std::string_view text) {
   auto lower = [](char c) { return c >= 'a' && c <= 'z'; };
   return !text.empty() && text.size() <= 64 && lower(text[0]) &&
-         std::all_of(text.begin(), text.end(), [&](char c) { return lower(c) || (c >= '0' && c <= '9') || c == '_'; });
+         std::all_of(text.begin(), text.end(),
+                     [&](char c) { return lower(c) || (c >= '0' && c <= '9') || c == '_'; });
 }
 
 }  // namespace meshwright::text

@@ -1,7 +1,8 @@
-// Prints the facts of this build as a C++ source: abi_probe plugin|engine STRATEGIES OUTPUT [KEY=VALUE...]. The last arguments replace
-// facts, which only tests of the loader have a use for.
+// Prints the facts of this build as a C++ source: abi_probe plugin|engine STRATEGIES OUTPUT
+// [KEY=VALUE...]. The last arguments replace facts, which only tests of the loader have a use for.
 //
-// Two builds that agree on every fact lay out every type that crosses the plugin border alike. Facts named info.* are only reported.
+// Two builds that agree on every fact lay out every type that crosses the plugin border alike.
+// Facts named info.* are only reported.
 #include <ATen/core/Tensor.h>
 #include <c10/core/TensorImpl.h>
 #include <features.h>
@@ -27,7 +28,8 @@ using Facts = std::map<std::string, std::string>;
 
 template <class T>
 void size_fact(Facts& facts, const char* name) {
-  facts[std::string("sizeof.") + name] = std::to_string(sizeof(T)) + "/" + std::to_string(alignof(T));
+  facts[std::string("sizeof.") + name] =
+      std::to_string(sizeof(T)) + "/" + std::to_string(alignof(T));
 }
 
 std::string sanitizers() {
@@ -123,7 +125,8 @@ uint64_t hash_of(const Facts& facts) {
   uint64_t h = 14695981039346656037u;
   for (const auto& [key, value] : facts) {
     if (key.starts_with("info.")) continue;
-    for (char c : key + "=" + value + "\n") h = (h ^ static_cast<unsigned char>(c)) * 1099511628211u;
+    for (char c : key + "=" + value + "\n")
+      h = (h ^ static_cast<unsigned char>(c)) * 1099511628211u;
   }
   return h;
 }
@@ -163,12 +166,15 @@ int main(int argc, char** argv) {
   out << "// Made by the build: the facts of this build. Do not edit.\n";
   if (plugin) {
     out << "extern \"C\" {\nextern __attribute__((visibility(\"default\"))) const char " << symbol
-        << "[];\nextern __attribute__((visibility(\"hidden\"))) const char meshwright_plugin_facts[];\n"
-        << "__attribute__((section(\"meshwright_abi\"), used, retain)) const char " << symbol << "[] =\n"
+        << "[];\nextern __attribute__((visibility(\"hidden\"))) const char "
+           "meshwright_plugin_facts[];\n"
+        << "__attribute__((section(\"meshwright_abi\"), used, retain)) const char " << symbol
+        << "[] =\n"
         << lines << "    ;\nconst char meshwright_plugin_facts[] =\n"
         << lines << "    ;\n}\n";
   } else {
-    out << "namespace meshwright::detail {\nextern const char* const kEngineFacts;\nextern const char* const kEngineFactsSymbol;\n"
+    out << "namespace meshwright::detail {\nextern const char* const kEngineFacts;\nextern const "
+           "char* const kEngineFactsSymbol;\n"
         << "const char* const kEngineFacts =\n"
         << lines << "    ;\nconst char* const kEngineFactsSymbol = \"" << symbol << "\";\n}\n";
   }

@@ -50,6 +50,7 @@ inline c10d::AllreduceOptions reduced_by(ReduceOp op) {
 }
 
 std::shared_ptr<Transport> gloo_transport(c10::intrusive_ptr<c10d::Backend> backend);
-std::shared_ptr<Transport> nccl_transport(c10::intrusive_ptr<c10d::Backend> backend, at::Device device);
+std::shared_ptr<Transport> nccl_transport(c10::intrusive_ptr<c10d::Backend> backend,
+                                          at::Device device);
 
 }  // namespace meshwright::detail

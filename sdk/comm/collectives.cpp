@@ -30,8 +30,10 @@ Tensor summed(const Tensor& x, Group& group) {
 Tensor part(const Tensor& x, int64_t dim, Group& group) {
   int64_t n = group.size(), size = x.size(dim);
   if (size % n != 0)
-    throw Error(ErrorCode::model_does_not_fit, "dimension " + std::to_string(dim) + " of size " + std::to_string(size) +
-                                                   " does not divide by the " + std::to_string(n) + " ranks of group " + group.axis());
+    throw Error(ErrorCode::model_does_not_fit, "dimension " + std::to_string(dim) + " of size " +
+                                                   std::to_string(size) +
+                                                   " does not divide by the " + std::to_string(n) +
+                                                   " ranks of group " + group.axis());
   return x.narrow(dim, group.rank() * (size / n), size / n);
 }
 
@@ -51,7 +53,8 @@ Tensor scattered(const Tensor& x, int64_t dim, Group& group) {
   if (group.has_native_reduce_scatter()) {
     int64_t each = own.numel();
     Tensor packed = at::empty({n * each}, x.options()), out = at::empty({each}, x.options());
-    for (int64_t r = 0; r < n; ++r) packed.narrow(0, r * each, each).view(shape).copy_(parts[static_cast<size_t>(r)]);
+    for (int64_t r = 0; r < n; ++r)
+      packed.narrow(0, r * each, each).view(shape).copy_(parts[static_cast<size_t>(r)]);
     group.reduce_scatter(packed, out).wait();
     return out.view(shape);
   }
@@ -96,37 +99,47 @@ int64_t wrapped(int64_t dim, const Tensor& x) { return dim < 0 ? dim + x.dim() :
 }  // namespace
 
 Tensor all_reduce(const Tensor& x, const GroupPtr& group) {
-  return moved(x, [&](const Tensor& t) { return summed(t, *group); }, [](const Tensor& g) { return g; });
+  return moved(
+      x, [&](const Tensor& t) { return summed(t, *group); }, [](const Tensor& g) { return g; });
 }
 
 Tensor copy_to(const Tensor& x, const GroupPtr& group) {
-  return moved(x, [](const Tensor& t) { return t; }, [group](const Tensor& g) { return summed(g, *group); });
+  return moved(
+      x, [](const Tensor& t) { return t; }, [group](const Tensor& g) { return summed(g, *group); });
 }
 
 Tensor all_gather(const Tensor& x, int64_t dim, const GroupPtr& group) {
   int64_t d = wrapped(dim, x);
-  return moved(x, [&](const Tensor& t) { return gathered(t, d, *group); }, [group, d](const Tensor& g) { return scattered(g, d, *group); });
+  return moved(
+      x, [&](const Tensor& t) { return gathered(t, d, *group); },
+      [group, d](const Tensor& g) { return scattered(g, d, *group); });
 }
 
 Tensor all_gather_replicated(const Tensor& x, int64_t dim, const GroupPtr& group) {
   int64_t d = wrapped(dim, x);
   return moved(
-      x, [&](const Tensor& t) { return gathered(t, d, *group); }, [group, d](const Tensor& g) { return part(g, d, *group).contiguous(); });
+      x, [&](const Tensor& t) { return gathered(t, d, *group); },
+      [group, d](const Tensor& g) { return part(g, d, *group).contiguous(); });
 }
 
 Tensor reduce_scatter(const Tensor& x, int64_t dim, const GroupPtr& group) {
   int64_t d = wrapped(dim, x);
-  return moved(x, [&](const Tensor& t) { return scattered(t, d, *group); }, [group, d](const Tensor& g) { return gathered(g, d, *group); });
+  return moved(
+      x, [&](const Tensor& t) { return scattered(t, d, *group); },
+      [group, d](const Tensor& g) { return gathered(g, d, *group); });
 }
 
 Tensor split_along(const Tensor& x, int64_t dim, const GroupPtr& group) {
   int64_t d = wrapped(dim, x);
   return moved(
-      x, [&](const Tensor& t) { return part(t, d, *group).contiguous(); }, [group, d](const Tensor& g) { return gathered(g, d, *group); });
+      x, [&](const Tensor& t) { return part(t, d, *group).contiguous(); },
+      [group, d](const Tensor& g) { return gathered(g, d, *group); });
 }
 
-Tensor all_to_all(const Tensor& x, std::vector<int64_t> in_splits, std::vector<int64_t> out_splits, const GroupPtr& group) {
-  auto run = [group](const Tensor& t, const std::vector<int64_t>& in, const std::vector<int64_t>& out) {
+Tensor all_to_all(const Tensor& x, std::vector<int64_t> in_splits, std::vector<int64_t> out_splits,
+                  const GroupPtr& group) {
+  auto run = [group](const Tensor& t, const std::vector<int64_t>& in,
+                     const std::vector<int64_t>& out) {
     std::vector<int64_t> shape = t.sizes().vec();
     shape[0] = std::accumulate(out.begin(), out.end(), int64_t{0});
     Tensor result = at::empty(shape, t.options());

@@ -1,5 +1,5 @@
-// gloo: sockets between hosts, in the memory of the host. Its all-gather and all-to-all copy what may stay in place, so those are messages
-// from rank to rank here.
+// gloo: sockets between hosts, in the memory of the host. Its all-gather and all-to-all copy what
+// may stay in place, so those are messages from rank to rank here.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/add.h>
 #include <ATen/ops/empty.h>
@@ -22,8 +22,9 @@ constexpr int64_t kPairSumBytes = int64_t{4} << 20;
 class Spares {
  public:
   Tensor take(const Tensor& like) {
-    auto kept = std::find_if(kept_.begin(), kept_.end(),
-                             [&](const Tensor& t) { return t.numel() == like.numel() && t.scalar_type() == like.scalar_type(); });
+    auto kept = std::find_if(kept_.begin(), kept_.end(), [&](const Tensor& t) {
+      return t.numel() == like.numel() && t.scalar_type() == like.scalar_type();
+    });
     if (kept != kept_.end()) {
       Tensor out = kept->view(like.sizes());
       kept_.erase(kept);
@@ -40,7 +41,8 @@ class Spares {
 
 class GlooFlight final : public C10dFlight {
  public:
-  // What gloo reads or writes in place of `t`: itself, or a copy in the host's memory, which wait() copies back.
+  // What gloo reads or writes in place of `t`: itself, or a copy in the host's memory, which wait()
+  // copies back.
   Tensor input(const Tensor& t) {
     if (t.is_cpu()) return t;
     lent_.emplace_back(Tensor(), t.cpu());
@@ -48,7 +50,8 @@ class GlooFlight final : public C10dFlight {
   }
   Tensor output(const Tensor& t, bool also_input = false) {
     if (t.is_cpu()) return t;
-    lent_.emplace_back(t, also_input ? t.cpu() : at::empty(t.sizes(), t.options().device(at::kCPU)));
+    lent_.emplace_back(t,
+                       also_input ? t.cpu() : at::empty(t.sizes(), t.options().device(at::kCPU)));
     return lent_.back().second;
   }
   // wait() adds `other`, which comes from the other rank, to `sum`.
@@ -93,12 +96,14 @@ class GlooTransport final : public Transport {
       return out;
     }
     int tag = next_tag(collectives_);
-    for (int64_t k = 1; k < n_; ++k) receive(*out, slot(all, (me_ + k) % n_, n_), (me_ + k) % n_, tag);
+    for (int64_t k = 1; k < n_; ++k)
+      receive(*out, slot(all, (me_ + k) % n_, n_), (me_ + k) % n_, tag);
     for (int64_t k = 1; k < n_; ++k) send(*out, in, (me_ + k) % n_, tag);
     return out;
   }
 
-  // Directly to each peer: least bytes and no copy of the own slot (gloo's all-to-all refuses to leave that out).
+  // Directly to each peer: least bytes and no copy of the own slot (gloo's all-to-all refuses to
+  // leave that out).
   FlightPtr pairwise_exchange(const Tensor& packed, const Tensor& received) override {
     auto out = std::make_unique<GlooFlight>();
     bool own = packed.numel() != received.numel();
@@ -125,8 +130,10 @@ class GlooTransport final : public Transport {
 
   FlightPtr all_reduce(const Tensor& tensor, ReduceOp op, bool control) override {
     auto out = std::make_unique<GlooFlight>();
-    if (op == ReduceOp::sum && !control && n_ == 2 && static_cast<int64_t>(tensor.nbytes()) <= kPairSumBytes && tensor.is_cpu()) {
-      // Two ranks: both tensors cross at once and each rank adds, which takes half the turns of gloo's own; a + b = b + a bitwise.
+    if (op == ReduceOp::sum && !control && n_ == 2 &&
+        static_cast<int64_t>(tensor.nbytes()) <= kPairSumBytes && tensor.is_cpu()) {
+      // Two ranks: both tensors cross at once and each rank adds, which takes half the turns of
+      // gloo's own; a + b = b + a bitwise.
       swap_pair(*out, tensor, out->sum_with_other(tensor, spares_));
       return out;
     }
@@ -142,16 +149,18 @@ class GlooTransport final : public Transport {
     return out;
   }
 
-  FlightPtr all_to_all(const Tensor& in, std::span<const int64_t> in_splits, const Tensor& out_tensor,
-                       std::span<const int64_t> out_splits) override {
+  FlightPtr all_to_all(const Tensor& in, std::span<const int64_t> in_splits,
+                       const Tensor& out_tensor, std::span<const int64_t> out_splits) override {
     auto out = std::make_unique<GlooFlight>();
     Tensor from = out->input(in), into = out->output(out_tensor);
-    std::vector<int64_t> a(in_splits.begin(), in_splits.end()), b(out_splits.begin(), out_splits.end());
+    std::vector<int64_t> a(in_splits.begin(), in_splits.end()),
+        b(out_splits.begin(), out_splits.end());
     out->start(backend_->alltoall_base(into, from, b, a));
     return out;
   }
 
-  // A tag of its own for every message of a pair and direction; the other ranks need not know of it.
+  // A tag of its own for every message of a pair and direction; the other ranks need not know of
+  // it.
   FlightPtr send_receive(std::span<const PeerMessage> messages) override {
     auto out = std::make_unique<GlooFlight>();
     out->name_peer_of(messages);
@@ -160,7 +169,8 @@ class GlooTransport final : public Transport {
         if (message.way != way) continue;
         auto peer = static_cast<size_t>(message.peer);
         if (way == PeerMessage::Way::receive)
-          receive(*out, out->output(message.tensor), message.peer, kMessages + next_tag(received_[peer]));
+          receive(*out, out->output(message.tensor), message.peer,
+                  kMessages + next_tag(received_[peer]));
         else
           send(*out, out->input(message.tensor), message.peer, kMessages + next_tag(sent_[peer]));
       }

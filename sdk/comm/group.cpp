@@ -32,7 +32,8 @@ void Work::wait() {
   if (flight->lends()) flight_ = std::move(flight);
 }
 
-// The bars of a collective that has ended: its own, unless LibTorch tells its end, and how long this rank did nothing but wait.
+// The bars of a collective that has ended: its own, unless LibTorch tells its end, and how long
+// this rank did nothing but wait.
 void Work::show(int64_t waited_from) const {
   const Group::Impl& group = GroupAccess::of(*group_);
   if (!group.trace->enabled || waited_from == 0) return;
@@ -49,15 +50,17 @@ void GroupAccess::account(const Group::Impl& group, const char* op, int64_t sent
   group.traffic->add(control ? kControl : group.place->axis, op, sent);
 }
 
-Work GroupAccess::under_way(const Group& group, const char* op, int64_t bytes, int64_t began, bool control,
-                            std::unique_ptr<Flight> flight) {
+Work GroupAccess::under_way(const Group& group, const char* op, int64_t bytes, int64_t began,
+                            bool control, std::unique_ptr<Flight> flight) {
   const Group::Impl& g = of(group);
   Work out;
   out.group_ = &group;
   out.op_ = op;
   out.bytes_ = bytes;
   out.begin_ = began;
-  out.lane_ = control ? Trace::Lane::other : std::string_view(op) == "all_gather" ? Trace::Lane::gather : Trace::Lane::reduce;
+  out.lane_ = control                                ? Trace::Lane::other
+              : std::string_view(op) == "all_gather" ? Trace::Lane::gather
+                                                     : Trace::Lane::reduce;
   if (g.watchdog)
     for (const auto& handle : flight->handles()) g.watchdog->add(handle, g.place, op, bytes);
   if (began != 0) {
@@ -70,9 +73,9 @@ Work GroupAccess::under_way(const Group& group, const char* op, int64_t bytes, i
       }
       if (!future) continue;
       out.shown_ = true;
-      future->addCallback([trace = g.trace, lane = out.lane_, name = g.place->axis + " " + op, began](c10::ivalue::Future&) {
-        trace->span(lane, name, began, Trace::now());
-      });
+      future->addCallback(
+          [trace = g.trace, lane = out.lane_, name = g.place->axis + " " + op,
+           began](c10::ivalue::Future&) { trace->span(lane, name, began, Trace::now()); });
     }
   }
   out.flight_ = std::move(flight);
@@ -87,12 +90,15 @@ const std::string& Group::axis() const { return impl_->place->axis; }
 int64_t Group::rank() const { return impl_->rank; }
 int64_t Group::size() const { return impl_->n(); }
 const std::vector<int64_t>& Group::ranks() const { return impl_->place->ranks; }
-bool Group::has_native_reduce_scatter() const { return impl_->transport && impl_->transport->has_native_reduce_scatter(); }
+bool Group::has_native_reduce_scatter() const {
+  return impl_->transport && impl_->transport->has_native_reduce_scatter();
+}
 
 Work Group::all_gather(const Tensor& shard, const Tensor& whole) {
   int64_t n = size(), bytes = static_cast<int64_t>(shard.nbytes());
   if (n == 1 || bytes == 0) return {};
-  return GroupAccess::begin(*this, "all_gather", bytes * n, bytes * (n - 1), [&](Transport& t) { return t.all_gather(shard, whole); });
+  return GroupAccess::begin(*this, "all_gather", bytes * n, bytes * (n - 1),
+                            [&](Transport& t) { return t.all_gather(shard, whole); });
 }
 
 Work Group::pairwise_exchange(const Tensor& packed, const Tensor& received) {
@@ -117,38 +123,45 @@ Work Group::all_reduce(const Tensor& tensor, ReduceOp op, bool control) {
   int64_t n = size(), bytes = static_cast<int64_t>(tensor.nbytes());
   if (n == 1 || bytes == 0) return {};
   return GroupAccess::begin(
-      *this, "all_reduce", bytes, 2 * bytes * (n - 1) / n, [&](Transport& t) { return t.all_reduce(tensor, op, control); }, control);
+      *this, "all_reduce", bytes, 2 * bytes * (n - 1) / n,
+      [&](Transport& t) { return t.all_reduce(tensor, op, control); }, control);
 }
 
 Work Group::broadcast(const Tensor& tensor, int64_t root) {
   auto bytes = static_cast<int64_t>(tensor.nbytes());
   if (size() == 1 || bytes == 0) return {};
-  return GroupAccess::begin(*this, "broadcast", bytes, rank() == root ? bytes : 0, [&](Transport& t) { return t.broadcast(tensor, root); });
+  return GroupAccess::begin(*this, "broadcast", bytes, rank() == root ? bytes : 0,
+                            [&](Transport& t) { return t.broadcast(tensor, root); });
 }
 
-Work Group::all_to_all(const Tensor& in, std::span<const int64_t> in_splits, const Tensor& out, std::span<const int64_t> out_splits) {
+Work Group::all_to_all(const Tensor& in, std::span<const int64_t> in_splits, const Tensor& out,
+                       std::span<const int64_t> out_splits) {
   if (size() == 1) {
     out.copy_(in);
     return {};
   }
-  int64_t rows = std::max<int64_t>(in.size(0), 1), moved = in.size(0) - in_splits[static_cast<size_t>(rank())];
+  int64_t rows = std::max<int64_t>(in.size(0), 1),
+          moved = in.size(0) - in_splits[static_cast<size_t>(rank())];
   auto bytes = static_cast<int64_t>(in.nbytes());
-  return GroupAccess::begin(*this, "all_to_all", bytes, bytes / rows * moved,
-                            [&](Transport& t) { return t.all_to_all(in, in_splits, out, out_splits); });
+  return GroupAccess::begin(*this, "all_to_all", bytes, bytes / rows * moved, [&](Transport& t) {
+    return t.all_to_all(in, in_splits, out, out_splits);
+  });
 }
 
 Work Group::send_receive(std::span<const PeerMessage> messages) {
   int64_t bytes = 0, sent = 0;
   for (const PeerMessage& message : messages) {
     if (message.peer < 0 || message.peer >= size() || message.peer == rank())
-      throw Error(ErrorCode::internal, "a message of place " + std::to_string(rank()) + " in group " + impl_->place->name() +
-                                           " for place " + std::to_string(message.peer));
+      throw Error(ErrorCode::internal, "a message of place " + std::to_string(rank()) +
+                                           " in group " + impl_->place->name() + " for place " +
+                                           std::to_string(message.peer));
     auto size = static_cast<int64_t>(message.tensor.nbytes());
     bytes += size;
     if (message.way == PeerMessage::Way::send) sent += size;
   }
   if (messages.empty()) return {};
-  return GroupAccess::begin(*this, "send_receive", bytes, sent, [&](Transport& t) { return t.send_receive(messages); });
+  return GroupAccess::begin(*this, "send_receive", bytes, sent,
+                            [&](Transport& t) { return t.send_receive(messages); });
 }
 
 void Group::barrier() {

@@ -15,7 +15,8 @@ struct Group::Impl {
   std::shared_ptr<Transport> transport;  // null: a group of one
   std::shared_ptr<TrafficCounter> traffic;
   std::shared_ptr<Trace> trace;
-  std::shared_ptr<detail::Watchdog> watchdog;  // set: collectives run on the device, and wait() orders its stream only
+  std::shared_ptr<detail::Watchdog>
+      watchdog;  // set: collectives run on the device, and wait() orders its stream only
   int64_t n() const { return static_cast<int64_t>(place->ranks.size()); }
 };
 
@@ -24,28 +25,35 @@ namespace detail {
 struct GroupAccess {
   static const Group::Impl& of(const Group& group) { return *group.impl_; }
   static const Flight* flight(const Work& work) { return work.flight_.get(); }
-  // Counts one operation, starts it by `launch(transport)` and turns what it throws into our errors. payload: bytes of the tensors;
-  // sent: those that leave this rank.
+  // Counts one operation, starts it by `launch(transport)` and turns what it throws into our
+  // errors. payload: bytes of the tensors; sent: those that leave this rank.
   template <class F>
-  static Work begin(const Group& group, const char* op, int64_t payload, int64_t sent, F&& launch, bool control = false);
-  // Calls f and turns what transports throw into our errors. `awaited`: the place in the group whose turn it was; -1: not known.
+  static Work begin(const Group& group, const char* op, int64_t payload, int64_t sent, F&& launch,
+                    bool control = false);
+  // Calls f and turns what transports throw into our errors. `awaited`: the place in the group
+  // whose turn it was; -1: not known.
   template <class F>
-  static auto guarded(const Group::Impl& group, const char* op, int64_t bytes, int64_t awaited, F&& f) -> decltype(f());
+  static auto guarded(const Group::Impl& group, const char* op, int64_t bytes, int64_t awaited,
+                      F&& f) -> decltype(f());
 
  private:
   static void account(const Group::Impl& group, const char* op, int64_t sent, bool control);
-  static Work under_way(const Group& group, const char* op, int64_t bytes, int64_t began, bool control, std::unique_ptr<Flight> flight);
+  static Work under_way(const Group& group, const char* op, int64_t bytes, int64_t began,
+                        bool control, std::unique_ptr<Flight> flight);
 };
 
 template <class F>
-auto GroupAccess::guarded(const Group::Impl& group, const char* op, int64_t bytes, int64_t awaited, F&& f) -> decltype(f()) {
+auto GroupAccess::guarded(const Group::Impl& group, const char* op, int64_t bytes, int64_t awaited,
+                          F&& f) -> decltype(f()) {
   const Place& place = *group.place;
   try {
     return f();
   } catch (const PeerLate& late) {
     throw place.failure(op, bytes, "timed out", late.peer);
   } catch (const PeerGone& gone) {
-    throw place.failure(op, bytes, "rank " + std::to_string(place.ranks[static_cast<size_t>(gone.peer)]) + " ended");
+    throw place.failure(
+        op, bytes,
+        "rank " + std::to_string(place.ranks[static_cast<size_t>(gone.peer)]) + " ended");
   } catch (const Error&) {
     throw;
   } catch (const c10::Error& error) {
@@ -56,12 +64,14 @@ auto GroupAccess::guarded(const Group::Impl& group, const char* op, int64_t byte
 }
 
 template <class F>
-Work GroupAccess::begin(const Group& group, const char* op, int64_t payload, int64_t sent, F&& launch, bool control) {
+Work GroupAccess::begin(const Group& group, const char* op, int64_t payload, int64_t sent,
+                        F&& launch, bool control) {
   const Group::Impl& g = of(group);
   account(g, op, sent, control);
   int64_t began = g.trace->enabled ? Trace::now() : 0;
   if (g.watchdog) g.watchdog->check();
-  return under_way(group, op, payload, began, control, guarded(g, op, payload, -1, [&] { return launch(*g.transport); }));
+  return under_way(group, op, payload, began, control,
+                   guarded(g, op, payload, -1, [&] { return launch(*g.transport); }));
 }
 
 }  // namespace detail

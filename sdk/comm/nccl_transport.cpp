@@ -15,7 +15,8 @@ namespace {
 
 class NcclTransport final : public Transport {
  public:
-  NcclTransport(c10::intrusive_ptr<c10d::Backend> backend, at::Device device) : backend_(std::move(backend)), device_(device) {}
+  NcclTransport(c10::intrusive_ptr<c10d::Backend> backend, at::Device device)
+      : backend_(std::move(backend)), device_(device) {}
   bool has_native_reduce_scatter() const override { return true; }
   bool runs_on_device() const override { return true; }
   void abort() override { backend_->abort(); }
@@ -29,12 +30,14 @@ class NcclTransport final : public Transport {
     return flight(backend_->_reduce_scatter_base(out, in));
   }
   FlightPtr pairwise_exchange(const Tensor& packed, const Tensor& received) override {
-    int64_t n = backend_->getSize(), me = backend_->getRank(), slots = packed.numel() == received.numel() ? n - 1 : n;
+    int64_t n = backend_->getSize(), me = backend_->getRank(),
+            slots = packed.numel() == received.numel() ? n - 1 : n;
     std::vector<Tensor> out = packed.chunk(slots), in = received.chunk(n - 1);
     std::vector<PeerMessage> messages;
     for (int64_t peer = 0, place = 0; peer < n; ++peer) {
       if (peer == me) continue;
-      messages.push_back({PeerMessage::Way::send, peer, out[static_cast<size_t>(slots == n ? peer : place)]});
+      messages.push_back(
+          {PeerMessage::Way::send, peer, out[static_cast<size_t>(slots == n ? peer : place)]});
       messages.push_back({PeerMessage::Way::receive, peer, in[static_cast<size_t>(place++)]});
     }
     return send_receive(messages);
@@ -50,15 +53,18 @@ class NcclTransport final : public Transport {
   FlightPtr all_to_all(const Tensor& in, std::span<const int64_t> in_splits, const Tensor& out,
                        std::span<const int64_t> out_splits) override {
     Tensor from = in, into = out;
-    std::vector<int64_t> a(in_splits.begin(), in_splits.end()), b(out_splits.begin(), out_splits.end());
+    std::vector<int64_t> a(in_splits.begin(), in_splits.end()),
+        b(out_splits.begin(), out_splits.end());
     return flight(backend_->alltoall_base(into, from, b, a));
   }
-  // One group call, also of one message: NCCL starts all of them together, so that none waits for another one's turn, and all travel by the
-  // group's own communicator (a message alone would make one of its pair, where the other rank may not be).
+  // One group call, also of one message: NCCL starts all of them together, so that none waits for
+  // another one's turn, and all travel by the group's own communicator (a message alone would make
+  // one of its pair, where the other rank may not be).
   FlightPtr send_receive(std::span<const PeerMessage> messages) override {
     for (const PeerMessage& message : messages)
       if (message.tensor.device() != device_ || !message.tensor.is_contiguous())
-        throw Error(ErrorCode::internal, "a message for NCCL is not contiguous on " + device_.str());
+        throw Error(ErrorCode::internal,
+                    "a message for NCCL is not contiguous on " + device_.str());
     auto out = std::make_unique<C10dFlight>();
     out->name_peer_of(messages);
     // Ends the call also when a message fails, or everything after it would wait for that.
@@ -77,10 +83,12 @@ class NcclTransport final : public Transport {
     for (const PeerMessage& message : messages) {
       std::vector<Tensor> tensors = one(message.tensor);
       auto peer = static_cast<int>(message.peer);
-      auto handle = message.way == PeerMessage::Way::send ? backend_->send(tensors, peer, 0) : backend_->recv(tensors, peer, 0);
+      auto handle = message.way == PeerMessage::Way::send ? backend_->send(tensors, peer, 0)
+                                                          : backend_->recv(tensors, peer, 0);
       if (together.backend == nullptr) out->start(std::move(handle));
     }
-    if (together.backend != nullptr) out->start(std::exchange(together.backend, nullptr)->endCoalescing());
+    if (together.backend != nullptr)
+      out->start(std::exchange(together.backend, nullptr)->endCoalescing());
     return out;
   }
   FlightPtr barrier() override {
@@ -105,7 +113,8 @@ class NcclTransport final : public Transport {
 
 }  // namespace
 
-std::shared_ptr<Transport> nccl_transport(c10::intrusive_ptr<c10d::Backend> backend, at::Device device) {
+std::shared_ptr<Transport> nccl_transport(c10::intrusive_ptr<c10d::Backend> backend,
+                                          at::Device device) {
   return std::make_shared<NcclTransport>(std::move(backend), device);
 }
 

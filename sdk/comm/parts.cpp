@@ -15,10 +15,12 @@ void make_room(Group& group, int64_t bytes) {
   if (bytes > 0 && !maps_gather(group, bytes)) reserve(group, bytes, bytes, /*ahead=*/2);
 }
 
-PartsGather::PartsGather(const Tensor& own, int64_t dim, Group& group) : group_(group), dim_(dim), own_(own.contiguous()) {
+PartsGather::PartsGather(const Tensor& own, int64_t dim, Group& group)
+    : group_(group), dim_(dim), own_(own.contiguous()) {
   auto bytes = static_cast<int64_t>(own_.nbytes());
   make_room(group_, bytes);
-  if (!maps_gather(group_, bytes)) flat_ = at::empty({group_.size() * own_.numel()}, own_.options());
+  if (!maps_gather(group_, bytes))
+    flat_ = at::empty({group_.size() * own_.numel()}, own_.options());
   under_way_ = group_.all_gather(own_.view({-1}), flat_);
 }
 
@@ -32,7 +34,8 @@ Tensor PartsGather::whole() {
   for (int64_t r = 0; r < group_.size(); ++r)
     if (r != group_.rank())
       out.narrow(dim_, r * each, each)
-          .copy_((flat_.defined() ? flat_.narrow(0, r * count, count) : peer(under_way_, r)).view(own_.sizes()));
+          .copy_((flat_.defined() ? flat_.narrow(0, r * count, count) : peer(under_way_, r))
+                     .view(own_.sizes()));
   under_way_ = Work();
   own_ = flat_ = Tensor();
   return out;
@@ -42,7 +45,8 @@ PartsSum::PartsSum(std::vector<int64_t> part_shape, const at::TensorOptions& opt
     : group_(group), shape_(std::move(part_shape)) {
   for (int64_t size : shape_) each_ *= size;
   at::ScalarType type = c10::typeMetaToScalarType(options.dtype());
-  int64_t count = (group_.size() - 1) * each_, bytes = count * static_cast<int64_t>(c10::elementSize(type));
+  int64_t count = (group_.size() - 1) * each_,
+          bytes = count * static_cast<int64_t>(c10::elementSize(type));
   make_room(group_, bytes);
   mapped_ = maps_exchange(group_, bytes);
   packed_ = mapped_ ? stage(group_, count, type) : at::empty({count}, options);
@@ -51,7 +55,9 @@ PartsSum::PartsSum(std::vector<int64_t> part_shape, const at::TensorOptions& opt
 
 int64_t PartsSum::place(int64_t rank) const { return rank < group_.rank() ? rank : rank - 1; }
 
-Tensor PartsSum::slot(int64_t rank) const { return packed_.narrow(0, place(rank) * each_, each_).view(shape_); }
+Tensor PartsSum::slot(int64_t rank) const {
+  return packed_.narrow(0, place(rank) * each_, each_).view(shape_);
+}
 
 void PartsSum::start() { under_way_ = group_.pairwise_exchange(packed_, received_); }
 
@@ -59,7 +65,8 @@ Tensor PartsSum::add_up(const Tensor& own) {
   under_way_.wait();
   auto part = [&](int64_t rank) {
     if (rank == group_.rank()) return own;
-    return (mapped_ ? peer(under_way_, rank) : received_.narrow(0, place(rank) * each_, each_)).view(shape_);
+    return (mapped_ ? peer(under_way_, rank) : received_.narrow(0, place(rank) * each_, each_))
+        .view(shape_);
   };
   Tensor sum = at::add(part(0), part(1));
   for (int64_t r = 2; r < group_.size(); ++r) sum.add_(part(r));

@@ -1,5 +1,6 @@
-// Tensors that lie in equal parts on the ranks of a group: put together, or summed so that each rank gets its part. Between the start and
-// the end of either a rank may compute. Over shared memory where there is room, which is made at first use.
+// Tensors that lie in equal parts on the ranks of a group: put together, or summed so that each
+// rank gets its part. Between the start and the end of either a rank may compute. Over shared
+// memory where there is room, which is made at first use.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,7 +12,8 @@
 
 namespace meshwright::detail {
 
-// Collective; starts at once. The ranks' tensors, all of one shape, one after the other along `dim`. Groups of two ranks or more.
+// Collective; starts at once. The ranks' tensors, all of one shape, one after the other along
+// `dim`. Groups of two ranks or more.
 class PartsGather {
  public:
   PartsGather(const at::Tensor& own, int64_t dim, Group& group);
@@ -24,7 +26,8 @@ class PartsGather {
   Work under_way_;
 };
 
-// Collective. Each rank packs what every other one shall get, starts, and adds what comes to its own part. Groups of two ranks or more.
+// Collective. Each rank packs what every other one shall get, starts, and adds what comes to its
+// own part. Groups of two ranks or more.
 class PartsSum {
  public:
   PartsSum(std::vector<int64_t> part_shape, const at::TensorOptions& options, Group& group);
@@ -43,7 +46,8 @@ class PartsSum {
   Work under_way_;
 };
 
-// Room in shared memory for tensors of so many bytes, where there can be any; all ranks come here with the same number.
+// Room in shared memory for tensors of so many bytes, where there can be any; all ranks come here
+// with the same number.
 void make_room(Group& group, int64_t bytes);
 
 }  // namespace meshwright::detail

@@ -36,12 +36,15 @@ int swapped(int port) { return ((port & 0xff) << 8) | (port >> 8); }
 }  // namespace
 
 std::string with_peer_names(std::string text) {
-  // "[/somewhere/gloo/transport/tcp/pair.cc:538] Read error ...": where LibTorch was built says nothing to its user.
-  if (size_t end = text.find("] "); text.starts_with("[/") && end != std::string::npos) text.erase(0, end + 2);
+  // "[/somewhere/gloo/transport/tcp/pair.cc:538] Read error ...": where LibTorch was built says
+  // nothing to its user.
+  if (size_t end = text.find("] "); text.starts_with("[/") && end != std::string::npos)
+    text.erase(0, end + 2);
   std::lock_guard lock(mutex());
   std::string out;
   for (size_t at = 0; at < text.size();) {
-    size_t open = text.find('[', at), close = open == std::string::npos ? open : text.find("]:", open);
+    size_t open = text.find('[', at),
+           close = open == std::string::npos ? open : text.find("]:", open);
     if (close == std::string::npos) return out + text.substr(at);
     int port = 0;
     const char* digits = text.data() + close + 2;

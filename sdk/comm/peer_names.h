@@ -1,4 +1,5 @@
-// The names of peers: a transport that loses a connection knows socket addresses only, and its user wants to know rank and host.
+// The names of peers: a transport that loses a connection knows socket addresses only, and its user
+// wants to know rank and host.
 #pragma once
 
 #include <string>
@@ -7,8 +8,8 @@
 
 namespace meshwright::detail {
 
-// The text with each "[10.70.0.2]:35123" that is known replaced by "rank 1 on gpu004 (10.70.0.2)", and without the place
-// in gloo's source that it begins with.
+// The text with each "[10.70.0.2]:35123" that is known replaced by "rank 1 on gpu004 (10.70.0.2)",
+// and without the place in gloo's source that it begins with.
 std::string with_peer_names(std::string text);
 
 }  // namespace meshwright::detail

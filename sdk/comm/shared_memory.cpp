@@ -45,7 +45,8 @@ auto told(F&& f) {
 
 class RingFlight : public Flight {
  public:
-  RingFlight(std::shared_ptr<Ring> ring, std::shared_ptr<const Place> place, int64_t rank, RingMessage message)
+  RingFlight(std::shared_ptr<Ring> ring, std::shared_ptr<const Place> place, int64_t rank,
+             RingMessage message)
       : ring_(std::move(ring)), place_(std::move(place)), rank_(rank), message_(message) {}
   ~RingFlight() override { give_back(); }
   bool lends() const override { return !slots_.empty(); }
@@ -53,8 +54,10 @@ class RingFlight : public Flight {
     std::vector<const void*> slots(place_->ranks.size(), nullptr);
     told([&] {
       for (int64_t r = 0; r < ranks(); ++r)
-        slots[static_cast<size_t>(r)] =
-            r == rank_ ? message_.own : ring_->read(message_.channel, r, message_.bytes(), message_.sequence, place_->timeout);
+        slots[static_cast<size_t>(r)] = r == rank_
+                                            ? message_.own
+                                            : ring_->read(message_.channel, r, message_.bytes(),
+                                                          message_.sequence, place_->timeout);
     });
     slots_ = std::move(slots);
   }
@@ -65,7 +68,8 @@ class RingFlight : public Flight {
       int64_t mine = rank_ < rank ? rank_ : rank_ - 1;  // our place among the peer's peers
       at += static_cast<size_t>(mine * message_.bytes());
     }
-    return at::from_blob(const_cast<char*>(at), {message_.count}, at::TensorOptions().dtype(message_.type));
+    return at::from_blob(const_cast<char*>(at), {message_.count},
+                         at::TensorOptions().dtype(message_.type));
   }
 
  protected:
@@ -89,11 +93,14 @@ class RingFlight : public Flight {
 // Every rank adds up all ranks' tensors, in the order of the ranks, so that all get the same bits.
 class RingSum final : public RingFlight {
  public:
-  RingSum(std::shared_ptr<Ring> ring, std::shared_ptr<const Place> place, int64_t rank, RingMessage message, Tensor sum)
+  RingSum(std::shared_ptr<Ring> ring, std::shared_ptr<const Place> place, int64_t rank,
+          RingMessage message, Tensor sum)
       : RingFlight(std::move(ring), std::move(place), rank, message), sum_(std::move(sum)) {}
   void wait() override {
     RingFlight::wait();
-    auto part = [&](int64_t rank) { return at::from_blob(slot(rank), sum_.sizes(), sum_.options()); };
+    auto part = [&](int64_t rank) {
+      return at::from_blob(slot(rank), sum_.sizes(), sum_.options());
+    };
     at::add_out(sum_, part(0), part(1));
     for (int64_t r = 2; r < ranks(); ++r) sum_.add_(part(r));
     give_back();
@@ -105,14 +112,18 @@ class RingSum final : public RingFlight {
 
 class SharedMemoryTransport final : public Transport {
  public:
-  SharedMemoryTransport(std::shared_ptr<Transport> sockets, std::shared_ptr<const Place> place, int64_t rank)
+  SharedMemoryTransport(std::shared_ptr<Transport> sockets, std::shared_ptr<const Place> place,
+                        int64_t rank)
       : sockets_(std::move(sockets)), place_(std::move(place)), rank_(rank) {}
 
-  bool fits(Ring::Channel channel, int64_t bytes) const { return ring_ && ring_->fits(channel, bytes); }
+  bool fits(Ring::Channel channel, int64_t bytes) const {
+    return ring_ && ring_->fits(channel, bytes);
+  }
   int64_t largest_gather() const { return room_.slot[Ring::gather]; }
   // Whether room of that size has not been asked for yet.
   bool lacks(int64_t gather_bytes, int64_t exchange_bytes, int64_t ahead) const {
-    return !tried_ || (ring_ && (gather_bytes > room_.slot[Ring::gather] || exchange_bytes > room_.slot[Ring::reduce] ||
+    return !tried_ || (ring_ && (gather_bytes > room_.slot[Ring::gather] ||
+                                 exchange_bytes > room_.slot[Ring::reduce] ||
                                  ahead + 2 > room_.ring[Ring::gather]));
   }
   void make_room(Group& group, int64_t gather_bytes, int64_t exchange_bytes, int64_t ahead);
@@ -130,7 +141,8 @@ class SharedMemoryTransport final : public Transport {
     rows_.count = largest_gather();
     rows_.type = at::kByte;
     rows_.own = take(rows_, rows_.bytes());
-    return at::from_blob(const_cast<void*>(rows_.own), {bytes}, at::TensorOptions().dtype(at::kByte));
+    return at::from_blob(const_cast<void*>(rows_.own), {bytes},
+                         at::TensorOptions().dtype(at::kByte));
   }
   FlightPtr exchange_staged() { return publish(rows_); }
 
@@ -139,29 +151,38 @@ class SharedMemoryTransport final : public Transport {
     return publish(put(shard));
   }
   FlightPtr pairwise_exchange(const Tensor& packed, const Tensor& received) override {
-    if (staged_.own == nullptr || packed.const_data_ptr() != staged_.own) return sockets_->pairwise_exchange(packed, received);
+    if (staged_.own == nullptr || packed.const_data_ptr() != staged_.own)
+      return sockets_->pairwise_exchange(packed, received);
     RingMessage message = staged_;
     staged_.own = nullptr;
     return publish(message);
   }
   FlightPtr all_reduce(const Tensor& tensor, ReduceOp op, bool control) override {
-    if (op != ReduceOp::sum || !fits(Ring::gather, static_cast<int64_t>(tensor.nbytes()))) return sockets_->all_reduce(tensor, op, control);
+    if (op != ReduceOp::sum || !fits(Ring::gather, static_cast<int64_t>(tensor.nbytes())))
+      return sockets_->all_reduce(tensor, op, control);
     RingMessage message = put(tensor);
     ring_->publish(message.channel, message.sequence);
     return std::make_unique<RingSum>(ring_, place_, rank_, message, tensor);
   }
-  FlightPtr reduce_scatter(const Tensor& packed, const Tensor& shard) override { return sockets_->reduce_scatter(packed, shard); }
-  FlightPtr broadcast(const Tensor& tensor, int64_t root) override { return sockets_->broadcast(tensor, root); }
+  FlightPtr reduce_scatter(const Tensor& packed, const Tensor& shard) override {
+    return sockets_->reduce_scatter(packed, shard);
+  }
+  FlightPtr broadcast(const Tensor& tensor, int64_t root) override {
+    return sockets_->broadcast(tensor, root);
+  }
   FlightPtr all_to_all(const Tensor& in, std::span<const int64_t> in_splits, const Tensor& out,
                        std::span<const int64_t> out_splits) override {
     return sockets_->all_to_all(in, in_splits, out, out_splits);
   }
-  FlightPtr send_receive(std::span<const PeerMessage> messages) override { return sockets_->send_receive(messages); }
+  FlightPtr send_receive(std::span<const PeerMessage> messages) override {
+    return sockets_->send_receive(messages);
+  }
   FlightPtr barrier() override { return sockets_->barrier(); }
 
  private:
   void* take(RingMessage& message, int64_t bytes) {
-    return told([&] { return ring_->stage(message.channel, bytes, message.sequence, place_->timeout); });
+    return told(
+        [&] { return ring_->stage(message.channel, bytes, message.sequence, place_->timeout); });
   }
   RingMessage put(const Tensor& tensor) {
     RingMessage message;
@@ -186,8 +207,10 @@ class SharedMemoryTransport final : public Transport {
   RingMessage staged_, rows_;  // what stage() and stage_rows() lent
 };
 
-// Rank 0 makes a region under a name nobody can guess and tells it; who cannot open it is on another host.
-void SharedMemoryTransport::make_room(Group& group, int64_t gather_bytes, int64_t exchange_bytes, int64_t ahead) {
+// Rank 0 makes a region under a name nobody can guess and tells it; who cannot open it is on
+// another host.
+void SharedMemoryTransport::make_room(Group& group, int64_t gather_bytes, int64_t exchange_bytes,
+                                      int64_t ahead) {
   auto n = static_cast<int64_t>(place_->ranks.size());
   const char* wish = std::getenv("MESHWRIGHT_SHARED_MEMORY");
   bool wanted = n <= 64 && !(wish && std::string_view(wish) == "0");
@@ -210,7 +233,8 @@ void SharedMemoryTransport::make_room(Group& group, int64_t gather_bytes, int64_
   if (rank_ == 0 && wanted) {
     std::random_device random;
     char text[64];
-    std::snprintf(text, sizeof text, "/meshwright-%08x%08x%08x%08x", random(), random(), random(), random());
+    std::snprintf(text, sizeof text, "/meshwright-%08x%08x%08x%08x", random(), random(), random(),
+                  random());
     ring = Ring::create(text, n, room_);
     if (ring) {
       unlink.made = text;
@@ -230,7 +254,9 @@ SharedMemoryTransport* shared_memory_of(const Group& group) {
   return dynamic_cast<SharedMemoryTransport*>(GroupAccess::of(group).transport.get());
 }
 
-SharedMemoryTransport& mapped(const Group& group) { return static_cast<SharedMemoryTransport&>(*GroupAccess::of(group).transport); }
+SharedMemoryTransport& mapped(const Group& group) {
+  return static_cast<SharedMemoryTransport&>(*GroupAccess::of(group).transport);
+}
 
 }  // namespace
 
@@ -252,16 +278,19 @@ bool maps_exchange(const Group& group, int64_t bytes) {
 
 Tensor stage(Group& group, int64_t count, at::ScalarType type) {
   int64_t bytes = count * static_cast<int64_t>(c10::elementSize(type));
-  return GroupAccess::guarded(GroupAccess::of(group), "reduce_scatter", bytes, -1, [&] { return mapped(group).stage(count, type); });
+  return GroupAccess::guarded(GroupAccess::of(group), "reduce_scatter", bytes, -1,
+                              [&] { return mapped(group).stage(count, type); });
 }
 
 Tensor stage_rows(Group& group, int64_t bytes) {
   SharedMemoryTransport& shared = mapped(group);
-  return GroupAccess::guarded(GroupAccess::of(group), "all_to_all", shared.largest_gather(), -1, [&] { return shared.stage_rows(bytes); });
+  return GroupAccess::guarded(GroupAccess::of(group), "all_to_all", shared.largest_gather(), -1,
+                              [&] { return shared.stage_rows(bytes); });
 }
 
 Work exchange_staged(Group& group, int64_t moved) {
-  return GroupAccess::begin(group, "all_to_all", moved, moved, [&](Transport&) { return mapped(group).exchange_staged(); });
+  return GroupAccess::begin(group, "all_to_all", moved, moved,
+                            [&](Transport&) { return mapped(group).exchange_staged(); });
 }
 
 Tensor peer(const Work& work, int64_t rank) {
@@ -274,7 +303,8 @@ Tensor registered_memory(const Group& group, int64_t bytes) {
   return transport ? transport->registered_memory(bytes) : Tensor();
 }
 
-std::shared_ptr<Transport> shared_memory_over(std::shared_ptr<Transport> sockets, std::shared_ptr<const Place> place, int64_t rank) {
+std::shared_ptr<Transport> shared_memory_over(std::shared_ptr<Transport> sockets,
+                                              std::shared_ptr<const Place> place, int64_t rank) {
   return std::make_shared<SharedMemoryTransport>(std::move(sockets), std::move(place), rank);
 }
 
@@ -282,6 +312,8 @@ std::shared_ptr<Transport> shared_memory_over(std::shared_ptr<Transport> sockets
 
 namespace meshwright {
 
-void expect_all_reduces(Group& group, int64_t bytes) { detail::reserve(group, bytes, 0, /*ahead=*/0); }
+void expect_all_reduces(Group& group, int64_t bytes) {
+  detail::reserve(group, bytes, 0, /*ahead=*/0);
+}
 
 }  // namespace meshwright

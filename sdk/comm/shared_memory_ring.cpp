@@ -30,7 +30,8 @@ void futex_wait(std::atomic<uint32_t>& word, uint32_t seen) {
   ::syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAIT, seen, &limit, nullptr, 0);
 }
 void futex_wake(std::atomic<uint32_t>& word) {
-  ::syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAKE, INT32_MAX, nullptr, nullptr, 0);
+  ::syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAKE, INT32_MAX, nullptr, nullptr,
+            0);
 }
 
 // Also one whose parent has not looked yet: its number is still taken.
@@ -90,7 +91,8 @@ struct SharedMemoryRing::Control {
 size_t SharedMemoryRing::bytes_of(int64_t ranks, const Sizes& sizes) {
   auto n = static_cast<size_t>(ranks);
   size_t slots = 0;
-  for (int c = 0; c < kChannels; ++c) slots += up(static_cast<size_t>(sizes.slot[c])) * static_cast<size_t>(sizes.ring[c]);
+  for (int c = 0; c < kChannels; ++c)
+    slots += up(static_cast<size_t>(sizes.slot[c])) * static_cast<size_t>(sizes.ring[c]);
   return n * (kPage + up(n * kChannels * sizeof(std::atomic<int64_t>)) + slots);
 }
 
@@ -104,29 +106,34 @@ SharedMemoryRing::~SharedMemoryRing() {
   if (entered_) control(rank_)->process.store(kLeft);
 }
 
-std::unique_ptr<SharedMemoryRing> SharedMemoryRing::create(const std::string& name, int64_t ranks, const Sizes& sizes) {
+std::unique_ptr<SharedMemoryRing> SharedMemoryRing::create(const std::string& name, int64_t ranks,
+                                                           const Sizes& sizes) {
   int fd = ::shm_open(name.c_str(), O_RDWR | O_CREAT | O_EXCL, 0600);
   if (fd < 0) return nullptr;
   size_t bytes = bytes_of(ranks, sizes);
   // Reserved now: a full file system is an answer here and would be a SIGBUS later.
   std::shared_ptr<char> memory;
-  if (::ftruncate(fd, static_cast<off_t>(bytes)) == 0 && ::posix_fallocate(fd, 0, static_cast<off_t>(bytes)) == 0)
+  if (::ftruncate(fd, static_cast<off_t>(bytes)) == 0 &&
+      ::posix_fallocate(fd, 0, static_cast<off_t>(bytes)) == 0)
     memory = map_region(fd, bytes, name);
   ::close(fd);
   if (!memory) {
     unlink(name);
     return nullptr;
   }
-  return std::unique_ptr<SharedMemoryRing>(new SharedMemoryRing(std::move(memory), ranks, sizes));  // a new region is all zeros
+  return std::unique_ptr<SharedMemoryRing>(
+      new SharedMemoryRing(std::move(memory), ranks, sizes));  // a new region is all zeros
 }
 
-std::unique_ptr<SharedMemoryRing> SharedMemoryRing::open(const std::string& name, int64_t ranks, const Sizes& sizes) {
+std::unique_ptr<SharedMemoryRing> SharedMemoryRing::open(const std::string& name, int64_t ranks,
+                                                         const Sizes& sizes) {
   int fd = ::shm_open(name.c_str(), O_RDWR, 0);
   if (fd < 0) return nullptr;
   size_t bytes = bytes_of(ranks, sizes);
   struct stat info{};
   std::shared_ptr<char> memory;
-  if (::fstat(fd, &info) == 0 && info.st_size == static_cast<off_t>(bytes) && info.st_uid == ::geteuid()) {
+  if (::fstat(fd, &info) == 0 && info.st_size == static_cast<off_t>(bytes) &&
+      info.st_uid == ::geteuid()) {
     memory = already_mapped(name);
     if (!memory) memory = map_region(fd, bytes, name);
   }
@@ -141,10 +148,13 @@ SharedMemoryRing::Control* SharedMemoryRing::control(int64_t rank) const {
   return reinterpret_cast<Control*>(memory_ + static_cast<size_t>(rank) * kPage);
 }
 
-std::atomic<int64_t>& SharedMemoryRing::given_back(int64_t owner, Channel channel, int64_t reader) const {
+std::atomic<int64_t>& SharedMemoryRing::given_back(int64_t owner, Channel channel,
+                                                   int64_t reader) const {
   auto n = static_cast<size_t>(ranks_);
-  char* table = memory_ + n * kPage + static_cast<size_t>(owner) * up(n * kChannels * sizeof(std::atomic<int64_t>));
-  return reinterpret_cast<std::atomic<int64_t>*>(table)[static_cast<size_t>(channel) * n + static_cast<size_t>(reader)];
+  char* table = memory_ + n * kPage +
+                static_cast<size_t>(owner) * up(n * kChannels * sizeof(std::atomic<int64_t>));
+  return reinterpret_cast<std::atomic<int64_t>*>(
+      table)[static_cast<size_t>(channel) * n + static_cast<size_t>(reader)];
 }
 
 // First the ring of gathers, whose slots are all ranks' together, then a ring of reductions a rank.
@@ -156,8 +166,10 @@ char* SharedMemoryRing::slot(Channel channel, int64_t rank, int64_t bytes, int64
     rings[c] = sizes[c] * static_cast<size_t>(sizes_.ring[c]);
   }
   char* slots = memory_ + n * (kPage + up(n * kChannels * sizeof(std::atomic<int64_t>)));
-  auto turn = static_cast<size_t>(sequence % sizes_.ring[channel]), place = static_cast<size_t>(rank);
-  if (channel == gather) return slots + turn * sizes[gather] * n + place * static_cast<size_t>(bytes);
+  auto turn = static_cast<size_t>(sequence % sizes_.ring[channel]),
+       place = static_cast<size_t>(rank);
+  if (channel == gather)
+    return slots + turn * sizes[gather] * n + place * static_cast<size_t>(bytes);
   return slots + n * rings[gather] + place * rings[reduce] + turn * sizes[reduce];
 }
 
@@ -196,12 +208,15 @@ void SharedMemoryRing::wait_for(int64_t peer, std::chrono::milliseconds timeout,
   }
 }
 
-void* SharedMemoryRing::stage(Channel channel, int64_t bytes, int64_t& sequence, std::chrono::milliseconds timeout) {
+void* SharedMemoryRing::stage(Channel channel, int64_t bytes, int64_t& sequence,
+                              std::chrono::milliseconds timeout) {
   sequence = next_[channel]++;
   for (int64_t peer = 0; peer < ranks_; ++peer)
     if (peer != rank_)
-      wait_for(peer, timeout,
-               [&] { return given_back(rank_, channel, peer).load(std::memory_order_acquire) >= sequence - sizes_.ring[channel]; });
+      wait_for(peer, timeout, [&] {
+        return given_back(rank_, channel, peer).load(std::memory_order_acquire) >=
+               sequence - sizes_.ring[channel];
+      });
   return slot(channel, rank_, bytes, sequence);
 }
 
@@ -210,8 +225,11 @@ void SharedMemoryRing::publish(Channel channel, int64_t sequence) {
   ring(rank_);
 }
 
-const void* SharedMemoryRing::read(Channel channel, int64_t peer, int64_t bytes, int64_t sequence, std::chrono::milliseconds timeout) {
-  wait_for(peer, timeout, [&] { return control(peer)->published[channel].load(std::memory_order_acquire) >= sequence; });
+const void* SharedMemoryRing::read(Channel channel, int64_t peer, int64_t bytes, int64_t sequence,
+                                   std::chrono::milliseconds timeout) {
+  wait_for(peer, timeout, [&] {
+    return control(peer)->published[channel].load(std::memory_order_acquire) >= sequence;
+  });
   return slot(channel, peer, bytes, sequence);
 }
 
@@ -224,7 +242,9 @@ void SharedMemoryRing::give_back(Channel channel, int64_t peer, int64_t sequence
     ++until;
   else
     early.insert(sequence);
-  for (auto next = early.begin(); next != early.end() && *next == until + 1; next = early.erase(next)) ++until;
+  for (auto next = early.begin(); next != early.end() && *next == until + 1;
+       next = early.erase(next))
+    ++until;
   done.store(until, std::memory_order_release);
   ring(rank_);  // the owner waits at its readers' bells
 }

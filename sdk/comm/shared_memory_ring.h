@@ -1,5 +1,6 @@
-// Shared memory between the ranks of one host: each rank owns a ring of slots a channel, puts data there once, and the others read it
-// in place. One copy where a socket costs three and two system calls.
+// Shared memory between the ranks of one host: each rank owns a ring of slots a channel, puts data
+// there once, and the others read it in place. One copy where a socket costs three and two system
+// calls.
 #pragma once
 
 #include <atomic>
@@ -22,24 +23,30 @@ class SharedMemoryRing {
     int64_t slot[kChannels] = {0, 0};  // bytes
     int64_t ring[kChannels] = {4, 2};  // slots: one more than are ever under way at once
   };
-  // Makes the region (rank 0), or opens the one of that name. nullptr when that is not possible: too little memory, another host. The
-  // name is removed with unlink() once all have opened it, so nothing outlives the processes. Ranks that are threads of one process get
-  // one mapping, at one address, so that the thread sanitizer sees who reads what another has written.
-  static std::unique_ptr<SharedMemoryRing> create(const std::string& name, int64_t ranks, const Sizes& sizes);
-  static std::unique_ptr<SharedMemoryRing> open(const std::string& name, int64_t ranks, const Sizes& sizes);
+  // Makes the region (rank 0), or opens the one of that name. nullptr when that is not possible:
+  // too little memory, another host. The name is removed with unlink() once all have opened it, so
+  // nothing outlives the processes. Ranks that are threads of one process get one mapping, at one
+  // address, so that the thread sanitizer sees who reads what another has written.
+  static std::unique_ptr<SharedMemoryRing> create(const std::string& name, int64_t ranks,
+                                                  const Sizes& sizes);
+  static std::unique_ptr<SharedMemoryRing> open(const std::string& name, int64_t ranks,
+                                                const Sizes& sizes);
   static void unlink(const std::string& name);
   ~SharedMemoryRing();
 
   void enter(int64_t rank);  // announces this process
   bool fits(Channel channel, int64_t bytes) const { return bytes <= sizes_.slot[channel]; }
-  // Memory of the next own slot; waits until all others have read what was there. `sequence` names it. `bytes`: of the message, alike on
-  // all ranks. Messages of the channel gather lie one after the other in the order of the ranks; who reads them may use them as one
-  // until he gives all back, and must have done so before he stages the last but one of the ring behind it.
+  // Memory of the next own slot; waits until all others have read what was there. `sequence` names
+  // it. `bytes`: of the message, alike on all ranks. Messages of the channel gather lie one after
+  // the other in the order of the ranks; who reads them may use them as one until he gives all
+  // back, and must have done so before he stages the last but one of the ring behind it.
   void* stage(Channel channel, int64_t bytes, int64_t& sequence, std::chrono::milliseconds timeout);
   void publish(Channel channel, int64_t sequence);
   // A peer's slot; waits until it is published.
-  const void* read(Channel channel, int64_t peer, int64_t bytes, int64_t sequence, std::chrono::milliseconds timeout);
-  // Every slot of a peer must be given back once, in any order; those of one sequence all together, when none is read any more.
+  const void* read(Channel channel, int64_t peer, int64_t bytes, int64_t sequence,
+                   std::chrono::milliseconds timeout);
+  // Every slot of a peer must be given back once, in any order; those of one sequence all together,
+  // when none is read any more.
   void give_back(Channel channel, int64_t peer, int64_t sequence);
 
   // Why a wait ended without success.
@@ -67,7 +74,8 @@ class SharedMemoryRing {
   bool entered_ = false;
   Sizes sizes_;
   int64_t next_[kChannels] = {1, 1};
-  std::vector<std::set<int64_t>> early_[kChannels];  // by peer: given back before one that came first
+  std::vector<std::set<int64_t>>
+      early_[kChannels];  // by peer: given back before one that came first
 };
 
 }  // namespace meshwright::detail

@@ -32,28 +32,35 @@ std::string size_text(int64_t bytes) {
 
 std::string Place::name() const { return axis + " " + list_text(ranks); }
 
-Error Place::failure(const char* op, int64_t bytes, const std::string& what, int64_t awaited) const {
-  bool late = what.find("imed out") != std::string::npos || what.find("imeout") != std::string::npos;
+Error Place::failure(const char* op, int64_t bytes, const std::string& what,
+                     int64_t awaited) const {
+  bool late =
+      what.find("imed out") != std::string::npos || what.find("imeout") != std::string::npos;
   std::string place = std::string(op) + " of " + size_text(bytes) + " in group " + name();
   std::string who = "rank " + std::to_string(world_rank);
   std::vector<int64_t> silent;
   try {
-    if (liveness_check && *liveness_check) silent = (*liveness_check)(late ? ranks : std::vector<int64_t>());
+    if (liveness_check && *liveness_check)
+      silent = (*liveness_check)(late ? ranks : std::vector<int64_t>());
   } catch (const Error& told) {
     return told;
   }
   if (!late)
-    return Error(ErrorCode::collective_failed, who + ": " + place + " failed: " + with_peer_names(what.substr(0, what.find('\n'))))
+    return Error(ErrorCode::collective_failed, who + ": " + place + " failed: " +
+                                                   with_peer_names(what.substr(0, what.find('\n'))))
         .help("look at the message of the rank that ended first");
   if (silent.empty() && awaited >= 0) silent = {ranks[static_cast<size_t>(awaited)]};
-  std::string names = silent.size() == 1 ? "rank " + std::to_string(silent[0]) : "ranks " + list_text(silent);
+  std::string names =
+      silent.size() == 1 ? "rank " + std::to_string(silent[0]) : "ranks " + list_text(silent);
   char seconds[32];
   std::snprintf(seconds, sizeof seconds, "%g s", static_cast<double>(timeout.count()) / 1000);
-  return Error(ErrorCode::collective_timeout,
-               who + " waited " + seconds + " in vain for " + place + (silent.empty() ? "" : ": no word from " + names))
+  return Error(ErrorCode::collective_timeout, who + " waited " + seconds + " in vain for " + place +
+                                                  (silent.empty() ? "" : ": no word from " + names))
       .key("dist_env.timeout_minutes")
-      .help(silent.empty() ? "look at the logs of the other ranks of the group: one of them hangs, is stopped or runs something else"
-                           : "look at the log of " + names + ": it hangs, is stopped or runs something else")
+      .help(silent.empty()
+                ? "look at the logs of the other ranks of the group: one of them hangs, is stopped "
+                  "or runs something else"
+                : "look at the log of " + names + ": it hangs, is stopped or runs something else")
       .help("raise dist_env.timeout_minutes when a rank is only slow");
 }
 
@@ -72,7 +79,8 @@ void Watchdog::guard(std::shared_ptr<Transport> transport) {
   if (!thread_.joinable()) thread_ = std::thread([this] { run(); });
 }
 
-void Watchdog::add(c10::intrusive_ptr<c10d::Work> work, std::shared_ptr<const Place> place, const char* op, int64_t bytes) {
+void Watchdog::add(c10::intrusive_ptr<c10d::Work> work, std::shared_ptr<const Place> place,
+                   const char* op, int64_t bytes) {
   auto deadline = std::chrono::steady_clock::now() + place->timeout;
   std::lock_guard lock(mutex_);
   entries_.push_back({std::move(work), std::move(place), op, bytes, deadline});

@@ -1,4 +1,5 @@
-// Collectives that run on a device: the host does not wait for them, so a watchdog notices when one fails or never ends.
+// Collectives that run on a device: the host does not wait for them, so a watchdog notices when one
+// fails or never ends.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -26,8 +27,8 @@ struct Place {
   std::chrono::milliseconds timeout{};
   std::shared_ptr<World::LivenessCheck> liveness_check = {};
   std::string name() const;  // "dp [0, 1, 2]"
-  // Error(collective_timeout | collective_failed), by what LibTorch said. `awaited`: the place in the group whose turn it was, where that
-  // is known and nobody can call the roll.
+  // Error(collective_timeout | collective_failed), by what LibTorch said. `awaited`: the place in
+  // the group whose turn it was, where that is known and nobody can call the roll.
   Error failure(const char* op, int64_t bytes, const std::string& what, int64_t awaited = -1) const;
 };
 
@@ -35,8 +36,10 @@ class Watchdog {
  public:
   ~Watchdog();
   void guard(std::shared_ptr<Transport> transport);  // what to abort
-  void add(c10::intrusive_ptr<c10d::Work> work, std::shared_ptr<const Place> place, const char* op, int64_t bytes);
-  // Throws the first failure. By then all transports are aborted, so that no kernel holds the device.
+  void add(c10::intrusive_ptr<c10d::Work> work, std::shared_ptr<const Place> place, const char* op,
+           int64_t bytes);
+  // Throws the first failure. By then all transports are aborted, so that no kernel holds the
+  // device.
   void check();
 
  private:

@@ -10,12 +10,15 @@
 
 namespace meshwright {
 
-std::shared_ptr<Transport> transport_over(c10::intrusive_ptr<c10d::Backend> backend, at::Device device) {
-  if (backend->getBackendName() == "nccl") return detail::nccl_transport(std::move(backend), device);
+std::shared_ptr<Transport> transport_over(c10::intrusive_ptr<c10d::Backend> backend,
+                                          at::Device device) {
+  if (backend->getBackendName() == "nccl")
+    return detail::nccl_transport(std::move(backend), device);
   return detail::gloo_transport(std::move(backend));
 }
 
-World::World(int64_t rank, int64_t size, at::Device device, std::chrono::milliseconds timeout, Connect connect)
+World::World(int64_t rank, int64_t size, at::Device device, std::chrono::milliseconds timeout,
+             Connect connect)
     : rank_(rank),
       size_(size),
       device_(device),
@@ -24,8 +27,9 @@ World::World(int64_t rank, int64_t size, at::Device device, std::chrono::millise
       liveness_check_(std::make_shared<LivenessCheck>()),
       traffic_(std::make_shared<TrafficCounter>()),
       trace_(std::make_shared<Trace>()) {
-  // LibTorch's recorder of collectives writes down a group's first one without its lock (2.11): two threads that each use a new group have
-  // crashed in it. Nothing here reads it; who wants it sets the variable.
+  // LibTorch's recorder of collectives writes down a group's first one without its lock (2.11): two
+  // threads that each use a new group have crashed in it. Nothing here reads it; who wants it sets
+  // the variable.
   static const int unrecorded = ::setenv("TORCH_FR_BUFFER_SIZE", "0", /*overwrite=*/0);
   static_cast<void>(unrecorded);
 }
@@ -41,16 +45,20 @@ std::shared_ptr<Group> World::group(const std::string& axis, const std::vector<i
   std::shared_ptr<Group>& kept = groups_[name];
   if (kept) return kept;
   auto impl = std::make_unique<Group::Impl>();
-  impl->place = std::make_shared<detail::Place>(detail::Place{axis, rank_, ranks, timeout_, liveness_check_});
+  impl->place =
+      std::make_shared<detail::Place>(detail::Place{axis, rank_, ranks, timeout_, liveness_check_});
   auto mine = std::find(ranks.begin(), ranks.end(), rank_);
-  if (mine == ranks.end()) throw Error(ErrorCode::internal, "rank " + std::to_string(rank_) + " is not in group " + impl->place->name());
+  if (mine == ranks.end())
+    throw Error(ErrorCode::internal,
+                "rank " + std::to_string(rank_) + " is not in group " + impl->place->name());
   impl->rank = mine - ranks.begin();
   impl->traffic = traffic_;
   impl->trace = trace_;
   if (ranks.size() > 1) {
     auto failed = [&](const std::string& why) {
-      return Error(ErrorCode::rendezvous_failed,
-                   "rank " + std::to_string(rank_) + " could not join group " + impl->place->name() + ": " + why);
+      return Error(ErrorCode::rendezvous_failed, "rank " + std::to_string(rank_) +
+                                                     " could not join group " +
+                                                     impl->place->name() + ": " + why);
     };
     try {
       impl->transport = connect_(name, ranks);
@@ -66,7 +74,8 @@ std::shared_ptr<Group> World::group(const std::string& axis, const std::vector<i
       watchdog_->guard(impl->transport);
       impl->watchdog = watchdog_;
     } else if (device_.is_cpu()) {
-      impl->transport = detail::shared_memory_over(std::move(impl->transport), impl->place, impl->rank);
+      impl->transport =
+          detail::shared_memory_over(std::move(impl->transport), impl->place, impl->rank);
     }
   }
   return kept = std::make_shared<Group>(std::move(impl));
@@ -82,6 +91,8 @@ std::shared_ptr<Group> World::everyone() {
   return group("world", all);
 }
 
-std::shared_ptr<Group> DeviceMesh::group(const std::string& axis) const { return world_->group(axis, mesh_.group(world_->rank(), axis)); }
+std::shared_ptr<Group> DeviceMesh::group(const std::string& axis) const {
+  return world_->group(axis, mesh_.group(world_->rank(), axis));
+}
 
 }  // namespace meshwright

@@ -30,7 +30,11 @@ std::vector<Wish> wishes(const meshwright_strategy& strategy, uint64_t seed, int
   }
   Random random(seed);
   while (out.size() < kRequests) {
-    out.push_back(random_wish(random, random.chance(10) ? kMaxWorld : random.chance(50) ? 512 : 32, spoilt_percent));
+    out.push_back(random_wish(random,
+                              random.chance(10)   ? kMaxWorld
+                              : random.chance(50) ? 512
+                                                  : 32,
+                              spoilt_percent));
     if (random.chance(30)) randomize_own(strategy, out.back(), random);
   }
   return out;
@@ -49,7 +53,8 @@ void check_refusal(const Wish& wish, const Error& error, Report& report) {
 }
 
 // A request's refusals, followed through the first setting each of them advises, end in a plan.
-void follow_help(Strategy& strategy, const meshwright_strategy& about, Wish wish, const MeshAnswer& first, Report& report) {
+void follow_help(Strategy& strategy, const meshwright_strategy& about, Wish wish,
+                 const MeshAnswer& first, Report& report) {
   OptionSchema own = own_schema(about);
   std::string trail = describe(wish);
   MeshAnswer answer = first;
@@ -58,7 +63,8 @@ void follow_help(Strategy& strategy, const meshwright_strategy& about, Wish wish
     std::optional<Setting> advice;
     for (const std::string& help : answer.error->helps()) {
       SettingOrProblem parsed = parse_setting(help, own);
-      if (!parsed.problem.empty()) return report.fail(trail + ": the help \"" + help + "\" " + parsed.problem);
+      if (!parsed.problem.empty())
+        return report.fail(trail + ": the help \"" + help + "\" " + parsed.problem);
       if (parsed.setting && !advice) advice = std::move(parsed.setting);
     }
     if (!advice) return;  // advice in other words, which a program cannot follow
@@ -66,9 +72,11 @@ void follow_help(Strategy& strategy, const meshwright_strategy& about, Wish wish
     trail += " -> " + advice->text;
     apply(*advice, wish);
     Answer<MeshRequest> request = ask([&] { return make_request(about, wish); });
-    if (!request.value) return report.fail(trail + ": the advised value is refused: " + one_line(*request.error));
+    if (!request.value)
+      return report.fail(trail + ": the advised value is refused: " + one_line(*request.error));
     answer = plan(strategy, *request.value);
-    if (answer.error && one_line(*answer.error) == failure) return report.fail(trail + ": the help changes nothing: " + failure);
+    if (answer.error && one_line(*answer.error) == failure)
+      return report.fail(trail + ": the help changes nothing: " + failure);
   }
   if (!answer.foreign.empty()) report.fail(trail + ": " + answer.foreign + " left plan_mesh");
 }
@@ -113,7 +121,9 @@ void check_mesh(const Subject& subject, Report& report) {
   for (const Wish& wish : wishes(about, 1, 10)) {
     if (report.full()) return;
     MeshAnswer answer = plan(*strategy, make_request(about, wish));
-    if (!answer.foreign.empty()) report.fail(describe(wish) + ": " + answer.foreign + " left plan_mesh; only meshwright::Error may");
+    if (!answer.foreign.empty())
+      report.fail(describe(wish) + ": " + answer.foreign +
+                  " left plan_mesh; only meshwright::Error may");
     if (answer.error) {
       ++refused;
       if (first_refusal.empty()) first_refusal = describe(wish) + ": " + one_line(*answer.error);
@@ -123,8 +133,11 @@ void check_mesh(const Subject& subject, Report& report) {
     ++(answer.value->delegate_to.empty() ? planned : delegated);
     if (answer.value->delegate_to.empty()) largest = std::max(largest, wish.places());
   }
-  if (planned == 0) report.fail("it refused all " + std::to_string(refused) + " requests; the first: " + first_refusal);
-  report.note(std::to_string(planned) + " planned up to " + std::to_string(largest) + " ranks, " + std::to_string(refused) + " refused" +
+  if (planned == 0)
+    report.fail("it refused all " + std::to_string(refused) +
+                " requests; the first: " + first_refusal);
+  report.note(std::to_string(planned) + " planned up to " + std::to_string(largest) + " ranks, " +
+              std::to_string(refused) + " refused" +
               (delegated > 0 ? ", " + std::to_string(delegated) + " handed on" : ""));
 }
 
@@ -141,9 +154,12 @@ void check_mesh_pure(const Subject& subject, Report& report) {
   for (size_t i = 0; i < requests.size() && !report.full(); ++i) {
     std::string before = fingerprint(requests[i]);
     answers.push_back(outcome(plan(*strategy, requests[i])));
-    if (fingerprint(requests[i]) != before) report.fail(names[i] + ": plan_mesh changed its request");
-    if (outcome(plan(*strategy, requests[i])) != answers[i]) report.fail(names[i] + ": a second call gave another answer");
-    if (outcome(plan(*other, requests[i])) != answers[i]) report.fail(names[i] + ": another instance gave another answer");
+    if (fingerprint(requests[i]) != before)
+      report.fail(names[i] + ": plan_mesh changed its request");
+    if (outcome(plan(*strategy, requests[i])) != answers[i])
+      report.fail(names[i] + ": a second call gave another answer");
+    if (outcome(plan(*other, requests[i])) != answers[i])
+      report.fail(names[i] + ": another instance gave another answer");
   }
   if (report.full()) return;
   // Later calls must not remember earlier ones, and several threads may ask one instance.
@@ -158,7 +174,9 @@ void check_mesh_pure(const Subject& subject, Report& report) {
     });
   for (std::thread& thread : threads) thread.join();
   for (size_t i : different)
-    if (i < requests.size()) report.fail(names[i] + ": asked again in another order from several threads, it gave another answer");
+    if (i < requests.size())
+      report.fail(names[i] +
+                  ": asked again in another order from several threads, it gave another answer");
   report.note(std::to_string(requests.size()) + " requests, 2 instances, 4 threads");
 }
 
@@ -168,7 +186,9 @@ void check_mesh_refusal(const Subject& subject, Report& report) {
   int refused = 0, followed = 0;
   auto look = [&](const Wish& wish, bool must_refuse) {
     MeshAnswer answer = plan(*strategy, make_request(about, wish));
-    if (!answer.foreign.empty()) report.fail(describe(wish) + ": " + answer.foreign + " left plan_mesh; only meshwright::Error may");
+    if (!answer.foreign.empty())
+      report.fail(describe(wish) + ": " + answer.foreign +
+                  " left plan_mesh; only meshwright::Error may");
     if (answer.error) {
       ++refused;
       check_refusal(wish, *answer.error, report);
@@ -182,7 +202,8 @@ void check_mesh_refusal(const Subject& subject, Report& report) {
     if (!report.full()) look(wish, true);
   for (const Wish& wish : wishes(about, 3, 60))
     if (!report.full()) look(wish, false);
-  report.note(std::to_string(refused) + " refused, the help of " + std::to_string(followed) + " followed");
+  report.note(std::to_string(refused) + " refused, the help of " + std::to_string(followed) +
+              " followed");
 }
 
 }  // namespace meshwright::conformance

@@ -53,7 +53,8 @@ class OptionChecker {
     if (!outcome.foreign.empty()) return report_.fail(name_ + ": " + outcome.foreign);
     if (!outcome.error) return report_.fail(name_ + " takes " + what + ", " + to_toml(value));
     if (outcome.error->code() != code)
-      report_.fail(name_ + " refuses " + what + " with " + code_string(outcome.error->code()) + " instead of " + code_string(code));
+      report_.fail(name_ + " refuses " + what + " with " + code_string(outcome.error->code()) +
+                   " instead of " + code_string(code));
     if (outcome.error->key().empty() || outcome.error->helps().empty())
       report_.fail(name_ + " refuses " + what + " without a key or a help line");
   }
@@ -62,23 +63,32 @@ class OptionChecker {
     constexpr uint32_t numbers = MESHWRIGHT_INT | MESHWRIGHT_NUMBER | MESHWRIGHT_NUMBER_LIST;
     constexpr uint32_t words = MESHWRIGHT_STRING | MESHWRIGHT_STRING_LIST;
     bool bounded = !flag(MESHWRIGHT_NO_MIN) || !flag(MESHWRIGHT_NO_MAX);
-    if (bounded && type(numbers) && (std::isnan(o_.min) || std::isnan(o_.max))) report_.fail(name_ + " has a bound that is not a number");
+    if (bounded && type(numbers) && (std::isnan(o_.min) || std::isnan(o_.max)))
+      report_.fail(name_ + " has a bound that is not a number");
     if (!flag(MESHWRIGHT_NO_MIN) && !flag(MESHWRIGHT_NO_MAX) && type(numbers) &&
         (o_.min > o_.max || (o_.min == o_.max && flag(MESHWRIGHT_OPEN_MIN))))
       report_.fail(name_ + " has a range that holds nothing");
-    if (o_.choices != nullptr && !type(words)) report_.fail(name_ + " has choices but takes no word");
-    if (flag(MESHWRIGHT_DTYPE) && !type(MESHWRIGHT_STRING)) report_.fail(name_ + " is a dtype but takes no word");
-    std::vector<std::string> choices = o_.choices == nullptr ? std::vector<std::string>() : text::split(o_.choices, '|');
+    if (o_.choices != nullptr && !type(words))
+      report_.fail(name_ + " has choices but takes no word");
+    if (flag(MESHWRIGHT_DTYPE) && !type(MESHWRIGHT_STRING))
+      report_.fail(name_ + " is a dtype but takes no word");
+    std::vector<std::string> choices =
+        o_.choices == nullptr ? std::vector<std::string>() : text::split(o_.choices, '|');
     std::sort(choices.begin(), choices.end());
-    if (std::adjacent_find(choices.begin(), choices.end()) != choices.end()) report_.fail(name_ + " has a choice twice");
-    if (std::find(choices.begin(), choices.end(), "") != choices.end()) report_.fail(name_ + " has an empty choice");
+    if (std::adjacent_find(choices.begin(), choices.end()) != choices.end())
+      report_.fail(name_ + " has a choice twice");
+    if (std::find(choices.begin(), choices.end(), "") != choices.end())
+      report_.fail(name_ + " has an empty choice");
     for (std::string alias : text::split_names(o_.aliases, '|')) {
       alias = alias.substr(0, alias.find('{'));  // "old{x=1,y=2}"
       // "vision.size": what used to stand in a table of its own.
       std::vector<std::string> parts = text::split(alias, '.');
-      if (!std::all_of(parts.begin(), parts.end(), [](const std::string& part) { return text::is_identifier(text::normal(part)); }))
+      if (!std::all_of(parts.begin(), parts.end(), [](const std::string& part) {
+            return text::is_identifier(text::normal(part));
+          }))
         report_.fail(name_ + ": the older name \"" + alias + "\" is no name");
-      if (schema_.find(alias) != nullptr) report_.fail(name_ + ": the older name " + alias + " is the name of another option");
+      if (schema_.find(alias) != nullptr)
+        report_.fail(name_ + ": the older name " + alias + " is the name of another option");
     }
   }
 
@@ -94,14 +104,17 @@ class OptionChecker {
                                  MESHWRIGHT_STRING_MAP,
                                  MESHWRIGHT_STRING_TABLE};
     for (const OptionValue& value : one_of_each_form())
-      if (!type(bits[value.index()])) refuses(value, ErrorCode::wrong_type, "a value that is not of its type");
+      if (!type(bits[value.index()]))
+        refuses(value, ErrorCode::wrong_type, "a value that is not of its type");
   }
 
   void range() {
     bool whole = !type(MESHWRIGHT_NUMBER);
     if (!type(MESHWRIGHT_INT | MESHWRIGHT_NUMBER)) return;
     constexpr double inf = std::numeric_limits<double>::infinity();
-    auto value = [&](double v) { return whole ? OptionValue(static_cast<int64_t>(v)) : OptionValue(v); };
+    auto value = [&](double v) {
+      return whole ? OptionValue(static_cast<int64_t>(v)) : OptionValue(v);
+    };
     // The nearest number beyond a bound; further ones would hide a bound that is off by one.
     auto beyond = [&](double bound, double direction) {
       if (!whole) return value(std::nextafter(bound, direction));
@@ -111,7 +124,8 @@ class OptionChecker {
     if (!flag(MESHWRIGHT_NO_MIN) && std::abs(o_.min) < exact) {
       refuses(beyond(o_.min, -inf), ErrorCode::out_of_range, "a number below its minimum");
       if (flag(MESHWRIGHT_OPEN_MIN))
-        refuses(value(o_.min), ErrorCode::out_of_range, "its minimum, which is not part of its range");
+        refuses(value(o_.min), ErrorCode::out_of_range,
+                "its minimum, which is not part of its range");
       else if (!whole || o_.min == std::floor(o_.min))
         takes(value(o_.min), "its own minimum");
     }
@@ -124,9 +138,11 @@ class OptionChecker {
 
   void choices() {
     if (o_.choices == nullptr || !type(MESHWRIGHT_STRING)) return;
-    for (const std::string& choice : text::split_names(o_.choices, '|')) takes(OptionValue(choice), "its choice");
+    for (const std::string& choice : text::split_names(o_.choices, '|'))
+      takes(OptionValue(choice), "its choice");
     if (!flag(MESHWRIGHT_DTYPE))
-      refuses(OptionValue(std::string("surely not a choice")), ErrorCode::bad_choice, "a word that is not among its choices");
+      refuses(OptionValue(std::string("surely not a choice")), ErrorCode::bad_choice,
+              "a word that is not among its choices");
   }
 
   // The name with one letter missing is no key, and the error knows which was meant.
@@ -140,9 +156,13 @@ class OptionChecker {
     // Another option may be as near as this one.
     bool named = std::any_of(helps.begin(), helps.end(), [&](const std::string& help) {
       return std::any_of(schema_.options.begin(), schema_.options.end(),
-                         [&](const meshwright_option* option) { return help.find(option->name) != std::string::npos; });
+                         [&](const meshwright_option* option) {
+                           return help.find(option->name) != std::string::npos;
+                         });
     });
-    if (!named) report_.fail("the error for the unknown key " + wrong + " does not name an option that is near it");
+    if (!named)
+      report_.fail("the error for the unknown key " + wrong +
+                   " does not name an option that is near it");
   }
 
   const OptionSchema& schema_;
@@ -167,10 +187,12 @@ void check_options(const Subject& subject, Report& report) {
   });
   if (!sound.value) return report.fail(sound.error ? one_line(*sound.error) : sound.foreign);
   Outcome unknown = give(schema, "no_such_option_anywhere", OptionValue(true));
-  if (!unknown.error || unknown.error->code() != ErrorCode::unknown_key) report.fail("an unknown key is not refused");
+  if (!unknown.error || unknown.error->code() != ErrorCode::unknown_key)
+    report.fail("an unknown key is not refused");
   for (const meshwright_option* option : schema.options)
     if (!report.full()) OptionChecker(schema, *option, report).run();
-  report.note(std::to_string(schema.options.size()) + (schema.options.size() == 1 ? " option" : " options"));
+  report.note(std::to_string(schema.options.size()) +
+              (schema.options.size() == 1 ? " option" : " options"));
 }
 
 void check_lifecycle(const Subject& subject, Report& report) {
@@ -184,13 +206,16 @@ void check_lifecycle(const Subject& subject, Report& report) {
   size_t after = bytes_in_use();
   // Less than a pointer an instance is noise.
   if (after > before + kTimes * sizeof(void*))
-    report.fail("memory grew by " + std::to_string(after - before) + " bytes over " + std::to_string(kTimes) + " instances");
+    report.fail("memory grew by " + std::to_string(after - before) + " bytes over " +
+                std::to_string(kTimes) + " instances");
   {  // several at once, and not in the order of a stack
     auto first = std::make_unique<Instance>(subject);
     Instance second(subject);
     first.reset();
-    Answer<MeshPlan> plan = ask([&] { return second->plan_mesh(make_request(*subject.strategy, Wish{})); });
-    if (!plan.foreign.empty()) report.fail("after another instance was destroyed: " + plan.foreign + " left plan_mesh");
+    Answer<MeshPlan> plan =
+        ask([&] { return second->plan_mesh(make_request(*subject.strategy, Wish{})); });
+    if (!plan.foreign.empty())
+      report.fail("after another instance was destroyed: " + plan.foreign + " left plan_mesh");
   }
   report.note(std::to_string(kTimes) + " instances");
 }
@@ -212,16 +237,22 @@ void check_validate(const Subject& subject, Report& report) {
       strategy->validate(*config.value, diagnostics);
       return true;
     });
-    if (outcome.error) report.fail(describe(wish) + ": validate threw instead of reporting: " + one_line(*outcome.error));
-    if (!outcome.foreign.empty()) report.fail(describe(wish) + ": " + outcome.foreign + " left validate");
-    if (i == 0 && !diagnostics.ok()) report.fail("the defaults themselves are refused: " + one_line(diagnostics.errors().front()));
+    if (outcome.error)
+      report.fail(describe(wish) +
+                  ": validate threw instead of reporting: " + one_line(*outcome.error));
+    if (!outcome.foreign.empty())
+      report.fail(describe(wish) + ": " + outcome.foreign + " left validate");
+    if (i == 0 && !diagnostics.ok())
+      report.fail("the defaults themselves are refused: " + one_line(diagnostics.errors().front()));
     for (const Error& error : diagnostics.errors()) {
       if (error.key().empty()) report.fail("an error of validate names no key: " + one_line(error));
-      if (error.helps().empty()) report.fail("an error of validate has no help line: " + one_line(error));
+      if (error.helps().empty())
+        report.fail("an error of validate has no help line: " + one_line(error));
     }
     refused += diagnostics.ok() ? 0 : 1;
   }
-  report.note(std::to_string(looked_at) + " configurations, " + std::to_string(refused) + " refused");
+  report.note(std::to_string(looked_at) + " configurations, " + std::to_string(refused) +
+              " refused");
 }
 
 }  // namespace meshwright::conformance

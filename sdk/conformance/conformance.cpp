@@ -9,18 +9,31 @@ namespace meshwright::conformance {
 namespace {
 
 constexpr Case kCases[] = {
-    {"abi", Scope::library, "the loader accepts the library and its facts name what it holds", &check_facts},
-    {"symbols", Scope::library, "the library exports its descriptor and its marker, nothing else", &check_symbols},
-    {"descriptor", Scope::library, "names, version, license and texts are in order", &check_descriptor},
-    {"schema", Scope::strategy, "defaults are valid, and wrong keys, types, ranges and choices are refused", &check_options},
-    {"lifecycle", Scope::strategy, "it is made and destroyed a hundred times without growth", &check_lifecycle},
+    {"abi", Scope::library, "the loader accepts the library and its facts name what it holds",
+     &check_facts},
+    {"symbols", Scope::library, "the library exports its descriptor and its marker, nothing else",
+     &check_symbols},
+    {"descriptor", Scope::library, "names, version, license and texts are in order",
+     &check_descriptor},
+    {"schema", Scope::strategy,
+     "defaults are valid, and wrong keys, types, ranges and choices are refused", &check_options},
+    {"lifecycle", Scope::strategy, "it is made and destroyed a hundred times without growth",
+     &check_lifecycle},
     {"validate", Scope::strategy, "validate answers whatever the options hold", &check_validate},
-    {"mesh", Scope::strategy, "up to 4,096 ranks: ranks and coordinates are one to one, groups agree", &check_mesh},
-    {"mesh_pure", Scope::strategy, "plan_mesh gives the same answer twice, in every thread, and changes nothing", &check_mesh_pure},
-    {"mesh_refusal", Scope::strategy, "sizes that cannot be are refused, with settings that work", &check_mesh_refusal},
-    {"tp_plan", Scope::strategy, "tensor-parallel plans match the model, and impossible head counts are refused", &check_tp_plan},
-    {"footprint", Scope::strategy, "local shapes tile the parameters, bytes and axes are consistent", &check_footprint},
-    {"parallelize", Scope::strategy, "what can train trains as a plain loop does, what cannot says so", &check_parallelize},
+    {"mesh", Scope::strategy,
+     "up to 4,096 ranks: ranks and coordinates are one to one, groups agree", &check_mesh},
+    {"mesh_pure", Scope::strategy,
+     "plan_mesh gives the same answer twice, in every thread, and changes nothing",
+     &check_mesh_pure},
+    {"mesh_refusal", Scope::strategy, "sizes that cannot be are refused, with settings that work",
+     &check_mesh_refusal},
+    {"tp_plan", Scope::strategy,
+     "tensor-parallel plans match the model, and impossible head counts are refused",
+     &check_tp_plan},
+    {"footprint", Scope::strategy,
+     "local shapes tile the parameters, bytes and axes are consistent", &check_footprint},
+    {"parallelize", Scope::strategy,
+     "what can train trains as a plain loop does, what cannot says so", &check_parallelize},
 };
 
 }  // namespace
@@ -47,7 +60,8 @@ const Case* find_case(std::string_view name) {
 Report run_case(const Case& c, const Subject& subject) {
   Report report;
   try {
-    // Nothing can be asked of a strategy whose options cannot be made; the case that says why is "schema".
+    // Nothing can be asked of a strategy whose options cannot be made; the case that says why is
+    // "schema".
     if (c.scope == Scope::strategy && c.run != &check_options) try {
         check_schema(own_schema(*subject.strategy));
       } catch (const Error&) {

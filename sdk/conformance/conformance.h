@@ -1,9 +1,11 @@
-// The conformance kit: what a strategy plugin must do to be one, as cases that anybody can run on their own library.
+// The conformance kit: what a strategy plugin must do to be one, as cases that anybody can run on
+// their own library.
 //
 //   meshwright plugins check ./libacme.so
 //
-// A case is a function over a judged plugin. The runner (runner.h) gives each its own process, so that a crash or a hang is a result and
-// not the end of the run; tests call run_case() in their own process. Nothing here depends on the engine.
+// A case is a function over a judged plugin. The runner (runner.h) gives each its own process, so
+// that a crash or a hang is a result and not the end of the run; tests call run_case() in their own
+// process. Nothing here depends on the engine.
 #pragma once
 
 #include <filesystem>
@@ -58,7 +60,8 @@ struct Case {
   void (*run)(const Subject&, Report&);
 };
 
-// All cases, in the order they run. The first, "abi", is what the loader's judgement becomes; it has passed when a Subject exists.
+// All cases, in the order they run. The first, "abi", is what the loader's judgement becomes; it
+// has passed when a Subject exists.
 std::span<const Case> cases();
 const Case* find_case(std::string_view name);
 // Runs one case here. Whatever the case itself lets through becomes a problem.

@@ -8,11 +8,13 @@
 namespace meshwright::conformance {
 namespace {
 
-// The kit's own arithmetic over a mesh's axes, so that the mesh is compared with something else than itself.
+// The kit's own arithmetic over a mesh's axes, so that the mesh is compared with something else
+// than itself.
 class Arithmetic {
  public:
   explicit Arithmetic(const Mesh& mesh) {
-    for (const MeshAxis& axis : mesh.axes()) names_.push_back(axis.name), sizes_.push_back(axis.size);
+    for (const MeshAxis& axis : mesh.axes())
+      names_.push_back(axis.name), sizes_.push_back(axis.size);
     for (const FlattenedAxis& axis : mesh.flattened()) flattened_[axis.name] = axis.axes;
   }
   std::vector<int64_t> coordinates(int64_t place) const {
@@ -74,21 +76,30 @@ class PlanChecker {
 
   // Fails unless `value` is what was asked for.
   void expect(const std::string& what, int64_t value, int64_t wanted) {
-    if (value != wanted) fail(what + " is " + std::to_string(value) + ", not " + std::to_string(wanted));
+    if (value != wanted)
+      fail(what + " is " + std::to_string(value) + ", not " + std::to_string(wanted));
   }
 
   void delegation() {
-    if (!text::is_identifier(text::normal(plan_.delegate_to))) fail("delegate_to names no strategy: \"" + plan_.delegate_to + "\"");
+    if (!text::is_identifier(text::normal(plan_.delegate_to)))
+      fail("delegate_to names no strategy: \"" + plan_.delegate_to + "\"");
     if (text::normal(plan_.delegate_to) == text::normal(self_)) fail("it delegates to itself");
-    if (plan_.device_mesh || plan_.moe_mesh || !plan_.fsdp_axes.empty()) fail("a plan that delegates holds a mesh as well");
+    if (plan_.device_mesh || plan_.moe_mesh || !plan_.fsdp_axes.empty())
+      fail("a plan that delegates holds a mesh as well");
   }
 
   void no_mesh() {
-    if (plan_.moe_mesh || !plan_.fsdp_axes.empty()) fail("no device mesh, but an expert mesh or sharding axes");
-    const std::pair<const char*, int64_t> sizes[] = {
-        {"tp", wish_.tp}, {"cp", wish_.cp}, {"pp", wish_.pp}, {"ep", wish_.ep}, {"dp_replicate", wish_.dp_replicate}};
+    if (plan_.moe_mesh || !plan_.fsdp_axes.empty())
+      fail("no device mesh, but an expert mesh or sharding axes");
+    const std::pair<const char*, int64_t> sizes[] = {{"tp", wish_.tp},
+                                                     {"cp", wish_.cp},
+                                                     {"pp", wish_.pp},
+                                                     {"ep", wish_.ep},
+                                                     {"dp_replicate", wish_.dp_replicate}};
     for (const auto& [name, size] : sizes)
-      if (size > 1) fail(std::string(name) + " " + std::to_string(size) + " was accepted without a mesh that has it");
+      if (size > 1)
+        fail(std::string(name) + " " + std::to_string(size) +
+             " was accepted without a mesh that has it");
     expect("dp", plan_.dp, wish_.places());
     if (wish_.dp && *wish_.dp > 0) expect("dp", plan_.dp, *wish_.dp);
   }
@@ -96,10 +107,11 @@ class PlanChecker {
   void device_mesh() {
     const Mesh& mesh = *plan_.device_mesh;
     if (!layout(mesh, "device mesh")) return;
-    for (const auto& [name, size] :
-         std::initializer_list<std::pair<const char*, int64_t>>{{"tp", wish_.tp}, {"cp", wish_.cp}, {"pp", wish_.pp}})
+    for (const auto& [name, size] : std::initializer_list<std::pair<const char*, int64_t>>{
+             {"tp", wish_.tp}, {"cp", wish_.cp}, {"pp", wish_.pp}})
       expect(std::string("size of ") + name, mesh.size(name), std::max<int64_t>(size, 1));
-    if (wish_.dp_replicate > 1) expect("size of dp_replicate", mesh.size("dp_replicate"), wish_.dp_replicate);
+    if (wish_.dp_replicate > 1)
+      expect("size of dp_replicate", mesh.size("dp_replicate"), wish_.dp_replicate);
     if (std::optional<int64_t> dp = mesh.find_size("dp")) expect("dp", plan_.dp, *dp);
     int64_t others = mesh.size("tp") * mesh.size("cp") * mesh.size("pp");
     expect("dp * tp * cp * pp", plan_.dp * others, mesh.size());
@@ -110,28 +122,32 @@ class PlanChecker {
     if (plan_.moe_mesh) expert_mesh(mesh);
   }
 
-  // The mesh lays out exactly the ranks asked for, one to one, and every axis splits them into groups its members agree on.
+  // The mesh lays out exactly the ranks asked for, one to one, and every axis splits them into
+  // groups its members agree on.
   bool layout(const Mesh& mesh, const std::string& what) {
     Arithmetic arithmetic(mesh);
     std::set<std::string> names;
     int64_t product = 1;
     for (const MeshAxis& axis : mesh.axes()) {
-      if (std::find(std::begin(kAxisNames), std::end(kAxisNames), axis.name) == std::end(kAxisNames))
+      if (std::find(std::begin(kAxisNames), std::end(kAxisNames), axis.name) ==
+          std::end(kAxisNames))
         fail(what + ": \"" + axis.name + "\" is not an axis name");
       if (!names.insert(axis.name).second) fail(what + ": axis " + axis.name + " stands twice");
-      if (axis.size < 1) fail(what + ": axis " + axis.name + " has size " + std::to_string(axis.size));
+      if (axis.size < 1)
+        fail(what + ": axis " + axis.name + " has size " + std::to_string(axis.size));
       product *= axis.size;
     }
     if (product != wish_.places()) {
-      fail(what + ": its axes hold " + std::to_string(product) + " ranks, not " + std::to_string(wish_.places()));
+      fail(what + ": its axes hold " + std::to_string(product) + " ranks, not " +
+           std::to_string(wish_.places()));
       return false;
     }
     std::unordered_map<int64_t, int64_t> place_of;
     for (int64_t place = 0; place < product; ++place) {
       int64_t rank = mesh.rank_at(place);
       std::vector<int64_t> coordinates = mesh.coordinates(rank);
-      if (!place_of.emplace(rank, place).second || mesh.place_of(rank) != place || coordinates != arithmetic.coordinates(place) ||
-          arithmetic.place(coordinates) != place) {
+      if (!place_of.emplace(rank, place).second || mesh.place_of(rank) != place ||
+          coordinates != arithmetic.coordinates(place) || arithmetic.place(coordinates) != place) {
         fail(what + ": rank " + std::to_string(rank) + " and its coordinates are not one to one");
         return false;
       }
@@ -146,13 +162,15 @@ class PlanChecker {
     size_t problems = report_.problem_count();
     for (const MeshAxis& axis : mesh.axes()) groups(mesh, arithmetic, place_of, axis.name, what);
     for (const FlattenedAxis& axis : mesh.flattened()) {
-      if (names.contains(axis.name)) fail(what + ": flattened axis " + axis.name + " has the name of another axis");
+      if (names.contains(axis.name))
+        fail(what + ": flattened axis " + axis.name + " has the name of another axis");
       groups(mesh, arithmetic, place_of, axis.name, what);
     }
     return report_.problem_count() == problems;
   }
 
-  void groups(const Mesh& mesh, const Arithmetic& arithmetic, const std::unordered_map<int64_t, int64_t>& place_of, const std::string& axis,
+  void groups(const Mesh& mesh, const Arithmetic& arithmetic,
+              const std::unordered_map<int64_t, int64_t>& place_of, const std::string& axis,
               const std::string& what) {
     std::vector<size_t> covered = arithmetic.covered(axis);
     int64_t size = arithmetic.size(covered);
@@ -183,12 +201,14 @@ class PlanChecker {
       for (size_t i : {size_t{0}, group.size() / 2, group.size() - 1})
         if (sound && count <= 3) {
           std::vector<int64_t> own = mesh.group(group[i], axis);
-          sound =
-              std::equal(own.begin(), own.end(), group.begin(), group.end()) && mesh.coordinate(group[i], axis) == static_cast<int64_t>(i);
+          sound = std::equal(own.begin(), own.end(), group.begin(), group.end()) &&
+                  mesh.coordinate(group[i], axis) == static_cast<int64_t>(i);
         }
     });
-    if (!sound || static_cast<int64_t>(seen.size()) != mesh.size() || count * size != mesh.size() || mesh.group_count(axis) != count)
-      fail(what + ": the groups of axis " + axis + " do not split the ranks, or their members do not agree");
+    if (!sound || static_cast<int64_t>(seen.size()) != mesh.size() || count * size != mesh.size() ||
+        mesh.group_count(axis) != count)
+      fail(what + ": the groups of axis " + axis +
+           " do not split the ranks, or their members do not agree");
   }
 
   void sharding_axes(const Mesh& mesh) {
@@ -198,8 +218,10 @@ class PlanChecker {
         return;
       }
     if (plan_.fsdp_axes.empty()) return;
-    Answer<Mesh> sub = ask([&] { return mesh.submesh(std::span(plan_.fsdp_axes), mesh.rank_at(mesh.size() - 1)); });
-    if (!sub.value) fail("fsdp_axes are no sub-mesh: " + (sub.error ? one_line(*sub.error) : sub.foreign));
+    Answer<Mesh> sub = ask(
+        [&] { return mesh.submesh(std::span(plan_.fsdp_axes), mesh.rank_at(mesh.size() - 1)); });
+    if (!sub.value)
+      fail("fsdp_axes are no sub-mesh: " + (sub.error ? one_line(*sub.error) : sub.foreign));
   }
 
   void expert_mesh(const Mesh& mesh) {
@@ -217,7 +239,8 @@ class PlanChecker {
     for (int64_t place = 0; place < experts.size(); ++place) {
       int64_t rank = experts.rank_at(place);
       if (experts.coordinate(rank, "pp") == mesh.coordinate(rank, "pp")) continue;
-      fail("rank " + std::to_string(rank) + " is in another pipeline stage in the expert mesh than in the device mesh");
+      fail("rank " + std::to_string(rank) +
+           " is in another pipeline stage in the expert mesh than in the device mesh");
       return;
     }
   }

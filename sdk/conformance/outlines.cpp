@@ -42,8 +42,12 @@ class Builder {
   }
 
  private:
-  void module(const std::string& name, ModuleKind kind, const std::string& class_name) { o_.modules.push_back({name, kind, class_name}); }
-  void parameter(const std::string& name, std::vector<int64_t> shape) { o_.parameters.push_back({name, std::move(shape), DType::float32}); }
+  void module(const std::string& name, ModuleKind kind, const std::string& class_name) {
+    o_.modules.push_back({name, kind, class_name});
+  }
+  void parameter(const std::string& name, std::vector<int64_t> shape) {
+    o_.parameters.push_back({name, std::move(shape), DType::float32});
+  }
   void linear(const std::string& name, int64_t in, int64_t out) {
     module(name, ModuleKind::linear, "Linear");
     parameter(name + ".weight", {out, in});
@@ -52,7 +56,9 @@ class Builder {
     module(name, ModuleKind::norm, "LlamaRMSNorm");
     parameter(name + ".weight", {s_.hidden});
   }
-  void plan(const std::string& module, const char* style) { o_.own_tp_plan.emplace_back("model.layers.*." + module, style); }
+  void plan(const std::string& module, const char* style) {
+    o_.own_tp_plan.emplace_back("model.layers.*." + module, style);
+  }
 
   void layer(const std::string& name) {
     module(name, ModuleKind::layer, "LlamaDecoderLayer");

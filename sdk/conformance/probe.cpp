@@ -18,7 +18,8 @@ Instance::Instance(const Subject& subject) : about_(*subject.strategy) {
   strategy_ = static_cast<Strategy*>(about_.create(&status));
   if (strategy_ != nullptr) return;
   status.message[sizeof status.message - 1] = '\0';
-  throw std::runtime_error(std::string("create() failed: ") + (*status.message != '\0' ? status.message : "it gave no reason"));
+  throw std::runtime_error(std::string("create() failed: ") +
+                           (*status.message != '\0' ? status.message : "it gave no reason"));
 }
 
 Instance::~Instance() { about_.destroy(strategy_); }
@@ -27,7 +28,8 @@ std::string describe_foreign_exception() {
   std::string name = "an unknown exception";
   if (const std::type_info* type = abi::__cxa_current_exception_type()) {
     int status = 0;
-    std::unique_ptr<char, decltype(&std::free)> text(abi::__cxa_demangle(type->name(), nullptr, nullptr, &status), &std::free);
+    std::unique_ptr<char, decltype(&std::free)> text(
+        abi::__cxa_demangle(type->name(), nullptr, nullptr, &status), &std::free);
     name = status == 0 ? text.get() : type->name();
   }
   try {
@@ -49,9 +51,11 @@ uint64_t Random::next() {
 
 OptionSchema own_schema(const meshwright_strategy& strategy) {
   OptionSchema schema;
-  schema.table = std::string("distributed.") + (strategy.options_table != nullptr ? strategy.options_table : strategy.name);
+  schema.table = std::string("distributed.") +
+                 (strategy.options_table != nullptr ? strategy.options_table : strategy.name);
   schema.owner = strategy.name;
-  for (size_t i = 0; i < strategy.option_count; ++i) schema.options.push_back(&element(strategy.options, i));
+  for (size_t i = 0; i < strategy.option_count; ++i)
+    schema.options.push_back(&element(strategy.options, i));
   return schema;
 }
 
@@ -63,9 +67,18 @@ OptionValue random_value(const meshwright_option& option, Random& random) {
   if (flag(MESHWRIGHT_OPTIONAL) && random.chance(15)) return std::string("none");
   std::vector<std::string> words = text::split_names(option.choices, '|');
   bool any_word = words.empty();
-  if (any_word) words = {"", "a", "model.layers.*", "-", "1f1b", "an unlikely name with spaces and \xc3\xa4", std::string(300, 'x')};
-  if (flag(MESHWRIGHT_DTYPE) && any_word) words = {"float32", "bf16", "torch.float16", "half", "int8", "bool"};
-  double low = flag(MESHWRIGHT_NO_MIN) ? -1e6 : option.min, high = flag(MESHWRIGHT_NO_MAX) ? std::max(low, 0.0) + 1e6 : option.max;
+  if (any_word)
+    words = {"",
+             "a",
+             "model.layers.*",
+             "-",
+             "1f1b",
+             "an unlikely name with spaces and \xc3\xa4",
+             std::string(300, 'x')};
+  if (flag(MESHWRIGHT_DTYPE) && any_word)
+    words = {"float32", "bf16", "torch.float16", "half", "int8", "bool"};
+  double low = flag(MESHWRIGHT_NO_MIN) ? -1e6 : option.min,
+         high = flag(MESHWRIGHT_NO_MAX) ? std::max(low, 0.0) + 1e6 : option.max;
   auto number = [&] {
     double v = low + (high - low) * static_cast<double>(random.below(1001)) / 1000.0;
     if (random.chance(50)) v = low + static_cast<double>(random.below(5));
@@ -84,7 +97,9 @@ OptionValue random_value(const meshwright_option& option, Random& random) {
       if (flag(MESHWRIGHT_NO_MAX) && random.chance(10)) return std::numeric_limits<int64_t>::max();
       if (flag(MESHWRIGHT_NO_MIN) && random.chance(10)) return std::numeric_limits<int64_t>::min();
       auto v = static_cast<int64_t>(std::floor(number()));
-      if (static_cast<double>(v) < low || (flag(MESHWRIGHT_OPEN_MIN) && static_cast<double>(v) <= low)) ++v;
+      if (static_cast<double>(v) < low ||
+          (flag(MESHWRIGHT_OPEN_MIN) && static_cast<double>(v) <= low))
+        ++v;
       return v;
     }
     case MESHWRIGHT_NUMBER:
@@ -135,7 +150,8 @@ std::string describe(const Wish& wish) {
   add("ep", wish.ep);
   if (!wish.ranks.empty()) {
     out += ", ranks [";
-    for (size_t i = 0; i < wish.ranks.size() && i < 8; ++i) out += (i > 0 ? ", " : "") + std::to_string(wish.ranks[i]);
+    for (size_t i = 0; i < wish.ranks.size() && i < 8; ++i)
+      out += (i > 0 ? ", " : "") + std::to_string(wish.ranks[i]);
     out += wish.ranks.size() > 8 ? ", ...]" : "]";
   }
   for (const auto* keys : {&wish.shared, &wish.own})
@@ -160,8 +176,9 @@ StrategyConfig make_config(const meshwright_strategy& strategy, const Wish& wish
   size("ep_size", wish.ep);
   for (const auto& [key, value] : wish.shared) config.shared_values.set(key, value);
   Diagnostics diagnostics;
-  config.shared = read_shared_options(config.shared_values, Options(mp_policy_schema()), Options(moe_schema()),
-                                      Options(moe_mp_policy_schema()), Options(pipeline_schema()), diagnostics);
+  config.shared =
+      read_shared_options(config.shared_values, Options(mp_policy_schema()), Options(moe_schema()),
+                          Options(moe_mp_policy_schema()), Options(pipeline_schema()), diagnostics);
   diagnostics.throw_if_any();
   config.own = Options(own_schema(strategy));
   for (const auto& [key, value] : wish.own) config.own.set(key, value);
@@ -181,7 +198,8 @@ Wish random_wish(Random& random, int64_t max_world, int spoilt_percent) {
     wish.pp = random.chance(25) ? random.pick(std::span(kSizes)) : 1;
   } while (wish.tp * wish.cp * wish.pp > max_world);
   int64_t model = wish.tp * wish.cp * wish.pp, most = max_world / model;
-  int64_t dp = random.chance(40) ? 1 + random.below(std::min<int64_t>(most, 8)) : 1 + random.below(most);
+  int64_t dp =
+      random.chance(40) ? 1 + random.below(std::min<int64_t>(most, 8)) : 1 + random.below(most);
   if (random.chance(50))  // powers of two are what people use
     for (dp = 1; dp * 2 <= most && random.chance(70);) dp *= 2;
   wish.world = dp * model;
@@ -218,7 +236,8 @@ void randomize_own(const meshwright_strategy& strategy, Wish& wish, Random& rand
       const meshwright_option& option = element(strategy.options, i);
       OptionValue value = random_value(option, random);
       // An option whose range holds nothing is the concern of case "schema".
-      if (ask([&] { return check_option(option, value, option.name); }).value) wish.own.emplace_back(option.name, std::move(value));
+      if (ask([&] { return check_option(option, value, option.name); }).value)
+        wish.own.emplace_back(option.name, std::move(value));
     }
 }
 
@@ -234,7 +253,8 @@ namespace {
 
 void put(std::ostream& out, const Options& options) {
   for (const meshwright_option* option : options.schema().options)
-    out << option->name << '=' << to_toml(options.value(option->name)) << (options.is_given(option->name) ? "!" : "") << ';';
+    out << option->name << '=' << to_toml(options.value(option->name))
+        << (options.is_given(option->name) ? "!" : "") << ';';
   out << '\n';
 }
 
@@ -261,8 +281,8 @@ std::string fingerprint(const MeshRequest& request) {
   for (int64_t rank : request.ranks) out << rank << ',';
   const ParallelSizes& s = request.config.shared.sizes;
   out << '\n'
-      << s.dp.value_or(0) << ' ' << s.dp_replicate << ' ' << s.tp << ' ' << s.cp << ' ' << s.pp << ' ' << s.ep << ' '
-      << request.config.shared.sequence_parallel << '\n';
+      << s.dp.value_or(0) << ' ' << s.dp_replicate << ' ' << s.tp << ' ' << s.cp << ' ' << s.pp
+      << ' ' << s.ep << ' ' << request.config.shared.sequence_parallel << '\n';
   put(out, request.config.own);
   put(out, request.config.shared_values);
   return out.str();

@@ -1,4 +1,5 @@
-// What the cases share: a strategy's instance, calls that catch everything, seeded random requests. Not for use outside the kit.
+// What the cases share: a strategy's instance, calls that catch everything, seeded random requests.
+// Not for use outside the kit.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +15,8 @@
 
 namespace meshwright::conformance {
 
-// One instance, made and destroyed through the descriptor. Throws std::runtime_error with the plugin's message when create() fails.
+// One instance, made and destroyed through the descriptor. Throws std::runtime_error with the
+// plugin's message when create() fails.
 class Instance {
  public:
   explicit Instance(const Subject& subject);
@@ -37,7 +39,8 @@ struct Answer {
   std::string foreign;  // "std::runtime_error: what()", or ""
 };
 
-// Inside a catch block: the exception in flight as words; "" when it is an exception that LibTorch's code may throw.
+// Inside a catch block: the exception in flight as words; "" when it is an exception that
+// LibTorch's code may throw.
 std::string describe_foreign_exception();
 
 template <class F>
@@ -69,7 +72,8 @@ class Random {
   uint64_t state_;
 };
 
-// The i-th element of an array whose elements may be longer than ours (a plugin of a later minor version).
+// The i-th element of an array whose elements may be longer than ours (a plugin of a later minor
+// version).
 template <class T>
 const T& element(const T* array, size_t i) {
   return *reinterpret_cast<const T*>(reinterpret_cast<const char*>(array) + i * array->struct_size);
@@ -88,12 +92,14 @@ struct Wish {
   std::optional<int64_t> dp;
   int64_t dp_replicate = 1, tp = 1, cp = 1, pp = 1, ep = 1;
   std::vector<int64_t> ranks;
-  std::vector<std::pair<std::string, OptionValue>> shared, own;  // further keys of [distributed] and of the strategy's table
+  std::vector<std::pair<std::string, OptionValue>> shared,
+      own;  // further keys of [distributed] and of the strategy's table
 
   int64_t places() const { return ranks.empty() ? world : static_cast<int64_t>(ranks.size()); }
 };
 std::string describe(const Wish& wish);  // "world 8, tp 2, shard_group_size = 4"
-// Through the same schemas and readers as a file's values. Throws Error when a value does not fit its schema.
+// Through the same schemas and readers as a file's values. Throws Error when a value does not fit
+// its schema.
 StrategyConfig make_config(const meshwright_strategy& strategy, const Wish& wish);
 MeshRequest make_request(const meshwright_strategy& strategy, const Wish& wish);
 // Sizes whose product fills the world, now and then spoilt; up to `max_world` ranks.

@@ -23,17 +23,20 @@ namespace {
 
 constexpr size_t kMaxOutput = size_t{64} << 10;
 
-// Both ends stay above the descriptors that the child gets, or dup2 would overwrite one with another.
+// Both ends stay above the descriptors that the child gets, or dup2 would overwrite one with
+// another.
 struct Pipe {
   int ends[2] = {-1, -1};
   Pipe() {
     int low[2];
-    if (::pipe2(low, O_CLOEXEC) != 0) throw std::runtime_error(std::string("pipe: ") + std::strerror(errno));
+    if (::pipe2(low, O_CLOEXEC) != 0)
+      throw std::runtime_error(std::string("pipe: ") + std::strerror(errno));
     for (int i : {0, 1}) {
       ends[i] = ::fcntl(low[i], F_DUPFD_CLOEXEC, kAnswerFd + 1);
       ::close(low[i]);
     }
-    if (ends[0] < 0 || ends[1] < 0) throw std::runtime_error(std::string("pipe: ") + std::strerror(errno));
+    if (ends[0] < 0 || ends[1] < 0)
+      throw std::runtime_error(std::string("pipe: ") + std::strerror(errno));
     ::fcntl(ends[0], F_SETFL, O_NONBLOCK);
   }
   Pipe(const Pipe&) = delete;
@@ -46,7 +49,8 @@ struct Pipe {
     if (ends[end] >= 0) ::close(ends[end]);
     ends[end] = -1;
   }
-  // Takes what is there; false at its end. What goes beyond the limit is read and dropped, so that the child never waits.
+  // Takes what is there; false at its end. What goes beyond the limit is read and dropped, so that
+  // the child never waits.
   bool drain(std::string& text) {
     char buffer[4096];
     for (ssize_t n; (n = ::read(ends[0], buffer, sizeof buffer)) != 0;) {
@@ -79,7 +83,8 @@ Fields parse_fields(const std::string& text) {
   for (size_t at = 0, end; (end = text.find('\n', at)) != std::string::npos; at = end + 1) {
     std::string line = text.substr(at, end - at);
     size_t blank = std::min(line.find(' '), line.size());
-    fields.emplace_back(line.substr(0, blank), blank < line.size() ? unescape(line.substr(blank + 1)) : std::string());
+    fields.emplace_back(line.substr(0, blank),
+                        blank < line.size() ? unescape(line.substr(blank + 1)) : std::string());
   }
   return fields;
 }
@@ -124,7 +129,8 @@ ChildResult run_child(const std::vector<std::string>& arguments, double seconds)
   output.close(1);
   answers.close(1);
   int status = 0;
-  // The pipes end with the last process that holds them, which may outlive the child; the child's own end counts.
+  // The pipes end with the last process that holds them, which may outlive the child; the child's
+  // own end counts.
   for (int wait_ms = 1;; wait_ms = std::min(wait_ms * 2, 20)) {
     if (::waitpid(child, &status, WNOHANG) == child) break;
     if (std::chrono::duration<double>(Clock::now() - begin).count() >= seconds) {
@@ -157,20 +163,26 @@ Outcome run_case_in_child(const std::vector<std::string>& arguments, double seco
   if (child.timed_out) {
     outcome.lines = {"did not end within " + seconds_text(seconds) + " and was killed"};
   } else if (child.signal != 0) {
-    outcome.lines = {"ended by signal " + std::to_string(child.signal) + " (" + ::strsignal(child.signal) + ")"};
+    outcome.lines = {"ended by signal " + std::to_string(child.signal) + " (" +
+                     ::strsignal(child.signal) + ")"};
   } else if (verdict.empty()) {
-    outcome.lines = {"ended with status " + std::to_string(child.exit_status) + " before the case was over"};
+    outcome.lines = {"ended with status " + std::to_string(child.exit_status) +
+                     " before the case was over"};
   } else if (child.exit_status != 0) {
-    outcome.lines = {"passed its checks, but the process then ended with status " + std::to_string(child.exit_status)};
+    outcome.lines = {"passed its checks, but the process then ended with status " +
+                     std::to_string(child.exit_status)};
   } else {
-    outcome.verdict = verdict[0] == "ok" ? Verdict::ok : verdict[0] == "skipped" ? Verdict::skipped : Verdict::failed;
+    outcome.verdict = verdict[0] == "ok"        ? Verdict::ok
+                      : verdict[0] == "skipped" ? Verdict::skipped
+                                                : Verdict::failed;
     outcome.lines = values_of(child.fields, outcome.verdict == Verdict::ok        ? "note"
                                             : outcome.verdict == Verdict::skipped ? "why"
                                                                                   : "problem");
     return outcome;
   }
   // A failure before the end: what it found until then, and the last it said.
-  for (const std::string& problem : values_of(child.fields, "problem")) outcome.lines.push_back(problem);
+  for (const std::string& problem : values_of(child.fields, "problem"))
+    outcome.lines.push_back(problem);
   std::string last = child.output;
   while (!last.empty() && last.back() == '\n') last.pop_back();
   last = last.substr(last.rfind('\n') + 1);

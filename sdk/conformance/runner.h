@@ -1,6 +1,7 @@
 // One case in a process of its own: a crash, a hang or an exit in the middle is a result.
 //
-// The child answers on a pipe that nothing else writes to (descriptor kAnswerFd), so that a plugin may print what it likes.
+// The child answers on a pipe that nothing else writes to (descriptor kAnswerFd), so that a plugin
+// may print what it likes.
 #pragma once
 
 #include <string>
@@ -13,7 +14,8 @@ namespace meshwright::conformance {
 
 inline constexpr int kAnswerFd = 3;
 
-// What a child tells its parent, in order: "verdict", then "problem", "note", "why", or what the program adds.
+// What a child tells its parent, in order: "verdict", then "problem", "note", "why", or what the
+// program adds.
 using Fields = std::vector<std::pair<std::string, std::string>>;
 
 struct ChildResult {
@@ -25,8 +27,9 @@ struct ChildResult {
   double seconds = 0;
 };
 
-// `arguments[0]` is the program. The child leads a process group of its own; the whole group is killed after `seconds`, and what is left
-// of it when the child ends. Throws std::runtime_error when it cannot be started.
+// `arguments[0]` is the program. The child leads a process group of its own; the whole group is
+// killed after `seconds`, and what is left of it when the child ends. Throws std::runtime_error
+// when it cannot be started.
 ChildResult run_child(const std::vector<std::string>& arguments, double seconds);
 
 // A case as its parent sees it.
@@ -37,7 +40,8 @@ struct Outcome {
 };
 Outcome run_case_in_child(const std::vector<std::string>& arguments, double seconds);
 
-// The child's side. prepare_child: no core dumps, and an end with its parent. answer: false when nobody listens on kAnswerFd.
+// The child's side. prepare_child: no core dumps, and an end with its parent. answer: false when
+// nobody listens on kAnswerFd.
 void prepare_child();
 bool answer(const Fields& fields);
 Fields fields_of(const Report& report);

@@ -7,16 +7,20 @@
 namespace meshwright::conformance {
 namespace {
 
-constexpr std::array kSizes = {"dp_size", "dp_replicate_size", "tp_size", "cp_size", "pp_size", "ep_size"};
+constexpr std::array kSizes = {"dp_size", "dp_replicate_size", "tp_size",
+                               "cp_size", "pp_size",           "ep_size"};
 
 std::optional<OptionValue> parse_value(const std::string& text) {
-  if (text.size() >= 2 && text.front() == '"' && text.back() == '"') return OptionValue(text.substr(1, text.size() - 2));
+  if (text.size() >= 2 && text.front() == '"' && text.back() == '"')
+    return OptionValue(text.substr(1, text.size() - 2));
   if (text == "true" || text == "false") return OptionValue(text == "true");
   int64_t integer = 0;
   double number = 0;
   const char *begin = text.data(), *end = begin + text.size();
-  if (auto [at, error] = std::from_chars(begin, end, integer); error == std::errc() && at == end) return OptionValue(integer);
-  if (auto [at, error] = std::from_chars(begin, end, number); error == std::errc() && at == end) return OptionValue(number);
+  if (auto [at, error] = std::from_chars(begin, end, integer); error == std::errc() && at == end)
+    return OptionValue(integer);
+  if (auto [at, error] = std::from_chars(begin, end, number); error == std::errc() && at == end)
+    return OptionValue(number);
   return std::nullopt;
 }
 
@@ -34,7 +38,8 @@ SettingOrProblem parse_setting(const std::string& help, const OptionSchema& own)
     std::string shared = key.substr(std::string("distributed.").size());
     if (key.starts_with(own.table + ".")) {
       std::string name = key.substr(own.table.size() + 1);
-      if (own.find(name) == nullptr) return {std::nullopt, "names a key that does not exist: " + key};
+      if (own.find(name) == nullptr)
+        return {std::nullopt, "names a key that does not exist: " + key};
       setting.items.push_back({true, name, *value});
     } else if (shared.find('.') != std::string::npos) {
       return {};  // another table

@@ -1,4 +1,5 @@
-// Help lines that a program can follow: "set distributed.tp_size = 2", several joined by "and" or commas. Not for use outside the kit.
+// Help lines that a program can follow: "set distributed.tp_size = 2", several joined by "and" or
+// commas. Not for use outside the kit.
 #pragma once
 
 #include <optional>
@@ -19,7 +20,8 @@ struct Setting {
   std::vector<Item> items;
 };
 
-// Neither field is set when the line is advice in other words, or about keys that a mesh request does not hold.
+// Neither field is set when the line is advice in other words, or about keys that a mesh request
+// does not hold.
 struct SettingOrProblem {
   std::optional<Setting> setting;
   std::string problem;  // "names a key that does not exist: distributed.tp"

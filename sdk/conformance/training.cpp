@@ -1,5 +1,6 @@
-// The case of a strategy that trains: a small net on one, two and three ranks (threads) against a plain loop. A library of its own, which
-// the kit loads when it is needed, because planning needs no LibTorch.
+// The case of a strategy that trains: a small net on one, two and three ranks (threads) against a
+// plain loop. A library of its own, which the kit loads when it is needed, because planning needs
+// no LibTorch.
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/cross_entropy_loss.h>
@@ -45,7 +46,8 @@ struct NetImpl : torch::nn::Module {
     embed = register_module("embed_tokens", Embedding(kVocabulary, kWidth));
     register_module("layers", layers);
     for (int i = 0; i < 3; ++i) layers->push_back(Layer());
-    head = register_module("lm_head", Linear(torch::nn::LinearOptions(kWidth, kVocabulary).bias(false)));
+    head = register_module("lm_head",
+                           Linear(torch::nn::LinearOptions(kWidth, kVocabulary).bias(false)));
   }
   Tensor forward(const Tensor& ids) {
     Tensor x = embed(ids);
@@ -62,18 +64,21 @@ Net make_net() {
   Net net;
   c10::NoGradGuard no_grad;
   uint64_t seed = 1;
-  for (const Tensor& p : net->parameters()) p.copy_(at::randn(p.sizes(), at::detail::createCPUGenerator(seed++)) * 0.3);
+  for (const Tensor& p : net->parameters())
+    p.copy_(at::randn(p.sizes(), at::detail::createCPUGenerator(seed++)) * 0.3);
   return net;
 }
 
 // Sample `row` of step `step`.
 Tensor sample(int64_t step, int64_t row) {
-  return at::randint(0, kVocabulary, {1, kLength + 1}, at::detail::createCPUGenerator(static_cast<uint64_t>(step * kRows + row + 1)),
+  return at::randint(0, kVocabulary, {1, kLength + 1},
+                     at::detail::createCPUGenerator(static_cast<uint64_t>(step * kRows + row + 1)),
                      at::kLong);
 }
 
 Tensor loss_of(Net& net, const Tensor& ids) {
-  return at::cross_entropy_loss(net(ids.narrow(1, 0, kLength)).flatten(0, 1), ids.narrow(1, 1, kLength).flatten());
+  return at::cross_entropy_loss(net(ids.narrow(1, 0, kLength)).flatten(0, 1),
+                                ids.narrow(1, 1, kLength).flatten());
 }
 
 struct Curve {
@@ -91,7 +96,8 @@ Curve plain_loop() {
     loss.backward();
     c10::NoGradGuard no_grad;
     double squares = 0;
-    for (const Tensor& p : net->parameters()) squares += p.grad().to(at::kDouble).square().sum().item<double>();
+    for (const Tensor& p : net->parameters())
+      squares += p.grad().to(at::kDouble).square().sum().item<double>();
     for (Tensor& p : net->parameters()) {
       p.sub_(p.grad(), kRate);
       p.mutable_grad() = Tensor();
@@ -99,19 +105,22 @@ Curve plain_loop() {
     out.losses.push_back(loss.item<double>());
     out.norms.push_back(std::sqrt(squares));
   }
-  for (const auto& item : net->named_parameters()) out.parameters[item.key()] = item.value().detach();
+  for (const auto& item : net->named_parameters())
+    out.parameters[item.key()] = item.value().detach();
   return out;
 }
 
 // One rank's run, in two micro-batches; throws std::runtime_error with what is wrong.
-Curve parallel_loop(const Subject& subject, const MeshRequest& mesh_request, const std::shared_ptr<World>& world) {
+Curve parallel_loop(const Subject& subject, const MeshRequest& mesh_request,
+                    const std::shared_ptr<World>& world) {
   Instance strategy(subject);
   Curve out;
   Net net = make_net();
   ModelOutline outline = outline_of(*net);
   MeshPlan mesh = strategy->plan_mesh(mesh_request);
   const SharedOptions& shared = mesh_request.config.shared;
-  TpPlan tp = strategy->translate_tp_plan(outline, {shared.sizes.tp, shared.sequence_parallel, shared.tp_plan});
+  TpPlan tp = strategy->translate_tp_plan(
+      outline, {shared.sizes.tp, shared.sequence_parallel, shared.tp_plan});
   ParallelizeRequest request{net.ptr(), outline, mesh, tp, mesh_request.config, world};
   std::unique_ptr<ParallelModel> model = strategy->parallelize(request);
   if (!model) throw std::runtime_error("parallelize returned nothing");
@@ -121,24 +130,28 @@ Curve parallel_loop(const Subject& subject, const MeshRequest& mesh_request, con
     double loss_sum = 0;
     for (int64_t micro = 0; micro < 2; ++micro) {
       // Two micro-batches of unequal size: what counts is each one's weight.
-      int64_t half = std::max<int64_t>(share / 2, 1), begin = micro == 0 ? 0 : half, end = micro == 0 ? half : share;
+      int64_t half = std::max<int64_t>(share / 2, 1), begin = micro == 0 ? 0 : half,
+              end = micro == 0 ? half : share;
       model->begin_micro_batch(micro == 1 ? GradientSync::reduce : GradientSync::accumulate);
       std::vector<Tensor> rows;
       for (int64_t r = begin; r < end; ++r) rows.push_back(sample(step, world->rank() * share + r));
-      Tensor loss = loss_of(net, at::cat(rows)) * (static_cast<double>(end - begin) / static_cast<double>(share));
+      Tensor loss = loss_of(net, at::cat(rows)) *
+                    (static_cast<double>(end - begin) / static_cast<double>(share));
       loss.backward();
       loss_sum += loss.item<double>();
     }
     model->end_step();
-    Tensor sum = at::scalar_tensor(loss_sum / static_cast<double>(world->size()), at::kDouble).view({1});
+    Tensor sum =
+        at::scalar_tensor(loss_sum / static_cast<double>(world->size()), at::kDouble).view({1});
     model->data_group()->all_reduce(sum, ReduceOp::sum, /*control=*/true).wait();
     out.losses.push_back(sum.item<double>());
     out.norms.push_back(model->clip_grad_norm(0));
     c10::NoGradGuard no_grad;
     for (const FlatParameterGroup& group : model->update_groups()) {
       if (!group.grads.defined() || group.grads.numel() != group.values.numel())
-        throw std::runtime_error("an update group has " + std::to_string(group.values.numel()) + " values and " +
-                                 std::to_string(group.grads.defined() ? group.grads.numel() : 0) + " gradients");
+        throw std::runtime_error(
+            "an update group has " + std::to_string(group.values.numel()) + " values and " +
+            std::to_string(group.grads.defined() ? group.grads.numel() : 0) + " gradients");
       group.values.sub_(group.grads, kRate);
     }
     model->after_optimizer_step();
@@ -147,12 +160,15 @@ Curve parallel_loop(const Subject& subject, const MeshRequest& mesh_request, con
   for (const ParallelParameter& p : model->parameters()) {
     named.insert(p.name);
     const ParameterOutline* known = outline.find_parameter(p.name);
-    if (known == nullptr) throw std::runtime_error("it lists a parameter " + p.name + ", which the model lacks");
-    if (p.global_shape != known->shape) throw std::runtime_error("it gives " + p.name + " another global shape than the model");
+    if (known == nullptr)
+      throw std::runtime_error("it lists a parameter " + p.name + ", which the model lacks");
+    if (p.global_shape != known->shape)
+      throw std::runtime_error("it gives " + p.name + " another global shape than the model");
     out.parameters[p.name] = model->full_tensor(p.name);
   }
   if (named.size() != outline.parameters.size())
-    throw std::runtime_error("it lists " + std::to_string(named.size()) + " parameters of " + std::to_string(outline.parameters.size()));
+    throw std::runtime_error("it lists " + std::to_string(named.size()) + " parameters of " +
+                             std::to_string(outline.parameters.size()));
   return out;
 }
 
@@ -161,19 +177,25 @@ std::string difference(const Curve& found, const Curve& expected) {
   auto off = [](double a, double b) { return !(std::abs(a / b - 1) <= kTolerance); };
   auto numbers = [](const char* what, size_t step, double a, double b) {
     char text[160];
-    std::snprintf(text, sizeof text, "%s of step %zu is %.8g, that of a plain loop %.8g", what, step + 1, a, b);
+    std::snprintf(text, sizeof text, "%s of step %zu is %.8g, that of a plain loop %.8g", what,
+                  step + 1, a, b);
     return std::string(text);
   };
   for (size_t i = 0; i < expected.losses.size(); ++i) {
-    if (off(found.losses[i], expected.losses[i])) return numbers("the loss", i, found.losses[i], expected.losses[i]);
-    if (off(found.norms[i], expected.norms[i])) return numbers("the gradient norm", i, found.norms[i], expected.norms[i]);
+    if (off(found.losses[i], expected.losses[i]))
+      return numbers("the loss", i, found.losses[i], expected.losses[i]);
+    if (off(found.norms[i], expected.norms[i]))
+      return numbers("the gradient norm", i, found.norms[i], expected.norms[i]);
   }
   for (const auto& [name, tensor] : expected.parameters) {
     auto theirs = found.parameters.find(name);
     if (theirs == found.parameters.end() || theirs->second.sizes() != tensor.sizes())
       return "full_tensor of " + name + " has another shape";
-    double distance = (theirs->second.to(at::kDouble) - tensor.to(at::kDouble)).abs().max().item<double>();
-    if (!(distance <= kTolerance)) return "parameter " + name + " ends " + std::to_string(distance) + " away from that of a plain loop";
+    double distance =
+        (theirs->second.to(at::kDouble) - tensor.to(at::kDouble)).abs().max().item<double>();
+    if (!(distance <= kTolerance))
+      return "parameter " + name + " ends " + std::to_string(distance) +
+             " away from that of a plain loop";
   }
   return "";
 }
@@ -182,7 +204,9 @@ std::string difference(const Curve& found, const Curve& expected) {
 }  // namespace meshwright::conformance
 
 // Says what it found through the two functions.
-extern "C" MESHWRIGHT_API void meshwright_check_training(const meshwright_strategy* about, void* context, void (*fail)(void*, const char*),
+extern "C" MESHWRIGHT_API void meshwright_check_training(const meshwright_strategy* about,
+                                                         void* context,
+                                                         void (*fail)(void*, const char*),
                                                          void (*note)(void*, const char*)) {
   using namespace meshwright;
   using namespace meshwright::conformance;
@@ -200,7 +224,8 @@ extern "C" MESHWRIGHT_API void meshwright_check_training(const meshwright_strate
       Instance strategy(subject);
       return strategy->plan_mesh(request);
     });
-    if (!mesh.value || !mesh.value->delegate_to.empty()) continue;  // the case mesh says whether it may
+    if (!mesh.value || !mesh.value->delegate_to.empty())
+      continue;  // the case mesh says whether it may
     std::mutex mutex;
     std::vector<std::string> problems;
     try {
@@ -211,11 +236,14 @@ extern "C" MESHWRIGHT_API void meshwright_check_training(const meshwright_strate
             try {
               problem = difference(parallel_loop(subject, request, world), expected);
             } catch (const Error& error) {
-              if (error.code() == ErrorCode::collective_timeout || error.code() == ErrorCode::collective_failed) throw;
+              if (error.code() == ErrorCode::collective_timeout ||
+                  error.code() == ErrorCode::collective_failed)
+                throw;
               problem = one_line(error);
             }
             std::lock_guard lock(mutex);
-            if (!problem.empty()) problems.push_back("rank " + std::to_string(world->rank()) + ": " + problem);
+            if (!problem.empty())
+              problems.push_back("rank " + std::to_string(world->rank()) + ": " + problem);
           },
           std::chrono::seconds(10));
     } catch (const std::exception& error) {

@@ -57,7 +57,8 @@ void GradientReducer::accumulate() {
   for (UnitState::Parameter& p : unit_.parameters) {
     if (!p.trainable || !p.variable.grad().defined()) continue;
     Tensor gradient = take_gradient(p);
-    p.accumulated_grad = gradient.scalar_type() == unit_.reduce ? gradient : gradient.to(unit_.reduce);
+    p.accumulated_grad =
+        gradient.scalar_type() == unit_.reduce ? gradient : gradient.to(unit_.reduce);
   }
 }
 
@@ -67,47 +68,55 @@ void GradientReducer::absorb(UnitState::Parameter& p) {
   if (!gradient.defined()) return;
   if (!fresh_)
     throw Error(ErrorCode::bad_module,
-                "a second gradient of " + p.name + " came after the first was reduced: two recomputed modules use it")
+                "a second gradient of " + p.name +
+                    " came after the first was reduced: two recomputed modules use it")
         .key("distributed.activation_checkpointing")
         .help("set distributed.activation_checkpointing = \"none\"");
-  scaled_add(sums_.narrow(0, p.offset, p.count), gradient.contiguous().view({-1}), before_, !p.has_grad);
+  scaled_add(sums_.narrow(0, p.offset, p.count), gradient.contiguous().view({-1}), before_,
+             !p.has_grad);
   p.has_grad = true;
 }
 
 std::optional<GradientPlace> GradientReducer::place(size_t index) {
   UnitState::Parameter& p = unit_.parameters[index];
   const UnitContext& context = unit_.context;
-  bool fits = unit_.shards() == 1 && !unit_.accumulates_unsharded() && !unit_.replicated() && context.synchronise &&
-              !context.policy.check_own_nan && unit_.reduce == unit_.param && unit_.gradient.scalar_type() == unit_.param &&
-              unit_.gradient.device() == unit_.device() && !p.variable.grad().defined() && !p.accumulated_grad.defined();
+  bool fits = unit_.shards() == 1 && !unit_.accumulates_unsharded() && !unit_.replicated() &&
+              context.synchronise && !context.policy.check_own_nan && unit_.reduce == unit_.param &&
+              unit_.gradient.scalar_type() == unit_.param &&
+              unit_.gradient.device() == unit_.device() && !p.variable.grad().defined() &&
+              !p.accumulated_grad.defined();
   if (!fits) return std::nullopt;
   for (const ShardSlice& slice : unit_.slices[0]) {
     if (slice.parameter != index || slice.count != p.count) continue;
-    GradientPlace out{unit_.gradient.narrow(0, slice.at, slice.count).view(p.sizes), before_ * after_, p.placed || !fresh_};
+    GradientPlace out{unit_.gradient.narrow(0, slice.at, slice.count).view(p.sizes),
+                      before_ * after_, p.placed || !fresh_};
     p.placed = true;
     return out;
   }
   return std::nullopt;
 }
 
-// As in torch's FSDP2, ranks are summed in the reduce dtype, replicas too, and the sum is cast to the gradients' dtype at its end. A back
-// end that sums brings the sum itself. Replicas are summed over what this reduction adds, so an earlier sum of the step must stay apart;
-// and on the ranks' device.
+// As in torch's FSDP2, ranks are summed in the reduce dtype, replicas too, and the sum is cast to
+// the gradients' dtype at its end. A back end that sums brings the sum itself. Replicas are summed
+// over what this reduction adds, so an earlier sum of the step must stay apart; and on the ranks'
+// device.
 void GradientReducer::pack() {
   UnitContext& context = unit_.context;
   if (context.reducing != nullptr) context.reducing->finish();
   finish_replication();
   context.reducing = this;
   int64_t n = unit_.shards(), trainable = unit_.layout.trainable_size();
-  bool apart = unit_.replicated() ? !fresh_ || unit_.reduce != unit_.gradient_type || unit_.gradient.device() != unit_.device()
+  bool apart = unit_.replicated() ? !fresh_ || unit_.reduce != unit_.gradient_type ||
+                                        unit_.gradient.device() != unit_.device()
                                   : n > 1 && !remote() && sums_apart();
   first_ = fresh_;
   target_ = apart ? context.pool->take(trainable, unit_.reduce) : unit_.gradient;
   bool first = apart || fresh_;
   fresh_ = false;
   int64_t slots = remote() ? n : n - 1;
-  mapped_ =
-      n > 1 && trainable > 0 && maps_exchange(unit_.group(), trainable * slots * static_cast<int64_t>(c10::elementSize(unit_.reduce)));
+  mapped_ = n > 1 && trainable > 0 &&
+            maps_exchange(unit_.group(),
+                          trainable * slots * static_cast<int64_t>(c10::elementSize(unit_.reduce)));
   if (mapped_)
     packed_ = stage(unit_.group(), trainable * slots, unit_.reduce);
   else if (n > 1)
@@ -121,7 +130,8 @@ void GradientReducer::pack() {
   reducing_ = true;
 }
 
-// This rank's own part goes straight into the target. Where nothing is written, padding and missing gradients are zero.
+// This rank's own part goes straight into the target. Where nothing is written, padding and missing
+// gradients are zero.
 void GradientReducer::pack_own(const std::vector<Tensor>& gradients, bool first) {
   int64_t trainable = unit_.layout.trainable_size(), padding_from = 0;
   auto pad_until = [&](int64_t until) {
@@ -135,14 +145,16 @@ void GradientReducer::pack_own(const std::vector<Tensor>& gradients, bool first)
     Tensor into = target_.narrow(0, slice.at, slice.count);
     bool placed = std::exchange(unit_.parameters[slice.parameter].placed, false);
     if (gradient.defined())
-      scaled_add(into, gradient.narrow(0, slice.from, slice.count), before_ * after_, first && !placed);
+      scaled_add(into, gradient.narrow(0, slice.from, slice.count), before_ * after_,
+                 first && !placed);
     else if (first && !placed)
       into.zero_();
   }
   pad_until(trainable);
 }
 
-// A slot for every rank that gets something of us: all of them where the back end sums, else all others.
+// A slot for every rank that gets something of us: all of them where the back end sums, else all
+// others.
 void GradientReducer::pack_for_others(const std::vector<Tensor>& gradients) {
   int64_t trainable = unit_.layout.trainable_size();
   bool scales = packed_.is_cpu();  // while copying
@@ -179,8 +191,8 @@ void GradientReducer::start() {
   exchanging_ = unit_.group().pairwise_exchange(packed_, received_);
 }
 
-// The step's one reduction of whole gradients. Nothing is copied where the sums have the dtype of the collective and go through sockets or
-// NCCL.
+// The step's one reduction of whole gradients. Nothing is copied where the sums have the dtype of
+// the collective and go through sockets or NCCL.
 void GradientReducer::reduce_accumulated() {
   c10::NoGradGuard no_grad;
   UnitContext& context = unit_.context;
@@ -212,7 +224,8 @@ void GradientReducer::reduce_accumulated() {
     return;
   }
   if (sums_apart()) target_ = context.pool->take(each, unit_.reduce).copy_(unit_.gradient);
-  if (each > 0 && maps_exchange(group, each * (n - 1) * static_cast<int64_t>(c10::elementSize(unit_.reduce)))) {
+  if (each > 0 &&
+      maps_exchange(group, each * (n - 1) * static_cast<int64_t>(c10::elementSize(unit_.reduce)))) {
     packed_ = stage(group, each * (n - 1), unit_.reduce);
     copy(packed_, 0, sums_, 0, me * each);
     copy(packed_, me * each, sums_, (me + 1) * each, (n - 1 - me) * each);
@@ -234,10 +247,13 @@ void GradientReducer::finish() {
   reducing_ = false;
   exchanging_.wait();
   for (int64_t r = 0; r < unit_.shards(); ++r)
-    if (Tensor from = peer(exchanging_, r); from.defined()) scaled_add(target_, from, after_, false);
+    if (Tensor from = peer(exchanging_, r); from.defined())
+      scaled_add(target_, from, after_, false);
   exchanging_ = Work();
-  int64_t each = unit_.layout.trainable_size(), slots = received_.defined() && each > 0 ? received_.numel() / each : 0;
-  for (int64_t r = 0; r < slots; ++r, writes_ = false) scaled_add(target_, received_.narrow(0, r * each, each), after_, writes_);
+  int64_t each = unit_.layout.trainable_size(),
+          slots = received_.defined() && each > 0 ? received_.numel() / each : 0;
+  for (int64_t r = 0; r < slots; ++r, writes_ = false)
+    scaled_add(target_, received_.narrow(0, r * each, each), after_, writes_);
   packed_ = received_ = Tensor();
   if (unit_.context.reducing == this) unit_.context.reducing = nullptr;
   if (unit_.replicated())

@@ -1,13 +1,17 @@
 // The gradients of one unit on their way from autograd into its shard's gradient.
 //
-// A micro-batch that does not reduce calls accumulate(): what autograd left waits in the reduce dtype. One that does calls pack(), which
-// takes all of that, and then start(); the sum over the ranks is under way until finish(), which starts the one over replicas, which ends
-// in finish_replication(). At most one reduction of a model is under way: the previous unit's has this unit's backward to finish in.
-// When to reduce is the caller's to say: at the end of the unit's backward, or later.
+// A micro-batch that does not reduce calls accumulate(): what autograd left waits in the reduce
+// dtype. One that does calls pack(), which takes all of that, and then start(); the sum over the
+// ranks is under way until finish(), which starts the one over replicas, which ends in
+// finish_replication(). At most one reduction of a model is under way: the previous unit's has this
+// unit's backward to finish in. When to reduce is the caller's to say: at the end of the unit's
+// backward, or later.
 //
-// Units that sum whole gradients (ZeRO levels 0 and 1) call absorb() for each gradient and reduce_accumulated() once a step.
+// Units that sum whole gradients (ZeRO levels 0 and 1) call absorb() for each gradient and
+// reduce_accumulated() once a step.
 //
-// Between begin_step() and the first reduction the gradient is of no value (fresh); after it, what reductions bring is added.
+// Between begin_step() and the first reduction the gradient is of no value (fresh); after it, what
+// reductions bring is added.
 #pragma once
 
 #include <optional>
@@ -23,12 +27,14 @@ class GradientReducer {
   GradientReducer(const GradientReducer&) = delete;
   GradientReducer& operator=(const GradientReducer&) = delete;
 
-  // Whole gradients: makes their memory and returns this rank's slice of it; else memory for the slice alone.
+  // Whole gradients: makes their memory and returns this rank's slice of it; else memory for the
+  // slice alone.
   at::Tensor allocate();
   void begin_step();
   void accumulate();
   void absorb(UnitState::Parameter& parameter);
-  // Where a function may write the gradient of a parameter itself; nullopt: autograd shall bring it.
+  // Where a function may write the gradient of a parameter itself; nullopt: autograd shall bring
+  // it.
   std::optional<GradientPlace> place(size_t parameter);
   void pack();
   void start();
@@ -42,7 +48,8 @@ class GradientReducer {
   void abandon();   // after an exception: back to the start of a step
 
  private:
-  // This rank's gradient of a parameter, earlier micro-batches included; undefined when there is none.
+  // This rank's gradient of a parameter, earlier micro-batches included; undefined when there is
+  // none.
   at::Tensor take_gradient(UnitState::Parameter& parameter);
   // A sum of gradients as they are kept would round more than the reduce dtype allows.
   bool sums_apart() const { return wider(unit_.reduce, unit_.gradient_type); }
@@ -53,8 +60,8 @@ class GradientReducer {
   UnitState& unit_;
   double before_ = 1, after_ = 1;  // factors of gradients before and after the sum
   at::Tensor packed_, received_;   // what goes out and what comes in
-  at::Tensor target_;              // what this reduction adds up in: the gradient, or memory apart from it
-  at::Tensor sums_;                // whole gradients, one after the other
+  at::Tensor target_;  // what this reduction adds up in: the gradient, or memory apart from it
+  at::Tensor sums_;    // whole gradients, one after the other
   Work exchanging_, replicating_;
   bool clears_ = false;  // the target is to be cleared while the sum is on its way
   bool mapped_ = false;  // packed_ lies in shared memory

@@ -9,7 +9,8 @@
 
 namespace meshwright {
 
-double clip_gradients(const std::vector<GradientSet>& sets, double max_norm, double scale, at::Device device) {
+double clip_gradients(const std::vector<GradientSet>& sets, double max_norm, double scale,
+                      at::Device device) {
   c10::NoGradGuard no_grad;
   double squares = 0;
   for (const GradientSet& set : sets) {
@@ -19,7 +20,8 @@ double clip_gradients(const std::vector<GradientSet>& sets, double max_norm, dou
     for (const auto& group : set.groups) alone = alone && group->size() == 1;
     if (!alone) {
       at::Tensor box = at::tensor({sum}, at::TensorOptions().dtype(at::kDouble).device(device));
-      for (const auto& group : set.groups) group->all_reduce(box, ReduceOp::sum, /*control=*/true).wait();
+      for (const auto& group : set.groups)
+        group->all_reduce(box, ReduceOp::sum, /*control=*/true).wait();
       sum = box.item<double>();
     }
     squares += sum;

@@ -25,7 +25,8 @@ using at::Tensor;
 
 class ReplicatedModel final : public ParallelModel {
  public:
-  ReplicatedModel(std::shared_ptr<torch::nn::Module> model, ReplicationPolicy policy, std::shared_ptr<World> world);
+  ReplicatedModel(std::shared_ptr<torch::nn::Module> model, ReplicationPolicy policy,
+                  std::shared_ptr<World> world);
 
   void begin_step() override;
   void begin_micro_batch(GradientSync sync) override;
@@ -36,8 +37,12 @@ class ReplicatedModel final : public ParallelModel {
   double clip_grad_norm(double max_norm, double scale) override;
   Tensor full_tensor(std::string_view name) override;
   void summon_full_parameters(const std::function<void()>& body) override { body(); }
-  std::shared_ptr<Group> data_group() override { return policy_.tensor_parallel ? policy_.group : world_->everyone(); }
-  std::shared_ptr<TensorParallel> tensor_parallel() const override { return policy_.tensor_parallel; }
+  std::shared_ptr<Group> data_group() override {
+    return policy_.tensor_parallel ? policy_.group : world_->everyone();
+  }
+  std::shared_ptr<TensorParallel> tensor_parallel() const override {
+    return policy_.tensor_parallel;
+  }
 
   void gradient_ready(size_t parameter);
 
@@ -58,16 +63,20 @@ class ReplicatedModel final : public ParallelModel {
     std::vector<size_t> members;
     size_t waiting = 0;
     bool launched = false;
-    Tensor reduced;  // in the reduce dtype, when it is not the storage dtype and there is anything to sum
+    Tensor reduced;  // in the reduce dtype, when it is not the storage dtype and there is anything
+                     // to sum
     Work work;
   };
 
   bool alone() const { return policy_.group->size() == 1; }
-  // One rank without casts, and no wider sum of micro-batches to keep: gradients stay where autograd puts them.
+  // One rank without casts, and no wider sum of micro-batches to keep: gradients stay where
+  // autograd puts them.
   bool direct() const { return alone() && param_ == storage_ && !detail::wider(reduce_, storage_); }
-  // Whether gradients of earlier micro-batches wait in the buckets. Autograd adds them up in the dtype of computation, which is of use
-  // only where that is as wide as the reduce dtype.
-  bool collects() const { return policy_.gradient_as_bucket_view || detail::wider(reduce_, param_); }
+  // Whether gradients of earlier micro-batches wait in the buckets. Autograd adds them up in the
+  // dtype of computation, which is of use only where that is as wide as the reduce dtype.
+  bool collects() const {
+    return policy_.gradient_as_bucket_view || detail::wider(reduce_, param_);
+  }
   void lay_out();
   void adopt();
   void describe();
@@ -98,7 +107,8 @@ struct GradientHook : torch::autograd::PostAccumulateGradHook {
   size_t parameter;
 };
 
-ReplicatedModel::ReplicatedModel(std::shared_ptr<torch::nn::Module> model, ReplicationPolicy policy, std::shared_ptr<World> world)
+ReplicatedModel::ReplicatedModel(std::shared_ptr<torch::nn::Module> model, ReplicationPolicy policy,
+                                 std::shared_ptr<World> world)
     : model_(std::move(model)),
       policy_(std::move(policy)),
       world_(std::move(world)),
@@ -111,8 +121,11 @@ ReplicatedModel::ReplicatedModel(std::shared_ptr<torch::nn::Module> model, Repli
   for (const auto& item : model_->named_parameters()) {
     const Tensor& t = item.value();
     if (!seen.insert(t.unsafeGetTensorImpl()).second) continue;  // tied
-    if (storage.value_or(t.scalar_type()) != t.scalar_type() || !at::isFloatingType(t.scalar_type()))
-      throw Error(ErrorCode::bad_module, "parameter " + item.key() + " has another dtype than those before it, or no floating one")
+    if (storage.value_or(t.scalar_type()) != t.scalar_type() ||
+        !at::isFloatingType(t.scalar_type()))
+      throw Error(
+          ErrorCode::bad_module,
+          "parameter " + item.key() + " has another dtype than those before it, or no floating one")
           .help("give all parameters one storage dtype (model.torch_dtype)");
     storage = t.scalar_type();
     Parameter p;
@@ -144,7 +157,8 @@ void ReplicatedModel::lay_out() {
     counts.push_back(p.count);
   }
   const auto width = static_cast<int64_t>(c10::elementSize(reduce_));
-  for (GradientBucket& planned : gradient_buckets(counts, width, policy_.first_bucket_bytes, policy_.bucket_bytes)) {
+  for (GradientBucket& planned :
+       gradient_buckets(counts, width, policy_.first_bucket_bytes, policy_.bucket_bytes)) {
     for (size_t p : planned.members) parameters_[p].bucket = buckets_.size();
     Bucket& bucket = buckets_.emplace_back();
     bucket.begin = planned.begin;
@@ -175,7 +189,9 @@ void ReplicatedModel::adopt() {
       p.variable.unsafeGetTensorImpl()->shallow_copy_from(data.getIntrusivePtr());
     else
       p.variable.set_data(data);
-    if (p.trainable && !direct()) torch::autograd::impl::set_post_acc_grad_hooks(p.variable, std::make_unique<GradientHook>(this, i));
+    if (p.trainable && !direct())
+      torch::autograd::impl::set_post_acc_grad_hooks(p.variable,
+                                                     std::make_unique<GradientHook>(this, i));
   }
   if (!alone()) {
     for (const Tensor& buffer : model_->buffers())
@@ -190,19 +206,24 @@ void ReplicatedModel::adopt() {
   if (host == nullptr) {
     if (!casts) return;  // nothing computes in a low precision, so nothing needs a cast
     throw Error(ErrorCode::bad_module,
-                "mixed precision casts inputs and outputs, and the outermost module (" + model_->name() + ") has no hooks")
+                "mixed precision casts inputs and outputs, and the outermost module (" +
+                    model_->name() + ") has no hooks")
         .key("distributed.mp_policy.param_dtype")
         .help("set distributed.mp_policy.param_dtype = \"float32\"")
-        .help("declare the outermost module with MESHWRIGHT_MODULE(...) in place of TORCH_MODULE(...)");
+        .help(
+            "declare the outermost module with MESHWRIGHT_MODULE(...) in place of "
+            "TORCH_MODULE(...)");
   }
   if (policy_.mp.cast_forward_inputs)
     host->before_forward.push_back([this](torch::nn::Module&, TensorRefs& inputs) {
       for (Tensor* t : inputs)
-        if (t->defined() && at::isFloatingType(t->scalar_type()) && t->scalar_type() != param_) *t = t->to(param_);
+        if (t->defined() && at::isFloatingType(t->scalar_type()) && t->scalar_type() != param_)
+          *t = t->to(param_);
     });
   host->after_forward.push_back([this](torch::nn::Module&, TensorRefs& outputs) {
     for (Tensor* t : outputs)
-      if (t->defined() && at::isFloatingType(t->scalar_type()) && t->scalar_type() != output_) *t = t->to(output_);
+      if (t->defined() && at::isFloatingType(t->scalar_type()) && t->scalar_type() != output_)
+        *t = t->to(output_);
   });
 }
 
@@ -220,7 +241,8 @@ void ReplicatedModel::describe() {
     out.placement = placement;
     out.local = values_.narrow(0, p->offset, p->count).view(p->sizes);
     if (policy_.tensor_parallel) policy_.tensor_parallel->describe(out);
-    if (p->trainable && grads_.defined()) out.grad = grads_.narrow(0, p->offset, p->count).view(p->sizes);
+    if (p->trainable && grads_.defined())
+      out.grad = grads_.narrow(0, p->offset, p->count).view(p->sizes);
     described_.push_back(std::move(out));
   }
   if (!direct() && policy_.gradient_as_bucket_view) {
@@ -279,11 +301,13 @@ void ReplicatedModel::absorb(Parameter& p) {
   if (reduce_ == storage_ || (alone() && last_ && !bucket.reduced.defined())) {
     slot = grads_.narrow(0, p.offset, p.count);
   } else {
-    if (!bucket.reduced.defined()) bucket.reduced = at::zeros({bucket.end - bucket.begin}, grads_.options().dtype(reduce_));
+    if (!bucket.reduced.defined())
+      bucket.reduced = at::zeros({bucket.end - bucket.begin}, grads_.options().dtype(reduce_));
     slot = bucket.reduced.narrow(0, p.offset - bucket.begin, p.count);
   }
   if (gradient.defined())
-    detail::scaled_add(slot, gradient.contiguous().view({-1}), 1.0 / static_cast<double>(policy_.group->size()), !p.ever);
+    detail::scaled_add(slot, gradient.contiguous().view({-1}),
+                       1.0 / static_cast<double>(policy_.group->size()), !p.ever);
   else if (!p.ever)
     slot.zero_();
   if (collects()) p.variable.mutable_grad() = Tensor();
@@ -311,11 +335,13 @@ void ReplicatedModel::launch_ready() {
   for (; next_ < buckets_.size() && buckets_[next_].waiting == 0; ++next_) {
     Bucket& bucket = buckets_[next_];
     bucket.launched = true;
-    // What no gradient came for is zero, and stays known as such: check_unused() asks for it at the end of the step.
+    // What no gradient came for is zero, and stays known as such: check_unused() asks for it at the
+    // end of the step.
     for (size_t member : bucket.members)
       if (!parameters_[member].ever) absorb(parameters_[member]);
-    bucket.work =
-        policy_.group->all_reduce(bucket.reduced.defined() ? bucket.reduced : grads_.narrow(0, bucket.begin, bucket.end - bucket.begin));
+    bucket.work = policy_.group->all_reduce(
+        bucket.reduced.defined() ? bucket.reduced
+                                 : grads_.narrow(0, bucket.begin, bucket.end - bucket.begin));
   }
 }
 
@@ -338,14 +364,17 @@ void ReplicatedModel::check_unused() {
   std::string list;
   for (size_t i = 0; i < names.size() && i < 8; ++i) list += (i ? ", " : "") + names[i];
   if (names.size() > 8) list += " and " + std::to_string(names.size() - 8) + " more";
-  Error error(ErrorCode::unused_parameter, policy_.static_graph
-                                               ? "the set of used parameters changed after the first step: " + list
-                                               : "rank " + std::to_string(world_->rank()) + ": no gradient came for " + list);
+  Error error(ErrorCode::unused_parameter,
+              policy_.static_graph
+                  ? "the set of used parameters changed after the first step: " + list
+                  : "rank " + std::to_string(world_->rank()) + ": no gradient came for " + list);
   if (!policy_.options.empty()) {
-    const std::string key = policy_.options + (policy_.static_graph ? ".static_graph" : ".find_unused_parameters");
+    const std::string key =
+        policy_.options + (policy_.static_graph ? ".static_graph" : ".find_unused_parameters");
     error.key(key).help("set " + key + (policy_.static_graph ? " = false" : " = true"));
   }
-  if (!policy_.static_graph) error.help("freeze what the model does not use (requires_grad = false)");
+  if (!policy_.static_graph)
+    error.help("freeze what the model does not use (requires_grad = false)");
   throw error;
 }
 
@@ -369,7 +398,8 @@ void ReplicatedModel::end_step() {
   launch_ready();  // also what is missing, so that no other rank waits in vain
   for (Bucket& bucket : buckets_) {
     bucket.work.wait();
-    if (bucket.reduced.defined()) grads_.narrow(0, bucket.begin, bucket.end - bucket.begin).copy_(bucket.reduced);
+    if (bucket.reduced.defined())
+      grads_.narrow(0, bucket.begin, bucket.end - bucket.begin).copy_(bucket.reduced);
     bucket.reduced = Tensor();
   }
   if (!policy_.gradient_as_bucket_view) {
@@ -394,7 +424,8 @@ void ReplicatedModel::sum_partial_gradients() {
 
 double ReplicatedModel::clip_grad_norm(double max_norm, double scale) {
   if (policy_.tensor_parallel)
-    return clip_gradients(policy_.tensor_parallel->gradient_sets(described_, {}), max_norm, scale, world_->device());
+    return clip_gradients(policy_.tensor_parallel->gradient_sets(described_, {}), max_norm, scale,
+                          world_->device());
   std::vector<Tensor> gradients;
   for (const FlatParameterGroup& update : updates_) gradients.push_back(update.grads);
   return clip_gradients({{gradients, {}}}, max_norm, scale, world_->device());
@@ -402,13 +433,16 @@ double ReplicatedModel::clip_grad_norm(double max_norm, double scale) {
 
 Tensor ReplicatedModel::full_tensor(std::string_view name) {
   for (const ParallelParameter& p : described_)
-    if (p.name == name) return policy_.tensor_parallel ? policy_.tensor_parallel->whole(name, p.local).clone() : p.local.clone();
+    if (p.name == name)
+      return policy_.tensor_parallel ? policy_.tensor_parallel->whole(name, p.local).clone()
+                                     : p.local.clone();
   throw Error(ErrorCode::internal, "the model has no parameter " + std::string(name));
 }
 
 }  // namespace
 
-std::unique_ptr<ParallelModel> replicate_model(std::shared_ptr<torch::nn::Module> model, ReplicationPolicy policy,
+std::unique_ptr<ParallelModel> replicate_model(std::shared_ptr<torch::nn::Module> model,
+                                               ReplicationPolicy policy,
                                                std::shared_ptr<World> world) {
   return std::make_unique<ReplicatedModel>(std::move(model), std::move(policy), std::move(world));
 }

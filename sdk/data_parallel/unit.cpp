@@ -39,7 +39,12 @@ GradientKeeper* gradient_keeper(const Tensor& parameter) {
 }
 
 Unit::Unit(UnitContext& context, const UnitSpec& spec)
-    : name(spec.name), module(spec.module), module_list(spec.module_list), state_(context, spec), unsharded_(state_), reducer_(state_) {}
+    : name(spec.name),
+      module(spec.module),
+      module_list(spec.module_list),
+      state_(context, spec),
+      unsharded_(state_),
+      reducer_(state_) {}
 
 void Unit::adopt(const Tensor& shard, const Tensor& gradient) {
   c10::NoGradGuard no_grad;
@@ -48,20 +53,25 @@ void Unit::adopt(const Tensor& shard, const Tensor& gradient) {
   shard.zero_();
   for (const ShardSlice& slice : state_.slices[static_cast<size_t>(state_.me())]) {
     const Tensor& variable = state_.parameters[slice.parameter].variable;
-    if (!variable.is_meta()) copy(shard, slice.at, variable.detach().contiguous().view({-1}), slice.from, slice.count);
+    if (!variable.is_meta())
+      copy(shard, slice.at, variable.detach().contiguous().view({-1}), slice.from, slice.count);
   }
-  if (!state_.keeps_unsharded() && state_.main != state_.storage) state_.model_shard = shard.to(state_.storage);
+  if (!state_.keeps_unsharded() && state_.main != state_.storage)
+    state_.model_shard = shard.to(state_.storage);
   unsharded_.take_over();
   for (size_t i = 0; i < state_.parameters.size(); ++i)
     if (state_.parameters[i].trainable)
-      torch::autograd::impl::set_post_acc_grad_hooks(state_.parameters[i].variable, std::make_unique<GradientHook>(this, i));
+      torch::autograd::impl::set_post_acc_grad_hooks(state_.parameters[i].variable,
+                                                     std::make_unique<GradientHook>(this, i));
 }
 
 void Unit::adopt_whole() {
   c10::NoGradGuard no_grad;
   int64_t each = trainable_size();
   Tensor slice = unsharded_.allocate_whole().narrow(0, state_.me() * each, each);
-  adopt(state_.main == state_.storage ? slice : at::zeros({each}, slice.options().dtype(state_.main)), reducer_.allocate());
+  adopt(
+      state_.main == state_.storage ? slice : at::zeros({each}, slice.options().dtype(state_.main)),
+      reducer_.allocate());
 }
 
 void Unit::before_backward() {
@@ -78,18 +88,22 @@ void Unit::gradient_ready(size_t index) {
   if (context.policy.check_own_nan && context.own_nonfinite.parameter.empty())
     context.own_nonfinite = Nonfinite::in(p.name, p.variable.grad());
   if (state_.accumulates_unsharded()) reducer_.absorb(p);
-  // A backward that never passed the unit's output (autograd::backward on a parameter itself) is settled at the end of the step.
+  // A backward that never passed the unit's output (autograd::backward on a parameter itself) is
+  // settled at the end of the step.
   if (!in_backward_) return;
   if (--waiting_ == 0) end_backward();
 }
 
-std::optional<GradientPlace> Unit::gradient_place(size_t index) { return in_backward_ ? reducer_.place(index) : std::nullopt; }
+std::optional<GradientPlace> Unit::gradient_place(size_t index) {
+  return in_backward_ ? reducer_.place(index) : std::nullopt;
+}
 
 void Unit::end_backward() {
   c10::NoGradGuard no_grad;
   const UnitContext& context = state_.context;
   Trace& trace = context.world->trace();
-  if (trace.enabled && module_list >= 0) trace.span(Trace::Lane::compute, "backward " + name, backward_began, Trace::now());
+  if (trace.enabled && module_list >= 0)
+    trace.span(Trace::Lane::compute, "backward " + name, backward_began, Trace::now());
   waiting_ = 0;
   in_backward_ = false;
   done = true;
@@ -107,7 +121,8 @@ void Unit::end_backward() {
 
 void Unit::settle() {
   if (in_backward_) end_backward();
-  if (!state_.keeps_unsharded()) unsharded_.cancel();  // gathered ahead and never used; the next step's values will be others
+  if (!state_.keeps_unsharded())
+    unsharded_.cancel();  // gathered ahead and never used; the next step's values will be others
   reshard();
 }
 
@@ -140,7 +155,8 @@ Tensor Unit::full_tensor(size_t parameter) {
   }
   for (int64_t r : c10::irange(n))
     for (const ShardSlice& slice : state_.slices[static_cast<size_t>(r)])
-      if (slice.parameter == parameter) copy(out, slice.from, all, r * each + slice.at, slice.count);
+      if (slice.parameter == parameter)
+        copy(out, slice.from, all, r * each + slice.at, slice.count);
   return out.view(p.sizes);
 }
 

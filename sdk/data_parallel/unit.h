@@ -1,5 +1,6 @@
-// One sharded unit: its life through forward, backward and step. Where its shards lie is its layout (src/unit_layout.h); what is gathered,
-// unsharded_parameters.h; what becomes of its gradients, gradient_reducer.h.
+// One sharded unit: its life through forward, backward and step. Where its shards lie is its layout
+// (src/unit_layout.h); what is gathered, unsharded_parameters.h; what becomes of its gradients,
+// gradient_reducer.h.
 #pragma once
 
 #include <string>
@@ -26,7 +27,8 @@ class Unit {
   bool replicated() const { return state_.replicated(); }
   // Takes its part of the model's flat tensors and the parameters' values; empties the parameters.
   void adopt(const at::Tensor& shard, const at::Tensor& gradient);
-  // Whole parameters: the same with memory of its own, of which shard() and gradient() may be views.
+  // Whole parameters: the same with memory of its own, of which shard() and gradient() may be
+  // views.
   void adopt_whole();
 
   void unshard() { unsharded_.unshard(); }  // starts
@@ -38,8 +40,8 @@ class Unit {
   void gradient_ready(size_t parameter);
   std::optional<GradientPlace> gradient_place(size_t parameter);
   void end_backward();  // reduces in a micro-batch that does, else accumulates; reshards
-  void settle();        // after a backward: ends what waits for gradients that did not come, reshards
-  void abandon();       // after an exception: back to the start of a step
+  void settle();   // after a backward: ends what waits for gradients that did not come, reshards
+  void abandon();  // after an exception: back to the start of a step
   void begin_step() { reducer_.begin_step(); }
   void reduce_late() { reducer_.reduce_late(); }
   void end_step() { reducer_.end_step(); }
@@ -54,7 +56,9 @@ class Unit {
   at::ScalarType compute_type() const { return state_.param; }
   at::ScalarType reduce_type() const { return state_.reduce; }
   at::ScalarType output_type() const { return state_.output; }
-  int64_t gathered_bytes() const { return layout().size() * static_cast<int64_t>(c10::elementSize(state_.param)); }
+  int64_t gathered_bytes() const {
+    return layout().size() * static_cast<int64_t>(c10::elementSize(state_.param));
+  }
   at::Tensor resident(const Parameter& parameter) const { return unsharded_.resident(parameter); }
   // The whole of one parameter in the storage dtype. Collective.
   at::Tensor full_tensor(size_t parameter);

@@ -16,7 +16,8 @@ namespace {
 
 struct Registry {
   std::mutex mutex;
-  std::map<std::string, UnitRule> rules{{"Qwen3_5ForCausalLM", dtype_aware_rule()}, {"DeepseekV4ForCausalLM", dtype_aware_rule()}};
+  std::map<std::string, UnitRule> rules{{"Qwen3_5ForCausalLM", dtype_aware_rule()},
+                                        {"DeepseekV4ForCausalLM", dtype_aware_rule()}};
 };
 
 Registry& registry() {
@@ -50,17 +51,22 @@ class Splitter {
     }
     std::optional<Pair> only;
     if (groups.size() == 2)
-      only = std::min_element(groups.begin(), groups.end(), [](const auto& a, const auto& b) { return a.second < b.second; })->first;
+      only = std::min_element(groups.begin(), groups.end(), [](const auto& a, const auto& b) {
+               return a.second < b.second;
+             })->first;
     std::string prefix = unit_.name == "root" ? "" : unit_.name + ".";
-    for (auto& child : unit_.module->named_children()) visit(prefix + child.key(), *child.value(), only);
+    for (auto& child : unit_.module->named_children())
+      visit(prefix + child.key(), *child.value(), only);
     std::map<Pair, std::string> left;
-    for (const auto& parameter : unit_.parameters) left.emplace(pair_of_(parameter), parameter.first);
+    for (const auto& parameter : unit_.parameters)
+      left.emplace(pair_of_(parameter), parameter.first);
     if (left.size() > (groups.size() == 2 ? 1U : 0U)) {
       const auto& [pair, name] = *left.begin();
-      throw Error(ErrorCode::bad_module, "parameter " + name + " (" + c10::toString(pair.storage) + ", computes in " +
-                                             c10::toString(pair.compute) +
-                                             ") shares its module with parameters of other dtypes, so unit \"" + unit_.name +
-                                             "\" cannot be cut into units of one dtype")
+      throw Error(ErrorCode::bad_module,
+                  "parameter " + name + " (" + c10::toString(pair.storage) + ", computes in " +
+                      c10::toString(pair.compute) +
+                      ") shares its module with parameters of other dtypes, so unit \"" +
+                      unit_.name + "\" cannot be cut into units of one dtype")
           .help("put parameters of different dtypes into modules of their own");
     }
     if (!left.empty()) {
@@ -73,7 +79,8 @@ class Splitter {
  private:
   void adopt(UnitSpec& unit, const Pair& pair) {
     if (!pair.pinned) return;
-    unit.mp = MixedPrecision{DType::float32, DType::float32, DType::float32, /*cast_forward_inputs=*/false};
+    unit.mp = MixedPrecision{DType::float32, DType::float32, DType::float32,
+                             /*cast_forward_inputs=*/false};
   }
 
   // The largest modules that hold one pair only (`only`, if given) become units.
@@ -89,7 +96,8 @@ class Splitter {
     }
     if (!found) return;
     if (!uniform) {
-      for (auto& child : module.named_children()) visit(name + "." + child.key(), *child.value(), only);
+      for (auto& child : module.named_children())
+        visit(name + "." + child.key(), *child.value(), only);
       return;
     }
     if (only && *found != *only) return;
@@ -115,11 +123,13 @@ class Splitter {
 void register_unit_rule(const std::string& architecture, UnitRule rule) {
   if (architecture.empty() || !rule)
     throw Error(ErrorCode::plugin_bad_descriptor,
-                architecture.empty() ? "a unit rule needs the class name of its models" : "the unit rule of " + architecture + " is empty")
+                architecture.empty() ? "a unit rule needs the class name of its models"
+                                     : "the unit rule of " + architecture + " is empty")
         .help("register_unit_rule(\"MyNet\", [](const UnitRequest& request) { ... })");
   std::lock_guard lock(registry().mutex);
   if (!registry().rules.emplace(architecture, std::move(rule)).second)
-    throw Error(ErrorCode::conflict, "models of class " + architecture + " have a unit rule already")
+    throw Error(ErrorCode::conflict,
+                "models of class " + architecture + " have a unit rule already")
         .help("register one rule a class, once in the process");
 }
 
@@ -129,20 +139,25 @@ UnitRule find_unit_rule(const std::string& architecture) {
   return found == registry().rules.end() ? UnitRule() : found->second;
 }
 
-std::vector<UnitSpec> dtype_aware_units(const UnitRequest& request, const std::vector<std::string>& pinned) {
+std::vector<UnitSpec> dtype_aware_units(const UnitRequest& request,
+                                        const std::vector<std::string>& pinned) {
   at::ScalarType compute = scalar_type(request.mp.param);
   auto pair_of = [&](const std::pair<std::string, at::Tensor>& parameter) {
-    bool pin = std::any_of(pinned.begin(), pinned.end(), [&](const std::string& p) { return glob_matches(p, parameter.first); });
+    bool pin = std::any_of(pinned.begin(), pinned.end(),
+                           [&](const std::string& p) { return glob_matches(p, parameter.first); });
     return Pair{parameter.second.scalar_type(), pin ? at::kFloat : compute, pin};
   };
   std::vector<UnitSpec> out;
   for (UnitSpec& unit : unit_specs(request.model, request.outline, request.reshard_after_forward))
-    for (UnitSpec& part : Splitter(std::move(unit), pair_of).split()) out.push_back(std::move(part));
+    for (UnitSpec& part : Splitter(std::move(unit), pair_of).split())
+      out.push_back(std::move(part));
   return out;
 }
 
 UnitRule dtype_aware_rule(std::vector<std::string> pinned) {
-  return [pinned = std::move(pinned)](const UnitRequest& request) { return dtype_aware_units(request, pinned); };
+  return [pinned = std::move(pinned)](const UnitRequest& request) {
+    return dtype_aware_units(request, pinned);
+  };
 }
 
 }  // namespace meshwright

@@ -19,20 +19,27 @@ Nonfinite Nonfinite::in(const std::string& parameter, const at::Tensor& gradient
 
 namespace {
 
-UnitLayout layout_of(const UnitSpec& spec, const ShardedPolicy& policy, const UnitSharding& sharding) {
+UnitLayout layout_of(const UnitSpec& spec, const ShardedPolicy& policy,
+                     const UnitSharding& sharding) {
   const bool flat = policy.layout == ShardLayout::flat;
   const int64_t ranks = sharding.shard->size();
   std::vector<UnitParameter> parameters;
   for (const auto& [full_name, variable] : spec.parameters) {
     if (variable.dim() == 0)
-      throw Error(ErrorCode::bad_module, "parameter " + full_name + " has no dimension, so its rows cannot be shared out")
+      throw Error(ErrorCode::bad_module,
+                  "parameter " + full_name + " has no dimension, so its rows cannot be shared out")
           .help("give it the shape [1]");
-    UnitParameter& p = parameters.emplace_back(UnitParameter{full_name, variable.sizes().vec(), variable.requires_grad()});
-    const TensorParallel::Cut* cut = flat && policy.tensor_parallel ? policy.tensor_parallel->find(full_name) : nullptr;
-    if (cut != nullptr) mark_cut(p, cut->whole, static_cast<size_t>(cut->dim), policy.tensor_parallel->group()->size());
+    UnitParameter& p = parameters.emplace_back(
+        UnitParameter{full_name, variable.sizes().vec(), variable.requires_grad()});
+    const TensorParallel::Cut* cut =
+        flat && policy.tensor_parallel ? policy.tensor_parallel->find(full_name) : nullptr;
+    if (cut != nullptr)
+      mark_cut(p, cut->whole, static_cast<size_t>(cut->dim),
+               policy.tensor_parallel->group()->size());
   }
   if (flat) return UnitLayout::flat(std::move(parameters), ranks, policy.whole_parameters);
-  return UnitLayout::rows(std::move(parameters), ranks, static_cast<size_t>(sharding.dim), sharding.axis);
+  return UnitLayout::rows(std::move(parameters), ranks, static_cast<size_t>(sharding.dim),
+                          sharding.axis);
 }
 
 }  // namespace
@@ -64,7 +71,8 @@ UnitState::UnitState(UnitContext& shared, const UnitSpec& spec)
   }
   for (int64_t r = 0; r < shards(); ++r) slices.push_back(layout.slices(r));
   main = context.policy.main_weights ? scalar_type(*context.policy.main_weights) : storage;
-  gradient_type = context.policy.main_gradients ? scalar_type(*context.policy.main_gradients) : storage;
+  gradient_type =
+      context.policy.main_gradients ? scalar_type(*context.policy.main_gradients) : storage;
 }
 
 }  // namespace meshwright::detail

@@ -1,5 +1,5 @@
-// What the parts of one sharded unit share: its layout, its parameters, its groups and dtypes, and what all units of a model have in
-// common.
+// What the parts of one sharded unit share: its layout, its parameters, its groups and dtypes, and
+// what all units of a model have in common.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -30,13 +30,17 @@ struct UnitContext {
   ShardedPolicy policy;
   std::shared_ptr<World> world;
   std::shared_ptr<BufferPool> pool;
-  bool synchronise = true;                   // this micro-batch reduces
-  GradientReducer* reducing = nullptr;       // whose reduction is under way
-  std::vector<UnshardedParameters*> mapped;  // flat units with a slot of the shared memory for gathers
-  bool lasting = false;                      // what is gathered now stays for long, and may be written to
+  bool synchronise = true;              // this micro-batch reduces
+  GradientReducer* reducing = nullptr;  // whose reduction is under way
+  std::vector<UnshardedParameters*>
+      mapped;            // flat units with a slot of the shared memory for gathers
+  bool lasting = false;  // what is gathered now stays for long, and may be written to
   int64_t gathers = 0;
-  Nonfinite own_nonfinite;  // the first one of this step among this rank's own gradients, where that is looked for
-  int64_t averaged() const { return policy.shard->size() * (policy.replicate ? policy.replicate->size() : 1); }
+  Nonfinite own_nonfinite;  // the first one of this step among this rank's own gradients, where
+                            // that is looked for
+  int64_t averaged() const {
+    return policy.shard->size() * (policy.replicate ? policy.replicate->size() : 1);
+  }
 };
 
 struct UnitState {
@@ -61,7 +65,8 @@ struct UnitState {
   int64_t me() const { return sharding.shard->rank(); }
   Group& group() const { return *sharding.shard; }
   bool replicated() const { return replicate && replicate->size() > 1; }
-  // Parameters stay whole between steps; gradients are summed whole before the step's one reduction.
+  // Parameters stay whole between steps; gradients are summed whole before the step's one
+  // reduction.
   bool keeps_unsharded() const { return context.policy.whole_parameters; }
   bool accumulates_unsharded() const { return context.policy.whole_gradients; }
   at::Device device() const { return context.world->device(); }
@@ -75,8 +80,11 @@ struct UnitState {
   UnitSharding sharding;
   std::shared_ptr<Group> replicate;
   MixedPrecision mp;
-  at::ScalarType storage = at::kFloat, param, reduce, output;    // of parameters, computation, reduction, outputs
-  at::ScalarType main = at::kFloat, gradient_type = at::kFloat;  // of the shard, which the optimizer updates, and of its gradient
+  at::ScalarType storage = at::kFloat, param, reduce,
+                 output;  // of parameters, computation, reduction, outputs
+  at::ScalarType main = at::kFloat,
+                 gradient_type =
+                     at::kFloat;  // of the shard, which the optimizer updates, and of its gradient
   UnitLayout layout;
   std::vector<Parameter> parameters;            // in the order of the layout
   std::vector<std::vector<ShardSlice>> slices;  // by rank

@@ -15,19 +15,22 @@ using at::Tensor;
 
 void UnshardedParameters::take_over() {
   for (UnitState::Parameter& p : unit_.parameters) {
-    if (unit_.keeps_unsharded() && !p.trainable && !p.variable.is_meta()) resident(p).copy_(p.variable);
-    p.storage =
-        LentStorage(p.variable, unit_.param, unit_.device(),
-                    "parameter " + p.name + " was used outside its unit \"" + unit_.name +
-                        "\": its memory is freed between the forward and the backward of the unit. Use it inside the unit's forward "
-                        "or within summon_full_parameters(), or set reshard_after_forward = false.");
+    if (unit_.keeps_unsharded() && !p.trainable && !p.variable.is_meta())
+      resident(p).copy_(p.variable);
+    p.storage = LentStorage(
+        p.variable, unit_.param, unit_.device(),
+        "parameter " + p.name + " was used outside its unit \"" + unit_.name +
+            "\": its memory is freed between the forward and the backward of the unit. Use it "
+            "inside the unit's forward "
+            "or within summon_full_parameters(), or set reshard_after_forward = false.");
   }
 }
 
 Tensor UnshardedParameters::allocate_whole() {
   at::TensorOptions options = at::TensorOptions().device(unit_.device());
   whole_ = at::zeros({unit_.layout.size()}, options.dtype(unit_.storage));
-  if (unit_.param != unit_.storage) compute_ = at::zeros({unit_.layout.size()}, options.dtype(unit_.param));
+  if (unit_.param != unit_.storage)
+    compute_ = at::zeros({unit_.layout.size()}, options.dtype(unit_.param));
   return whole_;
 }
 
@@ -61,21 +64,24 @@ void UnshardedParameters::unshard_in_place() {
     shares_ = true;
     context.mapped.push_back(this);
     Tensor source = unit_.sent();
-    if (source.scalar_type() != unit_.param) source = cast_ = context.pool->take(each, unit_.param).copy_(source);
+    if (source.scalar_type() != unit_.param)
+      source = cast_ = context.pool->take(each, unit_.param).copy_(source);
     gathering_ = group.all_gather(source, Tensor());
     return;
   }
   // Of units that stay gathered the memory stays too, where buffers are to be made once.
   if (!keeps)
-    whole_ = spare_.defined()
-                 ? spare_
-                 : context.pool->take(unit_.layout.size(), unit_.param, unit_.reshard ? BufferPool::Use::gather : BufferPool::Use::any);
+    whole_ = spare_.defined() ? spare_
+                              : context.pool->take(
+                                    unit_.layout.size(), unit_.param,
+                                    unit_.reshard ? BufferPool::Use::gather : BufferPool::Use::any);
   if (context.policy.double_buffer && !unit_.reshard) spare_ = whole_;
   Tensor own = whole_.narrow(0, me * each, each);
   if (!keeps || unit_.main != unit_.storage) copy(own, 0, unit_.sent(), 0, each);
   if (n == 1) return;
   bool mapped = maps_gather(group, static_cast<int64_t>(own.nbytes()));
-  // A back end of the host's memory copies back all that it gathered, the own slot too, which it leaves undefined.
+  // A back end of the host's memory copies back all that it gathered, the own slot too, which it
+  // leaves undefined.
   if (!own.is_cpu() && !group.has_native_reduce_scatter()) cast_ = own.clone();
   if (mapped) context.mapped.push_back(this);
   gathering_ = group.all_gather(own, mapped ? Tensor() : whole_.narrow(0, 0, each * n));
@@ -108,12 +114,14 @@ void UnshardedParameters::copy_in() {
   Copies copies;
   auto from = [&](const Tensor& shard, int64_t rank) {
     for (const ShardSlice& slice : unit_.slices[static_cast<size_t>(rank)])
-      copies.add(whole_, unit_.parameters[slice.parameter].offset + slice.from, shard, slice.at, slice.count);
+      copies.add(whole_, unit_.parameters[slice.parameter].offset + slice.from, shard, slice.at,
+                 slice.count);
   };
   int64_t me = unit_.me(), each = unit_.layout.shard_size();
   from(cast_.defined() ? cast_ : unit_.sent(), me);
   for (int64_t r : c10::irange(unit_.shards()))
-    if (r != me) from(scratch_.defined() ? scratch_.narrow(0, r * each, each) : peer(gathering_, r), r);
+    if (r != me)
+      from(scratch_.defined() ? scratch_.narrow(0, r * each, each) : peer(gathering_, r), r);
   copies.flush();
 }
 
@@ -121,8 +129,8 @@ void UnshardedParameters::take_in_place() {
   int64_t me = unit_.me(), each = unit_.layout.shard_size();
   if (shares_) {
     int64_t other = me == 0 ? 1 : 0;
-    auto* first =
-        static_cast<char*>(peer(gathering_, other).data_ptr()) - static_cast<size_t>(other * each) * c10::elementSize(unit_.param);
+    auto* first = static_cast<char*>(peer(gathering_, other).data_ptr()) -
+                  static_cast<size_t>(other * each) * c10::elementSize(unit_.param);
     whole_ = at::from_blob(first, {unit_.layout.size()}, at::TensorOptions().dtype(unit_.param));
     return;
   }
@@ -135,7 +143,8 @@ void UnshardedParameters::take_in_place() {
 void UnshardedParameters::attach() {
   const Tensor& here = compute_.defined() ? compute_ : whole_;
   auto* memory = unit_.layout.size() == 0 ? nullptr : static_cast<char*>(here.mutable_data_ptr());
-  for (UnitState::Parameter& p : unit_.parameters) p.storage.attach(memory + static_cast<size_t>(p.offset) * here.element_size());
+  for (UnitState::Parameter& p : unit_.parameters)
+    p.storage.attach(memory + static_cast<size_t>(p.offset) * here.element_size());
 }
 
 void UnshardedParameters::reshard() {
@@ -164,7 +173,8 @@ void UnshardedParameters::drop() {
   state_ = State::sharded;
 }
 
-// A slot of the shared ring must be free again before the next but one of those behind it is filled.
+// A slot of the shared ring must be free again before the next but one of those behind it is
+// filled.
 void UnshardedParameters::take_turn() {
   turn_ = unit_.context.gathers++;
   for (UnshardedParameters* other : std::vector<UnshardedParameters*>(unit_.context.mapped)) {
@@ -199,7 +209,8 @@ void UnshardedParameters::refresh() {
   if (!unit_.keeps_unsharded()) return;
   cancel();
   if (state_ == State::unsharded)
-    for (UnitState::Parameter& p : unit_.parameters) p.storage.detach();  // whoever uses them before the next gather is told
+    for (UnitState::Parameter& p : unit_.parameters)
+      p.storage.detach();  // whoever uses them before the next gather is told
   state_ = State::sharded;
 }
 

@@ -5,10 +5,12 @@
 //      ^                       |                       |
 //      +------- cancel() ------+------ reshard() ------+
 //
-// sharded:    the module's tensors have no memory; a use of them throws and names the parameter. The shard may be written to.
-// unsharding: a gather is under way. It reads the shard, which must stay as it is; it ends in wait(), or in cancel() where nobody used it.
-// unsharded:  the module's tensors lie in one buffer. It belongs to this unit, or, on one host, to all ranks (see leave_shared_memory()).
-// Resharding frees at once and is no state of its own. Parameters that stay whole (ZeRO levels 0 to 2) are resharded by refresh() alone.
+// sharded:    the module's tensors have no memory; a use of them throws and names the parameter.
+// The shard may be written to. unsharding: a gather is under way. It reads the shard, which must
+// stay as it is; it ends in wait(), or in cancel() where nobody used it. unsharded:  the module's
+// tensors lie in one buffer. It belongs to this unit, or, on one host, to all ranks (see
+// leave_shared_memory()). Resharding frees at once and is no state of its own. Parameters that stay
+// whole (ZeRO levels 0 to 2) are resharded by refresh() alone.
 #pragma once
 
 #include "unit_state.h"
@@ -21,7 +23,8 @@ class UnshardedParameters {
   UnshardedParameters(const UnshardedParameters&) = delete;
   UnshardedParameters& operator=(const UnshardedParameters&) = delete;
 
-  // Empties the module's tensors: from now on they have the dtype of computation and memory while unsharded.
+  // Empties the module's tensors: from now on they have the dtype of computation and memory while
+  // unsharded.
   void take_over();
   // Whole parameters: memory for all of them, of which the shard may be a view.
   at::Tensor allocate_whole();
@@ -50,18 +53,22 @@ class UnshardedParameters {
   void give_back();
   void drop();
   // The shard itself serves as the whole: one rank, and nothing to cast or bring.
-  bool direct() const { return unit_.shards() == 1 && unit_.main == unit_.param && unit_.shard.device() == unit_.device(); }
+  bool direct() const {
+    return unit_.shards() == 1 && unit_.main == unit_.param &&
+           unit_.shard.device() == unit_.device();
+  }
 
   UnitState& unit_;
   State state_ = State::sharded;
   Work gathering_;
-  at::Tensor whole_;     // the gathered buffer
-  at::Tensor scratch_;   // shards in the order of the ranks
-  at::Tensor cast_;      // the own shard in the dtype of computation
-  at::Tensor compute_;   // whole parameters: `whole_` in the dtype of computation
-  at::Tensor spare_;     // memory of a unit that is not resharded
-  bool shares_ = false;  // gathered in memory that all ranks of a host read: each writes its own part only
-  int64_t turn_ = 0;     // which of the model's gathers that was
+  at::Tensor whole_;    // the gathered buffer
+  at::Tensor scratch_;  // shards in the order of the ranks
+  at::Tensor cast_;     // the own shard in the dtype of computation
+  at::Tensor compute_;  // whole parameters: `whole_` in the dtype of computation
+  at::Tensor spare_;    // memory of a unit that is not resharded
+  bool shares_ =
+      false;  // gathered in memory that all ranks of a host read: each writes its own part only
+  int64_t turn_ = 0;  // which of the model's gathers that was
 };
 
 }  // namespace meshwright::detail

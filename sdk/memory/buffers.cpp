@@ -51,8 +51,9 @@ Tensor BufferPool::take(int64_t count, at::ScalarType type, Use use) {
 
 namespace {
 
-// StorageImpl can be told to throw, with words of our own, when its memory is used; there is no call to take that back. Naming a
-// private member in an explicit instantiation is the language's way to reach it.
+// StorageImpl can be told to throw, with words of our own, when its memory is used; there is no
+// call to take that back. Naming a private member in an explicit instantiation is the language's
+// way to reach it.
 template <class Tag, typename Tag::type Member>
 struct Reach {
   friend typename Tag::type reach(Tag) { return Member; }
@@ -75,16 +76,20 @@ void set_throwing(c10::StorageImpl& storage, bool value) {
 
 }  // namespace
 
-LentStorage::LentStorage(const Tensor& parameter, at::ScalarType type, at::Device device, std::string message) {
+LentStorage::LentStorage(const Tensor& parameter, at::ScalarType type, at::Device device,
+                         std::string message) {
   size_t bytes = static_cast<size_t>(parameter.numel()) * c10::elementSize(type);
-  storage_ = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes, at::DataPtr(nullptr, device), nullptr,
+  storage_ = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes,
+                                                   at::DataPtr(nullptr, device), nullptr,
                                                    /*resizable=*/false);
   storage_->release_data_and_set_meta_custom_data_ptr_error_msg_(std::move(message));
   at::DispatchKeySet keys(device.is_cpu() ? at::DispatchKey::CPU : at::DispatchKey::CUDA);
-  Tensor lent = at::detail::make_tensor<at::TensorImpl>(c10::Storage(storage_), keys, c10::scalarTypeToTypeMeta(type));
+  Tensor lent = at::detail::make_tensor<at::TensorImpl>(c10::Storage(storage_), keys,
+                                                        c10::scalarTypeToTypeMeta(type));
   lent.unsafeGetTensorImpl()->set_sizes_contiguous(parameter.sizes());
   if (parameter.is_meta())
-    parameter.unsafeGetTensorImpl()->shallow_copy_from(lent.getIntrusivePtr());  // set_data refuses to leave the meta device
+    parameter.unsafeGetTensorImpl()->shallow_copy_from(
+        lent.getIntrusivePtr());  // set_data refuses to leave the meta device
   else
     parameter.set_data(lent);
 }
@@ -99,7 +104,8 @@ void LentStorage::detach() {
   set_throwing(*storage_, true);
 }
 
-MESHWRIGHT_VECTORISED void scaled_add(float* __restrict out, const float* __restrict in, float k, int64_t count, bool first) {
+MESHWRIGHT_VECTORISED void scaled_add(float* __restrict out, const float* __restrict in, float k,
+                                      int64_t count, bool first) {
   if (first)
     for (int64_t i = 0; i < count; ++i) out[i] = k * in[i];
   else
@@ -107,12 +113,14 @@ MESHWRIGHT_VECTORISED void scaled_add(float* __restrict out, const float* __rest
 }
 
 void scaled_add(const Tensor& out, const Tensor& in, double k, bool first) {
-  if (out.is_cpu() && in.is_cpu() && out.scalar_type() == at::kFloat && in.scalar_type() == at::kFloat && out.is_contiguous() &&
-      in.is_contiguous()) {
-    scaled_add(out.mutable_data_ptr<float>(), in.const_data_ptr<float>(), static_cast<float>(k), out.numel(), first);
+  if (out.is_cpu() && in.is_cpu() && out.scalar_type() == at::kFloat &&
+      in.scalar_type() == at::kFloat && out.is_contiguous() && in.is_contiguous()) {
+    scaled_add(out.mutable_data_ptr<float>(), in.const_data_ptr<float>(), static_cast<float>(k),
+               out.numel(), first);
     return;
   }
-  Tensor from = in.to(out.device(), /*non_blocking=*/!out.is_cpu());  // a copy to the host is read at once
+  Tensor from =
+      in.to(out.device(), /*non_blocking=*/!out.is_cpu());  // a copy to the host is read at once
   if (!first)
     out.add_(from, k);  // promotes
   else if (k == 1)
@@ -121,7 +129,9 @@ void scaled_add(const Tensor& out, const Tensor& in, double k, bool first) {
     out.copy_(from.to(c10::promoteTypes(in.scalar_type(), out.scalar_type())).mul(k));
 }
 
-bool wider(at::ScalarType type, at::ScalarType other) { return c10::promoteTypes(type, other) != other; }
+bool wider(at::ScalarType type, at::ScalarType other) {
+  return c10::promoteTypes(type, other) != other;
+}
 
 namespace {
 

@@ -1,5 +1,5 @@
-// Who wants to hear of the gradients of experts' inputs as soon as they are known, while those of the parameters are still computed: the
-// dispatcher, which sends them back.
+// Who wants to hear of the gradients of experts' inputs as soon as they are known, while those of
+// the parameters are still computed: the dispatcher, which sends them back.
 #pragma once
 
 #include <ATen/core/Tensor.h>

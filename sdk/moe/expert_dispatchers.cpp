@@ -32,12 +32,14 @@ struct Trip {
   int64_t tokens, width;
   at::TensorOptions options;  // of the rows
   at::ScalarType weights;
-  mutable at::TensorOptions returned = {};  // of the results, which under autocast have another dtype
+  mutable at::TensorOptions returned =
+      {};  // of the results, which under autocast have another dtype
   // Gradients on their way back before the autograd engine comes to it.
   mutable std::optional<RowRoute::Flight> early = {};
 };
 
-// Backward of the way there: the gradients of rows and weights come back, those of a token's rows are summed.
+// Backward of the way there: the gradients of rows and weights come back, those of a token's rows
+// are summed.
 struct SentNode : torch::autograd::Node {
   std::shared_ptr<const Trip> trip;
   std::string name() const override { return "MeshwrightDispatch"; }
@@ -46,8 +48,12 @@ struct SentNode : torch::autograd::Node {
     if (trip->early) return arrived(std::move(*std::exchange(trip->early, std::nullopt)));
     Rows back;
     // A part without gradient takes part all the same: the other ranks wait for it.
-    back.rows = grads[0].defined() ? grads[0].contiguous() : at::zeros({trip->route.received(), trip->width}, trip->options);
-    back.weights = grads[1].defined() ? grads[1].contiguous() : at::zeros({trip->route.received()}, trip->options.dtype(trip->weights));
+    back.rows = grads[0].defined()
+                    ? grads[0].contiguous()
+                    : at::zeros({trip->route.received(), trip->width}, trip->options);
+    back.weights = grads[1].defined()
+                       ? grads[1].contiguous()
+                       : at::zeros({trip->route.received()}, trip->options.dtype(trip->weights));
     return arrived(trip->route.start_back(back));
   }
   variable_list arrived(RowRoute::Flight flight) const {
@@ -62,13 +68,15 @@ struct ReturnedNode : torch::autograd::Node {
   std::string name() const override { return "MeshwrightCombine"; }
   variable_list apply(variable_list&& grads) override {
     c10::NoGradGuard no_grad;
-    Tensor gradient = grads[0].defined() ? grads[0].contiguous() : at::zeros({trip->tokens, trip->width}, trip->returned);
+    Tensor gradient = grads[0].defined() ? grads[0].contiguous()
+                                         : at::zeros({trip->tokens, trip->width}, trip->returned);
     return {trip->route.finish(trip->route.start(gradient, {})).rows};
   }
 };
 
 template <class NodeType, class... Inputs>
-void record(std::shared_ptr<const Trip> trip, const std::vector<Tensor>& outputs, const Inputs&... inputs) {
+void record(std::shared_ptr<const Trip> trip, const std::vector<Tensor>& outputs,
+            const Inputs&... inputs) {
   if (!c10::GradMode::is_enabled() || !(inputs.requires_grad() || ...)) return;
   auto node = std::shared_ptr<NodeType>(new NodeType(), torch::autograd::deleteNode);
   node->set_next_edges(torch::autograd::collect_next_edges(inputs...));
@@ -81,25 +89,32 @@ class AllToAll final : public ExpertDispatcher {
  public:
   explicit AllToAll(std::shared_ptr<Group> ep) : ep_(std::move(ep)) {}
 
-  Tensor forward(const Tensor& x, const Routing& routing, GroupedExperts& experts, const std::function<void()>& meanwhile) override {
-    auto trip =
-        std::make_shared<const Trip>(Trip{RowRoute(sort_by_expert(routing.indices, experts->experts() * ep_->size()), pads_rows(x), ep_),
-                                          x.size(0), x.size(1), x.options().requires_grad(false), routing.weights.scalar_type()});
-    RowRoute::Flight flight = trip->route.start(x.detach().contiguous(), routing.weights.detach().contiguous());
+  Tensor forward(const Tensor& x, const Routing& routing, GroupedExperts& experts,
+                 const std::function<void()>& meanwhile) override {
+    auto trip = std::make_shared<const Trip>(Trip{
+        RowRoute(sort_by_expert(routing.indices, experts->experts() * ep_->size()), pads_rows(x),
+                 ep_),
+        x.size(0), x.size(1), x.options().requires_grad(false), routing.weights.scalar_type()});
+    RowRoute::Flight flight =
+        trip->route.start(x.detach().contiguous(), routing.weights.detach().contiguous());
     meanwhile();
     Rows rows = trip->route.finish(std::move(flight));
     record<SentNode>(trip, {rows.rows, rows.weights}, x, routing.weights);
     Tensor y;
     {
-      // The rows' only use is here, so their gradients are what the experts say they are; unless a cast stands between.
+      // The rows' only use is here, so their gradients are what the experts say they are; unless a
+      // cast stands between.
       detail::TellInputGradients tell([trip](const Tensor& of_rows, const Tensor& of_weights) {
-        if (of_rows.scalar_type() == c10::typeMetaToScalarType(trip->options.dtype()) && of_weights.scalar_type() == trip->weights)
+        if (of_rows.scalar_type() == c10::typeMetaToScalarType(trip->options.dtype()) &&
+            of_weights.scalar_type() == trip->weights)
           trip->early = trip->route.start_back({of_rows.contiguous(), of_weights.contiguous()});
       });
-      y = experts->forward(rows.rows, trip->route.local_counts(), rows.weights, trip->route.padded());
+      y = experts->forward(rows.rows, trip->route.local_counts(), rows.weights,
+                           trip->route.padded());
     }
     trip->returned = y.options().requires_grad(false);
-    Tensor out = trip->route.finish_back(trip->route.start_back({y.detach().contiguous(), {}})).rows;
+    Tensor out =
+        trip->route.finish_back(trip->route.start_back({y.detach().contiguous(), {}})).rows;
     record<ReturnedNode>(trip, {out}, y);
     return out;
   }
@@ -108,14 +123,18 @@ class AllToAll final : public ExpertDispatcher {
   std::shared_ptr<Group> ep_;
 };
 
-// Every rank sees the tokens of all, computes what its experts do with them, and the sums are shared out.
+// Every rank sees the tokens of all, computes what its experts do with them, and the sums are
+// shared out.
 class AllGather final : public ExpertDispatcher {
  public:
   explicit AllGather(std::shared_ptr<Group> ep) : ep_(std::move(ep)) {}
 
-  Tensor forward(const Tensor& x, const Routing& routing, GroupedExperts& experts, const std::function<void()>& meanwhile) override {
+  Tensor forward(const Tensor& x, const Routing& routing, GroupedExperts& experts,
+                 const std::function<void()>& meanwhile) override {
     int64_t tokens = x.size(0), longest = most_tokens(tokens), missing = longest - tokens;
-    auto padded = [&](const Tensor& t, double value) { return missing == 0 ? t : at::constant_pad_nd(t, {0, 0, 0, missing}, value); };
+    auto padded = [&](const Tensor& t, double value) {
+      return missing == 0 ? t : at::constant_pad_nd(t, {0, 0, 0, missing}, value);
+    };
     Tensor all = all_gather(padded(x, 0), 0, ep_);
     Tensor weights = all_gather(padded(routing.weights.to(at::kFloat), 0), 0, ep_);
     Tensor indices = all_gather(padded(routing.indices, -1), 0, ep_);
@@ -124,7 +143,8 @@ class AllGather final : public ExpertDispatcher {
     Tensor mine = indices - first;
     mine.masked_fill_((mine < 0).logical_or(mine >= here), -1);
     ExpertOrder order = sort_by_expert(mine, here, pads_rows(all));
-    Tensor y = experts->forward(gather_tokens(all, order), order.counts, gather_weights(weights, order), order.padded);
+    Tensor y = experts->forward(gather_tokens(all, order), order.counts,
+                                gather_weights(weights, order), order.padded);
     Tensor sums = combine_tokens(y.scalar_type() == at::kDouble ? y : y.to(at::kFloat), order);
     return reduce_scatter(sums, 0, ep_).narrow(0, 0, tokens).to(y.scalar_type());
   }

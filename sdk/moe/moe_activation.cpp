@@ -22,15 +22,19 @@ using at::Tensor;
 
 constexpr int64_t kGrain = 16384;
 
-MESHWRIGHT_VECTORISED void swiglu_row(const float* __restrict gate, const float* __restrict up, float weight, float* __restrict out,
-                                      int64_t width) {
-  // As a factor: the compiler divides a second time where a quotient of two variables may have a constant divisor.
-  for (int64_t i = 0; i < width; ++i) out[i] = gate[i] * (1 / (1 + exponential(-gate[i]))) * up[i] * weight;
+MESHWRIGHT_VECTORISED void swiglu_row(const float* __restrict gate, const float* __restrict up,
+                                      float weight, float* __restrict out, int64_t width) {
+  // As a factor: the compiler divides a second time where a quotient of two variables may have a
+  // constant divisor.
+  for (int64_t i = 0; i < width; ++i)
+    out[i] = gate[i] * (1 / (1 + exponential(-gate[i]))) * up[i] * weight;
 }
 
 // Gives the sum over the row of grad * silu(gate) * up, which is the weight's gradient.
-MESHWRIGHT_VECTORISED float swiglu_row_backward(const float* __restrict gate, const float* __restrict up, float weight,
-                                                const float* __restrict grad, float* __restrict to_gate, float* __restrict to_up,
+MESHWRIGHT_VECTORISED float swiglu_row_backward(const float* __restrict gate,
+                                                const float* __restrict up, float weight,
+                                                const float* __restrict grad,
+                                                float* __restrict to_gate, float* __restrict to_up,
                                                 float* __restrict weighted, int64_t width) {
   for (int64_t i = 0; i < width; ++i) {
     float g = gate[i], u = up[i], s = 1 / (1 + exponential(-g)), a = g * s, d = grad[i] * weight;
@@ -76,7 +80,8 @@ struct Derived {
 
 Derived swiglu(const Parts& x, double limit, bool derive) {
   bool clamped = limit > 0;
-  Tensor g = clamped ? x.gate.clamp_max(limit) : x.gate, u = clamped ? x.up.clamp(-limit, limit) : x.up;
+  Tensor g = clamped ? x.gate.clamp_max(limit) : x.gate,
+         u = clamped ? x.up.clamp(-limit, limit) : x.up;
   Tensor s = at::sigmoid(g), a = g * s;
   Derived out{a * u, {}, {}};
   if (!derive) return out;
@@ -122,22 +127,28 @@ Derived derive(const ActivationShape& shape, const Parts& x, bool derive) {
 }  // namespace
 
 bool activates_into(const ActivationShape& shape, const Tensor& t) {
-  return shape.kind == ExpertActivation::swiglu && shape.swiglu_limit <= 0 && t.is_cpu() && t.scalar_type() == at::kFloat;
+  return shape.kind == ExpertActivation::swiglu && shape.swiglu_limit <= 0 && t.is_cpu() &&
+         t.scalar_type() == at::kFloat;
 }
 
 ActivationShape activation_shape(const MoeConfig& config) {
-  return {config.expert_activation, config.activation_alpha, config.activation_limit, config.swiglu_limit};
+  return {config.expert_activation, config.activation_alpha, config.activation_limit,
+          config.swiglu_limit};
 }
 
-Tensor activate(const ActivationShape& shape, const Tensor& h, const Tensor& weights, const Tensor& into) {
+Tensor activate(const ActivationShape& shape, const Tensor& h, const Tensor& weights,
+                const Tensor& into) {
   if (has_kernel(shape, h, weights)) {
     int64_t rows = h.size(0), width = h.size(1) / 2;
     Tensor out = into.defined() ? into : at::empty({rows, width}, h.options());
     const float *in = h.const_data_ptr<float>(), *w = weights.const_data_ptr<float>();
     float* to = out.mutable_data_ptr<float>();
-    at::parallel_for(0, rows, std::max<int64_t>(1, kGrain / std::max<int64_t>(width, 1)), [&](int64_t begin, int64_t end) {
-      for (int64_t r = begin; r < end; ++r) swiglu_row(in + 2 * r * width, in + (2 * r + 1) * width, w[r], to + r * width, width);
-    });
+    at::parallel_for(0, rows, std::max<int64_t>(1, kGrain / std::max<int64_t>(width, 1)),
+                     [&](int64_t begin, int64_t end) {
+                       for (int64_t r = begin; r < end; ++r)
+                         swiglu_row(in + 2 * r * width, in + (2 * r + 1) * width, w[r],
+                                    to + r * width, width);
+                     });
     return out;
   }
   Tensor a = derive(shape, split(shape, h), /*derive=*/false).value;
@@ -145,7 +156,8 @@ Tensor activate(const ActivationShape& shape, const Tensor& h, const Tensor& wei
   return a.to(h.scalar_type());
 }
 
-ActivationGradients activate_backward(const ActivationShape& shape, const Tensor& h, const Tensor& weights, const Tensor& given_grad,
+ActivationGradients activate_backward(const ActivationShape& shape, const Tensor& h,
+                                      const Tensor& weights, const Tensor& given_grad,
                                       ActivationGradients out) {
   if (has_kernel(shape, h, weights) && given_grad.scalar_type() == at::kFloat) {
     Tensor grad = given_grad.contiguous();
@@ -153,18 +165,25 @@ ActivationGradients activate_backward(const ActivationShape& shape, const Tensor
     if (!out.to_h.defined()) out.to_h = at::empty_like(h);
     if (!out.to_weights.defined()) out.to_weights = at::empty({rows}, h.options());
     if (!out.weighted.defined()) out.weighted = at::empty({rows, width}, h.options());
-    const float *in = h.const_data_ptr<float>(), *w = weights.const_data_ptr<float>(), *d = grad.const_data_ptr<float>();
-    float *to_h = out.to_h.mutable_data_ptr<float>(), *to_w = out.to_weights.mutable_data_ptr<float>(),
+    const float *in = h.const_data_ptr<float>(), *w = weights.const_data_ptr<float>(),
+                *d = grad.const_data_ptr<float>();
+    float *to_h = out.to_h.mutable_data_ptr<float>(),
+          *to_w = out.to_weights.mutable_data_ptr<float>(),
           *weighted = out.weighted.mutable_data_ptr<float>();
-    at::parallel_for(0, rows, std::max<int64_t>(1, kGrain / std::max<int64_t>(width, 1)), [&](int64_t begin, int64_t end) {
-      for (int64_t r = begin; r < end; ++r) {
-        int64_t gate = 2 * r * width, up = gate + width;
-        // The forward pass left these long ago, and processors do not see the two halves of a row as one stream.
-        if (r + 1 < end)
-          for (int64_t i = 0; i < 2 * width; i += 16) __builtin_prefetch(in + gate + 2 * width + i);
-        to_w[r] = swiglu_row_backward(in + gate, in + up, w[r], d + r * width, to_h + gate, to_h + up, weighted + r * width, width);
-      }
-    });
+    at::parallel_for(0, rows, std::max<int64_t>(1, kGrain / std::max<int64_t>(width, 1)),
+                     [&](int64_t begin, int64_t end) {
+                       for (int64_t r = begin; r < end; ++r) {
+                         int64_t gate = 2 * r * width, up = gate + width;
+                         // The forward pass left these long ago, and processors do not see the two
+                         // halves of a row as one stream.
+                         if (r + 1 < end)
+                           for (int64_t i = 0; i < 2 * width; i += 16)
+                             __builtin_prefetch(in + gate + 2 * width + i);
+                         to_w[r] = swiglu_row_backward(in + gate, in + up, w[r], d + r * width,
+                                                       to_h + gate, to_h + up, weighted + r * width,
+                                                       width);
+                       }
+                     });
     return out;
   }
   Derived x = derive(shape, split(shape, h), /*derive=*/true);
@@ -176,7 +195,9 @@ ActivationGradients activate_backward(const ActivationShape& shape, const Tensor
     out.to_h = to_gate;
   } else {
     Tensor to_up = weighted_grad * x.to_up;
-    out.to_h = shape.kind == ExpertActivation::quick_geglu ? at::stack({to_gate, to_up}, 2).flatten(1) : at::cat({to_gate, to_up}, 1);
+    out.to_h = shape.kind == ExpertActivation::quick_geglu
+                   ? at::stack({to_gate, to_up}, 2).flatten(1)
+                   : at::cat({to_gate, to_up}, 1);
   }
   out.to_h = out.to_h.to(h.scalar_type());
   return out;

@@ -12,16 +12,18 @@ ActivationShape activation_shape(const MoeConfig& config);
 // Whether these two put their results where the caller says, for tensors like t.
 bool activates_into(const ActivationShape& shape, const at::Tensor& t);
 
-// h [N, 2f] (relu2: [N, f]) to [N, f], times weights [N] where they are defined; computed in float32 (float64 of float64). `into`: where
-// it may be put.
-at::Tensor activate(const ActivationShape& shape, const at::Tensor& h, const at::Tensor& weights, const at::Tensor& into = {});
+// h [N, 2f] (relu2: [N, f]) to [N, f], times weights [N] where they are defined; computed in
+// float32 (float64 of float64). `into`: where it may be put.
+at::Tensor activate(const ActivationShape& shape, const at::Tensor& h, const at::Tensor& weights,
+                    const at::Tensor& into = {});
 
 struct ActivationGradients {
   at::Tensor to_h, to_weights;  // as h; [N] in the dtype of weights
   at::Tensor weighted;          // activate(shape, h, weights)
 };
 // grad [N, f]: of the weighted activation. `into`: where they may be put, defined or not.
-ActivationGradients activate_backward(const ActivationShape& shape, const at::Tensor& h, const at::Tensor& weights, const at::Tensor& grad,
+ActivationGradients activate_backward(const ActivationShape& shape, const at::Tensor& h,
+                                      const at::Tensor& weights, const at::Tensor& grad,
                                       ActivationGradients into = {});
 
 }  // namespace meshwright::detail

@@ -27,16 +27,21 @@ using torch::autograd::variable_list;
 
 constexpr int64_t kGrain = 16384;
 
-MESHWRIGHT_VECTORISED void add_row(float* __restrict to, const float* __restrict from, int64_t width) {
+MESHWRIGHT_VECTORISED void add_row(float* __restrict to, const float* __restrict from,
+                                   int64_t width) {
   for (int64_t i = 0; i < width; ++i) to[i] += from[i];
 }
 
 // n rounded up to one of `steps` sizes between two powers of two, at least by 8.
 int64_t in_steps(int64_t n, int64_t steps) {
-  return detail::rounded_up(n, std::max<int64_t>(8, static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(n))) / steps));
+  return detail::rounded_up(
+      n,
+      std::max<int64_t>(8, static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(n))) / steps));
 }
 
-int64_t rows_at_once(int64_t width) { return std::max<int64_t>(1, kGrain / std::max<int64_t>(width, 1)); }
+int64_t rows_at_once(int64_t width) {
+  return std::max<int64_t>(1, kGrain / std::max<int64_t>(width, 1));
+}
 
 Tensor take_rows(const Tensor& x, const Tensor& rows) {
   Tensor out = detail::empty_rows(rows.numel(), x.size(1), x.options());
@@ -52,15 +57,20 @@ Tensor sum_rows(const Tensor& y, const Tensor& place) {
     Tensor rows = y.index_select(0, flat.clamp_min(0));
     bool narrow = y.scalar_type() != at::kDouble && y.scalar_type() != at::kFloat;
     if (narrow) rows = rows.to(at::kFloat);
-    return rows.masked_fill(there.logical_not(), 0).view({tokens, active, width}).sum(1).to(y.scalar_type());
+    return rows.masked_fill(there.logical_not(), 0)
+        .view({tokens, active, width})
+        .sum(1)
+        .to(y.scalar_type());
   }
   std::vector<const float*> rows(static_cast<size_t>(y.size(0)));
-  for (size_t i = 0; i < rows.size(); ++i) rows[i] = y.const_data_ptr<float>() + static_cast<int64_t>(i) * width;
+  for (size_t i = 0; i < rows.size(); ++i)
+    rows[i] = y.const_data_ptr<float>() + static_cast<int64_t>(i) * width;
   return detail::sum_plain_rows(rows, place, width);
 }
 
 struct TakeRows : torch::autograd::Function<TakeRows> {
-  static Tensor forward(AutogradContext* context, const Tensor& x, const Tensor& token, const Tensor& place) {
+  static Tensor forward(AutogradContext* context, const Tensor& x, const Tensor& token,
+                        const Tensor& place) {
     context->save_for_backward({place});
     return take_rows(x.contiguous(), token);
   }
@@ -70,12 +80,14 @@ struct TakeRows : torch::autograd::Function<TakeRows> {
 };
 
 struct SumRows : torch::autograd::Function<SumRows> {
-  static Tensor forward(AutogradContext* context, const Tensor& y, const Tensor& token, const Tensor& place) {
+  static Tensor forward(AutogradContext* context, const Tensor& y, const Tensor& token,
+                        const Tensor& place) {
     context->save_for_backward({token});
     return sum_rows(y.contiguous(), place);
   }
   static variable_list backward(AutogradContext* context, variable_list grads) {
-    return {take_rows(grads[0].contiguous(), context->get_saved_variables()[0]), Tensor(), Tensor()};
+    return {take_rows(grads[0].contiguous(), context->get_saved_variables()[0]), Tensor(),
+            Tensor()};
   }
 };
 
@@ -96,7 +108,8 @@ ExpertOrder sort_on_host(const Tensor& given, int64_t experts, bool padded) {
   out.slot = at::zeros({rows}, indices.options());
   out.token = at::full({rows}, -1, indices.options());
   out.place = at::empty(indices.sizes(), indices.options());
-  int64_t *slot = out.slot.mutable_data_ptr<int64_t>(), *token = out.token.mutable_data_ptr<int64_t>(),
+  int64_t *slot = out.slot.mutable_data_ptr<int64_t>(),
+          *token = out.token.mutable_data_ptr<int64_t>(),
           *place = out.place.mutable_data_ptr<int64_t>();
   for (int64_t s = 0; s < slots; ++s) {
     int64_t row = expert[s] < 0 ? -1 : next[static_cast<size_t>(expert[s])]++;
@@ -110,10 +123,13 @@ ExpertOrder sort_on_host(const Tensor& given, int64_t experts, bool padded) {
 
 class LocalDispatcher : public ExpertDispatcher {
  public:
-  Tensor forward(const Tensor& x, const Routing& routing, GroupedExperts& experts, const std::function<void()>& meanwhile) override {
+  Tensor forward(const Tensor& x, const Routing& routing, GroupedExperts& experts,
+                 const std::function<void()>& meanwhile) override {
     ExpertOrder order = sort_by_expert(routing.indices, experts->experts(), pads_rows(x));
     meanwhile();
-    return combine_tokens(experts(gather_tokens(x, order), order.counts, gather_weights(routing.weights, order), order.padded), order);
+    return combine_tokens(experts(gather_tokens(x, order), order.counts,
+                                  gather_weights(routing.weights, order), order.padded),
+                          order);
   }
 };
 
@@ -121,14 +137,17 @@ class LocalDispatcher : public ExpertDispatcher {
 
 namespace detail {
 
-bool plain_rows(const Tensor& t) { return t.is_cpu() && t.scalar_type() == at::kFloat && t.is_contiguous(); }
+bool plain_rows(const Tensor& t) {
+  return t.is_cpu() && t.scalar_type() == at::kFloat && t.is_contiguous();
+}
 
 Tensor empty_rows(int64_t n, int64_t width, const at::TensorOptions& options) {
   at::AutoDispatchBelowADInplaceOrView not_a_view;
   return at::empty({in_steps(n, 8), width}, options).narrow(0, 0, n);
 }
 
-void take_rows_into(const Tensor& out, int64_t at, const Tensor& x, const Tensor& rows, int64_t begin, int64_t n) {
+void take_rows_into(const Tensor& out, int64_t at, const Tensor& x, const Tensor& rows,
+                    int64_t begin, int64_t n) {
   if (n == 0) return;
   if (!plain_rows(x) || !plain_rows(out)) {
     Tensor to = out.narrow(0, at, n), from = rows.narrow(0, begin, n), missing = from.lt(0);
@@ -177,14 +196,18 @@ Tensor sum_plain_rows(std::span<const float* const> rows, const Tensor& place, i
 
 ExpertOrder sort_on_device(const Tensor& indices, int64_t experts) {
   Tensor flat = indices.reshape(-1);
-  Tensor loads = at::zeros({experts + 1}, flat.options()).scatter_add_(0, flat + 1, at::full(flat.sizes(), 1, flat.options())).cpu();
+  Tensor loads = at::zeros({experts + 1}, flat.options())
+                     .scatter_add_(0, flat + 1, at::full(flat.sizes(), 1, flat.options()))
+                     .cpu();
   const int64_t* load = loads.const_data_ptr<int64_t>();
   int64_t masked = load[0], rows = flat.numel() - masked;
   ExpertOrder out;
   out.counts.assign(load + 1, load + 1 + experts);
   out.slot = flat.argsort(/*stable=*/true, 0, /*descending=*/false).narrow(0, masked, rows);
   out.token = out.slot.floor_divide(std::max<int64_t>(indices.size(1), 1));
-  out.place = at::full(flat.sizes(), -1, flat.options()).scatter_(0, out.slot, at::arange(rows, flat.options())).view(indices.sizes());
+  out.place = at::full(flat.sizes(), -1, flat.options())
+                  .scatter_(0, out.slot, at::arange(rows, flat.options()))
+                  .view(indices.sizes());
   return out;
 }
 
@@ -193,7 +216,9 @@ ExpertOrder sort_on_device(const Tensor& indices, int64_t experts) {
 ExpertDispatcher::~ExpertDispatcher() = default;
 
 int64_t padded_rows(int64_t n) { return in_steps(n, 16); }
-bool pads_rows(const Tensor& x) { return !at::autocast::is_autocast_enabled(x.device().type()) && detail::product_is_compiled(x); }
+bool pads_rows(const Tensor& x) {
+  return !at::autocast::is_autocast_enabled(x.device().type()) && detail::product_is_compiled(x);
+}
 
 ExpertOrder sort_by_expert(const Tensor& indices, int64_t experts, bool padded) {
   if (indices.is_cpu()) return sort_on_host(indices, experts, padded);
@@ -203,9 +228,15 @@ ExpertOrder sort_by_expert(const Tensor& indices, int64_t experts, bool padded) 
   return order;
 }
 
-Tensor gather_tokens(const Tensor& x, const ExpertOrder& order) { return TakeRows::apply(x, order.token, order.place); }
-Tensor gather_weights(const Tensor& weights, const ExpertOrder& order) { return weights.reshape(-1).index_select(0, order.slot); }
-Tensor combine_tokens(const Tensor& y, const ExpertOrder& order) { return SumRows::apply(y, order.token, order.place); }
+Tensor gather_tokens(const Tensor& x, const ExpertOrder& order) {
+  return TakeRows::apply(x, order.token, order.place);
+}
+Tensor gather_weights(const Tensor& weights, const ExpertOrder& order) {
+  return weights.reshape(-1).index_select(0, order.slot);
+}
+Tensor combine_tokens(const Tensor& y, const ExpertOrder& order) {
+  return SumRows::apply(y, order.token, order.place);
+}
 
 std::shared_ptr<ExpertDispatcher> local_dispatcher() { return std::make_shared<LocalDispatcher>(); }
 

@@ -10,13 +10,20 @@ namespace meshwright::detail {
 
 // Contiguous float32 on the CPU, whose rows may be reached by pointers.
 bool plain_rows(const at::Tensor& t);
-// [n, width] without values, in memory for up to an eighth more rows: numbers that change from call to call take the same blocks again.
+// [n, width] without values, in memory for up to an eighth more rows: numbers that change from call
+// to call take the same blocks again.
 at::Tensor empty_rows(int64_t n, int64_t width, const at::TensorOptions& options);
-// out[at + i] = x[rows[begin + i]] for i in [0, n), zeros where that is -1; without autograd. Rows of one width, or numbers; contiguous.
-void take_rows_into(const at::Tensor& out, int64_t at, const at::Tensor& x, const at::Tensor& rows, int64_t begin, int64_t n);
-// The sum of each token's rows, those at -1 left out: place [T, k], rows[place] float32 of `width` each; [T, width].
-at::Tensor sum_plain_rows(std::span<const float* const> rows, const at::Tensor& place, int64_t width);
-inline int64_t rounded_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
+// out[at + i] = x[rows[begin + i]] for i in [0, n), zeros where that is -1; without autograd. Rows
+// of one width, or numbers; contiguous.
+void take_rows_into(const at::Tensor& out, int64_t at, const at::Tensor& x, const at::Tensor& rows,
+                    int64_t begin, int64_t n);
+// The sum of each token's rows, those at -1 left out: place [T, k], rows[place] float32 of `width`
+// each; [T, width].
+at::Tensor sum_plain_rows(std::span<const float* const> rows, const at::Tensor& place,
+                          int64_t width);
+inline int64_t rounded_up(int64_t n, int64_t multiple) {
+  return (n + multiple - 1) / multiple * multiple;
+}
 // What n rows of an expert take.
 inline int64_t taken_rows(int64_t n, bool padded) { return padded ? padded_rows(n) : n; }
 // sort_by_expert() as operators of the tensors' device, for where the host cannot loop over them.

@@ -1,4 +1,5 @@
-// The experts of one rank as grouped matrix products: one autograd node, whatever their number (spec 7.2).
+// The experts of one rank as grouped matrix products: one autograd node, whatever their number
+// (spec 7.2).
 #include <ATen/autocast_mode.h>
 #include <ATen/ops/_grouped_mm.h>
 #include <ATen/ops/empty.h>
@@ -28,7 +29,8 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 using Counts = std::vector<int64_t>;
 
-// Memory for what nobody keeps, [n, width]: each call on this thread takes that of the last one again, which is still in the cache.
+// Memory for what nobody keeps, [n, width]: each call on this thread takes that of the last one
+// again, which is still in the cache.
 Tensor scratch(size_t slot, int64_t n, int64_t width, const at::TensorOptions& options) {
   if (!options.device().is_cpu()) return at::empty({n, width}, options);
   c10::InferenceMode no_inference(false);  // later calls may be part of training
@@ -39,7 +41,8 @@ Tensor scratch(size_t slot, int64_t n, int64_t width, const at::TensorOptions& o
   return flat.narrow(0, 0, n * width).view({n, width});
 }
 
-// Rows that are multiplied in one call: those of one expert, or all, for which ATen has a call where they are bfloat16 of whole 16 bytes.
+// Rows that are multiplied in one call: those of one expert, or all, for which ATen has a call
+// where they are bfloat16 of whole 16 bytes.
 struct Piece {
   int64_t expert;  // -1: all
   int64_t begin, taken;
@@ -57,19 +60,25 @@ class Layout {
   int64_t rows() const { return rows_; }
 
   std::vector<Piece> pieces(const Tensor& tokens, const Tensor& first, const Tensor& second) {
-    auto fits = [](const Tensor& t) { return t.scalar_type() == at::kBFloat16 && t.size(-1) % 8 == 0; };
+    auto fits = [](const Tensor& t) {
+      return t.scalar_type() == at::kBFloat16 && t.size(-1) % 8 == 0;
+    };
     if (rows_ > 0 && fits(tokens) && fits(first) && fits(second) && second.size(1) % 8 == 0) {
       std::vector<int32_t> ends;
       int64_t end = 0;
-      for (int64_t n : counts_) ends.push_back(static_cast<int32_t>(end += detail::taken_rows(n, padded_)));
+      for (int64_t n : counts_)
+        ends.push_back(static_cast<int32_t>(end += detail::taken_rows(n, padded_)));
       ends_ = at::tensor(ends, at::TensorOptions().dtype(at::kInt)).to(tokens.device());
       return {{-1, 0, rows_}};
     }
     std::vector<Piece> out;
-    each([&](int64_t e, int64_t begin, int64_t n) { out.push_back({e, begin, detail::taken_rows(n, padded_)}); });
+    each([&](int64_t e, int64_t begin, int64_t n) {
+      out.push_back({e, begin, detail::taken_rows(n, padded_)});
+    });
     return out;
   }
-  // a: rows of the piece, weights [E, k, m] as they lie or transposed: [rows, m], the piece's part of `whole` [N, m] (made when undefined).
+  // a: rows of the piece, weights [E, k, m] as they lie or transposed: [rows, m], the piece's part
+  // of `whole` [N, m] (made when undefined).
   Tensor times(const Piece& piece, const Tensor& a, const Tensor& weights, Tensor& whole) const {
     if (piece.expert < 0) return whole = at::_grouped_mm(a.contiguous(), weights, ends_);
     if (!whole.defined()) whole = detail::empty_rows(rows_, weights.size(2), a.options());
@@ -86,7 +95,8 @@ class Layout {
   }
   bool in_one_call() const { return ends_.defined(); }
   // a^T b of the piece into out [E, k, m]. Nothing is written for experts without rows.
-  void outer_into(const Piece& piece, const detail::GradientPlace& out, const Tensor& a, const Tensor& b) const {
+  void outer_into(const Piece& piece, const detail::GradientPlace& out, const Tensor& a,
+                  const Tensor& b) const {
     if (piece.expert < 0)
       out.into.copy_(at::_grouped_mm(a.contiguous().t(), b.contiguous(), ends_));
     else
@@ -96,13 +106,16 @@ class Layout {
     for (size_t e = 0; e < counts_.size(); ++e)
       if (counts_[e] == 0) gradients.select(0, static_cast<int64_t>(e)).zero_();
   }
-  // Adds to the piece's rows the biases of their experts, times their weights where those are given.
-  void add_biases(const Piece& piece, const Tensor& rows, const Tensor& biases, const Tensor& weights) const {
+  // Adds to the piece's rows the biases of their experts, times their weights where those are
+  // given.
+  void add_biases(const Piece& piece, const Tensor& rows, const Tensor& biases,
+                  const Tensor& weights) const {
     each([&](int64_t e, int64_t begin, int64_t n) {
       if (piece.expert >= 0 && piece.expert != e) return;
       Tensor bias = biases.select(0, e), to = rows.narrow(0, begin - piece.begin, n);
       if (weights.defined())
-        to.add_((weights.narrow(0, begin - piece.begin, n).unsqueeze(1) * bias).to(rows.scalar_type()));
+        to.add_(
+            (weights.narrow(0, begin - piece.begin, n).unsqueeze(1) * bias).to(rows.scalar_type()));
       else
         to.add_(bias);
     });
@@ -110,7 +123,8 @@ class Layout {
   // Each expert's rows of the piece added up into its row of `sums`.
   void sum_into(const Piece& piece, const Tensor& sums, const Tensor& rows) const {
     each([&](int64_t e, int64_t begin, int64_t n) {
-      if (piece.expert < 0 || piece.expert == e) sums.select(0, e).copy_(rows.narrow(0, begin - piece.begin, n).sum(0));
+      if (piece.expert < 0 || piece.expert == e)
+        sums.select(0, e).copy_(rows.narrow(0, begin - piece.begin, n).sum(0));
     });
   }
 
@@ -126,19 +140,22 @@ class Layout {
   Counts counts_;
   bool padded_;
   int64_t rows_ = 0;
-  Tensor ends_;  // the row behind each expert's last, [E] int32, where all are multiplied in one call
+  Tensor
+      ends_;  // the row behind each expert's last, [E] int32, where all are multiplied in one call
 };
 
 struct Listener : torch::CustomClassHolder {
   detail::InputGradients tell;
 };
 
-// y = w (act(x W1 + b1) W2 + b2). The weight stands between the products or behind them, which differs in rounding alone: the gradients
-// are the same.
+// y = w (act(x W1 + b1) W2 + b2). The weight stands between the products or behind them, which
+// differs in rounding alone: the gradients are the same.
 struct Experts : torch::autograd::Function<Experts> {
-  static Tensor forward(AutogradContext* context, const Tensor& given_tokens, const Tensor& weights, const Tensor& first,
-                        const Tensor& second, const std::optional<Tensor>& given_first_bias, const std::optional<Tensor>& given_second_bias,
-                        Layout layout, const MoeConfig& config) {
+  static Tensor forward(AutogradContext* context, const Tensor& given_tokens, const Tensor& weights,
+                        const Tensor& first, const Tensor& second,
+                        const std::optional<Tensor>& given_first_bias,
+                        const std::optional<Tensor>& given_second_bias, Layout layout,
+                        const MoeConfig& config) {
     Tensor tokens = given_tokens.contiguous(), first_bias = given_first_bias.value_or(Tensor()),
            second_bias = given_second_bias.value_or(Tensor()), h, y;
     ActivationShape shape = detail::activation_shape(config);
@@ -146,7 +163,9 @@ struct Experts : torch::autograd::Function<Experts> {
     for (const Piece& piece : layout.pieces(tokens, first, second)) {
       Tensor middle = layout.times(piece, piece.of(tokens), first, h), w = piece.of(weights);
       if (first_bias.defined()) layout.add_biases(piece, middle, first_bias, {});
-      Tensor into = detail::activates_into(shape, tokens) ? scratch(0, piece.taken, second.size(1), tokens.options()) : Tensor();
+      Tensor into = detail::activates_into(shape, tokens)
+                        ? scratch(0, piece.taken, second.size(1), tokens.options())
+                        : Tensor();
       Tensor active = detail::activate(shape, middle, after ? Tensor() : w, into);
       Tensor out = layout.times(piece, active, second, y);
       if (second_bias.defined()) layout.add_biases(piece, out, second_bias, after ? Tensor() : w);
@@ -162,20 +181,26 @@ struct Experts : torch::autograd::Function<Experts> {
     context->saved_data["counts"] = layout.counts();
     context->saved_data["padded"] = layout.padded();
     context->saved_data["kind"] = static_cast<int64_t>(shape.kind);
-    context->saved_data["numbers"] = std::vector<double>{shape.alpha, shape.limit, shape.swiglu_limit};
+    context->saved_data["numbers"] =
+        std::vector<double>{shape.alpha, shape.limit, shape.swiglu_limit};
     return y;
   }
 
   static variable_list backward(AutogradContext* context, variable_list grads) {
     c10::NoGradGuard no_grad;
     variable_list saved = context->get_saved_variables();
-    const Tensor &tokens = saved[0], &h = saved[1], &weights = saved[2], &first = saved[3], &second = saved[4], &first_bias = saved[5],
-                 &second_bias = saved[6];
-    Layout layout(context->saved_data["counts"].toIntVector(), context->saved_data["padded"].toBool());
+    const Tensor &tokens = saved[0], &h = saved[1], &weights = saved[2], &first = saved[3],
+                 &second = saved[4], &first_bias = saved[5], &second_bias = saved[6];
+    Layout layout(context->saved_data["counts"].toIntVector(),
+                  context->saved_data["padded"].toBool());
     std::vector<double> numbers = context->saved_data["numbers"].toDoubleVector();
-    ActivationShape shape{static_cast<ExpertActivation>(context->saved_data["kind"].toInt()), numbers[0], numbers[1], numbers[2]};
-    Tensor grad = grads[0].contiguous(), to_tokens, to_weights = at::empty(weights.sizes(), weights.options());
-    auto zeros_like = [](const Tensor& t) { return t.defined() ? at::zeros(t.sizes(), t.options()) : Tensor(); };
+    ActivationShape shape{static_cast<ExpertActivation>(context->saved_data["kind"].toInt()),
+                          numbers[0], numbers[1], numbers[2]};
+    Tensor grad = grads[0].contiguous(), to_tokens,
+           to_weights = at::empty(weights.sizes(), weights.options());
+    auto zeros_like = [](const Tensor& t) {
+      return t.defined() ? at::zeros(t.sizes(), t.options()) : Tensor();
+    };
     Tensor to_first_bias = zeros_like(first_bias), to_second_bias = zeros_like(second_bias);
     // First what others wait for, then the parameters.
     std::vector<Piece> pieces = layout.pieces(grad, first, second);
@@ -187,26 +212,33 @@ struct Experts : torch::autograd::Function<Experts> {
     }
     for (const Piece& piece : pieces) {
       Tensor g = piece.of(grad), w = piece.of(weights), to_w = piece.of(to_weights);
-      middles.push_back(detail::activate_backward(shape, piece.of(h), w, layout.times_for_now(piece, g, second.transpose(1, 2)),
-                                                  {piece.of(to_h), to_w, piece.of(weighted)}));
+      middles.push_back(detail::activate_backward(
+          shape, piece.of(h), w, layout.times_for_now(piece, g, second.transpose(1, 2)),
+          {piece.of(to_h), to_w, piece.of(weighted)}));
       if (!middles.back().to_weights.is_same(to_w)) to_w.copy_(middles.back().to_weights);
-      if (context->needs_input_grad(0)) layout.times(piece, middles.back().to_h, first.transpose(1, 2), to_tokens);
+      if (context->needs_input_grad(0))
+        layout.times(piece, middles.back().to_h, first.transpose(1, 2), to_tokens);
       if (second_bias.defined()) {
         Tensor rows = at::zeros(g.sizes(), g.options());
         layout.add_biases(piece, rows, second_bias, {});
         to_w.add_((rows * g).sum(1).to(to_w.scalar_type()));
       }
     }
-    if (context->needs_input_grad(0) && !to_tokens.defined()) to_tokens = at::empty(tokens.sizes(), tokens.options());
+    if (context->needs_input_grad(0) && !to_tokens.defined())
+      to_tokens = at::empty(tokens.sizes(), tokens.options());
     auto listener = context->saved_data.find("listener");
     if (listener != context->saved_data.end() && to_tokens.defined())
-      c10::static_intrusive_pointer_cast<Listener>(listener->second.toCapsule())->tell(to_tokens, to_weights);
+      c10::static_intrusive_pointer_cast<Listener>(listener->second.toCapsule())
+          ->tell(to_tokens, to_weights);
     // factors(i): a and b of piece i, whose a^T b is its part of the gradient.
     auto outer = [&](size_t input, const Tensor& parameter, auto factors) {
       if (!context->needs_input_grad(input)) return Tensor();
-      detail::GradientKeeper* keeper = layout.in_one_call() ? nullptr : detail::gradient_keeper(parameter);
-      std::optional<detail::GradientPlace> kept = keeper != nullptr ? keeper->place() : std::nullopt;
-      detail::GradientPlace out = kept ? *kept : detail::GradientPlace{at::empty(parameter.sizes(), parameter.options())};
+      detail::GradientKeeper* keeper =
+          layout.in_one_call() ? nullptr : detail::gradient_keeper(parameter);
+      std::optional<detail::GradientPlace> kept =
+          keeper != nullptr ? keeper->place() : std::nullopt;
+      detail::GradientPlace out =
+          kept ? *kept : detail::GradientPlace{at::empty(parameter.sizes(), parameter.options())};
       if (!out.add) layout.clear_unused(out.into);
       for (size_t i = 0; i < pieces.size(); ++i) {
         auto [a, b] = factors(i);
@@ -214,15 +246,19 @@ struct Experts : torch::autograd::Function<Experts> {
       }
       return kept ? Tensor() : out.into;
     };
-    Tensor to_second = outer(3, second, [&](size_t i) { return std::pair(middles[i].weighted, pieces[i].of(grad)); });
-    Tensor to_first = outer(2, first, [&](size_t i) { return std::pair(pieces[i].of(tokens), middles[i].to_h); });
+    Tensor to_second = outer(
+        3, second, [&](size_t i) { return std::pair(middles[i].weighted, pieces[i].of(grad)); });
+    Tensor to_first =
+        outer(2, first, [&](size_t i) { return std::pair(pieces[i].of(tokens), middles[i].to_h); });
     for (size_t i = 0; i < pieces.size(); ++i) {
       const Piece& piece = pieces[i];
       if (first_bias.defined()) layout.sum_into(piece, to_first_bias, middles[i].to_h);
       if (second_bias.defined())
-        layout.sum_into(piece, to_second_bias, piece.of(grad) * piece.of(weights).unsqueeze(1).to(grad.scalar_type()));
+        layout.sum_into(piece, to_second_bias,
+                        piece.of(grad) * piece.of(weights).unsqueeze(1).to(grad.scalar_type()));
     }
-    return {to_tokens, to_weights, to_first, to_second, to_first_bias, to_second_bias, Tensor(), Tensor()};
+    return {to_tokens,     to_weights,     to_first, to_second,
+            to_first_bias, to_second_bias, Tensor(), Tensor()};
   }
 };
 
@@ -234,44 +270,60 @@ namespace {
 thread_local InputGradients current_listener;
 }
 
-TellInputGradients::TellInputGradients(InputGradients listener) { current_listener = std::move(listener); }
+TellInputGradients::TellInputGradients(InputGradients listener) {
+  current_listener = std::move(listener);
+}
 TellInputGradients::~TellInputGradients() { current_listener = nullptr; }
 InputGradients TellInputGradients::take() { return std::exchange(current_listener, nullptr); }
 
 }  // namespace detail
 
-GroupedExpertsImpl::GroupedExpertsImpl(const MoeConfig& config, const at::TensorOptions& options) : config_(config) {
-  int64_t experts = config.n_routed_experts, width = config.expert_width(), inner = config.moe_inter_dim;
+GroupedExpertsImpl::GroupedExpertsImpl(const MoeConfig& config, const at::TensorOptions& options)
+    : config_(config) {
+  int64_t experts = config.n_routed_experts, width = config.expert_width(),
+          inner = config.moe_inter_dim;
   int64_t both = detail::activation_shape(config).gated() ? 2 * inner : inner;
-  gate_and_up_projs = register_parameter("gate_and_up_projs", at::empty({experts, width, both}, options));
+  gate_and_up_projs =
+      register_parameter("gate_and_up_projs", at::empty({experts, width, both}, options));
   down_projs = register_parameter("down_projs", at::empty({experts, inner, width}, options));
   if (config.expert_bias) {
-    gate_up_proj_bias = register_parameter("gate_up_proj_bias", at::empty({experts, both}, options));
+    gate_up_proj_bias =
+        register_parameter("gate_up_proj_bias", at::empty({experts, both}, options));
     down_proj_bias = register_parameter("down_proj_bias", at::empty({experts, width}, options));
   }
   if (gate_and_up_projs.is_meta()) return;
   c10::NoGradGuard no_grad;
-  for (const Tensor& weight : {gate_and_up_projs, down_projs}) weight.normal_(0, config.initializer_range);
+  for (const Tensor& weight : {gate_and_up_projs, down_projs})
+    weight.normal_(0, config.initializer_range);
   for (const Tensor& bias : {gate_up_proj_bias, down_proj_bias})
     if (bias.defined()) bias.zero_();
 }
 
 GroupedExpertsImpl::~GroupedExpertsImpl() = default;
 
-Tensor GroupedExpertsImpl::forward(const Tensor& tokens, const std::vector<int64_t>& counts, const Tensor& weights, bool padded) {
+Tensor GroupedExpertsImpl::forward(const Tensor& tokens, const std::vector<int64_t>& counts,
+                                   const Tensor& weights, bool padded) {
   Layout layout(counts, padded);
   int64_t rows = layout.rows();
-  if (static_cast<int64_t>(counts.size()) != experts() || rows != tokens.size(0) || rows != weights.numel())
-    throw Error(ErrorCode::bad_module, "experts got " + std::to_string(tokens.size(0)) + " tokens and " + std::to_string(weights.numel()) +
-                                           " weights for " + std::to_string(counts.size()) + " counts that take " + std::to_string(rows) +
-                                           " rows, and there are " + std::to_string(experts()) + " experts here");
+  if (static_cast<int64_t>(counts.size()) != experts() || rows != tokens.size(0) ||
+      rows != weights.numel())
+    throw Error(ErrorCode::bad_module,
+                "experts got " + std::to_string(tokens.size(0)) + " tokens and " +
+                    std::to_string(weights.numel()) + " weights for " +
+                    std::to_string(counts.size()) + " counts that take " + std::to_string(rows) +
+                    " rows, and there are " + std::to_string(experts()) + " experts here");
   at::DeviceType device = tokens.device().type();
-  at::ScalarType dtype = at::autocast::is_autocast_enabled(device) ? at::autocast::get_autocast_dtype(device) : tokens.scalar_type();
+  at::ScalarType dtype = at::autocast::is_autocast_enabled(device)
+                             ? at::autocast::get_autocast_dtype(device)
+                             : tokens.scalar_type();
   c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   auto cast = [&](const Tensor& t) { return t.to(dtype); };
-  auto cast_bias = [&](const Tensor& t) { return t.defined() ? std::optional<Tensor>(t.to(dtype)) : std::nullopt; };
-  return Experts::apply(cast(tokens), weights.contiguous(), cast(gate_and_up_projs), cast(down_projs), cast_bias(gate_up_proj_bias),
-                        cast_bias(down_proj_bias), std::move(layout), config_);
+  auto cast_bias = [&](const Tensor& t) {
+    return t.defined() ? std::optional<Tensor>(t.to(dtype)) : std::nullopt;
+  };
+  return Experts::apply(cast(tokens), weights.contiguous(), cast(gate_and_up_projs),
+                        cast(down_projs), cast_bias(gate_up_proj_bias), cast_bias(down_proj_bias),
+                        std::move(layout), config_);
 }
 
 }  // namespace meshwright

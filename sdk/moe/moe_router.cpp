@@ -32,8 +32,8 @@ Tensor wide(const Tensor& t) { return t.scalar_type() == at::kDouble ? t : t.to(
 
 // x W^T + b whose result is there already.
 struct KnownProduct : torch::autograd::Function<KnownProduct> {
-  static Tensor forward(AutogradContext* context, const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias,
-                        const Tensor& result) {
+  static Tensor forward(AutogradContext* context, const Tensor& x, const Tensor& weight,
+                        const std::optional<Tensor>& bias, const Tensor& result) {
     context->save_for_backward({x, weight});
     context->saved_data["bias"] = bias.has_value();
     return result.variable_data();
@@ -41,13 +41,16 @@ struct KnownProduct : torch::autograd::Function<KnownProduct> {
   static variable_list backward(AutogradContext* context, variable_list grads) {
     variable_list saved = context->get_saved_variables();
     const Tensor& g = grads[0];
-    return {g.mm(saved[1]), g.t().mm(saved[0]), context->saved_data["bias"].toBool() ? g.sum(0) : Tensor(), Tensor()};
+    return {g.mm(saved[1]), g.t().mm(saved[0]),
+            context->saved_data["bias"].toBool() ? g.sum(0) : Tensor(), Tensor()};
   }
 };
 
-// The selected scores [T, k], over their sum where they are normalised, times `scale`: one pass each way. float32 on the CPU.
+// The selected scores [T, k], over their sum where they are normalised, times `scale`: one pass
+// each way. float32 on the CPU.
 struct TakeSelected : torch::autograd::Function<TakeSelected> {
-  static Tensor forward(AutogradContext* context, const Tensor& given_scores, const Tensor& given_indices, bool normalise, double scale) {
+  static Tensor forward(AutogradContext* context, const Tensor& given_scores,
+                        const Tensor& given_indices, bool normalise, double scale) {
     Tensor scores = given_scores.contiguous(), indices = given_indices.contiguous();
     int64_t tokens = indices.size(0), active = indices.size(1), experts = scores.size(1);
     Tensor out = at::empty({tokens, active}, scores.options());
@@ -58,7 +61,8 @@ struct TakeSelected : torch::autograd::Function<TakeSelected> {
       float sum = normalise ? kTiny : 1;
       if (normalise)
         for (int64_t j = 0; j < active; ++j) sum += from[chosen[j]];
-      for (int64_t j = 0; j < active; ++j) to[j] = from[chosen[j]] / sum * static_cast<float>(scale);
+      for (int64_t j = 0; j < active; ++j)
+        to[j] = from[chosen[j]] / sum * static_cast<float>(scale);
     }
     context->save_for_backward({scores, indices});
     context->saved_data["normalise"] = normalise;
@@ -75,7 +79,8 @@ struct TakeSelected : torch::autograd::Function<TakeSelected> {
     const float *from = scores.const_data_ptr<float>(), *g = grad.const_data_ptr<float>();
     const int64_t* chosen = indices.const_data_ptr<int64_t>();
     float* to = out.mutable_data_ptr<float>();
-    for (int64_t t = 0; t < tokens; ++t, from += experts, to += experts, chosen += active, g += active) {
+    for (int64_t t = 0; t < tokens;
+         ++t, from += experts, to += experts, chosen += active, g += active) {
       float sum = normalise ? kTiny : 1, along = 0;
       if (normalise) {
         for (int64_t j = 0; j < active; ++j) sum += from[chosen[j]];
@@ -92,7 +97,8 @@ struct TakeSelected : torch::autograd::Function<TakeSelected> {
 Tensor loads_of(const Tensor& indices, const std::optional<Tensor>& mask, int64_t experts) {
   Tensor out = at::zeros({experts}, indices.options());
   if (!indices.is_cpu()) {
-    Tensor ones = mask ? mask->unsqueeze(1).expand_as(indices).reshape(-1).to(at::kLong) : at::full_like(indices, 1).reshape(-1);
+    Tensor ones = mask ? mask->unsqueeze(1).expand_as(indices).reshape(-1).to(at::kLong)
+                       : at::full_like(indices, 1).reshape(-1);
     return out.scatter_add_(0, indices.reshape(-1), ones);
   }
   Tensor chosen = indices.contiguous(), counted = mask ? mask->contiguous() : Tensor();
@@ -121,7 +127,8 @@ struct AddLoadBalance : torch::autograd::Node {
   }
 };
 
-Tensor with_load_balance(const Tensor& weights, const Tensor& scores, std::shared_ptr<LoadBalance> balance, LoadBalance::Pass pass,
+Tensor with_load_balance(const Tensor& weights, const Tensor& scores,
+                         std::shared_ptr<LoadBalance> balance, LoadBalance::Pass pass,
                          const Tensor& mask) {
   if (!c10::GradMode::is_enabled() || !weights.requires_grad()) return weights;
   auto node = std::shared_ptr<AddLoadBalance>(new AddLoadBalance(), torch::autograd::deleteNode);
@@ -136,15 +143,20 @@ Tensor with_load_balance(const Tensor& weights, const Tensor& scores, std::share
   return out;
 }
 
-// The scores of the best groups' experts; those of others become `outside` (as a factor 0 or as -infinity).
+// The scores of the best groups' experts; those of others become `outside` (as a factor 0 or as
+// -infinity).
 Tensor limit_groups(const Tensor& scores, const MoeConfig& config, bool top_two, bool to_infinity) {
   if (config.n_expert_groups <= 1) return scores;
   int64_t tokens = scores.size(0), size = config.n_routed_experts / config.n_expert_groups;
   Tensor grouped = scores.view({tokens, config.n_expert_groups, size});
-  Tensor best = top_two ? std::get<0>(grouped.topk(std::min<int64_t>(2, size), -1)).sum(-1) : grouped.amax(-1);
+  Tensor best = top_two ? std::get<0>(grouped.topk(std::min<int64_t>(2, size), -1)).sum(-1)
+                        : grouped.amax(-1);
   Tensor chosen = std::get<1>(best.topk(config.n_limited_groups, -1));
-  Tensor inside = at::zeros(best.sizes(), best.options().dtype(at::kBool)).scatter_(1, chosen, true).unsqueeze(-1);
-  Tensor kept = to_infinity ? grouped.masked_fill(inside.logical_not(), -std::numeric_limits<double>::infinity())
+  Tensor inside = at::zeros(best.sizes(), best.options().dtype(at::kBool))
+                      .scatter_(1, chosen, true)
+                      .unsqueeze(-1);
+  Tensor kept = to_infinity ? grouped.masked_fill(inside.logical_not(),
+                                                  -std::numeric_limits<double>::infinity())
                             : grouped * inside.to(grouped.scalar_type());
   return kept.reshape({tokens, config.n_routed_experts});
 }
@@ -168,7 +180,8 @@ Tensor scores_of(const Tensor& logits, ScoreFunction function) {
 
 void LoadBalance::begin_pass() { pass_ = {}; }
 
-LoadBalance::Pass LoadBalance::add(const Tensor& load, const Tensor& scores, const Tensor& tokens, int64_t active) {
+LoadBalance::Pass LoadBalance::add(const Tensor& load, const Tensor& scores, const Tensor& tokens,
+                                   int64_t active) {
   if (form_ == Form::each_layer) active_ = active;
   if (form_ == Form::each_layer || !pass_.load.defined()) {
     pass_ = {load, scores, tokens};
@@ -183,22 +196,28 @@ LoadBalance::Pass LoadBalance::add(const Tensor& load, const Tensor& scores, con
 Tensor LoadBalance::value() const {
   if (!pass_.load.defined()) return {};
   Tensor tokens = pass_.tokens.clamp_min(1);
-  return (pass_.load * pass_.scores).sum() * (coefficient_ * static_cast<double>(pass_.load.numel()) / static_cast<double>(active_)) /
+  return (pass_.load * pass_.scores).sum() *
+         (coefficient_ * static_cast<double>(pass_.load.numel()) / static_cast<double>(active_)) /
          tokens.square();
 }
 
 Tensor LoadBalance::gradient(const Pass& pass) const {
-  double factor = coefficient_ * scale_ * static_cast<double>(pass.load.numel()) / static_cast<double>(active_);
+  double factor =
+      coefficient_ * scale_ * static_cast<double>(pass.load.numel()) / static_cast<double>(active_);
   return pass.load * factor / pass.tokens.clamp_min(1).square();
 }
 
-RouterImpl::RouterImpl(const MoeConfig& config, const at::TensorOptions& options) : config_(config) {
+RouterImpl::RouterImpl(const MoeConfig& config, const at::TensorOptions& options)
+    : config_(config) {
   int64_t experts = config.n_routed_experts;
   weight = register_parameter("weight", at::empty({experts, config.dim}, options));
   if (config.router_bias) bias = register_parameter("bias", at::empty({experts}, options));
   if (config.has_score_correction_bias())
-    e_score_correction_bias = register_buffer("e_score_correction_bias", at::zeros({experts}, options.dtype(at::kFloat)));
-  if (config.aux_loss_coeff > 0) load_balance = std::make_shared<LoadBalance>(config.aux_loss_coeff, LoadBalance::Form::each_layer);
+    e_score_correction_bias =
+        register_buffer("e_score_correction_bias", at::zeros({experts}, options.dtype(at::kFloat)));
+  if (config.aux_loss_coeff > 0)
+    load_balance =
+        std::make_shared<LoadBalance>(config.aux_loss_coeff, LoadBalance::Form::each_layer);
   load_ = at::zeros({experts}, at::TensorOptions().dtype(at::kLong));
   if (weight.is_meta()) return;
   c10::NoGradGuard no_grad;
@@ -211,9 +230,10 @@ RouterImpl::~RouterImpl() = default;
 // `kept`: the logits where the first run under activation checkpointing has made them.
 Tensor RouterImpl::project(const Tensor& x, const Tensor& kept) {
   at::DeviceType device = x.device().type();
-  at::ScalarType dtype = config_.gate_precision                      ? *config_.gate_precision
-                         : at::autocast::is_autocast_enabled(device) ? at::autocast::get_autocast_dtype(device)
-                                                                     : x.scalar_type();
+  at::ScalarType dtype = config_.gate_precision ? *config_.gate_precision
+                         : at::autocast::is_autocast_enabled(device)
+                             ? at::autocast::get_autocast_dtype(device)
+                             : x.scalar_type();
   c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   Tensor in = x.to(dtype), w = weight.to(dtype);
   std::optional<Tensor> b = bias.defined() ? std::optional<Tensor>(bias.to(dtype)) : std::nullopt;
@@ -251,8 +271,10 @@ void RouterImpl::add_load(const Tensor& load) {
 }
 
 // Adds to the load and to the auxiliary loss's sums.
-LoadBalance::Pass RouterImpl::count(const Tensor& logits, const Tensor& given, const Tensor& indices, const std::optional<Tensor>& mask) {
-  bool balance = load_balance != nullptr && (is_training() || load_balance->form() == LoadBalance::Form::whole_model);
+LoadBalance::Pass RouterImpl::count(const Tensor& logits, const Tensor& given,
+                                    const Tensor& indices, const std::optional<Tensor>& mask) {
+  bool balance = load_balance != nullptr &&
+                 (is_training() || load_balance->form() == LoadBalance::Form::whole_model);
   if (!is_training() && !balance) return {};
   c10::NoGradGuard no_grad;
   Tensor load = loads_of(indices, mask, config_.n_routed_experts);
@@ -260,9 +282,11 @@ LoadBalance::Pass RouterImpl::count(const Tensor& logits, const Tensor& given, c
   if (!balance) return {};
   Tensor scores = given.defined() ? given.detach() : scores_of(logits, config_.score_func);
   if (mask) scores = scores * mask->unsqueeze(1).to(scores.scalar_type());
-  Tensor tokens =
-      mask ? mask->sum().to(at::kFloat) : at::scalar_tensor(static_cast<double>(indices.size(0)), indices.options().dtype(at::kFloat));
-  return load_balance->add(load.to(at::kFloat), scores.sum(0).to(at::kFloat), tokens, config_.n_activated_experts);
+  Tensor tokens = mask ? mask->sum().to(at::kFloat)
+                       : at::scalar_tensor(static_cast<double>(indices.size(0)),
+                                           indices.options().dtype(at::kFloat));
+  return load_balance->add(load.to(at::kFloat), scores.sum(0).to(at::kFloat), tokens,
+                           config_.n_activated_experts);
 }
 
 Routing RouterImpl::forward(const Tensor& x, const std::optional<Tensor>& mask) {
@@ -277,13 +301,16 @@ Routing RouterImpl::forward(const Tensor& x, const std::optional<Tensor>& mask) 
 
 Routing RouterImpl::evenly(const Tensor& x, const std::optional<Tensor>& mask) {
   int64_t tokens = x.size(0), active = config_.n_activated_experts;
-  Tensor indices = at::arange(tokens * active, x.options().dtype(at::kLong)).remainder_(config_.n_routed_experts).view({tokens, active});
+  Tensor indices = at::arange(tokens * active, x.options().dtype(at::kLong))
+                       .remainder_(config_.n_routed_experts)
+                       .view({tokens, active});
   once_under_recompute([&]() -> std::vector<Tensor> {
     if (is_training()) add_load(loads_of(indices, mask, config_.n_routed_experts));
     return {};
   });
   at::ScalarType dtype = config_.router_weights_fp32 ? at::kFloat : x.scalar_type();
-  Tensor weights = at::full({tokens, active}, 1.0 / static_cast<double>(active), x.options().dtype(dtype));
+  Tensor weights =
+      at::full({tokens, active}, 1.0 / static_cast<double>(active), x.options().dtype(dtype));
   // Parameters get gradients of zero: strategies that wait for all of them do not wait in vain.
   for (const Tensor& p : {weight, bias})
     if (p.defined()) weights = weights + (p.sum() * 0).to(dtype);
@@ -291,8 +318,11 @@ Routing RouterImpl::evenly(const Tensor& x, const std::optional<Tensor>& mask) {
 }
 
 Routing RouterImpl::scored(const Tensor& x, const std::optional<Tensor>& mask) {
-  bool after_selection = config_.score_func == ScoreFunction::softmax && !config_.softmax_before_topk;
-  auto scores_for = [&](const Tensor& of) { return after_selection ? Tensor() : scores_of(of, config_.score_func); };
+  bool after_selection =
+      config_.score_func == ScoreFunction::softmax && !config_.softmax_before_topk;
+  auto scores_for = [&](const Tensor& of) {
+    return after_selection ? Tensor() : scores_of(of, config_.score_func);
+  };
   Tensor logits, scores, indices;
   std::vector<Tensor> kept = once_under_recompute([&]() -> std::vector<Tensor> {
     logits = project(x, {});
@@ -307,7 +337,8 @@ Routing RouterImpl::scored(const Tensor& x, const std::optional<Tensor>& mask) {
     indices = route_again ? select(logits, scores) : kept[0];
   }
   Tensor weights = after_selection ? wide(logits).gather(1, indices).softmax(-1) : scores;
-  if (config_.router_weight_uses_score_correction_bias && config_.score_func == ScoreFunction::sigmoid && e_score_correction_bias.defined())
+  if (config_.router_weight_uses_score_correction_bias &&
+      config_.score_func == ScoreFunction::sigmoid && e_score_correction_bias.defined())
     weights = weights + e_score_correction_bias;
   bool normalise = config_.norm_topk_prob && config_.n_activated_experts > 1;
   if (!after_selection && scores.is_cpu() && scores.scalar_type() == at::kFloat) {
@@ -320,7 +351,8 @@ Routing RouterImpl::scored(const Tensor& x, const std::optional<Tensor>& mask) {
   if (!config_.router_weights_fp32) weights = weights.to(x.scalar_type());
   if (kept[2].defined() && c10::GradMode::is_enabled()) {
     if (!scores.defined()) scores = scores_of(logits, config_.score_func);
-    weights = with_load_balance(weights, scores, load_balance, {kept[2], kept[3], kept[4]}, mask ? *mask : Tensor());
+    weights = with_load_balance(weights, scores, load_balance, {kept[2], kept[3], kept[4]},
+                                mask ? *mask : Tensor());
   }
   return {weights, indices};
 }
@@ -329,9 +361,11 @@ void RouterImpl::reset_load() { load_.zero_(); }
 
 void RouterImpl::update_bias(const Tensor& load) {
   auto refuse = [&](const std::string& what) {
-    throw Error(ErrorCode::bad_module, "the router's score correction bias is not updated: " + what);
+    throw Error(ErrorCode::bad_module,
+                "the router's score correction bias is not updated: " + what);
   };
-  if (!e_score_correction_bias.defined()) refuse("it has none; set gate_bias_update_factor above 0");
+  if (!e_score_correction_bias.defined())
+    refuse("it has none; set gate_bias_update_factor above 0");
   if (config_.gate_bias_update_factor <= 0) refuse("gate_bias_update_factor is 0");
   if (!is_training() || !weight.requires_grad()) refuse("the router is not being trained");
   c10::NoGradGuard no_grad;

@@ -49,7 +49,9 @@ int64_t RowRoute::Sizes::unit() const {
   return weights ? std::max(each, weight_bytes(1)) : each;
 }
 int64_t RowRoute::Sizes::rows_at(int64_t n) const { return rounded_up(weight_bytes(n), unit()); }
-int64_t RowRoute::Sizes::bytes(int64_t n) const { return rows_at(n) + rounded_up(row_bytes(n), unit()); }
+int64_t RowRoute::Sizes::bytes(int64_t n) const {
+  return rows_at(n) + rounded_up(row_bytes(n), unit());
+}
 
 // A message between two ranks.
 struct RowRoute::Block {
@@ -74,7 +76,8 @@ RowRoute::RowRoute(ExpertOrder order, bool padded, std::shared_ptr<Group> group)
       padded_(padded) {
   if (experts_ % ranks_ != 0)
     throw Error(ErrorCode::model_does_not_fit,
-                std::to_string(experts_) + " experts do not divide by the " + std::to_string(ranks_) + " ranks of " + group_->axis())
+                std::to_string(experts_) + " experts do not divide by the " +
+                    std::to_string(ranks_) + " ranks of " + group_->axis())
         .key("distributed.ep_size");
   Tensor mine = at::empty({1, experts_}, at::kLong);
   std::copy(order_.counts.begin(), order_.counts.end(), mine.mutable_data_ptr<int64_t>());
@@ -109,14 +112,17 @@ void RowRoute::each_segment(int64_t source, F f) const {
   }
 }
 
-RowRoute::Flight RowRoute::send(const Rows& own, bool back, const std::function<void(int64_t, const Block&)>& pack) const {
+RowRoute::Flight RowRoute::send(const Rows& own, bool back,
+                                const std::function<void(int64_t, const Block&)>& pack) const {
   Flight flight;
   flight.sizes = {own.rows.size(1), own.rows.options().requires_grad(false),
                   own.weights.defined() ? std::optional(own.weights.scalar_type()) : std::nullopt};
   flight.back = back;
   flight.own = own;
   const Sizes& sizes = flight.sizes;
-  auto bytes = [&](int64_t from, int64_t to) { return from == to ? 0 : sizes.bytes(back ? between(to, from) : between(from, to)); };
+  auto bytes = [&](int64_t from, int64_t to) {
+    return from == to ? 0 : sizes.bytes(back ? between(to, from) : between(from, to));
+  };
   // The largest message of any rank decides how all of them travel.
   int64_t largest = 0, total = 0;
   std::vector<int64_t> splits, coming;
@@ -131,30 +137,40 @@ RowRoute::Flight RowRoute::send(const Rows& own, bool back, const std::function<
   if (largest == 0) return flight;
   at::Device device = own.rows.device();
   if (device.is_cpu() && largest <= kMostBytes) {
-    make_room(*group_, std::max<int64_t>(static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(largest))), 4096));
+    make_room(*group_,
+              std::max<int64_t>(static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(largest))),
+                                4096));
     flight.mapped = maps_gather(*group_, largest);
   }
-  flight.packed = flight.mapped ? stage_rows(*group_, total) : at::empty({total}, at::TensorOptions().dtype(at::kByte).device(device));
+  flight.packed = flight.mapped
+                      ? stage_rows(*group_, total)
+                      : at::empty({total}, at::TensorOptions().dtype(at::kByte).device(device));
   int64_t at = 0, moved = 0;
   for (int64_t r = 0; r < ranks_; ++r) {
     int64_t n = r == me_ ? 0 : back ? between(r, me_) : between(me_, r);
-    if (n > 0) pack(r, Block(sizes, flight.packed.narrow(0, at, splits[static_cast<size_t>(r)]), n));
+    if (n > 0)
+      pack(r, Block(sizes, flight.packed.narrow(0, at, splits[static_cast<size_t>(r)]), n));
     at += splits[static_cast<size_t>(r)];
     moved += sizes.row_bytes(n) + sizes.weight_bytes(n);
   }
   if (flight.mapped) {
     flight.under_way = exchange_staged(*group_, moved);
   } else {
-    flight.arrived = at::empty({std::accumulate(coming.begin(), coming.end(), int64_t{0})}, flight.packed.options());
+    flight.arrived = at::empty({std::accumulate(coming.begin(), coming.end(), int64_t{0})},
+                               flight.packed.options());
     flight.under_way = group_->all_to_all(flight.packed, splits, flight.arrived, coming);
   }
   return flight;
 }
 
-// Calls unpack for every other rank from which something came. What came may be read until the flight's end.
-void RowRoute::receive(Flight& flight, const std::function<void(int64_t, const Block&)>& unpack) const {
+// Calls unpack for every other rank from which something came. What came may be read until the
+// flight's end.
+void RowRoute::receive(Flight& flight,
+                       const std::function<void(int64_t, const Block&)>& unpack) const {
   const Sizes& sizes = flight.sizes;
-  auto rows = [&](int64_t from, int64_t to) { return from == to ? 0 : flight.back ? between(to, from) : between(from, to); };
+  auto rows = [&](int64_t from, int64_t to) {
+    return from == to ? 0 : flight.back ? between(to, from) : between(from, to);
+  };
   flight.under_way.wait();
   int64_t at = 0;
   for (int64_t r = 0; r < ranks_; ++r) {
@@ -176,14 +192,16 @@ RowRoute::Flight RowRoute::start(const Tensor& x, const Tensor& weights) const {
   return send({x, weights}, /*back=*/false, [&](int64_t peer, const Block& block) {
     int64_t begin = begins_[static_cast<size_t>(peer)];
     take_rows_into(block.rows, 0, x, order_.token, begin, block.count);
-    if (block.weights.defined()) take_rows_into(block.weights, 0, weights.view({-1}), order_.slot, begin, block.count);
+    if (block.weights.defined())
+      take_rows_into(block.weights, 0, weights.view({-1}), order_.slot, begin, block.count);
   });
 }
 
 Rows RowRoute::finish(Flight flight) const {
   c10::NoGradGuard no_grad;
   Rows out{empty_rows(received_, flight.sizes.width, flight.sizes.rows), {}};
-  if (flight.sizes.weights) out.weights = at::zeros({received_}, flight.sizes.rows.dtype(flight.sizes.weights));
+  if (flight.sizes.weights)
+    out.weights = at::zeros({received_}, flight.sizes.rows.dtype(flight.sizes.weights));
   for (int64_t e = 0, begin = 0; e < local_; ++e) {
     int64_t n = local_counts_[static_cast<size_t>(e)], taken = taken_rows(n, padded_);
     clear(out.rows.view({-1}), (begin + n) * flight.sizes.width, (taken - n) * flight.sizes.width);
@@ -193,7 +211,8 @@ Rows RowRoute::finish(Flight flight) const {
   each_segment(me_, [&](int64_t at, int64_t place, int64_t n) {
     int64_t begin = begins_[static_cast<size_t>(me_)] + at;
     take_rows_into(out.rows, place, flight.own.rows, order_.token, begin, n);
-    if (out.weights.defined()) take_rows_into(out.weights, place, flight.own.weights.view({-1}), order_.slot, begin, n);
+    if (out.weights.defined())
+      take_rows_into(out.weights, place, flight.own.weights.view({-1}), order_.slot, begin, n);
   });
   receive(flight, [&](int64_t peer, const Block& block) {
     each_segment(peer, [&](int64_t at, int64_t place, int64_t n) {
@@ -218,18 +237,22 @@ RowRoute::Flight RowRoute::start_back(const Rows& rows) const {
 Tensor RowRoute::sums(const Flight& flight, const std::vector<Tensor>& from) const {
   int64_t sent = begins_.back(), width = flight.sizes.width;
   const Tensor& own = flight.own.rows;
-  bool plain = plain_rows(own) && std::all_of(from.begin(), from.end(), [](const Tensor& t) { return !t.defined() || plain_rows(t); });
+  bool plain = plain_rows(own) && std::all_of(from.begin(), from.end(), [](const Tensor& t) {
+                 return !t.defined() || plain_rows(t);
+               });
   // Read where they lie, or put together in the order they left.
   std::vector<const float*> at(plain ? static_cast<size_t>(sent) : 0);
   Tensor whole = plain ? Tensor() : at::empty({sent, width}, flight.sizes.rows);
   auto put = [&](int64_t to, const Tensor& rows, int64_t begin, int64_t n) {
     if (!plain) return copy_rows(whole, to, rows, begin, n);
-    for (int64_t i = 0; i < n; ++i) at[static_cast<size_t>(to + i)] = rows.const_data_ptr<float>() + (begin + i) * width;
+    for (int64_t i = 0; i < n; ++i)
+      at[static_cast<size_t>(to + i)] = rows.const_data_ptr<float>() + (begin + i) * width;
   };
   for (int64_t r = 0; r < ranks_; ++r) {
     int64_t begin = begins_[static_cast<size_t>(r)];
     if (r == me_)
-      each_segment(me_, [&](int64_t i, int64_t place, int64_t n) { put(begin + i, own, place, n); });
+      each_segment(me_,
+                   [&](int64_t i, int64_t place, int64_t n) { put(begin + i, own, place, n); });
     else if (from[static_cast<size_t>(r)].defined())
       put(begin, from[static_cast<size_t>(r)], 0, from[static_cast<size_t>(r)].size(0));
   }
@@ -242,13 +265,16 @@ Rows RowRoute::finish_back(Flight flight) const {
   if (flight.sizes.weights) {
     out.weights = at::zeros(order_.place.sizes(), flight.sizes.rows.dtype(flight.sizes.weights));
     each_segment(me_, [&](int64_t at, int64_t place, int64_t n) {
-      put_numbers(out.weights.view({-1}), order_.slot, begins_[static_cast<size_t>(me_)] + at, flight.own.weights.narrow(0, place, n));
+      put_numbers(out.weights.view({-1}), order_.slot, begins_[static_cast<size_t>(me_)] + at,
+                  flight.own.weights.narrow(0, place, n));
     });
   }
   std::vector<Tensor> from(static_cast<size_t>(ranks_));
   receive(flight, [&](int64_t peer, const Block& block) {
     from[static_cast<size_t>(peer)] = block.rows;
-    if (block.weights.defined()) put_numbers(out.weights.view({-1}), order_.slot, begins_[static_cast<size_t>(peer)], block.weights);
+    if (block.weights.defined())
+      put_numbers(out.weights.view({-1}), order_.slot, begins_[static_cast<size_t>(peer)],
+                  block.weights);
   });
   out.rows = sums(flight, from);
   return out;

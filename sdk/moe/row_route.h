@@ -1,4 +1,5 @@
-// The way of token rows to the ranks that hold their experts, and back: an all-to-all whose sizes all ranks know.
+// The way of token rows to the ranks that hold their experts, and back: an all-to-all whose sizes
+// all ranks know.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -22,34 +23,42 @@ struct Rows {
 
 class RowRoute {
  public:
-  // Collective. `order`: this rank's rows, by the experts of all ranks, of which each rank holds an equal part in order, without rows of
-  // zeros. padded: whether the rows that come are.
+  // Collective. `order`: this rank's rows, by the experts of all ranks, of which each rank holds an
+  // equal part in order, without rows of zeros. padded: whether the rows that come are.
   RowRoute(ExpertOrder order, bool padded, std::shared_ptr<Group> group);
 
-  int64_t received() const { return received_; }                              // with rows of zeros
-  const std::vector<int64_t>& local_counts() const { return local_counts_; }  // rows that came for each of this rank's experts
+  int64_t received() const { return received_; }  // with rows of zeros
+  const std::vector<int64_t>& local_counts() const {
+    return local_counts_;
+  }  // rows that came for each of this rank's experts
   bool padded() const { return padded_; }
 
   // A message under way; between its start and its end the rank may compute.
   struct Flight;
-  // Sends the rows of x [T, width] that `order` names and their weights [T, k] (undefined: none) to the ranks of their experts.
+  // Sends the rows of x [T, width] that `order` names and their weights [T, k] (undefined: none) to
+  // the ranks of their experts.
   Flight start(const at::Tensor& x, const at::Tensor& weights) const;
   // [received(), width] by local expert, within one by source rank.
   Rows finish(Flight flight) const;
   // The way back of what finish() gave, or of results in its order.
   Flight start_back(const Rows& rows) const;
-  // The sum of each token's rows [T, width], and the numbers of its assignments [T, k], 0 for masked ones.
+  // The sum of each token's rows [T, width], and the numbers of its assignments [T, k], 0 for
+  // masked ones.
   Rows finish_back(Flight flight) const;
 
  private:
   struct Sizes;
   struct Block;
-  int64_t count(int64_t source, int64_t expert) const { return counts_[static_cast<size_t>(source * experts_ + expert)]; }
+  int64_t count(int64_t source, int64_t expert) const {
+    return counts_[static_cast<size_t>(source * experts_ + expert)];
+  }
   int64_t between(int64_t source, int64_t destination) const;  // rows
-  // f(first of them among the rows of one source for this rank, where they lie here, how many) for each local expert.
+  // f(first of them among the rows of one source for this rank, where they lie here, how many) for
+  // each local expert.
   template <class F>
   void each_segment(int64_t source, F f) const;
-  Flight send(const Rows& own, bool back, const std::function<void(int64_t peer, const Block&)>& pack) const;
+  Flight send(const Rows& own, bool back,
+              const std::function<void(int64_t peer, const Block&)>& pack) const;
   void receive(Flight& flight, const std::function<void(int64_t peer, const Block&)>& unpack) const;
   at::Tensor sums(const Flight& flight, const std::vector<at::Tensor>& from) const;
 
@@ -59,7 +68,8 @@ class RowRoute {
   bool padded_;
   std::vector<int64_t> counts_;  // [ranks, experts]
   std::vector<int64_t> local_counts_;
-  std::vector<int64_t> places_;  // [local, ranks]: where the rows of an expert from a rank begin among those received
+  std::vector<int64_t> places_;  // [local, ranks]: where the rows of an expert from a rank begin
+                                 // among those received
   std::vector<int64_t> begins_;  // [ranks + 1]: where the rows for a rank begin in `order`
   int64_t received_ = 0;
 };
@@ -69,8 +79,12 @@ struct RowRoute::Sizes {
   int64_t width = 0;
   at::TensorOptions rows;
   std::optional<at::ScalarType> weights;
-  int64_t row_bytes(int64_t n) const { return n * width * static_cast<int64_t>(rows.dtype().itemsize()); }
-  int64_t weight_bytes(int64_t n) const { return weights ? n * static_cast<int64_t>(c10::elementSize(*weights)) : 0; }
+  int64_t row_bytes(int64_t n) const {
+    return n * width * static_cast<int64_t>(rows.dtype().itemsize());
+  }
+  int64_t weight_bytes(int64_t n) const {
+    return weights ? n * static_cast<int64_t>(c10::elementSize(*weights)) : 0;
+  }
   // Of the message to one rank: the weights, then the rows, each type at a multiple of its size.
   int64_t unit() const;
   int64_t rows_at(int64_t n) const;
@@ -80,7 +94,8 @@ struct RowRoute::Sizes {
 struct RowRoute::Flight {
   Sizes sizes;
   bool back = false, mapped = false;
-  Rows own;  // what this rank's own rows are taken from when they arrive: the tensors that were sent
+  Rows
+      own;  // what this rank's own rows are taken from when they arrive: the tensors that were sent
   Work under_way;
   at::Tensor packed, arrived;  // arrived: of sockets
 };

@@ -49,7 +49,8 @@ Generators save_generators(const std::vector<Tensor>& inputs) {
 }
 void restore_generators(const Generators& saved, const std::vector<Tensor>& inputs) {
   set_state(at::detail::getDefaultCPUGenerator(), saved.cpu);
-  if (auto generator = device_generator(inputs); generator && saved.device.defined()) set_state(*generator, saved.device);
+  if (auto generator = device_generator(inputs); generator && saved.device.defined())
+    set_state(*generator, saved.device);
 }
 
 // Autocast of the devices this library runs on.
@@ -75,8 +76,9 @@ struct Autocast {
   }
 };
 
-// The autocast of the first run around the second one. It counts as a scope of its own: with the last one the cache of cast weights is
-// emptied, or the next forward would compute with the weights as they were before the optimizer's step.
+// The autocast of the first run around the second one. It counts as a scope of its own: with the
+// last one the cache of cast weights is emptied, or the next forward would compute with the weights
+// as they were before the optimizer's step.
 class AutocastAgain {
  public:
   explicit AutocastAgain(const Autocast& then) : outside_(Autocast::current()) {
@@ -94,8 +96,8 @@ class AutocastAgain {
   Autocast outside_;
 };
 
-// What once_under_recompute() has made in the first run of a module, in order. A module inside another that recomputes has one of its own,
-// filled from the outer one's.
+// What once_under_recompute() has made in the first run of a module, in order. A module inside
+// another that recomputes has one of its own, filled from the outer one's.
 struct Kept {
   std::vector<std::vector<Tensor>> made;
   size_t next = 0;
@@ -145,7 +147,8 @@ struct Recompute : torch::autograd::Node {
   }
   variable_list apply(variable_list&& grads) override {
     if (!run)
-      throw Error(ErrorCode::bad_module, "backward ran twice through a module under activation checkpointing")
+      throw Error(ErrorCode::bad_module,
+                  "backward ran twice through a module under activation checkpointing")
           .help("run the forward again before the second backward");
     std::vector<Tensor> inputs;
     for (auto& s : saved) {
@@ -188,10 +191,11 @@ std::vector<Tensor> recomputed(ForwardCall call) {
   node->autocast = Autocast::current();
   std::vector<Tensor> outputs;
   {
-    // With gradients on, as in the second run: some operators take another path without them, whose last bits differ. What this
-    // run saves is let go with its outputs.
+    // With gradients on, as in the second run: some operators take another path without them, whose
+    // last bits differ. What this run saves is let go with its outputs.
     std::vector<Tensor> inputs;
-    for (const Tensor& t : call.inputs) inputs.push_back(t.defined() ? t.detach().set_requires_grad(t.requires_grad()) : t);
+    for (const Tensor& t : call.inputs)
+      inputs.push_back(t.defined() ? t.detach().set_requires_grad(t.requires_grad()) : t);
     InKeptScope first(node->kept, /*again=*/false);
     outputs = call.run(inputs);
   }
@@ -199,7 +203,8 @@ std::vector<Tensor> recomputed(ForwardCall call) {
   for (const Tensor& t : call.inputs) node->saved.emplace_back(t, /*is_output=*/false);
   node->run = std::move(call.run);
   for (size_t i = 0; i < outputs.size(); ++i) {
-    if (!outputs[i].defined() || !torch::autograd::isDifferentiableType(outputs[i].scalar_type())) continue;
+    if (!outputs[i].defined() || !torch::autograd::isDifferentiableType(outputs[i].scalar_type()))
+      continue;
     outputs[i] = outputs[i].detach();  // it may be one of the inputs
     torch::autograd::set_history(outputs[i], node);
     node->differentiable.push_back(i);
@@ -216,25 +221,30 @@ torch::nn::Module* child(torch::nn::Module& module, std::initializer_list<const 
 
 }  // namespace
 
-std::vector<Tensor> once_under_recompute(const std::function<std::vector<Tensor>()>& make) { return make_once(kept_scope, make); }
+std::vector<Tensor> once_under_recompute(const std::function<std::vector<Tensor>()>& make) {
+  return make_once(kept_scope, make);
+}
 
 void checkpoint_activations(torch::nn::Module& module) {
   HookHost* host = HookHost::of(module);
   if (host == nullptr)
-    throw Error(ErrorCode::bad_module, "activation checkpointing cannot run " + module.name() + " again: it has no hooks")
+    throw Error(ErrorCode::bad_module,
+                "activation checkpointing cannot run " + module.name() + " again: it has no hooks")
         .key("distributed.activation_checkpointing")
         .help("declare the module with MESHWRIGHT_MODULE(...) in place of TORCH_MODULE(...)")
         .help("set distributed.activation_checkpointing = \"none\"");
   host->around = recomputed;
 }
 
-std::vector<std::string> checkpoint_layers(torch::nn::Module& model, std::span<const std::string> layers, ActivationCheckpointing mode,
-                                           bool whole_layers) {
+std::vector<std::string> checkpoint_layers(torch::nn::Module& model,
+                                           std::span<const std::string> layers,
+                                           ActivationCheckpointing mode, bool whole_layers) {
   std::vector<std::string> out;
   if (mode == ActivationCheckpointing::none) return out;
   auto modules = model.named_modules("", /*include_self=*/false);
   for (const std::string& name : layers) {
-    if (!modules.contains(name)) throw Error(ErrorCode::internal, "the model has no module " + name);
+    if (!modules.contains(name))
+      throw Error(ErrorCode::internal, "the model has no module " + name);
     torch::nn::Module& layer = *modules[name];
     bool trainable = false;
     for (const Tensor& p : layer.parameters()) trainable = trainable || p.requires_grad();

@@ -1,5 +1,6 @@
-// Gradients of parameters written where their unit keeps them, by functions that can multiply into memory: no tensor of their own, and no
-// copy (as Megatron-LM's fused accumulation of weight gradients).
+// Gradients of parameters written where their unit keeps them, by functions that can multiply into
+// memory: no tensor of their own, and no copy (as Megatron-LM's fused accumulation of weight
+// gradients).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -8,7 +9,8 @@
 
 namespace meshwright::detail {
 
-// The gradient times `scale` becomes, or with `add` is added to, `into` (contiguous, of the parameter's shape).
+// The gradient times `scale` becomes, or with `add` is added to, `into` (contiguous, of the
+// parameter's shape).
 struct GradientPlace {
   at::Tensor into;
   double scale = 1;
@@ -18,10 +20,12 @@ struct GradientPlace {
 class GradientKeeper {
  public:
   virtual ~GradientKeeper();
-  // During a backward: the caller writes all of it at once, and gives autograd nothing. nullopt: autograd shall bring the gradient.
+  // During a backward: the caller writes all of it at once, and gives autograd nothing. nullopt:
+  // autograd shall bring the gradient.
   virtual std::optional<GradientPlace> place() = 0;
 };
-// During a backward that adds up all gradients, the keeper of a parameter that nobody else watches; nullptr: there is none.
+// During a backward that adds up all gradients, the keeper of a parameter that nobody else watches;
+// nullptr: there is none.
 GradientKeeper* gradient_keeper(const at::Tensor& parameter);
 
 }  // namespace meshwright::detail

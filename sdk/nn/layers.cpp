@@ -22,8 +22,9 @@ using at::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-MESHWRIGHT_VECTORISED void norm_rows(const float* __restrict x, const float* __restrict w, float* __restrict y, float* __restrict rstd,
-                                     int64_t rows, int64_t size, double epsilon) {
+MESHWRIGHT_VECTORISED void norm_rows(const float* __restrict x, const float* __restrict w,
+                                     float* __restrict y, float* __restrict rstd, int64_t rows,
+                                     int64_t size, double epsilon) {
   for (int64_t r = 0; r < rows; ++r, x += size, y += size) {
     float lanes[16] = {};
     int64_t i = 0;
@@ -39,9 +40,10 @@ MESHWRIGHT_VECTORISED void norm_rows(const float* __restrict x, const float* __r
 }
 
 // dx = rstd * (g w) - x rstd^3 mean(g w x); dw = sum over rows of g x rstd.
-MESHWRIGHT_VECTORISED void norm_rows_backward(const float* __restrict x, const float* __restrict w, const float* __restrict g,
-                                              const float* __restrict rstd, float* __restrict dx, float* __restrict dw, int64_t rows,
-                                              int64_t size) {
+MESHWRIGHT_VECTORISED void norm_rows_backward(const float* __restrict x, const float* __restrict w,
+                                              const float* __restrict g,
+                                              const float* __restrict rstd, float* __restrict dx,
+                                              float* __restrict dw, int64_t rows, int64_t size) {
   for (int64_t r = 0; r < rows; ++r, x += size, g += size, dx += size) {
     float lanes[16] = {};
     int64_t i = 0;
@@ -61,14 +63,16 @@ MESHWRIGHT_VECTORISED void norm_rows_backward(const float* __restrict x, const f
 
 // One node instead of eight, and one pass over memory each way. float32 on the CPU.
 struct FusedRmsNorm : torch::autograd::Function<FusedRmsNorm> {
-  static Tensor forward(AutogradContext* context, const Tensor& input, const Tensor& weight, double epsilon) {
+  static Tensor forward(AutogradContext* context, const Tensor& input, const Tensor& weight,
+                        double epsilon) {
     Tensor x = input.contiguous();
     int64_t size = weight.numel(), rows = x.numel() / std::max<int64_t>(size, 1);
     Tensor y = at::empty_like(x), rstd = at::empty({rows}, x.options());
     const float *in = x.const_data_ptr<float>(), *w = weight.const_data_ptr<float>();
     float *out = y.mutable_data_ptr<float>(), *scale = rstd.mutable_data_ptr<float>();
     at::parallel_for(0, rows, 64, [&](int64_t begin, int64_t end) {
-      norm_rows(in + begin * size, w, out + begin * size, scale + begin, end - begin, size, epsilon);
+      norm_rows(in + begin * size, w, out + begin * size, scale + begin, end - begin, size,
+                epsilon);
     });
     context->save_for_backward({x, weight, rstd});
     return y;
@@ -77,16 +81,20 @@ struct FusedRmsNorm : torch::autograd::Function<FusedRmsNorm> {
     variable_list saved = context->get_saved_variables();
     const Tensor &x = saved[0], &weight = saved[1], &rstd = saved[2];
     Tensor g = grads[0].contiguous(), dx = at::empty_like(x), dw = at::zeros_like(weight);
-    norm_rows_backward(x.const_data_ptr<float>(), weight.const_data_ptr<float>(), g.const_data_ptr<float>(), rstd.const_data_ptr<float>(),
-                       dx.mutable_data_ptr<float>(), dw.mutable_data_ptr<float>(), rstd.numel(), weight.numel());
+    norm_rows_backward(x.const_data_ptr<float>(), weight.const_data_ptr<float>(),
+                       g.const_data_ptr<float>(), rstd.const_data_ptr<float>(),
+                       dx.mutable_data_ptr<float>(), dw.mutable_data_ptr<float>(), rstd.numel(),
+                       weight.numel());
     return {dx, dw, Tensor()};
   }
 };
 
 }  // namespace
 
-RMSNormImpl::RMSNormImpl(int64_t size, double eps, NormScale scaled_by) : epsilon(eps), scale(scaled_by) {
-  weight = register_parameter("weight", scale == NormScale::weight ? at::ones({size}) : at::zeros({size}));
+RMSNormImpl::RMSNormImpl(int64_t size, double eps, NormScale scaled_by)
+    : epsilon(eps), scale(scaled_by) {
+  weight = register_parameter("weight",
+                              scale == NormScale::weight ? at::ones({size}) : at::zeros({size}));
 }
 
 Tensor RMSNormImpl::forward(const Tensor& x) {
@@ -96,7 +104,8 @@ Tensor RMSNormImpl::forward(const Tensor& x) {
     if (x.is_cpu() && weight.is_cpu()) return FusedRmsNorm::apply(x, factor, epsilon);
     return at::rms_norm(x, weight.sizes(), factor, epsilon);
   }
-  Tensor wide = x.to(at::kFloat), normed = wide * at::rsqrt(wide.square().mean({-1}, /*keepdim=*/true) + epsilon);
+  Tensor wide = x.to(at::kFloat),
+         normed = wide * at::rsqrt(wide.square().mean({-1}, /*keepdim=*/true) + epsilon);
   if (plus_one) return (normed * (weight.to(at::kFloat) + 1)).to(x.scalar_type());
   return weight * normed.to(x.scalar_type());
 }

@@ -18,29 +18,36 @@ using at::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-using LinearPointwise = Tensor(const Tensor&, const Tensor&, const std::optional<Tensor>&, std::string_view,
-                               c10::List<std::optional<at::Scalar>>, std::optional<std::string_view>);
+using LinearPointwise = Tensor(const Tensor&, const Tensor&, const std::optional<Tensor>&,
+                               std::string_view, c10::List<std::optional<at::Scalar>>,
+                               std::optional<std::string_view>);
 
-// LibTorch multiplies float32 matrices with MKL, which on AMD's processors uses half of their AVX-512. oneDNN, which LibTorch carries
-// as well, uses all of it. Elsewhere the two are equally fast and LibTorch's choice stays.
+// LibTorch multiplies float32 matrices with MKL, which on AMD's processors uses half of their
+// AVX-512. oneDNN, which LibTorch carries as well, uses all of it. Elsewhere the two are equally
+// fast and LibTorch's choice stays.
 const c10::TypedOperatorHandle<LinearPointwise>* onednn() {
   static const std::optional<c10::TypedOperatorHandle<LinearPointwise>> found = [] {
     std::optional<c10::TypedOperatorHandle<LinearPointwise>> out;
 #if defined(__x86_64__)
     if (__builtin_cpu_is("amd") && __builtin_cpu_supports("avx512f"))
-      if (auto handle = c10::Dispatcher::singleton().findSchema({"mkldnn::_linear_pointwise", ""})) out = handle->typed<LinearPointwise>();
+      if (auto handle = c10::Dispatcher::singleton().findSchema({"mkldnn::_linear_pointwise", ""}))
+        out = handle->typed<LinearPointwise>();
 #endif
     return out;
   }();
   return found ? &*found : nullptr;
 }
 
-// The same library's product into memory that is there, which no operator offers: LibTorch exports the function without a header.
-using ProductInto = void(const Tensor& a, const Tensor& b, const Tensor& out, float beta, float alpha);
+// The same library's product into memory that is there, which no operator offers: LibTorch exports
+// the function without a header.
+using ProductInto = void(const Tensor& a, const Tensor& b, const Tensor& out, float beta,
+                         float alpha);
 ProductInto* onednn_into() {
   static auto* const found =
-      onednn() == nullptr ? nullptr
-                          : reinterpret_cast<ProductInto*>(::dlsym(RTLD_DEFAULT, "_ZN2at6native13mkldnn_matmulERKNS_6TensorES3_S3_ff"));
+      onednn() == nullptr
+          ? nullptr
+          : reinterpret_cast<ProductInto*>(
+                ::dlsym(RTLD_DEFAULT, "_ZN2at6native13mkldnn_matmulERKNS_6TensorES3_S3_ff"));
   return found;
 }
 
@@ -55,8 +62,9 @@ namespace {
 
 // To [.., n].
 bool fast_product(const Tensor& a, const Tensor& b, int64_t n) {
-  return a.is_cpu() && a.scalar_type() == at::kFloat && b.scalar_type() == at::kFloat && onednn() != nullptr &&
-         a.size(0) * a.size(1) * n >= kWorthwhile && !c10::GradMode::is_enabled();
+  return a.is_cpu() && a.scalar_type() == at::kFloat && b.scalar_type() == at::kFloat &&
+         onednn() != nullptr && a.size(0) * a.size(1) * n >= kWorthwhile &&
+         !c10::GradMode::is_enabled();
 }
 
 }  // namespace
@@ -67,7 +75,9 @@ Tensor product(const Tensor& a, const Tensor& b) {
   return onednn()->call(a, b, std::nullopt, "none", c10::List<std::optional<at::Scalar>>(), "");
 }
 
-bool product_is_compiled(const Tensor& a) { return a.is_cpu() && a.scalar_type() == at::kFloat && onednn() != nullptr; }
+bool product_is_compiled(const Tensor& a) {
+  return a.is_cpu() && a.scalar_type() == at::kFloat && onednn() != nullptr;
+}
 
 void product_into(Tensor out, const Tensor& a, const Tensor& b, double scale, bool add) {
   auto* into = fast_product(a, b, b.size(1)) ? onednn_into() : nullptr;
@@ -86,7 +96,8 @@ namespace {
 using detail::product;
 
 struct FastLinear : torch::autograd::Function<FastLinear> {
-  static Tensor forward(AutogradContext* context, const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias) {
+  static Tensor forward(AutogradContext* context, const Tensor& x, const Tensor& weight,
+                        const std::optional<Tensor>& bias) {
     context->save_for_backward({x, weight});
     Tensor y = product(x.reshape({-1, x.size(-1)}), weight);
     if (bias) y.add_(*bias);
@@ -109,8 +120,10 @@ struct FastLinear : torch::autograd::Function<FastLinear> {
 }  // namespace
 
 Tensor LinearImpl::forward(const Tensor& x) {
-  bool fast = x.is_cpu() && weight.is_cpu() && x.scalar_type() == at::kFloat && weight.scalar_type() == at::kFloat && x.dim() >= 2 &&
-              x.numel() * weight.size(0) >= kWorthwhile && onednn() != nullptr && !at::autocast::is_autocast_enabled(at::kCPU);
+  bool fast = x.is_cpu() && weight.is_cpu() && x.scalar_type() == at::kFloat &&
+              weight.scalar_type() == at::kFloat && x.dim() >= 2 &&
+              x.numel() * weight.size(0) >= kWorthwhile && onednn() != nullptr &&
+              !at::autocast::is_autocast_enabled(at::kCPU);
   if (!fast) return torch::nn::LinearImpl::forward(x);
   return FastLinear::apply(x, weight, bias.defined() ? std::optional<Tensor>(bias) : std::nullopt);
 }

@@ -5,12 +5,14 @@
 
 namespace meshwright::detail {
 
-// a [m, k] times b [n, k] transposed, by the faster of the libraries that LibTorch carries. Both float32 on the CPU, or anything else
-// that at::mm takes.
+// a [m, k] times b [n, k] transposed, by the faster of the libraries that LibTorch carries. Both
+// float32 on the CPU, or anything else that at::mm takes.
 at::Tensor product(const at::Tensor& a, const at::Tensor& b);
-// Whether m and k should not differ from call to call: oneDNN makes code for each new size, which takes longer than the product.
+// Whether m and k should not differ from call to call: oneDNN makes code for each new size, which
+// takes longer than the product.
 bool product_is_compiled(const at::Tensor& a);
 // a [m, k] times b [k, n] times `scale` into `out` [m, n], contiguous, or added to it.
-void product_into(at::Tensor out, const at::Tensor& a, const at::Tensor& b, double scale = 1, bool add = false);
+void product_into(at::Tensor out, const at::Tensor& a, const at::Tensor& b, double scale = 1,
+                  bool add = false);
 
 }  // namespace meshwright::detail

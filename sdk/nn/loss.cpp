@@ -26,11 +26,11 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
 constexpr float kNone = -std::numeric_limits<float>::infinity();  // the maximum of no numbers
-constexpr int kLanes = 64;                                        // sums side by side: enough to hide their latency
+constexpr int kLanes = 64;  // sums side by side: enough to hide their latency
 
 // The largest value of each row, and the sum of exponentials below it. NaN is left to the sum.
-MESHWRIGHT_VECTORISED void reduce_rows(const float* __restrict x, int64_t stride, int64_t rows, int64_t size, float* __restrict max,
-                                       float* __restrict sum) {
+MESHWRIGHT_VECTORISED void reduce_rows(const float* __restrict x, int64_t stride, int64_t rows,
+                                       int64_t size, float* __restrict max, float* __restrict sum) {
   for (int64_t r = 0; r < rows; ++r, x += stride) {
     float lanes[kLanes];
     for (float& lane : lanes) lane = kNone;
@@ -39,7 +39,8 @@ MESHWRIGHT_VECTORISED void reduce_rows(const float* __restrict x, int64_t stride
       for (int j = 0; j < kLanes; ++j) lanes[j] = x[i + j] > lanes[j] ? x[i + j] : lanes[j];
     for (; i < size; ++i) lanes[0] = x[i] > lanes[0] ? x[i] : lanes[0];
     for (int half = kLanes / 2; half > 0; half /= 2)
-      for (int j = 0; j < half; ++j) lanes[j] = lanes[j + half] > lanes[j] ? lanes[j + half] : lanes[j];
+      for (int j = 0; j < half; ++j)
+        lanes[j] = lanes[j + half] > lanes[j] ? lanes[j + half] : lanes[j];
     max[r] = lanes[0];
     float shift = lanes[0] == kNone ? 0.0F : lanes[0];
     for (float& lane : lanes) lane = 0;
@@ -53,7 +54,8 @@ MESHWRIGHT_VECTORISED void reduce_rows(const float* __restrict x, int64_t stride
 }
 
 // `out` may be `x`.
-MESHWRIGHT_VECTORISED void softmax_row(const float* x, float* out, int64_t size, float shift, float scale) {
+MESHWRIGHT_VECTORISED void softmax_row(const float* x, float* out, int64_t size, float shift,
+                                       float scale) {
 #pragma GCC ivdep
   for (int64_t i = 0; i < size; ++i) out[i] = exponential(x[i] - shift) * scale;
 }
@@ -66,20 +68,31 @@ struct Rows {
 
   int64_t count() const { return logits.size(0); }
   int64_t columns() const { return logits.size(1); }
-  at::ScalarType computed_in() const { return logits.scalar_type() == at::kDouble ? at::kDouble : at::kFloat; }
+  at::ScalarType computed_in() const {
+    return logits.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  }
   // Loops of our own for the types that CPUs train in; ATen's operators for all else.
-  bool looped() const { return logits.is_cpu() && (logits.scalar_type() == at::kFloat || logits.scalar_type() == at::kBFloat16); }
+  bool looped() const {
+    return logits.is_cpu() &&
+           (logits.scalar_type() == at::kFloat || logits.scalar_type() == at::kBFloat16);
+  }
   // Column of a target, or -1 when it is another rank's or ignored.
-  int64_t place(int64_t target) const { return target != ignore && target >= begin && target < begin + columns() ? target - begin : -1; }
+  int64_t place(int64_t target) const {
+    return target != ignore && target >= begin && target < begin + columns() ? target - begin : -1;
+  }
   Tensor ignored() const { return targets.eq(ignore); }
-  // body(first row, rows): as many as are converted at a time, which fit the cache on the CPU and keep a device busy elsewhere.
+  // body(first row, rows): as many as are converted at a time, which fit the cache on the CPU and
+  // keep a device busy elsewhere.
   template <class Body>
   void each_chunk(Body&& body) const {
-    int64_t elements = int64_t{1} << (logits.is_cpu() ? 17 : 25), step = std::max<int64_t>(elements / std::max<int64_t>(columns(), 1), 1);
-    for (int64_t first = 0; first < count(); first += step) body(first, std::min(step, count() - first));
+    int64_t elements = int64_t{1} << (logits.is_cpu() ? 17 : 25),
+            step = std::max<int64_t>(elements / std::max<int64_t>(columns(), 1), 1);
+    for (int64_t first = 0; first < count(); first += step)
+      body(first, std::min(step, count() - first));
   }
-  // body(rows in float32, their stride, room for as many results, first row, rows), over all rows in parallel. The room is that of the
-  // rows in `out`, if given, or the rows' own where they are a copy.
+  // body(rows in float32, their stride, room for as many results, first row, rows), over all rows
+  // in parallel. The room is that of the rows in `out`, if given, or the rows' own where they are a
+  // copy.
   template <class Body>
   void each_float_rows(const Tensor& out, Body&& body) const {
     int64_t grain = std::max<int64_t>((int64_t{1} << 14) / std::max<int64_t>(columns(), 1), 1);
@@ -88,7 +101,8 @@ struct Rows {
       float* to = out.defined() ? out.mutable_data_ptr<float>() : nullptr;
       int64_t stride = logits.stride(0);
       at::parallel_for(0, count(), grain, [&](int64_t begin, int64_t end) {
-        body(x + begin * stride, stride, to == nullptr ? to : to + begin * columns(), begin, end - begin);
+        body(x + begin * stride, stride, to == nullptr ? to : to + begin * columns(), begin,
+             end - begin);
       });
       return;
     }
@@ -103,42 +117,48 @@ struct Rows {
   }
 };
 
-// [3, rows]: largest logit, sum of exponentials below it, logit of the target or 0; over this rank's columns.
+// [3, rows]: largest logit, sum of exponentials below it, logit of the target or 0; over this
+// rank's columns.
 Tensor looped_sums(const Rows& rows) {
   Tensor sums = at::empty({3, rows.count()}, rows.logits.options().dtype(at::kFloat));
-  float *max = sums.mutable_data_ptr<float>(), *sum = max + rows.count(), *picked = sum + rows.count();
+  float *max = sums.mutable_data_ptr<float>(), *sum = max + rows.count(),
+        *picked = sum + rows.count();
   const int64_t* targets = rows.targets.const_data_ptr<int64_t>();
-  rows.each_float_rows({}, [&](const float* x, int64_t stride, float*, int64_t first, int64_t count) {
-    reduce_rows(x, stride, count, rows.columns(), max + first, sum + first);
-    for (int64_t r = 0; r < count; ++r) {
-      int64_t place = rows.place(targets[first + r]);
-      picked[first + r] = place >= 0 ? x[r * stride + place] : 0.0F;
-    }
-  });
+  rows.each_float_rows({},
+                       [&](const float* x, int64_t stride, float*, int64_t first, int64_t count) {
+                         reduce_rows(x, stride, count, rows.columns(), max + first, sum + first);
+                         for (int64_t r = 0; r < count; ++r) {
+                           int64_t place = rows.place(targets[first + r]);
+                           picked[first + r] = place >= 0 ? x[r * stride + place] : 0.0F;
+                         }
+                       });
   return sums;
 }
 
-Tensor looped_gradient(const Rows& rows, const Tensor& shift, const Tensor& inverse, const Tensor& grad) {
+Tensor looped_gradient(const Rows& rows, const Tensor& shift, const Tensor& inverse,
+                       const Tensor& grad) {
   Tensor out = at::empty({rows.count(), rows.columns()}, rows.logits.options());
   const float *m = shift.const_data_ptr<float>(), *scale = inverse.const_data_ptr<float>();
   const int64_t* targets = rows.targets.const_data_ptr<int64_t>();
   float g = grad.item<float>();
-  rows.each_float_rows(out, [&](const float* x, int64_t stride, float* to, int64_t first, int64_t count) {
-    for (int64_t r = first; r < first + count; ++r, x += stride, to += rows.columns()) {
-      if (targets[r] == rows.ignore) {
-        std::fill_n(to, rows.columns(), 0.0F);
-        continue;
-      }
-      softmax_row(x, to, rows.columns(), m[r], scale[r] * g);
-      if (int64_t place = rows.place(targets[r]); place >= 0) to[place] -= g;
-    }
-  });
+  rows.each_float_rows(
+      out, [&](const float* x, int64_t stride, float* to, int64_t first, int64_t count) {
+        for (int64_t r = first; r < first + count; ++r, x += stride, to += rows.columns()) {
+          if (targets[r] == rows.ignore) {
+            std::fill_n(to, rows.columns(), 0.0F);
+            continue;
+          }
+          softmax_row(x, to, rows.columns(), m[r], scale[r] * g);
+          if (int64_t place = rows.place(targets[r]); place >= 0) to[place] -= g;
+        }
+      });
   return out;
 }
 
 // The same by operators, for devices and the other types.
 struct Places {
-  Tensor column, elsewhere;  // [rows, 1]: column of the target, 0 when it is not here; [rows]: whether it is not
+  Tensor column, elsewhere;  // [rows, 1]: column of the target, 0 when it is not here; [rows]:
+                             // whether it is not
   explicit Places(const Rows& rows) {
     column = rows.targets - rows.begin;
     elsewhere = column.lt(0).logical_or_(column.ge(rows.columns())).logical_or_(rows.ignored());
@@ -152,39 +172,47 @@ Tensor operator_sums(const Rows& rows) {
   if (rows.columns() == 0) return sums;
   Places places(rows);
   rows.each_chunk([&](int64_t first, int64_t count) {
-    Tensor x = rows.logits.narrow(0, first, count).to(rows.computed_in()), part = sums.narrow(1, first, count);
+    Tensor x = rows.logits.narrow(0, first, count).to(rows.computed_in()),
+           part = sums.narrow(1, first, count);
     Tensor max = x.amax(-1);
     max.masked_fill_(max.isnan(), 0);  // NaN is left to the sum
     part.select(0, 0).copy_(max);
     part.select(0, 1).copy_((x - max.masked_fill(max.eq(kNone), 0).unsqueeze(1)).exp_().sum(-1));
-    part.select(0, 2).copy_(
-        x.gather(1, places.column.narrow(0, first, count)).squeeze(1).masked_fill_(places.elsewhere.narrow(0, first, count), 0));
+    part.select(0, 2).copy_(x.gather(1, places.column.narrow(0, first, count))
+                                .squeeze(1)
+                                .masked_fill_(places.elsewhere.narrow(0, first, count), 0));
   });
   return sums;
 }
 
-Tensor operator_gradient(const Rows& rows, const Tensor& shift, const Tensor& inverse, const Tensor& grad) {
+Tensor operator_gradient(const Rows& rows, const Tensor& shift, const Tensor& inverse,
+                         const Tensor& grad) {
   Tensor out = at::empty({rows.count(), rows.columns()}, rows.logits.options());
   if (rows.columns() == 0) return out;
   Places places(rows);
-  Tensor ignored = rows.ignored(), scale = inverse * grad, target = grad.neg().expand({rows.count()}).masked_fill(places.elsewhere, 0);
+  Tensor ignored = rows.ignored(), scale = inverse * grad,
+         target = grad.neg().expand({rows.count()}).masked_fill(places.elsewhere, 0);
   rows.each_chunk([&](int64_t first, int64_t count) {
     auto column = [&](const Tensor& t) { return t.narrow(0, first, count).unsqueeze(1); };
     Tensor x = rows.logits.narrow(0, first, count).to(rows.computed_in());
-    x = (x - column(shift)).exp_().mul_(column(scale)).scatter_add_(1, places.column.narrow(0, first, count), column(target));
+    x = (x - column(shift))
+            .exp_()
+            .mul_(column(scale))
+            .scatter_add_(1, places.column.narrow(0, first, count), column(target));
     out.narrow(0, first, count).copy_(x.masked_fill_(column(ignored), 0));
   });
   return out;
 }
 
 struct CrossEntropySum : torch::autograd::Function<CrossEntropySum> {
-  static Tensor forward(AutogradContext* context, const Tensor& logits, const Tensor& targets, int64_t begin, Group* group,
-                        int64_t ignore) {
+  static Tensor forward(AutogradContext* context, const Tensor& logits, const Tensor& targets,
+                        int64_t begin, Group* group, int64_t ignore) {
     Tensor flat = logits.reshape({targets.numel(), logits.size(-1)});
     if (flat.size(1) > 1 && flat.stride(1) != 1) flat = flat.contiguous();
     Rows rows{flat, targets, begin, ignore};
     Tensor sums = rows.looped() ? looped_sums(rows) : operator_sums(rows);
-    Tensor max = sums.select(0, 0), sum = sums.select(0, 1), picked = sums.select(0, 2), shift = max;
+    Tensor max = sums.select(0, 0), sum = sums.select(0, 1), picked = sums.select(0, 2),
+           shift = max;
     if (group != nullptr) {
       shift = max.clone();
       group->all_reduce(shift, ReduceOp::max).wait();
@@ -194,7 +222,8 @@ struct CrossEntropySum : torch::autograd::Function<CrossEntropySum> {
       sum.mul_((max - shift).exp_());  // 0 where this rank has no columns
       group->all_reduce(sums.narrow(0, 1, 2)).wait();
     }
-    Tensor losses = sum.to(at::kDouble).log().add_(shift).sub_(picked).masked_fill_(rows.ignored(), 0);
+    Tensor losses =
+        sum.to(at::kDouble).log().add_(shift).sub_(picked).masked_fill_(rows.ignored(), 0);
     context->save_for_backward({flat, targets, shift, sum.reciprocal()});
     context->saved_data["begin"] = begin;
     context->saved_data["ignore"] = ignore;
@@ -203,25 +232,34 @@ struct CrossEntropySum : torch::autograd::Function<CrossEntropySum> {
   }
   static variable_list backward(AutogradContext* context, variable_list grads) {
     variable_list saved = context->get_saved_variables();
-    Rows rows{saved[0], saved[1], context->saved_data["begin"].toInt(), context->saved_data["ignore"].toInt()};
-    Tensor out =
-        rows.looped() ? looped_gradient(rows, saved[2], saved[3], grads[0]) : operator_gradient(rows, saved[2], saved[3], grads[0]);
+    Rows rows{saved[0], saved[1], context->saved_data["begin"].toInt(),
+              context->saved_data["ignore"].toInt()};
+    Tensor out = rows.looped() ? looped_gradient(rows, saved[2], saved[3], grads[0])
+                               : operator_gradient(rows, saved[2], saved[3], grads[0]);
     return {out.view(context->saved_data["shape"].toIntVector()), {}, {}, {}, {}};
   }
 };
 
 void check_shapes(const Tensor& logits, const Tensor& targets, const VocabularyShard* shard) {
-  auto refuse = [](const std::string& what) { throw Error(ErrorCode::model_does_not_fit, "cross_entropy_sum: " + what); };
-  if (logits.dim() == 0 || logits.sizes().slice(0, static_cast<size_t>(logits.dim() - 1)) != targets.sizes())
-    refuse("logits of shape " + c10::str(logits.sizes()) + " want targets of the same shape without the last dimension, not " +
+  auto refuse = [](const std::string& what) {
+    throw Error(ErrorCode::model_does_not_fit, "cross_entropy_sum: " + what);
+  };
+  if (logits.dim() == 0 ||
+      logits.sizes().slice(0, static_cast<size_t>(logits.dim() - 1)) != targets.sizes())
+    refuse("logits of shape " + c10::str(logits.sizes()) +
+           " want targets of the same shape without the last dimension, not " +
            c10::str(targets.sizes()));
-  if (!logits.is_floating_point() || targets.scalar_type() != at::kLong || logits.device() != targets.device())
-    refuse(std::string("logits are ") + c10::toString(logits.scalar_type()) + " on " + logits.device().str() + ", targets " +
-           c10::toString(targets.scalar_type()) + " on " + targets.device().str() + "; they must be floats and Long on one device");
+  if (!logits.is_floating_point() || targets.scalar_type() != at::kLong ||
+      logits.device() != targets.device())
+    refuse(std::string("logits are ") + c10::toString(logits.scalar_type()) + " on " +
+           logits.device().str() + ", targets " + c10::toString(targets.scalar_type()) + " on " +
+           targets.device().str() + "; they must be floats and Long on one device");
   if (shard == nullptr) return;
-  if (shard->begin < 0 || shard->end < shard->begin || shard->end > shard->size || logits.size(-1) != shard->end - shard->begin)
-    refuse("logits of shape " + c10::str(logits.sizes()) + " do not hold the ids from " + std::to_string(shard->begin) + " to " +
-           std::to_string(shard->end) + " of " + std::to_string(shard->size));
+  if (shard->begin < 0 || shard->end < shard->begin || shard->end > shard->size ||
+      logits.size(-1) != shard->end - shard->begin)
+    refuse("logits of shape " + c10::str(logits.sizes()) + " do not hold the ids from " +
+           std::to_string(shard->begin) + " to " + std::to_string(shard->end) + " of " +
+           std::to_string(shard->size));
 }
 
 void check_targets(const Tensor& targets, int64_t size, int64_t ignore) {
@@ -230,12 +268,16 @@ void check_targets(const Tensor& targets, int64_t size, int64_t ignore) {
     const int64_t* ids = targets.const_data_ptr<int64_t>();
     for (int64_t i = 0; i < targets.numel() && bad == ignore; ++i)
       if ((ids[i] < 0 || ids[i] >= size) && ids[i] != ignore) bad = ids[i];
-  } else if (Tensor wrong = targets.lt(0).logical_or_(targets.ge(size)).logical_and_(targets.ne(ignore)); wrong.any().item<bool>()) {
+  } else if (Tensor wrong =
+                 targets.lt(0).logical_or_(targets.ge(size)).logical_and_(targets.ne(ignore));
+             wrong.any().item<bool>()) {
     bad = targets.masked_select(wrong).select(0, 0).item<int64_t>();
   }
   if (bad != ignore)
-    throw Error(ErrorCode::bad_token, "the target " + std::to_string(bad) + " lies outside of the vocabulary of " + std::to_string(size) +
-                                          " and is not " + std::to_string(ignore) + ", which is ignored");
+    throw Error(ErrorCode::bad_token, "the target " + std::to_string(bad) +
+                                          " lies outside of the vocabulary of " +
+                                          std::to_string(size) + " and is not " +
+                                          std::to_string(ignore) + ", which is ignored");
 }
 
 }  // namespace
@@ -245,12 +287,15 @@ VocabularyShard VocabularyShard::of(std::shared_ptr<Group> group, int64_t size) 
   return {std::move(group), chunk.begin, chunk.end, size};
 }
 
-Tensor cross_entropy_sum(const Tensor& logits, const Tensor& targets, const VocabularyShard* shard, int64_t ignore_index) {
+Tensor cross_entropy_sum(const Tensor& logits, const Tensor& targets, const VocabularyShard* shard,
+                         int64_t ignore_index) {
   check_shapes(logits, targets, shard);
   Tensor ids = targets.reshape({-1}).contiguous();
   check_targets(ids, shard != nullptr ? shard->size : logits.size(-1), ignore_index);
-  Group* group = shard != nullptr && shard->group && shard->group->size() > 1 ? shard->group.get() : nullptr;
-  return CrossEntropySum::apply(logits, ids, shard != nullptr ? shard->begin : 0, group, ignore_index);
+  Group* group =
+      shard != nullptr && shard->group && shard->group->size() > 1 ? shard->group.get() : nullptr;
+  return CrossEntropySum::apply(logits, ids, shard != nullptr ? shard->begin : 0, group,
+                                ignore_index);
 }
 
 }  // namespace meshwright

@@ -4,7 +4,8 @@
 
 namespace meshwright {
 
-void reallocate(const at::Tensor& parameter, at::IntArrayRef sizes, const at::TensorOptions& options) {
+void reallocate(const at::Tensor& parameter, at::IntArrayRef sizes,
+                const at::TensorOptions& options) {
   parameter.unsafeGetTensorImpl()->shallow_copy_from(at::empty(sizes, options).getIntrusivePtr());
 }
 

@@ -1,4 +1,5 @@
-// Which layers and which of their modules activation checkpointing meets: one answer for the plan and the run. Not public, all inline.
+// Which layers and which of their modules activation checkpointing meets: one answer for the plan
+// and the run. Not public, all inline.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +12,8 @@ namespace meshwright::checkpoint_scope {
 // What a list of layers belongs to, by the words of its dotted name.
 inline std::string_view part_of(std::string_view name) {
   auto has = [&](std::initializer_list<const char*> words) {
-    return std::any_of(words.begin(), words.end(), [&](const char* word) { return name.find(word) != std::string_view::npos; });
+    return std::any_of(words.begin(), words.end(),
+                       [&](const char* word) { return name.find(word) != std::string_view::npos; });
   };
   if (has({"vision", "visual", "image", "vit."})) return "vision";
   if (has({"audio", "speech", "sound"})) return "audio";
@@ -26,15 +28,19 @@ inline bool holds(const std::vector<std::string>& scope, std::string_view layer)
   });
 }
 
-// Layers are recomputed whole only where the strategy does so and the scope is everything; else their modules are, one by one.
+// Layers are recomputed whole only where the strategy does so and the scope is everything; else
+// their modules are, one by one.
 inline bool whole_layers(bool strategy_does, const std::vector<std::string>& scope) {
   return strategy_does && scope == std::vector<std::string>{"all"};
 }
 
 // Names of the modules of a layer that are recomputed one by one.
 inline constexpr std::initializer_list<const char*> kMlps = {"mlp", "feed_forward", "ffn"};
-inline constexpr std::initializer_list<const char*> kFirstNorms = {"input_layernorm", "attention_norm", "layer_norm1", "norm1"};
-inline constexpr std::initializer_list<const char*> kSecondNorms = {"post_attention_layernorm", "ffn_norm", "layer_norm2", "norm2"};
-inline constexpr std::initializer_list<const char*> kAttentions = {"self_attn", "attention", "attn", "linear_attn"};
+inline constexpr std::initializer_list<const char*> kFirstNorms = {
+    "input_layernorm", "attention_norm", "layer_norm1", "norm1"};
+inline constexpr std::initializer_list<const char*> kSecondNorms = {
+    "post_attention_layernorm", "ffn_norm", "layer_norm2", "norm2"};
+inline constexpr std::initializer_list<const char*> kAttentions = {"self_attn", "attention", "attn",
+                                                                   "linear_attn"};
 
 }  // namespace meshwright::checkpoint_scope

@@ -1,4 +1,5 @@
-// The units of a model under expert parallelism: experts leave the unit of their layer, embedding and head that of the root. Pure.
+// The units of a model under expert parallelism: experts leave the unit of their layer, embedding
+// and head that of the root. Pure.
 #pragma once
 
 #include <cstdint>
@@ -28,9 +29,12 @@ struct SplitUnit {
 
 class MESHWRIGHT_API ExpertUnits {
  public:
-  explicit ExpertUnits(const ModelOutline& outline) : tied_(outline.tied_embeddings), modules_(outline) {}
-  // `names`: of a unit's parameters. `outside_lists`: embedding and head are apart only there; tied ones stay together in the root.
-  SplitUnit split(const std::vector<std::string_view>& names, bool outside_lists, const std::function<bool(size_t place)>& is_expert) const;
+  explicit ExpertUnits(const ModelOutline& outline)
+      : tied_(outline.tied_embeddings), modules_(outline) {}
+  // `names`: of a unit's parameters. `outside_lists`: embedding and head are apart only there; tied
+  // ones stay together in the root.
+  SplitUnit split(const std::vector<std::string_view>& names, bool outside_lists,
+                  const std::function<bool(size_t place)>& is_expert) const;
 
  private:
   bool tied_;

@@ -10,16 +10,20 @@ namespace {
 
 using namespace footprint;
 
-[[noreturn]] void refuse_class(std::string message, const ModelOutline& outline, const std::string& key) {
+[[noreturn]] void refuse_class(std::string message, const ModelOutline& outline,
+                               const std::string& key) {
   std::set<std::string> repeated, others;
   for (const ModuleOutline& module : outline.modules)
-    if (!module.class_name.empty()) (module.kind == ModuleKind::layer ? repeated : others).insert(module.class_name);
+    if (!module.class_name.empty())
+      (module.kind == ModuleKind::layer ? repeated : others).insert(module.class_name);
   Error error(ErrorCode::unit_class_missing, std::move(message));
   if (!key.empty()) error.key(key);
   for (const std::string& name : repeated)
-    error.help(key.empty() ? "the model repeats modules of the class " + name : "set " + key + " = [" + text::quote(name) + "]");
+    error.help(key.empty() ? "the model repeats modules of the class " + name
+                           : "set " + key + " = [" + text::quote(name) + "]");
   if (!repeated.empty())
-    error.help("leave out " + (key.empty() ? std::string("the classes") : key) + ": the repeated layers are the units");
+    error.help("leave out " + (key.empty() ? std::string("the classes") : key) +
+               ": the repeated layers are the units");
   else if (!others.empty())
     error.help("the model has modules of the classes " + text::join(others, ", "));
   throw error;
@@ -27,7 +31,8 @@ using namespace footprint;
 
 }  // namespace
 
-std::vector<FlatBuffer> flat_buffers(const ModelOutline& outline, const std::vector<int64_t>& sizes, const FlatPolicy& policy) {
+std::vector<FlatBuffer> flat_buffers(const ModelOutline& outline, const std::vector<int64_t>& sizes,
+                                     const FlatPolicy& policy) {
   std::vector<FlatBuffer> buffers;
   std::vector<size_t> outside;
   if (policy.unit_classes.empty()) {
@@ -38,25 +43,32 @@ std::vector<FlatBuffer> flat_buffers(const ModelOutline& outline, const std::vec
         buffers.push_back({unit.name, std::move(unit.parameters), true});
     }
     if (buffers.empty())
-      refuse_class("the model " + outline.architecture + " has no repeated layers to make units of", outline, policy.unit_classes_key);
+      refuse_class("the model " + outline.architecture + " has no repeated layers to make units of",
+                   outline, policy.unit_classes_key);
   } else {
     std::set<std::string> wanted, found;
-    for (const std::string& path : policy.unit_classes) wanted.insert(path.substr(path.rfind('.') + 1));
+    for (const std::string& path : policy.unit_classes)
+      wanted.insert(path.substr(path.rfind('.') + 1));
     for (const ModuleOutline& module : outline.modules) {
       if (!wanted.contains(module.class_name)) continue;
       found.insert(module.class_name);
       // Parents come first, so a module inside a unit belongs to it.
-      if (std::none_of(buffers.begin(), buffers.end(), [&](const FlatBuffer& b) { return text::lies_under(module.name, b.name); }))
+      if (std::none_of(buffers.begin(), buffers.end(),
+                       [&](const FlatBuffer& b) { return text::lies_under(module.name, b.name); }))
         buffers.push_back({module.name, {}, true});
     }
     for (const std::string& name : wanted)
-      if (!found.contains(name)) refuse_class("no module of the model has the class " + name, outline, policy.unit_classes_key);
+      if (!found.contains(name))
+        refuse_class("no module of the model has the class " + name, outline,
+                     policy.unit_classes_key);
     for (size_t p = 0; p < outline.parameters.size(); ++p) {
       // A head outside of the unit would use its weight while it is freed.
       const ModuleOutline* module = outline.find_module(module_of(outline.parameters[p].name));
-      bool shared = outline.tied_embeddings && module != nullptr && module->kind == ModuleKind::embedding;
-      auto owner = std::find_if(buffers.begin(), buffers.end(),
-                                [&](const FlatBuffer& b) { return text::lies_under(outline.parameters[p].name, b.name); });
+      bool shared =
+          outline.tied_embeddings && module != nullptr && module->kind == ModuleKind::embedding;
+      auto owner = std::find_if(buffers.begin(), buffers.end(), [&](const FlatBuffer& b) {
+        return text::lies_under(outline.parameters[p].name, b.name);
+      });
       if (owner == buffers.end() || (shared && !owner->name.empty()))
         outside.push_back(p);
       else
@@ -64,8 +76,10 @@ std::vector<FlatBuffer> flat_buffers(const ModelOutline& outline, const std::vec
     }
     for (const FlatBuffer& buffer : buffers)
       if (buffer.parameters.empty() && outline.tied_embeddings)
-        refuse_class("the module " + buffer.name + " has no weights but the embedding, which the head shares, so it cannot be a unit",
-                     outline, policy.unit_classes_key);
+        refuse_class(
+            "the module " + buffer.name +
+                " has no weights but the embedding, which the head shares, so it cannot be a unit",
+            outline, policy.unit_classes_key);
   }
   for (FlatBuffer& buffer : buffers)
     if (buffer.name.empty()) buffer.name = outline.architecture;  // the whole model is one unit
@@ -76,8 +90,10 @@ std::vector<FlatBuffer> flat_buffers(const ModelOutline& outline, const std::vec
   for (size_t p : outside) {
     int64_t elements = sizes[p];
     const ModuleOutline* module = outline.find_module(module_of(outline.parameters[p].name));
-    bool tied = outline.tied_embeddings && module != nullptr && module->kind == ModuleKind::embedding;
-    if (closed || tied || (policy.bucket_elements > 0 && plus(filled, elements) > policy.bucket_elements)) {
+    bool tied =
+        outline.tied_embeddings && module != nullptr && module->kind == ModuleKind::embedding;
+    if (closed || tied ||
+        (policy.bucket_elements > 0 && plus(filled, elements) > policy.bucket_elements)) {
       buckets.push_back({});
       filled = 0;
     }
@@ -105,8 +121,8 @@ Footprint flat_footprint(const FootprintRequest& request, const FlatPolicy& poli
   Footprint out;
   Traffic wire;
   for (size_t i = 0; i < layout.shares.size(); ++i)
-    out.parameters.push_back(
-        placement_of(request.outline.parameters[i], layout.shares[i], layout, policy.level == 3 ? "flat" : "replicate"));
+    out.parameters.push_back(placement_of(request.outline.parameters[i], layout.shares[i], layout,
+                                          policy.level == 3 ? "flat" : "replicate"));
 
   std::vector<int64_t> held(layout.shares.size());  // elements of each gradient once it is reduced
   int64_t whole = 0, mine = 0, kept = 0, outside_gradients = 0;
@@ -114,7 +130,8 @@ Footprint flat_footprint(const FootprintRequest& request, const FlatPolicy& poli
   std::vector<int64_t> sizes;
   for (const Share& share : layout.shares) sizes.push_back(share.elements);
   for (const FlatBuffer& buffer : flat_buffers(request.outline, sizes, policy)) {
-    UnitLayout unit = UnitLayout::flat(unit_parameters(request, layout, buffer.parameters), axis.size);
+    UnitLayout unit =
+        UnitLayout::flat(unit_parameters(request, layout, buffer.parameters), axis.size);
     const int64_t elements = unit.elements(), padded = times(unit.shard_size(), axis.size);
     whole = plus(whole, elements);
     for (size_t i = 0; i < unit.parameters().size(); ++i) {
@@ -147,8 +164,10 @@ Footprint flat_footprint(const FootprintRequest& request, const FlatPolicy& poli
         wire.add(axis, "reduce_scatter", passes, reduced);
         break;
       default: {
-        Error error(ErrorCode::out_of_range, "there is no level " + std::to_string(policy.level) + ", the levels are 0 to 3");
-        if (!policy.level_key.empty()) error.key(policy.level_key).help("set " + policy.level_key + " = 3");
+        Error error(ErrorCode::out_of_range, "there is no level " + std::to_string(policy.level) +
+                                                 ", the levels are 0 to 3");
+        if (!policy.level_key.empty())
+          error.key(policy.level_key).help("set " + policy.level_key + " = 3");
         throw error;
       }
     }
@@ -168,13 +187,16 @@ Footprint flat_footprint(const FootprintRequest& request, const FlatPolicy& poli
   int64_t state = policy.preserve_fp32_weights ? 4 : storage;
   out.bytes.weights = times(policy.level == 3 ? mine : whole, storage);
   out.bytes.gradients = times(policy.level >= 2 ? mine : whole, dtype_size(gradient));
-  out.bytes.optimizer = times(policy.level >= 1 ? mine : whole, plus(main_weight, times(state, work.optimizer_states)));
+  out.bytes.optimizer = times(policy.level >= 1 ? mine : whole,
+                              plus(main_weight, times(state, work.optimizer_states)));
   int64_t parameters = 0, unreduced = 0;
   if (policy.level == 3 && (axis.size > 1 || mp.param != work.storage))
-    parameters = plus(kept, sum_of_largest(gathered, plus(std::max<int64_t>(policy.prefetch_depth, 0), 1)));
+    parameters =
+        plus(kept, sum_of_largest(gathered, plus(std::max<int64_t>(policy.prefetch_depth, 0), 1)));
   else if (policy.level < 3 && mp.param != work.storage)
     parameters = times(whole, dtype_size(mp.param));
-  // From level 2 on the whole gradient of a unit exists only until it is reduced; below, only its cast copy does.
+  // From level 2 on the whole gradient of a unit exists only until it is reduced; below, only its
+  // cast copy does.
   if (axis.size > 1 && policy.level >= 2)
     unreduced = plus(outside_gradients, sum_of_largest(gradients, 2));
   else if (axis.size > 1 && reduce_size != dtype_size(gradient))

@@ -1,5 +1,5 @@
-// What the closed forms of all strategies share: the axes a rank lies on, its share of each parameter, and sums of traffic.
-// Not public.
+// What the closed forms of all strategies share: the axes a rank lies on, its share of each
+// parameter, and sums of traffic. Not public.
 #pragma once
 
 #include <cstdint>
@@ -36,9 +36,12 @@ struct Layout {
 // Throws Error(model_does_not_fit) when experts do not divide.
 Layout make_layout(const FootprintRequest& request);
 // What a unit of these parameters is laid out from.
-std::vector<UnitParameter> unit_parameters(const FootprintRequest& request, const Layout& layout, const std::vector<size_t>& parameters);
-// The placement on all axes, with `data_text` on the data-parallel sharding axis; local_shape without that axis.
-ParameterPlacement placement_of(const ParameterOutline& parameter, const Share& share, const Layout& layout, std::string_view data_text);
+std::vector<UnitParameter> unit_parameters(const FootprintRequest& request, const Layout& layout,
+                                           const std::vector<size_t>& parameters);
+// The placement on all axes, with `data_text` on the data-parallel sharding axis; local_shape
+// without that axis.
+ParameterPlacement placement_of(const ParameterOutline& parameter, const Share& share,
+                                const Layout& layout, std::string_view data_text);
 
 // Modules of an outline by name. Views into it.
 class MESHWRIGHT_API ModuleIndex {
@@ -56,13 +59,14 @@ int64_t sum_of_largest(std::vector<int64_t> values, int64_t count);
 
 // The policy that holds for this request: the expert options may replace the shared one.
 MixedPrecision precision_of(const FootprintRequest& request);
-// Runs of the pipeline schedule a step, micro-batches a run, and forward-backward passes a step: their product. Without a pipeline
-// a run is one micro-batch.
+// Runs of the pipeline schedule a step, micro-batches a run, and forward-backward passes a step:
+// their product. Without a pipeline a run is one micro-batch.
 int64_t runs_of(const FootprintRequest& request);
 int64_t micro_batches_of(const FootprintRequest& request);
 int64_t passes_of(const FootprintRequest& request);
 int64_t pipeline_size(const FootprintRequest& request);
-// Sums and products that stop at the largest number instead of overflowing: no configuration is too large to be costed.
+// Sums and products that stop at the largest number instead of overflowing: no configuration is too
+// large to be costed.
 inline int64_t plus(int64_t a, int64_t b) {
   int64_t sum = 0;
   return __builtin_add_overflow(a, b, &sum) ? INT64_MAX : sum;
@@ -81,7 +85,8 @@ int64_t scaled(int64_t a, int64_t b, int64_t c);
 // Sums traffic by (axis, op); one division at the end, so that rounding happens once.
 class Traffic {
  public:
-  // `count` collectives over `axis` with a payload (the whole gathered or reduced tensor) of `payload` bytes each.
+  // `count` collectives over `axis` with a payload (the whole gathered or reduced tensor) of
+  // `payload` bytes each.
   void add(const Axis& axis, std::string_view op, int64_t count, int64_t payload);
   std::vector<WireRow> rows() const;
 
@@ -93,22 +98,29 @@ class Traffic {
   std::vector<Sum> sums_;
 };
 
-// Rows that are alike for every strategy: tp, ep and cp, of activations; and the one all-reduce over tp, in the dtype `reduce`, of
-// gradients that are partial sums, of which this rank holds so many elements each (parallel to ModelOutline::parameters).
-void add_common_rows(const FootprintRequest& request, const std::vector<int64_t>& gradient_elements, DType reduce, Traffic& wire);
+// Rows that are alike for every strategy: tp, ep and cp, of activations; and the one all-reduce
+// over tp, in the dtype `reduce`, of gradients that are partial sums, of which this rank holds so
+// many elements each (parallel to ModelOutline::parameters).
+void add_common_rows(const FootprintRequest& request, const std::vector<int64_t>& gradient_elements,
+                     DType reduce, Traffic& wire);
 void add_tp_activations(const FootprintRequest& request, Traffic& wire);
-void add_partial_gradients(const FootprintRequest& request, const std::vector<int64_t>& elements, DType reduce, Traffic& wire);
+void add_partial_gradients(const FootprintRequest& request, const std::vector<int64_t>& elements,
+                           DType reduce, Traffic& wire);
 // Tokens of one forward-backward pass on this rank; 0 when seq_len is not known.
 int64_t tokens_of(const FootprintRequest& request);
-// Times the forward collectives of a module run: 2 where activation checkpointing computes it again.
-int64_t forward_runs(const FootprintRequest& request, const ModuleIndex& index, std::string_view module);
+// Times the forward collectives of a module run: 2 where activation checkpointing computes it
+// again.
+int64_t forward_runs(const FootprintRequest& request, const ModuleIndex& index,
+                     std::string_view module);
 bool in_attention(std::string_view module);
 // What backward computes again of a layer.
 struct Recomputed {
   bool layer = false;                   // all of it, from its input
   bool attention = false, mlp = false;  // these blocks, each from its own input
 };
-// `whole_layers`: the strategy recomputes layers as a whole under "full"; else their blocks and norms, one by one.
-Recomputed recomputed_of(const FootprintRequest& request, const ModuleIndex& index, std::string_view layer, bool whole_layers);
+// `whole_layers`: the strategy recomputes layers as a whole under "full"; else their blocks and
+// norms, one by one.
+Recomputed recomputed_of(const FootprintRequest& request, const ModuleIndex& index,
+                         std::string_view layer, bool whole_layers);
 
 }  // namespace meshwright::footprint

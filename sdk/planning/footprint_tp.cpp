@@ -10,7 +10,8 @@ namespace {
 
 using namespace footprint;
 
-// The collectives that the styles of a plan make, module by module, as sdk/tensor_parallel/tp_hooks.cpp runs them.
+// The collectives that the styles of a plan make, module by module, as
+// sdk/tensor_parallel/tp_hooks.cpp runs them.
 class TpTraffic {
  public:
   TpTraffic(const FootprintRequest& request, int64_t ranks, Traffic& wire)
@@ -22,7 +23,8 @@ class TpTraffic {
         tokens_(tokens_of(request)),
         passes_(passes_of(request)),
         element_(dtype_size(precision_of(request).param)) {
-    for (const ParameterOutline& parameter : request.outline.parameters) parameters_[parameter.name] = &parameter;
+    for (const ParameterOutline& parameter : request.outline.parameters)
+      parameters_[parameter.name] = &parameter;
   }
 
   void add() {
@@ -60,7 +62,8 @@ class TpTraffic {
     if (outline.tied_embeddings) return {outline.vocab_size, outline.hidden_size};
     return {};
   }
-  // Payload of an activation of so many elements a token; cut along the last dimension it is padded to equal parts.
+  // Payload of an activation of so many elements a token; cut along the last dimension it is padded
+  // to equal parts.
   int64_t payload(int64_t width, TpLayout cut = TpLayout::shard_1) const {
     if (cut == TpLayout::shard_last) width = (width + tp_.size - 1) / tp_.size * tp_.size;
     return times(tokens_, width, element_);
@@ -69,7 +72,8 @@ class TpTraffic {
     wire_.add(tp_, op, times(passes_, forward_runs(request_, index_, module)), bytes);
   }
   void backward(std::string_view op, int64_t bytes) { wire_.add(tp_, op, passes_, bytes); }
-  // Between layouts that all ranks go on to use alike: putting together costs forward, taking a part costs backward.
+  // Between layouts that all ranks go on to use alike: putting together costs forward, taking a
+  // part costs backward.
   void convert(std::string_view module, TpLayout from, TpLayout to, int64_t width) {
     if (from == to) return;
     if (from != TpLayout::replicate) forward(module, "all_gather", payload(width, from));
@@ -83,7 +87,8 @@ class TpTraffic {
     // Split into pieces, the gather is the columns' own.
     if (gathers && module.gathers_for_columns && shared_.enable_async_tensor_parallel) return;
     if (!gathers) return convert(module.name, TpLayout::shard_1, module.style.output, hidden);
-    // The norm is computed again alone, without what is done with its output, unless its whole layer is.
+    // The norm is computed again alone, without what is done with its output, unless its whole
+    // layer is.
     bool again = shared_.activation_checkpointing == ActivationCheckpointing::full &&
                  checkpoint_scope::whole_layers(true, shared_.activation_checkpointing_scope);
     int64_t runs = again ? forward_runs(request_, index_, module.name) : 1;
@@ -96,20 +101,25 @@ class TpTraffic {
     bool first = served_.emplace(module_of(module.name), module.style.input).second;
     bool in_pieces = module.gathers_for_columns && shared_.enable_async_tensor_parallel;
     if (!embedding && first && (!module.gathers_for_columns || in_pieces)) {
-      if (in_pieces || module.style.input == TpLayout::shard_1 || module.style.input == TpLayout::shard_last) {
+      if (in_pieces || module.style.input == TpLayout::shard_1 ||
+          module.style.input == TpLayout::shard_last) {
         TpLayout cut = in_pieces ? TpLayout::shard_1 : module.style.input;
         forward(module.name, "all_gather", payload(in, cut));
         backward("reduce_scatter", payload(in, cut));
       } else {
-        if (module.style.input == TpLayout::partial) forward(module.name, "all_reduce", payload(in));
+        if (module.style.input == TpLayout::partial)
+          forward(module.name, "all_reduce", payload(in));
         backward("all_reduce", payload(in));
       }
     }
     convert(module.name, TpLayout::shard_last, module.style.output, out);
-    // The loss of logits that stay cut: the largest of each token, then its sum of exponentials and its target's logit.
-    bool logits = !embedding && module_of(module.name).empty() && out == request_.outline.vocab_size;
+    // The loss of logits that stay cut: the largest of each token, then its sum of exponentials and
+    // its target's logit.
+    bool logits =
+        !embedding && module_of(module.name).empty() && out == request_.outline.vocab_size;
     if (logits && module.style.output == TpLayout::shard_last)
-      for (int64_t floats : {1, 2}) wire_.add(tp_, "all_reduce", passes_, times(tokens_, floats, dtype_size(DType::float32)));
+      for (int64_t floats : {1, 2})
+        wire_.add(tp_, "all_reduce", passes_, times(tokens_, floats, dtype_size(DType::float32)));
   }
 
   void add_row(const TpModule& module, bool embedding, int64_t in, int64_t out) {
@@ -139,7 +149,9 @@ class TpTraffic {
 };
 
 int64_t tp_size(const FootprintRequest& request) {
-  return request.mesh.device_mesh && !request.tp.entries.empty() ? request.mesh.device_mesh->size("tp") : 1;
+  return request.mesh.device_mesh && !request.tp.entries.empty()
+             ? request.mesh.device_mesh->size("tp")
+             : 1;
 }
 
 }  // namespace
@@ -151,7 +163,8 @@ void add_tp_activations(const FootprintRequest& request, Traffic& wire) {
   if (ranks > 1 && tokens_of(request) > 0) TpTraffic(request, ranks, wire).add();
 }
 
-void add_partial_gradients(const FootprintRequest& request, const std::vector<int64_t>& elements, DType reduce, Traffic& wire) {
+void add_partial_gradients(const FootprintRequest& request, const std::vector<int64_t>& elements,
+                           DType reduce, Traffic& wire) {
   int64_t ranks = tp_size(request), sum = 0;
   if (ranks <= 1) return;
   std::vector<std::string> partial = partial_gradient_parameters(request.tp, request.outline);

@@ -8,25 +8,33 @@ namespace {
 
 bool cuts_attention(const TpPlan& plan) {
   return std::any_of(plan.entries.begin(), plan.entries.end(), [](const TpEntry& entry) {
-    return entry.style.kind == TpStyleKind::column && (entry.pattern.ends_with("k_proj") || entry.pattern.ends_with("qkv_proj"));
+    return entry.style.kind == TpStyleKind::column &&
+           (entry.pattern.ends_with("k_proj") || entry.pattern.ends_with("qkv_proj"));
   });
 }
 
-// Rows to the experts and back, forward and backward, each with its routing weight on the way there and its gradient on the way back.
-// Balanced routing: every token goes to its active experts, an equal part of them on each rank of ep.
-void add_all_to_all_rows(const FootprintRequest& request, const Axis& ep, int64_t forward, int64_t backward, Traffic& wire) {
+// Rows to the experts and back, forward and backward, each with its routing weight on the way there
+// and its gradient on the way back. Balanced routing: every token goes to its active experts, an
+// equal part of them on each rank of ep.
+void add_all_to_all_rows(const FootprintRequest& request, const Axis& ep, int64_t forward,
+                         int64_t backward, Traffic& wire) {
   const MoeOutline& moe = *request.outline.moe;
-  int64_t element = dtype_size(precision_of(request).param), assignments = times(tokens_of(request), moe.active_experts);
+  int64_t element = dtype_size(precision_of(request).param),
+          assignments = times(tokens_of(request), moe.active_experts);
   int64_t rows = times(assignments, request.outline.hidden_size, element);
-  wire.add(ep, "all_gather", forward, times(ep.size, moe.experts, 8));  // how many rows each expert gets from whom
+  wire.add(ep, "all_gather", forward,
+           times(ep.size, moe.experts, 8));  // how many rows each expert gets from whom
   wire.add(ep, "all_to_all", plus(forward, backward), plus(rows, times(assignments, element)));
   wire.add(ep, "all_to_all", plus(forward, backward), rows);
 }
 
 // Every rank gets the tokens, float32 weights and choices of all, and float32 sums are shared out.
-void add_all_gather_rows(const FootprintRequest& request, const Axis& ep, int64_t forward, int64_t backward, Traffic& wire) {
-  int64_t element = dtype_size(precision_of(request).param), tokens = times(ep.size, tokens_of(request));
-  int64_t assignments = times(tokens, request.outline.moe->active_experts), width = request.outline.hidden_size;
+void add_all_gather_rows(const FootprintRequest& request, const Axis& ep, int64_t forward,
+                         int64_t backward, Traffic& wire) {
+  int64_t element = dtype_size(precision_of(request).param),
+          tokens = times(ep.size, tokens_of(request));
+  int64_t assignments = times(tokens, request.outline.moe->active_experts),
+          width = request.outline.hidden_size;
   wire.add(ep, "all_gather", forward, times(ep.size, 8));  // the number of tokens
   wire.add(ep, "all_gather", forward, times(tokens, width, element));
   wire.add(ep, "all_gather", forward, times(assignments, 4));
@@ -42,7 +50,8 @@ void add_expert_rows(const FootprintRequest& request, const ModuleIndex& index, 
   Axis ep{"ep", request.mesh.moe_mesh->size("ep"), 0};
   for (const ModuleOutline& module : request.outline.modules) {
     if (module.kind != ModuleKind::experts) continue;
-    int64_t backward = passes_of(request), forward = times(backward, forward_runs(request, index, module.name));
+    int64_t backward = passes_of(request),
+            forward = times(backward, forward_runs(request, index, module.name));
     if (request.config.shared.moe.dispatcher == TokenDispatcher::all_gather)
       add_all_gather_rows(request, ep, forward, backward, wire);
     else
@@ -50,17 +59,20 @@ void add_expert_rows(const FootprintRequest& request, const ModuleIndex& index, 
   }
 }
 
-// Attention over a cut sequence: keys and values gathered forward and again backward, their gradients reduce-scattered.
+// Attention over a cut sequence: keys and values gathered forward and again backward, their
+// gradients reduce-scattered.
 void add_context_rows(const FootprintRequest& request, const ModuleIndex& index, Traffic& wire) {
   Axis cp{"cp", request.mesh.device_mesh->size("cp"), 0};
   const ModelOutline& outline = request.outline;
   int64_t tp = cuts_attention(request.tp) ? request.mesh.device_mesh->size("tp") : 1;
   int64_t heads = std::max<int64_t>(outline.key_value_heads / tp, 1);
-  int64_t payload = times(cp.size, tokens_of(request), 2 * heads, outline.head_dim, dtype_size(precision_of(request).param));
+  int64_t payload = times(cp.size, tokens_of(request), 2 * heads, outline.head_dim,
+                          dtype_size(precision_of(request).param));
   for (const ModuleOutline& module : outline.modules) {
     if (module.kind != ModuleKind::layer) continue;
     // Attention is computed again under full checkpointing only.
-    int64_t backward = passes_of(request), forward = times(backward, forward_runs(request, index, module.name + ".self_attn"));
+    int64_t backward = passes_of(request),
+            forward = times(backward, forward_runs(request, index, module.name + ".self_attn"));
     wire.add(cp, "all_gather", plus(forward, backward), payload);
     wire.add(cp, "reduce_scatter", backward, payload);
   }
@@ -83,18 +95,24 @@ int64_t tokens_of(const FootprintRequest& request) {
 }
 
 bool in_attention(std::string_view module) {
-  return module.find("attn") != std::string_view::npos || module.find("attention") != std::string_view::npos;
+  return module.find("attn") != std::string_view::npos ||
+         module.find("attention") != std::string_view::npos;
 }
 
-int64_t forward_runs(const FootprintRequest& request, const ModuleIndex& index, std::string_view module) {
+int64_t forward_runs(const FootprintRequest& request, const ModuleIndex& index,
+                     std::string_view module) {
   std::string_view layer = index.layer_of(module);
-  if (layer.empty() || request.config.shared.activation_checkpointing == ActivationCheckpointing::none) return 1;
-  if (!checkpoint_scope::holds(request.config.shared.activation_checkpointing_scope, layer)) return 1;
+  if (layer.empty() ||
+      request.config.shared.activation_checkpointing == ActivationCheckpointing::none)
+    return 1;
+  if (!checkpoint_scope::holds(request.config.shared.activation_checkpointing_scope, layer))
+    return 1;
   if (request.config.shared.activation_checkpointing == ActivationCheckpointing::full) return 2;
   return in_attention(module.substr(layer.size())) ? 1 : 2;
 }
 
-void add_common_rows(const FootprintRequest& request, const std::vector<int64_t>& gradient_elements, DType reduce, Traffic& wire) {
+void add_common_rows(const FootprintRequest& request, const std::vector<int64_t>& gradient_elements,
+                     DType reduce, Traffic& wire) {
   add_tp_activations(request, wire);
   add_partial_gradients(request, gradient_elements, reduce, wire);
   if (tokens_of(request) == 0) return;
@@ -113,8 +131,10 @@ std::vector<WireRow> pipeline_wire(const FootprintRequest& request, const Pipeli
   if (pipeline_size(request) == 1) return {};
   const Mesh& mesh = *request.mesh.device_mesh;
   Axis pp{"pp", mesh.size("pp"), mesh.coordinate(request.rank, "pp")};
-  int64_t element = dtype_size(request.config.shared.pipeline.dtype.value_or(precision_of(request).output));
-  int64_t bytes = times(tokens_of(request), request.outline.hidden_size, element), passes = passes_of(request);
+  int64_t element =
+      dtype_size(request.config.shared.pipeline.dtype.value_or(precision_of(request).output));
+  int64_t bytes = times(tokens_of(request), request.outline.hidden_size, element),
+          passes = passes_of(request);
   Traffic wire;
   // Stages of one rank hand over for free.
   for (size_t s = 0; s + 1 < plan.stages.size(); ++s) {

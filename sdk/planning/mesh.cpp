@@ -25,34 +25,45 @@ Error no_such_axis(const Mesh& mesh, const std::string& what) {
 
 }  // namespace
 
-Mesh::Mesh(std::vector<MeshAxis> axes, std::vector<int64_t> ranks) : axes_(std::move(axes)), ranks_(std::move(ranks)) {
+Mesh::Mesh(std::vector<MeshAxis> axes, std::vector<int64_t> ranks)
+    : axes_(std::move(axes)), ranks_(std::move(ranks)) {
   for (size_t i = 0; i < axes_.size(); ++i) {
     const MeshAxis& axis = axes_[i];
     if (!known_axis(axis.name))
       throw Error(ErrorCode::no_such_axis, "\"" + axis.name + "\" is not the name of a mesh axis")
           .help("use one of " + text::join(kAxisNames, ", "));
     for (size_t j = 0; j < i; ++j)
-      if (axes_[j].name == axis.name) throw Error(ErrorCode::no_such_axis, "the mesh has two axes named " + axis.name);
+      if (axes_[j].name == axis.name)
+        throw Error(ErrorCode::no_such_axis, "the mesh has two axes named " + axis.name);
     if (axis.size < 1 || __builtin_mul_overflow(size_, axis.size, &size_))
-      throw Error(ErrorCode::bad_rank_list, "mesh axis " + axis.name + " has the impossible size " + std::to_string(axis.size));
+      throw Error(ErrorCode::bad_rank_list, "mesh axis " + axis.name + " has the impossible size " +
+                                                std::to_string(axis.size));
   }
   if (ranks_.empty()) return;
   if (static_cast<int64_t>(ranks_.size()) != size_)
-    throw Error(ErrorCode::bad_rank_list,
-                "the list names " + std::to_string(ranks_.size()) + " ranks, but the mesh has " + std::to_string(size_) + " places")
-        .help("list " + std::to_string(size_) + " ranks, or change the sizes so that their product is " + std::to_string(ranks_.size()));
-  for (size_t i = 0; i < ranks_.size(); ++i) sorted_.emplace_back(ranks_[i], static_cast<int64_t>(i));
+    throw Error(ErrorCode::bad_rank_list, "the list names " + std::to_string(ranks_.size()) +
+                                              " ranks, but the mesh has " + std::to_string(size_) +
+                                              " places")
+        .help("list " + std::to_string(size_) +
+              " ranks, or change the sizes so that their product is " +
+              std::to_string(ranks_.size()));
+  for (size_t i = 0; i < ranks_.size(); ++i)
+    sorted_.emplace_back(ranks_[i], static_cast<int64_t>(i));
   std::sort(sorted_.begin(), sorted_.end());
   for (size_t i = 1; i < sorted_.size(); ++i)
     if (sorted_[i].first == sorted_[i - 1].first)
-      throw Error(ErrorCode::bad_rank_list, "rank " + std::to_string(sorted_[i].first) + " stands twice in the list of ranks")
+      throw Error(ErrorCode::bad_rank_list,
+                  "rank " + std::to_string(sorted_[i].first) + " stands twice in the list of ranks")
           .help("name each rank once");
-  if (sorted_.front().first < 0) throw Error(ErrorCode::bad_rank_list, "a rank is negative: " + std::to_string(sorted_.front().first));
+  if (sorted_.front().first < 0)
+    throw Error(ErrorCode::bad_rank_list,
+                "a rank is negative: " + std::to_string(sorted_.front().first));
 }
 
 void Mesh::flatten(std::string name, std::vector<std::string> axes) {
   auto fail = [&](const std::string& why) {
-    return no_such_axis(*this, "cannot flatten " + text::join(axes, ", ") + " to " + name + ": " + why);
+    return no_such_axis(*this,
+                        "cannot flatten " + text::join(axes, ", ") + " to " + name + ": " + why);
   };
   if (!known_axis(name)) throw fail("not the name of a mesh axis");
   if (axes.empty()) throw fail("no axes named");
@@ -60,7 +71,8 @@ void Mesh::flatten(std::string name, std::vector<std::string> axes) {
   size_t at = 0;
   while (at < axes_.size() && axes_[at].name != axes[0]) ++at;
   for (size_t i = 0; i < axes.size(); ++i)
-    if (at + i >= axes_.size() || axes_[at + i].name != axes[i]) throw fail("they are not adjacent axes in this order");
+    if (at + i >= axes_.size() || axes_[at + i].name != axes[i])
+      throw fail("they are not adjacent axes in this order");
   flattened_.push_back({std::move(name), std::move(axes)});
 }
 
@@ -94,7 +106,9 @@ std::optional<int64_t> Mesh::find_size(std::string_view name) const {
   return std::nullopt;
 }
 
-int64_t Mesh::size(std::string_view name, int64_t fallback) const { return find_size(name).value_or(fallback); }
+int64_t Mesh::size(std::string_view name, int64_t fallback) const {
+  return find_size(name).value_or(fallback);
+}
 
 std::optional<int64_t> Mesh::place_of(int64_t rank) const {
   if (ranks_.empty()) return rank >= 0 && rank < size_ ? std::optional(rank) : std::nullopt;
@@ -104,17 +118,19 @@ std::optional<int64_t> Mesh::place_of(int64_t rank) const {
 
 int64_t Mesh::rank_at(int64_t place) const {
   if (place < 0 || place >= size_)
-    throw Error(ErrorCode::rank_out_of_range,
-                "the mesh has no place " + std::to_string(place) + ", only 0 to " + std::to_string(size_ - 1));
+    throw Error(ErrorCode::rank_out_of_range, "the mesh has no place " + std::to_string(place) +
+                                                  ", only 0 to " + std::to_string(size_ - 1));
   return ranks_.empty() ? place : ranks_[static_cast<size_t>(place)];
 }
 
 namespace {
 int64_t require_place(const Mesh& mesh, int64_t rank) {
   if (std::optional<int64_t> place = mesh.place_of(rank)) return *place;
-  std::string range =
-      mesh.rank_list().empty() ? "ranks 0 to " + std::to_string(mesh.size() - 1) : "a list of " + std::to_string(mesh.size()) + " ranks";
-  throw Error(ErrorCode::rank_out_of_range, "rank " + std::to_string(rank) + " is not in the mesh, which has " + range);
+  std::string range = mesh.rank_list().empty()
+                          ? "ranks 0 to " + std::to_string(mesh.size() - 1)
+                          : "a list of " + std::to_string(mesh.size()) + " ranks";
+  throw Error(ErrorCode::rank_out_of_range,
+              "rank " + std::to_string(rank) + " is not in the mesh, which has " + range);
 }
 }  // namespace
 
@@ -130,7 +146,8 @@ std::vector<int64_t> Mesh::coordinates(int64_t rank) const {
 
 int64_t Mesh::coordinate(int64_t rank, std::string_view axis) const {
   Run run = run_of(axis);
-  return require_place(*this, rank) / product(run.last, axes_.size()) % product(run.first, run.last);
+  return require_place(*this, rank) / product(run.last, axes_.size()) %
+         product(run.first, run.last);
 }
 
 std::vector<int64_t> Mesh::group(int64_t rank, std::string_view axis) const {
@@ -148,13 +165,16 @@ int64_t Mesh::group_count(std::string_view axis) const {
   return size_ / product(run.first, run.last);
 }
 
-void Mesh::for_each_group(std::string_view axis, const std::function<void(std::span<const int64_t>)>& visit) const {
+void Mesh::for_each_group(std::string_view axis,
+                          const std::function<void(std::span<const int64_t>)>& visit) const {
   Run run = run_of(axis);
-  int64_t stride = product(run.last, axes_.size()), count = product(run.first, run.last), block = stride * count;
+  int64_t stride = product(run.last, axes_.size()), count = product(run.first, run.last),
+          block = stride * count;
   std::vector<int64_t> members(static_cast<size_t>(count));
   for (int64_t outer = 0; outer < size_; outer += block)
     for (int64_t inner = 0; inner < stride; ++inner) {
-      for (int64_t i = 0; i < count; ++i) members[static_cast<size_t>(i)] = rank_at(outer + inner + i * stride);
+      for (int64_t i = 0; i < count; ++i)
+        members[static_cast<size_t>(i)] = rank_at(outer + inner + i * stride);
       visit(members);
     }
 }
@@ -170,7 +190,8 @@ Mesh Mesh::submesh(std::span<const std::string> names, int64_t rank) const {
   for (const std::string& name : names) {
     Run run = run_of(name);
     if (!runs.empty() && run.first < runs.back().last)
-      throw no_such_axis(*this, "there is no sub-mesh (" + text::join(names, ", ") + "): the axes overlap or are not in mesh order");
+      throw no_such_axis(*this, "there is no sub-mesh (" + text::join(names, ", ") +
+                                    "): the axes overlap or are not in mesh order");
     runs.push_back(run);
     axes.push_back({name, product(run.first, run.last)});
   }

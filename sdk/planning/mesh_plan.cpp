@@ -12,11 +12,13 @@ namespace {
 std::string n(int64_t value) { return std::to_string(value); }
 
 // The key of a size, with the place it was written at.
-Error size_error(const MeshRequest& request, ErrorCode code, std::string message, const std::string& name) {
+Error size_error(const MeshRequest& request, ErrorCode code, std::string message,
+                 const std::string& name) {
   Error error(code, std::move(message));
   std::string option = name + "_size";
   error.key("distributed." + option);
-  if (request.config.shared_values.schema().find(option) != nullptr) error.at(request.config.shared_values.origin(option));
+  if (request.config.shared_values.schema().find(option) != nullptr)
+    error.at(request.config.shared_values.origin(option));
   return error;
 }
 
@@ -36,7 +38,9 @@ std::vector<int64_t> divisors_near(int64_t value, int64_t wish, size_t most) {
   return all;
 }
 
-std::string set_size(const std::string& name, int64_t value) { return "set distributed." + name + "_size = " + n(value); }
+std::string set_size(const std::string& name, int64_t value) {
+  return "set distributed." + name + "_size = " + n(value);
+}
 
 // Ranks to be laid out: the explicit list, or the world.
 int64_t places(const MeshRequest& request) {
@@ -45,15 +49,20 @@ int64_t places(const MeshRequest& request) {
 
 void check_rank_list(const MeshRequest& request) {
   if (request.world_size < 1)
-    throw Error(ErrorCode::rank_out_of_range, "the world size is " + n(request.world_size) + ", but it must be at least 1")
+    throw Error(ErrorCode::rank_out_of_range,
+                "the world size is " + n(request.world_size) + ", but it must be at least 1")
         .key("world_size");
   std::vector<int64_t> sorted = request.ranks;
   std::sort(sorted.begin(), sorted.end());
   if (auto twice = std::adjacent_find(sorted.begin(), sorted.end()); twice != sorted.end())
-    throw Error(ErrorCode::bad_rank_list, "rank " + n(*twice) + " stands twice in the list of ranks").help("name each rank once");
+    throw Error(ErrorCode::bad_rank_list,
+                "rank " + n(*twice) + " stands twice in the list of ranks")
+        .help("name each rank once");
   if (!sorted.empty() && (sorted.front() < 0 || sorted.back() >= request.world_size))
-    throw Error(ErrorCode::bad_rank_list, "the list of ranks names rank " + n(sorted.front() < 0 ? sorted.front() : sorted.back()) +
-                                              ", but the world has ranks 0 to " + n(request.world_size - 1));
+    throw Error(ErrorCode::bad_rank_list,
+                "the list of ranks names rank " +
+                    n(sorted.front() < 0 ? sorted.front() : sorted.back()) +
+                    ", but the world has ranks 0 to " + n(request.world_size - 1));
 }
 
 }  // namespace
@@ -67,57 +76,75 @@ int64_t resolve_dp_size(const MeshRequest& request) {
   std::string factors = "tp " + n(s.tp) + " * cp " + n(s.cp) + " * pp " + n(s.pp);
   if (!s.dp) {
     if (world % model == 0) return world / model;
-    // The key to point at: the largest factor that can be mended alone, else the largest, for it is the likeliest mistake.
+    // The key to point at: the largest factor that can be mended alone, else the largest, for it is
+    // the likeliest mistake.
     struct Factor {
       const char* name;
       int64_t size;
     };
     std::array<Factor, 3> by_size = {{{"tp", s.tp}, {"cp", s.cp}, {"pp", s.pp}}};
-    std::stable_sort(by_size.begin(), by_size.end(), [](const Factor& a, const Factor& b) { return a.size > b.size; });
-    auto rest_of = [&](const Factor& factor) { return std::max<int64_t>(1, model / std::max<int64_t>(1, factor.size)); };
-    const auto* alone =
-        std::find_if(by_size.begin(), by_size.end(), [&](const Factor& f) { return f.size > 1 && world % rest_of(f) == 0; });
+    std::stable_sort(by_size.begin(), by_size.end(),
+                     [](const Factor& a, const Factor& b) { return a.size > b.size; });
+    auto rest_of = [&](const Factor& factor) {
+      return std::max<int64_t>(1, model / std::max<int64_t>(1, factor.size));
+    };
+    const auto* alone = std::find_if(by_size.begin(), by_size.end(), [&](const Factor& f) {
+      return f.size > 1 && world % rest_of(f) == 0;
+    });
     const Factor& wrong = alone == by_size.end() ? by_size[0] : *alone;
-    Error error = size_error(request, ErrorCode::world_not_divisible,
-                             "world size " + n(world) + " is not divisible by " + factors + " = " + n(model), wrong.name);
+    Error error =
+        size_error(request, ErrorCode::world_not_divisible,
+                   "world size " + n(world) + " is not divisible by " + factors + " = " + n(model),
+                   wrong.name);
     if (alone != by_size.end())
-      for (int64_t d : divisors_near(world / rest_of(wrong), wrong.size, 3)) error.help(set_size(wrong.name, d));
+      for (int64_t d : divisors_near(world / rest_of(wrong), wrong.size, 3))
+        error.help(set_size(wrong.name, d));
     else
-      error.help("set distributed.tp_size = 1, distributed.cp_size = 1 and distributed.pp_size = 1");
-    error.help("use a world size of " + n(model * std::max<int64_t>(1, (world + model - 1) / model)));
+      error.help(
+          "set distributed.tp_size = 1, distributed.cp_size = 1 and distributed.pp_size = 1");
+    error.help("use a world size of " +
+               n(model * std::max<int64_t>(1, (world + model - 1) / model)));
     throw error;
   }
   int64_t dp = *s.dp, total = 0;
   if (__builtin_mul_overflow(dp, model, &total)) total = INT64_MAX;
   if (total == world) return dp;
   if (!request.ranks.empty())
-    throw Error(ErrorCode::bad_rank_list, "the list names " + n(world) + " ranks, but dp " + n(dp) + " * " + factors + " = " + n(total))
+    throw Error(ErrorCode::bad_rank_list, "the list names " + n(world) + " ranks, but dp " + n(dp) +
+                                              " * " + factors + " = " + n(total))
         .key("distributed.dp_size")
         .help("list " + n(total) + " ranks");
   Error error = size_error(request, ErrorCode::world_mismatch,
-                           "dp " + n(dp) + " * " + factors + " = " + n(total) + ", but the world has " + n(world) + " ranks", "dp");
+                           "dp " + n(dp) + " * " + factors + " = " + n(total) +
+                               ", but the world has " + n(world) + " ranks",
+                           "dp");
   if (world % model == 0) error.help("set distributed.dp_size = " + n(world / model));
-  if (world % model == 0) error.help("leave distributed.dp_size out: it is inferred as " + n(world / model));
+  if (world % model == 0)
+    error.help("leave distributed.dp_size out: it is inferred as " + n(world / model));
   if (total != INT64_MAX) error.help("use a world size of " + n(total));
   throw error;
 }
 
-void refuse_sizes(const MeshRequest& request, std::string_view strategy, std::span<const std::string_view> names) {
+void refuse_sizes(const MeshRequest& request, std::string_view strategy,
+                  std::span<const std::string_view> names) {
   const ParallelSizes& s = request.config.shared.sizes;
   struct Size {
     std::string_view name, words;
     int64_t size;
   };
   for (const Size& size :
-       {Size{"tp", "tensor parallelism", s.tp}, Size{"pp", "pipeline parallelism", s.pp}, Size{"cp", "context parallelism", s.cp},
-        Size{"ep", "expert parallelism", s.ep}, Size{"dp_replicate", "hybrid sharding", s.dp_replicate}}) {
+       {Size{"tp", "tensor parallelism", s.tp}, Size{"pp", "pipeline parallelism", s.pp},
+        Size{"cp", "context parallelism", s.cp}, Size{"ep", "expert parallelism", s.ep},
+        Size{"dp_replicate", "hybrid sharding", s.dp_replicate}}) {
     if (size.size <= 1 || std::find(names.begin(), names.end(), size.name) == names.end()) continue;
     std::string name(size.name);
     throw size_error(request, ErrorCode::size_not_supported,
-                     std::string(strategy) + " has no " + std::string(size.words) + ", but distributed." + name + "_size = " + n(size.size),
+                     std::string(strategy) + " has no " + std::string(size.words) +
+                         ", but distributed." + name + "_size = " + n(size.size),
                      name)
         .help(set_size(name, 1))
-        .help("set distributed.strategy = " + std::string(distributed_schema().find("strategy")->default_value));
+        .help("set distributed.strategy = " +
+              std::string(distributed_schema().find("strategy")->default_value));
   }
 }
 
@@ -132,39 +159,48 @@ MeshPlan plan_sharded_mesh(const MeshRequest& request) {
   };
   if (dp % rep != 0)
     throw replicate_help(size_error(request, ErrorCode::dp_replicate_not_divisor,
-                                    "dp " + n(dp) + " is not a multiple of dp_replicate " + n(rep), "dp_replicate"));
+                                    "dp " + n(dp) + " is not a multiple of dp_replicate " + n(rep),
+                                    "dp_replicate"));
   if (rep >= dp && rep != 1)
-    throw replicate_help(size_error(
-        request, ErrorCode::dp_replicate_too_large,
-        "dp_replicate " + n(rep) + " must be smaller than dp " + n(dp) + " (copies alone need no shards: that is plain data parallelism)",
-        "dp_replicate"));
+    throw replicate_help(
+        size_error(request, ErrorCode::dp_replicate_too_large,
+                   "dp_replicate " + n(rep) + " must be smaller than dp " + n(dp) +
+                       " (copies alone need no shards: that is plain data parallelism)",
+                   "dp_replicate"));
   int64_t stage = dp * s.cp * s.tp;
   if (s.ep > 1 && stage % s.ep != 0) {
-    Error error = size_error(
-        request, ErrorCode::ep_not_divisor,
-        "dp " + n(dp) + " * cp " + n(s.cp) + " * tp " + n(s.tp) + " = " + n(stage) + " is not a multiple of ep " + n(s.ep), "ep");
+    Error error = size_error(request, ErrorCode::ep_not_divisor,
+                             "dp " + n(dp) + " * cp " + n(s.cp) + " * tp " + n(s.tp) + " = " +
+                                 n(stage) + " is not a multiple of ep " + n(s.ep),
+                             "ep");
     for (int64_t d : divisors_near(stage, s.ep, 3)) error.help(set_size("ep", d));
     throw error;
   }
 
   MeshPlan plan;
   plan.dp = dp;
-  plan.device_mesh.emplace(std::vector<MeshAxis>{{"pp", s.pp}, {"dp_replicate", rep}, {"dp_shard", dp / rep}, {"cp", s.cp}, {"tp", s.tp}},
-                           request.ranks);
+  plan.device_mesh.emplace(
+      std::vector<MeshAxis>{
+          {"pp", s.pp}, {"dp_replicate", rep}, {"dp_shard", dp / rep}, {"cp", s.cp}, {"tp", s.tp}},
+      request.ranks);
   plan.device_mesh->flatten("dp", {"dp_replicate", "dp_shard"});
   plan.device_mesh->flatten("dp_shard_cp", {"dp_shard", "cp"});
   plan.device_mesh->flatten("dp_cp", {"dp_replicate", "dp_shard", "cp"});
   std::string shard = s.cp > 1 ? "dp_shard_cp" : "dp_shard";
-  plan.fsdp_axes = rep > 1 ? std::vector<std::string>{"dp_replicate", shard} : std::vector<std::string>{shard};
-  if (s.ep > 1) plan.moe_mesh.emplace(std::vector<MeshAxis>{{"pp", s.pp}, {"ep_shard", stage / s.ep}, {"ep", s.ep}}, request.ranks);
+  plan.fsdp_axes =
+      rep > 1 ? std::vector<std::string>{"dp_replicate", shard} : std::vector<std::string>{shard};
+  if (s.ep > 1)
+    plan.moe_mesh.emplace(
+        std::vector<MeshAxis>{{"pp", s.pp}, {"ep_shard", stage / s.ep}, {"ep", s.ep}},
+        request.ranks);
   return plan;
 }
 
 Mesh expert_view(const Mesh& moe_mesh, int64_t stage) {
   int64_t per_stage = moe_mesh.size("ep_shard") * moe_mesh.size("ep");
   if (stage < 0 || stage >= moe_mesh.size("pp"))
-    throw Error(ErrorCode::rank_out_of_range,
-                "the expert mesh has no pipeline stage " + n(stage) + ", only 0 to " + n(moe_mesh.size("pp") - 1));
+    throw Error(ErrorCode::rank_out_of_range, "the expert mesh has no pipeline stage " + n(stage) +
+                                                  ", only 0 to " + n(moe_mesh.size("pp") - 1));
   const std::array<std::string, 2> names = {"ep_shard", "ep"};
   return moe_mesh.submesh(names, moe_mesh.rank_at(stage * per_stage));
 }
@@ -172,7 +208,8 @@ Mesh expert_view(const Mesh& moe_mesh, int64_t stage) {
 ContextView context_view(const Mesh& mesh, int64_t ring, int64_t ulysses) {
   int64_t cp = mesh.size("cp");
   if (ring < 1 || ulysses < 1 || ring * ulysses != cp)
-    throw Error(ErrorCode::model_does_not_fit, "ring " + n(ring) + " * ulysses " + n(ulysses) + " must equal cp " + n(cp))
+    throw Error(ErrorCode::model_does_not_fit,
+                "ring " + n(ring) + " * ulysses " + n(ulysses) + " must equal cp " + n(cp))
         .key("distributed.cp_size")
         .help("use ring " + n(cp) + " and ulysses 1");
   return {ring, ulysses};

@@ -32,7 +32,9 @@ constexpr ScheduleName kSchedules[] = {
 
 // Names the original documents but refuses, and what their readers were after.
 constexpr std::pair<std::string_view, std::string_view> kMisnomers[] = {
-    {"dfs", "Interleaved1F1B"}, {"v_schedule", "ZBVZeroBubble"}, {"zero_bubble", "InterleavedZeroBubble"}};
+    {"dfs", "Interleaved1F1B"},
+    {"v_schedule", "ZBVZeroBubble"},
+    {"zero_bubble", "InterleavedZeroBubble"}};
 
 // Two stages a rank, the first and the last of what is left: rank r runs (r, n-1-r).
 bool is_v_placed(PipelineSchedule schedule) {
@@ -55,7 +57,8 @@ struct StageCount {
   std::string_view key;
 };
 
-StageCount count_stages(int64_t layers, int64_t pp, PipelineSchedule schedule, std::optional<int64_t> layers_per_stage, Round round) {
+StageCount count_stages(int64_t layers, int64_t pp, PipelineSchedule schedule,
+                        std::optional<int64_t> layers_per_stage, Round round) {
   StageCount out;
   std::string name(schedule_name(schedule)), over = " over pp_size " + std::to_string(pp);
   out.stages = is_multi_stage(schedule) ? 2 * pp : pp;
@@ -65,31 +68,36 @@ StageCount count_stages(int64_t layers, int64_t pp, PipelineSchedule schedule, s
     out.key = kLayersPerStageKey;
     int64_t each = *layers_per_stage;
     if (each < 1) {
-      out.problem = "layers_per_stage = " + std::to_string(each) + ", but a stage holds at least 1 layer";
+      out.problem =
+          "layers_per_stage = " + std::to_string(each) + ", but a stage holds at least 1 layer";
       return out;
     }
     out.stages = layers / each + (layers % each != 0);
-    origin = counted(layers, "layer") + " at layers_per_stage " + std::to_string(each) + " make " + counted(out.stages, "stage") + over;
+    origin = counted(layers, "layer") + " at layers_per_stage " + std::to_string(each) + " make " +
+             counted(out.stages, "stage") + over;
     if (out.stages % pp != 0) {
       if (round == Round::none) {
         out.problem = origin + ", not a multiple of it";
         return out;
       }
       out.stages = (out.stages / pp + (round == Round::up ? 1 : 0)) * pp;
-      origin += std::string(", rounded ") + (round == Round::up ? "up" : "down") + " to " + std::to_string(out.stages) + " for pp_size " +
-                std::to_string(pp);
+      origin += std::string(", rounded ") + (round == Round::up ? "up" : "down") + " to " +
+                std::to_string(out.stages) + " for pp_size " + std::to_string(pp);
     }
     if (int64_t local = out.stages / pp; !local_count_fits(schedule, local)) {
-      out.problem = origin + ": " + std::to_string(local) + " a rank, but " + name + " runs " + stages_wanted(schedule);
+      out.problem = origin + ": " + std::to_string(local) + " a rank, but " + name + " runs " +
+                    stages_wanted(schedule);
       return out;
     }
   }
-  if (out.stages > layers) out.problem = origin + ", more than the " + counted(layers, "layer") + " of the model";
+  if (out.stages > layers)
+    out.problem = origin + ", more than the " + counted(layers, "layer") + " of the model";
   return out;
 }
 
 // Up to three changes of one setting after which the count works out.
-std::vector<std::string> stage_helps(int64_t layers, int64_t pp, PipelineSchedule schedule, const PipelineOptions& options) {
+std::vector<std::string> stage_helps(int64_t layers, int64_t pp, PipelineSchedule schedule,
+                                     const PipelineOptions& options) {
   std::vector<std::string> helps;
   const std::optional<int64_t>& given = options.layers_per_stage;
   auto works = [&](int64_t size, PipelineSchedule s, std::optional<int64_t> each, Round round) {
@@ -106,11 +114,14 @@ std::vector<std::string> stage_helps(int64_t layers, int64_t pp, PipelineSchedul
     int64_t wish = std::clamp<int64_t>(*given, 1, std::max<int64_t>(layers, 1));
     for (int64_t distance = 0; distance <= layers && !nearest; ++distance)
       for (int64_t each : {wish - distance, wish + distance})
-        if (!nearest && each >= 1 && each <= layers && each != *given && works(pp, schedule, each, options.round)) nearest = each;
+        if (!nearest && each >= 1 && each <= layers && each != *given &&
+            works(pp, schedule, each, options.round))
+          nearest = each;
     if (nearest) add(true, set_line(kLayersPerStageKey, std::to_string(*nearest)));
   }
   for (PipelineSchedule other : {PipelineSchedule::interleaved_1f1b, PipelineSchedule::one_f_one_b})
-    add(other != schedule && works(pp, other, given, options.round), set_line(kScheduleKey, text::quote(schedule_name(other))));
+    add(other != schedule && works(pp, other, given, options.round),
+        set_line(kScheduleKey, text::quote(schedule_name(other))));
   // A divisor of pp_size leaves the other sizes valid.
   for (int64_t size = std::min(pp / 2, layers); size > 1; --size)
     if (pp % size == 0 && works(size, schedule, given, options.round)) {
@@ -123,7 +134,8 @@ std::vector<std::string> stage_helps(int64_t layers, int64_t pp, PipelineSchedul
 
 std::vector<std::vector<int64_t>> place(int64_t stages, int64_t pp, bool v) {
   std::vector<std::vector<int64_t>> out(static_cast<size_t>(pp));
-  for (int64_t s = 0; s < stages; ++s) out[static_cast<size_t>(v && s >= pp ? stages - 1 - s : s % pp)].push_back(s);
+  for (int64_t s = 0; s < stages; ++s)
+    out[static_cast<size_t>(v && s >= pp ? stages - 1 - s : s % pp)].push_back(s);
   return out;
 }
 
@@ -143,13 +155,17 @@ void deal_parts(PipelinePlan& plan, int64_t layers, int64_t pp, const StringTabl
   auto count = static_cast<int64_t>(parts.size());
   std::string schedule(schedule_name(plan.schedule));
   if (count % pp != 0 || !local_count_fits(plan.schedule, count / pp)) {
-    Error error = bad("module_fqns_per_model_part has " + counted(count, "part") + " for pp_size " + std::to_string(pp) + ", but " +
-                          schedule + " runs " + stages_wanted(plan.schedule) + " a rank",
+    Error error = bad("module_fqns_per_model_part has " + counted(count, "part") + " for pp_size " +
+                          std::to_string(pp) + ", but " + schedule + " runs " +
+                          stages_wanted(plan.schedule) + " a rank",
                       kPartsKey);
-    for (PipelineSchedule other : {PipelineSchedule::one_f_one_b, PipelineSchedule::interleaved_1f1b})
-      if (count % pp == 0 && local_count_fits(other, count / pp)) error.help(set_line(kScheduleKey, text::quote(schedule_name(other))));
+    for (PipelineSchedule other :
+         {PipelineSchedule::one_f_one_b, PipelineSchedule::interleaved_1f1b})
+      if (count % pp == 0 && local_count_fits(other, count / pp))
+        error.help(set_line(kScheduleKey, text::quote(schedule_name(other))));
     error.help("give " + std::to_string(is_multi_stage(plan.schedule) ? 2 * pp : pp) + " parts");
-    throw error.help("leave out " + std::string(kPartsKey) + " and let the layers be dealt out evenly");
+    throw error.help("leave out " + std::string(kPartsKey) +
+                     " and let the layers be dealt out evenly");
   }
   int64_t next = 0;
   for (int64_t s = 0; s < count; ++s) {
@@ -161,18 +177,22 @@ void deal_parts(PipelinePlan& plan, int64_t layers, int64_t pp, const StringTabl
       int64_t layer = layer_number(name);
       if (layer < 0) continue;
       if (layer != next)
-        throw bad("module_fqns_per_model_part names " + name + " where layer " + std::to_string(next) +
+        throw bad("module_fqns_per_model_part names " + name + " where layer " +
+                      std::to_string(next) +
                       " comes next: every layer stands exactly once, in order",
                   kPartsKey)
             .help("give the layers 0 to " + std::to_string(layers - 1) + " in order")
-            .help("leave out " + std::string(kPartsKey) + " and let the layers be dealt out evenly");
+            .help("leave out " + std::string(kPartsKey) +
+                  " and let the layers be dealt out evenly");
       ++next;
       ++stage.layer_count;
     }
     plan.stages.push_back(std::move(stage));
   }
   if (next != layers)
-    throw bad("module_fqns_per_model_part holds " + counted(next, "layer") + " of " + std::to_string(layers), kPartsKey)
+    throw bad("module_fqns_per_model_part holds " + counted(next, "layer") + " of " +
+                  std::to_string(layers),
+              kPartsKey)
         .help("give the layers 0 to " + std::to_string(layers - 1) + " in order")
         .help("leave out " + std::string(kPartsKey) + " and let the layers be dealt out evenly");
 }
@@ -184,17 +204,19 @@ void deal_csv(PipelinePlan& plan, int64_t layers, int64_t pp, const PipelineOpti
   for (const auto& local : plan.stages_of_rank) stages += static_cast<int64_t>(local.size());
   if (!options.module_fqns_per_model_part.empty()) return;  // counted by the caller
   if (stages > layers)
-    throw bad("the actions in " + options.schedule_csv + " use " + counted(stages, "stage") + ", more than the " +
-                  counted(layers, "layer") + " of the model",
+    throw bad("the actions in " + options.schedule_csv + " use " + counted(stages, "stage") +
+                  ", more than the " + counted(layers, "layer") + " of the model",
               kCsvKey)
         .help("use a file of actions with at most " + counted(layers, "stage"))
-        .help("leave out " + std::string(kCsvKey) + " and set " + std::string(kScheduleKey) + " = \"1F1B\"");
+        .help("leave out " + std::string(kCsvKey) + " and set " + std::string(kScheduleKey) +
+              " = \"1F1B\"");
   if (options.layers_per_stage) {
     int64_t each = std::max<int64_t>(*options.layers_per_stage, 1);
     int64_t wanted = layers / each + (layers % each != 0);
     if (wanted != stages)
-      throw bad("the actions in " + options.schedule_csv + " use " + counted(stages, "stage") + ", but " + counted(layers, "layer") +
-                    " at layers_per_stage " + std::to_string(each) + " make " + std::to_string(wanted),
+      throw bad("the actions in " + options.schedule_csv + " use " + counted(stages, "stage") +
+                    ", but " + counted(layers, "layer") + " at layers_per_stage " +
+                    std::to_string(each) + " make " + std::to_string(wanted),
                 kLayersPerStageKey)
           .help("leave out " + std::string(kLayersPerStageKey));
   }
@@ -207,10 +229,12 @@ PipelineSchedule parse_schedule(std::string_view name) {
   std::string wanted = text::normal(name);
   std::vector<std::string> names;
   for (const ScheduleName& s : kSchedules) {
-    if (wanted == text::normal(s.name) || (!s.alias.empty() && wanted == s.alias)) return s.schedule;
+    if (wanted == text::normal(s.name) || (!s.alias.empty() && wanted == s.alias))
+      return s.schedule;
     names.emplace_back(s.name);
   }
-  Error error(ErrorCode::bad_choice, "no pipeline schedule is called \"" + std::string(name) + "\"; there are " + text::join(names, ", "));
+  Error error(ErrorCode::bad_choice, "no pipeline schedule is called \"" + std::string(name) +
+                                         "\"; there are " + text::join(names, ", "));
   error.key(std::string(kScheduleKey));
   std::string near = nearest_name(name, names);
   for (auto [misnomer, meant] : kMisnomers)
@@ -227,14 +251,19 @@ std::string_view schedule_name(PipelineSchedule schedule) {
   return "";
 }
 
-bool is_multi_stage(PipelineSchedule schedule) { return schedule != PipelineSchedule::gpipe && schedule != PipelineSchedule::one_f_one_b; }
+bool is_multi_stage(PipelineSchedule schedule) {
+  return schedule != PipelineSchedule::gpipe && schedule != PipelineSchedule::one_f_one_b;
+}
 
 PipelinePlan plan_stages(int64_t layers, int64_t pp_size, const PipelineOptions& options) {
-  if (pp_size < 1) throw bad("pp_size = " + std::to_string(pp_size) + " is below 1", kSizeKey).help(set_line(kSizeKey, "1"));
+  if (pp_size < 1)
+    throw bad("pp_size = " + std::to_string(pp_size) + " is below 1", kSizeKey)
+        .help(set_line(kSizeKey, "1"));
   PipelinePlan plan;
   bool csv = !options.schedule_csv.empty();
   // A file of actions needs no schedule; one that is named beside it must still exist.
-  plan.schedule = csv && options.schedule.empty() ? PipelineSchedule::interleaved_1f1b : parse_schedule(options.schedule);
+  plan.schedule = csv && options.schedule.empty() ? PipelineSchedule::interleaved_1f1b
+                                                  : parse_schedule(options.schedule);
   const StringTable& parts = options.module_fqns_per_model_part;
   if (csv) {
     deal_csv(plan, layers, pp_size, options);
@@ -242,42 +271,53 @@ PipelinePlan plan_stages(int64_t layers, int64_t pp_size, const PipelineOptions&
       size_t stages = 0;
       for (const auto& local : plan.stages_of_rank) stages += local.size();
       if (stages != parts.size())
-        throw bad("module_fqns_per_model_part has " + counted(static_cast<int64_t>(parts.size()), "part") + ", but the actions in " +
-                      options.schedule_csv + " use " + counted(static_cast<int64_t>(stages), "stage"),
+        throw bad("module_fqns_per_model_part has " +
+                      counted(static_cast<int64_t>(parts.size()), "part") +
+                      ", but the actions in " + options.schedule_csv + " use " +
+                      counted(static_cast<int64_t>(stages), "stage"),
                   kPartsKey)
             .help("give " + std::to_string(stages) + " parts")
-            .help("leave out " + std::string(kPartsKey) + " and let the layers be dealt out evenly");
+            .help("leave out " + std::string(kPartsKey) +
+                  " and let the layers be dealt out evenly");
     }
   }
   if (!parts.empty()) {
     deal_parts(plan, layers, pp_size, parts);
   } else if (!csv) {
-    StageCount count = count_stages(layers, pp_size, plan.schedule, options.layers_per_stage, options.round);
+    StageCount count =
+        count_stages(layers, pp_size, plan.schedule, options.layers_per_stage, options.round);
     if (!count.problem.empty()) {
       Error error = bad(count.problem, count.key);
-      for (const std::string& help : stage_helps(layers, pp_size, plan.schedule, options)) error.help(help);
+      for (const std::string& help : stage_helps(layers, pp_size, plan.schedule, options))
+        error.help(help);
       throw error;
     }
     deal_evenly(plan, count.stages, layers);
   }
-  if (!csv) plan.stages_of_rank = place(static_cast<int64_t>(plan.stages.size()), pp_size, is_v_placed(plan.schedule));
+  if (!csv)
+    plan.stages_of_rank =
+        place(static_cast<int64_t>(plan.stages.size()), pp_size, is_v_placed(plan.schedule));
 
   int64_t most = 0;
   for (size_t rank = 0; rank < plan.stages_of_rank.size(); ++rank) {
     most = std::max(most, static_cast<int64_t>(plan.stages_of_rank[rank].size()));
-    for (int64_t s : plan.stages_of_rank[rank]) plan.stages[static_cast<size_t>(s)].rank = static_cast<int64_t>(rank);
+    for (int64_t s : plan.stages_of_rank[rank])
+      plan.stages[static_cast<size_t>(s)].rank = static_cast<int64_t>(rank);
   }
   int64_t micro = options.batch_size / std::max<int64_t>(options.microbatch_size, 1);
   if (micro < most)
-    plan.warnings.push_back("pp_batch_size " + std::to_string(options.batch_size) + " at pp_microbatch_size " +
-                            std::to_string(options.microbatch_size) + " makes " + counted(micro, "micro-batch", "es") +
-                            ", fewer than the " + counted(most, "stage") + " of a rank: ranks will wait for each other");
+    plan.warnings.push_back("pp_batch_size " + std::to_string(options.batch_size) +
+                            " at pp_microbatch_size " + std::to_string(options.microbatch_size) +
+                            " makes " + counted(micro, "micro-batch", "es") + ", fewer than the " +
+                            counted(most, "stage") + " of a rank: ranks will wait for each other");
   return plan;
 }
 
-PipelinePlan plan_pipeline(const ModelOutline& outline, int64_t pp_size, const PipelineOptions& options) {
+PipelinePlan plan_pipeline(const ModelOutline& outline, int64_t pp_size,
+                           const PipelineOptions& options) {
   if (outline.tied_embeddings && pp_size > 1)
-    throw bad("the model's lm_head shares the embedding's weight, but with pp_size " + std::to_string(pp_size) +
+    throw bad("the model's lm_head shares the embedding's weight, but with pp_size " +
+                  std::to_string(pp_size) +
                   " the embedding belongs to the first stage and the head to the last",
               kSizeKey)
         .help("set \"tie_word_embeddings\": false in the model's config.json")
@@ -288,7 +328,8 @@ PipelinePlan plan_pipeline(const ModelOutline& outline, int64_t pp_size, const P
   PipelinePlan plan = plan_stages(static_cast<int64_t>(parts.layers.size()), pp_size, options);
   auto append = [](PipelineStage& stage, const std::vector<std::string>& names) {
     for (const std::string& name : names)
-      if (std::find(stage.modules.begin(), stage.modules.end(), name) == stage.modules.end()) stage.modules.push_back(name);
+      if (std::find(stage.modules.begin(), stage.modules.end(), name) == stage.modules.end())
+        stage.modules.push_back(name);
   };
   if (given.empty()) {
     for (PipelineStage& stage : plan.stages) {
@@ -326,7 +367,8 @@ ModelOutline stage_outline(const ModelOutline& outline, const PipelinePlan& plan
   };
   ModelOutline out = outline;
   std::erase_if(out.modules, [&](const ModuleOutline& module) { return !kept(module.name, true); });
-  std::erase_if(out.parameters, [&](const ParameterOutline& p) { return !kept(module_of(p.name), holds_first); });
+  std::erase_if(out.parameters,
+                [&](const ParameterOutline& p) { return !kept(module_of(p.name), holds_first); });
   return out;
 }
 
@@ -335,9 +377,11 @@ void check_pipeline_options(const SharedOptions& shared, Diagnostics& diagnostic
   const PipelineOptions& options = shared.pipeline;
   if (options.schedule.empty() && options.schedule_csv.empty()) {
     Error error(ErrorCode::missing_key,
-                "pp_size is " + std::to_string(shared.sizes.pp) + ", but there is neither a pp_schedule nor a pp_schedule_csv");
-    diagnostics.add(
-        error.key(std::string(kScheduleKey)).help(set_line(kScheduleKey, "\"1F1B\"")).help(set_line(kScheduleKey, "\"Interleaved1F1B\"")));
+                "pp_size is " + std::to_string(shared.sizes.pp) +
+                    ", but there is neither a pp_schedule nor a pp_schedule_csv");
+    diagnostics.add(error.key(std::string(kScheduleKey))
+                        .help(set_line(kScheduleKey, "\"1F1B\""))
+                        .help(set_line(kScheduleKey, "\"Interleaved1F1B\"")));
   }
   try {
     if (!options.schedule.empty()) parse_schedule(options.schedule);
@@ -352,14 +396,16 @@ void check_pipeline_options(const SharedOptions& shared, Diagnostics& diagnostic
   int64_t batch = options.batch_size, micro = options.microbatch_size;
   if (batch < 1 || micro < 1 || batch % micro != 0) {
     // A rule between two keys of the file: it holds whatever the world and the model are.
-    Error error(ErrorCode::conflict,
-                "pp_batch_size " + std::to_string(batch) + " is not a multiple of pp_microbatch_size " + std::to_string(micro));
+    Error error(ErrorCode::conflict, "pp_batch_size " + std::to_string(batch) +
+                                         " is not a multiple of pp_microbatch_size " +
+                                         std::to_string(micro));
     error.key(std::string(kBatchKey));
     if (batch < 1 || micro < 1) {
       error.help(set_line(kBatchKey, "1") + " and " + set_line(kMicrobatchKey, "1").substr(4));
     } else {
       int64_t up = 0;
-      if (!__builtin_mul_overflow(batch / micro + 1, micro, &up)) error.help(set_line(kBatchKey, std::to_string(up)));
+      if (!__builtin_mul_overflow(batch / micro + 1, micro, &up))
+        error.help(set_line(kBatchKey, std::to_string(up)));
       int64_t divisor = std::min(micro, batch);
       while (batch % divisor != 0) --divisor;
       error.help(set_line(kMicrobatchKey, std::to_string(divisor)));

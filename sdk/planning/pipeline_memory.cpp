@@ -4,9 +4,12 @@
 
 namespace meshwright::pipeline {
 
-InFlight in_flight(PipelineSchedule schedule, int64_t size, int64_t local, int64_t micro_batches, int64_t rank) {
-  // Schedules that go round their stages take so many micro-batches through one before they turn to the next.
-  int64_t rounds = std::max<int64_t>(1, micro_batches / size), round = (micro_batches + rounds - 1) / rounds;
+InFlight in_flight(PipelineSchedule schedule, int64_t size, int64_t local, int64_t micro_batches,
+                   int64_t rank) {
+  // Schedules that go round their stages take so many micro-batches through one before they turn to
+  // the next.
+  int64_t rounds = std::max<int64_t>(1, micro_batches / size),
+          round = (micro_batches + rounds - 1) / rounds;
   int64_t all = 0, ahead = 0;
   if (__builtin_mul_overflow(local, micro_batches, &all)) all = INT64_MAX;
   if (__builtin_mul_overflow(local - 1, round, &ahead)) ahead = all;

@@ -19,7 +19,8 @@ bool is_letter(char c) { return std::isalpha(static_cast<unsigned char>(c)) != 0
 // No model has more; larger numbers in a file are slips.
 constexpr int64_t kMaxStages = 1'000'000;
 
-// Stage numbers of one row: in "3SEND_F0" and "(0F1;7B0)OVERLAP_F_B" those are the numbers a letter follows.
+// Stage numbers of one row: in "3SEND_F0" and "(0F1;7B0)OVERLAP_F_B" those are the numbers a letter
+// follows.
 std::set<int64_t> stages_in_row(std::string_view row, const std::string& path, size_t line) {
   std::set<int64_t> out;
   for (size_t i = 0; i < row.size();) {
@@ -33,7 +34,9 @@ std::set<int64_t> stages_in_row(std::string_view row, const std::string& path, s
       int64_t stage = 0;
       auto [ptr, failure] = std::from_chars(row.data() + i, row.data() + end, stage);
       if (failure != std::errc() || stage >= kMaxStages)
-        throw bad("line " + std::to_string(line) + " of " + path + " names stage " + std::string(row.substr(i, end - i)), kCsvKey)
+        throw bad("line " + std::to_string(line) + " of " + path + " names stage " +
+                      std::string(row.substr(i, end - i)),
+                  kCsvKey)
             .help("number the stages from 0 up, without gaps");
       out.insert(stage);
     }
@@ -47,23 +50,31 @@ std::set<int64_t> stages_in_row(std::string_view row, const std::string& path, s
 
 }  // namespace
 
-Error bad(std::string message, std::string_view key) { return Error(ErrorCode::bad_pipeline, std::move(message)).key(std::string(key)); }
-
-std::string counted(int64_t count, std::string_view word, std::string_view plural_ending) {
-  return std::to_string(count) + " " + std::string(word) + std::string(count == 1 ? std::string_view() : plural_ending);
+Error bad(std::string message, std::string_view key) {
+  return Error(ErrorCode::bad_pipeline, std::move(message)).key(std::string(key));
 }
 
-std::string set_line(std::string_view key, std::string_view value) { return "set " + std::string(key) + " = " + std::string(value); }
+std::string counted(int64_t count, std::string_view word, std::string_view plural_ending) {
+  return std::to_string(count) + " " + std::string(word) +
+         std::string(count == 1 ? std::string_view() : plural_ending);
+}
+
+std::string set_line(std::string_view key, std::string_view value) {
+  return "set " + std::string(key) + " = " + std::string(value);
+}
 
 std::vector<std::vector<int64_t>> read_schedule_csv(const std::string& path, int64_t pp_size) {
   std::error_code failure;
   std::ifstream file;
   if (std::filesystem::is_regular_file(path, failure)) file.open(path);
   if (!file.is_open())
-    throw Error(ErrorCode::file_unreadable, "the file of pipeline actions " + path + " cannot be read")
+    throw Error(ErrorCode::file_unreadable,
+                "the file of pipeline actions " + path + " cannot be read")
         .key(std::string(kCsvKey))
-        .help(set_line(kCsvKey, "the path of a file with one row of actions a rank, such as 0F0,0F1,0B0"))
-        .help("leave out " + std::string(kCsvKey) + " and set " + std::string(kScheduleKey) + " = \"1F1B\"");
+        .help(set_line(kCsvKey,
+                       "the path of a file with one row of actions a rank, such as 0F0,0F1,0B0"))
+        .help("leave out " + std::string(kCsvKey) + " and set " + std::string(kScheduleKey) +
+              " = \"1F1B\"");
   std::vector<std::vector<int64_t>> rows;
   std::map<int64_t, size_t> row_of;
   std::string line;
@@ -75,21 +86,23 @@ std::vector<std::vector<int64_t>> read_schedule_csv(const std::string& path, int
           .help("write actions as stage, kind, micro-batch: 0F0,0F1,0B0");
     for (int64_t stage : stages)
       if (auto [at, added] = row_of.emplace(stage, rows.size()); !added)
-        throw bad("stage " + std::to_string(stage) + " stands in rows " + std::to_string(at->second) + " and " +
-                      std::to_string(rows.size()) + " of " + path + ", but a stage runs on one rank",
+        throw bad("stage " + std::to_string(stage) + " stands in rows " +
+                      std::to_string(at->second) + " and " + std::to_string(rows.size()) + " of " +
+                      path + ", but a stage runs on one rank",
                   kCsvKey)
             .help("keep the actions of stage " + std::to_string(stage) + " in one row");
     rows.emplace_back(stages.begin(), stages.end());
   }
   if (static_cast<int64_t>(rows.size()) != pp_size)
-    throw bad(
-        path + " has actions for " + counted(static_cast<int64_t>(rows.size()), "rank") + ", but pp_size is " + std::to_string(pp_size),
-        kCsvKey)
+    throw bad(path + " has actions for " + counted(static_cast<int64_t>(rows.size()), "rank") +
+                  ", but pp_size is " + std::to_string(pp_size),
+              kCsvKey)
         .help("give the file " + counted(pp_size, "row"))
-        .help("leave out " + std::string(kCsvKey) + " and set " + std::string(kScheduleKey) + " = \"1F1B\"");
+        .help("leave out " + std::string(kCsvKey) + " and set " + std::string(kScheduleKey) +
+              " = \"1F1B\"");
   if (auto stages = static_cast<int64_t>(row_of.size()); row_of.rbegin()->first != stages - 1)
-    throw bad(path + " names " + counted(stages, "stage") + ", the last of them " + std::to_string(row_of.rbegin()->first) +
-                  ": some number below it is missing",
+    throw bad(path + " names " + counted(stages, "stage") + ", the last of them " +
+                  std::to_string(row_of.rbegin()->first) + ": some number below it is missing",
               kCsvKey)
         .help("number the stages 0 to " + std::to_string(stages - 1));
   return rows;
@@ -108,16 +121,23 @@ Parts split_model(const ModelOutline& outline) {
   std::map<std::string, std::vector<std::string>, std::less<>> items;
   for (const ModuleOutline& module : outline.modules)
     if (module.kind == ModuleKind::list &&
-        std::none_of(items.begin(), items.end(), [&](const auto& list) { return text::lies_under(module.name, list.first); }))
+        std::none_of(items.begin(), items.end(),
+                     [&](const auto& list) { return text::lies_under(module.name, list.first); }))
       items[module.name];
   for (const ModuleOutline& module : outline.modules)
-    if (auto list = items.find(module_of(module.name)); list != items.end() && layer_number(module.name) >= 0)
+    if (auto list = items.find(module_of(module.name));
+        list != items.end() && layer_number(module.name) >= 0)
       list->second.push_back(module.name);
-  auto list = items.find(outline.inner_prefix.empty() ? std::string("layers") : outline.inner_prefix + ".layers");
+  auto list = items.find(outline.inner_prefix.empty() ? std::string("layers")
+                                                      : outline.inner_prefix + ".layers");
   if (list == items.end())
-    list = std::max_element(items.begin(), items.end(), [](const auto& a, const auto& b) { return a.second.size() < b.second.size(); });
+    list = std::max_element(items.begin(), items.end(), [](const auto& a, const auto& b) {
+      return a.second.size() < b.second.size();
+    });
   if (list == items.end() || list->second.empty())
-    throw bad("the model " + outline.architecture + " has no list of layers to cut into stages", kSizeKey).help(set_line(kSizeKey, "1"));
+    throw bad("the model " + outline.architecture + " has no list of layers to cut into stages",
+              kSizeKey)
+        .help(set_line(kSizeKey, "1"));
 
   Parts parts;
   parts.layers = list->second;
@@ -142,26 +162,36 @@ Parts split_model(const ModelOutline& outline) {
 
 void check_parts(const ModelOutline& outline, const Parts& parts, const StringTable& given) {
   std::vector<std::string> known = parts.layers;
-  for (const auto* more : {&parts.first, &parts.last, &parts.everywhere}) known.insert(known.end(), more->begin(), more->end());
+  for (const auto* more : {&parts.first, &parts.last, &parts.everywhere})
+    known.insert(known.end(), more->begin(), more->end());
   std::map<std::string, size_t> part_of;
   for (size_t p = 0; p < given.size(); ++p)
     for (const std::string& name : given[p]) {
       if (std::find(known.begin(), known.end(), name) == known.end()) {
         bool exists = outline.find_module(name) != nullptr;
         Error error = bad("part " + std::to_string(p) + " names " + text::quote(name) +
-                              (exists ? ", which is not a whole layer or a module beside the layers" : ", which the model does not have"),
+                              (exists ? ", which is not a whole layer or a module beside the layers"
+                                      : ", which the model does not have"),
                           kPartsKey);
-        if (std::string near = nearest_name(name, known); !near.empty()) error.help("did you mean " + text::quote(near) + "?");
-        throw error.help("parts are made of " + text::quote(parts.layers.front()) + " to " + text::quote(parts.layers.back()) +
-                         (known.size() > parts.layers.size()
-                              ? " and of " + text::list(std::vector<std::string>(
-                                                            known.begin() + static_cast<std::ptrdiff_t>(parts.layers.size()), known.end()),
-                                                        [](const std::string& k) { return text::quote(k); })
-                              : std::string()));
+        if (std::string near = nearest_name(name, known); !near.empty())
+          error.help("did you mean " + text::quote(near) + "?");
+        throw error.help(
+            "parts are made of " + text::quote(parts.layers.front()) + " to " +
+            text::quote(parts.layers.back()) +
+            (known.size() > parts.layers.size()
+                 ? " and of " + text::list(std::vector<std::string>(
+                                               known.begin() +
+                                                   static_cast<std::ptrdiff_t>(parts.layers.size()),
+                                               known.end()),
+                                           [](const std::string& k) { return text::quote(k); })
+                 : std::string()));
       }
-      bool repeats = std::find(parts.everywhere.begin(), parts.everywhere.end(), name) != parts.everywhere.end();
+      bool repeats = std::find(parts.everywhere.begin(), parts.everywhere.end(), name) !=
+                     parts.everywhere.end();
       if (auto [at, added] = part_of.emplace(name, p); !added && !repeats)
-        throw bad(text::quote(name) + " stands in parts " + std::to_string(at->second) + " and " + std::to_string(p), kPartsKey)
+        throw bad(text::quote(name) + " stands in parts " + std::to_string(at->second) + " and " +
+                      std::to_string(p),
+                  kPartsKey)
             .help("remove " + text::quote(name) + " from part " + std::to_string(p))
             .help("remove " + text::quote(name) + " from part " + std::to_string(at->second));
     }
@@ -174,7 +204,8 @@ void check_parts(const ModelOutline& outline, const Parts& parts, const StringTa
                   (layer_number(name) >= 0 ? "a part, in order"
                    : last                  ? "the last part"
                                            : "part 0"))
-            .help("leave out " + std::string(kPartsKey) + " and let the layers be dealt out evenly");
+            .help("leave out " + std::string(kPartsKey) +
+                  " and let the layers be dealt out evenly");
       }
 }
 

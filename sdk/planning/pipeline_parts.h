@@ -1,4 +1,5 @@
-// Pipeline stages given in full instead of by a count: a file of actions, or lists of module names. Not public.
+// Pipeline stages given in full instead of by a count: a file of actions, or lists of module names.
+// Not public.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +16,8 @@ inline constexpr std::string_view kScheduleKey = "distributed.pipeline.pp_schedu
 inline constexpr std::string_view kCsvKey = "distributed.pipeline.pp_schedule_csv";
 inline constexpr std::string_view kPartsKey = "distributed.pipeline.module_fqns_per_model_part";
 inline constexpr std::string_view kLayersPerStageKey = "distributed.pipeline.layers_per_stage";
-inline constexpr std::string_view kRoundKey = "distributed.pipeline.round_virtual_stages_to_pp_multiple";
+inline constexpr std::string_view kRoundKey =
+    "distributed.pipeline.round_virtual_stages_to_pp_multiple";
 inline constexpr std::string_view kBatchKey = "distributed.pipeline.pp_batch_size";
 inline constexpr std::string_view kMicrobatchKey = "distributed.pipeline.pp_microbatch_size";
 inline constexpr std::string_view kSizeKey = "distributed.pp_size";
@@ -25,7 +27,8 @@ Error bad(std::string message, std::string_view key);
 std::string counted(int64_t count, std::string_view word, std::string_view plural_ending = "s");
 std::string set_line(std::string_view key, std::string_view value);
 
-// Stages of each rank as the rows of a file of actions ("0F0,0F1,1B0"): row r names what rank r runs.
+// Stages of each rank as the rows of a file of actions ("0F0,0F1,1B0"): row r names what rank r
+// runs.
 std::vector<std::vector<int64_t>> read_schedule_csv(const std::string& path, int64_t pp_size);
 
 // The layer number of "model.layers.7"; -1 when the name does not end in a number.
@@ -38,7 +41,8 @@ struct Parts {
 };
 // Throws Error(bad_pipeline) when the model has no layer list.
 Parts split_model(const ModelOutline& outline);
-// Checks names of explicit parts against the model: each exists, each that holds parameters stands exactly once.
+// Checks names of explicit parts against the model: each exists, each that holds parameters stands
+// exactly once.
 void check_parts(const ModelOutline& outline, const Parts& parts, const StringTable& given);
 
 }  // namespace meshwright::pipeline

@@ -28,7 +28,8 @@ const T* symbol(void* library, const char* name) {
 
 const PluginRuntime* runtime_of(const Strategy& strategy) {
   std::string file = file_of(strategy);
-  // Loaded already; the program itself, whose tests link both halves, has no name that dlopen() takes.
+  // Loaded already; the program itself, whose tests link both halves, has no name that dlopen()
+  // takes.
   void* plugin = ::dlopen(file.c_str(), RTLD_LAZY | RTLD_NOLOAD);
   if (plugin == nullptr) plugin = ::dlopen(nullptr, RTLD_LAZY);
   if (const auto* own = symbol<PluginRuntime>(plugin, "meshwright_runtime_v1")) return own;
@@ -36,16 +37,20 @@ const PluginRuntime* runtime_of(const Strategy& strategy) {
   const meshwright_extension* block = descriptor == nullptr ? nullptr : descriptor->extensions;
   while (block != nullptr && block->id != MESHWRIGHT_RUNTIME_HALF) block = block->next;
   if (block == nullptr || block->struct_size < sizeof(meshwright_runtime_half)) return nullptr;
-  std::string half = (std::filesystem::path(file).parent_path() / reinterpret_cast<const meshwright_runtime_half*>(block)->file).string();
+  std::string half = (std::filesystem::path(file).parent_path() /
+                      reinterpret_cast<const meshwright_runtime_half*>(block)->file)
+                         .string();
   void* library = ::dlopen(half.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
   if (library == nullptr) {
     const char* reason = ::dlerror();
     throw Error(ErrorCode::plugin_unresolved,
-                "cannot load " + half + ", which runs what " + file + " plans: " + (reason != nullptr ? reason : "no reason given"))
+                "cannot load " + half + ", which runs what " + file +
+                    " plans: " + (reason != nullptr ? reason : "no reason given"))
         .help("install both libraries of the plugin into one folder");
   }
   const auto* found = symbol<PluginRuntime>(library, "meshwright_runtime_v1");
-  if (found == nullptr || found->struct_size < sizeof(PluginRuntime) || found->parallelize == nullptr)
+  if (found == nullptr || found->struct_size < sizeof(PluginRuntime) ||
+      found->parallelize == nullptr)
     throw Error(ErrorCode::plugin_no_descriptor, half + " does not export meshwright_runtime_v1")
         .help("end one of its sources with MESHWRIGHT_PLUGIN_RUNS_WITH(...)");
   if (std::strcmp(found->facts, descriptor->facts) != 0)
@@ -58,7 +63,9 @@ const PluginRuntime* runtime_of(const Strategy& strategy) {
 
 std::unique_ptr<ParallelModel> Strategy::parallelize(ParallelizeRequest& request) {
   if (const PluginRuntime* runtime = runtime_of(*this)) return runtime->parallelize(*this, request);
-  throw Error(ErrorCode::not_in_release, "this strategy can plan a job but not run it: parallelize is not available in this version")
+  throw Error(
+      ErrorCode::not_in_release,
+      "this strategy can plan a job but not run it: parallelize is not available in this version")
       .help("use `meshwright plan` to look at the layout");
 }
 

@@ -25,7 +25,8 @@ class Runs {
     size_t inner = shape.size();
     length_ = 1;
     // Dimensions behind `inner` are whole, so that they are one run together with it.
-    while (inner > 0 && (inner == shape.size() || region.sizes[inner] == shape[inner])) length_ *= region.sizes[--inner];
+    while (inner > 0 && (inner == shape.size() || region.sizes[inner] == shape[inner]))
+      length_ *= region.sizes[--inner];
     strides_.assign(shape.size(), 1);
     for (size_t d = shape.size(); d-- > 1;) strides_[d - 1] = strides_[d] * shape[d];
     inner_ = inner;
@@ -43,7 +44,9 @@ class Runs {
   bool done() const { return left_ == 0; }
   int64_t begin() const { return at_ + std::max(first_ - local_, int64_t{0}); }
   int64_t end() const { return at_ + std::min(length_, last_ - local_); }
-  int64_t local() const { return std::max(local_ - first_, int64_t{0}); }  // of begin(), in the region's own order
+  int64_t local() const {
+    return std::max(local_ - first_, int64_t{0});
+  }  // of begin(), in the region's own order
   void next() {
     local_ += length_;
     if (--left_ == 0) return;
@@ -71,29 +74,36 @@ class Runs {
 Region Region::whole(std::span<const int64_t> shape) {
   return {std::vector<int64_t>(shape.size(), 0), {shape.begin(), shape.end()}, -1, -1};
 }
-Region Region::box(std::vector<int64_t> offsets, std::vector<int64_t> sizes) { return {std::move(offsets), std::move(sizes), -1, -1}; }
+Region Region::box(std::vector<int64_t> offsets, std::vector<int64_t> sizes) {
+  return {std::move(offsets), std::move(sizes), -1, -1};
+}
 Region Region::run(int64_t begin, int64_t end) { return {{}, {}, begin, end}; }
 
-Region Region::run_of_box(std::vector<int64_t> offsets, std::vector<int64_t> sizes, int64_t begin, int64_t end) {
+Region Region::run_of_box(std::vector<int64_t> offsets, std::vector<int64_t> sizes, int64_t begin,
+                          int64_t end) {
   return {std::move(offsets), std::move(sizes), begin, end};
 }
 
 int64_t Region::count() const { return begin >= 0 ? end - begin : product(sizes); }
 
-std::vector<int64_t> Region::stored_shape() const { return begin >= 0 ? std::vector<int64_t>{end - begin} : sizes; }
+std::vector<int64_t> Region::stored_shape() const {
+  return begin >= 0 ? std::vector<int64_t>{end - begin} : sizes;
+}
 
 bool fits(const Region& region, std::span<const int64_t> shape) {
   if (region.flat()) return region.begin <= region.end && region.end <= product(shape);
   if (region.offsets.size() != shape.size() || region.sizes.size() != shape.size()) return false;
   for (size_t d = 0; d < shape.size(); ++d)
-    if (region.offsets[d] < 0 || region.sizes[d] < 0 || region.offsets[d] > shape[d] || region.sizes[d] > shape[d] - region.offsets[d])
+    if (region.offsets[d] < 0 || region.sizes[d] < 0 || region.offsets[d] > shape[d] ||
+        region.sizes[d] > shape[d] - region.offsets[d])
       return false;
   return region.begin < 0 || (region.begin <= region.end && region.end <= product(region.sizes));
 }
 
 namespace {
 
-// Elements [begin, end) of what lies behind dimension `dim` of a box, whose place in the dimensions before it is fixed.
+// Elements [begin, end) of what lies behind dimension `dim` of a box, whose place in the dimensions
+// before it is fixed.
 void cut_run(Region box, size_t dim, int64_t begin, int64_t end, std::vector<Region>& out) {
   if (begin == end) return;
   int64_t width = 1;
@@ -120,7 +130,8 @@ void cut_run(Region box, size_t dim, int64_t begin, int64_t end, std::vector<Reg
 std::vector<Region> as_boxes(const Region& region, std::span<const int64_t> shape) {
   if (region.begin < 0) return {region};
   std::vector<Region> out;
-  Region box = region.sizes.empty() ? Region::whole(shape) : Region::box(region.offsets, region.sizes);
+  Region box =
+      region.sizes.empty() ? Region::whole(shape) : Region::box(region.offsets, region.sizes);
   if (region.count() > 0 && box.sizes.empty())
     out.push_back(box);
   else
@@ -142,19 +153,23 @@ Region as_run(const Region& region, std::span<const int64_t> shape) {
 
 std::string to_text(const Region& region) {
   std::string out;
-  if (region.begin >= 0) out = "elements " + std::to_string(region.begin) + " to " + std::to_string(region.end - 1);
+  if (region.begin >= 0)
+    out = "elements " + std::to_string(region.begin) + " to " + std::to_string(region.end - 1);
   if (region.flat()) return out;
   out += region.begin >= 0 ? " of [" : "[";
   for (size_t d = 0; d < region.sizes.size(); ++d)
-    out += (d ? ", " : "") + std::to_string(region.offsets[d]) + ":" + std::to_string(region.offsets[d] + region.sizes[d]);
+    out += (d ? ", " : "") + std::to_string(region.offsets[d]) + ":" +
+           std::to_string(region.offsets[d] + region.sizes[d]);
   return out + "]";
 }
 
-void for_each_overlap(std::span<const int64_t> shape, const Region& a, const Region& b, const Overlap& visit) {
+void for_each_overlap(std::span<const int64_t> shape, const Region& a, const Region& b,
+                      const Overlap& visit) {
   Runs one(shape, a), other(shape, b);
   while (!one.done() && !other.done()) {
     int64_t from = std::max(one.begin(), other.begin()), to = std::min(one.end(), other.end());
-    if (from < to) visit(one.local() + from - one.begin(), other.local() + from - other.begin(), to - from);
+    if (from < to)
+      visit(one.local() + from - one.begin(), other.local() + from - other.begin(), to - from);
     if (one.end() <= other.end())
       one.next();
     else

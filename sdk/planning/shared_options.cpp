@@ -7,7 +7,9 @@
 namespace meshwright {
 namespace {
 
-int64_t at_least_one(const Options& table, std::string_view name) { return std::max<int64_t>(1, table.find_int(name).value_or(1)); }
+int64_t at_least_one(const Options& table, std::string_view name) {
+  return std::max<int64_t>(1, table.find_int(name).value_or(1));
+}
 
 bool any_given(const Options& table) {
   for (const meshwright_option* option : table.schema().options)
@@ -29,7 +31,8 @@ TpPlanChoice read_tp_plan(const Options& distributed) {
 }
 
 MixedPrecision read_precision(const Options& table, const MixedPrecision& fallback) {
-  return {table.find_dtype("param_dtype").value_or(fallback.param), table.find_dtype("reduce_dtype").value_or(fallback.reduce),
+  return {table.find_dtype("param_dtype").value_or(fallback.param),
+          table.find_dtype("reduce_dtype").value_or(fallback.reduce),
           table.find_dtype("output_dtype").value_or(fallback.output),
           table.find_bool("cast_forward_inputs").value_or(fallback.cast_forward_inputs)};
 }
@@ -37,15 +40,19 @@ MixedPrecision read_precision(const Options& table, const MixedPrecision& fallba
 PipelineOptions read_pipeline(const Options& table) {
   PipelineOptions out;
   out.schedule = table.get_string("pp_schedule");
-  // A schedule by name and a file of actions exclude each other; the default name steps back when a file is given.
+  // A schedule by name and a file of actions exclude each other; the default name steps back when a
+  // file is given.
   if (table.is_set("pp_schedule_csv") && !table.is_given("pp_schedule")) out.schedule.clear();
   out.schedule_csv = table.get_string("pp_schedule_csv");
   out.microbatch_size = table.get_int("pp_microbatch_size");
   out.batch_size = table.get_int("pp_batch_size");
   out.layers_per_stage = table.find_int("layers_per_stage");
   std::string round = table.get_string("round_virtual_stages_to_pp_multiple");
-  out.round = round == "up" ? PipelineOptions::Round::up : round == "down" ? PipelineOptions::Round::down : PipelineOptions::Round::none;
-  if (const auto* parts = std::get_if<StringTable>(&table.value("module_fqns_per_model_part"))) out.module_fqns_per_model_part = *parts;
+  out.round = round == "up"     ? PipelineOptions::Round::up
+              : round == "down" ? PipelineOptions::Round::down
+                                : PipelineOptions::Round::none;
+  if (const auto* parts = std::get_if<StringTable>(&table.value("module_fqns_per_model_part")))
+    out.module_fqns_per_model_part = *parts;
   out.dtype = table.find_dtype("dtype");
   out.scale_grads_in_schedule = table.get_bool("scale_grads_in_schedule");
   out.seq_len = table.find_int("pp_seq_len");
@@ -54,7 +61,8 @@ PipelineOptions read_pipeline(const Options& table) {
 
 }  // namespace
 
-SharedOptions read_shared_options(const Options& distributed, const Options& mp_policy, const Options& moe, const Options& moe_mp_policy,
+SharedOptions read_shared_options(const Options& distributed, const Options& mp_policy,
+                                  const Options& moe, const Options& moe_mp_policy,
                                   const Options& pipeline, Diagnostics& diagnostics) {
   SharedOptions out;
   if (std::optional<int64_t> dp = distributed.find_int("dp_size"); dp && *dp > 0) out.sizes.dp = dp;
@@ -66,8 +74,10 @@ SharedOptions read_shared_options(const Options& distributed, const Options& mp_
   out.sequence_parallel = distributed.get_bool("sequence_parallel");
   out.tp_plan = read_tp_plan(distributed);
   try {
-    out.activation_checkpointing = parse_activation_checkpointing(distributed.value("activation_checkpointing"));
-    out.activation_checkpointing_scope = parse_checkpointing_scope(distributed.value("activation_checkpointing_scope"));
+    out.activation_checkpointing =
+        parse_activation_checkpointing(distributed.value("activation_checkpointing"));
+    out.activation_checkpointing_scope =
+        parse_checkpointing_scope(distributed.value("activation_checkpointing_scope"));
   } catch (Error& error) {
     diagnostics.add(error.at(distributed.origin(error.key().substr(error.key().rfind('.') + 1))));
   }
@@ -76,7 +86,8 @@ SharedOptions read_shared_options(const Options& distributed, const Options& mp_
   out.mp = read_precision(mp_policy, MixedPrecision{});
 
   out.moe_given = any_given(moe) || any_given(moe_mp_policy);
-  if (moe.get_string("dispatcher") == "all_gather") out.moe.dispatcher = TokenDispatcher::all_gather;
+  if (moe.get_string("dispatcher") == "all_gather")
+    out.moe.dispatcher = TokenDispatcher::all_gather;
   out.moe.ignore_router_for_ac = moe.get_bool("ignore_router_for_ac");
   out.moe.reshard_after_forward = moe.get_bool("reshard_after_forward");
   out.moe.lm_head_precision = moe.find_dtype("lm_head_precision");
@@ -87,14 +98,16 @@ SharedOptions read_shared_options(const Options& distributed, const Options& mp_
   out.pipeline_given = any_given(pipeline);
   out.pipeline = read_pipeline(pipeline);
   if (out.pipeline_given && out.sizes.pp <= 1)
-    diagnostics.warning("[distributed.pipeline] has no effect with pp_size = " + std::to_string(out.sizes.pp) + "; it is left out");
+    diagnostics.warning("[distributed.pipeline] has no effect with pp_size = " +
+                        std::to_string(out.sizes.pp) + "; it is left out");
   if (out.sizes.pp > 1) {
     if (!out.pipeline.dtype)
       out.pipeline.dtype = out.mp.output;
     else if (*out.pipeline.dtype != out.mp.output)
-      diagnostics.warning("distributed.pipeline.dtype = \"" + std::string(dtype_name(*out.pipeline.dtype)) +
-                          "\" differs from distributed.mp_policy.output_dtype = \"" + std::string(dtype_name(out.mp.output)) +
-                          "\"; it is kept");
+      diagnostics.warning("distributed.pipeline.dtype = \"" +
+                          std::string(dtype_name(*out.pipeline.dtype)) +
+                          "\" differs from distributed.mp_policy.output_dtype = \"" +
+                          std::string(dtype_name(out.mp.output)) + "\"; it is kept");
   }
   return out;
 }
@@ -117,18 +130,24 @@ std::vector<std::string> parse_checkpointing_scope(const OptionValue& value) {
   } else if (const auto* list = std::get_if<std::vector<std::string>>(&value)) {
     for (const std::string& item : *list) add(item);
   } else if (value.index() != 0) {
-    throw Error(ErrorCode::wrong_type, key + " wants a string or a list of strings, found " + to_toml(value))
+    throw Error(ErrorCode::wrong_type,
+                key + " wants a string or a list of strings, found " + to_toml(value))
         .key(key)
         .help("set " + key + " = \"all\"");
   }
   const std::vector<std::string> known = {"all", "language", "vision", "audio", "multimodal"};
   for (const std::string& part : parts)
     if (std::find(known.begin(), known.end(), part) == known.end()) {
-      Error error(ErrorCode::bad_choice, key + ": \"" + part + "\" is not one of " + text::join(known, ", "));
-      throw error.key(key).help("set " + key + " = \"all\"").help("set " + key + " = \"language+vision\"");
+      Error error(ErrorCode::bad_choice,
+                  key + ": \"" + part + "\" is not one of " + text::join(known, ", "));
+      throw error.key(key)
+          .help("set " + key + " = \"all\"")
+          .help("set " + key + " = \"language+vision\"");
     }
   if (parts.size() > 1 && std::find(parts.begin(), parts.end(), "all") != parts.end())
-    throw Error(ErrorCode::bad_choice, key + ": \"all\" stands beside another part").key(key).help("set " + key + " = \"all\"");
+    throw Error(ErrorCode::bad_choice, key + ": \"all\" stands beside another part")
+        .key(key)
+        .help("set " + key + " = \"all\"");
   if (parts.empty()) parts = {"all"};
   return parts;
 }
@@ -136,7 +155,8 @@ std::vector<std::string> parse_checkpointing_scope(const OptionValue& value) {
 ActivationCheckpointing parse_activation_checkpointing(const OptionValue& value) {
   const std::string key = "distributed.activation_checkpointing";
   if (value.index() == 0) return ActivationCheckpointing::none;
-  if (const bool* on = std::get_if<bool>(&value)) return *on ? ActivationCheckpointing::full : ActivationCheckpointing::none;
+  if (const bool* on = std::get_if<bool>(&value))
+    return *on ? ActivationCheckpointing::full : ActivationCheckpointing::none;
   if (const auto* text = std::get_if<std::string>(&value)) {
     std::string word = text::normal(*text);
     for (const char* off : {"none", "false", "off", "disabled", "no"})
@@ -145,7 +165,8 @@ ActivationCheckpointing parse_activation_checkpointing(const OptionValue& value)
       if (word == full) return ActivationCheckpointing::full;
     if (word == "selective") return ActivationCheckpointing::selective;
   }
-  throw Error(ErrorCode::bad_choice, key + " = " + to_toml(value) + ", but it must be none, full or selective")
+  throw Error(ErrorCode::bad_choice,
+              key + " = " + to_toml(value) + ", but it must be none, full or selective")
       .key(key)
       .help("set " + key + " = \"none\"")
       .help("set " + key + " = \"full\"")

@@ -1,4 +1,5 @@
-// The option tables every strategy shares. Names and defaults are what users write; the reference page is made from them.
+// The option tables every strategy shares. Names and defaults are what users write; the reference
+// page is made from them.
 #include <array>
 
 #include "meshwright/shared_options.h"
@@ -7,15 +8,17 @@
 namespace meshwright {
 namespace {
 
-constexpr meshwright_option size_option(const char* name, const char* default_value, const char* doc) {
+constexpr meshwright_option size_option(const char* name, const char* default_value,
+                                        const char* doc) {
   return with_flags(option(name, MESHWRIGHT_INT, default_value, doc), MESHWRIGHT_OPTIONAL);
 }
-constexpr meshwright_option dtype_option(const char* name, const char* default_value, const char* doc, uint32_t flags = 0,
+constexpr meshwright_option dtype_option(const char* name, const char* default_value,
+                                         const char* doc, uint32_t flags = 0,
                                          const char* dtypes = text::kTrainingDTypes) {
   return with_flags(choice_option(name, default_value, dtypes, doc), MESHWRIGHT_DTYPE | flags);
 }
-constexpr meshwright_option list_choice(const char* name, uint32_t type, const char* default_value, const char* choices, uint32_t flags,
-                                        const char* doc) {
+constexpr meshwright_option list_choice(const char* name, uint32_t type, const char* default_value,
+                                        const char* choices, uint32_t flags, const char* doc) {
   meshwright_option o = with_flags(option(name, type, default_value, doc), flags);
   o.choices = choices;
   return o;
@@ -23,89 +26,137 @@ constexpr meshwright_option list_choice(const char* name, uint32_t type, const c
 
 constexpr std::array kDistributed = {
     option("strategy", MESHWRIGHT_STRING, "\"fsdp2\"",
-           "Which parallel strategy trains the model: the name of any discovered plugin, in any letter case."),
+           "Which parallel strategy trains the model: the name of any discovered plugin, in any "
+           "letter case."),
     size_option("dp_size", "\"auto\"",
-                "Data-parallel ranks (dp_replicate * dp_shard). \"auto\" or a number below 1: world / (tp * cp * pp)."),
+                "Data-parallel ranks (dp_replicate * dp_shard). \"auto\" or a number below 1: "
+                "world / (tp * cp * pp)."),
     size_option("dp_replicate_size", "1",
-                "HSDP replicas: how many groups of ranks hold a full set of shards. Must divide dp and be smaller than it."),
-    size_option("tp_size", "1", "Tensor-parallel ranks. Must divide the attention and key-value heads."),
+                "HSDP replicas: how many groups of ranks hold a full set of shards. Must divide dp "
+                "and be smaller than it."),
+    size_option("tp_size", "1",
+                "Tensor-parallel ranks. Must divide the attention and key-value heads."),
     size_option("cp_size", "1", "Context-parallel ranks: how many ranks share one sequence."),
     size_option("pp_size", "1", "Pipeline-parallel ranks."),
     size_option("ep_size", "1", "Expert-parallel ranks. Must divide dp * cp * tp."),
     bool_option("sequence_parallel", false,
-                "Shard activations along the sequence between tensor-parallel blocks. Ignored when tp_size is 1."),
+                "Shard activations along the sequence between tensor-parallel blocks. Ignored when "
+                "tp_size is 1."),
     with_aliases(with_flags(option("tp_plan", MESHWRIGHT_STRING | MESHWRIGHT_STRING_MAP, nullptr,
-                                   "Tensor-parallel plan: the name of a registered plan (\"own\" and \"base\" always exist), or a table of "
+                                   "Tensor-parallel plan: the name of a registered plan (\"own\" "
+                                   "and \"base\" always exist), or a table of "
                                    "pattern = style. Not set: chosen by the model's architecture."),
                             MESHWRIGHT_OPTIONAL),
                  "use_hf_tp_plan{true=own,false=base}"),
     list_choice("activation_checkpointing", MESHWRIGHT_BOOL | MESHWRIGHT_STRING, "\"none\"",
-                "none|full|selective|false|off|disabled|no|true|on|enabled|yes", MESHWRIGHT_IGNORE_CASE,
-                "Recompute activations in backward: none, full (whole layers), selective (mlp and both norms; attention is kept)."),
+                "none|full|selective|false|off|disabled|no|true|on|enabled|yes",
+                MESHWRIGHT_IGNORE_CASE,
+                "Recompute activations in backward: none, full (whole layers), selective (mlp and "
+                "both norms; attention is kept)."),
     option("activation_checkpointing_scope", MESHWRIGHT_STRING | MESHWRIGHT_STRING_LIST, "\"all\"",
-           "Which parts are checkpointed: all, or some of language, vision, audio, multimodal, joined by + or , or as a list."),
+           "Which parts are checkpointed: all, or some of language, vision, audio, multimodal, "
+           "joined by + or , or as a list."),
     // LibTorch's autocast has lists of operators for these two alone.
-    dtype_option("autocast_dtype", nullptr, "Run the forward under autocast with this dtype.", MESHWRIGHT_OPTIONAL, "bfloat16|float16"),
+    dtype_option("autocast_dtype", nullptr, "Run the forward under autocast with this dtype.",
+                 MESHWRIGHT_OPTIONAL, "bfloat16|float16"),
     bool_option("enable_async_tensor_parallel", false,
-                "Overlap the sequence-parallel collectives with the matrix products. Needs sequence_parallel."),
+                "Overlap the sequence-parallel collectives with the matrix products. Needs "
+                "sequence_parallel."),
 };
 
 constexpr std::array kMpPolicy = {
-    dtype_option("param_dtype", "\"bfloat16\"", "Parameters are gathered and the forward and backward computed in this dtype."),
+    dtype_option("param_dtype", "\"bfloat16\"",
+                 "Parameters are gathered and the forward and backward computed in this dtype."),
     dtype_option("reduce_dtype", "\"float32\"", "Gradients are reduced in this dtype."),
-    dtype_option("output_dtype", "\"bfloat16\"", "Floating-point outputs of the model are cast to this dtype."),
-    bool_option("cast_forward_inputs", true, "Cast floating-point inputs of each unit to param_dtype."),
+    dtype_option("output_dtype", "\"bfloat16\"",
+                 "Floating-point outputs of the model are cast to this dtype."),
+    bool_option("cast_forward_inputs", true,
+                "Cast floating-point inputs of each unit to param_dtype."),
 };
 
 constexpr std::array kMoe = {
     bool_option("ignore_router_for_ac", true,
-                "Under activation checkpointing save the router's scores and choices instead of recomputing them."),
-    list_choice("dispatcher", MESHWRIGHT_STRING, "\"all_to_all\"", "all_to_all|all_gather", MESHWRIGHT_IGNORE_CASE,
-                "How tokens reach experts on other ranks: all_to_all sends each to the ranks of its experts, all_gather all to all ranks."),
-    bool_option("reshard_after_forward", false, "Free gathered parameters after forward, for all units of a mixture-of-experts model."),
-    dtype_option("lm_head_precision", nullptr, "Compute, reduce and output the head in this dtype (only float32 has an effect).",
+                "Under activation checkpointing save the router's scores and choices instead of "
+                "recomputing them."),
+    list_choice("dispatcher", MESHWRIGHT_STRING, "\"all_to_all\"", "all_to_all|all_gather",
+                MESHWRIGHT_IGNORE_CASE,
+                "How tokens reach experts on other ranks: all_to_all sends each to the ranks of "
+                "its experts, all_gather all to all ranks."),
+    bool_option(
+        "reshard_after_forward", false,
+        "Free gathered parameters after forward, for all units of a mixture-of-experts model."),
+    dtype_option("lm_head_precision", nullptr,
+                 "Compute, reduce and output the head in this dtype (only float32 has an effect).",
                  MESHWRIGHT_OPTIONAL),
     bool_option("wrap_outer_model", true, "Also make the outer module (head, towers) a root unit."),
     bool_option("fake_balanced_gate", false,
-                "For measuring speed: send tokens to the experts in turns, whatever the router says. Routers get gradients of zero."),
+                "For measuring speed: send tokens to the experts in turns, whatever the router "
+                "says. Routers get gradients of zero."),
 };
 
 constexpr std::array kMoeMpPolicy = {
-    dtype_option("param_dtype", nullptr, "As distributed.mp_policy.param_dtype, for mixture-of-experts models; not set: the same.",
-                 MESHWRIGHT_OPTIONAL),
-    dtype_option("reduce_dtype", nullptr, "As distributed.mp_policy.reduce_dtype, for mixture-of-experts models; not set: the same.",
-                 MESHWRIGHT_OPTIONAL),
-    dtype_option("output_dtype", nullptr, "As distributed.mp_policy.output_dtype, for mixture-of-experts models; not set: the same.",
-                 MESHWRIGHT_OPTIONAL),
-    with_flags(option("cast_forward_inputs", MESHWRIGHT_BOOL, nullptr, "As distributed.mp_policy.cast_forward_inputs; not set: the same."),
+    dtype_option(
+        "param_dtype", nullptr,
+        "As distributed.mp_policy.param_dtype, for mixture-of-experts models; not set: the same.",
+        MESHWRIGHT_OPTIONAL),
+    dtype_option(
+        "reduce_dtype", nullptr,
+        "As distributed.mp_policy.reduce_dtype, for mixture-of-experts models; not set: the same.",
+        MESHWRIGHT_OPTIONAL),
+    dtype_option(
+        "output_dtype", nullptr,
+        "As distributed.mp_policy.output_dtype, for mixture-of-experts models; not set: the same.",
+        MESHWRIGHT_OPTIONAL),
+    with_flags(option("cast_forward_inputs", MESHWRIGHT_BOOL, nullptr,
+                      "As distributed.mp_policy.cast_forward_inputs; not set: the same."),
                MESHWRIGHT_OPTIONAL),
 };
 
 constexpr std::array kPipeline = {
     option("pp_schedule", MESHWRIGHT_STRING, "\"1f1b\"",
-           "GPipe, 1F1B (one stage a rank), Interleaved1F1B, LoopedBFS, InterleavedZeroBubble, ZBVZeroBubble, DualPipeV (several); any "
+           "GPipe, 1F1B (one stage a rank), Interleaved1F1B, LoopedBFS, InterleavedZeroBubble, "
+           "ZBVZeroBubble, DualPipeV (several); any "
            "letter case."),
-    with_flags(option("pp_schedule_csv", MESHWRIGHT_STRING, nullptr, "A file of schedule actions, instead of a named schedule."),
+    with_flags(option("pp_schedule_csv", MESHWRIGHT_STRING, nullptr,
+                      "A file of schedule actions, instead of a named schedule."),
                MESHWRIGHT_OPTIONAL),
     int_option("pp_microbatch_size", "1", 1, "Samples a pipeline micro-batch."),
-    int_option("pp_batch_size", "1", 1, "Samples a pipeline run; a multiple of pp_microbatch_size."),
+    int_option("pp_batch_size", "1", 1,
+               "Samples a pipeline run; a multiple of pp_microbatch_size."),
     with_flags(
-        int_option("layers_per_stage", nullptr, 1, "Layers a stage at most. Not set: one stage a rank (single) or two (interleaved)."),
+        int_option(
+            "layers_per_stage", nullptr, 1,
+            "Layers a stage at most. Not set: one stage a rank (single) or two (interleaved)."),
         MESHWRIGHT_OPTIONAL),
-    list_choice("round_virtual_stages_to_pp_multiple", MESHWRIGHT_STRING, nullptr, "up|down", MESHWRIGHT_OPTIONAL | MESHWRIGHT_IGNORE_CASE,
-                "Round the number of stages up or down to a multiple of pp_size when it is not one."),
-    with_flags(option("module_fqns_per_model_part", MESHWRIGHT_STRING_TABLE, nullptr, "Explicit stages: a list of module names for each."),
+    list_choice(
+        "round_virtual_stages_to_pp_multiple", MESHWRIGHT_STRING, nullptr, "up|down",
+        MESHWRIGHT_OPTIONAL | MESHWRIGHT_IGNORE_CASE,
+        "Round the number of stages up or down to a multiple of pp_size when it is not one."),
+    with_flags(option("module_fqns_per_model_part", MESHWRIGHT_STRING_TABLE, nullptr,
+                      "Explicit stages: a list of module names for each."),
                MESHWRIGHT_OPTIONAL),
-    with_flags(bool_option("patch_inner_model", true, "A Hugging Face forward patch of the original."), MESHWRIGHT_NO_EFFECT),
-    with_flags(bool_option("patch_causal_lm_model", true, "A Hugging Face forward patch of the original."), MESHWRIGHT_NO_EFFECT),
-    with_flags(bool_option("patch_stage_backward_maybe_with_nosync", false, "A backward patch of the original."), MESHWRIGHT_NO_EFFECT),
-    dtype_option("dtype", nullptr, "Dtype of the activations passed between stages. Not set: the policy's output dtype.",
-                 MESHWRIGHT_OPTIONAL),
-    bool_option("scale_grads_in_schedule", false, "Divide gradients by the number of micro-batches inside the schedule."),
     with_flags(
-        option("loss_fn", MESHWRIGHT_STRING, nullptr, "A Python import path in the original; the loss of the training loop is used."),
+        bool_option("patch_inner_model", true, "A Hugging Face forward patch of the original."),
+        MESHWRIGHT_NO_EFFECT),
+    with_flags(
+        bool_option("patch_causal_lm_model", true, "A Hugging Face forward patch of the original."),
+        MESHWRIGHT_NO_EFFECT),
+    with_flags(bool_option("patch_stage_backward_maybe_with_nosync", false,
+                           "A backward patch of the original."),
+               MESHWRIGHT_NO_EFFECT),
+    dtype_option(
+        "dtype", nullptr,
+        "Dtype of the activations passed between stages. Not set: the policy's output dtype.",
+        MESHWRIGHT_OPTIONAL),
+    bool_option("scale_grads_in_schedule", false,
+                "Divide gradients by the number of micro-batches inside the schedule."),
+    with_flags(
+        option("loss_fn", MESHWRIGHT_STRING, nullptr,
+               "A Python import path in the original; the loss of the training loop is used."),
         MESHWRIGHT_OPTIONAL | MESHWRIGHT_NO_EFFECT),
-    with_flags(int_option("pp_seq_len", nullptr, 1, "Tokens a sample, so that stages need not negotiate shapes."), MESHWRIGHT_OPTIONAL),
+    with_flags(int_option("pp_seq_len", nullptr, 1,
+                          "Tokens a sample, so that stages need not negotiate shapes."),
+               MESHWRIGHT_OPTIONAL),
 };
 
 }  // namespace
@@ -123,7 +174,8 @@ const OptionSchema& moe_schema() {
   return schema;
 }
 const OptionSchema& moe_mp_policy_schema() {
-  static const OptionSchema schema = make_schema("distributed.moe.mp_policy", "engine", kMoeMpPolicy);
+  static const OptionSchema schema =
+      make_schema("distributed.moe.mp_policy", "engine", kMoeMpPolicy);
   return schema;
 }
 const OptionSchema& pipeline_schema() {

@@ -10,11 +10,14 @@ std::shared_ptr<TensorParallel> ParallelModel::tensor_parallel() const { return 
 
 void Strategy::validate(const StrategyConfig&, Diagnostics&) const {}
 
-TpPlan Strategy::translate_tp_plan(const ModelOutline& outline, const TpPlanRequest& request) const {
+TpPlan Strategy::translate_tp_plan(const ModelOutline& outline,
+                                   const TpPlanRequest& request) const {
   return select_tp_plan(outline, request);
 }
 
-Footprint Strategy::footprint(const FootprintRequest& request) const { return replicated_footprint(request); }
+Footprint Strategy::footprint(const FootprintRequest& request) const {
+  return replicated_footprint(request);
+}
 
 void* Strategy::extension(uint32_t) { return nullptr; }
 

@@ -1,4 +1,5 @@
-// What a plan's styles come to in one model: the layout that reaches each styled module, and which gradients are partial sums.
+// What a plan's styles come to in one model: the layout that reaches each styled module, and which
+// gradients are partial sums.
 #include <algorithm>
 #include <map>
 #include <set>
@@ -14,13 +15,18 @@ namespace {
 
 using footprint::ModuleIndex;
 
-bool is_sequence(const TpStyle& style) { return style.kind == TpStyleKind::sequence || style.kind == TpStyleKind::sequence_all_gather; }
-bool is_cut(const TpStyle& style) { return style.kind == TpStyleKind::column || style.kind == TpStyleKind::row; }
+bool is_sequence(const TpStyle& style) {
+  return style.kind == TpStyleKind::sequence || style.kind == TpStyleKind::sequence_all_gather;
+}
+bool is_cut(const TpStyle& style) {
+  return style.kind == TpStyleKind::column || style.kind == TpStyleKind::row;
+}
 
 // The norms beside a layer's blocks: they say in what layout the blocks' inputs arrive.
 struct LayerNorms {
   bool plain = false, gathering = false;
-  bool columns_only = true;   // nothing but columns, and rows that continue them, reads the norms' output
+  bool columns_only =
+      true;  // nothing but columns, and rows that continue them, reads the norms' output
   std::string norm, pattern;  // one of them, for the reader
 };
 
@@ -35,16 +41,21 @@ struct Resolved {
   ModuleIndex index;
   std::vector<Styled> styled;  // in the plan's order
   std::map<std::string_view, const TpEntry*> entry_of;
-  std::map<std::string_view, LayerNorms> layers;  // of layers with sequence-parallel norms of their own
-  LayerNorms outside;                             // those outside of all layers: the final norm
+  std::map<std::string_view, LayerNorms>
+      layers;          // of layers with sequence-parallel norms of their own
+  LayerNorms outside;  // those outside of all layers: the final norm
 };
 
-[[noreturn]] void refuse_part_of_sequence(const TpPlan& plan, const ModuleOutline& module, const LayerNorms& norms) {
-  Error error = tp_plan_does_not_fit(module.name + " has no style, but the norm " + norms.norm +
-                                     " beside it is sequence parallel: it sees only a part of the sequence");
+[[noreturn]] void refuse_part_of_sequence(const TpPlan& plan, const ModuleOutline& module,
+                                          const LayerNorms& norms) {
+  Error error =
+      tp_plan_does_not_fit(module.name + " has no style, but the norm " + norms.norm +
+                           " beside it is sequence parallel: it sees only a part of the sequence");
   if (plan.source == "custom") {
-    if (module.kind == ModuleKind::linear) error.help("give " + module.name + " the style \"colwise\"");
-    if (module.kind == ModuleKind::norm) error.help("give " + module.name + " the style \"sequence_parallel\"");
+    if (module.kind == ModuleKind::linear)
+      error.help("give " + module.name + " the style \"colwise\"");
+    if (module.kind == ModuleKind::norm)
+      error.help("give " + module.name + " the style \"sequence_parallel\"");
     error.help("remove the pattern " + text::quote(norms.pattern));
   } else {
     error.help("set distributed.sequence_parallel = false");
@@ -53,19 +64,24 @@ struct Resolved {
 }
 
 [[noreturn]] void refuse_mixed(std::string_view layer, const LayerNorms& norms) {
-  throw tp_plan_does_not_fit(std::string(layer) + " has norms of both kinds, sequence_parallel and sequence_parallel_allgather (" +
-                             norms.norm + " is one): which layout its projections get cannot be told")
+  throw tp_plan_does_not_fit(
+      std::string(layer) +
+      " has norms of both kinds, sequence_parallel and sequence_parallel_allgather (" + norms.norm +
+      " is one): which layout its projections get cannot be told")
       .help("give all norms of a layer the same style")
       .help("set distributed.sequence_parallel = false");
 }
 
-// A row style cuts an input that is whole; behind a norm that leaves the sequence cut there is none.
+// A row style cuts an input that is whole; behind a norm that leaves the sequence cut there is
+// none.
 [[noreturn]] void refuse_whole_row(const TpPlan& plan, const Styled& row, const LayerNorms& norms) {
   Error error =
-      tp_plan_does_not_fit(row.module->name + " is a row style with a whole input (pattern " + text::quote(row.entry->pattern) +
-                           "), but the norm " + norms.norm + " beside it is sequence parallel: it sees only a part of the sequence");
+      tp_plan_does_not_fit(row.module->name + " is a row style with a whole input (pattern " +
+                           text::quote(row.entry->pattern) + "), but the norm " + norms.norm +
+                           " beside it is sequence parallel: it sees only a part of the sequence");
   if (plan.source == "custom")
-    error.help("set distributed.tp_plan." + text::quote(row.entry->pattern) + " = \"rowwise\" after a \"colwise\" projection");
+    error.help("set distributed.tp_plan." + text::quote(row.entry->pattern) +
+               " = \"rowwise\" after a \"colwise\" projection");
   throw error.help(plan.source == "custom" ? "remove the pattern " + text::quote(norms.pattern)
                                            : "set distributed.sequence_parallel = false");
 }
@@ -74,7 +90,8 @@ void check_layers(const TpPlan& plan, Resolved& model) {
   for (auto& [layer, norms] : model.layers)
     if (norms.plain && norms.gathering) refuse_mixed(layer, norms);
   std::set<std::string_view> with_parameters;
-  for (const ParameterOutline& parameter : model.outline.parameters) with_parameters.insert(module_of(parameter.name));
+  for (const ParameterOutline& parameter : model.outline.parameters)
+    with_parameters.insert(module_of(parameter.name));
   bool behind = false;  // modules come in order: heads follow the final norm
   for (const ModuleOutline& module : model.outline.modules) {
     auto entry = model.entry_of.find(module.name);
@@ -82,20 +99,25 @@ void check_layers(const TpPlan& plan, Resolved& model) {
     if (layer.empty()) {
       if (module.name == model.outside.norm) behind = true;
       bool head = module.kind == ModuleKind::linear && module_of(module.name).empty();
-      if (behind && head && model.outside.plain && entry == model.entry_of.end()) refuse_part_of_sequence(plan, module, model.outside);
+      if (behind && head && model.outside.plain && entry == model.entry_of.end())
+        refuse_part_of_sequence(plan, module, model.outside);
       continue;
     }
     auto at = model.layers.find(layer);
     if (at == model.layers.end()) continue;
     LayerNorms& norms = at->second;
-    bool own_norm = module.kind == ModuleKind::norm && module_of(module.name) == layer && with_parameters.contains(module.name);
-    bool projection = module.kind == ModuleKind::linear || module.kind == ModuleKind::experts || module.kind == ModuleKind::router;
+    bool own_norm = module.kind == ModuleKind::norm && module_of(module.name) == layer &&
+                    with_parameters.contains(module.name);
+    bool projection = module.kind == ModuleKind::linear || module.kind == ModuleKind::experts ||
+                      module.kind == ModuleKind::router;
     if (!own_norm && !projection) continue;
     if (entry == model.entry_of.end()) {
-      // Behind norms that gather, a projection without a style is right; a norm sees the stream itself, which is cut.
+      // Behind norms that gather, a projection without a style is right; a norm sees the stream
+      // itself, which is cut.
       if (norms.plain || own_norm) refuse_part_of_sequence(plan, module, norms);
       norms.columns_only = false;
-    } else if (projection && entry->second->style.kind == TpStyleKind::row && entry->second->style.input == TpLayout::replicate) {
+    } else if (projection && entry->second->style.kind == TpStyleKind::row &&
+               entry->second->style.input == TpLayout::replicate) {
       if (norms.plain) refuse_whole_row(plan, {&module, entry->second}, norms);
       norms.columns_only = false;
     }
@@ -123,8 +145,10 @@ void check_tied(const Resolved& model) {
   std::string of_head = cut(*head), of_embedding = cut(*embedding);
   if (of_head == of_embedding) return;
   throw tp_plan_does_not_fit("the head " + head->name + " and the embedding " + embedding->name +
-                             " share one weight, but the plan would cut the head " + of_head + " and the embedding " + of_embedding)
-      .help("give " + text::quote(head->name) + " the style \"colwise\" and " + text::quote(embedding->name) + " \"rowwise_rep\"")
+                             " share one weight, but the plan would cut the head " + of_head +
+                             " and the embedding " + of_embedding)
+      .help("give " + text::quote(head->name) + " the style \"colwise\" and " +
+            text::quote(embedding->name) + " \"rowwise_rep\"")
       .help("give neither of them a style");
 }
 
@@ -168,31 +192,38 @@ std::vector<TpModule> resolve_tp_modules(const TpPlan& plan, const ModelOutline&
     TpModule resolved{module->name, entry->style, false};
     const LayerNorms* norms = norms_before(model, *module);
     std::string_view layer = model.index.layer_of(module->name);
-    if (norms != nullptr && entry->style.kind == TpStyleKind::column && module->kind != ModuleKind::embedding) {
+    if (norms != nullptr && entry->style.kind == TpStyleKind::column &&
+        module->kind != ModuleKind::embedding) {
       if (norms->plain) resolved.style.input = TpLayout::shard_1;
       if (norms->gathering) resolved.style.input = TpLayout::replicate;
       resolved.gathers_for_columns = !layer.empty() && norms->gathering && norms->columns_only;
     }
-    if (norms != nullptr && entry->style.kind == TpStyleKind::sequence_all_gather && module_of(module->name) == layer)
+    if (norms != nullptr && entry->style.kind == TpStyleKind::sequence_all_gather &&
+        module_of(module->name) == layer)
       resolved.gathers_for_columns = !layer.empty() && norms->columns_only;
     out.push_back(std::move(resolved));
   }
   return out;
 }
 
-std::vector<std::string> partial_gradient_parameters(const TpPlan& plan, const ModelOutline& outline) {
+std::vector<std::string> partial_gradient_parameters(const TpPlan& plan,
+                                                     const ModelOutline& outline) {
   Resolved model = read_plan(plan, outline);
   std::set<std::string_view> whole, bias;
-  std::map<std::string_view, std::set<int64_t>> heads;  // modules with columns inside, and how wide these columns' inputs are
+  std::map<std::string_view, std::set<int64_t>>
+      heads;  // modules with columns inside, and how wide these columns' inputs are
   for (const auto& [module, entry] : model.styled) {
     const TpStyle& style = entry->style;
     if (is_sequence(style)) whole.insert(module->name);
     if (module->kind != ModuleKind::linear) continue;
-    if (style.kind == TpStyleKind::row && style.output == TpLayout::shard_1) bias.insert(module->name);
-    // Inside a layer, a norm among projections sees heads unless it is as wide as what they take: that one stands before them.
+    if (style.kind == TpStyleKind::row && style.output == TpLayout::shard_1)
+      bias.insert(module->name);
+    // Inside a layer, a norm among projections sees heads unless it is as wide as what they take:
+    // that one stands before them.
     const ParameterOutline* weight = outline.find_parameter(module->name + ".weight");
-    if (style.kind == TpStyleKind::column && style.output == TpLayout::shard_last && !model.index.layer_of(module->name).empty() &&
-        weight != nullptr && weight->shape.size() == 2)
+    if (style.kind == TpStyleKind::column && style.output == TpLayout::shard_last &&
+        !model.index.layer_of(module->name).empty() && weight != nullptr &&
+        weight->shape.size() == 2)
       heads[module_of(module->name)].insert(weight->shape[1]);
   }
   std::vector<std::string> out;
@@ -200,9 +231,11 @@ std::vector<std::string> partial_gradient_parameters(const TpPlan& plan, const M
     std::string_view name = module_of(parameter.name);
     const ModuleOutline* module = model.index.find(name);
     auto block = heads.find(module_of(name));
-    bool of_heads = module != nullptr && module->kind == ModuleKind::norm && block != heads.end() && parameter.shape.size() == 1 &&
-                    !block->second.contains(parameter.shape[0]);
-    if (of_heads || whole.contains(name) || (bias.contains(name) && parameter.name.ends_with(".bias"))) out.push_back(parameter.name);
+    bool of_heads = module != nullptr && module->kind == ModuleKind::norm && block != heads.end() &&
+                    parameter.shape.size() == 1 && !block->second.contains(parameter.shape[0]);
+    if (of_heads || whole.contains(name) ||
+        (bias.contains(name) && parameter.name.ends_with(".bias")))
+      out.push_back(parameter.name);
   }
   return out;
 }

@@ -59,18 +59,21 @@ TpPlanEntries named_plan(const ModelOutline& outline, const TpPlanRequest& reque
   TpPlanMaker maker = find_named(request.choice.name);
   if (!maker) {
     std::vector<std::string> names = registered_tp_plans();
-    Error error(ErrorCode::unknown_tp_plan,
-                "there is no tensor-parallel plan named \"" + request.choice.name + "\"; there are " + text::join(names, ", "));
+    Error error(ErrorCode::unknown_tp_plan, "there is no tensor-parallel plan named \"" +
+                                                request.choice.name + "\"; there are " +
+                                                text::join(names, ", "));
     error.key("distributed.tp_plan");
     if (std::string near = nearest_name(request.choice.name, names); !near.empty())
       error.help("set distributed.tp_plan = " + text::quote(near));
-    throw error.help("leave distributed.tp_plan out: the plan is then chosen by the model's architecture");
+    throw error.help(
+        "leave distributed.tp_plan out: the plan is then chosen by the model's architecture");
   }
   try {
     return maker(outline, request.sequence_parallel);
   } catch (const std::exception& error) {
-    throw Error(ErrorCode::bad_tp_plan,
-                "the plan \"" + request.choice.name + "\" cannot be made for " + outline.architecture + ": " + error.what())
+    throw Error(ErrorCode::bad_tp_plan, "the plan \"" + request.choice.name +
+                                            "\" cannot be made for " + outline.architecture + ": " +
+                                            error.what())
         .key("distributed.tp_plan")
         .help("leave distributed.tp_plan out");
   }
@@ -81,17 +84,21 @@ std::string advice_text(const Error& error) { return error.message(); }
 bool runs(const ModelOutline& outline, const TpPlanEntries& entries);
 
 // Selection 3.1, steps 4 to 7.
-TpPlanEntries automatic_plan(const ModelOutline& outline, const TpPlanRequest& request, TpPlan& plan) {
+TpPlanEntries automatic_plan(const ModelOutline& outline, const TpPlanRequest& request,
+                             TpPlan& plan) {
   std::string why;
   try {
-    if (std::optional<TpPlanEntries> entries = architecture_tp_plan(outline, request.sequence_parallel, plan.notices)) {
+    if (std::optional<TpPlanEntries> entries =
+            architecture_tp_plan(outline, request.sequence_parallel, plan.notices)) {
       plan.source = "table " + outline.architecture;
       return *entries;
     }
   } catch (const Error& error) {
     if (error.code() == ErrorCode::option_refused) throw;
-    // A row that fails gives way to the model's own plan; if that fails too, its failure stands: no base plan.
-    plan.warnings.push_back("the plan of " + outline.architecture + " does not apply (" + advice_text(error) + "); its own plan is used");
+    // A row that fails gives way to the model's own plan; if that fails too, its failure stands: no
+    // base plan.
+    plan.warnings.push_back("the plan of " + outline.architecture + " does not apply (" +
+                            advice_text(error) + "); its own plan is used");
     plan.source = "own plan";
     return own_tp_plan(outline);
   }
@@ -109,18 +116,24 @@ TpPlanEntries automatic_plan(const ModelOutline& outline, const TpPlanRequest& r
     why = advice_text(error);
   }
   if (outline.remote_code)
-    throw Error(ErrorCode::tp_plan_does_not_fit, outline.architecture + " is not a known class, and its own plan cannot be used: " + why)
+    throw Error(
+        ErrorCode::tp_plan_does_not_fit,
+        outline.architecture + " is not a known class, and its own plan cannot be used: " + why)
         .key("distributed.tp_plan")
-        .help("write a [distributed.tp_plan] table of pattern = style for its Linear and Embedding modules")
+        .help(
+            "write a [distributed.tp_plan] table of pattern = style for its Linear and Embedding "
+            "modules")
         .help("set distributed.tp_size = 1");
   if (outline.moe)
     throw Error(ErrorCode::tp_plan_does_not_fit,
-                "mixture-of-experts models need a registered, explicit or own plan, and " + outline.architecture + " has none: " + why)
+                "mixture-of-experts models need a registered, explicit or own plan, and " +
+                    outline.architecture + " has none: " + why)
         .key("distributed.tp_plan")
         .help("write a [distributed.tp_plan] table of pattern = style")
         .help("set distributed.tp_size = 1");
   plan.source = "base plan";
-  plan.warnings.push_back("no plan is known for " + outline.architecture + "; the base plan is used (" + why + ")");
+  plan.warnings.push_back("no plan is known for " + outline.architecture +
+                          "; the base plan is used (" + why + ")");
   return base_tp_plan(request.sequence_parallel);
 }
 
@@ -138,9 +151,11 @@ bool can_have(ModuleKind kind, TpStyleKind style) {
   return false;
 }
 
-// The base plan, the tables and the copies of Hugging Face's plans name modules that only some models have; a pattern of theirs without
-// a match is no mistake. In a plan of the user's, or of a user's model, it most likely is one.
-bool optional_patterns(const TpPlan& plan, const TpPlanRequest& request, const ModelOutline& outline) {
+// The base plan, the tables and the copies of Hugging Face's plans name modules that only some
+// models have; a pattern of theirs without a match is no mistake. In a plan of the user's, or of a
+// user's model, it most likely is one.
+bool optional_patterns(const TpPlan& plan, const TpPlanRequest& request,
+                       const ModelOutline& outline) {
   bool own = plan.source == "own plan";
   if (request.choice.kind == TpPlanChoice::Kind::named) {
     if (!built_in_plans().contains(request.choice.name)) return false;
@@ -157,24 +172,33 @@ void match(const ModelOutline& outline, const TpPlanEntries& entries, bool optio
       if (!pattern_matches(pattern, module.name)) continue;
       if (!can_have(module.kind, style.kind))
         throw Error(ErrorCode::tp_plan_does_not_fit,
-                    "the pattern " + text::quote(pattern) + " gives " + std::string(style_name(style.kind)) + " to " +
-                        (module.name.empty() ? "the model itself" : module.name) + ", which is of class " + module.class_name +
-                        (style.kind == column || style.kind == row ? "; it works on Linear and Embedding only" : ""))
+                    "the pattern " + text::quote(pattern) + " gives " +
+                        std::string(style_name(style.kind)) + " to " +
+                        (module.name.empty() ? "the model itself" : module.name) +
+                        ", which is of class " + module.class_name +
+                        (style.kind == column || style.kind == row
+                             ? "; it works on Linear and Embedding only"
+                             : ""))
             .key("distributed.tp_plan")
-            .help(module.kind == ModuleKind::norm ? "give it the style \"sequence_parallel\", or none"
+            .help(module.kind == ModuleKind::norm
+                      ? "give it the style \"sequence_parallel\", or none"
                   : module.kind == ModuleKind::embedding
                       ? "give it the style \"rowwise_rep\", which cuts the vocabulary"
-                      : "name the Linear modules themselves, for example \"model.layers.*.mlp.up_proj\"");
+                      : "name the Linear modules themselves, for example "
+                        "\"model.layers.*.mlp.up_proj\"");
       auto [it, first] = styled.emplace(module.name, pattern);
       if (!first)
-        throw Error(ErrorCode::tp_plan_does_not_fit,
-                    "two patterns give a style to " + module.name + ": " + text::quote(it->second) + " and " + text::quote(pattern))
+        throw Error(ErrorCode::tp_plan_does_not_fit, "two patterns give a style to " + module.name +
+                                                         ": " + text::quote(it->second) + " and " +
+                                                         text::quote(pattern))
             .key("distributed.tp_plan")
             .help("remove one of the two patterns");
       entry.modules.push_back(module.name);
     }
     if (entry.modules.empty()) {
-      if (!optional) plan.warnings.push_back("the pattern " + text::quote(pattern) + " of the tensor-parallel plan matches no module");
+      if (!optional)
+        plan.warnings.push_back("the pattern " + text::quote(pattern) +
+                                " of the tensor-parallel plan matches no module");
       continue;
     }
     plan.entries.push_back(std::move(entry));
@@ -189,15 +213,17 @@ bool runs(const ModelOutline& outline, const TpPlanEntries& entries) {
     match(outline, entries, /*optional=*/true, plan);
     resolve_tp_modules(plan, outline);
     check_tp_blocks(plan, outline);
-    return std::any_of(plan.entries.begin(), plan.entries.end(), [](const TpEntry& e) { return e.style.kind == row; });
+    return std::any_of(plan.entries.begin(), plan.entries.end(),
+                       [](const TpEntry& e) { return e.style.kind == row; });
   } catch (const Error&) {
     return false;
   }
 }
 
 bool has_sequence(const std::vector<TpEntry>& entries) {
-  return std::any_of(entries.begin(), entries.end(),
-                     [](const TpEntry& e) { return e.style.kind == sequence || e.style.kind == sequence_all_gather; });
+  return std::any_of(entries.begin(), entries.end(), [](const TpEntry& e) {
+    return e.style.kind == sequence || e.style.kind == sequence_all_gather;
+  });
 }
 
 }  // namespace
@@ -206,7 +232,8 @@ void register_tp_plan(std::string name, TpPlanMaker maker) {
   NamedPlans& plans = named_plans();
   std::lock_guard lock(plans.mutex);
   if (built_in_plans().contains(name) || !plans.makers.emplace(name, std::move(maker)).second)
-    throw Error(ErrorCode::conflict, "a tensor-parallel plan named \"" + name + "\" is already registered");
+    throw Error(ErrorCode::conflict,
+                "a tensor-parallel plan named \"" + name + "\" is already registered");
 }
 
 std::vector<std::string> registered_tp_plans() {
@@ -225,21 +252,27 @@ TpPlanEntries own_tp_plan(const ModelOutline& outline) {
     std::optional<TpStyle> style = parse_style(style_text, StyleContext::own_plan);
     // Expert tensors are the expert axis's business, whatever style a plan gives them.
     if (!style || pattern.find(".experts") != std::string::npos) continue;
-    if ((pattern == "lm_head" || pattern == "language_model.lm_head") && style->kind == column && style->output == TpLayout::replicate)
-      style = TpStyle{column, TpLayout::replicate, TpLayout::shard_last, TpOutputKind::sharded};  // logits stay sharded
-    auto same = std::find_if(out.begin(), out.end(), [&](const auto& entry) { return entry.first == pattern; });
+    if ((pattern == "lm_head" || pattern == "language_model.lm_head") && style->kind == column &&
+        style->output == TpLayout::replicate)
+      style = TpStyle{column, TpLayout::replicate, TpLayout::shard_last,
+                      TpOutputKind::sharded};  // logits stay sharded
+    auto same = std::find_if(out.begin(), out.end(),
+                             [&](const auto& entry) { return entry.first == pattern; });
     if (same != out.end())
       same->second = *style;  // the later entry wins
     else
       out.emplace_back(pattern, *style);
   }
   if (out.empty())
-    throw Error(ErrorCode::tp_plan_does_not_fit, outline.architecture + " has no tensor-parallel plan of its own")
+    throw Error(ErrorCode::tp_plan_does_not_fit,
+                outline.architecture + " has no tensor-parallel plan of its own")
         .key("distributed.tp_plan")
         .help("leave distributed.tp_plan out")
         .help("write a [distributed.tp_plan] table of pattern = style");
-  std::string embedding = outline.inner_prefix.empty() ? "embed_tokens" : outline.inner_prefix + ".embed_tokens";
-  if (std::none_of(out.begin(), out.end(), [&](const auto& entry) { return entry.first == embedding; }))
+  std::string embedding =
+      outline.inner_prefix.empty() ? "embed_tokens" : outline.inner_prefix + ".embed_tokens";
+  if (std::none_of(out.begin(), out.end(),
+                   [&](const auto& entry) { return entry.first == embedding; }))
     out.emplace_back(embedding, *parse_style("rowwise_rep"));
   return out;
 }
@@ -254,37 +287,47 @@ void check_heads(const ModelOutline& outline, int64_t tp) {
   };
   auto check = [&](int64_t parts, const std::string& has, const char* why) {
     if (parts % tp == 0) return;
-    Error error(ErrorCode::heads_not_divisible, has + ", which do not divide by tp " + std::to_string(tp) + "; " + why);
+    Error error(ErrorCode::heads_not_divisible,
+                has + ", which do not divide by tp " + std::to_string(tp) + "; " + why);
     error.key("distributed.tp_size");
     std::vector<std::string> valid;
     for (int64_t d = 1; d <= std::max(outline.attention_heads, parts); ++d)
       if (fits(d)) valid.push_back(std::to_string(d));
     // The largest sizes are the ones a user who asked for more would take.
-    for (size_t i = valid.size(), shown = 0; i-- > 0 && shown < 3; ++shown) error.help("set distributed.tp_size = " + valid[i]);
+    for (size_t i = valid.size(), shown = 0; i-- > 0 && shown < 3; ++shown)
+      error.help("set distributed.tp_size = " + valid[i]);
     throw error.note("valid tensor-parallel sizes: " + text::join(valid, ", "));
   };
-  for (auto [heads, what] :
-       {std::pair(outline.key_value_heads, " key-value heads"), std::pair(outline.attention_heads, " attention heads")})
-    check(heads, outline.architecture + " has " + std::to_string(heads) + what, "there is no replication of heads");
+  for (auto [heads, what] : {std::pair(outline.key_value_heads, " key-value heads"),
+                             std::pair(outline.attention_heads, " attention heads")})
+    check(heads, outline.architecture + " has " + std::to_string(heads) + what,
+          "there is no replication of heads");
   for (const ParameterOutline& p : outline.parameters)
     if (p.fused)
-      check(p.fused->groups, "the rows of " + p.name + " lie in " + std::to_string(p.fused->groups) + " groups",
+      check(p.fused->groups,
+            "the rows of " + p.name + " lie in " + std::to_string(p.fused->groups) + " groups",
             "a rank needs whole groups of them");
 }
 
-void check_moe_tp_plan(const ModelOutline& outline, const TpPlanRequest& request, const TpPlanEntries& entries) {
-  auto refuse = [](const std::string& what, const std::string& key) { return Error(ErrorCode::tp_plan_does_not_fit, what).key(key); };
+void check_moe_tp_plan(const ModelOutline& outline, const TpPlanRequest& request,
+                       const TpPlanEntries& entries) {
+  auto refuse = [](const std::string& what, const std::string& key) {
+    return Error(ErrorCode::tp_plan_does_not_fit, what).key(key);
+  };
   if (request.sequence_parallel)
     throw Error(ErrorCode::option_refused,
-                outline.architecture + " has experts: sequence parallelism is not possible, routers need whole tokens")
+                outline.architecture +
+                    " has experts: sequence parallelism is not possible, routers need whole tokens")
         .key("distributed.sequence_parallel")
         .help("set distributed.sequence_parallel = false");
   if (entries.empty())
-    throw refuse("the tensor-parallel plan of a mixture-of-experts model must not be empty", "distributed.tp_plan")
+    throw refuse("the tensor-parallel plan of a mixture-of-experts model must not be empty",
+                 "distributed.tp_plan")
         .help("set distributed.tp_size = 1");
   auto forbidden = [](std::string_view name) {
     for (std::string_view part : text::split(name, '.'))
-      for (std::string_view word : {"experts", "gate_and_up_projs", "down_projs", "router", "gate", "shared_expert_gate"})
+      for (std::string_view word :
+           {"experts", "gate_and_up_projs", "down_projs", "router", "gate", "shared_expert_gate"})
         if (part == word) return true;
     std::string_view last = name.substr(name.rfind('.') + 1);
     return last == "mlp" || last == "moe";
@@ -296,15 +339,19 @@ void check_moe_tp_plan(const ModelOutline& outline, const TpPlanRequest& request
       if (!glob_matches(pattern, module.name)) continue;
       any = any || pattern_matches(pattern, module.name);
       if (pattern_matches(pattern, module.name) && forbidden(module.name))
-        throw refuse("the pattern " + text::quote(pattern) + " matches " + module.name + ", which belongs to the experts or their router",
+        throw refuse("the pattern " + text::quote(pattern) + " matches " + module.name +
+                         ", which belongs to the experts or their router",
                      "distributed.tp_plan")
             .help("remove the pattern: experts are divided by ep_size");
     }
     if (forbidden(pattern))
-      throw refuse("the pattern " + text::quote(pattern) + " names a part of the experts or their router", "distributed.tp_plan")
+      throw refuse(
+          "the pattern " + text::quote(pattern) + " names a part of the experts or their router",
+          "distributed.tp_plan")
           .help("remove the pattern: experts are divided by ep_size");
     if (!any && request.choice.kind == TpPlanChoice::Kind::custom)
-      throw refuse("the pattern " + text::quote(pattern) + " matches no module", "distributed.tp_plan")
+      throw refuse("the pattern " + text::quote(pattern) + " matches no module",
+                   "distributed.tp_plan")
           .help("remove the pattern, or correct its spelling");
   }
 }
@@ -328,15 +375,21 @@ TpPlan select_tp_plan(const ModelOutline& outline, const TpPlanRequest& request)
       entries = automatic_plan(outline, request, plan);
       break;
   }
-  // Nemotron-Flash divides the logits by the norms of the head's rows: both sharded or both plain, so a gathered head is left whole.
+  // Nemotron-Flash divides the logits by the norms of the head's rows: both sharded or both plain,
+  // so a gathered head is left whole.
   if (outline.architecture == "NemotronFlashForCausalLM")
-    std::erase_if(entries, [](const auto& e) { return e.first == "lm_head" && e.second.output == TpLayout::replicate; });
+    std::erase_if(entries, [](const auto& e) {
+      return e.first == "lm_head" && e.second.output == TpLayout::replicate;
+    });
   if (outline.moe) check_moe_tp_plan(outline, request, entries);
   match(outline, entries, optional_patterns(plan, request, outline), plan);
   if (request.sequence_parallel && plan.notices.empty() && !has_sequence(plan.entries))
     plan.notices.push_back("the tensor-parallel plan (" + plan.source +
-                           ") has no sequence-parallel styles: sequence_parallel and enable_async_tensor_parallel have no effect");
-  if (entries.empty()) plan.notices.push_back("the tensor-parallel plan is empty: the ranks of tp all compute the same");
+                           ") has no sequence-parallel styles: sequence_parallel and "
+                           "enable_async_tensor_parallel have no effect");
+  if (entries.empty())
+    plan.notices.push_back(
+        "the tensor-parallel plan is empty: the ranks of tp all compute the same");
   resolve_tp_modules(plan, outline);  // refuses what could not run
   try {
     check_tp_blocks(plan, outline);
@@ -346,16 +399,19 @@ TpPlan select_tp_plan(const ModelOutline& outline, const TpPlanRequest& request)
   return plan;
 }
 
-std::optional<int64_t> tp_shard_dim(const TpPlan& plan, const ModelOutline& outline, std::string_view parameter) {
+std::optional<int64_t> tp_shard_dim(const TpPlan& plan, const ModelOutline& outline,
+                                    std::string_view parameter) {
   std::string_view module = module_of(parameter);
   bool bias = parameter.ends_with(".bias");
   for (const TpEntry& entry : plan.entries) {
     if (entry.style.kind != column && entry.style.kind != row) continue;
-    if (std::find(entry.modules.begin(), entry.modules.end(), module) == entry.modules.end()) continue;
+    if (std::find(entry.modules.begin(), entry.modules.end(), module) == entry.modules.end())
+      continue;
     const ModuleOutline* outlined = outline.find_module(module);
     bool embedding = outlined != nullptr && outlined->kind == ModuleKind::embedding;
     if (bias) return entry.style.kind == column ? std::optional<int64_t>(0) : std::nullopt;
-    // Linear [out, in]: column cuts out, row cuts in. Embedding [rows, dim]: row cuts the vocabulary, column the dimension.
+    // Linear [out, in]: column cuts out, row cuts in. Embedding [rows, dim]: row cuts the
+    // vocabulary, column the dimension.
     bool first = (entry.style.kind == column) != embedding;
     return first ? 0 : 1;
   }

@@ -23,10 +23,12 @@ constexpr StyleRow kStyles[] = {
     {"sequence_parallel", {sequence, shard_1, shard_1, TpOutputKind::sharded}},
 };
 
-// Strings that a model's own plan may hold and that say nothing about tensor parallelism of a Linear or Embedding.
+// Strings that a model's own plan may hold and that say nothing about tensor parallelism of a
+// Linear or Embedding.
 bool skipped_in_own_plan(std::string_view text) {
-  return text.starts_with("ep_") || text == "local_colwise" || text == "local_rowwise" || text == "gather" || text == "grouped_gemm" ||
-         text == "moe_tp_experts" || text == "packed_colwise" || text == "packed_rowwise" || text == "moe_identity_expert" ||
+  return text.starts_with("ep_") || text == "local_colwise" || text == "local_rowwise" ||
+         text == "gather" || text == "grouped_gemm" || text == "moe_tp_experts" ||
+         text == "packed_colwise" || text == "packed_rowwise" || text == "moe_identity_expert" ||
          text == "mla_kv_a_proj";
 }
 
@@ -67,16 +69,20 @@ std::optional<TpStyle> parse_style(std::string_view text, StyleContext context) 
     if (row.text == text) return row.style;
   if (text == "replicated_with_grad_allreduce") return std::nullopt;
   // Newer spellings that only models' own plans use: a row style whose input is whole.
-  if (context == StyleContext::own_plan && (text == "embedding_rowwise" || text == "rowwise_split_input"))
+  if (context == StyleContext::own_plan &&
+      (text == "embedding_rowwise" || text == "rowwise_split_input"))
     return TpStyle{row, replicate, replicate, TpOutputKind::plain};
   if (context == StyleContext::own_plan && skipped_in_own_plan(text)) return std::nullopt;
   std::vector<std::string> names;
   for (const StyleRow& row : kStyles) names.emplace_back(row.text);
-  Error error(ErrorCode::bad_tp_plan, "\"" + std::string(text) + "\" is not a tensor-parallel style; the styles are " +
-                                          text::join(names, ", ") + " and replicated_with_grad_allreduce");
+  Error error(ErrorCode::bad_tp_plan,
+              "\"" + std::string(text) + "\" is not a tensor-parallel style; the styles are " +
+                  text::join(names, ", ") + " and replicated_with_grad_allreduce");
   error.key("distributed.tp_plan");
-  if (std::string near = nearest_name(text, names); !near.empty()) error.help("did you mean \"" + near + "\"?");
-  throw error.help("use \"colwise\" for a projection that is split by output, \"rowwise\" for the one after it");
+  if (std::string near = nearest_name(text, names); !near.empty())
+    error.help("did you mean \"" + near + "\"?");
+  throw error.help(
+      "use \"colwise\" for a projection that is split by output, \"rowwise\" for the one after it");
 }
 
 Chunk ceil_chunk(int64_t size, int64_t count, int64_t index) {

@@ -13,7 +13,8 @@ using enum TpOutputKind;
 
 constexpr TpStyle kColumn{column, replicate, shard_last, plain};
 constexpr TpStyle kColumnReplicated{column, replicate, replicate, plain};
-constexpr TpStyle kColumnKept{column, replicate, shard_last, sharded};  // logits stay sharded over the vocabulary
+constexpr TpStyle kColumnKept{column, replicate, shard_last,
+                              sharded};  // logits stay sharded over the vocabulary
 constexpr TpStyle kRow{row, shard_last, replicate, plain};
 constexpr TpStyle kRowScatter{row, shard_last, shard_1, sharded};
 constexpr TpStyle kVocabulary{row, replicate, replicate, plain};
@@ -33,14 +34,16 @@ struct Shape {
   std::string head = "lm_head";
   std::string norm = "norm";
   std::vector<std::string> layer_norms = {"input_layernorm", "post_attention_layernorm"};
-  bool gathering_norms = true;  // layer norms gather their output; else the projections after them gather
+  bool gathering_norms =
+      true;  // layer norms gather their output; else the projections after them gather
   bool keep_logits = true;
 };
 
 TpPlanEntries plan_of(const Shape& s, bool sp) {
   std::string layer = s.prefix + ".layers.*.";
   TpPlanEntries out = {{s.prefix + ".embed_tokens", sp ? kVocabularyScatter : kVocabulary}};
-  for (const char* p : {"q_proj", "k_proj", "v_proj"}) out.emplace_back(layer + "self_attn." + p, kColumn);
+  for (const char* p : {"q_proj", "k_proj", "v_proj"})
+    out.emplace_back(layer + "self_attn." + p, kColumn);
   if (s.fused) out.emplace_back(layer + "self_attn.qkv_proj", kColumn);
   out.emplace_back(layer + s.output, sp ? kRowScatter : kRow);
   if (s.fused) out.emplace_back(layer + "mlp.gate_up_proj", kColumn);
@@ -54,7 +57,8 @@ TpPlanEntries plan_of(const Shape& s, bool sp) {
   }
   if (sp) {
     out.emplace_back(s.prefix + "." + s.norm, kSequence);
-    for (const std::string& norm : s.layer_norms) out.emplace_back(layer + norm, s.gathering_norms ? kSequenceGather : kSequence);
+    for (const std::string& norm : s.layer_norms)
+      out.emplace_back(layer + norm, s.gathering_norms ? kSequenceGather : kSequence);
   }
   return out;
 }
@@ -83,7 +87,8 @@ Shape phi() {
 
 TpPlanEntries gemma3(const std::string& prefix, bool sp) {
   Shape s = with_prefix(prefix);
-  s.layer_norms = {"input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"};
+  s.layer_norms = {"input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm",
+                   "post_feedforward_layernorm"};
   s.gathering_norms = false;
   TpPlanEntries out = plan_of(s, sp);
   if (sp) {
@@ -108,14 +113,18 @@ TpPlanEntries falcon_h1() {
 }
 
 TpPlanEntries nemotron_h() {
-  return {{"lm_head", kColumnKept}, {"backbone.layers.*.mixer.up_proj", kColumn}, {"backbone.layers.*.mixer.down_proj", kRow}};
+  return {{"lm_head", kColumnKept},
+          {"backbone.layers.*.mixer.up_proj", kColumn},
+          {"backbone.layers.*.mixer.down_proj", kRow}};
 }
 
 TpPlanEntries sequence_classification(const ModelOutline& outline, bool sp) {
-  bool head = outline.find_module("lm_head") != nullptr, score = outline.find_module("score") != nullptr;
+  bool head = outline.find_module("lm_head") != nullptr,
+       score = outline.find_module("score") != nullptr;
   if (head || !score)
     throw Error(ErrorCode::bad_tp_plan,
-                outline.architecture + " should have a module score and no lm_head, but it has " + (head ? "an lm_head" : "no score"));
+                outline.architecture + " should have a module score and no lm_head, but it has " +
+                    (head ? "an lm_head" : "no score"));
   Shape s = fused();
   s.head = "score";
   s.keep_logits = false;
@@ -128,9 +137,12 @@ TpPlanEntries sequence_classification(const ModelOutline& outline, bool sp) {
 TpPlanEntries deci_lm(const ModelOutline& outline, bool sp) {
   if (outline.model_type != "nemotron-nas")
     throw Error(ErrorCode::bad_tp_plan,
-                "DeciLMForCausalLM has a plan for model_type nemotron-nas only, not for \"" + outline.model_type + "\"");
+                "DeciLMForCausalLM has a plan for model_type nemotron-nas only, not for \"" +
+                    outline.model_type + "\"");
   TpPlanEntries out = base_tp_plan(sp);
-  std::erase_if(out, [](const auto& entry) { return entry.first.ends_with("qkv_proj") || entry.first.ends_with("gate_up_proj"); });
+  std::erase_if(out, [](const auto& entry) {
+    return entry.first.ends_with("qkv_proj") || entry.first.ends_with("gate_up_proj");
+  });
   return out;
 }
 
@@ -167,16 +179,21 @@ std::vector<std::string> architectures_with_tp_plan() {
           "Qwen3_5ForConditionalGeneration"};
 }
 
-std::optional<TpPlanEntries> architecture_tp_plan(const ModelOutline& outline, bool sp, std::vector<std::string>& notices) {
+std::optional<TpPlanEntries> architecture_tp_plan(const ModelOutline& outline, bool sp,
+                                                  std::vector<std::string>& notices) {
   const std::string& name = outline.architecture;
   auto ignored = [&] {
-    if (sp) notices.push_back("sequence_parallel has no effect on the tensor-parallel plan of " + name);
+    if (sp)
+      notices.push_back("sequence_parallel has no effect on the tensor-parallel plan of " + name);
   };
-  if (name == "LlamaForCausalLM" || name == "Qwen2ForCausalLM" || name == "Qwen3ForCausalLM") return plan_of(fused(), sp);
+  if (name == "LlamaForCausalLM" || name == "Qwen2ForCausalLM" || name == "Qwen3ForCausalLM")
+    return plan_of(fused(), sp);
   if (name == "NemotronFlashForCausalLM") {
-    // Its forward divides the logits by the rows' norms of the head: both must be sharded alike, so a gathered head is dropped.
+    // Its forward divides the logits by the rows' norms of the head: both must be sharded alike, so
+    // a gathered head is dropped.
     TpPlanEntries out = plan_of(fused(), sp);
-    std::erase_if(out, [](const auto& e) { return e.first == "lm_head" && e.second.output == replicate; });
+    std::erase_if(
+        out, [](const auto& e) { return e.first == "lm_head" && e.second.output == replicate; });
     return out;
   }
   if (name == "Qwen3ForSequenceClassification") return sequence_classification(outline, sp);
@@ -189,7 +206,8 @@ std::optional<TpPlanEntries> architecture_tp_plan(const ModelOutline& outline, b
   if (name == "Gemma3ForConditionalGeneration") return gemma3("model.language_model", sp);
   if (name == "PhiForCausalLM") return plan_of(phi(), sp);
   if (name == "Phi3ForCausalLM") {
-    // Fused weights are interleaved when they are loaded, so they split by columns like separate ones.
+    // Fused weights are interleaved when they are loaded, so they split by columns like separate
+    // ones.
     return plan_of(fused(), sp);
   }
   if (name == "DeciLMForCausalLM") return deci_lm(outline, sp);
@@ -211,10 +229,13 @@ std::optional<TpPlanEntries> architecture_tp_plan(const ModelOutline& outline, b
     out.emplace_back("model.layers.*.self_attn.output_gate_proj", kColumn);
     return out;
   }
-  if (name == "NemotronLabsDiffusionForCausalLM") return plan_of(with_prefix("encoder", "diffusion_head"), sp);
+  if (name == "NemotronLabsDiffusionForCausalLM")
+    return plan_of(with_prefix("encoder", "diffusion_head"), sp);
   if (name == "NemotronHForCausalLM") {
     if (sp)
-      throw Error(ErrorCode::option_refused, "NemotronHForCausalLM has no sequence parallelism: its Mamba blocks need the whole sequence")
+      throw Error(ErrorCode::option_refused,
+                  "NemotronHForCausalLM has no sequence parallelism: its Mamba blocks need the "
+                  "whole sequence")
           .key("distributed.sequence_parallel")
           .help("set distributed.sequence_parallel = false");
     return nemotron_h();

@@ -24,8 +24,11 @@ void mark_cut(UnitParameter& parameter, std::vector<int64_t> whole, size_t dim, 
 void UnitLayout::sort(bool cut_last) {
   std::vector<size_t> order(parameters_.size());
   std::iota(order.begin(), order.end(), size_t{0});
-  auto turn = [&](size_t p) { return (parameters_[p].trainable ? 0 : 2) + (cut_last && parameters_[p].cut ? 1 : 0); };
-  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return turn(a) < turn(b); });
+  auto turn = [&](size_t p) {
+    return (parameters_[p].trainable ? 0 : 2) + (cut_last && parameters_[p].cut ? 1 : 0);
+  };
+  std::stable_sort(order.begin(), order.end(),
+                   [&](size_t a, size_t b) { return turn(a) < turn(b); });
   std::vector<UnitParameter> sorted;
   sorted.reserve(order.size());
   for (size_t p : order) sorted.push_back(std::move(parameters_[p]));
@@ -38,7 +41,8 @@ void UnitLayout::sort(bool cut_last) {
   }
 }
 
-UnitLayout UnitLayout::rows(std::vector<UnitParameter> parameters, int64_t ranks, size_t dim, const std::string& axis) {
+UnitLayout UnitLayout::rows(std::vector<UnitParameter> parameters, int64_t ranks, size_t dim,
+                            const std::string& axis) {
   UnitLayout out;
   out.parameters_ = std::move(parameters);
   out.ranks_ = ranks;
@@ -52,9 +56,10 @@ UnitLayout UnitLayout::rows(std::vector<UnitParameter> parameters, int64_t ranks
     for (size_t d = 0; d < place.dim; ++d) place.outer *= p.sizes[d];
     place.width = rows == 0 || place.outer == 0 ? 0 : place.count / rows / place.outer;
     if (place.dim > 0 && rows % ranks != 0)
-      throw Error(ErrorCode::model_does_not_fit, "dimension " + std::to_string(place.dim) + " of " + p.name + " is " +
-                                                     std::to_string(rows) + ", which the " + std::to_string(ranks) + " ranks of " + axis +
-                                                     " do not divide");
+      throw Error(ErrorCode::model_does_not_fit, "dimension " + std::to_string(place.dim) + " of " +
+                                                     p.name + " is " + std::to_string(rows) +
+                                                     ", which the " + std::to_string(ranks) +
+                                                     " ranks of " + axis + " do not divide");
     place.shard_at = out.shard_size_;
     out.size_ = plus(out.size_, place.count);
     out.shard_size_ = plus(out.shard_size_, times(place.outer, chunk, place.width));
@@ -63,17 +68,20 @@ UnitLayout UnitLayout::rows(std::vector<UnitParameter> parameters, int64_t ranks
   return out;
 }
 
-UnitLayout UnitLayout::flat(std::vector<UnitParameter> parameters, int64_t ranks, bool frozen_whole) {
+UnitLayout UnitLayout::flat(std::vector<UnitParameter> parameters, int64_t ranks,
+                            bool frozen_whole) {
   UnitLayout out;
   out.parameters_ = std::move(parameters);
   out.ranks_ = ranks;
   out.rows_ = false;
   out.frozen_whole_ = frozen_whole;
   auto all = [&](bool trainable) {
-    return std::all_of(out.parameters_.begin(), out.parameters_.end(), [&](const UnitParameter& p) { return p.trainable == trainable; });
+    return std::all_of(out.parameters_.begin(), out.parameters_.end(),
+                       [&](const UnitParameter& p) { return p.trainable == trainable; });
   };
   out.in_place_ = frozen_whole || all(true) || all(false);
-  out.sort(std::any_of(out.parameters_.begin(), out.parameters_.end(), [](const UnitParameter& p) { return p.uneven; }));
+  out.sort(std::any_of(out.parameters_.begin(), out.parameters_.end(),
+                       [](const UnitParameter& p) { return p.uneven; }));
   for (bool trainable : {true, false}) {
     int64_t begin = out.size_, most = 0;
     for (size_t i = 0; i < out.places_.size(); ++i) {
@@ -101,7 +109,9 @@ Chunk UnitLayout::part(size_t parameter, int64_t rank) const {
   const Place& place = places_[parameter];
   if (rows_) return ceil_chunk(parameters_[parameter].sizes[place.dim], ranks_, rank);
   int64_t start = place.offset - place.begin;
-  auto within = [&](int64_t element) { return std::clamp<int64_t>(element - start, 0, place.count); };
+  auto within = [&](int64_t element) {
+    return std::clamp<int64_t>(element - start, 0, place.count);
+  };
   return {within(times(place.each, rank)), within(times(place.each, rank + 1))};
 }
 
@@ -119,7 +129,8 @@ Region UnitLayout::region(size_t parameter, int64_t rank) const {
     out.offsets[place.dim] = chunk.begin;
     out.sizes[place.dim] = chunk.end - chunk.begin;
   } else if (ranks_ > 1) {
-    out = chunk.end > chunk.begin ? Region::run(chunk.begin, chunk.end) : Region::run(place.count, place.count);
+    out = chunk.end > chunk.begin ? Region::run(chunk.begin, chunk.end)
+                                  : Region::run(place.count, place.count);
   }
   return out;
 }
@@ -128,7 +139,9 @@ int64_t UnitLayout::at(size_t parameter, int64_t rank) const {
   const Place& place = places_[parameter];
   if (rows_) return place.shard_at;
   Chunk chunk = part(parameter, rank);
-  return chunk.end > chunk.begin ? place.shard_at + place.offset - place.begin + chunk.begin - times(place.each, rank) : 0;
+  return chunk.end > chunk.begin
+             ? place.shard_at + place.offset - place.begin + chunk.begin - times(place.each, rank)
+             : 0;
 }
 
 std::vector<ShardSlice> UnitLayout::slices(int64_t rank) const {
@@ -144,12 +157,14 @@ std::vector<ShardSlice> UnitLayout::slices(int64_t rank) const {
     }
     int64_t rows = parameters_[i].sizes[place.dim], most = rows / ranks_ + (rows % ranks_ != 0);
     for (int64_t o = 0; o < place.outer; ++o)
-      out.push_back({i, (o * rows + chunk.begin) * place.width, place.shard_at + o * most * place.width, count * place.width});
+      out.push_back({i, (o * rows + chunk.begin) * place.width,
+                     place.shard_at + o * most * place.width, count * place.width});
   }
   return out;
 }
 
-std::vector<GradientBucket> gradient_buckets(const std::vector<int64_t>& elements, int64_t element_size, int64_t first_bucket_bytes,
+std::vector<GradientBucket> gradient_buckets(const std::vector<int64_t>& elements,
+                                             int64_t element_size, int64_t first_bucket_bytes,
                                              int64_t bucket_bytes) {
   std::vector<GradientBucket> buckets;
   bool open = false;

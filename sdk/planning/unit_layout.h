@@ -1,5 +1,6 @@
-// Where the parameters of one unit lie: in the buffer that is gathered, and in the shard of each rank that shares it. Pure: what plans
-// show, what shards hold and what checkpoints name all read it.
+// Where the parameters of one unit lie: in the buffer that is gathered, and in the shard of each
+// rank that shares it. Pure: what plans show, what shards hold and what checkpoints name all read
+// it.
 #pragma once
 
 #include <cstdint>
@@ -17,15 +18,18 @@ struct UnitParameter {
   std::string name;
   std::vector<int64_t> sizes;  // at least one dimension
   bool trainable = true;
-  // Of tensor parallelism: whether it was cut, whether unevenly, and its elements on the rank that has the most.
+  // Of tensor parallelism: whether it was cut, whether unevenly, and its elements on the rank that
+  // has the most.
   bool cut = false, uneven = false;
   int64_t largest = 0;  // 0: as here
 };
 
 // `whole`: its sizes before `tp` ranks cut it along `dim`.
-MESHWRIGHT_API void mark_cut(UnitParameter& parameter, std::vector<int64_t> whole, size_t dim, int64_t tp);
+MESHWRIGHT_API void mark_cut(UnitParameter& parameter, std::vector<int64_t> whole, size_t dim,
+                             int64_t tp);
 
-// `count` elements of the unit's parameter `parameter` from `from` on lie at `at` of a rank's shard.
+// `count` elements of the unit's parameter `parameter` from `from` on lie at `at` of a rank's
+// shard.
 struct ShardSlice {
   size_t parameter;
   int64_t from, at, count;
@@ -35,30 +39,36 @@ struct ShardSlice {
 class MESHWRIGHT_API UnitLayout {
  public:
   UnitLayout() = default;
-  // Each parameter along one dimension, into chunks of ceil(size / ranks), the last ones short or empty (torch.chunk): `dim` where it has
-  // more dimensions than that, else 0. Throws Error(model_does_not_fit), which names `axis`, for a dim above 0 that the ranks do not
-  // divide.
-  static UnitLayout rows(std::vector<UnitParameter> parameters, int64_t ranks, size_t dim, const std::string& axis);
-  // The trainable parameters as one buffer, cut evenly with the padding at its end, and the frozen ones as another behind it; with
-  // `frozen_whole` those are on every rank and in no shard. Borders must fall alike on all tensor-parallel ranks in what these hold alike:
-  // where a parameter is cut unevenly, what is not cut comes first, and all ranks cut as the one that has the most.
-  static UnitLayout flat(std::vector<UnitParameter> parameters, int64_t ranks, bool frozen_whole = false);
+  // Each parameter along one dimension, into chunks of ceil(size / ranks), the last ones short or
+  // empty (torch.chunk): `dim` where it has more dimensions than that, else 0. Throws
+  // Error(model_does_not_fit), which names `axis`, for a dim above 0 that the ranks do not divide.
+  static UnitLayout rows(std::vector<UnitParameter> parameters, int64_t ranks, size_t dim,
+                         const std::string& axis);
+  // The trainable parameters as one buffer, cut evenly with the padding at its end, and the frozen
+  // ones as another behind it; with `frozen_whole` those are on every rank and in no shard. Borders
+  // must fall alike on all tensor-parallel ranks in what these hold alike: where a parameter is cut
+  // unevenly, what is not cut comes first, and all ranks cut as the one that has the most.
+  static UnitLayout flat(std::vector<UnitParameter> parameters, int64_t ranks,
+                         bool frozen_whole = false);
 
   // In the order in which they lie, the trainable ones first; indices below are places in it.
   const std::vector<UnitParameter>& parameters() const { return parameters_; }
   // Its place among the parameters given.
   size_t given(size_t parameter) const { return given_[parameter]; }
   int64_t ranks() const { return ranks_; }
-  int64_t elements() const { return elements_; }                // of all parameters, without padding
-  int64_t size() const { return size_; }                        // of the gathered buffer
+  int64_t elements() const { return elements_; }  // of all parameters, without padding
+  int64_t size() const { return size_; }          // of the gathered buffer
   int64_t offset(size_t p) const { return places_[p].offset; }  // in it
   int64_t shard_size() const { return shard_size_; }            // padding included
-  int64_t trainable_size() const { return trainable_size_; }    // of the shard: [0, trainable_size) is trainable
+  int64_t trainable_size() const {
+    return trainable_size_;
+  }  // of the shard: [0, trainable_size) is trainable
   // Flat: shards in the order of the ranks are the gathered buffer.
   bool in_place() const { return in_place_; }
   size_t cut_dim(size_t p) const { return places_[p].dim; }
 
-  // What of a parameter lies on a rank. rows: the chunk of its cut dimension; flat: elements of the flattened whole.
+  // What of a parameter lies on a rank. rows: the chunk of its cut dimension; flat: elements of the
+  // flattened whole.
   Chunk part(size_t parameter, int64_t rank) const;
   int64_t part_elements(size_t parameter, int64_t rank) const;
   // The same as a region of the parameter.
@@ -72,7 +82,8 @@ class MESHWRIGHT_API UnitLayout {
   struct Place {
     int64_t count = 0, offset = 0;
     size_t dim = 0;
-    // rows: before the cut dimension lie `outer` blocks, of which each rank has the same rows; behind it `width` elements a row.
+    // rows: before the cut dimension lie `outer` blocks, of which each rank has the same rows;
+    // behind it `width` elements a row.
     int64_t outer = 1, width = 1, shard_at = 0;
     // flat: where its buffer begins, gathered and in the shard, and what a rank has of that.
     int64_t begin = 0, each = 0;
@@ -85,14 +96,17 @@ class MESHWRIGHT_API UnitLayout {
   bool rows_ = true, in_place_ = false, frozen_whole_ = false;
 };
 
-// The buckets in which gradients are reduced beside the backward, as torch's reducer fills them: the parameter that reaches the limit
-// closes its bucket.
+// The buckets in which gradients are reduced beside the backward, as torch's reducer fills them:
+// the parameter that reaches the limit closes its bucket.
 struct GradientBucket {
   int64_t begin = 0, end = 0;   // elements, in the order given
   std::vector<size_t> members;  // indices into it
 };
-// `elements`: of each parameter, in the order of the buckets (the last parameter first). `element_size`: bytes of one.
-MESHWRIGHT_API std::vector<GradientBucket> gradient_buckets(const std::vector<int64_t>& elements, int64_t element_size,
-                                                            int64_t first_bucket_bytes, int64_t bucket_bytes);
+// `elements`: of each parameter, in the order of the buckets (the last parameter first).
+// `element_size`: bytes of one.
+MESHWRIGHT_API std::vector<GradientBucket> gradient_buckets(const std::vector<int64_t>& elements,
+                                                            int64_t element_size,
+                                                            int64_t first_bucket_bytes,
+                                                            int64_t bucket_bytes);
 
 }  // namespace meshwright

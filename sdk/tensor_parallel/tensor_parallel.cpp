@@ -21,7 +21,8 @@ namespace {
 
 using at::Tensor;
 
-// The part of a parameter, in its place: modules, optimizers and autograd that hold it see the change.
+// The part of a parameter, in its place: modules, optimizers and autograd that hold it see the
+// change.
 void become_part(Tensor parameter, int64_t dim, Chunk chunk, Group& group) {
   c10::NoGradGuard no_grad;
   Tensor local;
@@ -48,29 +49,41 @@ void keep_padding_row(torch::nn::EmbeddingImpl& embedding, Chunk rows) {
 
 class Applier {
  public:
-  Applier(const ParallelizeRequest& request, std::shared_ptr<Group> group, std::map<std::string, TensorParallel::Cut, std::less<>>& cuts)
-      : request_(request), group_(std::move(group)), cuts_(cuts), hooks_(std::make_shared<detail::TpHooks>(group_, request.world)) {
+  Applier(const ParallelizeRequest& request, std::shared_ptr<Group> group,
+          std::map<std::string, TensorParallel::Cut, std::less<>>& cuts)
+      : request_(request),
+        group_(std::move(group)),
+        cuts_(cuts),
+        hooks_(std::make_shared<detail::TpHooks>(group_, request.world)) {
     hooks_->pieces = request.config.shared.enable_async_tensor_parallel;
-    for (const auto& item : request.model->named_modules()) modules_.emplace(item.key(), item.value());
+    for (const auto& item : request.model->named_modules())
+      modules_.emplace(item.key(), item.value());
   }
 
   void apply(const TpModule& styled) {
     auto found = modules_.find(styled.name);
     if (found == modules_.end())
-      throw Error(ErrorCode::bad_module, "the model has no module " + styled.name + ", which its outline lists")
+      throw Error(ErrorCode::bad_module,
+                  "the model has no module " + styled.name + ", which its outline lists")
           .help("make the outline from the model itself (outline_of), or give both the same names");
     torch::nn::Module& module = *found->second;
-    if (styled.style.kind == TpStyleKind::rotary) return;  // its tables are whole on every rank already
+    if (styled.style.kind == TpStyleKind::rotary)
+      return;  // its tables are whole on every rank already
     HookHost* host = HookHost::of(module);
     if (host == nullptr)
-      throw Error(ErrorCode::bad_module, "the tensor-parallel plan styles " + styled.name + ", a " + module.name() + " without hooks")
+      throw Error(ErrorCode::bad_module, "the tensor-parallel plan styles " + styled.name + ", a " +
+                                             module.name() + " without hooks")
           .key("distributed.tp_plan")
-          .help("take Linear, Embedding and RMSNorm from meshwright/nn/layers.h, or declare the class with MESHWRIGHT_MODULE(...)");
+          .help(
+              "take Linear, Embedding and RMSNorm from meshwright/nn/layers.h, or declare the "
+              "class with MESHWRIGHT_MODULE(...)");
     auto* linear = module.as<torch::nn::LinearImpl>();
     auto* embedding = module.as<torch::nn::EmbeddingImpl>();
-    bool norm = styled.style.kind == TpStyleKind::sequence || styled.style.kind == TpStyleKind::sequence_all_gather;
+    bool norm = styled.style.kind == TpStyleKind::sequence ||
+                styled.style.kind == TpStyleKind::sequence_all_gather;
     if (!norm && linear == nullptr && embedding == nullptr)
-      throw Error(ErrorCode::bad_module, "the tensor-parallel plan cuts " + styled.name + ", a " + host->hooked_class_name() +
+      throw Error(ErrorCode::bad_module, "the tensor-parallel plan cuts " + styled.name + ", a " +
+                                             host->hooked_class_name() +
                                              "; only Linear and Embedding can be cut")
           .key("distributed.tp_plan")
           .help("name the Linear modules below it");
@@ -86,7 +99,9 @@ class Applier {
   void share_the_rest() {
     c10::NoGradGuard no_grad;
     for (auto& item : request_.model->named_parameters()) {
-      if (item.value().is_meta() || !names_.emplace(item.value().unsafeGetTensorImpl(), item.key()).second) continue;
+      if (item.value().is_meta() ||
+          !names_.emplace(item.value().unsafeGetTensorImpl(), item.key()).second)
+        continue;
       Tensor values = item.value().detach().contiguous();
       group_->broadcast(values, 0).wait();
       item.value().copy_(values);
@@ -105,9 +120,12 @@ class Applier {
       const TensorParallel::Cut& same = cuts_.at(first->second);
       if (same.dim != dim)
         throw Error(ErrorCode::tp_plan_does_not_fit,
-                    name + " is the same parameter as " + first->second + ", but the plan cuts it along another dimension")
+                    name + " is the same parameter as " + first->second +
+                        ", but the plan cuts it along another dimension")
             .key("distributed.tp_plan")
-            .help("give the embedding and the tied head styles that both cut the vocabulary: rowwise and colwise");
+            .help(
+                "give the embedding and the tied head styles that both cut the vocabulary: rowwise "
+                "and colwise");
       return cuts_.emplace(name, TensorParallel::Cut(same)).first->second.chunk;
     }
     TensorParallel::Cut made{dim, parameter.sizes().vec(), {}};
@@ -125,8 +143,8 @@ class Applier {
     if (column) {
       if (bias.defined()) cut(styled.name + ".bias", bias, 0);
       hooks_->column(host, styled, size, &linear);
-      if (styled.style.output == TpLayout::shard_last && request_.outline.vocab_size > 0 && size == request_.outline.vocab_size &&
-          styled.name.find('.') == std::string::npos)
+      if (styled.style.output == TpLayout::shard_last && request_.outline.vocab_size > 0 &&
+          size == request_.outline.vocab_size && styled.name.find('.') == std::string::npos)
         vocabulary_ = VocabularyShard::of(group_, size);
     } else {
       // Added once, after the sum.
@@ -166,11 +184,13 @@ const TensorParallel::Cut* TensorParallel::find(std::string_view parameter) cons
 void TensorParallel::describe(ParallelParameter& parameter) const {
   if (group_->size() == 1) return;
   const Cut* cut = find(parameter.name);
-  parameter.placement.emplace_back(group_->axis(), cut == nullptr ? "replicate" : "shard(" + std::to_string(cut->dim) + ")");
+  parameter.placement.emplace_back(
+      group_->axis(), cut == nullptr ? "replicate" : "shard(" + std::to_string(cut->dim) + ")");
   if (cut == nullptr) return;
   Region& region = parameter.region;
   if (region.flat())
-    region = Region::run_of_box(std::vector<int64_t>(parameter.global_shape.size(), 0), parameter.global_shape, region.begin, region.end);
+    region = Region::run_of_box(std::vector<int64_t>(parameter.global_shape.size(), 0),
+                                parameter.global_shape, region.begin, region.end);
   parameter.global_shape = cut->whole;
   region.offsets[static_cast<size_t>(cut->dim)] += cut->chunk.begin;
 }
@@ -182,18 +202,23 @@ Tensor TensorParallel::whole(std::string_view parameter, const Tensor& local) co
   return detail::join_chunks(local, cut->dim, cut->whole[static_cast<size_t>(cut->dim)], group_);
 }
 
-std::vector<GradientSet> TensorParallel::gradient_sets(const std::vector<ParallelParameter>& parameters,
-                                                       const std::vector<std::shared_ptr<Group>>& groups) const {
+std::vector<GradientSet> TensorParallel::gradient_sets(
+    const std::vector<ParallelParameter>& parameters,
+    const std::vector<std::shared_ptr<Group>>& groups) const {
   GradientSet cut{{}, groups}, whole{{}, groups};
   cut.groups.push_back(group_);
   for (const ParallelParameter& p : parameters)
-    if (p.grad.defined()) (find(p.name) != nullptr ? cut : whole).gradients.push_back(p.grad.view({-1}));
+    if (p.grad.defined())
+      (find(p.name) != nullptr ? cut : whole).gradients.push_back(p.grad.view({-1}));
   return {std::move(cut), std::move(whole)};
 }
 
-void TensorParallel::sum_partial_gradients(const std::vector<ParallelParameter>& parameters, at::ScalarType reduce) {
+void TensorParallel::sum_partial_gradients(const std::vector<ParallelParameter>& parameters,
+                                           at::ScalarType reduce) {
   if (unfinished_ && std::exchange(*unfinished_, false))
-    throw Error(ErrorCode::bad_module, "projections beside each other take one input, but only some of them had a gradient")
+    throw Error(
+        ErrorCode::bad_module,
+        "projections beside each other take one input, but only some of them had a gradient")
         .key("distributed.enable_async_tensor_parallel")
         .help("set distributed.enable_async_tensor_parallel = false");
   if (group_->size() == 1 || partial_.empty()) return;
@@ -206,7 +231,8 @@ void TensorParallel::sum_partial_gradients(const std::vector<ParallelParameter>&
       count += p.grad.numel();
     }
   if (count == 0) return;
-  if (!packed_.defined() || packed_.numel() != count) packed_ = at::empty({count}, gradients[0].options().dtype(reduce));
+  if (!packed_.defined() || packed_.numel() != count)
+    packed_ = at::empty({count}, gradients[0].options().dtype(reduce));
   auto each = [&](auto visit) {
     int64_t at = 0;
     for (Tensor& g : gradients) {
@@ -226,7 +252,8 @@ std::shared_ptr<TensorParallel> apply_tensor_parallel(const ParallelizeRequest& 
   std::shared_ptr<Group> group = DeviceMesh(*mesh, request.world).group("tp");
   auto made = std::make_shared<TensorParallel>(group);
   Applier applier(request, group, made->cuts_);
-  for (const TpModule& styled : resolve_tp_modules(request.tp, request.outline)) applier.apply(styled);
+  for (const TpModule& styled : resolve_tp_modules(request.tp, request.outline))
+    applier.apply(styled);
   applier.share_the_rest();
   made->vocabulary_ = applier.vocabulary();
   made->unfinished_ = applier.unfinished();

@@ -32,17 +32,23 @@ Tensor padded(const Tensor& x, int64_t dim, int64_t size) {
 Tensor split_chunk(const Tensor& x, int64_t dim, const GroupPtr& group) {
   int64_t n = group->size(), size = x.size(dim), each = (size + n - 1) / n;
   Chunk mine = ceil_chunk(size, n, group->rank());
-  return split_along(padded(x, dim, n * each), dim, group).narrow(dim < 0 ? dim + x.dim() : dim, 0, mine.end - mine.begin);
+  return split_along(padded(x, dim, n * each), dim, group)
+      .narrow(dim < 0 ? dim + x.dim() : dim, 0, mine.end - mine.begin);
 }
 
-// Between layouts that all ranks go on to use alike. `size`: the whole dimension of `from`, where that is cut.
+// Between layouts that all ranks go on to use alike. `size`: the whole dimension of `from`, where
+// that is cut.
 Tensor convert(const Tensor& x, TpLayout from, TpLayout to, int64_t size, const GroupPtr& group) {
   if (from == to) return x;
   if (to == partial || from == partial)
-    throw Error(ErrorCode::tp_plan_does_not_fit,
-                std::string("an activation cannot go from ") + std::string(layout_name(from)) + " to " + std::string(layout_name(to)))
+    throw Error(ErrorCode::tp_plan_does_not_fit, std::string("an activation cannot go from ") +
+                                                     std::string(layout_name(from)) + " to " +
+                                                     std::string(layout_name(to)))
         .key("distributed.tp_plan");
-  Tensor whole = from == replicate ? x : join_chunks(x, dim_of(from), from == shard_last ? size : x.size(1) * group->size(), group);
+  Tensor whole = from == replicate
+                     ? x
+                     : join_chunks(x, dim_of(from),
+                                   from == shard_last ? size : x.size(1) * group->size(), group);
   return to == replicate ? whole : split_chunk(whole, dim_of(to), group);
 }
 
@@ -55,7 +61,8 @@ Tensor join_chunks(const Tensor& x, int64_t dim, int64_t size, const GroupPtr& g
 }
 
 bool TpHooks::is_shared(const Tensor& x, TpLayout layout) const {
-  return shared_.from && !shared_.from->expired() && shared_.from->_unsafe_get_target() == x.unsafeGetTensorImpl() &&
+  return shared_.from && !shared_.from->expired() &&
+         shared_.from->_unsafe_get_target() == x.unsafeGetTensorImpl() &&
          shared_.layout == layout && shared_.training == c10::GradMode::is_enabled();
 }
 
@@ -70,23 +77,28 @@ Tensor TpHooks::to_column(const Tensor& x, TpLayout from, int64_t size) {
   else if (from == shard_1)
     to = all_gather(x, 1, group_);
   else
-    to = all_gather(padded(x, -1, (size + group_->size() - 1) / group_->size()), -1, group_).narrow(x.dim() - 1, 0, size);
-  shared_ = {c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>(x.getIntrusivePtr()), to, nullptr, from,
-             c10::GradMode::is_enabled()};
+    to = all_gather(padded(x, -1, (size + group_->size() - 1) / group_->size()), -1, group_)
+             .narrow(x.dim() - 1, 0, size);
+  shared_ = {
+      c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>(x.getIntrusivePtr()), to,
+      nullptr, from, c10::GradMode::is_enabled()};
   return to;
 }
 
 std::shared_ptr<Gathering> TpHooks::gathering_of(const Tensor& x) {
   if (is_shared(x, shard_1) && shared_.gathering) return shared_.gathering;
   auto made = std::make_shared<Gathering>(x, group_, unfinished);
-  shared_ = {c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>(x.getIntrusivePtr()), Tensor(), made, shard_1,
-             c10::GradMode::is_enabled()};
+  shared_ = {
+      c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>(x.getIntrusivePtr()),
+      Tensor(), made, shard_1, c10::GradMode::is_enabled()};
   return made;
 }
 
 namespace {
 
-bool under_autocast(const Tensor& x) { return at::autocast::is_autocast_enabled(x.device().type()); }
+bool under_autocast(const Tensor& x) {
+  return at::autocast::is_autocast_enabled(x.device().type());
+}
 
 // A forward that is computed in another way must still run, to give its result a place: on nothing.
 void run_on_nothing(const ForwardCall& call, const Tensor& x) {
@@ -98,16 +110,19 @@ void run_on_nothing(const ForwardCall& call, const Tensor& x) {
 
 // The norm before has left its output cut: it is gathered here, while the own part is computed.
 void TpHooks::column_pieces(HookHost& host, const TpModule& styled, torch::nn::LinearImpl& linear) {
-  host.around = [self = shared_from_this(), &linear, name = styled.name](ForwardCall call) -> std::vector<Tensor> {
+  host.around = [self = shared_from_this(), &linear,
+                 name = styled.name](ForwardCall call) -> std::vector<Tensor> {
     const Tensor& x = call.inputs.at(0);
     if (under_autocast(x)) return call.run({self->to_column(x, shard_1, 0)});
     run_on_nothing(call, x);
-    return {column_in_pieces(x, linear.weight, linear.bias, self->gathering_of(x), self->world_->trace(), name)};
+    return {column_in_pieces(x, linear.weight, linear.bias, self->gathering_of(x),
+                             self->world_->trace(), name)};
   };
 }
 
 void TpHooks::row_pieces(HookHost& host, const TpModule& styled, torch::nn::LinearImpl& linear) {
-  host.around = [self = shared_from_this(), &linear, name = styled.name](ForwardCall call) -> std::vector<Tensor> {
+  host.around = [self = shared_from_this(), &linear,
+                 name = styled.name](ForwardCall call) -> std::vector<Tensor> {
     const Tensor& x = call.inputs.at(0);
     if (under_autocast(x)) return {self->reduced(call.run({x}).at(0), shard_1)};
     run_on_nothing(call, x);
@@ -121,45 +136,53 @@ Tensor TpHooks::reduced(const Tensor& x, TpLayout to) {
   return to == replicate ? all_reduce(x, group_) : reduce_scatter(x, dim_of(to), group_);
 }
 
-void TpHooks::column(HookHost& host, const TpModule& styled, int64_t size, torch::nn::LinearImpl* linear) {
+void TpHooks::column(HookHost& host, const TpModule& styled, int64_t size,
+                     torch::nn::LinearImpl* linear) {
   TpStyle style = styled.style;
   int64_t in = linear != nullptr ? linear->weight.size(1) : 0;
-  bool ready = styled.gathers_for_columns;  // the norm before it has gathered, and sums up the gradients
+  bool ready =
+      styled.gathers_for_columns;  // the norm before it has gathered, and sums up the gradients
   if (pieces && linear != nullptr && (ready || style.input == shard_1))
     column_pieces(host, styled, *linear);
   else
-    host.before_forward.push_back([self = shared_from_this(), style, ready, in](torch::nn::Module&, TensorRefs& inputs) {
-      Tensor& x = *inputs.at(0);
-      if (!at::isFloatingType(x.scalar_type())) {  // ids of an embedding
-        if (style.input == shard_1) x = convert(x, shard_1, replicate, 0, self->group_);
-      } else if (!ready) {
-        x = self->to_column(x, style.input, in);
-      }
-    });
+    host.before_forward.push_back(
+        [self = shared_from_this(), style, ready, in](torch::nn::Module&, TensorRefs& inputs) {
+          Tensor& x = *inputs.at(0);
+          if (!at::isFloatingType(x.scalar_type())) {  // ids of an embedding
+            if (style.input == shard_1) x = convert(x, shard_1, replicate, 0, self->group_);
+          } else if (!ready) {
+            x = self->to_column(x, style.input, in);
+          }
+        });
   // Beside a head stands nothing that takes its input: what was made of it is let go.
   if (styled.name.find('.') == std::string::npos)
-    host.after_forward.push_back([self = shared_from_this()](torch::nn::Module&, TensorRefs&) { self->shared_ = {}; });
+    host.after_forward.push_back(
+        [self = shared_from_this()](torch::nn::Module&, TensorRefs&) { self->shared_ = {}; });
   if (style.output != shard_last)
-    host.after_forward.push_back([self = shared_from_this(), style, size](torch::nn::Module&, TensorRefs& outputs) {
-      Tensor& y = *outputs.at(0);
-      y = convert(y, shard_last, style.output, size, self->group_);
-    });
+    host.after_forward.push_back(
+        [self = shared_from_this(), style, size](torch::nn::Module&, TensorRefs& outputs) {
+          Tensor& y = *outputs.at(0);
+          y = convert(y, shard_last, style.output, size, self->group_);
+        });
 }
 
-void TpHooks::row(HookHost& host, const TpModule& styled, torch::nn::LinearImpl& linear, Tensor bias, int64_t size) {
+void TpHooks::row(HookHost& host, const TpModule& styled, torch::nn::LinearImpl& linear,
+                  Tensor bias, int64_t size) {
   TpStyle style = styled.style;
   bool in_pieces = pieces && style.output == shard_1;
   if (in_pieces) row_pieces(host, styled, linear);
-  host.before_forward.push_back([self = shared_from_this(), style, size](torch::nn::Module&, TensorRefs& inputs) {
-    self->shared_ = {};  // the block is over: nothing else takes its input
-    Tensor& x = *inputs.at(0);
-    x = convert(x, style.input, shard_last, size, self->group_);
-  });
-  host.after_forward.push_back([self = shared_from_this(), style, bias, in_pieces](torch::nn::Module&, TensorRefs& outputs) {
-    Tensor& y = *outputs.at(0);
-    if (!in_pieces) y = self->reduced(y, style.output);
-    if (bias.defined()) y = y + bias;
-  });
+  host.before_forward.push_back(
+      [self = shared_from_this(), style, size](torch::nn::Module&, TensorRefs& inputs) {
+        self->shared_ = {};  // the block is over: nothing else takes its input
+        Tensor& x = *inputs.at(0);
+        x = convert(x, style.input, shard_last, size, self->group_);
+      });
+  host.after_forward.push_back(
+      [self = shared_from_this(), style, bias, in_pieces](torch::nn::Module&, TensorRefs& outputs) {
+        Tensor& y = *outputs.at(0);
+        if (!in_pieces) y = self->reduced(y, style.output);
+        if (bias.defined()) y = y + bias;
+      });
 }
 
 // Rows of other ranks are looked up as row 0 and count as zeros.
@@ -167,21 +190,26 @@ void TpHooks::vocabulary(HookHost& host, const TpModule& styled, Chunk rows, Ten
   TpStyle style = styled.style;
   auto outside = std::make_shared<Tensor>();  // between the two hooks of a call
   bool empty = rows.begin == rows.end;
-  host.before_forward.push_back([self = shared_from_this(), style, rows, outside, empty](torch::nn::Module&, TensorRefs& inputs) {
+  host.before_forward.push_back([self = shared_from_this(), style, rows, outside, empty](
+                                    torch::nn::Module&, TensorRefs& inputs) {
     Tensor& ids = *inputs.at(0);
-    if (style.input == shard_1) ids = convert(ids, shard_1, replicate, 0, self->group_);  // else every rank has them all
+    if (style.input == shard_1)
+      ids = convert(ids, shard_1, replicate, 0, self->group_);  // else every rank has them all
     Tensor mine = ids - rows.begin;
     *outside = (mine < 0).logical_or_(mine >= rows.end - rows.begin);
     ids = empty ? at::empty({0}, ids.options()) : mine.masked_fill_(*outside, 0);
   });
-  host.after_forward.push_back([self = shared_from_this(), style, outside, empty, weight](torch::nn::Module&, TensorRefs& outputs) {
+  host.after_forward.push_back([self = shared_from_this(), style, outside, empty, weight](
+                                   torch::nn::Module&, TensorRefs& outputs) {
     Tensor& y = *outputs.at(0);
     Tensor mask = std::move(*outside);
     *outside = Tensor();
     if (empty) {
       std::vector<int64_t> sizes = mask.sizes().vec();
       sizes.push_back(weight.size(1));
-      y = at::zeros(sizes, y.options()) + weight.sum().to(y.scalar_type());  // stays a part of the graph: its backward may be collective
+      y = at::zeros(sizes, y.options()) +
+          weight.sum().to(
+              y.scalar_type());  // stays a part of the graph: its backward may be collective
     } else {
       y = y.masked_fill(mask.unsqueeze(-1), 0);
     }
@@ -192,15 +220,17 @@ void TpHooks::vocabulary(HookHost& host, const TpModule& styled, Chunk rows, Ten
 void TpHooks::norm(HookHost& host, const TpModule& styled) {
   TpStyle style = styled.style;
   if (style.input != shard_1)
-    host.before_forward.push_back([self = shared_from_this(), style](torch::nn::Module&, TensorRefs& inputs) {
-      Tensor& x = *inputs.at(0);
-      x = convert(x, style.input, shard_1, x.size(-1), self->group_);
-    });
+    host.before_forward.push_back(
+        [self = shared_from_this(), style](torch::nn::Module&, TensorRefs& inputs) {
+          Tensor& x = *inputs.at(0);
+          x = convert(x, style.input, shard_1, x.size(-1), self->group_);
+        });
   bool gathers = style.kind == TpStyleKind::sequence_all_gather;
   if (!gathers && style.output == shard_1) return;
   if (gathers && styled.gathers_for_columns && pieces) return;  // the columns gather it themselves
   host.after_forward.push_back(
-      [self = shared_from_this(), style, gathers, sums = styled.gathers_for_columns](torch::nn::Module&, TensorRefs& outputs) {
+      [self = shared_from_this(), style, gathers, sums = styled.gathers_for_columns](
+          torch::nn::Module&, TensorRefs& outputs) {
         Tensor& y = *outputs.at(0);
         if (gathers && sums)
           y = all_gather(y, 1, self->group_);

@@ -1,4 +1,5 @@
-// What tensor parallelism hangs around forward: conversions of layouts, the masked look-up, the gather and the scatter in pieces.
+// What tensor parallelism hangs around forward: conversions of layouts, the masked look-up, the
+// gather and the scatter in pieces.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -22,13 +23,15 @@ at::Tensor join_chunks(const at::Tensor& x, int64_t dim, int64_t size, const Gro
 
 class TpHooks : public std::enable_shared_from_this<TpHooks> {
  public:
-  TpHooks(GroupPtr group, std::shared_ptr<World> world) : group_(std::move(group)), world_(std::move(world)) {}
+  TpHooks(GroupPtr group, std::shared_ptr<World> world)
+      : group_(std::move(group)), world_(std::move(world)) {}
   bool pieces = false;                                               // enable_async_tensor_parallel
   std::shared_ptr<bool> unfinished = std::make_shared<bool>(false);  // see Gathering
 
   // `size`: the whole output or input dimension that is cut; `linear`: nullptr for an embedding.
   void column(HookHost& host, const TpModule& styled, int64_t size, torch::nn::LinearImpl* linear);
-  void row(HookHost& host, const TpModule& styled, torch::nn::LinearImpl& linear, at::Tensor bias, int64_t size);
+  void row(HookHost& host, const TpModule& styled, torch::nn::LinearImpl& linear, at::Tensor bias,
+           int64_t size);
   void vocabulary(HookHost& host, const TpModule& styled, Chunk rows, at::Tensor weight);
   void norm(HookHost& host, const TpModule& styled);
 

@@ -37,7 +37,10 @@ void each_other(Group& group, int64_t each, F f) {
 }  // namespace
 
 Gathering::Gathering(const Tensor& x, GroupPtr group, std::shared_ptr<bool> unfinished)
-    : group_(std::move(group)), unfinished_(std::move(unfinished)), own_(x.detach().contiguous()), parts_(own_, 1, *group_) {}
+    : group_(std::move(group)),
+      unfinished_(std::move(unfinished)),
+      own_(x.detach().contiguous()),
+      parts_(own_, 1, *group_) {}
 
 Gathering::~Gathering() {
   if (unfinished_ && done_ > 0 && done_ < uses_) *unfinished_ = true;
@@ -63,8 +66,12 @@ struct ColumnPieces : torch::autograd::Node {
     Group& group = *g.group_;
     int64_t each = g.own_.size(1);
     Tensor gy =
-        grads[0].defined() ? grads[0].contiguous() : at::zeros({g.own_.size(0), each * group.size(), weight.size(0)}, g.own_.options());
-    auto weights = [&] { return should_compute_output(1) ? product(flat(gy).t(), flat(g.whole_).t()) : Tensor(); };
+        grads[0].defined()
+            ? grads[0].contiguous()
+            : at::zeros({g.own_.size(0), each * group.size(), weight.size(0)}, g.own_.options());
+    auto weights = [&] {
+      return should_compute_output(1) ? product(flat(gy).t(), flat(g.whole_).t()) : Tensor();
+    };
     Tensor to_bias = has_bias && should_compute_output(2) ? flat(gy).sum(0) : Tensor();
     Tensor turned = weight.t();
     if (++g.done_ < g.uses_) {
@@ -76,7 +83,8 @@ struct ColumnPieces : torch::autograd::Node {
     each_other(group, each, [&](int64_t begin, int64_t count) {
       Tensor to_x = times(gy.narrow(1, begin, count), turned);
       if (g.grad_.defined()) to_x.add_(g.grad_.narrow(1, begin, count));
-      for (int64_t r = begin / each; r < (begin + count) / each; ++r) scatter.slot(r).copy_(part(to_x, r - begin / each, each));
+      for (int64_t r = begin / each; r < (begin + count) / each; ++r)
+        scatter.slot(r).copy_(part(to_x, r - begin / each, each));
     });
     scatter.start();
     Tensor own, to_weight;
@@ -101,8 +109,9 @@ struct ColumnPieces : torch::autograd::Node {
   std::string module;
 };
 
-Tensor column_in_pieces(const Tensor& x, const Tensor& weight, const Tensor& bias, const std::shared_ptr<Gathering>& gathering,
-                        Trace& trace, const std::string& name) {
+Tensor column_in_pieces(const Tensor& x, const Tensor& weight, const Tensor& bias,
+                        const std::shared_ptr<Gathering>& gathering, Trace& trace,
+                        const std::string& name) {
   Gathering& g = *gathering;
   Tensor y;
   {
@@ -118,12 +127,15 @@ Tensor column_in_pieces(const Tensor& x, const Tensor& weight, const Tensor& bia
         part(y, g.group_->rank(), each).copy_(times(g.own_, w));
       }
       g.arrive();
-      each_other(*g.group_, each,
-                 [&](int64_t begin, int64_t count) { y.narrow(1, begin, count).copy_(times(g.whole_.narrow(1, begin, count), w)); });
+      each_other(*g.group_, each, [&](int64_t begin, int64_t count) {
+        y.narrow(1, begin, count).copy_(times(g.whole_.narrow(1, begin, count), w));
+      });
     }
     if (bias.defined()) y.add_(bias.detach());
   }
-  if (!c10::GradMode::is_enabled() || !(x.requires_grad() || weight.requires_grad() || (bias.defined() && bias.requires_grad()))) return y;
+  if (!c10::GradMode::is_enabled() ||
+      !(x.requires_grad() || weight.requires_grad() || (bias.defined() && bias.requires_grad())))
+    return y;
   auto node = std::shared_ptr<ColumnPieces>(new ColumnPieces(), torch::autograd::deleteNode);
   if (bias.defined())
     node->set_next_edges(torch::autograd::collect_next_edges(x, weight, bias));
@@ -148,7 +160,9 @@ struct RowPieces : torch::autograd::Node {
     c10::NoGradGuard no_grad;
     if (!x.defined()) throw Error(ErrorCode::internal, module + ": its graph was used twice");
     int64_t each = x.size(1) / group->size();
-    Tensor own = grads[0].defined() ? grads[0] : at::zeros({x.size(0), each, weight.size(0)}, x.options()), turned = weight.t();
+    Tensor own = grads[0].defined() ? grads[0]
+                                    : at::zeros({x.size(0), each, weight.size(0)}, x.options()),
+           turned = weight.t();
     Gathering gathering(own, group);
     Tensor to_x = at::empty(x.sizes(), x.options()), to_weight;
     {
@@ -156,9 +170,11 @@ struct RowPieces : torch::autograd::Node {
       part(to_x, group->rank(), each).copy_(times(own, turned));
     }
     const Tensor& whole = gathering.whole();
-    each_other(*group, each,
-               [&](int64_t begin, int64_t count) { to_x.narrow(1, begin, count).copy_(times(whole.narrow(1, begin, count), turned)); });
-    if (should_compute_output(1)) to_weight = product(ColumnPieces::flat(whole).t(), ColumnPieces::flat(x).t());
+    each_other(*group, each, [&](int64_t begin, int64_t count) {
+      to_x.narrow(1, begin, count).copy_(times(whole.narrow(1, begin, count), turned));
+    });
+    if (should_compute_output(1))
+      to_weight = product(ColumnPieces::flat(whole).t(), ColumnPieces::flat(x).t());
     return {to_x, to_weight};
   }
 
@@ -170,7 +186,8 @@ struct RowPieces : torch::autograd::Node {
 
 }  // namespace
 
-Tensor row_in_pieces(const Tensor& x, const Tensor& weight, const GroupPtr& group, Trace& trace, const std::string& name) {
+Tensor row_in_pieces(const Tensor& x, const Tensor& weight, const GroupPtr& group, Trace& trace,
+                     const std::string& name) {
   Tensor y, input = x.detach(), w = weight.detach();
   {
     c10::NoGradGuard no_grad;
@@ -178,7 +195,8 @@ Tensor row_in_pieces(const Tensor& x, const Tensor& weight, const GroupPtr& grou
     PartsSum scatter({x.size(0), each, w.size(0)}, input.options(), *group);
     each_other(*group, each, [&](int64_t begin, int64_t count) {
       Tensor sums = times(input.narrow(1, begin, count), w);
-      for (int64_t r = begin / each; r < (begin + count) / each; ++r) scatter.slot(r).copy_(part(sums, r - begin / each, each));
+      for (int64_t r = begin / each; r < (begin + count) / each; ++r)
+        scatter.slot(r).copy_(part(sums, r - begin / each, each));
     });
     scatter.start();
     {

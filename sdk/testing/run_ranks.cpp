@@ -12,7 +12,8 @@
 
 namespace meshwright {
 
-void run_ranks(int64_t ranks, const std::function<void(const std::shared_ptr<World>&)>& body, std::chrono::milliseconds timeout) {
+void run_ranks(int64_t ranks, const std::function<void(const std::shared_ptr<World>&)>& body,
+               std::chrono::milliseconds timeout) {
   auto store = c10::make_intrusive<c10d::HashStore>();
   std::vector<std::thread> threads;
   std::mutex mutex;
@@ -25,8 +26,9 @@ void run_ranks(int64_t ranks, const std::function<void(const std::shared_ptr<Wor
         auto options = c10d::ProcessGroupGloo::Options::create(timeout);
         options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname("127.0.0.1"));
         options->threads = 1;
-        return transport_over(c10::make_intrusive<c10d::ProcessGroupGloo>(c10::make_intrusive<c10d::PrefixStore>(name, store), place,
-                                                                          static_cast<int>(members.size()), options),
+        return transport_over(c10::make_intrusive<c10d::ProcessGroupGloo>(
+                                  c10::make_intrusive<c10d::PrefixStore>(name, store), place,
+                                  static_cast<int>(members.size()), options),
                               at::kCPU);
       };
       at::set_num_threads(1);  // counted by thread

@@ -21,16 +21,21 @@ struct Folder {
   }
 };
 
-const std::string kJob = "configs/first_fsdp2_cpu.toml --set step_scheduler.max_steps=1 --set lr_scheduler.lr_warmup_steps=1 ";
+const std::string kJob =
+    "configs/first_fsdp2_cpu.toml --set step_scheduler.max_steps=1 --set "
+    "lr_scheduler.lr_warmup_steps=1 ";
 
 }  // namespace
 
-TEST_CASE("data that the model cannot learn from is refused by validate and by train, before a rank starts") {
+TEST_CASE(
+    "data that the model cannot learn from is refused by validate and by train, before a rank "
+    "starts") {
   Folder folder;
   std::string tokens(4096, '\0'), ids(4096, '\1');
   tokens[3001] = '\1';  // the token at byte 3000 is 256, the first one outside of the vocabulary
   fs::create_directories(folder.path / "pretrained");
-  fs::copy_file(MESHWRIGHT_SOURCE_DIR "/configs/models/llama-tiny.json", folder.path / "pretrained" / "config.json");
+  fs::copy_file(MESHWRIGHT_SOURCE_DIR "/configs/models/llama-tiny.json",
+                folder.path / "pretrained" / "config.json");
   folder.put("pretrained/tokenizer.json", "{}");
   struct Row {
     std::string sets;
@@ -38,17 +43,21 @@ TEST_CASE("data that the model cannot learn from is refused by validate and by t
     std::string part;
   };
   for (const Row& row :
-       {Row{"dataset.kind=tokens --set dataset.dtype=uint16 --set dataset.path=" + folder.put("odd.bin", tokens), "E0702",
-            "odd.bin: the token at byte 3000 is 256"},
+       {Row{"dataset.kind=tokens --set dataset.dtype=uint16 --set dataset.path=" +
+                folder.put("odd.bin", tokens),
+            "E0702", "odd.bin: the token at byte 3000 is 256"},
         Row{"dataset.kind=tokens --set dataset.dtype=uint16 --set dataset.path=" +
                 folder.put("t.npy", std::string("\x93NUMPY\x01\x00\x03\x00{}\n", 13) + ids),
             "E0701", "this is a .npy file"},
-        Row{"dataset.kind=text --set dataset.path=" + (folder.path / "none*.txt").string(), "E0701", "no file with contents"},
-        Row{"dataset.kind=text --set dataset.path=README.md --set model.config=none --set model.pretrained=" +
+        Row{"dataset.kind=text --set dataset.path=" + (folder.path / "none*.txt").string(), "E0701",
+            "no file with contents"},
+        Row{"dataset.kind=text --set dataset.path=README.md --set model.config=none --set "
+            "model.pretrained=" +
                 (folder.path / "pretrained").string(),
             "E0701", "has a tokenizer"}}) {
     CAPTURE(row.part);
-    for (const std::string& verb : {std::string("validate "), "train --nproc 2 --set run.dir=" + folder.path.string() + " "}) {
+    for (const std::string& verb : {std::string("validate "), "train --nproc 2 --set run.dir=" +
+                                                                  folder.path.string() + " "}) {
       CAPTURE(verb);
       Ran ran = run(verb + kJob + "--set " + row.sets, "2>&1");
       INFO(ran.out);
@@ -60,17 +69,23 @@ TEST_CASE("data that the model cannot learn from is refused by validate and by t
     }
   }
   CHECK(run("validate " + kJob +
-            "--set dataset.kind=tokens --set dataset.dtype=uint16 --set dataset.path=" + folder.put("good.bin", std::string(4096, '\0')))
+            "--set dataset.kind=tokens --set dataset.dtype=uint16 --set dataset.path=" +
+            folder.put("good.bin", std::string(4096, '\0')))
             .status == 0);
 }
 
-TEST_CASE("a job that this host cannot hold is refused before a rank is killed, and validate says what one rank needs") {
+TEST_CASE(
+    "a job that this host cannot hold is refused before a rank is killed, and validate says what "
+    "one rank needs") {
   Folder folder;
-  std::string model = folder.put("huge.json", R"({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096,
+  std::string model = folder.put(
+      "huge.json",
+      R"({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096,
     "intermediate_size": 16384, "num_hidden_layers": 400, "num_attention_heads": 32, "num_key_value_heads": 32, "vocab_size": 256,
     "max_position_embeddings": 128})");
   Ran ran = run("train --nproc 2 --set run.dir=" + folder.path.string() + " " + kJob +
-                    "--set dist_env.device=cpu --set step_scheduler.local_batch_size=1 --set step_scheduler.global_batch_size=1024 "
+                    "--set dist_env.device=cpu --set step_scheduler.local_batch_size=1 --set "
+                    "step_scheduler.global_batch_size=1024 "
                     "--set distributed.activation_checkpointing=full "
                     "--set model.config=" +
                     model,
@@ -81,23 +96,34 @@ TEST_CASE("a job that this host cannot hold is refused before a rank is killed, 
   CHECK(ran.out.find("the 2 ranks of this host would keep") != std::string::npos);
   CHECK(ran.out.find("times as many hosts like this one") != std::string::npos);
   CHECK(!fs::exists(folder.path / "first"));
-  Ran checked = run("validate " + kJob + "--set dist_env.device=cpu --set model.config=" + model, "2>&1");
+  Ran checked =
+      run("validate " + kJob + "--set dist_env.device=cpu --set model.config=" + model, "2>&1");
   INFO(checked.out);
   CHECK(checked.status == 0);
-  CHECK(checked.out.find("warning: one rank alone does not fit into this host: the 1 rank of this host would keep") != std::string::npos);
+  CHECK(checked.out.find("warning: one rank alone does not fit into this host: the 1 rank of this "
+                         "host would keep") != std::string::npos);
 }
 
-TEST_CASE("validate says when the schedule cannot do what it says, or samples reach behind the model's positions") {
+TEST_CASE(
+    "validate says when the schedule cannot do what it says, or samples reach behind the model's "
+    "positions") {
   Ran ran =
-      run("validate configs/first_fsdp2_cpu.toml --set optimizer.lr=1e-5 --set lr_scheduler.min_lr=1e-5 "
+      run("validate configs/first_fsdp2_cpu.toml --set optimizer.lr=1e-5 --set "
+          "lr_scheduler.min_lr=1e-5 "
           "--set lr_scheduler.lr_warmup_steps=30 --set dataset.seq_len=100000",
           "2>&1");
   INFO(ran.out);
   CHECK(ran.status == 0);
-  for (const char* part : {"never changes", "lr_warmup_steps = 30 is longer than the run", "dataset.seq_len = 100000 is above"})
+  for (const char* part : {"never changes", "lr_warmup_steps = 30 is longer than the run",
+                           "dataset.seq_len = 100000 is above"})
     CHECK(ran.out.find(part) != std::string::npos);
-  Ran above = run("validate configs/first_fsdp2_cpu.toml --set optimizer.lr=1e-5 --set lr_scheduler.min_lr=3e-5", "2>&1");
+  Ran above =
+      run("validate configs/first_fsdp2_cpu.toml --set optimizer.lr=1e-5 --set "
+          "lr_scheduler.min_lr=3e-5",
+          "2>&1");
   CHECK(above.status == 2);
-  CHECK(above.out.find("lr_scheduler.min_lr = 3e-05 is above optimizer.lr = 1e-05") != std::string::npos);
-  CHECK(run("validate configs/first_fsdp2_cpu.toml --set optimizer.lr=1e-5", "2>&1").out.find("warning") == std::string::npos);
+  CHECK(above.out.find("lr_scheduler.min_lr = 3e-05 is above optimizer.lr = 1e-05") !=
+        std::string::npos);
+  CHECK(run("validate configs/first_fsdp2_cpu.toml --set optimizer.lr=1e-5", "2>&1")
+            .out.find("warning") == std::string::npos);
 }

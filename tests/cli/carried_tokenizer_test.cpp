@@ -1,4 +1,5 @@
-// A tokenizer that lies beside model.config: every checkpoint that is kept has it, and so has the exported folder.
+// A tokenizer that lies beside model.config: every checkpoint that is kept has it, and so has the
+// exported folder.
 #include <doctest/doctest.h>
 #include <unistd.h>
 
@@ -19,7 +20,8 @@ std::string contents(const fs::path& path) {
 }
 
 struct Folder {
-  fs::path path = fs::canonical(fs::temp_directory_path()) / ("meshwright_carried_" + std::to_string(::getpid()));
+  fs::path path = fs::canonical(fs::temp_directory_path()) /
+                  ("meshwright_carried_" + std::to_string(::getpid()));
   Folder() {
     fs::remove_all(path);
     fs::create_directories(path / "model");
@@ -28,7 +30,8 @@ struct Folder {
     REQUIRE(at != std::string::npos);
     config.replace(at, config.find_first_of(",\n", at) - at, "\"vocab_size\": 1300");
     std::ofstream(path / "model/config.json") << config;
-    fs::copy_file(MESHWRIGHT_SOURCE_DIR "/tests/data/tokenizers/qwen2.json", path / "model/tokenizer.json");
+    fs::copy_file(MESHWRIGHT_SOURCE_DIR "/tests/data/tokenizers/qwen2.json",
+                  path / "model/tokenizer.json");
     std::ofstream(path / "model/tokenizer_config.json") << "{\"eos_token\": \"<|im_end|>\"}";
     std::ofstream(path / "model/generation_config.json") << "{\"eos_token_id\": 1202}";
     std::ofstream(path / "model/notes.txt") << "nobody's business";
@@ -38,14 +41,16 @@ struct Folder {
   ~Folder() { fs::remove_all(path); }
 
   std::string train(const std::string& name, int steps, const std::string& more) const {
-    Ran ran =
-        run("train configs/first_fsdp2_cpu.toml --nproc 1 --set run.name=" + name + " --set 'run.dir=" + (path / "runs").string() +
-                "' --set 'model.config=" + (path / "model/config.json").string() +
-                "' --set dataset.seq_len=16 --set step_scheduler.local_batch_size=2 --set step_scheduler.global_batch_size=2"
-                " --set lr_scheduler.lr_warmup_steps=1 --set checkpoint.every_steps=1 --set checkpoint.keep=1 --set checkpoint.export=final"
-                " --set step_scheduler.max_steps=" +
-                std::to_string(steps) + " " + more,
-            "2>&1");
+    Ran ran = run("train configs/first_fsdp2_cpu.toml --nproc 1 --set run.name=" + name +
+                      " --set 'run.dir=" + (path / "runs").string() +
+                      "' --set 'model.config=" + (path / "model/config.json").string() +
+                      "' --set dataset.seq_len=16 --set step_scheduler.local_batch_size=2 --set "
+                      "step_scheduler.global_batch_size=2"
+                      " --set lr_scheduler.lr_warmup_steps=1 --set checkpoint.every_steps=1 --set "
+                      "checkpoint.keep=1 --set checkpoint.export=final"
+                      " --set step_scheduler.max_steps=" +
+                      std::to_string(steps) + " " + more,
+                  "2>&1");
     INFO(ran.out);
     REQUIRE(ran.status == 0);
     return ran.out;
@@ -55,7 +60,8 @@ struct Folder {
 }  // namespace
 
 TEST_CASE(
-    "a tokenizer beside model.config is in every checkpoint that is kept, also after a resume without the original, and generate uses it") {
+    "a tokenizer beside model.config is in every checkpoint that is kept, also after a resume "
+    "without the original, and generate uses it") {
   Folder folder;
   folder.train("words", 3, "--set dataset.kind=mock");
   fs::path run_folder = folder.path / "runs/words", kept = run_folder / "checkpoints/step_00000003";
@@ -68,13 +74,15 @@ TEST_CASE(
   CHECK(fs::exists(run_folder / "hf/tokenizer_config.json"));
   CHECK_FALSE(fs::exists(kept / "source/notes.txt"));
   CHECK_FALSE(fs::exists(kept / "source/runs"));
-  for (const char* name : {"tokenizer.json", "tokenizer_config.json", "generation_config.json"}) fs::remove(folder.path / "model" / name);
+  for (const char* name : {"tokenizer.json", "tokenizer_config.json", "generation_config.json"})
+    fs::remove(folder.path / "model" / name);
   folder.train("words", 5, "--set dataset.kind=mock");
   kept = run_folder / "checkpoints/step_00000005";
   CHECK(contents(kept / "source/tokenizer.json") == tokenizer);
   CHECK(contents(run_folder / "hf/tokenizer.json") == tokenizer);
   for (const fs::path& from : {run_folder, kept, run_folder / "hf"}) {
-    Ran said = run("generate '" + from.string() + "' --prompt 'The quick brown fox' --max-new 3", "2>&1");
+    Ran said =
+        run("generate '" + from.string() + "' --prompt 'The quick brown fox' --max-new 3", "2>&1");
     INFO(said.out);
     CHECK(said.status == 0);
   }
@@ -82,18 +90,26 @@ TEST_CASE(
 
 TEST_CASE("a run on the bytes of texts has no use for a tokenizer beside its config, and says so") {
   Folder folder;
-  std::string said = folder.train("bytes", 1, "--set dataset.kind=text --set dataset.path=README.md");
-  CHECK(said.find("model/config.json is not carried along: dataset.kind = \"text\" trains on bytes") != std::string::npos);
+  std::string said =
+      folder.train("bytes", 1, "--set dataset.kind=text --set dataset.path=README.md");
+  CHECK(said.find(
+            "model/config.json is not carried along: dataset.kind = \"text\" trains on bytes") !=
+        std::string::npos);
   CHECK_FALSE(fs::exists(folder.path / "runs/bytes/checkpoints/step_00000001/source"));
   SUBCASE("validate does so too") {
-    Ran checked = run("validate '" + std::string("configs/first_fsdp2_cpu.toml' --set 'model.config=") +
-                          (folder.path / "model/config.json").string() + "' --set dataset.kind=text --set dataset.path=README.md",
-                      "2>&1");
+    Ran checked =
+        run("validate '" + std::string("configs/first_fsdp2_cpu.toml' --set 'model.config=") +
+                (folder.path / "model/config.json").string() +
+                "' --set dataset.kind=text --set dataset.path=README.md",
+            "2>&1");
     CHECK(checked.status == 0);
-    CHECK(checked.out.find("model/config.json is not carried along: dataset.kind = \"text\" trains on bytes") != std::string::npos);
+    CHECK(checked.out.find(
+              "model/config.json is not carried along: dataset.kind = \"text\" trains on bytes") !=
+          std::string::npos);
   }
   SUBCASE("generate says how its tokens are named") {
-    Ran asked = run("generate '" + (folder.path / "runs/bytes").string() + "' --prompt 'The quick'", "2>&1");
+    Ran asked = run("generate '" + (folder.path / "runs/bytes").string() + "' --prompt 'The quick'",
+                    "2>&1");
     CHECK(asked.status == 2);
     CHECK(asked.out.find("--tokens 84,104,101,32,113,117,105,99,107\n") != std::string::npos);
   }

@@ -21,9 +21,11 @@ std::string contents(const fs::path& path) {
   return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
 }
 
-// Two runs of a model that starts from a Hugging Face folder with a tokenizer: nothing learned, and three steps on another layout.
+// Two runs of a model that starts from a Hugging Face folder with a tokenizer: nothing learned, and
+// three steps on another layout.
 struct Runs {
-  fs::path path = fs::canonical(fs::temp_directory_path()) / ("meshwright_cli_checkpoint_" + std::to_string(::getpid()));
+  fs::path path = fs::canonical(fs::temp_directory_path()) /
+                  ("meshwright_cli_checkpoint_" + std::to_string(::getpid()));
   fs::path model = path / "model";
   Runs() {
     fs::remove_all(path);
@@ -37,13 +39,20 @@ struct Runs {
     train("moved", "ddp", 1, 3);
   }
   ~Runs() { fs::remove_all(path); }
-  fs::path at(const char* run, const char* step) const { return path / "runs" / run / "checkpoints" / step; }
-  void train(const std::string& name, const std::string& strategy, int ranks, int steps, const std::string& more = "") const {
-    Ran ran = run("train configs/" + std::string(strategy == "ddp" ? "ddp_cpu.toml" : "first_fsdp2_cpu.toml") + " --nproc " +
-                      std::to_string(ranks) + " --set run.name=" + name + " --set 'run.dir=" + (path / "runs").string() +
+  fs::path at(const char* run, const char* step) const {
+    return path / "runs" / run / "checkpoints" / step;
+  }
+  void train(const std::string& name, const std::string& strategy, int ranks, int steps,
+             const std::string& more = "") const {
+    Ran ran = run("train configs/" +
+                      std::string(strategy == "ddp" ? "ddp_cpu.toml" : "first_fsdp2_cpu.toml") +
+                      " --nproc " + std::to_string(ranks) + " --set run.name=" + name +
+                      " --set 'run.dir=" + (path / "runs").string() +
                       "' --set 'model.pretrained=" + model.string() +
-                      "' --set model.config=none --set dataset.kind=mock --set dataset.seq_len=16 --set step_scheduler.local_batch_size=2"
-                      " --set step_scheduler.global_batch_size=4 --set lr_scheduler.lr_warmup_steps=1 --set checkpoint.every_steps=2"
+                      "' --set model.config=none --set dataset.kind=mock --set dataset.seq_len=16 "
+                      "--set step_scheduler.local_batch_size=2"
+                      " --set step_scheduler.global_batch_size=4 --set "
+                      "lr_scheduler.lr_warmup_steps=1 --set checkpoint.every_steps=2"
                       " --set step_scheduler.max_steps=" +
                       std::to_string(steps) + more,
                   "2>&1");
@@ -95,11 +104,13 @@ TEST_CASE("checkpoint ls shows what each run has") {
 }
 
 TEST_CASE("checkpoint verify reads every byte, and names file and bytes of damage") {
-  json::array good = answer("checkpoint verify " + quoted(runs().path / "runs")).at("verified").as_array();
+  json::array good =
+      answer("checkpoint verify " + quoted(runs().path / "runs")).at("verified").as_array();
   CHECK(good.size() == 3);
   fs::path copy = runs().path / "copy";
   fs::copy(runs().at("moved", "step_00000003"), copy, fs::copy_options::recursive);
-  CHECK(run("checkpoint verify " + quoted(copy)).out.find("every byte matches its checksum") != std::string::npos);
+  CHECK(run("checkpoint verify " + quoted(copy)).out.find("every byte matches its checksum") !=
+        std::string::npos);
   fs::path file;
   for (const auto& entry : fs::directory_iterator(copy))
     if (entry.path().filename().string().rfind("optimizer", 0) == 0) file = entry.path();
@@ -108,7 +119,12 @@ TEST_CASE("checkpoint verify reads every byte, and names file and bytes of damag
   Ran bad = run("checkpoint verify " + quoted(copy), "2>&1");
   CHECK(bad.status == 7);
   CHECK_MESSAGE(bad.out.find("E0711") != std::string::npos, bad.out);
-  std::string said = answer("checkpoint verify " + quoted(copy), 7).at("error").as_object().at("message").as_string().c_str();
+  std::string said = answer("checkpoint verify " + quoted(copy), 7)
+                         .at("error")
+                         .as_object()
+                         .at("message")
+                         .as_string()
+                         .c_str();
   CHECK(said.find(file.string() + ": bytes 0 to ") == 0);
   CHECK(said.find(" do not match their checksum") != std::string::npos);
   Ran listed = run("checkpoint ls " + quoted(copy));
@@ -118,13 +134,15 @@ TEST_CASE("checkpoint verify reads every byte, and names file and bytes of damag
   CHECK(listed.status == 0);
   CHECK(listed.out.find("damaged") != std::string::npos);
   CHECK(listed.out.find("the file has 4000 bytes") != std::string::npos);
-  CHECK(run("checkpoint verify " + quoted(runs().model)).out.find("headers and index hold together") != std::string::npos);
+  CHECK(run("checkpoint verify " + quoted(runs().model))
+            .out.find("headers and index hold together") != std::string::npos);
   fs::remove_all(copy);
 }
 
 TEST_CASE("an export of a run that learned nothing is the folder it started from") {
   fs::path out = runs().path / "out";
-  json::object done = answer("checkpoint export " + quoted(runs().path / "runs/unchanged") + " --out " + quoted(out));
+  json::object done = answer("checkpoint export " + quoted(runs().path / "runs/unchanged") +
+                             " --out " + quoted(out));
   CHECK(done.at("source").as_string() == runs().at("unchanged", "step_00000000").string());
   CHECK(contents(out / "config.json") == contents(runs().model / "config.json"));
   CHECK(contents(out / "LICENSE") == "free");
@@ -135,25 +153,33 @@ TEST_CASE("an export of a run that learned nothing is the folder it started from
   CHECK(same.at("compared").as_int64() > 10);
   // Cut over two axes, it makes the same file.
   fs::path from_tp = runs().path / "out_tp";
-  runs().train("tp", "fsdp2", 4, 0,
-               " --set distributed.tp_size=2 --set distributed.sequence_parallel=true --set 'run.dir=" + runs().path.string() + "'");
+  runs().train(
+      "tp", "fsdp2", 4, 0,
+      " --set distributed.tp_size=2 --set distributed.sequence_parallel=true --set 'run.dir=" +
+          runs().path.string() + "'");
   answer("checkpoint export " + quoted(runs().path / "tp") + " --out " + quoted(from_tp));
   CHECK(contents(from_tp / "model.safetensors") == contents(out / "model.safetensors"));
   CHECK(contents(from_tp / "config.json") == contents(out / "config.json"));
-  Ran copied = run("checkpoint export " + quoted(runs().model) + " --out " + quoted(runs().path / "copied"), "2>&1");
+  Ran copied =
+      run("checkpoint export " + quoted(runs().model) + " --out " + quoted(runs().path / "copied"),
+          "2>&1");
   CHECK(copied.status == 0);
-  CHECK(copied.out.find("formats that may hold programs are not carried along: pytorch_model.bin") != std::string::npos);
+  CHECK(
+      copied.out.find("formats that may hold programs are not carried along: pytorch_model.bin") !=
+      std::string::npos);
   CHECK(contents(runs().path / "copied" / "LICENSE") == "free");
   // Again, smaller, in shards.
-  Ran half =
-      run("checkpoint export " + quoted(runs().path / "runs/unchanged") + " --out " + quoted(out) + " --dtype float16 --shard-size 10KB");
+  Ran half = run("checkpoint export " + quoted(runs().path / "runs/unchanged") + " --out " +
+                 quoted(out) + " --dtype float16 --shard-size 10KB");
   CHECK(half.status == 0);
   CHECK(half.out.find("wrote " + out.string() + ": ") == 0);
   CHECK(fs::exists(out / "model.safetensors.index.json"));
   CHECK_FALSE(fs::exists(out / "model.safetensors"));
   CHECK(answer("checkpoint verify " + quoted(out)).at("verified").as_array().size() == 1);
   std::ofstream(out / "mine.txt") << "x";
-  Ran refused = run("checkpoint export " + quoted(runs().path / "runs/unchanged") + " --out " + quoted(out), "2>&1");
+  Ran refused =
+      run("checkpoint export " + quoted(runs().path / "runs/unchanged") + " --out " + quoted(out),
+          "2>&1");
   CHECK(refused.status == 7);
   CHECK(refused.out.find("mine.txt, which the earlier export did not write") != std::string::npos);
   CHECK(fs::exists(out / "mine.txt"));
@@ -161,7 +187,9 @@ TEST_CASE("an export of a run that learned nothing is the folder it started from
 
 TEST_CASE("checkpoint diff counts what differs") {
   fs::path a = runs().at("unchanged", "step_00000000"), b = runs().at("moved", "step_00000003");
-  CHECK(answer("checkpoint diff " + quoted(b) + " " + quoted(runs().path / "runs/moved")).at("equal").as_bool());
+  CHECK(answer("checkpoint diff " + quoted(b) + " " + quoted(runs().path / "runs/moved"))
+            .at("equal")
+            .as_bool());
   json::object difference = answer("checkpoint diff " + quoted(a) + " " + quoted(b), 7);
   CHECK_FALSE(difference.at("equal").as_bool());
   CHECK(difference.at("only_a").as_array().empty());
@@ -177,11 +205,13 @@ TEST_CASE("checkpoint diff counts what differs") {
   }
   Ran text = run("checkpoint diff " + quoted(a) + " " + quoted(b));
   CHECK(text.status == 7);
-  for (const char* part : {"relative", "model.", " tensors in both"}) CHECK_MESSAGE(text.out.find(part) != std::string::npos, text.out);
+  for (const char* part : {"relative", "model.", " tensors in both"})
+    CHECK_MESSAGE(text.out.find(part) != std::string::npos, text.out);
 }
 
 TEST_CASE("the checkpoint verbs explain themselves and refuse what makes no sense") {
-  for (const char* verb : {"checkpoint", "checkpoint ls", "checkpoint verify", "checkpoint export", "checkpoint diff"}) {
+  for (const char* verb : {"checkpoint", "checkpoint ls", "checkpoint verify", "checkpoint export",
+                           "checkpoint diff"}) {
     std::string name = verb;
     CAPTURE(name);
     Ran help = run(name + " -h");
@@ -208,9 +238,11 @@ TEST_CASE("the checkpoint verbs explain themselves and refuse what makes no sens
            {"checkpoint export " + run_folder + " --out ''", 2, "wants --out"},
            {"checkpoint export " + run_folder + " --out /", 7, "cannot be a folder to write to"},
            {"checkpoint export " + run_folder + " --out /proc/x", 7, "E0705"},
-           {"checkpoint export " + run_folder + " --out configs", 7, "holds files that no export made"},
+           {"checkpoint export " + run_folder + " --out configs", 7,
+            "holds files that no export made"},
            {"checkpoint export " + run_folder + " --out README.md", 7, "is not a folder"},
-           {"checkpoint export " + run_folder + " --out x --dtype int8", 2, "wants a floating dtype"},
+           {"checkpoint export " + run_folder + " --out x --dtype int8", 2,
+            "wants a floating dtype"},
            {"checkpoint export " + run_folder + " --out x --dtype fp7", 2, "E0214"},
            {"checkpoint export " + run_folder + " --out x --shard-size 5XB", 2, "wants a size"},
            {"checkpoint export " + run_folder + " --out x --shard-size 0", 2, "wants a size"},

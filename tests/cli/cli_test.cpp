@@ -21,7 +21,9 @@ namespace fs = std::filesystem;
 namespace {
 
 json::object plan(const std::string& arguments) {
-  Ran ran = run("plan configs/first_fsdp2_cpu.toml --json --set step_scheduler.global_batch_size=960 " + arguments);
+  Ran ran =
+      run("plan configs/first_fsdp2_cpu.toml --json --set step_scheduler.global_batch_size=960 " +
+          arguments);
   INFO(arguments, "\n", ran.out);
   REQUIRE(ran.status == 0);
   return json::parse(ran.out).as_object();
@@ -32,20 +34,24 @@ std::string text(const json::value& value) { return json::serialize(value); }
 }  // namespace
 
 TEST_CASE("plan --json has the documented form for a sharded mesh") {
-  json::object p = plan("--world-size 8 --set distributed.dp_replicate_size=2 --set distributed.tp_size=2 --rank 5");
+  json::object p = plan(
+      "--world-size 8 --set distributed.dp_replicate_size=2 --set distributed.tp_size=2 --rank 5");
   CHECK(text(p.at("strategy")) == "\"fsdp2\"");
   CHECK(text(p.at("requested_strategy")) == "\"fsdp2\"");
   CHECK(text(p.at("world_size")) == "8");
-  CHECK(text(p.at("device_mesh")) == R"({"axes":["pp","dp_replicate","dp_shard","cp","tp"],"shape":[1,2,2,1,2]})");
+  CHECK(text(p.at("device_mesh")) ==
+        R"({"axes":["pp","dp_replicate","dp_shard","cp","tp"],"shape":[1,2,2,1,2]})");
   CHECK(p.at("moe_mesh").is_null());
-  CHECK(text(p.at("flattened")) ==
-        R"({"dp":["dp_replicate","dp_shard"],"dp_shard_cp":["dp_shard","cp"],"dp_cp":["dp_replicate","dp_shard","cp"]})");
+  CHECK(
+      text(p.at("flattened")) ==
+      R"({"dp":["dp_replicate","dp_shard"],"dp_shard_cp":["dp_shard","cp"],"dp_cp":["dp_replicate","dp_shard","cp"]})");
   CHECK(text(p.at("fsdp_mesh")) == R"(["dp_replicate","dp_shard"])");
   json::object& rank = p.at("rank").as_object();
   CHECK(text(rank.at("rank")) == "5");
   CHECK(text(rank.at("coordinates")) == R"({"pp":0,"dp_replicate":1,"dp_shard":0,"cp":0,"tp":1})");
-  CHECK(text(rank.at("groups")) ==
-        R"({"pp":[5],"dp_replicate":[1,5],"dp_shard":[5,7],"cp":[5],"tp":[4,5],"dp":[1,3,5,7],"dp_shard_cp":[5,7],"dp_cp":[1,3,5,7]})");
+  CHECK(
+      text(rank.at("groups")) ==
+      R"({"pp":[5],"dp_replicate":[1,5],"dp_shard":[5,7],"cp":[5],"tp":[4,5],"dp":[1,3,5,7],"dp_shard_cp":[5,7],"dp_cp":[1,3,5,7]})");
   CHECK(text(p.at("units")) == R"(["model.layers.0","model.layers.1","root"])");
   CHECK(p.at("pipeline").is_null());
   bool seen = false;
@@ -55,7 +61,8 @@ TEST_CASE("plan --json has the documented form for a sharded mesh") {
     seen = true;
     CHECK(text(parameter.at("global_shape")) == "[64,64]");
     CHECK(text(parameter.at("local_shape")) == "[16,64]");
-    CHECK(text(parameter.at("placement")) == R"json({"dp_replicate":"replicate","dp_shard":"shard(0)","tp":"shard(0)"})json");
+    CHECK(text(parameter.at("placement")) ==
+          R"json({"dp_replicate":"replicate","dp_shard":"shard(0)","tp":"shard(0)"})json");
   }
   CHECK(seen);
   const json::object& entry = p.at("tp_plan").as_array()[0].as_object();
@@ -64,11 +71,13 @@ TEST_CASE("plan --json has the documented form for a sharded mesh") {
   CHECK(text(entry.at("input")) == "\"replicate\"");
   CHECK(text(entry.at("output")) == "\"replicate\"");
   CHECK(text(entry.at("kind")) == "\"plain\"");
-  for (const char* key : {"weights", "gradients", "optimizer", "transient"}) CHECK(p.at("bytes").as_object().at(key).is_int64());
+  for (const char* key : {"weights", "gradients", "optimizer", "transient"})
+    CHECK(p.at("bytes").as_object().at(key).is_int64());
 }
 
 TEST_CASE("the wire rows are the closed form") {
-  // 2 ranks, one micro-batch: gathers of each unit, one reduce of each, rows padded to a multiple of the ranks.
+  // 2 ranks, one micro-batch: gathers of each unit, one reduce of each, rows padded to a multiple
+  // of the ranks.
   json::object p = plan("--world-size 2 --set step_scheduler.global_batch_size=8");
   int64_t gathered = 0, reduced = 0;
   std::map<std::string, int64_t> unit;
@@ -80,14 +89,18 @@ TEST_CASE("the wire rows are the closed form") {
   }
   std::map<std::string, int64_t> wire;
   for (const json::value& value : p.at("wire").as_array())
-    wire[std::string(value.as_object().at("axis").as_string()) + " " + std::string(value.as_object().at("op").as_string())] =
+    wire[std::string(value.as_object().at("axis").as_string()) + " " +
+         std::string(value.as_object().at("op").as_string())] =
         value.as_object().at("bytes").as_int64();
-  CHECK(wire == std::map<std::string, int64_t>{{"dp_shard all_gather", gathered}, {"dp_shard reduce_scatter", reduced}});
-  json::object ddp = plan("--world-size 4 --set distributed.strategy=ddp --set step_scheduler.global_batch_size=16");
+  CHECK(wire == std::map<std::string, int64_t>{{"dp_shard all_gather", gathered},
+                                               {"dp_shard reduce_scatter", reduced}});
+  json::object ddp = plan(
+      "--world-size 4 --set distributed.strategy=ddp --set step_scheduler.global_batch_size=16");
   int64_t parameters = 0;
   for (const json::value& value : ddp.at("parameters").as_array()) {
     int64_t count = 1;
-    for (const json::value& size : value.as_object().at("global_shape").as_array()) count *= size.as_int64();
+    for (const json::value& size : value.as_object().at("global_shape").as_array())
+      count *= size.as_int64();
     parameters += count;
   }
   const json::object& row = ddp.at("wire").as_array()[0].as_object();
@@ -109,7 +122,8 @@ TEST_CASE("ddp has no mesh, megatron_fsdp its own, expert parallelism its second
   const json::object& flat = mega.at("parameters").as_array()[1].as_object();
   CHECK(text(flat.at("placement")) == R"({"dp":"flat"})");
   CHECK(flat.contains("local_range"));
-  CHECK(text(plan("--world-size 4 --set distributed.strategy=mfsdp --set distributed.cp_size=2").at("fsdp_mesh")) == R"(["dp_cp"])");
+  CHECK(text(plan("--world-size 4 --set distributed.strategy=mfsdp --set distributed.cp_size=2")
+                 .at("fsdp_mesh")) == R"(["dp_cp"])");
   Ran moe = run("plan configs/moe_ep.toml --world-size 32 --json");
   REQUIRE(moe.status == 0);
   json::object m = json::parse(moe.out).as_object();
@@ -153,20 +167,27 @@ TEST_CASE("sizes that do not fit the model are refused at the line that asks for
     int line, column;
   };
   const std::string head = "[model]\nconfig = \"configs/models/";
-  const std::string dense = head + "llama-3-8b.json\"\n[distributed]\n", experts = head + "qwen3-30b-a3b.json\"\n[distributed]\n";
+  const std::string dense = head + "llama-3-8b.json\"\n[distributed]\n",
+                    experts = head + "qwen3-30b-a3b.json\"\n[distributed]\n";
   const fs::path file = fs::path(MESHWRIGHT_BUILD_DIR) / "cli_fit_test.toml";
   for (const auto& [model, row] :
        {std::pair(dense, Row{"tp_size = 16\n", "\"E0308\"", "\"distributed.tp_size\"", 4, 11}),
-        std::pair(dense, Row{"dp_size = 1\npp_size = 64\n", "\"E0309\"", "\"distributed.pp_size\"", 5, 11}),
-        std::pair(dense, Row{"pp_size = 4\n[distributed.pipeline]\nlayers_per_stage = 3\n", "\"E0309\"",
-                             "\"distributed.pipeline.layers_per_stage\"", 6, 20}),
-        std::pair(dense, Row{"tp_size = 2\ntp_plan = \"nobodys\"\n", "\"E0215\"", "\"distributed.tp_plan\"", 5, 11}),
-        std::pair(dense,
-                  Row{"tp_size = 2\n[distributed.tp_plan]\n\"model.norm\" = \"colwise\"\n", "\"E0311\"", "\"distributed.tp_plan\"", 5, 1}),
+        std::pair(dense, Row{"dp_size = 1\npp_size = 64\n", "\"E0309\"", "\"distributed.pp_size\"",
+                             5, 11}),
+        std::pair(dense, Row{"pp_size = 4\n[distributed.pipeline]\nlayers_per_stage = 3\n",
+                             "\"E0309\"", "\"distributed.pipeline.layers_per_stage\"", 6, 20}),
+        std::pair(dense, Row{"tp_size = 2\ntp_plan = \"nobodys\"\n", "\"E0215\"",
+                             "\"distributed.tp_plan\"", 5, 11}),
+        std::pair(dense, Row{"tp_size = 2\n[distributed.tp_plan]\n\"model.norm\" = \"colwise\"\n",
+                             "\"E0311\"", "\"distributed.tp_plan\"", 5, 1}),
         std::pair(dense, Row{"ep_size = 4\n", "\"E0316\"", "\"distributed.ep_size\"", 4, 11}),
-        std::pair(experts, Row{"tp_size = 2\nsequence_parallel = true\n", "\"E0212\"", "\"distributed.sequence_parallel\"", 5, 21}),
-        std::pair(dense, Row{"strategy = \"mfsdp\"\n[distributed.megatron_fsdp]\nmegatron_fsdp_unit_modules = [\"Foo\"]\n", "\"E0315\"",
-                             "\"distributed.megatron_fsdp.megatron_fsdp_unit_modules\"", 6, 30})}) {
+        std::pair(experts, Row{"tp_size = 2\nsequence_parallel = true\n", "\"E0212\"",
+                               "\"distributed.sequence_parallel\"", 5, 21}),
+        std::pair(
+            dense,
+            Row{"strategy = \"mfsdp\"\n[distributed.megatron_fsdp]\nmegatron_fsdp_unit_modules = "
+                "[\"Foo\"]\n",
+                "\"E0315\"", "\"distributed.megatron_fsdp.megatron_fsdp_unit_modules\"", 6, 30})}) {
     std::ofstream(file) << model << row.toml;
     for (const char* verb : {"plan", "validate"}) {
       Ran ran = run(verb + (" '" + file.string() + "' --world-size 64 --json"));
@@ -183,7 +204,8 @@ TEST_CASE("sizes that do not fit the model are refused at the line that asks for
 
 TEST_CASE("every library of [plugins] load that cannot be used is told, at its own place") {
   const fs::path file = fs::path(MESHWRIGHT_BUILD_DIR) / "cli_load_test.toml";
-  std::ofstream(file) << "[plugins]\nload = [\"nowhere.so\",\n  \"cli_load_test.toml\"]\n[distributed]\nstrategy = \"mine\"\n"
+  std::ofstream(file) << "[plugins]\nload = [\"nowhere.so\",\n  "
+                         "\"cli_load_test.toml\"]\n[distributed]\nstrategy = \"mine\"\n"
                          "[distributed.mine]\nx = 1\n";
   Ran ran = run("validate '" + file.string() + "' --json", "2>&1");
   CHECK(ran.status == 2);
@@ -197,20 +219,27 @@ TEST_CASE("every library of [plugins] load that cannot be used is told, at its o
   CHECK(text(errors[1].at("line")) == "3");
 }
 
-TEST_CASE("rules of the strategy are checked beside mistakes of another kind, unless they rest on one") {
+TEST_CASE(
+    "rules of the strategy are checked beside mistakes of another kind, unless they rest on one") {
   struct Row {
     const char* toml;
     std::vector<std::string> keys;  // of the errors, in order
   };
   const fs::path file = fs::path(MESHWRIGHT_BUILD_DIR) / "cli_rules_test.toml";
   for (const Row& row :
-       {Row{"enable_async_tensor_parallel = true\n[optimizer]\nlr = -1\n", {"optimizer.lr", "distributed.enable_async_tensor_parallel"}},
+       {Row{"enable_async_tensor_parallel = true\n[optimizer]\nlr = -1\n",
+            {"optimizer.lr", "distributed.enable_async_tensor_parallel"}},
         // Whether the two fit together is not known before sequence_parallel is.
-        Row{"enable_async_tensor_parallel = true\nsequence_parallel = 3\n", {"distributed.sequence_parallel"}},
-        Row{"enable_async_tensor_parallel = true\nsequence_paralel = true\n", {"distributed.sequence_paralel"}},
-        Row{"strategy = \"ddp\"\nsequence_parallel = true\ntp_plan = \"x\"\ntp_sise = 2\n[run]\nseed = \"a\"\n",
-            {"distributed.tp_sise", "run.seed", "distributed.sequence_parallel", "distributed.tp_plan"}},
-        Row{"strategy = \"megatron_fsdp\"\nsequence_parallel = true\n[distributed.megatron_fsdp]\nzero_dp_strategy = 9\n"
+        Row{"enable_async_tensor_parallel = true\nsequence_parallel = 3\n",
+            {"distributed.sequence_parallel"}},
+        Row{"enable_async_tensor_parallel = true\nsequence_paralel = true\n",
+            {"distributed.sequence_paralel"}},
+        Row{"strategy = \"ddp\"\nsequence_parallel = true\ntp_plan = \"x\"\ntp_sise = "
+            "2\n[run]\nseed = \"a\"\n",
+            {"distributed.tp_sise", "run.seed", "distributed.sequence_parallel",
+             "distributed.tp_plan"}},
+        Row{"strategy = \"megatron_fsdp\"\nsequence_parallel = "
+            "true\n[distributed.megatron_fsdp]\nzero_dp_strategy = 9\n"
             "init_fsdp_with_meta_device = true\nkeep_fp8_transpose_cache = true\n",
             {"distributed.megatron_fsdp.zero_dp_strategy", "distributed.sequence_parallel",
              "distributed.megatron_fsdp.keep_fp8_transpose_cache"}}}) {
@@ -220,7 +249,8 @@ TEST_CASE("rules of the strategy are checked beside mistakes of another kind, un
     CHECK(ran.status == 2);
     std::vector<std::string> keys;
     const json::value answer = json::parse(ran.out);
-    for (const json::value& error : answer.as_object().at("errors").as_array()) keys.emplace_back(error.as_object().at("key").as_string());
+    for (const json::value& error : answer.as_object().at("errors").as_array())
+      keys.emplace_back(error.as_object().at("key").as_string());
     CHECK(keys == row.keys);
   }
 }
@@ -233,16 +263,19 @@ TEST_CASE("validate names the strategy that takes the job, and the one that was 
   CHECK(text(machine.at("strategy")) == "\"moe_ep\"");
   CHECK(text(machine.at("requested_strategy")) == "\"fsdp2\"");
   CHECK(std::string(machine.at("plugin").as_string()).ends_with("libmeshwright_moe_ep.so"));
-  CHECK(run("validate configs/first_fsdp2_cpu.toml").out.find("strategy fsdp2 of plugin fsdp2 ") != std::string::npos);
+  CHECK(run("validate configs/first_fsdp2_cpu.toml").out.find("strategy fsdp2 of plugin fsdp2 ") !=
+        std::string::npos);
 }
 
 TEST_CASE("a job may be handed on once, not twice") {
   auto planned = [](const std::string& strategy) {
     std::string load;
     for (const char* name : {"delegates", "delegates_again", "good"})
-      load += std::string(load.empty() ? "" : ", ") + "\"" MESHWRIGHT_BUILD_DIR "/fixtures/plugins/libmeshwright_fixture_" + name + ".so\"";
-    return run("plan configs/first_fsdp2_cpu.toml --json --world-size 2 --set distributed.strategy=" + strategy + " --set 'plugins.load=[" +
-               load + "]'");
+      load += std::string(load.empty() ? "" : ", ") +
+              "\"" MESHWRIGHT_BUILD_DIR "/fixtures/plugins/libmeshwright_fixture_" + name + ".so\"";
+    return run(
+        "plan configs/first_fsdp2_cpu.toml --json --world-size 2 --set distributed.strategy=" +
+        strategy + " --set 'plugins.load=[" + load + "]'");
   };
   Ran once = planned("fixture_delegates_again");
   INFO(once.out);
@@ -255,15 +288,18 @@ TEST_CASE("a job may be handed on once, not twice") {
   CHECK(twice.status == 3);
   json::object error = json::parse(twice.out).as_object().at("error").as_object();
   CHECK(text(error.at("code")) == "\"E0314\"");
-  CHECK(text(error.at("message")) == "\"fixture_delegates hands this job to fixture_delegates_again, which hands it on to fixture_good\"");
+  CHECK(text(error.at("message")) ==
+        "\"fixture_delegates hands this job to fixture_delegates_again, which hands it on to "
+        "fixture_good\"");
   CHECK(text(error.at("key")) == "\"distributed.strategy\"");
   CHECK(text(error.at("help")) == R"(["set distributed.strategy = \"fixture_good\""])");
   CHECK(planned("fixture_good").status == 0);
 }
 
 TEST_CASE("every verb explains itself and has its exit statuses") {
-  for (const char* verb : {"", "plan", "validate", "config show", "config schema", "config explain", "plugins list", "plugins inspect",
-                           "plugins check", "plugins new", "env", "plugins", "config"}) {
+  for (const char* verb :
+       {"", "plan", "validate", "config show", "config schema", "config explain", "plugins list",
+        "plugins inspect", "plugins check", "plugins new", "env", "plugins", "config"}) {
     std::string name = verb;
     CAPTURE(name);
     Ran help = run(name + " -h");
@@ -285,31 +321,44 @@ TEST_CASE("every verb explains itself and has its exit statuses") {
         Row{"plan configs/missing.toml", 2, "E0209"},
         Row{"plan configs", 2, "E0209"},
         Row{"plan configs/ddp_cpu.toml --world-size 4 --rank 4", 3, "E0313"},
-        Row{"plan configs/ddp_cpu.toml --world-size 4 --set distributed.strategy=fsdp3", 2, "fsdp2"},
+        Row{"plan configs/ddp_cpu.toml --world-size 4 --set distributed.strategy=fsdp3", 2,
+            "fsdp2"},
         Row{"plan configs/ddp_cpu.toml --world-size 4 --set distributed.tp_size=2", 3, "E0306"},
         Row{"plan configs/ddp_cpu.toml --world-size 3", 3, "E0310"},
-        Row{"plan configs/first_fsdp2_cpu.toml --world-size 8 --set distributed.tp_size=4", 3, "E0308"},
-        Row{"plan configs/first_fsdp2_cpu.toml --world-size 8 --set step_scheduler.global_batch_size=960 --set distributed.ep_size=4", 3,
-            "E0316"},
-        Row{"plan configs/first_fsdp2_cpu.toml --world-size 2 --set model.config=nowhere.json", 2, "E0209"},
-        Row{"plan configs/first_fsdp2_cpu.toml --world-size 2 --set model.config=configs/ddp_cpu.toml", 2, "line 1, column 1"},
-        Row{"plan configs/hsdp_tp.toml --world-size 64 --set distributed.tp_size=4 --set distributed.pp_size=3", 3,
-            "set distributed.pp_size = 2"},
+        Row{"plan configs/first_fsdp2_cpu.toml --world-size 8 --set distributed.tp_size=4", 3,
+            "E0308"},
+        Row{"plan configs/first_fsdp2_cpu.toml --world-size 8 --set "
+            "step_scheduler.global_batch_size=960 --set distributed.ep_size=4",
+            3, "E0316"},
+        Row{"plan configs/first_fsdp2_cpu.toml --world-size 2 --set model.config=nowhere.json", 2,
+            "E0209"},
+        Row{"plan configs/first_fsdp2_cpu.toml --world-size 2 --set "
+            "model.config=configs/ddp_cpu.toml",
+            2, "line 1, column 1"},
+        Row{"plan configs/hsdp_tp.toml --world-size 64 --set distributed.tp_size=4 --set "
+            "distributed.pp_size=3",
+            3, "set distributed.pp_size = 2"},
         Row{"plan configs/ddp_cpu.toml --rank -1", 2, "help: --rank 0"},
         Row{"plugins new mine --dir /proc/mine", 7, "cannot write /proc/mine"},
-        Row{"plan configs/first_fsdp2_cpu.toml --world-size 2 --set distributed.enable_async_tensor_parallel=true", 2, "E0208"},
+        Row{"plan configs/first_fsdp2_cpu.toml --world-size 2 --set "
+            "distributed.enable_async_tensor_parallel=true",
+            2, "E0208"},
         Row{"train configs/ddp_cpu.toml --set dataset.kind=text", 2, "E0206"},
         Row{"train configs/ddp_cpu.toml --set run.name=../elsewhere", 2, "E0205"},
         Row{"train configs/ddp_cpu.toml --set run.name=", 2, "E0205"},
-        Row{"train configs/ddp_cpu.toml --set validation_dataset.every_steps=2", 2, "validation_dataset.path is not"},
+        Row{"train configs/ddp_cpu.toml --set validation_dataset.every_steps=2", 2,
+            "validation_dataset.path is not"},
         Row{"train configs/ddp_cpu.toml --sample 0", 2, "E0101"},
         Row{"train configs/ddp_cpu.toml --prompt x", 2, "no --sample"},
         Row{"train configs/ddp_cpu.toml --sample 4 --prompt ''", 2, "E0101"},
         Row{"train configs/ddp_cpu.toml --sample 4 --temperature -0.5", 2, "E0101"},
         Row{"train configs/ddp_cpu.toml --sample 4 --temperature 1x", 2, "E0101"},
-        Row{"train configs/ddp_cpu.toml --sample 4 --set model.config=tests/data/nets/llama_tied_257/config.json", 2, "257"},
+        Row{"train configs/ddp_cpu.toml --sample 4 --set "
+            "model.config=tests/data/nets/llama_tied_257/config.json",
+            2, "257"},
         Row{"train configs/moe_ep.toml --set dataset.kind=mock", 3, "E0305"},
-        Row{"train configs/ddp_cpu.toml --set dataset.kind=mock --set dist_env.device=cuda", 4, "E0504"},
+        Row{"train configs/ddp_cpu.toml --set dataset.kind=mock --set dist_env.device=cuda", 4,
+            "E0504"},
         Row{"checkpoint ls x", 7, "E0712"},
         Row{"generate x", 2, "E0209"},
         Row{"plugins inspect ./nowhere.so", 2, "E0420"},
@@ -328,15 +377,21 @@ TEST_CASE("every verb explains itself and has its exit statuses") {
   }
 }
 
-TEST_CASE("paths that are relative to a configuration in another folder: the error names what was tried and a setting that works") {
-  fs::path jobs = fs::canonical(fs::temp_directory_path()) / ("meshwright_jobs_" + std::to_string(::getpid()));
+TEST_CASE(
+    "paths that are relative to a configuration in another folder: the error names what was tried "
+    "and a setting that works") {
+  fs::path jobs =
+      fs::canonical(fs::temp_directory_path()) / ("meshwright_jobs_" + std::to_string(::getpid()));
   fs::create_directories(jobs);
-  fs::copy_file(MESHWRIGHT_SOURCE_DIR "/configs/models/llama-tiny.json", jobs / "model.json", fs::copy_options::overwrite_existing);
+  fs::copy_file(MESHWRIGHT_SOURCE_DIR "/configs/models/llama-tiny.json", jobs / "model.json",
+                fs::copy_options::overwrite_existing);
   std::ofstream(jobs / "some.words") << std::string(5000, 'x');
   std::string file = (jobs / "a.toml").string();
-  std::ofstream(file) << "[model]\nconfig = \"model.json\"\n[dataset]\npath = \"*.words\"\nseq_len = 32\n"
-                         "[step_scheduler]\nmax_steps = 1\nglobal_batch_size = 4\nlocal_batch_size = 2\n";
-  auto setting = [](const std::string& out, const std::string& key) {  // the one that the help tells
+  std::ofstream(file)
+      << "[model]\nconfig = \"model.json\"\n[dataset]\npath = \"*.words\"\nseq_len = 32\n"
+         "[step_scheduler]\nmax_steps = 1\nglobal_batch_size = 4\nlocal_batch_size = 2\n";
+  auto setting = [](const std::string& out,
+                    const std::string& key) {  // the one that the help tells
     size_t at = out.find("it lies beside the configuration: set " + key + " = ");
     REQUIRE(at != std::string::npos);
     at = out.find(key, at);
@@ -347,10 +402,13 @@ TEST_CASE("paths that are relative to a configuration in another folder: the err
   INFO(ran.out);
   CHECK(ran.status == 2);
   CHECK(ran.out.find("E0209") != std::string::npos);
-  CHECK(ran.out.find("tried " MESHWRIGHT_SOURCE_DIR "/model.json: relative paths start at the current folder") != std::string::npos);
+  CHECK(ran.out.find("tried " MESHWRIGHT_SOURCE_DIR
+                     "/model.json: relative paths start at the current folder") !=
+        std::string::npos);
   std::string model = setting(ran.out, "model.config");
   CHECK(run("plan '" + file + "' --world-size 2" + model).status == 0);
-  std::string train = "train '" + file + "'" + model + " --set run.dir='" + (jobs / "runs").string() + "'";
+  std::string train =
+      "train '" + file + "'" + model + " --set run.dir='" + (jobs / "runs").string() + "'";
   ran = run(train, "2>&1");
   CHECK(ran.status == 7);
   CHECK(ran.out.find("E0701") != std::string::npos);
@@ -359,9 +417,11 @@ TEST_CASE("paths that are relative to a configuration in another folder: the err
 }
 
 TEST_CASE("every read-only verb prints JSON that parses") {
-  for (const char* arguments : {"plan configs/ddp_cpu.toml --world-size 4 --json", "validate configs/ddp_cpu.toml --json",
-                                "config show configs/ddp_cpu.toml --json", "config schema", "config explain optimizer --json",
-                                "config explain E0301 --json", "plugins list --json", "plugins inspect fsdp2 --json", "env --json"}) {
+  for (const char* arguments :
+       {"plan configs/ddp_cpu.toml --world-size 4 --json", "validate configs/ddp_cpu.toml --json",
+        "config show configs/ddp_cpu.toml --json", "config schema",
+        "config explain optimizer --json", "config explain E0301 --json", "plugins list --json",
+        "plugins inspect fsdp2 --json", "env --json"}) {
     std::string name = arguments;
     CAPTURE(name);
     Ran ran = run(arguments);
@@ -370,19 +430,24 @@ TEST_CASE("every read-only verb prints JSON that parses") {
   }
 }
 
-TEST_CASE("every shipped configuration plans on 32 ranks, and is valid but for the one that cannot be trained") {
+TEST_CASE(
+    "every shipped configuration plans on 32 ranks, and is valid but for the one that cannot be "
+    "trained") {
   int count = 0;
-  for (const fs::directory_entry& entry : fs::directory_iterator(MESHWRIGHT_SOURCE_DIR "/configs")) {
+  for (const fs::directory_entry& entry :
+       fs::directory_iterator(MESHWRIGHT_SOURCE_DIR "/configs")) {
     if (entry.path().extension() != ".toml") continue;
     ++count;
     std::string name = "configs/" + entry.path().filename().string();
     CAPTURE(name);
-    Ran ran = run("plan " + name + " --world-size 32 --set step_scheduler.global_batch_size=3840", "2>&1");
+    Ran ran = run("plan " + name + " --world-size 32 --set step_scheduler.global_batch_size=3840",
+                  "2>&1");
     INFO(ran.out);
     CHECK(ran.status == 0);
     CHECK(ran.out.find("Memory") != std::string::npos);
     bool pipelined = name == "configs/pipeline_interleaved.toml";
-    CHECK((ran.out.find("this plan cannot be trained: pp_size = 4") != std::string::npos) == pipelined);
+    CHECK((ran.out.find("this plan cannot be trained: pp_size = 4") != std::string::npos) ==
+          pipelined);
     CHECK(run("validate " + name).status == (pipelined ? 3 : 0));
   }
   CHECK(count >= 7);
@@ -393,8 +458,10 @@ TEST_CASE("the conformance kit catches what is wrong, a crash and a hang include
   struct Row {
     const char *fixture, *says;
   };
-  for (const Row& row : {Row{"throws_foreign", "left plan_mesh"}, Row{"aborts_in_validate", "ended by signal 6"},
-                         Row{"hangs", "was killed"}, Row{"wrong_mesh", "FAIL"}, Row{"create_fails", "no licence on this machine"}}) {
+  for (const Row& row :
+       {Row{"throws_foreign", "left plan_mesh"}, Row{"aborts_in_validate", "ended by signal 6"},
+        Row{"hangs", "was killed"}, Row{"wrong_mesh", "FAIL"},
+        Row{"create_fails", "no licence on this machine"}}) {
     std::string name = row.fixture;
     CAPTURE(name);
     Ran ran = run("plugins check " + fixtures + name + ".so --timeout 2");
@@ -406,7 +473,8 @@ TEST_CASE("the conformance kit catches what is wrong, a crash and a hang include
   CHECK(run("plugins check fsdp2").status == 0);
 }
 
-TEST_CASE("output that cannot be written is noticed, a reader that goes away is not an error message") {
+TEST_CASE(
+    "output that cannot be written is noticed, a reader that goes away is not an error message") {
   CHECK(run("plugins list", ">/dev/full 2>&1").status == 1);
   Ran piped = run("plan configs/hsdp_tp.toml --world-size 8", "2>&1 | head -1");
   CHECK(piped.out.find("error") == std::string::npos);
@@ -414,13 +482,16 @@ TEST_CASE("output that cannot be written is noticed, a reader that goes away is 
   int no_reader[2];
   REQUIRE(::pipe(no_reader) == 0);
   ::close(no_reader[0]);
-  CHECK(run("plan configs/hsdp_tp.toml --world-size 8", "2>/dev/null >&" + std::to_string(no_reader[1])).status == 128 + SIGPIPE);
+  CHECK(run("plan configs/hsdp_tp.toml --world-size 8",
+            "2>/dev/null >&" + std::to_string(no_reader[1]))
+            .status == 128 + SIGPIPE);
   ::close(no_reader[1]);
   // What is only said beside the result may get lost.
   Ran unheard = run("plan configs/moe_ep.toml --world-size 32 --json", "2>/dev/full");
   CHECK(unheard.status == 0);
   CHECK_NOTHROW(json::parse(unheard.out));
   CHECK(run("plan configs/ddp_cpu.toml --set a.b=1", "2>&-").status == 2);
-  CHECK(run("plan configs/ddp_cpu.toml", "2>&1", "WORLD_SIZE=abc").out.find("WORLD_SIZE") != std::string::npos);
+  CHECK(run("plan configs/ddp_cpu.toml", "2>&1", "WORLD_SIZE=abc").out.find("WORLD_SIZE") !=
+        std::string::npos);
   CHECK(run("plan configs/ddp_cpu.toml", "2>&1", "WORLD_SIZE=4").status == 0);
 }

@@ -40,7 +40,8 @@ std::vector<int64_t> tokens_of(const fs::path& path) {
 }
 
 struct Folder {
-  fs::path path = fs::canonical(fs::temp_directory_path()) / ("meshwright_cli_tokenize_" + std::to_string(::getpid()));
+  fs::path path = fs::canonical(fs::temp_directory_path()) /
+                  ("meshwright_cli_tokenize_" + std::to_string(::getpid()));
   Folder() {
     fs::remove_all(path);
     fs::create_directories(path / "model");
@@ -52,14 +53,19 @@ struct Folder {
     return quoted(name);
   }
   std::string quoted(const std::string& name) const { return "'" + (path / name).string() + "'"; }
-  Ran tokenize(const std::string& files, const std::string& more = "", const std::string& redirect = "2>&1") const {
-    return run("tokenize " + files + " --tokenizer " + quoted("model") + " --out " + quoted("out.bin") + " " + more, redirect);
+  Ran tokenize(const std::string& files, const std::string& more = "",
+               const std::string& redirect = "2>&1") const {
+    return run("tokenize " + files + " --tokenizer " + quoted("model") + " --out " +
+                   quoted("out.bin") + " " + more,
+               redirect);
   }
 };
 
 }  // namespace
 
-TEST_CASE("tokenize writes the ids of the reference library, of patterns and files in order, with any number of threads") {
+TEST_CASE(
+    "tokenize writes the ids of the reference library, of patterns and files in order, with any "
+    "number of threads") {
   Folder folder;
   json::value golden = json::parse(contents(kTokenizers + "llama3.golden.json"));
   std::vector<int64_t> expected;
@@ -72,7 +78,9 @@ TEST_CASE("tokenize writes the ids of the reference library, of patterns and fil
     expected.push_back(3);
   }
   for (const char* threads : {"1", "3"}) {
-    Ran ran = folder.tokenize(folder.quoted("t*.txt"), std::string("--document-end 3 --force --json --threads ") + threads, "2>/dev/null");
+    Ran ran = folder.tokenize(folder.quoted("t*.txt"),
+                              std::string("--document-end 3 --force --json --threads ") + threads,
+                              "2>/dev/null");
     REQUIRE_MESSAGE(ran.status == 0, ran.out);
     json::object said = json::parse(ran.out).as_object();
     CHECK(said.at("tokens").as_int64() == static_cast<int64_t>(expected.size()));
@@ -87,21 +95,26 @@ TEST_CASE("tokenize writes the ids of the reference library, of patterns and fil
   size_t at = config.find("256");
   REQUIRE(at != std::string::npos);
   folder.put("config.json", config.replace(at, 3, "1300"));
-  Ran trained = run("train configs/first_fsdp2_cpu.toml --nproc 1 --set run.name=t --set 'run.dir=" + folder.path.string() +
-                        "' --set dataset.kind=tokens --set 'dataset.path=" + (folder.path / "out.bin").string() +
-                        "' --set 'model.config=" + (folder.path / "config.json").string() +
-                        "' --set dataset.seq_len=8 --set step_scheduler.max_steps=1 --set step_scheduler.local_batch_size=1"
-                        " --set step_scheduler.global_batch_size=1 --set lr_scheduler.lr_warmup_steps=0",
-                    "2>&1");
+  Ran trained = run(
+      "train configs/first_fsdp2_cpu.toml --nproc 1 --set run.name=t --set 'run.dir=" +
+          folder.path.string() +
+          "' --set dataset.kind=tokens --set 'dataset.path=" + (folder.path / "out.bin").string() +
+          "' --set 'model.config=" + (folder.path / "config.json").string() +
+          "' --set dataset.seq_len=8 --set step_scheduler.max_steps=1 --set "
+          "step_scheduler.local_batch_size=1"
+          " --set step_scheduler.global_batch_size=1 --set lr_scheduler.lr_warmup_steps=0",
+      "2>&1");
   CHECK_MESSAGE(trained.status == 0, trained.out);
 }
 
-TEST_CASE("tokenize finds the end-of-text token by name, by id and by what lies beside the tokenizer") {
+TEST_CASE(
+    "tokenize finds the end-of-text token by name, by id and by what lies beside the tokenizer") {
   Folder folder;
   std::string text = folder.put("a.txt", "The quick brown fox");
   REQUIRE(folder.tokenize(text).status == 0);
   std::vector<int64_t> plain = tokens_of(folder.path / "out.bin");
-  json::array added = json::parse(contents(kTokenizers + "llama3.json")).at("added_tokens").as_array();
+  json::array added =
+      json::parse(contents(kTokenizers + "llama3.json")).at("added_tokens").as_array();
   REQUIRE(added.size() >= 2);
   int64_t id = added[1].at("id").as_int64();
   std::string name(added[1].at("content").as_string());
@@ -123,13 +136,15 @@ TEST_CASE("tokenize finds the end-of-text token by name, by id and by what lies 
   folder.put("model/tokenizer_config.json", "{\"eos_token\": {\"content\": \"" + name + "\"}}");
   CHECK(ends("eos") == id);
   REQUIRE(folder.tokenize(text, "--force --no-special").status == 0);
-  CHECK(tokens_of(folder.path / "out.bin").size() < plain.size());  // without the beginning-of-text token of the template
+  CHECK(tokens_of(folder.path / "out.bin").size() <
+        plain.size());  // without the beginning-of-text token of the template
 }
 
 TEST_CASE("tokenize refuses with the file, the place and what to do, and leaves nothing behind") {
   Folder folder;
-  std::string good = folder.put("good.txt", "text"), bad = folder.put("bad.txt", "ab\xff"), empty = folder.put("empty.txt", ""),
-              blank = folder.put("blank.txt", "\n \n"), rows = folder.put("rows.jsonl", "{\"text\": \"a\"}\n{\"body\": \"b\"}\n");
+  std::string good = folder.put("good.txt", "text"), bad = folder.put("bad.txt", "ab\xff"),
+              empty = folder.put("empty.txt", ""), blank = folder.put("blank.txt", "\n \n"),
+              rows = folder.put("rows.jsonl", "{\"text\": \"a\"}\n{\"body\": \"b\"}\n");
   struct Row {
     std::string files, more;
     int status;
@@ -137,12 +152,15 @@ TEST_CASE("tokenize refuses with the file, the place and what to do, and leaves 
   };
   for (const Row& row :
        {Row{bad, "", 7, "bad.txt: the text is not UTF-8 at byte 2"},
-        Row{good + " " + bad, "--threads 3", 7, "bad.txt: the text is not UTF-8 at byte 2"}, Row{empty, "", 7, "empty.txt"},
-        Row{blank, "--documents line", 7, "no text"}, Row{folder.quoted("none*.txt"), "", 7, "no file with contents matches"},
+        Row{good + " " + bad, "--threads 3", 7, "bad.txt: the text is not UTF-8 at byte 2"},
+        Row{empty, "", 7, "empty.txt"}, Row{blank, "--documents line", 7, "no text"},
+        Row{folder.quoted("none*.txt"), "", 7, "no file with contents matches"},
         Row{rows, "--documents json", 7, "rows.jsonl: line 2 has no string \"text\" at byte 14"},
-        Row{rows, "--documents rows", 2, "--documents json"}, Row{good, "--text-key body", 2, "--documents json"},
+        Row{rows, "--documents rows", 2, "--documents json"},
+        Row{good, "--text-key body", 2, "--documents json"},
         Row{good, "--document-end nobody", 2, "the tokenizer has no such token"},
-        Row{good, "--document-end 9999999", 2, "its ids are 0 to"}, Row{good, "--threads 0", 2, "E0101"}, Row{"", "", 2, "wants FILES"}}) {
+        Row{good, "--document-end 9999999", 2, "its ids are 0 to"},
+        Row{good, "--threads 0", 2, "E0101"}, Row{"", "", 2, "wants FILES"}}) {
     Ran ran = folder.tokenize(row.files, row.more);
     INFO(ran.out);
     CHECK(ran.status == row.status);
@@ -157,10 +175,12 @@ TEST_CASE("tokenize refuses with the file, the place and what to do, and leaves 
   CHECK(again.out.find("is already there") != std::string::npos);
   CHECK(folder.tokenize(bad, "--force").status == 7);
   CHECK(contents(folder.path / "out.bin") == before);  // a failure takes nothing away
-  CHECK(folder.tokenize(folder.quoted("out.bin"), "--force").out.find("is one of the files to tokenize") != std::string::npos);
+  CHECK(folder.tokenize(folder.quoted("out.bin"), "--force")
+            .out.find("is one of the files to tokenize") != std::string::npos);
   Ran help = run("tokenize -h");
   CHECK(help.status == 0);
   CHECK(help.out.find("meshwright tokenize FILES... [flags]") != std::string::npos);
-  CHECK(run("tokenize " + good + " --out x.bin", "2>&1").out.find("wants --tokenizer") != std::string::npos);
+  CHECK(run("tokenize " + good + " --out x.bin", "2>&1").out.find("wants --tokenizer") !=
+        std::string::npos);
   CHECK(run("tokenize " + good + " --tokenizer nowhere --out x.bin", "2>&1").status == 7);
 }

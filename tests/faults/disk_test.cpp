@@ -1,5 +1,5 @@
-// A disk that fails or is full at any write, sync, rename, mkdir, link, open or close of a save: the old or the new checkpoint is there,
-// whole, and the same command continues.
+// A disk that fails or is full at any write, sync, rename, mkdir, link, open or close of a save:
+// the old or the new checkpoint is there, whole, and the same command continues.
 #include <doctest/doctest.h>
 
 #include <fstream>
@@ -37,8 +37,8 @@ struct Told {
 
 Told run_shimmed(Program& program, const Trial& trial) {
   fs::path log = program.folder() / "shim.log";
-  program.start(trial.layout.arguments(
-                    {"--set", "checkpoint.on_failure=" + trial.on_failure, "--set", "checkpoint.keep=" + std::to_string(trial.keep)}),
+  program.start(trial.layout.arguments({"--set", "checkpoint.on_failure=" + trial.on_failure,
+                                        "--set", "checkpoint.keep=" + std::to_string(trial.keep)}),
                 {{"LD_PRELOAD", MESHWRIGHT_FILE_SHIM},
                  {"FILE_SHIM_UNDER", checkpoint_folder(program).string()},
                  {"FILE_SHIM_CALL", trial.call},
@@ -76,7 +76,8 @@ bool stop_and_continue(const Trial& trial, Record& record) {
     CHECK(told.ended.says("error[E0705]: cannot "));
     // A temporary name's error may speak of the name it was to become.
     CHECK(told.ended.says(checkpoint_folder(program).string()));
-    CHECK(told.ended.says(trial.fault == "EIO" ? "Input/output error (EIO)" : "No space left on device (ENOSPC)"));
+    CHECK(told.ended.says(trial.fault == "EIO" ? "Input/output error (EIO)"
+                                               : "No space left on device (ENOSPC)"));
     CHECK(told.ended.says("help: "));
   }
   std::vector<int64_t> steps = verified_steps(program);
@@ -84,23 +85,31 @@ bool stop_and_continue(const Trial& trial, Record& record) {
   if (told.path.find("step_00000004") != std::string::npos) CHECK(!steps.empty());
   if (harmless) CHECK((!steps.empty() && steps.back() == trial.layout.steps));
   continue_and_compare(program, trial.layout, {"--set", "checkpoint.keep=1"});
-  record.say(trial.layout.text() + ", rank " + std::to_string(trial.rank) + ": " + trial.call + " " + std::to_string(trial.nth) + " " +
-             trial.fault + " of " + fs::path(told.path).lexically_relative(checkpoint_folder(program)).string() + ": " +
-             (harmless ? "harmless" : "told, continued after step " + std::to_string(steps.empty() ? 0 : steps.back())) + ", equal");
+  record.say(trial.layout.text() + ", rank " + std::to_string(trial.rank) + ": " + trial.call +
+             " " + std::to_string(trial.nth) + " " + trial.fault + " of " +
+             fs::path(told.path).lexically_relative(checkpoint_folder(program)).string() + ": " +
+             (harmless ? "harmless"
+                       : "told, continued after step " +
+                             std::to_string(steps.empty() ? 0 : steps.back())) +
+             ", equal");
   return true;
 }
 
 }  // namespace
 
-TEST_CASE("every file operation of a save fails once: path and reason are named, a whole checkpoint is there, the run continues") {
+TEST_CASE(
+    "every file operation of a save fails once: path and reason are named, a whole checkpoint is "
+    "there, the run continues") {
   Record record;
   struct Row {
     const char *call, *fault;
     std::vector<int64_t> sample;
   };
-  const std::vector<Row> rows = {{"write", "EIO", {2}},  {"write", "ENOSPC", {}}, {"write", "full", {5}},   {"write", "short", {3}},
-                                 {"fsync", "EIO", {6}},  {"rename", "EIO", {3}},  {"mkdir", "ENOSPC", {2}}, {"symlink", "EIO", {2}},
-                                 {"open", "ENOSPC", {}}, {"close", "EIO", {}},    {"remove", "EIO", {2}}};
+  const std::vector<Row> rows = {
+      {"write", "EIO", {2}},    {"write", "ENOSPC", {}}, {"write", "full", {5}},
+      {"write", "short", {3}},  {"fsync", "EIO", {6}},   {"rename", "EIO", {3}},
+      {"mkdir", "ENOSPC", {2}}, {"symlink", "EIO", {2}}, {"open", "ENOSPC", {}},
+      {"close", "EIO", {}},     {"remove", "EIO", {2}}};
   if (!record.full()) {
     int64_t rank = 0;
     for (const Row& row : rows)
@@ -116,7 +125,8 @@ TEST_CASE("every file operation of a save fails once: path and reason are named,
     return;
   }
   int64_t failed = 0;
-  for (const Layout& layout : {layout_of("fsdp2", false, 4), layout_of("ddp", false, 4), layout_of("fsdp2", true, 4)})
+  for (const Layout& layout :
+       {layout_of("fsdp2", false, 4), layout_of("ddp", false, 4), layout_of("fsdp2", true, 4)})
     for (int64_t rank : {0, 1})
       for (const Row& row : rows) {
         Trial trial;
@@ -127,13 +137,15 @@ TEST_CASE("every file operation of a save fails once: path and reason are named,
         while (stop_and_continue(trial, record)) ++trial.nth;
         int64_t nth = trial.nth;
         failed += nth - 1;
-        record.say(layout.text() + ", rank " + std::to_string(rank) + ": all " + std::to_string(nth - 1) + " calls of " + row.call +
-                   " done with " + row.fault);
+        record.say(layout.text() + ", rank " + std::to_string(rank) + ": all " +
+                   std::to_string(nth - 1) + " calls of " + row.call + " done with " + row.fault);
       }
   record.say(std::to_string(failed) + " failing calls in all");
 }
 
-TEST_CASE("checkpoint.on_failure = continue: a failed save is told, training goes on, the next one is good") {
+TEST_CASE(
+    "checkpoint.on_failure = continue: a failed save is told, training goes on, the next one is "
+    "good") {
   Record record;
   for (bool background : {false, true})
     for (int64_t rank : {0, 1}) {
@@ -154,15 +166,19 @@ TEST_CASE("checkpoint.on_failure = continue: a failed save is told, training goe
       CAPTURE(told.ended.out);
       CHECK(told.failed);
       CHECK(told.ended.code == 0);
-      CHECK(told.ended.out.find("no checkpoint: cannot write " + temporary_of(program, 2).string()) != std::string::npos);
+      CHECK(told.ended.out.find("no checkpoint: cannot write " +
+                                temporary_of(program, 2).string()) != std::string::npos);
       CHECK(told.ended.out.find("No space left on device (ENOSPC)") != std::string::npos);
       CHECK(verified_steps(program) == std::vector<int64_t>{4, 6});
       CHECK(training_rows(program) == unbroken_rows(trial.layout));
-      record.say(trial.layout.text() + ", rank " + std::to_string(rank) + ": went on after a failed save");
+      record.say(trial.layout.text() + ", rank " + std::to_string(rank) +
+                 ": went on after a failed save");
     }
 }
 
-TEST_CASE("a disk that is full from some moment on: with on_failure = continue all steps are trained, and the last good one is kept") {
+TEST_CASE(
+    "a disk that is full from some moment on: with on_failure = continue all steps are trained, "
+    "and the last good one is kept") {
   Record record;
   for (const char* strategy : {"ddp", "fsdp2"}) {
     Trial trial;
@@ -187,12 +203,14 @@ TEST_CASE("a disk that is full from some moment on: with on_failure = continue a
     REQUIRE(kept.size() == 1);
     CHECK(kept[0] < trial.layout.steps);
     continue_and_compare(program, trial.layout);
-    record.say(trial.layout.text() + ": full from write " + std::to_string(trial.nth) + " on; step " + std::to_string(kept[0]) +
-               " was kept and continued, equal");
+    record.say(trial.layout.text() + ": full from write " + std::to_string(trial.nth) +
+               " on; step " + std::to_string(kept[0]) + " was kept and continued, equal");
   }
 }
 
-TEST_CASE("checkpoint.on_failure = continue: metrics.jsonl and run.log on a full disk end nothing, and go on when there is room") {
+TEST_CASE(
+    "checkpoint.on_failure = continue: metrics.jsonl and run.log on a full disk end nothing, and "
+    "go on when there is room") {
   for (const char* name : {"metrics.jsonl", "run.log"})
     for (bool again : {true, false}) {
       CAPTURE(name);
@@ -200,20 +218,24 @@ TEST_CASE("checkpoint.on_failure = continue: metrics.jsonl and run.log on a full
       Program program;
       Layout layout = layout_of("fsdp2", false, 8);
       fs::path file = program.run_folder() / name;
-      program.start(layout.arguments({"--set", "checkpoint.on_failure=continue"}), {{"LD_PRELOAD", MESHWRIGHT_FILE_SHIM},
-                                                                                    {"FILE_SHIM_UNDER", file.string()},
-                                                                                    {"FILE_SHIM_CALL", "write"},
-                                                                                    {"FILE_SHIM_NTH", "8"},
-                                                                                    {"FILE_SHIM_FAULT", again ? "ENOSPC" : "full"},
-                                                                                    {"FILE_SHIM_RANK", "0"}});
+      program.start(layout.arguments({"--set", "checkpoint.on_failure=continue"}),
+                    {{"LD_PRELOAD", MESHWRIGHT_FILE_SHIM},
+                     {"FILE_SHIM_UNDER", file.string()},
+                     {"FILE_SHIM_CALL", "write"},
+                     {"FILE_SHIM_NTH", "8"},
+                     {"FILE_SHIM_FAULT", again ? "ENOSPC" : "full"},
+                     {"FILE_SHIM_RANK", "0"}});
       Ended ended = program.wait();
       CAPTURE(ended.out);
       CAPTURE(ended.err);
       CHECK(ended.code == 0);
-      CHECK(ended.out.find("warning: cannot write " + file.string() + ": No space left on device; the run goes on") != std::string::npos);
-      CHECK((ended.out + ended.err).find(again ? "" : file.string() + " lacks ") != std::string::npos);
+      CHECK(ended.out.find("warning: cannot write " + file.string() +
+                           ": No space left on device; the run goes on") != std::string::npos);
+      CHECK((ended.out + ended.err).find(again ? "" : file.string() + " lacks ") !=
+            std::string::npos);
       CHECK(verified_steps(program).back() == layout.steps);
-      if (again || std::string(name) != "metrics.jsonl") CHECK(training_rows(program) == unbroken_rows(layout));
+      if (again || std::string(name) != "metrics.jsonl")
+        CHECK(training_rows(program) == unbroken_rows(layout));
       std::ifstream in(file, std::ios::binary);
       std::string text((std::istreambuf_iterator<char>(in)), {});
       CHECK(text.ends_with('\n'));
@@ -221,11 +243,12 @@ TEST_CASE("checkpoint.on_failure = continue: metrics.jsonl and run.log on a full
   // Without that wish the run ends, as before.
   Program program;
   Layout layout = layout_of("fsdp2", false, 8);
-  program.start(layout.arguments(), {{"LD_PRELOAD", MESHWRIGHT_FILE_SHIM},
-                                     {"FILE_SHIM_UNDER", (program.run_folder() / "metrics.jsonl").string()},
-                                     {"FILE_SHIM_CALL", "write"},
-                                     {"FILE_SHIM_NTH", "3"},
-                                     {"FILE_SHIM_FAULT", "full"},
-                                     {"FILE_SHIM_RANK", "0"}});
+  program.start(layout.arguments(),
+                {{"LD_PRELOAD", MESHWRIGHT_FILE_SHIM},
+                 {"FILE_SHIM_UNDER", (program.run_folder() / "metrics.jsonl").string()},
+                 {"FILE_SHIM_CALL", "write"},
+                 {"FILE_SHIM_NTH", "3"},
+                 {"FILE_SHIM_FAULT", "full"},
+                 {"FILE_SHIM_RANK", "0"}});
   CHECK(program.wait().code == 7);
 }

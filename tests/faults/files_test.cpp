@@ -29,7 +29,9 @@ std::string read_file(const fs::path& path) {
   return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
 }
 
-void write_file(const fs::path& path, const std::string& bytes) { std::ofstream(path, std::ios::binary) << bytes; }
+void write_file(const fs::path& path, const std::string& bytes) {
+  std::ofstream(path, std::ios::binary) << bytes;
+}
 
 // A safetensors file as its header and its data.
 struct Parts {
@@ -51,7 +53,8 @@ struct Parts {
 
 const char* const kNorm = "model.norm.weight";
 
-void check_refused(const Ended& ended, int code, const std::string& error, const std::string& words) {
+void check_refused(const Ended& ended, int code, const std::string& error,
+                   const std::string& words) {
   CAPTURE(ended.err);
   CHECK(ended.code == code);
   CHECK(ended.says("error[" + error + "]: "));
@@ -62,29 +65,38 @@ void check_refused(const Ended& ended, int code, const std::string& error, const
 
 }  // namespace
 
-TEST_CASE("weights that are not finite end the run before the first update: the tensor is named, exit status 5") {
+TEST_CASE(
+    "weights that are not finite end the run before the first update: the tensor is named, exit "
+    "status 5") {
   for (const char* strategy : {"fsdp2", "ddp"}) {
     Program program;
     fs::path model = program.copy_model() / "model.safetensors";
     Parts parts(read_file(model));
     const float nan = std::numeric_limits<float>::quiet_NaN();
-    std::memcpy(parts.data.data() + parts[kNorm].at("data_offsets").as_array()[0].as_int64(), &nan, 4);
+    std::memcpy(parts.data.data() + parts[kNorm].at("data_offsets").as_array()[0].as_int64(), &nan,
+                4);
     write_file(model, parts.file());
-    std::vector<std::string> sets = {"model.pretrained=" + model.parent_path().string(), std::string("distributed.strategy=") + strategy};
+    std::vector<std::string> sets = {"model.pretrained=" + model.parent_path().string(),
+                                     std::string("distributed.strategy=") + strategy};
     Ended ended = program.run(two_with(sets));
-    check_refused(ended, 5, "E0801", "step 0: the loss is nan (loss nan, gradient norm nan, lr 0.001)");
-    CHECK(ended.says("note: the weight model.norm.weight already holds values that are not finite"));
-    CHECK(ended.says("help: the weights were so before the first step: look at the files of model.pretrained"));
+    check_refused(ended, 5, "E0801",
+                  "step 0: the loss is nan (loss nan, gradient norm nan, lr 0.001)");
+    CHECK(
+        ended.says("note: the weight model.norm.weight already holds values that are not finite"));
+    CHECK(ended.says(
+        "help: the weights were so before the first step: look at the files of model.pretrained"));
     CHECK(read_file(program.run_folder() / "metrics.jsonl").empty());
     // Who asks for it may go on.
     sets.insert(sets.end(), {"run.stop_on_nonfinite=false", "step_scheduler.max_steps=2"});
     CHECK(program.run(two_with(sets)).code == 0);
     CHECK(read_file(program.run_folder() / "metrics.jsonl")
-              .find("{\"step\": 1, \"completed_steps\": 2, \"loss\": null, \"grad_norm\": null") != std::string::npos);
+              .find("{\"step\": 1, \"completed_steps\": 2, \"loss\": null, \"grad_norm\": null") !=
+          std::string::npos);
   }
 }
 
-TEST_CASE("an absurd learning rate ends the run at the step whose loss is not finite, exit status 5") {
+TEST_CASE(
+    "an absurd learning rate ends the run at the step whose loss is not finite, exit status 5") {
   Program program;
   Ended ended = program.run(two_with({"optimizer.lr=1e30"}));
   check_refused(ended, 5, "E0801", "step 1: the ");
@@ -109,9 +121,14 @@ TEST_CASE("damaged safetensors: the place is named, nothing is trained, exit sta
       {"E0703", "is empty", [](const Parts&, const std::string&) { return std::string(); }},
       {"E0703", "byte 0: the file ends within the length of its header",
        [](const Parts&, const std::string& whole) { return whole.substr(0, 5); }},
-      {"E0703", "byte 0: the header claims ", [](const Parts&, const std::string& whole) { return whole.substr(0, 500); }},
-      {"E0703", "lies at [", [](const Parts&, const std::string& whole) { return whole.substr(0, whole.size() / 2); }},
-      {"E0703", "more than 100 MiB", [](const Parts&, const std::string& whole) { return std::string(8, '\x7f') + whole.substr(8); }},
+      {"E0703", "byte 0: the header claims ",
+       [](const Parts&, const std::string& whole) { return whole.substr(0, 500); }},
+      {"E0703", "lies at [",
+       [](const Parts&, const std::string& whole) { return whole.substr(0, whole.size() / 2); }},
+      {"E0703", "more than 100 MiB",
+       [](const Parts&, const std::string& whole) {
+         return std::string(8, '\x7f') + whole.substr(8);
+       }},
       {"E0703", "is not valid JSON",
        [](const Parts&, const std::string& whole) {
          std::string out = whole;
@@ -122,8 +139,10 @@ TEST_CASE("damaged safetensors: the place is named, nothing is trained, exit sta
          return out;
        }},
       {"E0703", "is larger than any file", set(kNorm, "shape", "[4611686018427387904, 36]")},
-      {"E0703", "lies at [0, 9223372036854775807)", set(kNorm, "data_offsets", "[0, 9223372036854775807]")},
-      {"E0703", "no whole number below 2^63", set(kNorm, "data_offsets", "[0, 18446744073709551615]")},
+      {"E0703", "lies at [0, 9223372036854775807)",
+       set(kNorm, "data_offsets", "[0, 9223372036854775807]")},
+      {"E0703", "no whole number below 2^63",
+       set(kNorm, "data_offsets", "[0, 18446744073709551615]")},
       {"E0703", "where its shape and dtype need 72", set(kNorm, "dtype", "\"BF16\"")},
       {"E0703", "the dtype F4", set(kNorm, "dtype", "\"F4\"")},
       {"E0703", "bytes belong to no tensor",
@@ -138,8 +157,10 @@ TEST_CASE("damaged safetensors: the place is named, nothing is trained, exit sta
          parts.header["model.other.weight"] = about;
          return parts.file();
        }},
-      {"E0704", "\"model.norm.weight\" has the shape [9, 4], the model of config.json [36]", set(kNorm, "shape", "[9, 4]")},
-      {"E0704", "tensor \"model.norm.weight\" is int32, wanted is float32", set(kNorm, "dtype", "\"I32\"")},
+      {"E0704", "\"model.norm.weight\" has the shape [9, 4], the model of config.json [36]",
+       set(kNorm, "shape", "[9, 4]")},
+      {"E0704", "tensor \"model.norm.weight\" is int32, wanted is float32",
+       set(kNorm, "dtype", "\"I32\"")},
   };
   Program program;
   fs::path model = program.copy_model() / "model.safetensors";
@@ -158,17 +179,26 @@ TEST_CASE("damaged token files: file and offset are named, nothing is trained, e
     const char *kind, *dtype, *error, *words;
     std::function<void(const fs::path& bin)> damage;
   };
-  auto index = [](const fs::path& bin, const std::string& bytes) { write_file(fs::path(bin).replace_extension(".idx"), bytes); };
+  auto index = [](const fs::path& bin, const std::string& bytes) {
+    write_file(fs::path(bin).replace_extension(".idx"), bytes);
+  };
   const std::vector<Row> rows = {
-      {"tokens", "uint16", "E0701", "byte 1200: ", [](const fs::path& bin) { fs::resize_file(bin, 1201); }},
-      {"tokens", "uint16", "E0701", "is empty", [](const fs::path& bin) { fs::resize_file(bin, 0); }},
-      {"tokens", "uint16", "E0701", "20 tokens", [](const fs::path& bin) { fs::resize_file(bin, 40); }},
+      {"tokens", "uint16", "E0701",
+       "byte 1200: ", [](const fs::path& bin) { fs::resize_file(bin, 1201); }},
+      {"tokens", "uint16", "E0701", "is empty",
+       [](const fs::path& bin) { fs::resize_file(bin, 0); }},
+      {"tokens", "uint16", "E0701", "20 tokens",
+       [](const fs::path& bin) { fs::resize_file(bin, 40); }},
       {"tokens", "auto", "E0701", "dtype", [](const fs::path&) {}},
-      {"tokens", "uint32", "E0702", "byte 0 is ", [](const fs::path& bin) { fs::resize_file(bin, 40000); }},
-      {"tokens", "uint16", "E0701", "no file with contents matches", [](const fs::path& bin) { fs::remove(bin); }},
+      {"tokens", "uint32", "E0702", "byte 0 is ",
+       [](const fs::path& bin) { fs::resize_file(bin, 40000); }},
+      {"tokens", "uint16", "E0701", "no file with contents matches",
+       [](const fs::path& bin) { fs::remove(bin); }},
       {"megatron", "auto", "E0701", ".idx: cannot be opened", [](const fs::path&) {}},
-      {"megatron", "auto", "E0701", "train.idx", [&](const fs::path& bin) { index(bin, "MMIDIDX"); }},
-      {"megatron", "auto", "E0701", "does not begin", [&](const fs::path& bin) { index(bin, std::string(100, 'x')); }},
+      {"megatron", "auto", "E0701", "train.idx",
+       [&](const fs::path& bin) { index(bin, "MMIDIDX"); }},
+      {"megatron", "auto", "E0701", "does not begin",
+       [&](const fs::path& bin) { index(bin, std::string(100, 'x')); }},
   };
   for (const Row& row : rows) {
     INFO(std::string(row.words));
@@ -178,7 +208,8 @@ TEST_CASE("damaged token files: file and offset are named, nothing is trained, e
     std::string path = bin.string();
     if (std::strcmp(row.kind, "megatron") == 0) path.resize(path.size() - 4);
     Ended ended =
-        program.run(two_with({std::string("dataset.kind=") + row.kind, std::string("dataset.dtype=") + row.dtype, "dataset.path=" + path}));
+        program.run(two_with({std::string("dataset.kind=") + row.kind,
+                              std::string("dataset.dtype=") + row.dtype, "dataset.path=" + path}));
     check_refused(ended, 7, row.error, row.words);
   }
 }
@@ -195,7 +226,8 @@ TEST_CASE("a run folder that cannot be made or written to: path and reason, exit
     };
     check_refused(program.run(with("run.dir=/proc/nowhere")), 7, "E0705", "/proc/nowhere");
     write_file(program.folder() / "file", "");
-    check_refused(program.run(with("run.dir=" + (program.folder() / "file").string())), 7, "E0705", "Not a directory");
+    check_refused(program.run(with("run.dir=" + (program.folder() / "file").string())), 7, "E0705",
+                  "Not a directory");
     fs::create_directories(program.run_folder() / "metrics.jsonl");
     check_refused(program.run(arguments), 7, "E0705", "metrics.jsonl: Is a directory");
     fs::remove_all(program.run_folder());
@@ -203,7 +235,8 @@ TEST_CASE("a run folder that cannot be made or written to: path and reason, exit
       fs::create_directories(program.run_folder());
       fs::create_symlink("/dev/full", program.run_folder() / file);
       check_refused(program.run(arguments), 7, "E0705",
-                    std::string("cannot write ") + (program.run_folder() / file).string() + ": No space left on device (ENOSPC)\n");
+                    std::string("cannot write ") + (program.run_folder() / file).string() +
+                        ": No space left on device (ENOSPC)\n");
       fs::remove_all(program.run_folder());
     }
     fs::create_directories(program.run_folder() / "plan.json");
@@ -244,7 +277,8 @@ TEST_CASE("standard streams that are closed: the run is the same, alone and with
 
 TEST_CASE("run.log knows of failures and restarts, and the logs of a run that failed stay") {
   Program program;
-  std::vector<std::string> nan = {"--set", "optimizer.lr=1e30", "--set", "step_scheduler.max_steps=50"};
+  std::vector<std::string> nan = {"--set", "optimizer.lr=1e30", "--set",
+                                  "step_scheduler.max_steps=50"};
   for (int64_t ranks : {2, 1}) {
     std::vector<std::string> arguments = nan;
     if (ranks > 1) arguments.insert(arguments.end(), {"--nproc", "2"});

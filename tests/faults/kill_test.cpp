@@ -1,4 +1,5 @@
-// SIGKILL at any moment, in the middle of a save too: the same command continues, and ends where an unbroken run does.
+// SIGKILL at any moment, in the middle of a save too: the same command continues, and ends where an
+// unbroken run does.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -17,8 +18,12 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-double ms_since(Clock::time_point begin) { return std::chrono::duration<double, std::milli>(Clock::now() - begin).count(); }
-void sleep_ms(double ms) { std::this_thread::sleep_for(std::chrono::duration<double, std::milli>(ms)); }
+double ms_since(Clock::time_point begin) {
+  return std::chrono::duration<double, std::milli>(Clock::now() - begin).count();
+}
+void sleep_ms(double ms) {
+  std::this_thread::sleep_for(std::chrono::duration<double, std::milli>(ms));
+}
 
 struct Usual {
   double run_ms = 0, save_ms = 0;  // a whole run; a save, while its temporary folder is there
@@ -30,7 +35,9 @@ bool wait_for_save(const Program& program, int64_t step) {
   for (Clock::time_point begin = Clock::now(); ms_since(begin) < 60000;) {
     std::error_code failed;
     if (fs::exists(folder, failed)) return true;
-    if (::kill(program.pid(), 0) != 0 || fs::exists(folder.parent_path() / folder.stem().string().substr(1), failed)) return false;
+    if (::kill(program.pid(), 0) != 0 ||
+        fs::exists(folder.parent_path() / folder.stem().string().substr(1), failed))
+      return false;
     std::this_thread::sleep_for(std::chrono::microseconds(100));
   }
   return false;
@@ -46,7 +53,8 @@ Usual measure(const Layout& layout) {
     if (!wait_for_save(program, step)) continue;
     Clock::time_point save = Clock::now();
     std::error_code failed;
-    while (fs::exists(temporary_of(program, step), failed)) std::this_thread::sleep_for(std::chrono::microseconds(100));
+    while (fs::exists(temporary_of(program, step), failed))
+      std::this_thread::sleep_for(std::chrono::microseconds(100));
     usual.save_ms += ms_since(save);
     ++seen;
   }
@@ -57,11 +65,14 @@ Usual measure(const Layout& layout) {
   return usual;
 }
 
-// A run that is killed once, and continued. Returns what to say of it; empty when it had ended before. `inside`: whether it was killed
-// while a save was under way.
-std::string kill_once(const Layout& layout, const Usual& usual, bool aim_inside, std::mt19937& random, bool& inside) {
+// A run that is killed once, and continued. Returns what to say of it; empty when it had ended
+// before. `inside`: whether it was killed while a save was under way.
+std::string kill_once(const Layout& layout, const Usual& usual, bool aim_inside,
+                      std::mt19937& random, bool& inside) {
   auto uniform = [&](double to) { return std::uniform_real_distribution<double>(0, to)(random); };
-  auto pick = [&](int64_t from, int64_t to) { return std::uniform_int_distribution<int64_t>(from, to)(random); };
+  auto pick = [&](int64_t from, int64_t to) {
+    return std::uniform_int_distribution<int64_t>(from, to)(random);
+  };
   // Of one rank, or of the launcher with all ranks.
   int64_t victim = pick(0, 2 * layout.ranks - 1);
   bool all = victim >= layout.ranks;
@@ -84,7 +95,8 @@ std::string kill_once(const Layout& layout, const Usual& usual, bool aim_inside,
   // A kill of all stops what would tidy up; after that of one rank the others may get to it.
   std::error_code failed;
   bool leftover = false;
-  for (int64_t s = layout.every; s <= layout.steps; s += layout.every) leftover = leftover || fs::exists(temporary_of(program, s), failed);
+  for (int64_t s = layout.every; s <= layout.steps; s += layout.every)
+    leftover = leftover || fs::exists(temporary_of(program, s), failed);
   Ended ended = program.reap();
   if (ended.code == 0) return "";
   CAPTURE(ended.err);
@@ -93,15 +105,18 @@ std::string kill_once(const Layout& layout, const Usual& usual, bool aim_inside,
   std::vector<int64_t> steps = verified_steps(program);
   continue_and_compare(program, layout);
   char text[200];
-  std::snprintf(text, sizeof text, "%s: %s killed, %s; continued after step %lld, equal", layout.text().c_str(),
-                all ? "all" : ("rank " + std::to_string(victim)).c_str(), leftover ? "in a save" : "outside of saves",
+  std::snprintf(text, sizeof text, "%s: %s killed, %s; continued after step %lld, equal",
+                layout.text().c_str(), all ? "all" : ("rank " + std::to_string(victim)).c_str(),
+                leftover ? "in a save" : "outside of saves",
                 steps.empty() ? 0LL : static_cast<long long>(steps.back()));
   return text;
 }
 
 }  // namespace
 
-TEST_CASE("SIGKILL of a rank or of all at random moments, half of them inside saves: continued, and equal to an unbroken run") {
+TEST_CASE(
+    "SIGKILL of a rank or of all at random moments, half of them inside saves: continued, and "
+    "equal to an unbroken run") {
   Record record;
   unsigned seed = std::random_device()();
   CAPTURE(seed);
@@ -133,7 +148,8 @@ TEST_CASE("SIGKILL of a rank or of all at random moments, half of them inside sa
       told += " (beyond the count)";
     record.say(told);
   }
-  record.say(std::to_string(in_saves) + " kills inside saves, " + std::to_string(outside) + " outside, all continued and equal");
+  record.say(std::to_string(in_saves) + " kills inside saves, " + std::to_string(outside) +
+             " outside, all continued and equal");
   CHECK(in_saves >= kKills / 2);
   CHECK(in_saves + outside == kKills);
 }

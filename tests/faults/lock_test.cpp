@@ -1,4 +1,5 @@
-// Two runs of one name: the second is refused and touches nothing, whoever started it; a dead one's folder is taken over.
+// Two runs of one name: the second is refused and touches nothing, whoever started it; a dead one's
+// folder is taken over.
 #include <doctest/doctest.h>
 
 #include <csignal>
@@ -23,35 +24,42 @@ std::string read_file(const fs::path& path) {
 // What a second run must leave as it is.
 std::vector<std::string> files_of(const fs::path& run) {
   std::vector<std::string> out;
-  for (const char* name : {"lock", "config.toml", "env.json", "plan.json"}) out.push_back(read_file(run / name));
+  for (const char* name : {"lock", "config.toml", "env.json", "plan.json"})
+    out.push_back(read_file(run / name));
   out.emplace_back(fs::exists(run / "checkpoints.1") ? "moved" : "there");
   return out;
 }
 
 // A verb on a run that is training.
 int status_of(const std::string& words) {
-  int status = std::system((MESHWRIGHT_BUILD_DIR "/bin/meshwright " + words + " >/dev/null 2>&1").c_str());
+  int status =
+      std::system((MESHWRIGHT_BUILD_DIR "/bin/meshwright " + words + " >/dev/null 2>&1").c_str());
   return WEXITSTATUS(status);
 }
 
 }  // namespace
 
-TEST_CASE("a second run of a name that is training is refused, started alone, with --nproc, and by a launcher on every rank") {
+TEST_CASE(
+    "a second run of a name that is training is refused, started alone, with --nproc, and by a "
+    "launcher on every rank") {
   Program first;
   // None is removed under who reads it.
-  first.start({"--nproc", "2", "--set", "checkpoint.every_steps=20", "--set", "checkpoint.keep=1000000"});
+  first.start(
+      {"--nproc", "2", "--set", "checkpoint.every_steps=20", "--set", "checkpoint.keep=1000000"});
   first.wait_for_steps(25);
   std::vector<std::string> before = files_of(first.run_folder());
-  std::string pid = std::to_string(first.pid()), log = read_file(first.run_folder() / "rank_logs/rank_0.log");
+  std::string pid = std::to_string(first.pid()),
+              log = read_file(first.run_folder() / "rank_logs/rank_0.log");
   auto check = [&](const Ended& ended) {
     CAPTURE(ended.err);
     CHECK(ended.code == 7);
-    CHECK(ended.says("error[E0707]: " + first.run_folder().string() + " belongs to another run: process " + pid + " on "));
+    CHECK(ended.says("error[E0707]: " + first.run_folder().string() +
+                     " belongs to another run: process " + pid + " on "));
     CHECK(ended.says("set run.name"));
     CHECK(ended.says("-p " + pid));
   };
-  for (const std::vector<std::string>& arguments :
-       std::vector<std::vector<std::string>>{{}, {"--nproc", "2"}, {"--nproc", "2", "--set", "checkpoint.resume=none"}}) {
+  for (const std::vector<std::string>& arguments : std::vector<std::vector<std::string>>{
+           {}, {"--nproc", "2"}, {"--nproc", "2", "--set", "checkpoint.resume=none"}}) {
     Program second;
     second.share(first);
     check(second.run(arguments));
@@ -67,7 +75,8 @@ TEST_CASE("a second run of a name that is training is refused, started alone, wi
   CHECK(read_file(first.run_folder() / "rank_logs/rank_0.log").starts_with(log));
   // What only reads a run does not ask for its lock.
   for (const std::string& verb :
-       {std::string("checkpoint ls "), std::string("checkpoint export --out ") + (first.folder() / "hf").string() + " "})
+       {std::string("checkpoint ls "),
+        std::string("checkpoint export --out ") + (first.folder() / "hf").string() + " "})
     CHECK(status_of(verb + first.run_folder().string()) == 0);
   CHECK(status_of("generate " + first.run_folder().string() + " --tokens 1,2 --max-new 2") == 0);
   ::kill(first.pid(), SIGTERM);
@@ -91,7 +100,8 @@ TEST_CASE("the folder of a run that was killed is taken over, which run.log tell
     Ended ended = program.run(arguments);
     CAPTURE(ended.err);
     CHECK(ended.code == 0);
-    CHECK(read_file(program.run_folder() / "run.log").find("the run before, process " + pid + " on ") != std::string::npos);
+    CHECK(read_file(program.run_folder() / "run.log")
+              .find("the run before, process " + pid + " on ") != std::string::npos);
     CHECK(!fs::exists(program.run_folder() / "lock"));
   }
 }

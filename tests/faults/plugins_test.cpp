@@ -1,4 +1,5 @@
-// A plugin that ends the process, or lets replicas drift apart: no run looks done, and nothing wrong is saved.
+// A plugin that ends the process, or lets replicas drift apart: no run looks done, and nothing
+// wrong is saved.
 #include <doctest/doctest.h>
 
 #include <string>
@@ -11,12 +12,15 @@ namespace fs = std::filesystem;
 
 namespace {
 
-const std::string kPlugin = MESHWRIGHT_BUILD_DIR "/fixtures/plugins/libmeshwright_fixture_misbehaves.so";
+const std::string kPlugin =
+    MESHWRIGHT_BUILD_DIR "/fixtures/plugins/libmeshwright_fixture_misbehaves.so";
 
 std::vector<std::string> arguments(int64_t ranks, const std::vector<std::string>& sets = {}) {
   std::vector<std::string> out{"--nproc", std::to_string(ranks)};
-  for (const std::string& set : {"plugins.load=[\"" + kPlugin + "\"]", std::string("distributed.strategy=fixture_misbehaves"),
-                                 std::string("step_scheduler.max_steps=6"), std::string("dist_env.timeout_minutes=1")})
+  for (const std::string& set :
+       {"plugins.load=[\"" + kPlugin + "\"]",
+        std::string("distributed.strategy=fixture_misbehaves"),
+        std::string("step_scheduler.max_steps=6"), std::string("dist_env.timeout_minutes=1")})
     out.insert(out.end(), {"--set", set});
   for (const std::string& set : sets) out.insert(out.end(), {"--set", set});
   return out;
@@ -32,12 +36,15 @@ TEST_CASE("the plugin of these tests trains when nothing is asked of it") {
   CHECK(fs::exists(program.run_folder() / "checkpoints/step_00000006"));
 }
 
-TEST_CASE("a plugin that calls exit(0) in any phase fails the run, by name, alone and with local ranks") {
-  for (const char* what : {"exit in create", "exit in plan", "exit in parallelize", "exit in step", "quick_exit in step", "_exit in step"})
+TEST_CASE(
+    "a plugin that calls exit(0) in any phase fails the run, by name, alone and with local ranks") {
+  for (const char* what : {"exit in create", "exit in plan", "exit in parallelize", "exit in step",
+                           "quick_exit in step", "_exit in step"})
     for (int64_t ranks : {1, 2}) {
       CAPTURE(what);
       CAPTURE(ranks);
-      if (std::string(what).starts_with("_") && ranks == 1) continue;  // nothing in the process can notice it
+      if (std::string(what).starts_with("_") && ranks == 1)
+        continue;  // nothing in the process can notice it
       Program program;
       Ended ended = program.run(arguments(ranks), {{"FIXTURE_MISBEHAVES", what}});
       CAPTURE(ended.err);
@@ -48,7 +55,9 @@ TEST_CASE("a plugin that calls exit(0) in any phase fails the run, by name, alon
     }
 }
 
-TEST_CASE("a strategy whose parts are not what it says of them is refused before anything is read into them") {
+TEST_CASE(
+    "a strategy whose parts are not what it says of them is refused before anything is read into "
+    "them") {
   Program program;
   Ended ended = program.run(arguments(2), {{"FIXTURE_MISBEHAVES", "wrong region"}});
   CAPTURE(ended.err);
@@ -64,19 +73,22 @@ TEST_CASE("replicas that drift apart are never saved: strategy, parameter and ra
       CAPTURE(background);
       CAPTURE(on_failure);
       Program program;
-      Ended ended = program.run(arguments(3, {std::string("checkpoint.async=") + background, "checkpoint.every_steps=2",
-                                              std::string("checkpoint.on_failure=") + on_failure}),
-                                {{"FIXTURE_MISBEHAVES", "drift"}});
+      Ended ended = program.run(
+          arguments(3, {std::string("checkpoint.async=") + background, "checkpoint.every_steps=2",
+                        std::string("checkpoint.on_failure=") + on_failure}),
+          {{"FIXTURE_MISBEHAVES", "drift"}});
       CAPTURE(ended.out);
       CAPTURE(ended.err);
       CHECK(ended.code == 7);
       CHECK(ended.says("error[E0714]: rank 1 holds other values of "));
       CHECK(ended.says("than ranks 0, 2"));
       CHECK(ended.says("strategy fixture_misbehaves"));
-      // Also when the run is to live with saves that fail: there is no use in training such replicas on, and room is not what is missing.
+      // Also when the run is to live with saves that fail: there is no use in training such
+      // replicas on, and room is not what is missing.
       CHECK(ended.out.find("the run goes on") == std::string::npos);
       CHECK(!ended.says("make room"));
       CHECK(!ended.says("on_failure"));
-      if (fs::exists(program.run_folder() / "checkpoints")) CHECK(fs::is_empty(program.run_folder() / "checkpoints"));
+      if (fs::exists(program.run_folder() / "checkpoints"))
+        CHECK(fs::is_empty(program.run_folder() / "checkpoints"));
     }
 }

@@ -1,4 +1,5 @@
-// Told to end, killed and started again, by our launcher and by torchrun: nothing is lost, and the end is that of an unbroken run.
+// Told to end, killed and started again, by our launcher and by torchrun: nothing is lost, and the
+// end is that of an unbroken run.
 #include <doctest/doctest.h>
 #include <fcntl.h>
 #include <unistd.h>
@@ -35,17 +36,21 @@ std::vector<pid_t> children_of(pid_t pid) {
 }  // namespace
 
 TEST_CASE(
-    "Ctrl-C, SIGHUP, SIGTERM or SIGUSR1, to the launcher, to one rank or to all: saved, exit status 75, and the same command continues") {
+    "Ctrl-C, SIGHUP, SIGTERM or SIGUSR1, to the launcher, to one rank or to all: saved, exit "
+    "status 75, and the same command continues") {
   struct Row {
     const char* what;
     int signal;
     int64_t rank;  // -1: the launcher; -2: it and all ranks, as a batch system does
     bool ddp, background;
   };
-  for (const Row& row : {Row{"SIGTERM to the launcher", SIGTERM, -1, false, false}, Row{"SIGUSR1 to the launcher", SIGUSR1, -1, true, true},
-                         Row{"SIGUSR1 to rank 1", SIGUSR1, 1, false, false}, Row{"SIGTERM to everyone", SIGTERM, -2, true, false},
-                         Row{"Ctrl-C", SIGINT, -1, true, true}, Row{"SIGINT to everyone", SIGINT, -2, true, false},
-                         Row{"SIGHUP to the launcher", SIGHUP, -1, false, false}}) {
+  for (const Row& row :
+       {Row{"SIGTERM to the launcher", SIGTERM, -1, false, false},
+        Row{"SIGUSR1 to the launcher", SIGUSR1, -1, true, true},
+        Row{"SIGUSR1 to rank 1", SIGUSR1, 1, false, false},
+        Row{"SIGTERM to everyone", SIGTERM, -2, true, false}, Row{"Ctrl-C", SIGINT, -1, true, true},
+        Row{"SIGINT to everyone", SIGINT, -2, true, false},
+        Row{"SIGHUP to the launcher", SIGHUP, -1, false, false}}) {
     INFO(std::string(row.what));
     Layout layout = kLong;
     layout.strategy = row.ddp ? "ddp" : "fsdp2";
@@ -60,15 +65,21 @@ TEST_CASE(
     CAPTURE(ended.out);
     CAPTURE(ended.err);
     CHECK(ended.code == 75);
-    CHECK(ended.err == (row.signal == SIGINT ? "SIGINT: saving after this step; Ctrl-C again ends at once\n" : ""));
+    CHECK(ended.err == (row.signal == SIGINT
+                            ? "SIGINT: saving after this step; Ctrl-C again ends at once\n"
+                            : ""));
     std::vector<int64_t> steps = verified_steps(program);
     REQUIRE(!steps.empty());
     CHECK(static_cast<size_t>(steps.back()) == training_rows(program).size());
     CHECK(steps.back() < layout.steps);
-    std::string name = row.rank > 0 ? "a signal to another rank" : std::string("SIG") + ::sigabbrev_np(row.signal);
-    CHECK(ended.out.find(name + ": saved step " + std::to_string(steps.back()) +
-                         " of 100, ending; the same command goes on from there\n  " MESHWRIGHT_BUILD_DIR "/bin/meshwright train " +
-                         program.job().string() + " --nproc 2 --set distributed.strategy=" + layout.strategy) != std::string::npos);
+    std::string name =
+        row.rank > 0 ? "a signal to another rank" : std::string("SIG") + ::sigabbrev_np(row.signal);
+    CHECK(ended.out.find(
+              name + ": saved step " + std::to_string(steps.back()) +
+              " of 100, ending; the same command goes on from there\n  " MESHWRIGHT_BUILD_DIR
+              "/bin/meshwright train " +
+              program.job().string() +
+              " --nproc 2 --set distributed.strategy=" + layout.strategy) != std::string::npos);
     continue_and_compare(program, layout);
   }
 }
@@ -128,13 +139,15 @@ TEST_CASE("before the first step a first signal ends at once: there is nothing t
   for (int64_t ranks : {1, 2}) {
     Program program;
     // Rank 0 has the folder and hangs before it trains.
-    program.start({"--nproc", std::to_string(ranks)}, {{"LD_PRELOAD", MESHWRIGHT_FILE_SHIM},
-                                                       {"FILE_SHIM_UNDER", (program.run_folder()).string()},
-                                                       {"FILE_SHIM_CALL", "rename"},
-                                                       {"FILE_SHIM_NTH", "1"},
-                                                       {"FILE_SHIM_FAULT", "hang"},
-                                                       {"FILE_SHIM_LOG", (program.folder() / "shim.log").string()}});
-    for (int i = 0; i < 3000 && !fs::exists(program.folder() / "shim.log"); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    program.start({"--nproc", std::to_string(ranks)},
+                  {{"LD_PRELOAD", MESHWRIGHT_FILE_SHIM},
+                   {"FILE_SHIM_UNDER", (program.run_folder()).string()},
+                   {"FILE_SHIM_CALL", "rename"},
+                   {"FILE_SHIM_NTH", "1"},
+                   {"FILE_SHIM_FAULT", "hang"},
+                   {"FILE_SHIM_LOG", (program.folder() / "shim.log").string()}});
+    for (int i = 0; i < 3000 && !fs::exists(program.folder() / "shim.log"); ++i)
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
     REQUIRE(fs::exists(program.folder() / "shim.log"));
     program.mark();
     ::kill(program.pid(), SIGINT);
@@ -161,7 +174,8 @@ TEST_CASE("a second signal ends at once, also in the middle of a save that hangs
                    {"FILE_SHIM_LOG", log.string()}});
     program.wait_for_steps(5);
     ::kill(program.pid(), signal);
-    for (int i = 0; i < 1000 && !fs::exists(log); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    for (int i = 0; i < 1000 && !fs::exists(log); ++i)
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
     std::this_thread::sleep_for(std::chrono::milliseconds(400));  // no wish told twice, another one
     program.mark();
     ::kill(program.pid(), signal);
@@ -192,7 +206,8 @@ TEST_CASE("train --max-restarts: a killed rank is no end, and the end is that of
     CAPTURE(ended.err);
     CHECK(ended.code == 0);
     CHECK(ended.says("restart 1 of 2 after rank 0 was ended by signal 9 (SIGKILL), "));
-    CHECK(ended.says("restart 2 of 2 after rank " + std::to_string(ranks - 1) + " was ended by signal 9 (SIGKILL), from step_00000030"));
+    CHECK(ended.says("restart 2 of 2 after rank " + std::to_string(ranks - 1) +
+                     " was ended by signal 9 (SIGKILL), from step_00000030"));
     CHECK(training_rows(program) == unbroken_rows(layout));
     CHECK(verified_steps(program).back() == layout.steps);
   }
@@ -205,9 +220,12 @@ TEST_CASE("--max-restarts under a launcher is refused: its restarts are the laun
   CHECK(ended.says("torchrun --max-restarts 1"));
 }
 
-TEST_CASE("torchrun --max-restarts: its restart continues from the newest checkpoint; its SIGTERM saves") {
+TEST_CASE(
+    "torchrun --max-restarts: its restart continues from the newest checkpoint; its SIGTERM "
+    "saves") {
   const char* path = std::getenv("PYTHONPATH");
-  ::setenv("PYTHONPATH", (std::string(MESHWRIGHT_PYTHON_DIR) + (path ? ":" + std::string(path) : "")).c_str(), 1);
+  ::setenv("PYTHONPATH",
+           (std::string(MESHWRIGHT_PYTHON_DIR) + (path ? ":" + std::string(path) : "")).c_str(), 1);
   if (std::system("python3 -c 'import torch.distributed.run' 2>/dev/null >&2") != 0) {
     MESSAGE("Skipped: torchrun does not start with this Python");
     return;
@@ -215,8 +233,8 @@ TEST_CASE("torchrun --max-restarts: its restart continues from the newest checkp
   Layout layout = kLong;
   layout.strategy = "ddp";
   Program program;
-  program.launcher({"python3", "-m", "torch.distributed.run", "--no-python", "--nproc-per-node", "2", "--max-restarts", "1",
-                    "--monitor-interval", "0.1"});
+  program.launcher({"python3", "-m", "torch.distributed.run", "--no-python", "--nproc-per-node",
+                    "2", "--max-restarts", "1", "--monitor-interval", "0.1"});
   std::vector<std::string> arguments = layout.arguments();
   arguments.erase(arguments.begin(), arguments.begin() + 2);  // --nproc 2
   program.start(arguments);
@@ -228,7 +246,8 @@ TEST_CASE("torchrun --max-restarts: its restart continues from the newest checkp
   CHECK(ended.code != 0);
   std::vector<int64_t> saved = verified_steps(program);
   REQUIRE(saved.size() == 1);
-  CHECK(ended.out.find("SIGTERM: saved step " + std::to_string(saved[0]) + " of 100, ending") != std::string::npos);
+  CHECK(ended.out.find("SIGTERM: saved step " + std::to_string(saved[0]) + " of 100, ending") !=
+        std::string::npos);
   program.start(arguments);
   program.wait_for_steps(saved[0] + 45);
   std::vector<pid_t> workers = children_of(program.pid());
@@ -236,9 +255,11 @@ TEST_CASE("torchrun --max-restarts: its restart continues from the newest checkp
   ::kill(workers[1], SIGKILL);
   ended = program.wait(120);
   CHECK(ended.code == 0);
-  CHECK(ended.out.find("continues after step " + std::to_string(saved[0]) + ": ") != std::string::npos);
+  CHECK(ended.out.find("continues after step " + std::to_string(saved[0]) + ": ") !=
+        std::string::npos);
   // The second attempt from a checkpoint that the first has made.
-  size_t first = ended.out.find("continues after step "), second = ended.out.find("continues after step ", first + 1);
+  size_t first = ended.out.find("continues after step "),
+         second = ended.out.find("continues after step ", first + 1);
   REQUIRE(second != std::string::npos);
   CHECK(std::stoll(ended.out.substr(second + 21)) % layout.every == 0);
   CHECK(training_rows(program) == unbroken_rows(layout));

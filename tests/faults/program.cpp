@@ -33,7 +33,9 @@ std::string read_file(const fs::path& path) {
   return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
 }
 
-double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
+double seconds_since(Clock::time_point begin) {
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
 
 std::vector<pid_t> marked(const std::string& marker) {
   std::vector<pid_t> out;
@@ -54,14 +56,16 @@ Program::Program() {
   folder_ = ::mkdtemp(name.data());
   job_ = folder_ / "job.toml";
   marker_ = "MESHWRIGHT_FAULT_CASE=" + folder_.string();
-  std::ofstream(job_) << "schema = 1\n[run]\nthreads = 1\nname = \"fault\"\ndir = \"" << (folder_ / "runs").string()
-                      << "\"\n[model]\npretrained = \"" << kData << "llama\"\n"
-                      << "[distributed.mp_policy]\nparam_dtype = \"float32\"\noutput_dtype = \"float32\"\n"
-                         "[step_scheduler]\nglobal_batch_size = 6\nlocal_batch_size = 1\nmax_steps = 1000000\n"
-                         "[optimizer]\nlr = 1e-3\n[lr_scheduler]\nlr_decay_style = \"constant\"\nlr_warmup_steps = 0\n"
-                         "[dist_env]\ntimeout_minutes = 0.05\n"
-                         "[dataset]\nkind = \"tokens\"\ndtype = \"uint16\"\npath = \""
-                      << kData << "train.bin\"\nseq_len = 40\nshuffle = false\n";
+  std::ofstream(job_)
+      << "schema = 1\n[run]\nthreads = 1\nname = \"fault\"\ndir = \"" << (folder_ / "runs").string()
+      << "\"\n[model]\npretrained = \"" << kData << "llama\"\n"
+      << "[distributed.mp_policy]\nparam_dtype = \"float32\"\noutput_dtype = \"float32\"\n"
+         "[step_scheduler]\nglobal_batch_size = 6\nlocal_batch_size = 1\nmax_steps = 1000000\n"
+         "[optimizer]\nlr = 1e-3\n[lr_scheduler]\nlr_decay_style = \"constant\"\nlr_warmup_steps = "
+         "0\n"
+         "[dist_env]\ntimeout_minutes = 0.05\n"
+         "[dataset]\nkind = \"tokens\"\ndtype = \"uint16\"\npath = \""
+      << kData << "train.bin\"\nseq_len = 40\nshuffle = false\n";
 }
 
 Program::~Program() {
@@ -85,15 +89,17 @@ fs::path Program::copy_tokens() const {
   return folder_ / "train.bin";
 }
 
-void Program::start(const std::vector<std::string>& arguments, const Environment& environment, const std::string& out) {
+void Program::start(const std::vector<std::string>& arguments, const Environment& environment,
+                    const std::string& out) {
   std::vector<std::string> words = launcher_, variables = {marker_};
   words.insert(words.end(), {MESHWRIGHT_BUILD_DIR "/bin/meshwright", "train", job_.string()});
   words.insert(words.end(), arguments.begin(), arguments.end());
   for (char** e = environ; *e != nullptr; ++e) {
     std::string entry = *e, name = entry.substr(0, entry.find('='));
-    bool launcher = name == "RANK" || name == "WORLD_SIZE" || name == "MASTER_ADDR" || name == "MASTER_PORT" ||
-                    name.starts_with("LOCAL_") || name.starts_with("SLURM_") || name.starts_with("OMPI_") || name.starts_with("PMI") ||
-                    name.starts_with("TORCH");
+    bool launcher = name == "RANK" || name == "WORLD_SIZE" || name == "MASTER_ADDR" ||
+                    name == "MASTER_PORT" || name.starts_with("LOCAL_") ||
+                    name.starts_with("SLURM_") || name.starts_with("OMPI_") ||
+                    name.starts_with("PMI") || name.starts_with("TORCH");
     if (!launcher) variables.push_back(entry);
   }
   variables.emplace_back("NO_COLOR=1");
@@ -107,7 +113,8 @@ void Program::start(const std::vector<std::string>& arguments, const Environment
   mark();
   pid_ = ::fork();
   if (pid_ == 0) {
-    int streams[] = {::open("/dev/null", O_RDONLY), ::open(out_.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600),
+    int streams[] = {::open("/dev/null", O_RDONLY),
+                     ::open(out_.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600),
                      ::open((folder_ / "err").c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600)};
     for (int i = 0; i < 3; ++i)
       if (streams[i] < 0 || ::dup2(streams[i], i) < 0) ::_exit(126);
@@ -119,12 +126,14 @@ void Program::start(const std::vector<std::string>& arguments, const Environment
 
 pid_t Program::rank(int64_t number) const {
   // Until it runs its own program a child still is a copy of the launcher, which waits for that.
-  std::string path = "/proc/" + std::to_string(pid_) + "/task/" + std::to_string(pid_) + "/children";
+  std::string path =
+      "/proc/" + std::to_string(pid_) + "/task/" + std::to_string(pid_) + "/children";
   std::string rank = '\0' + std::string("RANK=") + std::to_string(number) + '\0';
   for (int i = 0; i < 3000; ++i) {
     std::istringstream in(read_file(path));
     for (pid_t child; in >> child;)
-      if (read_file("/proc/" + std::to_string(child) + "/environ").find(rank) != std::string::npos) return child;
+      if (read_file("/proc/" + std::to_string(child) + "/environ").find(rank) != std::string::npos)
+        return child;
     std::this_thread::sleep_for(milliseconds(10));
   }
   FAIL("rank ", number, " was not started");
@@ -151,7 +160,8 @@ Ended Program::wait(double limit) {
 Ended Program::reap(double limit) {
   int status = 0;
   while (::waitpid(pid_, &status, WNOHANG) == 0) {
-    if (seconds_since(begin_) > limit) FAIL("still there after ", limit, " s:\n", read_file(out_), read_file(folder_ / "err"));
+    if (seconds_since(begin_) > limit)
+      FAIL("still there after ", limit, " s:\n", read_file(out_), read_file(folder_ / "err"));
     std::this_thread::sleep_for(milliseconds(5));
   }
   pid_ = -1;

@@ -1,4 +1,5 @@
-// `meshwright train` as a user runs it: real processes that can be killed, stopped and looked at afterwards.
+// `meshwright train` as a user runs it: real processes that can be killed, stopped and looked at
+// afterwards.
 #pragma once
 
 #include <sys/types.h>
@@ -21,7 +22,8 @@ struct Ended {
 
 using Environment = std::vector<std::pair<std::string, std::string>>;
 
-// A folder of its own with job.toml in it: a tiny Llama on the tokens of tests/data/parity, more steps than anybody waits for.
+// A folder of its own with job.toml in it: a tiny Llama on the tokens of tests/data/parity, more
+// steps than anybody waits for.
 class Program {
  public:
   Program();
@@ -44,16 +46,19 @@ class Program {
   // What the following starts put before `meshwright train`: a launcher and its arguments.
   void launcher(std::vector<std::string> words) { launcher_ = std::move(words); }
   // `meshwright train job.toml` with these arguments; its streams go to files, or where `out` says.
-  void start(const std::vector<std::string>& arguments, const Environment& environment = {}, const std::string& out = "");
+  void start(const std::vector<std::string>& arguments, const Environment& environment = {},
+             const std::string& out = "");
   pid_t pid() const { return pid_; }
   // The process of a local rank; waits for it.
   pid_t rank(int64_t number) const;
   // Waits until metrics.jsonl has so many rows.
   void wait_for_steps(int64_t count) const;
   void mark();  // time counts from here
-  // Ends the case when the process does not end in time: a hang. Checks that nothing of it is left and nothing is half-written.
+  // Ends the case when the process does not end in time: a hang. Checks that nothing of it is left
+  // and nothing is half-written.
   Ended wait(double limit = 60);
-  // The same for one that was killed with all its ranks in the middle of its work: only that its processes are gone.
+  // The same for one that was killed with all its ranks in the middle of its work: only that its
+  // processes are gone.
   Ended reap(double limit = 60);
   Ended run(const std::vector<std::string>& arguments, const Environment& environment = {}) {
     start(arguments, environment);

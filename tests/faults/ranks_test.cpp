@@ -1,4 +1,5 @@
-// Ranks that die, stop, or are told to end: who is named, what the exit status says, and that nothing is left.
+// Ranks that die, stop, or are told to end: who is named, what the exit status says, and that
+// nothing is left.
 #include <doctest/doctest.h>
 #include <sys/wait.h>
 
@@ -14,7 +15,8 @@ namespace {
 
 const std::vector<std::string> kThree = {"--nproc", "3"};
 
-std::vector<std::string> with(std::vector<std::string> arguments, const std::vector<std::string>& sets) {
+std::vector<std::string> with(std::vector<std::string> arguments,
+                              const std::vector<std::string>& sets) {
   for (const std::string& set : sets) arguments.insert(arguments.end(), {"--set", set});
   return arguments;
 }
@@ -46,21 +48,24 @@ TEST_CASE("SIGKILL of any rank at any moment: it is named, all end at once, exit
     CAPTURE(victim);
     CAPTURE(ended.err);
     CHECK(ended.code == 137);
-    CHECK(ended.says("error[E0505]: rank " + std::to_string(victim) + " was ended by signal 9 (SIGKILL)\n"));
+    CHECK(ended.says("error[E0505]: rank " + std::to_string(victim) +
+                     " was ended by signal 9 (SIGKILL)\n"));
     CHECK(ended.says("help: its output is in "));
     CHECK(ended.says("rank " + std::to_string(victim) + " failed first; all others are ended"));
     CHECK(ended.seconds < 10);
   }
 }
 
-TEST_CASE("SIGSTOP of a rank in a step: rank, group and operation are named after the timeout, exit status 6") {
+TEST_CASE(
+    "SIGSTOP of a rank in a step: rank, group and operation are named after the timeout, exit "
+    "status 6") {
   struct Row {
     int64_t victim;
     std::vector<std::string> sets;
     const char *group, *shared;
   };
-  for (const Row& row :
-       {Row{0, {}, "dp_shard", "1"}, Row{1, {}, "dp_shard", "1"}, Row{2, {}, "dp_shard", "0"}, Row{1, {kDdp}, "dp", "1"}}) {
+  for (const Row& row : {Row{0, {}, "dp_shard", "1"}, Row{1, {}, "dp_shard", "1"},
+                         Row{2, {}, "dp_shard", "0"}, Row{1, {kDdp}, "dp", "1"}}) {
     CAPTURE(row.victim);
     INFO(std::string(row.group));
     Program program;
@@ -76,7 +81,8 @@ TEST_CASE("SIGSTOP of a rank in a step: rank, group and operation are named afte
     CHECK(ended.says("error[E0601]: rank "));
     CHECK(ended.says(" waited 3 s in vain for "));
     // Losses are summed over all ranks in a group of its own, which may be where they wait.
-    CHECK((ended.says(std::string(" in group ") + row.group + " [0, 1, 2]: no word from " + name + "\n") ||
+    CHECK((ended.says(std::string(" in group ") + row.group + " [0, 1, 2]: no word from " + name +
+                      "\n") ||
            ended.says(" in group world [0, 1, 2]: no word from " + name + "\n")));
     CHECK(ended.says("help: look at the log of " + name));
     CHECK(ended.says(name + " (process " + std::to_string(pid) + ") is stopped by a signal"));
@@ -100,7 +106,8 @@ TEST_CASE("SIGSTOP of a rank while the ranks find each other: named, exit status
       CAPTURE(ended.err);
       CHECK((ended.code == 4 || ended.code == 6));
       CHECK(ended.says(ended.code == 4 ? "error[E0502]" : "error[E0601]"));
-      CHECK(ended.says("rank " + std::to_string(victim) + " (process " + std::to_string(pid) + ") is stopped by a signal"));
+      CHECK(ended.says("rank " + std::to_string(victim) + " (process " + std::to_string(pid) +
+                       ") is stopped by a signal"));
       CHECK(ended.says("help: "));
       CHECK(ended.seconds < 20);
     }
@@ -136,14 +143,17 @@ TEST_CASE("without the launcher a rank whose peer is stopped or killed still nam
   }
 }
 
-TEST_CASE("Ctrl-C: saved and 75, also when a rank was stopped; before the first step 128 + signal, and no words about broken connections") {
+TEST_CASE(
+    "Ctrl-C: saved and 75, also when a rank was stopped; before the first step 128 + signal, and "
+    "no words about broken connections") {
   struct Row {
     int signal;
     bool stopped, starting;
     int code;
   };
-  for (const Row& row : {Row{SIGINT, false, false, 75}, Row{SIGINT, true, false, 75}, Row{SIGTERM, false, true, 143},
-                         Row{SIGINT, false, true, 130}, Row{SIGHUP, false, true, 129}}) {
+  for (const Row& row :
+       {Row{SIGINT, false, false, 75}, Row{SIGINT, true, false, 75}, Row{SIGTERM, false, true, 143},
+        Row{SIGINT, false, true, 130}, Row{SIGHUP, false, true, 129}}) {
     CAPTURE(row.signal);
     CAPTURE(row.stopped);
     Program program;

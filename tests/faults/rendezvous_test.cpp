@@ -31,7 +31,8 @@ class Stranger {
     port = ntohs(address.sin_port);
     if (hangs_up)
       thread_ = std::thread([fd = fd_] {
-        for (int guest; (guest = ::accept4(fd, nullptr, nullptr, SOCK_CLOEXEC)) >= 0;) ::close(guest);
+        for (int guest; (guest = ::accept4(fd, nullptr, nullptr, SOCK_CLOEXEC)) >= 0;)
+          ::close(guest);
       });
   }
   ~Stranger() {
@@ -53,8 +54,8 @@ struct Both {
 };
 
 // Two processes as a launcher would start them, with their own arguments and variables.
-Both run_two(const std::vector<std::string>& zero, const std::vector<std::string>& one, const Environment& zero_more = {},
-             const Environment& one_more = {}) {
+Both run_two(const std::vector<std::string>& zero, const std::vector<std::string>& one,
+             const Environment& zero_more = {}, const Environment& one_more = {}) {
   int port = free_port();
   Environment environments[] = {rank_environment(0, 2, port), rank_environment(1, 2, port)};
   environments[0].insert(environments[0].end(), zero_more.begin(), zero_more.end());
@@ -62,7 +63,8 @@ Both run_two(const std::vector<std::string>& zero, const std::vector<std::string
   for (Environment& environment : environments)  // of two values for a name the later wins
     for (size_t i = 0; i < environment.size(); ++i)
       for (size_t k = i + 1; k < environment.size(); ++k)
-        if (environment[i].first == environment[k].first) environment[i].second = environment[k].second;
+        if (environment[i].first == environment[k].first)
+          environment[i].second = environment[k].second;
   Program first, second;
   if (!one.empty() && one[0] == "another file") {
     std::ifstream in(first.job());
@@ -90,24 +92,42 @@ TEST_CASE("a rank that is missing is named by those that came, within the timeou
   for (Ended& ended : std::vector<Ended>{zero.wait(), two.wait()}) {
     CAPTURE(ended.err);
     CHECK(ended.code == 4);
-    CHECK(ended.says("error[E0502]: all waited 3.0 s at 127.0.0.1:" + std::to_string(port) + " in vain for rank 1 of 3\n"));
+    CHECK(ended.says("error[E0502]: all waited 3.0 s at 127.0.0.1:" + std::to_string(port) +
+                     " in vain for rank 1 of 3\n"));
     CHECK(ended.says("help: start as many processes as WORLD_SIZE says"));
     CHECK(!ended.says("frame #"));
     CHECK(ended.seconds < 12);
   }
 }
 
-TEST_CASE("ranks that do not mean the same job: the odd one is named on every rank before anything is made, exit status 4") {
+TEST_CASE(
+    "ranks that do not mean the same job: the odd one is named on every rank before anything is "
+    "made, exit status 4") {
   struct Row {
     std::vector<std::string> zero, one;
     Environment zero_more, one_more;
     std::string code, words;
   };
   const std::vector<Row> rows = {
-      {{}, {"--set", "optimizer.lr=2e-3"}, {}, {}, "E0503", "rank 1 has optimizer.lr 0.002, the others 0.001\n"},
-      {{}, {"another file"}, {}, {}, "E0503", "rank 1 has optimizer.lr 0.002, the others 0.001; dataset.seq_len 39, the others 40\n"},
+      {{},
+       {"--set", "optimizer.lr=2e-3"},
+       {},
+       {},
+       "E0503",
+       "rank 1 has optimizer.lr 0.002, the others 0.001\n"},
+      {{},
+       {"another file"},
+       {},
+       {},
+       "E0503",
+       "rank 1 has optimizer.lr 0.002, the others 0.001; dataset.seq_len 39, the others 40\n"},
       {{}, {"--set", "distributed.strategy=ddp"}, {}, {}, "E0503", "rank 1 has plugin ddp "},
-      {{}, {"--set", "model.torch_dtype=bfloat16"}, {}, {}, "E0503", "rank 1 has model.torch_dtype \"bfloat16\", the others \"float32\"\n"},
+      {{},
+       {"--set", "model.torch_dtype=bfloat16"},
+       {},
+       {},
+       "E0503",
+       "rank 1 has model.torch_dtype \"bfloat16\", the others \"float32\"\n"},
       {{}, {}, {}, {{"WORLD_SIZE", "3"}}, "E0503", "rank 1 has WORLD_SIZE 3, rank 0 has 2\n"},
       {{}, {}, {{"WORLD_SIZE", "3"}}, {}, "E0503", "rank 1 has WORLD_SIZE 2, rank 0 has 3\n"},
   };
@@ -144,9 +164,12 @@ TEST_CASE("two processes with one rank number, and a launcher's variables that m
     Environment environment;
     const char* words;
   };
-  for (const Row& row : {Row{{{"RANK", "2"}, {"WORLD_SIZE", "2"}}, "RANK = 2 is not below WORLD_SIZE = 2"},
-                         Row{{{"RANK", "0"}, {"WORLD_SIZE", "2"}}, "MASTER_ADDR is not set"}, Row{{{"WORLD_SIZE", "2"}}, "RANK is not set"},
-                         Row{{{"RANK", "0"}, {"WORLD_SIZE", "two"}}, "WORLD_SIZE = \"two\" is not a whole number"}}) {
+  for (const Row& row :
+       {Row{{{"RANK", "2"}, {"WORLD_SIZE", "2"}}, "RANK = 2 is not below WORLD_SIZE = 2"},
+        Row{{{"RANK", "0"}, {"WORLD_SIZE", "2"}}, "MASTER_ADDR is not set"},
+        Row{{{"WORLD_SIZE", "2"}}, "RANK is not set"},
+        Row{{{"RANK", "0"}, {"WORLD_SIZE", "two"}},
+            "WORLD_SIZE = \"two\" is not a whole number"}}) {
     Program program;
     Ended ended = program.run({}, row.environment);
     CAPTURE(ended.err);
@@ -168,7 +191,8 @@ TEST_CASE("a port that another program has: rank 0 says so at once, others soon,
     CAPTURE(first.err);
     CAPTURE(second.err);
     CHECK(first.code == 4);
-    CHECK(first.says("error[E0502]: rank 0 cannot listen on 127.0.0.1:" + std::to_string(stranger.port) + ": Address already in use\n"));
+    CHECK(first.says("error[E0502]: rank 0 cannot listen on 127.0.0.1:" +
+                     std::to_string(stranger.port) + ": Address already in use\n"));
     CHECK(first.says("help: set MASTER_PORT"));
     CHECK(first.seconds < 10);
     CHECK(second.code == 4);
@@ -185,10 +209,13 @@ TEST_CASE("a port that another program has: rank 0 says so at once, others soon,
   Ended ended = zero.run({}, environment);
   CAPTURE(ended.err);
   CHECK(ended.code == 4);
-  CHECK(ended.says("error[E0502]: rank 0 cannot listen on port " + std::to_string(stranger.port) + ": Address already in use\n"));
+  CHECK(ended.says("error[E0502]: rank 0 cannot listen on port " + std::to_string(stranger.port) +
+                   ": Address already in use\n"));
 }
 
-TEST_CASE("a master that is not there: refused, silent or without a name, within the timeout and a little, exit status 4") {
+TEST_CASE(
+    "a master that is not there: refused, silent or without a name, within the timeout and a "
+    "little, exit status 4") {
   struct Row {
     const char *address, *why;
   };
@@ -201,7 +228,8 @@ TEST_CASE("a master that is not there: refused, silent or without a name, within
     Ended ended = program.run({}, environment);
     CAPTURE(ended.err);
     CHECK(ended.code == 4);
-    CHECK(ended.says("error[E0502]: rank 1 could not reach the store of rank 0 at " + std::string(row.address) + ":"));
+    CHECK(ended.says("error[E0502]: rank 1 could not reach the store of rank 0 at " +
+                     std::string(row.address) + ":"));
     CHECK(ended.says(" within 3.0 s: " + std::string(row.why)));
     CHECK(ended.says("help: check that rank 0 runs"));
     CHECK(!ended.says("frame #"));

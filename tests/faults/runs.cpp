@@ -16,14 +16,16 @@ namespace fs = std::filesystem;
 using namespace meshwright;
 
 std::string Layout::text() const {
-  return strategy + " on " + std::to_string(ranks) + (ranks == 1 ? " rank" : " ranks") + (background ? ", asynchronous" : "");
+  return strategy + " on " + std::to_string(ranks) + (ranks == 1 ? " rank" : " ranks") +
+         (background ? ", asynchronous" : "");
 }
 
 std::vector<std::string> Layout::arguments(const std::vector<std::string>& more) const {
   std::vector<std::string> out{"--nproc", std::to_string(ranks)};
   // Nobody may wait for a timeout, however busy the machine is.
   std::vector<std::string> sets{"distributed.strategy=" + strategy, "dist_env.timeout_minutes=1",
-                                "step_scheduler.max_steps=" + std::to_string(steps), "checkpoint.every_steps=" + std::to_string(every),
+                                "step_scheduler.max_steps=" + std::to_string(steps),
+                                "checkpoint.every_steps=" + std::to_string(every),
                                 std::string("checkpoint.async=") + (background ? "true" : "false")};
   for (const std::string& set : sets) out.insert(out.end(), {"--set", set});
   out.insert(out.end(), more.begin(), more.end());
@@ -33,13 +35,15 @@ std::vector<std::string> Layout::arguments(const std::vector<std::string>& more)
 std::vector<std::string> training_rows(const Program& program) {
   std::ifstream in(program.run_folder() / "metrics.jsonl");
   std::vector<std::string> out;
-  for (std::string line; std::getline(in, line);) out.push_back(line.substr(0, line.find(", \"step_ms\"")));
+  for (std::string line; std::getline(in, line);)
+    out.push_back(line.substr(0, line.find(", \"step_ms\"")));
   return out;
 }
 
 const std::vector<std::string>& unbroken_rows(const Layout& layout) {
   static std::map<std::string, std::vector<std::string>> made;
-  auto& rows = made[layout.strategy + std::to_string(layout.ranks) + "/" + std::to_string(layout.steps)];
+  auto& rows =
+      made[layout.strategy + std::to_string(layout.ranks) + "/" + std::to_string(layout.steps)];
   if (rows.empty()) {
     Program program;
     Layout plain = layout;
@@ -56,21 +60,25 @@ const std::vector<std::string>& unbroken_rows(const Layout& layout) {
 
 fs::path checkpoint_folder(const Program& program) { return program.run_folder() / "checkpoints"; }
 
-fs::path temporary_of(const Program& program, int64_t step) { return checkpoint::temporary_folder(checkpoint_folder(program), step); }
+fs::path temporary_of(const Program& program, int64_t step) {
+  return checkpoint::temporary_folder(checkpoint_folder(program), step);
+}
 
 std::vector<int64_t> verified_steps(const Program& program) {
   std::vector<int64_t> out;
   for (const checkpoint::Found& found : checkpoint::find_all(checkpoint_folder(program))) {
     CHECK_MESSAGE(found.problem.empty(), found.problem);
     if (!found.problem.empty()) continue;
-    for (const Error& error : checkpoint::verify_checkpoint(found.path, [](int64_t) {}).damage) FAIL_CHECK(error.message());
+    for (const Error& error : checkpoint::verify_checkpoint(found.path, [](int64_t) {}).damage)
+      FAIL_CHECK(error.message());
     CHECK(checkpoint::read_meta(found.path).step == found.step);
     out.push_back(found.step);
   }
   return out;
 }
 
-void continue_and_compare(Program& program, const Layout& layout, const std::vector<std::string>& more) {
+void continue_and_compare(Program& program, const Layout& layout,
+                          const std::vector<std::string>& more) {
   Ended ended = program.run(layout.arguments(more));
   CAPTURE(ended.out);
   CAPTURE(ended.err);
@@ -78,7 +86,8 @@ void continue_and_compare(Program& program, const Layout& layout, const std::vec
   CHECK(training_rows(program) == unbroken_rows(layout));
   std::vector<int64_t> steps = verified_steps(program);
   CHECK((!steps.empty() && steps.back() == layout.steps));
-  CHECK(fs::read_symlink(checkpoint_folder(program) / "latest") == checkpoint::step_name(layout.steps));
+  CHECK(fs::read_symlink(checkpoint_folder(program) / "latest") ==
+        checkpoint::step_name(layout.steps));
   for (const fs::directory_entry& entry : fs::directory_iterator(checkpoint_folder(program))) {
     std::string name = entry.path().filename().string();
     CHECK_MESSAGE((name == "latest" || checkpoint::step_of(name)), name);

@@ -28,11 +28,13 @@ std::filesystem::path checkpoint_folder(const Program& program);
 std::filesystem::path temporary_of(const Program& program, int64_t step);
 // The steps of all published checkpoints, each verified to the last byte; ascending.
 std::vector<int64_t> verified_steps(const Program& program);
-// Runs the same command again until it ends by itself; then every step is there once and equal to the unbroken run's, every checkpoint
-// is whole, the last step has one, and nothing else is left.
-void continue_and_compare(Program& program, const Layout& layout, const std::vector<std::string>& more = {});
+// Runs the same command again until it ends by itself; then every step is there once and equal to
+// the unbroken run's, every checkpoint is whole, the last step has one, and nothing else is left.
+void continue_and_compare(Program& program, const Layout& layout,
+                          const std::vector<std::string>& more = {});
 
-// MESHWRIGHT_FULL_RUN=FILE: the counts that a release is held to instead of a sample, with a log of them in FILE.
+// MESHWRIGHT_FULL_RUN=FILE: the counts that a release is held to instead of a sample, with a log of
+// them in FILE.
 class Record {
  public:
   Record();

@@ -1,5 +1,5 @@
-// Whatever ends one rank ends all of them, soon, with the same words and the same exit status; and ranks that would train on different
-// files, or save into different folders, do not begin.
+// Whatever ends one rank ends all of them, soon, with the same words and the same exit status; and
+// ranks that would train on different files, or save into different folders, do not begin.
 #include <doctest/doctest.h>
 
 #include <csignal>
@@ -53,7 +53,8 @@ size_t count(const std::string& text, const std::string& part) {
   return out;
 }
 
-// Under a parent of ours the others may say a word of their broken connections before they are ended.
+// Under a parent of ours the others may say a word of their broken connections before they are
+// ended.
 void check_local(const Ended& ended, int code, const std::string& error) {
   CAPTURE(ended.err);
   CHECK(ended.code == code);
@@ -74,7 +75,8 @@ void check_all(const std::vector<Ended>& all, int code, const std::string& error
 
 // Only the rank that could not see it by itself says where it happened.
 void check_where(const std::vector<Ended>& all, size_t at) {
-  for (size_t rank = 0; rank < all.size(); ++rank) CHECK(all[rank].says("on rank " + std::to_string(at) + " (") == (rank != at));
+  for (size_t rank = 0; rank < all.size(); ++rank)
+    CHECK(all[rank].says("on rank " + std::to_string(at) + " (") == (rank != at));
 }
 
 void write(const fs::path& path, const std::string& text) {
@@ -97,13 +99,16 @@ std::string tokens(size_t changed = std::string::npos) {
 
 }  // namespace
 
-TEST_CASE("a job that no rank can run is refused by all ranks at once, with the exit status of the refusal") {
+TEST_CASE(
+    "a job that no rank can run is refused by all ranks at once, with the exit status of the "
+    "refusal") {
   struct Row {
     Arguments set;
     int code;
     std::string error;
   };
-  for (const Row& row : {Row{{"distributed.tp_size=3"}, 3, "error[E0301]: "}, Row{{"optimizer.lr=-1"}, 2, "error[E02"},
+  for (const Row& row : {Row{{"distributed.tp_size=3"}, 3, "error[E0301]: "},
+                         Row{{"optimizer.lr=-1"}, 2, "error[E02"},
                          Row{{"model.pretrained=/no/such/folder"}, 2, "error[E0209]: "}}) {
     INFO(std::string(row.set[0]));
     Two two;
@@ -115,7 +120,9 @@ TEST_CASE("a job that no rank can run is refused by all ranks at once, with the 
   }
 }
 
-TEST_CASE("what only one rank refuses before the ranks have met ends the others with the same error, which says on which rank") {
+TEST_CASE(
+    "what only one rank refuses before the ranks have met ends the others with the same error, "
+    "which says on which rank") {
   for (size_t blind : {0, 1}) {
     CAPTURE(blind);
     Two two;
@@ -126,7 +133,8 @@ TEST_CASE("what only one rank refuses before the ranks have met ends the others 
   }
 }
 
-TEST_CASE("a rank that refuses the job while no other is started ends by itself, with its own words") {
+TEST_CASE(
+    "a rank that refuses the job while no other is started ends by itself, with its own words") {
   for (int64_t rank : {0, 1}) {
     Program program;
     program.start(sets({"distributed.tp_size=3"}), rank_environment(rank, 2, free_port()));
@@ -136,7 +144,9 @@ TEST_CASE("a rank that refuses the job while no other is started ends by itself,
   }
 }
 
-TEST_CASE("what only rank 0 does and cannot do ends all ranks alike, before, between and after the steps") {
+TEST_CASE(
+    "what only rank 0 does and cannot do ends all ranks alike, before, between and after the "
+    "steps") {
   struct Row {
     const char* what;
     void (*prepare)(const fs::path& run);
@@ -170,7 +180,8 @@ TEST_CASE("what only rank 0 does and cannot do ends all ranks alike, before, bet
     INFO(std::string(row.what));
     for (const char* strategy : {"fsdp2", "ddp"}) {
       Arguments set = row.set;
-      set.insert(set.end(), {"step_scheduler.max_steps=3", std::string("distributed.strategy=") + strategy});
+      set.insert(set.end(),
+                 {"step_scheduler.max_steps=3", std::string("distributed.strategy=") + strategy});
       Two two;
       row.prepare(two.zero.run_folder());
       check_all(two.run(sets(set)), 7, row.words);
@@ -184,7 +195,9 @@ TEST_CASE("what only rank 0 does and cannot do ends all ranks alike, before, bet
   }
 }
 
-TEST_CASE("a run folder that not every rank sees is refused on all ranks before anything is trained, and nothing stays there") {
+TEST_CASE(
+    "a run folder that not every rank sees is refused on all ranks before anything is trained, and "
+    "nothing stays there") {
   Two two;
   std::vector<Ended> all = two.run(sets({"run.dir=runs", "step_scheduler.max_steps=1"}));
   check_all(all, 7, "error[E0708]: ");
@@ -205,7 +218,9 @@ TEST_CASE("a run folder that not every rank sees is refused on all ranks before 
   check_no_probe(same.a() / "runs/fault");
 }
 
-TEST_CASE("ranks whose data or weights differ are told the file and the host, on all ranks, before the first step") {
+TEST_CASE(
+    "ranks whose data or weights differ are told the file and the host, on all ranks, before the "
+    "first step") {
   struct Row {
     const char* what;
     void (*prepare)(const fs::path& folder, bool odd);
@@ -214,10 +229,16 @@ TEST_CASE("ranks whose data or weights differ are told the file and the host, on
   };
   const Arguments kTokens{"dataset.path=train.bin"};
   const std::vector<Row> rows = {
-      {"one token", [](const fs::path& f, bool odd) { write(f / "train.bin", tokens(odd ? 1234 : std::string::npos)); }, kTokens,
-       "train.bin, of 4000 bytes, has other contents on rank 1 ("},
-      {"the size", [](const fs::path& f, bool odd) { write(f / "train.bin", tokens().substr(0, odd ? 3600 : 4000)); }, kTokens,
-       "train.bin has 3600 bytes on rank 1 ("},
+      {"one token",
+       [](const fs::path& f, bool odd) {
+         write(f / "train.bin", tokens(odd ? 1234 : std::string::npos));
+       },
+       kTokens, "train.bin, of 4000 bytes, has other contents on rank 1 ("},
+      {"the size",
+       [](const fs::path& f, bool odd) {
+         write(f / "train.bin", tokens().substr(0, odd ? 3600 : 4000));
+       },
+       kTokens, "train.bin has 3600 bytes on rank 1 ("},
       {"a text among several",
        [](const fs::path& f, bool odd) {
          write(f / "texts/one.txt", std::string(500, 'a'));
@@ -237,7 +258,8 @@ TEST_CASE("ranks whose data or weights differ are told the file and the host, on
          write(f / "train.bin", tokens());
          write(f / "held.bin", tokens(odd ? 10 : std::string::npos));
        },
-       {"dataset.path=train.bin", "validation_dataset.kind=tokens", "validation_dataset.dtype=uint16", "validation_dataset.seq_len=40",
+       {"dataset.path=train.bin", "validation_dataset.kind=tokens",
+        "validation_dataset.dtype=uint16", "validation_dataset.seq_len=40",
         "validation_dataset.path=held.bin"},
        "held.bin, of 4000 bytes, has other contents on rank 1 ("},
   };
@@ -256,7 +278,8 @@ TEST_CASE("ranks whose data or weights differ are told the file and the host, on
   }
 }
 
-TEST_CASE("weights that differ in one byte are refused on all ranks; files that are alike are not") {
+TEST_CASE(
+    "weights that differ in one byte are refused on all ranks; files that are alike are not") {
   Two two;
   fs::path model = two.zero.copy_model();
   fs::copy(model, two.a() / "model");
@@ -279,7 +302,9 @@ TEST_CASE("weights that differ in one byte are refused on all ranks; files that 
   CHECK(!fs::exists(two.zero.run_folder() / "checkpoints.1"));
 }
 
-TEST_CASE("a large file is compared at its ends and in places between, or to the last byte with dataset.verify = whole") {
+TEST_CASE(
+    "a large file is compared at its ends and in places between, or to the last byte with "
+    "dataset.verify = whole") {
   Two two;
   constexpr off_t kBytes = 80 << 20, kUnseen = 42110272;  // between two of the places
   for (const fs::path& folder : {two.a(), two.b()}) {
@@ -297,7 +322,10 @@ TEST_CASE("a large file is compared at its ends and in places between, or to the
   Arguments whole = set;
   whole.push_back("dataset.verify=whole");
   check_all(two.run(sets(whole)), 7,
-            "error[E0709]: the files of the training data differ: large.bin, of 83886080 bytes, has other contents");
+            "error[E0709]: the files of the training data differ: large.bin, of 83886080 bytes, "
+            "has other contents");
   change(kBytes - 10);
-  check_all(two.run(sets(set)), 7, "error[E0709]: the files of the training data differ: large.bin, of 83886080 bytes, has other contents");
+  check_all(two.run(sets(set)), 7,
+            "error[E0709]: the files of the training data differ: large.bin, of 83886080 bytes, "
+            "has other contents");
 }

@@ -1,7 +1,9 @@
-// config_fuzz COUNT SEED FILE...: mutates configurations and puts them through the parser and the validation, in one process.
+// config_fuzz COUNT SEED FILE...: mutates configurations and puts them through the parser and the
+// validation, in one process.
 //
-// The outcome must be "fine" or errors whose exit status is 2; anything else ends the run with the seed and the input. Run it under the
-// address and undefined-behaviour sanitizers. An input that takes longer than a second fails too.
+// The outcome must be "fine" or errors whose exit status is 2; anything else ends the run with the
+// seed and the input. Run it under the address and undefined-behaviour sanitizers. An input that
+// takes longer than a second fails too.
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
@@ -24,62 +26,63 @@ using namespace meshwright;
 using fuzz::Random;
 
 const std::vector<std::string>& words() {
-  static const std::vector<std::string> list = {"[",
-                                                "]",
-                                                "[[",
-                                                "]]",
-                                                "{",
-                                                "}",
-                                                "=",
-                                                ",",
-                                                ".",
-                                                "\"",
-                                                "'''",
-                                                "\"\"\"",
-                                                "#",
-                                                "\n",
-                                                "\r\n",
-                                                "true",
-                                                "false",
-                                                "none",
-                                                "\"none\"",
-                                                "\"auto\"",
-                                                "nan",
-                                                "-inf",
-                                                "0",
-                                                "-1",
-                                                "9223372036854775807",
-                                                "-9223372036854775808",
-                                                "99999999999999999999",
-                                                "1e308",
-                                                "1e-320",
-                                                "0x7f",
-                                                "1979-05-27T07:32:00Z",
-                                                "${HOME}",
-                                                "${",
-                                                "$${",
-                                                "${A:-b}",
-                                                "\\u0000",
-                                                "\\uD800",
-                                                "\xff",
-                                                std::string(1, '\0'),
-                                                "\xEF\xBB\xBF",
-                                                "[distributed]",
-                                                "[distributed.fsdp2]",
-                                                "[distributed.pipeline]",
-                                                "[distributed.moe.mp_policy]",
-                                                "[plugins]",
-                                                "tp_size = ",
-                                                "dp_size = ",
-                                                "strategy = ",
-                                                "tp_plan = {\"a.*\" = \"colwise\"}",
-                                                "pp_schedule = \"ZBVZeroBubble\"",
-                                                "module_fqns_per_model_part = [[\"a\"], []]",
-                                                "activation_checkpointing_scope = [\"vision\", \"audio\"]",
-                                                "betas = [0.9, 0.95]",
-                                                "lr = ",
-                                                "load = [\"x\"]",
-                                                "path = [\"/\"]"};
+  static const std::vector<std::string> list = {
+      "[",
+      "]",
+      "[[",
+      "]]",
+      "{",
+      "}",
+      "=",
+      ",",
+      ".",
+      "\"",
+      "'''",
+      "\"\"\"",
+      "#",
+      "\n",
+      "\r\n",
+      "true",
+      "false",
+      "none",
+      "\"none\"",
+      "\"auto\"",
+      "nan",
+      "-inf",
+      "0",
+      "-1",
+      "9223372036854775807",
+      "-9223372036854775808",
+      "99999999999999999999",
+      "1e308",
+      "1e-320",
+      "0x7f",
+      "1979-05-27T07:32:00Z",
+      "${HOME}",
+      "${",
+      "$${",
+      "${A:-b}",
+      "\\u0000",
+      "\\uD800",
+      "\xff",
+      std::string(1, '\0'),
+      "\xEF\xBB\xBF",
+      "[distributed]",
+      "[distributed.fsdp2]",
+      "[distributed.pipeline]",
+      "[distributed.moe.mp_policy]",
+      "[plugins]",
+      "tp_size = ",
+      "dp_size = ",
+      "strategy = ",
+      "tp_plan = {\"a.*\" = \"colwise\"}",
+      "pp_schedule = \"ZBVZeroBubble\"",
+      "module_fqns_per_model_part = [[\"a\"], []]",
+      "activation_checkpointing_scope = [\"vision\", \"audio\"]",
+      "betas = [0.9, 0.95]",
+      "lr = ",
+      "load = [\"x\"]",
+      "path = [\"/\"]"};
   return list;
 }
 
@@ -133,7 +136,8 @@ std::string mutated(std::string text, Random& random) {
 
 [[noreturn]] void broken(uint64_t seed, const std::string& text, const std::string& why) {
   std::ofstream("config_fuzz_failure.toml", std::ios::binary) << text;
-  std::fprintf(stderr, "seed %llu: %s; the input is in config_fuzz_failure.toml\n", static_cast<unsigned long long>(seed), why.c_str());
+  std::fprintf(stderr, "seed %llu: %s; the input is in config_fuzz_failure.toml\n",
+               static_cast<unsigned long long>(seed), why.c_str());
   std::exit(1);
 }
 
@@ -183,7 +187,8 @@ int main(int argc, char** argv) {
     Diagnostics diagnostics;
     config::LoadOptions options;
     options.file = "fuzz.toml";
-    if (random.below(8) == 0) options.sets.push_back(text.substr(random.below(text.size() + 1), 40));
+    if (random.below(8) == 0)
+      options.sets.push_back(text.substr(random.below(text.size() + 1), 40));
     config::Source source = config::Source::parse(text, options, diagnostics);
     size_t active = random.below(schemas.size());
     config::Config config = config::resolve(source, schemas, schemas[active].strategy, diagnostics);
@@ -192,15 +197,20 @@ int main(int argc, char** argv) {
       if (config::show_toml(config).empty()) broken(first + i, text, "nothing to show");
     }
     for (const Error& error : diagnostics.errors())
-      if (exit_status(error.code()) != 2) broken(first + i, text, std::string("exit status is not 2: ") + error.what());
+      if (exit_status(error.code()) != 2)
+        broken(first + i, text, std::string("exit status is not 2: ") + error.what());
     (diagnostics.ok() ? fine : refused) += 1;
-    double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count();
+    double seconds =
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count();
     slowest = std::max(slowest, seconds);
     if (seconds > 1) broken(first + i, text, "took " + std::to_string(seconds) + " s");
   }
   double total = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-  std::printf("%llu mutations from seed %llu: %llu accepted (exit 0), %llu refused (exit 2), slowest %.3f s, %.0f a second\n",
-              static_cast<unsigned long long>(count), static_cast<unsigned long long>(first), static_cast<unsigned long long>(fine),
-              static_cast<unsigned long long>(refused), slowest, static_cast<double>(count) / total);
+  std::printf(
+      "%llu mutations from seed %llu: %llu accepted (exit 0), %llu refused (exit 2), slowest %.3f "
+      "s, %.0f a second\n",
+      static_cast<unsigned long long>(count), static_cast<unsigned long long>(first),
+      static_cast<unsigned long long>(fine), static_cast<unsigned long long>(refused), slowest,
+      static_cast<double>(count) / total);
   return 0;
 }

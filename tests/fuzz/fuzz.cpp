@@ -14,7 +14,8 @@
 
 extern "C" {
 // Present under a sanitizer only.
-__attribute__((weak)) void __sanitizer_set_death_callback(void (*callback)());  // NOLINT(bugprone-reserved-identifier)
+__attribute__((weak)) void __sanitizer_set_death_callback(
+    void (*callback)());  // NOLINT(bugprone-reserved-identifier)
 }
 
 namespace {
@@ -29,8 +30,9 @@ void note(void* at, size_t size) {
 }
 
 void* take(size_t size, size_t alignment) {
-  void* at = alignment <= alignof(std::max_align_t) ? std::malloc(size == 0 ? 1 : size)
-                                                    : std::aligned_alloc(alignment, (size + alignment - 1) / alignment * alignment);
+  void* at = alignment <= alignof(std::max_align_t)
+                 ? std::malloc(size == 0 ? 1 : size)
+                 : std::aligned_alloc(alignment, (size + alignment - 1) / alignment * alignment);
   if (at == nullptr) throw std::bad_alloc();
   note(at, size);
   return at;
@@ -44,7 +46,8 @@ void give(void* at) {
 
 void say_seed() {
   char text[80];
-  int n = std::snprintf(text, sizeof text, "the input of seed %llu was under way\n", static_cast<unsigned long long>(current_seed));
+  int n = std::snprintf(text, sizeof text, "the input of seed %llu was under way\n",
+                        static_cast<unsigned long long>(current_seed));
   [[maybe_unused]] ssize_t ignored = ::write(2, text, static_cast<size_t>(n));
 }
 
@@ -59,8 +62,12 @@ void too_slow(int) {
 
 void* operator new(size_t size) { return take(size, 0); }
 void* operator new[](size_t size) { return take(size, 0); }
-void* operator new(size_t size, std::align_val_t alignment) { return take(size, static_cast<size_t>(alignment)); }
-void* operator new[](size_t size, std::align_val_t alignment) { return take(size, static_cast<size_t>(alignment)); }
+void* operator new(size_t size, std::align_val_t alignment) {
+  return take(size, static_cast<size_t>(alignment));
+}
+void* operator new[](size_t size, std::align_val_t alignment) {
+  return take(size, static_cast<size_t>(alignment));
+}
 void operator delete(void* at) noexcept { give(at); }
 void operator delete[](void* at) noexcept { give(at); }
 void operator delete(void* at, size_t) noexcept { give(at); }
@@ -169,7 +176,9 @@ std::vector<std::string> tokens_of(const std::string& text) {
   return out;
 }
 
-bool is_number(const std::string& token) { return !token.empty() && (token[0] == '-' || (token[0] >= '0' && token[0] <= '9')); }
+bool is_number(const std::string& token) {
+  return !token.empty() && (token[0] == '-' || (token[0] >= '0' && token[0] <= '9'));
+}
 
 // Where the object or list that begins at `at` ends; any other token is one.
 size_t end_of_value(const std::vector<std::string>& tokens, size_t at) {
@@ -184,7 +193,9 @@ size_t end_of_value(const std::vector<std::string>& tokens, size_t at) {
 
 std::string other_number(const std::string& number, Random& random) {
   int64_t value = std::strtoll(number.c_str(), nullptr, 10);
-  auto sum = [&](uint64_t by) { return std::to_string(static_cast<int64_t>(static_cast<uint64_t>(value) + by)); };
+  auto sum = [&](uint64_t by) {
+    return std::to_string(static_cast<int64_t>(static_cast<uint64_t>(value) + by));
+  };
   switch (random.below(6)) {
     case 0:
       return sum(1);
@@ -209,7 +220,9 @@ void mutate(std::vector<std::string>& tokens, Random& random) {
     case 2:  // the next number becomes another one, or one that stands elsewhere
       while (i < tokens.size() && !is_number(tokens[i])) ++i;
       while (j < tokens.size() && !is_number(tokens[j])) ++j;
-      if (i < tokens.size()) tokens[i] = j < tokens.size() && random.one_in(3) ? tokens[j] : other_number(tokens[i], random);
+      if (i < tokens.size())
+        tokens[i] =
+            j < tokens.size() && random.one_in(3) ? tokens[j] : other_number(tokens[i], random);
       break;
     case 3:
       tokens[i] = tokens[j];
@@ -234,7 +247,8 @@ void mutate(std::vector<std::string>& tokens, Random& random) {
       break;
     default: {  // deeper
       size_t levels = random.one_in(10) ? 3000 : 1 + random.below(10);
-      tokens[i] = std::string(levels, '[') + tokens[i] + std::string(random.one_in(2) ? levels : 0, ']');
+      tokens[i] =
+          std::string(levels, '[') + tokens[i] + std::string(random.one_in(2) ? levels : 0, ']');
     }
   }
   if (tokens.empty()) tokens.emplace_back("{}");
@@ -245,7 +259,8 @@ void mutate(std::vector<std::string>& tokens, Random& random) {
 std::string mutated_json(std::string text, Random& random) {
   std::vector<std::string> tokens = tokens_of(text);
   if (tokens.empty()) tokens.emplace_back("{}");
-  for (size_t rounds = random.one_in(2) ? 1 : 1 + random.below(4); rounds > 0; --rounds) mutate(tokens, random);
+  for (size_t rounds = random.one_in(2) ? 1 : 1 + random.below(4); rounds > 0; --rounds)
+    mutate(tokens, random);
   text.clear();
   for (const std::string& token : tokens) text += token;
   return random.one_in(8) ? mutated_bytes(std::move(text), random) : text;

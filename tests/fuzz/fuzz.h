@@ -1,4 +1,5 @@
-// What the fuzz programs share: numbers from a seed, mutations of JSON text, and limits on time and memory of one input.
+// What the fuzz programs share: numbers from a seed, mutations of JSON text, and limits on time and
+// memory of one input.
 #pragma once
 
 #include <cstdint>
@@ -20,8 +21,8 @@ struct Random {
   bool one_in(size_t n) { return below(n) == 0; }
 };
 
-// Takes JSON apart into strings, numbers, words and punctuation, and changes, swaps, repeats, removes or nests some of them; now and then
-// single bytes. The result may be JSON or not.
+// Takes JSON apart into strings, numbers, words and punctuation, and changes, swaps, repeats,
+// removes or nests some of them; now and then single bytes. The result may be JSON or not.
 std::string mutated_json(std::string text, Random& random);
 // Bytes changed, removed, repeated, cut or added, whatever they mean.
 std::string mutated_bytes(std::string bytes, Random& random);
@@ -33,7 +34,8 @@ struct Memory {
   static size_t peak();     // all that lived at one time, above what lived at reset()
 };
 
-// Ends the process with the seed of the input under way when a sanitizer does, or when one input takes a minute.
+// Ends the process with the seed of the input under way when a sanitizer does, or when one input
+// takes a minute.
 void watch(uint64_t seed);
 
 }  // namespace meshwright::fuzz

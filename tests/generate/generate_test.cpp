@@ -1,4 +1,5 @@
-// meshwright generate, as a user runs it: the same tokens as transformers and on every layout, text as it comes, and what is refused.
+// meshwright generate, as a user runs it: the same tokens as transformers and on every layout, text
+// as it comes, and what is refused.
 #include <doctest/doctest.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -26,14 +27,15 @@ struct Ran {
 // `generate` with standard error thrown away, or as part of the output.
 Ran run(const std::string& arguments, bool errors = false) {
   std::string command = "cd '" MESHWRIGHT_SOURCE_DIR
-                        "' && env -u WORLD_SIZE -u RANK NO_COLOR=1 LC_ALL=C.UTF-8 OMP_NUM_THREADS=1 '" MESHWRIGHT_BUILD_DIR
-                        "/bin/meshwright' " +
+                        "' && env -u WORLD_SIZE -u RANK NO_COLOR=1 LC_ALL=C.UTF-8 "
+                        "OMP_NUM_THREADS=1 '" MESHWRIGHT_BUILD_DIR "/bin/meshwright' " +
                         arguments + (errors ? " 2>&1" : " 2>/dev/null") + " </dev/null";
   std::FILE* pipe = popen(command.c_str(), "r");
   REQUIRE(pipe != nullptr);
   Ran ran;
   char buffer[4096];
-  for (ssize_t n; (n = ::read(::fileno(pipe), buffer, sizeof buffer)) > 0; ++ran.pieces) ran.out.append(buffer, static_cast<size_t>(n));
+  for (ssize_t n; (n = ::read(::fileno(pipe), buffer, sizeof buffer)) > 0; ++ran.pieces)
+    ran.out.append(buffer, static_cast<size_t>(n));
   int raw = pclose(pipe);
   ran.status = WIFEXITED(raw) ? WEXITSTATUS(raw) : 128 + WTERMSIG(raw);
   return ran;
@@ -50,7 +52,8 @@ struct Folder {
     fs::path copy = path / name;
     fs::create_directories(copy);
     for (const char* file : {"config.json", "model.safetensors"})
-      fs::copy_file(fs::path(MESHWRIGHT_SOURCE_DIR "/tests/data/nets") / name / file, copy / file, fs::copy_options::overwrite_existing);
+      fs::copy_file(fs::path(MESHWRIGHT_SOURCE_DIR "/tests/data/nets") / name / file, copy / file,
+                    fs::copy_options::overwrite_existing);
     return copy;
   }
 };
@@ -62,30 +65,37 @@ std::string contents(const fs::path& path) {
   return out.str();
 }
 
-void put(const fs::path& path, const std::string& text) { std::ofstream(path, std::ios::binary) << text; }
+void put(const fs::path& path, const std::string& text) {
+  std::ofstream(path, std::ios::binary) << text;
+}
 
 // The 256 letters and "th": 257 tokens, as llama_tied_257 has.
 std::string small_tokenizer() {
   json::object vocab;
-  for (int byte = 0; byte < 256; ++byte) vocab[meshwright::tokenizer::letter_of(static_cast<uint8_t>(byte))] = byte;
+  for (int byte = 0; byte < 256; ++byte)
+    vocab[meshwright::tokenizer::letter_of(static_cast<uint8_t>(byte))] = byte;
   vocab["th"] = 256;
-  return json::serialize(json::value{{"version", "1.0"},
-                                     {"added_tokens", json::array()},
-                                     {"pre_tokenizer", {{"type", "ByteLevel"}, {"add_prefix_space", false}}},
-                                     {"decoder", {{"type", "ByteLevel"}}},
-                                     {"model", {{"type", "BPE"}, {"vocab", vocab}, {"merges", json::array{"t h"}}}}});
+  return json::serialize(
+      json::value{{"version", "1.0"},
+                  {"added_tokens", json::array()},
+                  {"pre_tokenizer", {{"type", "ByteLevel"}, {"add_prefix_space", false}}},
+                  {"decoder", {{"type", "ByteLevel"}}},
+                  {"model", {{"type", "BPE"}, {"vocab", vocab}, {"merges", json::array{"t h"}}}}});
 }
 
 }  // namespace
 
 TEST_CASE("greedy tokens are those of transformers, for every model that runs") {
-  json::value golden = json::parse(contents(MESHWRIGHT_SOURCE_DIR "/tests/data/generate/greedy.json"));
+  json::value golden =
+      json::parse(contents(MESHWRIGHT_SOURCE_DIR "/tests/data/generate/greedy.json"));
   std::string prompt;
-  for (const json::value& id : golden.at("prompt").as_array()) prompt += (prompt.empty() ? "" : ",") + json::serialize(id);
+  for (const json::value& id : golden.at("prompt").as_array())
+    prompt += (prompt.empty() ? "" : ",") + json::serialize(id);
   for (const auto& [name, ids] : golden.at("models").as_object()) {
     std::string folder(name);
     CAPTURE(folder);
-    Ran ran = run("generate tests/data/nets/" + folder + " --tokens " + prompt + " --temperature 0 --json --stop none --max-new " +
+    Ran ran = run("generate tests/data/nets/" + folder + " --tokens " + prompt +
+                  " --temperature 0 --json --stop none --max-new " +
                   std::to_string(ids.as_array().size()));
     REQUIRE(ran.status == 0);
     json::value out = json::parse(ran.out);
@@ -98,15 +108,17 @@ TEST_CASE("greedy tokens are those of transformers, for every model that runs") 
 }
 
 TEST_CASE("tokens are the same under every strategy and on any number of ranks, greedy and drawn") {
-  for (std::string how : {"--temperature 0", "--temperature 0.9 --seed 7", "--seed 8 --top-k 7 --top-p 0.9"}) {
+  for (std::string how :
+       {"--temperature 0", "--temperature 0.9 --seed 7", "--seed 8 --top-k 7 --top-p 0.9"}) {
     std::string base = "generate tests/data/nets/qwen3 --tokens 4,5,6 --max-new 40 " + how;
     Ran alone = run(base);
     CAPTURE(how);
     REQUIRE(alone.status == 0);
     CHECK(alone.out.starts_with("4,5,6,"));
     for (std::string layout :
-         {"--nproc 2", "--nproc 2 --set distributed.strategy=fsdp2", "--nproc 3 --set distributed.strategy=fsdp2",
-          "--set distributed.strategy=fsdp2", "--nproc 4 --set distributed.strategy=fsdp2 --set distributed.dp_replicate_size=2"}) {
+         {"--nproc 2", "--nproc 2 --set distributed.strategy=fsdp2",
+          "--nproc 3 --set distributed.strategy=fsdp2", "--set distributed.strategy=fsdp2",
+          "--nproc 4 --set distributed.strategy=fsdp2 --set distributed.dp_replicate_size=2"}) {
       Ran ran = run(base + " " + layout);
       CAPTURE(layout);
       CHECK(ran.status == 0);
@@ -122,15 +134,19 @@ TEST_CASE("tokens are the same on tensor and sequence parallel ranks, for texts 
     const char *net, *prompt;
     int tp;
   };
-  for (const Row& row : {Row{"qwen3", "4,5,6", 2}, {"llama_tied_257", "1,2,3,4,5", 4}, {"qwen2", "7", 2}, {"mistral_window", "9,8", 2}}) {
-    std::string base =
-        std::string("generate tests/data/nets/") + row.net + " --tokens " + row.prompt + " --max-new 15 --temperature 0.9 --seed 7";
+  for (const Row& row : {Row{"qwen3", "4,5,6", 2},
+                         {"llama_tied_257", "1,2,3,4,5", 4},
+                         {"qwen2", "7", 2},
+                         {"mistral_window", "9,8", 2}}) {
+    std::string base = std::string("generate tests/data/nets/") + row.net + " --tokens " +
+                       row.prompt + " --max-new 15 --temperature 0.9 --seed 7";
     Ran alone = run(base);
     CAPTURE(base);
     REQUIRE(alone.status == 0);
-    std::string tp = " --set distributed.strategy=fsdp2 --set distributed.tp_size=" + std::to_string(row.tp);
-    for (std::string layout :
-         {" --nproc " + std::to_string(row.tp) + tp, " --nproc 4" + tp + " --set distributed.sequence_parallel=true"}) {
+    std::string tp =
+        " --set distributed.strategy=fsdp2 --set distributed.tp_size=" + std::to_string(row.tp);
+    for (std::string layout : {" --nproc " + std::to_string(row.tp) + tp,
+                               " --nproc 4" + tp + " --set distributed.sequence_parallel=true"}) {
       Ran ran = run(base + layout, true);
       CAPTURE(layout);
       CAPTURE(ran.out);
@@ -152,7 +168,8 @@ TEST_CASE("drawing from the most likely token alone is greedy") {
 TEST_CASE("a text ends at the folder's end tokens, or those of --stop") {
   Folder folder;
   fs::path net = folder.net("llama");  // greedy after 1,2,3: 33,34,20,31,...
-  std::string base = "generate " + quoted(net) + " --tokens 1,2,3 --temperature 0 --max-new 6 --json ";
+  std::string base =
+      "generate " + quoted(net) + " --tokens 1,2,3 --temperature 0 --max-new 6 --json ";
   auto ids = [&](const std::string& more) {
     Ran ran = run(base + more);
     REQUIRE(ran.status == 0);
@@ -168,7 +185,8 @@ TEST_CASE("a text ends at the folder's end tokens, or those of --stop") {
   CHECK(ids("--stop none") == "length[33,34,20,31,56,16]");
   put(net / "generation_config.json", R"({"eos_token_id": [34, 60000]})");
   CHECK(ids("") == "stop[33,34]");
-  CHECK(run("generate " + quoted(net) + " --tokens 1,2,3 --temperature 0").out == "1,2,3,33\n");  // the end token is no part of the text
+  CHECK(run("generate " + quoted(net) + " --tokens 1,2,3 --temperature 0").out ==
+        "1,2,3,33\n");  // the end token is no part of the text
   put(net / "generation_config.json", R"({"eos_token_id": "x"})");
   Ran broken = run(base, true);
   CHECK(broken.status == 2);
@@ -182,7 +200,8 @@ TEST_CASE("with a tokenizer.json text goes in and comes out, and ids stay ids") 
   Ran ids = run("generate " + quoted(net) + " --tokens 256,101 --temperature 0 --max-new 8");
   REQUIRE(ids.status == 0);
   CHECK(ids.out.starts_with("256,101,"));
-  Ran ran = run("generate " + quoted(net) + " --prompt the --temperature 0 --max-new 8 --json --nproc 2");
+  Ran ran =
+      run("generate " + quoted(net) + " --prompt the --temperature 0 --max-new 8 --json --nproc 2");
   REQUIRE(ran.status == 0);
   json::value out = json::parse(ran.out);
   CHECK(json::serialize(out.at("prompt_ids")) == "[256,101]");
@@ -193,7 +212,8 @@ TEST_CASE("with a tokenizer.json text goes in and comes out, and ids stay ids") 
   std::string text = stream.add(bytes);
   text += stream.finish();
   CHECK(std::string(out.at("text").as_string()) == text);
-  CHECK(run("generate " + quoted(net) + " --prompt the --temperature 0 --max-new 8").out == text + "\n");
+  CHECK(run("generate " + quoted(net) + " --prompt the --temperature 0 --max-new 8").out ==
+        text + "\n");
   put(net / "tokenizer.json", R"({"model": {"type": "Unigram", "vocab": []}})");
   Ran refused = run("generate " + quoted(net) + " --prompt the", true);
   CHECK(refused.status == 7);
@@ -201,11 +221,14 @@ TEST_CASE("with a tokenizer.json text goes in and comes out, and ids stay ids") 
   CHECK(refused.out.find("\"Unigram\"") != std::string::npos);
 }
 
-TEST_CASE("a byte model's checkpoint goes on with text, as train --sample does, from any folder of the run") {
+TEST_CASE(
+    "a byte model's checkpoint goes on with text, as train --sample does, from any folder of the "
+    "run") {
   Folder folder;
   put(folder.path / "text.txt", contents(MESHWRIGHT_SOURCE_DIR "/README.md"));
   Ran trained =
-      run("train configs/first_fsdp2_cpu.toml --nproc 2 --sample 120 --prompt 'The ' --set step_scheduler.max_steps=12 --set "
+      run("train configs/first_fsdp2_cpu.toml --nproc 2 --sample 120 --prompt 'The ' --set "
+          "step_scheduler.max_steps=12 --set "
           "optimizer.lr=5e-3 --set dataset.kind=text --set dataset.path=" +
               quoted(folder.path / "text.txt") + " --set run.dir=" + quoted(folder.path),
           true);
@@ -218,10 +241,12 @@ TEST_CASE("a byte model's checkpoint goes on with text, as train --sample does, 
   std::string expected = stream.add(sample);
   expected += stream.finish() + "\n";
   for (const fs::path& from :
-       {run_folder, run_folder / "checkpoints", run_folder / "checkpoints" / "step_00000012", run_folder / "checkpoints" / "latest"})
+       {run_folder, run_folder / "checkpoints", run_folder / "checkpoints" / "step_00000012",
+        run_folder / "checkpoints" / "latest"})
     CHECK(run("generate " + quoted(from) + " --prompt 'The ' --max-new 120").out == expected);
   std::string base = "generate " + quoted(run_folder) + " --prompt 'The ' --max-new 120 ";
-  for (std::string layout : {"--nproc 2 --set distributed.strategy=fsdp2", "--nproc 3 --set distributed.strategy=fsdp2", "--nproc 2"})
+  for (std::string layout : {"--nproc 2 --set distributed.strategy=fsdp2",
+                             "--nproc 3 --set distributed.strategy=fsdp2", "--nproc 2"})
     CHECK(run(base + layout).out == expected);
   Ran live = run(base);
   CHECK(live.pieces > 20);  // not all at once
@@ -230,7 +255,8 @@ TEST_CASE("a byte model's checkpoint goes on with text, as train --sample does, 
   CHECK(timed.out.find("120 tokens in ") != std::string::npos);
   CHECK(timed.out.find(" tokens/s") != std::string::npos);
   // Ids are as good for bytes.
-  CHECK(run("generate " + quoted(run_folder) + " --tokens 84,104 --max-new 2 --temperature 0").out.starts_with("84,104,"));
+  CHECK(run("generate " + quoted(run_folder) + " --tokens 84,104 --max-new 2 --temperature 0")
+            .out.starts_with("84,104,"));
   // Small files too are held to their checksums.
   fs::path config = run_folder / "checkpoints" / "step_00000012" / "config.json";
   std::string whole = contents(config), other = whole;
@@ -242,7 +268,8 @@ TEST_CASE("a byte model's checkpoint goes on with text, as train --sample does, 
   CHECK(tampered.out.find("config.json") != std::string::npos);
   put(config, whole);
   // Damage is found before anything is written.
-  for (const fs::directory_entry& file : fs::directory_iterator(run_folder / "checkpoints" / "step_00000012"))
+  for (const fs::directory_entry& file :
+       fs::directory_iterator(run_folder / "checkpoints" / "step_00000012"))
     if (file.path().filename().string().starts_with("model-00001")) {
       std::string bytes = contents(file.path());
       bytes[bytes.size() / 2] = static_cast<char>(bytes[bytes.size() / 2] ^ 1);
@@ -261,14 +288,16 @@ TEST_CASE("what cannot be is refused before a rank starts, with words that help"
   Folder folder;
   fs::path bare = folder.path / "bare";
   fs::create_directories(bare);
-  fs::copy_file(fs::path(MESHWRIGHT_SOURCE_DIR) / net / "model.safetensors", bare / "model.safetensors");
+  fs::copy_file(fs::path(MESHWRIGHT_SOURCE_DIR) / net / "model.safetensors",
+                bare / "model.safetensors");
   for (auto [arguments, status, part] : std::vector<std::tuple<std::string, int, std::string>>{
            {"/nowhere --prompt x", 2, "there is no folder /nowhere"},
            {"README.md --prompt x", 2, "README.md is not a folder"},
            {"tests --prompt x", 7, "E0712"},
            {quoted(bare) + " --tokens 1", 2, "no config.json"},
            {net, 2, "something to continue"},
-           {net + " --prompt hello", 2, "no tokenizer.json, and the model's vocabulary has 61 entries"},
+           {net + " --prompt hello", 2,
+            "no tokenizer.json, and the model's vocabulary has 61 entries"},
            {net + " --prompt x --tokens 1", 2, "one of them"},
            {net + " --tokens 1,61", 7, "the token 61, but the model's vocabulary has 61 entries"},
            {net + " --tokens=-1", 7, "tokens are 0 to 60"},

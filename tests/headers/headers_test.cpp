@@ -1,4 +1,5 @@
-// Promises about the public surface: its size, what it includes, and what the built files need at run time.
+// Promises about the public surface: its size, what it includes, and what the built files need at
+// run time.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -26,7 +27,8 @@ std::string output_of(const std::string& command) {
   REQUIRE(pipe != nullptr);
   std::string out;
   std::array<char, 4096> buffer;
-  for (size_t n; (n = std::fread(buffer.data(), 1, buffer.size(), pipe)) > 0;) out.append(buffer.data(), n);
+  for (size_t n; (n = std::fread(buffer.data(), 1, buffer.size(), pipe)) > 0;)
+    out.append(buffer.data(), n);
   CHECK(pclose(pipe) == 0);
   return out;
 }
@@ -56,16 +58,19 @@ TEST_CASE("the public headers stay small and include neither all of LibTorch nor
 }
 
 TEST_CASE("what strategies plan with needs nothing of what they run with") {
-  for (const fs::directory_entry& entry : fs::directory_iterator(MESHWRIGHT_SOURCE_DIR "/sdk/include/meshwright")) {
+  for (const fs::directory_entry& entry :
+       fs::directory_iterator(MESHWRIGHT_SOURCE_DIR "/sdk/include/meshwright")) {
     if (!entry.is_regular_file() || entry.path().filename() == "plugin_runtime.h") continue;
     for (const std::string& line : lines_of(entry.path()))
-      for (const char* folder : {"#include \"meshwright/parallel/", "#include \"meshwright/nn/", "#include <ATen", "#include <torch"})
+      for (const char* folder : {"#include \"meshwright/parallel/", "#include \"meshwright/nn/",
+                                 "#include <ATen", "#include <torch"})
         CHECK_MESSAGE(!line.starts_with(folder), entry.path().filename().string() << ": " << line);
   }
 }
 
 TEST_CASE("plugins include the SDK and nothing of the engine") {
-  for (const fs::directory_entry& entry : fs::recursive_directory_iterator(MESHWRIGHT_SOURCE_DIR "/plugins")) {
+  for (const fs::directory_entry& entry :
+       fs::recursive_directory_iterator(MESHWRIGHT_SOURCE_DIR "/plugins")) {
     if (entry.path().extension() != ".cpp" && entry.path().extension() != ".h") continue;
     for (const std::string& line : lines_of(entry.path()))
       CHECK_MESSAGE(line.find("#include \"engine/") == std::string::npos, entry.path().string());
@@ -74,46 +79,58 @@ TEST_CASE("plugins include the SDK and nothing of the engine") {
 
 // What is not there may be included: the public headers, and what has no room above it.
 TEST_CASE("the rooms of the SDK include those below them, and other code only the base") {
-  const std::vector<std::string> rooms{"base", "planning", "memory", "comm", "nn", "tensor_parallel", "moe", "data_parallel"};
+  const std::vector<std::string> rooms{"base", "planning",        "memory", "comm",
+                                       "nn",   "tensor_parallel", "moe",    "data_parallel"};
   auto room_of = [&](const std::string& line) {
     const std::string prefix = "#include \"sdk/";
-    return line.starts_with(prefix) ? line.substr(prefix.size(), line.find('/', prefix.size()) - prefix.size()) : std::string();
+    return line.starts_with(prefix)
+               ? line.substr(prefix.size(), line.find('/', prefix.size()) - prefix.size())
+               : std::string();
   };
   auto each_include = [&](const fs::path& folder, auto&& see) {
     for (const fs::directory_entry& entry : fs::recursive_directory_iterator(folder)) {
       if (entry.path().extension() != ".cpp" && entry.path().extension() != ".h") continue;
       if (entry.path().string().find("/tests/") != std::string::npos) continue;
       for (const std::string& line : lines_of(entry.path()))
-        if (std::string room = room_of(line); !room.empty()) see(room, entry.path().string() + ": " + line);
+        if (std::string room = room_of(line); !room.empty())
+          see(room, entry.path().string() + ": " + line);
     }
   };
   size_t between = 0;
   for (size_t i = 0; i < rooms.size(); ++i)
-    each_include(fs::path(MESHWRIGHT_SOURCE_DIR "/sdk") / rooms[i], [&](const std::string& room, const std::string& where) {
-      CHECK_MESSAGE(
-          std::find(rooms.begin(), rooms.begin() + static_cast<std::ptrdiff_t>(i), room) != rooms.begin() + static_cast<std::ptrdiff_t>(i),
-          where);
+    each_include(fs::path(MESHWRIGHT_SOURCE_DIR "/sdk") / rooms[i], [&](const std::string& room,
+                                                                        const std::string& where) {
+      CHECK_MESSAGE(std::find(rooms.begin(), rooms.begin() + static_cast<std::ptrdiff_t>(i),
+                              room) != rooms.begin() + static_cast<std::ptrdiff_t>(i),
+                    where);
       ++between;
     });
   CHECK(between > 20);
-  for (const char* folder : {"/engine", "/plugins", "/examples", "/bench", "/sdk/testing", "/sdk/template"})
-    each_include(fs::path(MESHWRIGHT_SOURCE_DIR) / (folder + 1), [&](const std::string& room, const std::string& where) {
-      CHECK_MESSAGE((room == "base" || room == "conformance"), where);
-    });
+  for (const char* folder :
+       {"/engine", "/plugins", "/examples", "/bench", "/sdk/testing", "/sdk/template"})
+    each_include(fs::path(MESHWRIGHT_SOURCE_DIR) / (folder + 1),
+                 [&](const std::string& room, const std::string& where) {
+                   CHECK_MESSAGE((room == "base" || room == "conformance"), where);
+                 });
 }
 
 TEST_CASE("the engine and the SDK name no strategy but the default value of the key") {
   for (const char* folder : {"/engine", "/sdk"})
-    for (const fs::directory_entry& entry : fs::recursive_directory_iterator(fs::path(MESHWRIGHT_SOURCE_DIR) / (folder + 1))) {
+    for (const fs::directory_entry& entry :
+         fs::recursive_directory_iterator(fs::path(MESHWRIGHT_SOURCE_DIR) / (folder + 1))) {
       std::string path = entry.path().string(), extension = entry.path().extension().string();
-      if ((extension != ".cpp" && extension != ".h" && extension != ".def") || path.find("/tests/") != std::string::npos) continue;
-      const bool sdk = path.find("/sdk/") != std::string::npos && path.find("/sdk/template/") == std::string::npos;
+      if ((extension != ".cpp" && extension != ".h" && extension != ".def") ||
+          path.find("/tests/") != std::string::npos)
+        continue;
+      const bool sdk = path.find("/sdk/") != std::string::npos &&
+                       path.find("/sdk/template/") == std::string::npos;
       for (const std::string& line : lines_of(entry.path())) {
         std::string code = line.substr(0, line.find("//"));
         for (const char* name : {"\"ddp\"", "\"megatron_fsdp\"", "\"moe_ep\""})
           CHECK_MESSAGE(code.find(name) == std::string::npos, path << ": " << line);
         // In the SDK not even the keys of their options.
-        for (const char* name : {"fsdp2_", "_fsdp2", "megatron_fsdp", "distributed.ddp", "distributed.fsdp2", "zero_dp_strategy"})
+        for (const char* name : {"fsdp2_", "_fsdp2", "megatron_fsdp", "distributed.ddp",
+                                 "distributed.fsdp2", "zero_dp_strategy"})
           CHECK_MESSAGE((!sdk || code.find(name) == std::string::npos), path << ": " << line);
       }
     }

@@ -6,18 +6,22 @@ namespace {
 using enum Shows;
 using Names = std::vector<std::string>;
 
-const Names kSharded = {"fsdp2", "moe_ep"}, kOthers = {"ddp", "megatron_fsdp"}, kNoDdp = {"fsdp2", "moe_ep", "megatron_fsdp"};
+const Names kSharded = {"fsdp2", "moe_ep"}, kOthers = {"ddp", "megatron_fsdp"},
+            kNoDdp = {"fsdp2", "moe_ep", "megatron_fsdp"};
 const Names kExperts = {"model.config=" MESHWRIGHT_SOURCE_DIR "/configs/models/mixtral-tiny.json"};
 const Names kExpertParallel = {kExperts[0], "distributed.ep_size=2"};
 const Names kHalf = {"model.torch_dtype=bfloat16"};
-const Names kValidates = {"validation_dataset.kind=mock", "validation_dataset.seq_len=8", "validation_dataset.every_steps=2",
-                          "validation_dataset.num_batches=1"};
+const Names kValidates = {"validation_dataset.kind=mock", "validation_dataset.seq_len=8",
+                          "validation_dataset.every_steps=2", "validation_dataset.num_batches=1"};
 const Names kText = {"dataset.kind=text", "dataset.path=" MESHWRIGHT_SOURCE_DIR "/LICENSE"};
-const Names kTokens = {"dataset.kind=tokens", "dataset.path=" MESHWRIGHT_SOURCE_DIR "/tests/data/parity/train.bin", "dataset.dtype=uint16",
-                       "model.config=" MESHWRIGHT_SOURCE_DIR "/tests/data/parity/llama/config.json"};
+const Names kTokens = {
+    "dataset.kind=tokens", "dataset.path=" MESHWRIGHT_SOURCE_DIR "/tests/data/parity/train.bin",
+    "dataset.dtype=uint16",
+    "model.config=" MESHWRIGHT_SOURCE_DIR "/tests/data/parity/llama/config.json"};
 // Of its six layers several come and go, so that it shows how many are gathered ahead.
-const Names kPrefetches = {"model.config=" MESHWRIGHT_SOURCE_DIR "/configs/models/gemma3-small.json",
-                           "distributed.fsdp2.reshard_after_forward=true", "distributed.fsdp2.enable_fsdp2_prefetch=true"};
+const Names kPrefetches = {
+    "model.config=" MESHWRIGHT_SOURCE_DIR "/configs/models/gemma3-small.json",
+    "distributed.fsdp2.reshard_after_forward=true", "distributed.fsdp2.enable_fsdp2_prefetch=true"};
 const Names kSaves = {"checkpoint.every_steps=1"};
 
 Names both(Names a, const Names& b) {
@@ -40,17 +44,22 @@ const std::vector<Row>& rows() {
        test,
        {},
        {},
-       "engine/train/tests/options_test.cpp: run.deterministic switches LibTorch to deterministic algorithms, and nothing else does"},
+       "engine/train/tests/options_test.cpp: run.deterministic switches LibTorch to deterministic "
+       "algorithms, and nothing else does"},
       {"run.stop_on_nonfinite",
        "false",
        test,
        {},
        {},
-       "engine/train/tests/megatron_fsdp_options_test.cpp: NaN and infinite gradients are found after or before the reduction, and their "
+       "engine/train/tests/megatron_fsdp_options_test.cpp: NaN and infinite gradients are found "
+       "after or before the reduction, and their "
        "parameter is named on every rank"},
       // [model]
       {"model.config", MESHWRIGHT_SOURCE_DIR "/configs/models/llama-quickstart.json", plan},
-      {"model.pretrained", MESHWRIGHT_SOURCE_DIR "/tests/data/parity/llama", plan, {"model.config=none"}},
+      {"model.pretrained",
+       MESHWRIGHT_SOURCE_DIR "/tests/data/parity/llama",
+       plan,
+       {"model.config=none"}},
       {"model.torch_dtype", "bfloat16", plan},
       // [dist_env]
       {"dist_env.device",
@@ -58,31 +67,36 @@ const std::vector<Row>& rows() {
        test,
        {},
        {},
-       "engine/device/tests/device_test.cpp: device and back end follow from what is asked for and what is there"},
+       "engine/device/tests/device_test.cpp: device and back end follow from what is asked for and "
+       "what is there"},
       {"dist_env.backend",
        "nccl",
        test,
        {},
        {},
-       "engine/device/tests/device_test.cpp: device and back end follow from what is asked for and what is there"},
+       "engine/device/tests/device_test.cpp: device and back end follow from what is asked for and "
+       "what is there"},
       {"dist_env.timeout_minutes",
        "1",
        test,
        {},
        {},
-       "tests/faults/ranks_test.cpp: SIGSTOP of a rank in a step: rank, group and operation are named after the timeout, exit status 6"},
+       "tests/faults/ranks_test.cpp: SIGSTOP of a rank in a step: rank, group and operation are "
+       "named after the timeout, exit status 6"},
       {"dist_env.interface",
        "nic9",
        test,
        {},
        {},
-       "engine/rendezvous/tests/seats_test.cpp: an interface that one rank does not have is an error on all, which names the rank"},
+       "engine/rendezvous/tests/seats_test.cpp: an interface that one rank does not have is an "
+       "error on all, which names the rank"},
       {"dist_env.interface",
        "nic9",
        test,
        {},
        {},
-       "engine/rendezvous/tests/rendezvous_test.cpp: one rank alone is told that the interface it was given has no effect"},
+       "engine/rendezvous/tests/rendezvous_test.cpp: one rank alone is told that the interface it "
+       "was given has no effect"},
       // [step_scheduler]
       {"step_scheduler.global_batch_size", "32", plan},
       {"step_scheduler.local_batch_size", "1", plan},
@@ -116,18 +130,20 @@ const std::vector<Row>& rows() {
        test,
        {},
        {},
-       "tests/faults/together_test.cpp: a large file is compared at its ends and in places between, or to the last byte with "
+       "tests/faults/together_test.cpp: a large file is compared at its ends and in places "
+       "between, or to the last byte with "
        "dataset.verify = whole"},
       // [validation_dataset]
       {"validation_dataset.kind",
        "mock",
        trained,
-       {"validation_dataset.seq_len=8", "validation_dataset.path=LICENSE", "validation_dataset.num_batches=1"}},
+       {"validation_dataset.seq_len=8", "validation_dataset.path=LICENSE",
+        "validation_dataset.num_batches=1"}},
       {"validation_dataset.path",
        "LICENSE",
        trained,
-       {"validation_dataset.seq_len=8", "validation_dataset.kind=text", "validation_dataset.path=README.md",
-        "validation_dataset.num_batches=1"}},
+       {"validation_dataset.seq_len=8", "validation_dataset.kind=text",
+        "validation_dataset.path=README.md", "validation_dataset.num_batches=1"}},
       {"validation_dataset.dtype", "uint16", told, kValidates},
       {"validation_dataset.seq_len", "16", trained, kValidates},
       {"validation_dataset.shuffle", "true", trained, kValidates},
@@ -141,14 +157,16 @@ const std::vector<Row>& rows() {
        test,
        {},
        {},
-       "engine/train/tests/checkpointing_test.cpp: a save beside training equals one that waits, and a failed one leaves the last good "
+       "engine/train/tests/checkpointing_test.cpp: a save beside training equals one that waits, "
+       "and a failed one leaves the last good "
        "one"},
       {"checkpoint.on_failure",
        "continue",
        test,
        {},
        {},
-       "tests/faults/disk_test.cpp: checkpoint.on_failure = continue: a failed save is told, training goes on, the next one is good"},
+       "tests/faults/disk_test.cpp: checkpoint.on_failure = continue: a failed save is told, "
+       "training goes on, the next one is good"},
       {"checkpoint.export", "final", trained},
       {"checkpoint.resume", "nowhere", trained},
       // [plugins]
@@ -157,7 +175,8 @@ const std::vector<Row>& rows() {
        test,
        {},
        {},
-       "engine/plugins/tests/discovery_test.cpp: places are searched in order, and the first that has the strategy wins"},
+       "engine/plugins/tests/discovery_test.cpp: places are searched in order, and the first that "
+       "has the strategy wins"},
       {"plugins.load", "[\"/nowhere/libx.so\"]", refused},
       // [distributed]
       {"distributed.strategy", "ddp", plan, {}, kNoDdp},
@@ -187,21 +206,28 @@ const std::vector<Row>& rows() {
        test,
        {},
        {},
-       "tests/towers/towers_test.cpp: the scope says which layers recompute, and one that meets none is told"},
+       "tests/towers/towers_test.cpp: the scope says which layers recompute, and one that meets "
+       "none is told"},
       {"distributed.autocast_dtype",
        "bfloat16",
        test,
        {},
        {},
-       "tests/towers/towers_test.cpp: recomputed layers find the autocast of their first run, and give the same bits"},
+       "tests/towers/towers_test.cpp: recomputed layers find the autocast of their first run, and "
+       "give the same bits"},
       {"distributed.enable_async_tensor_parallel", "true", refused},
       {"distributed.enable_async_tensor_parallel",
        "true",
        test,
        {},
        {"fsdp2"},
-       "tests/parity/trace_test.cpp: asynchronous tensor parallelism computes while the sequence is gathered and scattered"},
-      {"distributed.enable_async_tensor_parallel", "true", told, {"distributed.sequence_parallel=true"}, kSharded},
+       "tests/parity/trace_test.cpp: asynchronous tensor parallelism computes while the sequence "
+       "is gathered and scattered"},
+      {"distributed.enable_async_tensor_parallel",
+       "true",
+       told,
+       {"distributed.sequence_parallel=true"},
+       kSharded},
       // [distributed.mp_policy]
       {"distributed.mp_policy.param_dtype", "float32", plan},
       {"distributed.mp_policy.reduce_dtype", "bfloat16", plan},
@@ -210,15 +236,18 @@ const std::vector<Row>& rows() {
        test,
        {},
        {},
-       "sdk/data_parallel/tests/contract_test.cpp: mixed precision: dtypes of parameters, gradients, inputs and outputs"},
+       "sdk/data_parallel/tests/contract_test.cpp: mixed precision: dtypes of parameters, "
+       "gradients, inputs and outputs"},
       {"distributed.mp_policy.cast_forward_inputs",
        "false",
        test,
        {},
        {},
-       "sdk/data_parallel/tests/contract_test.cpp: mixed precision: dtypes of parameters, gradients, inputs and outputs"},
+       "sdk/data_parallel/tests/contract_test.cpp: mixed precision: dtypes of parameters, "
+       "gradients, inputs and outputs"},
       // [distributed.moe]
-      {"distributed.moe.ignore_router_for_ac", "false", told, both(kExperts, {"distributed.activation_checkpointing=full"})},
+      {"distributed.moe.ignore_router_for_ac", "false", told,
+       both(kExperts, {"distributed.activation_checkpointing=full"})},
       {"distributed.moe.ignore_router_for_ac", "false", told, kExperts},
       {"distributed.moe.ignore_router_for_ac", "false", told},
       {"distributed.moe.dispatcher", "all_gather", plan, kExpertParallel, kSharded},
@@ -226,7 +255,11 @@ const std::vector<Row>& rows() {
       {"distributed.moe.dispatcher", "all_gather", told},
       {"distributed.moe.reshard_after_forward", "true", plan, kExpertParallel, kSharded},
       {"distributed.moe.reshard_after_forward", "true", plan, kExperts, {"moe_ep"}},
-      {"distributed.moe.reshard_after_forward", "true", told, kExperts, {"ddp", "fsdp2", "megatron_fsdp"}},
+      {"distributed.moe.reshard_after_forward",
+       "true",
+       told,
+       kExperts,
+       {"ddp", "fsdp2", "megatron_fsdp"}},
       {"distributed.moe.reshard_after_forward", "true", told},
       {"distributed.moe.lm_head_precision", "float32", plan, kExpertParallel, kSharded},
       {"distributed.moe.lm_head_precision", "bfloat16", told, kExpertParallel, kSharded},
@@ -237,7 +270,8 @@ const std::vector<Row>& rows() {
        test,
        {},
        kSharded,
-       "engine/train/tests/expert_parallel_test.cpp: without an outer root the logits keep the dtype of the head"},
+       "engine/train/tests/expert_parallel_test.cpp: without an outer root the logits keep the "
+       "dtype of the head"},
       {"distributed.moe.wrap_outer_model", "false", told, kExperts},
       {"distributed.moe.wrap_outer_model", "false", told},
       {"distributed.moe.fake_balanced_gate", "true", told, kExperts},
@@ -246,7 +280,8 @@ const std::vector<Row>& rows() {
        test,
        {},
        {},
-       "engine/train/tests/options_test.cpp: fake_balanced_gate in the file sends tokens to the experts in turns, leaves routers as they "
+       "engine/train/tests/options_test.cpp: fake_balanced_gate in the file sends tokens to the "
+       "experts in turns, leaves routers as they "
        "are, "
        "and is warned of"},
       {"distributed.moe.fake_balanced_gate", "true", told},
@@ -256,14 +291,16 @@ const std::vector<Row>& rows() {
       {"distributed.moe.mp_policy.reduce_dtype", "bfloat16", told, kExperts},
       {"distributed.moe.mp_policy.output_dtype", "float32", told, kExperts},
       {"distributed.moe.mp_policy.cast_forward_inputs", "false", told, kExperts},
-      // [distributed.pipeline]: without a pipeline the table is told; what it does to one is planned in tests/plans.
+      // [distributed.pipeline]: without a pipeline the table is told; what it does to one is
+      // planned in tests/plans.
       {"distributed.pipeline.pp_schedule", "gpipe", told},
       {"distributed.pipeline.pp_schedule_csv", "actions.csv", told},
       {"distributed.pipeline.pp_microbatch_size", "2", told},
       {"distributed.pipeline.pp_batch_size", "2", told},
       {"distributed.pipeline.layers_per_stage", "1", told},
       {"distributed.pipeline.round_virtual_stages_to_pp_multiple", "up", told},
-      {"distributed.pipeline.module_fqns_per_model_part", "[[\"model.embed_tokens\"], [\"lm_head\"]]", told},
+      {"distributed.pipeline.module_fqns_per_model_part",
+       "[[\"model.embed_tokens\"], [\"lm_head\"]]", told},
       {"distributed.pipeline.patch_inner_model", "false", told},
       {"distributed.pipeline.patch_causal_lm_model", "false", told},
       {"distributed.pipeline.patch_stage_backward_maybe_with_nosync", "true", told},
@@ -285,7 +322,8 @@ const std::vector<Row>& rows() {
        test,
        {},
        {},
-       "engine/train/tests/tensor_parallel_options_test.cpp: recomputing, accumulating, offloading and prefetching change nothing under "
+       "engine/train/tests/tensor_parallel_options_test.cpp: recomputing, accumulating, offloading "
+       "and prefetching change nothing under "
        "tensor "
        "parallelism"},
       {"distributed.fsdp2.offload_pin_memory", "false", told},
@@ -293,7 +331,10 @@ const std::vector<Row>& rows() {
       {"distributed.fsdp2.enable_fsdp2_prefetch", "true", plan, {kPrefetches[0], kPrefetches[1]}},
       {"distributed.fsdp2.enable_fsdp2_prefetch", "true", plan, {kPrefetches[0]}, {"fsdp2"}},
       {"distributed.fsdp2.enable_fsdp2_prefetch", "true", told, {}, {"moe_ep"}},
-      {"distributed.fsdp2.enable_fsdp2_prefetch", "true", told, {"distributed.fsdp2.reshard_after_forward=false"}},
+      {"distributed.fsdp2.enable_fsdp2_prefetch",
+       "true",
+       told,
+       {"distributed.fsdp2.reshard_after_forward=false"}},
       {"distributed.fsdp2.fsdp2_backward_prefetch_depth", "0", told},
       {"distributed.fsdp2.fsdp2_backward_prefetch_depth", "0", plan, kPrefetches},
       {"distributed.fsdp2.fsdp2_forward_prefetch_depth", "3", told},
@@ -303,14 +344,16 @@ const std::vector<Row>& rows() {
        test,
        {},
        {},
-       "tests/towers/towers_test.cpp: a frozen tower in the root unit, in units of its own, or whole on every rank: the same losses, other "
+       "tests/towers/towers_test.cpp: a frozen tower in the root unit, in units of its own, or "
+       "whole on every rank: the same losses, other "
        "places"},
       {"distributed.fsdp2.backend",
        "gloo",
        test,
        {},
        {},
-       "engine/train/tests/options_test.cpp: a strategy's backend is the one that the ranks have, or an error that names the key"},
+       "engine/train/tests/options_test.cpp: a strategy's backend is the one that the ranks have, "
+       "or an error that names the key"},
       {"distributed.fsdp2.enable_compile", "true", told},
       {"distributed.fsdp2.patch_is_packed_sequence", "true", told},
       // [distributed.megatron_fsdp]
@@ -321,8 +364,10 @@ const std::vector<Row>& rows() {
        test,
        {},
        {},
-       "engine/train/tests/megatron_fsdp_options_test.cpp: on the meta device no rank ever holds the whole model"},
-      {"distributed.megatron_fsdp.grad_reduce_in_fp32", "true", plan, both(kHalf, {"distributed.mp_policy.reduce_dtype=bfloat16"})},
+       "engine/train/tests/megatron_fsdp_options_test.cpp: on the meta device no rank ever holds "
+       "the whole model"},
+      {"distributed.megatron_fsdp.grad_reduce_in_fp32", "true", plan,
+       both(kHalf, {"distributed.mp_policy.reduce_dtype=bfloat16"})},
       {"distributed.megatron_fsdp.preserve_fp32_weights", "true", plan, kHalf},
       {"distributed.megatron_fsdp.overlap_grad_reduce", "false", told},
       {"distributed.megatron_fsdp.overlap_grad_reduce",
@@ -330,7 +375,8 @@ const std::vector<Row>& rows() {
        test,
        {},
        {},
-       "engine/train/tests/megatron_fsdp_options_test.cpp: overlap_grad_reduce and overlap_param_gather move the communication, which the "
+       "engine/train/tests/megatron_fsdp_options_test.cpp: overlap_grad_reduce and "
+       "overlap_param_gather move the communication, which the "
        "trace shows, and change no bit"},
       {"distributed.megatron_fsdp.overlap_param_gather", "false", told},
       {"distributed.megatron_fsdp.check_for_nan_in_grad",
@@ -338,30 +384,37 @@ const std::vector<Row>& rows() {
        test,
        {},
        {},
-       "engine/train/tests/megatron_fsdp_options_test.cpp: NaN and infinite gradients are found after or before the reduction, and their "
+       "engine/train/tests/megatron_fsdp_options_test.cpp: NaN and infinite gradients are found "
+       "after or before the reduction, and their "
        "parameter is named on every rank"},
       {"distributed.megatron_fsdp.report_nan_in_param_grad",
        "true",
        test,
        {},
        {},
-       "engine/train/tests/megatron_fsdp_options_test.cpp: NaN and infinite gradients are found after or before the reduction, and their "
+       "engine/train/tests/megatron_fsdp_options_test.cpp: NaN and infinite gradients are found "
+       "after or before the reduction, and their "
        "parameter is named on every rank"},
       {"distributed.megatron_fsdp.average_in_collective",
        "true",
        test,
        {},
        {},
-       "engine/train/tests/megatron_fsdp_options_test.cpp: gradients are averaged before the sum or in it: the same where the division is "
+       "engine/train/tests/megatron_fsdp_options_test.cpp: gradients are averaged before the sum "
+       "or in it: the same where the division is "
        "exact, another rounding where it is not"},
-      {"distributed.megatron_fsdp.average_in_collective", "true", told, {"distributed.megatron_fsdp.calculate_per_token_loss=true"}},
+      {"distributed.megatron_fsdp.average_in_collective",
+       "true",
+       told,
+       {"distributed.megatron_fsdp.calculate_per_token_loss=true"}},
       {"distributed.megatron_fsdp.disable_bucketing", "true", plan},
       {"distributed.megatron_fsdp.calculate_per_token_loss",
        "true",
        test,
        {},
        {},
-       "engine/train/tests/megatron_fsdp_options_test.cpp: calculate_per_token_loss sums gradients, and the training comes to the same"},
+       "engine/train/tests/megatron_fsdp_options_test.cpp: calculate_per_token_loss sums "
+       "gradients, and the training comes to the same"},
       {"distributed.megatron_fsdp.keep_fp8_transpose_cache", "true", refused},
       {"distributed.megatron_fsdp.nccl_ub", "true", told},
       {"distributed.megatron_fsdp.fsdp_double_buffer",
@@ -369,21 +422,24 @@ const std::vector<Row>& rows() {
        test,
        {},
        {},
-       "engine/train/tests/megatron_fsdp_options_test.cpp: with double buffering, no communication buffer is allocated after the first "
+       "engine/train/tests/megatron_fsdp_options_test.cpp: with double buffering, no communication "
+       "buffer is allocated after the first "
        "step"},
       {"distributed.megatron_fsdp.backend",
        "gloo",
        test,
        {},
        {},
-       "engine/train/tests/options_test.cpp: a strategy's backend is the one that the ranks have, or an error that names the key"},
+       "engine/train/tests/options_test.cpp: a strategy's backend is the one that the ranks have, "
+       "or an error that names the key"},
       // [distributed.ddp]
       {"distributed.ddp.broadcast_buffers",
        "true",
        test,
        {},
        {},
-       "engine/train/tests/options_test.cpp: ddp's broadcast_buffers: rank 0's buffers reach all before every step when the file asks for "
+       "engine/train/tests/options_test.cpp: ddp's broadcast_buffers: rank 0's buffers reach all "
+       "before every step when the file asks for "
        "it, "
        "else once"},
       {"distributed.ddp.find_unused_parameters",
@@ -391,7 +447,8 @@ const std::vector<Row>& rows() {
        test,
        {},
        {},
-       "engine/train/tests/options_test.cpp: ddp's find_unused_parameters: a parameter that nothing uses is an error that names the key, "
+       "engine/train/tests/options_test.cpp: ddp's find_unused_parameters: a parameter that "
+       "nothing uses is an error that names the key, "
        "or "
        "has no gradient"},
       {"distributed.ddp.static_graph",
@@ -399,7 +456,8 @@ const std::vector<Row>& rows() {
        test,
        {},
        {},
-       "engine/train/tests/options_test.cpp: ddp's static_graph: the first step says what is used, and another set later is an error that "
+       "engine/train/tests/options_test.cpp: ddp's static_graph: the first step says what is used, "
+       "and another set later is an error that "
        "names the key"},
       {"distributed.ddp.bucket_cap_mb", "0.01", plan},
       {"distributed.ddp.gradient_as_bucket_view", "false", plan},
@@ -408,7 +466,8 @@ const std::vector<Row>& rows() {
        test,
        {},
        {},
-       "engine/train/tests/options_test.cpp: a strategy's backend is the one that the ranks have, or an error that names the key"},
+       "engine/train/tests/options_test.cpp: a strategy's backend is the one that the ranks have, "
+       "or an error that names the key"},
   };
   return all;
 }

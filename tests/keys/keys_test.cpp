@@ -1,5 +1,6 @@
-// Nothing that the file says is dropped in silence: every key of the reference, set to another value than its default, under every
-// strategy that reads it, has an effect that is seen, or is refused, or is told. A key without a row fails the test.
+// Nothing that the file says is dropped in silence: every key of the reference, set to another
+// value than its default, under every strategy that reads it, has an effect that is seen, or is
+// refused, or is told. A key without a row fails the test.
 #include <doctest/doctest.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -27,10 +28,10 @@ namespace {
 using Names = std::vector<std::string>;
 
 // A job of four ranks that trains, under each strategy.
-const char* const kJob =
-    "schema = 1\n[model]\nconfig = \"" MESHWRIGHT_SOURCE_DIR
-    "/configs/models/llama-tiny.json\"\n[dataset]\nkind = \"mock\"\nseq_len = 8\n[step_scheduler]\nglobal_batch_size = 16\n"
-    "local_batch_size = 2\nmax_steps = 100\n";
+const char* const kJob = "schema = 1\n[model]\nconfig = \"" MESHWRIGHT_SOURCE_DIR
+                         "/configs/models/llama-tiny.json\"\n[dataset]\nkind = \"mock\"\nseq_len = "
+                         "8\n[step_scheduler]\nglobal_batch_size = 16\n"
+                         "local_batch_size = 2\nmax_steps = 100\n";
 
 struct Seen {
   Names errors;                // codes and messages
@@ -55,7 +56,8 @@ Seen look(const std::string& strategy, const Names& sets) {
     out.told.insert(made.notices.begin(), made.notices.end());
     out.told.insert(made.warnings.begin(), made.warnings.end());
     json::object text = plan::to_json(made);
-    for (const char* other : {"notices", "warnings", "requested_strategy", "plugin"}) text.erase(other);
+    for (const char* other : {"notices", "warnings", "requested_strategy", "plugin"})
+      text.erase(other);
     out.plan = json::serialize(text);
   } catch (const Error& error) {
     out.errors.emplace_back(error.what());
@@ -63,12 +65,15 @@ Seen look(const std::string& strategy, const Names& sets) {
   return out;
 }
 
-std::string table_of(const std::string& key) { return key.find('.') == std::string::npos ? "" : key.substr(0, key.rfind('.')); }
+std::string table_of(const std::string& key) {
+  return key.find('.') == std::string::npos ? "" : key.substr(0, key.rfind('.'));
+}
 std::string name_of(const std::string& key) { return key.substr(key.rfind('.') + 1); }
 
 // Words that a notice about this key has: its name, or its table in brackets.
 bool speaks_of(const std::string& text, const std::string& key) {
-  return text.find(name_of(key)) != std::string::npos || text.find("[" + table_of(key) + "]") != std::string::npos;
+  return text.find(name_of(key)) != std::string::npos ||
+         text.find("[" + table_of(key) + "]") != std::string::npos;
 }
 
 struct Folder {
@@ -82,14 +87,17 @@ std::string contents(const fs::path& path) {
   return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
 }
 
-// What four steps of the program leave: exit status, files, and the numbers that no clock has written.
+// What four steps of the program leave: exit status, files, and the numbers that no clock has
+// written.
 std::string trained(const std::string& strategy, const Names& sets) {
   Folder folder;
   std::string job = (folder.path / "job.toml").string();
   std::ofstream(job) << kJob;
-  std::string command = "cd '" MESHWRIGHT_SOURCE_DIR "' && env -u WORLD_SIZE -u RANK NO_COLOR=1 OMP_NUM_THREADS=1 '" MESHWRIGHT_BUILD_DIR
-                        "/bin/meshwright' train '" +
-                        job + "'";
+  std::string command =
+      "cd '" MESHWRIGHT_SOURCE_DIR
+      "' && env -u WORLD_SIZE -u RANK NO_COLOR=1 OMP_NUM_THREADS=1 '" MESHWRIGHT_BUILD_DIR
+      "/bin/meshwright' train '" +
+      job + "'";
   Names all = {"distributed.strategy=" + strategy,
                "distributed.mp_policy.param_dtype=float32",
                "distributed.mp_policy.output_dtype=float32",
@@ -100,22 +108,29 @@ std::string trained(const std::string& strategy, const Names& sets) {
                "optimizer.lr=1e-3",
                "run.dir=" + (folder.path / "runs").string()};
   for (const std::string& set : sets)
-    all.push_back(set.starts_with("run.dir=") ? "run.dir=" + (folder.path / set.substr(8)).string() : set);
+    all.push_back(set.starts_with("run.dir=") ? "run.dir=" + (folder.path / set.substr(8)).string()
+                                              : set);
   for (const std::string& set : all) command += " --set '" + set + "'";
   command += " >/dev/null 2>&1 </dev/null";
   int raw = std::system(command.c_str());
-  std::string out = "status " + std::to_string(WIFEXITED(raw) ? WEXITSTATUS(raw) : 128 + WTERMSIG(raw)) + "\n";
+  std::string out =
+      "status " + std::to_string(WIFEXITED(raw) ? WEXITSTATUS(raw) : 128 + WTERMSIG(raw)) + "\n";
   std::set<std::string> files;
-  for (const auto& entry : fs::recursive_directory_iterator(folder.path)) files.insert(fs::relative(entry.path(), folder.path).string());
+  for (const auto& entry : fs::recursive_directory_iterator(folder.path))
+    files.insert(fs::relative(entry.path(), folder.path).string());
   for (const std::string& file : files) {
     out += file + "\n";
     if (file.ends_with("env.json"))
-      out += "threads " + std::to_string(json::parse(contents(folder.path / file)).at("threads").to_number<int64_t>()) + "\n";
+      out += "threads " +
+             std::to_string(
+                 json::parse(contents(folder.path / file)).at("threads").to_number<int64_t>()) +
+             "\n";
     if (!file.ends_with("metrics.jsonl")) continue;
     std::ifstream rows(folder.path / file);
     for (std::string line; std::getline(rows, line);) {
       json::object row = json::parse(line).as_object();
-      for (const char* measured : {"step_ms", "tokens_per_second", "memory_bytes"}) row.erase(measured);
+      for (const char* measured : {"step_ms", "tokens_per_second", "memory_bytes"})
+        row.erase(measured);
       out += json::serialize(row) + "\n";
     }
   }
@@ -139,16 +154,19 @@ std::string wrong(const Row& row, const std::string& strategy) {
     size_t colon = where.find(": ");
     if (colon == std::string::npos) return "it names no test";
     std::string text = contents(fs::path(MESHWRIGHT_SOURCE_DIR) / where.substr(0, colon));
-    if (text.find("TEST_CASE(\"" + where.substr(colon + 2) + "\")") == std::string::npos) return "there is no such test: " + where;
+    if (text.find("TEST_CASE(\"" + where.substr(colon + 2) + "\")") == std::string::npos)
+      return "there is no such test: " + where;
     return "";
   }
   Seen before = look(strategy, with), after = look(strategy, set);
   // The refusal must be of this key, not of its company.
-  if (!before.errors.empty() && row.shows != Shows::refused) return "its companions are refused: " + before.errors[0];
+  if (!before.errors.empty() && row.shows != Shows::refused)
+    return "its companions are refused: " + before.errors[0];
   switch (row.shows) {
     case Shows::refused:
       for (const std::string& error : after.errors)
-        if (std::find(before.errors.begin(), before.errors.end(), error) == before.errors.end()) return "";
+        if (std::find(before.errors.begin(), before.errors.end(), error) == before.errors.end())
+          return "";
       return "it was not refused";
     case Shows::told: {
       if (!after.errors.empty()) return "it was refused: " + after.errors[0];
@@ -160,8 +178,10 @@ std::string wrong(const Row& row, const std::string& strategy) {
       if (!after.errors.empty()) return "it was refused: " + after.errors[0];
       return after.plan == before.plan ? "the plan is the same" : "";
     case Shows::trained:
-      if (!trained_once(strategy, with).starts_with("status 0\n")) return "its companions do not train";
-      return trained_once(strategy, set) == trained_once(strategy, with) ? "the run left the same" : "";
+      if (!trained_once(strategy, with).starts_with("status 0\n"))
+        return "its companions do not train";
+      return trained_once(strategy, set) == trained_once(strategy, with) ? "the run left the same"
+                                                                         : "";
     case Shows::test:
       break;
   }
@@ -180,14 +200,18 @@ std::vector<Reader> strategies() {
   REQUIRE(job);
   std::vector<Reader> out;
   for (const plugins::Listing& listing : job->registry->list())
-    if (listing.plugin != nullptr && listing.place.find("MESHWRIGHT_PLUGIN_PATH") == std::string::npos)
-      for (const plugins::StrategyInfo& info : listing.plugin->strategies) out.push_back({info.name, info.schema});
+    if (listing.plugin != nullptr &&
+        listing.place.find("MESHWRIGHT_PLUGIN_PATH") == std::string::npos)
+      for (const plugins::StrategyInfo& info : listing.plugin->strategies)
+        out.push_back({info.name, info.schema});
   return out;
 }
 
 }  // namespace
 
-TEST_CASE("every key of the reference, under every strategy, is seen to work, or is refused, or is told") {
+TEST_CASE(
+    "every key of the reference, under every strategy, is seen to work, or is refused, or is "
+    "told") {
   std::vector<Reader> readers = strategies();
   REQUIRE(readers.size() >= 4);
   std::map<std::string, std::set<std::string>> wanted;  // key -> strategies that read it
@@ -196,7 +220,8 @@ TEST_CASE("every key of the reference, under every strategy, is seen to work, or
     tables.push_back(reader.own);
     for (const OptionSchema& table : tables)
       for (const meshwright_option* option : table.options)
-        wanted[(table.table.empty() ? "" : table.table + ".") + option->name].insert(reader.strategy);
+        wanted[(table.table.empty() ? "" : table.table + ".") + option->name].insert(
+            reader.strategy);
   }
   std::map<std::string, std::set<std::string>> spoken;
   for (const Row& row : keys::rows()) {
@@ -211,12 +236,15 @@ TEST_CASE("every key of the reference, under every strategy, is seen to work, or
     }
     for (const std::string& strategy : under) {
       std::string why = wrong(row, strategy);
-      CHECK_MESSAGE(why.empty(), row.key << " = " << row.value << " under " << strategy
-                                         << (row.with.empty() ? std::string() : " beside " + row.with.back()) << ": " << why);
+      CHECK_MESSAGE(why.empty(),
+                    row.key << " = " << row.value << " under " << strategy
+                            << (row.with.empty() ? std::string() : " beside " + row.with.back())
+                            << ": " << why);
       spoken[row.key].insert(strategy);
     }
   }
   for (const auto& [key, under] : wanted)
     for (const std::string& strategy : under)
-      CHECK_MESSAGE(spoken[key].contains(strategy), key << " under " << strategy << " has no row in tests/keys/key_rows.cpp");
+      CHECK_MESSAGE(spoken[key].contains(strategy),
+                    key << " under " << strategy << " has no row in tests/keys/key_rows.cpp");
 }

@@ -1,5 +1,5 @@
-// On a machine with an NVIDIA device: NCCL in a world of one, and ranks that share the device over gloo, against PyTorch's curves.
-// Without a device everything here is skipped, and says so.
+// On a machine with an NVIDIA device: NCCL in a world of one, and ranks that share the device over
+// gloo, against PyTorch's curves. Without a device everything here is skipped, and says so.
 #define DOCTEST_CONFIG_IMPLEMENT
 #include "curves.h"
 
@@ -33,7 +33,8 @@ std::vector<std::string> with(std::vector<std::string> sets, const std::vector<s
 TEST_CASE("NCCL in a world of one: every collective the groups use") {
   const cuda::CudaPart& part = *device::cuda_part();
   part.use_device(0);
-  auto nccl = part.make_nccl(c10::make_intrusive<c10d::HashStore>(), 0, 1, 0, std::chrono::minutes(2));
+  auto nccl =
+      part.make_nccl(c10::make_intrusive<c10d::HashStore>(), 0, 1, 0, std::chrono::minutes(2));
   CHECK(nccl->getBackendName() == "nccl");
   at::TensorOptions options = at::TensorOptions().dtype(at::kFloat).device(at::kCUDA, 0);
   Tensor x = at::arange(1000, options), y = at::empty({1000}, options);
@@ -62,7 +63,8 @@ TEST_CASE("device memory is counted by the caching allocator") {
   part.use_device(0);
   int64_t before = part.live_bytes(0);
   {
-    Tensor megabyte = at::zeros({1 << 18}, at::TensorOptions().dtype(at::kFloat).device(at::kCUDA, 0));
+    Tensor megabyte =
+        at::zeros({1 << 18}, at::TensorOptions().dtype(at::kFloat).device(at::kCUDA, 0));
     CHECK(part.live_bytes(0) - before == 1 << 20);
     part.reset_peak(0);
     {
@@ -99,7 +101,8 @@ TEST_CASE("curves on the device are PyTorch's") {
            {"qwen2", 2, 1, {}},
            {"mistral", 2, 1, {ddp}},
        }) {
-    std::string what = c.family + " on " + std::to_string(c.ranks) + " x " + std::to_string(c.accumulation);
+    std::string what =
+        c.family + " on " + std::to_string(c.ranks) + " x " + std::to_string(c.accumulation);
     for (const std::string& set : c.sets) what += " " + set;
     CAPTURE(what);
     std::vector<Row> expected = read_curve(kData + c.family + "/curve.jsonl");
@@ -120,9 +123,11 @@ TEST_CASE("more NCCL ranks than devices are refused before any group exists") {
   std::string why;
   int64_t devices = device::cuda_part(&why)->device_count();
   fs::path out = folder.path / "out";
-  std::string command =
-      MESHWRIGHT_BUILD_DIR "/bin/meshwright train " MESHWRIGHT_SOURCE_DIR "/configs/ddp_cpu.toml --nproc " + std::to_string(devices + 1) +
-      " --set dist_env.device=cuda --set dist_env.backend=nccl --set run.dir=" + folder.path.string() + " > " + out.string() + " 2>&1";
+  std::string command = MESHWRIGHT_BUILD_DIR "/bin/meshwright train " MESHWRIGHT_SOURCE_DIR
+                                             "/configs/ddp_cpu.toml --nproc " +
+                        std::to_string(devices + 1) +
+                        " --set dist_env.device=cuda --set dist_env.backend=nccl --set run.dir=" +
+                        folder.path.string() + " > " + out.string() + " 2>&1";
   CHECK(WEXITSTATUS(std::system(command.c_str())) == 4);
 }
 

@@ -1,7 +1,8 @@
-// The worked examples of mesh planning: one row a line, "NAME [generation] strategy Wworld sizes -> result".
-// Sizes "-" = none given. Result: shape, then "moe" shape, then F = FSDP mesh, then groups: "/" separates groups, "/../" leaves out
-// all but the first and the last, names joined by "=" have the same groups. rep, shard, sc, dc, eps = dp_replicate, dp_shard,
-// dp_shard_cp, dp_cp, ep_shard. "V", "R" = refused.
+// The worked examples of mesh planning: one row a line, "NAME [generation] strategy Wworld sizes ->
+// result". Sizes "-" = none given. Result: shape, then "moe" shape, then F = FSDP mesh, then
+// groups: "/" separates groups, "/../" leaves out all but the first and the last, names joined by
+// "=" have the same groups. rep, shard, sc, dc, eps = dp_replicate, dp_shard, dp_shard_cp, dp_cp,
+// ep_shard. "V", "R" = refused.
 #pragma once
 
 inline constexpr const char* kMeshRows = R"rows(

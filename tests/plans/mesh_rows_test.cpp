@@ -29,8 +29,10 @@ plugins::Registry& registry() {
   return instance;
 }
 
-// What a user's sizes become: the [distributed] table through its schema, then the strategy's own defaults.
-MeshRequest request_of(const plugins::LoadedStrategy& strategy, int64_t world, const std::map<std::string, std::string>& sizes,
+// What a user's sizes become: the [distributed] table through its schema, then the strategy's own
+// defaults.
+MeshRequest request_of(const plugins::LoadedStrategy& strategy, int64_t world,
+                       const std::map<std::string, std::string>& sizes,
                        std::vector<int64_t> ranks) {
   MeshRequest request;
   request.world_size = world;
@@ -47,8 +49,9 @@ MeshRequest request_of(const plugins::LoadedStrategy& strategy, int64_t world, c
     distributed.set(name == "rep" ? "dp_replicate_size" : name + "_size", value);
   }
   Diagnostics diagnostics;
-  request.config.shared = read_shared_options(distributed, Options(mp_policy_schema()), Options(moe_schema()),
-                                              Options(moe_mp_policy_schema()), Options(pipeline_schema()), diagnostics);
+  request.config.shared =
+      read_shared_options(distributed, Options(mp_policy_schema()), Options(moe_schema()),
+                          Options(moe_mp_policy_schema()), Options(pipeline_schema()), diagnostics);
   diagnostics.throw_if_any();
   request.config.shared_values = distributed;
   request.config.own = Options(strategy.info->schema);
@@ -71,7 +74,8 @@ std::vector<int64_t> numbers_in(const std::string& text) {
       out.push_back(std::stoll(item));
       continue;
     }
-    for (int64_t i = std::stoll(item.substr(0, dash)); i <= std::stoll(item.substr(dash + 1)); ++i) out.push_back(i);
+    for (int64_t i = std::stoll(item.substr(0, dash)); i <= std::stoll(item.substr(dash + 1)); ++i)
+      out.push_back(i);
   }
   return out;
 }
@@ -107,15 +111,19 @@ std::vector<Row> rows() {
 
 MeshPlan plan_of(const Row& row) {
   plugins::LoadedStrategy strategy = registry().find(row.strategy);
-  MeshPlan plan = strategy.strategy->plan_mesh(request_of(strategy, row.world, row.sizes, row.ranks));
+  MeshPlan plan =
+      strategy.strategy->plan_mesh(request_of(strategy, row.world, row.sizes, row.ranks));
   if (plan.delegate_to.empty()) return plan;
   strategy = registry().find(plan.delegate_to);
   return strategy.strategy->plan_mesh(request_of(strategy, row.world, row.sizes, row.ranks));
 }
 
 std::string full_name(const std::string& name) {
-  static const std::map<std::string, std::string> names = {
-      {"rep", "dp_replicate"}, {"shard", "dp_shard"}, {"sc", "dp_shard_cp"}, {"dc", "dp_cp"}, {"eps", "ep_shard"}};
+  static const std::map<std::string, std::string> names = {{"rep", "dp_replicate"},
+                                                           {"shard", "dp_shard"},
+                                                           {"sc", "dp_shard_cp"},
+                                                           {"dc", "dp_cp"},
+                                                           {"eps", "ep_shard"}};
   auto it = names.find(name);
   return it == names.end() ? name : it->second;
 }
@@ -130,7 +138,8 @@ std::string shape_of(const Mesh& mesh, bool with_pp = true) {
 Groups groups_of(const MeshPlan& plan, const std::string& axis) {
   const Mesh& mesh = plan.device_mesh->has_axis(axis) ? *plan.device_mesh : *plan.moe_mesh;
   Groups out;
-  mesh.for_each_group(axis, [&](std::span<const int64_t> group) { out.emplace_back(group.begin(), group.end()); });
+  mesh.for_each_group(
+      axis, [&](std::span<const int64_t> group) { out.emplace_back(group.begin(), group.end()); });
   // Each member sees the same group.
   for (const std::vector<int64_t>& group : out)
     for (int64_t rank : group) CHECK(mesh.group(rank, axis) == group);
@@ -146,8 +155,10 @@ std::string trimmed(std::string text) {
 // "0,8,..,56": equal steps.
 bool ellipsis_matches(const std::string& text, const std::vector<int64_t>& group) {
   size_t at = text.find(",..,");
-  std::vector<int64_t> first = numbers_in(text.substr(0, at)), last = numbers_in(text.substr(at + 4));
-  return group.size() > 2 && group[0] == first[0] && group[1] == first[1] && group.back() == last[0];
+  std::vector<int64_t> first = numbers_in(text.substr(0, at)),
+                       last = numbers_in(text.substr(at + 4));
+  return group.size() > 2 && group[0] == first[0] && group[1] == first[1] &&
+         group.back() == last[0];
 }
 
 void check_groups(const MeshPlan& plan, const std::string& names, const std::string& text) {
@@ -194,7 +205,8 @@ void check_result(const Row& row, const MeshPlan& plan) {
       CHECK(shape_of(*plan.device_mesh) == part);
     } else if (part.starts_with("moe ")) {
       std::string shape = part.substr(4, part.find(' ', 4) - 4);
-      if (part.find("(pp,ep_shard,ep) =") != std::string::npos) shape = part.substr(part.rfind(' ') + 1);
+      if (part.find("(pp,ep_shard,ep) =") != std::string::npos)
+        shape = part.substr(part.rfind(' ') + 1);
       REQUIRE(plan.moe_mesh);
       bool with_pp = std::count(shape.begin(), shape.end(), 'x') == 2;
       CHECK(shape_of(*plan.moe_mesh, with_pp) == shape);
@@ -202,11 +214,13 @@ void check_result(const Row& row, const MeshPlan& plan) {
       std::string text;
       for (const std::string& axis : plan.fsdp_axes) {
         std::string shown = axis == "dp_replicate" ? "rep" : axis == "dp_shard" ? "shard" : "sc";
-        text += (text.empty() ? "" : " x ") + shown + " " + std::to_string(plan.device_mesh->size(axis));
+        text += (text.empty() ? "" : " x ") + shown + " " +
+                std::to_string(plan.device_mesh->size(axis));
       }
       CHECK("F " + text == part);
     } else if (part.starts_with("dp = sc = dc = shard")) {
-      for (const char* axis : {"dp", "dp_shard_cp", "dp_cp"}) CHECK(groups_of(plan, axis) == groups_of(plan, "dp_shard"));
+      for (const char* axis : {"dp", "dp_shard_cp", "dp_cp"})
+        CHECK(groups_of(plan, axis) == groups_of(plan, "dp_shard"));
     } else if (size_t of = part.find(" of rank 0: "); of != std::string::npos) {
       check_groups(plan, part.substr(0, of), part.substr(of + 12));
     } else {
@@ -217,7 +231,8 @@ void check_result(const Row& row, const MeshPlan& plan) {
       for (std::string name; std::getline(names, name, '=');) named.insert(full_name(name));
     }
   }
-  if (row.name.starts_with("L") || row.name.starts_with("S")) return;  // these rows show some axes only
+  if (row.name.starts_with("L") || row.name.starts_with("S"))
+    return;  // these rows show some axes only
   // Axes of size 1 are left out of a row, and no others.
   for (const MeshAxis& axis : plan.device_mesh->axes()) {
     INFO("axis ", axis.name);
@@ -227,14 +242,18 @@ void check_result(const Row& row, const MeshPlan& plan) {
 
 ErrorCode refusal_of(const Row& row) {
   static const std::map<std::string, ErrorCode> codes = {
-      {"11", ErrorCode::dp_replicate_too_large}, {"12", ErrorCode::dp_replicate_not_divisor}, {"15", ErrorCode::dp_replicate_too_large},
-      {"19", ErrorCode::world_not_divisible},    {"20", ErrorCode::world_not_divisible},      {"26", ErrorCode::world_mismatch},
-      {"27", ErrorCode::world_mismatch},         {"31", ErrorCode::ep_not_divisor},           {"32", ErrorCode::ep_not_divisor},
-      {"38", ErrorCode::ep_not_divisor},         {"42", ErrorCode::ep_not_divisor},           {"46", ErrorCode::wrong_type},
-      {"54", ErrorCode::world_not_divisible},    {"55", ErrorCode::size_not_supported},       {"56", ErrorCode::size_not_supported},
-      {"57", ErrorCode::size_not_supported},     {"60", ErrorCode::world_mismatch},           {"63", ErrorCode::world_mismatch},
-      {"64", ErrorCode::size_not_supported},     {"65", ErrorCode::size_not_supported},       {"66", ErrorCode::size_not_supported},
-      {"67", ErrorCode::size_not_supported},     {"68", ErrorCode::size_not_supported},       {"72", ErrorCode::bad_rank_list},
+      {"11", ErrorCode::dp_replicate_too_large}, {"12", ErrorCode::dp_replicate_not_divisor},
+      {"15", ErrorCode::dp_replicate_too_large}, {"19", ErrorCode::world_not_divisible},
+      {"20", ErrorCode::world_not_divisible},    {"26", ErrorCode::world_mismatch},
+      {"27", ErrorCode::world_mismatch},         {"31", ErrorCode::ep_not_divisor},
+      {"32", ErrorCode::ep_not_divisor},         {"38", ErrorCode::ep_not_divisor},
+      {"42", ErrorCode::ep_not_divisor},         {"46", ErrorCode::wrong_type},
+      {"54", ErrorCode::world_not_divisible},    {"55", ErrorCode::size_not_supported},
+      {"56", ErrorCode::size_not_supported},     {"57", ErrorCode::size_not_supported},
+      {"60", ErrorCode::world_mismatch},         {"63", ErrorCode::world_mismatch},
+      {"64", ErrorCode::size_not_supported},     {"65", ErrorCode::size_not_supported},
+      {"66", ErrorCode::size_not_supported},     {"67", ErrorCode::size_not_supported},
+      {"68", ErrorCode::size_not_supported},     {"72", ErrorCode::bad_rank_list},
       {"73", ErrorCode::bad_rank_list}};
   auto it = codes.find(row.name);
   return it == codes.end() ? ErrorCode::internal : it->second;

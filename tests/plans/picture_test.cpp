@@ -1,5 +1,6 @@
-// What `plan` shows a person, character by character. After a change that is meant: MESHWRIGHT_WRITE_PICTURES=1 build/bin/test_plans
-// writes tests/data/pictures anew; look at the difference before committing it.
+// What `plan` shows a person, character by character. After a change that is meant:
+// MESHWRIGHT_WRITE_PICTURES=1 build/bin/test_plans writes tests/data/pictures anew; look at the
+// difference before committing it.
 #include <doctest/doctest.h>
 
 #include <cstdlib>
@@ -28,30 +29,34 @@ const Picture kPictures[] = {
      "moe_ep",
      32,
      17,
-     {"distributed.dp_replicate_size=2", "distributed.tp_size=2", "distributed.sequence_parallel=false"}},
+     {"distributed.dp_replicate_size=2", "distributed.tp_size=2",
+      "distributed.sequence_parallel=false"}},
     {"pipeline_32", "pipeline_interleaved", 32, 9, {}},
     {"large_131072",
      "hsdp_tp",
      131072,
      77777,
-     {"distributed.pp_size=16", "distributed.dp_replicate_size=8", "distributed.tp_size=8", "distributed.cp_size=2",
-      "step_scheduler.global_batch_size=65536"}},
+     {"distributed.pp_size=16", "distributed.dp_replicate_size=8", "distributed.tp_size=8",
+      "distributed.cp_size=2", "step_scheduler.global_batch_size=65536"}},
     {"replicas_5000", "ddp_cpu", 5000, 4242, {"step_scheduler.global_batch_size=20000"}},
 };
 
 plan::JobPlan plan_of(const Picture& picture, std::optional<plan::Job>& job) {
   Diagnostics diagnostics;
-  job = plan::load_job({.file = fs::path(MESHWRIGHT_SOURCE_DIR "/configs") / (std::string(picture.config) + ".toml"),
-                        .sets = picture.sets,
-                        .environment = {}},
-                       diagnostics);
+  job = plan::load_job(
+      {.file = fs::path(MESHWRIGHT_SOURCE_DIR "/configs") / (std::string(picture.config) + ".toml"),
+       .sets = picture.sets,
+       .environment = {}},
+      diagnostics);
   for (const Error& error : diagnostics.errors()) FAIL(error.what());
   return plan::make_plan(*job, {picture.world, picture.rank, false});
 }
 
 }  // namespace
 
-TEST_CASE("the picture of a plan is the one that was looked at, at two widths and without line-drawing characters") {
+TEST_CASE(
+    "the picture of a plan is the one that was looked at, at two widths and without line-drawing "
+    "characters") {
   fs::path folder = MESHWRIGHT_SOURCE_DIR "/tests/data/pictures";
   const bool write = std::getenv("MESHWRIGHT_WRITE_PICTURES") != nullptr;
   for (const Picture& picture : kPictures) {

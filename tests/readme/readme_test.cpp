@@ -1,7 +1,9 @@
-// Every command of the README, the guide and the page on checkpoints is run, and what it prints is compared with what the page shows.
+// Every command of the README, the guide and the page on checkpoints is run, and what it prints is
+// compared with what the page shows.
 //
-// In a ```console block a line "$ command" is run in the project's folder; the lines under it are the expected output (stdout and
-// stderr), where a line "..." stands for any lines, and "..." inside a line for any text. "$ command  # exit 2" expects that status.
+// In a ```console block a line "$ command" is run in the project's folder; the lines under it are
+// the expected output (stdout and stderr), where a line "..." stands for any lines, and "..."
+// inside a line for any text. "$ command  # exit 2" expects that status.
 #include <doctest/doctest.h>
 #include <sys/wait.h>
 
@@ -48,18 +50,22 @@ std::vector<Example> examples_of(const std::filesystem::path& page) {
 }
 
 std::string replaced(std::string text, const std::string& from, const std::string& to) {
-  for (size_t at = 0; (at = text.find(from, at)) != std::string::npos; at += to.size()) text.replace(at, from.size(), to);
+  for (size_t at = 0; (at = text.find(from, at)) != std::string::npos; at += to.size())
+    text.replace(at, from.size(), to);
   return text;
 }
 
 std::vector<std::string> run(const std::string& command, int& status) {
-  std::string full = "cd '" MESHWRIGHT_SOURCE_DIR "' && env -u WORLD_SIZE -u RANK NO_COLOR=1 COLUMNS=100 LC_ALL=C.UTF-8 sh -c '" +
-                     replaced(command, "'", "'\\''") + "' 2>&1 </dev/null";
+  std::string full =
+      "cd '" MESHWRIGHT_SOURCE_DIR
+      "' && env -u WORLD_SIZE -u RANK NO_COLOR=1 COLUMNS=100 LC_ALL=C.UTF-8 sh -c '" +
+      replaced(command, "'", "'\\''") + "' 2>&1 </dev/null";
   std::FILE* pipe = popen(full.c_str(), "r");
   REQUIRE(pipe != nullptr);
   std::string all;
   std::array<char, 4096> buffer;
-  for (size_t n; (n = std::fread(buffer.data(), 1, buffer.size(), pipe)) > 0;) all.append(buffer.data(), n);
+  for (size_t n; (n = std::fread(buffer.data(), 1, buffer.size(), pipe)) > 0;)
+    all.append(buffer.data(), n);
   int raw = pclose(pipe);
   status = WIFEXITED(raw) ? WEXITSTATUS(raw) : 128 + WTERMSIG(raw);
   std::vector<std::string> lines;
@@ -78,20 +84,23 @@ bool line_matches(const std::string& pattern, const std::string& line) {
     std::string piece = pattern.substr(from, dots - from);
     size_t found = line.find(piece, at);
     if (found == std::string::npos || (first && found != 0)) return false;
-    if (dots == std::string::npos) return from == 0 ? line == pattern : line.size() >= piece.size() && line.ends_with(piece);
+    if (dots == std::string::npos)
+      return from == 0 ? line == pattern : line.size() >= piece.size() && line.ends_with(piece);
     at = found + piece.size();
     from = dots + 3;
   }
 }
 
-bool lines_match(const std::vector<std::string>& expected, size_t i, const std::vector<std::string>& found, size_t j) {
+bool lines_match(const std::vector<std::string>& expected, size_t i,
+                 const std::vector<std::string>& found, size_t j) {
   if (i == expected.size()) return j == found.size();
   if (expected[i] == "...") {
     for (size_t k = j; k <= found.size(); ++k)
       if (lines_match(expected, i + 1, found, k)) return true;
     return false;
   }
-  return j < found.size() && line_matches(expected[i], found[j]) && lines_match(expected, i + 1, found, j + 1);
+  return j < found.size() && line_matches(expected[i], found[j]) &&
+         lines_match(expected, i + 1, found, j + 1);
 }
 
 }  // namespace
@@ -101,13 +110,16 @@ TEST_CASE("every console example of the README and the guide does what the page 
   std::filesystem::path runs = std::filesystem::path(MESHWRIGHT_SOURCE_DIR) / "runs";
   if (std::filesystem::is_directory(runs))
     for (const auto& entry : std::filesystem::directory_iterator(runs))
-      if (entry.path().filename().string().starts_with("guide")) std::filesystem::remove_all(entry.path());
+      if (entry.path().filename().string().starts_with("guide"))
+        std::filesystem::remove_all(entry.path());
   int count = 0;
   for (const char* page : {"README.md", "docs/guide.md", "docs/checkpoints.md"}) {
     for (const Example& e : examples_of(std::filesystem::path(MESHWRIGHT_SOURCE_DIR) / page)) {
-      if (e.command.starts_with("./quickstart") || e.command.starts_with("./check")) continue;  // they contain this test
+      if (e.command.starts_with("./quickstart") || e.command.starts_with("./check"))
+        continue;  // they contain this test
       int status = 0;
-      std::vector<std::string> found = run(replaced(e.command, "build/", MESHWRIGHT_BUILD_DIR "/"), status);
+      std::vector<std::string> found =
+          run(replaced(e.command, "build/", MESHWRIGHT_BUILD_DIR "/"), status);
       std::string shown;
       for (const std::string& line : found) shown += line + "\n";
       INFO(e.page, ":", e.line, ": ", e.command, "\n", shown);
@@ -140,7 +152,8 @@ bool has_figure(const std::string& results, const std::string& quoted) {
   static const std::regex number("-?[0-9][0-9,]*(\\.[0-9]+)?");
   for (std::sregex_iterator at(results.begin(), results.end(), number), end; at != end; ++at) {
     char text[64];
-    std::snprintf(text, sizeof text, "%.*f", decimals, std::strtod(plain(at->str()).c_str(), nullptr));
+    std::snprintf(text, sizeof text, "%.*f", decimals,
+                  std::strtod(plain(at->str()).c_str(), nullptr));
     if (quoted == text) return true;
   }
   return false;
@@ -148,7 +161,8 @@ bool has_figure(const std::string& results, const std::string& quoted) {
 
 }  // namespace
 
-// A paragraph that links to a file of results quotes figures with units: "5.3 ms", "8.0 MiB", "3.7 times", "87%".
+// A paragraph that links to a file of results quotes figures with units: "5.3 ms", "8.0 MiB", "3.7
+// times", "87%".
 TEST_CASE("figures that pages quote from bench/results are those of the file") {
   namespace fs = std::filesystem;
   const fs::path root = MESHWRIGHT_SOURCE_DIR;
@@ -166,12 +180,16 @@ TEST_CASE("figures that pages quote from bench/results are those of the file") {
       for (std::sregex_iterator at(paragraph.begin(), paragraph.end(), link), end; at != end; ++at)
         results += contents(root / "bench/results" / (*at)[1].str());
       if (!results.empty())
-        for (std::sregex_iterator at(paragraph.begin(), paragraph.end(), figure), end; at != end; ++at, ++quoted)
-          CHECK_MESSAGE(has_figure(results, plain((*at)[1].str())), page.string() << ": " << at->str());
+        for (std::sregex_iterator at(paragraph.begin(), paragraph.end(), figure), end; at != end;
+             ++at, ++quoted)
+          CHECK_MESSAGE(has_figure(results, plain((*at)[1].str())), page.string()
+                                                                        << ": " << at->str());
       paragraph.clear();
       results.clear();
     };
-    for (std::string line; std::getline(in, line); line.empty() ? judge() : void(paragraph += line + "\n")) continue;
+    for (std::string line; std::getline(in, line);
+         line.empty() ? judge() : void(paragraph += line + "\n"))
+      continue;
     judge();
   }
   CHECK(quoted >= 1);

@@ -1,7 +1,8 @@
-// A save beside training under the thread sanitizer. The saver, the writing of files and the publication are instrumented, and this file;
-// the rest of the engine and LibTorch are not. So that the sanitizer knows when weights and optimizer states change, each rank writes to
-// all of them itself right after the step that the optimizer wrote them in: whatever lets the optimizer begin before the copy of the
-// snapshot is complete lets these writes race with it.
+// A save beside training under the thread sanitizer. The saver, the writing of files and the
+// publication are instrumented, and this file; the rest of the engine and LibTorch are not. So that
+// the sanitizer knows when weights and optimizer states change, each rank writes to all of them
+// itself right after the step that the optimizer wrote them in: whatever lets the optimizer begin
+// before the copy of the snapshot is complete lets these writes race with it.
 #include "engine/train/checkpointing.h"
 
 // Before doctest: LibTorch has a CHECK of its own.
@@ -27,17 +28,21 @@ void touch(const at::Tensor& tensor) {
 
 void touch_all(Trainer& trainer) {
   for (const FlatParameterGroup& group : trainer.model().update_groups()) touch(group.values);
-  for (const train::Held& held : train::held_tensors(trainer.model(), train::optimizer_of(trainer), trainer.module()))
+  for (const train::Held& held :
+       train::held_tensors(trainer.model(), train::optimizer_of(trainer), trainer.module()))
     if (held.local.defined() && held.state != "buffer") touch(held.local);
 }
 
 }  // namespace
 
-TEST_CASE("saves beside training: weights and states may change as soon as the optimizer does, and what is saved is of its step") {
+TEST_CASE(
+    "saves beside training: weights and states may change as soon as the optimizer does, and what "
+    "is saved is of its step") {
   TestFolder folder("async_save");
   for (const Layout& layout : {Layout{"fsdp2", 2}, Layout{"ddp", 3}}) {
     INFO(layout.text());
-    fs::path waits = folder.path / (layout.text() + " waits"), beside = folder.path / (layout.text() + " beside");
+    fs::path waits = folder.path / (layout.text() + " waits"),
+             beside = folder.path / (layout.text() + " beside");
     losses_of(layout, {}, 12, waits, 12);
     std::vector<std::string> reports;
     run_ranks(layout.ranks, [&](const std::shared_ptr<World>& world) {
@@ -47,9 +52,13 @@ TEST_CASE("saves beside training: weights and states may change as soon as the o
       settings.folder = beside;
       settings.keep = 2;
       settings.background = true;
-      settings.published = [&](const fs::path& path) { std::ofstream(path / "seen") << "by the thread that publishes"; };
+      settings.published = [&](const fs::path& path) {
+        std::ofstream(path / "seen") << "by the thread that publishes";
+      };
       settings.done = [&](const train::SaveReport& report) {
-        if (world->rank() == 0) reports.push_back(std::to_string(report.step) + (report.error ? " " + report.error->message() : ""));
+        if (world->rank() == 0)
+          reports.push_back(std::to_string(report.step) +
+                            (report.error ? " " + report.error->message() : ""));
       };
       train::Saver saver(rank.trainer, std::move(settings));
       for (int step = 0; step < 12; ++step) {
@@ -69,7 +78,9 @@ TEST_CASE("saves beside training: weights and states may change as soon as the o
   }
 }
 
-TEST_CASE("a save beside training that fails ends with its reason on every rank, and the next one goes on") {
+TEST_CASE(
+    "a save beside training that fails ends with its reason on every rank, and the next one goes "
+    "on") {
   TestFolder folder("async_save_fails");
   fs::path place = folder.path / "checkpoints";
   std::ofstream(place) << "in the way";
@@ -81,7 +92,9 @@ TEST_CASE("a save beside training that fails ends with its reason on every rank,
     settings.folder = place;
     settings.background = true;
     settings.done = [&](const train::SaveReport& report) {
-      if (world->rank() == 0) reports.push_back(report.error ? code_string(report.error->code()) : std::to_string(report.step));
+      if (world->rank() == 0)
+        reports.push_back(report.error ? code_string(report.error->code())
+                                       : std::to_string(report.step));
     };
     train::Saver saver(rank.trainer, std::move(settings));
     for (int step = 0; step < 4; ++step) {

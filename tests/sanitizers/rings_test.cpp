@@ -1,6 +1,7 @@
-// The rings of shared memory under the thread sanitizer: ranks are threads that see one mapping, messages are plain memory, and every
-// slot is written, read in place and given back through the ring's own counters alone. A missing acquire or release, a slot that is
-// used again too early or a counter that is no atomic is a report.
+// The rings of shared memory under the thread sanitizer: ranks are threads that see one mapping,
+// messages are plain memory, and every slot is written, read in place and given back through the
+// ring's own counters alone. A missing acquire or release, a slot that is used again too early or a
+// counter that is no atomic is a report.
 #include <doctest/doctest.h>
 #include <unistd.h>
 
@@ -19,16 +20,20 @@ namespace {
 constexpr std::chrono::minutes kLong{2};
 constexpr int64_t kNumbers = 300;  // of a message: its last slot ends inside a page
 
-int64_t value_of(int64_t rank, int64_t turn, int64_t i) { return (rank * 1'000'003 + turn) * 1000 + i; }
+int64_t value_of(int64_t rank, int64_t turn, int64_t i) {
+  return (rank * 1'000'003 + turn) * 1000 + i;
+}
 
 // Runs `body(rank, ring)` in a thread a rank.
 template <class Body>
 void each_rank(int64_t ranks, const SharedMemoryRing::Sizes& sizes, Body&& body) {
   static std::atomic<int> count = 0;
-  std::string name = "/meshwright-rings-test-" + std::to_string(::getpid()) + "-" + std::to_string(count++);
+  std::string name =
+      "/meshwright-rings-test-" + std::to_string(::getpid()) + "-" + std::to_string(count++);
   std::vector<std::unique_ptr<SharedMemoryRing>> boxes;
   for (int64_t rank = 0; rank < ranks; ++rank)
-    boxes.push_back(rank == 0 ? SharedMemoryRing::create(name, ranks, sizes) : SharedMemoryRing::open(name, ranks, sizes));
+    boxes.push_back(rank == 0 ? SharedMemoryRing::create(name, ranks, sizes)
+                              : SharedMemoryRing::open(name, ranks, sizes));
   SharedMemoryRing::unlink(name);
   for (auto& box : boxes) REQUIRE(box != nullptr);
   std::vector<std::thread> threads;
@@ -42,7 +47,8 @@ void each_rank(int64_t ranks, const SharedMemoryRing::Sizes& sizes, Body&& body)
 
 // Now and then a rank is late, each at its own turns.
 void dawdle(int64_t rank, int64_t turn) {
-  if ((turn * 7 + rank * 3) % 11 == 0) std::this_thread::sleep_for(std::chrono::microseconds(50 * (rank + 1)));
+  if ((turn * 7 + rank * 3) % 11 == 0)
+    std::this_thread::sleep_for(std::chrono::microseconds(50 * (rank + 1)));
 }
 
 // What this rank puts into its slot.
@@ -55,8 +61,10 @@ int64_t put(SharedMemoryRing& box, SharedMemoryRing::Channel channel, int64_t ra
 }
 
 // How many numbers of a peer's slot are not what it put there.
-int64_t wrong(SharedMemoryRing& box, SharedMemoryRing::Channel channel, int64_t peer, int64_t sequence, int64_t turn) {
-  const auto* theirs = static_cast<const int64_t*>(box.read(channel, peer, kNumbers * 8, sequence, kLong));
+int64_t wrong(SharedMemoryRing& box, SharedMemoryRing::Channel channel, int64_t peer,
+              int64_t sequence, int64_t turn) {
+  const auto* theirs =
+      static_cast<const int64_t*>(box.read(channel, peer, kNumbers * 8, sequence, kLong));
   int64_t count = 0;
   for (int64_t i = 0; i < kNumbers; ++i) count += theirs[i] != value_of(peer, turn, i);
   return count;
@@ -67,17 +75,19 @@ int64_t wrong(SharedMemoryRing& box, SharedMemoryRing::Channel channel, int64_t 
 TEST_CASE("messages that are read at once and given back, on both channels in turns") {
   for (int64_t ranks : {2, 3, 4}) {
     std::atomic<int64_t> mistakes = 0;
-    each_rank(ranks, {{kNumbers * 8, kNumbers * 8}, {4, 2}}, [&](int64_t rank, SharedMemoryRing& box) {
-      for (int64_t turn = 0; turn < 400; ++turn) {
-        SharedMemoryRing::Channel channel = turn % 3 == 2 ? SharedMemoryRing::reduce : SharedMemoryRing::gather;
-        dawdle(rank, turn);
-        int64_t sequence = put(box, channel, rank, turn);
-        for (int64_t peer = 0; peer < ranks; ++peer)
-          if (peer != rank) mistakes += wrong(box, channel, peer, sequence, turn);
-        for (int64_t peer = 0; peer < ranks; ++peer)
-          if (peer != rank) box.give_back(channel, peer, sequence);
-      }
-    });
+    each_rank(ranks, {{kNumbers * 8, kNumbers * 8}, {4, 2}},
+              [&](int64_t rank, SharedMemoryRing& box) {
+                for (int64_t turn = 0; turn < 400; ++turn) {
+                  SharedMemoryRing::Channel channel =
+                      turn % 3 == 2 ? SharedMemoryRing::reduce : SharedMemoryRing::gather;
+                  dawdle(rank, turn);
+                  int64_t sequence = put(box, channel, rank, turn);
+                  for (int64_t peer = 0; peer < ranks; ++peer)
+                    if (peer != rank) mistakes += wrong(box, channel, peer, sequence, turn);
+                  for (int64_t peer = 0; peer < ranks; ++peer)
+                    if (peer != rank) box.give_back(channel, peer, sequence);
+                }
+              });
     CHECK(mistakes == 0);
   }
 }
@@ -93,7 +103,8 @@ TEST_CASE("messages that are kept while others come, and given back out of order
         dawdle(rank, round);
         auto all = [&](int64_t sequence, int64_t turn) {
           for (int64_t peer = 0; peer < ranks; ++peer)
-            if (peer != rank) mistakes += wrong(box, SharedMemoryRing::gather, peer, sequence, turn);
+            if (peer != rank)
+              mistakes += wrong(box, SharedMemoryRing::gather, peer, sequence, turn);
         };
         auto back = [&](int64_t sequence) {
           for (int64_t peer = 0; peer < ranks; ++peer)
@@ -115,22 +126,26 @@ TEST_CASE("messages that are kept while others come, and given back out of order
   }
 }
 
-TEST_CASE("one rank sends and the others only read: what it waits for is their counters, and nothing else") {
+TEST_CASE(
+    "one rank sends and the others only read: what it waits for is their counters, and nothing "
+    "else") {
   for (int64_t ranks : {2, 3}) {
     std::atomic<int64_t> mistakes = 0;
-    each_rank(ranks, {{kNumbers * 8, kNumbers * 8}, {4, 2}}, [&](int64_t rank, SharedMemoryRing& box) {
-      for (SharedMemoryRing::Channel channel : {SharedMemoryRing::gather, SharedMemoryRing::reduce})
-        for (int64_t turn = 0; turn < 600; ++turn) {
-          if (rank == 0) {
-            put(box, channel, rank, turn);
-            continue;
-          }
-          mistakes += wrong(box, channel, 0, turn + 1, turn);  // sequences count from 1
-          dawdle(rank, turn);
-          mistakes += wrong(box, channel, 0, turn + 1, turn);
-          box.give_back(channel, 0, turn + 1);
-        }
-    });
+    each_rank(ranks, {{kNumbers * 8, kNumbers * 8}, {4, 2}},
+              [&](int64_t rank, SharedMemoryRing& box) {
+                for (SharedMemoryRing::Channel channel :
+                     {SharedMemoryRing::gather, SharedMemoryRing::reduce})
+                  for (int64_t turn = 0; turn < 600; ++turn) {
+                    if (rank == 0) {
+                      put(box, channel, rank, turn);
+                      continue;
+                    }
+                    mistakes += wrong(box, channel, 0, turn + 1, turn);  // sequences count from 1
+                    dawdle(rank, turn);
+                    mistakes += wrong(box, channel, 0, turn + 1, turn);
+                    box.give_back(channel, 0, turn + 1);
+                  }
+              });
     CHECK(mistakes == 0);
   }
 }

@@ -1,5 +1,6 @@
-// tokenize TOKENIZER.json: reads one JSON value a line. A string becomes its ids, a list of ids its text, {"bare": text} the ids without
-// what the template adds; each as one line of JSON. What cannot be done becomes {"error": message}.
+// tokenize TOKENIZER.json: reads one JSON value a line. A string becomes its ids, a list of ids its
+// text, {"bare": text} the ids without what the template adds; each as one line of JSON. What
+// cannot be done becomes {"error": message}.
 #include <boost/json/parse.hpp>
 #include <boost/json/serialize.hpp>
 #include <boost/json/value_from.hpp>
@@ -15,16 +16,20 @@ using meshwright::tokenizer::Tokenizer;
 namespace {
 
 json::value answer(const Tokenizer& tokenizer, const json::value& asked) {
-  if (asked.is_array()) return json::string(tokenizer.decode(json::value_to<std::vector<int64_t>>(asked)));
+  if (asked.is_array())
+    return json::string(tokenizer.decode(json::value_to<std::vector<int64_t>>(asked)));
   bool bare = asked.is_object();
-  return json::value_from(tokenizer.encode(std::string((bare ? asked.at("bare") : asked).as_string()), !bare));
+  return json::value_from(
+      tokenizer.encode(std::string((bare ? asked.at("bare") : asked).as_string()), !bare));
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
   try {
-    if (argc != 2) throw meshwright::Error(meshwright::ErrorCode::usage, "usage: tokenize TOKENIZER.json < LINES");
+    if (argc != 2)
+      throw meshwright::Error(meshwright::ErrorCode::usage,
+                              "usage: tokenize TOKENIZER.json < LINES");
     Tokenizer tokenizer = Tokenizer::load(argv[1]);
     for (std::string line; std::getline(std::cin, line);) {
       json::value out;

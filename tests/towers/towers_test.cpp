@@ -1,5 +1,6 @@
-// A model with a frozen tower beside a trainable rest, as vision models have: frozen_sharding says where the tower lies (spec 4.7), and
-// changes no loss. And autocast, which recomputed layers must find again.
+// A model with a frozen tower beside a trainable rest, as vision models have: frozen_sharding says
+// where the tower lies (spec 4.7), and changes no loss. And autocast, which recomputed layers must
+// find again.
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/mse_loss.h>
 #include <ATen/ops/randn.h>
@@ -69,8 +70,10 @@ struct Result {
   std::vector<std::string> notices;
 };
 
-// `image(sample)`: whether the rank that has it runs the tower; all samples of a rank are of one kind.
-Result learn(int64_t ranks, const std::vector<std::pair<std::string, std::string>>& keys, const std::function<bool(int64_t)>& image,
+// `image(sample)`: whether the rank that has it runs the tower; all samples of a rank are of one
+// kind.
+Result learn(int64_t ranks, const std::vector<std::pair<std::string, std::string>>& keys,
+             const std::function<bool(int64_t)>& image,
              std::chrono::milliseconds timeout = std::chrono::seconds(60)) {
   std::mutex mutex;
   Result out;
@@ -83,20 +86,26 @@ Result learn(int64_t ranks, const std::vector<std::pair<std::string, std::string
       ranks,
       [&](const std::shared_ptr<World>& world) {
         Job job = Job::from_text(
-            "schema = 1\n[distributed.mp_policy]\nparam_dtype = \"float32\"\noutput_dtype = \"float32\"\n"
-            "[step_scheduler]\nglobal_batch_size = 12\nlocal_batch_size = 1\n[optimizer]\nlr = 1e-2\n[lr_scheduler]\nlr_warmup_steps = "
+            "schema = 1\n[distributed.mp_policy]\nparam_dtype = \"float32\"\noutput_dtype = "
+            "\"float32\"\n"
+            "[step_scheduler]\nglobal_batch_size = 12\nlocal_batch_size = 1\n[optimizer]\nlr = "
+            "1e-2\n[lr_scheduler]\nlr_warmup_steps = "
             "0\n");
         for (const auto& [key, value] : keys) job.set(key, value);
         TwoTowers net = nets[static_cast<size_t>(world->rank())];
         Trainer trainer(job, world, net.ptr(), {}, kWidth);
         Result mine;
-        for (const ParallelParameter& p : trainer.model().parameters()) mine.local_rows[p.name] = p.local.sizes().vec();
+        for (const ParallelParameter& p : trainer.model().parameters())
+          mine.local_rows[p.name] = p.local.sizes().vec();
         for (int64_t step = 0; step < kSteps; ++step) {
           world->traffic().clear();
           StepResult result = trainer.step([&](int64_t micro) {
             int64_t row = micro * ranks + world->rank();
-            Tensor x = at::randn({1, kWidth}, at::detail::createCPUGenerator(static_cast<uint64_t>(step * kRows + row)));
-            return MicroBatchLoss{at::mse_loss(net(x, image(row)).to(at::kFloat), x.flip(1), at::Reduction::Sum), kWidth};
+            Tensor x = at::randn({1, kWidth}, at::detail::createCPUGenerator(
+                                                  static_cast<uint64_t>(step * kRows + row)));
+            return MicroBatchLoss{
+                at::mse_loss(net(x, image(row)).to(at::kFloat), x.flip(1), at::Reduction::Sum),
+                kWidth};
           });
           mine.losses.push_back(result.loss);
           mine.norms.push_back(result.grad_norm);
@@ -122,20 +131,25 @@ void compare(const Result& found, const Result& expected, double tolerance) {
 }
 
 const std::pair<std::string, std::string> kDdp{"distributed.strategy", "\"ddp\""};
-std::pair<std::string, std::string> rule(const char* name) { return {"distributed.fsdp2.frozen_sharding", '"' + std::string(name) + '"'}; }
+std::pair<std::string, std::string> rule(const char* name) {
+  return {"distributed.fsdp2.frozen_sharding", '"' + std::string(name) + '"'};
+}
 const std::pair<std::string, std::string> kFull{"distributed.activation_checkpointing", "\"full\""};
 
 bool always(int64_t) { return true; }
 
 }  // namespace
 
-TEST_CASE("a frozen tower in the root unit, in units of its own, or whole on every rank: the same losses, other places") {
+TEST_CASE(
+    "a frozen tower in the root unit, in units of its own, or whole on every rank: the same "
+    "losses, other places") {
   Result expected = learn(1, {kDdp}, always);
   CHECK(expected.losses.front() > expected.losses.back());
   const std::string frozen = "vision_tower.0.up.weight", trained = "layers.0.up.weight";
   for (int64_t ranks : {2, 3}) {
     CAPTURE(ranks);
-    Result root = learn(ranks, {rule("root")}, always), layers = learn(ranks, {rule("per_layer")}, always),
+    Result root = learn(ranks, {rule("root")}, always),
+           layers = learn(ranks, {rule("per_layer")}, always),
            whole = learn(ranks, {rule("replicate")}, always);
     for (const Result* result : {&root, &layers, &whole}) {
       compare(*result, expected, 1e-5);
@@ -151,7 +165,9 @@ TEST_CASE("a frozen tower in the root unit, in units of its own, or whole on eve
   }
 }
 
-TEST_CASE("ranks without an image do not hold up the others when the tower lies in the root or is whole") {
+TEST_CASE(
+    "ranks without an image do not hold up the others when the tower lies in the root or is "
+    "whole") {
   auto some = [](int64_t row) { return row % 2 == 0; };
   Result expected = learn(1, {kDdp}, some);
   for (const char* where : {"root", "replicate"}) {
@@ -160,22 +176,29 @@ TEST_CASE("ranks without an image do not hold up the others when the tower lies 
   }
 }
 
-TEST_CASE("frozen towers in units of their own are warned of, and a rank that leaves them out is put down to that") {
+TEST_CASE(
+    "frozen towers in units of their own are warned of, and a rank that leaves them out is put "
+    "down to that") {
   Result apart = learn(2, {rule("per_layer")}, always);
   REQUIRE(apart.notices.size() == 1);
-  for (const char* part : {"distributed.fsdp2.frozen_sharding = \"per_layer\"", "vision_tower.0, vision_tower.1", "equally often"})
+  for (const char* part : {"distributed.fsdp2.frozen_sharding = \"per_layer\"",
+                           "vision_tower.0, vision_tower.1", "equally often"})
     CHECK(apart.notices[0].find(part) != std::string::npos);
   CHECK(learn(1, {rule("per_layer")}, always).notices.empty());  // nobody to wait for
-  for (const char* where : {"root", "replicate"}) CHECK(learn(2, {rule(where)}, always).notices.empty());
+  for (const char* where : {"root", "replicate"})
+    CHECK(learn(2, {rule(where)}, always).notices.empty());
   try {
-    learn(2, {rule("per_layer")}, [](int64_t row) { return row % 2 == 0; }, std::chrono::seconds(5));
+    learn(
+        2, {rule("per_layer")}, [](int64_t row) { return row % 2 == 0; }, std::chrono::seconds(5));
     FAIL("ranks that do not run the same units trained");
   } catch (const Error& error) {
     CHECK(error.code() == ErrorCode::collective_timeout);
     std::string notes;
     for (const std::string& note : error.notes()) notes += note + "\n";
     INFO(error.what(), "\n", notes);
-    CHECK(notes.find("frozen_sharding = \"per_layer\": the frozen units vision_tower.0, vision_tower.1") != std::string::npos);
+    CHECK(notes.find(
+              "frozen_sharding = \"per_layer\": the frozen units vision_tower.0, vision_tower.1") !=
+          std::string::npos);
   }
 }
 
@@ -183,7 +206,8 @@ TEST_CASE("recomputed layers find the autocast of their first run, and give the 
   const std::pair<std::string, std::string> half{"distributed.autocast_dtype", "\"bfloat16\""};
   for (const auto& strategy : {kDdp, rule("root")}) {
     CAPTURE(strategy.second);
-    Result kept = learn(2, {strategy, half}, always), again = learn(2, {strategy, half, kFull}, always);
+    Result kept = learn(2, {strategy, half}, always),
+           again = learn(2, {strategy, half, kFull}, always);
     CHECK((kept.computed_in == at::kBFloat16));
     CHECK((again.computed_in == at::kBFloat16));  // of the last run, which is a second one
     CHECK(again.runs == 2 * kept.runs);
@@ -193,7 +217,8 @@ TEST_CASE("recomputed layers find the autocast of their first run, and give the 
 
 TEST_CASE("the scope says which layers recompute, and one that meets none is told") {
   auto scope = [](const char* value) {
-    return std::pair<std::string, std::string>("distributed.activation_checkpointing_scope", '"' + std::string(value) + '"');
+    return std::pair<std::string, std::string>("distributed.activation_checkpointing_scope",
+                                               '"' + std::string(value) + '"');
   };
   Result none = learn(1, {kDdp}, always), all = learn(1, {kDdp, kFull}, always);
   CHECK(all.runs == 2 * none.runs);
@@ -205,6 +230,7 @@ TEST_CASE("the scope says which layers recompute, and one that meets none is tol
     CHECK(found.notices.size() == (std::string(other) == "audio" ? 1 : 0));
     compare(found, none, 0);
   }
-  Result shared = learn(2, {rule("per_layer")}, always), both = learn(2, {rule("per_layer"), kFull, scope("vision+language")}, always);
+  Result shared = learn(2, {rule("per_layer")}, always),
+         both = learn(2, {rule("per_layer"), kFull, scope("vision+language")}, always);
   CHECK(both.runs == 2 * shared.runs);
 }

@@ -1,4 +1,5 @@
-// The ready configurations of ddp and fsdp2 train as they are, and models of bytes write what they have learned.
+// The ready configurations of ddp and fsdp2 train as they are, and models of bytes write what they
+// have learned.
 #include <cmath>
 #include <set>
 
@@ -8,8 +9,10 @@ namespace {
 
 // The corpus of the quickstart, cut to two steps of small batches.
 const std::string kQuick =
-    "configs/quickstart.toml --set step_scheduler.max_steps=2 --set step_scheduler.global_batch_size=4 "
-    "--set step_scheduler.local_batch_size=2 --set dataset.seq_len=64 --set validation_dataset.seq_len=64 "
+    "configs/quickstart.toml --set step_scheduler.max_steps=2 --set "
+    "step_scheduler.global_batch_size=4 "
+    "--set step_scheduler.local_batch_size=2 --set dataset.seq_len=64 --set "
+    "validation_dataset.seq_len=64 "
     "--set 'dataset.path=" MESHWRIGHT_TORCH_INCLUDE
     "/c10/*/[a-sA-S]*.h' "
     "--set 'validation_dataset.path=" MESHWRIGHT_TORCH_INCLUDE "/c10/*/[t-zT-Z]*.h' ";
@@ -21,11 +24,15 @@ TEST_CASE("the ready configurations train as they are") {
     const char *file, *name;
     int ranks;
   };
-  for (const Row& row : {Row{"ddp_cpu", "ddp", 2}, Row{"first_fsdp2_cpu", "fsdp2", 2}, Row{"hsdp_cpu", "hsdp", 4}, Row{"tp_cpu", "tp", 4},
-                         Row{"megatron_fsdp_cpu", "megatron_fsdp", 2}, Row{"experts_cpu", "experts", 2}}) {
+  for (const Row& row :
+       {Row{"ddp_cpu", "ddp", 2}, Row{"first_fsdp2_cpu", "fsdp2", 2}, Row{"hsdp_cpu", "hsdp", 4},
+        Row{"tp_cpu", "tp", 4}, Row{"megatron_fsdp_cpu", "megatron_fsdp", 2},
+        Row{"experts_cpu", "experts", 2}}) {
     std::string file = row.file;
     CAPTURE(file);
-    Trained run = train("configs/" + file + ".toml --nproc " + std::to_string(row.ranks) + " --set step_scheduler.max_steps=2", row.name);
+    Trained run = train("configs/" + file + ".toml --nproc " + std::to_string(row.ranks) +
+                            " --set step_scheduler.max_steps=2",
+                        row.name);
     INFO(run.out);
     CHECK(run.status == 0);
     REQUIRE(run.losses.size() == 2);
@@ -36,11 +43,11 @@ TEST_CASE("the ready configurations train as they are") {
 }
 
 TEST_CASE("the resolved configuration of a run starts the same run again") {
-  Trained
-      first = train(
-          "configs/hsdp_cpu.toml --nproc 4 --set step_scheduler.max_steps=2 --set lr_scheduler.lr_warmup_steps=1 --set optimizer.lr=1e-5",
-          "resolved_first"),
-      again = train(kRuns + "/resolved_first/config.resolved.toml --nproc 4", "resolved_again");
+  Trained first = train(
+              "configs/hsdp_cpu.toml --nproc 4 --set step_scheduler.max_steps=2 --set "
+              "lr_scheduler.lr_warmup_steps=1 --set optimizer.lr=1e-5",
+              "resolved_first"),
+          again = train(kRuns + "/resolved_first/config.resolved.toml --nproc 4", "resolved_again");
   INFO(first.out, again.out);
   REQUIRE(first.status == 0);
   REQUIRE(again.status == 0);
@@ -50,7 +57,9 @@ TEST_CASE("the resolved configuration of a run starts the same run again") {
   CHECK(again.out.find("warning") == std::string::npos);
 }
 
-TEST_CASE("the quickstart's model has the same losses and writes the same text under every strategy and number of ranks") {
+TEST_CASE(
+    "the quickstart's model has the same losses and writes the same text under every strategy and "
+    "number of ranks") {
   const std::string sampled = kQuick + "--sample 40 --prompt 'int main' ";
   Trained alone = train(sampled, "alone");
   INFO(alone.out);
@@ -63,10 +72,12 @@ TEST_CASE("the quickstart's model has the same losses and writes the same text u
   const std::string tp = "fsdp2 --set distributed.tp_size=2";
   int number = 0;
   for (const std::string& name :
-       {std::string("fsdp2"), std::string("ddp"), tp, tp + " --set distributed.sequence_parallel=true", std::string("megatron_fsdp"),
+       {std::string("fsdp2"), std::string("ddp"), tp,
+        tp + " --set distributed.sequence_parallel=true", std::string("megatron_fsdp"),
         std::string("megatron_fsdp --set distributed.megatron_fsdp.zero_dp_strategy=1")}) {
     CAPTURE(name);
-    Trained run = train(sampled + "--nproc 2 --set distributed.strategy=" + name, "two_" + std::to_string(++number));
+    Trained run = train(sampled + "--nproc 2 --set distributed.strategy=" + name,
+                        "two_" + std::to_string(++number));
     INFO(run.out);
     REQUIRE(run.status == 0);
     check_equal(run.losses, alone.losses);
@@ -78,11 +89,13 @@ TEST_CASE("the quickstart's model has the same losses and writes the same text u
 TEST_CASE("dropout repeats with the seed, and follows it") {
   fs::create_directories(kRuns);
   std::string model = kRuns + "/dropout.json";
-  std::ofstream(model) << R"({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 32, "intermediate_size": 48,
+  std::ofstream(model)
+      << R"({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 32, "intermediate_size": 48,
     "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2, "vocab_size": 256, "max_position_embeddings": 64,
     "initializer_range": 0.5, "attention_dropout": 0.5})";
   const std::string job =
-      "configs/first_fsdp2_cpu.toml --nproc 2 --set step_scheduler.max_steps=3 --set step_scheduler.global_batch_size=4 "
+      "configs/first_fsdp2_cpu.toml --nproc 2 --set step_scheduler.max_steps=3 --set "
+      "step_scheduler.global_batch_size=4 "
       "--set step_scheduler.local_batch_size=2 --set dataset.seq_len=16 --set model.config=" +
       model;
   Trained first = train(job, "dropout_first"), again = train(job, "dropout_again");
@@ -101,7 +114,8 @@ TEST_CASE("a small learning rate falls to zero, because min_lr is 0 unless someb
   for (const char* style : {"linear", "cosine", "wsd"}) {
     CAPTURE(style);
     Trained run = train(
-        "configs/first_fsdp2_cpu.toml --set step_scheduler.max_steps=4 --set step_scheduler.global_batch_size=2 "
+        "configs/first_fsdp2_cpu.toml --set step_scheduler.max_steps=4 --set "
+        "step_scheduler.global_batch_size=2 "
         "--set step_scheduler.local_batch_size=2 --set dataset.seq_len=16 --set optimizer.lr=1e-5 "
         "--set lr_scheduler.lr_warmup_steps=1 --set lr_scheduler.lr_decay_style=" +
             std::string(style),
@@ -115,13 +129,20 @@ TEST_CASE("a small learning rate falls to zero, because min_lr is 0 unless someb
 }
 
 TEST_CASE("a temperature of 0 repeats what is likeliest, a higher one does not") {
-  Trained greedy = train(kQuick + "--sample 60 --temperature 0 --set optimizer.lr=1e-2 --set lr_scheduler.lr_warmup_steps=0", "greedy");
-  Trained free = train(kQuick + "--sample 60 --temperature 1 --set optimizer.lr=1e-2 --set lr_scheduler.lr_warmup_steps=0", "free");
+  Trained greedy = train(kQuick +
+                             "--sample 60 --temperature 0 --set optimizer.lr=1e-2 --set "
+                             "lr_scheduler.lr_warmup_steps=0",
+                         "greedy");
+  Trained free = train(kQuick +
+                           "--sample 60 --temperature 1 --set optimizer.lr=1e-2 --set "
+                           "lr_scheduler.lr_warmup_steps=0",
+                       "free");
   INFO(greedy.out, free.out);
   REQUIRE(greedy.status == 0);
   REQUIRE(free.status == 0);
   // After two steps only the frequency of bytes is known.
-  std::set<char> few(greedy.sample.begin(), greedy.sample.end()), many(free.sample.begin(), free.sample.end());
+  std::set<char> few(greedy.sample.begin(), greedy.sample.end()),
+      many(free.sample.begin(), free.sample.end());
   CHECK(few.size() < 8);
   CHECK(many.size() > 12);
 }

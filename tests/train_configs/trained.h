@@ -32,14 +32,17 @@ inline std::string contents(const fs::path& path) {
 
 inline Trained train(const std::string& arguments, const std::string& name) {
   fs::remove_all(kRuns + "/" + name);
-  std::string command = "cd '" MESHWRIGHT_SOURCE_DIR "' && env -u WORLD_SIZE -u RANK NO_COLOR=1 LC_ALL=C.UTF-8 OMP_NUM_THREADS=1 '" +
-                        std::string(MESHWRIGHT_BUILD_DIR) + "/bin/meshwright' train " + arguments + " --set run.dir='" + kRuns +
-                        "' --set run.name=" + name + " 2>&1 </dev/null";
+  std::string command =
+      "cd '" MESHWRIGHT_SOURCE_DIR
+      "' && env -u WORLD_SIZE -u RANK NO_COLOR=1 LC_ALL=C.UTF-8 OMP_NUM_THREADS=1 '" +
+      std::string(MESHWRIGHT_BUILD_DIR) + "/bin/meshwright' train " + arguments +
+      " --set run.dir='" + kRuns + "' --set run.name=" + name + " 2>&1 </dev/null";
   std::FILE* pipe = popen(command.c_str(), "r");
   REQUIRE(pipe != nullptr);
   Trained run;
   std::array<char, 4096> buffer;
-  for (size_t n; (n = std::fread(buffer.data(), 1, buffer.size(), pipe)) > 0;) run.out.append(buffer.data(), n);
+  for (size_t n; (n = std::fread(buffer.data(), 1, buffer.size(), pipe)) > 0;)
+    run.out.append(buffer.data(), n);
   int raw = pclose(pipe);
   run.status = WIFEXITED(raw) ? WEXITSTATUS(raw) : 128 + WTERMSIG(raw);
   fs::path folder = kRuns + "/" + name;
@@ -49,7 +52,8 @@ inline Trained train(const std::string& arguments, const std::string& name) {
     if (row.contains("loss")) run.losses.push_back(row.at("loss").as_double());
     if (row.contains("lr")) run.rates.push_back(row.at("lr").to_number<double>());
     if (row.contains("memory_bytes")) run.memory.push_back(row.at("memory_bytes").as_int64());
-    if (row.contains("validation_loss")) run.validation.push_back(row.at("validation_loss").as_double());
+    if (row.contains("validation_loss"))
+      run.validation.push_back(row.at("validation_loss").as_double());
   }
   run.sample = contents(folder / "sample.txt");
   return run;

@@ -1,4 +1,5 @@
-// Checkpoints of experts as the Hugging Face folders that they make: any piece of any expert, whatever layout it was saved in.
+// Checkpoints of experts as the Hugging Face folders that they make: any piece of any expert,
+// whatever layout it was saved in.
 #include <doctest/doctest.h>
 #include <unistd.h>
 
@@ -16,7 +17,8 @@ namespace fs = std::filesystem;
 namespace {
 
 struct Folder {
-  fs::path path = fs::canonical(fs::temp_directory_path()) / ("checkpoint_experts_" + std::to_string(::getpid()));
+  fs::path path = fs::canonical(fs::temp_directory_path()) /
+                  ("checkpoint_experts_" + std::to_string(::getpid()));
   Folder() {
     fs::remove_all(path);
     fs::create_directories(path);
@@ -35,9 +37,12 @@ std::vector<float> counted(int64_t count) {
 
 std::vector<MadeTensor> mixtral() {
   return {made("", kMlp + "gate.weight", DType::float32, {kExperts, kIn}, counted(kExperts * kIn)),
-          made("", kMlp + "experts.gate_and_up_projs", DType::float32, {kExperts, kIn, 2 * kOut}, counted(kExperts * kIn * 2 * kOut)),
-          made("", kMlp + "experts.down_projs", DType::float32, {kExperts, kOut, kIn}, counted(kExperts * kIn * kOut)),
-          made("exp_avg", kMlp + "experts.down_projs", DType::float32, {kExperts, kOut, kIn}, counted(kExperts * kIn * kOut))};
+          made("", kMlp + "experts.gate_and_up_projs", DType::float32, {kExperts, kIn, 2 * kOut},
+               counted(kExperts * kIn * 2 * kOut)),
+          made("", kMlp + "experts.down_projs", DType::float32, {kExperts, kOut, kIn},
+               counted(kExperts * kIn * kOut)),
+          made("exp_avg", kMlp + "experts.down_projs", DType::float32, {kExperts, kOut, kIn},
+               counted(kExperts * kIn * kOut))};
 }
 
 // As a saved run of that architecture.
@@ -51,12 +56,15 @@ fs::path write(const fs::path& folder, const std::string& architecture, size_t r
 
 }  // namespace
 
-TEST_CASE("experts are read one by one and turned, in any pieces, from any layout, and their optimizer's state too") {
+TEST_CASE(
+    "experts are read one by one and turned, in any pieces, from any layout, and their optimizer's "
+    "state too") {
   Folder folder;
   int count = 0;
   for (Layout layout : {Layout::rows, Layout::columns, Layout::runs})
     for (size_t ranks : {1, 2, 4}) {
-      Source source(write(folder.path / std::to_string(count++), "MixtralForCausalLM", ranks, layout, mixtral()));
+      Source source(write(folder.path / std::to_string(count++), "MixtralForCausalLM", ranks,
+                          layout, mixtral()));
       REQUIRE(source.tensors().size() == 1 + 2 * kExperts + kExperts + kExperts);
       CHECK(source.tensors()[0].name == kSparse + "gate.weight");
       CHECK(source.tensors()[1].name == kSparse + "experts.0.w1.weight");
@@ -67,13 +75,15 @@ TEST_CASE("experts are read one by one and turned, in any pieces, from any layou
         const SourceTensor& tensor = source.tensors()[i];
         bool up = i <= 2 * kExperts;
         size_t within = up ? i - 1 : (i - 1 - 2 * kExperts) % kExperts;
-        int64_t expert = static_cast<int64_t>(up ? within / 2 : within), part = up ? static_cast<int64_t>(within % 2) : 0;
+        int64_t expert = static_cast<int64_t>(up ? within / 2 : within),
+                part = up ? static_cast<int64_t>(within % 2) : 0;
         int64_t in = up ? kIn : kOut, out = up ? kOut : kIn, columns = up ? 2 * kOut : kIn;
         CHECK(tensor.shape == std::vector<int64_t>{out, in});
         std::vector<float> whole;
         for (int64_t row = 0; row < out; ++row)
           for (int64_t column = 0; column < in; ++column)
-            whole.push_back(static_cast<float>(1 + (expert * in + column) * columns + part * out + row));
+            whole.push_back(
+                static_cast<float>(1 + (expert * in + column) * columns + part * out + row));
         for (int64_t begin = 0; begin <= tensor.elements(); ++begin)
           for (int64_t end = begin; end <= tensor.elements(); ++end) {
             std::vector<float> found(static_cast<size_t>(end - begin));
@@ -89,8 +99,9 @@ TEST_CASE("tensors of other architectures and shapes stay as they are") {
   Source llama(write(folder.path / "llama", "LlamaForCausalLM", 2, Layout::rows, mixtral()));
   CHECK(llama.tensors().size() == 4);
   CHECK(llama.tensors()[1].name == kMlp + "experts.gate_and_up_projs");
-  std::vector<MadeTensor> flat = {made("", kMlp + "experts.down_projs", DType::float32, {6, 2}, counted(12)),
-                                  made("", kMlp + "experts.gate_and_up_projs", DType::float32, {2, 2, 3}, counted(12))};
+  std::vector<MadeTensor> flat = {
+      made("", kMlp + "experts.down_projs", DType::float32, {6, 2}, counted(12)),
+      made("", kMlp + "experts.gate_and_up_projs", DType::float32, {2, 2, 3}, counted(12))};
   Source odd(write(folder.path / "odd", "MixtralForCausalLM", 2, Layout::rows, flat));
   CHECK(odd.tensors().size() == 2);
 }
@@ -107,11 +118,14 @@ TEST_CASE("checkpoints whose experts become too many tensors, or two of one name
     return std::string("read");
   };
   std::vector<MadeTensor> twice = mixtral();
-  twice.push_back(made("", kSparse + "experts.1.w2.weight", DType::float32, {kIn, kOut}, counted(kIn * kOut)));
-  CHECK(refusal("twice", twice).find("two tensors are " + kSparse + "experts.1.w2.weight") != std::string::npos);
+  twice.push_back(
+      made("", kSparse + "experts.1.w2.weight", DType::float32, {kIn, kOut}, counted(kIn * kOut)));
+  CHECK(refusal("twice", twice).find("two tensors are " + kSparse + "experts.1.w2.weight") !=
+        std::string::npos);
   std::vector<MadeTensor> many;
   for (int layer = 0; layer < 9; ++layer)
-    many.push_back(made("", "model.layers." + std::to_string(layer) + ".mlp.experts.gate_and_up_projs", DType::float32, {1 << 16, 1, 2},
-                        counted(2 << 16)));
+    many.push_back(made("",
+                        "model.layers." + std::to_string(layer) + ".mlp.experts.gate_and_up_projs",
+                        DType::float32, {1 << 16, 1, 2}, counted(2 << 16)));
   CHECK(refusal("many", many).find("more than 1048576 tensors") != std::string::npos);
 }

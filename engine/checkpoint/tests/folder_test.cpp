@@ -18,7 +18,8 @@ namespace fs = std::filesystem;
 namespace {
 
 struct Folder {
-  fs::path path = fs::canonical(fs::temp_directory_path()) / ("checkpoints_" + std::to_string(::getpid()));
+  fs::path path =
+      fs::canonical(fs::temp_directory_path()) / ("checkpoints_" + std::to_string(::getpid()));
   fs::path own = path / "run" / "checkpoints";
   Folder() {
     fs::remove_all(path);
@@ -63,12 +64,15 @@ TEST_CASE("names of steps") {
   CHECK(step_name(1234567890) == "step_1234567890");
   CHECK(step_of("step_00000050") == 50);
   CHECK(step_of("step_1234567890") == 1234567890);
-  for (const char* name : {"step_50", "step_", "step_0000005x", "step_-0000001", ".step_00000050.tmp", "latest", "step_00000050.old",
-                           "step_99999999999999999999"})
+  for (const char* name :
+       {"step_50", "step_", "step_0000005x", "step_-0000001", ".step_00000050.tmp", "latest",
+        "step_00000050.old", "step_99999999999999999999"})
     CHECK(!step_of(name));
 }
 
-TEST_CASE("the last ones are kept, `latest` follows, and leftovers of cut-off saves go with the next one") {
+TEST_CASE(
+    "the last ones are kept, `latest` follows, and leftovers of cut-off saves go with the next "
+    "one") {
   Folder folder;
   CHECK(find_all(folder.own).empty());
   CHECK(!newest(folder.own));
@@ -111,27 +115,32 @@ TEST_CASE("a damaged newest one is not passed over in silence") {
   folder.save(10);
   folder.save(20);
   std::ofstream(folder.at(20) / "config.json") << "longer than it was";
-  CHECK(find_all(folder.own)[1].problem == (folder.at(20) / "config.json").string() + ": the file has 18 bytes, meta.json says 2");
+  CHECK(find_all(folder.own)[1].problem ==
+        (folder.at(20) / "config.json").string() + ": the file has 18 bytes, meta.json says 2");
   try {
     newest(folder.own);
     FAIL_CHECK("accepted");
   } catch (const Error& error) {
     CHECK(error.code() == ErrorCode::bad_checkpoint);
-    CHECK(error.helps()[0] == "set checkpoint.resume = \"" + folder.at(10).string() + "\" to continue the newest one that is whole");
+    CHECK(error.helps()[0] == "set checkpoint.resume = \"" + folder.at(10).string() +
+                                  "\" to continue the newest one that is whole");
   }
   fs::remove(folder.at(20) / "config.json");
   fs::create_symlink(folder.at(10) / "config.json", folder.at(20) / "config.json");
-  CHECK(find_all(folder.own)[1].problem == (folder.at(20) / "config.json").string() + ": not a regular file of this folder");
+  CHECK(find_all(folder.own)[1].problem ==
+        (folder.at(20) / "config.json").string() + ": not a regular file of this folder");
 }
 
 TEST_CASE("a path means a checkpoint, a folder of some, or a run") {
   Folder folder;
   folder.save(10);
   folder.save(20);
-  for (const fs::path& path : {folder.own, folder.path / "run", folder.own / "latest", folder.at(20)})
+  for (const fs::path& path :
+       {folder.own, folder.path / "run", folder.own / "latest", folder.at(20)})
     CHECK(resolve(path) == folder.at(20));
   CHECK(resolve(folder.at(10)) == folder.at(10));
-  // `latest` may be set back by hand, or be a file where links are not to be had, or lead out of the folder.
+  // `latest` may be set back by hand, or be a file where links are not to be had, or lead out of
+  // the folder.
   files::link_durably("step_00000010", folder.own / "latest");
   CHECK(resolve(folder.own) == folder.at(10));
   fs::remove(folder.own / "latest");
@@ -139,8 +148,10 @@ TEST_CASE("a path means a checkpoint, a folder of some, or a run") {
   CHECK(resolve(folder.own) == folder.at(10));
   files::link_durably("../../elsewhere/step_00000010", folder.own / "latest");
   CHECK(resolve(folder.own) == folder.at(20));
-  CHECK(message_of([&] { resolve(folder.path); }, ErrorCode::no_checkpoint) == folder.path.string() + " holds no checkpoint");
-  CHECK(message_of([&] { resolve(folder.path / "no"); }, ErrorCode::no_checkpoint) == (folder.path / "no").string() + " does not exist");
+  CHECK(message_of([&] { resolve(folder.path); }, ErrorCode::no_checkpoint) ==
+        folder.path.string() + " holds no checkpoint");
+  CHECK(message_of([&] { resolve(folder.path / "no"); }, ErrorCode::no_checkpoint) ==
+        (folder.path / "no").string() + " does not exist");
 }
 
 TEST_CASE("what a run continues, and what makes way for it") {
@@ -171,5 +182,6 @@ TEST_CASE("what a run continues, and what makes way for it") {
   CHECK(start.from.empty());
   CHECK(make_way(start, folder.own) == folder.own.string() + ".2");
   CHECK(folder.names(folder.own).empty());
-  CHECK(message_of([&] { choose_start("nowhere", folder.own, false); }, ErrorCode::no_checkpoint) == "nowhere does not exist");
+  CHECK(message_of([&] { choose_start("nowhere", folder.own, false); }, ErrorCode::no_checkpoint) ==
+        "nowhere does not exist");
 }

@@ -29,7 +29,9 @@ enum class Layout : uint8_t { rows, columns, runs };
 // The parts of a tensor over some ranks. Ranks may get nothing.
 inline std::vector<Region> split(const std::vector<int64_t>& shape, size_t ranks, Layout layout) {
   std::vector<Region> out;
-  auto cut = [&](int64_t total, size_t rank) { return total * static_cast<int64_t>(rank) / static_cast<int64_t>(ranks); };
+  auto cut = [&](int64_t total, size_t rank) {
+    return total * static_cast<int64_t>(rank) / static_cast<int64_t>(ranks);
+  };
   int64_t elements = Region::whole(shape).count();
   size_t dim = layout == Layout::columns && shape.size() > 1 ? 1 : 0;
   for (size_t rank = 0; rank < ranks; ++rank) {
@@ -45,8 +47,10 @@ inline std::vector<Region> split(const std::vector<int64_t>& shape, size_t ranks
   return out;
 }
 
-// Writes everything but meta.json, and returns what belongs there. `files`: contents by name, config.json and source/... for example.
-inline Meta make_files(const std::filesystem::path& folder, size_t ranks, const std::vector<MadeTensor>& tensors, Layout layout,
+// Writes everything but meta.json, and returns what belongs there. `files`: contents by name,
+// config.json and source/... for example.
+inline Meta make_files(const std::filesystem::path& folder, size_t ranks,
+                       const std::vector<MadeTensor>& tensors, Layout layout,
                        const std::map<std::string, std::string>& files = {}) {
   files::make_folders(folder);
   Meta meta;
@@ -66,7 +70,10 @@ inline Meta make_files(const std::filesystem::path& folder, size_t ranks, const 
   };
   std::map<std::string, std::vector<Part>> parts;  // by file
   auto name_of = [&](const char* kind, size_t rank) {
-    auto padded = [](size_t n) { return std::string(5 - std::min<size_t>(5, std::to_string(n).size()), '0') + std::to_string(n); };
+    auto padded = [](size_t n) {
+      return std::string(5 - std::min<size_t>(5, std::to_string(n).size()), '0') +
+             std::to_string(n);
+    };
     return std::string(kind) + "-" + padded(rank + 1) + "-of-" + padded(ranks) + ".safetensors";
   };
   std::map<std::string, size_t> index;
@@ -78,18 +85,22 @@ inline Meta make_files(const std::filesystem::path& folder, size_t ranks, const 
       parts[name];
     }
   for (const MadeTensor& made : tensors) {
-    TensorRecord record{made.state, made.name, made.dtype, made.shape, {}, made.export_dtype, made.fused};
+    TensorRecord record{made.state, made.name,         made.dtype, made.shape,
+                        {},         made.export_dtype, made.fused};
     std::vector<Region> regions = split(made.shape, ranks, layout);
     auto size = static_cast<size_t>(dtype_size(made.dtype));
     for (size_t rank = 0; rank < ranks; ++rank) {
       if (regions[rank].count() == 0) continue;
       std::string file = name_of(made.state.empty() ? "model" : "optimizer", rank),
                   key = made.state.empty() ? made.name : made.state + "/" + made.name;
-      Part part{{key, made.dtype, regions[rank].stored_shape()}, std::vector<std::byte>(static_cast<size_t>(regions[rank].count()) * size)};
-      for_each_overlap(made.shape, regions[rank], Region::whole(made.shape), [&](int64_t here, int64_t there, int64_t count) {
-        std::memcpy(part.bytes.data() + static_cast<size_t>(here) * size, made.values.data() + static_cast<size_t>(there) * size,
-                    static_cast<size_t>(count) * size);
-      });
+      Part part{{key, made.dtype, regions[rank].stored_shape()},
+                std::vector<std::byte>(static_cast<size_t>(regions[rank].count()) * size)};
+      for_each_overlap(made.shape, regions[rank], Region::whole(made.shape),
+                       [&](int64_t here, int64_t there, int64_t count) {
+                         std::memcpy(part.bytes.data() + static_cast<size_t>(here) * size,
+                                     made.values.data() + static_cast<size_t>(there) * size,
+                                     static_cast<size_t>(count) * size);
+                       });
       parts[file].push_back(std::move(part));
       record.pieces.push_back({index[file], key, regions[rank]});
     }
@@ -97,14 +108,16 @@ inline Meta make_files(const std::filesystem::path& folder, size_t ranks, const 
   }
   for (size_t rank = 0; rank < ranks; ++rank) {
     std::string file = name_of("optimizer", rank);
-    parts[file].push_back({{"rng/cpu", DType::int8, {16}}, std::vector<std::byte>(16, static_cast<std::byte>(rank))});
+    parts[file].push_back(
+        {{"rng/cpu", DType::int8, {16}}, std::vector<std::byte>(16, static_cast<std::byte>(rank))});
     meta.generators.push_back({static_cast<int64_t>(rank), "cpu", index[file], "rng/cpu"});
   }
   for (const auto& [name, list] : parts) {
     std::vector<weights::TensorSpec> specs;
     for (const Part& part : list) specs.push_back(part.spec);
     BlockChecksums sums;
-    weights::SafetensorsWriter writer(folder / name, specs, {}, [&](std::span<const std::byte> bytes) { sums.add(bytes); });
+    weights::SafetensorsWriter writer(folder / name, specs, {},
+                                      [&](std::span<const std::byte> bytes) { sums.add(bytes); });
     for (size_t i = 0; i < list.size(); ++i) writer.append(i, list[i].bytes);
     writer.finish();
     meta.files[index[name]] = {name, writer.size(), sums.finish()};
@@ -119,7 +132,8 @@ inline Meta make_files(const std::filesystem::path& folder, size_t ranks, const 
   return meta;
 }
 
-inline Meta make_checkpoint(const std::filesystem::path& folder, size_t ranks, const std::vector<MadeTensor>& tensors, Layout layout,
+inline Meta make_checkpoint(const std::filesystem::path& folder, size_t ranks,
+                            const std::vector<MadeTensor>& tensors, Layout layout,
                             const std::map<std::string, std::string>& files = {}) {
   Meta meta = make_files(folder, ranks, tensors, layout, files);
   files::write_durably(folder / "meta.json", to_json(meta));
@@ -127,9 +141,15 @@ inline Meta make_checkpoint(const std::filesystem::path& folder, size_t ranks, c
 }
 
 template <class T>
-MadeTensor made(std::string state, std::string name, DType dtype, std::vector<int64_t> shape, const std::vector<T>& values) {
+MadeTensor made(std::string state, std::string name, DType dtype, std::vector<int64_t> shape,
+                const std::vector<T>& values) {
   auto bytes = std::as_bytes(std::span(values));
-  return {std::move(state), std::move(name), dtype, dtype, std::move(shape), {bytes.begin(), bytes.end()}};
+  return {std::move(state),
+          std::move(name),
+          dtype,
+          dtype,
+          std::move(shape),
+          {bytes.begin(), bytes.end()}};
 }
 
 }  // namespace meshwright::checkpoint

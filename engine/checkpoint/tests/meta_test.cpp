@@ -44,9 +44,16 @@ Meta example() {
        "a.weight",
        DType::float32,
        {4, 6},
-       {{2, "exp_avg/a.weight", Region::box({0, 0}, {4, 2})}, {2, "exp_avg/a.weight", Region::box({0, 2}, {4, 4})}},
+       {{2, "exp_avg/a.weight", Region::box({0, 0}, {4, 2})},
+        {2, "exp_avg/a.weight", Region::box({0, 2}, {4, 4})}},
        DType::float32},
-      {"exp_avg", "f.weight", DType::float32, {6, 2}, {{2, "exp_avg/f.weight", Region::run(0, 12)}}, DType::float32, FusedRows{2, {1, 2}}}};
+      {"exp_avg",
+       "f.weight",
+       DType::float32,
+       {6, 2},
+       {{2, "exp_avg/f.weight", Region::run(0, 12)}},
+       DType::float32,
+       FusedRows{2, {1, 2}}}};
   meta.generators = {{0, "cpu", 2, "rng/cpu"}};
   return meta;
 }
@@ -54,7 +61,8 @@ Meta example() {
 // As a writer without scruples makes it: changed text, right checksum.
 std::string resealed(std::string text) {
   size_t at = text.rfind(",\n  \"checksum\": \"");
-  return text.substr(0, at) + ",\n  \"checksum\": \"" + to_hex(checksum(std::string_view(text).substr(0, at))) + "\"\n}\n";
+  return text.substr(0, at) + ",\n  \"checksum\": \"" +
+         to_hex(checksum(std::string_view(text).substr(0, at))) + "\"\n}\n";
 }
 
 std::string problem(const std::string& text) {
@@ -113,8 +121,10 @@ TEST_CASE("what a sealed meta.json may not say") {
       {"source/a b.json", "source//a", "has a name that is not"},
       {"source/a b.json", "a\\u0000b", "has a name that is not"},
       {"source/a b.json", "meta.json", "has a name that is not"},
-      {"source/a b.json", "model-00001-of-00002.safetensors", "lists the file model-00001-of-00002.safetensors twice"},
-      {"\"bytes\": 5000", "\"bytes\": 1048577", "needs 2 checksums of 16 digits for its 1048577 bytes"},
+      {"source/a b.json", "model-00001-of-00002.safetensors",
+       "lists the file model-00001-of-00002.safetensors twice"},
+      {"\"bytes\": 5000", "\"bytes\": 1048577",
+       "needs 2 checksums of 16 digits for its 1048577 bytes"},
       {"\"bytes\": 5000", "\"bytes\": 9223372036854775807", "needs 8796093022208 checksums"},
       {"ffffffffffffffff", "fffffffffffffffg", "is not hexadecimal"},
       {"\"shape\": [4, 6]", "\"shape\": [9223372036854775807, 6]", "is larger than any file"},
@@ -126,7 +136,8 @@ TEST_CASE("what a sealed meta.json may not say") {
       {"[2, [18, 24]]", "[2]", "has a piece of a wrong form"},
       {"[2, [0, 2], [4, 4]]", "[2, [0, 1], [4, 4]]", "do not cover"},
       {"\"dtype\": \"float64\"", "\"dtype\": \"float65\"", "has an unknown dtype float65"},
-      {"{\"state\": \"exp_avg\", \"name\": \"a.weight\"", "{\"state\": \"exp/avg\", \"name\": \"a.weight\"", "unusable name"},
+      {"{\"state\": \"exp_avg\", \"name\": \"a.weight\"",
+       "{\"state\": \"exp/avg\", \"name\": \"a.weight\"", "unusable name"},
       {"\"name\": \"s\"", "\"name\": \"a.weight\"", "lists a.weight twice"},
       {"\"groups\": 2", "\"groups\": 3", "has fused parts that do not make up its shape [6, 2]"},
       {"\"groups\": 2", "\"groups\": 0", "needs a whole number of at least 1 as \"groups\""},
@@ -134,7 +145,8 @@ TEST_CASE("what a sealed meta.json may not say") {
       {"\"groups\": 2, ", "", "lacks \"groups\""},
       {"\"groups\": 2", "\"groups\": 2, \"more\": 1", "has fields this version does not know"},
       {"\"parts\": [1, 2]", "\"parts\": [1, 2, 0]", "has fused parts that do not make up"},
-      {"\"parts\": [1, 2]", "\"parts\": [1, 9223372036854775807]", "has fused parts that do not make up"},
+      {"\"parts\": [1, 2]", "\"parts\": [1, 9223372036854775807]",
+       "has fused parts that do not make up"},
       {"\"parts\": [1, 2]", "\"parts\": []", "has fused parts that do not make up"},
       {"\"parts\": [1, 2]", "\"parts\": [1, -2]", "something else than whole numbers"},
       {"{\"groups\": 2, \"parts\": [1, 2]}", "[2, 1, 2]", "is not an object"},
@@ -163,10 +175,12 @@ TEST_CASE("checksums of blocks do not depend on how the bytes come") {
   whole.add(span);
   std::vector<uint64_t> expected = whole.finish();
   REQUIRE(expected.size() == 3);
-  CHECK(expected[1] == checksum(span.subspan(static_cast<size_t>(kBlock), static_cast<size_t>(kBlock))));
+  CHECK(expected[1] ==
+        checksum(span.subspan(static_cast<size_t>(kBlock), static_cast<size_t>(kBlock))));
   for (size_t piece : {1000u, 65536u, 1048577u}) {
     BlockChecksums pieces;
-    for (size_t at = 0; at < bytes.size(); at += piece) pieces.add(span.subspan(at, std::min(piece, bytes.size() - at)));
+    for (size_t at = 0; at < bytes.size(); at += piece)
+      pieces.add(span.subspan(at, std::min(piece, bytes.size() - at)));
     CHECK(pieces.finish() == expected);
   }
   CHECK(checksum("") == 0x2d06800538d394c2u);  // xxHash's own vector for XXH3-64 of nothing

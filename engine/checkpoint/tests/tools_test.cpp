@@ -20,7 +20,8 @@ namespace fs = std::filesystem;
 namespace {
 
 struct Folder {
-  fs::path path = fs::canonical(fs::temp_directory_path()) / ("checkpoint_tools_" + std::to_string(::getpid()));
+  fs::path path =
+      fs::canonical(fs::temp_directory_path()) / ("checkpoint_tools_" + std::to_string(::getpid()));
   Folder() {
     fs::remove_all(path);
     fs::create_directories(path);
@@ -44,18 +45,20 @@ std::vector<float> values(size_t count, unsigned seed) {
 
 // A matrix that spans several blocks, a vector, a scalar, something empty, and an optimizer.
 std::vector<MadeTensor> some_tensors() {
-  std::vector<MadeTensor> out = {made("", "embed", DType::float32, {700, 513}, values(700 * 513, 1)),
-                                 made("", "norm", DType::float32, {5}, values(5, 2)),
-                                 made("", "scale", DType::float32, {}, values(1, 3)),
-                                 made("", "none", DType::float32, {0, 3}, std::vector<float>()),
-                                 made("", "ids", DType::int64, {3}, std::vector<int64_t>{1, -2, int64_t{1} << 60}),
-                                 made("exp_avg", "embed", DType::float32, {700, 513}, values(700 * 513, 4)),
-                                 made("exp_avg", "norm", DType::float32, {5}, values(5, 5))};
+  std::vector<MadeTensor> out = {
+      made("", "embed", DType::float32, {700, 513}, values(700 * 513, 1)),
+      made("", "norm", DType::float32, {5}, values(5, 2)),
+      made("", "scale", DType::float32, {}, values(1, 3)),
+      made("", "none", DType::float32, {0, 3}, std::vector<float>()),
+      made("", "ids", DType::int64, {3}, std::vector<int64_t>{1, -2, int64_t{1} << 60}),
+      made("exp_avg", "embed", DType::float32, {700, 513}, values(700 * 513, 4)),
+      made("exp_avg", "norm", DType::float32, {5}, values(5, 5))};
   out[1].export_dtype = DType::bfloat16;
   return out;
 }
 
-const std::map<std::string, std::string> kFiles = {{"config.json", kConfig}, {"source/tokenizer.json", "{}"}, {"source/sub/x.txt", ""}};
+const std::map<std::string, std::string> kFiles = {
+    {"config.json", kConfig}, {"source/tokenizer.json", "{}"}, {"source/sub/x.txt", ""}};
 
 std::string text_of(const std::vector<Error>& errors) {
   std::string out;
@@ -67,7 +70,9 @@ void ignore(int64_t) {}
 
 }  // namespace
 
-TEST_CASE("an export of any layout holds every weight to the bit, in the dtype of the model's own folder") {
+TEST_CASE(
+    "an export of any layout holds every weight to the bit, in the dtype of the model's own "
+    "folder") {
   Folder folder;
   std::vector<MadeTensor> tensors = some_tensors();
   for (Layout layout : {Layout::rows, Layout::columns, Layout::runs})
@@ -79,11 +84,13 @@ TEST_CASE("an export of any layout holds every weight to the bit, in the dtype o
       CHECK(text_of(verify_checkpoint(saved, ignore).damage) == "");
       Source source(saved);
       int64_t heard = 0, wanted = export_bytes(source, {});
-      weights::Exported done = export_folder(source, out, {.progress = [&](int64_t bytes) { heard += bytes; }});
+      weights::Exported done =
+          export_folder(source, out, {.progress = [&](int64_t bytes) { heard += bytes; }});
       CHECK(heard == done.bytes);
       CHECK(heard - wanted > 0);
       CHECK(heard - wanted < 1000);  // the header
-      CHECK(done.files == std::vector<std::string>{"model.safetensors", "config.json", "sub/x.txt", "tokenizer.json"});
+      CHECK(done.files == std::vector<std::string>{"model.safetensors", "config.json", "sub/x.txt",
+                                                   "tokenizer.json"});
       CHECK(contents(out / "config.json") == kConfig);
       CHECK(contents(out / "tokenizer.json") == "{}");
       weights::WeightFolder found(out);
@@ -93,7 +100,8 @@ TEST_CASE("an export of any layout holds every weight to the bit, in the dtype o
         const weights::TensorEntry& entry = *found.find(tensor.name);
         CHECK(entry.dtype == tensor.export_dtype);
         CHECK(entry.shape == tensor.shape);
-        if (entry.dtype == tensor.dtype) CHECK(std::equal(tensor.values.begin(), tensor.values.end(), entry.data));
+        if (entry.dtype == tensor.dtype)
+          CHECK(std::equal(tensor.values.begin(), tensor.values.end(), entry.data));
       }
       // The folder and the checkpoint are the same but for the vector's dtype.
       Source exported(out);
@@ -105,9 +113,12 @@ TEST_CASE("an export of any layout holds every weight to the bit, in the dtype o
     }
 }
 
-TEST_CASE("a fused weight is exported with its parts whole, and compared so, whatever layout it was saved in") {
+TEST_CASE(
+    "a fused weight is exported with its parts whole, and compared so, whatever layout it was "
+    "saved in") {
   Folder folder;
-  // Two groups of one row of q, one of k: each element is 100 times its row in Hugging Face's order, and its column.
+  // Two groups of one row of q, one of k: each element is 100 times its row in Hugging Face's
+  // order, and its column.
   const std::vector<float> stored = {0, 1, 2, 200, 201, 202, 100, 101, 102, 300, 301, 302};
   const std::vector<float> wanted = {0, 1, 2, 100, 101, 102, 200, 201, 202, 300, 301, 302};
   for (Layout layout : {Layout::rows, Layout::columns, Layout::runs})
@@ -115,7 +126,8 @@ TEST_CASE("a fused weight is exported with its parts whole, and compared so, wha
       CAPTURE(ranks);
       fs::path saved = folder.path / "saved", out = folder.path / "hf";
       fs::remove_all(saved);
-      MadeTensor weight = made("", "qk", DType::float32, {4, 3}, stored), moment = made("exp_avg", "qk", DType::float32, {4, 3}, stored);
+      MadeTensor weight = made("", "qk", DType::float32, {4, 3}, stored),
+                 moment = made("exp_avg", "qk", DType::float32, {4, 3}, stored);
       weight.fused = moment.fused = FusedRows{2, {1, 1}};
       make_checkpoint(saved, ranks, {weight, moment}, layout);
       Source source(saved);
@@ -140,15 +152,18 @@ TEST_CASE("another dtype, and shards") {
   make_checkpoint(folder.path / "saved", 3, some_tensors(), Layout::rows, kFiles);
   Source source(folder.path / "saved");
   export_folder(source, folder.path / "half", {.dtype = DType::float16, .shard_bytes = 100000});
-  CHECK(contents(folder.path / "half" / "config.json").find("\"torch_dtype\": \"float16\"") != std::string::npos);
+  CHECK(contents(folder.path / "half" / "config.json").find("\"torch_dtype\": \"float16\"") !=
+        std::string::npos);
   CHECK(fs::exists(folder.path / "half" / "model.safetensors.index.json"));
   Source half(folder.path / "half");
-  for (const SourceTensor& tensor : half.tensors()) CHECK(tensor.dtype == (tensor.name == "ids" ? DType::int64 : DType::float16));
+  for (const SourceTensor& tensor : half.tensors())
+    CHECK(tensor.dtype == (tensor.name == "ids" ? DType::int64 : DType::float16));
   // A Hugging Face folder is a source like any other.
   export_folder(half, folder.path / "again", {});
   Source again(folder.path / "again");
   CHECK(compare(half, again, ignore).equal());
-  CHECK(contents(folder.path / "again" / "config.json") == contents(folder.path / "half" / "config.json"));
+  CHECK(contents(folder.path / "again" / "config.json") ==
+        contents(folder.path / "half" / "config.json"));
   CHECK(contents(folder.path / "again" / "tokenizer.json") == "{}");
 }
 
@@ -160,7 +175,8 @@ TEST_CASE("config.json names the dtype of the weights at its top") {
             "{\"a\": [\"dtype\", \"float32\"], \"torch_dtype\" : \"torch.bfloat16\", \"b\": 1}"},
            {"{\"vision\": {\"dtype\": \"float32\"}}", "{\"vision\": {\"dtype\": \"float32\"}}"},
            {"{\"x\": \"dtype\", \"y\": \"float32\"}", "{\"x\": \"dtype\", \"y\": \"float32\"}"},
-           {"{\"x\": \"\\\"dtype\", \"dtype\": null, \"y\": \"float32\"}", "{\"x\": \"\\\"dtype\", \"dtype\": null, \"y\": \"float32\"}"},
+           {"{\"x\": \"\\\"dtype\", \"dtype\": null, \"y\": \"float32\"}",
+            "{\"x\": \"\\\"dtype\", \"dtype\": null, \"y\": \"float32\"}"},
            {"{}", "{}"},
            {"{\"dtype", "{\"dtype"},
            {"", ""}})
@@ -179,7 +195,8 @@ TEST_CASE("an export of damaged shards fails with file and bytes, and leaves not
     FAIL_CHECK("exported");
   } catch (const Error& error) {
     CHECK(error.code() == ErrorCode::bad_checkpoint);
-    CHECK(error.message() == file.string() + ": bytes 0 to " + std::to_string(size - 1) + " do not match their checksum");
+    CHECK(error.message() == file.string() + ": bytes 0 to " + std::to_string(size - 1) +
+                                 " do not match their checksum");
   }
   CHECK(std::distance(fs::directory_iterator(folder.path), {}) == 1);
 }
@@ -189,8 +206,9 @@ TEST_CASE("verify tells all damage, by file and bytes") {
   fs::path saved = folder.path / "saved", one = saved / "model-00001-of-00002.safetensors",
            other = saved / "optimizer-00002-of-00002.safetensors";
   // 1.4 MB and more a file: two blocks.
-  std::vector<MadeTensor> tensors = {made("", "w", DType::float32, {1800, 513}, values(1800 * 513, 1)),
-                                     made("exp_avg", "w", DType::float32, {1800, 513}, values(1800 * 513, 2))};
+  std::vector<MadeTensor> tensors = {
+      made("", "w", DType::float32, {1800, 513}, values(1800 * 513, 1)),
+      made("exp_avg", "w", DType::float32, {1800, 513}, values(1800 * 513, 2))};
   auto fresh = [&] {
     fs::remove_all(saved);
     return make_checkpoint(saved, 2, tensors, Layout::columns, kFiles);
@@ -217,20 +235,25 @@ TEST_CASE("verify tells all damage, by file and bytes") {
   damage(one, kBlock + 3);
   damage(other, 0);
   damage(saved / "config.json", 2);
-  CHECK(found() == "E0711 " + one.string() + ": bytes 1048576 to " + last + " do not match their checksum\nE0711 " + other.string() +
-                       ": bytes 0 to 1048575 do not match their checksum\nE0711 " + (saved / "config.json").string() + ": bytes 0 to " +
-                       std::to_string(std::string(kConfig).size() - 1) + " do not match their checksum\n");
+  CHECK(found() == "E0711 " + one.string() + ": bytes 1048576 to " + last +
+                       " do not match their checksum\nE0711 " + other.string() +
+                       ": bytes 0 to 1048575 do not match their checksum\nE0711 " +
+                       (saved / "config.json").string() + ": bytes 0 to " +
+                       std::to_string(std::string(kConfig).size() - 1) +
+                       " do not match their checksum\n");
   fresh();
   damage(one, 17);
   damage(one, kBlock);
-  CHECK(found() == "E0711 " + one.string() + ": bytes 0 to " + last + " do not match their checksums\n");
+  CHECK(found() ==
+        "E0711 " + one.string() + ": bytes 0 to " + last + " do not match their checksums\n");
   fresh();
   fs::resize_file(one, 1000);
   fs::resize_file(other, fs::file_size(other) + 1);
   fs::remove(saved / "source/tokenizer.json");
-  CHECK(found().find(one.string() + ": has 1000 bytes, meta.json says " + std::to_string(size) + ": bytes from 1000 on are lost\n") !=
-        std::string::npos);
-  CHECK(found().find("bytes from " + std::to_string(fs::file_size(other) - 1) + " on do not belong to it\n") != std::string::npos);
+  CHECK(found().find(one.string() + ": has 1000 bytes, meta.json says " + std::to_string(size) +
+                     ": bytes from 1000 on are lost\n") != std::string::npos);
+  CHECK(found().find("bytes from " + std::to_string(fs::file_size(other) - 1) +
+                     " on do not belong to it\n") != std::string::npos);
   CHECK(found().find("tokenizer.json: the file is missing\n") != std::string::npos);
   fresh();
   fs::rename(one, folder.path / "elsewhere");
@@ -241,13 +264,15 @@ TEST_CASE("verify tells all damage, by file and bytes") {
   CHECK(found() == "E0711 " + one.string() + ": is not a regular file\n");
   fresh();
   damage(saved / "meta.json", 300);
-  CHECK(found() == "E0711 " + (saved / "meta.json").string() + ": byte 0: the file does not match its checksum\n");
+  CHECK(found() == "E0711 " + (saved / "meta.json").string() +
+                       ": byte 0: the file does not match its checksum\n");
   fs::remove(saved / "meta.json");
   CHECK(found().find("E0712 ") == 0);
   // What meta.json does not know of is said.
   fresh();
   std::ofstream(saved / "source" / "extra.bin") << "x";
-  CHECK(verify_checkpoint(saved, ignore).not_covered == std::vector<std::string>{"source/extra.bin"});
+  CHECK(verify_checkpoint(saved, ignore).not_covered ==
+        std::vector<std::string>{"source/extra.bin"});
   // Right checksums of a file that says something else.
   for (const char* what : {"name", "shape", "more", "less"}) {
     CAPTURE(what);
@@ -261,11 +286,14 @@ TEST_CASE("verify tells all damage, by file and bytes") {
       tensor.pieces[1].region = Region::run(cut, 1800 * 513);
     }
     if (std::string(what) == "more") meta.tensors.pop_back();
-    if (std::string(what) == "less") meta.tensors.push_back({"", "x", DType::float32, {1}, {{0, "x", Region::run(0, 1)}}, DType::float32});
+    if (std::string(what) == "less")
+      meta.tensors.push_back(
+          {"", "x", DType::float32, {1}, {{0, "x", Region::run(0, 1)}}, DType::float32});
     files::write_durably(saved / "meta.json", to_json(meta));
     std::string said = found();
     CAPTURE(said);
-    CHECK(said.find(what == std::string("shape")  ? "tensor \"w\" has another dtype or shape than meta.json says"
+    CHECK(said.find(what == std::string("shape")
+                        ? "tensor \"w\" has another dtype or shape than meta.json says"
                     : what == std::string("more") ? "holds tensors that meta.json does not name"
                                                   : "has no tensor \"") != std::string::npos);
   }
@@ -295,13 +323,16 @@ TEST_CASE("verify of a Hugging Face folder looks at headers and index") {
 TEST_CASE("differences are counted element by element, whatever the layouts") {
   Folder folder;
   std::vector<MadeTensor> a = some_tensors(), b = a;
-  auto at = [](MadeTensor& tensor, size_t index) { return reinterpret_cast<float*>(tensor.values.data()) + index; };
+  auto at = [](MadeTensor& tensor, size_t index) {
+    return reinterpret_cast<float*>(tensor.values.data()) + index;
+  };
   make_checkpoint(folder.path / "a", 3, a, Layout::columns, kFiles);
   make_checkpoint(folder.path / "same", 2, a, Layout::runs, kFiles);
   *at(b[0], 100000) += 1;
   *at(b[0], 200000) += 3;
   *at(b[1], 2) = std::nanf("");
-  b[2] = made("", "scale", DType::float64, {}, std::vector<double>{static_cast<double>(*at(a[2], 0))});
+  b[2] =
+      made("", "scale", DType::float64, {}, std::vector<double>{static_cast<double>(*at(a[2], 0))});
   b[3].name = "renamed";
   b[4].shape = {3, 1};
   *at(b[5], 7) = -*at(b[5], 7) - 1;
@@ -349,7 +380,8 @@ TEST_CASE("a path is listed as a checkpoint, a folder of some, a run, or runs") 
   std::vector<MadeTensor> tensors = some_tensors();
   for (const char* run : {"one", "two"})
     for (int64_t step : {3, 40})
-      make_checkpoint(folder.path / "runs" / run / "checkpoints" / step_name(step), 2, tensors, Layout::rows, kFiles);
+      make_checkpoint(folder.path / "runs" / run / "checkpoints" / step_name(step), 2, tensors,
+                      Layout::rows, kFiles);
   fs::path own = folder.path / "runs/one/checkpoints";
   files::link_durably(step_name(40), own / "latest");
   fs::resize_file(own / step_name(3) / "config.json", 1);
@@ -360,7 +392,8 @@ TEST_CASE("a path is listed as a checkpoint, a folder of some, a run, or runs") 
     CHECK(groups[0].folder == own);
     REQUIRE(groups[0].checkpoints.size() == 2);
     CHECK_FALSE(groups[0].checkpoints[0].meta);
-    CHECK(groups[0].checkpoints[0].found.problem.find("config.json: the file has 1 bytes") != std::string::npos);
+    CHECK(groups[0].checkpoints[0].found.problem.find("config.json: the file has 1 bytes") !=
+          std::string::npos);
     CHECK(groups[0].checkpoints[1].latest);
     REQUIRE(groups[0].checkpoints[1].meta);
     CHECK(parameters_of(*groups[0].checkpoints[1].meta) == 700 * 513 + 5 + 1 + 3);
@@ -374,6 +407,7 @@ TEST_CASE("a path is listed as a checkpoint, a folder of some, a run, or runs") 
     CHECK(groups[0].checkpoints[0].latest);
     CHECK(groups[0].checkpoints[0].found.path == own / step_name(40));
   }
-  for (const char* name : {"nowhere", "runs/empty", "runs/one/checkpoints/step_00000040/config.json"})
+  for (const char* name :
+       {"nowhere", "runs/empty", "runs/one/checkpoints/step_00000040/config.json"})
     CHECK_THROWS_AS(list_checkpoints(folder.path / name), Error);
 }

@@ -23,7 +23,9 @@ constexpr meshwright_option level() {
 }
 constexpr meshwright_option kOther[] = {
     bool_option("average_in_collective", false, "A switch."), level(),
-    with_aliases(with_flags(option("unit_modules", MESHWRIGHT_STRING_LIST, nullptr, "Names."), MESHWRIGHT_OPTIONAL), "nv_unit_modules")};
+    with_aliases(with_flags(option("unit_modules", MESHWRIGHT_STRING_LIST, nullptr, "Names."),
+                            MESHWRIGHT_OPTIONAL),
+                 "nv_unit_modules")};
 
 // Two strategies as plugins would declare them.
 std::vector<StrategySchema> strategies() {
@@ -36,7 +38,8 @@ struct Loaded {
   Diagnostics diagnostics;
 };
 
-Loaded load(const std::string& text, std::vector<std::string> sets = {}, const std::map<std::string, std::string>& environment = {},
+Loaded load(const std::string& text, std::vector<std::string> sets = {},
+            const std::map<std::string, std::string>& environment = {},
             const std::string& active = "fsdp2") {
   Loaded out;
   LoadOptions options;
@@ -54,7 +57,8 @@ Loaded load(const std::string& text, std::vector<std::string> sets = {}, const s
 }
 
 bool says(const std::vector<std::string>& lines, const std::string& part) {
-  return std::any_of(lines.begin(), lines.end(), [&](const std::string& line) { return line.find(part) != std::string::npos; });
+  return std::any_of(lines.begin(), lines.end(),
+                     [&](const std::string& line) { return line.find(part) != std::string::npos; });
 }
 
 Error only_error(const Loaded& loaded) {
@@ -142,40 +146,54 @@ TEST_CASE("each mistake has its code, its place and a fix") {
     const char *key, *message, *help;
   };
   for (const Row& row : {
-           Row{"[distributed]\ntp_sise = 2\n", ErrorCode::unknown_key, 2, 1, "distributed.tp_sise", "unknown key", "distributed.tp_size"},
-           Row{"[distributed]\ntp_size = \"2\"\n", ErrorCode::wrong_type, 2, 11, "distributed.tp_size", "an integer",
-               "set distributed.tp_size = 1"},
-           Row{"[optimizer]\nlr = -1\n", ErrorCode::out_of_range, 2, 6, "optimizer.lr", "at least 0", "set optimizer.lr = 3e-4"},
-           Row{"[optimizer]\nname = \"adam\"\n", ErrorCode::bad_choice, 2, 8, "optimizer.name", "adamw", "adamw"},
-           Row{"[optimiser]\nlr = 1.0\n", ErrorCode::unknown_key, 1, 2, "optimiser", "unknown table", "optimizer"},
-           Row{"[run]\nlr = 1.0\n", ErrorCode::unknown_key, 2, 1, "run.lr", "unknown key", "belongs to [optimizer]"},
-           Row{"[distributed.mp_policy]\nparam_dtype = \"float23\"\n", ErrorCode::bad_dtype, 2, 15, "distributed.mp_policy.param_dtype",
-               "not a dtype", "float32"},
-           Row{"[distributed.fsdp2]\nfsdp2_backward_prefetch_depth = -1\n", ErrorCode::out_of_range, 2, 33,
-               "distributed.fsdp2.fsdp2_backward_prefetch_depth", "at least 0", "= 2"},
+           Row{"[distributed]\ntp_sise = 2\n", ErrorCode::unknown_key, 2, 1, "distributed.tp_sise",
+               "unknown key", "distributed.tp_size"},
+           Row{"[distributed]\ntp_size = \"2\"\n", ErrorCode::wrong_type, 2, 11,
+               "distributed.tp_size", "an integer", "set distributed.tp_size = 1"},
+           Row{"[optimizer]\nlr = -1\n", ErrorCode::out_of_range, 2, 6, "optimizer.lr",
+               "at least 0", "set optimizer.lr = 3e-4"},
+           Row{"[optimizer]\nname = \"adam\"\n", ErrorCode::bad_choice, 2, 8, "optimizer.name",
+               "adamw", "adamw"},
+           Row{"[optimiser]\nlr = 1.0\n", ErrorCode::unknown_key, 1, 2, "optimiser",
+               "unknown table", "optimizer"},
+           Row{"[run]\nlr = 1.0\n", ErrorCode::unknown_key, 2, 1, "run.lr", "unknown key",
+               "belongs to [optimizer]"},
+           Row{"[distributed.mp_policy]\nparam_dtype = \"float23\"\n", ErrorCode::bad_dtype, 2, 15,
+               "distributed.mp_policy.param_dtype", "not a dtype", "float32"},
+           Row{"[distributed.fsdp2]\nfsdp2_backward_prefetch_depth = -1\n", ErrorCode::out_of_range,
+               2, 33, "distributed.fsdp2.fsdp2_backward_prefetch_depth", "at least 0", "= 2"},
            Row{"schema = 2\n", ErrorCode::out_of_range, 1, 10, "schema", "1", "set schema = 1"},
-           Row{"[optimizer]\nbetas = [0.9]\n", ErrorCode::out_of_range, 2, 9, "optimizer.betas", "two numbers", "[0.9, 0.95]"},
-           Row{"[optimizer]\nlr = 1979-05-27\n", ErrorCode::wrong_type, 2, 6, "optimizer.lr", "a date", "3e-4"},
+           Row{"[optimizer]\nbetas = [0.9]\n", ErrorCode::out_of_range, 2, 9, "optimizer.betas",
+               "two numbers", "[0.9, 0.95]"},
+           Row{"[optimizer]\nlr = 1979-05-27\n", ErrorCode::wrong_type, 2, 6, "optimizer.lr",
+               "a date", "3e-4"},
            Row{"[distributed.tp_size]\na = 1\n", ErrorCode::wrong_type, 1, 1, "distributed.tp_size",
                "an integer, or \"none\", found a table", "set distributed.tp_size = 1"},
-           Row{"[distributed]\ntp_size = {a = \"b\"}\n", ErrorCode::wrong_type, 2, 11, "distributed.tp_size", "found a table", "= 2"},
-           Row{"[distributed]\nsequence_parallel = {}\n", ErrorCode::wrong_type, 2, 21, "distributed.sequence_parallel", "found a table",
-               "= true"},
-           Row{"[distributed.fsdp2.offload_policy]\npin_memory = true\n", ErrorCode::wrong_type, 1, 1, "distributed.fsdp2.offload_policy",
-               "found a table", "= \"cpu\""},
-           Row{"[distributed.fsdp2.multimodal.vision]\nframe_sharding = 1\n", ErrorCode::unknown_key, 1, 31,
-               "distributed.fsdp2.multimodal.vision", "unknown table", "lists the keys"},
-           Row{"[distributed.tp_plan]\n\"a.*\" = \"colwise\"\nb.c = \"colwize\"\n", ErrorCode::bad_tp_plan, 3, 7,
-               "distributed.tp_plan.\"b.c\"", "\"colwize\" is not", "did you mean \"colwise\"?"},
-           Row{"[optimizer]\nbetas = [0.9, 1.5]\n", ErrorCode::out_of_range, 2, 9, "optimizer.betas", "item 2 of optimizer.betas = 1.5",
-               "[0.9, 0.95]"},
+           Row{"[distributed]\ntp_size = {a = \"b\"}\n", ErrorCode::wrong_type, 2, 11,
+               "distributed.tp_size", "found a table", "= 2"},
+           Row{"[distributed]\nsequence_parallel = {}\n", ErrorCode::wrong_type, 2, 21,
+               "distributed.sequence_parallel", "found a table", "= true"},
+           Row{"[distributed.fsdp2.offload_policy]\npin_memory = true\n", ErrorCode::wrong_type, 1,
+               1, "distributed.fsdp2.offload_policy", "found a table", "= \"cpu\""},
+           Row{"[distributed.fsdp2.multimodal.vision]\nframe_sharding = 1\n",
+               ErrorCode::unknown_key, 1, 31, "distributed.fsdp2.multimodal.vision",
+               "unknown table", "lists the keys"},
+           Row{"[distributed.tp_plan]\n\"a.*\" = \"colwise\"\nb.c = \"colwize\"\n",
+               ErrorCode::bad_tp_plan, 3, 7, "distributed.tp_plan.\"b.c\"", "\"colwize\" is not",
+               "did you mean \"colwise\"?"},
+           Row{"[optimizer]\nbetas = [0.9, 1.5]\n", ErrorCode::out_of_range, 2, 9,
+               "optimizer.betas", "item 2 of optimizer.betas = 1.5", "[0.9, 0.95]"},
            Row{"[run]\nseed = 1.5\n", ErrorCode::wrong_type, 2, 8, "run.seed", "an integer", "42"},
            Row{"run = 3\n", ErrorCode::wrong_type, 1, 7, "run", "a table", "[run]"},
-           Row{"[model]\nconfig = \"a\"\npretrained = \"b\"\n", ErrorCode::conflict, 3, 14, "model.pretrained", "both set", "none"},
-           Row{"[lr_scheduler]\nmin_lr = 1.0\n", ErrorCode::conflict, 2, 10, "lr_scheduler.min_lr", "above optimizer.lr", "3e-04"},
-           Row{"[run]\nname = \"${MISSING}\"\n", ErrorCode::bad_interpolation, 2, 8, "run.name", "MISSING", "MISSING"},
-           Row{"[distributed]\nactivation_checkpointing_scope = \"all+vision\"\n", ErrorCode::bad_choice, 2, 34,
-               "distributed.activation_checkpointing_scope", "all", "all"},
+           Row{"[model]\nconfig = \"a\"\npretrained = \"b\"\n", ErrorCode::conflict, 3, 14,
+               "model.pretrained", "both set", "none"},
+           Row{"[lr_scheduler]\nmin_lr = 1.0\n", ErrorCode::conflict, 2, 10, "lr_scheduler.min_lr",
+               "above optimizer.lr", "3e-04"},
+           Row{"[run]\nname = \"${MISSING}\"\n", ErrorCode::bad_interpolation, 2, 8, "run.name",
+               "MISSING", "MISSING"},
+           Row{"[distributed]\nactivation_checkpointing_scope = \"all+vision\"\n",
+               ErrorCode::bad_choice, 2, 34, "distributed.activation_checkpointing_scope", "all",
+               "all"},
            Row{"[run\nname = 1\n", ErrorCode::toml_syntax, 1, 0, "", "", ""},
            Row{"[run]\nname = first\n", ErrorCode::toml_syntax, 2, 0, "", "", "\"first\""},
        }) {
@@ -197,7 +215,8 @@ TEST_CASE("each mistake has its code, its place and a fix") {
 
 TEST_CASE("three mistakes are reported together, and the fix of each works when applied") {
   const std::string text =
-      "[distributed]\nstrategy = \"fsdp2\"\ntp_size = \"2\"\n\n[optimizer]\nlr = -0.5\n\n[dataset]\nkind = \"tokenz\"\n";
+      "[distributed]\nstrategy = \"fsdp2\"\ntp_size = \"2\"\n\n[optimizer]\nlr = "
+      "-0.5\n\n[dataset]\nkind = \"tokenz\"\n";
   Loaded l = load(text);
   REQUIRE(l.diagnostics.errors().size() == 3);
   std::vector<std::string> sets;
@@ -221,7 +240,8 @@ TEST_CASE("three mistakes are reported together, and the fix of each works when 
 
 TEST_CASE("--set reads TOML or a bare string and leaves no file and line behind") {
   Loaded l = load("[distributed]\ntp_size = 4\n",
-                  {"distributed.tp_size=2", "distributed.strategy=fsdp2", "run.name=second", "optimizer.betas=[0.8, 0.9]",
+                  {"distributed.tp_size=2", "distributed.strategy=fsdp2", "run.name=second",
+                   "optimizer.betas=[0.8, 0.9]",
                    "distributed.tp_plan={\"model.layers.*.mlp.up_proj\" = \"colwise\"}"});
   REQUIRE(l.diagnostics.ok());
   CHECK(l.config.table("distributed").get_int("tp_size") == 2);
@@ -238,31 +258,42 @@ TEST_CASE("--set reads TOML or a bare string and leaves no file and line behind"
     CHECK(wrong.diagnostics.errors()[0].code() == ErrorCode::bad_set);
   }
   CHECK(only_error(load("", {"zzz=1"})).helps().front().starts_with("remove --set zzz"));
-  CHECK(only_error(load("[distributed]\ntp_size = 2\n", {"distributed.tp_size.x=1"})).code() == ErrorCode::wrong_type);
+  CHECK(only_error(load("[distributed]\ntp_size = 2\n", {"distributed.tp_size.x=1"})).code() ==
+        ErrorCode::wrong_type);
 }
 
-TEST_CASE("a bare string of --set is a string where the option wants one, also when TOML reads a date, a number or a boolean") {
-  for (const char* name : {"2026-11-22", "007", "1.5", "1_000", "1e5", "true", "inf", "-3", "07:32:00", "2026-11-22T07:32:00Z"}) {
+TEST_CASE(
+    "a bare string of --set is a string where the option wants one, also when TOML reads a date, a "
+    "number or a boolean") {
+  for (const char* name : {"2026-11-22", "007", "1.5", "1_000", "1e5", "true", "inf", "-3",
+                           "07:32:00", "2026-11-22T07:32:00Z"}) {
     CAPTURE(name);
     Loaded l = load("[run]\nname = \"first\"\n", {std::string("run.name=") + name});
     REQUIRE(l.diagnostics.ok());
     CHECK(l.config.table("run").get_string("name") == name);
     CHECK(l.config.table("run").origin("name").source == Origin::Source::command_line);
-    CHECK(load("", {std::string("run.name = \"") + name + "\""}).config.table("run").get_string("name") == name);
+    CHECK(load("", {std::string("run.name = \"") + name + "\""})
+              .config.table("run")
+              .get_string("name") == name);
   }
   CHECK(load("", {"run.name= 2026-11-22 "}).config.table("run").get_string("name") == "2026-11-22");
   // Numbers, booleans and what may be either stay what they are, and mistakes keep their message.
   CHECK(load("", {"distributed.tp_size=2"}).config.table("distributed").get_int("tp_size") == 2);
   CHECK(load("", {"run.deterministic=true"}).config.table("run").get_bool("deterministic"));
-  CHECK(only_error(load("", {"distributed.tp_size=2026-11-22"})).message().find("found a date 2026-11-22") != std::string::npos);
-  CHECK(only_error(load("", {"dataset.kind=7"})).message().find("found an integer 7") != std::string::npos);
+  CHECK(only_error(load("", {"distributed.tp_size=2026-11-22"}))
+            .message()
+            .find("found a date 2026-11-22") != std::string::npos);
+  CHECK(only_error(load("", {"dataset.kind=7"})).message().find("found an integer 7") !=
+        std::string::npos);
   CHECK(only_error(load("", {"run.name=[1, 2]"})).code() == ErrorCode::wrong_type);
   // A file is strict: there a string has quotes.
-  CHECK(only_error(load("[run]\nname = 2026-11-22\n")).message().find("found a date 2026-11-22") != std::string::npos);
+  CHECK(only_error(load("[run]\nname = 2026-11-22\n")).message().find("found a date 2026-11-22") !=
+        std::string::npos);
 }
 
 TEST_CASE("environment references are filled in inside strings only") {
-  Loaded l = load("[run]\nname = \"${WHO}-${N:-7}\"\ndir = \"$${literal}\"\n", {}, {{"WHO", "ann"}});
+  Loaded l =
+      load("[run]\nname = \"${WHO}-${N:-7}\"\ndir = \"$${literal}\"\n", {}, {{"WHO", "ann"}});
   REQUIRE(l.diagnostics.ok());
   CHECK(l.config.table("run").get_string("name") == "ann-7");
   CHECK(l.config.table("run").get_string("dir") == "${literal}");
@@ -270,8 +301,9 @@ TEST_CASE("environment references are filled in inside strings only") {
 }
 
 TEST_CASE("the flat form and older names are accepted with a notice") {
-  Loaded l =
-      load("[distributed]\nfsdp2_backward_prefetch_depth = 3\naverage_in_collective = true\nuse_hf_tp_plan = true\n_target_ = \"x\"\n");
+  Loaded l = load(
+      "[distributed]\nfsdp2_backward_prefetch_depth = 3\naverage_in_collective = "
+      "true\nuse_hf_tp_plan = true\n_target_ = \"x\"\n");
   REQUIRE(l.diagnostics.ok());
   CHECK(l.config.table("distributed.fsdp2").get_int("fsdp2_backward_prefetch_depth") == 3);
   CHECK(l.config.table("distributed.other").get_bool("average_in_collective"));
@@ -279,33 +311,45 @@ TEST_CASE("the flat form and older names are accepted with a notice") {
   CHECK(says(l.diagnostics.notices(), "belongs to [distributed.fsdp2]"));
   CHECK(says(l.diagnostics.notices(), "older name of distributed.tp_plan"));
   CHECK(says(l.diagnostics.notices(), "_target_"));
-  Loaded old = load("[distributed.other]\ndata_parallel_sharding_strategy = \"optim_grads\"\nnv_unit_modules = [\"Block\"]\n");
+  Loaded old = load(
+      "[distributed.other]\ndata_parallel_sharding_strategy = \"optim_grads\"\nnv_unit_modules = "
+      "[\"Block\"]\n");
   REQUIRE(old.diagnostics.ok());
   CHECK(old.config.table("distributed.other").get_int("zero_dp_strategy") == 2);
-  CHECK(
-      only_error(load("[distributed]\nfsdp2_forward_prefetch_depth = 1\n[distributed.fsdp2]\nfsdp2_forward_prefetch_depth = 2\n")).code() ==
-      ErrorCode::conflict);
-  CHECK(says(load("[distributed.fsdp2]\nenable_compile = true\n").diagnostics.notices(), "no effect"));
+  CHECK(only_error(load("[distributed]\nfsdp2_forward_prefetch_depth = "
+                        "1\n[distributed.fsdp2]\nfsdp2_forward_prefetch_depth = 2\n"))
+            .code() == ErrorCode::conflict);
+  CHECK(says(load("[distributed.fsdp2]\nenable_compile = true\n").diagnostics.notices(),
+             "no effect"));
   // What the original nests, in its own table or in the flat form.
   for (const char* table : {"[distributed.fsdp2.multimodal]", "[distributed.multimodal]"}) {
     Loaded nested = load(std::string(table) + "\nfrozen_sharding = \"per-layer\"\n");
     REQUIRE(nested.diagnostics.ok());
     CHECK(nested.diagnostics.warnings().empty());
     CHECK(nested.config.table("distributed.fsdp2").get_string("frozen_sharding") == "per_layer");
-    CHECK(says(nested.diagnostics.notices(), "distributed.fsdp2.multimodal.frozen_sharding is an older name"));
+    CHECK(says(nested.diagnostics.notices(),
+               "distributed.fsdp2.multimodal.frozen_sharding is an older name"));
   }
 }
 
-TEST_CASE("tables of inactive strategies are checked and inert, those of unknown ones give a warning") {
+TEST_CASE(
+    "tables of inactive strategies are checked and inert, those of unknown ones give a warning") {
   CHECK(load("[distributed.other]\naverage_in_collective = true\n").diagnostics.ok());
-  CHECK(only_error(load("[distributed.other]\naverage_in_collective = 3\n")).code() == ErrorCode::wrong_type);
+  CHECK(only_error(load("[distributed.other]\naverage_in_collective = 3\n")).code() ==
+        ErrorCode::wrong_type);
   Loaded l = load("[distributed.fsdp3]\nanything = 3\n");
   CHECK(l.diagnostics.ok());
   CHECK(says(l.diagnostics.warnings(), "distributed.fsdp2"));
-  // The strategy asked for was not found: that is told elsewhere, and its table is not a second mistake.
-  CHECK(load("[distributed]\nstrategy = \"acme\"\n[distributed.acme]\nx = 3\n", {}, {}, "").diagnostics.warnings().empty());
-  CHECK(says(load("[distributed.pipeline]\npp_schedule = \"gpipe\"\n").diagnostics.warnings(), "no effect"));
-  CHECK(load("[distributed]\npp_size = 2\n[distributed.pipeline]\npp_schedule = \"gpipe\"\n").diagnostics.warnings().empty());
+  // The strategy asked for was not found: that is told elsewhere, and its table is not a second
+  // mistake.
+  CHECK(load("[distributed]\nstrategy = \"acme\"\n[distributed.acme]\nx = 3\n", {}, {}, "")
+            .diagnostics.warnings()
+            .empty());
+  CHECK(says(load("[distributed.pipeline]\npp_schedule = \"gpipe\"\n").diagnostics.warnings(),
+             "no effect"));
+  CHECK(load("[distributed]\npp_size = 2\n[distributed.pipeline]\npp_schedule = \"gpipe\"\n")
+            .diagnostics.warnings()
+            .empty());
 }
 
 TEST_CASE("files that are no configuration are refused cleanly") {
@@ -341,7 +385,8 @@ TEST_CASE("files that are no configuration are refused cleanly") {
 
 TEST_CASE("a shown configuration reads back to the same values") {
   Loaded l = load(
-      "[run]\nname = \"a \\\"quoted\\\" $${x} ü\"\n[optimizer]\nlr = 1e-3\nmax_grad_norm = \"none\"\n[distributed]\ntp_plan = {\"a.*\" = "
+      "[run]\nname = \"a \\\"quoted\\\" $${x} ü\"\n[optimizer]\nlr = 1e-3\nmax_grad_norm = "
+      "\"none\"\n[distributed]\ntp_plan = {\"a.*\" = "
       "\"colwise\"}\n[distributed.fsdp2]\nreshard_after_forward = true\n");
   REQUIRE(l.diagnostics.ok());
   std::string text = show_toml(l.config);
@@ -351,7 +396,8 @@ TEST_CASE("a shown configuration reads back to the same values") {
   for (const auto& [name, table] : l.config.tables)
     for (const meshwright_option* option : table.schema().options) {
       INFO(name, ".", option->name);
-      CHECK(to_toml(again.config.table(name).value(option->name)) == to_toml(table.value(option->name)));
+      CHECK(to_toml(again.config.table(name).value(option->name)) ==
+            to_toml(table.value(option->name)));
     }
   CHECK(text.find("# job.toml:2") != std::string::npos);
   CHECK(text.find("# default") != std::string::npos);
@@ -380,9 +426,11 @@ TEST_CASE("the JSON Schema knows every key, its type and its default") {
       at = &at->at(rest.substr(0, dot)).as_object().at("properties").as_object();
       rest = dot == std::string::npos ? "" : rest.substr(dot + 1);
     }
-    for (const meshwright_option* option : table.options) CHECK_MESSAGE(at->contains(option->name), table.table << "." << option->name);
+    for (const meshwright_option* option : table.options)
+      CHECK_MESSAGE(at->contains(option->name), table.table << "." << option->name);
   }
-  auto& lr = properties.at("optimizer").as_object().at("properties").as_object().at("lr").as_object();
+  auto& lr =
+      properties.at("optimizer").as_object().at("properties").as_object().at("lr").as_object();
   CHECK(lr.at("type") == "number");
   CHECK(lr.at("minimum").to_number<double>() == 0);
   CHECK(properties.at("optimizer").as_object().at("additionalProperties") == false);

@@ -43,11 +43,14 @@ std::vector<std::string> found(const std::string& word) {
   return out;
 }
 
-bool has(const std::vector<std::string>& keys, const std::string& key) { return std::find(keys.begin(), keys.end(), key) != keys.end(); }
+bool has(const std::vector<std::string>& keys, const std::string& key) {
+  return std::find(keys.begin(), keys.end(), key) != keys.end();
+}
 
 }  // namespace
 
-TEST_CASE("every name of another program leads to a key that exists, and stands in the table once") {
+TEST_CASE(
+    "every name of another program leads to a key that exists, and stands in the table once") {
   std::set<std::string> names;
   for (const ForeignName& name : foreign_names()) {
     INFO(name.name);
@@ -60,11 +63,13 @@ TEST_CASE("every name of another program leads to a key that exists, and stands 
     }
     bool known = false;
     for (const OptionSchema& schema : all_schemas(strategies()))
-      known = known || (schema.table == table && schema.find(key.substr(key.rfind('.') + 1)) != nullptr);
+      known = known ||
+              (schema.table == table && schema.find(key.substr(key.rfind('.') + 1)) != nullptr);
     CHECK(known);
     // A name of ours must not be called foreign: it would never be reached.
     for (const OptionSchema& schema : all_schemas(strategies()))
-      for (const meshwright_option* option : schema.options) CHECK(schema.table + "." + option->name != name.name);
+      for (const meshwright_option* option : schema.options)
+        CHECK(schema.table + "." + option->name != name.name);
   }
 }
 
@@ -73,17 +78,25 @@ TEST_CASE("an unknown key that another program uses is answered with the key her
     const char *text, *key, *help;
   };
   for (const Row& row :
-       {Row{"[optimizer]\nlearning_rate = 1.0\n", "optimizer.learning_rate", "optimizer.learning_rate is optimizer.lr here"},
-        {"[step_scheduler]\ngradient_accumulation_steps = 4\n", "step_scheduler.gradient_accumulation_steps",
+       {Row{"[optimizer]\nlearning_rate = 1.0\n", "optimizer.learning_rate",
+            "optimizer.learning_rate is optimizer.lr here"},
+        {"[step_scheduler]\ngradient_accumulation_steps = 4\n",
+         "step_scheduler.gradient_accumulation_steps",
          "is step_scheduler.global_batch_size here: accumulation is derived"},
-        {"gradient_accumulation_steps = 4\n", "gradient_accumulation_steps", "is step_scheduler.global_batch_size here"},
-        {"[lr_scheduler]\nwarmup_steps = 4\n", "lr_scheduler.warmup_steps", "is lr_scheduler.lr_warmup_steps here"},
+        {"gradient_accumulation_steps = 4\n", "gradient_accumulation_steps",
+         "is step_scheduler.global_batch_size here"},
+        {"[lr_scheduler]\nwarmup_steps = 4\n", "lr_scheduler.warmup_steps",
+         "is lr_scheduler.lr_warmup_steps here"},
         {"[checkpoint]\ninterval = 4\n", "checkpoint.interval", "is checkpoint.every_steps here"},
-        {"[model]\nname = \"llama3\"\n", "model.name", "is model.config here: the path of a Hugging Face config.json"},
+        {"[model]\nname = \"llama3\"\n", "model.name",
+         "is model.config here: the path of a Hugging Face config.json"},
         {"[training]\nsteps = 4\nseq_len = 8\nbogus = 1\n", "training",
-         "training.steps is step_scheduler.max_steps here\ntraining.seq_len is dataset.seq_len here\n"},
-        {"[compile]\nenable = true\n", "compile", "compile has no counterpart here: Models run as they are built"},
-        {"[distributed]\nbf16 = true\n", "distributed.bf16", "is distributed.mp_policy.param_dtype here: \"bfloat16\""}}) {
+         "training.steps is step_scheduler.max_steps here\ntraining.seq_len is dataset.seq_len "
+         "here\n"},
+        {"[compile]\nenable = true\n", "compile",
+         "compile has no counterpart here: Models run as they are built"},
+        {"[distributed]\nbf16 = true\n", "distributed.bf16",
+         "is distributed.mp_policy.param_dtype here: \"bfloat16\""}}) {
     INFO(row.text);
     std::vector<Error> errors = errors_of(row.text);
     REQUIRE(errors.size() == 1);
@@ -95,29 +108,38 @@ TEST_CASE("an unknown key that another program uses is answered with the key her
   }
 }
 
-TEST_CASE("another program's key in a table of ours is told its key here, unless it means several things") {
+TEST_CASE(
+    "another program's key in a table of ours is told its key here, unless it means several "
+    "things") {
   std::vector<Error> errors = errors_of("[distributed]\ntensor_parallel_degree = 2\n");
   REQUIRE(errors.size() == 1);
-  CHECK(helps(errors[0]) == foreign_text(*find_foreign_elsewhere("tensor_parallel_degree"), "tensor_parallel_degree") + "\n");
+  CHECK(helps(errors[0]) ==
+        foreign_text(*find_foreign_elsewhere("tensor_parallel_degree"), "tensor_parallel_degree") +
+            "\n");
   CHECK(helps(errors[0]).find("distributed.tp_size") != std::string::npos);
   CHECK(find_foreign_elsewhere("enable") == nullptr);
   CHECK(find_foreign_elsewhere("nobody_has_this") == nullptr);
 }
 
 TEST_CASE("a name that several tables know says nothing about where it belongs") {
-  for (const char* text : {"[model]\nname_ = 1\n", "[dist_env]\nname = \"a\"\n", "[optimizer]\nevery_steps = 1\n"}) {
+  for (const char* text :
+       {"[model]\nname_ = 1\n", "[dist_env]\nname = \"a\"\n", "[optimizer]\nevery_steps = 1\n"}) {
     INFO(text);
     std::vector<Error> errors = errors_of(text);
     REQUIRE(errors.size() == 1);
     CHECK(helps(errors[0]).find("belongs to") == std::string::npos);
     CHECK(helps(errors[0]).find("did you mean") == std::string::npos);
   }
-  CHECK(helps(errors_of("[run]\nmomentum = 1.0\n")[0]).find("belongs to [optimizer]") != std::string::npos);
-  CHECK(helps(errors_of("[run]\nseq_len = 1\n")[0]).find("belongs to [dataset]") != std::string::npos);
-  CHECK(helps(errors_of("[run]\nparam_dtype = \"a\"\n")[0]).find("belongs to [distributed.mp_policy]") != std::string::npos);
+  CHECK(helps(errors_of("[run]\nmomentum = 1.0\n")[0]).find("belongs to [optimizer]") !=
+        std::string::npos);
+  CHECK(helps(errors_of("[run]\nseq_len = 1\n")[0]).find("belongs to [dataset]") !=
+        std::string::npos);
+  CHECK(helps(errors_of("[run]\nparam_dtype = \"a\"\n")[0])
+            .find("belongs to [distributed.mp_policy]") != std::string::npos);
 }
 
-TEST_CASE("a word finds the keys that have to do with it: names first, then choices, then descriptions") {
+TEST_CASE(
+    "a word finds the keys that have to do with it: names first, then choices, then descriptions") {
   std::vector<std::string> keys = found("activation");
   REQUIRE(keys.size() >= 3);
   CHECK(keys[0] == "distributed.activation_checkpointing");
@@ -150,10 +172,13 @@ TEST_CASE("a word finds the keys that have to do with it: names first, then choi
   }
 }
 
-TEST_CASE("what can be explained exactly is not searched for, and nothing at all names the nearest") {
-  for (const char* exact : {"", "optimizer.lr", "lr", "optimizer", "E0203", "distributed.fsdp2", "sequence_parallel"})
+TEST_CASE(
+    "what can be explained exactly is not searched for, and nothing at all names the nearest") {
+  for (const char* exact :
+       {"", "optimizer.lr", "lr", "optimizer", "E0203", "distributed.fsdp2", "sequence_parallel"})
     CHECK(is_explained(exact, strategies()));
-  for (const char* word : {"name", "bf16", "seq_len", "activation", "sequence_paralel"}) CHECK(!is_explained(word, strategies()));
+  for (const char* word : {"name", "bf16", "seq_len", "activation", "sequence_paralel"})
+    CHECK(!is_explained(word, strategies()));
   try {
     explain("sequence_paralel", strategies());
     FAIL("it was explained");

@@ -25,22 +25,32 @@ TEST_CASE("a setting that another one leaves without effect is told once") {
     std::string set, other, notice;
   };
   for (const Row& row : {
-           Row{"optimizer.betas=[0.5, 0.6]", "optimizer.name=sgd", "optimizer.betas has no effect with optimizer.name = \"sgd\""},
+           Row{"optimizer.betas=[0.5, 0.6]", "optimizer.name=sgd",
+               "optimizer.betas has no effect with optimizer.name = \"sgd\""},
            Row{"optimizer.eps=1e-6", "optimizer.name=sgd", "optimizer.eps has no effect with"},
-           Row{"optimizer.momentum=0.9", "optimizer.name=adamw", "optimizer.momentum has no effect with"},
-           Row{"lr_scheduler.min_lr=1e-5", "lr_scheduler.lr_decay_style=constant", "lr_scheduler.min_lr has no effect with"},
+           Row{"optimizer.momentum=0.9", "optimizer.name=adamw",
+               "optimizer.momentum has no effect with"},
+           Row{"lr_scheduler.min_lr=1e-5", "lr_scheduler.lr_decay_style=constant",
+               "lr_scheduler.min_lr has no effect with"},
            Row{"dataset.path=x", "dataset.kind=mock", "dataset.path has no effect with"},
            Row{"dataset.dtype=uint16", "dataset.kind=text", "dataset.dtype has no effect unless"},
-           Row{"validation_dataset.path=x", "validation_dataset.kind=mock", "validation_dataset.path has no effect with"},
-           Row{"validation_dataset.dtype=uint16", "validation_dataset.kind=text", "validation_dataset.dtype has no effect unless"},
-           Row{"distributed.tp_plan=base", "distributed.tp_size=1", "distributed.tp_plan has no effect with distributed.tp_size = 1"},
-           Row{"distributed.activation_checkpointing_scope=language", "distributed.activation_checkpointing=none",
+           Row{"validation_dataset.path=x", "validation_dataset.kind=mock",
+               "validation_dataset.path has no effect with"},
+           Row{"validation_dataset.dtype=uint16", "validation_dataset.kind=text",
+               "validation_dataset.dtype has no effect unless"},
+           Row{"distributed.tp_plan=base", "distributed.tp_size=1",
+               "distributed.tp_plan has no effect with distributed.tp_size = 1"},
+           Row{"distributed.activation_checkpointing_scope=language",
+               "distributed.activation_checkpointing=none",
                "distributed.activation_checkpointing_scope has no effect with"},
-           Row{"distributed.moe.dispatcher=all_gather", "distributed.ep_size=1", "distributed.moe.dispatcher has no effect with"},
-           Row{"distributed.moe.wrap_outer_model=false", "distributed.ep_size=1", "distributed.moe.wrap_outer_model has no effect with"},
+           Row{"distributed.moe.dispatcher=all_gather", "distributed.ep_size=1",
+               "distributed.moe.dispatcher has no effect with"},
+           Row{"distributed.moe.wrap_outer_model=false", "distributed.ep_size=1",
+               "distributed.moe.wrap_outer_model has no effect with"},
            Row{"distributed.moe.lm_head_precision=float32", "distributed.ep_size=1",
                "distributed.moe.lm_head_precision has no effect with"},
-           Row{"distributed.moe.lm_head_precision=bfloat16", "distributed.ep_size=2", "only \"float32\" has"},
+           Row{"distributed.moe.lm_head_precision=bfloat16", "distributed.ep_size=2",
+               "only \"float32\" has"},
            Row{"distributed.moe.mp_policy.param_dtype=float32", "distributed.ep_size=1",
                "distributed.moe.mp_policy.param_dtype has no effect with"},
        }) {
@@ -54,10 +64,12 @@ TEST_CASE("a setting that another one leaves without effect is told once") {
 TEST_CASE("defaults that are written down, and settings that do something, are not told") {
   for (const std::vector<std::string>& sets : std::vector<std::vector<std::string>>{
            {},
-           {"optimizer.momentum=0", "lr_scheduler.min_lr=0", "dataset.dtype=auto", "distributed.moe.dispatcher=all_to_all"},
+           {"optimizer.momentum=0", "lr_scheduler.min_lr=0", "dataset.dtype=auto",
+            "distributed.moe.dispatcher=all_to_all"},
            {"optimizer.name=sgd", "optimizer.momentum=0.9", "optimizer.betas=[0.9, 0.95]"},
            {"distributed.tp_size=2", "distributed.tp_plan=base"},
-           {"distributed.ep_size=2", "distributed.moe.dispatcher=all_gather", "distributed.moe.lm_head_precision=float32"},
+           {"distributed.ep_size=2", "distributed.moe.dispatcher=all_gather",
+            "distributed.moe.lm_head_precision=float32"},
            {"dataset.kind=tokens", "dataset.dtype=uint16", "dataset.path=x"}}) {
     INFO((sets.empty() ? "nothing set" : sets[0]));
     CHECK(notices(sets).empty());

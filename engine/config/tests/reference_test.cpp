@@ -9,12 +9,15 @@
 
 TEST_CASE("the reference page is what the program prints") {
   std::string printed;
-  std::FILE* pipe = popen("'" MESHWRIGHT_BUILD_DIR "/bin/meshwright' config explain --reference", "r");
+  std::FILE* pipe =
+      popen("'" MESHWRIGHT_BUILD_DIR "/bin/meshwright' config explain --reference", "r");
   REQUIRE(pipe != nullptr);
   std::array<char, 4096> buffer;
-  for (size_t n; (n = std::fread(buffer.data(), 1, buffer.size(), pipe)) > 0;) printed.append(buffer.data(), n);
+  for (size_t n; (n = std::fread(buffer.data(), 1, buffer.size(), pipe)) > 0;)
+    printed.append(buffer.data(), n);
   CHECK(pclose(pipe) == 0);
   std::ifstream in(MESHWRIGHT_SOURCE_DIR "/docs/reference.md");
   std::string page((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
-  CHECK_MESSAGE(page == printed, "refresh it: build/bin/meshwright config explain --reference > docs/reference.md");
+  CHECK_MESSAGE(page == printed,
+                "refresh it: build/bin/meshwright config explain --reference > docs/reference.md");
 }

@@ -1,4 +1,5 @@
-// Files that are not what they claim, that change under a reader, or that may not be read; and settings that make no sense.
+// Files that are not what they claim, that change under a reader, or that may not be read; and
+// settings that make no sense.
 #include <sys/stat.h>
 #include <sys/wait.h>
 
@@ -12,19 +13,24 @@ using namespace meshwright::data;
 
 TEST_CASE("each damaged or mistaken file is refused with its place") {
   Folder folder;
-  auto put = [&](const std::string& name, const std::string& bytes) { return folder.put(name, bytes); };
+  auto put = [&](const std::string& name, const std::string& bytes) {
+    return folder.put(name, bytes);
+  };
   std::string gpt2 = llm_header(20240520, 1, 4) + pack<uint16_t>({9, 8, 7, 6});
   put("m.bin", pack<int16_t>({1, -2, 3}));
   put("m.idx", index_file({3}, 3, 2));
   put("u.bin", pack<uint16_t>({1, 65534, 3}));
   put("u.idx", index_file({3}, 8, 2));
   std::string index = index_file({1, 2}, 8, 2);
-  auto megatron = [&](const std::string& name, const std::string& idx, const std::string& bin = pack<uint16_t>({1, 2, 3})) {
+  auto megatron = [&](const std::string& name, const std::string& idx,
+                      const std::string& bin = pack<uint16_t>({1, 2, 3})) {
     put(name + ".bin", bin);
     put(name + ".idx", idx);
     return folder.path.string() + "/" + name;
   };
-  auto with = [](std::string text, size_t at, auto value) { return text.replace(at, sizeof value, pack(std::vector{value})); };
+  auto with = [](std::string text, size_t at, auto value) {
+    return text.replace(at, sizeof value, pack(std::vector{value}));
+  };
   struct Case {
     std::string kind, path, dtype, part;
     int64_t read = -1, vocab = 0;
@@ -46,11 +52,16 @@ TEST_CASE("each damaged or mistaken file is refused with its place") {
            {"megatron", megatron("float", with(index, 17, uint8_t{7})), "auto", "element type 7"},
            {"megatron", megatron("many", with(index, 18, ~uint64_t{0} / 4)), "auto", "do not fit"},
            {"megatron", megatron("docs", with(index, 26, ~uint64_t{0} / 8)), "auto", "do not fit"},
-           {"megatron", megatron("length", with(index, 34, int32_t{-1})), "auto", "byte 34: sequence 0 has the negative length"},
-           {"megatron", megatron("huge", with(index, 34, INT32_MAX)), "auto", "ends behind the 6 bytes"},
-           {"megatron", megatron("pointer", with(index, 50, int64_t{4})), "auto", "byte 50: sequence 1 starts at 4, expected 2"},
-           {"megatron", megatron("mark", with(index, 66, int64_t{9})), "auto", "byte 66: document boundary 1 is 9"},
-           {"megatron", megatron("back", with(index, 58, int64_t{2})), "auto", "byte 66: document boundary 1 is 1, expected 2"},
+           {"megatron", megatron("length", with(index, 34, int32_t{-1})), "auto",
+            "byte 34: sequence 0 has the negative length"},
+           {"megatron", megatron("huge", with(index, 34, INT32_MAX)), "auto",
+            "ends behind the 6 bytes"},
+           {"megatron", megatron("pointer", with(index, 50, int64_t{4})), "auto",
+            "byte 50: sequence 1 starts at 4, expected 2"},
+           {"megatron", megatron("mark", with(index, 66, int64_t{9})), "auto",
+            "byte 66: document boundary 1 is 9"},
+           {"megatron", megatron("back", with(index, 58, int64_t{2})), "auto",
+            "byte 66: document boundary 1 is 1, expected 2"},
            {"megatron", megatron("tail", index + "x"), "auto", "1 bytes follow"},
            {"megatron", megatron("short", index, "1234"), "auto", "ends behind the 4 bytes"},
            {"megatron", megatron("longer", index, "12345678"), "auto", "byte 6: the sequences"},
@@ -60,7 +71,9 @@ TEST_CASE("each damaged or mistaken file is refused with its place") {
            {"text", std::string("a\0b", 3), "auto", "NUL"},
            {"tokens", std::string("a\0b", 3), "uint16", "NUL"},
        }) {
-    std::string found = failure({.kind = c.kind, .path = c.path, .dtype = c.dtype, .seq_len = 2, .vocab_size = c.vocab}, c.read);
+    std::string found = failure(
+        {.kind = c.kind, .path = c.path, .dtype = c.dtype, .seq_len = 2, .vocab_size = c.vocab},
+        c.read);
     INFO(c.path, " -> ", found);
     CHECK(found.find(c.part) != std::string::npos);
   }
@@ -70,7 +83,8 @@ TEST_CASE("each damaged or mistaken file is refused with its place") {
 
 TEST_CASE("what the help lines of a refused data set say, works") {
   Folder folder;
-  DatasetConfig config{.kind = "tokens", .path = folder.put("t.bin", pack<uint16_t>({1, 2, 3, 4})), .seq_len = 100};
+  DatasetConfig config{
+      .kind = "tokens", .path = folder.put("t.bin", pack<uint16_t>({1, 2, 3, 4})), .seq_len = 100};
   auto refused = [&] {
     try {
       open_dataset(config);
@@ -90,15 +104,20 @@ TEST_CASE("what the help lines of a refused data set say, works") {
     DatasetConfig mock{.kind = "mock", .seq_len = bad};
     CHECK_THROWS_WITH_AS(open_dataset(mock), doctest::Contains("seq_len"), Error);
   }
-  CHECK_THROWS_WITH_AS(open_dataset({.kind = "words", .seq_len = 1}), doctest::Contains("one of text"), Error);
+  CHECK_THROWS_WITH_AS(open_dataset({.kind = "words", .seq_len = 1}),
+                       doctest::Contains("one of text"), Error);
 }
 
-TEST_CASE("the keys of the table become the configuration, and a missing path is named with an example of its kind") {
-  constexpr std::array keys = {choice_option("kind", "\"text\"", "text|tokens|megatron|mock", ""),
-                               with_flags(option("path", MESHWRIGHT_STRING, nullptr, ""), MESHWRIGHT_OPTIONAL),
-                               choice_option("dtype", "\"auto\"", "auto|uint16|uint32", ""), int_option("seq_len", "512", 1, "")};
-  for (auto [kind, example] :
-       std::vector<std::pair<std::string, std::string>>{{"text", "*.txt"}, {"tokens", ".bin"}, {"megatron", "_document"}}) {
+TEST_CASE(
+    "the keys of the table become the configuration, and a missing path is named with an example "
+    "of its kind") {
+  constexpr std::array keys = {
+      choice_option("kind", "\"text\"", "text|tokens|megatron|mock", ""),
+      with_flags(option("path", MESHWRIGHT_STRING, nullptr, ""), MESHWRIGHT_OPTIONAL),
+      choice_option("dtype", "\"auto\"", "auto|uint16|uint32", ""),
+      int_option("seq_len", "512", 1, "")};
+  for (auto [kind, example] : std::vector<std::pair<std::string, std::string>>{
+           {"text", "*.txt"}, {"tokens", ".bin"}, {"megatron", "_document"}}) {
     Options table(make_schema("validation_dataset", "engine", keys));
     table.set("kind", kind);
     try {
@@ -112,7 +131,8 @@ TEST_CASE("the keys of the table become the configuration, and a missing path is
     table.set("path", std::string("p"));
     table.set("seq_len", int64_t{7});
     DatasetConfig config = dataset_config(table, 10, 1);
-    CHECK((config.table == "validation_dataset" && config.kind == kind && config.path == "p" && config.dtype == "auto"));
+    CHECK((config.table == "validation_dataset" && config.kind == kind && config.path == "p" &&
+           config.dtype == "auto"));
     CHECK((config.seq_len == 7 && config.vocab_size == 10 && config.seed == 1));
   }
   Options mock(make_schema("dataset", "engine", keys));
@@ -120,7 +140,8 @@ TEST_CASE("the keys of the table become the configuration, and a missing path is
   CHECK(open_dataset(dataset_config(mock, 10, 1))->seq_len() == 512);
 }
 
-TEST_CASE("a file that shrinks under a reader is an error, one that is replaced or removed goes on") {
+TEST_CASE(
+    "a file that shrinks under a reader is an error, one that is replaced or removed goes on") {
   Folder folder;
   std::string big(100000, 'x'), path = folder.put("a.txt", big);
   auto data = open_dataset({.kind = "text", .path = path, .seq_len = 99});
@@ -136,7 +157,8 @@ TEST_CASE("a file that shrinks under a reader is an error, one that is replaced 
 }
 
 TEST_CASE("more files than a process may map are one stream all the same") {
-  Folder folder(fs::is_directory("/dev/shm") ? "/dev/shm" : fs::temp_directory_path());  // disks take seconds
+  Folder folder(fs::is_directory("/dev/shm") ? "/dev/shm"
+                                             : fs::temp_directory_path());  // disks take seconds
   constexpr int kFiles = 4200;
   for (int i = 0; i < kFiles; ++i) folder.put(std::to_string(100000 + i), i % 2 == 0 ? "ab" : "c");
   auto data = open_dataset({.kind = "text", .path = folder.path.string(), .seq_len = 2});
@@ -149,15 +171,20 @@ TEST_CASE("more files than a process may map are one stream all the same") {
   CHECK(wrong == 0);
   uint64_t before = data->fingerprint();
   folder.put(std::to_string(100000 + kFiles - 2), "abb");
-  CHECK_THROWS_WITH_AS(sample(*data, data->samples() - 1), doctest::Contains("has 3 bytes now"), Error);
-  CHECK(open_dataset({.kind = "text", .path = folder.path.string(), .seq_len = 2})->fingerprint() != before);
+  CHECK_THROWS_WITH_AS(sample(*data, data->samples() - 1), doctest::Contains("has 3 bytes now"),
+                       Error);
+  CHECK(open_dataset({.kind = "text", .path = folder.path.string(), .seq_len = 2})->fingerprint() !=
+        before);
 }
 
 TEST_CASE("identity follows kind, sizes and contents, and neither place nor length of samples") {
   Folder folder;
   std::string text(50000, 'q');
-  auto identity = [](const std::string& kind, const std::string& path, int64_t seq_len = 2, uint64_t seed = 0) {
-    return open_dataset({.kind = kind, .path = path, .dtype = "uint16", .seq_len = seq_len, .seed = seed})->fingerprint();
+  auto identity = [](const std::string& kind, const std::string& path, int64_t seq_len = 2,
+                     uint64_t seed = 0) {
+    return open_dataset(
+               {.kind = kind, .path = path, .dtype = "uint16", .seq_len = seq_len, .seed = seed})
+        ->fingerprint();
   };
   std::string a = folder.put("a", text);
   fs::create_directories(folder.path / "sub");

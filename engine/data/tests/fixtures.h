@@ -1,4 +1,5 @@
-// What the tests of this room share: a folder that goes away, token files and their indices, and how opening fails.
+// What the tests of this room share: a folder that goes away, token files and their indices, and
+// how opening fails.
 #pragma once
 
 #include <doctest/doctest.h>
@@ -56,8 +57,8 @@ inline std::string llm_header(int32_t magic, int32_t version, int32_t count) {
 
 inline std::string index_file(const std::vector<int32_t>& lengths, uint8_t code, int64_t width) {
   std::string out("MMIDIDX\0\0", 9);
-  out +=
-      pack<uint64_t>({1}) + std::string(1, static_cast<char>(code)) + pack<uint64_t>({lengths.size(), lengths.size() + 1}) + pack(lengths);
+  out += pack<uint64_t>({1}) + std::string(1, static_cast<char>(code)) +
+         pack<uint64_t>({lengths.size(), lengths.size() + 1}) + pack(lengths);
   int64_t at = 0;
   for (int32_t n : lengths) {
     out += pack<int64_t>({at});

@@ -57,19 +57,21 @@ TEST_CASE("every permutation of few samples comes up, about equally often") {
 }
 
 TEST_CASE("a step reads the same samples however it is split over ranks and micro-batches") {
-  constexpr int64_t kBatch = 24, kSteps = 12;  // 288 positions over 100 samples: almost three epochs
+  constexpr int64_t kBatch = 24,
+                    kSteps = 12;  // 288 positions over 100 samples: almost three epochs
   for (bool shuffle : {false, true}) {
     Sampler sampler(100, shuffle, 5);
     std::vector<std::set<int64_t>> reference;
-    for (auto [dp, accum, micro_batch] :
-         std::vector<std::array<int64_t, 3>>{{1, 1, 24}, {2, 1, 12}, {2, 3, 4}, {3, 4, 2}, {4, 6, 1}, {24, 1, 1}}) {
+    for (auto [dp, accum, micro_batch] : std::vector<std::array<int64_t, 3>>{
+             {1, 1, 24}, {2, 1, 12}, {2, 3, 4}, {3, 4, 2}, {4, 6, 1}, {24, 1, 1}}) {
       CAPTURE(dp);
       std::vector<std::set<int64_t>> steps;
       for (int64_t s = 0; s < kSteps; ++s) {
         std::vector<int64_t> read;
         for (int64_t r = 0; r < dp; ++r)
           for (int64_t a = 0; a < accum; ++a)
-            for (int64_t b = 0; b < micro_batch; ++b) read.push_back(sampler.at(((s * accum + a) * dp + r) * micro_batch + b));
+            for (int64_t b = 0; b < micro_batch; ++b)
+              read.push_back(sampler.at(((s * accum + a) * dp + r) * micro_batch + b));
         REQUIRE(read.size() == kBatch);
         steps.emplace_back(read.begin(), read.end());
         if (!shuffle)

@@ -1,4 +1,5 @@
-// dist_env.device and dist_env.backend on machines with and without devices; the part for CUDA is a fake, but for the last case.
+// dist_env.device and dist_env.backend on machines with and without devices; the part for CUDA is a
+// fake, but for the last case.
 #include <doctest/doctest.h>
 
 #include <functional>
@@ -60,17 +61,19 @@ TEST_CASE("device and back end follow from what is asked for and what is there")
     size_t notices;
   };
   const Row rows[] = {
-      {"auto", "auto", 0, 0, 2, "cpu gloo", 0},    {"cpu", "auto", 8, 3, 8, "cpu gloo", 0},     {"cpu", "gloo", 8, 3, 8, "cpu gloo", 0},
-      {"auto", "auto", 8, 3, 8, "cuda:3 nccl", 0}, {"cuda", "auto", 8, 7, 8, "cuda:7 nccl", 0}, {"cuda", "nccl", 2, 1, 2, "cuda:1 nccl", 0},
-      {"cuda", "gloo", 2, 1, 2, "cuda:1 gloo", 0}, {"cuda", "auto", 1, 1, 2, "cuda:0 gloo", 1}, {"auto", "gloo", 1, 2, 3, "cuda:0 gloo", 0},
-      {"cuda", "auto", 1, 0, 1, "cuda:0 nccl", 0},
+      {"auto", "auto", 0, 0, 2, "cpu gloo", 0},    {"cpu", "auto", 8, 3, 8, "cpu gloo", 0},
+      {"cpu", "gloo", 8, 3, 8, "cpu gloo", 0},     {"auto", "auto", 8, 3, 8, "cuda:3 nccl", 0},
+      {"cuda", "auto", 8, 7, 8, "cuda:7 nccl", 0}, {"cuda", "nccl", 2, 1, 2, "cuda:1 nccl", 0},
+      {"cuda", "gloo", 2, 1, 2, "cuda:1 gloo", 0}, {"cuda", "auto", 1, 1, 2, "cuda:0 gloo", 1},
+      {"auto", "gloo", 1, 2, 3, "cuda:0 gloo", 0}, {"cuda", "auto", 1, 0, 1, "cuda:0 nccl", 0},
   };
   for (const Row& row : rows) {
     CAPTURE(row.expected);
     CAPTURE(row.device);
     devices = row.there;
     used = -1;
-    device::Chosen chosen = choose(dist_env(row.device, row.backend), local(row.rank, row.world), &kFake, "");
+    device::Chosen chosen =
+        choose(dist_env(row.device, row.backend), local(row.rank, row.world), &kFake, "");
     CHECK(chosen.device.str() + (chosen.nccl ? " nccl" : " gloo") == row.expected);
     CHECK(chosen.notices.size() == row.notices);
     CHECK(used == (chosen.device.is_cuda() ? chosen.device.index() : -1));
@@ -79,17 +82,24 @@ TEST_CASE("device and back end follow from what is asked for and what is there")
 
 TEST_CASE("what cannot be had is refused with the way out") {
   devices = 1;
-  CHECK(message_of([&] { choose(dist_env("cuda", "nccl"), local(0, 2), &kFake, ""); }).find("2 ranks on this host share 1 CUDA device") !=
-        std::string::npos);
-  CHECK(message_of([&] { choose(dist_env("cpu", "nccl"), local(0, 1), &kFake, ""); }).find("needs CUDA devices") != std::string::npos);
-  CHECK(message_of([&] { choose(dist_env("cuda", "auto"), local(0, 1), nullptr, "it is not built"); }).find("it is not built") !=
-        std::string::npos);
+  CHECK(message_of([&] {
+          choose(dist_env("cuda", "nccl"), local(0, 2), &kFake, "");
+        }).find("2 ranks on this host share 1 CUDA device") != std::string::npos);
+  CHECK(message_of([&] {
+          choose(dist_env("cpu", "nccl"), local(0, 1), &kFake, "");
+        }).find("needs CUDA devices") != std::string::npos);
+  CHECK(message_of([&] {
+          choose(dist_env("cuda", "auto"), local(0, 1), nullptr, "it is not built");
+        }).find("it is not built") != std::string::npos);
   devices = 0;
-  CHECK(message_of([&] { choose(dist_env("cuda", "auto"), local(0, 1), &kFake, ""); }).find("finds no CUDA device") != std::string::npos);
+  CHECK(message_of([&] {
+          choose(dist_env("cuda", "auto"), local(0, 1), &kFake, "");
+        }).find("finds no CUDA device") != std::string::npos);
 }
 
 TEST_CASE("automatic choice says why a device that is there goes unused") {
-  device::Chosen chosen = choose(dist_env("auto", "auto"), local(0, 1), nullptr, "its CUDA part cannot be loaded");
+  device::Chosen chosen =
+      choose(dist_env("auto", "auto"), local(0, 1), nullptr, "its CUDA part cannot be loaded");
   CHECK(chosen.device.is_cpu());
   REQUIRE(chosen.notices.size() == 1);
   CHECK(chosen.notices[0].find("its CUDA part cannot be loaded") != std::string::npos);

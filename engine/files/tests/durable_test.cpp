@@ -65,8 +65,10 @@ TEST_CASE("failures name the path, what was tried and the errno") {
     return std::string("nothing");
   };
   fs::path gone = folder.path / "gone" / "x";
-  CHECK(message_of([&] { files::NewFile file(gone); }) == "cannot open " + gone.string() + ": No such file or directory (ENOENT)");
-  CHECK(message_of([&] { files::make_folder(folder.path); }) == "cannot make " + folder.path.string() + ": File exists (EEXIST)");
+  CHECK(message_of([&] { files::NewFile file(gone); }) ==
+        "cannot open " + gone.string() + ": No such file or directory (ENOENT)");
+  CHECK(message_of([&] { files::make_folder(folder.path); }) ==
+        "cannot make " + folder.path.string() + ": File exists (EEXIST)");
   CHECK(message_of([&] { files::rename_durably(gone, folder.path / "y"); }) ==
         "cannot rename " + (folder.path / "y").string() + ": No such file or directory (ENOENT)");
   CHECK(message_of([&] {
@@ -74,7 +76,9 @@ TEST_CASE("failures name the path, what was tried and the errno") {
           file.append("x");
         }) == "cannot write /dev/full: No space left on device (ENOSPC)");
   files::write_durably(folder.path / "file", "x");
-  CHECK(message_of([&] { files::make_folders(folder.path / "file" / "below"); }).find("file: File exists (EEXIST)") != std::string::npos);
+  CHECK(message_of([&] {
+          files::make_folders(folder.path / "file" / "below");
+        }).find("file: File exists (EEXIST)") != std::string::npos);
 }
 
 TEST_CASE("a link is moved in one step") {

@@ -29,7 +29,8 @@ struct Folder {
   void leave(const LockOwner& owner, int64_t seconds_ago = 0) const {
     fs::create_directories(path);
     std::ofstream(lock()) << files::lock_text(owner);
-    timespec times[2] = {{std::time(nullptr) - seconds_ago, 0}, {std::time(nullptr) - seconds_ago, 0}};
+    timespec times[2] = {{std::time(nullptr) - seconds_ago, 0},
+                         {std::time(nullptr) - seconds_ago, 0}};
     ::utimensat(AT_FDCWD, lock().c_str(), times, 0);
   }
 };
@@ -42,7 +43,8 @@ RunLock::Settings quick(bool kernel_locks) {
   return settings;
 }
 
-// A process that holds the lock until it is killed; with a child of its own, which has inherited it, when asked.
+// A process that holds the lock until it is killed; with a child of its own, which has inherited
+// it, when asked.
 struct Holder {
   pid_t pid = -1, child = -1;
   explicit Holder(const fs::path& folder, bool with_child = false) {
@@ -98,7 +100,9 @@ TEST_CASE("the owner of a lock is written down and read back, and a half-written
   for (size_t cut = 0; cut + 1 < text.size(); ++cut) CHECK(!files::parse_lock(text.substr(0, cut)));
 }
 
-TEST_CASE("a folder that is held is refused with host, process and what to do; given back, it leaves no file") {
+TEST_CASE(
+    "a folder that is held is refused with host, process and what to do; given back, it leaves no "
+    "file") {
   for (bool kernel_locks : {true, false}) {
     CAPTURE(kernel_locks);
     Folder folder;
@@ -106,8 +110,9 @@ TEST_CASE("a folder that is held is refused with host, process and what to do; g
     Error error = refused(folder.path, quick(kernel_locks));
     CHECK(error.code() == ErrorCode::run_folder_locked);
     std::string text = all_of(error), pid = std::to_string(holder.pid);
-    for (const std::string& part : {folder.path.string(), "process " + pid + " on " + files::this_process().host, "-p " + pid,
-                                    std::string("set run.name"), "kill " + pid})
+    for (const std::string& part :
+         {folder.path.string(), "process " + pid + " on " + files::this_process().host, "-p " + pid,
+          std::string("set run.name"), "kill " + pid})
       CHECK_MESSAGE(text.find(part) != std::string::npos, text);
     CHECK(files::parse_lock([&] {
             std::ifstream in(folder.lock());
@@ -157,7 +162,9 @@ TEST_CASE("what a killed owner left behind to its children is waited for") {
   later.join();
 }
 
-TEST_CASE("owners that are dead: a number that nobody has, one that another process has now, a host that is silent") {
+TEST_CASE(
+    "owners that are dead: a number that nobody has, one that another process has now, a host that "
+    "is silent") {
   LockOwner self = files::this_process();
   LockOwner reused = self, gone = self, silent = self;
   reused.start_time += 1;
@@ -169,7 +176,8 @@ TEST_CASE("owners that are dead: a number that nobody has, one that another proc
     LockOwner owner;
     int64_t seconds_ago;
   };
-  for (const Row& row : {Row{"reused", reused, 0}, Row{"gone", gone, 0}, Row{"silent", silent, 100}})
+  for (const Row& row :
+       {Row{"reused", reused, 0}, Row{"gone", gone, 0}, Row{"silent", silent, 100}})
     for (bool kernel_locks : {true, false}) {
       CAPTURE(row.what);
       CAPTURE(kernel_locks);
@@ -192,7 +200,8 @@ TEST_CASE("owners that are dead: a number that nobody has, one that another proc
   CHECK(said.find("faraway") != std::string::npos);
 }
 
-TEST_CASE("an owner on another host that is alive is found alive long before it could count as dead") {
+TEST_CASE(
+    "an owner on another host that is alive is found alive long before it could count as dead") {
   for (bool kernel_locks : {true, false}) {
     Folder folder;
     LockOwner other = files::this_process();

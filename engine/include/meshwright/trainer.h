@@ -1,14 +1,17 @@
-// The engine as a library: train any torch::nn::Module under the strategy that a TOML file (or code) chooses, inside your own main().
+// The engine as a library: train any torch::nn::Module under the strategy that a TOML file (or
+// code) chooses, inside your own main().
 //
-//   meshwright::Job job = meshwright::Job::from_file("job.toml");      // or Job() and job.set("distributed.strategy", "\"ddp\"")
-//   auto world = meshwright::join_world(job);                          // ranks from the launcher's environment; alone without one
-//   Net net;                                                           // declared with MESHWRIGHT_MODULE
+//   meshwright::Job job = meshwright::Job::from_file("job.toml");      // or Job() and
+//   job.set("distributed.strategy", "\"ddp\"") auto world = meshwright::join_world(job); // ranks
+//   from the launcher's environment; alone without one Net net; // declared with MESHWRIGHT_MODULE
 //   meshwright::Trainer trainer(job, world, net.ptr());
 //   for (int64_t s = 0; s < trainer.max_steps(); ++s)
-//     trainer.step([&](int64_t micro) { ... return meshwright::MicroBatchLoss{sum_of_losses, count}; });
+//     trainer.step([&](int64_t micro) { ... return meshwright::MicroBatchLoss{sum_of_losses,
+//     count}; });
 //
-// Nothing here installs signal handlers, exits or changes global state, but for the number of threads and LibTorch's deterministic
-// switch when the job asks for them. All failures are meshwright::Error.
+// Nothing here installs signal handlers, exits or changes global state, but for the number of
+// threads and LibTorch's deterministic switch when the job asks for them. All failures are
+// meshwright::Error.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -66,10 +69,11 @@ class MESHWRIGHT_API Job {
   void load();
 };
 
-// Joins the ranks named by the environment (torchrun, plain, Slurm, Open MPI variables), or makes a world of one. Collective. Compares
-// `facts` of all ranks before any group exists. Throws Error(bad_rank_environment | rendezvous_failed | ranks_disagree |
-// device_unavailable).
-MESHWRIGHT_API std::shared_ptr<World> join_world(const Job& job, const std::vector<std::pair<std::string, std::string>>& facts = {});
+// Joins the ranks named by the environment (torchrun, plain, Slurm, Open MPI variables), or makes a
+// world of one. Collective. Compares `facts` of all ranks before any group exists. Throws
+// Error(bad_rank_environment | rendezvous_failed | ranks_disagree | device_unavailable).
+MESHWRIGHT_API std::shared_ptr<World> join_world(
+    const Job& job, const std::vector<std::pair<std::string, std::string>>& facts = {});
 
 // One micro-batch's loss: the sum over its targets, and how many there were.
 struct MicroBatchLoss {
@@ -81,7 +85,8 @@ struct MicroBatchLoss {
 enum class RankSignal : uint8_t { stop, background_done, background_failed };
 inline constexpr size_t kVotes = 3;
 
-// How often the routers of one mixture-of-experts block chose each of its experts in a step, on all ranks.
+// How often the routers of one mixture-of-experts block chose each of its experts in a step, on all
+// ranks.
 struct ExpertLoad {
   std::string block;                        // the module's name
   std::vector<int64_t> tokens;              // an expert
@@ -103,29 +108,34 @@ struct StepResult {
 
 class MESHWRIGHT_API Trainer {
  public:
-  // Collective: plans the mesh, parallelizes. `outline`: of a known model family; else made from the module. `expected_count`: targets
-  // of a full micro-batch, the scale that gradients are summed at (any positive constant, the same on all ranks).
-  Trainer(Job& job, std::shared_ptr<World> world, std::shared_ptr<torch::nn::Module> model, std::optional<ModelOutline> outline = {},
-          int64_t expected_count = 1);
+  // Collective: plans the mesh, parallelizes. `outline`: of a known model family; else made from
+  // the module. `expected_count`: targets of a full micro-batch, the scale that gradients are
+  // summed at (any positive constant, the same on all ranks).
+  Trainer(Job& job, std::shared_ptr<World> world, std::shared_ptr<torch::nn::Module> model,
+          std::optional<ModelOutline> outline = {}, int64_t expected_count = 1);
   ~Trainer();
 
-  // Collective. `forward(micro)` is called for each micro-batch of this rank. Throws Error(nonfinite) before the optimizer's update when
-  // run.stop_on_nonfinite is set.
+  // Collective. `forward(micro)` is called for each micro-batch of this rank. Throws
+  // Error(nonfinite) before the optimizer's update when run.stop_on_nonfinite is set.
   StepResult step(const std::function<MicroBatchLoss(int64_t micro)>& forward);
-  // Called in every step right before the optimizer writes: until then the values are those of the step before, and may be read by other
-  // threads.
+  // Called in every step right before the optimizer writes: until then the values are those of the
+  // step before, and may be read by other threads.
   void before_update(std::function<void()> hook) { before_update_ = std::move(hook); }
   // Local: counted once, in the step that follows or the one whose `forward` calls this.
   void vote(RankSignal vote) { votes_[static_cast<size_t>(vote)] = 1; }
-  // Collective. The mean loss over micro-batches without gradients; every rank makes the same number of calls of `forward`.
-  double evaluate(int64_t micro_batches, const std::function<MicroBatchLoss(int64_t micro)>& forward);
+  // Collective. The mean loss over micro-batches without gradients; every rank makes the same
+  // number of calls of `forward`.
+  double evaluate(int64_t micro_batches,
+                  const std::function<MicroBatchLoss(int64_t micro)>& forward);
 
-  // Collective. Writes <folder>/step_N, N the steps done: every rank its own shards, published by a rename once all are on the disk.
-  // Throws Error(output_unwritable), the same on every rank; what was there before is untouched then.
+  // Collective. Writes <folder>/step_N, N the steps done: every rank its own shards, published by a
+  // rename once all are on the disk. Throws Error(output_unwritable), the same on every rank; what
+  // was there before is untouched then.
   void save(const std::string& folder);
-  // Collective. Continues from a checkpoint (its folder, or one that holds some), of whatever strategy and number of ranks: weights,
-  // optimizer, buffers, step; generators when the number of ranks is the same. Throws Error(no_checkpoint | bad_checkpoint |
-  // checkpoint_mismatch) on every rank.
+  // Collective. Continues from a checkpoint (its folder, or one that holds some), of whatever
+  // strategy and number of ranks: weights, optimizer, buffers, step; generators when the number of
+  // ranks is the same. Throws Error(no_checkpoint | bad_checkpoint | checkpoint_mismatch) on every
+  // rank.
   void load(const std::string& path);
 
   ParallelModel& model() { return *model_; }
@@ -149,7 +159,8 @@ class MESHWRIGHT_API Trainer {
     std::array<int64_t, kVotes> votes;
     std::vector<double> more;
   };
-  Totals totals(const at::Tensor& loss_sum, double count, bool with_votes, const std::vector<double>& more = {});
+  Totals totals(const at::Tensor& loss_sum, double count, bool with_votes,
+                const std::vector<double>& more = {});
   std::shared_ptr<World> world_;
   std::shared_ptr<torch::nn::Module> module_;
   std::unique_ptr<ModelOutline> outline_;
@@ -159,7 +170,8 @@ class MESHWRIGHT_API Trainer {
   std::unique_ptr<train::Optimizer> optimizer_;
   std::unique_ptr<train::Routers> routers_;
   std::shared_ptr<Group> data_;
-  int64_t accumulation_ = 1, local_batch_ = 1, dp_ = 1, dp_rank_ = 0, max_steps_ = 0, step_ = 0, expected_ = 1;
+  int64_t accumulation_ = 1, local_batch_ = 1, dp_ = 1, dp_rank_ = 0, max_steps_ = 0, step_ = 0,
+          expected_ = 1;
   std::function<void()> before_update_;
   std::array<double, kVotes> votes_{};  // of this rank, for the next sum
 };

@@ -5,7 +5,9 @@
 
 #include <algorithm>
 
-TEST_CASE("the soft limit of open files becomes the hard one, at most a million, and never less than it was") {
+TEST_CASE(
+    "the soft limit of open files becomes the hard one, at most a million, and never less than it "
+    "was") {
   rlimit before{};
   REQUIRE(::getrlimit(RLIMIT_NOFILE, &before) == 0);
   REQUIRE(before.rlim_max >= 128);

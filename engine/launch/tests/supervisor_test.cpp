@@ -51,8 +51,10 @@ Ended supervise(int64_t ranks, std::vector<std::string> commands, LocalJob job =
   job.argv = std::move(commands);
   job.argv.insert(job.argv.begin(), kProgram);
   job.ranks = ranks;
-  job.out_fd = ::open((folder.path / "out").c_str(), O_CREAT | O_WRONLY | O_APPEND | O_CLOEXEC, 0600);
-  job.err_fd = ::open((folder.path / "err").c_str(), O_CREAT | O_WRONLY | O_APPEND | O_CLOEXEC, 0600);
+  job.out_fd =
+      ::open((folder.path / "out").c_str(), O_CREAT | O_WRONLY | O_APPEND | O_CLOEXEC, 0600);
+  job.err_fd =
+      ::open((folder.path / "err").c_str(), O_CREAT | O_WRONLY | O_APPEND | O_CLOEXEC, 0600);
   auto begin = std::chrono::steady_clock::now();
   Ended ended;
   ended.code = run_local_ranks(job);
@@ -64,7 +66,9 @@ Ended supervise(int64_t ranks, std::vector<std::string> commands, LocalJob job =
   return ended;
 }
 
-bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+bool has(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
 
 // Waits until a file is there; its number.
 pid_t pid_in(const fs::path& path) {
@@ -86,8 +90,11 @@ bool is_gone(pid_t pid) {
 struct Supervised {
   Folder folder;
   pid_t pid = -1;
-  explicit Supervised(int64_t ranks, const std::vector<std::string>& commands, int64_t restarts = 0) {
-    std::vector<std::string> words = {kProgram, "supervise", std::to_string(ranks) + "+" + std::to_string(restarts), folder.path.string()};
+  explicit Supervised(int64_t ranks, const std::vector<std::string>& commands,
+                      int64_t restarts = 0) {
+    std::vector<std::string> words = {kProgram, "supervise",
+                                      std::to_string(ranks) + "+" + std::to_string(restarts),
+                                      folder.path.string()};
     words.insert(words.end(), commands.begin(), commands.end());
     words.push_back("all:pid=" + (folder.path / "pid_").string());
     words.push_back("all:sleep=60000");
@@ -103,7 +110,9 @@ struct Supervised {
       ::_exit(127);
     }
   }
-  pid_t rank(int64_t number) const { return pid_in(folder.path / ("pid_" + std::to_string(number))); }
+  pid_t rank(int64_t number) const {
+    return pid_in(folder.path / ("pid_" + std::to_string(number)));
+  }
   int wait() const {
     int status = 0;
     ::waitpid(pid, &status, 0);
@@ -114,7 +123,8 @@ struct Supervised {
 }  // namespace
 
 TEST_CASE("ranks that succeed: their output, whole lines, prefixed but for rank 0") {
-  Ended ended = supervise(3, {"all:sleep=50", "0:out=step 1", "1:out=from one", "2:err=from two", "0:partial=no newline at the end"});
+  Ended ended = supervise(3, {"all:sleep=50", "0:out=step 1", "1:out=from one", "2:err=from two",
+                              "0:partial=no newline at the end"});
   CHECK(ended.code == 0);
   CHECK(has(ended.out, "step 1\n"));
   CHECK(has(ended.out, "[rank 1] from one\n"));
@@ -125,18 +135,23 @@ TEST_CASE("ranks that succeed: their output, whole lines, prefixed but for rank 
 TEST_CASE("each rank finds itself in its environment, and rank 0 alone inherits the socket") {
   LocalJob job;
   job.environment = {{"EXTRA", "seven"}};
-  Ended ended = supervise(2,
-                          {"all:env=RANK", "all:env=WORLD_SIZE", "all:env=LOCAL_RANK", "all:env=LOCAL_WORLD_SIZE", "all:env=MASTER_ADDR",
-                           "all:env=EXTRA", "all:listens", "all:descriptors"},
-                          job);
+  Ended ended = supervise(
+      2,
+      {"all:env=RANK", "all:env=WORLD_SIZE", "all:env=LOCAL_RANK", "all:env=LOCAL_WORLD_SIZE",
+       "all:env=MASTER_ADDR", "all:env=EXTRA", "all:listens", "all:descriptors"},
+      job);
   CHECK(ended.code == 0);
   for (const char* line :
-       {"RANK=0\n", "WORLD_SIZE=2\n", "LOCAL_RANK=0\n", "LOCAL_WORLD_SIZE=2\n", "MASTER_ADDR=127.0.0.1\n", "EXTRA=seven\n", "listens\n",
-        "[rank 1] RANK=1\n", "[rank 1] WORLD_SIZE=2\n", "[rank 1] LOCAL_RANK=1\n", "[rank 1] does not listen\n"})
+       {"RANK=0\n", "WORLD_SIZE=2\n", "LOCAL_RANK=0\n", "LOCAL_WORLD_SIZE=2\n",
+        "MASTER_ADDR=127.0.0.1\n", "EXTRA=seven\n", "listens\n", "[rank 1] RANK=1\n",
+        "[rank 1] WORLD_SIZE=2\n", "[rank 1] LOCAL_RANK=1\n", "[rank 1] does not listen\n"})
     CHECK_MESSAGE(has(ended.out, line), line);
   // The socket is all that rank 0 has beyond the others; pipes of other ranks leak to nobody.
-  auto descriptors = [&](const std::string& before) { return std::stoi(ended.out.substr(ended.out.find(before) + before.size())); };
-  // What started this test may have left a descriptor 3 of its own to all ranks; the socket then takes its place.
+  auto descriptors = [&](const std::string& before) {
+    return std::stoi(ended.out.substr(ended.out.find(before) + before.size()));
+  };
+  // What started this test may have left a descriptor 3 of its own to all ranks; the socket then
+  // takes its place.
   int flags = ::fcntl(3, F_GETFD);
   bool taken = flags >= 0 && (flags & FD_CLOEXEC) == 0;
   CHECK(descriptors("\ndescriptors ") == descriptors("[rank 1] descriptors ") + (taken ? 0 : 1));
@@ -154,24 +169,40 @@ TEST_CASE("who is blamed when ranks fail together") {
        {"1:err=error[E0801]: loss is nan", "1:exit=5", "all:sleep=60000"},
        5,
        "[rank 1] error[E0801]: loss is nan\nrank 1 failed first"},
-      {"one fails without a word", {"1:exit=7", "all:sleep=60000"}, 7, "error[E0505]: rank 1 failed with exit status 7\n"},
-      {"one is killed", {"1:raise=9", "all:sleep=60000"}, 137, "error[E0505]: rank 1 was ended by signal 9 (SIGKILL)\n"},
-      {"rank 0 crashes", {"0:raise=11", "all:sleep=60000"}, 139, "error[E0505]: rank 0 was ended by signal 11 (SIGSEGV)\n"},
+      {"one fails without a word",
+       {"1:exit=7", "all:sleep=60000"},
+       7,
+       "error[E0505]: rank 1 failed with exit status 7\n"},
+      {"one is killed",
+       {"1:raise=9", "all:sleep=60000"},
+       137,
+       "error[E0505]: rank 1 was ended by signal 9 (SIGKILL)\n"},
+      {"rank 0 crashes",
+       {"0:raise=11", "all:sleep=60000"},
+       139,
+       "error[E0505]: rank 0 was ended by signal 11 (SIGSEGV)\n"},
       {"a killed rank, though another noticed first",
-       {"0:err=error[E0602]: lost rank 1", "0:exit=6", "1:sleep=200", "1:raise=9", "all:sleep=60000"},
+       {"0:err=error[E0602]: lost rank 1", "0:exit=6", "1:sleep=200", "1:raise=9",
+        "all:sleep=60000"},
        137,
        "error[E0505]: rank 1 was ended by signal 9 (SIGKILL)\n"},
       {"a rank with an error of its own, though another noticed first",
-       {"0:err=error[E0502]: nobody there", "0:exit=4", "2:err=error[E0701]: bad.bin is truncated", "2:sleep=200", "2:exit=7",
-        "all:sleep=60000"},
+       {"0:err=error[E0502]: nobody there", "0:exit=4", "2:err=error[E0701]: bad.bin is truncated",
+        "2:sleep=200", "2:exit=7", "all:sleep=60000"},
        7,
        "[rank 2] error[E0701]: bad.bin is truncated\nrank 2 failed first"},
       {"nothing but lost connections",
        {"2:err=error[E0601]: rank 2 waited 5 s in vain", "2:exit=6", "all:sleep=60000"},
        6,
        "[rank 2] error[E0601]"},
-      {"one that fails only while being ended", {"0:exit=6", "1:leave=12:1", "all:sleep=60000"}, 6, "rank 0 failed with exit status 6"},
-      {"a kill and a failure that follows from it", {"0:exit=1", "1:raise=9", "all:sleep=60000"}, 137, "rank 1 was ended by signal 9"},
+      {"one that fails only while being ended",
+       {"0:exit=6", "1:leave=12:1", "all:sleep=60000"},
+       6,
+       "rank 0 failed with exit status 6"},
+      {"a kill and a failure that follows from it",
+       {"0:exit=1", "1:raise=9", "all:sleep=60000"},
+       137,
+       "rank 1 was ended by signal 9"},
       {"preempted by themselves", {"all:exit=75"}, 75, ""},
   };
   for (const Row& row : rows) {
@@ -186,14 +217,19 @@ TEST_CASE("who is blamed when ranks fail together") {
   }
 }
 
-TEST_CASE("the rank at fault speaks first, whatever order the words came in, and the same words are not repeated") {
-  Ended ended = supervise(4, {"0:err=error[E0602]: connection lost", "2:err=error[E0602]: connection lost", "0:err=  help: look at rank 1",
-                              "3:err=error[E0602]: group of 3 broke", "1:sleep=100", "1:err=error[E0801]: loss is nan",
-                              "1:err=  help: lower lr", "1:exit=5", "all:exit=6"});
+TEST_CASE(
+    "the rank at fault speaks first, whatever order the words came in, and the same words are not "
+    "repeated") {
+  Ended ended = supervise(
+      4, {"0:err=error[E0602]: connection lost", "2:err=error[E0602]: connection lost",
+          "0:err=  help: look at rank 1", "3:err=error[E0602]: group of 3 broke", "1:sleep=100",
+          "1:err=error[E0801]: loss is nan", "1:err=  help: lower lr", "1:exit=5", "all:exit=6"});
   CHECK(ended.code == 5);
   CHECK(ended.err ==
-        "[rank 1] error[E0801]: loss is nan\n[rank 1]   help: lower lr\nrank 1 failed first; all others are ended\n"
-        "error[E0602]: connection lost\n  help: look at rank 1\n[rank 2] error[E0602]: connection lost\n[rank 3] error[E0602]: group of 3 "
+        "[rank 1] error[E0801]: loss is nan\n[rank 1]   help: lower lr\nrank 1 failed first; all "
+        "others are ended\n"
+        "error[E0602]: connection lost\n  help: look at rank 1\n[rank 2] error[E0602]: connection "
+        "lost\n[rank 3] error[E0602]: group of 3 "
         "broke\n");
   Ended same = supervise(3, {"all:err=error[E0503]: rank 2 has lr 1, the others 2", "all:exit=4"});
   CHECK(same.code == 4);
@@ -242,13 +278,16 @@ TEST_CASE("much output arrives complete and whole, on the streams and in the log
       if (line.starts_with("[rank 2] xxx")) continue;
       std::string bare = line.starts_with("[rank ") ? line.substr(9) : line;
       size_t number = std::stoul(bare.substr(41));
-      CHECK_MESSAGE(bare == std::string(40, static_cast<char>('a' + number % 20)) + " " + std::to_string(number), line);
+      CHECK_MESSAGE(bare == std::string(40, static_cast<char>('a' + number % 20)) + " " +
+                                std::to_string(number),
+                    line);
       ++lines;
     }
   }
   CHECK(lines == 60000);
   size_t longs = 0;
-  for (size_t at = 0; (at = ended.out.find("[rank 2] xxx", at)) != std::string::npos; at = ended.out.find('\n', at))
+  for (size_t at = 0; (at = ended.out.find("[rank 2] xxx", at)) != std::string::npos;
+       at = ended.out.find('\n', at))
     longs += ended.out.find('\n', at) - at - 9;
   CHECK(longs == 300000);
   std::string log = read_file(folder.path / "rank_2.log");
@@ -279,7 +318,8 @@ TEST_CASE("a program that is not there, and a log folder that is not there, are 
   CHECK(::waitpid(-1, nullptr, WNOHANG) == -1);  // no child is left
 }
 
-TEST_CASE("a signal to the supervisor reaches all ranks, and its exit status says how they took it") {
+TEST_CASE(
+    "a signal to the supervisor reaches all ranks, and its exit status says how they took it") {
   struct Row {
     int signal, code;
     std::vector<std::string> commands;
@@ -309,14 +349,16 @@ TEST_CASE("a signal to the supervisor reaches all ranks, and its exit status say
   }
 }
 
-TEST_CASE("after a fault the others end at once, also those that take signals as the wish to save") {
-  Ended ended =
-      supervise(3, {"0:sleep=200", "0:exit=5", "all:ignore=1", "all:ignore=2", "all:ignore=15", "all:ignore=10", "all:sleep=60000"});
+TEST_CASE(
+    "after a fault the others end at once, also those that take signals as the wish to save") {
+  Ended ended = supervise(3, {"0:sleep=200", "0:exit=5", "all:ignore=1", "all:ignore=2",
+                              "all:ignore=15", "all:ignore=10", "all:sleep=60000"});
   CHECK(ended.code == 5);
   CHECK(ended.took < milliseconds(2000));
 }
 
-TEST_CASE("the same signal twice within a moment is one wish, which ranks may take their time over") {
+TEST_CASE(
+    "the same signal twice within a moment is one wish, which ranks may take their time over") {
   Supervised job(2, {"all:later=15:75:800"});
   job.rank(0);
   job.rank(1);
@@ -326,7 +368,9 @@ TEST_CASE("the same signal twice within a moment is one wish, which ranks may ta
   CHECK(WEXITSTATUS(job.wait()) == 75);
 }
 
-TEST_CASE("a terminal that goes away says so several times, and does not hurry what another signal has asked for") {
+TEST_CASE(
+    "a terminal that goes away says so several times, and does not hurry what another signal has "
+    "asked for") {
   for (int first : {SIGHUP, SIGINT}) {
     Supervised job(2, {"all:ignore=1", "all:later=" + std::to_string(first) + ":75:1200"});
     job.rank(0);
@@ -359,7 +403,8 @@ TEST_CASE("logs of a former run stay in front of the new one's; a long one makes
   LocalJob job;
   job.log_folder = folder.path;
   fs::path log = folder.path / "rank_0.log";
-  for (const char* words : {"0:out=the first", "0:out=the second"}) CHECK(supervise(1, {words}, job).code == 0);
+  for (const char* words : {"0:out=the first", "0:out=the second"})
+    CHECK(supervise(1, {words}, job).code == 0);
   std::string text = read_file(log);
   CHECK(text.starts_with("the first\n=== "));
   CHECK(text.ends_with(": another start ===\nthe second\n"));
@@ -374,13 +419,17 @@ TEST_CASE("failures, restarts and signals are recorded too") {
   LocalJob job;
   job.max_restarts = 1;
   job.record = [&](const std::string& lines) { heard += lines; };
-  CHECK(supervise(2, {"1:err=error[E0801]: loss is nan", "1:exit=1", "all:sleep=60000"}, job).code == 1);
-  for (const char* part : {"[rank 1] error[E0801]: loss is nan\nrank 1 failed first",
-                           "restart 1 of 1 after rank 1 failed with exit status 1", "no restart is left of 1\n"})
+  CHECK(
+      supervise(2, {"1:err=error[E0801]: loss is nan", "1:exit=1", "all:sleep=60000"}, job).code ==
+      1);
+  for (const char* part :
+       {"[rank 1] error[E0801]: loss is nan\nrank 1 failed first",
+        "restart 1 of 1 after rank 1 failed with exit status 1", "no restart is left of 1\n"})
     CHECK_MESSAGE(has(heard, part), heard);
 }
 
-TEST_CASE("ranks start again after what may not come again, as often as allowed, and the logs go on") {
+TEST_CASE(
+    "ranks start again after what may not come again, as often as allowed, and the logs go on") {
   struct Row {
     std::vector<std::string> commands;
     int64_t restarts;
@@ -388,10 +437,26 @@ TEST_CASE("ranks start again after what may not come again, as often as allowed,
     const char* words;
   };
   const Row rows[] = {
-      {{"1:until=1", "1:raise=9", "all:sleep=50"}, 3, 0, 2, "restart 1 of 3 after rank 1 was ended by signal 9 (SIGKILL), from step 7; "},
-      {{"1:until=2", "1:exit=1", "all:sleep=50"}, 2, 0, 3, "restart 2 of 2 after rank 1 failed with exit status 1, from step 7; "},
-      {{"1:until=2", "1:exit=4", "all:sleep=50"}, 2, 0, 3, "restart 2 of 2 after rank 1 failed with exit status 4"},
-      {{"0:until=1", "0:exit=6", "all:sleep=50"}, 2, 0, 2, "restart 1 of 2 after rank 0 failed with exit status 6"},
+      {{"1:until=1", "1:raise=9", "all:sleep=50"},
+       3,
+       0,
+       2,
+       "restart 1 of 3 after rank 1 was ended by signal 9 (SIGKILL), from step 7; "},
+      {{"1:until=2", "1:exit=1", "all:sleep=50"},
+       2,
+       0,
+       3,
+       "restart 2 of 2 after rank 1 failed with exit status 1, from step 7; "},
+      {{"1:until=2", "1:exit=4", "all:sleep=50"},
+       2,
+       0,
+       3,
+       "restart 2 of 2 after rank 1 failed with exit status 4"},
+      {{"0:until=1", "0:exit=6", "all:sleep=50"},
+       2,
+       0,
+       2,
+       "restart 1 of 2 after rank 0 failed with exit status 6"},
       {{"0:raise=11", "all:sleep=60000"}, 1, 139, 2, "no restart is left of 1\n"},
       {{"0:raise=9", "all:sleep=60000"}, 0, 137, 1, "rank 0 was ended by signal 9"},
       {{"0:exit=2"}, 2, 2, 1, ""},
@@ -423,14 +488,18 @@ TEST_CASE("ranks start again after what may not come again, as often as allowed,
   }
 }
 
-TEST_CASE("ranks that end soon after their start wait longer and longer before the next, and a signal ends the wait") {
+TEST_CASE(
+    "ranks that end soon after their start wait longer and longer before the next, and a signal "
+    "ends the wait") {
   LocalJob three;
   three.max_restarts = 3;
   Ended ended = supervise(1, {"0:env=MESHWRIGHT_RESTART", "0:exit=1"}, three);
   CHECK(ended.code == 1);
   CHECK(ended.took > milliseconds(250 + 500 + 1000));
   CHECK(has(ended.err, "500 ms to wait"));
-  CHECK(ended.out == "MESHWRIGHT_RESTART=(unset)\nMESHWRIGHT_RESTART=1\nMESHWRIGHT_RESTART=2\nMESHWRIGHT_RESTART=3\n");
+  CHECK(ended.out ==
+        "MESHWRIGHT_RESTART=(unset)\nMESHWRIGHT_RESTART=1\nMESHWRIGHT_RESTART=2\nMESHWRIGHT_"
+        "RESTART=3\n");
   // Many restarts: the wait is long by the time the signal comes.
   for (int signal : {SIGINT, SIGTERM}) {
     Supervised job(1, {"0:exit=1"}, 30);
@@ -460,7 +529,9 @@ TEST_CASE("a signal of the user is no fault to restart after") {
   }
 }
 
-TEST_CASE("a rank that takes its time over a signal is not hurried by the others, but a second signal kills") {
+TEST_CASE(
+    "a rank that takes its time over a signal is not hurried by the others, but a second signal "
+    "kills") {
   Supervised slow(2, {"0:leave=15:75", "1:ignore=15"});
   pid_t one = slow.rank(1);
   slow.rank(0);
@@ -491,7 +562,8 @@ TEST_CASE("Ctrl-Z stops the ranks with the supervisor, and they go on with it") 
     return stat[stat.rfind(')') + 2];
   };
   auto becomes = [&](pid_t pid, bool stopped) {
-    for (int i = 0; i < 500 && (state(pid) == 'T') != stopped; ++i) std::this_thread::sleep_for(milliseconds(10));
+    for (int i = 0; i < 500 && (state(pid) == 'T') != stopped; ++i)
+      std::this_thread::sleep_for(milliseconds(10));
     return (state(pid) == 'T') == stopped;
   };
   ::kill(job.pid, SIGTSTP);

@@ -15,7 +15,8 @@ using at::Tensor;
 TEST_CASE("every module but lists has hooks, which run once a forward") {
   for (const char* name : {"qwen3", "llama_tied_257", "qwen2_window"}) {
     CAPTURE(name);
-    nets::CausalLM model = nets::build_model(std::string(MESHWRIGHT_SOURCE_DIR "/tests/data/nets/") + name, DType::float32, at::kCPU);
+    nets::CausalLM model = nets::build_model(
+        std::string(MESHWRIGHT_SOURCE_DIR "/tests/data/nets/") + name, DType::float32, at::kCPU);
     nets::initialize(*model, 1);
     std::map<std::string, int> before, after;
     int hosts = 0;
@@ -25,11 +26,13 @@ TEST_CASE("every module but lists has hooks, which run once a forward") {
       CAPTURE(item.key());
       REQUIRE(host != nullptr);
       ++hosts;
-      host->before_forward.push_back([&before, key = item.key()](torch::nn::Module&, TensorRefs&) { ++before[key]; });
-      host->after_forward.push_back([&after, key = item.key()](torch::nn::Module&, TensorRefs& refs) {
-        ++after[key];
-        CHECK(!refs.empty());
-      });
+      host->before_forward.push_back(
+          [&before, key = item.key()](torch::nn::Module&, TensorRefs&) { ++before[key]; });
+      host->after_forward.push_back(
+          [&after, key = item.key()](torch::nn::Module&, TensorRefs& refs) {
+            ++after[key];
+            CHECK(!refs.empty());
+          });
     }
     model(at::zeros({1, 12}, at::kLong)).sum().backward();
     CHECK(static_cast<int>(before.size()) == hosts);
@@ -41,7 +44,8 @@ TEST_CASE("every module but lists has hooks, which run once a forward") {
 }
 
 TEST_CASE("tied embeddings are one parameter in both places") {
-  nets::CausalLM model = nets::build_model(MESHWRIGHT_SOURCE_DIR "/tests/data/nets/llama_tied_257", DType::float32, at::kCPU);
+  nets::CausalLM model = nets::build_model(MESHWRIGHT_SOURCE_DIR "/tests/data/nets/llama_tied_257",
+                                           DType::float32, at::kCPU);
   auto parameters = model->named_parameters();
   CHECK(parameters["lm_head.weight"].is_same(parameters["model.embed_tokens.weight"]));
   nets::initialize(*model, 1);

@@ -29,15 +29,21 @@ Tensor interleaved(const Tensor& file, const FusedRows& fused) {
 }
 
 // A grouped tensor of experts from the file's Linears, one an expert and part.
-Tensor grouped(const std::map<std::string, Tensor>& file, const std::string& name, int64_t experts) {
-  bool mixtral = file.contains("model.layers.0.block_sparse_moe.gate.weight"), down = name.ends_with("down_projs");
-  std::string prefix = name.substr(0, name.find(".mlp.experts.")) + (mixtral ? ".block_sparse_moe.experts." : ".mlp.experts.");
+Tensor grouped(const std::map<std::string, Tensor>& file, const std::string& name,
+               int64_t experts) {
+  bool mixtral = file.contains("model.layers.0.block_sparse_moe.gate.weight"),
+       down = name.ends_with("down_projs");
+  std::string prefix = name.substr(0, name.find(".mlp.experts.")) +
+                       (mixtral ? ".block_sparse_moe.experts." : ".mlp.experts.");
   std::vector<Tensor> all;
   for (int64_t e = 0; e < experts; ++e) {
     auto part = [&](const char* of_mixtral, const char* of_qwen) {
-      return file.at(prefix + std::to_string(e) + "." + (mixtral ? of_mixtral : of_qwen) + ".weight").t();
+      return file
+          .at(prefix + std::to_string(e) + "." + (mixtral ? of_mixtral : of_qwen) + ".weight")
+          .t();
     };
-    all.push_back(down ? part("w2", "down_proj") : at::cat({part("w1", "gate_proj"), part("w3", "up_proj")}, 1));
+    all.push_back(down ? part("w2", "down_proj")
+                       : at::cat({part("w1", "gate_proj"), part("w3", "up_proj")}, 1));
   }
   return at::stack(all);
 }
@@ -50,7 +56,8 @@ nets::CausalLM load(const fs::path& folder, DType dtype) {
     Tensor file;
     if (p.shape.size() == 3)
       file = grouped(weights, p.name, p.shape[0]);
-    else if (size_t at = p.name.find(".mlp.gate.weight"); at != std::string::npos && !weights.contains(p.name))
+    else if (size_t at = p.name.find(".mlp.gate.weight");
+             at != std::string::npos && !weights.contains(p.name))
       file = weights.at(p.name.substr(0, at) + ".block_sparse_moe.gate.weight");
     else
       file = weights.at(p.name);
@@ -73,7 +80,8 @@ double deviation(const Tensor& a, const Tensor& b) {
 
 TEST_CASE("logits, loss and gradients of every variant are those of transformers") {
   int count = 0, balanced = 0;
-  for (const fs::directory_entry& entry : fs::directory_iterator(MESHWRIGHT_SOURCE_DIR "/tests/data/nets")) {
+  for (const fs::directory_entry& entry :
+       fs::directory_iterator(MESHWRIGHT_SOURCE_DIR "/tests/data/nets")) {
     CAPTURE(entry.path().filename().string());
     std::map<std::string, Tensor> golden = read_safetensors(entry.path() / "golden.safetensors");
     const Tensor& ids = golden.at("ids");
@@ -85,7 +93,8 @@ TEST_CASE("logits, loss and gradients of every variant are those of transformers
     CHECK((logits - golden.at("logits")).abs().max().item<double>() < 1e-4);
     Tensor loss = at::cross_entropy_loss(logits.flatten(0, 1), ids.narrow(1, 1, length).flatten());
     for (auto& [name, block] : find_moe_blocks(*model))
-      if (block->gate()->load_balance) {  // one for all of them; what it adds to gradients comes by itself
+      if (block->gate()
+              ->load_balance) {  // one for all of them; what it adds to gradients comes by itself
         loss = loss + block->gate()->load_balance->value();
         ++balanced;
         break;
@@ -109,14 +118,16 @@ TEST_CASE("logits, loss and gradients of every variant are those of transformers
 }
 
 TEST_CASE("a model in bfloat16 is as close to its float32 self as the one of transformers") {
-  for (const fs::directory_entry& entry : fs::directory_iterator(MESHWRIGHT_SOURCE_DIR "/tests/data/nets")) {
+  for (const fs::directory_entry& entry :
+       fs::directory_iterator(MESHWRIGHT_SOURCE_DIR "/tests/data/nets")) {
     CAPTURE(entry.path().filename().string());
     std::map<std::string, Tensor> golden = read_safetensors(entry.path() / "golden.safetensors");
     nets::CausalLM model = load(entry.path(), DType::bfloat16);
     c10::NoGradGuard no_grad;
     Tensor logits = model(golden.at("ids").narrow(1, 0, golden.at("ids").size(1) - 1));
     CHECK((logits.scalar_type() == at::kBFloat16));
-    // Rounding depends on how weights lie in memory: transformers' own results differ as much from load to load.
+    // Rounding depends on how weights lie in memory: transformers' own results differ as much from
+    // load to load.
     double theirs = deviation(golden.at("logits_bf16"), golden.at("logits"));
     CHECK(theirs > 0);
     CHECK(deviation(logits, golden.at("logits")) < 1.3 * theirs);

@@ -22,7 +22,9 @@ std::map<std::string, at::Tensor> read_safetensors(const std::filesystem::path& 
     const boost::json::string& type = entry.at("dtype").as_string();
     auto shape = boost::json::value_to<std::vector<int64_t>>(entry.at("shape"));
     auto place = boost::json::value_to<std::vector<size_t>>(entry.at("data_offsets"));
-    at::Tensor tensor = at::empty(shape, type == "I64" ? at::kLong : type == "BF16" ? at::kBFloat16 : at::kFloat);
+    at::Tensor tensor = at::empty(shape, type == "I64"    ? at::kLong
+                                         : type == "BF16" ? at::kBFloat16
+                                                          : at::kFloat);
     REQUIRE(tensor.nbytes() == place[1] - place[0]);
     std::memcpy(tensor.data_ptr(), bytes.data() + 8 + header + place[0], tensor.nbytes());
     out.emplace(item.key(), tensor);

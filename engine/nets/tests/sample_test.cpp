@@ -27,10 +27,11 @@ Tensor successor(const Tensor& ids) {
   return logits;
 }
 
-std::string code_of(std::vector<int64_t> prompt, double temperature, int64_t context, float logit = 0) {
+std::string code_of(std::vector<int64_t> prompt, double temperature, int64_t context,
+                    float logit = 0) {
   try {
-    nets::generate([&](const Tensor& ids) { return at::full({1, ids.size(1), 4}, logit); }, std::move(prompt),
-                   {3, temperature, 0, context, {}});
+    nets::generate([&](const Tensor& ids) { return at::full({1, ids.size(1), 4}, logit); },
+                   std::move(prompt), {3, temperature, 0, context, {}});
   } catch (const Error& error) {
     return code_string(error.code());
   }
@@ -43,8 +44,8 @@ TEST_CASE("greedy generation takes the most likely token and stops when told") {
   CHECK(nets::generate(successor, {3}, {5, 0, 0, 100, {}}) == std::vector<int64_t>{4, 5, 6, 7, 8});
   CHECK(nets::generate(successor, {3}, {5, 0, 0, 100, {1, 6}}) == std::vector<int64_t>{4, 5, 6});
   CHECK(nets::generate(successor, {3}, {0, 0, 0, 100, {}}).empty());
-  CHECK(nets::generate([](const Tensor& ids) { return at::zeros({1, ids.size(1), 4}); }, {1}, {2, 0, 0, 9, {}}) ==
-        std::vector<int64_t>{0, 0});
+  CHECK(nets::generate([](const Tensor& ids) { return at::zeros({1, ids.size(1), 4}); }, {1},
+                       {2, 0, 0, 9, {}}) == std::vector<int64_t>{0, 0});
 }
 
 TEST_CASE("the model sees at most the context") {
@@ -70,10 +71,12 @@ TEST_CASE("sampling follows the softmax at its temperature, and its seed") {
       logits.select(2, 3).fill_(-std::numeric_limits<float>::infinity());
       return logits;
     };
-    for (int64_t token : nets::generate(fixed, {0}, {draws, temperature, 5, 1, {}})) ++counts[token];
+    for (int64_t token : nets::generate(fixed, {0}, {draws, temperature, 5, 1, {}}))
+      ++counts[token];
     double sum = 1 + std::exp(1 / temperature) + std::exp(2 / temperature);
     for (int64_t i = 0; i < 3; ++i)
-      CHECK(counts[i] / static_cast<double>(draws) == doctest::Approx(std::exp(static_cast<double>(i) / temperature) / sum).epsilon(0.05));
+      CHECK(counts[i] / static_cast<double>(draws) ==
+            doctest::Approx(std::exp(static_cast<double>(i) / temperature) / sum).epsilon(0.05));
     CHECK(counts[3] == 0);
   }
   nets::GenerateOptions options{30, 1.0, 5, 10, {}};
@@ -85,11 +88,14 @@ TEST_CASE("sampling follows the softmax at its temperature, and its seed") {
   CHECK(nets::generate(successor, {3}, options).at(4) == 8);
 }
 
-TEST_CASE("only the likeliest tokens are drawn when so many, or so much of the probability, are asked for") {
+TEST_CASE(
+    "only the likeliest tokens are drawn when so many, or so much of the probability, are asked "
+    "for") {
   // Probabilities 0.4, 0.1, 0.3, 0.2.
   auto fixed = [](const Tensor& ids) {
     Tensor logits = at::zeros({1, ids.size(1), 4});
-    for (auto [token, part] : {std::pair{0, 0.4}, {1, 0.1}, {2, 0.3}, {3, 0.2}}) logits.select(2, token).fill_(std::log(part));
+    for (auto [token, part] : {std::pair{0, 0.4}, {1, 0.1}, {2, 0.3}, {3, 0.2}})
+      logits.select(2, token).fill_(std::log(part));
     return logits;
   };
   struct Case {
@@ -97,10 +103,12 @@ TEST_CASE("only the likeliest tokens are drawn when so many, or so much of the p
     double top_p;
     std::map<int64_t, double> expected;
   };
-  for (const Case& it :
-       {Case{1, 1, {{0, 1}}}, Case{2, 1, {{0, 4. / 7}, {2, 3. / 7}}}, Case{3, 1, {{0, 4. / 9}, {2, 3. / 9}, {3, 2. / 9}}},
-        Case{9, 1, {{0, .4}, {1, .1}, {2, .3}, {3, .2}}}, Case{0, 0.39, {{0, 1}}}, Case{0, 0.5, {{0, 4. / 7}, {2, 3. / 7}}},
-        Case{0, 0.95, {{0, .4}, {1, .1}, {2, .3}, {3, .2}}}, Case{3, 0.7, {{0, 4. / 7}, {2, 3. / 7}}}, Case{2, 1e-9, {{0, 1}}}}) {
+  for (const Case& it : {Case{1, 1, {{0, 1}}}, Case{2, 1, {{0, 4. / 7}, {2, 3. / 7}}},
+                         Case{3, 1, {{0, 4. / 9}, {2, 3. / 9}, {3, 2. / 9}}},
+                         Case{9, 1, {{0, .4}, {1, .1}, {2, .3}, {3, .2}}}, Case{0, 0.39, {{0, 1}}},
+                         Case{0, 0.5, {{0, 4. / 7}, {2, 3. / 7}}},
+                         Case{0, 0.95, {{0, .4}, {1, .1}, {2, .3}, {3, .2}}},
+                         Case{3, 0.7, {{0, 4. / 7}, {2, 3. / 7}}}, Case{2, 1e-9, {{0, 1}}}}) {
     nets::GenerateOptions options{10000, 1, 11, 1, {}};
     options.top_k = it.top_k;
     options.top_p = it.top_p;
@@ -113,7 +121,8 @@ TEST_CASE("only the likeliest tokens are drawn when so many, or so much of the p
     CAPTURE(it.top_k);
     CAPTURE(it.top_p);
     CHECK(counts.size() == it.expected.size());
-    for (auto [token, part] : it.expected) CHECK(counts[token] / 10000. == doctest::Approx(part).epsilon(0.06));
+    for (auto [token, part] : it.expected)
+      CHECK(counts[token] / 10000. == doctest::Approx(part).epsilon(0.06));
   }
   nets::GenerateOptions options{3, 1, 0, 4, {}};
   options.top_k = -1;
@@ -126,10 +135,12 @@ TEST_CASE("only the likeliest tokens are drawn when so many, or so much of the p
 }
 
 TEST_CASE("a model continues a prompt beyond its context") {
-  nets::CausalLM model = nets::build_model(MESHWRIGHT_SOURCE_DIR "/tests/data/nets/mistral_window", DType::float32, at::kCPU);
+  nets::CausalLM model = nets::build_model(MESHWRIGHT_SOURCE_DIR "/tests/data/nets/mistral_window",
+                                           DType::float32, at::kCPU);
   nets::initialize(*model, 1);
   auto logits_of = [&](const Tensor& ids) { return model(ids); };
-  std::vector<int64_t> text = nets::generate(logits_of, {1, 2, 3}, {70, 1.0, 0, model->max_positions(), {}});
+  std::vector<int64_t> text =
+      nets::generate(logits_of, {1, 2, 3}, {70, 1.0, 0, model->max_positions(), {}});
   CHECK(text.size() == 70);
   for (int64_t token : text) CHECK((token >= 0 && token < 61));
 }

@@ -1,4 +1,5 @@
-// What is said before a rank starts: schedules that do not do what they say, samples behind the last position, memory that is not there.
+// What is said before a rank starts: schedules that do not do what they say, samples behind the
+// last position, memory that is not there.
 #include "engine/plan/before_start.h"
 
 #include <doctest/doctest.h>
@@ -17,7 +18,8 @@ namespace {
 
 plan::Job job(const std::vector<std::string>& sets) {
   Diagnostics diagnostics;
-  config::Source source = config::Source::load({.file = {}, .sets = sets, .environment = {}}, diagnostics);
+  config::Source source =
+      config::Source::load({.file = {}, .sets = sets, .environment = {}}, diagnostics);
   plan::Job out;
   out.config = config::resolve(source, {}, "", diagnostics);
   for (const meshwright::Error& error : diagnostics.errors()) FAIL(error.what());
@@ -25,7 +27,8 @@ plan::Job job(const std::vector<std::string>& sets) {
 }
 
 struct Folder {
-  fs::path path = fs::temp_directory_path() / ("meshwright_before_start_" + std::to_string(::getpid()));
+  fs::path path =
+      fs::temp_directory_path() / ("meshwright_before_start_" + std::to_string(::getpid()));
   Folder() { fs::create_directories(path); }
   ~Folder() { fs::remove_all(path); }
   std::string put(const std::string& name, const std::string& text) const {
@@ -52,9 +55,13 @@ TEST_CASE("a schedule that cannot do what it says is told before the start") {
            {{"lr_scheduler.min_lr=3e-4", "lr_scheduler.lr_decay_style=constant"}, "", ""},
            {{"optimizer.lr=0"}, "no step changes a weight", ""},
            {{"step_scheduler.max_steps=20"}, "", ""},
-           {{"step_scheduler.max_steps=19"}, "", "ends at 0.000285 and never reaches optimizer.lr = 3e-04"},
+           {{"step_scheduler.max_steps=19"},
+            "",
+            "ends at 0.000285 and never reaches optimizer.lr = 3e-04"},
            {{"step_scheduler.max_steps=0"}, "", ""},
-           {{"step_scheduler.max_steps=10", "lr_scheduler.lr_warmup_steps=40"}, "lr_warmup_steps = 40 is longer than the run", ""}}) {
+           {{"step_scheduler.max_steps=10", "lr_scheduler.lr_warmup_steps=40"},
+            "lr_warmup_steps = 40 is longer than the run",
+            ""}}) {
     plan::JobPlan out;
     plan::warn_of_schedule(job(row.sets), out);
     INFO((row.sets.empty() ? "defaults" : row.sets[0]));
@@ -68,19 +75,23 @@ TEST_CASE("a schedule that cannot do what it says is told before the start") {
 TEST_CASE("samples longer than the model's positions are told, stretched positions count") {
   Folder folder;
   std::string plain = folder.put("plain/config.json", R"({"max_position_embeddings": 4096})"),
-              yarn = folder.put("yarn/config.json", R"({"max_position_embeddings": 4096, "rope_scaling":
+              yarn = folder.put("yarn/config.json",
+                                R"({"max_position_embeddings": 4096, "rope_scaling":
                          {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}})"),
               none = folder.put("none/config.json", "{}"),
-              nested = folder.put("nested/config.json", R"({"text_config": {"max_position_embeddings": 128}})");
+              nested = folder.put("nested/config.json",
+                                  R"({"text_config": {"max_position_embeddings": 128}})");
   auto warnings = [](const std::string& model, const std::vector<std::string>& sets) {
     plan::JobPlan out;
     plan::warn_of_positions(job(sets), model, out);
     return out.warnings;
   };
   CHECK(warnings(plain, {"dataset.seq_len=4096"}).empty());
-  std::vector<std::string> said = warnings(plain, {"dataset.seq_len=4097", "validation_dataset.seq_len=8192"});
+  std::vector<std::string> said =
+      warnings(plain, {"dataset.seq_len=4097", "validation_dataset.seq_len=8192"});
   REQUIRE(said.size() == 2);
-  CHECK(said[0].find("dataset.seq_len = 4097 is above max_position_embeddings = 4096 of " + plain) == 0);
+  CHECK(said[0].find("dataset.seq_len = 4097 is above max_position_embeddings = 4096 of " +
+                     plain) == 0);
   CHECK(said[1].find("validation_dataset.seq_len = 8192") == 0);
   CHECK(warnings(yarn, {"dataset.seq_len=16384"}).empty());
   CHECK(warnings(yarn, {"dataset.seq_len=16385"}).size() == 1);
@@ -89,9 +100,12 @@ TEST_CASE("samples longer than the model's positions are told, stretched positio
   CHECK(warnings(nested, {}).empty());                      // nothing is read
 }
 
-TEST_CASE("the memory of a host is that of the machine, or the smallest limit of the cgroups that hold the process") {
+TEST_CASE(
+    "the memory of a host is that of the machine, or the smallest limit of the cgroups that hold "
+    "the process") {
   Folder folder;
-  const std::string info = "MemTotal:       4194304 kB\nMemFree:  1 kB\nSwapTotal:      1048576 kB\n";
+  const std::string info =
+      "MemTotal:       4194304 kB\nMemFree:  1 kB\nSwapTotal:      1048576 kB\n";
   CHECK(plan::host_memory(folder.path).bytes == 0);
   folder.put("proc/meminfo", info);
   CHECK(plan::host_memory(folder.path).bytes == 5 * kGiB);
@@ -117,17 +131,22 @@ TEST_CASE("the memory of a host is that of the machine, or the smallest limit of
   }
 }
 
-TEST_CASE("a job that keeps more than the host has is refused with what fits, a near one is warned, others pass in silence") {
+TEST_CASE(
+    "a job that keeps more than the host has is refused with what fits, a near one is warned, "
+    "others pass in silence") {
   plan::JobPlan p;
   p.world_size = 4;
   p.footprint.emplace();
-  p.footprint->bytes = {kGiB, kGiB, 2 * kGiB, kGiB, kGiB};  // kept 4 and the process, at the peak 2 more
+  p.footprint->bytes = {kGiB, kGiB, 2 * kGiB, kGiB,
+                        kGiB};  // kept 4 and the process, at the peak 2 more
   auto judge = [&](int64_t ranks, int64_t bytes, const plan::Replan& replan) {
     Diagnostics out;
     plan::check_memory(p, ranks, {bytes, "this machine has"}, {"other", "third"}, replan, out);
     return out;
   };
-  plan::Replan never = [](const std::vector<std::string>&, int64_t) { return std::optional<Bytes>(); };
+  plan::Replan never = [](const std::vector<std::string>&, int64_t) {
+    return std::optional<Bytes>();
+  };
   CHECK((judge(4, 64 * kGiB, never).ok() && judge(4, 64 * kGiB, never).warnings().empty()));
   CHECK((judge(4, 0, never).ok() && judge(4, 0, never).warnings().empty()));  // not known
   Diagnostics near = judge(4, 20 * kGiB, never);
@@ -139,15 +158,20 @@ TEST_CASE("a job that keeps more than the host has is refused with what fits, a 
   REQUIRE(far.errors().size() == 1);
   CHECK(far.errors()[0].code() == ErrorCode::memory_exceeded);
   CHECK(far.errors()[0].message() ==
-        "the 4 ranks of this host would keep 16.8 GiB (each 1.0 GiB of weights, 1.0 GiB of gradients, 2.0 GiB of optimizer state and "
+        "the 4 ranks of this host would keep 16.8 GiB (each 1.0 GiB of weights, 1.0 GiB of "
+        "gradients, 2.0 GiB of optimizer state and "
         "200.0 MiB for the process itself), but this machine has 8.0 GiB");
   CHECK(far.errors()[0].helps().size() == 1);
 
-  // Whoever shards divides by the world; one strategy shards, the other does not; half the width halves all.
-  plan::Replan known = [](const std::vector<std::string>& sets, int64_t world) -> std::optional<Bytes> {
+  // Whoever shards divides by the world; one strategy shards, the other does not; half the width
+  // halves all.
+  plan::Replan known = [](const std::vector<std::string>& sets,
+                          int64_t world) -> std::optional<Bytes> {
     int64_t whole = 4 * kGiB;
-    if (!sets.empty() && sets[0] == "distributed.strategy=third") return Bytes{whole / world / 4, 0, 0, 0, 0};
-    if (!sets.empty() && sets[0] == "model.torch_dtype=bfloat16") return Bytes{whole / 2, 0, 0, 0, 0};
+    if (!sets.empty() && sets[0] == "distributed.strategy=third")
+      return Bytes{whole / world / 4, 0, 0, 0, 0};
+    if (!sets.empty() && sets[0] == "model.torch_dtype=bfloat16")
+      return Bytes{whole / 2, 0, 0, 0, 0};
     if (!sets.empty()) return std::nullopt;
     return Bytes{world > 4 ? whole * 4 / world : whole, 0, 0, 0, 0};
   };
@@ -156,5 +180,6 @@ TEST_CASE("a job that keeps more than the host has is refused with what fits, a 
   CHECK(helps[0] == "set distributed.strategy = \"third\": 456.0 MiB a rank");
   CHECK(helps[1] == "start it with 1 rank: 4.2 GiB a rank");
   CHECK(helps[2] == "start it on 4 times as many hosts like this one (16 ranks): 1.2 GiB a rank");
-  CHECK(judge(4, 10 * kGiB, known).errors()[0].helps()[1] == "set model.torch_dtype = \"bfloat16\": 2.2 GiB a rank");
+  CHECK(judge(4, 10 * kGiB, known).errors()[0].helps()[1] ==
+        "set model.torch_dtype = \"bfloat16\": 2.2 GiB a rank");
 }

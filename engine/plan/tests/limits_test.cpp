@@ -14,7 +14,8 @@ namespace {
 
 plan::Job job(const std::vector<std::string>& sets) {
   meshwright::Diagnostics diagnostics;
-  config::Source source = config::Source::load({.file = {}, .sets = sets, .environment = {}}, diagnostics);
+  config::Source source =
+      config::Source::load({.file = {}, .sets = sets, .environment = {}}, diagnostics);
   plan::Job out;
   out.config = config::resolve(source, {}, "", diagnostics);
   for (const Error& error : diagnostics.errors()) FAIL(error.what());
@@ -42,7 +43,8 @@ TEST_CASE("sizes up to the largest plannable world pass") {
   const std::string most = std::to_string(plan::kMostRanks);
   const std::vector<std::vector<std::string>> cases = {
       {},
-      {"distributed.tp_size=8", "distributed.pp_size=16", "distributed.cp_size=2", "distributed.dp_replicate_size=8"},
+      {"distributed.tp_size=8", "distributed.pp_size=16", "distributed.cp_size=2",
+       "distributed.dp_replicate_size=8"},
       {"distributed.tp_size=" + most},
       {"distributed.dp_size=" + most, "distributed.dp_replicate_size=2"},
       {"distributed.ep_size=" + most},
@@ -53,7 +55,8 @@ TEST_CASE("sizes up to the largest plannable world pass") {
   }
 }
 
-TEST_CASE("sizes whose product leaves the plannable worlds are refused before anything multiplies them") {
+TEST_CASE(
+    "sizes whose product leaves the plannable worlds are refused before anything multiplies them") {
   const std::string huge = "9000000000000000000";
   struct Case {
     std::vector<std::string> sets;
@@ -65,11 +68,23 @@ TEST_CASE("sizes whose product leaves the plannable worlds are refused before an
       {{}, plan::kMostRanks + 1, ErrorCode::out_of_range, ""},
       {{}, INT64_MAX, ErrorCode::out_of_range, ""},
       {{"distributed.tp_size=" + huge}, 8, ErrorCode::world_not_divisible, "distributed.tp_size"},
-      {{"distributed.tp_size=" + huge, "distributed.pp_size=" + huge}, 8, ErrorCode::world_not_divisible, "distributed.tp_size"},
-      {{"distributed.cp_size=3000000", "distributed.pp_size=2"}, std::nullopt, ErrorCode::world_not_divisible, "distributed.cp_size"},
+      {{"distributed.tp_size=" + huge, "distributed.pp_size=" + huge},
+       8,
+       ErrorCode::world_not_divisible,
+       "distributed.tp_size"},
+      {{"distributed.cp_size=3000000", "distributed.pp_size=2"},
+       std::nullopt,
+       ErrorCode::world_not_divisible,
+       "distributed.cp_size"},
       {{"distributed.dp_size=" + huge}, 8, ErrorCode::world_mismatch, "distributed.dp_size"},
-      {{"distributed.dp_replicate_size=" + huge}, std::nullopt, ErrorCode::world_not_divisible, "distributed.dp_replicate_size"},
-      {{"distributed.ep_size=" + huge}, std::nullopt, ErrorCode::ep_not_divisor, "distributed.ep_size"}};
+      {{"distributed.dp_replicate_size=" + huge},
+       std::nullopt,
+       ErrorCode::world_not_divisible,
+       "distributed.dp_replicate_size"},
+      {{"distributed.ep_size=" + huge},
+       std::nullopt,
+       ErrorCode::ep_not_divisor,
+       "distributed.ep_size"}};
   for (const Case& c : cases) {
     CAPTURE(c.key);
     std::optional<Refused> refusal = refused(c.sets, c.world);

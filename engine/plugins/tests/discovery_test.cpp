@@ -47,17 +47,20 @@ Error not_found(const SearchPath& search, const std::string& strategy) {
 }  // namespace
 
 TEST_CASE("places are searched in order, and the first that has the strategy wins") {
-  Folder named("named"), listed("listed"), listed_later("listed_later"), environment("environment"), data("data");
+  Folder named("named"), listed("listed"), listed_later("listed_later"), environment("environment"),
+      data("data");
   fs::create_directories(data.path / "meshwright/plugins");
-  Env path("MESHWRIGHT_PLUGIN_PATH", ("/nowhere::" + environment.path.string()).c_str()), xdg("XDG_DATA_HOME", data.path.c_str());
+  Env path("MESHWRIGHT_PLUGIN_PATH", ("/nowhere::" + environment.path.string()).c_str()),
+      xdg("XDG_DATA_HOME", data.path.c_str());
   SearchPath search;
   search.folders = {listed.path, listed_later.path};
   const std::string name = "libmeshwright_fixture_good.so";
-  const std::vector<std::pair<std::string, fs::path>> order = {{"[plugins] load", named.path},
-                                                               {"[plugins] path", listed.path},
-                                                               {"[plugins] path", listed_later.path},
-                                                               {"MESHWRIGHT_PLUGIN_PATH", environment.path},
-                                                               {"user data", data.path / "meshwright/plugins"}};
+  const std::vector<std::pair<std::string, fs::path>> order = {
+      {"[plugins] load", named.path},
+      {"[plugins] path", listed.path},
+      {"[plugins] path", listed_later.path},
+      {"MESHWRIGHT_PLUGIN_PATH", environment.path},
+      {"user data", data.path / "meshwright/plugins"}};
   for (const auto& [place, folder] : order) fs::copy_file(fixture("good"), folder / name);
   search.files = {named.path / name};
   for (const auto& [place, folder] : order) {
@@ -78,7 +81,8 @@ TEST_CASE("without XDG_DATA_HOME the user's data folder lies in the home folder"
   Folder home("home");
   fs::create_directories(home.path / ".local/share/meshwright/plugins");
   fs::copy_file(fixture("good"), home.path / ".local/share/meshwright/plugins/libmeshwright_g.so");
-  Env path("MESHWRIGHT_PLUGIN_PATH", nullptr), xdg("XDG_DATA_HOME", nullptr), user("HOME", home.path.c_str());
+  Env path("MESHWRIGHT_PLUGIN_PATH", nullptr), xdg("XDG_DATA_HOME", nullptr),
+      user("HOME", home.path.c_str());
   Registry registry(SearchPath{});
   CHECK(registry.find("fixture_good").plugin->place == "user data");
 }
@@ -98,14 +102,17 @@ TEST_CASE("a hit that fails stops with its own error, a damaged neighbour does n
     CHECK(listings[0].refused->code() == ErrorCode::plugin_not_elf);
     CHECK(listings[1].plugin != nullptr);
   }
-  fs::rename(first.path / "libmeshwright_fixture_good.so", first.path / "libmeshwright_neighbour.so");
+  fs::rename(first.path / "libmeshwright_fixture_good.so",
+             first.path / "libmeshwright_neighbour.so");
   {
     Registry registry(search);
     CHECK(registry.find("fixture_good").plugin->path.parent_path() == fs::canonical(second.path));
   }
-  first.copy(fixture("cxx_epoch"), "libmeshwright_any.so");  // found by the strategy names in its facts
+  first.copy(fixture("cxx_epoch"),
+             "libmeshwright_any.so");  // found by the strategy names in its facts
   CHECK(not_found(search, "fixture_cxx_epoch").code() == ErrorCode::plugin_cxx_epoch);
-  search.files = {fixture("libtorch")};  // what [plugins] load names must load, whatever is looked for
+  search.files = {
+      fixture("libtorch")};  // what [plugins] load names must load, whatever is looked for
   CHECK(not_found(search, "fixture_good").code() == ErrorCode::plugin_libtorch);
 }
 
@@ -113,7 +120,8 @@ TEST_CASE("the current folder is never searched") {
   Folder folder("current");
   folder.copy(fixture("good"), "libmeshwright_fixture_good.so");
   CurrentFolder here(folder.path);
-  for (const char* value : {static_cast<const char*>(nullptr), "", ".", ":", "./", "../current", "::."}) {
+  for (const char* value :
+       {static_cast<const char*>(nullptr), "", ".", ":", "./", "../current", "::."}) {
     Env path("MESHWRIGHT_PLUGIN_PATH", value), xdg("XDG_DATA_HOME", "."), home("HOME", ".");
     Error error = not_found(SearchPath{}, "fixture_good");
     CHECK(error.code() == ErrorCode::plugin_not_found);
@@ -139,7 +147,8 @@ TEST_CASE("links are followed, and judged by what they point to") {
     CHECK(registry.find("fixture_good").plugin->path == fs::canonical(file));
     for (const Listing& listing : registry.list()) {
       INFO(listing.path.string());
-      CHECK((listing.plugin != nullptr) == (listing.path.filename() == "libmeshwright_fixture_good.so"));
+      CHECK((listing.plugin != nullptr) ==
+            (listing.path.filename() == "libmeshwright_fixture_good.so"));
       if (listing.refused) CHECK(listing.refused->code() == ErrorCode::plugin_unreadable);
     }
   }
@@ -152,7 +161,8 @@ TEST_CASE("links are followed, and judged by what they point to") {
   fs::rename(file, real.path / "libmeshwright_x.so");
   search.folders = {links.path / "folder"};
   Registry registry(search);
-  CHECK(registry.find("fixture_good").plugin->path == fs::canonical(real.path / "libmeshwright_x.so"));
+  CHECK(registry.find("fixture_good").plugin->path ==
+        fs::canonical(real.path / "libmeshwright_x.so"));
 }
 
 TEST_CASE("folders and pipes with a plugin's name are refused, and nobody waits for them") {
@@ -173,7 +183,8 @@ TEST_CASE("folders and pipes with a plugin's name are refused, and nobody waits 
 
 TEST_CASE("a strategy that is not found lists every place and the nearest name") {
   Folder data("not_found");
-  Env path("MESHWRIGHT_PLUGIN_PATH", "/nowhere/one:/nowhere/two"), xdg("XDG_DATA_HOME", data.path.c_str());
+  Env path("MESHWRIGHT_PLUGIN_PATH", "/nowhere/one:/nowhere/two"),
+      xdg("XDG_DATA_HOME", data.path.c_str());
   SearchPath search;
   search.files = {fixture("good")};
   search.folders = {kFixtures / "nowhere"};
@@ -182,9 +193,12 @@ TEST_CASE("a strategy that is not found lists every place and the nearest name")
   CHECK(error.code() == ErrorCode::plugin_not_found);
   CHECK(error.key() == "distributed.strategy");
   for (const std::string& text :
-       {"[plugins] load: " + fixture("good").string(), "[plugins] path: " + (kFixtures / "nowhere").string() + " (no such folder)",
-        std::string("MESHWRIGHT_PLUGIN_PATH: /nowhere/one"), std::string("MESHWRIGHT_PLUGIN_PATH: /nowhere/two"),
-        "user data: " + (data.path / "meshwright/plugins").string(), "installation: " + kBundled.string(), std::string("megatron_fsdp")}) {
+       {"[plugins] load: " + fixture("good").string(),
+        "[plugins] path: " + (kFixtures / "nowhere").string() + " (no such folder)",
+        std::string("MESHWRIGHT_PLUGIN_PATH: /nowhere/one"),
+        std::string("MESHWRIGHT_PLUGIN_PATH: /nowhere/two"),
+        "user data: " + (data.path / "meshwright/plugins").string(),
+        "installation: " + kBundled.string(), std::string("megatron_fsdp")}) {
     CAPTURE(text);
     CHECK(error.message().find(text) != std::string::npos);
   }
@@ -198,7 +212,8 @@ TEST_CASE("bundled strategies are found by name and by alias") {
   SearchPath search = nowhere();
   search.folders = {kBundled};
   Registry registry(search);
-  for (const char* name : {"ddp", "DDP", "fsdp2", "megatron_fsdp", "megatron-fsdp", "mfsdp", "moe_ep"})
+  for (const char* name :
+       {"ddp", "DDP", "fsdp2", "megatron_fsdp", "megatron-fsdp", "mfsdp", "moe_ep"})
     CHECK(registry.find(name).strategy != nullptr);
   for (const Listing& listing : registry.list()) CHECK(listing.plugin != nullptr);
 }

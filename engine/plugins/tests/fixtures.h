@@ -1,4 +1,5 @@
-// What the tests of the loader share: the fixtures of tests/fixtures/plugins, folders that go away, and how a file is refused.
+// What the tests of the loader share: the fixtures of tests/fixtures/plugins, folders that go away,
+// and how a file is refused.
 #pragma once
 
 #include <doctest/doctest.h>
@@ -18,7 +19,9 @@ namespace fs = std::filesystem;
 inline const fs::path kFixtures = MESHWRIGHT_BUILD_DIR "/fixtures/plugins";
 inline const fs::path kBundled = MESHWRIGHT_BUILD_DIR "/lib/meshwright/plugins";
 
-inline fs::path fixture(const std::string& name) { return kFixtures / ("libmeshwright_fixture_" + name + ".so"); }
+inline fs::path fixture(const std::string& name) {
+  return kFixtures / ("libmeshwright_fixture_" + name + ".so");
+}
 
 inline SearchPath nowhere() {
   SearchPath search;
@@ -29,7 +32,8 @@ inline SearchPath nowhere() {
 // A folder of its own that goes away.
 struct Folder {
   fs::path path;
-  explicit Folder(const std::string& name) : path(fs::path(MESHWRIGHT_BUILD_DIR) / "loader_test" / name) {
+  explicit Folder(const std::string& name)
+      : path(fs::path(MESHWRIGHT_BUILD_DIR) / "loader_test" / name) {
     fs::remove_all(path);
     fs::create_directories(path);
   }

@@ -17,7 +17,8 @@ using namespace meshwright;
 using namespace meshwright::plugins;
 using namespace meshwright::plugins::test;
 
-TEST_CASE("a good plugin loads, and one of a future minor version with a longer descriptor does too") {
+TEST_CASE(
+    "a good plugin loads, and one of a future minor version with a longer descriptor does too") {
   for (const char* name : {"good", "longer_struct"}) {
     Registry registry(nowhere());
     const LoadedPlugin& plugin = registry.load(fixture(name), "test");
@@ -36,36 +37,38 @@ TEST_CASE("every wrong library has its own code") {
     ErrorCode code;
     const char* says;
   };
-  for (const Row& row : {Row{"bad_magic", ErrorCode::plugin_bad_magic, "magic"},
-                         Row{"short_struct", ErrorCode::plugin_short_struct, "24 bytes"},
-                         Row{"descriptor_major", ErrorCode::plugin_sdk_major, "major version 9"},
-                         Row{"sdk_major", ErrorCode::plugin_sdk_major, "sdk.major"},
-                         Row{"cxx_epoch", ErrorCode::plugin_cxx_epoch, "sdk.cxx_epoch"},
-                         Row{"libtorch", ErrorCode::plugin_libtorch, "torch.version"},
-                         Row{"other_facts", ErrorCode::plugin_facts, "sizeof.Mesh"},
-                         Row{"aborts", ErrorCode::plugin_cxx_epoch, "nothing of it was run"},
-                         Row{"no_marker", ErrorCode::plugin_no_marker, "no build facts"},
-                         Row{"no_descriptor", ErrorCode::plugin_no_descriptor, "meshwright_plugin_v1"},
-                         Row{"undefined_symbol", ErrorCode::plugin_unresolved, "meshwright_fixture_that_nobody_defines"},
-                         Row{"create_fails", ErrorCode::plugin_create_failed, "no licence on this machine"},
-                         Row{"create_throws", ErrorCode::plugin_create_threw, "made of glass"},
-                         Row{"null_options", ErrorCode::plugin_bad_descriptor, "point nowhere"},
-                         Row{"bad_default", ErrorCode::plugin_bad_descriptor, "depth"},
-                         Row{"bad_name", ErrorCode::plugin_bad_descriptor, "proper name"},
-                         Row{"bad_alias", ErrorCode::plugin_bad_descriptor, "no name"},
-                         Row{"bad_version", ErrorCode::plugin_bad_descriptor, "1.2.3"},
-                         Row{"no_create", ErrorCode::plugin_bad_descriptor, "no create"},
-                         Row{"no_strategies", ErrorCode::plugin_bad_descriptor, "no strategies"},
-                         Row{"null_name", ErrorCode::plugin_bad_descriptor, "proper name"},
-                         Row{"odd_option", ErrorCode::plugin_bad_descriptor, "0 bytes"},
-                         Row{"odd_strategy", ErrorCode::plugin_bad_descriptor, "bytes"},
-                         Row{"same_name_twice", ErrorCode::plugin_bad_descriptor, "two strategies named"},
-                         Row{"unlisted", ErrorCode::plugin_bad_descriptor, "STRATEGIES"},
-                         Row{"other_facts_text", ErrorCode::plugin_bad_marker, "not those of its marker"},
-                         Row{"runtime_missing", ErrorCode::plugin_unreadable, "which runs it, is missing"},
-                         Row{"runtime_elsewhere", ErrorCode::plugin_bad_descriptor, "no proper file name"},
-                         Row{"runtime_of_another_build", ErrorCode::plugin_facts, "different builds"},
-                         Row{"runtime_is_no_library", ErrorCode::plugin_not_elf, "fixture_files.txt"}}) {
+  for (const Row& row :
+       {Row{"bad_magic", ErrorCode::plugin_bad_magic, "magic"},
+        Row{"short_struct", ErrorCode::plugin_short_struct, "24 bytes"},
+        Row{"descriptor_major", ErrorCode::plugin_sdk_major, "major version 9"},
+        Row{"sdk_major", ErrorCode::plugin_sdk_major, "sdk.major"},
+        Row{"cxx_epoch", ErrorCode::plugin_cxx_epoch, "sdk.cxx_epoch"},
+        Row{"libtorch", ErrorCode::plugin_libtorch, "torch.version"},
+        Row{"other_facts", ErrorCode::plugin_facts, "sizeof.Mesh"},
+        Row{"aborts", ErrorCode::plugin_cxx_epoch, "nothing of it was run"},
+        Row{"no_marker", ErrorCode::plugin_no_marker, "no build facts"},
+        Row{"no_descriptor", ErrorCode::plugin_no_descriptor, "meshwright_plugin_v1"},
+        Row{"undefined_symbol", ErrorCode::plugin_unresolved,
+            "meshwright_fixture_that_nobody_defines"},
+        Row{"create_fails", ErrorCode::plugin_create_failed, "no licence on this machine"},
+        Row{"create_throws", ErrorCode::plugin_create_threw, "made of glass"},
+        Row{"null_options", ErrorCode::plugin_bad_descriptor, "point nowhere"},
+        Row{"bad_default", ErrorCode::plugin_bad_descriptor, "depth"},
+        Row{"bad_name", ErrorCode::plugin_bad_descriptor, "proper name"},
+        Row{"bad_alias", ErrorCode::plugin_bad_descriptor, "no name"},
+        Row{"bad_version", ErrorCode::plugin_bad_descriptor, "1.2.3"},
+        Row{"no_create", ErrorCode::plugin_bad_descriptor, "no create"},
+        Row{"no_strategies", ErrorCode::plugin_bad_descriptor, "no strategies"},
+        Row{"null_name", ErrorCode::plugin_bad_descriptor, "proper name"},
+        Row{"odd_option", ErrorCode::plugin_bad_descriptor, "0 bytes"},
+        Row{"odd_strategy", ErrorCode::plugin_bad_descriptor, "bytes"},
+        Row{"same_name_twice", ErrorCode::plugin_bad_descriptor, "two strategies named"},
+        Row{"unlisted", ErrorCode::plugin_bad_descriptor, "STRATEGIES"},
+        Row{"other_facts_text", ErrorCode::plugin_bad_marker, "not those of its marker"},
+        Row{"runtime_missing", ErrorCode::plugin_unreadable, "which runs it, is missing"},
+        Row{"runtime_elsewhere", ErrorCode::plugin_bad_descriptor, "no proper file name"},
+        Row{"runtime_of_another_build", ErrorCode::plugin_facts, "different builds"},
+        Row{"runtime_is_no_library", ErrorCode::plugin_not_elf, "fixture_files.txt"}}) {
     std::string name = row.name;
     CAPTURE(name);
     Error error = refusal(fixture(name));
@@ -76,8 +79,12 @@ TEST_CASE("every wrong library has its own code") {
   }
 }
 
-TEST_CASE("a plugin of two halves plans without its running half, which is loaded when a model is parallelized") {
-  auto is_mapped = [](const std::string& name) { return read("/proc/self/maps").find(name) != std::string::npos; };
+TEST_CASE(
+    "a plugin of two halves plans without its running half, which is loaded when a model is "
+    "parallelized") {
+  auto is_mapped = [](const std::string& name) {
+    return read("/proc/self/maps").find(name) != std::string::npos;
+  };
   Registry registry(nowhere());
   const LoadedPlugin& plugin = registry.load(fixture("two_halves"), "test");
   CHECK(plugin.runtime_half == kFixtures / "meshwright_fixture_two_halves_runtime.so");
@@ -101,7 +108,8 @@ TEST_CASE("a plugin of two halves plans without its running half, which is loade
 
 TEST_CASE("the bundled strategies are loaded without LibTorch") {
   Registry registry({});
-  for (const char* name : {"ddp", "fsdp2", "megatron_fsdp", "moe_ep"}) CHECK(registry.find(name).plugin->name == name);
+  for (const char* name : {"ddp", "fsdp2", "megatron_fsdp", "moe_ep"})
+    CHECK(registry.find(name).plugin->name == name);
   CHECK(read("/proc/self/maps").find("libtorch") == std::string::npos);
 }
 
@@ -112,7 +120,8 @@ TEST_CASE("a refusal shows just the differing facts, all at once, and how to reb
   };
   for (const Row& row :
        {Row{"other_facts", {{"sizeof.Mesh", "1/1"}, {"stdlib.cxx11_abi", "0"}}},
-        Row{"libtorch", {{"torch.abi_version", "0100000000000000"}, {"torch.version", "1.0.0"}}}, Row{"sdk_major", {{"sdk.major", "9"}}}}) {
+        Row{"libtorch", {{"torch.abi_version", "0100000000000000"}, {"torch.version", "1.0.0"}}},
+        Row{"sdk_major", {{"sdk.major", "9"}}}}) {
     Error error = refusal(fixture(row.name));
     INFO(error.message());
     std::istringstream lines(error.message());
@@ -127,7 +136,8 @@ TEST_CASE("a refusal shows just the differing facts, all at once, and how to reb
         CHECK(engine_facts().at(fact) == engine);
         shown.push_back({fact, plugin});
       } else {
-        CHECK((fact == "fact" || !std::isalpha(static_cast<unsigned char>(fact[0]))));  // the header or its rule
+        CHECK((fact == "fact" ||
+               !std::isalpha(static_cast<unsigned char>(fact[0]))));  // the header or its rule
       }
     }
     CHECK(shown == row.differing);
@@ -137,7 +147,8 @@ TEST_CASE("a refusal shows just the differing facts, all at once, and how to reb
 }
 
 TEST_CASE("the static constructor of a refused library never runs") {
-  // With the right facts it is loaded, and takes its process down: what the refused one would have done.
+  // With the right facts it is loaded, and takes its process down: what the refused one would have
+  // done.
   pid_t child = ::fork();
   REQUIRE(child >= 0);
   if (child == 0) {
@@ -215,8 +226,8 @@ TEST_CASE("two libraries with one strategy name or alias are refused") {
   Registry registry(nowhere());
   registry.load(fixture("good"), "test");
   Folder folder("twice");
-  for (const fs::path& second :
-       {fixture("duplicate"), fixture("duplicate_alias"), folder.copy(fixture("good"), "libmeshwright_other.so")}) {
+  for (const fs::path& second : {fixture("duplicate"), fixture("duplicate_alias"),
+                                 folder.copy(fixture("good"), "libmeshwright_other.so")}) {
     Error error = error_of([&] { registry.load(second, "test"); });
     INFO(error.what());
     CHECK(error.code() == ErrorCode::plugin_duplicate);
@@ -232,7 +243,8 @@ TEST_CASE("whatever leaves a hook becomes an error that names the plugin and wha
   for (int64_t world : {1, 2}) {
     MeshRequest request;
     request.world_size = world;
-    Error error = error_of([&] { guarded(made, "planning the mesh", [&] { made.strategy->plan_mesh(request); }); });
+    Error error = error_of(
+        [&] { guarded(made, "planning the mesh", [&] { made.strategy->plan_mesh(request); }); });
     CHECK(error.code() == ErrorCode::plugin_foreign_exception);
     REQUIRE(error.notes().size() == 1);
     CHECK(error.notes()[0].find("fixture_throws_foreign 1.0.0") != std::string::npos);

@@ -63,9 +63,12 @@ TEST_CASE("an error is the same error in another process, and a text that is non
     CHECK(decode_error(text).code() == ErrorCode::rank_failed);
 }
 
-TEST_CASE("the first error that a rank posts is what all others read; one that follows from it is not posted") {
+TEST_CASE(
+    "the first error that a rank posts is what all others read; one that follows from it is not "
+    "posted") {
   auto store = c10::make_intrusive<c10d::HashStore>();
-  Board zero(rank_of(0, 3), store, milliseconds(20000)), one(rank_of(1, 3), store, milliseconds(20000)),
+  Board zero(rank_of(0, 3), store, milliseconds(20000)),
+      one(rank_of(1, 3), store, milliseconds(20000)),
       two(rank_of(2, 3), store, milliseconds(20000));
   CHECK(!zero.read(milliseconds(0)));
   two.post(Error(ErrorCode::collective_failed, "the connection broke"));
@@ -85,7 +88,8 @@ TEST_CASE("the first error that a rank posts is what all others read; one that f
   check_alike(*zero.read(milliseconds(0)), sample());
 }
 
-TEST_CASE("ranks end a run when rank 0 has done what it does alone, with its error when that failed") {
+TEST_CASE(
+    "ranks end a run when rank 0 has done what it does alone, with its error when that failed") {
   for (bool fails : {false, true}) {
     auto store = c10::make_intrusive<c10d::HashStore>();
     std::thread leader([&] {

@@ -1,4 +1,5 @@
-// Ranks as threads that meet over a real store: who is missing, who is odd, and how long it takes to say so.
+// Ranks as threads that meet over a real store: who is missing, who is odd, and how long it takes
+// to say so.
 #include "engine/rendezvous/rendezvous.h"
 
 #include <ATen/ops/ones.h>
@@ -109,7 +110,8 @@ TEST_CASE("a world of one needs nobody") {
 TEST_CASE("one rank alone is told that the interface it was given has no effect") {
   auto notices = [](const std::string& interface) {
     auto store = connect_store(RankEnvironment{}, milliseconds(1));
-    return make_world(RankEnvironment{}, store, device::Chosen{}, milliseconds(1), interface)->notices();
+    return make_world(RankEnvironment{}, store, device::Chosen{}, milliseconds(1), interface)
+        ->notices();
   };
   CHECK(notices("").empty());
   std::vector<std::string> told = notices("nic9");
@@ -120,20 +122,24 @@ TEST_CASE("one rank alone is told that the interface it was given has no effect"
 TEST_CASE("missing ranks are named on all that came, soon after the timeout") {
   Port port;
   auto begin = Clock::now();
-  std::vector<Outcome> outcomes = of_each(2, [&](int64_t i) { connect_store(rank_of(i * 2, 12, port), milliseconds(700)); });
+  std::vector<Outcome> outcomes =
+      of_each(2, [&](int64_t i) { connect_store(rank_of(i * 2, 12, port), milliseconds(700)); });
   CHECK(Clock::now() - begin < milliseconds(6000));
   for (const Outcome& outcome : outcomes) {
     CHECK(outcome.code == ErrorCode::rendezvous_failed);
-    CHECK(outcome.message ==
-          "all waited 0.7 s at 127.0.0.1:" + std::to_string(port.number) + " in vain for rank 1, 3, 4, 5, 6, 7, 8, 9 and 2 more of 12");
+    CHECK(outcome.message == "all waited 0.7 s at 127.0.0.1:" + std::to_string(port.number) +
+                                 " in vain for rank 1, 3, 4, 5, 6, 7, 8, 9 and 2 more of 12");
     CHECK(outcome.helps.size() == 2);
   }
 }
 
-TEST_CASE("ranks that differ in WORLD_SIZE, or share a number, say so without waiting for the timeout") {
+TEST_CASE(
+    "ranks that differ in WORLD_SIZE, or share a number, say so without waiting for the timeout") {
   {
     Port port;
-    for (const Outcome& outcome : of_each(2, [&](int64_t i) { connect_store(rank_of(i, i == 0 ? 2 : 3, port), milliseconds(60000)); })) {
+    for (const Outcome& outcome : of_each(2, [&](int64_t i) {
+           connect_store(rank_of(i, i == 0 ? 2 : 3, port), milliseconds(60000));
+         })) {
       CHECK(outcome.code == ErrorCode::ranks_disagree);
       CHECK(outcome.message == "rank 1 has WORLD_SIZE 3, rank 0 has 2");
     }
@@ -142,15 +148,18 @@ TEST_CASE("ranks that differ in WORLD_SIZE, or share a number, say so without wa
     // One that rank 0 does not count among its own.
     Port port;
     c10::intrusive_ptr<c10d::Store> kept[3];  // the store ends with rank 0's
-    std::vector<Outcome> outcomes =
-        of_each(3, [&](int64_t i) { kept[i] = connect_store(rank_of(i, i == 2 ? 3 : 2, port), milliseconds(60000)); });
+    std::vector<Outcome> outcomes = of_each(3, [&](int64_t i) {
+      kept[i] = connect_store(rank_of(i, i == 2 ? 3 : 2, port), milliseconds(60000));
+    });
     CHECK(outcomes[0].message.empty());
     CHECK(outcomes[1].message.empty());
     CHECK(outcomes[2].message == "rank 2 has WORLD_SIZE 3, rank 0 has 2");
   }
   {
     Port port;
-    for (const Outcome& outcome : of_each(3, [&](int64_t i) { connect_store(rank_of(i == 0 ? 0 : 1, 3, port), milliseconds(60000)); })) {
+    for (const Outcome& outcome : of_each(3, [&](int64_t i) {
+           connect_store(rank_of(i == 0 ? 0 : 1, 3, port), milliseconds(60000));
+         })) {
       CHECK(outcome.code == ErrorCode::bad_rank_environment);
       CHECK(outcome.message.starts_with("two processes have RANK 1"));
     }
@@ -172,7 +181,8 @@ TEST_CASE("what an earlier attempt left in a launcher's store means nothing") {
            e.agent_store = true;
            e.restart = restart;
            auto store = connect_store(e, milliseconds(20000));
-           compare_ranks(*store, rank, 2, {{"attempt", std::to_string(restart)}}, milliseconds(20000));
+           compare_ranks(*store, rank, 2, {{"attempt", std::to_string(restart)}},
+                         milliseconds(20000));
          }))
       CHECK(outcome.message == "");
   }
@@ -184,16 +194,20 @@ TEST_CASE("a port that is taken, one where nobody listens, one that is silent") 
     ::close(listen_on(taken.number, true));
     FAIL("no error");
   } catch (const Error& error) {
-    CHECK(error.message() == "rank 0 cannot listen on 127.0.0.1:" + std::to_string(taken.number) + ": Address already in use");
+    CHECK(error.message() == "rank 0 cannot listen on 127.0.0.1:" + std::to_string(taken.number) +
+                                 ": Address already in use");
     CHECK(error.helps().size() == 3);
   }
   auto begin = Clock::now();
-  std::vector<Outcome> silent = of_each(1, [&](int64_t) { connect_store(rank_of(1, 2, taken), milliseconds(500)); });
+  std::vector<Outcome> silent =
+      of_each(1, [&](int64_t) { connect_store(rank_of(1, 2, taken), milliseconds(500)); });
   CHECK(silent[0].code == ErrorCode::rendezvous_failed);
-  CHECK(silent[0].message == "rank 1 could not reach the store of rank 0 at 127.0.0.1:" + std::to_string(taken.number) +
-                                 " within 0.5 s: somebody accepts connections there and says nothing");
+  CHECK(silent[0].message ==
+        "rank 1 could not reach the store of rank 0 at 127.0.0.1:" + std::to_string(taken.number) +
+            " within 0.5 s: somebody accepts connections there and says nothing");
   ::close(taken.fd);
-  std::vector<Outcome> nobody = of_each(1, [&](int64_t) { connect_store(rank_of(1, 2, taken), milliseconds(500)); });
+  std::vector<Outcome> nobody =
+      of_each(1, [&](int64_t) { connect_store(rank_of(1, 2, taken), milliseconds(500)); });
   CHECK(nobody[0].message.ends_with(" within 0.5 s: Connection refused"));
   CHECK(Clock::now() - begin < milliseconds(6000));
   CHECK(reach("no.such.host.invalid", 1, Clock::now()) != "");
@@ -201,19 +215,27 @@ TEST_CASE("a port that is taken, one where nobody listens, one that is silent") 
 
 TEST_CASE("a call without an end is given up; others bring what they return or throw") {
   CHECK(bounded(milliseconds(5000), [] { return 7; }) == 7);
-  CHECK_THROWS_AS(bounded(milliseconds(5000), []() -> int { throw Error(ErrorCode::usage, "x"); }), Error);
+  CHECK_THROWS_AS(bounded(milliseconds(5000), []() -> int { throw Error(ErrorCode::usage, "x"); }),
+                  Error);
   auto begin = Clock::now();
-  CHECK_THROWS_AS(bounded(milliseconds(50), [] { std::this_thread::sleep_for(milliseconds(2000)); }), NoAnswer);
+  CHECK_THROWS_AS(
+      bounded(milliseconds(50), [] { std::this_thread::sleep_for(milliseconds(2000)); }), NoAnswer);
   CHECK(Clock::now() - begin < milliseconds(1500));
 }
 
-TEST_CASE("the odd ranks are those unlike the majority, at a tie unlike rank 0; every rank hears the same") {
+TEST_CASE(
+    "the odd ranks are those unlike the majority, at a tie unlike rank 0; every rank hears the "
+    "same") {
   struct Row {
     std::vector<Facts> facts;
     std::string verdict;
   };
-  const Facts a = {{"plugin", "fsdp2 1"}, {"distributed.strategy", "fsdp2"}, {"distributed.fsdp2.offload_policy", "none"}},
-              b = {{"plugin", "ddp 1"}, {"distributed.strategy", "ddp"}, {"distributed.ddp.bucket_cap_mb", "25"}};
+  const Facts a = {{"plugin", "fsdp2 1"},
+                   {"distributed.strategy", "fsdp2"},
+                   {"distributed.fsdp2.offload_policy", "none"}},
+              b = {{"plugin", "ddp 1"},
+                   {"distributed.strategy", "ddp"},
+                   {"distributed.ddp.bucket_cap_mb", "25"}};
   auto lr = [&](const std::string& value) {
     Facts out = a;
     out.emplace_back("optimizer.lr", value);
@@ -224,20 +246,24 @@ TEST_CASE("the odd ranks are those unlike the majority, at a tie unlike rank 0; 
     for (char key = 'a'; key < 'i'; ++key) out.emplace_back(std::string(1, key), value);
     return out;
   };
-  const std::string strategy = "plugin ddp 1, the others fsdp2 1; distributed.strategy ddp, the others fsdp2";
+  const std::string strategy =
+      "plugin ddp 1, the others fsdp2 1; distributed.strategy ddp, the others fsdp2";
   for (const Row& row : std::vector<Row>{
            {{a, a, a}, ""},
            {{a, a, b}, "rank 2 has " + strategy},
            {{b, a, a}, "rank 0 has " + strategy},
            {{a, b}, "rank 1 has " + strategy},
            {{a, b, a, b, a}, "ranks 1, 3 have " + strategy},
-           {{lr("1"), lr("2"), lr("1"), lr("3")}, "rank 1 has optimizer.lr 2, the others 1; rank 3 has optimizer.lr 3, the others 1"},
+           {{lr("1"), lr("2"), lr("1"), lr("3")},
+            "rank 1 has optimizer.lr 2, the others 1; rank 3 has optimizer.lr 3, the others 1"},
            {{a, lr("2")}, "rank 1 has optimizer.lr 2, which the others do not have"},
            {{lr("2"), a}, "rank 1 has no optimizer.lr, the others 2"},
            {{all_differ("1"), all_differ("2")},
-            "rank 1 has a 2, the others 1; b 2, the others 1; c 2, the others 1; d 2, the others 1; e 2, the others 1; f 2, the others 1; "
+            "rank 1 has a 2, the others 1; b 2, the others 1; c 2, the others 1; d 2, the others "
+            "1; e 2, the others 1; f 2, the others 1; "
             "and 2 more"},
-           {{lr("1"), lr(std::string(200, 'x'))}, "rank 1 has optimizer.lr " + std::string(77, 'x') + "..., the others 1"},
+           {{lr("1"), lr(std::string(200, 'x'))},
+            "rank 1 has optimizer.lr " + std::string(77, 'x') + "..., the others 1"},
        }) {
     CAPTURE(row.verdict);
     auto store = c10::make_intrusive<c10d::HashStore>();
@@ -255,14 +281,18 @@ TEST_CASE("the odd ranks are those unlike the majority, at a tie unlike rank 0; 
   }
 }
 
-TEST_CASE("a rank that does not come to be compared is named by rank 0, and no rank waits for ever") {
+TEST_CASE(
+    "a rank that does not come to be compared is named by rank 0, and no rank waits for ever") {
   auto store = c10::make_intrusive<c10d::HashStore>();
   auto begin = Clock::now();
-  std::vector<Outcome> outcomes = of_each(2, [&](int64_t rank) { compare_ranks(*store, rank, 3, {{"a", "b"}}, milliseconds(300)); });
+  std::vector<Outcome> outcomes = of_each(
+      2, [&](int64_t rank) { compare_ranks(*store, rank, 3, {{"a", "b"}}, milliseconds(300)); });
   CHECK(outcomes[0].code == ErrorCode::rendezvous_failed);
   CHECK(outcomes[0].message.starts_with("rank 0 waited in vain for what rank 2 is to train"));
   CHECK(outcomes[1].code == ErrorCode::rendezvous_failed);
-  CHECK(outcomes[1].message == "rank 1 could not compare itself with the others: rank 0 gave no verdict within 0.3 s, or ended");
+  CHECK(outcomes[1].message ==
+        "rank 1 could not compare itself with the others: rank 0 gave no verdict within 0.3 s, or "
+        "ended");
   CHECK(Clock::now() - begin < milliseconds(6000));
 }
 
@@ -279,13 +309,16 @@ TEST_CASE("a collective that some do not join names them, the group and the oper
   });
   for (size_t rank : {size_t{0}, size_t{2}}) {
     CHECK(outcomes[rank].code == ErrorCode::collective_timeout);
-    CHECK(outcomes[rank].message ==
-          "rank " + std::to_string(rank) + " waited 1 s in vain for all_reduce of 20.0 kB in group world [0, 1, 2]: no word from rank 1");
-    CHECK(outcomes[rank].helps[0] == "look at the log of rank 1: it hangs, is stopped or runs something else");
+    CHECK(outcomes[rank].message == "rank " + std::to_string(rank) +
+                                        " waited 1 s in vain for all_reduce of 20.0 kB in group "
+                                        "world [0, 1, 2]: no word from rank 1");
+    CHECK(outcomes[rank].helps[0] ==
+          "look at the log of rank 1: it hangs, is stopped or runs something else");
   }
 }
 
-TEST_CASE("a peer whose connection is lost is called by rank and host, not by the port of a socket") {
+TEST_CASE(
+    "a peer whose connection is lost is called by rank and host, not by the port of a socket") {
   Port port;
   char host[256] = "";
   ::gethostname(host, sizeof host - 1);
@@ -306,7 +339,8 @@ TEST_CASE("a peer whose connection is lost is called by rank and host, not by th
   });
   CHECK(outcomes[1].message.empty());
   CHECK(outcomes[0].code == ErrorCode::collective_failed);
-  CHECK(outcomes[0].message.find("rank 1 on " + std::string(host) + " (127.0.0.1)") != std::string::npos);
+  CHECK(outcomes[0].message.find("rank 1 on " + std::string(host) + " (127.0.0.1)") !=
+        std::string::npos);
   CHECK(outcomes[0].message.find("]:") == std::string::npos);
   CHECK(outcomes[0].message.find("pair.cc") == std::string::npos);
 }

@@ -1,4 +1,5 @@
-// Where ranks listen, whether hosts reach each other, and what a lost peer is called. Several hosts proper: tests/hosts.
+// Where ranks listen, whether hosts reach each other, and what a lost peer is called. Several hosts
+// proper: tests/hosts.
 #include "engine/rendezvous/seats.h"
 
 #include <arpa/inet.h>
@@ -41,7 +42,8 @@ struct Found {
   ErrorCode code = ErrorCode::internal;
   size_t helps = 0;
 };
-std::vector<Found> seat_all(const std::vector<std::string>& wanted, bool one_host, const std::string& master, int port) {
+std::vector<Found> seat_all(const std::vector<std::string>& wanted, bool one_host,
+                            const std::string& master, int port) {
   auto store = c10::make_intrusive<c10d::HashStore>();
   store->setTimeout(milliseconds(30000));
   std::vector<Found> out(wanted.size());
@@ -55,7 +57,8 @@ std::vector<Found> seat_all(const std::vector<std::string>& wanted, bool one_hos
       ranks.master_addr = master;
       ranks.master_port = port;
       try {
-        out[r].seats = seat_ranks(store, ranks, {wanted[r], "dist_env.interface"}, milliseconds(30000));
+        out[r].seats =
+            seat_ranks(store, ranks, {wanted[r], "dist_env.interface"}, milliseconds(30000));
       } catch (const Error& error) {
         out[r].message = error.message();
         out[r].code = error.code();
@@ -80,7 +83,8 @@ struct Listener {
 
 }  // namespace
 
-TEST_CASE("interfaces: the loopback is there, IPv4 first; a wrong name is an error that lists them all") {
+TEST_CASE(
+    "interfaces: the loopback is there, IPv4 first; a wrong name is an error that lists them all") {
   std::vector<Interface> all = interfaces();
   REQUIRE(!loopback_name().empty());
   CHECK(address_of(loopback_name(), "dist_env.interface", all) == "127.0.0.1");
@@ -90,16 +94,20 @@ TEST_CASE("interfaces: the loopback is there, IPv4 first; a wrong name is an err
   } catch (const Error& error) {
     CHECK(error.code() == ErrorCode::bad_interface);
     CHECK(exit_status(error.code()) == 4);
-    CHECK(error.message().starts_with("GLOO_SOCKET_IFNAME = \"nic9\" is not an interface of this host"));
+    CHECK(error.message().starts_with(
+        "GLOO_SOCKET_IFNAME = \"nic9\" is not an interface of this host"));
     for (const Interface& i : all) {
       CHECK(error.message().find(i.name + " (") != std::string::npos);
       CHECK(error.message().find(i.address) != std::string::npos);
     }
   }
-  std::vector<Interface> made = {{"eth0", "10.70.0.1", false, false}, {"eth1", "fe80::1", false, true}, {"eth0", "fd00::1", false, false}};
+  std::vector<Interface> made = {{"eth0", "10.70.0.1", false, false},
+                                 {"eth1", "fe80::1", false, true},
+                                 {"eth0", "fd00::1", false, false}};
   CHECK(list_of(made) == "eth0 (10.70.0.1, fd00::1), eth1 (fe80::1)");
   CHECK(address_of("eth0", "dist_env.interface", made) == "10.70.0.1");
-  CHECK_THROWS_WITH_AS(address_of("eth1", "dist_env.interface", made), doctest::Contains("no address but the link-local fe80::1"), Error);
+  CHECK_THROWS_WITH_AS(address_of("eth1", "dist_env.interface", made),
+                       doctest::Contains("no address but the link-local fe80::1"), Error);
 }
 
 TEST_CASE("the variable comes before the key") {
@@ -114,7 +122,9 @@ TEST_CASE("the variable comes before the key") {
   ::unsetenv("GLOO_SOCKET_IFNAME");
 }
 
-TEST_CASE("ranks of one host take the loopback interface, whether their launcher said that there is one host or not") {
+TEST_CASE(
+    "ranks of one host take the loopback interface, whether their launcher said that there is one "
+    "host or not") {
   Listener listener;
   for (bool told : {true, false}) {
     for (const Found& found : seat_all({"", "", ""}, told, "localhost", listener.port)) {
@@ -131,18 +141,23 @@ TEST_CASE("ranks of one host take the loopback interface, whether their launcher
 TEST_CASE("an interface that one rank does not have is an error on all, which names the rank") {
   Listener listener;
   for (bool told : {true, false}) {
-    for (const Found& found : seat_all({loopback_name(), "nic9", loopback_name()}, told, "127.0.0.1", listener.port)) {
+    for (const Found& found :
+         seat_all({loopback_name(), "nic9", loopback_name()}, told, "127.0.0.1", listener.port)) {
       CHECK(found.code == ErrorCode::bad_interface);
       CHECK(found.message.starts_with("rank 1 on "));
-      CHECK(found.message.find("dist_env.interface = \"nic9\" is not an interface") != std::string::npos);
+      CHECK(found.message.find("dist_env.interface = \"nic9\" is not an interface") !=
+            std::string::npos);
       CHECK(found.helps == 1);
     }
   }
 }
 
-TEST_CASE("of two seats the one with the higher address knocks; refused connections are named, and packets are heard") {
+TEST_CASE(
+    "of two seats the one with the higher address knocks; refused connections are named, and "
+    "packets are heard") {
   Doors low, high;
-  std::vector<Seat> seats = {{"a", "127.0.0.1", low.tcp_port(), low.udp_port()}, {"b", "127.0.0.2", high.tcp_port(), high.udp_port()}};
+  std::vector<Seat> seats = {{"a", "127.0.0.1", low.tcp_port(), low.udp_port()},
+                             {"b", "127.0.0.2", high.tcp_port(), high.udp_port()}};
   CHECK(high.knock(seats, 1, Clock::now() + milliseconds(20000)).empty());
   CHECK(low.knock(seats, 0, Clock::now() + milliseconds(20000)).empty());
   CHECK(low.heard(2) == std::vector<bool>{false, true});
@@ -162,7 +177,8 @@ TEST_CASE("of two seats the one with the higher address knocks; refused connecti
   std::optional<SocketAddress> door = socket_address("127.0.0.1", low.udp_port());
   int fd = ::socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
   low.heard(2);
-  for (const char* text : {"", "hello", "meshwright seat ", "meshwright seat 9", "meshwright seat 1x"})
+  for (const char* text :
+       {"", "hello", "meshwright seat ", "meshwright seat 9", "meshwright seat 1x"})
     ::sendto(fd, text, std::strlen(text), 0, door->get(), door->size);
   ::close(fd);
   CHECK(low.heard(2) == std::vector<bool>{false, false});
@@ -183,7 +199,8 @@ TEST_CASE("connections that rank 0 accepts are asked whether their host is still
   std::optional<SocketAddress> address = socket_address("127.0.0.1", listener.port);
   int out = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   REQUIRE(::connect(out, address->get(), address->size) == 0);
-  int in = ::accept4(listener.fd, nullptr, nullptr, SOCK_CLOEXEC), on = 0, idle = 0, between = 0, times = 0;
+  int in = ::accept4(listener.fd, nullptr, nullptr, SOCK_CLOEXEC), on = 0, idle = 0, between = 0,
+      times = 0;
   REQUIRE(in >= 0);
   socklen_t size = sizeof on;
   CHECK(::getsockopt(in, SOL_SOCKET, SO_KEEPALIVE, &on, &size) == 0);

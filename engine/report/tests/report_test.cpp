@@ -25,7 +25,8 @@ namespace {
 const Style kPlain{false, true, 80};
 
 struct File {
-  std::filesystem::path path = std::filesystem::temp_directory_path() / ("meshwright_report_" + std::to_string(::getpid()) + ".toml");
+  std::filesystem::path path = std::filesystem::temp_directory_path() /
+                               ("meshwright_report_" + std::to_string(::getpid()) + ".toml");
   explicit File(const std::string& text) { std::ofstream(path) << text; }
   ~File() { std::filesystem::remove(path); }
 };
@@ -41,7 +42,8 @@ TEST_CASE("bytes are shown with one decimal and never as 1024 of a unit") {
 }
 
 TEST_CASE("counts have thousands separators") {
-  const std::pair<int64_t, const char*> cases[] = {{0, "0"},          {999, "999"},  {1000, "1,000"}, {1234567, "1,234,567"},
+  const std::pair<int64_t, const char*> cases[] = {{0, "0"},          {999, "999"},
+                                                   {1000, "1,000"},   {1234567, "1,234,567"},
                                                    {-1234, "-1,234"}, {-999, "-999"}};
   for (auto [count, text] : cases) CHECK(report::human_count(count) == text);
   CHECK(report::counted(1, "error", "errors") == "1 error");
@@ -49,8 +51,9 @@ TEST_CASE("counts have thousands separators") {
 }
 
 TEST_CASE("the display width counts characters, not bytes or colours") {
-  const std::pair<const char*, size_t> cases[] = {{"", 0},     {"abc", 3},       {"…", 1},       {"\x1b[31mred\x1b[0m", 3},
-                                                  {"日本", 4}, {"e\xcc\x81", 1}, {"\xff\xfe", 2}};
+  const std::pair<const char*, size_t> cases[] = {
+      {"", 0},     {"abc", 3},       {"…", 1},       {"\x1b[31mred\x1b[0m", 3},
+      {"日本", 4}, {"e\xcc\x81", 1}, {"\xff\xfe", 2}};
   for (auto [text, width] : cases) CHECK(report::display_width(text) == width);
 }
 
@@ -84,9 +87,11 @@ TEST_CASE("a table aligns its columns") {
 TEST_CASE("a table too wide for the screen breaks its widest left column") {
   Style narrow = kPlain;
   narrow.width = 40;
-  std::string text = report::table(narrow, {{"key", "doc"}, {"a", "one two three four five six seven eight nine ten eleven"}});
+  std::string text = report::table(
+      narrow, {{"key", "doc"}, {"a", "one two three four five six seven eight nine ten eleven"}});
   std::string line;
-  for (std::istringstream lines(text); std::getline(lines, line);) CHECK(report::display_width(line) <= 40);
+  for (std::istringstream lines(text); std::getline(lines, line);)
+    CHECK(report::display_width(line) <= 40);
   CHECK(text.find("eleven") != std::string::npos);
 }
 
@@ -113,13 +118,15 @@ TEST_CASE("an error shows its place, the source line and a caret under the value
 TEST_CASE("an error without a place has its help right below the message") {
   Error error(ErrorCode::usage, "no such verb: pln");
   error.help("did you mean plan?\nor planet");
-  CHECK(report::format_error(kPlain, error) == "error[E0101]: no such verb: pln\n  = help: did you mean plan?\n          or planet\n");
+  CHECK(report::format_error(kPlain, error) ==
+        "error[E0101]: no such verb: pln\n  = help: did you mean plan?\n          or planet\n");
 }
 
 TEST_CASE("a value from --set names the flag") {
   Error error(ErrorCode::wrong_type, "bad");
   error.key("distributed.tp_size").at({Origin::Source::command_line, "", 0, 0});
-  CHECK(report::format_error(kPlain, error).find("--> --set distributed.tp_size\n") != std::string::npos);
+  CHECK(report::format_error(kPlain, error).find("--> --set distributed.tp_size\n") !=
+        std::string::npos);
 }
 
 TEST_CASE("long source lines are cut around the caret") {
@@ -136,7 +143,9 @@ TEST_CASE("long source lines are cut around the caret") {
 TEST_CASE("places that no longer exist are named without a source line") {
   File file("a = 1\n");
   for (const auto& [name, line, column] :
-       {std::tuple<std::string, int, int>{"/no/such/file.toml", 1, 1}, {file.path.string(), 99, 1}, {"/", 1, 1}}) {
+       {std::tuple<std::string, int, int>{"/no/such/file.toml", 1, 1},
+        {file.path.string(), 99, 1},
+        {"/", 1, 1}}) {
     Error error(ErrorCode::wrong_type, "bad");
     error.at({Origin::Source::file, name, line, column});
     std::string text = report::format_error(kPlain, error);
@@ -162,8 +171,8 @@ TEST_CASE("the machine form holds the first error and all of them") {
 }
 
 TEST_CASE("pretty JSON reads back as the same value") {
-  boost::json::value value =
-      boost::json::parse(R"({"a": [1, 2, 3], "b": {"c": null, "d": []}, "e": [{"x": "y\n\"", "z": [1]}, {}], "long": [], "f": 1.5})");
+  boost::json::value value = boost::json::parse(
+      R"({"a": [1, 2, 3], "b": {"c": null, "d": []}, "e": [{"x": "y\n\"", "z": [1]}, {}], "long": [], "f": 1.5})");
   for (int i = 0; i < 200; ++i) value.at("long").as_array().push_back(100000 + i);
   std::string text = report::pretty_json(value), line;
   CHECK(boost::json::parse(text) == value);
@@ -178,7 +187,8 @@ TEST_CASE("a stream that takes no more is noticed") {
     out.write("x");
     out.flush();
   };
-  CHECK_THROWS_WITH_AS(fill(), "cannot write to standard output: No space left on device", report::WriteFailed);
+  CHECK_THROWS_WITH_AS(fill(), "cannot write to standard output: No space left on device",
+                       report::WriteFailed);
   std::fclose(full);
 }
 
@@ -201,25 +211,36 @@ TEST_CASE("the style of a file has no colours, and COLUMNS and the locale are he
   std::fclose(file);
 }
 
-TEST_CASE("a name that is too long is broken after a dot or an underscore, and its rest stands under it") {
+TEST_CASE(
+    "a name that is too long is broken after a dot or an underscore, and its rest stands under "
+    "it") {
   struct Row {
     const char* text;
     size_t width;
     std::vector<std::string> lines;
   };
-  for (const Row& row : {Row{"model.embed_tokens.weight", 24, {"model.embed_tokens.", "weight"}},
-                         Row{"post_attention_layernorm.weight", 22, {"post_attention_", "layernorm.weight"}},
-                         Row{"a.bcdefghijklmnopqrstuvwxyz", 10, {"a.bcdefghi", "jklmnopqrs", "tuvwxyz"}},  // "a." alone says nothing
-                         Row{"see /usr/lib/meshwright/plugins here", 16, {"see", "/usr/lib/", "meshwright/", "plugins here"}}}) {
+  for (const Row& row :
+       {Row{"model.embed_tokens.weight", 24, {"model.embed_tokens.", "weight"}},
+        Row{"post_attention_layernorm.weight", 22, {"post_attention_", "layernorm.weight"}},
+        Row{"a.bcdefghijklmnopqrstuvwxyz",
+            10,
+            {"a.bcdefghi", "jklmnopqrs", "tuvwxyz"}},  // "a." alone says nothing
+        Row{"see /usr/lib/meshwright/plugins here",
+            16,
+            {"see", "/usr/lib/", "meshwright/", "plugins here"}}}) {
     INFO(row.text);
     CHECK(report::wrap(row.text, row.width) == row.lines);
   }
   CHECK(report::table({.colour = false, .unicode = true, .width = 24},
-                      {{"parameter", "shape"}, {"model.layers", ""}, {"  self_attn.q_proj.weight", "[4, 4]"}}) ==
+                      {{"parameter", "shape"},
+                       {"model.layers", ""},
+                       {"  self_attn.q_proj.weight", "[4, 4]"}}) ==
         "parameter         shape\nmodel.layers\n  self_attn.      [4, 4]\n  q_proj.weight\n");
 }
 
-TEST_CASE("work measured in bytes shows a bar, speed and the time left on a terminal, and takes it away; elsewhere nothing") {
+TEST_CASE(
+    "work measured in bytes shows a bar, speed and the time left on a terminal, and takes it away; "
+    "elsewhere nothing") {
   for (bool live : {true, false}) {
     std::FILE* file = std::tmpfile();
     REQUIRE(file != nullptr);
@@ -249,14 +270,17 @@ TEST_CASE("work measured in bytes shows a bar, speed and the time left on a term
     CHECK(shown.rfind("\r\x1b[K") == shown.size() - 4);
     CHECK(std::count(shown.begin(), shown.end(), '\r') == 2);
   }
-  for (auto [part, full] : std::vector<std::pair<double, int>>{{0, 0}, {0.5, 5}, {1, 10}, {7, 10}, {-1, 0}}) {
+  for (auto [part, full] :
+       std::vector<std::pair<double, int>>{{0, 0}, {0.5, 5}, {1, 10}, {7, 10}, {-1, 0}}) {
     std::string bar = report::progress_bar({false, false, 80}, part, 10);
-    CHECK(bar == std::string(static_cast<size_t>(full), '=') + std::string(static_cast<size_t>(10 - full), '-'));
+    CHECK(bar == std::string(static_cast<size_t>(full), '=') +
+                     std::string(static_cast<size_t>(10 - full), '-'));
   }
   CHECK(report::human_duration(200) == "3 min 20 s");
 }
 
-TEST_CASE("a line for a narrow terminal has whole fields only, and those that matter least go first") {
+TEST_CASE(
+    "a line for a narrow terminal has whole fields only, and those that matter least go first") {
   std::vector<report::LineField> fields = {{"12 of 34"}, {"3.5 GB/s", 2}, {"1 min left", 1}};
   CHECK(report::fit_line(fields, 80) == "12 of 34  3.5 GB/s  1 min left");
   CHECK(report::fit_line(fields, 30) == "12 of 34  3.5 GB/s  1 min left");
@@ -271,7 +295,8 @@ TEST_CASE("a line for a narrow terminal has whole fields only, and those that ma
     REQUIRE(file != nullptr);
     {
       report::Output out(file, "test");
-      report::ByteProgress progress(out, {false, false, width}, true, "verifying", int64_t{1} << 30);
+      report::ByteProgress progress(out, {false, false, width}, true, "verifying",
+                                    int64_t{1} << 30);
       std::this_thread::sleep_for(std::chrono::milliseconds(110));
       progress.add(int64_t{1} << 29);
     }

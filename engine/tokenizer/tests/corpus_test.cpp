@@ -32,10 +32,17 @@ std::string contents(const fs::path& path) {
 }
 
 json::value bytes_step(bool regex, bool prefix = false) {
-  return json::object{{"type", "ByteLevel"}, {"add_prefix_space", prefix}, {"trim_offsets", true}, {"use_regex", regex}};
+  return json::object{{"type", "ByteLevel"},
+                      {"add_prefix_space", prefix},
+                      {"trim_offsets", true},
+                      {"use_regex", regex}};
 }
-json::value split_step(std::string_view pattern, const char* behavior = "Isolated", bool invert = false) {
-  return json::object{{"type", "Split"}, {"pattern", {{"Regex", pattern}}}, {"behavior", behavior}, {"invert", invert}};
+json::value split_step(std::string_view pattern, const char* behavior = "Isolated",
+                       bool invert = false) {
+  return json::object{{"type", "Split"},
+                      {"pattern", {{"Regex", pattern}}},
+                      {"behavior", behavior},
+                      {"invert", invert}};
 }
 
 // Qwen2's vocabulary with other steps, and with one more added token.
@@ -45,11 +52,13 @@ Tokenizer with(const json::array& steps, bool composes = true, const json::objec
   all["pre_tokenizer"] = {{"type", "Sequence"}, {"pretokenizers", steps}};
   if (!composes) all["normalizer"] = nullptr;
   if (!token.empty()) {
-    json::object one = {{"id", 1300},      {"content", ""},       {"single_word", false}, {"lstrip", false},
-                        {"rstrip", false}, {"normalized", false}, {"special", false}};
+    json::object one = {{"id", 1300},      {"content", ""},   {"single_word", false},
+                        {"lstrip", false}, {"rstrip", false}, {"normalized", false},
+                        {"special", false}};
     for (const auto& [key, value] : token) one[key] = value;
     int64_t largest = 0;
-    for (const json::value& known : all["added_tokens"].as_array()) largest = std::max(largest, known.at("id").as_int64());
+    for (const json::value& known : all["added_tokens"].as_array())
+      largest = std::max(largest, known.at("id").as_int64());
     one["id"] = largest + 1;
     all["added_tokens"].as_array().push_back(one);
   }
@@ -117,7 +126,8 @@ size_t compare_parts(const Tokenizer& tokenizer, const std::string& text) {
   for (size_t begin = 0; begin < text.size(); ++cuts) {
     size_t end = cut_near(text, begin, begin + 1, tokenizer.cuts());
     REQUIRE(end > begin);
-    std::vector<int64_t> ids = tokenizer.encode(std::string_view(text).substr(begin, end - begin), false);
+    std::vector<int64_t> ids =
+        tokenizer.encode(std::string_view(text).substr(begin, end - begin), false);
     parts.insert(parts.end(), ids.begin(), ids.end());
     begin = end;
   }
@@ -135,10 +145,12 @@ struct Folder {
   }
 };
 
-std::vector<int64_t> all_of(const Tokenizer& tokenizer, const std::vector<std::string>& files, const CorpusOptions& options,
-                            CorpusCounts* counts = nullptr) {
+std::vector<int64_t> all_of(const Tokenizer& tokenizer, const std::vector<std::string>& files,
+                            const CorpusOptions& options, CorpusCounts* counts = nullptr) {
   std::vector<int64_t> out;
-  CorpusCounts found = encode_files(tokenizer, files, options, [&](auto ids, int64_t) { out.insert(out.end(), ids.begin(), ids.end()); });
+  CorpusCounts found = encode_files(tokenizer, files, options, [&](auto ids, int64_t) {
+    out.insert(out.end(), ids.begin(), ids.end());
+  });
   CHECK(found.tokens == static_cast<int64_t>(out.size()));
   if (counts != nullptr) *counts = found;
   return out;
@@ -153,7 +165,8 @@ TEST_CASE("parts of a text give the ids of the whole, for every pattern that may
       {json::object{{"type", "Digits"}, {"individual_digits", true}}, bytes_step(true)},
       {json::object{{"type", "Digits"}, {"individual_digits", false}}, bytes_step(true)},
       {bytes_step(true, true)},
-      {split_step("\\p{N}{1,3}"), split_step("[一-龥぀-ゟ゠-ヿ]+"), split_step(separating_patterns().back()), bytes_step(false)}};
+      {split_step("\\p{N}{1,3}"), split_step("[一-龥぀-ゟ゠-ヿ]+"),
+       split_step(separating_patterns().back()), bytes_step(false)}};
   for (std::string_view pattern : separating_patterns()) {
     kinds.push_back({split_step(pattern), bytes_step(false)});
     kinds.push_back({split_step(pattern, "Removed", true), bytes_step(false)});
@@ -164,17 +177,20 @@ TEST_CASE("parts of a text give the ids of the whole, for every pattern that may
       Tokenizer tokenizer = with(kinds[kind], composes);
       REQUIRE(tokenizer.cuts().any());
       size_t cuts = 0;
-      for (int i = 0; i < 150; ++i) cuts += compare_parts(tokenizer, random_text(random, 5 + random() % 60));
+      for (int i = 0; i < 150; ++i)
+        cuts += compare_parts(tokenizer, random_text(random, 5 + random() % 60));
       CHECK(cuts > 300);
     }
   }
 }
 
-TEST_CASE("a pattern that is not known, or a token that could lie across a cut, keeps a text whole") {
-  for (const json::array& steps : {json::array{split_step("\\w+ \\w+"), bytes_step(false)},
-                                   json::array{split_step(separating_patterns()[2], "MergedWithNext"), bytes_step(false)},
-                                   json::array{split_step(separating_patterns()[2], "Isolated", true), bytes_step(false)},
-                                   json::array{bytes_step(false)}, json::array{split_step("\\p{N}"), bytes_step(false)}})
+TEST_CASE(
+    "a pattern that is not known, or a token that could lie across a cut, keeps a text whole") {
+  for (const json::array& steps :
+       {json::array{split_step("\\w+ \\w+"), bytes_step(false)},
+        json::array{split_step(separating_patterns()[2], "MergedWithNext"), bytes_step(false)},
+        json::array{split_step(separating_patterns()[2], "Isolated", true), bytes_step(false)},
+        json::array{bytes_step(false)}, json::array{split_step("\\p{N}"), bytes_step(false)}})
     CHECK_FALSE(with(steps).cuts().any());
   struct Row {
     json::object token;
@@ -199,7 +215,8 @@ TEST_CASE("a pattern that is not known, or a token that could lie across a cut, 
   }
 }
 
-TEST_CASE("files give the ids of the reference library, whatever the threads and the size of a piece") {
+TEST_CASE(
+    "files give the ids of the reference library, whatever the threads and the size of a piece") {
   Folder folder;
   for (std::string style : {"gpt2", "llama3", "qwen2"}) {
     CAPTURE(style);
@@ -242,10 +259,12 @@ TEST_CASE("lines and rows of JSON are documents of their own") {
     expected.push_back(5);
     bare.insert(bare.end(), without.begin(), without.end());
   }
-  std::string text_file = folder.put("lines.txt", lines), json_file = folder.put("rows.jsonl", rows);
+  std::string text_file = folder.put("lines.txt", lines),
+              json_file = folder.put("rows.jsonl", rows);
   for (int threads : {1, 4})
     for (size_t piece : {size_t{1}, size_t{100}, size_t{1} << 20}) {
-      CorpusOptions options{.documents = Documents::lines, .document_end = 5, .threads = threads, .piece = piece};
+      CorpusOptions options{
+          .documents = Documents::lines, .document_end = 5, .threads = threads, .piece = piece};
       CorpusCounts counts;
       CHECK(all_of(tokenizer, {text_file}, options, &counts) == expected);
       CHECK(counts.documents == 200);
@@ -259,13 +278,16 @@ TEST_CASE("lines and rows of JSON are documents of their own") {
     }
 }
 
-TEST_CASE("what is no text is refused with its file and place, the first in the order of the files") {
+TEST_CASE(
+    "what is no text is refused with its file and place, the first in the order of the files") {
   Folder folder;
   Tokenizer tokenizer = Tokenizer::load(kFolder + "gpt2.json");
   std::string good = folder.put("good.txt", std::string(5000, 'a') + " b"),
-              bad = folder.put("bad.txt", std::string(3000, 'a') + " b\xff c"), worse = folder.put("worse.txt", "\xff"),
+              bad = folder.put("bad.txt", std::string(3000, 'a') + " b\xff c"),
+              worse = folder.put("worse.txt", "\xff"),
               rows = folder.put("rows.jsonl", "{\"text\": \"a\"}\n\n{\"text\": 3}\n"),
-              broken = folder.put("broken.jsonl", "{\"text\": \"a\"}\n{\"text\": \n"), empty = folder.put("empty.txt", "");
+              broken = folder.put("broken.jsonl", "{\"text\": \"a\"}\n{\"text\": \n"),
+              empty = folder.put("empty.txt", "");
   struct Row {
     std::vector<std::string> files;
     Documents documents;
@@ -275,13 +297,15 @@ TEST_CASE("what is no text is refused with its file and place, the first in the 
        {Row{{good, bad, worse}, Documents::files, bad + ": the text is not UTF-8 at byte 3002"},
         Row{{good, bad, worse}, Documents::lines, bad + ": the text is not UTF-8 at byte 3002"},
         Row{{rows}, Documents::json_lines, rows + ": line 3 has no string \"text\" at byte 15"},
-        Row{{broken}, Documents::json_lines, broken + ": line 2 is not valid JSON"}, Row{{good, empty}, Documents::files, empty},
+        Row{{broken}, Documents::json_lines, broken + ": line 2 is not valid JSON"},
+        Row{{good, empty}, Documents::files, empty},
         Row{{(folder.path / "nowhere").string()}, Documents::files, "nowhere"}})
     for (int threads : {1, 4})
       for (size_t piece : {size_t{64}, size_t{1} << 20}) {
         INFO(row.message);
         try {
-          all_of(tokenizer, row.files, {.documents = row.documents, .threads = threads, .piece = piece});
+          all_of(tokenizer, row.files,
+                 {.documents = row.documents, .threads = threads, .piece = piece});
           FAIL("it was encoded");
         } catch (const Error& error) {
           INFO(error.what());
@@ -290,6 +314,7 @@ TEST_CASE("what is no text is refused with its file and place, the first in the 
         }
       }
   // What the caller throws comes back to it, with pieces under way.
-  CHECK_THROWS_AS(encode_files(tokenizer, {good}, {.threads = 3, .piece = 64}, [](auto, int64_t) { throw std::runtime_error("full"); }),
+  CHECK_THROWS_AS(encode_files(tokenizer, {good}, {.threads = 3, .piece = 64},
+                               [](auto, int64_t) { throw std::runtime_error("full"); }),
                   std::runtime_error);
 }

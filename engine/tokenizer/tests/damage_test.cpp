@@ -1,4 +1,5 @@
-// Files that are not what they should be: each is refused with its place named, and damage by the thousand crashes nothing.
+// Files that are not what they should be: each is refused with its place named, and damage by the
+// thousand crashes nothing.
 #include <doctest/doctest.h>
 #include <boost/json/parse.hpp>
 #include <boost/json/serialize.hpp>
@@ -29,7 +30,8 @@ std::string contents(const std::string& path) {
 const std::string& fixture(const std::string& style) {
   static std::map<std::string, std::string> seen;
   std::string& text = seen[style];
-  if (text.empty()) text = contents(MESHWRIGHT_SOURCE_DIR "/tests/data/tokenizers/" + style + ".json");
+  if (text.empty())
+    text = contents(MESHWRIGHT_SOURCE_DIR "/tests/data/tokenizers/" + style + ".json");
   return text;
 }
 
@@ -72,18 +74,24 @@ void put(json::value& file, std::string_view pointer, const json::value& value) 
   *at = value;
 }
 
-json::object token(int64_t id, const char* content) { return {{"id", id}, {"content", content}, {"special", true}}; }
+json::object token(int64_t id, const char* content) {
+  return {{"id", id}, {"content", content}, {"special", true}};
+}
 
 json::value split(json::value pattern, const char* behavior = "Isolated") {
   return {{"type", "Sequence"},
           {"pretokenizers",
-           {{{"type", "Split"}, {"pattern", std::move(pattern)}, {"behavior", behavior}, {"invert", false}},
+           {{{"type", "Split"},
+             {"pattern", std::move(pattern)},
+             {"behavior", behavior},
+             {"invert", false}},
             {{"type", "ByteLevel"}, {"use_regex", false}}}}};
 }
 
 }  // namespace
 
-TEST_CASE("the smallest file loads, and what a file may leave out or call otherwise does not matter") {
+TEST_CASE(
+    "the smallest file loads, and what a file may leave out or call otherwise does not matter") {
   CHECK(failure(json::serialize(smallest())).empty());
   for (const char* key : {"version", "added_tokens", "normalizer", "post_processor"}) {
     json::object file = smallest();
@@ -113,7 +121,9 @@ TEST_CASE("other kinds and wrong fields are refused by name and place") {
       {"/model/type", 3, "model.type must be a string, not int64"},
       {"/model", 1, "model must be an object, not int64"},
       {"/version", "2.0", "version is \"2.0\""},
-      {"/normalizer", {{"type", "Lowercase"}}, "normalizer is of the kind \"Lowercase\"; those read here are NFC, Sequence"},
+      {"/normalizer",
+       {{"type", "Lowercase"}},
+       "normalizer is of the kind \"Lowercase\"; those read here are NFC, Sequence"},
       {"/normalizer",
        {{"type", "Sequence"}, {"normalizers", {{{"type", "NFC"}}, {{"type", "Strip"}}}}},
        "normalizer.normalizers[1] is of the kind \"Strip\""},
@@ -123,22 +133,33 @@ TEST_CASE("other kinds and wrong fields are refused by name and place") {
       {"/pre_tokenizer",
        {{"type", "Sequence"}, {"pretokenizers", {{{"type", "ByteLevel"}}, {{"type", "Digits"}}}}},
        "pre_tokenizer.pretokenizers[1] comes after ByteLevel"},
-      {"/pre_tokenizer", split({{"Regex", "a"}}, "Sideways"), "pre_tokenizer.pretokenizers[0].behavior is \"Sideways\""},
+      {"/pre_tokenizer", split({{"Regex", "a"}}, "Sideways"),
+       "pre_tokenizer.pretokenizers[0].behavior is \"Sideways\""},
       {"/pre_tokenizer", split({{"Other", "a"}}), "pattern must hold either Regex or String"},
       {"/pre_tokenizer", split({{"Regex", "(a"}}),
-       "pre_tokenizer.pretokenizers[0].pattern.Regex \"(a\" cannot be compiled: missing closing parenthesis (at byte 2"},
+       "pre_tokenizer.pretokenizers[0].pattern.Regex \"(a\" cannot be compiled: missing closing "
+       "parenthesis (at byte 2"},
       {"/pre_tokenizer", split({{"Regex", "[a[b]]"}}), "has a class inside a class"},
       {"/pre_tokenizer", split({{"Regex", "(*ACCEPT)"}}), "uses (*...)"},
-      {"/pre_tokenizer", split({{"Regex", "\\p{NoSuchScript}"}}), "cannot be compiled: unknown property"},
-      {"/post_processor", {{"type", "BertProcessing"}}, "post_processor is of the kind \"BertProcessing\""},
+      {"/pre_tokenizer", split({{"Regex", "\\p{NoSuchScript}"}}),
+       "cannot be compiled: unknown property"},
       {"/post_processor",
-       {{"type", "TemplateProcessing"}, {"single", {{{"SpecialToken", {{"id", "<s>"}}}}}}, {"special_tokens", json::object()}},
+       {{"type", "BertProcessing"}},
+       "post_processor is of the kind \"BertProcessing\""},
+      {"/post_processor",
+       {{"type", "TemplateProcessing"},
+        {"single", {{{"SpecialToken", {{"id", "<s>"}}}}}},
+        {"special_tokens", json::object()}},
        "which special_tokens lacks"},
       {"/post_processor",
-       {{"type", "TemplateProcessing"}, {"single", {{{"Sequence", {{"id", "B"}}}}}}, {"special_tokens", json::object()}},
+       {{"type", "TemplateProcessing"},
+        {"single", {{{"Sequence", {{"id", "B"}}}}}},
+        {"special_tokens", json::object()}},
        "a single text is A"},
       {"/post_processor",
-       {{"type", "TemplateProcessing"}, {"single", {{{"SpecialToken", {{"id", "<s>"}}}}}}, {"special_tokens", {{"<s>", {{"ids", {999}}}}}}},
+       {{"type", "TemplateProcessing"},
+        {"single", {{{"SpecialToken", {{"id", "<s>"}}}}}},
+        {"special_tokens", {{"<s>", {{"ids", {999}}}}}}},
        "puts in the id 999, which no token has"},
       {"/decoder", nullptr, "decoder has no ByteLevel"},
       {"/decoder", {{"type", "Metaspace"}}, "decoder is of the kind \"Metaspace\""},
@@ -150,7 +171,8 @@ TEST_CASE("other kinds and wrong fields are refused by name and place") {
       {"/model/vocab/ab", 1.5, "a whole number"},
       {"/model/vocab/ab", "x", "model.vocab[\"ab\"] must be a whole number, not string"},
       {"/model/merges", 3, "model.merges must be a list, not int64"},
-      {"/model/merges", json::array{"a b", "b zz"}, "model.merges[1] needs the token \"zz\", which model.vocab lacks"},
+      {"/model/merges", json::array{"a b", "b zz"},
+       "model.merges[1] needs the token \"zz\", which model.vocab lacks"},
       {"/model/merges", {"b a"}, "model.merges[0] needs the token \"ba\""},
       {"/model/merges", {"ab"}, "model.merges[0] is not two tokens"},
       {"/model/merges", {"a b c"}, "model.merges[0] is not two tokens"},
@@ -159,10 +181,16 @@ TEST_CASE("other kinds and wrong fields are refused by name and place") {
       {"/model/dropout", 0.5, "model.dropout is not 0"},
       {"/model/continuing_subword_prefix", "##", "model.continuing_subword_prefix is \"##\""},
       {"/model/fuse_unk", "yes", "model.fuse_unk must be true or false"},
-      {"/added_tokens", {token(300, "<s>")}, "added_tokens[0].id is 300, but \"<s>\" is 257, counted on"},
-      {"/added_tokens", {token(257, "<s>"), token(257, "</s>")}, "added_tokens[1].id is 257, but \"</s>\" is 258"},
+      {"/added_tokens",
+       {token(300, "<s>")},
+       "added_tokens[0].id is 300, but \"<s>\" is 257, counted on"},
+      {"/added_tokens",
+       {token(257, "<s>"), token(257, "</s>")},
+       "added_tokens[1].id is 257, but \"</s>\" is 258"},
       {"/added_tokens", {token(257, "<s>"), token(258, "<s>")}, "twice"},
-      {"/added_tokens", {token(1, "ab")}, "added_tokens[0].id is 1, but \"ab\" is 256 in model.vocab"},
+      {"/added_tokens",
+       {token(1, "ab")},
+       "added_tokens[0].id is 1, but \"ab\" is 256 in model.vocab"},
       {"/added_tokens", {token(257, "")}, "added_tokens[0].content is empty"},
       {"/added_tokens", {3}, "added_tokens[0] must be an object"},
   };
@@ -178,7 +206,8 @@ TEST_CASE("other kinds and wrong fields are refused by name and place") {
 TEST_CASE("text that is no JSON, keys that stand twice, a file that is not there") {
   CHECK(failure("").find("is not valid JSON") != std::string::npos);
   CHECK(failure("[]").find("the file must be an object") != std::string::npos);
-  CHECK(failure(R"({"model": {"vocab": {"a": 1, "\u0061": 2}}})").find("lists \"a\" twice") != std::string::npos);
+  CHECK(failure(R"({"model": {"vocab": {"a": 1, "\u0061": 2}}})").find("lists \"a\" twice") !=
+        std::string::npos);
   CHECK(failure(std::string(100000, '[')).find("not valid JSON") != std::string::npos);
   CHECK(failure("{\"model\": \"\xff\"}").find("not valid JSON") != std::string::npos);
   for (const fs::path& path : {fs::path("/nowhere/tokenizer.json"), fs::temp_directory_path()}) {
@@ -211,8 +240,11 @@ TEST_CASE("no pattern and no text hangs") {
 
 TEST_CASE("a text that is not UTF-8 is an error that names the byte") {
   Tokenizer tokenizer = Tokenizer::parse(json::serialize(smallest()), "tokenizer.json");
-  for (const auto& [text, at] : std::vector<std::pair<std::string, int>>{
-           {"ab\xff", 2}, {"\xC3", 0}, {"a\xED\xA0\x80", 1}, {"\xF4\x90\x80\x80", 0}, {"\xC0\x80", 0}}) {
+  for (const auto& [text, at] : std::vector<std::pair<std::string, int>>{{"ab\xff", 2},
+                                                                         {"\xC3", 0},
+                                                                         {"a\xED\xA0\x80", 1},
+                                                                         {"\xF4\x90\x80\x80", 0},
+                                                                         {"\xC0\x80", 0}}) {
     try {
       tokenizer.encode(text);
       FAIL("encoded");
@@ -238,7 +270,8 @@ TEST_CASE("thousands of damaged files load or are refused") {
       } else {
         for (unsigned flips = 1 + random() % 3; flips > 0; --flips) {
           size_t at = random() % (i % 2 == 0 ? model : text.size());
-          text[at] = i % 3 == 0 ? "{}[]\",:0-e"[random() % 10] : static_cast<char>(text[at] ^ (1 << random() % 8));
+          text[at] = i % 3 == 0 ? "{}[]\",:0-e"[random() % 10]
+                                : static_cast<char>(text[at] ^ (1 << random() % 8));
         }
       }
       if (failure(text).empty()) {

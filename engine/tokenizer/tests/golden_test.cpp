@@ -25,7 +25,9 @@ std::string contents(const std::string& path) {
   return out.str();
 }
 
-std::vector<int64_t> ids_of(const json::value& list) { return json::value_to<std::vector<int64_t>>(list); }
+std::vector<int64_t> ids_of(const json::value& list) {
+  return json::value_to<std::vector<int64_t>>(list);
+}
 
 std::string text_of(const json::value& text) { return std::string(text.as_string()); }
 
@@ -38,7 +40,8 @@ uint64_t fnv(const std::vector<int64_t>& ids) {
 // As long_text() of the script.
 std::string long_text(const json::array& lines) {
   std::string out;
-  for (size_t i = 0; out.size() < 1 << 20; ++i) out += std::to_string(i) + " " + text_of(lines[i % lines.size()]) + "\n";
+  for (size_t i = 0; out.size() < 1 << 20; ++i)
+    out += std::to_string(i) + " " + text_of(lines[i % lines.size()]) + "\n";
   return out;
 }
 
@@ -71,7 +74,8 @@ TEST_CASE("ids and texts are those of the reference") {
   }
 }
 
-TEST_CASE("a megabyte is encoded as the reference does it, in seconds, and by several threads at once") {
+TEST_CASE(
+    "a megabyte is encoded as the reference does it, in seconds, and by several threads at once") {
   for (std::string style : {"gpt2", "llama3", "qwen2"}) {
     CAPTURE(style);
     Tokenizer tokenizer = Tokenizer::load(kFolder + style + ".json");
@@ -82,8 +86,11 @@ TEST_CASE("a megabyte is encoded as the reference does it, in seconds, and by se
     std::jthread other([&] { others = tokenizer.encode(text); });
     ids = tokenizer.encode(text);
     other.join();
-    // The square of a MiB would take hours; a machine that is busy with other things takes its time.
-    MESSAGE(style, ": ", std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count(), " s for a MiB, twice at once");
+    // The square of a MiB would take hours; a machine that is busy with other things takes its
+    // time.
+    MESSAGE(style, ": ",
+            std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count(),
+            " s for a MiB, twice at once");
     CHECK(std::chrono::steady_clock::now() - started < std::chrono::seconds(120));
     CHECK(static_cast<int64_t>(ids.size()) == golden.at("long").at("count").as_int64());
     CHECK(std::to_string(fnv(ids)) == text_of(golden.at("long").at("fnv")));
@@ -105,7 +112,9 @@ TEST_CASE("one long piece takes no quadratic time") {
   }
 }
 
-TEST_CASE("characters wait until their bytes are there, and broken ones are replaced as the reference does") {
+TEST_CASE(
+    "characters wait until their bytes are there, and broken ones are replaced as the reference "
+    "does") {
   Tokenizer tokenizer = Tokenizer::load(kFolder + "gpt2.json");
   std::vector<int64_t> grin;
   for (const char* letter : {"\u00f0", "\u0141", "\u013a", "\u0122"}) {  // F0 9F 98 80

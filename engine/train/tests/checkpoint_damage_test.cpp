@@ -1,5 +1,5 @@
-// Damage to a checkpoint of four ranks: every cut and every flipped bit is told by `verify`, and refused by every rank that loads.
-// Before doctest: LibTorch has a CHECK of its own.
+// Damage to a checkpoint of four ranks: every cut and every flipped bit is told by `verify`, and
+// refused by every rank that loads. Before doctest: LibTorch has a CHECK of its own.
 #include "engine/train/tests/small_run.h"
 
 #include <doctest/doctest.h>
@@ -49,7 +49,9 @@ class Damaged {
   ~Damaged() { put(whole_); }
 
  private:
-  void put(const std::string& bytes) const { std::ofstream(damage_.file, std::ios::binary | std::ios::trunc) << bytes; }
+  void put(const std::string& bytes) const {
+    std::ofstream(damage_.file, std::ios::binary | std::ios::trunc) << bytes;
+  }
   const Damage& damage_;
   std::string whole_;
 };
@@ -78,7 +80,8 @@ Counts damage_all(int64_t step, int64_t flips, unsigned seed) {
   std::vector<std::pair<fs::path, int64_t>> files;
   int64_t total = 0;
   for (const fs::directory_entry& entry : fs::recursive_directory_iterator(saved))
-    if (entry.is_regular_file()) files.emplace_back(entry.path(), static_cast<int64_t>(entry.file_size()));
+    if (entry.is_regular_file())
+      files.emplace_back(entry.path(), static_cast<int64_t>(entry.file_size()));
   std::sort(files.begin(), files.end());
   for (const auto& [path, bytes] : files) {
     total += bytes;
@@ -94,7 +97,8 @@ Counts damage_all(int64_t step, int64_t flips, unsigned seed) {
     while (bit >= files[file].second * 8) bit -= files[file++].second * 8;
     all.push_back({files[file].first, bit, false});
   }
-  std::vector<int> refusals[2] = {std::vector<int>(all.size(), 0), std::vector<int>(all.size(), 0)};  // by rank
+  std::vector<int> refusals[2] = {std::vector<int>(all.size(), 0),
+                                  std::vector<int>(all.size(), 0)};  // by rank
   run_ranks(two.ranks, [&](const std::shared_ptr<World>& world) {
     Rank rank(two, world);
     bool leads = world->rank() == 0;
@@ -110,7 +114,8 @@ Counts damage_all(int64_t step, int64_t flips, unsigned seed) {
       try {
         rank.trainer.load(saved.string());
       } catch (const Error& error) {
-        refused = error.code() == ErrorCode::bad_checkpoint && error.message().find(all[i].file.string()) == 0;
+        refused = error.code() == ErrorCode::bad_checkpoint &&
+                  error.message().find(all[i].file.string()) == 0;
       }
       world->everyone()->barrier();
       refusals[world->rank()][i] = refused ? 1 : 0;
@@ -120,7 +125,8 @@ Counts damage_all(int64_t step, int64_t flips, unsigned seed) {
     rank.trainer.load(saved.string());
   });
   for (size_t i = 0; i < all.size(); ++i) {
-    bool weightless = all[i].file.extension() != ".safetensors" && all[i].file.filename() != "meta.json";
+    bool weightless =
+        all[i].file.extension() != ".safetensors" && all[i].file.filename() != "meta.json";
     int refused = refusals[0][i] + refusals[1][i];
     if (refused == 2)
       ++counts.refused;
@@ -128,10 +134,12 @@ Counts damage_all(int64_t step, int64_t flips, unsigned seed) {
       ++counts.not_read;
   }
   CHECK(checkpoint::verify_checkpoint(saved, [](int64_t) {}).damage.empty());
-  counts.text = std::to_string(files.size()) + " files, " + std::to_string(total) + " bytes: " + std::to_string(counts.cuts) +
-                " cuts (every " + std::to_string(step) + " bytes), " + std::to_string(counts.flips) + " flipped bits (seed " +
-                std::to_string(seed) + "); verify told " + std::to_string(counts.verified) + ", loading on 2 ranks refused " +
-                std::to_string(counts.refused) + ", in files that it does not read lay " + std::to_string(counts.not_read) + "\n";
+  counts.text = std::to_string(files.size()) + " files, " + std::to_string(total) +
+                " bytes: " + std::to_string(counts.cuts) + " cuts (every " + std::to_string(step) +
+                " bytes), " + std::to_string(counts.flips) + " flipped bits (seed " +
+                std::to_string(seed) + "); verify told " + std::to_string(counts.verified) +
+                ", loading on 2 ranks refused " + std::to_string(counts.refused) +
+                ", in files that it does not read lay " + std::to_string(counts.not_read) + "\n";
   MESSAGE(counts.text);
   fs::remove_all(folder);
   return counts;

@@ -20,14 +20,17 @@ namespace fs = std::filesystem;
 
 namespace {
 
-const std::vector<Layout> kLayouts = {{"fsdp2", 4}, {"fsdp2", 4, {"distributed.dp_replicate_size=2"}},
-                                      {"ddp", 4},   {"fsdp2", 3},
-                                      {"ddp", 2},   {"fsdp2", 1},
-                                      {"ddp", 1},   {"ddp", 3, {"distributed.ddp.gradient_as_bucket_view=false"}}};
+const std::vector<Layout> kLayouts = {
+    {"fsdp2", 4}, {"fsdp2", 4, {"distributed.dp_replicate_size=2"}},
+    {"ddp", 4},   {"fsdp2", 3},
+    {"ddp", 2},   {"fsdp2", 1},
+    {"ddp", 1},   {"ddp", 3, {"distributed.ddp.gradient_as_bucket_view=false"}}};
 
 }  // namespace
 
-TEST_CASE("what is saved on one layout is there to the bit on any other, and training goes on as if nothing had happened") {
+TEST_CASE(
+    "what is saved on one layout is there to the bit on any other, and training goes on as if "
+    "nothing had happened") {
   TestFolder folder("checkpointing");
   for (size_t a = 0; a < 3; ++a) {
     INFO(kLayouts[a].text());
@@ -42,7 +45,8 @@ TEST_CASE("what is saved on one layout is there to the bit on any other, and tra
       CHECK(contents(again / "step_00000003") == kept);
       REQUIRE(losses.size() == 10);
       double worst = 0;
-      for (size_t i = 0; i < 10; ++i) worst = std::max(worst, std::abs(losses[i] - unbroken[i + 3]));
+      for (size_t i = 0; i < 10; ++i)
+        worst = std::max(worst, std::abs(losses[i] - unbroken[i + 3]));
       CHECK(worst <= (a == b ? 0 : 1e-6));
     }
   }
@@ -69,11 +73,14 @@ TEST_CASE("every byte is written once, by all ranks alike") {
   }
 }
 
-TEST_CASE("a save beside training equals one that waits, and a failed one leaves the last good one") {
+TEST_CASE(
+    "a save beside training equals one that waits, and a failed one leaves the last good one") {
   TestFolder folder("checkpointing");
-  for (const Layout& layout : {Layout{"fsdp2", 2}, Layout{"ddp", 3}, Layout{"fsdp2", 4, {"distributed.tp_size=2"}}}) {
+  for (const Layout& layout :
+       {Layout{"fsdp2", 2}, Layout{"ddp", 3}, Layout{"fsdp2", 4, {"distributed.tp_size=2"}}}) {
     INFO(layout.text());
-    fs::path waits = folder.path / (layout.text() + " waits"), beside = folder.path / (layout.text() + " beside");
+    fs::path waits = folder.path / (layout.text() + " waits"),
+             beside = folder.path / (layout.text() + " beside");
     std::vector<double> plain = losses_of(layout, {}, 8, waits, 3);
     std::vector<double> losses;
     std::vector<std::string> reports;
@@ -85,7 +92,9 @@ TEST_CASE("a save beside training equals one that waits, and a failed one leaves
       settings.keep = 2;
       settings.background = true;
       settings.done = [&](const train::SaveReport& report) {
-        if (world->rank() == 0) reports.push_back(std::to_string(report.step) + (report.error ? " " + report.error->message() : ""));
+        if (world->rank() == 0)
+          reports.push_back(std::to_string(report.step) +
+                            (report.error ? " " + report.error->message() : ""));
       };
       train::Saver saver(rank.trainer, std::move(settings));
       std::vector<double> mine;
@@ -97,7 +106,9 @@ TEST_CASE("a save beside training equals one that waits, and a failed one leaves
         if (step == 2) saver.save((step + 1) * kBatch, 0);
         if (step == 6) {
           saver.finish();
-          if (world->rank() == 1) fs::create_directories(beside / ".step_00000007.tmp" / "model-00002-of-0000x.safetensors");
+          if (world->rank() == 1)
+            fs::create_directories(beside / ".step_00000007.tmp" /
+                                   "model-00002-of-0000x.safetensors");
           world->everyone()->barrier();
           saver.save((step + 1) * kBatch, 0);  // a leftover is in nobody's way
           saver.finish();
@@ -129,7 +140,9 @@ TEST_CASE("a save beside training equals one that waits, and a failed one leaves
   }
 }
 
-TEST_CASE("a checkpoint of another model or optimizer is refused on every rank, and nothing is loaded from a damaged one") {
+TEST_CASE(
+    "a checkpoint of another model or optimizer is refused on every rank, and nothing is loaded "
+    "from a damaged one") {
   TestFolder folder("checkpointing");
   fs::path saved = folder.path / "saved";
   losses_of({"fsdp2", 2}, {}, 1, saved, 1);
@@ -150,8 +163,10 @@ TEST_CASE("a checkpoint of another model or optimizer is refused on every rank, 
     return messages[0];
   };
   CHECK(refused({"ddp", 2, {"optimizer.name=sgd"}}, saved)
-            .find("E0713 " + saved.string() + "/step_00000001: it holds the state of the optimizer adamw") == 0);
-  CHECK(refused({"ddp", 1}, folder.path / "gone").find("E0712 " + (folder.path / "gone").string() + " does not exist") == 0);
+            .find("E0713 " + saved.string() +
+                  "/step_00000001: it holds the state of the optimizer adamw") == 0);
+  CHECK(refused({"ddp", 1}, folder.path / "gone")
+            .find("E0712 " + (folder.path / "gone").string() + " does not exist") == 0);
   // One byte of one rank's file: the others hear of it too.
   fs::path file = saved / "step_00000001" / "optimizer-00002-of-00002.safetensors";
   {
@@ -159,12 +174,15 @@ TEST_CASE("a checkpoint of another model or optimizer is refused on every rank, 
     damage.seekp(200000);
     damage.put('\x55');
   }
-  CHECK(refused({"fsdp2", 2}, saved) ==
-        "E0711 " + file.string() + ": bytes 0 to " + std::to_string(fs::file_size(file) - 1) + " do not match their checksum");
+  CHECK(refused({"fsdp2", 2}, saved) == "E0711 " + file.string() + ": bytes 0 to " +
+                                            std::to_string(fs::file_size(file) - 1) +
+                                            " do not match their checksum");
   fs::resize_file(file, 1000);
-  CHECK(refused({"ddp", 2}, saved / "step_00000001").find("E0711 " + file.string() + ": the file has 1000 bytes, meta.json says") == 0);
+  CHECK(refused({"ddp", 2}, saved / "step_00000001")
+            .find("E0711 " + file.string() + ": the file has 1000 bytes, meta.json says") == 0);
   fs::remove(file);
-  CHECK(refused({"ddp", 1}, saved / "step_00000001") == "E0711 " + file.string() + ": the file is missing");
+  CHECK(refused({"ddp", 1}, saved / "step_00000001") ==
+        "E0711 " + file.string() + ": the file is missing");
 }
 
 TEST_CASE("a rank reads the bytes it needs and no others") {
@@ -174,8 +192,8 @@ TEST_CASE("a rank reads the bytes it needs and no others") {
     Layout layout;
     int64_t files;  // of 8 that hold tensors
   };
-  for (const Row& row :
-       {Row{{"fsdp2", 4}, 2}, Row{{"fsdp2", 2}, 4}, Row{{"ddp", 2}, 8}, Row{{"fsdp2", 4, {"distributed.dp_replicate_size=2"}}, 6}}) {
+  for (const Row& row : {Row{{"fsdp2", 4}, 2}, Row{{"fsdp2", 2}, 4}, Row{{"ddp", 2}, 8},
+                         Row{{"fsdp2", 4, {"distributed.dp_replicate_size=2"}}, 6}}) {
     INFO(row.layout.text());
     std::mutex mutex;
     std::vector<int64_t> read;
@@ -188,21 +206,24 @@ TEST_CASE("a rank reads the bytes it needs and no others") {
       read.push_back(from.bytes_checked());
       largest = std::max(largest, from.bytes() * row.files / 8);
     });
-    // Files this small are one block each, so what is read is whole files: those with the rows, and the one with the generator of the
-    // rank's own number.
+    // Files this small are one block each, so what is read is whole files: those with the rows, and
+    // the one with the generator of the rank's own number.
     for (int64_t bytes : read) CHECK(bytes <= largest * 11 / 10);
   }
 }
 
-TEST_CASE("replicas that differ are refused on every rank, with what differs and where, and nothing is left of the save") {
+TEST_CASE(
+    "replicas that differ are refused on every rank, with what differs and where, and nothing is "
+    "left of the save") {
   struct Row {
     Layout layout;
     int64_t odd;         // the rank that changes something
     bool state;          // of the optimizer, not a weight
     const char* others;  // that hold the same
   };
-  for (const Row& row : {Row{{"ddp", 3}, 1, false, "ranks 0, 2"}, Row{{"ddp", 2}, 1, true, "rank 0"},
-                         Row{{"fsdp2", 4, {"distributed.dp_replicate_size=2"}}, 3, false, "rank 1"}}) {
+  for (const Row& row :
+       {Row{{"ddp", 3}, 1, false, "ranks 0, 2"}, Row{{"ddp", 2}, 1, true, "rank 0"},
+        Row{{"fsdp2", 4, {"distributed.dp_replicate_size=2"}}, 3, false, "rank 1"}}) {
     INFO(row.layout.text());
     for (bool background : {false, true}) {
       TestFolder folder("checkpointing");
@@ -217,7 +238,9 @@ TEST_CASE("replicas that differ are refused on every rank, with what differs and
         settings.background = background;
         settings.done = [&](const train::SaveReport& report) {
           std::lock_guard lock(mutex);
-          messages.push_back(report.error ? code_string(report.error->code()) + " " + report.error->message() : "saved");
+          messages.push_back(report.error
+                                 ? code_string(report.error->code()) + " " + report.error->message()
+                                 : "saved");
         };
         train::Saver saver(rank.trainer, std::move(settings));
         saver.save(kBatch, 0);
@@ -244,9 +267,11 @@ TEST_CASE("replicas that differ are refused on every rank, with what differs and
       const std::string& message = messages.back();
       CAPTURE(message);
       CHECK(std::count(messages.begin(), messages.end(), message) == row.layout.ranks);
-      CHECK(message.find("E0714 rank " + std::to_string(row.odd) + " holds other values of " + (row.state ? "exp_avg" : "")) == 0);
+      CHECK(message.find("E0714 rank " + std::to_string(row.odd) + " holds other values of " +
+                         (row.state ? "exp_avg" : "")) == 0);
       CHECK(message.find(std::string(" than ") + row.others) != std::string::npos);
-      CHECK(message.find("the strategy " + std::string(row.layout.strategy) + " ") != std::string::npos);
+      CHECK(message.find("the strategy " + std::string(row.layout.strategy) + " ") !=
+            std::string::npos);
       CHECK(fs::exists(folder.path / "checkpoints" / "step_00000001"));
       CHECK(!fs::exists(folder.path / "checkpoints" / "step_00000002"));
       CHECK(!fs::exists(folder.path / "checkpoints" / ".step_00000002.tmp"));
@@ -257,12 +282,15 @@ TEST_CASE("replicas that differ are refused on every rank, with what differs and
 TEST_CASE("what is held once costs no digest") {
   run_ranks(4, [&](const std::shared_ptr<World>& world) {
     Rank rank({"fsdp2", 4}, world);
-    std::vector<train::Held> held = train::held_tensors(rank.trainer.model(), train::optimizer_of(rank.trainer), rank.trainer.module());
+    std::vector<train::Held> held = train::held_tensors(
+        rank.trainer.model(), train::optimizer_of(rank.trainer), rank.trainer.module());
     CHECK(train::Shares(*world, held).replicas().empty());
   });
 }
 
-TEST_CASE("a run that goes on in narrower dtypes than its checkpoint is refused; in wider ones it is told") {
+TEST_CASE(
+    "a run that goes on in narrower dtypes than its checkpoint is refused; in wider ones it is "
+    "told") {
   TestFolder folder("checkpointing");
   Layout wide{"fsdp2", 2}, narrow = wide;
   narrow.storage = DType::bfloat16;
@@ -281,13 +309,14 @@ TEST_CASE("a run that goes on in narrower dtypes than its checkpoint is refused;
       REQUIRE(error.helps().size() == 3);
       CHECK(error.helps()[0] == "set model.torch_dtype = \"float32\"");
       CHECK(error.helps()[1].find("set optimizer.main_dtype = \"float32\"") == 0);
-      CHECK(error.helps()[2].find("meshwright checkpoint export " + (folder.path / "wide").string()) != std::string::npos);
+      CHECK(error.helps()[2].find("meshwright checkpoint export " +
+                                  (folder.path / "wide").string()) != std::string::npos);
       refused.push_back(error.message());
     }
   });
   REQUIRE(refused.size() == 2);
-  CHECK(refused[0].find("it holds weights in float32, this job in bfloat16, which would round them for good (16 bits of each fraction)") !=
-        std::string::npos);
+  CHECK(refused[0].find("it holds weights in float32, this job in bfloat16, which would round them "
+                        "for good (16 bits of each fraction)") != std::string::npos);
   run_ranks(2, [&](const std::shared_ptr<World>& world) {
     Rank rank(wide, world);
     rank.trainer.load((folder.path / "narrow").string());

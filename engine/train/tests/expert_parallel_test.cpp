@@ -1,5 +1,5 @@
-// Experts over ranks: Mixtral and Qwen3-MoE take the steps of one process on every expert mesh, and their checkpoints go anywhere.
-// Before doctest: LibTorch has a CHECK of its own.
+// Experts over ranks: Mixtral and Qwen3-MoE take the steps of one process on every expert mesh, and
+// their checkpoints go anywhere. Before doctest: LibTorch has a CHECK of its own.
 #include "engine/train/tests/curves.h"
 #include "engine/train/tests/saved.h"
 
@@ -11,11 +11,13 @@ using namespace meshwright;
 
 namespace {
 
-const std::string kEp2 = "distributed.ep_size=2", kEp4 = "distributed.ep_size=4", kAllGather = "distributed.moe.dispatcher=\"all_gather\"",
+const std::string kEp2 = "distributed.ep_size=2", kEp4 = "distributed.ep_size=4",
+                  kAllGather = "distributed.moe.dispatcher=\"all_gather\"",
                   kReshard = "distributed.moe.reshard_after_forward=true";
 
 // ep x ep_shard: 2 x 1, 4 x 1, 2 x 2, beside two replicas of the rest, and no expert mesh.
-const std::vector<OnMesh> kMeshes = {{2, {kEp2}}, {4, {kEp4}}, {4, {kEp2}}, {4, {kEp2, kReplicate2}}, {2, {}}};
+const std::vector<OnMesh> kMeshes = {
+    {2, {kEp2}}, {4, {kEp4}}, {4, {kEp2}}, {4, {kEp2, kReplicate2}}, {2, {}}};
 
 }  // namespace
 
@@ -25,7 +27,8 @@ TEST_CASE("twenty steps with experts on every mesh, with both dispatchers") {
     std::string model = write_model(folder.path, m);
     Curve truth = curve_of(calm_layout(model, kAlone), 20);
     for (const OnMesh& mesh : kMeshes)
-      for (const std::vector<std::string>& more : {std::vector<std::string>{}, {kAllGather}, {kReshard}}) {
+      for (const std::vector<std::string>& more :
+           {std::vector<std::string>{}, {kAllGather}, {kReshard}}) {
         if (mesh.sets.empty() && !more.empty()) continue;
         Layout layout = calm_layout(model, mesh, more);
         INFO(m.name << ": " << layout.text());
@@ -34,19 +37,22 @@ TEST_CASE("twenty steps with experts on every mesh, with both dispatchers") {
   }
 }
 
-TEST_CASE("experts take the same steps when micro-batches add up, layers are recomputed and gradients are reduced each time") {
+TEST_CASE(
+    "experts take the same steps when micro-batches add up, layers are recomputed and gradients "
+    "are reduced each time") {
   TestFolder folder("expert_parallel_options");
   std::string model = write_model(folder.path, kMixtral);
   Curve truth = curve_of(calm_layout(model, kAlone), 8);
   const std::string one = "step_scheduler.local_batch_size=1";
   for (const OnMesh& mesh : {OnMesh{2, {kEp2}}, {4, {kEp2}}})
-    for (const std::vector<std::string>& more : {std::vector<std::string>{one},
-                                                 {one, "distributed.fsdp2.defer_fsdp_grad_sync=false"},
-                                                 {one, "distributed.activation_checkpointing=\"full\""},
-                                                 {one, "distributed.activation_checkpointing=\"selective\"", kAllGather},
-                                                 {"distributed.fsdp2.offload_policy=\"cpu\""},
-                                                 {"distributed.moe.lm_head_precision=\"float32\""},
-                                                 {"distributed.moe.wrap_outer_model=false", kReshard}}) {
+    for (const std::vector<std::string>& more :
+         {std::vector<std::string>{one},
+          {one, "distributed.fsdp2.defer_fsdp_grad_sync=false"},
+          {one, "distributed.activation_checkpointing=\"full\""},
+          {one, "distributed.activation_checkpointing=\"selective\"", kAllGather},
+          {"distributed.fsdp2.offload_policy=\"cpu\""},
+          {"distributed.moe.lm_head_precision=\"float32\""},
+          {"distributed.moe.wrap_outer_model=false", kReshard}}) {
       Layout layout = calm_layout(model, mesh, more);
       INFO(layout.text());
       CHECK(strays(curve_of(layout, 8), truth) == "");
@@ -57,7 +63,8 @@ TEST_CASE("without an outer root the logits keep the dtype of the head") {
   TestFolder folder("expert_parallel_outer");
   std::string model = write_model(folder.path, kMixtral);
   // Only the outer root casts what the model returns.
-  const std::string rounded = "distributed.mp_policy.output_dtype=\"bfloat16\"", inner = "distributed.moe.wrap_outer_model=false";
+  const std::string rounded = "distributed.mp_policy.output_dtype=\"bfloat16\"",
+                    inner = "distributed.moe.wrap_outer_model=false";
   Curve exact = curve_of(calm_layout(model, {2, {kEp2}}), 2);
   Curve outer_root = curve_of(calm_layout(model, {2, {kEp2}}, {rounded}), 2);
   Curve inner_root = curve_of(calm_layout(model, {2, {kEp2}}, {rounded, inner}), 2);
@@ -72,7 +79,8 @@ TEST_CASE("autocast experts get and give rows in the dtype of the activations") 
   for (int64_t ranks : {2, 4}) {
     // Beside ranks that hold all experts: bfloat16 products of other batches round otherwise.
     Curve truth = curve_of(calm_layout(model, {ranks, {}}, {autocast}), 6);
-    for (const std::vector<std::string>& more : {std::vector<std::string>{autocast}, {autocast, kAllGather}}) {
+    for (const std::vector<std::string>& more :
+         {std::vector<std::string>{autocast}, {autocast, kAllGather}}) {
       Layout layout = calm_layout(model, {ranks, {kEp2}}, more);
       INFO(layout.text());
       Curve found = curve_of(layout, 6);
@@ -83,16 +91,22 @@ TEST_CASE("autocast experts get and give rows in the dtype of the activations") 
   }
 }
 
-TEST_CASE("experts take the same steps beside tensor-parallel attention, whose ranks bring the same tokens") {
+TEST_CASE(
+    "experts take the same steps beside tensor-parallel attention, whose ranks bring the same "
+    "tokens") {
   TestFolder folder("expert_parallel_tp");
   const std::string plan =
-      "distributed.tp_plan={\"model.layers.*.self_attn.q_proj\"=\"colwise\",\"model.layers.*.self_attn.k_proj\"=\"colwise\","
-      "\"model.layers.*.self_attn.v_proj\"=\"colwise\",\"model.layers.*.self_attn.o_proj\"=\"rowwise\"}";
+      "distributed.tp_plan={\"model.layers.*.self_attn.q_proj\"=\"colwise\",\"model.layers.*.self_"
+      "attn.k_proj\"=\"colwise\","
+      "\"model.layers.*.self_attn.v_proj\"=\"colwise\",\"model.layers.*.self_attn.o_proj\"="
+      "\"rowwise\"}";
   for (const SmallModel& m : {kMixtral, kQwen3Moe}) {
     std::string model = write_model(folder.path, m);
     Curve truth = curve_of(calm_layout(model, kAlone), 8);
-    for (const OnMesh& mesh :
-         {OnMesh{2, {kTp2, kEp2, plan}}, {4, {kTp2, kEp2, plan}}, {4, {kTp2, kEp4, plan}}, {4, {kTp2, kEp2, kAllGather, plan}}}) {
+    for (const OnMesh& mesh : {OnMesh{2, {kTp2, kEp2, plan}},
+                               {4, {kTp2, kEp2, plan}},
+                               {4, {kTp2, kEp4, plan}},
+                               {4, {kTp2, kEp2, kAllGather, plan}}}) {
       Layout layout = calm_layout(model, mesh);
       INFO(m.name << ": " << layout.text());
       CHECK(strays(curve_of(layout, 8), truth) == "");
@@ -100,7 +114,9 @@ TEST_CASE("experts take the same steps beside tensor-parallel attention, whose r
   }
 }
 
-TEST_CASE("weights and moments of experts are the same to the bit after loading on any other layout, and so are the next losses") {
+TEST_CASE(
+    "weights and moments of experts are the same to the bit after loading on any other layout, and "
+    "so are the next losses") {
   TestFolder folder("expert_parallel_checkpoint");
   for (const SmallModel& m : {kMixtral, kQwen3Moe}) {
     std::string model = write_model(folder.path, m);

@@ -1,5 +1,5 @@
-// optimizer.main_dtype: main weights and moments of another dtype beside what a strategy stores, for every strategy.
-// Before doctest: LibTorch has a CHECK of its own.
+// optimizer.main_dtype: main weights and moments of another dtype beside what a strategy stores,
+// for every strategy. Before doctest: LibTorch has a CHECK of its own.
 #include "engine/train/tests/curves.h"
 #include "engine/train/tests/megatron_fsdp.h"
 #include "engine/train/tests/saved.h"
@@ -30,31 +30,42 @@ using at::Tensor;
 
 namespace {
 
-const std::string kMain = "optimizer.main_dtype=\"float32\"", kStored = "model.torch_dtype=\"bfloat16\"";
+const std::string kMain = "optimizer.main_dtype=\"float32\"",
+                  kStored = "model.torch_dtype=\"bfloat16\"";
 
-// Weights in bfloat16; gradients are computed in float32, or the layouts would differ by the rounding of these.
-Layout stored_layout(const std::string& model, const char* strategy, int64_t ranks, std::vector<std::string> more = {}, bool main = true) {
+// Weights in bfloat16; gradients are computed in float32, or the layouts would differ by the
+// rounding of these.
+Layout stored_layout(const std::string& model, const char* strategy, int64_t ranks,
+                     std::vector<std::string> more = {}, bool main = true) {
   more.insert(more.end(), {kStored, "optimizer.eps=1e-5"});
   if (main) more.push_back(kMain);
-  Layout out{.strategy = strategy, .ranks = ranks, .sets = std::move(more), .model = model, .storage = DType::bfloat16};
+  Layout out{.strategy = strategy,
+             .ranks = ranks,
+             .sets = std::move(more),
+             .model = model,
+             .storage = DType::bfloat16};
   return out;
 }
 
 std::vector<Layout> layouts(const std::string& model) {
-  std::vector<Layout> out = {stored_layout(model, "fsdp2", 4, {"distributed.dp_replicate_size=2"}),
-                             stored_layout(model, "ddp", 1),
-                             stored_layout(model, "ddp", 3),
-                             stored_layout(model, "ddp", 2, {"distributed.ddp.gradient_as_bucket_view=false"}),
-                             stored_layout(model, "fsdp2", 1),
-                             stored_layout(model, "fsdp2", 3),
-                             stored_layout(model, "fsdp2", 2, {"distributed.fsdp2.offload_policy=\"cpu\""}),
-                             stored_layout(model, "fsdp2", 4, {kTp2})};
-  for (int n = 0; n <= 3; ++n) out.push_back(stored_layout(model, "megatron_fsdp", n == 0 ? 1 : 2, {flat_level(n)}));
+  std::vector<Layout> out = {
+      stored_layout(model, "fsdp2", 4, {"distributed.dp_replicate_size=2"}),
+      stored_layout(model, "ddp", 1),
+      stored_layout(model, "ddp", 3),
+      stored_layout(model, "ddp", 2, {"distributed.ddp.gradient_as_bucket_view=false"}),
+      stored_layout(model, "fsdp2", 1),
+      stored_layout(model, "fsdp2", 3),
+      stored_layout(model, "fsdp2", 2, {"distributed.fsdp2.offload_policy=\"cpu\""}),
+      stored_layout(model, "fsdp2", 4, {kTp2})};
+  for (int n = 0; n <= 3; ++n)
+    out.push_back(stored_layout(model, "megatron_fsdp", n == 0 ? 1 : 2, {flat_level(n)}));
   return out;
 }
 
 bool said(const std::vector<std::string>& texts, const std::string& words) {
-  return std::any_of(texts.begin(), texts.end(), [&](const std::string& text) { return text.find(words) != std::string::npos; });
+  return std::any_of(texts.begin(), texts.end(), [&](const std::string& text) {
+    return text.find(words) != std::string::npos;
+  });
 }
 
 // A step of AdamW on float32 weights of its own, written down here.
@@ -72,11 +83,14 @@ struct ByHand {
 
 }  // namespace
 
-TEST_CASE("with main_dtype a bfloat16 model follows float32 AdamW written by hand, rounded after each step; without it it does not") {
+TEST_CASE(
+    "with main_dtype a bfloat16 model follows float32 AdamW written by hand, rounded after each "
+    "step; without it it does not") {
   TestFolder folder("main_weights");
   std::string model = write_model(folder.path, kLlama);
   for (bool main : {true, false})
-    for (const auto& [strategy, ranks] : {std::pair("fsdp2", 2), {"ddp", 1}, {"megatron_fsdp", 2}}) {
+    for (const auto& [strategy, ranks] :
+         {std::pair("fsdp2", 2), {"ddp", 1}, {"megatron_fsdp", 2}}) {
       Layout layout = stored_layout(model, strategy, ranks, {}, main);
       INFO(layout.text());
       int64_t other_bits = 0, all = 0;
@@ -94,7 +108,8 @@ TEST_CASE("with main_dtype a bfloat16 model follows float32 AdamW written by han
         for (int64_t step = 1; step <= 20; ++step) {
           std::map<std::string, Tensor> gradients;
           rank.trainer.before_update([&] {
-            for (const ParallelParameter& p : trained.parameters()) gradients[p.name] = p.grad.clone();
+            for (const ParallelParameter& p : trained.parameters())
+              gradients[p.name] = p.grad.clone();
           });
           StepResult result = rank.step();
           for (const ParallelParameter& p : trained.parameters()) {
@@ -108,9 +123,11 @@ TEST_CASE("with main_dtype a bfloat16 model follows float32 AdamW written by han
         other_bits += mine;
         all += elements;
       });
-      MESSAGE(std::string(strategy), std::string(main ? " with" : " without"), std::string(" main weights: "), other_bits,
-              std::string(" of "), all, std::string(" have other bits"));
-      // The order of operations in the kernel differs in the last float32 digit, which tips a rounding to bfloat16 now and then.
+      MESSAGE(std::string(strategy), std::string(main ? " with" : " without"),
+              std::string(" main weights: "), other_bits, std::string(" of "), all,
+              std::string(" have other bits"));
+      // The order of operations in the kernel differs in the last float32 digit, which tips a
+      // rounding to bfloat16 now and then.
       if (main) CHECK(other_bits < all / 1000);
       if (!main) CHECK(other_bits > all / 20);
     }
@@ -120,14 +137,17 @@ TEST_CASE("main weights train alike on every strategy, level and mesh") {
   TestFolder folder("main_weights");
   std::string model = write_model(folder.path, kLlama);
   Curve truth = curve_of(stored_layout(model, "ddp", 1), 8);
-  Curve single = curve_of(Layout{.strategy = "ddp", .ranks = 1, .sets = {"optimizer.eps=1e-5"}, .model = model}, 8);
+  Curve single = curve_of(
+      Layout{.strategy = "ddp", .ranks = 1, .sets = {"optimizer.eps=1e-5"}, .model = model}, 8);
   std::vector<Layout> all = layouts(model);
   // The strategy's own main weights, which main_dtype does not double.
-  all.push_back(stored_layout(model, "megatron_fsdp", 2, {flat_option("preserve_fp32_weights", "true")}));
+  all.push_back(
+      stored_layout(model, "megatron_fsdp", 2, {flat_option("preserve_fp32_weights", "true")}));
   for (const Layout& layout : all) {
     INFO(layout.text());
     Curve found = curve_of(layout, 8);
-    // Gradients are kept in bfloat16 by all of them, so sums in another order tip roundings now and then; 2^-9 is half a digit.
+    // Gradients are kept in bfloat16 by all of them, so sums in another order tip roundings now and
+    // then; 2^-9 is half a digit.
     CHECK(farthest(found.losses, truth.losses) < 2e-3);
     CHECK(farthest(found.norms, truth.norms) < 1e-2);
     CHECK(farthest(found.losses, single.losses) < 5e-3);
@@ -138,13 +158,15 @@ TEST_CASE("checkpoints hold main weights, and any layout goes on from any other'
   TestFolder folder("main_weights_checkpoint");
   std::string model = write_model(folder.path, kLlama);
   std::vector<Layout> all = layouts(model);
-  all.push_back(stored_layout(model, "megatron_fsdp", 3, {flat_option("preserve_fp32_weights", "true")}, /*main=*/false));
+  all.push_back(stored_layout(model, "megatron_fsdp", 3,
+                              {flat_option("preserve_fp32_weights", "true")}, /*main=*/false));
   for (size_t a = 0; a < all.size(); ++a) {
     fs::path saved = folder.path / ("from " + std::to_string(a));
     std::vector<double> unbroken = losses_of(all[a], {}, 5, saved, 3);
     std::map<std::string, std::string> kept = contents(saved / "step_00000003");
     checkpoint::Checkpoint written(saved / "step_00000003");
-    for (const checkpoint::TensorRecord& tensor : written.meta().tensors) CHECK(tensor.dtype == DType::float32);
+    for (const checkpoint::TensorRecord& tensor : written.meta().tensors)
+      CHECK(tensor.dtype == DType::float32);
     for (size_t b = 0; b < all.size(); ++b) {
       if (a != 0 && b != 0 && a != b) continue;
       INFO("from ", all[a].text(), " to ", all[b].text());
@@ -160,7 +182,9 @@ TEST_CASE("checkpoints hold main weights, and any layout goes on from any other'
   }
 }
 
-TEST_CASE("a run that goes on without main weights is refused with what keeps them, and one that begins to keep some is told") {
+TEST_CASE(
+    "a run that goes on without main weights is refused with what keeps them, and one that begins "
+    "to keep some is told") {
   TestFolder folder("main_weights_told");
   std::string model = write_model(folder.path, kLlama);
   struct Said {
@@ -184,11 +208,14 @@ TEST_CASE("a run that goes on without main weights is refused with what keeps th
     });
     return out;
   };
-  Layout with = stored_layout(model, "fsdp2", 2), without = stored_layout(model, "fsdp2", 2, {}, /*main=*/false);
+  Layout with = stored_layout(model, "fsdp2", 2),
+         without = stored_layout(model, "fsdp2", 2, {}, /*main=*/false);
   losses_of(with, {}, 2, folder.path / "with", 2);
   losses_of(without, {}, 2, folder.path / "without", 2);
   Said off = after(without, folder.path / "with"), on = after(with, folder.path / "without");
-  CHECK(off.error.find("it holds weights in float32, this job in bfloat16, which would round them for good") != std::string::npos);
+  CHECK(off.error.find(
+            "it holds weights in float32, this job in bfloat16, which would round them for good") !=
+        std::string::npos);
   CHECK(said(off.helps, "set optimizer.main_dtype = \"float32\""));
   CHECK(on.error.empty());
   CHECK(said(on.notices, "the checkpoint holds weights in bfloat16, this job in float32"));
@@ -199,12 +226,15 @@ TEST_CASE("a run that goes on without main weights is refused with what keeps th
   }
 }
 
-TEST_CASE("fresh main weights have all the digits of the values that the model is filled with, and an export has the stored dtype") {
+TEST_CASE(
+    "fresh main weights have all the digits of the values that the model is filled with, and an "
+    "export has the stored dtype") {
   TestFolder folder("main_weights_fresh");
   std::string model = write_model(folder.path, kLlama);
   std::map<std::string, std::string> float32;
   for (bool half : {false, true}) {
-    Layout layout = half ? stored_layout(model, "fsdp2", 2) : Layout{.strategy = "fsdp2", .ranks = 2, .sets = {}, .model = model};
+    Layout layout = half ? stored_layout(model, "fsdp2", 2)
+                         : Layout{.strategy = "fsdp2", .ranks = 2, .sets = {}, .model = model};
     fs::path saved = folder.path / (half ? "half" : "single");
     run_ranks(2, [&](const std::shared_ptr<World>& world) {
       Rank rank(layout, world);
@@ -219,10 +249,13 @@ TEST_CASE("fresh main weights have all the digits of the values that the model i
   checkpoint::export_folder(source, folder.path / "hf", {});
   weights::WeightFolder exported((folder.path / "hf").string());
   REQUIRE(!exported.names().empty());
-  for (const std::string& name : exported.names()) CHECK(exported.find(name)->dtype == DType::bfloat16);
+  for (const std::string& name : exported.names())
+    CHECK(exported.find(name)->dtype == DType::bfloat16);
 }
 
-TEST_CASE("plans count main weights, say where main_dtype does nothing, and warn of updates in 16 bits with what helps") {
+TEST_CASE(
+    "plans count main weights, say where main_dtype does nothing, and warn of updates in 16 bits "
+    "with what helps") {
   TestFolder folder("main_weights_plan");
   std::string model = write_model(folder.path, kLlama);
   auto plan_of = [&](const Layout& layout) {
@@ -242,7 +275,8 @@ TEST_CASE("plans count main weights, say where main_dtype does nothing, and warn
         for (const Tensor& t : state.tensors) mine += static_cast<int64_t>(t.nbytes());
       for (size_t i = 0; i < groups.size(); ++i) {
         Tensor weights = optimizer.weights(groups, i);
-        // What the strategy stores itself in float32 beside a bfloat16 model are its own main weights.
+        // What the strategy stores itself in float32 beside a bfloat16 model are its own main
+        // weights.
         if (weights.scalar_type() != at::kBFloat16) mine += static_cast<int64_t>(weights.nbytes());
       }
       if (world->rank() == 0) bytes = mine;
@@ -251,9 +285,10 @@ TEST_CASE("plans count main weights, say where main_dtype does nothing, and warn
   };
   const std::string sgd = "optimizer.name=\"sgd\"", momentum = "optimizer.momentum=0.9";
   for (const Layout& layout :
-       {stored_layout(model, "fsdp2", 2), stored_layout(model, "ddp", 2), stored_layout(model, "megatron_fsdp", 2, {flat_level(3)}),
-        stored_layout(model, "megatron_fsdp", 2, {flat_level(1)}), stored_layout(model, "fsdp2", 2, {sgd}),
-        stored_layout(model, "fsdp2", 2, {sgd, momentum}),
+       {stored_layout(model, "fsdp2", 2), stored_layout(model, "ddp", 2),
+        stored_layout(model, "megatron_fsdp", 2, {flat_level(3)}),
+        stored_layout(model, "megatron_fsdp", 2, {flat_level(1)}),
+        stored_layout(model, "fsdp2", 2, {sgd}), stored_layout(model, "fsdp2", 2, {sgd, momentum}),
         stored_layout(model, "megatron_fsdp", 2, {flat_option("preserve_fp32_weights", "true")})}) {
     INFO(layout.text());
     plan::JobPlan plan = plan_of(layout);
@@ -266,9 +301,13 @@ TEST_CASE("plans count main weights, say where main_dtype does nothing, and warn
     CHECK(said(plan.warnings, "optimizer.main_dtype = \"float32\""));
     CHECK(said(plan.warnings, "model.torch_dtype = \"float32\""));
   }
-  CHECK(!said(plan_of(stored_layout(model, "megatron_fsdp", 2, {flat_option("preserve_fp32_weights", "true")}, /*main=*/false)).warnings,
+  CHECK(!said(plan_of(stored_layout(model, "megatron_fsdp", 2,
+                                    {flat_option("preserve_fp32_weights", "true")}, /*main=*/false))
+                  .warnings,
               "main_dtype"));
-  CHECK(said(plan_of(stored_layout(model, "megatron_fsdp", 2, {flat_option("preserve_fp32_weights", "true")})).notices,
+  CHECK(said(plan_of(stored_layout(model, "megatron_fsdp", 2,
+                                   {flat_option("preserve_fp32_weights", "true")}))
+                 .notices,
              "keeps float32 main weights of its own"));
   Layout same{.strategy = "fsdp2", .ranks = 2, .sets = {kMain}, .model = model};
   CHECK(said(plan_of(same).notices, "optimizer.main_dtype = \"float32\" has no effect"));
@@ -282,17 +321,21 @@ TEST_CASE("plans count main weights, say where main_dtype does nothing, and warn
   }
 }
 
-TEST_CASE("a step with main weights allocates no memory that grows with the model, after the first one") {
+TEST_CASE(
+    "a step with main weights allocates no memory that grows with the model, after the first one") {
   struct Largest : c10::MemoryReportingInfoBase {
     int64_t bytes = 0;
-    void reportMemoryUsage(void*, int64_t size, size_t, size_t, c10::Device) override { bytes = std::max(bytes, size); }
+    void reportMemoryUsage(void*, int64_t size, size_t, size_t, c10::Device) override {
+      bytes = std::max(bytes, size);
+    }
     bool memoryProfilingEnabled() const override { return true; }
   };
   Job job;
   job.set("optimizer.main_dtype", "\"float32\"");
   std::unique_ptr<train::Optimizer> optimizer = train::make_optimizer(job.table("optimizer"));
   const int64_t count = 3 << 20;
-  std::vector<FlatParameterGroup> groups{{at::zeros({count}, at::kBFloat16), at::ones({count}, at::kBFloat16)}};
+  std::vector<FlatParameterGroup> groups{
+      {at::zeros({count}, at::kBFloat16), at::ones({count}, at::kBFloat16)}};
   optimizer->step(groups, 1e-3);
   auto largest = std::make_shared<Largest>();
   {

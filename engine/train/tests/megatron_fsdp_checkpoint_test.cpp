@@ -1,5 +1,5 @@
-// Checkpoints of megatron_fsdp, ddp and fsdp2 are the same to the bit, whichever loads what the other saved.
-// Before doctest: LibTorch has a CHECK of its own.
+// Checkpoints of megatron_fsdp, ddp and fsdp2 are the same to the bit, whichever loads what the
+// other saved. Before doctest: LibTorch has a CHECK of its own.
 #include "engine/train/tests/megatron_fsdp.h"
 #include "engine/train/tests/saved.h"
 
@@ -30,12 +30,23 @@ Layout layout_of(const Kind& kind, const std::string& model) {
 
 }  // namespace
 
-TEST_CASE("weights and moments saved under one strategy are the same to the bit under another, and the next losses are the same") {
+TEST_CASE(
+    "weights and moments saved under one strategy are the same to the bit under another, and the "
+    "next losses are the same") {
   TestFolder folder("megatron_fsdp_checkpoint");
-  const std::vector<Kind> kinds = {{"megatron_fsdp", 3, 1, 3}, {"megatron_fsdp", 4, 2, 3}, {"ddp", 2, 1},   {"fsdp2", 4, 2},
-                                   {"megatron_fsdp", 4, 2, 1}, {"megatron_fsdp", 2, 1, 2}, {"fsdp2", 3, 1}, {"megatron_fsdp", 2, 1, 0},
+  const std::vector<Kind> kinds = {{"megatron_fsdp", 3, 1, 3},
+                                   {"megatron_fsdp", 4, 2, 3},
+                                   {"ddp", 2, 1},
+                                   {"fsdp2", 4, 2},
+                                   {"megatron_fsdp", 4, 2, 1},
+                                   {"megatron_fsdp", 2, 1, 2},
+                                   {"fsdp2", 3, 1},
+                                   {"megatron_fsdp", 2, 1, 0},
                                    {"megatron_fsdp", 6, 2, 2}};
-  const SmallModel odd{"odd", "Qwen3ForCausalLM", "qwen3", 48, 6, 2, 257, R"(, "tie_word_embeddings": true, "intermediate_size": 41)"};
+  const SmallModel odd{"odd",   "Qwen3ForCausalLM",
+                       "qwen3", 48,
+                       6,       2,
+                       257,     R"(, "tie_word_embeddings": true, "intermediate_size": 41)"};
   for (const SmallModel& m : {kBiases, kPhi3, odd}) {
     std::string model = write_model(folder.path, m);
     for (size_t a = 0; a < kinds.size(); ++a) {
@@ -55,13 +66,16 @@ TEST_CASE("weights and moments saved under one strategy are the same to the bit 
         std::vector<double> losses = losses_of(to, saved, 2, again, 0);
         CHECK(contents(again / "step_00000003") == kept);
         REQUIRE(losses.size() == 2);
-        for (size_t i = 0; i < 2; ++i) CHECK(std::abs(losses[i] - unbroken[i + 3]) <= (a == b ? 0 : 1e-6));
+        for (size_t i = 0; i < 2; ++i)
+          CHECK(std::abs(losses[i] - unbroken[i + 3]) <= (a == b ? 0 : 1e-6));
       }
     }
   }
 }
 
-TEST_CASE("fresh weights are the same to the bit at every level, also of what tensor parallelism cuts along columns") {
+TEST_CASE(
+    "fresh weights are the same to the bit at every level, also of what tensor parallelism cuts "
+    "along columns") {
   TestFolder folder("megatron_fsdp_checkpoint");
   for (const SmallModel& m : {kBiases, kGemma3, kPhi3}) {
     std::string model = write_model(folder.path, m);

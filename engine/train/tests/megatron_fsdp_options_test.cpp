@@ -33,7 +33,8 @@ std::vector<Bar> bars_of(const std::string& trace) {
     at += 8;
     size_t quote = trace.find('"', at), times = trace.find("\"ts\":", at);
     if (times != quote + 2) continue;
-    long begin = std::atol(trace.c_str() + times + 5), length = std::atol(trace.c_str() + trace.find("\"dur\":", at) + 6);
+    long begin = std::atol(trace.c_str() + times + 5),
+         length = std::atol(trace.c_str() + trace.find("\"dur\":", at) + 6);
     out.push_back({trace.substr(at, quote - at), begin, begin + length});
   }
   return out;
@@ -43,7 +44,9 @@ std::vector<Bar> bars_of(const std::string& trace) {
 int begin_within(const std::vector<Bar>& bars, const std::string& name, const std::string& around) {
   int out = 0;
   for (const Bar& bar : bars)
-    for (const Bar& other : bars) out += bar.name == name && other.name == around && bar.begin >= other.begin && bar.begin < other.end;
+    for (const Bar& other : bars)
+      out += bar.name == name && other.name == around && bar.begin >= other.begin &&
+             bar.begin < other.end;
   return out;
 }
 
@@ -117,7 +120,9 @@ struct Allocations : c10::MemoryReportingInfoBase {
 
 }  // namespace
 
-TEST_CASE("overlap_grad_reduce and overlap_param_gather move the communication, which the trace shows, and change no bit") {
+TEST_CASE(
+    "overlap_grad_reduce and overlap_param_gather move the communication, which the trace shows, "
+    "and change no bit") {
   TestFolder folder("megatron_fsdp_options");
   std::string model = write_model(folder.path, kLlama);
   const int steps = 3, units = 3;  // two layers and what lies outside
@@ -129,7 +134,8 @@ TEST_CASE("overlap_grad_reduce and overlap_param_gather move the communication, 
     after.sets.push_back(flat_option("overlap_param_gather", "false"));
     std::vector<Bar> bars = trace_of(beside, steps), late = trace_of(after, steps);
     CHECK(begin_within(bars, reduction, "backward") >= steps * (units - 1));
-    if (n < 2) CHECK(begin_within(late, reduction, "backward") == 0);  // from level 2 on it always overlaps
+    if (n < 2)
+      CHECK(begin_within(late, reduction, "backward") == 0);  // from level 2 on it always overlaps
     if (n > 0) {
       CHECK(begin_within(bars, "dp all_gather", "forward") >= steps * (units - 2));
       CHECK(begin_within(late, "dp all_gather", "forward") == 0);
@@ -141,56 +147,72 @@ TEST_CASE("overlap_grad_reduce and overlap_param_gather move the communication, 
   }
 }
 
-TEST_CASE("NaN and infinite gradients are found after or before the reduction, and their parameter is named on every rank") {
+TEST_CASE(
+    "NaN and infinite gradients are found after or before the reduction, and their parameter is "
+    "named on every rank") {
   TestFolder folder("megatron_fsdp_options");
   std::string model = write_model(folder.path, kLlama);
-  for (const auto& [value, is, norm] : {std::tuple(std::nan(""), "NaN", "nan"), {HUGE_VAL, "infinite", "infinite"}})
+  for (const auto& [value, is, norm] :
+       {std::tuple(std::nan(""), "NaN", "nan"), {HUGE_VAL, "infinite", "infinite"}})
     for (int n = 0; n <= 3; ++n) {
       CAPTURE(n);
       Layout layout = flat_layout(model, 2, 1, 2, {flat_level(n)});
       for (const std::string& said : errors_with(value, layout)) {
         CAPTURE(said);
-        CHECK(said.find("5 distributed.megatron_fsdp.check_for_nan_in_grad error[E0801]: rank ") == 0);
-        CHECK(said.find("the gradient of " + kUp + " is " + is + " after the reduction") != std::string::npos);
+        CHECK(said.find("5 distributed.megatron_fsdp.check_for_nan_in_grad error[E0801]: rank ") ==
+              0);
+        CHECK(said.find("the gradient of " + kUp + " is " + is + " after the reduction") !=
+              std::string::npos);
       }
       Layout own = layout, none = layout;
       own.sets.push_back(flat_option("report_nan_in_param_grad", "true"));
       for (const std::string& said : errors_with(value, own)) {
         CAPTURE(said);
-        CHECK(said.find("5 distributed.megatron_fsdp.report_nan_in_param_grad error[E0801]: rank 1: the gradient of " + kUp + " is " + is +
-                        " before") == 0);
+        CHECK(said.find("5 distributed.megatron_fsdp.report_nan_in_param_grad error[E0801]: rank "
+                        "1: the gradient of " +
+                        kUp + " is " + is + " before") == 0);
       }
       none.sets.push_back(flat_option("check_for_nan_in_grad", "false"));
       for (const std::string& said : errors_with(value, none)) {
         CAPTURE(said);
-        CHECK(said.find(std::string("5 run.stop_on_nonfinite error[E0801]: step 1: the gradient norm is ") + norm) == 0);
+        CHECK(said.find(std::string(
+                            "5 run.stop_on_nonfinite error[E0801]: step 1: the gradient norm is ") +
+                        norm) == 0);
       }
       none.sets.push_back("run.stop_on_nonfinite=false");
       for (const std::string& said : errors_with(value, none)) CHECK(said == "nothing");
     }
 }
 
-TEST_CASE("a norm that is infinite because large gradients are squared is not blamed on one of them") {
+TEST_CASE(
+    "a norm that is infinite because large gradients are squared is not blamed on one of them") {
   TestFolder folder("megatron_fsdp_options");
   Layout layout = flat_layout(write_model(folder.path, kLlama), 2, 1, 2, {flat_level(3)});
   for (const std::string& said : errors_with(1e30, layout))
-    CHECK(said.find("5 run.stop_on_nonfinite error[E0801]: step 1: the gradient norm is infinite") == 0);
+    CHECK(said.find(
+              "5 run.stop_on_nonfinite error[E0801]: step 1: the gradient norm is infinite") == 0);
 }
 
-TEST_CASE("gradients are averaged before the sum or in it: the same where the division is exact, another rounding where it is not") {
+TEST_CASE(
+    "gradients are averaged before the sum or in it: the same where the division is exact, another "
+    "rounding where it is not") {
   TestFolder folder("megatron_fsdp_options");
   std::string model = write_model(folder.path, kLlama);
   for (int n = 0; n <= 3; ++n)
     for (int64_t ranks : {2, 3}) {
       CAPTURE(n);
       CAPTURE(ranks);
-      Layout before = flat_layout(model, ranks, 1, 1, {flat_level(n), "distributed.mp_policy.reduce_dtype=\"bfloat16\""}), within = before;
+      Layout before =
+                 flat_layout(model, ranks, 1, 1,
+                             {flat_level(n), "distributed.mp_policy.reduce_dtype=\"bfloat16\""}),
+             within = before;
       within.sets.push_back(flat_option("average_in_collective", "true"));
       std::map<std::string, at::Tensor> one = gradients_of(before), other = gradients_of(within);
       bool same = true;
       for (const auto& [name, gradient] : one) {
         same = same && gradient.equal(other.at(name));
-        if (gradient.numel() > 0) CHECK(farthest(gradient, other.at(name)) <= 0.02 * gradient.abs().max().item<double>());
+        if (gradient.numel() > 0)
+          CHECK(farthest(gradient, other.at(name)) <= 0.02 * gradient.abs().max().item<double>());
       }
       CHECK(same == (ranks == 2));
     }
@@ -219,8 +241,10 @@ TEST_CASE("with double buffering, no communication buffer is allocated after the
     for (bool twice : {false, true}) {
       CAPTURE(n);
       CAPTURE(twice);
-      Layout layout = flat_layout(model, 2, 1, 1,
-                                  {flat_level(n), flat_option("fsdp_double_buffer", twice ? "true" : "false"), "optimizer.name=\"sgd\""});
+      Layout layout =
+          flat_layout(model, 2, 1, 1,
+                      {flat_level(n), flat_option("fsdp_double_buffer", twice ? "true" : "false"),
+                       "optimizer.name=\"sgd\""});
       std::mutex mutex;
       int first = 0, later = 0;
       run_ranks(2, [&](const std::shared_ptr<World>& world) {
@@ -248,7 +272,8 @@ TEST_CASE("with double buffering, no communication buffer is allocated after the
       if (twice && n < 3)
         CHECK(first == 0);
       else if (twice)
-        CHECK(first == 2);  // what lies outside units stays gathered, in memory of its own: once a rank
+        CHECK(first ==
+              2);  // what lies outside units stays gathered, in memory of its own: once a rank
       else
         CHECK(first > 2);
     }
@@ -257,15 +282,19 @@ TEST_CASE("with double buffering, no communication buffer is allocated after the
 
 TEST_CASE("on the meta device no rank ever holds the whole model") {
   TestFolder folder("megatron_fsdp_options");
-  std::string model = write_model(folder.path, {"wide", "LlamaForCausalLM", "llama", 128, 4, 4, 64, R"(, "tie_word_embeddings": false)"});
+  std::string model = write_model(folder.path, {"wide", "LlamaForCausalLM", "llama", 128, 4, 4, 64,
+                                                R"(, "tie_word_embeddings": false)"});
   for (bool meta : {false, true}) {
-    Layout layout = flat_layout(model, 4, 1, 1, {flat_level(3), flat_option("init_fsdp_with_meta_device", meta ? "true" : "false")});
+    Layout layout = flat_layout(
+        model, 4, 1, 1,
+        {flat_level(3), flat_option("init_fsdp_with_meta_device", meta ? "true" : "false")});
     std::mutex mutex;
     run_ranks(4, [&](const std::shared_ptr<World>& world) {
       train::MemoryMeter meter(at::kCPU);
       Rank rank(layout, world);
       int64_t whole = 0, peak = meter.peak(), live = meter.live();
-      for (const ParameterOutline& p : rank.net->outline().parameters) whole += element_count(p.shape) * 4;
+      for (const ParameterOutline& p : rank.net->outline().parameters)
+        whole += element_count(p.shape) * 4;
       std::lock_guard lock(mutex);
       CAPTURE(meta);
       CHECK(live < whole * 6 / 10);  // values and gradients, a quarter each
@@ -277,33 +306,44 @@ TEST_CASE("on the meta device no rank ever holds the whole model") {
   }
 }
 
-TEST_CASE("units by class: named ones train alike, a misspelt one is an error that names those there are") {
+TEST_CASE(
+    "units by class: named ones train alike, a misspelt one is an error that names those there "
+    "are") {
   TestFolder folder("megatron_fsdp_options");
   std::string model = write_model(folder.path, kLlama);
   Curve truth = curve_of(flat_layout(model, 2, 1, 1, {flat_level(3)}), 3);
-  for (const char* classes : {"[\"LlamaDecoderLayer\"]", "[\"LlamaMLP\", \"LlamaAttention\"]", "[\"LlamaForCausalLM\"]"})
+  for (const char* classes :
+       {"[\"LlamaDecoderLayer\"]", "[\"LlamaMLP\", \"LlamaAttention\"]", "[\"LlamaForCausalLM\"]"})
     for (int n : {1, 3}) {
-      Layout layout = flat_layout(model, 2, 1, 1, {flat_level(n), flat_option("megatron_fsdp_unit_modules", classes)});
+      Layout layout = flat_layout(
+          model, 2, 1, 1, {flat_level(n), flat_option("megatron_fsdp_unit_modules", classes)});
       INFO(layout.text());
       Curve curve = curve_of(layout, 3);
       CHECK(farthest(curve.losses, truth.losses) < 1e-6);
       CHECK(farthest(curve.norms, truth.norms) < 1e-6);
     }
   try {
-    curve_of(flat_layout(model, 2, 1, 1, {flat_option("megatron_fsdp_unit_modules", "[\"LlamaDecodrLayer\"]")}), 1);
+    curve_of(flat_layout(model, 2, 1, 1,
+                         {flat_option("megatron_fsdp_unit_modules", "[\"LlamaDecodrLayer\"]")}),
+             1);
     FAIL("nothing was thrown");
   } catch (const Error& error) {
     CHECK(error.code() == ErrorCode::unit_class_missing);
     CHECK(std::string(error.what()).find("LlamaDecodrLayer") != std::string::npos);
-    CHECK(error.helps().at(0) == "set distributed.megatron_fsdp.megatron_fsdp_unit_modules = [\"LlamaDecoderLayer\"]");
+    CHECK(error.helps().at(0) ==
+          "set distributed.megatron_fsdp.megatron_fsdp_unit_modules = [\"LlamaDecoderLayer\"]");
   }
 }
 
 TEST_CASE("a unit around a tied embedding leaves it to the head") {
   TestFolder folder("megatron_fsdp_options");
-  std::string model = write_model(folder.path, {"tied", "LlamaForCausalLM", "llama", 32, 4, 4, 64, R"(, "tie_word_embeddings": true)"});
+  std::string model = write_model(folder.path, {"tied", "LlamaForCausalLM", "llama", 32, 4, 4, 64,
+                                                R"(, "tie_word_embeddings": true)"});
   Curve truth = curve_of(flat_layout(model, 2, 1, 1, {flat_level(3)}), 3);
-  Curve curve = curve_of(flat_layout(model, 2, 1, 1, {flat_level(3), flat_option("megatron_fsdp_unit_modules", "[\"LlamaModel\"]")}), 3);
+  Curve curve = curve_of(
+      flat_layout(model, 2, 1, 1,
+                  {flat_level(3), flat_option("megatron_fsdp_unit_modules", "[\"LlamaModel\"]")}),
+      3);
   CHECK(farthest(curve.losses, truth.losses) < 1e-6);
   CHECK(farthest(curve.norms, truth.norms) < 1e-6);
 }
@@ -341,7 +381,9 @@ TEST_CASE("registered buffers have no effect through gloo, and the run says so")
     rank.step();
     std::lock_guard lock(mutex);
     REQUIRE(world->notices().size() == 1);
-    CHECK(world->notices()[0] == "distributed.megatron_fsdp.nccl_ub = true has no effect: the ranks of this job talk through gloo");
+    CHECK(world->notices()[0] ==
+          "distributed.megatron_fsdp.nccl_ub = true has no effect: the ranks of this job talk "
+          "through gloo");
   });
 }
 

@@ -43,7 +43,10 @@ TEST_CASE("ten steps at every level, with one and four micro-batches, on two to 
 
 TEST_CASE("ten steps at every level under tensor parallelism") {
   TestFolder folder("megatron_fsdp");
-  const SmallModel odd{"odd", "Qwen3ForCausalLM", "qwen3", 48, 6, 2, 257, R"(, "tie_word_embeddings": true, "intermediate_size": 41)"};
+  const SmallModel odd{"odd",   "Qwen3ForCausalLM",
+                       "qwen3", 48,
+                       6,       2,
+                       257,     R"(, "tie_word_embeddings": true, "intermediate_size": 41)"};
   for (const SmallModel& m : {kLlama, kQwen3, kPhi3, odd}) {
     std::string model = write_model(folder.path, m);
     Layout alone = flat_layout(model, 1, 1, 1, {});
@@ -60,12 +63,16 @@ TEST_CASE("ten steps at every level under tensor parallelism") {
   }
 }
 
-// The weights are rounded to bfloat16 alike everywhere; gradients, whose sums have another order, are rounded after that.
-TEST_CASE("ten steps in bfloat16 with float32 main weights, with and without float32 main gradients") {
+// The weights are rounded to bfloat16 alike everywhere; gradients, whose sums have another order,
+// are rounded after that.
+TEST_CASE(
+    "ten steps in bfloat16 with float32 main weights, with and without float32 main gradients") {
   TestFolder folder("megatron_fsdp");
   std::string model = write_model(folder.path, kLlama);
-  std::vector<std::string> half{flat_option("preserve_fp32_weights", "true"), "distributed.mp_policy.param_dtype=\"bfloat16\"",
-                                "distributed.mp_policy.output_dtype=\"float32\"", "model.torch_dtype=\"bfloat16\""};
+  std::vector<std::string> half{flat_option("preserve_fp32_weights", "true"),
+                                "distributed.mp_policy.param_dtype=\"bfloat16\"",
+                                "distributed.mp_policy.output_dtype=\"float32\"",
+                                "model.torch_dtype=\"bfloat16\""};
   for (const char* wide : {"true", "false"}) {
     std::vector<std::string> sets = half;
     sets.push_back(flat_option("grad_reduce_in_fp32", wide));
@@ -78,7 +85,8 @@ TEST_CASE("ten steps in bfloat16 with float32 main weights, with and without flo
     };
     for (int64_t accumulation : {1, 4}) {
       Curve truth = curve_of(layout_at(1, 1, accumulation, 0), 10, 10);
-      for (auto [ranks, tp] : std::vector<std::pair<int64_t, int64_t>>{{2, 1}, {3, 1}, {4, 1}, {2, 2}, {4, 2}})
+      for (auto [ranks, tp] :
+           std::vector<std::pair<int64_t, int64_t>>{{2, 1}, {3, 1}, {4, 1}, {2, 2}, {4, 2}})
         for (int n = 0; n <= 3; ++n) {
           Layout layout = layout_at(ranks, tp, accumulation, n);
           INFO(layout.text());

@@ -1,5 +1,5 @@
-// What a rank holds at its fullest under fsdp2, with batches so small that activations hardly count: the closed form of the state, the
-// root and the last unit, and a few layers on their way.
+// What a rank holds at its fullest under fsdp2, with batches so small that activations hardly
+// count: the closed form of the state, the root and the last unit, and a few layers on their way.
 #include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/randint.h>
 #include <doctest/doctest.h>
@@ -23,28 +23,35 @@ using namespace meshwright;
 namespace {
 
 constexpr int64_t kLayers = 8, kHidden = 256, kInner = 688, kVocabulary = 256;
-constexpr int64_t kLayer = 4 * (4 * kHidden * kHidden + 3 * kHidden * kInner + 2 * kHidden);  // bytes of parameters
+constexpr int64_t kLayer =
+    4 * (4 * kHidden * kHidden + 3 * kHidden * kInner + 2 * kHidden);  // bytes of parameters
 constexpr int64_t kRoot = 4 * (2 * kVocabulary * kHidden + kHidden);
 
 std::string model_file() {
-  std::filesystem::path path = std::filesystem::temp_directory_path() / ("meshwright_memory_test_" + std::to_string(::getpid()) + ".json");
-  std::ofstream(path) << R"({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 256, "intermediate_size": 688,
+  std::filesystem::path path = std::filesystem::temp_directory_path() /
+                               ("meshwright_memory_test_" + std::to_string(::getpid()) + ".json");
+  std::ofstream(path)
+      << R"({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 256, "intermediate_size": 688,
     "num_hidden_layers": 8, "num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 256, "rms_norm_eps": 1e-6,
     "max_position_embeddings": 128, "tie_word_embeddings": false})";
   return path.string();
 }
 
 struct Use {
-  int64_t state = 0, settled = 0, peak = 0;  // bytes of a rank: values, gradients, optimizer; live between steps; live at most
+  int64_t state = 0, settled = 0,
+          peak =
+              0;  // bytes of a rank: values, gradients, optimizer; live between steps; live at most
 };
 
-Use measure(const std::string& model, int64_t ranks, const std::vector<std::pair<std::string, std::string>>& keys) {
+Use measure(const std::string& model, int64_t ranks,
+            const std::vector<std::pair<std::string, std::string>>& keys) {
   std::mutex mutex;
   Use worst;
   run_ranks(ranks, [&](const std::shared_ptr<World>& world) {
     Job job =
         Job::from_text("schema = 1\n[model]\nconfig = \"" + model +
-                       "\"\n[distributed.mp_policy]\nparam_dtype = \"float32\"\noutput_dtype = \"float32\"\n[dataset]\nkind = \"mock\"\n"
+                       "\"\n[distributed.mp_policy]\nparam_dtype = \"float32\"\noutput_dtype = "
+                       "\"float32\"\n[dataset]\nkind = \"mock\"\n"
                        "seq_len = 4\n[step_scheduler]\nlocal_batch_size = 1\nglobal_batch_size = " +
                        std::to_string(ranks) + "\n");
     for (const auto& [key, value] : keys) job.set(key, value);
@@ -59,7 +66,9 @@ Use measure(const std::string& model, int64_t ranks, const std::vector<std::pair
       trainer.step([&](int64_t) {
         at::Tensor ids = at::randint(0, kVocabulary, {1, 5}, at::kLong);
         return MicroBatchLoss{
-            at::cross_entropy_loss(net(ids.narrow(1, 0, 4)).flatten(0, 1), ids.narrow(1, 1, 4).flatten(), {}, at::Reduction::Sum), 4};
+            at::cross_entropy_loss(net(ids.narrow(1, 0, 4)).flatten(0, 1),
+                                   ids.narrow(1, 1, 4).flatten(), {}, at::Reduction::Sum),
+            4};
       });
     }
     for (const FlatParameterGroup& group : trainer.model().update_groups())
@@ -78,12 +87,14 @@ Use measure(const std::string& model, int64_t ranks, const std::vector<std::pair
 
 }  // namespace
 
-TEST_CASE("a rank of fsdp2 holds its share of the state, and of the rest what the prefetch depth says") {
+TEST_CASE(
+    "a rank of fsdp2 holds its share of the state, and of the rest what the prefetch depth says") {
   std::string model = model_file();
   auto depth = [](const char* forward, const char* backward) {
-    return std::vector<std::pair<std::string, std::string>>{{"distributed.fsdp2.enable_fsdp2_prefetch", "true"},
-                                                            {"distributed.fsdp2.fsdp2_forward_prefetch_depth", forward},
-                                                            {"distributed.fsdp2.fsdp2_backward_prefetch_depth", backward}};
+    return std::vector<std::pair<std::string, std::string>>{
+        {"distributed.fsdp2.enable_fsdp2_prefetch", "true"},
+        {"distributed.fsdp2.fsdp2_forward_prefetch_depth", forward},
+        {"distributed.fsdp2.fsdp2_backward_prefetch_depth", backward}};
   };
   struct Row {
     int64_t ranks;
@@ -92,8 +103,11 @@ TEST_CASE("a rank of fsdp2 holds its share of the state, and of the rest what th
   };
   for (bool shared : {false, true}) {
     ::setenv("MESHWRIGHT_SHARED_MEMORY", shared ? "1" : "0", 1);
-    for (const Row& row :
-         std::vector<Row>{{2, {}, 2}, {4, {}, 2}, {2, depth("1", "1"), 1}, {2, depth("1", "2"), 2}, {2, depth("3", "3"), 3}}) {
+    for (const Row& row : std::vector<Row>{{2, {}, 2},
+                                           {4, {}, 2},
+                                           {2, depth("1", "1"), 1},
+                                           {2, depth("1", "2"), 2},
+                                           {2, depth("3", "3"), 3}}) {
       CAPTURE(shared);
       CAPTURE(row.ranks);
       CAPTURE(row.depth);
@@ -102,14 +116,19 @@ TEST_CASE("a rank of fsdp2 holds its share of the state, and of the rest what th
       CHECK(use.state >= share);
       CHECK(static_cast<double>(use.state) < 1.02 * static_cast<double>(share));
       // What shared memory holds is not the allocator's: room for a rank's gathers and reductions.
-      int64_t slots =
-          shared ? kLayer / row.ranks * ((row.keys.empty() ? 2 : row.depth + 1) + 2) + 2 * kLayer / row.ranks * (row.ranks - 1) : 0;
-      auto layers = [&](int64_t bytes) { return static_cast<double>(bytes) / static_cast<double>(kLayer); };
-      // Root and last layer keep parameters and get gradients; of the others, depth + 1 have parameters and two gradients.
+      int64_t slots = shared ? kLayer / row.ranks * ((row.keys.empty() ? 2 : row.depth + 1) + 2) +
+                                   2 * kLayer / row.ranks * (row.ranks - 1)
+                             : 0;
+      auto layers = [&](int64_t bytes) {
+        return static_cast<double>(bytes) / static_cast<double>(kLayer);
+      };
+      // Root and last layer keep parameters and get gradients; of the others, depth + 1 have
+      // parameters and two gradients.
       double transient = layers(use.peak - use.state - 2 * kRoot - 2 * kLayer), activations = 0.4;
-      std::string what =
-          std::to_string(row.ranks) + " ranks, depth " + std::to_string(row.depth) + (shared ? ", shared memory" : ", sockets");
-      MESSAGE(what, std::string(": layers on their way "), transient, std::string(", and in shared memory "), layers(slots));
+      std::string what = std::to_string(row.ranks) + " ranks, depth " + std::to_string(row.depth) +
+                         (shared ? ", shared memory" : ", sockets");
+      MESSAGE(what, std::string(": layers on their way "), transient,
+              std::string(", and in shared memory "), layers(slots));
       CHECK(transient <= static_cast<double>(row.depth + 1 + 2) + activations);
       CHECK(transient + layers(slots) <= static_cast<double>(row.depth + 1 + 2) + activations);
     }

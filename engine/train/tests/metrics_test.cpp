@@ -78,7 +78,8 @@ struct Screen {
 
 }  // namespace
 
-TEST_CASE("a row of metrics.jsonl has the keys of a step, or those of a validation, and no others") {
+TEST_CASE(
+    "a row of metrics.jsonl has the keys of a step, or those of a validation, and no others") {
   Folder folder;
   RunFolder run(folder.path / "a" / "b");
   run.step(result_of(0, 5.123456789123, 1e-12), {12.5, 1234567});
@@ -90,7 +91,8 @@ TEST_CASE("a row of metrics.jsonl has the keys of a step, or those of a validati
   json::object first = json::parse(line).as_object();
   CHECK(first.size() == 9);
   CHECK(first.at("step").as_int64() == 0);
-  CHECK(first.at("completed_steps").as_int64() == 1);  // as the screen, the log and the folders of checkpoints count
+  CHECK(first.at("completed_steps").as_int64() ==
+        1);  // as the screen, the log and the folders of checkpoints count
   CHECK(first.at("loss").as_double() == doctest::Approx(5.123456789123).epsilon(1e-8));
   CHECK(first.at("grad_norm").as_double() == doctest::Approx(1e-12));
   CHECK(first.at("lr").as_double() == doctest::Approx(1e-3));
@@ -125,8 +127,9 @@ TEST_CASE("metrics of an earlier run are kept under a name of their own, the log
   for (int n : {1, 2}) {
     RunFolder run(path);
     CHECK(run.kept() == (path / ("metrics." + std::to_string(n) + ".jsonl")).string());
-    CHECK(read_file(run.kept()) == (n == 1 ? "{\"step\": 0, \"completed_steps\": 1, \"validation_loss\": 1}\n"
-                                           : "{\"step\": 7, \"completed_steps\": 8, \"validation_loss\": 2}\n"));
+    CHECK(read_file(run.kept()) ==
+          (n == 1 ? "{\"step\": 0, \"completed_steps\": 1, \"validation_loss\": 1}\n"
+                  : "{\"step\": 7, \"completed_steps\": 8, \"validation_loss\": 2}\n"));
     run.validation(7, 2);
   }
   CHECK(read_file(path / "run.log") == "one\ntwo\n");
@@ -139,9 +142,12 @@ TEST_CASE("whole files replace what was there and leave nothing beside them") {
   run.put("plan.json", "{}");
   CHECK(read_file(folder.path / "plan.json") == "{}");
   fs::create_directory(folder.path / "taken");
-  CHECK(unwritable([&] { run.put("taken", "x"); }) == "cannot rename " + (folder.path / "taken").string() + ": Is a directory (EISDIR)");
-  CHECK(unwritable([&] { run.put("no/such", "x"); }).find("No such file or directory") != std::string::npos);
-  for (const fs::directory_entry& entry : fs::directory_iterator(folder.path)) CHECK(!entry.path().filename().string().ends_with(".tmp"));
+  CHECK(unwritable([&] { run.put("taken", "x"); }) ==
+        "cannot rename " + (folder.path / "taken").string() + ": Is a directory (EISDIR)");
+  CHECK(unwritable([&] { run.put("no/such", "x"); }).find("No such file or directory") !=
+        std::string::npos);
+  for (const fs::directory_entry& entry : fs::directory_iterator(folder.path))
+    CHECK(!entry.path().filename().string().ends_with(".tmp"));
 }
 
 TEST_CASE("what cannot be written is an error that names path and reason") {
@@ -153,7 +159,8 @@ TEST_CASE("what cannot be written is an error that names path and reason") {
     fs::path path = folder.path / name;
     fs::remove(path);
     fs::create_directories(path / "sub");
-    CHECK(unwritable([&] { RunFolder run(folder.path); }) == "cannot write " + path.string() + ": Is a directory (EISDIR)");
+    CHECK(unwritable([&] { RunFolder run(folder.path); }) ==
+          "cannot write " + path.string() + ": Is a directory (EISDIR)");
     fs::remove_all(path);
     fs::create_symlink("/dev/full", path);
     CHECK(unwritable([&] {
@@ -166,10 +173,13 @@ TEST_CASE("what cannot be written is an error that names path and reason") {
   }
 }
 
-TEST_CASE("a full disk that the run is to outlive: lines wait for room, warned about once, nothing is half-written and nothing is lost") {
+TEST_CASE(
+    "a full disk that the run is to outlive: lines wait for room, warned about once, nothing is "
+    "half-written and nothing is lost") {
   Folder folder;
   std::vector<std::string> warnings;
-  auto before = std::signal(SIGXFSZ, SIG_IGN);  // a limit of the size of files is a disk that is full
+  auto before =
+      std::signal(SIGXFSZ, SIG_IGN);  // a limit of the size of files is a disk that is full
   rlimit limit{};
   REQUIRE(::getrlimit(RLIMIT_FSIZE, &limit) == 0);
   {
@@ -192,7 +202,8 @@ TEST_CASE("a full disk that the run is to outlive: lines wait for room, warned a
     REQUIRE(warnings.size() == 2);
     CHECK(warnings[1] == metrics.string() + " is written again: 4 lines had waited");
     std::string rows = read_file(metrics);
-    for (int64_t step = 0; step < 5; ++step) CHECK(rows.find("{\"step\": " + std::to_string(step) + ",") != std::string::npos);
+    for (int64_t step = 0; step < 5; ++step)
+      CHECK(rows.find("{\"step\": " + std::to_string(step) + ",") != std::string::npos);
     CHECK(std::count(rows.begin(), rows.end(), '\n') == 5);
     // What waits at the end is written if it can be.
     REQUIRE(::setrlimit(RLIMIT_FSIZE, &full) == 0);
@@ -206,22 +217,25 @@ TEST_CASE("a full disk that the run is to outlive: lines wait for room, warned a
 }
 
 TEST_CASE("durations") {
-  for (auto [seconds, text] : std::vector<std::pair<double, std::string>>{{0, "0 s"},
-                                                                          {0.4, "0 s"},
-                                                                          {12, "12 s"},
-                                                                          {59.4, "59 s"},
-                                                                          {59.6, "1 min 00 s"},
-                                                                          {200, "3 min 20 s"},
-                                                                          {3599.9, "1 h 00 min"},
-                                                                          {3720, "1 h 02 min"},
-                                                                          {360000, "100 h 00 min"},
-                                                                          {-1, "?"},
-                                                                          {std::nan(""), "?"},
-                                                                          {std::numeric_limits<double>::infinity(), "?"}})
+  for (auto [seconds, text] :
+       std::vector<std::pair<double, std::string>>{{0, "0 s"},
+                                                   {0.4, "0 s"},
+                                                   {12, "12 s"},
+                                                   {59.4, "59 s"},
+                                                   {59.6, "1 min 00 s"},
+                                                   {200, "3 min 20 s"},
+                                                   {3599.9, "1 h 00 min"},
+                                                   {3720, "1 h 02 min"},
+                                                   {360000, "100 h 00 min"},
+                                                   {-1, "?"},
+                                                   {std::nan(""), "?"},
+                                                   {std::numeric_limits<double>::infinity(), "?"}})
     CHECK(report::human_duration(seconds) == text);
 }
 
-TEST_CASE("elsewhere than on a terminal: the first step and the last, with the time left, and what there is to say") {
+TEST_CASE(
+    "elsewhere than on a terminal: the first step and the last, with the time left, and what there "
+    "is to say") {
   Screen screen;
   Progress progress(screen.out, {false, true, 80}, false, 101);
   for (int64_t step = 0; step <= 100; ++step) progress.step(result_of(step), {2000, 0});
@@ -229,7 +243,8 @@ TEST_CASE("elsewhere than on a terminal: the first step and the last, with the t
   progress.say("done");
   progress.finish();
   CHECK(screen.text() ==
-        "step 1/101  loss 2.5000  grad norm 0.750  lr 1.00e-03  2,048 tokens/s  2000 ms  3 min 20 s left\n"
+        "step 1/101  loss 2.5000  grad norm 0.750  lr 1.00e-03  2,048 tokens/s  2000 ms  3 min 20 "
+        "s left\n"
         "step 101/101  loss 2.5000  grad norm 0.750  lr 1.00e-03  2,048 tokens/s  2000 ms\n"
         "step 101/101  validation loss 2.2500\ndone\n");
 }
@@ -244,7 +259,9 @@ TEST_CASE("the time left follows the steps, smoothed") {
   CHECK(screen.text().find("1000/1000  loss 2.5000  40,960 tok/s  0 s left") != std::string::npos);
 }
 
-TEST_CASE("on a terminal: one line that is drawn again, no wider than the terminal, with a bar where there is room") {
+TEST_CASE(
+    "on a terminal: one line that is drawn again, no wider than the terminal, with a bar where "
+    "there is room") {
   for (bool unicode : {false, true})
     for (int width : {1, 10, 40, 80, 200}) {
       CAPTURE(width);
@@ -260,7 +277,8 @@ TEST_CASE("on a terminal: one line that is drawn again, no wider than the termin
         size_t end = std::min(text.find_first_of("\r\n", at), text.size());
         std::string line = text.substr(at, end - at);
         if (line.starts_with("\x1b[K")) line.erase(0, 3);
-        if (line != "a word") CHECK(report::display_width(line) < static_cast<size_t>(std::max(width, 1)));
+        if (line != "a word")
+          CHECK(report::display_width(line) < static_cast<size_t>(std::max(width, 1)));
         lines += line.empty() ? 0 : 1;
         at = end + 1;
       }
@@ -271,7 +289,9 @@ TEST_CASE("on a terminal: one line that is drawn again, no wider than the termin
     }
 }
 
-TEST_CASE("on a narrow terminal the line has whole fields only: validation goes first, then the speed, the time left, the loss") {
+TEST_CASE(
+    "on a narrow terminal the line has whole fields only: validation goes first, then the speed, "
+    "the time left, the loss") {
   // What the last drawing leaves on the screen.
   auto drawn = [](int width) {
     Screen screen;
@@ -281,7 +301,8 @@ TEST_CASE("on a narrow terminal the line has whole fields only: validation goes 
     std::string text = screen.text();
     return text.substr(text.rfind("\x1b[K") + 3);
   };
-  CHECK(drawn(80).ends_with("12345/100000  loss 2.5000  validation 2.2500  40,960 tok/s  2 h 26 min left"));
+  CHECK(drawn(80).ends_with(
+      "12345/100000  loss 2.5000  validation 2.2500  40,960 tok/s  2 h 26 min left"));
   CHECK(drawn(60) == "12345/100000  loss 2.5000  40,960 tok/s  2 h 26 min left");
   CHECK(drawn(50) == "12345/100000  loss 2.5000  2 h 26 min left");
   CHECK(drawn(38) == "12345/100000  loss 2.5000");
@@ -311,7 +332,8 @@ TEST_CASE("a run that continues keeps the rows of the steps before, whole lines 
     run.validation(4, 2.25);
     run.sync();
   }
-  std::ofstream(folder.path / "metrics.jsonl", std::ios::app) << "{\"step\": 2, \"lo";  // cut off by a crash
+  std::ofstream(folder.path / "metrics.jsonl", std::ios::app)
+      << "{\"step\": 2, \"lo";  // cut off by a crash
   std::string before = read_file(folder.path / "metrics.jsonl");
   {
     RunFolder run(folder.path, 4);
@@ -321,9 +343,10 @@ TEST_CASE("a run that continues keeps the rows of the steps before, whole lines 
   std::ifstream in(folder.path / "metrics.jsonl");
   std::vector<std::string> steps;
   for (std::string line; std::getline(in, line);)
-    steps.push_back(line.substr(0, line.find(',')) + (line.find("validation") == std::string::npos ? "" : " v"));
-  CHECK(steps ==
-        std::vector<std::string>{"{\"step\": 0", "{\"step\": 1", "{\"step\": 2", "{\"step\": 3", "{\"step\": 3 v", "{\"step\": 4"});
+    steps.push_back(line.substr(0, line.find(',')) +
+                    (line.find("validation") == std::string::npos ? "" : " v"));
+  CHECK(steps == std::vector<std::string>{"{\"step\": 0", "{\"step\": 1", "{\"step\": 2",
+                                          "{\"step\": 3", "{\"step\": 3 v", "{\"step\": 4"});
   CHECK(before.rfind(read_file(folder.path / "metrics.jsonl").substr(0, 100), 0) == 0);
 }
 

@@ -1,4 +1,5 @@
-// AdamW and SGD against the formulas of their papers in double precision and against LibTorch's own loops over parameters.
+// AdamW and SGD against the formulas of their papers in double precision and against LibTorch's own
+// loops over parameters.
 #include "engine/train/optimizer.h"
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -61,15 +62,20 @@ const std::vector<int64_t> kSizes = {1, 7, 64, 1000, 0, 33};
 
 }  // namespace
 
-TEST_CASE("AdamW is the paper's, element by element, with the decay of every group and a rate that changes") {
+TEST_CASE(
+    "AdamW is the paper's, element by element, with the decay of every group and a rate that "
+    "changes") {
   for (double decay : {0.0, 0.1}) {
-    auto optimizer =
-        optimizer_of({{"name", "\"adamw\""}, {"betas", "[0.8, 0.95]"}, {"eps", "1e-6"}, {"weight_decay", std::to_string(decay)}});
+    auto optimizer = optimizer_of({{"name", "\"adamw\""},
+                                   {"betas", "[0.8, 0.95]"},
+                                   {"eps", "1e-6"},
+                                   {"weight_decay", std::to_string(decay)}});
     std::vector<at::Tensor> values = random_tensors(kSizes, 1);
     std::vector<std::vector<HandAdamW>> hand;
     for (const at::Tensor& value : values) {
       hand.emplace_back();
-      for (int64_t i = 0; i < value.numel(); ++i) hand.back().push_back({0, 0.8, 0.95, 1e-6, decay, value[i].item<double>()});
+      for (int64_t i = 0; i < value.numel(); ++i)
+        hand.back().push_back({0, 0.8, 0.95, 1e-6, decay, value[i].item<double>()});
     }
     for (int step = 0; step < 6; ++step) {
       std::vector<at::Tensor> grads = random_tensors(kSizes, 100 + static_cast<uint64_t>(step));
@@ -94,8 +100,10 @@ TEST_CASE("AdamW is the paper's, element by element, with the decay of every gro
     for (size_t k = 0; k < kSizes.size(); ++k)
       for (int64_t i = 0; i < kSizes[k]; ++i) {
         const HandAdamW& one = hand[k][static_cast<size_t>(i)];
-        CHECK(state[0].tensors[k][i].item<double>() == doctest::Approx(one.m).epsilon(1e-5).scale(1));
-        CHECK(state[1].tensors[k][i].item<double>() == doctest::Approx(one.v).epsilon(1e-5).scale(1));
+        CHECK(state[0].tensors[k][i].item<double>() ==
+              doctest::Approx(one.m).epsilon(1e-5).scale(1));
+        CHECK(state[1].tensors[k][i].item<double>() ==
+              doctest::Approx(one.v).epsilon(1e-5).scale(1));
       }
   }
 }
@@ -108,19 +116,30 @@ TEST_CASE("AdamW and SGD equal LibTorch's loops over parameters") {
   };
   auto sgd = [](double momentum, double decay) {
     return [=](std::vector<at::Tensor> p) -> std::unique_ptr<torch::optim::Optimizer> {
-      return std::make_unique<torch::optim::SGD>(std::move(p), torch::optim::SGDOptions(0.05).momentum(momentum).weight_decay(decay));
+      return std::make_unique<torch::optim::SGD>(
+          std::move(p), torch::optim::SGDOptions(0.05).momentum(momentum).weight_decay(decay));
     };
   };
   for (const Row& row : std::vector<Row>{
            {"AdamW",
-            {{"name", "\"adamw\""}, {"betas", "[0.9, 0.999]"}, {"eps", "1e-8"}, {"weight_decay", "0.01"}},
+            {{"name", "\"adamw\""},
+             {"betas", "[0.9, 0.999]"},
+             {"eps", "1e-8"},
+             {"weight_decay", "0.01"}},
             [](std::vector<at::Tensor> p) -> std::unique_ptr<torch::optim::Optimizer> {
-              return std::make_unique<torch::optim::AdamW>(
-                  std::move(p), torch::optim::AdamWOptions(0.05).betas({0.9, 0.999}).eps(1e-8).weight_decay(0.01));
+              return std::make_unique<torch::optim::AdamW>(std::move(p),
+                                                           torch::optim::AdamWOptions(0.05)
+                                                               .betas({0.9, 0.999})
+                                                               .eps(1e-8)
+                                                               .weight_decay(0.01));
             }},
            {"SGD", {{"name", "\"sgd\""}, {"momentum", "0"}, {"weight_decay", "0"}}, sgd(0, 0)},
-           {"SGD with decay", {{"name", "\"sgd\""}, {"momentum", "0"}, {"weight_decay", "0.1"}}, sgd(0, 0.1)},
-           {"SGD with momentum", {{"name", "\"sgd\""}, {"momentum", "0.9"}, {"weight_decay", "0.1"}}, sgd(0.9, 0.1)},
+           {"SGD with decay",
+            {{"name", "\"sgd\""}, {"momentum", "0"}, {"weight_decay", "0.1"}},
+            sgd(0, 0.1)},
+           {"SGD with momentum",
+            {{"name", "\"sgd\""}, {"momentum", "0.9"}, {"weight_decay", "0.1"}},
+            sgd(0.9, 0.1)},
        }) {
     INFO(std::string(row.what));
     auto ours = optimizer_of(row.keys);

@@ -20,7 +20,8 @@ using at::Tensor;
 
 namespace {
 
-// Two layers, of which the second may be left out, and a buffer that every forward adds this rank's number to.
+// Two layers, of which the second may be left out, and a buffer that every forward adds this rank's
+// number to.
 struct Pair : torch::nn::Module {
   Pair()
       : first(register_module("first", torch::nn::Linear(3, 3))),
@@ -41,12 +42,15 @@ struct Ended {
 };
 
 // `both(step)`: whether the second layer takes part.
-Ended train_pair(const std::vector<std::string>& sets, int64_t steps, const std::function<bool(int64_t)>& both) {
+Ended train_pair(const std::vector<std::string>& sets, int64_t steps,
+                 const std::function<bool(int64_t)>& both) {
   Ended out{std::vector<double>(2), std::vector<std::string>(2)};
   std::mutex mutex;
   run_ranks(2, [&](const std::shared_ptr<World>& world) {
-    std::vector<std::string> all = {"distributed.strategy=ddp", "step_scheduler.global_batch_size=2", "step_scheduler.local_batch_size=1",
-                                    "distributed.mp_policy.param_dtype=float32", "distributed.mp_policy.output_dtype=float32"};
+    std::vector<std::string> all = {
+        "distributed.strategy=ddp", "step_scheduler.global_batch_size=2",
+        "step_scheduler.local_batch_size=1", "distributed.mp_policy.param_dtype=float32",
+        "distributed.mp_policy.output_dtype=float32"};
     all.insert(all.end(), sets.begin(), sets.end());
     Job job = Job::from_text("schema = 1\n", all);
     auto net = std::make_shared<Pair>();
@@ -54,7 +58,10 @@ Ended train_pair(const std::vector<std::string>& sets, int64_t steps, const std:
     std::string error;
     try {
       for (int64_t step = 0; step < steps; ++step)
-        trainer.step([&](int64_t) { return MicroBatchLoss{net->forward(at::ones({1, 3}), world->rank(), both(step)).square().sum(), 3}; });
+        trainer.step([&](int64_t) {
+          return MicroBatchLoss{
+              net->forward(at::ones({1, 3}), world->rank(), both(step)).square().sum(), 3};
+        });
     } catch (const Error& e) {
       error = code_string(e.code()) + " " + e.key();
     }
@@ -72,34 +79,47 @@ const std::vector<std::string> kFine(2);
 
 }  // namespace
 
-TEST_CASE("ddp's broadcast_buffers: rank 0's buffers reach all before every step when the file asks for it, else once") {
+TEST_CASE(
+    "ddp's broadcast_buffers: rank 0's buffers reach all before every step when the file asks for "
+    "it, else once") {
   CHECK(train_pair({}, 3, always).seen == std::vector<double>{3, 6});
-  CHECK(train_pair({"distributed.ddp.broadcast_buffers=true"}, 3, always).seen == std::vector<double>{3, 4});
+  CHECK(train_pair({"distributed.ddp.broadcast_buffers=true"}, 3, always).seen ==
+        std::vector<double>{3, 4});
 }
 
-TEST_CASE("ddp's find_unused_parameters: a parameter that nothing uses is an error that names the key, or has no gradient") {
-  CHECK(train_pair({}, 2, never).error == std::vector<std::string>(2, "E0802 distributed.ddp.find_unused_parameters"));
+TEST_CASE(
+    "ddp's find_unused_parameters: a parameter that nothing uses is an error that names the key, "
+    "or has no gradient") {
+  CHECK(train_pair({}, 2, never).error ==
+        std::vector<std::string>(2, "E0802 distributed.ddp.find_unused_parameters"));
   CHECK(train_pair({"distributed.ddp.find_unused_parameters=true"}, 2, never).error == kFine);
   // What is used may change from step to step.
-  CHECK(train_pair({"distributed.ddp.find_unused_parameters=true"}, 4, [](int64_t step) { return step % 2 == 1; }).error == kFine);
+  CHECK(train_pair({"distributed.ddp.find_unused_parameters=true"}, 4, [](int64_t step) {
+          return step % 2 == 1;
+        }).error == kFine);
 }
 
-TEST_CASE("ddp's static_graph: the first step says what is used, and another set later is an error that names the key") {
+TEST_CASE(
+    "ddp's static_graph: the first step says what is used, and another set later is an error that "
+    "names the key") {
   CHECK(train_pair({"distributed.ddp.static_graph=true"}, 3, never).error == kFine);
   CHECK(train_pair({"distributed.ddp.static_graph=true"}, 3, always).error == kFine);
-  CHECK(train_pair({"distributed.ddp.static_graph=true"}, 3, [](int64_t step) { return step == 2; }).error ==
-        std::vector<std::string>(2, "E0802 distributed.ddp.static_graph"));
+  CHECK(train_pair({"distributed.ddp.static_graph=true"}, 3, [](int64_t step) {
+          return step == 2;
+        }).error == std::vector<std::string>(2, "E0802 distributed.ddp.static_graph"));
 }
 
 TEST_CASE("a strategy's backend is the one that the ranks have, or an error that names the key") {
   TestFolder folder("options_backend");
-  const std::string dense = write_model(folder.path, kLlama), experts = write_model(folder.path, kMixtral);
+  const std::string dense = write_model(folder.path, kLlama),
+                    experts = write_model(folder.path, kMixtral);
   struct Row {
     const char *strategy, *table;
     std::vector<std::string> sets;
     std::string model;
   };
-  for (const Row& row : {Row{"ddp", "ddp", {}, dense}, Row{"fsdp2", "fsdp2", {}, dense}, Row{"megatron_fsdp", "megatron_fsdp", {}, dense},
+  for (const Row& row : {Row{"ddp", "ddp", {}, dense}, Row{"fsdp2", "fsdp2", {}, dense},
+                         Row{"megatron_fsdp", "megatron_fsdp", {}, dense},
                          Row{"moe_ep", "fsdp2", {"distributed.ep_size=2"}, experts}}) {
     CAPTURE(row.strategy);
     const std::string key = "distributed." + std::string(row.table) + ".backend";
@@ -118,15 +138,21 @@ TEST_CASE("a strategy's backend is the one that the ranks have, or an error that
   }
 }
 
-TEST_CASE("fake_balanced_gate in the file sends tokens to the experts in turns, leaves routers as they are, and is warned of") {
+TEST_CASE(
+    "fake_balanced_gate in the file sends tokens to the experts in turns, leaves routers as they "
+    "are, and is warned of") {
   TestFolder folder("options_gate");
-  const std::string model = write_model(folder.path, kMixtral), router = "model.layers.0.mlp.gate.weight";
+  const std::string model = write_model(folder.path, kMixtral),
+                    router = "model.layers.0.mlp.gate.weight";
   for (bool fake : {false, true}) {
     CAPTURE(fake);
     run_ranks(1, [&](const std::shared_ptr<World>& world) {
-      Rank rank(
-          {"fsdp2", 1, {std::string("distributed.moe.fake_balanced_gate=") + (fake ? "true" : "false"), "optimizer.weight_decay=0"}, model},
-          world);
+      Rank rank({"fsdp2",
+                 1,
+                 {std::string("distributed.moe.fake_balanced_gate=") + (fake ? "true" : "false"),
+                  "optimizer.weight_decay=0"},
+                 model},
+                world);
       rank.initialize();
       auto routers = [&] {
         std::vector<Tensor> out;
@@ -144,13 +170,15 @@ TEST_CASE("fake_balanced_gate in the file sends tokens to the experts in turns, 
         CHECK(after[i].equal(before[i]) == fake);
       }
       bool warned = false;
-      for (const std::string& text : rank.trainer.plan().warnings) warned = warned || text.find("fake_balanced_gate") != std::string::npos;
+      for (const std::string& text : rank.trainer.plan().warnings)
+        warned = warned || text.find("fake_balanced_gate") != std::string::npos;
       CHECK(warned == fake);
     });
   }
 }
 
-TEST_CASE("run.deterministic switches LibTorch to deterministic algorithms, and nothing else does") {
+TEST_CASE(
+    "run.deterministic switches LibTorch to deterministic algorithms, and nothing else does") {
   auto trained = [](const std::string& deterministic) {
     run_ranks(1, [&](const std::shared_ptr<World>& world) {
       Rank rank({"fsdp2", 1, {"run.deterministic=" + deterministic}}, world);
@@ -175,7 +203,8 @@ TEST_CASE("run.threads is the number of threads of a rank; without it OMP_NUM_TH
   ::setenv("OMP_NUM_THREADS", "2", 1);
   train::set_threads(Job::from_text("schema = 1\n"));
   CHECK(at::get_num_threads() == 2);
-  train::set_threads(Job::from_text("schema = 1\n[run]\nthreads = 1\n"));  // what the file says goes first
+  train::set_threads(
+      Job::from_text("schema = 1\n[run]\nthreads = 1\n"));  // what the file says goes first
   CHECK(at::get_num_threads() == 1);
   kept.empty() ? ::unsetenv("OMP_NUM_THREADS") : ::setenv("OMP_NUM_THREADS", kept.c_str(), 1);
   at::set_num_threads(before);

@@ -1,4 +1,5 @@
-// A module that no config.json describes, under tensor parallelism: its plan comes from the job, its outline from the module.
+// A module that no config.json describes, under tensor parallelism: its plan comes from the job,
+// its outline from the module.
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/empty.h>
@@ -67,28 +68,32 @@ struct ReaderImpl : torch::nn::Module {
 };
 MESHWRIGHT_MODULE(Reader);
 
-const std::vector<std::pair<std::string, std::string>> kPlan = {{"embed", "rowwise_rep"},
-                                                                {"layers.*.block.widen", "colwise"},
-                                                                {"layers.*.block.narrow", "rowwise"},
-                                                                {"head", "colwise_rep"},
-                                                                {"layers.*.block.shrink", "colwise"}};
+const std::vector<std::pair<std::string, std::string>> kPlan = {
+    {"embed", "rowwise_rep"},
+    {"layers.*.block.widen", "colwise"},
+    {"layers.*.block.narrow", "rowwise"},
+    {"head", "colwise_rep"},
+    {"layers.*.block.shrink", "colwise"}};
 
 struct Result {
   std::vector<double> losses, norms;
   std::vector<std::string> notices;
 };
 
-Result train_reader(int64_t ranks, int64_t tp, const std::vector<std::pair<std::string, std::string>>& plan) {
+Result train_reader(int64_t ranks, int64_t tp,
+                    const std::vector<std::pair<std::string, std::string>>& plan) {
   Result out;
   run_ranks(ranks, [&](const std::shared_ptr<World>& world) {
     Job job;
-    std::vector<std::pair<std::string, std::string>> keys{{"distributed.strategy", "\"fsdp2\""},
-                                                          {"distributed.mp_policy.param_dtype", "\"float32\""},
-                                                          {"distributed.mp_policy.output_dtype", "\"float32\""},
-                                                          {"step_scheduler.global_batch_size", "4"},
-                                                          {"step_scheduler.local_batch_size", std::to_string(4 * tp / ranks)},
-                                                          {"distributed.tp_size", std::to_string(tp)}};
-    for (const auto& [pattern, style] : plan) keys.emplace_back("distributed.tp_plan.\"" + pattern + "\"", "\"" + style + "\"");
+    std::vector<std::pair<std::string, std::string>> keys{
+        {"distributed.strategy", "\"fsdp2\""},
+        {"distributed.mp_policy.param_dtype", "\"float32\""},
+        {"distributed.mp_policy.output_dtype", "\"float32\""},
+        {"step_scheduler.global_batch_size", "4"},
+        {"step_scheduler.local_batch_size", std::to_string(4 * tp / ranks)},
+        {"distributed.tp_size", std::to_string(tp)}};
+    for (const auto& [pattern, style] : plan)
+      keys.emplace_back("distributed.tp_plan.\"" + pattern + "\"", "\"" + style + "\"");
     for (const auto& [key, value] : keys) job.set(key, value);
     Reader net;
     {
@@ -96,7 +101,8 @@ Result train_reader(int64_t ranks, int64_t tp, const std::vector<std::pair<std::
       // Those of the first tensor-parallel rank become everybody's.
       uint64_t seed = 1 + 100 * static_cast<uint64_t>(world->rank() % tp);
       for (auto& item : net->named_parameters())
-        item.value().copy_(at::randn(item.value().sizes(), at::detail::createCPUGenerator(seed++)) * 0.5);
+        item.value().copy_(at::randn(item.value().sizes(), at::detail::createCPUGenerator(seed++)) *
+                           0.5);
     }
     Trainer trainer(job, world, net.ptr());
     Result mine;
@@ -105,10 +111,13 @@ Result train_reader(int64_t ranks, int64_t tp, const std::vector<std::pair<std::
         int64_t rows = trainer.local_batch();
         Tensor ids = at::empty({rows, 6}, at::kLong);
         int64_t first = step * 4 + trainer.data_parallel_rank() * rows;
-        for (int64_t i = 0; i < ids.numel(); ++i) ids.view({-1})[i].fill_((first * 6 + i) * (first * 6 + i + 3) % 13);
+        for (int64_t i = 0; i < ids.numel(); ++i)
+          ids.view({-1})[i].fill_((first * 6 + i) * (first * 6 + i + 3) % 13);
         Tensor logits = net(ids.narrow(1, 0, 5));
-        return MicroBatchLoss{at::cross_entropy_loss(logits.flatten(0, 1), ids.narrow(1, 1, 5).flatten(), {}, at::Reduction::Sum),
-                              rows * 5};
+        return MicroBatchLoss{
+            at::cross_entropy_loss(logits.flatten(0, 1), ids.narrow(1, 1, 5).flatten(), {},
+                                   at::Reduction::Sum),
+            rows * 5};
       });
       mine.losses.push_back(result.loss);
       mine.norms.push_back(result.grad_norm);
@@ -133,7 +142,10 @@ TEST_CASE("a module of one's own trains under a plan of patterns as on one rank"
     }
     bool told = false;
     for (const std::string& notice : cut.notices)
-      told = told || notice == "the pattern \"layers.*.block.shrink\" of the tensor-parallel plan matches no module";
+      told =
+          told ||
+          notice ==
+              "the pattern \"layers.*.block.shrink\" of the tensor-parallel plan matches no module";
     CHECK(told);
   }
 }
@@ -149,9 +161,10 @@ TEST_CASE("tensor parallelism that would cut nothing is refused") {
       Trainer trainer(job, world, net.ptr());
     } catch (const Error& error) {
       std::lock_guard lock(mutex);
-      refused +=
-          error.code() == ErrorCode::tp_plan_does_not_fit &&
-          error.message() == "tp_size = 2, but no tensor-parallel plan is known for Reader, and the base plan names none of its modules";
+      refused += error.code() == ErrorCode::tp_plan_does_not_fit &&
+                 error.message() ==
+                     "tp_size = 2, but no tensor-parallel plan is known for Reader, and the base "
+                     "plan names none of its modules";
     }
   });
   CHECK(refused == 2);

@@ -35,7 +35,9 @@ bool ended_by(int status, int signal) { return WIFSIGNALED(status) && WTERMSIG(s
 
 }  // namespace
 
-TEST_CASE("the first signal is noted by name, the same wish told twice is one, a later one ends the process by itself") {
+TEST_CASE(
+    "the first signal is noted by name, the same wish told twice is one, a later one ends the "
+    "process by itself") {
   for (int first : kWishes)
     for (int second : kWishes) {
       CAPTURE(first);
@@ -63,7 +65,8 @@ TEST_CASE("the first signal is noted by name, the same wish told twice is one, a
     }
 }
 
-TEST_CASE("a terminal that goes away: one wish for some seconds, and no hurry after another signal") {
+TEST_CASE(
+    "a terminal that goes away: one wish for some seconds, and no hurry after another signal") {
   CHECK(same_wish(SIGHUP, SIGHUP, 2900));
   CHECK(!same_wish(SIGHUP, SIGHUP, 3100));
   for (int other : {SIGINT, SIGTERM, SIGUSR1}) {
@@ -81,7 +84,9 @@ TEST_CASE("a terminal that goes away: one wish for some seconds, and no hurry af
                42));
 }
 
-TEST_CASE("what a first Ctrl-C does is said at once, by the one that speaks, and by nobody for other signals") {
+TEST_CASE(
+    "what a first Ctrl-C does is said at once, by the one that speaks, and by nobody for other "
+    "signals") {
   for (bool speaks : {true, false})
     for (int signal : kWishes) {
       int ends[2];
@@ -99,7 +104,9 @@ TEST_CASE("what a first Ctrl-C does is said at once, by the one that speaks, and
       ssize_t n = ::read(ends[0], text, sizeof text);
       ::close(ends[0]);
       std::string said(text, static_cast<size_t>(std::max<ssize_t>(n, 0)));
-      CHECK(said == (speaks && signal == SIGINT ? "SIGINT: saving after this step; Ctrl-C again ends at once\n" : ""));
+      CHECK(said == (speaks && signal == SIGINT
+                         ? "SIGINT: saving after this step; Ctrl-C again ends at once\n"
+                         : ""));
     }
 }
 

@@ -1,5 +1,5 @@
-// Training with experts: load of all ranks and micro-batches, score corrections, auxiliary losses, the same on every layout; and how it is
-// shown.
+// Training with experts: load of all ranks and micro-batches, score corrections, auxiliary losses,
+// the same on every layout; and how it is shown.
 #include "engine/train/expert_load.h"
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -78,17 +78,20 @@ struct Result {
   std::map<std::string, Tensor> parameters;
 };
 
-// Micro-batches of one sample of 5 tokens, so that auxiliary losses are over the same tokens on every layout.
-Result train_reader(int64_t ranks, const std::string& strategy, const std::vector<std::pair<std::string, std::string>>& sets = {}) {
+// Micro-batches of one sample of 5 tokens, so that auxiliary losses are over the same tokens on
+// every layout.
+Result train_reader(int64_t ranks, const std::string& strategy,
+                    const std::vector<std::pair<std::string, std::string>>& sets = {}) {
   Result out;
   run_ranks(ranks, [&](const std::shared_ptr<World>& world) {
     Job job;
-    std::vector<std::pair<std::string, std::string>> keys{{"distributed.strategy", "\"" + strategy + "\""},
-                                                          {"distributed.mp_policy.param_dtype", "\"float32\""},
-                                                          {"distributed.mp_policy.output_dtype", "\"float32\""},
-                                                          {"optimizer.eps", "1e-5"},
-                                                          {"step_scheduler.global_batch_size", "12"},
-                                                          {"step_scheduler.local_batch_size", "1"}};
+    std::vector<std::pair<std::string, std::string>> keys{
+        {"distributed.strategy", "\"" + strategy + "\""},
+        {"distributed.mp_policy.param_dtype", "\"float32\""},
+        {"distributed.mp_policy.output_dtype", "\"float32\""},
+        {"optimizer.eps", "1e-5"},
+        {"step_scheduler.global_batch_size", "12"},
+        {"step_scheduler.local_batch_size", "1"}};
     keys.insert(keys.end(), sets.begin(), sets.end());
     for (const auto& [key, value] : keys) job.set(key, value);
     Reader net;
@@ -96,7 +99,8 @@ Result train_reader(int64_t ranks, const std::string& strategy, const std::vecto
       c10::NoGradGuard no_grad;
       uint64_t seed = 1;
       for (auto& item : net->named_parameters())
-        item.value().copy_(at::randn(item.value().sizes(), at::detail::createCPUGenerator(seed++)) * 0.5);
+        item.value().copy_(at::randn(item.value().sizes(), at::detail::createCPUGenerator(seed++)) *
+                           0.5);
     }
     Trainer trainer(job, world, net.ptr(), {}, 5);
     net->train();
@@ -104,10 +108,14 @@ Result train_reader(int64_t ranks, const std::string& strategy, const std::vecto
     for (int step = 0; step < 6; ++step) {
       StepResult result = trainer.step([&](int64_t micro) {
         Tensor ids = at::empty({1, 6}, at::kLong);
-        int64_t first = step * 12 + micro * trainer.data_parallel_size() + trainer.data_parallel_rank();
+        int64_t first =
+            step * 12 + micro * trainer.data_parallel_size() + trainer.data_parallel_rank();
         for (int64_t i = 0; i < 6; ++i) ids[0][i].fill_((first * 6 + i) * (first * 6 + i + 3) % 13);
         Tensor logits = net(ids.narrow(1, 0, 5));
-        return MicroBatchLoss{at::cross_entropy_loss(logits.flatten(0, 1), ids.narrow(1, 1, 5).flatten(), {}, at::Reduction::Sum), 5};
+        return MicroBatchLoss{
+            at::cross_entropy_loss(logits.flatten(0, 1), ids.narrow(1, 1, 5).flatten(), {},
+                                   at::Reduction::Sum),
+            5};
       });
       mine.losses.push_back(result.loss);
       mine.norms.push_back(result.grad_norm);
@@ -116,8 +124,10 @@ Result train_reader(int64_t ranks, const std::string& strategy, const std::vecto
       CHECK(result.experts[1].active == 2);
       for (const ExpertLoad& load : result.experts) mine.loads.push_back(load.tokens);
     }
-    for (auto& [name, block] : find_moe_blocks(*net)) mine.biases.push_back(block->gate()->e_score_correction_bias.clone());
-    for (const ParallelParameter& p : trainer.model().parameters()) mine.parameters[p.name] = trainer.model().full_tensor(p.name).clone();
+    for (auto& [name, block] : find_moe_blocks(*net))
+      mine.biases.push_back(block->gate()->e_score_correction_bias.clone());
+    for (const ParallelParameter& p : trainer.model().parameters())
+      mine.parameters[p.name] = trainer.model().full_tensor(p.name).clone();
     if (world->rank() == world->size() - 1) out = std::move(mine);
   });
   return out;
@@ -127,7 +137,8 @@ Result train_reader(int64_t ranks, const std::string& strategy, const std::vecto
 
 TEST_CASE("load, score corrections and auxiliary losses are the same on every layout") {
   Result alone = train_reader(1, "ddp");
-  for (const std::vector<int64_t>& load : alone.loads) CHECK(std::accumulate(load.begin(), load.end(), int64_t{0}) == 12 * 5 * 2);
+  for (const std::vector<int64_t>& load : alone.loads)
+    CHECK(std::accumulate(load.begin(), load.end(), int64_t{0}) == 12 * 5 * 2);
   for (const Tensor& bias : alone.biases) {
     CHECK(bias.abs().max().item<double>() <= 0.06 + 1e-6);
     CHECK(bias.abs().max().item<double>() > 0);
@@ -137,10 +148,13 @@ TEST_CASE("load, score corrections and auxiliary losses are the same on every la
     const char* strategy;
     std::vector<std::pair<std::string, std::string>> sets;
   };
-  for (const Row& row :
-       {Row{2, "ddp", {}}, Row{3, "fsdp2", {}}, Row{4, "fsdp2", {{"distributed.dp_replicate_size", "2"}}},
-        Row{2, "fsdp2", {{"distributed.activation_checkpointing", "\"full\""}}},
-        Row{2, "fsdp2", {{"distributed.activation_checkpointing", "\"selective\""}, {"distributed.moe.ignore_router_for_ac", "false"}}}}) {
+  for (const Row& row : {Row{2, "ddp", {}}, Row{3, "fsdp2", {}},
+                         Row{4, "fsdp2", {{"distributed.dp_replicate_size", "2"}}},
+                         Row{2, "fsdp2", {{"distributed.activation_checkpointing", "\"full\""}}},
+                         Row{2,
+                             "fsdp2",
+                             {{"distributed.activation_checkpointing", "\"selective\""},
+                              {"distributed.moe.ignore_router_for_ac", "false"}}}}) {
     INFO(row.strategy << " on " << row.ranks);
     Result found = train_reader(row.ranks, row.strategy, row.sets);
     CHECK(farthest(found.losses, alone.losses) < 1e-5);
@@ -157,13 +171,17 @@ TEST_CASE("load, score corrections and auxiliary losses are the same on every la
 
 TEST_CASE("routing anew under activation checkpointing is warned of, by the plan already") {
   auto warnings = [](const std::string& model, const std::vector<std::string>& sets) {
-    Job job =
-        Job::from_text("schema = 1\n[model]\nconfig = \"" MESHWRIGHT_SOURCE_DIR "/tests/data/models/" + model + "/config.json\"\n", sets);
+    Job job = Job::from_text("schema = 1\n[model]\nconfig = \"" MESHWRIGHT_SOURCE_DIR
+                             "/tests/data/models/" +
+                                 model + "/config.json\"\n",
+                             sets);
     return plan::make_plan(job.impl(), {.world_size = 1, .rank = 0}).warnings;
   };
-  const std::string full = "distributed.activation_checkpointing=full", again = "distributed.moe.ignore_router_for_ac=false";
+  const std::string full = "distributed.activation_checkpointing=full",
+                    again = "distributed.moe.ignore_router_for_ac=false";
   REQUIRE(warnings("mixtral_tiny", {full, again}).size() == 1);
-  CHECK(warnings("mixtral_tiny", {full, again})[0].find("distributed.moe.ignore_router_for_ac = false") != std::string::npos);
+  CHECK(warnings("mixtral_tiny", {full, again})[0].find(
+            "distributed.moe.ignore_router_for_ac = false") != std::string::npos);
   CHECK(warnings("mixtral_tiny", {full}).empty());
   CHECK(warnings("mixtral_tiny", {again}).empty());
   CHECK(warnings("llama_tiny", {full, again}).empty());
@@ -174,20 +192,27 @@ namespace {
 StepResult result_of(std::vector<std::vector<int64_t>> blocks, int64_t count) {
   StepResult out;
   out.count = count;
-  for (auto& tokens : blocks) out.experts.push_back({"model.layers." + std::to_string(out.experts.size()) + ".mlp", std::move(tokens), 2});
+  for (auto& tokens : blocks)
+    out.experts.push_back(
+        {"model.layers." + std::to_string(out.experts.size()) + ".mlp", std::move(tokens), 2});
   return out;
 }
 
 }  // namespace
 
-TEST_CASE("a step's row says how many tokens each expert got, how uneven that is, and that none was dropped") {
+TEST_CASE(
+    "a step's row says how many tokens each expert got, how uneven that is, and that none was "
+    "dropped") {
   using train::load_fields, train::load_words;
   CHECK(load_fields(StepResult{}).empty());
   CHECK(load_words(StepResult{}).empty());
   StepResult even = result_of({{4, 4, 4, 4}, {8, 0, 8, 0}}, 8);
-  CHECK(load_fields(even) == R"(, "expert_tokens": [12, 4, 12, 4], "expert_imbalance": [1.0000, 2.0000], "dropped_tokens": 0)");
+  CHECK(
+      load_fields(even) ==
+      R"(, "expert_tokens": [12, 4, 12, 4], "expert_imbalance": [1.0000, 2.0000], "dropped_tokens": 0)");
   CHECK(load_words(even) == "  experts up to 2.00x");
-  CHECK(load_fields(result_of({{3, 4, 4, 4}}, 8)).find("\"dropped_tokens\": 1") != std::string::npos);
+  CHECK(load_fields(result_of({{3, 4, 4, 4}}, 8)).find("\"dropped_tokens\": 1") !=
+        std::string::npos);
   CHECK(result_of({{0, 0}}, 0).experts[0].imbalance() == 1);
 }
 
@@ -203,7 +228,8 @@ TEST_CASE("the picture of expert load shows each expert beside the mean, and fit
         "expert load over 2 steps beside the mean (· none, ▄ mean, █ 2x and more)\n"
         "model.layers.0.mlp  ▄▄▄▄  up to 1.00x\n"
         "model.layers.1.mlp  █·▇▁  up to 2.00x, 1 unused");
-  CHECK(history.draw({.colour = false, .unicode = false, .width = 80}).find("model.layers.1.mlp  8.71  up to 2.00x") != std::string::npos);
+  CHECK(history.draw({.colour = false, .unicode = false, .width = 80})
+            .find("model.layers.1.mlp  8.71  up to 2.00x") != std::string::npos);
   boost::json::object json = boost::json::parse(history.json()).as_object();
   CHECK(json.at("steps").as_int64() == 2);
   CHECK(json.at("blocks").as_array()[1].as_object().at("tokens").as_array()[2].as_int64() == 14);

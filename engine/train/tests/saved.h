@@ -1,4 +1,5 @@
-// Runs that are saved on one layout and go on on another. Before doctest.h: LibTorch has a CHECK of its own.
+// Runs that are saved on one layout and go on on another. Before doctest.h: LibTorch has a CHECK of
+// its own.
 #pragma once
 
 #include <algorithm>
@@ -27,9 +28,11 @@ inline std::map<std::string, std::string> contents(const std::filesystem::path& 
   return out;
 }
 
-// Losses of `steps` steps after loading `from` ("": from fresh weights), and a checkpoint before step `save_at`.
-inline std::vector<double> losses_of(const Layout& layout, const std::filesystem::path& from, int steps,
-                                     const std::filesystem::path& save_after = {}, int save_at = -1) {
+// Losses of `steps` steps after loading `from` ("": from fresh weights), and a checkpoint before
+// step `save_at`.
+inline std::vector<double> losses_of(const Layout& layout, const std::filesystem::path& from,
+                                     int steps, const std::filesystem::path& save_after = {},
+                                     int save_at = -1) {
   std::vector<double> out;
   run_ranks(layout.ranks, [&](const std::shared_ptr<World>& world) {
     Rank rank(layout, world);
@@ -47,14 +50,17 @@ inline std::vector<double> losses_of(const Layout& layout, const std::filesystem
   return out;
 }
 
-// Saves after three steps on the first layout and goes on on each other one, and the other way round: weights and moments stay the same to
-// the bit, and so do the losses on the same layout. What went wrong; nothing where all is well.
-inline std::string carried_over(const std::vector<Layout>& all, const std::filesystem::path& folder) {
+// Saves after three steps on the first layout and goes on on each other one, and the other way
+// round: weights and moments stay the same to the bit, and so do the losses on the same layout.
+// What went wrong; nothing where all is well.
+inline std::string carried_over(const std::vector<Layout>& all,
+                                const std::filesystem::path& folder) {
   std::string out;
   for (size_t a = 0; a < all.size(); ++a) {
     std::filesystem::path saved = folder / ("from " + std::to_string(a));
     std::vector<double> unbroken = losses_of(all[a], {}, 8, saved, 3);
-    if (!checkpoint::verify_checkpoint(saved / "step_00000003", [](int64_t) {}).damage.empty()) out += all[a].text() + ": damaged; ";
+    if (!checkpoint::verify_checkpoint(saved / "step_00000003", [](int64_t) {}).damage.empty())
+      out += all[a].text() + ": damaged; ";
     std::map<std::string, std::string> kept = contents(saved / "step_00000003");
     for (size_t b = 0; b < all.size(); ++b) {
       if (a != 0 && b != 0) continue;
@@ -63,8 +69,10 @@ inline std::string carried_over(const std::vector<Layout>& all, const std::files
       std::vector<double> losses = losses_of(all[b], saved, 5, again, 0);
       if (contents(again / "step_00000003") != kept) out += way + "other bits; ";
       double worst = losses.size() == 5 ? 0 : HUGE_VAL;
-      for (size_t i = 0; i < losses.size(); ++i) worst = std::max(worst, std::abs(losses[i] - unbroken.at(i + 3)));
-      if (!(worst <= (a == b ? 0 : 1e-6))) out += way + "losses off by " + std::to_string(worst * 1e6) + "e-6; ";
+      for (size_t i = 0; i < losses.size(); ++i)
+        worst = std::max(worst, std::abs(losses[i] - unbroken.at(i + 3)));
+      if (!(worst <= (a == b ? 0 : 1e-6)))
+        out += way + "losses off by " + std::to_string(worst * 1e6) + "e-6; ";
     }
   }
   return out;

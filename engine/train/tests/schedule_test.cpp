@@ -1,4 +1,5 @@
-// The learning rate of every step, against formulas written down once more and values worked out by hand.
+// The learning rate of every step, against formulas written down once more and values worked out by
+// hand.
 #include "engine/train/schedule.h"
 
 #include <doctest/doctest.h>
@@ -62,7 +63,9 @@ TEST_CASE("each style's values, worked out by hand") {
   }
 }
 
-TEST_CASE("every style rises to lr in the warm-up, never leaves [min_lr, lr] after it, falls steadily and ends at min_lr") {
+TEST_CASE(
+    "every style rises to lr in the warm-up, never leaves [min_lr, lr] after it, falls steadily "
+    "and ends at min_lr") {
   for (const char* style : {"linear", "cosine", "wsd"})
     for (int64_t warmup : {0, 1, 7, 30})
       for (int64_t steps : {31, 100, 1000}) {
@@ -73,7 +76,9 @@ TEST_CASE("every style rises to lr in the warm-up, never leaves [min_lr, lr] aft
         CAPTURE(warmup);
         CAPTURE(steps);
         for (int64_t s = 0; s < warmup; ++s)
-          CHECK(schedule.at(s) == doctest::Approx(3e-3 * static_cast<double>(s + 1) / static_cast<double>(warmup)).epsilon(1e-12));
+          CHECK(schedule.at(s) ==
+                doctest::Approx(3e-3 * static_cast<double>(s + 1) / static_cast<double>(warmup))
+                    .epsilon(1e-12));
         for (int64_t s = warmup; s + 1 < steps; ++s) {
           CHECK(schedule.at(s + 1) <= schedule.at(s));
           CHECK(schedule.at(s) <= 3e-3 * (1 + 1e-12));

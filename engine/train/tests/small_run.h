@@ -1,4 +1,5 @@
-// A small model, Llama unless told otherwise, that trains on any layout, on samples that know nothing of ranks.
+// A small model, Llama unless told otherwise, that trains on any layout, on samples that know
+// nothing of ranks.
 #pragma once
 
 #include <ATen/ops/arange.h>
@@ -54,11 +55,13 @@ struct Rank {
     std::vector<std::string> sets{"distributed.strategy=" + std::string(layout.strategy)};
     sets.push_back("step_scheduler.global_batch_size=" + std::to_string(layout.batch));
     sets.insert(sets.end(), layout.sets.begin(), layout.sets.end());
-    return Job::from_text("schema = 1\n[model]\nconfig = \"" + layout.model +
-                              "\"\n[distributed.mp_policy]\nparam_dtype = \"float32\"\noutput_dtype = \"float32\"\n"
-                              "[dataset]\nkind = \"mock\"\nseq_len = 8\n[optimizer]\nlr = 1e-3\n[lr_scheduler]\nlr_warmup_steps = 2\n"
-                              "[step_scheduler]\nlocal_batch_size = 1\nmax_steps = 40\n",
-                          sets);
+    return Job::from_text(
+        "schema = 1\n[model]\nconfig = \"" + layout.model +
+            "\"\n[distributed.mp_policy]\nparam_dtype = \"float32\"\noutput_dtype = \"float32\"\n"
+            "[dataset]\nkind = \"mock\"\nseq_len = 8\n[optimizer]\nlr = "
+            "1e-3\n[lr_scheduler]\nlr_warmup_steps = 2\n"
+            "[step_scheduler]\nlocal_batch_size = 1\nmax_steps = 40\n",
+        sets);
   }
   // Norms are not all ones and biases not all zeros, so that a misplaced one changes something.
   void initialize() {
@@ -67,10 +70,13 @@ struct Rank {
       nets::initialize(*net, p, 1);
       if (p.global_shape.size() != 1) continue;
       at::Tensor local = p.local;
-      int64_t from = (p.region.flat() ? 0 : p.region.offsets[0]) + std::max<int64_t>(p.region.begin, 0);
-      // Every rank computes the sines of the whole parameter and takes its part: a vectorised sine and that of the elements left over
-      // differ in the last digit, so sines of the part alone would depend on where it begins, and bfloat16 rounds some of them apart.
-      at::Tensor waves = at::arange(p.global_shape[0], at::kFloat).sin_().mul_(0.1).to(local.scalar_type());
+      int64_t from =
+          (p.region.flat() ? 0 : p.region.offsets[0]) + std::max<int64_t>(p.region.begin, 0);
+      // Every rank computes the sines of the whole parameter and takes its part: a vectorised sine
+      // and that of the elements left over differ in the last digit, so sines of the part alone
+      // would depend on where it begins, and bfloat16 rounds some of them apart.
+      at::Tensor waves =
+          at::arange(p.global_shape[0], at::kFloat).sin_().mul_(0.1).to(local.scalar_type());
       local.add_(waves.narrow(0, from, local.numel()));
     }
     trainer.model().after_optimizer_step();
@@ -79,9 +85,11 @@ struct Rank {
     int64_t first = trainer.next_step() * batch, rows = trainer.local_batch();
     return trainer.step([&](int64_t micro) {
       at::Tensor ids = at::empty({rows, kLength + 1}, at::kLong);
-      int64_t from = first + (micro * trainer.data_parallel_size() + trainer.data_parallel_rank()) * rows;
+      int64_t from =
+          first + (micro * trainer.data_parallel_size() + trainer.data_parallel_rank()) * rows;
       for (int64_t row = 0; row < rows; ++row)
-        fill_sample(from + row, net->outline().vocab_size, ids.mutable_data_ptr<int64_t>() + row * (kLength + 1));
+        fill_sample(from + row, net->outline().vocab_size,
+                    ids.mutable_data_ptr<int64_t>() + row * (kLength + 1));
       return train::loss_of(trainer, net, ids);
     });
   }

@@ -1,5 +1,5 @@
-// A run that was saved under tensor parallelism goes on without it and the other way round: the same bits, the same losses.
-// Before doctest: LibTorch has a CHECK of its own.
+// A run that was saved under tensor parallelism goes on without it and the other way round: the
+// same bits, the same losses. Before doctest: LibTorch has a CHECK of its own.
 #include "engine/train/tests/curves.h"
 #include "engine/train/tests/saved.h"
 
@@ -12,12 +12,19 @@ namespace fs = std::filesystem;
 
 namespace {
 
-const SmallModel kOdd{"odd", "Qwen3ForCausalLM", "qwen3", 48, 6, 2, 257, R"(, "tie_word_embeddings": true)"};
+const SmallModel kOdd{
+    "odd", "Qwen3ForCausalLM", "qwen3", 48, 6, 2, 257, R"(, "tie_word_embeddings": true)"};
 
 std::vector<Layout> layouts(const SmallModel& m, const std::string& model) {
   std::vector<Layout> out;
-  for (const OnMesh& mesh : {OnMesh{4, {kTp2, kSequence}}, {4, {kTp4, kSequence}}, {4, {}}, {2, {kTp2}}, {8, {kTp2, kReplicate2}}, {1, {}}})
-    if (m.kv_heads % 4 == 0 || mesh.sets.empty() || mesh.sets[0] != kTp4) out.push_back(calm_layout(model, mesh));
+  for (const OnMesh& mesh : {OnMesh{4, {kTp2, kSequence}},
+                             {4, {kTp4, kSequence}},
+                             {4, {}},
+                             {2, {kTp2}},
+                             {8, {kTp2, kReplicate2}},
+                             {1, {}}})
+    if (m.kv_heads % 4 == 0 || mesh.sets.empty() || mesh.sets[0] != kTp4)
+      out.push_back(calm_layout(model, mesh));
   out.push_back(calm_layout(model, {2, {}}));
   out.back().strategy = "ddp";
   return out;
@@ -25,7 +32,9 @@ std::vector<Layout> layouts(const SmallModel& m, const std::string& model) {
 
 }  // namespace
 
-TEST_CASE("weights and moments are the same to the bit after loading on any other layout, and the next losses are the same") {
+TEST_CASE(
+    "weights and moments are the same to the bit after loading on any other layout, and the next "
+    "losses are the same") {
   TestFolder folder("tensor_parallel_checkpoint");
   for (const SmallModel& m : {kBiases, kOdd, kPhi3}) {
     INFO(m.name);

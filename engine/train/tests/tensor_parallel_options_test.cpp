@@ -1,5 +1,5 @@
-// Tensor parallelism beside the other options of training: none of them changes what the optimizer gets.
-// Before doctest: LibTorch has a CHECK of its own.
+// Tensor parallelism beside the other options of training: none of them changes what the optimizer
+// gets. Before doctest: LibTorch has a CHECK of its own.
 #include "engine/train/tests/curves.h"
 
 #include <ATen/ops/full.h>
@@ -30,9 +30,12 @@ Gradients gradients_of(const Layout& layout) {
       std::lock_guard lock(mutex);
       for (const ParallelParameter& p : rank.trainer.model().parameters()) {
         auto [it, added] = out.whole.try_emplace(p.name);
-        if (added) it->second = at::full(p.global_shape, std::numeric_limits<double>::quiet_NaN(), at::kFloat);
+        if (added)
+          it->second =
+              at::full(p.global_shape, std::numeric_limits<double>::quiet_NaN(), at::kFloat);
         at::Tensor slot = it->second;
-        for (int64_t d = 0; d < slot.dim(); ++d) slot = slot.narrow(d, p.region.offsets[static_cast<size_t>(d)], p.grad.size(d));
+        for (int64_t d = 0; d < slot.dim(); ++d)
+          slot = slot.narrow(d, p.region.offsets[static_cast<size_t>(d)], p.grad.size(d));
         if (slot.numel() == 0) continue;
         at::Tensor there = slot.isfinite();
         if (there.any().item<bool>()) out.agree = out.agree && slot.equal(p.grad);
@@ -48,7 +51,9 @@ Gradients gradients_of(const Layout& layout) {
 
 }  // namespace
 
-TEST_CASE("gradients are those of one process, and cut and whole ones count once in the norm that clips them") {
+TEST_CASE(
+    "gradients are those of one process, and cut and whole ones count once in the norm that clips "
+    "them") {
   TestFolder folder("tensor_parallel_options");
   constexpr double kLimit = 0.25;
   const std::vector<std::string> clip{"optimizer.max_grad_norm=0.25"};
@@ -77,7 +82,9 @@ TEST_CASE("gradients are those of one process, and cut and whole ones count once
   }
 }
 
-TEST_CASE("recomputing, accumulating, offloading and prefetching change nothing under tensor parallelism") {
+TEST_CASE(
+    "recomputing, accumulating, offloading and prefetching change nothing under tensor "
+    "parallelism") {
   TestFolder folder("tensor_parallel_options");
   struct Row {
     const char* set;
@@ -121,9 +128,11 @@ TEST_CASE("recomputing, accumulating, offloading and prefetching change nothing 
 
 TEST_CASE("in bfloat16, tensor parallelism is as near to float32 as one process is") {
   TestFolder folder("tensor_parallel_options");
-  const std::vector<std::string> narrow{"distributed.mp_policy.param_dtype=bfloat16", "distributed.mp_policy.output_dtype=bfloat16"};
+  const std::vector<std::string> narrow{"distributed.mp_policy.param_dtype=bfloat16",
+                                        "distributed.mp_policy.output_dtype=bfloat16"};
   std::string model = write_model(folder.path, kQwen3);
-  Curve exact = curve_of(calm_layout(model, kAlone), 8), one = curve_of(calm_layout(model, kAlone, narrow), 8);
+  Curve exact = curve_of(calm_layout(model, kAlone), 8),
+        one = curve_of(calm_layout(model, kAlone, narrow), 8);
   double loss = farthest(one.losses, exact.losses), norm = farthest(one.norms, exact.norms);
   CHECK(loss > 1e-6);  // there is rounding to speak of
   for (const OnMesh& mesh : {kTpMeshes[0], kTpMeshes[1], kTpMeshes[2]})

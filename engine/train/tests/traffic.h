@@ -33,15 +33,16 @@ using Rows = std::map<std::pair<std::string, std::string>, std::pair<int64_t, in
 // A path, or the name of a ready or a reference model.
 inline std::string model_of(const Case& c) {
   if (c.model.starts_with('/')) return c.model;
-  std::filesystem::path ready = std::string(MESHWRIGHT_SOURCE_DIR "/configs/models/") + c.model + ".json";
+  std::filesystem::path ready =
+      std::string(MESHWRIGHT_SOURCE_DIR "/configs/models/") + c.model + ".json";
   if (std::filesystem::exists(ready)) return ready.string();
   return std::string(MESHWRIGHT_SOURCE_DIR "/tests/data/nets/") + c.model + "/config.json";
 }
 
 inline Job job_of(const Case& c) {
-  Job job = Job::from_text(
-      "schema = 1\n[model]\nconfig = \"" + model_of(c) +
-      "\"\n[distributed.mp_policy]\nparam_dtype = \"float32\"\noutput_dtype = \"float32\"\n[dataset]\nkind = \"mock\"\nseq_len = 16\n");
+  Job job = Job::from_text("schema = 1\n[model]\nconfig = \"" + model_of(c) +
+                           "\"\n[distributed.mp_policy]\nparam_dtype = \"float32\"\noutput_dtype = "
+                           "\"float32\"\n[dataset]\nkind = \"mock\"\nseq_len = 16\n");
   job.set("step_scheduler.local_batch_size", "2");
   job.set("step_scheduler.global_batch_size", std::to_string(2 * c.ranks / c.tp * c.accumulation));
   job.set("distributed.tp_size", std::to_string(c.tp));
@@ -64,7 +65,9 @@ inline Rows planned_rows(Trainer& trainer) {
 }
 
 // Three steps: operation, count and bytes on every axis are the plan's.
-inline void check_traffic(World& world, Trainer& trainer, const std::function<MicroBatchLoss(int64_t)>& forward, std::mutex& mutex) {
+inline void check_traffic(World& world, Trainer& trainer,
+                          const std::function<MicroBatchLoss(int64_t)>& forward,
+                          std::mutex& mutex) {
   for (int step = 0; step < 3; ++step) {
     world.traffic().clear();
     trainer.step(forward);
@@ -73,12 +76,14 @@ inline void check_traffic(World& world, Trainer& trainer, const std::function<Mi
     auto text = [](const Rows& rows) {
       std::string out;
       for (const auto& [key, value] : rows)
-        out += key.first + " " + key.second + " " + std::to_string(value.first) + " x, " + std::to_string(value.second) + " bytes; ";
+        out += key.first + " " + key.second + " " + std::to_string(value.first) + " x, " +
+               std::to_string(value.second) + " bytes; ";
       return out;
     };
     // The program counts each message in whole bytes, the plan their sum.
     for (const auto& [key, row] : planned)
-      if (auto mine = sent.find(key); mine != sent.end() && std::abs(mine->second.second - row.second) < row.first)
+      if (auto mine = sent.find(key);
+          mine != sent.end() && std::abs(mine->second.second - row.second) < row.first)
         mine->second.second = row.second;
     CHECK(text(sent) == text(planned));
   }

@@ -22,25 +22,33 @@ const std::string kModel = MESHWRIGHT_SOURCE_DIR "/configs/models/llama-tiny.jso
 MicroBatchLoss loss_of(nets::CausalLM& net) {
   at::Tensor ids = at::randint(0, 256, {1, 9}, at::kLong);
   at::Tensor logits = net(ids.narrow(1, 0, 8));
-  return {at::cross_entropy_loss(logits.flatten(0, 1), ids.narrow(1, 1, 8).flatten(), {}, at::Reduction::Sum, -100), 8};
+  return {at::cross_entropy_loss(logits.flatten(0, 1), ids.narrow(1, 1, 8).flatten(), {},
+                                 at::Reduction::Sum, -100),
+          8};
 }
 
 }  // namespace
 
-TEST_CASE("a vote of any rank is counted once, in the same step on every rank, and evaluation leaves it alone") {
+TEST_CASE(
+    "a vote of any rank is counted once, in the same step on every rank, and evaluation leaves it "
+    "alone") {
   struct Row {
     const char *strategy, *tp;
     int64_t ranks;
   };
-  for (const Row& row : {Row{"\"ddp\"", "1", 3}, {"\"fsdp2\"", "1", 3}, {"\"fsdp2\"", "2", 4}, {"\"fsdp2\"", "2", 2}}) {
+  for (const Row& row : {Row{"\"ddp\"", "1", 3},
+                         {"\"fsdp2\"", "1", 3},
+                         {"\"fsdp2\"", "2", 4},
+                         {"\"fsdp2\"", "2", 2}}) {
     INFO(std::string(row.strategy) << " on " << row.ranks << ", tp " << std::string(row.tp));
     std::mutex mutex;
     std::vector<std::vector<std::array<int64_t, kVotes>>> seen(static_cast<size_t>(row.ranks));
     run_ranks(row.ranks, [&](const std::shared_ptr<World>& world) {
-      Job job = Job::from_text(
-          "schema = 1\n[model]\nconfig = \"" + kModel +
-          "\"\n[distributed.mp_policy]\nparam_dtype = \"float32\"\noutput_dtype = \"float32\"\n[dataset]\nkind = \"mock\"\nseq_len = 8\n"
-          "[step_scheduler]\nlocal_batch_size = 1\nglobal_batch_size = 6\n");
+      Job job =
+          Job::from_text("schema = 1\n[model]\nconfig = \"" + kModel +
+                         "\"\n[distributed.mp_policy]\nparam_dtype = \"float32\"\noutput_dtype = "
+                         "\"float32\"\n[dataset]\nkind = \"mock\"\nseq_len = 8\n"
+                         "[step_scheduler]\nlocal_batch_size = 1\nglobal_batch_size = 6\n");
       job.set("distributed.strategy", row.strategy);
       job.set("distributed.tp_size", row.tp);
       if (row.ranks % 2 == 0) job.set("distributed.tp_plan", "\"base\"");  // whole logits
@@ -58,7 +66,8 @@ TEST_CASE("a vote of any rank is counted once, in the same step on every rank, a
         if (step == 1) trainer.evaluate(1, [&](int64_t) { return loss_of(net); });
         if (step == 1) trainer.vote(RankSignal::background_done);
         StepResult result = trainer.step([&](int64_t micro) {
-          if (step == 2 && rank == row.ranks - 1 && micro == 1) trainer.vote(RankSignal::background_failed);
+          if (step == 2 && rank == row.ranks - 1 && micro == 1)
+            trainer.vote(RankSignal::background_failed);
           return loss_of(net);
         });
         CHECK(result.votes(RankSignal::stop) == result.vote_counts[0]);

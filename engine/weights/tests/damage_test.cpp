@@ -33,9 +33,10 @@ std::string file_of(const std::string& header, const std::string& data) {
   return std::string(reinterpret_cast<const char*>(&length), 8) + header + data;
 }
 
-std::string entry(const std::string& name, const std::string& dtype, const std::string& shape, int64_t from, int64_t to) {
-  return "\"" + name + R"(":{"dtype":")" + dtype + R"(","shape":)" + shape + R"(,"data_offsets":[)" + std::to_string(from) + "," +
-         std::to_string(to) + "]}";
+std::string entry(const std::string& name, const std::string& dtype, const std::string& shape,
+                  int64_t from, int64_t to) {
+  return "\"" + name + R"(":{"dtype":")" + dtype + R"(","shape":)" + shape +
+         R"(,"data_offsets":[)" + std::to_string(from) + "," + std::to_string(to) + "]}";
 }
 
 // Empty: it opened.
@@ -59,8 +60,10 @@ TEST_CASE("a key that stands twice is found at every level, however it is writte
            {"{" + a + "," + b + "}", ""},
            {"{" + a + "," + a + "}", "lists \"a\" twice"},
            {"{" + a + "," + entry("\\u0061", "F32", "[1]", 4, 8) + "}", "lists \"a\" twice"},
-           {R"({"a":{"dtype":"F32","shape":[2],"shape":[1],"data_offsets":[0,8]}})", "lists \"shape\" twice"},
-           {R"({"a":{"dtype":"I8","dt\u0079pe":"F32","shape":[2],"data_offsets":[0,8]}})", "lists \"dtype\" twice"},
+           {R"({"a":{"dtype":"F32","shape":[2],"shape":[1],"data_offsets":[0,8]}})",
+            "lists \"shape\" twice"},
+           {R"({"a":{"dtype":"I8","dt\u0079pe":"F32","shape":[2],"data_offsets":[0,8]}})",
+            "lists \"dtype\" twice"},
            {R"({"__metadata__":{"x":"1","x":"2"},)" + a + "," + b + "}", "lists \"x\" twice"},
            {R"({"__metadata__":{"a":"1"},)" + a + "," + b + "}", ""},  // another object's key
        }) {
@@ -69,8 +72,8 @@ TEST_CASE("a key that stands twice is found at every level, however it is writte
     CHECK((part.empty() ? found.empty() : found.find(part) != std::string::npos));
   }
   folder.put("m/one.safetensors", file_of("{" + a + "}", "1234"));
-  for (const char* map :
-       {R"({"weight_map":{"a":"one.safetensors","a":"one.safetensors"}})", R"({"weight_map":{"a":"one.safetensors"},"weight_map":{}})"}) {
+  for (const char* map : {R"({"weight_map":{"a":"one.safetensors","a":"one.safetensors"}})",
+                          R"({"weight_map":{"a":"one.safetensors"},"weight_map":{}})"}) {
     folder.put("m/model.safetensors.index.json", map);
     CHECK(failure(folder.path / "m").find(" twice") != std::string::npos);
   }
@@ -85,22 +88,29 @@ TEST_CASE("headers are bounded in size, depth, and the length of lists and names
   };
   std::string ones = "1";
   for (int i = 0; i < 15; ++i) ones += ",1";
-  CHECK(failure(folder.put("t.safetensors", file_of("{" + entry("a", "U8", "[" + ones + "]", 0, 1) + "}", "x"))).empty());
+  CHECK(failure(folder.put("t.safetensors",
+                           file_of("{" + entry("a", "U8", "[" + ones + "]", 0, 1) + "}", "x")))
+            .empty());
   refused("{" + entry("a", "U8", "[" + ones + ",1]", 0, 1) + "}", "x", "has a list of 17 values");
   refused(R"({"a":{"dtype":"U8","shape":[[1]],"data_offsets":[0,1]}})", "x", "not valid JSON");
-  refused(R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]})" + std::string(100000, ' ') + "x}", "x", "not valid JSON");
+  refused(
+      R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]})" + std::string(100000, ' ') + "x}",
+      "x", "not valid JSON");
   refused("{" + entry(std::string(5000, 'n'), "U8", "[1]", 0, 1) + "}", "x", "not valid JSON");
   refused(std::string(1 << 20, '['), "", "not a JSON object");
   refused("{\"a\":" + std::string(1 << 20, '['), "", "not valid JSON");
   refused("{" + entry("a", "U8", "[1]", 0, 1) + "}{}", "x", "not valid JSON");
   refused("{" + entry("a", "U8", "[1]", 0, 1) + "}\n  ", "", "lies at");  // padding is allowed
   uint64_t claims = (100 << 20) + 1;
-  fs::path large = folder.put("t.safetensors", std::string(reinterpret_cast<const char*>(&claims), 8));
+  fs::path large =
+      folder.put("t.safetensors", std::string(reinterpret_cast<const char*>(&claims), 8));
   fs::resize_file(large, claims + 8);  // sparse
   CHECK(failure(large).find("more than 100 MiB") != std::string::npos);
 }
 
-TEST_CASE("ranges that overlap, leave holes or overflow are refused, whatever their order; empty tensors fit anywhere") {
+TEST_CASE(
+    "ranges that overlap, leave holes or overflow are refused, whatever their order; empty tensors "
+    "fit anywhere") {
   Folder folder;
   const int64_t most = std::numeric_limits<int64_t>::max();
   auto with = [&](const std::vector<std::string>& entries) {
@@ -117,25 +127,42 @@ TEST_CASE("ranges that overlap, leave holes or overflow are refused, whatever th
   CHECK(with({f("a", 0, 12), f("b", 4, 8)}).find("tensor \"b\" overlaps") != std::string::npos);
   CHECK(with({f("a", 0, 12), f("b", 0, 12)}).find("overlaps") != std::string::npos);
   CHECK(with({f("a", 0, 12), f("e", 4, 4)}).find("overlaps") != std::string::npos);
-  CHECK(with({f("a", 0, 4), f("b", 8, 12)}).find("4 bytes belong to no tensor") != std::string::npos);
+  CHECK(with({f("a", 0, 4), f("b", 8, 12)}).find("4 bytes belong to no tensor") !=
+        std::string::npos);
   CHECK(with({f("a", 4, 12)}).find("4 bytes belong to no tensor") != std::string::npos);
   CHECK(with({f("a", 0, 8)}).find("4 bytes belong to no tensor") != std::string::npos);
   CHECK(with({}).find("12 bytes belong to no tensor") != std::string::npos);
-  CHECK(with({f("a", 0, 12), f("b", 12, 16)}).find("lies at [12, 16) of 12 bytes") != std::string::npos);
+  CHECK(with({f("a", 0, 12), f("b", 12, 16)}).find("lies at [12, 16) of 12 bytes") !=
+        std::string::npos);
   CHECK(with({entry("a", "F32", "[3]", most - 11, most)}).find("lies at") != std::string::npos);
-  CHECK(with({entry("a", "F64", "[" + std::to_string(most) + "]", 0, 12)}).find("larger than any file") != std::string::npos);
-  CHECK(with({entry("a", "U8", "[0, 3037000500, 3037000500]", 0, 0), f("b", 0, 12)}).find("larger than any file") != std::string::npos);
-  CHECK(with({entry("a", "U8", "[3037000500, 3037000500, 0]", 0, 0), f("b", 0, 12)}).find("larger than any file") != std::string::npos);
+  CHECK(with({entry("a", "F64", "[" + std::to_string(most) + "]", 0, 12)})
+            .find("larger than any file") != std::string::npos);
+  CHECK(with({entry("a", "U8", "[0, 3037000500, 3037000500]", 0, 0), f("b", 0, 12)})
+            .find("larger than any file") != std::string::npos);
+  CHECK(with({entry("a", "U8", "[3037000500, 3037000500, 0]", 0, 0), f("b", 0, 12)})
+            .find("larger than any file") != std::string::npos);
 }
 
 TEST_CASE("a slice outside of its tensor is refused, whatever the sums come to") {
   Folder folder;
-  WeightFolder weights(folder.put("t.safetensors", file_of("{" + entry("a", "F32", "[2,3]", 0, 24) + "}", std::string(24, '\0'))));
+  WeightFolder weights(
+      folder.put("t.safetensors",
+                 file_of("{" + entry("a", "F32", "[2,3]", 0, 24) + "}", std::string(24, '\0'))));
   const TensorEntry& a = *weights.find("a");
-  const int64_t most = std::numeric_limits<int64_t>::max(), least = std::numeric_limits<int64_t>::min();
+  const int64_t most = std::numeric_limits<int64_t>::max(),
+                least = std::numeric_limits<int64_t>::min();
   float out[6];
-  for (auto [offset, size] : std::vector<std::pair<int64_t, int64_t>>{
-           {0, 3}, {2, 1}, {3, 0}, {1, most}, {most, 1}, {most, most}, {-1, 1}, {1, -1}, {least, least}, {2, most}, {least, 2}})
+  for (auto [offset, size] : std::vector<std::pair<int64_t, int64_t>>{{0, 3},
+                                                                      {2, 1},
+                                                                      {3, 0},
+                                                                      {1, most},
+                                                                      {most, 1},
+                                                                      {most, most},
+                                                                      {-1, 1},
+                                                                      {1, -1},
+                                                                      {least, least},
+                                                                      {2, most},
+                                                                      {least, 2}})
     for (bool first : {true, false}) {
       std::vector<int64_t> offsets{0, 0}, sizes{2, 3};
       offsets[first ? 0 : 1] = offset + (!first && offset >= 0 && offset < most ? 1 : 0);
@@ -152,12 +179,15 @@ TEST_CASE("a slice outside of its tensor is refused, whatever the sums come to")
 
 TEST_CASE("a file that shrinks after it was opened is an error, not a crash") {
   Folder folder;
-  fs::path path = folder.put("t.safetensors", file_of("{" + entry("a", "F32", "[65536]", 0, 262144) + "}", std::string(262144, '\0')));
+  fs::path path = folder.put(
+      "t.safetensors",
+      file_of("{" + entry("a", "F32", "[65536]", 0, 262144) + "}", std::string(262144, '\0')));
   WeightFolder weights(path);
   fs::resize_file(path, 4096);
   std::vector<float> out(65536);
   try {
-    read_slice(*weights.find("a"), std::vector<int64_t>{0}, std::vector<int64_t>{65536}, DType::float32, out.data());
+    read_slice(*weights.find("a"), std::vector<int64_t>{0}, std::vector<int64_t>{65536},
+               DType::float32, out.data());
     FAIL("no error");
   } catch (const Error& error) {
     CHECK(error.code() == ErrorCode::bad_safetensors);
@@ -179,7 +209,9 @@ TEST_CASE("the links of the download cache are followed, others out of the folde
   CHECK(failure(folder.path / "latest") == "");
   // An index, whose files are links, too.
   fs::rename(revision / "model.safetensors", revision / "model-00001-of-00001.safetensors");
-  folder.put("models--acme--tiny/blobs/1dea", R"({"metadata":{"total_size":4},"weight_map":{"a":"model-00001-of-00001.safetensors"}})");
+  folder.put(
+      "models--acme--tiny/blobs/1dea",
+      R"({"metadata":{"total_size":4},"weight_map":{"a":"model-00001-of-00001.safetensors"}})");
   fs::create_symlink("../../blobs/1dea", revision / "model.safetensors.index.json");
   CHECK(failure(revision) == "");
   // Elsewhere.
@@ -196,9 +228,11 @@ TEST_CASE("the links of the download cache are followed, others out of the folde
            {plain, "model.safetensors", (folder.path / "secret.safetensors").string(), false},
            {plain, "model.safetensors", "../models--acme--tiny/blobs/5ea1", false},
            {model / "snapshots" / "x", "model.safetensors", "../../blobs/5ea1", true},
-           {model / "snapshots" / "x", "model.safetensors", "../../../models--acme--other/blobs/5ea1", false},
+           {model / "snapshots" / "x", "model.safetensors",
+            "../../../models--acme--other/blobs/5ea1", false},
            {model / "snapshots" / "x", "model.safetensors", "../../../secret.safetensors", false},
-           {model / "snapshots" / "x", "model.safetensors", "../../blobs/../../secret.safetensors", false},
+           {model / "snapshots" / "x", "model.safetensors", "../../blobs/../../secret.safetensors",
+            false},
        }) {
     fs::remove_all(row.folder);
     fs::create_directories(row.folder);
@@ -207,7 +241,9 @@ TEST_CASE("the links of the download cache are followed, others out of the folde
     std::string found = failure(row.folder);
     CAPTURE(row.target);
     CAPTURE(found);
-    CHECK((row.good ? found.empty() : found.find("is a link that leads out of the folder, to ") != std::string::npos));
+    CHECK((row.good
+               ? found.empty()
+               : found.find("is a link that leads out of the folder, to ") != std::string::npos));
   }
   // A link that leads nowhere, to itself, and an index that is a link to something else.
   for (const char* target : {"nowhere", "model.safetensors"}) {
@@ -244,7 +280,8 @@ void damage(std::string& bytes, std::mt19937& random, const std::vector<std::str
       if (size_t at = place(bytes.size()); at < bytes.size()) bytes.erase(at, place(20));
       break;
     case 4:  // something twice
-      if (size_t at = place(bytes.size()); at < bytes.size()) bytes.insert(place(bytes.size()), bytes.substr(at, place(100)));
+      if (size_t at = place(bytes.size()); at < bytes.size())
+        bytes.insert(place(bytes.size()), bytes.substr(at, place(100)));
       break;
     case 5:  // a word that means something
     case 6: {
@@ -264,21 +301,29 @@ void damage(std::string& bytes, std::mt19937& random, const std::vector<std::str
 
 }  // namespace
 
-TEST_CASE("random damage to a file or an index is refused or read, never a crash, and each refusal names its file") {
+TEST_CASE(
+    "random damage to a file or an index is refused or read, never a crash, and each refusal names "
+    "its file") {
   Folder folder;
   fs::path model = folder.path / "m";
   std::string header = R"({"__metadata__":{"format":"pt"})";
   std::string data;
   int64_t at = 0;
-  for (auto [name, dtype, shape, bytes] : std::vector<std::tuple<const char*, const char*, const char*, int64_t>>{
-           {"a", "F32", "[2,3]", 24}, {"b", "BF16", "[2]", 4}, {"c", "F64", "[]", 8}, {"d", "F16", "[0,7]", 0}, {"e", "I64", "[1,1]", 8}}) {
+  for (auto [name, dtype, shape, bytes] :
+       std::vector<std::tuple<const char*, const char*, const char*, int64_t>>{
+           {"a", "F32", "[2,3]", 24},
+           {"b", "BF16", "[2]", 4},
+           {"c", "F64", "[]", 8},
+           {"d", "F16", "[0,7]", 0},
+           {"e", "I64", "[1,1]", 8}}) {
     header += "," + entry(name, dtype, shape, at, at + bytes);
     at += bytes;
   }
   data.assign(static_cast<size_t>(at), 'x');
   const std::string
       good = file_of(header + "}", data),
-      index = R"({"metadata":{"total_size":44},"weight_map":{"a":"one.safetensors","b":"one.safetensors","c":"one.safetensors"}})";
+      index =
+          R"({"metadata":{"total_size":44},"weight_map":{"a":"one.safetensors","b":"one.safetensors","c":"one.safetensors"}})";
   const std::vector<std::string> words = {"{",
                                           "}",
                                           "[",
@@ -314,19 +359,22 @@ TEST_CASE("random damage to a file or an index is refused or read, never a crash
     bool of_index = i % 3 == 0;
     std::string bytes = of_index ? index : good;
     for (uint32_t k = 0, many = 1 + random() % 4; k < many; ++k) damage(bytes, random, words);
-    fs::path path = of_index ? folder.put("m/model.safetensors.index.json", bytes) : folder.put("one.safetensors", bytes);
+    fs::path path = of_index ? folder.put("m/model.safetensors.index.json", bytes)
+                             : folder.put("one.safetensors", bytes);
     try {
       WeightFolder weights(of_index ? model : path);
       // What opens can be read, to the last byte.
       for (const std::string& name : weights.names()) {
         const TensorEntry& tensor = *weights.find(name);
         std::vector<char> out(static_cast<size_t>(tensor.bytes));
-        read_slice(tensor, std::vector<int64_t>(tensor.shape.size(), 0), tensor.shape, tensor.dtype, out.data());
+        read_slice(tensor, std::vector<int64_t>(tensor.shape.size(), 0), tensor.shape, tensor.dtype,
+                   out.data());
       }
       ++opened;
     } catch (const Error& error) {
       ++refused;
-      bool named = error.code() == ErrorCode::bad_safetensors && error.message().find(of_index ? model.string() : path.string()) == 0;
+      bool named = error.code() == ErrorCode::bad_safetensors &&
+                   error.message().find(of_index ? model.string() : path.string()) == 0;
       if (!named) CHECK_MESSAGE(named, error.message());
     }
   }

@@ -1,4 +1,5 @@
-// Experts' weights in memory and in files: names, boxes and runs, both forms, and what does not fit.
+// Experts' weights in memory and in files: names, boxes and runs, both forms, and what does not
+// fit.
 #include "engine/weights/experts.h"
 
 #include <doctest/doctest.h>
@@ -20,17 +21,21 @@ using namespace meshwright::weights;
 namespace {
 
 constexpr int64_t kExperts = 3, kIn = 4, kOut = 2;
-const std::string kUp = "model.layers.7.mlp.experts.gate_and_up_projs", kDown = "model.layers.7.mlp.experts.down_projs";
+const std::string kUp = "model.layers.7.mlp.experts.gate_and_up_projs",
+                  kDown = "model.layers.7.mlp.experts.down_projs";
 
 struct File {
   fs::path path;
-  explicit File(const std::string& name) : path(fs::temp_directory_path() / (name + "_" + std::to_string(::getpid()) + ".safetensors")) {}
+  explicit File(const std::string& name)
+      : path(fs::temp_directory_path() /
+             (name + "_" + std::to_string(::getpid()) + ".safetensors")) {}
   ~File() { fs::remove(path); }
   void write(const std::vector<std::pair<TensorSpec, std::vector<float>>>& tensors) const {
     std::vector<TensorSpec> specs;
     for (const auto& [spec, values] : tensors) specs.push_back(spec);
     SafetensorsWriter writer(path, specs, {}, [](std::span<const std::byte>) {});
-    for (size_t i = 0; i < tensors.size(); ++i) writer.append(i, std::as_bytes(std::span(tensors[i].second)));
+    for (size_t i = 0; i < tensors.size(); ++i)
+      writer.append(i, std::as_bytes(std::span(tensors[i].second)));
     writer.finish();
   }
 };
@@ -53,7 +58,8 @@ std::vector<float> in_memory() {
 std::vector<float> matrix(int64_t expert, int64_t part) {
   std::vector<float> out;
   for (int64_t row = 0; row < kOut; ++row)
-    for (int64_t column = 0; column < kIn; ++column) out.push_back(value(expert, part, row, column));
+    for (int64_t column = 0; column < kIn; ++column)
+      out.push_back(value(expert, part, row, column));
   return out;
 }
 
@@ -61,15 +67,18 @@ std::vector<std::pair<TensorSpec, std::vector<float>>> one_by_one(const ExpertTe
   std::vector<std::pair<TensorSpec, std::vector<float>>> out;
   for (int64_t e = 0; e < kExperts; ++e)
     for (int64_t part = 0; part < 2; ++part)
-      out.push_back({{names.name(e, static_cast<size_t>(part)), DType::float32, {kOut, kIn}}, matrix(e, part)});
-  std::sort(out.begin(), out.end(), [](const auto& a, const auto& b) { return a.first.name < b.first.name; });
+      out.push_back({{names.name(e, static_cast<size_t>(part)), DType::float32, {kOut, kIn}},
+                     matrix(e, part)});
+  std::sort(out.begin(), out.end(),
+            [](const auto& a, const auto& b) { return a.first.name < b.first.name; });
   return out;
 }
 
 }  // namespace
 
 TEST_CASE("names in files are those of the family") {
-  auto mixtral = expert_tensors("MixtralForCausalLM", kUp), qwen = expert_tensors("Qwen3MoeForCausalLM", kDown);
+  auto mixtral = expert_tensors("MixtralForCausalLM", kUp),
+       qwen = expert_tensors("Qwen3MoeForCausalLM", kDown);
   REQUIRE(mixtral);
   CHECK(mixtral->name(11, 0) == "model.layers.7.block_sparse_moe.experts.11.w1.weight");
   CHECK(mixtral->name(11, 1) == "model.layers.7.block_sparse_moe.experts.11.w3.weight");
@@ -77,21 +86,29 @@ TEST_CASE("names in files are those of the family") {
   REQUIRE(qwen);
   CHECK(qwen->parts.size() == 1);
   CHECK(qwen->name(0, 0) == "model.layers.7.mlp.experts.0.down_proj.weight");
-  CHECK(expert_tensors("MixtralForCausalLM", kDown)->name(2, 0) == "model.layers.7.block_sparse_moe.experts.2.w2.weight");
+  CHECK(expert_tensors("MixtralForCausalLM", kDown)->name(2, 0) ==
+        "model.layers.7.block_sparse_moe.experts.2.w2.weight");
   CHECK(!expert_tensors("LlamaForCausalLM", kUp));
   CHECK(!expert_tensors("MixtralForCausalLM", "model.layers.7.mlp.gate.weight"));
-  CHECK(file_name("MixtralForCausalLM", "model.layers.7.mlp.gate.weight") == "model.layers.7.block_sparse_moe.gate.weight");
-  CHECK(file_name("Qwen3MoeForCausalLM", "model.layers.7.mlp.gate.weight") == "model.layers.7.mlp.gate.weight");
-  CHECK(file_name("LlamaForCausalLM", "model.layers.7.mlp.gate.weight") == "model.layers.7.mlp.gate.weight");
-  CHECK(first_file_name("Qwen3MoeForCausalLM", kUp) == "model.layers.7.mlp.experts.0.gate_proj.weight");
+  CHECK(file_name("MixtralForCausalLM", "model.layers.7.mlp.gate.weight") ==
+        "model.layers.7.block_sparse_moe.gate.weight");
+  CHECK(file_name("Qwen3MoeForCausalLM", "model.layers.7.mlp.gate.weight") ==
+        "model.layers.7.mlp.gate.weight");
+  CHECK(file_name("LlamaForCausalLM", "model.layers.7.mlp.gate.weight") ==
+        "model.layers.7.mlp.gate.weight");
+  CHECK(first_file_name("Qwen3MoeForCausalLM", kUp) ==
+        "model.layers.7.mlp.experts.0.gate_proj.weight");
   CHECK(first_file_name("Qwen3MoeForCausalLM", "lm_head.weight") == "lm_head.weight");
   using Shape = std::vector<int64_t>;
   CHECK(fits(*mixtral, Shape{4, 3, 6}));
-  for (const Shape& shape : {Shape{4, 3, 5}, Shape{4, 18}, Shape{0, 3, 6}, Shape{1 << 20, 1, 2}, Shape{4, 0, 6}})
+  for (const Shape& shape :
+       {Shape{4, 3, 5}, Shape{4, 18}, Shape{0, 3, 6}, Shape{1 << 20, 1, 2}, Shape{4, 0, 6}})
     CHECK(!fits(*mixtral, shape));
 }
 
-TEST_CASE("any box and any run of experts is read from one matrix an expert, and from transformers' grouped form") {
+TEST_CASE(
+    "any box and any run of experts is read from one matrix an expert, and from transformers' "
+    "grouped form") {
   ExpertTensors names = *expert_tensors("MixtralForCausalLM", kUp);
   const std::vector<int64_t> shape = {kExperts, kIn, 2 * kOut};
   const std::vector<float> memory = in_memory();
@@ -112,12 +129,15 @@ TEST_CASE("any box and any run of experts is read from one matrix an expert, and
             for (int64_t c0 = 0; c0 < 2 * kOut; ++c0)
               for (int64_t c1 = c0; c1 <= 2 * kOut; ++c1) {
                 const int64_t offsets[] = {e0, r0, c0}, sizes[] = {e1 - e0, r1 - r0, c1 - c0};
-                std::vector<float> expected, found(static_cast<size_t>(sizes[0] * sizes[1] * sizes[2]) + 1, -1);
+                std::vector<float> expected,
+                    found(static_cast<size_t>(sizes[0] * sizes[1] * sizes[2]) + 1, -1);
                 for (int64_t e = e0; e < e1; ++e)
                   for (int64_t r = r0; r < r1; ++r)
-                    for (int64_t c = c0; c < c1; ++c) expected.push_back(memory[static_cast<size_t>((e * kIn + r) * 2 * kOut + c)]);
+                    for (int64_t c = c0; c < c1; ++c)
+                      expected.push_back(memory[static_cast<size_t>((e * kIn + r) * 2 * kOut + c)]);
                 expected.push_back(-1);  // nothing is written behind it
-                read_experts(folder, file->path, names, shape, offsets, sizes, DType::float32, found.data());
+                read_experts(folder, file->path, names, shape, offsets, sizes, DType::float32,
+                             found.data());
                 CHECK(found == expected);
                 ++checked;
               }
@@ -126,7 +146,8 @@ TEST_CASE("any box and any run of experts is read from one matrix an expert, and
     for (int64_t begin = 0; begin < all; ++begin)
       for (int64_t end = begin; end <= all; ++end) {
         std::vector<float> found(static_cast<size_t>(end - begin));
-        read_experts_run(folder, file->path, names, shape, begin, end, DType::float32, found.data());
+        read_experts_run(folder, file->path, names, shape, begin, end, DType::float32,
+                         found.data());
         CHECK(std::equal(found.begin(), found.end(), memory.begin() + begin));
       }
     // Converted on the way.
@@ -145,7 +166,8 @@ TEST_CASE("a matrix that is missing or of another shape is named") {
     std::vector<float> out(static_cast<size_t>(kExperts * kIn * 2 * kOut));
     try {
       const std::vector<int64_t> shape = {kExperts, kIn, 2 * kOut};
-      read_experts_run(folder, "models/small", names, shape, 0, static_cast<int64_t>(out.size()), DType::float32, out.data());
+      read_experts_run(folder, "models/small", names, shape, 0, static_cast<int64_t>(out.size()),
+                       DType::float32, out.data());
     } catch (const Error& error) {
       CHECK(error.code() == ErrorCode::weights_mismatch);
       CHECK(error.key() == "model.pretrained");
@@ -157,8 +179,10 @@ TEST_CASE("a matrix that is missing or of another shape is named") {
   CHECK(refusal(tensors) == "read");
   auto fewer = tensors;
   fewer.erase(fewer.begin() + 3);
-  CHECK(refusal(fewer) == "models/small has no tensor \"" + tensors[3].first.name + "\", which the model of its config.json needs");
+  CHECK(refusal(fewer) == "models/small has no tensor \"" + tensors[3].first.name +
+                              "\", which the model of its config.json needs");
   tensors[4].first.shape = {kIn, kOut};
-  CHECK(refusal(tensors).find("\"" + tensors[4].first.name + "\" has the shape [4, 2], the model of config.json [2, 4]") !=
+  CHECK(refusal(tensors).find("\"" + tensors[4].first.name +
+                              "\" has the shape [4, 2], the model of config.json [2, 4]") !=
         std::string::npos);
 }

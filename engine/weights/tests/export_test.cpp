@@ -1,4 +1,5 @@
-// Folders as transformers writes them, put in place in one go, and nothing of anybody else's removed.
+// Folders as transformers writes them, put in place in one go, and nothing of anybody else's
+// removed.
 #include "engine/weights/export.h"
 
 #include <doctest/doctest.h>
@@ -57,7 +58,8 @@ ExportTensor constant(const std::string& name, int64_t elements, float value) {
           }};
 }
 
-std::string failure(const std::function<void()>& body, ErrorCode code = ErrorCode::output_unwritable) {
+std::string failure(const std::function<void()>& body,
+                    ErrorCode code = ErrorCode::output_unwritable) {
   try {
     body();
   } catch (const Error& error) {
@@ -75,13 +77,17 @@ TEST_CASE("a folder of one file equals the one it was read from, to the byte") {
   fs::path net = MESHWRIGHT_SOURCE_DIR "/tests/data/nets/qwen2", out = folder.path / "out";
   WeightFolder source(net);
   std::vector<ExportTensor> tensors;
-  for (const std::string& name : source.names()) tensors.push_back(tensor_of(*source.find(name), source.find(name)->dtype));
+  for (const std::string& name : source.names())
+    tensors.push_back(tensor_of(*source.find(name), source.find(name)->dtype));
   int64_t heard = 0;
-  Exported done = write_folder(out, std::move(tensors), {copy_of("config.json", net / "config.json"), text_of("a/b/c.txt", "c")},
-                               {.progress = [&](int64_t bytes) { heard += bytes; }});
+  Exported done =
+      write_folder(out, std::move(tensors),
+                   {copy_of("config.json", net / "config.json"), text_of("a/b/c.txt", "c")},
+                   {.progress = [&](int64_t bytes) { heard += bytes; }});
   CHECK(done.files == std::vector<std::string>{"model.safetensors", "config.json", "a/b/c.txt"});
   CHECK(done.bytes == heard);
-  CHECK(listing(out) == std::set<std::string>{".meshwright-export", "a/b/c.txt", "config.json", "model.safetensors"});
+  CHECK(listing(out) == std::set<std::string>{".meshwright-export", "a/b/c.txt", "config.json",
+                                              "model.safetensors"});
   CHECK((contents(out / "config.json") == contents(net / "config.json")));
   CHECK(contents(out / "a/b/c.txt") == "c");
   WeightFolder again(out);
@@ -101,7 +107,8 @@ TEST_CASE("tensors are split over files as transformers splits them") {
     std::vector<int64_t> sizes;  // in units of the limit's sixth
     std::vector<std::vector<size_t>> files;
   };
-  // The first row is the example of huggingface_hub: a limit of 10 GB and tensors of 6, 6, 2, 6, 2 and 2.
+  // The first row is the example of huggingface_hub: a limit of 10 GB and tensors of 6, 6, 2, 6, 2
+  // and 2.
   for (const Row& row : std::vector<Row>{{{36, 36, 12, 36, 12, 12}, {{0}, {1, 2}, {3, 4, 5}}},
                                          {{10, 20, 30}, {{0, 1, 2}}},
                                          {{30, 31, 29, 1}, {{0}, {1, 2}, {3}}},
@@ -126,7 +133,8 @@ TEST_CASE("tensors are split over files as transformers splits them") {
       CHECK(file.metadata() == Metadata{{"format", "pt"}});
       std::set<std::string> found, wanted;
       for (const TensorEntry& entry : file.tensors()) found.insert(entry.name);
-      for (size_t tensor : row.files[i]) wanted.insert("t" + std::to_string(tensor)), map["t" + std::to_string(tensor)] = name;
+      for (size_t tensor : row.files[i])
+        wanted.insert("t" + std::to_string(tensor)), map["t" + std::to_string(tensor)] = name;
       CHECK(found == wanted);
     }
     WeightFolder weights(out);
@@ -141,10 +149,12 @@ TEST_CASE("tensors are split over files as transformers splits them") {
       }
     }
     if (n == 1) continue;
-    boost::json::object index = boost::json::parse(contents(out / "model.safetensors.index.json")).as_object();
+    boost::json::object index =
+        boost::json::parse(contents(out / "model.safetensors.index.json")).as_object();
     CHECK(index.at("metadata").as_object().at("total_size").as_int64() == total);
     CHECK(index.at("weight_map").as_object().size() == map.size());
-    for (const auto& [name, file] : map) CHECK(index.at("weight_map").as_object().at(name).as_string() == file);
+    for (const auto& [name, file] : map)
+      CHECK(index.at("weight_map").as_object().at(name).as_string() == file);
   }
 }
 
@@ -153,7 +163,8 @@ TEST_CASE("weights are converted on the way, in pieces") {
   const int64_t n = 1'300'000;  // more than one piece
   std::vector<float> values(static_cast<size_t>(n));
   for (size_t i = 0; i < values.size(); ++i) values[i] = std::sin(static_cast<float>(i)) * 100;
-  ExportTensor whole{{"w", DType::float32, {2, n / 2}}, [&](const ByteSink& sink) { sink(std::as_bytes(std::span(values))); }};
+  ExportTensor whole{{"w", DType::float32, {2, n / 2}},
+                     [&](const ByteSink& sink) { sink(std::as_bytes(std::span(values))); }};
   std::vector<ExportTensor> tensors;
   tensors.push_back(whole);
   tensors.push_back({{"ids", DType::int64, {1}}, [](const ByteSink& sink) {
@@ -170,14 +181,16 @@ TEST_CASE("weights are converted on the way, in pieces") {
     const TensorEntry& found = *narrow.find("w");
     CHECK(found.dtype == dtype);
     std::vector<std::byte> wanted(static_cast<size_t>(n * dtype_size(dtype)));
-    read_slice(*wide.find("w"), std::vector<int64_t>{0, 0}, std::vector<int64_t>{2, n / 2}, dtype, wanted.data());
+    read_slice(*wide.find("w"), std::vector<int64_t>{0, 0}, std::vector<int64_t>{2, n / 2}, dtype,
+               wanted.data());
     REQUIRE(found.bytes == static_cast<int64_t>(wanted.size()));
     CHECK(std::memcmp(found.data, wanted.data(), wanted.size()) == 0);
   }
   std::vector<ExportTensor> ids;
   ids.push_back(tensor_of(*wide.find("ids"), DType::bfloat16));
-  CHECK(failure([&] { write_folder(folder.path / "ids", std::move(ids), {}); }, ErrorCode::weights_mismatch).find("int64") !=
-        std::string::npos);
+  CHECK(failure([&] { write_folder(folder.path / "ids", std::move(ids), {}); },
+                ErrorCode::weights_mismatch)
+            .find("int64") != std::string::npos);
 }
 
 TEST_CASE("an earlier export is replaced as a whole; what anybody else made is left alone") {
@@ -198,7 +211,8 @@ TEST_CASE("an earlier export is replaced as a whole; what anybody else made is l
   };
   write(1, "sub/one.txt");
   write(2, "two.txt");
-  CHECK(listing(folder.path) == std::set<std::string>{"hf/.meshwright-export", "hf/model.safetensors", "hf/two.txt"});
+  CHECK(listing(folder.path) ==
+        std::set<std::string>{"hf/.meshwright-export", "hf/model.safetensors", "hf/two.txt"});
   float value = 0;
   std::memcpy(&value, WeightFolder(out).find("w")->data, 4);
   CHECK(value == 2);
@@ -232,7 +246,9 @@ TEST_CASE("an earlier export is replaced as a whole; what anybody else made is l
   for (const char* name : {"", "/", "/.."}) CHECK(failure([&] { check_target(name); }) != "");
 }
 
-TEST_CASE("an export that fails leaves nothing, one that was cut off is cleared away, one under way is not disturbed") {
+TEST_CASE(
+    "an export that fails leaves nothing, one that was cut off is cleared away, one under way is "
+    "not disturbed") {
   Folder folder;
   fs::path out = folder.path / "hf", temporary = folder.path / ".hf.export";
   auto write = [&](int64_t given) {
@@ -251,10 +267,15 @@ TEST_CASE("an export that fails leaves nothing, one that was cut off is cleared 
   CHECK(listing(folder.path) == before);
   std::vector<ExportTensor> none;
   struct Stop {};
-  CHECK_THROWS_AS(write_folder(out, none, {text_of("a", "b")}, {.progress = [](int64_t) { throw Stop{}; }}), Stop);
+  CHECK_THROWS_AS(
+      write_folder(out, none, {text_of("a", "b")}, {.progress = [](int64_t) { throw Stop{}; }}),
+      Stop);
   CHECK(listing(folder.path) == before);
-  CHECK(failure([&] { write_folder(out, {}, {copy_of("a", folder.path / "nowhere")}); }, ErrorCode::file_unreadable) != "");
-  CHECK(failure([&] { write_folder(out, {}, {text_of("model.safetensors", "b")}); }).find("written already") != std::string::npos);
+  CHECK(failure([&] { write_folder(out, {}, {copy_of("a", folder.path / "nowhere")}); },
+                ErrorCode::file_unreadable) != "");
+  CHECK(failure([&] {
+          write_folder(out, {}, {text_of("model.safetensors", "b")});
+        }).find("written already") != std::string::npos);
   CHECK(failure([&] { write_folder(out, {}, {text_of("../b", "b")}); }, ErrorCode::internal) != "");
   CHECK(listing(folder.path) == before);
   // What a process that was killed leaves.
@@ -279,16 +300,20 @@ TEST_CASE("an export that fails leaves nothing, one that was cut off is cleared 
 TEST_CASE("files beside the weights are carried along, and each kind that is not is named once") {
   Folder folder;
   fs::path source = folder.path / "source";
-  const std::set<std::string> carried = {"tokenizer.json", "tokenizer.model",       "LICENSE",     "generation_config.json",
-                                         "merges.txt",     "1_Pooling/config.json", "a/b/c/d.txt", "empty",
-                                         "linked.txt"};
+  const std::set<std::string> carried = {
+      "tokenizer.json", "tokenizer.model",       "LICENSE",     "generation_config.json",
+      "merges.txt",     "1_Pooling/config.json", "a/b/c/d.txt", "empty",
+      "linked.txt"};
   for (const std::string& name : carried)
     if (name != "linked.txt") folder.put(source / name, name == "empty" ? "" : name);
-  for (const char* name : {"config.json", "model.safetensors", "model-00001-of-00002.safetensors", "model.safetensors.index.json"})
+  for (const char* name : {"config.json", "model.safetensors", "model-00001-of-00002.safetensors",
+                           "model.safetensors.index.json"})
     folder.put(source / name, "x");
-  for (const char* name : {"adapter_model.safetensors", "pytorch_model.bin", "pytorch_model.bin.index.json", "original/consolidated.00.pth",
-                           "consolidated.safetensors", "x.PT", "x.pkl", "x.ckpt", "flax_model.msgpack", "tf_model.h5", "onnx/model.onnx",
-                           "q4.gguf", ".gitattributes", ".git/HEAD", "a/b/c/d/e/deep.txt", "bad\xff.txt"})
+  for (const char* name :
+       {"adapter_model.safetensors", "pytorch_model.bin", "pytorch_model.bin.index.json",
+        "original/consolidated.00.pth", "consolidated.safetensors", "x.PT", "x.pkl", "x.ckpt",
+        "flax_model.msgpack", "tf_model.h5", "onnx/model.onnx", "q4.gguf", ".gitattributes",
+        ".git/HEAD", "a/b/c/d/e/deep.txt", "bad\xff.txt"})
     folder.put(source / name, "x");
   folder.put("secret", "x");
   fs::create_symlink("LICENSE", source / "linked.txt");
@@ -308,13 +333,16 @@ TEST_CASE("files beside the weights are carried along, and each kind that is not
   for (const std::string& notice : found.notices) notices += notice + "\n";
   INFO(notices);
   for (const char* part :
-       {"hidden files are not carried along: .git and 1 more", "other weights are not carried along: adapter_model.safetensors and 2 more",
-        "weights in formats that may hold programs are not carried along: original/consolidated.00.pth and 4 more",
+       {"hidden files are not carried along: .git and 1 more",
+        "other weights are not carried along: adapter_model.safetensors and 2 more",
+        "weights in formats that may hold programs are not carried along: "
+        "original/consolidated.00.pth and 4 more",
         "weights in other formats are not carried along: flax_model.msgpack and 3 more",
         "links that lead out of the folder are not carried along: a/stolen.txt and 1 more",
-        "links that lead nowhere are not carried along: broken.txt\n", "links to folders are not carried along: loop\n",
-        "folders deeper than 4 levels are not carried along: a/b/c/d/e\n", "pipes, sockets and devices are not carried along: pipe\n",
-        "names that are not UTF-8"})
+        "links that lead nowhere are not carried along: broken.txt\n",
+        "links to folders are not carried along: loop\n",
+        "folders deeper than 4 levels are not carried along: a/b/c/d/e\n",
+        "pipes, sockets and devices are not carried along: pipe\n", "names that are not UTF-8"})
     CHECK_MESSAGE(notices.find(part) != std::string::npos, part);
   CHECK(found.notices.size() == 10);
   // The layout of the download cache.
@@ -335,20 +363,25 @@ TEST_CASE("files beside the weights are carried along, and each kind that is not
   Carried bounded = carried_files(many);
   CHECK(bounded.files.size() == 1000);
   REQUIRE(bounded.notices.size() == 1);
-  CHECK(bounded.notices[0].find("files beyond the first 1,000 are not carried along: 11000.txt and 4 more") != std::string::npos);
+  CHECK(bounded.notices[0].find(
+            "files beyond the first 1,000 are not carried along: 11000.txt and 4 more") !=
+        std::string::npos);
   fs::path large = folder.path / "large";
   fs::resize_file(folder.put(large / "a.txt", ""), (int64_t{1} << 30) - 5);
   folder.put(large / "b.txt", "123456");
   folder.put(large / "c.txt", "12345");
   CHECK(carried_files(large).files.size() == 2);
-  CHECK(failure([&] { carried_files(folder.path / "nowhere"); }, ErrorCode::file_unreadable).find("cannot list") != std::string::npos);
+  CHECK(failure([&] { carried_files(folder.path / "nowhere"); }, ErrorCode::file_unreadable)
+            .find("cannot list") != std::string::npos);
 }
 
-TEST_CASE("beside a config the files of a tokenizer are carried by their names, and none without a tokenizer") {
+TEST_CASE(
+    "beside a config the files of a tokenizer are carried by their names, and none without a "
+    "tokenizer") {
   Folder folder;
   fs::path source = folder.path / "source";
-  for (const char* name :
-       {"config.json", "other.json", "generation_config.json", "tokenizer_config.json", "runs/a/tokenizer.json", "data.txt"})
+  for (const char* name : {"config.json", "other.json", "generation_config.json",
+                           "tokenizer_config.json", "runs/a/tokenizer.json", "data.txt"})
     folder.put(source / name, "x");
   CHECK(carried_beside(source).files.empty());
   folder.put(source / "tokenizer.json", "{}");
@@ -356,7 +389,8 @@ TEST_CASE("beside a config the files of a tokenizer are carried by their names, 
   Carried found = carried_beside(source);
   std::vector<std::string> names;
   for (const CarriedFile& file : found.files) names.push_back(file.name);
-  CHECK(names == std::vector<std::string>{"additional_chat_templates/tools.jinja", "generation_config.json", "tokenizer.json",
+  CHECK(names == std::vector<std::string>{"additional_chat_templates/tools.jinja",
+                                          "generation_config.json", "tokenizer.json",
                                           "tokenizer_config.json"});
   CHECK(found.notices.empty());
   // A link that leads out of the folder stays behind here too.
@@ -364,6 +398,8 @@ TEST_CASE("beside a config the files of a tokenizer are carried by their names, 
   fs::create_symlink("/etc/hostname", source / "tokenizer.json");
   found = carried_beside(source);
   REQUIRE(found.notices.size() == 1);
-  CHECK(found.notices[0].find("links that lead out of the folder are not carried along: tokenizer.json") != std::string::npos);
+  CHECK(found.notices[0].find(
+            "links that lead out of the folder are not carried along: tokenizer.json") !=
+        std::string::npos);
   CHECK(carried_beside(folder.path / "nowhere").files.empty());
 }

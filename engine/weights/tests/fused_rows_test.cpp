@@ -35,9 +35,11 @@ std::vector<int64_t> definition(const FusedRows& fused) {
 }  // namespace
 
 TEST_CASE("every range of rows is mapped both ways as the definition has it") {
-  for (const FusedRows& fused : {FusedRows{1, {3, 2}}, FusedRows{2, {4, 1, 1}}, FusedRows{3, {2, 2}}, FusedRows{5, {1}}}) {
+  for (const FusedRows& fused :
+       {FusedRows{1, {3, 2}}, FusedRows{2, {4, 1, 1}}, FusedRows{3, {2, 2}}, FusedRows{5, {1}}}) {
     std::vector<int64_t> file_of = definition(fused), memory_of(file_of.size());
-    for (size_t i = 0; i < file_of.size(); ++i) memory_of[static_cast<size_t>(file_of[i])] = static_cast<int64_t>(i);
+    for (size_t i = 0; i < file_of.size(); ++i)
+      memory_of[static_cast<size_t>(file_of[i])] = static_cast<int64_t>(i);
     auto rows = static_cast<int64_t>(file_of.size());
     for (int64_t begin = 0; begin <= rows; ++begin)
       for (int64_t end = begin; end <= rows; ++end) {
@@ -45,7 +47,8 @@ TEST_CASE("every range of rows is mapped both ways as the definition has it") {
         for (const RowRun& run : runs_of_memory(fused, begin, end)) {
           CHECK(run.memory == next);
           CHECK(run.count > 0);
-          for (int64_t i = 0; i < run.count; ++i) CHECK(file_of[static_cast<size_t>(run.memory + i)] == run.file + i);
+          for (int64_t i = 0; i < run.count; ++i)
+            CHECK(file_of[static_cast<size_t>(run.memory + i)] == run.file + i);
           next += run.count;
         }
         CHECK(next == end);
@@ -53,24 +56,31 @@ TEST_CASE("every range of rows is mapped both ways as the definition has it") {
         for (const RowRun& run : runs_of_file(fused, begin, end)) {
           CHECK(run.file == next);
           CHECK(run.count > 0);
-          for (int64_t i = 0; i < run.count; ++i) CHECK(memory_of[static_cast<size_t>(run.file + i)] == run.memory + i);
+          for (int64_t i = 0; i < run.count; ++i)
+            CHECK(memory_of[static_cast<size_t>(run.file + i)] == run.memory + i);
           next += run.count;
         }
         CHECK(next == end);
       }
-    CHECK(runs_of_memory(fused, 0, rows).size() == static_cast<size_t>(fused.groups) * fused.parts.size());
+    CHECK(runs_of_memory(fused, 0, rows).size() ==
+          static_cast<size_t>(fused.groups) * fused.parts.size());
   }
 }
 
-TEST_CASE("any box of rows and columns and any run of elements of a fused weight is read in the order of memory") {
+TEST_CASE(
+    "any box of rows and columns and any run of elements of a fused weight is read in the order of "
+    "memory") {
   const FusedRows fused{2, {2, 1, 1}};
   const std::vector<int64_t> shape = {8, 3};
   std::vector<float> stored(24), memory;
   std::iota(stored.begin(), stored.end(), 0.0F);
   for (int64_t row : definition(fused))
-    for (int64_t column = 0; column < 3; ++column) memory.push_back(static_cast<float>(row * 3 + column));
-  fs::path path = fs::temp_directory_path() / ("meshwright_fused_" + std::to_string(::getpid()) + ".safetensors");
-  SafetensorsWriter writer(path, {{"w", DType::float32, shape}}, {}, [](std::span<const std::byte>) {});
+    for (int64_t column = 0; column < 3; ++column)
+      memory.push_back(static_cast<float>(row * 3 + column));
+  fs::path path = fs::temp_directory_path() /
+                  ("meshwright_fused_" + std::to_string(::getpid()) + ".safetensors");
+  SafetensorsWriter writer(path, {{"w", DType::float32, shape}}, {},
+                           [](std::span<const std::byte>) {});
   writer.append(0, std::as_bytes(std::span(stored)));
   writer.finish();
   {
@@ -82,17 +92,21 @@ TEST_CASE("any box of rows and columns and any run of elements of a fused weight
       for (int64_t end = begin + 1; end <= 8; ++end)
         for (int64_t column = 0; column < 3; ++column) {
           int64_t columns = 3 - column;
-          read_fused_slice(whole, fused, {begin, column}, {end - begin, columns}, DType::float32, out.data());
+          read_fused_slice(whole, fused, {begin, column}, {end - begin, columns}, DType::float32,
+                           out.data());
           for (int64_t i = 0; i < (end - begin) * columns; ++i)
-            CHECK(out[static_cast<size_t>(i)] == memory[static_cast<size_t>((begin + i / columns) * 3 + column + i % columns)]);
+            CHECK(out[static_cast<size_t>(i)] ==
+                  memory[static_cast<size_t>((begin + i / columns) * 3 + column + i % columns)]);
         }
     for (int64_t begin = 0; begin < 24; ++begin)
       for (int64_t end = begin + 1; end <= 24; ++end) {
-        read_fused_slice(flat, fused_elements(fused, shape), {begin}, {end - begin}, DType::float32, out.data());
+        read_fused_slice(flat, fused_elements(fused, shape), {begin}, {end - begin}, DType::float32,
+                         out.data());
         CHECK(std::equal(memory.begin() + begin, memory.begin() + end, out.begin()));
       }
     // Rows that are not there are refused as read_slice refuses them.
-    CHECK_THROWS_AS(read_fused_slice(whole, fused, {0, 1}, {8, 3}, DType::float32, out.data()), Error);
+    CHECK_THROWS_AS(read_fused_slice(whole, fused, {0, 1}, {8, 3}, DType::float32, out.data()),
+                    Error);
   }
   fs::remove(path);
 }

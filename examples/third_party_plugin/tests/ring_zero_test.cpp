@@ -32,7 +32,9 @@ namespace {
 
 // A module without hooks will do: TORCH_MODULE in place of MESHWRIGHT_MODULE.
 struct BlockImpl : torch::nn::Module {
-  explicit BlockImpl(int64_t width) { inner = register_module("inner", torch::nn::Linear(width, width)); }
+  explicit BlockImpl(int64_t width) {
+    inner = register_module("inner", torch::nn::Linear(width, width));
+  }
   Tensor forward(const Tensor& x) { return x + at::tanh(inner(x)); }
   torch::nn::Linear inner{nullptr};
 };
@@ -86,7 +88,8 @@ MeshRequest request_for(const Setting& s) {
   const meshwright_strategy& about = meshwright_plugin_v1.strategies[0];
   MeshRequest request;
   request.world_size = s.ranks;
-  request.config.own = Options(make_schema("distributed.ring_zero", about.name, {about.options, about.option_count}));
+  request.config.own = Options(
+      make_schema("distributed.ring_zero", about.name, {about.options, about.option_count}));
   request.config.own.set("ring_size", s.ring);
   request.config.own.set("bucket_mb", s.bucket_mb);
   request.config.own.set("reduce_every_micro_batch", s.every);
@@ -99,7 +102,8 @@ std::string text_of(const Rows& rows) {
   std::map<std::string, std::string> sorted;
   for (const auto& row : rows)
     if (row.axis != "control")
-      sorted[row.axis + " " + row.op] = std::to_string(row.count) + " x, " + std::to_string(row.bytes) + " bytes; ";
+      sorted[row.axis + " " + row.op] =
+          std::to_string(row.count) + " x, " + std::to_string(row.bytes) + " bytes; ";
   std::string out;
   for (const auto& [what, amount] : sorted) out += what + " " + amount;
   return out;
@@ -107,7 +111,8 @@ std::string text_of(const Rows& rows) {
 
 constexpr int64_t kSteps = 5, kRows = 12;
 
-// What the engine's loop does, by hand: the strategy's hooks, then steps over the ParallelModel with AdamW.
+// What the engine's loop does, by hand: the strategy's hooks, then steps over the ParallelModel
+// with AdamW.
 Result train(Strategy& strategy, const std::shared_ptr<World>& world, const Setting& s) {
   MeshRequest request = request_for(s);
   MeshPlan mesh = strategy.plan_mesh(request);
@@ -116,8 +121,14 @@ Result train(Strategy& strategy, const std::shared_ptr<World>& world, const Sett
   ParallelizeRequest wanted{net.ptr(), outline, mesh, {}, request.config, world};
   std::unique_ptr<ParallelModel> model = strategy.parallelize(wanted);
   Result out;
-  out.planned =
-      text_of(strategy.footprint({outline, mesh, {}, request.config, {1, 0, s.accumulation, DType::float32, 2}, world->rank()}).wire);
+  out.planned = text_of(strategy
+                            .footprint({outline,
+                                        mesh,
+                                        {},
+                                        request.config,
+                                        {1, 0, s.accumulation, DType::float32, 2},
+                                        world->rank()})
+                            .wire);
   std::vector<Tensor> average, square;
   Tensor count = at::zeros({});
   int64_t rows = kRows / s.ranks / s.accumulation;
@@ -126,14 +137,18 @@ Result train(Strategy& strategy, const std::shared_ptr<World>& world, const Sett
     model->begin_step();
     double loss_sum = 0;
     for (int64_t micro = 0; micro < s.accumulation; ++micro) {
-      model->begin_micro_batch(micro + 1 == s.accumulation ? GradientSync::reduce : GradientSync::accumulate);
+      model->begin_micro_batch(micro + 1 == s.accumulation ? GradientSync::reduce
+                                                           : GradientSync::accumulate);
       std::vector<Tensor> samples;
       for (int64_t row = 0; row < rows; ++row) {
-        auto number = static_cast<uint64_t>(step * kRows + (micro * s.ranks + world->rank()) * rows + row);
-        samples.push_back(at::randint(0, 11, {1, 6}, at::detail::createCPUGenerator(number), at::kLong));
+        auto number =
+            static_cast<uint64_t>(step * kRows + (micro * s.ranks + world->rank()) * rows + row);
+        samples.push_back(
+            at::randint(0, 11, {1, 6}, at::detail::createCPUGenerator(number), at::kLong));
       }
       Tensor ids = at::cat(samples), logits = net(ids.narrow(1, 0, 5));
-      Tensor loss = at::cross_entropy_loss(logits.to(at::kFloat).flatten(0, 1), ids.narrow(1, 1, 5).flatten());
+      Tensor loss = at::cross_entropy_loss(logits.to(at::kFloat).flatten(0, 1),
+                                           ids.narrow(1, 1, 5).flatten());
       (loss / s.accumulation).backward();
       loss_sum += loss.item<double>() / static_cast<double>(s.accumulation * s.ranks);
     }
@@ -145,24 +160,28 @@ Result train(Strategy& strategy, const std::shared_ptr<World>& world, const Sett
     std::vector<Tensor> values, grads;
     for (const FlatParameterGroup& group : model->update_groups()) {
       values.push_back(group.values), grads.push_back(group.grads);
-      if (average.size() < values.size()) average.push_back(at::zeros_like(group.values)), square.push_back(at::zeros_like(group.values));
+      if (average.size() < values.size())
+        average.push_back(at::zeros_like(group.values)),
+            square.push_back(at::zeros_like(group.values));
     }
     count.add_(1);
     c10::NoGradGuard no_grad;
-    at::_fused_adamw_(values, grads, average, square, {}, std::vector<Tensor>(values.size(), count), 1e-2, 0.9, 0.95, 0.1, 1e-4, false,
-                      false);
+    at::_fused_adamw_(values, grads, average, square, {}, std::vector<Tensor>(values.size(), count),
+                      1e-2, 0.9, 0.95, 0.1, 1e-4, false, false);
     model->after_optimizer_step();
   }
   out.sent = text_of(world->traffic().rows());
-  for (const ParallelParameter& p : model->parameters()) out.parameters[p.name] = model->full_tensor(p.name);
+  for (const ParallelParameter& p : model->parameters())
+    out.parameters[p.name] = model->full_tensor(p.name);
   return out;
 }
 
 std::vector<Result> run(const Setting& s) {
   std::shared_ptr<Strategy> strategy = make_strategy();
   std::vector<Result> results(static_cast<size_t>(s.ranks));
-  run_ranks(s.ranks,
-            [&](const std::shared_ptr<World>& world) { results[static_cast<size_t>(world->rank())] = train(*strategy, world, s); });
+  run_ranks(s.ranks, [&](const std::shared_ptr<World>& world) {
+    results[static_cast<size_t>(world->rank())] = train(*strategy, world, s);
+  });
   return results;
 }
 
@@ -181,13 +200,18 @@ TEST_CASE("rings of any size train as one process does, and send what the plan s
            {.name = "three rings of two", .ranks = 6, .ring = 2},
            {.name = "accumulation", .ranks = 2, .accumulation = 3},
            {.name = "accumulation, each reduced", .ranks = 2, .accumulation = 3, .every = true},
-           {.name = "two rings, each micro-batch reduced", .ranks = 4, .ring = 2, .accumulation = 3, .every = true},
+           {.name = "two rings, each micro-batch reduced",
+            .ranks = 4,
+            .ring = 2,
+            .accumulation = 3,
+            .every = true},
        }) {
     CAPTURE(s.name);
     for (const Result& found : run(s)) {
       CHECK(found.sent == found.planned);
       CHECK(found.sent.find("dp_shard all_gather") != std::string::npos);
-      CHECK((found.sent.find("dp_replicate all_reduce") != std::string::npos) == (s.ring < s.ranks));
+      CHECK((found.sent.find("dp_replicate all_reduce") != std::string::npos) ==
+            (s.ring < s.ranks));
       for (size_t i = 0; i < kSteps; ++i) {
         CHECK(std::abs(found.losses[i] / alone.losses[i] - 1) <= 1e-5);
         CHECK(std::abs(found.norms[i] / alone.norms[i] - 1) <= 1e-5);
@@ -208,7 +232,8 @@ TEST_CASE("in bfloat16 the ranks agree, and the slices that are updated stay in 
   for (const Result& found : results) {
     CHECK(found.sent == found.planned);
     CHECK(found.losses == results[0].losses);
-    for (size_t i = 0; i < kSteps; ++i) CHECK(found.losses[i] == doctest::Approx(single.losses[i]).epsilon(0.02));
+    for (size_t i = 0; i < kSteps; ++i)
+      CHECK(found.losses[i] == doctest::Approx(single.losses[i]).epsilon(0.02));
     for (const auto& [name, tensor] : found.parameters) {
       CHECK((tensor.scalar_type() == at::kFloat));
       CHECK(tensor.equal(results[0].parameters.at(name)));
@@ -239,9 +264,11 @@ TEST_CASE("rings are the largest divisor of dp that fits, and copies follow from
   struct Row {
     int64_t ranks, wished, ring;
   };
-  for (const Row& row : {Row{16, 8, 8}, Row{12, 8, 6}, Row{8, 3, 2}, Row{7, 3, 7}, Row{4, 1, 4}, Row{1, 8, 1}}) {
+  for (const Row& row :
+       {Row{16, 8, 8}, Row{12, 8, 6}, Row{8, 3, 2}, Row{7, 3, 7}, Row{4, 1, 4}, Row{1, 8, 1}}) {
     CAPTURE(row.ranks);
-    MeshPlan plan = make_strategy()->plan_mesh(request_for({.name = "", .ranks = row.ranks, .ring = row.wished}));
+    MeshPlan plan = make_strategy()->plan_mesh(
+        request_for({.name = "", .ranks = row.ranks, .ring = row.wished}));
     CHECK(plan.device_mesh->size("dp_shard") == row.ring);
     CHECK(plan.device_mesh->size("dp_replicate") == row.ranks / row.ring);
   }
@@ -262,6 +289,7 @@ TEST_CASE("what cannot be trained is refused by name") {
     } catch (const Error& error) {
       found = error.code();
     }
-    if (found != ErrorCode::not_in_release) throw std::runtime_error("tensor parallelism was not refused");
+    if (found != ErrorCode::not_in_release)
+      throw std::runtime_error("tensor parallelism was not refused");
   });
 }

@@ -27,9 +27,12 @@ TEST_CASE("ddp has no mesh and refuses what it cannot do") {
       CHECK(error.key() == "distributed." + key);
     }
   }
-  check_refused({{"sequence_parallel", true}}, {}, ErrorCode::option_refused, "distributed.sequence_parallel");
-  check_refused({{"tp_plan", std::string("own")}}, {}, ErrorCode::option_refused, "distributed.tp_plan");
-  check_refused({{"enable_async_tensor_parallel", true}}, {}, ErrorCode::option_refused, "distributed.enable_async_tensor_parallel");
+  check_refused({{"sequence_parallel", true}}, {}, ErrorCode::option_refused,
+                "distributed.sequence_parallel");
+  check_refused({{"tp_plan", std::string("own")}}, {}, ErrorCode::option_refused,
+                "distributed.tp_plan");
+  check_refused({{"enable_async_tensor_parallel", true}}, {}, ErrorCode::option_refused,
+                "distributed.enable_async_tensor_parallel");
   CHECK(validated({{"activation_checkpointing", std::string("selective")}}).ok());
 }
 

@@ -17,7 +17,8 @@ TEST_CASE("fsdp2 has its documented options") {
 }
 
 TEST_CASE("fsdp2 plans a sharded mesh and hands expert parallelism on") {
-  MeshPlan plan = make()->plan_mesh(request(8, {{"dp_replicate_size", int64_t{2}}, {"cp_size", int64_t{2}}}));
+  MeshPlan plan =
+      make()->plan_mesh(request(8, {{"dp_replicate_size", int64_t{2}}, {"cp_size", int64_t{2}}}));
   CHECK(plan.fsdp_axes == std::vector<std::string>{"dp_replicate", "dp_shard_cp"});
   CHECK(plan.delegate_to.empty());
   MeshPlan experts = make()->plan_mesh(request(8, {{"ep_size", int64_t{4}}}));
@@ -26,7 +27,8 @@ TEST_CASE("fsdp2 plans a sharded mesh and hands expert parallelism on") {
 }
 
 TEST_CASE("fsdp2 overlaps tensor-parallel collectives only with sequence parallelism") {
-  check_refused({{"enable_async_tensor_parallel", true}}, {}, ErrorCode::conflict, "distributed.enable_async_tensor_parallel");
+  check_refused({{"enable_async_tensor_parallel", true}}, {}, ErrorCode::conflict,
+                "distributed.enable_async_tensor_parallel");
   CHECK(validated({{"enable_async_tensor_parallel", true}, {"sequence_parallel", true}}).ok());
 }
 

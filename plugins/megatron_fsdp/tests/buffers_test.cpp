@@ -79,10 +79,12 @@ TEST_CASE("with context parallelism the buffers are cut over dp_cp; training wit
     std::vector<int64_t> ranks = policy.shard->ranks();
     int64_t data = policy.data ? policy.data->size() : 0;
     policy.layout = ShardLayout::flat;
-    std::unique_ptr<ParallelModel> model = shard_model(net.ptr(), flat_unit_specs(*net, outline, {}, true), policy, world);
+    std::unique_ptr<ParallelModel> model =
+        shard_model(net.ptr(), flat_unit_specs(*net, outline, {}, true), policy, world);
     bool placed = true, equal = true;
     for (const ParallelParameter& p : model->parameters()) {
-      placed = placed && p.placement == std::vector<std::pair<std::string, std::string>>{{"dp_cp", "flat"}};
+      placed = placed &&
+               p.placement == std::vector<std::pair<std::string, std::string>>{{"dp_cp", "flat"}};
       equal = equal && model->full_tensor(p.name).equal(make_net()->named_parameters()[p.name]);
     }
     std::lock_guard lock(mutex);
@@ -94,10 +96,13 @@ TEST_CASE("with context parallelism the buffers are cut over dp_cp; training wit
     CHECK(placed);
     CHECK(equal);
   });
-  for (const ParameterOutline& p : outline_of(*make_net()).parameters) CHECK(held[p.name] == element_count(p.shape));
+  for (const ParameterOutline& p : outline_of(*make_net()).parameters)
+    CHECK(held[p.name] == element_count(p.shape));
 }
 
-TEST_CASE("live units and buckets are those of the plan: whole layers, what is left in buckets, or one by one") {
+TEST_CASE(
+    "live units and buckets are those of the plan: whole layers, what is left in buckets, or one "
+    "by one") {
   Net net = make_net();
   ModelOutline outline = outline_of(*net);
   auto names = [&](const FlatPolicy& policy) {
@@ -110,7 +115,9 @@ TEST_CASE("live units and buckets are those of the plan: whole layers, what is l
   };
   using Names = std::vector<std::pair<std::string, size_t>>;
   CHECK((names({}) == Names{{"layers.0", 2}, {"layers.1", 2}, {"root", 2}}));
-  CHECK((names({.bucket_elements = 1}) == Names{{"layers.0", 2}, {"layers.1", 2}, {"root[0]", 1}, {"root[1]", 1}}));
-  CHECK((names({.unit_classes = {"somewhere.Layer"}}) == Names{{"layers.0", 2}, {"layers.1", 2}, {"root", 2}}));
+  CHECK((names({.bucket_elements = 1}) ==
+         Names{{"layers.0", 2}, {"layers.1", 2}, {"root[0]", 1}, {"root[1]", 1}}));
+  CHECK((names({.unit_classes = {"somewhere.Layer"}}) ==
+         Names{{"layers.0", 2}, {"layers.1", 2}, {"root", 2}}));
   CHECK_THROWS_AS(names({.unit_classes = {"Lyer"}}), Error);
 }

@@ -36,14 +36,19 @@ TEST_CASE("megatron_fsdp has axes dp, cp and tp, and dp_cp only with context par
 
 TEST_CASE("megatron_fsdp checks its options against each other") {
   const std::string table = "distributed.megatron_fsdp.";
-  check_refused({{"sequence_parallel", true}}, {}, ErrorCode::option_refused, "distributed.sequence_parallel");
-  check_refused({{"tp_plan", std::string("own")}}, {}, ErrorCode::option_refused, "distributed.tp_plan");
-  check_refused({}, {{"init_fsdp_with_meta_device", true}, {"zero_dp_strategy", int64_t{0}}}, ErrorCode::conflict,
-                table + "init_fsdp_with_meta_device");
-  check_refused({}, {{"keep_fp8_transpose_cache", true}}, ErrorCode::option_refused, table + "keep_fp8_transpose_cache");
+  check_refused({{"sequence_parallel", true}}, {}, ErrorCode::option_refused,
+                "distributed.sequence_parallel");
+  check_refused({{"tp_plan", std::string("own")}}, {}, ErrorCode::option_refused,
+                "distributed.tp_plan");
+  check_refused({}, {{"init_fsdp_with_meta_device", true}, {"zero_dp_strategy", int64_t{0}}},
+                ErrorCode::conflict, table + "init_fsdp_with_meta_device");
+  check_refused({}, {{"keep_fp8_transpose_cache", true}}, ErrorCode::option_refused,
+                table + "keep_fp8_transpose_cache");
   CHECK(validated({}, {{"nccl_ub", true}}).notices().size() == 1);
   CHECK(validated({}, {{"overlap_grad_reduce", false}}).notices().size() == 1);
-  CHECK(validated({}, {{"zero_dp_strategy", int64_t{1}}, {"overlap_grad_reduce", false}}).notices().size() == 1);
+  CHECK(validated({}, {{"zero_dp_strategy", int64_t{1}}, {"overlap_grad_reduce", false}})
+            .notices()
+            .size() == 1);
 }
 
 TEST_CASE("megatron_fsdp plans and trains") { check_trains(); }

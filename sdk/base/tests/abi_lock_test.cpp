@@ -1,6 +1,8 @@
-// The public layout and the epoch change together: sdk/abi.lock holds both, and this test holds them to it.
+// The public layout and the epoch change together: sdk/abi.lock holds both, and this test holds
+// them to it.
 //
-// After a change of the headers that alters a layout or a virtual table: bump MESHWRIGHT_CXX_EPOCH, then refresh the lock with
+// After a change of the headers that alters a layout or a virtual table: bump MESHWRIGHT_CXX_EPOCH,
+// then refresh the lock with
 //   MESHWRIGHT_WRITE_ABI_LOCK=1 build/bin/test_sdk -tc='*ABI lock*'
 #include <doctest/doctest.h>
 
@@ -21,7 +23,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// The text without comments and white space: what the compiler lays out. Quoted text stays as it is.
+// The text without comments and white space: what the compiler lays out. Quoted text stays as it
+// is.
 std::string essence(const std::string& text) {
   std::string out;
   for (size_t i = 0; i < text.size(); ++i) {
@@ -44,14 +47,17 @@ std::string essence(const std::string& text) {
 // Over all public headers but abi.h, whose numbers the lock holds as such.
 std::string header_hash() {
   std::vector<fs::path> files;
-  for (const fs::directory_entry& entry : fs::recursive_directory_iterator(MESHWRIGHT_SOURCE_DIR "/sdk/include/meshwright"))
-    if (entry.path().extension() == ".h" && entry.path().filename() != "abi.h") files.push_back(entry.path());
+  for (const fs::directory_entry& entry :
+       fs::recursive_directory_iterator(MESHWRIGHT_SOURCE_DIR "/sdk/include/meshwright"))
+    if (entry.path().extension() == ".h" && entry.path().filename() != "abi.h")
+      files.push_back(entry.path());
   std::sort(files.begin(), files.end());
   uint64_t h = 14695981039346656037u;
   for (const fs::path& file : files) {
     std::ifstream in(file);
     std::string text((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
-    for (char c : file.filename().string() + essence(text)) h = (h ^ static_cast<unsigned char>(c)) * 1099511628211u;
+    for (char c : file.filename().string() + essence(text))
+      h = (h ^ static_cast<unsigned char>(c)) * 1099511628211u;
   }
   char out[20];
   std::snprintf(out, sizeof out, "%016" PRIx64, h);
@@ -60,8 +66,10 @@ std::string header_hash() {
 
 }  // namespace
 
-TEST_CASE("comments and white space do not count as a change of the headers, everything else does") {
-  const std::string text = "struct S {  // one\n\tint a; /* two\n */ const char* b = \"x // y \\\" z\";\r\n};\n";
+TEST_CASE(
+    "comments and white space do not count as a change of the headers, everything else does") {
+  const std::string text =
+      "struct S {  // one\n\tint a; /* two\n */ const char* b = \"x // y \\\" z\";\r\n};\n";
   CHECK(essence(text) == "structS{inta;constchar*b=\"x // y \\\" z\";};");
   CHECK(essence("int a; // the end") == "inta;");
   CHECK(essence("\"open") == "\"open");
@@ -75,7 +83,9 @@ TEST_CASE("the ABI lock names this epoch and these headers") {
   std::ifstream in(lock);
   std::string found;
   std::getline(in, found);
-  CHECK_MESSAGE(found == now,
-                "the public headers changed. If a layout or virtual table did, bump MESHWRIGHT_CXX_EPOCH in abi.h; then run "
-                "MESHWRIGHT_WRITE_ABI_LOCK=1 build/bin/test_sdk -tc='*ABI lock*' and commit sdk/abi.lock");
+  CHECK_MESSAGE(
+      found == now,
+      "the public headers changed. If a layout or virtual table did, bump MESHWRIGHT_CXX_EPOCH in "
+      "abi.h; then run "
+      "MESHWRIGHT_WRITE_ABI_LOCK=1 build/bin/test_sdk -tc='*ABI lock*' and commit sdk/abi.lock");
 }

@@ -20,8 +20,12 @@ using at::Tensor;
 
 namespace {
 // Rank r's x: [2, 6] with values that tell rank and place.
-Tensor input(int64_t rank) { return (at::arange(12, at::kFloat).view({2, 6}) + 100 * rank).set_requires_grad(true); }
-Tensor weight(int64_t rank, const Tensor& like) { return at::ones_like(like) * static_cast<double>(rank + 1); }
+Tensor input(int64_t rank) {
+  return (at::arange(12, at::kFloat).view({2, 6}) + 100 * rank).set_requires_grad(true);
+}
+Tensor weight(int64_t rank, const Tensor& like) {
+  return at::ones_like(like) * static_cast<double>(rank + 1);
+}
 }  // namespace
 
 TEST_CASE("sums, gathers, scatters and splits with their gradients") {
@@ -62,12 +66,22 @@ TEST_CASE("sums, gathers, scatters and splits with their gradients") {
       x = input(r), y = reduce_scatter(x, 1, group);
       CHECK(y.equal(total.chunk(n, 1)[static_cast<size_t>(r)]));
       (y * weight(r, y)).sum().backward();
-      for (int64_t k = 0; k < n; ++k) CHECK(x.grad().chunk(n, 1)[static_cast<size_t>(k)].eq(static_cast<double>(k + 1)).all().item<bool>());
+      for (int64_t k = 0; k < n; ++k)
+        CHECK(x.grad()
+                  .chunk(n, 1)[static_cast<size_t>(k)]
+                  .eq(static_cast<double>(k + 1))
+                  .all()
+                  .item<bool>());
 
       x = input(0), y = split_along(x, 1, group);
       CHECK(y.equal(all[0].chunk(n, 1)[static_cast<size_t>(r)]));
       (y * weight(r, y)).sum().backward();
-      for (int64_t k = 0; k < n; ++k) CHECK(x.grad().chunk(n, 1)[static_cast<size_t>(k)].eq(static_cast<double>(k + 1)).all().item<bool>());
+      for (int64_t k = 0; k < n; ++k)
+        CHECK(x.grad()
+                  .chunk(n, 1)[static_cast<size_t>(k)]
+                  .eq(static_cast<double>(k + 1))
+                  .all()
+                  .item<bool>());
     });
 }
 
@@ -75,14 +89,16 @@ TEST_CASE("rows go to their ranks and gradients come back, also when a rank has 
   run_ranks(3, [](const std::shared_ptr<World>& world) {
     // Rank r sends r rows to every rank; rank 0 sends nothing.
     int64_t r = world->rank();
-    Tensor x = (at::arange(3 * r * 2, at::kFloat).view({3 * r, 2}) + 100 * r).set_requires_grad(true);
+    Tensor x =
+        (at::arange(3 * r * 2, at::kFloat).view({3 * r, 2}) + 100 * r).set_requires_grad(true);
     Tensor y = all_to_all(x, {r, r, r}, {0, 1, 2}, world->everyone());
     REQUIRE(y.size(0) == 3);
     CHECK(y[0][0].item<double>() == 100 + 2 * static_cast<double>(r));
     CHECK(y[1][0].item<double>() == 200 + 4 * static_cast<double>(r));
     (y * weight(r, y)).sum().backward();
     if (r > 0)
-      for (int64_t k = 0; k < 3; ++k) CHECK(x.grad().narrow(0, k * r, r).eq(static_cast<double>(k + 1)).all().item<bool>());
+      for (int64_t k = 0; k < 3; ++k)
+        CHECK(x.grad().narrow(0, k * r, r).eq(static_cast<double>(k + 1)).all().item<bool>());
   });
 }
 

@@ -25,7 +25,8 @@ struct Faults {
 
 class FaultyTransport final : public Transport {
  public:
-  FaultyTransport(std::shared_ptr<Transport> inner, Faults faults) : inner_(std::move(inner)), faults_(faults), random_(faults.seed) {}
+  FaultyTransport(std::shared_ptr<Transport> inner, Faults faults)
+      : inner_(std::move(inner)), faults_(faults), random_(faults.seed) {}
   bool has_native_reduce_scatter() const override { return inner_->has_native_reduce_scatter(); }
   FlightPtr all_gather(const at::Tensor& shard, const at::Tensor& whole) override {
     return late([&] { return inner_->all_gather(shard, whole); });
@@ -42,22 +43,25 @@ class FaultyTransport final : public Transport {
   FlightPtr broadcast(const at::Tensor& tensor, int64_t root) override {
     return late([&] { return inner_->broadcast(tensor, root); });
   }
-  FlightPtr all_to_all(const at::Tensor& in, std::span<const int64_t> in_splits, const at::Tensor& out,
-                       std::span<const int64_t> out_splits) override {
+  FlightPtr all_to_all(const at::Tensor& in, std::span<const int64_t> in_splits,
+                       const at::Tensor& out, std::span<const int64_t> out_splits) override {
     return late([&] { return inner_->all_to_all(in, in_splits, out, out_splits); });
   }
   FlightPtr send_receive(std::span<const PeerMessage> messages) override {
     std::vector<PeerMessage> kept;
     for (const PeerMessage& message : messages)
-      if (message.way == PeerMessage::Way::receive || sends_++ != faults_.lose) kept.push_back(message);
+      if (message.way == PeerMessage::Way::receive || sends_++ != faults_.lose)
+        kept.push_back(message);
     // Those between two ranks keep their order, as on any transport.
     if (faults_.reorder) {
       auto turn = random_();
       std::stable_sort(kept.begin(), kept.end(), [&](const PeerMessage& a, const PeerMessage& b) {
-        return ((static_cast<uint64_t>(a.peer) * 2654435761U) ^ turn) < ((static_cast<uint64_t>(b.peer) * 2654435761U) ^ turn);
+        return ((static_cast<uint64_t>(a.peer) * 2654435761U) ^ turn) <
+               ((static_cast<uint64_t>(b.peer) * 2654435761U) ^ turn);
       });
     }
-    return late([&] { return kept.empty() ? std::make_unique<Nothing>() : inner_->send_receive(kept); });
+    return late(
+        [&] { return kept.empty() ? std::make_unique<Nothing>() : inner_->send_receive(kept); });
   }
   FlightPtr barrier() override {
     return late([&] { return inner_->barrier(); });
@@ -79,7 +83,11 @@ class FaultyTransport final : public Transport {
     FlightPtr inner;
     int delay_us;
   };
-  int delay() { return faults_.max_delay_us == 0 ? 0 : static_cast<int>(random_() % static_cast<uint64_t>(faults_.max_delay_us)); }
+  int delay() {
+    return faults_.max_delay_us == 0
+               ? 0
+               : static_cast<int>(random_() % static_cast<uint64_t>(faults_.max_delay_us));
+  }
   template <class F>
   FlightPtr late(F start) {
     std::this_thread::sleep_for(std::chrono::microseconds(delay()));

@@ -23,32 +23,44 @@ using meshwright::testing::FaultyTransport;
 
 namespace {
 
-PeerMessage send(int64_t peer, const Tensor& tensor) { return {PeerMessage::Way::send, peer, tensor}; }
-PeerMessage receive(int64_t peer, const Tensor& tensor) { return {PeerMessage::Way::receive, peer, tensor}; }
+PeerMessage send(int64_t peer, const Tensor& tensor) {
+  return {PeerMessage::Way::send, peer, tensor};
+}
+PeerMessage receive(int64_t peer, const Tensor& tensor) {
+  return {PeerMessage::Way::receive, peer, tensor};
+}
 
 // A world whose groups are carried by a faulty transport over that of `world`.
-std::shared_ptr<World> faulty(const std::shared_ptr<World>& world, Faults faults, std::chrono::milliseconds timeout) {
+std::shared_ptr<World> faulty(const std::shared_ptr<World>& world, Faults faults,
+                              std::chrono::milliseconds timeout) {
   faults.seed += static_cast<uint64_t>(world->rank());
   return std::make_shared<World>(
-      world->rank(), world->size(), at::kCPU, timeout, [world, faults](const std::string& name, const std::vector<int64_t>& ranks) {
-        return std::make_shared<FaultyTransport>(meshwright::detail::GroupAccess::of(*world->group(name, ranks)).transport, faults);
+      world->rank(), world->size(), at::kCPU, timeout,
+      [world, faults](const std::string& name, const std::vector<int64_t>& ranks) {
+        return std::make_shared<FaultyTransport>(
+            meshwright::detail::GroupAccess::of(*world->group(name, ranks)).transport, faults);
       });
 }
 
-// Each rank has something for the next one and for the one before, of other sizes and dtypes; twice under way at once.
+// Each rank has something for the next one and for the one before, of other sizes and dtypes; twice
+// under way at once.
 void pass_round(Group& group, int64_t rounds) {
   int64_t n = group.size(), me = group.rank(), next = (me + 1) % n, before = (me + n - 1) % n;
   for (int64_t round = 0; round < rounds; ++round) {
     std::vector<Tensor> keep;
     std::vector<Work> works;
     for (int64_t turn = 0; turn < 2; ++turn) {
-      auto value = [&](int64_t rank, int64_t way) { return static_cast<double>(1000 * round + 100 * turn + 10 * rank + way); };
-      Tensor forth = at::full({3 + turn}, value(me, 1)), back = at::full({5, 2}, value(me, 2), at::kDouble);
+      auto value = [&](int64_t rank, int64_t way) {
+        return static_cast<double>(1000 * round + 100 * turn + 10 * rank + way);
+      };
+      Tensor forth = at::full({3 + turn}, value(me, 1)),
+             back = at::full({5, 2}, value(me, 2), at::kDouble);
       Tensor from_before = at::empty({3 + turn}), from_next = at::empty({5, 2}, at::kDouble);
-      std::vector<PeerMessage> messages{receive(before, from_before), send(next, forth), send(before, back), receive(next, from_next)};
+      std::vector<PeerMessage> messages{receive(before, from_before), send(next, forth),
+                                        send(before, back), receive(next, from_next)};
       works.push_back(group.send_receive(messages));
-      for (const Tensor& t :
-           {from_before, at::full({3 + turn}, value(before, 1)), from_next, at::full({5, 2}, value(next, 2), at::kDouble), forth, back})
+      for (const Tensor& t : {from_before, at::full({3 + turn}, value(before, 1)), from_next,
+                              at::full({5, 2}, value(next, 2), at::kDouble), forth, back})
         keep.push_back(t);
     }
     for (size_t turn = works.size(); turn-- > 0;) works[turn].wait();  // in any order
@@ -61,7 +73,9 @@ void pass_round(Group& group, int64_t rounds) {
 
 }  // namespace
 
-TEST_CASE("messages go both ways between all neighbours at once, and are counted by the bytes that leave a rank") {
+TEST_CASE(
+    "messages go both ways between all neighbours at once, and are counted by the bytes that leave "
+    "a rank") {
   for (int64_t ranks : {2, 3, 4})
     run_ranks(ranks, [](const std::shared_ptr<World>& world) {
       auto group = world->everyone();
@@ -76,18 +90,23 @@ TEST_CASE("messages go both ways between all neighbours at once, and are counted
     });
 }
 
-TEST_CASE("ranks without messages take no part, and collectives and messages of one group do not meet") {
+TEST_CASE(
+    "ranks without messages take no part, and collectives and messages of one group do not meet") {
   run_ranks(4, [](const std::shared_ptr<World>& world) {
     auto group = world->everyone();
     int64_t me = world->rank();
     for (int turn = 0; turn < 5; ++turn) {
-      Tensor first = at::arange(4).to(at::kFloat) + turn, second = first * 10, a = at::empty({4}), b = at::empty({4});
+      Tensor first = at::arange(4).to(at::kFloat) + turn, second = first * 10, a = at::empty({4}),
+             b = at::empty({4});
       Work work;
-      if (me == 1) work = group->send_receive(std::vector<PeerMessage>{send(3, first), send(3, second)});
-      if (me == 3) work = group->send_receive(std::vector<PeerMessage>{receive(1, a), receive(1, b)});
+      if (me == 1)
+        work = group->send_receive(std::vector<PeerMessage>{send(3, first), send(3, second)});
+      if (me == 3)
+        work = group->send_receive(std::vector<PeerMessage>{receive(1, a), receive(1, b)});
       Tensor whole = at::empty({16}), mine = at::full({4}, static_cast<double>(me));
       group->all_gather(mine, whole).wait();  // while they are under way
-      for (int64_t r = 0; r < 4; ++r) CHECK((r == me || whole.narrow(0, 4 * r, 4).eq(static_cast<double>(r)).all().item<bool>()));
+      for (int64_t r = 0; r < 4; ++r)
+        CHECK((r == me || whole.narrow(0, 4 * r, 4).eq(static_cast<double>(r)).all().item<bool>()));
       work.wait();
       if (me == 3) {
         CHECK(a.equal(first));
@@ -101,7 +120,8 @@ TEST_CASE("a message for oneself or for nobody is refused") {
   run_ranks(2, [](const std::shared_ptr<World>& world) {
     auto group = world->everyone();
     for (int64_t peer : {world->rank(), int64_t{-1}, int64_t{2}})
-      CHECK_THROWS_AS(group->send_receive(std::vector<PeerMessage>{send(peer, at::full({1}, 1.0))}), Error);
+      CHECK_THROWS_AS(group->send_receive(std::vector<PeerMessage>{send(peer, at::full({1}, 1.0))}),
+                      Error);
     CHECK_FALSE(static_cast<bool>(group->send_receive({})));
   });
 }
@@ -109,7 +129,8 @@ TEST_CASE("a message for oneself or for nobody is refused") {
 TEST_CASE("delays and another order change no value") {
   for (uint64_t seed = 1; seed <= 5; ++seed)
     run_ranks(3, [&](const std::shared_ptr<World>& world) {
-      auto slow = faulty(world, {.seed = seed * 10, .max_delay_us = 3000, .reorder = true}, std::chrono::seconds(60));
+      auto slow = faulty(world, {.seed = seed * 10, .max_delay_us = 3000, .reorder = true},
+                         std::chrono::seconds(60));
       auto group = slow->everyone();
       pass_round(*group, 3);
       Tensor sum = at::full({7}, static_cast<double>(world->rank() + 1));
@@ -118,10 +139,12 @@ TEST_CASE("delays and another order change no value") {
     });
 }
 
-TEST_CASE("a lost message ends in an error that names rank, group, operation and who was waited for") {
+TEST_CASE(
+    "a lost message ends in an error that names rank, group, operation and who was waited for") {
   std::string told;
   auto body = [&](const std::shared_ptr<World>& world) {
-    auto lossy = faulty(world, {.lose = world->rank() == 1 ? 0 : -1}, std::chrono::milliseconds(2000));
+    auto lossy =
+        faulty(world, {.lose = world->rank() == 1 ? 0 : -1}, std::chrono::milliseconds(2000));
     auto group = lossy->everyone();
     Tensor out = at::full({4}, 1.0), in = at::empty({4});
     if (world->rank() == 1) group->send_receive(std::vector<PeerMessage>{send(2, out)}).wait();
@@ -134,8 +157,8 @@ TEST_CASE("a lost message ends in an error that names rank, group, operation and
   };
   // What timed out has broken the connections, so that the ranks cannot part in good order.
   CHECK_THROWS_AS(run_ranks(3, body, std::chrono::milliseconds(2000)), Error);
-  CHECK(told.find("rank 2 waited 2 s in vain for send_receive of 16 bytes in group world [0, 1, 2]: no word from rank 1") !=
-        std::string::npos);
+  CHECK(told.find("rank 2 waited 2 s in vain for send_receive of 16 bytes in group world [0, 1, "
+                  "2]: no word from rank 1") != std::string::npos);
 }
 
 }  // namespace transport_test

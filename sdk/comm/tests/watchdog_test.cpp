@@ -1,4 +1,5 @@
-// Collectives on a device, which the host does not wait for: a back end that calls itself NCCL and never finishes.
+// Collectives on a device, which the host does not wait for: a back end that calls itself NCCL and
+// never finishes.
 #include <ATen/ops/zeros.h>
 #include <doctest/doctest.h>
 
@@ -23,16 +24,21 @@ struct FakeWork : c10d::Work {
   explicit FakeWork(Fate f) : fate(f) {}
   bool isCompleted() override { return fate != Fate::never; }
   std::exception_ptr exception() const override {
-    return fate == Fate::broken ? std::make_exception_ptr(std::runtime_error("remote process exited")) : nullptr;
+    return fate == Fate::broken
+               ? std::make_exception_ptr(std::runtime_error("remote process exited"))
+               : nullptr;
   }
-  bool wait(std::chrono::milliseconds) override { return true; }  // orders a stream; the host goes on
+  bool wait(std::chrono::milliseconds) override {
+    return true;
+  }  // orders a stream; the host goes on
   Fate fate;
 };
 
 struct FakeNccl : c10d::Backend {
   explicit FakeNccl(Fate f) : Backend(0, 2), fate(f) {}
   const std::string getBackendName() const override { return "nccl"; }
-  c10::intrusive_ptr<c10d::Work> allreduce(std::vector<at::Tensor>&, const c10d::AllreduceOptions&) override {
+  c10::intrusive_ptr<c10d::Work> allreduce(std::vector<at::Tensor>&,
+                                           const c10d::AllreduceOptions&) override {
     return c10::make_intrusive<FakeWork>(fate);
   }
   void abort() override { ++aborted; }
@@ -46,7 +52,9 @@ struct Rank0 {
   explicit Rank0(Fate fate)
       : backend(c10::make_intrusive<FakeNccl>(fate)),
         world(0, 2, at::kCPU, std::chrono::milliseconds(300),
-              [this](const std::string&, const std::vector<int64_t>&) { return transport_over(backend, at::kCPU); }) {}
+              [this](const std::string&, const std::vector<int64_t>&) {
+                return transport_over(backend, at::kCPU);
+              }) {}
 };
 
 // What check() says within two seconds.
@@ -65,7 +73,9 @@ std::string failure_of(World& world, ErrorCode code) {
 
 }  // namespace
 
-TEST_CASE("a collective on a device that never ends is named after its timeout, and the device is let go") {
+TEST_CASE(
+    "a collective on a device that never ends is named after its timeout, and the device is let "
+    "go") {
   Rank0 rank(Fate::never);
   auto group = rank.world.everyone();
   CHECK(group->has_native_reduce_scatter());
@@ -74,7 +84,8 @@ TEST_CASE("a collective on a device that never ends is named after its timeout, 
   std::string text = failure_of(rank.world, ErrorCode::collective_timeout);
   CHECK(text.find("rank 0 waited 0.3") != std::string::npos);
   CHECK(text.find("all_reduce of 4.0 MB in group world [0, 1]") != std::string::npos);
-  for (int i = 0; i < 100 && rank.backend->aborted == 0; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  for (int i = 0; i < 100 && rank.backend->aborted == 0; ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
   CHECK(rank.backend->aborted == 1);
   CHECK_THROWS_AS(group->all_reduce(at::zeros({4})), Error);  // nothing goes on after it
 }
@@ -83,7 +94,8 @@ TEST_CASE("a collective that failed on the device is reported with the reason") 
   Rank0 rank(Fate::broken);
   rank.world.everyone()->all_reduce(at::zeros({4})).wait();
   std::string text = failure_of(rank.world, ErrorCode::collective_failed);
-  CHECK(text.find("all_reduce of 16 bytes in group world [0, 1] failed: remote process exited") != std::string::npos);
+  CHECK(text.find("all_reduce of 16 bytes in group world [0, 1] failed: remote process exited") !=
+        std::string::npos);
 }
 
 TEST_CASE("collectives that end in time leave nothing to report") {

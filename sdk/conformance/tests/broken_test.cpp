@@ -1,4 +1,5 @@
-// Plugins that are wrong in one way each: exactly the case that is about it fails, and says what it is.
+// Plugins that are wrong in one way each: exactly the case that is about it fails, and says what it
+// is.
 #include <doctest/doctest.h>
 
 #include <atomic>
@@ -47,8 +48,10 @@ class Fake final : public ShardedStrategy {
   MeshPlan plan_mesh(const MeshRequest& request) const override {
     return hooks.plan_mesh ? hooks.plan_mesh(request) : plan_sharded_mesh(request);
   }
-  TpPlan translate_tp_plan(const ModelOutline& outline, const TpPlanRequest& request) const override {
-    return hooks.translate ? hooks.translate(outline, request) : Strategy::translate_tp_plan(outline, request);
+  TpPlan translate_tp_plan(const ModelOutline& outline,
+                           const TpPlanRequest& request) const override {
+    return hooks.translate ? hooks.translate(outline, request)
+                           : Strategy::translate_tp_plan(outline, request);
   }
   Footprint footprint(const FootprintRequest& request) const override {
     Footprint out = fully_sharded_footprint(request, {});
@@ -64,7 +67,8 @@ class Fake final : public ShardedStrategy {
 std::string facts_with(const std::map<std::string, std::string>& changes) {
   std::map<std::string, std::string> facts;
   std::istringstream lines{std::string(build_facts())};
-  for (std::string line; std::getline(lines, line);) facts[line.substr(0, line.find('='))] = line.substr(line.find('=') + 1);
+  for (std::string line; std::getline(lines, line);)
+    facts[line.substr(0, line.find('='))] = line.substr(line.find('=') + 1);
   facts["info.strategies"] = "fake";
   for (const auto& [key, value] : changes) facts[key] = value;
   std::string out;
@@ -75,9 +79,13 @@ std::string facts_with(const std::map<std::string, std::string>& changes) {
 // A whole plugin, right in everything, for a row to spoil.
 struct Plugin {
   std::string facts = facts_with({});
-  std::vector<meshwright_option> options = {bool_option("overlap", true, "A switch."), int_option("depth", "2", 0, "A whole number.")};
-  std::vector<meshwright_strategy> strategies = {
-      describe<Fake>({.name = "fake", .aliases = nullptr, .summary = "A strategy for tests", .options_table = nullptr, .options = {}})};
+  std::vector<meshwright_option> options = {bool_option("overlap", true, "A switch."),
+                                            int_option("depth", "2", 0, "A whole number.")};
+  std::vector<meshwright_strategy> strategies = {describe<Fake>({.name = "fake",
+                                                                 .aliases = nullptr,
+                                                                 .summary = "A strategy for tests",
+                                                                 .options_table = nullptr,
+                                                                 .options = {}})};
   meshwright_plugin descriptor{sizeof(meshwright_plugin),
                                MESHWRIGHT_PLUGIN_MAGIC,
                                MESHWRIGHT_SDK_MAJOR,
@@ -104,8 +112,11 @@ struct Plugin {
     descriptor.strategy_count = strategies.size();
     std::map<std::string, conf::Report> reports;
     for (const conf::Case& c : conf::cases())
-      reports.emplace(c.name, conf::run_case(c, {&descriptor, strategies.data(),
-                                                 MESHWRIGHT_BUILD_DIR "/fixtures/plugins/libmeshwright_fixture_" + file + ".so"}));
+      reports.emplace(
+          c.name,
+          conf::run_case(
+              c, {&descriptor, strategies.data(),
+                  MESHWRIGHT_BUILD_DIR "/fixtures/plugins/libmeshwright_fixture_" + file + ".so"}));
     return reports;
   }
 };
@@ -125,33 +136,45 @@ MeshPlan planned(const MeshRequest& request, const std::function<Error(const Err
 }
 
 // Ranks beyond what the other cases look at, so that nothing but "mesh" sees it.
-MeshPlan planned_otherwise_when_large(const MeshRequest& request, const std::function<void(MeshPlan&)>& change) {
+MeshPlan planned_otherwise_when_large(const MeshRequest& request,
+                                      const std::function<void(MeshPlan&)>& change) {
   MeshPlan plan = plan_sharded_mesh(request);
   if (request.world_size > 16 && request.ranks.empty()) change(plan);
   return plan;
 }
 
 const Broken kBroken[] = {
-    {"abi", "a fact differs from the engine's: torch.version=0.1", [](Plugin& p) { p.facts = facts_with({{"torch.version", "0.1"}}); }},
-    {"abi", "the facts do not list \"fake\"", [](Plugin& p) { p.facts = facts_with({{"info.strategies", "other"}}); }},
+    {"abi", "a fact differs from the engine's: torch.version=0.1",
+     [](Plugin& p) { p.facts = facts_with({{"torch.version", "0.1"}}); }},
+    {"abi", "the facts do not list \"fake\"",
+     [](Plugin& p) { p.facts = facts_with({{"info.strategies", "other"}}); }},
     {"abi", "the facts are not sorted", [](Plugin& p) { p.facts += "arch=x86_64\n"; }},
     {"symbols", "exports fixture_leak", [](Plugin& p) { p.file = "leak"; }},
-    {"symbols", "exports meshwright_plugin_v1 0 times", [](Plugin& p) { p.file = "no_descriptor"; }},
+    {"symbols", "exports meshwright_plugin_v1 0 times",
+     [](Plugin& p) { p.file = "no_descriptor"; }},
     {"descriptor", "the license", [](Plugin& p) { p.descriptor.license = "do what you want"; }},
     {"descriptor", "the vendor is empty", [](Plugin& p) { p.descriptor.vendor = nullptr; }},
     {"descriptor", "the version \"1.0\"", [](Plugin& p) { p.descriptor.version = "1.0"; }},
     {"descriptor", "holds a line break", [](Plugin& p) { p.strategies[0].summary = "two\nlines"; }},
-    {"descriptor", "does not say that it can plan", [](Plugin& p) { p.strategies[0].capabilities = 0; }},
-    {"descriptor", "the strategy name fake stands twice", [](Plugin& p) { p.strategies.push_back(p.strategies[0]); }},
+    {"descriptor", "does not say that it can plan",
+     [](Plugin& p) { p.strategies[0].capabilities = 0; }},
+    {"descriptor", "the strategy name fake stands twice",
+     [](Plugin& p) { p.strategies.push_back(p.strategies[0]); }},
     {"descriptor", "the chain of extensions does not end",
      [](Plugin& p) {
        p.loop.next = &p.loop;
        p.descriptor.extensions = &p.loop;
      }},
-    {"schema", "the older name depth is the name of another option", [](Plugin& p) { p.options[0] = with_aliases(p.options[0], "depth"); }},
-    {"schema", "has a choice twice", [](Plugin& p) { p.options.push_back(choice_option("kind", "\"a\"", "a|b|a", "A word.")); }},
-    {"schema", "has an empty choice", [](Plugin& p) { p.options.push_back(choice_option("kind", "\"a\"", "a||b", "A word.")); }},
-    {"schema", "how", [](Plugin& p) { p.options.push_back(option("how", MESHWRIGHT_INT, "\"deep\"", "A default of another type.")); }},
+    {"schema", "the older name depth is the name of another option",
+     [](Plugin& p) { p.options[0] = with_aliases(p.options[0], "depth"); }},
+    {"schema", "has a choice twice",
+     [](Plugin& p) { p.options.push_back(choice_option("kind", "\"a\"", "a|b|a", "A word.")); }},
+    {"schema", "has an empty choice",
+     [](Plugin& p) { p.options.push_back(choice_option("kind", "\"a\"", "a||b", "A word.")); }},
+    {"schema", "how",
+     [](Plugin& p) {
+       p.options.push_back(option("how", MESHWRIGHT_INT, "\"deep\"", "A default of another type."));
+     }},
     {"lifecycle", "memory grew by",
      [](Plugin&) {
        static std::vector<std::unique_ptr<char[]>> kept;
@@ -167,14 +190,17 @@ const Broken kBroken[] = {
     {"validate", "has no help line",
      [](Plugin&) {
        hooks.validate = [](const StrategyConfig& config, Diagnostics& diagnostics) {
-         if (config.shared.sequence_parallel) diagnostics.add(Error(ErrorCode::option_refused, "no").key("distributed.sequence_parallel"));
+         if (config.shared.sequence_parallel)
+           diagnostics.add(
+               Error(ErrorCode::option_refused, "no").key("distributed.sequence_parallel"));
        };
      }},
     {"validate", "names no key",
      [](Plugin&) {
        hooks.validate = [](const StrategyConfig& config, Diagnostics& diagnostics) {
          if (config.shared.sequence_parallel)
-           diagnostics.add(Error(ErrorCode::option_refused, "no").help("set distributed.sequence_parallel = false"));
+           diagnostics.add(Error(ErrorCode::option_refused, "no")
+                               .help("set distributed.sequence_parallel = false"));
        };
      }},
     {"validate", "validate threw instead of reporting",
@@ -220,7 +246,8 @@ const Broken kBroken[] = {
     {"mesh", "fsdp_axes names nowhere",
      [](Plugin&) {
        hooks.plan_mesh = [](const MeshRequest& request) {
-         return planned_otherwise_when_large(request, [](MeshPlan& plan) { plan.fsdp_axes = {"nowhere"}; });
+         return planned_otherwise_when_large(request,
+                                             [](MeshPlan& plan) { plan.fsdp_axes = {"nowhere"}; });
        };
      }},
     {"mesh_pure", "a second call gave another answer",
@@ -243,14 +270,18 @@ const Broken kBroken[] = {
     {"mesh_refusal", "without a help line",
      [](Plugin&) {
        hooks.plan_mesh = [](const MeshRequest& request) {
-         return planned(request, [](const Error& error) { return Error(error.code(), error.message()).key(error.key()); });
+         return planned(request, [](const Error& error) {
+           return Error(error.code(), error.message()).key(error.key());
+         });
        };
      }},
     {"mesh_refusal", "which is not a 3xx code",
      [](Plugin&) {
        hooks.plan_mesh = [](const MeshRequest& request) {
          return planned(request, [](const Error& error) {
-           return Error(ErrorCode::out_of_range, error.message()).key("distributed.tp_size").help("use fewer");
+           return Error(ErrorCode::out_of_range, error.message())
+               .key("distributed.tp_size")
+               .help("use fewer");
          });
        };
      }},
@@ -258,14 +289,17 @@ const Broken kBroken[] = {
      [](Plugin&) {
        hooks.plan_mesh = [](const MeshRequest& request) {
          return planned(request, [](const Error& error) {
-           return Error(error.code(), error.message()).key("distributed.tp_size").help("set distributed.surely_no_key = 1");
+           return Error(error.code(), error.message())
+               .key("distributed.tp_size")
+               .help("set distributed.surely_no_key = 1");
          });
        };
      }},
     {"mesh_refusal", "accepted, but these sizes cannot be",
      [](Plugin&) {
        hooks.plan_mesh = [](const MeshRequest& request) {
-         if (std::set<int64_t>(request.ranks.begin(), request.ranks.end()).size() == request.ranks.size())
+         if (std::set<int64_t>(request.ranks.begin(), request.ranks.end()).size() ==
+             request.ranks.size())
            return plan_sharded_mesh(request);
          MeshRequest other = request;  // a rank that stands twice
          other.ranks = {0, 1, 2, 3};
@@ -275,14 +309,17 @@ const Broken kBroken[] = {
     {"tp_plan", "surely_no_plan_of_that_name",
      [](Plugin&) {
        hooks.translate = [](const ModelOutline& outline, const TpPlanRequest& request) {
-         if (request.choice.name == "surely_no_plan_of_that_name") throw std::runtime_error("unheard of");
+         if (request.choice.name == "surely_no_plan_of_that_name")
+           throw std::runtime_error("unheard of");
          return select_tp_plan(outline, request);
        };
      }},
     {"tp_plan", "neither honoured nor refused",
      [](Plugin&) {
        hooks.translate = [](const ModelOutline& outline, TpPlanRequest request) {
-         if (request.choice.kind == TpPlanChoice::Kind::custom && request.choice.patterns[0].second == "colwise") request.choice = {};
+         if (request.choice.kind == TpPlanChoice::Kind::custom &&
+             request.choice.patterns[0].second == "colwise")
+           request.choice = {};
          return select_tp_plan(outline, request);
        };
      }},
@@ -312,24 +349,41 @@ const Broken kBroken[] = {
        };
      }},
     {"footprint", "a negative number of bytes",
-     [](Plugin&) { hooks.footprint = [](Footprint& footprint) { footprint.bytes.transient = -1; }; }},
-    {"footprint", "it places", [](Plugin&) { hooks.footprint = [](Footprint& footprint) { footprint.parameters.pop_back(); }; }},
+     [](Plugin&) {
+       hooks.footprint = [](Footprint& footprint) { footprint.bytes.transient = -1; };
+     }},
+    {"footprint", "it places",
+     [](Plugin&) {
+       hooks.footprint = [](Footprint& footprint) { footprint.parameters.pop_back(); };
+     }},
     {"footprint", "the ranks of one copy hold",
      [](Plugin&) {
        hooks.footprint = [](Footprint& footprint) {
-         if (!footprint.parameters.back().placement.empty() && footprint.parameters.back().local_shape[0] > 0)
+         if (!footprint.parameters.back().placement.empty() &&
+             footprint.parameters.back().local_shape[0] > 0)
            --footprint.parameters.back().local_shape[0];
        };
      }},
     {"parallelize", "parallelize should answer E0390",
-     [](Plugin&) { hooks.parallelize = []() -> std::unique_ptr<ParallelModel> { throw Error(ErrorCode::internal, "not yet"); }; }},
+     [](Plugin&) {
+       hooks.parallelize = []() -> std::unique_ptr<ParallelModel> {
+         throw Error(ErrorCode::internal, "not yet");
+       };
+     }},
     {"parallelize", "std::logic_error: not yet left parallelize",
-     [](Plugin&) { hooks.parallelize = []() -> std::unique_ptr<ParallelModel> { throw std::logic_error("not yet"); }; }},
-    {"parallelize", "but parallelize answers", [](Plugin&) { hooks.parallelize = [] { return std::unique_ptr<ParallelModel>(); }; }},
+     [](Plugin&) {
+       hooks.parallelize = []() -> std::unique_ptr<ParallelModel> {
+         throw std::logic_error("not yet");
+       };
+     }},
+    {"parallelize", "but parallelize answers",
+     [](Plugin&) { hooks.parallelize = [] { return std::unique_ptr<ParallelModel>(); }; }},
 };
 
 const char* word(conf::Verdict verdict) {
-  return verdict == conf::Verdict::ok ? "ok" : verdict == conf::Verdict::failed ? "failed" : "skipped";
+  return verdict == conf::Verdict::ok       ? "ok"
+         : verdict == conf::Verdict::failed ? "failed"
+                                            : "skipped";
 }
 
 }  // namespace
@@ -370,5 +424,6 @@ TEST_CASE("what is wrong in one way fails the one case that is about it, which s
     }
     seen.insert(about);
   }
-  for (const conf::Case& c : conf::cases()) CHECK_MESSAGE(seen.contains(std::string(c.name)), std::string(c.name));
+  for (const conf::Case& c : conf::cases())
+    CHECK_MESSAGE(seen.contains(std::string(c.name)), std::string(c.name));
 }

@@ -1,4 +1,5 @@
-// The run-time contract of units (spec 4.9), of the replicated model (spec 6) and of the norm (spec 9.3), case by case.
+// The run-time contract of units (spec 4.9), of the replicated model (spec 6) and of the norm
+// (spec 9.3), case by case.
 #include <ATen/ops/arange.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
@@ -29,11 +30,14 @@ const MixedPrecision kSingle{DType::float32, DType::float32, DType::float32, tru
 struct BagImpl : torch::nn::Module {  // parameters of any shapes
   explicit BagImpl(const std::vector<std::vector<int64_t>>& shapes) {
     for (size_t i = 0; i < shapes.size(); ++i)
-      register_parameter("p" + std::to_string(i), at::arange(c10::multiply_integers(shapes[i]), at::kFloat).view(shapes[i]) + 1);
+      register_parameter(
+          "p" + std::to_string(i),
+          at::arange(c10::multiply_integers(shapes[i]), at::kFloat).view(shapes[i]) + 1);
   }
   Tensor forward(const Tensor& x) {
     Tensor sum = x;
-    for (const Tensor& p : parameters()) sum = sum + (p.to(x.scalar_type()) * p.to(x.scalar_type())).sum();
+    for (const Tensor& p : parameters())
+      sum = sum + (p.to(x.scalar_type()) * p.to(x.scalar_type())).sum();
     return sum;
   }
 };
@@ -44,15 +48,20 @@ UnitSpec root_unit(torch::nn::Module& module) {
   unit.name = "root";
   unit.module = &module;
   unit.reshard_after_forward = true;
-  for (auto& item : module.named_parameters()) unit.parameters.emplace_back(item.key(), item.value());
+  for (auto& item : module.named_parameters())
+    unit.parameters.emplace_back(item.key(), item.value());
   return unit;
 }
 
-std::unique_ptr<ParallelModel> shard(torch::nn::Module& module, const std::shared_ptr<torch::nn::Module>& owner,
-                                     const std::shared_ptr<World>& world, ShardedPolicy policy = {}) {
+std::unique_ptr<ParallelModel> shard(torch::nn::Module& module,
+                                     const std::shared_ptr<torch::nn::Module>& owner,
+                                     const std::shared_ptr<World>& world,
+                                     ShardedPolicy policy = {}) {
   policy.shard = world->everyone();
   policy.shard_axis = "dp_shard";
-  if (policy.mp.param == DType::bfloat16 && policy.mp.output == DType::bfloat16 && policy.mp.reduce == DType::float32) policy.mp = kSingle;
+  if (policy.mp.param == DType::bfloat16 && policy.mp.output == DType::bfloat16 &&
+      policy.mp.reduce == DType::float32)
+    policy.mp = kSingle;
   return shard_model(owner, {root_unit(module)}, policy, world);
 }
 
@@ -74,8 +83,8 @@ TEST_CASE("rows are shared out as torch.chunk does, and gathered again without p
     int64_t rows, ranks;
     std::vector<int64_t> held;
   };
-  for (const Row& row :
-       {Row{10, 4, {3, 3, 3, 1}}, Row{5, 4, {2, 2, 1, 0}}, Row{1, 4, {1, 0, 0, 0}}, Row{8, 2, {4, 4}}, Row{3, 3, {1, 1, 1}}}) {
+  for (const Row& row : {Row{10, 4, {3, 3, 3, 1}}, Row{5, 4, {2, 2, 1, 0}}, Row{1, 4, {1, 0, 0, 0}},
+                         Row{8, 2, {4, 4}}, Row{3, 3, {1, 1, 1}}}) {
     CAPTURE(row.rows);
     std::mutex mutex;
     run_ranks(row.ranks, [&](const std::shared_ptr<World>& world) {
@@ -90,7 +99,8 @@ TEST_CASE("rows are shared out as torch.chunk does, and gathered again without p
       CHECK(p.local.size(1) == 3);
       CHECK(whole.equal(before));
       if (row.held[r] > 0) CHECK(p.local.equal(before.narrow(0, p.region.offsets[0], row.held[r])));
-      CHECK(p.placement == std::vector<std::pair<std::string, std::string>>{{"dp_shard", "shard(0)"}});
+      CHECK(p.placement ==
+            std::vector<std::pair<std::string, std::string>>{{"dp_shard", "shard(0)"}});
     });
   }
 }
@@ -101,8 +111,10 @@ TEST_CASE("a freed parameter used outside of its unit is an error that names it"
     auto model = shard(*bag, bag.ptr(), world);
     Tensor p = bag->parameters()[1];
     for (const std::function<void()>& use :
-         {std::function<void()>([&] { (void)(p + 1); }), std::function<void()>([&] { (void)p.sum(); }),
-          std::function<void()>([&] { (void)p.data_ptr<float>(); }), std::function<void()>([&] { (void)p.narrow(0, 1, 2).clone(); }),
+         {std::function<void()>([&] { (void)(p + 1); }),
+          std::function<void()>([&] { (void)p.sum(); }),
+          std::function<void()>([&] { (void)p.data_ptr<float>(); }),
+          std::function<void()>([&] { (void)p.narrow(0, 1, 2).clone(); }),
           std::function<void()>([&] { (void)bag->parameters()[0].t().matmul(at::ones({4})); })}) {
       std::string what;
       try {
@@ -111,7 +123,8 @@ TEST_CASE("a freed parameter used outside of its unit is an error that names it"
         what = e.what();
       }
       CHECK(what.find("was used outside its unit") != std::string::npos);
-      CHECK((what.find("parameter p1") != std::string::npos || what.find("parameter p0") != std::string::npos));
+      CHECK((what.find("parameter p1") != std::string::npos ||
+             what.find("parameter p0") != std::string::npos));
     }
     double sum = 0;
     model->summon_full_parameters([&] { sum = p.sum().item<double>(); });
@@ -157,7 +170,8 @@ TEST_CASE("mixed precision: dtypes of parameters, gradients, inputs and outputs"
         policy.mp = mp;
         model = shard(*bag, bag.ptr(), world, policy);
       }
-      bag->before_forward.push_back([&](torch::nn::Module&, TensorRefs& inputs) { seen = inputs.at(0)->scalar_type(); });
+      bag->before_forward.push_back(
+          [&](torch::nn::Module&, TensorRefs& inputs) { seen = inputs.at(0)->scalar_type(); });
       for (bool last : {false, true}) {
         if (!last) model->begin_step();
         model->begin_micro_batch(last ? GradientSync::reduce : GradientSync::accumulate);
@@ -179,7 +193,9 @@ TEST_CASE("mixed precision: dtypes of parameters, gradients, inputs and outputs"
   });
 }
 
-TEST_CASE("parameters without a gradient: an error that names them, or zeros when asked to look for them") {
+TEST_CASE(
+    "parameters without a gradient: an error that names them, or zeros when asked to look for "
+    "them") {
   struct HalfImpl : torch::nn::Module {
     torch::nn::Linear used{nullptr}, spare{nullptr};
     bool both = false;
@@ -213,7 +229,8 @@ TEST_CASE("parameters without a gradient: an error that names them, or zeros whe
     ReplicationPolicy fixed;
     fixed.static_graph = true;
     CHECK(step(fixed) == 0);
-    CHECK(message_of([&] { step(fixed, true); }, ErrorCode::unused_parameter).find("changed after the first step") != std::string::npos);
+    CHECK(message_of([&] { step(fixed, true); }, ErrorCode::unused_parameter)
+              .find("changed after the first step") != std::string::npos);
   });
 }
 
@@ -252,17 +269,23 @@ TEST_CASE("modules that cannot be sharded are refused with what to change") {
   ShardedPolicy policy;
   policy.shard = world->everyone();
   policy.mp = kSingle;
-  CHECK(message_of([&] { shard_model(plain, {root_unit(*plain)}, policy, world); }, ErrorCode::bad_module).find("without hooks") !=
-        std::string::npos);
+  CHECK(message_of([&] { shard_model(plain, {root_unit(*plain)}, policy, world); },
+                   ErrorCode::bad_module)
+            .find("without hooks") != std::string::npos);
   Bag scalar(std::vector<std::vector<int64_t>>{{}});
-  CHECK(message_of([&] { shard_model(scalar.ptr(), {root_unit(*scalar)}, policy, world); }, ErrorCode::bad_module).find("p0") !=
-        std::string::npos);
+  CHECK(message_of([&] { shard_model(scalar.ptr(), {root_unit(*scalar)}, policy, world); },
+                   ErrorCode::bad_module)
+            .find("p0") != std::string::npos);
   Bag twice(std::vector<std::vector<int64_t>>{{2}});
-  CHECK(message_of([&] { shard_model(twice.ptr(), {root_unit(*twice), root_unit(*twice)}, policy, world); }, ErrorCode::bad_module)
-            .find("two units") != std::string::npos);
+  CHECK(
+      message_of(
+          [&] { shard_model(twice.ptr(), {root_unit(*twice), root_unit(*twice)}, policy, world); },
+          ErrorCode::bad_module)
+          .find("two units") != std::string::npos);
   ReplicationPolicy low;
   low.group = world->everyone();
-  CHECK(message_of([&] { replicate_model(plain, low, world); }, ErrorCode::bad_module).find("no hooks") != std::string::npos);
+  CHECK(message_of([&] { replicate_model(plain, low, world); }, ErrorCode::bad_module)
+            .find("no hooks") != std::string::npos);
 }
 
 TEST_CASE("the norm counts every gradient once, over the axes that cut it") {
@@ -270,13 +293,16 @@ TEST_CASE("the norm counts every gradient once, over the axes that cut it") {
   Tensor a = at::full({1}, 3.0), b = at::full({1}, 4.0);
   CHECK(clip_gradients({{{a}, {}}, {{b}, {}}}, 1, 1, at::kCPU) == 5);
   CHECK(std::abs(a.item<double>() / 3 - 0.19999996) < 1e-8);
-  // Replicated over tp = 2 with 3, and a sharded one of 4 on one rank and 0 on the other: 5 on both.
+  // Replicated over tp = 2 with 3, and a sharded one of 4 on one rank and 0 on the other: 5 on
+  // both.
   run_ranks(2, [](const std::shared_ptr<World>& world) {
-    Tensor both = at::full({1}, 3.0), cut = at::full({1}, world->rank() == 0 ? 4.0 : 0.0), none = at::zeros({0});
+    Tensor both = at::full({1}, 3.0), cut = at::full({1}, world->rank() == 0 ? 4.0 : 0.0),
+           none = at::zeros({0});
     CHECK(clip_gradients({{{both}, {}}, {{cut}, {world->everyone()}}}, 0, 1, at::kCPU) == 5);
     CHECK(both.item<double>() == 3);
     // A rank that holds nothing of a set still takes part.
-    CHECK(clip_gradients({{{world->rank() == 0 ? both : none}, {world->everyone()}}}, 0, 2, at::kCPU) == 6);
+    CHECK(clip_gradients({{{world->rank() == 0 ? both : none}, {world->everyone()}}}, 0, 2,
+                         at::kCPU) == 6);
   });
   Tensor infinite = at::full({1}, INFINITY);
   CHECK(std::isinf(clip_gradients({{{infinite}, {}}}, 1, 1, at::kCPU)));

@@ -1,4 +1,5 @@
-// Sharded and replicated models take the same steps as one process: losses, gradient norms and every parameter.
+// Sharded and replicated models take the same steps as one process: losses, gradient norms and
+// every parameter.
 #include <ATen/Context.h>
 #include <ATen/ops/_fused_adamw.h>
 #include <ATen/ops/cat.h>
@@ -56,7 +57,8 @@ Result train(const std::shared_ptr<World>& world, const Setting& s) {
   tiny::Net net = tiny::make(kLayers, 3, s.dropout, s.tied);
   if (s.frozen)
     for (auto& item : net->named_parameters())
-      if (item.key().find("up.") != std::string::npos || item.key().starts_with("embed")) item.value().set_requires_grad(false);
+      if (item.key().find("up.") != std::string::npos || item.key().starts_with("embed"))
+        item.value().set_requires_grad(false);
   checkpoint_layers(*net, layer_names(outline_of(*net)), s.checkpointing, true);
   std::unique_ptr<ParallelModel> model;
   if (s.replicated) {
@@ -104,10 +106,12 @@ Result train(const std::shared_ptr<World>& world, const Setting& s) {
     model->begin_step();
     double loss_sum = 0;
     for (int64_t a = 0; a < s.accumulation; ++a) {
-      model->begin_micro_batch(a + 1 == s.accumulation ? GradientSync::reduce : GradientSync::accumulate);
+      model->begin_micro_batch(a + 1 == s.accumulation ? GradientSync::reduce
+                                                       : GradientSync::accumulate);
       std::vector<Tensor> list;
       for (int64_t r = 0; r < rows; ++r)
-        list.push_back(tiny::batch(1, static_cast<uint64_t>(step * 1000 + (a * s.ranks + world->rank()) * rows + r)));
+        list.push_back(tiny::batch(
+            1, static_cast<uint64_t>(step * 1000 + (a * s.ranks + world->rank()) * rows + r)));
       Tensor loss = tiny::loss_of(net, at::cat(list));
       (loss / s.accumulation).backward();
       loss_sum += loss.item<double>() / static_cast<double>(s.accumulation * s.ranks);
@@ -126,12 +130,14 @@ Result train(const std::shared_ptr<World>& world, const Setting& s) {
         t.push_back(at::zeros({}));
       }
       t[i].add_(1);
-      at::_fused_adamw_({group.values}, {group.grads}, {m[i]}, {v[i]}, {}, {t[i]}, 1e-2, 0.9, 0.95, 0.1, 1e-4, false, false);
+      at::_fused_adamw_({group.values}, {group.grads}, {m[i]}, {v[i]}, {}, {t[i]}, 1e-2, 0.9, 0.95,
+                        0.1, 1e-4, false, false);
       ++i;
     }
     model->after_optimizer_step();
   }
-  for (const ParallelParameter& p : model->parameters()) out.parameters[p.name] = model->full_tensor(p.name);
+  for (const ParallelParameter& p : model->parameters())
+    out.parameters[p.name] = model->full_tensor(p.name);
   return out;
 }
 
@@ -146,7 +152,8 @@ Result run(const Setting& s) {
   for (const Result& other : all) {
     CHECK(other.losses == all[0].losses);
     CHECK(other.norms == all[0].norms);
-    for (const auto& [name, tensor] : other.parameters) CHECK(tensor.equal(all[0].parameters.at(name)));
+    for (const auto& [name, tensor] : other.parameters)
+      CHECK(tensor.equal(all[0].parameters.at(name)));
   }
   return all[0];
 }
@@ -159,12 +166,15 @@ void compare(const Result& found, const Result& expected, double tolerance) {
   REQUIRE(found.parameters.size() == expected.parameters.size());
   for (const auto& [name, tensor] : found.parameters) {
     CAPTURE(name);
-    // The optimizer's epsilon is 1e-4: with a smaller one Adam magnifies the rounding of gradients that are nearly zero.
+    // The optimizer's epsilon is 1e-4: with a smaller one Adam magnifies the rounding of gradients
+    // that are nearly zero.
     CHECK((tensor - expected.parameters.at(name)).abs().max().item<double>() <= tolerance);
   }
 }
 
-Result alone(bool tied = false, bool frozen = false) { return run({.name = "alone", .replicated = true, .tied = tied, .frozen = frozen}); }
+Result alone(bool tied = false, bool frozen = false) {
+  return run({.name = "alone", .replicated = true, .tied = tied, .frozen = frozen});
+}
 
 }  // namespace
 
@@ -179,9 +189,17 @@ TEST_CASE("sharded and replicated training equals one process") {
       {.name = "four", .ranks = 4},
       {.name = "six: some ranks hold nothing of a parameter", .ranks = 6},
       {.name = "hybrid 2 x 2", .ranks = 4, .replicas = 2},
-      {.name = "hybrid 3 x 2, every micro-batch", .ranks = 6, .replicas = 3, .accumulation = 2, .every = true},
+      {.name = "hybrid 3 x 2, every micro-batch",
+       .ranks = 6,
+       .replicas = 3,
+       .accumulation = 2,
+       .every = true},
       {.name = "flat", .ranks = 3, .layout = ShardLayout::flat},
-      {.name = "flat hybrid", .ranks = 4, .replicas = 2, .layout = ShardLayout::flat, .accumulation = 3},
+      {.name = "flat hybrid",
+       .ranks = 4,
+       .replicas = 2,
+       .layout = ShardLayout::flat,
+       .accumulation = 3},
       {.name = "flat, level 0", .ranks = 3, .accumulation = 2, .level = 0},
       {.name = "flat, level 1", .ranks = 3, .accumulation = 4, .level = 1},
       {.name = "flat, level 2", .ranks = 4, .accumulation = 3, .level = 2},
@@ -193,20 +211,41 @@ TEST_CASE("sharded and replicated training equals one process") {
        .explicit_prefetch = true,
        .forward_depth = 2,
        .backward_depth = 3},
-      {.name = "flat, two buffers", .ranks = 3, .layout = ShardLayout::flat, .reshard = 1, .double_buffer = true},
+      {.name = "flat, two buffers",
+       .ranks = 3,
+       .layout = ShardLayout::flat,
+       .reshard = 1,
+       .double_buffer = true},
       {.name = "reshard always", .ranks = 2, .reshard = 1},
       {.name = "reshard never", .ranks = 2, .reshard = 0},
       {.name = "accumulation deferred", .ranks = 3, .accumulation = 4},
       {.name = "accumulation, each reduced", .ranks = 3, .accumulation = 4, .every = true},
       {.name = "no prefetch", .ranks = 2, .prefetch = false},
       {.name = "prefetch 1 and 2", .ranks = 2, .explicit_prefetch = true},
-      {.name = "prefetch 3 and 3", .ranks = 2, .explicit_prefetch = true, .forward_depth = 3, .backward_depth = 3},
-      {.name = "prefetch backward only", .ranks = 2, .explicit_prefetch = true, .forward_depth = 0, .backward_depth = 9},
+      {.name = "prefetch 3 and 3",
+       .ranks = 2,
+       .explicit_prefetch = true,
+       .forward_depth = 3,
+       .backward_depth = 3},
+      {.name = "prefetch backward only",
+       .ranks = 2,
+       .explicit_prefetch = true,
+       .forward_depth = 0,
+       .backward_depth = 9},
       {.name = "checkpointing full", .ranks = 2, .checkpointing = AC::full},
       {.name = "checkpointing selective", .ranks = 2, .reshard = 1, .checkpointing = AC::selective},
       {.name = "ddp 2", .ranks = 2, .replicated = true},
-      {.name = "ddp 3, small buckets", .ranks = 3, .replicated = true, .accumulation = 2, .bucket_bytes = 300},
-      {.name = "ddp 4, gradients apart", .ranks = 4, .replicated = true, .accumulation = 3, .bucket_view = false, .bucket_bytes = 900},
+      {.name = "ddp 3, small buckets",
+       .ranks = 3,
+       .replicated = true,
+       .accumulation = 2,
+       .bucket_bytes = 300},
+      {.name = "ddp 4, gradients apart",
+       .ranks = 4,
+       .replicated = true,
+       .accumulation = 3,
+       .bucket_view = false,
+       .bucket_bytes = 900},
       {.name = "ddp, checkpointing", .ranks = 2, .replicated = true, .checkpointing = AC::full},
   };
   for (const Setting& s : settings) {
@@ -221,11 +260,25 @@ TEST_CASE("tied embeddings and frozen parameters train as in one process") {
       if (tied && frozen) continue;
       Result expected = alone(tied, frozen);
       INFO("tied ", tied, " frozen ", frozen);
-      compare(run({.name = "sharded", .ranks = 3, .accumulation = 2, .tied = tied, .frozen = frozen}), expected, 1e-5);
-      compare(run({.name = "flat", .ranks = 2, .layout = ShardLayout::flat, .tied = tied, .frozen = frozen}), expected, 1e-5);
+      compare(
+          run({.name = "sharded", .ranks = 3, .accumulation = 2, .tied = tied, .frozen = frozen}),
+          expected, 1e-5);
+      compare(run({.name = "flat",
+                   .ranks = 2,
+                   .layout = ShardLayout::flat,
+                   .tied = tied,
+                   .frozen = frozen}),
+              expected, 1e-5);
       for (int level = 0; level <= 2; ++level)
-        compare(run({.name = "level", .ranks = 3, .accumulation = 2, .tied = tied, .frozen = frozen, .level = level}), expected, 1e-5);
-      compare(run({.name = "ddp", .ranks = 2, .replicated = true, .tied = tied, .frozen = frozen}), expected, 1e-5);
+        compare(run({.name = "level",
+                     .ranks = 3,
+                     .accumulation = 2,
+                     .tied = tied,
+                     .frozen = frozen,
+                     .level = level}),
+                expected, 1e-5);
+      compare(run({.name = "ddp", .ranks = 2, .replicated = true, .tied = tied, .frozen = frozen}),
+              expected, 1e-5);
     }
 }
 

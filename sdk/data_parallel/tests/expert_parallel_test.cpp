@@ -1,4 +1,5 @@
-// Expert parallelism: a model of mixture-of-experts layers trains as on one process, whatever the mesh, the dispatcher and the routing.
+// Expert parallelism: a model of mixture-of-experts layers trains as on one process, whatever the
+// mesh, the dispatcher and the routing.
 #include "meshwright/parallel/expert_parallel.h"
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -33,7 +34,9 @@ namespace {
 
 constexpr int64_t kWidth = 8, kInner = 12, kExperts = 4, kLength = 6, kSamples = 8;
 
-Tensor seeded(at::IntArrayRef sizes, uint64_t seed) { return at::randn(sizes, at::detail::createCPUGenerator(seed)); }
+Tensor seeded(at::IntArrayRef sizes, uint64_t seed) {
+  return at::randn(sizes, at::detail::createCPUGenerator(seed));
+}
 
 MoeConfig block_config() {
   MoeConfig c;
@@ -70,7 +73,8 @@ struct StackImpl : torch::nn::Module {
     for (auto& layer : *layers) h = layer->as<Layer>()->forward(h);
     return out(h);
   }
-  Linear in{Linear(torch::nn::LinearOptions(kWidth, kWidth))}, out{Linear(torch::nn::LinearOptions(kWidth, 3))};
+  Linear in{Linear(torch::nn::LinearOptions(kWidth, kWidth))},
+      out{Linear(torch::nn::LinearOptions(kWidth, 3))};
   torch::nn::ModuleList layers;
 };
 MESHWRIGHT_MODULE(Stack);
@@ -85,7 +89,9 @@ void bend(Stack& model, Routes routes) {
     block->gate()->weight.mul_(0.1);
     // A large constant feature (see samples()) times this column decides.
     block->gate()->weight.select(1, 0).zero_();
-    block->gate()->weight.index({routes == Routes::all_to_first ? 0 : kExperts - 1, 0}).fill_(routes == Routes::all_to_first ? 50 : -50);
+    block->gate()
+        ->weight.index({routes == Routes::all_to_first ? 0 : kExperts - 1, 0})
+        .fill_(routes == Routes::all_to_first ? 50 : -50);
   }
 }
 
@@ -118,14 +124,15 @@ std::vector<std::string> names_of(const std::vector<UnitSpec>& units) {
 
 // A class whose rule keeps routers in float32.
 const std::string& ruled_class() {
-  static const std::string name = (register_unit_rule("RuledStack", dtype_aware_rule({"*.mlp.gate.*"})), "RuledStack");
+  static const std::string name =
+      (register_unit_rule("RuledStack", dtype_aware_rule({"*.mlp.gate.*"})), "RuledStack");
   return name;
 }
 
 constexpr int kSteps = 4;
 
-// Plain gradient descent on a sum over all samples, as the training loop does it: the loss is multiplied by the data-parallel ranks, whose
-// mean the gradients are.
+// Plain gradient descent on a sum over all samples, as the training loop does it: the loss is
+// multiplied by the data-parallel ranks, whose mean the gradients are.
 Result train(const Job& job, const std::shared_ptr<World>& world) {
   Stack model(block_config());
   bend(model, job.routes);
@@ -143,21 +150,27 @@ Result train(const Job& job, const std::shared_ptr<World>& world) {
   Result result;
   ShardedPolicy policy = sharded_policy(request);
   policy.expert_parallel = apply_expert_parallel(request);
-  if (job.checkpoint) checkpoint_layers(*model, std::vector<std::string>{"layers.0", "layers.1"}, ActivationCheckpointing::full, true);
+  if (job.checkpoint)
+    checkpoint_layers(*model, std::vector<std::string>{"layers.0", "layers.1"},
+                      ActivationCheckpointing::full, true);
   std::vector<UnitSpec> units =
-      policy.expert_parallel ? expert_unit_specs(request, *policy.expert_parallel, job.reshard) : unit_specs(*model, outline, job.reshard);
+      policy.expert_parallel ? expert_unit_specs(request, *policy.expert_parallel, job.reshard)
+                             : unit_specs(*model, outline, job.reshard);
   result.units = names_of(units);
-  std::unique_ptr<ParallelModel> parallel = shard_model(model.ptr(), std::move(units), std::move(policy), world);
+  std::unique_ptr<ParallelModel> parallel =
+      shard_model(model.ptr(), std::move(units), std::move(policy), world);
 
   int64_t dp = world->size() / job.tp, stream = world->rank() / job.tp;
   Tensor all = samples(), mine = all.narrow(0, stream * (kSamples / dp), kSamples / dp);
-  if (job.idle && stream == 0) mine = at::cat({mine, all.narrow(0, (dp - 1) * (kSamples / dp), kSamples / dp)});
+  if (job.idle && stream == 0)
+    mine = at::cat({mine, all.narrow(0, (dp - 1) * (kSamples / dp), kSamples / dp)});
   if (job.idle && stream == dp - 1) mine = mine.narrow(0, 0, 0);
   for (int step = 0; step < kSteps; ++step) {
     parallel->begin_step();
     double loss = 0;
     for (int64_t i = 0; i < job.accumulate; ++i) {
-      parallel->begin_micro_batch(i + 1 == job.accumulate ? GradientSync::reduce : GradientSync::accumulate);
+      parallel->begin_micro_batch(i + 1 == job.accumulate ? GradientSync::reduce
+                                                          : GradientSync::accumulate);
       int64_t each = mine.size(0) / job.accumulate;
       Tensor x = mine.narrow(0, i * each, each);
       Tensor y = model(x), part = y.square().sum() / static_cast<double>(kSamples);
@@ -170,10 +183,12 @@ Result train(const Job& job, const std::shared_ptr<World>& world) {
     parallel->data_group()->all_reduce(sum, ReduceOp::sum, true).wait();
     result.losses.push_back(sum.item<double>());
     c10::NoGradGuard no_grad;
-    for (const FlatParameterGroup& update : parallel->update_groups()) update.values.add_(update.grads, -0.1);
+    for (const FlatParameterGroup& update : parallel->update_groups())
+      update.values.add_(update.grads, -0.1);
     parallel->after_optimizer_step();
   }
-  for (const ParallelParameter& p : parallel->parameters()) result.parameters[p.name] = parallel->full_tensor(p.name);
+  for (const ParallelParameter& p : parallel->parameters())
+    result.parameters[p.name] = parallel->full_tensor(p.name);
   return result;
 }
 
@@ -193,18 +208,21 @@ std::string compare(const Job& job) {
     std::lock_guard lock(mutex);
     auto told = [&](const std::string& what, double far) {
       if (!(far <= 1e-5) && problems.size() < 400)
-        problems += "rank " + std::to_string(world->rank()) + ": " + what + " is off by " + std::to_string(far) + "; ";
+        problems += "rank " + std::to_string(world->rank()) + ": " + what + " is off by " +
+                    std::to_string(far) + "; ";
     };
     for (int i = 0; i < kSteps; ++i) {
       auto at = static_cast<size_t>(i);
       told("loss of step " + std::to_string(i), apart(found.losses[at], expected.losses[at]));
       told("norm of step " + std::to_string(i), apart(found.norms[at], expected.norms[at]));
     }
-    if (found.parameters.size() != expected.parameters.size()) problems += "another number of parameters; ";
+    if (found.parameters.size() != expected.parameters.size())
+      problems += "another number of parameters; ";
     for (const auto& [name, value] : expected.parameters) {
       const Tensor& other = found.parameters.at(name);
       told(name, other.sizes() == value.sizes()
-                     ? (other - value).abs().max().item<double>() / std::max(1.0, value.abs().max().item<double>())
+                     ? (other - value).abs().max().item<double>() /
+                           std::max(1.0, value.abs().max().item<double>())
                      : HUGE_VAL);
     }
   });
@@ -212,26 +230,36 @@ std::string compare(const Job& job) {
 }
 
 std::string text_of(const Job& job) {
-  return std::to_string(job.ranks) + " ranks, ep " + std::to_string(job.ep) + ", tp " + std::to_string(job.tp) + ", dp_replicate " +
-         std::to_string(job.replicate) + (job.dispatcher == TokenDispatcher::all_gather ? ", all-gather" : ", all-to-all") + ", routes " +
-         std::to_string(static_cast<int>(job.routes)) + ", accumulate " + std::to_string(job.accumulate) +
-         (job.reshard ? ", reshard" : "") + (job.checkpoint ? ", recompute" : "");
+  return std::to_string(job.ranks) + " ranks, ep " + std::to_string(job.ep) + ", tp " +
+         std::to_string(job.tp) + ", dp_replicate " + std::to_string(job.replicate) +
+         (job.dispatcher == TokenDispatcher::all_gather ? ", all-gather" : ", all-to-all") +
+         ", routes " + std::to_string(static_cast<int>(job.routes)) + ", accumulate " +
+         std::to_string(job.accumulate) + (job.reshard ? ", reshard" : "") +
+         (job.checkpoint ? ", recompute" : "");
 }
 
 }  // namespace
 
-TEST_CASE("expert parallelism: losses, norms and every parameter are those of one process on every expert mesh, with both dispatchers") {
+TEST_CASE(
+    "expert parallelism: losses, norms and every parameter are those of one process on every "
+    "expert mesh, with both dispatchers") {
   for (TokenDispatcher dispatcher : {TokenDispatcher::all_to_all, TokenDispatcher::all_gather})
     for (auto [ranks, ep] : {std::pair<int64_t, int64_t>{2, 2}, {4, 4}, {4, 2}})
       for (int64_t accumulate : {1, 2})
         for (bool reshard : {false, true}) {
-          Job job{.ranks = ranks, .ep = ep, .accumulate = accumulate, .dispatcher = dispatcher, .reshard = reshard};
+          Job job{.ranks = ranks,
+                  .ep = ep,
+                  .accumulate = accumulate,
+                  .dispatcher = dispatcher,
+                  .reshard = reshard};
           INFO(text_of(job));
           CHECK(compare(job) == "");
         }
 }
 
-TEST_CASE("expert parallelism: a unit rule of the model's class cuts units first, and experts are taken out of them") {
+TEST_CASE(
+    "expert parallelism: a unit rule of the model's class cuts units first, and experts are taken "
+    "out of them") {
   Job ruled{.ranks = 2, .ep = 2, .ruled = true};
   CHECK(compare(ruled) == "");
   std::vector<std::string> with, without;
@@ -244,24 +272,29 @@ TEST_CASE("expert parallelism: a unit rule of the model's class cuts units first
     with = one;
     without = other;
   });
-  CHECK(without == std::vector<std::string>{"layers.0.mlp.experts", "layers.0", "layers.1.mlp.experts", "layers.1", "root"});
+  CHECK(without == std::vector<std::string>{"layers.0.mlp.experts", "layers.0",
+                                            "layers.1.mlp.experts", "layers.1", "root"});
   // Nothing of a layer is left for a unit of its own once its router and its experts have theirs.
-  CHECK(with == std::vector<std::string>{"layers.0.mlp.gate", "layers.0.mlp.experts", "layers.1.mlp.gate", "layers.1.mlp.experts", "root"});
+  CHECK(with == std::vector<std::string>{"layers.0.mlp.gate", "layers.0.mlp.experts",
+                                         "layers.1.mlp.gate", "layers.1.mlp.experts", "root"});
 }
 
-TEST_CASE("expert parallelism: so are those beside tensor parallelism, whose ranks bring the same tokens twice, and beside replicas") {
+TEST_CASE(
+    "expert parallelism: so are those beside tensor parallelism, whose ranks bring the same tokens "
+    "twice, and beside replicas") {
   for (TokenDispatcher dispatcher : {TokenDispatcher::all_to_all, TokenDispatcher::all_gather})
-    for (const Job& job :
-         {Job{.ranks = 2, .ep = 2, .tp = 2, .dispatcher = dispatcher}, Job{.ranks = 4, .ep = 4, .tp = 2, .dispatcher = dispatcher},
-          Job{.ranks = 4, .ep = 2, .tp = 2, .dispatcher = dispatcher},
-          Job{.ranks = 4, .ep = 2, .replicate = 2, .dispatcher = dispatcher}}) {
+    for (const Job& job : {Job{.ranks = 2, .ep = 2, .tp = 2, .dispatcher = dispatcher},
+                           Job{.ranks = 4, .ep = 4, .tp = 2, .dispatcher = dispatcher},
+                           Job{.ranks = 4, .ep = 2, .tp = 2, .dispatcher = dispatcher},
+                           Job{.ranks = 4, .ep = 2, .replicate = 2, .dispatcher = dispatcher}}) {
       INFO(text_of(job));
       CHECK(compare(job) == "");
     }
 }
 
 TEST_CASE(
-    "expert parallelism: all tokens to one expert, and an expert that is never used: nobody waits in vain, and the result is the same") {
+    "expert parallelism: all tokens to one expert, and an expert that is never used: nobody waits "
+    "in vain, and the result is the same") {
   for (TokenDispatcher dispatcher : {TokenDispatcher::all_to_all, TokenDispatcher::all_gather})
     for (Routes routes : {Routes::all_to_first, Routes::never_last})
       for (auto [ranks, ep] : {std::pair<int64_t, int64_t>{2, 2}, {4, 4}, {4, 2}}) {
@@ -282,13 +315,20 @@ TEST_CASE("expert parallelism: a rank without tokens takes part in everything") 
 
 TEST_CASE("expert parallelism: recomputed layers send their tokens again and train the same") {
   for (TokenDispatcher dispatcher : {TokenDispatcher::all_to_all, TokenDispatcher::all_gather}) {
-    Job job{.ranks = 4, .ep = 2, .accumulate = 2, .dispatcher = dispatcher, .reshard = true, .checkpoint = true};
+    Job job{.ranks = 4,
+            .ep = 2,
+            .accumulate = 2,
+            .dispatcher = dispatcher,
+            .reshard = true,
+            .checkpoint = true};
     INFO(text_of(job));
     CHECK(compare(job) == "");
   }
 }
 
-TEST_CASE("expert parallelism: only the rows that move are sent, twice each way, once with their weights") {
+TEST_CASE(
+    "expert parallelism: only the rows that move are sent, twice each way, once with their "
+    "weights") {
   constexpr int64_t kTokens = 10, kRanks = 4;
   std::mutex mutex;
   std::string problems;
@@ -301,28 +341,39 @@ TEST_CASE("expert parallelism: only the rows that move are sent, twice each way,
     TpPlan tp;
     apply_expert_parallel({model.ptr(), outline, mesh, tp, config, world});
     MoeImpl& block = *find_moe_blocks(*model)[0].second;
-    // Rank r's experts are chosen by a rule that all ranks know: token t of rank s goes to experts (s + t) % 4 and (s * t) % 4, but once.
-    auto choice = [](int64_t s, int64_t t) { return std::pair{(s + t) % kExperts, s * t % kExperts}; };
-    Tensor indices = at::zeros({kTokens, 2}, at::kLong), x = seeded({kTokens, kWidth}, 5).set_requires_grad(true);
+    // Rank r's experts are chosen by a rule that all ranks know: token t of rank s goes to experts
+    // (s + t) % 4 and (s * t) % 4, but once.
+    auto choice = [](int64_t s, int64_t t) {
+      return std::pair{(s + t) % kExperts, s * t % kExperts};
+    };
+    Tensor indices = at::zeros({kTokens, 2}, at::kLong),
+           x = seeded({kTokens, kWidth}, 5).set_requires_grad(true);
     int64_t out = 0, in = 0;  // rows that leave this rank, and that come from others
     for (int64_t s = 0; s < kRanks; ++s)
       for (int64_t t = 0; t < kTokens; ++t) {
         auto [a, b] = choice(s, t);
-        for (int64_t e : {a, b}) (s == world->rank() ? out : in) += s == world->rank() ? e != world->rank() : e == world->rank();
+        for (int64_t e : {a, b})
+          (s == world->rank() ? out : in) +=
+              s == world->rank() ? e != world->rank() : e == world->rank();
         if (s != world->rank()) continue;
         indices[t][0] = a;
         indices[t][1] = b;
       }
     world->traffic().clear();
     Tensor weights = at::full({kTokens, 2}, 0.5).set_requires_grad(true);
-    block.dispatcher().forward(x, {weights, indices}, block.experts(), [] {}).square().sum().backward();
+    block.dispatcher()
+        .forward(x, {weights, indices}, block.experts(), [] {})
+        .square()
+        .sum()
+        .backward();
     std::lock_guard lock(mutex);
     int64_t bytes = 0, count = 0;
     for (const TrafficCounter::Row& row : world->traffic().rows())
       if (row.axis == "ep" && row.op == "all_to_all") bytes = row.bytes, count = row.count;
     if (count != 4 || bytes != (out + in) * (2 * kWidth + 1) * 4)
-      problems += "rank " + std::to_string(world->rank()) + ": " + std::to_string(count) + " messages of " + std::to_string(bytes) +
-                  " bytes for " + std::to_string(out) + " rows out and " + std::to_string(in) + " in; ";
+      problems += "rank " + std::to_string(world->rank()) + ": " + std::to_string(count) +
+                  " messages of " + std::to_string(bytes) + " bytes for " + std::to_string(out) +
+                  " rows out and " + std::to_string(in) + " in; ";
   });
   CHECK(problems == "");
 }
@@ -340,7 +391,9 @@ MESHWRIGHT_MODULE(Twice);
 
 }  // namespace
 
-TEST_CASE("experts write gradients where a unit keeps them: of micro-batches, of layers that run twice, and not where somebody watches") {
+TEST_CASE(
+    "experts write gradients where a unit keeps them: of micro-batches, of layers that run twice, "
+    "and not where somebody watches") {
   for (bool twice : {false, true})
     for (bool watched : {false, true})
       for (bool defer : {false, true}) {
@@ -352,13 +405,17 @@ TEST_CASE("experts write gradients where a unit keeps them: of micro-batches, of
         model->twice = plain->twice = twice;
         {
           c10::NoGradGuard no_grad;
-          for (auto& item : model->named_parameters()) plain->named_parameters()[item.key()].copy_(item.value().normal_(0, 0.4));
+          for (auto& item : model->named_parameters())
+            plain->named_parameters()[item.key()].copy_(item.value().normal_(0, 0.4));
         }
-        std::vector<Tensor> batches = {seeded({2, kLength, kWidth}, 7), seeded({2, kLength, kWidth}, 8)};
+        std::vector<Tensor> batches = {seeded({2, kLength, kWidth}, 7),
+                                       seeded({2, kLength, kWidth}, 8)};
         for (const Tensor& x : batches) plain(x).square().sum().backward();
 
         int heard = 0;
-        if (watched) model->layer->mlp->experts()->down_projs.register_hook([&](const Tensor& g) { heard += g.defined(); });
+        if (watched)
+          model->layer->mlp->experts()->down_projs.register_hook(
+              [&](const Tensor& g) { heard += g.defined(); });
         std::shared_ptr<World> world = World::single();
         StrategyConfig config;
         config.shared.mp = {DType::float32, DType::float32, DType::float32, true};
@@ -367,7 +424,8 @@ TEST_CASE("experts write gradients where a unit keeps them: of micro-batches, of
         TpPlan tp;
         ParallelizeRequest request{model.ptr(), outline, mesh, tp, config, world};
         ShardedPolicy policy = sharded_policy(request);
-        std::unique_ptr<ParallelModel> parallel = shard_model(model.ptr(), unit_specs(*model, outline, true), std::move(policy), world);
+        std::unique_ptr<ParallelModel> parallel =
+            shard_model(model.ptr(), unit_specs(*model, outline, true), std::move(policy), world);
         // Gradients that a caller asks for are the caller's, and leave nothing behind.
         if (!watched) {
           parallel->begin_step();
@@ -376,12 +434,15 @@ TEST_CASE("experts write gradients where a unit keeps them: of micro-batches, of
           Tensor asked = torch::autograd::grad({model(batches[0]).square().sum()}, {down})[0];
           parallel->end_step();
           CHECK(asked.abs().max().item<double>() > 0);
-          for (const ParallelParameter& p : parallel->parameters()) CHECK(p.grad.abs().max().item<double>() == 0);
+          for (const ParallelParameter& p : parallel->parameters())
+            CHECK(p.grad.abs().max().item<double>() == 0);
         }
         for (int step = 0; step < 2; ++step) {  // the second one overwrites what the first has left
           parallel->begin_step();
           for (size_t i = 0; i < batches.size(); ++i) {
-            parallel->begin_micro_batch(!defer || i + 1 == batches.size() ? GradientSync::reduce : GradientSync::accumulate);
+            parallel->begin_micro_batch(!defer || i + 1 == batches.size()
+                                            ? GradientSync::reduce
+                                            : GradientSync::accumulate);
             model(batches[i]).square().sum().backward();
           }
           parallel->end_step();
@@ -390,12 +451,15 @@ TEST_CASE("experts write gradients where a unit keeps them: of micro-batches, of
         for (const ParallelParameter& p : parallel->parameters()) {
           CAPTURE(p.name);
           Tensor expected = plain->named_parameters()[p.name].grad();
-          CHECK((p.grad.view(expected.sizes()) - expected).abs().max().item<double>() <= 1e-5 * expected.abs().max().item<double>());
+          CHECK((p.grad.view(expected.sizes()) - expected).abs().max().item<double>() <=
+                1e-5 * expected.abs().max().item<double>());
         }
       }
 }
 
-TEST_CASE("expert parallelism: a model without experts, and experts that do not divide, are refused before anything is made") {
+TEST_CASE(
+    "expert parallelism: a model without experts, and experts that do not divide, are refused "
+    "before anything is made") {
   auto code = [](int64_t experts, int64_t ranks) {
     ErrorCode found = ErrorCode::internal;
     std::mutex mutex;
@@ -404,7 +468,8 @@ TEST_CASE("expert parallelism: a model without experts, and experts that do not 
       c.n_routed_experts = std::max<int64_t>(experts, 2);
       Stack model(c);
       Linear plain(torch::nn::LinearOptions(2, 2));
-      std::shared_ptr<torch::nn::Module> any = experts > 0 ? std::shared_ptr<torch::nn::Module>(model.ptr()) : plain.ptr();
+      std::shared_ptr<torch::nn::Module> any =
+          experts > 0 ? std::shared_ptr<torch::nn::Module>(model.ptr()) : plain.ptr();
       StrategyConfig config;
       config.shared.sizes.ep = ranks;
       ModelOutline outline = outline_of(*any);

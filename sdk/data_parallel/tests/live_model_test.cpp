@@ -39,8 +39,8 @@ struct NamedTowersImpl : torch::nn::Module {
     register_module("towers", towers);
     torch::nn::ModuleList layers;
     for (int i = 0; i < 2; ++i) layers->push_back(Linear(2, 2));
-    towers->update(
-        std::vector<std::pair<std::string, std::shared_ptr<torch::nn::Module>>>{{"text", layers.ptr()}, {"image", Linear(2, 2).ptr()}});
+    towers->update(std::vector<std::pair<std::string, std::shared_ptr<torch::nn::Module>>>{
+        {"text", layers.ptr()}, {"image", Linear(2, 2).ptr()}});
     head = register_module("head", Linear(2, 2));
   }
   at::Tensor forward(const at::Tensor& x) { return x; }
@@ -82,13 +82,15 @@ TEST_CASE("the units of a plan stand over the live model's own modules and param
     CHECK(names_of(units[i]) == expected);
     CHECK(units[i].module_list == (i < 3 ? 0 : -1));
     CHECK(units[i].reshard_after_forward == (i < 2));
-    for (const auto& [name, tensor] : units[i].parameters) CHECK(tensor.is_same(net->named_parameters()[name]));
+    for (const auto& [name, tensor] : units[i].parameters)
+      CHECK(tensor.is_same(net->named_parameters()[name]));
   }
   CHECK(units.back().name == "root");
   CHECK(units.back().module == net.get());
   CHECK(units[1].module == net->layers->ptr(1).get());
   for (bool reshard : {false, true})
-    for (const UnitSpec& unit : unit_specs(*net, outline, reshard)) CHECK(unit.reshard_after_forward == (reshard && unit.name != "root"));
+    for (const UnitSpec& unit : unit_specs(*net, outline, reshard))
+      CHECK(unit.reshard_after_forward == (reshard && unit.name != "root"));
 }
 
 TEST_CASE("each module list is a prefetch list of its own") {
@@ -100,7 +102,8 @@ TEST_CASE("each module list is a prefetch list of its own") {
 
 TEST_CASE("an outline that does not belong to the model is an error that names what is missing") {
   tiny::Net net = tiny::make(2, 1);
-  for (const auto& [modules, what] : {std::pair{true, "module layers.7"}, {false, "parameter layers.1.extra"}}) {
+  for (const auto& [modules, what] :
+       {std::pair{true, "module layers.7"}, {false, "parameter layers.1.extra"}}) {
     ModelOutline outline = outline_of(*net);
     if (modules)
       outline.modules.push_back({"layers.7", ModuleKind::other, "Block"});
@@ -127,9 +130,10 @@ TEST_CASE("the axes of a policy are those that the plan shards along") {
     hybrid.device_mesh = Mesh({{"dp_replicate", 2}, {"dp_shard", 2}});
     hybrid.fsdp_axes = {"dp_replicate", "dp_shard"};
     ShardedPolicy policy = sharded_policy({net.ptr(), outline, hybrid, {}, config, world});
-    std::string found = policy.replicate_axis + " " + std::to_string(policy.replicate->ranks()[0]) + ", " + policy.shard_axis + " " +
-                        std::to_string(policy.shard->ranks()[0]);
-    std::string expected = "dp_replicate " + std::to_string(world->rank() % 2) + ", dp_shard " + std::to_string(world->rank() / 2 * 2);
+    std::string found = policy.replicate_axis + " " + std::to_string(policy.replicate->ranks()[0]) +
+                        ", " + policy.shard_axis + " " + std::to_string(policy.shard->ranks()[0]);
+    std::string expected = "dp_replicate " + std::to_string(world->rank() % 2) + ", dp_shard " +
+                           std::to_string(world->rank() / 2 * 2);
     if (found != expected || policy.mp.param != DType::float32) throw std::runtime_error(found);
     bool refused = false;
     try {
@@ -141,14 +145,17 @@ TEST_CASE("the axes of a policy are those that the plan shards along") {
   });
 }
 
-TEST_CASE("items of a map of modules are units as those of a list are, and a list among them has units of its own") {
+TEST_CASE(
+    "items of a map of modules are units as those of a list are, and a list among them has units "
+    "of its own") {
   NamedTowers net;
   ModelOutline outline = outline_of(*net);
   CHECK(outline.find_module("towers")->kind == ModuleKind::list);
   std::vector<UnitSpec> units = unit_specs(*net, outline);
   std::vector<std::string> names;
   for (const UnitSpec& unit : units) names.push_back(unit.name);
-  CHECK(names == std::vector<std::string>{"towers.image", "towers.text.0", "towers.text.1", "root"});
+  CHECK(names ==
+        std::vector<std::string>{"towers.image", "towers.text.0", "towers.text.1", "root"});
   CHECK(names_of(units[0]) == std::vector<std::string>{"towers.image.weight", "towers.image.bias"});
   CHECK(names_of(units[3]) == std::vector<std::string>{"head.weight", "head.bias"});
   CHECK(units[0].module_list != units[1].module_list);

@@ -1,8 +1,10 @@
-// Gradients are summed over ranks, replicas and micro-batches in the reduce dtype, whatever the dtype they are kept in: as torch's FSDP2
-// does, the sum is rounded to the gradients' dtype once, at its end.
+// Gradients are summed over ranks, replicas and micro-batches in the reduce dtype, whatever the
+// dtype they are kept in: as torch's FSDP2 does, the sum is rounded to the gradients' dtype once,
+// at its end.
 //
-// Gradients here are numbers of few bits within a few powers of two of each other, so that their sums are exact in the reduce dtype: the
-// result must be the exact mean, rounded once, to the bit. ctest runs this over shared memory and, as runtime_sockets, over sockets.
+// Gradients here are numbers of few bits within a few powers of two of each other, so that their
+// sums are exact in the reduce dtype: the result must be the exact mean, rounded once, to the bit.
+// ctest runs this over shared memory and, as runtime_sockets, over sockets.
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/pow.h>
@@ -30,12 +32,14 @@ namespace {
 struct GivenImpl : torch::nn::Module {
   GivenImpl(const std::vector<std::vector<int64_t>>& shapes, at::ScalarType storage) {
     for (size_t i = 0; i < shapes.size(); ++i)
-      register_parameter("p" + std::to_string(i), at::zeros(shapes[i], at::TensorOptions().dtype(storage)));
+      register_parameter("p" + std::to_string(i),
+                         at::zeros(shapes[i], at::TensorOptions().dtype(storage)));
   }
   Tensor forward(const Tensor& x) {
     Tensor sum = x;
     size_t i = 0;
-    for (const Tensor& p : parameters()) sum = sum + (p * gradients.at(i++).to(p.scalar_type())).sum();
+    for (const Tensor& p : parameters())
+      sum = sum + (p * gradients.at(i++).to(p.scalar_type())).sum();
     return sum;
   }
   std::vector<Tensor> gradients;
@@ -46,13 +50,23 @@ const std::vector<std::vector<int64_t>> kShapes = {{10, 3}, {7}, {4, 2, 2}};
 
 // Of a rank, a micro-batch and a parameter: 5 bits times a power of two from 1/8 to 8.
 Tensor gradient(int64_t rank, int64_t micro, size_t parameter) {
-  at::Generator generator = at::detail::createCPUGenerator(static_cast<uint64_t>(1000 * rank + 100 * micro) + parameter + 1);
+  at::Generator generator = at::detail::createCPUGenerator(
+      static_cast<uint64_t>(1000 * rank + 100 * micro) + parameter + 1);
   at::TensorOptions options = at::TensorOptions().dtype(at::kDouble);
   return at::randint(-31, 32, kShapes[parameter], generator, options) *
          at::pow(2, at::randint(-3, 4, kShapes[parameter], generator, options));
 }
 
-enum class Kind : uint8_t { rows, own_group, flat, level_2, level_1, level_0, replicas, replicas_apart };
+enum class Kind : uint8_t {
+  rows,
+  own_group,
+  flat,
+  level_2,
+  level_1,
+  level_0,
+  replicas,
+  replicas_apart
+};
 
 struct Row {
   const char* name;
@@ -61,7 +75,8 @@ struct Row {
   bool every = false;
 };
 
-std::unique_ptr<ParallelModel> model_of(const Row& row, const MixedPrecision& mp, Given& net, const std::shared_ptr<World>& world,
+std::unique_ptr<ParallelModel> model_of(const Row& row, const MixedPrecision& mp, Given& net,
+                                        const std::shared_ptr<World>& world,
                                         std::optional<DType> main_gradients) {
   if (row.kind == Kind::replicas || row.kind == Kind::replicas_apart) {
     ReplicationPolicy policy;
@@ -71,7 +86,8 @@ std::unique_ptr<ParallelModel> model_of(const Row& row, const MixedPrecision& mp
     policy.bucket_bytes = policy.first_bucket_bytes = 60;
     return replicate_model(net.ptr(), policy, world);
   }
-  DeviceMesh groups(Mesh({{"dp_replicate", row.replicas}, {"dp_shard", row.ranks / row.replicas}}), world);
+  DeviceMesh groups(Mesh({{"dp_replicate", row.replicas}, {"dp_shard", row.ranks / row.replicas}}),
+                    world);
   ShardedPolicy policy;
   policy.shard = groups.group("dp_shard");
   policy.replicate = groups.group("dp_replicate");
@@ -94,12 +110,14 @@ std::unique_ptr<ParallelModel> model_of(const Row& row, const MixedPrecision& mp
   root.name = "root";
   root.module = net.get();
   for (auto& item : net->named_parameters()) root.parameters.emplace_back(item.key(), item.value());
-  if (row.kind == Kind::own_group) root.sharding = UnitSharding{world->everyone(), "ep_shard", 0, static_cast<double>(row.ranks)};
+  if (row.kind == Kind::own_group)
+    root.sharding = UnitSharding{world->everyone(), "ep_shard", 0, static_cast<double>(row.ranks)};
   return shard_model(net.ptr(), {root}, policy, world);
 }
 
 // The gradients after a step, put together from all ranks.
-std::map<std::string, Tensor> gradients_of(const Row& row, const MixedPrecision& mp, DType storage, std::optional<DType> main_gradients) {
+std::map<std::string, Tensor> gradients_of(const Row& row, const MixedPrecision& mp, DType storage,
+                                           std::optional<DType> main_gradients) {
   std::map<std::string, Tensor> out;
   std::mutex mutex;
   run_ranks(row.ranks, [&](const std::shared_ptr<World>& world) {
@@ -107,9 +125,11 @@ std::map<std::string, Tensor> gradients_of(const Row& row, const MixedPrecision&
     std::unique_ptr<ParallelModel> model = model_of(row, mp, net, world, main_gradients);
     model->begin_step();
     for (int64_t micro = 0; micro < row.micro_batches; ++micro) {
-      model->begin_micro_batch(micro + 1 == row.micro_batches ? GradientSync::reduce : GradientSync::accumulate);
+      model->begin_micro_batch(micro + 1 == row.micro_batches ? GradientSync::reduce
+                                                              : GradientSync::accumulate);
       net->gradients.clear();
-      for (size_t i = 0; i < kShapes.size(); ++i) net->gradients.push_back(gradient(world->rank(), micro, i));
+      for (size_t i = 0; i < kShapes.size(); ++i)
+        net->gradients.push_back(gradient(world->rank(), micro, i));
       net(at::zeros({1}, at::kDouble)).sum().backward();
     }
     model->end_step();
@@ -118,7 +138,8 @@ std::map<std::string, Tensor> gradients_of(const Row& row, const MixedPrecision&
       if (!out.contains(p.name)) out[p.name] = at::zeros(p.global_shape, p.grad.options());
       Tensor mine = out[p.name].view({-1});
       int64_t width = p.global_shape[0] == 0 ? 0 : mine.numel() / p.global_shape[0];
-      mine.narrow(0, p.region.flat() ? p.region.begin : p.region.offsets[0] * width, p.grad.numel()).copy_(p.grad.reshape({-1}));
+      mine.narrow(0, p.region.flat() ? p.region.begin : p.region.offsets[0] * width, p.grad.numel())
+          .copy_(p.grad.reshape({-1}));
     }
   });
   return out;
@@ -130,7 +151,8 @@ Tensor rounded(const Tensor& exact, DType dtype) { return exact.to(scalar_type(d
 Tensor expected(const Row& row, size_t parameter, DType kept) {
   Tensor sum = at::zeros(kShapes[parameter], at::kDouble);
   for (int64_t micro = 0; micro < row.micro_batches; ++micro) {
-    for (int64_t rank = 0; rank < row.ranks; ++rank) sum += gradient(rank, micro, parameter) / static_cast<double>(row.ranks);
+    for (int64_t rank = 0; rank < row.ranks; ++rank)
+      sum += gradient(rank, micro, parameter) / static_cast<double>(row.ranks);
     if (row.every) sum = rounded(sum, kept).to(at::kDouble);
   }
   return rounded(sum, kept);
@@ -138,12 +160,15 @@ Tensor expected(const Row& row, size_t parameter, DType kept) {
 
 }  // namespace
 
-TEST_CASE("gradients are summed in the reduce dtype and rounded to the dtype they are kept in once, on every layout") {
+TEST_CASE(
+    "gradients are summed in the reduce dtype and rounded to the dtype they are kept in once, on "
+    "every layout") {
   struct Dtypes {
     DType storage, param, reduce;
     std::optional<DType> main_gradients = {};
   };
-  const DType f32 = DType::float32, f64 = DType::float64, bf16 = DType::bfloat16, f16 = DType::float16;
+  const DType f32 = DType::float32, f64 = DType::float64, bf16 = DType::bfloat16,
+              f16 = DType::float16;
   const std::vector<Row> rows = {
       {"one rank", Kind::rows, 1, 1, 2},
       {"one replica", Kind::replicas, 1, 1, 3},
@@ -174,19 +199,25 @@ TEST_CASE("gradients are summed in the reduce dtype and rounded to the dtype the
                           {bf16, f32, f32},
                           {bf16, bf16, f32, f32}})
     for (const Row& row : rows) {
-      if (d.main_gradients && (row.kind == Kind::rows || row.kind == Kind::replicas || row.kind == Kind::replicas_apart)) continue;
-      INFO(std::string(row.name), ", storage ", std::string(dtype_name(d.storage)), ", param ", std::string(dtype_name(d.param)),
-           ", reduce ", std::string(dtype_name(d.reduce)));
-      std::map<std::string, Tensor> found = gradients_of(row, {d.param, d.reduce, DType::float32, false}, d.storage, d.main_gradients);
+      if (d.main_gradients && (row.kind == Kind::rows || row.kind == Kind::replicas ||
+                               row.kind == Kind::replicas_apart))
+        continue;
+      INFO(std::string(row.name), ", storage ", std::string(dtype_name(d.storage)), ", param ",
+           std::string(dtype_name(d.param)), ", reduce ", std::string(dtype_name(d.reduce)));
+      std::map<std::string, Tensor> found = gradients_of(
+          row, {d.param, d.reduce, DType::float32, false}, d.storage, d.main_gradients);
       for (size_t i = 0; i < kShapes.size(); ++i) {
-        Tensor wanted = expected(row, i, d.main_gradients.value_or(d.storage)), mine = found.at("p" + std::to_string(i));
+        Tensor wanted = expected(row, i, d.main_gradients.value_or(d.storage)),
+               mine = found.at("p" + std::to_string(i));
         CHECK((mine.scalar_type() == wanted.scalar_type()));
         CHECK(mine.equal(wanted));
       }
     }
 }
 
-TEST_CASE("a reduce dtype narrower than the gradients rounds what is sent, and no more than a sum in it would") {
+TEST_CASE(
+    "a reduce dtype narrower than the gradients rounds what is sent, and no more than a sum in it "
+    "would") {
   for (const Row& row : {Row{"shards", Kind::rows, 4},
                          {"replicas of shards", Kind::rows, 4, 2},
                          {"replicas", Kind::replicas, 4},
@@ -194,15 +225,18 @@ TEST_CASE("a reduce dtype narrower than the gradients rounds what is sent, and n
                          {"level 0", Kind::level_0, 4}}) {
     INFO(std::string(row.name));
     std::map<std::string, Tensor> found =
-        gradients_of(row, {DType::float32, DType::bfloat16, DType::float32, false}, DType::float32, std::nullopt);
+        gradients_of(row, {DType::float32, DType::bfloat16, DType::float32, false}, DType::float32,
+                     std::nullopt);
     bool exact = true;
     for (size_t i = 0; i < kShapes.size(); ++i) {
       Tensor wanted = expected(row, i, DType::float32), mine = found.at("p" + std::to_string(i));
       exact = exact && mine.equal(wanted);
-      double largest = 31 * 8;  // of a gradient; a rounding to bfloat16 is 2^-8 of it at most, and there are three of them
+      double largest = 31 * 8;  // of a gradient; a rounding to bfloat16 is 2^-8 of it at most, and
+                                // there are three of them
       CHECK((mine - wanted).abs().max().item<double>() <= 3 * largest / 256);
     }
-    // Whole shards are summed in the dtype they are kept in; what is added up by an all-reduce is summed in the reduce dtype.
+    // Whole shards are summed in the dtype they are kept in; what is added up by an all-reduce is
+    // summed in the reduce dtype.
     bool all_reduced = row.replicas > 1 || row.kind == Kind::replicas || row.kind == Kind::level_0;
     CHECK(exact != all_reduced);
   }

@@ -25,7 +25,8 @@ Tensor MlpImpl::forward(const Tensor& x) { return down(at::silu(up(x))); }
 BlockImpl::BlockImpl(int64_t width, int64_t inner, double drop) : dropout(drop) {
   input_layernorm = register_module("input_layernorm", meshwright::RMSNorm(width, 1e-6));
   self_attn = register_module("self_attn", meshwright::Linear(LinearOptions(width, width)));
-  post_attention_layernorm = register_module("post_attention_layernorm", meshwright::RMSNorm(width, 1e-6));
+  post_attention_layernorm =
+      register_module("post_attention_layernorm", meshwright::RMSNorm(width, 1e-6));
   mlp = register_module("mlp", Mlp(width, inner));
 }
 Tensor BlockImpl::forward(const Tensor& x, const Tensor& scale) {
@@ -38,7 +39,8 @@ NetImpl::NetImpl(int64_t count, int64_t width, int64_t vocab, double dropout, bo
   layers = register_module("layers", torch::nn::ModuleList());
   for (int64_t i = 0; i < count; ++i) layers->push_back(Block(width, 3 * width + 1, dropout));
   norm = register_module("norm", meshwright::RMSNorm(width, 1e-6));
-  if (!tied) head = register_module("head", meshwright::Linear(LinearOptions(width, vocab).bias(false)));
+  if (!tied)
+    head = register_module("head", meshwright::Linear(LinearOptions(width, vocab).bias(false)));
   bias_of_one = register_parameter("bias_of_one", at::ones({1}));
 }
 Tensor NetImpl::forward(const Tensor& ids) {
@@ -54,12 +56,15 @@ Net make(int64_t layers, uint64_t seed, double dropout, bool tied) {
   c10::NoGradGuard no_grad;
   std::set<void*> seen;
   for (auto& item : net->named_parameters())
-    if (!item.key().ends_with("norm.weight") && item.key() != "bias_of_one" && seen.insert(item.value().unsafeGetTensorImpl()).second)
+    if (!item.key().ends_with("norm.weight") && item.key() != "bias_of_one" &&
+        seen.insert(item.value().unsafeGetTensorImpl()).second)
       item.value().copy_(at::randn(item.value().sizes(), generator) * 0.3);
   return net;
 }
 
-Tensor batch(int64_t rows, uint64_t seed) { return at::randint(0, 13, {rows, 7}, at::detail::createCPUGenerator(seed), at::kLong); }
+Tensor batch(int64_t rows, uint64_t seed) {
+  return at::randint(0, 13, {rows, 7}, at::detail::createCPUGenerator(seed), at::kLong);
+}
 
 Tensor loss_of(Net& net, const Tensor& ids) {
   Tensor logits = net(ids.narrow(1, 0, 6));

@@ -25,7 +25,8 @@ struct BlockImpl : torch::nn::Module {
 MESHWRIGHT_MODULE(Block);
 
 struct NetImpl : torch::nn::Module {
-  NetImpl(int64_t layers, int64_t width = 10, int64_t vocab = 13, double dropout = 0, bool tied = false);
+  NetImpl(int64_t layers, int64_t width = 10, int64_t vocab = 13, double dropout = 0,
+          bool tied = false);
   at::Tensor forward(const at::Tensor& ids);
   meshwright::Embedding embed{nullptr};
   torch::nn::ModuleList layers;

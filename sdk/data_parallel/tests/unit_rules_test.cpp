@@ -64,7 +64,8 @@ GatedNet make_net() {
   GatedNet net;
   c10::NoGradGuard no_grad;
   uint64_t seed = 1;
-  for (const Tensor& p : net->parameters()) p.copy_(at::randn(p.sizes(), at::detail::createCPUGenerator(seed++)) * 0.4);
+  for (const Tensor& p : net->parameters())
+    p.copy_(at::randn(p.sizes(), at::detail::createCPUGenerator(seed++)) * 0.4);
   return net;
 }
 
@@ -91,7 +92,8 @@ struct Result {
 };
 
 // Four steps of gradient descent under `rule`. `prepare` changes the model first.
-Result train(int64_t ranks, const MixedPrecision& mp, const UnitRule& rule, const std::function<void(GatedNet&)>& prepare = {}) {
+Result train(int64_t ranks, const MixedPrecision& mp, const UnitRule& rule,
+             const std::function<void(GatedNet&)>& prepare = {}) {
   std::mutex mutex;
   Result out;
   run_ranks(ranks, [&](const std::shared_ptr<World>& world) {
@@ -109,7 +111,8 @@ Result train(int64_t ranks, const MixedPrecision& mp, const UnitRule& rule, cons
       model->begin_micro_batch(GradientSync::reduce);
       int64_t rows = 12 / ranks;
       Tensor x =
-          at::randn({12, 6}, at::detail::createCPUGenerator(static_cast<uint64_t>(100 + step))).narrow(0, world->rank() * rows, rows);
+          at::randn({12, 6}, at::detail::createCPUGenerator(static_cast<uint64_t>(100 + step)))
+              .narrow(0, world->rank() * rows, rows);
       Tensor loss = net(x).to(at::kFloat).square().mean();
       loss.backward();
       model->end_step();
@@ -117,7 +120,8 @@ Result train(int64_t ranks, const MixedPrecision& mp, const UnitRule& rule, cons
       world->everyone()->all_reduce(sum).wait();
       mine.losses.push_back(sum.item<double>());
       c10::NoGradGuard no_grad;
-      for (const FlatParameterGroup& group : model->update_groups()) group.values.sub_(group.grads, 0.1);
+      for (const FlatParameterGroup& group : model->update_groups())
+        group.values.sub_(group.grads, 0.1);
       model->after_optimizer_step();
     }
     for (const ParallelParameter& p : model->parameters()) {
@@ -133,14 +137,19 @@ Result train(int64_t ranks, const MixedPrecision& mp, const UnitRule& rule, cons
 }
 
 UnitRule general() {
-  return [](const UnitRequest& r) { return unit_specs(r.model, r.outline, r.reshard_after_forward); };
+  return
+      [](const UnitRequest& r) { return unit_specs(r.model, r.outline, r.reshard_after_forward); };
 }
 
 double worst(const Result& a, const Result& b) {
   double out = 0;
-  for (size_t i = 0; i < a.losses.size(); ++i) out = std::max(out, std::abs(a.losses[i] / b.losses[i] - 1));
+  for (size_t i = 0; i < a.losses.size(); ++i)
+    out = std::max(out, std::abs(a.losses[i] / b.losses[i] - 1));
   for (const auto& [name, tensor] : a.parameters)
-    out = std::max(out, (tensor.to(at::kDouble) - b.parameters.at(name).to(at::kDouble)).abs().max().item<double>());
+    out = std::max(out, (tensor.to(at::kDouble) - b.parameters.at(name).to(at::kDouble))
+                            .abs()
+                            .max()
+                            .item<double>());
   return out;
 }
 
@@ -160,13 +169,15 @@ std::string message_of(const std::function<void()>& body, ErrorCode code) {
 TEST_CASE("one pair of dtypes: the units of the general rule") {
   GatedNet net = make_net();
   ModelOutline outline = outline_of(*net);
-  CHECK((names_of(dtype_aware_units({*net, outline, std::nullopt, kHalf})) == names_of(unit_specs(*net, outline))));
+  CHECK((names_of(dtype_aware_units({*net, outline, std::nullopt, kHalf})) ==
+         names_of(unit_specs(*net, outline))));
 }
 
 TEST_CASE("two pairs: modules of the rarer one become units inside theirs") {
   GatedNet net = make_net();
   ModelOutline outline = outline_of(*net);
-  std::vector<UnitSpec> units = dtype_aware_units({*net, outline, std::nullopt, kHalf}, {"*.gate.weight"});
+  std::vector<UnitSpec> units =
+      dtype_aware_units({*net, outline, std::nullopt, kHalf}, {"*.gate.weight"});
   CHECK((names_of(units) == Names{{"layers.0.gate", {"layers.0.gate.weight"}},
                                   {"layers.0", {"layers.0.up.weight", "layers.0.down.weight"}},
                                   {"layers.1.gate", {"layers.1.gate.weight"}},
@@ -182,11 +193,14 @@ TEST_CASE("two pairs: modules of the rarer one become units inside theirs") {
   CHECK_FALSE(units[2].reshard_after_forward);  // as the last of its list
 }
 
-TEST_CASE("three pairs: every largest uniform module is a unit; what cannot be separated is named") {
+TEST_CASE(
+    "three pairs: every largest uniform module is a unit; what cannot be separated is named") {
   GatedNet net = make_net();
-  net->layers[0]->as<Cell>()->up->weight.set_data(net->layers[0]->as<Cell>()->up->weight.to(at::kBFloat16));
+  net->layers[0]->as<Cell>()->up->weight.set_data(
+      net->layers[0]->as<Cell>()->up->weight.to(at::kBFloat16));
   ModelOutline outline = outline_of(*net);
-  CHECK((names_of(dtype_aware_units({*net, outline, std::nullopt, kSingle}, {"layers.0.gate.weight"})) ==
+  CHECK((names_of(
+             dtype_aware_units({*net, outline, std::nullopt, kSingle}, {"layers.0.gate.weight"})) ==
          Names{{"layers.0.up", {"layers.0.up.weight"}},
                {"layers.0.gate", {"layers.0.gate.weight"}},
                {"layers.0.down", {"layers.0.down.weight"}},
@@ -195,14 +209,16 @@ TEST_CASE("three pairs: every largest uniform module is a unit; what cannot be s
   net->layers[1]->register_parameter("scale", at::ones({4}).to(at::kBFloat16));
   net->layers[1]->register_parameter("shift", at::ones({4}));
   ModelOutline changed = outline_of(*net);
-  std::string text = message_of([&] { dtype_aware_units({*net, changed, std::nullopt, kSingle}); }, ErrorCode::bad_module);
+  std::string text = message_of([&] { dtype_aware_units({*net, changed, std::nullopt, kSingle}); },
+                                ErrorCode::bad_module);
   CHECK(text.find("layers.1.s") != std::string::npos);
   CHECK(text.find("\"layers.1\"") != std::string::npos);
 }
 
 TEST_CASE("units of one dtype train as the general rule does") {
   Result expected = train(1, kSingle, general());
-  for (int64_t ranks : {1, 2, 3}) CHECK(worst(train(ranks, kSingle, dtype_aware_rule({"*.gate.weight"})), expected) < 1e-6);
+  for (int64_t ranks : {1, 2, 3})
+    CHECK(worst(train(ranks, kSingle, dtype_aware_rule({"*.gate.weight"})), expected) < 1e-6);
 }
 
 TEST_CASE("a pinned unit computes in float32, takes inputs as they come, and returns float32") {
@@ -223,13 +239,15 @@ TEST_CASE("storage of several dtypes: each keeps its own, on every number of ran
       weight.set_data(weight.to(at::kBFloat16));
     }
   };
-  Result one = train(1, kSingle, dtype_aware_rule(), narrow_gate), two = train(2, kSingle, dtype_aware_rule(), narrow_gate);
+  Result one = train(1, kSingle, dtype_aware_rule(), narrow_gate),
+         two = train(2, kSingle, dtype_aware_rule(), narrow_gate);
   CHECK(one.update_groups == 2);
   CHECK((two.stored.at("layers.0.gate.weight") == at::kBFloat16));
   CHECK((two.stored.at("layers.0.up.weight") == at::kFloat));
   CHECK((two.parameters.at("layers.1.gate.weight").scalar_type() == at::kBFloat16));
   CHECK(worst(one, two) < 2e-3);  // a bfloat16 rounding of the gate's weights
-  CHECK(message_of([&] { train(1, kSingle, general(), narrow_gate); }, ErrorCode::bad_module).find("layers.0") != std::string::npos);
+  CHECK(message_of([&] { train(1, kSingle, general(), narrow_gate); }, ErrorCode::bad_module)
+            .find("layers.0") != std::string::npos);
 }
 
 TEST_CASE("the registry takes one rule a class name") {

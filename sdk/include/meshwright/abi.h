@@ -5,8 +5,8 @@
 #define MESHWRIGHT_SDK_MAJOR 1
 #define MESHWRIGHT_SDK_MINOR 0
 
-// Bumped by every change of a public C++ layout or virtual table (sdk/abi.lock holds the hash of the headers; a test
-// fails until both change together).
+// Bumped by every change of a public C++ layout or virtual table (sdk/abi.lock holds the hash of
+// the headers; a test fails until both change together).
 #define MESHWRIGHT_CXX_EPOCH 7
 
 // Release of the SDK as a whole.

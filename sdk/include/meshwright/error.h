@@ -1,9 +1,11 @@
-// Errors that tell a user what to change: a stable code, the key and place, what was found, and settings that work.
+// Errors that tell a user what to change: a stable code, the key and place, what was found, and
+// settings that work.
 //
 //   throw Error(ErrorCode::world_not_divisible, "world size 8 is not divisible by tp 3")
 //       .key("distributed.tp_size").help("set distributed.tp_size = 2");
 //
-// Error and Diagnostics are values, not shared between threads. Only Error (and c10::Error) may leave a plugin.
+// Error and Diagnostics are values, not shared between threads. Only Error (and c10::Error) may
+// leave a plugin.
 #pragma once
 
 #include <cstdint>
@@ -18,10 +20,18 @@
 namespace meshwright {
 
 // The kind of a failure, as the reference semantics names them.
-enum class ErrorKind : uint8_t { value, type, unknown_key, runtime, not_implemented, file, internal };
+enum class ErrorKind : uint8_t {
+  value,
+  type,
+  unknown_key,
+  runtime,
+  not_implemented,
+  file,
+  internal
+};
 
-// Stable numbers, printed as E0203. Hundreds: 1 usage, 2 configuration, 3 the plan does not fit, 4 plugins, 5 ranks and
-// devices, 6 collectives, 7 data and weights, 8 numerics, 9 internal.
+// Stable numbers, printed as E0203. Hundreds: 1 usage, 2 configuration, 3 the plan does not fit, 4
+// plugins, 5 ranks and devices, 6 collectives, 7 data and weights, 8 numerics, 9 internal.
 enum class ErrorCode : uint16_t {
 #define MESHWRIGHT_ERROR(name, number, kind, title, explanation) name = number,
 #include "meshwright/error_codes.def"
@@ -40,11 +50,13 @@ MESHWRIGHT_API std::span<const ErrorInfo> error_catalog();
 MESHWRIGHT_API const ErrorInfo& error_info(ErrorCode code);
 // "E0203"
 MESHWRIGHT_API std::string code_string(ErrorCode code);
-// Process exit status: 1 internal, 2 usage or configuration (1xx, 2xx, 4xx), 3 the plan does not fit (3xx), 4 ranks and devices (5xx),
-// 5 numerics (8xx), 6 collectives (6xx), 7 data and weights (7xx).
+// Process exit status: 1 internal, 2 usage or configuration (1xx, 2xx, 4xx), 3 the plan does not
+// fit (3xx), 4 ranks and devices (5xx), 5 numerics (8xx), 6 collectives (6xx), 7 data and weights
+// (7xx).
 MESHWRIGHT_API int exit_status(ErrorCode code);
 
-// Where a value came from. line and column count from 1; 0 = unknown (a value from --set has no line).
+// Where a value came from. line and column count from 1; 0 = unknown (a value from --set has no
+// line).
 struct Origin {
   enum class Source : uint8_t { builtin, file, command_line, environment, api };
   Source source = Source::builtin;
@@ -88,7 +100,8 @@ class MESHWRIGHT_API Error : public std::exception {
 class MESHWRIGHT_API Diagnostics {
  public:
   void add(Error error);
-  void notice(std::string text);   // something accepted but worth a line (an older name, an option without effect)
+  void notice(std::string text);   // something accepted but worth a line (an older name, an option
+                                   // without effect)
   void warning(std::string text);  // something that probably is not what the user wants
   bool ok() const { return errors_.empty(); }
   const std::vector<Error>& errors() const { return errors_; }
@@ -102,6 +115,7 @@ class MESHWRIGHT_API Diagnostics {
 };
 
 // The candidate closest in spelling to `word` (edit distance at most a third of its length), or "".
-MESHWRIGHT_API std::string nearest_name(std::string_view word, std::span<const std::string> candidates);
+MESHWRIGHT_API std::string nearest_name(std::string_view word,
+                                        std::span<const std::string> candidates);
 
 }  // namespace meshwright

@@ -1,9 +1,11 @@
-// A named n-dimensional mesh of ranks: arithmetic only, no process groups, memory independent of the number of ranks.
+// A named n-dimensional mesh of ranks: arithmetic only, no process groups, memory independent of
+// the number of ranks.
 //
-// Layout is row-major over the rank list, last axis fastest (as torch DeviceMesh): with shape (n0, ..., nk) the rank at
-// coordinates (c0, ..., ck) is ranks[((c0*n1 + c1)*n2 + ...) + ck]. The group of an axis through a rank holds all ranks that
-// differ in that coordinate only, ascending in it. A flattened axis spans adjacent axes and behaves like one axis.
-// Immutable after construction but for flatten(); safe to read from several threads. Nothing here is collective.
+// Layout is row-major over the rank list, last axis fastest (as torch DeviceMesh): with shape (n0,
+// ..., nk) the rank at coordinates (c0, ..., ck) is ranks[((c0*n1 + c1)*n2 + ...) + ck]. The group
+// of an axis through a rank holds all ranks that differ in that coordinate only, ascending in it. A
+// flattened axis spans adjacent axes and behaves like one axis. Immutable after construction but
+// for flatten(); safe to read from several threads. Nothing here is collective.
 #pragma once
 
 #include <cstdint>
@@ -20,8 +22,8 @@
 namespace meshwright {
 
 // The axis names a strategy may use.
-inline constexpr std::string_view kAxisNames[] = {"pp",    "dp", "dp_replicate", "dp_shard", "dp_shard_cp",
-                                                  "dp_cp", "cp", "tp",           "ep",       "ep_shard"};
+inline constexpr std::string_view kAxisNames[] = {
+    "pp", "dp", "dp_replicate", "dp_shard", "dp_shard_cp", "dp_cp", "cp", "tp", "ep", "ep_shard"};
 
 struct MeshAxis {
   std::string name;
@@ -35,11 +37,13 @@ struct FlattenedAxis {
 
 class MESHWRIGHT_API Mesh {
  public:
-  // `ranks`: an ordered list of global ranks to lay out, or empty for 0..size-1. Throws Error(bad_rank_list) when its length
-  // is not the product of the sizes or a rank occurs twice, Error(no_such_axis) for a name outside kAxisNames or used twice.
+  // `ranks`: an ordered list of global ranks to lay out, or empty for 0..size-1. Throws
+  // Error(bad_rank_list) when its length is not the product of the sizes or a rank occurs twice,
+  // Error(no_such_axis) for a name outside kAxisNames or used twice.
   explicit Mesh(std::vector<MeshAxis> axes, std::vector<int64_t> ranks = {});
 
-  // Names a run of adjacent axes. Throws Error(no_such_axis) when they are not adjacent axes of this mesh, in order.
+  // Names a run of adjacent axes. Throws Error(no_such_axis) when they are not adjacent axes of
+  // this mesh, in order.
   void flatten(std::string name, std::vector<std::string> axes);
 
   const std::vector<MeshAxis>& axes() const { return axes_; }
@@ -58,19 +62,23 @@ class MESHWRIGHT_API Mesh {
   int64_t rank_at(int64_t place) const;
   // One coordinate per real axis. Throws Error(rank_out_of_range) when the rank is not in the mesh.
   std::vector<int64_t> coordinates(int64_t rank) const;
-  // Coordinate along a real or flattened axis. Throws Error(no_such_axis), Error(rank_out_of_range).
+  // Coordinate along a real or flattened axis. Throws Error(no_such_axis),
+  // Error(rank_out_of_range).
   int64_t coordinate(int64_t rank, std::string_view axis) const;
   // The global ranks that share everything but `axis` with `rank`, in coordinate order.
   std::vector<int64_t> group(int64_t rank, std::string_view axis) const;
   int64_t group_count(std::string_view axis) const;
-  // Calls `visit` for every group of the axis, in the one fixed order in which groups are created: by their first rank's
-  // place. One group lives in memory at a time.
-  void for_each_group(std::string_view axis, const std::function<void(std::span<const int64_t>)>& visit) const;
+  // Calls `visit` for every group of the axis, in the one fixed order in which groups are created:
+  // by their first rank's place. One group lives in memory at a time.
+  void for_each_group(std::string_view axis,
+                      const std::function<void(std::span<const int64_t>)>& visit) const;
 
-  // 1-D sub-mesh through `rank`: a real axis first, else a flattened one, else Error(no_such_axis) listing what exists.
+  // 1-D sub-mesh through `rank`: a real axis first, else a flattened one, else Error(no_such_axis)
+  // listing what exists.
   Mesh submesh(std::string_view axis, int64_t rank) const;
-  // n-D sub-mesh through `rank`. Real and flattened names may mix as long as they cover disjoint axes, each outside the one
-  // after it (("dp_replicate", "dp_shard_cp") is the HSDP mesh); else Error(no_such_axis).
+  // n-D sub-mesh through `rank`. Real and flattened names may mix as long as they cover disjoint
+  // axes, each outside the one after it (("dp_replicate", "dp_shard_cp") is the HSDP mesh); else
+  // Error(no_such_axis).
   Mesh submesh(std::span<const std::string> axes, int64_t rank) const;
 
  private:

@@ -1,4 +1,5 @@
-// From the six sizes to meshes: the request a strategy answers, and the planners that several strategies share.
+// From the six sizes to meshes: the request a strategy answers, and the planners that several
+// strategies share.
 #pragma once
 
 #include <cstdint>
@@ -18,26 +19,31 @@ struct MeshRequest {
 };
 
 struct MeshPlan {
-  std::optional<Mesh> device_mesh;     // none under ddp
-  std::optional<Mesh> moe_mesh;        // axes (pp, ep_shard, ep); only with ep > 1. An ep group spans tp.
-  std::vector<std::string> fsdp_axes;  // the axes that shard parameters: {"dp_shard"}, {"dp_replicate", "dp_shard_cp"} (replicate first)
-  std::string delegate_to;             // another strategy that owns this request; the rest is then empty
+  std::optional<Mesh> device_mesh;  // none under ddp
+  std::optional<Mesh> moe_mesh;  // axes (pp, ep_shard, ep); only with ep > 1. An ep group spans tp.
+  std::vector<std::string> fsdp_axes;  // the axes that shard parameters: {"dp_shard"},
+                                       // {"dp_replicate", "dp_shard_cp"} (replicate first)
+  std::string delegate_to;  // another strategy that owns this request; the rest is then empty
   std::vector<std::string> notices;
   // Data-parallel ranks: how many distinct sample streams there are (dp; ddp: the world).
   int64_t dp = 1;
 };
 
-// The mesh of the fully sharded strategies: axes (pp, dp_replicate, dp_shard, cp, tp), flattened dp, dp_shard_cp and dp_cp always,
-// the expert mesh when ep > 1. Throws Error(world_not_divisible | world_mismatch | dp_replicate_not_divisor |
-// dp_replicate_too_large | ep_not_divisor | bad_rank_list), in that order, each naming the key and settings that work.
+// The mesh of the fully sharded strategies: axes (pp, dp_replicate, dp_shard, cp, tp), flattened
+// dp, dp_shard_cp and dp_cp always, the expert mesh when ep > 1. Throws Error(world_not_divisible |
+// world_mismatch | dp_replicate_not_divisor | dp_replicate_too_large | ep_not_divisor |
+// bad_rank_list), in that order, each naming the key and settings that work.
 MESHWRIGHT_API MeshPlan plan_sharded_mesh(const MeshRequest& request);
 // The dp size those rules give for (dp, tp, cp, pp) in a world, checked against it.
 MESHWRIGHT_API int64_t resolve_dp_size(const MeshRequest& request);
-// Throws Error(size_not_supported) for the first of `names` ("tp", "cp", "pp", "ep", "dp_replicate") whose size is above 1.
-MESHWRIGHT_API void refuse_sizes(const MeshRequest& request, std::string_view strategy, std::span<const std::string_view> names);
+// Throws Error(size_not_supported) for the first of `names` ("tp", "cp", "pp", "ep",
+// "dp_replicate") whose size is above 1.
+MESHWRIGHT_API void refuse_sizes(const MeshRequest& request, std::string_view strategy,
+                                 std::span<const std::string_view> names);
 // The folded 2-D view (ep_shard, ep) of a stage of the expert mesh: the stage's ranks in order.
 MESHWRIGHT_API Mesh expert_view(const Mesh& moe_mesh, int64_t stage);
-// Factors cp into ring (outer) x ulysses (inner) for a rank list. Throws Error(model_does_not_fit) unless ring * ulysses == cp.
+// Factors cp into ring (outer) x ulysses (inner) for a rank list. Throws Error(model_does_not_fit)
+// unless ring * ulysses == cp.
 struct ContextView {
   int64_t ring = 1, ulysses = 1;
 };

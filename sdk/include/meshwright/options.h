@@ -1,4 +1,5 @@
-// Typed options: a schema says what a table may hold, Options holds it with the place each value came from.
+// Typed options: a schema says what a table may hold, Options holds it with the place each value
+// came from.
 #pragma once
 
 #include <cstdint>
@@ -22,12 +23,14 @@ using StringMap = std::vector<std::pair<std::string, std::string>>;  // in file 
 using StringTable = std::vector<std::vector<std::string>>;
 // monostate = not set ("none", "auto", or absent without a default).
 using OptionValue =
-    std::variant<std::monostate, bool, int64_t, double, std::string, std::vector<std::string>, std::vector<double>, StringMap, StringTable>;
+    std::variant<std::monostate, bool, int64_t, double, std::string, std::vector<std::string>,
+                 std::vector<double>, StringMap, StringTable>;
 
 // A value as TOML text: true, 2, "auto", ["a", "b"].
 MESHWRIGHT_API std::string to_toml(const OptionValue& value);
 
-// The options of one table. A view over static meshwright_option arrays (the plugin's or the engine's own).
+// The options of one table. A view over static meshwright_option arrays (the plugin's or the
+// engine's own).
 struct OptionSchema {
   std::string table;  // dotted: "distributed.fsdp2"
   std::string owner;  // who checks it: "engine", or the plugin's strategy name
@@ -36,17 +39,22 @@ struct OptionSchema {
   MESHWRIGHT_API const meshwright_option* find(std::string_view name) const;
 };
 // The schema of a whole array, which must outlive it.
-MESHWRIGHT_API OptionSchema make_schema(std::string table, std::string owner, std::span<const meshwright_option> options);
+MESHWRIGHT_API OptionSchema make_schema(std::string table, std::string owner,
+                                        std::span<const meshwright_option> options);
 
-// Checks one value against one option: type, range, choices, dtype name. Returns the value in its normal form (an integer
-// becomes a double where the option is a number; "none"/"auto" become monostate where optional and not a choice).
-// Throws Error(wrong_type | out_of_range | bad_choice | bad_dtype) with `key` set and valid settings as help.
-MESHWRIGHT_API OptionValue check_option(const meshwright_option& option, const OptionValue& value, const std::string& key);
-// The default of an option, parsed from its literal; monostate when it has none. Throws Error(plugin_bad_descriptor).
+// Checks one value against one option: type, range, choices, dtype name. Returns the value in its
+// normal form (an integer becomes a double where the option is a number; "none"/"auto" become
+// monostate where optional and not a choice). Throws Error(wrong_type | out_of_range | bad_choice |
+// bad_dtype) with `key` set and valid settings as help.
+MESHWRIGHT_API OptionValue check_option(const meshwright_option& option, const OptionValue& value,
+                                        const std::string& key);
+// The default of an option, parsed from its literal; monostate when it has none. Throws
+// Error(plugin_bad_descriptor).
 MESHWRIGHT_API OptionValue default_of(const meshwright_option& option);
 // "true or false", "integer >= 0", "one of a, b": the type and range as words.
 MESHWRIGHT_API std::string describe_type(const meshwright_option& option);
-// Checks the schema itself: names, literals, ranges, duplicate names. Throws Error(plugin_bad_descriptor).
+// Checks the schema itself: names, literals, ranges, duplicate names. Throws
+// Error(plugin_bad_descriptor).
 MESHWRIGHT_API void check_schema(const OptionSchema& schema);
 
 // The checked values of one table, defaults filled in.
@@ -61,7 +69,8 @@ class MESHWRIGHT_API Options {
   ~Options();
 
   // Sets a checked value; throws as check_option, or Error(unknown_key) with the nearest name.
-  void set(std::string_view name, const OptionValue& value, Origin origin = {Origin::Source::api, {}, 0, 0});
+  void set(std::string_view name, const OptionValue& value,
+           Origin origin = {Origin::Source::api, {}, 0, 0});
 
   bool is_set(std::string_view name) const;    // has a value, given or default
   bool is_given(std::string_view name) const;  // set() was called: not merely the default
@@ -69,7 +78,8 @@ class MESHWRIGHT_API Options {
   Origin origin(std::string_view name) const;
   const OptionSchema& schema() const { return schema_; }
 
-  // Typed access. Throws Error(internal) when the schema has no such option or the value has another type.
+  // Typed access. Throws Error(internal) when the schema has no such option or the value has
+  // another type.
   bool get_bool(std::string_view name) const;
   int64_t get_int(std::string_view name) const;
   double get_number(std::string_view name) const;
@@ -89,21 +99,34 @@ class MESHWRIGHT_API Options {
   std::map<std::string, Slot, std::less<>> slots_;
 };
 
-// Makes the literal for a plugin's option array: {MESHWRIGHT_BOOL, "false", "doc"}-style helpers for C++ authors.
-constexpr meshwright_option option(const char* name, uint32_t type, const char* default_value, const char* doc) {
-  return {sizeof(meshwright_option), name, type, MESHWRIGHT_NO_MIN | MESHWRIGHT_NO_MAX, default_value, 0, 0, nullptr, nullptr, doc};
+// Makes the literal for a plugin's option array: {MESHWRIGHT_BOOL, "false", "doc"}-style helpers
+// for C++ authors.
+constexpr meshwright_option option(const char* name, uint32_t type, const char* default_value,
+                                   const char* doc) {
+  return {sizeof(meshwright_option),
+          name,
+          type,
+          MESHWRIGHT_NO_MIN | MESHWRIGHT_NO_MAX,
+          default_value,
+          0,
+          0,
+          nullptr,
+          nullptr,
+          doc};
 }
 constexpr meshwright_option bool_option(const char* name, bool default_value, const char* doc) {
   return option(name, MESHWRIGHT_BOOL, default_value ? "true" : "false", doc);
 }
 // An integer of at least `min`.
-constexpr meshwright_option int_option(const char* name, const char* default_value, double min, const char* doc) {
+constexpr meshwright_option int_option(const char* name, const char* default_value, double min,
+                                       const char* doc) {
   meshwright_option o = option(name, MESHWRIGHT_INT, default_value, doc);
   o.min = min;
   o.flags = MESHWRIGHT_NO_MAX;
   return o;
 }
-constexpr meshwright_option choice_option(const char* name, const char* default_value, const char* choices, const char* doc) {
+constexpr meshwright_option choice_option(const char* name, const char* default_value,
+                                          const char* choices, const char* doc) {
   meshwright_option o = option(name, MESHWRIGHT_STRING, default_value, doc);
   o.choices = choices;
   return o;

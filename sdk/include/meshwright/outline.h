@@ -1,4 +1,5 @@
-// A model on paper: names, kinds, shapes and types of its modules and parameters. Plans are made from it; no tensors exist.
+// A model on paper: names, kinds, shapes and types of its modules and parameters. Plans are made
+// from it; no tensors exist.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +14,17 @@
 
 namespace meshwright {
 
-enum class ModuleKind : uint8_t { other, linear, embedding, norm, rotary, list, layer, experts, router };
+enum class ModuleKind : uint8_t {
+  other,
+  linear,
+  embedding,
+  norm,
+  rotary,
+  list,
+  layer,
+  experts,
+  router
+};
 
 struct ModuleOutline {
   std::string name;  // dotted, "" = the model itself
@@ -21,8 +32,9 @@ struct ModuleOutline {
   std::string class_name;  // "LlamaDecoderLayer"
 };
 
-// Several projections in one weight, their rows interleaved in memory: for each group part 0's rows of that group, part 1's, and so on, so
-// that equal chunks of rows hold whole groups of every part. Hugging Face's files hold part 0 whole, then part 1 whole.
+// Several projections in one weight, their rows interleaved in memory: for each group part 0's rows
+// of that group, part 1's, and so on, so that equal chunks of rows hold whole groups of every part.
+// Hugging Face's files hold part 0 whole, then part 1 whole.
 struct FusedRows {
   int64_t groups = 1;
   std::vector<int64_t> parts;  // rows of a group, one number a part; groups * their sum = all rows
@@ -43,14 +55,18 @@ struct MoeOutline {
 struct ModelOutline {
   std::string architecture;  // "LlamaForCausalLM"
   std::string model_type;    // "llama"
-  bool remote_code = false;  // the class comes from outside the known libraries: no base plan for it
-  int64_t hidden_size = 0, layers = 0, attention_heads = 0, key_value_heads = 0, head_dim = 0, vocab_size = 0;
-  bool tied_embeddings = false;  // lm_head shares the embedding's weight; only the embedding is listed
+  bool remote_code =
+      false;  // the class comes from outside the known libraries: no base plan for it
+  int64_t hidden_size = 0, layers = 0, attention_heads = 0, key_value_heads = 0, head_dim = 0,
+          vocab_size = 0;
+  bool tied_embeddings =
+      false;  // lm_head shares the embedding's weight; only the embedding is listed
   std::optional<MoeOutline> moe;
   std::vector<ModuleOutline> modules;        // pre-order, parents first
   std::vector<ParameterOutline> parameters;  // in registration order, tied ones once
   std::string inner_prefix = "model";        // where the class plan of the inner model applies
-  // The model's own plan in Hugging Face style strings: (pattern, style), inner patterns already prefixed; later wins.
+  // The model's own plan in Hugging Face style strings: (pattern, style), inner patterns already
+  // prefixed; later wins.
   StringMap own_tp_plan;
 
   MESHWRIGHT_API const ModuleOutline* find_module(std::string_view name) const;
@@ -61,7 +77,8 @@ struct ModelOutline {
 MESHWRIGHT_API std::string_view module_of(std::string_view parameter);
 MESHWRIGHT_API int64_t element_count(const std::vector<int64_t>& shape);
 
-// The sharded units of a model (spec 4.3): every direct item of a module list is one, nested lists first; what is left is "root".
+// The sharded units of a model (spec 4.3): every direct item of a module list is one, nested lists
+// first; what is left is "root".
 struct Unit {
   std::string name;                  // dotted module name, or "root"
   bool last_of_module_list = false;  // keeps its parameters after forward unless told otherwise

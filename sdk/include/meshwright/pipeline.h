@@ -20,7 +20,8 @@ enum class PipelineSchedule : uint8_t {
   dual_pipe_v
 };
 
-// Any letter case; "interleaved_1f1b" and "looped_bfs" are aliases. Throws Error(bad_choice) listing the names.
+// Any letter case; "interleaved_1f1b" and "looped_bfs" are aliases. Throws Error(bad_choice)
+// listing the names.
 MESHWRIGHT_API PipelineSchedule parse_schedule(std::string_view name);
 MESHWRIGHT_API std::string_view schedule_name(PipelineSchedule schedule);
 MESHWRIGHT_API bool is_multi_stage(PipelineSchedule schedule);  // several stages a rank
@@ -28,25 +29,30 @@ MESHWRIGHT_API bool is_multi_stage(PipelineSchedule schedule);  // several stage
 struct PipelineStage {
   int64_t index = 0, rank = 0;  // rank = pipeline coordinate that runs it
   int64_t first_layer = 0, layer_count = 0;
-  std::vector<std::string> modules;  // top modules of the stage: model.embed_tokens, model.layers.3, ..., model.norm, lm_head
+  std::vector<std::string> modules;  // top modules of the stage: model.embed_tokens,
+                                     // model.layers.3, ..., model.norm, lm_head
 };
 
 struct PipelinePlan {
   PipelineSchedule schedule = PipelineSchedule::one_f_one_b;
   std::vector<PipelineStage> stages;                 // in model order
   std::vector<std::vector<int64_t>> stages_of_rank;  // [pp]
-  bool from_csv = false;                             // placed by pp_schedule_csv; `schedule` is then only a name
-  std::vector<std::string> warnings;                 // ranks that idle
+  bool from_csv = false;              // placed by pp_schedule_csv; `schedule` is then only a name
+  std::vector<std::string> warnings;  // ranks that idle
 };
 
-// Layers and stage placement alone; with module_fqns_per_model_part, names that end in a number are layers. Reads the file of
-// actions when pp_schedule_csv is set. Throws Error(bad_pipeline) with the numbers and settings that work,
-// Error(file_unreadable).
-MESHWRIGHT_API PipelinePlan plan_stages(int64_t layers, int64_t pp_size, const PipelineOptions& options);
+// Layers and stage placement alone; with module_fqns_per_model_part, names that end in a number are
+// layers. Reads the file of actions when pp_schedule_csv is set. Throws Error(bad_pipeline) with
+// the numbers and settings that work, Error(file_unreadable).
+MESHWRIGHT_API PipelinePlan plan_stages(int64_t layers, int64_t pp_size,
+                                        const PipelineOptions& options);
 // The same with the modules of an outline; refuses tied embeddings and models without a layer list.
-MESHWRIGHT_API PipelinePlan plan_pipeline(const ModelOutline& outline, int64_t pp_size, const PipelineOptions& options);
-// What the stages of one pipeline coordinate keep of a model. Names stay global, and so do the counts (layers, heads).
-MESHWRIGHT_API ModelOutline stage_outline(const ModelOutline& outline, const PipelinePlan& plan, int64_t pp_rank);
+MESHWRIGHT_API PipelinePlan plan_pipeline(const ModelOutline& outline, int64_t pp_size,
+                                          const PipelineOptions& options);
+// What the stages of one pipeline coordinate keep of a model. Names stay global, and so do the
+// counts (layers, heads).
+MESHWRIGHT_API ModelOutline stage_outline(const ModelOutline& outline, const PipelinePlan& plan,
+                                          int64_t pp_rank);
 // Checks that need no model: schedule, csv, batch sizes, with `diagnostics` collecting.
 MESHWRIGHT_API void check_pipeline_options(const SharedOptions& shared, Diagnostics& diagnostics);
 

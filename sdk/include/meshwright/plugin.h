@@ -1,7 +1,8 @@
-// The C descriptor by which a strategy plugin is judged. Plain C, append-only: a struct grows at its end, struct_size
-// tells how much of it the plugin knew. A plugin exports exactly two symbols: `meshwright_plugin_v1` (this descriptor) and
-// `meshwright_abi_<hash16>` (its build facts, made by meshwright_add_plugin() in CMake). The engine reads the facts from
-// the file before dlopen, and the descriptor before calling anything.
+// The C descriptor by which a strategy plugin is judged. Plain C, append-only: a struct grows at
+// its end, struct_size tells how much of it the plugin knew. A plugin exports exactly two symbols:
+// `meshwright_plugin_v1` (this descriptor) and `meshwright_abi_<hash16>` (its build facts, made by
+// meshwright_add_plugin() in CMake). The engine reads the facts from the file before dlopen, and
+// the descriptor before calling anything.
 #pragma once
 
 #include <stddef.h>
@@ -33,9 +34,10 @@ enum {
   MESHWRIGHT_DTYPE = 2,       /* the string names a dtype */
   MESHWRIGHT_OPEN_MIN = 4,    /* min itself is not allowed */
   MESHWRIGHT_IGNORE_CASE = 8, /* choices compare without case, '-' equals '_' */
-  MESHWRIGHT_NO_EFFECT = 16,  /* accepted for compatibility, has no meaning in C++; said once when set */
-  MESHWRIGHT_NO_MIN = 32,     /* min is not a bound */
-  MESHWRIGHT_NO_MAX = 64      /* max is not a bound */
+  MESHWRIGHT_NO_EFFECT =
+      16, /* accepted for compatibility, has no meaning in C++; said once when set */
+  MESHWRIGHT_NO_MIN = 32, /* min is not a bound */
+  MESHWRIGHT_NO_MAX = 64  /* max is not a bound */
 };
 
 /* One option: the command line, the validation and the reference page all come from it. */
@@ -45,10 +47,11 @@ struct meshwright_option {
   uint32_t type;             /* sum of MESHWRIGHT_BOOL ... */
   uint32_t flags;            /* sum of MESHWRIGHT_OPTIONAL ... */
   const char* default_value; /* a TOML literal, or NULL: not set */
-  double min, max;           /* bounds for numbers (and each number of a list), unless flagged off */
-  const char* choices;       /* allowed strings, "a|b|c", or NULL */
-  const char* aliases;       /* older names, "a|b", or NULL; "old{x=1,y=2}" also maps old string values; "t.old": in a table t */
-  const char* doc;           /* one or two sentences, with the unit */
+  double min, max;     /* bounds for numbers (and each number of a list), unless flagged off */
+  const char* choices; /* allowed strings, "a|b|c", or NULL */
+  const char* aliases; /* older names, "a|b", or NULL; "old{x=1,y=2}" also maps old string values;
+                          "t.old": in a table t */
+  const char* doc;     /* one or two sentences, with the unit */
 };
 
 /* What a strategy can do. */
@@ -57,7 +60,8 @@ enum {
   MESHWRIGHT_CAN_PARALLELIZE = 2 /* parallelize */
 };
 
-/* How create() reports failure. The buffer is the caller's; the plugin writes a NUL-terminated message. */
+/* How create() reports failure. The buffer is the caller's; the plugin writes a NUL-terminated
+ * message. */
 struct meshwright_status {
   size_t struct_size;
   int32_t code; /* 0 = ok */
@@ -67,14 +71,15 @@ struct meshwright_status {
 /* One strategy of a plugin. */
 struct meshwright_strategy {
   size_t struct_size;
-  const char* name;          /* as written in `strategy = "..."`: [a-z][a-z0-9_]*, at most 64 characters */
+  const char* name; /* as written in `strategy = "..."`: [a-z][a-z0-9_]*, at most 64 characters */
   const char* aliases;       /* other accepted names, "a|b", or NULL */
   const char* summary;       /* one line */
   const char* options_table; /* its table below [distributed], or NULL: its own name */
   const struct meshwright_option* options;
   size_t option_count;
   uint64_t capabilities;                      /* sum of MESHWRIGHT_CAN_... */
-  void* (*create)(struct meshwright_status*); /* a meshwright::Strategy*, or NULL with the status filled; never throws */
+  void* (*create)(struct meshwright_status*); /* a meshwright::Strategy*, or NULL with the status
+                                                 filled; never throws */
   void (*destroy)(void*);                     /* never throws */
 };
 
@@ -116,7 +121,8 @@ struct meshwright_plugin {
 // Append-only: each struct ends at its last field, so struct_size tells exactly which fields exist.
 static_assert(sizeof(meshwright_option) == offsetof(meshwright_option, doc) + sizeof(const char*));
 static_assert(sizeof(meshwright_status) == offsetof(meshwright_status, message) + 1024 + 4);
-static_assert(sizeof(meshwright_strategy) == offsetof(meshwright_strategy, destroy) + sizeof(void (*)(void*)));
+static_assert(sizeof(meshwright_strategy) ==
+              offsetof(meshwright_strategy, destroy) + sizeof(void (*)(void*)));
 static_assert(sizeof(meshwright_extension) == offsetof(meshwright_extension, next) + sizeof(void*));
 static_assert(sizeof(meshwright_plugin) == offsetof(meshwright_plugin, extensions) + sizeof(void*));
 #endif

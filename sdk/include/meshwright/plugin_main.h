@@ -1,8 +1,10 @@
 // For a plugin's one main file: defines the exported descriptor.
 //
-//   static constexpr meshwright_option kOptions[] = {meshwright::bool_option("overlap", true, "Overlap reduction with backward.")};
-//   static const meshwright_strategy kStrategies[] = {meshwright::describe<Mine>({.name = "mine", .summary = "...", .options = kOptions})};
-//   MESHWRIGHT_PLUGIN("mine", "1.0.0", "Me", "Apache-2.0", "What it is for", kStrategies)  // no semicolon
+//   static constexpr meshwright_option kOptions[] = {meshwright::bool_option("overlap", true,
+//   "Overlap reduction with backward.")}; static const meshwright_strategy kStrategies[] =
+//   {meshwright::describe<Mine>({.name = "mine", .summary = "...", .options = kOptions})};
+//   MESHWRIGHT_PLUGIN("mine", "1.0.0", "Me", "Apache-2.0", "What it is for", kStrategies)  // no
+//   semicolon
 #pragma once
 
 #include <cstdio>
@@ -13,8 +15,8 @@
 #include "meshwright/plugin.h"
 #include "meshwright/strategy.h"
 
-extern "C" __attribute__((visibility("hidden")))
-const char meshwright_plugin_facts[];  // defined by the marker file that meshwright_add_plugin() adds
+extern "C" __attribute__((visibility("hidden"))) const char
+    meshwright_plugin_facts[];  // defined by the marker file that meshwright_add_plugin() adds
 
 namespace meshwright {
 
@@ -56,8 +58,8 @@ void destroy(void* strategy) noexcept {
 
 #ifdef MESHWRIGHT_PLUGIN_RUNTIME  // meshwright_add_plugin(... RUNTIME ...) sets it
 namespace detail {
-inline constexpr meshwright_runtime_half kRuntimeHalf = {{sizeof(meshwright_runtime_half), MESHWRIGHT_RUNTIME_HALF, nullptr},
-                                                         MESHWRIGHT_PLUGIN_RUNTIME};
+inline constexpr meshwright_runtime_half kRuntimeHalf = {
+    {sizeof(meshwright_runtime_half), MESHWRIGHT_RUNTIME_HALF, nullptr}, MESHWRIGHT_PLUGIN_RUNTIME};
 inline constexpr const meshwright_extension* kExtensions = &kRuntimeHalf.extension;
 }  // namespace detail
 #else

@@ -1,9 +1,11 @@
-// For the one main file of a plugin's running half: what parallelize() needs LibTorch for, in a library of its own, so that a job is
-// planned without loading LibTorch. meshwright_add_plugin(... RUNTIME file...) builds it beside the planning half, whose Strategy does not
-// override parallelize().
+// For the one main file of a plugin's running half: what parallelize() needs LibTorch for, in a
+// library of its own, so that a job is planned without loading LibTorch. meshwright_add_plugin(...
+// RUNTIME file...) builds it beside the planning half, whose Strategy does not override
+// parallelize().
 //
-//   std::unique_ptr<meshwright::ParallelModel> run(meshwright::Strategy&, meshwright::ParallelizeRequest& request) { ... }
-//   MESHWRIGHT_PLUGIN_RUNS_WITH(run)  // no semicolon
+//   std::unique_ptr<meshwright::ParallelModel> run(meshwright::Strategy&,
+//   meshwright::ParallelizeRequest& request) { ... } MESHWRIGHT_PLUGIN_RUNS_WITH(run)  // no
+//   semicolon
 #pragma once
 
 #include <cstddef>
@@ -12,12 +14,13 @@
 #include "meshwright/parallel/parallel.h"
 #include "meshwright/strategy.h"
 
-extern "C" __attribute__((visibility("hidden")))
-const char meshwright_plugin_facts[];  // defined by the marker file that meshwright_add_plugin() adds
+extern "C" __attribute__((visibility("hidden"))) const char
+    meshwright_plugin_facts[];  // defined by the marker file that meshwright_add_plugin() adds
 
 namespace meshwright {
 
-// `parallelize`: hook 3 for every strategy of the plugin; collective, throws Error only. The strategy is the planning half's instance.
+// `parallelize`: hook 3 for every strategy of the plugin; collective, throws Error only. The
+// strategy is the planning half's instance.
 struct PluginRuntime {
   size_t struct_size;
   const char* facts;  // equal to the planning half's
@@ -26,6 +29,7 @@ struct PluginRuntime {
 
 }  // namespace meshwright
 
-#define MESHWRIGHT_PLUGIN_RUNS_WITH(function)             \
-  extern "C" __attribute__((visibility("default"), used)) \
-  const meshwright::PluginRuntime meshwright_runtime_v1 = {sizeof(meshwright::PluginRuntime), meshwright_plugin_facts, function};
+#define MESHWRIGHT_PLUGIN_RUNS_WITH(function)                                                 \
+  extern "C" __attribute__((visibility("default"), used))                                     \
+  const meshwright::PluginRuntime meshwright_runtime_v1 = {sizeof(meshwright::PluginRuntime), \
+                                                           meshwright_plugin_facts, function};

@@ -11,15 +11,19 @@
 
 namespace meshwright {
 
-// A box of a tensor, a run of its flattened elements, or a run of a box's. Its elements lie in row-major order, one after the other.
+// A box of a tensor, a run of its flattened elements, or a run of a box's. Its elements lie in
+// row-major order, one after the other.
 struct MESHWRIGHT_API Region {
   std::vector<int64_t> offsets, sizes;  // a box: one of each a dimension
-  int64_t begin = -1, end = -1;         // a run: elements [begin, end) of the box, or of the tensor where there is none
+  int64_t begin = -1,
+          end =
+              -1;  // a run: elements [begin, end) of the box, or of the tensor where there is none
 
   static Region whole(std::span<const int64_t> shape);
   static Region box(std::vector<int64_t> offsets, std::vector<int64_t> sizes);
   static Region run(int64_t begin, int64_t end);
-  static Region run_of_box(std::vector<int64_t> offsets, std::vector<int64_t> sizes, int64_t begin, int64_t end);
+  static Region run_of_box(std::vector<int64_t> offsets, std::vector<int64_t> sizes, int64_t begin,
+                           int64_t end);
   bool within_box() const { return begin >= 0 && !sizes.empty(); }
   bool flat() const { return begin >= 0 && sizes.empty(); }
   int64_t count() const;
@@ -30,15 +34,19 @@ struct MESHWRIGHT_API Region {
 
 // Whether it lies within a tensor of that shape.
 MESHWRIGHT_API bool fits(const Region& region, std::span<const int64_t> shape);
-// The same elements as a run when they follow each other in the flattened tensor, else as they were.
+// The same elements as a run when they follow each other in the flattened tensor, else as they
+// were.
 MESHWRIGHT_API Region as_run(const Region& region, std::span<const int64_t> shape);
-// The same elements as boxes, in their order: a run of a box of d dimensions is at most 2 d - 1 of them.
+// The same elements as boxes, in their order: a run of a box of d dimensions is at most 2 d - 1 of
+// them.
 MESHWRIGHT_API std::vector<Region> as_boxes(const Region& region, std::span<const int64_t> shape);
 // "[0:128, 0:64]", "elements 0 to 8191", or "elements 0 to 4095 of [0:128, 0:64]".
 MESHWRIGHT_API std::string to_text(const Region& region);
 
-// Elements both have: `count` from `a` on in the one, from `b` on in the other, positions in their own order. Ascending; both must fit.
+// Elements both have: `count` from `a` on in the one, from `b` on in the other, positions in their
+// own order. Ascending; both must fit.
 using Overlap = std::function<void(int64_t a, int64_t b, int64_t count)>;
-MESHWRIGHT_API void for_each_overlap(std::span<const int64_t> shape, const Region& a, const Region& b, const Overlap& visit);
+MESHWRIGHT_API void for_each_overlap(std::span<const int64_t> shape, const Region& a,
+                                     const Region& b, const Overlap& visit);
 
 }  // namespace meshwright

@@ -1,4 +1,5 @@
-// What every strategy shares: the [distributed] table and its sub-tables mp_policy, moe and pipeline, typed.
+// What every strategy shares: the [distributed] table and its sub-tables mp_policy, moe and
+// pipeline, typed.
 #pragma once
 
 #include <cstdint>
@@ -10,14 +11,15 @@
 
 namespace meshwright {
 
-// Sizes as wished for; the mesh holds the actual ones. Absent, "auto", "none", 0 and negatives mean: inferred (dp) or 1.
+// Sizes as wished for; the mesh holds the actual ones. Absent, "auto", "none", 0 and negatives
+// mean: inferred (dp) or 1.
 struct ParallelSizes {
   std::optional<int64_t> dp;
   int64_t dp_replicate = 1, tp = 1, cp = 1, pp = 1, ep = 1;
 };
 
-// Parameters are cast to param_dtype for the gather and the computation, gradients reduced in reduce_dtype; the same under every
-// strategy and world size.
+// Parameters are cast to param_dtype for the gather and the computation, gradients reduced in
+// reduce_dtype; the same under every strategy and world size.
 struct MixedPrecision {
   DType param = DType::bfloat16, reduce = DType::float32, output = DType::bfloat16;
   bool cast_forward_inputs = true;
@@ -33,7 +35,8 @@ struct TpPlanChoice {
   StringMap patterns;  // pattern = style string, in file order
 };
 
-// How tokens reach the experts of other ranks: each to the ranks that hold its experts, or all tokens to all ranks of ep.
+// How tokens reach the experts of other ranks: each to the ranks that hold its experts, or all
+// tokens to all ranks of ep.
 enum class TokenDispatcher : uint8_t { all_to_all, all_gather };
 
 struct MoeOptions {
@@ -72,8 +75,8 @@ struct SharedOptions {
   bool pipeline_given = false, moe_given = false;
 };
 
-// All that a strategy reads: shared options, and its own table with defaults filled in. `shared_values` is the [distributed]
-// table itself, for errors that point at the place of a key.
+// All that a strategy reads: shared options, and its own table with defaults filled in.
+// `shared_values` is the [distributed] table itself, for errors that point at the place of a key.
 struct StrategyConfig {
   SharedOptions shared;
   Options own;
@@ -87,15 +90,19 @@ MESHWRIGHT_API const OptionSchema& moe_schema();
 MESHWRIGHT_API const OptionSchema& moe_mp_policy_schema();
 MESHWRIGHT_API const OptionSchema& pipeline_schema();
 
-// Types the tables. Adds to `diagnostics`: a bad scope, a pipeline block without pp > 1 (warning), a pipeline dtype that differs
-// from the output dtype (warning).
-MESHWRIGHT_API SharedOptions read_shared_options(const Options& distributed, const Options& mp_policy, const Options& moe,
-                                                 const Options& moe_mp_policy, const Options& pipeline, Diagnostics& diagnostics);
+// Types the tables. Adds to `diagnostics`: a bad scope, a pipeline block without pp > 1 (warning),
+// a pipeline dtype that differs from the output dtype (warning).
+MESHWRIGHT_API SharedOptions read_shared_options(const Options& distributed,
+                                                 const Options& mp_policy, const Options& moe,
+                                                 const Options& moe_mp_policy,
+                                                 const Options& pipeline, Diagnostics& diagnostics);
 
-// The grammar of activation_checkpointing_scope: '+' and ',' separate, '-' equals '_', "default" and "auto" mean "all"; order
-// kept, duplicates dropped. Throws Error(bad_choice) for an unknown name or "all" beside another.
+// The grammar of activation_checkpointing_scope: '+' and ',' separate, '-' equals '_', "default"
+// and "auto" mean "all"; order kept, duplicates dropped. Throws Error(bad_choice) for an unknown
+// name or "all" beside another.
 MESHWRIGHT_API std::vector<std::string> parse_checkpointing_scope(const OptionValue& value);
-// The words of activation_checkpointing: booleans and {off, none, disabled, no, on, full, enabled, yes, selective} in any case.
+// The words of activation_checkpointing: booleans and {off, none, disabled, no, on, full, enabled,
+// yes, selective} in any case.
 MESHWRIGHT_API ActivationCheckpointing parse_activation_checkpointing(const OptionValue& value);
 
 }  // namespace meshwright

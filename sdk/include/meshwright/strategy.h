@@ -1,12 +1,15 @@
-// The interface a strategy plugin implements. One instance a process, made by the plugin's create().
+// The interface a strategy plugin implements. One instance a process, made by the plugin's
+// create().
 //
 //   class Mine final : public meshwright::Strategy {
 //    public:
-//     MeshPlan plan_mesh(const MeshRequest& request) const override { return plan_sharded_mesh(request); }
+//     MeshPlan plan_mesh(const MeshRequest& request) const override { return
+//     plan_sharded_mesh(request); }
 //   };
 //
-// validate, plan_mesh, translate_tp_plan and footprint are pure: no process group exists yet, the same arguments give the same answer on
-// every rank, and they may be called from several threads. parallelize is collective. They throw meshwright::Error only.
+// validate, plan_mesh, translate_tp_plan and footprint are pure: no process group exists yet, the
+// same arguments give the same answer on every rank, and they may be called from several threads.
+// parallelize is collective. They throw meshwright::Error only.
 #pragma once
 
 #include <memory>
@@ -28,7 +31,8 @@ class MESHWRIGHT_API Strategy {
   Strategy& operator=(const Strategy&) = delete;
   virtual ~Strategy();
 
-  // Rules between options that a schema cannot say, shared keys this strategy refuses included. Reports all of them.
+  // Rules between options that a schema cannot say, shared keys this strategy refuses included.
+  // Reports all of them.
   virtual void validate(const StrategyConfig& config, Diagnostics& diagnostics) const;
 
   // Hook 1: sizes and world to axes, or Error with a 3xx code.
@@ -40,9 +44,9 @@ class MESHWRIGHT_API Strategy {
   // Closed-form cost of a layout. Default: replicated_footprint().
   virtual Footprint footprint(const FootprintRequest& request) const;
 
-  // Hook 3, collective: every rank of the mesh calls it with the same model and configuration. Default: the plugin's running half
-  // (meshwright/plugin_runtime.h), loaded at the first call; without one Error(not_in_release), and such a strategy does not set
-  // MESHWRIGHT_CAN_PARALLELIZE.
+  // Hook 3, collective: every rank of the mesh calls it with the same model and configuration.
+  // Default: the plugin's running half (meshwright/plugin_runtime.h), loaded at the first call;
+  // without one Error(not_in_release), and such a strategy does not set MESHWRIGHT_CAN_PARALLELIZE.
   virtual std::unique_ptr<ParallelModel> parallelize(ParallelizeRequest& request);
 
   // Growth between epochs: an interface by id, or nullptr.

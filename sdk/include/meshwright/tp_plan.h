@@ -1,7 +1,8 @@
 // Tensor-parallel plans: module-name patterns to styles, as values. Everything here is pure.
 //
-// A pattern is split at dots and each part glob-matched (`*`, `?`, `[..]`) against the names of one level, so `*` never crosses
-// a dot. Styles mean what torch.distributed.tensor.parallel's do (spec 3.3).
+// A pattern is split at dots and each part glob-matched (`*`, `?`, `[..]`) against the names of one
+// level, so `*` never crosses a dot. Styles mean what torch.distributed.tensor.parallel's do
+// (spec 3.3).
 #pragma once
 
 #include <cstdint>
@@ -19,7 +20,8 @@ namespace meshwright {
 enum class TpStyleKind : uint8_t { column, row, sequence, sequence_all_gather, rotary };
 // Placement of an activation over tp; shard_last is the last dimension, shard_1 the sequence.
 enum class TpLayout : uint8_t { replicate, shard_1, shard_last, partial };
-// plain: the local tensor is handed to user code; sharded: the SDK tracks the layout for the next style or the loss.
+// plain: the local tensor is handed to user code; sharded: the SDK tracks the layout for the next
+// style or the loss.
 enum class TpOutputKind : uint8_t { plain, sharded };
 
 struct TpStyle {
@@ -29,15 +31,18 @@ struct TpStyle {
   bool operator==(const TpStyle&) const = default;
 };
 
-// Names as `plan --json` prints them: "colwise", "rowwise", "sequence_parallel", "sequence_parallel_allgather", "rotary".
+// Names as `plan --json` prints them: "colwise", "rowwise", "sequence_parallel",
+// "sequence_parallel_allgather", "rotary".
 MESHWRIGHT_API std::string_view style_name(TpStyleKind kind);
 // "replicate", "shard(1)", "shard(-1)", "partial".
 MESHWRIGHT_API std::string_view layout_name(TpLayout layout);
 
-// One style string (spec 3.2). nullopt: the string means "no style, skip the entry". Strings that are only skipped inside a model's
-// own plan (ep_*, gather ...) and unknown ones throw Error(bad_tp_plan) listing the valid strings.
+// One style string (spec 3.2). nullopt: the string means "no style, skip the entry". Strings that
+// are only skipped inside a model's own plan (ep_*, gather ...) and unknown ones throw
+// Error(bad_tp_plan) listing the valid strings.
 enum class StyleContext : uint8_t { alone, own_plan };
-MESHWRIGHT_API std::optional<TpStyle> parse_style(std::string_view text, StyleContext context = StyleContext::alone);
+MESHWRIGHT_API std::optional<TpStyle> parse_style(std::string_view text,
+                                                  StyleContext context = StyleContext::alone);
 
 struct TpEntry {
   std::string pattern;
@@ -46,7 +51,8 @@ struct TpEntry {
 };
 
 struct TpPlan {
-  std::string source;                          // "table LlamaForCausalLM", "own plan", "base plan", "custom", "named NAME", "none" (tp = 1)
+  std::string source;  // "table LlamaForCausalLM", "own plan", "base plan", "custom", "named NAME",
+                       // "none" (tp = 1)
   std::vector<TpEntry> entries;                // empty = nothing is sharded over tp
   std::vector<std::string> notices, warnings;  // e.g. each pattern that matches nothing
 };
@@ -64,53 +70,70 @@ MESHWRIGHT_API bool pattern_matches(std::string_view pattern, std::string_view n
 // One level: `*` any run, `?` one character, `[abc]`, `[a-z]`, `[!x]` sets, as Python's fnmatch.
 MESHWRIGHT_API bool glob_matches(std::string_view pattern, std::string_view text);
 
-// The plan tables, as pure lists (also for models there is no outline of). Base plan of 3.5; table 3.6 by architecture name:
-// nullopt when it has no row. Throws Error(option_refused) where the row refuses sequence parallel.
+// The plan tables, as pure lists (also for models there is no outline of). Base plan of 3.5;
+// table 3.6 by architecture name: nullopt when it has no row. Throws Error(option_refused) where
+// the row refuses sequence parallel.
 MESHWRIGHT_API TpPlanEntries base_tp_plan(bool sequence_parallel);
-MESHWRIGHT_API std::optional<TpPlanEntries> architecture_tp_plan(const ModelOutline& outline, bool sequence_parallel,
+MESHWRIGHT_API std::optional<TpPlanEntries> architecture_tp_plan(const ModelOutline& outline,
+                                                                 bool sequence_parallel,
                                                                  std::vector<std::string>& notices);
 MESHWRIGHT_API std::vector<std::string> architectures_with_tp_plan();
-// A model's own plan (3.4): prefixes, the added embedding, the lm_head rule. Throws Error(tp_plan_does_not_fit) when it has none.
+// A model's own plan (3.4): prefixes, the added embedding, the lm_head rule. Throws
+// Error(tp_plan_does_not_fit) when it has none.
 MESHWRIGHT_API TpPlanEntries own_tp_plan(const ModelOutline& outline);
 
-// Named plans. A plugin registers its own while it is created; names are unique (Error(conflict)). Thread-safe, per process.
+// Named plans. A plugin registers its own while it is created; names are unique (Error(conflict)).
+// Thread-safe, per process.
 using TpPlanMaker = std::function<TpPlanEntries(const ModelOutline&, bool sequence_parallel)>;
 MESHWRIGHT_API void register_tp_plan(std::string name, TpPlanMaker maker);
 MESHWRIGHT_API std::vector<std::string> registered_tp_plans();
 
-// The whole selection (3.1), head validation (3.8), MoE validation (3.9), matching, the corrections of 3.11, resolve_tp_modules(). What
-// Strategy::translate_tp_plan does by default. Throws Error(heads_not_divisible | unknown_tp_plan | bad_tp_plan |
-// tp_plan_does_not_fit | option_refused).
+// The whole selection (3.1), head validation (3.8), MoE validation (3.9), matching, the corrections
+// of 3.11, resolve_tp_modules(). What Strategy::translate_tp_plan does by default. Throws
+// Error(heads_not_divisible | unknown_tp_plan | bad_tp_plan | tp_plan_does_not_fit |
+// option_refused).
 MESHWRIGHT_API TpPlan select_tp_plan(const ModelOutline& outline, const TpPlanRequest& request);
 // Head counts against tp, with the sizes that would work as help.
 MESHWRIGHT_API void check_heads(const ModelOutline& outline, int64_t tp_size);
-MESHWRIGHT_API void check_moe_tp_plan(const ModelOutline& outline, const TpPlanRequest& request, const TpPlanEntries& entries);
+MESHWRIGHT_API void check_moe_tp_plan(const ModelOutline& outline, const TpPlanRequest& request,
+                                      const TpPlanEntries& entries);
 
-// Where a plan leaves one parameter: the dimension split over tp, or nullopt when replicated. Rows are cut by ceil chunks.
-MESHWRIGHT_API std::optional<int64_t> tp_shard_dim(const TpPlan& plan, const ModelOutline& outline, std::string_view parameter);
+// Where a plan leaves one parameter: the dimension split over tp, or nullopt when replicated. Rows
+// are cut by ceil chunks.
+MESHWRIGHT_API std::optional<int64_t> tp_shard_dim(const TpPlan& plan, const ModelOutline& outline,
+                                                   std::string_view parameter);
 
-// One styled module as it runs. Both halves of the product read this: what is planned and what runs cannot differ.
+// One styled module as it runs. Both halves of the product read this: what is planned and what runs
+// cannot differ.
 struct TpModule {
   std::string name;
   TpStyle style;  // input: the layout that really arrives, whatever the plan annotates
-  // The norm's all-gather serves columns alone, so its backward is a reduce-scatter; of a column: its input comes from such a norm, so
-  // it leaves its input's gradient a partial sum. Otherwise the norm's backward takes the own part and the columns all-reduce.
+  // The norm's all-gather serves columns alone, so its backward is a reduce-scatter; of a column:
+  // its input comes from such a norm, so it leaves its input's gradient a partial sum. Otherwise
+  // the norm's backward takes the own part and the columns all-reduce.
   bool gathers_for_columns = false;
 };
-// The styled modules that the outline has (it may be a stage of the plan's model), in the plan's order. Throws
-// Error(tp_plan_does_not_fit) where a sequence-parallel layer has a Linear or norm without a style, which would see only a part of the
-// sequence, where one layer mixes both kinds of norms, and where a tied head and embedding would be cut differently.
-MESHWRIGHT_API std::vector<TpModule> resolve_tp_modules(const TpPlan& plan, const ModelOutline& outline);
-// Replicated parameters whose gradients are partial sums over tp (spec 3.11), in the outline's order: of sequence-parallel norms, of norms
-// of attention heads, and biases added after a reduce-scatter. Throws as above.
-MESHWRIGHT_API std::vector<std::string> partial_gradient_parameters(const TpPlan& plan, const ModelOutline& outline);
+// The styled modules that the outline has (it may be a stage of the plan's model), in the plan's
+// order. Throws Error(tp_plan_does_not_fit) where a sequence-parallel layer has a Linear or norm
+// without a style, which would see only a part of the sequence, where one layer mixes both kinds of
+// norms, and where a tied head and embedding would be cut differently.
+MESHWRIGHT_API std::vector<TpModule> resolve_tp_modules(const TpPlan& plan,
+                                                        const ModelOutline& outline);
+// Replicated parameters whose gradients are partial sums over tp (spec 3.11), in the outline's
+// order: of sequence-parallel norms, of norms of attention heads, and biases added after a
+// reduce-scatter. Throws as above.
+MESHWRIGHT_API std::vector<std::string> partial_gradient_parameters(const TpPlan& plan,
+                                                                    const ModelOutline& outline);
 
-// Throws Error(tp_plan_does_not_fit) for a plan that can be drawn but would compute something else than the model: when a block's
-// projections do not belong together (q_proj cut, k_proj whole), an embedding would leave its width cut, or the stream between the blocks
-// would be cut along the sequence in one place and whole in another. select_tp_plan() makes it a warning, running the plan an error.
+// Throws Error(tp_plan_does_not_fit) for a plan that can be drawn but would compute something else
+// than the model: when a block's projections do not belong together (q_proj cut, k_proj whole), an
+// embedding would leave its width cut, or the stream between the blocks would be cut along the
+// sequence in one place and whole in another. select_tp_plan() makes it a warning, running the plan
+// an error.
 MESHWRIGHT_API void check_tp_blocks(const TpPlan& plan, const ModelOutline& outline);
 
-// Rank `index` of `count` owns [begin, end) of `size` rows: ceil(size / count) each, the last ones fewer or none.
+// Rank `index` of `count` owns [begin, end) of `size` rows: ceil(size / count) each, the last ones
+// fewer or none.
 struct Chunk {
   int64_t begin = 0, end = 0;
 };

@@ -26,7 +26,8 @@ using meshwright::Router;
 using meshwright::Routing;
 using meshwright::ScoreFunction;
 
-MoeConfig config_of(int64_t experts, int64_t active, ScoreFunction function = ScoreFunction::softmax) {
+MoeConfig config_of(int64_t experts, int64_t active,
+                    ScoreFunction function = ScoreFunction::softmax) {
   MoeConfig c;
   c.dim = experts;
   c.moe_inter_dim = 4;
@@ -50,7 +51,9 @@ std::vector<double> values(const Tensor& t) {
   return {flat.const_data_ptr<double>(), flat.const_data_ptr<double>() + flat.numel()};
 }
 
-double distance(const Tensor& a, const Tensor& b) { return (a.detach() - b.detach()).abs().max().item<double>(); }
+double distance(const Tensor& a, const Tensor& b) {
+  return (a.detach() - b.detach()).abs().max().item<double>();
+}
 
 }  // namespace
 
@@ -62,12 +65,18 @@ TEST_CASE("routers give the numbers of their definition") {
     double scale;
     std::vector<double> weights;
   };
-  const Row rows[] = {{"softmax after", ScoreFunction::softmax, false, false, 1, {0.7311, 0.2689}},
-                      {"softmax before", ScoreFunction::softmax, true, false, 1, {0.6439, 0.2369}},
-                      {"softmax before, normalised", ScoreFunction::softmax, true, true, 1, {0.7311, 0.2689}},
-                      {"sigmoid", ScoreFunction::sigmoid, false, false, 1, {0.8808, 0.7311}},
-                      {"sigmoid normalised", ScoreFunction::sigmoid, false, true, 1, {0.5464, 0.4536}},
-                      {"sigmoid normalised and scaled", ScoreFunction::sigmoid, false, true, 2.5, {1.3661, 1.1339}}};
+  const Row rows[] = {
+      {"softmax after", ScoreFunction::softmax, false, false, 1, {0.7311, 0.2689}},
+      {"softmax before", ScoreFunction::softmax, true, false, 1, {0.6439, 0.2369}},
+      {"softmax before, normalised", ScoreFunction::softmax, true, true, 1, {0.7311, 0.2689}},
+      {"sigmoid", ScoreFunction::sigmoid, false, false, 1, {0.8808, 0.7311}},
+      {"sigmoid normalised", ScoreFunction::sigmoid, false, true, 1, {0.5464, 0.4536}},
+      {"sigmoid normalised and scaled",
+       ScoreFunction::sigmoid,
+       false,
+       true,
+       2.5,
+       {1.3661, 1.1339}}};
   for (const Row& row : rows) {
     INFO(row.name);
     MoeConfig config = config_of(4, 2, row.function);
@@ -77,13 +86,15 @@ TEST_CASE("routers give the numbers of their definition") {
     Routing routing = identity_router(config)(at::tensor({2.0F, 1.0F, 0.0F, -1.0F}).unsqueeze(0));
     CHECK(values(routing.indices) == std::vector<double>{0, 1});
     std::vector<double> weights = values(routing.weights);
-    for (size_t i = 0; i < 2; ++i) CHECK(weights[i] == doctest::Approx(row.weights[i]).epsilon(2e-4));
+    for (size_t i = 0; i < 2; ++i)
+      CHECK(weights[i] == doctest::Approx(row.weights[i]).epsilon(2e-4));
   }
 }
 
 namespace {
 
-// Spec 7.6's table, token by token: the selected experts in order of their selection scores, and their weights.
+// Spec 7.6's table, token by token: the selected experts in order of their selection scores, and
+// their weights.
 struct Reference {
   std::vector<std::vector<int64_t>> indices;
   std::vector<std::vector<double>> weights;
@@ -97,20 +108,24 @@ Reference reference(const MoeConfig& c, const Tensor& logits, const std::vector<
     double sum = 0;
     for (double v : x) sum += std::exp(v);
     for (size_t e = 0; e < experts; ++e) {
-      bool soft = c.score_func == ScoreFunction::softmax || c.score_func == ScoreFunction::softmax_with_bias;
-      score[e] = soft                                          ? std::exp(x[e]) / sum
-                 : c.score_func == ScoreFunction::sqrtsoftplus ? std::sqrt(std::log1p(std::exp(x[e])))
-                                                               : 1 / (1 + std::exp(-x[e]));
+      bool soft = c.score_func == ScoreFunction::softmax ||
+                  c.score_func == ScoreFunction::softmax_with_bias;
+      score[e] = soft ? std::exp(x[e]) / sum
+                 : c.score_func == ScoreFunction::sqrtsoftplus
+                     ? std::sqrt(std::log1p(std::exp(x[e])))
+                     : 1 / (1 + std::exp(-x[e]));
       select[e] = score[e] + (c.score_func == ScoreFunction::softmax || bias.empty() ? 0 : bias[e]);
     }
     std::vector<double> corrected = select;
-    bool grouped = c.n_expert_groups > 1 && c.score_func != ScoreFunction::softmax && c.score_func != ScoreFunction::sqrtsoftplus;
+    bool grouped = c.n_expert_groups > 1 && c.score_func != ScoreFunction::softmax &&
+                   c.score_func != ScoreFunction::sqrtsoftplus;
     if (grouped) {
       auto groups = static_cast<size_t>(c.n_expert_groups);
       size_t size = experts / groups;
       std::vector<std::pair<double, size_t>> best;
       for (size_t g = 0; g < groups; ++g) {
-        std::vector<double> of(select.begin() + static_cast<long>(g * size), select.begin() + static_cast<long>((g + 1) * size));
+        std::vector<double> of(select.begin() + static_cast<long>(g * size),
+                               select.begin() + static_cast<long>((g + 1) * size));
         std::sort(of.rbegin(), of.rend());
         bool sum_of_two = c.score_func != ScoreFunction::sigmoid || !bias.empty();
         best.emplace_back(-(of[0] + (sum_of_two ? of[1] : 0)), g);
@@ -118,22 +133,27 @@ Reference reference(const MoeConfig& c, const Tensor& logits, const std::vector<
       std::sort(best.begin(), best.end());
       for (size_t i = static_cast<size_t>(c.n_limited_groups); i < groups; ++i)
         for (size_t e = 0; e < size; ++e)
-          select[best[i].second * size + e] =
-              c.score_func == ScoreFunction::sigmoid_with_bias ? -std::numeric_limits<double>::infinity() : 0;
+          select[best[i].second * size + e] = c.score_func == ScoreFunction::sigmoid_with_bias
+                                                  ? -std::numeric_limits<double>::infinity()
+                                                  : 0;
     }
     std::vector<size_t> order(experts);
     for (size_t e = 0; e < experts; ++e) order[e] = e;
-    std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return select[a] > select[b]; });
+    std::stable_sort(order.begin(), order.end(),
+                     [&](size_t a, size_t b) { return select[a] > select[b]; });
     order.resize(static_cast<size_t>(c.n_activated_experts));
     std::vector<double> weights;
     double chosen = 0, total = 0;
     for (size_t e : order) chosen += std::exp(x[e]);
     for (size_t e : order) {
       bool after = c.score_func == ScoreFunction::softmax && !c.softmax_before_topk;
-      weights.push_back(after ? std::exp(x[e]) / chosen : c.router_weight_uses_score_correction_bias ? corrected[e] : score[e]);
+      weights.push_back(after                                        ? std::exp(x[e]) / chosen
+                        : c.router_weight_uses_score_correction_bias ? corrected[e]
+                                                                     : score[e]);
       total += weights.back();
     }
-    for (double& w : weights) w = (c.norm_topk_prob && order.size() > 1 ? w / (total + 1e-20) : w) * c.route_scale;
+    for (double& w : weights)
+      w = (c.norm_topk_prob && order.size() > 1 ? w / (total + 1e-20) : w) * c.route_scale;
     out.indices.emplace_back(order.begin(), order.end());
     out.weights.push_back(weights);
   }
@@ -142,7 +162,9 @@ Reference reference(const MoeConfig& c, const Tensor& logits, const std::vector<
 
 }  // namespace
 
-TEST_CASE("every score function, with groups, biases, normalisation and scale, routes as a loop over tokens does") {
+TEST_CASE(
+    "every score function, with groups, biases, normalisation and scale, routes as a loop over "
+    "tokens does") {
   at::manual_seed(7);
   struct Row {
     ScoreFunction function;
@@ -178,23 +200,30 @@ TEST_CASE("every score function, with groups, biases, normalisation and scale, r
       c10::NoGradGuard no_grad;
       router->weight.normal_(0, 1);
       router->bias.normal_(0, 1);
-      if (row.bias) router->e_score_correction_bias.normal_(0, 0.3).abs_();  // zeros of left-out groups stay below
+      if (row.bias)
+        router->e_score_correction_bias.normal_(0, 0.3)
+            .abs_();  // zeros of left-out groups stay below
       Tensor x = at::randn({40, 6});
       Routing routing = router(x);
-      Reference expected = reference(config, at::linear(x, router->weight, router->bias),
-                                     row.bias ? values(router->e_score_correction_bias) : std::vector<double>{});
+      Reference expected =
+          reference(config, at::linear(x, router->weight, router->bias),
+                    row.bias ? values(router->e_score_correction_bias) : std::vector<double>{});
       for (int64_t t = 0; t < 40; ++t)
         for (int64_t j = 0; j < 3; ++j) {
-          CHECK(routing.indices[t][j].item<int64_t>() == expected.indices[static_cast<size_t>(t)][static_cast<size_t>(j)]);
+          CHECK(routing.indices[t][j].item<int64_t>() ==
+                expected.indices[static_cast<size_t>(t)][static_cast<size_t>(j)]);
           CHECK(routing.weights[t][j].item<double>() ==
-                doctest::Approx(expected.weights[static_cast<size_t>(t)][static_cast<size_t>(j)]).epsilon(1e-5));
+                doctest::Approx(expected.weights[static_cast<size_t>(t)][static_cast<size_t>(j)])
+                    .epsilon(1e-5));
         }
       ++checked;
     }
   CHECK(checked == 22);
 }
 
-TEST_CASE("weights have the tokens' dtype unless they are to stay float32, and logits the precision that is asked for") {
+TEST_CASE(
+    "weights have the tokens' dtype unless they are to stay float32, and logits the precision that "
+    "is asked for") {
   MoeConfig config = config_of(8, 2);
   Tensor x = at::randn({5, 8}).to(at::kBFloat16);
   CHECK((identity_router(config)(x).weights.scalar_type() == at::kBFloat16));
@@ -234,7 +263,8 @@ TEST_CASE("load adds up over passes of training and no others") {
   CHECK(router->load().sum().item<int64_t>() == 0);
 }
 
-TEST_CASE("the auxiliary loss is 1 where routing is even, and its gradient is that of its definition") {
+TEST_CASE(
+    "the auxiliary loss is 1 where routing is even, and its gradient is that of its definition") {
   for (bool before : {false, true})
     for (bool masked : {false, true}) {
       CAPTURE(before);
@@ -259,11 +289,14 @@ TEST_CASE("the auxiliary loss is 1 where routing is even, and its gradient is th
 
       Tensor y = x.detach().clone().set_requires_grad(true);
       Tensor counted = mask ? mask->to(at::kFloat) : at::zeros({20}) + 1, scores = y.softmax(-1);
-      Tensor chosen = at::zeros({20, 6}).scatter_(1, std::get<1>(scores.topk(2, -1)), 1.0) * counted.unsqueeze(1);
+      Tensor chosen = at::zeros({20, 6}).scatter_(1, std::get<1>(scores.topk(2, -1)), 1.0) *
+                      counted.unsqueeze(1);
       Tensor tokens = counted.sum(), load = chosen.sum(0);
-      Tensor loss = (load * 6 / (2 * tokens) * (scores * counted.unsqueeze(1)).sum(0) / tokens).sum();
+      Tensor loss =
+          (load * 6 / (2 * tokens) * (scores * counted.unsqueeze(1)).sum(0) / tokens).sum();
       (loss * 0.5 * 3).backward();
-      CHECK(router->load_balance->value().item<double>() == doctest::Approx(0.5 * loss.item<double>()).epsilon(1e-5));
+      CHECK(router->load_balance->value().item<double>() ==
+            doctest::Approx(0.5 * loss.item<double>()).epsilon(1e-5));
       CHECK(y.grad().abs().max().item<double>() > 1e-3);
       CHECK(distance(x.grad(), y.grad()) < 1e-6);
     }
@@ -276,13 +309,15 @@ TEST_CASE("routers that share one auxiliary loss are taken together") {
   a->load_balance = b->load_balance = balance;
   CHECK(!balance->value().defined());
   at::manual_seed(5);
-  Tensor x = at::randn({10, 4}).set_requires_grad(true), y = at::randn({10, 4}).set_requires_grad(true);
+  Tensor x = at::randn({10, 4}).set_requires_grad(true),
+         y = at::randn({10, 4}).set_requires_grad(true);
   for (int pass = 0; pass < 2; ++pass) {
     balance->begin_pass();
     x.mutable_grad() = Tensor(), y.mutable_grad() = Tensor();
     Tensor sum = (a(x).weights * 0).sum() + (b(y).weights * 0).sum();
     sum.backward();
-    Tensor u = x.detach().clone().set_requires_grad(true), v = y.detach().clone().set_requires_grad(true);
+    Tensor u = x.detach().clone().set_requires_grad(true),
+           v = y.detach().clone().set_requires_grad(true);
     Tensor scores = at::cat({u.softmax(-1), v.softmax(-1)});
     Tensor load = at::zeros({20, 4}).scatter_(1, std::get<1>(scores.topk(2, -1)), 1.0).mean(0);
     Tensor loss = (load * scores.mean(0)).sum() * 4 * 0.1;
@@ -297,10 +332,13 @@ TEST_CASE("for measuring speed tokens go to experts in turns, and load is counte
   MoeConfig config = config_of(4, 3, ScoreFunction::softmax);
   Router router = identity_router(config);
   router->in_turns = true;
-  Tensor x = at::randn({4, 4}).set_requires_grad(true), mask = at::tensor({1, 1, 0, 1}).to(at::kBool);
+  Tensor x = at::randn({4, 4}).set_requires_grad(true),
+         mask = at::tensor({1, 1, 0, 1}).to(at::kBool);
   meshwright::Routing routing = router(x, mask);
-  CHECK(routing.indices.equal(at::tensor({0, 1, 2, 3, 0, 1, -1, -1, -1, 1, 2, 3}, at::kLong).view({4, 3})));
-  CHECK(values(routing.weights.select(1, 0)) == std::vector<double>{1.0F / 3, 1.0F / 3, 0, 1.0F / 3});
+  CHECK(routing.indices.equal(
+      at::tensor({0, 1, 2, 3, 0, 1, -1, -1, -1, 1, 2, 3}, at::kLong).view({4, 3})));
+  CHECK(values(routing.weights.select(1, 0)) ==
+        std::vector<double>{1.0F / 3, 1.0F / 3, 0, 1.0F / 3});
   routing.weights.sum().backward();
   CHECK(router->weight.grad().abs().max().item<double>() == 0);  // but it is there
   CHECK(router->load().equal(at::tensor({2, 3, 2, 2}, at::kLong)));

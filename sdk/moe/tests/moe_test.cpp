@@ -48,21 +48,26 @@ MoeConfig small(ExpertActivation activation = ExpertActivation::swiglu) {
   return c;
 }
 
-double distance(const Tensor& a, const Tensor& b) { return a.numel() == 0 ? 0 : (a.detach() - b.detach()).abs().max().item<double>(); }
+double distance(const Tensor& a, const Tensor& b) {
+  return a.numel() == 0 ? 0 : (a.detach() - b.detach()).abs().max().item<double>();
+}
 
 // One expert on some tokens, by the definition.
 Tensor activation(const MoeConfig& c, const Tensor& h, ExpertActivation kind) {
   int64_t f = h.size(1) / 2;
   bool turns = kind == ExpertActivation::quick_geglu;
-  Tensor g = turns ? h.slice(1, 0, h.size(1), 2) : h.narrow(1, 0, f), u = turns ? h.slice(1, 1, h.size(1), 2) : h.narrow(1, f, f);
+  Tensor g = turns ? h.slice(1, 0, h.size(1), 2) : h.narrow(1, 0, f),
+         u = turns ? h.slice(1, 1, h.size(1), 2) : h.narrow(1, f, f);
   double limit = c.activation_limit;
   switch (kind) {
     case ExpertActivation::swiglu:
-      if (c.swiglu_limit > 0) return at::silu(g.clamp_max(c.swiglu_limit)) * u.clamp(-c.swiglu_limit, c.swiglu_limit);
+      if (c.swiglu_limit > 0)
+        return at::silu(g.clamp_max(c.swiglu_limit)) * u.clamp(-c.swiglu_limit, c.swiglu_limit);
       return at::silu(g) * u;
     case ExpertActivation::swigluoai:
     case ExpertActivation::quick_geglu:
-      return g.clamp_max(limit) * at::sigmoid(c.activation_alpha * g.clamp_max(limit)) * (u.clamp(-limit, limit) + 1);
+      return g.clamp_max(limit) * at::sigmoid(c.activation_alpha * g.clamp_max(limit)) *
+             (u.clamp(-limit, limit) + 1);
     case ExpertActivation::geglu:
       return at::gelu(g) * u;
     case ExpertActivation::relu2:
@@ -80,7 +85,8 @@ GroupedExperts experts_of(const MoeConfig& config, at::ScalarType dtype) {
   return experts;
 }
 
-Tensor one_expert(const MoeConfig& c, GroupedExperts& experts, int64_t e, const Tensor& x, const Tensor& w) {
+Tensor one_expert(const MoeConfig& c, GroupedExperts& experts, int64_t e, const Tensor& x,
+                  const Tensor& w) {
   Tensor h = x.mm(experts->gate_and_up_projs[e]);
   if (c.expert_bias) h = h + experts->gate_up_proj_bias[e];
   Tensor y = activation(c, h, c.expert_activation).mm(experts->down_projs[e]);
@@ -89,11 +95,13 @@ Tensor one_expert(const MoeConfig& c, GroupedExperts& experts, int64_t e, const 
 }
 
 // A loop over experts.
-Tensor dense_experts(const MoeConfig& c, GroupedExperts& experts, const Tensor& x, const std::vector<int64_t>& counts, const Tensor& w) {
+Tensor dense_experts(const MoeConfig& c, GroupedExperts& experts, const Tensor& x,
+                     const std::vector<int64_t>& counts, const Tensor& w) {
   std::vector<Tensor> out;
   int64_t begin = 0;
   for (size_t e = 0; e < counts.size(); begin += counts[e++])
-    out.push_back(one_expert(c, experts, static_cast<int64_t>(e), x.narrow(0, begin, counts[e]), w.narrow(0, begin, counts[e])));
+    out.push_back(one_expert(c, experts, static_cast<int64_t>(e), x.narrow(0, begin, counts[e]),
+                             w.narrow(0, begin, counts[e])));
   return at::cat(out);
 }
 
@@ -104,7 +112,9 @@ Tensor dense_block(const MoeConfig& c, Moe& block, const Tensor& x, const Routin
     Tensor sum = at::zeros({1, x.size(1)}, x.options());
     for (int64_t j = 0; j < routing.indices.size(1); ++j) {
       int64_t e = routing.indices[t][j].item<int64_t>();
-      if (e >= 0) sum = sum + one_expert(c, block->experts(), e, x.narrow(0, t, 1), routing.weights[t][j].view({1}));
+      if (e >= 0)
+        sum = sum + one_expert(c, block->experts(), e, x.narrow(0, t, 1),
+                               routing.weights[t][j].view({1}));
     }
     rows.push_back(sum);
   }
@@ -132,19 +142,23 @@ void check_equal(const std::vector<Tensor>& a, const std::vector<Tensor>& b, dou
 
 }  // namespace
 
-TEST_CASE("grouped experts equal a loop over experts, in every activation, with biases, and gradients too") {
+TEST_CASE(
+    "grouped experts equal a loop over experts, in every activation, with biases, and gradients "
+    "too") {
   struct Row {
     ExpertActivation activation;
     double swiglu_limit;
   };
-  const Row rows[] = {{ExpertActivation::swiglu, 0},      {ExpertActivation::swiglu, 0.8}, {ExpertActivation::swigluoai, 0},
-                      {ExpertActivation::quick_geglu, 0}, {ExpertActivation::geglu, 0},    {ExpertActivation::relu2, 0}};
+  const Row rows[] = {{ExpertActivation::swiglu, 0},    {ExpertActivation::swiglu, 0.8},
+                      {ExpertActivation::swigluoai, 0}, {ExpertActivation::quick_geglu, 0},
+                      {ExpertActivation::geglu, 0},     {ExpertActivation::relu2, 0}};
   int checked = 0;
   for (const Row& row : rows)
     for (bool bias : {false, true})
       for (bool after : {false, true})
         for (at::ScalarType dtype : {at::kFloat, at::kDouble})
-          for (const std::vector<int64_t>& counts : {std::vector<int64_t>{3, 0, 40, 2}, {0, 0, 7, 0}, {0, 0, 0, 0}}) {
+          for (const std::vector<int64_t>& counts :
+               {std::vector<int64_t>{3, 0, 40, 2}, {0, 0, 7, 0}, {0, 0, 0, 0}}) {
             CAPTURE(static_cast<int>(row.activation));
             CAPTURE(bias);
             CAPTURE(after);
@@ -156,12 +170,14 @@ TEST_CASE("grouped experts equal a loop over experts, in every activation, with 
             config.apply_router_weight_after_down = after;
             GroupedExperts experts = experts_of(config, dtype);
             int64_t tokens = counts[0] + counts[1] + counts[2] + counts[3];
-            Tensor x = at::randn({tokens, 6}, dtype).set_requires_grad(true), w = at::rand({tokens}, dtype).set_requires_grad(true);
+            Tensor x = at::randn({tokens, 6}, dtype).set_requires_grad(true),
+                   w = at::rand({tokens}, dtype).set_requires_grad(true);
             Tensor into = at::randn({tokens, 6}, dtype);
             Tensor y = experts(x, counts, w);
             CHECK(y.requires_grad());
             (y * into).sum().backward();
-            std::vector<Tensor> found = gradients(*experts), inputs = {x.grad().clone(), w.grad().clone()};
+            std::vector<Tensor> found = gradients(*experts),
+                                inputs = {x.grad().clone(), w.grad().clone()};
             x.mutable_grad() = Tensor(), w.mutable_grad() = Tensor();
             Tensor expected = dense_experts(config, experts, x, counts, w);
             (expected * into).sum().backward();
@@ -188,7 +204,8 @@ TEST_CASE("bfloat16 experts in one call equal those one by one as nearly as roun
       config.initializer_range = 0.2;
       GroupedExperts experts(config, at::TensorOptions().dtype(at::kBFloat16));
       Counts counts = {5, 0, 17, 1};
-      Tensor x = at::randn({23, 16}).to(at::kBFloat16).set_requires_grad(true), w = at::rand({23}).set_requires_grad(true);
+      Tensor x = at::randn({23, 16}).to(at::kBFloat16).set_requires_grad(true),
+             w = at::rand({23}).set_requires_grad(true);
       Tensor into = at::randn({23, 16}).to(at::kBFloat16);
       Tensor y = experts(x, counts, w);
       (y * into).sum().backward();
@@ -197,9 +214,11 @@ TEST_CASE("bfloat16 experts in one call equal those one by one as nearly as roun
       GroupedExperts wide(config);
       {
         c10::NoGradGuard no_grad;
-        for (auto& item : wide->named_parameters()) item.value().copy_(experts->named_parameters()[item.key()]);
+        for (auto& item : wide->named_parameters())
+          item.value().copy_(experts->named_parameters()[item.key()]);
       }
-      Tensor u = x.detach().to(at::kFloat).set_requires_grad(true), v = w.detach().clone().set_requires_grad(true);
+      Tensor u = x.detach().to(at::kFloat).set_requires_grad(true),
+             v = w.detach().clone().set_requires_grad(true);
       Tensor expected = dense_experts(config, wide, u, counts, v);
       (expected * into.to(at::kFloat)).sum().backward();
       std::vector<Tensor> exact = gradients(*wide);
@@ -208,7 +227,8 @@ TEST_CASE("bfloat16 experts in one call equal those one by one as nearly as roun
       CHECK(distance(y.to(at::kFloat), expected) < 2e-2 * expected.abs().max().item<double>());
       for (size_t i = 0; i < exact.size(); ++i) {
         CAPTURE(i);
-        CHECK(distance(found[i].to(at::kFloat), exact[i]) < 2e-2 * exact[i].abs().max().item<double>());
+        CHECK(distance(found[i].to(at::kFloat), exact[i]) <
+              2e-2 * exact[i].abs().max().item<double>());
       }
       CHECK(found[0][1].abs().max().item<double>() == 0);  // of the expert without tokens
     }
@@ -220,7 +240,8 @@ TEST_CASE("gradients of grouped experts are those of small differences") {
   GroupedExperts experts(config, at::TensorOptions().dtype(at::kDouble));
   std::vector<int64_t> counts = {2, 0, 3, 1};
   at::manual_seed(1);
-  Tensor x = at::randn({6, 6}, at::kDouble).set_requires_grad(true), w = at::rand({6}, at::kDouble).set_requires_grad(true);
+  Tensor x = at::randn({6, 6}, at::kDouble).set_requires_grad(true),
+         w = at::rand({6}, at::kDouble).set_requires_grad(true);
   Tensor into = at::randn({6, 6}, at::kDouble);
   auto loss = [&] { return (experts(x, counts, w) * into).sum(); };
   loss().backward();
@@ -236,7 +257,8 @@ TEST_CASE("gradients of grouped experts are those of small differences") {
       element.fill_(kept - step);
       double down = loss().item<double>();
       element.fill_(kept);
-      CHECK(p.grad().view(-1)[i].item<double>() == doctest::Approx((up - down) / (2 * step)).epsilon(1e-5).scale(1));
+      CHECK(p.grad().view(-1)[i].item<double>() ==
+            doctest::Approx((up - down) / (2 * step)).epsilon(1e-5).scale(1));
     }
 }
 
@@ -253,18 +275,22 @@ TEST_CASE("experts whose number shrinks work on what is left, as under expert pa
   CHECK_THROWS_AS(part(x, Counts{1, 3}, w), meshwright::Error);
 }
 
-TEST_CASE("sorting by expert keeps the order of tokens, leaves masked ones out, and sums them up again") {
+TEST_CASE(
+    "sorting by expert keeps the order of tokens, leaves masked ones out, and sums them up again") {
   Tensor indices = at::tensor(Counts{2, 0, -1, -1, 2, 3, 0, 2}).view({4, 2});
   meshwright::ExpertOrder order = meshwright::sort_by_expert(indices, 4);
   CHECK(order.counts == std::vector<int64_t>{2, 0, 3, 1});
   CHECK(order.slot.equal(at::tensor(Counts{1, 6, 0, 4, 7, 5})));
   CHECK(order.token.equal(at::tensor(Counts{0, 3, 0, 2, 3, 2})));
   CHECK(order.place.equal(at::tensor(Counts{2, 0, -1, -1, 3, 5, 1, 4}).view({4, 2})));
-  for (const Tensor& some :
-       {indices, at::randint(-1, 7, {200, 3}, at::kLong), at::zeros({0, 2}, at::kLong), at::zeros({3, 1}, at::kLong) - 1}) {
-    meshwright::ExpertOrder host = meshwright::sort_by_expert(some, 7), device = meshwright::detail::sort_on_device(some, 7);
+  for (const Tensor& some : {indices, at::randint(-1, 7, {200, 3}, at::kLong),
+                             at::zeros({0, 2}, at::kLong), at::zeros({3, 1}, at::kLong) - 1}) {
+    meshwright::ExpertOrder host = meshwright::sort_by_expert(some, 7),
+                            device = meshwright::detail::sort_on_device(some, 7);
     CHECK(host.counts == device.counts);
-    for (const auto& [a, b] : {std::pair(host.slot, device.slot), {host.token, device.token}, {host.place, device.place}})
+    for (const auto& [a, b] : {std::pair(host.slot, device.slot),
+                               {host.token, device.token},
+                               {host.place, device.place}})
       CHECK(a.equal(b));
   }
   for (at::ScalarType dtype : {at::kFloat, at::kDouble}) {
@@ -276,12 +302,21 @@ TEST_CASE("sorting by expert keeps the order of tokens, leaves masked ones out, 
     CHECK(distance(x.grad(), into * at::tensor(Counts{2, 0, 2, 2}).unsqueeze(1).to(dtype)) < 1e-6);
   }
   Tensor half = at::randn({6, 5}).to(at::kBFloat16);  // summed in float32
-  CHECK(meshwright::combine_tokens(half, order)[0].equal((half[2].to(at::kFloat) + half[0].to(at::kFloat)).to(at::kBFloat16)));
+  CHECK(meshwright::combine_tokens(half, order)[0].equal(
+      (half[2].to(at::kFloat) + half[0].to(at::kFloat)).to(at::kBFloat16)));
 }
 
 TEST_CASE("rows of zeros between experts change nothing, whichever library multiplies") {
-  for (auto [n, taken] : std::map<int64_t, int64_t>{
-           {0, 0}, {1, 8}, {8, 8}, {9, 16}, {128, 128}, {129, 136}, {255, 256}, {257, 272}, {1000, 1024}, {5000, 5120}})
+  for (auto [n, taken] : std::map<int64_t, int64_t>{{0, 0},
+                                                    {1, 8},
+                                                    {8, 8},
+                                                    {9, 16},
+                                                    {128, 128},
+                                                    {129, 136},
+                                                    {255, 256},
+                                                    {257, 272},
+                                                    {1000, 1024},
+                                                    {5000, 5120}})
     CHECK(meshwright::padded_rows(n) == taken);
   for (bool bias : {false, true})
     for (at::ScalarType dtype : {at::kFloat, at::kDouble, at::kBFloat16}) {
@@ -292,14 +327,18 @@ TEST_CASE("rows of zeros between experts change nothing, whichever library multi
       config.dim = 16, config.moe_inter_dim = 24;  // of whole 16 bytes in bfloat16
       config.expert_bias = bias;
       GroupedExperts experts = experts_of(config, dtype);
-      Tensor indices = at::randint(-1, 3, {31, 2}, at::kLong);  // none goes to the last one, some nowhere
-      Tensor x = at::randn({31, 16}).to(dtype).set_requires_grad(true), w = at::rand({31, 2}).to(dtype).set_requires_grad(true);
+      Tensor indices =
+          at::randint(-1, 3, {31, 2}, at::kLong);  // none goes to the last one, some nowhere
+      Tensor x = at::randn({31, 16}).to(dtype).set_requires_grad(true),
+             w = at::rand({31, 2}).to(dtype).set_requires_grad(true);
       Tensor into = at::randn({31, 16}).to(dtype);
       auto pass = [&](bool padded) {
         meshwright::ExpertOrder order = meshwright::sort_by_expert(indices, 4, padded);
         CHECK(order.padded == padded);
-        Tensor y = meshwright::combine_tokens(
-            experts(meshwright::gather_tokens(x, order), order.counts, meshwright::gather_weights(w, order), padded), order);
+        Tensor y =
+            meshwright::combine_tokens(experts(meshwright::gather_tokens(x, order), order.counts,
+                                               meshwright::gather_weights(w, order), padded),
+                                       order);
         (y * into).sum().backward();
         std::vector<Tensor> out = gradients(*experts);
         out.insert(out.end(), {x.grad(), w.grad(), y.detach()});
@@ -309,7 +348,8 @@ TEST_CASE("rows of zeros between experts change nothing, whichever library multi
       // The sums are the same; libraries may add them up in another order.
       double tolerance = dtype == at::kDouble ? 1e-12 : dtype == at::kFloat ? 2e-4 : 0.1;
       check_equal(pass(true), pass(false), tolerance);
-      CHECK_THROWS_AS(experts(x, Counts{31, 0, 0, 0}, at::ones({31}), true), meshwright::Error);  // not as many rows as padded
+      CHECK_THROWS_AS(experts(x, Counts{31, 0, 0, 0}, at::ones({31}), true),
+                      meshwright::Error);  // not as many rows as padded
     }
 }
 
@@ -334,18 +374,20 @@ TEST_CASE("blocks equal a loop over tokens and experts") {
     void (*change)(MoeConfig&);
     bool masked;
   };
-  const Row rows[] = {{"softmax", [](MoeConfig&) {}, false},
-                      {"masked", [](MoeConfig&) {}, true},
-                      {"sigmoid with groups and a scale",
-                       [](MoeConfig& c) {
-                         c.score_func = ScoreFunction::sigmoid_with_bias, c.n_expert_groups = 2, c.n_limited_groups = 1,
-                         c.route_scale = 2.5;
-                         c.norm_topk_prob = true, c.gate_bias_update_factor = 0.1;
-                       },
-                       false},
-                      {"one expert a token", [](MoeConfig& c) { c.n_activated_experts = 1, c.softmax_before_topk = true; }, false},
-                      {"all experts", [](MoeConfig& c) { c.n_activated_experts = 4; }, false},
-                      {"biases everywhere", [](MoeConfig& c) { c.expert_bias = c.router_bias = true; }, false}};
+  const Row rows[] = {
+      {"softmax", [](MoeConfig&) {}, false},
+      {"masked", [](MoeConfig&) {}, true},
+      {"sigmoid with groups and a scale",
+       [](MoeConfig& c) {
+         c.score_func = ScoreFunction::sigmoid_with_bias, c.n_expert_groups = 2,
+         c.n_limited_groups = 1, c.route_scale = 2.5;
+         c.norm_topk_prob = true, c.gate_bias_update_factor = 0.1;
+       },
+       false},
+      {"one expert a token",
+       [](MoeConfig& c) { c.n_activated_experts = 1, c.softmax_before_topk = true; }, false},
+      {"all experts", [](MoeConfig& c) { c.n_activated_experts = 4; }, false},
+      {"biases everywhere", [](MoeConfig& c) { c.expert_bias = c.router_bias = true; }, false}};
   for (const Row& row : rows) {
     INFO(row.name);
     at::manual_seed(11);
@@ -362,7 +404,8 @@ TEST_CASE("blocks equal a loop over tokens and experts") {
     Tensor to_x = x.grad().clone();
     x.mutable_grad() = Tensor();
     Tensor flat = x.view({18, 6});
-    Routing routing = block->gate()(flat, mask ? std::optional<Tensor>(mask->view(-1)) : std::nullopt);
+    Routing routing =
+        block->gate()(flat, mask ? std::optional<Tensor>(mask->view(-1)) : std::nullopt);
     Tensor expected = dense_block(config, block, flat, routing).view(x.sizes());
     (expected * into).sum().backward();
     CHECK(distance(y, expected) < 1e-5);
@@ -372,7 +415,8 @@ TEST_CASE("blocks equal a loop over tokens and experts") {
 }
 
 TEST_CASE("shared experts see every token, and their gate weighs them") {
-  for (ExpertActivation kind : {ExpertActivation::swiglu, ExpertActivation::relu2, ExpertActivation::geglu})
+  for (ExpertActivation kind :
+       {ExpertActivation::swiglu, ExpertActivation::relu2, ExpertActivation::geglu})
     for (bool gate : {false, true}) {
       CAPTURE(static_cast<int>(kind));
       CAPTURE(gate);
@@ -387,7 +431,9 @@ TEST_CASE("shared experts see every token, and their gate weighs them") {
       CHECK(p.contains("shared_experts.gate_proj.weight") == (kind != ExpertActivation::relu2));
       Tensor x = at::randn({1, 7, 6}), flat = x.view({7, 6});
       Tensor up = flat.mm(p["shared_experts.up_proj.weight"].t());
-      Tensor h = kind == ExpertActivation::relu2 ? up : at::cat({flat.mm(p["shared_experts.gate_proj.weight"].t()), up}, 1);
+      Tensor h = kind == ExpertActivation::relu2
+                     ? up
+                     : at::cat({flat.mm(p["shared_experts.gate_proj.weight"].t()), up}, 1);
       Tensor shared = activation(config, h, kind).mm(p["shared_experts.down_proj.weight"].t());
       if (gate) shared = shared * at::sigmoid(flat.mm(p["shared_expert_gate.weight"].t()));
       Tensor expected = dense_block(config, block, flat, block->gate()(flat)) + shared;
@@ -406,7 +452,8 @@ TEST_CASE("experts of a latent width stand between two projections") {
   CHECK(p["gate.weight"].sizes() == at::IntArrayRef({4, 6}));
   Tensor x = at::randn({1, 5, 6}), flat = x.view({5, 6});
   Tensor latent = flat.mm(p["fc1_latent_proj.weight"].t());
-  Tensor expected = dense_block(config, block, latent, block->gate()(flat)).mm(p["fc2_latent_proj.weight"].t());
+  Tensor expected =
+      dense_block(config, block, latent, block->gate()(flat)).mm(p["fc2_latent_proj.weight"].t());
   CHECK(distance(block(x).view({5, 6}), expected) < 1e-5);
 }
 
@@ -439,7 +486,9 @@ TEST_CASE("adversarial routing: all tokens to one expert, and experts that none 
   }
 }
 
-TEST_CASE("recomputed blocks count their load once, take the first run's experts, and have the same gradients to the last bit") {
+TEST_CASE(
+    "recomputed blocks count their load once, take the first run's experts, and have the same "
+    "gradients to the last bit") {
   for (bool again : {false, true})
     for (bool nested : {false, true}) {
       CAPTURE(again);
@@ -469,7 +518,8 @@ TEST_CASE("recomputed blocks count their load once, take the first run's experts
     }
 }
 
-TEST_CASE("a router whose weights change before recompute still takes the experts of the first run") {
+TEST_CASE(
+    "a router whose weights change before recompute still takes the experts of the first run") {
   MoeConfig config = small();
   Moe block(config);
   meshwright::checkpoint_activations(*block);
@@ -479,7 +529,8 @@ TEST_CASE("a router whose weights change before recompute still takes the expert
   struct Recording : meshwright::ExpertDispatcher {
     std::vector<Tensor> seen;
     std::shared_ptr<meshwright::ExpertDispatcher> inner = meshwright::local_dispatcher();
-    Tensor forward(const Tensor& tokens, const Routing& routing, GroupedExperts& experts, const std::function<void()>& meanwhile) override {
+    Tensor forward(const Tensor& tokens, const Routing& routing, GroupedExperts& experts,
+                   const std::function<void()>& meanwhile) override {
       seen.push_back(routing.indices.clone());
       return inner->forward(tokens, routing, experts, meanwhile);
     }
@@ -511,15 +562,21 @@ TEST_CASE("blocks are found in any model, under their names") {
   CHECK(blocks[1].first == "second");
   std::vector<std::string> names;
   for (const auto& item : model.named_parameters()) names.push_back(item.key());
-  CHECK(names == std::vector<std::string>{"first.mlp.gate.weight", "first.mlp.experts.gate_and_up_projs", "first.mlp.experts.down_projs",
-                                          "second.gate.weight", "second.experts.gate_and_up_projs", "second.experts.down_projs"});
+  CHECK(names ==
+        std::vector<std::string>{"first.mlp.gate.weight", "first.mlp.experts.gate_and_up_projs",
+                                 "first.mlp.experts.down_projs", "second.gate.weight",
+                                 "second.experts.gate_and_up_projs", "second.experts.down_projs"});
 }
 
 TEST_CASE("configurations that cannot be are refused") {
-  void (*changes[])(MoeConfig&) = {[](MoeConfig& c) { c.n_activated_experts = 5; }, [](MoeConfig& c) { c.n_activated_experts = 0; },
-                                   [](MoeConfig& c) { c.n_expert_groups = 3; },     [](MoeConfig& c) { c.n_limited_groups = 2; },
-                                   [](MoeConfig& c) { c.moe_inter_dim = 0; },       [](MoeConfig& c) { c.n_routed_experts = 0; },
-                                   [](MoeConfig& c) { c.n_expert_groups = 4; },     [](MoeConfig& c) { c.moe_latent_size = -1; }};
+  void (*changes[])(MoeConfig&) = {[](MoeConfig& c) { c.n_activated_experts = 5; },
+                                   [](MoeConfig& c) { c.n_activated_experts = 0; },
+                                   [](MoeConfig& c) { c.n_expert_groups = 3; },
+                                   [](MoeConfig& c) { c.n_limited_groups = 2; },
+                                   [](MoeConfig& c) { c.moe_inter_dim = 0; },
+                                   [](MoeConfig& c) { c.n_routed_experts = 0; },
+                                   [](MoeConfig& c) { c.n_expert_groups = 4; },
+                                   [](MoeConfig& c) { c.moe_latent_size = -1; }};
   for (auto change : changes) {
     MoeConfig config = small();
     change(config);

@@ -15,7 +15,8 @@ namespace layers_test {
 using at::Tensor;
 
 TEST_CASE("RMSNorm equals ATen's, with its gradients") {
-  for (auto [rows, size] : {std::pair<int64_t, int64_t>{1, 1}, {5, 17}, {64, 256}, {3, 1000}, {0, 8}}) {
+  for (auto [rows, size] :
+       {std::pair<int64_t, int64_t>{1, 1}, {5, 17}, {64, 256}, {3, 1000}, {0, 8}}) {
     CAPTURE(rows);
     CAPTURE(size);
     meshwright::RMSNorm norm(size, 1e-6);
@@ -23,8 +24,10 @@ TEST_CASE("RMSNorm equals ATen's, with its gradients") {
       c10::NoGradGuard no_grad;
       norm->weight.copy_(at::randn({size}));
     }
-    Tensor x = at::randn({2, rows, size}).transpose(0, 1).set_requires_grad(true), g = at::randn({rows, 2, size});
-    Tensor other = x.detach().clone().set_requires_grad(true), weight = norm->weight.detach().clone().set_requires_grad(true);
+    Tensor x = at::randn({2, rows, size}).transpose(0, 1).set_requires_grad(true),
+           g = at::randn({rows, 2, size});
+    Tensor other = x.detach().clone().set_requires_grad(true),
+           weight = norm->weight.detach().clone().set_requires_grad(true);
     Tensor y = norm(x), z = at::rms_norm(other, {size}, weight, 1e-6);
     CHECK(at::allclose(y, z, 1e-6, 1e-6));
     y.backward(g);
@@ -39,11 +42,13 @@ TEST_CASE("RMSNorm in bfloat16 normalises in float32, casts, then scales") {
   norm->to(at::kBFloat16);
   Tensor x = at::randn({4, 64}).to(at::kBFloat16);
   Tensor wide = x.to(at::kFloat);
-  Tensor expected = (wide * (wide.square().mean({-1}, true) + 1e-5).rsqrt()).to(at::kBFloat16) * norm->weight;
+  Tensor expected =
+      (wide * (wide.square().mean({-1}, true) + 1e-5).rsqrt()).to(at::kBFloat16) * norm->weight;
   CHECK(norm(x).equal(expected));
 }
 
-TEST_CASE("RMSNorm scaled by one plus its weight, in float32 and cast afterwards, with its gradients") {
+TEST_CASE(
+    "RMSNorm scaled by one plus its weight, in float32 and cast afterwards, with its gradients") {
   meshwright::RMSNorm norm(24, 1e-5, meshwright::NormScale::one_plus_weight);
   CHECK(norm->weight.eq(0).all().item<bool>());  // which leaves the normalised values as they are
   {
@@ -51,7 +56,8 @@ TEST_CASE("RMSNorm scaled by one plus its weight, in float32 and cast afterwards
     norm->weight.copy_(at::randn({24}));
   }
   Tensor x = at::randn({7, 24}).set_requires_grad(true), g = at::randn({7, 24});
-  Tensor other = x.detach().clone().set_requires_grad(true), weight = norm->weight.detach().clone().set_requires_grad(true);
+  Tensor other = x.detach().clone().set_requires_grad(true),
+         weight = norm->weight.detach().clone().set_requires_grad(true);
   Tensor y = norm(x), z = other * (other.square().mean({-1}, true) + 1e-5).rsqrt() * (1 + weight);
   CHECK(at::allclose(y, z, 1e-6, 1e-6));
   y.backward(g);
@@ -60,14 +66,20 @@ TEST_CASE("RMSNorm scaled by one plus its weight, in float32 and cast afterwards
   CHECK(at::allclose(norm->weight.grad(), weight.grad(), 1e-5, 1e-5));
   norm->to(at::kBFloat16);
   Tensor narrow = at::randn({4, 24}).to(at::kBFloat16), wide = narrow.to(at::kFloat);
-  Tensor expected = (wide * (wide.square().mean({-1}, true) + 1e-5).rsqrt() * (1 + norm->weight.to(at::kFloat))).to(at::kBFloat16);
+  Tensor expected =
+      (wide * (wide.square().mean({-1}, true) + 1e-5).rsqrt() * (1 + norm->weight.to(at::kFloat)))
+          .to(at::kBFloat16);
   CHECK(norm(narrow).equal(expected));
 }
 
 TEST_CASE("Linear equals LibTorch's, with its gradients, at any size") {
   for (bool with_bias : {false, true})
-    for (auto [rows, in, out] :
-         {std::array<int64_t, 3>{1, 1, 1}, {3, 5, 7}, {64, 200, 300}, {130, 257, 129}, {0, 300, 200}, {1, 2000, 2000}}) {
+    for (auto [rows, in, out] : {std::array<int64_t, 3>{1, 1, 1},
+                                 {3, 5, 7},
+                                 {64, 200, 300},
+                                 {130, 257, 129},
+                                 {0, 300, 200},
+                                 {1, 2000, 2000}}) {
       CAPTURE(rows);
       CAPTURE(in);
       CAPTURE(with_bias);
@@ -78,8 +90,10 @@ TEST_CASE("Linear equals LibTorch's, with its gradients, at any size") {
         theirs->weight.copy_(linear->weight);
         if (with_bias) theirs->bias.copy_(linear->bias);
       }
-      for (const Tensor& given : {at::randn({2, rows, in}), at::randn({rows, in}), at::randn({in, rows, 2}).transpose(0, 2)}) {
-        Tensor x = given.clone().set_requires_grad(true), other = given.clone().set_requires_grad(true);
+      for (const Tensor& given : {at::randn({2, rows, in}), at::randn({rows, in}),
+                                  at::randn({in, rows, 2}).transpose(0, 2)}) {
+        Tensor x = given.clone().set_requires_grad(true),
+               other = given.clone().set_requires_grad(true);
         Tensor y = linear(x), z = theirs(other);
         REQUIRE(y.sizes().vec() == z.sizes().vec());
         CHECK(at::allclose(y, z, 1e-5, 1e-5));
@@ -97,7 +111,8 @@ TEST_CASE("Linear equals LibTorch's, with its gradients, at any size") {
 TEST_CASE("Linear gives frozen weights no gradient and takes second derivatives") {
   meshwright::Linear linear(torch::nn::LinearOptions(200, 150).bias(false));
   Tensor x = at::randn({100, 200}).set_requires_grad(true);
-  Tensor first = torch::autograd::grad({linear(x).square().sum()}, {x}, {}, true, /*create_graph=*/true)[0];
+  Tensor first =
+      torch::autograd::grad({linear(x).square().sum()}, {x}, {}, true, /*create_graph=*/true)[0];
   first.square().sum().backward();  // sum of (2 W^T W x)^2
   Tensor gram = 2 * at::mm(linear->weight.t(), linear->weight).detach();
   CHECK(at::allclose(x.grad(), 2 * at::mm(at::mm(x.detach(), gram), gram), 1e-4, 1e-4));

@@ -1,4 +1,5 @@
-// Cross entropy over a cut vocabulary: losses and gradients against at::cross_entropy_loss in float64, what is sent, what is kept.
+// Cross entropy over a cut vocabulary: losses and gradients against at::cross_entropy_loss in
+// float64, what is sent, what is kept.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cross_entropy_loss.h>
@@ -39,12 +40,14 @@ struct Answer {
 // In float64, from the very values that the logits hold.
 Answer reference(const Tensor& logits, const Tensor& targets, int64_t ignore, double weight) {
   Tensor x = logits.detach().to(at::kDouble).requires_grad_(true);
-  Tensor loss = at::cross_entropy_loss(x.flatten(0, -2), targets.flatten(), {}, at::Reduction::Sum, ignore);
+  Tensor loss =
+      at::cross_entropy_loss(x.flatten(0, -2), targets.flatten(), {}, at::Reduction::Sum, ignore);
   (loss * weight).backward();
   return {loss.detach(), x.grad()};
 }
 
-Answer ours(const Tensor& logits, const Tensor& targets, const VocabularyShard* shard, int64_t ignore, double weight) {
+Answer ours(const Tensor& logits, const Tensor& targets, const VocabularyShard* shard,
+            int64_t ignore, double weight) {
   Tensor x = logits.detach().clone().requires_grad_(true);
   Tensor loss = cross_entropy_sum(x, targets, shard, ignore);
   (loss * weight).backward();
@@ -70,11 +73,14 @@ struct Found {
 
 }  // namespace
 
-TEST_CASE("a cut vocabulary gives the loss and the gradients of a whole one, and sends three floats a row") {
+TEST_CASE(
+    "a cut vocabulary gives the loss and the gradients of a whole one, and sends three floats a "
+    "row") {
   std::vector<Setting> settings;
   for (int64_t ranks : {1, 2, 3, 4})
     for (int64_t vocabulary : {257, 5})
-      for (at::ScalarType type : {at::kFloat, at::kBFloat16, at::kHalf}) settings.push_back({ranks, vocabulary, type, {2, 7}});
+      for (at::ScalarType type : {at::kFloat, at::kBFloat16, at::kHalf})
+        settings.push_back({ranks, vocabulary, type, {2, 7}});
   settings.push_back({2, 1000, at::kBFloat16, {700}});  // several chunks
   settings.push_back({2, 130, at::kFloat, {1}});
   for (const Setting& s : settings) {
@@ -83,7 +89,8 @@ TEST_CASE("a cut vocabulary gives the loss and the gradients of a whole one, and
     CAPTURE(c10::toString(s.type));
     std::vector<int64_t> shape = s.rows;
     shape.push_back(s.vocabulary);
-    Tensor logits = (at::randn(shape) * 4).to(s.type), targets = at::randint(s.vocabulary, s.rows, at::kLong);
+    Tensor logits = (at::randn(shape) * 4).to(s.type),
+           targets = at::randint(s.vocabulary, s.rows, at::kLong);
     targets.flatten()[0] = s.vocabulary - 1;
     const int64_t count = targets.numel(), ignore = -100;
     if (count > 1) targets.flatten()[count / 2] = ignore;
@@ -102,11 +109,16 @@ TEST_CASE("a cut vocabulary gives the loss and the gradients of a whole one, and
       f.sent_backward = world->traffic().rows();
       f.loss = loss.item<double>();
       f.loss_error = std::abs(f.loss / expected.loss.item<double>() - 1);
-      f.gradient_error = largest_difference(x.grad(), expected.gradient.narrow(-1, shard.begin, mine));
-      f.types = loss.scalar_type() == at::kFloat && loss.dim() == 0 && x.grad().scalar_type() == s.type && x.grad().sizes() == x.sizes();
+      f.gradient_error =
+          largest_difference(x.grad(), expected.gradient.narrow(-1, shard.begin, mine));
+      f.types = loss.scalar_type() == at::kFloat && loss.dim() == 0 &&
+                x.grad().scalar_type() == s.type && x.grad().sizes() == x.sizes();
     });
-    // A gradient is at most 0.25 here, so the rounding of its own dtype is at most that much of the dtype's step.
-    double rounding = s.type == at::kFloat ? 1e-6 : s.type == at::kHalf ? 0.25 * 0x1p-11 : 0.25 * 0x1p-8;
+    // A gradient is at most 0.25 here, so the rounding of its own dtype is at most that much of the
+    // dtype's step.
+    double rounding = s.type == at::kFloat  ? 1e-6
+                      : s.type == at::kHalf ? 0.25 * 0x1p-11
+                                            : 0.25 * 0x1p-8;
     for (const Found& f : found) {
       CHECK(f.types);
       CHECK(f.loss_error < 1e-6);
@@ -117,16 +129,21 @@ TEST_CASE("a cut vocabulary gives the loss and the gradients of a whole one, and
       for (const TrafficCounter::Row& row : f.sent) {
         CHECK(row.op == "all_reduce");
         CHECK(row.count == 2);
-        CHECK(row.bytes == 2 * 4 * count * (s.ranks - 1) / s.ranks + 2 * 8 * count * (s.ranks - 1) / s.ranks);
+        CHECK(row.bytes ==
+              2 * 4 * count * (s.ranks - 1) / s.ranks + 2 * 8 * count * (s.ranks - 1) / s.ranks);
       }
     }
   }
 }
 
-TEST_CASE("without a shard it is at::cross_entropy_loss, also for logits that are views and targets that are all ignored") {
+TEST_CASE(
+    "without a shard it is at::cross_entropy_loss, also for logits that are views and targets that "
+    "are all ignored") {
   Tensor logits = at::randn({4, 9, 33}), targets = at::randint(33, {4, 8}, at::kLong);
-  Tensor shorter = logits.narrow(1, 0, 8), across = at::randn({33, 8}).t(), ids = at::randint(33, {8}, at::kLong);
-  for (const auto& [x, t] : {std::pair(shorter, targets), std::pair(across, ids), std::pair(logits.select(1, 0), targets.select(1, 0))}) {
+  Tensor shorter = logits.narrow(1, 0, 8), across = at::randn({33, 8}).t(),
+         ids = at::randint(33, {8}, at::kLong);
+  for (const auto& [x, t] : {std::pair(shorter, targets), std::pair(across, ids),
+                             std::pair(logits.select(1, 0), targets.select(1, 0))}) {
     Tensor leaf = x.detach().requires_grad_(true);
     Tensor loss = cross_entropy_sum(leaf, t);
     loss.backward();
@@ -167,19 +184,27 @@ TEST_CASE("huge logits, infinities and NaN do as in at::cross_entropy_loss") {
     std::vector<std::pair<int64_t, double>> values;  // in one row of six
     int64_t target;
   };
-  const std::vector<Row> rows = {{"all huge", {{0, 1e4}, {1, 1e4}, {2, 9990}, {3, -1e4}, {4, 1e4}, {5, 9999}}, 2},
-                                 {"all very negative", {{0, -1e4}, {1, -1e4}, {2, -9990}, {3, -1e4}, {4, -9999}, {5, -1e4}}, 4},
-                                 {"one far above", {{1, 1e4}}, 1},
-                                 {"the target far below", {{1, -1e4}}, 1},
-                                 {"minus infinity elsewhere", {{2, -kInfinity}, {5, -kInfinity}}, 0},
-                                 {"minus infinity at the target", {{3, -kInfinity}}, 3},
-                                 {"minus infinity everywhere",
-                                  {{0, -kInfinity}, {1, -kInfinity}, {2, -kInfinity}, {3, -kInfinity}, {4, -kInfinity}, {5, -kInfinity}},
-                                  1},
-                                 {"infinity", {{4, kInfinity}}, 4},
-                                 {"NaN", {{1, kNaN}}, 5},
-                                 {"NaN everywhere", {{0, kNaN}, {1, kNaN}, {2, kNaN}, {3, kNaN}, {4, kNaN}, {5, kNaN}}, 5},
-                                 {"infinity and NaN", {{0, kInfinity}, {5, -kNaN}}, 2}};
+  const std::vector<Row> rows = {
+      {"all huge", {{0, 1e4}, {1, 1e4}, {2, 9990}, {3, -1e4}, {4, 1e4}, {5, 9999}}, 2},
+      {"all very negative",
+       {{0, -1e4}, {1, -1e4}, {2, -9990}, {3, -1e4}, {4, -9999}, {5, -1e4}},
+       4},
+      {"one far above", {{1, 1e4}}, 1},
+      {"the target far below", {{1, -1e4}}, 1},
+      {"minus infinity elsewhere", {{2, -kInfinity}, {5, -kInfinity}}, 0},
+      {"minus infinity at the target", {{3, -kInfinity}}, 3},
+      {"minus infinity everywhere",
+       {{0, -kInfinity},
+        {1, -kInfinity},
+        {2, -kInfinity},
+        {3, -kInfinity},
+        {4, -kInfinity},
+        {5, -kInfinity}},
+       1},
+      {"infinity", {{4, kInfinity}}, 4},
+      {"NaN", {{1, kNaN}}, 5},
+      {"NaN everywhere", {{0, kNaN}, {1, kNaN}, {2, kNaN}, {3, kNaN}, {4, kNaN}, {5, kNaN}}, 5},
+      {"infinity and NaN", {{0, kInfinity}, {5, -kNaN}}, 2}};
   for (const Row& row : rows)
     for (int64_t ranks : {1, 2, 4})
       for (at::ScalarType type : {at::kFloat, at::kHalf}) {
@@ -194,13 +219,16 @@ TEST_CASE("huge logits, infinities and NaN do as in at::cross_entropy_loss") {
         std::vector<Answer> found(static_cast<size_t>(ranks));
         run_ranks(ranks, [&](const std::shared_ptr<World>& world) {
           VocabularyShard shard = VocabularyShard::of(world->everyone(), 6);
-          found[static_cast<size_t>(world->rank())] = ours(logits.narrow(1, shard.begin, shard.end - shard.begin), target, &shard, -100, 1);
+          found[static_cast<size_t>(world->rank())] =
+              ours(logits.narrow(1, shard.begin, shard.end - shard.begin), target, &shard, -100, 1);
         });
         for (size_t r = 0; r < found.size(); ++r) {
-          CHECK(at::allclose(found[r].loss.to(at::kDouble), expected.loss, 1e-6, 1e-6, /*equal_nan=*/true));
+          CHECK(at::allclose(found[r].loss.to(at::kDouble), expected.loss, 1e-6, 1e-6,
+                             /*equal_nan=*/true));
           Chunk chunk = ceil_chunk(6, ranks, static_cast<int64_t>(r));
-          CHECK(at::allclose(found[r].gradient.to(at::kDouble), expected.gradient.narrow(1, chunk.begin, chunk.end - chunk.begin), 1e-6,
-                             type == at::kHalf ? 0x1p-11 : 1e-6, /*equal_nan=*/true));
+          CHECK(at::allclose(found[r].gradient.to(at::kDouble),
+                             expected.gradient.narrow(1, chunk.begin, chunk.end - chunk.begin),
+                             1e-6, type == at::kHalf ? 0x1p-11 : 1e-6, /*equal_nan=*/true));
         }
       }
 }
@@ -210,7 +238,9 @@ namespace {
 // The most bytes of tensors alive at once since it was made, above those alive then.
 struct Peak : c10::MemoryReportingInfoBase {
   int64_t now = 0, most = 0;
-  void reportMemoryUsage(void*, int64_t size, size_t, size_t, c10::Device) override { most = std::max(most, now += size); }
+  void reportMemoryUsage(void*, int64_t size, size_t, size_t, c10::Device) override {
+    most = std::max(most, now += size);
+  }
   bool memoryProfilingEnabled() const override { return true; }
 };
 
@@ -231,7 +261,8 @@ TEST_CASE("no copy of the logits in float32 is made") {
     CAPTURE(c10::toString(type));
     Tensor x = at::randn({kRows, kVocabulary}).to(type).requires_grad_(true), loss;
     int64_t element = static_cast<int64_t>(x.element_size()), few = kElements * 4 / 8;
-    CHECK(peak_of([&] { at::cross_entropy_loss(x, targets, {}, at::Reduction::Sum); }) >= kElements * element);  // the measure sees copies
+    CHECK(peak_of([&] { at::cross_entropy_loss(x, targets, {}, at::Reduction::Sum); }) >=
+          kElements * element);  // the measure sees copies
     CHECK(peak_of([&] { loss = cross_entropy_sum(x, targets); }) < few);
     int64_t backward = peak_of([&] { loss.backward(); });
     CHECK(backward >= kElements * element);  // the gradient itself
@@ -253,7 +284,8 @@ TEST_CASE("what cannot be is refused on every rank before anything is sent") {
     CAPTURE(bad);
     Tensor targets = at::zeros({3}, at::kLong);
     targets[1] = bad;
-    CHECK(code_of([&] { cross_entropy_sum(logits, targets, nullptr, -7); }) == ErrorCode::bad_token);
+    CHECK(code_of([&] { cross_entropy_sum(logits, targets, nullptr, -7); }) ==
+          ErrorCode::bad_token);
   }
   std::mutex mutex;
   int64_t refused = 0, bytes = 0;

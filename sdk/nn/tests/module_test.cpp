@@ -1,4 +1,5 @@
-// Hooks around forward: they run however the module is called, may replace tensors, and leave everything else as it was.
+// Hooks around forward: they run however the module is called, may replace tensors, and leave
+// everything else as it was.
 #include "meshwright/nn/module.h"
 
 #include <ATen/ops/full.h>
@@ -31,7 +32,8 @@ struct DefaultsImpl : torch::nn::Module {
 };
 MESHWRIGHT_MODULE(Defaults);
 struct ShapesImpl : torch::nn::Module {
-  std::tuple<Tensor, int> forward(const Pair& p, const std::optional<Tensor>& more, std::vector<Tensor>& list, std::unique_ptr<int>& own) {
+  std::tuple<Tensor, int> forward(const Pair& p, const std::optional<Tensor>& more,
+                                  std::vector<Tensor>& list, std::unique_ptr<int>& own) {
     *own += 1;
     list.push_back(p.a);
     return {p.a + p.b + (more ? *more : at::zeros_like(p.a)), *own};
@@ -77,15 +79,19 @@ TEST_CASE("hooks run for every way of calling a module") {
 TEST_CASE("default arguments, references, user structs and results without tensors pass through") {
   Defaults defaults;
   int seen = 0;
-  defaults->before_forward.push_back([&](torch::nn::Module&, meshwright::TensorRefs& refs) { seen += static_cast<int>(refs.size()); });
+  defaults->before_forward.push_back([&](torch::nn::Module&, meshwright::TensorRefs& refs) {
+    seen += static_cast<int>(refs.size());
+  });
   CHECK(value(defaults(at::ones({}))) == 2);
   CHECK(value(defaults(at::ones({}), 5)) == 5);
   CHECK(seen == 2);
 
   Shapes shapes;
   size_t arguments = 0, results = 0;
-  shapes->before_forward.push_back([&](torch::nn::Module&, meshwright::TensorRefs& refs) { arguments = refs.size(); });
-  shapes->after_forward.push_back([&](torch::nn::Module&, meshwright::TensorRefs& refs) { results = refs.size(); });
+  shapes->before_forward.push_back(
+      [&](torch::nn::Module&, meshwright::TensorRefs& refs) { arguments = refs.size(); });
+  shapes->after_forward.push_back(
+      [&](torch::nn::Module&, meshwright::TensorRefs& refs) { results = refs.size(); });
   std::vector<Tensor> list{at::ones({})};
   auto own = std::make_unique<int>(1);
   auto [sum, count] = shapes(Pair{at::ones({}), at::full({}, 3)}, at::ones({}), list, own);
@@ -96,7 +102,8 @@ TEST_CASE("default arguments, references, user structs and results without tenso
   CHECK(results == 1);
 
   Void none;
-  none->after_forward.push_back([&](torch::nn::Module&, meshwright::TensorRefs& refs) { CHECK(refs.empty()); });
+  none->after_forward.push_back(
+      [&](torch::nn::Module&, meshwright::TensorRefs& refs) { CHECK(refs.empty()); });
   none();
   CHECK(none->calls == 1);
 }

@@ -1,4 +1,5 @@
-// What exists for backward: how many passes a pipeline holds at its fullest, and what each strategy recomputes of a layer.
+// What exists for backward: how many passes a pipeline holds at its fullest, and what each strategy
+// recomputes of a layer.
 #include <algorithm>
 #include <cctype>
 
@@ -10,7 +11,8 @@ using namespace meshwright::testing;
 
 namespace {
 
-// One row of actions as the specification writes them: "0F0 2F1 (0F3+3B1) 3I0 3W0"; "0F0-3" and "2B3-0" are runs of micro-batches.
+// One row of actions as the specification writes them: "0F0 2F1 (0F3+3B1) 3I0 3W0"; "0F0-3" and
+// "2B3-0" are runs of micro-batches.
 struct Peak {
   int64_t passes = 0, waiting = 0;
 };
@@ -32,8 +34,9 @@ Peak peak_of(const std::string& row) {
   return most;
 }
 
-// Bytes of rank `pp` of a small Llama, 16 tokens a micro-batch, two layers a stage. By hand, in floats a token and layer: 32 + 24 + 60
-// are kept (footprint_test.cpp), the Linears' outputs are 8 + 4 + 4 + 8 + 20 + 20 + 8.
+// Bytes of rank `pp` of a small Llama, 16 tokens a micro-batch, two layers a stage. By hand, in
+// floats a token and layer: 32 + 24 + 60 are kept (footprint_test.cpp), the Linears' outputs are 8
+// + 4 + 4 + 8 + 20 + 20 + 8.
 struct Pipeline {
   const char* schedule;
   int64_t size, local, micro_batches;
@@ -58,7 +61,8 @@ struct Pipeline {
 
 }  // namespace
 
-TEST_CASE("a pipeline rank holds what its list of actions says, at two ranks and four micro-batches") {
+TEST_CASE(
+    "a pipeline rank holds what its list of actions says, at two ranks and four micro-batches") {
   struct Row {
     const char *schedule, *first, *second;
     int64_t local, held_logits, last;
@@ -66,27 +70,40 @@ TEST_CASE("a pipeline rank holds what its list of actions says, at two ranks and
   // Section 2.4 of the specification; GPipe from 2.3.
   for (const Row& row : {
            Row{"GPipe", "0F0-3 0B0-3", "1F0-3 1B0-3", 1, 4, 1},
-           Row{"1F1B", "0F0 0F1 0B0 0F2 0B1 0F3 0B2 0B3", "1F0 1B0 1F1 1B1 1F2 1B2 1F3 1B3", 1, 1, 1},
+           Row{"1F1B", "0F0 0F1 0B0 0F2 0B1 0F3 0B2 0B3", "1F0 1B0 1F1 1B1 1F2 1B2 1F3 1B3", 1, 1,
+               1},
            Row{"LoopedBFS", "0F0-3 2F0-3 2B3-0 0B3-0", "1F0-3 3F0-3 3B3-0 1B3-0", 2, 4, 1},
            Row{"Interleaved1F1B", "0F0 0F1 2F0 2F1 0F2 2B0 0F3 2B1 2F2 0B0 2F3 0B1 2B2 2B3 0B2 0B3",
                "1F0 1F1 3F0 3B0 3F1 3B1 1F2 1B0 1F3 1B1 3F2 3B2 3F3 3B3 1B2 1B3", 2, 1, 1},
-           Row{"InterleavedZeroBubble", "0F0 0F1 2F0 2F1 2I0 2W0 0F2 2I1 2W1 0F3 0I0 0W0 2F2 0I1 0W1 2F3 2I2 2W2 2I3 2W3 0I2 0W2 0I3 0W3",
-               "1F0 1F1 3F0 3I0 3F1 3I1 3W0 1F2 1I0 3W1 1F3 1I1 1W0 3F2 3I2 1W1 3F3 3I3 3W2 1I2 3W3 1I3 1W2 1W3", 2, 1, 1},
-           Row{"ZBVZeroBubble", "0F0 0F1 0F2 3F0 3I0 3W0 3F1 3I1 3W1 0F3 0I0 0W0 3F2 3I2 3W2 0I1 0W1 3F3 3I3 3W3 0I2 0W2 0I3 0W3",
-               "1F0 2F0 1F1 2F1 2I0 2W0 1F2 1I0 1W0 2F2 2I1 2W1 1F3 1I1 1W1 2F3 2I2 2W2 1I2 2I3 1I3 1W2 2W3 1W3", 2, 1, 0},
-           Row{"DualPipeV", "0F0 0F1 0F2 3F0 3I0 3W0 3F1 (0F3+3B1) (3F2+0B0) 3B2 (3F3+0B1) 3B3 0I2 0W2 0I3 0W3",
-               "1F0 2F0 1F1 2F1 1F2 2B0 (2F2+1B0) (1F3+2B1) (2F3+1B1) 2B2 1B2 2I3 1I3 2W3 1W3", 2, 1, 0},
+           Row{"InterleavedZeroBubble",
+               "0F0 0F1 2F0 2F1 2I0 2W0 0F2 2I1 2W1 0F3 0I0 0W0 2F2 0I1 0W1 2F3 2I2 2W2 2I3 2W3 "
+               "0I2 0W2 0I3 0W3",
+               "1F0 1F1 3F0 3I0 3F1 3I1 3W0 1F2 1I0 3W1 1F3 1I1 1W0 3F2 3I2 1W1 3F3 3I3 3W2 1I2 "
+               "3W3 1I3 1W2 1W3",
+               2, 1, 1},
+           Row{"ZBVZeroBubble",
+               "0F0 0F1 0F2 3F0 3I0 3W0 3F1 3I1 3W1 0F3 0I0 0W0 3F2 3I2 3W2 0I1 0W1 3F3 3I3 3W3 "
+               "0I2 0W2 0I3 0W3",
+               "1F0 2F0 1F1 2F1 2I0 2W0 1F2 1I0 1W0 2F2 2I1 2W1 1F3 1I1 1W1 2F3 2I2 2W2 1I2 2I3 "
+               "1I3 1W2 2W3 1W3",
+               2, 1, 0},
+           Row{"DualPipeV",
+               "0F0 0F1 0F2 3F0 3I0 3W0 3F1 (0F3+3B1) (3F2+0B0) 3B2 (3F3+0B1) 3B3 0I2 0W2 0I3 0W3",
+               "1F0 2F0 1F1 2F1 1F2 2B0 (2F2+1B0) (1F3+2B1) (2F3+1B1) 2B2 1B2 2I3 1I3 2W3 1W3", 2,
+               1, 0},
        }) {
     CAPTURE(row.schedule);
     Pipeline pipeline{row.schedule, 2, row.local, 4};
     for (int64_t rank : {0, 1}) {
       CAPTURE(rank);
-      CHECK(pipeline.bytes(rank) == pipeline.expected(peak_of(rank == 0 ? row.first : row.second), row.held_logits, rank == row.last));
+      CHECK(pipeline.bytes(rank) == pipeline.expected(peak_of(rank == 0 ? row.first : row.second),
+                                                      row.held_logits, rank == row.last));
     }
   }
 }
 
-TEST_CASE("the peaks of longer pipelines are those of the table, and no more than there is in a run") {
+TEST_CASE(
+    "the peaks of longer pipelines are those of the table, and no more than there is in a run") {
   struct Row {
     Pipeline pipeline;
     int64_t rank;
@@ -119,8 +136,11 @@ TEST_CASE("the peaks of longer pipelines are those of the table, and no more tha
   }
 }
 
-TEST_CASE("Llama 3 405B holds somewhat more under interleaved stages than under 1F1B, as published runs do") {
-  ModelOutline whole = llama_outline({.layers = 126, .hidden = 16384, .ffn = 53248, .heads = 128, .kv_heads = 8, .vocab = 128256});
+TEST_CASE(
+    "Llama 3 405B holds somewhat more under interleaved stages than under 1F1B, as published runs "
+    "do") {
+  ModelOutline whole = llama_outline(
+      {.layers = 126, .hidden = 16384, .ffn = 53248, .heads = 128, .kv_heads = 8, .vocab = 128256});
   auto total = [&](const char* schedule) {
     Job job{.outline = whole, .sizes = {.dp = {}, .tp = 8, .pp = 8}, .world = 512};
     job.mp = {DType::bfloat16, DType::float32, DType::bfloat16, true};
@@ -145,14 +165,17 @@ TEST_CASE("Llama 3 405B holds somewhat more under interleaved stages than under 
   CHECK(interleaved < 1.25 * single);  // torchtitan's runs: 72.7 and 82.5, 1.13 times
 }
 
-TEST_CASE("replicas that recompute blocks keep the inputs of each, and the scope says which layers do") {
+TEST_CASE(
+    "replicas that recompute blocks keep the inputs of each, and the scope says which layers do") {
   Job job{.outline = llama_outline({.layers = 4}), .world = 2};
   job.work = {.local_batch = 2, .seq_len = 16};
   SharedOptions& shared = job.plan_ddp().config.shared;
   auto bytes = [&](bool whole_layers) { return activation_bytes(job.request(), whole_layers); };
   const int64_t outside = 16 + 32 + 32, token = 32 * 4;
-  const int64_t none = token * (4 * (32 + 24 + 60) + outside), selective = token * (4 * (32 + 24) + 60 + outside);
-  const int64_t layers = token * (4 * 8 + (32 + 24 + 60) + outside), blocks = token * (4 * 32 + 60 + outside);
+  const int64_t none = token * (4 * (32 + 24 + 60) + outside),
+                selective = token * (4 * (32 + 24) + 60 + outside);
+  const int64_t layers = token * (4 * 8 + (32 + 24 + 60) + outside),
+                blocks = token * (4 * 32 + 60 + outside);
   using Scope = std::vector<std::string>;
   struct Row {
     ActivationCheckpointing mode;
@@ -160,10 +183,12 @@ TEST_CASE("replicas that recompute blocks keep the inputs of each, and the scope
     int64_t with_layers, with_blocks;
   };
   for (const Row& row :
-       {Row{ActivationCheckpointing::none, {"all"}, none, none}, Row{ActivationCheckpointing::full, {"all"}, layers, blocks},
+       {Row{ActivationCheckpointing::none, {"all"}, none, none},
+        Row{ActivationCheckpointing::full, {"all"}, layers, blocks},
         Row{ActivationCheckpointing::full, {"language"}, blocks, blocks},
         Row{ActivationCheckpointing::full, {"vision", "language"}, blocks, blocks},
-        Row{ActivationCheckpointing::full, {"vision"}, none, none}, Row{ActivationCheckpointing::full, {"multimodal"}, none, none},
+        Row{ActivationCheckpointing::full, {"vision"}, none, none},
+        Row{ActivationCheckpointing::full, {"multimodal"}, none, none},
         Row{ActivationCheckpointing::selective, {"all"}, selective, selective},
         Row{ActivationCheckpointing::selective, {"language"}, selective, selective},
         Row{ActivationCheckpointing::selective, {"audio"}, none, none}}) {
@@ -188,7 +213,8 @@ TEST_CASE("layers out of the checkpointing scope send nothing a second time") {
   };
   int64_t once = sent(ActivationCheckpointing::none, "all");
   CHECK(sent(ActivationCheckpointing::full, "all") > once);
-  CHECK(sent(ActivationCheckpointing::full, "language") == sent(ActivationCheckpointing::full, "all"));
+  CHECK(sent(ActivationCheckpointing::full, "language") ==
+        sent(ActivationCheckpointing::full, "all"));
   CHECK(sent(ActivationCheckpointing::full, "vision") == once);
   CHECK(sent(ActivationCheckpointing::selective, "vision") == once);
 }

@@ -21,14 +21,16 @@ TEST_CASE("replicas all-reduce the gradients in torch's buckets") {
   CHECK(placement(f, "lm_head.weight").local_shape == std::vector<int64_t>{32, 8});
   job.work.accumulation = 8;  // only the last micro-batch synchronises
   check_row(replicated_footprint(job.request()), "dp", "all_reduce", 1, 2 * 1896 * 4 * 3 / 4);
-  CHECK(refusal([&] { replicated_footprint(job.request(4)); })->code() == ErrorCode::rank_out_of_range);
+  CHECK(refusal([&] { replicated_footprint(job.request(4)); })->code() ==
+        ErrorCode::rank_out_of_range);
 
   SUBCASE("a bucket is closed by the parameter that reaches its limit") {
     // In reverse: 256, 256, 512, 128, 128, 600 elements of 4 bytes.
     ModelOutline outline;
     outline.modules = {{"", ModuleKind::other, "Bare"}};
     for (int64_t size : {600, 128, 128, 512, 256, 256})
-      outline.parameters.push_back({"p" + std::to_string(outline.parameters.size()), {size}, DType::float32});
+      outline.parameters.push_back(
+          {"p" + std::to_string(outline.parameters.size()), {size}, DType::float32});
     Job bare{.outline = outline, .world = 2};
     bare.plan_ddp();
     struct Row {
@@ -45,11 +47,13 @@ TEST_CASE("replicas all-reduce the gradients in torch's buckets") {
     };
     for (const Row& row : rows) {
       CAPTURE(row.first);
-      check_row(replicated_footprint(bare.request(), {row.first, row.rest}), "dp", "all_reduce", row.count, 1880 * 4);
+      check_row(replicated_footprint(bare.request(), {row.first, row.rest}), "dp", "all_reduce",
+                row.count, 1880 * 4);
     }
   }
   SUBCASE("a second copy of the gradients, or a cast one of the weights, is transient") {
-    CHECK(replicated_footprint(job.request(), {.gradient_as_bucket_view = false}).bytes.transient == 1896 * 4);
+    CHECK(replicated_footprint(job.request(), {.gradient_as_bucket_view = false}).bytes.transient ==
+          1896 * 4);
     job.mp.param = DType::bfloat16;
     CHECK(replicated_footprint(job.plan_ddp().request()).bytes.transient == 1896 * 2);
     job.mp.reduce = DType::bfloat16;
@@ -58,14 +62,17 @@ TEST_CASE("replicas all-reduce the gradients in torch's buckets") {
     check_row(half, "dp", "all_reduce", 1, 1896 * 2 * 2 * 3 / 4);
   }
   SUBCASE("under a mesh every data-parallel rank takes part") {
-    Job meshed{.outline = llama_outline({}), .sizes = {.dp = {}, .dp_replicate = 2, .tp = 2, .cp = 2}, .world = 16};
+    Job meshed{.outline = llama_outline({}),
+               .sizes = {.dp = {}, .dp_replicate = 2, .tp = 2, .cp = 2},
+               .world = 16};
     f = replicated_footprint(meshed.plan().request());
     // tp halves all but the norms: 5 of them with 8 elements.
     int64_t mine = (1896 - 40) / 2 + 40;
     check_row(f, "dp_cp", "all_reduce", 1, 2 * mine * 4 / 8 * 7);
     CHECK(f.bytes.weights == mine * 4);
-    CHECK(placement(f, "lm_head.weight").placement ==
-          Placement{{"dp_replicate", "replicate"}, {"dp_shard_cp", "replicate"}, {"tp", "shard(0)"}});
+    CHECK(placement(f, "lm_head.weight").placement == Placement{{"dp_replicate", "replicate"},
+                                                                {"dp_shard_cp", "replicate"},
+                                                                {"tp", "shard(0)"}});
   }
   SUBCASE("alone, nothing is sent") {
     job.world = 1;
@@ -80,8 +87,10 @@ TEST_CASE("levels 0 to 3 hold the bytes a parameter of the table") {
   job.mp = {DType::bfloat16, DType::bfloat16, DType::bfloat16, true};
   job.plan_flat();
   constexpr int64_t P = 1896;
-  const int64_t table[4][3] = {
-      {2 * P, 2 * P, 12 * P}, {2 * P, 2 * P, 12 * P / 4}, {2 * P, 2 * P / 4, 12 * P / 4}, {2 * P / 4, 2 * P / 4, 12 * P / 4}};
+  const int64_t table[4][3] = {{2 * P, 2 * P, 12 * P},
+                               {2 * P, 2 * P, 12 * P / 4},
+                               {2 * P, 2 * P / 4, 12 * P / 4},
+                               {2 * P / 4, 2 * P / 4, 12 * P / 4}};
   for (int level = 0; level <= 3; ++level) {
     CAPTURE(level);
     Footprint f = flat_footprint(job.request(), {.level = level, .preserve_fp32_weights = true});
@@ -89,11 +98,16 @@ TEST_CASE("levels 0 to 3 hold the bytes a parameter of the table") {
     CHECK(f.bytes.gradients == table[level][1]);
     CHECK(f.bytes.optimizer == table[level][2]);
   }
-  CHECK(flat_footprint(job.request(), {.level = 0}).bytes.optimizer == 4 * P);  // Adam in the model's dtype
-  CHECK(flat_footprint(job.request(), {.level = 0, .grad_reduce_in_fp32 = true}).bytes.gradients == 4 * P);
+  CHECK(flat_footprint(job.request(), {.level = 0}).bytes.optimizer ==
+        4 * P);  // Adam in the model's dtype
+  CHECK(flat_footprint(job.request(), {.level = 0, .grad_reduce_in_fp32 = true}).bytes.gradients ==
+        4 * P);
   job.work.storage = DType::float32;  // float32 weights are their own main weights
-  CHECK(flat_footprint(job.request(), {.level = 0, .preserve_fp32_weights = true}).bytes.optimizer == 8 * P);
-  CHECK(refusal([&] { flat_footprint(job.request(), {.level = 4}); })->code() == ErrorCode::out_of_range);
+  CHECK(
+      flat_footprint(job.request(), {.level = 0, .preserve_fp32_weights = true}).bytes.optimizer ==
+      8 * P);
+  CHECK(refusal([&] { flat_footprint(job.request(), {.level = 4}); })->code() ==
+        ErrorCode::out_of_range);
 }
 
 TEST_CASE("each level sends what its row of the table says") {
@@ -121,9 +135,11 @@ TEST_CASE("each level sends what its row of the table says") {
 
 TEST_CASE("flat buffers are cut evenly, with the padding at the end") {
   // 7 ranks cut a layer of 688 into 99 each and 94 for the last; tp on top.
-  for (auto [world, tp, vocab] : {std::tuple(7, 1, 32), std::tuple(3, 1, 29), std::tuple(14, 2, 31), std::tuple(64, 2, 32)}) {
+  for (auto [world, tp, vocab] :
+       {std::tuple(7, 1, 32), std::tuple(3, 1, 29), std::tuple(14, 2, 31), std::tuple(64, 2, 32)}) {
     CAPTURE(world);
-    Job job{.outline = llama_outline({.vocab = vocab}), .sizes = {.dp = {}, .tp = tp}, .world = world};
+    Job job{
+        .outline = llama_outline({.vocab = vocab}), .sizes = {.dp = {}, .tp = tp}, .world = world};
     job.plan_flat();
     int64_t n = world / tp, weights = 0;
     std::map<std::string, int64_t> padded;
@@ -135,7 +151,8 @@ TEST_CASE("flat buffers are cut evenly, with the padding at the end") {
         int64_t mine = 0;
         for (const ParameterPlacement& p : f.parameters) {
           REQUIRE(p.local_range.has_value());
-          REQUIRE(p.local_range->begin == reached[p.name]);  // each range starts where the rank before stopped
+          REQUIRE(p.local_range->begin ==
+                  reached[p.name]);  // each range starts where the rank before stopped
           REQUIRE(p.local_range->end >= p.local_range->begin);
           reached[p.name] = p.local_range->end;
           if (!tp_shard_dim(job.tp, job.outline, p.name)) {
@@ -148,7 +165,8 @@ TEST_CASE("flat buffers are cut evenly, with the padding at the end") {
         int64_t most = 0;
         for (const UnitCost& unit : f.units) {
           // Where tp cuts unevenly, all cut as the first rank does, which has the most.
-          int64_t& first = padded.emplace(unit.name, (unit.parameters + n - 1) / n * n * 4).first->second;
+          int64_t& first =
+              padded.emplace(unit.name, (unit.parameters + n - 1) / n * n * 4).first->second;
           CHECK(unit.padded_bytes == first);
           most += unit.padded_bytes / n;
         }
@@ -157,7 +175,8 @@ TEST_CASE("flat buffers are cut evenly, with the padding at the end") {
         weights += f.bytes.weights;
       }
       for (const ParameterOutline& p : job.outline.parameters)
-        if (tp == 1 || !tp_shard_dim(job.tp, job.outline, p.name)) CHECK(reached[p.name] == element_count(p.shape));
+        if (tp == 1 || !tp_shard_dim(job.tp, job.outline, p.name))
+          CHECK(reached[p.name] == element_count(p.shape));
     }
     if (tp == 1) CHECK(weights == total_elements(job.outline) * 4);
   }
@@ -169,7 +188,8 @@ TEST_CASE("flat buffers are cut evenly, with the padding at the end") {
   auto range = *placement(last, "model.layers.0.mlp.down_proj.weight").local_range;
   CHECK(range.begin == 594 - 512);
   CHECK(range.end == 160);
-  CHECK(placement(last, "model.layers.0.self_attn.q_proj.weight").local_shape == std::vector<int64_t>{0});
+  CHECK(placement(last, "model.layers.0.self_attn.q_proj.weight").local_shape ==
+        std::vector<int64_t>{0});
 }
 
 TEST_CASE("unit classes and buckets follow the policy") {
@@ -177,29 +197,37 @@ TEST_CASE("unit classes and buckets follow the policy") {
   job.plan_flat();
   auto names = [&](const FlatPolicy& policy) {
     std::vector<std::string> out;
-    for (const UnitCost& unit : flat_footprint(job.request(), policy).units) out.push_back(unit.name);
+    for (const UnitCost& unit : flat_footprint(job.request(), policy).units)
+      out.push_back(unit.name);
     return out;
   };
   using Names = std::vector<std::string>;
   CHECK(names({}) == Names{"model.layers.0", "model.layers.1", "model.layers.2", "root"});
   CHECK(names({.unit_classes = {"LlamaDecoderLayer"}}) == names({}));
-  CHECK(names({.unit_classes = {"transformers.models.llama.modeling_llama.LlamaDecoderLayer"}}) == names({}));
-  CHECK(names({.unit_classes = {"LlamaAttention"}}) ==
-        Names{"model.layers.0.self_attn", "model.layers.1.self_attn", "model.layers.2.self_attn", "root"});
-  CHECK(names({.unit_classes = {"LlamaAttention", "LlamaDecoderLayer"}}) == names({}));  // a module inside a unit belongs to it
+  CHECK(names({.unit_classes = {"transformers.models.llama.modeling_llama.LlamaDecoderLayer"}}) ==
+        names({}));
+  CHECK(names({.unit_classes = {"LlamaAttention"}}) == Names{"model.layers.0.self_attn",
+                                                             "model.layers.1.self_attn",
+                                                             "model.layers.2.self_attn", "root"});
+  CHECK(names({.unit_classes = {"LlamaAttention", "LlamaDecoderLayer"}}) ==
+        names({}));  // a module inside a unit belongs to it
   CHECK(names({.unit_classes = {"LlamaForCausalLM"}}) == Names{"LlamaForCausalLM"});
   // embedding 256, norm 8, head 256
-  CHECK(names({.bucket_elements = 270}) == Names{"model.layers.0", "model.layers.1", "model.layers.2", "root[0]", "root[1]"});
+  CHECK(names({.bucket_elements = 270}) ==
+        Names{"model.layers.0", "model.layers.1", "model.layers.2", "root[0]", "root[1]"});
   CHECK(names({.bucket_elements = 1}).size() == 6);
   CHECK(names({.bucket_elements = 0}) == names({}));
-  std::optional<Error> error = refusal([&] { names({.unit_classes = {"LlamaDecoderLayer", "GemmaLayer"}}); });
+  std::optional<Error> error =
+      refusal([&] { names({.unit_classes = {"LlamaDecoderLayer", "GemmaLayer"}}); });
   REQUIRE(error.has_value());
   CHECK(error->code() == ErrorCode::unit_class_missing);
   CHECK(error->message().find("GemmaLayer") != std::string::npos);
   CHECK(error->helps().size() >= 2);
   CHECK(error->helps()[0].find("LlamaDecoderLayer") != std::string::npos);
   // The option that says so, where a strategy names it.
-  error = refusal([&] { names({.unit_classes = {"GemmaLayer"}, .unit_classes_key = "distributed.mine.units"}); });
+  error = refusal([&] {
+    names({.unit_classes = {"GemmaLayer"}, .unit_classes_key = "distributed.mine.units"});
+  });
   REQUIRE(error.has_value());
   CHECK(error->helps()[0] == "set distributed.mine.units = [\"LlamaDecoderLayer\"]");
   // A tied weight has a bucket of its own.

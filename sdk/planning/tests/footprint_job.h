@@ -40,7 +40,8 @@ struct Job {
   Job& plan_flat() {
     config.shared.sizes = sizes;
     config.shared.mp = mp;
-    mesh.device_mesh.emplace(std::vector<MeshAxis>{{"dp", world / sizes.tp}, {"cp", 1}, {"tp", sizes.tp}});
+    mesh.device_mesh.emplace(
+        std::vector<MeshAxis>{{"dp", world / sizes.tp}, {"cp", 1}, {"tp", sizes.tp}});
     mesh.fsdp_axes = {"dp"};
     mesh.dp = world / sizes.tp;
     plan_tp();
@@ -54,16 +55,20 @@ struct Job {
   void plan_tp() {
     if (sizes.tp > 1) tp = select_tp_plan(outline, {sizes.tp, sequence_parallel, {}});
   }
-  FootprintRequest request(int64_t rank = 0) const { return {outline, mesh, tp, config, work, rank}; }
+  FootprintRequest request(int64_t rank = 0) const {
+    return {outline, mesh, tp, config, work, rank};
+  }
 };
 
-inline const WireRow* find_row(const std::vector<WireRow>& wire, const std::string& axis, const std::string& op) {
+inline const WireRow* find_row(const std::vector<WireRow>& wire, const std::string& axis,
+                               const std::string& op) {
   for (const WireRow& row : wire)
     if (row.axis == axis && row.op == op) return &row;
   return nullptr;
 }
 
-inline void check_row(const std::vector<WireRow>& wire, const std::string& axis, const std::string& op, int64_t count, int64_t bytes) {
+inline void check_row(const std::vector<WireRow>& wire, const std::string& axis,
+                      const std::string& op, int64_t count, int64_t bytes) {
   CAPTURE(axis);
   CAPTURE(op);
   const WireRow* row = find_row(wire, axis, op);
@@ -72,7 +77,8 @@ inline void check_row(const std::vector<WireRow>& wire, const std::string& axis,
   CHECK(row->bytes == bytes);
 }
 
-inline void check_row(const Footprint& footprint, const std::string& axis, const std::string& op, int64_t count, int64_t bytes) {
+inline void check_row(const Footprint& footprint, const std::string& axis, const std::string& op,
+                      int64_t count, int64_t bytes) {
   check_row(footprint.wire, axis, op, count, bytes);
 }
 

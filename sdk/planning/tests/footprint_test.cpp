@@ -9,7 +9,8 @@ using namespace meshwright::testing;
 
 namespace {
 
-// Rows rank `index` of `count` would own when rows are dealt one at a time to the rank their block belongs to.
+// Rows rank `index` of `count` would own when rows are dealt one at a time to the rank their block
+// belongs to.
 int64_t dealt_rows(int64_t rows, int64_t count, int64_t index) {
   int64_t block = 1;
   while (block * count < rows) ++block;
@@ -30,7 +31,8 @@ int64_t ring_bytes(int64_t shard_bytes, int64_t n) {
 TEST_CASE("rows are cut by ceil chunks, the last ranks get fewer or none") {
   ModelOutline outline;
   outline.modules = {{"", ModuleKind::other, "Bare"}};
-  outline.parameters = {{"a", {10, 3}, DType::float32}, {"b", {5}, DType::float32}, {"c", {1, 7}, DType::float32}};
+  outline.parameters = {
+      {"a", {10, 3}, DType::float32}, {"b", {5}, DType::float32}, {"c", {1, 7}, DType::float32}};
   Job job{.outline = outline, .world = 4};
   job.plan();
   const int64_t rows[4][3] = {{3, 2, 1}, {3, 2, 0}, {3, 1, 0}, {1, 0, 0}};
@@ -50,7 +52,8 @@ TEST_CASE("rows are cut by ceil chunks, the last ranks get fewer or none") {
   outline.parameters = {{"scalar", {}, DType::float32}};
   Job bad{.outline = outline, .world = 4};
   bad.plan();
-  CHECK(refusal([&] { fully_sharded_footprint(bad.request(), {}); })->code() == ErrorCode::model_does_not_fit);
+  CHECK(refusal([&] { fully_sharded_footprint(bad.request(), {}); })->code() ==
+        ErrorCode::model_does_not_fit);
 }
 
 TEST_CASE("a small Llama over four ranks costs what the hand computes") {
@@ -75,12 +78,14 @@ TEST_CASE("a small Llama over four ranks costs what the hand computes") {
   CHECK(f.wire.size() == 2);
   check_row(f, "dp_shard", "all_gather", 4, (2 * layer + layer + root) / 4 * 3);
   check_row(f, "dp_shard", "reduce_scatter", 3, (2 * layer + root) / 4 * 3);
-  CHECK(placement(f, "model.layers.1.mlp.down_proj.weight").placement == Placement{{"dp_shard", "shard(0)"}});
-  CHECK(placement(f, "model.layers.1.mlp.down_proj.weight").local_shape == std::vector<int64_t>{2, 20});
+  CHECK(placement(f, "model.layers.1.mlp.down_proj.weight").placement ==
+        Placement{{"dp_shard", "shard(0)"}});
+  CHECK(placement(f, "model.layers.1.mlp.down_proj.weight").local_shape ==
+        std::vector<int64_t>{2, 20});
 
   SUBCASE("the override wins over the position in the list") {
-    check_row(fully_sharded_footprint(job.request(), {.reshard_after_forward = true}), "dp_shard", "all_gather", 5,
-              (4 * layer + root) / 4 * 3);
+    check_row(fully_sharded_footprint(job.request(), {.reshard_after_forward = true}), "dp_shard",
+              "all_gather", 5, (4 * layer + root) / 4 * 3);
     Footprint kept = fully_sharded_footprint(job.request(), {.reshard_after_forward = false});
     check_row(kept, "dp_shard", "all_gather", 3, (2 * layer + root) / 4 * 3);
     CHECK(kept.bytes.transient == (root + 2 * layer) * 2);
@@ -90,7 +95,9 @@ TEST_CASE("a small Llama over four ranks costs what the hand computes") {
     Footprint deferred = fully_sharded_footprint(job.request(), {});
     check_row(deferred, "dp_shard", "all_gather", 12, 3 * ((3 * layer + root) / 4 * 3));
     check_row(deferred, "dp_shard", "reduce_scatter", 3, (2 * layer + root) / 4 * 3);
-    CHECK(deferred.bytes.transient == (root + 2 * layer) * 2);  // here a full gradient equals the peak of two layers and the root
+    CHECK(deferred.bytes.transient ==
+          (root + 2 * layer) *
+              2);  // here a full gradient equals the peak of two layers and the root
     Footprint eager = fully_sharded_footprint(job.request(), {.reduce_every_micro_batch = true});
     check_row(eager, "dp_shard", "reduce_scatter", 9, 3 * ((2 * layer + root) / 4 * 3));
   }
@@ -110,7 +117,8 @@ TEST_CASE("a small Llama over four ranks costs what the hand computes") {
     Footprint hybrid = fully_sharded_footprint(job.request(5), {});
     check_row(hybrid, "dp_shard", "reduce_scatter", 3, (2 * layer + root) / 4 * 3);
     check_row(hybrid, "dp_replicate", "all_reduce", 3, 2 * ((2 * layer + root) / 4) / 2);
-    CHECK(placement(hybrid, "lm_head.weight").placement == Placement{{"dp_replicate", "replicate"}, {"dp_shard", "shard(0)"}});
+    CHECK(placement(hybrid, "lm_head.weight").placement ==
+          Placement{{"dp_replicate", "replicate"}, {"dp_shard", "shard(0)"}});
     CHECK(hybrid.bytes.weights == 1896);
   }
   SUBCASE("context parallelism shards over dp_shard_cp") {
@@ -131,8 +139,10 @@ TEST_CASE("a small Llama over four ranks costs what the hand computes") {
     CHECK(fully_sharded_footprint(alone.plan().request(), {}).bytes.transient == 1896 * 2);
   }
   SUBCASE("a rank outside the mesh is refused") {
-    CHECK(refusal([&] { fully_sharded_footprint(job.request(4), {}); })->code() == ErrorCode::rank_out_of_range);
-    CHECK(refusal([&] { fully_sharded_footprint(job.request(-1), {}); })->code() == ErrorCode::rank_out_of_range);
+    CHECK(refusal([&] { fully_sharded_footprint(job.request(4), {}); })->code() ==
+          ErrorCode::rank_out_of_range);
+    CHECK(refusal([&] { fully_sharded_footprint(job.request(-1), {}); })->code() ==
+          ErrorCode::rank_out_of_range);
   }
 }
 
@@ -142,10 +152,13 @@ TEST_CASE("deferred synchronisation keeps a full gradient") {
   constexpr int64_t layer = 688 * 4, root = 520 * 4;
   int64_t gathered = root + layer + 2 * layer;
   CHECK(fully_sharded_footprint(job.request(), {}).bytes.transient == gathered + root + 2 * layer);
-  CHECK(fully_sharded_footprint(job.request(), {.prefetch_depth = 3}).bytes.transient == gathered + 2 * layer + root + 2 * layer);
+  CHECK(fully_sharded_footprint(job.request(), {.prefetch_depth = 3}).bytes.transient ==
+        gathered + 2 * layer + root + 2 * layer);
   job.work.accumulation = 4;
   CHECK(fully_sharded_footprint(job.request(), {}).bytes.transient == gathered + root + 6 * layer);
-  CHECK(fully_sharded_footprint(job.request(), {.reduce_every_micro_batch = true}).bytes.transient == gathered + root + 2 * layer);
+  CHECK(
+      fully_sharded_footprint(job.request(), {.reduce_every_micro_batch = true}).bytes.transient ==
+      gathered + root + 2 * layer);
 }
 
 TEST_CASE("a tied head is counted once") {
@@ -157,7 +170,13 @@ TEST_CASE("a tied head is counted once") {
 
 TEST_CASE("shards of all ranks together are the model, on any mesh") {
   // Odd sizes, so that nothing divides: 7 heads of 3, vocabulary 29.
-  LlamaSizes odd{.layers = 3, .hidden = 24, .ffn = 37, .heads = 8, .kv_heads = 4, .vocab = 29, .head_norms = true};
+  LlamaSizes odd{.layers = 3,
+                 .hidden = 24,
+                 .ffn = 37,
+                 .heads = 8,
+                 .kv_heads = 4,
+                 .vocab = 29,
+                 .head_norms = true};
   struct Row {
     int64_t world;
     ParallelSizes sizes;
@@ -192,13 +211,16 @@ TEST_CASE("shards of all ranks together are the model, on any mesh") {
         const ParameterPlacement& p = f.parameters[i];
         int64_t dim = t > 1 ? tp_shard_dim(job.tp, job.outline, p.name).value_or(-1) : -1;
         std::vector<int64_t> shape = p.global_shape;
-        if (dim >= 0) shape[static_cast<size_t>(dim)] = dealt_rows(shape[static_cast<size_t>(dim)], t, mesh.coordinate(rank, "tp"));
+        if (dim >= 0)
+          shape[static_cast<size_t>(dim)] =
+              dealt_rows(shape[static_cast<size_t>(dim)], t, mesh.coordinate(rank, "tp"));
         shape[0] = dealt_rows(shape[0], n, mesh.coordinate(rank, axis));
         REQUIRE(p.local_shape == shape);
         Placement wanted;
         if (m > 1) wanted.emplace_back("dp_replicate", "replicate");
         if (n > 1) wanted.emplace_back(axis, "shard(0)");
-        if (t > 1) wanted.emplace_back("tp", dim >= 0 ? "shard(" + std::to_string(dim) + ")" : "replicate");
+        if (t > 1)
+          wanted.emplace_back("tp", dim >= 0 ? "shard(" + std::to_string(dim) + ")" : "replicate");
         REQUIRE(p.placement == wanted);
         elements[p.name] += element_count(p.local_shape) * (dim >= 0 ? t : 1);
         mine += element_count(p.local_shape);
@@ -212,12 +234,15 @@ TEST_CASE("shards of all ranks together are the model, on any mesh") {
         REQUIRE(unit.padded_bytes % n == 0);
         int64_t shard = unit.padded_bytes / n;
         for (int pass = 0; pass < 3; ++pass) {
-          expected[axis + " all_gather"] += ring_bytes(shard, n);                     // before forward
-          if (unit.reshards) expected[axis + " all_gather"] += ring_bytes(shard, n);  // before backward
+          expected[axis + " all_gather"] += ring_bytes(shard, n);  // before forward
+          if (unit.reshards)
+            expected[axis + " all_gather"] += ring_bytes(shard, n);  // before backward
         }
         expected[axis + " reduce_scatter"] += ring_bytes(shard, n);
-        // A ring all-reduce is a reduce-scatter and an all-gather of m pieces; summed over the ranks the pieces are the shard.
-        if (m > 1 && mesh.coordinate(rank, "dp_replicate") == 0) expected["dp_replicate all_reduce"] += 2 * (m - 1) * shard;
+        // A ring all-reduce is a reduce-scatter and an all-gather of m pieces; summed over the
+        // ranks the pieces are the shard.
+        if (m > 1 && mesh.coordinate(rank, "dp_replicate") == 0)
+          expected["dp_replicate all_reduce"] += 2 * (m - 1) * shard;
       }
     }
     for (const auto& [name, count] : elements) {
@@ -239,33 +264,39 @@ TEST_CASE("shards of all ranks together are the model, on any mesh") {
 TEST_CASE("tensor parallelism cuts rows by ceil chunks, empty pieces included") {
   Job job{.outline = llama_outline({.vocab = 5}), .sizes = {.dp = {}, .tp = 2}, .world = 2};
   job.plan();
-  CHECK(placement(fully_sharded_footprint(job.request(0), {}), "model.embed_tokens.weight").local_shape == std::vector<int64_t>{3, 8});
-  CHECK(placement(fully_sharded_footprint(job.request(1), {}), "model.embed_tokens.weight").local_shape == std::vector<int64_t>{2, 8});
+  CHECK(placement(fully_sharded_footprint(job.request(0), {}), "model.embed_tokens.weight")
+            .local_shape == std::vector<int64_t>{3, 8});
+  CHECK(placement(fully_sharded_footprint(job.request(1), {}), "model.embed_tokens.weight")
+            .local_shape == std::vector<int64_t>{2, 8});
   Footprint f = fully_sharded_footprint(job.request(1), {});
-  CHECK(placement(f, "model.layers.0.self_attn.o_proj.weight").local_shape == std::vector<int64_t>{8, 4});
-  CHECK(placement(f, "model.layers.0.self_attn.o_proj.weight").placement == Placement{{"tp", "shard(1)"}});
+  CHECK(placement(f, "model.layers.0.self_attn.o_proj.weight").local_shape ==
+        std::vector<int64_t>{8, 4});
+  CHECK(placement(f, "model.layers.0.self_attn.o_proj.weight").placement ==
+        Placement{{"tp", "shard(1)"}});
   CHECK(placement(f, "model.norm.weight").placement == Placement{{"tp", "replicate"}});
 }
 
 TEST_CASE("tensor-parallel traffic of a small Llama by hand") {
-  // 32 tokens of 8 floats: 1,024 bytes an activation; the loss adds up one and two floats a token, 384 bytes. Over 2 ranks an all-reduce
-  // sends as much, a gather half.
+  // 32 tokens of 8 floats: 1,024 bytes an activation; the loss adds up one and two floats a token,
+  // 384 bytes. Over 2 ranks an all-reduce sends as much, a gather half.
   Job job{.outline = llama_outline({}), .sizes = {.dp = {}, .tp = 2}, .world = 2};
   job.work = {.local_batch = 2, .seq_len = 16};
   SUBCASE("without sequence parallel") {
     Footprint f = fully_sharded_footprint(job.plan().request(), {});
-    // A layer: input gradients of q, k and v together and of gate and up together; outputs of o and down. Besides: the embedding, the
-    // head's input gradient, the loss.
+    // A layer: input gradients of q, k and v together and of gate and up together; outputs of o and
+    // down. Besides: the embedding, the head's input gradient, the loss.
     check_row(f, "tp", "all_reduce", 10 + 2, 10 * 1024 + 384);
     CHECK(f.wire.size() == 1);
   }
   SUBCASE("with sequence parallel") {
     job.sequence_parallel = true;
     Footprint f = fully_sharded_footprint(job.plan().request(), {});
-    // Forward: two norms a layer and the head gather; o, down and the embedding reduce-scatter. Backward mirrors it.
+    // Forward: two norms a layer and the head gather; o, down and the embedding reduce-scatter.
+    // Backward mirrors it.
     check_row(f, "tp", "all_gather", 10, 10 * 512);
     check_row(f, "tp", "reduce_scatter", 10, 10 * 512);
-    check_row(f, "tp", "all_reduce", 1 + 2, 5 * 8 * 4 + 384);  // the norms' gradients together; the loss
+    check_row(f, "tp", "all_reduce", 1 + 2,
+              5 * 8 * 4 + 384);  // the norms' gradients together; the loss
   }
   SUBCASE("every pass costs the same, gradients of norms are summed once a step") {
     job.sequence_parallel = true;
@@ -274,15 +305,19 @@ TEST_CASE("tensor-parallel traffic of a small Llama by hand") {
     check_row(f, "tp", "reduce_scatter", 40, 40 * 512);
     check_row(f, "tp", "all_reduce", 1 + 4 * 2, 5 * 8 * 4 + 4 * 384);
   }
-  SUBCASE("of gradients that are sums a rank sends its shard, in the reduce dtype, whatever they are stored in") {
+  SUBCASE(
+      "of gradients that are sums a rank sends its shard, in the reduce dtype, whatever they are "
+      "stored in") {
     job.sequence_parallel = true;
     job.world = 8;
     job.work.seq_len = 0;
     job.work.storage = DType::bfloat16;
     for (DType reduce : {DType::float32, DType::bfloat16, DType::float64}) {
       job.mp.reduce = reduce;
-      check_row(fully_sharded_footprint(job.plan().request(), {}), "tp", "all_reduce", 1, 5 * 2 * dtype_size(reduce));
-      check_row(replicated_footprint(job.request()), "tp", "all_reduce", 1, 5 * 8 * dtype_size(reduce));
+      check_row(fully_sharded_footprint(job.plan().request(), {}), "tp", "all_reduce", 1,
+                5 * 2 * dtype_size(reduce));
+      check_row(replicated_footprint(job.request()), "tp", "all_reduce", 1,
+                5 * 8 * dtype_size(reduce));
     }
   }
   SUBCASE("checkpointing runs forward collectives again") {
@@ -291,14 +326,17 @@ TEST_CASE("tensor-parallel traffic of a small Llama by hand") {
       return fully_sharded_footprint(job.request(), {});
     };
     job.plan();
-    check_row(again(ActivationCheckpointing::full), "tp", "all_reduce", 10 + 4 + 2, 14 * 1024 + 384);
-    check_row(again(ActivationCheckpointing::selective), "tp", "all_reduce", 10 + 2 + 2, 12 * 1024 + 384);
+    check_row(again(ActivationCheckpointing::full), "tp", "all_reduce", 10 + 4 + 2,
+              14 * 1024 + 384);
+    check_row(again(ActivationCheckpointing::selective), "tp", "all_reduce", 10 + 2 + 2,
+              12 * 1024 + 384);
     job.sequence_parallel = true;
     job.plan();
     Footprint f = again(ActivationCheckpointing::full);
     check_row(f, "tp", "all_gather", 10 + 4, 14 * 512);
     check_row(f, "tp", "reduce_scatter", 10 + 4, 14 * 512);
-    f = again(ActivationCheckpointing::selective);  // a norm is computed again alone, not what gathers its output
+    f = again(ActivationCheckpointing::selective);  // a norm is computed again alone, not what
+                                                    // gathers its output
     check_row(f, "tp", "all_gather", 10, 10 * 512);
     check_row(f, "tp", "reduce_scatter", 10 + 2, 12 * 512);
     job.config.shared.enable_async_tensor_parallel = true;  // gate and up gather for themselves
@@ -309,7 +347,8 @@ TEST_CASE("tensor-parallel traffic of a small Llama by hand") {
   SUBCASE("norms of attention heads see cut heads: their gradients are summed too") {
     job.outline = llama_outline({.head_norms = true});
     job.outline.architecture = "Qwen3ForCausalLM";
-    check_row(fully_sharded_footprint(job.plan().request(), {}), "tp", "all_reduce", 10 + 2 + 1, 10 * 1024 + 384 + 4 * 2 * 4);
+    check_row(fully_sharded_footprint(job.plan().request(), {}), "tp", "all_reduce", 10 + 2 + 1,
+              10 * 1024 + 384 + 4 * 2 * 4);
   }
   SUBCASE("without a sequence length only gradients are counted") {
     job.work.seq_len = 0;
@@ -327,7 +366,8 @@ TEST_CASE("tensor-parallel traffic of a small Llama by hand") {
     check_row(f, "tp", "all_gather", 1, 2048);
     job.sequence_parallel = true;
     f = fully_sharded_footprint(job.plan().request(), {});
-    // A layer: two blocks forward, o and down backward; the embedding backward, the head forward, its logits.
+    // A layer: two blocks forward, o and down backward; the embedding backward, the head forward,
+    // its logits.
     check_row(f, "tp", "all_gather", 2 * 4 + 3, (2 * 4 + 2) * 512 + 2048);
     check_row(f, "tp", "reduce_scatter", 2 * 4 + 2, (2 * 4 + 2) * 512);
     check_row(f, "tp", "all_reduce", 1, 5 * 8 * 4);
@@ -335,25 +375,34 @@ TEST_CASE("tensor-parallel traffic of a small Llama by hand") {
   SUBCASE("what does not divide is sent with its padding") {
     job.outline = llama_outline({.vocab = 33});
     job.outline.architecture = "MistralForCausalLM";
-    check_row(fully_sharded_footprint(job.plan().request(), {}), "tp", "all_gather", 1, 32 * 17 * 4);
+    check_row(fully_sharded_footprint(job.plan().request(), {}), "tp", "all_gather", 1,
+              32 * 17 * 4);
   }
 }
 
 TEST_CASE("experts are cut over ep and ep_shard, the rest over the data ranks") {
   // 8 ranks, ep 4: ep_shard 2. Experts [8, 40, 24] and [8, 24, 20].
-  Job job{
-      .outline = llama_outline({.layers = 2, .hidden = 24, .ffn = 20, .heads = 4, .kv_heads = 4, .vocab = 64, .experts = 8, .active = 2}),
-      .sizes = {.dp = {}, .ep = 4},
-      .world = 8};
+  Job job{.outline = llama_outline({.layers = 2,
+                                    .hidden = 24,
+                                    .ffn = 20,
+                                    .heads = 4,
+                                    .kv_heads = 4,
+                                    .vocab = 64,
+                                    .experts = 8,
+                                    .active = 2}),
+          .sizes = {.dp = {}, .ep = 4},
+          .world = 8};
   job.work = {.local_batch = 1, .seq_len = 32};
   job.plan();
   ShardingPolicy kept{.reshard_after_forward = false};
   std::map<std::string, int64_t> elements;
   for (int64_t rank = 0; rank < 8; ++rank) {
     Footprint f = fully_sharded_footprint(job.request(rank), kept);
-    for (const ParameterPlacement& p : f.parameters) elements[p.name] += element_count(p.local_shape);
+    for (const ParameterPlacement& p : f.parameters)
+      elements[p.name] += element_count(p.local_shape);
   }
-  for (const ParameterOutline& p : job.outline.parameters) CHECK(elements[p.name] == element_count(p.shape));
+  for (const ParameterOutline& p : job.outline.parameters)
+    CHECK(elements[p.name] == element_count(p.shape));
 
   Footprint f = fully_sharded_footprint(job.request(), kept);
   const ParameterPlacement& up = placement(f, "model.layers.1.mlp.experts.gate_up_proj");
@@ -361,20 +410,22 @@ TEST_CASE("experts are cut over ep and ep_shard, the rest over the data ranks") 
   CHECK(up.placement == Placement{{"ep_shard", "shard(1)"}, {"ep", "shard(0)"}});
   std::vector<std::string> names;
   for (const UnitCost& unit : f.units) names.push_back(unit.name);
-  CHECK(names == std::vector<std::string>{"model.layers.0.mlp.experts", "model.layers.0", "model.layers.1.mlp.experts", "model.layers.1",
+  CHECK(names == std::vector<std::string>{"model.layers.0.mlp.experts", "model.layers.0",
+                                          "model.layers.1.mlp.experts", "model.layers.1",
                                           "model.embed_tokens", "lm_head", "root"});
   int64_t experts = 2 * (40 * 24 + 24 * 20) * 4;  // of two experts, gathered over ep_shard
   CHECK(f.units[0].padded_bytes == experts);
   check_row(f, "ep_shard", "all_gather", 2, 2 * experts / 2);
   check_row(f, "ep_shard", "reduce_scatter", 2, 2 * experts / 2);
-  // 32 tokens to 2 experts each, 24 floats: dispatch and combine, forward and backward, in 2 layers; with a weight on the way to the
-  // experts and its gradient on the way back.
+  // 32 tokens to 2 experts each, 24 floats: dispatch and combine, forward and backward, in 2
+  // layers; with a weight on the way to the experts and its gradient on the way back.
   check_row(f, "ep", "all_to_all", 8, (8 * 24 + 4) * 32 * 2 * 4 / 4 * 3);
   check_row(f, "ep", "all_gather", 2, 2 * 4 * 8 * 8 / 4 * 3);  // counts of 8 experts
   job.config.shared.moe.dispatcher = TokenDispatcher::all_gather;
   Footprint all = fully_sharded_footprint(job.request(), kept);
   CHECK(find_row(all.wire, "ep", "all_to_all") == nullptr);
-  // Forward: the number of tokens, rows, weights and choices; backward: the rows' gradients. Sums: rows; rows and weights.
+  // Forward: the number of tokens, rows, weights and choices; backward: the rows' gradients. Sums:
+  // rows; rows and weights.
   int64_t rows = 4 * 32 * 24 * 4, weights = 4 * 32 * 2 * 4;
   check_row(all, "ep", "all_gather", 2 * 5, 2 * (4 * 8 + 2 * rows + 3 * weights) / 4 * 3);
   check_row(all, "ep", "reduce_scatter", 2 * 3, 2 * (2 * rows + weights) / 4 * 3);
@@ -382,7 +433,9 @@ TEST_CASE("experts are cut over ep and ep_shard, the rest over the data ranks") 
   CHECK(f.bytes.weights * 8 == total_elements(job.outline) * 4);
   // Nothing is freed after forward and nothing is cut twice: one gather of each unit.
   CHECK(find_row(f.wire, "dp_shard", "all_gather")->count == 5);
-  CHECK(find_row(fully_sharded_footprint(job.request(), {.reshard_after_forward = true}).wire, "dp_shard", "all_gather")->count == 5 + 4);
+  CHECK(find_row(fully_sharded_footprint(job.request(), {.reshard_after_forward = true}).wire,
+                 "dp_shard", "all_gather")
+            ->count == 5 + 4);
 
   SUBCASE("an fp32 head gathers and reduces in float32") {
     job.mp = {DType::bfloat16, DType::bfloat16, DType::bfloat16, true};
@@ -391,7 +444,8 @@ TEST_CASE("experts are cut over ep and ep_shard, the rest over the data ranks") 
     Footprint head = fully_sharded_footprint(job.request(), kept);
     CHECK(head.units[5].padded_bytes == 64 * 24 * 4);
     CHECK(head.units[4].padded_bytes == 64 * 24 * 2);
-    job.config.shared.moe.mp_policy = MixedPrecision{DType::float32, DType::float32, DType::float32, true};
+    job.config.shared.moe.mp_policy =
+        MixedPrecision{DType::float32, DType::float32, DType::float32, true};
     CHECK(fully_sharded_footprint(job.request(), kept).units[4].padded_bytes == 64 * 24 * 4);
   }
   SUBCASE("with ep_shard 1 experts are no unit: nothing gathers or reduces them") {
@@ -399,12 +453,15 @@ TEST_CASE("experts are cut over ep and ep_shard, the rest over the data ranks") 
     Footprint alone = fully_sharded_footprint(job.plan().request(), kept);
     CHECK(alone.units.size() == 5);
     CHECK(find_row(alone.wire, "ep_shard", "all_gather") == nullptr);
-    CHECK(placement(alone, "model.layers.0.mlp.experts.down_proj").placement == Placement{{"ep", "shard(0)"}});
-    CHECK(placement(alone, "model.layers.0.mlp.experts.down_proj").local_shape == std::vector<int64_t>{1, 24, 20});
+    CHECK(placement(alone, "model.layers.0.mlp.experts.down_proj").placement ==
+          Placement{{"ep", "shard(0)"}});
+    CHECK(placement(alone, "model.layers.0.mlp.experts.down_proj").local_shape ==
+          std::vector<int64_t>{1, 24, 20});
   }
   SUBCASE("sizes that do not divide are refused with sizes that do") {
     LlamaSizes sizes{.hidden = 24, .ffn = 20, .experts = 6, .active = 2};
-    for (auto [world, ep, size_of] : {std::tuple(int64_t{8}, int64_t{4}, int64_t{6}), std::tuple(int64_t{14}, int64_t{2}, int64_t{40})}) {
+    for (auto [world, ep, size_of] : {std::tuple(int64_t{8}, int64_t{4}, int64_t{6}),
+                                      std::tuple(int64_t{14}, int64_t{2}, int64_t{40})}) {
       Job bad{.outline = llama_outline(sizes), .sizes = {.dp = {}, .ep = ep}, .world = world};
       bad.plan();
       std::optional<Error> error = refusal([&] { fully_sharded_footprint(bad.request(), kept); });
@@ -420,7 +477,8 @@ TEST_CASE("experts are cut over ep and ep_shard, the rest over the data ranks") 
       }
     }
     Job dense{.outline = llama_outline({}), .sizes = {.dp = {}, .ep = 2}, .world = 2};
-    CHECK(refusal([&] { fully_sharded_footprint(dense.plan().request(), kept); })->code() == ErrorCode::model_does_not_fit);
+    CHECK(refusal([&] { fully_sharded_footprint(dense.plan().request(), kept); })->code() ==
+          ErrorCode::model_does_not_fit);
   }
 }
 
@@ -437,18 +495,22 @@ TEST_CASE("a pipeline keeps weights gathered and sends hidden states between sta
   for (int64_t stage = 0; stage < 4; ++stage) {
     job.outline = stage_outline(whole, plan, stage);
     Footprint f = fully_sharded_footprint(job.request(stage * 2), {});
-    weights += f.bytes.weights + fully_sharded_footprint(job.request(stage * 2 + 1), {}).bytes.weights;
+    weights +=
+        f.bytes.weights + fully_sharded_footprint(job.request(stage * 2 + 1), {}).bytes.weights;
     // Four micro-batches: to the next stage, and gradients to the one before.
     int64_t neighbours = stage == 0 || stage == 3 ? 1 : 2;
-    check_row(pipeline_wire(job.request(stage * 2), plan), "pp", "send", 4 * neighbours, 4 * neighbours * hidden);
+    check_row(pipeline_wire(job.request(stage * 2), plan), "pp", "send", 4 * neighbours,
+              4 * neighbours * hidden);
     for (const UnitCost& unit : f.units) CHECK(!unit.reshards);
     int64_t units = stage == 0 || stage == 3 ? 2 : 1;
     CHECK(find_row(f.wire, "dp_shard", "all_gather")->count == units);
     CHECK(find_row(f.wire, "dp_shard", "reduce_scatter")->count == units);
-    Footprint freed = fully_sharded_footprint(job.request(stage * 2), {.reshard_after_forward = true, .reduce_every_micro_batch = true});
+    Footprint freed = fully_sharded_footprint(
+        job.request(stage * 2), {.reshard_after_forward = true, .reduce_every_micro_batch = true});
     CHECK(find_row(freed.wire, "dp_shard", "all_gather")->count == 2 * 4 + (units - 1));
     CHECK(find_row(freed.wire, "dp_shard", "reduce_scatter")->count == 4 * units);
-    CHECK(placement(f, "model.layers." + std::to_string(stage) + ".mlp.up_proj.weight").placement == Placement{{"dp_shard", "shard(0)"}});
+    CHECK(placement(f, "model.layers." + std::to_string(stage) + ".mlp.up_proj.weight").placement ==
+          Placement{{"dp_shard", "shard(0)"}});
   }
   CHECK(weights == total_elements(whole) * 4);
   SUBCASE("a schedule run takes pp_batch_size samples") {
@@ -456,13 +518,16 @@ TEST_CASE("a pipeline keeps weights gathered and sends hidden states between sta
     job.work.local_batch = 6;  // two runs of four micro-batches
     job.work.accumulation = 3;
     Footprint f = fully_sharded_footprint(job.request(2), {});
-    check_row(pipeline_wire(job.request(2), plan), "pp", "send", 3 * 2 * 4 * 2, 3 * 2 * 4 * 2 * hidden);
-    CHECK(find_row(f.wire, "dp_shard", "all_gather")->count == 3 * 2);  // weights stay gathered within a run
+    check_row(pipeline_wire(job.request(2), plan), "pp", "send", 3 * 2 * 4 * 2,
+              3 * 2 * 4 * 2 * hidden);
+    CHECK(find_row(f.wire, "dp_shard", "all_gather")->count ==
+          3 * 2);  // weights stay gathered within a run
     CHECK(find_row(f.wire, "dp_shard", "reduce_scatter")->count == 1);
   }
   SUBCASE("activations of the micro-batches in flight are held") {
     job.outline = stage_outline(whole, plan, 1);
-    int64_t three = fully_sharded_footprint(job.request(2), {}).bytes.activations;  // 1F1B: stages behind this one, and itself
+    int64_t three = fully_sharded_footprint(job.request(2), {})
+                        .bytes.activations;  // 1F1B: stages behind this one, and itself
     job.config.shared.pipeline.schedule = "GPipe";
     CHECK(three > 0);
     CHECK(fully_sharded_footprint(job.request(2), {}).bytes.activations * 3 == three * 4);
@@ -475,7 +540,8 @@ TEST_CASE("a pipeline keeps weights gathered and sends hidden states between sta
     two.plan();
     two.config.shared.pipeline = job.config.shared.pipeline;
     PipelinePlan v = plan_pipeline(whole, 2, two.config.shared.pipeline);
-    two.outline = stage_outline(whole, v, 1);  // stages 1 and 2: one boundary to each side, none between
+    two.outline =
+        stage_outline(whole, v, 1);  // stages 1 and 2: one boundary to each side, none between
     check_row(pipeline_wire(two.request(1), v), "pp", "send", 8, 8 * hidden);
   }
 }
@@ -493,17 +559,25 @@ TEST_CASE("absurd workloads end at the largest number") {
   constexpr int64_t huge = int64_t{1} << 62;
   for (int64_t tp : {1, 2})
     for (int64_t cp : {1, 2}) {
-      Job job{.outline = llama_outline({.layers = 4}), .sizes = {.dp = {}, .tp = tp, .cp = cp}, .world = 8};
-      job.work = {.local_batch = huge, .seq_len = huge, .accumulation = huge, .storage = DType::float64, .optimizer_states = huge};
+      Job job{.outline = llama_outline({.layers = 4}),
+              .sizes = {.dp = {}, .tp = tp, .cp = cp},
+              .world = 8};
+      job.work = {.local_batch = huge,
+                  .seq_len = huge,
+                  .accumulation = huge,
+                  .storage = DType::float64,
+                  .optimizer_states = huge};
       job.sequence_parallel = true;
-      Footprint f = fully_sharded_footprint(job.plan().request(), {.reduce_every_micro_batch = true, .prefetch_depth = huge});
+      Footprint f = fully_sharded_footprint(
+          job.plan().request(), {.reduce_every_micro_batch = true, .prefetch_depth = huge});
       CHECK(f.bytes.optimizer == INT64_MAX);
       CHECK(f.bytes.activations == INT64_MAX);
       for (const WireRow& row : f.wire) CHECK(row.bytes > 0);
       for (const WireRow& row : replicated_footprint(job.request()).wire) CHECK(row.bytes > 0);
       if (cp == 1)
         for (int level = 0; level <= 3; ++level)
-          CHECK(flat_footprint(job.request(), {.level = level, .prefetch_depth = huge}).bytes.optimizer > huge);
+          CHECK(flat_footprint(job.request(), {.level = level, .prefetch_depth = huge})
+                    .bytes.optimizer > huge);
     }
 }
 
@@ -512,8 +586,9 @@ TEST_CASE("activations shrink with checkpointing and with sequence parallel") {
   CHECK(fully_sharded_footprint(job.plan().request(), {}).bytes.activations == 0);
   job.work = {.local_batch = 2, .seq_len = 16};
   auto bytes = [&] { return fully_sharded_footprint(job.request(), {}).bytes.activations; };
-  // A token and layer: inputs of two norms and two blocks (4 x 8), q, k, v and o's input (8 + 4 + 4 + 8), gate, up and down's
-  // input (3 x 20). Outside: the final norm's and the head's input (2 x 8), logits (32) and their gradient (32).
+  // A token and layer: inputs of two norms and two blocks (4 x 8), q, k, v and o's input (8 + 4 + 4
+  // + 8), gate, up and down's input (3 x 20). Outside: the final norm's and the head's input (2 x
+  // 8), logits (32) and their gradient (32).
   int64_t layer = 32 + 24 + 60, outside = 16 + 32 + 32;
   CHECK(bytes() == 32 * 4 * (4 * layer + outside));
   job.config.shared.activation_checkpointing = ActivationCheckpointing::full;

@@ -17,7 +17,8 @@ inline ModelOutline llama_outline(const LlamaSizes& s) {
   ModelOutline o;
   o.architecture = s.experts > 0 ? "MixtralForCausalLM" : "LlamaForCausalLM";
   o.model_type = s.experts > 0 ? "mixtral" : "llama";
-  o.hidden_size = s.hidden, o.layers = s.layers, o.attention_heads = s.heads, o.key_value_heads = s.kv_heads;
+  o.hidden_size = s.hidden, o.layers = s.layers, o.attention_heads = s.heads,
+  o.key_value_heads = s.kv_heads;
   o.head_dim = s.hidden / s.heads, o.vocab_size = s.vocab, o.tied_embeddings = s.tied;
   if (s.experts > 0) o.moe = MoeOutline{s.experts, s.active, s.ffn, 0};
   auto module = [&](const std::string& name, ModuleKind kind, const std::string& class_name = "") {
@@ -48,8 +49,10 @@ inline ModelOutline llama_outline(const LlamaSizes& s) {
     if (s.experts > 0) {
       leaf(layer + ".mlp.gate", ModuleKind::router, {s.experts, s.hidden});
       module(layer + ".mlp.experts", ModuleKind::experts);
-      o.parameters.push_back({layer + ".mlp.experts.gate_up_proj", {s.experts, 2 * s.ffn, s.hidden}, DType::float32});
-      o.parameters.push_back({layer + ".mlp.experts.down_proj", {s.experts, s.hidden, s.ffn}, DType::float32});
+      o.parameters.push_back(
+          {layer + ".mlp.experts.gate_up_proj", {s.experts, 2 * s.ffn, s.hidden}, DType::float32});
+      o.parameters.push_back(
+          {layer + ".mlp.experts.down_proj", {s.experts, s.hidden, s.ffn}, DType::float32});
     } else {
       leaf(layer + ".mlp.gate_proj", ModuleKind::linear, {s.ffn, s.hidden});
       leaf(layer + ".mlp.up_proj", ModuleKind::linear, {s.ffn, s.hidden});

@@ -18,7 +18,9 @@ using Round = PipelineOptions::Round;
 
 namespace {
 
-PipelineOptions options(std::string schedule, std::optional<int64_t> layers_per_stage = std::nullopt, Round round = Round::none) {
+PipelineOptions options(std::string schedule,
+                        std::optional<int64_t> layers_per_stage = std::nullopt,
+                        Round round = Round::none) {
   PipelineOptions o;
   o.schedule = std::move(schedule);
   o.layers_per_stage = layers_per_stage;
@@ -67,7 +69,8 @@ void apply(const std::string& help, PipelineOptions& o, int64_t& pp) {
 
 struct TemporaryFile {
   explicit TemporaryFile(const std::string& text)
-      : path(std::filesystem::temp_directory_path() / ("meshwright_pipeline_" + std::to_string(getpid()) + ".csv")) {
+      : path(std::filesystem::temp_directory_path() /
+             ("meshwright_pipeline_" + std::to_string(getpid()) + ".csv")) {
     std::ofstream(path) << text;
   }
   ~TemporaryFile() {
@@ -131,10 +134,12 @@ TEST_CASE("every refusal of a stage count names its numbers, and each of its set
   int refused = 0;
   for (int64_t layers : {1, 2, 3, 8, 12, 27, 30, 64})
     for (int64_t pp : {2, 3, 4, 6, 8, 12})
-      for (const char* schedule : {"1f1b", "gpipe", "interleaved1f1b", "zbvzerobubble", "dualpipev"})
+      for (const char* schedule :
+           {"1f1b", "gpipe", "interleaved1f1b", "zbvzerobubble", "dualpipev"})
         for (int64_t lps : {0, 1, 2, 5, 100})
           for (Round round : {Round::none, Round::up, Round::down}) {
-            PipelineOptions o = options(schedule, lps == 0 ? std::nullopt : std::optional(lps), round);
+            PipelineOptions o =
+                options(schedule, lps == 0 ? std::nullopt : std::optional(lps), round);
             std::optional<Error> error = refusal([&] { plan_stages(layers, pp, o); });
             if (!error) continue;
             ++refused;
@@ -162,10 +167,12 @@ TEST_CASE("every refusal of a stage count names its numbers, and each of its set
 TEST_CASE("stages cover all layers in order and every stage has one rank") {
   for (int64_t layers = 1; layers <= 40; ++layers)
     for (int64_t pp = 1; pp <= 8; ++pp)
-      for (const char* schedule : {"GPipe", "1F1B", "Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV"})
+      for (const char* schedule : {"GPipe", "1F1B", "Interleaved1F1B", "LoopedBFS",
+                                   "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV"})
         for (Round round : {Round::up, Round::down})
           for (int64_t lps = 0; lps <= 4; ++lps) {
-            PipelineOptions o = options(schedule, lps == 0 ? std::nullopt : std::optional(lps), round);
+            PipelineOptions o =
+                options(schedule, lps == 0 ? std::nullopt : std::optional(lps), round);
             PipelinePlan plan;
             if (refusal([&] { plan = plan_stages(layers, pp, o); })) continue;
             int64_t next = 0;
@@ -241,7 +248,8 @@ TEST_CASE("options are checked without a model") {
   }
   SUBCASE("batch and micro-batch") {
     PipelineOptions o = options("1f1b");
-    for (auto [batch, micro] : {std::pair(8, 3), std::pair(1, 2), std::pair(10, 4), std::pair(0, 1), std::pair(4, 0)}) {
+    for (auto [batch, micro] :
+         {std::pair(8, 3), std::pair(1, 2), std::pair(10, 4), std::pair(0, 1), std::pair(4, 0)}) {
       o.batch_size = batch;
       o.microbatch_size = micro;
       auto found = errors(o);
@@ -327,13 +335,17 @@ TEST_CASE("fewer micro-batches than stages of a rank give a warning") {
   CHECK(plan_stages(32, 4, o).warnings.empty());
 }
 
-TEST_CASE("the first stage takes the embedding, the last the norm and the head, every one the rotary tables") {
+TEST_CASE(
+    "the first stage takes the embedding, the last the norm and the head, every one the rotary "
+    "tables") {
   ModelOutline outline = llama_outline({.layers = 5});
   PipelinePlan plan = plan_pipeline(outline, 2, options("1F1B"));
-  CHECK(plan.stages[0].modules ==
-        std::vector<std::string>{"model.embed_tokens", "model.layers.0", "model.layers.1", "model.layers.2", "model.rotary_emb"});
-  CHECK(plan.stages[1].modules ==
-        std::vector<std::string>{"model.layers.3", "model.layers.4", "model.norm", "lm_head", "model.rotary_emb"});
+  CHECK(plan.stages[0].modules == std::vector<std::string>{"model.embed_tokens", "model.layers.0",
+                                                           "model.layers.1", "model.layers.2",
+                                                           "model.rotary_emb"});
+  CHECK(plan.stages[1].modules == std::vector<std::string>{"model.layers.3", "model.layers.4",
+                                                           "model.norm", "lm_head",
+                                                           "model.rotary_emb"});
 
   SUBCASE("outlines of the stages keep global names and share out every parameter once") {
     for (const char* schedule : {"1F1B", "GPipe"})
@@ -369,7 +381,8 @@ TEST_CASE("the first stage takes the embedding, the last the norm and the head, 
 }
 
 TEST_CASE("a tied head and a model without layers are refused") {
-  std::optional<Error> error = refusal([] { plan_pipeline(llama_outline({.tied = true}), 2, options("1F1B")); });
+  std::optional<Error> error =
+      refusal([] { plan_pipeline(llama_outline({.tied = true}), 2, options("1F1B")); });
   REQUIRE(error.has_value());
   CHECK(error->code() == ErrorCode::bad_pipeline);
   CHECK(error->helps().size() == 2);
@@ -377,7 +390,8 @@ TEST_CASE("a tied head and a model without layers are refused") {
   ModelOutline bare;
   bare.architecture = "Bare";
   bare.modules = {{"", ModuleKind::other, "Bare"}, {"lin", ModuleKind::linear, "Linear"}};
-  CHECK(refusal([&] { plan_pipeline(bare, 2, options("1F1B")); })->code() == ErrorCode::bad_pipeline);
+  CHECK(refusal([&] { plan_pipeline(bare, 2, options("1F1B")); })->code() ==
+        ErrorCode::bad_pipeline);
 }
 
 TEST_CASE("explicit parts are taken as they are, once they are complete") {
@@ -385,7 +399,8 @@ TEST_CASE("explicit parts are taken as they are, once they are complete") {
   PipelineOptions o = options("1F1B");
   using Table = StringTable;
   o.module_fqns_per_model_part =
-      Table{{"model.embed_tokens", "model.layers.0"}, {"model.layers.1", "model.layers.2", "model.norm", "lm_head"}};
+      Table{{"model.embed_tokens", "model.layers.0"},
+            {"model.layers.1", "model.layers.2", "model.norm", "lm_head"}};
   PipelinePlan plan = plan_pipeline(outline, 2, o);
   CHECK(layer_counts(plan) == std::vector<int64_t>{1, 2});
   CHECK(plan.stages[1].first_layer == 1);
@@ -393,14 +408,23 @@ TEST_CASE("explicit parts are taken as they are, once they are complete") {
   CHECK(stage_outline(outline, plan, 0).parameters.size() == 10);
 
   const std::pair<Table, const char*> bad[] = {
-      {{{"model.embed_tokens", "model.layer.0"}, {"model.layers.1"}}, "which the model does not have"},
+      {{{"model.embed_tokens", "model.layer.0"}, {"model.layers.1"}},
+       "which the model does not have"},
       {{{"model.embed_tokens", "model.layers.0.mlp"}, {"model.layers.1"}}, "not a whole layer"},
-      {{{"model.embed_tokens", "model.layers.0"}, {"model.layers.0", "model.layers.1", "model.layers.2", "model.norm", "lm_head"}},
+      {{{"model.embed_tokens", "model.layers.0"},
+        {"model.layers.0", "model.layers.1", "model.layers.2", "model.norm", "lm_head"}},
        "stands in parts 0 and 1"},
-      {{{"model.embed_tokens", "model.layers.0"}, {"model.layers.1", "model.layers.2", "model.norm"}}, "\"lm_head\" is in no part"},
-      {{{"model.embed_tokens", "model.layers.0"}, {"model.layers.2", "model.norm", "lm_head"}}, "\"model.layers.1\" is in no part"},
-      {{{"model.embed_tokens", "model.layers.1"}, {"model.layers.0", "model.layers.2", "model.norm", "lm_head"}}, "comes next"},
-      {{{"model.embed_tokens", "model.layers.0"}, {"model.layers.1"}, {"model.layers.2", "model.norm", "lm_head"}},
+      {{{"model.embed_tokens", "model.layers.0"},
+        {"model.layers.1", "model.layers.2", "model.norm"}},
+       "\"lm_head\" is in no part"},
+      {{{"model.embed_tokens", "model.layers.0"}, {"model.layers.2", "model.norm", "lm_head"}},
+       "\"model.layers.1\" is in no part"},
+      {{{"model.embed_tokens", "model.layers.1"},
+        {"model.layers.0", "model.layers.2", "model.norm", "lm_head"}},
+       "comes next"},
+      {{{"model.embed_tokens", "model.layers.0"},
+        {"model.layers.1"},
+        {"model.layers.2", "model.norm", "lm_head"}},
        "3 parts for pp_size 2"},
   };
   for (const auto& [parts, message] : bad) {
@@ -414,7 +438,10 @@ TEST_CASE("explicit parts are taken as they are, once they are complete") {
     CHECK(!error->helps().empty());
   }
   SUBCASE("several parts a rank need a schedule that runs them") {
-    Table four = {{"model.embed_tokens", "model.layers.0"}, {"model.layers.1"}, {"model.layers.2"}, {"model.norm", "lm_head"}};
+    Table four = {{"model.embed_tokens", "model.layers.0"},
+                  {"model.layers.1"},
+                  {"model.layers.2"},
+                  {"model.norm", "lm_head"}};
     o.module_fqns_per_model_part = four;
     std::optional<Error> error = refusal([&] { plan_pipeline(outline, 2, o); });
     REQUIRE(error.has_value());

@@ -61,9 +61,11 @@ TEST_CASE("what two regions have in common is found element by element") {
     bool right = true;
     for_each_overlap(shape, a, b, [&](int64_t at_a, int64_t at_b, int64_t count) {
       found += count;
-      for (int64_t i = 0; i < count; ++i) right = right && in_a[static_cast<size_t>(at_a + i)] == in_b[static_cast<size_t>(at_b + i)];
+      for (int64_t i = 0; i < count; ++i)
+        right = right && in_a[static_cast<size_t>(at_a + i)] == in_b[static_cast<size_t>(at_b + i)];
     });
-    std::set_intersection(in_a.begin(), in_a.end(), in_b.begin(), in_b.end(), std::back_inserter(common));
+    std::set_intersection(in_a.begin(), in_a.end(), in_b.begin(), in_b.end(),
+                          std::back_inserter(common));
     CHECK(right);
     CHECK(found == static_cast<int64_t>(common.size()));
     std::vector<int64_t> in_boxes;

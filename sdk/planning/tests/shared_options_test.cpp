@@ -13,7 +13,8 @@ SharedOptions read(const Values& distributed, const Values& pipeline, Diagnostic
   Options d(distributed_schema()), p(pipeline_schema());
   for (const auto& [key, value] : distributed) d.set(key, value);
   for (const auto& [key, value] : pipeline) p.set(key, value);
-  return read_shared_options(d, Options(mp_policy_schema()), Options(moe_schema()), Options(moe_mp_policy_schema()), p, diagnostics);
+  return read_shared_options(d, Options(mp_policy_schema()), Options(moe_schema()),
+                             Options(moe_mp_policy_schema()), p, diagnostics);
 }
 
 }  // namespace
@@ -25,12 +26,16 @@ TEST_CASE("the checkpointing scope has its grammar") {
     OptionValue value;
     Scope scope;  // empty = refused
   };
-  for (const Row& row : {Row{std::string("language+vision"), {"language", "vision"}}, Row{std::string("vision,audio"), {"vision", "audio"}},
-                         Row{list({"language", "vision"}), {"language", "vision"}}, Row{std::string("auto"), {"all"}},
-                         Row{std::string("default"), {"all"}}, Row{OptionValue(), {"all"}}, Row{std::string(""), {"all"}},
-                         Row{std::string("Vision, vision"), {"vision"}}, Row{list({"language+audio", "audio"}), {"language", "audio"}},
-                         Row{std::string("multimodal"), {"multimodal"}}, Row{std::string("all+vision"), {}},
-                         Row{std::string("encoder"), {}}, Row{std::string("trainable"), {}}, Row{OptionValue(int64_t{1}), {}}}) {
+  for (const Row& row : {Row{std::string("language+vision"), {"language", "vision"}},
+                         Row{std::string("vision,audio"), {"vision", "audio"}},
+                         Row{list({"language", "vision"}), {"language", "vision"}},
+                         Row{std::string("auto"), {"all"}}, Row{std::string("default"), {"all"}},
+                         Row{OptionValue(), {"all"}}, Row{std::string(""), {"all"}},
+                         Row{std::string("Vision, vision"), {"vision"}},
+                         Row{list({"language+audio", "audio"}), {"language", "audio"}},
+                         Row{std::string("multimodal"), {"multimodal"}},
+                         Row{std::string("all+vision"), {}}, Row{std::string("encoder"), {}},
+                         Row{std::string("trainable"), {}}, Row{OptionValue(int64_t{1}), {}}}) {
     CAPTURE(to_toml(row.value));
     if (row.scope.empty())
       CHECK_THROWS_AS(parse_checkpointing_scope(row.value), Error);
@@ -55,22 +60,26 @@ TEST_CASE("activation checkpointing is none, full or selective in many words") {
 
 TEST_CASE("dtypes have PyTorch's names, long, short and with its prefix") {
   const std::vector<std::pair<const char*, DType>> rows = {
-      {"float", DType::float32},   {"float32", DType::float32}, {"float64", DType::float64},   {"double", DType::float64},
-      {"float16", DType::float16}, {"half", DType::float16},    {"bfloat16", DType::bfloat16}, {"bf16", DType::bfloat16},
-      {"int8", DType::int8},       {"int16", DType::int16},     {"int32", DType::int32},       {"int64", DType::int64},
-      {"long", DType::int64},      {"int", DType::int32},       {"short", DType::int16},       {"bool", DType::boolean}};
+      {"float", DType::float32},     {"float32", DType::float32}, {"float64", DType::float64},
+      {"double", DType::float64},    {"float16", DType::float16}, {"half", DType::float16},
+      {"bfloat16", DType::bfloat16}, {"bf16", DType::bfloat16},   {"int8", DType::int8},
+      {"int16", DType::int16},       {"int32", DType::int32},     {"int64", DType::int64},
+      {"long", DType::int64},        {"int", DType::int32},       {"short", DType::int16},
+      {"bool", DType::boolean}};
   for (const auto& [name, dtype] : rows) {
     CHECK(parse_dtype(name) == dtype);
     CHECK(parse_dtype(std::string("torch.") + name) == dtype);
   }
-  for (const char* bad : {"", "torch.", "float8", "Float32", "fp32"}) CHECK_THROWS_AS(parse_dtype(bad), Error);
+  for (const char* bad : {"", "torch.", "float8", "Float32", "fp32"})
+    CHECK_THROWS_AS(parse_dtype(bad), Error);
 }
 
 TEST_CASE("sizes below one, none and auto mean inferred or one; text is a type error") {
   Diagnostics diagnostics;
-  for (OptionValue value :
-       {OptionValue(int64_t{0}), OptionValue(int64_t{-3}), OptionValue(std::string("none")), OptionValue(std::string("auto"))}) {
-    SharedOptions o = read({{"dp_size", value}, {"tp_size", value}, {"dp_replicate_size", value}}, {}, diagnostics);
+  for (OptionValue value : {OptionValue(int64_t{0}), OptionValue(int64_t{-3}),
+                            OptionValue(std::string("none")), OptionValue(std::string("auto"))}) {
+    SharedOptions o = read({{"dp_size", value}, {"tp_size", value}, {"dp_replicate_size", value}},
+                           {}, diagnostics);
     CHECK(!o.sizes.dp);
     CHECK(o.sizes.tp == 1);
     CHECK(o.sizes.dp_replicate == 1);

@@ -1,4 +1,5 @@
-// What a plan's styles come to in one model: real input layouts, who reduces, partial gradients, and what could not run.
+// What a plan's styles come to in one model: real input layouts, who reduces, partial gradients,
+// and what could not run.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -19,12 +20,18 @@ namespace {
 using Names = std::vector<std::string>;
 using Entries = std::vector<std::pair<std::string, TpStyle>>;
 
-constexpr TpStyle kColumn{TpStyleKind::column, TpLayout::replicate, TpLayout::shard_last, TpOutputKind::plain};
-constexpr TpStyle kRow{TpStyleKind::row, TpLayout::shard_last, TpLayout::replicate, TpOutputKind::plain};
-constexpr TpStyle kRowScatter{TpStyleKind::row, TpLayout::shard_last, TpLayout::shard_1, TpOutputKind::sharded};
-constexpr TpStyle kRowWhole{TpStyleKind::row, TpLayout::replicate, TpLayout::replicate, TpOutputKind::plain};
-constexpr TpStyle kSequence{TpStyleKind::sequence, TpLayout::shard_1, TpLayout::shard_1, TpOutputKind::sharded};
-constexpr TpStyle kGather{TpStyleKind::sequence_all_gather, TpLayout::shard_1, TpLayout::replicate, TpOutputKind::sharded};
+constexpr TpStyle kColumn{TpStyleKind::column, TpLayout::replicate, TpLayout::shard_last,
+                          TpOutputKind::plain};
+constexpr TpStyle kRow{TpStyleKind::row, TpLayout::shard_last, TpLayout::replicate,
+                       TpOutputKind::plain};
+constexpr TpStyle kRowScatter{TpStyleKind::row, TpLayout::shard_last, TpLayout::shard_1,
+                              TpOutputKind::sharded};
+constexpr TpStyle kRowWhole{TpStyleKind::row, TpLayout::replicate, TpLayout::replicate,
+                            TpOutputKind::plain};
+constexpr TpStyle kSequence{TpStyleKind::sequence, TpLayout::shard_1, TpLayout::shard_1,
+                            TpOutputKind::sharded};
+constexpr TpStyle kGather{TpStyleKind::sequence_all_gather, TpLayout::shard_1, TpLayout::replicate,
+                          TpOutputKind::sharded};
 
 std::map<std::string, TpModule> by_name(const std::vector<TpModule>& modules) {
   std::map<std::string, TpModule> out;
@@ -58,7 +65,9 @@ Entries with(Entries entries, const Entries& more) {
   entries.insert(entries.end(), more.begin(), more.end());
   return entries;
 }
-Entries with_norms(const TpStyle& style) { return with(all_cut(), {{"model.layers.*.*_layernorm", style}}); }
+Entries with_norms(const TpStyle& style) {
+  return with(all_cut(), {{"model.layers.*.*_layernorm", style}});
+}
 
 Entries without(Entries entries, const std::string& ending) {
   std::erase_if(entries, [&](const auto& entry) { return entry.first.ends_with(ending); });
@@ -94,7 +103,8 @@ TpPlanRequest request(bool sequence_parallel) {
 
 }  // namespace
 
-TEST_CASE("columns behind norms that leave the sequence cut get a part of it, whatever the plan says") {
+TEST_CASE(
+    "columns behind norms that leave the sequence cut get a part of it, whatever the plan says") {
   ModelOutline llama = llama_outline({});
   llama.architecture = "SomethingForCausalLM";
   llama.own_tp_plan.clear();
@@ -102,7 +112,8 @@ TEST_CASE("columns behind norms that leave the sequence cut get a part of it, wh
   REQUIRE(plan.source == "base plan");
   auto modules = by_name(resolve_tp_modules(plan, llama));
   CHECK(modules.size() == 21);  // nine in each layer, embedding, final norm, head
-  for (const char* name : {"model.layers.0.self_attn.q_proj", "model.layers.1.mlp.up_proj", "lm_head"}) {
+  for (const char* name :
+       {"model.layers.0.self_attn.q_proj", "model.layers.1.mlp.up_proj", "lm_head"}) {
     CAPTURE(name);
     CHECK(modules.at(name).style.input == TpLayout::shard_1);
     CHECK(!modules.at(name).gathers_for_columns);
@@ -110,26 +121,32 @@ TEST_CASE("columns behind norms that leave the sequence cut get a part of it, wh
   CHECK(modules.at("model.layers.0.self_attn.o_proj").style.input == TpLayout::shard_last);
   CHECK(modules.at("model.embed_tokens").style.input == TpLayout::replicate);
   // A head annotated whole behind a final norm that leaves the sequence cut is no different.
-  modules =
-      by_name(resolve_tp_modules(plan_of(llama, with(with_norms(kSequence), {{"model.norm", kSequence}, {"lm_head", kColumn}})), llama));
+  modules = by_name(resolve_tp_modules(
+      plan_of(llama,
+              with(with_norms(kSequence), {{"model.norm", kSequence}, {"lm_head", kColumn}})),
+      llama));
   CHECK(modules.at("lm_head").style.input == TpLayout::shard_1);
   CHECK(modules.at("lm_head").style.output == TpLayout::shard_last);
 }
 
-TEST_CASE("a norm that gathers for columns alone reduces for them all; otherwise the columns reduce") {
+TEST_CASE(
+    "a norm that gathers for columns alone reduces for them all; otherwise the columns reduce") {
   ModelOutline llama = llama_outline({});
   TpPlan plan = select_tp_plan(llama, request(true));
   auto modules = by_name(resolve_tp_modules(plan, llama));
-  for (const char* name : {"model.layers.0.input_layernorm", "model.layers.1.post_attention_layernorm", "model.layers.0.self_attn.k_proj",
-                           "model.layers.1.mlp.gate_proj"})
+  for (const char* name :
+       {"model.layers.0.input_layernorm", "model.layers.1.post_attention_layernorm",
+        "model.layers.0.self_attn.k_proj", "model.layers.1.mlp.gate_proj"})
     CHECK_MESSAGE(modules.at(name).gathers_for_columns, name);
-  for (const char* name : {"model.norm", "lm_head", "model.layers.0.self_attn.o_proj", "model.embed_tokens"})
+  for (const char* name :
+       {"model.norm", "lm_head", "model.layers.0.self_attn.o_proj", "model.embed_tokens"})
     CHECK_MESSAGE(!modules.at(name).gathers_for_columns, name);
   CHECK(modules.at("model.layers.0.self_attn.q_proj").style.input == TpLayout::replicate);
   CHECK(modules.at("lm_head").style.input == TpLayout::shard_1);
   // A projection without a style, or a row that cuts a whole input, reads the gathered norm too.
   for (const Entries& entries : {without(with_norms(kGather), "up_proj"),
-                                 with(without(with_norms(kGather), "gate_proj"), {{"model.layers.*.mlp.gate_proj", kRowWhole}})}) {
+                                 with(without(with_norms(kGather), "gate_proj"),
+                                      {{"model.layers.*.mlp.gate_proj", kRowWhole}})}) {
     modules = by_name(resolve_tp_modules(plan_of(llama, entries), llama));
     for (const char* name : {"model.layers.0.input_layernorm", "model.layers.0.self_attn.q_proj"}) {
       CHECK_MESSAGE(!modules.at(name).gathers_for_columns, name);
@@ -143,19 +160,24 @@ TEST_CASE("a norm that gathers for columns alone reduces for them all; otherwise
   }
 }
 
-TEST_CASE("gradients that are sums over tp are those of sequence-parallel norms, head norms and scattered biases") {
+TEST_CASE(
+    "gradients that are sums over tp are those of sequence-parallel norms, head norms and "
+    "scattered biases") {
   LlamaSizes sizes;
   sizes.layers = 1;
   ModelOutline llama = llama_outline(sizes);
   CHECK(partial_gradient_parameters(select_tp_plan(llama, request(false)), llama).empty());
-  Names norms = {"model.layers.0.input_layernorm.weight", "model.layers.0.post_attention_layernorm.weight", "model.norm.weight"};
+  Names norms = {"model.layers.0.input_layernorm.weight",
+                 "model.layers.0.post_attention_layernorm.weight", "model.norm.weight"};
   CHECK(partial_gradient_parameters(select_tp_plan(llama, request(true)), llama) == norms);
-  CHECK(partial_gradient_parameters(plan_of(llama, with_norms(kSequence)), llama) == Names(norms.begin(), norms.begin() + 2));
+  CHECK(partial_gradient_parameters(plan_of(llama, with_norms(kSequence)), llama) ==
+        Names(norms.begin(), norms.begin() + 2));
 
   sizes.head_norms = true;
   ModelOutline qwen = llama_outline(sizes);
   qwen.architecture = "Qwen3ForCausalLM";
-  Names heads = {"model.layers.0.self_attn.q_norm.weight", "model.layers.0.self_attn.k_norm.weight"};
+  Names heads = {"model.layers.0.self_attn.q_norm.weight",
+                 "model.layers.0.self_attn.k_norm.weight"};
   CHECK(partial_gradient_parameters(select_tp_plan(qwen, request(false)), qwen) == heads);
   Names all = heads;
   all.insert(all.end(), norms.begin(), norms.end());
@@ -163,32 +185,46 @@ TEST_CASE("gradients that are sums over tp are those of sequence-parallel norms,
   // Heads that are put together again are whole.
   TpStyle gathered = kColumn;
   gathered.output = TpLayout::replicate;
-  CHECK(partial_gradient_parameters(plan_of(qwen, {{"model.layers.*.self_attn.[qkv]_proj", gathered}}), qwen).empty());
+  CHECK(partial_gradient_parameters(
+            plan_of(qwen, {{"model.layers.*.self_attn.[qkv]_proj", gathered}}), qwen)
+            .empty());
 
   // A bias is added once, after the sum: to the rank's own part of the sequence, or to the whole.
-  llama.parameters.push_back({"model.layers.0.self_attn.o_proj.bias", {sizes.hidden}, DType::float32});
-  llama.parameters.push_back({"model.layers.0.self_attn.q_proj.bias", {sizes.hidden}, DType::float32});
-  CHECK(partial_gradient_parameters(plan_of(llama, all_cut()), llama) == Names{"model.layers.0.self_attn.o_proj.bias"});
-  CHECK(partial_gradient_parameters(plan_of(llama, {{"model.layers.*.self_attn.o_proj", kRow}}), llama).empty());
+  llama.parameters.push_back(
+      {"model.layers.0.self_attn.o_proj.bias", {sizes.hidden}, DType::float32});
+  llama.parameters.push_back(
+      {"model.layers.0.self_attn.q_proj.bias", {sizes.hidden}, DType::float32});
+  CHECK(partial_gradient_parameters(plan_of(llama, all_cut()), llama) ==
+        Names{"model.layers.0.self_attn.o_proj.bias"});
+  CHECK(partial_gradient_parameters(plan_of(llama, {{"model.layers.*.self_attn.o_proj", kRow}}),
+                                    llama)
+            .empty());
 
   // A final norm beside the head is not one of heads.
   ModelOutline flat;
-  flat.modules = {{"", ModuleKind::other, "M"}, {"norm", ModuleKind::norm, "Norm"}, {"lm_head", ModuleKind::linear, "Linear"}};
-  flat.parameters = {{"norm.weight", {8}, DType::float32}, {"lm_head.weight", {32, 8}, DType::float32}};
+  flat.modules = {{"", ModuleKind::other, "M"},
+                  {"norm", ModuleKind::norm, "Norm"},
+                  {"lm_head", ModuleKind::linear, "Linear"}};
+  flat.parameters = {{"norm.weight", {8}, DType::float32},
+                     {"lm_head.weight", {32, 8}, DType::float32}};
   CHECK(partial_gradient_parameters(plan_of(flat, {{"lm_head", kColumn}}), flat).empty());
 }
 
 TEST_CASE("what would see only a part of the sequence is refused by name") {
   ModelOutline llama = llama_outline({});
-  check_refused(plan_of(llama, without(with_norms(kSequence), "mlp.up_proj")), llama, "model.layers.0.mlp.up_proj has no style");
-  check_refused(plan_of(llama, with(all_cut(), {{"model.layers.*.input_layernorm", kSequence}})), llama,
-                "model.layers.0.post_attention_layernorm has no style");
-  check_refused(plan_of(llama, with(with_norms(kSequence), {{"model.norm", kSequence}})), llama, "lm_head has no style");
-  check_refused(plan_of(llama, with(without(with_norms(kSequence), "mlp.up_proj"), {{"model.layers.*.mlp.up_proj", kRowWhole}})), llama,
-                "model.layers.0.mlp.up_proj is a row style with a whole input");
-  check_refused(plan_of(llama, with(all_cut(),
-                                    {{"model.layers.*.input_layernorm", kSequence}, {"model.layers.*.post_attention_layernorm", kGather}})),
-                llama, "model.layers.0 has norms of both kinds");
+  check_refused(plan_of(llama, without(with_norms(kSequence), "mlp.up_proj")), llama,
+                "model.layers.0.mlp.up_proj has no style");
+  check_refused(plan_of(llama, with(all_cut(), {{"model.layers.*.input_layernorm", kSequence}})),
+                llama, "model.layers.0.post_attention_layernorm has no style");
+  check_refused(plan_of(llama, with(with_norms(kSequence), {{"model.norm", kSequence}})), llama,
+                "lm_head has no style");
+  check_refused(plan_of(llama, with(without(with_norms(kSequence), "mlp.up_proj"),
+                                    {{"model.layers.*.mlp.up_proj", kRowWhole}})),
+                llama, "model.layers.0.mlp.up_proj is a row style with a whole input");
+  check_refused(
+      plan_of(llama, with(all_cut(), {{"model.layers.*.input_layernorm", kSequence},
+                                      {"model.layers.*.post_attention_layernorm", kGather}})),
+      llama, "model.layers.0 has norms of both kinds");
   // The selection says so too, before anything runs, with a setting that works.
   ModelOutline wider = llama;
   wider.architecture = "SomethingForCausalLM";
@@ -211,17 +247,23 @@ TEST_CASE("a tied head and embedding are cut alike or not at all") {
   CHECK_NOTHROW(select_tp_plan(tied, request(false)));
   CHECK_NOTHROW(select_tp_plan(tied, request(true)));
   CHECK_NOTHROW(resolve_tp_modules(plan_of(tied, {{"model.layers.*.mlp.up_proj", kColumn}}), tied));
-  CHECK_NOTHROW(resolve_tp_modules(plan_of(tied, {{"lm_head", kColumn}, {"model.embed_tokens", kRowWhole}}), tied));
-  CHECK_NOTHROW(resolve_tp_modules(plan_of(tied, {{"lm_head", kRowWhole}, {"model.embed_tokens", by_width}}), tied));
+  CHECK_NOTHROW(resolve_tp_modules(
+      plan_of(tied, {{"lm_head", kColumn}, {"model.embed_tokens", kRowWhole}}), tied));
+  CHECK_NOTHROW(resolve_tp_modules(
+      plan_of(tied, {{"lm_head", kRowWhole}, {"model.embed_tokens", by_width}}), tied));
   check_refused(plan_of(tied, {{"lm_head", kColumn}}), tied, "the embedding not at all");
   check_refused(plan_of(tied, {{"model.embed_tokens", kRowWhole}}), tied, "the head not at all");
-  check_refused(plan_of(tied, {{"lm_head", kColumn}, {"model.embed_tokens", by_width}}), tied, "the embedding by width");
-  // Two weights of their own are free to differ, and a stage with one of the two knows nothing of the other.
+  check_refused(plan_of(tied, {{"lm_head", kColumn}, {"model.embed_tokens", by_width}}), tied,
+                "the embedding by width");
+  // Two weights of their own are free to differ, and a stage with one of the two knows nothing of
+  // the other.
   ModelOutline apart = llama_outline({});
   CHECK_NOTHROW(resolve_tp_modules(plan_of(apart, {{"lm_head", kColumn}}), apart));
   ModelOutline stage = tied;
-  std::erase_if(stage.modules, [](const ModuleOutline& module) { return module.name == "lm_head"; });
-  std::vector<TpModule> there = resolve_tp_modules(plan_of(tied, {{"lm_head", kColumn}, {"model.embed_tokens", kRowWhole}}), stage);
+  std::erase_if(stage.modules,
+                [](const ModuleOutline& module) { return module.name == "lm_head"; });
+  std::vector<TpModule> there = resolve_tp_modules(
+      plan_of(tied, {{"lm_head", kColumn}, {"model.embed_tokens", kRowWhole}}), stage);
   REQUIRE(there.size() == 1);
   CHECK(there[0].name == "model.embed_tokens");
 }

@@ -1,4 +1,5 @@
-// Tensor-parallel plans: style strings, patterns, the tables by architecture, selection, and what does not fit.
+// Tensor-parallel plans: style strings, patterns, the tables by architecture, selection, and what
+// does not fit.
 #include <doctest/doctest.h>
 
 #include <map>
@@ -14,7 +15,8 @@ namespace {
 
 // "colwise r -> s(-1) plain": a style on one line.
 std::string text(const TpStyle& s) {
-  return std::string(style_name(s.kind)) + " " + std::string(layout_name(s.input)) + " -> " + std::string(layout_name(s.output)) +
+  return std::string(style_name(s.kind)) + " " + std::string(layout_name(s.input)) + " -> " +
+         std::string(layout_name(s.output)) +
          (s.output_kind == TpOutputKind::plain ? " plain" : " sharded");
 }
 
@@ -40,7 +42,8 @@ constexpr const char* kSeqGather = "sequence_parallel_allgather shard(1) -> repl
 using Plan = std::map<std::string, std::string>;
 
 // Embedding, q k v, output, up and gate, down, head, under a prefix.
-Plan lq(bool sp, bool fused, const std::string& prefix = "model", const std::string& head = "lm_head") {
+Plan lq(bool sp, bool fused, const std::string& prefix = "model",
+        const std::string& head = "lm_head") {
   std::string l = prefix + ".layers.*.";
   Plan p = {{prefix + ".embed_tokens", sp ? kEmbedScatter : kRowRep},
             {l + "self_attn.q_proj", kCol},
@@ -55,8 +58,8 @@ Plan lq(bool sp, bool fused, const std::string& prefix = "model", const std::str
   return p;
 }
 
-Plan with_norms(Plan p, const char* layer_style, const std::vector<std::string>& norms, const std::string& final_norm = "model.norm",
-                const std::string& prefix = "model") {
+Plan with_norms(Plan p, const char* layer_style, const std::vector<std::string>& norms,
+                const std::string& final_norm = "model.norm", const std::string& prefix = "model") {
   p[final_norm] = kSeq;
   for (const std::string& norm : norms) p[prefix + ".layers.*." + norm] = layer_style;
   return p;
@@ -88,15 +91,17 @@ Error error_of(F&& f) {
 }  // namespace
 
 TEST_CASE("every style string means what the table says") {
-  const std::map<std::string, std::string> rows = {{"colwise", kCol},           {"rowwise", kRow},
-                                                   {"colwise_rep", kColRep},    {"rowwise_rep", kRowRep},
-                                                   {"sequence_parallel", kSeq}, {"colwise_gather_output", kColRep}};
+  const std::map<std::string, std::string> rows = {
+      {"colwise", kCol},        {"rowwise", kRow},           {"colwise_rep", kColRep},
+      {"rowwise_rep", kRowRep}, {"sequence_parallel", kSeq}, {"colwise_gather_output", kColRep}};
   for (const auto& [name, meaning] : rows) {
     CHECK(text(*parse_style(name)) == meaning);
     CHECK(text(*parse_style(name, StyleContext::own_plan)) == meaning);
   }
-  for (StyleContext context : {StyleContext::alone, StyleContext::own_plan}) CHECK(!parse_style("replicated_with_grad_allreduce", context));
-  for (const char* skipped : {"ep_router", "ep_something", "local_colwise", "local_rowwise", "gather"}) {
+  for (StyleContext context : {StyleContext::alone, StyleContext::own_plan})
+    CHECK(!parse_style("replicated_with_grad_allreduce", context));
+  for (const char* skipped :
+       {"ep_router", "ep_something", "local_colwise", "local_rowwise", "gather"}) {
     CHECK(!parse_style(skipped, StyleContext::own_plan));
     CHECK(error_of([&] { parse_style(skipped); }).code() == ErrorCode::bad_tp_plan);
   }
@@ -121,7 +126,8 @@ TEST_CASE("the base plan is Llama shaped, with and without sequence parallel") {
 
 TEST_CASE("every architecture of the table has its plan, with and without sequence parallel") {
   const std::vector<std::string> two = {"input_layernorm", "post_attention_layernorm"};
-  for (const char* name : {"LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "NemotronFlashForCausalLM", "Phi3ForCausalLM"}) {
+  for (const char* name : {"LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM",
+                           "NemotronFlashForCausalLM", "Phi3ForCausalLM"}) {
     CAPTURE(name);
     CHECK(table(name, false) == lq(false, true));
     CHECK(table(name, true) == with_norms(lq(true, true), kSeqGather, two));
@@ -129,25 +135,32 @@ TEST_CASE("every architecture of the table has its plan, with and without sequen
   CHECK(table("Ministral3ForCausalLM", false) == lq(false, false));
   CHECK(table("Ministral3ForCausalLM", true) == with_norms(lq(true, false), kSeqGather, two));
   for (bool sp : {false, true}) {  // sequence parallel is ignored
-    CHECK(table("Mistral3ForConditionalGeneration", sp) == lq(false, false, "model.language_model"));
-    CHECK(table("BaichuanForCausalLM", sp) ==
-          Plan{{"model.layers.*.mlp.gate_proj", kCol}, {"model.layers.*.mlp.up_proj", kCol}, {"model.layers.*.mlp.down_proj", kRow}});
+    CHECK(table("Mistral3ForConditionalGeneration", sp) ==
+          lq(false, false, "model.language_model"));
+    CHECK(table("BaichuanForCausalLM", sp) == Plan{{"model.layers.*.mlp.gate_proj", kCol},
+                                                   {"model.layers.*.mlp.up_proj", kCol},
+                                                   {"model.layers.*.mlp.down_proj", kRow}});
     Plan muse = lq(false, false);
     muse["model.layers.*.self_attn.output_gate_proj"] = kCol;
     CHECK(table("MuseGlimmerForCausalLM", sp) == muse);
     Plan falcon = {{"model.embed_tokens", kRowRep}, {"lm_head", kColRep}};
-    for (const char* p : {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "feed_forward.gate_proj", "feed_forward.up_proj"})
+    for (const char* p : {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj",
+                          "feed_forward.gate_proj", "feed_forward.up_proj"})
       falcon[std::string("model.layers.*.") + p] = kCol;
-    falcon["model.layers.*.self_attn.o_proj"] = falcon["model.layers.*.feed_forward.down_proj"] = kRow;
+    falcon["model.layers.*.self_attn.o_proj"] = falcon["model.layers.*.feed_forward.down_proj"] =
+        kRow;
     CHECK(table("FalconH1ForCausalLM", sp) == falcon);
   }
-  for (const auto& [name, prefix] :
-       std::map<std::string, std::string>{{"Gemma3ForCausalLM", "model"}, {"Gemma3ForConditionalGeneration", "model.language_model"}}) {
+  for (const auto& [name, prefix] : std::map<std::string, std::string>{
+           {"Gemma3ForCausalLM", "model"},
+           {"Gemma3ForConditionalGeneration", "model.language_model"}}) {
     CHECK(table(name, false) == lq(false, false, prefix));
     Plan sp = with_norms(lq(true, false, prefix), kSeq,
-                         {"input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"},
+                         {"input_layernorm", "post_attention_layernorm",
+                          "pre_feedforward_layernorm", "post_feedforward_layernorm"},
                          prefix + ".norm", prefix);
-    sp[prefix + ".rotary_emb"] = sp[prefix + ".rotary_emb_local"] = "rotary shard(1) -> replicate plain";
+    sp[prefix + ".rotary_emb"] = sp[prefix + ".rotary_emb_local"] =
+        "rotary shard(1) -> replicate plain";
     CHECK(table(name, true) == sp);
   }
   Plan phi = {{"model.embed_tokens", kRowRep}, {"lm_head", kLogits}};
@@ -158,12 +171,16 @@ TEST_CASE("every architecture of the table has its plan, with and without sequen
   phi["model.embed_tokens"] = kEmbedScatter;
   phi["lm_head"] = kSpLogits;
   phi["model.layers.*.self_attn.dense"] = phi["model.layers.*.mlp.fc2"] = kRowScatter;
-  CHECK(table("PhiForCausalLM", true) == with_norms(phi, kSeq, {"input_layernorm"}, "model.final_layernorm"));
-  CHECK(table("NemotronLabsDiffusionForCausalLM", false) == lq(false, false, "encoder", "diffusion_head"));
+  CHECK(table("PhiForCausalLM", true) ==
+        with_norms(phi, kSeq, {"input_layernorm"}, "model.final_layernorm"));
+  CHECK(table("NemotronLabsDiffusionForCausalLM", false) ==
+        lq(false, false, "encoder", "diffusion_head"));
   CHECK(table("NemotronLabsDiffusionForCausalLM", true) ==
-        with_norms(lq(true, false, "encoder", "diffusion_head"), kSeqGather, two, "encoder.norm", "encoder"));
-  CHECK(table("NemotronHForCausalLM", false) ==
-        Plan{{"lm_head", kLogits}, {"backbone.layers.*.mixer.up_proj", kCol}, {"backbone.layers.*.mixer.down_proj", kRow}});
+        with_norms(lq(true, false, "encoder", "diffusion_head"), kSeqGather, two, "encoder.norm",
+                   "encoder"));
+  CHECK(table("NemotronHForCausalLM", false) == Plan{{"lm_head", kLogits},
+                                                     {"backbone.layers.*.mixer.up_proj", kCol},
+                                                     {"backbone.layers.*.mixer.down_proj", kRow}});
   CHECK(error_of([] { table("NemotronHForCausalLM", true); }).code() == ErrorCode::option_refused);
   Plan deci = lq(false, false);
   deci["lm_head"] = kColRep;
@@ -171,7 +188,8 @@ TEST_CASE("every architecture of the table has its plan, with and without sequen
   Plan deci_sp = with_norms(lq(true, false), kSeq, two);
   deci_sp["lm_head"] = "colwise shard(1) -> replicate plain";
   CHECK(table("DeciLMForCausalLM", true, "nemotron-nas") == deci_sp);
-  CHECK(error_of([] { table("DeciLMForCausalLM", false, "other"); }).code() == ErrorCode::bad_tp_plan);
+  CHECK(error_of([] { table("DeciLMForCausalLM", false, "other"); }).code() ==
+        ErrorCode::bad_tp_plan);
   std::vector<std::string> notices;
   for (const char* name : {"MistralForCausalLM", "MixtralForCausalLM", "OlmoForCausalLM", ""}) {
     ModelOutline o;
@@ -180,7 +198,8 @@ TEST_CASE("every architecture of the table has its plan, with and without sequen
   }
 }
 
-TEST_CASE("Qwen3 for sequence classification needs a score and no head, else its own plan is asked") {
+TEST_CASE(
+    "Qwen3 for sequence classification needs a score and no head, else its own plan is asked") {
   ModelOutline o;
   o.architecture = "Qwen3ForSequenceClassification";
   o.modules = {{"", ModuleKind::other, "Q"}, {"score", ModuleKind::linear, "Linear"}};
@@ -203,12 +222,14 @@ TEST_CASE("patterns match level by level and never across dots") {
     bool matches;
   };
   for (const Row& row :
-       {Row{"model.layers.*.mlp.up_proj", "model.layers.12.mlp.up_proj", true}, Row{"model.*.up_proj", "model.layers.0.mlp.up_proj", false},
-        Row{"*", "lm_head", true}, Row{"*", "model.norm", false}, Row{"", "", true}, Row{"", "model", false}, Row{"*", "", false},
-        Row{"model.layers.?.mlp", "model.layers.3.mlp", true}, Row{"model.layers.?.mlp", "model.layers.13.mlp", false},
-        Row{"l.[0-3].x", "l.2.x", true}, Row{"l.[0-3].x", "l.4.x", false}, Row{"l.[!0].x", "l.1.x", true}, Row{"l.[!0].x", "l.0.x", false},
-        Row{"l.[ab", "l.[ab", true}, Row{"a.b.c", "a.b", false}, Row{"a.b", "a.b.c", false}, Row{"*_proj", "q_proj", true},
-        Row{"q*j", "q_proj", true}}) {
+       {Row{"model.layers.*.mlp.up_proj", "model.layers.12.mlp.up_proj", true},
+        Row{"model.*.up_proj", "model.layers.0.mlp.up_proj", false}, Row{"*", "lm_head", true},
+        Row{"*", "model.norm", false}, Row{"", "", true}, Row{"", "model", false},
+        Row{"*", "", false}, Row{"model.layers.?.mlp", "model.layers.3.mlp", true},
+        Row{"model.layers.?.mlp", "model.layers.13.mlp", false}, Row{"l.[0-3].x", "l.2.x", true},
+        Row{"l.[0-3].x", "l.4.x", false}, Row{"l.[!0].x", "l.1.x", true},
+        Row{"l.[!0].x", "l.0.x", false}, Row{"l.[ab", "l.[ab", true}, Row{"a.b.c", "a.b", false},
+        Row{"a.b", "a.b.c", false}, Row{"*_proj", "q_proj", true}, Row{"q*j", "q_proj", true}}) {
     CAPTURE(row.pattern);
     CAPTURE(row.name);
     CHECK(pattern_matches(row.pattern, row.name) == row.matches);
@@ -226,8 +247,9 @@ TEST_CASE("heads must divide by tp, and the help names sizes that do") {
     bool fits;
   };
   for (const Row& row :
-       {Row{32, 8, 1, true}, Row{32, 8, 2, true}, Row{32, 8, 4, true}, Row{32, 8, 8, true}, Row{32, 8, 16, false}, Row{40, 10, 4, false},
-        Row{40, 10, 5, true}, Row{6, 2, 4, false}, Row{6, 2, 2, true}, Row{0, 0, 7, true}, Row{6, 6, 4, false}}) {
+       {Row{32, 8, 1, true}, Row{32, 8, 2, true}, Row{32, 8, 4, true}, Row{32, 8, 8, true},
+        Row{32, 8, 16, false}, Row{40, 10, 4, false}, Row{40, 10, 5, true}, Row{6, 2, 4, false},
+        Row{6, 2, 2, true}, Row{0, 0, 7, true}, Row{6, 6, 4, false}}) {
     ModelOutline o;
     o.architecture = "LlamaForCausalLM";
     o.attention_heads = row.heads;
@@ -242,7 +264,8 @@ TEST_CASE("heads must divide by tp, and the help names sizes that do") {
     CHECK(error.code() == ErrorCode::heads_not_divisible);
     CHECK(error.key() == "distributed.tp_size");
     REQUIRE(!error.helps().empty());
-    for (const std::string& help : error.helps()) CHECK_NOTHROW(check_heads(o, std::stoll(help.substr(help.rfind(' ') + 1))));
+    for (const std::string& help : error.helps())
+      CHECK_NOTHROW(check_heads(o, std::stoll(help.substr(help.rfind(' ') + 1))));
   }
 }
 
@@ -256,8 +279,10 @@ TEST_CASE("the groups of fused rows must divide by tp") {
   Error error = error_of([&] { check_heads(o, 4); });
   CHECK(error.code() == ErrorCode::heads_not_divisible);
   CHECK(error.message() ==
-        "the rows of mlp.gate_up_proj.weight lie in 2 groups, which do not divide by tp 4; a rank needs whole groups of them");
-  CHECK(error.helps() == std::vector<std::string>{"set distributed.tp_size = 2", "set distributed.tp_size = 1"});
+        "the rows of mlp.gate_up_proj.weight lie in 2 groups, which do not divide by tp 4; a rank "
+        "needs whole groups of them");
+  CHECK(error.helps() ==
+        std::vector<std::string>{"set distributed.tp_size = 2", "set distributed.tp_size = 1"});
 }
 
 TEST_CASE("the plan is chosen in the order of the specification") {
@@ -268,8 +293,10 @@ TEST_CASE("the plan is chosen in the order of the specification") {
 
   TpPlanRequest custom = request(2);
   custom.choice.kind = TpPlanChoice::Kind::custom;
-  CHECK(select_tp_plan(llama, custom).entries.empty());  // the empty map: nothing is sharded, no error
-  custom.choice.patterns = {{"model.layers.*.mlp.up_proj", "colwise_rep"}, {"model.layers.*.nowhere", "rowwise"}};
+  CHECK(select_tp_plan(llama, custom)
+            .entries.empty());  // the empty map: nothing is sharded, no error
+  custom.choice.patterns = {{"model.layers.*.mlp.up_proj", "colwise_rep"},
+                            {"model.layers.*.nowhere", "rowwise"}};
   TpPlan plan = select_tp_plan(llama, custom);
   CHECK(plan.source == "custom");
   REQUIRE(plan.entries.size() == 1);
@@ -283,17 +310,22 @@ TEST_CASE("the plan is chosen in the order of the specification") {
   named.choice.kind = TpPlanChoice::Kind::named;
   named.choice.name = "llama_nemotron_super_tp_plan";
   CHECK(select_tp_plan(llama, named).source == "named llama_nemotron_super_tp_plan");
-  CHECK(select_tp_plan(llama, named).warnings.empty());  // its fused projections are another model's
+  CHECK(
+      select_tp_plan(llama, named).warnings.empty());  // its fused projections are another model's
   CHECK(as_map(architecture_tp_plan(llama, false, plan.notices).value()).size() == 11);
   named.choice.name = "llama_nemotron_supper_tp_plan";
   Error unknown = error_of([&] { select_tp_plan(llama, named); });
   CHECK(unknown.code() == ErrorCode::unknown_tp_plan);
   CHECK(unknown.helps().front().find("llama_nemotron_super_tp_plan") != std::string::npos);
-  register_tp_plan("test_plan", [](const ModelOutline&, bool) { return TpPlanEntries{{"lm_head", *parse_style("colwise")}}; });
+  register_tp_plan("test_plan", [](const ModelOutline&, bool) {
+    return TpPlanEntries{{"lm_head", *parse_style("colwise")}};
+  });
   CHECK(error_of([] { register_tp_plan("test_plan", {}); }).code() == ErrorCode::conflict);
   named.choice.name = "test_plan";
   CHECK(select_tp_plan(llama, named).entries.size() == 1);
-  register_tp_plan("test_plan_of_nothing", [](const ModelOutline&, bool) { return TpPlanEntries{{"nowhere", *parse_style("colwise")}}; });
+  register_tp_plan("test_plan_of_nothing", [](const ModelOutline&, bool) {
+    return TpPlanEntries{{"nowhere", *parse_style("colwise")}};
+  });
   named.choice.name = "test_plan_of_nothing";
   CHECK(select_tp_plan(llama, named).warnings.size() == 1);
 
@@ -306,7 +338,8 @@ TEST_CASE("the plan is chosen in the order of the specification") {
   mistral.own_tp_plan = {{"lm_head", "colwise_gather_output"},
                          {"model.layers.*.self_attn.q_proj", "colwise"},
                          {"model.layers.*.self_attn.q_norm", "replicated_with_grad_allreduce"}};
-  // What a family's plan names for other sizes of it is no mistake; in the plan of a user's model it may be.
+  // What a family's plan names for other sizes of it is no mistake; in the plan of a user's model
+  // it may be.
   ModelOutline other = mistral;
   other.own_tp_plan[1].second = "colwise_rep";  // right by itself
   other.own_tp_plan.emplace_back("model.layers.*.nowhere", "colwise");
@@ -318,22 +351,28 @@ TEST_CASE("the plan is chosen in the order of the specification") {
   Plan entries;
   for (const TpEntry& e : own.entries) entries[e.pattern] = text(e.style);
   // The head keeps its logits sharded, the embedding is added, skipped strings leave no entry.
-  CHECK(entries == Plan{{"lm_head", kLogits}, {"model.layers.*.self_attn.q_proj", kCol}, {"model.embed_tokens", kRowRep}});
+  CHECK(entries == Plan{{"lm_head", kLogits},
+                        {"model.layers.*.self_attn.q_proj", kCol},
+                        {"model.embed_tokens", kRowRep}});
   mistral.own_tp_plan.clear();
   mistral.remote_code = true;
-  CHECK(error_of([&] { select_tp_plan(mistral, request(2)); }).code() == ErrorCode::tp_plan_does_not_fit);
+  CHECK(error_of([&] { select_tp_plan(mistral, request(2)); }).code() ==
+        ErrorCode::tp_plan_does_not_fit);
 }
 
-TEST_CASE("a style that cannot be, and two styles for one module, are errors that name the patterns") {
+TEST_CASE(
+    "a style that cannot be, and two styles for one module, are errors that name the patterns") {
   ModelOutline llama = testing::llama_outline({});
   TpPlanRequest custom = request(2);
   custom.choice.kind = TpPlanChoice::Kind::custom;
   for (const char* pattern : {"model.layers.0.mlp", "model.norm", "", "model.layers"}) {
     custom.choice.patterns = {{pattern, "colwise"}};
     CAPTURE(pattern);
-    CHECK(error_of([&] { select_tp_plan(llama, custom); }).code() == ErrorCode::tp_plan_does_not_fit);
+    CHECK(error_of([&] { select_tp_plan(llama, custom); }).code() ==
+          ErrorCode::tp_plan_does_not_fit);
   }
-  custom.choice.patterns = {{"model.layers.*.mlp.up_proj", "colwise"}, {"model.layers.1.mlp.*_proj", "colwise"}};
+  custom.choice.patterns = {{"model.layers.*.mlp.up_proj", "colwise"},
+                            {"model.layers.1.mlp.*_proj", "colwise"}};
   Error twice = error_of([&] { select_tp_plan(llama, custom); });
   CHECK(twice.code() == ErrorCode::tp_plan_does_not_fit);
   CHECK(twice.message().find("model.layers.*.mlp.up_proj") != std::string::npos);
@@ -344,16 +383,20 @@ TEST_CASE("tensor parallelism on a mixture of experts leaves experts and router 
   ModelOutline moe = testing::llama_outline({});
   moe.architecture = "MixtralForCausalLM";
   moe.moe = MoeOutline{4, 2, 64, 0};
-  moe.own_tp_plan = {{"model.layers.*.self_attn.q_proj", "colwise"}, {"model.layers.*.mlp.experts.down_proj", "rowwise"}};
+  moe.own_tp_plan = {{"model.layers.*.self_attn.q_proj", "colwise"},
+                     {"model.layers.*.mlp.experts.down_proj", "rowwise"}};
   moe.modules.push_back({"model.layers.0.mlp.gate", ModuleKind::linear, "Linear"});
   moe.modules.push_back({"model.layers.0.mlp.experts", ModuleKind::experts, "Experts"});
   CHECK(select_tp_plan(moe, request(2)).source == "own plan");
-  CHECK(error_of([&] { select_tp_plan(moe, request(2, true)); }).code() == ErrorCode::option_refused);
+  CHECK(error_of([&] { select_tp_plan(moe, request(2, true)); }).code() ==
+        ErrorCode::option_refused);
   TpPlanRequest custom = request(2);
   custom.choice.kind = TpPlanChoice::Kind::custom;
-  CHECK(error_of([&] { select_tp_plan(moe, custom); }).code() == ErrorCode::tp_plan_does_not_fit);  // empty
+  CHECK(error_of([&] { select_tp_plan(moe, custom); }).code() ==
+        ErrorCode::tp_plan_does_not_fit);  // empty
   for (const char* bad :
-       {"model.layers.*.mlp.gate", "model.layers.*.mlp.experts", "model.layers.*.mlp", "model.layers.*.nothing", "model.layers.*.router"}) {
+       {"model.layers.*.mlp.gate", "model.layers.*.mlp.experts", "model.layers.*.mlp",
+        "model.layers.*.nothing", "model.layers.*.router"}) {
     CAPTURE(bad);
     custom.choice.patterns = {{bad, "colwise"}};
     CHECK(error_of([&] { select_tp_plan(moe, custom); }).code() == ErrorCode::tp_plan_does_not_fit);
@@ -361,7 +404,8 @@ TEST_CASE("tensor parallelism on a mixture of experts leaves experts and router 
   custom.choice.patterns = {{"model.layers.*.self_attn.q_proj", "colwise"}};
   CHECK(select_tp_plan(moe, custom).entries.size() == 1);
   moe.own_tp_plan.clear();
-  CHECK(error_of([&] { select_tp_plan(moe, request(2)); }).code() == ErrorCode::tp_plan_does_not_fit);
+  CHECK(error_of([&] { select_tp_plan(moe, request(2)); }).code() ==
+        ErrorCode::tp_plan_does_not_fit);
 }
 
 TEST_CASE("a plan says along which dimension each parameter is cut") {
@@ -377,15 +421,16 @@ TEST_CASE("a plan says along which dimension each parameter is cut") {
     int64_t size, count;
     std::vector<int64_t> rows;
   };
-  for (const Row& row :
-       {Row{10, 4, {3, 3, 3, 1}}, Row{5, 4, {2, 2, 1, 0}}, Row{1, 4, {1, 0, 0, 0}}, Row{257, 2, {129, 128}}, Row{0, 2, {0, 0}}})
+  for (const Row& row : {Row{10, 4, {3, 3, 3, 1}}, Row{5, 4, {2, 2, 1, 0}}, Row{1, 4, {1, 0, 0, 0}},
+                         Row{257, 2, {129, 128}}, Row{0, 2, {0, 0}}})
     for (size_t i = 0; i < row.rows.size(); ++i) {
       Chunk c = ceil_chunk(row.size, row.count, static_cast<int64_t>(i));
       CHECK(c.end - c.begin == row.rows[i]);
     }
 }
 
-TEST_CASE("a plan that would combine a part with a whole is drawn with a warning and does not run") {
+TEST_CASE(
+    "a plan that would combine a part with a whole is drawn with a warning and does not run") {
   ModelOutline llama = testing::llama_outline({});
   struct Row {
     StringMap patterns;
@@ -393,8 +438,11 @@ TEST_CASE("a plan that would combine a part with a whole is drawn with a warning
   };
   const std::string attention = "model.layers.*.self_attn.", mlp = "model.layers.*.mlp.";
   const Row rows[] = {
-      {{{attention + "q_proj", "colwise"}, {attention + "o_proj", "rowwise"}}, "in model.layers.0.self_attn, q_proj has colwise"},
-      {{{attention + "q_proj", "colwise"}, {attention + "k_proj", "colwise"}, {attention + "v_proj", "colwise"}},
+      {{{attention + "q_proj", "colwise"}, {attention + "o_proj", "rowwise"}},
+       "in model.layers.0.self_attn, q_proj has colwise"},
+      {{{attention + "q_proj", "colwise"},
+        {attention + "k_proj", "colwise"},
+        {attention + "v_proj", "colwise"}},
        "but o_proj has no style"},
       {{{attention + "q_proj", "colwise"},
         {attention + "k_proj", "colwise"},
@@ -405,9 +453,18 @@ TEST_CASE("a plan that would combine a part with a whole is drawn with a warning
       {{{mlp + "gate_proj", "rowwise"}}, "but its input is whole"},
       {{{"lm_head", "rowwise"}}, "but its input is whole"},
       {{{"model.embed_tokens", "colwise"}}, "cut along its width"},
-      {{{"model.norm", "sequence_parallel"}, {"model.embed_tokens", "rowwise_rep"}, {"lm_head", "colwise_rep"}}, "they cannot be added"},
-      {{{mlp + "up_proj", "colwise"}, {mlp + "gate_proj", "colwise"}, {mlp + "down_proj", "rowwise"}}, nullptr},
-      {{{mlp + "up_proj", "colwise_rep"}, {attention + "o_proj", "rowwise_rep"}, {"model.embed_tokens", "colwise_rep"}}, nullptr},
+      {{{"model.norm", "sequence_parallel"},
+        {"model.embed_tokens", "rowwise_rep"},
+        {"lm_head", "colwise_rep"}},
+       "they cannot be added"},
+      {{{mlp + "up_proj", "colwise"},
+        {mlp + "gate_proj", "colwise"},
+        {mlp + "down_proj", "rowwise"}},
+       nullptr},
+      {{{mlp + "up_proj", "colwise_rep"},
+        {attention + "o_proj", "rowwise_rep"},
+        {"model.embed_tokens", "colwise_rep"}},
+       nullptr},
   };
   for (const Row& row : rows) {
     TpPlanRequest wanted = request(2);

@@ -1,5 +1,5 @@
-// The styles of tensor parallelism one by one: outputs and gradients are those of one rank, whatever the layouts and however unevenly
-// the sizes divide.
+// The styles of tensor parallelism one by one: outputs and gradients are those of one rank,
+// whatever the layouts and however unevenly the sizes divide.
 #include "meshwright/parallel/tensor_parallel.h"
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -33,21 +33,25 @@ using enum TpLayout;
 
 namespace {
 
-Tensor seeded(at::IntArrayRef sizes, uint64_t seed) { return at::randn(sizes, at::detail::createCPUGenerator(seed)); }
+Tensor seeded(at::IntArrayRef sizes, uint64_t seed) {
+  return at::randn(sizes, at::detail::createCPUGenerator(seed));
+}
 
 // Seeded values, each parameter another stream; a tied one is filled once.
 void fill(torch::nn::Module& model, uint64_t seed) {
   c10::NoGradGuard no_grad;
   std::set<void*> seen;
   for (auto& item : model.named_parameters())
-    if (seen.insert(item.value().unsafeGetTensorImpl()).second) item.value().copy_(seeded(item.value().sizes(), seed++));
+    if (seen.insert(item.value().unsafeGetTensorImpl()).second)
+      item.value().copy_(seeded(item.value().sizes(), seed++));
 }
 
 using Entries = std::vector<std::pair<std::string, TpStyle>>;
 
 // What apply_tensor_parallel() needs, for `model` on all ranks of the world.
 struct Applied {
-  Applied(std::shared_ptr<torch::nn::Module> module, const Entries& entries, const std::shared_ptr<World>& world)
+  Applied(std::shared_ptr<torch::nn::Module> module, const Entries& entries,
+          const std::shared_ptr<World>& world)
       : model(std::move(module)), outline(outline_of(*model)) {
     mesh.device_mesh.emplace(std::vector<MeshAxis>{{"tp", world->size()}});
     for (const auto& [name, style] : entries) plan.entries.push_back({name, style, {name}});
@@ -80,7 +84,8 @@ struct Applied {
 Tensor part_of(const Tensor& whole, TpLayout layout, const World& world) {
   if (layout == replicate) return whole.clone();
   if (layout == partial)
-    return whole * (static_cast<double>(world.rank() + 1) / static_cast<double>(world.size() * (world.size() + 1) / 2));
+    return whole * (static_cast<double>(world.rank() + 1) /
+                    static_cast<double>(world.size() * (world.size() + 1) / 2));
   int64_t dim = layout == shard_1 ? 1 : whole.dim() - 1;
   Chunk mine = ceil_chunk(whole.size(dim), world.size(), world.rank());
   return whole.narrow(dim, mine.begin, mine.end - mine.begin).clone();
@@ -90,12 +95,13 @@ Tensor part_of(const Tensor& whole, TpLayout layout, const World& world) {
 double off(const Tensor& found, const Tensor& expected) {
   if (found.sizes() != expected.sizes()) return HUGE_VAL;
   if (found.numel() == 0) return 0;
-  return (found - expected).abs().max().item<double>() / std::max(1.0, expected.abs().max().item<double>());
+  return (found - expected).abs().max().item<double>() /
+         std::max(1.0, expected.abs().max().item<double>());
 }
 
 std::string text_of(const TpStyle& style) {
-  return std::string(style_name(style.kind)) + " " + std::string(layout_name(style.input)) + " -> " +
-         std::string(layout_name(style.output));
+  return std::string(style_name(style.kind)) + " " + std::string(layout_name(style.input)) +
+         " -> " + std::string(layout_name(style.output));
 }
 
 struct OneImpl : torch::nn::Module {
@@ -107,15 +113,19 @@ struct OneImpl : torch::nn::Module {
   void hold(const std::string& name, const T& module) {
     register_module("in", std::make_shared<torch::nn::Module>())->register_module(name, module);
   }
-  Tensor forward(const Tensor& x) { return linear ? linear(x) : embedding ? embedding(x) : norm(x); }
+  Tensor forward(const Tensor& x) {
+    return linear ? linear(x) : embedding ? embedding(x) : norm(x);
+  }
   Linear linear{nullptr};
   Embedding embedding{nullptr};
   RMSNorm norm{nullptr};
 };
 MESHWRIGHT_MODULE(One);
 
-// Runs the module in.m of `make()` whole and under the style, on x: [2, 12, ...]; says how far outputs and gradients are from each other.
-std::string compare(int64_t ranks, const std::function<One()>& make, const TpStyle& style, const Tensor& x) {
+// Runs the module in.m of `make()` whole and under the style, on x: [2, 12, ...]; says how far
+// outputs and gradients are from each other.
+std::string compare(int64_t ranks, const std::function<One()>& make, const TpStyle& style,
+                    const Tensor& x) {
   One whole = make();
   fill(*whole, 5);
   bool ids = !at::isFloatingType(x.scalar_type());
@@ -132,31 +142,41 @@ std::string compare(int64_t ranks, const std::function<One()>& make, const TpSty
     Tensor mine = part_of(x, ids && style.input == partial ? replicate : style.input, *world);
     if (!ids) mine.set_requires_grad(true);
     Tensor y = cut(mine);
-    double output = off(style.output == partial ? at::zeros({}) : y.detach(),
-                        style.output == partial ? at::zeros({}) : part_of(expected.detach(), style.output, *world));
+    double output = off(
+        style.output == partial ? at::zeros({}) : y.detach(),
+        style.output == partial ? at::zeros({}) : part_of(expected.detach(), style.output, *world));
     if (style.output == partial) {
       Tensor sum = y.detach().clone();
       world->everyone()->all_reduce(sum).wait();
       output = off(sum, expected.detach());
     }
-    (y * (style.output == partial ? weight : part_of(weight, style.output, *world))).sum().backward();
+    (y * (style.output == partial ? weight : part_of(weight, style.output, *world)))
+        .sum()
+        .backward();
     double back = 0;
-    if (!ids) back = off(mine.grad(), style.input == partial ? input.grad() : part_of(input.grad(), style.input, *world));
+    if (!ids)
+      back = off(mine.grad(), style.input == partial ? input.grad()
+                                                     : part_of(input.grad(), style.input, *world));
     std::map<std::string, Tensor> gradients = applied.gradients();
     std::lock_guard lock(mutex);
     auto told = [&](const std::string& what, double far) {
-      if (far > 1e-5) problems += "rank " + std::to_string(world->rank()) + ": " + what + " is off by " + std::to_string(far) + "; ";
+      if (far > 1e-5)
+        problems += "rank " + std::to_string(world->rank()) + ": " + what + " is off by " +
+                    std::to_string(far) + "; ";
     };
     told("the output", output);
     told("the input's gradient", back);
-    for (auto& item : whole->named_parameters()) told(item.key(), off(gradients.at(item.key()), item.value().grad()));
+    for (auto& item : whole->named_parameters())
+      told(item.key(), off(gradients.at(item.key()), item.value().grad()));
   });
   return problems;
 }
 
 }  // namespace
 
-TEST_CASE("a Linear cut by columns or rows, with every input and output layout, even where the sizes do not divide") {
+TEST_CASE(
+    "a Linear cut by columns or rows, with every input and output layout, even where the sizes do "
+    "not divide") {
   for (int64_t ranks : {2, 3, 4})
     for (int64_t in : {8, 5})
       for (int64_t out : {12, 5, 3})
@@ -166,29 +186,41 @@ TEST_CASE("a Linear cut by columns or rows, with every input and output layout, 
               for (TpLayout to : {replicate, shard_1, shard_last, partial}) {
                 // Columns give no sums, rows take none and leave nothing cut along their width.
                 if (kind == column ? to == partial : from == partial || to == shard_last) continue;
-                if (kind == row && to == partial && bias) continue;  // a bias is added to the sum, which is not made here
+                if (kind == row && to == partial && bias)
+                  continue;  // a bias is added to the sum, which is not made here
                 if (ranks == 3 && (in != 5 || out != 5)) continue;
                 if (kind == column && (out != 5 || !bias) && from != replicate) continue;
                 TpStyle style{kind, from, to};
-                INFO(ranks << " ranks, " << in << " to " << out << (bias ? " with bias, " : ", ") << text_of(style));
-                CHECK(compare(ranks, [&] { return One(Linear(LinearOptions(in, out).bias(bias))); }, style, seeded({2, 12, in}, 3)) == "");
+                INFO(ranks << " ranks, " << in << " to " << out << (bias ? " with bias, " : ", ")
+                           << text_of(style));
+                CHECK(compare(
+                          ranks, [&] { return One(Linear(LinearOptions(in, out).bias(bias))); },
+                          style, seeded({2, 12, in}, 3)) == "");
               }
 }
 
-TEST_CASE("an Embedding cut by rows or columns, with uneven and empty parts, and a padding row wherever it lies") {
+TEST_CASE(
+    "an Embedding cut by rows or columns, with uneven and empty parts, and a padding row wherever "
+    "it lies") {
   struct Row {
     int64_t ranks, rows;
     std::optional<int64_t> padding;
   };
-  for (const Row& row : {Row{2, 8, {}}, Row{4, 5, {}}, Row{4, 5, 3}, Row{4, 5, -5}, Row{2, 257, 256}, Row{3, 2, 1}})
+  for (const Row& row :
+       {Row{2, 8, {}}, Row{4, 5, {}}, Row{4, 5, 3}, Row{4, 5, -5}, Row{2, 257, 256}, Row{3, 2, 1}})
     for (TpStyleKind kind : {column, TpStyleKind::row})
       for (TpLayout from : {replicate, shard_1})
         for (TpLayout to : {replicate, shard_1, partial}) {
           if (kind == column && to == partial) continue;
           TpStyle style{kind, from, to};
-          INFO(row.ranks << " ranks, " << row.rows << " rows, padding " << row.padding.value_or(-100) << ", " << text_of(style));
-          auto make = [&] { return One(Embedding(EmbeddingOptions(row.rows, 7).padding_idx(row.padding))); };
-          CHECK(compare(row.ranks, make, style, at::randint(0, row.rows, {2, 12}, at::detail::createCPUGenerator(9), at::kLong)) == "");
+          INFO(row.ranks << " ranks, " << row.rows << " rows, padding "
+                         << row.padding.value_or(-100) << ", " << text_of(style));
+          auto make = [&] {
+            return One(Embedding(EmbeddingOptions(row.rows, 7).padding_idx(row.padding)));
+          };
+          CHECK(compare(row.ranks, make, style,
+                        at::randint(0, row.rows, {2, 12}, at::detail::createCPUGenerator(9),
+                                    at::kLong)) == "");
         }
 }
 
@@ -200,7 +232,9 @@ TEST_CASE("norms of a part of the sequence, with outputs cut, put together or ga
           if (kind == sequence_all_gather && to == shard_1) continue;
           TpStyle style{kind, from, to};
           INFO(ranks << " ranks, " << text_of(style));
-          CHECK(compare(ranks, [] { return One(RMSNorm(6, 1e-6)); }, style, seeded({2, 12, 6}, 3)) == "");
+          CHECK(compare(
+                    ranks, [] { return One(RMSNorm(6, 1e-6)); }, style, seeded({2, 12, 6}, 3)) ==
+                "");
         }
 }
 
@@ -266,8 +300,10 @@ Entries stack_entries(TpStyleKind norm, bool with_sequence) {
   Entries out{{"embed", {row, replicate, stream}}};
   for (const char* layer : {"layers.0", "layers.1"}) {
     std::string name = layer;
-    if (with_sequence) out.push_back({name + ".before", {norm, shard_1, norm == sequence ? shard_1 : replicate}});
-    for (const char* child : {".inner.a", ".inner.b"}) out.push_back({name + child, {column, replicate, shard_last}});
+    if (with_sequence)
+      out.push_back({name + ".before", {norm, shard_1, norm == sequence ? shard_1 : replicate}});
+    for (const char* child : {".inner.a", ".inner.b"})
+      out.push_back({name + child, {column, replicate, shard_last}});
     out.push_back({name + ".inner.c", {row, shard_last, stream}});
   }
   out.push_back({"head", {column, stream, replicate}});
@@ -290,7 +326,8 @@ TEST_CASE("whole layers, with the norms of their heads, give one rank's gradient
                        {true, true, sequence, true},
                        {true, true, sequence_all_gather, true}})
     for (int64_t ranks : {2, 4}) {
-      INFO(ranks << " ranks, " << (r.tied ? "tied, " : "") << (r.with_sequence ? std::string(style_name(r.norm)) : "whole sequences"));
+      INFO(ranks << " ranks, " << (r.tied ? "tied, " : "")
+                 << (r.with_sequence ? std::string(style_name(r.norm)) : "whole sequences"));
       Stack whole(r.tied);
       fill(*whole, 5);
       Tensor expected = whole(ids), weight = seeded(expected.sizes(), 77);
@@ -309,9 +346,11 @@ TEST_CASE("whole layers, with the norms of their heads, give one rank's gradient
         std::lock_guard lock(mutex);
         if (off(y.detach(), expected.detach()) > 1e-5) problems += "output; ";
         for (auto& item : whole->named_parameters())
-          if (off(gradients.at(item.key()), item.value().grad()) > 1e-5) problems += item.key() + "; ";
+          if (off(gradients.at(item.key()), item.value().grad()) > 1e-5)
+            problems += item.key() + "; ";
         for (const char* name : {"embed.weight", "head.weight"})
-          if (applied.tp->find(name) == nullptr || applied.tp->find(name)->whole[0] != 11) problems += std::string(name) + " is not cut; ";
+          if (applied.tp->find(name) == nullptr || applied.tp->find(name)->whole[0] != 11)
+            problems += std::string(name) + " is not cut; ";
       });
       CHECK(problems == "");
     }
@@ -342,11 +381,14 @@ std::string refused(const std::function<void(const std::shared_ptr<World>&)>& bo
 
 }  // namespace
 
-TEST_CASE("gradients that are partial sums are summed and sent in the dtype that is asked for, and keep their own") {
+TEST_CASE(
+    "gradients that are partial sums are summed and sent in the dtype that is asked for, and keep "
+    "their own") {
   for (at::ScalarType reduce : {at::kFloat, at::kBFloat16}) {
     std::mutex mutex;
     run_ranks(4, [&](const std::shared_ptr<World>& world) {
-      Applied applied(One(RMSNorm(8, 1e-6)).ptr(), {{"in.m", {TpStyleKind::sequence, shard_1, shard_1}}}, world);
+      Applied applied(One(RMSNorm(8, 1e-6)).ptr(),
+                      {{"in.m", {TpStyleKind::sequence, shard_1, shard_1}}}, world);
       ParallelParameter p;
       p.name = "in.m.weight";
       // 256 + 1 + 1 + 2: in bfloat16, added one after the other, the ones are lost.
@@ -357,34 +399,44 @@ TEST_CASE("gradients that are partial sums are summed and sent in the dtype that
       std::lock_guard lock(mutex);
       CHECK((p.grad.scalar_type() == at::kBFloat16));
       if (reduce == at::kFloat) CHECK(p.grad[0].item<double>() == 260);
-      CHECK(world->traffic().bytes() == 2 * 8 * static_cast<int64_t>(c10::elementSize(reduce)) * 3 / 4);
+      CHECK(world->traffic().bytes() ==
+            2 * 8 * static_cast<int64_t>(c10::elementSize(reduce)) * 3 / 4);
     });
   }
 }
 
 TEST_CASE("what cannot be cut is refused on every rank") {
   TpStyle colwise{column, replicate, shard_last}, rowwise{row, replicate, replicate};
-  CHECK(refused([&](const auto& world) { Applied(std::make_shared<Unhooked>(), {{"m", colwise}}, world); }) ==
-        code_string(ErrorCode::bad_module) + " the tensor-parallel plan styles m, a torch::nn::LinearImpl without hooks");
-  CHECK(refused([&](const auto& world) { Applied(One(RMSNorm(6, 1e-6)).ptr(), {{"in.m", colwise}}, world); }) ==
-        code_string(ErrorCode::bad_module) + " the tensor-parallel plan cuts in.m, a RMSNorm; only Linear and Embedding can be cut");
+  CHECK(refused([&](const auto& world) {
+          Applied(std::make_shared<Unhooked>(), {{"m", colwise}}, world);
+        }) == code_string(ErrorCode::bad_module) +
+                  " the tensor-parallel plan styles m, a torch::nn::LinearImpl without hooks");
+  CHECK(refused([&](const auto& world) {
+          Applied(One(RMSNorm(6, 1e-6)).ptr(), {{"in.m", colwise}}, world);
+        }) ==
+        code_string(ErrorCode::bad_module) +
+            " the tensor-parallel plan cuts in.m, a RMSNorm; only Linear and Embedding can be cut");
   // Tied, and the outline does not say so.
   CHECK(refused([&](const auto& world) {
-          Applied(Stack(true).ptr(), {{"embed", rowwise}, {"head", TpStyle{row, replicate, replicate}}}, world);
+          Applied(Stack(true).ptr(),
+                  {{"embed", rowwise}, {"head", TpStyle{row, replicate, replicate}}}, world);
         }) == code_string(ErrorCode::tp_plan_does_not_fit) +
-                  " head.weight is the same parameter as embed.weight, but the plan cuts it along another dimension");
+                  " head.weight is the same parameter as embed.weight, but the plan cuts it along "
+                  "another dimension");
   // An activation of which every rank holds a summand cannot be cut into columns.
   CHECK(refused([&](const auto& world) {
           One one(Linear(4, 4));
           Applied applied(one.ptr(), {{"in.m", TpStyle{row, partial, replicate}}}, world);
           one(at::ones({2, 4, 4}));
-        }) == code_string(ErrorCode::tp_plan_does_not_fit) + " an activation cannot go from partial to shard(-1)");
+        }) == code_string(ErrorCode::tp_plan_does_not_fit) +
+                  " an activation cannot go from partial to shard(-1)");
 }
 
 TEST_CASE("without a plan or on one rank nothing is cut") {
   run_ranks(1, [](const std::shared_ptr<World>& world) {
     One one(Linear(4, 4));
-    CHECK(Applied(one.ptr(), {{"in.m", TpStyle{column, replicate, shard_last}}}, world).tp == nullptr);
+    CHECK(Applied(one.ptr(), {{"in.m", TpStyle{column, replicate, shard_last}}}, world).tp ==
+          nullptr);
     CHECK(one->linear->weight.size(0) == 4);
   });
   std::mutex mutex;

@@ -1,12 +1,15 @@
 // Preloaded into a program under test: the n-th call of one kind on paths under a folder fails.
 //
 //   FILE_SHIM_UNDER=/run/checkpoints   paths that count: this one and all below it
-//   FILE_SHIM_CALL=write               write | fsync | rename | mkdir | symlink | open | close | remove: any of the functions that do so
-//   FILE_SHIM_NTH=3                    of this process, from 1
-//   FILE_SHIM_FAULT=EIO                EIO or ENOSPC: that call fails; full: that call and all writes after it fail with ENOSPC, the first
-//                                      after writing half; short: half is written, and nothing else happens; hang: it never returns
+//   FILE_SHIM_CALL=write               write | fsync | rename | mkdir | symlink | open | close |
+//   remove: any of the functions that do so FILE_SHIM_NTH=3                    of this process,
+//   from 1 FILE_SHIM_FAULT=EIO                EIO or ENOSPC: that call fails; full: that call and
+//   all writes after it fail with ENOSPC, the first
+//                                      after writing half; short: half is written, and nothing else
+//                                      happens; hang: it never returns
 //   FILE_SHIM_RANK=1                   only in the process with this RANK; absent: in all
-//   FILE_SHIM_LOG=/tmp/log             gets a line for the call that failed: "write 3 /run/checkpoints/x"
+//   FILE_SHIM_LOG=/tmp/log             gets a line for the call that failed: "write 3
+//   /run/checkpoints/x"
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -41,7 +44,9 @@ const Settings& settings() {
       return value == nullptr ? "" : value;
     };
     const char *rank = std::getenv("FILE_SHIM_RANK"), *own = std::getenv("RANK");
-    if (*text("FILE_SHIM_UNDER") == 0 || (rank != nullptr && (own == nullptr || std::strcmp(rank, own) != 0))) return s;
+    if (*text("FILE_SHIM_UNDER") == 0 ||
+        (rank != nullptr && (own == nullptr || std::strcmp(rank, own) != 0)))
+      return s;
     s.under = text("FILE_SHIM_UNDER");
     s.call = text("FILE_SHIM_CALL");
     s.nth = std::atol(text("FILE_SHIM_NTH"));
@@ -61,13 +66,15 @@ std::atomic<long> g_calls{0};
 
 bool under(const char* path) {
   size_t length = std::strlen(settings().under);
-  return path != nullptr && std::strncmp(path, settings().under, length) == 0 && (path[length] == 0 || path[length] == '/');
+  return path != nullptr && std::strncmp(path, settings().under, length) == 0 &&
+         (path[length] == 0 || path[length] == '/');
 }
 
 // By itself: neither counted nor failed.
 void tell(const char* call, long number, const char* path) {
   if (settings().log == nullptr) return;
-  int fd = static_cast<int>(::syscall(SYS_openat, AT_FDCWD, settings().log, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600));
+  int fd = static_cast<int>(::syscall(SYS_openat, AT_FDCWD, settings().log,
+                                      O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600));
   if (fd < 0) return;
   char line[PATH_MAX + 64];
   int n = std::snprintf(line, sizeof line, "%s %ld %s\n", call, number, path);
@@ -84,7 +91,8 @@ Verdict judge(const char* call, const char* path) {
   if (number < s.nth || (number > s.nth && s.fault != Fault::full)) return Verdict::pass;
   if (number == s.nth) tell(call, number, path);
   while (s.fault == Fault::hang) ::pause();
-  if (s.fault == Fault::short_write || (s.fault == Fault::full && number == s.nth)) return Verdict::half;
+  if (s.fault == Fault::short_write || (s.fault == Fault::full && number == s.nth))
+    return Verdict::half;
   errno = s.reason;
   return Verdict::fail;
 }
@@ -139,7 +147,9 @@ SHIM ssize_t pwrite64(int fd, const void* bytes, size_t count, off64_t at) {
   }
   return real(fd, bytes, count, at);
 }
-SHIM ssize_t pwrite(int fd, const void* bytes, size_t count, off_t at) { return pwrite64(fd, bytes, count, at); }
+SHIM ssize_t pwrite(int fd, const void* bytes, size_t count, off_t at) {
+  return pwrite64(fd, bytes, count, at);
+}
 
 SHIM ssize_t writev(int fd, const iovec* parts, int count) {
   static auto real = next<ssize_t (*)(int, const iovec*, int)>("writev");
@@ -179,7 +189,8 @@ SHIM int renameat(int from_folder, const char* from, int to_folder, const char* 
   static auto real = next<int (*)(int, const char*, int, const char*)>("renameat");
   return judge("rename", to) == Verdict::fail ? -1 : real(from_folder, from, to_folder, to);
 }
-SHIM int renameat2(int from_folder, const char* from, int to_folder, const char* to, unsigned flags) noexcept {
+SHIM int renameat2(int from_folder, const char* from, int to_folder, const char* to,
+                   unsigned flags) noexcept {
   static auto real = next<int (*)(int, const char*, int, const char*, unsigned)>("renameat2");
   return judge("rename", to) == Verdict::fail ? -1 : real(from_folder, from, to_folder, to, flags);
 }

@@ -1,6 +1,7 @@
 // A rank that does as it is told, for the tests of the supervisor:
-//   launch_rank RANK:COMMAND[=VALUE]...      RANK is a number or "all"; each rank obeys its own commands in order
-//   launch_rank supervise N+R LOG_FOLDER ... starts N ranks of itself with the rest of the arguments, and again up to R times
+//   launch_rank RANK:COMMAND[=VALUE]...      RANK is a number or "all"; each rank obeys its own
+//   commands in order launch_rank supervise N+R LOG_FOLDER ... starts N ranks of itself with the
+//   rest of the arguments, and again up to R times
 #include <fcntl.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -39,7 +40,8 @@ bool listens() {
   const char* fd = std::getenv("MESHWRIGHT_STORE_FD");
   int on = 0;
   socklen_t size = sizeof on;
-  return fd != nullptr && ::getsockopt(std::atoi(fd), SOL_SOCKET, SO_ACCEPTCONN, &on, &size) == 0 && on == 1;
+  return fd != nullptr && ::getsockopt(std::atoi(fd), SOL_SOCKET, SO_ACCEPTCONN, &on, &size) == 0 &&
+         on == 1;
 }
 
 int open_descriptors() {
@@ -55,8 +57,12 @@ void obey(const std::string& command, const std::string& value) {
   if (command == "partial") put(1, value);
   if (command == "long") put(1, std::string(static_cast<size_t>(number), 'x'));
   if (command == "lines")
-    for (int i = 0; i < number; ++i) put(i % 2 ? 1 : 2, std::string(40, static_cast<char>('a' + i % 20)) + " " + std::to_string(i) + "\n");
-  if (command == "env") put(1, value + "=" + (std::getenv(value.c_str()) ? std::getenv(value.c_str()) : "(unset)") + "\n");
+    for (int i = 0; i < number; ++i)
+      put(i % 2 ? 1 : 2,
+          std::string(40, static_cast<char>('a' + i % 20)) + " " + std::to_string(i) + "\n");
+  if (command == "env")
+    put(1,
+        value + "=" + (std::getenv(value.c_str()) ? std::getenv(value.c_str()) : "(unset)") + "\n");
   if (command == "listens") put(1, listens() ? "listens\n" : "does not listen\n");
   if (command == "descriptors") put(1, "descriptors " + std::to_string(open_descriptors()) + "\n");
   if (command == "sleep") std::this_thread::sleep_for(std::chrono::milliseconds(number));
@@ -67,9 +73,13 @@ void obey(const std::string& command, const std::string& value) {
     g_code = std::atoi(value.substr(value.find(':') + 1).c_str());
     std::signal(number, leave);
   }
-  if (command == "later" && std::sscanf(value.c_str(), "%d:%d:%d", &number, &g_code, &g_later_ms) == 3) std::signal(number, leave_later);
+  if (command == "later" &&
+      std::sscanf(value.c_str(), "%d:%d:%d", &number, &g_code, &g_later_ms) == 3)
+    std::signal(number, leave_later);
   if (command == "until")  // success from that restart on
-    if (const char* restart = std::getenv("MESHWRIGHT_RESTART"); restart != nullptr && std::atoi(restart) >= number) ::_exit(0);
+    if (const char* restart = std::getenv("MESHWRIGHT_RESTART");
+        restart != nullptr && std::atoi(restart) >= number)
+      ::_exit(0);
   if (command == "follow" && !meshwright::launch::end_with_parent()) ::_exit(99);
   if (command == "pid") {
     std::string path = value + std::getenv("RANK");

@@ -10,7 +10,8 @@
 
 using namespace meshwright;
 
-extern "C" void meshwright_check_training(const meshwright_strategy* about, void* context, void (*fail)(void*, const char*),
+extern "C" void meshwright_check_training(const meshwright_strategy* about, void* context,
+                                          void (*fail)(void*, const char*),
                                           void (*note)(void*, const char*));
 
 namespace {
@@ -31,19 +32,28 @@ class Trains final : public Strategy {
     if (way == Way::refuses) throw Error(ErrorCode::bad_module, "not this module");
     ReplicationPolicy policy;
     policy.mp = request.config.shared.mp;
-    policy.group = way == Way::apart ? request.world->group("apart", {request.world->rank()}) : request.world->everyone();
+    policy.group = way == Way::apart ? request.world->group("apart", {request.world->rank()})
+                                     : request.world->everyone();
     return replicate_model(request.model, policy, request.world);
   }
 };
 
 std::string found(Way how) {
   way = how;
-  static const meshwright_strategy about =
-      describe<Trains>({.name = "trains", .aliases = nullptr, .summary = "For tests", .options_table = nullptr, .options = {}});
+  static const meshwright_strategy about = describe<Trains>({.name = "trains",
+                                                             .aliases = nullptr,
+                                                             .summary = "For tests",
+                                                             .options_table = nullptr,
+                                                             .options = {}});
   std::string problems;
   meshwright_check_training(
-      &about, &problems, [](void* to, const char* text) { *static_cast<std::string*>(to) += std::string(text) + "\n"; },
-      [](void* to, const char* text) { *static_cast<std::string*>(to) += std::string("note: ") + text + "\n"; });
+      &about, &problems,
+      [](void* to, const char* text) {
+        *static_cast<std::string*>(to) += std::string(text) + "\n";
+      },
+      [](void* to, const char* text) {
+        *static_cast<std::string*>(to) += std::string("note: ") + text + "\n";
+      });
   return problems;
 }
 
@@ -57,5 +67,6 @@ TEST_CASE("the kit finds nothing in a strategy that trains, and what is wrong in
   CHECK(apart.find("3 ranks: rank 2:") != std::string::npos);
   CHECK(found(Way::throws).find("1 rank: it fell over") != std::string::npos);
   CHECK(found(Way::nothing).find("2 ranks: parallelize returned nothing") != std::string::npos);
-  CHECK(found(Way::refuses).find("1 rank: rank 0: error[E0318]: not this module") != std::string::npos);
+  CHECK(found(Way::refuses).find("1 rank: rank 0: error[E0318]: not this module") !=
+        std::string::npos);
 }

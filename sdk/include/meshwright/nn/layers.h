@@ -1,4 +1,5 @@
-// Linear, Embedding and RMSNorm with hooks: what a model takes in place of torch::nn's, so that tensor parallelism can wrap them.
+// Linear, Embedding and RMSNorm with hooks: what a model takes in place of torch::nn's, so that
+// tensor parallelism can wrap them.
 #pragma once
 
 #include <torch/nn/modules/embedding.h>
@@ -15,15 +16,19 @@ class MESHWRIGHT_API LinearImpl : public torch::nn::LinearImpl {
   at::Tensor forward(const at::Tensor& x);
 };
 MESHWRIGHT_MODULE(Linear);
-// One whose tensors are made as asked and hold nothing yet: LibTorch's own constructor fills them on the CPU.
-MESHWRIGHT_API Linear make_linear(int64_t in, int64_t out, bool bias, const at::TensorOptions& options);
-// The same Parameter with other sizes, dtype and device, without values; modules and optimizers that hold it see the change.
-MESHWRIGHT_API void reallocate(const at::Tensor& parameter, at::IntArrayRef sizes, const at::TensorOptions& options);
+// One whose tensors are made as asked and hold nothing yet: LibTorch's own constructor fills them
+// on the CPU.
+MESHWRIGHT_API Linear make_linear(int64_t in, int64_t out, bool bias,
+                                  const at::TensorOptions& options);
+// The same Parameter with other sizes, dtype and device, without values; modules and optimizers
+// that hold it see the change.
+MESHWRIGHT_API void reallocate(const at::Tensor& parameter, at::IntArrayRef sizes,
+                               const at::TensorOptions& options);
 MESHWRIGHT_MODULE_IMPL(Embedding, torch::nn::EmbeddingImpl);
 
-// Root mean square normalisation over the last dimension (Zhang and Sennrich 2019), as transformers computes it: normalised in float32,
-// cast to the input's dtype, then scaled; with NormScale::one_plus_weight, as Gemma has it, scaled by 1 + weight, then cast.
-// weight: [size].
+// Root mean square normalisation over the last dimension (Zhang and Sennrich 2019), as transformers
+// computes it: normalised in float32, cast to the input's dtype, then scaled; with
+// NormScale::one_plus_weight, as Gemma has it, scaled by 1 + weight, then cast. weight: [size].
 enum class NormScale : uint8_t { weight, one_plus_weight };
 class MESHWRIGHT_API RMSNormImpl : public torch::nn::Module {
  public:

@@ -1,8 +1,8 @@
 // The loss of a language model over logits that may be cut over the vocabulary.
 //
-//   VocabularyShard shard = VocabularyShard::of(tp_group, vocab_size);        // which ids this rank's columns of the head are
-//   at::Tensor loss = cross_entropy_sum(head(x), targets, &shard) / tokens;   // logits are never gathered
-//   loss.backward();
+//   VocabularyShard shard = VocabularyShard::of(tp_group, vocab_size);        // which ids this
+//   rank's columns of the head are at::Tensor loss = cross_entropy_sum(head(x), targets, &shard) /
+//   tokens;   // logits are never gathered loss.backward();
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,7 +14,8 @@
 
 namespace meshwright {
 
-// This rank's columns of the logits are the ids [begin, end) of `size`; the ranks of `group` hold all ids between them.
+// This rank's columns of the logits are the ids [begin, end) of `size`; the ranks of `group` hold
+// all ids between them.
 struct MESHWRIGHT_API VocabularyShard {
   std::shared_ptr<Group> group;
   int64_t begin = 0, end = 0, size = 0;
@@ -22,17 +23,20 @@ struct MESHWRIGHT_API VocabularyShard {
   static VocabularyShard of(std::shared_ptr<Group> group, int64_t size);
 };
 
-// The sum of -log softmax(logits)[target] over the targets that are not `ignore_index`; 0 when all are. logits: [.., ids of this rank] in
-// float32, bfloat16 or float16; targets: [..] int64, ids of the whole vocabulary. Returns a float32 scalar, the same on every rank.
-// (float64 logits give a float64 one.) Without a shard, or with a group of one, nothing is sent.
+// The sum of -log softmax(logits)[target] over the targets that are not `ignore_index`; 0 when all
+// are. logits: [.., ids of this rank] in float32, bfloat16 or float16; targets: [..] int64, ids of
+// the whole vocabulary. Returns a float32 scalar, the same on every rank. (float64 logits give a
+// float64 one.) Without a shard, or with a group of one, nothing is sent.
 //
-// Collective over the shard's group, forward only: an all-reduce (max) of one float a target and one (sum) of two; backward sends
-// nothing. The gradient, softmax minus one-hot, comes in the dtype of the logits. No copy of the logits in float32 is made beyond a few
-// rows at a time. Infinities and NaN do as in at::cross_entropy_loss, but the gradient of an ignored row is always 0.
+// Collective over the shard's group, forward only: an all-reduce (max) of one float a target and
+// one (sum) of two; backward sends nothing. The gradient, softmax minus one-hot, comes in the dtype
+// of the logits. No copy of the logits in float32 is made beyond a few rows at a time. Infinities
+// and NaN do as in at::cross_entropy_loss, but the gradient of an ignored row is always 0.
 //
-// Throws Error(bad_token) for a target outside the vocabulary, before anything is sent, and Error(model_does_not_fit) when shapes or
-// dtypes do not fit together.
-MESHWRIGHT_API at::Tensor cross_entropy_sum(const at::Tensor& logits, const at::Tensor& targets, const VocabularyShard* shard = nullptr,
+// Throws Error(bad_token) for a target outside the vocabulary, before anything is sent, and
+// Error(model_does_not_fit) when shapes or dtypes do not fit together.
+MESHWRIGHT_API at::Tensor cross_entropy_sum(const at::Tensor& logits, const at::Tensor& targets,
+                                            const VocabularyShard* shard = nullptr,
                                             int64_t ignore_index = -100);
 
 }  // namespace meshwright

@@ -1,12 +1,14 @@
-// Modules that strategies can wrap: a holder whose calls run hooks around forward. Nothing else of a model changes:
+// Modules that strategies can wrap: a holder whose calls run hooks around forward. Nothing else of
+// a model changes:
 //
 //   struct BlockImpl : torch::nn::Module { torch::Tensor forward(const torch::Tensor& x); ... };
 //   MESHWRIGHT_MODULE(Block);            // in place of TORCH_MODULE(Block)
 //
-// The holder contains Hooked<BlockImpl>, whose own `forward` hides BlockImpl's, so hooks run for block(x), block->forward(x), inside
-// nn::Sequential and through as<Block>(). They do not run through a plain BlockImpl pointer. An idle host costs one branch a call.
-// An implementation that is `final` cannot be hooked. Tensors inside arguments and results are found in Tensor, optional, vector, map,
-// pair, tuple, and in structs for which an overload `visit_tensors(T&, F)` exists.
+// The holder contains Hooked<BlockImpl>, whose own `forward` hides BlockImpl's, so hooks run for
+// block(x), block->forward(x), inside nn::Sequential and through as<Block>(). They do not run
+// through a plain BlockImpl pointer. An idle host costs one branch a call. An implementation that
+// is `final` cannot be hooked. Tensors inside arguments and results are found in Tensor, optional,
+// vector, map, pair, tuple, and in structs for which an overload `visit_tensors(T&, F)` exists.
 #pragma once
 
 #include <torch/nn/module.h>
@@ -34,7 +36,8 @@ struct ForwardCall {
   std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)> run;
 };
 
-// What a strategy attaches to a module. Hooks may replace the tensors they see. Not thread-safe; change it between steps only.
+// What a strategy attaches to a module. Hooks may replace the tensors they see. Not thread-safe;
+// change it between steps only.
 class MESHWRIGHT_API HookHost {
  public:
   using Hook = std::function<void(torch::nn::Module&, TensorRefs&)>;
@@ -120,28 +123,39 @@ void collect(T& v, TensorRefs& refs) {
   visit(v, [&](at::Tensor& t) { refs.push_back(&t); });
 }
 
-// Arguments with tensors are copied (cheap handles), so that a hook may replace the tensors; all others stay references.
+// Arguments with tensors are copied (cheap handles), so that a hook may replace the tensors; all
+// others stay references.
 template <class A>
 using Held = std::conditional_t<carries<A>(), std::remove_cvref_t<A>, A&&>;
 template <class A>
-using PassedOn = std::conditional_t<std::is_lvalue_reference_v<A>, std::remove_reference_t<A>&, std::remove_reference_t<A>&&>;
+using PassedOn = std::conditional_t<std::is_lvalue_reference_v<A>, std::remove_reference_t<A>&,
+                                    std::remove_reference_t<A>&&>;
 
-// forward under HookHost::around: the call is packed with copies of its arguments, so that it outlives them.
+// forward under HookHost::around: the call is packed with copies of its arguments, so that it
+// outlives them.
 template <class T, class R, class... A>
 R call_around(T& module, HookHost& host, std::tuple<Held<A>...>& held) {
-  static_assert((std::is_copy_constructible_v<std::decay_t<A>> && ...),
-                "activation checkpointing runs forward again and needs arguments that can be copied");
-  static_assert(!std::is_reference_v<R>, "activation checkpointing needs a forward that returns by value");
-  auto kept = std::apply([](auto&... e) { return std::make_shared<std::tuple<std::decay_t<A>...>>(e...); }, held);
+  static_assert(
+      (std::is_copy_constructible_v<std::decay_t<A>> && ...),
+      "activation checkpointing runs forward again and needs arguments that can be copied");
+  static_assert(!std::is_reference_v<R>,
+                "activation checkpointing needs a forward that returns by value");
+  auto kept = std::apply(
+      [](auto&... e) { return std::make_shared<std::tuple<std::decay_t<A>...>>(e...); }, held);
   auto result = std::make_shared<std::optional<R>>();
   ForwardCall call;
-  std::apply([&](auto&... e) { (visit(e, [&](at::Tensor& t) { call.inputs.push_back(t); }), ...); }, *kept);
-  std::weak_ptr<std::optional<R>> first = result;  // only the first run gives its value to the caller
+  std::apply([&](auto&... e) { (visit(e, [&](at::Tensor& t) { call.inputs.push_back(t); }), ...); },
+             *kept);
+  std::weak_ptr<std::optional<R>> first =
+      result;  // only the first run gives its value to the caller
   call.run = [&module, kept, first](const std::vector<at::Tensor>& tensors) {
     auto arguments = *kept;
     size_t next = 0;
-    std::apply([&](auto&... e) { (visit(e, [&](at::Tensor& t) { t = tensors.at(next++); }), ...); }, arguments);
-    R value = std::apply([&](auto&... e) -> R { return module.T::forward(static_cast<PassedOn<A>>(e)...); }, arguments);
+    std::apply([&](auto&... e) { (visit(e, [&](at::Tensor& t) { t = tensors.at(next++); }), ...); },
+               arguments);
+    R value = std::apply(
+        [&](auto&... e) -> R { return module.T::forward(static_cast<PassedOn<A>>(e)...); },
+        arguments);
     std::vector<at::Tensor> out;
     visit(value, [&](at::Tensor& t) { out.push_back(t); });
     if (auto keep = first.lock(); keep && !keep->has_value()) keep->emplace(std::move(value));
@@ -166,9 +180,11 @@ decltype(auto) hooked_call(T& module, HookHost& host, A&&... a) {
     for (auto& hook : host.before_forward) hook(module, refs);
   }
   auto run = [&]() -> R {
-    if constexpr (carries<R>() && (std::is_copy_constructible_v<std::decay_t<A>> && ...) && !std::is_reference_v<R>)
+    if constexpr (carries<R>() && (std::is_copy_constructible_v<std::decay_t<A>> && ...) &&
+                  !std::is_reference_v<R>)
       if (host.around) return call_around<T, R, A...>(module, host, held);
-    return std::apply([&](auto&... e) -> R { return module.T::forward(static_cast<PassedOn<A>>(e)...); }, held);
+    return std::apply(
+        [&](auto&... e) -> R { return module.T::forward(static_cast<PassedOn<A>>(e)...); }, held);
   };
   TensorRefs refs;
   if constexpr (std::is_void_v<R>) {
@@ -195,20 +211,25 @@ template <class T, class R, class C, class... A>
 struct ShadowExact<T, R (C::*)(A...)> : T, HookHost {
   template <class... X>
   explicit ShadowExact(std::in_place_t, X&&... x) : T(std::forward<X>(x)...) {}
-  R forward(A... a) { return hooked_call(static_cast<T&>(*this), static_cast<HookHost&>(*this), std::forward<A>(a)...); }
+  R forward(A... a) {
+    return hooked_call(static_cast<T&>(*this), static_cast<HookHost&>(*this),
+                       std::forward<A>(a)...);
+  }
 };
 template <class T, class R, class C, class... A>
 struct ShadowExact<T, R (C::*)(A...) const> : ShadowExact<T, R (C::*)(A...)> {
   using ShadowExact<T, R (C::*)(A...)>::ShadowExact;
 };
-// Overloads, templates and default arguments: any call that T's forward takes. Such a module cannot go into a Sequential.
+// Overloads, templates and default arguments: any call that T's forward takes. Such a module cannot
+// go into a Sequential.
 template <class T>
 struct ShadowAny : T, HookHost {
   template <class... X>
   explicit ShadowAny(std::in_place_t, X&&... x) : T(std::forward<X>(x)...) {}
   template <class... A>
   auto forward(A&&... a) -> decltype(std::declval<T&>().forward(std::forward<A>(a)...)) {
-    return hooked_call(static_cast<T&>(*this), static_cast<HookHost&>(*this), std::forward<A>(a)...);
+    return hooked_call(static_cast<T&>(*this), static_cast<HookHost&>(*this),
+                       std::forward<A>(a)...);
   }
 };
 
@@ -238,7 +259,8 @@ struct ShadowOf {
 template <class T>
   requires OneForward<T>
 struct ShadowOf<T> {
-  using type = std::conditional_t<HasDefaults<T, decltype(&T::forward)>::value, ShadowAny<T>, ShadowExact<T, decltype(&T::forward)>>;
+  using type = std::conditional_t<HasDefaults<T, decltype(&T::forward)>::value, ShadowAny<T>,
+                                  ShadowExact<T, decltype(&T::forward)>>;
 };
 
 MESHWRIGHT_API std::string plain_class_name(const std::type_info& type);

@@ -1,7 +1,8 @@
-// Expert parallelism (Lepikhin et al. 2021): each rank of the ep axis holds E / ep experts of every mixture-of-experts block, and tokens
-// travel to them and back.
+// Expert parallelism (Lepikhin et al. 2021): each rank of the ep axis holds E / ep experts of every
+// mixture-of-experts block, and tokens travel to them and back.
 //
-//   policy.expert_parallel = apply_expert_parallel(request);   // after tensor parallelism, before the model is sharded
+//   policy.expert_parallel = apply_expert_parallel(request);   // after tensor parallelism, before
+//   the model is sharded
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -21,8 +22,9 @@ namespace meshwright {
 
 class MESHWRIGHT_API ExpertParallel {
  public:
-  // Experts over `ep`, each one's parameters along dim 1 over `ep_shard` (which may have one rank). `divisor`: of gradients summed over
-  // ep_shard (spec 7.7): the ranks that hold different samples, times those of tp, which hold the same ones.
+  // Experts over `ep`, each one's parameters along dim 1 over `ep_shard` (which may have one rank).
+  // `divisor`: of gradients summed over ep_shard (spec 7.7): the ranks that hold different samples,
+  // times those of tp, which hold the same ones.
   ExpertParallel(std::shared_ptr<Group> ep, std::shared_ptr<Group> ep_shard, double divisor)
       : ep_(std::move(ep)), ep_shard_(std::move(ep_shard)), divisor_(divisor) {}
 
@@ -32,26 +34,32 @@ class MESHWRIGHT_API ExpertParallel {
   UnitSharding sharding() const;
   // Whether a parameter belongs to experts.
   bool holds(std::string_view parameter) const { return whole_.contains(parameter); }
-  // Turns sizes and offsets within this rank's experts into those within all, and adds the placement over ep.
+  // Turns sizes and offsets within this rank's experts into those within all, and adds the
+  // placement over ep.
   void describe(ParallelParameter& parameter) const;
   // Collective. All experts, from those of each rank.
   at::Tensor whole(std::string_view parameter, const at::Tensor& local) const;
 
  private:
-  friend MESHWRIGHT_API std::shared_ptr<ExpertParallel> apply_expert_parallel(const ParallelizeRequest& request);
+  friend MESHWRIGHT_API std::shared_ptr<ExpertParallel> apply_expert_parallel(
+      const ParallelizeRequest& request);
   std::shared_ptr<Group> ep_, ep_shard_;
   double divisor_;
   std::map<std::string, std::vector<int64_t>, std::less<>> whole_;  // sizes with all experts
 };
 
-// Collective over the groups of the request's expert mesh; nullptr when the plan has none. Every mixture-of-experts block keeps this
-// rank's experts and gets the dispatcher that the job asks for. Throws Error(model_does_not_fit) for a model without such blocks, or
-// whose experts do not divide by ep.
-MESHWRIGHT_API std::shared_ptr<ExpertParallel> apply_expert_parallel(const ParallelizeRequest& request);
+// Collective over the groups of the request's expert mesh; nullptr when the plan has none. Every
+// mixture-of-experts block keeps this rank's experts and gets the dispatcher that the job asks for.
+// Throws Error(model_does_not_fit) for a model without such blocks, or whose experts do not divide
+// by ep.
+MESHWRIGHT_API std::shared_ptr<ExpertParallel> apply_expert_parallel(
+    const ParallelizeRequest& request);
 
-// The units of a model whose experts lie on other axes (spec 7.3): each experts module is one of its own, cut along dim 1 over ep_shard,
-// its layer is one without it; the embedding and the head are units unless tied. `reshard_after_forward`: of all but the root.
-MESHWRIGHT_API std::vector<UnitSpec> expert_unit_specs(const ParallelizeRequest& request, const ExpertParallel& experts,
+// The units of a model whose experts lie on other axes (spec 7.3): each experts module is one of
+// its own, cut along dim 1 over ep_shard, its layer is one without it; the embedding and the head
+// are units unless tied. `reshard_after_forward`: of all but the root.
+MESHWRIGHT_API std::vector<UnitSpec> expert_unit_specs(const ParallelizeRequest& request,
+                                                       const ExpertParallel& experts,
                                                        bool reshard_after_forward);
 
 }  // namespace meshwright

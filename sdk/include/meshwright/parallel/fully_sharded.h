@@ -1,5 +1,5 @@
-// parallelize() of the fully sharded strategies: tensor and expert parallelism, activation checkpointing, units, prefetch and the root, in
-// the order of torch FSDP2.
+// parallelize() of the fully sharded strategies: tensor and expert parallelism, activation
+// checkpointing, units, prefetch and the root, in the order of torch FSDP2.
 #pragma once
 
 #include <memory>
@@ -10,26 +10,37 @@
 
 namespace meshwright {
 
-// Collective. Throws Error(bad_module) for a unit without hooks, Error(not_in_release) for cp or pp above 1.
-MESHWRIGHT_API std::unique_ptr<ParallelModel> parallelize_fully_sharded(ParallelizeRequest& request, const FullyShardedPolicy& wish);
+// Collective. Throws Error(bad_module) for a unit without hooks, Error(not_in_release) for cp or pp
+// above 1.
+MESHWRIGHT_API std::unique_ptr<ParallelModel> parallelize_fully_sharded(
+    ParallelizeRequest& request, const FullyShardedPolicy& wish);
 
-// A policy over the axes that the plan shards along (MeshPlan::fsdp_axes), with the shared mixed precision; the rest is at its default.
-// Collective: makes the groups. Throws Error(internal) for a plan without such axes.
+// A policy over the axes that the plan shards along (MeshPlan::fsdp_axes), with the shared mixed
+// precision; the rest is at its default. Collective: makes the groups. Throws Error(internal) for a
+// plan without such axes.
 MESHWRIGHT_API ShardedPolicy sharded_policy(const ParallelizeRequest& request);
 
-// Names of the layers that recompute under activation checkpointing: the direct items of module lists, of the parts in `scope` (spec
-// 1.7): a list is vision or audio by a word of its name or of a module around it (vision_tower, visual, audio_encoder), else language.
-MESHWRIGHT_API std::vector<std::string> layer_names(const ModelOutline& outline, const std::vector<std::string>& scope = {"all"});
+// Names of the layers that recompute under activation checkpointing: the direct items of module
+// lists, of the parts in `scope` (spec 1.7): a list is vision or audio by a word of its name or of
+// a module around it (vision_tower, visual, audio_encoder), else language.
+MESHWRIGHT_API std::vector<std::string> layer_names(const ModelOutline& outline,
+                                                    const std::vector<std::string>& scope = {
+                                                        "all"});
 
-// Activation checkpointing as the job asks for, in mode and scope. Whole layers only if `whole_layers` and the scope is all. A scope that
-// meets no layer is a notice of the world. Returns the names of the modules that recompute. Throws as checkpoint_layers().
-MESHWRIGHT_API std::vector<std::string> apply_activation_checkpointing(const ParallelizeRequest& request, bool whole_layers);
+// Activation checkpointing as the job asks for, in mode and scope. Whole layers only if
+// `whole_layers` and the scope is all. A scope that meets no layer is a notice of the world.
+// Returns the names of the modules that recompute. Throws as checkpoint_layers().
+MESHWRIGHT_API std::vector<std::string> apply_activation_checkpointing(
+    const ParallelizeRequest& request, bool whole_layers);
 
-// Throws Error(not_in_release) when the request asks for cp or pp above 1, or for tp or ep above 1 of a strategy that does not apply it.
-MESHWRIGHT_API void reject_unsupported_sizes(const ParallelizeRequest& request, bool applies_tensor_parallel = false,
+// Throws Error(not_in_release) when the request asks for cp or pp above 1, or for tp or ep above 1
+// of a strategy that does not apply it.
+MESHWRIGHT_API void reject_unsupported_sizes(const ParallelizeRequest& request,
+                                             bool applies_tensor_parallel = false,
                                              bool applies_expert_parallel = false);
 
-// Throws Error(device_unavailable) when the strategy's own option `backend` names another back end than the world's.
+// Throws Error(device_unavailable) when the strategy's own option `backend` names another back end
+// than the world's.
 MESHWRIGHT_API void check_backend(const ParallelizeRequest& request);
 
 }  // namespace meshwright

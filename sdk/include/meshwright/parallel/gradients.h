@@ -10,16 +10,18 @@
 
 namespace meshwright {
 
-// Gradients that are cut over the same groups: their squares add up over exactly those. Replicated axes are not listed, so a
-// replicated parameter counts once.
+// Gradients that are cut over the same groups: their squares add up over exactly those. Replicated
+// axes are not listed, so a replicated parameter counts once.
 struct GradientSet {
   std::vector<at::Tensor> gradients;
   std::vector<std::shared_ptr<Group>> groups;
 };
 
-// Collective: every rank passes the same sets in the same order, also when it has no element of one. Multiplies all by `scale`, then by
-// min(1, max_norm / (norm + 1e-6)) when max_norm > 0; returns the L2 norm after `scale`, before clipping. A norm that is not finite
-// leaves the gradients unclipped. `device`: where the groups reduce.
-MESHWRIGHT_API double clip_gradients(const std::vector<GradientSet>& sets, double max_norm, double scale, at::Device device);
+// Collective: every rank passes the same sets in the same order, also when it has no element of
+// one. Multiplies all by `scale`, then by min(1, max_norm / (norm + 1e-6)) when max_norm > 0;
+// returns the L2 norm after `scale`, before clipping. A norm that is not finite leaves the
+// gradients unclipped. `device`: where the groups reduce.
+MESHWRIGHT_API double clip_gradients(const std::vector<GradientSet>& sets, double max_norm,
+                                     double scale, at::Device device);
 
 }  // namespace meshwright

@@ -1,8 +1,9 @@
-// Groups of ranks that communicate, above c10d: asynchronous collectives with a timeout that names rank, group and operation, and a
-// count of every byte sent.
+// Groups of ranks that communicate, above c10d: asynchronous collectives with a timeout that names
+// rank, group and operation, and a count of every byte sent.
 //
-// All calls of a group are collective over its ranks and must be made in the same order on each. Tensors are contiguous, on the
-// world's device, and must stay alive until Work::wait(). A group of one rank does nothing and counts nothing. Not thread-safe.
+// All calls of a group are collective over its ranks and must be made in the same order on each.
+// Tensors are contiguous, on the world's device, and must stay alive until Work::wait(). A group of
+// one rank does nothing and counts nothing. Not thread-safe.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -44,8 +45,10 @@ class MESHWRIGHT_API TrafficCounter {
   };
   void add(const std::string& axis, const char* op, int64_t bytes);
   void clear();
-  const std::vector<Row>& rows() const { return rows_; }    // sums since clear()
-  const std::vector<Row>& order() const { return order_; }  // one row (count 1) each, while recording
+  const std::vector<Row>& rows() const { return rows_; }  // sums since clear()
+  const std::vector<Row>& order() const {
+    return order_;
+  }  // one row (count 1) each, while recording
   int64_t bytes() const;
   bool recording = false;
 
@@ -74,7 +77,8 @@ class MESHWRIGHT_API Trace {
   std::shared_ptr<Shared> shared_;
 };
 
-// A collective under way. wait() returns when this rank's part is done and its output may be read; the destructor does not wait.
+// A collective under way. wait() returns when this rank's part is done and its output may be read;
+// the destructor does not wait.
 class MESHWRIGHT_API Work {
  public:
   Work();
@@ -115,25 +119,31 @@ class MESHWRIGHT_API Group {
   int64_t rank() const;  // place in the group
   int64_t size() const;
   const std::vector<int64_t>& ranks() const;  // global ranks
-  // True when reduce_scatter() sums on the way (NCCL); false when pairwise_exchange() and a sum of our own are cheaper (gloo).
+  // True when reduce_scatter() sums on the way (NCCL); false when pairwise_exchange() and a sum of
+  // our own are cheaper (gloo).
   bool has_native_reduce_scatter() const;
 
-  // shard: [n], whole: [size * n] of the same dtype. Slot r of `whole` gets rank r's shard; the own slot is left unspecified.
+  // shard: [n], whole: [size * n] of the same dtype. Slot r of `whole` gets rank r's shard; the own
+  // slot is left unspecified.
   Work all_gather(const at::Tensor& shard, const at::Tensor& whole);
-  // packed, received: [(size - 1) * n], a slot for every other rank in rank order. Each gets what that rank packed for us.
-  // Counted as the reduce-scatter it serves. With `received` given, packed may have a slot for this rank too ([size * n]), which stays.
+  // packed, received: [(size - 1) * n], a slot for every other rank in rank order. Each gets what
+  // that rank packed for us. Counted as the reduce-scatter it serves. With `received` given, packed
+  // may have a slot for this rank too ([size * n]), which stays.
   Work pairwise_exchange(const at::Tensor& packed, const at::Tensor& received);
   // packed: [size * n], shard: [n]: the sum over ranks of our slot.
   Work reduce_scatter(const at::Tensor& packed, const at::Tensor& shard);
-  // The same bits on every rank. `control`: a few scalars (norms, losses), counted under the axis "control" and not under the group's
-  // own.
+  // The same bits on every rank. `control`: a few scalars (norms, losses), counted under the axis
+  // "control" and not under the group's own.
   Work all_reduce(const at::Tensor& tensor, ReduceOp op = ReduceOp::sum, bool control = false);
   Work broadcast(const at::Tensor& tensor, int64_t root);
   // Splits count rows of dim 0, one a rank.
-  Work all_to_all(const at::Tensor& in, std::span<const int64_t> in_splits, const at::Tensor& out, std::span<const int64_t> out_splits);
-  // Messages from rank to rank, all under way at once, so that no order among them can block (NCCL: one group call). Only the ranks that
-  // have messages for each other take part. Those of one rank for another arrive in the order they were sent; both sides give the same
-  // number of elements and dtype. Where there are several, their tensors must differ. Throws Error(internal) for a message to oneself.
+  Work all_to_all(const at::Tensor& in, std::span<const int64_t> in_splits, const at::Tensor& out,
+                  std::span<const int64_t> out_splits);
+  // Messages from rank to rank, all under way at once, so that no order among them can block (NCCL:
+  // one group call). Only the ranks that have messages for each other take part. Those of one rank
+  // for another arrive in the order they were sent; both sides give the same number of elements and
+  // dtype. Where there are several, their tensors must differ. Throws Error(internal) for a message
+  // to oneself.
   Work send_receive(std::span<const PeerMessage> messages);
   void barrier();
 
@@ -145,9 +155,12 @@ class MESHWRIGHT_API Group {
 // This process's place in the job, and the maker of its groups.
 class MESHWRIGHT_API World {
  public:
-  // Makes the transport of one group (see transport_over()); collective over its ranks. `name` is unique in the job.
-  using Connect = std::function<std::shared_ptr<Transport>(const std::string& name, const std::vector<int64_t>& ranks)>;
-  World(int64_t rank, int64_t size, at::Device device, std::chrono::milliseconds timeout, Connect connect);
+  // Makes the transport of one group (see transport_over()); collective over its ranks. `name` is
+  // unique in the job.
+  using Connect = std::function<std::shared_ptr<Transport>(const std::string& name,
+                                                           const std::vector<int64_t>& ranks)>;
+  World(int64_t rank, int64_t size, at::Device device, std::chrono::milliseconds timeout,
+        Connect connect);
   // A world of one rank, without any network.
   static std::shared_ptr<World> single(at::Device device = at::kCPU);
   ~World();
@@ -155,14 +168,17 @@ class MESHWRIGHT_API World {
   int64_t size() const { return size_; }
   at::Device device() const { return device_; }
   std::chrono::milliseconds timeout() const { return timeout_; }
-  // The group of these global ranks, this one among them; made at first use (collective over the group), then kept.
+  // The group of these global ranks, this one among them; made at first use (collective over the
+  // group), then kept.
   std::shared_ptr<Group> group(const std::string& axis, const std::vector<int64_t>& ranks);
   std::shared_ptr<Group> everyone();
-  // Throws Error(collective_timeout | collective_failed) when a collective on a device has failed or is late: there wait() only puts what
-  // follows behind it, and the host hears of it here (and at the start of the next collective). On the CPU wait() throws itself.
+  // Throws Error(collective_timeout | collective_failed) when a collective on a device has failed
+  // or is late: there wait() only puts what follows behind it, and the host hears of it here (and
+  // at the start of the next collective). On the CPU wait() throws itself.
   void check();
-  // Who is to blame for a collective that did not end in time: those of a group's ranks that do not answer. Called by a rank that waited
-  // in vain (with no ranks: by one whose connection broke), may take a moment, throws only the Error that ended another rank.
+  // Who is to blame for a collective that did not end in time: those of a group's ranks that do not
+  // answer. Called by a rank that waited in vain (with no ranks: by one whose connection broke),
+  // may take a moment, throws only the Error that ended another rank.
   using LivenessCheck = std::function<std::vector<int64_t>(const std::vector<int64_t>& ranks)>;
   void set_liveness_check(LivenessCheck check) { *liveness_check_ = std::move(check); }
   TrafficCounter& traffic() { return *traffic_; }
@@ -187,7 +203,8 @@ class MESHWRIGHT_API World {
 // A mesh with its groups: the group of a real or flattened axis through this rank.
 class MESHWRIGHT_API DeviceMesh {
  public:
-  DeviceMesh(Mesh mesh, std::shared_ptr<World> world) : mesh_(std::move(mesh)), world_(std::move(world)) {}
+  DeviceMesh(Mesh mesh, std::shared_ptr<World> world)
+      : mesh_(std::move(mesh)), world_(std::move(world)) {}
   const Mesh& mesh() const { return mesh_; }
   World& world() const { return *world_; }
   // Throws Error(no_such_axis).

@@ -19,11 +19,13 @@ class Module;
 
 namespace meshwright {
 
-// The outline of a live module: names, shapes, lists. For models that no config.json describes. Local.
+// The outline of a live module: names, shapes, lists. For models that no config.json describes.
+// Local.
 MESHWRIGHT_API ModelOutline outline_of(torch::nn::Module& model);
 
 struct ParallelizeRequest {
-  std::shared_ptr<torch::nn::Module> model;  // parameters on the meta device get storage but no values; others keep theirs
+  std::shared_ptr<torch::nn::Module>
+      model;  // parameters on the meta device get storage but no values; others keep theirs
   const ModelOutline& outline;
   const MeshPlan& mesh;
   const TpPlan& tp;
@@ -37,21 +39,25 @@ struct ParallelParameter {
   at::Tensor local;  // this rank's part, a view of what the optimizer updates; may be empty
   at::Tensor grad;   // its gradient after end_step, of the same shape; undefined when frozen
   std::vector<int64_t> global_shape;
-  // What `local` is of the whole, in the shape that regions are stored in: a box; where layouts are flat, a run of elements, or of the
-  // elements of a box where tensor parallelism cut the parameter first.
+  // What `local` is of the whole, in the shape that regions are stored in: a box; where layouts are
+  // flat, a run of elements, or of the elements of a box where tensor parallelism cut the parameter
+  // first.
   Region region;
-  std::vector<std::pair<std::string, std::string>> placement;  // axis of size > 1 -> "shard(d)" | "replicate"
+  std::vector<std::pair<std::string, std::string>>
+      placement;  // axis of size > 1 -> "shard(d)" | "replicate"
 };
 
 class TensorParallel;  // meshwright/parallel/tensor_parallel.h
 class ExpertParallel;  // meshwright/parallel/expert_parallel.h
 
-// What the optimizer updates: equally long flat tensors. Order and sizes are fixed after parallelize().
+// What the optimizer updates: equally long flat tensors. Order and sizes are fixed after
+// parallelize().
 struct FlatParameterGroup {
   at::Tensor values, grads;
 };
 
-// What a micro-batch does with its gradients: the last one of a step reduces them over the ranks, those before it add up.
+// What a micro-batch does with its gradients: the last one of a step reduces them over the ranks,
+// those before it add up.
 enum class GradientSync : uint8_t { accumulate, reduce };
 
 // A model under a strategy. One training loop drives every strategy through it. Not thread-safe.
@@ -62,22 +68,25 @@ class MESHWRIGHT_API ParallelModel {
   ParallelModel& operator=(const ParallelModel&) = delete;
   virtual ~ParallelModel();
 
-  // A step is begin_step, then begin_micro_batch() before each forward, then end_step after the last backward. Gradients are means
-  // over the data-parallel ranks. begin_step also recovers from a step that an exception cut short.
+  // A step is begin_step, then begin_micro_batch() before each forward, then end_step after the
+  // last backward. Gradients are means over the data-parallel ranks. begin_step also recovers from
+  // a step that an exception cut short.
   virtual void begin_step() = 0;
   virtual void begin_micro_batch(GradientSync sync) = 0;
   virtual void end_step() = 0;  // collective: gradients are final afterwards
   virtual const std::vector<ParallelParameter>& parameters() const = 0;
   virtual const std::vector<FlatParameterGroup>& update_groups() const = 0;
-  // After the optimizer wrote update_groups().values: what is computed from them (low-precision copies) is refreshed.
+  // After the optimizer wrote update_groups().values: what is computed from them (low-precision
+  // copies) is refreshed.
   virtual void after_optimizer_step() = 0;
-  // Collective. Multiplies all gradients by `scale`, clips them to `max_norm` (not when <= 0), and returns the global L2 norm before
-  // clipping, the same on all ranks; each parameter counts once (spec 9.3).
+  // Collective. Multiplies all gradients by `scale`, clips them to `max_norm` (not when <= 0), and
+  // returns the global L2 norm before clipping, the same on all ranks; each parameter counts once
+  // (spec 9.3).
   virtual double clip_grad_norm(double max_norm, double scale = 1.0) = 0;
   // Collective. The whole parameter in its storage dtype, on every rank.
   virtual at::Tensor full_tensor(std::string_view name) = 0;
-  // Collective. Runs `body` with every parameter whole (under tensor parallelism: this rank's part of it), and restores the shards after
-  // it, also when it throws. What `body` writes is lost.
+  // Collective. Runs `body` with every parameter whole (under tensor parallelism: this rank's part
+  // of it), and restores the shards after it, also when it throws. What `body` writes is lost.
   virtual void summon_full_parameters(const std::function<void()>& body) = 0;
   // The averaging group of the data: losses and token counts are summed over it.
   virtual std::shared_ptr<Group> data_group() = 0;

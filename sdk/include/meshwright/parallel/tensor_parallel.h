@@ -1,7 +1,9 @@
-// Tensor parallelism (Shoeybi et al. 2019) with sequence parallelism (Korthikanti et al. 2022): a plan's styles, executed on a live
-// model. Parameters are cut to this rank's part, and hooks around forward bring activations into the layout that each module needs.
+// Tensor parallelism (Shoeybi et al. 2019) with sequence parallelism (Korthikanti et al. 2022): a
+// plan's styles, executed on a live model. Parameters are cut to this rank's part, and hooks around
+// forward bring activations into the layout that each module needs.
 //
-//   policy.tensor_parallel = apply_tensor_parallel(request);   // before the model is sharded or replicated over the other axes
+//   policy.tensor_parallel = apply_tensor_parallel(request);   // before the model is sharded or
+//   replicated over the other axes
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -34,21 +36,25 @@ class MESHWRIGHT_API TensorParallel {
   const std::shared_ptr<Group>& group() const { return group_; }
   // nullptr: every rank holds the whole.
   const Cut* find(std::string_view parameter) const;
-  // Turns sizes and offsets within this rank's part into those within the whole, and adds the placement over tp.
+  // Turns sizes and offsets within this rank's part into those within the whole, and adds the
+  // placement over tp.
   void describe(ParallelParameter& parameter) const;
   // Collective. The whole parameter, from all parts.
   at::Tensor whole(std::string_view parameter, const at::Tensor& local) const;
-  // For clip_gradients(): parameters that are cut here and those that are not. `groups`: what else cuts them all.
+  // For clip_gradients(): parameters that are cut here and those that are not. `groups`: what else
+  // cuts them all.
   std::vector<GradientSet> gradient_sets(const std::vector<ParallelParameter>& parameters,
                                          const std::vector<std::shared_ptr<Group>>& groups) const;
-  // Collective, once a step on final gradients: those of parameters that saw only a part of the heads or of the sequence are summed, in
-  // the dtype `reduce`.
-  void sum_partial_gradients(const std::vector<ParallelParameter>& parameters, at::ScalarType reduce);
+  // Collective, once a step on final gradients: those of parameters that saw only a part of the
+  // heads or of the sequence are summed, in the dtype `reduce`.
+  void sum_partial_gradients(const std::vector<ParallelParameter>& parameters,
+                             at::ScalarType reduce);
   // Set when the model's output is logits of which this rank has some columns.
   const std::optional<VocabularyShard>& vocabulary() const { return vocabulary_; }
 
  private:
-  friend MESHWRIGHT_API std::shared_ptr<TensorParallel> apply_tensor_parallel(const ParallelizeRequest& request);
+  friend MESHWRIGHT_API std::shared_ptr<TensorParallel> apply_tensor_parallel(
+      const ParallelizeRequest& request);
   std::shared_ptr<Group> group_;
   std::map<std::string, Cut, std::less<>> cuts_;
   std::vector<std::string> partial_;  // names of parameters whose gradients are sums over the group
@@ -57,14 +63,16 @@ class MESHWRIGHT_API TensorParallel {
   std::shared_ptr<bool> unfinished_;  // a backward left out some of the modules that share an input
 };
 
-// Collective over the tp group of the request's mesh; nullptr when there is none or the plan is empty. Parameters that hold values are
-// taken from the group's first rank. Throws Error(bad_module) for a styled module without hooks, or that is no Linear or Embedding where
-// the style needs one, and what
-// resolve_tp_modules() and check_tp_blocks() throw.
-MESHWRIGHT_API std::shared_ptr<TensorParallel> apply_tensor_parallel(const ParallelizeRequest& request);
+// Collective over the tp group of the request's mesh; nullptr when there is none or the plan is
+// empty. Parameters that hold values are taken from the group's first rank. Throws
+// Error(bad_module) for a styled module without hooks, or that is no Linear or Embedding where the
+// style needs one, and what resolve_tp_modules() and check_tp_blocks() throw.
+MESHWRIGHT_API std::shared_ptr<TensorParallel> apply_tensor_parallel(
+    const ParallelizeRequest& request);
 
-// Collective. Logits [..., local vocabulary] to [..., vocabulary] on every rank; as they are without a shard. Differentiable,
-// for a loss that all ranks compute alike.
-MESHWRIGHT_API at::Tensor whole_logits(const at::Tensor& logits, const std::optional<VocabularyShard>& shard);
+// Collective. Logits [..., local vocabulary] to [..., vocabulary] on every rank; as they are
+// without a shard. Differentiable, for a loss that all ranks compute alike.
+MESHWRIGHT_API at::Tensor whole_logits(const at::Tensor& logits,
+                                       const std::optional<VocabularyShard>& shard);
 
 }  // namespace meshwright

@@ -10,7 +10,8 @@ namespace meshwright {
 
 class TraceSpan {
  public:
-  // The bar's name is both parts, one after the other; nothing is put together while the trace is off.
+  // The bar's name is both parts, one after the other; nothing is put together while the trace is
+  // off.
   explicit TraceSpan(Trace& trace, const char* what, const std::string& whose = {})
       : trace_(trace), begin_(trace.enabled ? Trace::now() : -1) {
     if (begin_ >= 0) name_ = what + whose;

@@ -1,5 +1,6 @@
-// What carries the messages of a group: LibTorch's gloo and NCCL, shared memory between the ranks of a host, or one of your own. A group
-// counts, traces and watches above it and turns its failures into errors that name rank, group and operation; a transport only moves.
+// What carries the messages of a group: LibTorch's gloo and NCCL, shared memory between the ranks
+// of a host, or one of your own. A group counts, traces and watches above it and turns its failures
+// into errors that name rank, group and operation; a transport only moves.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,8 +14,8 @@
 
 namespace meshwright {
 
-// Thrown by transports: a rank of the group has not answered within the timeout, or its process has ended. `peer` is its place in the
-// group.
+// Thrown by transports: a rank of the group has not answered within the timeout, or its process has
+// ended. `peer` is its place in the group.
 struct PeerLate {
   int64_t peer;
 };
@@ -26,11 +27,11 @@ struct PeerGone {
 class MESHWRIGHT_API Flight {
  public:
   virtual ~Flight();
-  // Returns when this rank's part is done; on a device, when the current stream waits for it. Called once. Throws PeerLate, PeerGone, or
-  // whatever LibTorch throws.
+  // Returns when this rank's part is done; on a device, when the current stream waits for it.
+  // Called once. Throws PeerLate, PeerGone, or whatever LibTorch throws.
   virtual void wait() = 0;
-  // Whether memory of other ranks may be read from wait() until this object goes, and which: of an all-gather their shards, of a
-  // pairwise exchange what they packed for this rank.
+  // Whether memory of other ranks may be read from wait() until this object goes, and which: of an
+  // all-gather their shards, of a pairwise exchange what they packed for this rank.
   virtual bool lends() const { return false; }
   virtual at::Tensor peer(int64_t rank) const;
   // LibTorch's handles, for traces and for the watchdog of a device.
@@ -39,13 +40,15 @@ class MESHWRIGHT_API Flight {
   virtual int64_t awaited() const { return -1; }
 };
 
-// The operations are those of Group, which has checked that there is something to move and that the group has at least two ranks.
+// The operations are those of Group, which has checked that there is something to move and that the
+// group has at least two ranks.
 class MESHWRIGHT_API Transport {
  public:
   using FlightPtr = std::unique_ptr<Flight>;
   virtual ~Transport();
   virtual bool has_native_reduce_scatter() const { return false; }
-  // Whether wait() only orders the device's stream, so that a watchdog must look for failures and call abort().
+  // Whether wait() only orders the device's stream, so that a watchdog must look for failures and
+  // call abort().
   virtual bool runs_on_device() const { return false; }
   virtual void abort() {}
   virtual FlightPtr all_gather(const at::Tensor& shard, const at::Tensor& whole) = 0;
@@ -53,22 +56,25 @@ class MESHWRIGHT_API Transport {
   virtual FlightPtr reduce_scatter(const at::Tensor& packed, const at::Tensor& shard) = 0;
   virtual FlightPtr all_reduce(const at::Tensor& tensor, ReduceOp op, bool control) = 0;
   virtual FlightPtr broadcast(const at::Tensor& tensor, int64_t root) = 0;
-  virtual FlightPtr all_to_all(const at::Tensor& in, std::span<const int64_t> in_splits, const at::Tensor& out,
-                               std::span<const int64_t> out_splits) = 0;
+  virtual FlightPtr all_to_all(const at::Tensor& in, std::span<const int64_t> in_splits,
+                               const at::Tensor& out, std::span<const int64_t> out_splits) = 0;
   virtual FlightPtr send_receive(std::span<const PeerMessage> messages) = 0;
   virtual FlightPtr barrier() = 0;
   // Bytes of memory that is registered for these operations; undefined where there is none.
   virtual at::Tensor registered_memory(int64_t bytes);
 };
 
-// The transport over a back end of LibTorch for tensors of `device`: NCCL's own operations for "nccl", those made for gloo for all others.
-MESHWRIGHT_API std::shared_ptr<Transport> transport_over(c10::intrusive_ptr<c10d::Backend> backend, at::Device device);
+// The transport over a back end of LibTorch for tensors of `device`: NCCL's own operations for
+// "nccl", those made for gloo for all others.
+MESHWRIGHT_API std::shared_ptr<Transport> transport_over(c10::intrusive_ptr<c10d::Backend> backend,
+                                                         at::Device device);
 
-// From now on errors call a socket address ("10.70.0.2", 35123) so: "rank 1 on gpu004". The latest name of an address counts; port 0 is
-// none. Thread-safe.
+// From now on errors call a socket address ("10.70.0.2", 35123) so: "rank 1 on gpu004". The latest
+// name of an address counts; port 0 is none. Thread-safe.
 MESHWRIGHT_API void name_peer(const std::string& address, int port, const std::string& name);
 
-// Collective. All-reduces of up to so many bytes will be frequent: ranks of one host make room for them in shared memory.
+// Collective. All-reduces of up to so many bytes will be frequent: ranks of one host make room for
+// them in shared memory.
 MESHWRIGHT_API void expect_all_reduces(Group& group, int64_t bytes);
 
 }  // namespace meshwright
