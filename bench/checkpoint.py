@@ -72,7 +72,7 @@ def ours(a, folder, out):
 
 
 def theirs(a, folder, out, environment):
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", os.path.join(ROOT, "tests/peers/peer_checkpoint.py"),
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", os.path.join(ROOT, "tests/reference_pytorch/peer_checkpoint.py"),
                "--config", folder, "--out", out, "--times", "5"]
     for attempt in range(3):
         peer = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True)

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "engine/models/models.h"
+#include "engine/outlines/models.h"
 #include "meshwright/footprint.h"
 #include "meshwright/mesh_plan.h"
 #include "meshwright/tp_plan.h"
@@ -123,9 +123,9 @@ void bench_world(int64_t world) {
 
 void bench_model(int64_t world) {
   constexpr int kRuns = 21;
-  ModelOutline outline = models::parse_outline(kModel, "benchmark", DType::float32);
+  ModelOutline outline = outlines::parse_outline(kModel, "benchmark", DType::float32);
   print("outline of 126 layers from its config.json", world, measure(kRuns, [&] {
-          sink = sink + models::parse_outline(kModel, "benchmark", DType::float32).layers;
+          sink = sink + outlines::parse_outline(kModel, "benchmark", DType::float32).layers;
         }));
   MeshRequest request = request_for(world);
   request.config.shared.sizes.pp = 1;  // every layer on the rank: the most work

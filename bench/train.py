@@ -3,8 +3,8 @@
 
     bench/train.py [--build build] [--deps .deps] [--sizes small medium] [--strategies fsdp2 zero3 ddp zero1 tp tp+sp ep ep+gather ep+even] [--rounds 3] [--steps 12]
 
-Both sides take the same Hugging Face folder and tokens (tests/peers/make_fixture.py), 2 ranks of 1 thread, sequences of 128, local
-batch 2, float32; PyTorch runs tests/peers/peer_train.py with the lean model. A round runs one after the other; the figure of a round is the median
+Both sides take the same Hugging Face folder and tokens (tests/reference_pytorch/make_fixture.py), 2 ranks of 1 thread, sequences of 128, local
+batch 2, float32; PyTorch runs tests/reference_pytorch/peer_train.py with the lean model. A round runs one after the other; the figure of a round is the median
 step after three, the ratio is taken round by round. "alone" is Meshwright on one rank, which sends nothing: the bound that the
 computation sets (two ranks share the memory's bandwidth, so they cannot quite reach it). "tp" is tensor parallelism over both ranks (fsdp2 with
 tp_size = 2) with a local batch of 4, "tp+sp" with sequence parallelism, which PyTorch's side does without; "alone" is then one rank with half of the batch.
@@ -102,7 +102,7 @@ def theirs(a, folder, size, strategy, ranks, environment):
     model = ["--model", f"{folder}/{size}/mixtral", "--impl", "hf", "--experts", "grouped_mm", "--threads", str(ranks)] if experts else ["--model", f"{folder}/{size}/llama", "--impl", "lean"]
     if experts:
         environment = dict(environment, OMP_NUM_THREADS=str(ranks))
-    p = subprocess.Popen([sys.executable, *launch, os.path.join(ROOT, "tests/peers/peer_train.py"), *model, "--tokens", f"{folder}/{size}/train.bin",
+    p = subprocess.Popen([sys.executable, *launch, os.path.join(ROOT, "tests/reference_pytorch/peer_train.py"), *model, "--tokens", f"{folder}/{size}/train.bin",
                           "--strategy", peer_of(strategy), "--seq-len", "128",
                           "--micro-batch", "4" if experts or strategy.startswith("tp") else "2", "--steps", str(a.steps), "--out", out],
                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
@@ -118,7 +118,7 @@ def median_step(found):
 
 
 def make_fixture(folder, size, python):
-    subprocess.run([sys.executable, os.path.join(ROOT, "tests/peers/make_fixture.py"), "--out", f"{folder}/{size}", "--only", "llama", "mixtral", "--size", size],
+    subprocess.run([sys.executable, os.path.join(ROOT, "tests/reference_pytorch/make_fixture.py"), "--out", f"{folder}/{size}", "--only", "llama", "mixtral", "--size", size],
                    check=True, env=python, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 

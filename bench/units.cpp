@@ -11,8 +11,8 @@
 #include <cstdio>
 #include <fstream>
 
-#include "engine/nets/causal_lm.h"
-#include "engine/nets/initialize.h"
+#include "engine/modules/causal_lm.h"
+#include "engine/modules/initialize.h"
 #include "meshwright/parallel/fully_sharded.h"
 #include "meshwright/parallel/replicated_model.h"
 #include "meshwright/parallel/transport.h"
@@ -59,7 +59,7 @@ double step_ms(bool sharded) {
     "num_hidden_layers": )"
       << kLayers
       << R"(, "num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 64, "rms_norm_eps": 1e-6})";
-  nets::CausalLM net = nets::build_model(path, DType::float32, at::kMeta);
+  modules::CausalLM net = modules::build_model(path, DType::float32, at::kMeta);
   auto world = std::make_shared<World>(
       0, 2, at::kCPU, std::chrono::seconds(10),
       [](const std::string&, const std::vector<int64_t>& ranks) {
@@ -80,7 +80,7 @@ double step_ms(bool sharded) {
     policy.mp = mp;
     model = replicate_model(net.ptr(), policy, World::single());
   }
-  for (const ParallelParameter& p : model->parameters()) nets::initialize(*net, p, 1);
+  for (const ParallelParameter& p : model->parameters()) modules::initialize(*net, p, 1);
   at::Tensor ids = at::randint(0, 32, {1, 9}, at::kLong);
   std::vector<double> times;
   for (int i = 0; i < 60; ++i) {

@@ -23,8 +23,8 @@
 #include <fstream>
 #include <limits>
 
-#include "engine/nets/causal_lm.h"
-#include "engine/nets/initialize.h"
+#include "engine/modules/causal_lm.h"
+#include "engine/modules/initialize.h"
 #include "meshwright/trainer.h"
 
 using namespace meshwright;
@@ -50,7 +50,7 @@ std::string model_file(const Sizes& s) {
   return path;
 }
 
-Tensor loss_of(nets::CausalLM& net, const Tensor& ids) {
+Tensor loss_of(modules::CausalLM& net, const Tensor& ids) {
   int64_t length = ids.size(1) - 1;
   return at::cross_entropy_loss(net(ids.narrow(1, 0, length)).flatten(0, 1),
                                 ids.narrow(1, 1, length).flatten(), {}, at::Reduction::Sum);
@@ -59,14 +59,14 @@ Tensor loss_of(nets::CausalLM& net, const Tensor& ids) {
 // The loop a LibTorch user writes, with the fused optimizer.
 struct Bare {
   explicit Bare(const std::string& model)
-      : net(nets::build_model(model, DType::float32, at::kCPU)) {
+      : net(modules::build_model(model, DType::float32, at::kCPU)) {
     for (auto& item : net->named_parameters()) {
       ParallelParameter p;
       p.name = item.key();
       p.local = item.value().detach();
       p.global_shape = item.value().sizes().vec();
       p.region = Region::whole(p.global_shape);
-      nets::initialize(*net, p, 1);
+      modules::initialize(*net, p, 1);
       values.push_back(item.value());
     }
     for (const Tensor& v : values) {
@@ -87,7 +87,7 @@ struct Bare {
     for (Tensor& v : values) v.mutable_grad() = Tensor();
     return loss.item<double>() + 0 * norm;
   }
-  nets::CausalLM net;
+  modules::CausalLM net;
   std::vector<Tensor> values, average, square;
   int64_t steps = 0;
 };
@@ -104,9 +104,9 @@ struct Ours {
             std::to_string(s.batch) + "\nglobal_batch_size = " + std::to_string(s.batch) +
             "\n[optimizer]\nlr = 1e-3\nweight_decay = 0.1\n[lr_scheduler]\nlr_decay_style = "
             "\"constant\"\nlr_warmup_steps = 0\n")),
-        net(nets::build_model(model, DType::float32, at::kMeta)),
+        net(modules::build_model(model, DType::float32, at::kMeta)),
         trainer(job, World::single(), net.ptr(), net->outline(), s.batch * s.length) {
-    for (const ParallelParameter& p : trainer.model().parameters()) nets::initialize(*net, p, 1);
+    for (const ParallelParameter& p : trainer.model().parameters()) modules::initialize(*net, p, 1);
     trainer.model().after_optimizer_step();
   }
   double step(const Tensor& ids) {
@@ -117,7 +117,7 @@ struct Ours {
         .loss;
   }
   Job job;
-  nets::CausalLM net;
+  modules::CausalLM net;
   Trainer trainer;
 };
 

@@ -74,14 +74,14 @@ unpack_wheels() {
 
 ensure_libtorch() { unpack_wheels $torch_wheels; }
 
-# Pinned wheels of tests/peers/requirements.lock by name.
-locked() { local n; for n in "$@"; do grep "^$n==" "$root/tests/peers/requirements.lock"; done; }
+# Pinned wheels of tests/reference_pytorch/requirements.lock by name.
+locked() { local n; for n in "$@"; do grep "^$n==" "$root/tests/reference_pytorch/requirements.lock"; done; }
 # What the part for NVIDIA devices compiles against, and what it needs to run.
 ensure_cuda_headers() { unpack_wheels $(locked nvidia-cublas nvidia-cusolver nvidia-cusparse nvidia-nccl-cu13); }
-ensure_cuda_libraries() { unpack_wheels $(grep '^nvidia-' "$root/tests/peers/requirements.lock"); }
+ensure_cuda_libraries() { unpack_wheels $(grep '^nvidia-' "$root/tests/reference_pytorch/requirements.lock"); }
 
 # The rest of what PyTorch and transformers need from Python: only the comparison with PyTorch uses it.
-ensure_peers() { unpack_wheels $(grep -v '^ *#' "$root/tests/peers/requirements.lock"); }
+ensure_peers() { unpack_wheels $(grep -v '^ *#' "$root/tests/reference_pytorch/requirements.lock"); }
 
 # configure_and_build PRESET TARGET...: quiet when nothing changes. Five sources are compiled as one, which halves the time of a build from
 # nothing: LibTorch's headers take longer than our own lines. Who works on the code configures with `cmake --preset` instead, file by file.

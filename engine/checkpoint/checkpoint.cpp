@@ -5,8 +5,8 @@
 #include <map>
 #include <set>
 
+#include "engine/base/mapped_file.h"
 #include "engine/checkpoint/checksum.h"
-#include "engine/data/mapped_file.h"
 
 namespace meshwright::checkpoint {
 
@@ -37,7 +37,7 @@ bool is_safetensors(const std::string& name) {
 // A file in use, with what is known of its blocks.
 struct Checkpoint::Opened {
   explicit Opened(const fs::path& path) : file(path.string(), ErrorCode::bad_checkpoint) {}
-  data::MappedFile file;
+  base::MappedFile file;
   const FileRecord* record = nullptr;
   std::vector<bool> checked;  // one a block
   std::unique_ptr<weights::SafetensorsFile> tensors;
@@ -53,7 +53,7 @@ Meta read_meta(const fs::path& folder) {
                 folder.string() + " is not a checkpoint: it has no meta.json")
         .help(kOthers);
   if (!fs::is_regular_file(status)) throw damaged(path, "not a regular file");
-  data::MappedFile file(path.string(), ErrorCode::bad_checkpoint);
+  base::MappedFile file(path.string(), ErrorCode::bad_checkpoint);
   if (file.size() > kMostMeta)
     throw damaged(path, "has " + std::to_string(file.size()) + " bytes, more than 512 MiB");
   return parse_meta({reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size()},

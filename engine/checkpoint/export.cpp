@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "engine/weights/carry.h"
+#include "engine/weights/auxiliary_files.h"
 #include "engine/weights/convert.h"
 #include "engine/weights/links.h"
 

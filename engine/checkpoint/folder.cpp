@@ -7,8 +7,8 @@
 #include <cstdio>
 #include <fstream>
 
+#include "engine/base/durable.h"
 #include "engine/checkpoint/checkpoint.h"
-#include "engine/files/durable.h"
 
 namespace meshwright::checkpoint {
 
@@ -42,7 +42,7 @@ void remove_leftovers(const fs::path& checkpoints) {
   for (fs::directory_iterator at(checkpoints, failed), end; !failed && at != end;
        at.increment(failed))
     if (is_leftover(at->path().filename().string())) leftovers.push_back(at->path());
-  for (const fs::path& leftover : leftovers) files::remove_tree(leftover);
+  for (const fs::path& leftover : leftovers) base::remove_tree(leftover);
 }
 
 fs::path parent_of(const fs::path& path) {
@@ -148,7 +148,7 @@ void tidy(const fs::path& checkpoints) {
     if (std::optional<int64_t> step = step_of(at->path().filename().string()))
       last = std::max(step, last);
   if (last && latest_of(checkpoints) != checkpoints / step_name(*last))
-    files::link_durably(step_name(*last), checkpoints / "latest");
+    base::link_durably(step_name(*last), checkpoints / "latest");
 }
 
 Publication::Publication(fs::path checkpoints, int64_t step)
@@ -156,25 +156,25 @@ Publication::Publication(fs::path checkpoints, int64_t step)
       temporary_(temporary_folder(checkpoints_, step)),
       step_(step) {
   bool fresh = !fs::exists(checkpoints_);
-  files::make_folders(checkpoints_);
-  if (fresh) files::sync_folder(parent_of(checkpoints_));
+  base::make_folders(checkpoints_);
+  if (fresh) base::sync_folder(parent_of(checkpoints_));
   remove_leftovers(checkpoints_);
-  files::make_folder(temporary_);
+  base::make_folder(temporary_);
 }
 
 Publication::~Publication() {
-  if (!published_) files::remove_tree(temporary_);
+  if (!published_) base::remove_tree(temporary_);
 }
 
 fs::path Publication::publish(const Meta& meta, int64_t keep) {
   fs::path final_path = checkpoints_ / step_name(step_),
            replaced = checkpoints_ / ("." + step_name(step_) + std::string(kReplaced));
-  files::NewFile file(temporary_ / "meta.json");
+  base::NewFile file(temporary_ / "meta.json");
   file.append(to_json(meta));
   file.finish();
   for (const fs::directory_entry& entry : fs::recursive_directory_iterator(temporary_))
-    if (entry.is_directory()) files::sync_folder(entry.path());
-  files::sync_folder(temporary_);
+    if (entry.is_directory()) base::sync_folder(entry.path());
+  base::sync_folder(temporary_);
   std::error_code failed;
   // One of the same step changes places with it in one go, where the file system can.
   bool replaces = fs::exists(fs::symlink_status(final_path, failed));
@@ -182,11 +182,11 @@ fs::path Publication::publish(const Meta& meta, int64_t keep) {
                               RENAME_EXCHANGE) == 0) {
     published_ = true;
     replaced = temporary_;
-    files::sync_folder(checkpoints_);
+    base::sync_folder(checkpoints_);
   } else {
-    if (replaces) files::rename_durably(final_path, replaced);
+    if (replaces) base::rename_durably(final_path, replaced);
     try {
-      files::rename_durably(temporary_, final_path);
+      base::rename_durably(temporary_, final_path);
     } catch (const Error&) {
       // The new one may be there, with only its folder's entry not synced; else the old one comes
       // back.
@@ -195,8 +195,8 @@ fs::path Publication::publish(const Meta& meta, int64_t keep) {
     }
     published_ = true;
   }
-  files::link_durably(step_name(step_), checkpoints_ / "latest");
-  if (replaces) files::remove_tree(replaced);
+  base::link_durably(step_name(step_), checkpoints_ / "latest");
+  if (replaces) base::remove_tree(replaced);
   std::vector<std::pair<int64_t, fs::path>> all;
   for (fs::directory_iterator at(checkpoints_, failed), end; !failed && at != end;
        at.increment(failed))
@@ -209,7 +209,7 @@ fs::path Publication::publish(const Meta& meta, int64_t keep) {
     fs::path trash =
         checkpoints_ / ("." + all[i].second.filename().string() + std::string(kReplaced));
     fs::rename(all[i].second, trash, failed);
-    if (!failed) files::remove_tree(trash);
+    if (!failed) base::remove_tree(trash);
   }
   return final_path;
 }
@@ -226,15 +226,15 @@ std::string set_aside(const fs::path& checkpoints, int64_t step) {
   int n = 1;
   while (fs::exists(checkpoints.string() + "." + std::to_string(n), failed)) ++n;
   fs::path aside = checkpoints.string() + "." + std::to_string(n);
-  files::make_folder(aside);
+  base::make_folder(aside);
   // `latest` first, so that it never points to nothing.
   fs::path latest = checkpoints / "latest";
   std::optional<fs::path> target = latest_of(checkpoints);
   bool moves = target && std::find(names.begin(), names.end(), *target) != names.end();
   if (moves) fs::remove(latest, failed);
-  for (const fs::path& name : names) files::rename_durably(name, aside / name.filename());
-  files::sync_folder(checkpoints);
-  if (moves) files::link_durably(target->filename().string(), aside / "latest");
+  for (const fs::path& name : names) base::rename_durably(name, aside / name.filename());
+  base::sync_folder(checkpoints);
+  if (moves) base::link_durably(target->filename().string(), aside / "latest");
   return aside.string();
 }
 

@@ -6,10 +6,10 @@
 #include <cstdio>
 #include <set>
 
+#include "engine/base/strict_json.h"
 #include "engine/checkpoint/checksum.h"
 #include "engine/weights/element_types.h"
 #include "engine/weights/fused_rows.h"
-#include "engine/weights/strict_json.h"
 #include "meshwright/error.h"
 
 namespace meshwright::checkpoint {
@@ -399,8 +399,8 @@ Meta parse_meta(std::string_view text, const std::string& path) {
     throw bad(0, "the file does not match its checksum");
   json::value parsed;
   try {
-    parsed = weights::parse_strictly(text, {.depth = 8, .elements = 1 << 20});
-  } catch (const weights::JsonProblem& problem) {
+    parsed = base::parse_strictly(text, {.depth = 8, .elements = 1 << 20});
+  } catch (const base::JsonProblem& problem) {
     throw bad(problem.offset, problem.what);
   }
   Reader root(parsed, "the file", path);

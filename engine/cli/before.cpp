@@ -7,7 +7,7 @@
 #include "engine/data/dataset.h"
 #include "engine/launch/devices.h"
 #include "engine/plan/before_start.h"
-#include "engine/weights/carry.h"
+#include "engine/weights/auxiliary_files.h"
 
 namespace meshwright::cli {
 namespace {
@@ -42,9 +42,9 @@ void tell_tokenizer(const plan::Job& job, Diagnostics& found) {
 // Strategies that could train the job instead of its own.
 std::vector<std::string> other_strategies(const plan::Job& job, const plan::JobPlan& plan) {
   std::vector<std::string> out;
-  for (const plugins::Listing& listing : job.registry->list()) {
+  for (const loader::Listing& listing : job.registry->list()) {
     if (listing.plugin == nullptr) continue;
-    for (const plugins::StrategyInfo& info : listing.plugin->strategies)
+    for (const loader::StrategyInfo& info : listing.plugin->strategies)
       if ((info.capabilities & MESHWRIGHT_CAN_PARALLELIZE) != 0 &&
           info.name != plan.strategy.info->name)
         out.push_back(info.name);

@@ -12,7 +12,7 @@
 #include "engine/cli/verb.h"
 #include "engine/report/progress.h"
 #include "engine/report/report.h"
-#include "engine/weights/carry.h"
+#include "engine/weights/auxiliary_files.h"
 #include "engine/weights/convert.h"
 
 namespace meshwright::cli {

@@ -23,11 +23,11 @@ std::optional<plan::Job> load_job(Call& call, int& status) {
   return std::nullopt;
 }
 
-std::vector<config::StrategySchema> discovered_schemas(plugins::Registry& registry) {
+std::vector<config::StrategySchema> discovered_schemas(loader::Registry& registry) {
   std::vector<config::StrategySchema> out;
-  for (const plugins::Listing& listing : registry.list()) {
+  for (const loader::Listing& listing : registry.list()) {
     if (listing.plugin == nullptr) continue;
-    for (const plugins::StrategyInfo& info : listing.plugin->strategies)
+    for (const loader::StrategyInfo& info : listing.plugin->strategies)
       out.push_back({info.name, info.aliases, info.schema});
   }
   return out;

@@ -21,6 +21,6 @@ int64_t world_size(const Call& call);
 // `status`.
 std::optional<plan::Job> load_job(Call& call, int& status);
 // The schemas of every strategy that can be found here; libraries that cannot be used are left out.
-std::vector<config::StrategySchema> discovered_schemas(plugins::Registry& registry);
+std::vector<config::StrategySchema> discovered_schemas(loader::Registry& registry);
 
 }  // namespace meshwright::cli

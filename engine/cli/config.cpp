@@ -16,7 +16,7 @@ int run_show(Call& call) {
 }
 
 std::vector<config::StrategySchema> schemas(const Call& call) {
-  plugins::SearchPath search;
+  loader::SearchPath search;
   if (!call.positional(1).empty() || call.has("file")) {
     Diagnostics diagnostics;
     config::LoadOptions options;
@@ -26,7 +26,7 @@ std::vector<config::StrategySchema> schemas(const Call& call) {
     search.files = source.plugin_files();
     search.folders = source.plugin_folders();
   }
-  plugins::Registry registry(search);
+  loader::Registry registry(search);
   return discovered_schemas(registry);
 }
 

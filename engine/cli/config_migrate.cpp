@@ -3,10 +3,10 @@
 #include <fstream>
 #include <iterator>
 
+#include "engine/base/durable.h"
 #include "engine/cli/common.h"
 #include "engine/config/migrate.h"
 #include "engine/config/syntax.h"
-#include "engine/files/durable.h"
 
 namespace meshwright::cli {
 namespace {
@@ -48,10 +48,10 @@ int run_migrate(Call& call) {
   if (!out.empty() && fs::exists(fs::symlink_status(out, failed)))
     throw Error(ErrorCode::usage, "--out " + out.string() + " is already there")
         .help("name another file, or remove that one");
-  plugins::Registry registry({});
+  loader::Registry registry({});
   config::Migration done =
       config::migrate(contents(file), file.string(), discovered_schemas(registry));
-  if (!out.empty()) files::write_durably(out, done.toml);
+  if (!out.empty()) base::write_durably(out, done.toml);
   if (call.json) {
     call.print_json(config::migration_json(done));
     return 0;

@@ -38,7 +38,7 @@ std::string cuda_devices() {
 }
 
 std::vector<Row> rows_of() {
-  const auto& facts = plugins::engine_facts();
+  const auto& facts = loader::engine_facts();
   auto fact = [&](const char* key) {
     auto it = facts.find(key);
     return it == facts.end() ? std::string("-") : it->second;
@@ -66,7 +66,7 @@ int run_env(Call& call) {
         "WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "CUDA_VISIBLE_DEVICES"})
     if (const char* value = std::getenv(name))
       variables.emplace_back(name, report::printable(value));
-  plugins::Registry registry({});
+  loader::Registry registry({});
   if (call.json) {
     boost::json::object out, environment;
     for (const auto& [key, value] : rows_of()) out[key] = value;

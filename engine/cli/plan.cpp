@@ -4,8 +4,8 @@
 
 #include "engine/cli/before.h"
 #include "engine/cli/common.h"
-#include "engine/plan/draw.h"
 #include "engine/plan/training.h"
+#include "engine/render/render.h"
 
 namespace meshwright::cli {
 namespace {
@@ -92,7 +92,7 @@ int run_plan(Call& call) {
     plan::add_training(machine, obstacles);
     call.print_json(machine);
   } else {
-    call.out.write(plan::draw(call.out_style, plan));
+    call.out.write(render::draw(call.out_style, plan));
   }
   return 0;
 }
@@ -114,7 +114,7 @@ int run_validate(Call& call) {
                              : smallest_world(sizes);
   std::string mesh =
       known ? "fits " + report::counted(world, "rank", "ranks") : "not checked: give --world-size";
-  plugins::LoadedStrategy strategy = job->strategy;  // or the one that it hands the job on to
+  loader::LoadedStrategy strategy = job->strategy;  // or the one that it hands the job on to
   std::vector<Error> obstacles;
   Diagnostics said;
   try {

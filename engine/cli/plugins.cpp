@@ -2,15 +2,15 @@
 #include <filesystem>
 
 #include "engine/cli/common.h"
-#include "engine/plugins/judge.h"
+#include "engine/loader/verify_library.h"
 
 namespace meshwright::cli {
 namespace {
 
 namespace json = boost::json;
 
-plugins::SearchPath search_path(const Call& call) {
-  plugins::SearchPath search;
+loader::SearchPath search_path(const Call& call) {
+  loader::SearchPath search;
   if (!call.has("file")) return search;
   Diagnostics diagnostics;
   config::LoadOptions options;
@@ -29,20 +29,20 @@ std::string capabilities(uint64_t bits) {
 }
 
 int run_list(Call& call) {
-  plugins::Registry registry(search_path(call));
-  std::vector<plugins::Listing> all = registry.list();
+  loader::Registry registry(search_path(call));
+  std::vector<loader::Listing> all = registry.list();
   Diagnostics said;
-  for (const std::string& folder : plugins::relative_plugin_folders())
+  for (const std::string& folder : loader::relative_plugin_folders())
     said.warning("MESHWRIGHT_PLUGIN_PATH: " + folder +
                  " is left out, for it is not an absolute path");
   call.say(said);
   if (call.json) {
     json::array rows;
-    for (const plugins::Listing& listing : all) {
+    for (const loader::Listing& listing : all) {
       json::object row{{"path", listing.path.string()}, {"place", listing.place}};
       if (listing.plugin != nullptr) {
         json::array strategies;
-        for (const plugins::StrategyInfo& info : listing.plugin->strategies)
+        for (const loader::StrategyInfo& info : listing.plugin->strategies)
           strategies.push_back(json::object{{"name", info.name},
                                             {"summary", info.summary},
                                             {"capabilities", capabilities(info.capabilities)}});
@@ -60,14 +60,14 @@ int run_list(Call& call) {
   }
   std::vector<std::vector<std::string>> rows = {
       {"strategy", "can", "plugin", "place", "what it is"}};
-  for (const plugins::Listing& listing : all)
+  for (const loader::Listing& listing : all)
     if (listing.plugin != nullptr)
-      for (const plugins::StrategyInfo& info : listing.plugin->strategies)
+      for (const loader::StrategyInfo& info : listing.plugin->strategies)
         rows.push_back({info.name, capabilities(info.capabilities),
                         listing.plugin->name + " " + listing.plugin->version, listing.place,
                         info.summary});
   if (rows.size() > 1) call.out.write(report::table(call.out_style, rows));
-  for (const plugins::Listing& listing : all)
+  for (const loader::Listing& listing : all)
     if (listing.refused)
       call.out.write("\nrefused " + listing.path.string() + " (" + listing.place + ")\n" +
                      report::format_error(call.out_style, *listing.refused));
@@ -80,9 +80,9 @@ int run_list(Call& call) {
 }
 
 int run_inspect(Call& call) {
-  plugins::Registry registry(search_path(call));
+  loader::Registry registry(search_path(call));
   std::string what = call.positional(0);
-  const plugins::LoadedPlugin* plugin = nullptr;
+  const loader::LoadedPlugin* plugin = nullptr;
   if (what.find('/') != std::string::npos || what.ends_with(".so"))
     plugin = &registry.load(std::filesystem::absolute(what), "command line");
   else
@@ -91,7 +91,7 @@ int run_inspect(Call& call) {
     json::object facts;
     for (const auto& [key, value] : plugin->facts) facts[key] = value;
     json::array strategies;
-    for (const plugins::StrategyInfo& info : plugin->strategies) {
+    for (const loader::StrategyInfo& info : plugin->strategies) {
       json::array options, aliases;
       for (const std::string& alias : info.aliases) aliases.emplace_back(alias);
       for (const meshwright_option* o : info.schema.options)
@@ -129,7 +129,7 @@ int run_inspect(Call& call) {
                                        {"library", plugin->path.string()},
                                        {"found in", plugin->place},
                                        {"facts hash", plugin->facts_hash}}));
-  for (const plugins::StrategyInfo& info : plugin->strategies) {
+  for (const loader::StrategyInfo& info : plugin->strategies) {
     call.out.write("\n" + report::paint(style, report::Tone::bold, "strategy " + info.name) + "  " +
                    info.summary + "\ncan: " + capabilities(info.capabilities) + "; options in [" +
                    info.schema.table + "]\n");

@@ -6,7 +6,7 @@
 #include <filesystem>
 
 #include "engine/cli/common.h"
-#include "engine/plugins/descriptor.h"
+#include "engine/loader/descriptor.h"
 #include "sdk/conformance/conformance.h"
 #include "sdk/conformance/runner.h"
 
@@ -67,7 +67,7 @@ std::optional<Error> refusal_in(const Fields& fields) {
   return error;
 }
 
-const plugins::LoadedPlugin& load(plugins::Registry& registry, const std::string& what) {
+const loader::LoadedPlugin& load(loader::Registry& registry, const std::string& what) {
   if (what.find('/') != std::string::npos || what.ends_with(".so"))
     return registry.load(fs::absolute(what), "command line");
   return *registry.find(what).plugin;
@@ -77,14 +77,14 @@ const plugins::LoadedPlugin& load(plugins::Registry& registry, const std::string
 int run_child(Call& call) {
   conf::prepare_child();
   const conf::Case& c = case_of(call.value("case"));
-  plugins::Registry registry({});
+  loader::Registry registry({});
   Fields fields;
   try {
-    const plugins::LoadedPlugin& plugin = load(registry, call.positional(0));
+    const loader::LoadedPlugin& plugin = load(registry, call.positional(0));
     conf::Subject subject{plugin.descriptor, nullptr, plugin.path};
     for (size_t i = 0; i < plugin.strategies.size(); ++i)
       if (plugin.strategies[i].name == call.value("strategy"))
-        subject.strategy = plugins::raw_strategy(*plugin.descriptor, i);
+        subject.strategy = loader::raw_strategy(*plugin.descriptor, i);
     if (c.scope == conf::Scope::strategy && subject.strategy == nullptr)
       throw Error(ErrorCode::usage,
                   "case " + std::string(c.name) + " needs a --strategy of the library");
@@ -92,7 +92,7 @@ int run_child(Call& call) {
     fields.emplace_back("plugin", plugin.name);
     fields.emplace_back("version", plugin.version);
     fields.emplace_back("path", plugin.path.string());
-    for (const plugins::StrategyInfo& info : plugin.strategies)
+    for (const loader::StrategyInfo& info : plugin.strategies)
       fields.emplace_back("strategy", info.name);
   } catch (const Error& error) {
     fields = fields_of(error);

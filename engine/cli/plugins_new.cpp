@@ -89,10 +89,10 @@ int run_new(Call& call) {
       (!fs::is_directory(target, failed) || !fs::is_empty(target, failed)))
     throw Error(ErrorCode::usage, target.string() + " is already there and not an empty folder")
         .help("meshwright plugins new " + name + " --dir ANOTHER");
-  plugins::Registry registry({});
-  for (const plugins::Listing& listing : registry.list())
+  loader::Registry registry({});
+  for (const loader::Listing& listing : registry.list())
     if (listing.plugin != nullptr)
-      for (const plugins::StrategyInfo& info : listing.plugin->strategies)
+      for (const loader::StrategyInfo& info : listing.plugin->strategies)
         if (info.name == name)
           throw Error(ErrorCode::usage,
                       "there is already a strategy " + name + ", in " + listing.path.string())

@@ -9,7 +9,7 @@
 
 #include "engine/cli/help.h"
 #include "engine/cli/verb.h"
-#include "engine/plugins/exit_guard.h"
+#include "engine/loader/exit_guard.h"
 #include "meshwright/abi.h"
 
 namespace meshwright::cli {
@@ -192,7 +192,7 @@ int run(int argc, const char* const* argv) {
             .err_style = report::style_of(stderr)};
   // Known before the flags are parsed, so that mistakes among them are JSON too.
   call.json = std::find(words.begin(), words.end(), "--json") != words.end();
-  plugins::ExitGuard exit_guard;
+  loader::ExitGuard exit_guard;
   try {
     int status = guard(call, [&] { return dispatch(words, call); });
     out.flush();

@@ -10,12 +10,12 @@
 #include <iterator>
 #include <thread>
 
+#include "engine/base/mapped_file.h"
+#include "engine/base/strict_json.h"
 #include "engine/cli/verb.h"
-#include "engine/data/mapped_file.h"
 #include "engine/data/token_writer.h"
 #include "engine/report/progress.h"
 #include "engine/tokenizer/corpus.h"
-#include "engine/weights/strict_json.h"
 
 namespace meshwright::cli {
 namespace {
@@ -33,9 +33,9 @@ json::object settings(const fs::path& file) {
   std::ifstream in(file, std::ios::binary);
   std::string text{std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
   try {
-    json::value parsed = weights::parse_strictly(text, {.depth = 32, .elements = 1 << 20});
+    json::value parsed = base::parse_strictly(text, {.depth = 32, .elements = 1 << 20});
     return parsed.is_object() ? parsed.as_object() : json::object();
-  } catch (const weights::JsonProblem& problem) {
+  } catch (const base::JsonProblem& problem) {
     throw Error(ErrorCode::bad_tokenizer, file.string() + ": " + problem.what + " (at byte " +
                                               std::to_string(problem.offset) + ")");
   }

@@ -6,11 +6,11 @@
 #include <cmath>
 #include <filesystem>
 
+#include "engine/base/durable.h"
 #include "engine/checkpoint/folder.h"
 #include "engine/cli/before.h"
 #include "engine/cli/common.h"
 #include "engine/cli/ranks.h"
-#include "engine/files/durable.h"
 #include "engine/launch/exit_status.h"
 #include "engine/launch/run_folder.h"
 #include "engine/train/run.h"
@@ -111,14 +111,14 @@ int start(Call& call, const std::optional<launch::RankEnvironment>& ranks) {
   local.ranks = wanted;
   local.max_restarts = restarts;
   local.done_status = launch::kDone;
-  const plugins::LoadedPlugin& plugin = *job->strategy.plugin;
+  const loader::LoadedPlugin& plugin = *job->strategy.plugin;
   local.foreign =
       "the plugin " + plugin.name + " " + plugin.version + " (" + plugin.path.string() + ")";
   tell_screen(screen, local);
   const Options& run = job->config.table("run");
   fs::path folder = fs::path(run.get_string("dir")) / run.get_string("name");
   // Before anything in the folder is touched, and until the last restart has ended.
-  std::unique_ptr<files::RunLock> lock =
+  std::unique_ptr<base::RunLock> lock =
       launch::own_run_folder(folder, launch::process_environment(), [&](const std::string& text) {
         call.err.write(report::format_notice(call.err_style, text));
         call.err.flush();
@@ -126,7 +126,7 @@ int start(Call& call, const std::optional<launch::RankEnvironment>& ranks) {
   local.lock_fd = lock->descriptor();
   local.log_folder = folder / "rank_logs";
   local.record = [log = folder / "run.log"](const std::string& lines) {
-    files::append_line(log, lines);
+    base::append_line(log, lines);
   };
   // Called before ranks start again, which then ask newest() themselves and say what is wrong with
   // a damaged one.

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "engine/data/hash.h"
+#include "engine/base/hash.h"
 #include "engine/data/token_files.h"
 
 namespace meshwright::data {
@@ -23,7 +23,7 @@ class Mock final : public Dataset {
     return "synthetic, seed " + std::to_string(seed_) + ", vocabulary " + std::to_string(vocab_);
   }
   uint64_t fingerprint() const override {
-    Hash hash;
+    base::Hash hash;
     hash.add("mock", 4);
     hash.add(vocab_);
     hash.add(static_cast<int64_t>(seed_));

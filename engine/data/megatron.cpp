@@ -2,8 +2,8 @@
 #include <filesystem>
 #include <optional>
 
+#include "engine/base/relative.h"
 #include "engine/data/token_files.h"
-#include "engine/files/relative.h"
 
 namespace meshwright::data {
 
@@ -49,11 +49,11 @@ std::unique_ptr<Dataset> open_megatron(const DatasetConfig& config) {
                                             "of kind megatron are a pair .bin and .idx");
     error.key(config.table + ".path");
     for (const std::string& help :
-         files::relative_path_help(config.table + ".path", names[0], config.toml))
+         base::relative_path_help(config.table + ".path", names[0], config.toml))
       error.help(help);
     throw error;
   }
-  MappedFile index(names[0], ErrorCode::bad_dataset), bin(names[1], ErrorCode::bad_dataset);
+  base::MappedFile index(names[0], ErrorCode::bad_dataset), bin(names[1], ErrorCode::bad_dataset);
   auto fail = [&](int64_t at, const std::string& what) {
     throw Error(ErrorCode::bad_dataset, index.path() + ": byte " + std::to_string(at) + ": " + what)
         .key(config.table + ".path");

@@ -16,7 +16,7 @@ struct Header {
   int64_t size = 0;
 };
 
-Header read_header(const MappedFile& file) {
+Header read_header(const base::MappedFile& file) {
   auto byte = [&](int64_t at) {
     return at < file.size() ? static_cast<uint64_t>(file.bytes()[static_cast<size_t>(at)]) : 0;
   };
@@ -35,7 +35,7 @@ Header read_header(const MappedFile& file) {
 
 }  // namespace
 
-void refuse_numpy(const MappedFile& file, const DatasetConfig& config) {
+void refuse_numpy(const base::MappedFile& file, const DatasetConfig& config) {
   if (file.size() < static_cast<int64_t>(kMagic.size()) ||
       std::memcmp(file.bytes().data(), kMagic.data(), kMagic.size()) != 0)
     return;

@@ -5,8 +5,8 @@
 #include <cstring>
 #include <filesystem>
 
+#include "engine/base/relative.h"
 #include "engine/data/token_files.h"
-#include "engine/files/relative.h"
 
 namespace meshwright::data {
 
@@ -69,7 +69,7 @@ std::vector<std::string> list_files(const DatasetConfig& config) {
     Error error =
         fail(config.table + ".path = \"" + config.path + "\": no file with contents matches");
     for (const std::string& help :
-         files::relative_path_help(config.table + ".path", config.path, config.toml))
+         base::relative_path_help(config.table + ".path", config.path, config.toml))
       error.help(help);
     throw error;
   }
@@ -80,7 +80,7 @@ std::vector<std::string> list_files(const DatasetConfig& config) {
 std::unique_ptr<Dataset> open_text(const DatasetConfig& config) {
   auto out = std::make_unique<TokenFiles>(config, TokenType::uint8);
   for (const std::string& path : list_files(config)) {
-    MappedFile file(path, ErrorCode::bad_dataset);
+    base::MappedFile file(path, ErrorCode::bad_dataset);
     refuse_numpy(file, config);
     int64_t size = file.size();
     out->add(std::move(file), 0, size);

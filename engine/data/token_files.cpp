@@ -9,7 +9,7 @@
 #include <thread>
 #include <type_traits>
 
-#include "engine/data/hash.h"
+#include "engine/base/hash.h"
 
 namespace meshwright::data {
 
@@ -54,7 +54,7 @@ TokenFiles::TokenFiles(const DatasetConfig& config, TokenType type, std::string 
   seq_len_ = config.seq_len;
 }
 
-void TokenFiles::add(MappedFile file, int64_t offset, int64_t count) {
+void TokenFiles::add(base::MappedFile file, int64_t offset, int64_t count) {
   if (parts_.size() >= kMaxMapped) file.unmap();
   parts_.push_back({std::move(file), offset, tokens_, count});
   tokens_ += count;
@@ -72,7 +72,7 @@ std::string TokenFiles::describe() const {
 uint64_t TokenFiles::fingerprint() const {
   int64_t width = token_width(type_), block = 4096 / width,
           blocks = std::min<int64_t>(256, (tokens_ + block - 1) / block);
-  Hash hash;
+  base::Hash hash;
   hash.add(kind_.data(), kind_.size());
   hash.add(static_cast<int64_t>(type_));
   for (const Part& part : parts_) hash.add(part.count);
@@ -93,11 +93,11 @@ void TokenFiles::visit(int64_t begin, int64_t count, Use&& use) const {
   int64_t width = token_width(type_);
   for (auto part = after - 1; count > 0; ++part) {
     int64_t first = begin - part->begin, take = std::min(count, part->count - first);
-    auto apply = [&](const MappedFile& file) {
+    auto apply = [&](const base::MappedFile& file) {
       use(*part, file.bytes().data() + part->offset + first * width, first, take, begin);
     };
     if (part->file.bytes().empty()) {
-      MappedFile again(part->file.path(), ErrorCode::bad_dataset);
+      base::MappedFile again(part->file.path(), ErrorCode::bad_dataset);
       if (again.size() != part->file.size())
         throw Error(ErrorCode::bad_dataset,
                     again.path() + ": has " + std::to_string(again.size()) + " bytes now; it had " +

@@ -4,8 +4,8 @@
 #include <string>
 #include <vector>
 
+#include "engine/base/mapped_file.h"
 #include "engine/data/dataset.h"
-#include "engine/data/mapped_file.h"
 
 namespace meshwright::data {
 
@@ -19,7 +19,7 @@ class TokenFiles final : public Dataset {
   // be wrong.
   TokenFiles(const DatasetConfig& config, TokenType type, std::string advice = {});
   // `count` tokens from byte `offset` on.
-  void add(MappedFile file, int64_t offset, int64_t count);
+  void add(base::MappedFile file, int64_t offset, int64_t count);
 
   std::string describe() const override;
   uint64_t fingerprint() const override;
@@ -30,7 +30,7 @@ class TokenFiles final : public Dataset {
 
  private:
   struct Part {
-    MappedFile file;
+    base::MappedFile file;
     int64_t offset, begin, count;  // bytes to skip; first token in the stream; tokens
   };
   // use(part, bytes, first token within the part, tokens, tokens before) for every stretch of
@@ -55,7 +55,7 @@ std::vector<std::string> list_files(const DatasetConfig& config);
 
 // Throws Error(bad_dataset) for a file that numpy.save() wrote: its header would be read as tokens.
 // The help says how to get rid of it.
-void refuse_numpy(const MappedFile& file, const DatasetConfig& config);
+void refuse_numpy(const base::MappedFile& file, const DatasetConfig& config);
 
 // The index and the tokens, which are named by either or by what they have in common.
 std::vector<std::string> megatron_files(const DatasetConfig& config);

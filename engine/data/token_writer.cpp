@@ -22,13 +22,13 @@ fs::path beside(const fs::path& path) {
 // Over the beginning of a file that is still open elsewhere, whose sync takes it along.
 void write_front(const fs::path& path, std::span<const int32_t> head) {
   int fd = ::open(path.c_str(), O_WRONLY | O_CLOEXEC | O_NOFOLLOW);
-  if (fd < 0) throw files::unwritable(path, errno, "open");
+  if (fd < 0) throw base::unwritable(path, errno, "open");
   ssize_t done = 0;
   do done = ::pwrite(fd, head.data(), head.size_bytes(), 0);
   while (done < 0 && errno == EINTR);
   int reason = done < 0 ? errno : ENOSPC;
   ::close(fd);
-  if (done != static_cast<ssize_t>(head.size_bytes())) throw files::unwritable(path, reason);
+  if (done != static_cast<ssize_t>(head.size_bytes())) throw base::unwritable(path, reason);
 }
 
 template <class T>
@@ -70,7 +70,7 @@ void TokenWriter::finish() {
   if (head[2] == kLongCount) std::memcpy(&head[3], &tokens_, sizeof tokens_);
   write_front(file_.path(), head);
   file_.finish();
-  files::rename_durably(file_.path(), path_);
+  base::rename_durably(file_.path(), path_);
 }
 
 }  // namespace meshwright::data

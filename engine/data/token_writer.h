@@ -6,8 +6,8 @@
 #include <span>
 #include <vector>
 
+#include "engine/base/durable.h"
 #include "engine/data/token_files.h"
-#include "engine/files/durable.h"
 
 namespace meshwright::data {
 
@@ -28,7 +28,7 @@ class TokenWriter {
  private:
   std::filesystem::path path_;
   TokenType type_;
-  files::NewFile file_;
+  base::NewFile file_;
   std::vector<std::byte> buffer_;
   int64_t tokens_ = 0, vocabulary_;
 };

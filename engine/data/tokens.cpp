@@ -13,7 +13,7 @@ struct Layout {
   int64_t offset, count;
 };
 
-Layout layout_of(const MappedFile& file, const DatasetConfig& config) {
+Layout layout_of(const base::MappedFile& file, const DatasetConfig& config) {
   auto fail = [&](const std::string& what) {
     return Error(ErrorCode::bad_dataset, file.path() + ": " + what).key(config.table + ".path");
   };
@@ -62,7 +62,7 @@ std::unique_ptr<Dataset> open_tokens(const DatasetConfig& config) {
   std::unique_ptr<TokenFiles> out;
   std::optional<TokenType> type;
   for (const std::string& path : list_files(config)) {
-    MappedFile file(path, ErrorCode::bad_dataset);
+    base::MappedFile file(path, ErrorCode::bad_dataset);
     Layout layout = layout_of(file, config);
     if (type && *type != layout.type)
       throw Error(ErrorCode::bad_dataset,

@@ -9,8 +9,8 @@
 
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/checkpoint/folder.h"
-#include "engine/models/config_json.h"
-#include "engine/models/models.h"
+#include "engine/outlines/config_json.h"
+#include "engine/outlines/models.h"
 #include "meshwright/error.h"
 
 namespace meshwright::generate {
@@ -41,7 +41,7 @@ std::string contents(const fs::path& path) {
 // One id or a list of them; absent or null: none.
 std::optional<std::vector<int64_t>> eos_of(const fs::path& file, int64_t vocab) {
   if (!is_there(file)) return std::nullopt;
-  models::ConfigJson json = models::ConfigJson::parse(contents(file), file.string());
+  outlines::ConfigJson json = outlines::ConfigJson::parse(contents(file), file.string());
   if (!json.has("eos_token_id")) return std::nullopt;
   std::vector<int64_t> out;
   if (json.is_list("eos_token_id"))
@@ -69,7 +69,7 @@ Source::Source(const fs::path& path) : folder_(path) {
     Error missing(ErrorCode::file_unreadable, is_there(path)
                                                   ? path.string() + " is not a folder"
                                                   : "there is no folder " + path.string());
-    if (std::vector<std::string> helps = models::hub_helps(path); !helps.empty())
+    if (std::vector<std::string> helps = outlines::hub_helps(path); !helps.empty())
       missing.help(helps[0]);
     throw missing
         .help(
@@ -83,7 +83,7 @@ Source::Source(const fs::path& path) : folder_(path) {
     throw Error(ErrorCode::file_unreadable, path.string() + " has weights but no config.json")
         .help("copy the model's config.json into the folder");
   if (!weights) open_checkpoint();
-  vocab_ = models::load_outline(config(), DType::float32).vocab_size;
+  vocab_ = outlines::load_outline(config(), DType::float32).vocab_size;
   if (is_there(extra("tokenizer.json")))
     tokenizer_ = tokenizer::Tokenizer::load(extra("tokenizer.json"));
 }

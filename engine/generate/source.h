@@ -1,5 +1,5 @@
 // What `generate` continues and with what: the folder, its tokens, the prompt. Links no LibTorch;
-// the ranks run train::generate_rank().
+// the ranks run generate::generate_rank().
 #pragma once
 
 #include <cstdint>

@@ -4,7 +4,7 @@
 
 #include <cstdlib>
 
-#include "engine/files/durable.h"
+#include "engine/base/durable.h"
 
 namespace meshwright::launch {
 
@@ -26,18 +26,18 @@ std::string joined(const std::vector<std::string>& words) {
 
 }  // namespace
 
-std::unique_ptr<files::RunLock> own_run_folder(const std::filesystem::path& folder,
-                                               const Lookup& environment, const Say& waiting) {
-  files::RunLock::Settings settings;
+std::unique_ptr<base::RunLock> own_run_folder(const std::filesystem::path& folder,
+                                              const Lookup& environment, const Say& waiting) {
+  base::RunLock::Settings settings;
   settings.waiting = waiting;
   settings.lost = leave;
   try {
-    auto lock = std::make_unique<files::RunLock>(folder, settings);
-    if (const std::optional<files::LockOwner>& former = lock->former())
-      files::append_line(folder / "run.log",
-                         "the run before, process " + std::to_string(former->pid) + " on " +
-                             former->host + " since " + former->since +
-                             ", ended without a word: it was killed, or its host went down");
+    auto lock = std::make_unique<base::RunLock>(folder, settings);
+    if (const std::optional<base::LockOwner>& former = lock->former())
+      base::append_line(folder / "run.log",
+                        "the run before, process " + std::to_string(former->pid) + " on " +
+                            former->host + " since " + former->since +
+                            ", ended without a word: it was killed, or its host went down");
     return lock;
   } catch (const Error& error) {
     std::vector<std::string> variables = unrecognised_launcher(environment);

@@ -6,7 +6,7 @@
 #include <memory>
 #include <string>
 
-#include "engine/files/run_lock.h"
+#include "engine/base/run_lock.h"
 #include "engine/launch/ranks.h"
 
 namespace meshwright::launch {
@@ -19,8 +19,8 @@ using Say = std::function<void(const std::string&)>;
 // Error(unknown_launcher) that names them: then this job was started several times, and each
 // process trains alone. A process whose folder is taken over by another host while it was stopped
 // is ended with exit status 7. When the owner before died, run.log says so.
-std::unique_ptr<files::RunLock> own_run_folder(const std::filesystem::path& folder,
-                                               const Lookup& environment, const Say& waiting);
+std::unique_ptr<base::RunLock> own_run_folder(const std::filesystem::path& folder,
+                                              const Lookup& environment, const Say& waiting);
 
 // A local rank's: the launcher holds the lock, and this process with it.
 bool launcher_owns_run_folder();

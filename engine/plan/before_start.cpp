@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 
-#include "engine/models/models.h"
+#include "engine/outlines/models.h"
 
 namespace meshwright::plan {
 namespace {
@@ -46,15 +46,16 @@ void warn_of_schedule(const Job& job, JobPlan& plan) {
 }
 
 void warn_of_positions(const Job& job, const std::string& model, JobPlan& plan) {
-  const models::ConfigJson whole = models::load_config(model);
-  const models::ConfigJson config = whole.has("text_config") ? whole.object("text_config") : whole;
+  const outlines::ConfigJson whole = outlines::load_config(model);
+  const outlines::ConfigJson config =
+      whole.has("text_config") ? whole.object("text_config") : whole;
   if (!config.has("max_position_embeddings"))
     return;  // the family's own default is no statement of this model
   int64_t positions = config.integer("max_position_embeddings", 1, INT64_MAX);
   // Stretched positions reach further than the field says where it was left at the length of the
   // first training.
   if (config.has("rope_scaling")) {
-    const models::ConfigJson scaling = config.object("rope_scaling");
+    const outlines::ConfigJson scaling = config.object("rope_scaling");
     double original = scaling.number("original_max_position_embeddings", 1, 1e12,
                                      static_cast<double>(positions)),
            stretched = original * scaling.number("factor", 0, 1e6, 1.0);

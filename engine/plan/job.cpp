@@ -8,7 +8,7 @@
 namespace meshwright::plan {
 namespace {
 
-config::StrategySchema schema_of(const plugins::StrategyInfo& info) {
+config::StrategySchema schema_of(const loader::StrategyInfo& info) {
   return {info.name, info.aliases, info.schema};
 }
 
@@ -37,7 +37,7 @@ std::set<std::string, std::less<>> options_named(const StrategyConfig& config, c
 
 // The strategy's own rules. An option whose value was refused stands at its default here, so what a
 // rule says about it is left out: all else is true whatever that value becomes.
-void check_rules(const plugins::LoadedStrategy& strategy, const StrategyConfig& config,
+void check_rules(const loader::LoadedStrategy& strategy, const StrategyConfig& config,
                  Diagnostics& diagnostics) {
   std::set<std::string, std::less<>> refused;
   for (const Error& error : diagnostics.errors()) refused.merge(options_named(config, error));
@@ -47,8 +47,8 @@ void check_rules(const plugins::LoadedStrategy& strategy, const StrategyConfig& 
   };
   Diagnostics found;
   try {
-    plugins::guarded(strategy, "checking its options",
-                     [&] { strategy.strategy->validate(config, found); });
+    loader::guarded(strategy, "checking its options",
+                    [&] { strategy.strategy->validate(config, found); });
   } catch (const Error& error) {  // must not hide what was found before
     diagnostics.add(error);
   }
@@ -71,10 +71,10 @@ std::optional<Job> load_job(const config::Source& source, Diagnostics& diagnosti
     if (error.code() == ErrorCode::file_unreadable || error.code() == ErrorCode::toml_syntax)
       return std::nullopt;
   Job job;
-  plugins::SearchPath search;
+  loader::SearchPath search;
   search.files = source.plugin_files();
   search.folders = source.plugin_folders();
-  job.registry = std::make_unique<plugins::Registry>(search);
+  job.registry = std::make_unique<loader::Registry>(search);
   bool found = true;
   // What [plugins] load names was asked for by name, so each of its mistakes is told, at its own
   // place.
@@ -104,9 +104,9 @@ std::optional<Job> load_job(const config::Source& source, Diagnostics& diagnosti
       std::any_of(keys.begin(), keys.end(), [&](const std::string& key) {
         return !found || job.strategy.info->schema.find(key) == nullptr;
       })) {
-    for (const plugins::Listing& listing : job.registry->list()) {
+    for (const loader::Listing& listing : job.registry->list()) {
       if (listing.plugin == nullptr) continue;
-      for (const plugins::StrategyInfo& info : listing.plugin->strategies)
+      for (const loader::StrategyInfo& info : listing.plugin->strategies)
         if (std::none_of(job.schemas.begin(), job.schemas.end(),
                          [&](const auto& s) { return s.strategy == info.name; }))
           job.schemas.push_back(schema_of(info));

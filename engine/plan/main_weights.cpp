@@ -13,8 +13,8 @@ int64_t optimizer_bytes(const JobPlan& plan, const FootprintRequest& cost, int64
   FootprintRequest asked = cost;
   asked.workload.optimizer_states = states;
   int64_t bytes = 0;
-  plugins::guarded(plan.strategy, "computing the footprint",
-                   [&] { bytes = plan.strategy.strategy->footprint(asked).bytes.optimizer; });
+  loader::guarded(plan.strategy, "computing the footprint",
+                  [&] { bytes = plan.strategy.strategy->footprint(asked).bytes.optimizer; });
   return bytes;
 }
 

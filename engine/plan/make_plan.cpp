@@ -1,8 +1,8 @@
 #include <algorithm>
 #include <filesystem>
 
-#include "engine/files/relative.h"
-#include "engine/models/models.h"
+#include "engine/base/relative.h"
+#include "engine/outlines/models.h"
 #include "engine/plan/before_start.h"
 #include "engine/plan/main_weights.h"
 #include "engine/plan/plan.h"
@@ -17,8 +17,8 @@ MeshPlan plan_mesh(Job& job, JobPlan& plan, StrategyConfig& config, const MeshRe
   MeshRequest request = request_in;
   auto ask = [&] {
     MeshPlan mesh;
-    plugins::guarded(plan.strategy, "planning the mesh",
-                     [&] { mesh = plan.strategy.strategy->plan_mesh(request); });
+    loader::guarded(plan.strategy, "planning the mesh",
+                    [&] { mesh = plan.strategy.strategy->plan_mesh(request); });
     plan.notices.insert(plan.notices.end(), mesh.notices.begin(), mesh.notices.end());
     return mesh;
   };
@@ -31,8 +31,8 @@ MeshPlan plan_mesh(Job& job, JobPlan& plan, StrategyConfig& config, const MeshRe
   config = job.config.strategy_config(schema);
   request.config = config;
   Diagnostics diagnostics;
-  plugins::guarded(plan.strategy, "checking its options",
-                   [&] { plan.strategy.strategy->validate(config, diagnostics); });
+  loader::guarded(plan.strategy, "checking its options",
+                  [&] { plan.strategy.strategy->validate(config, diagnostics); });
   plan.notices.insert(plan.notices.end(), diagnostics.notices().begin(),
                       diagnostics.notices().end());
   plan.warnings.insert(plan.warnings.end(), diagnostics.warnings().begin(),
@@ -126,12 +126,12 @@ JobPlan lay_out(Job& job, const PlanRequest& wanted) {
     return plan;
   }
   try {
-    plan.outline = models::load_outline(path, plan.workload.storage);
+    plan.outline = outlines::load_outline(path, plan.workload.storage);
   } catch (Error& error) {
     Origin written = model.origin(std::string(key).substr(6));
     if (std::error_code failed; error.code() == ErrorCode::file_unreadable &&
                                 !std::filesystem::exists(path, failed) && !failed)
-      for (const std::string& help : files::relative_path_help(key, path, written.file))
+      for (const std::string& help : base::relative_path_help(key, path, written.file))
         error.help(help);
     throw error.key(key).at(written);
   }
@@ -158,8 +158,8 @@ JobPlan lay_out(Job& job, const PlanRequest& wanted) {
   if (config.shared.sequence_parallel && sizes.tp <= 1)
     plan.notices.push_back("sequence_parallel has no effect with tp_size = 1");
   TpPlanRequest tp{sizes.tp, config.shared.sequence_parallel, config.shared.tp_plan};
-  plugins::guarded(plan.strategy, "translating the tensor-parallel plan",
-                   [&] { plan.tp = plan.strategy.strategy->translate_tp_plan(outline, tp); });
+  loader::guarded(plan.strategy, "translating the tensor-parallel plan",
+                  [&] { plan.tp = plan.strategy.strategy->translate_tp_plan(outline, tp); });
   plan.notices.insert(plan.notices.end(), plan.tp.notices.begin(), plan.tp.notices.end());
   plan.warnings.insert(plan.warnings.end(), plan.tp.warnings.begin(), plan.tp.warnings.end());
 
@@ -187,8 +187,8 @@ JobPlan lay_out(Job& job, const PlanRequest& wanted) {
     part = stage_outline(outline, *plan.pipeline, stage_rank);
   }
   FootprintRequest cost{part, plan.mesh, plan.tp, config, plan.workload, plan.rank};
-  plugins::guarded(plan.strategy, "computing the footprint",
-                   [&] { plan.footprint = plan.strategy.strategy->footprint(cost); });
+  loader::guarded(plan.strategy, "computing the footprint",
+                  [&] { plan.footprint = plan.strategy.strategy->footprint(cost); });
   tell_idle_moe(job, cost, config, plan);
   count_main_weights(plan, job.config, cost);
   plan.other_activations = other_activations(plan, config, part);

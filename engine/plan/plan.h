@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "engine/config/config.h"
-#include "engine/plugins/registry.h"
+#include "engine/loader/registry.h"
 #include "meshwright/footprint.h"
 #include "meshwright/pipeline.h"
 #include "meshwright/strategy.h"
@@ -21,8 +21,8 @@ namespace meshwright::plan {
 // start from.
 struct Job {
   config::Config config;
-  std::unique_ptr<plugins::Registry> registry;
-  plugins::LoadedStrategy strategy;  // as requested
+  std::unique_ptr<loader::Registry> registry;
+  loader::LoadedStrategy strategy;  // as requested
   std::vector<config::StrategySchema>
       schemas;  // of the requested strategy and of those whose tables occur
 };
@@ -50,8 +50,8 @@ struct PlanRequest {
 };
 
 struct JobPlan {
-  std::string requested_strategy;    // as written
-  plugins::LoadedStrategy strategy;  // the one that owns the job
+  std::string requested_strategy;   // as written
+  loader::LoadedStrategy strategy;  // the one that owns the job
   int64_t world_size = 1, rank = 0;
   MeshPlan mesh;
   SharedOptions shared;

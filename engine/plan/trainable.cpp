@@ -1,14 +1,14 @@
 #include <algorithm>
 #include <boost/json/array.hpp>
 
-#include "engine/models/models.h"
-#include "engine/models/net_config.h"
+#include "engine/outlines/models.h"
+#include "engine/outlines/net_config.h"
 #include "engine/plan/training.h"
 
 namespace meshwright::plan {
 namespace {
 
-Error plans_only(const plugins::LoadedStrategy& strategy, const Job& job) {
+Error plans_only(const loader::LoadedStrategy& strategy, const Job& job) {
   return Error(ErrorCode::not_in_release, "the strategy " + strategy.info->name +
                                               " can plan a job, but not train it in this release")
       .key("distributed.strategy")
@@ -23,7 +23,7 @@ void check_model_runs(const Options& model, Diagnostics& diagnostics) {
   std::string path = model.get_string(key);
   if (path.empty()) return;
   try {
-    models::read_net_config(models::load_config(path));
+    outlines::read_net_config(outlines::load_config(path));
   } catch (Error& error) {
     diagnostics.add(error.key(std::string("model.") + key).at(model.origin(key)));
   }

@@ -12,8 +12,8 @@
 #include <cstring>
 #include <string_view>
 
+#include "engine/rendezvous/connectivity.h"
 #include "engine/rendezvous/interfaces.h"
-#include "engine/rendezvous/reach.h"
 #include "meshwright/error.h"
 
 namespace meshwright::rendezvous {

@@ -7,10 +7,10 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "engine/rendezvous/bounded.h"
+#include "engine/rendezvous/connectivity.h"
 #include "engine/rendezvous/doors.h"
 #include "engine/rendezvous/interfaces.h"
 #include "engine/rendezvous/notices.h"
-#include "engine/rendezvous/reach.h"
 #include "engine/rendezvous/separators.h"
 #include "meshwright/error.h"
 
@@ -115,7 +115,7 @@ Row own_row(const launch::RankEnvironment& ranks, const WantedInterface& wanted,
     route = bounded(left_until(end) + Milliseconds(500),
                     [host = ranks.master_addr, port = ranks.master_port, end] {
                       Route found;
-                      reach(host, port, end, &found);
+                      try_connect(host, port, end, &found);
                       return found;
                     });
   } catch (const NoAnswer&) {

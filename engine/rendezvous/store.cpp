@@ -5,9 +5,9 @@
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "engine/rendezvous/bounded.h"
+#include "engine/rendezvous/connectivity.h"
 #include "engine/rendezvous/error_text.h"
 #include "engine/rendezvous/notices.h"
-#include "engine/rendezvous/reach.h"
 #include "engine/rendezvous/rendezvous.h"
 #include "meshwright/error.h"
 
@@ -59,7 +59,7 @@ StorePtr open_store(const launch::RankEnvironment& ranks, Milliseconds timeout,
     std::string why = "the name " + host + " is not answered for";
     try {
       why = bounded(left_until(end) + Milliseconds(500),
-                    [host, port = ranks.master_port, end] { return reach(host, port, end); });
+                    [host, port = ranks.master_port, end] { return try_connect(host, port, end); });
     } catch (const NoAnswer&) {
     }
     if (!why.empty()) unreachable(ranks, timeout, why, false);

@@ -9,18 +9,18 @@
 #include <mutex>
 #include <thread>
 
-#include "engine/data/mapped_file.h"
+#include "engine/base/mapped_file.h"
+#include "engine/base/strict_json.h"
 #include "engine/tokenizer/divide.h"
 #include "engine/tokenizer/utf8.h"
-#include "engine/weights/strict_json.h"
 
 namespace meshwright::tokenizer {
 
 namespace {
 
-using File = std::shared_ptr<const data::MappedFile>;
+using File = std::shared_ptr<const base::MappedFile>;
 
-std::string_view text_of(const data::MappedFile& file) {
+std::string_view text_of(const base::MappedFile& file) {
   return {reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size()};
 }
 
@@ -34,7 +34,7 @@ struct Piece {
   bool done = false;
 };
 
-Error damaged(const data::MappedFile& file, size_t at, const std::string& what) {
+Error damaged(const base::MappedFile& file, size_t at, const std::string& what) {
   return Error(ErrorCode::bad_dataset,
                file.path() + ": " + what + " at byte " + std::to_string(at));
 }
@@ -81,7 +81,7 @@ class Encoder {
     ++piece.documents;
   }
 
-  std::string json_text(const data::MappedFile& file, std::string_view line, size_t at) const {
+  std::string json_text(const base::MappedFile& file, std::string_view line, size_t at) const {
     auto refuse = [&](const std::string& what, size_t place) {
       std::string_view before = text_of(file).substr(0, at);
       return damaged(file, at + place,
@@ -93,8 +93,8 @@ class Encoder {
     };
     boost::json::value row;
     try {
-      row = weights::parse_strictly(line, {.depth = 32, .elements = 1 << 20});
-    } catch (const weights::JsonProblem& problem) {
+      row = base::parse_strictly(line, {.depth = 32, .elements = 1 << 20});
+    } catch (const base::JsonProblem& problem) {
       throw refuse(problem.what, static_cast<size_t>(problem.offset));
     }
     const boost::json::value* text =
@@ -199,7 +199,7 @@ CorpusCounts encode_files(
     counts.documents += piece->documents;
   };
   for (const std::string& path : files) {
-    auto file = std::make_shared<const data::MappedFile>(path, ErrorCode::bad_dataset);
+    auto file = std::make_shared<const base::MappedFile>(path, ErrorCode::bad_dataset);
     std::string_view text = text_of(*file);
     for (size_t begin = 0; begin < text.size();) {
       auto piece = std::make_unique<Piece>();

@@ -2,12 +2,12 @@
 
 #include <algorithm>
 
-#include "engine/data/mapped_file.h"
+#include "engine/base/mapped_file.h"
+#include "engine/base/strict_json.h"
 #include "engine/tokenizer/bytes.h"
 #include "engine/tokenizer/divide.h"
 #include "engine/tokenizer/normalize.h"
 #include "engine/tokenizer/parts.h"
-#include "engine/weights/strict_json.h"
 
 namespace meshwright::tokenizer {
 
@@ -54,7 +54,7 @@ Tokenizer& Tokenizer::operator=(Tokenizer&&) noexcept = default;
 Tokenizer::~Tokenizer() = default;
 
 Tokenizer Tokenizer::load(const std::filesystem::path& file) {
-  data::MappedFile bytes(file.string(), ErrorCode::bad_tokenizer);
+  base::MappedFile bytes(file.string(), ErrorCode::bad_tokenizer);
   if (bytes.size() > kMaxFile) refuse(file.string(), "the file", "is larger than 256 MiB");
   return parse({reinterpret_cast<const char*>(bytes.bytes().data()), bytes.bytes().size()},
                file.string());
@@ -63,8 +63,8 @@ Tokenizer Tokenizer::load(const std::filesystem::path& file) {
 Tokenizer Tokenizer::parse(std::string_view text, const std::string& name) {
   boost::json::value parsed;
   try {
-    parsed = weights::parse_strictly(text, {.depth = 24, .elements = 1 << 20});
-  } catch (const weights::JsonProblem& problem) {
+    parsed = base::parse_strictly(text, {.depth = 24, .elements = 1 << 20});
+  } catch (const base::JsonProblem& problem) {
     refuse(name, "the file", problem.what + " (at byte " + std::to_string(problem.offset) + ")");
   }
   auto parts = std::make_unique<Parts>();

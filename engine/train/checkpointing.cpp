@@ -14,14 +14,14 @@
 #include <map>
 #include <mutex>
 
+#include "engine/base/clock.h"
+#include "engine/base/mapped_file.h"
 #include "engine/checkpoint/checksum.h"
-#include "engine/data/mapped_file.h"
-#include "engine/files/clock.h"
 #include "engine/plan/plan.h"
 #include "engine/rendezvous/separators.h"
 #include "engine/report/report.h"
-#include "engine/train/fill.h"
 #include "engine/train/resume_dtypes.h"
+#include "engine/trainer/load_weights.h"
 #include "engine/weights/experts.h"
 
 namespace meshwright::train {
@@ -85,8 +85,8 @@ std::vector<checkpoint::FileRecord> decode_files(const std::string& text) {
 
 checkpoint::FileRecord copy_file(const fs::path& from, const fs::path& to,
                                  const std::string& name) {
-  files::make_folders(to.parent_path());
-  files::NewFile out(to);
+  base::make_folders(to.parent_path());
+  base::NewFile out(to);
   checkpoint::BlockChecksums sums;
   std::ifstream in(from, std::ios::binary);
   std::vector<char> buffer(checkpoint::kBlock);
@@ -114,10 +114,11 @@ Saver::~Saver() {
 }
 
 // What this rank writes of the tensors of one kind: views of what trains.
-std::vector<Saver::Entry> Saver::collect(std::string_view kind, const std::vector<Held>& held) {
+std::vector<Saver::Entry> Saver::collect(std::string_view kind,
+                                         const std::vector<LocalTensor>& held) {
   std::vector<Entry> out;
   for (size_t i = 0; i < held.size(); ++i) {
-    const Held& h = held[i];
+    const LocalTensor& h = held[i];
     const Region* share = shares_->share(i, trainer_.world().rank());
     if ((kind == "model") != h.state.empty() || share == nullptr) continue;
     Tensor values = h.local;
@@ -166,7 +167,7 @@ void Saver::wait_for_snapshot() {
   if (copied_) return;
   Clock::time_point begin = Clock::now();
   copied_.wait(false);
-  report_.pause_ms += files::ms_since(begin);
+  report_.pause_ms += base::ms_since(begin);
 }
 
 void Saver::save(int64_t samples, double lr) {
@@ -184,7 +185,7 @@ void Saver::save(int64_t samples, double lr) {
                             return std::string();
                           }));
   if (begun.error) return end(std::move(begun.error));
-  held_ = held_tensors(trainer_.model(), optimizer_of(trainer_), trainer_.module());
+  held_ = local_state(trainer_.model(), optimizer_of(trainer_), trainer_.module());
   if (!shares_ || shared_ != held_.size()) {
     shares_ = std::make_unique<Shares>(world, held_);
     shared_ = held_.size();
@@ -193,7 +194,7 @@ void Saver::save(int64_t samples, double lr) {
   meta_.step = report_.step;
   meta_.samples = samples;
   meta_.lr = lr;
-  meta_.created = files::utc_now();
+  meta_.created = base::utc_now();
   meta_.program = MESHWRIGHT_VERSION;
   meta_.strategy = trainer_.plan().strategy.info->name;
   meta_.plugin_version = trainer_.plan().strategy.plugin->version;
@@ -246,7 +247,7 @@ void Saver::save(int64_t samples, double lr) {
     return summary_of(digests_) + kAfterSummary + write_files(model, optimizer);
   });
   if (!settings_.background) return finish();
-  report_.pause_ms += files::ms_since(began_);
+  report_.pause_ms += base::ms_since(began_);
 }
 
 void Saver::start(std::function<std::string()> work) {
@@ -308,7 +309,7 @@ std::string Saver::publish(const std::vector<std::string>& written) {
                                       settings_.export_dtypes.end());
   meta_.tensors.clear();
   for (size_t i = 0; i < held_.size(); ++i) {
-    const Held& h = held_[i];
+    const LocalTensor& h = held_[i];
     checkpoint::TensorRecord tensor{h.state, h.name, h.dtype, h.shape, {}, h.stored};
     for (int64_t rank = 0; rank < meta_.world_size; ++rank)
       if (const Region* share = shares_->share(i, rank))
@@ -373,19 +374,19 @@ void Saver::settle() {
       start([this, texts = std::move(all.texts)] { return publish(texts); });
     else
       worked_ = true;
-    report_.pause_ms += files::ms_since(begin);
+    report_.pause_ms += base::ms_since(begin);
     return;
   }
   report_.bytes = std::stoll(all.texts[0]);
   report_.path = settings_.folder / checkpoint::step_name(report_.step);
-  report_.pause_ms += files::ms_since(begin);
+  report_.pause_ms += base::ms_since(begin);
   end(std::nullopt);
 }
 
 void Saver::end(std::optional<Error> error) {
   phase_ = Phase::idle;
   publication_.reset();
-  report_.total_ms = files::ms_since(began_);
+  report_.total_ms = base::ms_since(began_);
   if (!settings_.background) report_.pause_ms = report_.total_ms;
   if (!error) {
     last_ = report_.step;
@@ -430,11 +431,11 @@ bool load_checkpoint(Trainer& trainer, checkpoint::Checkpoint& from) {
   }
   optimizer.steps = meta.optimizer_steps;
   if (meta.optimizer_steps > 0) optimizer.allocate(model.update_groups());
-  std::vector<Held> held = held_tensors(model, optimizer, trainer.module());
+  std::vector<LocalTensor> held = local_state(model, optimizer, trainer.module());
   size_t wanted = 0;
-  for (const Held& h : held) wanted += h.state.empty();
-  std::vector<std::pair<const checkpoint::TensorRecord*, const Held*>> reads;
-  for (const Held& h : held) {
+  for (const LocalTensor& h : held) wanted += h.state.empty();
+  std::vector<std::pair<const checkpoint::TensorRecord*, const LocalTensor*>> reads;
+  for (const LocalTensor& h : held) {
     auto found = records.find({h.state, h.name});
     std::string what = h.state.empty() ? "parameter " + h.name : h.state + " of " + h.name;
     if (found == records.end()) {
@@ -450,7 +451,7 @@ bool load_checkpoint(Trainer& trainer, checkpoint::Checkpoint& from) {
   }
   if (weights != wanted) {
     std::vector<std::string> known;
-    for (const Held& h : held) known.push_back(h.state.empty() ? h.name : "");
+    for (const LocalTensor& h : held) known.push_back(h.state.empty() ? h.name : "");
     for (const checkpoint::TensorRecord& tensor : meta.tensors)
       if (tensor.state.empty() && std::find(known.begin(), known.end(), tensor.name) == known.end())
         throw mismatch(from, "it has the parameter " + tensor.name +

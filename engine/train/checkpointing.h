@@ -15,9 +15,9 @@
 
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/checkpoint/folder.h"
-#include "engine/train/agree.h"
-#include "engine/train/held.h"
 #include "engine/train/replicas.h"
+#include "engine/trainer/local_state.h"
+#include "engine/trainer/rank_agreement.h"
 #include "engine/weights/safetensors_writer.h"
 #include "meshwright/trainer.h"
 
@@ -76,7 +76,7 @@ class Saver {
     weights::TensorSpec spec;
     at::Tensor values;
   };
-  std::vector<Entry> collect(std::string_view kind, const std::vector<Held>& held);
+  std::vector<Entry> collect(std::string_view kind, const std::vector<LocalTensor>& held);
   void prepare_snapshot(std::vector<Entry>& entries);
   void snapshot();
   void wait_for_snapshot();
@@ -91,7 +91,7 @@ class Saver {
   Settings settings_;
   std::unique_ptr<Shares> shares_;
   size_t shared_ = 0;  // tensors the shares are of
-  std::vector<Held> held_;
+  std::vector<LocalTensor> held_;
   ReplicaDigests digests_;  // of this save
   std::vector<at::Tensor> originals_,
       snapshots_;  // of one save; the copies are kept for the next one

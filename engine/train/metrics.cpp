@@ -9,7 +9,7 @@
 #include <cstring>
 #include <utility>
 
-#include "engine/files/durable.h"
+#include "engine/base/durable.h"
 #include "engine/report/progress.h"
 #include "engine/train/expert_load.h"
 #include "meshwright/error.h"
@@ -41,7 +41,7 @@ double per_second(int64_t count, double ms) {
 }  // namespace
 
 void unwritable(const fs::path& path, int reason) {
-  throw files::unwritable(path, reason).key("run.dir");
+  throw base::unwritable(path, reason).key("run.dir");
 }
 
 // The rows of metrics.jsonl of the first `steps` steps, whole lines only.
@@ -160,7 +160,7 @@ void RunFolder::outlive_full_disks(std::function<void(const std::string&)> warn)
 
 void RunFolder::put(const std::string& name, const std::string& contents) const {
   try {
-    files::write_durably(path_ / name, contents);
+    base::write_durably(path_ / name, contents);
   } catch (const Error& error) {
     throw Error(error).key("run.dir");
   }

@@ -5,7 +5,7 @@
 #include <span>
 
 #include "engine/checkpoint/checksum.h"
-#include "engine/train/agree.h"
+#include "engine/trainer/rank_agreement.h"
 
 namespace meshwright::train {
 
@@ -48,8 +48,8 @@ std::vector<uint64_t> read_digests(const std::string& text, size_t first, size_t
 
 }  // namespace
 
-ReplicaDigests replica_digests(const std::vector<Replicas>& replicas, const std::vector<Held>& held,
-                               int64_t rank) {
+ReplicaDigests replica_digests(const std::vector<Replicas>& replicas,
+                               const std::vector<LocalTensor>& held, int64_t rank) {
   ReplicaDigests out(replicas.size());
   for (size_t g = 0; g < replicas.size(); ++g) {
     if (!contains(replicas[g].ranks, rank)) continue;
@@ -71,7 +71,8 @@ std::string summary_of(const ReplicaDigests& digests) {
 }
 
 std::optional<Error> find_differing(World& world, const std::vector<Replicas>& replicas,
-                                    const std::vector<Held>& held, const ReplicaDigests& mine,
+                                    const std::vector<LocalTensor>& held,
+                                    const ReplicaDigests& mine,
                                     const std::vector<std::string>& summaries,
                                     const std::string& strategy) {
   // How many groups each rank has been in so far, which is where its next summary stands.
@@ -111,7 +112,7 @@ std::optional<Error> find_differing(World& world, const std::vector<Replicas>& r
       }
       std::set_difference(group.ranks.begin(), group.ranks.end(), odd.begin(), odd.end(),
                           std::back_inserter(usual));
-      const Held& h = held[group.tensors[t]];
+      const LocalTensor& h = held[group.tensors[t]];
       first = names_of(odd) + (odd.size() == 1 ? " holds" : " hold") + " other values of " +
               (h.state.empty() ? "" : h.state + " of ") + h.name + " than " + names_of(usual);
     }

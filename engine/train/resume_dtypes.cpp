@@ -32,12 +32,12 @@ bool represents(DType now, DType then) {
 
 }  // namespace
 
-std::string check_dtypes(const checkpoint::Checkpoint& from, const std::vector<Held>& held) {
+std::string check_dtypes(const checkpoint::Checkpoint& from, const std::vector<LocalTensor>& held) {
   std::map<std::pair<std::string, std::string>, DType> then;
   for (const checkpoint::TensorRecord& tensor : from.meta().tensors)
     then[{tensor.state, tensor.name}] = tensor.dtype;
   std::string wider;
-  for (const Held& h : held) {
+  for (const LocalTensor& h : held) {
     auto found = then.find({h.state, h.name});
     if (h.state == "buffer" || found == then.end() || found->second == h.dtype) continue;
     std::string was(dtype_name(found->second)), now(dtype_name(h.dtype));

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "engine/checkpoint/checkpoint.h"
-#include "engine/train/held.h"
+#include "engine/trainer/local_state.h"
 
 namespace meshwright::train {
 
@@ -13,6 +13,6 @@ namespace meshwright::train {
 // does; empty: nothing. Throws Error(checkpoint_mismatch) when it holds some in dtypes that do not
 // represent all of the checkpoint's values: they would be rounded for good, and no later run could
 // bring them back.
-std::string check_dtypes(const checkpoint::Checkpoint& from, const std::vector<Held>& held);
+std::string check_dtypes(const checkpoint::Checkpoint& from, const std::vector<LocalTensor>& held);
 
 }  // namespace meshwright::train

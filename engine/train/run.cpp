@@ -15,29 +15,29 @@
 #include <string>
 #include <vector>
 
+#include "engine/base/clock.h"
 #include "engine/checkpoint/checksum.h"
 #include "engine/checkpoint/export.h"
 #include "engine/config/describe.h"
 #include "engine/data/dataset.h"
-#include "engine/files/clock.h"
+#include "engine/generate/running/write_sample.h"
 #include "engine/launch/exit_status.h"
-#include "engine/nets/causal_lm.h"
+#include "engine/modules/causal_lm.h"
 #include "engine/plan/plan.h"
 #include "engine/report/progress.h"
 #include "engine/report/report.h"
 #include "engine/train/batches.h"
 #include "engine/train/checkpointing.h"
-#include "engine/train/continuing.h"
 #include "engine/train/expert_load.h"
-#include "engine/train/fill.h"
-#include "engine/train/join.h"
-#include "engine/train/logits.h"
-#include "engine/train/memory.h"
 #include "engine/train/metrics.h"
 #include "engine/train/preemption.h"
+#include "engine/train/resume.h"
 #include "engine/train/same_data.h"
 #include "engine/train/shared_folder.h"
-#include "engine/train/write_sample.h"
+#include "engine/trainer/join_world.h"
+#include "engine/trainer/load_weights.h"
+#include "engine/trainer/logits.h"
+#include "engine/trainer/memory.h"
 #include "engine/weights/safetensors.h"
 #include "meshwright/abi.h"
 #include "meshwright/trainer.h"
@@ -58,13 +58,13 @@ std::string environment_json(const Job& job, Trainer& trainer, int64_t threads) 
   out["world_size"] = trainer.world().size();
   out["threads"] = threads;
   out["device"] = trainer.world().device().str();
-  const plugins::LoadedPlugin& plugin = *trainer.plan().strategy.plugin;
+  const loader::LoadedPlugin& plugin = *trainer.plan().strategy.plugin;
   out["plugin"] = {{"name", plugin.name},
                    {"version", plugin.version},
                    {"path", plugin.path.string()},
                    {"facts", plugin.facts_hash}};
   boost::json::object facts;
-  for (const auto& [name, value] : plugins::engine_facts()) facts[name] = value;
+  for (const auto& [name, value] : loader::engine_facts()) facts[name] = value;
   out["facts"] = facts;
   out["file"] = job.impl().config.file.string();
   return report::pretty_json(out);
@@ -168,9 +168,9 @@ class Run {
   std::shared_ptr<World> world_;
   bool leader_ = false;
   std::optional<MemoryMeter> memory_;
-  std::unique_ptr<files::RunLock> lock_;
+  std::unique_ptr<base::RunLock> lock_;
   ResumePoint beginning_;
-  nets::CausalLM net_{nullptr};
+  modules::CausalLM net_{nullptr};
   ModelOutline outline_;
   data::DatasetConfig data_config_;
   std::unique_ptr<data::Dataset> train_data_, validation_data_;
@@ -212,7 +212,7 @@ Run::Run(const RunOptions& options, fs::path& log)
 // steps are done.
 bool Run::open(rendezvous::Ending& together) {
   const std::string hash = std::to_string(std::hash<std::string>()(read_file(config_file_)));
-  world_ = join(job_, {{"config.json of the model, whose hash is", hash}}, &together);
+  world_ = join_world(job_, {{"config.json of the model, whose hash is", hash}}, &together);
   leader_ = world_->rank() == 0;
   world_->trace().enabled = options_.trace;
   memory_.emplace(world_->device());
@@ -229,7 +229,7 @@ bool Run::open(rendezvous::Ending& together) {
 
 // The model, still without values, and the data, which all ranks must have alike.
 void Run::open_data() {
-  net_ = nets::build_model(model_path_, *table("model").find_dtype("torch_dtype"), at::kMeta);
+  net_ = modules::build_model(model_path_, *table("model").find_dtype("torch_dtype"), at::kMeta);
   outline_ = net_->outline();
   const int64_t vocab = outline_.vocab_size;
   check_sample(options_, vocab);
@@ -276,13 +276,13 @@ void Run::load() {
       return std::string();
     }));
   } else {
-    fill_weights(*trainer_, pretrained_, net_, seed_);
+    load_weights(*trainer_, pretrained_, net_, seed_);
     if (std::string unused =
             pretrained_.empty() || !leader_ ? "" : unused_tensors(pretrained_, trainer_->outline());
         !unused.empty())
       world_->notice(unused);
   }
-  loading_ms_ = files::ms_since(begin);
+  loading_ms_ = base::ms_since(begin);
   aside_ = make_way(beginning_, *world_, checkpoints_);
   first_step_ = trainer_->next_step();
 }
@@ -316,7 +316,7 @@ void Run::report_job() {
     reporter_.say("an earlier run of this name left metrics; they are now " + kept);
   if (!aside_.empty())
     reporter_.say("checkpoints that this run does not continue are now in " + aside_);
-  if (from() != nullptr) reporter_.say(continue_text(*from(), *world_, strategy, loading_ms_));
+  if (from() != nullptr) reporter_.say(resume_text(*from(), *world_, strategy, loading_ms_));
   reporter_.say(strategy + " on " + report::counted(world_->size(), "rank", "ranks") + ": " +
                 outline_.architecture + ", " + report::human_count(parameters) +
                 " parameters; batch " + std::to_string(trainer_->local_batch()) + " x " +
@@ -399,7 +399,7 @@ void Run::train() {
       if (preemption_->asked()) trainer_->vote(RankSignal::stop);
       return loss_of(*trainer_, net_, batches_->read(sample + row(micro)));
     });
-    StepCost cost{files::ms_since(begin), memory_->peak()};
+    StepCost cost{base::ms_since(begin), memory_->peak()};
     if (reporter_) {
       reporter_.folder->step(result, cost);
       loads_.add(result);
@@ -444,7 +444,10 @@ int Run::finish() {
   if (options_.trace) write_traces();
   std::string sample;
   if (options_.sample_bytes > 0 && !stopped_) {
-    sample = write_sample(*trainer_, net_, options_, data_config_.seq_len, seed_);
+    sample = generate::write_sample(
+        *trainer_, net_,
+        {options_.sample_prompt, options_.sample_bytes, options_.sample_temperature, seed_},
+        data_config_.seq_len);
     if (reporter_) reporter_.folder->put("sample.txt", sample);
   }
   world_->everyone()->barrier();
@@ -482,7 +485,7 @@ void Run::say_done(const std::string& sample) {
   }
   reporter_.say("done: " + std::to_string(max_steps_) +
                 (max_steps_ == 1 ? " step in " : " steps in ") +
-                report::human_duration(files::ms_since(started_) / 1000) + "; results in " +
+                report::human_duration(base::ms_since(started_) / 1000) + "; results in " +
                 reporter_.folder->path().string());
 }
 

@@ -16,8 +16,8 @@
 #include "engine/rendezvous/error_text.h"
 #include "engine/rendezvous/separators.h"
 #include "engine/report/report.h"
-#include "engine/train/agree.h"
 #include "engine/train/shared_folder.h"
+#include "engine/trainer/rank_agreement.h"
 
 namespace meshwright::train {
 

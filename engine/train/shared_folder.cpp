@@ -9,9 +9,9 @@
 #include <random>
 #include <thread>
 
-#include "engine/files/durable.h"
+#include "engine/base/durable.h"
 #include "engine/rendezvous/error_text.h"
-#include "engine/train/agree.h"
+#include "engine/trainer/rank_agreement.h"
 
 namespace meshwright::train {
 
@@ -29,22 +29,22 @@ void sweep(const fs::path& folder) {
   std::error_code failed;
   for (const fs::directory_entry& entry : fs::directory_iterator(folder, failed))
     if (entry.path().filename().string().find(kPrefix) != std::string::npos)
-      files::remove_tree(entry.path());
+      base::remove_tree(entry.path());
 }
 
 // Rank 0's file, which goes when the ranks have looked.
 class Probe {
  public:
   explicit Probe(const fs::path& folder) : folder_(folder) {
-    files::make_folders(folder);
+    base::make_folders(folder);
     sweep(folder);
     std::random_device random;
     char name[32];
     std::snprintf(name, sizeof name, "%08x%08x", random(), random());
     name_ = name;
-    files::write_durably(folder / (kPrefix + name_), name_);
+    base::write_durably(folder / (kPrefix + name_), name_);
   }
-  ~Probe() { files::remove_tree(folder_ / (kPrefix + name_)); }
+  ~Probe() { base::remove_tree(folder_ / (kPrefix + name_)); }
   Probe(const Probe&) = delete;
   Probe& operator=(const Probe&) = delete;
   const std::string& name() const { return name_; }

@@ -4,12 +4,12 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "engine/weights/strict_json.h"
+#include "engine/base/strict_json.h"
 
 namespace meshwright::weights {
 
 inline constexpr int64_t kMaxHeader = 100 << 20;
 inline constexpr size_t kMaxDims = 16;
-inline constexpr JsonBounds kHeaderBounds{.depth = 3, .elements = kMaxDims};
+inline constexpr base::JsonBounds kHeaderBounds{.depth = 3, .elements = kMaxDims};
 
 }  // namespace meshwright::weights

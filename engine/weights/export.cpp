@@ -96,8 +96,8 @@ bool remove_export(const fs::path& path) {
   std::error_code failed;
   bool gone = true;
   for (fs::directory_iterator at(path, failed), end; !failed && at != end; at.increment(failed))
-    if (at->path().filename() != kMarker) gone = files::remove_tree(at->path()) && gone;
-  return gone && !failed && files::remove_tree(path);
+    if (at->path().filename() != kMarker) gone = base::remove_tree(at->path()) && gone;
+  return gone && !failed && base::remove_tree(path);
 }
 
 // The temporary folder beside the target: locked while this process lives, removed unless it was
@@ -108,12 +108,12 @@ class Temporary {
       : path_(target.parent_path() / ("." + target.filename().string() + ".export")) {
     std::error_code failed;
     if (fs::exists(fs::symlink_status(path_, failed))) take_leftover();
-    files::make_folder(path_);
+    base::make_folder(path_);
     try {
       lock_ = ::open(path_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
       if (lock_ < 0 || ::flock(lock_, LOCK_EX | LOCK_NB) != 0)
-        throw files::unwritable(path_, errno, "lock");
-      files::NewFile marker(path_ / kMarker);
+        throw base::unwritable(path_, errno, "lock");
+      base::NewFile marker(path_ / kMarker);
       marker.append("{\"files\":[]}\n");
       marker.finish();
     } catch (const Error&) {
@@ -212,22 +212,22 @@ void put_in_place(Temporary& temporary, const fs::path& target) {
   std::error_code failed;
   bool replaces = fs::exists(fs::symlink_status(target, failed)) && !fs::is_empty(target, failed);
   if (!replaces) {
-    files::rename_durably(temporary.path(), target);
+    base::rename_durably(temporary.path(), target);
     temporary.release();
     return;
   }
   if (::renameat2(AT_FDCWD, temporary.path().c_str(), AT_FDCWD, target.c_str(), RENAME_EXCHANGE) ==
       0) {
-    files::sync_folder(target.parent_path());
+    base::sync_folder(target.parent_path());
     return;  // the destructor removes the old one, which has the temporary name now
   }
   // Where two folders cannot change places, the old one steps aside first.
   fs::path aside = target.parent_path() / ("." + target.filename().string() + ".replaced");
   check_replaceable(aside);
   if (fs::exists(aside, failed) && !remove_export(aside)) throw refused(aside, "cannot be removed");
-  files::rename_durably(target, aside);
+  base::rename_durably(target, aside);
   try {
-    files::rename_durably(temporary.path(), target);
+    base::rename_durably(temporary.path(), target);
   } catch (const Error&) {
     if (!fs::exists(target, failed)) fs::rename(aside, target, failed);
     throw;
@@ -245,7 +245,7 @@ Exported write_folder(const fs::path& target, std::vector<ExportTensor> tensors,
   Exported out;
   out.folder = real_target(target);
   check_replaceable(out.folder);
-  files::make_folders(out.folder.parent_path());
+  base::make_folders(out.folder.parent_path());
   Temporary temporary(out.folder);
   auto record = [&](const std::string& name) {
     std::error_code failed;
@@ -279,11 +279,11 @@ Exported write_folder(const fs::path& target, std::vector<ExportTensor> tensors,
       throw Error(ErrorCode::output_unwritable,
                   path.string() + ": a file of that name is written already")
           .help("rename the file");
-    files::make_folders(path.parent_path());
+    base::make_folders(path.parent_path());
     for (fs::path inner = path.parent_path(); inner != temporary.path();
          inner = inner.parent_path())
       folders.insert(inner);
-    files::NewFile file(path);
+    base::NewFile file(path);
     extra.stream([&](std::span<const std::byte> bytes) {
       file.append(bytes);
       if (options.progress) options.progress(static_cast<int64_t>(bytes.size()));
@@ -294,9 +294,9 @@ Exported write_folder(const fs::path& target, std::vector<ExportTensor> tensors,
   json::object marker;
   marker["program"] = "meshwright " MESHWRIGHT_VERSION;
   marker["files"] = json::array(out.files.begin(), out.files.end());
-  files::write_durably(temporary.path() / kMarker, json::serialize(marker) + "\n");
-  for (const fs::path& folder : folders) files::sync_folder(folder);
-  files::sync_folder(temporary.path());
+  base::write_durably(temporary.path() / kMarker, json::serialize(marker) + "\n");
+  for (const fs::path& folder : folders) base::sync_folder(folder);
+  base::sync_folder(temporary.path());
   check_replaceable(out.folder);  // a long time may have passed
   put_in_place(temporary, out.folder);
   return out;

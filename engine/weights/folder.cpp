@@ -2,9 +2,9 @@
 #include <algorithm>
 #include <boost/json/value.hpp>
 
+#include "engine/base/strict_json.h"
 #include "engine/weights/links.h"
 #include "engine/weights/safetensors.h"
-#include "engine/weights/strict_json.h"
 
 namespace meshwright::weights {
 
@@ -51,13 +51,13 @@ WeightFolder::WeightFolder(const fs::path& path) {
                 path.string() + " has neither model.safetensors nor model.safetensors.index.json")
         .help("export the model in safetensors format (save_pretrained does)");
   check_link(path, index);
-  data::MappedFile file(index.string(), ErrorCode::bad_safetensors);
+  base::MappedFile file(index.string(), ErrorCode::bad_safetensors);
   if (file.size() > kMaxIndex) damaged(index, 0, "the index is larger than 256 MiB");
   json::value parsed;
   try {
-    parsed = parse_strictly(
+    parsed = base::parse_strictly(
         {reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size()}, {});
-  } catch (const JsonProblem& problem) {
+  } catch (const base::JsonProblem& problem) {
     damaged(index, problem.offset, "the index " + problem.what);
   }
   const json::value* map =

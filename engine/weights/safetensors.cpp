@@ -23,7 +23,7 @@ namespace json = boost::json;
 }  // namespace
 
 SafetensorsFile::SafetensorsFile(const fs::path& path)
-    : file_(std::make_unique<data::MappedFile>(path.string(), ErrorCode::bad_safetensors)) {
+    : file_(std::make_unique<base::MappedFile>(path.string(), ErrorCode::bad_safetensors)) {
   const std::string& name = file_->path();
   auto bytes = file_->bytes();
   uint64_t length = 0;
@@ -39,8 +39,8 @@ SafetensorsFile::SafetensorsFile(const fs::path& path)
   if (text.empty() || text[0] != '{') damaged(name, 8, "the header is not a JSON object");
   json::value parsed;
   try {
-    parsed = parse_strictly(text, kHeaderBounds);
-  } catch (const JsonProblem& problem) {
+    parsed = base::parse_strictly(text, kHeaderBounds);
+  } catch (const base::JsonProblem& problem) {
     damaged(name, 8 + problem.offset, "the header " + problem.what);
   }
   auto begin = static_cast<int64_t>(length) + 8, space = static_cast<int64_t>(bytes.size()) - begin;

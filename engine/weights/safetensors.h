@@ -12,7 +12,7 @@
 #include <string_view>
 #include <vector>
 
-#include "engine/data/mapped_file.h"
+#include "engine/base/mapped_file.h"
 #include "meshwright/dtype.h"
 
 namespace meshwright::weights {
@@ -23,7 +23,7 @@ struct TensorEntry {
   std::vector<int64_t> shape;
   const std::byte* data = nullptr;  // row-major, little-endian, not aligned
   int64_t bytes = 0;
-  const data::MappedFile* file = nullptr;
+  const base::MappedFile* file = nullptr;
   int64_t offset = 0;  // in the file
 };
 
@@ -38,7 +38,7 @@ class SafetensorsFile {
   const std::vector<std::pair<std::string, std::string>>& metadata() const { return metadata_; }
 
  private:
-  std::unique_ptr<data::MappedFile> file_;
+  std::unique_ptr<base::MappedFile> file_;
   std::vector<TensorEntry> tensors_;
   std::vector<std::pair<std::string, std::string>> metadata_;
 };

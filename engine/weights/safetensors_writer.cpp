@@ -100,8 +100,8 @@ SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& path,
   // What no reader would take is not written: names that stand twice, are too long or not UTF-8,
   // too many dimensions.
   try {
-    parse_strictly(std::string_view(header).substr(8), kHeaderBounds);
-  } catch (const JsonProblem& problem) {
+    base::parse_strictly(std::string_view(header).substr(8), kHeaderBounds);
+  } catch (const base::JsonProblem& problem) {
     refuse(path, "its header " + problem.what);
   }
   for (size_t i = 0; i < 8; ++i) header[i] = static_cast<char>(length >> (8 * i));

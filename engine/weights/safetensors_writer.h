@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-#include "engine/files/durable.h"
+#include "engine/base/durable.h"
 #include "meshwright/dtype.h"
 
 namespace meshwright::weights {
@@ -58,7 +58,7 @@ class SafetensorsWriter {
   void gather(std::span<const std::byte> bytes);
   void put(std::span<const std::byte> bytes);
 
-  files::NewFile file_;
+  base::NewFile file_;
   std::vector<TensorSpec> tensors_;
   std::vector<int64_t> ends_;  // of each tensor in the data
   int64_t data_begin_ = 0, written_ = 0;

@@ -52,7 +52,7 @@ struct Workshop {
     path = base / ("meshwright_checkpoint_fuzz_" + std::to_string(::getpid()));
     fs::create_directories(path);
   }
-  ~Workshop() { files::remove_tree(path); }
+  ~Workshop() { base::remove_tree(path); }
 };
 
 void put(const fs::path& path, std::string_view bytes) {

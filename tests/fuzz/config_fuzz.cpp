@@ -15,7 +15,7 @@
 
 #include "engine/config/config.h"
 #include "engine/config/describe.h"
-#include "engine/plugins/registry.h"
+#include "engine/loader/registry.h"
 #include "fuzz.h"
 #include "meshwright/strategy.h"
 
@@ -159,15 +159,15 @@ int main(int argc, char** argv) {
     }
   }
   // The strategies as they are shipped, loaded once.
-  plugins::SearchPath search;
+  loader::SearchPath search;
   search.standard_places = false;
   search.folders = {MESHWRIGHT_BUILD_DIR "/lib/meshwright/plugins"};
-  plugins::Registry registry(search);
+  loader::Registry registry(search);
   std::vector<config::StrategySchema> schemas;
-  std::vector<plugins::LoadedStrategy> loaded;
-  for (const plugins::Listing& listing : registry.list()) {
+  std::vector<loader::LoadedStrategy> loaded;
+  for (const loader::Listing& listing : registry.list()) {
     if (listing.plugin == nullptr) continue;
-    for (const plugins::StrategyInfo& info : listing.plugin->strategies) {
+    for (const loader::StrategyInfo& info : listing.plugin->strategies) {
       schemas.push_back({info.name, info.aliases, info.schema});
       loaded.push_back(registry.create(*listing.plugin, info));
     }

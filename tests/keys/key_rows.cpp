@@ -175,7 +175,7 @@ const std::vector<Row>& rows() {
        test,
        {},
        {},
-       "engine/plugins/tests/discovery_test.cpp: places are searched in order, and the first that "
+       "engine/loader/tests/discovery_test.cpp: places are searched in order, and the first that "
        "has the strategy wins"},
       {"plugins.load", "[\"/nowhere/libx.so\"]", refused},
       // [distributed]
@@ -206,14 +206,16 @@ const std::vector<Row>& rows() {
        test,
        {},
        {},
-       "tests/towers/towers_test.cpp: the scope says which layers recompute, and one that meets "
+       "tests/frozen_submodules/frozen_submodules_test.cpp: the scope says which layers recompute, "
+       "and one that meets "
        "none is told"},
       {"distributed.autocast_dtype",
        "bfloat16",
        test,
        {},
        {},
-       "tests/towers/towers_test.cpp: recomputed layers find the autocast of their first run, and "
+       "tests/frozen_submodules/frozen_submodules_test.cpp: recomputed layers find the autocast of "
+       "their first run, and "
        "give the same bits"},
       {"distributed.enable_async_tensor_parallel", "true", refused},
       {"distributed.enable_async_tensor_parallel",
@@ -344,7 +346,8 @@ const std::vector<Row>& rows() {
        test,
        {},
        {},
-       "tests/towers/towers_test.cpp: a frozen tower in the root unit, in units of its own, or "
+       "tests/frozen_submodules/frozen_submodules_test.cpp: a frozen tower in the root unit, in "
+       "units of its own, or "
        "whole on every rank: the same losses, other "
        "places"},
       {"distributed.fsdp2.backend",

@@ -199,10 +199,10 @@ std::vector<Reader> strategies() {
   std::optional<plan::Job> job = plan::load_job(config::Source::parse(kJob, {}, found), found);
   REQUIRE(job);
   std::vector<Reader> out;
-  for (const plugins::Listing& listing : job->registry->list())
+  for (const loader::Listing& listing : job->registry->list())
     if (listing.plugin != nullptr &&
         listing.place.find("MESHWRIGHT_PLUGIN_PATH") == std::string::npos)
-      for (const plugins::StrategyInfo& info : listing.plugin->strategies)
+      for (const loader::StrategyInfo& info : listing.plugin->strategies)
         out.push_back({info.name, info.schema});
   return out;
 }

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "engine/plugins/registry.h"
+#include "engine/loader/registry.h"
 #include "meshwright/strategy.h"
 
 namespace {
@@ -19,9 +19,9 @@ namespace {
 using namespace meshwright;
 using Groups = std::vector<std::vector<int64_t>>;
 
-plugins::Registry& registry() {
-  static plugins::Registry instance([] {
-    plugins::SearchPath search;
+loader::Registry& registry() {
+  static loader::Registry instance([] {
+    loader::SearchPath search;
     search.standard_places = false;
     search.folders = {MESHWRIGHT_BUILD_DIR "/lib/meshwright/plugins"};
     return search;
@@ -31,7 +31,7 @@ plugins::Registry& registry() {
 
 // What a user's sizes become: the [distributed] table through its schema, then the strategy's own
 // defaults.
-MeshRequest request_of(const plugins::LoadedStrategy& strategy, int64_t world,
+MeshRequest request_of(const loader::LoadedStrategy& strategy, int64_t world,
                        const std::map<std::string, std::string>& sizes,
                        std::vector<int64_t> ranks) {
   MeshRequest request;
@@ -110,7 +110,7 @@ std::vector<Row> rows() {
 }
 
 MeshPlan plan_of(const Row& row) {
-  plugins::LoadedStrategy strategy = registry().find(row.strategy);
+  loader::LoadedStrategy strategy = registry().find(row.strategy);
   MeshPlan plan =
       strategy.strategy->plan_mesh(request_of(strategy, row.world, row.sizes, row.ranks));
   if (plan.delegate_to.empty()) return plan;

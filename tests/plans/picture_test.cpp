@@ -8,7 +8,7 @@
 #include <fstream>
 #include <iterator>
 
-#include "engine/plan/draw.h"
+#include "engine/render/render.h"
 
 using namespace meshwright;
 namespace fs = std::filesystem;
@@ -67,7 +67,7 @@ TEST_CASE(
       bool unicode = std::string(picture.name) != "replicas_5000";
       fs::path file = folder / (std::string(picture.name) + "_" + std::to_string(width) + ".txt");
       CAPTURE(file.filename().string());
-      std::string drawn = plan::draw({.colour = false, .unicode = unicode, .width = width}, plan);
+      std::string drawn = render::draw({.colour = false, .unicode = unicode, .width = width}, plan);
       if (write) std::ofstream(file, std::ios::binary) << drawn;
       std::ifstream in(file, std::ios::binary);
       REQUIRE(in.good());

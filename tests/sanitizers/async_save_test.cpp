@@ -13,7 +13,7 @@
 
 #include <fstream>
 
-#include "engine/train/held.h"
+#include "engine/trainer/local_state.h"
 
 using namespace meshwright;
 namespace fs = std::filesystem;
@@ -28,8 +28,8 @@ void touch(const at::Tensor& tensor) {
 
 void touch_all(Trainer& trainer) {
   for (const FlatParameterGroup& group : trainer.model().update_groups()) touch(group.values);
-  for (const train::Held& held :
-       train::held_tensors(trainer.model(), train::optimizer_of(trainer), trainer.module()))
+  for (const train::LocalTensor& held :
+       train::local_state(trainer.model(), train::optimizer_of(trainer), trainer.module()))
     if (held.local.defined() && held.state != "buffer") touch(held.local);
 }
 

@@ -50,7 +50,7 @@ fs::path write(const fs::path& folder, const std::string& architecture, size_t r
                const std::vector<MadeTensor>& tensors) {
   Meta meta = make_files(folder, ranks, tensors, layout);
   meta.architecture = architecture;
-  files::write_durably(folder / "meta.json", to_json(meta));
+  base::write_durably(folder / "meta.json", to_json(meta));
   return folder;
 }
 

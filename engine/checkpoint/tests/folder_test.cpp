@@ -6,9 +6,9 @@
 #include <algorithm>
 #include <fstream>
 
+#include "engine/base/durable.h"
 #include "engine/checkpoint/checksum.h"
 #include "engine/checkpoint/resume.h"
-#include "engine/files/durable.h"
 #include "meshwright/error.h"
 
 using namespace meshwright;
@@ -30,7 +30,7 @@ struct Folder {
   // A small one without tensors.
   fs::path save(int64_t step, int64_t keep = 2, const std::string& text = "{}") const {
     Publication publication(own, step);
-    files::write_durably(publication.temporary() / "config.json", text);
+    base::write_durably(publication.temporary() / "config.json", text);
     Meta meta;
     meta.step = step;
     meta.files = {{"config.json", static_cast<int64_t>(text.size()), {checksum(text)}}};
@@ -88,7 +88,7 @@ TEST_CASE(
   CHECK(newest(folder.own)->step == 30);
   {
     Publication cut_off(folder.own, 40);
-    files::write_durably(cut_off.temporary() / "config.json", "x");
+    base::write_durably(cut_off.temporary() / "config.json", "x");
   }
   CHECK(folder.names(folder.own) == Names{"latest", "notes.txt", "step_00000020", "step_00000030"});
   // One of the same step is replaced.
@@ -102,7 +102,7 @@ TEST_CASE("what a save that was cut off could not do is done by the run that con
   folder.save(10);
   folder.save(20);
   // Cut off between the rename and the rest.
-  files::link_durably("step_00000010", folder.own / "latest");
+  base::link_durably("step_00000010", folder.own / "latest");
   fs::create_directories(folder.own / ".step_00000005.old");
   fs::create_symlink("step_00000020", folder.own / ".latest.tmp");
   make_way(choose_start("auto", folder.own, false), folder.own);
@@ -141,12 +141,12 @@ TEST_CASE("a path means a checkpoint, a folder of some, or a run") {
   CHECK(resolve(folder.at(10)) == folder.at(10));
   // `latest` may be set back by hand, or be a file where links are not to be had, or lead out of
   // the folder.
-  files::link_durably("step_00000010", folder.own / "latest");
+  base::link_durably("step_00000010", folder.own / "latest");
   CHECK(resolve(folder.own) == folder.at(10));
   fs::remove(folder.own / "latest");
   std::ofstream(folder.own / "latest") << "step_00000010\n";
   CHECK(resolve(folder.own) == folder.at(10));
-  files::link_durably("../../elsewhere/step_00000010", folder.own / "latest");
+  base::link_durably("../../elsewhere/step_00000010", folder.own / "latest");
   CHECK(resolve(folder.own) == folder.at(20));
   CHECK(message_of([&] { resolve(folder.path); }, ErrorCode::no_checkpoint) ==
         folder.path.string() + " holds no checkpoint");

@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
+#include "engine/base/durable.h"
 #include "engine/checkpoint/checksum.h"
 #include "engine/checkpoint/meta.h"
-#include "engine/files/durable.h"
 #include "engine/weights/element_types.h"
 #include "engine/weights/safetensors_writer.h"
 
@@ -52,7 +52,7 @@ inline std::vector<Region> split(const std::vector<int64_t>& shape, size_t ranks
 inline Meta make_files(const std::filesystem::path& folder, size_t ranks,
                        const std::vector<MadeTensor>& tensors, Layout layout,
                        const std::map<std::string, std::string>& files = {}) {
-  files::make_folders(folder);
+  base::make_folders(folder);
   Meta meta;
   meta.step = 3;
   meta.created = "2026-01-02T03:04:05Z";
@@ -123,8 +123,8 @@ inline Meta make_files(const std::filesystem::path& folder, size_t ranks,
     meta.files[index[name]] = {name, writer.size(), sums.finish()};
   }
   for (const auto& [name, text] : files) {
-    files::make_folders((folder / name).parent_path());
-    files::write_durably(folder / name, text);
+    base::make_folders((folder / name).parent_path());
+    base::write_durably(folder / name, text);
     BlockChecksums sums;
     sums.add(std::as_bytes(std::span(text.data(), text.size())));
     meta.files.push_back({name, static_cast<int64_t>(text.size()), sums.finish()});
@@ -136,7 +136,7 @@ inline Meta make_checkpoint(const std::filesystem::path& folder, size_t ranks,
                             const std::vector<MadeTensor>& tensors, Layout layout,
                             const std::map<std::string, std::string>& files = {}) {
   Meta meta = make_files(folder, ranks, tensors, layout, files);
-  files::write_durably(folder / "meta.json", to_json(meta));
+  base::write_durably(folder / "meta.json", to_json(meta));
   return meta;
 }
 

@@ -289,7 +289,7 @@ TEST_CASE("verify tells all damage, by file and bytes") {
     if (std::string(what) == "less")
       meta.tensors.push_back(
           {"", "x", DType::float32, {1}, {{0, "x", Region::run(0, 1)}}, DType::float32});
-    files::write_durably(saved / "meta.json", to_json(meta));
+    base::write_durably(saved / "meta.json", to_json(meta));
     std::string said = found();
     CAPTURE(said);
     CHECK(said.find(what == std::string("shape")
@@ -383,7 +383,7 @@ TEST_CASE("a path is listed as a checkpoint, a folder of some, a run, or runs") 
       make_checkpoint(folder.path / "runs" / run / "checkpoints" / step_name(step), 2, tensors,
                       Layout::rows, kFiles);
   fs::path own = folder.path / "runs/one/checkpoints";
-  files::link_durably(step_name(40), own / "latest");
+  base::link_durably(step_name(40), own / "latest");
   fs::resize_file(own / step_name(3) / "config.json", 1);
   fs::create_directories(folder.path / "runs" / "empty");
   for (const fs::path& path : {own, folder.path / "runs/one"}) {

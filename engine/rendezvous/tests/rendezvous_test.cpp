@@ -17,7 +17,7 @@
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "engine/rendezvous/bounded.h"
-#include "engine/rendezvous/reach.h"
+#include "engine/rendezvous/connectivity.h"
 #include "meshwright/error.h"
 
 namespace rendezvous_test {
@@ -210,7 +210,7 @@ TEST_CASE("a port that is taken, one where nobody listens, one that is silent") 
       of_each(1, [&](int64_t) { connect_store(rank_of(1, 2, taken), milliseconds(500)); });
   CHECK(nobody[0].message.ends_with(" within 0.5 s: Connection refused"));
   CHECK(Clock::now() - begin < milliseconds(6000));
-  CHECK(reach("no.such.host.invalid", 1, Clock::now()) != "");
+  CHECK(try_connect("no.such.host.invalid", 1, Clock::now()) != "");
 }
 
 TEST_CASE("a call without an end is given up; others bring what they return or throw") {

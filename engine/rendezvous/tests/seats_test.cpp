@@ -14,9 +14,9 @@
 #include <thread>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
+#include "engine/rendezvous/connectivity.h"
 #include "engine/rendezvous/doors.h"
 #include "engine/rendezvous/interfaces.h"
-#include "engine/rendezvous/reach.h"
 #include "meshwright/error.h"
 
 namespace seats_test {
@@ -187,7 +187,7 @@ TEST_CASE(
 TEST_CASE("a route tells both of its ends") {
   Listener listener;
   Route route;
-  CHECK(reach("127.0.0.1", listener.port, Clock::now() + milliseconds(5000), &route) == "");
+  CHECK(try_connect("127.0.0.1", listener.port, Clock::now() + milliseconds(5000), &route) == "");
   CHECK(route.local == "127.0.0.1");
   CHECK(route.remote == "127.0.0.1");
   CHECK(source_for("127.0.0.1") == "127.0.0.1");

@@ -1,4 +1,5 @@
-// The ids and texts of the reference library, as tests/peers/make_tokenizers.py wrote them down.
+// The ids and texts of the reference library, as tests/reference_pytorch/make_tokenizers.py wrote
+// them down.
 #include <doctest/doctest.h>
 
 #include <boost/json/parse.hpp>

@@ -282,7 +282,7 @@ TEST_CASE(
 TEST_CASE("what is held once costs no digest") {
   run_ranks(4, [&](const std::shared_ptr<World>& world) {
     Rank rank({"fsdp2", 4}, world);
-    std::vector<train::Held> held = train::held_tensors(
+    std::vector<train::LocalTensor> held = train::local_state(
         rank.trainer.model(), train::optimizer_of(rank.trainer), rank.trainer.module());
     CHECK(train::Shares(*world, held).replicas().empty());
   });

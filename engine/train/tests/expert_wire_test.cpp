@@ -5,10 +5,10 @@
 
 #include <numeric>
 
-#include "engine/nets/causal_lm.h"
-#include "engine/nets/initialize.h"
-#include "engine/train/logits.h"
+#include "engine/modules/causal_lm.h"
+#include "engine/modules/initialize.h"
 #include "engine/train/tests/traffic.h"
+#include "engine/trainer/logits.h"
 #include "meshwright/nn/moe.h"
 #include "meshwright/parallel/testing.h"
 
@@ -37,13 +37,13 @@ const Key kEp2{"distributed.ep_size", "2"}, kEp4{"distributed.ep_size", "4"},
 // A job on this rank, ready for steps of random tokens.
 struct Rank {
   Job job;
-  nets::CausalLM net;
+  modules::CausalLM net;
   Trainer trainer;
   Rank(const Case& c, const std::shared_ptr<World>& world)
       : job(job_of(c)),
-        net(nets::build_model(model_of(c), DType::float32, at::kMeta)),
+        net(modules::build_model(model_of(c), DType::float32, at::kMeta)),
         trainer(job, world, net.ptr(), net->outline(), 32) {
-    for (const ParallelParameter& p : trainer.model().parameters()) nets::initialize(*net, p, 1);
+    for (const ParallelParameter& p : trainer.model().parameters()) modules::initialize(*net, p, 1);
     trainer.model().after_optimizer_step();
   }
   MicroBatchLoss loss() {

@@ -1,6 +1,6 @@
 // Models that differ from Llama on the way through a run: loaded from a Hugging Face folder on any
 // layout, saved, and exported again.
-#include "engine/train/fill.h"
+#include "engine/trainer/load_weights.h"
 
 // Before doctest: LibTorch has a CHECK of its own.
 #include "engine/train/tests/small_run.h"
@@ -10,10 +10,10 @@
 
 #include <filesystem>
 
+#include "engine/base/durable.h"
 #include "engine/checkpoint/diff.h"
 #include "engine/checkpoint/export.h"
-#include "engine/files/durable.h"
-#include "engine/models/models.h"
+#include "engine/outlines/models.h"
 #include "meshwright/error.h"
 #include "meshwright/parallel/testing.h"
 
@@ -49,7 +49,7 @@ std::vector<double> run(Layout layout, const std::string& model, const fs::path&
   run_ranks(layout.ranks, [&](const std::shared_ptr<World>& world) {
     Rank rank(layout, world);
     if (checkpoint.empty())
-      train::fill_weights(rank.trainer, model, rank.net, 0);
+      train::load_weights(rank.trainer, model, rank.net, 0);
     else
       rank.trainer.load(checkpoint.string());
     if (!save.empty()) rank.trainer.save(save.string());
@@ -62,7 +62,7 @@ std::vector<double> run(Layout layout, const std::string& model, const fs::path&
 
 std::string unused_without(const std::string& model, size_t parameter) {
   ModelOutline outline =
-      models::load_outline(fs::path(model_folder(model)) / "config.json", DType::float32);
+      outlines::load_outline(fs::path(model_folder(model)) / "config.json", DType::float32);
   if (parameter < outline.parameters.size())
     outline.parameters.erase(outline.parameters.begin() + static_cast<int64_t>(parameter));
   return train::unused_tensors(model_folder(model), outline);
@@ -152,7 +152,7 @@ TEST_CASE("a checkpoint whose rows lie in another order than the model's is refu
     tensor.fused.reset();
   }
   CHECK(fused == 4);  // two weights a layer; there is no optimizer's state yet
-  files::write_durably(saved / "meta.json", checkpoint::to_json(meta));
+  base::write_durably(saved / "meta.json", checkpoint::to_json(meta));
   try {
     run({"fsdp2", 1}, model, saved, {});
     FAIL("loaded");

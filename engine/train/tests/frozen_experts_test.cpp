@@ -43,13 +43,13 @@ Came came_of(const Layout& layout, const Trains& trains, int steps, const fs::pa
   Came out;
   run_ranks(layout.ranks, [&](const std::shared_ptr<World>& world) {
     Job job = Rank::make(layout);
-    nets::CausalLM net = nets::build_model(layout.model, layout.storage, at::kMeta);
+    modules::CausalLM net = modules::build_model(layout.model, layout.storage, at::kMeta);
     for (auto& item : net->named_parameters())
       if (!trains(item.key())) item.value().set_requires_grad(false);
     Trainer trainer(job, world, net.ptr(), net->outline(), kLength);
     ParallelModel& model = trainer.model();
     if (from.empty()) {
-      for (const ParallelParameter& p : model.parameters()) nets::initialize(*net, p, 1);
+      for (const ParallelParameter& p : model.parameters()) modules::initialize(*net, p, 1);
       model.after_optimizer_step();
     } else {
       trainer.load(from.string());

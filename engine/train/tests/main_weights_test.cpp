@@ -13,8 +13,8 @@
 #include "engine/checkpoint/export.h"
 #include "engine/checkpoint/source.h"
 #include "engine/plan/plan.h"
-#include "engine/train/fill.h"
-#include "engine/train/optimizer.h"
+#include "engine/trainer/load_weights.h"
+#include "engine/trainer/optimizer.h"
 #include "engine/weights/safetensors.h"
 
 #include <doctest/doctest.h>
@@ -238,7 +238,7 @@ TEST_CASE(
     fs::path saved = folder.path / (half ? "half" : "single");
     run_ranks(2, [&](const std::shared_ptr<World>& world) {
       Rank rank(layout, world);
-      train::fill_weights(rank.trainer, "", rank.net, 1);
+      train::load_weights(rank.trainer, "", rank.net, 1);
       rank.trainer.save(saved.string());
     });
     std::map<std::string, std::string> kept = contents(saved / "step_00000000");

@@ -7,7 +7,7 @@
 #include <c10/util/ThreadLocalDebugInfo.h>
 
 #include "engine/plan/plan.h"
-#include "engine/train/memory.h"
+#include "engine/trainer/memory.h"
 
 #include <doctest/doctest.h>
 

@@ -9,10 +9,10 @@
 #include <fstream>
 #include <mutex>
 
-#include "engine/nets/causal_lm.h"
-#include "engine/nets/initialize.h"
-#include "engine/train/memory.h"
-#include "engine/train/optimizer.h"
+#include "engine/modules/causal_lm.h"
+#include "engine/modules/initialize.h"
+#include "engine/trainer/memory.h"
+#include "engine/trainer/optimizer.h"
 #include "meshwright/parallel/testing.h"
 #include "meshwright/trainer.h"
 
@@ -56,9 +56,9 @@ Use measure(const std::string& model, int64_t ranks,
                        std::to_string(ranks) + "\n");
     for (const auto& [key, value] : keys) job.set(key, value);
     train::MemoryMeter meter(at::kCPU);
-    nets::CausalLM net = nets::build_model(model, DType::float32, at::kMeta);
+    modules::CausalLM net = modules::build_model(model, DType::float32, at::kMeta);
     Trainer trainer(job, world, net.ptr(), net->outline(), 4);
-    for (const ParallelParameter& p : trainer.model().parameters()) nets::initialize(*net, p, 1);
+    for (const ParallelParameter& p : trainer.model().parameters()) modules::initialize(*net, p, 1);
     trainer.model().after_optimizer_step();
     Use use;
     for (int step = 0; step < 4; ++step) {

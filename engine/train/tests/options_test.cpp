@@ -9,7 +9,7 @@
 #include <torch/nn/modules/linear.h>
 
 #include "engine/plan/plan.h"
-#include "engine/train/fill.h"
+#include "engine/trainer/load_weights.h"
 
 #include <doctest/doctest.h>
 

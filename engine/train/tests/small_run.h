@@ -12,9 +12,9 @@
 #include <string>
 #include <vector>
 
-#include "engine/nets/causal_lm.h"
-#include "engine/nets/initialize.h"
-#include "engine/train/logits.h"
+#include "engine/modules/causal_lm.h"
+#include "engine/modules/initialize.h"
+#include "engine/trainer/logits.h"
 #include "meshwright/trainer.h"
 
 namespace meshwright {
@@ -48,7 +48,7 @@ inline void fill_sample(int64_t position, int64_t vocabulary, int64_t* out) {
 struct Rank {
   Rank(const Layout& layout, const std::shared_ptr<World>& world)
       : job(make(layout)),
-        net(nets::build_model(layout.model, layout.storage, at::kMeta)),
+        net(modules::build_model(layout.model, layout.storage, at::kMeta)),
         trainer(job, world, net.ptr(), net->outline(), kLength),
         batch(layout.batch) {}
   static Job make(const Layout& layout) {
@@ -67,7 +67,7 @@ struct Rank {
   void initialize() {
     c10::NoGradGuard no_grad;
     for (const ParallelParameter& p : trainer.model().parameters()) {
-      nets::initialize(*net, p, 1);
+      modules::initialize(*net, p, 1);
       if (p.global_shape.size() != 1) continue;
       at::Tensor local = p.local;
       int64_t from =
@@ -94,7 +94,7 @@ struct Rank {
     });
   }
   Job job;
-  nets::CausalLM net;
+  modules::CausalLM net;
   Trainer trainer;
   int64_t batch;
 };

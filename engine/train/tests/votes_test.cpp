@@ -6,8 +6,8 @@
 #include <mutex>
 #include <vector>
 
-#include "engine/nets/causal_lm.h"
-#include "engine/nets/initialize.h"
+#include "engine/modules/causal_lm.h"
+#include "engine/modules/initialize.h"
 #include "meshwright/parallel/testing.h"
 #include "meshwright/trainer.h"
 
@@ -19,7 +19,7 @@ namespace {
 
 const std::string kModel = MESHWRIGHT_SOURCE_DIR "/configs/models/llama-tiny.json";
 
-MicroBatchLoss loss_of(nets::CausalLM& net) {
+MicroBatchLoss loss_of(modules::CausalLM& net) {
   at::Tensor ids = at::randint(0, 256, {1, 9}, at::kLong);
   at::Tensor logits = net(ids.narrow(1, 0, 8));
   return {at::cross_entropy_loss(logits.flatten(0, 1), ids.narrow(1, 1, 8).flatten(), {},
@@ -52,9 +52,10 @@ TEST_CASE(
       job.set("distributed.strategy", row.strategy);
       job.set("distributed.tp_size", row.tp);
       if (row.ranks % 2 == 0) job.set("distributed.tp_plan", "\"base\"");  // whole logits
-      nets::CausalLM net = nets::build_model(kModel, DType::float32, at::kMeta);
+      modules::CausalLM net = modules::build_model(kModel, DType::float32, at::kMeta);
       Trainer trainer(job, world, net.ptr(), net->outline(), 8);
-      for (const ParallelParameter& p : trainer.model().parameters()) nets::initialize(*net, p, 1);
+      for (const ParallelParameter& p : trainer.model().parameters())
+        modules::initialize(*net, p, 1);
       trainer.model().after_optimizer_step();
       auto rank = world->rank();
       std::vector<std::array<int64_t, kVotes>> mine;

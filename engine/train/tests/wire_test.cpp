@@ -6,13 +6,13 @@
 #include <algorithm>
 #include <mutex>
 
-#include "engine/nets/causal_lm.h"
-#include "engine/nets/initialize.h"
-#include "engine/train/logits.h"
-#include "engine/train/memory.h"
-#include "engine/train/optimizer.h"
+#include "engine/modules/causal_lm.h"
+#include "engine/modules/initialize.h"
 #include "engine/train/tests/small_models.h"
 #include "engine/train/tests/traffic.h"
+#include "engine/trainer/logits.h"
+#include "engine/trainer/memory.h"
+#include "engine/trainer/optimizer.h"
 #include "meshwright/parallel/testing.h"
 
 namespace wire_test {
@@ -148,9 +148,10 @@ TEST_CASE("the collectives of a step are those of the plan, for every strategy a
     std::mutex mutex;
     run_ranks(c.ranks, [&](const std::shared_ptr<World>& world) {
       Job job = job_of(c);
-      nets::CausalLM net = nets::build_model(model_of(c), DType::float32, at::kMeta);
+      modules::CausalLM net = modules::build_model(model_of(c), DType::float32, at::kMeta);
       Trainer trainer(job, world, net.ptr(), net->outline(), 32);
-      for (const ParallelParameter& p : trainer.model().parameters()) nets::initialize(*net, p, 1);
+      for (const ParallelParameter& p : trainer.model().parameters())
+        modules::initialize(*net, p, 1);
       trainer.model().after_optimizer_step();
       auto forward = [&](int64_t) {
         return train::loss_of(trainer, net,
@@ -228,15 +229,15 @@ TEST_CASE(
             {strategy, {"distributed.megatron_fsdp.zero_dp_strategy", std::to_string(level)}});
         Job job = job_of(at_level);
         bool is_half = std::find(c.keys.begin(), c.keys.end(), stored) != c.keys.end();
-        nets::CausalLM net =
-            nets::build_model(model_of(c), is_half ? DType::bfloat16 : DType::float32, at::kMeta);
+        modules::CausalLM net = modules::build_model(
+            model_of(c), is_half ? DType::bfloat16 : DType::float32, at::kMeta);
         int64_t before = 0, after = 0;
         train::MemoryMeter meter(at::kCPU);
         before = meter.live();
         Trainer trainer(job, world, net.ptr(), net->outline(), 32);
         after = meter.live();
         for (const ParallelParameter& p : trainer.model().parameters())
-          nets::initialize(*net, p, 1);
+          modules::initialize(*net, p, 1);
         trainer.model().after_optimizer_step();
         auto forward = [&](int64_t) {
           return train::loss_of(trainer, net,
@@ -314,10 +315,10 @@ TEST_CASE(
         std::mutex mutex;
         run_ranks(at.ranks, [&](const std::shared_ptr<World>& world) {
           Job job = job_of(at);
-          nets::CausalLM net = nets::build_model(model_of(at), storages[storage], at::kMeta);
+          modules::CausalLM net = modules::build_model(model_of(at), storages[storage], at::kMeta);
           Trainer trainer(job, world, net.ptr(), net->outline(), 32);
           for (const ParallelParameter& p : trainer.model().parameters())
-            nets::initialize(*net, p, 1);
+            modules::initialize(*net, p, 1);
           trainer.model().after_optimizer_step();
           auto forward = [&](int64_t) {
             return train::loss_of(trainer, net,

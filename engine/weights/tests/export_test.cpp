@@ -17,7 +17,7 @@
 #include <map>
 #include <set>
 
-#include "engine/weights/carry.h"
+#include "engine/weights/auxiliary_files.h"
 
 namespace fs = std::filesystem;
 using namespace meshwright;

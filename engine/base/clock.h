@@ -1,0 +1,18 @@
+// Time as it is written down and as it is measured.
+#pragma once
+
+#include <chrono>
+#include <string>
+
+namespace meshwright::base {
+
+// "2026-11-22T09:30:00Z".
+std::string utc_now();
+
+// Milliseconds since `begin`.
+inline double ms_since(std::chrono::steady_clock::time_point begin) {
+  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin)
+      .count();
+}
+
+}  // namespace meshwright::base

@@ -1,0 +1,106 @@
+// What the program calls: three C functions, so that the program itself needs no LibTorch.
+#include <c10/util/Logging.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <filesystem>
+#include <string>
+
+#include "engine/base/durable.h"
+#include "engine/generate/running/generate_rank.h"
+#include "engine/loader/exit_guard.h"
+#include "engine/rendezvous/ending.h"
+#include "engine/report/report.h"
+#include "engine/report/torchrun.h"
+#include "engine/train/run.h"
+#include "meshwright/error.h"
+
+namespace {
+
+// LibTorch reports a use of freed memory with words of ours in the middle of its own.
+meshwright::Error from_libtorch(const std::string& what) {
+  std::string first = what.substr(0, what.find('\n'));
+  bool freed = what.find("was used outside its unit") != std::string::npos;
+  return {freed ? meshwright::ErrorCode::parameter_freed : meshwright::ErrorCode::internal, first};
+}
+
+// LibTorch writes pages of stack frames to standard error before it throws what we then say in one
+// line. For the program only: an application that uses the library keeps its own choice.
+// TORCH_CPP_LOG_LEVEL brings them back.
+void quiet_libtorch() {
+  if (std::getenv("TORCH_CPP_LOG_LEVEL") == nullptr) FLAGS_caffe2_log_level = 3;  // fatal
+}
+
+// Runs a rank; what it throws is said, told to the other ranks, and becomes the exit status of all.
+template <class Work>
+int run_guarded(const Work& work, const std::filesystem::path& log) {
+  using namespace meshwright;
+  rendezvous::Ending ending;
+  auto fail = [&](const Error& error) {
+    report::Style style = report::style_of(stderr);
+    std::string text = report::format_error(style, error);
+    if (std::string retries = report::last_words_for_torchrun(error); !retries.empty())
+      text += report::format_notice(style, retries);
+    std::fwrite(text.data(), 1, text.size(), stderr);
+    std::fflush(nullptr);
+    ending.tell(error);
+    int status = exit_status(error.code());
+    if (!log.empty())
+      base::append_line(log, report::format_error({}, error) + "rank 0 failed with exit status " +
+                                 std::to_string(status));
+    return status;
+  };
+  quiet_libtorch();
+  loader::ExitGuard exit_guard;
+  try {
+    int status = work(ending);
+    ending.finish();
+    return status;
+  } catch (const Error& error) {
+    return fail(error);
+  } catch (const report::WriteFailed& failure) {
+    // Nothing of the half-written buffer may be tried again at exit. A reader that went away ends
+    // others by its signal.
+    report::Output(stdout, "standard output").give_up();
+    Error error(ErrorCode::output_unwritable, failure.what());
+    if (!failure.closed_pipe()) return fail(error);
+    ending.tell(error);
+    return 128 + SIGPIPE;
+  } catch (const std::bad_alloc&) {
+    return fail(Error(ErrorCode::internal, "out of memory"));
+  } catch (const std::exception& error) {
+    return fail(from_libtorch(error.what()));
+  }
+}
+
+}  // namespace
+
+extern "C" MESHWRIGHT_API int meshwright_train_rank(const void* run_options) {
+  std::filesystem::path log;
+  return run_guarded(
+      [&](auto& ending) {
+        return meshwright::train::run_rank(
+            *static_cast<const meshwright::train::RunOptions*>(run_options), ending, log);
+      },
+      log);
+}
+
+extern "C" MESHWRIGHT_API int meshwright_generate_rank(const void* request) {
+  return run_guarded(
+      [&](auto& ending) {
+        return meshwright::generate::generate_rank(
+            *static_cast<const meshwright::generate::Request*>(request), ending);
+      },
+      {});
+}
+
+// For a rank that ends before it runs: the others, which may not know why it does, end with the
+// same error.
+extern "C" MESHWRIGHT_API int meshwright_refuse(const void* error) {
+  quiet_libtorch();
+  meshwright::rendezvous::Ending().tell(*static_cast<const meshwright::Error*>(error));
+  return 0;
+}

@@ -1,0 +1,12 @@
+#include "meshwright/facts.h"
+#include "engine/loader/registry.h"
+#include "engine/loader/verify_library.h"
+
+namespace meshwright::loader {
+
+const std::map<std::string, std::string>& engine_facts() {
+  static const Facts facts = parse_facts(std::string(build_facts()), "the engine");
+  return facts;
+}
+
+}  // namespace meshwright::loader

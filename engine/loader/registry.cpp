@@ -1,0 +1,319 @@
+#include "engine/loader/registry.h"
+
+#include <cxxabi.h>
+#include <dlfcn.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <deque>
+
+#define BOOST_DLL_USE_STD_FS 1
+#include <boost/dll/shared_library.hpp>
+
+#include "engine/loader/descriptor.h"
+#include "engine/loader/exit_guard.h"
+#include "engine/loader/verify_library.h"
+#include "meshwright/facts.h"
+#include "sdk/base/words.h"
+
+namespace meshwright::loader {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct Place {
+  std::string label;
+  fs::path folder;
+};
+
+fs::path program_folder() {
+  std::error_code failed;
+  fs::path program = fs::read_symlink("/proc/self/exe", failed);
+  return failed ? fs::path() : program.parent_path();
+}
+
+// Folder of the SDK library: an embedding program may lie anywhere.
+fs::path sdk_folder() {
+  Dl_info info{};
+  if (::dladdr(reinterpret_cast<const void*>(&build_facts), &info) == 0 ||
+      info.dli_fname == nullptr)
+    return {};
+  std::error_code failed;
+  fs::path real = fs::canonical(info.dli_fname, failed);
+  return failed ? fs::path() : real.parent_path();
+}
+
+// An empty path stays empty, which std::filesystem would throw for.
+fs::path absolute_unless_empty(const fs::path& path) {
+  return path.empty() ? path : fs::absolute(path);
+}
+
+std::vector<Place> places_of(const SearchPath& search) {
+  std::vector<Place> out;
+  auto add = [&](const char* label, const fs::path& folder) {
+    if (folder.empty()) return;
+    for (const Place& place : out)
+      if (place.folder == folder.lexically_normal()) return;
+    out.push_back({label, folder.lexically_normal()});
+  };
+  for (const fs::path& folder : search.folders)
+    add("[plugins] path", absolute_unless_empty(folder));
+  if (!search.standard_places) return out;
+  if (const char* env = std::getenv("MESHWRIGHT_PLUGIN_PATH"))
+    for (const std::string& folder : text::split_names(env, ':'))
+      if (fs::path(folder).is_absolute()) add("MESHWRIGHT_PLUGIN_PATH", folder);
+  const char *data = std::getenv("XDG_DATA_HOME"), *home = std::getenv("HOME");
+  if (data != nullptr && *data == '/')
+    add("user data", fs::path(data) / "meshwright/plugins");
+  else if (home != nullptr && *home == '/')
+    add("user data", fs::path(home) / ".local/share/meshwright/plugins");
+  if (fs::path folder = program_folder(); !folder.empty())
+    add("installation", folder.parent_path() / "lib/meshwright/plugins");
+  if (fs::path folder = sdk_folder(); !folder.empty())
+    add("installation", folder / "meshwright/plugins");
+  return out;
+}
+
+// libmeshwright_*.so in a folder, sorted.
+std::vector<fs::path> candidates_in(const fs::path& folder) {
+  std::vector<fs::path> out;
+  std::error_code failed;
+  for (fs::directory_iterator it(folder, failed), end; !failed && it != end; it.increment(failed)) {
+    std::string name = it->path().filename().string();
+    if (name.starts_with("libmeshwright_") && name.ends_with(".so")) out.push_back(it->path());
+  }
+  std::sort(out.begin(), out.end());
+  return out;
+}
+
+std::string type_name(const std::exception& error) {
+  int status = 0;
+  char* text = abi::__cxa_demangle(typeid(error).name(), nullptr, nullptr, &status);
+  std::string out = status == 0 && text != nullptr ? text : typeid(error).name();
+  std::free(text);
+  return out;
+}
+
+std::string text_of(const LoadedPlugin& plugin) {
+  return plugin.name + " " + plugin.version + " (" + plugin.path.string() + ")";
+}
+
+}  // namespace
+
+struct Registry::Impl {
+  std::vector<fs::path> files;
+  std::vector<Place> places;
+  std::deque<LoadedPlugin> loaded;  // stable addresses
+
+  const LoadedPlugin* loaded_from(const fs::path& file) const {
+    std::error_code failed;
+    fs::path real = fs::canonical(file, failed);
+    for (const LoadedPlugin& plugin : loaded)
+      if (!failed && plugin.path == real) return &plugin;
+    return nullptr;
+  }
+
+  const LoadedPlugin& load(const fs::path& file, const std::string& place) {
+    if (const LoadedPlugin* known = loaded_from(file)) return *known;
+    VerifiedLibrary verified = verify_library(file);
+    verified.path = fs::canonical(file);
+    boost::dll::shared_library library;
+    // RTLD_NODELETE has no name in Boost. The handle goes away with this scope, the mapping stays
+    // for good.
+    auto mode = boost::dll::load_mode::rtld_now | boost::dll::load_mode::rtld_local |
+                static_cast<boost::dll::load_mode::type>(RTLD_NODELETE);
+    plugin_at_work(verified.path.string());  // the constructors of its static objects
+    try {
+      library.load(verified.path.string(), mode);
+    } catch (const std::exception& error) {
+      throw Error(ErrorCode::plugin_unresolved,
+                  "cannot load " + verified.path.string() + ": " + error.what())
+          .help(
+              "link the plugin with -z defs (meshwright_add_plugin() does) so that a missing "
+              "symbol shows when it is built");
+    }
+    if (!library.has("meshwright_plugin_v1"))
+      throw Error(ErrorCode::plugin_no_descriptor,
+                  verified.path.string() + " does not export meshwright_plugin_v1");
+    LoadedPlugin plugin = read_descriptor(
+        &library.get<const meshwright_plugin>("meshwright_plugin_v1"), verified, place);
+    if (!plugin.runtime_half.empty()) verify_runtime_half(plugin.runtime_half, verified);
+    for (const LoadedPlugin& other : loaded)
+      for (const StrategyInfo& theirs : other.strategies)
+        for (const StrategyInfo& ours : plugin.strategies) {
+          std::vector<std::string> names = ours.aliases;
+          names.insert(names.begin(), ours.name);
+          for (const std::string& name : names)
+            if (answers_to(theirs, name))
+              throw Error(ErrorCode::plugin_duplicate,
+                          "strategy " + name + " of " + plugin.path.string() +
+                              " is already there, from " + other.path.string())
+                  .help("remove one of the two libraries from where plugins are looked for");
+        }
+    loaded.push_back(std::move(plugin));
+    return loaded.back();
+  }
+
+  // Loads what [plugins] load names; each of them was asked for, so each failure stops.
+  void load_named_files() {
+    for (const fs::path& file : files) load(file, "[plugins] load");
+  }
+
+  // True when the file says (or its name says) that it has this strategy.
+  static bool is_hit(const fs::path& file, const std::string& name) {
+    if (file.filename() == "libmeshwright_" + name + ".so") return true;
+    try {
+      for (const std::string& strategy : read_facts(file).strategies)
+        if (text::normal(strategy) == name) return true;
+    } catch (const Error&) {  // a damaged neighbour is no hit; `plugins list` shows it
+    }
+    return false;
+  }
+};
+
+std::vector<std::string> relative_plugin_folders() {
+  std::vector<std::string> out = text::split_names(std::getenv("MESHWRIGHT_PLUGIN_PATH"), ':');
+  std::erase_if(out, [](const std::string& folder) { return fs::path(folder).is_absolute(); });
+  return out;
+}
+
+Registry::Registry(const SearchPath& search) : impl_(std::make_unique<Impl>()) {
+  impl_->places = places_of(search);
+  for (const fs::path& file : search.files) impl_->files.push_back(absolute_unless_empty(file));
+}
+Registry::~Registry() = default;
+
+LoadedStrategy Registry::find(const std::string& strategy) {
+  std::string name = text::normal(strategy);
+  impl_->load_named_files();
+  auto from = [&](const LoadedPlugin& plugin) -> std::optional<LoadedStrategy> {
+    for (const StrategyInfo& info : plugin.strategies)
+      if (answers_to(info, name)) return create(plugin, info);
+    return std::nullopt;
+  };
+  for (const LoadedPlugin& plugin : impl_->loaded)
+    if (auto found = from(plugin)) return *found;
+  for (const Place& place : impl_->places)
+    for (const fs::path& file : candidates_in(place.folder))
+      if (Impl::is_hit(file, name))
+        if (auto found = from(impl_->load(file, place.label))) return *found;
+
+  // Not found: say where we looked and what there is.
+  std::vector<std::string> names;
+  std::string text = "no plugin has a strategy \"" + strategy + "\"";
+  for (const fs::path& file : impl_->files) text += "\nsearched [plugins] load: " + file.string();
+  for (const Place& place : impl_->places) {
+    std::string here;
+    for (const fs::path& file : candidates_in(place.folder)) try {
+        for (const std::string& s : read_facts(file).strategies) {
+          if (std::find(names.begin(), names.end(), s) == names.end()) names.push_back(s);
+          here += (here.empty() ? "" : ", ") + s;
+        }
+      } catch (const Error&) {
+        here += (here.empty() ? "" : ", ") + file.filename().string() + " (unusable)";
+      }
+    std::error_code failed;
+    if (here.empty())
+      here = fs::is_directory(place.folder, failed) ? "no plugins" : "no such folder";
+    text += "\nsearched " + place.label + ": " + place.folder.string() + " (" + here + ")";
+  }
+  for (const std::string& folder : relative_plugin_folders())
+    text += "\nleft out MESHWRIGHT_PLUGIN_PATH: " + folder + " (not an absolute path)";
+  for (const LoadedPlugin& plugin : impl_->loaded)
+    for (const StrategyInfo& info : plugin.strategies)
+      if (std::find(names.begin(), names.end(), info.name) == names.end())
+        names.push_back(info.name);
+  std::sort(names.begin(), names.end());
+  Error error(ErrorCode::plugin_not_found, text);
+  error.key("distributed.strategy");
+  if (std::string near = nearest_name(name, names); !near.empty())
+    error.help("set distributed.strategy = \"" + near + "\"");
+  std::string all;
+  for (const std::string& n : names) all += (all.empty() ? "" : ", ") + n;
+  error.help(names.empty() ? "install the bundled plugins, or name a library in [plugins] load"
+                           : "strategies that were found: " + all);
+  throw error;
+}
+
+const LoadedPlugin& Registry::load(const fs::path& file, const std::string& place) {
+  return impl_->load(file, place);
+}
+
+LoadedStrategy Registry::create(const LoadedPlugin& plugin, const StrategyInfo& info) {
+  size_t index = static_cast<size_t>(&info - plugin.strategies.data());
+  const meshwright_strategy* raw = raw_strategy(*plugin.descriptor, index);
+  meshwright_status status{};
+  status.struct_size = sizeof status;
+  std::string who = "strategy " + info.name + " of " + plugin.name + " " + plugin.version + " (" +
+                    plugin.path.string() + ")";
+  void* made = nullptr;
+  plugin_at_work(text_of(plugin));
+  try {
+    made = raw->create(&status);
+  } catch (const std::exception& error) {
+    throw Error(ErrorCode::plugin_create_threw,
+                who + " threw " + type_name(error) + " while it was made: " + error.what());
+  } catch (...) {
+    throw Error(ErrorCode::plugin_create_threw,
+                who + " threw something that is no exception while it was made");
+  }
+  status.message[sizeof status.message - 1] = '\0';
+  if (status.code != 0 || made == nullptr) {
+    if (made != nullptr) raw->destroy(made);
+    throw Error(ErrorCode::plugin_create_failed,
+                who + " could not be made: " +
+                    (status.message[0] != '\0' ? status.message : "no reason given"));
+  }
+  LoadedStrategy out;
+  out.plugin = &plugin;
+  out.info = &info;
+  out.strategy = std::shared_ptr<Strategy>(static_cast<Strategy*>(made),
+                                           [destroy = raw->destroy](Strategy* s) { destroy(s); });
+  return out;
+}
+
+std::vector<Listing> Registry::list() {
+  std::vector<Listing> out;
+  auto add = [&](const fs::path& file, const std::string& place) {
+    Listing listing{file, place, nullptr, std::nullopt};
+    try {
+      listing.plugin = &impl_->load(file, place);
+    } catch (const Error& error) {
+      listing.refused = error;
+    }
+    out.push_back(std::move(listing));
+  };
+  for (const fs::path& file : impl_->files) add(file, "[plugins] load");
+  for (const Place& place : impl_->places)
+    for (const fs::path& file : candidates_in(place.folder)) add(file, place.label);
+  return out;
+}
+
+std::vector<std::pair<std::string, fs::path>> Registry::places() const {
+  std::vector<std::pair<std::string, fs::path>> out;
+  for (const fs::path& file : impl_->files) out.emplace_back("[plugins] load", file);
+  for (const Place& place : impl_->places) out.emplace_back(place.label, place.folder);
+  return out;
+}
+
+void guarded(const LoadedStrategy& strategy, const std::string& what,
+             const std::function<void()>& body) {
+  auto context = [&] { return "plugin " + text_of(*strategy.plugin) + ", while " + what; };
+  plugin_at_work(text_of(*strategy.plugin));
+  try {
+    body();
+  } catch (Error& error) {
+    throw error.note(context());
+  } catch (const std::exception& error) {
+    throw Error(ErrorCode::plugin_foreign_exception,
+                "an exception of type " + type_name(error) + " left the plugin: " + error.what())
+        .note(context());
+  } catch (...) {
+    throw Error(ErrorCode::plugin_foreign_exception,
+                "something that is no exception left the plugin")
+        .note(context());
+  }
+}
+
+}  // namespace meshwright::loader

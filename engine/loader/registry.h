@@ -1,0 +1,97 @@
+// Finds, judges and loads strategy plugins. Nothing of a plugin runs before its build facts match
+// ours; nothing is ever unloaded.
+#pragma once
+
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "meshwright/plugin.h"
+#include "meshwright/strategy.h"
+
+namespace meshwright::loader {
+
+// The folders of MESHWRIGHT_PLUGIN_PATH that are left out, because they are not absolute: they
+// would mean the current folder.
+std::vector<std::string> relative_plugin_folders();
+
+// Where to look, in order; the first hit wins.
+struct SearchPath {
+  std::vector<std::filesystem::path> files;    // [plugins] load
+  std::vector<std::filesystem::path> folders;  // [plugins] path
+  // Then MESHWRIGHT_PLUGIN_PATH (colon-separated folders), the user's data folder ($XDG_DATA_HOME
+  // or ~/.local/share, meshwright/plugins) and the installation's folder. Never the current folder.
+  bool standard_places = true;
+};
+
+struct StrategyInfo {
+  std::string name;
+  std::vector<std::string> aliases;
+  std::string summary;
+  OptionSchema schema;  // table "distributed.<options_table>"
+  uint64_t capabilities = 0;
+};
+
+// A verified and loaded library.
+struct LoadedPlugin {
+  std::filesystem::path path;
+  std::string place;  // "[plugins] load", "MESHWRIGHT_PLUGIN_PATH", "installation"...
+  std::string name, version, vendor, license, summary;
+  std::map<std::string, std::string> facts;
+  std::string facts_hash;  // 16 hex digits
+  std::vector<StrategyInfo> strategies;
+  const meshwright_plugin* descriptor = nullptr;
+  std::filesystem::path runtime_half;  // empty: one library plans and runs
+};
+
+// A strategy ready for use.
+struct LoadedStrategy {
+  const LoadedPlugin* plugin = nullptr;
+  const StrategyInfo* info = nullptr;
+  std::shared_ptr<Strategy> strategy;
+};
+
+// One candidate as `plugins list` shows it: loaded, or refused with its error.
+struct Listing {
+  std::filesystem::path path;
+  std::string place;
+  const LoadedPlugin* plugin = nullptr;
+  std::optional<Error> refused;
+};
+
+class Registry {
+ public:
+  explicit Registry(const SearchPath& search);
+  ~Registry();
+
+  // The plugin that has a strategy of this name or alias (any letter case). Throws Error(4xx): not
+  // found lists every place tried and the nearest name; a hit that cannot be used stops with its
+  // own error.
+  LoadedStrategy find(const std::string& strategy);
+  // Judges and loads one file, whatever it contains.
+  const LoadedPlugin& load(const std::filesystem::path& file, const std::string& place);
+  LoadedStrategy create(const LoadedPlugin& plugin, const StrategyInfo& info);
+  // Every candidate in every place, loaded or refused.
+  std::vector<Listing> list();
+  // Where plugins are looked for, in order: (place, file or folder).
+  std::vector<std::pair<std::string, std::filesystem::path>> places() const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+// Runs `body`; a meshwright::Error gains the note "plugin NAME VERSION (path), while WHAT", any
+// other exception becomes Error(plugin_foreign_exception).
+void guarded(const LoadedStrategy& strategy, const std::string& what,
+             const std::function<void()>& body);
+
+// The facts this engine was built with.
+const std::map<std::string, std::string>& engine_facts();
+
+}  // namespace meshwright::loader

@@ -1,0 +1,61 @@
+// Runnable decoder models: Llama, Mistral, Mixtral, Qwen2, Qwen3, Qwen3-MoE, Gemma 3 (text), Phi
+// and Phi3 with Hugging Face's names and transformers' mathematics.
+//
+//   modules::CausalLM model = modules::build_model("folder", DType::float32, at::kMeta);   // names
+//   and shapes, no memory at::Tensor logits = model(ids); // [batch, length] int64 -> [batch,
+//   length, vocab]
+//
+// Every module has hooks (HookHost::of), the root included. named_parameters() has the outline's
+// names in its order; with tied embeddings the one Parameter stands under model.embed_tokens.weight
+// and, once more, under lm_head.weight. Rows of fused weights lie in memory as
+// ParameterOutline::fused says. Not thread-safe.
+#pragma once
+
+#include <filesystem>
+#include <memory>
+#include <optional>
+
+#include "meshwright/dtype.h"
+#include "meshwright/nn/module.h"
+#include "meshwright/outline.h"
+
+namespace meshwright::outlines {
+struct NetConfig;
+}
+
+namespace meshwright::modules {
+
+// What a model's weights are before any training, as transformers' _init_weights has it.
+struct InitialValues {
+  double range = 0.02;                 // weights of Linear and Embedding: normal(0, range)
+  std::optional<int64_t> padding_row;  // of the embedding: zeros (pad_token_id)
+  bool zero_norms = false;             // norms that scale by 1 + weight; else ones
+};
+
+class CausalLMImpl : public torch::nn::Module {
+ public:
+  CausalLMImpl(outlines::NetConfig config, ModelOutline outline, const at::TensorOptions& options);
+  ~CausalLMImpl() override;
+  // Token ids [batch, length] int64 to logits [batch, length, vocab] in the dtype of the
+  // parameters.
+  at::Tensor forward(const at::Tensor& ids);
+
+  const ModelOutline& outline() const { return outline_; }
+  int64_t max_positions() const;  // max_position_embeddings
+  InitialValues initial_values() const;
+
+ private:
+  struct Parts;
+  ModelOutline outline_;
+  std::unique_ptr<Parts> parts_;
+};
+MESHWRIGHT_MODULE(CausalLM);
+
+// Builds the model of a config.json, or of a folder with one. Parameters hold no values yet: fill
+// them with initialize() or from a folder's weights. On the meta device they take no memory. Throws
+// Error(file_unreadable | bad_model_config | unknown_architecture), and Error(not_in_release) for
+// what can be planned but not run.
+CausalLM build_model(const std::filesystem::path& config_or_folder, DType storage,
+                     at::Device device);
+
+}  // namespace meshwright::modules

@@ -1,0 +1,60 @@
+// Rotary position embeddings (Su et al. 2021) in transformers' layout: the two halves of a head are
+// the two parts of each pair.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <utility>
+#include <vector>
+
+#include "engine/outlines/net_config.h"
+#include "meshwright/nn/module.h"
+
+namespace meshwright::modules {
+
+using outlines::RopeConfig;
+using outlines::RopeType;
+
+// cos and sin of every position's angles: [length, dim] each, in the dtype and on the device of the
+// activations.
+struct RotaryTable {
+  at::Tensor cos, sin;
+};
+template <class F>
+void visit_tensors(RotaryTable& table, F&& f) {
+  f(table.cos), f(table.sin);
+}
+
+// Inverse frequencies [dim / 2] in float32. `length` matters for RopeType::dynamic and longrope
+// only.
+at::Tensor inverse_frequencies(const RopeConfig& config, int64_t length);
+
+// Holds no parameters and no buffers: tables are computed in float32 on first use and kept for
+// later steps.
+class RotaryEmbeddingImpl : public torch::nn::Module {
+ public:
+  explicit RotaryEmbeddingImpl(std::vector<RopeConfig> configs);
+  // For positions 0 .. length - 1 of activations like `x`, under the configuration of that number.
+  RotaryTable forward(const at::Tensor& x, int64_t length, size_t which);
+
+ private:
+  struct Entry {
+    size_t which;
+    int64_t capacity, stretched;
+    at::Device device;
+    at::ScalarType dtype;
+    RotaryTable table;
+  };
+  std::vector<RopeConfig> configs_;
+  std::vector<int64_t>
+      stretched_;  // the sequence length that the frequencies were made for, where it matters
+  std::vector<Entry> entries_;
+};
+MESHWRIGHT_MODULE(RotaryEmbedding);
+
+// Turns the leading `dim` elements of queries' and keys' heads, [batch, length, heads, head_dim]
+// each; the numbers of heads may differ.
+std::pair<at::Tensor, at::Tensor> rotate(const at::Tensor& query, const at::Tensor& key,
+                                         const RotaryTable& table);
+
+}  // namespace meshwright::modules

@@ -1,0 +1,113 @@
+// Attention against LibTorch's, in float64 through its mathematical definition.
+#include "engine/modules/attention.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/allclose.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/randn_like.h>
+#include <ATen/ops/scaled_dot_product_attention.h>
+#include <c10/core/GradMode.h>
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <limits>
+
+#include "engine/modules/attention_kernel.h"
+
+namespace attention_test {
+
+using namespace meshwright;
+using at::Tensor;
+
+namespace {
+
+struct Case {
+  int64_t batch, length, heads, kv_heads, head_dim, window;
+  double scale = 0;  // 0: 1 / sqrt(head_dim)
+};
+
+double usual_scale(int64_t head_dim) { return 1 / std::sqrt(static_cast<double>(head_dim)); }
+
+Tensor reference(const Tensor& query, const Tensor& key, const Tensor& value, double scale,
+                 int64_t window) {
+  int64_t group = query.size(2) / key.size(2), length = query.size(1);
+  Tensor q = query.transpose(1, 2), k = key.transpose(1, 2).repeat_interleave(group, 1),
+         v = value.transpose(1, 2).repeat_interleave(group, 1);
+  Tensor scores = q.matmul(k.transpose(2, 3)) * scale;
+  Tensor seen = at::ones({length, length}, at::kBool).tril();
+  if (window > 0) seen = seen.logical_and(at::ones({length, length}, at::kBool).triu(1 - window));
+  return scores.masked_fill(seen.logical_not(), -std::numeric_limits<double>::infinity())
+      .softmax(-1)
+      .matmul(v)
+      .transpose(1, 2);
+}
+
+}  // namespace
+
+TEST_CASE("attention and its gradients are the definition's, at any length, grouping and window") {
+  for (const Case& c :
+       {Case{1, 1, 1, 1, 16, 0}, Case{2, 31, 2, 1, 16, 0}, Case{1, 32, 4, 2, 32, 0},
+        Case{2, 33, 6, 2, 48, 0}, Case{1, 100, 3, 3, 64, 0}, Case{1, 128, 8, 4, 32, 5},
+        Case{1, 97, 4, 1, 16, 40}, Case{2, 70, 2, 2, 128, 1}, Case{1, 130, 2, 1, 16, 129},
+        Case{1, 64, 2, 1, 16, 64}, Case{1, 20, 4, 2, 6, 0}, Case{1, 20, 4, 2, 6, 7},
+        Case{1, 40, 4, 2, 16, 9, 0.7}, Case{1, 20, 4, 2, 6, 7, 0.1}}) {
+    CAPTURE(c.length);
+    CAPTURE(c.head_dim);
+    CAPTURE(c.window);
+    modules::WindowMasks masks;
+    double scale = c.scale > 0 ? c.scale : usual_scale(c.head_dim);
+    Tensor query =
+        (at::randn({c.batch, c.length, c.heads, c.head_dim}) * 2).set_requires_grad(true);
+    // As a slice of a wider tensor: rows need not follow each other.
+    Tensor wide =
+        at::randn({c.batch, c.length, 2 * c.kv_heads, c.head_dim}).set_requires_grad(true);
+    Tensor out = modules::causal_attention(query, wide.narrow(2, 0, c.kv_heads),
+                                           wide.narrow(2, c.kv_heads, c.kv_heads), scale, c.window,
+                                           0, masks);
+    Tensor q = query.detach().to(at::kDouble).set_requires_grad(true),
+           w = wide.detach().to(at::kDouble).set_requires_grad(true);
+    Tensor expected = reference(q, w.narrow(2, 0, c.kv_heads), w.narrow(2, c.kv_heads, c.kv_heads),
+                                scale, c.window);
+    REQUIRE(out.sizes().vec() == expected.sizes().vec());
+    CHECK(at::allclose(out.to(at::kDouble), expected, 1e-5, 1e-5));
+    Tensor grad = at::randn_like(expected);
+    out.backward(grad.to(at::kFloat));
+    expected.backward(grad);
+    CHECK(at::allclose(query.grad().to(at::kDouble), q.grad(), 1e-5, 1e-5));
+    CHECK(at::allclose(wide.grad().to(at::kDouble), w.grad(), 1e-5, 2e-5));
+  }
+}
+
+TEST_CASE("attention survives scores far apart, and does not hide what is not a number") {
+  modules::WindowMasks masks;
+  at::manual_seed(1);  // scores around 1e5 that lie closer than 0.1 are beyond float32
+  for (int64_t head_dim : {16, 6}) {
+    Tensor query = at::randn({1, 40, 2, head_dim}) * 300,
+           key = at::randn({1, 40, 2, head_dim}) * 300, value = at::randn({1, 40, 2, head_dim});
+    Tensor out =
+        modules::causal_attention(query, key, value, usual_scale(query.size(3)), 0, 0, masks);
+    CHECK(at::allclose(out.to(at::kDouble),
+                       reference(query.to(at::kDouble), key.to(at::kDouble), value.to(at::kDouble),
+                                 usual_scale(head_dim), 0),
+                       1e-3, 1e-3));
+    query[0][7][0][0] = std::nanf("");
+    Tensor odd =
+        modules::causal_attention(query, key, value, usual_scale(query.size(3)), 0, 0, masks);
+    CHECK(odd[0][7][0].isnan().all().item<bool>());
+    CHECK(odd[0][6].equal(out[0][6]));
+    CHECK(odd[0][8].equal(out[0][8]));
+  }
+}
+
+TEST_CASE("dropout while training leaves the mean") {
+  modules::WindowMasks masks;
+  Tensor query = at::randn({1, 20, 2, 16}), key = at::randn({1, 20, 2, 16}),
+         value = at::ones({1, 20, 2, 16});
+  Tensor out = modules::causal_attention(query, key, value, usual_scale(16), 0, 0.5, masks);
+  CHECK_FALSE(at::allclose(out, value));
+  CHECK(modules::causal_attention(query, key, value, usual_scale(query.size(3)), 0, 0, masks)
+            .allclose(value));
+}
+
+}  // namespace attention_test

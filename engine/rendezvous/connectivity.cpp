@@ -1,0 +1,130 @@
+#include "engine/rendezvous/connectivity.h"
+
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <memory>
+#include <thread>
+
+#include "engine/rendezvous/interfaces.h"
+#include "meshwright/error.h"
+
+namespace meshwright::rendezvous {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// Accepted connections inherit this: one whose other host is gone without a word is closed after
+// two minutes, and frees its descriptor.
+void keep_alive(int fd) {
+  int on = 1, idle_s = 60, between_s = 15, times = 4;
+  ::setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+  ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle_s, sizeof idle_s);
+  ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &between_s, sizeof between_s);
+  ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &times, sizeof times);
+}
+
+// 0, or the reason in errno's terms; -1 where the machine has no such family.
+int try_to_listen(int family, const sockaddr* address, socklen_t size, int& fd) {
+  fd = ::socket(family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  if (fd < 0) return errno == EAFNOSUPPORT ? -1 : errno;
+  int on = 1, off = 0;
+  ::setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+  keep_alive(fd);
+  if (family == AF_INET6) ::setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
+  if (::bind(fd, address, size) == 0 && ::listen(fd, 512) == 0) return 0;
+  int reason = errno;
+  ::close(fd);
+  return reason == EADDRNOTAVAIL ? -1 : reason;
+}
+
+// Empty, or why not.
+std::string try_to_connect(const addrinfo& address, Clock::time_point end, Route* route) {
+  int fd = ::socket(address.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  if (fd < 0) return std::strerror(errno);
+  int reason = ::connect(fd, address.ai_addr, address.ai_addrlen) == 0 ? 0 : errno;
+  if (reason == EINPROGRESS) {
+    auto left = std::chrono::duration_cast<std::chrono::milliseconds>(end - Clock::now()).count();
+    pollfd ready{fd, POLLOUT, 0};
+    reason = ETIMEDOUT;
+    socklen_t size = sizeof reason;
+    if (::poll(&ready, 1, static_cast<int>(std::clamp<int64_t>(left, 1, 1 << 30))) > 0)
+      ::getsockopt(fd, SOL_SOCKET, SO_ERROR, &reason, &size);
+  }
+  if (reason == 0 && route != nullptr) {
+    sockaddr_storage local{}, remote{};
+    socklen_t local_size = sizeof local, remote_size = sizeof remote;
+    if (::getsockname(fd, reinterpret_cast<sockaddr*>(&local), &local_size) == 0 &&
+        ::getpeername(fd, reinterpret_cast<sockaddr*>(&remote), &remote_size) == 0)
+      *route = {numeric(reinterpret_cast<sockaddr*>(&local)),
+                numeric(reinterpret_cast<sockaddr*>(&remote))};
+  }
+  ::close(fd);
+  return reason == 0 ? "" : std::strerror(reason);
+}
+
+}  // namespace
+
+int listen_on(int port, bool loopback_only) {
+  int fd = -1, reason = -1;
+  if (!loopback_only) {
+    sockaddr_in6 any{};
+    any.sin6_family = AF_INET6;
+    any.sin6_port = htons(static_cast<uint16_t>(port));
+    any.sin6_addr = in6addr_any;
+    reason = try_to_listen(AF_INET6, reinterpret_cast<sockaddr*>(&any), sizeof any, fd);
+  }
+  if (reason == -1) {
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_port = htons(static_cast<uint16_t>(port));
+    address.sin_addr.s_addr = htonl(loopback_only ? INADDR_LOOPBACK : INADDR_ANY);
+    reason = try_to_listen(AF_INET, reinterpret_cast<sockaddr*>(&address), sizeof address, fd);
+  }
+  if (reason == 0) return fd;
+  Error error(ErrorCode::rendezvous_failed,
+              "rank 0 cannot listen on " + std::string(loopback_only ? "127.0.0.1" : "port") +
+                  (loopback_only ? ":" : " ") + std::to_string(port) + ": " +
+                  (reason == -1 ? "this machine has no such address" : std::strerror(reason)));
+  if (reason == EADDRINUSE)
+    error
+        .help(
+            "set MASTER_PORT, on all ranks, to a port that no other program has (ss -ltnp shows "
+            "who has it)")
+        .help("or two processes have RANK 0: give each rank its own number");
+  if (reason == EACCES)
+    error.help("ports below 1024 are reserved: set MASTER_PORT to a higher one, on all ranks");
+  throw error.help(
+      "or let `meshwright train FILE --nproc N` start the ranks: it finds a free port");
+}
+
+std::string try_connect(const std::string& host, int port, Clock::time_point end, Route* route) {
+  for (;;) {
+    addrinfo hints{}, *found = nullptr;
+    hints.ai_family = AF_UNSPEC;
+    hints.ai_socktype = SOCK_STREAM;
+    std::string why;
+    int failed = ::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found);
+    std::unique_ptr<addrinfo, void (*)(addrinfo*)> addresses(found, ::freeaddrinfo);
+    if (failed != 0) why = failed == EAI_SYSTEM ? std::strerror(errno) : ::gai_strerror(failed);
+    for (const addrinfo* a = addresses.get(); a != nullptr; a = a->ai_next) {
+      why = try_to_connect(*a, end, route);
+      if (why.empty()) return "";
+    }
+    // Names come up late too, where hosts are started together with the ranks.
+    if (Clock::now() + std::chrono::milliseconds(200) >= end) return why;
+    std::this_thread::sleep_for(std::chrono::milliseconds(200));
+  }
+}
+
+}  // namespace meshwright::rendezvous

@@ -1,0 +1,24 @@
+// Sockets of the rendezvous: where rank 0 listens, and whether it can be reached.
+#pragma once
+
+#include <chrono>
+#include <string>
+
+namespace meshwright::rendezvous {
+
+// A listening socket on 127.0.0.1, or on every interface. LibTorch's own server would always take
+// every interface; a socket handed over is honoured. Throws Error(rendezvous_failed) that says what
+// to do when the port is taken.
+int listen_on(int port, bool loopback_only);
+
+// The two ends of a connection, as numbers: "10.70.0.2", "fd00::2".
+struct Route {
+  std::string local, remote;
+};
+
+// Tries until `end` to connect to host:port, and hangs up again. Empty, or why it could not
+// ("Connection refused"). `route`: which way the connection took.
+std::string try_connect(const std::string& host, int port,
+                        std::chrono::steady_clock::time_point end, Route* route = nullptr);
+
+}  // namespace meshwright::rendezvous

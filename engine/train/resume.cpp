@@ -1,0 +1,205 @@
+#include "engine/train/resume.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <iterator>
+#include <utility>
+
+#include "engine/launch/run_folder.h"
+#include "engine/plan/plan.h"
+#include "engine/report/report.h"
+#include "engine/trainer/rank_agreement.h"
+#include "engine/weights/auxiliary_files.h"
+#include "engine/weights/safetensors.h"
+
+namespace meshwright::train {
+
+namespace fs = std::filesystem;
+
+std::unique_ptr<base::RunLock> lock_run(World& world, const fs::path& run) {
+  std::unique_ptr<base::RunLock> lock;
+  agree_or_throw(world, outcome_of([&] {
+                   if (world.rank() == 0 && !launch::launcher_owns_run_folder())
+                     lock = launch::own_run_folder(
+                         run, launch::process_environment(), [](const std::string& text) {
+                           std::fprintf(stderr, "notice: %s\n", text.c_str());
+                         });
+                   return std::string();
+                 }));
+  return lock;
+}
+
+ResumePoint begin_run(const Job& job, World& world, const fs::path& checkpoints) {
+  ResumePoint out;
+  auto choose = [&] {
+    if (world.rank() != 0) return std::string();
+    out.start = checkpoint::choose_start(job.table("checkpoint").get_string("resume"), checkpoints,
+                                         checkpoint::restarted());
+    return (out.start.own ? "1" : "0") + out.start.from.string();
+  };
+  std::string choice = agree_or_throw(world, outcome_of(choose))[0], path = choice.substr(1);
+  out.own = choice[0] == '1';
+  auto open = [&] {
+    if (!path.empty()) out.from = std::make_unique<checkpoint::Checkpoint>(path);
+    return std::string();
+  };
+  agree_or_throw(world, outcome_of(open));
+  return out;
+}
+
+std::string make_way(const ResumePoint& beginning, World& world, const fs::path& checkpoints) {
+  std::string aside;
+  agree_or_throw(world, outcome_of([&] {
+                   if (world.rank() == 0)
+                     aside = checkpoint::make_way(beginning.start, checkpoints);
+                   return std::string();
+                 }));
+  return aside;
+}
+
+void say_finished(const checkpoint::Checkpoint& from, int64_t max_steps) {
+  int64_t step = from.meta().step;
+  const std::pair<std::string, const char*> ways[] = {
+      {"--set step_scheduler.max_steps=" + std::to_string(2 * step), "to train on"},
+      {"--set run.name=another", "to train another run beside it"},
+      {"--set checkpoint.resume=none",
+       "to start this one afresh; what is there is kept under another name"}};
+  size_t width = 0;
+  for (const auto& [what, why] : ways) width = std::max(width, what.size());
+  std::printf("this run is finished: %s has %lld steps, step_scheduler.max_steps is %lld\n",
+              from.folder().c_str(), static_cast<long long>(step),
+              static_cast<long long>(max_steps));
+  for (const auto& [what, why] : ways)
+    std::printf("  %s   %s\n", report::pad(what, width).c_str(), why);
+  std::printf("  meshwright generate %s   to let it write\n", from.folder().c_str());
+  std::fflush(stdout);
+}
+
+void check_data(const checkpoint::Checkpoint& from, const Job& job, const std::string& fingerprint,
+                int64_t seq_len) {
+  const checkpoint::Meta& meta = from.meta();
+  if (meta.data_fingerprint.empty())
+    return;  // saved by a program of its own, which feeds its own data
+  auto refuse = [&](const std::string& what, const std::string& key, const std::string& value) {
+    Error error(ErrorCode::checkpoint_mismatch, from.folder().string() + ": " + what);
+    error.key(key);
+    if (!value.empty()) error.help("set " + key + " = " + value);
+    throw error
+        .help("to train its weights on other data: meshwright checkpoint export " +
+              from.folder().string() +
+              " --out DIR, then model.pretrained = \"DIR\" under another run.name")
+        .help(
+            "set checkpoint.resume = \"none\" to start afresh; what is there is kept under another "
+            "name");
+  };
+  auto was = [](int64_t then, int64_t now) {
+    return std::to_string(then) + ", this job's is " + std::to_string(now);
+  };
+  int64_t seed = job.table("run").get_int("seed");
+  bool shuffle = job.table("dataset").get_bool("shuffle");
+  if (meta.seq_len != seq_len)
+    refuse("its seq_len is " + was(meta.seq_len, seq_len), "dataset.seq_len",
+           std::to_string(meta.seq_len));
+  if (meta.shuffle != shuffle)
+    refuse(meta.shuffle ? "its samples are shuffled, this job's are not"
+                        : "its samples are in order, this job's are shuffled",
+           "dataset.shuffle", meta.shuffle ? "true" : "false");
+  if (static_cast<int64_t>(meta.seed) != seed)
+    refuse(
+        "its run.seed, which orders the samples, is " + was(static_cast<int64_t>(meta.seed), seed),
+        "run.seed", std::to_string(static_cast<int64_t>(meta.seed)));
+  if (meta.data_fingerprint != fingerprint)
+    refuse("it was trained on other data than dataset.path now names", "dataset.path", "");
+}
+
+Error with_way_on(Error error, const fs::path& damaged) {
+  if (error.code() != ErrorCode::bad_checkpoint) return error;
+  std::vector<checkpoint::Found> all = checkpoint::find_all(damaged.parent_path());
+  for (size_t i = all.size(); i-- > 0;)
+    if (all[i].problem.empty() && all[i].path != damaged)
+      return error.key("checkpoint.resume")
+          .help("set checkpoint.resume = \"" + all[i].path.string() + "\" to continue that one");
+  return error.key("checkpoint.resume")
+      .help(
+          "set checkpoint.resume = \"none\" to start afresh; what is there is kept under another "
+          "name");
+}
+
+Error unsaved(Error error, bool ending, const fs::path& checkpoints) {
+  if (error.code() == ErrorCode::replicas_differ) return error;  // neither room nor patience helps
+  if (!ending)
+    return error.help(
+        "set checkpoint.on_failure = \"continue\" to train on when a checkpoint cannot be written");
+  std::vector<checkpoint::Found> kept = checkpoint::find_all(checkpoints);
+  std::string from = kept.empty() ? "the start" : kept.back().path.filename().string();
+  return error.help("make room and run the same command: it goes on from " + from +
+                    " and saves again");
+}
+
+std::string resume_text(const checkpoint::Checkpoint& from, const World& world,
+                        const std::string& strategy, double ms) {
+  const checkpoint::Meta& meta = from.meta();
+  std::string out =
+      "continues after step " + std::to_string(meta.step) + ": " + from.folder().string();
+  if (meta.strategy != strategy || meta.world_size != world.size())
+    out +=
+        ", saved by " + meta.strategy + " on " + report::counted(meta.world_size, "rank", "ranks");
+  char text[64];
+  std::snprintf(text, sizeof text, "; %s read in %.2f s", report::human_bytes(from.bytes()).c_str(),
+                ms / 1000);
+  return out + text;
+}
+
+std::vector<std::string> carry_along(Saver::Settings& saving, const checkpoint::Checkpoint* from,
+                                     const fs::path& config, const std::string& pretrained,
+                                     bool bytes) {
+  constexpr std::string_view kSource = "source/";
+  std::vector<std::string> notices;
+  auto carry = [&](weights::Carried carried) {
+    for (const weights::CarriedFile& file : carried.files)
+      saving.carried.emplace_back(std::string(kSource) + file.name, file.path);
+    std::move(carried.notices.begin(), carried.notices.end(), std::back_inserter(notices));
+  };
+  saving.carried.emplace_back("config.json", config);
+  if (from != nullptr) {
+    for (const checkpoint::FileRecord& file : from->meta().files)
+      if (file.name.rfind(kSource, 0) == 0)
+        saving.carried.emplace_back(file.name, from->folder() / file.name);
+    for (const checkpoint::TensorRecord& tensor : from->meta().tensors)
+      if (tensor.state.empty()) saving.export_dtypes.emplace_back(tensor.name, tensor.export_dtype);
+  } else if (!pretrained.empty()) {
+    carry(weights::carried_files(pretrained));
+    weights::WeightFolder source(pretrained);
+    for (const std::string& name : source.names())
+      saving.export_dtypes.emplace_back(name, source.find(name)->dtype);
+  }
+  // Also for a checkpoint of a program that did not look beside the config yet.
+  if (!pretrained.empty() || saving.carried.size() > 1) return notices;
+  if (!bytes)
+    carry(weights::carried_beside(config.parent_path()));
+  else if (std::optional<std::string> notice = weights::tokenizer_of_no_use(config))
+    notices.push_back(*notice);
+  return notices;
+}
+
+void tell_save(const SaveReport& report, bool goes_on, RunFolder& folder, Progress& progress,
+               int64_t max_steps) {
+  char text[160];
+  std::string line = "step " + std::to_string(report.step) + "/" + std::to_string(max_steps) + "  ";
+  if (report.error) {
+    line += "no checkpoint: " + report.error->message();
+    if (goes_on) progress.say("warning: " + line + "; the run goes on (checkpoint.on_failure)");
+  } else {
+    std::snprintf(text, sizeof text, "checkpoint %s  %s in %.2f s", report.path.c_str(),
+                  report::human_bytes(report.bytes).c_str(), report.total_ms / 1000);
+    line += text;
+    if (report.pause_ms < report.total_ms) {
+      std::snprintf(text, sizeof text, ", training paused %.0f ms", report.pause_ms);
+      line += text;
+    }
+    if (report.step == max_steps) progress.say(line);
+  }
+  folder.log(line);
+}
+
+}  // namespace meshwright::train

@@ -1,0 +1,62 @@
+// What a run of the program says and checks when it continues a checkpoint, and when it makes one.
+#pragma once
+
+#include <filesystem>
+#include <memory>
+#include <string>
+
+#include "engine/base/run_lock.h"
+#include "engine/checkpoint/checkpoint.h"
+#include "engine/checkpoint/resume.h"
+#include "engine/train/checkpointing.h"
+#include "engine/train/metrics.h"
+#include "meshwright/trainer.h"
+
+namespace meshwright::train {
+
+// Collective, before anything in the run folder is touched. Rank 0 holds it from here on, unless
+// its launcher does. Throws Error(run_folder_locked | unknown_launcher | output_unwritable) on
+// every rank.
+std::unique_ptr<base::RunLock> lock_run(World& world, const std::filesystem::path& run);
+
+struct ResumePoint {
+  std::unique_ptr<checkpoint::Checkpoint> from;  // none: afresh
+  bool own = false;                              // it is one of the run's own
+  checkpoint::Start start;                       // rank 0
+};
+// Collective. Rank 0 decides what the run continues; every rank opens it. Throws
+// Error(no_checkpoint | bad_checkpoint) on every rank.
+ResumePoint begin_run(const Job& job, World& world, const std::filesystem::path& checkpoints);
+// Collective, when nothing is left that refuses the run: rank 0 clears its way
+// (checkpoint::make_way) and has back where checkpoints are now that the run does not continue.
+// Throws Error(output_unwritable) on every rank.
+std::string make_way(const ResumePoint& beginning, World& world,
+                     const std::filesystem::path& checkpoints);
+// On standard output: all of the run's steps are done, and what to do about it.
+void say_finished(const checkpoint::Checkpoint& from, int64_t max_steps);
+// Throws Error(checkpoint_mismatch) when the samples or their order are others than the
+// checkpoint's: data, seq_len, shuffle, seed.
+void check_data(const checkpoint::Checkpoint& from, const Job& job, const std::string& fingerprint,
+                int64_t seq_len);
+// The error, with another checkpoint to continue when this one turned out to be damaged.
+Error with_way_on(Error error, const std::filesystem::path& damaged);
+// The error of a save that a run does not live with, with what to do. `ending`: nothing is left to
+// train.
+Error unsaved(Error error, bool ending, const std::filesystem::path& checkpoints);
+// "continues after step 50: runs/a/checkpoints/step_00000050, saved by ddp on 4 ranks; 32 MB read
+// in 0.02 s"
+std::string resume_text(const checkpoint::Checkpoint& from, const World& world,
+                        const std::string& strategy, double ms);
+// What every checkpoint carries beside the tensors: config.json, the other files of the folder that
+// the weights came from, or the tokenizer that lies beside the config of random weights, and the
+// dtypes that an export gives them. `bytes`: the run trains on the bytes of texts, which no
+// tokenizer fits. Returns what there is to say about files that stay behind.
+std::vector<std::string> carry_along(Saver::Settings& saving, const checkpoint::Checkpoint* from,
+                                     const std::filesystem::path& config,
+                                     const std::string& pretrained, bool bytes);
+// Rank 0: a line in the log for every save; on the screen the last, and those that failed.
+// `goes_on`: the run lives with a failure.
+void tell_save(const SaveReport& report, bool goes_on, RunFolder& folder, Progress& progress,
+               int64_t max_steps);
+
+}  // namespace meshwright::train

@@ -1,0 +1,70 @@
+#include "engine/trainer/join_world.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include "engine/config/describe.h"
+#include "engine/plan/plan.h"
+#include "engine/rendezvous/rendezvous.h"
+
+namespace meshwright {
+
+std::shared_ptr<World> join_world(const Job& job,
+                                  const std::vector<std::pair<std::string, std::string>>& facts) {
+  return train::join_world(job, facts, nullptr);
+}
+
+namespace train {
+
+std::shared_ptr<World> join_world(const Job& job,
+                                  const std::vector<std::pair<std::string, std::string>>& extra,
+                                  rendezvous::Ending* ending) {
+  const Options& dist = job.table("dist_env");
+  double minutes = dist.get_number("timeout_minutes");
+  auto timeout =
+      std::chrono::milliseconds(static_cast<int64_t>(std::clamp(minutes * 60000, 1.0, 1e12)));
+  launch::RankEnvironment ranks =
+      launch::detect_ranks(launch::process_environment()).value_or(launch::RankEnvironment{});
+  device::Chosen chosen = device::choose(dist, ranks);
+  if (ending) ending->meeting();
+  c10::intrusive_ptr<c10d::Store> store = rendezvous::connect_store(ranks, timeout);
+  const loader::LoadedPlugin& plugin = *job.impl().strategy.plugin;
+  rendezvous::Facts facts = {{"WORLD_SIZE", std::to_string(ranks.world_size)},
+                             {"device", chosen.device.is_cuda() ? "cuda" : "cpu"},
+                             {"back end", chosen.nccl ? "nccl" : "gloo"},
+                             {"plugin", plugin.name + " " + plugin.version},
+                             {"plugin build", plugin.facts_hash},
+                             {"configuration", config::show_toml(job.impl().config, false)}};
+  facts.insert(facts.end(), extra.begin(), extra.end());
+  // The text of a configuration is long; what differs in it is found line by line.
+  rendezvous::Facts split;
+  for (const auto& [name, value] : facts) {
+    if (name != "configuration") {
+      split.emplace_back(name, value);
+      continue;
+    }
+    std::string table;
+    for (size_t at = 0; at < value.size();) {
+      size_t end = std::min(value.find('\n', at), value.size());
+      std::string line = value.substr(at, end - at);
+      at = end + 1;
+      if (line.starts_with('[')) table = line.substr(1, line.find(']') - 1) + ".";
+      size_t equals = line.find(" = ");
+      if (equals != std::string::npos)
+        split.emplace_back(table + line.substr(0, equals), line.substr(equals + 3));
+    }
+  }
+  rendezvous::compare_ranks(*store, ranks.rank, ranks.world_size, split, timeout);
+  std::shared_ptr<rendezvous::Board> board;
+  if (ending && ranks.world_size > 1 && ranks.source != launch::RankEnvironment::Source::local)
+    board = std::make_shared<rendezvous::Board>(ranks, store, timeout);
+  if (ending) ending->joined(board);
+  return rendezvous::make_world(
+      ranks, store, chosen, timeout,
+      dist.is_set("interface") ? dist.get_string("interface") : std::string(), board);
+}
+
+}  // namespace train
+
+}  // namespace meshwright

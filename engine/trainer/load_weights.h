@@ -1,0 +1,38 @@
+// What a rank does before its first step: its threads, its memory, and the values of its part of
+// the model.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "engine/checkpoint/checkpoint.h"
+#include "engine/modules/causal_lm.h"
+#include "meshwright/trainer.h"
+
+namespace meshwright::train {
+
+// run.threads, else OMP_NUM_THREADS, else this rank's share of the cores.
+void set_threads(const Job& job);
+// For the program only: a library leaves its process as it is.
+void keep_freed_memory();
+
+// Fill this rank's part of every parameter, the same on every layout. Local. From a Hugging Face
+// folder, or at random when `pretrained` is empty. Throws Error(bad_safetensors |
+// weights_mismatch).
+void load_weights(Trainer& trainer, const std::string& pretrained, modules::CausalLM& net,
+                  uint64_t seed);
+// What to tell the user when a Hugging Face folder holds tensors that the model has no use for;
+// empty: there are none. Reads headers only.
+std::string unused_tensors(const std::string& pretrained, const ModelOutline& outline);
+// From a checkpoint, its weights alone. Throws Error(bad_checkpoint | weights_mismatch).
+void load_weights(Trainer& trainer, checkpoint::Checkpoint& from);
+
+// How a parameter's rows are interleaved; nullopt: they are as in Hugging Face's files.
+std::optional<FusedRows> fused_rows(const ModelOutline& outline, std::string_view parameter);
+
+// Reads one part of a checkpoint's tensor into a tensor, over the host where that lies on a device.
+void read_into(checkpoint::Checkpoint& from, const checkpoint::TensorRecord& record,
+               const Region& region, const at::Tensor& to);
+
+}  // namespace meshwright::train

@@ -1,0 +1,75 @@
+// What this rank holds of a model and its optimizer, and which of it this rank writes: regions of
+// whole tensors, whatever the strategy.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <string>
+#include <vector>
+
+#include "engine/checkpoint/meta.h"
+#include "engine/trainer/optimizer.h"
+#include "meshwright/parallel/parallel.h"
+
+namespace torch::nn {
+class Module;
+}
+
+namespace meshwright::train {
+
+DType dtype_of(at::ScalarType type);
+inline DType dtype_of(const at::Tensor& tensor) { return dtype_of(tensor.scalar_type()); }
+Region region_of(const ParallelParameter& parameter);
+
+// A parameter's elements in the flat tensors that the optimizer updates.
+struct OptimizerPlace {
+  size_t group = SIZE_MAX;  // SIZE_MAX: in none (it is frozen, or this rank holds nothing of it)
+  int64_t begin = 0;
+};
+std::vector<OptimizerPlace> optimizer_places(const ParallelModel& model);
+// A parameter's elements in what the optimizer updates: its main weights where it keeps some, else
+// the parameter's own memory.
+at::Tensor updated_part(const ParallelParameter& parameter, const OptimizerPlace& place,
+                        const ParallelModel& model, Optimizer& optimizer);
+
+// A tensor's part on this rank. `local` shares memory with what trains.
+struct LocalTensor {
+  std::string state, name;  // as in checkpoint::TensorRecord
+  DType dtype;
+  std::vector<int64_t> shape;
+  Region region;
+  at::Tensor local;  // contiguous; undefined when nothing is held
+  // Weights: the dtype that the model is stored in, which is narrower than that of main weights.
+  DType stored = dtype;
+};
+// Weights, the optimizer's states, and the module's buffers (state "buffer"), in the same order on
+// every rank. Weights are what the optimizer updates: where it keeps main weights, these, of which
+// the others are made by rounding.
+std::vector<LocalTensor> local_state(const ParallelModel& model, Optimizer& optimizer,
+                                     const torch::nn::Module& module);
+
+// Ranks (ascending) that hold the same regions of these tensors; of parameters and states, since
+// buffers may differ.
+struct Replicas {
+  std::vector<int64_t> ranks;
+  std::vector<size_t> tensors;
+};
+
+// Who writes what, when several ranks hold the same: each its share, so that everything is written
+// once. Found out by comparing the regions of all ranks, so it serves any strategy.
+class Shares {
+ public:
+  // Collective. Throws Error(internal) when the ranks' parts of a tensor do not make up the whole.
+  Shares(World& world, const std::vector<LocalTensor>& held);
+  // What `rank` writes of tensor i; nullptr: nothing.
+  const Region* share(size_t tensor, int64_t rank) const;
+  // What more than one rank holds; the same on every rank.
+  const std::vector<Replicas>& replicas() const { return replicas_; }
+
+ private:
+  std::vector<std::vector<std::pair<int64_t, Region>>>
+      shares_;  // a tensor: (rank, region), by rank
+  std::vector<Replicas> replicas_;
+};
+
+}  // namespace meshwright::train

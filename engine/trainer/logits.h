@@ -1,0 +1,17 @@
+// What the loop asks of a language model: losses and logits, whatever part of the vocabulary this
+// rank holds.
+#pragma once
+
+#include "engine/modules/causal_lm.h"
+#include "meshwright/trainer.h"
+
+namespace meshwright::train {
+
+// ids: [batch, length + 1]; each position's target is the next id. Logits are never gathered.
+MicroBatchLoss loss_of(Trainer& trainer, modules::CausalLM& net, const at::Tensor& ids);
+
+// Collective. ids: [batch, length] on any device, any length; gives [batch, length, vocabulary] on
+// every rank, without gradients.
+at::Tensor logits_of(Trainer& trainer, modules::CausalLM& net, const at::Tensor& ids);
+
+}  // namespace meshwright::train

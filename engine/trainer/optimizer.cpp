@@ -1,0 +1,194 @@
+#include "engine/trainer/optimizer.h"
+
+#include <ATen/ops/_fused_adamw.h>
+#include <ATen/ops/_fused_sgd.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/zeros_like.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/ScalarType.h>
+
+#include <algorithm>
+
+#include "meshwright/error.h"
+#include "meshwright/parallel/scalar_type.h"
+
+namespace meshwright::train {
+namespace {
+
+using at::Tensor;
+
+constexpr int64_t kPiece = 1 << 20;
+
+std::optional<at::ScalarType> main_type_of(const Options& table) {
+  std::optional<DType> main = table.find_dtype("main_dtype");
+  return main ? std::optional(scalar_type(*main)) : std::nullopt;
+}
+
+}  // namespace
+
+at::ScalarType Optimizer::weight_type(at::ScalarType values) const {
+  return main_type_ ? c10::promoteTypes(*main_type_, values) : values;
+}
+
+Tensor Optimizer::weights(const std::vector<FlatParameterGroup>& groups, size_t group) {
+  const Tensor& values = groups[group].values;
+  if (!has_main(groups[group])) return values;
+  if (main_.size() < groups.size()) main_.resize(groups.size());
+  if (!main_[group].defined()) main_[group] = values.detach().to(weight_type(values.scalar_type()));
+  return main_[group];
+}
+
+void Optimizer::round_weights(const std::vector<FlatParameterGroup>& groups) {
+  c10::NoGradGuard no_grad;
+  for (size_t i = 0; i < groups.size(); ++i)
+    if (has_main(groups[i])) groups[i].values.detach().copy_(weights(groups, i));
+}
+
+void Optimizer::catch_up(const std::vector<FlatParameterGroup>& groups) {
+  for (size_t i = 0; i < std::min(groups.size(), main_.size()); ++i)
+    if (const Tensor& values = groups[i].values;
+        main_[i].defined() && !main_[i].to(values.scalar_type()).equal(values))
+      main_[i].copy_(values);
+}
+
+const Tensor& Optimizer::piece_memory(at::ScalarType type, at::Device device, int64_t count) {
+  auto found = std::find_if(pieces_.begin(), pieces_.end(), [&](const Tensor& t) {
+    return t.scalar_type() == type && t.device() == device;
+  });
+  if (found == pieces_.end()) found = pieces_.insert(found, Tensor());
+  if (!found->defined() || found->numel() < count)
+    *found = at::empty({count}, at::TensorOptions().dtype(type).device(device));
+  return *found;
+}
+
+void Optimizer::for_each_call(const std::vector<FlatParameterGroup>& groups,
+                              const std::vector<std::vector<Tensor>*>& states, const Call& call) {
+  std::vector<Tensor> all_weights, all_gradients;
+  std::vector<std::vector<Tensor>> all_states(states.size());
+  for (size_t i = 0; i < groups.size(); ++i) {
+    const Tensor weights = this->weights(groups, i), &gradients = groups[i].grads;
+    bool main = has_main(groups[i]);
+    if (!main && weights.scalar_type() == gradients.scalar_type()) {
+      all_weights.push_back(weights);
+      all_gradients.push_back(gradients);
+      for (size_t s = 0; s < states.size(); ++s) all_states[s].push_back(states[s]->at(i));
+      continue;
+    }
+    for (int64_t at = 0; at < weights.numel(); at += kPiece) {
+      int64_t count = std::min(kPiece, weights.numel() - at);
+      Tensor gradient = gradients.narrow(0, at, count), weight = weights.narrow(0, at, count);
+      if (gradient.scalar_type() != weight.scalar_type())
+        gradient =
+            piece_memory(weight.scalar_type(), weight.device(), std::min(kPiece, weights.numel()))
+                .narrow(0, 0, count)
+                .copy_(gradient);
+      std::vector<std::vector<Tensor>> state;
+      for (const auto* list : states) state.push_back({list->at(i).narrow(0, at, count)});
+      call({weight}, {gradient}, state);
+      if (main) groups[i].values.narrow(0, at, count).copy_(weight);
+    }
+  }
+  if (!all_weights.empty()) call(all_weights, all_gradients, all_states);
+}
+
+void Optimizer::extend(std::vector<Tensor>& state, const std::vector<FlatParameterGroup>& groups) {
+  for (size_t i = state.size(); i < groups.size(); ++i)
+    state.push_back(at::zeros_like(weights(groups, i)));
+}
+
+namespace {
+
+class AdamW final : public Optimizer {
+ public:
+  explicit AdamW(const Options& table)
+      : Optimizer(main_type_of(table)),
+        eps_(table.get_number("eps")),
+        weight_decay_(table.get_number("weight_decay")) {
+    const auto& betas = std::get<std::vector<double>>(table.value("betas"));
+    if (betas.size() != 2)
+      throw Error(ErrorCode::out_of_range,
+                  "AdamW has two betas, found " + std::to_string(betas.size()))
+          .key("optimizer.betas")
+          .at(table.origin("betas"))
+          .help("set optimizer.betas = [0.9, 0.95]");
+    beta1_ = betas[0];
+    beta2_ = betas[1];
+  }
+
+  void step(const std::vector<FlatParameterGroup>& groups, double lr) override {
+    c10::NoGradGuard no_grad;
+    if (steps == 0) catch_up(groups);
+    allocate(groups);
+    ++steps;
+    for_each_call(
+        groups, {&average_, &square_},
+        [&](const std::vector<Tensor>& weights, const std::vector<Tensor>& gradients, auto& state) {
+          // The kernels read the count from a float tensor of the same device.
+          std::vector<Tensor> counts;
+          for (const Tensor& weight : weights)
+            counts.push_back(
+                !counts.empty() && counts[0].device() == weight.device()
+                    ? counts[0]
+                    : at::full({}, static_cast<double>(steps), weight.options().dtype(at::kFloat)));
+          at::_fused_adamw_(weights, gradients, state[0], state[1], {}, counts, lr, beta1_, beta2_,
+                            weight_decay_, eps_,
+                            /*amsgrad=*/false, /*maximize=*/false);
+        });
+  }
+  std::vector<State> state() override { return {{"exp_avg", average_}, {"exp_avg_sq", square_}}; }
+  void allocate(const std::vector<FlatParameterGroup>& groups) override {
+    extend(average_, groups);
+    extend(square_, groups);
+  }
+  const char* name() const override { return "adamw"; }
+
+ private:
+  double eps_, weight_decay_, beta1_ = 0.9, beta2_ = 0.95;
+  std::vector<Tensor> average_, square_;
+};
+
+class Sgd final : public Optimizer {
+ public:
+  explicit Sgd(const Options& table)
+      : Optimizer(main_type_of(table)),
+        weight_decay_(table.get_number("weight_decay")),
+        momentum_(table.get_number("momentum")) {}
+
+  void step(const std::vector<FlatParameterGroup>& groups, double lr) override {
+    c10::NoGradGuard no_grad;
+    bool first = steps++ == 0;
+    if (first) catch_up(groups);
+    allocate(groups);
+    std::vector<std::vector<Tensor>*> states;
+    if (momentum_ > 0) states.push_back(&momentum_buffers_);
+    for_each_call(
+        groups, states,
+        [&](const std::vector<Tensor>& weights, const std::vector<Tensor>& gradients, auto& state) {
+          at::_fused_sgd_(weights, gradients, state.empty() ? std::vector<Tensor>() : state[0],
+                          weight_decay_, momentum_, lr,
+                          /*dampening=*/0, /*nesterov=*/false, /*maximize=*/false, first);
+        });
+  }
+  std::vector<State> state() override {
+    return momentum_ > 0 ? std::vector<State>{{"momentum", momentum_buffers_}}
+                         : std::vector<State>();
+  }
+  void allocate(const std::vector<FlatParameterGroup>& groups) override {
+    if (momentum_ > 0) extend(momentum_buffers_, groups);
+  }
+  const char* name() const override { return "sgd"; }
+
+ private:
+  double weight_decay_, momentum_;
+  std::vector<Tensor> momentum_buffers_;
+};
+
+}  // namespace
+
+std::unique_ptr<Optimizer> make_optimizer(const Options& table) {
+  if (table.get_string("name") == "sgd") return std::make_unique<Sgd>(table);
+  return std::make_unique<AdamW>(table);
+}
+
+}  // namespace meshwright::train

@@ -1,0 +1,82 @@
+#include "engine/trainer/rank_agreement.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <cstring>
+#include <new>
+
+#include "engine/rendezvous/error_text.h"
+
+namespace meshwright::train {
+
+std::vector<std::string> gather_texts(World& world, const std::string& mine) {
+  if (world.size() == 1) return {mine};
+  std::shared_ptr<Group> everyone = world.everyone();
+  at::TensorOptions options = at::TensorOptions().device(world.device());
+  at::Tensor most = at::tensor({static_cast<int64_t>(mine.size())}, at::kLong).to(world.device());
+  everyone->all_reduce(most, ReduceOp::max, /*control=*/true).wait();
+  world.check();
+  int64_t room = most.item<int64_t>() + 8;
+  at::Tensor packed = at::zeros({room}, at::kByte);
+  auto* bytes = packed.mutable_data_ptr<uint8_t>();
+  uint64_t length = mine.size();
+  std::memcpy(bytes, &length, 8);
+  std::copy(mine.begin(), mine.end(), bytes + 8);
+  at::Tensor all = at::empty({room * world.size()}, options.dtype(at::kByte)),
+             own = packed.to(world.device());
+  everyone->all_gather(own, all).wait();
+  world.check();
+  all = all.cpu();
+  std::vector<std::string> out;
+  for (int64_t rank = 0; rank < world.size(); ++rank) {
+    if (rank == world.rank()) {
+      out.push_back(mine);
+      continue;
+    }
+    const uint8_t* at = all.const_data_ptr<uint8_t>() + rank * room;
+    std::memcpy(&length, at, 8);
+    out.emplace_back(reinterpret_cast<const char*>(at) + 8, length);
+  }
+  return out;
+}
+
+Outcome outcome_of(const std::function<std::string()>& work) {
+  try {
+    return {work(), std::nullopt};
+  } catch (const Error& error) {
+    return {"", error};
+  } catch (const std::bad_alloc&) {
+    return {"", Error(ErrorCode::internal, "out of memory")};
+  } catch (const std::exception& error) {
+    std::string what = error.what();
+    return {"", Error(ErrorCode::internal, what.substr(0, what.find('\n')))};
+  }
+}
+
+Agreement agree(World& world, const Outcome& mine) {
+  std::vector<std::string> texts = gather_texts(
+      world, mine.error ? "E" + rendezvous::encode_error(*mine.error) : "T" + mine.text);
+  // Where it happened is news when the others did not see it.
+  bool everywhere = std::all_of(texts.begin(), texts.end(),
+                                [&](const std::string& text) { return text == texts[0]; });
+  Agreement out;
+  for (size_t rank = 0; rank < texts.size(); ++rank) {
+    if (texts[rank][0] == 'E' && !out.error) {
+      out.error = rendezvous::decode_error(texts[rank].substr(1));
+      if (rank > 0 && !everywhere) out.error->note("on rank " + std::to_string(rank));
+    }
+    out.texts.push_back(texts[rank].substr(1));
+  }
+  return out;
+}
+
+std::vector<std::string> agree_or_throw(World& world, const Outcome& mine) {
+  Agreement all = agree(world, mine);
+  if (all.error) throw *all.error;
+  return std::move(all.texts);
+}
+
+}  // namespace meshwright::train

@@ -1,0 +1,198 @@
+// AdamW and SGD against the formulas of their papers in double precision and against LibTorch's own
+// loops over parameters.
+#include "engine/trainer/optimizer.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
+#include <doctest/doctest.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/sgd.h>
+
+#include <cmath>
+#include <functional>
+
+#include "meshwright/error.h"
+#include "meshwright/trainer.h"
+
+namespace optimizer_test {
+
+using namespace meshwright;
+using meshwright::train::make_optimizer;
+using meshwright::train::Optimizer;
+
+namespace {
+
+using Keys = std::vector<std::pair<std::string, std::string>>;
+
+std::unique_ptr<Optimizer> optimizer_of(const Keys& keys) {
+  Job job;
+  for (const auto& [key, value] : keys) job.set("optimizer." + key, value);
+  return make_optimizer(job.table("optimizer"));
+}
+
+std::vector<at::Tensor> random_tensors(const std::vector<int64_t>& sizes, uint64_t seed) {
+  at::Generator generator = at::detail::createCPUGenerator(seed);
+  std::vector<at::Tensor> out;
+  for (int64_t n : sizes) out.push_back(at::randn({n}, generator, at::TensorOptions()));
+  return out;
+}
+
+double difference(const at::Tensor& a, const at::Tensor& b) {
+  return a.numel() == 0 ? 0 : (a.to(at::kDouble) - b.to(at::kDouble)).abs().max().item<double>();
+}
+
+// One element in double precision, as the papers have it: decay first, decoupled from the gradient.
+struct HandAdamW {
+  double lr, beta1, beta2, eps, decay, value, m = 0, v = 0;
+  int64_t t = 0;
+  void step(double g) {
+    ++t;
+    value -= lr * decay * value;
+    m = beta1 * m + (1 - beta1) * g;
+    v = beta2 * v + (1 - beta2) * g * g;
+    double m_hat = m / (1 - std::pow(beta1, t)), v_hat = v / (1 - std::pow(beta2, t));
+    value -= lr * m_hat / (std::sqrt(v_hat) + eps);
+  }
+};
+
+const std::vector<int64_t> kSizes = {1, 7, 64, 1000, 0, 33};
+
+}  // namespace
+
+TEST_CASE(
+    "AdamW is the paper's, element by element, with the decay of every group and a rate that "
+    "changes") {
+  for (double decay : {0.0, 0.1}) {
+    auto optimizer = optimizer_of({{"name", "\"adamw\""},
+                                   {"betas", "[0.8, 0.95]"},
+                                   {"eps", "1e-6"},
+                                   {"weight_decay", std::to_string(decay)}});
+    std::vector<at::Tensor> values = random_tensors(kSizes, 1);
+    std::vector<std::vector<HandAdamW>> hand;
+    for (const at::Tensor& value : values) {
+      hand.emplace_back();
+      for (int64_t i = 0; i < value.numel(); ++i)
+        hand.back().push_back({0, 0.8, 0.95, 1e-6, decay, value[i].item<double>()});
+    }
+    for (int step = 0; step < 6; ++step) {
+      std::vector<at::Tensor> grads = random_tensors(kSizes, 100 + static_cast<uint64_t>(step));
+      std::vector<FlatParameterGroup> groups;
+      for (size_t k = 0; k < values.size(); ++k) groups.push_back({values[k], grads[k]});
+      double lr = 0.01 * (step + 1);
+      optimizer->step(groups, lr);
+      for (size_t k = 0; k < values.size(); ++k)
+        for (int64_t i = 0; i < values[k].numel(); ++i) {
+          HandAdamW& one = hand[k][static_cast<size_t>(i)];
+          one.lr = lr;
+          one.step(grads[k][i].item<double>());
+          CHECK(values[k][i].item<double>() == doctest::Approx(one.value).epsilon(2e-5).scale(1));
+        }
+    }
+    CHECK(optimizer->steps == 6);
+    // What a checkpoint would keep.
+    std::vector<Optimizer::State> state = optimizer->state();
+    REQUIRE(state.size() == 2);
+    CHECK(state[0].name == "exp_avg");
+    CHECK(state[1].name == "exp_avg_sq");
+    for (size_t k = 0; k < kSizes.size(); ++k)
+      for (int64_t i = 0; i < kSizes[k]; ++i) {
+        const HandAdamW& one = hand[k][static_cast<size_t>(i)];
+        CHECK(state[0].tensors[k][i].item<double>() ==
+              doctest::Approx(one.m).epsilon(1e-5).scale(1));
+        CHECK(state[1].tensors[k][i].item<double>() ==
+              doctest::Approx(one.v).epsilon(1e-5).scale(1));
+      }
+  }
+}
+
+TEST_CASE("AdamW and SGD equal LibTorch's loops over parameters") {
+  struct Row {
+    const char* what;
+    Keys keys;
+    std::function<std::unique_ptr<torch::optim::Optimizer>(std::vector<at::Tensor>)> loop;
+  };
+  auto sgd = [](double momentum, double decay) {
+    return [=](std::vector<at::Tensor> p) -> std::unique_ptr<torch::optim::Optimizer> {
+      return std::make_unique<torch::optim::SGD>(
+          std::move(p), torch::optim::SGDOptions(0.05).momentum(momentum).weight_decay(decay));
+    };
+  };
+  for (const Row& row : std::vector<Row>{
+           {"AdamW",
+            {{"name", "\"adamw\""},
+             {"betas", "[0.9, 0.999]"},
+             {"eps", "1e-8"},
+             {"weight_decay", "0.01"}},
+            [](std::vector<at::Tensor> p) -> std::unique_ptr<torch::optim::Optimizer> {
+              return std::make_unique<torch::optim::AdamW>(std::move(p),
+                                                           torch::optim::AdamWOptions(0.05)
+                                                               .betas({0.9, 0.999})
+                                                               .eps(1e-8)
+                                                               .weight_decay(0.01));
+            }},
+           {"SGD", {{"name", "\"sgd\""}, {"momentum", "0"}, {"weight_decay", "0"}}, sgd(0, 0)},
+           {"SGD with decay",
+            {{"name", "\"sgd\""}, {"momentum", "0"}, {"weight_decay", "0.1"}},
+            sgd(0, 0.1)},
+           {"SGD with momentum",
+            {{"name", "\"sgd\""}, {"momentum", "0.9"}, {"weight_decay", "0.1"}},
+            sgd(0.9, 0.1)},
+       }) {
+    INFO(std::string(row.what));
+    auto ours = optimizer_of(row.keys);
+    std::vector<at::Tensor> values = random_tensors(kSizes, 1), theirs = random_tensors(kSizes, 1);
+    for (at::Tensor& t : theirs) t.requires_grad_(true);
+    auto loop = row.loop(theirs);
+    for (int step = 0; step < 10; ++step) {
+      std::vector<at::Tensor> grads = random_tensors(kSizes, 50 + static_cast<uint64_t>(step));
+      std::vector<FlatParameterGroup> groups;
+      for (size_t k = 0; k < values.size(); ++k) {
+        groups.push_back({values[k], grads[k].clone()});
+        theirs[k].mutable_grad() = grads[k].clone();
+      }
+      ours->step(groups, 0.05);
+      loop->step();
+      for (size_t k = 0; k < values.size(); ++k) {
+        CHECK(difference(values[k], theirs[k].detach()) < 2e-6);
+        CHECK(difference(groups[k].grads, grads[k]) == 0);  // gradients are the strategy's
+      }
+    }
+  }
+}
+
+TEST_CASE("how parameters are put together into groups changes nothing") {
+  for (const char* name : {"\"adamw\"", "\"sgd\""}) {
+    Keys keys = {{"name", name}, {"weight_decay", "0.1"}};
+    if (std::string(name) == "\"sgd\"") keys.push_back({"momentum", "0.9"});
+    auto apart = optimizer_of(keys), together = optimizer_of(keys);
+    std::vector<at::Tensor> values = random_tensors(kSizes, 3);
+    at::Tensor flat = at::cat(values);
+    for (int step = 0; step < 5; ++step) {
+      std::vector<at::Tensor> grads = random_tensors(kSizes, 70 + static_cast<uint64_t>(step));
+      std::vector<FlatParameterGroup> groups;
+      for (size_t k = 0; k < values.size(); ++k) groups.push_back({values[k], grads[k]});
+      apart->step(groups, 0.02);
+      together->step({{flat, at::cat(grads)}}, 0.02);
+    }
+    // Vectors and their remainders round alike up to a fused multiply-add.
+    CHECK(difference(at::cat(values), flat) < 1e-6);
+  }
+}
+
+TEST_CASE("AdamW wants two betas") {
+  Job job;
+  try {
+    job.set("optimizer.betas", "[0.9]");
+    make_optimizer(job.table("optimizer"));
+    FAIL("no error");
+  } catch (const Error& error) {
+    CHECK(error.code() == ErrorCode::out_of_range);
+    CHECK(error.key() == "optimizer.betas");
+    CHECK(!error.helps().empty());
+  }
+}
+
+}  // namespace optimizer_test

@@ -1,0 +1,341 @@
+#include "meshwright/trainer.h"
+
+#include <ATen/Context.h>
+#include <ATen/autocast_mode.h>
+#include <ATen/ops/abs.h>
+#include <ATen/ops/max.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/GradMode.h>
+#include <torch/nn/module.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+
+#include "engine/plan/main_weights.h"
+#include "engine/plan/plan.h"
+#include "engine/report/report.h"
+#include "engine/trainer/optimizer.h"
+#include "engine/trainer/routers.h"
+#include "engine/trainer/schedule.h"
+#include "meshwright/parallel/scalar_type.h"
+#include "meshwright/parallel/trace_span.h"
+#include "meshwright/parallel/transport.h"
+
+namespace meshwright {
+
+using at::Tensor;
+
+struct Trainer::Parts {
+  StrategyConfig config;
+  train::Schedule schedule;
+  double max_grad_norm;
+  bool stop_on_nonfinite;
+  std::optional<at::ScalarType> autocast;
+};
+
+namespace {
+
+// Autocast for one forward, as distributed.autocast_dtype asks.
+class AutocastScope {
+ public:
+  AutocastScope(std::optional<at::ScalarType> dtype, at::DeviceType device)
+      : on_(dtype.has_value()), device_(device) {
+    if (!on_) return;
+    enabled_ = at::autocast::is_autocast_enabled(device_);
+    dtype_ = at::autocast::get_autocast_dtype(device_);
+    at::autocast::set_autocast_enabled(device_, true);
+    at::autocast::set_autocast_dtype(device_, *dtype);
+    at::autocast::increment_nesting();
+  }
+  ~AutocastScope() {
+    if (!on_) return;
+    if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();
+    at::autocast::set_autocast_enabled(device_, enabled_);
+    at::autocast::set_autocast_dtype(device_, dtype_);
+  }
+
+ private:
+  bool on_, enabled_ = false;
+  at::DeviceType device_;
+  at::ScalarType dtype_ = at::kFloat;
+};
+
+std::string number(double value) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%g", value);
+  return std::isnan(value) ? "nan" : text;
+}
+
+// Collective. The first tensor that holds a value that is not finite on some rank; empty: none.
+std::string first_nonfinite(ParallelModel& model, bool gradients, World& world) {
+  const std::vector<ParallelParameter>& parameters = model.parameters();
+  size_t first = 0;
+  for (; first < parameters.size(); ++first) {
+    const Tensor& tensor = gradients ? parameters[first].grad : parameters[first].local;
+    if (tensor.defined() && tensor.numel() > 0 &&
+        !std::isfinite(tensor.detach().abs().max().item<double>()))
+      break;
+  }
+  Tensor earliest = at::zeros({1}, at::TensorOptions().dtype(at::kDouble).device(world.device()));
+  earliest.fill_(-static_cast<double>(first));
+  world.everyone()->all_reduce(earliest, ReduceOp::max, /*control=*/true).wait();
+  auto index = static_cast<size_t>(-earliest.item<double>());
+  return index < parameters.size() ? parameters[index].name : "";
+}
+
+[[noreturn]] void throw_nonfinite(const StepResult& result, ParallelModel& model, World& world) {
+  bool norm = std::isfinite(result.loss);
+  double value = norm ? result.grad_norm : result.loss;
+  Error error(ErrorCode::nonfinite,
+              "step " + std::to_string(result.step) + ": the " + (norm ? "gradient norm" : "loss") +
+                  " is " + (std::isnan(value) ? "nan" : "infinite") + " (loss " +
+                  number(result.loss) + ", gradient norm " + number(result.grad_norm) + ", lr " +
+                  number(result.lr) + "); the optimizer has not used it");
+  error.key("run.stop_on_nonfinite");
+  std::string weight = first_nonfinite(model, false, world),
+              gradient = first_nonfinite(model, true, world);
+  if (!weight.empty())
+    error.note("the weight " + weight + " already holds values that are not finite");
+  if (weight.empty() && !gradient.empty())
+    error.note("the gradient of " + gradient + " is not finite; all weights are");
+  if (result.step == 0 && !weight.empty())
+    error.help("the weights were so before the first step: look at the files of model.pretrained");
+  else
+    error.help(
+        "lower optimizer.lr, raise lr_scheduler.lr_warmup_steps, or set optimizer.max_grad_norm = "
+        "1.0");
+  throw error.help("set run.stop_on_nonfinite = false to go on regardless");
+}
+
+// The job names no model: its tensor-parallel plan is made for the module itself.
+void plan_own_module(plan::JobPlan& plan, const ModelOutline& outline, World& world) {
+  const SharedOptions& shared = plan.shared;
+  if (shared.sizes.tp <= 1) return;
+  loader::guarded(plan.strategy, "translating the tensor-parallel plan", [&] {
+    plan.tp = plan.strategy.strategy->translate_tp_plan(
+        outline, {shared.sizes.tp, shared.sequence_parallel, shared.tp_plan});
+  });
+  if (plan.tp.entries.empty() && shared.tp_plan.kind == TpPlanChoice::Kind::automatic)
+    throw Error(ErrorCode::tp_plan_does_not_fit,
+                "tp_size = " + std::to_string(shared.sizes.tp) +
+                    ", but no tensor-parallel plan is known for " + outline.architecture +
+                    ", and the base plan names none of its modules")
+        .key("distributed.tp_plan")
+        .help(
+            "write a [distributed.tp_plan] table of pattern = style for its Linear and Embedding "
+            "modules")
+        .help("set distributed.tp_size = 1");
+  for (const auto* said : {&plan.tp.notices, &plan.tp.warnings})
+    for (const std::string& text : *said) world.notice(text);
+}
+
+// A plan without a model does not know what the strategy updates.
+void warn_of_narrow_updates(plan::JobPlan& plan, const ParallelModel& model,
+                            const train::Optimizer& optimizer) {
+  for (const FlatParameterGroup& group : model.update_groups()) {
+    at::ScalarType updated = optimizer.weight_type(group.values.scalar_type());
+    if (updated != at::kBFloat16 && updated != at::kHalf) continue;
+    std::string warning = plan::narrow_update_warning(
+        optimizer.name(), updated == at::kHalf ? DType::float16 : DType::bfloat16);
+    if (std::find(plan.warnings.begin(), plan.warnings.end(), warning) == plan.warnings.end())
+      plan.warnings.push_back(warning);
+  }
+}
+
+// Checkpoints and weights are read into `local` by what the region says.
+void check_regions(const ParallelModel& model, const std::string& strategy) {
+  for (const ParallelParameter& p : model.parameters())
+    if (!fits(p.region, p.global_shape) ||
+        p.local.sizes() != at::IntArrayRef(p.region.stored_shape()))
+      throw Error(ErrorCode::plugin_nonconforming, "the strategy " + strategy + " says that " +
+                                                       p.name + " is " + to_text(p.region) +
+                                                       " of " + report::shape_text(p.global_shape) +
+                                                       " here, but its part has the shape " +
+                                                       report::shape_text(p.local.sizes().vec()))
+          .help(
+              "give ParallelParameter::region the part of the whole that `local` is, and `local` "
+              "the shape in which regions are stored");
+}
+
+}  // namespace
+
+Trainer::Trainer(Job& job, std::shared_ptr<World> world, std::shared_ptr<torch::nn::Module> model,
+                 std::optional<ModelOutline> outline, int64_t expected_count)
+    : world_(std::move(world)), module_(std::move(model)), expected_(expected_count) {
+  outline_ = std::make_unique<ModelOutline>(outline ? std::move(*outline) : outline_of(*module_));
+  plan_ = std::make_unique<plan::JobPlan>(
+      plan::make_plan(job.impl(), {.world_size = world_->size(), .rank = world_->rank()}));
+  const config::Config& config = job.impl().config;
+  const Options& optimizer = config.table("optimizer");
+  max_steps_ = config.table("step_scheduler").get_int("max_steps");
+  accumulation_ = plan_->workload.accumulation;
+  local_batch_ = plan_->workload.local_batch;
+  dp_ = plan_->mesh.dp;
+  const std::optional<Mesh>& mesh = plan_->mesh.device_mesh;
+  dp_rank_ = mesh ? mesh->coordinate(world_->rank(), "dp") : world_->rank();
+  config::StrategySchema schema{plan_->strategy.info->name, plan_->strategy.info->aliases,
+                                plan_->strategy.info->schema};
+  parts_ = std::make_unique<Parts>(
+      Parts{config.strategy_config(schema),
+            train::Schedule(optimizer, config.table("lr_scheduler"), max_steps_),
+            optimizer.is_set("max_grad_norm") ? optimizer.get_number("max_grad_norm") : 0,
+            config.table("run").get_bool("stop_on_nonfinite"), std::nullopt});
+  if (parts_->config.shared.autocast_dtype)
+    parts_->autocast = scalar_type(*parts_->config.shared.autocast_dtype);
+  if (config.table("run").get_bool("deterministic"))
+    at::globalContext().setDeterministicAlgorithms(true, false);
+  if ((plan_->strategy.info->capabilities & MESHWRIGHT_CAN_PARALLELIZE) == 0)
+    throw Error(ErrorCode::not_in_release, "the strategy " + plan_->strategy.info->name +
+                                               " can plan a job but not train it in this version")
+        .key("distributed.strategy")
+        .help("set distributed.strategy = \"fsdp2\"");
+  if (!plan_->outline) plan_own_module(*plan_, *outline_, *world_);
+  ParallelizeRequest request{module_, *outline_, plan_->mesh, plan_->tp, parts_->config, world_};
+  loader::guarded(plan_->strategy, "parallelizing the model",
+                  [&] { model_ = plan_->strategy.strategy->parallelize(request); });
+  if (!model_)
+    throw Error(ErrorCode::plugin_nonconforming,
+                "parallelize of the strategy " + plan_->strategy.info->name + " returned nothing");
+  check_regions(*model_, plan_->strategy.info->name);
+  optimizer_ = train::make_optimizer(optimizer);
+  warn_of_narrow_updates(*plan_, *model_, *optimizer_);
+  const MoeOptions& moe = parts_->config.shared.moe;
+  routers_ =
+      std::make_unique<train::Routers>(*module_, !moe.ignore_router_for_ac, moe.fake_balanced_gate);
+  data_ = model_->data_group();
+  expect_all_reduces(*data_, 4096);  // for the sums of each step
+}
+
+Trainer::~Trainer() = default;
+
+train::Optimizer& train::optimizer_of(Trainer& trainer) { return *trainer.optimizer_; }
+
+namespace {
+
+// `more`: undefined, or what the mean loss of its `count` targets has on top.
+void add_loss(Tensor& sum, const Tensor& loss, const Tensor& more, double count) {
+  Tensor one = loss.detach().to(at::kDouble);
+  if (more.defined()) one = one + more.to(at::kDouble) * count;
+  if (sum.defined())
+    sum.add_(one);
+  else
+    sum = one;
+}
+
+}  // namespace
+
+// Sums of all data-parallel ranks. On a device the host waits here for all that was started. Votes
+// ride along where the data-parallel group is the whole world. On other meshes it is one of several
+// (one a tensor-parallel rank, say), of which each would hear its own votes alone: there they are
+// summed over everyone, so that all ranks learn of them in the same step and each counts once.
+Trainer::Totals Trainer::totals(const Tensor& loss_sum, double count, bool with_votes,
+                                const std::vector<double>& more) {
+  at::TensorOptions options = at::TensorOptions().dtype(at::kDouble);
+  bool everyone = data_->size() == world_->size();
+  Tensor mine = at::zeros({2 + static_cast<int64_t>(votes_.size() + more.size())}, options);
+  double* values = mine.mutable_data_ptr<double>();
+  values[1] = count;
+  std::copy(more.begin(), more.end(), values + 2 + votes_.size());
+  if (with_votes) {
+    std::copy(votes_.begin(), votes_.end(), values + 2);
+    votes_ = {};
+  }
+  auto on_device = [&](const Tensor& t) {
+    return t.to(world_->device(), at::kDouble, /*non_blocking=*/true, /*copy=*/true);
+  };
+  Tensor sums = on_device(mine);
+  if (loss_sum.defined()) sums.select(0, 0).copy_(loss_sum);
+  data_->all_reduce(sums, ReduceOp::sum, /*control=*/true).wait();
+  if (with_votes && !everyone) {
+    Tensor votes = on_device(mine.narrow(0, 2, static_cast<int64_t>(votes_.size())));
+    world_->everyone()->all_reduce(votes, ReduceOp::sum, /*control=*/true).wait();
+    sums.narrow(0, 2, votes.numel()).copy_(votes);
+  }
+  sums = sums.cpu();
+  world_->check();
+  const double* summed = sums.const_data_ptr<double>();
+  Totals out{summed[0],
+             summed[1],
+             {},
+             std::vector<double>(summed + 2 + votes_.size(), summed + sums.numel())};
+  for (size_t i = 0; i < out.votes.size(); ++i) out.votes[i] = static_cast<int64_t>(summed[2 + i]);
+  return out;
+}
+
+StepResult Trainer::step(const std::function<MicroBatchLoss(int64_t micro)>& forward) try {
+  c10::DeviceGuard guard(world_->device());
+  StepResult result;
+  result.step = step_;
+  result.lr = parts_->schedule.at(step_);
+  // Gradients are summed at a scale that is known before the labels are counted: as if every target
+  // counted. What is missing is made good by one factor in the pass that clips.
+  double assumed = static_cast<double>(expected_ * accumulation_);
+  Tensor loss_sum;  // on the device: reading it would make the host wait in every micro-batch
+  double count = 0;
+  routers_->begin_step();
+  model_->begin_step();
+  for (int64_t micro = 0; micro < accumulation_; ++micro) {
+    model_->begin_micro_batch(micro + 1 == accumulation_ ? GradientSync::reduce
+                                                         : GradientSync::accumulate);
+    MicroBatchLoss loss;
+    {
+      TraceSpan span(world_->trace(), "forward");
+      AutocastScope autocast(parts_->autocast, world_->device().type());
+      loss = forward(micro);
+    }
+    count += static_cast<double>(loss.count);
+    {
+      TraceSpan span(world_->trace(), "backward");
+      routers_->before_backward(static_cast<double>(loss.count), assumed);
+      (loss.sum / assumed).backward();
+    }
+    add_loss(loss_sum, loss.sum, routers_->reported_loss(), static_cast<double>(loss.count));
+  }
+  model_->end_step();
+  auto [all_loss, all_count, votes, load] =
+      totals(loss_sum, count, /*with_votes=*/true, routers_->load());
+  result.vote_counts = votes;
+  result.count = static_cast<int64_t>(all_count);
+  result.experts = routers_->read_load(load.data());
+  result.loss = all_count > 0 ? all_loss / all_count : 0;
+  double scale = all_count > 0 ? assumed * static_cast<double>(data_->size()) / all_count : 0;
+  result.grad_norm = model_->clip_grad_norm(parts_->max_grad_norm, scale);
+  if (parts_->stop_on_nonfinite &&
+      (!std::isfinite(result.loss) || !std::isfinite(result.grad_norm)))
+    throw_nonfinite(result, *model_, *world_);
+  if (before_update_) before_update_();
+  TraceSpan span(world_->trace(), "optimizer");
+  optimizer_->step(model_->update_groups(), result.lr);
+  model_->after_optimizer_step();
+  routers_->update_biases(result.experts);
+  ++step_;
+  return result;
+} catch (Error& error) {
+  // What was told at the start may be why some rank does not come: a layout that all ranks must use
+  // alike, say.
+  if (error.code() == ErrorCode::collective_timeout)
+    for (const std::string& notice : world_->notices()) error.note("told at the start: " + notice);
+  throw;
+}
+
+double Trainer::evaluate(int64_t micro_batches,
+                         const std::function<MicroBatchLoss(int64_t micro)>& forward) {
+  c10::NoGradGuard no_grad;
+  bool training = module_->is_training();
+  module_->eval();
+  Tensor loss_sum;
+  double count = 0;
+  for (int64_t micro = 0; micro < micro_batches; ++micro) {
+    AutocastScope autocast(parts_->autocast, world_->device().type());
+    MicroBatchLoss loss = forward(micro);
+    add_loss(loss_sum, loss.sum, routers_->reported_loss(), static_cast<double>(loss.count));
+    count += static_cast<double>(loss.count);
+  }
+  module_->train(training);
+  auto [all_loss, all_count, votes, more] = totals(loss_sum, count, /*with_votes=*/false);
+  return all_count > 0 ? all_loss / all_count : 0;
+}
+
+}  // namespace meshwright
