@@ -52,11 +52,11 @@ const char* meaning(const std::string& axis) {
   return it == words.end() ? "" : it->second;
 }
 
-std::string axes_table(const Style& style, const JobPlan& plan) {
+std::string axes_table(const Style& style, const plan::JobPlan& plan) {
   std::vector<std::vector<std::string>> rows = {
       {"axis", "size", "what it is", "rank " + std::to_string(plan.rank) + "'s group"}};
   std::vector<std::string> single;
-  for (const AxisView& axis : axes_of(plan)) {
+  for (const plan::AxisView& axis : plan::axes_of(plan)) {
     if (axis.size == 1) {
       single.push_back(axis.name);
       continue;
@@ -82,7 +82,7 @@ std::string axes_table(const Style& style, const JobPlan& plan) {
 }
 
 // A frame for each rank of the pipeline, its stages inside.
-std::string pipeline_text(const Style& style, const JobPlan& plan) {
+std::string pipeline_text(const Style& style, const plan::JobPlan& plan) {
   const PipelinePlan& pipeline = *plan.pipeline;
   int64_t ranks = plan.mesh.device_mesh->size("pp"),
           mine = plan.mesh.device_mesh->coordinate(plan.rank, "pp");
@@ -171,7 +171,7 @@ void group_by_prefix(std::vector<std::vector<std::string>>& rows, const std::str
   rows = std::move(out);
 }
 
-std::string tp_text(const Style& style, const JobPlan& plan) {
+std::string tp_text(const Style& style, const plan::JobPlan& plan) {
   std::vector<std::vector<std::string>> rows = {{"modules", "style", "input", "output", "count"}};
   bool tracked = false;
   for (const TpEntry& entry : plan.tp.entries) {
@@ -193,7 +193,7 @@ std::string tp_text(const Style& style, const JobPlan& plan) {
   return indented(out);
 }
 
-std::string parameters_text(const Style& style, const JobPlan& plan) {
+std::string parameters_text(const Style& style, const plan::JobPlan& plan) {
   const std::vector<ParameterPlacement>& all = plan.footprint->parameters;
   // Lines for parameters that agree in everything but a layer number.
   std::map<std::string, size_t> line_of;
@@ -244,14 +244,14 @@ std::string bar(const Style& style, int64_t value, int64_t most, size_t width) {
 }
 
 // For which settings the activations are, and what sequence parallelism makes of them.
-std::string activations_text(const JobPlan& plan) {
+std::string activations_text(const plan::JobPlan& plan) {
   int64_t bytes = plan.footprint->bytes.activations;
   if (bytes == 0) return {};
   const char* recomputed = "nothing";
   if (plan.shared.activation_checkpointing == ActivationCheckpointing::full) recomputed = "layers";
   if (plan.shared.activation_checkpointing == ActivationCheckpointing::selective)
     recomputed = "mlps and norms";
-  bool sequence = cuts_sequence(plan.tp);
+  bool sequence = plan::cuts_sequence(plan.tp);
   std::string out = "  activations: " + std::string(recomputed) + " recomputed";
   if (plan.shared.sizes.tp > 1)
     out += std::string(", sequence parallelism ") + (sequence ? "on" : "off");
@@ -263,7 +263,7 @@ std::string activations_text(const JobPlan& plan) {
          (sequence ? " (" + report::human_bytes(*plan.other_activations) + " without)" : "") + "\n";
 }
 
-std::string bytes_text(const Style& style, const JobPlan& plan) {
+std::string bytes_text(const Style& style, const plan::JobPlan& plan) {
   const Bytes& b = plan.footprint->bytes;
   int64_t state = b.weights + b.gradients + b.optimizer;
   std::vector<std::pair<std::string, int64_t>> items = {{"weights", b.weights},
@@ -282,7 +282,7 @@ std::string bytes_text(const Style& style, const JobPlan& plan) {
   return indented(report::table(narrower(style, 2), rows, right)) + activations_text(plan);
 }
 
-std::string wire_text(const Style& style, const JobPlan& plan) {
+std::string wire_text(const Style& style, const plan::JobPlan& plan) {
   if (plan.footprint->wire.empty()) return "  nothing: no two ranks need to talk\n";
   std::vector<std::vector<std::string>> rows = {{"axis", "operation", "calls", "sent by a rank"}};
   for (const WireRow& row : plan.footprint->wire)
@@ -292,7 +292,7 @@ std::string wire_text(const Style& style, const JobPlan& plan) {
   return indented(report::table(narrower(style, 2), rows, right));
 }
 
-std::string title(const Style& style, const JobPlan& plan) {
+std::string title(const Style& style, const plan::JobPlan& plan) {
   std::string strategy = plan.strategy.info->name;
   if (strategy != plan.requested_strategy)
     strategy += " (asked for: " + report::printable(plan.requested_strategy) + ")";
@@ -383,7 +383,7 @@ std::vector<Collapsed> collapse(const std::vector<std::string>& names) {
   return out;
 }
 
-std::string draw(const Style& style, const JobPlan& plan) {
+std::string draw(const Style& style, const plan::JobPlan& plan) {
   std::string out = title(style, plan);
   out += heading(style, "Mesh") + draw_mesh(style, plan);
   out += heading(style, "Axes") + axes_table(style, plan);

@@ -11,7 +11,7 @@ using report::Tone;
 
 struct Painter {
   const Style& style;
-  const JobPlan& plan;
+  const plan::JobPlan& plan;
   const Mesh& mesh;
   std::vector<int64_t> mine;  // coordinates of the chosen rank
   std::vector<int64_t> at;    // coordinates being drawn
@@ -139,7 +139,7 @@ struct Painter {
   }
 };
 
-Lines paint_mesh(const Style& style, const JobPlan& plan, const Mesh& mesh, size_t width) {
+Lines paint_mesh(const Style& style, const plan::JobPlan& plan, const Mesh& mesh, size_t width) {
   std::vector<size_t> axes;
   for (size_t i = 0; i < mesh.axes().size(); ++i)
     if (mesh.axes()[i].size > 1) axes.push_back(i);
@@ -154,7 +154,7 @@ Lines paint_mesh(const Style& style, const JobPlan& plan, const Mesh& mesh, size
 
 // The same ranks once more as the experts see them: beside the device mesh where both fit, else
 // below.
-Lines with_experts(const Style& style, const JobPlan& plan, Lines device, const Mesh& moe,
+Lines with_experts(const Style& style, const plan::JobPlan& plan, Lines device, const Mesh& moe,
                    size_t width) {
   constexpr size_t kGap = 3, kNarrowest = 24;
   auto titled = [&](const char* title, Lines lines) {
@@ -182,7 +182,7 @@ Lines with_experts(const Style& style, const JobPlan& plan, Lines device, const 
 
 }  // namespace
 
-std::string draw_mesh(const Style& style, const JobPlan& plan) {
+std::string draw_mesh(const Style& style, const plan::JobPlan& plan) {
   std::string out;
   size_t width = static_cast<size_t>(std::max(40, style.width)) - 2;
   // Under ddp there is no mesh; its replicas are drawn as one axis.

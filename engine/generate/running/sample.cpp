@@ -92,9 +92,9 @@ std::vector<int64_t> generate_tokens(const LogitsOf& logits_of, std::vector<int6
     int64_t next = std::max_element(values, values + vocab) - values;
     if (options.temperature > 0) {
       uint64_t at = static_cast<uint64_t>(step);
-      PhiloxBits bits =
-          philox({static_cast<uint32_t>(at), static_cast<uint32_t>(at >> 32), 0x53414D50U, 0},
-                 static_cast<uint32_t>(options.seed), static_cast<uint32_t>(options.seed >> 32));
+      modules::PhiloxBits bits = modules::philox(
+          {static_cast<uint32_t>(at), static_cast<uint32_t>(at >> 32), 0x53414D50U, 0},
+          static_cast<uint32_t>(options.seed), static_cast<uint32_t>(options.seed >> 32));
       uint64_t wide = (uint64_t{bits[0]} << 32 | bits[1]) >> 11;
       next = draw(values, vocab, options, static_cast<double>(wide) * 0x1p-53);
     }
