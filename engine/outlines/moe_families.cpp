@@ -1,4 +1,4 @@
-// Mixture-of-experts families. Experts are grouped tensors, input-major (spec 7.2);
+// Mixture-of-experts families. Experts are grouped tensors, input-major (semantics 10.1);
 // weights/experts.h translates at the border.
 #include <algorithm>
 

@@ -49,7 +49,7 @@ std::string format_error(const Style& style, const Error& error);
 // "notice: text" and "warning: text", one line each.
 std::string format_notice(const Style& style, std::string_view text);
 std::string format_warning(const Style& style, std::string_view text);
-// The machine form of design section 5: {"error": {...first...}, "errors": [...]}.
+// The machine form: {"error": {...first...}, "errors": [...]}.
 boost::json::object errors_json(std::span<const Error> errors);
 std::string pretty_json(const boost::json::value& value);
 

@@ -1,5 +1,5 @@
 // Mixture-of-experts weights at the border: in memory and checkpoints all experts of a layer lie in
-// one tensor, input-major, as spec 7.2 has them; Hugging Face's files hold a Linear an expert.
+// one tensor, input-major (semantics 10.1); Hugging Face's files hold one Linear per expert.
 #pragma once
 
 #include <cstddef>

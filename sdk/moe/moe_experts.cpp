@@ -1,5 +1,5 @@
 // The experts of one rank as grouped matrix products: one autograd node, whatever their number
-// (spec 7.2).
+// (semantics 10.1).
 #include <ATen/autocast_mode.h>
 #include <ATen/ops/_grouped_mm.h>
 #include <ATen/ops/empty.h>

@@ -1,4 +1,4 @@
-// The router: which experts a token goes to, and with what weight (spec 7.6).
+// The router: which experts a token goes to, and with what weight (semantics 10.2).
 #include <ATen/autocast_mode.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>

@@ -1,6 +1,6 @@
 // A model with a frozen tower beside a trainable rest, as vision models have: frozen_sharding says
-// where the tower lies (spec 4.7), and changes no loss. And autocast, which recomputed layers must
-// find again.
+// where the tower lies (semantics 3.6), and changes no loss. And autocast, which recomputed layers
+// must find again.
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/mse_loss.h>
 #include <ATen/ops/randn.h>

@@ -1,5 +1,5 @@
 // Every command of the README, the guide and the page on checkpoints is run, and what it prints is
-// compared with what the page shows.
+// compared with what the page shows. Sections of docs/semantics.md that the code cites exist.
 //
 // In a ```console block a line "$ command" is run in the project's folder; the lines under it are
 // the expected output (stdout and stderr), where a line "..." stands for any lines, and "..."
@@ -14,6 +14,7 @@
 #include <fstream>
 #include <iterator>
 #include <regex>
+#include <set>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -195,4 +196,72 @@ TEST_CASE("figures that pages quote from bench/results are those of the file") {
   CHECK(quoted >= 1);
   CHECK(has_figure("median 3.68 x", "3.7"));
   CHECK_FALSE(has_figure("median 3.68 x", "3.6"));
+}
+
+namespace {
+
+// "semantics 2.1, 2.8 and 2.9" cites three sections, also where a comment breaks in between.
+std::vector<std::string> sections_cited(const std::string& text) {
+  static const std::string word = "emantics";
+  static const std::regex broken("\n[ \t]*(//|#)?[ \t]*"), section("[0-9]+(\\.[0-9]+)?"),
+      list("( |,|and|to|[0-9]+(\\.[0-9]+)?)*");
+  std::vector<std::string> out;
+  for (size_t at = 0; (at = text.find(word, at)) != std::string::npos;) {
+    at += word.size();
+    const std::string behind = std::regex_replace(text.substr(at, 80), broken, " ");
+    std::smatch cited;
+    std::regex_search(behind, cited, list, std::regex_constants::match_continuous);
+    const std::string sections = cited.str();
+    for (std::sregex_iterator s(sections.begin(), sections.end(), section), end; s != end; ++s)
+      out.push_back(s->str());
+  }
+  return out;
+}
+
+}  // namespace
+
+TEST_CASE("every section of docs/semantics.md that is cited is a heading of the page") {
+  namespace fs = std::filesystem;
+  const fs::path root = MESHWRIGHT_SOURCE_DIR, page = root / "docs/semantics.md";
+  std::set<std::string> headings;
+  static const std::regex heading("##(#?) ([0-9]+)\\.?([0-9]*) .+"),
+      reference("\\(([0-9]+\\.[0-9]+)(, ([0-9]+\\.[0-9]+))?\\)");
+  const std::string text = contents(page);
+  std::istringstream lines(text);
+  int chapter = 0, section = 0;
+  for (std::string line; std::getline(lines, line);) {
+    if (!line.starts_with("## ") && !line.starts_with("### ")) continue;
+    CAPTURE(line);
+    std::smatch match;
+    REQUIRE(std::regex_match(line, match, heading));
+    const bool sub = match[1].length() > 0;
+    chapter += sub ? 0 : 1;
+    section = sub ? section + 1 : 0;
+    CHECK(std::stoi(match[2].str()) == chapter);
+    if (sub) CHECK(std::stoi(match[3].str()) == section);
+    headings.insert(match[2].str() + (sub ? "." + match[3].str() : ""));
+  }
+  CHECK(headings.size() > 30);
+  for (std::sregex_iterator at(text.begin(), text.end(), reference), end; at != end; ++at)
+    for (size_t group : {size_t{1}, size_t{3}})
+      if ((*at)[group].matched)
+        CHECK_MESSAGE(headings.contains((*at)[group].str()), "the page cites " << at->str());
+
+  int cited = 0;
+  static const std::set<std::string> kinds{".h", ".cpp", ".def", ".txt", ".cmake", ".py", ".md"};
+  for (const char* folder :
+       {"sdk", "engine", "plugins", "tests", "bench", "examples", "docs", "cmake", "tools"})
+    for (const fs::directory_entry& entry : fs::recursive_directory_iterator(root / folder)) {
+      if (!entry.is_regular_file() || !kinds.contains(entry.path().extension().string()) ||
+          entry.path().filename() == "readme_test.cpp")
+        continue;
+      for (const std::string& found : sections_cited(contents(entry.path()))) {
+        ++cited;
+        CHECK_MESSAGE(headings.contains(found), entry.path().string()
+                                                    << " cites semantics " << found);
+      }
+    }
+  CHECK(cited > 10);
+  CHECK(sections_cited("// (semantics 3.1,\n  // 4.2 and 5). 7") ==
+        std::vector<std::string>{"3.1", "4.2", "5"});
 }

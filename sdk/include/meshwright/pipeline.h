@@ -1,4 +1,4 @@
-// Pipeline stages: how layers become stages and stages are placed on ranks (spec 8.2). Pure.
+// Pipeline stages: how layers become stages and stages are placed on ranks (semantics 11.1). Pure.
 #pragma once
 
 #include <cstdint>

@@ -1,8 +1,8 @@
 // Tensor-parallel plans: module-name patterns to styles, as values. Everything here is pure.
 //
 // A pattern is split at dots and each part glob-matched (`*`, `?`, `[..]`) against the names of one
-// level, so `*` never crosses a dot. Styles mean what torch.distributed.tensor.parallel's do
-// (spec 3.3).
+// level, so `*` never crosses a dot (semantics 2.7). Styles mean what
+// torch.distributed.tensor.parallel's do (semantics 2.3).
 #pragma once
 
 #include <cstdint>
@@ -37,8 +37,8 @@ MESHWRIGHT_API std::string_view style_name(TpStyleKind kind);
 // "replicate", "shard(1)", "shard(-1)", "partial".
 MESHWRIGHT_API std::string_view layout_name(TpLayout layout);
 
-// One style string (spec 3.2). nullopt: the string means "no style, skip the entry". Strings that
-// are only skipped inside a model's own plan (ep_*, gather ...) and unknown ones throw
+// One style string (semantics 2.2). nullopt: the string means "no style, skip the entry". Strings
+// that are only skipped inside a model's own plan (ep_*, gather ...) and unknown ones throw
 // Error(bad_tp_plan) listing the valid strings.
 enum class StyleContext : uint8_t { alone, own_plan };
 MESHWRIGHT_API std::optional<TpStyle> parse_style(std::string_view text,
@@ -70,15 +70,15 @@ MESHWRIGHT_API bool pattern_matches(std::string_view pattern, std::string_view n
 // One level: `*` any run, `?` one character, `[abc]`, `[a-z]`, `[!x]` sets, as Python's fnmatch.
 MESHWRIGHT_API bool glob_matches(std::string_view pattern, std::string_view text);
 
-// The plan tables, as pure lists (also for models there is no outline of). Base plan of 3.5;
-// table 3.6 by architecture name: nullopt when it has no row. Throws Error(option_refused) where
-// the row refuses sequence parallel.
+// The plan tables, as pure lists (also for models there is no outline of): the base plan
+// (semantics 2.5), and the table by architecture name (semantics 2.6), which gives nullopt when it
+// has no row and throws Error(option_refused) where the row refuses sequence parallel.
 MESHWRIGHT_API TpPlanEntries base_tp_plan(bool sequence_parallel);
 MESHWRIGHT_API std::optional<TpPlanEntries> architecture_tp_plan(const ModelOutline& outline,
                                                                  bool sequence_parallel,
                                                                  std::vector<std::string>& notices);
 MESHWRIGHT_API std::vector<std::string> architectures_with_tp_plan();
-// A model's own plan (3.4): prefixes, the added embedding, the lm_head rule. Throws
+// A model's own plan (semantics 2.4): prefixes, the added embedding, the lm_head rule. Throws
 // Error(tp_plan_does_not_fit) when it has none.
 MESHWRIGHT_API TpPlanEntries own_tp_plan(const ModelOutline& outline);
 
@@ -88,9 +88,9 @@ using TpPlanMaker = std::function<TpPlanEntries(const ModelOutline&, bool sequen
 MESHWRIGHT_API void register_tp_plan(std::string name, TpPlanMaker maker);
 MESHWRIGHT_API std::vector<std::string> registered_tp_plans();
 
-// The whole selection (3.1), head validation (3.8), MoE validation (3.9), matching, the corrections
-// of 3.11, resolve_tp_modules(). What Strategy::translate_tp_plan does by default. Throws
-// Error(heads_not_divisible | unknown_tp_plan | bad_tp_plan | tp_plan_does_not_fit |
+// The whole selection (semantics 2.1, 2.7, 2.8, 2.9): choice, matching, the checks of heads and of
+// models with experts, resolve_tp_modules(). What Strategy::translate_tp_plan does by default.
+// Throws Error(heads_not_divisible | unknown_tp_plan | bad_tp_plan | tp_plan_does_not_fit |
 // option_refused).
 MESHWRIGHT_API TpPlan select_tp_plan(const ModelOutline& outline, const TpPlanRequest& request);
 // Head counts against tp, with the sizes that would work as help.
@@ -119,7 +119,7 @@ struct TpModule {
 // norms, and where a tied head and embedding would be cut differently.
 MESHWRIGHT_API std::vector<TpModule> resolve_tp_modules(const TpPlan& plan,
                                                         const ModelOutline& outline);
-// Replicated parameters whose gradients are partial sums over tp (spec 3.11), in the outline's
+// Replicated parameters whose gradients are partial sums over tp (semantics 2.10), in the outline's
 // order: of sequence-parallel norms, of norms of attention heads, and biases added after a
 // reduce-scatter. Throws as above.
 MESHWRIGHT_API std::vector<std::string> partial_gradient_parameters(const TpPlan& plan,

@@ -93,8 +93,8 @@ TEST_CASE("routers give the numbers of their definition") {
 
 namespace {
 
-// Spec 7.6's table, token by token: the selected experts in order of their selection scores, and
-// their weights.
+// The table of score functions in docs/experts.md, token by token: the selected experts in order of
+// their selection scores, and their weights.
 struct Reference {
   std::vector<std::vector<int64_t>> indices;
   std::vector<std::vector<double>> weights;

@@ -17,7 +17,7 @@ namespace meshwright {
 // those of its sub-modules again.
 MESHWRIGHT_API void checkpoint_activations(torch::nn::Module& module);
 
-// The layers of a model, as `mode` says (spec 4.5): full recomputes whole layers, or, without
+// The layers of a model, as `mode` says (semantics 6.1): full recomputes whole layers, or, without
 // `whole_layers`, attention, mlp and both norms each; selective recomputes mlp and both norms and
 // keeps the attention's activations. Frozen layers are left alone, a layer without any of the known
 // sub-modules is recomputed whole. Returns the names of the modules that recompute.

@@ -23,8 +23,8 @@ namespace meshwright {
 class MESHWRIGHT_API ExpertParallel {
  public:
   // Experts over `ep`, each one's parameters along dim 1 over `ep_shard` (which may have one rank).
-  // `divisor`: of gradients summed over ep_shard (spec 7.7): the ranks that hold different samples,
-  // times those of tp, which hold the same ones.
+  // `divisor`: of gradients summed over ep_shard (semantics 10.5): the ranks that hold different
+  // samples, times those of tp, which hold the same ones.
   ExpertParallel(std::shared_ptr<Group> ep, std::shared_ptr<Group> ep_shard, double divisor)
       : ep_(std::move(ep)), ep_shard_(std::move(ep_shard)), divisor_(divisor) {}
 
@@ -55,9 +55,9 @@ class MESHWRIGHT_API ExpertParallel {
 MESHWRIGHT_API std::shared_ptr<ExpertParallel> apply_expert_parallel(
     const ParallelizeRequest& request);
 
-// The units of a model whose experts lie on other axes (spec 7.3): each experts module is one of
-// its own, cut along dim 1 over ep_shard, its layer is one without it; the embedding and the head
-// are units unless tied. `reshard_after_forward`: of all but the root.
+// The units of a model whose experts lie on other axes (semantics 10.4): each experts module is one
+// of its own, cut along dim 1 over ep_shard, its layer is one without it; the embedding and the
+// head are units unless tied. `reshard_after_forward`: of all but the root.
 MESHWRIGHT_API std::vector<UnitSpec> expert_unit_specs(const ParallelizeRequest& request,
                                                        const ExpertParallel& experts,
                                                        bool reshard_after_forward);

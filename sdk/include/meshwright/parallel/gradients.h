@@ -1,4 +1,4 @@
-// The gradient norm over several mesh axes, and clipping by it (spec 9.3).
+// The gradient norm over several mesh axes, and clipping by it (semantics 8.3).
 #pragma once
 
 #include <ATen/core/Tensor.h>
