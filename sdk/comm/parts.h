@@ -33,7 +33,7 @@ class PartsSum {
   PartsSum(std::vector<int64_t> part_shape, const at::TensorOptions& options, Group& group);
   at::Tensor slot(int64_t rank) const;  // to fill, for every rank but this one
   void start();
-  // Waits. In rank order, so that a repeated run gives the same bits. A new tensor.
+  // Waits. Sums in rank order, so that a repeated run is bitwise identical. Returns a new tensor.
   at::Tensor add_up(const at::Tensor& own);
 
  private:

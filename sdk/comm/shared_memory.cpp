@@ -90,7 +90,8 @@ class RingFlight : public Flight {
   std::vector<const void*> slots_;  // by rank, after wait()
 };
 
-// Every rank adds up all ranks' tensors, in the order of the ranks, so that all get the same bits.
+// Every rank adds up all ranks' tensors, in the order of the ranks, so that the results are bitwise
+// identical.
 class RingSum final : public RingFlight {
  public:
   RingSum(std::shared_ptr<Ring> ring, std::shared_ptr<const Place> place, int64_t rank,
@@ -202,7 +203,7 @@ class SharedMemoryTransport final : public Transport {
   std::shared_ptr<const Place> place_;
   int64_t rank_;
   std::shared_ptr<Ring> ring_;
-  Ring::Sizes room_;  // what the ring has, or what was tried in vain
+  Ring::Sizes room_;  // what the ring has, or the sizes that could not be had
   bool tried_ = false;
   RingMessage staged_, rows_;  // what stage() and stage_rows() lent
 };

@@ -87,7 +87,7 @@ struct SharedMemoryRing::Control {
   std::atomic<int32_t> process;
 };
 
-// Region: one page of control a rank, then its readers' counters, then the slots.
+// Region: one page of control per rank, then its readers' counters, then the slots.
 size_t SharedMemoryRing::bytes_of(int64_t ranks, const Sizes& sizes) {
   auto n = static_cast<size_t>(ranks);
   size_t slots = 0;
@@ -157,7 +157,8 @@ std::atomic<int64_t>& SharedMemoryRing::given_back(int64_t owner, Channel channe
       table)[static_cast<size_t>(channel) * n + static_cast<size_t>(reader)];
 }
 
-// First the ring of gathers, whose slots are all ranks' together, then a ring of reductions a rank.
+// First the ring of gathers, whose slots are all ranks' together, then a ring of reductions per
+// rank.
 char* SharedMemoryRing::slot(Channel channel, int64_t rank, int64_t bytes, int64_t sequence) const {
   auto n = static_cast<size_t>(ranks_);
   size_t sizes[kChannels], rings[kChannels];

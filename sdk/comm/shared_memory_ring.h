@@ -1,6 +1,6 @@
-// Shared memory between the ranks of one host: each rank owns a ring of slots a channel, puts data
-// there once, and the others read it in place. One copy where a socket costs three and two system
-// calls.
+// Shared memory between the ranks of one host: each rank owns a ring of slots per channel, puts
+// data there once, and the others read it in place. One copy where a socket costs three and two
+// system calls.
 #pragma once
 
 #include <atomic>
@@ -45,8 +45,8 @@ class SharedMemoryRing {
   // A peer's slot; waits until it is published.
   const void* read(Channel channel, int64_t peer, int64_t bytes, int64_t sequence,
                    std::chrono::milliseconds timeout);
-  // Every slot of a peer must be given back once, in any order; those of one sequence all together,
-  // when none is read any more.
+  // Every slot of a peer must be given back once, in any order; the slots of one sequence are given
+  // back together, when none of them is read any more.
   void give_back(Channel channel, int64_t peer, int64_t sequence);
 
   // Why a wait ended without success.

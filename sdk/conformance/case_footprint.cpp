@@ -160,7 +160,7 @@ class LayoutChecker {
     for (int64_t bytes : {f.bytes.weights, f.bytes.gradients, f.bytes.optimizer, f.bytes.transient,
                           f.bytes.activations})
       if (bytes < 0) fail("a negative number of bytes");
-    // A rank cannot store less than one byte an element of what it holds, nor more than everything
+    // A rank cannot store less than one byte per element of what it holds, nor more than everything
     // in the widest type.
     int64_t mine = 0, all = 0;
     for (const ParameterPlacement& p : f.parameters)

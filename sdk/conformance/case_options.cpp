@@ -200,11 +200,11 @@ void check_lifecycle(const Subject& subject, Report& report) {
   auto make = [&](int times) {
     for (int i = 0; i < times; ++i) Instance instance(subject);
   };
-  make(kWarm);  // what is made once a process
+  make(kWarm);  // what is made once per process
   size_t before = bytes_in_use();
   make(kTimes);
   size_t after = bytes_in_use();
-  // Less than a pointer an instance is noise.
+  // Less than a pointer per instance is noise.
   if (after > before + kTimes * sizeof(void*))
     report.fail("memory grew by " + std::to_string(after - before) + " bytes over " +
                 std::to_string(kTimes) + " instances");

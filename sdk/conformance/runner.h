@@ -14,8 +14,8 @@ namespace meshwright::conformance {
 
 inline constexpr int kAnswerFd = 3;
 
-// What a child tells its parent, in order: "verdict", then "problem", "note", "why", or what the
-// program adds.
+// What a child process tells its parent, in order: "verdict", then "problem", "note", "why", or
+// what the program adds.
 using Fields = std::vector<std::pair<std::string, std::string>>;
 
 struct ChildResult {

@@ -1,5 +1,6 @@
-// Who wants to hear of the gradients of experts' inputs as soon as they are known, while those of
-// the parameters are still computed: the dispatcher, which sends them back.
+// Hands the gradients of experts' inputs to a listener as soon as they are known, while the
+// gradients of the parameters are still being computed. The listener is the dispatcher, which sends
+// them back.
 #pragma once
 
 #include <ATen/core/Tensor.h>

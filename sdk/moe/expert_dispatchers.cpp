@@ -38,8 +38,8 @@ struct Trip {
   mutable std::optional<RowRoute::Flight> early = {};
 };
 
-// Backward of the way there: the gradients of rows and weights come back, those of a token's rows
-// are summed.
+// Backward of the way there: the gradients of rows and weights come back, and the gradients of a
+// token's rows are summed.
 struct SentNode : torch::autograd::Node {
   std::shared_ptr<const Trip> trip;
   std::string name() const override { return "MeshwrightDispatch"; }

@@ -9,8 +9,9 @@
 
 namespace meshwright::detail {
 
-// Of the ranks of `ep`, each of which holds an equal part of the experts in order. Every rank of
-// the group must call forward and backward through it equally often, with or without tokens.
+// The dispatcher over the ranks of `ep`; each rank holds an equal part of the experts, in order.
+// Every rank of the group must call forward and backward through it equally often, with or without
+// tokens.
 std::shared_ptr<ExpertDispatcher> make_dispatcher(TokenDispatcher kind, std::shared_ptr<Group> ep);
 
 }  // namespace meshwright::detail

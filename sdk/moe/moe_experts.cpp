@@ -29,8 +29,8 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 using Counts = std::vector<int64_t>;
 
-// Memory for what nobody keeps, [n, width]: each call on this thread takes that of the last one
-// again, which is still in the cache.
+// A thread-local scratch buffer [n, width] on the CPU: each call on this thread reuses the memory
+// of the last one, which is still in the cache.
 Tensor scratch(size_t slot, int64_t n, int64_t width, const at::TensorOptions& options) {
   if (!options.device().is_cpu()) return at::empty({n, width}, options);
   c10::InferenceMode no_inference(false);  // later calls may be part of training
@@ -41,8 +41,8 @@ Tensor scratch(size_t slot, int64_t n, int64_t width, const at::TensorOptions& o
   return flat.narrow(0, 0, n * width).view({n, width});
 }
 
-// Rows that are multiplied in one call: those of one expert, or all, for which ATen has a call
-// where they are bfloat16 of whole 16 bytes.
+// Rows that are multiplied in one call: the rows of one expert, or all rows. For all rows ATen has
+// a call where they are bfloat16 of whole 16 bytes.
 struct Piece {
   int64_t expert;  // -1: all
   int64_t begin, taken;
@@ -86,7 +86,7 @@ class Layout {
     detail::product_into(out, a, weights.select(0, piece.expert));
     return out;
   }
-  // The same in memory that the next call takes again.
+  // The same, in the scratch buffer that the next call overwrites.
   Tensor times_for_now(const Piece& piece, const Tensor& a, const Tensor& weights) const {
     if (piece.expert < 0) return at::_grouped_mm(a.contiguous(), weights, ends_);
     Tensor out = scratch(0, piece.taken, weights.size(2), a.options());

@@ -93,7 +93,7 @@ struct TakeSelected : torch::autograd::Function<TakeSelected> {
   static constexpr float kTiny = 1e-20F;
 };
 
-// Assignments an expert, [E] int64, without those of masked tokens.
+// Assignments per expert, [E] int64. Masked tokens do not count.
 Tensor loads_of(const Tensor& indices, const std::optional<Tensor>& mask, int64_t experts) {
   Tensor out = at::zeros({experts}, indices.options());
   if (!indices.is_cpu()) {
@@ -143,8 +143,8 @@ Tensor with_load_balance(const Tensor& weights, const Tensor& scores,
   return out;
 }
 
-// The scores of the best groups' experts; those of others become `outside` (as a factor 0 or as
-// -infinity).
+// The scores of the best groups' experts. The scores of other experts are multiplied by 0, or
+// become -infinity.
 Tensor limit_groups(const Tensor& scores, const MoeConfig& config, bool top_two, bool to_infinity) {
   if (config.n_expert_groups <= 1) return scores;
   int64_t tokens = scores.size(0), size = config.n_routed_experts / config.n_expert_groups;
@@ -311,7 +311,7 @@ Routing RouterImpl::evenly(const Tensor& x, const std::optional<Tensor>& mask) {
   at::ScalarType dtype = config_.router_weights_fp32 ? at::kFloat : x.scalar_type();
   Tensor weights =
       at::full({tokens, active}, 1.0 / static_cast<double>(active), x.options().dtype(dtype));
-  // Parameters get gradients of zero: strategies that wait for all of them do not wait in vain.
+  // Parameters get gradients of zero: strategies wait for the gradients of all parameters.
   for (const Tensor& p : {weight, bias})
     if (p.defined()) weights = weights + (p.sum() * 0).to(dtype);
   return {weights, indices};

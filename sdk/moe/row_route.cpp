@@ -20,7 +20,7 @@ using at::Tensor;
 
 namespace {
 
-// Larger messages go through sockets: room in shared memory is six of them a rank.
+// Larger messages go through sockets: room in shared memory is six of them per rank.
 constexpr int64_t kMostBytes = int64_t{64} << 20;
 
 // to[at .. at + n) = from[begin .. begin + n), rows of one width or numbers.

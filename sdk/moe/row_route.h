@@ -23,8 +23,9 @@ struct Rows {
 
 class RowRoute {
  public:
-  // Collective. `order`: this rank's rows, by the experts of all ranks, of which each rank holds an
-  // equal part in order, without rows of zeros. padded: whether the rows that come are.
+  // Collective. `order`: this rank's rows, by the experts of all ranks, without rows of zeros; each
+  // rank holds an equal part of the experts, in order. `padded`: whether rows that arrive are
+  // padded.
   RowRoute(ExpertOrder order, bool padded, std::shared_ptr<Group> group);
 
   int64_t received() const { return received_; }  // with rows of zeros
@@ -85,7 +86,8 @@ struct RowRoute::Sizes {
   int64_t weight_bytes(int64_t n) const {
     return weights ? n * static_cast<int64_t>(c10::elementSize(*weights)) : 0;
   }
-  // Of the message to one rank: the weights, then the rows, each type at a multiple of its size.
+  // Layout of the message to one rank: the weights, then the rows, each type at a multiple of its
+  // size.
   int64_t unit() const;
   int64_t rows_at(int64_t n) const;
   int64_t bytes(int64_t n) const;
@@ -97,7 +99,7 @@ struct RowRoute::Flight {
   Rows
       own;  // what this rank's own rows are taken from when they arrive: the tensors that were sent
   Work under_way;
-  at::Tensor packed, arrived;  // arrived: of sockets
+  at::Tensor packed, arrived;  // arrived: through sockets
 };
 
 }  // namespace meshwright::detail

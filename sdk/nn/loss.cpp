@@ -91,8 +91,8 @@ struct Rows {
       body(first, std::min(step, count() - first));
   }
   // body(rows in float32, their stride, room for as many results, first row, rows), over all rows
-  // in parallel. The room is that of the rows in `out`, if given, or the rows' own where they are a
-  // copy.
+  // in parallel. The room lies in the rows of `out` if it is given, or in the rows themselves where
+  // they are a copy.
   template <class Body>
   void each_float_rows(const Tensor& out, Body&& body) const {
     int64_t grain = std::max<int64_t>((int64_t{1} << 14) / std::max<int64_t>(columns(), 1), 1);

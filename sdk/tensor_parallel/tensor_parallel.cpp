@@ -95,7 +95,7 @@ class Applier {
       cut_embedding(*host, *embedding, styled);
   }
 
-  // What is not cut is the same on every rank too: the first one's.
+  // Broadcasts unsharded parameters from group rank 0.
   void share_the_rest() {
     c10::NoGradGuard no_grad;
     for (auto& item : request_.model->named_parameters()) {

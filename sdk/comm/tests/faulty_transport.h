@@ -52,7 +52,7 @@ class FaultyTransport final : public Transport {
     for (const PeerMessage& message : messages)
       if (message.way == PeerMessage::Way::receive || sends_++ != faults_.lose)
         kept.push_back(message);
-    // Those between two ranks keep their order, as on any transport.
+    // Messages between two ranks keep their order, as on any transport.
     if (faults_.reorder) {
       auto turn = random_();
       std::stable_sort(kept.begin(), kept.end(), [&](const PeerMessage& a, const PeerMessage& b) {

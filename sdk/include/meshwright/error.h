@@ -19,7 +19,7 @@
 
 namespace meshwright {
 
-// The kind of a failure, as the reference semantics names them.
+// The kind of a failure.
 enum class ErrorKind : uint8_t {
   value,
   type,

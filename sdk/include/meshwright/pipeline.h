@@ -24,7 +24,7 @@ enum class PipelineSchedule : uint8_t {
 // listing the names.
 MESHWRIGHT_API PipelineSchedule parse_schedule(std::string_view name);
 MESHWRIGHT_API std::string_view schedule_name(PipelineSchedule schedule);
-MESHWRIGHT_API bool is_multi_stage(PipelineSchedule schedule);  // several stages a rank
+MESHWRIGHT_API bool is_multi_stage(PipelineSchedule schedule);  // several stages per rank
 
 struct PipelineStage {
   int64_t index = 0, rank = 0;  // rank = pipeline coordinate that runs it

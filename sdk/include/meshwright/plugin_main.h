@@ -1,10 +1,11 @@
 // For a plugin's one main file: defines the exported descriptor.
 //
-//   static constexpr meshwright_option kOptions[] = {meshwright::bool_option("overlap", true,
-//   "Overlap reduction with backward.")}; static const meshwright_strategy kStrategies[] =
-//   {meshwright::describe<Mine>({.name = "mine", .summary = "...", .options = kOptions})};
-//   MESHWRIGHT_PLUGIN("mine", "1.0.0", "Me", "Apache-2.0", "What it is for", kStrategies)  // no
-//   semicolon
+//   static constexpr meshwright_option kOptions[] = {
+//       meshwright::bool_option("overlap", true, "Overlap reduction with backward.")};
+//   static const meshwright_strategy kStrategies[] = {
+//       meshwright::describe<Mine>({.name = "mine", .summary = "...", .options = kOptions})};
+//   // Without a semicolon:
+//   MESHWRIGHT_PLUGIN("mine", "1.0.0", "Me", "Apache-2.0", "What it is for", kStrategies)
 #pragma once
 
 #include <cstdio>

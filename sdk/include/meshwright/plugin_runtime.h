@@ -4,8 +4,8 @@
 // parallelize().
 //
 //   std::unique_ptr<meshwright::ParallelModel> run(meshwright::Strategy&,
-//   meshwright::ParallelizeRequest& request) { ... } MESHWRIGHT_PLUGIN_RUNS_WITH(run)  // no
-//   semicolon
+//                                                  meshwright::ParallelizeRequest& request) { ... }
+//   MESHWRIGHT_PLUGIN_RUNS_WITH(run)  // no semicolon
 #pragma once
 
 #include <cstddef>

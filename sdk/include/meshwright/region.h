@@ -14,7 +14,7 @@ namespace meshwright {
 // A box of a tensor, a run of its flattened elements, or a run of a box's. Its elements lie in
 // row-major order, one after the other.
 struct MESHWRIGHT_API Region {
-  std::vector<int64_t> offsets, sizes;  // a box: one of each a dimension
+  std::vector<int64_t> offsets, sizes;  // a box: one of each per dimension
   int64_t begin = -1,
           end =
               -1;  // a run: elements [begin, end) of the box, or of the tensor where there is none

@@ -1,8 +1,10 @@
 // The loss of a language model over logits that may be cut over the vocabulary.
 //
-//   VocabularyShard shard = VocabularyShard::of(tp_group, vocab_size);        // which ids this
-//   rank's columns of the head are at::Tensor loss = cross_entropy_sum(head(x), targets, &shard) /
-//   tokens;   // logits are never gathered loss.backward();
+//   // Which ids this rank's columns of the head are:
+//   VocabularyShard shard = VocabularyShard::of(tp_group, vocab_size);
+//   // Logits are never gathered:
+//   at::Tensor loss = cross_entropy_sum(head(x), targets, &shard) / tokens;
+//   loss.backward();
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -28,7 +30,7 @@ struct MESHWRIGHT_API VocabularyShard {
 // the whole vocabulary. Returns a float32 scalar, the same on every rank. (float64 logits give a
 // float64 one.) Without a shard, or with a group of one, nothing is sent.
 //
-// Collective over the shard's group, forward only: an all-reduce (max) of one float a target and
+// Collective over the shard's group, forward only: an all-reduce (max) of one float per target and
 // one (sum) of two; backward sends nothing. The gradient, softmax minus one-hot, comes in the dtype
 // of the logits. No copy of the logits in float32 is made beyond a few rows at a time. Infinities
 // and NaN do as in at::cross_entropy_loss, but the gradient of an ignored row is always 0.

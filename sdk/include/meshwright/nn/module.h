@@ -6,7 +6,7 @@
 //
 // The holder contains Hooked<BlockImpl>, whose own `forward` hides BlockImpl's, so hooks run for
 // block(x), block->forward(x), inside nn::Sequential and through as<Block>(). They do not run
-// through a plain BlockImpl pointer. An idle host costs one branch a call. An implementation that
+// through a plain BlockImpl pointer. An idle host costs one branch per call. An implementation that
 // is `final` cannot be hooked. Tensors inside arguments and results are found in Tensor, optional,
 // vector, map, pair, tuple, and in structs for which an overload `visit_tensors(T&, F)` exists.
 #pragma once

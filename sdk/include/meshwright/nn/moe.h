@@ -1,11 +1,11 @@
 // Mixture-of-experts blocks (Shazeer et al. 2017): a router sends each token to a few experts,
 // whose weights lie in one tensor.
 //
-//   struct LayerImpl : torch::nn::Module { meshwright::Moe mlp{nullptr}; ... };     // as any other
-//   MLP: [batch, length, dim] both ways for (auto& [name, block] :
-//   meshwright::find_moe_blocks(model))                  // in any model
-//     block->set_dispatcher(std::make_shared<MyDispatcher>(...));                   // how tokens
-//     reach experts of other ranks
+//   // As any other MLP, [batch, length, dim] both ways:
+//   struct LayerImpl : torch::nn::Module { meshwright::Moe mlp{nullptr}; ... };
+//   // In any model, how tokens reach experts of other ranks:
+//   for (auto& [name, block] : meshwright::find_moe_blocks(model))
+//     block->set_dispatcher(std::make_shared<MyDispatcher>(...));
 //
 // All of it is local unless a dispatcher says otherwise; not thread-safe.
 #pragma once
@@ -55,7 +55,7 @@ struct MoeConfig {
   bool router_bias = false;
   bool router_weights_fp32 = false;  // weights stay float32; else they get the tokens' dtype
   bool router_weight_uses_score_correction_bias = false;  // sigmoid only
-  std::optional<at::ScalarType> gate_precision = {};  // of the logits; absent: that of the tokens
+  std::optional<at::ScalarType> gate_precision = {};  // of the logits; absent: the tokens' dtype
   double aux_loss_coeff = 0,
          gate_bias_update_factor = 0;          // see LoadBalance and Router::update_bias
   bool force_e_score_correction_bias = false;  // also when the factor is 0
@@ -95,8 +95,8 @@ void visit_tensors(Routing& routing, F&& f) {
 // The auxiliary loss that keeps experts evenly loaded (Shazeer et al. 2017, Fedus et al. 2021),
 // over the tokens of one pass: L = sum_i load_i E / (k C) * sum_t s_ti / C, 1 where routing is
 // even. It reaches the router through a node on its weights, whose backward adds coefficient *
-// scale * dL. One a router; or one for all routers of a model, whose tokens are then taken together
-// and counted as transformers' load_balancing_loss_func does (without the k).
+// scale * dL. There is one per router, or one for all routers of a model, whose tokens are then
+// taken together and counted as transformers' load_balancing_loss_func does (without the k).
 class MESHWRIGHT_API LoadBalance {
  public:
   enum class Form : uint8_t { each_layer, whole_model };
@@ -111,7 +111,7 @@ class MESHWRIGHT_API LoadBalance {
   // counted.
   at::Tensor value() const;
 
-  // Sums of one pass: assignments and scores an expert [E], tokens [], all float32. Shared by
+  // Sums of one pass: assignments and scores per expert [E], tokens [], all float32. Shared by
   // handle: they may grow until backward.
   struct Pass {
     at::Tensor load, scores, tokens;
@@ -138,7 +138,7 @@ class MESHWRIGHT_API RouterImpl : public torch::nn::Module {
   // run takes the selection of the first.
   Routing forward(const at::Tensor& x, const std::optional<at::Tensor>& mask = std::nullopt);
 
-  // Assignments an expert, [E] int64, of all training passes since reset_load(). Recomputed passes
+  // Assignments per expert, [E] int64, of all training passes since reset_load(). Recomputed passes
   // do not count.
   const at::Tensor& load() const { return load_; }
   void reset_load();
@@ -192,7 +192,8 @@ class MESHWRIGHT_API GroupedExpertsImpl : public torch::nn::Module {
 };
 MESHWRIGHT_MODULE(GroupedExperts);
 
-// Assignments in the order of their experts, those of one expert in the order of the tokens.
+// Assignments in the order of their experts; the assignments of one expert are in the order of the
+// tokens.
 struct ExpertOrder {
   at::Tensor slot;              // [N] int64: which of the T * k assignments; 0 for a row of zeros
   at::Tensor token;             // [N] int64: the row of x, slot / k; -1 for a row of zeros

@@ -1,6 +1,6 @@
 // Activation checkpointing (Chen et al. 2016): a module keeps its inputs instead of its activations
 // and runs forward again in backward. Recompute restores random state and autocast, so gradients
-// are bit-equal to those without it.
+// are bitwise identical to those without it.
 #pragma once
 
 #include <functional>
@@ -13,8 +13,8 @@
 
 namespace meshwright {
 
-// One module. Throws Error(bad_module) when it has no hooks. Hooks of the module itself run once;
-// those of its sub-modules again.
+// One module. Throws Error(bad_module) when it has no hooks. Hooks of the module itself run once,
+// hooks of its sub-modules run again.
 MESHWRIGHT_API void checkpoint_activations(torch::nn::Module& module);
 
 // The layers of a model, as `mode` says (semantics 6.1): full recomputes whole layers, or, without

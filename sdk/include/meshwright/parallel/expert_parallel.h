@@ -1,8 +1,8 @@
 // Expert parallelism (Lepikhin et al. 2021): each rank of the ep axis holds E / ep experts of every
 // mixture-of-experts block, and tokens travel to them and back.
 //
-//   policy.expert_parallel = apply_expert_parallel(request);   // after tensor parallelism, before
-//   the model is sharded
+//   // After tensor parallelism, before the model is sharded:
+//   policy.expert_parallel = apply_expert_parallel(request);
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -23,8 +23,8 @@ namespace meshwright {
 class MESHWRIGHT_API ExpertParallel {
  public:
   // Experts over `ep`, each one's parameters along dim 1 over `ep_shard` (which may have one rank).
-  // `divisor`: of gradients summed over ep_shard (semantics 10.5): the ranks that hold different
-  // samples, times those of tp, which hold the same ones.
+  // `divisor` divides gradients that are summed over ep_shard (semantics 10.5): it is the number of
+  // ranks with different samples times the ranks of tp, which have the same samples.
   ExpertParallel(std::shared_ptr<Group> ep, std::shared_ptr<Group> ep_shard, double divisor)
       : ep_(std::move(ep)), ep_shard_(std::move(ep_shard)), divisor_(divisor) {}
 
@@ -37,7 +37,7 @@ class MESHWRIGHT_API ExpertParallel {
   // Turns sizes and offsets within this rank's experts into those within all, and adds the
   // placement over ep.
   void describe(ParallelParameter& parameter) const;
-  // Collective. All experts, from those of each rank.
+  // Collective. The parameter of all experts, gathered over ep.
   at::Tensor whole(std::string_view parameter, const at::Tensor& local) const;
 
  private:

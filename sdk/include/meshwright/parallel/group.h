@@ -132,18 +132,18 @@ class MESHWRIGHT_API Group {
   Work pairwise_exchange(const at::Tensor& packed, const at::Tensor& received);
   // packed: [size * n], shard: [n]: the sum over ranks of our slot.
   Work reduce_scatter(const at::Tensor& packed, const at::Tensor& shard);
-  // The same bits on every rank. `control`: a few scalars (norms, losses), counted under the axis
-  // "control" and not under the group's own.
+  // Bitwise identical on every rank. `control`: a few scalars (norms, losses), counted under the
+  // axis "control" and not under the group's own.
   Work all_reduce(const at::Tensor& tensor, ReduceOp op = ReduceOp::sum, bool control = false);
   Work broadcast(const at::Tensor& tensor, int64_t root);
-  // Splits count rows of dim 0, one a rank.
+  // Splits count rows of dim 0, one split per rank.
   Work all_to_all(const at::Tensor& in, std::span<const int64_t> in_splits, const at::Tensor& out,
                   std::span<const int64_t> out_splits);
   // Messages from rank to rank, all under way at once, so that no order among them can block (NCCL:
-  // one group call). Only the ranks that have messages for each other take part. Those of one rank
-  // for another arrive in the order they were sent; both sides give the same number of elements and
-  // dtype. Where there are several, their tensors must differ. Throws Error(internal) for a message
-  // to oneself.
+  // one group call). Only the ranks that have messages for each other take part. Messages of one
+  // rank for another arrive in the order they were sent; both sides give the same number of
+  // elements and dtype. Where there are several, their tensors must differ. Throws Error(internal)
+  // for a message to oneself.
   Work send_receive(std::span<const PeerMessage> messages);
   void barrier();
 
@@ -176,9 +176,9 @@ class MESHWRIGHT_API World {
   // or is late: there wait() only puts what follows behind it, and the host hears of it here (and
   // at the start of the next collective). On the CPU wait() throws itself.
   void check();
-  // Who is to blame for a collective that did not end in time: those of a group's ranks that do not
-  // answer. Called by a rank that waited in vain (with no ranks: by one whose connection broke),
-  // may take a moment, throws only the Error that ended another rank.
+  // Which of a group's ranks do not answer, to name them when a collective timed out. Called by the
+  // rank whose wait timed out (with no ranks: by one whose connection broke); may take a moment;
+  // throws only the Error that ended another rank.
   using LivenessCheck = std::function<std::vector<int64_t>(const std::vector<int64_t>& ranks)>;
   void set_liveness_check(LivenessCheck check) { *liveness_check_ = std::move(check); }
   TrafficCounter& traffic() { return *traffic_; }

@@ -2,8 +2,8 @@
 // plan's styles, executed on a live model. Parameters are cut to this rank's part, and hooks around
 // forward bring activations into the layout that each module needs.
 //
-//   policy.tensor_parallel = apply_tensor_parallel(request);   // before the model is sharded or
-//   replicated over the other axes
+//   // Before the model is sharded or replicated over the other axes:
+//   policy.tensor_parallel = apply_tensor_parallel(request);
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -45,8 +45,8 @@ class MESHWRIGHT_API TensorParallel {
   // cuts them all.
   std::vector<GradientSet> gradient_sets(const std::vector<ParallelParameter>& parameters,
                                          const std::vector<std::shared_ptr<Group>>& groups) const;
-  // Collective, once a step on final gradients: those of parameters that saw only a part of the
-  // heads or of the sequence are summed, in the dtype `reduce`.
+  // Collective, once per step on final gradients: sums, in the dtype `reduce`, the gradients of
+  // parameters that saw only a part of the heads or of the sequence (semantics 2.10).
   void sum_partial_gradients(const std::vector<ParallelParameter>& parameters,
                              at::ScalarType reduce);
   // Set when the model's output is logits of which this rank has some columns.

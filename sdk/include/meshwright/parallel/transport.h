@@ -40,8 +40,8 @@ class MESHWRIGHT_API Flight {
   virtual int64_t awaited() const { return -1; }
 };
 
-// The operations are those of Group, which has checked that there is something to move and that the
-// group has at least two ranks.
+// The operations of a Group, which has checked that there is something to move and that the group
+// has at least two ranks.
 class MESHWRIGHT_API Transport {
  public:
   using FlightPtr = std::unique_ptr<Flight>;
