@@ -2,10 +2,13 @@
 // everything.
 //
 // A checkpoint is a folder step_00000050/ with
-//   model-00001-of-00002.safetensors       one a rank that has something to write: its part of the
-//   weights, under their names optimizer-00001-of-00002.safetensors   its part of the optimizer's
-//   state, as "<state>/<name>", and its generators as "rng/<device>" config.json, source/... the
-//   model's, and the other files of the Hugging Face folder it came from meta.json written last
+//   model-00001-of-00002.safetensors      one per rank that has something to write: its part of
+//                                         the weights, under their names
+//   optimizer-00001-of-00002.safetensors  its part of the optimizer's state, as
+//                                         "<state>/<name>", and its generators as "rng/<device>"
+//   config.json, source/...               the model's, and the other files of the Hugging Face
+//                                         folder it came from
+//   meta.json                             written last
 // Every byte of every file but meta.json is covered by the checksum of its 1 MiB block, and
 // meta.json by its own.
 #pragma once
