@@ -1,21 +1,12 @@
 #include "engine/launch/supervisor.h"
 
-#include <sys/wait.h>
-#include <unistd.h>
+#include <poll.h>
 
 #include <algorithm>
 #include <csignal>
-#include <cstring>
-#include <ctime>
-#include <deque>
-#include <fstream>
-#include <iterator>
-#include <optional>
 
-#include "engine/launch/exit_status.h"
-#include "engine/launch/output.h"
-#include "engine/launch/wish.h"
-#include "meshwright/error.h"
+#include "engine/launch/attempt.h"
+#include "engine/launch/signals.h"
 
 namespace meshwright::launch {
 
@@ -23,389 +14,11 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Ends a rank that is not at fault. None takes it as the wish to save.
-constexpr int kEnd = SIGUSR2;
-
-volatile sig_atomic_t g_count = 0, g_signal = 0, g_stop = 0;
-volatile int64_t g_since_ms =
-    0;  // of the first signal; this program's one thread reads and writes it
-
-int64_t monotonic_ms() {
-  timespec now{};
-  ::clock_gettime(CLOCK_MONOTONIC, &now);
-  return int64_t{now.tv_sec} * 1000 + now.tv_nsec / 1'000'000;
-}
-
-void on_signal(int number) {
-  if (number == SIGTSTP) {
-    g_stop = 1;
-    return;
-  }
-  int64_t now = monotonic_ms();
-  if (g_count == 0)
-    g_since_ms = now;
-  else if (same_wish(g_signal, number, now - g_since_ms))
-    return;
-  g_signal = number;
-  g_count = g_count + 1;
-}
-
-// Ours while the ranks run. What was ignored (nohup, a shell's background job) stays ignored.
-class Handlers {
- public:
-  Handlers() {
-    g_count = 0;
-    g_signal = 0;
-    g_stop = 0;
-    struct sigaction ours{};
-    sigemptyset(&ours.sa_mask);
-    for (int i = 0; i < kMany; ++i) {
-      ours.sa_handler = kSignals[i] == SIGPIPE ? SIG_IGN : on_signal;
-      ::sigaction(kSignals[i], nullptr, &old_[i]);
-      if (old_[i].sa_handler != SIG_IGN) ::sigaction(kSignals[i], &ours, nullptr);
-    }
-  }
-  ~Handlers() {
-    for (int i = 0; i < kMany; ++i) ::sigaction(kSignals[i], &old_[i], nullptr);
-  }
-  Handlers(const Handlers&) = delete;
-  Handlers& operator=(const Handlers&) = delete;
-
- private:
-  static constexpr int kMany = 6;
-  static constexpr int kSignals[kMany] = {SIGINT, SIGHUP, SIGTERM, SIGUSR1, SIGTSTP, SIGPIPE};
-  struct sigaction old_[kMany];
-};
-
-std::string signal_name(int number) {
-  const char* name = ::sigabbrev_np(number);
-  return "signal " + std::to_string(number) + (name ? " (SIG" + std::string(name) + ")" : "");
-}
-
-int code_of(int status) {
-  return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
-}
-
-// A rank that is gone takes others with it: they find nobody, or lose connections.
-bool collateral(int status) {
-  return WIFEXITED(status) && (WEXITSTATUS(status) == exit_status(ErrorCode::rendezvous_failed) ||
-                               WEXITSTATUS(status) == exit_status(ErrorCode::collective_failed));
-}
-
-// Ended from outside, or by a fault of its own; SIGABRT is also how a lost connection may end a
-// rank.
-bool killed_hard(int status) { return WIFSIGNALED(status) && WTERMSIG(status) != SIGABRT; }
-
-// A stopped process (SIGSTOP, a debugger) neither computes nor answers, and the ranks that wait for
-// it cannot see why.
-bool is_stopped(pid_t pid) {
-  std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
-  std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
-  size_t name_end = text.rfind(')');  // the name may hold anything
-  return name_end != std::string::npos && name_end + 2 < text.size() &&
-         (text[name_end + 2] == 'T' || text[name_end + 2] == 't');
-}
-
-struct Rank {
-  int64_t number;
-  Process process;
-  RankOutput output;
-  bool ended = false;
-  int status = 0;
-  Clock::time_point when;
-};
-
-void tell(const LocalJob& job, Sink& sink, const std::string& lines) {
-  sink.err(lines);
-  if (job.record) job.record(lines);
-}
-
-// One attempt: all ranks, from their start to their end.
-class Supervisor {
- public:
-  Supervisor(const LocalJob& job, Sink& sink, int64_t restart)
-      : job_(job), sink_(sink), restart_(restart) {}
-  ~Supervisor();
-  void run();
-  int result() const;
-  // "rank 1 was ended by signal 9 (SIGKILL)"; empty when nothing failed, or in a way that a new
-  // attempt would repeat.
-  std::string may_heal() const;
-
- private:
-  void wait_for_news();
-  void reap();
-  void pass_on_signals();
-  void judge();
-  bool excused(const Rank& rank) const;
-  bool ended_silently(const Rank& rank) const;
-  const Rank* at_fault() const;
-  std::string stopped_ranks() const;
-  void announce(const Rank& fault, const std::string& stopped);
-  void aftermath();
-  void signal_all(int number);
-  bool all_ended() const;
-
-  const LocalJob& job_;
-  Sink& sink_;
-  int64_t restart_;
-  std::deque<Rank> ranks_;
-  int passed_on_ = 0;  // signals
-  std::optional<Clock::time_point> first_failure_, told_, killed_;
-  const Rank* fault_ = nullptr;  // decided when the others are told to end
-  std::string fault_words_;
-};
-
-Supervisor::~Supervisor() {
-  for (Rank& rank : ranks_) {
-    if (rank.ended) continue;
-    ::kill(-rank.process.pid, SIGKILL);
-    ::waitpid(rank.process.pid, nullptr, 0);
-  }
-}
-
-void Supervisor::wait_for_news() {
-  std::vector<pollfd> fds;
-  int timeout = 100;
-  for (const Rank& rank : ranks_) {
-    if (rank.ended) continue;
-    rank.output.watch(fds);
-    if (rank.process.exit.get() >= 0)
-      fds.push_back({rank.process.exit.get(), POLLIN, 0});
-    else
-      timeout = 10;
-  }
-  ::poll(fds.data(), fds.size(), timeout);
-  for (Rank& rank : ranks_)
-    if (!rank.ended) rank.output.read();
-}
-
-void Supervisor::reap() {
-  for (Rank& rank : ranks_) {
-    if (rank.ended) continue;
-    siginfo_t info{};
-    pid_t pid = rank.process.pid;
-    if (::waitid(P_PID, static_cast<id_t>(pid), &info, WEXITED | WNOHANG | WNOWAIT) != 0 ||
-        info.si_pid != pid)
-      continue;
-    rank.when = Clock::now();
-    // What it started goes with it, while its number cannot be anybody else's.
-    ::kill(-pid, SIGKILL);
-    ::waitpid(pid, &rank.status, 0);
-    rank.ended = true;
-    rank.output.finish();
-  }
-}
-
-bool Supervisor::all_ended() const {
-  for (const Rank& rank : ranks_)
-    if (!rank.ended) return false;
-  return true;
-}
-
-void Supervisor::signal_all(int number) {
-  for (Rank& rank : ranks_)
-    if (!rank.ended) ::kill(-rank.process.pid, number);
-}
-
-void Supervisor::pass_on_signals() {
-  if (g_stop) {
-    g_stop = 0;
-    signal_all(SIGSTOP);
-    ::raise(SIGSTOP);
-    signal_all(SIGCONT);
-  }
-  if (int count = g_count; count != passed_on_) {
-    passed_on_ = count;
-    sink_.hurry();
-    signal_all(count > 1 ? SIGKILL : g_signal);
-    signal_all(SIGCONT);  // a stopped rank would not hear of it
-  }
-}
-
-// With success, but not by a rank's own last word.
-bool Supervisor::ended_silently(const Rank& rank) const {
-  return job_.done_status != 0 && WIFEXITED(rank.status) && WEXITSTATUS(rank.status) == 0;
-}
-
-// Ended as it should: by itself, or because of the user's signal.
-bool Supervisor::excused(const Rank& rank) const {
-  int code = code_of(rank.status);
-  return code == job_.done_status || code == kPreempted ||
-         (passed_on_ > 0 && WIFSIGNALED(rank.status) &&
-          (WTERMSIG(rank.status) == g_signal || passed_on_ > 1));
-}
-
-// The first to fail, but one that lost a connection only if nothing else happened. Within a moment
-// of each other the order in which deaths are seen says nothing: a killed rank comes before one
-// that failed.
-const Rank* Supervisor::at_fault() const {
-  auto first = [&](auto&& wanted) {
-    const Rank* out = nullptr;
-    for (const Rank& rank : ranks_)
-      if (rank.ended && !excused(rank) && wanted(rank) && (out == nullptr || rank.when < out->when))
-        out = &rank;
-    return out;
-  };
-  const Rank* fault = first([](const Rank& rank) { return !collateral(rank.status); });
-  if (fault == nullptr) return first([](const Rank&) { return true; });
-  const Rank* killed = first([](const Rank& rank) { return killed_hard(rank.status); });
-  return killed && killed->when - fault->when < std::chrono::milliseconds(100) ? killed : fault;
-}
-
-void Supervisor::judge() {
-  Clock::time_point now = Clock::now();
-  if (told_) {
-    if (!killed_ && now - *told_ > job_.grace) {
-      signal_all(SIGKILL);  // ends a stopped process too
-      killed_ = now;
-    }
-    return;
-  }
-  const Rank* fault = at_fault();
-  if (fault == nullptr) {
-    for (Rank& rank : ranks_) rank.output.release_old();
-    return;
-  }
-  if (!first_failure_) first_failure_ = now;
-  // Time for the others to say what they saw, and for the one whose death others noticed first.
-  auto moment = std::chrono::milliseconds(collateral(fault->status) ? 1000 : 300);
-  if (now - *first_failure_ < moment && !all_ended()) return;
-  told_ = now;
-  fault_ = fault;
-  std::string stopped = stopped_ranks();
-  signal_all(kEnd);
-  signal_all(SIGCONT);  // a stopped process takes no other signal than this one
-  // After a signal of the user it is no news that connections broke.
-  if (passed_on_ == 0 || !collateral(fault->status))
-    announce(*fault, collateral(fault->status) ? stopped : "");
-}
-
-// "rank 1 (process 4242) is", "ranks 1 (...), 3 (...) are"; empty: none.
-std::string Supervisor::stopped_ranks() const {
-  std::string out;
-  int count = 0;
-  for (const Rank& rank : ranks_)
-    if (!rank.ended && is_stopped(rank.process.pid) && count++ < 8)
-      out += (out.empty() ? "" : ", ") + std::to_string(rank.number) + " (process " +
-             std::to_string(rank.process.pid) + ")";
-  return count == 0 ? "" : (count == 1 ? "rank " : "ranks ") + out + (count == 1 ? " is" : " are");
-}
-
-void Supervisor::announce(const Rank& fault, const std::string& stopped) {
-  Rank& rank = ranks_[static_cast<size_t>(fault.number)];
-  fault_words_ = rank.output.take_held();
-  std::string text = rank.output.prefixed(fault_words_),
-              who = "rank " + std::to_string(rank.number);
-  std::string log =
-      job_.log_folder.empty()
-          ? ""
-          : (job_.log_folder / ("rank_" + std::to_string(rank.number) + ".log")).string();
-  if (WIFSIGNALED(rank.status)) {
-    text += "error[" + code_string(ErrorCode::rank_failed) + "]: " + who + " was ended by " +
-            signal_name(WTERMSIG(rank.status)) + "\n";
-    if (WTERMSIG(rank.status) == SIGKILL)
-      text += "  = help: if nobody sent it, look for the kernel's out-of-memory killer (dmesg)\n";
-    if (!log.empty()) text += "  = help: its output is in " + log + "\n";
-  } else if (ended_silently(fault)) {
-    text += "error[" + code_string(ErrorCode::plugin_exited) + "]: " + who +
-            " ended with exit status 0 before it was done: " + job_.foreign +
-            ", or a library, called exit() or _exit()\n";
-    if (!log.empty()) text += "  = help: its output is in " + log + "\n";
-  } else if (fault_words_.empty()) {
-    text += "error[" + code_string(ErrorCode::rank_failed) + "]: " + who +
-            " failed with exit status " + std::to_string(WEXITSTATUS(rank.status)) + "\n";
-    if (!log.empty()) text += "  = help: its output is in " + log + "\n";
-  }
-  if (!stopped.empty())
-    text += stopped +
-            " stopped by a signal (SIGSTOP, SIGTTIN) or a debugger, and the others waited; all are "
-            "ended\n";
-  else if (job_.ranks > 1)
-    text += who + " failed first; " + (job_.ranks == 2 ? "the other is" : "all others are") +
-            " ended\n";
-  tell(job_, sink_, text);
-}
-
-// What the others had to say: few voices, and none twice.
-void Supervisor::aftermath() {
-  constexpr int kVoices = 3;
-  int said = 0, silent = 0;
-  std::vector<std::string> heard{fault_words_};
-  for (Rank& rank : ranks_) {
-    std::string words = rank.output.take_held();
-    if (words.empty() || (fault_ != nullptr && passed_on_ > 0 && collateral(rank.status))) continue;
-    bool again = false;
-    for (const std::string& other : heard) again = again || words == other;
-    if (again || ++said > kVoices) {
-      ++silent;
-      continue;
-    }
-    sink_.err(rank.output.prefixed(words));
-    heard.push_back(std::move(words));
-  }
-  if (silent > 0)
-    sink_.err("(" + std::to_string(silent) + (silent == 1 ? " more rank" : " more ranks") +
-              " ended with the same or a similar message" +
-              (job_.log_folder.empty() ? "" : "; all are in " + job_.log_folder.string()) + ")\n");
-}
-
-int Supervisor::result() const {
-  if (fault_ != nullptr && (passed_on_ == 0 || !collateral(fault_->status)))
-    return ended_silently(*fault_) ? exit_status(ErrorCode::plugin_exited)
-                                   : code_of(fault_->status);
-  bool by_signal = fault_ != nullptr, preempted = false;
-  for (const Rank& rank : ranks_) {
-    by_signal = by_signal || WIFSIGNALED(rank.status);
-    preempted = preempted || code_of(rank.status) == kPreempted;
-  }
-  return by_signal ? 128 + g_signal : preempted ? kPreempted : 0;
-}
-
-std::string Supervisor::may_heal() const {
-  if (fault_ == nullptr || passed_on_ > 0) return "";
-  std::string who = "rank " + std::to_string(fault_->number);
-  if (WIFSIGNALED(fault_->status))
-    return who + " was ended by " + signal_name(WTERMSIG(fault_->status));
-  int code = WEXITSTATUS(fault_->status);
-  return code == 1 || collateral(fault_->status)
-             ? who + " failed with exit status " + std::to_string(code)
-             : "";
-}
-
-void Supervisor::run() {
-  {
-    Listener listener = listen_on_free_port();
-    for (int64_t number = 0; number < job_.ranks; ++number) {
-      Process process = spawn_rank(job_, number, restart_, listener);
-      Descriptor out = std::move(process.out), err = std::move(process.err);
-      pid_t pid = process.pid;
-      try {
-        RankOutput output(job_, sink_, number, restart_, std::move(out), std::move(err));
-        ranks_.push_back({number, std::move(process), std::move(output), false, 0, {}});
-      } catch (const Error&) {
-        ::kill(-pid, SIGKILL);
-        ::waitpid(pid, nullptr, 0);
-        throw;
-      }
-    }
-  }
-  while (!all_ended()) {
-    wait_for_news();
-    reap();
-    pass_on_signals();
-    judge();
-  }
-  aftermath();
-}
-
 // Returns early when a signal comes.
 void wait_before_restart(std::chrono::milliseconds pause) {
-  for (Clock::time_point end = Clock::now() + pause; g_count == 0 && Clock::now() < end;) {
-    if (g_stop) {
-      g_stop = 0;
-      ::raise(SIGSTOP);
-    }
+  for (Clock::time_point end = Clock::now() + pause;
+       SignalHandlers::count() == 0 && Clock::now() < end;) {
+    if (SignalHandlers::take_stop()) ::raise(SIGSTOP);
     ::poll(nullptr, 0, 20);
   }
 }
@@ -415,18 +28,18 @@ void wait_before_restart(std::chrono::milliseconds pause) {
 int run_local_ranks(const LocalJob& job) {
   constexpr std::chrono::milliseconds kSoon = std::chrono::seconds(1), kFirstPause(250),
                                       kLongestPause = std::chrono::seconds(30);
-  Handlers handlers;
+  SignalHandlers handlers;
   Sink sink(job.out_fd, job.err_fd);
   int code = 0;
   std::chrono::milliseconds pause{0};
   for (int64_t restart = 0;; ++restart) {
     Clock::time_point started = Clock::now();
-    Supervisor supervisor(job, sink, restart);
-    supervisor.run();
-    code = supervisor.result();
-    std::string why = supervisor.may_heal();
-    if (g_count > 0 || why.empty() || restart == job.max_restarts) {
-      if (!why.empty() && job.max_restarts > 0 && g_count == 0)
+    Attempt attempt(job, sink, restart);
+    attempt.run();
+    code = attempt.result();
+    std::string why = attempt.may_heal();
+    if (SignalHandlers::count() > 0 || why.empty() || restart == job.max_restarts) {
+      if (!why.empty() && job.max_restarts > 0 && SignalHandlers::count() == 0)
         tell(job, sink, "no restart is left of " + std::to_string(job.max_restarts) + "\n");
       break;
     }
@@ -439,13 +52,13 @@ int run_local_ranks(const LocalJob& job) {
       text += "; within a second of its start: " + std::to_string(pause.count()) + " ms to wait";
     tell(job, sink, text + "\n");
     wait_before_restart(pause);
-    if (g_count > 0) {
-      code = 128 + g_signal;
+    if (SignalHandlers::count() > 0) {
+      code = 128 + SignalHandlers::last();
       break;
     }
   }
-  if (g_count > 0 && code == 128 + g_signal)
-    tell(job, sink, "stopped by " + signal_name(g_signal) + "\n");
+  if (SignalHandlers::count() > 0 && code == 128 + SignalHandlers::last())
+    tell(job, sink, "stopped by " + signal_name(SignalHandlers::last()) + "\n");
   return code;
 }
 

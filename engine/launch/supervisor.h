@@ -42,7 +42,7 @@ struct LocalJob {
 //
 // Failure: the first rank that fails ends all others (SIGUSR2, which no rank takes as the wish to
 // save and end; SIGKILL after `grace`; stopped ones are continued, to take it). A rank that merely
-// lost a connection or waited in vain (exit 4 or 6) is not at fault when another was killed or
+// lost a connection or timed out (exit 4 or 6) is not at fault when another was killed or
 // failed otherwise. Returns the exit status of the rank at fault, 128 + n when a signal ended it; 0
 // when all succeeded.
 //

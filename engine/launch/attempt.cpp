@@ -1,0 +1,293 @@
+#include "engine/launch/attempt.h"
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <fstream>
+#include <iterator>
+#include <utility>
+#include <vector>
+
+#include "engine/launch/exit_status.h"
+#include "engine/launch/signals.h"
+#include "meshwright/error.h"
+
+namespace meshwright::launch {
+
+namespace {
+
+// Ends a rank that is not at fault. None takes it as the wish to save.
+constexpr int kEnd = SIGUSR2;
+
+int code_of(int status) {
+  return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
+}
+
+// A rank that is gone takes others with it: they find nobody, or lose connections.
+bool collateral(int status) {
+  return WIFEXITED(status) && (WEXITSTATUS(status) == exit_status(ErrorCode::rendezvous_failed) ||
+                               WEXITSTATUS(status) == exit_status(ErrorCode::collective_failed));
+}
+
+// Ended from outside, or by a fault of its own; SIGABRT is also how a lost connection may end a
+// rank.
+bool killed_hard(int status) { return WIFSIGNALED(status) && WTERMSIG(status) != SIGABRT; }
+
+// A stopped process (SIGSTOP, a debugger) neither computes nor answers, and the ranks that wait for
+// it cannot see why.
+bool is_stopped(pid_t pid) {
+  std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
+  std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+  size_t name_end = text.rfind(')');  // the name may hold anything
+  return name_end != std::string::npos && name_end + 2 < text.size() &&
+         (text[name_end + 2] == 'T' || text[name_end + 2] == 't');
+}
+
+}  // namespace
+
+void tell(const LocalJob& job, Sink& sink, const std::string& lines) {
+  sink.err(lines);
+  if (job.record) job.record(lines);
+}
+
+Attempt::~Attempt() {
+  for (Rank& rank : ranks_) {
+    if (rank.ended) continue;
+    ::kill(-rank.process.pid, SIGKILL);
+    ::waitpid(rank.process.pid, nullptr, 0);
+  }
+}
+
+void Attempt::wait_for_news() {
+  std::vector<pollfd> fds;
+  int timeout = 100;
+  for (const Rank& rank : ranks_) {
+    if (rank.ended) continue;
+    rank.output.watch(fds);
+    if (rank.process.exit.get() >= 0)
+      fds.push_back({rank.process.exit.get(), POLLIN, 0});
+    else
+      timeout = 10;
+  }
+  ::poll(fds.data(), fds.size(), timeout);
+  for (Rank& rank : ranks_)
+    if (!rank.ended) rank.output.read();
+}
+
+void Attempt::reap() {
+  for (Rank& rank : ranks_) {
+    if (rank.ended) continue;
+    siginfo_t info{};
+    pid_t pid = rank.process.pid;
+    if (::waitid(P_PID, static_cast<id_t>(pid), &info, WEXITED | WNOHANG | WNOWAIT) != 0 ||
+        info.si_pid != pid)
+      continue;
+    rank.when = Clock::now();
+    // What it started goes with it, while its number cannot be anybody else's.
+    ::kill(-pid, SIGKILL);
+    ::waitpid(pid, &rank.status, 0);
+    rank.ended = true;
+    rank.output.finish();
+  }
+}
+
+bool Attempt::all_ended() const {
+  for (const Rank& rank : ranks_)
+    if (!rank.ended) return false;
+  return true;
+}
+
+void Attempt::signal_all(int number) {
+  for (Rank& rank : ranks_)
+    if (!rank.ended) ::kill(-rank.process.pid, number);
+}
+
+void Attempt::pass_on_signals() {
+  if (SignalHandlers::take_stop()) {
+    signal_all(SIGSTOP);
+    ::raise(SIGSTOP);
+    signal_all(SIGCONT);
+  }
+  if (int count = SignalHandlers::count(); count != passed_on_) {
+    passed_on_ = count;
+    sink_.hurry();
+    signal_all(count > 1 ? SIGKILL : SignalHandlers::last());
+    signal_all(SIGCONT);  // a stopped rank would not hear of it
+  }
+}
+
+// With success, but not by a rank's own last word.
+bool Attempt::ended_silently(const Rank& rank) const {
+  return job_.done_status != 0 && WIFEXITED(rank.status) && WEXITSTATUS(rank.status) == 0;
+}
+
+// Ended as it should: by itself, or because of the user's signal.
+bool Attempt::excused(const Rank& rank) const {
+  int code = code_of(rank.status);
+  return code == job_.done_status || code == kPreempted ||
+         (passed_on_ > 0 && WIFSIGNALED(rank.status) &&
+          (WTERMSIG(rank.status) == SignalHandlers::last() || passed_on_ > 1));
+}
+
+// The first to fail, but one that lost a connection only if nothing else happened. Within a moment
+// of each other the order in which deaths are seen says nothing: a killed rank comes before one
+// that failed.
+const Attempt::Rank* Attempt::at_fault() const {
+  auto first = [&](auto&& wanted) {
+    const Rank* out = nullptr;
+    for (const Rank& rank : ranks_)
+      if (rank.ended && !excused(rank) && wanted(rank) && (out == nullptr || rank.when < out->when))
+        out = &rank;
+    return out;
+  };
+  const Rank* fault = first([](const Rank& rank) { return !collateral(rank.status); });
+  if (fault == nullptr) return first([](const Rank&) { return true; });
+  const Rank* killed = first([](const Rank& rank) { return killed_hard(rank.status); });
+  return killed && killed->when - fault->when < std::chrono::milliseconds(100) ? killed : fault;
+}
+
+void Attempt::judge() {
+  Clock::time_point now = Clock::now();
+  if (told_) {
+    if (!killed_ && now - *told_ > job_.grace) {
+      signal_all(SIGKILL);  // ends a stopped process too
+      killed_ = now;
+    }
+    return;
+  }
+  const Rank* fault = at_fault();
+  if (fault == nullptr) {
+    for (Rank& rank : ranks_) rank.output.release_old();
+    return;
+  }
+  if (!first_failure_) first_failure_ = now;
+  // Time for the others to say what they saw, and for the one whose death others noticed first.
+  auto moment = std::chrono::milliseconds(collateral(fault->status) ? 1000 : 300);
+  if (now - *first_failure_ < moment && !all_ended()) return;
+  told_ = now;
+  fault_ = fault;
+  std::string stopped = stopped_ranks();
+  signal_all(kEnd);
+  signal_all(SIGCONT);  // a stopped process takes no other signal than this one
+  // After a signal of the user it is no news that connections broke.
+  if (passed_on_ == 0 || !collateral(fault->status))
+    announce(*fault, collateral(fault->status) ? stopped : "");
+}
+
+// "rank 1 (process 4242) is", "ranks 1 (...), 3 (...) are"; empty: none.
+std::string Attempt::stopped_ranks() const {
+  std::string out;
+  int count = 0;
+  for (const Rank& rank : ranks_)
+    if (!rank.ended && is_stopped(rank.process.pid) && count++ < 8)
+      out += (out.empty() ? "" : ", ") + std::to_string(rank.number) + " (process " +
+             std::to_string(rank.process.pid) + ")";
+  return count == 0 ? "" : (count == 1 ? "rank " : "ranks ") + out + (count == 1 ? " is" : " are");
+}
+
+void Attempt::announce(const Rank& fault, const std::string& stopped) {
+  Rank& rank = ranks_[static_cast<size_t>(fault.number)];
+  fault_words_ = rank.output.take_held();
+  std::string text = rank.output.prefixed(fault_words_),
+              who = "rank " + std::to_string(rank.number), ours;  // what it did not say itself
+  if (WIFSIGNALED(rank.status)) {
+    ours = "error[" + code_string(ErrorCode::rank_failed) + "]: " + who + " was ended by " +
+           signal_name(WTERMSIG(rank.status)) + "\n";
+    if (WTERMSIG(rank.status) == SIGKILL)
+      ours += "  = help: if nobody sent it, look for the kernel's out-of-memory killer (dmesg)\n";
+  } else if (ended_silently(fault)) {
+    ours = "error[" + code_string(ErrorCode::plugin_exited) + "]: " + who +
+           " ended with exit status 0 before it was done: " + job_.foreign +
+           ", or a library, called exit() or _exit()\n";
+  } else if (fault_words_.empty()) {
+    ours = "error[" + code_string(ErrorCode::rank_failed) + "]: " + who +
+           " failed with exit status " + std::to_string(WEXITSTATUS(rank.status)) + "\n";
+  }
+  if (!ours.empty() && !job_.log_folder.empty())
+    ours += "  = help: its output is in " +
+            (job_.log_folder / ("rank_" + std::to_string(rank.number) + ".log")).string() + "\n";
+  text += ours;
+  if (!stopped.empty())
+    text += stopped +
+            " stopped by a signal (SIGSTOP, SIGTTIN) or a debugger, and the others waited; all are "
+            "ended\n";
+  else if (job_.ranks > 1)
+    text += who + " failed first; " + (job_.ranks == 2 ? "the other is" : "all others are") +
+            " ended\n";
+  tell(job_, sink_, text);
+}
+
+// What the others had to say: few voices, and none twice.
+void Attempt::aftermath() {
+  constexpr int kVoices = 3;
+  int said = 0, silent = 0;
+  std::vector<std::string> heard{fault_words_};
+  for (Rank& rank : ranks_) {
+    std::string words = rank.output.take_held();
+    if (words.empty() || (fault_ != nullptr && passed_on_ > 0 && collateral(rank.status))) continue;
+    bool again = false;
+    for (const std::string& other : heard) again = again || words == other;
+    if (again || ++said > kVoices) {
+      ++silent;
+      continue;
+    }
+    sink_.err(rank.output.prefixed(words));
+    heard.push_back(std::move(words));
+  }
+  if (silent > 0)
+    sink_.err("(" + std::to_string(silent) + (silent == 1 ? " more rank" : " more ranks") +
+              " ended with the same or a similar message" +
+              (job_.log_folder.empty() ? "" : "; all are in " + job_.log_folder.string()) + ")\n");
+}
+
+int Attempt::result() const {
+  if (fault_ != nullptr && (passed_on_ == 0 || !collateral(fault_->status)))
+    return ended_silently(*fault_) ? exit_status(ErrorCode::plugin_exited)
+                                   : code_of(fault_->status);
+  bool by_signal = fault_ != nullptr, preempted = false;
+  for (const Rank& rank : ranks_) {
+    by_signal = by_signal || WIFSIGNALED(rank.status);
+    preempted = preempted || code_of(rank.status) == kPreempted;
+  }
+  return by_signal ? 128 + SignalHandlers::last() : preempted ? kPreempted : 0;
+}
+
+std::string Attempt::may_heal() const {
+  if (fault_ == nullptr || passed_on_ > 0) return "";
+  std::string who = "rank " + std::to_string(fault_->number);
+  if (WIFSIGNALED(fault_->status))
+    return who + " was ended by " + signal_name(WTERMSIG(fault_->status));
+  int code = WEXITSTATUS(fault_->status);
+  return code == 1 || collateral(fault_->status)
+             ? who + " failed with exit status " + std::to_string(code)
+             : "";
+}
+
+void Attempt::run() {
+  {
+    Listener listener = listen_on_free_port();
+    for (int64_t number = 0; number < job_.ranks; ++number) {
+      Process process = spawn_rank(job_, number, restart_, listener);
+      Descriptor out = std::move(process.out), err = std::move(process.err);
+      pid_t pid = process.pid;
+      try {
+        RankOutput output(job_, sink_, number, restart_, std::move(out), std::move(err));
+        ranks_.push_back({number, std::move(process), std::move(output), false, 0, {}});
+      } catch (const Error&) {
+        ::kill(-pid, SIGKILL);
+        ::waitpid(pid, nullptr, 0);
+        throw;
+      }
+    }
+  }
+  while (!all_ended()) {
+    wait_for_news();
+    reap();
+    pass_on_signals();
+    judge();
+  }
+  aftermath();
+}
+
+}  // namespace meshwright::launch
