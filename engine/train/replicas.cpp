@@ -24,7 +24,7 @@ std::string names_of(const std::vector<int64_t>& ranks) {
   return ranks.size() > 8 ? out + " and " + std::to_string(ranks.size() - 8) + " more" : out;
 }
 
-// Those unlike the majority, at a tie unlike the first rank.
+// The ranks that are unlike the majority, at a tie unlike the first rank.
 std::vector<int64_t> odd_ones(const std::vector<int64_t>& ranks,
                               const std::vector<uint64_t>& digests) {
   std::map<uint64_t, size_t> count;
@@ -49,12 +49,12 @@ std::vector<uint64_t> read_digests(const std::string& text, size_t first, size_t
 }  // namespace
 
 ReplicaDigests replica_digests(const std::vector<Replicas>& replicas,
-                               const std::vector<LocalTensor>& held, int64_t rank) {
+                               const std::vector<LocalTensor>& tensors, int64_t rank) {
   ReplicaDigests out(replicas.size());
   for (size_t g = 0; g < replicas.size(); ++g) {
     if (!contains(replicas[g].ranks, rank)) continue;
-    for (size_t tensor : replicas[g].tensors) {
-      at::Tensor values = held[tensor].local.contiguous().cpu();
+    for (size_t i : replicas[g].tensors) {
+      at::Tensor values = tensors[i].local.contiguous().cpu();
       out[g].push_back(checkpoint::checksum(
           std::span(static_cast<const std::byte*>(values.const_data_ptr()), values.nbytes())));
     }
@@ -71,7 +71,7 @@ std::string summary_of(const ReplicaDigests& digests) {
 }
 
 std::optional<Error> find_differing(World& world, const std::vector<Replicas>& replicas,
-                                    const std::vector<LocalTensor>& held,
+                                    const std::vector<LocalTensor>& tensors,
                                     const ReplicaDigests& mine,
                                     const std::vector<std::string>& summaries,
                                     const std::string& strategy) {
@@ -96,7 +96,7 @@ std::optional<Error> find_differing(World& world, const std::vector<Replicas>& r
   int64_t more = 0;
   for (size_t g : suspects) {
     const Replicas& group = replicas[g];
-    std::vector<std::vector<uint64_t>> digests;  // a rank: a tensor
+    std::vector<std::vector<uint64_t>> digests;  // by rank, then by tensor
     for (int64_t rank : group.ranks) {
       auto r = static_cast<size_t>(rank);
       digests.push_back(read_digests(all[r], before[r], group.tensors.size()));
@@ -112,9 +112,10 @@ std::optional<Error> find_differing(World& world, const std::vector<Replicas>& r
       }
       std::set_difference(group.ranks.begin(), group.ranks.end(), odd.begin(), odd.end(),
                           std::back_inserter(usual));
-      const LocalTensor& h = held[group.tensors[t]];
+      const LocalTensor& tensor = tensors[group.tensors[t]];
       first = names_of(odd) + (odd.size() == 1 ? " holds" : " hold") + " other values of " +
-              (h.state.empty() ? "" : h.state + " of ") + h.name + " than " + names_of(usual);
+              (tensor.state.empty() ? "" : tensor.state + " of ") + tensor.name + " than " +
+              names_of(usual);
     }
   }
   std::string rest = more == 0 ? ""

@@ -11,19 +11,19 @@
 
 namespace meshwright::train {
 
-// A digest of each tensor that this rank holds together with others, in the order of
-// Shares::replicas(): a list for every group of ranks, empty for those that this rank is not in.
-// Nothing is read of what is held once, so that sharded models pay nothing. Local.
+// A digest of each tensor that other ranks have too, in the order of Shares::replicas(): a list for
+// every group of ranks, empty for groups without this rank. A tensor that no other rank has is not
+// read, so that sharded models pay nothing. Local.
 using ReplicaDigests = std::vector<std::vector<uint64_t>>;
 ReplicaDigests replica_digests(const std::vector<Replicas>& replicas,
-                               const std::vector<LocalTensor>& held, int64_t rank);
+                               const std::vector<LocalTensor>& tensors, int64_t rank);
 // Sixteen digits for each of the groups that this rank is in; all tensors of a group as one.
 std::string summary_of(const ReplicaDigests& digests);
 // Collective. `summaries`: of all ranks. Error(replicas_differ), the same on every rank, with
 // strategy, tensor and the ranks that are unlike the majority (at a tie unlike the first); nullopt:
 // all are alike, which takes no further message.
 std::optional<Error> find_differing(World& world, const std::vector<Replicas>& replicas,
-                                    const std::vector<LocalTensor>& held,
+                                    const std::vector<LocalTensor>& tensors,
                                     const ReplicaDigests& mine,
                                     const std::vector<std::string>& summaries,
                                     const std::string& strategy);

@@ -8,8 +8,8 @@
 #include "engine/base/run_lock.h"
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/checkpoint/resume.h"
-#include "engine/train/checkpointing.h"
 #include "engine/train/metrics.h"
+#include "engine/train/saver.h"
 #include "meshwright/trainer.h"
 
 namespace meshwright::train {

@@ -32,23 +32,24 @@ bool represents(DType now, DType then) {
 
 }  // namespace
 
-std::string check_dtypes(const checkpoint::Checkpoint& from, const std::vector<LocalTensor>& held) {
+std::string check_dtypes(const checkpoint::Checkpoint& from,
+                         const std::vector<LocalTensor>& tensors) {
   std::map<std::pair<std::string, std::string>, DType> then;
-  for (const checkpoint::TensorRecord& tensor : from.meta().tensors)
-    then[{tensor.state, tensor.name}] = tensor.dtype;
+  for (const checkpoint::TensorRecord& record : from.meta().tensors)
+    then[{record.state, record.name}] = record.dtype;
   std::string wider;
-  for (const LocalTensor& h : held) {
-    auto found = then.find({h.state, h.name});
-    if (h.state == "buffer" || found == then.end() || found->second == h.dtype) continue;
-    std::string was(dtype_name(found->second)), now(dtype_name(h.dtype));
-    std::string what = h.state.empty() ? "weights" : "optimizer state (" + h.state + ")";
-    if (represents(h.dtype, found->second)) {
+  for (const LocalTensor& tensor : tensors) {
+    auto found = then.find({tensor.state, tensor.name});
+    if (tensor.state == "buffer" || found == then.end() || found->second == tensor.dtype) continue;
+    std::string was(dtype_name(found->second)), now(dtype_name(tensor.dtype));
+    std::string what = tensor.state.empty() ? "weights" : "optimizer state (" + tensor.state + ")";
+    if (represents(tensor.dtype, found->second)) {
       if (wider.empty())
         wider = "the checkpoint holds " + what + " in " + was + ", this job in " + now +
                 ": they go on as they are, in wider numbers";
       continue;
     }
-    int lost = bits_of(found->second)->second - bits_of(h.dtype)->second;
+    int lost = bits_of(found->second)->second - bits_of(tensor.dtype)->second;
     Error error(ErrorCode::checkpoint_mismatch,
                 from.folder().string() + ": it holds " + what + " in " + was + ", this job in " +
                     now + ", which would round them for good" +

@@ -13,6 +13,7 @@ namespace meshwright::train {
 // does; empty: nothing. Throws Error(checkpoint_mismatch) when it holds some in dtypes that do not
 // represent all of the checkpoint's values: they would be rounded for good, and no later run could
 // bring them back.
-std::string check_dtypes(const checkpoint::Checkpoint& from, const std::vector<LocalTensor>& held);
+std::string check_dtypes(const checkpoint::Checkpoint& from,
+                         const std::vector<LocalTensor>& tensors);
 
 }  // namespace meshwright::train

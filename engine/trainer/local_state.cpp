@@ -81,8 +81,8 @@ std::vector<LocalTensor> local_state(const ParallelModel& model, Optimizer& opti
   std::set<std::string> frozen_names;
   for (const auto& item : module.named_parameters())
     if (!item.value().requires_grad()) frozen_names.insert(item.key());
-  // Of what the optimizer keeps of a parameter, also on a rank that holds nothing of it: the files
-  // of all ranks must agree.
+  // The dtype of what the optimizer keeps of a parameter, also on a rank that holds nothing of it:
+  // the files of all ranks must agree.
   auto dtype = [&](const ParallelParameter& p, const Tensor& part) {
     if (part.defined() && part.numel() > 0) return dtype_of(part);
     at::ScalarType type = p.local.scalar_type();
@@ -122,10 +122,10 @@ std::vector<LocalTensor> local_state(const ParallelModel& model, Optimizer& opti
 namespace {
 
 // Regions as whole numbers: dims, offsets..., sizes..., begin, end.
-std::string encode(const std::vector<LocalTensor>& held) {
-  std::vector<int64_t> out{static_cast<int64_t>(held.size())};
-  for (const LocalTensor& h : held) {
-    const Region& r = h.region;
+std::string encode(const std::vector<LocalTensor>& tensors) {
+  std::vector<int64_t> out{static_cast<int64_t>(tensors.size())};
+  for (const LocalTensor& tensor : tensors) {
+    const Region& r = tensor.region;
     out.push_back(static_cast<int64_t>(r.sizes.size()));
     out.insert(out.end(), r.offsets.begin(), r.offsets.end());
     out.insert(out.end(), r.sizes.begin(), r.sizes.end());
@@ -169,15 +169,16 @@ Region part_of(const Region& run, const std::vector<int64_t>& shape, int64_t j, 
 
 }  // namespace
 
-Shares::Shares(World& world, const std::vector<LocalTensor>& held) {
-  std::vector<std::vector<Region>> all;  // a rank: a tensor
-  for (const std::string& text : gather_texts(world, encode(held)))
+Shares::Shares(World& world, const std::vector<LocalTensor>& tensors) {
+  std::vector<std::vector<Region>> all;  // by rank, then by tensor
+  for (const std::string& text : gather_texts(world, encode(tensors)))
     all.push_back(decode_regions(text));
   for (const std::vector<Region>& regions : all)
-    if (regions.size() != held.size())
+    if (regions.size() != tensors.size())
       throw Error(ErrorCode::internal, "the ranks hold different numbers of tensors");
   std::map<std::vector<int64_t>, std::vector<size_t>> together;
-  for (size_t i = 0; i < held.size(); ++i) {
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const LocalTensor& tensor = tensors[i];
     std::vector<std::pair<int64_t, Region>>& shares = shares_.emplace_back();
     // Ranks that hold the same region, in the order of the first of them.
     std::vector<std::pair<Region, std::vector<int64_t>>> holders;
@@ -194,34 +195,33 @@ Shares::Shares(World& world, const std::vector<LocalTensor>& held) {
     }
     for (const auto& [region, ranks] : holders) {
       auto k = static_cast<int64_t>(ranks.size());
-      if (k > 1 && held[i].state != "buffer") together[ranks].push_back(i);
-      Region run = as_run(region, held[i].shape);
-      if (held[i].state == "buffer") {
-        shares.emplace_back(
-            ranks[0],
-            region);  // the ranks' running statistics differ: those of the first are everybody's
+      if (k > 1 && tensor.state != "buffer") together[ranks].push_back(i);
+      Region run = as_run(region, tensor.shape);
+      if (tensor.state == "buffer") {
+        // The ranks' running statistics differ: the first rank's become everybody's.
+        shares.emplace_back(ranks[0], region);
       } else if (!run.flat()) {
         shares.emplace_back(ranks[i % ranks.size()], region);
       } else {
         for (int64_t j = 0; j < k; ++j) {
-          Region part = k == 1 ? run : part_of(run, held[i].shape, j, k);
+          Region part = k == 1 ? run : part_of(run, tensor.shape, j, k);
           if (part.count() > 0)
-            shares.emplace_back(ranks[static_cast<size_t>(j)], as_rows(part, held[i].shape));
+            shares.emplace_back(ranks[static_cast<size_t>(j)], as_rows(part, tensor.shape));
         }
       }
     }
     std::sort(shares.begin(), shares.end(),
               [](const auto& a, const auto& b) { return a.first < b.first; });
-    checkpoint::TensorRecord record{held[i].state, held[i].name, held[i].dtype,
-                                    held[i].shape, {},           held[i].dtype};
+    checkpoint::TensorRecord record{tensor.state, tensor.name, tensor.dtype,
+                                    tensor.shape, {},          tensor.dtype};
     for (const auto& [rank, region] : shares) record.pieces.push_back({0, "", region});
-    bool frozen = shares.empty() && !held[i].state.empty();
+    bool frozen = shares.empty() && !tensor.state.empty();
     if (!frozen && !checkpoint::covers(record))
       throw Error(ErrorCode::internal,
-                  "the ranks' parts of " + held[i].name +
+                  "the ranks' parts of " + tensor.name +
                       " do not make up the whole: the strategy's parameters() is wrong");
   }
-  for (auto& [ranks, tensors] : together) replicas_.push_back({ranks, std::move(tensors)});
+  for (auto& [ranks, indices] : together) replicas_.push_back({ranks, std::move(indices)});
 }
 
 const Region* Shares::share(size_t tensor, int64_t rank) const {

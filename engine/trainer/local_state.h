@@ -38,13 +38,13 @@ struct LocalTensor {
   DType dtype;
   std::vector<int64_t> shape;
   Region region;
-  at::Tensor local;  // contiguous; undefined when nothing is held
+  at::Tensor local;  // contiguous; undefined when this rank has nothing of it
   // Weights: the dtype that the model is stored in, which is narrower than that of main weights.
   DType stored = dtype;
 };
 // Weights, the optimizer's states, and the module's buffers (state "buffer"), in the same order on
-// every rank. Weights are what the optimizer updates: where it keeps main weights, these, of which
-// the others are made by rounding.
+// every rank. Weights are what the optimizer updates: its main weights where it keeps some, from
+// which the model's own are made by rounding.
 std::vector<LocalTensor> local_state(const ParallelModel& model, Optimizer& optimizer,
                                      const torch::nn::Module& module);
 
@@ -60,7 +60,7 @@ struct Replicas {
 class Shares {
  public:
   // Collective. Throws Error(internal) when the ranks' parts of a tensor do not make up the whole.
-  Shares(World& world, const std::vector<LocalTensor>& held);
+  Shares(World& world, const std::vector<LocalTensor>& tensors);
   // What `rank` writes of tensor i; nullptr: nothing.
   const Region* share(size_t tensor, int64_t rank) const;
   // What more than one rank holds; the same on every rank.
@@ -68,7 +68,7 @@ class Shares {
 
  private:
   std::vector<std::vector<std::pair<int64_t, Region>>>
-      shares_;  // a tensor: (rank, region), by rank
+      shares_;  // by tensor: (rank, region), ranks ascending
   std::vector<Replicas> replicas_;
 };
 

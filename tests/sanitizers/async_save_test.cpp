@@ -3,7 +3,7 @@
 // the sanitizer knows when weights and optimizer states change, each rank writes to all of them
 // itself right after the step that the optimizer wrote them in: whatever lets the optimizer begin
 // before the copy of the snapshot is complete lets these writes race with it.
-#include "engine/train/checkpointing.h"
+#include "engine/train/saver.h"
 
 // Before doctest: LibTorch has a CHECK of its own.
 #include "engine/train/tests/saved.h"
@@ -28,9 +28,9 @@ void touch(const at::Tensor& tensor) {
 
 void touch_all(Trainer& trainer) {
   for (const FlatParameterGroup& group : trainer.model().update_groups()) touch(group.values);
-  for (const train::LocalTensor& held :
+  for (const train::LocalTensor& tensor :
        train::local_state(trainer.model(), train::optimizer_of(trainer), trainer.module()))
-    if (held.local.defined() && held.state != "buffer") touch(held.local);
+    if (tensor.local.defined() && tensor.state != "buffer") touch(tensor.local);
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 // A run that was saved on one layout goes on on any other: the same bits, the same losses.
-#include "engine/train/checkpointing.h"
+#include "engine/train/load_checkpoint.h"
+#include "engine/train/saver.h"
 
 // Before doctest: LibTorch has a CHECK of its own.
 #include "engine/train/tests/saved.h"
@@ -279,12 +280,12 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("what is held once costs no digest") {
+TEST_CASE("a tensor on one rank alone costs no digest") {
   run_ranks(4, [&](const std::shared_ptr<World>& world) {
     Rank rank({"fsdp2", 4}, world);
-    std::vector<train::LocalTensor> held = train::local_state(
+    std::vector<train::LocalTensor> tensors = train::local_state(
         rank.trainer.model(), train::optimizer_of(rank.trainer), rank.trainer.module());
-    CHECK(train::Shares(*world, held).replicas().empty());
+    CHECK(train::Shares(*world, tensors).replicas().empty());
   });
 }
 

@@ -1,11 +1,11 @@
-// Saving and loading a run: every rank its own shards, published together or not at all; any layout
-// reads any other.
+// Saving a run: every rank writes its own shards, published together or not at all.
 #pragma once
 
 #include <atomic>
 #include <chrono>
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -13,12 +13,13 @@
 #include <utility>
 #include <vector>
 
-#include "engine/checkpoint/checkpoint.h"
 #include "engine/checkpoint/folder.h"
+#include "engine/checkpoint/meta.h"
+#include "engine/train/rank_files.h"
 #include "engine/train/replicas.h"
+#include "engine/train/snapshot.h"
 #include "engine/trainer/local_state.h"
 #include "engine/trainer/rank_agreement.h"
-#include "engine/weights/safetensors_writer.h"
 #include "meshwright/trainer.h"
 
 namespace meshwright::train {
@@ -36,7 +37,7 @@ struct SaveReport {
 // Writes checkpoints of a trainer. With `background` the values are copied while the next step
 // computes (only its update has to wait for that) and written beside training, which costs the
 // memory of what this rank writes; a save that is still under way is waited for when the next one
-// begins. One at a time a trainer.
+// begins. Only one per trainer at a time.
 class Saver {
  public:
   struct Settings {
@@ -72,44 +73,33 @@ class Saver {
 
  private:
   enum class Phase : uint8_t { idle, writing, publishing };
-  struct Entry {
-    weights::TensorSpec spec;
-    at::Tensor values;
-  };
-  std::vector<Entry> collect(std::string_view kind, const std::vector<LocalTensor>& held);
-  void prepare_snapshot(std::vector<Entry>& entries);
-  void snapshot();
-  void wait_for_snapshot();
+  RankFile collect(const char* kind) const;
+  checkpoint::Meta describe(int64_t samples, double lr) const;
+  void write(std::vector<RankFile> files);
   void start(std::function<std::string()> work);
   void settle();
   void end(std::optional<Error> error);
-  std::string write_files(const std::vector<Entry>& model,
-                          const std::vector<Entry>& optimizer) const;
+  std::string write_files(const std::vector<RankFile>& files) const;
   std::string publish(const std::vector<std::string>& written);
+  std::vector<checkpoint::TensorRecord> tensor_records(
+      const std::map<std::string, size_t>& file_index) const;
 
   Trainer& trainer_;
   Settings settings_;
   std::unique_ptr<Shares> shares_;
   size_t shared_ = 0;  // tensors the shares are of
-  std::vector<LocalTensor> held_;
+  std::vector<LocalTensor> tensors_;
   ReplicaDigests digests_;  // of this save
-  std::vector<at::Tensor> originals_,
-      snapshots_;  // of one save; the copies are kept for the next one
+  Snapshot snapshot_;
   Phase phase_ = Phase::idle;
   checkpoint::Meta meta_;
   SaveReport report_;
   std::unique_ptr<checkpoint::Publication> publication_;  // rank 0
   std::thread worker_;
-  std::atomic<bool> worked_ = false, copied_ = true;
+  std::atomic<bool> worked_ = false;
   Outcome outcome_;
   std::chrono::steady_clock::time_point began_;
   int64_t last_ = -1;
 };
-
-// Fills the trainer from a checkpoint: weights, optimizer, buffers, generators (when the number of
-// ranks is the same), step. Local: the caller lets all ranks agree. Throws
-// Error(checkpoint_mismatch) when model or optimizer are others, Error(bad_checkpoint). Returns
-// whether generators were restored.
-bool load_checkpoint(Trainer& trainer, checkpoint::Checkpoint& from);
 
 }  // namespace meshwright::train

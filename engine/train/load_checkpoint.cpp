@@ -1,0 +1,146 @@
+#include "engine/train/load_checkpoint.h"
+
+#include <ATen/ops/empty.h>
+#include <c10/core/GradMode.h>
+#include <torch/nn/module.h>
+
+#include <algorithm>
+#include <map>
+#include <mutex>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "engine/checkpoint/folder.h"
+#include "engine/report/report.h"
+#include "engine/train/generators.h"
+#include "engine/train/resume_dtypes.h"
+#include "engine/trainer/load_weights.h"
+#include "engine/trainer/local_state.h"
+#include "engine/trainer/rank_agreement.h"
+
+namespace meshwright::train {
+
+namespace {
+
+// A checkpoint that is not of this job, with what else to do.
+Error mismatch(const checkpoint::Checkpoint& from, const std::string& what) {
+  return Error(ErrorCode::checkpoint_mismatch, from.folder().string() + ": " + what)
+      .key("checkpoint.resume")
+      .help(
+          "set run.name to another name to train this job beside the one that made the checkpoint")
+      .help(
+          "set checkpoint.resume = \"none\" to start afresh; what is there is kept under another "
+          "name");
+}
+
+// A tensor of the checkpoint, and this rank's part of it to fill.
+struct Match {
+  const checkpoint::TensorRecord* record;
+  const LocalTensor* tensor;
+};
+
+// What this rank reads. Throws when the checkpoint lacks a tensor of the job, or has it in another
+// form.
+std::vector<Match> match_tensors(const checkpoint::Checkpoint& from,
+                                 const std::vector<LocalTensor>& tensors,
+                                 const ModelOutline& outline) {
+  std::map<std::pair<std::string, std::string>, const checkpoint::TensorRecord*> records;
+  for (const checkpoint::TensorRecord& record : from.meta().tensors)
+    records[{record.state, record.name}] = &record;
+  std::vector<Match> out;
+  for (const LocalTensor& tensor : tensors) {
+    auto found = records.find({tensor.state, tensor.name});
+    std::string what =
+        tensor.state.empty() ? "parameter " + tensor.name : tensor.state + " of " + tensor.name;
+    if (found == records.end()) {
+      bool frozen = tensor.region.count() == 0 && !tensor.state.empty();
+      if (frozen) continue;  // its state
+      throw mismatch(from, "it has no " + what + ", which the model of this job needs");
+    }
+    const checkpoint::TensorRecord& record = *found->second;
+    if (record.shape != tensor.shape)
+      throw mismatch(from, what + " has the shape " + report::shape_text(record.shape) +
+                               ", in this job " + report::shape_text(tensor.shape));
+    if (tensor.state != "buffer" && record.fused != fused_rows(outline, tensor.name))
+      throw mismatch(from, what + " has its rows in another order than the model of this job");
+    if (tensor.local.defined() && tensor.local.numel() > 0) out.push_back({&record, &tensor});
+  }
+  return out;
+}
+
+// Throws when the checkpoint has a parameter that the job does not have.
+void check_parameters(const checkpoint::Checkpoint& from, const std::vector<LocalTensor>& tensors) {
+  std::set<std::string> known;
+  for (const LocalTensor& tensor : tensors)
+    if (tensor.state.empty()) known.insert(tensor.name);
+  for (const checkpoint::TensorRecord& record : from.meta().tensors)
+    if (record.state.empty() && !known.contains(record.name))
+      throw mismatch(from, "it has the parameter " + record.name +
+                               ", which the model of this job does not have");
+}
+
+// Sets this rank's generators to the states that the checkpoint has of them; returns whether it has
+// any.
+bool restore_generators(const World& world, checkpoint::Checkpoint& from) {
+  bool restored = false;
+  for (auto& [device, generator] : generators_of(world))
+    for (const checkpoint::GeneratorRecord& record : from.meta().generators) {
+      if (record.rank != world.rank() || record.device != device) continue;
+      std::string state = from.read_generator(record);
+      at::Tensor bytes = at::empty({static_cast<int64_t>(state.size())}, at::kByte);
+      std::copy(state.begin(), state.end(),
+                reinterpret_cast<char*>(bytes.mutable_data_ptr<uint8_t>()));
+      std::lock_guard lock(generator.mutex());
+      try {
+        generator.set_state(bytes);
+      } catch (const c10::Error&) {
+        throw mismatch(from, "the state of the generator of " + device +
+                                 " is not one that this LibTorch takes");
+      }
+      restored = true;
+    }
+  return restored;
+}
+
+}  // namespace
+
+bool load_checkpoint(Trainer& trainer, checkpoint::Checkpoint& from) {
+  c10::NoGradGuard no_grad;
+  const checkpoint::Meta& meta = from.meta();
+  World& world = trainer.world();
+  ParallelModel& model = trainer.model();
+  Optimizer& optimizer = optimizer_of(trainer);
+  if (meta.optimizer != optimizer.name())
+    throw mismatch(from, "it holds the state of the optimizer " + meta.optimizer +
+                             ", this job's is " + optimizer.name())
+        .help("set optimizer.name = \"" + meta.optimizer + "\"");
+  optimizer.steps = meta.optimizer_steps;
+  if (meta.optimizer_steps > 0) optimizer.allocate(model.update_groups());
+  std::vector<LocalTensor> tensors = local_state(model, optimizer, trainer.module());
+  std::vector<Match> matches = match_tensors(from, tensors, trainer.outline());
+  check_parameters(from, tensors);
+  if (std::string wider = check_dtypes(from, tensors); !wider.empty() && world.rank() == 0)
+    world.notice(wider);
+  for (const Match& match : matches)
+    read_into(from, *match.record, match.tensor->region, match.tensor->local);
+  optimizer.round_weights(model.update_groups());
+  model.after_optimizer_step();
+  trainer.set_next_step(meta.step);
+  return meta.world_size == world.size() && meta.data_parallel == trainer.data_parallel_size() &&
+         restore_generators(world, from);
+}
+
+}  // namespace meshwright::train
+
+namespace meshwright {
+
+void Trainer::load(const std::string& path) {
+  train::agree_or_throw(*world_, train::outcome_of([&] {
+    checkpoint::Checkpoint from(checkpoint::resolve(path));
+    train::load_checkpoint(*this, from);
+    return std::string();
+  }));
+}
+
+}  // namespace meshwright

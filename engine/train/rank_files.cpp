@@ -1,0 +1,92 @@
+#include "engine/train/rank_files.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <fstream>
+#include <span>
+#include <utility>
+
+#include "engine/base/durable.h"
+#include "engine/checkpoint/checksum.h"
+#include "engine/rendezvous/separators.h"
+#include "meshwright/error.h"
+
+namespace meshwright::train {
+
+namespace fs = std::filesystem;
+
+std::string rank_file_name(const char* kind, int64_t rank, int64_t world) {
+  char text[80];
+  std::snprintf(text, sizeof text, "%s-%05lld-of-%05lld.safetensors", kind,
+                static_cast<long long>(rank) + 1, static_cast<long long>(world));
+  return text;
+}
+
+checkpoint::FileRecord write_rank_file(const RankFile& file, const fs::path& folder,
+                                       const std::string& name) {
+  checkpoint::BlockChecksums sums;
+  std::vector<weights::TensorSpec> specs;
+  for (const FileEntry& entry : file.entries) specs.push_back(entry.spec);
+  weights::SafetensorsWriter writer(folder / name, std::move(specs), {{"format", "pt"}},
+                                    [&](auto bytes) { sums.add(bytes); });
+  for (size_t i = 0; i < file.entries.size(); ++i) {
+    at::Tensor host = file.entries[i].values.cpu();
+    // In pieces that are still in the cache when they are written after their checksum.
+    constexpr size_t kPiece = 1 << 20;
+    for (std::span rest(static_cast<const std::byte*>(host.const_data_ptr()), host.nbytes());
+         !rest.empty(); rest = rest.subspan(std::min(kPiece, rest.size())))
+      writer.append(i, rest.first(std::min(kPiece, rest.size())));
+  }
+  writer.finish();
+  return {name, writer.size(), sums.finish()};
+}
+
+checkpoint::FileRecord copy_into(const fs::path& from, const fs::path& folder,
+                                 const std::string& name) {
+  fs::path to = folder / name;
+  base::make_folders(to.parent_path());
+  base::NewFile out(to);
+  checkpoint::BlockChecksums sums;
+  std::ifstream in(from, std::ios::binary);
+  std::vector<char> buffer(checkpoint::kBlock);
+  while (in) {
+    in.read(buffer.data(), static_cast<std::streamsize>(buffer.size()));
+    auto part = std::as_bytes(std::span(buffer.data(), static_cast<size_t>(in.gcount())));
+    sums.add(part);
+    out.append(part);
+  }
+  if (!in.eof()) throw Error(ErrorCode::file_unreadable, "cannot read " + from.string());
+  out.finish();
+  return {name, out.size(), sums.finish()};
+}
+
+// A record per file: "bytes hex... name". The names of carried files may hold blanks, so they come
+// last.
+std::string encode(const std::vector<checkpoint::FileRecord>& files) {
+  std::string out;
+  for (const checkpoint::FileRecord& file : files) {
+    out += std::to_string(file.bytes) + " ";
+    for (uint64_t block : file.blocks) out += checkpoint::to_hex(block);
+    out += " " + file.name + rendezvous::kRecordSeparator;
+  }
+  return out;
+}
+
+std::vector<checkpoint::FileRecord> decode_files(const std::string& text) {
+  std::vector<checkpoint::FileRecord> out;
+  for (size_t at = 0, end; (end = text.find(rendezvous::kRecordSeparator, at)) != std::string::npos;
+       at = end + 1) {
+    std::string line = text.substr(at, end - at);
+    size_t first = line.find(' '), second = line.find(' ', first + 1);
+    checkpoint::FileRecord file{line.substr(second + 1), std::stoll(line), {}};
+    for (size_t digit = first + 1; digit < second; digit += 16) {
+      uint64_t block = 0;
+      checkpoint::parse_hex(std::string_view(line).substr(digit, 16), block);
+      file.blocks.push_back(block);
+    }
+    out.push_back(std::move(file));
+  }
+  return out;
+}
+
+}  // namespace meshwright::train

@@ -1,0 +1,51 @@
+#include "engine/train/snapshot.h"
+
+#include <ATen/ops/empty.h>
+
+#include <chrono>
+#include <cstring>
+
+#include "engine/base/clock.h"
+
+namespace meshwright::train {
+
+void Snapshot::prepare(std::vector<RankFile>& files) {
+  size_t count = 0;
+  for (const RankFile& file : files) count += file.entries.size();
+  copies_.resize(count);
+  originals_.assign(count, at::Tensor());
+  size_t i = 0;
+  for (RankFile& file : files)
+    for (FileEntry& entry : file.entries) {
+      at::Tensor &copy = copies_[i], values = entry.values.view({-1});
+      if (!copy.defined() || copy.numel() != values.numel() ||
+          copy.scalar_type() != values.scalar_type())
+        copy = at::empty({values.numel()},
+                         values.options().device(at::kCPU).pinned_memory(values.is_cuda()));
+      if (values.is_cpu() && entry.spec.name.rfind("buffer/", 0) != 0)
+        originals_[i] = values;
+      else
+        copy.copy_(values);
+      entry.values = copy;
+      ++i;
+    }
+  taken_ = false;
+}
+
+void Snapshot::take() {
+  for (size_t i = 0; i < originals_.size(); ++i)
+    if (originals_[i].defined())
+      std::memcpy(copies_[i].mutable_data_ptr(), originals_[i].const_data_ptr(),
+                  originals_[i].nbytes());
+  taken_ = true;
+  taken_.notify_all();
+}
+
+double Snapshot::wait() const {
+  if (taken_) return 0;
+  std::chrono::steady_clock::time_point begin = std::chrono::steady_clock::now();
+  taken_.wait(false);
+  return base::ms_since(begin);
+}
+
+}  // namespace meshwright::train
