@@ -13,4 +13,10 @@ std::string utc_now() {
   return text;
 }
 
+int64_t monotonic_ms() {
+  timespec now{};
+  ::clock_gettime(CLOCK_MONOTONIC, &now);
+  return int64_t{now.tv_sec} * 1000 + now.tv_nsec / 1'000'000;
+}
+
 }  // namespace meshwright::base

@@ -10,12 +10,11 @@
 #include <csignal>
 #include <cstdlib>
 #include <ctime>
-#include <fstream>
-#include <iterator>
 #include <sstream>
 #include <utility>
 
 #include "engine/base/durable.h"
+#include "engine/base/read_file.h"
 
 namespace meshwright::base {
 
@@ -26,15 +25,10 @@ using Clock = std::chrono::steady_clock;
 
 namespace {
 
-std::string contents_of(const fs::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
-}
-
 // When a process of this host was started, in ticks since the boot; 0 when there is none, or only
 // what its parent has yet to collect.
 int64_t start_time_of(int64_t pid) {
-  std::string text = contents_of("/proc/" + std::to_string(pid) + "/stat");
+  std::string text = read_file("/proc/" + std::to_string(pid) + "/stat");
   size_t name_end = text.rfind(')');  // the name may hold anything
   if (name_end == std::string::npos) return 0;
   std::istringstream fields(text.substr(name_end + 1));
@@ -60,7 +54,7 @@ LockOwner this_process() {
   char host[256] = "";
   ::gethostname(host, sizeof host - 1);
   out.host = host;
-  out.boot = contents_of("/proc/sys/kernel/random/boot_id");
+  out.boot = read_file("/proc/sys/kernel/random/boot_id");
   while (!out.boot.empty() && out.boot.back() == '\n') out.boot.pop_back();
   std::error_code failed;
   out.pid_space = fs::read_symlink("/proc/self/ns/pid", failed).string();
@@ -121,7 +115,7 @@ RunLock::~RunLock() {
   ::close(fd_);
 }
 
-std::optional<LockOwner> RunLock::read() const { return parse_lock(contents_of(path_)); }
+std::optional<LockOwner> RunLock::read() const { return parse_lock(read_file(path_)); }
 
 void RunLock::write() {
   std::string text = lock_text(settings_.self);

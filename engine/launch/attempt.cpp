@@ -4,11 +4,10 @@
 #include <unistd.h>
 
 #include <csignal>
-#include <fstream>
-#include <iterator>
 #include <utility>
 #include <vector>
 
+#include "engine/base/read_file.h"
 #include "engine/launch/exit_status.h"
 #include "engine/launch/signals.h"
 #include "meshwright/error.h"
@@ -37,8 +36,7 @@ bool killed_hard(int status) { return WIFSIGNALED(status) && WTERMSIG(status) !=
 // A stopped process (SIGSTOP, a debugger) neither computes nor answers, and the ranks that wait for
 // it cannot see why.
 bool is_stopped(pid_t pid) {
-  std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
-  std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+  std::string text = base::read_file("/proc/" + std::to_string(pid) + "/stat");
   size_t name_end = text.rfind(')');  // the name may hold anything
   return name_end != std::string::npos && name_end + 2 < text.size() &&
          (text[name_end + 2] == 'T' || text[name_end + 2] == 't');

@@ -2,8 +2,8 @@
 
 #include <cstdint>
 #include <cstring>
-#include <ctime>
 
+#include "engine/base/clock.h"
 #include "engine/launch/wish.h"
 
 namespace meshwright::launch {
@@ -14,18 +14,12 @@ volatile sig_atomic_t g_count = 0, g_signal = 0, g_stop = 0;
 volatile int64_t g_since_ms =
     0;  // of the first signal; this program's one thread reads and writes it
 
-int64_t monotonic_ms() {
-  timespec now{};
-  ::clock_gettime(CLOCK_MONOTONIC, &now);
-  return int64_t{now.tv_sec} * 1000 + now.tv_nsec / 1'000'000;
-}
-
 void on_signal(int number) {
   if (number == SIGTSTP) {
     g_stop = 1;
     return;
   }
-  int64_t now = monotonic_ms();
+  int64_t now = base::monotonic_ms();
   if (g_count == 0)
     g_since_ms = now;
   else if (same_wish(g_signal, number, now - g_since_ms))

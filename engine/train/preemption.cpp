@@ -7,7 +7,8 @@
 #include <cerrno>
 #include <cstdint>
 #include <cstring>
-#include <ctime>
+
+#include "engine/base/clock.h"
 
 namespace meshwright::train {
 
@@ -19,12 +20,6 @@ std::atomic<int64_t> g_since{0};
 std::atomic<const char*> g_words{nullptr};
 static_assert(std::atomic<int64_t>::is_always_lock_free && std::atomic<int>::is_always_lock_free &&
               std::atomic<const char*>::is_always_lock_free);
-
-int64_t now_ms() {
-  timespec now{};
-  ::clock_gettime(CLOCK_MONOTONIC, &now);
-  return int64_t{now.tv_sec} * 1000 + now.tv_nsec / 1'000'000;
-}
 
 // A step may take minutes, and whoever has pressed Ctrl-C wants to know now.
 void say(const char* words) {
@@ -38,7 +33,7 @@ void on_signal(int number) {
   int before = errno;
   // The time first: whoever sees the signal sees the time too. Of two that come together either's
   // will do.
-  int64_t now = now_ms(), unset = 0;
+  int64_t now = base::monotonic_ms(), unset = 0;
   g_since.compare_exchange_strong(unset, now);
   int first = 0;
   if (g_signal.compare_exchange_strong(first, number)) {

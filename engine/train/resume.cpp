@@ -182,24 +182,4 @@ std::vector<std::string> carry_along(Saver::Settings& saving, const checkpoint::
   return notices;
 }
 
-void tell_save(const SaveReport& report, bool goes_on, RunFolder& folder, Progress& progress,
-               int64_t max_steps) {
-  char text[160];
-  std::string line = "step " + std::to_string(report.step) + "/" + std::to_string(max_steps) + "  ";
-  if (report.error) {
-    line += "no checkpoint: " + report.error->message();
-    if (goes_on) progress.say("warning: " + line + "; the run goes on (checkpoint.on_failure)");
-  } else {
-    std::snprintf(text, sizeof text, "checkpoint %s  %s in %.2f s", report.path.c_str(),
-                  report::human_bytes(report.bytes).c_str(), report.total_ms / 1000);
-    line += text;
-    if (report.pause_ms < report.total_ms) {
-      std::snprintf(text, sizeof text, ", training paused %.0f ms", report.pause_ms);
-      line += text;
-    }
-    if (report.step == max_steps) progress.say(line);
-  }
-  folder.log(line);
-}
-
 }  // namespace meshwright::train

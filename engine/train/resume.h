@@ -8,7 +8,6 @@
 #include "engine/base/run_lock.h"
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/checkpoint/resume.h"
-#include "engine/train/metrics.h"
 #include "engine/train/saver.h"
 #include "meshwright/trainer.h"
 
@@ -54,9 +53,5 @@ std::string resume_text(const checkpoint::Checkpoint& from, const World& world,
 std::vector<std::string> carry_along(Saver::Settings& saving, const checkpoint::Checkpoint* from,
                                      const std::filesystem::path& config,
                                      const std::string& pretrained, bool bytes);
-// Rank 0: a line in the log for every save; on the screen the last, and those that failed.
-// `goes_on`: the run lives with a failure.
-void tell_save(const SaveReport& report, bool goes_on, RunFolder& folder, Progress& progress,
-               int64_t max_steps);
 
 }  // namespace meshwright::train

@@ -1,25 +1,17 @@
 #include "engine/train/run.h"
 
 #include <ATen/Context.h>
-#include <ATen/Parallel.h>
-#include <unistd.h>
 
-#include <algorithm>
-#include <boost/json/object.hpp>
-#include <boost/json/serialize.hpp>
 #include <cerrno>
 #include <chrono>
 #include <fstream>
 #include <memory>
 #include <optional>
 #include <string>
-#include <vector>
 
 #include "engine/base/clock.h"
-#include "engine/checkpoint/checksum.h"
+#include "engine/base/read_file.h"
 #include "engine/checkpoint/export.h"
-#include "engine/config/describe.h"
-#include "engine/data/dataset.h"
 #include "engine/generate/running/write_sample.h"
 #include "engine/launch/exit_status.h"
 #include "engine/modules/causal_lm.h"
@@ -27,12 +19,12 @@
 #include "engine/report/progress.h"
 #include "engine/report/report.h"
 #include "engine/train/batches.h"
-#include "engine/train/expert_load.h"
 #include "engine/train/load_checkpoint.h"
-#include "engine/train/metrics.h"
 #include "engine/train/preemption.h"
+#include "engine/train/reporter.h"
 #include "engine/train/resume.h"
-#include "engine/train/same_data.h"
+#include "engine/train/run_data.h"
+#include "engine/train/run_records.h"
 #include "engine/train/saver.h"
 #include "engine/train/shared_folder.h"
 #include "engine/trainer/join_world.h"
@@ -40,7 +32,6 @@
 #include "engine/trainer/logits.h"
 #include "engine/trainer/memory.h"
 #include "engine/weights/safetensors.h"
-#include "meshwright/abi.h"
 #include "meshwright/trainer.h"
 
 namespace meshwright::train {
@@ -49,60 +40,6 @@ namespace {
 
 namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
-
-std::string environment_json(const Job& job, Trainer& trainer, int64_t threads) {
-  char host[256] = "";
-  ::gethostname(host, sizeof host - 1);
-  boost::json::object out;
-  out["meshwright"] = MESHWRIGHT_VERSION;
-  out["host"] = host;
-  out["world_size"] = trainer.world().size();
-  out["threads"] = threads;
-  out["device"] = trainer.world().device().str();
-  const loader::LoadedPlugin& plugin = *trainer.plan().strategy.plugin;
-  out["plugin"] = {{"name", plugin.name},
-                   {"version", plugin.version},
-                   {"path", plugin.path.string()},
-                   {"facts", plugin.facts_hash}};
-  boost::json::object facts;
-  for (const auto& [name, value] : loader::engine_facts()) facts[name] = value;
-  out["facts"] = facts;
-  out["file"] = job.impl().config.file.string();
-  return report::pretty_json(out);
-}
-
-std::string read_file(const fs::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
-}
-
-// What rank 0 writes into the run's folder and shows on the screen; the other ranks have neither.
-struct Reporter {
-  explicit Reporter(const report::Style& style) : style(style) {}
-  report::Output out{stdout, "standard output"};
-  report::Style style;
-  std::unique_ptr<RunFolder> folder;
-  std::unique_ptr<Progress> progress;
-  explicit operator bool() const { return folder != nullptr; }
-  void say(const std::string& line) {
-    if (!folder) return;
-    folder->log(line);
-    progress->say(line);
-  }
-};
-
-// A file that train takes again: tables that are dropped when it is written down.
-std::vector<std::string> tables_not_given(const Job& job) {
-  std::vector<std::string> without;
-  if (!job.impl().config.shared.pipeline_given) without.emplace_back("distributed.pipeline");
-  for (const char* table : {"distributed.moe", "distributed.moe.mp_policy"}) {
-    const Options& moe = job.table(table);
-    auto given = [&](const meshwright_option* option) { return moe.is_given(option->name); };
-    if (std::none_of(moe.schema().options.begin(), moe.schema().options.end(), given))
-      without.emplace_back(table);
-  }
-  return without;
-}
 
 // One rank's run, from the configuration to the last file. All but the constructor is collective.
 class Run {
@@ -173,9 +110,7 @@ class Run {
   ResumePoint beginning_;
   modules::CausalLM net_{nullptr};
   ModelOutline outline_;
-  data::DatasetConfig data_config_;
-  std::unique_ptr<data::Dataset> train_data_, validation_data_;
-  std::string fingerprint_;
+  RunData data_;
   std::unique_ptr<Trainer> trainer_;
   double loading_ms_ = 0;
   std::string aside_;  // where checkpoints are now that the run does not continue
@@ -183,7 +118,6 @@ class Run {
   std::optional<Batches> batches_, validation_batches_;
   std::unique_ptr<Saver> saver_;
   std::optional<Preemption> preemption_;
-  LoadHistory loads_;
   bool ending_ = false;   // nothing is left to train
   bool stopped_ = false;  // by a signal, before the last step
 };
@@ -195,7 +129,7 @@ Run::Run(const RunOptions& options, fs::path& log)
       seed_(static_cast<uint64_t>(table("run").get_int("seed"))),
       max_steps_(table("step_scheduler").get_int("max_steps")),
       pretrained_(table("model").get_string("pretrained")),
-      reporter_({options.colour, options.unicode, options.width}) {
+      reporter_({options.colour, options.unicode, options.width}, options.live) {
   Diagnostics missing;
   plan::check_trainable(job_.impl(), missing);
   missing.throw_if_any();
@@ -212,7 +146,7 @@ Run::Run(const RunOptions& options, fs::path& log)
 // Joins the other ranks, takes the run's folder, and finds what the run continues. False: all its
 // steps are done.
 bool Run::open(rendezvous::Ending& together) {
-  const std::string hash = std::to_string(std::hash<std::string>()(read_file(config_file_)));
+  const std::string hash = std::to_string(std::hash<std::string>()(base::read_file(config_file_)));
   world_ = join_world(job_, {{"config.json of the model, whose hash is", hash}}, &together);
   leader_ = world_->rank() == 0;
   world_->trace().enabled = options_.trace;
@@ -232,22 +166,9 @@ bool Run::open(rendezvous::Ending& together) {
 void Run::open_data() {
   net_ = modules::build_model(model_path_, *table("model").find_dtype("torch_dtype"), at::kMeta);
   outline_ = net_->outline();
-  const int64_t vocab = outline_.vocab_size;
-  check_sample(options_, vocab);
-  data_config_ = data::dataset_config(table("dataset"), vocab, seed_);
-  data::check_text_model(data_config_, pretrained_);
-  train_data_ = data::open_dataset(data_config_);
-  fingerprint_ = checkpoint::to_hex(train_data_->fingerprint());
-  std::vector<FileGroup> read_by_all{
-      {"dataset.path", "files of the training data", data::dataset_files(data_config_)}};
-  const Options& validation = table("validation_dataset");
-  if (validation.is_set("path") ||
-      (validation.is_given("kind") && validation.get_string("kind") == "mock")) {
-    const data::DatasetConfig config = data::dataset_config(validation, vocab, seed_ + 1);
-    validation_data_ = data::open_dataset(config);
-    read_by_all.push_back(
-        {"validation_dataset.path", "files of the validation data", data::dataset_files(config)});
-  }
+  check_sample(options_, outline_.vocab_size);
+  data_ = open_run_data(job_, outline_.vocab_size, seed_);
+  std::vector<FileGroup> read_by_all = data_.files;
   if (from() == nullptr && !pretrained_.empty())
     read_by_all.push_back({"model.pretrained", "files of the weights", weight_files(pretrained_)});
   if (std::string said =
@@ -257,7 +178,7 @@ void Run::open_data() {
 }
 
 void Run::make_trainer() {
-  const int64_t tokens = table("step_scheduler").get_int("local_batch_size") * data_config_.seq_len;
+  const int64_t tokens = table("step_scheduler").get_int("local_batch_size") * data_.config.seq_len;
   trainer_ = std::make_unique<Trainer>(job_, world_, net_.ptr(), outline_, tokens);
   seed_generator(0);
 }
@@ -268,7 +189,7 @@ void Run::load() {
   if (from() != nullptr) {
     // All ranks continue, or none.
     agree_or_throw(*world_, outcome_of([&] {
-      check_data(*from(), job_, fingerprint_, data_config_.seq_len);
+      check_data(*from(), job_, data_.fingerprint, data_.config.seq_len);
       try {
         if (!load_checkpoint(*trainer_, *from())) seed_generator(from()->meta().step);
       } catch (const Error& error) {
@@ -290,20 +211,10 @@ void Run::load() {
 
 void Run::report_start() {
   if (!leader_) return;
-  auto folder = std::make_unique<RunFolder>(
-      run_path_, beginning_.own ? std::optional(from()->meta().step) : std::nullopt);
-  folder->put("config.toml", read_file(options_.file));
-  folder->put("config.resolved.toml",
-              config::show_toml(job_.impl().config, /*with_origins=*/true, tables_not_given(job_)));
-  plan::JobPlan plan = plan::make_plan(job_.impl(), {.world_size = world_->size(), .rank = 0});
-  folder->put("plan.json", report::pretty_json(plan::to_json(plan)));
-  folder->put("env.json", environment_json(job_, *trainer_, at::get_num_threads()));
-  reporter_.progress = std::make_unique<Progress>(reporter_.out, reporter_.style, options_.live,
-                                                  trainer_->max_steps());
-  reporter_.folder = std::move(folder);
-  if (table("checkpoint").get_string("on_failure") == "continue")
-    reporter_.folder->outlive_full_disks(
-        [this](const std::string& text) { reporter_.progress->say("warning: " + text); });
+  reporter_.open(run_path_, beginning_.own ? std::optional(from()->meta().step) : std::nullopt,
+                 trainer_->max_steps());
+  write_records(reporter_, options_, job_, *trainer_);
+  if (table("checkpoint").get_string("on_failure") == "continue") reporter_.outlive_full_disks();
   report_job();
 }
 
@@ -312,9 +223,8 @@ void Run::report_job() {
   for (const ParameterOutline& p : outline_.parameters) parameters += element_count(p.shape);
   const plan::JobPlan& plan = trainer_->plan();
   const std::string& strategy = plan.strategy.info->name;
-  const std::string& kept = reporter_.folder->kept();
-  if (!kept.empty())
-    reporter_.say("an earlier run of this name left metrics; they are now " + kept);
+  if (!reporter_.kept().empty())
+    reporter_.say("an earlier run of this name left metrics; they are now " + reporter_.kept());
   if (!aside_.empty())
     reporter_.say("checkpoints that this run does not continue are now in " + aside_);
   if (from() != nullptr) reporter_.say(resume_text(*from(), *world_, strategy, loading_ms_));
@@ -323,10 +233,10 @@ void Run::report_job() {
                 " parameters; batch " + std::to_string(trainer_->local_batch()) + " x " +
                 std::to_string(trainer_->accumulation()) + " x " +
                 std::to_string(trainer_->data_parallel_size()) + " samples of " +
-                std::to_string(data_config_.seq_len) + " tokens");
-  reporter_.say("data: " + train_data_->describe() + ", " +
-                report::human_count(train_data_->samples()) + " samples");
-  if (validation_data_) reporter_.say("validation: " + validation_data_->describe());
+                std::to_string(data_.config.seq_len) + " tokens");
+  reporter_.say("data: " + data_.train->describe() + ", " +
+                report::human_count(data_.train->samples()) + " samples");
+  if (data_.validation) reporter_.say("validation: " + data_.validation->describe());
   for (const std::string& notice : world_->notices()) reporter_.say("notice: " + notice);
   for (const std::string& notice : plan.notices) reporter_.say("notice: " + notice);
   for (const std::string& warning : plan.warnings) reporter_.say("warning: " + warning);
@@ -339,13 +249,13 @@ void Run::prepare_saving() {
   saving.keep = checkpoint_table.get_int("keep");
   saving.background = checkpoint_table.get_bool("async");
   saving.facts.architecture = outline_.architecture;
-  saving.facts.seq_len = data_config_.seq_len;
-  saving.facts.data_fingerprint = fingerprint_;
+  saving.facts.seq_len = data_.config.seq_len;
+  saving.facts.data_fingerprint = data_.fingerprint;
   saving.facts.shuffle = table("dataset").get_bool("shuffle");
   saving.facts.seed = seed_;
   saving.facts.max_steps = max_steps_;
   for (const std::string& notice :
-       carry_along(saving, from(), config_file_, pretrained_, data_config_.kind == "text"))
+       carry_along(saving, from(), config_file_, pretrained_, data_.config.kind == "text"))
     reporter_.say("notice: " + notice);
   if (checkpoint_table.get_string("export") == "every")
     saving.published = [this](const fs::path& path) { export_to_folder(path); };
@@ -356,7 +266,7 @@ void Run::prepare_saving() {
     // Replicas that differ are no matter of the disk: what such a run trains is worth nothing.
     bool goes_on =
         on && !ending_ && !(report.error && report.error->code() == ErrorCode::replicas_differ);
-    if (reporter_) tell_save(report, goes_on, *reporter_.folder, *reporter_.progress, max_steps_);
+    reporter_.saved(report, goes_on);
     if (report.error && !goes_on) throw unsaved(*report.error, ending_, checkpoints_);
   };
   saver_ = std::make_unique<Saver>(*trainer_, std::move(saving));
@@ -370,13 +280,7 @@ void Run::validate(int64_t step) {
   double loss = trainer_->evaluate(count, [&](int64_t micro) {
     return loss_of(*trainer_, net_, validation_batches_->read(row(micro)));
   });
-  if (!reporter_) return;
-  reporter_.folder->validation(step, loss);
-  reporter_.progress->validation(step, loss);
-  char line[80];
-  std::snprintf(line, sizeof line, "step %lld  validation loss %.6f",
-                static_cast<long long>(step) + 1, loss);
-  reporter_.folder->log(line);
+  reporter_.validation(step, loss);
 }
 
 void Run::train() {
@@ -384,10 +288,10 @@ void Run::train() {
     return Batches(data, data::Sampler(data.samples(), own.get_bool("shuffle"), seed),
                    trainer_->local_batch(), world_->device());
   };
-  batches_.emplace(batches_of(*train_data_, table("dataset"), seed_));
-  if (validation_data_)
+  batches_.emplace(batches_of(*data_.train, table("dataset"), seed_));
+  if (data_.validation)
     validation_batches_.emplace(
-        batches_of(*validation_data_, table("validation_dataset"), seed_ + 1));
+        batches_of(*data_.validation, table("validation_dataset"), seed_ + 1));
   const int64_t every = table("checkpoint").get_int("every_steps");
   net_->train();
   preemption_.emplace(/*speaks=*/leader_);
@@ -400,15 +304,9 @@ void Run::train() {
       if (preemption_->asked()) trainer_->vote(RankSignal::stop);
       return loss_of(*trainer_, net_, batches_->read(sample + row(micro)));
     });
-    StepCost cost{base::ms_since(begin), memory_->peak()};
-    if (reporter_) {
-      reporter_.folder->step(result, cost);
-      loads_.add(result);
-      reporter_.folder->log(Progress::line(result, cost, trainer_->max_steps()));
-      reporter_.progress->step(result, cost);
-    }
+    reporter_.step(result, {base::ms_since(begin), memory_->peak()});
     bool last = step + 1 == max_steps_;
-    if (validation_data_ &&
+    if (data_.validation &&
         ((step + 1) % table("validation_dataset").get_int("every_steps") == 0 || last))
       validate(step);
     saver_->after_step(result);
@@ -417,7 +315,7 @@ void Run::train() {
     stopped_ = result.votes(RankSignal::stop) > 0 && !last;
     ending_ = last || stopped_;
     if (ending_ || (every > 0 && (step + 1) % every == 0)) {
-      if (reporter_) reporter_.folder->sync();
+      reporter_.sync();
       saver_->save(samples_before(step + 1), result.lr);
     }
     if (stopped_) break;
@@ -434,22 +332,15 @@ int Run::finish() {
     preemption_->stay();
   else
     preemption_.reset();
-  if (reporter_) {
-    reporter_.progress->finish();
-    if (!loads_.empty()) {
-      reporter_.folder->put("expert_load.json", loads_.json());
-      reporter_.progress->say(loads_.draw(reporter_.style));
-      reporter_.folder->log(loads_.draw({.width = 120}));
-    }
-  }
+  reporter_.end_steps();
   if (options_.trace) write_traces();
   std::string sample;
   if (options_.sample_bytes > 0 && !stopped_) {
     sample = generate::write_sample(
         *trainer_, net_,
         {options_.sample_prompt, options_.sample_bytes, options_.sample_temperature, seed_},
-        data_config_.seq_len);
-    if (reporter_) reporter_.folder->put("sample.txt", sample);
+        data_.config.seq_len);
+    reporter_.put("sample.txt", sample);
   }
   world_->everyone()->barrier();
   if (stopped_) {
@@ -482,12 +373,12 @@ void Run::say_done(const std::string& sample) {
   if (options_.sample_bytes > 0) {
     char title[80];
     std::snprintf(title, sizeof title, "a sample, temperature %g:", options_.sample_temperature);
-    reporter_.progress->say(std::string("\n") + title + "\n\n" + report::printable(sample) + "\n");
+    reporter_.show(std::string("\n") + title + "\n\n" + report::printable(sample) + "\n");
   }
   reporter_.say("done: " + std::to_string(max_steps_) +
                 (max_steps_ == 1 ? " step in " : " steps in ") +
                 report::human_duration(base::ms_since(started_) / 1000) + "; results in " +
-                reporter_.folder->path().string());
+                reporter_.folder().string());
 }
 
 }  // namespace

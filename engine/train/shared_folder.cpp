@@ -4,12 +4,11 @@
 
 #include <algorithm>
 #include <chrono>
-#include <fstream>
-#include <iterator>
 #include <random>
 #include <thread>
 
 #include "engine/base/durable.h"
+#include "engine/base/read_file.h"
 #include "engine/rendezvous/error_text.h"
 #include "engine/trainer/rank_agreement.h"
 
@@ -60,10 +59,7 @@ bool sees(const fs::path& folder, const std::string& name, std::chrono::millisec
     std::error_code failed;
     for (const fs::path& opened : {folder.parent_path(), folder})
       fs::directory_iterator(opened.empty() ? "." : opened, failed);
-    std::ifstream in(folder / (kPrefix + name));
-    if (std::string text((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
-        text == name)
-      return true;
+    if (base::read_file(folder / (kPrefix + name)) == name) return true;
     if (Clock::now() >= end) return false;
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
   }

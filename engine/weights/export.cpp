@@ -10,10 +10,9 @@
 #include <boost/json/value.hpp>
 #include <cerrno>
 #include <cstring>
-#include <fstream>
-#include <iterator>
 #include <set>
 
+#include "engine/base/read_file.h"
 #include "engine/weights/convert.h"
 #include "engine/weights/element_types.h"
 #include "meshwright/abi.h"
@@ -49,10 +48,8 @@ std::optional<std::set<std::string>> marked_files(const fs::path& folder) {
   if (!fs::is_regular_file(fs::symlink_status(path, failed)) ||
       fs::file_size(path, failed) > (16 << 20))
     return std::nullopt;
-  std::ifstream in(path, std::ios::binary);
-  std::string text{std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
   boost::system::error_code wrong;
-  json::value parsed = json::parse(text, wrong);
+  json::value parsed = json::parse(base::read_file(path), wrong);
   const json::value* files =
       wrong || !parsed.is_object() ? nullptr : parsed.as_object().if_contains("files");
   if (files == nullptr || !files->is_array()) return std::nullopt;

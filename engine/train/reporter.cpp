@@ -1,0 +1,83 @@
+#include "engine/train/reporter.h"
+
+#include <cstdio>
+
+namespace meshwright::train {
+
+void Reporter::open(const std::filesystem::path& folder, std::optional<int64_t> steps,
+                    int64_t max_steps) {
+  max_steps_ = max_steps;
+  folder_ = std::make_unique<RunFolder>(folder, steps);
+  progress_ = std::make_unique<Progress>(out_, style_, live_, max_steps);
+}
+
+void Reporter::outlive_full_disks() {
+  folder_->outlive_full_disks([this](const std::string& text) { show("warning: " + text); });
+}
+
+void Reporter::say(const std::string& line) {
+  if (!folder_) return;
+  folder_->log(line);
+  progress_->say(line);
+}
+
+void Reporter::show(const std::string& text) {
+  if (folder_) progress_->say(text);
+}
+
+void Reporter::put(const std::string& name, const std::string& contents) const {
+  if (folder_) folder_->put(name, contents);
+}
+
+void Reporter::step(const StepResult& result, const StepCost& cost) {
+  if (!folder_) return;
+  folder_->step(result, cost);
+  loads_.add(result);
+  folder_->log(Progress::line(result, cost, max_steps_));
+  progress_->step(result, cost);
+}
+
+void Reporter::validation(int64_t step, double loss) {
+  if (!folder_) return;
+  folder_->validation(step, loss);
+  progress_->validation(step, loss);
+  char line[80];
+  std::snprintf(line, sizeof line, "step %lld  validation loss %.6f",
+                static_cast<long long>(step) + 1, loss);
+  folder_->log(line);
+}
+
+void Reporter::saved(const SaveReport& report, bool goes_on) {
+  if (!folder_) return;
+  char text[40];
+  std::string line =
+      "step " + std::to_string(report.step) + "/" + std::to_string(max_steps_) + "  ";
+  if (report.error) {
+    line += "no checkpoint: " + report.error->message();
+    if (goes_on) show("warning: " + line + "; the run goes on (checkpoint.on_failure)");
+  } else {
+    std::snprintf(text, sizeof text, " in %.2f s", report.total_ms / 1000);
+    line += "checkpoint " + report.path.string() + "  " + report::human_bytes(report.bytes) + text;
+    if (report.pause_ms < report.total_ms) {
+      std::snprintf(text, sizeof text, ", training paused %.0f ms", report.pause_ms);
+      line += text;
+    }
+    if (report.step == max_steps_) show(line);
+  }
+  folder_->log(line);
+}
+
+void Reporter::sync() {
+  if (folder_) folder_->sync();
+}
+
+void Reporter::end_steps() {
+  if (!folder_) return;
+  progress_->finish();
+  if (loads_.empty()) return;
+  put("expert_load.json", loads_.json());
+  show(loads_.draw(style_));
+  folder_->log(loads_.draw({.width = 120}));
+}
+
+}  // namespace meshwright::train

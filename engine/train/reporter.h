@@ -1,0 +1,60 @@
+// What rank 0 tells of a run: into the run's folder, onto the screen, or both. The other ranks'
+// reporter tells nothing.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "engine/report/report.h"
+#include "engine/train/expert_load.h"
+#include "engine/train/metrics.h"
+#include "engine/train/saver.h"
+
+namespace meshwright::train {
+
+class Reporter {
+ public:
+  // `live`: standard output is a terminal.
+  Reporter(const report::Style& style, bool live) : style_(style), live_(live) {}
+  Reporter(const Reporter&) = delete;
+  Reporter& operator=(const Reporter&) = delete;
+
+  // Rank 0: from here on it tells. `steps`: as RunFolder's.
+  void open(const std::filesystem::path& folder, std::optional<int64_t> steps, int64_t max_steps);
+  explicit operator bool() const { return folder_ != nullptr; }
+  const std::filesystem::path& folder() const { return folder_->path(); }
+  // Metrics of an earlier run, under their new name; empty: there were none.
+  const std::string& kept() const { return folder_->kept(); }
+  // A full disk ends nothing from here on; the screen is warned of it.
+  void outlive_full_disks();
+
+  // A line of the log and of the screen.
+  void say(const std::string& line);
+  // On the screen alone.
+  void show(const std::string& text);
+  // A whole file of the folder.
+  void put(const std::string& name, const std::string& contents) const;
+  void step(const StepResult& result, const StepCost& cost);
+  void validation(int64_t step, double loss);
+  // A line in the log for every save; on the screen the last, and those that failed. `goes_on`: the
+  // run lives with a failure.
+  void saved(const SaveReport& report, bool goes_on);
+  // What was told so far is on the disk.
+  void sync();
+  // After the last step: the screen is left, and how evenly tokens reached the experts is told.
+  void end_steps();
+
+ private:
+  report::Output out_{stdout, "standard output"};
+  report::Style style_;
+  bool live_;
+  int64_t max_steps_ = 0;
+  std::unique_ptr<RunFolder> folder_;
+  std::unique_ptr<Progress> progress_;
+  LoadHistory loads_;
+};
+
+}  // namespace meshwright::train
