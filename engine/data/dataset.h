@@ -44,9 +44,9 @@ class Dataset {
   // Tells one data set from another: kind, sizes and a sample of the contents.
   virtual uint64_t fingerprint() const = 0;
   // Looks at up to `budget` bytes of tokens, with several threads: all of a smaller data set, else
-  // blocks spread evenly over it. Throws Error(bad_token) for the first one found that lies outside
-  // of the vocabulary, with file and offset. read() looks at every token that it gives out in any
-  // case.
+  // blocks spread evenly over it. Throws Error(bad_token), with file and offset, for the largest
+  // token of the first MiB in which one lies outside of the vocabulary. read() looks at every token
+  // that it gives out in any case.
   virtual void check_tokens(int64_t /*budget*/) const {}
 
  protected:

@@ -114,16 +114,24 @@ void TokenFiles::visit(int64_t begin, int64_t count, Use&& use) const {
 
 template <class T>
 void TokenFiles::decode(int64_t begin, int64_t count, int64_t* out) const {
+  // Of several tokens outside of the vocabulary the largest is told: a vocabulary that has it has
+  // them all.
+  struct Bad {
+    const Part* part = nullptr;
+    int64_t index = 0, id = 0;
+  } bad;
   visit(begin, count,
         [&](const Part& part, const std::byte* bytes, int64_t first, int64_t take, int64_t place) {
           for (int64_t i = 0; i < take; ++i) {
             T token;
             std::memcpy(&token, bytes + i * static_cast<int64_t>(sizeof token), sizeof token);
             int64_t id = token;  // NOLINT(bugprone-signed-char-misuse): int8 tokens are signed
-            if (id < 0 || id >= vocab_) bad_token(part, first + i, id);
+            if ((id < 0 || id >= vocab_) && (bad.part == nullptr || (id >= vocab_ && id > bad.id)))
+              bad = {&part, first + i, id};
             out[place - begin + i] = id;
           }
         });
+  if (bad.part != nullptr) bad_token(*bad.part, bad.index, bad.id);
 }
 
 namespace {
@@ -173,8 +181,7 @@ void TokenFiles::look(int64_t budget) const {
   std::exception_ptr failure;
   auto work = [&] {
     try {
-      // Blocks are taken in order, so the first token that is wrong lies in one that somebody looks
-      // at.
+      // Blocks are taken in order, so somebody looks at the first that has a wrong token.
       for (int64_t i; (i = next++) < blocks && bad == INT64_MAX;) {
         int64_t begin = blocks == all ? i * kBlock
                                       : static_cast<int64_t>(static_cast<double>(tokens_ - kBlock) /
@@ -208,7 +215,7 @@ void TokenFiles::look(int64_t budget) const {
   if (failure) std::rethrow_exception(failure);
   if (bad == INT64_MAX) return;
   std::vector<int64_t> tokens(static_cast<size_t>(std::min(kBlock, tokens_ - bad)));
-  decode<T>(bad, static_cast<int64_t>(tokens.size()), tokens.data());  // throws at the token itself
+  decode<T>(bad, static_cast<int64_t>(tokens.size()), tokens.data());  // throws
 }
 
 void TokenFiles::bad_token(const Part& part, int64_t index, int64_t token) const {

@@ -190,7 +190,7 @@ TEST_CASE("damaged token files: file and offset are named, nothing is trained, e
       {"tokens", "uint16", "E0701", "20 tokens",
        [](const fs::path& bin) { fs::resize_file(bin, 40); }},
       {"tokens", "auto", "E0701", "dtype", [](const fs::path&) {}},
-      {"tokens", "uint32", "E0702", "byte 0 is ",
+      {"tokens", "uint32", "E0702", ".bin: the token at byte ",
        [](const fs::path& bin) { fs::resize_file(bin, 40000); }},
       {"tokens", "uint16", "E0701", "no file with contents matches",
        [](const fs::path& bin) { fs::remove(bin); }},

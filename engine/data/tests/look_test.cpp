@@ -47,7 +47,8 @@ TEST_CASE("a token outside of the vocabulary is found before the first step, whe
     CHECK(looked(config) == "");
     tokens[at] = 7;
   }
-  // Of several the first one is told, whichever thread saw one.
+  // Of several in one block the largest is told, of several blocks the first is, whichever thread
+  // saw one.
   tokens[2'900'000] = tokens[1'500'000] = tokens[1'500'001] = 60'000;
   std::string path = folder.put("t.bin", pack(tokens));
   for (int i = 0; i < 5; ++i)
@@ -55,6 +56,19 @@ TEST_CASE("a token outside of the vocabulary is found before the first step, whe
         looked(
             {.kind = "tokens", .path = path, .dtype = "uint16", .seq_len = 8, .vocab_size = 50'000})
             .find("byte 3000000 is") != std::string::npos);
+  tokens[1'499'990] = 50'000;
+  tokens[1'500'100] = 50'300;
+  tokens[2'900'000] = 65'000;
+  path = folder.put("t.bin", pack(tokens));
+  DatasetConfig config{
+      .kind = "tokens", .path = path, .dtype = "uint16", .seq_len = 8, .vocab_size = 50'000};
+  for (int i = 0; i < 5; ++i)
+    CHECK(looked(config) == "E0702 " + path +
+                                ": the token at byte 3000000 is 60000, but the model's vocabulary "
+                                "has 50000 entries");
+  // So is the largest of a sample that is read.
+  CHECK(failure(config, 1'499'984 / 8).find("byte 2999980 is 50000") != std::string::npos);
+  CHECK(failure(config, 1'499'992 / 8).find("byte 3000000 is 60000") != std::string::npos);
 }
 
 TEST_CASE("every type of tokens is looked at, behind headers and over several files") {
@@ -65,6 +79,12 @@ TEST_CASE("every type of tokens is looked at, behind headers and over several fi
       looked(
           {.kind = "megatron", .path = folder.path.string() + "/m", .seq_len = 2, .vocab_size = 10})
           .find("byte 8 is -1") != std::string::npos);
+  // A token that the vocabulary could have is told rather than one that none has.
+  folder.put("m.bin", pack<int32_t>({5, -1, 10, -2, 12}));
+  CHECK(
+      looked(
+          {.kind = "megatron", .path = folder.path.string() + "/m", .seq_len = 2, .vocab_size = 10})
+          .find("byte 16 is 12") != std::string::npos);
   std::string header =
       folder.put("h.bin", llm_header(20240801, 7, 3) + pack<uint32_t>({1, 2, 4'000'000'000}));
   CHECK(looked({.kind = "tokens", .path = header, .seq_len = 2, .vocab_size = 100})
