@@ -220,7 +220,9 @@ void Progress::step(const StepResult& result, const StepCost& cost) {
   smooth_ms_ = smooth_ms_ == 0 ? cost.step_ms : 0.9 * smooth_ms_ + 0.1 * cost.step_ms;
   auto now = std::chrono::steady_clock::now();
   if (live_) {
-    if (now - said_ < std::chrono::milliseconds(100) && result.step + 1 < steps_) return;
+    missing_ = true;
+    if (result.step + 1 == steps_) return finish();
+    if (now - said_ < std::chrono::milliseconds(100)) return;
     said_ = now;
     draw();
   } else if (result.step == 0 || result.step + 1 == steps_ ||
@@ -280,8 +282,10 @@ void Progress::validation(int64_t step, double loss) {
 }
 
 void Progress::finish() {
-  if (drawn_) emit("\n");
-  drawn_ = false;
+  if (!missing_) return;
+  draw();
+  emit("\n");
+  drawn_ = missing_ = false;
 }
 
 }  // namespace meshwright::train

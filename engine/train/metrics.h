@@ -82,6 +82,8 @@ class Progress {
   void validation(int64_t step, double loss);
   // A line above the live one.
   void say(const std::string& line);
+  // After the last step, which may come before `steps`: its line stays on the screen. Of step
+  // number `steps` it does so by itself.
   void finish();
   // The plain form of a step, for run.log.
   static std::string line(const StepResult& result, const StepCost& cost, int64_t steps);
@@ -92,6 +94,7 @@ class Progress {
   report::Output& out_;
   report::Style style_;
   bool live_, drawn_ = false, gone_ = false;
+  bool missing_ = false;  // no line that stays tells of the last step
   int64_t steps_;
   StepResult last_;
   StepCost cost_;

@@ -289,6 +289,47 @@ TEST_CASE(
     }
 }
 
+TEST_CASE("on a terminal the losses of the last step stay, whatever is told after it") {
+  // What a terminal shows in the end: a line that is wiped leaves nothing.
+  auto shown = [](const std::string& text) {
+    std::vector<std::string> lines{""};
+    for (size_t at = 0; at < text.size(); ++at)
+      if (text.compare(at, 4, "\r\x1b[K") == 0) {
+        lines.back().clear();
+        at += 3;
+      } else if (text[at] == '\n') {
+        lines.emplace_back();
+      } else {
+        lines.back() += text[at];
+      }
+    return lines;
+  };
+  const report::Style style{false, false, 40};
+  {
+    Screen screen;
+    Progress progress(screen.out, style, true, 3);
+    for (int64_t step = 0; step < 3; ++step)
+      progress.step(result_of(step, 3 - static_cast<double>(step)), {100, 0});
+    progress.validation(2, 2.25);
+    progress.say("checkpoint");
+    progress.finish();
+    progress.say("done");
+    CHECK(shown(screen.text()) ==
+          std::vector<std::string>{"3/3  loss 1.0000  40,960 tok/s  0 s left",
+                                   "step 3/3  validation loss 2.2500", "checkpoint", "done", ""});
+  }
+  // A run that is stopped before its last step, by the line of the last one it has done.
+  Screen screen;
+  Progress progress(screen.out, style, true, 100);
+  for (int64_t step = 0; step < 2; ++step)
+    progress.step(result_of(step, 3 - static_cast<double>(step)), {1000, 0});
+  progress.say("warning");
+  progress.finish();
+  progress.say("stopped");
+  CHECK(shown(screen.text()) ==
+        std::vector<std::string>{"warning", "2/100  loss 2.0000  1 min 38 s left", "stopped", ""});
+}
+
 TEST_CASE(
     "on a narrow terminal the line has whole fields only: validation goes first, then the speed, "
     "the time left, the loss") {
