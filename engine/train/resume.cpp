@@ -57,22 +57,39 @@ std::string make_way(const ResumePoint& beginning, World& world, const fs::path&
   return aside;
 }
 
-void say_finished(const checkpoint::Checkpoint& from, int64_t max_steps) {
-  int64_t step = from.meta().step;
+namespace {
+
+// The first word of a command, as a shell takes it.
+std::string program_of(const std::string& command) {
+  bool quoted = false;
+  for (size_t i = 0; i < command.size(); ++i) {
+    if (command[i] == '\'')
+      quoted = !quoted;
+    else if (command[i] == '\\' && !quoted)
+      ++i;
+    else if (command[i] == ' ' && !quoted)
+      return command.substr(0, i);
+  }
+  return command.empty() ? "meshwright" : command;
+}
+
+}  // namespace
+
+std::string finished_text(const fs::path& checkpoint, int64_t steps, int64_t max_steps,
+                          const std::string& command) {
   const std::pair<std::string, const char*> ways[] = {
-      {"--set step_scheduler.max_steps=" + std::to_string(2 * step), "to train on"},
+      {"--set step_scheduler.max_steps=" + std::to_string(2 * steps), "to train on"},
       {"--set run.name=another", "to train another run beside it"},
       {"--set checkpoint.resume=none",
        "to start this one afresh; what is there is kept under another name"}};
   size_t width = 0;
   for (const auto& [what, why] : ways) width = std::max(width, what.size());
-  std::printf("this run is finished: %s has %lld steps, step_scheduler.max_steps is %lld\n",
-              from.folder().c_str(), static_cast<long long>(step),
-              static_cast<long long>(max_steps));
-  for (const auto& [what, why] : ways)
-    std::printf("  %s   %s\n", report::pad(what, width).c_str(), why);
-  std::printf("  meshwright generate %s   to let it write\n", from.folder().c_str());
-  std::fflush(stdout);
+  std::string out = "this run is finished: " + checkpoint.string() + " has " +
+                    std::to_string(steps) + " steps, step_scheduler.max_steps is " +
+                    std::to_string(max_steps) + "\n";
+  for (const auto& [what, why] : ways) out += "  " + report::pad(what, width) + "   " + why + "\n";
+  return out + "  " + program_of(command) + " generate " + checkpoint.string() +
+         "   to let it write\n";
 }
 
 void check_data(const checkpoint::Checkpoint& from, const Job& job, const std::string& fingerprint,

@@ -4,6 +4,7 @@
 
 #include <cerrno>
 #include <chrono>
+#include <cstdio>
 #include <fstream>
 #include <memory>
 #include <optional>
@@ -158,7 +159,12 @@ bool Run::open(rendezvous::Ending& together) {
   if (from() == nullptr || from()->meta().step < max_steps_) return true;
   if (beginning_.own)
     make_way(beginning_, *world_, checkpoints_);  // tidies what an interrupted save left
-  if (leader_) say_finished(*from(), max_steps_);
+  if (leader_) {
+    const std::string text =
+        finished_text(from()->folder(), from()->meta().step, max_steps_, options_.command);
+    std::fputs(text.c_str(), stdout);
+    std::fflush(stdout);
+  }
   return false;
 }
 
