@@ -10,7 +10,7 @@ namespace meshwright::base {
 // "2026-11-22T09:30:00Z".
 std::string utc_now();
 
-// Of a clock that nobody sets. For signal handlers too.
+// Milliseconds on a clock that nobody sets. For signal handlers too.
 int64_t monotonic_ms();
 
 // Milliseconds since `begin`.

@@ -39,7 +39,7 @@ struct Checkpoint::Opened {
   explicit Opened(const fs::path& path) : file(path.string(), ErrorCode::bad_checkpoint) {}
   base::MappedFile file;
   const FileRecord* record = nullptr;
-  std::vector<bool> checked;  // one a block
+  std::vector<bool> checked;  // one per block
   std::unique_ptr<weights::SafetensorsFile> tensors;
   std::map<std::string, const weights::TensorEntry*, std::less<>> entries;
 };

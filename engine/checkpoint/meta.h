@@ -48,11 +48,11 @@ struct TensorRecord {
   DType dtype = DType::float32;
   std::vector<int64_t> shape;
   std::vector<Piece> pieces;  // together every element exactly once
-  // Weights: the dtype an export has, that of the Hugging Face folder the run started from; else as
-  // stored.
+  // Weights: the dtype in an export, taken from the Hugging Face folder that the run started from;
+  // without one the dtype that is stored.
   DType export_dtype = DType::float32;
-  // Of a fused parameter and its states: they are stored as in memory, groups interleaved, and a
-  // Hugging Face folder has its parts whole.
+  // Set for a fused parameter and its states. They are stored as in memory, groups interleaved; a
+  // Hugging Face folder has the parts whole.
   std::optional<FusedRows> fused = std::nullopt;
 };
 

@@ -15,7 +15,7 @@ namespace meshwright::data {
 
 namespace {
 
-// Linux allows a process 65,530 mappings; a corpus may have more files. Those behind the first ones
+// Linux allows a process 65,530 mappings; a corpus may have more files. Files beyond this number
 // are mapped for each read.
 constexpr size_t kMaxMapped = 4096;
 

@@ -75,7 +75,7 @@ class Text {
 };
 
 // The configuration that generating amounts to: the model, float32 unless `sets` say otherwise, one
-// sample a rank. `sets` are --set. Throws Error(bad_set) for keys that have no part in it.
+// sample per rank. `sets` are --set. Throws Error(bad_set) for keys that have no part in it.
 struct Settings {
   std::string toml;
   std::vector<std::string> sets;

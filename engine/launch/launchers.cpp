@@ -63,8 +63,9 @@ constexpr Names kLocalPmi = {nullptr, nullptr, "PMI_LOCAL_RANK", "PMI_LOCAL_SIZE
 constexpr const char* kRankAlone[] = {"PALS_RANKID", "PMIX_RANK", "ALPS_APP_PE",
                                       "JOB_COMPLETION_INDEX"};
 
-// Those and more that say less: a place among processes, nodes or pods, from whatever sets them,
-// and the variable that holds how many there are. Where that is 1 the process is known to be alone.
+// These variables, and others that say less: a place among processes, nodes or pods, from whatever
+// sets them, and the variable that holds how many there are. Where that is 1 the process is known
+// to be alone.
 struct Place {
   const char *name, *size;
 };

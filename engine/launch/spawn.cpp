@@ -109,7 +109,7 @@ Listener listen_on_free_port() {
 }
 
 Process spawn_rank(const LocalJob& job, int64_t number, int64_t restart, const Listener& listener) {
-  if (number == 0) raise_descriptor_limit();  // there are three descriptors a rank
+  if (number == 0) raise_descriptor_limit();  // there are three descriptors per rank
   Pipe out, err;
   std::vector<std::string> words = job.argv,
                            variables = rank_environment(job, number, restart, listener.port);

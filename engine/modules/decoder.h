@@ -104,7 +104,7 @@ class DecoderModelImpl : public torch::nn::Module {
  private:
   ScaledEmbedding embed_tokens_{nullptr};
   torch::nn::ModuleList layers_;
-  std::vector<size_t> ropes_;  // a layer
+  std::vector<size_t> ropes_;  // by layer
   RMSNorm norm_{nullptr};
   RotaryEmbedding rotary_emb_{nullptr};
 };

@@ -60,7 +60,7 @@ inline float unit(uint32_t bits) {
   return static_cast<float>(static_cast<int32_t>(bits >> 8)) * 0x1p-24F;
 }  // [0, 1)
 
-// Normals 4 first .. 4 (first + kBlocks) of the stream: two Box-Muller pairs a block.
+// Normals 4 first .. 4 (first + kBlocks) of the stream: two Box-Muller pairs per block.
 MESHWRIGHT_VECTORISED void normals(uint64_t first, uint64_t seed, uint64_t stream,
                                    float* __restrict out) {
   float drawn[4][kBlocks];

@@ -12,7 +12,7 @@ namespace meshwright::outlines {
 // Blocks of experts in place of MLPs, in some layers or all.
 struct MoeFamily {
   MoeOutline sizes;
-  std::vector<bool> sparse;    // a layer: whether it has experts
+  std::vector<bool> sparse;    // by layer: whether it has experts
   bool experts_first = false;  // registered before the router
 };
 
@@ -31,8 +31,8 @@ struct DecoderFamily {
 };
 
 DecoderFamily read_decoder_family(const ConfigJson& config);
-// Of the families that have experts: how many, how wide, in which layers; nullopt where no layer
-// has any.
+// The experts of the families that have them: how many, how wide, in which layers; nullopt where no
+// layer has any.
 std::optional<MoeFamily> read_moe_family(const ConfigJson& config, const std::string& model_type,
                                          const DecoderSizes& sizes);
 

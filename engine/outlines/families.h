@@ -1,5 +1,5 @@
-// One function a model family: config.json to outline. Names and shapes are those of transformers'
-// named_parameters().
+// One function per model family: config.json to outline. Names and shapes are those of
+// transformers' named_parameters().
 #pragma once
 
 #include "engine/outlines/config_json.h"

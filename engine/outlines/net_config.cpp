@@ -63,7 +63,7 @@ const Runnable& runnable(const ConfigJson& config) {
       .key("model.config");
 }
 
-// "full_attention" or "sliding_attention" a layer; empty when the file does not say.
+// "full_attention" or "sliding_attention" per layer; empty when the file does not say.
 std::vector<std::string> read_layer_types(const ConfigJson& config, int64_t layers) {
   std::vector<std::string> types = config.strings("layer_types");
   if (!types.empty() && static_cast<int64_t>(types.size()) != layers)

@@ -45,7 +45,7 @@ struct MoeNetConfig {
 
 struct NetConfig {
   DecoderFamily family;
-  std::vector<RopeConfig> ropes;  // one; Gemma 3: that of full attention, that of sliding windows
+  std::vector<RopeConfig> ropes;  // one; Gemma 3: one for full attention, one for sliding windows
   std::vector<LayerConfig> layers;
   double norm_epsilon = 1e-6;
   bool norms_plus_one = false;  // they scale by 1 + weight

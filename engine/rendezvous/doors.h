@@ -24,8 +24,8 @@ class Doors {
     std::string why;
   };
   // Seat `me` connects to every seat of a lower address, as gloo will (of two ends the one with the
-  // higher address opens the connection), and sends all others a few packets meanwhile. Those that
-  // it could not connect to until `end`.
+  // higher address opens the connection), and sends all others a few packets meanwhile. Returns the
+  // seats that it could not connect to until `end`.
   std::vector<Refused> knock(const std::vector<Seat>& seats, size_t me,
                              std::chrono::steady_clock::time_point end);
   // For each seat, whether its packets have come.

@@ -12,7 +12,7 @@ namespace meshwright::rendezvous {
 struct Interface {
   std::string name, address;  // "eth0", "10.70.0.1"
   bool loopback = false;
-  // Of IPv6, and of use only together with the name of the interface: gloo cannot listen there.
+  // An IPv6 address of use only together with the name of the interface: gloo cannot listen there.
   bool link_local = false;
 };
 

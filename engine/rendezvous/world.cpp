@@ -23,14 +23,14 @@ namespace {
 
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
 
-// How long a rank that waited in vain waits for others to say that they did, too. Ranks of one
+// How long a rank that timed out waits for others to say that they did, too. Ranks of one
 // collective begin to wait, and so run out of time, within a step's differences of each other.
 constexpr Milliseconds kRollCall(1000);
 // How long one whose connection broke waits for the words of the rank that broke it.
 constexpr Milliseconds kPosted(2000);
 
-// Those of `ranks` that did not report here. The keeper of the store stays until those that did
-// have their answer, too.
+// The members of `ranks` that did not report here. The keeper of the store stays until the members
+// that did have their answer, too.
 std::vector<int64_t> silent_ranks(c10d::Store& store, int64_t rank, bool keeper,
                                   const std::vector<int64_t>& ranks) {
   auto wait_for = [&](const std::string& key, std::chrono::steady_clock::time_point end) {

@@ -21,7 +21,7 @@
 
 namespace meshwright::tokenizer {
 
-// Of these patterns the matches end at every cut, and leave nothing between them: one of them, or
+// Patterns whose matches end at every cut, and leave nothing between them: one of these, or
 // GPT-2's, has to be among the steps.
 std::span<const std::string_view> separating_patterns();
 Cuts cuts_of(const std::vector<Step>& steps, const std::deque<AddedToken>& added);

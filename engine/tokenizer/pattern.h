@@ -19,7 +19,7 @@ struct PatternProblem {
 // counterpart there.
 std::string to_pcre2(std::string_view pattern);
 
-// What one search needs besides the pattern. One a thread, for any number of patterns.
+// What one search needs besides the pattern. One per thread, for any number of patterns.
 class PatternScratch {
  public:
   PatternScratch();

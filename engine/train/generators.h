@@ -11,7 +11,7 @@
 
 namespace meshwright::train {
 
-// Those of this rank, by device: "cpu", and "cuda" where it trains on one.
+// The generators of this rank, by device: "cpu", and "cuda" where it trains on one.
 std::vector<std::pair<std::string, at::Generator>> generators_of(const World& world);
 // A copy of the state, as bytes.
 at::Tensor state_of(at::Generator generator);

@@ -31,8 +31,8 @@ void say(const char* words) {
 
 void on_signal(int number) {
   int before = errno;
-  // The time first: whoever sees the signal sees the time too. Of two that come together either's
-  // will do.
+  // The time first: whoever sees the signal sees the time too. When two come together either one's
+  // time will do.
   int64_t now = base::monotonic_ms(), unset = 0;
   g_since.compare_exchange_strong(unset, now);
   int first = 0;

@@ -101,7 +101,7 @@ int64_t total(const std::vector<File>& files) {
 
 void read(std::vector<File>& files, bool whole) {
   whole = whole || total(files) <= kWhole;
-  // Of a great many files each has its size compared, and so many their contents.
+  // The size of every file is compared; of very many files only some have their contents compared.
   size_t step = whole ? 1 : (files.size() + kMostFiles - 1) / kMostFiles,
          chosen = (files.size() + step - 1) / std::max<size_t>(step, 1);
   for (size_t i = 0; i < files.size(); i += step)

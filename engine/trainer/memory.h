@@ -9,7 +9,7 @@
 
 namespace meshwright::train {
 
-// Counts from construction until destruction; one at a time a thread.
+// Counts from construction until destruction; only one per thread at a time.
 class MemoryMeter {
  public:
   explicit MemoryMeter(c10::Device device);

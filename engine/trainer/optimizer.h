@@ -33,9 +33,10 @@ class Optimizer {
   // One update of every group. Not collective.
   virtual void step(const std::vector<FlatParameterGroup>& groups, double lr) = 0;
   struct State {
-    std::string name;                 // "exp_avg", "exp_avg_sq", "momentum"
-    std::vector<at::Tensor> tensors;  // one a group, as long as its values and of the dtype of its
-                                      // weights; none before the first step
+    std::string name;  // "exp_avg", "exp_avg_sq", "momentum"
+    // One per group, as long as its values and of the dtype of its weights; none before the first
+    // step.
+    std::vector<at::Tensor> tensors;
   };
   virtual std::vector<State> state() = 0;
   // Makes the state that the first step would make, all zero: to be filled from a checkpoint.
@@ -59,7 +60,7 @@ class Optimizer {
  protected:
   // Calls of a kernel, which wants gradients of the weights' dtype: one for all groups where they
   // are so; else piece by piece, with a copy of the piece's gradients alone. `states`: lists beside
-  // the groups, of which `call` gets what belongs to the weights of the call.
+  // the groups; `call` gets the part of each that belongs to the weights of the call.
   using Call = std::function<void(const std::vector<at::Tensor>& weights,
                                   const std::vector<at::Tensor>& gradients,
                                   std::vector<std::vector<at::Tensor>>& state)>;
@@ -73,11 +74,11 @@ class Optimizer {
  private:
   const at::Tensor& piece_memory(at::ScalarType type, at::Device device, int64_t count);
   std::optional<at::ScalarType> main_type_;
-  std::vector<at::Tensor> main_;    // one a group, or undefined
-  std::vector<at::Tensor> pieces_;  // memory for a piece's gradients, one a dtype and device
+  std::vector<at::Tensor> main_;    // one per group, or undefined
+  std::vector<at::Tensor> pieces_;  // memory for a piece's gradients, one per dtype and device
 };
 
-// That of a trainer, which keeps it to itself: this header is none of those that are installed.
+// A trainer's optimizer, which applications have no access to: this header is not installed.
 Optimizer& optimizer_of(Trainer& trainer);
 
 // From the table [optimizer]. Throws Error(out_of_range).

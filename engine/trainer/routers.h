@@ -14,19 +14,19 @@
 
 namespace meshwright::train {
 
-// Of a model without experts nothing does anything. Not thread-safe; keeps no module alive.
+// Does nothing for a model without experts. Not thread-safe; keeps no module alive.
 class Routers {
  public:
   // route_again: what is recomputed under activation checkpointing selects its experts anew.
   // in_turns: see RouterImpl.
   Routers(torch::nn::Module& model, bool route_again, bool in_turns);
   void begin_step();
-  // Between forward and backward of a micro-batch of `count` targets, of which gradients are
-  // divided by `assumed`: every micro-batch's auxiliary loss weighs as much as its targets.
+  // Between forward and backward of a micro-batch of `count` targets whose gradients are divided by
+  // `assumed`: every micro-batch's auxiliary loss weighs as much as its targets.
   void before_backward(double count, double assumed);
-  // What the auxiliary loss adds to the mean loss of the last forward; undefined: nothing. As
-  // transformers has it, that of the whole model; a loss of each layer's own acts on gradients
-  // alone.
+  // What the auxiliary loss adds to the mean loss of the last forward; undefined: nothing. Only an
+  // auxiliary loss of the whole model, as transformers has it, is reported; one of each layer acts
+  // on gradients alone.
   at::Tensor reported_loss() const;
 
   // The load of this rank's step, and from the sums of all ranks the load of the step.

@@ -228,7 +228,7 @@ void add_loss(Tensor& sum, const Tensor& loss, const Tensor& more, double count)
 
 // Sums of all data-parallel ranks. On a device the host waits here for all that was started. Votes
 // ride along where the data-parallel group is the whole world. On other meshes it is one of several
-// (one a tensor-parallel rank, say), of which each would hear its own votes alone: there they are
+// (one per tensor-parallel rank, say), each of which would hear its own votes alone: there they are
 // summed over everyone, so that all ranks learn of them in the same step and each counts once.
 Trainer::Totals Trainer::totals(const Tensor& loss_sum, double count, bool with_votes,
                                 const std::vector<double>& more) {

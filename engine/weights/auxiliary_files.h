@@ -27,9 +27,9 @@ struct Carried {
 // of folders, 1000 files or 1 GiB in all. Throws Error(file_unreadable) when the folder cannot be
 // listed.
 Carried carried_files(const std::filesystem::path& folder);
-// Of a folder that only holds a config.json among other things: the files by the names that
-// tokenizers and their settings always have, and generation_config.json. Empty when the folder has
-// no tokenizer.
+// The same for a folder that only holds a config.json among other things: the files by the names
+// that tokenizers and their settings always have, and generation_config.json. Empty when the folder
+// has no tokenizer.
 Carried carried_beside(const std::filesystem::path& folder);
 // The notice that a tokenizer beside this config.json stays behind, for a run on the bytes of
 // texts; nullopt when there is none.

@@ -28,8 +28,7 @@ struct ExpertTensors {
     return prefix + std::to_string(expert) + "." + parts[part] + ".weight";
   }
 };
-// Of the parameters of a model of that architecture; nullopt: files hold it as it is, under
-// file_name().
+// How files hold a parameter of a model of that architecture; nullopt: as it is, under file_name().
 std::optional<ExpertTensors> expert_tensors(std::string_view architecture,
                                             std::string_view parameter);
 // "model.layers.0.mlp.gate.weight" of Mixtral is "model.layers.0.block_sparse_moe.gate.weight".
@@ -37,7 +36,7 @@ std::string file_name(std::string_view architecture, std::string_view parameter)
 // The first tensor that files hold of a parameter: its dtype is the parameter's.
 std::string first_file_name(std::string_view architecture, std::string_view parameter);
 
-// Whether a tensor of that shape can be made of `parts` Linears an expert.
+// Whether a tensor of that shape can be made of `parts` Linears per expert.
 bool fits(const ExpertTensors& tensors, std::span<const int64_t> shape);
 
 // Reads the box [offsets, offsets + sizes) of a parameter of `shape`, or elements [begin, end) of

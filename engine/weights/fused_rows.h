@@ -20,8 +20,8 @@ inline constexpr int64_t kMostFusedGroups = 4096;
 struct RowRun {
   int64_t memory = 0, file = 0, count = 0;
 };
-// Those of rows [begin, end) in memory, in the order of memory; and those of rows [begin, end) of
-// the file, in its order.
+// The runs that make up rows [begin, end) of memory, in the order of memory, or of the file, in its
+// order.
 std::vector<RowRun> runs_of_memory(const FusedRows& fused, int64_t begin, int64_t end);
 std::vector<RowRun> runs_of_file(const FusedRows& fused, int64_t begin, int64_t end);
 

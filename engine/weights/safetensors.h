@@ -47,8 +47,8 @@ class SafetensorsFile {
 // or one file.
 class WeightFolder {
  public:
-  // Throws Error(bad_safetensors) for damage, files the index names in vain, and names or links
-  // that lead out of the folder, but for those that Hugging Face's download cache makes
+  // Throws Error(bad_safetensors) for damage, files of the index that are absent, and names or
+  // links that lead out of the folder, but for those that Hugging Face's download cache makes
   // (snapshots/<revision>/NAME -> ../../blobs/<hash>).
   explicit WeightFolder(const std::filesystem::path& path);
   const TensorEntry* find(std::string_view name) const;  // nullptr: none

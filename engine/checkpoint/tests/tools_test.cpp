@@ -71,7 +71,7 @@ void ignore(int64_t) {}
 }  // namespace
 
 TEST_CASE(
-    "an export of any layout holds every weight to the bit, in the dtype of the model's own "
+    "an export of any layout holds every weight bitwise identical, in the dtype of the model's own "
     "folder") {
   Folder folder;
   std::vector<MadeTensor> tensors = some_tensors();

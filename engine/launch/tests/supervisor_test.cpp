@@ -1,4 +1,5 @@
 // Ranks as processes: who speaks, who is blamed, what ends whom, and that nothing is left behind.
+// Long because most of it is rows of scripts and what must come of them, which share one program.
 #include "engine/launch/supervisor.h"
 
 #include <doctest/doctest.h>

@@ -29,7 +29,7 @@ Tensor interleaved(const Tensor& file, const FusedRows& fused) {
   return at::cat(parts, 1).flatten(0, 1);
 }
 
-// A grouped tensor of experts from the file's Linears, one an expert and part.
+// A grouped tensor of experts from the file's Linears, one per expert and part.
 Tensor grouped(const std::map<std::string, Tensor>& file, const std::string& name,
                int64_t experts) {
   bool mixtral = file.contains("model.layers.0.block_sparse_moe.gate.weight"),

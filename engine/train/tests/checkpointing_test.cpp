@@ -30,7 +30,7 @@ const std::vector<Layout> kLayouts = {
 }  // namespace
 
 TEST_CASE(
-    "what is saved on one layout is there to the bit on any other, and training goes on as if "
+    "what is saved on one layout is bitwise identical on any other, and training goes on as if "
     "nothing had happened") {
   TestFolder folder("checkpointing");
   for (size_t a = 0; a < 3; ++a) {

@@ -83,8 +83,8 @@ inline const OnMesh kAlone{1, {}};
 inline const std::vector<OnMesh> kTpMeshes = {
     {2, {kTp2}}, {4, {kTp4}}, {4, {kTp2}}, {8, {kTp2, kReplicate2}}};
 
-// fsdp2 in one micro-batch a step. A larger epsilon than usual: AdamW would blow up the rounding of
-// gradients that are nearly zero.
+// fsdp2 in one micro-batch per step. A larger epsilon than usual: AdamW would blow up the rounding
+// of gradients that are nearly zero.
 inline Layout calm_layout(const std::string& model, const OnMesh& mesh,
                           const std::vector<std::string>& more = {}) {
   int64_t tp = 1;

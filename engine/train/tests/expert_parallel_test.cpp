@@ -115,7 +115,7 @@ TEST_CASE(
 }
 
 TEST_CASE(
-    "weights and moments of experts are the same to the bit after loading on any other layout, and "
+    "weights and moments of experts are bitwise identical after loading on any other layout, and "
     "so are the next losses") {
   TestFolder folder("expert_parallel_checkpoint");
   for (const SmallModel& m : {kMixtral, kQwen3Moe}) {

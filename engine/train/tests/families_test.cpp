@@ -99,7 +99,8 @@ TEST_CASE(
 }
 
 TEST_CASE(
-    "models that differ from Llama are loaded, saved and exported to the bit on every layout, and "
+    "models that differ from Llama are loaded, saved and exported bitwise identical on every "
+    "layout, and "
     "train alike on all of them") {
   Folder folder;
   for (const char* name :
@@ -151,7 +152,7 @@ TEST_CASE("a checkpoint whose rows lie in another order than the model's is refu
     ++fused;
     tensor.fused.reset();
   }
-  CHECK(fused == 4);  // two weights a layer; there is no optimizer's state yet
+  CHECK(fused == 4);  // two weights per layer; there is no optimizer's state yet
   base::write_durably(saved / "meta.json", checkpoint::to_json(meta));
   try {
     run({"fsdp2", 1}, model, saved, {});

@@ -154,7 +154,8 @@ TEST_CASE("main weights train alike on every strategy, level and mesh") {
   }
 }
 
-TEST_CASE("checkpoints hold main weights, and any layout goes on from any other's to the bit") {
+TEST_CASE(
+    "checkpoints hold main weights, which any layout loads bitwise identical from any other's") {
   TestFolder folder("main_weights_checkpoint");
   std::string model = write_model(folder.path, kLlama);
   std::vector<Layout> all = layouts(model);

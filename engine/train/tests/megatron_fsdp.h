@@ -5,7 +5,7 @@
 
 namespace meshwright {
 
-inline constexpr int64_t kRows = 48;  // a step: 1 or 4 micro-batches on 1 to 4 ranks
+inline constexpr int64_t kRows = 48;  // per step: 1 or 4 micro-batches on 1 to 4 ranks
 
 inline std::string flat_option(const std::string& key, const std::string& value) {
   return "distributed.megatron_fsdp." + key + "=" + value;

@@ -1,4 +1,4 @@
-// Checkpoints of megatron_fsdp, ddp and fsdp2 are the same to the bit, whichever loads what the
+// Checkpoints of megatron_fsdp, ddp and fsdp2 are bitwise identical, whichever loads what the
 // other saved. Before doctest: LibTorch has a CHECK of its own.
 #include "engine/train/tests/megatron_fsdp.h"
 #include "engine/train/tests/saved.h"
@@ -31,7 +31,7 @@ Layout layout_of(const Kind& kind, const std::string& model) {
 }  // namespace
 
 TEST_CASE(
-    "weights and moments saved under one strategy are the same to the bit under another, and the "
+    "weights and moments saved under one strategy are bitwise identical under another, and the "
     "next losses are the same") {
   TestFolder folder("megatron_fsdp_checkpoint");
   const std::vector<Kind> kinds = {{"megatron_fsdp", 3, 1, 3},
@@ -74,7 +74,7 @@ TEST_CASE(
 }
 
 TEST_CASE(
-    "fresh weights are the same to the bit at every level, also of what tensor parallelism cuts "
+    "fresh weights are bitwise identical at every level, also of what tensor parallelism cuts "
     "along columns") {
   TestFolder folder("megatron_fsdp_checkpoint");
   for (const SmallModel& m : {kBiases, kGemma3, kPhi3}) {

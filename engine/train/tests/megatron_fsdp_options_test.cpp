@@ -273,7 +273,7 @@ TEST_CASE("with double buffering, no communication buffer is allocated after the
         CHECK(first == 0);
       else if (twice)
         CHECK(first ==
-              2);  // what lies outside units stays gathered, in memory of its own: once a rank
+              2);  // what lies outside units stays gathered, in memory of its own: once per rank
       else
         CHECK(first > 2);
     }

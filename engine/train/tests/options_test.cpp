@@ -38,7 +38,7 @@ struct Pair : torch::nn::Module {
 
 struct Ended {
   std::vector<double> seen;        // the buffer of each rank after the last step
-  std::vector<std::string> error;  // code and key, a rank; empty: none
+  std::vector<std::string> error;  // code and key, by rank; empty: none
 };
 
 // `both(step)`: whether the second layer takes part.

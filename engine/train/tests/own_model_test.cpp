@@ -98,7 +98,7 @@ Result train_reader(int64_t ranks, int64_t tp,
     Reader net;
     {
       c10::NoGradGuard no_grad;
-      // Those of the first tensor-parallel rank become everybody's.
+      // Every tensor-parallel rank has values of its own; the first rank's become everybody's.
       uint64_t seed = 1 + 100 * static_cast<uint64_t>(world->rank() % tp);
       for (auto& item : net->named_parameters())
         item.value().copy_(at::randn(item.value().sizes(), at::detail::createCPUGenerator(seed++)) *

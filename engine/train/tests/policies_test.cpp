@@ -126,7 +126,7 @@ TEST_CASE(
   TestFolder folder("policies_moe");
   std::string model = write_model(folder.path, kMixtral);
   Curve plain = curve_of(calm_layout(model, {4, {kEp2}}), 3);
-  // All keys there, or all keys in the shared table: the same to the bit.
+  // All keys there, or all keys in the shared table: bitwise identical.
   Curve shared =
       curve_of(calm_layout(model, {4, {kEp2}},
                            {policy("param_dtype", "bfloat16"), policy("reduce_dtype", "bfloat16")}),

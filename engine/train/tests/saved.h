@@ -51,7 +51,7 @@ inline std::vector<double> losses_of(const Layout& layout, const std::filesystem
 }
 
 // Saves after three steps on the first layout and goes on on each other one, and the other way
-// round: weights and moments stay the same to the bit, and so do the losses on the same layout.
+// round: weights and moments stay bitwise identical, and so do the losses on the same layout.
 // What went wrong; nothing where all is well.
 inline std::string carried_over(const std::vector<Layout>& all,
                                 const std::filesystem::path& folder) {

@@ -33,7 +33,7 @@ std::vector<Layout> layouts(const SmallModel& m, const std::string& model) {
 }  // namespace
 
 TEST_CASE(
-    "weights and moments are the same to the bit after loading on any other layout, and the next "
+    "weights and moments are bitwise identical after loading on any other layout, and the next "
     "losses are the same") {
   TestFolder folder("tensor_parallel_checkpoint");
   for (const SmallModel& m : {kBiases, kOdd, kPhi3}) {
@@ -42,7 +42,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("fresh weights are the same to the bit on every layout") {
+TEST_CASE("fresh weights are bitwise identical on every layout") {
   TestFolder folder("tensor_parallel_checkpoint");
   for (const SmallModel& m : {kBiases, kOdd, kGemma3, kPhi3}) {
     std::map<std::string, std::string> first;

@@ -45,7 +45,7 @@ TEST_CASE("every model that runs takes the same steps under tensor and sequence 
            R"(, "tie_word_embeddings": false)"},
           {"Qwen3 of odd sizes, tied and padded", "Qwen3ForCausalLM", "qwen3", 96, 6, 2, 257,
            R"(, "tie_word_embeddings": true, "pad_token_id": 200)"},
-          // Of five words on four ranks the last has none; 41 / 4 leaves it eight of the MLP's
+          // The last of four ranks has none of five words; 41 / 4 leaves it eight of the MLP's
           // columns where the others have eleven.
           {"Llama with few words", "LlamaForCausalLM", "llama", 32, 4, 4, 5,
            R"(, "intermediate_size": 41)"},
