@@ -1,5 +1,6 @@
 #include <cstring>
 #include <filesystem>
+#include <iterator>
 #include <optional>
 
 #include "engine/base/relative.h"
@@ -9,25 +10,10 @@ namespace meshwright::data {
 
 namespace {
 
-// Megatron's and fairseq's numbers of element types; 6 and 7 are floats.
-std::optional<TokenType> type_of(int code) {
-  switch (code) {
-    case 1:
-      return TokenType::uint8;
-    case 2:
-      return TokenType::int8;
-    case 3:
-      return TokenType::int16;
-    case 4:
-      return TokenType::int32;
-    case 5:
-      return TokenType::int64;
-    case 8:
-      return TokenType::uint16;
-    default:
-      return std::nullopt;
-  }
-}
+// By Megatron's and fairseq's numbers of element types; 6 and 7 are floats.
+constexpr std::optional<TokenType> kTypes[] = {
+    std::nullopt,     TokenType::uint8, TokenType::int8, TokenType::int16, TokenType::int32,
+    TokenType::int64, std::nullopt,     std::nullopt,    TokenType::uint16};
 
 }  // namespace
 
@@ -70,8 +56,8 @@ std::unique_ptr<Dataset> open_megatron(const DatasetConfig& config) {
   };
   if (auto version = number(9, uint64_t{}); version != 1)
     fail(9, "version " + std::to_string(version) + " of the index is not known (1)");
-  int code = number(17, uint8_t{});
-  std::optional<TokenType> type = type_of(code);
+  size_t code = number(17, uint8_t{});
+  std::optional<TokenType> type = code < std::size(kTypes) ? kTypes[code] : std::nullopt;
   if (!type) fail(17, "element type " + std::to_string(code) + " holds no tokens");
   auto count = number(18, uint64_t{}), boundaries = number(26, uint64_t{}),
        space = static_cast<uint64_t>(index.size() - kFixed);

@@ -26,23 +26,32 @@ std::string grouped(int64_t n) {
   return s;
 }
 
+// Returns use(T()) with the C++ type of the tokens.
+template <class Use>
+auto with_type(TokenType type, Use&& use) {
+  switch (type) {
+    case TokenType::uint8:
+      return use(uint8_t{});
+    case TokenType::int8:
+      return use(int8_t{});
+    case TokenType::uint16:
+      return use(uint16_t{});
+    case TokenType::int16:
+      return use(int16_t{});
+    case TokenType::uint32:
+      return use(uint32_t{});
+    case TokenType::int32:
+      return use(int32_t{});
+    case TokenType::int64:
+      return use(int64_t{});
+  }
+  throw Error(ErrorCode::internal, "a type of tokens that is not known");
+}
+
 }  // namespace
 
 int64_t token_width(TokenType type) {
-  switch (type) {
-    case TokenType::uint8:
-    case TokenType::int8:
-      return 1;
-    case TokenType::uint16:
-    case TokenType::int16:
-      return 2;
-    case TokenType::uint32:
-    case TokenType::int32:
-      return 4;
-    case TokenType::int64:
-      return 8;
-  }
-  return 0;
+  return with_type(type, [](auto token) { return static_cast<int64_t>(sizeof token); });
 }
 
 TokenFiles::TokenFiles(const DatasetConfig& config, TokenType type, std::string advice)
@@ -133,31 +142,6 @@ void TokenFiles::decode(int64_t begin, int64_t count, int64_t* out) const {
         });
   if (bad.part != nullptr) bad_token(*bad.part, bad.index, bad.id);
 }
-
-namespace {
-
-// Calls use(T()) with the C++ type of the tokens.
-template <class Use>
-void with_type(TokenType type, Use&& use) {
-  switch (type) {
-    case TokenType::uint8:
-      return use(uint8_t{});
-    case TokenType::int8:
-      return use(int8_t{});
-    case TokenType::uint16:
-      return use(uint16_t{});
-    case TokenType::int16:
-      return use(int16_t{});
-    case TokenType::uint32:
-      return use(uint32_t{});
-    case TokenType::int32:
-      return use(int32_t{});
-    case TokenType::int64:
-      return use(int64_t{});
-  }
-}
-
-}  // namespace
 
 void TokenFiles::tokens_at(int64_t begin, int64_t count, int64_t* out) const {
   with_type(type_, [&](auto token) { decode<decltype(token)>(begin, count, out); });

@@ -43,6 +43,12 @@ const boost::json::value* ConfigJson::find(std::string_view field) const {
   return value == nullptr || value->is_null() ? nullptr : value;
 }
 
+const boost::json::value& ConfigJson::required(std::string_view field) const {
+  const boost::json::value* value = find(field);
+  if (value == nullptr) fail(field, "is missing");
+  return *value;
+}
+
 void ConfigJson::fail(std::string_view field, const std::string& what) const {
   throw Error(ErrorCode::bad_model_config, name_ + ": " + std::string(field) + " " + what)
       .key("model.config");
@@ -67,6 +73,10 @@ std::optional<int64_t> whole(const boost::json::value& value) {
   return std::nullopt;
 }
 
+std::string brief(const boost::json::value& value) {
+  return boost::json::serialize(value).substr(0, 60);
+}
+
 std::string number_text(double value) {
   std::ostringstream out;
   out << value;
@@ -76,14 +86,10 @@ std::string number_text(double value) {
 
 int64_t ConfigJson::integer(std::string_view field, int64_t low, int64_t high,
                             std::optional<int64_t> fallback) const {
-  const boost::json::value* value = find(field);
-  if (value == nullptr) {
-    if (fallback) return *fallback;
-    fail(field, "is missing");
-  }
-  std::optional<int64_t> number = whole(*value);
-  if (!number)
-    fail(field, "must be a whole number, found " + boost::json::serialize(*value).substr(0, 60));
+  if (fallback && !has(field)) return *fallback;
+  const boost::json::value& value = required(field);
+  std::optional<int64_t> number = whole(value);
+  if (!number) fail(field, "must be a whole number, found " + brief(value));
   if (*number < low || *number > high)
     fail(field, "= " + std::to_string(*number) + " is out of range (" + std::to_string(low) +
                     " to " + std::to_string(high) + ")");
@@ -92,33 +98,27 @@ int64_t ConfigJson::integer(std::string_view field, int64_t low, int64_t high,
 
 double ConfigJson::number(std::string_view field, double low, double high,
                           std::optional<double> fallback) const {
-  const boost::json::value* value = find(field);
-  if (value == nullptr) {
-    if (fallback) return *fallback;
-    fail(field, "is missing");
-  }
-  if (!value->is_number())
-    fail(field, "must be a number, found " + boost::json::serialize(*value).substr(0, 60));
-  double number = value->to_number<double>();
+  if (fallback && !has(field)) return *fallback;
+  const boost::json::value& value = required(field);
+  if (!value.is_number()) fail(field, "must be a number, found " + brief(value));
+  double number = value.to_number<double>();
   if (!(number >= low && number <= high))
-    fail(field, "= " + boost::json::serialize(*value).substr(0, 60) + " is out of range (" +
-                    number_text(low) + " to " + number_text(high) + ")");
+    fail(field, "= " + brief(value) + " is out of range (" + number_text(low) + " to " +
+                    number_text(high) + ")");
   return number;
 }
 
 bool ConfigJson::boolean(std::string_view field, bool fallback) const {
   const boost::json::value* value = find(field);
   if (value == nullptr) return fallback;
-  if (!value->is_bool())
-    fail(field, "must be true or false, found " + boost::json::serialize(*value).substr(0, 60));
+  if (!value->is_bool()) fail(field, "must be true or false, found " + brief(*value));
   return value->get_bool();
 }
 
 std::string ConfigJson::string(std::string_view field, const std::string& fallback) const {
   const boost::json::value* value = find(field);
   if (value == nullptr) return fallback;
-  if (!value->is_string())
-    fail(field, "must be a string, found " + boost::json::serialize(*value).substr(0, 60));
+  if (!value->is_string()) fail(field, "must be a string, found " + brief(*value));
   return std::string(value->get_string());
 }
 

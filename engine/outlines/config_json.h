@@ -37,7 +37,8 @@ class ConfigJson {
   const std::string& name() const { return name_; }
 
  private:
-  const boost::json::value* find(std::string_view field) const;
+  const boost::json::value* find(std::string_view field) const;  // nullptr: absent or null
+  const boost::json::value& required(std::string_view field) const;
   [[noreturn]] void fail(std::string_view field, const std::string& what) const;
   boost::json::object object_;
   std::string name_;

@@ -3,10 +3,10 @@
 #include <map>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
-#include "engine/rendezvous/bounded.h"
 #include "engine/rendezvous/notices.h"
 #include "engine/rendezvous/rendezvous.h"
 #include "engine/rendezvous/separators.h"
+#include "engine/rendezvous/with_others.h"
 #include "meshwright/error.h"
 
 namespace meshwright::rendezvous {
@@ -102,32 +102,17 @@ void compare_ranks(c10d::Store& base, int64_t rank, int64_t world, const Facts& 
   auto store = c10::make_intrusive<c10d::PrefixStore>(
       "compare", c10::intrusive_ptr<c10d::Store>::reclaim_copy(&base));
   auto end = std::chrono::steady_clock::now() + timeout;
-  std::string verdict, mine = encode(facts);
-  auto lost = [&](const std::string& what) {
-    return Error(ErrorCode::rendezvous_failed,
-                 "rank " + std::to_string(rank) +
-                     " could not compare itself with the others: " + what)
-        .key("dist_env.timeout_minutes")
-        .help("look at the logs of the other ranks: one of them ended, hangs or is stopped");
-  };
-  try {
-    verdict = bounded(timeout + Milliseconds(3000), [=] {
-      if (rank != 0) {
-        store->set(std::to_string(rank), bytes_of(mine));
-        return hear(*store, "verdict", left_until(end) + Milliseconds(2000));
-      }
-      std::string found = judge(*store, world, mine, end);
-      publish(*store, "verdict", found.empty() ? "-" : found, world - 1);
-      return found;
-    });
-  } catch (const Error&) {
-    throw;
-  } catch (const NoAnswer&) {
-    throw lost("the store of rank 0 did not answer within " + seconds(timeout) +
-               ": rank 0 hangs or is stopped");
-  } catch (const std::exception&) {
-    throw lost("rank 0 gave no verdict within " + seconds(timeout) + ", or ended");
-  }
+  const std::string mine = encode(facts);
+  const WithOthers words{rank, timeout, "compare itself with the others", "rank 0 gave no verdict"};
+  const std::string verdict = with_others(words, timeout + Milliseconds(3000), [=] {
+    if (rank != 0) {
+      store->set(std::to_string(rank), bytes_of(mine));
+      return hear(*store, "verdict", left_until(end) + Milliseconds(2000));
+    }
+    std::string found = judge(*store, world, mine, end);
+    publish(*store, "verdict", found.empty() ? "-" : found, world - 1);
+    return found;
+  });
   if (!verdict.empty() && verdict != "-")
     throw Error(ErrorCode::ranks_disagree, verdict)
         .help("start all ranks with the same file, --set values, environment and installation");

@@ -12,6 +12,7 @@
 #include "engine/rendezvous/interfaces.h"
 #include "engine/rendezvous/notices.h"
 #include "engine/rendezvous/separators.h"
+#include "engine/rendezvous/with_others.h"
 #include "meshwright/error.h"
 
 namespace meshwright::rendezvous {
@@ -349,24 +350,10 @@ std::vector<Seat> seat_ranks(const c10::intrusive_ptr<c10d::Store>& base,
   Row mine = own_row(ranks, wanted, end);
   mine.seat.tcp_port = doors->tcp_port();
   mine.seat.udp_port = doors->udp_port();
-  auto lost = [&](const std::string& what) {
-    return Error(ErrorCode::rendezvous_failed,
-                 "rank " + std::to_string(ranks.rank) +
-                     " could not learn the addresses of the others: " + what)
-        .key("dist_env.timeout_minutes")
-        .help("look at the logs of the other ranks: one of them ended, hangs or is stopped");
-  };
-  try {
-    return bounded(timeout + 4 * kKnock + Milliseconds(60000),
-                   [=] { return seat(*store, ranks, mine, *doors, end); });
-  } catch (const Error&) {
-    throw;
-  } catch (const NoAnswer&) {
-    throw lost("the store of rank 0 did not answer within " + seconds(timeout) +
-               ": rank 0 hangs or is stopped");
-  } catch (const std::exception&) {
-    throw lost("a rank did not come within " + seconds(timeout) + ", or ended");
-  }
+  const WithOthers words{ranks.rank, timeout, "learn the addresses of the others",
+                         "a rank did not come"};
+  return with_others(words, timeout + 4 * kKnock + Milliseconds(60000),
+                     [=] { return seat(*store, ranks, mine, *doors, end); });
 }
 
 }  // namespace meshwright::rendezvous

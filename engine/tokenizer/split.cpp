@@ -107,18 +107,11 @@ std::vector<SplitRange> apply_behavior(std::vector<SplitRange> parts, SplitBehav
       std::erase_if(parts, [](const SplitRange& part) { return part.match; });
       return parts;
     case SplitBehavior::contiguous:
-      for (const SplitRange& part : parts) {
-        if (part.match == previous && !out.empty()) {
-          out.back().end = part.end;
-        } else {
-          out.push_back(part);
-        }
-        previous = part.match;
-      }
-      return out;
     case SplitBehavior::merged_with_previous:
       for (const SplitRange& part : parts) {
-        if (part.match && !previous && !out.empty()) {
+        const bool joins = behavior == SplitBehavior::contiguous ? part.match == previous
+                                                                 : part.match && !previous;
+        if (joins && !out.empty()) {
           out.back().end = part.end;
         } else {
           out.push_back(part);

@@ -73,8 +73,8 @@ RunFolder::RunFolder(fs::path path, std::optional<int64_t> steps) : path_(std::m
     fs::rename(metrics, kept_, failed);
     if (failed) unwritable(kept_, failed.value());
   }
-  metrics_ = Lines(metrics, /*keep=*/steps.has_value());
-  log_ = Lines(path_ / "run.log", /*keep=*/true);
+  metrics_.emplace(metrics, /*keep=*/steps.has_value());
+  log_.emplace(path_ / "run.log", /*keep=*/true);
 }
 
 RunFolder::Lines::Lines(fs::path path, bool keep) : path_(std::move(path)) {
@@ -88,19 +88,7 @@ RunFolder::Lines::~Lines() {
   if (int64_t missing = waiting_lines_ + lost_lines_; missing > 0)
     std::fprintf(stderr, "warning: %s lacks %s that could not be written\n", path_.c_str(),
                  report::counted(missing, "line", "lines").c_str());
-  if (fd_ >= 0) ::close(fd_);
-}
-
-RunFolder::Lines::Lines(Lines&& other) noexcept { *this = std::move(other); }
-RunFolder::Lines& RunFolder::Lines::operator=(Lines&& other) noexcept {
-  std::swap(path_, other.path_);
-  std::swap(fd_, other.fd_);
-  std::swap(warn_, other.warn_);
-  std::swap(waiting_, other.waiting_);
-  std::swap(waiting_lines_, other.waiting_lines_);
-  std::swap(lost_lines_, other.lost_lines_);
-  std::swap(failing_, other.failing_);
-  return *this;
+  ::close(fd_);
 }
 
 // 0, or why not; then nothing of it is there.
@@ -154,8 +142,8 @@ void RunFolder::Lines::append(std::string_view line) {
 }
 
 void RunFolder::outlive_full_disks(std::function<void(const std::string&)> warn) {
-  metrics_.outlive(warn);
-  log_.outlive(std::move(warn));
+  metrics_->outlive(warn);
+  log_->outlive(std::move(warn));
 }
 
 void RunFolder::put(const std::string& name, const std::string& contents) const {
@@ -167,8 +155,8 @@ void RunFolder::put(const std::string& name, const std::string& contents) const 
 }
 
 void RunFolder::sync() {
-  metrics_.sync();
-  log_.sync();
+  metrics_->sync();
+  log_->sync();
 }
 
 void RunFolder::Lines::sync() {
@@ -188,19 +176,19 @@ std::string row_begin(int64_t step) {
 }  // namespace
 
 void RunFolder::step(const StepResult& r, const StepCost& c) {
-  metrics_.append(row_begin(r.step) + ", \"loss\": " + number(r.loss) +
-                  ", \"grad_norm\": " + number(r.grad_norm) + ", \"lr\": " + number(r.lr) +
-                  ", \"tokens\": " + std::to_string(r.count) +
-                  ", \"step_ms\": " + number(c.step_ms, "%.3f") +
-                  ", \"tokens_per_second\": " + number(per_second(r.count, c.step_ms), "%.1f") +
-                  ", \"memory_bytes\": " + std::to_string(c.memory_bytes) + load_fields(r) + "}\n");
+  metrics_->append(
+      row_begin(r.step) + ", \"loss\": " + number(r.loss) +
+      ", \"grad_norm\": " + number(r.grad_norm) + ", \"lr\": " + number(r.lr) +
+      ", \"tokens\": " + std::to_string(r.count) + ", \"step_ms\": " + number(c.step_ms, "%.3f") +
+      ", \"tokens_per_second\": " + number(per_second(r.count, c.step_ms), "%.1f") +
+      ", \"memory_bytes\": " + std::to_string(c.memory_bytes) + load_fields(r) + "}\n");
 }
 
 void RunFolder::validation(int64_t step, double loss) {
-  metrics_.append(row_begin(step) + ", \"validation_loss\": " + number(loss) + "}\n");
+  metrics_->append(row_begin(step) + ", \"validation_loss\": " + number(loss) + "}\n");
 }
 
-void RunFolder::log(const std::string& line) { log_.append(line + "\n"); }
+void RunFolder::log(const std::string& line) { log_->append(line + "\n"); }
 
 Progress::Progress(report::Output& out, const report::Style& style, bool live, int64_t steps)
     : out_(out), style_(style), live_(live), steps_(steps) {}

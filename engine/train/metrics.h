@@ -48,11 +48,10 @@ class RunFolder {
   // Whole lines: one that does not fit any more leaves no beginning of itself.
   class Lines {
    public:
-    Lines() = default;
     Lines(std::filesystem::path path, bool keep);
     ~Lines();
-    Lines(Lines&& other) noexcept;
-    Lines& operator=(Lines&& other) noexcept;
+    Lines(const Lines&) = delete;
+    Lines& operator=(const Lines&) = delete;
     void append(std::string_view line);
     void sync();
     void outlive(std::function<void(const std::string&)> warn) { warn_ = std::move(warn); }
@@ -69,7 +68,7 @@ class RunFolder {
   };
   std::filesystem::path path_;
   std::string kept_;
-  Lines metrics_, log_;
+  std::optional<Lines> metrics_, log_;  // never empty once the constructor has returned
 };
 
 // One live line with a bar and the time left on a terminal; elsewhere a plain line now and then.

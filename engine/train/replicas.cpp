@@ -5,6 +5,7 @@
 #include <span>
 
 #include "engine/checkpoint/checksum.h"
+#include "engine/rendezvous/notices.h"
 #include "engine/trainer/rank_agreement.h"
 
 namespace meshwright::train {
@@ -18,10 +19,7 @@ bool contains(const std::vector<int64_t>& ranks, int64_t rank) {
 }
 
 std::string names_of(const std::vector<int64_t>& ranks) {
-  std::string out = ranks.size() == 1 ? "rank " : "ranks ";
-  for (size_t i = 0; i < ranks.size() && i < 8; ++i)
-    out += (i > 0 ? ", " : "") + std::to_string(ranks[i]);
-  return ranks.size() > 8 ? out + " and " + std::to_string(ranks.size() - 8) + " more" : out;
+  return (ranks.size() == 1 ? "rank " : "ranks ") + rendezvous::some_of(ranks);
 }
 
 // The ranks that are unlike the majority, at a tie unlike the first rank.
