@@ -163,34 +163,33 @@ int run_verify(Call& call) {
 }  // namespace
 
 Verb checkpoint_ls_verb() {
-  return {.name = "checkpoint ls",
-          .summary = "List checkpoints: step, layout, size, and which of them are whole",
-          .details =
-              "FOLDER is a run's folder, a folder of runs (runs, when none is named), a folder of "
-              "checkpoints or one checkpoint. A "
-              "checkpoint is whole when meta.json matches its own checksum and every file it names "
-              "is there in its size; checkpoint "
-              "verify reads the contents too.\n"
-              "  meshwright checkpoint ls\n  meshwright checkpoint ls runs/first\n",
-          .positionals = {{"FOLDER", false}},
-          .flags = {kJsonFlag},
-          .run = run_ls};
+  return declare(run_ls, R"(
+checkpoint ls [FOLDER]
+List checkpoints: step, layout, size, and which of them are whole
+
+FOLDER is a run's folder, a folder of runs (runs, when none is named), a folder of checkpoints or
+one checkpoint. A checkpoint is whole when meta.json matches its own checksum and every file it
+names is there in its size; checkpoint verify reads the contents too.
+  meshwright checkpoint ls
+  meshwright checkpoint ls runs/first
+
+--json
+)");
 }
 
 Verb checkpoint_verify_verb() {
-  return {.name = "checkpoint verify",
-          .summary = "Read every byte of checkpoints and compare it with its checksum",
-          .details =
-              "FOLDER is one checkpoint, or a folder that holds some, which are all verified. Also "
-              "checks that the headers of the files "
-              "say what meta.json says and that every tensor is covered exactly once. All damage "
-              "is told, with file and bytes; the exit "
-              "status is 7 then. Of a Hugging Face folder, which has no checksums, headers and "
-              "index are checked.\n"
-              "  meshwright checkpoint verify runs/first/checkpoints/latest\n",
-          .positionals = {{"FOLDER"}},
-          .flags = {kJsonFlag},
-          .run = run_verify};
+  return declare(run_verify, R"(
+checkpoint verify FOLDER
+Read every byte of checkpoints and compare it with its checksum
+
+FOLDER is one checkpoint, or a folder that holds some, which are all verified. Also checks that the
+headers of the files say what meta.json says and that every tensor is covered exactly once. All
+damage is told, with file and bytes; the exit status is 7 then. Of a Hugging Face folder, which has
+no checksums, headers and index are checked.
+  meshwright checkpoint verify runs/first/checkpoints/latest
+
+--json
+)");
 }
 
 }  // namespace meshwright::cli

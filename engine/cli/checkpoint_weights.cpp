@@ -227,46 +227,39 @@ int run_diff(Call& call) {
 }  // namespace
 
 Verb checkpoint_export_verb() {
-  return {.name = "checkpoint export",
-          .summary = "Write a checkpoint as a Hugging Face folder, without starting ranks",
-          .details =
-              "FOLDER is a checkpoint, or a run whose latest is taken; a Hugging Face folder is "
-              "written anew. Shards of any layout are "
-              "merged tensor by tensor, each byte checked against its checksum, dtypes as in the "
-              "folder the run started from. "
-              "config.json stays as it was (with --dtype the dtype it names follows), and so do "
-              "the tokenizer and the other files of "
-              "that folder. DIR is put in place in one go; one that is there already must be an "
-              "earlier export.\n"
-              "  meshwright checkpoint export runs/first --out first-hf\n"
-              "  meshwright checkpoint export runs/first/checkpoints/step_00000050 --out half "
-              "--dtype bfloat16\n",
-          .positionals = {{"FOLDER"}},
-          .flags = {{.name = "out", .argument = "DIR", .doc = "The folder to write."},
-                    {.name = "dtype",
-                     .argument = "DTYPE",
-                     .doc = "Convert all floating weights: float32, bfloat16, float16 or float64."},
-                    {.name = "shard-size",
-                     .argument = "SIZE",
-                     .doc = "Most bytes of one safetensors file (500MB, 5GB). Default: 5GB."},
-                    kJsonFlag},
-          .run = run_export};
+  return declare(run_export, R"(
+checkpoint export FOLDER
+Write a checkpoint as a Hugging Face folder, without starting ranks
+
+FOLDER is a checkpoint, or a run whose latest is taken; a Hugging Face folder is written
+anew. Shards of any layout are merged tensor by tensor, each byte checked against its checksum,
+dtypes as in the folder the run started from. config.json stays as it was (with --dtype the dtype
+it names follows), and so do the tokenizer and the other files of that folder. DIR is put in place
+in one go; one that is there already must be an earlier export.
+  meshwright checkpoint export runs/first --out first-hf
+  meshwright checkpoint export runs/first/checkpoints/step_00000050 --out half --dtype bfloat16
+
+--out DIR          The folder to write.
+--dtype DTYPE      Convert all floating weights: float32, bfloat16, float16 or float64.
+--shard-size SIZE  Most bytes of one safetensors file (500MB, 5GB). Default: 5GB.
+--json
+)");
 }
 
 Verb checkpoint_diff_verb() {
-  return {.name = "checkpoint diff",
-          .summary = "Compare two checkpoints or Hugging Face folders tensor by tensor",
-          .details =
-              "Compares names, shapes, dtypes and every element, whatever layout each was saved "
-              "in, and the optimizer's state when both have "
-              "one. The exit status is 0 when all is equal and 7 when something differs or cannot "
-              "be read.\n"
-              "  meshwright checkpoint diff runs/first runs/second\n"
-              "  meshwright checkpoint diff runs/first/hf models/Llama-3.2-1B\n",
-          .positionals = {{"A"}, {"B"}},
-          .flags = {{.name = "all", .doc = "Show every difference, not only the largest 20."},
-                    kJsonFlag},
-          .run = run_diff};
+  return declare(run_diff, R"(
+checkpoint diff A B
+Compare two checkpoints or Hugging Face folders tensor by tensor
+
+Compares names, shapes, dtypes and every element, whatever layout each was saved in, and the
+optimizer's state when both have one. The exit status is 0 when all is equal and 7 when something
+differs or cannot be read.
+  meshwright checkpoint diff runs/first runs/second
+  meshwright checkpoint diff runs/first/hf models/Llama-3.2-1B
+
+--all   Show every difference, not only the largest 20.
+--json
+)");
 }
 
 }  // namespace meshwright::cli

@@ -8,11 +8,6 @@
 
 namespace meshwright::cli {
 
-inline constexpr Flag kWorldSizeFlag{
-    .name = "world-size",
-    .argument = "N",
-    .doc = "Number of ranks. Default: WORLD_SIZE of the environment, else 1."};
-
 // FILE and --set of the command line.
 config::LoadOptions load_options(const Call& call);
 // --world-size, else the environment.

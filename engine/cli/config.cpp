@@ -30,10 +30,6 @@ std::vector<config::StrategySchema> schemas(const Call& call) {
   return discovered_schemas(registry);
 }
 
-constexpr Flag kFileFlag{.name = "file",
-                         .argument = "FILE",
-                         .doc = "Also look for plugins where this configuration says."};
-
 int run_schema(Call& call) {
   call.print_json(config::json_schema(schemas(call)));
   return 0;
@@ -76,39 +72,46 @@ int run_explain(Call& call) {
 }  // namespace
 
 Verb config_show_verb() {
-  return {.name = "config show",
-          .summary = "Print every key with its value and where it came from",
-          .details = "The output is TOML and reads back to the same values.",
-          .positionals = {{"FILE"}},
-          .flags = {kSetFlag, kJsonFlag},
-          .run = run_show};
+  return declare(run_show, R"(
+config show FILE
+Print every key with its value and where it came from
+
+The output is TOML and reads back to the same values.
+
+--set
+--json
+)");
 }
 
 Verb config_schema_verb() {
-  return {.name = "config schema",
-          .summary = "Print the JSON Schema of configuration files, for editors",
-          .details =
-              "Save it and name it in the first line of a file: #:schema ./meshwright.schema.json",
-          .flags = {kFileFlag, kJsonFlag},
-          .run = run_schema};
+  return declare(run_schema, R"(
+config schema
+Print the JSON Schema of configuration files, for editors
+
+Save it and name it in the first line of a file: #:schema ./meshwright.schema.json
+
+--file FILE  Also look for plugins where this configuration says.
+--json
+)");
 }
 
 Verb config_explain_verb() {
-  return {.name = "config explain",
-          .summary = "Explain a key, a table or an error code, or find the keys for a word",
-          .details =
-              "  meshwright config explain optimizer.lr\n  meshwright config explain distributed\n "
-              " meshwright config explain E0301\n"
-              "  meshwright config explain bf16\n  meshwright config explain "
-              "gradient_accumulation_steps\n"
-              "Any other word is looked for in the names, the older names and those of other "
-              "programs, the choices and the descriptions of "
-              "all keys.",
-          .positionals = {{"KEY|TABLE|CODE|WORD", false}},
-          .flags = {kFileFlag,
-                    {.name = "reference", .doc = "Print the whole reference page (Markdown)."},
-                    kJsonFlag},
-          .run = run_explain};
+  return declare(run_explain, R"(
+config explain [KEY|TABLE|CODE|WORD]
+Explain a key, a table or an error code, or find the keys for a word
+
+  meshwright config explain optimizer.lr
+  meshwright config explain distributed
+  meshwright config explain E0301
+  meshwright config explain bf16
+  meshwright config explain gradient_accumulation_steps
+Any other word is looked for in the names, the older names and those of other programs, the choices
+and the descriptions of all keys.
+
+--file FILE  Also look for plugins where this configuration says.
+--reference  Print the whole reference page (Markdown).
+--json
+)");
 }
 
 }  // namespace meshwright::cli

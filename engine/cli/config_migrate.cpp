@@ -75,21 +75,19 @@ int run_migrate(Call& call) {
 }  // namespace
 
 Verb config_migrate_verb() {
-  return {
-      .name = "config migrate",
-      .summary = "Turn a configuration of torchtitan or Automodel into one of Meshwright",
-      .details =
-          "Reads torchtitan's TOML and Automodel's YAML, told apart by their endings, and prints "
-          "TOML. What was guessed, what could not be "
-          "carried over and what is still missing is listed, and stands in the file as comments.\n"
-          "  meshwright config migrate llama3_8b.toml --out job.toml\n"
-          "  meshwright config migrate llama3_2_1b_squad.yaml",
-      .positionals = {{"FILE"}},
-      .flags = {{.name = "out",
-                 .argument = "NEW.toml",
-                 .doc = "Write the configuration to this file. Default: standard output."},
-                kJsonFlag},
-      .run = run_migrate};
+  return declare(run_migrate, R"(
+config migrate FILE
+Turn a configuration of torchtitan or Automodel into one of Meshwright
+
+Reads torchtitan's TOML and Automodel's YAML, told apart by their endings, and prints TOML. What
+was guessed, what could not be carried over and what is still missing is listed, and stands in the
+file as comments.
+  meshwright config migrate llama3_8b.toml --out job.toml
+  meshwright config migrate llama3_2_1b_squad.yaml
+
+--out NEW.toml  Write the configuration to this file. Default: standard output.
+--json
+)");
 }
 
 }  // namespace meshwright::cli

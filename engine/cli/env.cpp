@@ -94,11 +94,14 @@ int run_env(Call& call) {
 }  // namespace
 
 Verb env_verb() {
-  return {.name = "env",
-          .summary = "Show versions, machine and plugin places",
-          .details = "What to put into a bug report.",
-          .flags = {kJsonFlag},
-          .run = run_env};
+  return declare(run_env, R"(
+env
+Show versions, machine and plugin places
+
+What to put into a bug report.
+
+--json
+)");
 }
 
 }  // namespace meshwright::cli

@@ -113,53 +113,34 @@ int run_generate(Call& call) {
 }  // namespace
 
 Verb generate_verb() {
-  return {
-      .name = "generate",
-      .summary = "Let a model go on with a text, from a Hugging Face folder or a checkpoint",
-      .details =
-          "FOLDER is a Hugging Face folder (config.json, model*.safetensors), a checkpoint, or a "
-          "run, whose newest checkpoint is taken.\n"
-          "Text needs a tokenizer.json in the folder (byte-level BPE: GPT-2, Llama 3, Qwen2, Qwen3 "
-          "and their kin), or a model of bytes\n"
-          "(vocab_size = 256). Token ids go in and come out of any model. The prompt and what "
-          "follows appear on standard output as it is\n"
-          "made; how long it took on standard error. Ids are the same under every strategy and on "
-          "any number of ranks.\n"
-          "\n"
-          "  meshwright generate models/Qwen3-0.6B --prompt 'The capital of France is' "
-          "--temperature 0\n"
-          "  meshwright generate runs/first --prompt '#include <' --max-new 400\n"
-          "  meshwright generate models/Llama-3.2-1B --tokens 128000,9906 --nproc 2 --set "
-          "distributed.strategy=fsdp2 --json",
-      .positionals = {{"FOLDER"}},
-      .flags =
-          {{.name = "prompt", .argument = "TEXT", .doc = "What to go on with."},
-           {.name = "tokens",
-            .argument = "IDS",
-            .doc = "The same as token ids with commas; ids come out too."},
-           {.name = "max-new", .argument = "N", .doc = "At most so many new tokens. Default: 200."},
-           {.name = "temperature",
-            .argument = "T",
-            .doc = "How freely tokens are drawn; 0: the most likely ones. Default: 0.7."},
-           {.name = "top-k",
-            .argument = "K",
-            .doc = "Draw from the K most likely tokens only. Default: 0, all of them."},
-           {.name = "top-p",
-            .argument = "P",
-            .doc = "Draw from the most likely tokens that together hold P of the probability. "
-                   "Default: 1."},
-           {.name = "seed",
-            .argument = "N",
-            .doc = "The same seed gives the same tokens. Default: 42."},
-           {.name = "stop",
-            .argument = "IDS",
-            .doc = "Token ids that end the text, or none. Default: eos_token_id of the folder."},
-           {.name = "nproc",
-            .argument = "N",
-            .doc = "Start N local ranks. Default: 1, in this process."},
-           kSetFlag,
-           kJsonFlag},
-      .run = run_generate};
+  return declare(run_generate, R"(
+generate FOLDER
+Let a model go on with a text, from a Hugging Face folder or a checkpoint
+
+FOLDER is a Hugging Face folder (config.json, model*.safetensors), a checkpoint, or a run, whose
+newest checkpoint is taken.
+Text needs a tokenizer.json in the folder (byte-level BPE: GPT-2, Llama 3, Qwen2, Qwen3 and their
+kin), or a model of bytes (vocab_size = 256). Token ids go in and come out of any model. The prompt
+and what follows appear on standard output as it is made; how long it took on standard error. Ids
+are the same under every strategy and on any number of ranks.
+
+  meshwright generate models/Qwen3-0.6B --prompt 'The capital of France is' --temperature 0
+  meshwright generate runs/first --prompt '#include <' --max-new 400
+  meshwright generate models/Llama-3.2-1B --tokens 128000,9906 --nproc 2 --set distributed.strategy=fsdp2 --json
+
+--prompt TEXT    What to go on with.
+--tokens IDS     The same as token ids with commas; ids come out too.
+--max-new N      At most so many new tokens. Default: 200.
+--temperature T  How freely tokens are drawn; 0: the most likely ones. Default: 0.7.
+--top-k K        Draw from the K most likely tokens only. Default: 0, all of them.
+--top-p P        Draw from the most likely tokens that together hold P of the probability.
+                 Default: 1.
+--seed N         The same seed gives the same tokens. Default: 42.
+--stop IDS       Token ids that end the text, or none. Default: eos_token_id of the folder.
+--nproc N        Start N local ranks. Default: 1, in this process.
+--set
+--json
+)");
 }
 
 }  // namespace meshwright::cli

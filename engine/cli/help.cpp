@@ -10,20 +10,23 @@ namespace {
 using report::Style;
 using report::Tone;
 
-constexpr Flag kHelp{.name = "help", .doc = "Show this."};
-constexpr Flag kColour{.name = "color",
-                       .argument = "WHEN",
-                       .doc = "auto (only on a terminal, without NO_COLOR), always or never."};
-constexpr Flag kVersion{.name = "version", .doc = "Show the version."};
-
 struct Entry {
   std::string left, right;
 };
 
-std::string flag_text(const Flag& flag) {
-  std::string text =
-      std::string_view(flag.name) == "help" ? "-h, --help" : std::string("    --") + flag.name;
-  return flag.argument == nullptr ? text : text + " " + flag.argument;
+Entry entry_of(const Flag& flag) {
+  std::string left = (flag.name == "help" ? "-h, --" : "    --") + flag.name;
+  if (!flag.argument.empty()) left += " " + flag.argument;
+  return {left, flag.doc};
+}
+
+// " FILE", " [FOLDER]", " FILES..."
+std::string positionals_text(const Verb& verb) {
+  std::string text;
+  for (const Positional& positional : verb.positionals)
+    text += (positional.required ? " " : " [") + positional.name +
+            (positional.repeats ? "..." : "") + (positional.required ? "" : "]");
+  return text;
 }
 
 // Two columns, the right one wrapped.
@@ -50,11 +53,7 @@ std::vector<Entry> verb_entries(std::string_view group) {
   std::vector<Entry> list;
   for (const Verb& verb : verbs()) {
     if (!group.empty() && !verb.name.starts_with(std::string(group) + ' ')) continue;
-    std::string left = verb.name;
-    for (const Positional& positional : verb.positionals)
-      left += std::string(positional.required ? " " : " [") + positional.name +
-              (positional.repeats ? "..." : "") + (positional.required ? "" : "]");
-    list.push_back({left, verb.summary});
+    list.push_back({verb.name + positionals_text(verb), verb.summary});
   }
   return list;
 }
@@ -88,12 +87,8 @@ std::string paragraphs(const Style& style, std::string_view text) {
 }  // namespace
 
 std::string usage_line(const Verb& verb) {
-  std::string text = "meshwright " + verb.name;
-  for (const Positional& positional : verb.positionals)
-    text += std::string(positional.required ? " " : " [") + positional.name +
-            (positional.repeats ? "..." : "") + (positional.required ? "" : "]");
-  if (!verb.flags.empty()) text += " [flags]";
-  return text;
+  return "meshwright " + verb.name + positionals_text(verb) +
+         (verb.flags.empty() ? "" : " [flags]");
 }
 
 std::string program_help(const Style& style) {
@@ -102,9 +97,9 @@ std::string program_help(const Style& style) {
   out += heading(style, "Usage") + "  meshwright VERB [arguments] [flags]\n";
   out += heading(style, "Verbs") + entries(style, verb_entries({}));
   out += heading(style, "Flags") +
-         entries(style, {{flag_text(kHelp), "Show this; after a verb, the help of the verb."},
-                         {flag_text(kVersion), kVersion.doc},
-                         {flag_text(kColour), kColour.doc}});
+         entries(style, {{"-h, --help", "Show this; after a verb, the help of the verb."},
+                         entry_of(shared_flag("version")),
+                         entry_of(shared_flag("color"))});
   out += heading(style, "First steps") +
          "  meshwright plan job.toml --world-size 64    how the job would be laid out\n"
          "  meshwright validate job.toml                what is wrong with the file\n"
@@ -124,9 +119,9 @@ std::string verb_help(const Style& style, const Verb& verb) {
   if (!verb.details.empty()) out += '\n' + paragraphs(style, verb.details);
   std::vector<Entry> flags;
   for (const Flag& flag : verb.flags)
-    if (!flag.hidden) flags.push_back({flag_text(flag), flag.doc});
-  flags.push_back({flag_text(kColour), kColour.doc});
-  flags.push_back({flag_text(kHelp), kHelp.doc});
+    if (!flag.hidden) flags.push_back(entry_of(flag));
+  flags.push_back(entry_of(shared_flag("color")));
+  flags.push_back(entry_of(shared_flag("help")));
   return out + heading(style, "Flags") + entries(style, flags);
 }
 

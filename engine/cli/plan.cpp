@@ -163,40 +163,39 @@ int run_validate(Call& call) {
 }  // namespace
 
 Verb plan_verb() {
-  return {.name = "plan",
-          .summary = "Show how a job would be laid out: mesh, groups, plan, memory, traffic",
-          .details =
-              "Starts no processes and needs no accelerator. Relative paths in the file start at "
-              "the current folder.\n\n"
-              "  meshwright plan job.toml --world-size 64 --rank 5\n"
-              "  meshwright plan job.toml --world-size 64 --set distributed.tp_size=4 --json",
-          .positionals = {{"FILE"}},
-          .flags = {kWorldSizeFlag,
-                    {.name = "rank",
-                     .argument = "R",
-                     .doc = "Show the groups and shares of this rank. Default: 0."},
-                    {.name = "groups",
-                     .argument = "AXIS",
-                     .doc = "Print all groups of one axis instead, one a line."},
-                    kSetFlag,
-                    kJsonFlag},
-          .run = run_plan};
+  return declare(run_plan, R"(
+plan FILE
+Show how a job would be laid out: mesh, groups, plan, memory, traffic
+
+Starts no processes and needs no accelerator. Relative paths in the file start at the current
+folder.
+
+  meshwright plan job.toml --world-size 64 --rank 5
+  meshwright plan job.toml --world-size 64 --set distributed.tp_size=4 --json
+
+--world-size
+--rank R       Show the groups and shares of this rank. Default: 0.
+--groups AXIS  Print all groups of one axis instead, one a line.
+--set
+--json
+)");
 }
 
 Verb validate_verb() {
-  return {.name = "validate",
-          .summary = "Check a configuration and report every mistake in it",
-          .details =
-              "Checks keys, types, ranges, the strategy's own rules, the model and, where the "
-              "number of ranks is known, the mesh: what\n"
-              "passes here is not refused by train. A file without a model or data passes if it "
-              "has no other keys that only train\n"
-              "reads, and what train would still need is told.\n"
-              "Exit status: 0 fine, 2 a mistake in the file, 3 the sizes do not fit, or the job "
-              "can be planned but not trained.",
-          .positionals = {{"FILE"}},
-          .flags = {kWorldSizeFlag, kSetFlag, kJsonFlag},
-          .run = run_validate};
+  return declare(run_validate, R"(
+validate FILE
+Check a configuration and report every mistake in it
+
+Checks keys, types, ranges, the strategy's own rules, the model and, where the number of ranks is
+known, the mesh: what passes here is not refused by train. A file without a model or data passes if
+it has no other keys that only train reads, and what train would still need is told.
+Exit status: 0 fine, 2 a mistake in the file, 3 the sizes do not fit, or the job can be planned but
+not trained.
+
+--world-size
+--set
+--json
+)");
 }
 
 }  // namespace meshwright::cli

@@ -146,31 +146,32 @@ int run_inspect(Call& call) {
   return 0;
 }
 
-constexpr Flag kFileFlag{.name = "file",
-                         .argument = "FILE",
-                         .doc = "Also look where this configuration's [plugins] says."};
-
 }  // namespace
 
 Verb plugins_list_verb() {
-  return {.name = "plugins list",
-          .summary = "List the strategies that can be found, and the libraries that were refused",
-          .details =
-              "Looked for in: [plugins] load and path (with --file), MESHWRIGHT_PLUGIN_PATH, the "
-              "user's data folder, the installation.",
-          .flags = {kFileFlag, kJsonFlag},
-          .run = run_list};
+  return declare(run_list, R"(
+plugins list
+List the strategies that can be found, and the libraries that were refused
+
+Looked for in: [plugins] load and path (with --file), MESHWRIGHT_PLUGIN_PATH, the user's data
+folder, the installation.
+
+--file FILE  Also look where this configuration's [plugins] says.
+--json
+)");
 }
 
 Verb plugins_inspect_verb() {
-  return {.name = "plugins inspect",
-          .summary = "Show a plugin: its descriptor, options and build facts",
-          .details =
-              "  meshwright plugins inspect fsdp2\n  meshwright plugins inspect "
-              "./libmeshwright_mine.so",
-          .positionals = {{"NAME|FILE"}},
-          .flags = {kFileFlag, kJsonFlag},
-          .run = run_inspect};
+  return declare(run_inspect, R"(
+plugins inspect NAME|FILE
+Show a plugin: its descriptor, options and build facts
+
+  meshwright plugins inspect fsdp2
+  meshwright plugins inspect ./libmeshwright_mine.so
+
+--file FILE  Also look where this configuration's [plugins] says.
+--json
+)");
 }
 
 }  // namespace meshwright::cli

@@ -243,31 +243,28 @@ int run_check(Call& call) {
 }  // namespace
 
 Verb plugins_check_verb() {
-  std::string details =
-      "LIB is a file, or the name of a strategy that is found where plugins are looked for. Every "
-      "case runs in a process of its own, so "
-      "that a crash or a hang is a result. Exit status 2 when a case fails, or when the library is "
-      "refused.\n\n"
-      "  meshwright plugins check ./libmeshwright_mine.so\n"
-      "  meshwright plugins check fsdp2 --case mesh\n\nCases:\n";
+  Verb verb = declare(run_check, R"(
+plugins check LIB
+Run the conformance kit on a plugin
+
+LIB is a file, or the name of a strategy that is found where plugins are looked for. Every case
+runs in a process of its own, so that a crash or a hang is a result. Exit status 2 when a case
+fails, or when the library is refused.
+
+  meshwright plugins check ./libmeshwright_mine.so
+  meshwright plugins check fsdp2 --case mesh
+
+--case NAME        Run this case only.
+--strategy NAME    Look at this strategy of the library only.
+--timeout SECONDS  Limit of each case. Default: 60.
+--json
+)");
+  verb.details += "\n\nCases:\n";
   for (const conf::Case& c : conf::cases())
-    details += "  " + report::pad(c.name, 14) + std::string(c.summary) + "\n";
-  return {.name = "plugins check",
-          .summary = "Run the conformance kit on a plugin",
-          .details = details,
-          .positionals = {{"LIB"}},
-          .flags = {{.name = "case", .argument = "NAME", .doc = "Run this case only."},
-                    {.name = "strategy",
-                     .argument = "NAME",
-                     .doc = "Look at this strategy of the library only."},
-                    {.name = "timeout",
-                     .argument = "SECONDS",
-                     .doc = "Limit of each case. Default: 60."},
-                    {.name = "child",
-                     .doc = "Run one case in this process and answer on a pipe.",
-                     .hidden = true},
-                    kJsonFlag},
-          .run = run_check};
+    verb.details += "  " + report::pad(c.name, 14) + std::string(c.summary) + "\n";
+  // Run one case in this process and answer on a pipe.
+  verb.flags.push_back({.name = "child", .hidden = true});
+  return verb;
 }
 
 }  // namespace meshwright::cli

@@ -123,16 +123,15 @@ int run_new(Call& call) {
 }  // namespace
 
 Verb plugins_new_verb() {
-  return {.name = "plugins new",
-          .summary = "Make a new strategy plugin from the template",
-          .details =
-              "Writes CMakeLists.txt, a small strategy that trains, its tests and a job, and says "
-              "how to build them.",
-          .positionals = {{"NAME"}},
-          .flags = {{.name = "dir",
-                     .argument = "FOLDER",
-                     .doc = "Where to. Default: NAME in the current folder."}},
-          .run = run_new};
+  return declare(run_new, R"(
+plugins new NAME
+Make a new strategy plugin from the template
+
+Writes CMakeLists.txt, a small strategy that trains, its tests and a job, and says how to build
+them.
+
+--dir FOLDER  Where to. Default: NAME in the current folder.
+)");
 }
 
 }  // namespace meshwright::cli

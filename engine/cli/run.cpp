@@ -55,7 +55,7 @@ Error wrong_usage(const Verb& verb, std::string message) {
 
 Error unknown_flag(const Verb& verb, const std::string& given) {
   Words names = {"--help", "--color"};
-  for (const Flag& flag : verb.flags) names.push_back(std::string("--") + flag.name);
+  for (const Flag& flag : verb.flags) names.push_back("--" + flag.name);
   Error error(ErrorCode::usage, "meshwright " + verb.name + " has no flag " + given);
   if (std::string near = nearest_name(given, names); !near.empty())
     error.help("did you mean " + near + "?");
@@ -68,8 +68,8 @@ void parse(const Verb& verb, const Words& arguments, Call& call) {
   description.add_options()("help,h", "")("color", po::value<std::string>(), "")(
       "positional", po::value<Words>(), "");
   for (const Flag& flag : verb.flags)
-    flag.argument == nullptr ? description.add_options()(flag.name, "")
-                             : description.add_options()(flag.name, po::value<Words>(), "");
+    flag.argument.empty() ? description.add_options()(flag.name.c_str(), "")
+                          : description.add_options()(flag.name.c_str(), po::value<Words>(), "");
   po::positional_options_description positional;
   positional.add("positional", -1);
   using namespace po::command_line_style;

@@ -221,49 +221,28 @@ int run_tokenize(Call& call) {
 }  // namespace
 
 Verb tokenize_verb() {
-  return {
-      .name = "tokenize",
-      .summary = "Turn text files into one file of tokens",
-      .details =
-          "The file is what dataset.kind = \"tokens\" reads; ids are those of the tokenizers "
-          "library.\n"
-          "  meshwright tokenize 'data/*.txt' --tokenizer models/Llama-3.2-1B --out data/train.bin "
-          "--document-end eos\n"
-          "  meshwright tokenize rows.jsonl --documents json --text-key text --tokenizer "
-          "models/Qwen3-0.6B --out data/train.bin\n"
-          "FILES are files, folders and quoted patterns, each sorted by name. A document gets what "
-          "the tokenizer's template puts around a "
-          "text, "
-          "a beginning-of-text token perhaps, and at its end the token of --document-end. Tokens "
-          "have two bytes where the vocabulary "
-          "allows "
-          "it, else four.",
-      .positionals = {{.name = "FILES", .repeats = true}},
-      .flags =
-          {{.name = "tokenizer",
-            .argument = "FOLDER",
-            .doc = "A folder with tokenizer.json (byte-level BPE), or that file."},
-           {.name = "out",
-            .argument = "X.bin",
-            .doc = "The file to write. It appears once it is complete."},
-           {.name = "force", .doc = "Replace a file that is already there."},
-           {.name = "documents",
-            .argument = "KIND",
-            .doc = "What a document is: file, line (every line that is not blank), or json (a JSON "
-                   "object on every line). Default: file."},
-           {.name = "text-key",
-            .argument = "KEY",
-            .doc = "The field that holds the text of --documents json. Default: text."},
-           {.name = "document-end",
-            .argument = "TOKEN",
-            .doc = "Put this token after every document: eos, a token or an id. Default: nothing."},
-           {.name = "no-special",
-            .doc = "Leave out what the tokenizer's template puts around a document."},
-           {.name = "threads",
-            .argument = "N",
-            .doc = "Encode in N threads; the tokens are the same. Default: one a core."},
-           kJsonFlag},
-      .run = run_tokenize};
+  return declare(run_tokenize, R"(
+tokenize FILES...
+Turn text files into one file of tokens
+
+The file is what dataset.kind = "tokens" reads; ids are those of the tokenizers library.
+  meshwright tokenize 'data/*.txt' --tokenizer models/Llama-3.2-1B --out data/train.bin --document-end eos
+  meshwright tokenize rows.jsonl --documents json --text-key text --tokenizer models/Qwen3-0.6B --out data/train.bin
+FILES are files, folders and quoted patterns, each sorted by name. A document gets what the
+tokenizer's template puts around a text, a beginning-of-text token perhaps, and at its end the
+token of --document-end. Tokens have two bytes where the vocabulary allows it, else four.
+
+--tokenizer FOLDER    A folder with tokenizer.json (byte-level BPE), or that file.
+--out X.bin           The file to write. It appears once it is complete.
+--force               Replace a file that is already there.
+--documents KIND      What a document is: file, line (every line that is not blank), or json (a
+                      JSON object on every line). Default: file.
+--text-key KEY        The field that holds the text of --documents json. Default: text.
+--document-end TOKEN  Put this token after every document: eos, a token or an id. Default: nothing.
+--no-special          Leave out what the tokenizer's template puts around a document.
+--threads N           Encode in N threads; the tokens are the same. Default: one a core.
+--json
+)");
 }
 
 }  // namespace meshwright::cli

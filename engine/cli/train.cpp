@@ -154,48 +154,34 @@ int run_train(Call& call) {
 }  // namespace
 
 Verb train_verb() {
-  return {
-      .name = "train",
-      .summary = "Train a model under the strategy that the file names",
-      .details =
-          "Starts N local ranks, or runs as one rank of a launcher (torchrun, RANK and WORLD_SIZE, "
-          "Slurm, Open MPI).\n"
-          "Results go to <run.dir>/<run.name>/: metrics.jsonl, run.log, rank_logs, the "
-          "configuration and the plan.\n"
-          "Exit status: 0 done, 2 a mistake in the file, 3 the sizes do not fit, 4 ranks or "
-          "devices, 5 numerics,\n"
-          "6 a collective failed, 7 data or weights, 75 told to end and saved, 128+n by signal.\n"
-          "\n"
-          "Ctrl-C, a terminal that goes away (SIGHUP), SIGTERM or SIGUSR1: all ranks end after the "
-          "same step, and save; run the same\n"
-          "command to continue. A second one ends at once. Before the first step the first one "
-          "does: nothing is lost then.\n"
-          "\n"
-          "  meshwright train configs/first_fsdp2_cpu.toml --nproc 2\n"
-          "  meshwright train job.toml --nproc 2 --set distributed.strategy=ddp --set "
-          "run.name=second\n"
-          "  meshwright train configs/quickstart.toml --nproc 2 --sample 600 --prompt '#include <'",
-      .positionals = {{"FILE"}},
-      .flags = {{.name = "nproc",
-                 .argument = "N",
-                 .doc = "Start N local ranks. Default: 1, in this process."},
-                {.name = "max-restarts",
-                 .argument = "N",
-                 .doc = "Start local ranks again, up to N times, when one is killed, loses its "
-                        "peers or fails inside. Default: 0."},
-                {.name = "sample",
-                 .argument = "N",
-                 .doc = "After the last step let the model write N bytes (vocab_size = 256 only)."},
-                {.name = "prompt",
-                 .argument = "TEXT",
-                 .doc = "What the sample continues. Default: a line break."},
-                {.name = "temperature",
-                 .argument = "T",
-                 .doc = "How freely the sample is drawn; 0: most likely bytes. Default: 0.7."},
-                {.name = "trace",
-                 .doc = "Write a Chrome trace of every rank to <run.dir>/<run.name>/trace/."},
-                kSetFlag},
-      .run = run_train};
+  return declare(run_train, R"(
+train FILE
+Train a model under the strategy that the file names
+
+Starts N local ranks, or runs as one rank of a launcher (torchrun, RANK and WORLD_SIZE, Slurm, Open
+MPI).
+Results go to <run.dir>/<run.name>/: metrics.jsonl, run.log, rank_logs, the configuration and the
+plan.
+Exit status: 0 done, 2 a mistake in the file, 3 the sizes do not fit, 4 ranks or devices, 5
+numerics, 6 a collective failed, 7 data or weights, 75 told to end and saved, 128+n by signal.
+
+Ctrl-C, a terminal that goes away (SIGHUP), SIGTERM or SIGUSR1: all ranks end after the same step,
+and save; run the same command to continue. A second one ends at once. Before the first step the
+first one does: nothing is lost then.
+
+  meshwright train configs/first_fsdp2_cpu.toml --nproc 2
+  meshwright train job.toml --nproc 2 --set distributed.strategy=ddp --set run.name=second
+  meshwright train configs/quickstart.toml --nproc 2 --sample 600 --prompt '#include <'
+
+--nproc N         Start N local ranks. Default: 1, in this process.
+--max-restarts N  Start local ranks again, up to N times, when one is killed, loses its peers or
+                  fails inside. Default: 0.
+--sample N        After the last step let the model write N bytes (vocab_size = 256 only).
+--prompt TEXT     What the sample continues. Default: a line break.
+--temperature T   How freely the sample is drawn; 0: most likely bytes. Default: 0.7.
+--trace           Write a Chrome trace of every rank to <run.dir>/<run.name>/trace/.
+--set
+)");
 }
 
 }  // namespace meshwright::cli

@@ -1,10 +1,18 @@
-// How a verb of the program is described and called. A verb is one function that returns its Verb,
-// in a .cpp of its own, and one line in the table of verbs.cpp; parsing, help and error output are
-// the same for all.
+// How a verb of the program is described and called. A verb is a .cpp of its own, declared by its
+// help, and one line in the table of verbs.cpp; parsing, help and error output are the same for
+// all.
 //
 //   int run_env(Call& call) { call.out.write("...\n"); return 0; }
-//   Verb env_verb() { return {.name = "env", .summary = "Show the installation", .flags =
-//   {kJsonFlag}, .run = run_env}; }
+//   Verb env_verb() {
+//     return declare(run_env, R"(
+//   env
+//   Show versions, machine and plugin places
+//
+//   What to put into a bug report.
+//
+//   --json
+//   )");
+//   }
 #pragma once
 
 #include <boost/json/value.hpp>
@@ -21,22 +29,15 @@
 namespace meshwright::cli {
 
 struct Flag {
-  const char* name;                // "world-size"
-  const char* argument = nullptr;  // "N"; none: a switch
-  const char* doc = "";
+  std::string name;           // "world-size"
+  std::string argument = {};  // "N"; empty: a switch
+  std::string doc = {};
   bool repeats = false;
   bool hidden = false;  // for the program's own use: not in the help
 };
 
-inline constexpr Flag kJsonFlag{.name = "json", .doc = "Print JSON for machines; errors too."};
-inline constexpr Flag kSetFlag{
-    .name = "set",
-    .argument = "KEY=VALUE",
-    .doc = "Override any key of the file, for example distributed.tp_size=2. Repeatable.",
-    .repeats = true};
-
 struct Positional {
-  const char* name;  // "FILE"
+  std::string name;  // "FILE"
   bool required = true;
   bool repeats = false;  // the last one: any number of them, or at least one when it is required
 };
@@ -80,6 +81,21 @@ struct Verb {
   std::vector<Flag> flags = {};  // beside -h and --color
   int (*run)(Call& call) = nullptr;
 };
+
+// A verb as its help has it:
+//
+//   NAME and what follows it: FILE, [FILE] when it may be left out, FILE... when it repeats
+//   the line that the list of verbs has
+//
+//   paragraphs, which a line that ends in a full stop or a colon ends; examples two spaces in
+//
+//   --flag            a switch, and what it does; a line that starts with a space goes on with that
+//   --flag N          a flag with an argument
+//   --flag KEY=N...   one that may be given several times
+//   --json            without a text: one of the flags that several verbs have
+Verb declare(int (*run)(Call& call), std::string_view help);
+// A flag that several verbs have.
+const Flag& shared_flag(std::string_view name);
 
 // Every verb, in the order of the help.
 const std::vector<Verb>& verbs();
