@@ -1,4 +1,5 @@
 #include <charconv>
+#include <cmath>
 #include <set>
 
 #include "engine/cli/verb.h"
@@ -26,6 +27,14 @@ std::optional<int64_t> Call::number(const std::string& flag, int64_t least) cons
                                       std::to_string(least) + ", found \"" + text + "\"")
         .help("--" + flag + " " + std::to_string(least));
   return number;
+}
+
+std::optional<double> Call::finite(const std::string& flag) const {
+  std::string text = value(flag);
+  double number = 0;
+  auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  bool whole = error == std::errc() && end == text.data() + text.size();
+  return whole && std::isfinite(number) ? std::optional(number) : std::nullopt;
 }
 
 void Call::say(const Diagnostics& diagnostics) {

@@ -1,10 +1,7 @@
 // generate: checks folder, prompt and plan without starting a rank, then starts the ranks, or runs
 // as one of them.
-#include <unistd.h>
-
-#include <charconv>
-#include <cmath>
-#include <filesystem>
+#include <optional>
+#include <string>
 
 #include "engine/cli/common.h"
 #include "engine/cli/ranks.h"
@@ -13,22 +10,17 @@
 namespace meshwright::cli {
 namespace {
 
-namespace fs = std::filesystem;
-
-// A finite number; `fits` says whether it is one of those that the flag takes, `wanted` which those
-// are.
+// `fits` says whether a number is one of those that the flag takes, `wanted` which those are.
 template <class Fits>
 double real(const Call& call, const std::string& flag, double otherwise, const Fits& fits,
             const std::string& wanted, const std::string& example) {
   if (!call.has(flag)) return otherwise;
-  std::string text = call.value(flag);
-  double value = 0;
-  auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size() || !std::isfinite(value) ||
-      !fits(value))
-    throw Error(ErrorCode::usage, "--" + flag + " wants " + wanted + ", found \"" + text + "\"")
+  std::optional<double> value = call.finite(flag);
+  if (!value || !fits(*value))
+    throw Error(ErrorCode::usage,
+                "--" + flag + " wants " + wanted + ", found \"" + call.value(flag) + "\"")
         .help("--" + flag + " " + example);
-  return value;
+  return *value;
 }
 
 generate::Request read_request(const Call& call) {
@@ -70,7 +62,7 @@ int check(Call& call, const generate::Request& request, int64_t world_size) {
   return 0;
 }
 
-int start(Call& call, const std::optional<launch::RankEnvironment>& ranks) {
+int start(Call& call, const Ranks& ranks) {
   int64_t wanted = call.number("nproc", 1).value_or(1);
   generate::Request request = read_request(call);
   Screen screen = screen_of(call, started_by_us(ranks));
@@ -83,32 +75,16 @@ int start(Call& call, const std::optional<launch::RankEnvironment>& ranks) {
     if (int status = check(call, request, ranks ? ranks->world_size : wanted); status != 0)
       return status;
   }
-  if (ranks || wanted == 1) {
-    int status = run_in_engine("meshwright_generate_rank", &request);
-    // Threads of a broken connection must not keep a failed rank from ending.
-    if (status != 0 && ranks && ranks->world_size > 1) {
-      call.out.flush();
-      ::_exit(status);
-    }
-    return status;
-  }
-  launch::LocalJob local;
-  local.argv = {fs::read_symlink("/proc/self/exe").string(), "generate", request.folder};
-  for (const std::string& set : request.sets) local.argv.insert(local.argv.end(), {"--set", set});
-  for (const char* flag :
-       {"prompt", "tokens", "stop", "max-new", "temperature", "top-k", "top-p", "seed"})
-    if (call.has(flag)) local.argv.push_back(std::string("--") + flag + "=" + call.value(flag));
-  if (request.json) local.argv.emplace_back("--json");
-  local.ranks = wanted;
-  tell_screen(screen, local);
+  if (ranks || wanted == 1) return run_rank(call, ranks, "meshwright_generate_rank", &request);
+  launch::LocalJob local = local_ranks(
+      call, "generate",
+      {"prompt", "tokens", "stop", "max-new", "temperature", "top-k", "top-p", "seed", "json"},
+      wanted, screen);
   call.out.flush();
   return launch::run_local_ranks(local);
 }
 
-int run_generate(Call& call) {
-  std::optional<launch::RankEnvironment> ranks = ranks_of(call);
-  return refuse_together(call, ranks, [&] { return start(call, ranks); });
-}
+int run_generate(Call& call) { return refuse_together(call, start); }
 
 }  // namespace
 

@@ -4,24 +4,25 @@
 #include <unistd.h>
 
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <string_view>
 
+#include "engine/launch/exit_status.h"
 #include "engine/launch/limits.h"
 #include "sdk/base/beside.h"
+#include "sdk/base/words.h"
 
 namespace meshwright::cli {
+namespace {
 
-std::optional<launch::RankEnvironment> ranks_of(Call& call) {
-  std::optional<launch::RankEnvironment> ranks =
-      launch::detect_ranks(launch::process_environment());
+Ranks ranks_of(Call& call) {
+  Ranks ranks = launch::detect_ranks(launch::process_environment());
   if (std::vector<std::string> names = launch::unrecognised_launcher(launch::process_environment());
       !names.empty()) {
-    std::string list;
-    for (const std::string& name : names) list += (list.empty() ? "" : ", ") + name;
     Diagnostics told;
-    told.warning("this process is no rank of a larger job and works alone, but " + list +
-                 " looks as if a launcher had started several: if so, " +
+    told.warning("this process is no rank of a larger job and works alone, but " +
+                 text::join(names, ", ") + " looks as if a launcher had started several: if so, " +
                  launch::kSetRankVariables);
     call.say(told);
   }
@@ -35,13 +36,29 @@ std::optional<launch::RankEnvironment> ranks_of(Call& call) {
   return ranks;
 }
 
-int refuse_together(Call& call, const std::optional<launch::RankEnvironment>& ranks,
-                    const std::function<int()>& work) {
-  if (!ranks || started_by_us(ranks) || ranks->world_size == 1) return work();
+int run_in_engine(const char* entry, const void* options) {
+  launch::raise_descriptor_limit();
+  std::string path = beside_sdk("libmeshwright_engine.so").string();
+  void* library = ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+  if (library == nullptr) {
+    const char* why = ::dlerror();
+    throw Error(ErrorCode::internal, "cannot load " + path + ": " + (why ? why : ""))
+        .help("the installation is damaged, or LibTorch was moved: build or install again");
+  }
+  auto run = reinterpret_cast<int (*)(const void*)>(::dlsym(library, entry));
+  if (run == nullptr) throw Error(ErrorCode::internal, path + " is not the engine's library");
+  return run(options);
+}
+
+}  // namespace
+
+int refuse_together(Call& call, int (*verb)(Call& call, const Ranks& ranks)) {
+  const Ranks ranks = ranks_of(call);
+  if (!ranks || started_by_us(ranks) || ranks->world_size == 1) return verb(call, ranks);
   call.quiet = ranks->rank != 0;
   int status = 0;
   try {
-    status = work();
+    status = verb(call, ranks);
   } catch (const Error& error) {
     status = call.fail({&error, 1});
   }
@@ -67,14 +84,7 @@ Screen screen_of(const Call& call, bool started_by_us) {
   return screen;
 }
 
-void tell_screen(const Screen& screen, launch::LocalJob& job) {
-  if (screen.live)
-    job.environment.emplace_back("MESHWRIGHT_TERMINAL", std::to_string(screen.width));
-  if (screen.colour) job.environment.emplace_back("MESHWRIGHT_COLOUR", "1");
-  job.environment.emplace_back("MESHWRIGHT_COMMAND", command_again(std::nullopt));
-}
-
-std::string command_again(const std::optional<launch::RankEnvironment>& ranks) {
+std::string command_again(const Ranks& ranks) {
   const char* told = std::getenv("MESHWRIGHT_COMMAND");
   if (ranks) return started_by_us(ranks) && told != nullptr ? told : "";
   constexpr std::string_view kPlain =
@@ -93,18 +103,31 @@ std::string command_again(const std::optional<launch::RankEnvironment>& ranks) {
   return out;
 }
 
-int run_in_engine(const char* entry, const void* options) {
-  launch::raise_descriptor_limit();
-  std::string path = beside_sdk("libmeshwright_engine.so").string();
-  void* library = ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
-  if (library == nullptr) {
-    const char* why = ::dlerror();
-    throw Error(ErrorCode::internal, "cannot load " + path + ": " + (why ? why : ""))
-        .help("the installation is damaged, or LibTorch was moved: build or install again");
+int run_rank(Call& call, const Ranks& ranks, const char* entry, const void* options) {
+  int status = run_in_engine(entry, options);
+  bool one_of_several = ranks && (ranks->world_size > 1 || started_by_us(ranks));
+  if (status != 0 && status != launch::kPreempted && one_of_several) {
+    call.out.flush();
+    ::_exit(status);
   }
-  auto run = reinterpret_cast<int (*)(const void*)>(::dlsym(library, entry));
-  if (run == nullptr) throw Error(ErrorCode::internal, path + " is not the engine's library");
-  return run(options);
+  return status;
+}
+
+launch::LocalJob local_ranks(const Call& call, const char* verb,
+                             std::initializer_list<const char*> flags, int64_t count,
+                             const Screen& screen) {
+  launch::LocalJob job;
+  job.argv = {std::filesystem::read_symlink("/proc/self/exe").string(), verb, call.positional(0)};
+  for (const std::string& set : call.values("set")) job.argv.insert(job.argv.end(), {"--set", set});
+  for (const std::string flag : flags)
+    if (call.has(flag))
+      job.argv.push_back("--" + flag + (call.values(flag).empty() ? "" : "=" + call.value(flag)));
+  job.ranks = count;
+  if (screen.live)
+    job.environment.emplace_back("MESHWRIGHT_TERMINAL", std::to_string(screen.width));
+  if (screen.colour) job.environment.emplace_back("MESHWRIGHT_COLOUR", "1");
+  job.environment.emplace_back("MESHWRIGHT_COMMAND", command_again(std::nullopt));
+  return job;
 }
 
 }  // namespace meshwright::cli

@@ -2,7 +2,7 @@
 // that a rank's parent sees.
 #pragma once
 
-#include <functional>
+#include <initializer_list>
 #include <optional>
 #include <string>
 
@@ -12,18 +12,17 @@
 
 namespace meshwright::cli {
 
-// The ranks of a launcher, or of a parent of ours. Warns when variables look like those of a
-// launcher that is not known. Throws Error(usage) when --nproc is given to one of a launcher's.
-std::optional<launch::RankEnvironment> ranks_of(Call& call);
-inline bool started_by_us(const std::optional<launch::RankEnvironment>& ranks) {
+// Which rank of a launcher, or of a parent of ours, this process is; nullopt: none.
+using Ranks = std::optional<launch::RankEnvironment>;
+inline bool started_by_us(const Ranks& ranks) {
   return ranks && ranks->source == launch::RankEnvironment::Source::local;
 }
 
-// Runs the part of a verb that may refuse the job before this process has met the other ranks. When
-// it does, in a rank that a launcher started, the error is printed and the other ranks, which may
-// not refuse by themselves, are told of it. Rank 0 alone says notices.
-int refuse_together(Call& call, const std::optional<launch::RankEnvironment>& ranks,
-                    const std::function<int()>& work);
+// Runs a verb that may refuse the job before this process has met the other ranks. When it does, in
+// a rank that a launcher started, the error is printed and the other ranks, which may not refuse by
+// themselves, are told of it. Rank 0 alone says notices. Warns when variables look like those of a
+// launcher that is not known. Throws Error(usage) when --nproc is given to a rank of a launcher's.
+int refuse_together(Call& call, int (*verb)(Call& call, const Ranks& ranks));
 
 // What rank 0 writes to.
 struct Screen {
@@ -35,12 +34,18 @@ struct Screen {
 Screen screen_of(const Call& call, bool started_by_us);
 // The command that started this process, or its launcher, as a shell takes it again; empty for a
 // rank of another launcher.
-std::string command_again(const std::optional<launch::RankEnvironment>& ranks);
-void tell_screen(const Screen& screen, launch::LocalJob& job);
+std::string command_again(const Ranks& ranks);
 
-// Calls a function of libmeshwright_engine.so, which lies beside the SDK library; loading it here
-// keeps LibTorch out of all other verbs. `entry` takes a pointer to `options` and gives an exit
-// status.
-int run_in_engine(const char* entry, const void* options);
+// Runs this process's rank: calls `entry` of libmeshwright_engine.so, which lies beside the SDK
+// library; loading it here keeps LibTorch out of all other verbs. It takes a pointer to `options`
+// and gives an exit status. A rank of several that failed ends the process at once: threads of a
+// broken connection must not keep it from ending.
+int run_rank(Call& call, const Ranks& ranks, const char* entry, const void* options);
+
+// `count` local ranks of this verb: the program again, with FILE, --set and those of `flags` that
+// were given.
+launch::LocalJob local_ranks(const Call& call, const char* verb,
+                             std::initializer_list<const char*> flags, int64_t count,
+                             const Screen& screen);
 
 }  // namespace meshwright::cli

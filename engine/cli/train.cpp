@@ -1,10 +1,9 @@
 // train: checks everything that can be checked without starting a rank, then starts the ranks, or
 // runs as one of them.
-#include <unistd.h>
-
-#include <charconv>
-#include <cmath>
 #include <filesystem>
+#include <memory>
+#include <optional>
+#include <utility>
 
 #include "engine/base/durable.h"
 #include "engine/checkpoint/folder.h"
@@ -33,20 +32,16 @@ void read_sample_flags(const Call& call, train::RunOptions& options) {
     throw Error(ErrorCode::usage, "--prompt is empty: a sample continues at least one byte")
         .help("leave out --prompt to begin a line");
   if (!call.has("temperature")) return;
-  std::string text = call.value("temperature");
-  auto [end, error] =
-      std::from_chars(text.data(), text.data() + text.size(), options.sample_temperature);
-  if (error != std::errc() || end != text.data() + text.size() ||
-      !std::isfinite(options.sample_temperature) || options.sample_temperature < 0)
-    throw Error(ErrorCode::usage,
-                "--temperature wants a number of at least 0, found \"" + text + "\"")
+  std::optional<double> temperature = call.finite("temperature");
+  if (!temperature || *temperature < 0)
+    throw Error(ErrorCode::usage, "--temperature wants a number of at least 0, found \"" +
+                                      call.value("temperature") + "\"")
         .help("--temperature 0 for the most likely bytes")
         .help("--temperature 0.8");
+  options.sample_temperature = *temperature;
 }
 
-int start(Call& call, const std::optional<launch::RankEnvironment>& ranks) {
-  int64_t wanted = call.number("nproc", 1).value_or(1);
-  bool supervised = started_by_us(ranks);
+int64_t restarts_of(const Call& call, const Ranks& ranks) {
   int64_t restarts = call.number("max-restarts", 0).value_or(0);
   if (ranks && restarts > 0)
     throw Error(
@@ -56,68 +51,51 @@ int start(Call& call, const std::optional<launch::RankEnvironment>& ranks) {
         .help("leave out --max-restarts, and let the launcher restart: torchrun --max-restarts " +
               std::to_string(restarts))
         .help("a run that is started again goes on from its newest complete checkpoint");
+  return restarts;
+}
+
+train::RunOptions read_options(const Call& call, const Ranks& ranks, const Screen& screen) {
   train::RunOptions options;
   options.file = call.positional(0);
   options.sets = call.values("set");
   options.trace = call.has("trace");
   options.command = command_again(ranks);
   read_sample_flags(call, options);
-  Screen screen = screen_of(call, supervised);
   options.width = screen.width;
   options.colour = screen.colour;
   options.unicode = screen.unicode;
   options.live = screen.live;
-  if (supervised) {
-    // The parent has checked the job; when it dies, so do its ranks.
-    if (!launch::end_with_parent()) return 1;
-    int status = run_in_engine("meshwright_train_rank", &options);
-    // Threads of a broken connection must not keep a failed rank from ending.
-    if (status != 0 && status != launch::kPreempted) ::_exit(status);
-    return status == 0 ? launch::kDone : status;
-  }
-  int status = 0;
+  return options;
+}
+
+// Everything that can be refused before a rank starts; the exit status. `wanted` local ranks are
+// about to start where this process is none.
+int check(Call& call, plan::Job& job, const train::RunOptions& options, const Ranks& ranks,
+          int64_t wanted) {
   Diagnostics missing;
-  // Every rank asks, so that all of them refuse alike and at once.
-  std::optional<plan::Job> job = load_job(call, status);
-  if (!job) return status;
-  plan::check_trainable(*job, missing);
+  plan::check_trainable(job, missing);
   if (!missing.ok()) return call.fail(missing.errors());
   plan::JobPlan plan =
-      plan::make_plan(*job, {.world_size = ranks ? ranks->world_size : wanted, .rank = 0});
-  plan::check_runs(plan, *job);
+      plan::make_plan(job, {.world_size = ranks ? ranks->world_size : wanted, .rank = 0});
+  plan::check_runs(plan, job);
   if (plan.outline) train::check_sample(options, plan.outline->vocab_size);
   // What depends on the host is asked by one rank of each.
-  if (!ranks || ranks->local_rank == 0) {
-    Diagnostics before =
-        check_before_start(call, *job, plan, ranks ? ranks->local_world_size : wanted);
-    call.say(before);
-    if (!before.ok()) return call.fail(before.errors());
-  }
-  if (ranks || (wanted == 1 && restarts == 0)) {
-    status = run_in_engine("meshwright_train_rank", &options);
-    if (status != 0 && status != launch::kPreempted && ranks && ranks->world_size > 1) {
-      call.out.flush();
-      ::_exit(status);
-    }
-    return status;
-  }
-  launch::LocalJob local;
-  local.argv = {fs::read_symlink("/proc/self/exe").string(), "train", options.file};
-  for (const std::string& set : options.sets) local.argv.insert(local.argv.end(), {"--set", set});
-  if (options.trace) local.argv.emplace_back("--trace");
-  for (const char* flag : {"sample", "prompt", "temperature"})
-    if (call.has(flag))
-      local.argv.insert(local.argv.end(), {std::string("--") + flag, call.value(flag)});
-  local.ranks = wanted;
-  local.max_restarts = restarts;
+  if (ranks && ranks->local_rank != 0) return 0;
+  Diagnostics before =
+      check_before_start(call, job, plan, ranks ? ranks->local_world_size : wanted);
+  call.say(before);
+  return before.ok() ? 0 : call.fail(before.errors());
+}
+
+// Starts the ranks and waits for them. The run's folder is theirs until the last restart has ended.
+int run_locally(Call& call, const plan::Job& job, launch::LocalJob local) {
   local.done_status = launch::kDone;
-  const loader::LoadedPlugin& plugin = *job->strategy.plugin;
+  const loader::LoadedPlugin& plugin = *job.strategy.plugin;
   local.foreign =
       "the plugin " + plugin.name + " " + plugin.version + " (" + plugin.path.string() + ")";
-  tell_screen(screen, local);
-  const Options& run = job->config.table("run");
+  const Options& run = job.config.table("run");
   fs::path folder = fs::path(run.get_string("dir")) / run.get_string("name");
-  // Before anything in the folder is touched, and until the last restart has ended.
+  // Before anything in the folder is touched.
   std::unique_ptr<base::RunLock> lock =
       launch::own_run_folder(folder, launch::process_environment(), [&](const std::string& text) {
         call.err.write(report::format_notice(call.err_style, text));
@@ -146,10 +124,30 @@ int start(Call& call, const std::optional<launch::RankEnvironment>& ranks) {
   return launch::run_local_ranks(local);
 }
 
-int run_train(Call& call) {
-  std::optional<launch::RankEnvironment> ranks = ranks_of(call);
-  return refuse_together(call, ranks, [&] { return start(call, ranks); });
+int start(Call& call, const Ranks& ranks) {
+  const int64_t wanted = call.number("nproc", 1).value_or(1), restarts = restarts_of(call, ranks);
+  const Screen screen = screen_of(call, started_by_us(ranks));
+  const train::RunOptions options = read_options(call, ranks, screen);
+  auto run_here = [&] { return run_rank(call, ranks, "meshwright_train_rank", &options); };
+  if (started_by_us(ranks)) {
+    // The parent has checked the job; when it dies, so do its ranks.
+    if (!launch::end_with_parent()) return 1;
+    int status = run_here();
+    return status == 0 ? launch::kDone : status;
+  }
+  // Every rank asks, so that all of them refuse alike and at once.
+  int status = 0;
+  std::optional<plan::Job> job = load_job(call, status);
+  if (job) status = check(call, *job, options, ranks, wanted);
+  if (!job || status != 0) return status;
+  if (ranks || (wanted == 1 && restarts == 0)) return run_here();
+  launch::LocalJob local =
+      local_ranks(call, "train", {"trace", "sample", "prompt", "temperature"}, wanted, screen);
+  local.max_restarts = restarts;
+  return run_locally(call, *job, std::move(local));
 }
+
+int run_train(Call& call) { return refuse_together(call, start); }
 
 }  // namespace
 

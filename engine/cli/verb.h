@@ -61,6 +61,8 @@ struct Call {
   std::vector<std::string> values(const std::string& flag) const;
   // Throws Error(usage) unless the value is an integer of at least `least`.
   std::optional<int64_t> number(const std::string& flag, int64_t least) const;
+  // nullopt unless the value is a finite number.
+  std::optional<double> finite(const std::string& flag) const;
   std::string positional(size_t index) const {
     return index < positionals.size() ? positionals[index] : std::string();
   }
