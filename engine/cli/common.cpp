@@ -1,5 +1,7 @@
 #include "engine/cli/common.h"
 
+#include <filesystem>
+
 namespace meshwright::cli {
 
 config::LoadOptions load_options(const Call& call) {
@@ -21,6 +23,25 @@ std::optional<plan::Job> load_job(Call& call, int& status) {
   if (diagnostics.ok()) return job;
   status = call.fail(diagnostics.errors());
   return std::nullopt;
+}
+
+loader::SearchPath search_path(const Call& call) {
+  loader::SearchPath search;
+  if (!call.has("file")) return search;
+  Diagnostics diagnostics;
+  config::LoadOptions options;
+  options.file = call.value("file");
+  config::Source source = config::Source::load(options, diagnostics);
+  diagnostics.throw_if_any();
+  search.files = source.plugin_files();
+  search.folders = source.plugin_folders();
+  return search;
+}
+
+const loader::LoadedPlugin& plugin_of(loader::Registry& registry, const std::string& what) {
+  if (what.find('/') != std::string::npos || what.ends_with(".so"))
+    return registry.load(std::filesystem::absolute(what), "command line");
+  return *registry.find(what).plugin;
 }
 
 std::vector<config::StrategySchema> discovered_schemas(loader::Registry& registry) {

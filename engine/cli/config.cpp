@@ -16,17 +16,7 @@ int run_show(Call& call) {
 }
 
 std::vector<config::StrategySchema> schemas(const Call& call) {
-  loader::SearchPath search;
-  if (!call.positional(1).empty() || call.has("file")) {
-    Diagnostics diagnostics;
-    config::LoadOptions options;
-    options.file = call.value("file");
-    config::Source source = config::Source::load(options, diagnostics);
-    diagnostics.throw_if_any();
-    search.files = source.plugin_files();
-    search.folders = source.plugin_folders();
-  }
-  loader::Registry registry(search);
+  loader::Registry registry(search_path(call));
   return discovered_schemas(registry);
 }
 

@@ -6,6 +6,7 @@
 #include "engine/cli/common.h"
 #include "engine/plan/training.h"
 #include "engine/render/render.h"
+#include "sdk/base/words.h"
 
 namespace meshwright::cli {
 namespace {
@@ -17,8 +18,8 @@ void print_groups(Call& call, const plan::JobPlan& plan, const std::string& axis
   for (const plan::AxisView& view : plan::axes_of(plan)) names.push_back(view.name);
   if (std::find(names.begin(), names.end(), axis) == names.end()) {
     std::string all;
-    for (const std::string& name : names) all += (all.empty() ? "" : ", ") + name;
-    Error error(ErrorCode::no_such_axis, "the plan has no axis " + axis + "; it has " + all);
+    Error error(ErrorCode::no_such_axis,
+                "the plan has no axis " + axis + "; it has " + text::join(names, ", "));
     if (std::string near = nearest_name(axis, names); !near.empty())
       error.help("did you mean --groups " + near + "?");
     error.help("--groups " + names.front());

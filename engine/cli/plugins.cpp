@@ -9,19 +9,6 @@ namespace {
 
 namespace json = boost::json;
 
-loader::SearchPath search_path(const Call& call) {
-  loader::SearchPath search;
-  if (!call.has("file")) return search;
-  Diagnostics diagnostics;
-  config::LoadOptions options;
-  options.file = call.value("file");
-  config::Source source = config::Source::load(options, diagnostics);
-  diagnostics.throw_if_any();
-  search.files = source.plugin_files();
-  search.folders = source.plugin_folders();
-  return search;
-}
-
 std::string capabilities(uint64_t bits) {
   std::string out = (bits & MESHWRIGHT_CAN_PLAN) != 0 ? "plan" : "";
   if ((bits & MESHWRIGHT_CAN_PARALLELIZE) != 0) out += out.empty() ? "train" : ", train";
@@ -81,17 +68,12 @@ int run_list(Call& call) {
 
 int run_inspect(Call& call) {
   loader::Registry registry(search_path(call));
-  std::string what = call.positional(0);
-  const loader::LoadedPlugin* plugin = nullptr;
-  if (what.find('/') != std::string::npos || what.ends_with(".so"))
-    plugin = &registry.load(std::filesystem::absolute(what), "command line");
-  else
-    plugin = registry.find(what).plugin;
+  const loader::LoadedPlugin& plugin = plugin_of(registry, call.positional(0));
   if (call.json) {
     json::object facts;
-    for (const auto& [key, value] : plugin->facts) facts[key] = value;
+    for (const auto& [key, value] : plugin.facts) facts[key] = value;
     json::array strategies;
-    for (const loader::StrategyInfo& info : plugin->strategies) {
+    for (const loader::StrategyInfo& info : plugin.strategies) {
       json::array options, aliases;
       for (const std::string& alias : info.aliases) aliases.emplace_back(alias);
       for (const meshwright_option* o : info.schema.options)
@@ -108,28 +90,28 @@ int run_inspect(Call& call) {
                                         {"table", info.schema.table},
                                         {"options", options}});
     }
-    call.print_json(json::object{{"name", plugin->name},
-                                 {"version", plugin->version},
-                                 {"vendor", plugin->vendor},
-                                 {"license", plugin->license},
-                                 {"summary", plugin->summary},
-                                 {"path", plugin->path.string()},
-                                 {"place", plugin->place},
-                                 {"facts_hash", plugin->facts_hash},
+    call.print_json(json::object{{"name", plugin.name},
+                                 {"version", plugin.version},
+                                 {"vendor", plugin.vendor},
+                                 {"license", plugin.license},
+                                 {"summary", plugin.summary},
+                                 {"path", plugin.path.string()},
+                                 {"place", plugin.place},
+                                 {"facts_hash", plugin.facts_hash},
                                  {"facts", facts},
                                  {"strategies", strategies}});
     return 0;
   }
   const report::Style& style = call.out_style;
-  call.out.write(report::paint(style, report::Tone::bold, plugin->name + " " + plugin->version) +
-                 "  " + plugin->summary + "\n");
+  call.out.write(report::paint(style, report::Tone::bold, plugin.name + " " + plugin.version) +
+                 "  " + plugin.summary + "\n");
   call.out.write(report::table(style, {{"", ""},
-                                       {"vendor", plugin->vendor},
-                                       {"license", plugin->license},
-                                       {"library", plugin->path.string()},
-                                       {"found in", plugin->place},
-                                       {"facts hash", plugin->facts_hash}}));
-  for (const loader::StrategyInfo& info : plugin->strategies) {
+                                       {"vendor", plugin.vendor},
+                                       {"license", plugin.license},
+                                       {"library", plugin.path.string()},
+                                       {"found in", plugin.place},
+                                       {"facts hash", plugin.facts_hash}}));
+  for (const loader::StrategyInfo& info : plugin.strategies) {
     call.out.write("\n" + report::paint(style, report::Tone::bold, "strategy " + info.name) + "  " +
                    info.summary + "\ncan: " + capabilities(info.capabilities) + "; options in [" +
                    info.schema.table + "]\n");
@@ -141,7 +123,7 @@ int run_inspect(Call& call) {
   }
   call.out.write("\n" + report::paint(style, report::Tone::bold, "build facts") + "\n");
   std::vector<std::vector<std::string>> facts = {{"fact", "value"}};
-  for (const auto& [key, value] : plugin->facts) facts.push_back({key, value});
+  for (const auto& [key, value] : plugin.facts) facts.push_back({key, value});
   call.out.write(report::table(style, facts));
   return 0;
 }

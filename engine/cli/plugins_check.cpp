@@ -4,9 +4,11 @@
 #include <boost/json/array.hpp>
 #include <charconv>
 #include <filesystem>
+#include <iterator>
 
 #include "engine/cli/common.h"
 #include "engine/loader/descriptor.h"
+#include "sdk/base/words.h"
 #include "sdk/conformance/conformance.h"
 #include "sdk/conformance/runner.h"
 
@@ -29,9 +31,7 @@ Error unknown_name(const std::string& what, const std::string& given,
   Error error(ErrorCode::usage, what + " \"" + given + "\"");
   if (std::string near = nearest_name(given, names); !near.empty())
     error.help("did you mean --" + flag + " " + near + "?");
-  std::string all;
-  for (const std::string& name : names) all += (all.empty() ? "" : ", ") + name;
-  return error.help("there is " + all);
+  return error.help("there is " + text::join(names, ", "));
 }
 
 const conf::Case& case_of(const std::string& name) {
@@ -67,12 +67,6 @@ std::optional<Error> refusal_in(const Fields& fields) {
   return error;
 }
 
-const loader::LoadedPlugin& load(loader::Registry& registry, const std::string& what) {
-  if (what.find('/') != std::string::npos || what.ends_with(".so"))
-    return registry.load(fs::absolute(what), "command line");
-  return *registry.find(what).plugin;
-}
-
 // One case, in this process: what a child does.
 int run_child(Call& call) {
   conf::prepare_child();
@@ -80,7 +74,7 @@ int run_child(Call& call) {
   loader::Registry registry({});
   Fields fields;
   try {
-    const loader::LoadedPlugin& plugin = load(registry, call.positional(0));
+    const loader::LoadedPlugin& plugin = plugin_of(registry, call.positional(0));
     conf::Subject subject{plugin.descriptor, nullptr, plugin.path};
     for (size_t i = 0; i < plugin.strategies.size(); ++i)
       if (plugin.strategies[i].name == call.value("strategy"))
@@ -102,37 +96,26 @@ int run_child(Call& call) {
   return 0;
 }
 
-const char* word(Verdict verdict) {
-  switch (verdict) {
-    case Verdict::ok:
-      return "ok";
-    case Verdict::failed:
-      return "FAIL";
-    case Verdict::skipped:
-      return "skipped";
-  }
-  return "";
-}
+struct Look {
+  const char* word;
+  report::Tone tone;
+};
 
-report::Tone tone_of(Verdict verdict) {
-  switch (verdict) {
-    case Verdict::ok:
-      return report::Tone::green;
-    case Verdict::failed:
-      return report::Tone::red;
-    case Verdict::skipped:
-      return report::Tone::yellow;
-  }
-  return report::Tone::plain;
+const Look& look_of(Verdict verdict) {
+  // In the order of Verdict.
+  static constexpr Look kLooks[] = {
+      {"ok", report::Tone::green}, {"FAIL", report::Tone::red}, {"skipped", report::Tone::yellow}};
+  static_assert(std::size(kLooks) == static_cast<size_t>(Verdict::skipped) + 1);
+  return kLooks[static_cast<size_t>(verdict)];
 }
 
 void print(Call& call, const Row& row) {
   const conf::Outcome& o = row.outcome;
   std::string name = row.strategy.empty() ? std::string(row.about->name)
                                           : row.strategy + ": " + std::string(row.about->name);
+  const Look& look = look_of(o.verdict);
   std::string line =
-      report::pad(report::paint(call.out_style, tone_of(o.verdict), word(o.verdict)), 9) +
-      report::pad(name, 32);
+      report::pad(report::paint(call.out_style, look.tone, look.word), 9) + report::pad(name, 32);
   bool failed = o.verdict == Verdict::failed;
   call.out.write(
       line +
@@ -150,61 +133,37 @@ boost::json::object json_of(const Row& row) {
   return {{"case", row.about->name},
           {"strategy",
            row.strategy.empty() ? boost::json::value(nullptr) : boost::json::value(row.strategy)},
-          {"verdict", word(row.outcome.verdict)},
+          {"verdict", look_of(row.outcome.verdict).word},
           {"details", lines},
           {"seconds", row.outcome.child.seconds}};
 }
 
-int run_check(Call& call) {
-  if (call.has("child")) return run_child(call);
-  const std::string library = call.positional(0), only = call.value("case"),
-                    only_strategy = call.value("strategy");
-  if (!only.empty()) case_of(only);
-  auto seconds = static_cast<double>(call.number("timeout", 1).value_or(60));
-  const std::string program = fs::read_symlink("/proc/self/exe").string();
-  std::vector<Row> rows;
-  auto run = [&](const conf::Case& c, const std::string& strategy, const std::string& path) {
-    std::vector<std::string> command = {program,  "plugins",          "check", path, "--child",
-                                        "--case", std::string(c.name)};
-    if (!strategy.empty()) command.insert(command.end(), {"--strategy", strategy});
-    rows.push_back({strategy, &c, conf::run_case_in_child(command, seconds)});
-  };
+// What the first case, which loads the library, told of it.
+struct Library {
+  bool loaded = false;
+  std::string path, plugin, version;
+  std::vector<std::string> strategies = {};  // to be looked at
+};
 
-  // The first case loads the library, so it always runs; the rest is known from its answer.
-  const conf::Case& first = conf::cases().front();
-  run(first, "", library);
-  const Fields known = rows[0].outcome.child.fields;
-  if (std::optional<Error> refused = refusal_in(known)) throw *refused;
+Library library_of(const Fields& told, const std::string& given, const std::string& only_strategy) {
   auto text = [&](const char* name) {
-    std::vector<std::string> values = conf::values_of(known, name);
+    std::vector<std::string> values = conf::values_of(told, name);
     return values.empty() ? std::string() : values[0];
   };
-  const std::string path = text("path").empty() ? library : text("path");
-  std::vector<std::string> strategies = conf::values_of(known, "strategy");
-  if (!only_strategy.empty()) {
-    if (std::find(strategies.begin(), strategies.end(), only_strategy) == strategies.end())
-      throw unknown_name(path + " has no strategy", only_strategy, strategies, "strategy");
-    strategies = {only_strategy};
-  }
-  const std::string title =
-      text("plugin").empty() ? path : text("plugin") + " " + text("version") + " (" + path + ")";
-  if (!call.json) call.out.write(report::printable(title) + "\n");
-  auto wanted = [&](const conf::Case& c) { return only.empty() || only == c.name; };
-  if (!wanted(first) && rows[0].outcome.verdict != Verdict::failed)
-    rows.clear();
-  else if (!call.json)
-    print(call, rows[0]);
-  auto run_and_print = [&](const conf::Case& c, const std::string& strategy) {
-    if (!wanted(c)) return;
-    run(c, strategy, path);
-    if (!call.json) print(call, rows.back());
-  };
-  for (const conf::Case& c : conf::cases().subspan(1))
-    if (c.scope == conf::Scope::library && !text("path").empty()) run_and_print(c, "");
-  for (const std::string& strategy : strategies)
-    for (const conf::Case& c : conf::cases())
-      if (c.scope == conf::Scope::strategy) run_and_print(c, strategy);
+  Library out{.path = text("path"), .plugin = text("plugin"), .version = text("version")};
+  out.loaded = !out.path.empty();
+  if (!out.loaded) out.path = given;
+  out.strategies = conf::values_of(told, "strategy");
+  if (only_strategy.empty()) return out;
+  if (std::find(out.strategies.begin(), out.strategies.end(), only_strategy) ==
+      out.strategies.end())
+    throw unknown_name(out.path + " has no strategy", only_strategy, out.strategies, "strategy");
+  out.strategies = {only_strategy};
+  return out;
+}
 
+// The sums, and the exit status.
+int conclude(Call& call, const Library& library, const std::vector<Row>& rows) {
   auto count = [&](Verdict verdict) {
     return std::count_if(rows.begin(), rows.end(),
                          [&](const Row& row) { return row.outcome.verdict == verdict; });
@@ -218,9 +177,9 @@ int run_check(Call& call) {
     });
     error.emplace(ErrorCode::plugin_nonconforming, std::to_string(failed) + " of " +
                                                        std::to_string(rows.size()) +
-                                                       " cases failed for " + path);
-    error->help("meshwright plugins check " + path + " --case " + std::string(row.about->name) +
-                " runs one of them alone");
+                                                       " cases failed for " + library.path);
+    error->help("meshwright plugins check " + library.path + " --case " +
+                std::string(row.about->name) + " runs one of them alone");
   }
   if (!call.json) {
     call.out.write(std::to_string(passed) + " passed, " + std::to_string(failed) + " failed, " +
@@ -228,16 +187,58 @@ int run_check(Call& call) {
     call.out.flush();
     return error ? call.fail({&*error, 1}) : 0;
   }
-  boost::json::array json_rows;
-  for (const Row& row : rows) json_rows.push_back(json_of(row));
-  boost::json::object out{
-      {"plugin", text("plugin")}, {"version", text("version")}, {"path", path},
-      {"passed", passed},         {"failed", failed},           {"skipped", skipped},
-      {"cases", json_rows}};
+  boost::json::array cases;
+  for (const Row& row : rows) cases.push_back(json_of(row));
+  boost::json::object out{{"plugin", library.plugin},
+                          {"version", library.version},
+                          {"path", library.path},
+                          {"passed", passed},
+                          {"failed", failed},
+                          {"skipped", skipped},
+                          {"cases", cases}};
   if (error)
     for (const auto& member : report::errors_json({&*error, 1})) out[member.key()] = member.value();
   call.print_json(out);
   return error ? exit_status(error->code()) : 0;
+}
+
+int run_check(Call& call) {
+  if (call.has("child")) return run_child(call);
+  const std::string given = call.positional(0), only = call.value("case");
+  if (!only.empty()) case_of(only);
+  auto seconds = static_cast<double>(call.number("timeout", 1).value_or(60));
+  const std::string program = fs::read_symlink("/proc/self/exe").string();
+  auto run = [&](const conf::Case& c, const std::string& strategy, const std::string& path) {
+    std::vector<std::string> command = {program,  "plugins",          "check", path, "--child",
+                                        "--case", std::string(c.name)};
+    if (!strategy.empty()) command.insert(command.end(), {"--strategy", strategy});
+    return Row{strategy, &c, conf::run_case_in_child(command, seconds)};
+  };
+
+  // The first case loads the library, so it always runs; the rest is known from its answer.
+  const conf::Case& first = conf::cases().front();
+  Row loading = run(first, "", given);
+  if (std::optional<Error> refused = refusal_in(loading.outcome.child.fields)) throw *refused;
+  const Library library = library_of(loading.outcome.child.fields, given, call.value("strategy"));
+  const std::string title =
+      library.plugin.empty() ? library.path
+                             : library.plugin + " " + library.version + " (" + library.path + ")";
+  if (!call.json) call.out.write(report::printable(title) + "\n");
+
+  std::vector<Row> rows;
+  auto add = [&](Row row) {
+    rows.push_back(std::move(row));
+    if (!call.json) print(call, rows.back());
+  };
+  auto wanted = [&](const conf::Case& c) { return only.empty() || only == c.name; };
+  if (wanted(first) || loading.outcome.verdict == Verdict::failed) add(std::move(loading));
+  for (const conf::Case& c : conf::cases().subspan(1))
+    if (c.scope == conf::Scope::library && library.loaded && wanted(c))
+      add(run(c, "", library.path));
+  for (const std::string& strategy : library.strategies)
+    for (const conf::Case& c : conf::cases())
+      if (c.scope == conf::Scope::strategy && wanted(c)) add(run(c, strategy, library.path));
+  return conclude(call, library, rows);
 }
 
 }  // namespace
