@@ -128,16 +128,9 @@ Documents documents_of(const std::string& text) {
       .help("--documents json");
 }
 
-int run_tokenize(Call& call) {
-  for (const char* flag : {"tokenizer", "out"})
-    if (call.value(flag).empty())
-      throw wrong(std::string("meshwright tokenize wants --") + flag +
-                  (std::string_view(flag) == "out" ? " X.bin, the file of tokens to write"
-                                                   : " FOLDER, where tokenizer.json lies"))
-          .help(
-              "meshwright tokenize 'data/*.txt' --tokenizer models/Llama-3.2-1B --out "
-              "data/train.bin");
-  const fs::path out = call.value("out");
+// --out, which must not be there yet unless --force replaces it.
+fs::path output(const Call& call) {
+  fs::path out = call.value("out");
   std::error_code failed;
   if (fs::is_directory(out, failed))
     throw wrong("--out " + out.string() + " is a folder")
@@ -146,13 +139,12 @@ int run_tokenize(Call& call) {
     throw wrong("--out " + out.string() + " is already there")
         .help("--force replaces it once the new one is complete")
         .help("--out another.bin");
-  fs::path file = call.value("tokenizer"), folder = file;
-  if (fs::is_directory(file, failed))
-    file /= "tokenizer.json";
-  else
-    folder = file.has_parent_path() ? file.parent_path() : ".";
-  tokenizer::Tokenizer tokenizer = tokenizer::Tokenizer::load(file);
+  return out;
+}
 
+// `folder`: where the tokenizer lies, with what else is said of it.
+tokenizer::CorpusOptions read_options(const Call& call, const tokenizer::Tokenizer& tokenizer,
+                                      const fs::path& folder) {
   tokenizer::CorpusOptions options;
   options.documents = documents_of(call.value("documents", "file"));
   options.special = !call.has("no-special");
@@ -165,6 +157,71 @@ int run_tokenize(Call& call) {
   options.threads = static_cast<int>(std::min<int64_t>(
       call.number("threads", 1).value_or(std::max<int64_t>(std::thread::hardware_concurrency(), 1)),
       1024));
+  return options;
+}
+
+// What was made, and how fast.
+struct Made {
+  fs::path out;
+  int64_t files = 0, vocabulary = 0;
+  std::string dtype;
+  std::optional<int64_t> document_end;
+  tokenizer::CorpusCounts counts;
+  double seconds = 0;
+};
+
+void tell(Call& call, const Made& made) {
+  const tokenizer::CorpusCounts& counts = made.counts;
+  if (counts.whole > 0)
+    call.err.write(report::format_notice(
+        call.err_style, "pieces of up to " + report::human_bytes(counts.whole) +
+                            " were encoded at once, because this tokenizer's pattern is not known "
+                            "to allow a cut; that takes memory, not accuracy"));
+  if (call.json) {
+    call.print_json(
+        json::object{{"out", made.out.string()},
+                     {"tokens", counts.tokens},
+                     {"bytes", counts.bytes},
+                     {"files", made.files},
+                     {"documents", counts.documents},
+                     {"dtype", made.dtype},
+                     {"vocab_size", made.vocabulary},
+                     {"document_end",
+                      made.document_end ? json::value(*made.document_end) : json::value(nullptr)},
+                     {"seconds", made.seconds}});
+    return;
+  }
+  auto rate =
+      static_cast<int64_t>(static_cast<double>(counts.bytes) / std::max(made.seconds, 1e-3));
+  const std::string out = report::printable(made.out.string());
+  call.out.write(out + ": " + report::human_count(counts.tokens) + " tokens (" + made.dtype +
+                 ") of " + report::counted(counts.documents, "document", "documents") + " in " +
+                 report::counted(made.files, "file", "files") + ", " +
+                 report::human_bytes(counts.bytes) + " in " + report::human_duration(made.seconds) +
+                 ", " + report::human_bytes(rate) + "/s\n" +
+                 "set dataset.kind = \"tokens\" and dataset.path = \"" + out +
+                 "\" to train on them; the model's vocab_size has to be at least " +
+                 std::to_string(made.vocabulary) + "\n");
+}
+
+int run_tokenize(Call& call) {
+  for (const char* flag : {"tokenizer", "out"})
+    if (call.value(flag).empty())
+      throw wrong(std::string("meshwright tokenize wants --") + flag +
+                  (std::string_view(flag) == "out" ? " X.bin, the file of tokens to write"
+                                                   : " FOLDER, where tokenizer.json lies"))
+          .help(
+              "meshwright tokenize 'data/*.txt' --tokenizer models/Llama-3.2-1B --out "
+              "data/train.bin");
+  const fs::path out = output(call);
+  fs::path file = call.value("tokenizer"), folder = file;
+  std::error_code failed;
+  if (fs::is_directory(file, failed))
+    file /= "tokenizer.json";
+  else
+    folder = file.has_parent_path() ? file.parent_path() : ".";
+  tokenizer::Tokenizer tokenizer = tokenizer::Tokenizer::load(file);
+  const tokenizer::CorpusOptions options = read_options(call, tokenizer, folder);
   std::vector<std::string> files = inputs(call, out);
 
   auto begin = std::chrono::steady_clock::now();
@@ -184,37 +241,8 @@ int run_tokenize(Call& call) {
         .help("blank lines are no documents; --documents file");
   writer.finish();
   double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-  if (counts.whole > 0)
-    call.err.write(report::format_notice(
-        call.err_style, "pieces of up to " + report::human_bytes(counts.whole) +
-                            " were encoded at once, because this tokenizer's pattern is not known "
-                            "to allow a cut; that takes memory, not accuracy"));
-  auto of_files = static_cast<int64_t>(files.size());
-  if (call.json) {
-    call.print_json(
-        json::object{{"out", out.string()},
-                     {"tokens", counts.tokens},
-                     {"bytes", counts.bytes},
-                     {"files", of_files},
-                     {"documents", counts.documents},
-                     {"dtype", writer.type_name()},
-                     {"vocab_size", tokenizer.size()},
-                     {"document_end", options.document_end ? json::value(*options.document_end)
-                                                           : json::value(nullptr)},
-                     {"seconds", seconds}});
-    return 0;
-  }
-  call.out.write(
-      report::printable(out.string()) + ": " + report::human_count(counts.tokens) + " tokens (" +
-      writer.type_name() + ") of " + report::counted(counts.documents, "document", "documents") +
-      " in " + report::counted(of_files, "file", "files") + ", " +
-      report::human_bytes(counts.bytes) + " in " + report::human_duration(seconds) + ", " +
-      report::human_bytes(
-          static_cast<int64_t>(static_cast<double>(counts.bytes) / std::max(seconds, 1e-3))) +
-      "/s\n" + "set dataset.kind = \"tokens\" and dataset.path = \"" +
-      report::printable(out.string()) +
-      "\" to train on them; the model's vocab_size has to be at least " +
-      std::to_string(tokenizer.size()) + "\n");
+  tell(call, {out, static_cast<int64_t>(files.size()), tokenizer.size(), writer.type_name(),
+              options.document_end, counts, seconds});
   return 0;
 }
 
