@@ -30,22 +30,15 @@ std::string as_written(const T& node) {
   return out.str();
 }
 
-Value convert(const toml::node& node) {
+Value convert(const toml::node& node);
+
+Value without_place(const toml::node& node) {
+  if (const auto* b = node.as_boolean()) return boolean_value(b->get());
+  if (const auto* i = node.as_integer()) return integer_value(i->get());
+  if (const auto* f = node.as_floating_point()) return number_value(f->get());
+  if (const auto* s = node.as_string()) return Value(s->get());
   Value value;
-  value.place = place_of(node.source());
-  if (const auto* b = node.as_boolean()) {
-    value.kind = Value::Kind::boolean;
-    value.boolean = b->get();
-  } else if (const auto* i = node.as_integer()) {
-    value.kind = Value::Kind::integer;
-    value.integer = i->get();
-  } else if (const auto* f = node.as_floating_point()) {
-    value.kind = Value::Kind::number;
-    value.number = f->get();
-  } else if (const auto* s = node.as_string()) {
-    value.kind = Value::Kind::string;
-    value.text = s->get();
-  } else if (const auto* a = node.as_array()) {
+  if (const auto* a = node.as_array()) {
     value.kind = Value::Kind::list;
     for (const toml::node& item : *a) value.items.push_back(convert(item));
   } else if (const auto* t = node.as_table()) {
@@ -60,6 +53,12 @@ Value convert(const toml::node& node) {
     if (const auto* time = node.as_time()) value.text = as_written(*time);
     if (const auto* both = node.as_date_time()) value.text = as_written(*both);
   }
+  return value;
+}
+
+Value convert(const toml::node& node) {
+  Value value = without_place(node);
+  value.place = place_of(node.source());
   return value;
 }
 

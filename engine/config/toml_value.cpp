@@ -46,10 +46,6 @@ bool all_of_kind(const Value& list, Value::Kind a, Value::Kind b) {
                      [&](const Value& v) { return v.kind == a || v.kind == b; });
 }
 
-double as_number(const Value& v) {
-  return v.kind == Value::Kind::integer ? static_cast<double>(v.integer) : v.number;
-}
-
 std::optional<OptionValue> list_value(const Value& list) {
   using Kind = Value::Kind;
   auto text = [](const Value& v) { return v.text; };
@@ -87,6 +83,31 @@ const Entry* Value::find(std::string_view key) const { return const_cast<Value*>
 const std::string* Value::as_text() const {
   if (kind == Kind::string) return &text;
   return typed.empty() ? nullptr : &typed;
+}
+
+Value boolean_value(bool on) {
+  Value out;
+  out.kind = Value::Kind::boolean;
+  out.boolean = on;
+  return out;
+}
+
+Value integer_value(int64_t integer) {
+  Value out;
+  out.kind = Value::Kind::integer;
+  out.integer = integer;
+  return out;
+}
+
+Value number_value(double number) {
+  Value out;
+  out.kind = Value::Kind::number;
+  out.number = number;
+  return out;
+}
+
+double as_number(const Value& value) {
+  return value.kind == Value::Kind::integer ? static_cast<double>(value.integer) : value.number;
 }
 
 std::string to_toml(const Value& value) {
@@ -177,14 +198,15 @@ std::optional<OptionValue> to_option_value(const Value& value) {
   return std::nullopt;
 }
 
+std::string shortened(std::string text, size_t most) {
+  if (text.size() <= most) return text;
+  size_t cut = most - 3;
+  while (cut > 0 && (static_cast<unsigned char>(text[cut]) & 0xC0) == 0x80) --cut;
+  return text.substr(0, cut) + "...";
+}
+
 std::string found_text(const Value& value) {
-  std::string text = to_toml(value);
-  if (constexpr size_t limit = 60; text.size() > limit) {
-    size_t cut = limit - 3;
-    while (cut > 0 && (static_cast<unsigned char>(text[cut]) & 0xC0) == 0x80)
-      --cut;  // never inside a character
-    text = text.substr(0, cut) + "...";
-  }
+  std::string text = shortened(to_toml(value), 60);
   switch (value.kind) {
     case Value::Kind::boolean:
       return "a boolean " + text;

@@ -59,6 +59,13 @@ struct Entry {
   Value value;
 };
 
+// Values that stand nowhere; a string is Value(text).
+Value boolean_value(bool on);
+Value integer_value(int64_t integer);
+Value number_value(double number);
+// Of an integer or a number.
+double as_number(const Value& value);
+
 // nullopt after a syntax error, which goes to `diagnostics` with its place in `file`.
 std::optional<Value> parse_toml(std::string_view text, const std::string& file,
                                 Diagnostics& diagnostics);
@@ -76,6 +83,9 @@ std::string join_key(std::string_view table, std::string_view name);
 // As an option's value; nullopt for a date, a mixed list and what else no option takes. Tables of
 // strings flatten their dotted keys: model.layers = "x" is the pattern "model.layers".
 std::optional<OptionValue> to_option_value(const Value& value);
+// At most `most` bytes, the last three of them dots where something was cut off; never within a
+// character.
+std::string shortened(std::string text, size_t most);
 // "a date 1979-05-27", "a list of mixed types [1, \"a\"]": what was found, for messages.
 std::string found_text(const Value& value);
 
