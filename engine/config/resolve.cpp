@@ -4,9 +4,9 @@
 #include <set>
 
 #include "engine/config/config.h"
-#include "engine/config/foreign.h"
 #include "engine/config/idle.h"
 #include "engine/config/source.h"
+#include "engine/config/unknown_key.h"
 #include "meshwright/pipeline.h"
 #include "meshwright/tp_plan.h"
 #include "sdk/base/words.h"
@@ -266,79 +266,8 @@ class Resolver {
                            (near.empty() ? "" : "; did you mean [" + near + "]?"));
       return;
     }
-    std::vector<std::string> names;
-    Error error(ErrorCode::unknown_key,
-                (entry.value.is_table() ? "unknown table [" + key + "]" : "unknown key " + key));
-    error.key(key).at(source_.origin(entry.place));
-    const Options* here = find_table(table);
-    if (here != nullptr)
-      for (const meshwright_option* option : here->schema().options)
-        names.emplace_back(option->name);
-    std::string prefix = table.empty() ? "" : table + ".";
-    for (const auto& [name, options] : config_.tables)
-      if (name.starts_with(prefix) && name.size() > prefix.size() &&
-          name.find('.', prefix.size()) == std::string::npos)
-        names.push_back(name.substr(prefix.size()));
-    std::string near = nearest_name(entry.key, names);
-    if (tell_foreign(error, key, entry) > 0) {
-      // The key here is the whole answer.
-    } else {
-      std::string home = home_of(entry.key, table);
-      if (!home.empty() && (near.empty() || near != entry.key))
-        error.help(entry.key + " belongs to [" + home + "]: move it there");
-      if (!near.empty()) error.help("did you mean " + full_key(table, near) + "?");
-      const ForeignName* foreign =
-          home.empty() && near.empty() ? find_foreign_elsewhere(entry.key) : nullptr;
-      if (foreign != nullptr)
-        error.help(foreign_text(*foreign, entry.key));
-      else if (home.empty() && near.empty())
-        error.help((entry.place.source == Origin::Source::command_line
-                        ? "remove --set " + key
-                        : std::string("remove the line")) +
-                   "; `meshwright config explain" + (table.empty() ? std::string() : " " + table) +
-                   "` lists the keys");
-    }
-    diagnostics_.add(std::move(error));
-  }
-
-  // Says what the names of another program are here: of the key itself, or of the keys of a table.
-  // Returns how many it knew.
-  static int tell_foreign(Error& error, const std::string& key, const Entry& entry) {
-    constexpr int kMostLines = 8;
-    int told = 0;
-    if (const ForeignName* known = find_foreign(key)) {
-      error.help(foreign_text(*known, key));
-      return 1;
-    }
-    for (const Entry& inner : entry.value.entries) {
-      std::string name = join_key(key, inner.key);
-      const ForeignName* known = find_foreign(name);
-      if (known != nullptr && ++told <= kMostLines) error.help(foreign_text(*known, name));
-    }
-    return told;
-  }
-
-  // The one other table that has a key of this name. Of the same options under several strategies
-  // the active one counts, and validation data is set up like the data. A name that several tables
-  // know, like "name", says nothing about where it was meant to stand.
-  std::string home_of(const std::string& name, const std::string& not_this) const {
-    const StrategySchema* active = active_schema();
-    std::vector<std::string> homes;
-    for (const auto& [table, options] : config_.tables) {
-      bool inactive =
-          (active == nullptr || table != active->schema.table) &&
-          std::any_of(strategies_.begin(), strategies_.end(),
-                      [&, here = table](const auto& s) { return s.schema.table == here; });
-      if (table != not_this && !table.empty() && !inactive &&
-          options.schema().find(name) != nullptr)
-        homes.push_back(table);
-    }
-    auto has = [&](const char* table) {
-      return std::find(homes.begin(), homes.end(), table) != homes.end();
-    };
-    if (has("dataset")) std::erase(homes, "validation_dataset");
-    if (has("distributed.mp_policy")) std::erase(homes, "distributed.moe.mp_policy");
-    return homes.size() == 1 ? homes[0] : std::string();
+    diagnostics_.add(unknown_key({config_.tables, strategies_, active_schema()}, table, key, entry,
+                                 source_.origin(entry.place)));
   }
 
   // Rules between keys that need no strategy.
@@ -428,39 +357,6 @@ class Resolver {
 };
 
 }  // namespace
-
-Error placed(Error error, const Config& config) {
-  if (error.origin().source != Origin::Source::builtin) return error;
-  // The longest table that the key lies in; what follows is the option, and perhaps a part of its
-  // value.
-  std::string_view key = error.key();
-  for (size_t dot = key.rfind('.'); dot != std::string_view::npos && dot > 0;
-       dot = key.rfind('.', dot - 1)) {
-    auto it = config.tables.find(std::string(key.substr(0, dot)));
-    if (it == config.tables.end()) continue;
-    std::string_view name = key.substr(dot + 1, key.find('.', dot + 1) - dot - 1);
-    if (it->second.schema().find(name) != nullptr && it->second.is_given(name))
-      error.at(it->second.origin(name));
-    break;
-  }
-  return error;
-}
-
-const Options& Config::table(const std::string& name) const {
-  auto it = tables.find(name);
-  if (it == tables.end())
-    throw Error(ErrorCode::internal, "there is no configuration table " + name);
-  return it->second;
-}
-
-StrategyConfig Config::strategy_config(const StrategySchema& schema) const {
-  StrategyConfig out;
-  out.shared = shared;
-  out.shared_values = table("distributed");
-  auto it = tables.find(schema.schema.table);
-  out.own = it != tables.end() ? it->second : Options(schema.schema);
-  return out;
-}
 
 Config resolve(const Source& source, const std::vector<StrategySchema>& strategies,
                const std::string& active, Diagnostics& diagnostics) {

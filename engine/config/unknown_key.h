@@ -1,0 +1,24 @@
+// What is said of a key that no table has.
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "engine/config/config.h"
+#include "engine/config/toml_value.h"
+
+namespace meshwright::config {
+
+struct KnownKeys {
+  const std::map<std::string, Options>& tables;
+  const std::vector<StrategySchema>& strategies;
+  const StrategySchema* active;  // the strategy that will run; nullptr: not found
+};
+
+// The error for `key` = `table`.entry.key: what a name of another program is here, the table it
+// belongs to, the nearest name.
+Error unknown_key(const KnownKeys& known, const std::string& table, const std::string& key,
+                  const Entry& entry, const Origin& origin);
+
+}  // namespace meshwright::config
