@@ -1,7 +1,6 @@
 #include "engine/cli/before.h"
 
 #include <algorithm>
-#include <filesystem>
 
 #include "engine/cli/common.h"
 #include "engine/data/dataset.h"
@@ -33,9 +32,8 @@ void tell_tokenizer(const plan::Job& job, Diagnostics& found) {
   if (!model.get_string("pretrained").empty() || !model.is_set("config") ||
       job.config.table("dataset").get_string("kind") != "text")
     return;
-  std::filesystem::path config = model.get_string("config");
-  if (std::filesystem::is_directory(config)) config /= "config.json";
-  if (std::optional<std::string> notice = weights::tokenizer_of_no_use(config))
+  if (std::optional<std::string> notice =
+          weights::tokenizer_of_no_use(config::model_config_file(model)))
     found.notice(*notice);
 }
 

@@ -35,4 +35,10 @@ StrategyConfig Config::strategy_config(const StrategySchema& schema) const {
   return out;
 }
 
+std::filesystem::path model_config_file(const Options& model) {
+  const std::string config = model.get_string("config");
+  std::filesystem::path path = config.empty() ? model.get_string("pretrained") : config;
+  return std::filesystem::is_directory(path) ? path / "config.json" : path;
+}
+
 }  // namespace meshwright::config

@@ -86,6 +86,9 @@ Config resolve(const Source& source, const std::vector<StrategySchema>& strategi
 // does not.
 Error placed(Error error, const Config& config);
 
+// The config.json of the model that [model] names, which may be its folder; empty: it names none.
+std::filesystem::path model_config_file(const Options& model);
+
 // Every table the engine itself owns, in the order of the documentation.
 std::vector<OptionSchema> engine_schemas();
 

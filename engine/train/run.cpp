@@ -138,8 +138,7 @@ Run::Run(const RunOptions& options, fs::path& log)
   keep_freed_memory();
   const std::string config = table("model").get_string("config");
   model_path_ = config.empty() ? pretrained_ : config;
-  config_file_ =
-      fs::is_directory(model_path_) ? fs::path(model_path_) / "config.json" : fs::path(model_path_);
+  config_file_ = config::model_config_file(table("model"));
   run_path_ = fs::path(table("run").get_string("dir")) / table("run").get_string("name");
   checkpoints_ = run_path_ / "checkpoints";
 }
