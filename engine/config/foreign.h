@@ -21,7 +21,7 @@ enum class Carry : uint8_t {
 };
 
 struct ForeignName {
-  const char* name;  // "training.steps"; a name without a dot is known in every table
+  std::string name;  // "training.steps"; a name without a dot is known in every table
   const char* key;   // ours; "" when nothing here corresponds
   const char* note;  // "" or how the two differ; without a key it is a whole sentence
   Carry carry = Carry::told;
