@@ -1,5 +1,6 @@
 #include <boost/json/array.hpp>
 #include <cctype>
+#include <iterator>
 
 #include "engine/config/describe.h"
 #include "sdk/base/words.h"
@@ -97,23 +98,11 @@ Found find(const std::string& what, const std::vector<OptionSchema>& schemas) {
 }
 
 std::string kind_name(ErrorKind kind) {
-  switch (kind) {
-    case ErrorKind::value:
-      return "value";
-    case ErrorKind::type:
-      return "type";
-    case ErrorKind::unknown_key:
-      return "unknown key";
-    case ErrorKind::runtime:
-      return "runtime";
-    case ErrorKind::not_implemented:
-      return "not implemented";
-    case ErrorKind::file:
-      return "file";
-    case ErrorKind::internal:
-      return "internal";
-  }
-  return "";
+  // In the order of ErrorKind.
+  static constexpr const char* kNames[] = {"value",           "type", "unknown key", "runtime",
+                                           "not implemented", "file", "internal"};
+  static_assert(std::size(kNames) == static_cast<size_t>(ErrorKind::internal) + 1);
+  return kNames[static_cast<size_t>(kind)];
 }
 
 std::string option_text(const OptionSchema& schema, const meshwright_option& option) {

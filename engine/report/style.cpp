@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cctype>
 #include <cstdlib>
+#include <iterator>
 #include <optional>
 
 #include "engine/report/report.h"
@@ -40,27 +41,12 @@ int width_of(std::FILE* stream) {
 }
 
 const char* sequence(Tone tone) {
-  switch (tone) {
-    case Tone::plain:
-      return "";
-    case Tone::bold:
-      return "\x1b[1m";
-    case Tone::dim:
-      return "\x1b[2m";
-    case Tone::red:
-      return "\x1b[31m";
-    case Tone::green:
-      return "\x1b[32m";
-    case Tone::yellow:
-      return "\x1b[33m";
-    case Tone::blue:
-      return "\x1b[34m";
-    case Tone::magenta:
-      return "\x1b[35m";
-    case Tone::cyan:
-      return "\x1b[36m";
-  }
-  return "";
+  // In the order of Tone.
+  static constexpr const char* kSequences[] = {"",         "\x1b[1m",  "\x1b[2m",
+                                               "\x1b[31m", "\x1b[32m", "\x1b[33m",
+                                               "\x1b[34m", "\x1b[35m", "\x1b[36m"};
+  static_assert(std::size(kSequences) == static_cast<size_t>(Tone::cyan) + 1);
+  return kSequences[static_cast<size_t>(tone)];
 }
 
 struct CodePoint {
