@@ -229,10 +229,11 @@ LoadedStrategy Registry::find(const std::string& strategy) {
   error.key("distributed.strategy");
   if (std::string near = nearest_name(name, names); !near.empty())
     error.help("set distributed.strategy = \"" + near + "\"");
-  std::string all;
-  for (const std::string& n : names) all += (all.empty() ? "" : ", ") + n;
-  error.help(names.empty() ? "install the bundled plugins, or name a library in [plugins] load"
-                           : "strategies that were found: " + all);
+  error.help(names.empty() ? "install the bundled plugins"
+                           : "strategies that were found: " + text::join(names, ", "));
+  error.help(
+      "a plugin of your own: plugins.load = [\"/path/to/libmeshwright_mine.so\"] in the file, or "
+      "its folder in MESHWRIGHT_PLUGIN_PATH");
   throw error;
 }
 

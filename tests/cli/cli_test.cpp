@@ -363,6 +363,8 @@ TEST_CASE("every verb explains itself and has its exit statuses") {
         Row{"generate x", 2, "E0209"},
         Row{"plugins inspect ./nowhere.so", 2, "E0420"},
         Row{"plugins check nobody", 2, "E0401"},
+        Row{"plan configs/ddp_cpu.toml --set distributed.strategy=nobody", 2,
+            "help: a plugin of your own: plugins.load = ["},
         Row{"config explain nothing.at.all", 2, "E0101"},
         Row{"validate configs/ddp_cpu.toml", 0, "ok"},
         Row{"plugins list", 0, "moe_ep"},

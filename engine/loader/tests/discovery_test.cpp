@@ -202,10 +202,12 @@ TEST_CASE("a strategy that is not found lists every place and the nearest name")
     CAPTURE(text);
     CHECK(error.message().find(text) != std::string::npos);
   }
-  REQUIRE(error.helps().size() == 2);
+  REQUIRE(error.helps().size() == 3);
   CHECK(error.helps()[0] == "set distributed.strategy = \"fsdp2\"");
   for (const char* name : {"ddp", "fsdp2", "megatron_fsdp", "moe_ep", "fixture_good"})
     CHECK(error.helps()[1].find(name) != std::string::npos);
+  for (const char* way : {"plugins.load = [", "MESHWRIGHT_PLUGIN_PATH"})
+    CHECK(error.helps()[2].find(way) != std::string::npos);
 }
 
 TEST_CASE("bundled strategies are found by name and by alias") {
