@@ -83,8 +83,8 @@ Verb declare(int (*run)(Call& call), std::string_view help) {
   while (begin != end && begin->empty()) ++begin;
   while (begin != end && std::prev(end)->empty()) --end;
   verb.details = text::join(std::span(begin, end), "\n");
-  for (Flag& flag : flags_of({flags, lines.end()}))
-    verb.flags.push_back(flag.doc.empty() ? shared_flag(flag.name) : std::move(flag));
+  for (const Flag& flag : flags_of({flags, lines.end()}))
+    verb.flags.push_back(flag.doc.empty() ? shared_flag(flag.name) : flag);
   return verb;
 }
 

@@ -17,7 +17,6 @@ void print_groups(Call& call, const plan::JobPlan& plan, const std::string& axis
   std::vector<std::string> names;
   for (const plan::AxisView& view : plan::axes_of(plan)) names.push_back(view.name);
   if (std::find(names.begin(), names.end(), axis) == names.end()) {
-    std::string all;
     Error error(ErrorCode::no_such_axis,
                 "the plan has no axis " + axis + "; it has " + text::join(names, ", "));
     if (std::string near = nearest_name(axis, names); !near.empty())
