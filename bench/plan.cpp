@@ -138,9 +138,10 @@ void bench_model(int64_t world) {
   TpPlan tp = select_tp_plan(outline, wanted);
   Workload work;
   work.seq_len = 8192;
-  FootprintRequest cost{outline, mesh, tp, request.config, work, 0};
-  print("its cost on a rank", world,
-        measure(kRuns, [&] { sink = sink + fully_sharded_footprint(cost, {}).bytes.weights; }));
+  ShardingRequest cost{outline, mesh, tp, request.config, work, 0};
+  print("its cost on a rank", world, measure(kRuns, [&] {
+          sink = sink + footprint_of(cost, fully_sharded_plan(cost)).bytes.weights;
+        }));
 }
 
 }  // namespace

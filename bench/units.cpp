@@ -13,7 +13,7 @@
 
 #include "engine/modules/causal_lm.h"
 #include "engine/modules/initialize.h"
-#include "meshwright/parallel/fully_sharded.h"
+#include "meshwright/parallel/parallelize.h"
 #include "meshwright/parallel/replicated_model.h"
 #include "meshwright/parallel/transport.h"
 
@@ -69,16 +69,17 @@ double step_ms(bool sharded) {
   MixedPrecision mp{DType::float32, DType::float32, DType::float32, true};
   std::unique_ptr<ParallelModel> model;
   if (sharded) {
-    ShardedPolicy policy;
-    policy.shard = world->everyone();
-    policy.shard_axis = "dp_shard";
-    policy.mp = mp;
-    model = shard_model(net.ptr(), unit_specs(*net, net->outline()), policy, world);
+    ShardingPolicy policy;
+    ShardGroups shards;
+    shards.shard = world->everyone();
+    shards.shard_axis = "dp_shard";
+    policy.precision.mp = mp;
+    model = shard_model(net.ptr(), bind_units(*net, net->outline(), plan_units(net->outline())),
+                        policy, shards, world);
   } else {
-    ReplicationPolicy policy;
-    policy.group = World::single()->everyone();
+    ReplicatedPolicy policy;
     policy.mp = mp;
-    model = replicate_model(net.ptr(), policy, World::single());
+    model = replicate_model(net.ptr(), policy, World::single()->everyone(), World::single());
   }
   for (const ParallelParameter& p : model->parameters()) modules::initialize(*net, p, 1);
   at::Tensor ids = at::randint(0, 32, {1, 9}, at::kLong);

@@ -40,24 +40,15 @@ function(meshwright_engine_library name)
   endif()
 endfunction()
 
-# A strategy of the engine's own, in plugins/NAME: the planning half, the running half, and tests beside them if there are any. A sanitizer
-# build looks at planning only, which builds in minutes, unless MESHWRIGHT_SANITIZE_RUNNING asks for the running half.
+# A strategy of the engine's own, in plugins/NAME, and tests beside it if there are any. It plans; the SDK executes its plan.
 function(meshwright_strategy name)
-  set(runtime RUNTIME ${name}_runtime.cpp)
-  if(NOT MESHWRIGHT_RUNNING)
-    set(runtime "")
-  endif()
-  meshwright_add_plugin(${name} SOURCES ${name}.cpp STRATEGIES ${name} ${ARGN} ${runtime})
-  foreach(half meshwright_${name} meshwright_${name}_runtime)
-    if(TARGET ${half})
-      target_link_libraries(${half} PRIVATE meshwright_warnings)
-      target_include_directories(${half} PRIVATE ${PROJECT_SOURCE_DIR})
-    endif()
-  endforeach()
+  meshwright_add_plugin(${name} SOURCES ${name}.cpp STRATEGIES ${name} ${ARGN})
+  target_link_libraries(meshwright_${name} PRIVATE meshwright_warnings)
+  target_include_directories(meshwright_${name} PRIVATE ${PROJECT_SOURCE_DIR})
   file(GLOB tests CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/tests/*.cpp)
   if(tests)
-    # One program holds both halves; its symbols are looked up by name.
-    meshwright_test(plugin_${name} SOURCES ${tests} ${name}.cpp ${name}_runtime.cpp DEPENDS meshwright_runtime)
+    # The program holds the strategy; its symbols are looked up by name.
+    meshwright_test(plugin_${name} SOURCES ${tests} ${name}.cpp DEPENDS meshwright_runtime)
     if(TARGET test_plugin_${name})
       set_target_properties(test_plugin_${name} PROPERTIES ENABLE_EXPORTS ON)
       meshwright_add_abi_marker(test_plugin_${name} plugin ${name} ${ARGN})

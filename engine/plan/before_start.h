@@ -20,7 +20,7 @@ void warn_of_positions(const Job& job, const std::string& model, JobPlan& plan);
 
 // Adds notices for keys of [distributed.moe] that this model, strategy and sizes leave without
 // effect. `cost` and `config` as the plan's footprint was made of.
-void tell_idle_moe(const Job& job, const FootprintRequest& cost, const StrategyConfig& config,
+void tell_idle_moe(const Job& job, const ShardingRequest& cost, const StrategyConfig& config,
                    JobPlan& plan);
 
 // The memory that the processes of this host may use together; 0 bytes: not known.

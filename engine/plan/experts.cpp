@@ -7,8 +7,7 @@ namespace {
 
 // Whether [distributed.moe] reshard_after_forward changes what the strategy plans: some read it
 // without expert parallelism, others never.
-bool reshard_works(const JobPlan& plan, const FootprintRequest& cost,
-                   const StrategyConfig& config) {
+bool reshard_works(const JobPlan& plan, const ShardingRequest& cost, const StrategyConfig& config) {
   StrategyConfig other = config;
   other.shared.moe.reshard_after_forward = !config.shared.moe.reshard_after_forward;
   const Footprint changed = plan.strategy.strategy->footprint(
@@ -22,7 +21,7 @@ bool reshard_works(const JobPlan& plan, const FootprintRequest& cost,
 
 }  // namespace
 
-void tell_idle_moe(const Job& job, const FootprintRequest& cost, const StrategyConfig& config,
+void tell_idle_moe(const Job& job, const ShardingRequest& cost, const StrategyConfig& config,
                    JobPlan& plan) {
   if (!config.shared.moe_given) return;
   if (!plan.outline->moe) {

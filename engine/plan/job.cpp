@@ -12,52 +12,22 @@ config::StrategySchema schema_of(const loader::StrategyInfo& info) {
   return {info.name, info.aliases, info.schema};
 }
 
-bool is_word(char c) { return c == '_' || (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9'); }
-
-// Every option name of the tables that occurs in the texts as a word of its own.
-std::set<std::string, std::less<>> options_named(const StrategyConfig& config,
-                                                 std::initializer_list<std::string_view> texts) {
-  std::set<std::string, std::less<>> out;
-  for (std::string_view text : texts)
-    for (size_t at = 0; at < text.size();) {
-      size_t end = at;
-      while (end < text.size() && is_word(text[end])) ++end;
-      std::string_view word = text.substr(at, end - at);
-      for (const Options* table : {&config.shared_values, &config.own})
-        if (!word.empty() && table->schema().find(word) != nullptr) out.emplace(word);
-      at = end + 1;
-    }
-  return out;
-}
-std::set<std::string, std::less<>> options_named(const StrategyConfig& config, const Error& error) {
-  auto out = options_named(config, {error.key(), error.message()});
-  for (const std::string& help : error.helps()) out.merge(options_named(config, {help}));
-  return out;
-}
-
 // The strategy's own rules. An option whose value was refused stands at its default here, so what a
 // rule says about it is left out: all else is true whatever that value becomes.
 void check_rules(const loader::LoadedStrategy& strategy, const StrategyConfig& config,
                  Diagnostics& diagnostics) {
   std::set<std::string, std::less<>> refused;
-  for (const Error& error : diagnostics.errors()) refused.merge(options_named(config, error));
-  auto about_refused = [&](const std::set<std::string, std::less<>>& names) {
-    return std::any_of(names.begin(), names.end(),
-                       [&](const std::string& name) { return refused.contains(name); });
-  };
-  Diagnostics found;
+  for (const Error& error : diagnostics.errors()) refused.insert(error.key());
+  Diagnostics found(std::move(refused));
   try {
     loader::guarded(strategy, "checking its options",
                     [&] { strategy.strategy->validate(config, found); });
   } catch (const Error& error) {  // must not hide what was found before
     diagnostics.add(error);
   }
-  for (const Error& error : found.errors())
-    if (!about_refused(options_named(config, error))) diagnostics.add(error);
-  for (const std::string& text : found.notices())
-    if (!about_refused(options_named(config, {text}))) diagnostics.notice(text);
-  for (const std::string& text : found.warnings())
-    if (!about_refused(options_named(config, {text}))) diagnostics.warning(text);
+  for (const Error& error : found.errors()) diagnostics.add(error);
+  for (const std::string& text : found.notices()) diagnostics.notice(text);
+  for (const std::string& text : found.warnings()) diagnostics.warning(text);
 }
 
 }  // namespace

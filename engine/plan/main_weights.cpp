@@ -9,8 +9,8 @@ bool is_narrow(DType dtype) { return dtype == DType::bfloat16 || dtype == DType:
 std::string quoted(DType dtype) { return '"' + std::string(dtype_name(dtype)) + '"'; }
 
 // The bytes of the optimizer's row if it kept so many tensors beside the weights that it updates.
-int64_t optimizer_bytes(const JobPlan& plan, const FootprintRequest& cost, int64_t states) {
-  FootprintRequest asked = cost;
+int64_t optimizer_bytes(const JobPlan& plan, const ShardingRequest& cost, int64_t states) {
+  ShardingRequest asked = cost;
   asked.workload.optimizer_states = states;
   int64_t bytes = 0;
   loader::guarded(plan.strategy, "computing the footprint",
@@ -37,7 +37,7 @@ std::string narrow_update_warning(const std::string& optimizer, DType weights) {
 
 // A strategy that keeps main weights of its own counts bytes for them even where the optimizer
 // keeps nothing else.
-void count_main_weights(JobPlan& plan, const config::Config& config, const FootprintRequest& cost) {
+void count_main_weights(JobPlan& plan, const config::Config& config, const ShardingRequest& cost) {
   const Options& optimizer = config.table("optimizer");
   DType storage = plan.workload.storage;
   std::optional<DType> main = optimizer.find_dtype("main_dtype");

@@ -12,7 +12,7 @@ namespace meshwright::plan {
 // of state in their dtype; notices where main_dtype has no effect, and a warning where the
 // optimizer would update weights of 16 bits. Throws Error(conflict) for a dtype that is narrower
 // than the stored one.
-void count_main_weights(JobPlan& plan, const config::Config& config, const FootprintRequest& cost);
+void count_main_weights(JobPlan& plan, const config::Config& config, const ShardingRequest& cost);
 // What to tell the user where an optimizer updates weights of such a dtype of 16 bits.
 std::string narrow_update_warning(const std::string& optimizer, DType weights);
 

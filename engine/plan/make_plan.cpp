@@ -92,6 +92,78 @@ Workload read_workload(const config::Config& config, const MeshPlan& mesh, bool 
   return work;
 }
 
+// The model's config.json, or the folder of its weights, and the key that says so; "": none.
+std::pair<std::string, std::string> model_path(const config::Config& config) {
+  const Options& model = config.table("model");
+  if (std::string path = model.get_string("config"); !path.empty()) return {path, "config"};
+  return {model.get_string("pretrained"), "pretrained"};
+}
+
+ModelOutline read_outline(const config::Config& config, const std::string& path,
+                          const std::string& key, DType storage) {
+  try {
+    return outlines::load_outline(path, storage);
+  } catch (Error& error) {
+    const std::string full = "model." + key;
+    Origin written = config.table("model").origin(key);
+    if (std::error_code failed; error.code() == ErrorCode::file_unreadable &&
+                                !std::filesystem::exists(path, failed) && !failed)
+      for (const std::string& help : base::relative_path_help(full, path, written.file))
+        error.help(help);
+    throw error.key(full).at(written);
+  }
+}
+
+void check_expert_sizes(const ModelOutline& outline, const ParallelSizes& sizes,
+                        const MeshPlan& mesh) {
+  if (sizes.ep <= 1) return;
+  if (!outline.moe)
+    throw Error(ErrorCode::model_does_not_fit,
+                outline.architecture + " has no experts to divide, but ep_size = " + n(sizes.ep))
+        .key("distributed.ep_size")
+        .help("set distributed.ep_size = 1");
+  if (outline.moe->experts % sizes.ep != 0) {
+    Error error(ErrorCode::model_does_not_fit,
+                n(outline.moe->experts) + " experts do not divide by ep " + n(sizes.ep));
+    error.key("distributed.ep_size");
+    int shown = 0;
+    for (int64_t d = std::min(sizes.ep, outline.moe->experts); d >= 1 && shown < 3; --d)
+      if (outline.moe->experts % d == 0 &&
+          (mesh.moe_mesh && mesh.moe_mesh->size("ep_shard") * sizes.ep % d == 0)) {
+        error.help("set distributed.ep_size = " + n(d));
+        ++shown;
+      }
+    throw error;
+  }
+}
+
+void plan_tensor_parallel(const StrategyConfig& config, JobPlan& plan) {
+  const ParallelSizes& sizes = config.shared.sizes;
+  if (config.shared.sequence_parallel && sizes.tp <= 1)
+    plan.notices.push_back("sequence_parallel has no effect with tp_size = 1");
+  TpPlanRequest tp{sizes.tp, config.shared.sequence_parallel, config.shared.tp_plan};
+  loader::guarded(plan.strategy, "translating the tensor-parallel plan",
+                  [&] { plan.tp = plan.strategy.strategy->translate_tp_plan(*plan.outline, tp); });
+  plan.notices.insert(plan.notices.end(), plan.tp.notices.begin(), plan.tp.notices.end());
+  plan.warnings.insert(plan.warnings.end(), plan.tp.warnings.begin(), plan.tp.warnings.end());
+}
+
+void warn_of_experts(const StrategyConfig& config, JobPlan& plan) {
+  if (!plan.outline->moe) return;
+  if (config.shared.activation_checkpointing != ActivationCheckpointing::none &&
+      !config.shared.moe.ignore_router_for_ac)
+    plan.warnings.push_back(
+        "distributed.moe.ignore_router_for_ac = false: recomputed layers route their tokens anew; "
+        "where two experts "
+        "score alike, or rounding differs, gradients may come from other experts than the loss "
+        "did");
+  if (config.shared.moe.fake_balanced_gate)
+    plan.warnings.push_back(
+        "distributed.moe.fake_balanced_gate = true: tokens go to the experts in turns and routers "
+        "get gradients of zero; for measuring "
+        "speed only");
+}
+
 JobPlan lay_out(Job& job, const PlanRequest& wanted) {
   JobPlan plan;
   plan.requested_strategy = job.config.requested_strategy;
@@ -114,67 +186,17 @@ JobPlan lay_out(Job& job, const PlanRequest& wanted) {
 
   warn_of_schedule(job, plan);
 
-  const Options& model = job.config.table("model");
-  std::string path = model.get_string("config");
-  const char* key = "model.config";
-  if (path.empty()) {
-    path = model.get_string("pretrained");
-    key = "model.pretrained";
-  }
+  const auto [path, key] = model_path(job.config);
   if (path.empty()) {
     plan.tp.source = "none";
     return plan;
   }
-  try {
-    plan.outline = outlines::load_outline(path, plan.workload.storage);
-  } catch (Error& error) {
-    Origin written = model.origin(std::string(key).substr(6));
-    if (std::error_code failed; error.code() == ErrorCode::file_unreadable &&
-                                !std::filesystem::exists(path, failed) && !failed)
-      for (const std::string& help : base::relative_path_help(key, path, written.file))
-        error.help(help);
-    throw error.key(key).at(written);
-  }
+  plan.outline = read_outline(job.config, path, key, plan.workload.storage);
   const ModelOutline& outline = *plan.outline;
   const ParallelSizes& sizes = config.shared.sizes;
-  if (sizes.ep > 1 && !outline.moe)
-    throw Error(ErrorCode::model_does_not_fit,
-                outline.architecture + " has no experts to divide, but ep_size = " + n(sizes.ep))
-        .key("distributed.ep_size")
-        .help("set distributed.ep_size = 1");
-  if (sizes.ep > 1 && outline.moe->experts % sizes.ep != 0) {
-    Error error(ErrorCode::model_does_not_fit,
-                n(outline.moe->experts) + " experts do not divide by ep " + n(sizes.ep));
-    error.key("distributed.ep_size");
-    int shown = 0;
-    for (int64_t d = std::min(sizes.ep, outline.moe->experts); d >= 1 && shown < 3; --d)
-      if (outline.moe->experts % d == 0 &&
-          (plan.mesh.moe_mesh && plan.mesh.moe_mesh->size("ep_shard") * sizes.ep % d == 0)) {
-        error.help("set distributed.ep_size = " + n(d));
-        ++shown;
-      }
-    throw error;
-  }
-  if (config.shared.sequence_parallel && sizes.tp <= 1)
-    plan.notices.push_back("sequence_parallel has no effect with tp_size = 1");
-  TpPlanRequest tp{sizes.tp, config.shared.sequence_parallel, config.shared.tp_plan};
-  loader::guarded(plan.strategy, "translating the tensor-parallel plan",
-                  [&] { plan.tp = plan.strategy.strategy->translate_tp_plan(outline, tp); });
-  plan.notices.insert(plan.notices.end(), plan.tp.notices.begin(), plan.tp.notices.end());
-  plan.warnings.insert(plan.warnings.end(), plan.tp.warnings.begin(), plan.tp.warnings.end());
-
-  if (outline.moe && config.shared.activation_checkpointing != ActivationCheckpointing::none &&
-      !config.shared.moe.ignore_router_for_ac)
-    plan.warnings.push_back(
-        "distributed.moe.ignore_router_for_ac = false: recomputed layers route their tokens anew; "
-        "where two experts "
-        "score alike, or rounding differs, gradients may come from other experts than the loss "
-        "did");
-  if (outline.moe && config.shared.moe.fake_balanced_gate)
-    plan.warnings.push_back(
-        "distributed.moe.fake_balanced_gate = true: tokens go to the experts in turns and routers "
-        "get gradients of zero; for measuring "
-        "speed only");
+  check_expert_sizes(outline, sizes, plan.mesh);
+  plan_tensor_parallel(config, plan);
+  warn_of_experts(config, plan);
   check_sequence(job, plan.tp);
   warn_of_positions(job, path, plan);
 
@@ -186,9 +208,11 @@ JobPlan lay_out(Job& job, const PlanRequest& wanted) {
     int64_t stage_rank = plan.mesh.device_mesh->coordinate(plan.rank, "pp");
     part = stage_outline(outline, *plan.pipeline, stage_rank);
   }
-  FootprintRequest cost{part, plan.mesh, plan.tp, config, plan.workload, plan.rank};
+  ShardingRequest cost{part, plan.mesh, plan.tp, config, plan.workload, plan.rank};
   loader::guarded(plan.strategy, "computing the footprint",
                   [&] { plan.footprint = plan.strategy.strategy->footprint(cost); });
+  plan.notices.insert(plan.notices.end(), plan.footprint->notices.begin(),
+                      plan.footprint->notices.end());
   tell_idle_moe(job, cost, config, plan);
   count_main_weights(plan, job.config, cost);
   plan.other_activations = other_activations(plan, config, part);

@@ -2,6 +2,7 @@
 
 #include <ATen/Context.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <cstdio>
@@ -242,8 +243,11 @@ void Run::report_job() {
   reporter_.say("data: " + data_.train->describe() + ", " +
                 report::human_count(data_.train->samples()) + " samples");
   if (data_.validation) reporter_.say("validation: " + data_.validation->describe());
-  for (const std::string& notice : world_->notices()) reporter_.say("notice: " + notice);
-  for (const std::string& notice : plan.notices) reporter_.say("notice: " + notice);
+  std::vector<std::string> notices = world_->notices();  // those of the sharding plan are in both
+  for (const std::string& notice : plan.notices)
+    if (std::find(notices.begin(), notices.end(), notice) == notices.end())
+      notices.push_back(notice);
+  for (const std::string& notice : notices) reporter_.say("notice: " + notice);
   for (const std::string& warning : plan.warnings) reporter_.say("warning: " + warning);
 }
 

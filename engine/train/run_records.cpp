@@ -59,9 +59,7 @@ void write_records(const Reporter& reporter, const RunOptions& options, const Jo
   reporter.put("config.toml", base::read_file(options.file));
   reporter.put("config.resolved.toml",
                config::show_toml(job.impl().config, /*with_origins=*/true, tables_not_given(job)));
-  const plan::JobPlan plan =
-      plan::make_plan(job.impl(), {.world_size = trainer.world().size(), .rank = 0});
-  reporter.put("plan.json", report::pretty_json(plan::to_json(plan)));
+  reporter.put("plan.json", report::pretty_json(plan::to_json(trainer.plan())));
   reporter.put("env.json", environment_json(job, trainer));
 }
 

@@ -14,33 +14,6 @@ namespace meshwright::train {
 
 using at::Tensor;
 
-DType dtype_of(at::ScalarType type) {
-  switch (type) {
-    case at::kFloat:
-      return DType::float32;
-    case at::kDouble:
-      return DType::float64;
-    case at::kBFloat16:
-      return DType::bfloat16;
-    case at::kHalf:
-      return DType::float16;
-    case at::kLong:
-      return DType::int64;
-    case at::kInt:
-      return DType::int32;
-    case at::kShort:
-      return DType::int16;
-    case at::kChar:
-      return DType::int8;
-    case at::kBool:
-      return DType::boolean;
-    default:
-      throw Error(ErrorCode::bad_module,
-                  std::string("a tensor of the dtype ") + c10::toString(type) + " cannot be stored")
-          .help("use a floating dtype, or an integer one of at most 64 bits");
-  }
-}
-
 Region region_of(const ParallelParameter& p) {
   return p.region.within_box() ? as_run(p.region, p.global_shape) : p.region;
 }
@@ -86,7 +59,7 @@ std::vector<LocalTensor> local_state(const ParallelModel& model, Optimizer& opti
   auto dtype = [&](const ParallelParameter& p, const Tensor& part) {
     if (part.defined() && part.numel() > 0) return dtype_of(part);
     at::ScalarType type = p.local.scalar_type();
-    return dtype_of(frozen_names.contains(p.name) ? type : optimizer.weight_type(type));
+    return meshwright::dtype_of(frozen_names.contains(p.name) ? type : optimizer.weight_type(type));
   };
   for (size_t i = 0; i < parameters.size(); ++i) {
     const ParallelParameter& p = parameters[i];

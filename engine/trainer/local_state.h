@@ -10,6 +10,7 @@
 #include "engine/checkpoint/meta.h"
 #include "engine/trainer/optimizer.h"
 #include "meshwright/parallel/parallel.h"
+#include "meshwright/parallel/scalar_type.h"
 
 namespace torch::nn {
 class Module;
@@ -17,8 +18,9 @@ class Module;
 
 namespace meshwright::train {
 
-DType dtype_of(at::ScalarType type);
-inline DType dtype_of(const at::Tensor& tensor) { return dtype_of(tensor.scalar_type()); }
+inline DType dtype_of(const at::Tensor& tensor) {
+  return meshwright::dtype_of(tensor.scalar_type());
+}
 Region region_of(const ParallelParameter& parameter);
 
 // A parameter's elements in the flat tensors that the optimizer updates.

@@ -4,7 +4,7 @@
 //
 // Where fsdp2 asks for the number of copies (dp_replicate_size), this asks for the size of a ring
 // and works the copies out.
-#include <meshwright/parallel/fully_sharded.h>
+#include <meshwright/parallel/parallelize.h>
 #include <meshwright/plugin_main.h>
 
 #include <algorithm>
@@ -61,13 +61,12 @@ class RingZero final : public Strategy {
 
   void validate(const StrategyConfig& config, Diagnostics& diagnostics) const override {
     if (config.shared.sizes.dp_replicate > 1)
-      diagnostics.add(
-          Error(ErrorCode::option_refused,
-                "ring_zero works the number of copies out itself; dp_replicate_size must stay 1")
-              .key("distributed.dp_replicate_size")
-              .at(config.shared_values.origin("dp_replicate_size"))
-              .help("set distributed.dp_replicate_size = 1")
-              .help("set distributed.ring_zero.ring_size = 4"));
+      diagnostics.add(option_error(config.shared_values, "dp_replicate_size",
+                                   ErrorCode::option_refused,
+                                   "ring_zero works the number of copies out itself; "
+                                   "dp_replicate_size must stay 1",
+                                   "1")
+                          .help("set distributed.ring_zero.ring_size = 4"));
   }
 
   MeshPlan plan_mesh(const MeshRequest& request) const override {
@@ -89,8 +88,8 @@ class RingZero final : public Strategy {
 
   // What the SDK's closed form says of whole copies, with the slices, buckets and collectives of
   // this strategy.
-  Footprint footprint(const FootprintRequest& request) const override {
-    Footprint out = replicated_footprint(request);
+  Footprint footprint(const ShardingRequest& request) const override {
+    Footprint out = Strategy::footprint(request);
     const Mesh& mesh = *request.mesh.device_mesh;
     const StrategyConfig& config = request.config;
     const MixedPrecision& mp = config.shared.mp;

@@ -1,8 +1,6 @@
 // ddp: every rank holds the whole model; gradients are all-reduced in buckets. No mesh.
 #include <array>
 
-#include "layers.h"
-#include "meshwright/activation_bytes.h"
 #include "meshwright/plugin_main.h"
 
 namespace {
@@ -16,12 +14,6 @@ constexpr meshwright_option bucket_cap() {
   o.flags = MESHWRIGHT_OPEN_MIN | MESHWRIGHT_NO_MAX;
   return o;
 }
-constexpr meshwright_option backend() {
-  return with_flags(choice_option("backend", nullptr, "nccl|gloo",
-                                  "Back end of the group. Not set: dist_env.backend."),
-                    MESHWRIGHT_OPTIONAL);
-}
-
 constexpr std::array kOptions = {
     bool_option("broadcast_buffers", false, "Broadcast the buffers of rank 0 before each forward."),
     bool_option("find_unused_parameters", false,
@@ -31,19 +23,16 @@ constexpr std::array kOptions = {
                 "The set of used parameters never changes after the first step."),
     bucket_cap(),
     bool_option("gradient_as_bucket_view", true, "Gradients are views of the buckets: no copy."),
-    backend(),
+    backend_option(),
 };
 
 class Ddp final : public Strategy {
  public:
   void validate(const StrategyConfig& config, Diagnostics& diagnostics) const override {
     const SharedOptions& shared = config.shared;
-    auto refuse = [&](const char* key, const std::string& why, const std::string& instead) {
-      std::string name = std::string("distributed.") + key;
-      diagnostics.add(Error(ErrorCode::option_refused, "ddp " + why)
-                          .key(name)
-                          .at(config.shared_values.origin(key))
-                          .help("set " + name + " = " + instead));
+    auto refuse = [&](const char* key, const std::string& why, const char* instead) {
+      diagnostics.add(option_error(config.shared_values, key, ErrorCode::option_refused,
+                                   "ddp " + why, instead));
     };
     if (shared.sequence_parallel)
       refuse("sequence_parallel",
@@ -62,14 +51,18 @@ class Ddp final : public Strategy {
     return plan;
   }
 
-  Footprint footprint(const FootprintRequest& request) const override {
+  ShardingPlan plan_sharding(const ShardingRequest& request) const override {
+    const Options& own = request.config.own;
     ReplicatedPolicy policy;
-    policy.bucket_bytes =
-        static_cast<int64_t>(request.config.own.get_number("bucket_cap_mb") * 1024 * 1024);
-    policy.gradient_as_bucket_view = request.config.own.get_bool("gradient_as_bucket_view");
-    Footprint out = replicated_footprint(request, policy);
-    out.bytes.activations = activation_bytes(request, kWholeLayers);
-    return out;
+    policy.bucket_bytes = static_cast<int64_t>(own.get_number("bucket_cap_mb") * 1024 * 1024);
+    policy.gradient_as_bucket_view = own.get_bool("gradient_as_bucket_view");
+    policy.broadcast_buffers = own.get_bool("broadcast_buffers");
+    policy.find_unused_parameters = own.get_bool("find_unused_parameters");
+    policy.static_graph = own.get_bool("static_graph");
+    policy.options = own.schema().table;
+    ShardingPlan plan = replicated_plan(request, policy);
+    plan.recompute_whole_layers = false;  // semantics 6.1
+    return plan;
   }
 };
 

@@ -25,8 +25,9 @@ class Fsdp2 final : public ShardedStrategy {
     return plan;
   }
 
-  Footprint footprint(const FootprintRequest& request) const override {
-    return fully_sharded_footprint(request, fully_sharded_policy(request.config, std::nullopt));
+ protected:
+  ShardingPolicy sharding_policy(const StrategyConfig& config) const override {
+    return fully_sharded_policy(config);
   }
 };
 

@@ -34,9 +34,7 @@ inline constexpr std::array kFullyShardedOptions = {
                                           "unit, layer by layer, or not at all."),
                             MESHWRIGHT_IGNORE_CASE),
                  "multimodal.frozen_sharding"),
-    with_flags(choice_option("backend", nullptr, "nccl|gloo",
-                             "Back end of the mesh's groups. Not set: dist_env.backend."),
-               MESHWRIGHT_OPTIONAL),
+    backend_option(),
     with_flags(bool_option("enable_compile", false, "Per-layer compilation of the original."),
                MESHWRIGHT_NO_EFFECT),
     with_flags(bool_option("patch_is_packed_sequence", false,
@@ -46,47 +44,49 @@ inline constexpr std::array kFullyShardedOptions = {
 
 // `fallback`: the reshard rule when reshard_after_forward is "auto"; nullopt: by position
 // (ShardingPolicy).
-inline FullyShardedPolicy fully_sharded_policy(const StrategyConfig& config,
-                                               std::optional<bool> fallback) {
-  using Frozen = FullyShardedPolicy::Frozen;
+inline ShardingPolicy fully_sharded_policy(const StrategyConfig& config,
+                                           std::optional<bool> fallback = {}) {
+  using Place = FrozenPolicy::Place;
   const Options& own = config.own;
-  FullyShardedPolicy policy;
+  const std::string table = own.schema().table + ".";
+  ShardingPolicy policy;
   policy.reshard_after_forward = own.find_bool("reshard_after_forward");
   if (!policy.reshard_after_forward) policy.reshard_after_forward = fallback;
-  policy.reduce_every_micro_batch = !own.get_bool("defer_fsdp_grad_sync");
-  const bool chains = own.get_bool("enable_fsdp2_prefetch");
-  policy.forward_depth = own.get_int("fsdp2_forward_prefetch_depth");
-  policy.backward_depth = own.get_int("fsdp2_backward_prefetch_depth");
-  // Without explicit chains one unit is gathered ahead in backward.
-  policy.prefetch_depth = chains ? std::max(policy.backward_depth, policy.forward_depth) : 1;
+  policy.reduction.every_micro_batch = !own.get_bool("defer_fsdp_grad_sync");
+  policy.prefetch.forward = own.get_int("fsdp2_forward_prefetch_depth");
+  policy.prefetch.backward = own.get_int("fsdp2_backward_prefetch_depth");
   // Chains hold only while units are freed after forward.
-  policy.explicit_prefetch = chains && policy.reshard_after_forward.value_or(true);
-  policy.cpu_offload = own.get_string("offload_policy") == "cpu";
-  policy.pin_memory = own.get_bool("offload_pin_memory");
+  policy.prefetch.chains =
+      own.get_bool("enable_fsdp2_prefetch") && policy.reshard_after_forward.value_or(true);
+  policy.offload.cpu = own.get_string("offload_policy") == "cpu";
+  policy.offload.pin_memory = own.get_bool("offload_pin_memory");
+  if (own.is_given("offload_pin_memory")) policy.offload.pin_key = table + "offload_pin_memory";
   const std::string frozen = own.get_string("frozen_sharding");
-  policy.frozen = frozen == "root"        ? Frozen::with_root
-                  : frozen == "per_layer" ? Frozen::per_layer
-                                          : Frozen::replicated;
-  policy.frozen_key = own.schema().table + ".frozen_sharding";
+  policy.frozen.place = frozen == "root"        ? Place::with_root
+                        : frozen == "per_layer" ? Place::per_layer
+                                                : Place::replicated;
+  policy.frozen.key = table + "frozen_sharding";
   return policy;
 }
 
 // Options of the table that somebody set, and that others leave without effect.
 inline void tell_idle(const Options& own, Diagnostics& diagnostics) {
   const std::string table = own.schema().table + ".";
-  auto tell = [&](const char* name, const std::string& because) {
+  // `on`: the other option that takes the effect away.
+  auto tell = [&](const char* name, const char* on, const std::string& value,
+                  const std::string& why = {}) {
     if (own.is_given(name) && own.value(name) != default_of(*own.schema().find(name)))
-      diagnostics.notice(table + name + " has no effect " + because);
+      diagnostics.notice(table + name + " has no effect with " + table + on + " = " + value + why,
+                         {table + name, table + on});
   };
   if (!own.get_bool("enable_fsdp2_prefetch"))
     for (const char* depth : {"fsdp2_backward_prefetch_depth", "fsdp2_forward_prefetch_depth"})
-      tell(depth, "with " + table + "enable_fsdp2_prefetch = false");
+      tell(depth, "enable_fsdp2_prefetch", "false");
   else if (own.find_bool("reshard_after_forward") == false)
-    tell(
-        "enable_fsdp2_prefetch",
-        "with " + table + "reshard_after_forward = false: what stays gathered need not be fetched");
+    tell("enable_fsdp2_prefetch", "reshard_after_forward", "false",
+         ": what stays gathered need not be fetched");
   if (own.get_string("offload_policy") == "none")
-    tell("offload_pin_memory", "with " + table + "offload_policy = \"none\"");
+    tell("offload_pin_memory", "offload_policy", "\"none\"");
 }
 
 }  // namespace meshwright

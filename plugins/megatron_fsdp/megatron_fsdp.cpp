@@ -2,50 +2,37 @@
 // levels 0 to 3.
 #include <array>
 
-#include "flat_policy.h"
 #include "meshwright/plugin_main.h"
 
 namespace {
 
 using namespace meshwright;
 
-constexpr meshwright_option level() {
-  meshwright_option o = int_option("zero_dp_strategy", "3", 0,
-                                   "What is sharded over dp: 0 nothing, 1 optimizer state, 2 also "
-                                   "gradients, 3 also parameters.");
-  o.max = 3;
-  o.flags &= ~static_cast<uint32_t>(MESHWRIGHT_NO_MAX);
-  return with_aliases(o,
-                      "data_parallel_sharding_strategy{no_shard=0,optim=1,params=1,optim_grads=2,"
-                      "grads_params=2,optim_grads_params=3}");
-}
-
 constexpr std::array kOptions = {
     with_aliases(with_flags(option("megatron_fsdp_unit_modules", MESHWRIGHT_STRING_LIST, nullptr,
-                                   "Class names of the modules that become units. Not set: the "
-                                   "repeated layers of the model."),
+                                   "Module classes that become units. Not set: the layers."),
                             MESHWRIGHT_OPTIONAL),
                  "nvfsdp_unit_modules"),
-    level(),
+    with_aliases(int_option("zero_dp_strategy", "3", 0, 3,
+                            "What is sharded over dp: 0 nothing, 1 optimizer state, 2 also "
+                            "gradients, 3 also parameters."),
+                 "data_parallel_sharding_strategy{no_shard=0,optim=1,params=1,optim_grads=2,"
+                 "grads_params=2,optim_grads_params=3}"),
     with_aliases(bool_option("init_fsdp_with_meta_device", false,
-                             "Build the model without memory and materialise it unit by unit. "
-                             "Needs level 1 or above."),
+                             "Allocate the model unit by unit. Needs level 1 or above."),
                  "init_nvfsdp_with_meta_device"),
     bool_option("grad_reduce_in_fp32", false,
                 "Keep and reduce main gradients in float32; false: in the parameters' dtype."),
-    bool_option(
-        "preserve_fp32_weights", false,
-        "Keep float32 main weights for the optimizer; false: optimize in the model's dtype."),
+    bool_option("preserve_fp32_weights", false,
+                "Keep float32 main weights for the optimizer; false: the model's own dtype."),
     bool_option("overlap_grad_reduce", true,
                 "Reduce gradients beside the backward computation. Always on at levels 2 and 3."),
     bool_option("overlap_param_gather", true,
                 "Gather coming units beside the computation. Always on at level 3."),
-    bool_option(
-        "check_for_nan_in_grad", true,
-        "Look for NaN and infinite values in the reduced gradients and name the parameter."),
+    bool_option("check_for_nan_in_grad", true,
+                "Look for NaN and infinity in the reduced gradients and name the parameter."),
     bool_option("report_nan_in_param_grad", false,
-                "Look for NaN and infinite values in each parameter's gradient before the "
-                "reduction (slow)."),
+                "The same in each parameter's gradient before the reduction (slow)."),
     bool_option("average_in_collective", false,
                 "Average inside the collective; false: divide by the group's size before a sum."),
     bool_option("disable_bucketing", false,
@@ -59,21 +46,16 @@ constexpr std::array kOptions = {
                 "Register communication buffers with NCCL. Turns fsdp_double_buffer on."),
     bool_option("fsdp_double_buffer", false,
                 "Two rotating persistent buffers for gathering and reducing."),
-    with_flags(choice_option("backend", nullptr, "nccl|gloo",
-                             "Back end of the mesh's groups. Not set: dist_env.backend."),
-               MESHWRIGHT_OPTIONAL),
+    backend_option(),
 };
 
 class MegatronFsdp final : public Strategy {
  public:
   void validate(const StrategyConfig& config, Diagnostics& diagnostics) const override {
     const SharedOptions& shared = config.shared;
-    auto refuse = [&](const char* key, const std::string& why, const std::string& instead) {
-      std::string name = std::string("distributed.") + key;
-      diagnostics.add(Error(ErrorCode::option_refused, "megatron_fsdp " + why)
-                          .key(name)
-                          .at(config.shared_values.origin(key))
-                          .help("set " + name + " = " + instead)
+    auto refuse = [&](const char* key, const std::string& why, const char* instead) {
+      diagnostics.add(option_error(config.shared_values, key, ErrorCode::option_refused,
+                                   "megatron_fsdp " + why, instead)
                           .help("set distributed.strategy = \"fsdp2\""));
     };
     if (shared.sequence_parallel)
@@ -84,37 +66,37 @@ class MegatronFsdp final : public Strategy {
       refuse("tp_plan", "takes no custom tensor-parallel plan", "\"none\"");
 
     const Options& own = config.own;
-    int64_t level = own.get_int("zero_dp_strategy");
-    auto table = own.schema().table + ".";
+    const int64_t level = own.get_int("zero_dp_strategy");
+    const std::string table = own.schema().table + ".", level_key = table + "zero_dp_strategy";
     if (own.get_bool("init_fsdp_with_meta_device") && level == 0)
       diagnostics.add(
-          Error(ErrorCode::conflict,
-                "init_fsdp_with_meta_device needs sharded state, but zero_dp_strategy is 0")
-              .key(table + "init_fsdp_with_meta_device")
-              .at(own.origin("init_fsdp_with_meta_device"))
-              .help("set " + table + "zero_dp_strategy = 3")
-              .help("set " + table + "init_fsdp_with_meta_device = false"));
+          option_error(own, "init_fsdp_with_meta_device", ErrorCode::conflict,
+                       "init_fsdp_with_meta_device needs sharded state, but zero_dp_strategy is 0",
+                       "false")
+              .about(level_key)
+              .help("set " + level_key + " = 3"));
     if (own.get_bool("keep_fp8_transpose_cache"))
-      diagnostics.add(
-          Error(ErrorCode::option_refused,
-                "keep_fp8_transpose_cache has nothing to keep: no model here has fp8 parameters")
-              .key(table + "keep_fp8_transpose_cache")
-              .at(own.origin("keep_fp8_transpose_cache"))
-              .help("set " + table + "keep_fp8_transpose_cache = false"));
-    if (own.get_bool("nccl_ub") && !own.get_bool("fsdp_double_buffer"))
-      diagnostics.notice("nccl_ub = true turns fsdp_double_buffer on");
-    if (level >= 2 && !own.get_bool("overlap_grad_reduce"))
-      diagnostics.notice("overlap_grad_reduce = false has no effect: it is always on at level " +
-                         std::to_string(level));
-    if (level == 3 && !own.get_bool("overlap_param_gather"))
-      diagnostics.notice("overlap_param_gather = false has no effect: it is always on at level 3");
-    if (own.get_bool("average_in_collective") && own.get_bool("calculate_per_token_loss"))
-      diagnostics.notice(
-          "average_in_collective = true has no effect with calculate_per_token_loss = true, which "
-          "sums");
-    if (level != 3)
-      diagnostics.notice("zero_dp_strategy = " + std::to_string(level) +
-                         ": parameters are not sharded");
+      diagnostics.add(option_error(
+          own, "keep_fp8_transpose_cache", ErrorCode::option_refused,
+          "keep_fp8_transpose_cache has nothing to keep: no model here has fp8 parameters",
+          "false"));
+    auto tell = [&](bool when, const std::string& name, const std::string& what,
+                    const std::string& other = "zero_dp_strategy") {
+      if (when) diagnostics.notice(name + what, {table + name, table + other});
+    };
+    const std::string at_level = "it is always on at level " + std::to_string(level);
+    tell(own.get_bool("nccl_ub") && !own.get_bool("fsdp_double_buffer"), "nccl_ub",
+         " = true turns fsdp_double_buffer on", "fsdp_double_buffer");
+    tell(level >= 2 && !own.get_bool("overlap_grad_reduce"), "overlap_grad_reduce",
+         " = false has no effect: " + at_level);
+    tell(level == 3 && !own.get_bool("overlap_param_gather"), "overlap_param_gather",
+         " = false has no effect: " + at_level);
+    tell(own.get_bool("average_in_collective") && own.get_bool("calculate_per_token_loss"),
+         "average_in_collective",
+         " = true has no effect with calculate_per_token_loss = true, which sums",
+         "calculate_per_token_loss");
+    tell(level != 3, "zero_dp_strategy",
+         " = " + std::to_string(level) + ": parameters are not sharded");
   }
 
   MeshPlan plan_mesh(const MeshRequest& request) const override {
@@ -130,8 +112,36 @@ class MegatronFsdp final : public Strategy {
     return plan;
   }
 
-  Footprint footprint(const FootprintRequest& request) const override {
-    return flat_footprint(request, flat_policy(request.config));
+  ShardingPlan plan_sharding(const ShardingRequest& request) const override {
+    const Options& own = request.config.own;
+    ShardingPlan plan = flat_plan(request, sharding_policy(own));
+    plan.allocate_before_sharding = !own.get_bool("init_fsdp_with_meta_device");
+    return plan;
+  }
+
+ private:
+  static ShardingPolicy sharding_policy(const Options& own) {
+    using Average = ReductionPolicy::Average;
+    ShardingPolicy policy;
+    const std::string& table = policy.options = own.schema().table;
+    policy.level = static_cast<int>(own.get_int("zero_dp_strategy"));
+    policy.overlap_gather = own.get_bool("overlap_param_gather");
+    policy.reduction.overlap = own.get_bool("overlap_grad_reduce");
+    policy.reduction.average = own.get_bool("calculate_per_token_loss") ? Average::with_clipping
+                               : own.get_bool("average_in_collective")  ? Average::in_sum
+                                                                        : Average::before_sum;
+    if (own.get_bool("preserve_fp32_weights")) policy.precision.main_weights = DType::float32;
+    if (own.get_bool("grad_reduce_in_fp32")) policy.precision.main_gradients = DType::float32;
+    policy.buffers.registered = own.get_bool("nccl_ub");
+    policy.buffers.registered_key = table + ".nccl_ub";
+    policy.buffers.rotating = policy.buffers.registered || own.get_bool("fsdp_double_buffer");
+    policy.checks.reduced = own.get_bool("check_for_nan_in_grad");
+    policy.checks.own = own.get_bool("report_nan_in_param_grad");
+    policy.flat.level_key = table + ".zero_dp_strategy";
+    policy.flat.unit_classes_key = table + ".megatron_fsdp_unit_modules";
+    policy.flat.unit_classes = own.get_strings("megatron_fsdp_unit_modules");
+    if (own.get_bool("disable_bucketing")) policy.flat.bucket_elements = 1;
+    return policy;
   }
 };
 

@@ -21,20 +21,16 @@ class MoeEp final : public ShardedStrategy {
       diagnostics.notice(
           "distributed.fsdp2.enable_fsdp2_prefetch has no effect under moe_ep with "
           "distributed.moe.reshard_after_forward = false: what "
-          "stays gathered need not be fetched");
+          "stays gathered need not be fetched",
+          {"distributed.fsdp2.enable_fsdp2_prefetch", "distributed.fsdp2.reshard_after_forward",
+           "distributed.moe.reshard_after_forward"});
     if (shared.sequence_parallel && shared.sizes.tp > 1)
-      diagnostics.add(Error(ErrorCode::option_refused,
-                            "moe_ep has no sequence parallelism: routers need whole tokens")
-                          .key("distributed.sequence_parallel")
-                          .at(config.shared_values.origin("sequence_parallel"))
-                          .help("set distributed.sequence_parallel = false"));
+      diagnostics.add(
+          option_error(config.shared_values, "sequence_parallel", ErrorCode::option_refused,
+                       "moe_ep has no sequence parallelism: routers need whole tokens", "false"));
   }
 
-  MeshPlan plan_mesh(const MeshRequest& request) const override {
-    return plan_sharded_mesh(request);
-  }
-
-  Footprint footprint(const FootprintRequest& request) const override {
+  ShardingPlan plan_sharding(const ShardingRequest& request) const override {
     const MoeOptions& moe = request.config.shared.moe;
     if (request.outline.tied_embeddings && !moe.wrap_outer_model && request.mesh.moe_mesh)
       throw Error(ErrorCode::conflict,
@@ -42,9 +38,13 @@ class MoeEp final : public ShardedStrategy {
                   "shares its weight with the embedding inside")
           .key("distributed.moe.wrap_outer_model")
           .help("set distributed.moe.wrap_outer_model = true");
-    // The moe block's rule stands unless [distributed.fsdp2] says otherwise.
-    return fully_sharded_footprint(request,
-                                   fully_sharded_policy(request.config, moe.reshard_after_forward));
+    return ShardedStrategy::plan_sharding(request);
+  }
+
+ protected:
+  // The moe block's rule stands unless [distributed.fsdp2] says otherwise.
+  ShardingPolicy sharding_policy(const StrategyConfig& config) const override {
+    return fully_sharded_policy(config, config.shared.moe.reshard_after_forward);
   }
 };
 

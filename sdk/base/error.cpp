@@ -83,6 +83,15 @@ Error& Error::key(std::string dotted_key) {
   key_ = std::move(dotted_key);
   return *this;
 }
+Error& Error::about(std::string dotted_key) {
+  about_.push_back(std::move(dotted_key));
+  return *this;
+}
+std::vector<std::string> Error::keys() const {
+  std::vector<std::string> out{key_};
+  out.insert(out.end(), about_.begin(), about_.end());
+  return out;
+}
 Error& Error::at(Origin origin) {
   origin_ = std::move(origin);
   return *this;
@@ -96,9 +105,21 @@ Error& Error::note(std::string text) {
   return *this;
 }
 
-void Diagnostics::add(Error error) { errors_.push_back(std::move(error)); }
-void Diagnostics::notice(std::string text) { notices_.push_back(std::move(text)); }
-void Diagnostics::warning(std::string text) { warnings_.push_back(std::move(text)); }
+Diagnostics::Diagnostics(std::set<std::string, std::less<>> doubtful)
+    : doubtful_(std::move(doubtful)) {}
+bool Diagnostics::in_doubt(const std::vector<std::string>& keys) const {
+  return std::any_of(keys.begin(), keys.end(),
+                     [&](const std::string& key) { return doubtful_.contains(key); });
+}
+void Diagnostics::add(Error error) {
+  if (!in_doubt(error.keys())) errors_.push_back(std::move(error));
+}
+void Diagnostics::notice(std::string text, const std::vector<std::string>& about) {
+  if (!in_doubt(about)) notices_.push_back(std::move(text));
+}
+void Diagnostics::warning(std::string text, const std::vector<std::string>& about) {
+  if (!in_doubt(about)) warnings_.push_back(std::move(text));
+}
 void Diagnostics::throw_if_any() const {
   if (!errors_.empty()) throw errors_.front();
 }

@@ -356,6 +356,15 @@ bool Options::is_given(std::string_view name) const { return slot(name).given; }
 const OptionValue& Options::value(std::string_view name) const { return slot(name).value; }
 Origin Options::origin(std::string_view name) const { return slot(name).origin; }
 
+Error option_error(const Options& options, std::string_view name, ErrorCode code,
+                   std::string message, std::string_view instead) {
+  const std::string key = options.schema().table + "." + std::string(name);
+  return Error(code, std::move(message))
+      .key(key)
+      .at(options.origin(name))
+      .help("set " + key + " = " + std::string(instead));
+}
+
 namespace {
 template <class T>
 const T& as(const OptionValue& value, std::string_view name) {
@@ -374,6 +383,10 @@ double Options::get_number(std::string_view name) const {
 }
 std::string Options::get_string(std::string_view name) const {
   return is_set(name) ? as<std::string>(value(name), name) : std::string();
+}
+std::vector<std::string> Options::get_strings(std::string_view name) const {
+  return is_set(name) ? as<std::vector<std::string>>(value(name), name)
+                      : std::vector<std::string>();
 }
 std::optional<int64_t> Options::find_int(std::string_view name) const {
   return is_set(name) ? std::optional(as<int64_t>(value(name), name)) : std::nullopt;

@@ -99,11 +99,12 @@ Facts facts_of_this_build() {
   size_fact<meshwright::MeshRequest>(f, "MeshRequest");
   size_fact<meshwright::MeshPlan>(f, "MeshPlan");
   size_fact<meshwright::ModelOutline>(f, "ModelOutline");
-  size_fact<meshwright::Unit>(f, "Unit");
+  size_fact<meshwright::PlannedUnit>(f, "PlannedUnit");
   size_fact<meshwright::TpPlan>(f, "TpPlan");
   size_fact<meshwright::TpPlanRequest>(f, "TpPlanRequest");
   size_fact<meshwright::PipelinePlan>(f, "PipelinePlan");
-  size_fact<meshwright::FootprintRequest>(f, "FootprintRequest");
+  size_fact<meshwright::ShardingRequest>(f, "ShardingRequest");
+  size_fact<meshwright::ShardingPlan>(f, "ShardingPlan");
   size_fact<meshwright::Footprint>(f, "Footprint");
   size_fact<meshwright::Strategy>(f, "Strategy");
   size_fact<meshwright::ParallelizeRequest>(f, "ParallelizeRequest");

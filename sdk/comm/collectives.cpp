@@ -94,7 +94,19 @@ Tensor moved(const Tensor& x, const Move& forward, Move back) {
   return out;
 }
 
-int64_t wrapped(int64_t dim, const Tensor& x) { return dim < 0 ? dim + x.dim() : dim; }
+Tensor own_part(const Tensor& x, int64_t dim, Group& group) {
+  return part(x, dim, group).contiguous();
+}
+
+// Both ways along one dimension, which may count from the last.
+using Along = Tensor (*)(const Tensor&, int64_t, Group&);
+Tensor moved_along(const Tensor& x, int64_t dim, const GroupPtr& group, Along forward,
+                   Along backward) {
+  const int64_t d = dim < 0 ? dim + x.dim() : dim;
+  return moved(
+      x, [&](const Tensor& t) { return forward(t, d, *group); },
+      [group, d, backward](const Tensor& g) { return backward(g, d, *group); });
+}
 
 }  // namespace
 
@@ -109,31 +121,19 @@ Tensor copy_to(const Tensor& x, const GroupPtr& group) {
 }
 
 Tensor all_gather(const Tensor& x, int64_t dim, const GroupPtr& group) {
-  int64_t d = wrapped(dim, x);
-  return moved(
-      x, [&](const Tensor& t) { return gathered(t, d, *group); },
-      [group, d](const Tensor& g) { return scattered(g, d, *group); });
+  return moved_along(x, dim, group, gathered, scattered);
 }
 
 Tensor all_gather_replicated(const Tensor& x, int64_t dim, const GroupPtr& group) {
-  int64_t d = wrapped(dim, x);
-  return moved(
-      x, [&](const Tensor& t) { return gathered(t, d, *group); },
-      [group, d](const Tensor& g) { return part(g, d, *group).contiguous(); });
+  return moved_along(x, dim, group, gathered, own_part);
 }
 
 Tensor reduce_scatter(const Tensor& x, int64_t dim, const GroupPtr& group) {
-  int64_t d = wrapped(dim, x);
-  return moved(
-      x, [&](const Tensor& t) { return scattered(t, d, *group); },
-      [group, d](const Tensor& g) { return gathered(g, d, *group); });
+  return moved_along(x, dim, group, scattered, gathered);
 }
 
 Tensor split_along(const Tensor& x, int64_t dim, const GroupPtr& group) {
-  int64_t d = wrapped(dim, x);
-  return moved(
-      x, [&](const Tensor& t) { return part(t, d, *group).contiguous(); },
-      [group, d](const Tensor& g) { return gathered(g, d, *group); });
+  return moved_along(x, dim, group, own_part, gathered);
 }
 
 Tensor all_to_all(const Tensor& x, std::vector<int64_t> in_splits, std::vector<int64_t> out_splits,

@@ -95,8 +95,8 @@ class LayoutChecker {
     for (int64_t rank = 0; rank < wish_.world && !report_.full(); ++rank) {
       const ModelOutline& outline =
           stages[static_cast<size_t>(pp > 1 ? mesh_.device_mesh->coordinate(rank, "pp") : 0)];
-      FootprintRequest cost{outline, mesh_, tp, request_.config, {2, 128, 2, DType::float32, 2},
-                            rank};
+      ShardingRequest cost{outline, mesh_, tp, request_.config, {2, 128, 2, DType::float32, 2},
+                           rank};
       Answer<Footprint> answer = ask([&] { return strategy_.footprint(cost); });
       lead_ = describe(wish_) + ", rank " + std::to_string(rank) + ": ";
       if (!answer.foreign.empty())

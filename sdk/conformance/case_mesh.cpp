@@ -110,6 +110,16 @@ std::vector<Wish> impossible() {
   };
 }
 
+// What the strategy answers to a wish; anything that leaves it but an Error is a failure.
+MeshAnswer ask(Strategy& strategy, const meshwright_strategy& about, const Wish& wish,
+               Report& report) {
+  MeshAnswer answer = plan(strategy, make_request(about, wish));
+  if (!answer.foreign.empty())
+    report.fail(describe(wish) + ": " + answer.foreign +
+                " left plan_mesh; only meshwright::Error may");
+  return answer;
+}
+
 }  // namespace
 
 void check_mesh(const Subject& subject, Report& report) {
@@ -120,10 +130,7 @@ void check_mesh(const Subject& subject, Report& report) {
   std::string first_refusal;
   for (const Wish& wish : wishes(about, 1, 10)) {
     if (report.full()) return;
-    MeshAnswer answer = plan(*strategy, make_request(about, wish));
-    if (!answer.foreign.empty())
-      report.fail(describe(wish) + ": " + answer.foreign +
-                  " left plan_mesh; only meshwright::Error may");
+    MeshAnswer answer = ask(*strategy, about, wish, report);
     if (answer.error) {
       ++refused;
       if (first_refusal.empty()) first_refusal = describe(wish) + ": " + one_line(*answer.error);
@@ -185,10 +192,7 @@ void check_mesh_refusal(const Subject& subject, Report& report) {
   const meshwright_strategy& about = *subject.strategy;
   int refused = 0, followed = 0;
   auto look = [&](const Wish& wish, bool must_refuse) {
-    MeshAnswer answer = plan(*strategy, make_request(about, wish));
-    if (!answer.foreign.empty())
-      report.fail(describe(wish) + ": " + answer.foreign +
-                  " left plan_mesh; only meshwright::Error may");
+    MeshAnswer answer = ask(*strategy, about, wish, report);
     if (answer.error) {
       ++refused;
       check_refusal(wish, *answer.error, report);

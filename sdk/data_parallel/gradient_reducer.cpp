@@ -15,8 +15,8 @@ namespace meshwright::detail {
 using at::Tensor;
 
 GradientReducer::GradientReducer(UnitState& unit) : unit_(unit) {
-  using Average = ShardedPolicy::Average;
-  const Average average = unit.context.policy.average;
+  using Average = ReductionPolicy::Average;
+  const Average average = unit.context.policy.reduction.average;
   // Units of groups of their own (experts) have no replicas, and know what to divide by.
   double n = unit.own_groups ? unit.sharding.divisor : static_cast<double>(unit.context.averaged());
   // float16 alone can overflow in the sum: half of the division before it, half after.
@@ -81,7 +81,7 @@ std::optional<GradientPlace> GradientReducer::place(size_t index) {
   UnitState::Parameter& p = unit_.parameters[index];
   const UnitContext& context = unit_.context;
   bool fits = unit_.shards() == 1 && !unit_.accumulates_unsharded() && !unit_.replicated() &&
-              context.synchronise && !context.policy.check_own_nan && unit_.reduce == unit_.param &&
+              context.synchronise && !context.policy.checks.own && unit_.reduce == unit_.param &&
               unit_.gradient.scalar_type() == unit_.param &&
               unit_.gradient.device() == unit_.device() && !p.variable.grad().defined() &&
               !p.accumulated_grad.defined();

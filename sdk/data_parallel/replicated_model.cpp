@@ -1,3 +1,4 @@
+// Longer than most files: one class, whose flags (arrived, ever, launched) are read side by side.
 #include "meshwright/parallel/replicated_model.h"
 
 #include <ATen/ops/empty.h>
@@ -25,8 +26,9 @@ using at::Tensor;
 
 class ReplicatedModel final : public ParallelModel {
  public:
-  ReplicatedModel(std::shared_ptr<torch::nn::Module> model, ReplicationPolicy policy,
-                  std::shared_ptr<World> world);
+  ReplicatedModel(std::shared_ptr<torch::nn::Module> model, ReplicatedPolicy policy,
+                  std::shared_ptr<Group> group, std::shared_ptr<World> world,
+                  std::shared_ptr<TensorParallel> tensor_parallel);
 
   void begin_step() override;
   void begin_micro_batch(GradientSync sync) override;
@@ -38,11 +40,9 @@ class ReplicatedModel final : public ParallelModel {
   Tensor full_tensor(std::string_view name) override;
   void summon_full_parameters(const std::function<void()>& body) override { body(); }
   std::shared_ptr<Group> data_group() override {
-    return policy_.tensor_parallel ? policy_.group : world_->everyone();
+    return tensor_parallel_ ? group_ : world_->everyone();
   }
-  std::shared_ptr<TensorParallel> tensor_parallel() const override {
-    return policy_.tensor_parallel;
-  }
+  std::shared_ptr<TensorParallel> tensor_parallel() const override { return tensor_parallel_; }
 
   void gradient_ready(size_t parameter);
 
@@ -68,7 +68,7 @@ class ReplicatedModel final : public ParallelModel {
     Work work;
   };
 
-  bool alone() const { return policy_.group->size() == 1; }
+  bool alone() const { return group_->size() == 1; }
   // One rank without casts, and no wider sum of micro-batches to keep: gradients stay where
   // autograd puts them.
   bool direct() const { return alone() && param_ == storage_ && !detail::wider(reduce_, storage_); }
@@ -87,8 +87,10 @@ class ReplicatedModel final : public ParallelModel {
   void sum_partial_gradients();
 
   std::shared_ptr<torch::nn::Module> model_;
-  ReplicationPolicy policy_;
+  ReplicatedPolicy policy_;
+  std::shared_ptr<Group> group_;
   std::shared_ptr<World> world_;
+  std::shared_ptr<TensorParallel> tensor_parallel_;
   at::ScalarType storage_ = at::kFloat, param_, reduce_, output_;
   std::vector<Parameter> parameters_;  // in the order of the buckets
   std::vector<Bucket> buckets_;
@@ -107,11 +109,14 @@ struct GradientHook : torch::autograd::PostAccumulateGradHook {
   size_t parameter;
 };
 
-ReplicatedModel::ReplicatedModel(std::shared_ptr<torch::nn::Module> model, ReplicationPolicy policy,
-                                 std::shared_ptr<World> world)
+ReplicatedModel::ReplicatedModel(std::shared_ptr<torch::nn::Module> model, ReplicatedPolicy policy,
+                                 std::shared_ptr<Group> group, std::shared_ptr<World> world,
+                                 std::shared_ptr<TensorParallel> tensor_parallel)
     : model_(std::move(model)),
       policy_(std::move(policy)),
+      group_(std::move(group)),
       world_(std::move(world)),
+      tensor_parallel_(std::move(tensor_parallel)),
       param_(scalar_type(policy_.mp.param)),
       reduce_(scalar_type(policy_.mp.reduce)),
       output_(scalar_type(policy_.mp.output)) {
@@ -230,17 +235,15 @@ void ReplicatedModel::adopt() {
 void ReplicatedModel::describe() {
   std::vector<std::pair<std::string, std::string>> placement;
   if (!alone()) placement.emplace_back(policy_.axis, "replicate");
-  std::vector<const Parameter*> order;
-  for (const Parameter& p : parameters_) order.push_back(&p);
-  std::reverse(order.begin(), order.end());
-  for (const Parameter* p : order) {
+  for (size_t i = parameters_.size(); i-- > 0;) {
+    const Parameter* p = &parameters_[i];
     ParallelParameter out;
     out.name = p->name;
     out.global_shape = p->sizes;
     out.region = Region::whole(p->sizes);
     out.placement = placement;
     out.local = values_.narrow(0, p->offset, p->count).view(p->sizes);
-    if (policy_.tensor_parallel) policy_.tensor_parallel->describe(out);
+    if (tensor_parallel_) tensor_parallel_->describe(out);
     if (p->trainable && grads_.defined())
       out.grad = grads_.narrow(0, p->offset, p->count).view(p->sizes);
     described_.push_back(std::move(out));
@@ -255,7 +258,7 @@ void ReplicatedModel::describe() {
 
 void ReplicatedModel::broadcast(const std::vector<Tensor>& tensors) {
   std::vector<Work> works;
-  for (const Tensor& t : tensors) works.push_back(policy_.group->broadcast(t, 0));
+  for (const Tensor& t : tensors) works.push_back(group_->broadcast(t, 0));
   for (Work& work : works) work.wait();
 }
 
@@ -307,7 +310,7 @@ void ReplicatedModel::absorb(Parameter& p) {
   }
   if (gradient.defined())
     detail::scaled_add(slot, gradient.contiguous().view({-1}),
-                       1.0 / static_cast<double>(policy_.group->size()), !p.ever);
+                       1.0 / static_cast<double>(group_->size()), !p.ever);
   else if (!p.ever)
     slot.zero_();
   if (collects()) p.variable.mutable_grad() = Tensor();
@@ -339,7 +342,7 @@ void ReplicatedModel::launch_ready() {
     // end of the step.
     for (size_t member : bucket.members)
       if (!parameters_[member].ever) absorb(parameters_[member]);
-    bucket.work = policy_.group->all_reduce(
+    bucket.work = group_->all_reduce(
         bucket.reduced.defined() ? bucket.reduced
                                  : grads_.narrow(0, bucket.begin, bucket.end - bucket.begin));
   }
@@ -419,12 +422,12 @@ void ReplicatedModel::end_step() {
 }
 
 void ReplicatedModel::sum_partial_gradients() {
-  if (policy_.tensor_parallel) policy_.tensor_parallel->sum_partial_gradients(described_, reduce_);
+  if (tensor_parallel_) tensor_parallel_->sum_partial_gradients(described_, reduce_);
 }
 
 double ReplicatedModel::clip_grad_norm(double max_norm, double scale) {
-  if (policy_.tensor_parallel)
-    return clip_gradients(policy_.tensor_parallel->gradient_sets(described_, {}), max_norm, scale,
+  if (tensor_parallel_)
+    return clip_gradients(tensor_parallel_->gradient_sets(described_, {}), max_norm, scale,
                           world_->device());
   std::vector<Tensor> gradients;
   for (const FlatParameterGroup& update : updates_) gradients.push_back(update.grads);
@@ -434,17 +437,19 @@ double ReplicatedModel::clip_grad_norm(double max_norm, double scale) {
 Tensor ReplicatedModel::full_tensor(std::string_view name) {
   for (const ParallelParameter& p : described_)
     if (p.name == name)
-      return policy_.tensor_parallel ? policy_.tensor_parallel->whole(name, p.local).clone()
-                                     : p.local.clone();
+      return tensor_parallel_ ? tensor_parallel_->whole(name, p.local).clone() : p.local.clone();
   throw Error(ErrorCode::internal, "the model has no parameter " + std::string(name));
 }
 
 }  // namespace
 
 std::unique_ptr<ParallelModel> replicate_model(std::shared_ptr<torch::nn::Module> model,
-                                               ReplicationPolicy policy,
-                                               std::shared_ptr<World> world) {
-  return std::make_unique<ReplicatedModel>(std::move(model), std::move(policy), std::move(world));
+                                               const ReplicatedPolicy& policy,
+                                               std::shared_ptr<Group> group,
+                                               std::shared_ptr<World> world,
+                                               std::shared_ptr<TensorParallel> tensor_parallel) {
+  return std::make_unique<ReplicatedModel>(std::move(model), policy, std::move(group),
+                                           std::move(world), std::move(tensor_parallel));
 }
 
 }  // namespace meshwright

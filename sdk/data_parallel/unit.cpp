@@ -85,7 +85,7 @@ void Unit::gradient_ready(size_t index) {
   c10::NoGradGuard no_grad;
   Parameter& p = state_.parameters[index];
   UnitContext& context = state_.context;
-  if (context.policy.check_own_nan && context.own_nonfinite.parameter.empty())
+  if (context.policy.checks.own && context.own_nonfinite.parameter.empty())
     context.own_nonfinite = Nonfinite::in(p.name, p.variable.grad());
   if (state_.accumulates_unsharded()) reducer_.absorb(p);
   // A backward that never passed the unit's output (autograd::backward on a parameter itself) is
@@ -108,7 +108,7 @@ void Unit::end_backward() {
   in_backward_ = false;
   done = true;
   if (state_.accumulates_unsharded()) {
-    if (context.synchronise && context.policy.overlap_reduction) reducer_.reduce_accumulated();
+    if (context.synchronise && context.policy.reduction.overlap) reducer_.reduce_accumulated();
   } else if (context.synchronise) {
     reducer_.pack();
     reshard();

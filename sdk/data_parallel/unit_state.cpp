@@ -19,8 +19,19 @@ Nonfinite Nonfinite::in(const std::string& parameter, const at::Tensor& gradient
 
 namespace {
 
-UnitLayout layout_of(const UnitSpec& spec, const ShardedPolicy& policy,
+UnitLayout layout_of(const UnitSpec& spec, const UnitContext& context,
                      const UnitSharding& sharding) {
+  if (spec.layout != nullptr) {  // as planned
+    for (size_t i = 0; i < spec.parameters.size(); ++i) {
+      const auto& [name, variable] = spec.parameters[spec.layout->given(i)];
+      if (variable.sizes() != at::IntArrayRef(spec.layout->parameters()[i].sizes))
+        throw Error(ErrorCode::internal,
+                    "the plan of unit \"" + spec.name + "\" has other sizes for " + name);
+    }
+    return *spec.layout;
+  }
+  const ShardingPolicy& policy = context.policy;
+  const ShardGroups& groups = context.groups;
   const bool flat = policy.layout == ShardLayout::flat;
   const int64_t ranks = sharding.shard->size();
   std::vector<UnitParameter> parameters;
@@ -32,12 +43,12 @@ UnitLayout layout_of(const UnitSpec& spec, const ShardedPolicy& policy,
     UnitParameter& p = parameters.emplace_back(
         UnitParameter{full_name, variable.sizes().vec(), variable.requires_grad()});
     const TensorParallel::Cut* cut =
-        flat && policy.tensor_parallel ? policy.tensor_parallel->find(full_name) : nullptr;
+        flat && groups.tensor_parallel ? groups.tensor_parallel->find(full_name) : nullptr;
     if (cut != nullptr)
       mark_cut(p, cut->whole, static_cast<size_t>(cut->dim),
-               policy.tensor_parallel->group()->size());
+               groups.tensor_parallel->group()->size());
   }
-  if (flat) return UnitLayout::flat(std::move(parameters), ranks, policy.whole_parameters);
+  if (flat) return UnitLayout::flat(std::move(parameters), ranks, policy.keeps_parameters());
   return UnitLayout::rows(std::move(parameters), ranks, static_cast<size_t>(sharding.dim),
                           sharding.axis);
 }
@@ -49,13 +60,13 @@ UnitState::UnitState(UnitContext& shared, const UnitSpec& spec)
       name(spec.name),
       reshard(spec.reshard_after_forward),
       own_groups(spec.sharding.has_value()),
-      sharding(spec.sharding.value_or(UnitSharding{shared.policy.shard, shared.policy.shard_axis})),
-      replicate(spec.sharding ? nullptr : shared.policy.replicate),
-      mp(spec.mp.value_or(shared.policy.mp)),
+      sharding(spec.sharding.value_or(UnitSharding{shared.groups.shard, shared.groups.shard_axis})),
+      replicate(spec.sharding ? nullptr : shared.groups.replicate),
+      mp(spec.mp.value_or(shared.policy.precision.mp)),
       param(scalar_type(mp.param)),
       reduce(scalar_type(mp.reduce)),
       output(scalar_type(mp.output)),
-      layout(layout_of(spec, shared.policy, sharding)) {
+      layout(layout_of(spec, shared, sharding)) {
   for (size_t i = 0; i < spec.parameters.size(); ++i) {
     const auto& [full_name, variable] = spec.parameters[layout.given(i)];
     Parameter p;
@@ -70,9 +81,11 @@ UnitState::UnitState(UnitContext& shared, const UnitSpec& spec)
     parameters.push_back(std::move(p));
   }
   for (int64_t r = 0; r < shards(); ++r) slices.push_back(layout.slices(r));
-  main = context.policy.main_weights ? scalar_type(*context.policy.main_weights) : storage;
-  gradient_type =
-      context.policy.main_gradients ? scalar_type(*context.policy.main_gradients) : storage;
+  main = context.policy.precision.main_weights ? scalar_type(*context.policy.precision.main_weights)
+                                               : storage;
+  gradient_type = context.policy.precision.main_gradients
+                      ? scalar_type(*context.policy.precision.main_gradients)
+                      : storage;
 }
 
 }  // namespace meshwright::detail

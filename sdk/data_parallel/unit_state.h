@@ -27,7 +27,8 @@ struct Nonfinite {
 
 // What all units of a model share.
 struct UnitContext {
-  ShardedPolicy policy;
+  ShardingPolicy policy;
+  ShardGroups groups;
   std::shared_ptr<World> world;
   std::shared_ptr<BufferPool> pool;
   bool synchronise = true;              // this micro-batch reduces
@@ -39,7 +40,7 @@ struct UnitContext {
   Nonfinite own_nonfinite;  // the first one of this step among this rank's own gradients, where
                             // that is looked for
   int64_t averaged() const {
-    return policy.shard->size() * (policy.replicate ? policy.replicate->size() : 1);
+    return groups.shard->size() * (groups.replicate ? groups.replicate->size() : 1);
   }
 };
 
@@ -67,8 +68,8 @@ struct UnitState {
   bool replicated() const { return replicate && replicate->size() > 1; }
   // Parameters stay whole between steps; gradients are summed whole before the step's one
   // reduction.
-  bool keeps_unsharded() const { return context.policy.whole_parameters; }
-  bool accumulates_unsharded() const { return context.policy.whole_gradients; }
+  bool keeps_unsharded() const { return context.policy.keeps_parameters(); }
+  bool accumulates_unsharded() const { return context.policy.keeps_gradients(); }
   at::Device device() const { return context.world->device(); }
   // What a gather sends: the shard, or its copy in the parameters' dtype.
   const at::Tensor& sent() const { return model_shard.defined() ? model_shard : shard; }

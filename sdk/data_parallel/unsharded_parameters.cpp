@@ -75,7 +75,7 @@ void UnshardedParameters::unshard_in_place() {
                               : context.pool->take(
                                     unit_.layout.size(), unit_.param,
                                     unit_.reshard ? BufferPool::Use::gather : BufferPool::Use::any);
-  if (context.policy.double_buffer && !unit_.reshard) spare_ = whole_;
+  if (context.policy.buffers.rotating && !unit_.reshard) spare_ = whole_;
   Tensor own = whole_.narrow(0, me * each, each);
   if (!keeps || unit_.main != unit_.storage) copy(own, 0, unit_.sent(), 0, each);
   if (n == 1) return;

@@ -2,58 +2,23 @@
 
 #include <algorithm>
 
-#include "expert_units.h"
 #include "footprint_parts.h"
-#include "meshwright/error.h"
+#include "meshwright/activation_bytes.h"
 
 namespace meshwright {
-namespace {
 
-using namespace footprint;
-
-// A group of parameters gathered and reduced together.
-struct UnitGroup {
-  std::string name;
-  std::vector<size_t> parameters;
-  bool experts = false, root = false, last_of_module_list = false;
-  MixedPrecision precision;
-};
-
-// The units of the model; with an expert mesh, experts leave their layer's unit, and embedding and
-// head leave the root's.
-std::vector<UnitGroup> make_groups(const FootprintRequest& request, const Layout& layout) {
-  std::vector<UnitGroup> groups;
-  const ModelOutline& outline = request.outline;
-  const MoeOptions& moe = request.config.shared.moe;
-  ExpertUnits expert_units(outline);
-  for (Unit& unit : plan_units(outline)) {
-    bool root = unit.name == "root";
-    UnitGroup group{unit.name, {}, false, root, unit.last_of_module_list, precision_of(request)};
-    if (!layout.has_experts_mesh) {
-      group.parameters = std::move(unit.parameters);
-      groups.push_back(std::move(group));
-      continue;
-    }
-    std::vector<std::string_view> names;
-    for (size_t p : unit.parameters) names.push_back(outline.parameters[p].name);
-    SplitUnit split = expert_units.split(
-        names, root, [&](size_t place) { return layout.shares[unit.parameters[place]].expert; });
-    for (UnitApart& apart : split.apart) {
-      UnitGroup& own = groups.emplace_back(UnitGroup{std::move(apart.module),
-                                                     {},
-                                                     apart.role == UnitApart::Role::experts,
-                                                     false,
-                                                     false,
-                                                     group.precision});
-      if (apart.role == UnitApart::Role::head && moe.lm_head_precision == DType::float32)
-        own.precision.param = own.precision.reduce = DType::float32;
-      for (size_t place : apart.parameters) own.parameters.push_back(unit.parameters[place]);
-    }
-    for (size_t place : split.rest) group.parameters.push_back(unit.parameters[place]);
-    groups.push_back(std::move(group));
-  }
-  return groups;
+Footprint footprint_of(const ShardingRequest& request, const ShardingPlan& plan) {
+  Footprint out = plan.replicated ? footprint::replicated_footprint(request, plan)
+                  : plan.sharding.layout == ShardLayout::flat
+                      ? footprint::flat_footprint(request, plan)
+                      : footprint::rows_footprint(request, plan);
+  out.parameters = plan.parameters;
+  out.notices = plan.notices;
+  return out;
 }
+
+namespace footprint {
+namespace {
 
 // Sums for the peak of gathered parameters and unreduced gradients.
 struct Peak {
@@ -63,83 +28,74 @@ struct Peak {
 
 }  // namespace
 
-Footprint fully_sharded_footprint(const FootprintRequest& request, const ShardingPolicy& policy) {
-  Layout layout = make_layout(request);
+Footprint rows_footprint(const ShardingRequest& request, const ShardingPlan& plan) {
+  const Layout layout = make_layout(request);
   const Workload& work = request.workload;
-  bool pipelined = pipeline_size(request) > 1;
-  int64_t passes = passes_of(request), runs = runs_of(request);
-  int64_t reduces = policy.reduce_every_micro_batch ? passes : 1;
+  const ShardingPolicy& policy = plan.sharding;
+  const bool every = policy.reduction.every_micro_batch;
+  const int64_t passes = passes_of(request), runs = runs_of(request), reduces = every ? passes : 1;
   Footprint out;
   Traffic wire;
   Peak peak;
-  int64_t local = 0;
-  std::vector<int64_t> held(layout.shares.size());  // elements of each parameter on this rank
-  for (size_t i = 0; i < layout.shares.size(); ++i)
-    out.parameters.push_back(
-        placement_of(request.outline.parameters[i], layout.shares[i], layout, "shard(0)"));
-
-  DType widest_reduce = precision_of(request).reduce;
-  for (const UnitGroup& group : make_groups(request, layout)) {
-    if (dtype_size(group.precision.reduce) > dtype_size(widest_reduce))
-      widest_reduce = group.precision.reduce;
-    const Axis& axis = group.experts ? layout.ep_shard : layout.shard;
-    for (size_t p : group.parameters)
-      if (layout.shares[p].shape.empty())
-        throw Error(ErrorCode::model_does_not_fit,
-                    request.outline.parameters[p].name + " has no dimension to cut")
-            .key("distributed.strategy")
-            .help("give the parameter the shape [1]");
-    UnitLayout unit = UnitLayout::rows(unit_parameters(request, layout, group.parameters),
-                                       axis.size, group.experts ? 1 : 0, axis.name);
+  int64_t local = 0, trainable = 0;
+  std::vector<int64_t> held(layout.shares.size());  // elements of each gradient on this rank
+  DType widest_reduce = policy.precision.mp.reduce;
+  for (const PlannedUnit& planned : plan.units) {
+    const MixedPrecision& mp = planned.mp ? *planned.mp : policy.precision.mp;
+    if (dtype_size(mp.reduce) > dtype_size(widest_reduce)) widest_reduce = mp.reduce;
+    const Axis& axis = planned.experts ? layout.ep_shard : layout.shard;
+    const UnitLayout& unit = *planned.layout;
     for (size_t i = 0; i < unit.parameters().size(); ++i) {
-      size_t p = group.parameters[unit.given(i)];
-      Chunk chunk = unit.part(i, axis.index);
-      out.parameters[p].local_shape = layout.shares[p].shape;
-      out.parameters[p].local_shape[unit.cut_dim(i)] = chunk.end - chunk.begin;
-      local = plus(local, held[p] = unit.part_elements(i, axis.index));
+      const int64_t elements = unit.part_elements(i, axis.index);
+      local = plus(local, elements);
+      if (!unit.parameters()[i].trainable) continue;
+      held[planned.parameters[unit.given(i)]] = elements;
+      trainable = plus(trainable, elements);
     }
-    int64_t elements = unit.elements(), padded = times(unit.shard_size(), axis.size);
-    bool reshards = !group.root &&
-                    policy.reshard_after_forward.value_or(!group.last_of_module_list && !pipelined);
-    int64_t gathered = times(padded, dtype_size(group.precision.param)),
-            reduced = times(padded, dtype_size(group.precision.reduce));
-    if (!group.parameters.empty()) {
+    const bool reshards = planned.reshard_after_forward;
+    const int64_t gathered = times(unit.shard_size(), axis.size, dtype_size(mp.param)),
+                  reduced = times(unit.trainable_size(), axis.size, dtype_size(mp.reduce));
+    if (!planned.parameters.empty())
       wire.add(axis, "all_gather", reshards ? times(2, passes) : runs, gathered);
+    if (unit.trainable_size() > 0) {
       wire.add(axis, "reduce_scatter", reduces, reduced);
-      if (!group.experts) wire.add(layout.replicate, "all_reduce", reduces, reduced / axis.size);
+      if (!planned.experts) wire.add(layout.replicate, "all_reduce", reduces, reduced / axis.size);
     }
     // Experts that ep alone cuts are no unit: nothing gathers or reduces them.
-    if (!group.experts || axis.size > 1)
-      out.units.push_back({group.name, elements, gathered, reshards});
+    if (!planned.experts || axis.size > 1)
+      out.units.push_back({planned.name, unit.elements(), gathered, reshards});
 
     // Without a second rank the shard itself serves, unless it must be cast.
-    if (axis.size > 1 || group.precision.param != work.storage) {
+    if (axis.size > 1 || mp.param != work.storage) {
       if (reshards)
         peak.gathered.push_back(gathered);
       else
         peak.kept = plus(peak.kept, gathered);
     }
-    if (axis.size > 1 || group.precision.reduce != work.storage ||
-        (!group.experts && layout.replicate.size > 1)) {
+    if (axis.size > 1 || mp.reduce != work.storage ||
+        (!planned.experts && layout.replicate.size > 1)) {
       peak.all_gradients = plus(peak.all_gradients, reduced);
-      if (group.root)
+      if (planned.root)
         peak.root_gradients = plus(peak.root_gradients, reduced);
       else
         peak.gradients.push_back(reduced);
     }
   }
-  int64_t element = dtype_size(work.storage);
-  out.bytes.weights = out.bytes.gradients = times(local, element);
-  out.bytes.optimizer = times(local, element, work.optimizer_states);
-  bool deferred = !policy.reduce_every_micro_batch && passes > 1;
+  for (size_t p : plan.whole) local = plus(local, layout.shares[p].elements);
+  const int64_t element = dtype_size(work.storage);
+  out.bytes.weights = times(local, element);
+  out.bytes.gradients = times(trainable, element);
+  out.bytes.optimizer = times(trainable, element, work.optimizer_states);
   out.bytes.transient = plus(
       plus(peak.kept,
-           sum_of_largest(peak.gathered, plus(std::max<int64_t>(policy.prefetch_depth, 0), 1))),
-      deferred ? peak.all_gradients : plus(peak.root_gradients, sum_of_largest(peak.gradients, 2)));
-  out.bytes.activations = activation_bytes(request, /*whole_layers=*/true);
+           sum_of_largest(peak.gathered, plus(std::max<int64_t>(policy.prefetch.ahead(), 0), 1))),
+      !every && passes > 1 ? peak.all_gradients
+                           : plus(peak.root_gradients, sum_of_largest(peak.gradients, 2)));
+  out.bytes.activations = activation_bytes(request, plan.recompute_whole_layers);
   add_common_rows(request, held, widest_reduce, wire);
   out.wire = wire.rows();
   return out;
 }
 
+}  // namespace footprint
 }  // namespace meshwright

@@ -54,7 +54,7 @@ bool has_one_of(const ModuleIndex& index, std::string_view layer,
 }
 
 // The schedule's peak on this rank, and how many stages it runs.
-pipeline::InFlight in_flight_of(const FootprintRequest& request, int64_t& local) {
+pipeline::InFlight in_flight_of(const ShardingRequest& request, int64_t& local) {
   const PipelineOptions& options = request.config.shared.pipeline;
   int64_t size = pipeline_size(request),
           rank = request.mesh.device_mesh->coordinate(request.rank, "pp"),
@@ -74,7 +74,7 @@ pipeline::InFlight in_flight_of(const FootprintRequest& request, int64_t& local)
 
 }  // namespace
 
-Recomputed recomputed_of(const FootprintRequest& request, const ModuleIndex& index,
+Recomputed recomputed_of(const ShardingRequest& request, const ModuleIndex& index,
                          std::string_view layer, bool whole_layers) {
   const SharedOptions& shared = request.config.shared;
   const std::vector<std::string>& scope = shared.activation_checkpointing_scope;
@@ -96,92 +96,124 @@ Recomputed recomputed_of(const FootprintRequest& request, const ModuleIndex& ind
 
 namespace meshwright {
 
-int64_t activation_bytes(const FootprintRequest& request, bool whole_layers) {
-  using namespace footprint;
-  int64_t tokens = tokens_of(request);
-  if (tokens == 0) return 0;
-  const ModelOutline& outline = request.outline;
-  ModuleIndex index(outline);
-  int64_t tp = request.mesh.device_mesh ? request.mesh.device_mesh->size("tp") : 1;
-  std::set<std::string> sequence;  // norms that see a part of the sequence
-  bool cut_logits = false;
-  if (tp > 1)
-    for (const TpModule& module : resolve_tp_modules(request.tp, outline)) {
+namespace {
+
+using namespace footprint;
+
+// Elements that one token keeps, layer by layer.
+class TokenActivations {
+ public:
+  TokenActivations(const ShardingRequest& request, bool whole_layers)
+      : request_(request),
+        outline_(request.outline),
+        index_(request.outline),
+        tp_(request.mesh.device_mesh ? request.mesh.device_mesh->size("tp") : 1),
+        active_(outline_.moe ? outline_.moe->active_experts : 1),
+        whole_layers_(whole_layers) {
+    if (tp_ == 1) return;
+    for (const TpModule& module : resolve_tp_modules(request.tp, outline_)) {
       if (module.style.kind == TpStyleKind::sequence ||
           module.style.kind == TpStyleKind::sequence_all_gather)
-        sequence.insert(module.name);
-      cut_logits =
-          cut_logits || (module.name == "lm_head" && module.style.output == TpLayout::shard_last);
+        sequence_.insert(module.name);
+      cut_logits_ =
+          cut_logits_ || (module.name == "lm_head" && module.style.output == TpLayout::shard_last);
     }
-  auto stream = [&](std::string_view norm) {
-    return outline.hidden_size / (sequence.contains(std::string(norm)) ? tp : 1);
-  };
-  int64_t active = outline.moe ? outline.moe->active_experts : 1;
+  }
+
+  void add_all() {
+    for (const ParameterOutline& parameter : outline_.parameters) add(parameter);
+    close();
+  }
 
   int64_t kept = 0, waiting = 0;  // by the forward of a pass; while gradients of weights wait
   int64_t largest = 0;            // of what is computed again at once: one layer, or one block
-  Saved layer;
-  int64_t outside = 0;
-  std::string_view current;
-  std::set<std::string_view> blocks;
-  auto close = [&] {
-    if (current.empty()) return;
-    if (layer.stream == 0) layer.stream = outline.hidden_size;
+  int64_t outside = 0;            // of layers
+  int64_t vocabulary_ranks() const { return cut_logits_ ? tp_ : 1; }
+
+ private:
+  int64_t stream(std::string_view norm) const {
+    return outline_.hidden_size / (sequence_.contains(std::string(norm)) ? tp_ : 1);
+  }
+
+  void close() {
+    if (current_.empty()) return;
+    if (layer_.stream == 0) layer_.stream = outline_.hidden_size;
     // Blocks side by side behind one norm (Phi) have one input.
-    if (layer.norm_count > 0)
-      layer.inputs = std::min(layer.inputs, layer.norm_count * outline.hidden_size);
-    Recomputed again = recomputed_of(request, index, current, whole_layers);
-    kept = plus(kept, layer.kept(again));
-    waiting = plus(waiting, layer.waiting(again));
-    largest = std::max(largest, layer.together(again));
-    layer = {};
-  };
-  for (const ParameterOutline& parameter : outline.parameters) {
-    std::string_view module = module_of(parameter.name), within = index.layer_of(module);
-    if (within != current) {
+    if (layer_.norm_count > 0)
+      layer_.inputs = std::min(layer_.inputs, layer_.norm_count * outline_.hidden_size);
+    Recomputed again = recomputed_of(request_, index_, current_, whole_layers_);
+    kept = plus(kept, layer_.kept(again));
+    waiting = plus(waiting, layer_.waiting(again));
+    largest = std::max(largest, layer_.together(again));
+    layer_ = {};
+  }
+
+  void add(const ParameterOutline& parameter) {
+    std::string_view module = module_of(parameter.name), within = index_.layer_of(module);
+    if (within != current_) {
       close();
-      current = within;
+      current_ = within;
     }
-    const ModuleOutline* found = index.find(module);
-    if (found == nullptr || parameter.shape.empty()) continue;
+    const ModuleOutline* found = index_.find(module);
+    if (found == nullptr || parameter.shape.empty()) return;
     bool weight = parameter.name.ends_with(".weight");
     if (within.empty()) {
       if (weight && found->kind == ModuleKind::norm) outside += stream(module);
-      continue;
+      return;
     }
     if (found->kind == ModuleKind::norm && weight && module_of(module) == within) {
-      layer.norms += stream(module);
-      ++layer.norm_count;
-      if (layer.stream == 0) layer.stream = stream(module);
+      layer_.norms += stream(module);
+      ++layer_.norm_count;
+      if (layer_.stream == 0) layer_.stream = stream(module);
     } else if (found->kind == ModuleKind::experts && parameter.shape.size() == 3) {
       // Balanced routing brings as many tokens as leave; both widths of an expert's matrices pass
       // by once.
       bool up = parameter.name.find("up") != std::string::npos;
       int64_t width = element_count(parameter.shape) / (std::max<int64_t>(parameter.shape[0], 1) *
-                                                        std::max<int64_t>(outline.hidden_size, 1));
-      layer.mlp = plus(layer.mlp, times(active, width + (up ? outline.hidden_size : 0)));
+                                                        std::max<int64_t>(outline_.hidden_size, 1));
+      layer_.mlp = plus(layer_.mlp, times(active_, width + (up ? outline_.hidden_size : 0)));
     } else if (found->kind == ModuleKind::linear && weight && parameter.shape.size() == 2) {
-      bool cut = tp > 1 && tp_shard_dim(request.tp, outline, parameter.name).has_value();
+      bool cut = tp_ > 1 && tp_shard_dim(request_.tp, outline_, parameter.name).has_value();
       int64_t width =
-          (closes_block(module) ? parameter.shape[1] : parameter.shape[0]) / (cut ? tp : 1);
-      (in_attention(module.substr(within.size())) ? layer.attention : layer.mlp) += width;
+          (closes_block(module) ? parameter.shape[1] : parameter.shape[0]) / (cut ? tp_ : 1);
+      (in_attention(module.substr(within.size())) ? layer_.attention : layer_.mlp) += width;
       if (closes_block(module))
-        (in_attention(module.substr(within.size())) ? layer.closing_attention
-                                                    : layer.closing_mlp) += width;
-      layer.outputs =
-          plus(layer.outputs, parameter.shape[0] / (cut && !closes_block(module) ? tp : 1));
-      if (blocks.insert(module_of(module)).second) layer.inputs += outline.hidden_size;
+        (in_attention(module.substr(within.size())) ? layer_.closing_attention
+                                                    : layer_.closing_mlp) += width;
+      layer_.outputs =
+          plus(layer_.outputs, parameter.shape[0] / (cut && !closes_block(module) ? tp_ : 1));
+      if (blocks_.insert(module_of(module)).second) layer_.inputs += outline_.hidden_size;
     }
   }
-  close();
+
+  const ShardingRequest& request_;
+  const ModelOutline& outline_;
+  ModuleIndex index_;
+  int64_t tp_, active_;
+  bool whole_layers_, cut_logits_ = false;
+  std::set<std::string> sequence_;  // norms that see a part of the sequence
+  Saved layer_;
+  std::string_view current_;
+  std::set<std::string_view> blocks_;
+};
+
+}  // namespace
+
+int64_t activation_bytes(const ShardingRequest& request, bool whole_layers) {
+  const int64_t tokens = tokens_of(request);
+  if (tokens == 0) return 0;
+  const ModelOutline& outline = request.outline;
+  TokenActivations token(request, whole_layers);
+  token.add_all();
 
   // The head's input, which is whole; its logits, and at the turn to backward their gradient beside
   // them.
   int64_t logits = 0;
   if (outline.find_module("lm_head") != nullptr) {
-    outside += outline.hidden_size;
-    logits = times((outline.vocab_size + (cut_logits ? tp : 1) - 1) / (cut_logits ? tp : 1),
-                   dtype_size(precision_of(request).output));
+    token.outside += outline.hidden_size;
+    const int64_t ranks = token.vocabulary_ranks();
+    logits =
+        times((outline.vocab_size + ranks - 1) / ranks, dtype_size(precision_of(request).output));
   }
   pipeline::InFlight flight{1, 0, 1};
   int64_t local = 1, element = dtype_size(precision_of(request).param);
@@ -191,8 +223,9 @@ int64_t activation_bytes(const FootprintRequest& request, bool whole_layers) {
     int64_t all = times(elements, passes);
     return all == INT64_MAX ? all : (all + local - 1) / local;
   };
-  int64_t elements = plus(plus(in_flight(kept, flight.passes), in_flight(waiting, flight.waiting)),
-                          plus(largest, times(outside, flight.logits)));
+  int64_t elements =
+      plus(plus(in_flight(token.kept, flight.passes), in_flight(token.waiting, flight.waiting)),
+           plus(token.largest, times(token.outside, flight.logits)));
   return times(tokens, plus(times(elements, element), times(logits, flight.logits + 1)));
 }
 

@@ -40,7 +40,7 @@ std::vector<int64_t> working_ep_sizes(int64_t ranks, int64_t wish,
   throw error;
 }
 
-void check_experts(const FootprintRequest& request, const Layout& layout) {
+void check_experts(const ShardingRequest& request, const Layout& layout) {
   std::vector<std::vector<int64_t>> shapes;
   for (size_t i = 0; i < layout.shares.size(); ++i)
     if (layout.shares[i].expert && !request.outline.parameters[i].shape.empty())
@@ -71,7 +71,7 @@ void check_experts(const FootprintRequest& request, const Layout& layout) {
 
 }  // namespace
 
-Layout make_layout(const FootprintRequest& request) {
+Layout make_layout(const ShardingRequest& request) {
   Layout layout;
   const MeshPlan& plan = request.mesh;
   if (plan.device_mesh) {
@@ -105,29 +105,37 @@ Layout make_layout(const FootprintRequest& request) {
     // Expert groups span tp, so experts are cut over ep alone.
     if (!share.expert && layout.tp.size > 1)
       share.tp_dim = tp_shard_dim(request.tp, request.outline, parameter.name);
+    share.part = Region::whole(share.shape);
     if (share.tp_dim) {
-      int64_t& rows = share.shape.at(static_cast<size_t>(*share.tp_dim));
+      const auto dim = static_cast<size_t>(*share.tp_dim);
+      int64_t& rows = share.shape.at(dim);
       Chunk chunk = ceil_chunk(rows, layout.tp.size, layout.tp.index);
       rows = chunk.end - chunk.begin;
+      share.part.offsets[dim] = chunk.begin;
+      share.part.sizes[dim] = rows;
     }
     layout.shares.push_back(std::move(share));
   }
   if (layout.has_experts_mesh) check_experts(request, layout);
   for (Share& share : layout.shares) {
-    if (share.expert && !share.shape.empty()) share.shape[0] /= layout.ep.size;
+    if (share.expert && !share.shape.empty()) {
+      share.part.sizes[0] = share.shape[0] /= layout.ep.size;
+      share.part.offsets[0] = layout.ep.index * share.shape[0];
+    }
     share.elements = element_count(share.shape);
   }
   return layout;
 }
 
-std::vector<UnitParameter> unit_parameters(const FootprintRequest& request, const Layout& layout,
+std::vector<UnitParameter> unit_parameters(const ShardingRequest& request, const Layout& layout,
                                            const std::vector<size_t>& parameters) {
   std::vector<UnitParameter> out;
   out.reserve(parameters.size());
   for (size_t p : parameters) {
     const Share& share = layout.shares[p];
     const ParameterOutline& outline = request.outline.parameters[p];
-    UnitParameter& parameter = out.emplace_back(UnitParameter{outline.name, share.shape});
+    UnitParameter& parameter =
+        out.emplace_back(UnitParameter{outline.name, share.shape, outline.trainable});
     if (share.tp_dim)
       mark_cut(parameter, outline.shape, static_cast<size_t>(*share.tp_dim), layout.tp.size);
   }
@@ -140,6 +148,7 @@ ParameterPlacement placement_of(const ParameterOutline& parameter, const Share& 
   out.name = parameter.name;
   out.global_shape = parameter.shape;
   out.local_shape = share.shape;
+  out.region = share.part;
   auto add = [&](const Axis& axis, std::string text) {
     if (axis.size > 1) out.placement.emplace_back(axis.name, std::move(text));
   };
@@ -179,16 +188,16 @@ int64_t sum_of_largest(std::vector<int64_t> values, int64_t count) {
   return sum;
 }
 
-MixedPrecision precision_of(const FootprintRequest& request) {
+MixedPrecision precision_of(const ShardingRequest& request) {
   const SharedOptions& shared = request.config.shared;
   return request.mesh.moe_mesh && shared.moe.mp_policy ? *shared.moe.mp_policy : shared.mp;
 }
 
-int64_t pipeline_size(const FootprintRequest& request) {
+int64_t pipeline_size(const ShardingRequest& request) {
   return request.mesh.device_mesh ? request.mesh.device_mesh->size("pp") : 1;
 }
 
-int64_t runs_of(const FootprintRequest& request) {
+int64_t runs_of(const ShardingRequest& request) {
   const Workload& work = request.workload;
   int64_t runs = std::max<int64_t>(work.accumulation, 1);
   if (pipeline_size(request) == 1) return runs;
@@ -198,13 +207,13 @@ int64_t runs_of(const FootprintRequest& request) {
                std::max<int64_t>(work.local_batch / batch + (work.local_batch % batch != 0), 1));
 }
 
-int64_t micro_batches_of(const FootprintRequest& request) {
+int64_t micro_batches_of(const ShardingRequest& request) {
   if (pipeline_size(request) == 1) return 1;
   const PipelineOptions& pipeline = request.config.shared.pipeline;
   return std::max<int64_t>(pipeline.batch_size / std::max<int64_t>(pipeline.microbatch_size, 1), 1);
 }
 
-int64_t passes_of(const FootprintRequest& request) {
+int64_t passes_of(const ShardingRequest& request) {
   return times(runs_of(request), micro_batches_of(request));
 }
 

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "meshwright/activation_bytes.h"
+#include "meshwright/footprint.h"
 #include "unit_layout.h"
 
 namespace meshwright::footprint {
@@ -26,6 +27,7 @@ struct Share {
   int64_t elements = 0;
   bool expert = false;  // cut over ep
   std::optional<int64_t> tp_dim;
+  Region part = {};  // of the whole tensor: a box
 };
 
 struct Layout {
@@ -34,14 +36,25 @@ struct Layout {
   std::vector<Share> shares;  // parallel to ModelOutline::parameters
 };
 // Throws Error(model_does_not_fit) when experts do not divide.
-Layout make_layout(const FootprintRequest& request);
+Layout make_layout(const ShardingRequest& request);
 // What a unit of these parameters is laid out from.
-std::vector<UnitParameter> unit_parameters(const FootprintRequest& request, const Layout& layout,
+std::vector<UnitParameter> unit_parameters(const ShardingRequest& request, const Layout& layout,
                                            const std::vector<size_t>& parameters);
 // The placement on all axes, with `data_text` on the data-parallel sharding axis; local_shape
 // without that axis.
 ParameterPlacement placement_of(const ParameterOutline& parameter, const Share& share,
                                 const Layout& layout, std::string_view data_text);
+
+// A plan with the placement of every parameter before the data-parallel ranks share it.
+ShardingPlan begin_plan(const ShardingRequest& request, const Layout& layout,
+                        std::string_view data_text);
+// Ranks that hold copies under a replicated plan: all that work on other samples or other parts of
+// them. Under a mesh that shards, replicas and shards alike hold copies.
+Axis replicated_axis(const ShardingRequest& request, const Layout& layout);
+// What each layout costs.
+Footprint rows_footprint(const ShardingRequest& request, const ShardingPlan& plan);
+Footprint flat_footprint(const ShardingRequest& request, const ShardingPlan& plan);
+Footprint replicated_footprint(const ShardingRequest& request, const ShardingPlan& plan);
 
 // Modules of an outline by name. Views into it.
 class MESHWRIGHT_API ModuleIndex {
@@ -58,13 +71,13 @@ class MESHWRIGHT_API ModuleIndex {
 int64_t sum_of_largest(std::vector<int64_t> values, int64_t count);
 
 // The policy that holds for this request: the expert options may replace the shared one.
-MixedPrecision precision_of(const FootprintRequest& request);
+MixedPrecision precision_of(const ShardingRequest& request);
 // Runs of the pipeline schedule a step, micro-batches a run, and forward-backward passes a step:
 // their product. Without a pipeline a run is one micro-batch.
-int64_t runs_of(const FootprintRequest& request);
-int64_t micro_batches_of(const FootprintRequest& request);
-int64_t passes_of(const FootprintRequest& request);
-int64_t pipeline_size(const FootprintRequest& request);
+int64_t runs_of(const ShardingRequest& request);
+int64_t micro_batches_of(const ShardingRequest& request);
+int64_t passes_of(const ShardingRequest& request);
+int64_t pipeline_size(const ShardingRequest& request);
 // Sums and products that stop at the largest number instead of overflowing: no configuration is too
 // large to be costed.
 inline int64_t plus(int64_t a, int64_t b) {
@@ -101,16 +114,16 @@ class Traffic {
 // Rows that are alike for every strategy: tp, ep and cp, of activations; and the one all-reduce
 // over tp, in the dtype `reduce`, of gradients that are partial sums, of which this rank holds so
 // many elements each (parallel to ModelOutline::parameters).
-void add_common_rows(const FootprintRequest& request, const std::vector<int64_t>& gradient_elements,
+void add_common_rows(const ShardingRequest& request, const std::vector<int64_t>& gradient_elements,
                      DType reduce, Traffic& wire);
-void add_tp_activations(const FootprintRequest& request, Traffic& wire);
-void add_partial_gradients(const FootprintRequest& request, const std::vector<int64_t>& elements,
+void add_tp_activations(const ShardingRequest& request, Traffic& wire);
+void add_partial_gradients(const ShardingRequest& request, const std::vector<int64_t>& elements,
                            DType reduce, Traffic& wire);
 // Tokens of one forward-backward pass on this rank; 0 when seq_len is not known.
-int64_t tokens_of(const FootprintRequest& request);
+int64_t tokens_of(const ShardingRequest& request);
 // Times the forward collectives of a module run: 2 where activation checkpointing computes it
 // again.
-int64_t forward_runs(const FootprintRequest& request, const ModuleIndex& index,
+int64_t forward_runs(const ShardingRequest& request, const ModuleIndex& index,
                      std::string_view module);
 bool in_attention(std::string_view module);
 // What backward computes again of a layer.
@@ -120,7 +133,7 @@ struct Recomputed {
 };
 // `whole_layers`: the strategy recomputes layers as a whole under "full"; else their blocks and
 // norms, one by one.
-Recomputed recomputed_of(const FootprintRequest& request, const ModuleIndex& index,
+Recomputed recomputed_of(const ShardingRequest& request, const ModuleIndex& index,
                          std::string_view layer, bool whole_layers);
 
 }  // namespace meshwright::footprint

@@ -14,7 +14,7 @@ using namespace footprint;
 // sdk/tensor_parallel/tp_hooks.cpp runs them.
 class TpTraffic {
  public:
-  TpTraffic(const FootprintRequest& request, int64_t ranks, Traffic& wire)
+  TpTraffic(const ShardingRequest& request, int64_t ranks, Traffic& wire)
       : request_(request),
         shared_(request.config.shared),
         index_(request.outline),
@@ -138,7 +138,7 @@ class TpTraffic {
     }
   }
 
-  const FootprintRequest& request_;
+  const ShardingRequest& request_;
   const SharedOptions& shared_;
   ModuleIndex index_;
   Axis tp_;
@@ -148,7 +148,7 @@ class TpTraffic {
   std::set<std::pair<std::string, TpLayout>> served_;  // blocks whose input is in place
 };
 
-int64_t tp_size(const FootprintRequest& request) {
+int64_t tp_size(const ShardingRequest& request) {
   return request.mesh.device_mesh && !request.tp.entries.empty()
              ? request.mesh.device_mesh->size("tp")
              : 1;
@@ -158,12 +158,12 @@ int64_t tp_size(const FootprintRequest& request) {
 
 namespace footprint {
 
-void add_tp_activations(const FootprintRequest& request, Traffic& wire) {
+void add_tp_activations(const ShardingRequest& request, Traffic& wire) {
   int64_t ranks = tp_size(request);
   if (ranks > 1 && tokens_of(request) > 0) TpTraffic(request, ranks, wire).add();
 }
 
-void add_partial_gradients(const FootprintRequest& request, const std::vector<int64_t>& elements,
+void add_partial_gradients(const ShardingRequest& request, const std::vector<int64_t>& elements,
                            DType reduce, Traffic& wire) {
   int64_t ranks = tp_size(request), sum = 0;
   if (ranks <= 1) return;
@@ -176,7 +176,7 @@ void add_partial_gradients(const FootprintRequest& request, const std::vector<in
 
 }  // namespace footprint
 
-std::vector<WireRow> tp_wire(const FootprintRequest& request) {
+std::vector<WireRow> tp_wire(const ShardingRequest& request) {
   Traffic wire;
   add_tp_activations(request, wire);
   return wire.rows();

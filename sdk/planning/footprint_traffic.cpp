@@ -16,7 +16,7 @@ bool cuts_attention(const TpPlan& plan) {
 // Rows to the experts and back, forward and backward, each with its routing weight on the way there
 // and its gradient on the way back. Balanced routing: every token goes to its active experts, an
 // equal part of them on each rank of ep.
-void add_all_to_all_rows(const FootprintRequest& request, const Axis& ep, int64_t forward,
+void add_all_to_all_rows(const ShardingRequest& request, const Axis& ep, int64_t forward,
                          int64_t backward, Traffic& wire) {
   const MoeOutline& moe = *request.outline.moe;
   int64_t element = dtype_size(precision_of(request).param),
@@ -29,7 +29,7 @@ void add_all_to_all_rows(const FootprintRequest& request, const Axis& ep, int64_
 }
 
 // Every rank gets the tokens, float32 weights and choices of all, and float32 sums are shared out.
-void add_all_gather_rows(const FootprintRequest& request, const Axis& ep, int64_t forward,
+void add_all_gather_rows(const ShardingRequest& request, const Axis& ep, int64_t forward,
                          int64_t backward, Traffic& wire) {
   int64_t element = dtype_size(precision_of(request).param),
           tokens = times(ep.size, tokens_of(request));
@@ -45,7 +45,7 @@ void add_all_gather_rows(const FootprintRequest& request, const Axis& ep, int64_
   wire.add(ep, "reduce_scatter", backward, times(tokens, width, element));
 }
 
-void add_expert_rows(const FootprintRequest& request, const ModuleIndex& index, Traffic& wire) {
+void add_expert_rows(const ShardingRequest& request, const ModuleIndex& index, Traffic& wire) {
   if (!request.mesh.moe_mesh || !request.outline.moe) return;
   Axis ep{"ep", request.mesh.moe_mesh->size("ep"), 0};
   for (const ModuleOutline& module : request.outline.modules) {
@@ -61,7 +61,7 @@ void add_expert_rows(const FootprintRequest& request, const ModuleIndex& index, 
 
 // Attention over a cut sequence: keys and values gathered forward and again backward, their
 // gradients reduce-scattered.
-void add_context_rows(const FootprintRequest& request, const ModuleIndex& index, Traffic& wire) {
+void add_context_rows(const ShardingRequest& request, const ModuleIndex& index, Traffic& wire) {
   Axis cp{"cp", request.mesh.device_mesh->size("cp"), 0};
   const ModelOutline& outline = request.outline;
   int64_t tp = cuts_attention(request.tp) ? request.mesh.device_mesh->size("tp") : 1;
@@ -80,7 +80,7 @@ void add_context_rows(const FootprintRequest& request, const ModuleIndex& index,
 
 }  // namespace
 
-int64_t tokens_of(const FootprintRequest& request) {
+int64_t tokens_of(const ShardingRequest& request) {
   const Workload& work = request.workload;
   int64_t batch = work.local_batch, length = work.seq_len, cp = 1;
   if (pipeline_size(request) > 1) {
@@ -99,7 +99,7 @@ bool in_attention(std::string_view module) {
          module.find("attention") != std::string_view::npos;
 }
 
-int64_t forward_runs(const FootprintRequest& request, const ModuleIndex& index,
+int64_t forward_runs(const ShardingRequest& request, const ModuleIndex& index,
                      std::string_view module) {
   std::string_view layer = index.layer_of(module);
   if (layer.empty() ||
@@ -111,7 +111,7 @@ int64_t forward_runs(const FootprintRequest& request, const ModuleIndex& index,
   return in_attention(module.substr(layer.size())) ? 1 : 2;
 }
 
-void add_common_rows(const FootprintRequest& request, const std::vector<int64_t>& gradient_elements,
+void add_common_rows(const ShardingRequest& request, const std::vector<int64_t>& gradient_elements,
                      DType reduce, Traffic& wire) {
   add_tp_activations(request, wire);
   add_partial_gradients(request, gradient_elements, reduce, wire);
@@ -126,7 +126,7 @@ void add_common_rows(const FootprintRequest& request, const std::vector<int64_t>
 
 namespace meshwright {
 
-std::vector<WireRow> pipeline_wire(const FootprintRequest& request, const PipelinePlan& plan) {
+std::vector<WireRow> pipeline_wire(const ShardingRequest& request, const PipelinePlan& plan) {
   using namespace footprint;
   if (pipeline_size(request) == 1) return {};
   const Mesh& mesh = *request.mesh.device_mesh;

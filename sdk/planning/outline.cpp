@@ -34,47 +34,4 @@ int64_t element_count(const std::vector<int64_t>& shape) {
   return count;
 }
 
-std::vector<Unit> plan_units(const ModelOutline& outline) {
-  // Direct items of every list that does not itself lie inside a unit. Lists come in pre-order; a
-  // nested list's items become units of their own before the outer list's item takes what is left
-  // of it.
-  std::vector<Unit> units;
-  std::map<std::string, size_t, std::less<>> unit_of;  // unit name -> index
-  auto inside_unit = [&](std::string_view name) {
-    for (std::string_view at = module_of(name); !at.empty(); at = module_of(at))
-      if (unit_of.contains(at)) return true;
-    return false;
-  };
-  for (const ModuleOutline& list : outline.modules) {
-    if (list.kind != ModuleKind::list || inside_unit(list.name) || unit_of.contains(list.name))
-      continue;
-    std::string prefix = list.name + ".";
-    size_t last = units.size();
-    bool any = false;
-    for (const ModuleOutline& item : outline.modules) {
-      if (!item.name.starts_with(prefix) ||
-          item.name.find('.', prefix.size()) != std::string::npos || item.kind == ModuleKind::list)
-        continue;
-      unit_of.emplace(item.name, units.size());
-      last = units.size();
-      any = true;
-      units.push_back({item.name, false, {}});
-    }
-    if (any) units[last].last_of_module_list = true;
-  }
-  Unit root{"root", false, {}};
-  for (size_t i = 0; i < outline.parameters.size(); ++i) {
-    Unit* owner = &root;
-    for (std::string_view at = module_of(outline.parameters[i].name); !at.empty();
-         at = module_of(at))
-      if (auto it = unit_of.find(at); it != unit_of.end()) {
-        owner = &units[it->second];
-        break;
-      }
-    owner->parameters.push_back(i);
-  }
-  units.push_back(std::move(root));
-  return units;
-}
-
 }  // namespace meshwright

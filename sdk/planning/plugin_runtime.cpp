@@ -1,14 +1,17 @@
-// Strategy::parallelize(): finds the running half of the plugin that a strategy belongs to.
+// Strategy::parallelize(): by the running half of the plugin that a strategy belongs to, else as
+// its plan says.
 #include "meshwright/plugin_runtime.h"
 
 #include <dlfcn.h>
 
+#include <atomic>
 #include <cstring>
 #include <filesystem>
 #include <string>
 
 #include "meshwright/error.h"
 #include "meshwright/plugin.h"
+#include "plan_executor.h"
 
 namespace meshwright {
 namespace {
@@ -61,8 +64,15 @@ const PluginRuntime* runtime_of(const Strategy& strategy) {
 
 }  // namespace
 
+namespace {
+std::atomic<detail::PlanExecutor> executor{nullptr};
+}  // namespace
+
+void detail::set_plan_executor(PlanExecutor given) { executor = given; }
+
 std::unique_ptr<ParallelModel> Strategy::parallelize(ParallelizeRequest& request) {
   if (const PluginRuntime* runtime = runtime_of(*this)) return runtime->parallelize(*this, request);
+  if (detail::PlanExecutor execute = executor) return execute(*this, request);
   throw Error(
       ErrorCode::not_in_release,
       "this strategy can plan a job but not run it: parallelize is not available in this version")

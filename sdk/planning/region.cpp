@@ -151,6 +151,13 @@ Region as_run(const Region& region, std::span<const int64_t> shape) {
   return Region::run(begin, end);
 }
 
+Region within(const Region& outer, const Region& inner) {
+  if (inner.flat()) return Region::run_of_box(outer.offsets, outer.sizes, inner.begin, inner.end);
+  Region out = inner;
+  for (size_t d = 0; d < out.offsets.size(); ++d) out.offsets[d] += outer.offsets[d];
+  return out;
+}
+
 std::string to_text(const Region& region) {
   std::string out;
   if (region.begin >= 0)

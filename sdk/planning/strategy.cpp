@@ -15,8 +15,12 @@ TpPlan Strategy::translate_tp_plan(const ModelOutline& outline,
   return select_tp_plan(outline, request);
 }
 
-Footprint Strategy::footprint(const FootprintRequest& request) const {
-  return replicated_footprint(request);
+ShardingPlan Strategy::plan_sharding(const ShardingRequest& request) const {
+  return replicated_plan(request);
+}
+
+Footprint Strategy::footprint(const ShardingRequest& request) const {
+  return footprint_of(request, plan_sharding(request));
 }
 
 void* Strategy::extension(uint32_t) { return nullptr; }

@@ -1,4 +1,4 @@
-// Which plan a model gets (spec 3.1), and whether it fits (3.8, 3.9, 3.11).
+// Which plan a model gets (semantics 2.1), and whether it fits (semantics 2.7, 2.8, 2.9).
 #include <algorithm>
 #include <map>
 #include <mutex>
@@ -83,7 +83,7 @@ std::string advice_text(const Error& error) { return error.message(); }
 
 bool runs(const ModelOutline& outline, const TpPlanEntries& entries);
 
-// Selection 3.1, steps 4 to 7.
+// Steps 3 to 5 of the selection (semantics 2.1).
 TpPlanEntries automatic_plan(const ModelOutline& outline, const TpPlanRequest& request,
                              TpPlan& plan) {
   std::string why;

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <utility>
 
 #include "meshwright/tp_plan.h"
 #include "sdk/base/text.h"
@@ -35,32 +36,24 @@ bool skipped_in_own_plan(std::string_view text) {
 }  // namespace
 
 std::string_view style_name(TpStyleKind kind) {
-  switch (kind) {
-    case column:
-      return "colwise";
-    case row:
-      return "rowwise";
-    case sequence:
-      return "sequence_parallel";
-    case sequence_all_gather:
-      return "sequence_parallel_allgather";
-    case rotary:
-      return "rotary";
-  }
+  constexpr std::pair<TpStyleKind, std::string_view> kNames[] = {
+      {column, "colwise"},
+      {row, "rowwise"},
+      {sequence, "sequence_parallel"},
+      {sequence_all_gather, "sequence_parallel_allgather"},
+      {rotary, "rotary"}};
+  for (const auto& [style, name] : kNames)
+    if (style == kind) return name;
   return "";
 }
 
 std::string_view layout_name(TpLayout layout) {
-  switch (layout) {
-    case replicate:
-      return "replicate";
-    case shard_1:
-      return "shard(1)";
-    case shard_last:
-      return "shard(-1)";
-    case partial:
-      return "partial";
-  }
+  constexpr std::pair<TpLayout, std::string_view> kNames[] = {{replicate, "replicate"},
+                                                              {shard_1, "shard(1)"},
+                                                              {shard_last, "shard(-1)"},
+                                                              {partial, "partial"}};
+  for (const auto& [known, name] : kNames)
+    if (known == layout) return name;
   return "";
 }
 

@@ -1,4 +1,4 @@
-// The plan tables by architecture (spec 3.5 and 3.6), as lists of (pattern, style).
+// The plan tables by architecture (semantics 2.5 and 2.6), as lists of (pattern, style).
 #include <algorithm>
 #include <iterator>
 

@@ -9,6 +9,7 @@
 
 #include "meshwright/export.h"
 #include "meshwright/region.h"
+#include "meshwright/sharding_plan.h"
 #include "meshwright/tp_plan.h"
 
 namespace meshwright {
@@ -96,12 +97,6 @@ class MESHWRIGHT_API UnitLayout {
   bool rows_ = true, in_place_ = false, frozen_whole_ = false;
 };
 
-// The buckets in which gradients are reduced beside the backward, as torch's reducer fills them:
-// the parameter that reaches the limit closes its bucket.
-struct GradientBucket {
-  int64_t begin = 0, end = 0;   // elements, in the order given
-  std::vector<size_t> members;  // indices into it
-};
 // `elements`: of each parameter, in the order of the buckets (the last parameter first).
 // `element_size`: bytes of one.
 MESHWRIGHT_API std::vector<GradientBucket> gradient_buckets(const std::vector<int64_t>& elements,

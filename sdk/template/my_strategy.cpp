@@ -1,6 +1,6 @@
-// my_strategy: a strategy of your own. As it stands it shards parameters over all data-parallel ranks, or over groups of them with
-// copies in between, and trains; change what it plans and how it runs.
-#include <meshwright/parallel/fully_sharded.h>
+// my_strategy: a strategy of your own. As it stands it shards parameters over all data-parallel
+// ranks, or over groups of them with copies in between, and trains; change what it plans and how it
+// runs.
 #include <meshwright/plugin_main.h>
 
 #include <array>
@@ -10,61 +10,58 @@ namespace mw = meshwright;
 
 namespace {
 
-// Each option shows up in `meshwright plugins inspect`, is checked in the configuration, and is read with config.own.get_...().
+// Each option shows up in `meshwright plugins inspect`, is checked in the configuration, and is
+// read with config.own.get_...().
 constexpr std::array kOptions = {
-    mw::bool_option("reshard_after_forward", true, "Free gathered parameters after forward and gather them again for backward."),
+    mw::bool_option("reshard_after_forward", true,
+                    "Free gathered parameters after forward and gather them again for backward."),
     mw::int_option("prefetch_depth", "1", 0, "Units gathered ahead."),
-    mw::choice_option("copies", "\"auto\"", "auto|none", "Whether distributed.dp_replicate_size may ask for copies of the shards."),
+    mw::choice_option("copies", "\"auto\"", "auto|none",
+                      "Whether distributed.dp_replicate_size may ask for copies of the shards."),
 };
 
 class MyStrategy final : public mw::Strategy {
  public:
-  // Rules between options that a schema cannot say. Report all of them, each with settings that work.
+  // Rules between options that a schema cannot say. Report all of them, each with settings that
+  // work.
   void validate(const mw::StrategyConfig& config, mw::Diagnostics& diagnostics) const override {
     if (config.own.get_int("prefetch_depth") > 1 && !config.own.get_bool("reshard_after_forward"))
-      diagnostics.add(mw::Error(mw::ErrorCode::conflict, "nothing is gathered in backward, so prefetch_depth must be 0 or 1")
-                          .key("distributed.my_strategy.prefetch_depth")
-                          .at(config.own.origin("prefetch_depth"))
-                          .help("set distributed.my_strategy.prefetch_depth = 1")
-                          .help("set distributed.my_strategy.reshard_after_forward = true"));
+      diagnostics.add(
+          mw::option_error(config.own, "prefetch_depth", mw::ErrorCode::conflict,
+                           "nothing is gathered in backward, so prefetch_depth must be 0 or 1", "1")
+              .about("distributed.my_strategy.reshard_after_forward")
+              .help("set distributed.my_strategy.reshard_after_forward = true"));
   }
 
-  // Hook 1, pure: sizes and world to a mesh, or an Error with a 3xx code, a key and a setting that works.
+  // Hook 1, pure: sizes and world to a mesh, or an Error with a 3xx code, a key and a setting that
+  // works.
   mw::MeshPlan plan_mesh(const mw::MeshRequest& request) const override {
     constexpr std::array<std::string_view, 1> kNoExperts = {"ep"};
     mw::refuse_sizes(request, "my_strategy", kNoExperts);
     int64_t copies = request.config.shared.sizes.dp_replicate;
     if (request.config.own.get_string("copies") == "none" && copies > 1)
-      throw mw::Error(mw::ErrorCode::size_not_supported, "dp_replicate_size is " + std::to_string(copies) + ", but copies = \"none\"")
+      throw mw::Error(mw::ErrorCode::size_not_supported,
+                      "dp_replicate_size is " + std::to_string(copies) + ", but copies = \"none\"")
           .key("distributed.dp_replicate_size")
           .help("set distributed.dp_replicate_size = 1")
           .help("set distributed.my_strategy.copies = \"auto\"");
-    return mw::plan_sharded_mesh(request);  // or axes of your own: mw::Mesh({{"dp_shard", n}, {"tp", m}})
+    return mw::plan_sharded_mesh(
+        request);  // or axes of your own: mw::Mesh({{"dp_shard", n}, {"tp", m}})
   }
 
   // Hook 2, translate_tp_plan, is the same for all strategies unless you override it.
 
-  // What a layout costs, for `meshwright plan`.
-  mw::Footprint footprint(const mw::FootprintRequest& request) const override {
+  // Hook 3, pure: how the model lies on the ranks. `meshwright plan` shows what it costs, and the
+  // SDK executes it (override parallelize() to run a model of your own: examples/third_party_plugin
+  // has one).
+  mw::ShardingPlan plan_sharding(const mw::ShardingRequest& request) const override {
+    const mw::Options& own = request.config.own;
+    int64_t depth = own.get_int("prefetch_depth");
     mw::ShardingPolicy policy;
-    policy.reshard_after_forward = request.config.own.get_bool("reshard_after_forward");
-    policy.prefetch_depth = request.config.own.get_int("prefetch_depth");
-    return mw::fully_sharded_footprint(request, policy);
-  }
-
-  // Hook 3, collective: the model as the training loop drives it. The SDK's sharded units do the work here; a ParallelModel of your own
-  // may do anything else (examples/third_party_plugin has one).
-  std::unique_ptr<mw::ParallelModel> parallelize(mw::ParallelizeRequest& request) override {
-    mw::reject_unsupported_sizes(request);  // tensor, context and pipeline parallelism are planned only
-    const mw::StrategyConfig& config = request.config;
-    mw::apply_activation_checkpointing(request, /*whole_layers=*/true);
-    bool reshard = config.own.get_bool("reshard_after_forward");
-    int64_t depth = config.own.get_int("prefetch_depth");
-    mw::ShardedPolicy policy = mw::sharded_policy(request);
-    policy.prefetch = depth > 0;
-    policy.explicit_prefetch = depth > 1;
-    policy.forward_depth = policy.backward_depth = depth;
-    return mw::shard_model(request.model, mw::unit_specs(*request.model, request.outline, reshard), policy, request.world);
+    policy.reshard_after_forward = own.get_bool("reshard_after_forward");
+    policy.prefetch = {
+        .enabled = depth > 0, .chains = depth > 1, .forward = depth, .backward = depth};
+    return mw::fully_sharded_plan(request, policy);
   }
 };
 
@@ -77,5 +74,7 @@ constexpr std::array kStrategies = {
 
 }  // namespace
 
-// What the engine may know before it runs any of this: name, version, vendor, license (SPDX), summary.
-MESHWRIGHT_PLUGIN("my_strategy", "0.1.0", "Your name", "Apache-2.0", "What this plugin is for", kStrategies)
+// What the engine may know before it runs any of this: name, version, vendor, license (SPDX),
+// summary.
+MESHWRIGHT_PLUGIN("my_strategy", "0.1.0", "Your name", "Apache-2.0", "What this plugin is for",
+                  kStrategies)

@@ -187,12 +187,10 @@ void TensorParallel::describe(ParallelParameter& parameter) const {
   parameter.placement.emplace_back(
       group_->axis(), cut == nullptr ? "replicate" : "shard(" + std::to_string(cut->dim) + ")");
   if (cut == nullptr) return;
-  Region& region = parameter.region;
-  if (region.flat())
-    region = Region::run_of_box(std::vector<int64_t>(parameter.global_shape.size(), 0),
-                                parameter.global_shape, region.begin, region.end);
+  Region part = Region::whole(parameter.global_shape);
+  part.offsets[static_cast<size_t>(cut->dim)] = cut->chunk.begin;
+  parameter.region = within(part, parameter.region);
   parameter.global_shape = cut->whole;
-  region.offsets[static_cast<size_t>(cut->dim)] += cut->chunk.begin;
 }
 
 Tensor TensorParallel::whole(std::string_view parameter, const Tensor& local) const {

@@ -1,3 +1,4 @@
+// A table: every key of the reference, and what shows that it works.
 #include "tests/keys/key_rows.h"
 
 namespace meshwright::keys {

@@ -11,6 +11,7 @@
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <regex>
 #include <set>
 
 #include "engine/config/source.h"
@@ -154,7 +155,10 @@ std::string wrong(const Row& row, const std::string& strategy) {
     size_t colon = where.find(": ");
     if (colon == std::string::npos) return "it names no test";
     std::string text = contents(fs::path(MESHWRIGHT_SOURCE_DIR) / where.substr(0, colon));
-    if (text.find("TEST_CASE(\"" + where.substr(colon + 2) + "\")") == std::string::npos)
+    // A long name is several literals, one per line.
+    const std::string joined =
+        std::regex_replace(text, std::regex("(TEST_CASE\\()\\s+|\"\n\\s*\""), "$1");
+    if (joined.find("TEST_CASE(\"" + where.substr(colon + 2) + "\")") == std::string::npos)
       return "there is no such test: " + where;
     return "";
   }

@@ -1,4 +1,5 @@
 // Reading configurations: what is accepted, what is refused, and that the help of a refusal works.
+// Long because each row is one wrong file and all that must be said of it.
 #include <doctest/doctest.h>
 
 #include <algorithm>

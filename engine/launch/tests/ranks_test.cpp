@@ -1,3 +1,4 @@
+// Environments of launchers, and the ranks they mean. Long because each launcher is a row of them.
 #include "engine/launch/ranks.h"
 
 #include <doctest/doctest.h>

@@ -6,7 +6,7 @@
 
 #include "meshwright/nn/layers.h"
 #include "meshwright/nn/module.h"
-#include "meshwright/parallel/fully_sharded.h"
+#include "meshwright/parallel/parallelize.h"
 #include "meshwright/parallel/sharded_units.h"
 #include "meshwright/parallel/testing.h"
 #include "plugins/plugin_test.h"
@@ -74,13 +74,13 @@ TEST_CASE("with context parallelism the buffers are cut over dp_cp; training wit
     } catch (const Error& error) {
       refused = error.code();
     }
-    ShardedPolicy policy = sharded_policy(wanted);
-    std::string axis = policy.shard_axis;
-    std::vector<int64_t> ranks = policy.shard->ranks();
-    int64_t data = policy.data ? policy.data->size() : 0;
-    policy.layout = ShardLayout::flat;
+    const ShardGroups shards = shard_groups(wanted);
+    std::string axis = shards.shard_axis;
+    std::vector<int64_t> ranks = shards.shard->ranks();
+    int64_t data = shards.data ? shards.data->size() : 0;
+    const ShardingPlan plan = flat_plan(LiveShardingRequest(wanted));
     std::unique_ptr<ParallelModel> model =
-        shard_model(net.ptr(), flat_unit_specs(*net, outline, {}, true), policy, world);
+        shard_model(net.ptr(), bind_units(*net, outline, plan.units), plan.sharding, shards, world);
     bool placed = true, equal = true;
     for (const ParallelParameter& p : model->parameters()) {
       placed = placed &&
@@ -105,9 +105,14 @@ TEST_CASE(
     "by one") {
   Net net = make_net();
   ModelOutline outline = outline_of(*net);
-  auto names = [&](const FlatPolicy& policy) {
+  const MeshRequest wish = request(1);
+  const MeshPlan mesh = make()->plan_mesh(wish);
+  const TpPlan tp;
+  auto names = [&](const FlatBufferPolicy& policy) {
     std::vector<std::pair<std::string, size_t>> out;
-    for (const UnitSpec& unit : flat_unit_specs(*net, outline, policy, true)) {
+    const ShardingPlan plan = flat_plan({outline, mesh, tp, wish.config}, {.flat = policy});
+    for (const UnitSpec& unit : bind_units(*net, outline, plan.units)) {
+      if (unit.parameters.empty()) continue;  // the outermost module, for its casts alone
       out.emplace_back(unit.name, unit.parameters.size());
       CHECK(unit.reshard_after_forward == unit.name.starts_with("layers."));
     }

@@ -53,8 +53,8 @@ class Fake final : public ShardedStrategy {
     return hooks.translate ? hooks.translate(outline, request)
                            : Strategy::translate_tp_plan(outline, request);
   }
-  Footprint footprint(const FootprintRequest& request) const override {
-    Footprint out = fully_sharded_footprint(request, {});
+  Footprint footprint(const ShardingRequest& request) const override {
+    Footprint out = footprint_of(request, fully_sharded_plan(request));
     if (hooks.footprint) hooks.footprint(out);
     return out;
   }

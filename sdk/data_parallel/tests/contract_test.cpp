@@ -1,5 +1,5 @@
-// The run-time contract of units (spec 4.9), of the replicated model (spec 6) and of the norm
-// (spec 9.3), case by case.
+// The run-time contract of units (semantics 3.4), of the replicated model (semantics 5) and of the
+// norm (semantics 8.3), case by case.
 #include <ATen/ops/arange.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
@@ -56,13 +56,14 @@ UnitSpec root_unit(torch::nn::Module& module) {
 std::unique_ptr<ParallelModel> shard(torch::nn::Module& module,
                                      const std::shared_ptr<torch::nn::Module>& owner,
                                      const std::shared_ptr<World>& world,
-                                     ShardedPolicy policy = {}) {
-  policy.shard = world->everyone();
-  policy.shard_axis = "dp_shard";
-  if (policy.mp.param == DType::bfloat16 && policy.mp.output == DType::bfloat16 &&
-      policy.mp.reduce == DType::float32)
-    policy.mp = kSingle;
-  return shard_model(owner, {root_unit(module)}, policy, world);
+                                     ShardingPolicy policy = {}) {
+  ShardGroups shards;
+  shards.shard = world->everyone();
+  shards.shard_axis = "dp_shard";
+  MixedPrecision& mp = policy.precision.mp;
+  if (mp.param == DType::bfloat16 && mp.output == DType::bfloat16 && mp.reduce == DType::float32)
+    mp = kSingle;
+  return shard_model(owner, {root_unit(module)}, policy, shards, world);
 }
 
 std::string message_of(const std::function<void()>& body, ErrorCode code) {
@@ -161,13 +162,12 @@ TEST_CASE("mixed precision: dtypes of parameters, gradients, inputs and outputs"
       std::unique_ptr<ParallelModel> model;
       at::ScalarType seen = at::kDouble;
       if (replicated) {
-        ReplicationPolicy policy;
-        policy.group = world->everyone();
+        ReplicatedPolicy policy;
         policy.mp = mp;
-        model = replicate_model(bag.ptr(), policy, world);
+        model = replicate_model(bag.ptr(), policy, world->everyone(), world);
       } else {
-        ShardedPolicy policy;
-        policy.mp = mp;
+        ShardingPolicy policy;
+        policy.precision.mp = mp;
         model = shard(*bag, bag.ptr(), world, policy);
       }
       bag->before_forward.push_back(
@@ -206,11 +206,10 @@ TEST_CASE(
     Tensor forward(const Tensor& x) { return both ? spare(used(x)) : used(x); }
   };
   run_ranks(2, [](const std::shared_ptr<World>& world) {
-    auto step = [&](ReplicationPolicy policy, bool second_differs = false) {
+    auto step = [&](ReplicatedPolicy policy, bool second_differs = false) {
       auto half = std::make_shared<HalfImpl>();  // a plain module: no hooks needed
-      policy.group = world->everyone();
       policy.mp = kSingle;
-      auto model = replicate_model(half, policy, world);
+      auto model = replicate_model(half, policy, world->everyone(), world);
       for (int i = 0; i < (second_differs ? 2 : 1); ++i) {
         half->both = i == 1;
         model->begin_step();
@@ -223,10 +222,10 @@ TEST_CASE(
     std::string what = message_of([&] { step({}); }, ErrorCode::unused_parameter);
     CHECK(what.find("spare.weight") != std::string::npos);
     CHECK(what.find("used.weight") == std::string::npos);
-    ReplicationPolicy find;
+    ReplicatedPolicy find;
     find.find_unused_parameters = true;
     CHECK(step(find) == 0);
-    ReplicationPolicy fixed;
+    ReplicatedPolicy fixed;
     fixed.static_graph = true;
     CHECK(step(fixed) == 0);
     CHECK(message_of([&] { step(fixed, true); }, ErrorCode::unused_parameter)
@@ -250,11 +249,10 @@ TEST_CASE("rank 0's parameters and buffers reach all; buffers again before each 
         module->weight.fill_(static_cast<double>(world->rank() + 5));
         module->counter.fill_(static_cast<double>(world->rank() + 7));
       }
-      ReplicationPolicy policy;
-      policy.group = world->everyone();
+      ReplicatedPolicy policy;
       policy.mp = kSingle;
       policy.broadcast_buffers = each;
-      auto model = replicate_model(module, policy, world);
+      auto model = replicate_model(module, policy, world->everyone(), world);
       CHECK(module->weight.sum().item<double>() == 15);
       CHECK(module->counter.item<double>() == 7);
       module->counter.fill_(static_cast<double>(world->rank()));
@@ -266,25 +264,28 @@ TEST_CASE("rank 0's parameters and buffers reach all; buffers again before each 
 TEST_CASE("modules that cannot be sharded are refused with what to change") {
   auto world = World::single();
   auto plain = std::make_shared<torch::nn::LinearImpl>(2, 2);
-  ShardedPolicy policy;
-  policy.shard = world->everyone();
-  policy.mp = kSingle;
-  CHECK(message_of([&] { shard_model(plain, {root_unit(*plain)}, policy, world); },
+  ShardingPolicy policy;
+  ShardGroups shards;
+  shards.shard = world->everyone();
+  policy.precision.mp = kSingle;
+  CHECK(message_of([&] { shard_model(plain, {root_unit(*plain)}, policy, shards, world); },
                    ErrorCode::bad_module)
             .find("without hooks") != std::string::npos);
   Bag scalar(std::vector<std::vector<int64_t>>{{}});
-  CHECK(message_of([&] { shard_model(scalar.ptr(), {root_unit(*scalar)}, policy, world); },
+  CHECK(message_of([&] { shard_model(scalar.ptr(), {root_unit(*scalar)}, policy, shards, world); },
                    ErrorCode::bad_module)
             .find("p0") != std::string::npos);
   Bag twice(std::vector<std::vector<int64_t>>{{2}});
-  CHECK(
-      message_of(
-          [&] { shard_model(twice.ptr(), {root_unit(*twice), root_unit(*twice)}, policy, world); },
-          ErrorCode::bad_module)
-          .find("two units") != std::string::npos);
-  ReplicationPolicy low;
-  low.group = world->everyone();
-  CHECK(message_of([&] { replicate_model(plain, low, world); }, ErrorCode::bad_module)
+  CHECK(message_of(
+            [&] {
+              shard_model(twice.ptr(), {root_unit(*twice), root_unit(*twice)}, policy, shards,
+                          world);
+            },
+            ErrorCode::bad_module)
+            .find("two units") != std::string::npos);
+  const ReplicatedPolicy low;
+  CHECK(message_of([&] { replicate_model(plain, low, world->everyone(), world); },
+                   ErrorCode::bad_module)
             .find("no hooks") != std::string::npos);
 }
 

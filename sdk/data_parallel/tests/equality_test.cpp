@@ -14,7 +14,7 @@
 #include <utility>
 
 #include "meshwright/parallel/activation_checkpoint.h"
-#include "meshwright/parallel/fully_sharded.h"
+#include "meshwright/parallel/parallelize.h"
 #include "meshwright/parallel/replicated_model.h"
 #include "meshwright/parallel/sharded_units.h"
 #include "meshwright/parallel/testing.h"
@@ -62,42 +62,43 @@ Result train(const std::shared_ptr<World>& world, const Setting& s) {
   checkpoint_layers(*net, layer_names(outline_of(*net)), s.checkpointing, true);
   std::unique_ptr<ParallelModel> model;
   if (s.replicated) {
-    ReplicationPolicy policy;
-    policy.group = world->everyone();
+    ReplicatedPolicy policy;
     policy.mp = float32();
     policy.gradient_as_bucket_view = s.bucket_view;
     policy.bucket_bytes = policy.first_bucket_bytes = s.bucket_bytes;
-    model = replicate_model(net.ptr(), policy, world);
+    model = replicate_model(net.ptr(), policy, world->everyone(), world);
   } else {
     Mesh mesh({{"dp_replicate", s.replicas}, {"dp_shard", s.ranks / s.replicas}});
     DeviceMesh groups(mesh, world);
-    ShardedPolicy policy;
-    policy.shard = groups.group("dp_shard");
-    policy.replicate = groups.group("dp_replicate");
-    policy.shard_axis = "dp_shard";
-    policy.replicate_axis = "dp_replicate";
-    policy.mp = float32();
+    ShardingPolicy policy;
+    ShardGroups shards;
+    shards.shard = groups.group("dp_shard");
+    shards.replicate = groups.group("dp_replicate");
+    shards.shard_axis = "dp_shard";
+    shards.replicate_axis = "dp_replicate";
+    policy.precision.mp = float32();
     policy.layout = s.layout;
-    policy.explicit_prefetch = s.explicit_prefetch;
-    policy.prefetch = s.prefetch;
-    policy.forward_depth = s.forward_depth;
-    policy.backward_depth = s.backward_depth;
-    policy.reduce_every_micro_batch = s.every;
-    policy.double_buffer = s.double_buffer;
+    policy.prefetch.chains = s.explicit_prefetch;
+    policy.prefetch.enabled = s.prefetch;
+    policy.prefetch.forward = s.forward_depth;
+    policy.prefetch.backward = s.backward_depth;
+    policy.reduction.every_micro_batch = s.every;
+    policy.buffers.rotating = s.double_buffer;
     if (s.level >= 0) {
       policy.layout = ShardLayout::flat;
-      policy.whole_parameters = true;
-      policy.whole_gradients = s.level <= 1;
-      policy.reduce_every_micro_batch = s.level == 2;
-      policy.average = ShardedPolicy::Average::before_sum;
+      policy.level = s.level;
+      policy.reduction.every_micro_batch = s.level == 2;
+      policy.reduction.average = ReductionPolicy::Average::before_sum;
       if (s.level == 0) {
-        policy.replicate = std::exchange(policy.shard, world->group("alone", {world->rank()}));
-        policy.replicate_axis = policy.shard_axis;
+        shards.replicate = std::exchange(shards.shard, world->group("alone", {world->rank()}));
+        shards.replicate_axis = shards.shard_axis;
       }
     }
     std::optional<bool> reshard;
     if (s.reshard >= 0) reshard = s.reshard == 1;
-    model = shard_model(net.ptr(), unit_specs(*net, outline_of(*net), reshard), policy, world);
+    model = shard_model(net.ptr(),
+                        bind_units(*net, outline_of(*net), plan_units(outline_of(*net), reshard)),
+                        policy, shards, world);
   }
   std::vector<Tensor> m, v, t;
   Result out;

@@ -1,5 +1,6 @@
 // Expert parallelism: a model of mixture-of-experts layers trains as on one process, whatever the
 // mesh, the dispatcher and the routing.
+// Long because all cases compare one model and one training loop.
 #include "meshwright/parallel/expert_parallel.h"
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -18,9 +19,9 @@
 #include "meshwright/error.h"
 #include "meshwright/nn/moe.h"
 #include "meshwright/parallel/activation_checkpoint.h"
-#include "meshwright/parallel/fully_sharded.h"
+#include "meshwright/parallel/parallelize.h"
 #include "meshwright/parallel/testing.h"
-#include "meshwright/parallel/unit_rules.h"
+#include "meshwright/unit_rules.h"
 
 // After LibTorch, which has a CHECK of its own.
 #include <doctest/doctest.h>
@@ -148,17 +149,20 @@ Result train(const Job& job, const std::shared_ptr<World>& world) {
   TpPlan tp;
   ParallelizeRequest request{model.ptr(), outline, mesh, tp, config, world};
   Result result;
-  ShardedPolicy policy = sharded_policy(request);
-  policy.expert_parallel = apply_expert_parallel(request);
+  ShardingPolicy policy;
+  policy.reshard_after_forward = job.reshard;
+  const ShardingPlan plan = fully_sharded_plan(LiveShardingRequest(request), policy);
+  ShardGroups shards = shard_groups(request);
+  shards.expert_parallel = apply_expert_parallel(request);
   if (job.checkpoint)
     checkpoint_layers(*model, std::vector<std::string>{"layers.0", "layers.1"},
                       ActivationCheckpointing::full, true);
-  std::vector<UnitSpec> units =
-      policy.expert_parallel ? expert_unit_specs(request, *policy.expert_parallel, job.reshard)
-                             : unit_specs(*model, outline, job.reshard);
+  std::vector<UnitSpec> units = bind_units(*model, outline, plan.units);
+  for (size_t i = 0; i < units.size(); ++i)
+    if (plan.units[i].experts) units[i].sharding = shards.expert_parallel->sharding();
   result.units = names_of(units);
   std::unique_ptr<ParallelModel> parallel =
-      shard_model(model.ptr(), std::move(units), std::move(policy), world);
+      shard_model(model.ptr(), std::move(units), plan.sharding, shards, world);
 
   int64_t dp = world->size() / job.tp, stream = world->rank() / job.tp;
   Tensor all = samples(), mine = all.narrow(0, stream * (kSamples / dp), kSamples / dp);
@@ -423,9 +427,11 @@ TEST_CASE(
         MeshPlan mesh = plan_sharded_mesh({1, {}, config});
         TpPlan tp;
         ParallelizeRequest request{model.ptr(), outline, mesh, tp, config, world};
-        ShardedPolicy policy = sharded_policy(request);
+        ShardingPolicy policy;
+        policy.precision.mp = config.shared.mp;
         std::unique_ptr<ParallelModel> parallel =
-            shard_model(model.ptr(), unit_specs(*model, outline, true), std::move(policy), world);
+            shard_model(model.ptr(), bind_units(*model, outline, plan_units(outline, true)), policy,
+                        shard_groups(request), world);
         // Gradients that a caller asks for are the caller's, and leave nothing behind.
         if (!watched) {
           parallel->begin_step();

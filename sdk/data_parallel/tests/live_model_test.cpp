@@ -1,6 +1,6 @@
-// The way from a live model to a plan and back: outline_of, plan_units, unit_specs.
+// The way from a live model to a plan and back: outline_of, plan_units, bind_units.
 #include "meshwright/error.h"
-#include "meshwright/parallel/fully_sharded.h"
+#include "meshwright/parallel/parallelize.h"
 #include "meshwright/parallel/testing.h"
 #include "tiny_model.h"
 
@@ -71,8 +71,8 @@ TEST_CASE("the outline of a live model names its modules, lists and parameters, 
 TEST_CASE("the units of a plan stand over the live model's own modules and parameters") {
   tiny::Net net = tiny::make(3, 1);
   ModelOutline outline = outline_of(*net);
-  std::vector<UnitSpec> units = unit_specs(*net, outline);
-  std::vector<meshwright::Unit> planned = plan_units(outline);
+  std::vector<PlannedUnit> planned = plan_units(outline);
+  std::vector<UnitSpec> units = bind_units(*net, outline, planned);
   REQUIRE(units.size() == planned.size());
   for (size_t i = 0; i < units.size(); ++i) {
     CAPTURE(units[i].name);
@@ -89,14 +89,15 @@ TEST_CASE("the units of a plan stand over the live model's own modules and param
   CHECK(units.back().module == net.get());
   CHECK(units[1].module == net->layers->ptr(1).get());
   for (bool reshard : {false, true})
-    for (const UnitSpec& unit : unit_specs(*net, outline, reshard))
+    for (const UnitSpec& unit : bind_units(*net, outline, plan_units(outline, reshard)))
       CHECK(unit.reshard_after_forward == (reshard && unit.name != "root"));
 }
 
 TEST_CASE("each module list is a prefetch list of its own") {
   TwoLists net;
   std::vector<int64_t> lists;
-  for (const UnitSpec& unit : unit_specs(*net, outline_of(*net))) lists.push_back(unit.module_list);
+  for (const UnitSpec& unit : bind_units(*net, outline_of(*net), plan_units(outline_of(*net))))
+    lists.push_back(unit.module_list);
   CHECK(lists == std::vector<int64_t>{0, 0, 1, 1, 1, -1});
 }
 
@@ -110,7 +111,7 @@ TEST_CASE("an outline that does not belong to the model is an error that names w
     else
       outline.parameters.push_back({"layers.1.extra", {2, 2}, DType::float32});
     try {
-      unit_specs(*net, outline);
+      bind_units(*net, outline, plan_units(outline));
       FAIL("accepted");
     } catch (const Error& error) {
       CHECK(error.code() == ErrorCode::bad_module);
@@ -120,7 +121,7 @@ TEST_CASE("an outline that does not belong to the model is an error that names w
   }
 }
 
-TEST_CASE("the axes of a policy are those that the plan shards along") {
+TEST_CASE("the groups of shards are those of the axes that the plan shards along") {
   run_ranks(4, [](const std::shared_ptr<World>& world) {
     tiny::Net net = tiny::make(1, 1);
     ModelOutline outline = outline_of(*net);
@@ -129,15 +130,15 @@ TEST_CASE("the axes of a policy are those that the plan shards along") {
     MeshPlan hybrid, none;
     hybrid.device_mesh = Mesh({{"dp_replicate", 2}, {"dp_shard", 2}});
     hybrid.fsdp_axes = {"dp_replicate", "dp_shard"};
-    ShardedPolicy policy = sharded_policy({net.ptr(), outline, hybrid, {}, config, world});
-    std::string found = policy.replicate_axis + " " + std::to_string(policy.replicate->ranks()[0]) +
-                        ", " + policy.shard_axis + " " + std::to_string(policy.shard->ranks()[0]);
+    ShardGroups shards = shard_groups({net.ptr(), outline, hybrid, {}, config, world});
+    std::string found = shards.replicate_axis + " " + std::to_string(shards.replicate->ranks()[0]) +
+                        ", " + shards.shard_axis + " " + std::to_string(shards.shard->ranks()[0]);
     std::string expected = "dp_replicate " + std::to_string(world->rank() % 2) + ", dp_shard " +
                            std::to_string(world->rank() / 2 * 2);
-    if (found != expected || policy.mp.param != DType::float32) throw std::runtime_error(found);
+    if (found != expected) throw std::runtime_error(found);
     bool refused = false;
     try {
-      sharded_policy({net.ptr(), outline, none, {}, config, world});
+      shard_groups({net.ptr(), outline, none, {}, config, world});
     } catch (const Error& error) {
       refused = error.code() == ErrorCode::internal;
     }
@@ -151,7 +152,7 @@ TEST_CASE(
   NamedTowers net;
   ModelOutline outline = outline_of(*net);
   CHECK(outline.find_module("towers")->kind == ModuleKind::list);
-  std::vector<UnitSpec> units = unit_specs(*net, outline);
+  std::vector<UnitSpec> units = bind_units(*net, outline, plan_units(outline));
   std::vector<std::string> names;
   for (const UnitSpec& unit : units) names.push_back(unit.name);
   CHECK(names ==

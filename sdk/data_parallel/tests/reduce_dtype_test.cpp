@@ -79,31 +79,33 @@ std::unique_ptr<ParallelModel> model_of(const Row& row, const MixedPrecision& mp
                                         const std::shared_ptr<World>& world,
                                         std::optional<DType> main_gradients) {
   if (row.kind == Kind::replicas || row.kind == Kind::replicas_apart) {
-    ReplicationPolicy policy;
-    policy.group = world->everyone();
+    ReplicatedPolicy policy;
     policy.mp = mp;
     policy.gradient_as_bucket_view = row.kind == Kind::replicas;
     policy.bucket_bytes = policy.first_bucket_bytes = 60;
-    return replicate_model(net.ptr(), policy, world);
+    return replicate_model(net.ptr(), policy, world->everyone(), world);
   }
   DeviceMesh groups(Mesh({{"dp_replicate", row.replicas}, {"dp_shard", row.ranks / row.replicas}}),
                     world);
-  ShardedPolicy policy;
-  policy.shard = groups.group("dp_shard");
-  policy.replicate = groups.group("dp_replicate");
-  policy.shard_axis = "dp_shard";
-  policy.replicate_axis = "dp_replicate";
-  policy.mp = mp;
-  policy.reduce_every_micro_batch = row.every;
-  policy.main_gradients = main_gradients;
+  ShardingPolicy policy;
+  ShardGroups shards;
+  shards.shard = groups.group("dp_shard");
+  shards.replicate = groups.group("dp_replicate");
+  shards.shard_axis = "dp_shard";
+  shards.replicate_axis = "dp_replicate";
+  policy.precision.mp = mp;
+  policy.reduction.every_micro_batch = row.every;
+  policy.precision.main_gradients = main_gradients;
   if (row.kind != Kind::rows && row.kind != Kind::own_group) {
     policy.layout = ShardLayout::flat;
-    policy.whole_parameters = row.kind != Kind::flat;
-    policy.whole_gradients = row.kind == Kind::level_1 || row.kind == Kind::level_0;
-    policy.average = ShardedPolicy::Average::before_sum;
+    policy.level = row.kind == Kind::flat      ? 3
+                   : row.kind == Kind::level_1 ? 1
+                   : row.kind == Kind::level_0 ? 0
+                                               : 2;
+    policy.reduction.average = ReductionPolicy::Average::before_sum;
     if (row.kind == Kind::level_0) {
-      policy.replicate = std::exchange(policy.shard, world->group("alone", {world->rank()}));
-      policy.replicate_axis = policy.shard_axis;
+      shards.replicate = std::exchange(shards.shard, world->group("alone", {world->rank()}));
+      shards.replicate_axis = shards.shard_axis;
     }
   }
   UnitSpec root;
@@ -112,7 +114,7 @@ std::unique_ptr<ParallelModel> model_of(const Row& row, const MixedPrecision& mp
   for (auto& item : net->named_parameters()) root.parameters.emplace_back(item.key(), item.value());
   if (row.kind == Kind::own_group)
     root.sharding = UnitSharding{world->everyone(), "ep_shard", 0, static_cast<double>(row.ranks)};
-  return shard_model(net.ptr(), {root}, policy, world);
+  return shard_model(net.ptr(), {root}, policy, shards, world);
 }
 
 // The gradients after a step, put together from all ranks.

@@ -1,5 +1,5 @@
-// Unit rules by class name, and units of one dtype each (spec 4.8).
-#include "meshwright/parallel/unit_rules.h"
+// Unit rules by class name, and units of one dtype each (semantics 3.5).
+#include "meshwright/unit_rules.h"
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/ones.h>
@@ -12,6 +12,7 @@
 
 #include "meshwright/error.h"
 #include "meshwright/nn/layers.h"
+#include "meshwright/parallel/sharded_units.h"
 #include "meshwright/parallel/testing.h"
 
 namespace unit_rules_test {
@@ -74,11 +75,11 @@ const MixedPrecision kHalf{DType::bfloat16, DType::float32, DType::float32, true
 
 using Names = std::vector<std::pair<std::string, std::vector<std::string>>>;
 
-Names names_of(const std::vector<UnitSpec>& units) {
+Names names_of(const ModelOutline& outline, const std::vector<PlannedUnit>& units) {
   Names out;
-  for (const UnitSpec& unit : units) {
+  for (const PlannedUnit& unit : units) {
     out.emplace_back(unit.name, std::vector<std::string>());
-    for (const auto& parameter : unit.parameters) out.back().second.push_back(parameter.first);
+    for (size_t p : unit.parameters) out.back().second.push_back(outline.parameters[p].name);
   }
   return out;
 }
@@ -100,11 +101,14 @@ Result train(int64_t ranks, const MixedPrecision& mp, const UnitRule& rule,
     GatedNet net = make_net();
     if (prepare) prepare(net);
     ModelOutline outline = outline_of(*net);
-    ShardedPolicy policy;
-    policy.mp = mp;
-    policy.shard = world->everyone();
-    policy.shard_axis = "dp_shard";
-    auto model = shard_model(net.ptr(), rule({*net, outline, std::nullopt, mp}), policy, world);
+    ShardingPolicy policy;
+    ShardGroups shards;
+    policy.precision.mp = mp;
+    shards.shard = world->everyone();
+    shards.shard_axis = "dp_shard";
+    auto model =
+        shard_model(net.ptr(), bind_units(*net, outline, rule({outline, std::nullopt, mp})), policy,
+                    shards, world);
     Result mine;
     for (int step = 0; step < 4; ++step) {
       model->begin_step();
@@ -137,8 +141,7 @@ Result train(int64_t ranks, const MixedPrecision& mp, const UnitRule& rule,
 }
 
 UnitRule general() {
-  return
-      [](const UnitRequest& r) { return unit_specs(r.model, r.outline, r.reshard_after_forward); };
+  return [](const UnitRequest& r) { return plan_units(r.outline, r.reshard_after_forward); };
 }
 
 double worst(const Result& a, const Result& b) {
@@ -169,20 +172,21 @@ std::string message_of(const std::function<void()>& body, ErrorCode code) {
 TEST_CASE("one pair of dtypes: the units of the general rule") {
   GatedNet net = make_net();
   ModelOutline outline = outline_of(*net);
-  CHECK((names_of(dtype_aware_units({*net, outline, std::nullopt, kHalf})) ==
-         names_of(unit_specs(*net, outline))));
+  CHECK((names_of(outline, dtype_aware_units({outline, std::nullopt, kHalf})) ==
+         names_of(outline, plan_units(outline))));
 }
 
 TEST_CASE("two pairs: modules of the rarer one become units inside theirs") {
   GatedNet net = make_net();
   ModelOutline outline = outline_of(*net);
-  std::vector<UnitSpec> units =
-      dtype_aware_units({*net, outline, std::nullopt, kHalf}, {"*.gate.weight"});
-  CHECK((names_of(units) == Names{{"layers.0.gate", {"layers.0.gate.weight"}},
-                                  {"layers.0", {"layers.0.up.weight", "layers.0.down.weight"}},
-                                  {"layers.1.gate", {"layers.1.gate.weight"}},
-                                  {"layers.1", {"layers.1.up.weight", "layers.1.down.weight"}},
-                                  {"root", {"head.weight"}}}));
+  std::vector<PlannedUnit> units =
+      dtype_aware_units({outline, std::nullopt, kHalf}, {"*.gate.weight"});
+  CHECK((names_of(outline, units) ==
+         Names{{"layers.0.gate", {"layers.0.gate.weight"}},
+               {"layers.0", {"layers.0.up.weight", "layers.0.down.weight"}},
+               {"layers.1.gate", {"layers.1.gate.weight"}},
+               {"layers.1", {"layers.1.up.weight", "layers.1.down.weight"}},
+               {"root", {"head.weight"}}}));
   REQUIRE(units[0].mp);
   CHECK(units[0].mp->param == DType::float32);
   CHECK(units[0].mp->reduce == DType::float32);
@@ -199,8 +203,8 @@ TEST_CASE(
   net->layers[0]->as<Cell>()->up->weight.set_data(
       net->layers[0]->as<Cell>()->up->weight.to(at::kBFloat16));
   ModelOutline outline = outline_of(*net);
-  CHECK((names_of(
-             dtype_aware_units({*net, outline, std::nullopt, kSingle}, {"layers.0.gate.weight"})) ==
+  CHECK((names_of(outline,
+                  dtype_aware_units({outline, std::nullopt, kSingle}, {"layers.0.gate.weight"})) ==
          Names{{"layers.0.up", {"layers.0.up.weight"}},
                {"layers.0.gate", {"layers.0.gate.weight"}},
                {"layers.0.down", {"layers.0.down.weight"}},
@@ -209,7 +213,7 @@ TEST_CASE(
   net->layers[1]->register_parameter("scale", at::ones({4}).to(at::kBFloat16));
   net->layers[1]->register_parameter("shift", at::ones({4}));
   ModelOutline changed = outline_of(*net);
-  std::string text = message_of([&] { dtype_aware_units({*net, changed, std::nullopt, kSingle}); },
+  std::string text = message_of([&] { dtype_aware_units({changed, std::nullopt, kSingle}); },
                                 ErrorCode::bad_module);
   CHECK(text.find("layers.1.s") != std::string::npos);
   CHECK(text.find("\"layers.1\"") != std::string::npos);

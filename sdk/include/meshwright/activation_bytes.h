@@ -9,6 +9,6 @@ namespace meshwright {
 // Bytes that the passes in flight on a rank keep for backward; 0 when seq_len is not known.
 // `whole_layers`: as the strategy tells apply_activation_checkpointing(). The footprints have it
 // with true.
-MESHWRIGHT_API int64_t activation_bytes(const FootprintRequest& request, bool whole_layers);
+MESHWRIGHT_API int64_t activation_bytes(const ShardingRequest& request, bool whole_layers);
 
 }  // namespace meshwright

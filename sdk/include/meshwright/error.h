@@ -10,6 +10,8 @@
 
 #include <cstdint>
 #include <exception>
+#include <functional>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -76,6 +78,7 @@ class MESHWRIGHT_API Error : public std::exception {
 
   // Builders; each returns *this. help() may be called several times: one setting that works, each.
   Error& key(std::string dotted_key);
+  Error& about(std::string dotted_key);  // another key whose value the problem depends on
   Error& at(Origin origin);
   Error& help(std::string text);
   Error& note(std::string text);  // context: "while planning the mesh", "plugin acme 1.0 (path)"
@@ -84,6 +87,8 @@ class MESHWRIGHT_API Error : public std::exception {
   ErrorKind kind() const { return error_info(code_).kind; }
   const std::string& message() const { return message_; }
   const std::string& key() const { return key_; }
+  // All keys that it is about, key() first.
+  std::vector<std::string> keys() const;
   const Origin& origin() const { return origin_; }
   const std::vector<std::string>& helps() const { return helps_; }
   const std::vector<std::string>& notes() const { return notes_; }
@@ -93,16 +98,21 @@ class MESHWRIGHT_API Error : public std::exception {
   ErrorCode code_;
   std::string message_, what_, key_;
   Origin origin_;
-  std::vector<std::string> helps_, notes_;
+  std::vector<std::string> helps_, notes_, about_;
 };
 
 // Collects every problem of one pass, so that a user sees all of them at once.
 class MESHWRIGHT_API Diagnostics {
  public:
+  Diagnostics() = default;
+  // Leaves out what is about one of these keys, whose values are in doubt.
+  explicit Diagnostics(std::set<std::string, std::less<>> doubtful);
   void add(Error error);
-  void notice(std::string text);   // something accepted but worth a line (an older name, an option
-                                   // without effect)
-  void warning(std::string text);  // something that probably is not what the user wants
+  // Something accepted but worth a line: an older name, an option without effect. `about`: the keys
+  // whose values it depends on.
+  void notice(std::string text, const std::vector<std::string>& about = {});
+  // Something that probably is not what the user wants.
+  void warning(std::string text, const std::vector<std::string>& about = {});
   bool ok() const { return errors_.empty(); }
   const std::vector<Error>& errors() const { return errors_; }
   const std::vector<std::string>& notices() const { return notices_; }
@@ -110,6 +120,8 @@ class MESHWRIGHT_API Diagnostics {
   void throw_if_any() const;  // throws the first error
 
  private:
+  bool in_doubt(const std::vector<std::string>& keys) const;
+  std::set<std::string, std::less<>> doubtful_;
   std::vector<Error> errors_;
   std::vector<std::string> notices_, warnings_;
 };

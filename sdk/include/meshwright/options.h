@@ -83,7 +83,8 @@ class MESHWRIGHT_API Options {
   bool get_bool(std::string_view name) const;
   int64_t get_int(std::string_view name) const;
   double get_number(std::string_view name) const;
-  std::string get_string(std::string_view name) const;  // "" when not set
+  std::string get_string(std::string_view name) const;                // "" when not set
+  std::vector<std::string> get_strings(std::string_view name) const;  // none when not set
   std::optional<int64_t> find_int(std::string_view name) const;
   std::optional<bool> find_bool(std::string_view name) const;
   std::optional<DType> find_dtype(std::string_view name) const;
@@ -98,6 +99,11 @@ class MESHWRIGHT_API Options {
   OptionSchema schema_;
   std::map<std::string, Slot, std::less<>> slots_;
 };
+
+// An error about the option `name` of a table, at the place where it was set; its help is
+// "set TABLE.NAME = INSTEAD".
+MESHWRIGHT_API Error option_error(const Options& options, std::string_view name, ErrorCode code,
+                                  std::string message, std::string_view instead);
 
 // Makes the literal for a plugin's option array: {MESHWRIGHT_BOOL, "false", "doc"}-style helpers
 // for C++ authors.
@@ -125,10 +131,25 @@ constexpr meshwright_option int_option(const char* name, const char* default_val
   o.flags = MESHWRIGHT_NO_MAX;
   return o;
 }
+// From `min` to `max`.
+constexpr meshwright_option int_option(const char* name, const char* default_value, double min,
+                                       double max, const char* doc) {
+  meshwright_option o = int_option(name, default_value, min, doc);
+  o.max = max;
+  o.flags = 0;
+  return o;
+}
 constexpr meshwright_option choice_option(const char* name, const char* default_value,
                                           const char* choices, const char* doc) {
   meshwright_option o = option(name, MESHWRIGHT_STRING, default_value, doc);
   o.choices = choices;
+  return o;
+}
+// The option that pins the back end of the mesh's groups; see check_backend().
+constexpr meshwright_option backend_option() {
+  meshwright_option o = choice_option("backend", nullptr, "nccl|gloo",
+                                      "Back end of the mesh's groups. Not set: dist_env.backend.");
+  o.flags |= MESHWRIGHT_OPTIONAL;
   return o;
 }
 constexpr meshwright_option with_flags(meshwright_option o, uint32_t flags) {

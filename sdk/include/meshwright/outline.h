@@ -46,6 +46,7 @@ struct ParameterOutline {
   std::vector<int64_t> shape;  // Linear: [out, in]; Embedding: [rows, dim]
   DType dtype = DType::float32;
   std::optional<FusedRows> fused = std::nullopt;
+  bool trainable = true;  // false: frozen
 };
 
 struct MoeOutline {
@@ -76,14 +77,5 @@ struct ModelOutline {
 // Dotted name of the module that holds a parameter: everything before the last dot.
 MESHWRIGHT_API std::string_view module_of(std::string_view parameter);
 MESHWRIGHT_API int64_t element_count(const std::vector<int64_t>& shape);
-
-// The sharded units of a model (spec 4.3): every direct item of a module list is one, nested lists
-// first; what is left is "root".
-struct Unit {
-  std::string name;                  // dotted module name, or "root"
-  bool last_of_module_list = false;  // keeps its parameters after forward unless told otherwise
-  std::vector<size_t> parameters;    // indices into ModelOutline::parameters
-};
-MESHWRIGHT_API std::vector<Unit> plan_units(const ModelOutline& outline);
 
 }  // namespace meshwright

@@ -40,6 +40,9 @@ MESHWRIGHT_API Region as_run(const Region& region, std::span<const int64_t> shap
 // The same elements as boxes, in their order: a run of a box of d dimensions is at most 2 d - 1 of
 // them.
 MESHWRIGHT_API std::vector<Region> as_boxes(const Region& region, std::span<const int64_t> shape);
+// `inner`, a part of the tensor that the box `outer` cuts out of a whole one, as a part of the
+// whole: a box within it, or a run of its elements.
+MESHWRIGHT_API Region within(const Region& outer, const Region& inner);
 // "[0:128, 0:64]", "elements 0 to 8191", or "elements 0 to 4095 of [0:128, 0:64]".
 MESHWRIGHT_API std::string to_text(const Region& region);
 

@@ -1,33 +1,26 @@
-// What the fully sharded strategies share beyond the SDK's planners.
+// The base of strategies that shard parameters along rows and differ in their policy only.
+//
+//   class Mine final : public meshwright::ShardedStrategy {
+//     ShardingPolicy sharding_policy(const StrategyConfig& config) const override { ... }
+//   };
 #pragma once
-
-#include <string>
 
 #include "meshwright/strategy.h"
 
 namespace meshwright {
 
-// How a model is sharded and when its units are gathered: what plan and run share, and what only
-// running needs. A strategy reads it from options of its own; the defaults are torch FSDP2's.
-struct FullyShardedPolicy : ShardingPolicy {
-  // Chains within a list of units: each gathers so many ahead in forward and in backward. Without
-  // them one unit is gathered ahead.
-  bool explicit_prefetch = false;
-  int64_t forward_depth = 1, backward_depth = 2;
-  bool cpu_offload = false;  // shards, gradients and optimizer state live on the CPU
-  bool pin_memory = true;    // in pinned memory there
-  // Lists of layers that are frozen as a whole beside a trainable rest: with the root unit, units
-  // as they are, or whole on every rank.
-  enum class Frozen : uint8_t { with_root, per_layer, replicated };
-  Frozen frozen = Frozen::with_root;
-  std::string frozen_key =
-      {};  // the option that says so, for notices: "distributed.mine.frozen"; empty: none
-};
-
 class MESHWRIGHT_API ShardedStrategy : public Strategy {
  public:
   // enable_async_tensor_parallel needs sequence_parallel.
   void validate(const StrategyConfig& config, Diagnostics& diagnostics) const override;
+  // plan_sharded_mesh().
+  MeshPlan plan_mesh(const MeshRequest& request) const override;
+  // fully_sharded_plan() under sharding_policy().
+  ShardingPlan plan_sharding(const ShardingRequest& request) const override;
+
+ protected:
+  // How the units are sharded and when they are gathered; pure. Default: as torch FSDP2.
+  virtual ShardingPolicy sharding_policy(const StrategyConfig& config) const;
 };
 
 }  // namespace meshwright

@@ -1,4 +1,5 @@
 // Grouped experts and whole blocks against dense loops, gradients included.
+// Long because all cases share the dense loops that they are compared with.
 #include "meshwright/nn/moe.h"
 
 #include <ATen/ops/cat.h>

@@ -93,19 +93,19 @@ TEST_CASE("levels 0 to 3 hold the bytes a parameter of the table") {
                                {2 * P / 4, 2 * P / 4, 12 * P / 4}};
   for (int level = 0; level <= 3; ++level) {
     CAPTURE(level);
-    Footprint f = flat_footprint(job.request(), {.level = level, .preserve_fp32_weights = true});
+    Footprint f = flat_footprint(job.request(),
+                                 {.level = level, .precision = {.main_weights = DType::float32}});
     CHECK(f.bytes.weights == table[level][0]);
     CHECK(f.bytes.gradients == table[level][1]);
     CHECK(f.bytes.optimizer == table[level][2]);
   }
   CHECK(flat_footprint(job.request(), {.level = 0}).bytes.optimizer ==
         4 * P);  // Adam in the model's dtype
-  CHECK(flat_footprint(job.request(), {.level = 0, .grad_reduce_in_fp32 = true}).bytes.gradients ==
-        4 * P);
+  CHECK(flat_footprint(job.request(), {.level = 0, .precision = {.main_gradients = DType::float32}})
+            .bytes.gradients == 4 * P);
   job.work.storage = DType::float32;  // float32 weights are their own main weights
-  CHECK(
-      flat_footprint(job.request(), {.level = 0, .preserve_fp32_weights = true}).bytes.optimizer ==
-      8 * P);
+  CHECK(flat_footprint(job.request(), {.level = 0, .precision = {.main_weights = DType::float32}})
+            .bytes.optimizer == 8 * P);
   CHECK(refusal([&] { flat_footprint(job.request(), {.level = 4}); })->code() ==
         ErrorCode::out_of_range);
 }
@@ -195,9 +195,9 @@ TEST_CASE("flat buffers are cut evenly, with the padding at the end") {
 TEST_CASE("unit classes and buckets follow the policy") {
   Job job{.outline = llama_outline({.layers = 3}), .world = 2};
   job.plan_flat();
-  auto names = [&](const FlatPolicy& policy) {
+  auto names = [&](const FlatBufferPolicy& policy) {
     std::vector<std::string> out;
-    for (const UnitCost& unit : flat_footprint(job.request(), policy).units)
+    for (const UnitCost& unit : flat_footprint(job.request(), {.flat = policy}).units)
       out.push_back(unit.name);
     return out;
   };

@@ -55,7 +55,7 @@ struct Job {
   void plan_tp() {
     if (sizes.tp > 1) tp = select_tp_plan(outline, {sizes.tp, sequence_parallel, {}});
   }
-  FootprintRequest request(int64_t rank = 0) const {
+  ShardingRequest request(int64_t rank = 0) const {
     return {outline, mesh, tp, config, work, rank};
   }
 };
@@ -104,6 +104,18 @@ inline int64_t total_elements(const ModelOutline& outline) {
   int64_t sum = 0;
   for (const ParameterOutline& p : outline.parameters) sum += element_count(p.shape);
   return sum;
+}
+
+inline Footprint fully_sharded_footprint(const ShardingRequest& request,
+                                         const ShardingPolicy& policy) {
+  return footprint_of(request, fully_sharded_plan(request, policy));
+}
+inline Footprint flat_footprint(const ShardingRequest& request, const ShardingPolicy& policy) {
+  return footprint_of(request, flat_plan(request, policy));
+}
+inline Footprint replicated_footprint(const ShardingRequest& request,
+                                      const ReplicatedPolicy& policy = {}) {
+  return footprint_of(request, replicated_plan(request, policy));
 }
 
 }  // namespace meshwright::testing

@@ -1,3 +1,4 @@
+// Costs of rows, by hand-made figures. Long because each figure is derived beside its check.
 #include <doctest/doctest.h>
 
 #include <map>
@@ -98,7 +99,8 @@ TEST_CASE("a small Llama over four ranks costs what the hand computes") {
     CHECK(deferred.bytes.transient ==
           (root + 2 * layer) *
               2);  // here a full gradient equals the peak of two layers and the root
-    Footprint eager = fully_sharded_footprint(job.request(), {.reduce_every_micro_batch = true});
+    Footprint eager =
+        fully_sharded_footprint(job.request(), {.reduction = {.every_micro_batch = true}});
     check_row(eager, "dp_shard", "reduce_scatter", 9, 3 * ((2 * layer + root) / 4 * 3));
   }
   SUBCASE("gathers use the parameter dtype, reductions their own, storage the third") {
@@ -152,13 +154,13 @@ TEST_CASE("deferred synchronisation keeps a full gradient") {
   constexpr int64_t layer = 688 * 4, root = 520 * 4;
   int64_t gathered = root + layer + 2 * layer;
   CHECK(fully_sharded_footprint(job.request(), {}).bytes.transient == gathered + root + 2 * layer);
-  CHECK(fully_sharded_footprint(job.request(), {.prefetch_depth = 3}).bytes.transient ==
-        gathered + 2 * layer + root + 2 * layer);
+  CHECK(fully_sharded_footprint(job.request(),
+                                {.prefetch = {.chains = true, .forward = 3, .backward = 3}})
+            .bytes.transient == gathered + 2 * layer + root + 2 * layer);
   job.work.accumulation = 4;
   CHECK(fully_sharded_footprint(job.request(), {}).bytes.transient == gathered + root + 6 * layer);
-  CHECK(
-      fully_sharded_footprint(job.request(), {.reduce_every_micro_batch = true}).bytes.transient ==
-      gathered + root + 2 * layer);
+  CHECK(fully_sharded_footprint(job.request(), {.reduction = {.every_micro_batch = true}})
+            .bytes.transient == gathered + root + 2 * layer);
 }
 
 TEST_CASE("a tied head is counted once") {
@@ -506,7 +508,8 @@ TEST_CASE("a pipeline keeps weights gathered and sends hidden states between sta
     CHECK(find_row(f.wire, "dp_shard", "all_gather")->count == units);
     CHECK(find_row(f.wire, "dp_shard", "reduce_scatter")->count == units);
     Footprint freed = fully_sharded_footprint(
-        job.request(stage * 2), {.reshard_after_forward = true, .reduce_every_micro_batch = true});
+        job.request(stage * 2),
+        {.reshard_after_forward = true, .reduction = {.every_micro_batch = true}});
     CHECK(find_row(freed.wire, "dp_shard", "all_gather")->count == 2 * 4 + (units - 1));
     CHECK(find_row(freed.wire, "dp_shard", "reduce_scatter")->count == 4 * units);
     CHECK(placement(f, "model.layers." + std::to_string(stage) + ".mlp.up_proj.weight").placement ==
@@ -569,14 +572,17 @@ TEST_CASE("absurd workloads end at the largest number") {
                   .optimizer_states = huge};
       job.sequence_parallel = true;
       Footprint f = fully_sharded_footprint(
-          job.plan().request(), {.reduce_every_micro_batch = true, .prefetch_depth = huge});
+          job.plan().request(), {.prefetch = {.chains = true, .forward = huge, .backward = huge},
+                                 .reduction = {.every_micro_batch = true}});
       CHECK(f.bytes.optimizer == INT64_MAX);
       CHECK(f.bytes.activations == INT64_MAX);
       for (const WireRow& row : f.wire) CHECK(row.bytes > 0);
       for (const WireRow& row : replicated_footprint(job.request()).wire) CHECK(row.bytes > 0);
       if (cp == 1)
         for (int level = 0; level <= 3; ++level)
-          CHECK(flat_footprint(job.request(), {.level = level, .prefetch_depth = huge})
+          CHECK(flat_footprint(job.request(),
+                               {.level = level,
+                                .prefetch = {.chains = true, .forward = huge, .backward = huge}})
                     .bytes.optimizer > huge);
     }
 }

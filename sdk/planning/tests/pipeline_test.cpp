@@ -1,3 +1,4 @@
+// Stages and schedules on paper. Long because of the published schedules it holds them to.
 #include "meshwright/pipeline.h"
 
 #include <doctest/doctest.h>

@@ -1,5 +1,6 @@
 // Tensor-parallel plans: style strings, patterns, the tables by architecture, selection, and what
 // does not fit.
+// Long because it holds every row of the published plans.
 #include <doctest/doctest.h>
 
 #include <map>

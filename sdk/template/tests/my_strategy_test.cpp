@@ -27,11 +27,13 @@ mw::MeshRequest request_for(int64_t world_size) {
   const meshwright_strategy& about = meshwright_plugin_v1.strategies[0];
   mw::MeshRequest request;
   request.world_size = world_size;
-  request.config.own = mw::Options(mw::make_schema("distributed.my_strategy", about.name, {about.options, about.option_count}));
+  request.config.own = mw::Options(
+      mw::make_schema("distributed.my_strategy", about.name, {about.options, about.option_count}));
   return request;
 }
 
-// A small module to train. MESHWRIGHT_MODULE in place of TORCH_MODULE lets a strategy run hooks around forward.
+// A small module to train. MESHWRIGHT_MODULE in place of TORCH_MODULE lets a strategy run hooks
+// around forward.
 struct NetImpl : torch::nn::Module {
   NetImpl() {
     register_module("layers", layers);
@@ -75,9 +77,12 @@ std::vector<double> train(int64_t ranks, const std::vector<std::string>& setting
     for (int64_t step = 0; step < trainer.max_steps(); ++step) {
       mw::StepResult result = trainer.step([&](int64_t micro) {
         // The data of a micro-batch depend on its number alone: any number of ranks sees the same.
-        int64_t number = (step * trainer.accumulation() + micro) * trainer.data_parallel_size() + trainer.data_parallel_rank();
+        int64_t number = (step * trainer.accumulation() + micro) * trainer.data_parallel_size() +
+                         trainer.data_parallel_rank();
         int64_t rows = trainer.local_batch();
-        at::Tensor x = (at::arange(rows * 5, at::kFloat) * (0.1 * static_cast<double>(number + 1))).sin().view({rows, 5});
+        at::Tensor x = (at::arange(rows * 5, at::kFloat) * (0.1 * static_cast<double>(number + 1)))
+                           .sin()
+                           .view({rows, 5});
         return mw::MicroBatchLoss{(nets[rank]->forward(x) + x).square().sum(), rows};
       });
       if (rank == 0) losses.push_back(result.loss);
@@ -121,13 +126,15 @@ TEST_CASE("two and four ranks train as one does") {
     int64_t ranks;
     std::vector<std::string> settings;
   };
-  for (const Row& row : std::vector<Row>{{2, {}},
-                                         {2, {"distributed.my_strategy.reshard_after_forward=false"}},
-                                         {2, {"distributed.my_strategy.prefetch_depth=2"}},
-                                         {2, {"distributed.my_strategy.prefetch_depth=0"}},
-                                         {4, {"distributed.dp_replicate_size=2"}}}) {
+  for (const Row& row :
+       std::vector<Row>{{2, {}},
+                        {2, {"distributed.my_strategy.reshard_after_forward=false"}},
+                        {2, {"distributed.my_strategy.prefetch_depth=2"}},
+                        {2, {"distributed.my_strategy.prefetch_depth=0"}},
+                        {4, {"distributed.dp_replicate_size=2"}}}) {
     std::vector<double> found = train(row.ranks, row.settings);
     REQUIRE(found.size() == alone.size());
-    for (size_t i = 0; i < alone.size(); ++i) CHECK(found[i] == doctest::Approx(alone[i]).epsilon(1e-5));
+    for (size_t i = 0; i < alone.size(); ++i)
+      CHECK(found[i] == doctest::Approx(alone[i]).epsilon(1e-5));
   }
 }

@@ -1,5 +1,6 @@
 // The styles of tensor parallelism one by one: outputs and gradients are those of one rank,
 // whatever the layouts and however unevenly the sizes divide.
+// Long because all styles are tried on the same small modules.
 #include "meshwright/parallel/tensor_parallel.h"
 
 #include <ATen/CPUGeneratorImpl.h>

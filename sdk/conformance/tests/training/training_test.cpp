@@ -30,11 +30,12 @@ class Trains final : public Strategy {
     if (way == Way::throws) throw std::runtime_error("it fell over");
     if (way == Way::nothing) return nullptr;
     if (way == Way::refuses) throw Error(ErrorCode::bad_module, "not this module");
-    ReplicationPolicy policy;
+    ReplicatedPolicy policy;
     policy.mp = request.config.shared.mp;
-    policy.group = way == Way::apart ? request.world->group("apart", {request.world->rank()})
-                                     : request.world->everyone();
-    return replicate_model(request.model, policy, request.world);
+    std::shared_ptr<Group> group = way == Way::apart
+                                       ? request.world->group("apart", {request.world->rank()})
+                                       : request.world->everyone();
+    return replicate_model(request.model, policy, group, request.world);
   }
 };
 

@@ -1,8 +1,7 @@
 // Expert parallelism (Lepikhin et al. 2021): each rank of the ep axis holds E / ep experts of every
 // mixture-of-experts block, and tokens travel to them and back.
 //
-//   // After tensor parallelism, before the model is sharded:
-//   policy.expert_parallel = apply_expert_parallel(request);
+//   groups.expert_parallel = apply_expert_parallel(request);  // after tensor parallelism
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -54,12 +53,5 @@ class MESHWRIGHT_API ExpertParallel {
 // by ep.
 MESHWRIGHT_API std::shared_ptr<ExpertParallel> apply_expert_parallel(
     const ParallelizeRequest& request);
-
-// The units of a model whose experts lie on other axes (semantics 10.4): each experts module is one
-// of its own, cut along dim 1 over ep_shard, its layer is one without it; the embedding and the
-// head are units unless tied. `reshard_after_forward`: of all but the root.
-MESHWRIGHT_API std::vector<UnitSpec> expert_unit_specs(const ParallelizeRequest& request,
-                                                       const ExpertParallel& experts,
-                                                       bool reshard_after_forward);
 
 }  // namespace meshwright

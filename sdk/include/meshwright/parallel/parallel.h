@@ -81,7 +81,7 @@ class MESHWRIGHT_API ParallelModel {
   virtual void after_optimizer_step() = 0;
   // Collective. Multiplies all gradients by `scale`, clips them to `max_norm` (not when <= 0), and
   // returns the global L2 norm before clipping, the same on all ranks; each parameter counts once
-  // (spec 9.3).
+  // (semantics 8.3).
   virtual double clip_grad_norm(double max_norm, double scale = 1.0) = 0;
   // Collective. The whole parameter in its storage dtype, on every rank.
   virtual at::Tensor full_tensor(std::string_view name) = 0;

@@ -4,32 +4,19 @@
 #pragma once
 
 #include <memory>
-#include <optional>
-#include <string>
 
 #include "meshwright/parallel/group.h"
 #include "meshwright/parallel/parallel.h"
+#include "meshwright/sharding_plan.h"
 
 namespace meshwright {
 
-struct ReplicationPolicy : ReplicatedPolicy {
-  std::shared_ptr<Group> group;  // of one rank: nothing is communicated, copied or hooked
-  std::string axis = "dp";
-  MixedPrecision mp;
-  bool broadcast_buffers = false;  // rank 0's buffers before every step
-  bool find_unused_parameters =
-      false;  // false: a parameter without gradient ends the step with an error that names it
-  std::shared_ptr<TensorParallel> tensor_parallel;  // what was done to the model before, or null
-  bool static_graph =
-      false;  // the first step tells which parameters are unused; a change later is an error
-  // The table whose options find_unused_parameters and static_graph are, "distributed.mine": errors
-  // name them. Empty: there are none.
-  std::string options = {};
-};
-
-// Collective. Parameters and buffers of rank 0 are broadcast unless they are on the meta device.
+// Collective over `group`, the ranks that hold copies; of one rank nothing is communicated, copied
+// or hooked. Parameters and buffers of the group's first rank are broadcast unless they are on the
+// meta device. `tensor_parallel`: what was done to the model before, or null.
 MESHWRIGHT_API std::unique_ptr<ParallelModel> replicate_model(
-    std::shared_ptr<torch::nn::Module> model, ReplicationPolicy policy,
-    std::shared_ptr<World> world);
+    std::shared_ptr<torch::nn::Module> model, const ReplicatedPolicy& policy,
+    std::shared_ptr<Group> group, std::shared_ptr<World> world,
+    std::shared_ptr<TensorParallel> tensor_parallel = nullptr);
 
 }  // namespace meshwright

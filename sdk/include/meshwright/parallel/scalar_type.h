@@ -8,5 +8,7 @@
 namespace meshwright {
 
 MESHWRIGHT_API at::ScalarType scalar_type(DType dtype);
+// The same back. Throws Error(bad_module) for a type that has no DType.
+MESHWRIGHT_API DType dtype_of(at::ScalarType type);
 
 }  // namespace meshwright

@@ -1,5 +1,5 @@
-// parallelize() of the fully sharded strategies: tensor and expert parallelism, activation
-// checkpointing, units, prefetch and the root, in the order of torch FSDP2.
+// What parallelize() is made of: the execution of a sharding plan, and its steps one by one for
+// strategies that put them together themselves.
 #pragma once
 
 #include <memory>
@@ -10,19 +10,33 @@
 
 namespace meshwright {
 
-// Collective. Throws Error(bad_module) for a unit without hooks, Error(not_in_release) for cp or pp
-// above 1.
-MESHWRIGHT_API std::unique_ptr<ParallelModel> parallelize_fully_sharded(
-    ParallelizeRequest& request, const FullyShardedPolicy& wish);
+// Collective: tensor and expert parallelism, activation checkpointing, then the units of the plan,
+// in the order of torch FSDP2. What Strategy::parallelize does unless it is overridden. Notices of
+// the plan become notices of the world. Throws Error(bad_module) for a unit without hooks,
+// Error(not_in_release) for cp or pp above 1.
+MESHWRIGHT_API std::unique_ptr<ParallelModel> execute_plan(ParallelizeRequest& request,
+                                                           const ShardingPlan& plan);
 
-// A policy over the axes that the plan shards along (MeshPlan::fsdp_axes), with the shared mixed
-// precision; the rest is at its default. Collective: makes the groups. Throws Error(internal) for a
-// plan without such axes.
-MESHWRIGHT_API ShardedPolicy sharded_policy(const ParallelizeRequest& request);
+// The request that a strategy's plan_sharding() answers for this rank: the outline with what the
+// live parameters say of their dtype and of requires_grad. Local.
+class MESHWRIGHT_API LiveShardingRequest {
+ public:
+  explicit LiveShardingRequest(const ParallelizeRequest& request);
+  operator ShardingRequest() const;
+  const ModelOutline& outline() const { return outline_; }
+
+ private:
+  const ParallelizeRequest& request_;
+  ModelOutline outline_;
+};
+
+// The groups of the axes that the plan shards along (MeshPlan::fsdp_axes). Collective. Throws
+// Error(internal) for a plan without such axes.
+MESHWRIGHT_API ShardGroups shard_groups(const ParallelizeRequest& request);
 
 // Names of the layers that recompute under activation checkpointing: the direct items of module
-// lists, of the parts in `scope` (spec 1.7): a list is vision or audio by a word of its name or of
-// a module around it (vision_tower, visual, audio_encoder), else language.
+// lists, of the parts in `scope` (semantics 6.2): a list is vision or audio by a word of its name
+// or of a module around it (vision_tower, visual, audio_encoder), else language.
 MESHWRIGHT_API std::vector<std::string> layer_names(const ModelOutline& outline,
                                                     const std::vector<std::string>& scope = {
                                                         "all"});

@@ -1,14 +1,13 @@
-#include "meshwright/parallel/unit_rules.h"
-
-#include <torch/nn/module.h>
+#include "meshwright/unit_rules.h"
 
 #include <algorithm>
+#include <compare>
 #include <map>
 #include <mutex>
 
 #include "meshwright/error.h"
-#include "meshwright/parallel/scalar_type.h"
 #include "meshwright/tp_plan.h"
+#include "sdk/base/text.h"
 
 namespace meshwright {
 
@@ -25,8 +24,9 @@ Registry& registry() {
   return kept;
 }
 
+// What a parameter is stored and computed in.
 struct Pair {
-  at::ScalarType storage, compute;
+  DType storage, compute;
   bool pinned;
   auto operator<=>(const Pair&) const = default;
 };
@@ -34,16 +34,16 @@ struct Pair {
 // One planned unit that holds several pairs of dtypes.
 class Splitter {
  public:
-  Splitter(UnitSpec unit, std::function<Pair(const std::pair<std::string, at::Tensor>&)> pair_of)
-      : unit_(std::move(unit)), pair_of_(std::move(pair_of)) {}
+  Splitter(const ModelOutline& outline, PlannedUnit unit, std::function<Pair(size_t)> pair_of)
+      : outline_(outline), unit_(std::move(unit)), pair_of_(std::move(pair_of)) {}
 
   // Inner units first, then what is left of the unit, if anything.
-  std::vector<UnitSpec> split() {
+  std::vector<PlannedUnit> split() {
     std::map<Pair, std::pair<size_t, int64_t>> groups;  // parameters, elements
-    for (const auto& parameter : unit_.parameters) {
-      auto& [count, elements] = groups[pair_of_(parameter)];
+    for (size_t p : unit_.parameters) {
+      auto& [count, elements] = groups[pair_of_(p)];
       ++count;
-      elements += parameter.second.numel();
+      elements += element_count(outline_.parameters[p].shape);
     }
     if (groups.size() <= 1) {
       if (!groups.empty()) adopt(unit_, groups.begin()->first);
@@ -54,17 +54,14 @@ class Splitter {
       only = std::min_element(groups.begin(), groups.end(), [](const auto& a, const auto& b) {
                return a.second < b.second;
              })->first;
-    std::string prefix = unit_.name == "root" ? "" : unit_.name + ".";
-    for (auto& child : unit_.module->named_children())
-      visit(prefix + child.key(), *child.value(), only);
+    for (const ModuleOutline* child : children_of(unit_.module)) visit(*child, only);
     std::map<Pair, std::string> left;
-    for (const auto& parameter : unit_.parameters)
-      left.emplace(pair_of_(parameter), parameter.first);
+    for (size_t p : unit_.parameters) left.emplace(pair_of_(p), outline_.parameters[p].name);
     if (left.size() > (groups.size() == 2 ? 1U : 0U)) {
       const auto& [pair, name] = *left.begin();
       throw Error(ErrorCode::bad_module,
-                  "parameter " + name + " (" + c10::toString(pair.storage) + ", computes in " +
-                      c10::toString(pair.compute) +
+                  "parameter " + name + " (" + std::string(dtype_name(pair.storage)) +
+                      ", computes in " + std::string(dtype_name(pair.compute)) +
                       ") shares its module with parameters of other dtypes, so unit \"" +
                       unit_.name + "\" cannot be cut into units of one dtype")
           .help("put parameters of different dtypes into modules of their own");
@@ -77,45 +74,53 @@ class Splitter {
   }
 
  private:
-  void adopt(UnitSpec& unit, const Pair& pair) {
+  static void adopt(PlannedUnit& unit, const Pair& pair) {
     if (!pair.pinned) return;
     unit.mp = MixedPrecision{DType::float32, DType::float32, DType::float32,
                              /*cast_forward_inputs=*/false};
   }
 
+  std::vector<const ModuleOutline*> children_of(std::string_view module) const {
+    std::vector<const ModuleOutline*> out;
+    for (const ModuleOutline& other : outline_.modules)
+      if (!other.name.empty() && module_of(other.name) == module) out.push_back(&other);
+    return out;
+  }
+
   // The largest modules that hold one pair only (`only`, if given) become units.
-  void visit(const std::string& name, torch::nn::Module& module, const std::optional<Pair>& only) {
-    auto below = [&](const auto& parameter) { return parameter.first.starts_with(name + "."); };
+  void visit(const ModuleOutline& module, const std::optional<Pair>& only) {
+    auto below = [&](size_t p) {
+      return outline_.parameters[p].name.starts_with(module.name + ".");
+    };
     std::optional<Pair> found;
     bool uniform = true;
-    for (const auto& parameter : unit_.parameters) {
-      if (!below(parameter)) continue;
-      Pair pair = pair_of_(parameter);
+    for (size_t p : unit_.parameters) {
+      if (!below(p)) continue;
+      Pair pair = pair_of_(p);
       uniform = uniform && found.value_or(pair) == pair;
       found = pair;
     }
     if (!found) return;
     if (!uniform) {
-      for (auto& child : module.named_children())
-        visit(name + "." + child.key(), *child.value(), only);
+      for (const ModuleOutline* child : children_of(module.name)) visit(*child, only);
       return;
     }
     if (only && *found != *only) return;
-    UnitSpec inner;
-    inner.name = name;
-    inner.module = &module;
+    PlannedUnit inner{module.name};
+    inner.module = module.name;
     inner.reshard_after_forward = unit_.reshard_after_forward;
     inner.module_list = unit_.module_list;
     adopt(inner, *found);
-    for (const auto& parameter : unit_.parameters)
-      if (below(parameter)) inner.parameters.push_back(parameter);
+    std::copy_if(unit_.parameters.begin(), unit_.parameters.end(),
+                 std::back_inserter(inner.parameters), below);
     std::erase_if(unit_.parameters, below);
     inner_.push_back(std::move(inner));
   }
 
-  UnitSpec unit_;
-  std::function<Pair(const std::pair<std::string, at::Tensor>&)> pair_of_;
-  std::vector<UnitSpec> inner_;
+  const ModelOutline& outline_;
+  PlannedUnit unit_;
+  std::function<Pair(size_t)> pair_of_;
+  std::vector<PlannedUnit> inner_;
 };
 
 }  // namespace
@@ -139,17 +144,18 @@ UnitRule find_unit_rule(const std::string& architecture) {
   return found == registry().rules.end() ? UnitRule() : found->second;
 }
 
-std::vector<UnitSpec> dtype_aware_units(const UnitRequest& request,
-                                        const std::vector<std::string>& pinned) {
-  at::ScalarType compute = scalar_type(request.mp.param);
-  auto pair_of = [&](const std::pair<std::string, at::Tensor>& parameter) {
-    bool pin = std::any_of(pinned.begin(), pinned.end(),
-                           [&](const std::string& p) { return glob_matches(p, parameter.first); });
-    return Pair{parameter.second.scalar_type(), pin ? at::kFloat : compute, pin};
+std::vector<PlannedUnit> dtype_aware_units(const UnitRequest& request,
+                                           const std::vector<std::string>& pinned) {
+  auto pair_of = [&](size_t p) {
+    const ParameterOutline& parameter = request.outline.parameters[p];
+    bool pin = std::any_of(pinned.begin(), pinned.end(), [&](const std::string& pattern) {
+      return glob_matches(pattern, parameter.name);
+    });
+    return Pair{parameter.dtype, pin ? DType::float32 : request.mp.param, pin};
   };
-  std::vector<UnitSpec> out;
-  for (UnitSpec& unit : unit_specs(request.model, request.outline, request.reshard_after_forward))
-    for (UnitSpec& part : Splitter(std::move(unit), pair_of).split())
+  std::vector<PlannedUnit> out;
+  for (PlannedUnit& unit : plan_units(request.outline, request.reshard_after_forward))
+    for (PlannedUnit& part : Splitter(request.outline, std::move(unit), pair_of).split())
       out.push_back(std::move(part));
   return out;
 }

@@ -1,0 +1,235 @@
+#include "meshwright/parallel/parallelize.h"
+
+#include <ATen/ops/empty.h>
+#include <torch/nn/module.h>
+
+#include <algorithm>
+#include <map>
+#include <numeric>
+
+#include "meshwright/parallel/activation_checkpoint.h"
+#include "meshwright/parallel/expert_parallel.h"
+#include "meshwright/parallel/replicated_model.h"
+#include "meshwright/parallel/scalar_type.h"
+#include "meshwright/parallel/tensor_parallel.h"
+#include "meshwright/unit_rules.h"
+#include "sdk/planning/checkpoint_scope.h"
+#include "sdk/planning/plan_executor.h"
+
+namespace meshwright {
+
+std::vector<std::string> layer_names(const ModelOutline& outline,
+                                     const std::vector<std::string>& scope) {
+  std::vector<std::string> out;
+  for (const PlannedUnit& unit : plan_units(outline))
+    if (unit.name != "root" && checkpoint_scope::holds(scope, unit.name)) out.push_back(unit.name);
+  return out;
+}
+
+std::vector<std::string> apply_activation_checkpointing(const ParallelizeRequest& request,
+                                                        bool whole_layers) {
+  const SharedOptions& shared = request.config.shared;
+  const std::vector<std::string>& scope = shared.activation_checkpointing_scope;
+  std::vector<std::string> layers = layer_names(request.outline, scope);
+  if (layers.empty() && shared.activation_checkpointing != ActivationCheckpointing::none) {
+    std::string text;
+    for (const std::string& part : scope) text += (text.empty() ? "" : "+") + part;
+    request.world->notice("distributed.activation_checkpointing_scope = \"" + text +
+                          "\" meets no layers of this model, so nothing is recomputed");
+  }
+  return checkpoint_layers(*request.model, layers, shared.activation_checkpointing,
+                           checkpoint_scope::whole_layers(whole_layers, scope));
+}
+
+void reject_unsupported_sizes(const ParallelizeRequest& request, bool applies_tensor_parallel,
+                              bool applies_expert_parallel) {
+  const ParallelSizes& sizes = request.config.shared.sizes;
+  for (const auto& [name, size] : {std::pair<const char*, int64_t>{"tp", sizes.tp},
+                                   {"cp", sizes.cp},
+                                   {"pp", sizes.pp},
+                                   {"ep", sizes.ep}})
+    if (size > 1 && !(applies_tensor_parallel && std::string_view(name) == "tp") &&
+        !(applies_expert_parallel && std::string_view(name) == "ep"))
+      throw Error(ErrorCode::not_in_release,
+                  std::string(name) + "_size = " + std::to_string(size) +
+                      " can be planned but not yet trained: not in this release")
+          .key(std::string("distributed.") + name + "_size")
+          .help(std::string("set distributed.") + name + "_size = 1");
+}
+
+void check_backend(const ParallelizeRequest& request) {
+  const Options& own = request.config.own;
+  if (own.schema().find("backend") == nullptr || !own.is_set("backend")) return;
+  std::string backend = own.get_string("backend"), key = own.schema().table + ".backend";
+  bool nccl = request.world->everyone()->has_native_reduce_scatter();
+  if (request.world->size() > 1 && (backend == "nccl") != nccl)
+    throw Error(ErrorCode::device_unavailable, key + " = \"" + backend +
+                                                   "\", but the ranks of this job talk through " +
+                                                   (nccl ? "nccl" : "gloo"))
+        .key(key)
+        .at(own.origin("backend"))
+        .help("leave " + key + " out")
+        .help("set dist_env.backend = \"" + backend + "\"");
+}
+
+ShardGroups shard_groups(const ParallelizeRequest& request) {
+  const MeshPlan& plan = request.mesh;
+  if (!plan.device_mesh || plan.fsdp_axes.empty())
+    throw Error(ErrorCode::internal,
+                "the strategy's plan has no mesh with axes to shard along (MeshPlan::fsdp_axes)");
+  DeviceMesh meshes(*plan.device_mesh, request.world);
+  ShardGroups out;
+  out.shard_axis = plan.fsdp_axes.back();
+  out.shard = meshes.group(out.shard_axis);
+  if (plan.fsdp_axes.size() > 1) {
+    out.replicate_axis = plan.fsdp_axes.front();
+    out.replicate = meshes.group(out.replicate_axis);
+  }
+  // With other axes beside it, the data's is one of several.
+  if (plan.device_mesh->has_axis("dp") && plan.device_mesh->size("dp") != request.world->size())
+    out.data = meshes.group("dp");
+  return out;
+}
+
+LiveShardingRequest::LiveShardingRequest(const ParallelizeRequest& request)
+    : request_(request), outline_(request.outline) {
+  std::map<std::string, at::Tensor, std::less<>> parameters;
+  for (const auto& item : request.model->named_parameters())
+    parameters.emplace(item.key(), item.value());
+  for (ParameterOutline& parameter : outline_.parameters) {
+    auto found = parameters.find(parameter.name);
+    if (found == parameters.end()) continue;  // bind_units() says so
+    parameter.dtype = dtype_of(found->second.scalar_type());
+    parameter.trainable = found->second.requires_grad();
+  }
+}
+
+LiveShardingRequest::operator ShardingRequest() const {
+  return {outline_, request_.mesh, request_.tp, request_.config, {}, request_.world->rank()};
+}
+
+namespace {
+
+// Memory for the whole model, as a model has it that is built before it is sharded; each unit gives
+// its part back when it is sharded.
+void allocate_parameters(torch::nn::Module& model, at::Device device) {
+  for (at::Tensor& p : model.parameters())
+    if (p.is_meta()) {
+      at::Tensor real = at::empty(p.sizes(), p.options().device(device).requires_grad(false));
+      p.unsafeGetTensorImpl()->shallow_copy_from(real.getIntrusivePtr());
+    }
+}
+
+// A model that lies elsewhere than its plan says would be saved and costed wrongly.
+void check_regions(const ParallelModel& model, const ShardingPlan& plan) {
+  std::map<std::string_view, const ParameterPlacement*> planned;
+  for (const ParameterPlacement& p : plan.parameters) planned.emplace(p.name, &p);
+  for (const ParallelParameter& p : model.parameters()) {
+    auto found = planned.find(p.name);
+    if (found == planned.end() || p.region.count() == 0) continue;
+    const std::vector<int64_t>& shape = p.global_shape;
+    if (found->second->global_shape != shape ||
+        as_run(found->second->region, shape) != as_run(p.region, shape))
+      throw Error(ErrorCode::internal, "this rank holds " + to_text(p.region) + " of " + p.name +
+                                           ", but its plan says " + to_text(found->second->region));
+  }
+}
+
+// What somebody asked for and this run cannot give.
+void tell_idle(const ParallelizeRequest& request, const ShardingPlan& plan) {
+  for (const std::string& notice : plan.notices) request.world->notice(notice);
+  if (plan.replicated) return;
+  const OffloadPolicy& offload = plan.sharding.offload;
+  if (offload.cpu && !offload.pin_key.empty() && request.world->device().is_cpu())
+    request.world->notice(offload.pin_key +
+                          " has no effect: the ranks compute on the CPU, and nothing is copied to "
+                          "a device");
+  const BufferPolicy& buffers = plan.sharding.buffers;
+  if (buffers.registered && !buffers.registered_key.empty() &&
+      !request.world->everyone()->has_native_reduce_scatter())
+    request.world->notice(buffers.registered_key +
+                          " = true has no effect: the ranks of this job talk through gloo");
+}
+
+std::shared_ptr<Group> replicas_of(const ParallelizeRequest& request, const std::string& axis) {
+  if (request.mesh.device_mesh)
+    return DeviceMesh(*request.mesh.device_mesh, request.world).group(axis);
+  std::vector<int64_t> ranks(static_cast<size_t>(request.world->size()));
+  std::iota(ranks.begin(), ranks.end(), int64_t{0});
+  return request.world->group(axis, ranks);
+}
+
+std::unique_ptr<ParallelModel> shard_by_plan(ParallelizeRequest& request, const ShardingPlan& plan,
+                                             const ModelOutline& outline, ShardGroups groups) {
+  ShardingPolicy policy = plan.sharding;
+  std::vector<UnitSpec> units = bind_units(*request.model, outline, plan.units);
+  if (groups.expert_parallel)
+    for (size_t i = 0; i < units.size(); ++i)
+      if (plan.units[i].experts) units[i].sharding = groups.expert_parallel->sharding();
+  for (size_t p : plan.whole) {
+    const std::string& name = outline.parameters[p].name;
+    groups.whole.emplace_back(name, request.model->named_parameters()[name]);
+  }
+  // Alone there is nothing to share out, which is level 0: copies, each with a shard of its own.
+  if (policy.layout == ShardLayout::flat && groups.shard->size() == 1) policy.level = 0;
+  if (policy.level == 0) policy.reduction.every_micro_batch = false;
+  if (policy.level == 0) {
+    groups.replicate = groups.shard;
+    groups.replicate_axis = groups.shard_axis;
+    groups.shard = request.world->group("alone", {request.world->rank()});
+    for (UnitSpec& unit : units) unit.layout = nullptr;
+  }
+  if (policy.keeps_parameters())
+    for (UnitSpec& unit : units) unit.reshard_after_forward = false;
+  return shard_model(request.model, std::move(units), policy, std::move(groups), request.world);
+}
+
+}  // namespace
+
+std::unique_ptr<ParallelModel> execute_plan(ParallelizeRequest& request, const ShardingPlan& plan) {
+  reject_unsupported_sizes(request, /*applies_tensor_parallel=*/true,
+                           /*applies_expert_parallel=*/true);
+  check_backend(request);
+  const LiveShardingRequest live(request);
+  std::shared_ptr<TensorParallel> tensor_parallel = apply_tensor_parallel(request);
+  std::shared_ptr<ExpertParallel> expert_parallel = apply_expert_parallel(request);
+  apply_activation_checkpointing(request, plan.recompute_whole_layers);
+  tell_idle(request, plan);
+  if (plan.allocate_before_sharding) allocate_parameters(*request.model, request.world->device());
+  std::unique_ptr<ParallelModel> model;
+  const int64_t alone = tensor_parallel ? tensor_parallel->group()->size() : 1;
+  if (plan.replicated) {
+    model = replicate_model(request.model, plan.replication,
+                            replicas_of(request, plan.replication.axis), request.world,
+                            tensor_parallel);
+  } else if (plan.sharding.layout == ShardLayout::rows && !expert_parallel &&
+             request.world->size() == alone && !plan.sharding.offload.cpu &&
+             !find_unit_rule(request.outline.architecture)) {
+    // Nothing is shared out, so whole parameters do.
+    ReplicatedPolicy whole;
+    whole.mp = plan.sharding.precision.mp;
+    model =
+        replicate_model(request.model, whole, request.world->group("dp", {request.world->rank()}),
+                        request.world, tensor_parallel);
+  } else {
+    ShardGroups groups = shard_groups(request);
+    groups.tensor_parallel = tensor_parallel;
+    groups.expert_parallel = expert_parallel;
+    model = shard_by_plan(request, plan, live.outline(), std::move(groups));
+  }
+  check_regions(*model, plan);
+  return model;
+}
+
+namespace {
+
+std::unique_ptr<ParallelModel> plan_and_execute(const Strategy& strategy,
+                                                ParallelizeRequest& request) {
+  return execute_plan(request, strategy.plan_sharding(LiveShardingRequest(request)));
+}
+
+[[maybe_unused]] const bool registered = (detail::set_plan_executor(&plan_and_execute), true);
+
+}  // namespace
+
+}  // namespace meshwright

@@ -1,0 +1,66 @@
+// A model over its units: what the loop reads of it, and the hooks that gather and free.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "meshwright/nn/module.h"
+#include "meshwright/parallel/gradients.h"
+#include "unit.h"
+
+namespace meshwright::detail {
+
+class ShardedModel final : public ParallelModel {
+ public:
+  ShardedModel(std::shared_ptr<torch::nn::Module> model, const std::vector<UnitSpec>& specs,
+               const ShardingPolicy& policy, ShardGroups groups, std::shared_ptr<World> world);
+
+  void begin_step() override;
+  void begin_micro_batch(GradientSync sync) override;
+  void end_step() override;
+  const std::vector<ParallelParameter>& parameters() const override { return parameters_; }
+  const std::vector<FlatParameterGroup>& update_groups() const override { return updates_; }
+  void after_optimizer_step() override;
+  double clip_grad_norm(double max_norm, double scale) override;
+  at::Tensor full_tensor(std::string_view name) override;
+  void summon_full_parameters(const std::function<void()>& body) override;
+  std::shared_ptr<Group> data_group() override;
+  std::shared_ptr<TensorParallel> tensor_parallel() const override {
+    return context_.groups.tensor_parallel;
+  }
+
+ private:
+  void allocate();
+  void reserve();
+  void rotate();
+  void describe();
+  void attach(Unit& unit);
+  void before_forward(Unit& unit, TensorRefs& inputs);
+  void after_forward(Unit& unit, TensorRefs& outputs);
+  void before_backward(Unit& unit);
+  void prefetch_forward(const Unit& unit);
+  void prefetch_backward(const Unit& unit);
+  void settle();
+  void check_own_gradients();
+  void throw_nonfinite(const Nonfinite& mine, const char* when, const char* option);
+  std::vector<GradientSet> gradient_sets() const;
+  bool recomputing() const;
+  at::ScalarType widest_reduce() const;
+  bool is_expert(std::string_view parameter) const;
+  void complete(ParallelParameter& parameter) const;
+  at::Tensor join(std::string_view name, const at::Tensor& local) const;
+
+  std::shared_ptr<torch::nn::Module> model_;
+  UnitContext context_;
+  std::vector<std::unique_ptr<Unit>> units_;
+  std::vector<Unit*> order_;      // of the first forward
+  std::vector<size_t> position_;  // in order_, by unit index
+  bool order_known_ = false, in_step_ = false, whole_ = false;
+  int64_t forward_began_ = 0;
+  std::vector<ParallelParameter> parameters_;
+  std::vector<FlatParameterGroup> updates_;
+};
+
+}  // namespace meshwright::detail

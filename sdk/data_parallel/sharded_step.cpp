@@ -1,0 +1,265 @@
+// A sharded model's step: hooks, prefetch, reduction and clipping.
+#include <ATen/ops/full.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/ScalarType.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <algorithm>
+#include <cmath>
+#include <tuple>
+#include <utility>
+
+#include "meshwright/error.h"
+#include "meshwright/parallel/expert_parallel.h"
+#include "meshwright/parallel/tensor_parallel.h"
+#include "sharded_model.h"
+
+namespace meshwright::detail {
+
+using at::Tensor;
+
+void ShardedModel::attach(Unit& unit) {
+  HookHost& host = *HookHost::of(*unit.module);
+  host.before_forward.push_back(
+      [this, u = &unit](torch::nn::Module&, TensorRefs& inputs) { before_forward(*u, inputs); });
+  host.after_forward.push_back(
+      [this, u = &unit](torch::nn::Module&, TensorRefs& outputs) { after_forward(*u, outputs); });
+}
+
+void ShardedModel::before_forward(Unit& unit, TensorRefs& inputs) {
+  unit.done = false;
+  unit.wait_for_unshard();
+  if (!order_known_) {
+    if (!order_.empty() && order_.front() == &unit) {
+      order_known_ = true;
+    } else if (position_[unit.index] == SIZE_MAX) {
+      position_[unit.index] = order_.size();
+      order_.push_back(&unit);
+    }
+  }
+  if (!recomputing()) prefetch_forward(unit);
+  if (unit.mp().cast_forward_inputs)
+    for (Tensor* input : inputs)
+      if (input->defined() && at::isFloatingType(input->scalar_type()) &&
+          input->scalar_type() != unit.compute_type())
+        *input = input->to(unit.compute_type());
+  if (context_.world->trace().enabled) forward_began_ = Trace::now();
+}
+
+void ShardedModel::after_forward(Unit& unit, TensorRefs& outputs) {
+  if (context_.world->trace().enabled && unit.module_list >= 0)
+    context_.world->trace().span(Trace::Lane::compute, "forward " + unit.name, forward_began_,
+                                 Trace::now());
+  // The outermost unit's outputs only: between units a wider output would meet the next module's
+  // narrow weights.
+  bool casts = unit.module == model_.get() && unit.output_type() != unit.compute_type();
+  bool training = c10::GradMode::is_enabled();
+  for (Tensor* output : outputs) {
+    if (!output->defined() || !at::isFloatingType(output->scalar_type())) continue;
+    if (casts && output->scalar_type() != unit.output_type())
+      *output = output->to(unit.output_type());
+    if (training && output->requires_grad())
+      output->register_hook([this, u = &unit](const Tensor&) { before_backward(*u); });
+  }
+  // Without a backward nothing would free them later; where a layer is recomputed it follows at
+  // once.
+  if (!whole_ && ((unit.reshards() && !recomputing()) || !training)) unit.reshard();
+}
+
+// A forward within a backward: of a unit inside a layer that activation checkpointing runs again.
+bool ShardedModel::recomputing() const {
+  return std::any_of(units_.begin(), units_.end(),
+                     [](const auto& unit) { return unit->in_backward(); });
+}
+
+void ShardedModel::before_backward(Unit& unit) {
+  if (unit.in_backward()) return;
+  if (context_.world->trace().enabled) unit.backward_began = Trace::now();
+  unit.before_backward();
+  prefetch_backward(unit);
+}
+
+void ShardedModel::prefetch_forward(const Unit& unit) {
+  const ShardingPolicy& policy = context_.policy;
+  if (!policy.prefetch.enabled || whole_) return;
+  if (policy.prefetch.chains) {
+    for (int64_t k = 1; k <= policy.prefetch.forward; ++k) {
+      size_t next = unit.index + static_cast<size_t>(k);
+      if (unit.module_list < 0 || next >= units_.size() ||
+          units_[next]->module_list != unit.module_list)
+        break;
+      units_[next]->unshard();
+    }
+    return;
+  }
+  size_t next = position_[unit.index] + 1;
+  if (order_known_ && next < order_.size()) order_[next]->unshard();
+}
+
+void ShardedModel::prefetch_backward(const Unit& unit) {
+  const ShardingPolicy& policy = context_.policy;
+  if (!policy.prefetch.enabled || whole_) return;
+  if (policy.prefetch.chains) {
+    for (int64_t k = 1; k <= policy.prefetch.backward; ++k) {
+      if (unit.module_list < 0 || unit.index < static_cast<size_t>(k)) break;
+      Unit& before = *units_[unit.index - static_cast<size_t>(k)];
+      if (before.module_list != unit.module_list) break;
+      if (!before.done) before.unshard();
+    }
+    return;
+  }
+  // The root's parameters stay until its backward ends, and what ran before the first unit is the
+  // root.
+  size_t at = position_[unit.index];
+  if (unit.module_list < 0 && at == 0) {
+    if (order_.size() > 1 && !order_.back()->done) order_.back()->unshard();
+  } else if (at > 0 && at != SIZE_MAX && order_[at - 1]->module_list >= 0 &&
+             !order_[at - 1]->done) {
+    order_[at - 1]->unshard();  // a unit inside another may end after what ran before it
+  }
+}
+
+void ShardedModel::begin_step() {
+  if (in_step_)
+    for (auto& unit : units_) unit->abandon();
+  in_step_ = true;
+  for (auto& unit : units_) unit->begin_step();
+}
+
+void ShardedModel::settle() {
+  for (auto& unit : units_) unit->settle();
+}
+
+void ShardedModel::begin_micro_batch(GradientSync sync) {
+  settle();
+  context_.synchronise =
+      sync == GradientSync::reduce || context_.policy.reduction.every_micro_batch;
+}
+
+void ShardedModel::end_step() {
+  settle();
+  check_own_gradients();
+  for (auto& unit : units_) unit->reduce_late();
+  for (auto& unit : units_) unit->end_step();
+  if (context_.groups.tensor_parallel)
+    context_.groups.tensor_parallel->sum_partial_gradients(parameters_, widest_reduce());
+  order_known_ = true;
+  in_step_ = false;
+}
+
+// Gradients of all units that are partial sums over tp go together, and none of them shall be
+// rounded more than its unit says.
+at::ScalarType ShardedModel::widest_reduce() const {
+  at::ScalarType out = units_.front()->reduce_type();
+  for (const auto& unit : units_) out = c10::promoteTypes(out, unit->reduce_type());
+  return out;
+}
+
+// Gathers of whole parameters begin at once, two at a time, in the order in which they will be
+// used.
+void ShardedModel::after_optimizer_step() {
+  for (auto& unit : units_) unit->refresh();
+  const ShardingPolicy& policy = context_.policy;
+  if (!policy.keeps_parameters()) return;
+  std::vector<Unit*> order = order_;
+  if (!order_known_ || order.size() != units_.size()) {
+    order.clear();
+    for (auto& unit : units_) order.push_back(unit.get());
+    std::stable_partition(order.begin(), order.end(), [](const Unit* unit) {
+      return unit->module_list < 0;
+    });  // the outermost runs first
+  }
+  for (size_t i = 0; i < order.size(); ++i) {
+    if (policy.overlap_gather && context_.groups.shard->size() > 1) {
+      if (i == 2) break;
+      order[i]->unshard();
+    } else {
+      order[i]->wait_for_unshard();
+    }
+  }
+}
+
+// Experts are cut over groups of their own.
+std::vector<GradientSet> ShardedModel::gradient_sets() const {
+  const auto& [tensor_parallel, expert_parallel] =
+      std::tie(context_.groups.tensor_parallel, context_.groups.expert_parallel);
+  std::vector<std::shared_ptr<Group>> groups{context_.groups.shard};
+  std::vector<GradientSet> sets;
+  if (!tensor_parallel && !expert_parallel) {
+    sets.push_back({{}, groups});
+    for (const FlatParameterGroup& update : updates_) sets[0].gradients.push_back(update.grads);
+    return sets;
+  }
+  std::vector<ParallelParameter> others;
+  GradientSet experts;
+  for (const ParallelParameter& p : parameters_) {
+    if (!is_expert(p.name))
+      others.push_back(p);
+    else if (p.grad.defined())
+      experts.gradients.push_back(p.grad.view({-1}));
+  }
+  if (tensor_parallel) {
+    sets = tensor_parallel->gradient_sets(others, groups);
+  } else {
+    sets.push_back({{}, groups});
+    for (const ParallelParameter& p : others)
+      if (p.grad.defined()) sets[0].gradients.push_back(p.grad.view({-1}));
+  }
+  if (expert_parallel) {
+    experts.groups = {expert_parallel->ep_shard(), expert_parallel->ep()};
+    sets.push_back(std::move(experts));
+  }
+  return sets;
+}
+
+double ShardedModel::clip_grad_norm(double max_norm, double scale) {
+  const ShardingPolicy& policy = context_.policy;
+  if (policy.reduction.average == ReductionPolicy::Average::with_clipping)
+    scale /= static_cast<double>(context_.averaged());
+  double norm = clip_gradients(gradient_sets(), max_norm, scale, context_.world->device());
+  if (policy.checks.reduced && !std::isfinite(norm) && std::isfinite(scale)) {
+    Nonfinite mine;
+    for (const ParallelParameter& p : parameters_)
+      if (mine.parameter.empty()) mine = Nonfinite::in(p.name, p.grad);
+    throw_nonfinite(mine, "after the reduction", "check_for_nan_in_grad");
+  }
+  return norm;
+}
+
+void ShardedModel::check_own_gradients() {
+  if (!context_.policy.checks.own) return;
+  throw_nonfinite(std::exchange(context_.own_nonfinite, {}), "before the reduction",
+                  "report_nan_in_param_grad");
+}
+
+// Collective. All ranks name the same parameter, the first one on the first rank that has one, and
+// that rank. Does nothing where no rank has one: a norm can be infinite because the squares of
+// finite gradients are.
+void ShardedModel::throw_nonfinite(const Nonfinite& mine, const char* when, const char* option) {
+  int64_t index = 0;
+  while (index < static_cast<int64_t>(parameters_.size()) &&
+         parameters_[static_cast<size_t>(index)].name != mine.parameter)
+    ++index;
+  // The smallest of a maximum of negatives: the rank, then the parameter, then what is wrong with
+  // it.
+  auto count = static_cast<int64_t>(parameters_.size());
+  int64_t place = (context_.world->rank() * count + index) * 2 + (mine.infinite ? 1 : 0);
+  double own = mine.parameter.empty() ? -HUGE_VAL : -static_cast<double>(place);
+  Tensor first =
+      at::full({1}, own, at::TensorOptions().dtype(at::kDouble).device(context_.world->device()));
+  context_.world->everyone()->all_reduce(first, ReduceOp::max, /*control=*/true).wait();
+  if (!std::isfinite(first.item<double>())) return;
+  place = static_cast<int64_t>(-first.item<double>());
+  std::string what = "rank " + std::to_string(place / 2 / count) + ": the gradient of " +
+                     parameters_[static_cast<size_t>(place / 2 % count)].name +
+                     (place % 2 == 1 ? " is infinite " : " is NaN ") + when;
+  throw Error(ErrorCode::nonfinite, what + "; the optimizer has not used it")
+      .key(context_.policy.options + "." + option)
+      .help(
+          "lower optimizer.lr, raise lr_scheduler.lr_warmup_steps, or set optimizer.max_grad_norm "
+          "= 1.0")
+      .help("to go on regardless, set check_for_nan_in_grad and report_nan_in_param_grad of " +
+            context_.policy.options + " and run.stop_on_nonfinite to false");
+}
+
+}  // namespace meshwright::detail

@@ -1,0 +1,201 @@
+// What a plan knows of frozen parameters, of unit rules and of experts, and that its regions make
+// up every parameter once.
+#include "meshwright/sharding_plan.h"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <set>
+
+#include "footprint_job.h"
+#include "meshwright/unit_rules.h"
+
+namespace sharding_plan_test {
+
+using namespace meshwright;
+using namespace meshwright::testing;
+
+namespace {
+
+std::vector<std::string> names_of(const ShardingPlan& plan) {
+  std::vector<std::string> out;
+  for (const PlannedUnit& unit : plan.units) out.push_back(unit.name);
+  return out;
+}
+
+void freeze(ModelOutline& outline, const std::string& prefix) {
+  for (ParameterOutline& p : outline.parameters)
+    if (p.name.starts_with(prefix)) p.trainable = false;
+}
+
+// A tower of two layers before the layers of a Llama.
+ModelOutline two_lists() {
+  ModelOutline outline = llama_outline({.layers = 2});
+  outline.modules.push_back({"vision_tower", ModuleKind::list, "ModuleList"});
+  for (int i = 0; i < 2; ++i) {
+    const std::string layer = "vision_tower." + std::to_string(i);
+    outline.modules.push_back({layer, ModuleKind::layer, "Cell"});
+    outline.parameters.push_back({layer + ".weight", {10, 4}, DType::float32});
+  }
+  return outline;
+}
+
+}  // namespace
+
+TEST_CASE("the regions of all ranks make up every parameter once, under every layout") {
+  struct Row {
+    const char* name;
+    ParallelSizes sizes;
+    int64_t experts;
+    bool flat;
+  };
+  for (const Row& row :
+       {Row{"rows", {}, 0, false}, Row{"rows and tp", {.dp = {}, .tp = 2}, 0, false},
+        Row{"copies of rows", {.dp = {}, .dp_replicate = 2}, 0, false},
+        Row{"experts", {.dp = {}, .ep = 2}, 4, false}, Row{"flat", {}, 0, true},
+        Row{"flat and tp", {.dp = {}, .tp = 2}, 0, true}}) {
+    CAPTURE(row.name);
+    Job job{.outline = llama_outline({.layers = 3, .experts = row.experts, .active = 2}),
+            .sizes = row.sizes,
+            .world = 8};
+    if (row.flat)
+      job.plan_flat();
+    else
+      job.plan();
+    std::vector<std::set<std::pair<std::string, int64_t>>> seen(job.outline.parameters.size());
+    for (int64_t rank = 0; rank < 8; ++rank) {
+      const ShardingPlan plan =
+          row.flat ? flat_plan(job.request(rank)) : fully_sharded_plan(job.request(rank));
+      REQUIRE(plan.parameters.size() == seen.size());
+      for (size_t p = 0; p < seen.size(); ++p) {
+        const Region& region = plan.parameters[p].region;
+        CHECK(fits(region, job.outline.parameters[p].shape));
+        if (region.count() > 0) seen[p].emplace(to_text(region), region.count());
+      }
+    }
+    for (size_t p = 0; p < seen.size(); ++p) {
+      CAPTURE(job.outline.parameters[p].name);
+      int64_t elements = 0;
+      for (const auto& [text, count] : seen[p]) elements += count;
+      CHECK(elements == element_count(job.outline.parameters[p].shape));
+    }
+  }
+}
+
+TEST_CASE("frozen parameters cost no gradients, no optimizer state and no reduction") {
+  for (bool flat : {false, true}) {
+    CAPTURE(flat);
+    Job job{.outline = llama_outline({.layers = 4}), .world = 2};
+    if (flat)
+      job.plan_flat();
+    else
+      job.plan();
+    auto cost = [&] {
+      return flat ? flat_footprint(job.request(), {})
+                  : fully_sharded_footprint(job.request(), {.reshard_after_forward = true});
+    };
+    const Footprint before = cost();
+    freeze(job.outline, "model.layers.1.");
+    const Footprint after = cost();
+    int64_t frozen = 0;
+    for (const ParameterOutline& p : job.outline.parameters)
+      if (!p.trainable) frozen += element_count(p.shape);
+    const std::string axis = flat ? "dp" : "dp_shard";
+    CHECK(after.bytes.weights == before.bytes.weights);
+    CHECK(before.bytes.gradients - after.bytes.gradients == frozen / 2 * 4);
+    CHECK(before.bytes.optimizer - after.bytes.optimizer == 2 * (frozen / 2 * 4));
+    CHECK(find_row(after.wire, axis, "all_gather")->bytes ==
+          find_row(before.wire, axis, "all_gather")->bytes);
+    CHECK(find_row(before.wire, axis, "reduce_scatter")->bytes -
+              find_row(after.wire, axis, "reduce_scatter")->bytes ==
+          frozen / 2 * 4);
+  }
+  Job copies{.outline = llama_outline({.layers = 4}), .world = 2};
+  copies.plan_ddp();
+  const int64_t before = replicated_footprint(copies.request()).wire[0].bytes;
+  freeze(copies.outline, "model.layers.1.");
+  CHECK(replicated_footprint(copies.request()).wire[0].bytes < before);
+}
+
+TEST_CASE("lists that are frozen as a whole go where the policy says, and the plan shows it") {
+  Job job{.outline = two_lists(), .world = 2};
+  job.plan();
+  using Place = FrozenPolicy::Place;
+  auto plan_of = [&](Place place) {
+    return fully_sharded_plan(job.request(), {.frozen = {place, "distributed.mine.frozen"}});
+  };
+  const std::vector<std::string> all{"model.layers.0", "model.layers.1", "vision_tower.0",
+                                     "vision_tower.1", "root"},
+      rest{"model.layers.0", "model.layers.1", "root"};
+  CHECK(names_of(plan_of(Place::per_layer)) == all);
+  REQUIRE(plan_of(Place::per_layer).notices.size() == 1);
+  CHECK(plan_of(Place::per_layer).notices[0] ==
+        "distributed.mine.frozen has no effect: no list of layers of this model is frozen as a "
+        "whole");
+  freeze(job.outline, "vision_tower.");
+  CHECK(names_of(plan_of(Place::with_root)) == rest);
+  CHECK(plan_of(Place::with_root).notices.empty());
+  CHECK(plan_of(Place::with_root).units.back().parameters.size() ==
+        plan_of(Place::per_layer).units.back().parameters.size() + 2);
+  CHECK(names_of(plan_of(Place::per_layer)) == all);
+  CHECK(plan_of(Place::per_layer).notices[0].find("vision_tower.0, vision_tower.1") !=
+        std::string::npos);
+  const ShardingPlan whole = plan_of(Place::replicated);
+  CHECK(names_of(whole) == rest);
+  REQUIRE(whole.whole.size() == 2);
+  const ParameterPlacement& tower = whole.parameters[whole.whole[0]];
+  CHECK(tower.name == "vision_tower.0.weight");
+  CHECK(tower.local_shape == std::vector<int64_t>{10, 4});
+  CHECK(tower.placement ==
+        std::vector<std::pair<std::string, std::string>>{{"dp_shard", "replicate"}});
+  // Whole on every rank, they are never gathered.
+  auto gathered = [&](Place place) {
+    return find_row(footprint_of(job.request(), plan_of(place)).wire, "dp_shard", "all_gather")
+        ->bytes;
+  };
+  CHECK(gathered(Place::with_root) - gathered(Place::replicated) == 2 * 40 / 2 * 4);
+}
+
+TEST_CASE("a unit rule of the model's class is what the plan shows") {
+  Job job{.outline = llama_outline({.layers = 2}), .world = 2};
+  job.plan();
+  const std::vector<std::string> general = names_of(fully_sharded_plan(job.request()));
+  job.outline.architecture = "OfThePlanTest";
+  register_unit_rule("OfThePlanTest", dtype_aware_rule({"*.q_proj.weight"}));
+  CHECK(general == std::vector<std::string>{"model.layers.0", "model.layers.1", "root"});
+  job.mp.param = DType::bfloat16;
+  job.plan();
+  const ShardingPlan cut = fully_sharded_plan(job.request());
+  CHECK(names_of(cut) ==
+        std::vector<std::string>{"model.layers.0.self_attn.q_proj", "model.layers.0",
+                                 "model.layers.1.self_attn.q_proj", "model.layers.1", "root"});
+  REQUIRE(cut.units[0].mp.has_value());
+  CHECK(cut.units[0].mp->param == DType::float32);
+  CHECK(cut.units[0].reshard_after_forward);
+  CHECK_FALSE(cut.units[2].reshard_after_forward);  // as the last of its list
+  // Flat buffers do not follow it, and say so.
+  Job flat{.outline = job.outline, .world = 2};
+  flat.plan_flat();
+  const ShardingPlan buffers = flat_plan(flat.request());
+  REQUIRE(buffers.notices.size() == 1);
+  CHECK(buffers.notices[0].find("OfThePlanTest") != std::string::npos);
+}
+
+TEST_CASE("reshard_after_forward is decided once: by position, never the root, not in a pipeline") {
+  Job job{.outline = llama_outline({.layers = 3}), .world = 4};
+  auto reshards = [&](std::optional<bool> wish) {
+    std::vector<bool> out;
+    for (const PlannedUnit& unit :
+         fully_sharded_plan(job.plan().request(), {.reshard_after_forward = wish}).units)
+      out.push_back(unit.reshard_after_forward);
+    return out;
+  };
+  CHECK(reshards({}) == std::vector<bool>{true, true, false, false});
+  CHECK(reshards(true) == std::vector<bool>{true, true, true, false});
+  CHECK(reshards(false) == std::vector<bool>(4, false));
+  job.sizes.pp = 2;
+  CHECK(reshards({}) == std::vector<bool>(4, false));
+  CHECK(reshards(true) == std::vector<bool>{true, true, true, false});
+}
+
+}  // namespace sharding_plan_test
