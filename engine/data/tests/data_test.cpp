@@ -25,7 +25,7 @@ TEST_CASE("text is the bytes of the files in the order of their names") {
   CHECK(failure({.kind = "text", .path = folder.path.string(), .seq_len = 7}).find("7 tokens") !=
         std::string::npos);
   CHECK(failure({.kind = "text", .path = folder.path.string(), .seq_len = 2, .vocab_size = 100}, 1)
-            .find("byte 0 is 100") != std::string::npos);
+            .find("b.txt: the token at byte 1 is 101") != std::string::npos);
   auto one =
       open_dataset({.kind = "text", .path = folder.path.string(), .seq_len = 2})->fingerprint();
   folder.put("a.txt", "abd");
@@ -64,7 +64,7 @@ TEST_CASE("token files with and without a header") {
   for (const Case& c : std::vector<Case>{
            {{.kind = "tokens", .path = raw, .seq_len = 2}, "no llm.c header"},
            {{.kind = "tokens", .path = raw, .dtype = "uint16", .seq_len = 2, .vocab_size = 4},
-            "byte 6 is 4",
+            "byte 8 is 5",
             1},
            {{.kind = "tokens", .path = raw, .dtype = "uint32", .seq_len = 2}, "byte 8"},
            {{.kind = "tokens", .path = gpt2, .dtype = "uint32", .seq_len = 2}, "dtype says uint32"},
