@@ -304,7 +304,7 @@ TEST_CASE("on a terminal the losses of the last step stay, whatever is told afte
       }
     return lines;
   };
-  const report::Style style{false, false, 40};
+  const report::Style style{false, false, 41};
   {
     Screen screen;
     Progress progress(screen.out, style, true, 3);
