@@ -1,5 +1,4 @@
 // Reading configurations: what is accepted, what is refused, and that the help of a refusal works.
-// Long because each row is one wrong file and all that must be said of it.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -449,24 +448,4 @@ TEST_CASE("keys, tables and codes are explained, and a misspelt one is met half-
   } catch (const Error& error) {
     CHECK(error.helps().front().find("optimizer.lr") != std::string::npos);
   }
-}
-
-TEST_CASE("[model] names a config.json, or the folder that it lies in") {
-  namespace fs = std::filesystem;
-  const fs::path folder = fs::temp_directory_path();
-  const std::string text = "[model]\n", in_folder = (folder / "config.json").string();
-  struct Row {
-    std::string key, value;
-    fs::path file;
-  };
-  for (const Row& row : {Row{"config", "a/b.json", "a/b.json"},
-                         {"config", folder.string(), in_folder},
-                         {"pretrained", folder.string(), in_folder},
-                         {"pretrained", "/nowhere/model", "/nowhere/model"}}) {
-    CAPTURE(row.key);
-    CAPTURE(row.value);
-    Loaded loaded = load(text + row.key + " = \"" + row.value + "\"\n");
-    CHECK(model_config_file(loaded.config.table("model")) == row.file);
-  }
-  CHECK(model_config_file(load("").config.table("model")).empty());
 }
