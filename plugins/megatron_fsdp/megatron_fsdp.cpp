@@ -32,7 +32,7 @@ constexpr std::array kOptions = {
     bool_option("check_for_nan_in_grad", true,
                 "Look for NaN and infinity in the reduced gradients and name the parameter."),
     bool_option("report_nan_in_param_grad", false,
-                "The same in each parameter's gradient before the reduction (slow)."),
+                "Look for NaN and infinity in each gradient before the reduction (slow)."),
     bool_option("average_in_collective", false,
                 "Average inside the collective; false: divide by the group's size before a sum."),
     bool_option("disable_bucketing", false,
