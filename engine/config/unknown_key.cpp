@@ -71,7 +71,9 @@ Error unknown_key(const KnownKeys& known, const std::string& table, const std::s
                     home = home_of(known, entry.key, table);
   if (!home.empty() && (near.empty() || near != entry.key))
     error.help(entry.key + " belongs to [" + home + "]: move it there");
-  if (!near.empty()) error.help("did you mean " + join_key(table, near) + "?");
+  // What was meant is in doubt as much as what was written.
+  if (!near.empty())
+    error.about(join_key(table, near)).help("did you mean " + join_key(table, near) + "?");
   if (!home.empty() || !near.empty()) return error;
   if (const ForeignName* foreign = find_foreign_elsewhere(entry.key))
     return error.help(foreign_text(*foreign, entry.key));

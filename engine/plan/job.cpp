@@ -17,7 +17,8 @@ config::StrategySchema schema_of(const loader::StrategyInfo& info) {
 void check_rules(const loader::LoadedStrategy& strategy, const StrategyConfig& config,
                  Diagnostics& diagnostics) {
   std::set<std::string, std::less<>> refused;
-  for (const Error& error : diagnostics.errors()) refused.insert(error.key());
+  for (const Error& error : diagnostics.errors())
+    for (std::string& key : error.keys()) refused.insert(std::move(key));
   Diagnostics found(std::move(refused));
   try {
     loader::guarded(strategy, "checking its options",
