@@ -88,8 +88,8 @@ Error& Error::about(std::string dotted_key) {
   return *this;
 }
 std::vector<std::string> Error::keys() const {
-  std::vector<std::string> out{key_};
-  out.insert(out.end(), about_.begin(), about_.end());
+  std::vector<std::string> out = about_;
+  if (!key_.empty()) out.insert(out.begin(), key_);
   return out;
 }
 Error& Error::at(Origin origin) {
