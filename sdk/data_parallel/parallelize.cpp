@@ -22,7 +22,7 @@ std::vector<std::string> layer_names(const ModelOutline& outline,
                                      const std::vector<std::string>& scope) {
   std::vector<std::string> out;
   for (const PlannedUnit& unit : plan_units(outline))
-    if (unit.name != "root" && checkpoint_scope::holds(scope, unit.name)) out.push_back(unit.name);
+    if (!unit.root && checkpoint_scope::holds(scope, unit.name)) out.push_back(unit.name);
   return out;
 }
 
@@ -160,20 +160,18 @@ std::shared_ptr<Group> replicas_of(const ParallelizeRequest& request, const std:
 }
 
 std::unique_ptr<ParallelModel> shard_by_plan(ParallelizeRequest& request, const ShardingPlan& plan,
-                                             const ModelOutline& outline, ShardGroups groups) {
+                                             ShardGroups groups) {
   ShardingPolicy policy = plan.sharding;
-  std::vector<UnitSpec> units = bind_units(*request.model, outline, plan.units);
+  std::vector<UnitSpec> units = bind_units(*request.model, request.outline, plan.units);
   if (groups.expert_parallel)
     for (size_t i = 0; i < units.size(); ++i)
       if (plan.units[i].experts) units[i].sharding = groups.expert_parallel->sharding();
-  for (size_t p : plan.whole) {
-    const std::string& name = outline.parameters[p].name;
-    groups.whole.emplace_back(name, request.model->named_parameters()[name]);
-  }
+  const PlannedUnit whole{.name = "whole", .parameters = plan.whole};
+  groups.whole = bind_units(*request.model, request.outline, {whole}).front().parameters;
   // Alone there is nothing to share out, which is level 0: copies, each with a shard of its own.
   if (policy.layout == ShardLayout::flat && groups.shard->size() == 1) policy.level = 0;
-  if (policy.level == 0) policy.reduction.every_micro_batch = false;
   if (policy.level == 0) {
+    policy.reduction.every_micro_batch = false;
     groups.replicate = groups.shard;
     groups.replicate_axis = groups.shard_axis;
     groups.shard = request.world->group("alone", {request.world->rank()});
@@ -187,10 +185,10 @@ std::unique_ptr<ParallelModel> shard_by_plan(ParallelizeRequest& request, const 
 }  // namespace
 
 std::unique_ptr<ParallelModel> execute_plan(ParallelizeRequest& request, const ShardingPlan& plan) {
+  // Only rows know units that lie on other axes than the rest.
   reject_unsupported_sizes(request, /*applies_tensor_parallel=*/true,
-                           /*applies_expert_parallel=*/true);
+                           !plan.replicated && plan.sharding.layout == ShardLayout::rows);
   check_backend(request);
-  const LiveShardingRequest live(request);
   std::shared_ptr<TensorParallel> tensor_parallel = apply_tensor_parallel(request);
   std::shared_ptr<ExpertParallel> expert_parallel = apply_expert_parallel(request);
   apply_activation_checkpointing(request, plan.recompute_whole_layers);
@@ -215,7 +213,7 @@ std::unique_ptr<ParallelModel> execute_plan(ParallelizeRequest& request, const S
     ShardGroups groups = shard_groups(request);
     groups.tensor_parallel = tensor_parallel;
     groups.expert_parallel = expert_parallel;
-    model = shard_by_plan(request, plan, live.outline(), std::move(groups));
+    model = shard_by_plan(request, plan, std::move(groups));
   }
   check_regions(*model, plan);
   return model;
