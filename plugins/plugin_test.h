@@ -10,6 +10,7 @@
 
 #include "meshwright/parallel/parallel.h"
 #include "meshwright/strategy.h"
+#include "sdk/base/shared_schemas.h"
 
 extern "C" const meshwright_plugin meshwright_plugin_v1;
 
@@ -42,7 +43,8 @@ inline MeshRequest request(int64_t world, const Values& shared = {}, const Value
   Diagnostics diagnostics;
   out.config.shared =
       read_shared_options(distributed, Options(mp_policy_schema()), Options(moe_schema()),
-                          Options(moe_mp_policy_schema()), Options(pipeline_schema()), diagnostics);
+                          Options(moe_mp_policy_schema()), Options(pipeline_schema()),
+                          Options(context_schema()), diagnostics);
   diagnostics.throw_if_any();
   out.config.shared_values = distributed;
   out.config.own = Options(schema());

@@ -1,5 +1,7 @@
 #include "engine/config/config.h"
 
+#include "engine/base/model_file.h"
+
 namespace meshwright::config {
 
 Error placed(Error error, const Config& config) {
@@ -35,10 +37,14 @@ StrategyConfig Config::strategy_config(const StrategySchema& schema) const {
   return out;
 }
 
+ModelPath model_path(const Options& model) {
+  if (std::string path = model.get_string("config"); !path.empty())
+    return {std::move(path), "config"};
+  return {model.get_string("pretrained"), "pretrained"};
+}
+
 std::filesystem::path model_config_file(const Options& model) {
-  const std::string config = model.get_string("config");
-  std::filesystem::path path = config.empty() ? model.get_string("pretrained") : config;
-  return std::filesystem::is_directory(path) ? path / "config.json" : path;
+  return base::model_file(model_path(model).path);
 }
 
 }  // namespace meshwright::config

@@ -86,7 +86,13 @@ Config resolve(const Source& source, const std::vector<StrategySchema>& strategi
 // does not.
 Error placed(Error error, const Config& config);
 
-// The config.json of the model that [model] names, which may be its folder; empty: it names none.
+// The config.json of the model that [model] names, or its folder, and the key that says so:
+// "config" before "pretrained". An empty path: it names none.
+struct ModelPath {
+  std::string path, key;
+};
+ModelPath model_path(const Options& model);
+// Its config.json; empty: there is none.
 std::filesystem::path model_config_file(const Options& model);
 
 // Every table the engine itself owns, in the order of the documentation.

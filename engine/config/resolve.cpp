@@ -7,8 +7,9 @@
 #include "engine/config/idle.h"
 #include "engine/config/source.h"
 #include "engine/config/unknown_key.h"
-#include "meshwright/pipeline.h"
 #include "meshwright/tp_plan.h"
+#include "sdk/base/pipeline.h"
+#include "sdk/base/shared_schemas.h"
 #include "sdk/base/words.h"
 
 namespace meshwright::config {
@@ -259,7 +260,7 @@ class Resolver {
       if (active_.empty() && text::normal(entry.key) == text::normal(config_.requested_strategy))
         return;
       std::vector<std::string> names = {"distributed.mp_policy", "distributed.moe",
-                                        "distributed.pipeline"};
+                                        "distributed.pipeline", "distributed.context"};
       for (const StrategySchema& s : strategies_) names.push_back(s.schema.table);
       std::string near = nearest_name(key, names);
       diagnostics_.warning("[" + key + "] belongs to no strategy that was found, and is left out" +
@@ -287,6 +288,7 @@ class Resolver {
                            .key("optimizer.betas")
                            .at(optimizer.origin("betas"))
                            .help("set optimizer.betas = [0.9, 0.95]"));
+    for (const char* name : {"dataset", "validation_dataset"}) check_packing(name);
     const Options& schedule = config_.tables.at("lr_scheduler");
     if (schedule.get_number("min_lr") > optimizer.get_number("lr"))
       diagnostics_.add(
@@ -300,13 +302,28 @@ class Resolver {
                     " and lr_scheduler.lr_decay_style = \"constant\""));
   }
 
+  void check_packing(const std::string& name) {
+    const Options& data = config_.tables.at(name);
+    const std::string end = name + ".document_end";
+    if (data.get_bool("packing") && !data.is_set("document_end"))
+      diagnostics_.add(Error(ErrorCode::missing_key,
+                             name + ".packing = true needs the token that ends a document")
+                           .key(end)
+                           .at(data.origin("packing"))
+                           .help("set " + end + " = 2, or whatever the tokenizer's end is")
+                           .help("set " + name + ".packing = false"));
+    if (data.is_set("document_end") && !data.get_bool("packing"))
+      diagnostics_.notice(end + " has no effect without " + name + ".packing = true");
+  }
+
   void read_shared() {
     Diagnostics found;
     try {
       config_.shared = read_shared_options(
           config_.tables.at("distributed"), config_.tables.at("distributed.mp_policy"),
           config_.tables.at("distributed.moe"), config_.tables.at("distributed.moe.mp_policy"),
-          config_.tables.at("distributed.pipeline"), found);
+          config_.tables.at("distributed.pipeline"), config_.tables.at("distributed.context"),
+          found);
       check_pipeline_options(config_.shared, found);
     } catch (const Error& error) {
       found.add(error);

@@ -3,6 +3,7 @@
 #include <array>
 
 #include "engine/config/config.h"
+#include "sdk/base/shared_schemas.h"
 #include "sdk/base/words.h"
 
 namespace meshwright::config {
@@ -103,14 +104,20 @@ constexpr std::array kLrScheduler = {
     number("min_lr", "0", 0, "Learning rate at the last step; not above lr."),
 };
 
-#define MESHWRIGHT_DATASET_OPTIONS                                                           \
-  choice_option(                                                                             \
-      "kind", "\"text\"", "text|tokens|megatron|mock",                                       \
-      "text: bytes of the files; tokens: .bin; megatron: .bin with .idx; mock: synthetic."), \
-      optional_text("path", "File, or pattern like data/*.txt, from the current folder."),   \
-      choice_option("dtype", "\"auto\"", "auto|uint16|uint32",                               \
-                    "Element type of tokens without a header."),                             \
-      int_option("seq_len", "512", 1, "Tokens a sample.")
+#define MESHWRIGHT_DATASET_OPTIONS                                                                \
+  choice_option(                                                                                  \
+      "kind", "\"text\"", "text|tokens|megatron|mock",                                            \
+      "text: bytes of the files; tokens: .bin; megatron: .bin with .idx; mock: synthetic."),      \
+      optional_text("path", "File, or pattern like data/*.txt, from the current folder."),        \
+      choice_option("dtype", "\"auto\"", "auto|uint16|uint32",                                    \
+                    "Element type of tokens without a header."),                                  \
+      int_option("seq_len", "512", 1, "Tokens a sample."),                                        \
+      bool_option("packing", false,                                                               \
+                  "Documents in a sample are apart: each token sees its own one alone, "          \
+                  "positions begin anew, and no document predicts the next."),                    \
+      with_flags(                                                                                 \
+          int_option("document_end", nullptr, 0, "The token that ends a document, for packing."), \
+          MESHWRIGHT_OPTIONAL)
 
 constexpr std::array kDataset = {
     MESHWRIGHT_DATASET_OPTIONS,
@@ -155,6 +162,7 @@ std::vector<OptionSchema> engine_schemas() {
           moe_schema(),
           moe_mp_policy_schema(),
           pipeline_schema(),
+          context_schema(),
           make_schema("step_scheduler", "engine", kStepScheduler),
           make_schema("optimizer", "engine", kOptimizer),
           make_schema("lr_scheduler", "engine", kLrScheduler),

@@ -2,6 +2,7 @@
 
 #include "engine/config/config.h"
 #include "engine/config/interpolate.h"
+#include "sdk/base/shared_schemas.h"
 #include "sdk/base/words.h"
 
 namespace meshwright::config {

@@ -81,7 +81,7 @@ std::vector<std::string> table_order(const Config& config) {
   std::vector<std::string> out;
   for (const OptionSchema& schema : engine_schemas()) {
     out.push_back(schema.table);
-    if (schema.table != "distributed.pipeline") continue;
+    if (schema.table != "distributed.context") continue;
     for (const auto& [name, options] : config.tables)
       if (options.schema().owner != "engine") out.push_back(name);
   }

@@ -7,6 +7,7 @@
 #include "engine/config/interpolate.h"
 #include "engine/config/set_option.h"
 #include "engine/config/syntax.h"
+#include "sdk/base/shared_schemas.h"
 
 namespace meshwright::config {
 namespace {
@@ -171,7 +172,7 @@ std::vector<std::string> Source::strategy_tables() const {
   if (distributed == nullptr) return out;
   for (const Entry& entry : distributed->entries) {
     const std::string& key = entry.key;
-    bool shared = key == "mp_policy" || key == "moe" || key == "pipeline" ||
+    bool shared = key == "mp_policy" || key == "moe" || key == "pipeline" || key == "context" ||
                   distributed_schema().find(key) != nullptr;
     if (entry.value.is_table() && !shared) out.push_back(key);
   }

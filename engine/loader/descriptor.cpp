@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "meshwright/error.h"
+#include "sdk/base/check_schema.h"
 #include "sdk/base/words.h"
 
 namespace meshwright::loader {

@@ -1,6 +1,6 @@
-#include "meshwright/facts.h"
 #include "engine/loader/registry.h"
 #include "engine/loader/verify_library.h"
+#include "sdk/base/build_facts.h"
 
 namespace meshwright::loader {
 

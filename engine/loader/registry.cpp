@@ -14,7 +14,7 @@
 #include "engine/loader/descriptor.h"
 #include "engine/loader/exit_guard.h"
 #include "engine/loader/verify_library.h"
-#include "meshwright/facts.h"
+#include "sdk/base/build_facts.h"
 #include "sdk/base/words.h"
 
 namespace meshwright::loader {

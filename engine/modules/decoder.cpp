@@ -51,13 +51,9 @@ Tensor ScaledEmbeddingImpl::forward(const Tensor& ids) {
 }
 
 AttentionImpl::AttentionImpl(const NetConfig& config, int64_t window,
-                             std::shared_ptr<WindowMasks> masks, const at::TensorOptions& options)
+                             const at::TensorOptions& options)
     : head_dim_(config.family.sizes.head_dim),
-      group_(config.family.sizes.heads / config.family.sizes.kv_heads),
-      window_(window),
-      scale_(config.attention_scale),
-      dropout_(config.attention_dropout),
-      masks_(std::move(masks)) {
+      group_(config.family.sizes.heads / config.family.sizes.kv_heads) {
   const outlines::DecoderSizes& s = config.family.sizes;
   const outlines::AttentionShape& shape = config.family.attention;
   if (!config.family.fused) {
@@ -74,6 +70,10 @@ AttentionImpl::AttentionImpl(const NetConfig& config, int64_t window,
     qkv_proj_ = register_module(
         "qkv_proj",
         make_linear(s.hidden, (s.heads + 2 * s.kv_heads) * head_dim_, shape.qkv_bias, options));
+  core_ = register_module(
+      "core",
+      AttentionCore(AttentionOptions{
+          .scale = config.attention_scale, .window = window, .dropout = config.attention_dropout}));
   if (!shape.qk_norms) return;
   if (config.family.beside) {
     q_layernorm_ =
@@ -103,8 +103,7 @@ Tensor AttentionImpl::forward(const Tensor& x, const RotaryTable& rotary) {
   if (!q_layernorm_.is_empty())
     heads.query = q_layernorm_(heads.query), heads.key = k_layernorm_(heads.key);
   std::tie(heads.query, heads.key) = rotate(heads.query, heads.key, rotary);
-  Tensor out = causal_attention(heads.query, heads.key, heads.value, scale_, window_,
-                                is_training() ? dropout_ : 0.0, *masks_);
+  Tensor out = core_(heads.query, heads.key, heads.value);
   return o_proj_(out.flatten(2));
 }
 
@@ -132,12 +131,11 @@ Tensor MlpImpl::forward(const Tensor& x) {
 }
 
 DecoderLayerImpl::DecoderLayerImpl(const NetConfig& config, int64_t window, bool sparse,
-                                   std::shared_ptr<WindowMasks> masks,
                                    const at::TensorOptions& options) {
   auto norm = [&](const char* name) {
     return register_module(name, make_norm(config.family.sizes.hidden, config, options));
   };
-  self_attn_ = register_module("self_attn", Attention(config, window, std::move(masks), options));
+  self_attn_ = register_module("self_attn", Attention(config, window, options));
   if (sparse)
     moe_ = register_module("mlp", Moe(moe_config(config), options));
   else
@@ -165,10 +163,9 @@ Tensor DecoderLayerImpl::forward(const Tensor& x, const RotaryTable& rotary) {
 DecoderModelImpl::DecoderModelImpl(const NetConfig& config, const at::TensorOptions& options) {
   embed_tokens_ = register_module("embed_tokens", make_embedding(config, options));
   layers_ = register_module("layers", torch::nn::ModuleList());
-  auto masks = std::make_shared<WindowMasks>();
   for (size_t i = 0; i < config.layers.size(); ++i) {
     bool sparse = config.family.moe && config.family.moe->sparse[i];
-    layers_->push_back(DecoderLayer(config, config.layers[i].window, sparse, masks, options));
+    layers_->push_back(DecoderLayer(config, config.layers[i].window, sparse, options));
     ropes_.push_back(config.layers[i].rope);
   }
   norm_ = register_module("norm", make_norm(config.family.sizes.hidden, config, options));

@@ -6,10 +6,10 @@
 #include <memory>
 
 #include "engine/modules/activation.h"
-#include "engine/modules/attention.h"
 #include "engine/modules/layer_norm.h"
 #include "engine/modules/rotary.h"
 #include "engine/outlines/net_config.h"
+#include "meshwright/nn/attention.h"
 #include "meshwright/nn/layers.h"
 #include "meshwright/nn/moe.h"
 
@@ -32,8 +32,7 @@ MESHWRIGHT_MODULE(ScaledEmbedding);
 
 class AttentionImpl : public torch::nn::Module {
  public:
-  AttentionImpl(const NetConfig& config, int64_t window, std::shared_ptr<WindowMasks> masks,
-                const at::TensorOptions& options);
+  AttentionImpl(const NetConfig& config, int64_t window, const at::TensorOptions& options);
   // x: [batch, length, hidden]
   at::Tensor forward(const at::Tensor& x, const RotaryTable& rotary);
 
@@ -48,9 +47,8 @@ class AttentionImpl : public torch::nn::Module {
       nullptr};  // in place of the first three; its rows are those of outlines::qkv_rows
   RMSNorm q_norm_{nullptr}, k_norm_{nullptr};              // empty without q and k norms
   LayerNorm q_layernorm_{nullptr}, k_layernorm_{nullptr};  // Phi's
-  int64_t head_dim_, group_, window_;                      // group: query heads of a key-value head
-  double scale_, dropout_;
-  std::shared_ptr<WindowMasks> masks_;
+  AttentionCore core_{nullptr};
+  int64_t head_dim_, group_;  // group: query heads of a key-value head
 };
 MESHWRIGHT_MODULE(Attention);
 
@@ -80,7 +78,7 @@ class DecoderLayerImpl : public torch::nn::Module {
  public:
   // sparse: with a block of experts in place of the MLP.
   DecoderLayerImpl(const NetConfig& config, int64_t window, bool sparse,
-                   std::shared_ptr<WindowMasks> masks, const at::TensorOptions& options);
+                   const at::TensorOptions& options);
   at::Tensor forward(const at::Tensor& x, const RotaryTable& rotary);
 
  private:

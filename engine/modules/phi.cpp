@@ -25,9 +25,8 @@ PhiMlpImpl::PhiMlpImpl(const NetConfig& config, const at::TensorOptions& options
 }
 
 PhiDecoderLayerImpl::PhiDecoderLayerImpl(const NetConfig& config,
-                                         std::shared_ptr<WindowMasks> masks,
                                          const at::TensorOptions& options) {
-  self_attn_ = register_module("self_attn", Attention(config, 0, std::move(masks), options));
+  self_attn_ = register_module("self_attn", Attention(config, 0, options));
   mlp_ = register_module("mlp", PhiMlp(config, options));
   input_layernorm_ = register_module(
       "input_layernorm", LayerNorm(config.family.sizes.hidden, config.norm_epsilon, options));
@@ -42,9 +41,8 @@ Tensor PhiDecoderLayerImpl::forward(const Tensor& x, const RotaryTable& rotary) 
 PhiModelImpl::PhiModelImpl(const NetConfig& config, const at::TensorOptions& options) {
   embed_tokens_ = register_module("embed_tokens", make_embedding(config, options));
   layers_ = register_module("layers", torch::nn::ModuleList());
-  auto masks = std::make_shared<WindowMasks>();
   for (size_t i = 0; i < config.layers.size(); ++i)
-    layers_->push_back(PhiDecoderLayer(config, masks, options));
+    layers_->push_back(PhiDecoderLayer(config, options));
   rotary_emb_ = register_module("rotary_emb", RotaryEmbedding(config.ropes));
   register_module("embed_dropout", NoDropout());
   final_layernorm_ = register_module(

@@ -4,8 +4,6 @@
 
 #include <torch/nn/modules/container/modulelist.h>
 
-#include <memory>
-
 #include "engine/modules/decoder.h"
 
 namespace meshwright::modules {
@@ -23,8 +21,7 @@ MESHWRIGHT_MODULE(PhiMlp);
 
 class PhiDecoderLayerImpl : public torch::nn::Module {
  public:
-  PhiDecoderLayerImpl(const NetConfig& config, std::shared_ptr<WindowMasks> masks,
-                      const at::TensorOptions& options);
+  PhiDecoderLayerImpl(const NetConfig& config, const at::TensorOptions& options);
   at::Tensor forward(const at::Tensor& x, const RotaryTable& rotary);
 
  private:

@@ -18,6 +18,7 @@
 #include <cmath>
 #include <numbers>
 
+#include "meshwright/nn/attention.h"
 #include "sdk/base/vectorised.h"
 
 namespace meshwright::modules {
@@ -47,15 +48,16 @@ Tensor turn(const Tensor& given, const Tensor& cos, const Tensor& sin, float dir
   Tensor x = given.stride(3) == 1 ? given : given.contiguous();
   Tensor y = at::empty(x.sizes(), x.options());
   int64_t length = x.size(1), heads = x.size(2), size = x.size(3), batch_stride = x.stride(0),
-          row_stride = x.stride(1), head_stride = x.stride(2), dim = cos.size(1);
+          row_stride = x.stride(1), head_stride = x.stride(2), dim = cos.size(-1);
+  const bool by_sample = cos.dim() == 3;
   const float *in = x.const_data_ptr<float>(), *c = cos.const_data_ptr<float>(),
               *s = sin.const_data_ptr<float>();
   float* out = y.mutable_data_ptr<float>();
   at::parallel_for(0, x.size(0) * length, 64, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
-      int64_t b = row / length, t = row % length;
-      turn_heads(in + b * batch_stride + t * row_stride, out + row * heads * size, c + t * dim,
-                 s + t * dim, direction, heads, head_stride, dim / 2, size);
+      int64_t b = row / length, t = row % length, angles = (by_sample ? row : t) * dim;
+      turn_heads(in + b * batch_stride + t * row_stride, out + row * heads * size, c + angles,
+                 s + angles, direction, heads, head_stride, dim / 2, size);
     }
   });
   return y;
@@ -143,8 +145,10 @@ RotaryEmbeddingImpl::RotaryEmbeddingImpl(std::vector<RopeConfig> configs)
   for (const RopeConfig& config : configs_) stretched_.push_back(config.max_positions);
 }
 
-RotaryTable RotaryEmbeddingImpl::forward(const Tensor& x, int64_t length, size_t which) {
+RotaryTable RotaryEmbeddingImpl::forward(const Tensor& x, int64_t rows, size_t which) {
   const RopeConfig& config = configs_[which];
+  std::shared_ptr<const Sequence> sequence = current_sequence();
+  const int64_t length = sequence && sequence->length > 0 ? sequence->length : rows;
   int64_t& stretched = stretched_[which];
   if (config.type == RopeType::dynamic) {
     // As transformers: grows with the longest sequence seen, back to the start below the original
@@ -154,29 +158,62 @@ RotaryTable RotaryEmbeddingImpl::forward(const Tensor& x, int64_t length, size_t
   }
   if (config.type == RopeType::longrope)
     stretched = config.original_positions + (length > config.original_positions ? 1 : 0);
+  int64_t positions = length;
+  if (sequence)
+    for (const PositionRun& run : sequence->rows)
+      positions = std::max(positions, run.position + run.count);
+  Entry& entry = table_for(x, positions, which);
+  const RotaryTable& table = entry.table;
+  c10::InferenceMode no_inference(false);
+  c10::NoGradGuard no_grad;
+  if (sequence && sequence->positions.defined()) {
+    Tensor rows_of = sequence->positions.to(x.device());
+    auto pick = [&](const Tensor& t) {
+      return t.index_select(0, rows_of.reshape(-1))
+          .view({rows_of.size(0), rows_of.size(1), t.size(1)});
+    };
+    return {pick(table.cos), pick(table.sin)};
+  }
+  if (!sequence || sequence->rows.empty())
+    return {table.cos.narrow(0, 0, rows), table.sin.narrow(0, 0, rows)};
+  if (!entry.picked.cos.defined() || entry.picked_rows != sequence->rows) {
+    std::vector<Tensor> cos, sin;
+    for (const PositionRun& run : sequence->rows) {
+      cos.push_back(table.cos.narrow(0, run.position, run.count));
+      sin.push_back(table.sin.narrow(0, run.position, run.count));
+    }
+    entry.picked = {at::cat(cos), at::cat(sin)};
+    entry.picked_rows = sequence->rows;
+  }
+  return entry.picked;
+}
+
+// The table of at least so many positions.
+RotaryEmbeddingImpl::Entry& RotaryEmbeddingImpl::table_for(const Tensor& x, int64_t positions,
+                                                           size_t which) {
+  const RopeConfig& config = configs_[which];
+  const int64_t stretched = stretched_[which];
   auto same = [&](const Entry& e) {
     return e.which == which && e.stretched == stretched && e.device == x.device() &&
            e.dtype == x.scalar_type();
   };
   auto entry = std::find_if(entries_.begin(), entries_.end(), same);
-  if (entry == entries_.end() || entry->capacity < length) {
-    c10::InferenceMode no_inference(false);  // later steps save these tensors for backward
-    c10::NoGradGuard no_grad;
-    constexpr int64_t kStep = 256;  // sampling asks for every length in turn
-    int64_t capacity = (length + kStep - 1) / kStep * kStep;
-    // On the CPU whatever the device of x, so that every device turns by the same angles.
-    Tensor angles =
-        at::outer(at::arange(capacity, at::kFloat), inverse_frequencies(config, stretched));
-    angles = at::cat({angles, angles}, -1);
-    RotaryTable table{(angles.cos() * config.attention_factor).to(x.options()),
-                      (angles.sin() * config.attention_factor).to(x.options())};
-    constexpr size_t kKept = 8;
-    if (entry != entries_.end()) entries_.erase(entry);
-    if (entries_.size() == kKept) entries_.erase(entries_.begin());
-    entry = entries_.insert(entries_.end(),
-                            {which, capacity, stretched, x.device(), x.scalar_type(), table});
-  }
-  return {entry->table.cos.narrow(0, 0, length), entry->table.sin.narrow(0, 0, length)};
+  if (entry != entries_.end() && entry->capacity >= positions) return *entry;
+  c10::InferenceMode no_inference(false);  // later steps save these tensors for backward
+  c10::NoGradGuard no_grad;
+  constexpr int64_t kStep = 256;  // sampling asks for every length in turn
+  int64_t capacity = (positions + kStep - 1) / kStep * kStep;
+  // On the CPU whatever the device of x, so that every device turns by the same angles.
+  Tensor angles =
+      at::outer(at::arange(capacity, at::kFloat), inverse_frequencies(config, stretched));
+  angles = at::cat({angles, angles}, -1);
+  RotaryTable table{(angles.cos() * config.attention_factor).to(x.options()),
+                    (angles.sin() * config.attention_factor).to(x.options())};
+  constexpr size_t kKept = 8;
+  if (entry != entries_.end()) entries_.erase(entry);
+  if (entries_.size() == kKept) entries_.erase(entries_.begin());
+  return entries_.emplace_back(
+      Entry{which, capacity, stretched, x.device(), x.scalar_type(), table, {}, {}});
 }
 
 std::pair<Tensor, Tensor> rotate(const Tensor& query, const Tensor& key, const RotaryTable& table) {
@@ -185,7 +222,7 @@ std::pair<Tensor, Tensor> rotate(const Tensor& query, const Tensor& key, const R
     variable_list turned = FusedRotate::apply(query, key, table.cos, table.sin);
     return {turned[0], turned[1]};
   }
-  Tensor cos = table.cos.unsqueeze(1), sin = table.sin.unsqueeze(1);
+  Tensor cos = table.cos.unsqueeze(-2), sin = table.sin.unsqueeze(-2);
   return {turn_plainly(query, cos, sin), turn_plainly(key, cos, sin)};
 }
 

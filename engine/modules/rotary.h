@@ -9,14 +9,15 @@
 
 #include "engine/outlines/net_config.h"
 #include "meshwright/nn/module.h"
+#include "meshwright/parallel/context_split.h"
 
 namespace meshwright::modules {
 
 using outlines::RopeConfig;
 using outlines::RopeType;
 
-// cos and sin of every position's angles: [length, dim] each, in the dtype and on the device of the
-// activations.
+// cos and sin of every row's angles, [rows, dim] each, or [batch, rows, dim] where samples differ;
+// in the dtype and on the device of the activations.
 struct RotaryTable {
   at::Tensor cos, sin;
 };
@@ -34,8 +35,9 @@ at::Tensor inverse_frequencies(const RopeConfig& config, int64_t length);
 class RotaryEmbeddingImpl : public torch::nn::Module {
  public:
   explicit RotaryEmbeddingImpl(std::vector<RopeConfig> configs);
-  // For positions 0 .. length - 1 of activations like `x`, under the configuration of that number.
-  RotaryTable forward(const at::Tensor& x, int64_t length, size_t which);
+  // For `rows` rows of activations like `x`, under the configuration of that number: positions 0,
+  // 1, ..., or those of current_sequence(), whose length then matters for the frequencies.
+  RotaryTable forward(const at::Tensor& x, int64_t rows, size_t which);
 
  private:
   struct Entry {
@@ -44,7 +46,10 @@ class RotaryEmbeddingImpl : public torch::nn::Module {
     at::Device device;
     at::ScalarType dtype;
     RotaryTable table;
+    std::vector<PositionRun> picked_rows;  // of the last sequence
+    RotaryTable picked;
   };
+  Entry& table_for(const at::Tensor& x, int64_t positions, size_t which);
   std::vector<RopeConfig> configs_;
   std::vector<int64_t>
       stretched_;  // the sequence length that the frequencies were made for, where it matters

@@ -8,7 +8,9 @@
 #include <map>
 #include <sstream>
 
+#include "engine/base/model_file.h"
 #include "engine/outlines/families.h"
+#include "engine/outlines/net_config.h"
 #include "meshwright/error.h"
 
 namespace meshwright::outlines {
@@ -83,12 +85,25 @@ ModelOutline parse_outline(std::string_view json, const std::string& name, DType
   return make_outline(ConfigJson::parse(json, name), storage);
 }
 
+namespace {
+
+// What is only planned has no windows: nothing runs it.
+ModelOutline with_windows(ModelOutline outline, const ConfigJson& config) {
+  try {
+    outline.windows = attention_windows(config, outline.model_type, outline.layers);
+  } catch (const Error&) {
+  }
+  return outline;
+}
+
+}  // namespace
+
 ModelOutline make_outline(const ConfigJson& config, DType storage) {
   std::vector<std::string> architectures = config.strings("architectures");
   std::string type = config.string("model_type", "");
   for (const Entry& entry : kFamilies)
     if (architectures.empty() ? type == entry.model_type : architectures[0] == entry.architecture)
-      return entry.family(config, storage);
+      return with_windows(entry.family(config, storage), config);
   std::vector<std::string> known = known_architectures();
   std::string found = architectures.empty()
                           ? (type.empty() ? "no architecture" : "model_type \"" + type + "\"")
@@ -136,10 +151,7 @@ std::vector<std::string> hub_helps(const std::filesystem::path& path) {
 }
 
 ConfigJson load_config(const std::filesystem::path& config_or_folder) {
-  std::error_code failed;
-  std::filesystem::path path = std::filesystem::is_directory(config_or_folder, failed)
-                                   ? config_or_folder / "config.json"
-                                   : config_or_folder;
+  const std::filesystem::path path = base::model_file(config_or_folder);
   return ConfigJson::parse(read_file(path), path.string());
 }
 

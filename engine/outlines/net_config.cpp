@@ -151,6 +151,20 @@ void refuse_unbuilt(const ConfigJson& config, const DecoderFamily& family) {
 
 std::span<const char* const> known_activations() { return kActivations; }
 
+std::vector<int64_t> attention_windows(const ConfigJson& config, const std::string& model_type,
+                                       int64_t layers) {
+  DecoderFamily family;
+  family.model_type = model_type;
+  family.sizes.layers = layers;
+  std::vector<int64_t> out;
+  bool any = false;
+  for (const LayerConfig& layer : read_layers(config, family)) {
+    out.push_back(layer.window);
+    any = any || layer.window > 0;
+  }
+  return any ? out : std::vector<int64_t>();
+}
+
 NetConfig read_net_config(const ConfigJson& config) {
   const Runnable& defaults = runnable(config);
   NetConfig net;

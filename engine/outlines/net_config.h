@@ -62,6 +62,10 @@ struct NetConfig {
 // Throws Error(bad_model_config) with the field at fault, Error(not_in_release) for what can be
 // planned but not run.
 NetConfig read_net_config(const ConfigJson& config);
+// Of each layer's attention, 0: it sees everything before it; empty: all layers do. Throws
+// Error(bad_model_config).
+std::vector<int64_t> attention_windows(const ConfigJson& config, const std::string& model_type,
+                                       int64_t layers);
 
 // The names of activations that run, under which modules::find_activation() has them.
 std::span<const char* const> known_activations();

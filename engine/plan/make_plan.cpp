@@ -6,6 +6,7 @@
 #include "engine/plan/before_start.h"
 #include "engine/plan/main_weights.h"
 #include "engine/plan/plan.h"
+#include "sdk/base/pipeline.h"
 
 namespace meshwright::plan {
 namespace {
@@ -90,13 +91,6 @@ Workload read_workload(const config::Config& config, const MeshPlan& mesh, bool 
   if (optimizer.get_string("name") == "sgd")
     work.optimizer_states = optimizer.get_number("momentum") > 0 ? 1 : 0;
   return work;
-}
-
-// The model's config.json, or the folder of its weights, and the key that says so; "": none.
-std::pair<std::string, std::string> model_path(const config::Config& config) {
-  const Options& model = config.table("model");
-  if (std::string path = model.get_string("config"); !path.empty()) return {path, "config"};
-  return {model.get_string("pretrained"), "pretrained"};
 }
 
 ModelOutline read_outline(const config::Config& config, const std::string& path,
@@ -186,7 +180,7 @@ JobPlan lay_out(Job& job, const PlanRequest& wanted) {
 
   warn_of_schedule(job, plan);
 
-  const auto [path, key] = model_path(job.config);
+  const auto [path, key] = config::model_path(job.config.table("model"));
   if (path.empty()) {
     plan.tp.source = "none";
     return plan;
@@ -197,6 +191,10 @@ JobPlan lay_out(Job& job, const PlanRequest& wanted) {
   check_expert_sizes(outline, sizes, plan.mesh);
   plan_tensor_parallel(config, plan);
   warn_of_experts(config, plan);
+  plan.context = plan_context({outline, plan.mesh, plan.tp, config, plan.workload, plan.rank});
+  if (plan.context && !plan.context->why.empty())
+    plan.notices.push_back("context parallelism by " + context_method_name(*plan.context) + ": " +
+                           plan.context->why);
   check_sequence(job, plan.tp);
   warn_of_positions(job, path, plan);
 
@@ -213,6 +211,7 @@ JobPlan lay_out(Job& job, const PlanRequest& wanted) {
                   [&] { plan.footprint = plan.strategy.strategy->footprint(cost); });
   plan.notices.insert(plan.notices.end(), plan.footprint->notices.begin(),
                       plan.footprint->notices.end());
+  plan.context_costs = context_costs(cost);
   tell_idle_moe(job, cost, config, plan);
   count_main_weights(plan, job.config, cost);
   plan.other_activations = other_activations(plan, config, part);

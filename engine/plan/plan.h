@@ -12,8 +12,9 @@
 #include "engine/config/config.h"
 #include "engine/loader/registry.h"
 #include "meshwright/footprint.h"
-#include "meshwright/pipeline.h"
 #include "meshwright/strategy.h"
+#include "sdk/base/context_plan.h"
+#include "sdk/base/pipeline.h"
 
 namespace meshwright::plan {
 
@@ -58,7 +59,9 @@ struct JobPlan {
   std::optional<ModelOutline> outline;  // the whole model
   TpPlan tp;
   std::optional<PipelinePlan> pipeline;
-  std::optional<Footprint> footprint;  // of the rank; needs a model
+  std::vector<ContextCost> context_costs;  // of each method
+  std::optional<ContextPlan> context;      // needs a model
+  std::optional<Footprint> footprint;      // of the rank; needs a model
   // Activations of the rank were sequence_parallel the other way; nullopt where that makes no
   // difference or cannot be.
   std::optional<int64_t> other_activations;

@@ -1,7 +1,10 @@
 #include <boost/json/array.hpp>
 #include <boost/json/value.hpp>
 
+#include <algorithm>
+
 #include "engine/plan/plan.h"
+#include "sdk/base/pipeline.h"
 
 namespace meshwright::plan {
 namespace {
@@ -66,6 +69,26 @@ json::value pipeline_json(const std::optional<PipelinePlan>& pipeline) {
                       {"stages_of_rank", ranks}};
 }
 
+json::value context_json(const JobPlan& plan) {
+  if (!plan.context) return nullptr;
+  const ContextSplit split(std::max<int64_t>(plan.workload.seq_len, 1),
+                           plan.mesh.device_mesh->size("cp"), plan.context->balance);
+  json::array positions, methods;
+  for (const PositionRun& run : split.runs_of(plan.mesh.device_mesh->coordinate(plan.rank, "cp")))
+    positions.push_back(json::array{run.position, run.position + run.count});
+  for (const ContextCost& cost : plan.context_costs)
+    methods.push_back(json::object{{"method", cost.method},
+                                   {"bytes", cost.bytes},
+                                   {"transient", cost.transient},
+                                   {"chosen", cost.chosen}});
+  return json::object{{"method", context_method_name(*plan.context)},
+                      {"ring_size", plan.context->ring},
+                      {"ulysses_size", plan.context->ulysses},
+                      {"padded_seq_len", split.padded()},
+                      {"positions", positions},
+                      {"methods", methods}};
+}
+
 json::array parameters_json(const Footprint& footprint) {
   json::array out;
   for (const ParameterPlacement& p : footprint.parameters) {
@@ -117,7 +140,8 @@ json::object to_json(const JobPlan& plan) {
       {"parameters", plan.footprint ? parameters_json(*plan.footprint) : json::array()},
       {"units", units},
       {"unit_details", details},
-      {"pipeline", pipeline_json(plan.pipeline)}};
+      {"pipeline", pipeline_json(plan.pipeline)},
+      {"context", context_json(plan)}};
   if (plan.footprint) {
     const Bytes& b = plan.footprint->bytes;
     out["bytes"] = json::object{{"weights", b.weights},

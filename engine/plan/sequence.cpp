@@ -17,22 +17,33 @@ bool reads_data(const Options& table) {
 }
 
 void check_sequence(const Job& job, const TpPlan& tp) {
-  int64_t ranks = job.config.shared.sizes.tp;
+  const SharedOptions& shared = job.config.shared;
+  int64_t ranks = shared.sizes.tp;
   if (ranks <= 1 || !cuts_sequence(tp)) return;
+  const ContextBalance balance =
+      shared.context.head_tail ? ContextBalance::head_tail : ContextBalance::contiguous;
   for (const char* name : {"dataset", "validation_dataset"}) {
     const Options& table = job.config.table(name);
     int64_t length = table.get_int("seq_len");
-    if (!reads_data(table) || length % ranks == 0) continue;
+    // Tensor parallelism cuts what context parallelism has left of a sample.
+    const ContextSplit split(length, shared.sizes.cp, balance);
+    if (!reads_data(table) || split.rows() % ranks == 0) continue;
     const std::string key = std::string(name) + ".seq_len", tp_size = std::to_string(ranks);
-    Error error(ErrorCode::model_does_not_fit,
-                key + " = " + std::to_string(length) +
-                    " does not divide by distributed.tp_size = " + tp_size +
-                    ": under sequence parallelism each tensor-parallel rank holds an equal part of "
-                    "a sample");
+    const bool shared_out = shared.sizes.cp > 1;
+    Error error(
+        ErrorCode::model_does_not_fit,
+        (shared_out ? "the " + std::to_string(split.rows()) + " tokens that a rank of cp has of " +
+                          key + " = " + std::to_string(length) + " do not divide"
+                    : key + " = " + std::to_string(length) + " does not divide") +
+            " by distributed.tp_size = " + tp_size +
+            ": under sequence parallelism each tensor-parallel rank holds an equal part of "
+            "a sample");
     error.key(key).at(table.origin("seq_len"));
-    int64_t down = length / ranks * ranks, up = 0;
+    // Each of the chunks of a rank is a multiple of the ranks of tp.
+    const int64_t step = ranks * (shared_out ? split.chunks() : 1);
+    int64_t down = length / step * step, up = 0;
     if (down > 0) error.help("set " + key + " = " + std::to_string(down));
-    if (!__builtin_add_overflow(down, ranks, &up))
+    if (!__builtin_add_overflow(down, step, &up))
       error.help("set " + key + " = " + std::to_string(up));
     if (job.config.shared.sequence_parallel && tp.source != "custom")
       error.help("set distributed.sequence_parallel = false");

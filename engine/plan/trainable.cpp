@@ -19,13 +19,12 @@ Error plans_only(const loader::LoadedStrategy& strategy, const Job& job) {
 // Whether the model can be run, beyond being planned: its family, its rotary embedding, its
 // activations and dropouts.
 void check_model_runs(const Options& model, Diagnostics& diagnostics) {
-  const char* key = model.is_set("config") ? "config" : "pretrained";
-  std::string path = model.get_string(key);
+  const auto [path, key] = config::model_path(model);
   if (path.empty()) return;
   try {
     outlines::read_net_config(outlines::load_config(path));
   } catch (Error& error) {
-    diagnostics.add(error.key(std::string("model.") + key).at(model.origin(key)));
+    diagnostics.add(error.key("model." + key).at(model.origin(key)));
   }
 }
 
@@ -79,15 +78,13 @@ void check_trainable(const Job& job, Diagnostics& diagnostics) {
             .help("set validation_dataset.path = \"data/held_out.txt\"")
             .help("leave out the table [validation_dataset] to train without a validation"));
   const ParallelSizes& sizes = config.shared.sizes;
-  for (const auto& [name, size] :
-       {std::pair<const char*, int64_t>{"cp_size", sizes.cp}, {"pp_size", sizes.pp}})
-    if (size > 1)
-      diagnostics.add(Error(ErrorCode::not_in_release,
-                            std::string(name) + " = " + std::to_string(size) +
-                                " can be planned, but training with it is not in this release")
-                          .key(std::string("distributed.") + name)
-                          .at(config.table("distributed").origin(name))
-                          .help(std::string("set distributed.") + name + " = 1"));
+  if (sizes.pp > 1)
+    diagnostics.add(Error(ErrorCode::not_in_release,
+                          "pp_size = " + std::to_string(sizes.pp) +
+                              " can be planned, but training with it is not in this release")
+                        .key("distributed.pp_size")
+                        .at(config.table("distributed").origin("pp_size"))
+                        .help("set distributed.pp_size = 1"));
   // With ep_size above 1 another strategy may take the job; check_runs() asks that one.
   if (job.strategy.info != nullptr &&
       (job.strategy.info->capabilities & MESHWRIGHT_CAN_PARALLELIZE) == 0 && sizes.ep <= 1)

@@ -7,7 +7,9 @@
 #include <map>
 
 #include "engine/render/boxes.h"
+#include "engine/render/context_text.h"
 #include "engine/report/report.h"
+#include "sdk/base/pipeline.h"
 
 namespace meshwright::render {
 namespace {
@@ -388,6 +390,8 @@ std::string draw(const Style& style, const plan::JobPlan& plan) {
   out += heading(style, "Mesh") + draw_mesh(style, plan);
   out += heading(style, "Axes") + axes_table(style, plan);
   if (plan.pipeline) out += heading(style, "Pipeline") + pipeline_text(style, plan);
+  if (plan.context)
+    out += heading(style, "Context") + indented(context_text(narrower(style, 2), plan));
   if (!plan.outline) {
     out +=
         "\n  No [model] in the configuration: set model.config to a config.json to see its\n  "

@@ -80,6 +80,10 @@ class Run {
                     static_cast<uint64_t>(trainer_->data_parallel_rank()));
   }
   const Options& table(const char* name) const { return job_.table(name); }
+  // nullopt: a sample is one document.
+  std::optional<int64_t> document_end(const char* name) const {
+    return table(name).get_bool("packing") ? table(name).find_int("document_end") : std::nullopt;
+  }
   // Where this rank's rows of a micro-batch begin among those of all ranks.
   int64_t row(int64_t micro) const {
     return (micro * trainer_->data_parallel_size() + trainer_->data_parallel_rank()) *
@@ -287,7 +291,8 @@ void Run::validate(int64_t step) {
   const int64_t count =
       table("validation_dataset").get_int("num_batches") * trainer_->accumulation();
   double loss = trainer_->evaluate(count, [&](int64_t micro) {
-    return loss_of(*trainer_, net_, validation_batches_->read(row(micro)));
+    return loss_of(*trainer_, net_, validation_batches_->read(row(micro)),
+                   document_end("validation_dataset"));
   });
   reporter_.validation(step, loss);
 }
@@ -311,7 +316,7 @@ void Run::train() {
     int64_t sample = samples_before(step);
     StepResult result = trainer_->step([&](int64_t micro) {
       if (preemption_->asked()) trainer_->vote(RankSignal::stop);
-      return loss_of(*trainer_, net_, batches_->read(sample + row(micro)));
+      return loss_of(*trainer_, net_, batches_->read(sample + row(micro)), document_end("dataset"));
     });
     reporter_.step(result, {base::ms_since(begin), memory_->peak()});
     bool last = step + 1 == max_steps_;

@@ -41,6 +41,7 @@ std::string environment_json(const Job& job, Trainer& trainer) {
 // again.
 std::vector<std::string> tables_not_given(const Job& job) {
   std::vector<std::string> without;
+  if (job.impl().config.shared.sizes.cp <= 1) without.emplace_back("distributed.context");
   if (!job.impl().config.shared.pipeline_given) without.emplace_back("distributed.pipeline");
   for (const char* table : {"distributed.moe", "distributed.moe.mp_policy"}) {
     const Options& moe = job.table(table);

@@ -1,32 +1,89 @@
 #include "engine/trainer/logits.h"
 
+#include <ATen/ops/arange.h>
 #include <ATen/ops/constant_pad_nd.h>
 
+#include <memory>
+#include <tuple>
+#include <utility>
+
+#include "meshwright/parallel/context_parallel.h"
 #include "meshwright/parallel/tensor_parallel.h"
 
 namespace meshwright::train {
 
 using at::Tensor;
 
-MicroBatchLoss loss_of(Trainer& trainer, modules::CausalLM& net, const Tensor& ids) {
-  int64_t length = ids.size(1) - 1;
+namespace {
+
+// [batch, length] each: which document a token belongs to, int32, and its place in that, int64.
+struct Documents {
+  Tensor numbers, positions;
+};
+
+// The token that ends a document is its last one.
+Documents documents_of(const Tensor& ids, int64_t end) {
+  const int64_t length = ids.size(1);
+  Tensor ends = ids.eq(end).to(at::kLong), before = ends.cumsum(1) - ends;
+  Tensor place = at::arange(length, ids.options()).expand_as(ids);
+  Tensor begins = at::constant_pad_nd(ends.narrow(1, 0, length - 1), {1, 0}, 1);
+  Tensor first = std::get<0>((place * begins).cummax(1));
+  return {before.to(at::kInt), place - first};
+}
+
+std::shared_ptr<const Sequence> whole_sequence(int64_t length, const Documents& documents = {}) {
+  auto out = std::make_shared<Sequence>();
+  out->length = length;
+  out->rows = {{0, length}};
+  out->documents = documents.numbers;
+  out->positions = documents.positions;
+  return out;
+}
+
+}  // namespace
+
+MicroBatchLoss loss_of(Trainer& trainer, modules::CausalLM& net, const Tensor& ids,
+                       std::optional<int64_t> document_end) {
+  int64_t length = ids.size(1) - 1, count = ids.size(0) * length;
   std::shared_ptr<TensorParallel> tensor_parallel = trainer.model().tensor_parallel();
-  Tensor logits = net(ids.narrow(1, 0, length));
+  Tensor input = ids.narrow(1, 0, length), targets = ids.narrow(1, 1, length), logits;
+  Documents documents;
+  if (document_end) {
+    documents = documents_of(input, *document_end);
+    targets = targets.masked_fill(input.eq(*document_end), -100);
+  }
+  if (const std::shared_ptr<ContextParallel>& context = trainer.model().context_parallel()) {
+    auto scope = context->scope(length, ids.size(0), documents.numbers, documents.positions);
+    logits = net(context->shard(input, 1, 0));
+    targets = context->shard(targets, 1, -100);
+    count = ids.size(0) * context->split(length).tokens_of(context->group()->rank());
+  } else if (document_end) {
+    SequenceScope scope(whole_sequence(length, documents));
+    logits = net(input);
+  } else {
+    logits = net(input);
+  }
+  if (document_end) count = targets.ne(-100).sum().item<int64_t>();
   const VocabularyShard* shard =
       tensor_parallel && tensor_parallel->vocabulary() ? &*tensor_parallel->vocabulary() : nullptr;
-  Tensor targets = ids.narrow(1, 1, length);
-  return {cross_entropy_sum(logits, targets, shard), targets.numel()};
+  return {cross_entropy_sum(logits, targets, shard), count};
 }
 
 Tensor logits_of(Trainer& trainer, modules::CausalLM& net, const Tensor& ids) {
   Tensor input = ids.to(trainer.world().device());
   std::shared_ptr<TensorParallel> tensor_parallel = trainer.model().tensor_parallel();
-  if (!tensor_parallel) return net(input);
+  // Every rank of cp computes the whole text.
+  auto run = [&](const Tensor& whole) {
+    if (!trainer.model().context_parallel()) return net(whole);
+    SequenceScope scope(whole_sequence(whole.size(1)));
+    return net(whole);
+  };
+  if (!tensor_parallel) return run(input);
   // Sequence parallelism cuts the text evenly; what stands behind it changes nothing before it.
   int64_t length = ids.size(1), ranks = tensor_parallel->group()->size(),
           more = (ranks - length % ranks) % ranks;
   if (more > 0) input = at::constant_pad_nd(input, {0, more});
-  return whole_logits(net(input), tensor_parallel->vocabulary()).narrow(1, 0, length);
+  return whole_logits(run(input), tensor_parallel->vocabulary()).narrow(1, 0, length);
 }
 
 }  // namespace meshwright::train

@@ -2,13 +2,18 @@
 // rank holds.
 #pragma once
 
+#include <cstdint>
+#include <optional>
+
 #include "engine/modules/causal_lm.h"
 #include "meshwright/trainer.h"
 
 namespace meshwright::train {
 
 // ids: [batch, length + 1]; each position's target is the next id. Logits are never gathered.
-MicroBatchLoss loss_of(Trainer& trainer, modules::CausalLM& net, const at::Tensor& ids);
+// `document_end`: the id that ends a document; documents then know nothing of each other.
+MicroBatchLoss loss_of(Trainer& trainer, modules::CausalLM& net, const at::Tensor& ids,
+                       std::optional<int64_t> document_end = std::nullopt);
 
 // Collective. ids: [batch, length] on any device, any length; gives [batch, length, vocabulary] on
 // every rank, without gradients.

@@ -16,8 +16,9 @@ double ExpertLoad::imbalance() const {
 
 namespace train {
 
-Routers::Routers(torch::nn::Module& model, bool route_again, bool in_turns)
-    : blocks_(find_moe_blocks(model)) {
+Routers::Routers(torch::nn::Module& model, bool route_again, bool in_turns,
+                 std::shared_ptr<Group> context)
+    : blocks_(find_moe_blocks(model)), context_(std::move(context)) {
   for (auto& [name, block] : blocks_) {
     block->gate()->route_again = route_again;
     block->gate()->in_turns = in_turns;
@@ -32,6 +33,12 @@ void Routers::begin_step() {
 }
 
 void Routers::before_backward(double count, double assumed) {
+  if (balances_.empty()) return;
+  if (context_) {
+    at::Tensor sum = at::tensor({count}, at::kDouble);
+    context_->all_reduce(sum, ReduceOp::sum, /*control=*/true).wait();
+    count = sum.item<double>();
+  }
   for (const auto& balance : balances_) balance->set_scale(count / assumed);
 }
 

@@ -18,11 +18,13 @@ namespace meshwright::train {
 class Routers {
  public:
   // route_again: what is recomputed under activation checkpointing selects its experts anew.
-  // in_turns: see RouterImpl.
-  Routers(torch::nn::Module& model, bool route_again, bool in_turns);
+  // in_turns: see RouterImpl. context: ranks that share samples, or null.
+  Routers(torch::nn::Module& model, bool route_again, bool in_turns,
+          std::shared_ptr<Group> context = nullptr);
   void begin_step();
   // Between forward and backward of a micro-batch of `count` targets whose gradients are divided by
   // `assumed`: every micro-batch's auxiliary loss weighs as much as its targets.
+  // Collective over the ranks that share samples: `count` is this rank's.
   void before_backward(double count, double assumed);
   // What the auxiliary loss adds to the mean loss of the last forward; undefined: nothing. Only an
   // auxiliary loss of the whole model, as transformers has it, is reported; one of each layer acts
@@ -38,6 +40,7 @@ class Routers {
  private:
   std::vector<std::pair<std::string, MoeImpl*>> blocks_;
   std::vector<std::shared_ptr<LoadBalance>> balances_;  // each once
+  std::shared_ptr<Group> context_;
 };
 
 }  // namespace meshwright::train

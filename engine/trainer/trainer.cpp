@@ -19,6 +19,7 @@
 #include "engine/trainer/optimizer.h"
 #include "engine/trainer/routers.h"
 #include "engine/trainer/schedule.h"
+#include "meshwright/parallel/context_parallel.h"
 #include "meshwright/parallel/scalar_type.h"
 #include "meshwright/parallel/trace_span.h"
 #include "meshwright/parallel/transport.h"
@@ -202,8 +203,9 @@ Trainer::Trainer(Job& job, std::shared_ptr<World> world, std::shared_ptr<torch::
   optimizer_ = train::make_optimizer(optimizer);
   warn_of_narrow_updates(*plan_, *model_, *optimizer_);
   const MoeOptions& moe = parts_->config.shared.moe;
-  routers_ =
-      std::make_unique<train::Routers>(*module_, !moe.ignore_router_for_ac, moe.fake_balanced_gate);
+  routers_ = std::make_unique<train::Routers>(
+      *module_, !moe.ignore_router_for_ac, moe.fake_balanced_gate,
+      model_->context_parallel() ? model_->context_parallel()->group() : nullptr);
   data_ = model_->data_group();
   expect_all_reduces(*data_, 4096);  // for the sums of each step
 }

@@ -1,4 +1,4 @@
-#include "meshwright/facts.h"
+#include "build_facts.h"
 
 namespace meshwright {
 namespace detail {  // defined by the source that the build makes

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <set>
 
+#include "check_schema.h"
 #include "text.h"
 
 namespace meshwright {

@@ -3,7 +3,7 @@
 #
 # Builds a strategy plugin: the module library libmeshwright_NAME.so that exports its descriptor and its build facts and nothing else.
 # STRATEGIES lists every strategy name and alias the library has; the engine reads them from the file without loading it.
-# RUNTIME: sources of the running half (meshwright/plugin_runtime.h), which becomes meshwright_NAME_runtime.so beside it and is loaded when a
+# RUNTIME: sources of the running half (meshwright/parallel/plugin_runtime.h), which becomes meshwright_NAME_runtime.so beside it and is loaded when a
 # model is first parallelized: then SOURCES plan without LibTorch. RUNTIME_LIBRARIES: what it links (default: Meshwright::runtime). Without
 # RUNTIME one library does both.
 # OUTPUT_DIRECTORY: where the library goes (default: lib/meshwright/plugins in the build folder).

@@ -19,7 +19,6 @@
 #include <string>
 
 #include "meshwright/parallel/parallel.h"
-#include "meshwright/pipeline.h"
 #include "meshwright/plugin.h"
 
 namespace {
@@ -102,7 +101,6 @@ Facts facts_of_this_build() {
   size_fact<meshwright::PlannedUnit>(f, "PlannedUnit");
   size_fact<meshwright::TpPlan>(f, "TpPlan");
   size_fact<meshwright::TpPlanRequest>(f, "TpPlanRequest");
-  size_fact<meshwright::PipelinePlan>(f, "PipelinePlan");
   size_fact<meshwright::ShardingRequest>(f, "ShardingRequest");
   size_fact<meshwright::ShardingPlan>(f, "ShardingPlan");
   size_fact<meshwright::Footprint>(f, "Footprint");

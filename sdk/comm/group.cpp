@@ -149,18 +149,19 @@ Work Group::all_to_all(const Tensor& in, std::span<const int64_t> in_splits, con
 }
 
 Work Group::send_receive(std::span<const PeerMessage> messages) {
-  int64_t bytes = 0, sent = 0;
+  int64_t bytes = 0;
   for (const PeerMessage& message : messages) {
     if (message.peer < 0 || message.peer >= size() || message.peer == rank())
       throw Error(ErrorCode::internal, "a message of place " + std::to_string(rank()) +
                                            " in group " + impl_->place->name() + " for place " +
                                            std::to_string(message.peer));
-    auto size = static_cast<int64_t>(message.tensor.nbytes());
-    bytes += size;
-    if (message.way == PeerMessage::Way::send) sent += size;
+    bytes += static_cast<int64_t>(message.tensor.nbytes());
   }
   if (messages.empty()) return {};
-  return GroupAccess::begin(*this, "send_receive", bytes, sent,
+  for (const PeerMessage& message : messages)
+    if (message.way == PeerMessage::Way::send)
+      GroupAccess::account(*impl_, "send", static_cast<int64_t>(message.tensor.nbytes()), false);
+  return GroupAccess::begin(*this, "send_receive", bytes, /*sent=*/-1,
                             [&](Transport& t) { return t.send_receive(messages); });
 }
 

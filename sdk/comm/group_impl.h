@@ -26,7 +26,7 @@ struct GroupAccess {
   static const Group::Impl& of(const Group& group) { return *group.impl_; }
   static const Flight* flight(const Work& work) { return work.flight_.get(); }
   // Counts one operation, starts it by `launch(transport)` and turns what it throws into our
-  // errors. payload: bytes of the tensors; sent: those that leave this rank.
+  // errors. payload: bytes of the tensors; sent: those that leave this rank, -1: counted already.
   template <class F>
   static Work begin(const Group& group, const char* op, int64_t payload, int64_t sent, F&& launch,
                     bool control = false);
@@ -36,8 +36,9 @@ struct GroupAccess {
   static auto guarded(const Group::Impl& group, const char* op, int64_t bytes, int64_t awaited,
                       F&& f) -> decltype(f());
 
- private:
   static void account(const Group::Impl& group, const char* op, int64_t sent, bool control);
+
+ private:
   static Work under_way(const Group& group, const char* op, int64_t bytes, int64_t began,
                         bool control, std::unique_ptr<Flight> flight);
 };
@@ -67,7 +68,7 @@ template <class F>
 Work GroupAccess::begin(const Group& group, const char* op, int64_t payload, int64_t sent,
                         F&& launch, bool control) {
   const Group::Impl& g = of(group);
-  account(g, op, sent, control);
+  if (sent >= 0) account(g, op, sent, control);
   int64_t began = g.trace->enabled ? Trace::now() : 0;
   if (g.watchdog) g.watchdog->check();
   return under_way(group, op, payload, began, control,

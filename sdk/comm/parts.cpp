@@ -61,16 +61,23 @@ Tensor PartsSum::slot(int64_t rank) const {
 
 void PartsSum::start() { under_way_ = group_.pairwise_exchange(packed_, received_); }
 
+Tensor PartsSum::part(int64_t rank) const {
+  return (mapped_ ? peer(under_way_, rank) : received_.narrow(0, place(rank) * each_, each_))
+      .view(shape_);
+}
+
 Tensor PartsSum::add_up(const Tensor& own) {
   under_way_.wait();
-  auto part = [&](int64_t rank) {
-    if (rank == group_.rank()) return own;
-    return (mapped_ ? peer(under_way_, rank) : received_.narrow(0, place(rank) * each_, each_))
-        .view(shape_);
-  };
-  Tensor sum = at::add(part(0), part(1));
-  for (int64_t r = 2; r < group_.size(); ++r) sum.add_(part(r));
+  auto any = [&](int64_t rank) { return rank == group_.rank() ? own : part(rank); };
+  Tensor sum = at::add(any(0), any(1));
+  for (int64_t r = 2; r < group_.size(); ++r) sum.add_(any(r));
   return sum;
+}
+
+void PartsSum::add_to(Tensor& own) {
+  under_way_.wait();
+  for (int64_t r = 0; r < group_.size(); ++r)
+    if (r != group_.rank()) own.add_(part(r));
 }
 
 }  // namespace meshwright::detail

@@ -35,9 +35,12 @@ class PartsSum {
   void start();
   // Waits. Sums in rank order, so that a repeated run is bitwise identical. Returns a new tensor.
   at::Tensor add_up(const at::Tensor& own);
+  // Waits. Adds what the others sent to `own`, in its dtype, in rank order.
+  void add_to(at::Tensor& own);
 
  private:
-  int64_t place(int64_t rank) const;  // among the others
+  int64_t place(int64_t rank) const;    // among the others
+  at::Tensor part(int64_t rank) const;  // of another rank, after the wait
   Group& group_;
   std::vector<int64_t> shape_;
   int64_t each_ = 1;

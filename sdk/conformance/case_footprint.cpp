@@ -7,8 +7,8 @@
 #include <set>
 
 #include "meshwright/parallel/parallel.h"
-#include "meshwright/pipeline.h"
 #include "sdk/base/beside.h"
+#include "sdk/base/pipeline.h"
 #include "sdk/conformance/cases.h"
 #include "sdk/conformance/outlines.h"
 #include "sdk/conformance/probe.h"

@@ -8,7 +8,7 @@
 #include <regex>
 #include <set>
 
-#include "meshwright/facts.h"
+#include "sdk/base/build_facts.h"
 #include "sdk/conformance/cases.h"
 #include "sdk/conformance/probe.h"
 

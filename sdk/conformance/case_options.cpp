@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 
+#include "sdk/base/check_schema.h"
 #include "sdk/conformance/cases.h"
 #include "sdk/conformance/probe.h"
 

@@ -2,6 +2,7 @@
 
 #include <exception>
 
+#include "sdk/base/check_schema.h"
 #include "sdk/conformance/cases.h"
 #include "sdk/conformance/probe.h"
 

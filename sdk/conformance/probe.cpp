@@ -1,4 +1,5 @@
 #include "sdk/conformance/probe.h"
+#include "sdk/base/shared_schemas.h"
 
 #include <cxxabi.h>
 
@@ -178,7 +179,8 @@ StrategyConfig make_config(const meshwright_strategy& strategy, const Wish& wish
   Diagnostics diagnostics;
   config.shared =
       read_shared_options(config.shared_values, Options(mp_policy_schema()), Options(moe_schema()),
-                          Options(moe_mp_policy_schema()), Options(pipeline_schema()), diagnostics);
+                          Options(moe_mp_policy_schema()), Options(pipeline_schema()),
+                          Options(context_schema()), diagnostics);
   diagnostics.throw_if_any();
   config.own = Options(own_schema(strategy));
   for (const auto& [key, value] : wish.own) config.own.set(key, value);

@@ -1,4 +1,5 @@
 #include "sdk/conformance/settings.h"
+#include "sdk/base/shared_schemas.h"
 
 #include <array>
 #include <charconv>

@@ -3,12 +3,14 @@
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 
+#include <algorithm>
 #include <cmath>
 #include <utility>
 
 #include "meshwright/error.h"
 #include "sdk/comm/shared_memory.h"
 #include "sdk/memory/copies.h"
+#include "unit_names.h"
 
 namespace meshwright::detail {
 
@@ -66,6 +68,7 @@ void GradientReducer::absorb(UnitState::Parameter& p) {
   Tensor gradient = p.variable.grad();
   p.variable.mutable_grad() = Tensor();
   if (!gradient.defined()) return;
+  if (!fresh_ && unit_.context.told) throw reduced_already("a gradient of " + p.name + " came");
   if (!fresh_)
     throw Error(ErrorCode::bad_module,
                 "a second gradient of " + p.name +
@@ -235,6 +238,19 @@ void GradientReducer::reduce_accumulated() {
   }
   exchanging_ = group.pairwise_exchange(packed_, received_);
   if (after_ != 1) target_.mul_(after_);
+}
+
+void GradientReducer::reduce_once() {
+  if (!fresh_) throw reduced_already("unit \"" + unit_.name + "\" was to reduce");
+  reduce_accumulated();
+}
+
+bool GradientReducer::waits() const {
+  return std::any_of(
+      unit_.parameters.begin(), unit_.parameters.end(), [&](const UnitState::Parameter& p) {
+        return p.trainable &&
+               (fresh_ || p.variable.grad().defined() || p.accumulated_grad.defined());
+      });
 }
 
 void GradientReducer::reduce_late() {

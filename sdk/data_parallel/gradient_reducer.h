@@ -8,7 +8,7 @@
 // backward, or later.
 //
 // Units that sum whole gradients (ZeRO levels 0 and 1) call absorb() for each gradient and
-// reduce_accumulated() once a step.
+// reduce_accumulated() once a step; reduce_once() is the same for who tells them when.
 //
 // Between begin_step() and the first reduction the gradient is of no value (fresh); after it, what
 // reductions bring is added.
@@ -39,6 +39,10 @@ class GradientReducer {
   void pack();
   void start();
   void reduce_accumulated();
+  void reduce_once();
+  // Trainable parameters of which nothing was reduced in this step, or of which something came
+  // since.
+  bool waits() const;
   void reduce_late();  // before end_step(): whole gradients that no backward reduced
   void finish();       // waits and sums; replicas then start to add up
   void finish_replication();

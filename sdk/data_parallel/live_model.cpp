@@ -11,6 +11,7 @@
 #include <set>
 
 #include "meshwright/error.h"
+#include "meshwright/nn/attention.h"
 #include "meshwright/nn/module.h"
 #include "meshwright/nn/moe.h"
 #include "meshwright/parallel/sharded_units.h"
@@ -41,6 +42,12 @@ ModelOutline outline_of(torch::nn::Module& model) {
       kind = ModuleKind::norm;
     outline.modules.push_back({item.key(), kind, class_name});
   }
+  bool windows = false;
+  for (const auto& [name, core] : find_attention_cores(model)) {
+    outline.windows.push_back(core->options().window);
+    windows = windows || core->options().window > 0;
+  }
+  if (!windows) outline.windows.clear();
   // Experts are cut apart from the rest: the plan must know them.
   std::set<std::string, std::less<>> experts;
   for (const auto& [name, block] : find_moe_blocks(model))

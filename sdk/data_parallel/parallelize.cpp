@@ -6,8 +6,11 @@
 #include <algorithm>
 #include <map>
 #include <numeric>
+#include <optional>
+#include <set>
 
 #include "meshwright/parallel/activation_checkpoint.h"
+#include "meshwright/parallel/context_parallel.h"
 #include "meshwright/parallel/expert_parallel.h"
 #include "meshwright/parallel/replicated_model.h"
 #include "meshwright/parallel/scalar_type.h"
@@ -15,6 +18,7 @@
 #include "meshwright/unit_rules.h"
 #include "sdk/planning/checkpoint_scope.h"
 #include "sdk/planning/plan_executor.h"
+#include "unit_names.h"
 
 namespace meshwright {
 
@@ -42,14 +46,15 @@ std::vector<std::string> apply_activation_checkpointing(const ParallelizeRequest
 }
 
 void reject_unsupported_sizes(const ParallelizeRequest& request, bool applies_tensor_parallel,
-                              bool applies_expert_parallel) {
+                              bool applies_expert_parallel, bool applies_context_parallel) {
   const ParallelSizes& sizes = request.config.shared.sizes;
   for (const auto& [name, size] : {std::pair<const char*, int64_t>{"tp", sizes.tp},
                                    {"cp", sizes.cp},
                                    {"pp", sizes.pp},
                                    {"ep", sizes.ep}})
     if (size > 1 && !(applies_tensor_parallel && std::string_view(name) == "tp") &&
-        !(applies_expert_parallel && std::string_view(name) == "ep"))
+        !(applies_expert_parallel && std::string_view(name) == "ep") &&
+        !(applies_context_parallel && std::string_view(name) == "cp"))
       throw Error(ErrorCode::not_in_release,
                   std::string(name) + "_size = " + std::to_string(size) +
                       " can be planned but not yet trained: not in this release")
@@ -85,11 +90,24 @@ ShardGroups shard_groups(const ParallelizeRequest& request) {
     out.replicate_axis = plan.fsdp_axes.front();
     out.replicate = meshes.group(out.replicate_axis);
   }
-  // With other axes beside it, the data's is one of several.
-  if (plan.device_mesh->has_axis("dp") && plan.device_mesh->size("dp") != request.world->size())
-    out.data = meshes.group("dp");
+  // Losses are sums over all ranks with tokens of their own. With other axes beside it, theirs is
+  // one of several.
+  const std::string data = plan.device_mesh->size("cp") > 1 ? "dp_cp" : "dp";
+  if (plan.device_mesh->has_axis(data) && plan.device_mesh->size(data) != request.world->size())
+    out.data = meshes.group(data);
   return out;
 }
+
+namespace {
+
+// nullopt: none of the types that plans know (an unsigned integer, float8, a complex number).
+std::optional<DType> known_dtype(at::ScalarType type) {
+  for (int d = 0; d <= static_cast<int>(DType::boolean); ++d)
+    if (const auto known = static_cast<DType>(d); scalar_type(known) == type) return known;
+  return std::nullopt;
+}
+
+}  // namespace
 
 LiveShardingRequest::LiveShardingRequest(const ParallelizeRequest& request)
     : request_(request), outline_(request.outline) {
@@ -99,12 +117,13 @@ LiveShardingRequest::LiveShardingRequest(const ParallelizeRequest& request)
   for (ParameterOutline& parameter : outline_.parameters) {
     auto found = parameters.find(parameter.name);
     if (found == parameters.end()) continue;  // bind_units() says so
-    parameter.dtype = dtype_of(found->second.scalar_type());
+    // Of other types the outline says something; the model that takes the parameter refuses it.
+    parameter.dtype = known_dtype(found->second.scalar_type()).value_or(parameter.dtype);
     parameter.trainable = found->second.requires_grad();
   }
 }
 
-LiveShardingRequest::operator ShardingRequest() const {
+LiveShardingRequest::operator ShardingRequest() const& {
   return {outline_, request_.mesh, request_.tp, request_.config, {}, request_.world->rank()};
 }
 
@@ -118,6 +137,43 @@ void allocate_parameters(torch::nn::Module& model, at::Device device) {
       at::Tensor real = at::empty(p.sizes(), p.options().device(device).requires_grad(false));
       p.unsafeGetTensorImpl()->shallow_copy_from(real.getIntrusivePtr());
     }
+}
+
+// A plan over other parameters than the model's would leave some of them out. Before anything is
+// cut: the outline has whole shapes.
+void check_outline(torch::nn::Module& model, const ModelOutline& outline) {
+  std::map<std::string_view, const ParameterOutline*> listed;
+  for (const ParameterOutline& p : outline.parameters) listed.emplace(p.name, &p);
+  std::map<const void*, std::string> unlisted;  // by tensor: one name of a tied one is enough
+  std::set<const void*> known;
+  std::vector<std::string> problems;
+  for (const auto& item : model.named_parameters()) {
+    const void* tensor = item.value().unsafeGetTensorImpl();
+    auto found = listed.find(item.key());
+    if (found == listed.end()) {
+      unlisted.emplace(tensor, item.key());
+      continue;
+    }
+    known.insert(tensor);
+    if (item.value().sizes() != at::IntArrayRef(found->second->shape))
+      problems.push_back(item.key() + " is " + detail::sizes_text(item.value().sizes()) +
+                         ", but its outline says " + detail::sizes_text(found->second->shape));
+    listed.erase(found);
+  }
+  for (const auto& [tensor, name] : unlisted)
+    if (!known.contains(tensor)) problems.push_back("its outline does not list " + name);
+  for (const auto& [name, parameter] : listed)
+    problems.push_back("the model has no parameter " + parameter->name +
+                       ", which its outline lists");
+  if (problems.empty()) return;
+  std::sort(problems.begin(), problems.end());
+  std::string text = problems[0];
+  for (size_t i = 1; i < problems.size() && i < 8; ++i) text += "; " + problems[i];
+  if (problems.size() > 8) text += "; and " + std::to_string(problems.size() - 8) + " more";
+  throw Error(ErrorCode::bad_module, "the model is not that of its outline: " + text)
+      .help(
+          "make the outline from the model itself (outline_of), or give both the same names and "
+          "shapes");
 }
 
 // A model that lies elsewhere than its plan says would be saved and costed wrongly.
@@ -152,8 +208,9 @@ void tell_idle(const ParallelizeRequest& request, const ShardingPlan& plan) {
 }
 
 std::shared_ptr<Group> replicas_of(const ParallelizeRequest& request, const std::string& axis) {
-  if (request.mesh.device_mesh)
-    return DeviceMesh(*request.mesh.device_mesh, request.world).group(axis);
+  const std::optional<Mesh>& mesh = request.mesh.device_mesh;
+  if (mesh && mesh->has_axis(axis)) return DeviceMesh(*mesh, request.world).group(axis);
+  if (mesh) return request.world->group(axis, {request.world->rank()});  // there are no others
   std::vector<int64_t> ranks(static_cast<size_t>(request.world->size()));
   std::iota(ranks.begin(), ranks.end(), int64_t{0});
   return request.world->group(axis, ranks);
@@ -175,6 +232,7 @@ std::unique_ptr<ParallelModel> shard_by_plan(ParallelizeRequest& request, const 
     groups.replicate = groups.shard;
     groups.replicate_axis = groups.shard_axis;
     groups.shard = request.world->group("alone", {request.world->rank()});
+    // The plan's are for the ranks that share the update; a copy's is for one.
     for (UnitSpec& unit : units) unit.layout = nullptr;
   }
   if (policy.keeps_parameters())
@@ -182,15 +240,31 @@ std::unique_ptr<ParallelModel> shard_by_plan(ParallelizeRequest& request, const 
   return shard_model(request.model, std::move(units), policy, std::move(groups), request.world);
 }
 
+// Whether copies on this rank alone do all that a plan of rows says. What they leave out makes no
+// difference where nothing is gathered or reduced: when units gather ahead, reshard and reduce, in
+// which order a mean is taken, and the buffers of it. The rest they lack.
+bool runs_as_copies(const ParallelizeRequest& request, const ShardingPlan& plan, int64_t alone) {
+  const ShardingPolicy& policy = plan.sharding;
+  return policy.layout == ShardLayout::rows && request.world->size() == alone &&
+         !policy.offload.cpu && !policy.precision.main_weights &&
+         !policy.precision.main_gradients && !policy.checks.reduced && !policy.checks.own &&
+         !find_unit_rule(request.outline.architecture) &&
+         std::none_of(plan.units.begin(), plan.units.end(),
+                      [](const PlannedUnit& unit) { return unit.mp.has_value(); });
+}
+
 }  // namespace
 
 std::unique_ptr<ParallelModel> execute_plan(ParallelizeRequest& request, const ShardingPlan& plan) {
   // Only rows know units that lie on other axes than the rest.
   reject_unsupported_sizes(request, /*applies_tensor_parallel=*/true,
-                           !plan.replicated && plan.sharding.layout == ShardLayout::rows);
+                           !plan.replicated && plan.sharding.layout == ShardLayout::rows,
+                           /*applies_context_parallel=*/true);
   check_backend(request);
+  check_outline(*request.model, request.outline);
   std::shared_ptr<TensorParallel> tensor_parallel = apply_tensor_parallel(request);
   std::shared_ptr<ExpertParallel> expert_parallel = apply_expert_parallel(request);
+  std::shared_ptr<ContextParallel> context_parallel = apply_context_parallel(request);
   apply_activation_checkpointing(request, plan.recompute_whole_layers);
   tell_idle(request, plan);
   if (plan.allocate_before_sharding) allocate_parameters(*request.model, request.world->device());
@@ -199,11 +273,8 @@ std::unique_ptr<ParallelModel> execute_plan(ParallelizeRequest& request, const S
   if (plan.replicated) {
     model = replicate_model(request.model, plan.replication,
                             replicas_of(request, plan.replication.axis), request.world,
-                            tensor_parallel);
-  } else if (plan.sharding.layout == ShardLayout::rows && !expert_parallel &&
-             request.world->size() == alone && !plan.sharding.offload.cpu &&
-             !find_unit_rule(request.outline.architecture)) {
-    // Nothing is shared out, so whole parameters do.
+                            tensor_parallel, plan.buckets);
+  } else if (!expert_parallel && runs_as_copies(request, plan, alone)) {
     ReplicatedPolicy whole;
     whole.mp = plan.sharding.precision.mp;
     model =
@@ -216,14 +287,43 @@ std::unique_ptr<ParallelModel> execute_plan(ParallelizeRequest& request, const S
     model = shard_by_plan(request, plan, std::move(groups));
   }
   check_regions(*model, plan);
+  model->set_context_parallel(std::move(context_parallel));
   return model;
 }
 
 namespace {
 
+// A strategy that overrides footprint() alone would show a layout and run another one.
+void check_footprint(const Footprint& shown, const ShardingPlan& plan) {
+  for (size_t i = 0; i < std::max(shown.parameters.size(), plan.parameters.size()); ++i) {
+    ParameterPlacement none;
+    none.name = "nothing";
+    auto at = [&](const std::vector<ParameterPlacement>& all) -> const ParameterPlacement& {
+      return i < all.size() ? all[i] : none;
+    };
+    const ParameterPlacement &said = at(shown.parameters), &runs = at(plan.parameters);
+    const std::vector<int64_t>& shape = runs.global_shape;
+    if (said.name == runs.name && said.global_shape == shape && fits(said.region, shape) &&
+        as_run(said.region, shape) == as_run(runs.region, shape))
+      continue;
+    throw Error(ErrorCode::plugin_nonconforming,
+                "the strategy's footprint has " + to_text(said.region) + " of " + said.name +
+                    " on this rank, but its plan, which is what runs, " + to_text(runs.region) +
+                    " of " + runs.name)
+        .help("let a strategy that overrides footprint() and trains override plan_sharding() too");
+  }
+}
+
 std::unique_ptr<ParallelModel> plan_and_execute(const Strategy& strategy,
                                                 ParallelizeRequest& request) {
-  return execute_plan(request, strategy.plan_sharding(LiveShardingRequest(request)));
+  // What no plan could run. Whether it runs expert parallelism is the plan's to say.
+  reject_unsupported_sizes(request, /*applies_tensor_parallel=*/true,
+                           /*applies_expert_parallel=*/true, /*applies_context_parallel=*/true);
+  check_backend(request);
+  const LiveShardingRequest live(request);
+  const ShardingPlan plan = strategy.plan_sharding(live);
+  check_footprint(strategy.footprint(live), plan);
+  return execute_plan(request, plan);
 }
 
 [[maybe_unused]] const bool registered = (detail::set_plan_executor(&plan_and_execute), true);

@@ -15,6 +15,7 @@
 #include "meshwright/parallel/expert_parallel.h"
 #include "meshwright/parallel/tensor_parallel.h"
 #include "sdk/comm/shared_memory.h"
+#include "unit_names.h"
 
 namespace meshwright {
 
@@ -37,8 +38,10 @@ ShardedModel::ShardedModel(std::shared_ptr<torch::nn::Module> model,
       if (!owned.insert(tensor.unsafeGetTensorImpl()).second)
         throw Error(ErrorCode::bad_module, "parameter " + name + " is shared between two units")
             .help("put both uses into one unit");
-      if (!at::isFloatingType(tensor.scalar_type()))
-        throw Error(ErrorCode::bad_module, "parameter " + name + " is not of a floating type")
+      if (!trains(tensor.scalar_type()))
+        throw Error(ErrorCode::bad_module, "parameter " + name + " is " +
+                                               c10::toString(tensor.scalar_type()) +
+                                               ", which is no floating type that can be trained")
             .help("make it a buffer");
       if (storage.value_or(tensor.scalar_type()) != tensor.scalar_type())
         throw Error(ErrorCode::bad_module,
@@ -252,7 +255,7 @@ void ShardedModel::summon_full_parameters(const std::function<void()>& body) {
     ShardedModel& model;
     ~Restore() {
       model.whole_ = model.context_.lasting = false;
-      for (auto& unit : model.units_) unit->reshard();
+      for (auto& unit : model.units_) unit->free();
     }
   } restore{*this};
   for (auto& unit : units_) {

@@ -30,6 +30,8 @@ class ShardedModel final : public ParallelModel {
   std::shared_ptr<TensorParallel> tensor_parallel() const override {
     return context_.groups.tensor_parallel;
   }
+  void hold_units(const std::vector<std::string>& units, bool held) override;
+  void reduce_units(const std::vector<std::string>& units) override;
 
  private:
   void allocate();
@@ -43,6 +45,8 @@ class ShardedModel final : public ParallelModel {
   void prefetch_forward(const Unit& unit);
   void prefetch_backward(const Unit& unit);
   void settle();
+  std::vector<Unit*> meant(const std::vector<std::string>& names) const;
+  void check_reduced() const;
   void check_own_gradients();
   void throw_nonfinite(const Nonfinite& mine, const char* when, const char* option);
   std::vector<GradientSet> gradient_sets() const;

@@ -13,6 +13,7 @@
 #include "meshwright/parallel/expert_parallel.h"
 #include "meshwright/parallel/tensor_parallel.h"
 #include "sharded_model.h"
+#include "unit_names.h"
 
 namespace meshwright::detail {
 
@@ -30,7 +31,8 @@ void ShardedModel::before_forward(Unit& unit, TensorRefs& inputs) {
   unit.done = false;
   unit.wait_for_unshard();
   if (!order_known_) {
-    if (!order_.empty() && order_.front() == &unit) {
+    // Passes of a pipeline run through one stage each: all of the order is known after the step.
+    if (!context_.told && !order_.empty() && order_.front() == &unit) {
       order_known_ = true;
     } else if (position_[unit.index] == SIZE_MAX) {
       position_[unit.index] = order_.size();
@@ -123,6 +125,7 @@ void ShardedModel::begin_step() {
   if (in_step_)
     for (auto& unit : units_) unit->abandon();
   in_step_ = true;
+  context_.told = false;
   for (auto& unit : units_) unit->begin_step();
 }
 
@@ -132,12 +135,44 @@ void ShardedModel::settle() {
 
 void ShardedModel::begin_micro_batch(GradientSync sync) {
   settle();
+  const bool told = sync == GradientSync::when_told;
+  context_.told = context_.told || told;
   context_.synchronise =
-      sync == GradientSync::reduce || context_.policy.reduction.every_micro_batch;
+      sync == GradientSync::reduce || (!told && context_.policy.reduction.every_micro_batch);
+  if (told)
+    for (auto& unit : units_) unit->done = false;  // each backward gathers ahead anew
+}
+
+std::vector<Unit*> ShardedModel::meant(const std::vector<std::string>& names) const {
+  std::vector<Unit*> out;
+  for (size_t i : units_meant(names, units_.size(), [&](size_t unit, const std::string& name) {
+         return at_or_in(units_[unit]->name, name);
+       }))
+    out.push_back(units_[i].get());
+  return out;
+}
+
+void ShardedModel::hold_units(const std::vector<std::string>& units, bool held) {
+  for (Unit* unit : meant(units)) unit->hold(held);
+}
+
+void ShardedModel::reduce_units(const std::vector<std::string>& units) {
+  check_told(in_step_ && context_.told);
+  for (Unit* unit : meant(units)) unit->reduce_told();
+}
+
+void ShardedModel::check_reduced() const {
+  if (!context_.told) return;
+  std::string names;
+  for (const auto& unit : units_)
+    if (unit->waits()) names += (names.empty() ? "unit " : ", ") + unit->name;
+  if (!names.empty()) throw not_reduced(names);
 }
 
 void ShardedModel::end_step() {
+  for (auto& unit : units_) unit->hold(false);
   settle();
+  check_reduced();
   check_own_gradients();
   for (auto& unit : units_) unit->reduce_late();
   for (auto& unit : units_) unit->end_step();
@@ -213,6 +248,7 @@ std::vector<GradientSet> ShardedModel::gradient_sets() const {
 }
 
 double ShardedModel::clip_grad_norm(double max_norm, double scale) {
+  check_reduced();
   const ShardingPolicy& policy = context_.policy;
   if (policy.reduction.average == ReductionPolicy::Average::with_clipping)
     scale /= static_cast<double>(context_.averaged());

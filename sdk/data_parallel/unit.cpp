@@ -121,9 +121,35 @@ void Unit::end_backward() {
 
 void Unit::settle() {
   if (in_backward_) end_backward();
+  // What came outside of the unit's own backward adds up too.
+  if (state_.context.told && !state_.accumulates_unsharded()) reducer_.accumulate();
+  if (state_.held) return;
   if (!state_.keeps_unsharded())
     unsharded_.cancel();  // gathered ahead and never used; the next step's values will be others
   reshard();
+}
+
+void Unit::hold(bool held) {
+  if (state_.keeps_unsharded() || state_.held == held) return;
+  state_.held = held;
+  if (held) {
+    unsharded_.leave_shared_memory();
+  } else if (!in_backward_) {
+    unsharded_.cancel();
+    free();
+  }
+}
+
+void Unit::reduce_told() {
+  if (state_.trainable_count == 0) return;
+  c10::NoGradGuard no_grad;
+  if (in_backward_) end_backward();
+  if (state_.accumulates_unsharded()) {
+    reducer_.reduce_once();
+  } else {
+    reducer_.pack();
+    reducer_.start();
+  }
 }
 
 void Unit::abandon() {
@@ -134,7 +160,8 @@ void Unit::abandon() {
     // The step failed already; the groups are of no use any more, and the next call will say so.
   }
   unsharded_.forget();
-  reshard();
+  state_.held = false;
+  free();
   in_backward_ = false;
   state_.context.reducing = nullptr;
   state_.context.own_nonfinite = {};

@@ -33,7 +33,11 @@ class Unit {
 
   void unshard() { unsharded_.unshard(); }  // starts
   void wait_for_unshard() { unsharded_.wait(); }
-  void reshard() { unsharded_.reshard(); }
+  void reshard() {  // unless held
+    if (!state_.held) free();
+  }
+  void free() { unsharded_.reshard(); }
+  void hold(bool held);
   void leave_shared_memory() { unsharded_.leave_shared_memory(); }
   void refresh() { unsharded_.refresh(); }  // after the optimizer
   void before_backward();
@@ -43,6 +47,8 @@ class Unit {
   void settle();   // after a backward: ends what waits for gradients that did not come, reshards
   void abandon();  // after an exception: back to the start of a step
   void begin_step() { reducer_.begin_step(); }
+  void reduce_told();  // what has added up
+  bool waits() const { return reducer_.waits(); }
   void reduce_late() { reducer_.reduce_late(); }
   void end_step() { reducer_.end_step(); }
 
@@ -62,7 +68,7 @@ class Unit {
   at::Tensor resident(const Parameter& parameter) const { return unsharded_.resident(parameter); }
   // The whole of one parameter in the storage dtype. Collective.
   at::Tensor full_tensor(size_t parameter);
-  bool reshards() const { return state_.reshard; }
+  bool reshards() const { return state_.reshards(); }
 
   std::string name;
   torch::nn::Module* module;

@@ -7,6 +7,7 @@
 
 #include "meshwright/error.h"
 #include "meshwright/parallel/tensor_parallel.h"
+#include "unit_names.h"
 
 namespace meshwright::detail {
 
@@ -22,11 +23,20 @@ namespace {
 UnitLayout layout_of(const UnitSpec& spec, const UnitContext& context,
                      const UnitSharding& sharding) {
   if (spec.layout != nullptr) {  // as planned
+    std::vector<UnitMember> members;
+    for (const auto& [name, variable] : spec.parameters)
+      members.push_back({name, variable.requires_grad()});
+    check_unit_layout(spec.name, *spec.layout, members, sharding.shard->size());
     for (size_t i = 0; i < spec.parameters.size(); ++i) {
       const auto& [name, variable] = spec.parameters[spec.layout->given(i)];
       if (variable.sizes() != at::IntArrayRef(spec.layout->parameters()[i].sizes))
-        throw Error(ErrorCode::internal,
-                    "the plan of unit \"" + spec.name + "\" has other sizes for " + name);
+        throw Error(ErrorCode::bad_module, "the plan of unit \"" + spec.name + "\" has the sizes " +
+                                               sizes_text(spec.layout->parameters()[i].sizes) +
+                                               " for " + name + ", the model " +
+                                               sizes_text(variable.sizes()))
+            .help(
+                "make the outline from the model itself (outline_of), or give both the same "
+                "shapes");
     }
     return *spec.layout;
   }

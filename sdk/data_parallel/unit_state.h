@@ -32,6 +32,7 @@ struct UnitContext {
   std::shared_ptr<World> world;
   std::shared_ptr<BufferPool> pool;
   bool synchronise = true;              // this micro-batch reduces
+  bool told = false;                    // units reduce in this step when they are told to
   GradientReducer* reducing = nullptr;  // whose reduction is under way
   std::vector<UnshardedParameters*>
       mapped;            // flat units with a slot of the shared memory for gathers
@@ -70,14 +71,16 @@ struct UnitState {
   // reduction.
   bool keeps_unsharded() const { return context.policy.keeps_parameters(); }
   bool accumulates_unsharded() const { return context.policy.keeps_gradients(); }
+  bool reshards() const { return reshard && !held; }
   at::Device device() const { return context.world->device(); }
   // What a gather sends: the shard, or its copy in the parameters' dtype.
   const at::Tensor& sent() const { return model_shard.defined() ? model_shard : shard; }
 
   UnitContext& context;
   std::string name;
-  bool reshard;     // after forward
-  bool own_groups;  // cut over groups of its own (experts), which have no replicas
+  bool reshard;       // after forward
+  bool held = false;  // until told otherwise: neither after forward nor after backward
+  bool own_groups;    // cut over groups of its own (experts), which have no replicas
   UnitSharding sharding;
   std::shared_ptr<Group> replicate;
   MixedPrecision mp;

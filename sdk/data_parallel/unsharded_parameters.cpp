@@ -59,7 +59,7 @@ void UnshardedParameters::unshard_in_place() {
   Group& group = unit_.group();
   const bool keeps = unit_.keeps_unsharded();
   int64_t n = unit_.shards(), me = unit_.me(), each = unit_.layout.shard_size();
-  if (n > 1 && !keeps && unit_.reshard && !context.lasting && each > 0 &&
+  if (n > 1 && !keeps && unit_.reshards() && !context.lasting && each > 0 &&
       maps_gather(group, each * static_cast<int64_t>(c10::elementSize(unit_.param)))) {
     shares_ = true;
     context.mapped.push_back(this);
@@ -72,9 +72,9 @@ void UnshardedParameters::unshard_in_place() {
   // Of units that stay gathered the memory stays too, where buffers are to be made once.
   if (!keeps)
     whole_ = spare_.defined() ? spare_
-                              : context.pool->take(
-                                    unit_.layout.size(), unit_.param,
-                                    unit_.reshard ? BufferPool::Use::gather : BufferPool::Use::any);
+                              : context.pool->take(unit_.layout.size(), unit_.param,
+                                                   unit_.reshards() ? BufferPool::Use::gather
+                                                                    : BufferPool::Use::any);
   if (context.policy.buffers.rotating && !unit_.reshard) spare_ = whole_;
   Tensor own = whole_.narrow(0, me * each, each);
   if (!keeps || unit_.main != unit_.storage) copy(own, 0, unit_.sent(), 0, each);
@@ -101,13 +101,19 @@ void UnshardedParameters::wait() {
   } else if (direct()) {
     whole_ = unit_.shard;
   } else {
-    whole_ = unit_.context.pool->take(unit_.layout.size(), unit_.param, BufferPool::Use::gather);
+    whole_ = take_whole();
     copy_in();
   }
   if (!shares_) give_back();
   drop_casts();
   attach();
   state_ = State::unsharded;
+}
+
+// Two buffers that units share are not for those that are held.
+Tensor UnshardedParameters::take_whole() {
+  return unit_.context.pool->take(unit_.layout.size(), unit_.param,
+                                  unit_.held ? BufferPool::Use::any : BufferPool::Use::gather);
 }
 
 void UnshardedParameters::copy_in() {
@@ -191,7 +197,7 @@ void UnshardedParameters::leave_shared_memory() {
   c10::NoGradGuard no_grad;
   if (state_ == State::unsharding) wait();
   Tensor shared = whole_;
-  whole_ = unit_.context.pool->take(unit_.layout.size(), unit_.param, BufferPool::Use::gather);
+  whole_ = take_whole();
   copy(whole_, 0, shared, 0, unit_.layout.size());
   attach();
   give_back();

@@ -46,6 +46,7 @@ class UnshardedParameters {
   enum class State : uint8_t { sharded, unsharding, unsharded };
   void unshard_in_place();
   void drop_casts() { scratch_ = cast_ = at::Tensor(); }
+  at::Tensor take_whole();
   void copy_in();
   void take_in_place();
   void attach();

@@ -1,4 +1,5 @@
 #include "meshwright/nn/moe.h"
+#include "meshwright/nn/attention.h"
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/sigmoid.h>
@@ -93,7 +94,11 @@ MoeImpl::MoeImpl(const MoeConfig& config, const at::TensorOptions& options)
 
 MoeImpl::~MoeImpl() = default;
 
-Tensor MoeImpl::forward(const Tensor& x, const std::optional<Tensor>& mask) {
+Tensor MoeImpl::forward(const Tensor& x, const std::optional<Tensor>& given) {
+  std::optional<Tensor> mask = given;
+  if (std::shared_ptr<const Sequence> sequence = current_sequence();
+      !mask && sequence && sequence->counts.defined())
+    mask = sequence->counts;
   Tensor tokens = x.reshape({-1, x.size(-1)}), shared;
   Routing routing = gate_(tokens, mask ? std::optional<Tensor>(mask->reshape(-1)) : std::nullopt);
   auto meanwhile = [&] {

@@ -178,13 +178,17 @@ Tensor scores_of(const Tensor& logits, ScoreFunction function) {
 
 }  // namespace
 
-void LoadBalance::begin_pass() { pass_ = {}; }
+void LoadBalance::begin_pass() {
+  pass_ = {};
+  added_ = false;
+}
 
 LoadBalance::Pass LoadBalance::add(const Tensor& load, const Tensor& scores, const Tensor& tokens,
                                    int64_t active) {
   if (form_ == Form::each_layer) active_ = active;
   if (form_ == Form::each_layer || !pass_.load.defined()) {
     pass_ = {load, scores, tokens};
+    if (form_ == Form::each_layer && add_ranks) add_ranks({pass_.load, pass_.scores, pass_.tokens});
     return pass_;
   }
   pass_.load.add_(load);
@@ -193,8 +197,16 @@ LoadBalance::Pass LoadBalance::add(const Tensor& load, const Tensor& scores, con
   return pass_;
 }
 
+// The sums of a whole model are complete when its loss is asked for.
+void LoadBalance::add_once() const {
+  if (form_ != Form::whole_model || !add_ranks || added_ || !pass_.load.defined()) return;
+  added_ = true;
+  add_ranks({pass_.load, pass_.scores, pass_.tokens});
+}
+
 Tensor LoadBalance::value() const {
   if (!pass_.load.defined()) return {};
+  add_once();
   Tensor tokens = pass_.tokens.clamp_min(1);
   return (pass_.load * pass_.scores).sum() *
          (coefficient_ * static_cast<double>(pass_.load.numel()) / static_cast<double>(active_)) /
@@ -202,6 +214,7 @@ Tensor LoadBalance::value() const {
 }
 
 Tensor LoadBalance::gradient(const Pass& pass) const {
+  add_once();
   double factor =
       coefficient_ * scale_ * static_cast<double>(pass.load.numel()) / static_cast<double>(active_);
   return pass.load * factor / pass.tokens.clamp_min(1).square();

@@ -13,6 +13,7 @@
 #include <mutex>
 
 #include "meshwright/error.h"
+#include "meshwright/nn/attention.h"
 #include "sdk/planning/checkpoint_scope.h"
 
 namespace meshwright {
@@ -137,6 +138,7 @@ struct Recompute : torch::autograd::Node {
   std::vector<size_t> differentiable;  // the outputs that have history here, by place in the result
   Generators generators;
   Autocast autocast;
+  std::shared_ptr<const Sequence> sequence;
   Kept kept;
 
   std::string name() const override { return "Recompute"; }
@@ -162,6 +164,7 @@ struct Recompute : torch::autograd::Node {
       c10::AutoGradMode grad(true);
       restore_generators(generators, inputs);
       AutocastAgain scope(autocast);
+      SequenceScope tokens(sequence);
       InKeptScope again(kept, /*again=*/true);
       outputs = run(inputs);
       restore_generators(now, inputs);
@@ -189,6 +192,7 @@ std::vector<Tensor> recomputed(ForwardCall call) {
   auto node = std::shared_ptr<Recompute>(new Recompute(), torch::autograd::deleteNode);
   node->generators = save_generators(call.inputs);
   node->autocast = Autocast::current();
+  node->sequence = current_sequence();
   std::vector<Tensor> outputs;
   {
     // With gradients on, as in the second run: some operators take another path without them, whose

@@ -177,9 +177,9 @@ ShardingPlan flat_plan(const ShardingRequest& request, const ShardingPolicy& pol
       error.key(key).help("set " + key + " = 3");
     throw error;
   }
-  const Layout layout = make_layout(request);
   const ModelOutline& outline = request.outline;
-  ShardingPlan plan = begin_plan(request, layout, level == 3 ? "flat" : "replicate");
+  ShardingPlan plan = begin_plan(request, level == 3 ? "flat" : "replicate");
+  const Layout& layout = *plan.mesh_layout;
   plan.replicated = false;
   plan.sharding = policy;
   plan.sharding.layout = ShardLayout::flat;
@@ -202,9 +202,8 @@ ShardingPlan flat_plan(const ShardingRequest& request, const ShardingPolicy& pol
                    [](const PlannedUnit& unit) { return unit.module.empty(); }))
     plan.units.emplace_back(PlannedUnit{"root"}).root = true;
   for (PlannedUnit& unit : plan.units) {
-    auto flat = std::make_shared<UnitLayout>(
-        UnitLayout::flat(unit_parameters(request, layout, unit.parameters), layout.shard.size,
-                         plan.sharding.keeps_parameters()));
+    unit.layout = lay_out_unit(request, layout, plan.sharding, unit);
+    const UnitLayout* flat = unit.layout.get();
     for (size_t i = 0; i < flat->parameters().size(); ++i) {
       ParameterPlacement& placement = plan.parameters[unit.parameters[flat->given(i)]];
       const bool trainable = flat->parameters()[i].trainable;
@@ -216,13 +215,13 @@ ShardingPlan flat_plan(const ShardingRequest& request, const ShardingPolicy& pol
       if (layout.shard.size > 1)
         placement.local_shape = {placement.local_range->end - placement.local_range->begin};
     }
-    unit.layout = std::move(flat);
   }
   return plan;
 }
 
 Footprint footprint::flat_footprint(const ShardingRequest& request, const ShardingPlan& plan) {
-  const Layout layout = make_layout(request);
+  const std::shared_ptr<const Layout> mesh_layout = layout_of(request, plan);
+  const Layout& layout = *mesh_layout;
   const ShardingPolicy& policy = plan.sharding;
   const MixedPrecision& mp = policy.precision.mp;
   const Workload& work = request.workload;
@@ -239,7 +238,9 @@ Footprint footprint::flat_footprint(const ShardingRequest& request, const Shardi
   std::vector<int64_t> gathered, gradients;
   for (const PlannedUnit& planned : plan.units) {
     if (planned.parameters.empty() && planned.root) continue;
-    const UnitLayout& unit = *planned.layout;
+    const std::shared_ptr<const UnitLayout> unit_layout =
+        unit_layout_of(request, layout, plan, planned);
+    const UnitLayout& unit = *unit_layout;
     int64_t trainable = 0;
     for (size_t i = 0; i < unit.parameters().size(); ++i) {
       const size_t p = planned.parameters[unit.given(i)];

@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "footprint_parts.h"
-#include "meshwright/activation_bytes.h"
 
 namespace meshwright {
 
@@ -26,10 +25,32 @@ struct Peak {
   std::vector<int64_t> gathered, gradients;  // of units that come and go
 };
 
+// Elements on this rank: in shards, of them trainable, and of frozen parameters that are whole.
+struct RowSums {
+  int64_t sharded = 0, trainable = 0, whole = 0;
+};
+
+Bytes rows_bytes(const Workload& work, const PrecisionPolicy& precision, const RowSums& sums) {
+  const int64_t storage = dtype_size(work.storage);
+  const std::optional<DType>& main = precision.main_weights;
+  // Main weights beside the model's own, frozen ones included: a shard has one dtype. Weights that
+  // are as wide already serve as both.
+  const int64_t beside = main && *main != work.storage ? dtype_size(*main) : 0,
+                state = main ? dtype_size(*main) : storage;
+  Bytes out;
+  out.weights = times(plus(sums.sharded, sums.whole), storage);
+  out.gradients =
+      times(sums.trainable, dtype_size(precision.main_gradients.value_or(work.storage)));
+  out.optimizer =
+      plus(times(sums.sharded, beside), times(sums.trainable, state, work.optimizer_states));
+  return out;
+}
+
 }  // namespace
 
 Footprint rows_footprint(const ShardingRequest& request, const ShardingPlan& plan) {
-  const Layout layout = make_layout(request);
+  const std::shared_ptr<const Layout> mesh_layout = layout_of(request, plan);
+  const Layout& layout = *mesh_layout;
   const Workload& work = request.workload;
   const ShardingPolicy& policy = plan.sharding;
   const bool every = policy.reduction.every_micro_batch;
@@ -37,20 +58,23 @@ Footprint rows_footprint(const ShardingRequest& request, const ShardingPlan& pla
   Footprint out;
   Traffic wire;
   Peak peak;
-  int64_t local = 0, trainable = 0;
+  const DType gradient = policy.precision.main_gradients.value_or(work.storage);
+  RowSums sums;
   std::vector<int64_t> held(layout.shares.size());  // elements of each gradient on this rank
   DType widest_reduce = policy.precision.mp.reduce;
   for (const PlannedUnit& planned : plan.units) {
     const MixedPrecision& mp = planned.mp ? *planned.mp : policy.precision.mp;
     if (dtype_size(mp.reduce) > dtype_size(widest_reduce)) widest_reduce = mp.reduce;
     const Axis& axis = planned.experts ? layout.ep_shard : layout.shard;
-    const UnitLayout& unit = *planned.layout;
+    const std::shared_ptr<const UnitLayout> unit_layout =
+        unit_layout_of(request, layout, plan, planned);
+    const UnitLayout& unit = *unit_layout;
     for (size_t i = 0; i < unit.parameters().size(); ++i) {
       const int64_t elements = unit.part_elements(i, axis.index);
-      local = plus(local, elements);
+      sums.sharded = plus(sums.sharded, elements);
       if (!unit.parameters()[i].trainable) continue;
       held[planned.parameters[unit.given(i)]] = elements;
-      trainable = plus(trainable, elements);
+      sums.trainable = plus(sums.trainable, elements);
     }
     const bool reshards = planned.reshard_after_forward;
     const int64_t gathered = times(unit.shard_size(), axis.size, dtype_size(mp.param)),
@@ -72,8 +96,7 @@ Footprint rows_footprint(const ShardingRequest& request, const ShardingPlan& pla
       else
         peak.kept = plus(peak.kept, gathered);
     }
-    if (axis.size > 1 || mp.reduce != work.storage ||
-        (!planned.experts && layout.replicate.size > 1)) {
+    if (axis.size > 1 || mp.reduce != gradient || (!planned.experts && layout.replicate.size > 1)) {
       peak.all_gradients = plus(peak.all_gradients, reduced);
       if (planned.root)
         peak.root_gradients = plus(peak.root_gradients, reduced);
@@ -81,11 +104,8 @@ Footprint rows_footprint(const ShardingRequest& request, const ShardingPlan& pla
         peak.gradients.push_back(reduced);
     }
   }
-  for (size_t p : plan.whole) local = plus(local, layout.shares[p].elements);
-  const int64_t element = dtype_size(work.storage);
-  out.bytes.weights = times(local, element);
-  out.bytes.gradients = times(trainable, element);
-  out.bytes.optimizer = times(trainable, element, work.optimizer_states);
+  for (size_t p : plan.whole) sums.whole = plus(sums.whole, layout.shares[p].elements);
+  out.bytes = rows_bytes(work, policy.precision, sums);
   out.bytes.transient = plus(
       plus(peak.kept,
            sum_of_largest(peak.gathered, plus(std::max<int64_t>(policy.prefetch.ahead(), 0), 1))),

@@ -5,6 +5,7 @@
 #include "checkpoint_scope.h"
 #include "footprint_parts.h"
 #include "pipeline_memory.h"
+#include "sdk/base/pipeline.h"
 
 namespace meshwright::footprint {
 namespace {
@@ -107,6 +108,7 @@ class TokenActivations {
       : request_(request),
         outline_(request.outline),
         index_(request.outline),
+        cuts_(request.tp, request.outline),
         tp_(request.mesh.device_mesh ? request.mesh.device_mesh->size("tp") : 1),
         active_(outline_.moe ? outline_.moe->active_experts : 1),
         whole_layers_(whole_layers) {
@@ -173,7 +175,7 @@ class TokenActivations {
                                                         std::max<int64_t>(outline_.hidden_size, 1));
       layer_.mlp = plus(layer_.mlp, times(active_, width + (up ? outline_.hidden_size : 0)));
     } else if (found->kind == ModuleKind::linear && weight && parameter.shape.size() == 2) {
-      bool cut = tp_ > 1 && tp_shard_dim(request_.tp, outline_, parameter.name).has_value();
+      bool cut = tp_ > 1 && cuts_.find(parameter.name).has_value();
       int64_t width =
           (closes_block(module) ? parameter.shape[1] : parameter.shape[0]) / (cut ? tp_ : 1);
       (in_attention(module.substr(within.size())) ? layer_.attention : layer_.mlp) += width;
@@ -189,6 +191,7 @@ class TokenActivations {
   const ShardingRequest& request_;
   const ModelOutline& outline_;
   ModuleIndex index_;
+  CutDims cuts_;
   int64_t tp_, active_;
   bool whole_layers_, cut_logits_ = false;
   std::set<std::string> sequence_;  // norms that see a part of the sequence
@@ -215,6 +218,8 @@ int64_t activation_bytes(const ShardingRequest& request, bool whole_layers) {
     logits =
         times((outline.vocab_size + ranks - 1) / ranks, dtype_size(precision_of(request).output));
   }
+  const std::optional<ContextAttentionPlan> attention = context_attention_of(request);
+  const int64_t exchanged = attention ? context_transient(request, *attention) : 0;
   pipeline::InFlight flight{1, 0, 1};
   int64_t local = 1, element = dtype_size(precision_of(request).param);
   if (pipeline_size(request) > 1) flight = in_flight_of(request, local);
@@ -226,7 +231,8 @@ int64_t activation_bytes(const ShardingRequest& request, bool whole_layers) {
   int64_t elements =
       plus(plus(in_flight(token.kept, flight.passes), in_flight(token.waiting, flight.waiting)),
            plus(token.largest, times(token.outside, flight.logits)));
-  return times(tokens, plus(times(elements, element), times(logits, flight.logits + 1)));
+  return times(tokens,
+               plus(plus(times(elements, element), exchanged), times(logits, flight.logits + 1)));
 }
 
 }  // namespace meshwright

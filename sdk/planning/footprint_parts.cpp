@@ -6,6 +6,7 @@
 
 #include "meshwright/error.h"
 #include "sdk/base/text.h"
+#include "tp_errors.h"
 
 namespace meshwright::footprint {
 namespace {
@@ -71,8 +72,10 @@ void check_experts(const ShardingRequest& request, const Layout& layout) {
 
 }  // namespace
 
-Layout make_layout(const ShardingRequest& request) {
-  Layout layout;
+namespace {
+
+RankAxes rank_axes(const ShardingRequest& request) {
+  RankAxes layout;
   const MeshPlan& plan = request.mesh;
   if (plan.device_mesh) {
     const Mesh& mesh = *plan.device_mesh;
@@ -92,6 +95,31 @@ Layout make_layout(const ShardingRequest& request) {
     layout.ep = axis_of(*plan.moe_mesh, "ep", request.rank);
     layout.ep_shard = axis_of(*plan.moe_mesh, "ep_shard", request.rank);
   }
+  return layout;
+}
+
+// A parameter's share of a rank of tp.
+void cut_share(const ShardingRequest& request, const ParameterOutline& parameter, const Axis& tp,
+               Share& share) {
+  const auto dim = static_cast<size_t>(*share.tp_dim);
+  if (dim >= share.shape.size())
+    throw tp_plan_does_not_fit("the plan (" + request.tp.source + ") cuts dimension " +
+                               std::to_string(dim) + " of " + parameter.name + ", which has only " +
+                               std::to_string(share.shape.size()))
+        .help("give " + std::string(module_of(parameter.name)) + " no style");
+  int64_t& rows = share.shape[dim];
+  Chunk chunk = ceil_chunk(rows, tp.size, tp.index);
+  rows = chunk.end - chunk.begin;
+  share.part.offsets[dim] = chunk.begin;
+  share.part.sizes[dim] = rows;
+}
+
+std::shared_ptr<const Layout> make_layout(const ShardingRequest& request, RankAxes axes) {
+  auto made = std::make_shared<Layout>(Layout{std::move(axes), {}, {}});
+  Layout& layout = *made;
+  for (const TpEntry& entry : request.tp.entries)
+    layout.styles.emplace_back(entry.pattern, entry.style);
+  const CutDims cuts(request.tp, request.outline);
   std::vector<std::string_view> experts;
   if (layout.has_experts_mesh)
     for (const ModuleOutline& module : request.outline.modules)
@@ -103,17 +131,9 @@ Layout make_layout(const ShardingRequest& request) {
       return text::lies_under(parameter.name, module);
     });
     // Expert groups span tp, so experts are cut over ep alone.
-    if (!share.expert && layout.tp.size > 1)
-      share.tp_dim = tp_shard_dim(request.tp, request.outline, parameter.name);
+    if (!share.expert && layout.tp.size > 1) share.tp_dim = cuts.find(parameter.name);
     share.part = Region::whole(share.shape);
-    if (share.tp_dim) {
-      const auto dim = static_cast<size_t>(*share.tp_dim);
-      int64_t& rows = share.shape.at(dim);
-      Chunk chunk = ceil_chunk(rows, layout.tp.size, layout.tp.index);
-      rows = chunk.end - chunk.begin;
-      share.part.offsets[dim] = chunk.begin;
-      share.part.sizes[dim] = rows;
-    }
+    if (share.tp_dim) cut_share(request, parameter, layout.tp, share);
     layout.shares.push_back(std::move(share));
   }
   if (layout.has_experts_mesh) check_experts(request, layout);
@@ -124,7 +144,38 @@ Layout make_layout(const ShardingRequest& request) {
     }
     share.elements = element_count(share.shape);
   }
-  return layout;
+  return made;
+}
+
+// Whether a plan's layout was made from what the request asks about.
+bool belongs_to(const ShardingPlan& plan, const ShardingRequest& request, const RankAxes& axes) {
+  const Layout& layout = *plan.mesh_layout;
+  const std::vector<ParameterOutline>& parameters = request.outline.parameters;
+  if (static_cast<const RankAxes&>(layout) != axes || layout.shares.size() != parameters.size() ||
+      plan.parameters.size() != parameters.size() ||
+      layout.styles.size() != request.tp.entries.size())
+    return false;
+  for (size_t i = 0; i < layout.styles.size(); ++i)
+    if (layout.styles[i].first != request.tp.entries[i].pattern ||
+        layout.styles[i].second != request.tp.entries[i].style)
+      return false;
+  for (size_t i = 0; i < parameters.size(); ++i)
+    if (plan.parameters[i].name != parameters[i].name ||
+        plan.parameters[i].global_shape != parameters[i].shape)
+      return false;
+  return true;
+}
+
+}  // namespace
+
+std::shared_ptr<const Layout> make_layout(const ShardingRequest& request) {
+  return make_layout(request, rank_axes(request));
+}
+
+std::shared_ptr<const Layout> layout_of(const ShardingRequest& request, const ShardingPlan& plan) {
+  RankAxes axes = rank_axes(request);
+  if (plan.mesh_layout && belongs_to(plan, request, axes)) return plan.mesh_layout;
+  return make_layout(request, std::move(axes));
 }
 
 std::vector<UnitParameter> unit_parameters(const ShardingRequest& request, const Layout& layout,
@@ -134,12 +185,48 @@ std::vector<UnitParameter> unit_parameters(const ShardingRequest& request, const
   for (size_t p : parameters) {
     const Share& share = layout.shares[p];
     const ParameterOutline& outline = request.outline.parameters[p];
+    // What has no dimension is one element, and never cut.
+    std::vector<int64_t> sizes = share.shape.empty() ? std::vector<int64_t>{1} : share.shape;
     UnitParameter& parameter =
-        out.emplace_back(UnitParameter{outline.name, share.shape, outline.trainable});
+        out.emplace_back(UnitParameter{outline.name, std::move(sizes), outline.trainable});
     if (share.tp_dim)
       mark_cut(parameter, outline.shape, static_cast<size_t>(*share.tp_dim), layout.tp.size);
   }
   return out;
+}
+
+std::shared_ptr<const UnitLayout> lay_out_unit(const ShardingRequest& request, const Layout& layout,
+                                               const ShardingPolicy& policy,
+                                               const PlannedUnit& unit) {
+  const bool flat = policy.layout == ShardLayout::flat;
+  const Axis& axis = unit.experts ? layout.ep_shard : layout.shard;
+  for (size_t p : unit.parameters)
+    if (layout.shares[p].shape.empty() && (flat || axis.size > 1))
+      throw Error(ErrorCode::model_does_not_fit,
+                  request.outline.parameters[p].name +
+                      (flat ? " has no dimension, which a part of a flat buffer needs"
+                            : " has no dimension to cut over the " + std::to_string(axis.size) +
+                                  " ranks of " + axis.name))
+          .key("distributed.strategy")
+          .help("give the parameter the shape [1]");
+  std::vector<UnitParameter> parameters = unit_parameters(request, layout, unit.parameters);
+  return std::make_shared<const UnitLayout>(
+      flat ? UnitLayout::flat(std::move(parameters), axis.size, policy.keeps_parameters())
+           : UnitLayout::rows(std::move(parameters), axis.size, unit.experts ? 1 : 0, axis.name));
+}
+
+std::shared_ptr<const UnitLayout> unit_layout_of(const ShardingRequest& request,
+                                                 const Layout& layout, const ShardingPlan& plan,
+                                                 const PlannedUnit& unit) {
+  if (!unit.layout) return lay_out_unit(request, layout, plan.sharding, unit);
+  std::vector<UnitMember> members;
+  members.reserve(unit.parameters.size());
+  for (size_t p : unit.parameters)
+    members.push_back(
+        {request.outline.parameters[p].name, request.outline.parameters[p].trainable});
+  check_unit_layout(unit.name, *unit.layout, members,
+                    (unit.experts ? layout.ep_shard : layout.shard).size);
+  return unit.layout;
 }
 
 ParameterPlacement placement_of(const ParameterOutline& parameter, const Share& share,
@@ -178,6 +265,31 @@ std::string_view ModuleIndex::layer_of(std::string_view name) const {
         module != nullptr && module->kind == ModuleKind::layer)
       return name;
   return {};
+}
+
+std::optional<int64_t> cut_dim(bool column, bool embedding, std::string_view parameter) {
+  if (parameter.ends_with(".bias")) return column ? std::optional<int64_t>(0) : std::nullopt;
+  // Linear [out, in]: column cuts out, row cuts in. Embedding [rows, dim]: row cuts the vocabulary,
+  // column the dimension.
+  return column != embedding ? 0 : 1;
+}
+
+CutDims::CutDims(const TpPlan& plan, const ModelOutline& outline) {
+  for (const TpEntry& entry : plan.entries)
+    if (entry.style.kind == TpStyleKind::column || entry.style.kind == TpStyleKind::row)
+      for (const std::string& module : entry.modules)
+        modules_.try_emplace(module, Module{entry.style.kind == TpStyleKind::column, false});
+  if (modules_.empty()) return;
+  for (const ModuleOutline& module : outline.modules)
+    if (module.kind == ModuleKind::embedding)
+      if (auto found = modules_.find(module.name); found != modules_.end())
+        found->second.embedding = true;
+}
+
+std::optional<int64_t> CutDims::find(std::string_view parameter) const {
+  auto found = modules_.find(module_of(parameter));
+  if (found == modules_.end()) return std::nullopt;
+  return cut_dim(found->second.column, found->second.embedding, parameter);
 }
 
 int64_t sum_of_largest(std::vector<int64_t> values, int64_t count) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -10,15 +11,26 @@
 #include <utility>
 #include <vector>
 
-#include "meshwright/activation_bytes.h"
 #include "meshwright/footprint.h"
+#include "sdk/base/context_plan.h"
 #include "unit_layout.h"
+
+namespace meshwright {
+
+// Bytes that the passes in flight on a rank keep for backward; 0 when seq_len is not known.
+// `whole_layers`: as the strategy tells apply_activation_checkpointing().
+MESHWRIGHT_API int64_t activation_bytes(const ShardingRequest& request, bool whole_layers);
+// Traffic of the plan's styles over tp.
+std::vector<WireRow> tp_wire(const ShardingRequest& request);
+
+}  // namespace meshwright
 
 namespace meshwright::footprint {
 
 struct Axis {
   std::string name;
   int64_t size = 1, index = 0;
+  bool operator==(const Axis&) const = default;
 };
 
 // A parameter after tensor and expert parallelism, before data-parallel sharding.
@@ -30,13 +42,32 @@ struct Share {
   Region part = {};  // of the whole tensor: a box
 };
 
-struct Layout {
+// Where a rank lies on the axes.
+struct RankAxes {
   Axis shard, replicate, tp, ep, ep_shard;
   bool has_experts_mesh = false;
-  std::vector<Share> shares;  // parallel to ModelOutline::parameters
+  bool operator==(const RankAxes&) const = default;
 };
-// Throws Error(model_does_not_fit) when experts do not divide.
-Layout make_layout(const ShardingRequest& request);
+
+}  // namespace meshwright::footprint
+
+namespace meshwright {
+
+struct MeshLayout : footprint::RankAxes {
+  std::vector<footprint::Share> shares;  // parallel to ModelOutline::parameters
+  TpPlanEntries styles;                  // that the shares are cut by
+};
+
+}  // namespace meshwright
+
+namespace meshwright::footprint {
+
+using Layout = MeshLayout;
+// Throws Error(model_does_not_fit) when experts do not divide, Error(tp_plan_does_not_fit) when a
+// parameter lacks the dimension that its style cuts.
+std::shared_ptr<const Layout> make_layout(const ShardingRequest& request);
+// The plan's, where it was made from the same mesh, rank, styles and parameters; else made anew.
+std::shared_ptr<const Layout> layout_of(const ShardingRequest& request, const ShardingPlan& plan);
 // What a unit of these parameters is laid out from.
 std::vector<UnitParameter> unit_parameters(const ShardingRequest& request, const Layout& layout,
                                            const std::vector<size_t>& parameters);
@@ -45,11 +76,22 @@ std::vector<UnitParameter> unit_parameters(const ShardingRequest& request, const
 ParameterPlacement placement_of(const ParameterOutline& parameter, const Share& share,
                                 const Layout& layout, std::string_view data_text);
 
-// A plan with the placement of every parameter before the data-parallel ranks share it.
-ShardingPlan begin_plan(const ShardingRequest& request, const Layout& layout,
-                        std::string_view data_text);
+// A plan with its mesh_layout, and the placement of every parameter before the data-parallel ranks
+// share it.
+ShardingPlan begin_plan(const ShardingRequest& request, std::string_view data_text);
+// Lays out the parameters of a unit. Throws Error(model_does_not_fit) for a dimension that does not
+// divide, and for a parameter without one where it would be cut.
+std::shared_ptr<const UnitLayout> lay_out_unit(const ShardingRequest& request, const Layout& layout,
+                                               const ShardingPolicy& policy,
+                                               const PlannedUnit& unit);
+// As planned, after check_unit_layout(); laid out anew where the unit has no layout.
+std::shared_ptr<const UnitLayout> unit_layout_of(const ShardingRequest& request,
+                                                 const Layout& layout, const ShardingPlan& plan,
+                                                 const PlannedUnit& unit);
 // Ranks that hold copies under a replicated plan: all that work on other samples or other parts of
-// them. Under a mesh that shards, replicas and shards alike hold copies.
+// them, dp * cp of them, under the name of an axis that the mesh has; alone, maybe of none. Under a
+// mesh that shards, replicas and shards alike hold copies. Throws Error(no_such_axis) when no axis
+// holds so many ranks.
 Axis replicated_axis(const ShardingRequest& request, const Layout& layout);
 // What each layout costs.
 Footprint rows_footprint(const ShardingRequest& request, const ShardingPlan& plan);
@@ -67,6 +109,20 @@ class MESHWRIGHT_API ModuleIndex {
  private:
   std::unordered_map<std::string_view, const ModuleOutline*> modules_;
 };
+// tp_shard_dim() of many parameters of one plan. Views into it and the outline.
+class MESHWRIGHT_API CutDims {
+ public:
+  CutDims(const TpPlan& plan, const ModelOutline& outline);
+  std::optional<int64_t> find(std::string_view parameter) const;
+
+ private:
+  struct Module {
+    bool column = false, embedding = false;
+  };
+  std::unordered_map<std::string_view, Module> modules_;
+};
+// The dimension that a style cuts of a module's parameter.
+std::optional<int64_t> cut_dim(bool column, bool embedding, std::string_view parameter);
 // Sum of the `count` largest.
 int64_t sum_of_largest(std::vector<int64_t> values, int64_t count);
 
@@ -119,6 +175,17 @@ void add_common_rows(const ShardingRequest& request, const std::vector<int64_t>&
 void add_tp_activations(const ShardingRequest& request, Traffic& wire);
 void add_partial_gradients(const ShardingRequest& request, const std::vector<int64_t>& elements,
                            DType reduce, Traffic& wire);
+// How attention of this rank meets the tokens of others; nullopt: it has them all. Throws as
+// plan_context().
+struct ContextAttentionPlan {
+  ContextPlan plan;
+  int64_t ranks = 1, rank = 0, heads = 1, kv_heads = 1;  // heads of a rank of tp
+};
+std::optional<ContextAttentionPlan> context_attention_of(const ShardingRequest& request);
+void add_context_rows(const ShardingRequest& request, const ModuleIndex& index, Traffic& wire);
+// Bytes a token of a rank beyond what is saved: keys and values of others in the backward of one
+// layer, with their gradients as they are added up.
+int64_t context_transient(const ShardingRequest& request, const ContextAttentionPlan& attention);
 // Tokens of one forward-backward pass on this rank; 0 when seq_len is not known.
 int64_t tokens_of(const ShardingRequest& request);
 // Times the forward collectives of a module run: 2 where activation checkpointing computes it

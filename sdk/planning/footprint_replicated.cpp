@@ -1,23 +1,52 @@
 #include "footprint_parts.h"
+#include "meshwright/error.h"
 
 namespace meshwright {
 
 namespace footprint {
 
+namespace {
+
+Axis axis_named(const ShardingRequest& request, const std::string& name) {
+  const Mesh& mesh = *request.mesh.device_mesh;
+  return {name, mesh.size(name), mesh.coordinate(request.rank, name)};
+}
+
+[[noreturn]] void refuse_mesh(int64_t dp, int64_t cp, const std::string& why) {
+  throw Error(ErrorCode::no_such_axis, "replicas all-reduce their gradients over dp " +
+                                           std::to_string(dp) + " * cp " + std::to_string(cp) +
+                                           " ranks, and " + why)
+      .help("set MeshPlan::dp to the number of data-parallel ranks that the mesh has")
+      .help(std::string("flatten the data-parallel axes into one: mesh.flatten(\"") +
+            (cp > 1 ? "dp_cp" : "dp") + "\", {...})");
+}
+
+}  // namespace
+
 Axis replicated_axis(const ShardingRequest& request, const Layout& layout) {
   if (!request.mesh.device_mesh) return layout.replicate;
   const Mesh& mesh = *request.mesh.device_mesh;
-  Axis axis = layout.shard;
-  for (const char* name : {"dp", "dp_cp"})
-    if (mesh.size(name) > axis.size)
-      axis = {name, mesh.size(name), mesh.coordinate(request.rank, name)};
-  return axis;
+  const int64_t dp = request.mesh.dp, cp = mesh.size("cp"), ranks = times(dp, cp);
+  int64_t others = 1;  // that hold other parts of the model
+  for (const char* name : {"pp", "tp", "ep", "ep_shard"}) others = times(others, mesh.size(name));
+  if (times(ranks, others) != mesh.size())
+    refuse_mesh(dp, cp, "the mesh has " + std::to_string(mesh.size() / others) + " of them");
+  for (std::string_view name :
+       {std::string_view(layout.shard.name), std::string_view("dp"), std::string_view("dp_cp"),
+        std::string_view("dp_shard_cp"), std::string_view("dp_shard"),
+        std::string_view("dp_replicate"), std::string_view("cp")})
+    if (mesh.find_size(name) == ranks) return axis_named(request, std::string(name));
+  if (ranks > 1) refuse_mesh(dp, cp, "no axis of the mesh holds all of them");
+  return {"dp", 1, 0};
 }
 
 Footprint replicated_footprint(const ShardingRequest& request, const ShardingPlan& plan) {
-  const Layout layout = make_layout(request);
-  const Axis axis = replicated_axis(request, layout);
+  const std::shared_ptr<const Layout> mesh_layout = layout_of(request, plan);
+  const Layout& layout = *mesh_layout;
   const ReplicatedPolicy& policy = plan.replication;
+  const Axis axis = request.mesh.device_mesh && request.mesh.device_mesh->has_axis(policy.axis)
+                        ? axis_named(request, policy.axis)
+                        : replicated_axis(request, layout);
   const MixedPrecision& mp = policy.mp;
   const Workload& work = request.workload;
   Footprint out;
@@ -51,8 +80,8 @@ Footprint replicated_footprint(const ShardingRequest& request, const ShardingPla
 
 ShardingPlan replicated_plan(const ShardingRequest& request, const ReplicatedPolicy& policy) {
   using namespace footprint;
-  const Layout layout = make_layout(request);
-  ShardingPlan plan = begin_plan(request, layout, "replicate");
+  ShardingPlan plan = begin_plan(request, "replicate");
+  const Layout& layout = *plan.mesh_layout;
   plan.replication = policy;
   plan.replication.mp = request.config.shared.mp;
   plan.replication.axis = replicated_axis(request, layout).name;

@@ -1,17 +1,10 @@
-#include <algorithm>
-
 #include "checkpoint_scope.h"
 #include "footprint_parts.h"
+#include "sdk/base/context_plan.h"
+#include "sdk/base/pipeline.h"
 
 namespace meshwright::footprint {
 namespace {
-
-bool cuts_attention(const TpPlan& plan) {
-  return std::any_of(plan.entries.begin(), plan.entries.end(), [](const TpEntry& entry) {
-    return entry.style.kind == TpStyleKind::column &&
-           (entry.pattern.ends_with("k_proj") || entry.pattern.ends_with("qkv_proj"));
-  });
-}
 
 // Rows to the experts and back, forward and backward, each with its routing weight on the way there
 // and its gradient on the way back. Balanced routing: every token goes to its active experts, an
@@ -59,25 +52,6 @@ void add_expert_rows(const ShardingRequest& request, const ModuleIndex& index, T
   }
 }
 
-// Attention over a cut sequence: keys and values gathered forward and again backward, their
-// gradients reduce-scattered.
-void add_context_rows(const ShardingRequest& request, const ModuleIndex& index, Traffic& wire) {
-  Axis cp{"cp", request.mesh.device_mesh->size("cp"), 0};
-  const ModelOutline& outline = request.outline;
-  int64_t tp = cuts_attention(request.tp) ? request.mesh.device_mesh->size("tp") : 1;
-  int64_t heads = std::max<int64_t>(outline.key_value_heads / tp, 1);
-  int64_t payload = times(cp.size, tokens_of(request), 2 * heads, outline.head_dim,
-                          dtype_size(precision_of(request).param));
-  for (const ModuleOutline& module : outline.modules) {
-    if (module.kind != ModuleKind::layer) continue;
-    // Attention is computed again under full checkpointing only.
-    int64_t backward = passes_of(request),
-            forward = times(backward, forward_runs(request, index, module.name + ".self_attn"));
-    wire.add(cp, "all_gather", plus(forward, backward), payload);
-    wire.add(cp, "reduce_scatter", backward, payload);
-  }
-}
-
 }  // namespace
 
 int64_t tokens_of(const ShardingRequest& request) {
@@ -89,8 +63,11 @@ int64_t tokens_of(const ShardingRequest& request) {
     length = options.seq_len.value_or(length);
   }
   if (request.mesh.device_mesh) cp = request.mesh.device_mesh->size("cp");
-  // Each rank takes two of 2 * cp chunks of the padded sequence.
-  if (cp > 1) length = (length / (2 * cp) + (length % (2 * cp) != 0)) * 2;
+  if (cp > 1 && length > 0)
+    length = ContextSplit(length, cp,
+                          request.config.shared.context.head_tail ? ContextBalance::head_tail
+                                                                  : ContextBalance::contiguous)
+                 .rows();
   return times(batch, length);
 }
 

@@ -4,6 +4,7 @@
 #include <array>
 #include <span>
 
+#include "sdk/base/shared_schemas.h"
 #include "sdk/base/text.h"
 
 namespace meshwright {
@@ -194,25 +195,6 @@ MeshPlan plan_sharded_mesh(const MeshRequest& request) {
         std::vector<MeshAxis>{{"pp", s.pp}, {"ep_shard", stage / s.ep}, {"ep", s.ep}},
         request.ranks);
   return plan;
-}
-
-Mesh expert_view(const Mesh& moe_mesh, int64_t stage) {
-  int64_t per_stage = moe_mesh.size("ep_shard") * moe_mesh.size("ep");
-  if (stage < 0 || stage >= moe_mesh.size("pp"))
-    throw Error(ErrorCode::rank_out_of_range, "the expert mesh has no pipeline stage " + n(stage) +
-                                                  ", only 0 to " + n(moe_mesh.size("pp") - 1));
-  const std::array<std::string, 2> names = {"ep_shard", "ep"};
-  return moe_mesh.submesh(names, moe_mesh.rank_at(stage * per_stage));
-}
-
-ContextView context_view(const Mesh& mesh, int64_t ring, int64_t ulysses) {
-  int64_t cp = mesh.size("cp");
-  if (ring < 1 || ulysses < 1 || ring * ulysses != cp)
-    throw Error(ErrorCode::model_does_not_fit,
-                "ring " + n(ring) + " * ulysses " + n(ulysses) + " must equal cp " + n(cp))
-        .key("distributed.cp_size")
-        .help("use ring " + n(cp) + " and ulysses 1");
-  return {ring, ulysses};
 }
 
 }  // namespace meshwright

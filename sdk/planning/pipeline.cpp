@@ -1,4 +1,4 @@
-#include "meshwright/pipeline.h"
+#include "sdk/base/pipeline.h"
 
 #include <algorithm>
 #include <optional>

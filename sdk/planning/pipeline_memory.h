@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "meshwright/pipeline.h"
+#include "sdk/base/pipeline.h"
 
 namespace meshwright::pipeline {
 

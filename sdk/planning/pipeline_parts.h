@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "meshwright/error.h"
-#include "meshwright/pipeline.h"
+#include "sdk/base/pipeline.h"
 
 namespace meshwright::pipeline {
 

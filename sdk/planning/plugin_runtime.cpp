@@ -1,6 +1,6 @@
 // Strategy::parallelize(): by the running half of the plugin that a strategy belongs to, else as
 // its plan says.
-#include "meshwright/plugin_runtime.h"
+#include "meshwright/parallel/plugin_runtime.h"
 
 #include <dlfcn.h>
 
@@ -65,18 +65,27 @@ const PluginRuntime* runtime_of(const Strategy& strategy) {
 }  // namespace
 
 namespace {
+
 std::atomic<detail::PlanExecutor> executor{nullptr};
+
 }  // namespace
 
 void detail::set_plan_executor(PlanExecutor given) { executor = given; }
 
 std::unique_ptr<ParallelModel> Strategy::parallelize(ParallelizeRequest& request) {
   if (const PluginRuntime* runtime = runtime_of(*this)) return runtime->parallelize(*this, request);
-  if (detail::PlanExecutor execute = executor) return execute(*this, request);
-  throw Error(
-      ErrorCode::not_in_release,
-      "this strategy can plan a job but not run it: parallelize is not available in this version")
-      .help("use `meshwright plan` to look at the layout");
+  const detail::PlanExecutor execute = executor;
+  if (execute == nullptr)
+    throw Error(
+        ErrorCode::not_in_release,
+        "this strategy can plan a job but not run it: parallelize is not available in this version")
+        .help("use `meshwright plan` to look at the layout");
+  if (request.model == nullptr || request.world == nullptr)
+    throw Error(ErrorCode::not_in_release,
+                std::string("parallelize runs a plan, and the request has no ") +
+                    (request.model == nullptr ? "model" : "world"))
+        .help("use Strategy::plan_sharding() to look at the layout without running it");
+  return execute(*this, request);
 }
 
 }  // namespace meshwright

@@ -67,9 +67,10 @@ std::vector<PlannedUnit> plan_units(const ModelOutline& outline,
 
 namespace footprint {
 
-ShardingPlan begin_plan(const ShardingRequest& request, const Layout& layout,
-                        std::string_view data_text) {
+ShardingPlan begin_plan(const ShardingRequest& request, std::string_view data_text) {
   ShardingPlan plan;
+  plan.mesh_layout = make_layout(request);
+  const Layout& layout = *plan.mesh_layout;
   plan.parameters.reserve(layout.shares.size());
   for (size_t i = 0; i < layout.shares.size(); ++i)
     plan.parameters.push_back(
@@ -200,8 +201,9 @@ void place_frozen(const ModelOutline& outline, int64_t ranks, ShardingPlan& plan
   const std::set<int64_t> frozen = frozen_lists(outline, plan.units);
   const std::string key = policy.key.empty() ? "the sharding of frozen layers" : policy.key;
   if (frozen.empty() && policy.place != Place::with_root)
-    plan.notices.push_back(key +
-                           " has no effect: no list of layers of this model is frozen as a whole");
+    plan.notices.push_back(
+        key +
+        " has no effect on the model as it is planned: no list of its layers is frozen as a whole");
   if (policy.place == Place::per_layer) {
     std::string names;
     for (const PlannedUnit& unit : plan.units)
@@ -227,33 +229,38 @@ void place_frozen(const ModelOutline& outline, int64_t ranks, ShardingPlan& plan
   });
 }
 
-void lay_out(const ShardingRequest& request, const Layout& layout, PlannedUnit& unit,
-             std::vector<ParameterPlacement>& placements) {
+void lay_out(const ShardingRequest& request, const Layout& layout, const ShardingPolicy& policy,
+             PlannedUnit& unit, std::vector<ParameterPlacement>& placements) {
   const Axis& axis = unit.experts ? layout.ep_shard : layout.shard;
-  for (size_t p : unit.parameters)
-    if (layout.shares[p].shape.empty())
-      throw Error(ErrorCode::model_does_not_fit,
-                  request.outline.parameters[p].name + " has no dimension to cut")
-          .key("distributed.strategy")
-          .help("give the parameter the shape [1]");
-  auto made = std::make_shared<UnitLayout>(
-      UnitLayout::rows(unit_parameters(request, layout, unit.parameters), axis.size,
-                       unit.experts ? 1 : 0, axis.name));
+  unit.layout = lay_out_unit(request, layout, policy, unit);
+  const UnitLayout* made = unit.layout.get();
   for (size_t i = 0; i < made->parameters().size(); ++i) {
     const size_t p = unit.parameters[made->given(i)];
+    if (layout.shares[p].shape.empty()) continue;  // whole
     const Chunk chunk = made->part(i, axis.index);
     placements[p].local_shape = layout.shares[p].shape;
     placements[p].local_shape[made->cut_dim(i)] = chunk.end - chunk.begin;
     placements[p].region = within(layout.shares[p].part, made->region(i, axis.index));
   }
-  unit.layout = std::move(made);
+}
+
+[[noreturn]] void refuse_level(const ShardingPolicy& policy) {
+  Error error(ErrorCode::out_of_range,
+              "rows are sharded at level 3 alone, and the policy asks for level " +
+                  std::to_string(policy.level) + ": only flat buffers have levels 0 to 2");
+  if (const std::string& key = policy.flat.level_key; !key.empty())
+    error.key(key).help("set " + key + " = 3");
+  else if (!policy.options.empty())
+    error.key(policy.options);
+  throw error.help("a strategy that offers levels below 3 plans with flat_plan()");
 }
 
 }  // namespace
 
 ShardingPlan fully_sharded_plan(const ShardingRequest& request, const ShardingPolicy& policy) {
-  const Layout layout = make_layout(request);
-  ShardingPlan plan = begin_plan(request, layout, "shard(0)");
+  if (policy.level != 3) refuse_level(policy);
+  ShardingPlan plan = begin_plan(request, "shard(0)");
+  const Layout& layout = *plan.mesh_layout;
   plan.replicated = false;
   plan.sharding = policy;
   plan.sharding.layout = ShardLayout::rows;
@@ -274,7 +281,8 @@ ShardingPlan fully_sharded_plan(const ShardingRequest& request, const ShardingPo
   if (!reshard && pipeline_size(request) > 1)
     for (PlannedUnit& unit : plan.units) unit.reshard_after_forward = false;
   place_frozen(outline, layout.shard.size, plan);
-  for (PlannedUnit& unit : plan.units) lay_out(request, layout, unit, plan.parameters);
+  for (PlannedUnit& unit : plan.units)
+    lay_out(request, layout, plan.sharding, unit, plan.parameters);
   for (size_t p : plan.whole)
     for (auto& [axis, how] : plan.parameters[p].placement)
       if (axis == layout.shard.name || axis == layout.ep_shard.name) how = "replicate";

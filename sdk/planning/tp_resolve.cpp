@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 #include <set>
+#include <unordered_map>
 
 #include "footprint_parts.h"
 #include "meshwright/error.h"
@@ -89,6 +90,7 @@ struct Resolved {
 void check_layers(const TpPlan& plan, Resolved& model) {
   for (auto& [layer, norms] : model.layers)
     if (norms.plain && norms.gathering) refuse_mixed(layer, norms);
+  if (model.layers.empty() && !model.outside.plain) return;  // no norm cuts the sequence
   std::set<std::string_view> with_parameters;
   for (const ParameterOutline& parameter : model.outline.parameters)
     with_parameters.insert(module_of(parameter.name));
@@ -212,6 +214,9 @@ std::vector<std::string> partial_gradient_parameters(const TpPlan& plan,
   std::set<std::string_view> whole, bias;
   std::map<std::string_view, std::set<int64_t>>
       heads;  // modules with columns inside, and how wide these columns' inputs are
+  std::unordered_map<std::string_view, const ParameterOutline*> weights;  // by module
+  for (const ParameterOutline& parameter : outline.parameters)
+    if (parameter.name.ends_with(".weight")) weights.emplace(module_of(parameter.name), &parameter);
   for (const auto& [module, entry] : model.styled) {
     const TpStyle& style = entry->style;
     if (is_sequence(style)) whole.insert(module->name);
@@ -220,11 +225,11 @@ std::vector<std::string> partial_gradient_parameters(const TpPlan& plan,
       bias.insert(module->name);
     // Inside a layer, a norm among projections sees heads unless it is as wide as what they take:
     // that one stands before them.
-    const ParameterOutline* weight = outline.find_parameter(module->name + ".weight");
+    auto weight = weights.find(module->name);
     if (style.kind == TpStyleKind::column && style.output == TpLayout::shard_last &&
-        !model.index.layer_of(module->name).empty() && weight != nullptr &&
-        weight->shape.size() == 2)
-      heads[module_of(module->name)].insert(weight->shape[1]);
+        !model.index.layer_of(module->name).empty() && weight != weights.end() &&
+        weight->second->shape.size() == 2)
+      heads[module_of(module->name)].insert(weight->second->shape[1]);
   }
   std::vector<std::string> out;
   for (const ParameterOutline& parameter : outline.parameters) {

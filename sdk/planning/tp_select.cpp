@@ -3,8 +3,10 @@
 #include <map>
 #include <mutex>
 
+#include "footprint_parts.h"
 #include "meshwright/tp_plan.h"
 #include "sdk/base/text.h"
+#include "tp_errors.h"
 
 namespace meshwright {
 namespace {
@@ -402,18 +404,13 @@ TpPlan select_tp_plan(const ModelOutline& outline, const TpPlanRequest& request)
 std::optional<int64_t> tp_shard_dim(const TpPlan& plan, const ModelOutline& outline,
                                     std::string_view parameter) {
   std::string_view module = module_of(parameter);
-  bool bias = parameter.ends_with(".bias");
   for (const TpEntry& entry : plan.entries) {
     if (entry.style.kind != column && entry.style.kind != row) continue;
     if (std::find(entry.modules.begin(), entry.modules.end(), module) == entry.modules.end())
       continue;
     const ModuleOutline* outlined = outline.find_module(module);
     bool embedding = outlined != nullptr && outlined->kind == ModuleKind::embedding;
-    if (bias) return entry.style.kind == column ? std::optional<int64_t>(0) : std::nullopt;
-    // Linear [out, in]: column cuts out, row cuts in. Embedding [rows, dim]: row cuts the
-    // vocabulary, column the dimension.
-    bool first = (entry.style.kind == column) != embedding;
-    return first ? 0 : 1;
+    return footprint::cut_dim(entry.style.kind == column, embedding, parameter);
   }
   return std::nullopt;
 }

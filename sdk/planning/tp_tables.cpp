@@ -157,28 +157,6 @@ TpPlanEntries base_tp_plan(bool sequence_parallel) {
   return out;
 }
 
-std::vector<std::string> architectures_with_tp_plan() {
-  return {"BaichuanForCausalLM",
-          "DeciLMForCausalLM",
-          "FalconH1ForCausalLM",
-          "Gemma3ForCausalLM",
-          "Gemma3ForConditionalGeneration",
-          "LlamaForCausalLM",
-          "Ministral3ForCausalLM",
-          "Mistral3ForConditionalGeneration",
-          "MuseGlimmerForCausalLM",
-          "NemotronFlashForCausalLM",
-          "NemotronHForCausalLM",
-          "NemotronLabsDiffusionForCausalLM",
-          "Phi3ForCausalLM",
-          "PhiForCausalLM",
-          "Qwen2ForCausalLM",
-          "Qwen3ForCausalLM",
-          "Qwen3ForSequenceClassification",
-          "Qwen3_5ForCausalLM",
-          "Qwen3_5ForConditionalGeneration"};
-}
-
 std::optional<TpPlanEntries> architecture_tp_plan(const ModelOutline& outline, bool sp,
                                                   std::vector<std::string>& notices) {
   const std::string& name = outline.architecture;

@@ -163,6 +163,34 @@ std::vector<ShardSlice> UnitLayout::slices(int64_t rank) const {
   return out;
 }
 
+void check_unit_layout(const std::string& unit, const UnitLayout& layout,
+                       const std::vector<UnitMember>& members, int64_t ranks) {
+  auto refuse = [&](const std::string& why) {
+    return Error(ErrorCode::bad_module,
+                 "the layout of unit \"" + unit + "\" is not that of its parameters: " + why)
+        .help(
+            "set PlannedUnit::layout = nullptr in every unit whose parameters change after the "
+            "plan was made: it is laid out again")
+        .help("register_unit_rule() says which parameters form a unit before they are laid out");
+  };
+  const std::vector<UnitParameter>& planned = layout.parameters();
+  if (planned.size() != members.size())
+    throw refuse("it was made for " + std::to_string(planned.size()) +
+                 " parameters, and the unit has " + std::to_string(members.size()));
+  for (size_t i = 0; i < planned.size(); ++i) {
+    const UnitMember& member = members[layout.given(i)];
+    if (planned[i].name != member.name)
+      throw refuse("it was made for " + planned[i].name + " where the unit has " +
+                   std::string(member.name));
+    if (planned[i].trainable != member.trainable)
+      throw refuse(planned[i].name + (member.trainable ? " was frozen then and is trainable"
+                                                       : " was trainable then and is frozen"));
+  }
+  if (layout.ranks() != ranks)
+    throw refuse("it was made for " + std::to_string(layout.ranks()) + " ranks, and " +
+                 std::to_string(ranks) + " share the unit");
+}
+
 std::vector<GradientBucket> gradient_buckets(const std::vector<int64_t>& elements,
                                              int64_t element_size, int64_t first_bucket_bytes,
                                              int64_t bucket_bytes) {

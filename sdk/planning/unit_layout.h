@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "meshwright/export.h"
@@ -96,6 +97,16 @@ class MESHWRIGHT_API UnitLayout {
   int64_t ranks_ = 1, elements_ = 0, size_ = 0, shard_size_ = 0, trainable_size_ = 0;
   bool rows_ = true, in_place_ = false, frozen_whole_ = false;
 };
+
+// What a unit holds, in its order.
+struct UnitMember {
+  std::string_view name;
+  bool trainable;
+};
+// Throws Error(bad_module) where a unit's layout was made from something else than what the unit
+// holds now, or for another number of ranks: somebody changed the plan after it was made.
+MESHWRIGHT_API void check_unit_layout(const std::string& unit, const UnitLayout& layout,
+                                      const std::vector<UnitMember>& members, int64_t ranks);
 
 // `elements`: of each parameter, in the order of the buckets (the last parameter first).
 // `element_size`: bytes of one.

@@ -5,6 +5,7 @@
 #include <map>
 #include <mutex>
 
+#include "footprint_parts.h"
 #include "meshwright/error.h"
 #include "meshwright/tp_plan.h"
 #include "sdk/base/text.h"
@@ -43,7 +44,7 @@ class Splitter {
     for (size_t p : unit_.parameters) {
       auto& [count, elements] = groups[pair_of_(p)];
       ++count;
-      elements += element_count(outline_.parameters[p].shape);
+      elements = footprint::plus(elements, element_count(outline_.parameters[p].shape));
     }
     if (groups.size() <= 1) {
       if (!groups.empty()) adopt(unit_, groups.begin()->first);

@@ -87,6 +87,7 @@ class Applier {
                                              "; only Linear and Embedding can be cut")
           .key("distributed.tp_plan")
           .help("name the Linear modules below it");
+    if (!norm) check_parameters(module, styled);
     if (norm)
       hooks_->norm(*host, styled);
     else if (linear != nullptr)
@@ -112,6 +113,34 @@ class Applier {
   const std::shared_ptr<bool>& unfinished() const { return hooks_->unfinished; }
 
  private:
+  std::string pattern_of(const std::string& module) const {
+    for (const TpEntry& entry : request_.tp.entries)
+      if (std::find(entry.modules.begin(), entry.modules.end(), module) != entry.modules.end())
+        return entry.pattern;
+    return module;
+  }
+
+  // A matrix and its bias are cut; what else a derived module has would stay whole beside them.
+  void check_parameters(torch::nn::Module& module, const TpModule& styled) const {
+    std::string problem;
+    for (const auto& item : module.named_parameters(/*recurse=*/true)) {
+      const int64_t dims = item.key() == "weight" ? 2 : 1;
+      if (item.key() != "weight" && item.key() != "bias")
+        problem = "beside weight and bias it has " + item.key() + ", which nothing cuts";
+      else if (item.value().dim() != dims)
+        problem = "its " + item.key() + " has " + std::to_string(item.value().dim()) +
+                  " dimensions, not " + std::to_string(dims);
+      if (!problem.empty()) break;
+    }
+    if (problem.empty()) return;
+    const std::string pattern = pattern_of(styled.name);
+    throw Error(ErrorCode::tp_plan_does_not_fit, "the tensor-parallel plan cuts " + styled.name +
+                                                     " (pattern \"" + pattern + "\"), but " +
+                                                     problem)
+        .key("distributed.tp_plan")
+        .help("remove the pattern \"" + pattern + "\"");
+  }
+
   Chunk cut(const std::string& name, const Tensor& parameter, int64_t dim) {
     if (auto known = cuts_.find(name); known != cuts_.end()) return known->second.chunk;
     // A tied weight is cut once, and known by each of its names.

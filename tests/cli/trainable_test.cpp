@@ -115,9 +115,7 @@ TEST_CASE(
     std::string sets, key, words;
   };
   for (const Row& row :
-       {Row{llama + said("distributed.cp_size=2"), "distributed.cp_size",
-            "cp_size = 2 can be planned"},
-        Row{llama + said("distributed.pp_size=2"), "distributed.pp_size",
+       {Row{llama + said("distributed.pp_size=2"), "distributed.pp_size",
             "pp_size = 2 can be planned"},
         Row{said("model.config=" + capped), "model.config", "attn_logit_softcapping does not run"},
         Row{said("model.config=" + dropout), "model.config", "resid_pdrop above 0 does not run"},

@@ -53,14 +53,14 @@ TEST_CASE("the public headers stay small and include neither all of LibTorch nor
     }
   }
   CHECK(files > 10);
-  CHECK(planning <= 1750);  // CONTRIBUTING says so
-  CHECK(total <= 3250);
+  CHECK(planning <= 1600);  // CONTRIBUTING says so
+  CHECK(total <= 3400);
 }
 
 TEST_CASE("what strategies plan with needs nothing of what they run with") {
   for (const fs::directory_entry& entry :
        fs::directory_iterator(MESHWRIGHT_SOURCE_DIR "/sdk/include/meshwright")) {
-    if (!entry.is_regular_file() || entry.path().filename() == "plugin_runtime.h") continue;
+    if (!entry.is_regular_file()) continue;
     for (const std::string& line : lines_of(entry.path()))
       for (const char* folder : {"#include \"meshwright/parallel/", "#include \"meshwright/nn/",
                                  "#include <ATen", "#include <torch"})
@@ -79,8 +79,9 @@ TEST_CASE("plugins include the SDK and nothing of the engine") {
 
 // What is not there may be included: the public headers, and what has no room above it.
 TEST_CASE("the rooms of the SDK include those below them, and other code only the base") {
-  const std::vector<std::string> rooms{"base", "planning",        "memory", "comm",
-                                       "nn",   "tensor_parallel", "moe",    "data_parallel"};
+  const std::vector<std::string> rooms{
+      "base", "planning",         "memory",       "comm", "nn", "tensor_parallel",
+      "moe",  "context_parallel", "data_parallel"};
   auto room_of = [&](const std::string& line) {
     const std::string prefix = "#include \"sdk/";
     return line.starts_with(prefix)

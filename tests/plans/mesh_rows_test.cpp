@@ -13,6 +13,7 @@
 
 #include "engine/loader/registry.h"
 #include "meshwright/strategy.h"
+#include "sdk/base/shared_schemas.h"
 
 namespace {
 
@@ -51,7 +52,8 @@ MeshRequest request_of(const loader::LoadedStrategy& strategy, int64_t world,
   Diagnostics diagnostics;
   request.config.shared =
       read_shared_options(distributed, Options(mp_policy_schema()), Options(moe_schema()),
-                          Options(moe_mp_policy_schema()), Options(pipeline_schema()), diagnostics);
+                          Options(moe_mp_policy_schema()), Options(pipeline_schema()),
+                          Options(context_schema()), diagnostics);
   diagnostics.throw_if_any();
   request.config.shared_values = distributed;
   request.config.own = Options(strategy.info->schema);

@@ -27,7 +27,7 @@ TEST_CASE("the ready configurations train as they are") {
   for (const Row& row :
        {Row{"ddp_cpu", "ddp", 2}, Row{"first_fsdp2_cpu", "fsdp2", 2}, Row{"hsdp_cpu", "hsdp", 4},
         Row{"tp_cpu", "tp", 4}, Row{"megatron_fsdp_cpu", "megatron_fsdp", 2},
-        Row{"experts_cpu", "experts", 2}}) {
+        Row{"experts_cpu", "experts", 2}, Row{"context_cpu", "context", 2}}) {
     std::string file = row.file;
     CAPTURE(file);
     Trained run = train("configs/" + file + ".toml --nproc " + std::to_string(row.ranks) +

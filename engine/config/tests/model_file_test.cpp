@@ -3,6 +3,7 @@
 
 #include <filesystem>
 #include <string>
+#include <vector>
 
 #include "engine/config/config.h"
 
@@ -13,15 +14,17 @@ namespace fs = std::filesystem;
 
 namespace {
 
-fs::path file_of(const std::string& set) {
+Options model_table(const std::vector<std::string>& sets) {
   Diagnostics diagnostics;
   LoadOptions options;
-  options.sets = {set};
+  options.sets = sets;
   Source source = Source::parse("", options, diagnostics);
   Config config = resolve(source, {}, "", diagnostics);
   diagnostics.throw_if_any();
-  return model_config_file(config.table("model"));
+  return config.table("model");
 }
+
+fs::path file_of(const std::string& set) { return model_config_file(model_table({set})); }
 
 }  // namespace
 
@@ -32,4 +35,14 @@ TEST_CASE("[model] names a config.json, or the folder that it lies in") {
   CHECK(file_of("model.pretrained=" + folder) == fs::path(folder) / "config.json");
   CHECK(file_of("model.pretrained=/nowhere/model") == "/nowhere/model");
   CHECK(file_of("run.name=x").empty());
+}
+
+TEST_CASE("the path of the model comes with the key that says it") {
+  auto said = [](const std::vector<std::string>& sets) {
+    const ModelPath found = model_path(model_table(sets));
+    return found.key + " " + found.path;
+  };
+  CHECK(said({"model.config=a/b.json"}) == "config a/b.json");
+  CHECK(said({"model.pretrained=c"}) == "pretrained c");
+  CHECK(model_path(model_table({})).path.empty());
 }

@@ -47,7 +47,9 @@ TEST_CASE("every golden model has its outline's parameters and modules, without 
     CHECK(next == outline.parameters.size());
     CHECK(model->buffers().empty());
     std::set<std::string> ours, planned;
-    for (const auto& item : model->named_modules()) ours.insert(item.key());
+    // Files know nothing of the cores of attention, which have no parameters.
+    for (const auto& item : model->named_modules())
+      if (!item.key().ends_with(".self_attn.core")) ours.insert(item.key());
     for (const ModuleOutline& module : outline.modules) planned.insert(module.name);
     CHECK(ours == planned);
     ++count;

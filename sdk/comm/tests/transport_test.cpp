@@ -84,8 +84,8 @@ TEST_CASE(
       REQUIRE(world->traffic().rows().size() == 1);
       const TrafficCounter::Row& row = world->traffic().rows()[0];
       CHECK(row.axis == "world");
-      CHECK(row.op == "send_receive");
-      CHECK(row.count == 6);
+      CHECK(row.op == "send");
+      CHECK(row.count == 12);
       CHECK(row.bytes == 3 * ((3 + 4) * 4 + 2 * 10 * 8));
     });
 }

@@ -10,10 +10,10 @@
 #include <sstream>
 #include <stdexcept>
 
-#include "meshwright/facts.h"
 #include "meshwright/parallel/parallel.h"
 #include "meshwright/plugin_main.h"
 #include "meshwright/sharded_strategy.h"
+#include "sdk/base/build_facts.h"
 #include "sdk/conformance/conformance.h"
 
 using namespace meshwright;

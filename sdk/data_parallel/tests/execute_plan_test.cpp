@@ -1,12 +1,21 @@
 // A plan as it is executed: what it says of frozen parameters is what a step sends, and each rank
 // holds the regions that it names.
+#include "meshwright/error.h"
 #include "meshwright/footprint.h"
 #include "meshwright/parallel/parallelize.h"
+#include "meshwright/parallel/replicated_model.h"
 #include "meshwright/parallel/testing.h"
 #include "tiny_model.h"
 
+#include <ATen/ops/empty.h>
+#include <torch/nn/modules/container/modulelist.h>
+
+#include <algorithm>
+#include <functional>
+#include <limits>
 #include <map>
 #include <stdexcept>
+#include <type_traits>
 
 // After LibTorch, which has a CHECK of its own.
 #include <doctest/doctest.h>
@@ -86,6 +95,71 @@ void compare(How how, const std::shared_ptr<World>& world) {
       throw std::runtime_error(p.name + (p.grad.defined() ? " has" : " has no") + " gradient");
 }
 
+// A job of one rank, until it is executed.
+struct Alone {
+  explicit Alone(tiny::Net made = tiny::make(2, 1)) : net(std::move(made)) {
+    config.shared.mp = {DType::float32, DType::float32, DType::float32, true};
+    outline = outline_of(*net);
+  }
+  ParallelizeRequest request() {
+    mesh = plan_sharded_mesh({1, {}, config});
+    return {net.ptr(), outline, mesh, tp, config, World::single()};
+  }
+  std::unique_ptr<ParallelModel> execute(
+      const std::function<ShardingPlan(const ShardingRequest&)>& plan) {
+    ParallelizeRequest wanted = request();
+    const LiveShardingRequest live(wanted);
+    return execute_plan(wanted, plan(live));
+  }
+  void step(ParallelModel& model) {
+    model.begin_step();
+    model.begin_micro_batch(GradientSync::reduce);
+    tiny::loss_of(net, tiny::batch(2, 1)).backward();
+    model.end_step();
+  }
+  tiny::Net net;
+  StrategyConfig config;
+  MeshPlan mesh;
+  TpPlan tp;
+  ModelOutline outline;
+};
+
+// The code, the message and the helps of what `body` throws.
+Error error_of(const std::function<void()>& body) {
+  try {
+    body();
+  } catch (const Error& error) {
+    return error;
+  }
+  throw std::runtime_error("nothing was thrown");
+}
+
+bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+ParameterOutline& embedding(ModelOutline& outline) {
+  return *std::find_if(outline.parameters.begin(), outline.parameters.end(),
+                       [](const ParameterOutline& p) { return p.name == "embed.weight"; });
+}
+
+// Says whether it was asked for a plan.
+class Planner : public Strategy {
+ public:
+  MeshPlan plan_mesh(const MeshRequest& request) const override {
+    return plan_sharded_mesh(request);
+  }
+  ShardingPlan plan_sharding(const ShardingRequest& request) const override {
+    asked = true;
+    return replicated_plan(request);
+  }
+  mutable bool asked = false;
+};
+
+static_assert(!std::is_convertible_v<LiveShardingRequest, ShardingRequest>,
+              "a request would outlive what it refers to");
+static_assert(std::is_convertible_v<const LiveShardingRequest&, ShardingRequest>);
+
 }  // namespace
 
 TEST_CASE("a step sends what the plan of a partly frozen model says, under every layout") {
@@ -93,6 +167,213 @@ TEST_CASE("a step sends what the plan of a partly frozen model says, under every
     CAPTURE(static_cast<int>(how));
     CHECK_NOTHROW(run_ranks(3, [&](const std::shared_ptr<World>& world) { compare(how, world); }));
   }
+}
+
+TEST_CASE("one rank runs as a copy unless the plan asks for what copies lack") {
+  auto groups = [](const ShardingPolicy& policy) {
+    Alone job;
+    return job.execute([&](const auto& live) { return fully_sharded_plan(live, policy); })
+        ->update_groups()
+        .size();
+  };
+  CHECK(groups({}) == Alone().outline.parameters.size());  // each lies where autograd puts it
+  ShardingPolicy unheard;
+  unheard.prefetch.chains = unheard.buffers.rotating = true;
+  unheard.reduction.average = ReductionPolicy::Average::before_sum;
+  unheard.reduction.every_micro_batch = true;
+  CHECK(groups(unheard) > 1);
+
+  Alone narrow;
+  narrow.net->to(at::kBFloat16);
+  narrow.outline = outline_of(*narrow.net);
+  ShardingPolicy wide;
+  wide.precision.main_weights = wide.precision.main_gradients = DType::float32;
+  std::unique_ptr<ParallelModel> model =
+      narrow.execute([&](const auto& live) { return fully_sharded_plan(live, wide); });
+  narrow.step(*model);
+  REQUIRE(model->update_groups().size() == 1);
+  CHECK((model->update_groups()[0].values.scalar_type() == at::kFloat));
+  CHECK((model->update_groups()[0].grads.scalar_type() == at::kFloat));
+
+  for (bool own : {false, true}) {
+    CAPTURE(own);
+    ShardingPolicy checked;
+    (own ? checked.checks.own : checked.checks.reduced) = true;
+    Alone job;
+    {
+      c10::NoGradGuard no_grad;
+      job.net->bias_of_one.fill_(std::numeric_limits<double>::quiet_NaN());
+    }
+    model = job.execute([&](const auto& live) { return fully_sharded_plan(live, checked); });
+    CHECK(error_of([&] {
+            job.step(*model);
+            model->clip_grad_norm(1);
+          }).code() == ErrorCode::nonfinite);
+  }
+
+  Alone mixed;
+  model = mixed.execute([](const auto& live) {
+    ShardingPlan plan = fully_sharded_plan(live);
+    plan.units[0].mp = MixedPrecision{DType::bfloat16, DType::float32, DType::float32, true};
+    return plan;
+  });
+  CHECK((mixed.net->layers->ptr(0)->parameters()[0].scalar_type() == at::kBFloat16));
+  CHECK((mixed.net->layers->ptr(1)->parameters()[0].scalar_type() == at::kFloat));
+}
+
+TEST_CASE("what no plan could run is refused before there is a plan") {
+  {
+    Alone job;
+    ParallelizeRequest wanted = job.request();
+    job.config.shared.sizes.pp = 2;
+    Planner strategy;
+    const Error error = error_of([&] { strategy.parallelize(wanted); });
+    CHECK(error.code() == ErrorCode::not_in_release);
+    CHECK(error.key() == "distributed.pp_size");
+    CHECK_FALSE(strategy.asked);
+  }
+  Alone job;
+  ParallelizeRequest wanted = job.request();
+  Planner strategy;
+  CHECK(strategy.parallelize(wanted) != nullptr);
+  CHECK(strategy.asked);
+}
+
+TEST_CASE("a strategy whose footprint is not that of its plan is refused") {
+  struct Lies final : Planner {
+    Footprint footprint(const ShardingRequest& request) const override {
+      Footprint out = Planner::footprint(request);
+      out.parameters.back().region = Region::run(0, 0);
+      return out;
+    }
+  };
+  Alone job;
+  ParallelizeRequest wanted = job.request();
+  Lies strategy;
+  const Error error = error_of([&] { strategy.parallelize(wanted); });
+  CHECK(error.code() == ErrorCode::plugin_nonconforming);
+  CHECK(error.message().find("elements 0 to -1 of") != std::string::npos);
+}
+
+TEST_CASE("expert parallelism of another layout than rows is refused") {
+  for (How how : {How::replicated, How::flat, How::rows}) {
+    CAPTURE(static_cast<int>(how));
+    Alone job;
+    ParallelizeRequest wanted = job.request();
+    const LiveShardingRequest live(wanted);
+    const ShardingPlan plan = how == How::replicated ? replicated_plan(live)
+                              : how == How::rows     ? fully_sharded_plan(live)
+                                                     : flat_plan(live);
+    job.config.shared.sizes.ep = 2;
+    if (how == How::rows) {
+      CHECK(execute_plan(wanted, plan) != nullptr);  // the mesh has no experts to cut
+      continue;
+    }
+    const Error error = error_of([&] { execute_plan(wanted, plan); });
+    CHECK(error.code() == ErrorCode::not_in_release);
+    CHECK(error.key() == "distributed.ep_size");
+    CHECK(!error.helps().empty());
+  }
+}
+
+TEST_CASE("a parameter of a type that cannot be trained is refused by its name") {
+  for (at::ScalarType type : {at::kByte, at::kComplexFloat, at::kFloat8_e4m3fn, at::kLong})
+    for (How how : {How::replicated, How::rows, How::flat}) {
+      CAPTURE(c10::toString(type));
+      CAPTURE(static_cast<int>(how));
+      tiny::Net net = tiny::make(2, 1);
+      net->register_parameter("odd", at::empty({4}, at::TensorOptions().dtype(type)),
+                              /*requires_grad=*/false);
+      Alone job(std::move(net));
+      const Error error = error_of([&] {
+        job.execute([&](const auto& live) {
+          return how == How::replicated ? replicated_plan(live)
+                 : how == How::rows     ? fully_sharded_plan(live)
+                                        : flat_plan(live);
+        });
+      });
+      CHECK(error.code() == ErrorCode::bad_module);
+      CHECK(contains(error.message(), "parameter odd "));
+      CHECK(!error.helps().empty());
+    }
+}
+
+TEST_CASE("an outline that is not the model's is refused with what differs") {
+  struct Row {
+    std::function<void(ModelOutline&)> change;
+    std::vector<std::string> parts;
+  };
+  const std::vector<Row> rows = {
+      {[](ModelOutline& o) { embedding(o).shape = {14, 10}; },
+       {"embed.weight is [13, 10], but its outline says [14, 10]"}},
+      {[](ModelOutline& o) { embedding(o).name = "embedding.weight"; },
+       {"its outline does not list embed.weight", "no parameter embedding.weight"}},
+      {[](ModelOutline& o) { o.parameters.pop_back(); }, {"its outline does not list head.weight"}},
+  };
+  for (const Row& row : rows)
+    for (bool replicated : {false, true}) {
+      Alone job;
+      row.change(job.outline);
+      const Error error = error_of([&] {
+        job.execute([&](const auto& live) {
+          return replicated ? replicated_plan(live) : fully_sharded_plan(live);
+        });
+      });
+      CHECK(error.code() == ErrorCode::bad_module);
+      CHECK(!error.helps().empty());
+      for (const std::string& part : row.parts) CHECK(contains(error.message(), part));
+    }
+  // A tied weight is listed by one of its names.
+  Alone tied(tiny::make(2, 1, 0, /*tied=*/true));
+  tied.net->register_parameter("again", tied.net->embed->weight);
+  CHECK(tied.execute([](const auto& live) { return fully_sharded_plan(live); }) != nullptr);
+  // By hand, where only the layouts are known.
+  Alone job;
+  embedding(job.outline).shape = {14, 10};
+  ParallelizeRequest wanted = job.request();
+  const LiveShardingRequest live(wanted);
+  const ShardingPlan plan = fully_sharded_plan(live);
+  const Error error = error_of([&] {
+    shard_model(job.net.ptr(), bind_units(*job.net, job.outline, plan.units), plan.sharding,
+                shard_groups(wanted), World::single());
+  });
+  CHECK(error.code() == ErrorCode::bad_module);
+  CHECK(contains(error.message(), "the sizes [14, 10] for embed.weight, the model [13, 10]"));
+}
+
+TEST_CASE("copies reduce in the buckets of their plan") {
+  run_ranks(2, [](const std::shared_ptr<World>& world) {
+    tiny::Net net = tiny::make(2, 1);
+    StrategyConfig config;
+    config.shared.mp = {DType::float32, DType::float32, DType::float32, true};
+    MeshPlan mesh;
+    mesh.dp = world->size();
+    const TpPlan tp;
+    const ModelOutline outline = outline_of(*net);
+    ParallelizeRequest request{net.ptr(), outline, mesh, tp, config, world};
+    const LiveShardingRequest live(request);
+    ReplicatedPolicy small;
+    small.first_bucket_bytes = small.bucket_bytes = 900;
+    ShardingPlan plan = replicated_plan(live, small);
+    const auto buckets = static_cast<int64_t>(plan.buckets.size());
+    CHECK(buckets > 2);
+    plan.replication.bucket_bytes = plan.replication.first_bucket_bytes = int64_t{1} << 30;
+    std::unique_ptr<ParallelModel> model = execute_plan(request, plan);
+    const int64_t before = sent(*world)[{"dp", "all_reduce"}].first;
+    model->begin_step();
+    model->begin_micro_batch(GradientSync::reduce);
+    tiny::loss_of(net, tiny::batch(2, 1)).backward();
+    model->end_step();
+    CHECK(sent(*world)[{"dp", "all_reduce"}].first - before == buckets);
+  });
+  tiny::Net net = tiny::make(2, 1);
+  ReplicatedPolicy policy;
+  policy.mp = {DType::float32, DType::float32, DType::float32, true};
+  const std::shared_ptr<World> world = World::single();
+  CHECK(error_of([&] {
+          replicate_model(net.ptr(), policy, world->everyone(), world, nullptr,
+                          std::vector<GradientBucket>{{0, 7, {0}}});
+        }).code() == ErrorCode::bad_module);
 }
 
 }  // namespace execute_plan_test

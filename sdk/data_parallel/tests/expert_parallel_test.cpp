@@ -151,7 +151,8 @@ Result train(const Job& job, const std::shared_ptr<World>& world) {
   Result result;
   ShardingPolicy policy;
   policy.reshard_after_forward = job.reshard;
-  const ShardingPlan plan = fully_sharded_plan(LiveShardingRequest(request), policy);
+  const LiveShardingRequest live(request);
+  const ShardingPlan plan = fully_sharded_plan(live, policy);
   ShardGroups shards = shard_groups(request);
   shards.expert_parallel = apply_expert_parallel(request);
   if (job.checkpoint)

@@ -11,7 +11,6 @@
 #include <utility>
 #include <vector>
 
-#include "meshwright/pipeline.h"
 #include "meshwright/sharding_plan.h"
 
 namespace meshwright {
@@ -48,12 +47,5 @@ struct Footprint {
 
 // What a plan costs on the rank asked about.
 MESHWRIGHT_API Footprint footprint_of(const ShardingRequest& request, const ShardingPlan& plan);
-// Traffic of the plan's styles over tp, added by each of the above. Activations count only when
-// seq_len is known.
-MESHWRIGHT_API std::vector<WireRow> tp_wire(const ShardingRequest& request);
-// Hidden states and their gradients between the stages of different ranks. Not part of the
-// footprints above: the stages are the engine's, alike for every strategy.
-MESHWRIGHT_API std::vector<WireRow> pipeline_wire(const ShardingRequest& request,
-                                                  const PipelinePlan& plan);
 
 }  // namespace meshwright

@@ -40,13 +40,5 @@ MESHWRIGHT_API int64_t resolve_dp_size(const MeshRequest& request);
 // "dp_replicate") whose size is above 1.
 MESHWRIGHT_API void refuse_sizes(const MeshRequest& request, std::string_view strategy,
                                  std::span<const std::string_view> names);
-// The folded 2-D view (ep_shard, ep) of a stage of the expert mesh: the stage's ranks in order.
-MESHWRIGHT_API Mesh expert_view(const Mesh& moe_mesh, int64_t stage);
-// Factors cp into ring (outer) x ulysses (inner) for a rank list. Throws Error(model_does_not_fit)
-// unless ring * ulysses == cp.
-struct ContextView {
-  int64_t ring = 1, ulysses = 1;
-};
-MESHWRIGHT_API ContextView context_view(const Mesh& mesh, int64_t ring, int64_t ulysses);
 
 }  // namespace meshwright

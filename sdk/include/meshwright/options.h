@@ -53,9 +53,6 @@ MESHWRIGHT_API OptionValue check_option(const meshwright_option& option, const O
 MESHWRIGHT_API OptionValue default_of(const meshwright_option& option);
 // "true or false", "integer >= 0", "one of a, b": the type and range as words.
 MESHWRIGHT_API std::string describe_type(const meshwright_option& option);
-// Checks the schema itself: names, literals, ranges, duplicate names. Throws
-// Error(plugin_bad_descriptor).
-MESHWRIGHT_API void check_schema(const OptionSchema& schema);
 
 // The checked values of one table, defaults filled in.
 class MESHWRIGHT_API Options {

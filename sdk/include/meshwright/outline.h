@@ -62,6 +62,7 @@ struct ModelOutline {
           vocab_size = 0;
   bool tied_embeddings =
       false;  // lm_head shares the embedding's weight; only the embedding is listed
+  std::vector<int64_t> windows;  // of each layer's attention, 0: all positions; empty: all layers 0
   std::optional<MoeOutline> moe;
   std::vector<ModuleOutline> modules;        // pre-order, parents first
   std::vector<ParameterOutline> parameters;  // in registration order, tied ones once

@@ -95,7 +95,8 @@ enum {
   MESHWRIGHT_RUNTIME_HALF = 1 /* meshwright_runtime_half */
 };
 
-/* The library beside this one that runs what this one plans (meshwright/plugin_runtime.h). */
+/* The library beside this one that runs what this one plans (meshwright/parallel/plugin_runtime.h).
+ */
 struct meshwright_runtime_half {
   struct meshwright_extension extension;
   const char* file; /* its name, in the plugin's folder */

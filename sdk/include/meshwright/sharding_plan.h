@@ -37,6 +37,7 @@ struct ShardingRequest {
 };
 
 class UnitLayout;
+struct MeshLayout;
 
 // Parameters that are gathered and reduced together.
 struct PlannedUnit {
@@ -49,7 +50,8 @@ struct PlannedUnit {
   bool reshard_after_forward = false;     // false: stays gathered until its backward ends
   std::optional<MixedPrecision> mp = {};  // the unit's own; nullopt: the plan's
   bool experts = false;                   // cut along dim 1 over ep_shard
-  // Where the parameters lie in the gathered buffer and in the shards; null until it is planned.
+  // Where the parameters lie in the gathered buffer and in the shards. Null: laid out when it is
+  // needed; whoever changes `parameters` of a finished plan resets it.
   std::shared_ptr<const UnitLayout> layout = {};
 };
 
@@ -188,12 +190,13 @@ struct ShardingPlan {
   bool recompute_whole_layers = true;
   bool allocate_before_sharding = false;  // meta parameters get memory for the whole model first
   std::vector<std::string> notices = {};
+  std::shared_ptr<const MeshLayout> mesh_layout = {};  // kept for the costs; may be null
 };
 
 // Units along rows, by the rule of the model's class (unit_rules.h) or the general one. With an
 // expert mesh, experts leave their layer's unit and are cut over ep_shard, and embedding and head
 // are units of their own unless tied. Throws Error(conflict) for a parameter outside of the inner
-// model under wrap_outer_model = false.
+// model under wrap_outer_model = false, Error(out_of_range) for another level than 3.
 MESHWRIGHT_API ShardingPlan fully_sharded_plan(const ShardingRequest& request,
                                                const ShardingPolicy& policy = {});
 // ZeRO levels 0 to 3 on flat buffers: one per unit, cut evenly over the ranks with the padding at

@@ -61,8 +61,19 @@ struct PipelineOptions {
   std::optional<int64_t> seq_len;
 };
 
+// How a query meets the keys of other ranks of cp: all at once, one rank's after the other, or with
+// the heads shared out instead of the tokens.
+enum class ContextMethod : uint8_t { all_gather, ring, ulysses };
+
+struct ContextOptions {
+  std::optional<ContextMethod> method;  // nullopt: whichever sends least
+  bool head_tail = true;                // every rank has as much to compute under a causal mask
+  std::optional<int64_t> ring_size, ulysses_size;
+};
+
 struct SharedOptions {
   ParallelSizes sizes;
+  ContextOptions context;
   bool sequence_parallel = false;
   TpPlanChoice tp_plan;
   ActivationCheckpointing activation_checkpointing = ActivationCheckpointing::none;
@@ -82,27 +93,5 @@ struct StrategyConfig {
   Options own;
   Options shared_values;
 };
-
-// Schemas of [distributed] and of its sub-tables, owner "engine".
-MESHWRIGHT_API const OptionSchema& distributed_schema();
-MESHWRIGHT_API const OptionSchema& mp_policy_schema();
-MESHWRIGHT_API const OptionSchema& moe_schema();
-MESHWRIGHT_API const OptionSchema& moe_mp_policy_schema();
-MESHWRIGHT_API const OptionSchema& pipeline_schema();
-
-// Types the tables. Adds to `diagnostics`: a bad scope, a pipeline block without pp > 1 (warning),
-// a pipeline dtype that differs from the output dtype (warning).
-MESHWRIGHT_API SharedOptions read_shared_options(const Options& distributed,
-                                                 const Options& mp_policy, const Options& moe,
-                                                 const Options& moe_mp_policy,
-                                                 const Options& pipeline, Diagnostics& diagnostics);
-
-// The grammar of activation_checkpointing_scope: '+' and ',' separate, '-' equals '_', "default"
-// and "auto" mean "all"; order kept, duplicates dropped. Throws Error(bad_choice) for an unknown
-// name or "all" beside another.
-MESHWRIGHT_API std::vector<std::string> parse_checkpointing_scope(const OptionValue& value);
-// The words of activation_checkpointing: booleans and {off, none, disabled, no, on, full, enabled,
-// yes, selective} in any case.
-MESHWRIGHT_API ActivationCheckpointing parse_activation_checkpointing(const OptionValue& value);
 
 }  // namespace meshwright

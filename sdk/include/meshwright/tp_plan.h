@@ -77,7 +77,6 @@ MESHWRIGHT_API TpPlanEntries base_tp_plan(bool sequence_parallel);
 MESHWRIGHT_API std::optional<TpPlanEntries> architecture_tp_plan(const ModelOutline& outline,
                                                                  bool sequence_parallel,
                                                                  std::vector<std::string>& notices);
-MESHWRIGHT_API std::vector<std::string> architectures_with_tp_plan();
 // A model's own plan (semantics 2.4): prefixes, the added embedding, the lm_head rule. Throws
 // Error(tp_plan_does_not_fit) when it has none.
 MESHWRIGHT_API TpPlanEntries own_tp_plan(const ModelOutline& outline);
@@ -93,10 +92,6 @@ MESHWRIGHT_API std::vector<std::string> registered_tp_plans();
 // Throws Error(heads_not_divisible | unknown_tp_plan | bad_tp_plan | tp_plan_does_not_fit |
 // option_refused).
 MESHWRIGHT_API TpPlan select_tp_plan(const ModelOutline& outline, const TpPlanRequest& request);
-// Head counts against tp, with the sizes that would work as help.
-MESHWRIGHT_API void check_heads(const ModelOutline& outline, int64_t tp_size);
-MESHWRIGHT_API void check_moe_tp_plan(const ModelOutline& outline, const TpPlanRequest& request,
-                                      const TpPlanEntries& entries);
 
 // Where a plan leaves one parameter: the dimension split over tp, or nullopt when replicated. Rows
 // are cut by ceil chunks.

@@ -4,7 +4,8 @@
 #include <cctype>
 
 #include "footprint_job.h"
-#include "meshwright/activation_bytes.h"
+#include "sdk/base/pipeline.h"
+#include "sdk/planning/footprint_parts.h"
 
 using namespace meshwright;
 using namespace meshwright::testing;

@@ -74,6 +74,30 @@ TEST_CASE("replicas all-reduce the gradients in torch's buckets") {
                                                                 {"dp_shard_cp", "replicate"},
                                                                 {"tp", "shard(0)"}});
   }
+  SUBCASE("the plan names an axis that the mesh has and that holds all replicas") {
+    auto axis_of = [&](std::vector<MeshAxis> axes, int64_t dp) {
+      Job own{.outline = llama_outline({})};
+      own.mesh.device_mesh.emplace(std::move(axes));
+      own.mesh.dp = dp;
+      return replicated_plan(own.request()).replication.axis;
+    };
+    CHECK(axis_of({{"dp_replicate", 4}, {"tp", 2}}, 4) == "dp_replicate");
+    CHECK(axis_of({{"dp_shard", 4}}, 4) == "dp_shard");
+    CHECK(axis_of({{"dp", 4}, {"cp", 1}}, 4) == "dp");
+    CHECK(axis_of({{"cp", 2}}, 1) == "cp");
+    CHECK(axis_of({{"tp", 2}}, 1) == "dp");  // alone: of no axis
+    // The mesh has 4 data-parallel ranks, or no axis over all 4, or over their parts of samples.
+    for (const auto& [axes, dp] : {std::pair<std::vector<MeshAxis>, int64_t>{{{"dp", 4}}, 1},
+                                   {{{"dp", 4}}, 8},
+                                   {{{"dp_replicate", 2}, {"dp_shard", 2}}, 4},
+                                   {{{"dp", 2}, {"cp", 2}}, 2}}) {
+      CAPTURE(axes.size());
+      const std::optional<Error> error = refusal([&] { axis_of(axes, dp); });
+      REQUIRE(error.has_value());
+      CHECK(error->code() == ErrorCode::no_such_axis);
+      CHECK(error->helps().size() == 2);
+    }
+  }
   SUBCASE("alone, nothing is sent") {
     job.world = 1;
     CHECK(replicated_footprint(job.plan_ddp().request()).wire.empty());
@@ -108,6 +132,21 @@ TEST_CASE("levels 0 to 3 hold the bytes a parameter of the table") {
             .bytes.optimizer == 8 * P);
   CHECK(refusal([&] { flat_footprint(job.request(), {.level = 4}); })->code() ==
         ErrorCode::out_of_range);
+}
+
+TEST_CASE("what has no dimension is refused by name: flat buffers hold parts of dimensions") {
+  ModelOutline outline = llama_outline({.layers = 1});
+  outline.parameters.push_back({"temperature", {}, DType::float32});
+  for (int64_t world : {1, 2}) {
+    CAPTURE(world);
+    Job job{.outline = outline, .world = world};
+    job.plan_flat();
+    const std::optional<Error> error = refusal([&] { flat_plan(job.request()); });
+    REQUIRE(error.has_value());
+    CHECK(error->code() == ErrorCode::model_does_not_fit);
+    CHECK(error->message().find("temperature has no dimension") != std::string::npos);
+    CHECK(error->helps() == std::vector<std::string>{"give the parameter the shape [1]"});
+  }
 }
 
 TEST_CASE("each level sends what its row of the table says") {

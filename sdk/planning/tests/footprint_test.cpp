@@ -4,6 +4,7 @@
 #include <map>
 
 #include "footprint_job.h"
+#include "sdk/base/pipeline.h"
 
 using namespace meshwright;
 using namespace meshwright::testing;
@@ -53,8 +54,18 @@ TEST_CASE("rows are cut by ceil chunks, the last ranks get fewer or none") {
   outline.parameters = {{"scalar", {}, DType::float32}};
   Job bad{.outline = outline, .world = 4};
   bad.plan();
-  CHECK(refusal([&] { fully_sharded_footprint(bad.request(), {}); })->code() ==
-        ErrorCode::model_does_not_fit);
+  const std::optional<Error> error = refusal([&] { fully_sharded_footprint(bad.request(), {}); });
+  REQUIRE(error.has_value());
+  CHECK(error->code() == ErrorCode::model_does_not_fit);
+  CHECK(error->message() == "scalar has no dimension to cut over the 4 ranks of dp_shard");
+  CHECK(error->helps() == std::vector<std::string>{"give the parameter the shape [1]"});
+  // One rank cuts nothing.
+  Job alone{.outline = outline};
+  Footprint whole = fully_sharded_footprint(alone.plan().request(), {});
+  CHECK(whole.parameters[0].local_shape.empty());
+  CHECK(whole.parameters[0].region == Region::whole({}));
+  CHECK(whole.bytes.weights == 4);
+  CHECK(whole.units[0].parameters == 1);
 }
 
 TEST_CASE("a small Llama over four ranks costs what the hand computes") {

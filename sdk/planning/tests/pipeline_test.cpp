@@ -1,5 +1,5 @@
 // Stages and schedules on paper. Long because of the published schedules it holds them to.
-#include "meshwright/pipeline.h"
+#include "sdk/base/pipeline.h"
 
 #include <doctest/doctest.h>
 #include <unistd.h>

@@ -82,6 +82,137 @@ TEST_CASE("the regions of all ranks make up every parameter once, under every la
   }
 }
 
+TEST_CASE("a plan's costs are those of the request, whatever it was made for") {
+  Job job{.outline = llama_outline({.layers = 3}), .sizes = {.dp = {}, .tp = 2}, .world = 8};
+  job.work.seq_len = 16;
+  job.plan();
+  auto cost = [](const ShardingRequest& request, const ShardingPlan& plan) {
+    return footprint_of(request, plan).bytes.weights;
+  };
+  const ShardingPlan plan = fully_sharded_plan(job.request());
+  REQUIRE(plan.mesh_layout != nullptr);
+  ShardingPlan bare = plan;
+  bare.mesh_layout = nullptr;
+  CHECK(cost(job.request(), plan) == cost(job.request(), bare));
+  // Another rank, another mesh and other styles: as if the plan had kept nothing.
+  Job copies{.outline = job.outline, .sizes = {.dp = {}, .dp_replicate = 2}, .world = 8};
+  copies.work.seq_len = 16;
+  copies.plan();
+  const ShardingPlan whole = replicated_plan(job.request());
+  ShardingPlan unkept = whole;
+  unkept.mesh_layout = nullptr;
+  CHECK(cost(copies.request(), whole) == total_elements(job.outline) * 4);
+  CHECK(cost(copies.request(), unkept) == cost(copies.request(), whole));
+  CHECK(cost(job.request(), whole) < cost(copies.request(), whole));
+  Job untouched = job;
+  untouched.tp = {};
+  CHECK(cost(untouched.request(), whole) == total_elements(job.outline) * 4);
+  for (int64_t rank : {1, 7}) CHECK(cost(job.request(rank), plan) == cost(job.request(rank), bare));
+}
+
+TEST_CASE("a style that cuts a dimension which its parameter lacks is refused by name") {
+  Job job{.outline = llama_outline({}), .sizes = {.dp = {}, .tp = 2}, .world = 2};
+  job.plan();
+  job.tp = {};
+  job.tp.source = "custom";
+  job.tp.entries = {{"model.norm", {.kind = TpStyleKind::row}, {"model.norm"}}};
+  const std::optional<Error> error = refusal([&] { fully_sharded_plan(job.request()); });
+  REQUIRE(error.has_value());
+  CHECK(error->code() == ErrorCode::tp_plan_does_not_fit);
+  CHECK(error->message() ==
+        "the plan (custom) cuts dimension 1 of model.norm.weight, which has only 1");
+  CHECK(error->helps() == std::vector<std::string>{"give model.norm no style"});
+}
+
+TEST_CASE("a unit whose parameters changed after the plan was made is told, or laid out again") {
+  for (bool flat : {false, true}) {
+    CAPTURE(flat);
+    Job job{.outline = llama_outline({.layers = 2}), .world = 2};
+    if (flat)
+      job.plan_flat();
+    else
+      job.plan();
+    const ShardingPlan good = flat ? flat_plan(job.request()) : fully_sharded_plan(job.request());
+    auto refused = [&](const ShardingPlan& plan, const char* why) {
+      CAPTURE(why);
+      const std::optional<Error> error = refusal([&] { footprint_of(job.request(), plan); });
+      REQUIRE(error.has_value());
+      CHECK(error->code() == ErrorCode::bad_module);
+      CHECK(error->message().find("unit \"model.layers.0\"") != std::string::npos);
+      CHECK(error->message().find(why) != std::string::npos);
+      CHECK(error->helps().size() == 2);
+    };
+    ShardingPlan moved = good;
+    moved.units[1].parameters.push_back(moved.units[0].parameters.back());
+    moved.units[0].parameters.pop_back();
+    refused(moved, "was made for 9 parameters, and the unit has 8");
+    ShardingPlan swapped = good;
+    std::swap(swapped.units[0].parameters[0], swapped.units[1].parameters[0]);
+    refused(swapped, "was made for model.layers.0.");
+    ShardingPlan other = good;
+    other.units[0].layout = nullptr;
+    Job alone{.outline = job.outline};
+    if (flat)
+      alone.plan_flat();
+    else
+      alone.plan();
+    other.units[0].layout =
+        (flat ? flat_plan(alone.request()) : fully_sharded_plan(alone.request())).units[0].layout;
+    refused(other, "was made for 1 ranks, and 2 share the unit");
+    job.outline.parameters[good.units[0].parameters[0]].trainable = false;
+    refused(good, "was trainable then and is frozen");
+    job.outline.parameters[good.units[0].parameters[0]].trainable = true;
+    // As the error says.
+    for (size_t u : {0, 1}) moved.units[u].layout = nullptr;
+    const Footprint cost = footprint_of(job.request(), moved);
+    CHECK(cost.bytes.weights == footprint_of(job.request(), good).bytes.weights);
+    CHECK(cost.units[0].parameters < cost.units[1].parameters);
+  }
+}
+
+TEST_CASE("main weights and gradients are counted beside rows") {
+  Job job{.outline = llama_outline({}), .world = 4};
+  job.work.storage = DType::bfloat16;
+  job.mp = {DType::bfloat16, DType::float32, DType::bfloat16, true};
+  job.plan();
+  const Bytes plain = fully_sharded_footprint(job.request(), {}).bytes;
+  CHECK(plain.weights == 1896 / 4 * 2);
+  CHECK(plain.gradients == 1896 / 4 * 2);
+  CHECK(plain.optimizer == 2 * (1896 / 4 * 2));
+  const PrecisionPolicy wide{.main_weights = DType::float32, .main_gradients = DType::float32};
+  const Bytes main = fully_sharded_footprint(job.request(), {.precision = wide}).bytes;
+  CHECK(main.weights == plain.weights);
+  CHECK(main.gradients == 1896 / 4 * 4);
+  CHECK(main.optimizer == 3 * (1896 / 4 * 4));
+  // A shard has one dtype, so frozen parameters have main weights too, and nothing else.
+  for (ParameterOutline& p : job.outline.parameters) p.trainable = false;
+  CHECK(fully_sharded_footprint(job.request(), {.precision = wide}).bytes.optimizer ==
+        1896 / 4 * 4);
+  job.work.storage = DType::float32;  // float32 weights are their own main weights
+  CHECK(fully_sharded_footprint(job.request(), {.precision = wide}).bytes.optimizer == 0);
+}
+
+TEST_CASE("rows have no levels below 3") {
+  Job job{.outline = llama_outline({}), .world = 2};
+  job.plan();
+  for (int level : {-1, 0, 2, 4}) {
+    CAPTURE(level);
+    auto refused = [&](const ShardingPolicy& policy) {
+      const std::optional<Error> error =
+          refusal([&] { fully_sharded_plan(job.request(), policy); });
+      REQUIRE(error.has_value());
+      CHECK(error->code() == ErrorCode::out_of_range);
+      CHECK(error->message().find("level " + std::to_string(level)) != std::string::npos);
+      return *error;
+    };
+    CHECK(refused({.level = level}).key().empty());
+    CHECK(refused({.level = level, .options = "distributed.mine"}).key() == "distributed.mine");
+    const Error keyed = refused({.level = level, .flat = {.level_key = "distributed.mine.level"}});
+    CHECK(keyed.key() == "distributed.mine.level");
+    CHECK(keyed.helps()[0] == "set distributed.mine.level = 3");
+  }
+}
+
 TEST_CASE("frozen parameters cost no gradients, no optimizer state and no reduction") {
   for (bool flat : {false, true}) {
     CAPTURE(flat);
@@ -129,9 +260,10 @@ TEST_CASE("lists that are frozen as a whole go where the policy says, and the pl
       rest{"model.layers.0", "model.layers.1", "root"};
   CHECK(names_of(plan_of(Place::per_layer)) == all);
   REQUIRE(plan_of(Place::per_layer).notices.size() == 1);
-  CHECK(plan_of(Place::per_layer).notices[0] ==
-        "distributed.mine.frozen has no effect: no list of layers of this model is frozen as a "
-        "whole");
+  CHECK(
+      plan_of(Place::per_layer).notices[0] ==
+      "distributed.mine.frozen has no effect on the model as it is planned: no list of its layers "
+      "is frozen as a whole");
   freeze(job.outline, "vision_tower.");
   CHECK(names_of(plan_of(Place::with_root)) == rest);
   CHECK(plan_of(Place::with_root).notices.empty());
@@ -179,6 +311,24 @@ TEST_CASE("a unit rule of the model's class is what the plan shows") {
   const ShardingPlan buffers = flat_plan(flat.request());
   REQUIRE(buffers.notices.size() == 1);
   CHECK(buffers.notices[0].find("OfThePlanTest") != std::string::npos);
+}
+
+TEST_CASE("which dtype is the rarer one does not overflow") {
+  ModelOutline outline;
+  outline.modules = {{"", ModuleKind::other, "Huge"},
+                     {"layers", ModuleKind::list, "ModuleList"},
+                     {"layers.0", ModuleKind::layer, "Cell"},
+                     {"layers.0.a", ModuleKind::linear, "Linear"},
+                     {"layers.0.b", ModuleKind::linear, "Linear"}};
+  constexpr int64_t kHuge = int64_t{1} << 62;  // twice that is more than 64 bits hold
+  outline.parameters = {{"layers.0.a.weight", {4}, DType::float32},
+                        {"layers.0.a.bias", {4}, DType::float32},
+                        {"layers.0.b.weight", {kHuge}, DType::float32},
+                        {"layers.0.b.bias", {kHuge}, DType::float32}};
+  std::vector<std::string> names;
+  for (const PlannedUnit& unit : dtype_aware_units({outline, {}, {}}, {"*.a.*"}))
+    names.push_back(unit.name);
+  CHECK(names == std::vector<std::string>{"layers.0.a", "layers.0", "root"});
 }
 
 TEST_CASE("reshard_after_forward is decided once: by position, never the root, not in a pipeline") {

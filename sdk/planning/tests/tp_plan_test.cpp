@@ -9,6 +9,8 @@
 
 #include "llama_outline.h"
 #include "meshwright/tp_plan.h"
+#include "sdk/planning/footprint_parts.h"
+#include "sdk/planning/tp_errors.h"
 
 using namespace meshwright;
 
@@ -418,6 +420,9 @@ TEST_CASE("a plan says along which dimension each parameter is cut") {
   CHECK(tp_shard_dim(plan, llama, "model.layers.0.self_attn.o_proj.weight") == 1);
   CHECK(tp_shard_dim(plan, llama, "model.layers.0.self_attn.o_proj.bias") == std::nullopt);
   CHECK(tp_shard_dim(plan, llama, "model.layers.0.input_layernorm.weight") == std::nullopt);
+  const footprint::CutDims cuts(plan, llama);
+  for (const ParameterOutline& p : llama.parameters)
+    CHECK(cuts.find(p.name) == tp_shard_dim(plan, llama, p.name));
   struct Row {
     int64_t size, count;
     std::vector<int64_t> rows;

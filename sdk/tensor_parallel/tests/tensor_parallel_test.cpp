@@ -364,6 +364,17 @@ struct Unhooked : torch::nn::Module {
   torch::nn::Linear linear{2, 2};
 };
 
+// A Linear of another kind: a weight that is no matrix, or a parameter beside it.
+struct OddImpl : meshwright::LinearImpl {
+  explicit OddImpl(bool flat) : LinearImpl(LinearOptions(6, 6)) {
+    if (flat)
+      weight.set_data(at::zeros({6}));
+    else
+      register_parameter("scale", at::zeros({6}));
+  }
+};
+MESHWRIGHT_MODULE(Odd);
+
 std::string refused(const std::function<void(const std::shared_ptr<World>&)>& body) {
   std::mutex mutex;
   std::set<std::string> messages;
@@ -417,6 +428,17 @@ TEST_CASE("what cannot be cut is refused on every rank") {
         }) ==
         code_string(ErrorCode::bad_module) +
             " the tensor-parallel plan cuts in.m, a RMSNorm; only Linear and Embedding can be cut");
+  for (const TpStyle& style : {colwise, rowwise})
+    for (bool flat : {false, true}) {
+      CHECK(refused([&](const auto& world) {
+              auto holder = std::make_shared<torch::nn::Module>();
+              holder->register_module("m", Odd(flat).ptr());
+              Applied(holder, {{"m", style}}, world);
+            }) == code_string(ErrorCode::tp_plan_does_not_fit) +
+                      " the tensor-parallel plan cuts m (pattern \"m\"), but " +
+                      (flat ? "its weight has 1 dimensions, not 2"
+                            : "beside weight and bias it has scale, which nothing cuts"));
+    }
   // Tied, and the outline does not say so.
   CHECK(refused([&](const auto& world) {
           Applied(Stack(true).ptr(),

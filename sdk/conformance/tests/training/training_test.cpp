@@ -58,7 +58,29 @@ std::string found(Way how) {
   return problems;
 }
 
+// Leaves training to the SDK.
+class Executed final : public Strategy {
+ public:
+  MeshPlan plan_mesh(const MeshRequest&) const override { return {}; }
+};
+
 }  // namespace
+
+TEST_CASE("a plan is not run without a model or the ranks that hold it") {
+  Executed strategy;
+  ModelOutline outline;
+  MeshPlan mesh;
+  TpPlan tp;
+  StrategyConfig config;
+  ParallelizeRequest request{nullptr, outline, mesh, tp, config, nullptr};
+  try {
+    strategy.parallelize(request);
+    FAIL("it ran");
+  } catch (const Error& error) {
+    CHECK(error.code() == ErrorCode::not_in_release);
+    CHECK(error.message().find("the request has no model") != std::string::npos);
+  }
+}
 
 TEST_CASE("the kit finds nothing in a strategy that trains, and what is wrong in others") {
   CHECK(found(Way::right) == "note: trained on 1, 2, 3 ranks as a plain loop\n");

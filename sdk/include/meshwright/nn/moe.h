@@ -121,8 +121,13 @@ class MESHWRIGHT_API LoadBalance {
            int64_t active);
   // What backward adds to every counted token's scores, [E] float32.
   at::Tensor gradient(const Pass& pass) const;
+  // Adds up, in place, the sums of all ranks that share the samples; nullptr: one rank has them
+  // whole. Called once a pass on every such rank, in the same order.
+  std::function<void(std::vector<at::Tensor> sums)> add_ranks;
 
  private:
+  void add_once() const;
+  mutable bool added_ = false;  // whole_model: of this pass
   double coefficient_, scale_ = 1;
   Form form_;
   int64_t active_ = 1;  // k; 1 for a whole model
@@ -253,7 +258,8 @@ class MESHWRIGHT_API MoeImpl : public torch::nn::Module {
  public:
   explicit MoeImpl(const MoeConfig& config, const at::TensorOptions& options = {});
   ~MoeImpl() override;
-  // x [batch, length, dim]; mask [batch, length] bool, true: a token that counts.
+  // x [batch, length, dim]; mask [batch, length] bool, true: a token that counts. Without one it is
+  // that of current_sequence().
   at::Tensor forward(const at::Tensor& x, const std::optional<at::Tensor>& mask = std::nullopt);
 
   const MoeConfig& config() const { return config_; }

@@ -7,8 +7,10 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
+#include "meshwright/error.h"
 #include "meshwright/parallel/group.h"
 #include "meshwright/region.h"
 #include "meshwright/strategy.h"
@@ -47,8 +49,9 @@ struct ParallelParameter {
       placement;  // axis of size > 1 -> "shard(d)" | "replicate"
 };
 
-class TensorParallel;  // meshwright/parallel/tensor_parallel.h
-class ExpertParallel;  // meshwright/parallel/expert_parallel.h
+class TensorParallel;   // meshwright/parallel/tensor_parallel.h
+class ExpertParallel;   // meshwright/parallel/expert_parallel.h
+class ContextParallel;  // meshwright/parallel/context_parallel.h
 
 // What the optimizer updates: equally long flat tensors. Order and sizes are fixed after
 // parallelize().
@@ -57,8 +60,8 @@ struct FlatParameterGroup {
 };
 
 // What a micro-batch does with its gradients: the last one of a step reduces them over the ranks,
-// those before it add up.
-enum class GradientSync : uint8_t { accumulate, reduce };
+// those before it add up. when_told: they add up until reduce_units().
+enum class GradientSync : uint8_t { accumulate, reduce, when_told };
 
 // A model under a strategy. One training loop drives every strategy through it. Not thread-safe.
 class MESHWRIGHT_API ParallelModel {
@@ -92,6 +95,30 @@ class MESHWRIGHT_API ParallelModel {
   virtual std::shared_ptr<Group> data_group() = 0;
   // What tensor parallelism did to the model; nullptr: nothing.
   virtual std::shared_ptr<TensorParallel> tensor_parallel() const;
+  // How the tokens of a sample lie on ranks; nullptr: each rank has whole samples.
+  const std::shared_ptr<ContextParallel>& context_parallel() const { return context_parallel_; }
+  void set_context_parallel(std::shared_ptr<ContextParallel> made) {
+    context_parallel_ = std::move(made);
+  }
+
+  // For pipelines, where passes of several micro-batches interleave: begin_micro_batch(when_told)
+  // before each forward and each backward. `units`: names of units or of modules around them; {}:
+  // all. Both throw Error(internal) for a name without units.
+  //
+  // Local. Held units are gathered at their next use and stay until let go or the step ends.
+  virtual void hold_units(const std::vector<std::string>& /*units*/, bool /*held*/) { refuse(); }
+  // Collective, alike on all ranks: starts to reduce what has added up. end_step() ends with
+  // Error(internal) where something was not. Whole gradients (replicas, ZeRO levels 0 and 1) reduce
+  // once a step.
+  virtual void reduce_units(const std::vector<std::string>& /*units*/) { refuse(); }
+
+ private:
+  [[noreturn]] static void refuse() {
+    throw Error(ErrorCode::not_in_release, "the strategy's model does not run under a pipeline")
+        .key("distributed.pp_size")
+        .help("set distributed.pp_size = 1");
+  }
+  std::shared_ptr<ContextParallel> context_parallel_;
 };
 
 }  // namespace meshwright

@@ -10,10 +10,11 @@
 
 namespace meshwright {
 
-// Collective: tensor and expert parallelism, activation checkpointing, then the units of the plan,
+// Collective: tensor, expert and context parallelism, activation checkpointing, then the units of
+// the plan,
 // in the order of torch FSDP2. What Strategy::parallelize does unless it is overridden. Notices of
-// the plan become notices of the world. Throws Error(bad_module) for a unit without hooks,
-// Error(not_in_release) for cp or pp above 1.
+// the plan become notices of the world. Throws Error(bad_module) for a unit without hooks and for
+// an outline that is not the model's, Error(not_in_release) for cp or pp above 1.
 MESHWRIGHT_API std::unique_ptr<ParallelModel> execute_plan(ParallelizeRequest& request,
                                                            const ShardingPlan& plan);
 
@@ -22,8 +23,8 @@ MESHWRIGHT_API std::unique_ptr<ParallelModel> execute_plan(ParallelizeRequest& r
 class MESHWRIGHT_API LiveShardingRequest {
  public:
   explicit LiveShardingRequest(const ParallelizeRequest& request);
-  operator ShardingRequest() const;
-  const ModelOutline& outline() const { return outline_; }
+  operator ShardingRequest() const&;  // refers to this object, so a temporary gives none
+  operator ShardingRequest() const&& = delete;
 
  private:
   const ParallelizeRequest& request_;
@@ -47,11 +48,12 @@ MESHWRIGHT_API std::vector<std::string> layer_names(const ModelOutline& outline,
 MESHWRIGHT_API std::vector<std::string> apply_activation_checkpointing(
     const ParallelizeRequest& request, bool whole_layers);
 
-// Throws Error(not_in_release) when the request asks for cp or pp above 1, or for tp or ep above 1
-// of a strategy that does not apply it.
+// Throws Error(not_in_release) when the request asks for pp above 1, or for tp, ep or cp above 1 of
+// a strategy that does not apply it.
 MESHWRIGHT_API void reject_unsupported_sizes(const ParallelizeRequest& request,
                                              bool applies_tensor_parallel = false,
-                                             bool applies_expert_parallel = false);
+                                             bool applies_expert_parallel = false,
+                                             bool applies_context_parallel = false);
 
 // Throws Error(device_unavailable) when the strategy's own option `backend` names another back end
 // than the world's.

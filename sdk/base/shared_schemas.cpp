@@ -2,8 +2,8 @@
 // page is made from them.
 #include <array>
 
-#include "meshwright/shared_options.h"
-#include "sdk/base/words.h"
+#include "shared_schemas.h"
+#include "words.h"
 
 namespace meshwright {
 namespace {
@@ -159,6 +159,25 @@ constexpr std::array kPipeline = {
                MESHWRIGHT_OPTIONAL),
 };
 
+constexpr std::array kContext = {
+    list_choice(
+        "method", MESHWRIGHT_STRING, "\"auto\"", "auto|all_gather|ring|ulysses",
+        MESHWRIGHT_IGNORE_CASE,
+        "How attention meets the tokens of other ranks: all_gather (all keys at once), ring "
+        "(one rank's keys after the other), ulysses (heads for tokens); auto: what sends "
+        "least."),
+    list_choice("load_balancer", MESHWRIGHT_STRING, "\"headtail\"", "headtail|none",
+                MESHWRIGHT_IGNORE_CASE,
+                "Which tokens a rank has: a chunk from the head and one from the tail, which is as "
+                "much work for all, or one piece."),
+    with_flags(int_option("ring_size", "\"auto\"", 1,
+                          "Ranks between which keys travel; times ulysses_size it is cp_size."),
+               MESHWRIGHT_OPTIONAL),
+    with_flags(int_option("ulysses_size", "\"auto\"", 1,
+                          "Ranks that share heads out; times ring_size it is cp_size."),
+               MESHWRIGHT_OPTIONAL),
+};
+
 }  // namespace
 
 const OptionSchema& distributed_schema() {
@@ -176,6 +195,10 @@ const OptionSchema& moe_schema() {
 const OptionSchema& moe_mp_policy_schema() {
   static const OptionSchema schema =
       make_schema("distributed.moe.mp_policy", "engine", kMoeMpPolicy);
+  return schema;
+}
+const OptionSchema& context_schema() {
+  static const OptionSchema schema = make_schema("distributed.context", "engine", kContext);
   return schema;
 }
 const OptionSchema& pipeline_schema() {

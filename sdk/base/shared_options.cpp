@@ -1,8 +1,8 @@
-#include "meshwright/shared_options.h"
+#include "shared_schemas.h"
 
 #include <algorithm>
 
-#include "sdk/base/text.h"
+#include "text.h"
 
 namespace meshwright {
 namespace {
@@ -37,6 +37,18 @@ MixedPrecision read_precision(const Options& table, const MixedPrecision& fallba
           table.find_bool("cast_forward_inputs").value_or(fallback.cast_forward_inputs)};
 }
 
+ContextOptions read_context(const Options& table) {
+  ContextOptions out;
+  const std::string method = text::normal(table.get_string("method"));
+  if (method == "all_gather") out.method = ContextMethod::all_gather;
+  if (method == "ring") out.method = ContextMethod::ring;
+  if (method == "ulysses") out.method = ContextMethod::ulysses;
+  out.head_tail = text::normal(table.get_string("load_balancer")) != "none";
+  out.ring_size = table.find_int("ring_size");
+  out.ulysses_size = table.find_int("ulysses_size");
+  return out;
+}
+
 PipelineOptions read_pipeline(const Options& table) {
   PipelineOptions out;
   out.schedule = table.get_string("pp_schedule");
@@ -63,7 +75,8 @@ PipelineOptions read_pipeline(const Options& table) {
 
 SharedOptions read_shared_options(const Options& distributed, const Options& mp_policy,
                                   const Options& moe, const Options& moe_mp_policy,
-                                  const Options& pipeline, Diagnostics& diagnostics) {
+                                  const Options& pipeline, const Options& context,
+                                  Diagnostics& diagnostics) {
   SharedOptions out;
   if (std::optional<int64_t> dp = distributed.find_int("dp_size"); dp && *dp > 0) out.sizes.dp = dp;
   out.sizes.dp_replicate = at_least_one(distributed, "dp_replicate_size");
@@ -95,6 +108,10 @@ SharedOptions read_shared_options(const Options& distributed, const Options& mp_
   out.moe.fake_balanced_gate = moe.get_bool("fake_balanced_gate");
   if (any_given(moe_mp_policy)) out.moe.mp_policy = read_precision(moe_mp_policy, out.mp);
 
+  out.context = read_context(context);
+  if (any_given(context) && out.sizes.cp <= 1)
+    diagnostics.warning("[distributed.context] has no effect with cp_size = " +
+                        std::to_string(out.sizes.cp) + "; it is left out");
   out.pipeline_given = any_given(pipeline);
   out.pipeline = read_pipeline(pipeline);
   if (out.pipeline_given && out.sizes.pp <= 1)

@@ -1,10 +1,12 @@
 // Pipeline stages: how layers become stages and stages are placed on ranks (semantics 11.1). Pure.
+// The engine and the conformance kit ask for them; strategies do not.
 #pragma once
 
 #include <cstdint>
 #include <string>
 #include <vector>
 
+#include "meshwright/footprint.h"
 #include "meshwright/outline.h"
 #include "meshwright/shared_options.h"
 
@@ -53,6 +55,10 @@ MESHWRIGHT_API PipelinePlan plan_pipeline(const ModelOutline& outline, int64_t p
 // counts (layers, heads).
 MESHWRIGHT_API ModelOutline stage_outline(const ModelOutline& outline, const PipelinePlan& plan,
                                           int64_t pp_rank);
+// Hidden states and their gradients between the stages of different ranks. Not part of the
+// footprints above: the stages are the engine's, alike for every strategy.
+MESHWRIGHT_API std::vector<WireRow> pipeline_wire(const ShardingRequest& request,
+                                                  const PipelinePlan& plan);
 // Checks that need no model: schedule, csv, batch sizes, with `diagnostics` collecting.
 MESHWRIGHT_API void check_pipeline_options(const SharedOptions& shared, Diagnostics& diagnostics);
 

@@ -1,5 +1,5 @@
 // Attention against LibTorch's, in float64 through its mathematical definition.
-#include "engine/modules/attention.h"
+#include "meshwright/nn/attention.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/allclose.h>
@@ -13,7 +13,7 @@
 #include <cmath>
 #include <limits>
 
-#include "engine/modules/attention_kernel.h"
+#include "sdk/nn/attention_kernel.h"
 
 namespace attention_test {
 
@@ -43,6 +43,12 @@ Tensor reference(const Tensor& query, const Tensor& key, const Tensor& value, do
       .transpose(1, 2);
 }
 
+Tensor attend(const Tensor& query, const Tensor& key, const Tensor& value, double scale,
+              int64_t window, double dropout = 0) {
+  AttentionCore core(AttentionOptions{.scale = scale, .window = window, .dropout = dropout});
+  return core(query, key, value);
+}
+
 }  // namespace
 
 TEST_CASE("attention and its gradients are the definition's, at any length, grouping and window") {
@@ -55,16 +61,14 @@ TEST_CASE("attention and its gradients are the definition's, at any length, grou
     CAPTURE(c.length);
     CAPTURE(c.head_dim);
     CAPTURE(c.window);
-    modules::WindowMasks masks;
     double scale = c.scale > 0 ? c.scale : usual_scale(c.head_dim);
     Tensor query =
         (at::randn({c.batch, c.length, c.heads, c.head_dim}) * 2).set_requires_grad(true);
     // As a slice of a wider tensor: rows need not follow each other.
     Tensor wide =
         at::randn({c.batch, c.length, 2 * c.kv_heads, c.head_dim}).set_requires_grad(true);
-    Tensor out = modules::causal_attention(query, wide.narrow(2, 0, c.kv_heads),
-                                           wide.narrow(2, c.kv_heads, c.kv_heads), scale, c.window,
-                                           0, masks);
+    Tensor out = attend(query, wide.narrow(2, 0, c.kv_heads),
+                        wide.narrow(2, c.kv_heads, c.kv_heads), scale, c.window);
     Tensor q = query.detach().to(at::kDouble).set_requires_grad(true),
            w = wide.detach().to(at::kDouble).set_requires_grad(true);
     Tensor expected = reference(q, w.narrow(2, 0, c.kv_heads), w.narrow(2, c.kv_heads, c.kv_heads),
@@ -80,20 +84,17 @@ TEST_CASE("attention and its gradients are the definition's, at any length, grou
 }
 
 TEST_CASE("attention survives scores far apart, and does not hide what is not a number") {
-  modules::WindowMasks masks;
   at::manual_seed(1);  // scores around 1e5 that lie closer than 0.1 are beyond float32
   for (int64_t head_dim : {16, 6}) {
     Tensor query = at::randn({1, 40, 2, head_dim}) * 300,
            key = at::randn({1, 40, 2, head_dim}) * 300, value = at::randn({1, 40, 2, head_dim});
-    Tensor out =
-        modules::causal_attention(query, key, value, usual_scale(query.size(3)), 0, 0, masks);
+    Tensor out = attend(query, key, value, usual_scale(query.size(3)), 0);
     CHECK(at::allclose(out.to(at::kDouble),
                        reference(query.to(at::kDouble), key.to(at::kDouble), value.to(at::kDouble),
                                  usual_scale(head_dim), 0),
                        1e-3, 1e-3));
     query[0][7][0][0] = std::nanf("");
-    Tensor odd =
-        modules::causal_attention(query, key, value, usual_scale(query.size(3)), 0, 0, masks);
+    Tensor odd = attend(query, key, value, usual_scale(query.size(3)), 0);
     CHECK(odd[0][7][0].isnan().all().item<bool>());
     CHECK(odd[0][6].equal(out[0][6]));
     CHECK(odd[0][8].equal(out[0][8]));
@@ -101,13 +102,11 @@ TEST_CASE("attention survives scores far apart, and does not hide what is not a 
 }
 
 TEST_CASE("dropout while training leaves the mean") {
-  modules::WindowMasks masks;
   Tensor query = at::randn({1, 20, 2, 16}), key = at::randn({1, 20, 2, 16}),
          value = at::ones({1, 20, 2, 16});
-  Tensor out = modules::causal_attention(query, key, value, usual_scale(16), 0, 0.5, masks);
+  Tensor out = attend(query, key, value, usual_scale(16), 0, 0.5);
   CHECK_FALSE(at::allclose(out, value));
-  CHECK(modules::causal_attention(query, key, value, usual_scale(query.size(3)), 0, 0, masks)
-            .allclose(value));
+  CHECK(attend(query, key, value, usual_scale(query.size(3)), 0).allclose(value));
 }
 
 }  // namespace attention_test

@@ -2,6 +2,7 @@
 #include <doctest/doctest.h>
 
 #include "meshwright/shared_options.h"
+#include "sdk/base/shared_schemas.h"
 
 using namespace meshwright;
 
@@ -14,7 +15,8 @@ SharedOptions read(const Values& distributed, const Values& pipeline, Diagnostic
   for (const auto& [key, value] : distributed) d.set(key, value);
   for (const auto& [key, value] : pipeline) p.set(key, value);
   return read_shared_options(d, Options(mp_policy_schema()), Options(moe_schema()),
-                             Options(moe_mp_policy_schema()), p, diagnostics);
+                             Options(moe_mp_policy_schema()), p, Options(context_schema()),
+                             diagnostics);
 }
 
 }  // namespace

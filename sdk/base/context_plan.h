@@ -1,0 +1,41 @@
+// How the ranks of cp share out attention, decided once for the plan and the run (semantics 14.4).
+// Pure.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "meshwright/parallel/context_split.h"
+#include "meshwright/sharding_plan.h"
+#include "meshwright/shared_options.h"
+
+namespace meshwright {
+
+struct ContextPlan {
+  ContextMethod method = ContextMethod::all_gather;  // of the `ring` ranks; ulysses: of all
+  int64_t ring = 1, ulysses = 1;                     // cp = ring * ulysses
+  ContextBalance balance = ContextBalance::head_tail;
+  std::string why;  // what "auto" went by; empty: it was written
+};
+
+// "all_gather", "ring", "ulysses", or "ring x ulysses".
+MESHWRIGHT_API std::string context_method_name(const ContextPlan& plan);
+// `ranks` of cp; heads of a rank of tp, 0: not known before the run. Throws
+// Error(model_does_not_fit) for sizes whose product is not `ranks` and for heads that ulysses
+// cannot share out, with settings that work.
+MESHWRIGHT_API ContextPlan plan_context(const ContextOptions& options, int64_t ranks, int64_t heads,
+                                        int64_t kv_heads);
+// The same for a model on its mesh; nullopt: cp has one rank.
+MESHWRIGHT_API std::optional<ContextPlan> plan_context(const ShardingRequest& request);
+
+// What each method would send a step and hold at its peak, on the rank asked about.
+struct ContextCost {
+  std::string method;
+  int64_t bytes = 0, transient = 0;
+  bool chosen = false;
+};
+MESHWRIGHT_API std::vector<ContextCost> context_costs(const ShardingRequest& request);
+
+}  // namespace meshwright

@@ -1,0 +1,283 @@
+#include "context_attention.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/utils.h>
+#include <torch/csrc/autograd/saved_variable.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <algorithm>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "key_exchange.h"
+#include "meshwright/error.h"
+#include "sdk/nn/attention_parts.h"
+
+namespace meshwright::detail {
+
+namespace {
+
+using at::Tensor;
+using torch::autograd::variable_list;
+
+// Heads to the ranks of a group and back (DeepSpeed-Ulysses: Jacobs et al. 2023). Each rank has all
+// heads of its own rows, or its share of the heads for the rows of all.
+class HeadExchange {
+ public:
+  HeadExchange(Group& group, int64_t heads) : group_(group), heads_(heads) {}
+  // The heads of a rank. Fewer heads than ranks: several ranks have the same one.
+  int64_t each() const { return std::max<int64_t>(1, heads_ / group_.size()); }
+  int64_t first_of(int64_t rank) const { return rank * heads_ / group_.size(); }
+
+  // Heads of models that say nothing of them before they run.
+  void check() const {
+    if (heads_ % group_.size() == 0 || (heads_ < group_.size() && group_.size() % heads_ == 0))
+      return;
+    throw Error(ErrorCode::model_does_not_fit,
+                std::to_string(heads_) + " heads cannot be shared out to the " +
+                    std::to_string(group_.size()) + " ranks of ulysses")
+        .key("distributed.context.ulysses_size")
+        .help("set distributed.context.method = \"all_gather\"");
+  }
+
+  // [batch, rows, heads, head_dim] to [ranks, batch, rows, each, head_dim]: the rows of every rank.
+  Tensor to_heads(const Tensor& x) const {
+    if (group_.size() == 1) return (x.stride(3) == 1 ? x : x.contiguous()).unsqueeze(0);
+    std::vector<int64_t> sizes{group_.size(), x.size(0), x.size(1), each(), x.size(3)};
+    Tensor packed = at::empty(sizes, x.options());
+    for (int64_t r = 0; r < group_.size(); ++r)
+      packed.select(0, r).copy_(x.narrow(2, first_of(r), each()));
+    return moved(packed);
+  }
+  // The way back. What several ranks have of one head is added up, in the dtype `compute`.
+  Tensor to_rows(const Tensor& x, at::ScalarType compute) const {
+    if (group_.size() == 1) return x.select(0, 0);
+    Tensor mine = moved(x.contiguous());
+    const bool shared = heads_ < group_.size();
+    std::vector<int64_t> sizes{x.size(1), x.size(2), heads_, x.size(4)};
+    Tensor out =
+        shared ? at::zeros(sizes, x.options().dtype(compute)) : at::empty(sizes, x.options());
+    for (int64_t r = 0; r < group_.size(); ++r) {
+      Tensor to = out.narrow(2, first_of(r), each());
+      if (shared)
+        to.add_(mine.select(0, r));
+      else
+        to.copy_(mine.select(0, r));
+    }
+    return out.to(x.scalar_type());
+  }
+
+ private:
+  Tensor moved(const Tensor& packed) const {
+    Tensor out = at::empty_like(packed);
+    std::vector<int64_t> splits(static_cast<size_t>(group_.size()), 1);
+    group_
+        .all_to_all(packed.view({group_.size(), -1}), splits, out.view({group_.size(), -1}), splits)
+        .wait();
+    return out;
+  }
+  Group& group_;
+  int64_t heads_;
+};
+
+// One call of one core, forward and backward.
+class Pass {
+ public:
+  Pass(const ContextGroups& groups, const AttentionOptions& options, ContextSplit split,
+       Tensor documents)
+      : groups_(groups), options_(options), split_(split), documents_(std::move(documents)) {}
+
+  // Everything that backward needs: queries, keys, out in the layout in which attention ran.
+  struct Kept {
+    Tensor query, keys, out, lse;
+  };
+
+  Tensor forward(const Tensor& query, const Tensor& key, const Tensor& value, Kept& kept) {
+    heads_ = query.size(2);
+    kv_heads_ = key.size(2);
+    HeadExchange(*groups_.ulysses, heads_).check();
+    HeadExchange(*groups_.ulysses, kv_heads_).check();
+    kept.query = HeadExchange(*groups_.ulysses, heads_).to_heads(query);
+    kept.keys = pack(key, value);
+    // All keys at once, or in parts that are merged.
+    const bool once = way() != Way::ring;
+    at::ScalarType compute = attention_compute_type(query.scalar_type());
+    at::TensorOptions wide = query.options().dtype(compute);
+    Tensor into = once ? at::empty_like(kept.query) : Tensor(), partial, lse;
+    make_exchange()->forward(kept.keys, [&](std::vector<KeyPart>& keys) {
+      Tensor some = once ? into : at::empty(kept.query.sizes(), wide);
+      Tensor some_lse = at::empty(lse_sizes(kept.query), wide);
+      std::vector<QueryPart> queries = query_parts(kept.query);
+      for (size_t p = 0; p < queries.size(); ++p) {
+        (once ? queries[p].out : queries[p].partial) = some.select(0, static_cast<int64_t>(p));
+        queries[p].lse = some_lse.select(0, static_cast<int64_t>(p));
+      }
+      attend(options_, documents_, queries, keys);
+      if (!lse.defined()) {
+        partial = some, lse = some_lse;
+        return;
+      }
+      for (int64_t p = 0; p < partial.size(0); ++p)
+        merge_attention(partial.select(0, p), lse.select(0, p), some.select(0, p),
+                        some_lse.select(0, p));
+    });
+    kept.out = once ? into : partial.to(query.scalar_type());
+    kept.lse = lse;
+    return HeadExchange(*groups_.ulysses, heads_).to_rows(kept.out, compute);
+  }
+
+  std::vector<Tensor> backward(const Tensor& given, const Kept& kept) {
+    at::ScalarType compute = attention_compute_type(given.scalar_type());
+    HeadExchange heads(*groups_.ulysses, heads_), kv_heads(*groups_.ulysses, kv_heads_);
+    Tensor grad = heads.to_heads(given);
+    Tensor to_query = at::empty(kept.query.sizes(), kept.query.options().dtype(compute));
+    std::vector<QueryPart> queries = query_parts(kept.query);
+    for (size_t p = 0; p < queries.size(); ++p) {
+      auto place = static_cast<int64_t>(p);
+      queries[p].lse = kept.lse.select(0, place);
+      queries[p].grad = grad.select(0, place);
+      queries[p].delta = attention_deltas(kept.out.select(0, place), queries[p].grad);
+      queries[p].to_query = to_query.select(0, place);
+      queries[p].first = true;
+    }
+    Tensor to_keys = make_exchange()->backward(kept.keys, [&](std::vector<KeyPart>& keys) {
+      attend_backward(options_, documents_, queries, keys);
+      for (QueryPart& part : queries) part.first = false;
+    });
+    return {heads.to_rows(to_query.to(given.scalar_type()), compute),
+            kv_heads.to_rows(to_keys.select(0, 0), compute),
+            kv_heads.to_rows(to_keys.select(0, 1), compute)};
+  }
+
+ private:
+  int64_t ulysses() const { return groups_.ulysses->size(); }
+  enum class Way : uint8_t { local, window, gather, ring };
+  // A window reaches few of the other ranks' keys, whatever the method; but not where those have
+  // gone to other heads.
+  Way way() const {
+    if (groups_.ring->size() == 1) return Way::local;
+    if (options_.window > 0 && ulysses() == 1) return Way::window;
+    return groups_.method == ContextMethod::ring ? Way::ring : Way::gather;
+  }
+
+  // [2, parts, batch, rows, kv_heads, head_dim].
+  Tensor pack(const Tensor& key, const Tensor& value) const {
+    HeadExchange heads(*groups_.ulysses, kv_heads_);
+    if (ulysses() > 1) return at::stack({heads.to_heads(key), heads.to_heads(value)});
+    return at::stack({key, value}).unsqueeze(1);
+  }
+  static std::vector<int64_t> lse_sizes(const Tensor& query) {
+    return {query.size(0), query.size(1), query.size(3), query.size(2)};
+  }
+  // The runs of the ranks of one ulysses group, whose first rank of cp is `first`.
+  std::vector<std::vector<PositionRun>> runs_from(int64_t first) const {
+    std::vector<std::vector<PositionRun>> out;
+    for (int64_t i = 0; i < ulysses(); ++i) out.push_back(split_.runs_of(first + i));
+    return out;
+  }
+  std::vector<QueryPart> query_parts(const Tensor& query) const {
+    std::vector<std::vector<PositionRun>> runs = runs_from(groups_.ring->rank() * ulysses());
+    std::vector<QueryPart> out;
+    for (size_t p = 0; p < runs.size(); ++p)
+      out.push_back({.runs = runs[p], .query = query.select(0, static_cast<int64_t>(p))});
+    return out;
+  }
+  std::unique_ptr<KeyExchange> make_exchange() const {
+    if (way() == Way::local) return local_keys(runs_from(0));
+    if (way() == Way::window) return window_keys(groups_.ring, split_, options_.window);
+    RunsOfRanks runs;
+    for (int64_t r = 0; r < groups_.ring->size(); ++r) runs.push_back(runs_from(r * ulysses()));
+    return way() == Way::ring ? ring_keys(groups_.ring, std::move(runs))
+                              : gathered_keys(groups_.ring, std::move(runs));
+  }
+
+  ContextGroups groups_;
+  AttentionOptions options_;
+  ContextSplit split_;
+  Tensor documents_;
+  int64_t heads_ = 0, kv_heads_ = 0;
+};
+
+struct ContextNode : torch::autograd::Node {
+  explicit ContextNode(Pass pass) : pass_(std::move(pass)) {}
+  Pass pass_;
+  torch::autograd::SavedVariable query, keys, out, lse;
+
+  std::string name() const override { return "ContextAttention"; }
+  void release_variables() override {
+    for (auto* saved : {&query, &keys, &out, &lse}) saved->reset_data();
+  }
+  variable_list apply(variable_list&& grads) override {
+    c10::NoGradGuard no_grad;
+    if (!grads[0].defined()) return {Tensor(), Tensor(), Tensor()};
+    return pass_.backward(grads[0], {query.unpack(), keys.unpack(), out.unpack(), lse.unpack()});
+  }
+};
+
+class ContextAttention final : public AttentionMethod {
+ public:
+  explicit ContextAttention(ContextGroups groups) : groups_(std::move(groups)) {}
+
+  Tensor forward(const Tensor& query, const Tensor& key, const Tensor& value,
+                 const AttentionOptions& given,
+                 const std::shared_ptr<const Sequence>& sequence) override {
+    if (!sequence || sequence->rows.empty())
+      throw Error(
+          ErrorCode::bad_module,
+          "attention over the ranks of cp runs without a sequence: which positions the rows "
+          "are is not known")
+          .key("distributed.cp_size")
+          .help("run the forward within ContextParallel::scope()");
+    if (!attends(query))
+      throw Error(ErrorCode::not_in_release,
+                  "context parallelism computes attention on the CPU only")
+          .key("distributed.cp_size")
+          .help("set distributed.cp_size = 1");
+    ContextSplit split(sequence->length, groups_.context->size(), groups_.balance);
+    if (split.rows() != query.size(1) || split.runs_of(groups_.context->rank()) != sequence->rows)
+      throw Error(ErrorCode::bad_module,
+                  "attention got " + std::to_string(query.size(1)) + " rows of each sample of " +
+                      std::to_string(sequence->length) + " tokens, but a rank of cp has " +
+                      std::to_string(split.rows()))
+          .help("make the scope for the samples that the model is called with");
+    AttentionOptions options = given;
+    if (options.window >= split.length()) options.window = 0;
+    Pass pass(groups_, options, split, sequence->documents);
+    Pass::Kept kept;
+    Tensor result;
+    {
+      c10::NoGradGuard no_grad;
+      result = pass.forward(query, key, value, kept).variable_data();
+    }
+    if (!c10::GradMode::is_enabled() ||
+        !(query.requires_grad() || key.requires_grad() || value.requires_grad()))
+      return result;
+    auto node =
+        std::shared_ptr<ContextNode>(new ContextNode(std::move(pass)), torch::autograd::deleteNode);
+    node->set_next_edges(torch::autograd::collect_next_edges(query, key, value));
+    node->query = torch::autograd::SavedVariable(kept.query, /*is_output=*/false);
+    node->keys = torch::autograd::SavedVariable(kept.keys, /*is_output=*/false);
+    node->out = torch::autograd::SavedVariable(kept.out, /*is_output=*/false);
+    node->lse = torch::autograd::SavedVariable(kept.lse, /*is_output=*/false);
+    torch::autograd::set_history(result, node);
+    return result;
+  }
+
+ private:
+  ContextGroups groups_;
+};
+
+}  // namespace
+
+std::shared_ptr<AttentionMethod> context_attention(ContextGroups groups) {
+  return std::make_shared<ContextAttention>(std::move(groups));
+}
+
+}  // namespace meshwright::detail

@@ -1,0 +1,228 @@
+// Attention over the ranks of cp against attention of one rank that has all tokens.
+#include "sdk/context_parallel/context_attention.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/randn_like.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <limits>
+#include <mutex>
+#include <string>
+
+#include "meshwright/error.h"
+#include "meshwright/parallel/context_parallel.h"
+#include "meshwright/parallel/testing.h"
+
+namespace context_attention_test {
+
+using namespace meshwright;
+using at::Tensor;
+
+namespace {
+
+struct Heads {
+  int64_t query, key_value;
+};
+struct Case {
+  int64_t ranks, ring, ulysses;
+  ContextMethod method;
+  ContextBalance balance = ContextBalance::head_tail;
+  std::string text() const {
+    return std::to_string(ring) + " x " + std::to_string(ulysses) +
+           (method == ContextMethod::ring ? " ring" : " gather") +
+           (balance == ContextBalance::head_tail ? "" : " contiguous");
+  }
+};
+
+constexpr int64_t kBatch = 2, kDim = 8;
+
+// Whole samples, and what one rank computes of them.
+struct Whole {
+  Tensor query, key, value, grad, out, to_query, to_key, to_value;
+  AttentionOptions options;
+
+  Whole(int64_t length, Heads heads, int64_t window, at::ScalarType type) {
+    at::manual_seed(static_cast<uint64_t>(length * 31 + heads.key_value));
+    auto random = [&](int64_t count) {
+      return at::randn({kBatch, length, count, kDim}, at::kDouble).to(type);
+    };
+    query = random(heads.query), key = random(heads.key_value), value = random(heads.key_value);
+    grad = random(heads.query);
+    options = {.scale = 1 / std::sqrt(static_cast<double>(kDim)), .window = window};
+    Tensor q = leaf(query), k = leaf(key), v = leaf(value);
+    out = AttentionCore(options)(q, k, v);
+    out.backward(grad);
+    to_query = q.grad(), to_key = k.grad(), to_value = v.grad();
+    out = out.detach();
+  }
+  static Tensor leaf(const Tensor& x) { return x.detach().clone().set_requires_grad(true); }
+};
+
+meshwright::detail::ContextGroups groups_of(World& world, const Case& c) {
+  meshwright::detail::ContextGroups out;
+  std::vector<int64_t> all, ring, ulysses;
+  const int64_t inner = world.rank() % c.ulysses, first = world.rank() - inner;
+  for (int64_t r = 0; r < c.ranks; ++r) all.push_back(r);
+  for (int64_t r = 0; r < c.ring; ++r) ring.push_back(inner + r * c.ulysses);
+  for (int64_t r = 0; r < c.ulysses; ++r) ulysses.push_back(first + r);
+  out.context = world.group("cp", all);
+  out.ring = world.group("cp", ring);
+  out.ulysses = world.group("cp", ulysses);
+  out.method = c.method;
+  out.balance = c.balance;
+  return out;
+}
+
+struct Found {
+  Tensor out, to_query, to_key, to_value;  // of the whole samples
+};
+
+Found run(const Whole& whole, const Case& c) {
+  Found found;
+  std::mutex mutex;
+  run_ranks(c.ranks, [&](const std::shared_ptr<World>& world) {
+    const meshwright::detail::ContextGroups groups = groups_of(*world, c);
+    const ContextParallel context(groups.context, c.balance);
+    AttentionCore core(whole.options);
+    core->set_method(meshwright::detail::context_attention(groups));
+    const int64_t length = whole.query.size(1);
+    auto mine = [&](const Tensor& x) { return context.shard(x, 1, 0); };
+    Tensor q = Whole::leaf(mine(whole.query)), k = Whole::leaf(mine(whole.key)),
+           v = Whole::leaf(mine(whole.value));
+    Tensor out;
+    {
+      auto scope = context.scope(length, kBatch);
+      out = core(q, k, v);
+    }
+    out.backward(mine(whole.grad));
+    Found all{context.gather(out.detach(), 1, length), context.gather(q.grad(), 1, length),
+              context.gather(k.grad(), 1, length), context.gather(v.grad(), 1, length)};
+    std::lock_guard lock(mutex);
+    if (world->rank() == 0) found = all;
+  });
+  return found;
+}
+
+double distance(const Tensor& a, const Tensor& b) {
+  Tensor wide = b.to(at::kDouble);
+  return (a.to(at::kDouble) - wide).abs().max().item<double>() /
+         (1 + wide.abs().max().item<double>());
+}
+
+std::vector<Case> cases() {
+  std::vector<Case> out;
+  for (int64_t ranks = 1; ranks <= 4; ++ranks)
+    for (ContextMethod method : {ContextMethod::all_gather, ContextMethod::ring}) {
+      out.push_back({ranks, ranks, 1, method});
+      if (ranks == 3) out.push_back({ranks, ranks, 1, method, ContextBalance::contiguous});
+    }
+  for (int64_t ranks : {2, 4}) out.push_back({ranks, 1, ranks, ContextMethod::ulysses});
+  out.push_back({4, 2, 2, ContextMethod::ring});
+  out.push_back({4, 2, 2, ContextMethod::all_gather});
+  return out;
+}
+
+}  // namespace
+
+TEST_CASE("context attention: outputs and gradients are those of one rank, in float64") {
+  for (const Case& c : cases())
+    for (Heads heads : {Heads{4, 4}, Heads{4, 2}, Heads{4, 1}})
+      for (int64_t length : {32, 29})
+        for (int64_t window : {0, 3, 11, 64}) {
+          CAPTURE(c.text());
+          CAPTURE(heads.key_value);
+          CAPTURE(length);
+          CAPTURE(window);
+          const Whole whole(length, heads, window, at::kDouble);
+          const Found found = run(whole, c);
+          CHECK(distance(found.out, whole.out) < 1e-12);
+          CHECK(distance(found.to_query, whole.to_query) < 1e-12);
+          CHECK(distance(found.to_key, whole.to_key) < 1e-12);
+          CHECK(distance(found.to_value, whole.to_value) < 1e-12);
+        }
+}
+
+TEST_CASE("context attention: what is not merged is one rank's to the bit") {
+  for (const Case& c : cases()) {
+    if (c.method == ContextMethod::ring) continue;
+    for (int64_t length : {64, 131}) {
+      CAPTURE(c.text());
+      CAPTURE(length);
+      const Whole whole(length, {4, 2}, 0, at::kFloat);
+      CHECK(run(whole, c).out.equal(whole.out));
+    }
+  }
+}
+
+TEST_CASE("context attention: bfloat16 is as near as one rank is") {
+  for (const Case& c : cases()) {
+    CAPTURE(c.text());
+    const Whole exact(40, {4, 2}, 0, at::kBFloat16);
+    const Found found = run(exact, c);
+    CHECK(distance(found.out, exact.out) < 1e-2);
+    CHECK(distance(found.to_key, exact.to_key) < 2e-2);
+    CHECK(distance(found.to_value, exact.to_value) < 2e-2);
+  }
+}
+
+TEST_CASE("context attention: without a sequence it says what to do") {
+  run_ranks(2, [&](const std::shared_ptr<World>& world) {
+    const Case c{2, 2, 1, ContextMethod::ring};
+    AttentionCore core(AttentionOptions{});
+    core->set_method(meshwright::detail::context_attention(groups_of(*world, c)));
+    Tensor x = at::zeros({1, 4, 2, 8});
+    auto refused = [&](auto&& call) {
+      try {
+        call();
+      } catch (const Error& error) {
+        return error.code() == ErrorCode::bad_module && !error.helps().empty();
+      }
+      return false;
+    };
+    if (!refused([&] { core(x, x, x); })) throw std::runtime_error("ran without a sequence");
+    const ContextParallel context(world->group("cp", {0, 1}), ContextBalance::head_tail);
+    auto scope = context.scope(/*length=*/12, /*batch=*/1);
+    if (!refused([&] { core(x, x, x); })) throw std::runtime_error("ran with other samples");
+    // Rows that are all positions are computed here.
+    auto sequence = std::make_shared<Sequence>();
+    sequence->length = 4;
+    sequence->rows = {{0, 4}};
+    SequenceScope whole(sequence);
+    core(x, x, x);
+  });
+}
+
+TEST_CASE("context parallel: shard and gather are inverses, and check lengths") {
+  for (int64_t ranks = 1; ranks <= 3; ++ranks)
+    for (int64_t length : {1, 7, 12, 13})
+      run_ranks(ranks, [&](const std::shared_ptr<World>& world) {
+        std::vector<int64_t> all;
+        for (int64_t r = 0; r < ranks; ++r) all.push_back(r);
+        for (ContextBalance balance : {ContextBalance::head_tail, ContextBalance::contiguous}) {
+          const ContextParallel context(world->group("cp", all), balance);
+          Tensor x = at::arange(2 * length * 3, at::kLong).view({2, length, 3});
+          for (int64_t dim : {1, -2}) {
+            Tensor mine = context.shard(x, dim, -100);
+            if (mine.size(1) != context.split(length).rows() ||
+                !context.gather(mine, dim, length).equal(x))
+              throw std::runtime_error("not the inverse");
+          }
+          if (context.split(length + 40).rows() == context.split(length).rows()) continue;
+          bool refused = false;
+          try {
+            context.gather(context.shard(x, 1, 0), 1, length + 40);
+          } catch (const Error& error) {
+            refused = error.code() == ErrorCode::model_does_not_fit;
+          }
+          if (!refused) throw std::runtime_error("took other lengths");
+        }
+      });
+}
+
+}  // namespace context_attention_test

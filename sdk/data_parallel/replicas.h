@@ -1,0 +1,103 @@
+// Whole parameters on every rank: what the loop reads of them, and the buckets of gradients.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "meshwright/parallel/gradients.h"
+#include "meshwright/parallel/replicated_model.h"
+#include "meshwright/parallel/tensor_parallel.h"
+#include "sdk/memory/buffers.h"
+
+namespace meshwright::detail {
+
+class ReplicatedModel final : public ParallelModel {
+ public:
+  ReplicatedModel(std::shared_ptr<torch::nn::Module> model, ReplicatedPolicy policy,
+                  std::shared_ptr<Group> group, std::shared_ptr<World> world,
+                  std::shared_ptr<TensorParallel> tensor_parallel,
+                  const std::vector<GradientBucket>& buckets);
+
+  void begin_step() override;
+  void begin_micro_batch(GradientSync sync) override;
+  void end_step() override;
+  const std::vector<ParallelParameter>& parameters() const override { return described_; }
+  const std::vector<FlatParameterGroup>& update_groups() const override { return updates_; }
+  void after_optimizer_step() override;
+  double clip_grad_norm(double max_norm, double scale) override;
+  at::Tensor full_tensor(std::string_view name) override;
+  void summon_full_parameters(const std::function<void()>& body) override { body(); }
+  std::shared_ptr<Group> data_group() override {
+    return tensor_parallel_ ? group_ : world_->everyone();
+  }
+  std::shared_ptr<TensorParallel> tensor_parallel() const override { return tensor_parallel_; }
+  void hold_units(const std::vector<std::string>& units, bool held) override;
+  void reduce_units(const std::vector<std::string>& units) override;
+
+  void gradient_ready(size_t parameter);
+
+ private:
+  struct Parameter {
+    std::string name;
+    at::Tensor variable;
+    std::vector<int64_t> sizes;
+    int64_t count = 0, offset = 0;  // in values_ and grads_
+    bool trainable = true;
+    size_t bucket = 0;
+    bool arrived = false;  // a gradient came in this micro-batch
+    bool ever = false;     // in any micro-batch of this step
+    bool unused = false;   // static_graph: by the first step
+    bool told = false;     // to reduce, in this step
+    std::string unit;      // by the general rule; known from the first call that names units on
+  };
+  struct Bucket {
+    int64_t begin = 0, end = 0;  // elements of grads_
+    std::vector<size_t> members;
+    size_t waiting = 0;
+    bool launched = false;
+    at::Tensor reduced;  // in the reduce dtype, when it is not the storage dtype and there is
+                         // anything to sum
+    Work work;
+  };
+
+  bool alone() const { return group_->size() == 1; }
+  // One rank without casts, and no wider sum of micro-batches to keep: gradients stay where
+  // autograd puts them.
+  bool direct() const { return alone() && param_ == storage_ && !wider(reduce_, storage_); }
+  // Whether gradients of earlier micro-batches wait in the buckets. Autograd adds them up in the
+  // dtype of computation, which is of use only where that is as wide as the reduce dtype.
+  bool collects() const { return policy_.gradient_as_bucket_view || wider(reduce_, param_); }
+  void lay_out(const std::vector<GradientBucket>& planned);
+  std::vector<GradientBucket> own_buckets(const std::vector<int64_t>& counts) const;
+  void adopt();
+  void cast_inputs_and_outputs();
+  void describe();
+  void broadcast(const std::vector<at::Tensor>& tensors);
+  void absorb(Parameter& p);
+  void launch(Bucket& bucket);
+  void launch_ready();
+  std::vector<size_t> meant(const std::vector<std::string>& units);
+  void check_reduced() const;
+  void check_unused();
+  void sum_partial_gradients();
+
+  std::shared_ptr<torch::nn::Module> model_;
+  ReplicatedPolicy policy_;
+  std::shared_ptr<Group> group_;
+  std::shared_ptr<World> world_;
+  std::shared_ptr<TensorParallel> tensor_parallel_;
+  at::ScalarType storage_ = at::kFloat, param_, reduce_, output_;
+  std::vector<Parameter> parameters_;  // in the order of the buckets
+  std::vector<Bucket> buckets_;
+  size_t next_ = 0;  // bucket to launch
+  at::Tensor values_, grads_, compute_;
+  int64_t trainable_ = 0;
+  bool last_ = true, learned_ = false;
+  bool told_ = false;  // buckets reduce in this step when they are told to
+  std::vector<ParallelParameter> described_;
+  std::vector<FlatParameterGroup> updates_;
+};
+
+}  // namespace meshwright::detail

@@ -1,0 +1,198 @@
+#include "meshwright/nn/attention.h"
+
+#include <ATen/autocast_mode.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/scaled_dot_product_attention.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <limits>
+#include <optional>
+
+#include "attention_parts.h"
+#include "meshwright/error.h"
+
+namespace meshwright {
+
+namespace {
+
+using at::Tensor;
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+thread_local std::shared_ptr<const Sequence> sequence_of_thread;
+
+// The heads' elements dense, whatever the other strides.
+Tensor with_dense_heads(const Tensor& x) { return x.stride(3) == 1 ? x : x.contiguous(); }
+
+std::vector<PositionRun> runs_of(const Sequence* sequence, int64_t rows) {
+  if (sequence == nullptr || sequence->rows.empty()) return {{0, rows}};
+  int64_t count = 0;
+  for (const PositionRun& run : sequence->rows) count += run.count;
+  if (count != rows)
+    throw Error(ErrorCode::bad_module, "attention got " + std::to_string(rows) +
+                                           " rows of each sample, but the sequence around it has " +
+                                           std::to_string(count))
+        .help("make the SequenceScope for the tokens that the model is called with");
+  return sequence->rows;
+}
+
+// All rows are here. On the CPU, without dropout.
+struct LocalAttention : torch::autograd::Function<LocalAttention> {
+  static Tensor forward(AutogradContext* context, const Tensor& given_query,
+                        const Tensor& given_key, const Tensor& given_value,
+                        const AttentionOptions& options,
+                        const std::shared_ptr<const Sequence>& sequence) {
+    Tensor query = with_dense_heads(given_query), key = with_dense_heads(given_key),
+           value = with_dense_heads(given_value);
+    Tensor out = at::empty(query.sizes(), query.options());
+    Tensor lse =
+        at::empty({query.size(0), query.size(2), query.size(1)},
+                  query.options().dtype(detail::attention_compute_type(query.scalar_type())));
+    std::vector<PositionRun> runs = runs_of(sequence.get(), query.size(1));
+    Tensor documents = sequence ? sequence->documents : Tensor();
+    std::vector<detail::QueryPart> queries{{.runs = runs, .query = query, .out = out, .lse = lse}};
+    std::vector<detail::KeyPart> keys{{.runs = runs, .key = key, .value = value}};
+    detail::attend(options, documents, queries, keys);
+    context->save_for_backward({query, key, value, out, lse, documents});
+    context->saved_data["scale"] = options.scale;
+    context->saved_data["window"] = options.window;
+    std::vector<int64_t> flat;
+    for (const PositionRun& run : runs) flat.insert(flat.end(), {run.position, run.count});
+    context->saved_data["runs"] = flat;
+    return out;
+  }
+
+  static variable_list backward(AutogradContext* context, variable_list grads) {
+    variable_list saved = context->get_saved_variables();
+    const Tensor &query = saved[0], &key = saved[1], &value = saved[2], &out = saved[3];
+    AttentionOptions options{.scale = context->saved_data["scale"].toDouble(),
+                             .window = context->saved_data["window"].toInt()};
+    std::vector<PositionRun> runs;
+    std::vector<int64_t> flat = context->saved_data["runs"].toIntVector();
+    for (size_t i = 0; i < flat.size(); i += 2) runs.push_back({flat[i], flat[i + 1]});
+    Tensor grad = with_dense_heads(grads[0]);
+    at::ScalarType compute = detail::attention_compute_type(query.scalar_type());
+    auto gradient_of = [&](const Tensor& x) {
+      return at::empty(x.sizes(), x.options().dtype(compute));
+    };
+    Tensor to_query = gradient_of(query), to_key = gradient_of(key), to_value = gradient_of(value);
+    std::vector<detail::QueryPart> queries{{.runs = runs,
+                                            .query = query,
+                                            .lse = saved[4],
+                                            .grad = grad,
+                                            .delta = detail::attention_deltas(out, grad),
+                                            .to_query = to_query,
+                                            .first = true}};
+    std::vector<detail::KeyPart> keys{{.runs = runs,
+                                       .key = key,
+                                       .value = value,
+                                       .to_key = to_key,
+                                       .to_value = to_value,
+                                       .first = true}};
+    detail::attend_backward(options, saved[5], queries, keys);
+    return {to_query.to(query.scalar_type()), to_key.to(key.scalar_type()),
+            to_value.to(value.scalar_type()), Tensor(), Tensor()};
+  }
+};
+
+// Added to the scores of LibTorch's attention: nothing for what a query sees, minus infinity for
+// the rest. [rows, rows], or [batch, 1, rows, rows] with documents.
+Tensor mask_of(const Tensor& like, int64_t window, const Sequence* sequence) {
+  const int64_t rows = like.size(1);
+  c10::NoGradGuard no_grad;
+  at::TensorOptions integers = like.options().dtype(at::kLong);
+  Tensor position = at::arange(rows, integers);
+  if (sequence != nullptr && !sequence->rows.empty()) {
+    int64_t row = 0;
+    for (const PositionRun& run : runs_of(sequence, rows)) {
+      position.narrow(0, row, run.count)
+          .copy_(at::arange(run.position, run.position + run.count, integers));
+      row += run.count;
+    }
+  }
+  Tensor back = position.unsqueeze(1) - position;  // how far a key lies before a query
+  Tensor seen = back >= 0;
+  if (window > 0) seen = seen.logical_and(back < window);
+  if (sequence != nullptr && sequence->documents.defined()) {
+    Tensor document = sequence->documents.to(like.device()).index_select(1, position);
+    seen = seen.logical_and(document.unsqueeze(2) == document.unsqueeze(1)).unsqueeze(1);
+  }
+  return at::zeros(seen.sizes(), like.options())
+      .masked_fill_(seen.logical_not(), -std::numeric_limits<double>::infinity());
+}
+
+// The mask of the last forward of this thread: all layers of a model share it.
+Tensor kept_mask(const Tensor& like, int64_t window,
+                 const std::shared_ptr<const Sequence>& sequence) {
+  struct Kept {
+    int64_t rows, window;
+    std::shared_ptr<const Sequence> sequence;
+    Tensor mask;
+  };
+  static thread_local std::vector<Kept> kept;
+  for (const Kept& k : kept)
+    if (k.rows == like.size(1) && k.window == window && k.sequence == sequence &&
+        k.mask.device() == like.device() && k.mask.scalar_type() == like.scalar_type())
+      return k.mask;
+  constexpr size_t kKept = 4;  // training and validation lengths; sampling goes through many
+  if (kept.size() == kKept) kept.erase(kept.begin());
+  return kept
+      .emplace_back(Kept{like.size(1), window, sequence, mask_of(like, window, sequence.get())})
+      .mask;
+}
+
+// Somebody has said that these rows are all positions, as generation does on every rank.
+bool has_whole_samples(const Sequence* sequence, int64_t rows) {
+  return sequence != nullptr && sequence->length == rows &&
+         sequence->rows == std::vector<PositionRun>{{0, rows}};
+}
+
+bool plain(const Tensor& t) { return detail::attends(t) && t.numel() > 0; }
+
+}  // namespace
+
+SequenceScope::SequenceScope(std::shared_ptr<const Sequence> sequence)
+    : outer_(std::move(sequence_of_thread)) {
+  sequence_of_thread = std::move(sequence);
+}
+SequenceScope::~SequenceScope() { sequence_of_thread = std::move(outer_); }
+
+std::shared_ptr<const Sequence> current_sequence() { return sequence_of_thread; }
+
+AttentionMethod::~AttentionMethod() = default;
+
+AttentionCoreImpl::AttentionCoreImpl(AttentionOptions options) : options_(options) {}
+AttentionCoreImpl::~AttentionCoreImpl() = default;
+
+Tensor AttentionCoreImpl::forward(const Tensor& query, const Tensor& key, const Tensor& value) {
+  AttentionOptions options = options_;
+  if (!is_training()) options.dropout = 0;
+  std::shared_ptr<const Sequence> sequence = current_sequence();
+  if (method_ && !has_whole_samples(sequence.get(), query.size(1)))
+    return method_->forward(query, key, value, options, sequence);
+  if (options.window >= query.size(1)) options.window = 0;
+  if (options.dropout == 0 && plain(query) && plain(key) && plain(value) &&
+      !at::autocast::is_autocast_enabled(at::kCPU))
+    return LocalAttention::apply(query, key, value, options, sequence);
+  std::optional<Tensor> mask;
+  if (options.window > 0 || sequence) mask = kept_mask(query, options.window, sequence);
+  return at::scaled_dot_product_attention(query.transpose(1, 2), key.transpose(1, 2),
+                                          value.transpose(1, 2), mask, options.dropout,
+                                          /*is_causal=*/!mask.has_value(), options.scale,
+                                          query.size(2) != key.size(2))
+      .transpose(1, 2);
+}
+
+std::vector<std::pair<std::string, AttentionCoreImpl*>> find_attention_cores(
+    torch::nn::Module& model) {
+  std::vector<std::pair<std::string, AttentionCoreImpl*>> out;
+  for (const auto& item : model.named_modules("", /*include_self=*/true))
+    if (auto* core = dynamic_cast<AttentionCoreImpl*>(item.value().get()))
+      out.emplace_back(item.key(), core);
+  return out;
+}
+
+}  // namespace meshwright

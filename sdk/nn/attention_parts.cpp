@@ -1,0 +1,213 @@
+#include "attention_parts.h"
+
+#include <ATen/Dispatch.h>
+#include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+
+#include "attention_kernel.h"
+
+namespace meshwright::detail {
+
+namespace {
+
+using at::Tensor;
+
+template <class T>
+HeadView<T> head_view(const Tensor& x, int64_t batch, int64_t head) {
+  if (!x.defined()) return {};
+  auto* data = static_cast<std::remove_const_t<T>*>(const_cast<void*>(x.const_data_ptr()));
+  return {data + batch * x.stride(0) + head * x.stride(2), x.stride(1), x.stride(2)};
+}
+template <class T>
+RowView<T> row_view(const Tensor& x, int64_t batch, int64_t head) {
+  if (!x.defined()) return {};
+  auto* data = static_cast<std::remove_const_t<T>*>(const_cast<void*>(x.const_data_ptr()));
+  return {data + batch * x.stride(0) + head * x.stride(1), x.stride(1)};
+}
+template <class T>
+HeadView<T> from_row(HeadView<T> view, int64_t row) {
+  if (view.data != nullptr) view.data += row * view.row;
+  return view;
+}
+template <class T>
+RowView<T> from_row(RowView<T> view, int64_t row) {
+  if (view.data != nullptr) view.data += row;
+  return view;
+}
+
+const int32_t* documents_at(const Tensor& documents, int64_t batch, int64_t position) {
+  if (!documents.defined()) return nullptr;
+  return documents.const_data_ptr<int32_t>() + batch * documents.stride(0) + position;
+}
+
+// One call of the kernel: a sample and a key-value head, and of a forward a part of the queries.
+template <class T>
+struct Call {
+  using Compute = AttentionCompute<T>;
+  std::vector<QueryRun<T>> queries;
+  std::vector<KeyRun<T>> keys;
+
+  void fill(const Tensor& documents, const std::vector<QueryPart>& query_parts,
+            const std::vector<KeyPart>& key_parts, int64_t batch, int64_t head, int64_t group) {
+    queries.clear();
+    keys.clear();
+    for (const QueryPart& part : query_parts) {
+      int64_t row = 0;
+      for (const PositionRun& at : part.runs) {
+        QueryRun<T> run;
+        run.position = at.position;
+        run.count = at.count;
+        run.documents = documents_at(documents, batch, at.position);
+        run.q = from_row(head_view<const T>(part.query, batch, head * group), row);
+        run.out = from_row(head_view<T>(part.out, batch, head * group), row);
+        run.partial = from_row(head_view<Compute>(part.partial, batch, head * group), row);
+        run.lse = from_row(row_view<Compute>(part.lse, batch, head * group), row);
+        run.grad = from_row(head_view<const T>(part.grad, batch, head * group), row);
+        run.delta = from_row(row_view<const Compute>(part.delta, batch, head * group), row);
+        run.dq = from_row(head_view<Compute>(part.to_query, batch, head * group), row);
+        run.first = part.first;
+        queries.push_back(run);
+        row += at.count;
+      }
+    }
+    for (const KeyPart& part : key_parts) {
+      int64_t row = 0;
+      for (const PositionRun& at : part.runs) {
+        KeyRun<T> run;
+        run.position = at.position;
+        run.count = at.count;
+        run.documents = documents_at(documents, batch, at.position);
+        run.k = from_row(head_view<const T>(part.key, batch, head), row);
+        run.v = from_row(head_view<const T>(part.value, batch, head), row);
+        run.dk = from_row(head_view<Compute>(part.to_key, batch, head), row);
+        run.dv = from_row(head_view<Compute>(part.to_value, batch, head), row);
+        run.first = part.first;
+        keys.push_back(run);
+        row += at.count;
+      }
+    }
+    std::sort(keys.begin(), keys.end(),
+              [](const KeyRun<T>& a, const KeyRun<T>& b) { return a.position < b.position; });
+  }
+  // Only share `index` of `count` of every run's rows.
+  void keep_share(int64_t index, int64_t count) {
+    for (QueryRun<T>& run : queries) {
+      int64_t begin = run.count * index / count, end = run.count * (index + 1) / count;
+      run.position += begin;
+      if (run.documents != nullptr) run.documents += begin;
+      run.q = from_row(run.q, begin);
+      run.out = from_row(run.out, begin);
+      run.partial = from_row(run.partial, begin);
+      run.lse = from_row(run.lse, begin);
+      run.count = end - begin;
+    }
+    std::erase_if(queries, [](const QueryRun<T>& run) { return run.count == 0; });
+  }
+};
+
+template <class F>
+void for_each_type(const Tensor& query, F&& f) {
+  switch (query.scalar_type()) {
+    case at::kDouble:
+      return f(double{});
+    case at::kBFloat16:
+      return f(c10::BFloat16{});
+    default:
+      return f(float{});
+  }
+}
+
+AttentionShape shape_of(const AttentionOptions& options, const std::vector<QueryPart>& queries,
+                        const std::vector<KeyPart>& keys) {
+  AttentionShape shape;
+  shape.head_dim = queries.front().query.size(3);
+  shape.group = queries.front().query.size(2) / keys.front().key.size(2);
+  shape.scale = options.scale;
+  shape.window = options.window;
+  return shape;
+}
+
+}  // namespace
+
+bool attends(const Tensor& query) {
+  at::ScalarType type = query.scalar_type();
+  return query.is_cpu() && (type == at::kFloat || type == at::kDouble || type == at::kBFloat16);
+}
+
+at::ScalarType attention_compute_type(at::ScalarType type) {
+  return type == at::kDouble ? at::kDouble : at::kFloat;
+}
+
+void attend(const AttentionOptions& options, const Tensor& documents,
+            std::vector<QueryPart>& queries, std::vector<KeyPart>& keys) {
+  const AttentionShape shape = shape_of(options, queries, keys);
+  const Tensor& key = keys.front().key;
+  const int64_t heads = key.size(2), calls = key.size(0) * heads;
+  if (queries.front().query.numel() == 0 || calls == 0) return;
+  // Fewer heads than threads: the queries of each are shared out, too. Bits do not depend on it.
+  const int64_t threads = at::get_num_threads();
+  const int64_t shares = calls >= threads ? 1 : (threads + calls - 1) / calls * 2;
+  for_each_type(queries.front().query, [&](auto like) {
+    using T = decltype(like);
+    at::parallel_for(0, calls * shares, 1, [&](int64_t begin, int64_t end) {
+      Call<T> call;
+      for (int64_t i = begin; i < end; ++i) {
+        call.fill(documents, queries, keys, i / shares / heads, i / shares % heads, shape.group);
+        if (shares > 1) call.keep_share(i % shares, shares);
+        attention_forward<T>(shape, call.queries, call.keys);
+      }
+    });
+  });
+}
+
+void attend_backward(const AttentionOptions& options, const Tensor& documents,
+                     std::vector<QueryPart>& queries, std::vector<KeyPart>& keys) {
+  const AttentionShape shape = shape_of(options, queries, keys);
+  const Tensor& key = keys.front().key;
+  const int64_t heads = key.size(2);
+  if (queries.front().query.numel() == 0) return;
+  for_each_type(queries.front().query, [&](auto like) {
+    using T = decltype(like);
+    at::parallel_for(0, key.size(0) * heads, 1, [&](int64_t begin, int64_t end) {
+      Call<T> call;
+      for (int64_t i = begin; i < end; ++i) {
+        call.fill(documents, queries, keys, i / heads, i % heads, shape.group);
+        attention_backward<T>(shape, call.queries, call.keys);
+      }
+    });
+  });
+}
+
+Tensor attention_deltas(const Tensor& out, const Tensor& grad) {
+  const int64_t batch = out.size(0), rows = out.size(1), heads = out.size(2);
+  Tensor delta = at::empty({batch, heads, rows},
+                           out.options().dtype(attention_compute_type(out.scalar_type())));
+  for_each_type(out, [&](auto like) {
+    using T = decltype(like);
+    using Compute = AttentionCompute<T>;
+    at::parallel_for(0, batch, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t b = begin; b < end; ++b)
+        attention_delta<T>(out.size(3), heads, rows, head_view<const T>(out, b, 0),
+                           head_view<const T>(grad, b, 0), row_view<Compute>(delta, b, 0));
+    });
+  });
+  return delta;
+}
+
+void merge_attention(const Tensor& into, const Tensor& into_lse, const Tensor& out,
+                     const Tensor& lse) {
+  auto merge = [&]<class C>(C) {
+    for (int64_t b = 0; b < into.size(0); ++b)
+      attention_merge<C>(into.size(3), into.size(2), into.size(1), head_view<C>(into, b, 0),
+                         row_view<C>(into_lse, b, 0), head_view<const C>(out, b, 0),
+                         row_view<const C>(lse, b, 0));
+  };
+  if (into.scalar_type() == at::kDouble)
+    merge(double{});
+  else
+    merge(float{});
+}
+
+}  // namespace meshwright::detail

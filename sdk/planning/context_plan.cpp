@@ -1,0 +1,106 @@
+#include "sdk/base/context_plan.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "meshwright/error.h"
+
+namespace meshwright {
+
+namespace {
+
+std::string n(int64_t value) { return std::to_string(value); }
+
+// Several ranks may have the same key-value head.
+bool shares_heads(int64_t ranks, int64_t heads, int64_t kv_heads) {
+  if (heads == 0) return true;
+  return heads % ranks == 0 && (kv_heads % ranks == 0 || ranks % kv_heads == 0);
+}
+
+Error refused(const std::string& message, const char* key) {
+  return Error(ErrorCode::model_does_not_fit, message)
+      .key(std::string("distributed.context.") + key);
+}
+
+// Bytes that a rank sends a layer, forward and backward, over those of a head of its tokens
+// (semantics 14.4).
+double sent_by_gather(int64_t ranks, int64_t kv_heads) {
+  return 6.0 * static_cast<double>(ranks - 1) * static_cast<double>(kv_heads);
+}
+double sent_by_ulysses(int64_t ranks, int64_t heads, int64_t kv_heads) {
+  return 4.0 * static_cast<double>(ranks - 1) / static_cast<double>(ranks) *
+         static_cast<double>(heads + std::max(kv_heads, ranks));
+}
+
+ContextPlan choose(int64_t ranks, int64_t heads, int64_t kv_heads) {
+  ContextPlan plan;
+  if (heads == 0 || !shares_heads(ranks, heads, kv_heads)) {
+    plan.ring = ranks;
+    plan.why = heads == 0 ? "the model's heads are not known before it runs"
+                          : n(heads) + " query and " + n(kv_heads) +
+                                " key-value heads cannot be shared out to " + n(ranks) + " ranks";
+    return plan;
+  }
+  double ratio = sent_by_ulysses(ranks, heads, kv_heads) / sent_by_gather(ranks, kv_heads);
+  const bool ulysses = ratio < 1;
+  plan.method = ulysses ? ContextMethod::ulysses : ContextMethod::all_gather;
+  (ulysses ? plan.ulysses : plan.ring) = ranks;
+  const auto percent = static_cast<int64_t>(std::lround(100 * (ulysses ? ratio : 1 / ratio)));
+  const std::string other = ulysses ? "all_gather" : "ulysses";
+  plan.why = (percent == 100 ? "it sends as much as " + other + " would"
+                             : "it sends " + n(percent) + "% of what " + other + " would") +
+             ", with " + n(heads) + " query and " + n(kv_heads) + " key-value heads";
+  return plan;
+}
+
+}  // namespace
+
+std::string context_method_name(const ContextPlan& plan) {
+  if (plan.ring > 1 && plan.ulysses > 1)
+    return plan.method == ContextMethod::ring ? "ring x ulysses" : "all_gather x ulysses";
+  if (plan.ulysses > 1) return "ulysses";
+  return plan.method == ContextMethod::ring ? "ring" : "all_gather";
+}
+
+ContextPlan plan_context(const ContextOptions& options, int64_t ranks, int64_t heads,
+                         int64_t kv_heads) {
+  ContextPlan plan;
+  const bool sized = options.ring_size || options.ulysses_size;
+  if (!options.method && !sized && ranks > 1) {
+    plan = choose(ranks, heads, kv_heads);
+  } else {
+    const ContextMethod method = options.method.value_or(ContextMethod::ring);
+    plan.ulysses = options.ulysses_size.value_or(
+        options.ring_size                  ? std::max<int64_t>(1, ranks / *options.ring_size)
+        : method == ContextMethod::ulysses ? ranks
+                                           : 1);
+    plan.ring = options.ring_size.value_or(std::max<int64_t>(1, ranks / plan.ulysses));
+    plan.method = plan.ring == 1                     ? ContextMethod::ulysses
+                  : method == ContextMethod::ulysses ? ContextMethod::ring
+                                                     : method;
+  }
+  plan.balance = options.head_tail ? ContextBalance::head_tail : ContextBalance::contiguous;
+  if (plan.ring * plan.ulysses != ranks)
+    throw refused("ring_size " + n(plan.ring) + " times ulysses_size " + n(plan.ulysses) + " is " +
+                      n(plan.ring * plan.ulysses) + ", not cp_size " + n(ranks),
+                  options.ring_size ? "ring_size" : "ulysses_size")
+        .help("set distributed.context.ring_size = " + n(ranks) +
+              " and distributed.context.ulysses_size = 1")
+        .help("leave both out");
+  if (plan.ulysses > 1 && !shares_heads(plan.ulysses, heads, kv_heads)) {
+    Error error = refused(n(heads) + " query and " + n(kv_heads) +
+                              " key-value heads cannot be shared out to the " + n(plan.ulysses) +
+                              " ranks of ulysses",
+                          options.ulysses_size ? "ulysses_size" : "method");
+    for (int64_t size = plan.ulysses - 1; size > 1; --size)
+      if (ranks % size == 0 && shares_heads(size, heads, kv_heads)) {
+        error.help("set distributed.context.ulysses_size = " + n(size) +
+                   " and distributed.context.ring_size = " + n(ranks / size));
+        break;
+      }
+    throw error.help("set distributed.context.method = \"all_gather\"");
+  }
+  return plan;
+}
+
+}  // namespace meshwright

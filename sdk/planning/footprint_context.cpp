@@ -1,0 +1,186 @@
+// What attention over the ranks of cp sends and holds.
+#include <algorithm>
+#include <charconv>
+#include <system_error>
+
+#include "footprint_parts.h"
+#include "sdk/base/context_plan.h"
+
+namespace meshwright::footprint {
+namespace {
+
+bool cuts_attention(const TpPlan& plan) {
+  return std::any_of(plan.entries.begin(), plan.entries.end(), [](const TpEntry& entry) {
+    return entry.style.kind == TpStyleKind::column &&
+           (entry.pattern.ends_with("k_proj") || entry.pattern.ends_with("qkv_proj"));
+  });
+}
+
+// The window of a layer by its name, "model.layers.3": names stay global on a pipeline's stages.
+int64_t window_of(const ModelOutline& outline, std::string_view layer, int64_t length) {
+  const std::string_view digits = layer.substr(layer.rfind('.') + 1);
+  size_t number = 0;
+  const auto [end, bad] = std::from_chars(digits.data(), digits.data() + digits.size(), number);
+  if (bad != std::errc() || number >= outline.windows.size()) return 0;
+  return outline.windows[number] < length ? outline.windows[number] : 0;
+}
+
+// What attention of one layer sends over cp: a forward, and what its backward has on top of another
+// exchange of keys (semantics 14.3).
+class ContextRows {
+ public:
+  ContextRows(const ShardingRequest& request, const ContextAttentionPlan& attention, int64_t tokens)
+      : plan_(attention.plan),
+        split_(std::max<int64_t>(request.workload.seq_len, 1), attention.ranks, plan_.balance),
+        rank_(attention.rank),
+        element_(dtype_size(precision_of(request).param)),
+        wide_(std::max<int64_t>(element_, 4)),
+        row_(times(tokens, request.outline.head_dim)),
+        heads_(attention.heads),
+        kv_heads_(attention.kv_heads) {}
+
+  void add(int64_t window, int64_t forward, int64_t backward, Traffic& wire) const {
+    const Axis ring{"cp", plan_.ring, 0}, heads{"cp", plan_.ulysses, 0};
+    // Heads to tokens and back: queries and outputs, keys and values.
+    if (plan_.ulysses > 1) {
+      const int64_t shared = std::max(kv_heads_, plan_.ulysses);
+      wire.add(heads, "all_to_all", times(2, plus(forward, backward)),
+               times(row_, heads_, element_));
+      wire.add(heads, "all_to_all", times(2, plus(forward, backward)),
+               times(row_, shared, element_));
+    }
+    if (plan_.ring == 1) return;
+    if (window > 0 && plan_.ulysses == 1) return add_window(window, forward, backward, wire);
+    // Of all ranks that share heads out, for this rank's heads.
+    const int64_t keys =
+        times(plan_.ulysses, row_, 2 * std::max<int64_t>(1, kv_heads_ / plan_.ulysses));
+    if (plan_.method == ContextMethod::ring) {
+      const int64_t steps = plan_.ring - 1;
+      wire.add(ring, "send", times(steps, plus(forward, backward)), times(keys, element_));
+      wire.add(ring, "send", times(steps, backward), times(keys, wide_));
+      return;
+    }
+    wire.add(ring, "all_gather", plus(forward, backward), times(plan_.ring, keys, element_));
+    wire.add(ring, "reduce_scatter", backward, times(plan_.ring, keys, element_));
+  }
+
+ private:
+  bool reaches(int64_t rank, int64_t chunk, int64_t window) const {
+    const std::vector<int64_t> queries = split_.chunks_of(rank);
+    return std::any_of(queries.begin(), queries.end(), [&](int64_t query) {
+      return split_.first_seen(query, window) <= chunk && chunk <= query;
+    });
+  }
+  void add_window(int64_t window, int64_t forward, int64_t backward, Traffic& wire) const {
+    int64_t sent = 0, received = 0;
+    for (int64_t peer = 0; peer < split_.ranks(); ++peer) {
+      if (peer == rank_) continue;
+      for (int64_t chunk : split_.chunks_of(rank_)) sent += reaches(peer, chunk, window);
+      for (int64_t chunk : split_.chunks_of(peer)) received += reaches(rank_, chunk, window);
+    }
+    const Axis axis{"cp", plan_.ring, 0};
+    const int64_t bytes = times(row_ / split_.per_rank(), 2 * kv_heads_, element_);
+    wire.add(axis, "send", times(sent, plus(forward, backward)), bytes);
+    wire.add(axis, "send", times(received, backward), bytes);
+  }
+
+  ContextPlan plan_;
+  ContextSplit split_;
+  int64_t rank_, element_, wide_, row_, heads_, kv_heads_;
+};
+
+// All layers of this rank, and how often each runs.
+void add_rows(const ShardingRequest& request, const ContextAttentionPlan& attention,
+              const ModuleIndex& index, Traffic& wire) {
+  const ContextRows rows(request, attention, tokens_of(request));
+  for (const ModuleOutline& module : request.outline.modules) {
+    if (module.kind != ModuleKind::layer) continue;
+    // Attention is computed again under full checkpointing only.
+    int64_t backward = passes_of(request),
+            forward = times(backward, forward_runs(request, index, module.name + ".self_attn"));
+    rows.add(window_of(request.outline, module.name, request.workload.seq_len), forward, backward,
+             wire);
+  }
+}
+
+}  // namespace
+
+std::optional<ContextAttentionPlan> context_attention_of(const ShardingRequest& request) {
+  if (!request.mesh.device_mesh) return std::nullopt;
+  const Mesh& mesh = *request.mesh.device_mesh;
+  ContextAttentionPlan out;
+  out.ranks = mesh.size("cp");
+  if (out.ranks <= 1) return std::nullopt;
+  out.rank = mesh.coordinate(request.rank, "cp");
+  const int64_t tp = cuts_attention(request.tp) ? mesh.size("tp") : 1;
+  // Of a model that says nothing of heads, 0.
+  auto of_rank = [&](int64_t heads) { return heads == 0 ? 0 : std::max<int64_t>(heads / tp, 1); };
+  out.heads = of_rank(request.outline.attention_heads);
+  out.kv_heads = of_rank(request.outline.key_value_heads);
+  out.plan = plan_context(request.config.shared.context, out.ranks, out.heads, out.kv_heads);
+  return out;
+}
+
+void add_context_rows(const ShardingRequest& request, const ModuleIndex& index, Traffic& wire) {
+  if (const std::optional<ContextAttentionPlan> attention = context_attention_of(request))
+    add_rows(request, *attention, index, wire);
+}
+
+int64_t context_transient(const ShardingRequest& request, const ContextAttentionPlan& attention) {
+  const ContextPlan& plan = attention.plan;
+  const int64_t element = dtype_size(precision_of(request).param),
+                wide = std::max<int64_t>(element, 4), size = request.outline.head_dim;
+  // Of one rank's tokens, with the heads that this rank then has.
+  const int64_t keys = times(2 * size, std::max(attention.kv_heads, plan.ulysses));
+  int64_t bytes = 0;
+  if (plan.ulysses > 1)
+    bytes = times(2, element, size, attention.heads + std::max(attention.kv_heads, plan.ulysses));
+  if (plan.ring == 1) return bytes;
+  // ring: two buffers that keys pass through and four of gradients; else those of all ranks.
+  if (plan.method == ContextMethod::ring)
+    return plus(bytes, times(keys, plus(2 * element, 4 * wide)));
+  return plus(bytes, times(plan.ring, keys, plus(element, wide)));
+}
+
+}  // namespace meshwright::footprint
+
+namespace meshwright {
+
+std::optional<ContextPlan> plan_context(const ShardingRequest& request) {
+  const std::optional<footprint::ContextAttentionPlan> found =
+      footprint::context_attention_of(request);
+  return found ? std::optional<ContextPlan>(found->plan) : std::nullopt;
+}
+
+std::vector<ContextCost> context_costs(const ShardingRequest& request) {
+  using namespace footprint;
+  const std::optional<ContextAttentionPlan> chosen = context_attention_of(request);
+  if (!chosen) return {};
+  const ModuleIndex index(request.outline);
+  std::vector<ContextCost> out;
+  auto add = [&](const ContextPlan& plan) {
+    ContextAttentionPlan attention = *chosen;
+    attention.plan = plan;
+    Traffic wire;
+    add_rows(request, attention, index, wire);
+    ContextCost cost{context_method_name(plan), 0,
+                     times(tokens_of(request), context_transient(request, attention)),
+                     plan.method == chosen->plan.method && plan.ring == chosen->plan.ring};
+    for (const WireRow& row : wire.rows()) cost.bytes = plus(cost.bytes, row.bytes);
+    out.push_back(std::move(cost));
+  };
+  for (ContextMethod method :
+       {ContextMethod::all_gather, ContextMethod::ring, ContextMethod::ulysses})
+    try {
+      ContextOptions options = request.config.shared.context;
+      options.method = method;
+      options.ring_size = options.ulysses_size = std::nullopt;
+      add(plan_context(options, chosen->ranks, chosen->heads, chosen->kv_heads));
+    } catch (const Error&) {  // the model's heads do not allow it
+    }
+  if (std::none_of(out.begin(), out.end(), [](const ContextCost& c) { return c.chosen; }))
+    add(chosen->plan);
+  return out;
+}
+
+}  // namespace meshwright
