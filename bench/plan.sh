@@ -38,4 +38,5 @@ measure 'plan --json, 131,072 ranks' plan job.toml --world-size 131072 --json
 measure 'plan, 131,072 ranks, Llama 405B' plan job.toml --world-size 131072 --set model.config=model.json --set dataset.seq_len=8192
 measure 'plan --json, 131,072 ranks, Llama 405B' plan job.toml --world-size 131072 --set model.config=model.json \
   --set dataset.seq_len=8192 --json
+measure 'plan, 1,048,576 ranks, Llama 405B' plan job.toml --world-size 1048576 --set model.config=model.json --set dataset.seq_len=8192
 measure 'plan --groups tp, 131,072 ranks (16,384 groups)' plan job.toml --world-size 131072 --groups tp

@@ -18,11 +18,18 @@ Error plans_only(const loader::LoadedStrategy& strategy, const Job& job) {
 
 // Whether the model can be run, beyond being planned: its family, its rotary embedding, its
 // activations and dropouts.
-void check_model_runs(const Options& model, Diagnostics& diagnostics) {
+void check_model_runs(const Options& model, int64_t cp, Diagnostics& diagnostics) {
   const auto [path, key] = config::model_path(model);
   if (path.empty()) return;
   try {
-    outlines::read_net_config(outlines::load_config(path));
+    const outlines::NetConfig net = outlines::read_net_config(outlines::load_config(path));
+    if (cp > 1 && net.attention_dropout > 0)
+      diagnostics.add(Error(ErrorCode::model_does_not_fit,
+                            "the model drops attention out in training (attention_dropout), which "
+                            "ranks that share a sample would do each in its own way")
+                          .key("distributed.cp_size")
+                          .help("set attention_dropout to 0 in the model's config.json")
+                          .help("set distributed.cp_size = 1"));
   } catch (Error& error) {
     diagnostics.add(error.key("model." + key).at(model.origin(key)));
   }
@@ -85,11 +92,19 @@ void check_trainable(const Job& job, Diagnostics& diagnostics) {
                         .key("distributed.pp_size")
                         .at(config.table("distributed").origin("pp_size"))
                         .help("set distributed.pp_size = 1"));
+  if (sizes.cp > 1 && config.table("dist_env").get_string("device") == "cuda")
+    diagnostics.add(Error(ErrorCode::not_in_release,
+                          "cp_size = " + std::to_string(sizes.cp) +
+                              ": attention over the ranks of cp is computed on CPUs only")
+                        .key("distributed.cp_size")
+                        .at(config.table("distributed").origin("cp_size"))
+                        .help("set dist_env.device = \"cpu\"")
+                        .help("set distributed.cp_size = 1"));
   // With ep_size above 1 another strategy may take the job; check_runs() asks that one.
   if (job.strategy.info != nullptr &&
       (job.strategy.info->capabilities & MESHWRIGHT_CAN_PARALLELIZE) == 0 && sizes.ep <= 1)
     diagnostics.add(plans_only(job.strategy, job));
-  check_model_runs(model, diagnostics);
+  check_model_runs(model, sizes.cp, diagnostics);
 }
 
 bool written_for_training(const Job& job) {

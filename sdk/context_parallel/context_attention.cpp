@@ -1,5 +1,6 @@
 #include "context_attention.h"
 
+#include <ATen/autocast_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/stack.h>
@@ -36,13 +37,14 @@ class HeadExchange {
   int64_t each() const { return std::max<int64_t>(1, heads_ / group_.size()); }
   int64_t first_of(int64_t rank) const { return rank * heads_ / group_.size(); }
 
-  // Heads of models that say nothing of them before they run.
-  void check() const {
-    if (heads_ % group_.size() == 0 || (heads_ < group_.size() && group_.size() % heads_ == 0))
-      return;
+  // Heads of models that say nothing of them before they run. Several ranks may share one of the
+  // keys, whose gradients add up, but none of the queries.
+  void check(bool keys) const {
+    if (heads_ % group_.size() == 0 || (keys && group_.size() % heads_ == 0)) return;
     throw Error(ErrorCode::model_does_not_fit,
-                std::to_string(heads_) + " heads cannot be shared out to the " +
-                    std::to_string(group_.size()) + " ranks of ulysses")
+                std::to_string(heads_) + (keys ? " key-value" : " query") +
+                    " heads cannot be shared out to the " + std::to_string(group_.size()) +
+                    " ranks of ulysses")
         .key("distributed.context.ulysses_size")
         .help("set distributed.context.method = \"all_gather\"");
   }
@@ -102,8 +104,8 @@ class Pass {
   Tensor forward(const Tensor& query, const Tensor& key, const Tensor& value, Kept& kept) {
     heads_ = query.size(2);
     kv_heads_ = key.size(2);
-    HeadExchange(*groups_.ulysses, heads_).check();
-    HeadExchange(*groups_.ulysses, kv_heads_).check();
+    HeadExchange(*groups_.ulysses, heads_).check(/*keys=*/false);
+    HeadExchange(*groups_.ulysses, kv_heads_).check(/*keys=*/true);
     kept.query = HeadExchange(*groups_.ulysses, heads_).to_heads(query);
     kept.keys = pack(key, value);
     // All keys at once, or in parts that are merged.
@@ -225,9 +227,16 @@ class ContextAttention final : public AttentionMethod {
  public:
   explicit ContextAttention(ContextGroups groups) : groups_(std::move(groups)) {}
 
-  Tensor forward(const Tensor& query, const Tensor& key, const Tensor& value,
+  Tensor forward(const Tensor& given_query, const Tensor& given_key, const Tensor& given_value,
                  const AttentionOptions& given,
                  const std::shared_ptr<const Sequence>& sequence) override {
+    // As one rank computes under autocast.
+    auto cast = [](const Tensor& x) {
+      return at::autocast::is_autocast_enabled(at::kCPU)
+                 ? x.to(at::autocast::get_autocast_dtype(at::kCPU))
+                 : x;
+    };
+    Tensor query = cast(given_query), key = cast(given_key), value = cast(given_value);
     if (!sequence || sequence->rows.empty())
       throw Error(
           ErrorCode::bad_module,
@@ -254,7 +263,8 @@ class ContextAttention final : public AttentionMethod {
     Tensor result;
     {
       c10::NoGradGuard no_grad;
-      result = pass.forward(query, key, value, kept).variable_data();
+      // It may share memory with what backward reads, and tells that when it is written to.
+      result = pass.forward(query, key, value, kept).detach();
     }
     if (!c10::GradMode::is_enabled() ||
         !(query.requires_grad() || key.requires_grad() || value.requires_grad()))

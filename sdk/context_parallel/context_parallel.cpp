@@ -110,6 +110,12 @@ void check_attention(torch::nn::Module& model) {
   }
 }
 
+Error refused(const std::string& why) {
+  return Error(ErrorCode::not_in_release, why)
+      .key("distributed.cp_size")
+      .help("set distributed.cp_size = 1");
+}
+
 std::shared_ptr<Group> part_of(World& world, const Group& context, int64_t first, int64_t count,
                                int64_t step) {
   std::vector<int64_t> ranks;
@@ -137,7 +143,18 @@ void add_balance_losses(torch::nn::Module& model, const std::shared_ptr<Group>& 
 }  // namespace
 
 std::shared_ptr<ContextParallel> apply_context_parallel(const ParallelizeRequest& request) {
-  if (!request.mesh.device_mesh || request.mesh.device_mesh->size("cp") <= 1) return nullptr;
+  const SharedOptions& shared = request.config.shared;
+  if (!request.mesh.device_mesh || request.mesh.device_mesh->size("cp") <= 1) {
+    if (shared.sizes.cp > 1)
+      throw refused("the strategy's mesh has no axis cp, so no ranks would share a sample");
+    return nullptr;
+  }
+  if (!request.world->device().is_cpu())
+    throw refused("attention over the ranks of cp is computed on CPUs only");
+  if (shared.mp.param == DType::float16)
+    throw refused("attention over the ranks of cp is not computed in float16")
+        .about("distributed.mp_policy.param_dtype")
+        .help("set distributed.mp_policy.param_dtype = \"bfloat16\"");
   std::shared_ptr<Group> group = DeviceMesh(*request.mesh.device_mesh, request.world).group("cp");
   auto cores = find_attention_cores(*request.model);
   if (cores.empty())

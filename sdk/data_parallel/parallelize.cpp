@@ -253,6 +253,21 @@ bool runs_as_copies(const ParallelizeRequest& request, const ShardingPlan& plan,
                       [](const PlannedUnit& unit) { return unit.mp.has_value(); });
 }
 
+// Each rank of cp has gradients of its own tokens alone: they must be added up.
+void check_context_axes(const ParallelizeRequest& request, const ShardGroups& groups,
+                        const ContextParallel& context) {
+  const int64_t summed = groups.shard->size() * (groups.replicate ? groups.replicate->size() : 1),
+                wanted = request.mesh.dp * context.group()->size();
+  if (summed == wanted) return;
+  throw Error(ErrorCode::plugin_nonconforming,
+              "the strategy sums gradients over " + std::to_string(summed) + " ranks (" +
+                  groups.shard_axis + "), but dp " + std::to_string(request.mesh.dp) + " x cp " +
+                  std::to_string(context.group()->size()) + " ranks have tokens of their own")
+      .key("distributed.cp_size")
+      .help("let MeshPlan::fsdp_axes span cp, as plan_sharded_mesh() does")
+      .help("set distributed.cp_size = 1");
+}
+
 }  // namespace
 
 std::unique_ptr<ParallelModel> execute_plan(ParallelizeRequest& request, const ShardingPlan& plan) {
@@ -282,6 +297,7 @@ std::unique_ptr<ParallelModel> execute_plan(ParallelizeRequest& request, const S
                         request.world, tensor_parallel);
   } else {
     ShardGroups groups = shard_groups(request);
+    if (context_parallel) check_context_axes(request, groups, *context_parallel);
     groups.tensor_parallel = tensor_parallel;
     groups.expert_parallel = expert_parallel;
     model = shard_by_plan(request, plan, std::move(groups));

@@ -8,8 +8,10 @@
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <algorithm>
 #include <limits>
 #include <optional>
+#include <string>
 
 #include "attention_parts.h"
 #include "meshwright/error.h"
@@ -146,8 +148,35 @@ Tensor kept_mask(const Tensor& like, int64_t window,
 
 // Somebody has said that these rows are all positions, as generation does on every rank.
 bool has_whole_samples(const Sequence* sequence, int64_t rows) {
-  return sequence != nullptr && sequence->length == rows &&
+  // A rank of cp whose part is all of a sample has padding on the others, and counts.
+  return sequence != nullptr && sequence->length == rows && !sequence->counts.defined() &&
          sequence->rows == std::vector<PositionRun>{{0, rows}};
+}
+
+// The kernel reads memory as these say.
+void check(const Tensor& query, const Tensor& key, const Tensor& value, const Sequence* sequence) {
+  auto refuse = [](const std::string& what) {
+    return Error(ErrorCode::bad_module, "attention: " + what);
+  };
+  if (query.dim() != 4 || key.dim() != 4 || key.sizes() != value.sizes())
+    throw refuse(
+        "queries, keys and values are [batch, rows, heads, head_dim], keys and values alike");
+  if (key.size(0) != query.size(0) || key.size(1) != query.size(1) || key.size(3) != query.size(3))
+    throw refuse("queries and keys have other batches, rows or head sizes");
+  if (key.size(2) == 0 || query.size(2) % key.size(2) != 0)
+    throw refuse(std::to_string(query.size(2)) + " query heads are no multiple of " +
+                 std::to_string(key.size(2)) + " key-value heads");
+  if (!at::autocast::is_autocast_enabled(query.device().type()) &&
+      (key.scalar_type() != query.scalar_type() || value.scalar_type() != query.scalar_type()))
+    throw refuse("queries, keys and values have different dtypes");
+  if (sequence == nullptr || !sequence->documents.defined()) return;
+  int64_t end = query.size(1);
+  for (const PositionRun& run : sequence->rows) end = std::max(end, run.position + run.count);
+  const Tensor& documents = sequence->documents;
+  if (documents.dim() != 2 || documents.scalar_type() != at::kInt ||
+      documents.size(0) != query.size(0) || documents.size(1) < end || documents.stride(1) != 1)
+    throw refuse("the documents of the sequence are not int32, one for each position of " +
+                 std::to_string(query.size(0)) + " samples");
 }
 
 bool plain(const Tensor& t) { return detail::attends(t) && t.numel() > 0; }
@@ -171,9 +200,10 @@ Tensor AttentionCoreImpl::forward(const Tensor& query, const Tensor& key, const 
   AttentionOptions options = options_;
   if (!is_training()) options.dropout = 0;
   std::shared_ptr<const Sequence> sequence = current_sequence();
+  check(query, key, value, sequence.get());
   if (method_ && !has_whole_samples(sequence.get(), query.size(1)))
     return method_->forward(query, key, value, options, sequence);
-  if (options.window >= query.size(1)) options.window = 0;
+  if (!sequence && options.window >= query.size(1)) options.window = 0;
   if (options.dropout == 0 && plain(query) && plain(key) && plain(value) &&
       !at::autocast::is_autocast_enabled(at::kCPU))
     return LocalAttention::apply(query, key, value, options, sequence);

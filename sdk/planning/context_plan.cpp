@@ -79,6 +79,17 @@ ContextPlan plan_context(const ContextOptions& options, int64_t ranks, int64_t h
                   : method == ContextMethod::ulysses ? ContextMethod::ring
                                                      : method;
   }
+  // One of the words would be ignored.
+  if (options.method && ranks > 1 && plan.ring * plan.ulysses == ranks &&
+      (*options.method == ContextMethod::ulysses ? plan.ring : plan.ulysses) == ranks)
+    throw refused("method = \"" +
+                      std::string(*options.method == ContextMethod::ulysses ? "ulysses"
+                                  : *options.method == ContextMethod::ring  ? "ring"
+                                                                            : "all_gather") +
+                      "\" with ring_size " + n(plan.ring) + " and ulysses_size " + n(plan.ulysses) +
+                      " would have nothing to do",
+                  "method")
+        .help("leave out distributed.context.method");
   plan.balance = options.head_tail ? ContextBalance::head_tail : ContextBalance::contiguous;
   if (plan.ring * plan.ulysses != ranks)
     throw refused("ring_size " + n(plan.ring) + " times ulysses_size " + n(plan.ulysses) + " is " +

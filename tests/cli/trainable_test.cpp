@@ -113,10 +113,15 @@ TEST_CASE(
       said("model.config=" + model(folder, "llama.json", "LlamaForCausalLM", ""));
   struct Row {
     std::string sets, key, words;
+    std::string code = "E0390";
   };
+  const std::string dropped =
+      model(folder, "dropped.json", "LlamaForCausalLM", R"(,"attention_dropout":0.1)");
   for (const Row& row :
        {Row{llama + said("distributed.pp_size=2"), "distributed.pp_size",
             "pp_size = 2 can be planned"},
+        Row{said("model.config=" + dropped) + said("distributed.cp_size=2"), "distributed.cp_size",
+            "drops attention out in training", "E0316"},
         Row{said("model.config=" + capped), "model.config", "attn_logit_softcapping does not run"},
         Row{said("model.config=" + dropout), "model.config", "resid_pdrop above 0 does not run"},
         Row{said("model.config=" + jitter), "model.config",
@@ -143,7 +148,7 @@ TEST_CASE(
           run("train " + file + "--nproc 2", "2>&1"), run("train " + file, "2>&1", rank)}) {
       INFO(refused.out);
       CHECK(refused.status == 3);
-      CHECK(refused.out.find("error[E0390]") != std::string::npos);
+      CHECK(refused.out.find("error[" + row.code + "]") != std::string::npos);
       CHECK(refused.out.find(row.words) != std::string::npos);
       CHECK(refused.out.find(row.key) != std::string::npos);
     }

@@ -405,7 +405,8 @@ TEST_CASE("a shown configuration reads back to the same values") {
 
 TEST_CASE("a shown configuration reads back without a word about the defaults it spells out") {
   Loaded l = load("[optimizer]\nlr = 1e-5\n");
-  std::string text = show_toml(l.config, true, {"checkpoint", "distributed.pipeline", "distributed.context"});
+  std::string text =
+      show_toml(l.config, true, {"checkpoint", "distributed.pipeline", "distributed.context"});
   CHECK(text.find("[checkpoint]") == std::string::npos);
   CHECK(text.find("enable_compile = false") != std::string::npos);
   Loaded again = load(text);

@@ -198,6 +198,47 @@ TEST_CASE("context attention: without a sequence it says what to do") {
   });
 }
 
+TEST_CASE("context attention: ulysses shares out keys, never queries") {
+  const Case c{4, 1, 4, ContextMethod::ulysses};
+  const Whole whole(16, {2, 2}, 0, at::kDouble);
+  bool refused = false;
+  try {
+    run(whole, c);
+  } catch (const Error& error) {
+    refused = error.code() == ErrorCode::model_does_not_fit && !error.helps().empty();
+  }
+  CHECK(refused);
+}
+
+TEST_CASE("context attention: a sample of one token is no rank's own affair") {
+  for (ContextBalance balance : {ContextBalance::head_tail, ContextBalance::contiguous}) {
+    const Whole whole(1, {4, 2}, 0, at::kDouble);
+    const Found found = run(whole, {2, 2, 1, ContextMethod::ring, balance});
+    CHECK(distance(found.out, whole.out) < 1e-12);
+    CHECK(distance(found.to_value, whole.to_value) < 1e-12);
+  }
+}
+
+TEST_CASE("context attention: an output that is written to does not change gradients unseen") {
+  run_ranks(2, [&](const std::shared_ptr<World>& world) {
+    const Case c{2, 2, 1, ContextMethod::all_gather};
+    AttentionCore core(AttentionOptions{});
+    core->set_method(meshwright::detail::context_attention(groups_of(*world, c)));
+    const ContextParallel context(world->group("cp", {0, 1}), ContextBalance::head_tail);
+    Tensor x = at::randn({1, 4, 2, 8}).set_requires_grad(true);
+    auto scope = context.scope(/*length=*/8, /*batch=*/1);
+    Tensor out = core(x, x, x);
+    out.mul_(2);
+    bool refused = false;
+    try {
+      out.sum().backward();
+    } catch (const std::exception&) {
+      refused = true;
+    }
+    if (!refused) throw std::runtime_error("gradients of an output that was overwritten");
+  });
+}
+
 TEST_CASE("context parallel: shard and gather are inverses, and check lengths") {
   for (int64_t ranks = 1; ranks <= 3; ++ranks)
     for (int64_t length : {1, 7, 12, 13})

@@ -1,5 +1,6 @@
 // Attention against LibTorch's, in float64 through its mathematical definition.
 #include "meshwright/nn/attention.h"
+#include "meshwright/error.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/allclose.h>
@@ -99,6 +100,31 @@ TEST_CASE("attention survives scores far apart, and does not hide what is not a 
     CHECK(odd[0][6].equal(out[0][6]));
     CHECK(odd[0][8].equal(out[0][8]));
   }
+}
+
+TEST_CASE("attention refuses what its kernel would read wrongly") {
+  AttentionCore core(AttentionOptions{});
+  Tensor query = at::randn({2, 6, 4, 8}), key = at::randn({2, 6, 2, 8});
+  auto refused = [&](const Tensor& q, const Tensor& k, const Tensor& v) {
+    try {
+      core(q, k, v);
+    } catch (const Error& error) {
+      return error.code() == ErrorCode::bad_module;
+    }
+    return false;
+  };
+  CHECK_FALSE(refused(query, key, key));
+  CHECK(refused(query, key, key.to(at::kBFloat16)));
+  CHECK(refused(query, key.narrow(1, 0, 5), key.narrow(1, 0, 5)));
+  CHECK(refused(query, key, key.narrow(3, 0, 4)));
+  CHECK(refused(query.narrow(2, 0, 3), key, key));
+  CHECK(refused(query[0], key[0], key[0]));
+  auto sequence = std::make_shared<Sequence>();
+  sequence->length = 6;
+  sequence->rows = {{0, 6}};
+  sequence->documents = at::ones({2, 5}, at::kInt);
+  SequenceScope scope(sequence);
+  CHECK(refused(query, key, key));
 }
 
 TEST_CASE("dropout while training leaves the mean") {

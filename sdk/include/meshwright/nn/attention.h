@@ -17,8 +17,8 @@
 #include <utility>
 #include <vector>
 
-#include "meshwright/parallel/context_split.h"
 #include "meshwright/nn/module.h"
+#include "meshwright/parallel/context_split.h"
 
 namespace meshwright {
 

@@ -3,7 +3,7 @@
 //
 //   std::shared_ptr<ContextParallel> context = model.context_parallel();
 //   at::Tensor targets = context->shard(ids.narrow(1, 1, length), 1, -100);  // shifted before
-//   auto scope = context->scope(length);
+//   auto scope = context->scope(length, batch);
 //   at::Tensor logits = net(context->shard(ids.narrow(1, 0, length), 1, 0));
 #pragma once
 
@@ -14,8 +14,8 @@
 #include <map>
 #include <memory>
 
-#include "meshwright/parallel/context_split.h"
 #include "meshwright/nn/attention.h"
+#include "meshwright/parallel/context_split.h"
 #include "meshwright/parallel/group.h"
 #include "meshwright/parallel/parallel.h"
 
@@ -50,8 +50,8 @@ class MESHWRIGHT_API ContextParallel {
 
 // Collective over the cp group of the request's mesh; nullptr without one. Every attention core of
 // the model computes over all ranks from now on, and the routers' balance losses count the tokens
-// of all. Throws Error(not_in_release) for a model without attention cores, naming what looks like
-// attention, and for what cannot be computed so (semantics 14.5).
+// of all. Throws Error(bad_module) for a model without attention cores, naming what looks like
+// attention, and what semantics 14.5 says for what cannot be computed so.
 MESHWRIGHT_API std::shared_ptr<ContextParallel> apply_context_parallel(
     const ParallelizeRequest& request);
 
