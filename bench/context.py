@@ -8,7 +8,7 @@ two-rank step: 1 would be perfect.
 """
 import argparse, json, os, shutil, statistics, subprocess, sys, tempfile
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+import train
 
 
 def run(a, folder, length, method):
@@ -44,13 +44,13 @@ seq_len = {length}
     p = subprocess.run([os.path.join(a.build, "bin/meshwright"), "train", job, "--nproc", "2" if method else "1"], capture_output=True, text=True)
     if p.returncode:
         sys.exit(p.stderr)
-    rows = [r for r in map(json.loads, open(os.path.join(folder, "runs/bench/metrics.jsonl"))) if "grad_norm" in r]
+    rows = train.rows(os.path.join(folder, "runs/bench/metrics.jsonl"))
     return statistics.median(r["step_ms"] for r in rows[2:]), [r["loss"] for r in rows]
 
 
 if __name__ == "__main__":
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--build", default=os.path.join(ROOT, "build"))
+    p.add_argument("--build", default=os.path.join(train.ROOT, "build"))
     p.add_argument("--lengths", nargs="*", type=int, default=[2048, 8192])
     p.add_argument("--methods", nargs="*", default=["all_gather", "ring", "ulysses"])
     p.add_argument("--rounds", type=int, default=3)

@@ -41,10 +41,7 @@ inline MeshRequest request(int64_t world, const Values& shared = {}, const Value
   Options distributed(distributed_schema());
   for (const auto& [key, value] : shared) distributed.set(key, value);
   Diagnostics diagnostics;
-  out.config.shared =
-      read_shared_options(distributed, Options(mp_policy_schema()), Options(moe_schema()),
-                          Options(moe_mp_policy_schema()), Options(pipeline_schema()),
-                          Options(context_schema()), diagnostics);
+  out.config.shared = read_shared_options(distributed, diagnostics);
   diagnostics.throw_if_any();
   out.config.shared_values = distributed;
   out.config.own = Options(schema());

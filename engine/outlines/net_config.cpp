@@ -78,24 +78,24 @@ std::vector<std::string> read_layer_types(const ConfigJson& config, int64_t laye
   return types;
 }
 
-std::vector<LayerConfig> read_layers(const ConfigJson& config, const DecoderFamily& family) {
-  std::vector<LayerConfig> layers(static_cast<size_t>(family.sizes.layers));
+std::vector<LayerConfig> read_layers(const ConfigJson& config, const std::string& model_type,
+                                     int64_t count) {
+  std::vector<LayerConfig> layers(static_cast<size_t>(count));
   auto window = [&](int64_t fallback) -> int64_t {
     return config.is_null("sliding_window")
                ? 0
                : config.integer("sliding_window", 1, kMaxPositions, fallback);
   };
-  if (family.model_type == "mistral")
+  if (model_type == "mistral")
     for (LayerConfig& layer : layers) layer.window = window(4096);
-  if ((family.model_type == "phi3" || family.model_type == "mixtral") &&
-      config.has("sliding_window"))
+  if ((model_type == "phi3" || model_type == "mixtral") && config.has("sliding_window"))
     for (LayerConfig& layer : layers) layer.window = window(0);
-  if (family.model_type == "qwen3_moe" && config.boolean("use_sliding_window", false))
+  if (model_type == "qwen3_moe" && config.boolean("use_sliding_window", false))
     for (LayerConfig& layer : layers) layer.window = window(4096);
-  bool gemma = family.model_type == "gemma3_text";
-  if (!gemma && family.model_type != "qwen2" && family.model_type != "qwen3") return layers;
+  bool gemma = model_type == "gemma3_text";
+  if (!gemma && model_type != "qwen2" && model_type != "qwen3") return layers;
   int64_t size = gemma || config.boolean("use_sliding_window", false) ? window(4096) : 0;
-  std::vector<std::string> types = read_layer_types(config, family.sizes.layers);
+  std::vector<std::string> types = read_layer_types(config, count);
   int64_t first =
       config.integer("max_window_layers", 0, kMaxPositions, 28);  // Qwen: full attention before it
   int64_t pattern = config.integer("sliding_window_pattern", 1, kMaxPositions,
@@ -153,12 +153,9 @@ std::span<const char* const> known_activations() { return kActivations; }
 
 std::vector<int64_t> attention_windows(const ConfigJson& config, const std::string& model_type,
                                        int64_t layers) {
-  DecoderFamily family;
-  family.model_type = model_type;
-  family.sizes.layers = layers;
   std::vector<int64_t> out;
   bool any = false;
-  for (const LayerConfig& layer : read_layers(config, family)) {
+  for (const LayerConfig& layer : read_layers(config, model_type, layers)) {
     out.push_back(layer.window);
     any = any || layer.window > 0;
   }
@@ -172,7 +169,7 @@ NetConfig read_net_config(const ConfigJson& config) {
   const DecoderSizes& s = net.family.sizes;
   refuse_unbuilt(config, net.family);
   net.ropes = read_ropes(config, net.family, defaults.max_positions);
-  net.layers = read_layers(config, net.family);
+  net.layers = read_layers(config, net.family.model_type, s.layers);
   net.norm_epsilon = config.number(defaults.epsilon_field, 0, 1, defaults.norm_epsilon);
   net.activation = config.string(defaults.activation_field, defaults.activation);
   if (std::find(std::begin(kActivations), std::end(kActivations), net.activation) ==

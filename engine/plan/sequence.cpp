@@ -20,13 +20,11 @@ void check_sequence(const Job& job, const TpPlan& tp) {
   const SharedOptions& shared = job.config.shared;
   int64_t ranks = shared.sizes.tp;
   if (ranks <= 1 || !cuts_sequence(tp)) return;
-  const ContextBalance balance =
-      shared.context.head_tail ? ContextBalance::head_tail : ContextBalance::contiguous;
   for (const char* name : {"dataset", "validation_dataset"}) {
     const Options& table = job.config.table(name);
     int64_t length = table.get_int("seq_len");
     // Tensor parallelism cuts what context parallelism has left of a sample.
-    const ContextSplit split(length, shared.sizes.cp, balance);
+    const ContextSplit split(length, shared.sizes.cp, context_balance(shared.context));
     if (!reads_data(table) || split.rows() % ranks == 0) continue;
     const std::string key = std::string(name) + ".seq_len", tp_size = std::to_string(ranks);
     const bool shared_out = shared.sizes.cp > 1;

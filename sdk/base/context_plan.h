@@ -20,6 +20,7 @@ struct ContextPlan {
   std::string why;  // what "auto" went by; empty: it was written
 };
 
+MESHWRIGHT_API ContextBalance context_balance(const ContextOptions& options);
 // "all_gather", "ring", "ulysses", or "ring x ulysses".
 MESHWRIGHT_API std::string context_method_name(const ContextPlan& plan);
 // `ranks` of cp; heads of a rank of tp, 0: not known before the run. Throws

@@ -129,6 +129,12 @@ SharedOptions read_shared_options(const Options& distributed, const Options& mp_
   return out;
 }
 
+SharedOptions read_shared_options(const Options& distributed, Diagnostics& diagnostics) {
+  return read_shared_options(distributed, Options(mp_policy_schema()), Options(moe_schema()),
+                             Options(moe_mp_policy_schema()), Options(pipeline_schema()),
+                             Options(context_schema()), diagnostics);
+}
+
 std::vector<std::string> parse_checkpointing_scope(const OptionValue& value) {
   const std::string key = "distributed.activation_checkpointing_scope";
   std::vector<std::string> parts;

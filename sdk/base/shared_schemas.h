@@ -26,6 +26,10 @@ MESHWRIGHT_API SharedOptions read_shared_options(const Options& distributed,
                                                  const Options& pipeline, const Options& context,
                                                  Diagnostics& diagnostics);
 
+// The same with every other table at its defaults.
+MESHWRIGHT_API SharedOptions read_shared_options(const Options& distributed,
+                                                 Diagnostics& diagnostics);
+
 // The grammar of activation_checkpointing_scope: '+' and ',' separate, '-' equals '_', "default"
 // and "auto" mean "all"; order kept, duplicates dropped. Throws Error(bad_choice) for an unknown
 // name or "all" beside another.

@@ -177,10 +177,7 @@ StrategyConfig make_config(const meshwright_strategy& strategy, const Wish& wish
   size("ep_size", wish.ep);
   for (const auto& [key, value] : wish.shared) config.shared_values.set(key, value);
   Diagnostics diagnostics;
-  config.shared =
-      read_shared_options(config.shared_values, Options(mp_policy_schema()), Options(moe_schema()),
-                          Options(moe_mp_policy_schema()), Options(pipeline_schema()),
-                          Options(context_schema()), diagnostics);
+  config.shared = read_shared_options(config.shared_values, diagnostics);
   diagnostics.throw_if_any();
   config.own = Options(own_schema(strategy));
   for (const auto& [key, value] : wish.own) config.own.set(key, value);

@@ -219,10 +219,10 @@ class WindowKeys final : public KeyExchange {
     const int64_t me = group_->rank();
     for (int64_t chunk : split_.chunks_of(me))
       for (int64_t peer = 0; peer < group_->size(); ++peer)
-        if (peer != me && needs(peer, chunk, window)) sent_.push_back({peer, chunk});
+        if (peer != me && split_.sees(peer, chunk, window)) sent_.push_back({peer, chunk});
     for (int64_t peer = 0; peer < group_->size(); ++peer)
       for (int64_t chunk : split_.chunks_of(peer))
-        if (peer != me && needs(me, chunk, window)) received_.push_back({peer, chunk});
+        if (peer != me && split_.sees(me, chunk, window)) received_.push_back({peer, chunk});
   }
 
   void forward(const Tensor& own, const VisitKeys& visit) override {
@@ -262,11 +262,6 @@ class WindowKeys final : public KeyExchange {
   struct Moved {
     int64_t peer, chunk;
   };
-  bool needs(int64_t rank, int64_t chunk, int64_t window) const {
-    for (int64_t query : split_.chunks_of(rank))
-      if (split_.first_seen(query, window) <= chunk && chunk <= query) return true;
-    return false;
-  }
   PositionRun run_of(int64_t chunk) const { return {chunk * split_.chunk(), split_.chunk()}; }
   Tensor chunk_of(const Tensor& own, int64_t chunk) const {
     return own.narrow(3, split_.row_of(chunk), split_.chunk());

@@ -98,17 +98,6 @@ ShardGroups shard_groups(const ParallelizeRequest& request) {
   return out;
 }
 
-namespace {
-
-// nullopt: none of the types that plans know (an unsigned integer, float8, a complex number).
-std::optional<DType> known_dtype(at::ScalarType type) {
-  for (int d = 0; d <= static_cast<int>(DType::boolean); ++d)
-    if (const auto known = static_cast<DType>(d); scalar_type(known) == type) return known;
-  return std::nullopt;
-}
-
-}  // namespace
-
 LiveShardingRequest::LiveShardingRequest(const ParallelizeRequest& request)
     : request_(request), outline_(request.outline) {
   std::map<std::string, at::Tensor, std::less<>> parameters;
@@ -118,7 +107,7 @@ LiveShardingRequest::LiveShardingRequest(const ParallelizeRequest& request)
     auto found = parameters.find(parameter.name);
     if (found == parameters.end()) continue;  // bind_units() says so
     // Of other types the outline says something; the model that takes the parameter refuses it.
-    parameter.dtype = known_dtype(found->second.scalar_type()).value_or(parameter.dtype);
+    parameter.dtype = find_dtype(found->second.scalar_type()).value_or(parameter.dtype);
     parameter.trainable = found->second.requires_grad();
   }
 }

@@ -31,10 +31,14 @@ at::ScalarType scalar_type(DType dtype) {
   return found == kTypes.end() ? at::kFloat : found->second;
 }
 
-DType dtype_of(at::ScalarType type) {
+std::optional<DType> find_dtype(at::ScalarType type) {
   const auto* found = std::find_if(kTypes.begin(), kTypes.end(),
                                    [&](const auto& row) { return row.second == type; });
-  if (found != kTypes.end()) return found->first;
+  return found == kTypes.end() ? std::nullopt : std::optional<DType>(found->first);
+}
+
+DType dtype_of(at::ScalarType type) {
+  if (const std::optional<DType> found = find_dtype(type)) return *found;
   throw Error(ErrorCode::bad_module,
               std::string("a tensor of the dtype ") + c10::toString(type) + " cannot be stored")
       .help("use a floating dtype, or an integer one of at most 64 bits");

@@ -31,12 +31,6 @@ HeadView<T> from_row(HeadView<T> view, int64_t row) {
   if (view.data != nullptr) view.data += row * view.row;
   return view;
 }
-template <class T>
-RowView<T> from_row(RowView<T> view, int64_t row) {
-  if (view.data != nullptr) view.data += row;
-  return view;
-}
-
 const int32_t* documents_at(const Tensor& documents, int64_t batch, int64_t position) {
   if (!documents.defined()) return nullptr;
   return documents.const_data_ptr<int32_t>() + batch * documents.stride(0) + position;
@@ -54,20 +48,20 @@ struct Call {
     queries.clear();
     keys.clear();
     for (const QueryPart& part : query_parts) {
+      QueryRun<T> all;  // the part's rows
+      all.q = head_view<const T>(part.query, batch, head * group);
+      all.out = head_view<T>(part.out, batch, head * group);
+      all.partial = head_view<Compute>(part.partial, batch, head * group);
+      all.lse = row_view<Compute>(part.lse, batch, head * group);
+      all.grad = head_view<const T>(part.grad, batch, head * group);
+      all.delta = row_view<const Compute>(part.delta, batch, head * group);
+      all.dq = head_view<Compute>(part.to_query, batch, head * group);
+      all.first = part.first;
       int64_t row = 0;
       for (const PositionRun& at : part.runs) {
-        QueryRun<T> run;
+        QueryRun<T> run = rows_of(all, row, at.count);
         run.position = at.position;
-        run.count = at.count;
         run.documents = documents_at(documents, batch, at.position);
-        run.q = from_row(head_view<const T>(part.query, batch, head * group), row);
-        run.out = from_row(head_view<T>(part.out, batch, head * group), row);
-        run.partial = from_row(head_view<Compute>(part.partial, batch, head * group), row);
-        run.lse = from_row(row_view<Compute>(part.lse, batch, head * group), row);
-        run.grad = from_row(head_view<const T>(part.grad, batch, head * group), row);
-        run.delta = from_row(row_view<const Compute>(part.delta, batch, head * group), row);
-        run.dq = from_row(head_view<Compute>(part.to_query, batch, head * group), row);
-        run.first = part.first;
         queries.push_back(run);
         row += at.count;
       }
@@ -95,13 +89,7 @@ struct Call {
   void keep_share(int64_t index, int64_t count) {
     for (QueryRun<T>& run : queries) {
       int64_t begin = run.count * index / count, end = run.count * (index + 1) / count;
-      run.position += begin;
-      if (run.documents != nullptr) run.documents += begin;
-      run.q = from_row(run.q, begin);
-      run.out = from_row(run.out, begin);
-      run.partial = from_row(run.partial, begin);
-      run.lse = from_row(run.lse, begin);
-      run.count = end - begin;
+      run = rows_of(run, begin, end - begin);
     }
     std::erase_if(queries, [](const QueryRun<T>& run) { return run.count == 0; });
   }
@@ -141,7 +129,7 @@ at::ScalarType attention_compute_type(at::ScalarType type) {
 }
 
 void attend(const AttentionOptions& options, const Tensor& documents,
-            std::vector<QueryPart>& queries, std::vector<KeyPart>& keys) {
+            const std::vector<QueryPart>& queries, const std::vector<KeyPart>& keys) {
   const AttentionShape shape = shape_of(options, queries, keys);
   const Tensor& key = keys.front().key;
   const int64_t heads = key.size(2), calls = key.size(0) * heads;
@@ -163,7 +151,7 @@ void attend(const AttentionOptions& options, const Tensor& documents,
 }
 
 void attend_backward(const AttentionOptions& options, const Tensor& documents,
-                     std::vector<QueryPart>& queries, std::vector<KeyPart>& keys) {
+                     const std::vector<QueryPart>& queries, const std::vector<KeyPart>& keys) {
   const AttentionShape shape = shape_of(options, queries, keys);
   const Tensor& key = keys.front().key;
   const int64_t heads = key.size(2);

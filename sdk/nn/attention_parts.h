@@ -38,9 +38,9 @@ at::ScalarType attention_compute_type(at::ScalarType type);
 
 // Parts of one call must not overlap. `documents`: as in Sequence.
 void attend(const AttentionOptions& options, const at::Tensor& documents,
-            std::vector<QueryPart>& queries, std::vector<KeyPart>& keys);
+            const std::vector<QueryPart>& queries, const std::vector<KeyPart>& keys);
 void attend_backward(const AttentionOptions& options, const at::Tensor& documents,
-                     std::vector<QueryPart>& queries, std::vector<KeyPart>& keys);
+                     const std::vector<QueryPart>& queries, const std::vector<KeyPart>& keys);
 // sum(grad * out) of every row: [batch, heads, rows].
 at::Tensor attention_deltas(const at::Tensor& out, const at::Tensor& grad);
 // (out, lse) of more keys into (into, into_lse), all in the compute type.

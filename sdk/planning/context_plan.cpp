@@ -17,6 +17,11 @@ bool shares_heads(int64_t ranks, int64_t heads, int64_t kv_heads) {
   return heads % ranks == 0 && (kv_heads % ranks == 0 || ranks % kv_heads == 0);
 }
 
+std::string name_of(ContextMethod method) {
+  if (method == ContextMethod::ulysses) return "ulysses";
+  return method == ContextMethod::ring ? "ring" : "all_gather";
+}
+
 Error refused(const std::string& message, const char* key) {
   return Error(ErrorCode::model_does_not_fit, message)
       .key(std::string("distributed.context.") + key);
@@ -55,11 +60,13 @@ ContextPlan choose(int64_t ranks, int64_t heads, int64_t kv_heads) {
 
 }  // namespace
 
+ContextBalance context_balance(const ContextOptions& options) {
+  return options.head_tail ? ContextBalance::head_tail : ContextBalance::contiguous;
+}
+
 std::string context_method_name(const ContextPlan& plan) {
-  if (plan.ring > 1 && plan.ulysses > 1)
-    return plan.method == ContextMethod::ring ? "ring x ulysses" : "all_gather x ulysses";
-  if (plan.ulysses > 1) return "ulysses";
-  return plan.method == ContextMethod::ring ? "ring" : "all_gather";
+  if (plan.ulysses == 1) return name_of(plan.method);
+  return plan.ring == 1 ? "ulysses" : name_of(plan.method) + " x ulysses";
 }
 
 ContextPlan plan_context(const ContextOptions& options, int64_t ranks, int64_t heads,
@@ -82,15 +89,11 @@ ContextPlan plan_context(const ContextOptions& options, int64_t ranks, int64_t h
   // One of the words would be ignored.
   if (options.method && ranks > 1 && plan.ring * plan.ulysses == ranks &&
       (*options.method == ContextMethod::ulysses ? plan.ring : plan.ulysses) == ranks)
-    throw refused("method = \"" +
-                      std::string(*options.method == ContextMethod::ulysses ? "ulysses"
-                                  : *options.method == ContextMethod::ring  ? "ring"
-                                                                            : "all_gather") +
-                      "\" with ring_size " + n(plan.ring) + " and ulysses_size " + n(plan.ulysses) +
-                      " would have nothing to do",
+    throw refused("method = \"" + name_of(*options.method) + "\" with ring_size " + n(plan.ring) +
+                      " and ulysses_size " + n(plan.ulysses) + " would have nothing to do",
                   "method")
         .help("leave out distributed.context.method");
-  plan.balance = options.head_tail ? ContextBalance::head_tail : ContextBalance::contiguous;
+  plan.balance = context_balance(options);
   if (plan.ring * plan.ulysses != ranks)
     throw refused("ring_size " + n(plan.ring) + " times ulysses_size " + n(plan.ulysses) + " is " +
                       n(plan.ring * plan.ulysses) + ", not cp_size " + n(ranks),

@@ -56,4 +56,11 @@ int64_t ContextSplit::first_seen(int64_t chunk, int64_t window) const {
   return std::max<int64_t>(0, chunk * chunk_ - window + 1) / chunk_;
 }
 
+bool ContextSplit::sees(int64_t rank, int64_t chunk, int64_t window) const {
+  const std::vector<int64_t> queries = chunks_of(rank);
+  return std::any_of(queries.begin(), queries.end(), [&](int64_t query) {
+    return first_seen(query, window) <= chunk && chunk <= query;
+  });
+}
+
 }  // namespace meshwright

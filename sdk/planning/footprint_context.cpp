@@ -65,18 +65,12 @@ class ContextRows {
   }
 
  private:
-  bool reaches(int64_t rank, int64_t chunk, int64_t window) const {
-    const std::vector<int64_t> queries = split_.chunks_of(rank);
-    return std::any_of(queries.begin(), queries.end(), [&](int64_t query) {
-      return split_.first_seen(query, window) <= chunk && chunk <= query;
-    });
-  }
   void add_window(int64_t window, int64_t forward, int64_t backward, Traffic& wire) const {
     int64_t sent = 0, received = 0;
     for (int64_t peer = 0; peer < split_.ranks(); ++peer) {
       if (peer == rank_) continue;
-      for (int64_t chunk : split_.chunks_of(rank_)) sent += reaches(peer, chunk, window);
-      for (int64_t chunk : split_.chunks_of(peer)) received += reaches(rank_, chunk, window);
+      for (int64_t chunk : split_.chunks_of(rank_)) sent += split_.sees(peer, chunk, window);
+      for (int64_t chunk : split_.chunks_of(peer)) received += split_.sees(rank_, chunk, window);
     }
     const Axis axis{"cp", plan_.ring, 0};
     const int64_t bytes = times(row_ / split_.per_rank(), 2 * kv_heads_, element_);

@@ -64,10 +64,7 @@ int64_t tokens_of(const ShardingRequest& request) {
   }
   if (request.mesh.device_mesh) cp = request.mesh.device_mesh->size("cp");
   if (cp > 1 && length > 0)
-    length = ContextSplit(length, cp,
-                          request.config.shared.context.head_tail ? ContextBalance::head_tail
-                                                                  : ContextBalance::contiguous)
-                 .rows();
+    length = ContextSplit(length, cp, context_balance(request.config.shared.context)).rows();
   return times(batch, length);
 }
 

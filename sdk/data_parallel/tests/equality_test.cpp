@@ -68,14 +68,8 @@ Result train(const std::shared_ptr<World>& world, const Setting& s) {
     policy.bucket_bytes = policy.first_bucket_bytes = s.bucket_bytes;
     model = replicate_model(net.ptr(), policy, world->everyone(), world);
   } else {
-    Mesh mesh({{"dp_replicate", s.replicas}, {"dp_shard", s.ranks / s.replicas}});
-    DeviceMesh groups(mesh, world);
     ShardingPolicy policy;
-    ShardGroups shards;
-    shards.shard = groups.group("dp_shard");
-    shards.replicate = groups.group("dp_replicate");
-    shards.shard_axis = "dp_shard";
-    shards.replicate_axis = "dp_replicate";
+    ShardGroups shards = tiny::groups_of(world, s.replicas);
     policy.precision.mp = float32();
     policy.layout = s.layout;
     policy.prefetch.chains = s.explicit_prefetch;

@@ -20,6 +20,7 @@
 #include "meshwright/parallel/scalar_type.h"
 #include "meshwright/parallel/sharded_units.h"
 #include "meshwright/parallel/testing.h"
+#include "tiny_model.h"
 
 namespace reduce_dtype_test {
 
@@ -85,14 +86,8 @@ std::unique_ptr<ParallelModel> model_of(const Row& row, const MixedPrecision& mp
     policy.bucket_bytes = policy.first_bucket_bytes = 60;
     return replicate_model(net.ptr(), policy, world->everyone(), world);
   }
-  DeviceMesh groups(Mesh({{"dp_replicate", row.replicas}, {"dp_shard", row.ranks / row.replicas}}),
-                    world);
   ShardingPolicy policy;
-  ShardGroups shards;
-  shards.shard = groups.group("dp_shard");
-  shards.replicate = groups.group("dp_replicate");
-  shards.shard_axis = "dp_shard";
-  shards.replicate_axis = "dp_replicate";
+  ShardGroups shards = tiny::groups_of(world, row.replicas);
   policy.precision.mp = mp;
   policy.reduction.every_micro_batch = row.every;
   policy.precision.main_gradients = main_gradients;

@@ -71,4 +71,17 @@ Tensor loss_of(Net& net, const Tensor& ids) {
   return at::cross_entropy_loss(logits.to(at::kFloat).flatten(0, 1), ids.narrow(1, 1, 6).flatten());
 }
 
+meshwright::ShardGroups groups_of(const std::shared_ptr<meshwright::World>& world,
+                                  int64_t replicas) {
+  meshwright::DeviceMesh groups(
+      meshwright::Mesh({{"dp_replicate", replicas}, {"dp_shard", world->size() / replicas}}),
+      world);
+  meshwright::ShardGroups out;
+  out.shard = groups.group("dp_shard");
+  out.replicate = groups.group("dp_replicate");
+  out.shard_axis = "dp_shard";
+  out.replicate_axis = "dp_replicate";
+  return out;
+}
+
 }  // namespace tiny

@@ -3,7 +3,11 @@
 
 #include <torch/nn/modules/container/modulelist.h>
 
+#include <cstdint>
+#include <memory>
+
 #include "meshwright/nn/layers.h"
+#include "meshwright/parallel/sharded_units.h"
 
 namespace tiny {
 
@@ -41,5 +45,9 @@ Net make(int64_t layers, uint64_t seed, double dropout = 0, bool tied = false);
 // [rows, length] token ids of one sample stream.
 at::Tensor batch(int64_t rows, uint64_t seed);
 at::Tensor loss_of(Net& net, const at::Tensor& ids);
+
+// All ranks as `replicas` copies of shards.
+meshwright::ShardGroups groups_of(const std::shared_ptr<meshwright::World>& world,
+                                  int64_t replicas = 1);
 
 }  // namespace tiny

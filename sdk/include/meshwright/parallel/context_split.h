@@ -42,6 +42,8 @@ class MESHWRIGHT_API ContextSplit {
   int64_t tokens_of(int64_t rank) const;
   // First chunk that a query of `chunk` sees under a sliding window; 0 without one (window 0).
   int64_t first_seen(int64_t chunk, int64_t window) const;
+  // Whether a query of the rank sees some of `chunk`.
+  bool sees(int64_t rank, int64_t chunk, int64_t window) const;
 
  private:
   int64_t length_, ranks_, chunk_;
