@@ -37,6 +37,7 @@ Tensor GradientReducer::allocate() {
 
 void GradientReducer::begin_step() {
   fresh_ = true;
+  ready_ = unit_.trainable_count == 0;  // no gradient will say so
   for (UnitState::Parameter& p : unit_.parameters) p.has_grad = false;
 }
 
@@ -69,12 +70,7 @@ void GradientReducer::absorb(UnitState::Parameter& p) {
   p.variable.mutable_grad() = Tensor();
   if (!gradient.defined()) return;
   if (!fresh_ && unit_.context.told) throw reduced_already("a gradient of " + p.name + " came");
-  if (!fresh_)
-    throw Error(ErrorCode::bad_module,
-                "a second gradient of " + p.name +
-                    " came after the first was reduced: two recomputed modules use it")
-        .key("distributed.activation_checkpointing")
-        .help("set distributed.activation_checkpointing = \"none\"");
+  if (!fresh_) throw second_gradient(p.name);
   scaled_add(sums_.narrow(0, p.offset, p.count), gradient.contiguous().view({-1}), before_,
              !p.has_grad);
   p.has_grad = true;
@@ -240,21 +236,39 @@ void GradientReducer::reduce_accumulated() {
   if (after_ != 1) target_.mul_(after_);
 }
 
+void GradientReducer::reduce_in_turn() {
+  ready_ = true;
+  UnitContext& context = unit_.context;
+  for (; context.turn < context.turns.size() && context.turns[context.turn]->ready_; ++context.turn)
+    context.turns[context.turn]->reduce_accumulated();
+}
+
 void GradientReducer::reduce_once() {
   if (!fresh_) throw reduced_already("unit \"" + unit_.name + "\" was to reduce");
   reduce_accumulated();
 }
 
+bool GradientReducer::holds(const UnitState::Parameter& p) {
+  return p.trainable && (p.variable.grad().defined() || p.accumulated_grad.defined());
+}
+
 bool GradientReducer::waits() const {
   return std::any_of(
-      unit_.parameters.begin(), unit_.parameters.end(), [&](const UnitState::Parameter& p) {
-        return p.trainable &&
-               (fresh_ || p.variable.grad().defined() || p.accumulated_grad.defined());
-      });
+      unit_.parameters.begin(), unit_.parameters.end(),
+      [&](const UnitState::Parameter& p) { return p.trainable && (fresh_ || holds(p)); });
 }
 
 void GradientReducer::reduce_late() {
-  if (unit_.accumulates_unsharded() && fresh_) reduce_accumulated();
+  for (const UnitState::Parameter& p : unit_.parameters)
+    if (!fresh_ && holds(p)) throw second_gradient(p.name);
+  if (!fresh_) return;
+  if (unit_.accumulates_unsharded()) {
+    reduce_accumulated();
+  } else if (unit_.trainable_count > 0) {
+    c10::NoGradGuard no_grad;
+    pack();
+    start();
+  }
 }
 
 void GradientReducer::finish() {

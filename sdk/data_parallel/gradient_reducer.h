@@ -8,7 +8,15 @@
 // backward, or later.
 //
 // Units that sum whole gradients (ZeRO levels 0 and 1) call absorb() for each gradient and
-// reduce_accumulated() once a step; reduce_once() is the same for who tells them when.
+// reduce_accumulated() once a step; reduce_once() is the same for who tells them when. Beside the
+// backward reduce_in_turn() starts them in the order of UnitContext::turns, whatever the order in
+// which they end: where nothing is gathered, ranks may run other units than their peers do.
+//
+// A unit that no reducing backward passed is reduced by reduce_late() at the end of the step, in
+// the order of turns, with what earlier micro-batches left and zeros where that is nothing. Whether
+// this rank holds a gradient is not asked, since another may hold one: ranks agree on the units
+// that have not reduced (semantics 3.4), not on those that hold something. Where every unit ran in
+// the last micro-batch this sends nothing. What comes after its unit's reduction is an error.
 //
 // Between begin_step() and the first reduction the gradient is of no value (fresh); after it, what
 // reductions bring is added.
@@ -39,11 +47,12 @@ class GradientReducer {
   void pack();
   void start();
   void reduce_accumulated();
+  void reduce_in_turn();
   void reduce_once();
   // Trainable parameters of which nothing was reduced in this step, or of which something came
   // since.
   bool waits() const;
-  void reduce_late();  // before end_step(): whole gradients that no backward reduced
+  void reduce_late();  // before end_step()
   void finish();       // waits and sums; replicas then start to add up
   void finish_replication();
   void end_step();  // a unit nobody reduced has zero gradients
@@ -57,6 +66,8 @@ class GradientReducer {
   at::Tensor take_gradient(UnitState::Parameter& parameter);
   // A sum of gradients as they are kept would round more than the reduce dtype allows.
   bool sums_apart() const { return wider(unit_.reduce, unit_.gradient_type); }
+  // Whether something of a parameter waits for a reduction.
+  static bool holds(const UnitState::Parameter& parameter);
   bool remote() const { return unit_.shards() > 1 && unit_.group().has_native_reduce_scatter(); }
   void pack_own(const std::vector<at::Tensor>& gradients, bool first);
   void pack_for_others(const std::vector<at::Tensor>& gradients);
@@ -71,6 +82,7 @@ class GradientReducer {
   bool mapped_ = false;  // packed_ lies in shared memory
   bool reducing_ = false;
   bool fresh_ = true;    // no reduction of this step has begun
+  bool ready_ = false;   // whole gradients: waits for its turn
   bool first_ = true;    // the reduction under way is the first one of its step
   bool writes_ = false;  // what is received first overwrites the target
 };

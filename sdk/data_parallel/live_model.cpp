@@ -7,6 +7,7 @@
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
 
+#include <algorithm>
 #include <map>
 #include <set>
 
@@ -42,12 +43,22 @@ ModelOutline outline_of(torch::nn::Module& model) {
       kind = ModuleKind::norm;
     outline.modules.push_back({item.key(), kind, class_name});
   }
+  // Known where every layer has one core.
+  std::set<std::string, std::less<>> attending;
+  const auto layers = std::count_if(outline.modules.begin(), outline.modules.end(),
+                                    [](const auto& m) { return m.kind == ModuleKind::layer; });
+  const auto cores = find_attention_cores(model);
   bool windows = false;
-  for (const auto& [name, core] : find_attention_cores(model)) {
+  for (const auto& [name, core] : cores) {
+    for (const ModuleOutline& module : outline.modules)
+      if (module.kind == ModuleKind::layer && name.starts_with(module.name + "."))
+        attending.insert(module.name);
     outline.windows.push_back(core->options().window);
     windows = windows || core->options().window > 0;
   }
-  if (!windows) outline.windows.clear();
+  if (!windows || static_cast<std::ptrdiff_t>(cores.size()) != layers ||
+      static_cast<std::ptrdiff_t>(attending.size()) != layers)
+    outline.windows.clear();
   // Experts are cut apart from the rest: the plan must know them.
   std::set<std::string, std::less<>> experts;
   for (const auto& [name, block] : find_moe_blocks(model))

@@ -46,11 +46,12 @@ class ReplicatedModel final : public ParallelModel {
     int64_t count = 0, offset = 0;  // in values_ and grads_
     bool trainable = true;
     size_t bucket = 0;
-    bool arrived = false;  // a gradient came in this micro-batch
-    bool ever = false;     // in any micro-batch of this step
-    bool unused = false;   // static_graph: by the first step
-    bool told = false;     // to reduce, in this step
-    std::string unit;      // by the general rule; known from the first call that names units on
+    bool arrived = false;   // a gradient came in this micro-batch
+    bool ever = false;      // in any micro-batch of this step
+    bool absorbed = false;  // its bucket has what came, or zeros
+    bool unused = false;    // static_graph: by the first step
+    bool told = false;      // to reduce, in this step
+    std::string unit;       // by the general rule; known from the first call that names units on
   };
   struct Bucket {
     int64_t begin = 0, end = 0;  // elements of grads_

@@ -24,7 +24,7 @@ void ReplicatedModel::after_optimizer_step() {
 
 void ReplicatedModel::begin_step() {
   for (Parameter& p : parameters_) {
-    p.arrived = p.ever = p.told = false;
+    p.arrived = p.ever = p.absorbed = p.told = false;
     p.variable.mutable_grad() = Tensor();
   }
   for (Bucket& bucket : buckets_) {
@@ -56,7 +56,8 @@ void ReplicatedModel::begin_micro_batch(GradientSync sync) {
   }
 }
 
-// Adds a gradient to its bucket, already divided by the number of ranks, and lets go of it.
+// Adds a gradient to its bucket, already divided by the number of ranks, and lets go of it. What
+// autograd adds up over micro-batches replaces what the bucket has.
 void ReplicatedModel::absorb(Parameter& p) {
   const Tensor gradient = p.variable.grad();
   Bucket& bucket = buckets_[p.bucket];
@@ -69,30 +70,28 @@ void ReplicatedModel::absorb(Parameter& p) {
       bucket.reduced = at::zeros({bucket.end - bucket.begin}, grads_.options().dtype(reduce_));
     slot = bucket.reduced.narrow(0, p.offset - bucket.begin, p.count);
   }
+  const bool first = !p.absorbed || !collects();
   if (gradient.defined())
     scaled_add(slot, gradient.contiguous().view({-1}), 1.0 / static_cast<double>(group_->size()),
-               !p.ever);
-  else if (!p.ever)
+               first);
+  else if (first)
     slot.zero_();
+  p.absorbed = true;
   if (collects()) p.variable.mutable_grad() = Tensor();
 }
 
 void ReplicatedModel::gradient_ready(size_t index) {
   c10::NoGradGuard no_grad;
   Parameter& p = parameters_[index];
-  if (told_ && buckets_[p.bucket].launched)
-    throw reduced_already("a gradient of " + p.name + " came");
-  bool counted = p.arrived;
-  p.arrived = true;
-  if (collects()) {
-    absorb(p);
-    p.ever = true;
-  } else if (last_) {
-    p.ever = false;  // autograd has added up all micro-batches
-    absorb(p);
-    p.ever = true;
-  }
   Bucket& bucket = buckets_[p.bucket];
+  if (told_ && bucket.launched) throw reduced_already("a gradient of " + p.name + " came");
+  const bool counted = std::exchange(p.arrived, true);
+  p.ever = true;
+  if (bucket.launched && !alone()) {  // the sum is on its way
+    if (p.unused) return;             // check_unused() says so
+    throw second_gradient(p.name);
+  }
+  if (collects() || last_) absorb(p);
   if (last_ && !counted && !p.unused && bucket.waiting > 0 && --bucket.waiting == 0) launch_ready();
 }
 
@@ -101,10 +100,9 @@ void ReplicatedModel::launch_ready() {
   for (; next_ < buckets_.size() && buckets_[next_].waiting == 0; ++next_) {
     Bucket& bucket = buckets_[next_];
     if (bucket.launched) continue;  // told to
-    // What no gradient came for is zero, and stays known as such: check_unused() asks for it at the
-    // end of the step.
+    // What no gradient of this micro-batch came for: that of earlier ones, or zero.
     for (size_t member : bucket.members)
-      if (!parameters_[member].ever) absorb(parameters_[member]);
+      if (!parameters_[member].absorbed) absorb(parameters_[member]);
     launch(bucket);
   }
 }
@@ -149,17 +147,8 @@ void ReplicatedModel::reduce_units(const std::vector<std::string>& units) {
     if (bucket.launched || !std::all_of(bucket.members.begin(), bucket.members.end(),
                                         [&](size_t p) { return parameters_[p].told; }))
       continue;
-    for (size_t member : bucket.members) {
-      Parameter& p = parameters_[member];
-      if (collects()) {
-        if (!p.ever) absorb(p);
-        continue;
-      }
-      p.ever = false;  // autograd has added up all micro-batches
-      const bool came = p.variable.grad().defined();
-      absorb(p);
-      p.ever = came;
-    }
+    for (size_t member : bucket.members)
+      if (!collects() || !parameters_[member].absorbed) absorb(parameters_[member]);
     launch(bucket);
   }
   last_ = last;

@@ -67,7 +67,27 @@ ShardedModel::ShardedModel(std::shared_ptr<torch::nn::Module> model,
   allocate();
   describe();
   reserve();
+  order_reductions();
   for (auto& unit : units_) attach(*unit);
+}
+
+// The last unit first, by the first parameter of each: a unit is done when the gradients of what it
+// runs first have come.
+void ShardedModel::order_reductions() {
+  std::map<c10::TensorImpl*, size_t> places;
+  for (const Tensor& p : model_->parameters())
+    places.emplace(p.unsafeGetTensorImpl(), places.size());
+  std::vector<std::pair<size_t, Unit*>> order;
+  for (auto& unit : units_) {
+    size_t first = places.size();
+    for (const Unit::Parameter& p : unit->parameters())
+      if (auto found = places.find(p.variable.unsafeGetTensorImpl()); found != places.end())
+        first = std::min(first, found->second);
+    order.emplace_back(first, unit.get());
+  }
+  std::stable_sort(order.begin(), order.end(),
+                   [](const auto& a, const auto& b) { return a.first > b.first; });
+  for (const auto& [place, unit] : order) context_.turns.push_back(&unit->reducer());
 }
 
 // One tensor of values and one of gradients a storage dtype; units lie one after the other.
@@ -136,10 +156,10 @@ void ShardedModel::reserve() {
         std::max(need.exchange, unit->trainable_size() * (unit->group().size() - 1) *
                                     static_cast<int64_t>(c10::elementSize(unit->reduce_type())));
   }
-  int64_t ahead =
-      policy.prefetch.chains ? std::max(policy.prefetch.forward, policy.prefetch.backward) + 1 : 2;
+  if (policy.prefetch.chains)
+    context_.ahead = std::max(policy.prefetch.forward, policy.prefetch.backward) + 1;
   for (const auto& [group, need] : needs)
-    detail::reserve(*group, need.gather, need.exchange, ahead);
+    detail::reserve(*group, need.gather, need.exchange, context_.ahead);
   if (policy.buffers.rotating) rotate();
 }
 

@@ -38,6 +38,7 @@ class ShardedModel final : public ParallelModel {
   void reserve();
   void rotate();
   void describe();
+  void order_reductions();
   void attach(Unit& unit);
   void before_forward(Unit& unit, TensorRefs& inputs);
   void after_forward(Unit& unit, TensorRefs& outputs);

@@ -126,6 +126,7 @@ void ShardedModel::begin_step() {
     for (auto& unit : units_) unit->abandon();
   in_step_ = true;
   context_.told = false;
+  context_.turn = 0;
   for (auto& unit : units_) unit->begin_step();
 }
 
@@ -174,7 +175,7 @@ void ShardedModel::end_step() {
   settle();
   check_reduced();
   check_own_gradients();
-  for (auto& unit : units_) unit->reduce_late();
+  for (GradientReducer* reducer : context_.turns) reducer->reduce_late();
   for (auto& unit : units_) unit->end_step();
   if (context_.groups.tensor_parallel)
     context_.groups.tensor_parallel->sum_partial_gradients(parameters_, widest_reduce());

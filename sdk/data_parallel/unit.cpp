@@ -8,6 +8,8 @@
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <utility>
+
 #include "meshwright/error.h"
 #include "sdk/memory/copies.h"
 
@@ -78,6 +80,7 @@ void Unit::before_backward() {
   if (in_backward_) return;
   in_backward_ = true;
   waiting_ = state_.trainable_count;
+  for (Parameter& p : state_.parameters) p.arrived = false;
   wait_for_unshard();
 }
 
@@ -91,7 +94,8 @@ void Unit::gradient_ready(size_t index) {
   // A backward that never passed the unit's output (autograd::backward on a parameter itself) is
   // settled at the end of the step.
   if (!in_backward_) return;
-  if (--waiting_ == 0) end_backward();
+  // Recomputed modules bring one each for a parameter that they share.
+  if (!std::exchange(p.arrived, true) && --waiting_ == 0) end_backward();
 }
 
 std::optional<GradientPlace> Unit::gradient_place(size_t index) {
@@ -108,7 +112,7 @@ void Unit::end_backward() {
   in_backward_ = false;
   done = true;
   if (state_.accumulates_unsharded()) {
-    if (context.synchronise && context.policy.reduction.overlap) reducer_.reduce_accumulated();
+    if (context.synchronise && context.policy.reduction.overlap) reducer_.reduce_in_turn();
   } else if (context.synchronise) {
     reducer_.pack();
     reshard();

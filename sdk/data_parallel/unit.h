@@ -49,7 +49,7 @@ class Unit {
   void begin_step() { reducer_.begin_step(); }
   void reduce_told();  // what has added up
   bool waits() const { return reducer_.waits(); }
-  void reduce_late() { reducer_.reduce_late(); }
+  GradientReducer& reducer() { return reducer_; }
   void end_step() { reducer_.end_step(); }
 
   bool in_backward() const { return in_backward_; }

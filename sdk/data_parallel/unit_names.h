@@ -70,4 +70,12 @@ inline Error reduced_already(const std::string& what) {
       .help("run all micro-batches of a step before reduce_units()");
 }
 
+inline Error second_gradient(const std::string& parameter) {
+  return Error(ErrorCode::bad_module,
+               "a second gradient of " + parameter +
+                   " came after the first was reduced: two recomputed modules use it")
+      .key("distributed.activation_checkpointing")
+      .help("set distributed.activation_checkpointing = \"none\"");
+}
+
 }  // namespace meshwright::detail

@@ -34,8 +34,11 @@ struct UnitContext {
   bool synchronise = true;              // this micro-batch reduces
   bool told = false;                    // units reduce in this step when they are told to
   GradientReducer* reducing = nullptr;  // whose reduction is under way
-  std::vector<UnshardedParameters*>
-      mapped;            // flat units with a slot of the shared memory for gathers
+  std::vector<GradientReducer*> turns;  // all of them, in one order on all ranks: as gradients are
+                                        // expected, those of the last parameters first
+  size_t turn = 0;                      // whole gradients: the next one to reduce
+  std::vector<UnshardedParameters*> mapped;  // units with a slot of the shared memory for gathers
+  int64_t ahead = 2;                         // gathers that are under way at once, at most
   bool lasting = false;  // what is gathered now stays for long, and may be written to
   int64_t gathers = 0;
   Nonfinite own_nonfinite;  // the first one of this step among this rank's own gradients, where
@@ -57,6 +60,7 @@ struct UnitState {
     at::Tensor accumulated_grad;  // of earlier micro-batches, in the reduce dtype
     bool has_grad = false;        // whole gradients: this step's sum has something of it
     bool placed = false;          // its gradient has been written where the unit keeps it already
+    bool arrived = false;         // a gradient came in this backward of the unit
   };
 
   UnitState(UnitContext& shared, const UnitSpec& spec);

@@ -48,7 +48,9 @@ void UnshardedParameters::unshard() {
     source = cast_;
   }
   if (unit_.shards() == 1) return;
-  if (!maps_gather(unit_.group(), static_cast<int64_t>(source.nbytes())))
+  if (maps_gather(unit_.group(), static_cast<int64_t>(source.nbytes())))
+    unit_.context.mapped.push_back(this);
+  else
     scratch_ = unit_.context.pool->take(unit_.layout.shard_size() * unit_.shards(), unit_.param);
   gathering_ = unit_.group().all_gather(source, scratch_);
 }
@@ -179,12 +181,12 @@ void UnshardedParameters::drop() {
   state_ = State::sharded;
 }
 
-// A slot of the shared ring must be free again before the next but one of those behind it is
-// filled.
+// A slot of the shared ring must be free again before the ring comes round to it, also where its
+// unit was gathered ahead and this micro-batch leaves it out: else all ranks wait for each other.
 void UnshardedParameters::take_turn() {
   turn_ = unit_.context.gathers++;
   for (UnshardedParameters* other : std::vector<UnshardedParameters*>(unit_.context.mapped)) {
-    if (turn_ - other->turn_ < 3) continue;
+    if (turn_ - other->turn_ <= unit_.context.ahead) continue;
     if (other->shares_)
       other->leave_shared_memory();
     else

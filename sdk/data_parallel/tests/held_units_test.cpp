@@ -29,8 +29,8 @@ constexpr int kSteps = 2, kLayers = 4, kMicroBatches = 3;
 
 enum class Kind : uint8_t { rows, flat, level_2, level_1, level_0, replicas, replicas_apart };
 // A micro-batch after the other, the last one reduces; or 1F1B, told to reduce all units after the
-// last backward, part by part, or all of them after each backward.
-enum class How : uint8_t { ordinary, together, in_parts, each };
+// last backward, part by part, beside it, or all of them after each backward.
+enum class How : uint8_t { ordinary, together, in_parts, beside, each };
 
 struct Row {
   const char* name;
@@ -99,7 +99,8 @@ std::vector<double> told_step(ParallelModel& model, tiny::Net& net, const World&
   std::vector<double> out;
   for (auto [forward, micro] : {std::pair{true, 0}, std::pair{true, 1}, std::pair{false, 0},
                                 std::pair{true, 2}, std::pair{false, 1}, std::pair{false, 2}}) {
-    model.begin_micro_batch(when_told);
+    const bool last = !forward && micro + 1 == kMicroBatches;
+    model.begin_micro_batch(last && how == How::beside ? reduce : when_told);
     Tensor& loss = losses[static_cast<size_t>(micro)];
     if (forward) {
       loss = tiny::loss_of(net, batch(world, step, micro));
@@ -248,7 +249,7 @@ TEST_CASE(
   for (const Row& row : rows) {
     INFO(row.name);
     const std::vector<Result> expected = run(row, How::ordinary);
-    for (How how : {How::together, How::in_parts}) compare(run(row, how), expected);
+    for (How how : {How::together, How::in_parts, How::beside}) compare(run(row, how), expected);
   }
 }
 
