@@ -30,6 +30,10 @@ MESHWRIGHT_API ContextPlan plan_context(const ContextOptions& options, int64_t r
                                         int64_t kv_heads);
 // The same for a model on its mesh; nullopt: cp has one rank.
 MESHWRIGHT_API std::optional<ContextPlan> plan_context(const ShardingRequest& request);
+// What "auto" takes in place of `plan`, which is for ranks on one host, where they are on several:
+// there keys cannot be read where they lie, and those of a ring travel while others are computed
+// with. What was written stays.
+MESHWRIGHT_API ContextPlan across_hosts(ContextPlan plan);
 
 // What each method would send a step and hold at its peak, on the rank asked about.
 struct ContextCost {

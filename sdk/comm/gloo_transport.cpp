@@ -6,6 +6,7 @@
 #include <ATen/ops/empty_like.h>
 
 #include <algorithm>
+#include <numeric>
 
 #include "c10d_flight.h"
 
@@ -149,13 +150,25 @@ class GlooTransport final : public Transport {
     return out;
   }
 
+  // Directly to each peer: gloo's own keeps the tensors until a thread of its own lets them go.
   FlightPtr all_to_all(const Tensor& in, std::span<const int64_t> in_splits,
                        const Tensor& out_tensor, std::span<const int64_t> out_splits) override {
     auto out = std::make_unique<GlooFlight>();
     Tensor from = out->input(in), into = out->output(out_tensor);
-    std::vector<int64_t> a(in_splits.begin(), in_splits.end()),
-        b(out_splits.begin(), out_splits.end());
-    out->start(backend_->alltoall_base(into, from, b, a));
+    int tag = next_tag(collectives_);
+    auto rows = [](const Tensor& all, std::span<const int64_t> splits, int64_t rank) {
+      return all.narrow(0, std::accumulate(splits.begin(), splits.begin() + rank, int64_t{0}),
+                        splits[static_cast<size_t>(rank)]);
+    };
+    for (int64_t k = 1; k < n_; ++k) {
+      int64_t peer = (me_ + n_ - k) % n_;
+      if (Tensor to = rows(into, out_splits, peer); to.numel() > 0) receive(*out, to, peer, tag);
+    }
+    for (int64_t k = 1; k < n_; ++k) {
+      int64_t peer = (me_ + k) % n_;
+      if (Tensor mine = rows(from, in_splits, peer); mine.numel() > 0) send(*out, mine, peer, tag);
+    }
+    rows(into, out_splits, me_).copy_(rows(from, in_splits, me_));
     return out;
   }
 

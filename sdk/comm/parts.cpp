@@ -47,7 +47,7 @@ PartsSum::PartsSum(std::vector<int64_t> part_shape, const at::TensorOptions& opt
   at::ScalarType type = c10::typeMetaToScalarType(options.dtype());
   int64_t count = (group_.size() - 1) * each_,
           bytes = count * static_cast<int64_t>(c10::elementSize(type));
-  make_room(group_, bytes);
+  if (!maps_exchange(group_, bytes)) make_room(group_, bytes);
   mapped_ = maps_exchange(group_, bytes);
   packed_ = mapped_ ? stage(group_, count, type) : at::empty({count}, options);
   if (!mapped_) received_ = at::empty({count}, options);
@@ -76,8 +76,10 @@ Tensor PartsSum::add_up(const Tensor& own) {
 
 void PartsSum::add_to(Tensor& own) {
   under_way_.wait();
+  // In slices: what is of another dtype is copied to be added.
   for (int64_t r = 0; r < group_.size(); ++r)
-    if (r != group_.rank()) own.add_(part(r));
+    for (int64_t i = 0; r != group_.rank() && i < own.size(0); ++i)
+      own.select(0, i).add_(part(r).select(0, i));
 }
 
 }  // namespace meshwright::detail

@@ -32,12 +32,13 @@ std::string size_text(int64_t bytes) {
 
 std::string Place::name() const { return axis + " " + list_text(ranks); }
 
-Error Place::failure(const char* op, int64_t bytes, const std::string& what,
-                     int64_t awaited) const {
+Error Place::failure(const char* op, int64_t bytes, const std::string& what, int64_t awaited,
+                     const std::string& activity) const {
   bool late =
       what.find("imed out") != std::string::npos || what.find("imeout") != std::string::npos;
   std::string place = std::string(op) + " of " + size_text(bytes) + " in group " + name();
   std::string who = "rank " + std::to_string(world_rank);
+  std::string where = activity.empty() ? "" : ", in " + activity;
   std::vector<int64_t> silent;
   try {
     if (liveness_check && *liveness_check)
@@ -46,16 +47,20 @@ Error Place::failure(const char* op, int64_t bytes, const std::string& what,
     return told;
   }
   if (!late)
-    return Error(ErrorCode::collective_failed, who + ": " + place + " failed: " +
-                                                   with_peer_names(what.substr(0, what.find('\n'))))
+    return Error(ErrorCode::collective_failed,
+                 who + ": " + place +
+                     " failed: " + with_peer_names(what.substr(0, what.find('\n'))) + where)
         .help("look at the message of the rank that ended first");
   if (silent.empty() && awaited >= 0) silent = {ranks[static_cast<size_t>(awaited)]};
+  // Of two ranks the other one.
+  if (silent.empty() && ranks.size() == 2) silent = {ranks[0] == world_rank ? ranks[1] : ranks[0]};
   std::string names =
       silent.size() == 1 ? "rank " + std::to_string(silent[0]) : "ranks " + list_text(silent);
   char seconds[32];
   std::snprintf(seconds, sizeof seconds, "%g s", static_cast<double>(timeout.count()) / 1000);
-  return Error(ErrorCode::collective_timeout, who + " waited " + seconds + " in vain for " + place +
-                                                  (silent.empty() ? "" : ": no word from " + names))
+  return Error(ErrorCode::collective_timeout,
+               who + " waited " + seconds + " in vain for " + place +
+                   (silent.empty() ? "" : ": no word from " + names) + where)
       .key("dist_env.timeout_minutes")
       .help(silent.empty()
                 ? "look at the logs of the other ranks of the group: one of them hangs, is stopped "
@@ -83,7 +88,7 @@ void Watchdog::add(c10::intrusive_ptr<c10d::Work> work, std::shared_ptr<const Pl
                    const char* op, int64_t bytes) {
   auto deadline = std::chrono::steady_clock::now() + place->timeout;
   std::lock_guard lock(mutex_);
-  entries_.push_back({std::move(work), std::move(place), op, bytes, deadline});
+  entries_.push_back({std::move(work), std::move(place), op, bytes, Activity::text(), deadline});
 }
 
 void Watchdog::check() {
@@ -105,16 +110,19 @@ void Watchdog::look(std::unique_lock<std::mutex>& lock) {
   std::vector<Entry> left;
   for (Entry& entry : entries_) {
     if (failure_) break;
+    auto failure = [&](const std::string& what) {
+      return entry.place->failure(entry.op, entry.bytes, what, /*awaited=*/-1, entry.activity);
+    };
     try {
       if (entry.work->isCompleted()) {
         if (auto problem = entry.work->exception()) std::rethrow_exception(problem);
         continue;
       }
-      if (now > entry.deadline) failure_ = entry.place->failure(entry.op, entry.bytes, "timed out");
+      if (now > entry.deadline) failure_ = failure("timed out");
     } catch (const c10::Error& error) {
-      failure_ = entry.place->failure(entry.op, entry.bytes, error.what_without_backtrace());
+      failure_ = failure(error.what_without_backtrace());
     } catch (const std::exception& error) {
-      failure_ = entry.place->failure(entry.op, entry.bytes, error.what());
+      failure_ = failure(error.what());
     }
     left.push_back(std::move(entry));
   }

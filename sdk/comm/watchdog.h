@@ -13,6 +13,7 @@
 #include <thread>
 #include <vector>
 
+#include "activity.h"
 #include "meshwright/error.h"
 #include "meshwright/parallel/group.h"
 #include "meshwright/parallel/transport.h"
@@ -28,8 +29,10 @@ struct Place {
   std::shared_ptr<World::LivenessCheck> liveness_check = {};
   std::string name() const;  // "dp [0, 1, 2]"
   // Error(collective_timeout | collective_failed), by what LibTorch said. `awaited`: the place in
-  // the group whose turn it was, where that is known and nobody can call the roll.
-  Error failure(const char* op, int64_t bytes, const std::string& what, int64_t awaited = -1) const;
+  // the group whose turn it was, where that is known and nobody can call the roll. `activity`: what
+  // the collective was for.
+  Error failure(const char* op, int64_t bytes, const std::string& what, int64_t awaited = -1,
+                const std::string& activity = Activity::text()) const;
 };
 
 class Watchdog {
@@ -48,6 +51,7 @@ class Watchdog {
     std::shared_ptr<const Place> place;
     const char* op;
     int64_t bytes;
+    std::string activity;  // of the thread that started it
     std::chrono::steady_clock::time_point deadline;
   };
   void run();

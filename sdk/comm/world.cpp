@@ -58,7 +58,10 @@ std::shared_ptr<Group> World::group(const std::string& axis, const std::vector<i
     auto failed = [&](const std::string& why) {
       return Error(ErrorCode::rendezvous_failed, "rank " + std::to_string(rank_) +
                                                      " could not join group " +
-                                                     impl->place->name() + ": " + why);
+                                                     impl->place->name() + ": " + why)
+          .key("dist_env.timeout_minutes")
+          .help("look at the logs of the other ranks of the group: one ended, hangs or is stopped")
+          .help("raise dist_env.timeout_minutes when ranks start far apart");
     };
     try {
       impl->transport = connect_(name, ranks);

@@ -1,6 +1,5 @@
 #include "context_attention.h"
 
-#include <ATen/autocast_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/stack.h>
@@ -19,6 +18,7 @@
 
 #include "key_exchange.h"
 #include "meshwright/error.h"
+#include "sdk/comm/activity.h"
 #include "sdk/nn/attention_parts.h"
 
 namespace meshwright::detail {
@@ -58,6 +58,29 @@ class HeadExchange {
       packed.select(0, r).copy_(x.narrow(2, first_of(r), each()));
     return moved(packed);
   }
+  // The gradient of the output like the heads themselves, and behind it in one message the sums of
+  // its rows with the output: [batch, heads, rows] to [ranks, batch, each, rows].
+  std::pair<Tensor, Tensor> to_heads(const Tensor& grad, const Tensor& delta) const {
+    if (group_.size() == 1) return {to_heads(grad), delta.unsqueeze(0)};
+    const int64_t ranks = group_.size(), batch = grad.size(0), rows = grad.size(1);
+    const std::vector<int64_t> sizes{ranks, batch, rows, each(), grad.size(3)},
+        delta_sizes{ranks, batch, each(), rows};
+    const int64_t words = delta.element_size() / grad.element_size(), count = batch * rows * each(),
+                  behind = (count * grad.size(3) + words - 1) / words * words;
+    auto grads_in = [&](const Tensor& flat) {
+      return flat.narrow(1, 0, count * grad.size(3)).view(sizes);
+    };
+    auto deltas_in = [&](const Tensor& flat) {
+      return flat.narrow(1, behind, count * words).view(delta.scalar_type()).view(delta_sizes);
+    };
+    Tensor packed = at::empty({ranks, behind + count * words}, grad.options());
+    for (int64_t r = 0; r < ranks; ++r) {
+      grads_in(packed).select(0, r).copy_(grad.narrow(2, first_of(r), each()));
+      deltas_in(packed).select(0, r).copy_(delta.narrow(1, first_of(r), each()));
+    }
+    Tensor mine = moved(packed);
+    return {grads_in(mine), deltas_in(mine)};
+  }
   // The way back. What several ranks have of one head is added up, in the dtype `compute`.
   Tensor to_rows(const Tensor& x, at::ScalarType compute) const {
     if (group_.size() == 1) return x.select(0, 0);
@@ -89,19 +112,31 @@ class HeadExchange {
   int64_t heads_;
 };
 
+// What all calls of one core have in common.
+struct Core {
+  ContextGroups groups;
+  std::string activity;  // "attention of model.layers.3.self_attn.core"
+};
+
 // One call of one core, forward and backward.
 class Pass {
  public:
-  Pass(const ContextGroups& groups, const AttentionOptions& options, ContextSplit split,
+  Pass(std::shared_ptr<const Core> core, const AttentionOptions& options, ContextSplit split,
        Tensor documents)
-      : groups_(groups), options_(options), split_(split), documents_(std::move(documents)) {}
+      : core_(std::move(core)),
+        groups_(core_->groups),
+        options_(options),
+        split_(split),
+        documents_(std::move(documents)) {}
 
-  // Everything that backward needs: queries, keys, out in the layout in which attention ran.
+  // Everything that backward needs: queries, keys, lse in the layout in which attention ran, and
+  // out as the model has it, which keeps it anyway. Without our kernel out too is as attention ran.
   struct Kept {
     Tensor query, keys, out, lse;
   };
 
   Tensor forward(const Tensor& query, const Tensor& key, const Tensor& value, Kept& kept) {
+    const Activity activity(core_->activity, "forward");
     heads_ = query.size(2);
     kv_heads_ = key.size(2);
     HeadExchange(*groups_.ulysses, heads_).check(/*keys=*/false);
@@ -130,31 +165,41 @@ class Pass {
         merge_attention(partial.select(0, p), lse.select(0, p), some.select(0, p),
                         some_lse.select(0, p));
     });
-    kept.out = once ? into : partial.to(query.scalar_type());
     kept.lse = lse;
-    return HeadExchange(*groups_.ulysses, heads_).to_rows(kept.out, compute);
+    kept.out = once ? into : partial.to(query.scalar_type());
+    Tensor rows = HeadExchange(*groups_.ulysses, heads_).to_rows(kept.out, compute);
+    if (has_attention_kernel(query)) kept.out = rows;
+    return rows;
   }
 
-  std::vector<Tensor> backward(const Tensor& given, const Kept& kept) {
-    at::ScalarType compute = attention_compute_type(given.scalar_type());
+  std::vector<Tensor> backward(Tensor given, const Kept& kept) {
+    const Activity activity(core_->activity, "backward");
+    const at::ScalarType type = given.scalar_type(), compute = attention_compute_type(type);
     HeadExchange heads(*groups_.ulysses, heads_), kv_heads(*groups_.ulysses, kv_heads_);
-    Tensor grad = heads.to_heads(given);
-    Tensor to_query = at::empty(kept.query.sizes(), kept.query.options().dtype(compute));
-    std::vector<QueryPart> queries = query_parts(kept.query);
-    for (size_t p = 0; p < queries.size(); ++p) {
-      auto place = static_cast<int64_t>(p);
-      queries[p].lse = kept.lse.select(0, place);
-      queries[p].grad = grad.select(0, place);
-      queries[p].delta = attention_deltas(kept.out.select(0, place), queries[p].grad);
-      queries[p].to_query = to_query.select(0, place);
-      queries[p].first = true;
+    Tensor to_query, to_keys;
+    {
+      if (given.stride(3) != 1) given = given.contiguous();
+      const bool deltas = has_attention_kernel(given);
+      auto [grad, delta] = deltas ? heads.to_heads(given, attention_deltas(kept.out, given))
+                                  : std::pair(heads.to_heads(given), Tensor());
+      given = Tensor();
+      to_query = at::empty(kept.query.sizes(), kept.query.options().dtype(compute));
+      std::vector<QueryPart> queries = query_parts(kept.query);
+      for (size_t p = 0; p < queries.size(); ++p) {
+        auto place = static_cast<int64_t>(p);
+        queries[p].lse = kept.lse.select(0, place);
+        queries[p].grad = grad.select(0, place);
+        (deltas ? queries[p].delta : queries[p].out) = (deltas ? delta : kept.out).select(0, place);
+        queries[p].to_query = to_query.select(0, place);
+        queries[p].first = true;
+      }
+      to_keys = make_exchange()->backward(kept.keys, [&](std::vector<KeyPart>& keys) {
+        attend_backward(options_, documents_, queries, keys);
+        for (QueryPart& part : queries) part.first = false;
+      });
     }
-    Tensor to_keys = make_exchange()->backward(kept.keys, [&](std::vector<KeyPart>& keys) {
-      attend_backward(options_, documents_, queries, keys);
-      for (QueryPart& part : queries) part.first = false;
-    });
-    return {heads.to_rows(to_query.to(given.scalar_type()), compute),
-            kv_heads.to_rows(to_keys.select(0, 0), compute),
+    Tensor query = heads.to_rows(std::exchange(to_query, Tensor()).to(type), compute);
+    return {query, kv_heads.to_rows(to_keys.select(0, 0), compute),
             kv_heads.to_rows(to_keys.select(0, 1), compute)};
   }
 
@@ -200,7 +245,8 @@ class Pass {
                               : gathered_keys(groups_.ring, std::move(runs));
   }
 
-  ContextGroups groups_;
+  std::shared_ptr<const Core> core_;
+  const ContextGroups& groups_;
   AttentionOptions options_;
   ContextSplit split_;
   Tensor documents_;
@@ -219,24 +265,20 @@ struct ContextNode : torch::autograd::Node {
   variable_list apply(variable_list&& grads) override {
     c10::NoGradGuard no_grad;
     if (!grads[0].defined()) return {Tensor(), Tensor(), Tensor()};
-    return pass_.backward(grads[0], {query.unpack(), keys.unpack(), out.unpack(), lse.unpack()});
+    return pass_.backward(std::move(grads[0]),
+                          {query.unpack(), keys.unpack(), out.unpack(), lse.unpack()});
   }
 };
 
 class ContextAttention final : public AttentionMethod {
  public:
-  explicit ContextAttention(ContextGroups groups) : groups_(std::move(groups)) {}
+  explicit ContextAttention(Core core) : core_(std::make_shared<const Core>(std::move(core))) {}
 
   Tensor forward(const Tensor& given_query, const Tensor& given_key, const Tensor& given_value,
                  const AttentionOptions& given,
                  const std::shared_ptr<const Sequence>& sequence) override {
-    // As one rank computes under autocast.
-    auto cast = [](const Tensor& x) {
-      return at::autocast::is_autocast_enabled(at::kCPU)
-                 ? x.to(at::autocast::get_autocast_dtype(at::kCPU))
-                 : x;
-    };
-    Tensor query = cast(given_query), key = cast(given_key), value = cast(given_value);
+    Tensor query = as_autocast(given_query), key = as_autocast(given_key),
+           value = as_autocast(given_value);
     if (!sequence || sequence->rows.empty())
       throw Error(
           ErrorCode::bad_module,
@@ -246,11 +288,13 @@ class ContextAttention final : public AttentionMethod {
           .help("run the forward within ContextParallel::scope()");
     if (!attends(query))
       throw Error(ErrorCode::not_in_release,
-                  "context parallelism computes attention on the CPU only")
+                  std::string("attention over the ranks of cp is not computed in ") +
+                      c10::toString(query.scalar_type()) + " on " + query.device().str())
           .key("distributed.cp_size")
           .help("set distributed.cp_size = 1");
-    ContextSplit split(sequence->length, groups_.context->size(), groups_.balance);
-    if (split.rows() != query.size(1) || split.runs_of(groups_.context->rank()) != sequence->rows)
+    const ContextGroups& groups = core_->groups;
+    ContextSplit split(sequence->length, groups.context->size(), groups.balance);
+    if (split.rows() != query.size(1) || split.runs_of(groups.context->rank()) != sequence->rows)
       throw Error(ErrorCode::bad_module,
                   "attention got " + std::to_string(query.size(1)) + " rows of each sample of " +
                       std::to_string(sequence->length) + " tokens, but a rank of cp has " +
@@ -258,7 +302,7 @@ class ContextAttention final : public AttentionMethod {
           .help("make the scope for the samples that the model is called with");
     AttentionOptions options = given;
     if (options.window >= split.length()) options.window = 0;
-    Pass pass(groups_, options, split, sequence->documents);
+    Pass pass(core_, options, split, sequence->documents);
     Pass::Kept kept;
     Tensor result;
     {
@@ -281,13 +325,13 @@ class ContextAttention final : public AttentionMethod {
   }
 
  private:
-  ContextGroups groups_;
+  std::shared_ptr<const Core> core_;
 };
 
 }  // namespace
 
-std::shared_ptr<AttentionMethod> context_attention(ContextGroups groups) {
-  return std::make_shared<ContextAttention>(std::move(groups));
+std::shared_ptr<AttentionMethod> context_attention(ContextGroups groups, const std::string& core) {
+  return std::make_shared<ContextAttention>(Core{std::move(groups), "attention of " + core});
 }
 
 }  // namespace meshwright::detail

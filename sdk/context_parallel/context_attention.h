@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 
 #include "meshwright/nn/attention.h"
 #include "meshwright/parallel/context_split.h"
@@ -21,6 +22,8 @@ struct ContextGroups {
   ContextBalance balance = ContextBalance::head_tail;
 };
 
-MESHWRIGHT_API std::shared_ptr<AttentionMethod> context_attention(ContextGroups groups);
+// `core`: the name of the module that it computes for, which errors of its exchanges say.
+MESHWRIGHT_API std::shared_ptr<AttentionMethod> context_attention(ContextGroups groups,
+                                                                  const std::string& core);
 
 }  // namespace meshwright::detail

@@ -6,6 +6,8 @@
 #include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
 #include <torch/nn/module.h>
+#include <torch/nn/modules/activation.h>
+#include <torch/nn/modules/rnn.h>
 
 #include <algorithm>
 #include <cctype>
@@ -91,19 +93,24 @@ SequenceScope ContextParallel::scope(int64_t length, int64_t batch, const Tensor
 
 namespace {
 
-// What is called attention and has no core in it would see this rank's rows alone.
+// What is called attention and has no core in it, and LibTorch's own modules that mix tokens, would
+// see this rank's rows alone.
 void check_attention(torch::nn::Module& model) {
   for (const auto& item : model.named_modules("", /*include_self=*/false)) {
     const std::string& name = item.key();
     std::string last = name.substr(name.rfind('.') + 1);
     std::transform(last.begin(), last.end(), last.begin(),
                    [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
-    if (!last.ends_with("attn") && !last.ends_with("attention")) continue;
-    if (find_attention_cores(*item.value()).empty())
+    const bool mixes = item.value()->as<torch::nn::MultiheadAttentionImpl>() != nullptr ||
+                       item.value()->as<torch::nn::RNNImpl>() != nullptr ||
+                       item.value()->as<torch::nn::LSTMImpl>() != nullptr ||
+                       item.value()->as<torch::nn::GRUImpl>() != nullptr;
+    if (!mixes && !last.ends_with("attn") && !last.ends_with("attention")) continue;
+    if (mixes || find_attention_cores(*item.value()).empty())
       throw Error(ErrorCode::bad_module,
                   name +
-                      " computes attention by itself: with cp_size above 1 it would see the "
-                      "tokens of its own rank alone")
+                      " computes a token from others by itself: with cp_size above 1 it would see "
+                      "the tokens of its own rank alone")
           .key("distributed.cp_size")
           .help("let it call a meshwright::AttentionCore (meshwright/nn/attention.h)")
           .help("set distributed.cp_size = 1");
@@ -149,10 +156,8 @@ std::shared_ptr<ContextParallel> apply_context_parallel(const ParallelizeRequest
       throw refused("the strategy's mesh has no axis cp, so no ranks would share a sample");
     return nullptr;
   }
-  if (!request.world->device().is_cpu())
-    throw refused("attention over the ranks of cp is computed on CPUs only");
-  if (shared.mp.param == DType::float16)
-    throw refused("attention over the ranks of cp is not computed in float16")
+  if (request.world->device().is_cpu() && shared.mp.param == DType::float16)
+    throw refused("attention over the ranks of cp is not computed in float16 on CPUs")
         .about("distributed.mp_policy.param_dtype")
         .help("set distributed.mp_policy.param_dtype = \"bfloat16\"");
   std::shared_ptr<Group> group = DeviceMesh(*request.mesh.device_mesh, request.world).group("cp");
@@ -174,7 +179,6 @@ std::shared_ptr<ContextParallel> apply_context_parallel(const ParallelizeRequest
   const int64_t inner = group->rank() % plan.ulysses;
   groups.ulysses = part_of(*request.world, *group, group->rank() - inner, plan.ulysses, 1);
   groups.ring = part_of(*request.world, *group, inner, plan.ring, plan.ulysses);
-  std::shared_ptr<AttentionMethod> method = detail::context_attention(groups);
   for (auto& [name, core] : cores) {
     if (core->options().dropout > 0)
       throw Error(ErrorCode::model_does_not_fit,
@@ -184,7 +188,7 @@ std::shared_ptr<ContextParallel> apply_context_parallel(const ParallelizeRequest
           .key("distributed.cp_size")
           .help("set attention_dropout to 0 in the model's config.json")
           .help("set distributed.cp_size = 1");
-    core->set_method(method);
+    core->set_method(detail::context_attention(groups, name));
   }
   add_balance_losses(*request.model, group);
   return std::make_shared<ContextParallel>(group, plan.balance);

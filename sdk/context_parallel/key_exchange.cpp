@@ -101,7 +101,8 @@ class GatheredKeys final : public KeyExchange {
    public:
     Gathered(const Tensor& own, Group& group) : own_(own), rank_(group.rank()) {
       auto bytes = static_cast<int64_t>(own.nbytes());
-      make_room(group, bytes);
+      // One exchange at a time; room for the gradients' way back is made with it.
+      if (bytes > 0) reserve(group, bytes, (group.size() - 1) * bytes, /*ahead=*/0);
       if (!maps_gather(group, bytes))
         whole_ = at::empty({group.size() * own.numel()}, own.options());
       work_ = group.all_gather(own.view({-1}), whole_);

@@ -2,7 +2,6 @@
 
 #include <ATen/autocast_mode.h>
 #include <ATen/ops/arange.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
@@ -41,7 +40,7 @@ std::vector<PositionRun> runs_of(const Sequence* sequence, int64_t rows) {
   return sequence->rows;
 }
 
-// All rows are here. On the CPU, without dropout.
+// All rows are here. Without dropout.
 struct LocalAttention : torch::autograd::Function<LocalAttention> {
   static Tensor forward(AutogradContext* context, const Tensor& given_query,
                         const Tensor& given_key, const Tensor& given_value,
@@ -49,15 +48,9 @@ struct LocalAttention : torch::autograd::Function<LocalAttention> {
                         const std::shared_ptr<const Sequence>& sequence) {
     Tensor query = with_dense_heads(given_query), key = with_dense_heads(given_key),
            value = with_dense_heads(given_value);
-    Tensor out = at::empty(query.sizes(), query.options());
-    Tensor lse =
-        at::empty({query.size(0), query.size(2), query.size(1)},
-                  query.options().dtype(detail::attention_compute_type(query.scalar_type())));
     std::vector<PositionRun> runs = runs_of(sequence.get(), query.size(1));
     Tensor documents = sequence ? sequence->documents : Tensor();
-    std::vector<detail::QueryPart> queries{{.runs = runs, .query = query, .out = out, .lse = lse}};
-    std::vector<detail::KeyPart> keys{{.runs = runs, .key = key, .value = value}};
-    detail::attend(options, documents, queries, keys);
+    auto [out, lse] = detail::attend_own(options, documents, runs, query, key, value);
     context->save_for_backward({query, key, value, out, lse, documents});
     context->saved_data["scale"] = options.scale;
     context->saved_data["window"] = options.window;
@@ -69,34 +62,15 @@ struct LocalAttention : torch::autograd::Function<LocalAttention> {
 
   static variable_list backward(AutogradContext* context, variable_list grads) {
     variable_list saved = context->get_saved_variables();
-    const Tensor &query = saved[0], &key = saved[1], &value = saved[2], &out = saved[3];
     AttentionOptions options{.scale = context->saved_data["scale"].toDouble(),
                              .window = context->saved_data["window"].toInt()};
     std::vector<PositionRun> runs;
     std::vector<int64_t> flat = context->saved_data["runs"].toIntVector();
     for (size_t i = 0; i < flat.size(); i += 2) runs.push_back({flat[i], flat[i + 1]});
-    Tensor grad = with_dense_heads(grads[0]);
-    at::ScalarType compute = detail::attention_compute_type(query.scalar_type());
-    auto gradient_of = [&](const Tensor& x) {
-      return at::empty(x.sizes(), x.options().dtype(compute));
-    };
-    Tensor to_query = gradient_of(query), to_key = gradient_of(key), to_value = gradient_of(value);
-    std::vector<detail::QueryPart> queries{{.runs = runs,
-                                            .query = query,
-                                            .lse = saved[4],
-                                            .grad = grad,
-                                            .delta = detail::attention_deltas(out, grad),
-                                            .to_query = to_query,
-                                            .first = true}};
-    std::vector<detail::KeyPart> keys{{.runs = runs,
-                                       .key = key,
-                                       .value = value,
-                                       .to_key = to_key,
-                                       .to_value = to_value,
-                                       .first = true}};
-    detail::attend_backward(options, saved[5], queries, keys);
-    return {to_query.to(query.scalar_type()), to_key.to(key.scalar_type()),
-            to_value.to(value.scalar_type()), Tensor(), Tensor()};
+    auto [to_query, to_key, to_value] =
+        detail::attend_own_backward(options, saved[5], runs, saved[0], saved[1], saved[2], saved[3],
+                                    saved[4], with_dense_heads(grads[0]));
+    return {to_query, to_key, to_value, Tensor(), Tensor()};
   }
 };
 
@@ -204,9 +178,11 @@ Tensor AttentionCoreImpl::forward(const Tensor& query, const Tensor& key, const 
   if (method_ && !has_whole_samples(sequence.get(), query.size(1)))
     return method_->forward(query, key, value, options, sequence);
   if (!sequence && options.window >= query.size(1)) options.window = 0;
-  if (options.dropout == 0 && plain(query) && plain(key) && plain(value) &&
-      !at::autocast::is_autocast_enabled(at::kCPU))
-    return LocalAttention::apply(query, key, value, options, sequence);
+  if (options.dropout == 0) {
+    Tensor q = detail::as_autocast(query), k = detail::as_autocast(key),
+           v = detail::as_autocast(value);
+    if (plain(q) && plain(k) && plain(v)) return LocalAttention::apply(q, k, v, options, sequence);
+  }
   std::optional<Tensor> mask;
   if (options.window > 0 || sequence) mask = kept_mask(query, options.window, sequence);
   return at::scaled_dot_product_attention(query.transpose(1, 2), key.transpose(1, 2),

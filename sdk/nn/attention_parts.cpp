@@ -2,10 +2,13 @@
 
 #include <ATen/Dispatch.h>
 #include <ATen/Parallel.h>
+#include <ATen/autocast_mode.h>
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
+#include <optional>
 
+#include "attention_blocks.h"
 #include "attention_kernel.h"
 
 namespace meshwright::detail {
@@ -119,9 +122,20 @@ AttentionShape shape_of(const AttentionOptions& options, const std::vector<Query
 
 }  // namespace
 
-bool attends(const Tensor& query) {
+bool has_attention_kernel(const Tensor& query) {
   at::ScalarType type = query.scalar_type();
-  return query.is_cpu() && (type == at::kFloat || type == at::kDouble || type == at::kBFloat16);
+  return attention_operators(query) == nullptr && query.is_cpu() &&
+         (type == at::kFloat || type == at::kDouble || type == at::kBFloat16);
+}
+
+bool attends(const Tensor& query) {
+  return attention_operators(query) != nullptr || has_attention_kernel(query);
+}
+
+Tensor as_autocast(const Tensor& x) {
+  const c10::DeviceType device = x.device().type();
+  if (!at::autocast::is_autocast_enabled(device) || x.scalar_type() == at::kDouble) return x;
+  return x.to(at::autocast::get_autocast_dtype(device));
 }
 
 at::ScalarType attention_compute_type(at::ScalarType type) {
@@ -130,6 +144,8 @@ at::ScalarType attention_compute_type(at::ScalarType type) {
 
 void attend(const AttentionOptions& options, const Tensor& documents,
             const std::vector<QueryPart>& queries, const std::vector<KeyPart>& keys) {
+  if (const AttentionOperators* operators = attention_operators(queries.front().query))
+    return attend_by_blocks(*operators, options, documents, queries, keys);
   const AttentionShape shape = shape_of(options, queries, keys);
   const Tensor& key = keys.front().key;
   const int64_t heads = key.size(2), calls = key.size(0) * heads;
@@ -152,6 +168,8 @@ void attend(const AttentionOptions& options, const Tensor& documents,
 
 void attend_backward(const AttentionOptions& options, const Tensor& documents,
                      const std::vector<QueryPart>& queries, const std::vector<KeyPart>& keys) {
+  if (const AttentionOperators* operators = attention_operators(queries.front().query))
+    return attend_backward_by_blocks(*operators, options, documents, queries, keys);
   const AttentionShape shape = shape_of(options, queries, keys);
   const Tensor& key = keys.front().key;
   const int64_t heads = key.size(2);
@@ -168,7 +186,61 @@ void attend_backward(const AttentionOptions& options, const Tensor& documents,
   });
 }
 
+std::pair<Tensor, Tensor> attend_own(const AttentionOptions& options, const Tensor& documents,
+                                     const std::vector<PositionRun>& runs, const Tensor& query,
+                                     const Tensor& key, const Tensor& value) {
+  if (const AttentionOperators* operators = attention_operators(query))
+    if (std::optional<AttentionCall> call =
+            whole_call(options, documents, runs, query, key, value)) {
+      AttentionResult result = operators->forward(*call);
+      return {result.out, result.lse};
+    }
+  Tensor out = at::empty(query.sizes(), query.options());
+  Tensor lse = at::empty({query.size(0), query.size(2), query.size(1)},
+                         query.options().dtype(attention_compute_type(query.scalar_type())));
+  attend(options, documents, {{.runs = runs, .query = query, .out = out, .lse = lse}},
+         {{.runs = runs, .key = key, .value = value}});
+  return {out, lse};
+}
+
+std::array<Tensor, 3> attend_own_backward(const AttentionOptions& options, const Tensor& documents,
+                                          const std::vector<PositionRun>& runs, const Tensor& query,
+                                          const Tensor& key, const Tensor& value, const Tensor& out,
+                                          const Tensor& lse, const Tensor& grad) {
+  auto rounded = [&](const Tensor& to_query, const Tensor& to_key, const Tensor& to_value) {
+    return std::array<Tensor, 3>{to_query.to(query.scalar_type()), to_key.to(key.scalar_type()),
+                                 to_value.to(value.scalar_type())};
+  };
+  if (const AttentionOperators* operators = attention_operators(query))
+    if (std::optional<AttentionCall> call =
+            whole_call(options, documents, runs, query, key, value)) {
+      AttentionGradients found = operators->backward(*call, {out, lse}, grad);
+      return rounded(found.query, found.key, found.value);
+    }
+  auto gradient_of = [&](const Tensor& x) {
+    return at::empty(x.sizes(), x.options().dtype(attention_compute_type(query.scalar_type())));
+  };
+  Tensor to_query = gradient_of(query), to_key = gradient_of(key), to_value = gradient_of(value);
+  attend_backward(options, documents,
+                  {{.runs = runs,
+                    .query = query,
+                    .out = out,
+                    .lse = lse,
+                    .grad = grad,
+                    .delta = attention_deltas(out, grad),
+                    .to_query = to_query,
+                    .first = true}},
+                  {{.runs = runs,
+                    .key = key,
+                    .value = value,
+                    .to_key = to_key,
+                    .to_value = to_value,
+                    .first = true}});
+  return rounded(to_query, to_key, to_value);
+}
+
 Tensor attention_deltas(const Tensor& out, const Tensor& grad) {
+  if (!has_attention_kernel(out)) return {};
   const int64_t batch = out.size(0), rows = out.size(1), heads = out.size(2);
   Tensor delta = at::empty({batch, heads, rows},
                            out.options().dtype(attention_compute_type(out.scalar_type())));
@@ -186,6 +258,7 @@ Tensor attention_deltas(const Tensor& out, const Tensor& grad) {
 
 void merge_attention(const Tensor& into, const Tensor& into_lse, const Tensor& out,
                      const Tensor& lse) {
+  if (!has_attention_kernel(into)) return merge_blocks(into, into_lse, out, lse);
   auto merge = [&]<class C>(C) {
     for (int64_t b = 0; b < into.size(0); ++b)
       attention_merge<C>(into.size(3), into.size(2), into.size(1), head_view<C>(into, b, 0),

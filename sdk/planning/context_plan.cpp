@@ -60,6 +60,13 @@ ContextPlan choose(int64_t ranks, int64_t heads, int64_t kv_heads) {
 
 }  // namespace
 
+ContextPlan across_hosts(ContextPlan plan) {
+  if (plan.why.empty() || plan.method != ContextMethod::all_gather) return plan;
+  plan.method = ContextMethod::ring;
+  plan.why = "the ranks of cp are on several hosts; on one it would be all_gather: " + plan.why;
+  return plan;
+}
+
 ContextBalance context_balance(const ContextOptions& options) {
   return options.head_tail ? ContextBalance::head_tail : ContextBalance::contiguous;
 }

@@ -25,6 +25,18 @@ int64_t window_of(const ModelOutline& outline, std::string_view layer, int64_t l
   return outline.windows[number] < length ? outline.windows[number] : 0;
 }
 
+// Chunks of keys that a rank has for others, and that others have for it, under a window.
+struct WindowChunks {
+  WindowChunks(const ContextSplit& split, int64_t rank, int64_t window) {
+    for (int64_t peer = 0; peer < split.ranks(); ++peer) {
+      if (peer == rank) continue;
+      for (int64_t chunk : split.chunks_of(rank)) sent += split.sees(peer, chunk, window);
+      for (int64_t chunk : split.chunks_of(peer)) received += split.sees(rank, chunk, window);
+    }
+  }
+  int64_t sent = 0, received = 0;
+};
+
 // What attention of one layer sends over cp: a forward, and what its backward has on top of another
 // exchange of keys (semantics 14.3).
 class ContextRows {
@@ -35,6 +47,7 @@ class ContextRows {
         rank_(attention.rank),
         element_(dtype_size(precision_of(request).param)),
         wide_(std::max<int64_t>(element_, 4)),
+        tokens_(tokens),
         row_(times(tokens, request.outline.head_dim)),
         heads_(attention.heads),
         kv_heads_(attention.kv_heads) {}
@@ -43,9 +56,11 @@ class ContextRows {
     const Axis ring{"cp", plan_.ring, 0}, heads{"cp", plan_.ulysses, 0};
     // Heads to tokens and back: queries and outputs, keys and values.
     if (plan_.ulysses > 1) {
-      const int64_t shared = std::max(kv_heads_, plan_.ulysses);
-      wire.add(heads, "all_to_all", times(2, plus(forward, backward)),
-               times(row_, heads_, element_));
+      const int64_t shared = std::max(kv_heads_, plan_.ulysses),
+                    queries = times(row_, heads_, element_);
+      wire.add(heads, "all_to_all", plus(times(2, forward), backward), queries);
+      // The gradient of the output takes the sums of its rows along.
+      wire.add(heads, "all_to_all", backward, plus(queries, times(tokens_, heads_, wide_)));
       wire.add(heads, "all_to_all", times(2, plus(forward, backward)),
                times(row_, shared, element_));
     }
@@ -66,21 +81,16 @@ class ContextRows {
 
  private:
   void add_window(int64_t window, int64_t forward, int64_t backward, Traffic& wire) const {
-    int64_t sent = 0, received = 0;
-    for (int64_t peer = 0; peer < split_.ranks(); ++peer) {
-      if (peer == rank_) continue;
-      for (int64_t chunk : split_.chunks_of(rank_)) sent += split_.sees(peer, chunk, window);
-      for (int64_t chunk : split_.chunks_of(peer)) received += split_.sees(rank_, chunk, window);
-    }
+    const WindowChunks chunks(split_, rank_, window);
     const Axis axis{"cp", plan_.ring, 0};
     const int64_t bytes = times(row_ / split_.per_rank(), 2 * kv_heads_, element_);
-    wire.add(axis, "send", times(sent, plus(forward, backward)), bytes);
-    wire.add(axis, "send", times(received, backward), bytes);
+    wire.add(axis, "send", times(chunks.sent, plus(forward, backward)), bytes);
+    wire.add(axis, "send", times(chunks.received, backward), bytes);
   }
 
   ContextPlan plan_;
   ContextSplit split_;
-  int64_t rank_, element_, wide_, row_, heads_, kv_heads_;
+  int64_t rank_, element_, wide_, tokens_, row_, heads_, kv_heads_;
 };
 
 // All layers of this rank, and how often each runs.
@@ -126,14 +136,42 @@ int64_t context_transient(const ShardingRequest& request, const ContextAttention
                 wide = std::max<int64_t>(element, 4), size = request.outline.head_dim;
   // Of one rank's tokens, with the heads that this rank then has.
   const int64_t keys = times(2 * size, std::max(attention.kv_heads, plan.ulysses));
-  int64_t bytes = 0;
-  if (plan.ulysses > 1)
-    bytes = times(2, element, size, attention.heads + std::max(attention.kv_heads, plan.ulysses));
-  if (plan.ring == 1) return bytes;
-  // ring: two buffers that keys pass through and four of gradients; else those of all ranks.
-  if (plan.method == ContextMethod::ring)
-    return plus(bytes, times(keys, plus(2 * element, 4 * wide)));
-  return plus(bytes, times(plan.ring, keys, plus(element, wide)));
+  // Heads on their way to tokens and back, queries or keys and values.
+  const int64_t heads =
+      plan.ulysses > 1 ? times(element, std::max(times(attention.heads, size), keys)) : 0;
+  if (plan.ring == 1) return heads;
+  const ContextSplit split(std::max<int64_t>(request.workload.seq_len, 1), attention.ranks,
+                           plan.balance);
+  int64_t most = 0, room = 0;
+  auto add = [&](int64_t window) {
+    if (window > 0 && plan.ulysses == 1) {
+      // Keys that come with their gradients, and the gradients of those that went, rounded.
+      const WindowChunks chunks(split, attention.rank, window);
+      const int64_t rounded = wide > element ? chunks.received : 0;
+      most = std::max(most, plus(times(keys, wide, chunks.received),
+                                 times(keys, element, chunks.received + chunks.sent + rounded)) /
+                                split.per_rank());
+    } else if (plan.method == ContextMethod::ring) {
+      // Buffers that the keys pass through, and those of their gradients.
+      most = std::max(most, plus(times(keys, element, std::min<int64_t>(plan.ring - 1, 2)),
+                                 times(keys, wide, std::min<int64_t>(plan.ring, 3))));
+    } else {
+      // The gradients of others' keys. In shared memory stay two places for this rank's keys and
+      // two for what it has for all others; without it as much is allocated at most.
+      most = std::max(most, times(keys, wide, plan.ring - 1));
+      room = times(keys, element, 2, plan.ring);
+    }
+  };
+  bool layers = false;
+  for (const ModuleOutline& module : request.outline.modules) {
+    if (module.kind != ModuleKind::layer) continue;
+    layers = true;
+    add(window_of(request.outline, module.name, request.workload.seq_len));
+  }
+  if (!layers) add(0);
+  // A ring has let its buffers go when heads go back.
+  most = plan.method == ContextMethod::ring ? std::max(most, heads) : plus(most, heads);
+  return plus(most, room);
 }
 
 }  // namespace meshwright::footprint

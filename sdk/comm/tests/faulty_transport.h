@@ -8,11 +8,14 @@
 #include <memory>
 #include <random>
 #include <span>
+#include <stdexcept>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "meshwright/parallel/transport.h"
+#include "sdk/comm/group_impl.h"
 
 namespace meshwright::testing {
 
@@ -21,6 +24,7 @@ struct Faults {
   int max_delay_us = 0;  // each operation starts, and each wait ends, up to so much later
   bool reorder = false;  // messages of one call for different ranks start in any order
   int64_t lose = -1;     // the rank's send of this number, counted from 0, never leaves
+  int64_t stop = -1;     // the rank's operation of this number throws
 };
 
 class FaultyTransport final : public Transport {
@@ -90,6 +94,7 @@ class FaultyTransport final : public Transport {
   }
   template <class F>
   FlightPtr late(F start) {
+    if (operations_++ == faults_.stop) throw std::runtime_error("stopped by a test");
     std::this_thread::sleep_for(std::chrono::microseconds(delay()));
     return std::make_unique<LateFlight>(start(), delay());
   }
@@ -97,7 +102,19 @@ class FaultyTransport final : public Transport {
   std::shared_ptr<Transport> inner_;
   Faults faults_;
   std::mt19937_64 random_;
-  int64_t sends_ = 0;
+  int64_t sends_ = 0, operations_ = 0;
 };
+
+// A world whose groups are carried by a faulty transport over that of `world`.
+inline std::shared_ptr<World> faulty_world(const std::shared_ptr<World>& world, Faults faults,
+                                           std::chrono::milliseconds timeout) {
+  faults.seed += static_cast<uint64_t>(world->rank());
+  return std::make_shared<World>(
+      world->rank(), world->size(), at::kCPU, timeout,
+      [world, faults](const std::string& name, const std::vector<int64_t>& ranks) {
+        return std::make_shared<FaultyTransport>(
+            detail::GroupAccess::of(*world->group(name, ranks)).transport, faults);
+      });
+}
 
 }  // namespace meshwright::testing

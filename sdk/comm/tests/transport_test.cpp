@@ -12,14 +12,13 @@
 #include "meshwright/parallel/group.h"
 #include "meshwright/parallel/testing.h"
 #include "meshwright/parallel/transport.h"
-#include "sdk/comm/group_impl.h"
 
 namespace transport_test {
 
 using namespace meshwright;
 using at::Tensor;
 using meshwright::testing::Faults;
-using meshwright::testing::FaultyTransport;
+using meshwright::testing::faulty_world;
 
 namespace {
 
@@ -28,18 +27,6 @@ PeerMessage send(int64_t peer, const Tensor& tensor) {
 }
 PeerMessage receive(int64_t peer, const Tensor& tensor) {
   return {PeerMessage::Way::receive, peer, tensor};
-}
-
-// A world whose groups are carried by a faulty transport over that of `world`.
-std::shared_ptr<World> faulty(const std::shared_ptr<World>& world, Faults faults,
-                              std::chrono::milliseconds timeout) {
-  faults.seed += static_cast<uint64_t>(world->rank());
-  return std::make_shared<World>(
-      world->rank(), world->size(), at::kCPU, timeout,
-      [world, faults](const std::string& name, const std::vector<int64_t>& ranks) {
-        return std::make_shared<FaultyTransport>(
-            meshwright::detail::GroupAccess::of(*world->group(name, ranks)).transport, faults);
-      });
 }
 
 // Each rank has something for the next one and for the one before, of other sizes and dtypes; twice
@@ -129,8 +116,8 @@ TEST_CASE("a message for oneself or for nobody is refused") {
 TEST_CASE("delays and another order change no value") {
   for (uint64_t seed = 1; seed <= 5; ++seed)
     run_ranks(3, [&](const std::shared_ptr<World>& world) {
-      auto slow = faulty(world, {.seed = seed * 10, .max_delay_us = 3000, .reorder = true},
-                         std::chrono::seconds(60));
+      auto slow = faulty_world(world, {.seed = seed * 10, .max_delay_us = 3000, .reorder = true},
+                               std::chrono::seconds(60));
       auto group = slow->everyone();
       pass_round(*group, 3);
       Tensor sum = at::full({7}, static_cast<double>(world->rank() + 1));
@@ -144,7 +131,7 @@ TEST_CASE(
   std::string told;
   auto body = [&](const std::shared_ptr<World>& world) {
     auto lossy =
-        faulty(world, {.lose = world->rank() == 1 ? 0 : -1}, std::chrono::milliseconds(2000));
+        faulty_world(world, {.lose = world->rank() == 1 ? 0 : -1}, std::chrono::milliseconds(2000));
     auto group = lossy->everyone();
     Tensor out = at::full({4}, 1.0), in = at::empty({4});
     if (world->rank() == 1) group->send_receive(std::vector<PeerMessage>{send(2, out)}).wait();

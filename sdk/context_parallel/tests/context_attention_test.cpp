@@ -5,109 +5,24 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/randn.h>
-#include <ATen/ops/randn_like.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 #include <doctest/doctest.h>
 
-#include <cmath>
 #include <limits>
 #include <mutex>
 #include <string>
 
 #include "meshwright/error.h"
-#include "meshwright/parallel/context_parallel.h"
-#include "meshwright/parallel/testing.h"
+#include "sdk/context_parallel/tests/context_samples.h"
 
 namespace context_attention_test {
 
 using namespace meshwright;
 using at::Tensor;
+using namespace meshwright::context_samples;
 
 namespace {
-
-struct Heads {
-  int64_t query, key_value;
-};
-struct Case {
-  int64_t ranks, ring, ulysses;
-  ContextMethod method;
-  ContextBalance balance = ContextBalance::head_tail;
-  std::string text() const {
-    return std::to_string(ring) + " x " + std::to_string(ulysses) +
-           (method == ContextMethod::ring ? " ring" : " gather") +
-           (balance == ContextBalance::head_tail ? "" : " contiguous");
-  }
-};
-
-constexpr int64_t kBatch = 2, kDim = 8;
-
-// Whole samples, and what one rank computes of them.
-struct Whole {
-  Tensor query, key, value, grad, out, to_query, to_key, to_value;
-  AttentionOptions options;
-
-  Whole(int64_t length, Heads heads, int64_t window, at::ScalarType type) {
-    at::manual_seed(static_cast<uint64_t>(length * 31 + heads.key_value));
-    auto random = [&](int64_t count) {
-      return at::randn({kBatch, length, count, kDim}, at::kDouble).to(type);
-    };
-    query = random(heads.query), key = random(heads.key_value), value = random(heads.key_value);
-    grad = random(heads.query);
-    options = {.scale = 1 / std::sqrt(static_cast<double>(kDim)), .window = window};
-    Tensor q = leaf(query), k = leaf(key), v = leaf(value);
-    out = AttentionCore(options)(q, k, v);
-    out.backward(grad);
-    to_query = q.grad(), to_key = k.grad(), to_value = v.grad();
-    out = out.detach();
-  }
-  static Tensor leaf(const Tensor& x) { return x.detach().clone().set_requires_grad(true); }
-};
-
-meshwright::detail::ContextGroups groups_of(World& world, const Case& c) {
-  meshwright::detail::ContextGroups out;
-  std::vector<int64_t> all, ring, ulysses;
-  const int64_t inner = world.rank() % c.ulysses, first = world.rank() - inner;
-  for (int64_t r = 0; r < c.ranks; ++r) all.push_back(r);
-  for (int64_t r = 0; r < c.ring; ++r) ring.push_back(inner + r * c.ulysses);
-  for (int64_t r = 0; r < c.ulysses; ++r) ulysses.push_back(first + r);
-  out.context = world.group("cp", all);
-  out.ring = world.group("cp", ring);
-  out.ulysses = world.group("cp", ulysses);
-  out.method = c.method;
-  out.balance = c.balance;
-  return out;
-}
-
-struct Found {
-  Tensor out, to_query, to_key, to_value;  // of the whole samples
-};
-
-Found run(const Whole& whole, const Case& c) {
-  Found found;
-  std::mutex mutex;
-  run_ranks(c.ranks, [&](const std::shared_ptr<World>& world) {
-    const meshwright::detail::ContextGroups groups = groups_of(*world, c);
-    const ContextParallel context(groups.context, c.balance);
-    AttentionCore core(whole.options);
-    core->set_method(meshwright::detail::context_attention(groups));
-    const int64_t length = whole.query.size(1);
-    auto mine = [&](const Tensor& x) { return context.shard(x, 1, 0); };
-    Tensor q = Whole::leaf(mine(whole.query)), k = Whole::leaf(mine(whole.key)),
-           v = Whole::leaf(mine(whole.value));
-    Tensor out;
-    {
-      auto scope = context.scope(length, kBatch);
-      out = core(q, k, v);
-    }
-    out.backward(mine(whole.grad));
-    Found all{context.gather(out.detach(), 1, length), context.gather(q.grad(), 1, length),
-              context.gather(k.grad(), 1, length), context.gather(v.grad(), 1, length)};
-    std::lock_guard lock(mutex);
-    if (world->rank() == 0) found = all;
-  });
-  return found;
-}
 
 double distance(const Tensor& a, const Tensor& b) {
   Tensor wide = b.to(at::kDouble);
@@ -175,7 +90,7 @@ TEST_CASE("context attention: without a sequence it says what to do") {
   run_ranks(2, [&](const std::shared_ptr<World>& world) {
     const Case c{2, 2, 1, ContextMethod::ring};
     AttentionCore core(AttentionOptions{});
-    core->set_method(meshwright::detail::context_attention(groups_of(*world, c)));
+    core->set_method(meshwright::detail::context_attention(groups_of(*world, c), kCore));
     Tensor x = at::zeros({1, 4, 2, 8});
     auto refused = [&](auto&& call) {
       try {
@@ -223,7 +138,7 @@ TEST_CASE("context attention: an output that is written to does not change gradi
   run_ranks(2, [&](const std::shared_ptr<World>& world) {
     const Case c{2, 2, 1, ContextMethod::all_gather};
     AttentionCore core(AttentionOptions{});
-    core->set_method(meshwright::detail::context_attention(groups_of(*world, c)));
+    core->set_method(meshwright::detail::context_attention(groups_of(*world, c), kCore));
     const ContextParallel context(world->group("cp", {0, 1}), ContextBalance::head_tail);
     Tensor x = at::randn({1, 4, 2, 8}).set_requires_grad(true);
     auto scope = context.scope(/*length=*/8, /*batch=*/1);

@@ -1,0 +1,90 @@
+// What attention over the ranks of cp sends and holds, by hand.
+#include "footprint_job.h"
+#include "sdk/base/context_plan.h"
+
+using namespace meshwright;
+using namespace meshwright::testing;
+
+namespace {
+
+// Two layers of 4 query and 2 key-value heads of 2 elements: keys and values are 8 elements a
+// token, queries as many.
+Job context_job(int64_t ranks, int64_t length, ContextMethod method) {
+  Job job{.outline = llama_outline({}), .sizes = {.dp = {}, .cp = ranks}, .world = ranks};
+  job.work = {.local_batch = 1, .seq_len = length};
+  job.plan();
+  job.config.shared.context.method = method;
+  return job;
+}
+
+// Bytes of a token on a rank of what one layer's exchange holds.
+int64_t held(const Job& job, int64_t rank = 0) {
+  const ShardingRequest request = job.request(rank);
+  const int64_t tokens =
+      ContextSplit(job.work.seq_len, job.sizes.cp, context_balance(job.config.shared.context))
+          .rows();
+  for (const ContextCost& cost : context_costs(request))
+    if (cost.chosen) return cost.transient / tokens;
+  return -1;
+}
+
+}  // namespace
+
+TEST_CASE("attention over cp holds buffers, gradients of others' keys, and room for gathers") {
+  struct Row {
+    int64_t ranks, ulysses;
+    ContextMethod method;
+    int64_t floats, halves;  // a token, with float32 and bfloat16
+  };
+  for (const Row& row : {
+           // Others' gradients, in float32; twice the own keys and twice what goes to the others.
+           Row{2, 1, ContextMethod::all_gather, 32 + 2 * 32 + 2 * 32, 32 + 2 * 16 + 2 * 16},
+           Row{4, 1, ContextMethod::all_gather, 3 * 32 + 8 * 32, 3 * 32 + 8 * 16},
+           // One buffer of keys and two of gradients; from three ranks on two and three.
+           Row{2, 1, ContextMethod::ring, 32 + 2 * 32, 16 + 2 * 32},
+           Row{4, 1, ContextMethod::ring, 2 * 32 + 3 * 32, 2 * 16 + 3 * 32},
+           Row{2, 2, ContextMethod::ulysses, 32, 16},
+           Row{4, 4, ContextMethod::ulysses, 64, 32},  // four ranks have two heads twice
+           Row{4, 2, ContextMethod::ring, 32 + 2 * 32, 16 + 2 * 32},
+           Row{4, 2, ContextMethod::all_gather, 32 + 32 + 4 * 32, 16 + 32 + 4 * 16},
+       }) {
+    CAPTURE(row.ranks);
+    CAPTURE(row.ulysses);
+    Job job = context_job(row.ranks, 32, row.method);
+    if (row.ulysses != row.ranks) job.config.shared.context.ulysses_size = row.ulysses;
+    CHECK(held(job) == row.floats);
+    job.config.shared.mp.param = DType::bfloat16;
+    CHECK(held(job) == row.halves);
+  }
+}
+
+TEST_CASE("activations grow by what the exchange holds") {
+  Job gather = context_job(2, 32, ContextMethod::all_gather),
+      ring = context_job(2, 32, ContextMethod::ring);
+  CHECK(fully_sharded_footprint(gather.request(), {}).bytes.activations -
+            fully_sharded_footprint(ring.request(), {}).bytes.activations ==
+        16 * (held(gather) - held(ring)));
+}
+
+TEST_CASE("layers with windows hold the chunks that their windows reach, and need no room") {
+  for (ContextMethod method : {ContextMethod::all_gather, ContextMethod::ring}) {
+    Job job = context_job(2, 16, method);  // rank 0: chunks 0 and 3 of 4 tokens
+    const int64_t whole = held(job);
+    job.outline.windows = {3, 3};
+    // Half of a rank's tokens come with their gradients, and as many gradients come back.
+    for (int64_t rank : {0, 1}) CHECK(held(job, rank) == (32 + 32 + 32) / 2);
+    // The room of one layer, and the most that any holds.
+    job.outline.windows = {0, 3};
+    CHECK(held(job) == (method == ContextMethod::ring ? whole : whole - 32 + 48));
+    job.outline.windows = {3, 3};
+    job.config.shared.mp.param = DType::bfloat16;
+    CHECK(held(job) == (32 + 16 + 16 + 16) / 2);  // those that go are rounded first
+  }
+}
+
+TEST_CASE("heads for tokens: the gradient of the output brings a float for each row and head") {
+  Job job = context_job(2, 12, ContextMethod::ulysses);  // 6 tokens a rank
+  const int64_t queries = 6 * 8 * 4, keys = 6 * 4 * 4, sums = 6 * 4 * 4;
+  check_row(fully_sharded_footprint(job.request(), {}), "cp", "all_to_all", 2 * 8,
+            2 * (4 * queries + 4 * keys + sums) / 2);
+}
