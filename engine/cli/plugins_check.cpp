@@ -8,9 +8,9 @@
 
 #include "engine/cli/common.h"
 #include "engine/loader/descriptor.h"
+#include "sdk/base/conformance.h"
+#include "sdk/base/conformance_runner.h"
 #include "sdk/base/words.h"
-#include "sdk/conformance/conformance.h"
-#include "sdk/conformance/runner.h"
 
 namespace meshwright::cli {
 namespace {

@@ -218,14 +218,15 @@ Settings settings(const Source& source, const std::vector<std::string>& sets, in
   }
   // JSON's escapes are TOML's too.
   std::string model = boost::json::serialize(boost::json::value(source.config().string()));
-  std::string n = std::to_string(
-      world_size);  // as the length of samples that nobody reads: all sizes divide it
+  std::string n = std::to_string(world_size);
+  // Of samples that nobody reads: ranks of cp with head and tail, and those of tp, divide it.
+  std::string length = std::to_string(2 * world_size);
   return {"schema = 1\n[model]\nconfig = " + model +
               "\ntorch_dtype = \"float32\"\n[distributed]\nstrategy = "
               "\"ddp\"\n[distributed.mp_policy]\nparam_dtype = "
               "\"float32\"\noutput_dtype = \"float32\"\n"
               "[step_scheduler]\nglobal_batch_size = " +
-              n + "\nlocal_batch_size = 1\n[dataset]\nkind = \"mock\"\nseq_len = " + n + "\n",
+              n + "\nlocal_batch_size = 1\n[dataset]\nkind = \"mock\"\nseq_len = " + length + "\n",
           sets};
 }
 

@@ -142,6 +142,37 @@ void plan_tensor_parallel(const StrategyConfig& config, JobPlan& plan) {
   plan.warnings.insert(plan.warnings.end(), plan.tp.warnings.begin(), plan.tp.warnings.end());
 }
 
+// Whether the ranks of some group of cp are on more hosts than one.
+bool cp_spans_hosts(const Mesh& mesh, const std::vector<int64_t>& hosts) {
+  for (size_t rank = 0; rank < hosts.size(); ++rank) {
+    if (!mesh.place_of(static_cast<int64_t>(rank))) continue;
+    for (int64_t peer : mesh.group(static_cast<int64_t>(rank), "cp"))
+      if (hosts[static_cast<size_t>(peer)] != hosts[rank]) return true;
+  }
+  return false;
+}
+
+// How the ranks of cp share out attention. What "auto" comes to on several hosts is written into
+// the options: cost and run follow it. `outline`: nullptr for a model that the job does not name.
+void plan_attention(const std::vector<int64_t>& hosts, const ModelOutline* outline, JobPlan& plan,
+                    StrategyConfig& config) {
+  const ModelOutline unknown;
+  std::optional<ContextPlan> context = plan_context(
+      {outline ? *outline : unknown, plan.mesh, plan.tp, config, plan.workload, plan.rank});
+  if (!context) return;
+  const bool several = cp_spans_hosts(*plan.mesh.device_mesh, hosts);
+  if (several) {
+    *context = across_hosts(*context);
+    if (!context->why.empty() && context->method == ContextMethod::ring)
+      config.shared.context.method = plan.shared.context.method = context->method;
+  }
+  const bool assumed = hosts.empty() && context->method == ContextMethod::all_gather;
+  if (!context->why.empty() && (outline || several))
+    plan.notices.push_back("context parallelism by " + context_method_name(*context) + ": " +
+                           context->why + (assumed ? "; over several hosts it is ring" : ""));
+  if (outline) plan.context = std::move(context);
+}
+
 void warn_of_experts(const StrategyConfig& config, JobPlan& plan) {
   if (!plan.outline->moe) return;
   if (config.shared.activation_checkpointing != ActivationCheckpointing::none &&
@@ -183,6 +214,7 @@ JobPlan lay_out(Job& job, const PlanRequest& wanted) {
   const auto [path, key] = config::model_path(job.config.table("model"));
   if (path.empty()) {
     plan.tp.source = "none";
+    plan_attention(wanted.hosts, nullptr, plan, config);
     return plan;
   }
   plan.outline = read_outline(job.config, path, key, plan.workload.storage);
@@ -191,10 +223,7 @@ JobPlan lay_out(Job& job, const PlanRequest& wanted) {
   check_expert_sizes(outline, sizes, plan.mesh);
   plan_tensor_parallel(config, plan);
   warn_of_experts(config, plan);
-  plan.context = plan_context({outline, plan.mesh, plan.tp, config, plan.workload, plan.rank});
-  if (plan.context && !plan.context->why.empty())
-    plan.notices.push_back("context parallelism by " + context_method_name(*plan.context) + ": " +
-                           plan.context->why);
+  plan_attention(wanted.hosts, &outline, plan, config);
   check_sequence(job, plan.tp);
   warn_of_positions(job, path, plan);
 

@@ -48,6 +48,8 @@ struct PlanRequest {
   int64_t rank = 0;
   // The world is only assumed: the batch is not held against it.
   bool assumed_world = false;
+  // The host of each rank, by any number; empty: not known, and taken for one host.
+  std::vector<int64_t> hosts = {};
 };
 
 struct JobPlan {

@@ -92,14 +92,6 @@ void check_trainable(const Job& job, Diagnostics& diagnostics) {
                         .key("distributed.pp_size")
                         .at(config.table("distributed").origin("pp_size"))
                         .help("set distributed.pp_size = 1"));
-  if (sizes.cp > 1 && config.table("dist_env").get_string("device") == "cuda")
-    diagnostics.add(Error(ErrorCode::not_in_release,
-                          "cp_size = " + std::to_string(sizes.cp) +
-                              ": attention over the ranks of cp is computed on CPUs only")
-                        .key("distributed.cp_size")
-                        .at(config.table("distributed").origin("cp_size"))
-                        .help("set dist_env.device = \"cpu\"")
-                        .help("set distributed.cp_size = 1"));
   // With ep_size above 1 another strategy may take the job; check_runs() asks that one.
   if (job.strategy.info != nullptr &&
       (job.strategy.info->capabilities & MESHWRIGHT_CAN_PARALLELIZE) == 0 && sizes.ep <= 1)

@@ -7,10 +7,15 @@
 #include <utility>
 #include <vector>
 
+#include "engine/plan/plan.h"
 #include "meshwright/parallel/group.h"
 
 namespace meshwright::train {
 
+// What the generators of the plan's rank are seeded with before a step: the same numbers in every
+// run. Ranks of tp have the same tokens and draw alike; those of dp and of cp have other tokens and
+// draw others.
+uint64_t generator_seed(uint64_t seed, int64_t step, const plan::JobPlan& plan);
 // The generators of this rank, by device: "cpu", and "cuda" where it trains on one.
 std::vector<std::pair<std::string, at::Generator>> generators_of(const World& world);
 // A copy of the state, as bytes.

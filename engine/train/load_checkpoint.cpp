@@ -8,6 +8,7 @@
 #include <map>
 #include <mutex>
 #include <set>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -80,6 +81,13 @@ void check_parameters(const checkpoint::Checkpoint& from, const std::vector<Loca
                                ", which the model of this job does not have");
 }
 
+// Of an axis of the mesh that the checkpoint comes from.
+int64_t size_in(const checkpoint::Meta& meta, std::string_view axis) {
+  for (size_t i = 0; i < meta.axes.size() && i < meta.mesh_shape.size(); ++i)
+    if (meta.axes[i] == axis) return meta.mesh_shape[i];
+  return 1;
+}
+
 // Sets this rank's generators to the states that the checkpoint has of them; returns whether it has
 // any.
 bool restore_generators(const World& world, checkpoint::Checkpoint& from) {
@@ -127,8 +135,10 @@ bool load_checkpoint(Trainer& trainer, checkpoint::Checkpoint& from) {
   optimizer.round_weights(model.update_groups());
   model.after_optimizer_step();
   trainer.set_next_step(meta.step);
+  // On ranks that draw alike and others as theirs did.
+  const std::optional<Mesh>& mesh = trainer.plan().mesh.device_mesh;
   return meta.world_size == world.size() && meta.data_parallel == trainer.data_parallel_size() &&
-         restore_generators(world, from);
+         size_in(meta, "cp") == (mesh ? mesh->size("cp") : 1) && restore_generators(world, from);
 }
 
 }  // namespace meshwright::train

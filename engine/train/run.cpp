@@ -21,6 +21,7 @@
 #include "engine/report/progress.h"
 #include "engine/report/report.h"
 #include "engine/train/batches.h"
+#include "engine/train/generators.h"
 #include "engine/train/load_checkpoint.h"
 #include "engine/train/preemption.h"
 #include "engine/train/reporter.h"
@@ -72,12 +73,9 @@ class Run {
   void write_traces();
   void say_done(const std::string& sample);
 
-  // Dropout draws from LibTorch's own generator, which starts anywhere: the same numbers in every
-  // run, others on every data-parallel rank.
+  // Dropout draws from LibTorch's own generator, which starts anywhere.
   void seed_generator(int64_t step) {
-    at::manual_seed((seed_ + static_cast<uint64_t>(step) * 0x2545f4914f6cdd1du) *
-                        0x9e3779b97f4a7c15u +
-                    static_cast<uint64_t>(trainer_->data_parallel_rank()));
+    at::manual_seed(generator_seed(seed_, step, trainer_->plan()));
   }
   const Options& table(const char* name) const { return job_.table(name); }
   // nullopt: a sample is one document.
@@ -350,6 +348,8 @@ int Run::finish() {
   if (options_.trace) write_traces();
   std::string sample;
   if (options_.sample_bytes > 0 && !stopped_) {
+    if (const std::string notice = whole_text_notice(*trainer_); reporter_ && !notice.empty())
+      reporter_.say("notice: " + notice);
     sample = generate::write_sample(
         *trainer_, net_,
         {options_.sample_prompt, options_.sample_bytes, options_.sample_temperature, seed_},

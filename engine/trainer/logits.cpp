@@ -86,4 +86,11 @@ Tensor logits_of(Trainer& trainer, modules::CausalLM& net, const Tensor& ids) {
   return whole_logits(run(input), tensor_parallel->vocabulary()).narrow(1, 0, length);
 }
 
+std::string whole_text_notice(Trainer& trainer) {
+  const std::shared_ptr<ContextParallel> context = trainer.model().context_parallel();
+  if (!context) return "";
+  return "a text is not divided over the ranks of cp: each of the " +
+         std::to_string(context->group()->size()) + " computes all of it";
+}
+
 }  // namespace meshwright::train

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 
 #include "engine/modules/causal_lm.h"
 #include "meshwright/trainer.h"
@@ -18,5 +19,7 @@ MicroBatchLoss loss_of(Trainer& trainer, modules::CausalLM& net, const at::Tenso
 // Collective. ids: [batch, length] on any device, any length; gives [batch, length, vocabulary] on
 // every rank, without gradients.
 at::Tensor logits_of(Trainer& trainer, modules::CausalLM& net, const at::Tensor& ids);
+// What to tell whoever has text written on ranks that share samples; empty: nothing.
+std::string whole_text_notice(Trainer& trainer);
 
 }  // namespace meshwright::train

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
 #include <new>
 
 #include "engine/rendezvous/error_text.h"
@@ -40,6 +41,14 @@ std::vector<std::string> gather_texts(World& world, const std::string& mine) {
     std::memcpy(&length, at, 8);
     out.emplace_back(reinterpret_cast<const char*>(at) + 8, length);
   }
+  return out;
+}
+
+std::vector<int64_t> hosts_of_ranks(World& world, const std::string& here) {
+  std::vector<int64_t> out;
+  std::map<std::string, int64_t> first;
+  for (const std::string& host : gather_texts(world, here))
+    out.push_back(first.emplace(host, static_cast<int64_t>(out.size())).first->second);
   return out;
 }
 

@@ -15,6 +15,10 @@ namespace meshwright::train {
 // Collective. What every rank says, in rank order.
 std::vector<std::string> gather_texts(World& world, const std::string& mine);
 
+// Collective. The host of every rank, as the first rank on it. `here`: what tells this rank's from
+// all others.
+std::vector<int64_t> hosts_of_ranks(World& world, const std::string& here);
+
 // What one rank's work gave: a text, or an error.
 struct Outcome {
   std::string text;

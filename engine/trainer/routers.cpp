@@ -35,7 +35,8 @@ void Routers::begin_step() {
 void Routers::before_backward(double count, double assumed) {
   if (balances_.empty()) return;
   if (context_) {
-    at::Tensor sum = at::tensor({count}, at::kDouble);
+    const at::Device device = blocks_.front().second->gate()->parameters().front().device();
+    at::Tensor sum = at::tensor({count}, at::kDouble).to(device);
     context_->all_reduce(sum, ReduceOp::sum, /*control=*/true).wait();
     count = sum.item<double>();
   }

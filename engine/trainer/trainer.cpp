@@ -13,10 +13,12 @@
 #include <cmath>
 #include <cstdio>
 
+#include "engine/base/run_lock.h"
 #include "engine/plan/main_weights.h"
 #include "engine/plan/plan.h"
 #include "engine/report/report.h"
 #include "engine/trainer/optimizer.h"
+#include "engine/trainer/rank_agreement.h"
 #include "engine/trainer/routers.h"
 #include "engine/trainer/schedule.h"
 #include "meshwright/parallel/context_parallel.h"
@@ -166,9 +168,13 @@ Trainer::Trainer(Job& job, std::shared_ptr<World> world, std::shared_ptr<torch::
                  std::optional<ModelOutline> outline, int64_t expected_count)
     : world_(std::move(world)), module_(std::move(model)), expected_(expected_count) {
   outline_ = std::make_unique<ModelOutline>(outline ? std::move(*outline) : outline_of(*module_));
-  plan_ = std::make_unique<plan::JobPlan>(
-      plan::make_plan(job.impl(), {.world_size = world_->size(), .rank = world_->rank()}));
   const config::Config& config = job.impl().config;
+  plan::PlanRequest wanted{.world_size = world_->size(), .rank = world_->rank()};
+  if (config.shared.sizes.cp > 1 && !config.shared.context.method) {
+    const base::LockOwner self = base::this_process();
+    wanted.hosts = train::hosts_of_ranks(*world_, self.host + " " + self.boot);
+  }
+  plan_ = std::make_unique<plan::JobPlan>(plan::make_plan(job.impl(), wanted));
   const Options& optimizer = config.table("optimizer");
   max_steps_ = config.table("step_scheduler").get_int("max_steps");
   accumulation_ = plan_->workload.accumulation;
@@ -183,6 +189,7 @@ Trainer::Trainer(Job& job, std::shared_ptr<World> world, std::shared_ptr<torch::
             train::Schedule(optimizer, config.table("lr_scheduler"), max_steps_),
             optimizer.is_set("max_grad_norm") ? optimizer.get_number("max_grad_norm") : 0,
             config.table("run").get_bool("stop_on_nonfinite"), std::nullopt});
+  parts_->config.shared.context = plan_->shared.context;  // as planned for these hosts
   if (parts_->config.shared.autocast_dtype)
     parts_->autocast = scalar_type(*parts_->config.shared.autocast_dtype);
   if (config.table("run").get_bool("deterministic"))
@@ -200,6 +207,9 @@ Trainer::Trainer(Job& job, std::shared_ptr<World> world, std::shared_ptr<torch::
     throw Error(ErrorCode::plugin_nonconforming,
                 "parallelize of the strategy " + plan_->strategy.info->name + " returned nothing");
   check_regions(*model_, plan_->strategy.info->name);
+  if (!plan_->outline && model_->context_parallel())
+    world_->notice("the plan does not count what attention of " + outline_->architecture +
+                   " sends over cp: its heads and windows are not known before it runs");
   optimizer_ = train::make_optimizer(optimizer);
   warn_of_narrow_updates(*plan_, *model_, *optimizer_);
   const MoeOptions& moe = parts_->config.shared.moe;

@@ -1,7 +1,7 @@
 // The cases, one function each. Not for use outside the kit.
 #pragma once
 
-#include "sdk/conformance/conformance.h"
+#include "sdk/base/conformance.h"
 
 namespace meshwright::conformance {
 

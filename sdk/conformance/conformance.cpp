@@ -1,4 +1,4 @@
-#include "sdk/conformance/conformance.h"
+#include "sdk/base/conformance.h"
 
 #include <exception>
 

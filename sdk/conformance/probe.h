@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "meshwright/strategy.h"
+#include "sdk/base/conformance.h"
 #include "sdk/base/words.h"
-#include "sdk/conformance/conformance.h"
 
 namespace meshwright::conformance {
 

@@ -1,4 +1,4 @@
-#include "sdk/conformance/runner.h"
+#include "sdk/base/conformance_runner.h"
 
 #include <fcntl.h>
 #include <poll.h>

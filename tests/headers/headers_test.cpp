@@ -54,7 +54,7 @@ TEST_CASE("the public headers stay small and include neither all of LibTorch nor
   }
   CHECK(files > 10);
   CHECK(planning <= 1600);  // CONTRIBUTING says so
-  CHECK(total <= 3400);
+  CHECK(total <= 3450);
 }
 
 TEST_CASE("what strategies plan with needs nothing of what they run with") {
@@ -80,8 +80,8 @@ TEST_CASE("plugins include the SDK and nothing of the engine") {
 // What is not there may be included: the public headers, and what has no room above it.
 TEST_CASE("the rooms of the SDK include those below them, and other code only the base") {
   const std::vector<std::string> rooms{
-      "base", "planning",         "memory",       "comm", "nn", "tensor_parallel",
-      "moe",  "context_parallel", "data_parallel"};
+      "base", "planning",         "memory",        "comm",    "nn", "tensor_parallel",
+      "moe",  "context_parallel", "data_parallel", "pipeline"};
   auto room_of = [&](const std::string& line) {
     const std::string prefix = "#include \"sdk/";
     return line.starts_with(prefix)
@@ -111,7 +111,7 @@ TEST_CASE("the rooms of the SDK include those below them, and other code only th
        {"/engine", "/plugins", "/examples", "/bench", "/sdk/testing", "/sdk/template"})
     each_include(fs::path(MESHWRIGHT_SOURCE_DIR) / (folder + 1),
                  [&](const std::string& room, const std::string& where) {
-                   CHECK_MESSAGE((room == "base" || room == "conformance"), where);
+                   CHECK_MESSAGE(room == "base", where);
                  });
 }
 

@@ -10,24 +10,6 @@ std::string sets(const std::vector<std::string>& all) {
   return out;
 }
 
-// What a command of the program prints.
-std::string said(const std::string& arguments, int* status = nullptr) {
-  std::string command =
-      "cd '" MESHWRIGHT_SOURCE_DIR
-      "' && env -u WORLD_SIZE -u RANK NO_COLOR=1 LC_ALL=C.UTF-8 '" MESHWRIGHT_BUILD_DIR
-      "/bin/meshwright' " +
-      arguments + " 2>&1 </dev/null";
-  std::FILE* pipe = popen(command.c_str(), "r");
-  REQUIRE(pipe != nullptr);
-  std::string out;
-  std::array<char, 4096> buffer;
-  for (size_t n; (n = std::fread(buffer.data(), 1, buffer.size(), pipe)) > 0;)
-    out.append(buffer.data(), n);
-  int raw = pclose(pipe);
-  if (status != nullptr) *status = WIFEXITED(raw) ? WEXITSTATUS(raw) : 128 + WTERMSIG(raw);
-  return out;
-}
-
 }  // namespace
 
 TEST_CASE(

@@ -30,6 +30,24 @@ inline std::string contents(const fs::path& path) {
   return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
 }
 
+// What a command of the program prints.
+inline std::string said(const std::string& arguments, int* status = nullptr) {
+  std::string command =
+      "cd '" MESHWRIGHT_SOURCE_DIR
+      "' && env -u WORLD_SIZE -u RANK NO_COLOR=1 LC_ALL=C.UTF-8 '" MESHWRIGHT_BUILD_DIR
+      "/bin/meshwright' " +
+      arguments + " 2>&1 </dev/null";
+  std::FILE* pipe = popen(command.c_str(), "r");
+  REQUIRE(pipe != nullptr);
+  std::string out;
+  std::array<char, 4096> buffer;
+  for (size_t n; (n = std::fread(buffer.data(), 1, buffer.size(), pipe)) > 0;)
+    out.append(buffer.data(), n);
+  int raw = pclose(pipe);
+  if (status != nullptr) *status = WIFEXITED(raw) ? WEXITSTATUS(raw) : 128 + WTERMSIG(raw);
+  return out;
+}
+
 inline Trained train(const std::string& arguments, const std::string& name) {
   fs::remove_all(kRuns + "/" + name);
   std::string command =

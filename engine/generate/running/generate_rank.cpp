@@ -192,6 +192,8 @@ int generate_rank(const Request& request, rendezvous::Ending& ending) {
   std::optional<Writer> writer;
   if (world->rank() == 0) {
     writer.emplace(source, request);
+    if (const std::string notice = train::whole_text_notice(trainer); !notice.empty())
+      std::fprintf(stderr, "notice: %s\n", notice.c_str());
     if (static_cast<int64_t>(prompt.size()) > options.context)
       std::fprintf(stderr,
                    "notice: the prompt has %zu tokens, of which the model sees the last %lld\n",

@@ -1,6 +1,6 @@
 // Samples divided over the ranks of cp: every model takes the steps of one process on every mesh,
 // by every method, and sends what its plan says. Before doctest: LibTorch has a CHECK of its own.
-#include "engine/train/tests/curves.h"
+#include "engine/train/tests/context_layouts.h"
 
 #include <doctest/doctest.h>
 
@@ -12,55 +12,8 @@ using namespace meshwright;
 
 namespace {
 
-const std::string kCp2 = "distributed.cp_size=2", kCp3 = "distributed.cp_size=3",
-                  kCp4 = "distributed.cp_size=4", kEp2 = "distributed.ep_size=2",
-                  kGather = "distributed.context.method=\"all_gather\"",
-                  kRing = "distributed.context.method=\"ring\"",
-                  kUlysses = "distributed.context.method=\"ulysses\"",
+const std::string kEp2 = "distributed.ep_size=2",
                   kContiguous = "distributed.context.load_balancer=\"none\"";
-
-// One micro-batch a step, of as many samples as there are on one rank.
-Layout layout_of(const std::string& model, const OnMesh& mesh,
-                 const std::vector<std::string>& more = {}) {
-  int64_t sharing = 1;  // ranks that have the same samples
-  for (const std::string& set : mesh.sets)
-    sharing *= set == kTp2 || set == kCp2   ? 2
-               : set == kCp3                ? 3
-               : set == kCp4 || set == kTp4 ? 4
-                                            : 1;
-  Layout out{"fsdp2",
-             mesh.ranks,
-             {"optimizer.eps=1e-5",
-              "step_scheduler.local_batch_size=" + std::to_string(kBatch * sharing / mesh.ranks)},
-             model};
-  for (const std::vector<std::string>* sets : {&mesh.sets, &more})
-    out.sets.insert(out.sets.end(), sets->begin(), sets->end());
-  return out;
-}
-
-const SmallModel kGrouped{"grouped", "LlamaForCausalLM", "llama", 32, 4, 2, 64, ""};
-const SmallModel kMistral{"mistral", "MistralForCausalLM",      "mistral", 32, 4, 2,
-                          64,        R"(, "sliding_window": 3)"};
-const SmallModel kLongRope{
-    "longrope",
-    "Phi3ForCausalLM",
-    "phi3",
-    32,
-    4,
-    4,
-    64,
-    R"(, "pad_token_id": null, "original_max_position_embeddings": 4, "rope_scaling": {"type": "longrope",
-"short_factor": [1.0, 1.0, 1.0, 1.0], "long_factor": [1.0, 1.5, 2.0, 4.0]})"};
-const SmallModel kBalanced{
-    "balanced",
-    "Qwen3MoeForCausalLM",
-    "qwen3_moe",
-    32,
-    4,
-    4,
-    64,
-    R"(, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 12, "norm_topk_prob": true,
-"output_router_logits": true, "router_aux_loss_coef": 0.02, "mlp_only_layers": [], "intermediate_size": 40)"};
 
 }  // namespace
 
@@ -68,10 +21,10 @@ TEST_CASE("context parallel: twenty steps by every method, for every family") {
   TestFolder folder("context_parallel");
   for (const SmallModel& m : {kGrouped, kMistral, kGemma3, kQwen3, kLongRope}) {
     const std::string model = write_model(folder.path, m);
-    const Curve truth = curve_of(layout_of(model, kAlone), 20);
+    const Curve truth = curve_of(context_layout(model, kAlone), 20);
     for (const OnMesh& mesh : {OnMesh{2, {kCp2}}, {4, {kCp4}}})
       for (const std::string& method : {kGather, kRing, kUlysses}) {
-        const Layout layout = layout_of(model, mesh, {method});
+        const Layout layout = context_layout(model, mesh, {method});
         INFO(m.name << ": " << layout.text());
         CHECK(strays(curve_of(layout, 20), truth) == "");
       }
@@ -81,7 +34,7 @@ TEST_CASE("context parallel: twenty steps by every method, for every family") {
 TEST_CASE("context parallel: with tensor parallelism, shards, replicas, padding and recomputing") {
   TestFolder folder("context_parallel_meshes");
   const std::string model = write_model(folder.path, kGrouped);
-  const Curve truth = curve_of(layout_of(model, kAlone), 20);
+  const Curve truth = curve_of(context_layout(model, kAlone), 20);
   for (const auto& [mesh, more] : std::vector<std::pair<OnMesh, std::vector<std::string>>>{
            {{3, {kCp3}}, {kGather}},  // eight tokens padded to twelve
            {{3, {kCp3}}, {kRing}},
@@ -95,13 +48,14 @@ TEST_CASE("context parallel: with tensor parallelism, shards, replicas, padding 
            {{2, {kCp2}}, {kRing, "distributed.activation_checkpointing=\"full\""}},
            {{2, {kCp2}}, {kGather, "distributed.activation_checkpointing=\"selective\""}},
            {{2, {kCp2}}, {kUlysses, "distributed.fsdp2.offload_policy=\"cpu\""}}}) {
-    const Layout layout = layout_of(model, mesh, more);
+    const Layout layout = context_layout(model, mesh, more);
     INFO(layout.text());
     CHECK(strays(curve_of(layout, 20), truth) == "");
   }
   // Micro-batches add up; and under the other strategies that shard.
   for (const char* strategy : {"fsdp2", "megatron_fsdp"}) {
-    Layout layout = layout_of(model, {2, {kCp2}}, {kRing, "step_scheduler.local_batch_size=3"});
+    Layout layout =
+        context_layout(model, {2, {kCp2}}, {kRing, "step_scheduler.local_batch_size=3"});
     layout.strategy = strategy;
     INFO(layout.text());
     CHECK(strays(curve_of(layout, 20), truth) == "");
@@ -114,16 +68,16 @@ TEST_CASE("context parallel: experts, whose balance counts the tokens of all ran
     const std::string model = write_model(folder.path, m);
     // A balance loss is one of each pass: one process takes the passes of two data-parallel ranks
     // in turns.
-    const Curve truth = curve_of(layout_of(model, kAlone), 12),
-                halves =
-                    curve_of(layout_of(model, kAlone, {"step_scheduler.local_batch_size=6"}), 12);
+    const Curve truth = curve_of(context_layout(model, kAlone), 12),
+                halves = curve_of(
+                    context_layout(model, kAlone, {"step_scheduler.local_batch_size=6"}), 12);
     for (const auto& [mesh, more] : std::vector<std::pair<OnMesh, std::vector<std::string>>>{
              {{2, {kCp2}}, {kGather}},
              {{2, {kCp2, kEp2}}, {kRing}},
              {{3, {kCp3}}, {kRing}},  // padding is routed nowhere
              {{4, {kCp2, kEp2}}, {kUlysses}},
              {{2, {kCp2, kEp2}}, {kGather, "distributed.activation_checkpointing=\"full\""}}}) {
-      const Layout layout = layout_of(model, mesh, more);
+      const Layout layout = context_layout(model, mesh, more);
       INFO(m.name << ": " << layout.text());
       CHECK(strays(curve_of(layout, 12), mesh.ranks == 4 ? halves : truth) == "");
     }

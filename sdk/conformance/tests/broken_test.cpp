@@ -14,7 +14,7 @@
 #include "meshwright/plugin_main.h"
 #include "meshwright/sharded_strategy.h"
 #include "sdk/base/build_facts.h"
-#include "sdk/conformance/conformance.h"
+#include "sdk/base/conformance.h"
 
 using namespace meshwright;
 namespace conf = meshwright::conformance;

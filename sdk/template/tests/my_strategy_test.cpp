@@ -1,5 +1,8 @@
 #include <ATen/ops/arange.h>
+#include <meshwright/nn/attention.h>
 #include <meshwright/nn/layers.h>
+#include <meshwright/nn/loss.h>
+#include <meshwright/parallel/context_parallel.h>
 #include <meshwright/parallel/testing.h>
 #include <meshwright/trainer.h>
 #include <torch/nn/modules/container/modulelist.h>
@@ -47,7 +50,54 @@ struct NetImpl : torch::nn::Module {
 };
 MESHWRIGHT_MODULE(Net);
 
+// One that reads samples of words, with attention to those before: the strategy knows nothing of
+// it.
+struct ReaderImpl : torch::nn::Module {
+  ReaderImpl() {
+    embed = register_module("embed", mw::Embedding(11, 8));
+    register_module("layers", layers);
+    for (int i = 0; i < 3; ++i) layers->push_back(mw::Linear(8, 8));
+    core = register_module("core", mw::AttentionCore(mw::AttentionOptions{.scale = 0.5}));
+    head = register_module("head", mw::Linear(8, 11));
+  }
+  at::Tensor forward(const at::Tensor& ids) {
+    at::Tensor x = embed(ids);
+    for (const auto& layer : *layers) x = x + layer->as<mw::Linear>()->forward(x).tanh();
+    at::Tensor heads = x.view({x.size(0), x.size(1), 2, 4});
+    return head(x + core(heads, heads, heads).flatten(2));
+  }
+  mw::Embedding embed{nullptr};
+  torch::nn::ModuleList layers;
+  mw::AttentionCore core{nullptr};
+  mw::Linear head{nullptr};
+};
+MESHWRIGHT_MODULE(Reader);
+
+// The loss of one micro-batch, the `number`-th of the job, on the ranks that share its samples.
+mw::MicroBatchLoss loss_of(mw::Trainer& trainer, Net& net, int64_t number) {
+  int64_t rows = trainer.local_batch();
+  at::Tensor x = (at::arange(rows * 5, at::kFloat) * (0.1 * static_cast<double>(number + 1)))
+                     .sin()
+                     .view({rows, 5});
+  return {(net->forward(x) + x).square().sum(), rows};
+}
+mw::MicroBatchLoss loss_of(mw::Trainer& trainer, Reader& net, int64_t number) {
+  const int64_t rows = trainer.local_batch(), length = 9;
+  // The same samples in every step.
+  at::Tensor ids = (at::arange(rows * (length + 1), at::kLong) * (number % 4 + 3))
+                       .square()
+                       .remainder(11)
+                       .view({rows, length + 1}),
+             input = ids.narrow(1, 0, length), targets = ids.narrow(1, 1, length);
+  auto context = trainer.model().context_parallel();
+  if (!context) return {mw::cross_entropy_sum(net(input), targets), rows * length};
+  auto scope = context->scope(length, rows);
+  return {mw::cross_entropy_sum(net(context->shard(input, 1, 0)), context->shard(targets, 1, -100)),
+          rows * context->split(length).tokens_of(context->group()->rank())};
+}
+
 // Losses of a job that loads the built plugin, with ranks as threads.
+template <class Model = Net>
 std::vector<double> train(int64_t ranks, const std::vector<std::string>& settings) {
   const std::string toml = R"(
     schema = 1
@@ -64,7 +114,7 @@ std::vector<double> train(int64_t ranks, const std::vector<std::string>& setting
     max_steps = 5
   )";
   std::vector<mw::Job> jobs;
-  std::vector<Net> nets;
+  std::vector<Model> nets;
   for (int64_t rank = 0; rank < ranks; ++rank) {
     jobs.push_back(mw::Job::from_text(toml, settings));
     torch::manual_seed(1);  // the same first weights on every rank
@@ -79,11 +129,7 @@ std::vector<double> train(int64_t ranks, const std::vector<std::string>& setting
         // The data of a micro-batch depend on its number alone: any number of ranks sees the same.
         int64_t number = (step * trainer.accumulation() + micro) * trainer.data_parallel_size() +
                          trainer.data_parallel_rank();
-        int64_t rows = trainer.local_batch();
-        at::Tensor x = (at::arange(rows * 5, at::kFloat) * (0.1 * static_cast<double>(number + 1)))
-                           .sin()
-                           .view({rows, 5});
-        return mw::MicroBatchLoss{(nets[rank]->forward(x) + x).square().sum(), rows};
+        return loss_of(trainer, nets[rank], number);
       });
       if (rank == 0) losses.push_back(result.loss);
     }
@@ -137,4 +183,17 @@ TEST_CASE("two and four ranks train as one does") {
     for (size_t i = 0; i < alone.size(); ++i)
       CHECK(found[i] == doctest::Approx(alone[i]).epsilon(1e-5));
   }
+}
+
+TEST_CASE("ranks that share samples train as one does, with no line of the strategy about them") {
+  const std::vector<double> alone = train<Reader>(1, {});
+  CHECK(alone.back() < alone.front());
+  for (int64_t ranks : {2, 4})
+    for (const char* method : {"all_gather", "ring", "ulysses"}) {
+      std::vector<double> found = train<Reader>(
+          ranks, {"distributed.cp_size=2", "distributed.context.method=" + std::string(method)});
+      REQUIRE(found.size() == alone.size());
+      for (size_t i = 0; i < alone.size(); ++i)
+        CHECK(found[i] == doctest::Approx(alone[i]).epsilon(1e-5));
+    }
 }

@@ -1,12 +1,16 @@
 // Strategies that train wrongly in one way each: the kit's training case says what it is.
-#include <doctest/doctest.h>
-
+#include <array>
 #include <numeric>
 #include <stdexcept>
 
+#include "meshwright/nn/attention.h"
 #include "meshwright/parallel/replicated_model.h"
 #include "meshwright/plugin_main.h"
-#include "sdk/conformance/conformance.h"
+#include "meshwright/sharded_strategy.h"
+#include "sdk/base/conformance.h"
+
+// After LibTorch, which has a CHECK of its own.
+#include <doctest/doctest.h>
 
 using namespace meshwright;
 
@@ -39,13 +43,13 @@ class Trains final : public Strategy {
   }
 };
 
-std::string found(Way how) {
-  way = how;
-  static const meshwright_strategy about = describe<Trains>({.name = "trains",
-                                                             .aliases = nullptr,
-                                                             .summary = "For tests",
-                                                             .options_table = nullptr,
-                                                             .options = {}});
+template <class Kind>
+std::string found() {
+  static const meshwright_strategy about = describe<Kind>({.name = "trains",
+                                                           .aliases = nullptr,
+                                                           .summary = "For tests",
+                                                           .options_table = nullptr,
+                                                           .options = {}});
   std::string problems;
   meshwright_check_training(
       &about, &problems,
@@ -58,10 +62,52 @@ std::string found(Way how) {
   return problems;
 }
 
+std::string found(Way how) {
+  way = how;
+  return found<Trains>();
+}
+
 // Leaves training to the SDK.
 class Executed final : public Strategy {
  public:
   MeshPlan plan_mesh(const MeshRequest&) const override { return {}; }
+};
+
+// Ranks that share samples.
+class Shards : public Strategy {
+ public:
+  MeshPlan plan_mesh(const MeshRequest& request) const override {
+    return plan_sharded_mesh(request);
+  }
+  ShardingPlan plan_sharding(const ShardingRequest& request) const override {
+    return fully_sharded_plan(request, {});
+  }
+};
+// Its model knows nothing of the axis that its mesh has.
+class Forgets final : public Shards {
+ public:
+  std::unique_ptr<ParallelModel> parallelize(ParallelizeRequest& request) override {
+    ReplicatedPolicy policy;
+    policy.mp = request.config.shared.mp;
+    return replicate_model(request.model, policy, request.world->everyone(), request.world);
+  }
+};
+// Every rank attends to its own tokens alone.
+class LooksAway final : public Shards {
+ public:
+  std::unique_ptr<ParallelModel> parallelize(ParallelizeRequest& request) override {
+    std::unique_ptr<ParallelModel> model = Shards::parallelize(request);
+    for (auto& [name, core] : find_attention_cores(*request.model)) core->set_method(nullptr);
+    return model;
+  }
+};
+class Refuses final : public Shards {
+ public:
+  MeshPlan plan_mesh(const MeshRequest& request) const override {
+    constexpr std::array<std::string_view, 1> kNoContext = {"cp"};
+    refuse_sizes(request, "trains", kNoContext);
+    return plan_sharded_mesh(request);
+  }
 };
 
 }  // namespace
@@ -92,4 +138,19 @@ TEST_CASE("the kit finds nothing in a strategy that trains, and what is wrong in
   CHECK(found(Way::nothing).find("2 ranks: parallelize returned nothing") != std::string::npos);
   CHECK(found(Way::refuses).find("1 rank: rank 0: error[E0318]: not this module") !=
         std::string::npos);
+}
+
+TEST_CASE("the kit holds ranks that share samples to the plain loop, where there are any") {
+  CHECK(found<Shards>() ==
+        "note: trained on 1, 2, 3 ranks as a plain loop; with cp_size = 2 by all_gather, ring, "
+        "ulysses, ring on 4 ranks\n");
+  CHECK(found<Refuses>() ==
+        "note: trained on 1, 2, 3 ranks as a plain loop; cp_size = 2 is refused (E0306)\n");
+  const std::string forgets = found<Forgets>(), away = found<LooksAway>();
+  CHECK(forgets.find("3 ranks: ") == std::string::npos);
+  CHECK(forgets.find("2 ranks, cp_size 2, all_gather: its mesh has an axis cp, but its model no "
+                     "context_parallel()") != std::string::npos);
+  for (const char* method : {"all_gather", "ring", "ulysses"})
+    CHECK(away.find("2 ranks, cp_size 2, " + std::string(method) +
+                    ": rank 0: the loss of step 1 is ") != std::string::npos);
 }

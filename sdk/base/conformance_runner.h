@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "sdk/conformance/conformance.h"
+#include "conformance.h"
 
 namespace meshwright::conformance {
 

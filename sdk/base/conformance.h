@@ -3,9 +3,9 @@
 //
 //   meshwright plugins check ./libacme.so
 //
-// A case is a function over a judged plugin. The runner (runner.h) gives each its own process, so
-// that a crash or a hang is a result and not the end of the run; tests call run_case() in their own
-// process. Nothing here depends on the engine.
+// A case is a function over a judged plugin. The runner (conformance_runner.h) gives each its own
+// process, so that a crash or a hang is a result and not the end of the run; tests call run_case()
+// in their own process. Nothing here depends on the engine.
 #pragma once
 
 #include <filesystem>
