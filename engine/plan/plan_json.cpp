@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "engine/plan/plan.h"
-#include "sdk/base/pipeline.h"
+#include "sdk/base/pipeline_actions.h"
 
 namespace meshwright::plan {
 namespace {
@@ -52,7 +52,8 @@ json::array tp_json(const TpPlan& tp) {
   return out;
 }
 
-json::value pipeline_json(const std::optional<PipelinePlan>& pipeline) {
+json::value pipeline_json(const JobPlan& plan) {
+  const std::optional<PipelinePlan>& pipeline = plan.pipeline;
   if (!pipeline) return nullptr;
   json::array stages;
   for (const PipelineStage& stage : pipeline->stages)
@@ -64,9 +65,24 @@ json::value pipeline_json(const std::optional<PipelinePlan>& pipeline) {
   json::array ranks;
   for (const std::vector<int64_t>& of_rank : pipeline->stages_of_rank)
     ranks.push_back(numbers(of_rank));
+  const PipelineOptions& options = plan.shared.pipeline;
+  const int64_t micro_batches = pipeline_micro_batches(options),
+                batch = std::max<int64_t>(options.batch_size, 1), local = plan.workload.local_batch,
+                runs = std::max<int64_t>(plan.workload.accumulation, 1) *
+                       std::max<int64_t>(local / batch + (local % batch != 0), 1);
+  const PipelineLists lists = plan_actions(*pipeline, options, micro_batches);
+  const PipelineRun run = simulate_pipeline(lists);
+  json::array in_flight, actions;
+  for (const PipelinePeak& peak : run.peaks) in_flight.emplace_back(peak.passes);
+  for (const PipelineList& list : lists) actions.emplace_back(actions_row(list));
   return json::object{{"schedule", std::string(schedule_name(pipeline->schedule))},
                       {"stages", stages},
-                      {"stages_of_rank", ranks}};
+                      {"stages_of_rank", ranks},
+                      {"micro_batches", micro_batches},
+                      {"runs", runs},
+                      {"bubble", run.bubble},
+                      {"in_flight", in_flight},
+                      {"actions", actions}};
 }
 
 json::value context_json(const JobPlan& plan) {
@@ -140,7 +156,7 @@ json::object to_json(const JobPlan& plan) {
       {"parameters", plan.footprint ? parameters_json(*plan.footprint) : json::array()},
       {"units", units},
       {"unit_details", details},
-      {"pipeline", pipeline_json(plan.pipeline)},
+      {"pipeline", pipeline_json(plan)},
       {"context", context_json(plan)}};
   if (plan.footprint) {
     const Bytes& b = plan.footprint->bytes;

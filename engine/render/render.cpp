@@ -8,6 +8,7 @@
 
 #include "engine/render/boxes.h"
 #include "engine/render/context_text.h"
+#include "engine/render/pipeline_timeline.h"
 #include "engine/report/report.h"
 #include "sdk/base/pipeline.h"
 
@@ -389,7 +390,9 @@ std::string draw(const Style& style, const plan::JobPlan& plan) {
   std::string out = title(style, plan);
   out += heading(style, "Mesh") + draw_mesh(style, plan);
   out += heading(style, "Axes") + axes_table(style, plan);
-  if (plan.pipeline) out += heading(style, "Pipeline") + pipeline_text(style, plan);
+  if (plan.pipeline)
+    out += heading(style, "Pipeline") + pipeline_text(style, plan) + "\n" +
+           indented(pipeline_timeline(narrower(style, 2), plan));
   if (plan.context)
     out += heading(style, "Context") + indented(context_text(narrower(style, 2), plan));
   if (!plan.outline) {

@@ -5,6 +5,7 @@
 #include <set>
 #include <utility>
 
+#include "pipeline_lists.h"
 #include "pipeline_parts.h"
 #include "sdk/base/text.h"
 
@@ -197,11 +198,22 @@ void deal_parts(PipelinePlan& plan, int64_t layers, int64_t pp, const StringTabl
         .help("leave out " + std::string(kPartsKey) + " and let the layers be dealt out evenly");
 }
 
+// The lists of pp_schedule_csv, held against the number of micro-batches where that is known.
+PipelineLists read_csv(const PipelineOptions& options, int64_t pp) {
+  const int64_t micro_batches = pipeline_micro_batches(options);
+  return read_actions(options.schedule_csv, pp,
+                      micro_batches > 0 ? std::optional(micro_batches) : std::nullopt);
+}
+
 void deal_csv(PipelinePlan& plan, int64_t layers, int64_t pp, const PipelineOptions& options) {
   plan.from_csv = true;
-  plan.stages_of_rank = read_schedule_csv(options.schedule_csv, pp);
   int64_t stages = 0;
-  for (const auto& local : plan.stages_of_rank) stages += static_cast<int64_t>(local.size());
+  for (const PipelineList& list : read_csv(options, pp)) {
+    std::set<int64_t> local;
+    for (const PipelineAction& action : list) local.insert(action.stage);
+    plan.stages_of_rank.emplace_back(local.begin(), local.end());
+    stages += static_cast<int64_t>(local.size());
+  }
   if (!options.module_fqns_per_model_part.empty()) return;  // counted by the caller
   if (stages > layers)
     throw bad("the actions in " + options.schedule_csv + " use " + counted(stages, "stage") +
@@ -304,7 +316,9 @@ PipelinePlan plan_stages(int64_t layers, int64_t pp_size, const PipelineOptions&
     for (int64_t s : plan.stages_of_rank[rank])
       plan.stages[static_cast<size_t>(s)].rank = static_cast<int64_t>(rank);
   }
-  int64_t micro = options.batch_size / std::max<int64_t>(options.microbatch_size, 1);
+  const int64_t micro = pipeline_micro_batches(options);
+  if (!csv && micro > 0 && pp_size > 1)
+    check_micro_batches(plan.schedule, pp_size, most, micro, options.microbatch_size);
   if (micro < most)
     plan.warnings.push_back("pp_batch_size " + std::to_string(options.batch_size) +
                             " at pp_microbatch_size " + std::to_string(options.microbatch_size) +
@@ -340,6 +354,10 @@ PipelinePlan plan_pipeline(const ModelOutline& outline, int64_t pp_size,
     append(plan.stages.back(), parts.last);
   }
   for (PipelineStage& stage : plan.stages) append(stage, parts.everywhere);
+  if (const int64_t micro = pipeline_micro_batches(options); micro > 0 && pp_size > 1)
+    if (std::optional<std::string> idle = bubble_warning(
+            plan, options, micro, static_cast<int64_t>(parts.layers.size()) / pp_size))
+      plan.warnings.push_back(std::move(*idle));
   return plan;
 }
 
@@ -389,7 +407,7 @@ void check_pipeline_options(const SharedOptions& shared, Diagnostics& diagnostic
     diagnostics.add(error);
   }
   try {
-    if (!options.schedule_csv.empty()) read_schedule_csv(options.schedule_csv, shared.sizes.pp);
+    if (!options.schedule_csv.empty()) read_csv(options, shared.sizes.pp);
   } catch (const Error& error) {
     diagnostics.add(error);
   }

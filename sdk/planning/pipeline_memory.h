@@ -3,18 +3,13 @@
 
 #include <cstdint>
 
-#include "sdk/base/pipeline.h"
+#include "sdk/base/pipeline_actions.h"
 
 namespace meshwright::pipeline {
 
-struct InFlight {
-  int64_t passes = 0;   // of one stage and one micro-batch, whose tensors wait for their backward
-  int64_t waiting = 0;  // of these, those that have input gradients already and wait for the
-                        // weights' (split backward)
-  int64_t logits = 1;   // micro-batches whose logits wait on the rank that has the last stage
-};
+using InFlight = PipelinePeak;
 // The peak of a rank that runs `local` stages, with `micro_batches` a run, over `size` pipeline
-// ranks.
+// ranks, counted in its list of actions.
 InFlight in_flight(PipelineSchedule schedule, int64_t size, int64_t local, int64_t micro_batches,
                    int64_t rank);
 

@@ -1,54 +1,12 @@
 #include "pipeline_parts.h"
 
 #include <algorithm>
-#include <cctype>
 #include <charconv>
-#include <filesystem>
-#include <fstream>
 #include <map>
-#include <set>
 
 #include "sdk/base/text.h"
 
 namespace meshwright::pipeline {
-namespace {
-
-bool is_digit(char c) { return std::isdigit(static_cast<unsigned char>(c)) != 0; }
-bool is_letter(char c) { return std::isalpha(static_cast<unsigned char>(c)) != 0; }
-
-// No model has more; larger numbers in a file are slips.
-constexpr int64_t kMaxStages = 1'000'000;
-
-// Stage numbers of one row: in "3SEND_F0" and "(0F1;7B0)OVERLAP_F_B" those are the numbers a letter
-// follows.
-std::set<int64_t> stages_in_row(std::string_view row, const std::string& path, size_t line) {
-  std::set<int64_t> out;
-  for (size_t i = 0; i < row.size();) {
-    if (!is_digit(row[i])) {
-      ++i;
-      continue;
-    }
-    size_t end = i;
-    while (end < row.size() && is_digit(row[end])) ++end;
-    if (end < row.size() && is_letter(row[end])) {
-      int64_t stage = 0;
-      auto [ptr, failure] = std::from_chars(row.data() + i, row.data() + end, stage);
-      if (failure != std::errc() || stage >= kMaxStages)
-        throw bad("line " + std::to_string(line) + " of " + path + " names stage " +
-                      std::string(row.substr(i, end - i)),
-                  kCsvKey)
-            .help("number the stages from 0 up, without gaps");
-      out.insert(stage);
-    }
-    // A micro-batch number ends an action; letters after a stage number belong to it.
-    i = end;
-    while (i < row.size() && (is_letter(row[i]) || row[i] == '_')) ++i;
-    while (i < row.size() && is_digit(row[i])) ++i;
-  }
-  return out;
-}
-
-}  // namespace
 
 Error bad(std::string message, std::string_view key) {
   return Error(ErrorCode::bad_pipeline, std::move(message)).key(std::string(key));
@@ -61,51 +19,6 @@ std::string counted(int64_t count, std::string_view word, std::string_view plura
 
 std::string set_line(std::string_view key, std::string_view value) {
   return "set " + std::string(key) + " = " + std::string(value);
-}
-
-std::vector<std::vector<int64_t>> read_schedule_csv(const std::string& path, int64_t pp_size) {
-  std::error_code failure;
-  std::ifstream file;
-  if (std::filesystem::is_regular_file(path, failure)) file.open(path);
-  if (!file.is_open())
-    throw Error(ErrorCode::file_unreadable,
-                "the file of pipeline actions " + path + " cannot be read")
-        .key(std::string(kCsvKey))
-        .help(set_line(kCsvKey,
-                       "the path of a file with one row of actions a rank, such as 0F0,0F1,0B0"))
-        .help("leave out " + std::string(kCsvKey) + " and set " + std::string(kScheduleKey) +
-              " = \"1F1B\"");
-  std::vector<std::vector<int64_t>> rows;
-  std::map<int64_t, size_t> row_of;
-  std::string line;
-  for (size_t number = 1; std::getline(file, line); ++number) {
-    if (line.find_first_not_of(" \t\r,") == std::string::npos) continue;
-    std::set<int64_t> stages = stages_in_row(line, path, number);
-    if (stages.empty())
-      throw bad("line " + std::to_string(number) + " of " + path + " holds no action", kCsvKey)
-          .help("write actions as stage, kind, micro-batch: 0F0,0F1,0B0");
-    for (int64_t stage : stages)
-      if (auto [at, added] = row_of.emplace(stage, rows.size()); !added)
-        throw bad("stage " + std::to_string(stage) + " stands in rows " +
-                      std::to_string(at->second) + " and " + std::to_string(rows.size()) + " of " +
-                      path + ", but a stage runs on one rank",
-                  kCsvKey)
-            .help("keep the actions of stage " + std::to_string(stage) + " in one row");
-    rows.emplace_back(stages.begin(), stages.end());
-  }
-  if (static_cast<int64_t>(rows.size()) != pp_size)
-    throw bad(path + " has actions for " + counted(static_cast<int64_t>(rows.size()), "rank") +
-                  ", but pp_size is " + std::to_string(pp_size),
-              kCsvKey)
-        .help("give the file " + counted(pp_size, "row"))
-        .help("leave out " + std::string(kCsvKey) + " and set " + std::string(kScheduleKey) +
-              " = \"1F1B\"");
-  if (auto stages = static_cast<int64_t>(row_of.size()); row_of.rbegin()->first != stages - 1)
-    throw bad(path + " names " + counted(stages, "stage") + ", the last of them " +
-                  std::to_string(row_of.rbegin()->first) + ": some number below it is missing",
-              kCsvKey)
-        .help("number the stages 0 to " + std::to_string(stages - 1));
-  return rows;
 }
 
 int64_t layer_number(std::string_view module) {

@@ -1,5 +1,5 @@
-// Pipeline stages given in full instead of by a count: a file of actions, or lists of module names.
-// Not public.
+// Pipeline stages given in full instead of by a count, as lists of module names; and what errors
+// about pipelines share. Not public.
 #pragma once
 
 #include <cstdint>
@@ -26,10 +26,6 @@ Error bad(std::string message, std::string_view key);
 // "1 stage", "3 stages", "2 micro-batches".
 std::string counted(int64_t count, std::string_view word, std::string_view plural_ending = "s");
 std::string set_line(std::string_view key, std::string_view value);
-
-// Stages of each rank as the rows of a file of actions ("0F0,0F1,1B0"): row r names what rank r
-// runs.
-std::vector<std::vector<int64_t>> read_schedule_csv(const std::string& path, int64_t pp_size);
 
 // The layer number of "model.layers.7"; -1 when the name does not end in a number.
 int64_t layer_number(std::string_view module);

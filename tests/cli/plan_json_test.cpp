@@ -66,6 +66,21 @@ TEST_CASE("plan --json has the documented form for a sharded mesh") {
     CHECK(p.at("bytes").as_object().at(key).is_int64());
 }
 
+TEST_CASE("plan --json tells what a pipeline does, action by action") {
+  Ran ran = run("plan configs/pipeline_interleaved.toml --json --world-size 32");
+  INFO(ran.out);
+  REQUIRE(ran.status == 0);
+  json::object whole = json::parse(ran.out).as_object();
+  json::object& p = whole.at("pipeline").as_object();
+  CHECK(text(p.at("micro_batches")) == "8");
+  CHECK(text(p.at("in_flight")) == "[11,9,7,5]");
+  CHECK(text(p.at("runs")) == "4");
+  CHECK(p.at("bubble").as_double() == doctest::Approx(3.0 / 19));
+  REQUIRE(p.at("actions").as_array().size() == 4);
+  CHECK(p.at("actions").as_array()[0].as_string().starts_with("0F0,0F1,0F2,0F3,4F0,4F1"));
+  CHECK(p.at("actions").as_array()[3].as_string().ends_with("3B6,3B7"));
+}
+
 TEST_CASE("the wire rows are the closed form") {
   // 2 ranks, one micro-batch: gathers of each unit, one reduce of each, rows padded to a multiple
   // of the ranks.

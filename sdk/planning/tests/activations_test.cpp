@@ -125,7 +125,8 @@ TEST_CASE(
            Row{{"InterleavedZeroBubble", 4, 2, 8}, 0, {4 + 4, 1}},  // (v - 1) g + p
            Row{{"InterleavedZeroBubble", 4, 3, 8}, 2, {8 + 4, 3}},
            Row{{"ZBVZeroBubble", 4, 2, 8}, 1, {8, 3}},
-           Row{{"ZBVZeroBubble", 4, 2, 3}, 2, {6, 5}},
+           Row{{"ZBVZeroBubble", 4, 2, 3}, 2, {6, 1}},  // too few to fill the V
+           Row{{"ZBVZeroBubble", 4, 2, 3}, 1, {5, 1}},
            Row{{"DualPipeV", 4, 2, 8}, 1, {9, 2}},
            Row{{"DualPipeV", 4, 2, 8}, 2, {9, 3}},
        }) {

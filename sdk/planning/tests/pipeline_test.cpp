@@ -12,6 +12,7 @@
 
 #include "llama_outline.h"
 #include "meshwright/error.h"
+#include "sdk/base/pipeline_actions.h"
 
 using namespace meshwright;
 using meshwright::testing::llama_outline;
@@ -26,7 +27,7 @@ PipelineOptions options(std::string schedule,
   o.schedule = std::move(schedule);
   o.layers_per_stage = layers_per_stage;
   o.round = round;
-  o.batch_size = 8;
+  o.batch_size = 24;  // every schedule runs so many over any number of ranks here
   return o;
 }
 
@@ -269,7 +270,7 @@ TEST_CASE("options are checked without a model") {
   SUBCASE("all mistakes at once") {
     PipelineOptions o = options("dfs");
     o.schedule_csv = "/nowhere/actions.csv";
-    o.microbatch_size = 3;
+    o.microbatch_size = 5;
     auto found = errors(o);
     REQUIRE(found.size() == 3);
     CHECK(found[0].code() == ErrorCode::bad_choice);
@@ -282,37 +283,31 @@ TEST_CASE("options are checked without a model") {
 
 TEST_CASE("a file of actions places the stages") {
   PipelineOptions o = options("");
+  o.batch_size = 1;
   SUBCASE("rows are ranks") {
-    TemporaryFile file("0F0,0F1,3F0,,3B0,3B1,0B0\n1F0,(1F1;2B0)OVERLAP_F_B,2SEND_F0,2F0\n");
+    TemporaryFile file(
+        "0F0,0F1,3F0,,3B0,3F1,3B1,0B0,0B1\n1F0,2F0,1F1,(2F1;2B0)OVERLAP_F_B,2B1,1B0,1B1\n");
     o.schedule_csv = file.path.string();
+    o.batch_size = 2;
     PipelinePlan plan = plan_stages(10, 2, o);
     CHECK(plan.from_csv);
     CHECK(plan.stages_of_rank == std::vector<std::vector<int64_t>>{{0, 3}, {1, 2}});
     CHECK(layer_counts(plan) == std::vector<int64_t>{3, 3, 2, 2});
     CHECK(plan.stages[3].rank == 0);
-  }
-  SUBCASE("files that cannot be used") {
-    const std::pair<const char*, const char*> bad[] = {
-        {"0F0\n", "1 rank, but pp_size is 2"},
-        {"0F0\n0F1\n", "stage 0 stands in rows 0 and 1"},
-        {"0F0\n2F0\n", "some number below it is missing"},
-        {"0F0\nhello\n", "line 2"},
-        {"0F0\n99999999999999999999F0\n", "names stage 99999999999999999999"},
-        {"", "0 ranks, but pp_size is 2"},
-    };
-    for (auto [text, message] : bad) {
-      CAPTURE(text);
-      TemporaryFile file(text);
-      o.schedule_csv = file.path.string();
-      std::optional<Error> error = refusal([&] { plan_stages(10, 2, o); });
-      REQUIRE(error.has_value());
-      CHECK(error->code() == ErrorCode::bad_pipeline);
-      CHECK(error->message().find(message) != std::string::npos);
-      CHECK(!error->helps().empty());
-    }
+    const PipelineLists lists = plan_actions(plan, o, 2);
+    CHECK(actions_row(lists.at(1)) == "1F0,2F0,1F1,(2F1;2B0)OVERLAP_F_B,2B1,1B0,1B1");
+    // The number of micro-batches is the configuration's, not the file's.
+    o.batch_size = 3;
+    std::optional<Error> error = refusal([&] { plan_stages(10, 2, o); });
+    REQUIRE(error.has_value());
+    CHECK(error->message().find("stage 0 has no 0F2") != std::string::npos);
+    o.batch_size = 1;
+    error = refusal([&] { plan_stages(10, 2, o); });
+    REQUIRE(error.has_value());
+    CHECK(error->message().find("0F1, but a run has 1 micro-batch") != std::string::npos);
   }
   SUBCASE("more stages than layers, or another count than asked for") {
-    TemporaryFile file("0F0,2F0\n1F0,3F0\n");
+    TemporaryFile file("0F0,2F0,2B0,0B0\n1F0,3F0,3B0,1B0\n");
     o.schedule_csv = file.path.string();
     CHECK(refusal([&] { plan_stages(3, 2, o); })->code() == ErrorCode::bad_pipeline);
     o.layers_per_stage = 5;
@@ -320,11 +315,41 @@ TEST_CASE("a file of actions places the stages") {
     o.layers_per_stage = 2;
     CHECK(layer_counts(plan_stages(8, 2, o)) == std::vector<int64_t>{2, 2, 2, 2});
   }
-  SUBCASE("a folder or a missing file") {
+  SUBCASE("a file that cannot be used, a folder, none") {
+    TemporaryFile file("0F0,0B0\n1F0,hello\n");
+    o.schedule_csv = file.path.string();
+    CHECK(refusal([&] { plan_stages(8, 2, o); })->code() == ErrorCode::bad_pipeline);
     o.schedule_csv = std::filesystem::temp_directory_path().string();
     CHECK(refusal([&] { plan_stages(8, 2, o); })->code() == ErrorCode::file_unreadable);
     o.schedule_csv = "/nowhere/actions.csv";
     CHECK(refusal([&] { plan_stages(8, 2, o); })->code() == ErrorCode::file_unreadable);
+  }
+}
+
+TEST_CASE("a plan whose schedule cannot run its micro-batches is refused with numbers that work") {
+  struct Row {
+    const char* schedule;
+    int64_t pp, batch, samples;
+  };
+  for (const Row& row : {Row{"Interleaved1F1B", 4, 9, 1}, Row{"InterleavedZeroBubble", 4, 22, 2},
+                         Row{"DualPipeV", 4, 6, 1}, Row{"DualPipeV", 3, 16, 4},
+                         Row{"1F1B", 4, int64_t{1} << 40, 1}}) {
+    CAPTURE(row.schedule);
+    PipelineOptions o = options(row.schedule);
+    o.batch_size = row.batch;
+    o.microbatch_size = row.samples;
+    std::optional<Error> error = refusal([&] { plan_stages(32, row.pp, o); });
+    REQUIRE(error.has_value());
+    CHECK(error->code() == ErrorCode::bad_pipeline);
+    CHECK(error->key() == "distributed.pipeline.pp_batch_size");
+    CHECK(!error->helps().empty());
+    for (const std::string& help : error->helps()) {
+      CAPTURE(help);
+      PipelineOptions fixed = o;
+      int64_t pp = row.pp;
+      apply(help, fixed, pp);
+      CHECK_NOTHROW(plan_stages(32, pp, fixed));
+    }
   }
 }
 

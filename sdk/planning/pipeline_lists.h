@@ -1,0 +1,43 @@
+// Lists of pipeline actions: how many micro-batches a schedule can run, and what a list holds. Not
+// public.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <span>
+#include <string>
+
+#include "sdk/base/pipeline_actions.h"
+
+namespace meshwright::pipeline {
+
+// More in all ranks' lists together are taken for a mistake.
+inline constexpr int64_t kMostActions = int64_t{1} << 20;
+bool can_be_listed(int64_t size, int64_t local, int64_t micro_batches);
+
+// Throws Error(bad_pipeline) when the schedule cannot deal them out, or when the lists would be too
+// long, with the nearest numbers that work as pp_batch_size; a micro-batch has `samples`.
+void check_micro_batches(PipelineSchedule schedule, int64_t size, int64_t local,
+                         int64_t micro_batches, int64_t samples);
+
+// One row of make_actions(), for micro-batches that the schedule runs.
+PipelineList rank_actions(PipelineSchedule schedule, int64_t size, int64_t local,
+                          int64_t micro_batches, int64_t rank);
+PipelinePeak peak_of(const PipelineList& actions, int64_t last_stage);
+
+// How an error calls the lists, and what it adds to an action of one.
+struct ListNames {
+  std::string lists = "the lists of actions";
+  std::function<std::string(size_t rank, size_t index)> place = {};
+};
+// simulate_pipeline() with errors that say where the lists come from.
+PipelineRun run_lists(const PipelineLists& lists, std::span<const PipelineTimes> times,
+                      const ListNames& names);
+
+// More than a quarter of the ranks' time idle: a sentence that says so, and which number of
+// micro-batches or stages a rank halves it. `most_local`: as many stages as a rank can have.
+std::optional<std::string> bubble_warning(const PipelinePlan& plan, const PipelineOptions& options,
+                                          int64_t micro_batches, int64_t most_local);
+
+}  // namespace meshwright::pipeline
