@@ -3,6 +3,7 @@
 #include "engine/modules/decoder.h"
 #include "engine/modules/phi.h"
 #include "engine/outlines/models.h"
+#include "meshwright/nn/stage.h"
 #include "meshwright/parallel/scalar_type.h"
 
 namespace meshwright::modules {
@@ -51,10 +52,11 @@ CausalLMImpl::CausalLMImpl(NetConfig config, ModelOutline outline, const at::Ten
 
 CausalLMImpl::~CausalLMImpl() = default;
 
-at::Tensor CausalLMImpl::forward(const at::Tensor& ids) {
+at::Tensor CausalLMImpl::forward(const at::Tensor& input) {
   if (parts_->balance) parts_->balance->begin_pass();
-  at::Tensor logits =
-      parts_->lm_head(parts_->phi.is_empty() ? parts_->model(ids) : parts_->phi(ids));
+  at::Tensor hidden = parts_->phi.is_empty() ? parts_->model(input) : parts_->phi(input);
+  if (!current_stage().last) return hidden;
+  at::Tensor logits = parts_->lm_head(hidden);
   double cap = parts_->config.logit_softcap;
   return cap > 0 ? (logits / cap).tanh() * cap : logits;
 }

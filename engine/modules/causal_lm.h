@@ -37,8 +37,9 @@ class CausalLMImpl : public torch::nn::Module {
   CausalLMImpl(outlines::NetConfig config, ModelOutline outline, const at::TensorOptions& options);
   ~CausalLMImpl() override;
   // Token ids [batch, length] int64 to logits [batch, length, vocab] in the dtype of the
-  // parameters.
-  at::Tensor forward(const at::Tensor& ids);
+  // parameters. Within a StageScope the current stage alone: hidden states [batch, length, hidden]
+  // come in but to the first and out but of the last.
+  at::Tensor forward(const at::Tensor& input);
 
   const ModelOutline& outline() const { return outline_; }
   int64_t max_positions() const;  // max_position_embeddings

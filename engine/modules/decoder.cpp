@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <optional>
 
+#include "meshwright/nn/stage.h"
+
 namespace meshwright::modules {
 namespace {
 
@@ -172,15 +174,18 @@ DecoderModelImpl::DecoderModelImpl(const NetConfig& config, const at::TensorOpti
   rotary_emb_ = register_module("rotary_emb", RotaryEmbedding(config.ropes));
 }
 
-Tensor DecoderModelImpl::forward(const Tensor& ids) {
-  Tensor x = embed_tokens_(ids);
+Tensor DecoderModelImpl::forward(const Tensor& input) {
+  const StagePart part = current_stage();
+  Tensor x = part.first ? embed_tokens_(input) : input;
   std::vector<std::optional<RotaryTable>> tables(*std::max_element(ropes_.begin(), ropes_.end()) +
                                                  1);
-  for (size_t rope : ropes_)
-    if (!tables[rope]) tables[rope] = rotary_emb_(x, ids.size(1), rope);
-  for (size_t i = 0; i < ropes_.size(); ++i)
-    x = layers_[i]->as<DecoderLayer>()->forward(x, *tables[ropes_[i]]);
-  return norm_(x);
+  const int64_t end = part.end_of(static_cast<int64_t>(ropes_.size()));
+  for (int64_t i = part.begin; i < end; ++i) {
+    const size_t layer = static_cast<size_t>(i), rope = ropes_[layer];
+    if (!tables[rope]) tables[rope] = rotary_emb_(x, input.size(1), rope);
+    x = layers_[layer]->as<DecoderLayer>()->forward(x, *tables[rope]);
+  }
+  return part.last ? norm_(x) : x;
 }
 
 }  // namespace meshwright::modules

@@ -95,8 +95,9 @@ MESHWRIGHT_MODULE(DecoderLayer);
 class DecoderModelImpl : public torch::nn::Module {
  public:
   DecoderModelImpl(const NetConfig& config, const at::TensorOptions& options);
-  // Token ids [batch, length] to hidden states [batch, length, hidden].
-  at::Tensor forward(const at::Tensor& ids);
+  // Token ids [batch, length] to hidden states [batch, length, hidden]; of the current stage alone,
+  // whose input is the hidden states of the one before.
+  at::Tensor forward(const at::Tensor& input);
   ScaledEmbedding embed_tokens() { return embed_tokens_; }
 
  private:

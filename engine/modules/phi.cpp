@@ -3,6 +3,8 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/layer_norm.h>
 
+#include "meshwright/nn/stage.h"
+
 namespace meshwright::modules {
 
 using at::Tensor;
@@ -49,11 +51,14 @@ PhiModelImpl::PhiModelImpl(const NetConfig& config, const at::TensorOptions& opt
       "final_layernorm", LayerNorm(config.family.sizes.hidden, config.norm_epsilon, options));
 }
 
-Tensor PhiModelImpl::forward(const Tensor& ids) {
-  Tensor x = embed_tokens_(ids);
-  RotaryTable table = rotary_emb_(x, ids.size(1), size_t{0});
-  for (const auto& layer : *layers_) x = layer->as<PhiDecoderLayer>()->forward(x, table);
-  return final_layernorm_(x);
+Tensor PhiModelImpl::forward(const Tensor& input) {
+  const StagePart part = current_stage();
+  Tensor x = part.first ? embed_tokens_(input) : input;
+  RotaryTable table = rotary_emb_(x, input.size(1), size_t{0});
+  const int64_t end = part.end_of(static_cast<int64_t>(layers_->size()));
+  for (int64_t i = part.begin; i < end; ++i)
+    x = layers_[static_cast<size_t>(i)]->as<PhiDecoderLayer>()->forward(x, table);
+  return part.last ? final_layernorm_(x) : x;
 }
 
 }  // namespace meshwright::modules

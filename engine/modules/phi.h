@@ -34,8 +34,8 @@ MESHWRIGHT_MODULE(PhiDecoderLayer);
 class PhiModelImpl : public torch::nn::Module {
  public:
   PhiModelImpl(const NetConfig& config, const at::TensorOptions& options);
-  // Token ids [batch, length] to hidden states [batch, length, hidden].
-  at::Tensor forward(const at::Tensor& ids);
+  // As DecoderModel's.
+  at::Tensor forward(const at::Tensor& input);
   ScaledEmbedding embed_tokens() { return embed_tokens_; }
 
  private:

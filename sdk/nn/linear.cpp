@@ -7,9 +7,14 @@
 #include <c10/core/GradMode.h>
 #include <dlfcn.h>
 #include <torch/csrc/autograd/custom_function.h>
+#include <torch/custom_class.h>
+
+#include <memory>
+#include <utility>
 
 #include "linear_product.h"
 #include "meshwright/nn/layers.h"
+#include "weight_gradients.h"
 
 namespace meshwright {
 namespace {
@@ -95,6 +100,12 @@ namespace {
 
 using detail::product;
 
+// The queue of a forward, on its way to the backward.
+struct QueueHolder : torch::CustomClassHolder {
+  explicit QueueHolder(std::shared_ptr<detail::WeightGradients> q) : queue(std::move(q)) {}
+  std::shared_ptr<detail::WeightGradients> queue;
+};
+
 struct FastLinear : torch::autograd::Function<FastLinear> {
   static Tensor forward(AutogradContext* context, const Tensor& x, const Tensor& weight,
                         const std::optional<Tensor>& bias) {
@@ -102,6 +113,9 @@ struct FastLinear : torch::autograd::Function<FastLinear> {
     Tensor y = product(x.reshape({-1, x.size(-1)}), weight);
     if (bias) y.add_(*bias);
     context->saved_data["bias"] = bias.has_value();
+    if (auto queue = detail::current_weight_gradients())
+      context->saved_data["queue"] =
+          c10::IValue::make_capsule(c10::make_intrusive<QueueHolder>(std::move(queue)));
     std::vector<int64_t> sizes = x.sizes().vec();
     sizes.back() = weight.size(0);
     return y.view(sizes);
@@ -111,7 +125,15 @@ struct FastLinear : torch::autograd::Function<FastLinear> {
     const Tensor &x = saved[0], &weight = saved[1];
     Tensor g = grads[0].reshape({-1, weight.size(0)}), to_x, to_weight, to_bias;
     if (context->needs_input_grad(0)) to_x = product(g, weight.t()).view(x.sizes());
-    if (context->needs_input_grad(1)) to_weight = product(g.t(), x.reshape({-1, x.size(-1)}).t());
+    if (context->needs_input_grad(1)) {
+      auto queue = context->saved_data.find("queue");
+      auto of_weight = [g, x] { return product(g.t(), x.reshape({-1, x.size(-1)}).t()); };
+      if (queue == context->saved_data.end())
+        to_weight = of_weight();
+      else
+        c10::static_intrusive_pointer_cast<QueueHolder>(queue->second.toCapsule())
+            ->queue->put_off(weight, of_weight);
+    }
     if (context->saved_data["bias"].toBool() && context->needs_input_grad(2)) to_bias = g.sum(0);
     return {to_x, to_weight, to_bias};
   }
@@ -124,7 +146,9 @@ Tensor LinearImpl::forward(const Tensor& x) {
               weight.scalar_type() == at::kFloat && x.dim() >= 2 &&
               x.numel() * weight.size(0) >= kWorthwhile && onednn() != nullptr &&
               !at::autocast::is_autocast_enabled(at::kCPU);
-  if (!fast) return torch::nn::LinearImpl::forward(x);
+  const bool puts_off = detail::current_weight_gradients() != nullptr && x.dim() >= 2 &&
+                        x.scalar_type() == weight.scalar_type() && weight.requires_grad();
+  if (!fast && !puts_off) return torch::nn::LinearImpl::forward(x);
   return FastLinear::apply(x, weight, bias.defined() ? std::optional<Tensor>(bias) : std::nullopt);
 }
 

@@ -1,0 +1,83 @@
+// Runs what one rank of a pipeline does in a step: forwards and backwards of its stages in the
+// order of a schedule, with the messages between them (semantics 11.3).
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "meshwright/parallel/parallel.h"
+#include "pipeline_actions.h"
+
+namespace meshwright {
+
+// What crosses from stage to stage: hidden states, and their gradients back.
+struct StageMessage {
+  std::vector<int64_t> sizes = {};
+  at::ScalarType type = at::kFloat;
+};
+
+struct PipelineSetup {
+  std::shared_ptr<Group> group = {};  // the ranks of pp
+  PipelineRun run = {};
+  std::vector<std::vector<int64_t>> stages_of_rank = {};  // [pp]
+  StageMessage message = {};
+  // By stage: units, or modules around them, that it alone uses on its rank; they are let go and
+  // reduced after its last backward.
+  std::vector<std::vector<std::string>> units = {};
+  std::vector<std::string> shared_units = {};  // of all stages of this rank: after the last of all
+  // By stage: whether one before it has something to train. Only then gradients go back to that.
+  std::vector<bool> needs_input_gradient = {};
+  bool hold = true;          // units stay gathered through the step
+  bool reduce_each = false;  // after every backward, not after a stage's last
+};
+
+class MESHWRIGHT_API PipelineRunner {
+ public:
+  // Where a list splits a backward, Linear's weights wait for their own action (zero bubble: Qi et
+  // al. 2023); what else has parameters brings its gradients with that of the input.
+  explicit PipelineRunner(PipelineSetup setup);
+  ~PipelineRunner();
+  PipelineRunner(const PipelineRunner&) = delete;
+  PipelineRunner& operator=(const PipelineRunner&) = delete;
+  // `action`: a forward. `input`: the hidden states of the stage before, undefined for the first.
+  // Gives the hidden states, or, of the last stage, the scalar that backward begins with.
+  using Forward = std::function<at::Tensor(const PipelineAction& action, const at::Tensor& input)>;
+  // Between begin_step() and end_step(). Collective over the group, and with the ranks beside this
+  // one that the units are cut over.
+  void run_step(ParallelModel& model, const Forward& forward);
+  // Forwards alone, without gradients: of validation.
+  void run_forwards(const Forward& forward);
+
+ private:
+  struct Pass;
+  enum class Way : uint8_t { there, back };
+  Pass& pass_of(const PipelineAction& action);
+  bool here(int64_t stage) const;
+  int64_t stages() const { return static_cast<int64_t>(rank_of_.size()); }
+  void clear();
+  void receive(const PipelineStep& step);
+  void send(const PipelineStep& step);
+  void compute_forward(const PipelineAction& action, const Forward& forward, bool training);
+  void compute_backward(const PipelineAction& action);
+  void after_backward(ParallelModel& model, int64_t stage);
+  void wait_for_sends();
+  at::Tensor take_slot();
+  void give_slot(at::Tensor& slot);
+
+  PipelineSetup setup_;
+  std::vector<int64_t> rank_of_;         // by stage
+  std::vector<int64_t> backwards_left_;  // by stage, in this step
+  int64_t micro_batches_ = 0, stages_left_ = 0;
+  std::vector<Pass> passes_;        // by stage and micro-batch
+  std::vector<std::string> names_;  // of this rank's steps, for errors
+  std::vector<at::Tensor> free_slots_;
+  std::vector<std::pair<Work, at::Tensor>> sends_;
+};
+
+}  // namespace meshwright

@@ -1,0 +1,45 @@
+// Gradients of weights put off: a backward computes those of the inputs, on which other ranks wait,
+// and products for weights stand in a queue until somebody runs them (zero bubble pipelines: Qi et
+// al. 2023). What does not know of it brings its gradients at once.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "meshwright/export.h"
+
+namespace meshwright::detail {
+
+class MESHWRIGHT_API WeightGradients {
+ public:
+  // `weight`: a parameter. `product` gives its gradient, once.
+  void put_off(at::Tensor weight, std::function<at::Tensor()> product) {
+    waiting_.emplace_back(std::move(weight), std::move(product));
+  }
+  // Computes what waits, in the order in which it came, as a backward would bring it.
+  void run();
+  bool empty() const { return waiting_.empty(); }
+
+ private:
+  std::vector<std::pair<at::Tensor, std::function<at::Tensor()>>> waiting_;
+};
+
+// Makes `queue` that of the forwards run by this thread while it lives; their backwards fill it.
+class MESHWRIGHT_API WeightGradientScope {
+ public:
+  explicit WeightGradientScope(std::shared_ptr<WeightGradients> queue);
+  ~WeightGradientScope();
+  WeightGradientScope(const WeightGradientScope&) = delete;
+  WeightGradientScope& operator=(const WeightGradientScope&) = delete;
+
+ private:
+  std::shared_ptr<WeightGradients> outer_;
+};
+// nullptr: nothing is put off.
+std::shared_ptr<WeightGradients> current_weight_gradients();
+
+}  // namespace meshwright::detail

@@ -1,0 +1,251 @@
+#include "sdk/base/pipeline_runner.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/ones_like.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <algorithm>
+#include <array>
+
+#include "meshwright/error.h"
+#include "sdk/comm/activity.h"
+#include "sdk/nn/weight_gradients.h"
+
+namespace meshwright {
+
+using at::Tensor;
+using Kind = PipelineAction::Kind;
+
+namespace {
+
+// What a rank that waits in a step of this kind is at.
+const char* kind_name(PipelineStep::Kind kind) {
+  switch (kind) {
+    case PipelineStep::Kind::send:
+      return "which sends";
+    case PipelineStep::Kind::receive:
+      return "which receives";
+    default:
+      return "which waits for its input or computes";
+  }
+}
+
+}  // namespace
+
+// One stage and micro-batch, from its forward to its backward.
+struct PipelineRunner::Pass {
+  Tensor input;     // hidden states that came, a leaf of the stage's graph; its gradient goes back
+  Tensor output;    // on its way to the next stage
+  Tensor gradient;  // of the output: what came, or one
+  torch::autograd::Edge root;  // where backward begins; `output` itself may go before that
+  Work coming_input, coming_gradient;
+  bool split = false;  // its weights' gradients are an action of their own
+  std::shared_ptr<detail::WeightGradients> weights;
+  Tensor input_slot, gradient_slot;  // memory of the two, if they came from another rank
+};
+
+PipelineRunner::PipelineRunner(PipelineSetup setup) : setup_(std::move(setup)) {
+  for (size_t rank = 0; rank < setup_.stages_of_rank.size(); ++rank)
+    for (int64_t stage : setup_.stages_of_rank[rank]) {
+      rank_of_.resize(std::max(rank_of_.size(), static_cast<size_t>(stage) + 1), -1);
+      rank_of_[static_cast<size_t>(stage)] = static_cast<int64_t>(rank);
+    }
+  for (const std::vector<PipelineStep>& steps : setup_.run.steps)
+    for (const PipelineStep& step : steps)
+      micro_batches_ = std::max(micro_batches_, step.action.micro_batch + 1);
+  passes_.resize(rank_of_.size() * static_cast<size_t>(micro_batches_));
+  for (const PipelineStep& step : setup_.run.steps[static_cast<size_t>(setup_.group->rank())]) {
+    names_.push_back(action_name(step.action) + " of the pipeline");
+    if (step.action.kind == Kind::input) pass_of(step.action).split = true;
+  }
+}
+
+PipelineRunner::~PipelineRunner() = default;
+
+PipelineRunner::Pass& PipelineRunner::pass_of(const PipelineAction& action) {
+  return passes_[static_cast<size_t>(action.stage * micro_batches_ + action.micro_batch)];
+}
+
+bool PipelineRunner::here(int64_t stage) const {
+  return rank_of_[static_cast<size_t>(stage)] == setup_.group->rank();
+}
+
+// A message takes the memory of one that is done with.
+Tensor PipelineRunner::take_slot() {
+  if (free_slots_.empty()) return at::empty(setup_.message.sizes, setup_.message.type);
+  Tensor out = std::move(free_slots_.back());
+  free_slots_.pop_back();
+  return out;
+}
+void PipelineRunner::give_slot(Tensor& slot) {
+  if (slot.defined()) free_slots_.push_back(std::exchange(slot, {}));
+}
+
+// An exception may have cut the last step short.
+void PipelineRunner::clear() {
+  for (Pass& pass : passes_) {
+    const bool split = pass.split;
+    pass = Pass();
+    pass.split = split;
+  }
+  sends_.clear();
+}
+
+void PipelineRunner::receive(const PipelineStep& step) {
+  Pass& pass = pass_of(step.action);
+  const bool there = step.action.kind == Kind::forward;
+  const Tensor into = take_slot();
+  (there ? pass.input_slot : pass.gradient_slot) = into;
+  (there ? pass.input : pass.gradient) = into;
+  const std::array<PeerMessage, 1> message{PeerMessage{PeerMessage::Way::receive, step.peer, into}};
+  (there ? pass.coming_input : pass.coming_gradient) = setup_.group->send_receive(message);
+}
+
+void PipelineRunner::send(const PipelineStep& step) {
+  Pass& pass = pass_of(step.action);
+  Tensor what;
+  if (step.action.kind == Kind::forward)
+    what = std::exchange(pass.output, {}).detach();
+  else
+    what = std::exchange(pass.input, {}).grad();
+  const std::array<PeerMessage, 1> message{PeerMessage{PeerMessage::Way::send, step.peer, what}};
+  sends_.emplace_back(setup_.group->send_receive(message), what);
+}
+
+void PipelineRunner::compute_forward(const PipelineAction& action, const Forward& forward,
+                                     bool training) {
+  Pass& pass = pass_of(action);
+  if (pass.coming_input) pass.coming_input.wait();
+  Tensor input = pass.input;
+  if (training && input.defined() &&
+      setup_.needs_input_gradient[static_cast<size_t>(action.stage)]) {
+    input = input.detach().requires_grad_();
+    pass.input = input;
+  }
+  if (training && pass.split) pass.weights = std::make_shared<detail::WeightGradients>();
+  detail::WeightGradientScope scope(pass.weights);
+  Tensor output = forward(action, input);
+  const bool last = action.stage + 1 == stages();
+  if (!last && (output.sizes() != at::IntArrayRef(setup_.message.sizes) ||
+                output.scalar_type() != setup_.message.type))
+    throw Error(ErrorCode::bad_module,
+                "stage " + std::to_string(action.stage) +
+                    " gave hidden states of another shape or dtype than the next stage waits for")
+        .help("a model's stages pass on one tensor [batch, tokens, hidden]");
+  if (training && output.requires_grad()) pass.root = torch::autograd::impl::gradient_edge(output);
+  if (last) {
+    if (training) pass.gradient = at::ones_like(output);
+    return;
+  }
+  pass.output = output.is_contiguous() ? output : output.contiguous();
+  if (!here(action.stage + 1)) return;  // a send follows
+  PipelineAction next = action;
+  ++next.stage;
+  pass_of(next).input = std::exchange(pass.output, {}).detach();
+}
+
+void PipelineRunner::compute_backward(const PipelineAction& action) {
+  Pass& pass = pass_of(action);
+  if (pass.coming_gradient) pass.coming_gradient.wait();
+  // What is recomputed puts off as well.
+  detail::WeightGradientScope scope(pass.weights);
+  if (pass.root.is_valid())
+    torch::autograd::Engine::get_default_engine().execute(
+        {std::exchange(pass.root, {})}, {pass.gradient}, /*keep_graph=*/false,
+        /*create_graph=*/false, /*accumulate_grad=*/true);
+  pass.gradient = Tensor();
+  give_slot(pass.gradient_slot);
+  give_slot(pass.input_slot);
+  if (action.stage == 0 || !setup_.needs_input_gradient[static_cast<size_t>(action.stage)]) return;
+  // A stage whose output does not depend on its input.
+  if (!pass.input.grad().defined())
+    pass.input.mutable_grad() = at::zeros(pass.input.sizes(), pass.input.options());
+  if (!here(action.stage - 1)) return;  // a send follows
+  PipelineAction before = action;
+  --before.stage;
+  pass_of(before).gradient = std::exchange(pass.input, {}).grad();
+}
+
+void PipelineRunner::after_backward(ParallelModel& model, int64_t stage) {
+  const std::vector<int64_t>& mine =
+      setup_.stages_of_rank[static_cast<size_t>(setup_.group->rank())];
+  const std::vector<std::string>& units = setup_.units[static_cast<size_t>(stage)];
+  const bool done = --backwards_left_[static_cast<size_t>(stage)] == 0;
+  if (done) --stages_left_;
+  if (done && setup_.hold && !units.empty()) model.hold_units(units, false);
+  if ((done || setup_.reduce_each) && !units.empty()) model.reduce_units(units);
+  // Of a micro-batch, the backward of a rank's first stage comes last.
+  const bool shared = setup_.reduce_each ? stage == *std::min_element(mine.begin(), mine.end())
+                                         : done && stages_left_ == 0;
+  if (shared && !setup_.shared_units.empty()) model.reduce_units(setup_.shared_units);
+}
+
+void PipelineRunner::wait_for_sends() {
+  static const std::string what = "messages to other stages";
+  detail::Activity activity(what, "at the end of the step");
+  for (auto& [work, tensor] : sends_) work.wait();
+  sends_.clear();
+}
+
+void PipelineRunner::run_step(ParallelModel& model, const Forward& forward) {
+  clear();
+  const auto me = static_cast<size_t>(setup_.group->rank());
+  backwards_left_.assign(rank_of_.size(), micro_batches_);
+  stages_left_ = static_cast<int64_t>(setup_.stages_of_rank[me].size());
+  if (setup_.hold) model.hold_units({}, true);
+  for (size_t i = 0; i < setup_.run.steps[me].size(); ++i) {
+    const PipelineStep& step = setup_.run.steps[me][i];
+    detail::Activity activity(names_[i], kind_name(step.kind));
+    const bool back = step.action.kind != Kind::forward;
+    if (step.kind != PipelineStep::Kind::compute && back) {  // nobody wants some gradients
+      const int64_t of = step.action.stage + (step.kind == PipelineStep::Kind::receive ? 1 : 0);
+      if (!setup_.needs_input_gradient[static_cast<size_t>(of)]) continue;
+    }
+    if (step.kind == PipelineStep::Kind::receive) {
+      receive(step);
+    } else if (step.kind == PipelineStep::Kind::send) {
+      send(step);
+    } else {
+      model.begin_micro_batch(GradientSync::when_told);
+      if (step.action.kind == Kind::weight) {
+        if (auto weights = std::exchange(pass_of(step.action).weights, {})) weights->run();
+      } else if (back) {
+        compute_backward(step.action);
+      }
+      if (back) {
+        if (step.action.kind != Kind::input) after_backward(model, step.action.stage);
+      } else {
+        compute_forward(step.action, forward, /*training=*/true);
+      }
+    }
+  }
+  wait_for_sends();
+}
+
+void PipelineRunner::run_forwards(const Forward& forward) {
+  c10::NoGradGuard no_grad;
+  clear();
+  const std::vector<PipelineStep>& steps =
+      setup_.run.steps[static_cast<size_t>(setup_.group->rank())];
+  for (size_t i = 0; i < steps.size(); ++i) {
+    const PipelineStep& step = steps[i];
+    if (step.action.kind != Kind::forward) continue;
+    detail::Activity activity(names_[i], kind_name(step.kind));
+    if (step.kind == PipelineStep::Kind::receive) {
+      receive(step);
+    } else if (step.kind == PipelineStep::Kind::send) {
+      send(step);
+    } else {
+      compute_forward(step.action, forward, /*training=*/false);
+      Pass& pass = pass_of(step.action);
+      pass.input = Tensor();
+      give_slot(pass.input_slot);
+    }
+  }
+  wait_for_sends();
+}
+
+}  // namespace meshwright

@@ -1,0 +1,325 @@
+// Stages of a pipeline train as the model in one place does: losses and gradients to the bit.
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/ops/cross_entropy_loss.h>
+#include <ATen/ops/randint.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/silu.h>
+#include <torch/nn/modules/container/modulelist.h>
+
+#include <chrono>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "meshwright/error.h"
+#include "meshwright/nn/layers.h"
+#include "meshwright/nn/stage.h"
+#include "meshwright/parallel/sharded_units.h"
+#include "meshwright/parallel/testing.h"
+#include "sdk/base/pipeline_runner.h"
+#include "sdk/comm/tests/faulty_transport.h"
+
+// After LibTorch, which has a CHECK of its own.
+#include <doctest/doctest.h>
+
+namespace pipeline_runner_test {
+
+using namespace meshwright;
+using at::Tensor;
+
+namespace {
+
+constexpr int64_t kWidth = 6, kVocab = 11, kTokens = 5, kRows = 2, kLayers = 8;
+
+struct BlockImpl : torch::nn::Module {
+  BlockImpl() {
+    norm = register_module("norm", RMSNorm(kWidth, 1e-6));
+    linear = register_module("linear", Linear(torch::nn::LinearOptions(kWidth, kWidth)));
+  }
+  Tensor forward(const Tensor& x) { return x + at::silu(linear(norm(x))); }
+  RMSNorm norm{nullptr};
+  Linear linear{nullptr};
+};
+MESHWRIGHT_MODULE(Block);
+
+struct NetImpl : torch::nn::Module {
+  NetImpl() {
+    embed = register_module("embed", Embedding(kVocab, kWidth));
+    layers = register_module("layers", torch::nn::ModuleList());
+    for (int64_t i = 0; i < kLayers; ++i) layers->push_back(Block());
+    norm = register_module("norm", RMSNorm(kWidth, 1e-6));
+    head = register_module("head", Linear(torch::nn::LinearOptions(kWidth, kVocab).bias(false)));
+    at::Generator generator = at::detail::createCPUGenerator(5);
+    c10::NoGradGuard no_grad;
+    for (Tensor& p : parameters()) p.copy_(at::randn(p.sizes(), generator) * 0.4);
+  }
+  Tensor forward(const Tensor& x) {
+    const StagePart part = current_stage();
+    Tensor h = part.first ? embed(x) : x;
+    for (int64_t i = part.begin; i < part.end_of(kLayers); ++i)
+      h = layers[static_cast<size_t>(i)]->as<Block>()->forward(h);
+    return part.last ? head(norm(h)) : h;
+  }
+  Embedding embed{nullptr};
+  torch::nn::ModuleList layers;
+  RMSNorm norm{nullptr};
+  Linear head{nullptr};
+};
+MESHWRIGHT_MODULE(Net);
+
+struct Row {
+  PipelineSchedule schedule;
+  int64_t pp, local, micro_batches, shards = 1;
+  bool hold = true, reduce_each = false;
+  int64_t frozen_layers = -1;  // embedding and so many layers are frozen; -1: nothing is
+};
+struct Result {
+  std::map<std::string, Tensor> gradients;  // by name and place among the shards
+  std::map<int64_t, double> losses;         // by micro-batch, of the first shard
+};
+
+Tensor batch(int64_t step, int64_t micro_batch, int64_t shard) {
+  const auto seed = static_cast<uint64_t>((step * 100 + micro_batch) * 10 + shard);
+  return at::randint(0, kVocab, {kRows, kTokens + 1}, at::detail::createCPUGenerator(seed),
+                     at::kLong);
+}
+Tensor loss_of(const Tensor& logits, const Tensor& ids) {
+  return at::cross_entropy_loss(logits.flatten(0, 1), ids.narrow(1, 1, kTokens).flatten());
+}
+
+std::unique_ptr<ParallelModel> shard(Net& net, DeviceMesh& mesh, bool reshard,
+                                     const std::shared_ptr<World>& world) {
+  ShardGroups groups;
+  groups.shard = mesh.group("dp_shard");
+  groups.shard_axis = "dp_shard";
+  groups.data = groups.shard;
+  ShardingPolicy policy;
+  policy.precision.mp = {DType::float32, DType::float32, DType::float32, true};
+  const ModelOutline outline = outline_of(*net);
+  return shard_model(net.ptr(), bind_units(*net, outline, plan_units(outline, reshard)), policy,
+                     groups, world);
+}
+
+void freeze(Net& net, int64_t layers) {
+  if (layers < 0) return;
+  for (auto& item : net->named_parameters())
+    if (item.key().starts_with("embed") ||
+        (item.key().starts_with("layers.") && item.key()[7] - '0' < layers))
+      item.value().set_requires_grad(false);
+}
+
+void collect(Result& into, std::mutex& mutex, const ParallelModel& model, int64_t place) {
+  std::lock_guard lock(mutex);
+  for (const ParallelParameter& p : model.parameters())
+    if (p.grad.defined())
+      into.gradients[p.name + " " + std::to_string(place)] = p.grad.detach().clone();
+}
+
+constexpr int64_t kSteps = 2;
+
+// One process a shard, micro-batches one after the other.
+Result whole(const Row& row) {
+  Result out;
+  std::mutex mutex;
+  run_ranks(row.shards, [&](const std::shared_ptr<World>& world) {
+    DeviceMesh mesh(Mesh({{"dp_shard", row.shards}}), world);
+    Net net;
+    freeze(net, row.frozen_layers);
+    std::unique_ptr<ParallelModel> model = shard(net, mesh, true, world);
+    for (int64_t step = 0; step < kSteps; ++step) {
+      model->begin_step();
+      for (int64_t m = 0; m < row.micro_batches; ++m) {
+        model->begin_micro_batch(m + 1 == row.micro_batches || row.reduce_each
+                                     ? GradientSync::reduce
+                                     : GradientSync::accumulate);
+        const Tensor ids = batch(step, m, world->rank());
+        Tensor loss = loss_of(net(ids.narrow(1, 0, kTokens)), ids);
+        if (world->rank() == 0) out.losses[step * 100 + m] = loss.item<double>();
+        loss.backward();
+      }
+      model->end_step();
+    }
+    collect(out, mutex, *model, world->rank());
+  });
+  return out;
+}
+
+struct Job {
+  explicit Job(const Row& given) : row(given) {
+    PipelineOptions options;
+    options.schedule = schedule_name(row.schedule);
+    options.batch_size = row.micro_batches;
+    if (row.local > 1) options.layers_per_stage = kLayers / (row.pp * row.local);
+    plan = plan_stages(kLayers, row.pp, options);
+    run = simulate_pipeline(make_actions(row.schedule, row.pp, row.local, row.micro_batches));
+  }
+  Row row;
+  PipelinePlan plan;
+  PipelineRun run;
+  Result result;
+  std::mutex mutex;
+  bool last(int64_t stage) const { return stage + 1 == static_cast<int64_t>(plan.stages.size()); }
+};
+
+void train_stages(Job& job, const std::shared_ptr<World>& world) {
+  const Row& row = job.row;
+  DeviceMesh mesh(Mesh({{"pp", row.pp}, {"dp_shard", row.shards}}), world);
+  const int64_t me = mesh.group("pp")->rank(), place = mesh.group("dp_shard")->rank();
+  PipelineSetup setup;
+  setup.group = mesh.group("pp");
+  setup.run = job.run;
+  setup.stages_of_rank = job.plan.stages_of_rank;
+  setup.message.sizes = {kRows, kTokens, kWidth};
+  setup.hold = row.hold;
+  setup.reduce_each = row.reduce_each;
+  setup.units.resize(job.plan.stages.size());
+  std::vector<std::string> kept;
+  for (const PipelineStage& stage : job.plan.stages) {
+    setup.needs_input_gradient.push_back(
+        stage.index > 0 && (row.frozen_layers < 0 || stage.first_layer > row.frozen_layers));
+    if (stage.rank != me) continue;
+    for (int64_t i = stage.first_layer; i < stage.first_layer + stage.layer_count; ++i) {
+      kept.push_back("layers." + std::to_string(i));
+      if (i >= row.frozen_layers)
+        setup.units[static_cast<size_t>(stage.index)].push_back(kept.back());
+    }
+    if (stage.index == 0) kept.emplace_back("embed");
+    if (job.last(stage.index)) kept.insert(kept.end(), {"norm", "head"});
+    if (stage.index == 0 || job.last(stage.index)) setup.shared_units = {"root"};
+  }
+  Net net;
+  keep_modules(*net, kept);
+  freeze(net, row.frozen_layers);
+  std::unique_ptr<ParallelModel> model = shard(net, mesh, !row.hold, world);
+  PipelineRunner runner(setup);
+  for (int64_t step = 0; step < kSteps; ++step) {
+    model->begin_step();
+    runner.run_step(*model, [&](const PipelineAction& action, const Tensor& input) {
+      const PipelineStage& stage = job.plan.stages[static_cast<size_t>(action.stage)];
+      StageScope scope({.first = action.stage == 0,
+                        .last = job.last(action.stage),
+                        .begin = stage.first_layer,
+                        .end = stage.first_layer + stage.layer_count});
+      const Tensor ids = batch(step, action.micro_batch, place);
+      Tensor result = net(action.stage == 0 ? ids.narrow(1, 0, kTokens) : input);
+      if (!job.last(action.stage)) return result;
+      result = loss_of(result, ids);
+      std::lock_guard lock(job.mutex);
+      if (place == 0) job.result.losses[step * 100 + action.micro_batch] = result.item<double>();
+      return result;
+    });
+    model->end_step();
+  }
+  collect(job.result, job.mutex, *model, place);
+}
+
+Result staged(const Row& row, const testing::Faults& faults = {}) {
+  Job job(row);
+  run_ranks(row.pp * row.shards, [&](const std::shared_ptr<World>& world) {
+    train_stages(job, faults.max_delay_us == 0
+                          ? world
+                          : testing::faulty_world(world, faults, std::chrono::seconds(30)));
+  });
+  return std::move(job.result);
+}
+
+}  // namespace
+
+TEST_CASE("a pipeline gives the bits of one place, whatever the schedule") {
+  using enum PipelineSchedule;
+  const Row rows[] = {
+      {gpipe, 2, 1, 4},
+      {one_f_one_b, 2, 1, 1},
+      {one_f_one_b, 2, 1, 4},
+      {one_f_one_b, 4, 1, 8},
+      {one_f_one_b, 4, 1, 2},
+      {interleaved_1f1b, 2, 2, 4},
+      {interleaved_1f1b, 2, 4, 4},
+      {interleaved_zero_bubble, 2, 2, 4},
+      {interleaved_zero_bubble, 2, 2, 4, 2, false},
+      {zbv_zero_bubble, 2, 2, 4},
+      {zbv_zero_bubble, 4, 2, 7},
+      {zbv_zero_bubble, 2, 2, 5, 2},
+      {zbv_zero_bubble, 2, 2, 4, 1, true, false, 3},
+      {dual_pipe_v, 2, 2, 4},
+      {dual_pipe_v, 4, 2, 8},
+      {one_f_one_b, 2, 1, 3, 2},
+      {one_f_one_b, 2, 1, 3, 2, false},
+      {one_f_one_b, 2, 1, 3, 2, true, true},
+      {interleaved_1f1b, 2, 2, 4, 2, false},
+      {one_f_one_b, 2, 1, 3, 2, true, false, 2},
+      {one_f_one_b, 2, 1, 3, 1, true, false, 4},
+      {one_f_one_b, 4, 1, 3, 1, true, false, 5},
+      {interleaved_1f1b, 2, 2, 4, 1, true, false, 3},
+  };
+  for (const Row& row : rows) {
+    CAPTURE(schedule_name(row.schedule));
+    CAPTURE(row.pp);
+    CAPTURE(row.local);
+    CAPTURE(row.micro_batches);
+    CAPTURE(row.shards);
+    CAPTURE(row.hold);
+    CAPTURE(row.reduce_each);
+    CAPTURE(row.frozen_layers);
+    const Result one = whole(row), many = staged(row);
+    CHECK(one.losses == many.losses);
+    CHECK(one.gradients.size() == many.gradients.size());
+    for (const auto& [name, gradient] : one.gradients) {
+      REQUIRE_MESSAGE(many.gradients.contains(name), name);
+      CHECK_MESSAGE(many.gradients.at(name).equal(gradient), name);
+    }
+  }
+}
+
+// Breadth first, micro-batches add up from the last to the first; and where every backward reduces,
+// a unit of two stages reduces what has come of both by then.
+TEST_CASE("schedules that add up in another order give the same but for rounding") {
+  using enum PipelineSchedule;
+  for (const Row& row : {Row{looped_bfs, 2, 2, 4}, Row{dual_pipe_v, 2, 2, 4, 2, true, true}}) {
+    CAPTURE(schedule_name(row.schedule));
+    const Result one = whole(row), many = staged(row);
+    CHECK(one.losses == many.losses);
+    CHECK(one.gradients.size() == many.gradients.size());
+    for (const auto& [name, gradient] : one.gradients)
+      CHECK_MESSAGE(many.gradients.at(name).allclose(gradient, 1e-6, 1e-8), name);
+  }
+}
+
+TEST_CASE("late and reordered messages of a pipeline change no bit, and nobody waits for ever") {
+  using enum PipelineSchedule;
+  for (const Row& row : {Row{one_f_one_b, 2, 1, 4}, Row{interleaved_1f1b, 2, 2, 4}}) {
+    const Result one = whole(row);
+    for (uint64_t seed = 0; seed < 50; ++seed) {
+      CAPTURE(seed);
+      const Result many =
+          staged(row, {.seed = 10 * seed + 1, .max_delay_us = 200, .reorder = true});
+      CHECK(one.losses == many.losses);
+      for (const auto& [name, gradient] : one.gradients)
+        CHECK_MESSAGE(many.gradients.at(name).equal(gradient), name);
+    }
+  }
+}
+
+// Rank 0 sends 0F0 and 0F1, waits for a gradient, and ends before it sends 0F2.
+TEST_CASE("a rank that ends in a pipeline is told of by the action that waits for it") {
+  Job job({PipelineSchedule::one_f_one_b, 2, 1, 4});
+  std::string text;
+  auto body = [&](const std::shared_ptr<World>& world) {
+    try {
+      train_stages(job, testing::faulty_world(world, {.stop = world->rank() == 0 ? 4 : -1},
+                                              std::chrono::seconds(30)));
+    } catch (const Error& error) {
+      if (world->rank() == 1) text = error.what();
+      throw;
+    }
+  };
+  CHECK_THROWS(run_ranks(2, body));
+  CAPTURE(text);
+  CHECK(text.find("in group pp [0, 1] failed") != std::string::npos);
+  CHECK(text.find(" of the pipeline, which waits for its input") != std::string::npos);
+}
+
+}  // namespace pipeline_runner_test
