@@ -77,8 +77,8 @@ struct Times {
 }  // namespace
 
 int main(int argc, char** argv) {
-  at::set_num_threads(1);
   const int rounds = argc > 1 ? std::atoi(argv[1]) : 9;
+  at::set_num_threads(argc > 2 ? std::atoi(argv[2]) : 1);
   std::printf("%6s %4s %6s %-9s %12s %12s %7s %12s %12s %7s\n", "tokens", "head", "q/kv", "type",
               "forward ms", "LibTorch", "ratio", "both ms", "LibTorch", "ratio");
   for (at::ScalarType type : {at::kFloat, at::kBFloat16})

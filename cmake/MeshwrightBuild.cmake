@@ -45,6 +45,13 @@ foreach(sanitizer IN LISTS MESHWRIGHT_SANITIZE)
   endif()
 endforeach()
 
+# at::parallel_for is a template: without OpenMP in the source that calls it, it is a loop on one thread. The library is the one that
+# LibTorch brings, which has the same name and is loaded first.
+function(meshwright_threads target)
+  target_compile_options(${target} PRIVATE -fopenmp)
+  target_link_libraries(${target} PRIVATE -fopenmp)
+endfunction()
+
 # LibTorch's headers take longer to compile than the lines that include them. meshwright_join(TARGET): with MESHWRIGHT_JOIN = N, every N
 # sources of the target are compiled as one, which halves a build from nothing; ./quickstart and ./check ask for it. Names in such sources
 # differ, also inside unnamed namespaces; a test has a namespace of its file's name. TEST: doctest's CHECK wins over the one of LibTorch's

@@ -34,9 +34,8 @@ class RingModel final : public ParallelModel {
   void after_optimizer_step() override;
   double clip_grad_norm(double max_norm, double scale) override;
   Tensor full_tensor(std::string_view name) override;
-  void summon_full_parameters(const std::function<void()>& body) override {
-    body();
-  }  // they always are
+  // They always are full.
+  void summon_full_parameters(const std::function<void()>& body) override { body(); }
   std::shared_ptr<Group> data_group() override { return world_->everyone(); }
 
   void gradient_ready(size_t bucket, size_t member);
@@ -65,6 +64,12 @@ class RingModel final : public ParallelModel {
   int64_t copies() const { return policy_.copies ? policy_.copies->size() : 1; }
   Tensor mine(const Part& part, const Tensor& whole) const {
     return whole.narrow(0, policy_.ring->rank() * part.layout.slice, part.layout.slice);
+  }
+  // Zero where nothing came: a parameter that was not used has a gradient of zero.
+  Tensor& gradient_of(Part& part) const {
+    auto options = part.whole.options().dtype(scalar_type(policy_.mp.reduce));
+    if (!part.gradient.defined()) part.gradient = at::zeros(part.whole.sizes(), options);
+    return part.gradient;
   }
   void adopt(Part& part, at::ScalarType storage);
   void describe(const std::vector<std::pair<std::string, Tensor>>& frozen);
@@ -184,10 +189,9 @@ void RingModel::describe(const std::vector<std::pair<std::string, Tensor>>& froz
       described_.push_back(std::move(out));
     }
   for (const auto& [name, tensor] : frozen) {
+    auto options = tensor.options().device(world_->device()).dtype(compute_);
     Tensor data =
-        tensor.is_meta()
-            ? at::zeros(tensor.sizes(), tensor.options().device(world_->device()).dtype(compute_))
-            : tensor.detach().to(compute_);
+        tensor.is_meta() ? at::zeros(tensor.sizes(), options) : tensor.detach().to(options);
     if (tensor.is_meta())
       tensor.unsafeGetTensorImpl()->shallow_copy_from(data.getIntrusivePtr());
     else
@@ -252,10 +256,8 @@ void RingModel::gradient_ready(size_t bucket, size_t member) {
                     " came after the first was reduced: two recomputed modules use it")
         .key("distributed.activation_checkpointing")
         .help("set distributed.activation_checkpointing = \"none\"");
-  if (!part.gradient.defined())
-    part.gradient =
-        at::zeros(part.whole.sizes(), part.whole.options().dtype(scalar_type(policy_.mp.reduce)));
-  part.gradient.narrow(0, part.layout.offsets[member], p.count)
+  gradient_of(part)
+      .narrow(0, part.layout.offsets[member], p.count)
       .add_(p.variable.grad().reshape({-1}), 1.0 / static_cast<double>(ring() * copies()));
   p.variable.mutable_grad() = Tensor();
   if (!synchronise_ || p.arrived) return;
@@ -273,17 +275,13 @@ void RingModel::launch_ready() {
 }
 
 void RingModel::reduce(Part& part) {
-  // A parameter that was not used has a gradient of zero.
-  if (!part.gradient.defined())
-    part.gradient =
-        at::zeros(part.whole.sizes(), part.whole.options().dtype(scalar_type(policy_.mp.reduce)));
   int64_t me = policy_.ring->rank(), slice = part.layout.slice;
   if (policy_.ring->has_native_reduce_scatter()) {
-    part.packed = part.gradient;
-    part.sum = at::empty({slice}, part.gradient.options());
+    part.packed = gradient_of(part);
+    part.sum = at::empty({slice}, part.packed.options());
     part.work = policy_.ring->reduce_scatter(part.packed, part.sum);
   } else {
-    part.sum = mine(part, part.gradient).clone();
+    part.sum = mine(part, gradient_of(part)).clone();
     part.packed = at::cat({part.gradient.narrow(0, 0, me * slice),
                            part.gradient.narrow(0, (me + 1) * slice, (ring() - 1 - me) * slice)});
     part.received = at::empty_like(part.packed);

@@ -52,10 +52,8 @@ int64_t bucket_elements(const StrategyConfig& config) {
 
 class RingZero final : public Strategy {
  public:
-  RingZero() {
-    // One name a process; a second instance finds it there.
-    std::vector<std::string> names = registered_tp_plans();
-    if (std::find(names.begin(), names.end(), "ring_zero_mlp_only") == names.end())
+  RingZero() {  // One name a process; a second instance finds it there.
+    if (std::ranges::count(registered_tp_plans(), "ring_zero_mlp_only") == 0)
       register_tp_plan("ring_zero_mlp_only", mlp_only);
   }
 
@@ -96,8 +94,7 @@ class RingZero final : public Strategy {
     int64_t ring = mesh.size("dp_shard"), copies = mesh.size("dp_replicate"),
             place = mesh.coordinate(request.rank, "dp_shard");
     std::vector<int64_t> counts;
-    for (const ParameterPlacement& p : out.parameters)
-      counts.push_back(element_count(p.local_shape));
+    for (const auto& p : out.parameters) counts.push_back(element_count(p.local_shape));
 
     int64_t padded = 0, slices = 0, largest = 0;
     int64_t reduces =

@@ -198,6 +198,24 @@ TEST_CASE("figures that pages quote from bench/results are those of the file") {
   CHECK_FALSE(has_figure("median 3.68 x", "3.6"));
 }
 
+TEST_CASE("every file of bench/results says in its first lines at which commit it was measured") {
+  namespace fs = std::filesystem;
+  static const std::regex commit("^# at [0-9a-f]{7,40}\\b");
+  size_t files = 0;
+  for (const fs::directory_entry& entry :
+       fs::directory_iterator(fs::path(MESHWRIGHT_SOURCE_DIR) / "bench/results")) {
+    std::ifstream in(entry.path());
+    bool says = false;
+    std::string line;
+    for (int i = 0; i < 3 && std::getline(in, line); ++i)
+      says = says || std::regex_search(line, commit);
+    CHECK_MESSAGE(says, entry.path().filename().string()
+                            << ": no line \"# at COMMIT, ...\"; bench/all.sh writes it");
+    ++files;
+  }
+  CHECK(files > 10);
+}
+
 namespace {
 
 // "semantics 2.1, 2.8 and 2.9" cites three sections, also where a comment breaks in between.

@@ -1,4 +1,5 @@
 // Reading configurations: what is accepted, what is refused, and that the help of a refusal works.
+// Long because the rows of mistakes share the text they are made in.
 #include <doctest/doctest.h>
 
 #include <algorithm>

@@ -19,13 +19,13 @@ struct MeshRequest {
 };
 
 struct MeshPlan {
-  std::optional<Mesh> device_mesh;  // none under ddp
+  std::optional<Mesh> device_mesh;  // none: the world is all there is
   std::optional<Mesh> moe_mesh;  // axes (pp, ep_shard, ep); only with ep > 1. An ep group spans tp.
   std::vector<std::string> fsdp_axes;  // the axes that shard parameters: {"dp_shard"},
                                        // {"dp_replicate", "dp_shard_cp"} (replicate first)
   std::string delegate_to;  // another strategy that owns this request; the rest is then empty
   std::vector<std::string> notices;
-  // Data-parallel ranks: how many distinct sample streams there are (dp; ddp: the world).
+  // Data-parallel ranks: how many distinct sample streams there are (dp; without a mesh the world).
   int64_t dp = 1;
 };
 

@@ -32,7 +32,7 @@ MESHWRIGHT_API std::string to_toml(const OptionValue& value);
 // The options of one table. A view over static meshwright_option arrays (the plugin's or the
 // engine's own).
 struct OptionSchema {
-  std::string table;  // dotted: "distributed.fsdp2"
+  std::string table;  // dotted: "distributed.<strategy>"
   std::string owner;  // who checks it: "engine", or the plugin's strategy name
   std::vector<const meshwright_option*> options;
 
