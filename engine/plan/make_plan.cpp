@@ -152,8 +152,9 @@ bool cp_spans_hosts(const Mesh& mesh, const std::vector<int64_t>& hosts) {
   return false;
 }
 
-// How the ranks of cp share out attention. What "auto" comes to on several hosts is written into
-// the options: cost and run follow it. `outline`: nullptr for a model that the job does not name.
+// How the ranks of cp share out attention. What "auto" comes to is written into the options: cost,
+// stages of a pipeline and run, which know less of the model or its lengths, follow it. `outline`:
+// nullptr for a model that the job does not name.
 void plan_attention(const std::vector<int64_t>& hosts, const ModelOutline* outline, JobPlan& plan,
                     StrategyConfig& config) {
   const ModelOutline unknown;
@@ -161,11 +162,10 @@ void plan_attention(const std::vector<int64_t>& hosts, const ModelOutline* outli
       {outline ? *outline : unknown, plan.mesh, plan.tp, config, plan.workload, plan.rank});
   if (!context) return;
   const bool several = cp_spans_hosts(*plan.mesh.device_mesh, hosts);
-  if (several) {
-    *context = across_hosts(*context);
-    if (!context->why.empty() && context->method == ContextMethod::ring)
-      config.shared.context.method = plan.shared.context.method = context->method;
-  }
+  if (several) *context = across_hosts(*context);
+  // A model that the job does not name stays "auto" on one host: its heads are known when it runs.
+  if (!context->why.empty() && (outline || context->method == ContextMethod::ring))
+    config.shared.context.method = plan.shared.context.method = context->method;
   const bool assumed = hosts.empty() && context->method == ContextMethod::all_gather;
   if (!context->why.empty() && (outline || several))
     plan.notices.push_back("context parallelism by " + context_method_name(*context) + ": " +

@@ -164,8 +164,8 @@ constexpr std::array kContext = {
         "method", MESHWRIGHT_STRING, "\"auto\"", "auto|all_gather|ring|ulysses",
         MESHWRIGHT_IGNORE_CASE,
         "How attention meets the tokens of other ranks: all_gather (all keys at once), ring "
-        "(one rank's keys after the other), ulysses (heads for tokens); auto: what sends "
-        "least."),
+        "(one rank's keys after the other), ulysses (heads for tokens); auto: of all_gather and "
+        "ulysses what sends less, over several hosts ring for all_gather."),
     list_choice("load_balancer", MESHWRIGHT_STRING, "\"headtail\"", "headtail|none",
                 MESHWRIGHT_IGNORE_CASE,
                 "Which tokens a rank has: a chunk from the head and one from the tail, which is as "

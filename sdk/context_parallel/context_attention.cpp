@@ -46,7 +46,9 @@ class HeadExchange {
                     " heads cannot be shared out to the " + std::to_string(group_.size()) +
                     " ranks of ulysses")
         .key("distributed.context.ulysses_size")
-        .help("set distributed.context.method = \"all_gather\"");
+        .help(
+            "leave out distributed.context.ring_size and distributed.context.ulysses_size, and set "
+            "distributed.context.method = \"all_gather\"");
   }
 
   // [batch, rows, heads, head_dim] to [ranks, batch, rows, each, head_dim]: the rows of every rank.
@@ -264,8 +266,9 @@ struct ContextNode : torch::autograd::Node {
   }
   variable_list apply(variable_list&& grads) override {
     c10::NoGradGuard no_grad;
-    if (!grads[0].defined()) return {Tensor(), Tensor(), Tensor()};
-    return pass_.backward(std::move(grads[0]),
+    // The other ranks wait for this one's part of the exchanges, be it zeros.
+    Tensor given = grads[0].defined() ? std::move(grads[0]) : input_metadata(0).zeros_like();
+    return pass_.backward(std::move(given),
                           {query.unpack(), keys.unpack(), out.unpack(), lse.unpack()});
   }
 };
@@ -300,6 +303,14 @@ class ContextAttention final : public AttentionMethod {
                       std::to_string(sequence->length) + " tokens, but a rank of cp has " +
                       std::to_string(split.rows()))
           .help("make the scope for the samples that the model is called with");
+    // Keys of all positions may come here, those of padding too.
+    if (sequence->documents.defined() && sequence->documents.size(1) < split.padded())
+      throw Error(ErrorCode::bad_module,
+                  "the documents of the sequence are of " +
+                      std::to_string(sequence->documents.size(1)) + " positions, but samples of " +
+                      std::to_string(sequence->length) + " tokens have " +
+                      std::to_string(split.padded()) + " with the padding of cp")
+          .help("give the documents to ContextParallel::scope(), which pads them");
     AttentionOptions options = given;
     if (options.window >= split.length()) options.window = 0;
     Pass pass(core_, options, split, sequence->documents);

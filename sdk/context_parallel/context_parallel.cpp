@@ -49,7 +49,8 @@ Tensor ContextParallel::gather(const Tensor& x, int64_t dim, int64_t length) con
     throw Error(ErrorCode::model_does_not_fit,
                 "dimension " + std::to_string(d) + " has " + std::to_string(x.size(d)) +
                     " rows, but a rank of cp has " + std::to_string(split.rows()) +
-                    " of samples of " + std::to_string(length) + " tokens");
+                    " of samples of " + std::to_string(length) + " tokens")
+        .help("give gather() what shard() gave, and the length that shard() was called with");
   c10::NoGradGuard no_grad;
   Tensor all = group_->size() == 1 ? x : detail::PartsGather(x.contiguous(), d, *group_).whole();
   std::vector<int64_t> sizes = x.sizes().vec();

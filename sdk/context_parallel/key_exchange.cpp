@@ -81,11 +81,7 @@ class GatheredKeys final : public KeyExchange {
         add_parts(parts, all.of(r), gradients.select(0, r), runs_[static_cast<size_t>(r)]);
       visit(parts);
     }
-    if (group_->has_native_reduce_scatter()) {
-      Tensor packed = gradients.to(own.scalar_type()), out = at::empty_like(own);
-      group_->reduce_scatter(packed.view({-1}), out.view({-1})).wait();
-      return out;
-    }
+    // No sum on the way, which would be rounded at every rank.
     PartsSum sum(own.sizes().vec(), own.options(), *group_);
     for (int64_t r = 0; r < group_->size(); ++r)
       if (r != group_->rank()) sum.slot(r).copy_(gradients.select(0, r));
@@ -226,8 +222,10 @@ class WindowKeys final : public KeyExchange {
         if (peer != me && split_.sees(me, chunk, window)) received_.push_back({peer, chunk});
   }
 
+  // In one visit: the output is then rounded once.
   void forward(const Tensor& own, const VisitKeys& visit) override {
-    std::vector<Tensor> chunks = fetch(own);
+    Fetched fetched = fetch(own);
+    const std::vector<Tensor>& chunks = fetched.wait();
     std::vector<KeyPart> parts;
     add_parts(parts, own, {}, {split_.runs_of(group_->rank())});
     for (size_t i = 0; i < chunks.size(); ++i)
@@ -236,15 +234,19 @@ class WindowKeys final : public KeyExchange {
   }
 
   Tensor backward(const Tensor& own, const VisitKeys& visit) override {
-    std::vector<Tensor> chunks = fetch(own), gradients;
+    Fetched fetched = fetch(own);
     Tensor mine = wide_like(own);
     std::vector<KeyPart> parts;
     add_parts(parts, own, mine, {split_.runs_of(group_->rank())});
+    visit(parts);  // while others' chunks travel
+    const std::vector<Tensor>& chunks = fetched.wait();
+    std::vector<Tensor> gradients;
+    parts.clear();
     for (size_t i = 0; i < chunks.size(); ++i) {
       gradients.push_back(wide_like(chunks[i]));
       add_parts(parts, chunks[i], gradients[i], {{run_of(received_[i].chunk)}});
     }
-    visit(parts);
+    if (!parts.empty()) visit(parts);
     std::vector<PeerMessage> messages;
     for (size_t i = 0; i < chunks.size(); ++i)
       messages.push_back(
@@ -267,19 +269,30 @@ class WindowKeys final : public KeyExchange {
   Tensor chunk_of(const Tensor& own, int64_t chunk) const {
     return own.narrow(3, split_.row_of(chunk), split_.chunk());
   }
-  std::vector<Tensor> fetch(const Tensor& own) {
-    std::vector<Tensor> out;
+  // Others' chunks on their way, in the order of `received_`.
+  struct Fetched {
+    std::vector<Tensor> chunks;
     std::vector<PeerMessage> messages;
+    Work under_way;
+    const std::vector<Tensor>& wait() {
+      under_way.wait();
+      under_way = Work();
+      messages.clear();
+      return chunks;
+    }
+  };
+  Fetched fetch(const Tensor& own) {
+    Fetched out;
     for (const Moved& moved : sent_)
-      messages.push_back(
+      out.messages.push_back(
           {PeerMessage::Way::send, moved.peer, chunk_of(own, moved.chunk).contiguous()});
     std::vector<int64_t> sizes = own.sizes().vec();
     sizes[3] = split_.chunk();
     for (const Moved& moved : received_) {
-      out.push_back(at::empty(sizes, own.options()));
-      messages.push_back({PeerMessage::Way::receive, moved.peer, out.back()});
+      out.chunks.push_back(at::empty(sizes, own.options()));
+      out.messages.push_back({PeerMessage::Way::receive, moved.peer, out.chunks.back()});
     }
-    group_->send_receive(messages).wait();
+    out.under_way = group_->send_receive(out.messages);
     return out;
   }
   std::shared_ptr<Group> group_;

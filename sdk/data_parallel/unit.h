@@ -1,6 +1,6 @@
 // One sharded unit: its life through forward, backward and step. Where its shards lie is its layout
-// (src/unit_layout.h); what is gathered, unsharded_parameters.h; what becomes of its gradients,
-// gradient_reducer.h.
+// (sdk/planning/unit_layout.h); what is gathered, unsharded_parameters.h; what becomes of its
+// gradients, gradient_reducer.h.
 #pragma once
 
 #include <string>

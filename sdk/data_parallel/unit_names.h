@@ -71,11 +71,12 @@ inline Error reduced_already(const std::string& what) {
 }
 
 inline Error second_gradient(const std::string& parameter) {
-  return Error(ErrorCode::bad_module,
-               "a second gradient of " + parameter +
-                   " came after the first was reduced: two recomputed modules use it")
+  return Error(ErrorCode::bad_module, "a second gradient of " + parameter +
+                                          " came after the first was reduced: two recomputed "
+                                          "modules use it, or a backward went past its unit")
       .key("distributed.activation_checkpointing")
-      .help("set distributed.activation_checkpointing = \"none\"");
+      .help("set distributed.activation_checkpointing = \"none\"")
+      .help("use the parameters of a module in its own forward only");
 }
 
 }  // namespace meshwright::detail

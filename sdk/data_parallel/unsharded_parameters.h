@@ -5,12 +5,15 @@
 //      ^                       |                       |
 //      +------- cancel() ------+------ reshard() ------+
 //
-// sharded:    the module's tensors have no memory; a use of them throws and names the parameter.
-// The shard may be written to. unsharding: a gather is under way. It reads the shard, which must
-// stay as it is; it ends in wait(), or in cancel() where nobody used it. unsharded:  the module's
-// tensors lie in one buffer. It belongs to this unit, or, on one host, to all ranks (see
-// leave_shared_memory()). Resharding frees at once and is no state of its own. Parameters that stay
-// whole (ZeRO levels 0 to 2) are resharded by refresh() alone.
+// * sharded: the module's tensors have no memory; a use of them throws and names the parameter. The
+//   shard may be written to.
+// * unsharding: a gather is under way. It reads the shard, which must stay as it is; it ends in
+//   wait(), or in cancel() where nobody used it.
+// * unsharded: the module's tensors lie in one buffer. It belongs to this unit, or, on one host, to
+//   all ranks (see leave_shared_memory()).
+//
+// Resharding frees at once and is no state of its own. Parameters that stay whole (ZeRO levels 0 to
+// 2) are resharded by refresh() alone.
 #pragma once
 
 #include "unit_state.h"

@@ -129,20 +129,24 @@ bool has_whole_samples(const Sequence* sequence, int64_t rows) {
 
 // The kernel reads memory as these say.
 void check(const Tensor& query, const Tensor& key, const Tensor& value, const Sequence* sequence) {
-  auto refuse = [](const std::string& what) {
-    return Error(ErrorCode::bad_module, "attention: " + what);
+  auto refuse = [](const std::string& what, const std::string& help) {
+    return Error(ErrorCode::bad_module, "attention: " + what).help(help);
   };
   if (query.dim() != 4 || key.dim() != 4 || key.sizes() != value.sizes())
     throw refuse(
-        "queries, keys and values are [batch, rows, heads, head_dim], keys and values alike");
+        "queries, keys and values are [batch, rows, heads, head_dim], keys and values alike",
+        "reshape projections to [batch, rows, heads, head_dim]");
   if (key.size(0) != query.size(0) || key.size(1) != query.size(1) || key.size(3) != query.size(3))
-    throw refuse("queries and keys have other batches, rows or head sizes");
+    throw refuse("queries and keys have other batches, rows or head sizes",
+                 "project queries and keys from the same rows, to heads of one size");
   if (key.size(2) == 0 || query.size(2) % key.size(2) != 0)
     throw refuse(std::to_string(query.size(2)) + " query heads are no multiple of " +
-                 std::to_string(key.size(2)) + " key-value heads");
+                     std::to_string(key.size(2)) + " key-value heads",
+                 "let a number of query heads that is the same for each share a key-value head");
   if (!at::autocast::is_autocast_enabled(query.device().type()) &&
       (key.scalar_type() != query.scalar_type() || value.scalar_type() != query.scalar_type()))
-    throw refuse("queries, keys and values have different dtypes");
+    throw refuse("queries, keys and values have different dtypes",
+                 "cast them to one dtype before the core");
   if (sequence == nullptr || !sequence->documents.defined()) return;
   int64_t end = query.size(1);
   for (const PositionRun& run : sequence->rows) end = std::max(end, run.position + run.count);
@@ -150,7 +154,9 @@ void check(const Tensor& query, const Tensor& key, const Tensor& value, const Se
   if (documents.dim() != 2 || documents.scalar_type() != at::kInt ||
       documents.size(0) != query.size(0) || documents.size(1) < end || documents.stride(1) != 1)
     throw refuse("the documents of the sequence are not int32, one for each position of " +
-                 std::to_string(query.size(0)) + " samples");
+                     std::to_string(query.size(0)) + " samples",
+                 "make Sequence::documents [" + std::to_string(query.size(0)) + ", " +
+                     std::to_string(end) + "] of int32, rows dense");
 }
 
 bool plain(const Tensor& t) { return detail::attends(t) && t.numel() > 0; }

@@ -19,7 +19,8 @@ class BlockCutter {
     if (ahead && right > 0 && (!behind || right >= keys.count))
       return add_halves(rows, keys.end() - rows.position, keys, sample, samples);
     if (!ahead && behind && right >= keys.count && rows.count > keys.count + 1)
-      return add_halves(rows, keys.count, keys, sample, samples);
+      // Rows that see all keys, however many, and at most as many as keys that do not.
+      return add_halves(rows, keys.position + window_ - rows.position, keys, sample, samples);
     AttentionBand band;
     if (ahead || (behind && right < keys.count)) band.right = right;
     if (behind) band.left = window_ - 1 - right;

@@ -37,8 +37,10 @@ double sent_by_ulysses(int64_t ranks, int64_t heads, int64_t kv_heads) {
          static_cast<double>(heads + std::max(kv_heads, ranks));
 }
 
-ContextPlan choose(int64_t ranks, int64_t heads, int64_t kv_heads) {
+ContextPlan choose(int64_t ranks, int64_t heads, int64_t kv_heads, ContextBalance balance,
+                   const ContextBytes& sent) {
   ContextPlan plan;
+  plan.balance = balance;
   if (heads == 0 || !shares_heads(ranks, heads, kv_heads)) {
     plan.ring = ranks;
     plan.why = heads == 0 ? "the model's heads are not known before it runs"
@@ -47,6 +49,13 @@ ContextPlan choose(int64_t ranks, int64_t heads, int64_t kv_heads) {
     return plan;
   }
   double ratio = sent_by_ulysses(ranks, heads, kv_heads) / sent_by_gather(ranks, kv_heads);
+  if (sent) {
+    ContextPlan gather = plan, shared = plan;
+    gather.ring = ranks;
+    shared.method = ContextMethod::ulysses, shared.ulysses = ranks;
+    const int64_t by_ulysses = sent(shared), by_gather = sent(gather);
+    if (by_ulysses > 0) ratio = static_cast<double>(by_ulysses) / static_cast<double>(by_gather);
+  }
   const bool ulysses = ratio < 1;
   plan.method = ulysses ? ContextMethod::ulysses : ContextMethod::all_gather;
   (ulysses ? plan.ulysses : plan.ring) = ranks;
@@ -77,11 +86,11 @@ std::string context_method_name(const ContextPlan& plan) {
 }
 
 ContextPlan plan_context(const ContextOptions& options, int64_t ranks, int64_t heads,
-                         int64_t kv_heads) {
+                         int64_t kv_heads, const ContextBytes& sent) {
   ContextPlan plan;
   const bool sized = options.ring_size || options.ulysses_size;
   if (!options.method && !sized && ranks > 1) {
-    plan = choose(ranks, heads, kv_heads);
+    plan = choose(ranks, heads, kv_heads, context_balance(options), sent);
   } else {
     const ContextMethod method = options.method.value_or(ContextMethod::ring);
     plan.ulysses = options.ulysses_size.value_or(
@@ -99,27 +108,44 @@ ContextPlan plan_context(const ContextOptions& options, int64_t ranks, int64_t h
     throw refused("method = \"" + name_of(*options.method) + "\" with ring_size " + n(plan.ring) +
                       " and ulysses_size " + n(plan.ulysses) + " would have nothing to do",
                   "method")
-        .help("leave out distributed.context.method");
+        .help(plan.ulysses == 1 || shares_heads(plan.ulysses, heads, kv_heads)
+                  ? "leave out distributed.context.method"
+                  : "leave out distributed.context.ring_size and "
+                    "distributed.context.ulysses_size");
   plan.balance = context_balance(options);
-  if (plan.ring * plan.ulysses != ranks)
-    throw refused("ring_size " + n(plan.ring) + " times ulysses_size " + n(plan.ulysses) + " is " +
-                      n(plan.ring * plan.ulysses) + ", not cp_size " + n(ranks),
-                  options.ring_size ? "ring_size" : "ulysses_size")
-        .help("set distributed.context.ring_size = " + n(ranks) +
-              " and distributed.context.ulysses_size = 1")
-        .help("leave both out");
+  if (plan.ring * plan.ulysses != ranks) {
+    Error error = refused("ring_size " + n(plan.ring) + " times ulysses_size " + n(plan.ulysses) +
+                              " is " + n(plan.ring * plan.ulysses) + ", not cp_size " + n(ranks),
+                          options.ring_size ? "ring_size" : "ulysses_size");
+    // With one of them as large as cp_size, the other way of two would have nothing to do.
+    if (options.method != ContextMethod::ulysses)
+      error.help("set distributed.context.ring_size = " + n(ranks) +
+                 " and distributed.context.ulysses_size = 1");
+    if (options.method == ContextMethod::ulysses && !shares_heads(ranks, heads, kv_heads))
+      throw error.help(
+          "leave out distributed.context.method, distributed.context.ring_size and "
+          "distributed.context.ulysses_size");
+    throw error.help(
+        "leave out distributed.context.ring_size and distributed.context.ulysses_size");
+  }
   if (plan.ulysses > 1 && !shares_heads(plan.ulysses, heads, kv_heads)) {
     Error error = refused(n(heads) + " query and " + n(kv_heads) +
                               " key-value heads cannot be shared out to the " + n(plan.ulysses) +
                               " ranks of ulysses",
-                          options.ulysses_size ? "ulysses_size" : "method");
+                          options.ulysses_size ? "ulysses_size"
+                          : options.ring_size  ? "ring_size"
+                                               : "method");
     for (int64_t size = plan.ulysses - 1; size > 1; --size)
       if (ranks % size == 0 && shares_heads(size, heads, kv_heads)) {
         error.help("set distributed.context.ulysses_size = " + n(size) +
                    " and distributed.context.ring_size = " + n(ranks / size));
         break;
       }
-    throw error.help("set distributed.context.method = \"all_gather\"");
+    throw error.help(
+        options.ring_size || options.ulysses_size
+            ? "leave out distributed.context.ring_size and distributed.context.ulysses_size, and "
+              "set distributed.context.method = \"all_gather\""
+            : "set distributed.context.method = \"all_gather\"");
   }
   return plan;
 }

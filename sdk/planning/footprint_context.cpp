@@ -1,6 +1,7 @@
 // What attention over the ranks of cp sends and holds.
 #include <algorithm>
 #include <charconv>
+#include <map>
 #include <system_error>
 
 #include "footprint_parts.h"
@@ -81,7 +82,10 @@ class ContextRows {
 
  private:
   void add_window(int64_t window, int64_t forward, int64_t backward, Traffic& wire) const {
-    const WindowChunks chunks(split_, rank_, window);
+    auto known = chunks_.find(window);
+    if (known == chunks_.end())
+      known = chunks_.emplace(window, WindowChunks(split_, rank_, window)).first;
+    const WindowChunks& chunks = known->second;
     const Axis axis{"cp", plan_.ring, 0};
     const int64_t bytes = times(row_ / split_.per_rank(), 2 * kv_heads_, element_);
     wire.add(axis, "send", times(chunks.sent, plus(forward, backward)), bytes);
@@ -91,6 +95,7 @@ class ContextRows {
   ContextPlan plan_;
   ContextSplit split_;
   int64_t rank_, element_, wide_, tokens_, row_, heads_, kv_heads_;
+  mutable std::map<int64_t, WindowChunks> chunks_ = {};  // of each window
 };
 
 // All layers of this rank, and how often each runs.
@@ -107,6 +112,40 @@ void add_rows(const ShardingRequest& request, const ContextAttentionPlan& attent
   }
 }
 
+int64_t sent_over_cp(const ShardingRequest& request, const ContextAttentionPlan& attention,
+                     const ModuleIndex& index) {
+  Traffic wire;
+  add_rows(request, attention, index, wire);
+  int64_t bytes = 0;
+  for (const WireRow& row : wire.rows()) bytes = plus(bytes, row.bytes);
+  return bytes;
+}
+
+// What the rank of cp that sends most would send: ranks decide alike. Nothing where the layers or
+// their length are not known.
+ContextBytes sent_by(const ShardingRequest& request, const ContextAttentionPlan& attention) {
+  const ModelOutline& outline = request.outline;
+  const bool layers =
+      std::any_of(outline.modules.begin(), outline.modules.end(),
+                  [](const ModuleOutline& m) { return m.kind == ModuleKind::layer; });
+  const int64_t length = request.workload.seq_len;
+  if (!layers || length <= 0) return {};
+  return [&request, attention, length](const ContextPlan& plan) {
+    const std::vector<int64_t>& windows = request.outline.windows;
+    // Without windows all ranks send as much.
+    const bool unlike =
+        plan.ulysses == 1 &&
+        std::any_of(windows.begin(), windows.end(), [&](int64_t w) { return w > 0 && w < length; });
+    const ModuleIndex index(request.outline);
+    ContextAttentionPlan one = attention;
+    one.plan = plan;
+    int64_t most = 0;
+    for (one.rank = 0; one.rank < (unlike ? one.ranks : 1); ++one.rank)
+      most = std::max(most, sent_over_cp(request, one, index));
+    return most;
+  };
+}
+
 }  // namespace
 
 std::optional<ContextAttentionPlan> context_attention_of(const ShardingRequest& request) {
@@ -121,7 +160,8 @@ std::optional<ContextAttentionPlan> context_attention_of(const ShardingRequest& 
   auto of_rank = [&](int64_t heads) { return heads == 0 ? 0 : std::max<int64_t>(heads / tp, 1); };
   out.heads = of_rank(request.outline.attention_heads);
   out.kv_heads = of_rank(request.outline.key_value_heads);
-  out.plan = plan_context(request.config.shared.context, out.ranks, out.heads, out.kv_heads);
+  out.plan = plan_context(request.config.shared.context, out.ranks, out.heads, out.kv_heads,
+                          sent_by(request, out));
   return out;
 }
 
@@ -193,13 +233,9 @@ std::vector<ContextCost> context_costs(const ShardingRequest& request) {
   auto add = [&](const ContextPlan& plan) {
     ContextAttentionPlan attention = *chosen;
     attention.plan = plan;
-    Traffic wire;
-    add_rows(request, attention, index, wire);
-    ContextCost cost{context_method_name(plan), 0,
-                     times(tokens_of(request), context_transient(request, attention)),
-                     plan.method == chosen->plan.method && plan.ring == chosen->plan.ring};
-    for (const WireRow& row : wire.rows()) cost.bytes = plus(cost.bytes, row.bytes);
-    out.push_back(std::move(cost));
+    out.push_back({context_method_name(plan), sent_over_cp(request, attention, index),
+                   times(tokens_of(request), context_transient(request, attention)),
+                   plan.method == chosen->plan.method && plan.ring == chosen->plan.ring});
   };
   for (ContextMethod method :
        {ContextMethod::all_gather, ContextMethod::ring, ContextMethod::ulysses})

@@ -175,8 +175,8 @@ void add_common_rows(const ShardingRequest& request, const std::vector<int64_t>&
 void add_tp_activations(const ShardingRequest& request, Traffic& wire);
 void add_partial_gradients(const ShardingRequest& request, const std::vector<int64_t>& elements,
                            DType reduce, Traffic& wire);
-// How attention of this rank meets the tokens of others; nullopt: it has them all. Throws as
-// plan_context().
+// How attention of this rank meets the tokens of others; nullopt: it has them all. "auto" goes by
+// what the layers send. Throws as plan_context().
 struct ContextAttentionPlan {
   ContextPlan plan;
   int64_t ranks = 1, rank = 0, heads = 1, kv_heads = 1;  // heads of a rank of tp

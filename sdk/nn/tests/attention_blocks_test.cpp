@@ -269,6 +269,24 @@ TEST_CASE("attention blocks: equal runs and chunks behind are one call") {
   CHECK(cut_attention({0, 64, 16}, {0, 0, 16}, 1, 8, nullptr).empty());
 }
 
+TEST_CASE("attention blocks: a document that begins shortly before a chunk is two calls") {
+  constexpr int64_t kChunk = 4096;
+  const DocumentStarts starts{{0, 2 * kChunk - 2}};
+  const RowRun rows{0, 2 * kChunk, kChunk}, keys{0, kChunk, kChunk};
+  const std::vector<AttentionBlock> blocks = cut_attention(rows, keys, 1, kChunk, &starts);
+  REQUIRE(blocks.size() == 2);
+  CHECK(blocks[0].rows == kChunk - 2);
+  CHECK(blocks[0].keys == 2);
+  CHECK(blocks[1].rows == 1);
+  CHECK(blocks[1].keys == 1);
+  for (const AttentionBlock& block : blocks) CHECK(block.band == AttentionBand{});
+  // A long window over short chunks; and pairs once each.
+  for (int64_t count : {1, 2, 3, 40, 1000}) {
+    check_cut(rows, {0, 2 * kChunk - count, count}, kChunk);
+    CHECK(cut_attention(rows, {0, 2 * kChunk - count, count}, 1, kChunk, nullptr).size() <= 3);
+  }
+}
+
 TEST_CASE("attention blocks: outputs and gradients are the kernel's, in float64") {
   for (int64_t kv_heads : {4, 2, 1})
     for (int64_t window : {0, 3, 11, 64}) {

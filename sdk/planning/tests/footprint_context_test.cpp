@@ -88,3 +88,56 @@ TEST_CASE("heads for tokens: the gradient of the output brings a float for each 
   check_row(fully_sharded_footprint(job.request(), {}), "cp", "all_to_all", 2 * 8,
             2 * (4 * queries + 4 * keys + sums) / 2);
 }
+
+TEST_CASE("auto compares what the methods send for the layers, windows and recomputing counted") {
+  constexpr int64_t kLength = 32768, kWindow = 4096, kLayers = 3;
+  const std::string heads = " would, with 32 query and 8 key-value heads";
+  struct Row {
+    std::vector<int64_t> windows;
+    ActivationCheckpointing recomputed;
+    const char *method, *sends;
+  };
+  // Of n = 4096 tokens of a chunk, a layer and rank, in elements of a head: all_gather 288 n,
+  // ulysses 240 n and a float for each row and head; with windows of one chunk 96 n at most.
+  for (const Row& row :
+       {Row{{}, ActivationCheckpointing::none, "ulysses", "84% of what all_gather"},
+        Row{{kWindow, kWindow, kWindow},
+            ActivationCheckpointing::none,
+            "all_gather",
+            "40% of what ulysses"},
+        Row{{kWindow, kWindow, 0},
+            ActivationCheckpointing::none,
+            "all_gather",
+            "66% of what ulysses"},
+        Row{{kLength, kLength, kLength},
+            ActivationCheckpointing::none,
+            "ulysses",
+            "84% of what all_gather"},
+        // 384 n and 360 n.
+        Row{{}, ActivationCheckpointing::full, "ulysses", "94% of what all_gather"}}) {
+    CAPTURE(row.sends);
+    Job job{.outline =
+                llama_outline({.layers = kLayers, .hidden = 32 * 128, .heads = 32, .kv_heads = 8}),
+            .sizes = {.dp = {}, .cp = 4},
+            .world = 4};
+    job.work = {.local_batch = 1, .seq_len = kLength};
+    job.mp.param = DType::bfloat16;
+    job.plan();
+    job.outline.windows = row.windows;
+    job.config.shared.activation_checkpointing = row.recomputed;
+    // Alike on all ranks, though they send unlike.
+    for (int64_t rank = 0; rank < 4; ++rank) {
+      const std::optional<ContextPlan> plan = plan_context(job.request(rank));
+      REQUIRE(plan);
+      CHECK(context_method_name(*plan) == row.method);
+      CHECK(plan->why == "it sends " + std::string(row.sends) + heads);
+    }
+    // What the engine writes into the options comes to the same.
+    Job written = job;
+    written.config.shared.context.method = plan_context(job.request())->method;
+    CHECK(context_method_name(*plan_context(written.request())) == row.method);
+    // A model whose length is not known goes by its heads.
+    job.work.seq_len = 0;
+    CHECK(plan_context(job.request())->why == "it sends 83% of what all_gather" + heads);
+  }
+}
