@@ -1,6 +1,7 @@
-// The attention core on one thread beside LibTorch's own attention (flash on the CPU), in turns in
-// one process: medians of forward, and of forward and backward. Then windows.
-//   bench_attention [ROUNDS]
+// The attention core, on one thread unless told otherwise, beside LibTorch's own attention (flash
+// on the CPU), in turns in one process: medians of forward, and of forward and backward. Then
+// windows.
+//   bench_attention [ROUNDS [THREADS]]
 #include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/randn.h>

@@ -47,8 +47,9 @@ using namespace meshwright;
 
 constexpr const char* kModel =
     R"({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 16384,
-  "intermediate_size": 53248, "num_hidden_layers": 126, "num_attention_heads": 128, "num_key_value_heads": 8, "head_dim": 128,
-  "vocab_size": 128256, "rms_norm_eps": 1e-5, "max_position_embeddings": 131072, "tie_word_embeddings": false})";
+  "intermediate_size": 53248, "num_hidden_layers": 126, "num_attention_heads": 128,
+  "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 128256, "rms_norm_eps": 1e-5,
+  "max_position_embeddings": 131072, "tie_word_embeddings": false})";
 
 struct Figures {
   double microseconds = 0;  // median of the runs

@@ -55,10 +55,10 @@ constexpr int64_t kLayers = 64;
 double step_ms(bool sharded) {
   std::string path = "/tmp/meshwright_bench_units.json";
   std::ofstream(path)
-      << R"({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 32, "hidden_size": 16, "intermediate_size": 32,
-    "num_hidden_layers": )"
-      << kLayers
-      << R"(, "num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 64, "rms_norm_eps": 1e-6})";
+      << R"({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 32,
+    "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": )"
+      << kLayers << R"(, "num_attention_heads": 2, "num_key_value_heads": 2,
+    "max_position_embeddings": 64, "rms_norm_eps": 1e-6})";
   modules::CausalLM net = modules::build_model(path, DType::float32, at::kMeta);
   auto world = std::make_shared<World>(
       0, 2, at::kCPU, std::chrono::seconds(10),

@@ -45,8 +45,8 @@ std::string model_file(const Sizes& s) {
       << R"({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": )"
       << s.hidden << R"(, "intermediate_size": )" << s.hidden * 43 / 16
       << R"(, "num_hidden_layers": )" << s.layers
-      << R"(, "num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 256, "rms_norm_eps": 1e-6,
-                      "max_position_embeddings": 2048, "tie_word_embeddings": false})";
+      << R"(, "num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 256,
+  "rms_norm_eps": 1e-6, "max_position_embeddings": 2048, "tie_word_embeddings": false})";
   return path;
 }
 

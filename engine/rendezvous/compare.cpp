@@ -76,8 +76,9 @@ std::string judge(c10d::Store& store, int64_t world, const std::string& mine,
     try {
       store.wait({key}, left_until(end));
     } catch (const std::exception&) {
-      throw Error(ErrorCode::rendezvous_failed, "rank 0 waited in vain for what rank " + key +
-                                                    " is to train: it ended, hangs or is stopped")
+      throw Error(ErrorCode::rendezvous_failed,
+                  "rank 0 timed out: rank " + key +
+                      " did not say what it is to train; it ended, hangs or is stopped")
           .key("dist_env.timeout_minutes")
           .help("look at the log of rank " + key);
     }

@@ -128,8 +128,8 @@ Roll call_roll(c10d::Store& store, int64_t world, const std::string& where, Mill
                                              ", rank 0 has " + std::to_string(world)};
   }
   if (missing.empty()) return {};
-  return {ErrorCode::rendezvous_failed, "all waited " + seconds(timeout) + " at " + where +
-                                            " in vain for rank " + some_of(missing) + " of " +
+  return {ErrorCode::rendezvous_failed, "all timed out after " + seconds(timeout) + " at " + where +
+                                            ": there is no rank " + some_of(missing) + " of " +
                                             std::to_string(world)};
 }
 

@@ -25,7 +25,7 @@ using StorePtr = c10::intrusive_ptr<c10d::Store>;
 
 // How long a rank that timed out waits for others to say that they did, too. Ranks of one
 // collective begin to wait, and so run out of time, within a step's differences of each other.
-constexpr Milliseconds kRollCall(1000);
+constexpr Milliseconds kLivenessCheck(1000);
 // How long one whose connection broke waits for the words of the rank that broke it.
 constexpr Milliseconds kPosted(2000);
 
@@ -39,13 +39,13 @@ std::vector<int64_t> silent_ranks(c10d::Store& store, int64_t rank, bool keeper,
       std::this_thread::sleep_for(Milliseconds(20));
     return there;
   };
-  auto end = std::chrono::steady_clock::now() + kRollCall;
+  auto end = std::chrono::steady_clock::now() + kLivenessCheck;
   store.set(std::to_string(rank), bytes_of("late"));
   std::vector<int64_t> silent, reported;
   for (int64_t r : ranks) (wait_for(std::to_string(r), end) ? reported : silent).push_back(r);
   store.set("done/" + std::to_string(rank), bytes_of("1"));
   for (int64_t r : reported)
-    if (keeper) wait_for("done/" + std::to_string(r), end + kRollCall);
+    if (keeper) wait_for("done/" + std::to_string(r), end + kLivenessCheck);
   return silent;
 }
 
@@ -218,7 +218,7 @@ std::shared_ptr<World> make_world(const launch::RankEnvironment& ranks, const St
       throw *told;
     if (members.empty()) return {};
     try {
-      return bounded(2 * kRollCall + Milliseconds(500),
+      return bounded(2 * kLivenessCheck + Milliseconds(500),
                      [=] { return silent_ranks(*late, rank, rank == 0 && !agent, members); });
     } catch (const NoAnswer&) {
       // The store is silent, and so is who keeps it.

@@ -1,5 +1,5 @@
-// Safetensors files and Hugging Face folders of them, read through memory maps; written for files
-// that nobody vouches for.
+// Safetensors files and Hugging Face folders of them, read through memory maps; written for
+// untrusted files.
 #pragma once
 
 #include <cstddef>

@@ -157,8 +157,7 @@ constexpr std::array kStrategies = {
     describe<RingZero>(
         {.name = "ring_zero",
          .summary = "Whole parameters, optimizer state shared out within rings of ranks",
-         .options = kOptions,
-         .capabilities = MESHWRIGHT_CAN_PLAN | MESHWRIGHT_CAN_PARALLELIZE}),
+         .options = kOptions}),
 };
 
 }  // namespace

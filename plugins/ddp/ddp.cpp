@@ -69,8 +69,7 @@ class Ddp final : public Strategy {
 constexpr std::array kStrategies = {
     describe<Ddp>({.name = "ddp",
                    .summary = "Replicas with bucketed, overlapped gradient all-reduce",
-                   .options = kOptions,
-                   .capabilities = MESHWRIGHT_CAN_PLAN | MESHWRIGHT_CAN_PARALLELIZE}),
+                   .options = kOptions}),
 };
 
 }  // namespace

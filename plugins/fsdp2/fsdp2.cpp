@@ -36,8 +36,7 @@ constexpr std::array kStrategies = {
         {.name = "fsdp2",
          .summary =
              "Fully sharded parameters, gradients and optimizer state, sharded per parameter",
-         .options = kFullyShardedOptions,
-         .capabilities = MESHWRIGHT_CAN_PLAN | MESHWRIGHT_CAN_PARALLELIZE}),
+         .options = kFullyShardedOptions}),
 };
 
 }  // namespace

@@ -149,8 +149,7 @@ constexpr std::array kStrategies = {
     describe<MegatronFsdp>({.name = "megatron_fsdp",
                             .aliases = "megatron-fsdp|mfsdp",
                             .summary = "ZeRO levels 0 to 3 on flat buffers",
-                            .options = kOptions,
-                            .capabilities = MESHWRIGHT_CAN_PLAN | MESHWRIGHT_CAN_PARALLELIZE}),
+                            .options = kOptions}),
 };
 
 }  // namespace

@@ -53,8 +53,7 @@ constexpr std::array kStrategies = {
         {.name = "moe_ep",
          .summary = "Expert parallelism for mixture-of-experts models, the rest fully sharded",
          .options_table = "fsdp2",
-         .options = kFullyShardedOptions,
-         .capabilities = MESHWRIGHT_CAN_PLAN | MESHWRIGHT_CAN_PARALLELIZE}),
+         .options = kFullyShardedOptions}),
 };
 
 }  // namespace

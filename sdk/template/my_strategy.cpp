@@ -66,10 +66,8 @@ class MyStrategy final : public mw::Strategy {
 };
 
 constexpr std::array kStrategies = {
-    mw::describe<MyStrategy>({.name = "my_strategy",
-                              .summary = "Describe it in one line",
-                              .options = kOptions,
-                              .capabilities = MESHWRIGHT_CAN_PLAN | MESHWRIGHT_CAN_PARALLELIZE}),
+    mw::describe<MyStrategy>(
+        {.name = "my_strategy", .summary = "Describe it in one line", .options = kOptions}),
 };
 
 }  // namespace

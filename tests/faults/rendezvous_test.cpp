@@ -92,8 +92,8 @@ TEST_CASE("a rank that is missing is named by those that came, within the timeou
   for (Ended& ended : std::vector<Ended>{zero.wait(), two.wait()}) {
     CAPTURE(ended.err);
     CHECK(ended.code == 4);
-    CHECK(ended.says("error[E0502]: all waited 3.0 s at 127.0.0.1:" + std::to_string(port) +
-                     " in vain for rank 1 of 3\n"));
+    CHECK(ended.says("error[E0502]: all timed out after 3.0 s at 127.0.0.1:" +
+                     std::to_string(port) + ": there is no rank 1 of 3\n"));
     CHECK(ended.says("help: start as many processes as WORLD_SIZE says"));
     CHECK(!ended.says("frame #"));
     CHECK(ended.seconds < 12);

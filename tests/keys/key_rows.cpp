@@ -1,4 +1,4 @@
-// A table: every key of the reference, and what shows that it works.
+// A table: every key of the reference, and what shows that it works. Long because it is one.
 #include "tests/keys/key_rows.h"
 
 namespace meshwright::keys {

@@ -127,8 +127,9 @@ TEST_CASE("missing ranks are named on all that came, soon after the timeout") {
   CHECK(Clock::now() - begin < milliseconds(6000));
   for (const Outcome& outcome : outcomes) {
     CHECK(outcome.code == ErrorCode::rendezvous_failed);
-    CHECK(outcome.message == "all waited 0.7 s at 127.0.0.1:" + std::to_string(port.number) +
-                                 " in vain for rank 1, 3, 4, 5, 6, 7, 8, 9 and 2 more of 12");
+    CHECK(outcome.message ==
+          "all timed out after 0.7 s at 127.0.0.1:" + std::to_string(port.number) +
+              ": there is no rank 1, 3, 4, 5, 6, 7, 8, 9 and 2 more of 12");
     CHECK(outcome.helps.size() == 2);
   }
 }
@@ -288,7 +289,8 @@ TEST_CASE(
   std::vector<Outcome> outcomes = of_each(
       2, [&](int64_t rank) { compare_ranks(*store, rank, 3, {{"a", "b"}}, milliseconds(300)); });
   CHECK(outcomes[0].code == ErrorCode::rendezvous_failed);
-  CHECK(outcomes[0].message.starts_with("rank 0 waited in vain for what rank 2 is to train"));
+  CHECK(
+      outcomes[0].message.starts_with("rank 0 timed out: rank 2 did not say what it is to train;"));
   CHECK(outcomes[1].code == ErrorCode::rendezvous_failed);
   CHECK(outcomes[1].message ==
         "rank 1 could not compare itself with the others: rank 0 gave no verdict within 0.3 s, or "

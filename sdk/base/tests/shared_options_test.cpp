@@ -1,4 +1,4 @@
-// The words and grammars of the shared options, as the specification's examples have them.
+// The words and grammars of the shared options.
 #include <doctest/doctest.h>
 
 #include "meshwright/shared_options.h"

@@ -76,16 +76,19 @@ std::string facts_with(const std::map<std::string, std::string>& changes) {
   return out;
 }
 
+// It only plans, although it overrides parallelize().
+meshwright_strategy fake() {
+  meshwright_strategy out = describe<Fake>({.name = "fake", .summary = "A strategy for tests"});
+  out.capabilities = MESHWRIGHT_CAN_PLAN;
+  return out;
+}
+
 // A whole plugin, right in everything, for a row to spoil.
 struct Plugin {
   std::string facts = facts_with({});
   std::vector<meshwright_option> options = {bool_option("overlap", true, "A switch."),
                                             int_option("depth", "2", 0, "A whole number.")};
-  std::vector<meshwright_strategy> strategies = {describe<Fake>({.name = "fake",
-                                                                 .aliases = nullptr,
-                                                                 .summary = "A strategy for tests",
-                                                                 .options_table = nullptr,
-                                                                 .options = {}})};
+  std::vector<meshwright_strategy> strategies = {fake()};
   meshwright_plugin descriptor{sizeof(meshwright_plugin),
                                MESHWRIGHT_PLUGIN_MAGIC,
                                MESHWRIGHT_SDK_MAJOR,

@@ -8,6 +8,7 @@
 //   MESHWRIGHT_PLUGIN("mine", "1.0.0", "Me", "Apache-2.0", "What it is for", kStrategies)
 #pragma once
 
+#include <concepts>
 #include <cstdio>
 #include <exception>
 #include <iterator>
@@ -27,7 +28,7 @@ struct StrategyDescription {
   const char* summary = "";
   const char* options_table = nullptr;
   std::span<const meshwright_option> options = {};
-  uint64_t capabilities = MESHWRIGHT_CAN_PLAN;
+  uint64_t capabilities = 0;  // MESHWRIGHT_CAN_..., beside what describe() finds
 };
 
 namespace detail {
@@ -55,22 +56,27 @@ void destroy(void* strategy) noexcept {
   delete static_cast<Strategy*>(strategy);
 }
 
-}  // namespace detail
-
 #ifdef MESHWRIGHT_PLUGIN_RUNTIME  // meshwright_add_plugin(... RUNTIME ...) sets it
-namespace detail {
 inline constexpr meshwright_runtime_half kRuntimeHalf = {
     {sizeof(meshwright_runtime_half), MESHWRIGHT_RUNTIME_HALF, nullptr}, MESHWRIGHT_PLUGIN_RUNTIME};
 inline constexpr const meshwright_extension* kExtensions = &kRuntimeHalf.extension;
-}  // namespace detail
 #else
-namespace detail {
 inline constexpr const meshwright_extension* kExtensions = nullptr;
-}  // namespace detail
 #endif
 
+// Both hooks are Strategy's own. One that is protected or overloaded is not: it has no type here.
+template <class S>
+concept PlansOnly = std::same_as<decltype(&S::parallelize), decltype(&Strategy::parallelize)> &&
+                    std::same_as<decltype(&S::plan_sharding), decltype(&Strategy::plan_sharding)>;
+
+}  // namespace detail
+
+// S plans. It trains too if it overrides parallelize() or plan_sharding(), or has a running half.
 template <class S>
 constexpr meshwright_strategy describe(const StrategyDescription& d) {
+  uint64_t can = d.capabilities | MESHWRIGHT_CAN_PLAN;
+  const meshwright_extension* half = detail::kExtensions;
+  if (!detail::PlansOnly<S> || half != nullptr) can |= MESHWRIGHT_CAN_PARALLELIZE;
   return {sizeof(meshwright_strategy),
           d.name,
           d.aliases,
@@ -78,7 +84,7 @@ constexpr meshwright_strategy describe(const StrategyDescription& d) {
           d.options_table,
           d.options.data(),
           d.options.size(),
-          d.capabilities,
+          can,
           &detail::create<S>,
           &detail::destroy<S>};
 }

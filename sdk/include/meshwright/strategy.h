@@ -49,8 +49,8 @@ class MESHWRIGHT_API Strategy {
 
   // Hook 3, collective: every rank of the mesh calls it with the same model and configuration.
   // Default: the plugin's running half (meshwright/parallel/plugin_runtime.h), loaded at the first
-  // call; a plugin without one has plan_sharding()'s plan executed by the SDK. A strategy that
-  // trains sets MESHWRIGHT_CAN_PARALLELIZE.
+  // call; a plugin without one has plan_sharding()'s plan executed by the SDK. describe()
+  // (plugin_main.h) says which strategies train.
   virtual std::unique_ptr<ParallelModel> parallelize(ParallelizeRequest& request);
 
   // Growth between epochs: an interface by id, or nullptr.

@@ -12,8 +12,8 @@ using namespace meshwright::testing;
 
 namespace {
 
-// One row of actions as the specification writes them: "0F0 2F1 (0F3+3B1) 3I0 3W0"; "0F0-3" and
-// "2B3-0" are runs of micro-batches.
+// One row of actions (semantics 11.2): "0F0 2F1 (0F3+3B1) 3I0 3W0"; "0F0-3" and "2B3-0"
+// are runs of micro-batches.
 struct Peak {
   int64_t passes = 0, waiting = 0;
 };
@@ -68,7 +68,6 @@ TEST_CASE(
     const char *schedule, *first, *second;
     int64_t local, held_logits, last;
   };
-  // Section 2.4 of the specification; GPipe from 2.3.
   for (const Row& row : {
            Row{"GPipe", "0F0-3 0B0-3", "1F0-3 1B0-3", 1, 4, 1},
            Row{"1F1B", "0F0 0F1 0B0 0F2 0B1 0F3 0B2 0B3", "1F0 1B0 1F1 1B1 1F2 1B2 1F3 1B3", 1, 1,

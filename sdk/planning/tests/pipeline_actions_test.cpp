@@ -1,4 +1,4 @@
-// The order of actions: the specification's tables, and what PyTorch's own schedules list.
+// The order of actions (semantics 11.2): lists written out, and what PyTorch's own schedules list.
 #include "sdk/base/pipeline_actions.h"
 
 #include <doctest/doctest.h>
@@ -21,8 +21,8 @@ namespace {
 using Kind = PipelineAction::Kind;
 using testing::PipelineCase;
 
-// Rows as the specification writes them: "0F0-3" and "2B3-0" are runs of micro-batches, "7FIW4-5"
-// is 7F4 7I4 7W4 7F5 7I5 7W5, "(0F3+3B1)" a pair.
+// Rows of actions: "0F0-3" and "2B3-0" are runs of micro-batches, "7FIW4-5" is 7F4 7I4 7W4
+// 7F5 7I5 7W5, "(0F3+3B1)" a pair.
 PipelineList spelled_out(const std::string& row) {
   PipelineList out;
   std::istringstream words(row);
@@ -56,13 +56,12 @@ uint64_t hash_of(const PipelineLists& lists) {
 
 }  // namespace
 
-TEST_CASE("two ranks and four micro-batches run what the specification's table says") {
+TEST_CASE("two ranks and four micro-batches run the lists written out here") {
   struct Row {
     PipelineSchedule schedule;
     int64_t local;
     const char *first, *second;
   };
-  // Section 2.4, word for word; GPipe as 2.3 describes it.
   const Row rows[] = {
       {PipelineSchedule::gpipe, 1, "0F0-3 0B0-3", "1F0-3 1B0-3"},
       {PipelineSchedule::one_f_one_b, 1, "0F0 0F1 0B0 0F2 0B1 0F3 0B2 0B3",
@@ -94,7 +93,7 @@ TEST_CASE("two ranks and four micro-batches run what the specification's table s
   }
 }
 
-TEST_CASE("four ranks and eight micro-batches run what the specification's table says") {
+TEST_CASE("four ranks and eight micro-batches run the lists written out here") {
   struct Row {
     PipelineSchedule schedule;
     int64_t local;

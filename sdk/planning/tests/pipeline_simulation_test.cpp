@@ -34,8 +34,8 @@ std::string message_of(const PipelineStep& step) {
   return action_name({forward ? Kind::forward : Kind::backward, maker, step.action.micro_batch});
 }
 
-// How much longer a run is than the work of one rank, by the specification's table; nullopt: it
-// says nothing about this case.
+// How much longer a run is than the work of one rank, in closed form (semantics 11.2 defines the
+// bubble); nullopt: there is no form for this case.
 std::optional<double> bubble_of(const PipelineCase& one, const PipelineTimes& t) {
   const int64_t p = one.size, m = one.micro_batches;
   const double others = static_cast<double>(p - 1), both = t.forward + t.input + t.weight,
@@ -98,7 +98,7 @@ PipelinePeak peak_of(const PipelineCase& one, int64_t r) {
 
 }  // namespace
 
-TEST_CASE("bubbles are those of the specification's table") {
+TEST_CASE("bubbles are what the closed forms say") {
   int64_t held = 0;
   for (const PipelineCase& one : testing::pipeline_cases())
     for (const PipelineTimes& times : {PipelineTimes{1, 1, 1}, PipelineTimes{1, 2, 1},
@@ -136,7 +136,7 @@ TEST_CASE("bubbles are those of the specification's table") {
   CHECK(share(PipelineSchedule::dual_pipe_v, 2) == 6);
 }
 
-TEST_CASE("stages in flight and weights that wait are those of the specification's table") {
+TEST_CASE("stages in flight and weights that wait are those of the table in cost_model.md") {
   for (const PipelineCase& one : testing::pipeline_cases()) {
     CAPTURE(schedule_name(one.schedule));
     CAPTURE(one.size);

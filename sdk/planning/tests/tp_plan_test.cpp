@@ -288,7 +288,7 @@ TEST_CASE("the groups of fused rows must divide by tp") {
         std::vector<std::string>{"set distributed.tp_size = 2", "set distributed.tp_size = 1"});
 }
 
-TEST_CASE("the plan is chosen in the order of the specification") {
+TEST_CASE("the plan is chosen in the order of semantics 2.1") {
   ModelOutline llama = testing::llama_outline({});
   CHECK(select_tp_plan(llama, request(1)).source == "none");
   CHECK(select_tp_plan(llama, request(1)).entries.empty());
