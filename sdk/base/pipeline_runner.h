@@ -5,6 +5,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <string>
@@ -20,6 +21,7 @@ namespace meshwright {
 struct StageMessage {
   std::vector<int64_t> sizes = {};
   at::ScalarType type = at::kFloat;
+  at::Device device = at::kCPU;
 };
 
 struct PipelineSetup {
@@ -65,19 +67,25 @@ class MESHWRIGHT_API PipelineRunner {
   void send(const PipelineStep& step);
   void compute_forward(const PipelineAction& action, const Forward& forward, bool training);
   void compute_backward(const PipelineAction& action);
-  void after_backward(ParallelModel& model, int64_t stage);
+  void after_backward(ParallelModel& model, const PipelineAction& action);
   void wait_for_sends();
   at::Tensor take_slot();
-  void give_slot(at::Tensor& slot);
+  void give_slots(Pass& pass);
 
   PipelineSetup setup_;
-  std::vector<int64_t> rank_of_;         // by stage
-  std::vector<int64_t> backwards_left_;  // by stage, in this step
-  int64_t micro_batches_ = 0, stages_left_ = 0;
+  struct Sent {
+    Work work;
+    at::Tensor tensor;
+  };
+  std::vector<int64_t> rank_of_;  // by stage
+  // Of this step: backwards by stage, stages of this rank by micro-batch, micro-batches.
+  std::vector<int64_t> passes_left_, stages_left_;
+  int64_t micro_batches_left_ = 0;
+  int64_t micro_batches_ = 0;
   std::vector<Pass> passes_;        // by stage and micro-batch
   std::vector<std::string> names_;  // of this rank's steps, for errors
   std::vector<at::Tensor> free_slots_;
-  std::vector<std::pair<Work, at::Tensor>> sends_;
+  std::vector<std::deque<Sent>> sends_;  // by boundary and way
 };
 
 }  // namespace meshwright

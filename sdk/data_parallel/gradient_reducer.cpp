@@ -240,12 +240,14 @@ void GradientReducer::reduce_in_turn() {
   ready_ = true;
   UnitContext& context = unit_.context;
   for (; context.turn < context.turns.size() && context.turns[context.turn]->ready_; ++context.turn)
-    context.turns[context.turn]->reduce_accumulated();
+    if (GradientReducer& next = *context.turns[context.turn]; next.fresh_)  // not told to before
+      next.reduce_accumulated();
 }
 
 void GradientReducer::reduce_once() {
   if (!fresh_) throw reduced_already("unit \"" + unit_.name + "\" was to reduce");
   reduce_accumulated();
+  ready_ = true;
 }
 
 bool GradientReducer::holds(const UnitState::Parameter& p) {

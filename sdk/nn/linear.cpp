@@ -3,6 +3,7 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/addmm.h>
+#include <ATen/ops/linear.h>
 #include <ATen/ops/mm.h>
 #include <c10/core/GradMode.h>
 #include <dlfcn.h>
@@ -108,14 +109,16 @@ struct QueueHolder : torch::CustomClassHolder {
 
 struct FastLinear : torch::autograd::Function<FastLinear> {
   static Tensor forward(AutogradContext* context, const Tensor& x, const Tensor& weight,
-                        const std::optional<Tensor>& bias) {
+                        const std::optional<Tensor>& bias, bool fast) {
     context->save_for_backward({x, weight});
-    Tensor y = product(x.reshape({-1, x.size(-1)}), weight);
-    if (bias) y.add_(*bias);
     context->saved_data["bias"] = bias.has_value();
     if (auto queue = detail::current_weight_gradients())
       context->saved_data["queue"] =
           c10::IValue::make_capsule(c10::make_intrusive<QueueHolder>(std::move(queue)));
+    // What is put off alone leaves the forward as LibTorch has it, to the bit.
+    if (!fast) return at::linear(x, weight, bias);
+    Tensor y = product(x.reshape({-1, x.size(-1)}), weight);
+    if (bias) y.add_(*bias);
     std::vector<int64_t> sizes = x.sizes().vec();
     sizes.back() = weight.size(0);
     return y.view(sizes);
@@ -127,7 +130,10 @@ struct FastLinear : torch::autograd::Function<FastLinear> {
     if (context->needs_input_grad(0)) to_x = product(g, weight.t()).view(x.sizes());
     if (context->needs_input_grad(1)) {
       auto queue = context->saved_data.find("queue");
-      auto of_weight = [g, x] { return product(g.t(), x.reshape({-1, x.size(-1)}).t()); };
+      // Without their history, which would keep the graph alive.
+      auto of_weight = [g = g.detach(), rows = x.detach().reshape({-1, x.size(-1)})] {
+        return product(g.t(), rows.t());
+      };
       if (queue == context->saved_data.end())
         to_weight = of_weight();
       else
@@ -135,21 +141,22 @@ struct FastLinear : torch::autograd::Function<FastLinear> {
             ->queue->put_off(weight, of_weight);
     }
     if (context->saved_data["bias"].toBool() && context->needs_input_grad(2)) to_bias = g.sum(0);
-    return {to_x, to_weight, to_bias};
+    return {to_x, to_weight, to_bias, Tensor()};
   }
 };
 
 }  // namespace
 
 Tensor LinearImpl::forward(const Tensor& x) {
-  bool fast = x.is_cpu() && weight.is_cpu() && x.scalar_type() == at::kFloat &&
-              weight.scalar_type() == at::kFloat && x.dim() >= 2 &&
-              x.numel() * weight.size(0) >= kWorthwhile && onednn() != nullptr &&
-              !at::autocast::is_autocast_enabled(at::kCPU);
-  const bool puts_off = detail::current_weight_gradients() != nullptr && x.dim() >= 2 &&
-                        x.scalar_type() == weight.scalar_type() && weight.requires_grad();
+  const bool plain = x.dim() >= 2 && x.scalar_type() == weight.scalar_type() &&
+                     !at::autocast::is_autocast_enabled(x.device().type());
+  const bool fast = plain && x.is_cpu() && weight.is_cpu() && x.scalar_type() == at::kFloat &&
+                    x.numel() * weight.size(0) >= kWorthwhile && onednn() != nullptr;
+  const bool puts_off =
+      plain && weight.requires_grad() && detail::current_weight_gradients() != nullptr;
   if (!fast && !puts_off) return torch::nn::LinearImpl::forward(x);
-  return FastLinear::apply(x, weight, bias.defined() ? std::optional<Tensor>(bias) : std::nullopt);
+  return FastLinear::apply(x, weight, bias.defined() ? std::optional<Tensor>(bias) : std::nullopt,
+                           fast);
 }
 
 }  // namespace meshwright

@@ -1,6 +1,8 @@
 #include "weight_gradients.h"
 
-#include <torch/csrc/autograd/autograd.h>
+#include <c10/core/GradMode.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/variable.h>
 
 namespace meshwright::detail {
 
@@ -11,10 +13,12 @@ thread_local std::shared_ptr<WeightGradients> queue_of_thread;
 }  // namespace
 
 void WeightGradients::run() {
+  c10::NoGradGuard no_grad;
   for (auto& [weight, product] : std::exchange(waiting_, {})) {
-    const at::Tensor gradient = product();
+    at::Tensor gradient = product();
     product = nullptr;  // lets go of what it was made from
-    torch::autograd::backward({weight}, {gradient});
+    // As autograd ends a backward; a gradient that nobody else has becomes the parameter's.
+    (*torch::autograd::impl::grad_accumulator(weight))({std::move(gradient)});
   }
 }
 

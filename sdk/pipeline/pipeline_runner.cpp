@@ -56,6 +56,7 @@ PipelineRunner::PipelineRunner(PipelineSetup setup) : setup_(std::move(setup)) {
   for (const std::vector<PipelineStep>& steps : setup_.run.steps)
     for (const PipelineStep& step : steps)
       micro_batches_ = std::max(micro_batches_, step.action.micro_batch + 1);
+  sends_.resize(2 * rank_of_.size());
   passes_.resize(rank_of_.size() * static_cast<size_t>(micro_batches_));
   for (const PipelineStep& step : setup_.run.steps[static_cast<size_t>(setup_.group->rank())]) {
     names_.push_back(action_name(step.action) + " of the pipeline");
@@ -75,13 +76,16 @@ bool PipelineRunner::here(int64_t stage) const {
 
 // A message takes the memory of one that is done with.
 Tensor PipelineRunner::take_slot() {
-  if (free_slots_.empty()) return at::empty(setup_.message.sizes, setup_.message.type);
+  if (free_slots_.empty())
+    return at::empty(setup_.message.sizes,
+                     at::TensorOptions().dtype(setup_.message.type).device(setup_.message.device));
   Tensor out = std::move(free_slots_.back());
   free_slots_.pop_back();
   return out;
 }
-void PipelineRunner::give_slot(Tensor& slot) {
-  if (slot.defined()) free_slots_.push_back(std::exchange(slot, {}));
+void PipelineRunner::give_slots(Pass& pass) {
+  for (Tensor* slot : {&pass.gradient_slot, &pass.input_slot})
+    if (slot->defined()) free_slots_.push_back(std::exchange(*slot, {}));
 }
 
 // An exception may have cut the last step short.
@@ -91,7 +95,7 @@ void PipelineRunner::clear() {
     pass = Pass();
     pass.split = split;
   }
-  sends_.clear();
+  for (std::deque<Sent>& under_way : sends_) under_way.clear();
 }
 
 void PipelineRunner::receive(const PipelineStep& step) {
@@ -111,8 +115,16 @@ void PipelineRunner::send(const PipelineStep& step) {
     what = std::exchange(pass.output, {}).detach();
   else
     what = std::exchange(pass.input, {}).grad();
+  // As many as the simulation says never make the sender wait, and no more, are kept alive.
+  const bool there = step.action.kind == Kind::forward;
+  const auto boundary = static_cast<size_t>(step.action.stage - (there ? 0 : 1));
+  std::deque<Sent>& under_way = sends_[2 * boundary + (there ? 0 : 1)];
+  if (under_way.size() >= static_cast<size_t>(std::max<int64_t>(setup_.run.slots[boundary], 1))) {
+    under_way.front().work.wait();
+    under_way.pop_front();
+  }
   const std::array<PeerMessage, 1> message{PeerMessage{PeerMessage::Way::send, step.peer, what}};
-  sends_.emplace_back(setup_.group->send_receive(message), what);
+  under_way.push_back({setup_.group->send_receive(message), what});
 }
 
 void PipelineRunner::compute_forward(const PipelineAction& action, const Forward& forward,
@@ -150,16 +162,19 @@ void PipelineRunner::compute_forward(const PipelineAction& action, const Forward
 void PipelineRunner::compute_backward(const PipelineAction& action) {
   Pass& pass = pass_of(action);
   if (pass.coming_gradient) pass.coming_gradient.wait();
-  // What is recomputed puts off as well.
+  // What is recomputed on this thread puts off as well.
   detail::WeightGradientScope scope(pass.weights);
   if (pass.root.is_valid())
     torch::autograd::Engine::get_default_engine().execute(
         {std::exchange(pass.root, {})}, {pass.gradient}, /*keep_graph=*/false,
         /*create_graph=*/false, /*accumulate_grad=*/true);
   pass.gradient = Tensor();
-  give_slot(pass.gradient_slot);
-  give_slot(pass.input_slot);
-  if (action.stage == 0 || !setup_.needs_input_gradient[static_cast<size_t>(action.stage)]) return;
+  // What is put off may read both messages.
+  if (!pass.split) give_slots(pass);
+  if (action.stage == 0 || !setup_.needs_input_gradient[static_cast<size_t>(action.stage)]) {
+    pass.input = Tensor();
+    return;
+  }
   // A stage whose output does not depend on its input.
   if (!pass.input.grad().defined())
     pass.input.mutable_grad() = at::zeros(pass.input.sizes(), pass.input.options());
@@ -169,32 +184,31 @@ void PipelineRunner::compute_backward(const PipelineAction& action) {
   pass_of(before).gradient = std::exchange(pass.input, {}).grad();
 }
 
-void PipelineRunner::after_backward(ParallelModel& model, int64_t stage) {
-  const std::vector<int64_t>& mine =
-      setup_.stages_of_rank[static_cast<size_t>(setup_.group->rank())];
-  const std::vector<std::string>& units = setup_.units[static_cast<size_t>(stage)];
-  const bool done = --backwards_left_[static_cast<size_t>(stage)] == 0;
-  if (done) --stages_left_;
+void PipelineRunner::after_backward(ParallelModel& model, const PipelineAction& action) {
+  const std::vector<std::string>& units = setup_.units[static_cast<size_t>(action.stage)];
+  const bool done = --passes_left_[static_cast<size_t>(action.stage)] == 0;
   if (done && setup_.hold && !units.empty()) model.hold_units(units, false);
   if ((done || setup_.reduce_each) && !units.empty()) model.reduce_units(units);
-  // Of a micro-batch, the backward of a rank's first stage comes last.
-  const bool shared = setup_.reduce_each ? stage == *std::min_element(mine.begin(), mine.end())
-                                         : done && stages_left_ == 0;
-  if (shared && !setup_.shared_units.empty()) model.reduce_units(setup_.shared_units);
+  const bool shared = --stages_left_[static_cast<size_t>(action.micro_batch)] == 0;
+  if (shared) --micro_batches_left_;
+  if (shared && (setup_.reduce_each || micro_batches_left_ == 0) && !setup_.shared_units.empty())
+    model.reduce_units(setup_.shared_units);
 }
 
 void PipelineRunner::wait_for_sends() {
   static const std::string what = "messages to other stages";
   detail::Activity activity(what, "at the end of the step");
-  for (auto& [work, tensor] : sends_) work.wait();
-  sends_.clear();
+  for (std::deque<Sent>& under_way : sends_)
+    for (; !under_way.empty(); under_way.pop_front()) under_way.front().work.wait();
 }
 
 void PipelineRunner::run_step(ParallelModel& model, const Forward& forward) {
   clear();
   const auto me = static_cast<size_t>(setup_.group->rank());
-  backwards_left_.assign(rank_of_.size(), micro_batches_);
-  stages_left_ = static_cast<int64_t>(setup_.stages_of_rank[me].size());
+  passes_left_.assign(rank_of_.size(), micro_batches_);
+  stages_left_.assign(static_cast<size_t>(micro_batches_),
+                      static_cast<int64_t>(setup_.stages_of_rank[me].size()));
+  micro_batches_left_ = micro_batches_;
   if (setup_.hold) model.hold_units({}, true);
   for (size_t i = 0; i < setup_.run.steps[me].size(); ++i) {
     const PipelineStep& step = setup_.run.steps[me][i];
@@ -211,12 +225,14 @@ void PipelineRunner::run_step(ParallelModel& model, const Forward& forward) {
     } else {
       model.begin_micro_batch(GradientSync::when_told);
       if (step.action.kind == Kind::weight) {
-        if (auto weights = std::exchange(pass_of(step.action).weights, {})) weights->run();
+        Pass& pass = pass_of(step.action);
+        if (auto weights = std::exchange(pass.weights, {})) weights->run();
+        give_slots(pass);
       } else if (back) {
         compute_backward(step.action);
       }
       if (back) {
-        if (step.action.kind != Kind::input) after_backward(model, step.action.stage);
+        if (step.action.kind != Kind::input) after_backward(model, step.action);
       } else {
         compute_forward(step.action, forward, /*training=*/true);
       }
@@ -242,7 +258,7 @@ void PipelineRunner::run_forwards(const Forward& forward) {
       compute_forward(step.action, forward, /*training=*/false);
       Pass& pass = pass_of(step.action);
       pass.input = Tensor();
-      give_slot(pass.input_slot);
+      give_slots(pass);
     }
   }
   wait_for_sends();
