@@ -69,3 +69,24 @@ TEST_CASE("a run with cp_size has the losses, the validation and the text of one
   CHECK(status == 0);
   CHECK(out.find(written) != std::string::npos);
 }
+
+TEST_CASE("a checkpoint goes on at any cp_size") {
+  const std::string base =
+      "configs/context_cpu.toml --set dataset.seq_len=61 --set step_scheduler.global_batch_size=4 "
+      "--set lr_scheduler.lr_decay_style=constant ";
+  const std::string two = base + "--nproc 2 --set step_scheduler.max_steps=";
+  const Trained whole = train(two + "4", "context_whole"), half = train(two + "2", "context_half");
+  INFO(whole.out, half.out);
+  REQUIRE(whole.losses.size() == 4);
+  REQUIRE(half.losses.size() == 2);
+  for (const char* ranks :
+       {"--nproc 4 --set distributed.cp_size=4 ", "--nproc 3 --set distributed.cp_size=3 ",
+        "--nproc 1 --set distributed.cp_size=1 ", "--nproc 2 --set distributed.cp_size=1 ",
+        "--nproc 2 --set distributed.context.method=ring "}) {
+    const Trained on =
+        train(base + ranks + "--set step_scheduler.max_steps=4", "context_on", "context_half");
+    INFO(ranks, on.out);
+    CHECK(on.status == 0);
+    check_equal(on.losses, whole.losses);
+  }
+}

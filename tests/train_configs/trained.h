@@ -48,8 +48,13 @@ inline std::string said(const std::string& arguments, int* status = nullptr) {
   return out;
 }
 
-inline Trained train(const std::string& arguments, const std::string& name) {
+// `from`: another run, which this one goes on with.
+inline Trained train(const std::string& arguments, const std::string& name,
+                     const std::string& from = "") {
   fs::remove_all(kRuns + "/" + name);
+  if (!from.empty())
+    fs::copy(kRuns + "/" + from, kRuns + "/" + name,
+             fs::copy_options::recursive | fs::copy_options::copy_symlinks);
   std::string command =
       "cd '" MESHWRIGHT_SOURCE_DIR
       "' && env -u WORLD_SIZE -u RANK NO_COLOR=1 LC_ALL=C.UTF-8 OMP_NUM_THREADS=1 '" +
