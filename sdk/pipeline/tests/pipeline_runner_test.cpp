@@ -73,9 +73,10 @@ struct NetImpl : torch::nn::Module {
 MESHWRIGHT_MODULE(Net);
 
 struct Row {
+  int64_t pp, local, micro_batches;
   PipelineSchedule schedule;
-  int64_t pp, local, micro_batches, shards = 1;
   bool hold = true, reduce_each = false;
+  int64_t shards = 1;
   int64_t frozen_layers = -1;  // embedding and so many layers are frozen; -1: nothing is
 };
 struct Result {
@@ -233,31 +234,31 @@ Result staged(const Row& row, const testing::Faults& faults = {}) {
 TEST_CASE("a pipeline gives the bits of one place, whatever the schedule") {
   using enum PipelineSchedule;
   const Row rows[] = {
-      {gpipe, 2, 1, 4},
-      {one_f_one_b, 2, 1, 1},
-      {one_f_one_b, 2, 1, 4},
-      {one_f_one_b, 4, 1, 8},
-      {one_f_one_b, 4, 1, 2},
-      {interleaved_1f1b, 2, 2, 4},
-      {interleaved_1f1b, 2, 4, 4},
-      {interleaved_zero_bubble, 2, 2, 4},
-      {interleaved_zero_bubble, 2, 2, 4, 2, false},
-      {zbv_zero_bubble, 2, 2, 4},
-      {zbv_zero_bubble, 4, 2, 7},
-      {zbv_zero_bubble, 4, 2, 9},
-      {interleaved_zero_bubble, 4, 2, 8},
-      {zbv_zero_bubble, 2, 2, 5, 2},
-      {zbv_zero_bubble, 2, 2, 4, 1, true, false, 3},
-      {dual_pipe_v, 2, 2, 4},
-      {dual_pipe_v, 4, 2, 8},
-      {one_f_one_b, 2, 1, 3, 2},
-      {one_f_one_b, 2, 1, 3, 2, false},
-      {one_f_one_b, 2, 1, 3, 2, true, true},
-      {interleaved_1f1b, 2, 2, 4, 2, false},
-      {one_f_one_b, 2, 1, 3, 2, true, false, 2},
-      {one_f_one_b, 2, 1, 3, 1, true, false, 4},
-      {one_f_one_b, 4, 1, 3, 1, true, false, 5},
-      {interleaved_1f1b, 2, 2, 4, 1, true, false, 3},
+      {2, 1, 4, gpipe},
+      {2, 1, 1, one_f_one_b},
+      {2, 1, 4, one_f_one_b},
+      {4, 1, 8, one_f_one_b},
+      {4, 1, 2, one_f_one_b},
+      {2, 2, 4, interleaved_1f1b},
+      {2, 4, 4, interleaved_1f1b},
+      {2, 2, 4, interleaved_zero_bubble},
+      {2, 2, 4, interleaved_zero_bubble, false, false, 2},
+      {2, 2, 4, zbv_zero_bubble},
+      {4, 2, 7, zbv_zero_bubble},
+      {4, 2, 9, zbv_zero_bubble},
+      {4, 2, 8, interleaved_zero_bubble},
+      {2, 2, 5, zbv_zero_bubble, true, false, 2},
+      {2, 2, 4, zbv_zero_bubble, true, false, 1, 3},
+      {2, 2, 4, dual_pipe_v},
+      {4, 2, 8, dual_pipe_v},
+      {2, 1, 3, one_f_one_b, true, false, 2},
+      {2, 1, 3, one_f_one_b, false, false, 2},
+      {2, 1, 3, one_f_one_b, true, true, 2},
+      {2, 2, 4, interleaved_1f1b, false, false, 2},
+      {2, 1, 3, one_f_one_b, true, false, 2, 2},
+      {2, 1, 3, one_f_one_b, true, false, 1, 4},
+      {4, 1, 3, one_f_one_b, true, false, 1, 5},
+      {2, 2, 4, interleaved_1f1b, true, false, 1, 3},
   };
   for (const Row& row : rows) {
     CAPTURE(schedule_name(row.schedule));
@@ -282,7 +283,7 @@ TEST_CASE("a pipeline gives the bits of one place, whatever the schedule") {
 // a unit of two stages reduces what has come of both by then.
 TEST_CASE("schedules that add up in another order give the same but for rounding") {
   using enum PipelineSchedule;
-  for (const Row& row : {Row{looped_bfs, 2, 2, 4}, Row{dual_pipe_v, 2, 2, 4, 2, true, true}}) {
+  for (const Row& row : {Row{2, 2, 4, looped_bfs}, Row{2, 2, 4, dual_pipe_v, true, true, 2}}) {
     CAPTURE(schedule_name(row.schedule));
     const Result one = whole(row), many = staged(row);
     CHECK(one.losses == many.losses);
@@ -294,7 +295,7 @@ TEST_CASE("schedules that add up in another order give the same but for rounding
 
 TEST_CASE("late and reordered messages of a pipeline change no bit, and nobody waits for ever") {
   using enum PipelineSchedule;
-  for (const Row& row : {Row{one_f_one_b, 2, 1, 4}, Row{interleaved_1f1b, 2, 2, 4}}) {
+  for (const Row& row : {Row{2, 1, 4, one_f_one_b}, Row{2, 2, 4, interleaved_1f1b}}) {
     const Result one = whole(row);
     for (uint64_t seed = 0; seed < 50; ++seed) {
       CAPTURE(seed);
@@ -309,7 +310,7 @@ TEST_CASE("late and reordered messages of a pipeline change no bit, and nobody w
 
 // Rank 0 sends 0F0 and 0F1, waits for a gradient, and ends before it sends 0F2.
 TEST_CASE("a rank that ends in a pipeline is told of by the action that waits for it") {
-  Job job({PipelineSchedule::one_f_one_b, 2, 1, 4});
+  Job job({2, 1, 4, PipelineSchedule::one_f_one_b});
   std::string text;
   auto body = [&](const std::shared_ptr<World>& world) {
     try {
