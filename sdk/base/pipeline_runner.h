@@ -53,19 +53,16 @@ class MESHWRIGHT_API PipelineRunner {
   // Between begin_step() and end_step(). Collective over the group, and with the ranks beside this
   // one that the units are cut over.
   void run_step(ParallelModel& model, const Forward& forward);
-  // Forwards alone, without gradients: of validation.
-  void run_forwards(const Forward& forward);
 
  private:
   struct Pass;
-  enum class Way : uint8_t { there, back };
   Pass& pass_of(const PipelineAction& action);
   bool here(int64_t stage) const;
   int64_t stages() const { return static_cast<int64_t>(rank_of_.size()); }
   void clear();
   void receive(const PipelineStep& step);
   void send(const PipelineStep& step);
-  void compute_forward(const PipelineAction& action, const Forward& forward, bool training);
+  void compute_forward(const PipelineAction& action, const Forward& forward);
   void compute_backward(const PipelineAction& action);
   void after_backward(ParallelModel& model, const PipelineAction& action);
   void wait_for_sends();

@@ -3,7 +3,6 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/zeros.h>
-#include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -110,13 +109,10 @@ void PipelineRunner::receive(const PipelineStep& step) {
 
 void PipelineRunner::send(const PipelineStep& step) {
   Pass& pass = pass_of(step.action);
-  Tensor what;
-  if (step.action.kind == Kind::forward)
-    what = std::exchange(pass.output, {}).detach();
-  else
-    what = std::exchange(pass.input, {}).grad();
-  // As many as the simulation says never make the sender wait, and no more, are kept alive.
   const bool there = step.action.kind == Kind::forward;
+  const Tensor what =
+      there ? std::exchange(pass.output, {}).detach() : std::exchange(pass.input, {}).grad();
+  // As many as the simulation says never make the sender wait, and no more, are kept alive.
   const auto boundary = static_cast<size_t>(step.action.stage - (there ? 0 : 1));
   std::deque<Sent>& under_way = sends_[2 * boundary + (there ? 0 : 1)];
   if (under_way.size() >= static_cast<size_t>(std::max<int64_t>(setup_.run.slots[boundary], 1))) {
@@ -127,17 +123,15 @@ void PipelineRunner::send(const PipelineStep& step) {
   under_way.push_back({setup_.group->send_receive(message), what});
 }
 
-void PipelineRunner::compute_forward(const PipelineAction& action, const Forward& forward,
-                                     bool training) {
+void PipelineRunner::compute_forward(const PipelineAction& action, const Forward& forward) {
   Pass& pass = pass_of(action);
   if (pass.coming_input) pass.coming_input.wait();
   Tensor input = pass.input;
-  if (training && input.defined() &&
-      setup_.needs_input_gradient[static_cast<size_t>(action.stage)]) {
+  if (input.defined() && setup_.needs_input_gradient[static_cast<size_t>(action.stage)]) {
     input = input.detach().requires_grad_();
     pass.input = input;
   }
-  if (training && pass.split) pass.weights = std::make_shared<detail::WeightGradients>();
+  if (pass.split) pass.weights = std::make_shared<detail::WeightGradients>();
   detail::WeightGradientScope scope(pass.weights);
   Tensor output = forward(action, input);
   const bool last = action.stage + 1 == stages();
@@ -147,9 +141,9 @@ void PipelineRunner::compute_forward(const PipelineAction& action, const Forward
                 "stage " + std::to_string(action.stage) +
                     " gave hidden states of another shape or dtype than the next stage waits for")
         .help("a model's stages pass on one tensor [batch, tokens, hidden]");
-  if (training && output.requires_grad()) pass.root = torch::autograd::impl::gradient_edge(output);
+  if (output.requires_grad()) pass.root = torch::autograd::impl::gradient_edge(output);
   if (last) {
-    if (training) pass.gradient = at::ones_like(output);
+    pass.gradient = at::ones_like(output);
     return;
   }
   pass.output = output.is_contiguous() ? output : output.contiguous();
@@ -234,31 +228,8 @@ void PipelineRunner::run_step(ParallelModel& model, const Forward& forward) {
       if (back) {
         if (step.action.kind != Kind::input) after_backward(model, step.action);
       } else {
-        compute_forward(step.action, forward, /*training=*/true);
+        compute_forward(step.action, forward);
       }
-    }
-  }
-  wait_for_sends();
-}
-
-void PipelineRunner::run_forwards(const Forward& forward) {
-  c10::NoGradGuard no_grad;
-  clear();
-  const std::vector<PipelineStep>& steps =
-      setup_.run.steps[static_cast<size_t>(setup_.group->rank())];
-  for (size_t i = 0; i < steps.size(); ++i) {
-    const PipelineStep& step = steps[i];
-    if (step.action.kind != Kind::forward) continue;
-    detail::Activity activity(names_[i], kind_name(step.kind));
-    if (step.kind == PipelineStep::Kind::receive) {
-      receive(step);
-    } else if (step.kind == PipelineStep::Kind::send) {
-      send(step);
-    } else {
-      compute_forward(step.action, forward, /*training=*/false);
-      Pass& pass = pass_of(step.action);
-      pass.input = Tensor();
-      give_slots(pass);
     }
   }
   wait_for_sends();
