@@ -26,6 +26,7 @@ make_host() {  # NAME: a host with a loopback interface and no other
     sleep 0.05
   done
   on $1 hostname "$1"
+  on $1 mount -t tmpfs tmpfs /dev/shm  # hosts share no memory
   on $1 ip link set lo up
 }
 # NAME ADDRESS/BITS: joins the host to a switch, as its interface net0.
