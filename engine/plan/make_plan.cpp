@@ -142,6 +142,44 @@ void plan_tensor_parallel(const StrategyConfig& config, JobPlan& plan) {
   plan.warnings.insert(plan.warnings.end(), plan.tp.warnings.begin(), plan.tp.warnings.end());
 }
 
+// How a step's samples go through the pipeline. What "auto" comes to is written into the options.
+void plan_runs(bool check_batch, JobPlan& plan, StrategyConfig& config) {
+  if (config.shared.sizes.pp <= 1) return;
+  const std::string table = "distributed.pipeline.";
+  PipelineOptions& options = config.shared.pipeline;
+  const int64_t samples = step_samples(plan.workload),
+                micro = std::max<int64_t>(options.microbatch_size, 1);
+  const bool given = options.batch_size.has_value();
+  const int64_t batch = options.batch_size.value_or(samples);
+  plan.shared.pipeline.batch_size = options.batch_size = batch;
+  const std::optional<int64_t> length = options.seq_len;
+  if (length && plan.workload.seq_len > 0 && *length != plan.workload.seq_len)
+    throw Error(ErrorCode::conflict, "pp_seq_len " + n(*length) + " is not the dataset's seq_len " +
+                                         n(plan.workload.seq_len))
+        .key(table + "pp_seq_len")
+        .help("leave out " + table + "pp_seq_len");
+  if (!check_batch) return;
+  const std::string has = "a data-parallel rank has " + n(samples) + " samples a step (" +
+                          "global_batch_size / dp), ";
+  if (given && (samples < batch || samples % batch != 0)) {
+    Error error(ErrorCode::batch_not_divisible, has + "no multiple of pp_batch_size " + n(batch));
+    error.key(table + "pp_batch_size");
+    error.help("leave out " + table + "pp_batch_size: all samples of a step then pass in one run");
+    int64_t fits = std::min(batch, samples);
+    while (fits > micro && (samples % fits != 0 || fits % micro != 0)) --fits;
+    if (samples % fits == 0 && fits % micro == 0)
+      error.help("set " + table + "pp_batch_size = " + n(fits));
+    throw error;
+  }
+  if (!given && (samples < micro || samples % micro != 0))
+    throw Error(ErrorCode::batch_not_divisible,
+                has + "no multiple of pp_microbatch_size " + n(micro))
+        .key(table + "pp_microbatch_size")
+        .help("set " + table + "pp_microbatch_size = " + n(divisor_below(samples, micro)))
+        .help("set step_scheduler.global_batch_size = " +
+              n((samples / micro + 1) * micro * std::max<int64_t>(plan.mesh.dp, 1)));
+}
+
 // Whether the ranks of some group of cp are on more hosts than one.
 bool cp_spans_hosts(const Mesh& mesh, const std::vector<int64_t>& hosts) {
   for (size_t rank = 0; rank < hosts.size(); ++rank) {
@@ -208,6 +246,8 @@ JobPlan lay_out(Job& job, const PlanRequest& wanted) {
   request.config = config;
   plan.mesh = plan_mesh(job, plan, config, request);
   plan.workload = read_workload(job.config, plan.mesh, !wanted.assumed_world);
+
+  plan_runs(!wanted.assumed_world, plan, config);
 
   warn_of_schedule(job, plan);
 

@@ -67,9 +67,7 @@ json::value pipeline_json(const JobPlan& plan) {
     ranks.push_back(numbers(of_rank));
   const PipelineOptions& options = plan.shared.pipeline;
   const int64_t micro_batches = pipeline_micro_batches(options),
-                batch = std::max<int64_t>(options.batch_size, 1), local = plan.workload.local_batch,
-                runs = std::max<int64_t>(plan.workload.accumulation, 1) *
-                       std::max<int64_t>(local / batch + (local % batch != 0), 1);
+                runs = pipeline_runs(options, plan.workload);
   const PipelineLists lists = plan_actions(*pipeline, options, micro_batches);
   const PipelineRun run = simulate_pipeline(lists);
   json::array in_flight, actions;

@@ -85,13 +85,6 @@ void check_trainable(const Job& job, Diagnostics& diagnostics) {
             .help("set validation_dataset.path = \"data/held_out.txt\"")
             .help("leave out the table [validation_dataset] to train without a validation"));
   const ParallelSizes& sizes = config.shared.sizes;
-  if (sizes.pp > 1)
-    diagnostics.add(Error(ErrorCode::not_in_release,
-                          "pp_size = " + std::to_string(sizes.pp) +
-                              " can be planned, but training with it is not in this release")
-                        .key("distributed.pp_size")
-                        .at(config.table("distributed").origin("pp_size"))
-                        .help("set distributed.pp_size = 1"));
   // With ep_size above 1 another strategy may take the job; check_runs() asks that one.
   if (job.strategy.info != nullptr &&
       (job.strategy.info->capabilities & MESHWRIGHT_CAN_PARALLELIZE) == 0 && sizes.ep <= 1)

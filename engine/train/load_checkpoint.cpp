@@ -71,8 +71,11 @@ std::vector<Match> match_tensors(const checkpoint::Checkpoint& from,
 }
 
 // Throws when the checkpoint has a parameter that the job does not have.
-void check_parameters(const checkpoint::Checkpoint& from, const std::vector<LocalTensor>& tensors) {
+// `tensors`: of this rank's stages, if the model is cut into some.
+void check_parameters(const checkpoint::Checkpoint& from, const std::vector<LocalTensor>& tensors,
+                      const ModelOutline& outline) {
   std::set<std::string> known;
+  for (const ParameterOutline& parameter : outline.parameters) known.insert(parameter.name);
   for (const LocalTensor& tensor : tensors)
     if (tensor.state.empty()) known.insert(tensor.name);
   for (const checkpoint::TensorRecord& record : from.meta().tensors)
@@ -127,7 +130,7 @@ bool load_checkpoint(Trainer& trainer, checkpoint::Checkpoint& from) {
   if (meta.optimizer_steps > 0) optimizer.allocate(model.update_groups());
   std::vector<LocalTensor> tensors = local_state(model, optimizer, trainer.module());
   std::vector<Match> matches = match_tensors(from, tensors, trainer.outline());
-  check_parameters(from, tensors);
+  check_parameters(from, tensors, trainer.outline());
   if (std::string wider = check_dtypes(from, tensors); !wider.empty() && world.rank() == 0)
     world.notice(wider);
   for (const Match& match : matches)

@@ -186,7 +186,10 @@ void Run::open_data() {
 }
 
 void Run::make_trainer() {
-  const int64_t tokens = table("step_scheduler").get_int("local_batch_size") * data_.config.seq_len;
+  const SharedOptions& shared = job_.impl().config.shared;
+  const int64_t rows = shared.sizes.pp > 1 ? shared.pipeline.microbatch_size
+                                           : table("step_scheduler").get_int("local_batch_size"),
+                tokens = rows * data_.config.seq_len;
   trainer_ = std::make_unique<Trainer>(job_, world_, net_.ptr(), outline_, tokens);
   seed_generator(0);
 }
@@ -288,8 +291,8 @@ void Run::prepare_saving() {
 void Run::validate(int64_t step) {
   const int64_t count =
       table("validation_dataset").get_int("num_batches") * trainer_->accumulation();
-  double loss = trainer_->evaluate(count, [&](int64_t micro) {
-    return loss_of(*trainer_, net_, validation_batches_->read(row(micro)),
+  double loss = trainer_->evaluate(count, [&](int64_t micro, const at::Tensor& hidden) {
+    return loss_of(*trainer_, net_, validation_batches_->read(row(micro)), hidden,
                    document_end("validation_dataset"));
   });
   reporter_.validation(step, loss);
@@ -298,7 +301,8 @@ void Run::validate(int64_t step) {
 void Run::train() {
   auto batches_of = [&](const data::Dataset& data, const Options& own, uint64_t seed) {
     return Batches(data, data::Sampler(data.samples(), own.get_bool("shuffle"), seed),
-                   trainer_->local_batch(), world_->device());
+                   trainer_->local_batch(), world_->device(),
+                   /*in_flight=*/trainer_->stages() != nullptr);
   };
   batches_.emplace(batches_of(*data_.train, table("dataset"), seed_));
   if (data_.validation)
@@ -312,9 +316,10 @@ void Run::train() {
     memory_->reset_peak();
     saver_->before_step();
     int64_t sample = samples_before(step);
-    StepResult result = trainer_->step([&](int64_t micro) {
+    StepResult result = trainer_->step([&](int64_t micro, const at::Tensor& hidden) {
       if (preemption_->asked()) trainer_->vote(RankSignal::stop);
-      return loss_of(*trainer_, net_, batches_->read(sample + row(micro)), document_end("dataset"));
+      return loss_of(*trainer_, net_, batches_->read(sample + row(micro)), hidden,
+                     document_end("dataset"));
     });
     reporter_.step(result, {base::ms_since(begin), memory_->peak()});
     bool last = step + 1 == max_steps_;

@@ -95,11 +95,15 @@ void Saver::save(int64_t samples, double lr) {
                             return std::string();
                           }));
   if (begun.error) return end(std::move(begun.error));
-  tensors_ = local_state(trainer_.model(), optimizer_of(trainer_), trainer_.module());
-  if (!shares_ || shared_ != tensors_.size()) {
-    shares_ = std::make_unique<Shares>(world, tensors_);
-    shared_ = tensors_.size();
+  const std::vector<LocalTensor> mine =
+      local_state(trainer_.model(), optimizer_of(trainer_), trainer_.module());
+  // The optimizer has states from its first step on; on all ranks, if it has any.
+  const bool with_states = optimizer_of(trainer_).steps > 0;
+  if (!shares_ || with_states_ != with_states) {
+    shares_ = std::make_unique<Shares>(world, mine);
+    with_states_ = with_states;
   }
+  tensors_ = shares_->in_order(mine);
   meta_ = describe(samples, lr);
   std::vector<RankFile> files;
   for (const char* kind : {"model", "optimizer"}) files.push_back(collect(kind));

@@ -87,7 +87,7 @@ class Saver {
   Trainer& trainer_;
   Settings settings_;
   std::unique_ptr<Shares> shares_;
-  size_t shared_ = 0;  // tensors the shares are of
+  bool with_states_ = false;  // of the optimizer, in the shares
   std::vector<LocalTensor> tensors_;
   ReplicaDigests digests_;  // of this save
   Snapshot snapshot_;

@@ -7,8 +7,10 @@
 #include <map>
 #include <set>
 
+#include "engine/rendezvous/separators.h"
 #include "engine/trainer/rank_agreement.h"
 #include "meshwright/error.h"
+#include "sdk/base/text.h"
 
 namespace meshwright::train {
 
@@ -96,7 +98,7 @@ namespace {
 
 // Regions as whole numbers: dims, offsets..., sizes..., begin, end.
 std::string encode(const std::vector<LocalTensor>& tensors) {
-  std::vector<int64_t> out{static_cast<int64_t>(tensors.size())};
+  std::vector<int64_t> out;
   for (const LocalTensor& tensor : tensors) {
     const Region& r = tensor.region;
     out.push_back(static_cast<int64_t>(r.sizes.size()));
@@ -111,10 +113,84 @@ std::vector<Region> decode_regions(const std::string& text) {
   std::vector<int64_t> numbers(text.size() / sizeof(int64_t));
   std::memcpy(numbers.data(), text.data(), numbers.size() * sizeof(int64_t));
   std::vector<Region> out;
-  for (auto at = numbers.begin() + 1; at != numbers.end();) {
+  for (auto at = numbers.begin(); at != numbers.end();) {
     int64_t dims = *at++;
     out.push_back({{at, at + dims}, {at + dims, at + 2 * dims}, at[2 * dims], at[2 * dims + 1]});
     at += 2 * dims + 2;
+  }
+  return out;
+}
+
+// Which tensors these are: a line each, of state, name, dtypes and shape.
+std::string list_of(const std::vector<LocalTensor>& tensors) {
+  std::string out;
+  for (const LocalTensor& t : tensors) {
+    std::string shape;
+    for (int64_t size : t.shape) shape += std::to_string(size) + " ";
+    for (std::string_view part : {std::string_view(t.state), std::string_view(t.name),
+                                  dtype_name(t.dtype), dtype_name(t.stored), std::string_view(shape)})
+      out += std::string(part) + rendezvous::kUnitSeparator;
+    out += rendezvous::kRecordSeparator;
+  }
+  return out;
+}
+
+std::vector<LocalTensor> decode_list(const std::string& lines) {
+  std::vector<LocalTensor> out;
+  for (const std::string& line : text::split(lines, rendezvous::kRecordSeparator)) {
+    if (line.empty()) continue;
+    const std::vector<std::string> parts = text::split(line, rendezvous::kUnitSeparator);
+    LocalTensor& t = out.emplace_back();
+    t.state = parts[0];
+    t.name = parts[1];
+    t.dtype = parse_dtype(parts[2]);
+    t.stored = parse_dtype(parts[3]);
+    for (const std::string& size : text::split(parts[4], ' '))
+      if (!size.empty()) t.shape.push_back(std::stoll(size));
+    t.region = Region::run(0, 0);
+  }
+  return out;
+}
+
+// Collective. The tensors of all ranks, and by rank the places of its own among them. Ranks that
+// hold the same list say so by its hash; of each list one rank tells the others.
+struct AllTensors {
+  std::vector<LocalTensor> tensors;
+  std::vector<std::vector<size_t>> of_rank;
+};
+AllTensors list_all(World& world, const std::vector<LocalTensor>& tensors) {
+  const std::string mine = list_of(tensors),
+                    hash = std::to_string(std::hash<std::string>()(mine));
+  const std::vector<std::string> hashes = gather_texts(world, hash);
+  std::map<std::string, size_t> speakers;  // the first rank with that list
+  for (size_t rank = 0; rank < hashes.size(); ++rank) speakers.emplace(hashes[rank], rank);
+  const bool speaks = speakers.at(hash) == static_cast<size_t>(world.rank());
+  const std::vector<std::string> lists =
+      speakers.size() == 1 ? std::vector<std::string>(hashes.size(), mine)
+                           : gather_texts(world, speaks ? mine : "");
+  // By state, in the order in which states and then tensors come up.
+  std::vector<std::vector<LocalTensor>> told;
+  std::map<std::string, size_t> told_by;  // by hash
+  std::vector<std::string> states;
+  for (size_t rank = 0; rank < hashes.size(); ++rank) {
+    if (speakers.at(hashes[rank]) != rank) continue;
+    told_by.emplace(hashes[rank], told.size());
+    for (const LocalTensor& tensor : told.emplace_back(decode_list(lists[rank])))
+      if (std::find(states.begin(), states.end(), tensor.state) == states.end())
+        states.push_back(tensor.state);
+  }
+  AllTensors out;
+  std::map<std::pair<std::string, std::string>, size_t> places;
+  for (const std::string& state : states)
+    for (const std::vector<LocalTensor>& list : told)
+      for (const LocalTensor& tensor : list)
+        if (tensor.state == state &&
+            places.emplace(std::pair(state, tensor.name), out.tensors.size()).second)
+          out.tensors.push_back(tensor);
+  for (const std::string& of : hashes) {
+    std::vector<size_t>& own = out.of_rank.emplace_back();
+    for (const LocalTensor& tensor : told[told_by.at(of)])
+      own.push_back(places.at({tensor.state, tensor.name}));
   }
   return out;
 }
@@ -143,15 +219,19 @@ Region part_of(const Region& run, const std::vector<int64_t>& shape, int64_t j, 
 }  // namespace
 
 Shares::Shares(World& world, const std::vector<LocalTensor>& tensors) {
+  AllTensors listed = list_all(world, tensors);
+  all_ = std::move(listed.tensors);
+  mine_ = listed.of_rank[static_cast<size_t>(world.rank())];
   std::vector<std::vector<Region>> all;  // by rank, then by tensor
-  for (const std::string& text : gather_texts(world, encode(tensors)))
-    all.push_back(decode_regions(text));
-  for (const std::vector<Region>& regions : all)
-    if (regions.size() != tensors.size())
-      throw Error(ErrorCode::internal, "the ranks hold different numbers of tensors");
+  for (const std::string& text : gather_texts(world, encode(tensors))) {
+    const std::vector<size_t>& places = listed.of_rank[all.size()];
+    const std::vector<Region> regions = decode_regions(text);
+    all.emplace_back(all_.size(), Region::run(0, 0));
+    for (size_t i = 0; i < regions.size(); ++i) all.back()[places[i]] = regions[i];
+  }
   std::map<std::vector<int64_t>, std::vector<size_t>> together;
-  for (size_t i = 0; i < tensors.size(); ++i) {
-    const LocalTensor& tensor = tensors[i];
+  for (size_t i = 0; i < all_.size(); ++i) {
+    const LocalTensor& tensor = all_[i];
     std::vector<std::pair<int64_t, Region>>& shares = shares_.emplace_back();
     // Ranks that hold the same region, in the order of the first of them.
     std::vector<std::pair<Region, std::vector<int64_t>>> holders;
@@ -195,6 +275,12 @@ Shares::Shares(World& world, const std::vector<LocalTensor>& tensors) {
                       " do not make up the whole: the strategy's parameters() is wrong");
   }
   for (auto& [ranks, indices] : together) replicas_.push_back({ranks, std::move(indices)});
+}
+
+std::vector<LocalTensor> Shares::in_order(const std::vector<LocalTensor>& tensors) const {
+  std::vector<LocalTensor> out = all_;
+  for (size_t i = 0; i < tensors.size(); ++i) out[mine_[i]] = tensors[i];
+  return out;
 }
 
 const Region* Shares::share(size_t tensor, int64_t rank) const {

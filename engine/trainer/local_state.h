@@ -44,8 +44,8 @@ struct LocalTensor {
   // Weights: the dtype that the model is stored in, which is narrower than that of main weights.
   DType stored = dtype;
 };
-// Weights, the optimizer's states, and the module's buffers (state "buffer"), in the same order on
-// every rank. Weights are what the optimizer updates: its main weights where it keeps some, from
+// Weights, the optimizer's states, and the module's buffers (state "buffer"), of this rank's stages
+// where the model is cut into some. Weights are what the optimizer updates: its main weights where it keeps some, from
 // which the model's own are made by rounding.
 std::vector<LocalTensor> local_state(const ParallelModel& model, Optimizer& optimizer,
                                      const torch::nn::Module& module);
@@ -58,17 +58,24 @@ struct Replicas {
 };
 
 // Who writes what, when several ranks hold the same: each its share, so that everything is written
-// once. Found out by comparing the regions of all ranks, so it serves any strategy.
+// once. Found out by comparing the regions of all ranks, so it serves any strategy. Tensors count in
+// an order that is the same on every rank, also where ranks have other tensors each.
 class Shares {
  public:
-  // Collective. Throws Error(internal) when the ranks' parts of a tensor do not make up the whole.
+  // Collective. `tensors`: of this rank. Throws Error(internal) when the ranks' parts of a tensor do
+  // not make up the whole.
   Shares(World& world, const std::vector<LocalTensor>& tensors);
+  // This rank's tensors, listed like those that it was made from, in the common order; what only
+  // other ranks have has no region and no values.
+  std::vector<LocalTensor> in_order(const std::vector<LocalTensor>& tensors) const;
   // What `rank` writes of tensor i; nullptr: nothing.
   const Region* share(size_t tensor, int64_t rank) const;
   // What more than one rank holds; the same on every rank.
   const std::vector<Replicas>& replicas() const { return replicas_; }
 
  private:
+  std::vector<LocalTensor> all_;  // of all ranks, without values
+  std::vector<size_t> mine_;      // of this rank's tensors, in all_
   std::vector<std::vector<std::pair<int64_t, Region>>>
       shares_;  // by tensor: (rank, region), ranks ascending
   std::vector<Replicas> replicas_;

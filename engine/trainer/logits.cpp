@@ -2,11 +2,15 @@
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/constant_pad_nd.h>
+#include <ATen/ops/empty.h>
+#include <c10/core/GradMode.h>
 
 #include <memory>
 #include <tuple>
 #include <utility>
 
+#include "engine/trainer/stages.h"
+#include "meshwright/nn/stage.h"
 #include "meshwright/parallel/context_parallel.h"
 #include "meshwright/parallel/tensor_parallel.h"
 
@@ -43,7 +47,8 @@ std::shared_ptr<const Sequence> whole_sequence(int64_t length, const Documents& 
 }  // namespace
 
 MicroBatchLoss loss_of(Trainer& trainer, modules::CausalLM& net, const Tensor& ids,
-                       std::optional<int64_t> document_end) {
+                       const Tensor& hidden, std::optional<int64_t> document_end) {
+  const StagePart stage = current_stage();
   int64_t length = ids.size(1) - 1, count = ids.size(0) * length;
   std::shared_ptr<TensorParallel> tensor_parallel = trainer.model().tensor_parallel();
   Tensor input = ids.narrow(1, 0, length), targets = ids.narrow(1, 1, length), logits;
@@ -54,22 +59,57 @@ MicroBatchLoss loss_of(Trainer& trainer, modules::CausalLM& net, const Tensor& i
   }
   if (const std::shared_ptr<ContextParallel>& context = trainer.model().context_parallel()) {
     auto scope = context->scope(length, ids.size(0), documents.numbers, documents.positions);
-    logits = net(context->shard(input, 1, 0));
+    logits = net(stage.first ? context->shard(input, 1, 0) : hidden);
     targets = context->shard(targets, 1, -100);
     count = ids.size(0) * context->split(length).tokens_of(context->group()->rank());
-  } else if (document_end) {
+  } else if (document_end || (!stage.first && hidden.size(1) != length)) {
+    // Of a sequence that tensor parallelism cut, a stage sees a part.
     SequenceScope scope(whole_sequence(length, documents));
-    logits = net(input);
+    logits = net(stage.first ? input : hidden);
   } else {
-    logits = net(input);
+    logits = net(stage.first ? input : hidden);
   }
   if (document_end) count = targets.ne(-100).sum().item<int64_t>();
+  if (!stage.last) return {logits, count};  // hidden states
   const VocabularyShard* shard =
       tensor_parallel && tensor_parallel->vocabulary() ? &*tensor_parallel->vocabulary() : nullptr;
   return {cross_entropy_sum(logits, targets, shard), count};
 }
 
+namespace {
+
+// Through all stages, and the last one's back to all.
+Tensor logits_over_stages(Trainer& trainer, modules::CausalLM& net, const Tensor& ids) {
+  c10::NoGradGuard no_grad;
+  Stages& stages = *trainer.stages();
+  std::shared_ptr<TensorParallel> tensor_parallel = trainer.model().tensor_parallel();
+  const int64_t length = ids.size(1), ranks = tensor_parallel ? tensor_parallel->group()->size() : 1,
+                padded = (length + ranks - 1) / ranks * ranks;
+  const Tensor input = at::constant_pad_nd(ids.to(trainer.world().device()), {0, padded - length});
+  const bool cut = plan::cuts_sequence(trainer.plan().tp);
+  Tensor last = stages.forward(
+      trainer.model(),
+      {ids.size(0), cut ? padded / ranks : padded, trainer.outline().hidden_size},
+      [&](int64_t, int64_t, const Tensor& hidden) {
+        SequenceScope scope(whole_sequence(padded));
+        return net(current_stage().first ? input : hidden);
+      });
+  if (!last.defined())
+    last = at::empty({ids.size(0), 1, trainer.outline().vocab_size},
+                     input.options().dtype(at::kFloat));
+  else
+    last = whole_logits(last, tensor_parallel ? tensor_parallel->vocabulary() : std::nullopt)
+               .narrow(1, length - 1, 1)
+               .to(at::kFloat)
+               .contiguous();
+  stages.group()->broadcast(last, stages.last_rank()).wait();
+  return last;
+}
+
+}  // namespace
+
 Tensor logits_of(Trainer& trainer, modules::CausalLM& net, const Tensor& ids) {
+  if (trainer.stages() != nullptr) return logits_over_stages(trainer, net, ids);
   Tensor input = ids.to(trainer.world().device());
   std::shared_ptr<TensorParallel> tensor_parallel = trainer.model().tensor_parallel();
   // Every rank of cp computes the whole text.

@@ -12,12 +12,15 @@
 namespace meshwright::train {
 
 // ids: [batch, length + 1]; each position's target is the next id. Logits are never gathered.
-// `document_end`: the id that ends a document; documents then know nothing of each other.
+// `hidden`: what the stage before gave, as Trainer::StageForward has it. `document_end`: the id that
+// ends a document; documents then know nothing of each other.
 MicroBatchLoss loss_of(Trainer& trainer, modules::CausalLM& net, const at::Tensor& ids,
+                       const at::Tensor& hidden = {},
                        std::optional<int64_t> document_end = std::nullopt);
 
 // Collective. ids: [batch, length] on any device, any length; gives [batch, length, vocabulary] on
-// every rank, without gradients.
+// every rank, without gradients. Under a pipeline those of the last position alone, [batch, 1,
+// vocabulary].
 at::Tensor logits_of(Trainer& trainer, modules::CausalLM& net, const at::Tensor& ids);
 // What to tell whoever has text written on ranks that share samples; empty: nothing.
 std::string whole_text_notice(Trainer& trainer);

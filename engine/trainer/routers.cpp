@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <numeric>
 
+#include "meshwright/error.h"
+
 namespace meshwright {
 
 double ExpertLoad::imbalance() const {
@@ -16,10 +18,10 @@ double ExpertLoad::imbalance() const {
 
 namespace train {
 
-Routers::Routers(torch::nn::Module& model, bool route_again, bool in_turns,
-                 std::shared_ptr<Group> context)
-    : blocks_(find_moe_blocks(model)), context_(std::move(context)) {
-  for (auto& [name, block] : blocks_) {
+Routers::Routers(torch::nn::Module& model, bool route_again, bool in_turns) {
+  for (auto& [name, block] : find_moe_blocks(model)) {
+    const MoeConfig& config = block->config();
+    blocks_.push_back({name, block, config.n_routed_experts, config.n_activated_experts});
     block->gate()->route_again = route_again;
     block->gate()->in_turns = in_turns;
     const std::shared_ptr<LoadBalance>& balance = block->gate()->load_balance;
@@ -28,14 +30,42 @@ Routers::Routers(torch::nn::Module& model, bool route_again, bool in_turns,
   }
 }
 
+void Routers::refuse_balance_over_stages() const {
+  for (const auto& balance : balances_)
+    if (balance->form() == LoadBalance::Form::whole_model)
+      throw Error(ErrorCode::not_in_release,
+                  "the auxiliary loss of this model is one of all its routers together, which the "
+                  "stages of a pipeline do not yet add up")
+          .key("distributed.pp_size")
+          .help("set \"router_aux_loss_coef\": 0 or \"output_router_logits\": false in the model's "
+                "config.json")
+          .help("set distributed.pp_size = 1");
+}
+
+void Routers::forget_others(torch::nn::Module& model) {
+  const auto left = find_moe_blocks(model);
+  std::erase_if(balances_, [&](const auto& balance) {
+    return std::none_of(left.begin(), left.end(), [&](const auto& item) {
+      return item.second->gate()->load_balance == balance;
+    });
+  });
+  for (Block& block : blocks_)
+    if (std::none_of(left.begin(), left.end(),
+                     [&](const auto& item) { return item.first == block.name; }))
+      block.module = nullptr;
+}
+
 void Routers::begin_step() {
-  for (auto& [name, block] : blocks_) block->gate()->reset_load();
+  for (Block& block : blocks_)
+    if (block.module != nullptr) block.module->gate()->reset_load();
 }
 
 void Routers::before_backward(double count, double assumed) {
   if (balances_.empty()) return;
   if (context_) {
-    const at::Device device = blocks_.front().second->gate()->parameters().front().device();
+    const auto block = std::find_if(blocks_.begin(), blocks_.end(),
+                                    [](const Block& b) { return b.module != nullptr; });
+    const at::Device device = block->module->gate()->parameters().front().device();
     at::Tensor sum = at::tensor({count}, at::kDouble).to(device);
     context_->all_reduce(sum, ReduceOp::sum, /*control=*/true).wait();
     count = sum.item<double>();
@@ -55,8 +85,12 @@ at::Tensor Routers::reported_loss() const {
 
 std::vector<double> Routers::load() const {
   std::vector<double> out;
-  for (const auto& [name, block] : blocks_) {
-    at::Tensor load = block->gate()->load().cpu();
+  for (const Block& block : blocks_) {
+    if (block.module == nullptr) {
+      out.insert(out.end(), static_cast<size_t>(block.experts), 0);
+      continue;
+    }
+    at::Tensor load = block.module->gate()->load().cpu();
     const int64_t* tokens = load.const_data_ptr<int64_t>();
     out.insert(out.end(), tokens, tokens + load.numel());
   }
@@ -65,18 +99,17 @@ std::vector<double> Routers::load() const {
 
 std::vector<ExpertLoad> Routers::read_load(const double* sums) const {
   std::vector<ExpertLoad> out;
-  for (const auto& [name, block] : blocks_) {
-    int64_t experts = block->config().n_routed_experts;
-    out.push_back(
-        {name, std::vector<int64_t>(sums, sums + experts), block->config().n_activated_experts});
-    sums += experts;
+  for (const Block& block : blocks_) {
+    out.push_back({block.name, std::vector<int64_t>(sums, sums + block.experts), block.active});
+    sums += block.experts;
   }
   return out;
 }
 
 void Routers::update_biases(const std::vector<ExpertLoad>& load) {
   for (size_t i = 0; i < blocks_.size(); ++i) {
-    Router& gate = blocks_[i].second->gate();
+    if (blocks_[i].module == nullptr) continue;
+    Router& gate = blocks_[i].module->gate();
     int64_t tokens = std::accumulate(load[i].tokens.begin(), load[i].tokens.end(), int64_t{0});
     if (gate->updates_bias() && gate->weight.requires_grad() && tokens > 0)
       gate->update_bias(at::tensor(load[i].tokens));

@@ -18,9 +18,15 @@ namespace meshwright::train {
 class Routers {
  public:
   // route_again: what is recomputed under activation checkpointing selects its experts anew.
-  // in_turns: see RouterImpl. context: ranks that share samples, or null.
-  Routers(torch::nn::Module& model, bool route_again, bool in_turns,
-          std::shared_ptr<Group> context = nullptr);
+  // in_turns: see RouterImpl.
+  Routers(torch::nn::Module& model, bool route_again, bool in_turns);
+  // Where ranks of a pipeline have a part of the model each. A loss of the whole model's routers
+  // would need them all: throws Error(not_in_release).
+  void refuse_balance_over_stages() const;
+  // The model has lost the blocks of other stages: their loads come from the ranks that have them.
+  void forget_others(torch::nn::Module& model);
+  // The ranks of cp.
+  void share_samples(std::shared_ptr<Group> context) { context_ = std::move(context); }
   void begin_step();
   // Between forward and backward of a micro-batch of `count` targets whose gradients are divided by
   // `assumed`: every micro-batch's auxiliary loss weighs as much as its targets.
@@ -38,7 +44,12 @@ class Routers {
   void update_biases(const std::vector<ExpertLoad>& load);
 
  private:
-  std::vector<std::pair<std::string, MoeImpl*>> blocks_;
+  struct Block {
+    std::string name;
+    MoeImpl* module;  // nullptr: another stage's
+    int64_t experts, active;
+  };
+  std::vector<Block> blocks_;  // of the whole model
   std::vector<std::shared_ptr<LoadBalance>> balances_;  // each once
   std::shared_ptr<Group> context_;
 };

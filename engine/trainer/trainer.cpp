@@ -21,6 +21,8 @@
 #include "engine/trainer/rank_agreement.h"
 #include "engine/trainer/routers.h"
 #include "engine/trainer/schedule.h"
+#include "engine/trainer/stages.h"
+#include "meshwright/nn/stage.h"
 #include "meshwright/parallel/context_parallel.h"
 #include "meshwright/parallel/scalar_type.h"
 #include "meshwright/parallel/trace_span.h"
@@ -36,6 +38,16 @@ struct Trainer::Parts {
   double max_grad_norm;
   bool stop_on_nonfinite;
   std::optional<at::ScalarType> autocast;
+  uint64_t seed;
+  int64_t place;  // among ranks that have tokens of their own
+
+  // Dropout does not depend on the order in which a schedule runs the stages.
+  void seed_generator(int64_t step, int64_t stage, int64_t micro) const {
+    uint64_t mixed = seed;
+    for (int64_t part : {step, micro, stage, place})
+      mixed = (mixed ^ static_cast<uint64_t>(part)) * 0x9e3779b97f4a7c15u + 0x2545f4914f6cdd1du;
+    at::manual_seed(mixed);
+  }
 };
 
 namespace {
@@ -71,24 +83,29 @@ std::string number(double value) {
   return std::isnan(value) ? "nan" : text;
 }
 
-// Collective. The first tensor that holds a value that is not finite on some rank; empty: none.
-std::string first_nonfinite(ParallelModel& model, bool gradients, World& world) {
-  const std::vector<ParallelParameter>& parameters = model.parameters();
-  size_t first = 0;
-  for (; first < parameters.size(); ++first) {
-    const Tensor& tensor = gradients ? parameters[first].grad : parameters[first].local;
-    if (tensor.defined() && tensor.numel() > 0 &&
-        !std::isfinite(tensor.detach().abs().max().item<double>()))
-      break;
+// Collective. The first tensor of the model that holds a value that is not finite on some rank;
+// empty: none. Ranks of a pipeline have other parameters each: they count as in the whole outline.
+std::string first_nonfinite(ParallelModel& model, const ModelOutline& outline, bool gradients,
+                            World& world) {
+  const size_t none = outline.parameters.size();
+  size_t first = none;
+  for (const ParallelParameter& p : model.parameters()) {
+    const Tensor& tensor = gradients ? p.grad : p.local;
+    if (!tensor.defined() || tensor.numel() == 0 ||
+        std::isfinite(tensor.detach().abs().max().item<double>()))
+      continue;
+    for (size_t i = 0; i < first; ++i)
+      if (outline.parameters[i].name == p.name) first = i;
   }
   Tensor earliest = at::zeros({1}, at::TensorOptions().dtype(at::kDouble).device(world.device()));
   earliest.fill_(-static_cast<double>(first));
   world.everyone()->all_reduce(earliest, ReduceOp::max, /*control=*/true).wait();
   auto index = static_cast<size_t>(-earliest.item<double>());
-  return index < parameters.size() ? parameters[index].name : "";
+  return index < none ? outline.parameters[index].name : "";
 }
 
-[[noreturn]] void throw_nonfinite(const StepResult& result, ParallelModel& model, World& world) {
+[[noreturn]] void throw_nonfinite(const StepResult& result, ParallelModel& model,
+                                  const ModelOutline& outline, World& world) {
   bool norm = std::isfinite(result.loss);
   double value = norm ? result.grad_norm : result.loss;
   Error error(ErrorCode::nonfinite,
@@ -97,8 +114,8 @@ std::string first_nonfinite(ParallelModel& model, bool gradients, World& world) 
                   number(result.loss) + ", gradient norm " + number(result.grad_norm) + ", lr " +
                   number(result.lr) + "); the optimizer has not used it");
   error.key("run.stop_on_nonfinite");
-  std::string weight = first_nonfinite(model, false, world),
-              gradient = first_nonfinite(model, true, world);
+  std::string weight = first_nonfinite(model, outline, false, world),
+              gradient = first_nonfinite(model, outline, true, world);
   if (!weight.empty())
     error.note("the weight " + weight + " already holds values that are not finite");
   if (weight.empty() && !gradient.empty())
@@ -188,8 +205,12 @@ Trainer::Trainer(Job& job, std::shared_ptr<World> world, std::shared_ptr<torch::
       Parts{config.strategy_config(schema),
             train::Schedule(optimizer, config.table("lr_scheduler"), max_steps_),
             optimizer.is_set("max_grad_norm") ? optimizer.get_number("max_grad_norm") : 0,
-            config.table("run").get_bool("stop_on_nonfinite"), std::nullopt});
+            config.table("run").get_bool("stop_on_nonfinite"), std::nullopt,
+            static_cast<uint64_t>(config.table("run").get_int("seed")),
+            mesh ? dp_rank_ * mesh->size("cp") + mesh->coordinate(world_->rank(), "cp")
+                 : world_->rank()});
   parts_->config.shared.context = plan_->shared.context;  // as planned for these hosts
+  parts_->config.shared.pipeline = plan_->shared.pipeline;
   if (parts_->config.shared.autocast_dtype)
     parts_->autocast = scalar_type(*parts_->config.shared.autocast_dtype);
   if (config.table("run").get_bool("deterministic"))
@@ -200,7 +221,20 @@ Trainer::Trainer(Job& job, std::shared_ptr<World> world, std::shared_ptr<torch::
         .key("distributed.strategy")
         .help("set distributed.strategy = \"fsdp2\"");
   if (!plan_->outline) plan_own_module(*plan_, *outline_, *world_);
-  ParallelizeRequest request{module_, *outline_, plan_->mesh, plan_->tp, parts_->config, world_};
+  const MoeOptions& moe = parts_->config.shared.moe;
+  // Of all of the model, before a rank has only its stages of it.
+  routers_ = std::make_unique<train::Routers>(*module_, !moe.ignore_router_for_ac,
+                                              moe.fake_balanced_gate);
+  if (parts_->config.shared.sizes.pp > 1) {
+    routers_->refuse_balance_over_stages();
+    stages_ = std::make_unique<train::Stages>(*plan_, parts_->config, *outline_, *module_, *world_);
+    routers_->forget_others(*module_);
+    accumulation_ = stages_->runs() * stages_->micro_batches();
+    local_batch_ = parts_->config.shared.pipeline.microbatch_size;
+  }
+  ParallelizeRequest request{module_,   stages_ ? stages_->outline() : *outline_,
+                             plan_->mesh, plan_->tp,
+                             parts_->config, world_};
   loader::guarded(plan_->strategy, "parallelizing the model",
                   [&] { model_ = plan_->strategy.strategy->parallelize(request); });
   if (!model_)
@@ -212,10 +246,7 @@ Trainer::Trainer(Job& job, std::shared_ptr<World> world, std::shared_ptr<torch::
                    " sends over cp: its heads and windows are not known before it runs");
   optimizer_ = train::make_optimizer(optimizer);
   warn_of_narrow_updates(*plan_, *model_, *optimizer_);
-  const MoeOptions& moe = parts_->config.shared.moe;
-  routers_ = std::make_unique<train::Routers>(
-      *module_, !moe.ignore_router_for_ac, moe.fake_balanced_gate,
-      model_->context_parallel() ? model_->context_parallel()->group() : nullptr);
+  if (model_->context_parallel()) routers_->share_samples(model_->context_parallel()->group());
   data_ = model_->data_group();
   expect_all_reduces(*data_, 4096);  // for the sums of each step
 }
@@ -245,7 +276,9 @@ void add_loss(Tensor& sum, const Tensor& loss, const Tensor& more, double count)
 Trainer::Totals Trainer::totals(const Tensor& loss_sum, double count, bool with_votes,
                                 const std::vector<double>& more) {
   at::TensorOptions options = at::TensorOptions().dtype(at::kDouble);
-  bool everyone = data_->size() == world_->size();
+  // Stages but the last have no losses; expert loads are of the stage that has the layer.
+  const std::shared_ptr<Group> pipeline = stages_ ? stages_->group() : nullptr;
+  const bool everyone = data_->size() * (pipeline ? pipeline->size() : 1) == world_->size();
   Tensor mine = at::zeros({2 + static_cast<int64_t>(votes_.size() + more.size())}, options);
   double* values = mine.mutable_data_ptr<double>();
   values[1] = count;
@@ -259,7 +292,12 @@ Trainer::Totals Trainer::totals(const Tensor& loss_sum, double count, bool with_
   };
   Tensor sums = on_device(mine);
   if (loss_sum.defined()) sums.select(0, 0).copy_(loss_sum);
-  data_->all_reduce(sums, ReduceOp::sum, /*control=*/true).wait();
+  if (everyone) {
+    world_->everyone()->all_reduce(sums, ReduceOp::sum, /*control=*/true).wait();
+  } else {
+    data_->all_reduce(sums, ReduceOp::sum, /*control=*/true).wait();
+    if (pipeline) pipeline->all_reduce(sums, ReduceOp::sum, /*control=*/true).wait();
+  }
   if (with_votes && !everyone) {
     Tensor votes = on_device(mine.narrow(0, 2, static_cast<int64_t>(votes_.size())));
     world_->everyone()->all_reduce(votes, ReduceOp::sum, /*control=*/true).wait();
@@ -276,7 +314,62 @@ Trainer::Totals Trainer::totals(const Tensor& loss_sum, double count, bool with_
   return out;
 }
 
-StepResult Trainer::step(const std::function<MicroBatchLoss(int64_t micro)>& forward) try {
+// A loop whose forward knows no stages.
+Trainer::StageForward Trainer::alone(const Forward& forward) const {
+  if (stages_)
+    throw Error(ErrorCode::bad_module,
+                "pp_size = " + std::to_string(parts_->config.shared.sizes.pp) +
+                    ", but the training loop's forward(micro) takes no hidden states of the stage "
+                    "before")
+        .key("distributed.pp_size")
+        .help("give step() and evaluate() a forward(micro, hidden), as meshwright/trainer.h says")
+        .help("set distributed.pp_size = 1");
+  return [&forward](int64_t micro, const Tensor&) { return forward(micro); };
+}
+
+StepResult Trainer::step(const Forward& forward) { return step(alone(forward)); }
+
+void Trainer::train_micro_batches(const StageForward& forward, double assumed, Tensor& loss_sum,
+                                  double& count) {
+  for (int64_t micro = 0; micro < accumulation_; ++micro) {
+    model_->begin_micro_batch(micro + 1 == accumulation_ ? GradientSync::reduce
+                                                         : GradientSync::accumulate);
+    MicroBatchLoss loss;
+    {
+      TraceSpan span(world_->trace(), "forward");
+      AutocastScope autocast(parts_->autocast, world_->device().type());
+      loss = forward(micro, Tensor());
+    }
+    count += static_cast<double>(loss.count);
+    {
+      TraceSpan span(world_->trace(), "backward");
+      routers_->before_backward(static_cast<double>(loss.count), assumed);
+      (loss.sum / assumed).backward();
+    }
+    add_loss(loss_sum, loss.sum, routers_->reported_loss(), static_cast<double>(loss.count));
+  }
+}
+
+void Trainer::train_stages(const StageForward& forward, double assumed, Tensor& loss_sum,
+                           double& count) {
+  std::vector<double> counts(static_cast<size_t>(accumulation_));
+  auto one = [&](int64_t stage, int64_t micro, const Tensor& hidden) {
+    parts_->seed_generator(step_, stage, micro);
+    AutocastScope autocast(parts_->autocast, world_->device().type());
+    MicroBatchLoss loss = forward(micro, hidden);
+    counts[static_cast<size_t>(micro)] = static_cast<double>(loss.count);
+    if (!stages_->is_last(stage)) return loss.sum;
+    count += static_cast<double>(loss.count);
+    add_loss(loss_sum, loss.sum, Tensor(), 0);
+    return loss.sum / assumed;
+  };
+  auto before = [&](int64_t micro) {
+    routers_->before_backward(counts[static_cast<size_t>(micro)], assumed);
+  };
+  for (int64_t run = 0; run < stages_->runs(); ++run) stages_->train(*model_, run, one, before);
+}
+
+StepResult Trainer::step(const StageForward& forward) try {
   c10::DeviceGuard guard(world_->device());
   StepResult result;
   result.step = step_;
@@ -288,23 +381,10 @@ StepResult Trainer::step(const std::function<MicroBatchLoss(int64_t micro)>& for
   double count = 0;
   routers_->begin_step();
   model_->begin_step();
-  for (int64_t micro = 0; micro < accumulation_; ++micro) {
-    model_->begin_micro_batch(micro + 1 == accumulation_ ? GradientSync::reduce
-                                                         : GradientSync::accumulate);
-    MicroBatchLoss loss;
-    {
-      TraceSpan span(world_->trace(), "forward");
-      AutocastScope autocast(parts_->autocast, world_->device().type());
-      loss = forward(micro);
-    }
-    count += static_cast<double>(loss.count);
-    {
-      TraceSpan span(world_->trace(), "backward");
-      routers_->before_backward(static_cast<double>(loss.count), assumed);
-      (loss.sum / assumed).backward();
-    }
-    add_loss(loss_sum, loss.sum, routers_->reported_loss(), static_cast<double>(loss.count));
-  }
+  if (stages_)
+    train_stages(forward, assumed, loss_sum, count);
+  else
+    train_micro_batches(forward, assumed, loss_sum, count);
   model_->end_step();
   auto [all_loss, all_count, votes, load] =
       totals(loss_sum, count, /*with_votes=*/true, routers_->load());
@@ -316,7 +396,7 @@ StepResult Trainer::step(const std::function<MicroBatchLoss(int64_t micro)>& for
   result.grad_norm = model_->clip_grad_norm(parts_->max_grad_norm, scale);
   if (parts_->stop_on_nonfinite &&
       (!std::isfinite(result.loss) || !std::isfinite(result.grad_norm)))
-    throw_nonfinite(result, *model_, *world_);
+    throw_nonfinite(result, *model_, *outline_, *world_);
   if (before_update_) before_update_();
   TraceSpan span(world_->trace(), "optimizer");
   optimizer_->step(model_->update_groups(), result.lr);
@@ -332,19 +412,31 @@ StepResult Trainer::step(const std::function<MicroBatchLoss(int64_t micro)>& for
   throw;
 }
 
-double Trainer::evaluate(int64_t micro_batches,
-                         const std::function<MicroBatchLoss(int64_t micro)>& forward) {
+double Trainer::evaluate(int64_t micro_batches, const Forward& forward) {
+  return evaluate(micro_batches, alone(forward));
+}
+
+double Trainer::evaluate(int64_t micro_batches, const StageForward& forward) {
   c10::NoGradGuard no_grad;
   bool training = module_->is_training();
   module_->eval();
   Tensor loss_sum;
   double count = 0;
-  for (int64_t micro = 0; micro < micro_batches; ++micro) {
+  auto one = [&](bool with_loss, int64_t micro, const Tensor& hidden) {
     AutocastScope autocast(parts_->autocast, world_->device().type());
-    MicroBatchLoss loss = forward(micro);
-    add_loss(loss_sum, loss.sum, routers_->reported_loss(), static_cast<double>(loss.count));
+    MicroBatchLoss loss = forward(micro, hidden);
+    if (!with_loss) return loss.sum;
+    add_loss(loss_sum, loss.sum, stages_ ? Tensor() : routers_->reported_loss(),
+             static_cast<double>(loss.count));
     count += static_cast<double>(loss.count);
-  }
+    return loss.sum;
+  };
+  if (stages_)
+    stages_->evaluate(*model_, micro_batches, [&](int64_t stage, int64_t micro, const Tensor& h) {
+      return one(stages_->is_last(stage), micro, h);
+    });
+  else
+    for (int64_t micro = 0; micro < micro_batches; ++micro) one(true, micro, Tensor());
   module_->train(training);
   auto [all_loss, all_count, votes, more] = totals(loss_sum, count, /*with_votes=*/false);
   return all_count > 0 ? all_loss / all_count : 0;

@@ -9,6 +9,7 @@
 #include "meshwright/footprint.h"
 #include "meshwright/outline.h"
 #include "meshwright/shared_options.h"
+#include "meshwright/sharding_plan.h"
 
 namespace meshwright {
 
@@ -59,6 +60,9 @@ MESHWRIGHT_API ModelOutline stage_outline(const ModelOutline& outline, const Pip
 // footprints above: the stages are the engine's, alike for every strategy.
 MESHWRIGHT_API std::vector<WireRow> pipeline_wire(const ShardingRequest& request,
                                                   const PipelinePlan& plan);
+// Samples of a data-parallel rank and step, and how many runs of the schedule take them.
+MESHWRIGHT_API int64_t step_samples(const Workload& workload);
+MESHWRIGHT_API int64_t pipeline_runs(const PipelineOptions& options, const Workload& workload);
 // Checks that need no model: schedule, csv, batch sizes, with `diagnostics` collecting.
 MESHWRIGHT_API void check_pipeline_options(const SharedOptions& shared, Diagnostics& diagnostics);
 

@@ -29,7 +29,8 @@ MESHWRIGHT_API std::string action_name(const PipelineAction& action);
 // A row of a file of actions: "0F0,(0F1;7B0)OVERLAP_F_B".
 MESHWRIGHT_API std::string actions_row(const PipelineList& actions);
 
-// Of a run of the schedule; 0 where its sizes do not work out, which check_pipeline_options() says.
+// Of a run of the schedule; 0 where its sizes do not work out, which check_pipeline_options() says,
+// or where the batch is "auto" and nobody has said yet what that comes to.
 MESHWRIGHT_API int64_t pipeline_micro_batches(const PipelineOptions& options);
 // Whether the schedule can deal out so many micro-batches over `size` ranks.
 MESHWRIGHT_API bool runs_micro_batches(PipelineSchedule schedule, int64_t size,
@@ -38,6 +39,9 @@ MESHWRIGHT_API bool runs_micro_batches(PipelineSchedule schedule, int64_t size,
 // when it cannot deal them out.
 MESHWRIGHT_API PipelineLists make_actions(PipelineSchedule schedule, int64_t size, int64_t local,
                                           int64_t micro_batches);
+// Forwards alone, as many micro-batches at a time through all stages as there are ranks.
+MESHWRIGHT_API PipelineLists make_forwards(const std::vector<std::vector<int64_t>>& stages_of_rank,
+                                           int64_t micro_batches);
 // The order in a file, a row a rank, checked so that a run of it ends. Without `micro_batches` the
 // file says how many there are. Throws Error(file_unreadable), Error(bad_pipeline) with row and
 // column.

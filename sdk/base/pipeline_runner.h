@@ -19,7 +19,7 @@ namespace meshwright {
 
 // What crosses from stage to stage: hidden states, and their gradients back.
 struct StageMessage {
-  std::vector<int64_t> sizes = {};
+  std::vector<int64_t> sizes = {};  // empty: ranks tell each other in the first run
   at::ScalarType type = at::kFloat;
   at::Device device = at::kCPU;
 };
@@ -29,14 +29,12 @@ struct PipelineSetup {
   PipelineRun run = {};
   std::vector<std::vector<int64_t>> stages_of_rank = {};  // [pp]
   StageMessage message = {};
-  // By stage: units, or modules around them, that it alone uses on its rank; they are let go and
-  // reduced after its last backward.
-  std::vector<std::vector<std::string>> units = {};
-  std::vector<std::string> shared_units = {};  // of all stages of this rank: after the last of all
+  // By stage: its modules. Units in them are let go and reduced after its last backward; those
+  // around or outside of them after the last of all stages of this rank.
+  std::vector<std::vector<std::string>> modules = {};
   // By stage: whether one before it has something to train. Only then gradients go back to that.
   std::vector<bool> needs_input_gradient = {};
-  bool hold = true;          // units stay gathered through the step
-  bool reduce_each = false;  // after every backward, not after a stage's last
+  Trace* trace = nullptr;  // of actions; nullptr: none
 };
 
 class MESHWRIGHT_API PipelineRunner {
@@ -50,9 +48,14 @@ class MESHWRIGHT_API PipelineRunner {
   // `action`: a forward. `input`: the hidden states of the stage before, undefined for the first.
   // Gives the hidden states, or, of the last stage, the scalar that backward begins with.
   using Forward = std::function<at::Tensor(const PipelineAction& action, const at::Tensor& input)>;
-  // Between begin_step() and end_step(). Collective over the group, and with the ranks beside this
-  // one that the units are cut over.
-  void run_step(ParallelModel& model, const Forward& forward);
+  // Called right before the backward of an action, or its first half.
+  using BeforeBackward = std::function<void(const PipelineAction& action)>;
+  // One run of the schedule, between begin_step() and end_step(). `reduce`: the last one of a step.
+  // Collective over the group, and with the ranks beside this one that the units are cut over.
+  void run(ParallelModel& model, const Forward& forward, const BeforeBackward& before = {},
+           bool reduce = true);
+  // Of a list of forwards alone, without gradients.
+  void run_forwards(ParallelModel& model, const Forward& forward);
 
  private:
   struct Pass;
@@ -60,9 +63,15 @@ class MESHWRIGHT_API PipelineRunner {
   bool here(int64_t stage) const;
   int64_t stages() const { return static_cast<int64_t>(rank_of_.size()); }
   void clear();
+  void find_units(const ParallelModel& model);
+  void run_steps(ParallelModel& model, const Forward& forward, const BeforeBackward& before);
+  void tell_sizes(const PipelineStep& step, const at::Tensor& output);
+  void hear_sizes(const PipelineStep& step);
   void receive(const PipelineStep& step);
   void send(const PipelineStep& step);
   void compute_forward(const PipelineAction& action, const Forward& forward);
+  void compute(ParallelModel& model, const PipelineAction& action, const Forward& forward,
+               const BeforeBackward& before);
   void compute_backward(const PipelineAction& action);
   void after_backward(ParallelModel& model, const PipelineAction& action);
   void wait_for_sends();
@@ -74,7 +83,11 @@ class MESHWRIGHT_API PipelineRunner {
     Work work;
     at::Tensor tensor;
   };
-  std::vector<int64_t> rank_of_;  // by stage
+  std::vector<int64_t> rank_of_;                 // by stage
+  std::vector<std::vector<std::string>> units_;  // by stage: those that it alone uses here
+  std::vector<std::string> shared_units_;
+  bool units_known_ = false, reduce_ = true;
+  std::vector<char> sizes_told_;  // by stage: to the next one
   // Of this step: backwards by stage, stages of this rank by micro-batch, micro-batches.
   std::vector<int64_t> passes_left_, stages_left_;
   int64_t micro_batches_left_ = 0;

@@ -57,7 +57,9 @@ PipelineOptions read_pipeline(const Options& table) {
   if (table.is_set("pp_schedule_csv") && !table.is_given("pp_schedule")) out.schedule.clear();
   out.schedule_csv = table.get_string("pp_schedule_csv");
   out.microbatch_size = table.get_int("pp_microbatch_size");
-  out.batch_size = table.get_int("pp_batch_size");
+  out.batch_size = table.find_int("pp_batch_size");
+  out.first_stage_less_layers = table.get_int("first_stage_less_layers");
+  out.last_stage_less_layers = table.get_int("last_stage_less_layers");
   out.layers_per_stage = table.find_int("layers_per_stage");
   std::string round = table.get_string("round_virtual_stages_to_pp_multiple");
   out.round = round == "up"     ? PipelineOptions::Round::up

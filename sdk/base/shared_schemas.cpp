@@ -121,13 +121,19 @@ constexpr std::array kPipeline = {
                       "A file of schedule actions, instead of a named schedule."),
                MESHWRIGHT_OPTIONAL),
     int_option("pp_microbatch_size", "1", 1, "Samples a pipeline micro-batch."),
-    int_option("pp_batch_size", "1", 1,
-               "Samples a pipeline run; a multiple of pp_microbatch_size."),
+    with_flags(int_option("pp_batch_size", "\"auto\"", 1,
+                          "Samples a pipeline run; a multiple of pp_microbatch_size. \"auto\": all "
+                          "that a data-parallel rank has in a step, in one run."),
+               MESHWRIGHT_OPTIONAL),
     with_flags(
         int_option(
             "layers_per_stage", nullptr, 1,
             "Layers a stage at most. Not set: one stage a rank (single) or two (interleaved)."),
         MESHWRIGHT_OPTIONAL),
+    int_option("first_stage_less_layers", "0", 0,
+               "Layers that the first stage has fewer than the others, for its embedding."),
+    int_option("last_stage_less_layers", "0", 0,
+               "Layers that the last stage has fewer than the others, for its norm and head."),
     list_choice(
         "round_virtual_stages_to_pp_multiple", MESHWRIGHT_STRING, nullptr, "up|down",
         MESHWRIGHT_OPTIONAL | MESHWRIGHT_IGNORE_CASE,

@@ -46,7 +46,8 @@ std::vector<std::string> apply_activation_checkpointing(const ParallelizeRequest
 }
 
 void reject_unsupported_sizes(const ParallelizeRequest& request, bool applies_tensor_parallel,
-                              bool applies_expert_parallel, bool applies_context_parallel) {
+                              bool applies_expert_parallel, bool applies_context_parallel,
+                              bool applies_pipeline) {
   const ParallelSizes& sizes = request.config.shared.sizes;
   for (const auto& [name, size] : {std::pair<const char*, int64_t>{"tp", sizes.tp},
                                    {"cp", sizes.cp},
@@ -54,7 +55,8 @@ void reject_unsupported_sizes(const ParallelizeRequest& request, bool applies_te
                                    {"ep", sizes.ep}})
     if (size > 1 && !(applies_tensor_parallel && std::string_view(name) == "tp") &&
         !(applies_expert_parallel && std::string_view(name) == "ep") &&
-        !(applies_context_parallel && std::string_view(name) == "cp"))
+        !(applies_context_parallel && std::string_view(name) == "cp") &&
+        !(applies_pipeline && std::string_view(name) == "pp"))
       throw Error(ErrorCode::not_in_release,
                   std::string(name) + "_size = " + std::to_string(size) +
                       " can be planned but not yet trained: not in this release")
@@ -95,6 +97,7 @@ ShardGroups shard_groups(const ParallelizeRequest& request) {
   const std::string data = plan.device_mesh->size("cp") > 1 ? "dp_cp" : "dp";
   if (plan.device_mesh->has_axis(data) && plan.device_mesh->size(data) != request.world->size())
     out.data = meshes.group(data);
+  if (plan.device_mesh->size("pp") > 1) out.pipeline = meshes.group("pp");
   return out;
 }
 
@@ -260,10 +263,11 @@ void check_context_axes(const ParallelizeRequest& request, const ShardGroups& gr
 }  // namespace
 
 std::unique_ptr<ParallelModel> execute_plan(ParallelizeRequest& request, const ShardingPlan& plan) {
-  // Only rows know units that lie on other axes than the rest.
+  // Only rows know units that lie on other axes than the rest, and that are reduced when told.
+  const bool rows = !plan.replicated && plan.sharding.layout == ShardLayout::rows;
   reject_unsupported_sizes(request, /*applies_tensor_parallel=*/true,
-                           !plan.replicated && plan.sharding.layout == ShardLayout::rows,
-                           /*applies_context_parallel=*/true);
+                           /*applies_expert_parallel=*/rows, /*applies_context_parallel=*/true,
+                           /*applies_pipeline=*/rows);
   check_backend(request);
   check_outline(*request.model, request.outline);
   std::shared_ptr<TensorParallel> tensor_parallel = apply_tensor_parallel(request);
@@ -323,7 +327,8 @@ std::unique_ptr<ParallelModel> plan_and_execute(const Strategy& strategy,
                                                 ParallelizeRequest& request) {
   // What no plan could run. Whether it runs expert parallelism is the plan's to say.
   reject_unsupported_sizes(request, /*applies_tensor_parallel=*/true,
-                           /*applies_expert_parallel=*/true, /*applies_context_parallel=*/true);
+                           /*applies_expert_parallel=*/true, /*applies_context_parallel=*/true,
+                           /*applies_pipeline=*/true);
   check_backend(request);
   const LiveShardingRequest live(request);
   const ShardingPlan plan = strategy.plan_sharding(live);

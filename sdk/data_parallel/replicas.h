@@ -33,6 +33,7 @@ class ReplicatedModel final : public ParallelModel {
     return tensor_parallel_ ? group_ : world_->everyone();
   }
   std::shared_ptr<TensorParallel> tensor_parallel() const override { return tensor_parallel_; }
+  std::vector<std::string> unit_names() const override;
   void hold_units(const std::vector<std::string>& units, bool held) override;
   void reduce_units(const std::vector<std::string>& units) override;
 

@@ -131,6 +131,13 @@ std::vector<size_t> ReplicatedModel::meant(const std::vector<std::string>& units
   });
 }
 
+// Each may be reduced by itself, as far as its bucket goes.
+std::vector<std::string> ReplicatedModel::unit_names() const {
+  std::vector<std::string> out;
+  for (const ParallelParameter& p : described_) out.push_back(p.name);
+  return out;
+}
+
 void ReplicatedModel::hold_units(const std::vector<std::string>& units, bool) {
   meant(units);  // they are whole as long as the model lives
 }

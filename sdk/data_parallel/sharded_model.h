@@ -30,6 +30,10 @@ class ShardedModel final : public ParallelModel {
   std::shared_ptr<TensorParallel> tensor_parallel() const override {
     return context_.groups.tensor_parallel;
   }
+  std::vector<std::string> unit_names() const override;
+  bool reduces_every_micro_batch() const override {
+    return context_.policy.reduction.every_micro_batch;
+  }
   void hold_units(const std::vector<std::string>& units, bool held) override;
   void reduce_units(const std::vector<std::string>& units) override;
 
@@ -62,7 +66,8 @@ class ShardedModel final : public ParallelModel {
   std::vector<std::unique_ptr<Unit>> units_;
   std::vector<Unit*> order_;      // of the first forward
   std::vector<size_t> position_;  // in order_, by unit index
-  bool order_known_ = false, in_step_ = false, whole_ = false;
+  std::vector<bool> begins_;      // by position in order_: whether a pipeline's pass begins there
+  bool pass_begins_ = false, order_known_ = false, in_step_ = false, whole_ = false;
   int64_t forward_began_ = 0;
   std::vector<ParallelParameter> parameters_;
   std::vector<FlatParameterGroup> updates_;

@@ -1,4 +1,5 @@
 // A sharded model's step: hooks, prefetch, reduction and clipping.
+#include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/ScalarType.h>
@@ -37,6 +38,7 @@ void ShardedModel::before_forward(Unit& unit, TensorRefs& inputs) {
     } else if (position_[unit.index] == SIZE_MAX) {
       position_[unit.index] = order_.size();
       order_.push_back(&unit);
+      begins_.push_back(std::exchange(pass_begins_, false));
     }
   }
   if (!recomputing()) prefetch_forward(unit);
@@ -94,8 +96,10 @@ void ShardedModel::prefetch_forward(const Unit& unit) {
     }
     return;
   }
+  // Another stage's pass begins with units that the outermost one does not know.
+  if (context_.told && unit.module_list < 0) return;
   size_t next = position_[unit.index] + 1;
-  if (order_known_ && next < order_.size()) order_[next]->unshard();
+  if (order_known_ && next < order_.size() && !begins_[next]) order_[next]->unshard();
 }
 
 void ShardedModel::prefetch_backward(const Unit& unit) {
@@ -114,8 +118,8 @@ void ShardedModel::prefetch_backward(const Unit& unit) {
   // root.
   size_t at = position_[unit.index];
   if (unit.module_list < 0 && at == 0) {
-    if (order_.size() > 1 && !order_.back()->done) order_.back()->unshard();
-  } else if (at > 0 && at != SIZE_MAX && order_[at - 1]->module_list >= 0 &&
+    if (!context_.told && order_.size() > 1 && !order_.back()->done) order_.back()->unshard();
+  } else if (at > 0 && at != SIZE_MAX && !begins_[at] && order_[at - 1]->module_list >= 0 &&
              !order_[at - 1]->done) {
     order_[at - 1]->unshard();  // a unit inside another may end after what ran before it
   }
@@ -140,6 +144,7 @@ void ShardedModel::begin_micro_batch(GradientSync sync) {
   context_.told = context_.told || told;
   context_.synchronise =
       sync == GradientSync::reduce || (!told && context_.policy.reduction.every_micro_batch);
+  pass_begins_ = told;
   if (told)
     for (auto& unit : units_) unit->done = false;  // each backward gathers ahead anew
 }
@@ -153,8 +158,16 @@ std::vector<Unit*> ShardedModel::meant(const std::vector<std::string>& names) co
   return out;
 }
 
+std::vector<std::string> ShardedModel::unit_names() const {
+  std::vector<std::string> out;
+  for (const auto& unit : units_)
+    if (!unit->parameters().empty()) out.push_back(unit->name);
+  return out;
+}
+
 void ShardedModel::hold_units(const std::vector<std::string>& units, bool held) {
-  for (Unit* unit : meant(units)) unit->hold(held);
+  for (Unit* unit : meant(units))
+    if (!held || !unit->reshards()) unit->hold(held);
 }
 
 void ShardedModel::reduce_units(const std::vector<std::string>& units) {
@@ -253,7 +266,8 @@ double ShardedModel::clip_grad_norm(double max_norm, double scale) {
   const ShardingPolicy& policy = context_.policy;
   if (policy.reduction.average == ReductionPolicy::Average::with_clipping)
     scale /= static_cast<double>(context_.averaged());
-  double norm = clip_gradients(gradient_sets(), max_norm, scale, context_.world->device());
+  double norm = clip_gradients(gradient_sets(), max_norm, scale, context_.world->device(),
+                               context_.groups.pipeline);
   if (policy.checks.reduced && !std::isfinite(norm) && std::isfinite(scale)) {
     Nonfinite mine;
     for (const ParallelParameter& p : parameters_)
@@ -273,23 +287,24 @@ void ShardedModel::check_own_gradients() {
 // that rank. Does nothing where no rank has one: a norm can be infinite because the squares of
 // finite gradients are.
 void ShardedModel::throw_nonfinite(const Nonfinite& mine, const char* when, const char* option) {
-  int64_t index = 0;
-  while (index < static_cast<int64_t>(parameters_.size()) &&
-         parameters_[static_cast<size_t>(index)].name != mine.parameter)
-    ++index;
-  // The smallest of a maximum of negatives: the rank, then the parameter, then what is wrong with
-  // it.
-  auto count = static_cast<int64_t>(parameters_.size());
-  int64_t place = (context_.world->rank() * count + index) * 2 + (mine.infinite ? 1 : 0);
-  double own = mine.parameter.empty() ? -HUGE_VAL : -static_cast<double>(place);
+  const std::shared_ptr<Group> everyone = context_.world->everyone();
+  // The smallest of a maximum of negatives.
+  double own = mine.parameter.empty() ? -HUGE_VAL : -static_cast<double>(everyone->rank());
   Tensor first =
       at::full({1}, own, at::TensorOptions().dtype(at::kDouble).device(context_.world->device()));
-  context_.world->everyone()->all_reduce(first, ReduceOp::max, /*control=*/true).wait();
+  everyone->all_reduce(first, ReduceOp::max, /*control=*/true).wait();
   if (!std::isfinite(first.item<double>())) return;
-  place = static_cast<int64_t>(-first.item<double>());
-  std::string what = "rank " + std::to_string(place / 2 / count) + ": the gradient of " +
-                     parameters_[static_cast<size_t>(place / 2 % count)].name +
-                     (place % 2 == 1 ? " is infinite " : " is NaN ") + when;
+  const auto rank = static_cast<int64_t>(-first.item<double>());
+  // Ranks of a pipeline hold other parameters: that one says which.
+  std::string what = mine.parameter + (mine.infinite ? " is infinite " : " is NaN ");
+  what.resize(512, '\0');
+  Tensor text = at::empty({512}, at::TensorOptions().dtype(at::kByte));
+  std::copy(what.begin(), what.end(), text.mutable_data_ptr<uint8_t>());
+  text = text.to(context_.world->device());
+  everyone->broadcast(text, rank).wait();
+  text = text.cpu();
+  what = reinterpret_cast<const char*>(text.const_data_ptr<uint8_t>());
+  what = "rank " + std::to_string(rank) + ": the gradient of " + what + when;
   throw Error(ErrorCode::nonfinite, what + "; the optimizer has not used it")
       .key(context_.policy.options + "." + option)
       .help(

@@ -136,15 +136,16 @@ bool wider(at::ScalarType type, at::ScalarType other) {
 namespace {
 
 MESHWRIGHT_VECTORISED double float_squares(const float* in, int64_t count) {
+  double lanes[16] = {};  // so that how a model is divided into tensors and ranks does not show
+  int64_t i = 0;
+  for (; i + 16 <= count; i += 16)
+    for (int j = 0; j < 16; ++j) {
+      const auto x = static_cast<double>(in[i + j]);
+      lanes[j] += x * x;
+    }
+  for (; i < count; ++i) lanes[0] += static_cast<double>(in[i]) * static_cast<double>(in[i]);
   double total = 0;
-  for (int64_t block = 0; block < count; block += 1024) {
-    int64_t end = std::min<int64_t>(count, block + 1024), i = block;
-    float lanes[16] = {};
-    for (; i + 16 <= end; i += 16)
-      for (int j = 0; j < 16; ++j) lanes[j] += in[i + j] * in[i + j];
-    for (; i < end; ++i) lanes[0] += in[i] * in[i];
-    for (float lane : lanes) total += static_cast<double>(lane);
-  }
+  for (double lane : lanes) total += lane;
   return total;
 }
 

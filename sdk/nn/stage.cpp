@@ -3,6 +3,7 @@
 #include <ATen/ops/empty.h>
 
 #include <set>
+#include <utility>
 
 #include "meshwright/error.h"
 
@@ -11,6 +12,7 @@ namespace meshwright {
 namespace {
 
 thread_local StagePart stage_of_thread;
+thread_local bool asked_of_thread = false;
 
 bool within(const std::string& name, const std::string& other) {
   return other.empty() || name == other || name.starts_with(other + ".");
@@ -18,9 +20,19 @@ bool within(const std::string& name, const std::string& other) {
 
 }  // namespace
 
-StagePart current_stage() { return stage_of_thread; }
-StageScope::StageScope(const StagePart& part) : outer_(stage_of_thread) { stage_of_thread = part; }
-StageScope::~StageScope() { stage_of_thread = outer_; }
+StagePart current_stage() {
+  asked_of_thread = true;
+  return stage_of_thread;
+}
+StageScope::StageScope(const StagePart& part)
+    : outer_(stage_of_thread), asked_(std::exchange(asked_of_thread, false)) {
+  stage_of_thread = part;
+}
+StageScope::~StageScope() {
+  stage_of_thread = outer_;
+  asked_of_thread = asked_;
+}
+bool StageScope::asked() const { return asked_of_thread; }
 
 void keep_modules(torch::nn::Module& model, const std::vector<std::string>& kept) {
   std::set<std::string> missing(kept.begin(), kept.end());

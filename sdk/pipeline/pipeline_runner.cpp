@@ -3,6 +3,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -56,6 +57,7 @@ PipelineRunner::PipelineRunner(PipelineSetup setup) : setup_(std::move(setup)) {
     for (const PipelineStep& step : steps)
       micro_batches_ = std::max(micro_batches_, step.action.micro_batch + 1);
   sends_.resize(2 * rank_of_.size());
+  sizes_told_.assign(rank_of_.size(), setup_.message.sizes.empty() ? 0 : 1);
   passes_.resize(rank_of_.size() * static_cast<size_t>(micro_batches_));
   for (const PipelineStep& step : setup_.run.steps[static_cast<size_t>(setup_.group->rank())]) {
     names_.push_back(action_name(step.action) + " of the pipeline");
@@ -97,7 +99,52 @@ void PipelineRunner::clear() {
   for (std::deque<Sent>& under_way : sends_) under_way.clear();
 }
 
+// Units are alike on the ranks that they are cut over, which run the same stages.
+void PipelineRunner::find_units(const ParallelModel& model) {
+  if (std::exchange(units_known_, true)) return;
+  units_.assign(rank_of_.size(), {});
+  auto inside = [](const std::string& unit, const std::vector<std::string>& modules) {
+    return std::any_of(modules.begin(), modules.end(), [&](const std::string& module) {
+      return unit == module || unit.starts_with(module + ".");
+    });
+  };
+  for (const std::string& unit : model.unit_names()) {
+    int64_t users = 0, stage = 0;
+    for (int64_t s : setup_.stages_of_rank[static_cast<size_t>(setup_.group->rank())])
+      if (inside(unit, setup_.modules[static_cast<size_t>(s)])) stage = s, ++users;
+    (users == 1 ? units_[static_cast<size_t>(stage)] : shared_units_).push_back(unit);
+  }
+}
+
+// [dimensions, sizes...] ahead of a stage's first hidden states. A rank waits for them where a
+// receive stands, which the order of all ranks' steps allows.
+constexpr int64_t kMostDimensions = 8;
+
+void PipelineRunner::tell_sizes(const PipelineStep& step, const Tensor& output) {
+  if (std::exchange(sizes_told_[static_cast<size_t>(step.action.stage)], 1) != 0) return;
+  Tensor header = at::zeros({1 + kMostDimensions}, at::kLong);
+  auto* values = header.mutable_data_ptr<int64_t>();
+  values[0] = output.dim();
+  std::copy(output.sizes().begin(), output.sizes().end(), values + 1);
+  const std::array<PeerMessage, 1> message{
+      PeerMessage{PeerMessage::Way::send, step.peer, header.to(setup_.message.device)}};
+  setup_.group->send_receive(message).wait();
+}
+
+void PipelineRunner::hear_sizes(const PipelineStep& step) {
+  if (std::exchange(sizes_told_[static_cast<size_t>(step.action.stage - 1)], 1) != 0) return;
+  const Tensor header = at::zeros(
+      {1 + kMostDimensions}, at::TensorOptions().dtype(at::kLong).device(setup_.message.device));
+  const std::array<PeerMessage, 1> message{
+      PeerMessage{PeerMessage::Way::receive, step.peer, header}};
+  setup_.group->send_receive(message).wait();
+  const Tensor here = header.cpu();
+  const auto* values = here.const_data_ptr<int64_t>();
+  setup_.message.sizes.assign(values + 1, values + 1 + std::min(values[0], kMostDimensions));
+}
+
 void PipelineRunner::receive(const PipelineStep& step) {
+  if (step.action.kind == Kind::forward) hear_sizes(step);
   Pass& pass = pass_of(step.action);
   const bool there = step.action.kind == Kind::forward;
   const Tensor into = take_slot();
@@ -112,6 +159,7 @@ void PipelineRunner::send(const PipelineStep& step) {
   const bool there = step.action.kind == Kind::forward;
   const Tensor what =
       there ? std::exchange(pass.output, {}).detach() : std::exchange(pass.input, {}).grad();
+  if (there) tell_sizes(step, what);
   // As many as the simulation says never make the sender wait, and no more, are kept alive.
   const auto boundary = static_cast<size_t>(step.action.stage - (there ? 0 : 1));
   std::deque<Sent>& under_way = sends_[2 * boundary + (there ? 0 : 1)];
@@ -135,15 +183,21 @@ void PipelineRunner::compute_forward(const PipelineAction& action, const Forward
   detail::WeightGradientScope scope(pass.weights);
   Tensor output = forward(action, input);
   const bool last = action.stage + 1 == stages();
+  if (!last && setup_.message.sizes.empty() && output.dim() <= kMostDimensions)
+    setup_.message.sizes = output.sizes().vec();
   if (!last && (output.sizes() != at::IntArrayRef(setup_.message.sizes) ||
                 output.scalar_type() != setup_.message.type))
     throw Error(ErrorCode::bad_module,
                 "stage " + std::to_string(action.stage) +
                     " gave hidden states of another shape or dtype than the next stage waits for")
-        .help("a model's stages pass on one tensor [batch, tokens, hidden]");
+        .help("a model's stages pass on one tensor [batch, tokens, hidden] of the same shape");
   if (output.requires_grad()) pass.root = torch::autograd::impl::gradient_edge(output);
+  if (!c10::GradMode::is_enabled()) {  // nobody comes back for it
+    pass.input = Tensor();
+    if (!pass.input_slot.defined() || !output.is_alias_of(pass.input_slot)) give_slots(pass);
+  }
   if (last) {
-    pass.gradient = at::ones_like(output);
+    if (output.requires_grad()) pass.gradient = at::ones_like(output);
     return;
   }
   pass.output = output.is_contiguous() ? output : output.contiguous();
@@ -179,14 +233,17 @@ void PipelineRunner::compute_backward(const PipelineAction& action) {
 }
 
 void PipelineRunner::after_backward(ParallelModel& model, const PipelineAction& action) {
-  const std::vector<std::string>& units = setup_.units[static_cast<size_t>(action.stage)];
-  const bool done = --passes_left_[static_cast<size_t>(action.stage)] == 0;
-  if (done && setup_.hold && !units.empty()) model.hold_units(units, false);
-  if ((done || setup_.reduce_each) && !units.empty()) model.reduce_units(units);
-  const bool shared = --stages_left_[static_cast<size_t>(action.micro_batch)] == 0;
-  if (shared) --micro_batches_left_;
-  if (shared && (setup_.reduce_each || micro_batches_left_ == 0) && !setup_.shared_units.empty())
-    model.reduce_units(setup_.shared_units);
+  const std::vector<std::string>& units = units_[static_cast<size_t>(action.stage)];
+  const bool each = model.reduces_every_micro_batch(),
+             done = --passes_left_[static_cast<size_t>(action.stage)] == 0;
+  if (done && !units.empty()) model.hold_units(units, false);
+  if (((done && reduce_) || each) && !units.empty()) model.reduce_units(units);
+  const bool all_stages = --stages_left_[static_cast<size_t>(action.micro_batch)] == 0;
+  if (all_stages) --micro_batches_left_;
+  if (shared_units_.empty() || !all_stages) return;
+  const bool over = micro_batches_left_ == 0;
+  if (over) model.hold_units(shared_units_, false);
+  if (each || (reduce_ && over)) model.reduce_units(shared_units_);
 }
 
 void PipelineRunner::wait_for_sends() {
@@ -196,43 +253,69 @@ void PipelineRunner::wait_for_sends() {
     for (; !under_way.empty(); under_way.pop_front()) under_way.front().work.wait();
 }
 
-void PipelineRunner::run_step(ParallelModel& model, const Forward& forward) {
-  clear();
+void PipelineRunner::compute(ParallelModel& model, const PipelineAction& action,
+                             const Forward& forward, const BeforeBackward& before) {
+  if (action.kind == Kind::forward) return compute_forward(action, forward);
+  if (action.kind == Kind::weight) {
+    Pass& pass = pass_of(action);
+    if (auto weights = std::exchange(pass.weights, {})) weights->run();
+    give_slots(pass);
+  } else {
+    if (before) before(action);
+    compute_backward(action);
+  }
+  if (action.kind != Kind::input) after_backward(model, action);
+}
+
+void PipelineRunner::run_steps(ParallelModel& model, const Forward& forward,
+                               const BeforeBackward& before) {
   const auto me = static_cast<size_t>(setup_.group->rank());
-  passes_left_.assign(rank_of_.size(), micro_batches_);
-  stages_left_.assign(static_cast<size_t>(micro_batches_),
-                      static_cast<int64_t>(setup_.stages_of_rank[me].size()));
-  micro_batches_left_ = micro_batches_;
-  if (setup_.hold) model.hold_units({}, true);
+  const bool training = c10::GradMode::is_enabled();
   for (size_t i = 0; i < setup_.run.steps[me].size(); ++i) {
     const PipelineStep& step = setup_.run.steps[me][i];
     detail::Activity activity(names_[i], kind_name(step.kind));
-    const bool back = step.action.kind != Kind::forward;
-    if (step.kind != PipelineStep::Kind::compute && back) {  // nobody wants some gradients
+    if (step.kind == PipelineStep::Kind::compute) {
+      if (training) model.begin_micro_batch(GradientSync::when_told);
+      const bool traced = setup_.trace != nullptr && setup_.trace->enabled;
+      const int64_t began = traced ? Trace::now() : 0;
+      compute(model, step.action, forward, before);
+      if (traced)
+        setup_.trace->span(Trace::Lane::compute, action_name(step.action), began, Trace::now());
+      continue;
+    }
+    if (step.action.kind != Kind::forward) {  // nobody wants some gradients
       const int64_t of = step.action.stage + (step.kind == PipelineStep::Kind::receive ? 1 : 0);
       if (!setup_.needs_input_gradient[static_cast<size_t>(of)]) continue;
     }
-    if (step.kind == PipelineStep::Kind::receive) {
+    if (step.kind == PipelineStep::Kind::receive)
       receive(step);
-    } else if (step.kind == PipelineStep::Kind::send) {
+    else
       send(step);
-    } else {
-      model.begin_micro_batch(GradientSync::when_told);
-      if (step.action.kind == Kind::weight) {
-        Pass& pass = pass_of(step.action);
-        if (auto weights = std::exchange(pass.weights, {})) weights->run();
-        give_slots(pass);
-      } else if (back) {
-        compute_backward(step.action);
-      }
-      if (back) {
-        if (step.action.kind != Kind::input) after_backward(model, step.action);
-      } else {
-        compute_forward(step.action, forward);
-      }
-    }
   }
   wait_for_sends();
+}
+
+void PipelineRunner::run(ParallelModel& model, const Forward& forward, const BeforeBackward& before,
+                         bool reduce) {
+  clear();
+  find_units(model);
+  reduce_ = reduce;
+  passes_left_.assign(rank_of_.size(), micro_batches_);
+  stages_left_.assign(
+      static_cast<size_t>(micro_batches_),
+      static_cast<int64_t>(
+          setup_.stages_of_rank[static_cast<size_t>(setup_.group->rank())].size()));
+  micro_batches_left_ = micro_batches_;
+  model.hold_units({}, true);
+  run_steps(model, forward, before);
+}
+
+void PipelineRunner::run_forwards(ParallelModel& model, const Forward& forward) {
+  c10::NoGradGuard no_grad;
+  clear();
+  model.hold_units({}, true);
+  run_steps(model, forward, {});
+  model.hold_units({}, false);
 }
 
 }  // namespace meshwright

@@ -5,6 +5,7 @@
 #include <functional>
 
 #include "meshwright/error.h"
+#include "sdk/base/pipeline.h"
 #include "sdk/base/text.h"
 #include "tp_errors.h"
 
@@ -310,19 +311,15 @@ int64_t pipeline_size(const ShardingRequest& request) {
 }
 
 int64_t runs_of(const ShardingRequest& request) {
-  const Workload& work = request.workload;
-  int64_t runs = std::max<int64_t>(work.accumulation, 1);
-  if (pipeline_size(request) == 1) return runs;
-  // One run of the schedule takes pp_batch_size samples.
-  int64_t batch = std::max<int64_t>(request.config.shared.pipeline.batch_size, 1);
-  return times(runs,
-               std::max<int64_t>(work.local_batch / batch + (work.local_batch % batch != 0), 1));
+  if (pipeline_size(request) == 1) return std::max<int64_t>(request.workload.accumulation, 1);
+  return pipeline_runs(request.config.shared.pipeline, request.workload);
 }
 
 int64_t micro_batches_of(const ShardingRequest& request) {
   if (pipeline_size(request) == 1) return 1;
   const PipelineOptions& pipeline = request.config.shared.pipeline;
-  return std::max<int64_t>(pipeline.batch_size / std::max<int64_t>(pipeline.microbatch_size, 1), 1);
+  const int64_t batch = pipeline.batch_size.value_or(step_samples(request.workload));
+  return std::max<int64_t>(batch / std::max<int64_t>(pipeline.microbatch_size, 1), 1);
 }
 
 int64_t passes_of(const ShardingRequest& request) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <optional>
 #include <set>
+#include <tuple>
 #include <utility>
 
 #include "pipeline_lists.h"
@@ -140,13 +141,36 @@ std::vector<std::vector<int64_t>> place(int64_t stages, int64_t pp, bool v) {
   return out;
 }
 
-void deal_evenly(PipelinePlan& plan, int64_t stages, int64_t layers) {
+// `most`: layers of a stage that an end can have fewer; `even`: those of a stage without that.
+void check_ends(const PipelineOptions& options, int64_t most, int64_t even) {
+  for (auto [key, end, less] :
+       {std::tuple(kFirstLessKey, "first", options.first_stage_less_layers),
+        std::tuple(kLastLessKey, "last", options.last_stage_less_layers)})
+    if (less > most)
+      throw bad(std::string("the ") + end + " stage is to have " + counted(less, "layer") +
+                    " fewer than the others, which have " + std::to_string(most),
+                key)
+          .help(set_line(key, std::to_string(even / 2)))
+          .help(set_line(key, "0"));
+}
+
+// As if the ends had layers more, which their embedding and head take the place of (torchtitan).
+int64_t dealt_layers(int64_t layers, const PipelineOptions& options) {
+  return layers + options.first_stage_less_layers + options.last_stage_less_layers;
+}
+
+void deal_evenly(PipelinePlan& plan, int64_t stages, int64_t layers,
+                 const PipelineOptions& options) {
+  const int64_t dealt = dealt_layers(layers, options), fewest = dealt / stages;
+  check_ends(options, fewest, layers / stages);
   int64_t next = 0;
   for (int64_t s = 0; s < stages; ++s) {
     PipelineStage stage;
     stage.index = s;
     stage.first_layer = next;
-    stage.layer_count = layers / stages + (s < layers % stages ? 1 : 0);
+    stage.layer_count = fewest + (s < dealt % stages ? 1 : 0);
+    if (s == 0) stage.layer_count -= options.first_stage_less_layers;
+    if (s + 1 == stages) stage.layer_count -= options.last_stage_less_layers;
     next += stage.layer_count;
     plan.stages.push_back(std::move(stage));
   }
@@ -232,7 +256,7 @@ void deal_csv(PipelinePlan& plan, int64_t layers, int64_t pp, const PipelineOpti
                 kLayersPerStageKey)
           .help("leave out " + std::string(kLayersPerStageKey));
   }
-  deal_evenly(plan, stages, layers);
+  deal_evenly(plan, stages, layers, options);
 }
 
 }  // namespace
@@ -271,6 +295,7 @@ PipelinePlan plan_stages(int64_t layers, int64_t pp_size, const PipelineOptions&
   if (pp_size < 1)
     throw bad("pp_size = " + std::to_string(pp_size) + " is below 1", kSizeKey)
         .help(set_line(kSizeKey, "1"));
+  check_ends(options, layers, layers / pp_size);  // before anything is added to them
   PipelinePlan plan;
   bool csv = !options.schedule_csv.empty();
   // A file of actions needs no schedule; one that is named beside it must still exist.
@@ -297,14 +322,16 @@ PipelinePlan plan_stages(int64_t layers, int64_t pp_size, const PipelineOptions&
     deal_parts(plan, layers, pp_size, parts);
   } else if (!csv) {
     StageCount count =
-        count_stages(layers, pp_size, plan.schedule, options.layers_per_stage, options.round);
+        count_stages(dealt_layers(layers, options), pp_size, plan.schedule,
+                     options.layers_per_stage, options.round);
     if (!count.problem.empty()) {
       Error error = bad(count.problem, count.key);
-      for (const std::string& help : stage_helps(layers, pp_size, plan.schedule, options))
+      for (const std::string& help :
+           stage_helps(dealt_layers(layers, options), pp_size, plan.schedule, options))
         error.help(help);
       throw error;
     }
-    deal_evenly(plan, count.stages, layers);
+    deal_evenly(plan, count.stages, layers, options);
   }
   if (!csv)
     plan.stages_of_rank =
@@ -319,8 +346,8 @@ PipelinePlan plan_stages(int64_t layers, int64_t pp_size, const PipelineOptions&
   const int64_t micro = pipeline_micro_batches(options);
   if (!csv && micro > 0 && pp_size > 1)
     check_micro_batches(plan.schedule, pp_size, most, micro, options.microbatch_size);
-  if (micro < most)
-    plan.warnings.push_back("pp_batch_size " + std::to_string(options.batch_size) +
+  if (options.batch_size && micro < most)
+    plan.warnings.push_back("pp_batch_size " + std::to_string(options.batch_size.value_or(0)) +
                             " at pp_microbatch_size " + std::to_string(options.microbatch_size) +
                             " makes " + counted(micro, "micro-batch", "es") + ", fewer than the " +
                             counted(most, "stage") + " of a rank: ranks will wait for each other");
@@ -401,6 +428,13 @@ void check_pipeline_options(const SharedOptions& shared, Diagnostics& diagnostic
                         .help(set_line(kScheduleKey, "\"1F1B\""))
                         .help(set_line(kScheduleKey, "\"Interleaved1F1B\"")));
   }
+  if (options.scale_grads_in_schedule)
+    diagnostics.add(Error(ErrorCode::option_refused,
+                          "scale_grads_in_schedule = true, but gradients are those of the mean over "
+                          "all targets of a step, which a division by the number of micro-batches "
+                          "would make too small")
+                        .key("distributed.pipeline.scale_grads_in_schedule")
+                        .help("leave out distributed.pipeline.scale_grads_in_schedule"));
   try {
     if (!options.schedule.empty()) parse_schedule(options.schedule);
   } catch (const Error& error) {
@@ -411,7 +445,7 @@ void check_pipeline_options(const SharedOptions& shared, Diagnostics& diagnostic
   } catch (const Error& error) {
     diagnostics.add(error);
   }
-  int64_t batch = options.batch_size, micro = options.microbatch_size;
+  int64_t micro = options.microbatch_size, batch = options.batch_size.value_or(micro);
   if (batch < 1 || micro < 1 || batch % micro != 0) {
     // A rule between two keys of the file: it holds whatever the world and the model are.
     Error error(ErrorCode::conflict, "pp_batch_size " + std::to_string(batch) +

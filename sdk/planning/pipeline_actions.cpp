@@ -225,6 +225,20 @@ std::string actions_row(const PipelineList& actions) {
   return out;
 }
 
+PipelineLists make_forwards(const std::vector<std::vector<int64_t>>& stages_of_rank,
+                            int64_t micro_batches) {
+  const auto ranks = static_cast<int64_t>(stages_of_rank.size());
+  PipelineLists out;
+  for (const std::vector<int64_t>& stages : stages_of_rank) {
+    PipelineList& list = out.emplace_back();
+    for (int64_t first = 0; first < micro_batches; first += ranks)
+      for (int64_t stage : stages)
+        for (int64_t j = first; j < std::min(first + ranks, micro_batches); ++j)
+          list.push_back({PipelineAction::Kind::forward, stage, j});
+  }
+  return out;
+}
+
 PipelineLists make_actions(PipelineSchedule schedule, int64_t size, int64_t local,
                            int64_t micro_batches) {
   pipeline::check_micro_batches(schedule, size, local, micro_batches, 1);

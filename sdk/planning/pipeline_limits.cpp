@@ -7,7 +7,21 @@
 namespace meshwright {
 
 int64_t pipeline_micro_batches(const PipelineOptions& options) {
-  return options.batch_size / std::max<int64_t>(options.microbatch_size, 1);
+  return options.batch_size.value_or(0) / std::max<int64_t>(options.microbatch_size, 1);
+}
+
+int64_t step_samples(const Workload& workload) {
+  int64_t samples = 0;
+  return __builtin_mul_overflow(std::max<int64_t>(workload.local_batch, 1),
+                                std::max<int64_t>(workload.accumulation, 1), &samples)
+             ? INT64_MAX
+             : samples;
+}
+
+int64_t pipeline_runs(const PipelineOptions& options, const Workload& workload) {
+  const int64_t samples = step_samples(workload),
+                batch = std::max<int64_t>(options.batch_size.value_or(samples), 1);
+  return std::max<int64_t>(samples / batch + (samples % batch != 0), 1);
 }
 
 bool runs_micro_batches(PipelineSchedule schedule, int64_t size, int64_t micro_batches) {

@@ -40,6 +40,7 @@ struct JobPlan;
 namespace train {
 class Optimizer;
 class Routers;
+class Stages;
 Optimizer& optimizer_of(Trainer& trainer);  // the engine's own, for its checkpoints
 }  // namespace train
 
@@ -77,8 +78,8 @@ MESHWRIGHT_API std::shared_ptr<World> join_world(
 
 // One micro-batch's loss: the sum over its targets, and how many there were.
 struct MicroBatchLoss {
-  at::Tensor sum;     // 0-dim, float
-  int64_t count = 0;  // may be 0
+  at::Tensor sum;     // 0-dim, float; of a pipeline's stages but the last: their hidden states
+  int64_t count = 0;  // may be 0; the same on all stages
 };
 
 // What any rank may raise and all learn of in the same step, at no collective of its own.
@@ -116,8 +117,16 @@ class MESHWRIGHT_API Trainer {
   ~Trainer();
 
   // Collective. `forward(micro)` is called for each micro-batch of this rank. Throws
-  // Error(nonfinite) before the optimizer's update when run.stop_on_nonfinite is set.
-  StepResult step(const std::function<MicroBatchLoss(int64_t micro)>& forward);
+  // Error(nonfinite) before the optimizer's update when run.stop_on_nonfinite is set,
+  // Error(bad_module) under a pipeline.
+  using Forward = std::function<MicroBatchLoss(int64_t micro)>;
+  StepResult step(const Forward& forward);
+  // The same, also under a pipeline: called for each stage of this rank and each micro-batch, in the
+  // order of the schedule. `hidden`: what the stage before gave; undefined for the first one, which
+  // reads its tokens as the last one its targets. current_stage() (meshwright/nn/stage.h) says which
+  // it is; without a pipeline it is all of the model.
+  using StageForward = std::function<MicroBatchLoss(int64_t micro, const at::Tensor& hidden)>;
+  StepResult step(const StageForward& forward);
   // Called in every step right before the optimizer writes: until then the values are those of the
   // step before, and may be read by other threads.
   void before_update(std::function<void()> hook) { before_update_ = std::move(hook); }
@@ -125,8 +134,8 @@ class MESHWRIGHT_API Trainer {
   void vote(RankSignal vote) { votes_[static_cast<size_t>(vote)] = 1; }
   // Collective. The mean loss over micro-batches without gradients; every rank makes the same
   // number of calls of `forward`.
-  double evaluate(int64_t micro_batches,
-                  const std::function<MicroBatchLoss(int64_t micro)>& forward);
+  double evaluate(int64_t micro_batches, const Forward& forward);
+  double evaluate(int64_t micro_batches, const StageForward& forward);
 
   // Collective. Writes <folder>/step_N, N the steps done: every rank its own shards, published by a
   // rename once all are on the disk. Throws Error(output_unwritable), the same on every rank; what
@@ -140,11 +149,13 @@ class MESHWRIGHT_API Trainer {
 
   ParallelModel& model() { return *model_; }
   torch::nn::Module& module() { return *module_; }
-  const ModelOutline& outline() const { return *outline_; }
+  const ModelOutline& outline() const { return *outline_; }  // of the whole model
   World& world() { return *world_; }
   const plan::JobPlan& plan() const { return *plan_; }
+  // Micro-batches of a step on this rank, and samples of each; under a pipeline those of its stages.
   int64_t accumulation() const { return accumulation_; }
   int64_t local_batch() const { return local_batch_; }
+  train::Stages* stages() { return stages_.get(); }  // the engine's own; nullptr: no pipeline
   int64_t data_parallel_size() const { return dp_; }
   int64_t data_parallel_rank() const { return dp_rank_; }
   int64_t max_steps() const { return max_steps_; }
@@ -161,6 +172,11 @@ class MESHWRIGHT_API Trainer {
   };
   Totals totals(const at::Tensor& loss_sum, double count, bool with_votes,
                 const std::vector<double>& more = {});
+  StageForward alone(const Forward& forward) const;
+  void train_micro_batches(const StageForward& forward, double assumed, at::Tensor& loss_sum,
+                           double& count);
+  void train_stages(const StageForward& forward, double assumed, at::Tensor& loss_sum,
+                    double& count);
   std::shared_ptr<World> world_;
   std::shared_ptr<torch::nn::Module> module_;
   std::unique_ptr<ModelOutline> outline_;
@@ -169,6 +185,7 @@ class MESHWRIGHT_API Trainer {
   std::unique_ptr<ParallelModel> model_;
   std::unique_ptr<train::Optimizer> optimizer_;
   std::unique_ptr<train::Routers> routers_;
+  std::unique_ptr<train::Stages> stages_;
   std::shared_ptr<Group> data_;
   int64_t accumulation_ = 1, local_batch_ = 1, dp_ = 1, dp_rank_ = 0, max_steps_ = 0, step_ = 0,
           expected_ = 1;

@@ -22,6 +22,7 @@ struct Curve {
 
 inline Curve curve_of(const Layout& layout, int steps, int parameters_after = 5) {
   Curve out;
+  std::mutex mutex;
   run_ranks(layout.ranks, [&](const std::shared_ptr<World>& world) {
     Rank rank(layout, world);
     rank.initialize();
@@ -34,7 +35,9 @@ inline Curve curve_of(const Layout& layout, int steps, int parameters_after = 5)
         for (const ParallelParameter& p : rank.trainer.model().parameters())
           mine.parameters[p.name] = rank.trainer.model().full_tensor(p.name).clone();
     }
-    if (world->rank() == 0) out = std::move(mine);
+    std::lock_guard lock(mutex);
+    if (world->rank() == 0) out.losses = std::move(mine.losses), out.norms = std::move(mine.norms);
+    out.parameters.merge(mine.parameters);  // stages of a pipeline have others each
   });
   return out;
 }

@@ -64,7 +64,7 @@ Curve steps_of(const Layout& layout, How how) {
         Tensor ids = samples(step, rank.net->outline().vocab_size)
                          .narrow(0, rank.trainer.data_parallel_rank() * rows, rows);
         if (how == How::alone) return one_by_one(rank.net, ids.contiguous());
-        return train::loss_of(rank.trainer, rank.net, ids,
+        return train::loss_of(rank.trainer, rank.net, ids, {},
                               how == How::packed ? std::optional<int64_t>(kEnd) : std::nullopt);
       });
       mine.losses.push_back(result.loss);

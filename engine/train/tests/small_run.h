@@ -83,14 +83,14 @@ struct Rank {
   }
   StepResult step() {
     int64_t first = trainer.next_step() * batch, rows = trainer.local_batch();
-    return trainer.step([&](int64_t micro) {
+    return trainer.step([&](int64_t micro, const at::Tensor& hidden) {
       at::Tensor ids = at::empty({rows, kLength + 1}, at::kLong);
       int64_t from =
           first + (micro * trainer.data_parallel_size() + trainer.data_parallel_rank()) * rows;
       for (int64_t row = 0; row < rows; ++row)
         fill_sample(from + row, net->outline().vocab_size,
                     ids.mutable_data_ptr<int64_t>() + row * (kLength + 1));
-      return train::loss_of(trainer, net, ids);
+      return train::loss_of(trainer, net, ids, hidden);
     });
   }
   Job job;

@@ -52,7 +52,9 @@ struct MoeOptions {
 struct PipelineOptions {
   std::string schedule = "1f1b";  // as written
   std::string schedule_csv;
-  int64_t microbatch_size = 1, batch_size = 1;
+  int64_t microbatch_size = 1;
+  std::optional<int64_t> batch_size;  // nullopt: all samples of a data-parallel rank and step
+  int64_t first_stage_less_layers = 0, last_stage_less_layers = 0;
   std::optional<int64_t> layers_per_stage;
   enum class Round : uint8_t { none, up, down } round = Round::none;
   StringTable module_fqns_per_model_part;

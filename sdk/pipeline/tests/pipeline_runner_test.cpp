@@ -93,7 +93,7 @@ Tensor loss_of(const Tensor& logits, const Tensor& ids) {
   return at::cross_entropy_loss(logits.flatten(0, 1), ids.narrow(1, 1, kTokens).flatten());
 }
 
-std::unique_ptr<ParallelModel> shard(Net& net, DeviceMesh& mesh, bool reshard,
+std::unique_ptr<ParallelModel> shard(Net& net, DeviceMesh& mesh, const Row& row,
                                      const std::shared_ptr<World>& world) {
   ShardGroups groups;
   groups.shard = mesh.group("dp_shard");
@@ -101,8 +101,9 @@ std::unique_ptr<ParallelModel> shard(Net& net, DeviceMesh& mesh, bool reshard,
   groups.data = groups.shard;
   ShardingPolicy policy;
   policy.precision.mp = {DType::float32, DType::float32, DType::float32, true};
+  policy.reduction.every_micro_batch = row.reduce_each;
   const ModelOutline outline = outline_of(*net);
-  return shard_model(net.ptr(), bind_units(*net, outline, plan_units(outline, reshard)), policy,
+  return shard_model(net.ptr(), bind_units(*net, outline, plan_units(outline, !row.hold)), policy,
                      groups, world);
 }
 
@@ -131,13 +132,12 @@ Result whole(const Row& row) {
     DeviceMesh mesh(Mesh({{"dp_shard", row.shards}}), world);
     Net net;
     freeze(net, row.frozen_layers);
-    std::unique_ptr<ParallelModel> model = shard(net, mesh, true, world);
+    std::unique_ptr<ParallelModel> model = shard(net, mesh, row, world);
     for (int64_t step = 0; step < kSteps; ++step) {
       model->begin_step();
       for (int64_t m = 0; m < row.micro_batches; ++m) {
-        model->begin_micro_batch(m + 1 == row.micro_batches || row.reduce_each
-                                     ? GradientSync::reduce
-                                     : GradientSync::accumulate);
+        model->begin_micro_batch(m + 1 == row.micro_batches ? GradientSync::reduce
+                                                            : GradientSync::accumulate);
         const Tensor ids = batch(step, m, world->rank());
         Tensor loss = loss_of(net(ids.narrow(1, 0, kTokens)), ids);
         if (world->rank() == 0) out.losses[step * 100 + m] = loss.item<double>();
@@ -175,10 +175,8 @@ void train_stages(Job& job, const std::shared_ptr<World>& world) {
   setup.group = mesh.group("pp");
   setup.run = job.run;
   setup.stages_of_rank = job.plan.stages_of_rank;
-  setup.message.sizes = {kRows, kTokens, kWidth};
-  setup.hold = row.hold;
-  setup.reduce_each = row.reduce_each;
-  setup.units.resize(job.plan.stages.size());
+  if (row.micro_batches % 2 == 0) setup.message.sizes = {kRows, kTokens, kWidth};
+  setup.modules.resize(job.plan.stages.size());
   std::vector<std::string> kept;
   for (const PipelineStage& stage : job.plan.stages) {
     setup.needs_input_gradient.push_back(
@@ -186,21 +184,19 @@ void train_stages(Job& job, const std::shared_ptr<World>& world) {
     if (stage.rank != me) continue;
     for (int64_t i = stage.first_layer; i < stage.first_layer + stage.layer_count; ++i) {
       kept.push_back("layers." + std::to_string(i));
-      if (i >= row.frozen_layers)
-        setup.units[static_cast<size_t>(stage.index)].push_back(kept.back());
+      setup.modules[static_cast<size_t>(stage.index)].push_back(kept.back());
     }
     if (stage.index == 0) kept.emplace_back("embed");
     if (job.last(stage.index)) kept.insert(kept.end(), {"norm", "head"});
-    if (stage.index == 0 || job.last(stage.index)) setup.shared_units = {"root"};
   }
   Net net;
   keep_modules(*net, kept);
   freeze(net, row.frozen_layers);
-  std::unique_ptr<ParallelModel> model = shard(net, mesh, !row.hold, world);
+  std::unique_ptr<ParallelModel> model = shard(net, mesh, row, world);
   PipelineRunner runner(setup);
   for (int64_t step = 0; step < kSteps; ++step) {
     model->begin_step();
-    runner.run_step(*model, [&](const PipelineAction& action, const Tensor& input) {
+    runner.run(*model, [&](const PipelineAction& action, const Tensor& input) {
       const PipelineStage& stage = job.plan.stages[static_cast<size_t>(action.stage)];
       StageScope scope({.first = action.stage == 0,
                         .last = job.last(action.stage),

@@ -34,9 +34,11 @@ class MESHWRIGHT_API StageScope {
   ~StageScope();
   StageScope(const StageScope&) = delete;
   StageScope& operator=(const StageScope&) = delete;
+  bool asked() const;  // whether somebody has called current_stage() since
 
  private:
   StagePart outer_;
+  bool asked_;  // before
 };
 
 // Takes out of the model what has parameters and is neither in nor around one of the modules

@@ -20,8 +20,10 @@ struct GradientSet {
 // Collective: every rank passes the same sets in the same order, also when it has no element of
 // one. Multiplies all by `scale`, then by min(1, max_norm / (norm + 1e-6)) when max_norm > 0;
 // returns the L2 norm after `scale`, before clipping. A norm that is not finite leaves the
-// gradients unclipped. `device`: where the groups reduce.
+// gradients unclipped. `device`: where the groups reduce. `pipeline`: ranks that hold other
+// parameters, whose squares add up to those of all sets; null: none.
 MESHWRIGHT_API double clip_gradients(const std::vector<GradientSet>& sets, double max_norm,
-                                     double scale, at::Device device);
+                                     double scale, at::Device device,
+                                     const std::shared_ptr<Group>& pipeline = {});
 
 }  // namespace meshwright

@@ -105,12 +105,17 @@ class MESHWRIGHT_API ParallelModel {
   // before each forward and each backward. `units`: names of units or of modules around them; {}:
   // all. Both throw Error(internal) for a name without units.
   //
-  // Local. Held units are gathered at their next use and stay until let go or the step ends.
+  // Units with parameters, outer ones last. Local.
+  virtual std::vector<std::string> unit_names() const { refuse(); }
+  // Local. Held units are gathered at their next use and stay until let go or the step ends; not
+  // those that are to be freed after every forward.
   virtual void hold_units(const std::vector<std::string>& /*units*/, bool /*held*/) { refuse(); }
   // Collective, alike on all ranks: starts to reduce what has added up. end_step() ends with
   // Error(internal) where something was not. Whole gradients (replicas, ZeRO levels 0 and 1) reduce
   // once a step.
   virtual void reduce_units(const std::vector<std::string>& /*units*/) { refuse(); }
+  // Whether each backward's gradients are reduced by themselves, not those of a step together.
+  virtual bool reduces_every_micro_batch() const { return false; }
 
  private:
   [[noreturn]] static void refuse() {

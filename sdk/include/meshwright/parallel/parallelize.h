@@ -14,7 +14,7 @@ namespace meshwright {
 // the plan,
 // in the order of torch FSDP2. What Strategy::parallelize does unless it is overridden. Notices of
 // the plan become notices of the world. Throws Error(bad_module) for a unit without hooks and for
-// an outline that is not the model's, Error(not_in_release) for cp or pp above 1.
+// an outline that is not the model's, Error(not_in_release) for what it does not apply.
 MESHWRIGHT_API std::unique_ptr<ParallelModel> execute_plan(ParallelizeRequest& request,
                                                            const ShardingPlan& plan);
 
@@ -48,12 +48,14 @@ MESHWRIGHT_API std::vector<std::string> layer_names(const ModelOutline& outline,
 MESHWRIGHT_API std::vector<std::string> apply_activation_checkpointing(
     const ParallelizeRequest& request, bool whole_layers);
 
-// Throws Error(not_in_release) when the request asks for pp above 1, or for tp, ep or cp above 1 of
-// a strategy that does not apply it.
+// Throws Error(not_in_release) when the request asks for tp, ep, cp or pp above 1 of a strategy that
+// does not apply it. Under pp the request is one of a rank's stages alone; the model's passes then
+// come as ParallelModel says of pipelines.
 MESHWRIGHT_API void reject_unsupported_sizes(const ParallelizeRequest& request,
                                              bool applies_tensor_parallel = false,
                                              bool applies_expert_parallel = false,
-                                             bool applies_context_parallel = false);
+                                             bool applies_context_parallel = false,
+                                             bool applies_pipeline = false);
 
 // Throws Error(device_unavailable) when the strategy's own option `backend` names another back end
 // than the world's.

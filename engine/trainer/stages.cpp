@@ -1,0 +1,155 @@
+#include "engine/trainer/stages.h"
+
+#include <torch/nn/module.h>
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include "meshwright/nn/stage.h"
+#include "meshwright/parallel/context_split.h"
+#include "meshwright/parallel/scalar_type.h"
+#include "sdk/base/context_plan.h"
+#include "sdk/base/pipeline_actions.h"
+
+namespace meshwright::train {
+
+using at::Tensor;
+
+namespace {
+
+bool lies_in(std::string_view name, std::string_view module) {
+  return name.starts_with(module) && (name.size() == module.size() || name[module.size()] == '.');
+}
+
+// The stage that a parameter belongs to; what lies outside of all of them goes with the first.
+int64_t stage_of(const PipelinePlan& plan, std::string_view parameter) {
+  for (const PipelineStage& stage : plan.stages)
+    for (const std::string& module : stage.modules)
+      if (lies_in(parameter, module)) return stage.index;
+  return 0;
+}
+
+// By stage: whether one before it has something to train. Known to all ranks alike.
+std::vector<bool> trainable_before(const PipelinePlan& plan, const torch::nn::Module& model) {
+  std::vector<bool> trains(plan.stages.size() + 1, false);
+  for (const auto& item : model.named_parameters())
+    if (item.value().requires_grad())
+      trains[static_cast<size_t>(stage_of(plan, item.key())) + 1] = true;
+  for (size_t s = 1; s < trains.size(); ++s) trains[s] = trains[s] || trains[s - 1];
+  trains.pop_back();
+  return trains;
+}
+
+// Rows, tokens and width of a rank's hidden states.
+std::vector<int64_t> hidden_sizes(const plan::JobPlan& plan, const StrategyConfig& config) {
+  const ParallelSizes& sizes = config.shared.sizes;
+  int64_t length = plan.workload.seq_len;
+  if (!plan.outline || length <= 0) return {};
+  if (sizes.cp > 1)
+    length = ContextSplit(length, sizes.cp, context_balance(config.shared.context)).rows();
+  if (plan::cuts_sequence(plan.tp)) length /= sizes.tp;
+  return {config.shared.pipeline.microbatch_size, length, plan.outline->hidden_size};
+}
+
+}  // namespace
+
+Stages::Stages(const plan::JobPlan& plan, const StrategyConfig& config, const ModelOutline& whole,
+               torch::nn::Module& model, World& world)
+    : plan_(plan.pipeline ? *plan.pipeline
+                          : plan_pipeline(whole, config.shared.sizes.pp, config.shared.pipeline)),
+      sizes_(hidden_sizes(plan, config)),
+      type_(scalar_type(config.shared.pipeline.dtype.value_or(config.shared.mp.output))),
+      needs_input_gradient_(trainable_before(plan_, model)),
+      model_name_(whole.architecture),
+      mesh_(*plan.mesh.device_mesh),
+      world_(world),
+      runs_(pipeline_runs(config.shared.pipeline, plan.workload)),
+      micro_batches_(pipeline_micro_batches(config.shared.pipeline)) {
+  const int64_t me = mesh_.coordinate(world.rank(), "pp");
+  run_ = simulate_pipeline(plan_actions(plan_, config.shared.pipeline, micro_batches_));
+  outline_ = stage_outline(whole, plan_, me);
+  std::vector<std::string> kept;
+  for (const PipelineStage& stage : plan_.stages)
+    if (stage.rank == me) kept.insert(kept.end(), stage.modules.begin(), stage.modules.end());
+  keep_modules(model, kept);
+}
+
+const std::shared_ptr<Group>& Stages::group() {
+  if (!group_) {
+    std::vector<int64_t> ranks = mesh_.group(world_.rank(), "pp");
+    group_ = world_.group("pp", ranks);
+  }
+  return group_;
+}
+
+PipelineSetup Stages::setup(PipelineRun run, std::vector<int64_t> sizes) {
+  PipelineSetup out;
+  out.group = group();
+  out.run = std::move(run);
+  out.stages_of_rank = plan_.stages_of_rank;
+  out.message.sizes = std::move(sizes);
+  out.message.type = type_;
+  out.message.device = world_.device();
+  for (const PipelineStage& stage : plan_.stages) out.modules.push_back(stage.modules);
+  out.needs_input_gradient = needs_input_gradient_;
+  out.trace = &world_.trace();
+  return out;
+}
+
+// Hidden states cross in the dtype of messages; units take their inputs in their own.
+PipelineRunner::Forward Stages::within_stage(int64_t first_micro, const Forward& forward) const {
+  return [this, first_micro, &forward](const PipelineAction& action, const Tensor& hidden) {
+    const PipelineStage& stage = plan_.stages[static_cast<size_t>(action.stage)];
+    StageScope scope({.first = action.stage == 0,
+                      .last = is_last(action.stage),
+                      .begin = stage.first_layer,
+                      .end = stage.first_layer + stage.layer_count});
+    Tensor out = forward(action.stage, first_micro + action.micro_batch, hidden);
+    if (!scope.asked())
+      throw Error(ErrorCode::bad_module,
+                  model_name_ + " does not compute stage by stage: its forward did not ask "
+                                "current_stage(), so it would run all layers on every rank")
+          .key("distributed.pp_size")
+          .help("see meshwright/nn/stage.h for what a model of stages does")
+          .help("set distributed.pp_size = 1");
+    return is_last(action.stage) ? out : out.to(type_);
+  };
+}
+
+void Stages::train(ParallelModel& model, int64_t run, const Forward& forward,
+                   const BeforeBackward& before) {
+  if (!runner_) runner_ = std::make_unique<PipelineRunner>(setup(run_, sizes_));
+  const int64_t first = run * micro_batches_;
+  runner_->run(
+      model, within_stage(first, forward),
+      [&](const PipelineAction& action) { before(first + action.micro_batch); },
+      /*reduce=*/run + 1 == runs_);
+}
+
+void Stages::evaluate(ParallelModel& model, int64_t micro_batches, const Forward& forward) {
+  if (!evaluator_ || evaluated_ != micro_batches) {
+    PipelineRun run = simulate_pipeline(make_forwards(plan_.stages_of_rank, micro_batches));
+    // Nothing stays in flight: so many on their way let every rank work.
+    for (int64_t& slot : run.slots)
+      slot = std::min(slot, static_cast<int64_t>(plan_.stages_of_rank.size()));
+    evaluator_ = std::make_unique<PipelineRunner>(setup(std::move(run), sizes_));
+    evaluated_ = micro_batches;
+  }
+  evaluator_->run_forwards(model, within_stage(0, forward));
+}
+
+Tensor Stages::forward(ParallelModel& model, std::vector<int64_t> hidden, const Forward& forward) {
+  PipelineRunner once(
+      setup(simulate_pipeline(make_forwards(plan_.stages_of_rank, 1)), std::move(hidden)));
+  Tensor out;
+  const Forward keep = [&](int64_t stage, int64_t micro, const Tensor& input) {
+    Tensor result = forward(stage, micro, input);
+    if (is_last(stage)) out = result;
+    return result;
+  };
+  once.run_forwards(model, within_stage(0, keep));
+  return out;
+}
+
+}  // namespace meshwright::train

@@ -1,0 +1,69 @@
+// The pipeline stages of a rank: what becomes of a model before it is parallelized, and the runs of
+// a step.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "engine/plan/plan.h"
+#include "meshwright/trainer.h"
+#include "sdk/base/pipeline_runner.h"
+
+namespace meshwright::train {
+
+class Stages {
+ public:
+  // Takes out of `model` what other ranks have. `whole`: its outline before that. Throws
+  // Error(bad_pipeline) where it cannot be cut, Error(bad_module) where it lacks a module of the
+  // outline.
+  Stages(const plan::JobPlan& plan, const StrategyConfig& config, const ModelOutline& whole,
+         torch::nn::Module& model, World& world);
+
+  // Of what this rank keeps.
+  const ModelOutline& outline() const { return outline_; }
+  // The ranks of pp. Collective over them the first time.
+  const std::shared_ptr<Group>& group();
+  // Of a step: each run takes as many.
+  int64_t runs() const { return runs_; }
+  int64_t micro_batches() const { return micro_batches_; }
+  bool is_last(int64_t stage) const {
+    return stage + 1 == static_cast<int64_t>(plan_.stages.size());
+  }
+
+  // What one stage makes of one micro-batch of the step; of the last stage a scalar.
+  using Forward = std::function<at::Tensor(int64_t stage, int64_t micro, const at::Tensor& hidden)>;
+  using BeforeBackward = std::function<void(int64_t micro)>;
+  // Collective. Run `run` of the step, within a StageScope each.
+  void train(ParallelModel& model, int64_t run, const Forward& forward,
+             const BeforeBackward& before);
+  // Collective. Forwards alone, of any number of micro-batches.
+  void evaluate(ParallelModel& model, int64_t micro_batches, const Forward& forward);
+  // Collective. One forward of a batch of any shape; `hidden`: the shape of what crosses. Gives what
+  // the last stage made, on its rank; undefined on others.
+  at::Tensor forward(ParallelModel& model, std::vector<int64_t> hidden, const Forward& forward);
+  // The rank of pp that has the last stage.
+  int64_t last_rank() const { return plan_.stages.back().rank; }
+
+ private:
+  PipelineSetup setup(PipelineRun run, std::vector<int64_t> sizes);
+  PipelineRunner::Forward within_stage(int64_t first_micro, const Forward& forward) const;
+
+  PipelinePlan plan_;
+  PipelineRun run_;  // simulated
+  ModelOutline outline_;
+  std::vector<int64_t> sizes_;  // of hidden states; empty: known when they come
+  at::ScalarType type_;
+  std::vector<bool> needs_input_gradient_;
+  std::string model_name_;
+  Mesh mesh_;
+  World& world_;
+  int64_t runs_ = 1, micro_batches_ = 1;
+  std::shared_ptr<Group> group_;
+  std::unique_ptr<PipelineRunner> runner_, evaluator_;
+  int64_t evaluated_ = 0;  // micro-batches of the evaluator
+};
+
+}  // namespace meshwright::train
