@@ -34,6 +34,13 @@ Layout staged_layout(const std::string& model, const OnMesh& mesh,
   return out;
 }
 
+// The same ranks, each with all layers: half as many.
+Layout without_stages(Layout layout) {
+  layout.ranks /= 2;
+  std::erase(layout.sets, kPp2);
+  return layout;
+}
+
 // Where two curves are not the same bits.
 std::string unlike(const Curve& curve, const Curve& truth) {
   std::string out;
@@ -60,6 +67,107 @@ TEST_CASE("pipelines: every schedule alone gives the bits of one process") {
   }
   const Layout breadth = staged_layout(model, {2, {kPp2}}, {schedule("LoopedBFS")});
   CHECK(strays(curve_of(breadth, 20, 20), truth) == "");
+}
+
+TEST_CASE("pipelines: four ranks, any number of micro-batches") {
+  TestFolder folder("pipelines_of_four");
+  const std::string model = write_model(folder.path, kDeep);
+  // m = 1, p, 2p - 1, 2p, 3p, p + 1
+  for (int64_t micro : {1, 4, 7, 8, 12, 5}) {
+    auto with = [&](const OnMesh& mesh, const std::vector<std::string>& more = {}) {
+      Layout layout = staged_layout(model, mesh, more);
+      layout.batch = micro;
+      return layout;
+    };
+    const Curve truth = curve_of(with(kAlone), 6, 6);
+    for (const auto& [name, runs] :
+         {std::pair("GPipe", true), std::pair("1F1B", true),
+          std::pair("Interleaved1F1B", true), std::pair("InterleavedZeroBubble", true),
+          std::pair("ZBVZeroBubble", true), std::pair("DualPipeV", micro >= 7)}) {
+      if (!runs) continue;
+      const Layout layout = with({4, {kPp4}}, {schedule(name)});
+      INFO(layout.text() << ", micro-batches " << micro);
+      CHECK(unlike(curve_of(layout, 6, 6), truth) == "");
+    }
+  }
+}
+
+TEST_CASE("pipelines: with every other axis and option") {
+  TestFolder folder("pipelines_beside");
+  const std::string model = write_model(folder.path, kStaged);
+  const Curve truth = curve_of(staged_layout(model, kAlone, {}, 3), 20, 20);
+  const std::string zero = schedule("InterleavedZeroBubble"), v = schedule("ZBVZeroBubble"),
+                    turns = schedule("Interleaved1F1B");
+  for (const auto& [mesh, more] : std::vector<std::pair<OnMesh, std::vector<std::string>>>{
+           {{4, {kPp2}}, {}},  // two shards
+           {{4, {kPp2}}, {v}},
+           {{4, {kPp2}}, {"distributed.fsdp2.reshard_after_forward=true"}},
+           {{4, {kPp2}}, {turns, "distributed.fsdp2.reshard_after_forward=true"}},
+           {{4, {kPp2}}, {"distributed.fsdp2.defer_fsdp_grad_sync=false"}},
+           {{4, {kPp2}}, {v, "distributed.fsdp2.defer_fsdp_grad_sync=false"}},
+           {{8, {kPp2, kReplicate2}}, {zero}},
+           {{4, {kPp2, kTp2}}, {}},
+           {{4, {kPp2, kTp2}}, {kSequence, zero}},
+           {{4, {kPp2, kTp2}}, {kSequence, v}},
+           {{4, {kPp2, kCp2}}, {kGather}},
+           {{4, {kPp2, kCp2}}, {kRing, turns}},
+           {{4, {kPp2, kCp2}}, {kUlysses, v}},
+           {{8, {kPp2, kCp2, kTp2}}, {kRing, kSequence}},
+           {{8, {kPp2, kTp2}}, {turns}},
+           {{2, {kPp2}}, {v, "distributed.activation_checkpointing=\"full\""}},
+           {{2, {kPp2}}, {zero, "distributed.activation_checkpointing=\"selective\""}},
+           {{2, {kPp2}}, {zero, "distributed.fsdp2.offload_policy=\"cpu\""}},
+           {{2, {kPp2}}, {"distributed.pipeline.first_stage_less_layers=1"}},
+           {{2, {kPp2}}, {"distributed.pipeline.last_stage_less_layers=1"}},
+           {{2, {kPp2}}, {"distributed.pipeline.pp_batch_size=6"}},  // two runs a step
+           {{4, {kPp2}}, {v, "distributed.pipeline.pp_batch_size=3"}},
+           {{2, {kPp2}},
+            {"distributed.pipeline.module_fqns_per_model_part=[[\"model.embed_tokens\", "
+             "\"model.layers.0\"], [\"model.layers.1\", \"model.layers.2\", \"model.layers.3\", "
+             "\"model.norm\", \"lm_head\"]]"}}}) {
+    const Layout layout = staged_layout(model, mesh, more, 3);
+    INFO(layout.text());
+    const Curve curve = curve_of(layout, 20, 20);
+    // At a v's turn a unit of both stages reduces what has come of either by then.
+    if (layout.text().find("ZBVZeroBubble\" distributed.fsdp2.defer") == std::string::npos)
+      CHECK(unlike(curve, curve_of(without_stages(layout), 20, 20)) == "");
+    CHECK(strays(curve, truth, 5) == "");
+  }
+}
+
+TEST_CASE("pipelines: families of models, and experts") {
+  TestFolder folder("pipelines_families");
+  const char* two = R"(, "num_hidden_layers": 2, "tie_word_embeddings": false)";
+  for (SmallModel m : {kGemma3, kQwen3, kPhi3, kLongRope, kMistral}) {
+    const std::string more = std::string(m.more) + two;
+    m.more = more.c_str();
+    const std::string model = write_model(folder.path, m);
+    const Layout layout = staged_layout(model, {2, {kPp2}});
+    INFO(m.name << ": " << layout.text());
+    CHECK(unlike(curve_of(layout, 5), curve_of(staged_layout(model, kAlone), 5)) == "");
+  }
+  for (SmallModel m : {kMixtral, kQwen3Moe}) {
+    const std::string more =
+        std::string(m.more) + R"(, "num_hidden_layers": 4, "tie_word_embeddings": false)";
+    m.more = more.c_str();
+    const std::string model = write_model(folder.path, m);
+    const Curve truth = curve_of(staged_layout(model, kAlone, {}, 3), 10);
+    for (const auto& [mesh, sets] : std::vector<std::pair<OnMesh, std::vector<std::string>>>{
+             {{2, {kPp2}}, {}},
+             {{2, {kPp2}}, {schedule("ZBVZeroBubble")}},
+             {{4, {kPp2, kEp2}}, {}},
+             {{4, {kPp2, kEp2}}, {schedule("InterleavedZeroBubble")}},
+             {{8, {kPp2, kEp2}}, {schedule("Interleaved1F1B")}}}) {
+      for (const char* strategy : {"fsdp2", "moe_ep"}) {
+        Layout layout = staged_layout(model, mesh, sets, 3);
+        layout.strategy = strategy;
+        INFO(m.name << ": " << layout.text());
+        const Curve curve = curve_of(layout, 10);
+        CHECK(unlike(curve, curve_of(without_stages(layout), 10)) == "");
+        CHECK(strays(curve, truth) == "");
+      }
+    }
+  }
 }
 
 }  // namespace pipeline_test
