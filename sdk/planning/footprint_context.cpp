@@ -10,11 +10,23 @@
 namespace meshwright::footprint {
 namespace {
 
-bool cuts_attention(const TpPlan& plan) {
-  return std::any_of(plan.entries.begin(), plan.entries.end(), [](const TpEntry& entry) {
-    return entry.style.kind == TpStyleKind::column &&
-           (entry.pattern.ends_with("k_proj") || entry.pattern.ends_with("qkv_proj"));
-  });
+// Whether a rank of tp has a part of the heads: what leads into attention leaves them cut, all of
+// it or none of it (tp_check.cpp).
+bool cuts_heads(const ShardingRequest& request) {
+  if (request.tp.entries.empty()) return false;
+  const ModuleIndex index(request.outline);
+  for (const TpEntry& entry : request.tp.entries) {
+    if (entry.style.kind != TpStyleKind::column || entry.style.output != TpLayout::shard_last)
+      continue;
+    for (std::string_view name : entry.modules)
+      if (in_attention(name.substr(index.layer_of(name).size()))) return true;
+  }
+  return false;
+}
+
+// The dtype in which attention gets queries, keys and values, and sends them.
+DType attention_dtype(const ShardingRequest& request) {
+  return request.config.shared.autocast_dtype.value_or(precision_of(request).param);
 }
 
 // The window of a layer by its name, "model.layers.3": names stay global on a pipeline's stages.
@@ -46,7 +58,7 @@ class ContextRows {
       : plan_(attention.plan),
         split_(std::max<int64_t>(request.workload.seq_len, 1), attention.ranks, plan_.balance),
         rank_(attention.rank),
-        element_(dtype_size(precision_of(request).param)),
+        element_(dtype_size(attention_dtype(request))),
         wide_(std::max<int64_t>(element_, 4)),
         tokens_(tokens),
         row_(times(tokens, request.outline.head_dim)),
@@ -155,7 +167,7 @@ std::optional<ContextAttentionPlan> context_attention_of(const ShardingRequest& 
   out.ranks = mesh.size("cp");
   if (out.ranks <= 1) return std::nullopt;
   out.rank = mesh.coordinate(request.rank, "cp");
-  const int64_t tp = cuts_attention(request.tp) ? mesh.size("tp") : 1;
+  const int64_t tp = cuts_heads(request) ? mesh.size("tp") : 1;
   // Of a model that says nothing of heads, 0.
   auto of_rank = [&](int64_t heads) { return heads == 0 ? 0 : std::max<int64_t>(heads / tp, 1); };
   out.heads = of_rank(request.outline.attention_heads);
@@ -172,7 +184,7 @@ void add_context_rows(const ShardingRequest& request, const ModuleIndex& index, 
 
 int64_t context_transient(const ShardingRequest& request, const ContextAttentionPlan& attention) {
   const ContextPlan& plan = attention.plan;
-  const int64_t element = dtype_size(precision_of(request).param),
+  const int64_t element = dtype_size(attention_dtype(request)),
                 wide = std::max<int64_t>(element, 4), size = request.outline.head_dim;
   // Of one rank's tokens, with the heads that this rank then has.
   const int64_t keys = times(2 * size, std::max(attention.kv_heads, plan.ulysses));

@@ -1,10 +1,8 @@
 // Samples divided over the ranks of cp: every model takes the steps of one process on every mesh,
-// by every method, and sends what its plan says. Before doctest: LibTorch has a CHECK of its own.
+// by every method. Before doctest: LibTorch has a CHECK of its own.
 #include "engine/train/tests/context_layouts.h"
 
 #include <doctest/doctest.h>
-
-#include "engine/train/tests/traffic.h"
 
 namespace context_parallel_test {
 
@@ -82,60 +80,6 @@ TEST_CASE("context parallel: experts, whose balance counts the tokens of all ran
       CHECK(strays(curve_of(layout, 12), mesh.ranks == 4 ? halves : truth) == "");
     }
   }
-}
-
-TEST_CASE("context parallel: a step sends what its plan says") {
-  TestFolder folder("context_parallel_wire");
-  const std::string grouped = write_model(folder.path, kGrouped),
-                    windows = write_model(folder.path, kMistral);
-  std::mutex mutex;
-  for (Case c : {Case{"gather", 2, 1, {{"distributed.context.method", "\"all_gather\""}}},
-                 Case{"ring", 2, 2, {{"distributed.context.method", "\"ring\""}}},
-                 Case{"ulysses", 2, 1, {{"distributed.context.method", "\"ulysses\""}}},
-                 Case{"recomputed",
-                      2,
-                      1,
-                      {{"distributed.context.method", "\"ring\""},
-                       {"distributed.activation_checkpointing", "\"full\""}}},
-                 Case{"kept",
-                      2,
-                      1,
-                      {{"distributed.context.method", "\"all_gather\""},
-                       {"distributed.activation_checkpointing", "\"selective\""}}},
-                 Case{"of four",
-                      4,
-                      1,
-                      {{"distributed.cp_size", "4"}, {"distributed.context.method", "\"ring\""}}},
-                 Case{"both",
-                      4,
-                      1,
-                      {{"distributed.cp_size", "4"},
-                       {"distributed.context.method", "\"ring\""},
-                       {"distributed.context.ulysses_size", "2"}}},
-                 Case{"shards", 4, 1, {{"distributed.context.method", "\"all_gather\""}}}})
-    for (const std::string& model : {grouped, windows}) {
-      const bool four = std::string(c.name) == "of four" || std::string(c.name) == "both";
-      c.model = model;
-      c.keys.insert(c.keys.begin(), {"distributed.cp_size", four ? "4" : "2"});
-      c.keys.emplace_back("step_scheduler.global_batch_size",
-                          std::to_string(2 * c.accumulation * c.ranks / (four ? 4 : 2)));
-      run_ranks(c.ranks, [&](const std::shared_ptr<World>& world) {
-        Job job = job_of(c);
-        modules::CausalLM net = modules::build_model(model, DType::float32, at::kMeta);
-        Trainer trainer(job, world, net.ptr(), net->outline(), 16);
-        for (const ParallelParameter& p : trainer.model().parameters())
-          modules::initialize(*net, p, 1);
-        trainer.model().after_optimizer_step();
-        INFO(c.name);
-        check_traffic(
-            *world, trainer,
-            [&](int64_t) {
-              at::Tensor ids = at::empty({trainer.local_batch(), 17}, at::kLong).fill_(3);
-              return train::loss_of(trainer, net, ids);
-            },
-            mutex);
-      });
-    }
 }
 
 }  // namespace context_parallel_test

@@ -82,6 +82,55 @@ TEST_CASE("layers with windows hold the chunks that their windows reach, and nee
   }
 }
 
+TEST_CASE(
+    "a rank of tp sends its heads: what the patterns match counts, not how they are written") {
+  struct Row {
+    StringMap patterns;
+    int64_t heads;  // key-value heads of a rank
+  };
+  const std::string attention = "model.layers.*.self_attn.", mlp = "model.layers.*.mlp.";
+  for (const Row& row : {
+           Row{{{attention + "q_proj", "colwise"},
+                {attention + "k_proj", "colwise"},
+                {attention + "v_proj", "colwise"},
+                {attention + "o_proj", "rowwise"}},
+               1},
+           Row{{{attention + "[qkv]_proj", "colwise"}, {attention + "o_proj", "rowwise"}}, 1},
+           Row{{{"*.*.?.*_attn.[!o]*", "colwise"}, {"*.*.?.*_attn.o*", "rowwise"}}, 1},
+           // Put together again before attention sees them.
+           Row{{{attention + "[qkv]_proj", "colwise_rep"}}, 2},
+           Row{{{mlp + "[gu]*_proj", "colwise"}, {mlp + "down_proj", "rowwise"}}, 2},
+           Row{{{"lm_head", "colwise_rep"}}, 2},
+       }) {
+    CAPTURE(row.patterns.front().first);
+    Job job = context_job(2, 32, ContextMethod::ring);  // 16 tokens a rank
+    job.sizes.tp = 2, job.world = 4;
+    job.plan();
+    job.tp =
+        select_tp_plan(job.outline, {2, false, {TpPlanChoice::Kind::custom, "", row.patterns}});
+    // Of two layers: keys and values twice, and their gradients.
+    check_row(fully_sharded_footprint(job.request(), {}), "cp", "send", 2 * 3,
+              2 * 3 * 16 * row.heads * 4 * 4);
+  }
+}
+
+TEST_CASE("attention over cp sends and holds what autocast makes of queries, keys and values") {
+  for (ContextMethod method :
+       {ContextMethod::all_gather, ContextMethod::ring, ContextMethod::ulysses}) {
+    Job cast = context_job(2, 32, method), half = cast;
+    cast.config.shared.autocast_dtype = half.config.shared.mp.param = DType::bfloat16;
+    auto wire = [](const Job& job) {
+      std::string out;
+      for (const WireRow& row : fully_sharded_footprint(job.request(), {}).wire)
+        if (row.axis == "cp") out += row.op + " " + std::to_string(row.bytes) + "; ";
+      return out;
+    };
+    CHECK(wire(cast) == wire(half));
+    CHECK(wire(cast) != wire(context_job(2, 32, method)));
+    CHECK(held(cast) == held(half));
+  }
+}
+
 TEST_CASE("heads for tokens: the gradient of the output brings a float for each row and head") {
   Job job = context_job(2, 12, ContextMethod::ulysses);  // 6 tokens a rank
   const int64_t queries = 6 * 8 * 4, keys = 6 * 4 * 4, sums = 6 * 4 * 4;
