@@ -18,7 +18,9 @@
 
 #include "key_exchange.h"
 #include "meshwright/error.h"
+#include "meshwright/parallel/trace_span.h"
 #include "sdk/comm/activity.h"
+#include "sdk/comm/group_impl.h"
 #include "sdk/nn/attention_parts.h"
 
 namespace meshwright::detail {
@@ -118,6 +120,7 @@ class HeadExchange {
 struct Core {
   ContextGroups groups;
   std::string activity;  // "attention of model.layers.3.self_attn.core"
+  Trace& trace() const { return *GroupAccess::of(*groups.context).trace; }
 };
 
 // One call of one core, forward and backward.
@@ -151,6 +154,7 @@ class Pass {
     at::TensorOptions wide = query.options().dtype(compute);
     Tensor into = once ? at::empty_like(kept.query) : Tensor(), partial, lse;
     make_exchange()->forward(kept.keys, [&](std::vector<KeyPart>& keys) {
+      const TraceSpan span(core_->trace(), "forward block of ", core_->activity);
       Tensor some = once ? into : at::empty(kept.query.sizes(), wide);
       Tensor some_lse = at::empty(lse_sizes(kept.query), wide);
       std::vector<QueryPart> queries = query_parts(kept.query);
@@ -196,6 +200,7 @@ class Pass {
         queries[p].first = true;
       }
       to_keys = make_exchange()->backward(kept.keys, [&](std::vector<KeyPart>& keys) {
+        const TraceSpan span(core_->trace(), "backward block of ", core_->activity);
         attend_backward(options_, documents_, queries, keys);
         for (QueryPart& part : queries) part.first = false;
       });

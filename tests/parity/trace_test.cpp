@@ -1,5 +1,8 @@
-// What `train --trace` writes: a Chrome trace a rank, and in it gathers and reductions that run
-// beside computation.
+// What `train --trace` writes: a Chrome trace a rank, and in it gathers, reductions and messages
+// that run beside computation.
+#include <algorithm>
+#include <map>
+
 #include "curves.h"
 
 using namespace meshwright::parity;
@@ -43,6 +46,47 @@ double share_beside_computation(const std::vector<Bar>& bars, const std::string&
   }
   REQUIRE(all > 0);
   return static_cast<double>(beside) / all;
+}
+
+// Of each call of attention over cp, block by block: how many messages were posted before a block
+// was computed and waited for after it, "1 1 0"; where calls differ, one after the other.
+struct Beside {
+  std::string forward, backward;
+  int64_t calls = 0, messages = 0;  // of all
+};
+
+// `forward`, `backward`: blocks of a call.
+Beside beside_blocks(std::vector<Bar> bars, size_t forward, size_t backward) {
+  std::sort(bars.begin(), bars.end(), [](const Bar& a, const Bar& b) { return a.begin < b.begin; });
+  std::vector<Bar> messages;
+  std::map<std::string, std::vector<Bar>> of_core;  // blocks of each core and direction
+  for (const Bar& bar : bars) {
+    if (bar.name == "cp send_receive") messages.push_back(bar);
+    if (bar.name.find("block of attention of ") != std::string::npos)
+      of_core[bar.name].push_back(bar);
+  }
+  Beside out;
+  out.messages = static_cast<int64_t>(messages.size());
+  for (const auto& [name, all] : of_core) {
+    const size_t blocks = name.starts_with("forward") ? forward : backward;
+    REQUIRE(all.size() % blocks == 0);
+    for (size_t first = 0; first < all.size(); first += blocks) {
+      std::string counts;
+      for (size_t i = first; i < first + blocks; ++i) {
+        const auto count = std::count_if(messages.begin(), messages.end(), [&](const Bar& m) {
+          return m.begin <= all[i].begin && m.end >= all[i].end;
+        });
+        counts += (i == first ? "" : " ") + std::to_string(count);
+      }
+      std::string& said = name.starts_with("forward") ? out.forward : out.backward;
+      if (said.empty())
+        said = counts;
+      else if (said != counts && said.size() < 200)
+        said += ", " + counts;
+      ++out.calls;
+    }
+  }
+  return out;
 }
 
 }  // namespace
@@ -118,4 +162,43 @@ TEST_CASE("asynchronous tensor parallelism computes while the sequence is gather
         }
       }
     }
+}
+
+TEST_CASE(
+    "keys travel while the block before them is computed, posted before and waited for after") {
+  struct Row {
+    const char* model;
+    int ranks;
+    int64_t layers, messages;                // of a layer and step
+    std::vector<int64_t> forward, backward;  // messages beside each block
+  };
+  auto text = [](const std::vector<int64_t>& counts) {
+    std::string out;
+    for (int64_t count : counts) out += (out.empty() ? "" : " ") + std::to_string(count);
+    return out;
+  };
+  for (const Row& row : {
+           Row{"llama", 2, 3, 1 + 2, {1, 0}, {1, 0}},
+           // Gradients of a block travel beside the next one; the last go home when all is done.
+           Row{"llama", 4, 3, 3 + 6, {1, 1, 1, 0}, {1, 1, 2, 1}},
+           // Of a window: forward is one block, of all keys.
+           Row{"mistral", 2, 2, 1 + 2, {0}, {1, 0}},
+       }) {
+    CAPTURE(std::string(row.model));
+    CAPTURE(row.ranks);
+    Folder folder;
+    train(folder, row.model, row.ranks, 1,
+          {"distributed.cp_size=" + std::to_string(row.ranks), "step_scheduler.local_batch_size=12",
+           "distributed.context.method=\"ring\""},
+          "--trace");
+    for (int rank = 0; rank < row.ranks; ++rank) {
+      const Beside found = beside_blocks(
+          read_trace(folder.path / "parity" / "trace" / ("rank_" + std::to_string(rank) + ".json")),
+          row.forward.size(), row.backward.size());
+      CHECK(found.forward == text(row.forward));
+      CHECK(found.backward == text(row.backward));
+      CHECK(found.calls == 20 * row.layers * 2);
+      CHECK(found.messages == 20 * row.layers * row.messages);
+    }
+  }
 }
