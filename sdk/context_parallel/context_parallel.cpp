@@ -157,10 +157,15 @@ std::shared_ptr<ContextParallel> apply_context_parallel(const ParallelizeRequest
       throw refused("the strategy's mesh has no axis cp, so no ranks would share a sample");
     return nullptr;
   }
-  if (request.world->device().is_cpu() && shared.mp.param == DType::float16)
+  const bool casts = shared.autocast_dtype.has_value();
+  if (request.world->device().is_cpu() &&
+      shared.autocast_dtype.value_or(shared.mp.param) == DType::float16) {
+    const std::string key =
+        casts ? "distributed.autocast_dtype" : "distributed.mp_policy.param_dtype";
     throw refused("attention over the ranks of cp is not computed in float16 on CPUs")
-        .about("distributed.mp_policy.param_dtype")
-        .help("set distributed.mp_policy.param_dtype = \"bfloat16\"");
+        .about(key)
+        .help("set " + key + " = \"bfloat16\"");
+  }
   std::shared_ptr<Group> group = DeviceMesh(*request.mesh.device_mesh, request.world).group("cp");
   auto cores = find_attention_cores(*request.model);
   if (cores.empty())

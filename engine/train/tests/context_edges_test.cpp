@@ -174,6 +174,28 @@ TEST_CASE("context edges: in bfloat16, context parallelism is as near to float32
   }
 }
 
+TEST_CASE("context edges: float16 on CPUs is refused before the first step, with what works") {
+  TestFolder folder("context_float16");
+  const std::string model = write_model(folder.path, kGrouped);
+  for (const char* key : {"distributed.mp_policy.param_dtype", "distributed.autocast_dtype"}) {
+    const std::string half = std::string(key) + "=float16",
+                      help = std::string("set ") + key + " = \"bfloat16\"";
+    std::mutex mutex;
+    int refused = 0;
+    run_ranks(2, [&](const std::shared_ptr<World>& world) {
+      try {
+        Rank rank(context_layout(model, {2, {kCp2}}, {half}), world);
+      } catch (const Error& error) {
+        std::lock_guard lock(mutex);
+        refused += error.code() == ErrorCode::not_in_release && error.helps().at(1) == help;
+      }
+    });
+    CHECK(refused == 2);
+    const Layout works = context_layout(model, {2, {kCp2}}, {std::string(key) + "=bfloat16"});
+    CHECK(std::isfinite(curve_of(works, 1).losses.at(0)));
+  }
+}
+
 TEST_CASE("context edges: text is that of one process, and somebody says who computes it") {
   TestFolder folder("context_text");
   for (const SmallModel& small : {kGrouped, kMistral, kLongRope}) {
