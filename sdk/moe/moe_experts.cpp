@@ -19,6 +19,7 @@
 #include "moe_dispatch.h"
 #include "sdk/nn/gradient_place.h"
 #include "sdk/nn/linear_product.h"
+#include "sdk/nn/weight_gradients.h"
 
 namespace meshwright {
 
@@ -178,6 +179,8 @@ struct Experts : torch::autograd::Function<Experts> {
       kept->tell = std::move(listener);
       context->saved_data["listener"] = c10::IValue::make_capsule(kept);
     }
+    // Of parameters themselves: a copy in another dtype has its gradient from autograd alone.
+    if (first.is_leaf() && second.is_leaf()) detail::keep_queue(*context);
     context->saved_data["counts"] = layout.counts();
     context->saved_data["padded"] = layout.padded();
     context->saved_data["kind"] = static_cast<int64_t>(shape.kind);
@@ -206,7 +209,8 @@ struct Experts : torch::autograd::Function<Experts> {
     std::vector<Piece> pieces = layout.pieces(grad, first, second);
     std::vector<detail::ActivationGradients> middles;
     Tensor to_h, weighted;
-    if (detail::activates_into(shape, grad)) {
+    const std::shared_ptr<detail::WeightGradients> queue = detail::kept_queue(*context);
+    if (detail::activates_into(shape, grad) && !queue) {  // what is put off outlives this call
       to_h = scratch(1, layout.rows(), first.size(2), grad.options());
       weighted = scratch(2, layout.rows(), second.size(1), grad.options());
     }
@@ -233,6 +237,19 @@ struct Experts : torch::autograd::Function<Experts> {
     // factors(i): a and b of piece i, whose a^T b is its part of the gradient.
     auto outer = [&](size_t input, const Tensor& parameter, auto factors) {
       if (!context->needs_input_grad(input)) return Tensor();
+      if (queue) {
+        std::vector<std::pair<Tensor, Tensor>> of_pieces;
+        for (size_t i = 0; i < pieces.size(); ++i) of_pieces.push_back(factors(i));
+        queue->put_off(parameter, [layout, pieces, of_pieces, sizes = parameter.sizes().vec(),
+                                   options = parameter.options()] {
+          const detail::GradientPlace out{at::empty(sizes, options.requires_grad(false))};
+          layout.clear_unused(out.into);
+          for (size_t i = 0; i < pieces.size(); ++i)
+            layout.outer_into(pieces[i], out, of_pieces[i].first, of_pieces[i].second);
+          return out.into;
+        });
+        return Tensor();
+      }
       detail::GradientKeeper* keeper =
           layout.in_one_call() ? nullptr : detail::gradient_keeper(parameter);
       std::optional<detail::GradientPlace> kept =

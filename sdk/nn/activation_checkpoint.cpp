@@ -15,6 +15,7 @@
 #include "meshwright/error.h"
 #include "meshwright/nn/attention.h"
 #include "sdk/planning/checkpoint_scope.h"
+#include "weight_gradients.h"
 
 namespace meshwright {
 
@@ -139,12 +140,15 @@ struct Recompute : torch::autograd::Node {
   Generators generators;
   Autocast autocast;
   std::shared_ptr<const Sequence> sequence;
+  // Where the second run's weights put off their gradients: on a device it runs in another thread.
+  std::shared_ptr<detail::WeightGradients> weights;
   Kept kept;
 
   std::string name() const override { return "Recompute"; }
   void release_variables() override {
     saved.clear();
     kept.made.clear();
+    weights.reset();
     run = nullptr;
   }
   variable_list apply(variable_list&& grads) override {
@@ -165,6 +169,7 @@ struct Recompute : torch::autograd::Node {
       restore_generators(generators, inputs);
       AutocastAgain scope(autocast);
       SequenceScope tokens(sequence);
+      detail::WeightGradientScope queue(weights);
       InKeptScope again(kept, /*again=*/true);
       outputs = run(inputs);
       restore_generators(now, inputs);
@@ -193,6 +198,7 @@ std::vector<Tensor> recomputed(ForwardCall call) {
   node->generators = save_generators(call.inputs);
   node->autocast = Autocast::current();
   node->sequence = current_sequence();
+  node->weights = detail::current_weight_gradients();
   std::vector<Tensor> outputs;
   {
     // With gradients on, as in the second run: some operators take another path without them, whose

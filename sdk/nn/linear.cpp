@@ -101,20 +101,12 @@ namespace {
 
 using detail::product;
 
-// The queue of a forward, on its way to the backward.
-struct QueueHolder : torch::CustomClassHolder {
-  explicit QueueHolder(std::shared_ptr<detail::WeightGradients> q) : queue(std::move(q)) {}
-  std::shared_ptr<detail::WeightGradients> queue;
-};
-
 struct FastLinear : torch::autograd::Function<FastLinear> {
   static Tensor forward(AutogradContext* context, const Tensor& x, const Tensor& weight,
                         const std::optional<Tensor>& bias, bool fast) {
     context->save_for_backward({x, weight});
     context->saved_data["bias"] = bias.has_value();
-    if (auto queue = detail::current_weight_gradients())
-      context->saved_data["queue"] =
-          c10::IValue::make_capsule(c10::make_intrusive<QueueHolder>(std::move(queue)));
+    detail::keep_queue(*context);
     // What is put off alone leaves the forward as LibTorch has it, to the bit.
     if (!fast) return at::linear(x, weight, bias);
     Tensor y = product(x.reshape({-1, x.size(-1)}), weight);
@@ -129,16 +121,14 @@ struct FastLinear : torch::autograd::Function<FastLinear> {
     Tensor g = grads[0].reshape({-1, weight.size(0)}), to_x, to_weight, to_bias;
     if (context->needs_input_grad(0)) to_x = product(g, weight.t()).view(x.sizes());
     if (context->needs_input_grad(1)) {
-      auto queue = context->saved_data.find("queue");
       // Without their history, which would keep the graph alive.
       auto of_weight = [g = g.detach(), rows = x.detach().reshape({-1, x.size(-1)})] {
         return product(g.t(), rows.t());
       };
-      if (queue == context->saved_data.end())
-        to_weight = of_weight();
+      if (auto queue = detail::kept_queue(*context))
+        queue->put_off(weight, of_weight);
       else
-        c10::static_intrusive_pointer_cast<QueueHolder>(queue->second.toCapsule())
-            ->queue->put_off(weight, of_weight);
+        to_weight = of_weight();
     }
     if (context->saved_data["bias"].toBool() && context->needs_input_grad(2)) to_bias = g.sum(0);
     return {to_x, to_weight, to_bias, Tensor()};

@@ -28,4 +28,16 @@ WeightGradientScope::~WeightGradientScope() { queue_of_thread = std::move(outer_
 
 std::shared_ptr<WeightGradients> current_weight_gradients() { return queue_of_thread; }
 
+void keep_queue(torch::autograd::AutogradContext& context) {
+  if (auto queue = current_weight_gradients())
+    context.saved_data["queue"] =
+        c10::IValue::make_capsule(c10::make_intrusive<QueueHolder>(std::move(queue)));
+}
+
+std::shared_ptr<WeightGradients> kept_queue(torch::autograd::AutogradContext& context) {
+  auto kept = context.saved_data.find("queue");
+  if (kept == context.saved_data.end()) return nullptr;
+  return c10::static_intrusive_pointer_cast<QueueHolder>(kept->second.toCapsule())->queue;
+}
+
 }  // namespace meshwright::detail

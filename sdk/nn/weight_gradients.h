@@ -4,6 +4,8 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/custom_class.h>
 
 #include <functional>
 #include <memory>
@@ -41,5 +43,14 @@ class MESHWRIGHT_API WeightGradientScope {
 };
 // nullptr: nothing is put off.
 std::shared_ptr<WeightGradients> current_weight_gradients();
+
+// The queue of a forward, on its way to the backward, in AutogradContext::saved_data.
+struct QueueHolder : torch::CustomClassHolder {
+  explicit QueueHolder(std::shared_ptr<WeightGradients> q) : queue(std::move(q)) {}
+  std::shared_ptr<WeightGradients> queue;
+};
+// Keeps the forward's queue, if there is one; and what was kept, nullptr: none.
+void keep_queue(torch::autograd::AutogradContext& context);
+std::shared_ptr<WeightGradients> kept_queue(torch::autograd::AutogradContext& context);
 
 }  // namespace meshwright::detail

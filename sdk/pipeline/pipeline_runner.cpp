@@ -210,8 +210,6 @@ void PipelineRunner::compute_forward(const PipelineAction& action, const Forward
 void PipelineRunner::compute_backward(const PipelineAction& action) {
   Pass& pass = pass_of(action);
   if (pass.coming_gradient) pass.coming_gradient.wait();
-  // What is recomputed on this thread puts off as well.
-  detail::WeightGradientScope scope(pass.weights);
   if (pass.root.is_valid())
     torch::autograd::Engine::get_default_engine().execute(
         {std::exchange(pass.root, {})}, {pass.gradient}, /*keep_graph=*/false,
