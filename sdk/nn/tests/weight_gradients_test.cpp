@@ -1,0 +1,104 @@
+// Gradients of weights that are put off: not there after a backward, and then the same bits.
+#include "sdk/nn/weight_gradients.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/ops/ones_like.h>
+#include <ATen/ops/rand.h>
+#include <ATen/ops/randn.h>
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "meshwright/nn/layers.h"
+#include "meshwright/nn/module.h"
+#include "meshwright/nn/moe.h"
+#include "meshwright/parallel/activation_checkpoint.h"
+
+// After LibTorch, which has a CHECK of its own.
+#include <doctest/doctest.h>
+
+namespace weight_gradients_test {
+
+using namespace meshwright;
+using at::Tensor;
+
+namespace {
+
+struct TwoImpl : torch::nn::Module {
+  TwoImpl() {
+    first = register_module("first", Linear(torch::nn::LinearOptions(6, 70)));
+    norm = register_module("norm", RMSNorm(70, 1e-6));
+    last = register_module("last", Linear(torch::nn::LinearOptions(70, 4).bias(false)));
+  }
+  Tensor forward(const Tensor& x) { return last(norm(first(x))); }
+  Linear first{nullptr}, last{nullptr};
+  RMSNorm norm{nullptr};
+};
+MESHWRIGHT_MODULE(Two);
+
+Tensor noise(at::IntArrayRef sizes, uint64_t seed, at::ScalarType dtype = at::kFloat) {
+  return at::randn(sizes, at::detail::createCPUGenerator(seed)).to(dtype);
+}
+
+// `weights`: of those that are put off, the others come with the backward.
+void check(torch::nn::Module& module, const std::vector<Tensor>& weights,
+           const std::function<Tensor()>& forward) {
+  module.zero_grad();
+  const Tensor output = forward(), gradient = noise(output.sizes(), 9, output.scalar_type());
+  output.backward(gradient);
+  std::vector<Tensor> wanted;
+  for (const Tensor& p : module.parameters()) wanted.push_back(p.grad().clone());
+
+  module.zero_grad(/*set_to_none=*/true);
+  auto queue = std::make_shared<meshwright::detail::WeightGradients>();
+  {
+    meshwright::detail::WeightGradientScope scope(queue);
+    Tensor late = forward();
+    CHECK(late.equal(output));
+    CHECK(queue->empty());
+    late.backward(gradient);
+  }
+  CHECK(!queue->empty());
+  for (const Tensor& weight : weights) CHECK(!weight.grad().defined());
+  queue->run();
+  CHECK(queue->empty());
+  const std::vector<Tensor> parameters = module.parameters();
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    REQUIRE(parameters[i].grad().defined());
+    CHECK(parameters[i].grad().equal(wanted[i]));
+  }
+}
+
+}  // namespace
+
+TEST_CASE("weights' gradients put off: of linear layers, also of those that are recomputed") {
+  Two two;
+  const Tensor x = noise({3, 5, 6}, 1).requires_grad_();
+  const std::vector<Tensor> weights = {two->first->weight, two->last->weight};
+  check(*two, weights, [&] { return two(x); });
+  checkpoint_activations(*two);
+  check(*two, weights, [&] { return two(x); });
+}
+
+TEST_CASE("weights' gradients put off: of experts") {
+  MoeConfig config;
+  config.dim = 16;
+  config.moe_inter_dim = 24;
+  config.n_routed_experts = 3;
+  config.initializer_range = 0.5;
+  for (at::ScalarType dtype : {at::kFloat, at::kBFloat16})
+    for (const std::vector<int64_t>& counts :
+         {std::vector<int64_t>{4, 0, 7}, std::vector<int64_t>{5, 3, 8}}) {
+      CAPTURE(c10::toString(dtype));
+      GroupedExperts experts(config, at::TensorOptions().dtype(dtype));
+      int64_t rows = 0;
+      for (int64_t count : counts) rows += count;
+      const Tensor tokens = noise({rows, 16}, 2, dtype).requires_grad_(),
+                   share = noise({rows}, 3).sigmoid().requires_grad_();
+      check(*experts, {experts->gate_and_up_projs, experts->down_projs},
+            [&] { return experts(tokens, counts, share); });
+    }
+}
+
+}  // namespace weight_gradients_test
