@@ -227,6 +227,28 @@ void warn_of_experts(const StrategyConfig& config, JobPlan& plan) {
         "speed only");
 }
 
+// The gradients of a weight that the first and the last rank of the pipeline have: added up once a
+// step, by ring or in place 2 (n - 1) / n of the bytes, n = 2.
+std::optional<WireRow> tied_wire(const JobPlan& plan, const ModelOutline& part) {
+  const std::vector<PipelineStage>& stages = plan.pipeline->stages;
+  const int64_t first = stages.front().rank, last = stages.back().rank,
+                me = plan.mesh.device_mesh->coordinate(plan.rank, "pp");
+  if (!plan.outline->tied_embeddings || first == last || (me != first && me != last)) return {};
+  const std::string copy = [&] {
+    const ModelOutline other = stage_outline(*plan.outline, *plan.pipeline, last);
+    for (const ParameterOutline& p : other.parameters)
+      if (!p.copy_of.empty()) return me == last ? p.name : p.copy_of;
+    return std::string();
+  }();
+  const ParameterOutline* parameter = part.find_parameter(copy);
+  if (parameter == nullptr || !parameter->trainable) return {};
+  for (const ParameterPlacement& p : plan.footprint->parameters)
+    if (p.name == copy)
+      return WireRow{"pp", "all_reduce", 1,
+                     element_count(p.local_shape) * dtype_size(parameter->dtype)};
+  return {};
+}
+
 JobPlan lay_out(Job& job, const PlanRequest& wanted) {
   JobPlan plan;
   plan.requested_strategy = job.config.requested_strategy;
@@ -286,6 +308,7 @@ JobPlan lay_out(Job& job, const PlanRequest& wanted) {
   plan.other_activations = other_activations(plan, config, part);
   if (plan.pipeline) {
     std::vector<WireRow> rows = pipeline_wire(cost, *plan.pipeline);
+    if (std::optional<WireRow> tied = tied_wire(plan, part)) rows.push_back(*tied);
     plan.footprint->wire.insert(plan.footprint->wire.end(), rows.begin(), rows.end());
   }
   return plan;

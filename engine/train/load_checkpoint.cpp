@@ -19,6 +19,7 @@
 #include "engine/trainer/load_weights.h"
 #include "engine/trainer/local_state.h"
 #include "engine/trainer/rank_agreement.h"
+#include "engine/trainer/stages.h"
 
 namespace meshwright::train {
 
@@ -128,7 +129,9 @@ bool load_checkpoint(Trainer& trainer, checkpoint::Checkpoint& from) {
         .help("set optimizer.name = \"" + meta.optimizer + "\"");
   optimizer.steps = meta.optimizer_steps;
   if (meta.optimizer_steps > 0) optimizer.allocate(model.update_groups());
-  std::vector<LocalTensor> tensors = local_state(model, optimizer, trainer.module());
+  std::vector<LocalTensor> tensors =
+      local_state(model, optimizer, trainer.module(),
+                  trainer.stages() != nullptr ? &trainer.stages()->outline() : nullptr);
   std::vector<Match> matches = match_tensors(from, tensors, trainer.outline());
   check_parameters(from, tensors, trainer.outline());
   if (std::string wider = check_dtypes(from, tensors); !wider.empty() && world.rank() == 0)

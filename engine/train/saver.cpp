@@ -9,6 +9,7 @@
 #include "engine/plan/plan.h"
 #include "engine/train/generators.h"
 #include "engine/trainer/load_weights.h"
+#include "engine/trainer/stages.h"
 #include "engine/weights/experts.h"
 
 namespace meshwright::train {
@@ -96,7 +97,8 @@ void Saver::save(int64_t samples, double lr) {
                           }));
   if (begun.error) return end(std::move(begun.error));
   const std::vector<LocalTensor> mine =
-      local_state(trainer_.model(), optimizer_of(trainer_), trainer_.module());
+      local_state(trainer_.model(), optimizer_of(trainer_), trainer_.module(),
+                  trainer_.stages() != nullptr ? &trainer_.stages()->outline() : nullptr);
   // The optimizer has states from its first step on; on all ranks, if it has any.
   const bool with_states = optimizer_of(trainer_).steps > 0;
   if (!shares_ || with_states_ != with_states) {

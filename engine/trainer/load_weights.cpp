@@ -16,6 +16,7 @@
 #include "engine/modules/initialize.h"
 #include "engine/report/report.h"
 #include "engine/trainer/local_state.h"
+#include "engine/trainer/stages.h"
 #include "engine/weights/experts.h"
 #include "engine/weights/fused_rows.h"
 #include "engine/weights/safetensors.h"
@@ -60,6 +61,7 @@ void load_weights(Trainer& trainer, const std::string& pretrained, modules::Caus
     // Main weights start with all the digits that there are.
     ParallelParameter p = model.parameters()[i];
     p.local = updated_part(p, places[i], model, optimizer_of(trainer));
+    if (trainer.stages() != nullptr) p.name = stored_name(trainer.stages()->outline(), p.name);
     if (!folder) {
       modules::initialize(*net, p, seed);
       continue;
@@ -152,7 +154,8 @@ std::string unused_tensors(const std::string& pretrained, const ModelOutline& ou
 
 void load_weights(Trainer& trainer, checkpoint::Checkpoint& from) {
   c10::NoGradGuard no_grad;
-  for (const ParallelParameter& p : trainer.model().parameters()) {
+  for (ParallelParameter p : trainer.model().parameters()) {
+    if (trainer.stages() != nullptr) p.name = stored_name(trainer.stages()->outline(), p.name);
     const checkpoint::TensorRecord* record = from.meta().find("", p.name);
     auto mismatch = [&](const std::string& what) {
       return Error(ErrorCode::weights_mismatch,

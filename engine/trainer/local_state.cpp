@@ -16,6 +16,11 @@ namespace meshwright::train {
 
 using at::Tensor;
 
+std::string stored_name(const ModelOutline& stages, const std::string& parameter) {
+  const ParameterOutline* found = stages.find_parameter(parameter);
+  return found == nullptr || found->copy_of.empty() ? parameter : found->copy_of;
+}
+
 Region region_of(const ParallelParameter& p) {
   return p.region.within_box() ? as_run(p.region, p.global_shape) : p.region;
 }
@@ -49,9 +54,13 @@ Tensor updated_part(const ParallelParameter& parameter, const OptimizerPlace& pl
 }
 
 std::vector<LocalTensor> local_state(const ParallelModel& model, Optimizer& optimizer,
-                                     const torch::nn::Module& module) {
+                                     const torch::nn::Module& module,
+                                     const ModelOutline* stages) {
   std::vector<LocalTensor> out;
   const std::vector<ParallelParameter>& parameters = model.parameters();
+  auto saved_as = [&](const std::string& name) {
+    return stages != nullptr ? stored_name(*stages, name) : name;
+  };
   std::vector<OptimizerPlace> places = optimizer_places(model);
   std::set<std::string> frozen_names;
   for (const auto& item : module.named_parameters())
@@ -67,7 +76,7 @@ std::vector<LocalTensor> local_state(const ParallelModel& model, Optimizer& opti
     const ParallelParameter& p = parameters[i];
     Tensor part = updated_part(p, places[i], model, optimizer);
     out.push_back(
-        {"", p.name, dtype(p, part), p.global_shape, region_of(p), part, dtype_of(p.local)});
+        {"", saved_as(p.name), dtype(p, part), p.global_shape, region_of(p), part, dtype_of(p.local)});
   }
   for (const Optimizer::State& state : optimizer.state()) {
     if (state.tensors.empty()) continue;  // before the first step
@@ -82,7 +91,7 @@ std::vector<LocalTensor> local_state(const ParallelModel& model, Optimizer& opti
       // elsewhere.
       bool frozen = p.local.numel() > 0 && places[i].group == SIZE_MAX;
       Region region = frozen ? Region::run(0, 0) : region_of(p);
-      out.push_back({state.name, p.name, dtype(p, local), p.global_shape, region, local});
+      out.push_back({state.name, saved_as(p.name), dtype(p, local), p.global_shape, region, local});
     }
   }
   for (const auto& buffer : module.named_buffers())

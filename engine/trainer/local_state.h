@@ -22,6 +22,8 @@ inline DType dtype_of(const at::Tensor& tensor) {
   return meshwright::dtype_of(tensor.scalar_type());
 }
 Region region_of(const ParallelParameter& parameter);
+// The name that files have for a parameter of a rank's stages.
+std::string stored_name(const ModelOutline& stages, const std::string& parameter);
 
 // A parameter's elements in the flat tensors that the optimizer updates.
 struct OptimizerPlace {
@@ -45,10 +47,12 @@ struct LocalTensor {
   DType stored = dtype;
 };
 // Weights, the optimizer's states, and the module's buffers (state "buffer"), of this rank's stages
-// where the model is cut into some. Weights are what the optimizer updates: its main weights where it keeps some, from
-// which the model's own are made by rounding.
+// where the model is cut into some. Weights are what the optimizer updates: its main weights where
+// it keeps some, from which the model's own are made by rounding. `stages`: the outline of this
+// rank's, or null; a copy of another stage's weight goes by that one's name.
 std::vector<LocalTensor> local_state(const ParallelModel& model, Optimizer& optimizer,
-                                     const torch::nn::Module& module);
+                                     const torch::nn::Module& module,
+                                     const ModelOutline* stages = nullptr);
 
 // Ranks (ascending) that hold the same regions of these tensors; of parameters and states, since
 // buffers may differ.

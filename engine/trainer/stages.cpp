@@ -1,8 +1,10 @@
 #include "engine/trainer/stages.h"
 
+#include <ATen/ops/tensor.h>
 #include <torch/nn/module.h>
 
 #include <algorithm>
+#include <functional>
 #include <set>
 #include <utility>
 
@@ -69,6 +71,11 @@ Stages::Stages(const plan::JobPlan& plan, const StrategyConfig& config, const Mo
   const int64_t me = mesh_.coordinate(world.rank(), "pp");
   run_ = simulate_pipeline(plan_actions(plan_, config.shared.pipeline, micro_batches_));
   outline_ = stage_outline(whole, plan_, me);
+  const ModelOutline last = stage_outline(whole, plan_, last_rank());
+  for (const ParameterOutline& p : last.parameters)
+    if (!p.copy_of.empty() && p.trainable && me == plan_.stages.front().rank) tied_ = p.copy_of;
+  for (const ParameterOutline& p : outline_.parameters)
+    if (!p.copy_of.empty() && p.trainable) tied_ = p.name;
   std::vector<std::string> kept;
   for (const PipelineStage& stage : plan_.stages)
     if (stage.rank == me) kept.insert(kept.end(), stage.modules.begin(), stage.modules.end());
@@ -81,6 +88,33 @@ const std::shared_ptr<Group>& Stages::group() {
     group_ = world_.group("pp", ranks);
   }
   return group_;
+}
+
+void Stages::sum_tied_gradients(const ParallelModel& model) {
+  if (tied_.empty()) return;
+  const std::vector<int64_t> ranks = mesh_.group(world_.rank(), "pp");
+  auto at = [&](int64_t rank) { return ranks[static_cast<size_t>(rank)]; };
+  const std::shared_ptr<Group> both =
+      world_.group("pp", {at(plan_.stages.front().rank), at(last_rank())});
+  for (const ParallelParameter& p : model.parameters()) {
+    if (p.name != tied_) continue;
+    if (!std::exchange(tied_checked_, true)) {
+      const std::hash<std::string> hash;
+      const Tensor mine = at::tensor({static_cast<double>(hash(to_text(p.region)) >> 12)}, at::kDouble)
+                              .to(world_.device()),
+                   sum = mine.clone();
+      both->all_reduce(sum, ReduceOp::max, /*control=*/true).wait();
+      const Tensor least = -mine;
+      both->all_reduce(least, ReduceOp::max, /*control=*/true).wait();
+      if (sum.item<double>() != -least.item<double>())
+        throw Error(ErrorCode::bad_pipeline,
+                    "the embedding and the head share a weight, but their ranks hold different "
+                    "parts of it: " + to_text(p.region) + " of " + p.name + " here")
+            .key("distributed.pipeline.pp_schedule")
+            .help("set distributed.pipeline.pp_schedule = \"ZBVZeroBubble\": both are on one rank");
+    }
+    if (p.grad.defined()) both->all_reduce(p.grad, ReduceOp::sum).wait();
+  }
 }
 
 PipelineSetup Stages::setup(PipelineRun run, std::vector<int64_t> sizes) {

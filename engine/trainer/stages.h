@@ -26,6 +26,10 @@ class Stages {
   const ModelOutline& outline() const { return outline_; }
   // The ranks of pp. Collective over them the first time.
   const std::shared_ptr<Group>& group();
+  // Collective over the two ranks that have a tied weight's copies, between the reduction of
+  // gradients and the norm: both get the sum. Throws Error(bad_pipeline) where the strategy cuts the
+  // two in other ways.
+  void sum_tied_gradients(const ParallelModel& model);
   // Of a step: each run takes as many.
   int64_t runs() const { return runs_; }
   int64_t micro_batches() const { return micro_batches_; }
@@ -57,7 +61,8 @@ class Stages {
   std::vector<int64_t> sizes_;  // of hidden states; empty: known when they come
   at::ScalarType type_;
   std::vector<bool> needs_input_gradient_;
-  std::string model_name_;
+  std::string model_name_, tied_;  // tied_: this rank's name of a weight that another one has too
+  bool tied_checked_ = false;
   Mesh mesh_;
   World& world_;
   int64_t runs_ = 1, micro_batches_ = 1;

@@ -386,6 +386,7 @@ StepResult Trainer::step(const StageForward& forward) try {
   else
     train_micro_batches(forward, assumed, loss_sum, count);
   model_->end_step();
+  if (stages_) stages_->sum_tied_gradients(*model_);
   auto [all_loss, all_count, votes, load] =
       totals(loss_sum, count, /*with_votes=*/true, routers_->load());
   result.vote_counts = votes;

@@ -49,11 +49,11 @@ struct PipelinePlan {
 // the numbers and settings that work, Error(file_unreadable).
 MESHWRIGHT_API PipelinePlan plan_stages(int64_t layers, int64_t pp_size,
                                         const PipelineOptions& options);
-// The same with the modules of an outline; refuses tied embeddings and models without a layer list.
+// The same with the modules of an outline; refuses models without a layer list.
 MESHWRIGHT_API PipelinePlan plan_pipeline(const ModelOutline& outline, int64_t pp_size,
                                           const PipelineOptions& options);
 // What the stages of one pipeline coordinate keep of a model. Names stay global, and so do the
-// counts (layers, heads).
+// counts (layers, heads). A tied head away from its embedding has a copy of its weight.
 MESHWRIGHT_API ModelOutline stage_outline(const ModelOutline& outline, const PipelinePlan& plan,
                                           int64_t pp_rank);
 // Hidden states and their gradients between the stages of different ranks. Not part of the

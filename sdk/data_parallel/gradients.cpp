@@ -23,6 +23,7 @@ double clip_gradients(const std::vector<GradientSet>& sets, double max_norm, dou
     return box.item<double>();
   };
   for (const GradientSet& set : sets) {
+    if (!set.counted) continue;
     double sum = 0;
     for (const at::Tensor& g : set.gradients) sum += detail::sum_of_squares(g);
     squares += over(sum, set.groups);

@@ -217,6 +217,8 @@ std::unique_ptr<ParallelModel> shard_by_plan(ParallelizeRequest& request, const 
       if (plan.units[i].experts) units[i].sharding = groups.expert_parallel->sharding();
   const PlannedUnit whole{.name = "whole", .parameters = plan.whole};
   groups.whole = bind_units(*request.model, request.outline, {whole}).front().parameters;
+  for (const ParameterOutline& p : request.outline.parameters)
+    if (!p.copy_of.empty()) groups.copies.push_back(p.name);
   // Alone there is nothing to share out, which is level 0: copies, each with a shard of its own.
   if (policy.layout == ShardLayout::flat && groups.shard->size() == 1) policy.level = 0;
   if (policy.level == 0) {

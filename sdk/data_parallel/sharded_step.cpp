@@ -234,15 +234,18 @@ std::vector<GradientSet> ShardedModel::gradient_sets() const {
       std::tie(context_.groups.tensor_parallel, context_.groups.expert_parallel);
   std::vector<std::shared_ptr<Group>> groups{context_.groups.shard};
   std::vector<GradientSet> sets;
-  if (!tensor_parallel && !expert_parallel) {
+  const std::vector<std::string>& copies = context_.groups.copies;
+  if (!tensor_parallel && !expert_parallel && copies.empty()) {
     sets.push_back({{}, groups});
     for (const FlatParameterGroup& update : updates_) sets[0].gradients.push_back(update.grads);
     return sets;
   }
   std::vector<ParallelParameter> others;
-  GradientSet experts;
+  GradientSet experts, uncounted{.counted = false};
   for (const ParallelParameter& p : parameters_) {
-    if (!is_expert(p.name))
+    if (std::find(copies.begin(), copies.end(), p.name) != copies.end())
+      uncounted.gradients.push_back(p.grad.view({-1}));
+    else if (!is_expert(p.name))
       others.push_back(p);
     else if (p.grad.defined())
       experts.gradients.push_back(p.grad.view({-1}));
@@ -258,6 +261,7 @@ std::vector<GradientSet> ShardedModel::gradient_sets() const {
     experts.groups = {expert_parallel->ep_shard(), expert_parallel->ep()};
     sets.push_back(std::move(experts));
   }
+  if (!uncounted.gradients.empty()) sets.push_back(std::move(uncounted));
   return sets;
 }
 

@@ -356,13 +356,6 @@ PipelinePlan plan_stages(int64_t layers, int64_t pp_size, const PipelineOptions&
 
 PipelinePlan plan_pipeline(const ModelOutline& outline, int64_t pp_size,
                            const PipelineOptions& options) {
-  if (outline.tied_embeddings && pp_size > 1)
-    throw bad("the model's lm_head shares the embedding's weight, but with pp_size " +
-                  std::to_string(pp_size) +
-                  " the embedding belongs to the first stage and the head to the last",
-              kSizeKey)
-        .help("set \"tie_word_embeddings\": false in the model's config.json")
-        .help(set_line(kSizeKey, "1"));
   Parts parts = split_model(outline);
   const StringTable& given = options.module_fqns_per_model_part;
   if (!given.empty()) check_parts(outline, parts, given);
@@ -387,6 +380,31 @@ PipelinePlan plan_pipeline(const ModelOutline& outline, int64_t pp_size,
       plan.warnings.push_back(std::move(*idle));
   return plan;
 }
+
+namespace {
+
+// A head that shares the embedding's weight has a copy of it where the two are on different ranks.
+void untie(const ModelOutline& whole, const PipelinePlan& plan, int64_t pp_rank, ModelOutline& out) {
+  const int64_t first = plan.stages.front().rank, last = plan.stages.back().rank;
+  if (!whole.tied_embeddings || first == last) return;
+  out.tied_embeddings = false;
+  if (pp_rank != last) return;
+  const auto head = std::find_if(out.modules.rbegin(), out.modules.rend(), [](const auto& module) {
+    return module.kind == ModuleKind::linear && module_of(module.name).empty();
+  });
+  for (const ParameterOutline& p : whole.parameters) {
+    const ModuleOutline* owner = whole.find_module(module_of(p.name));
+    if (head == out.modules.rend() || owner == nullptr || owner->kind != ModuleKind::embedding)
+      continue;
+    ParameterOutline copy = p;
+    copy.name = head->name + ".weight";
+    copy.copy_of = p.name;
+    out.parameters.push_back(std::move(copy));
+    return;
+  }
+}
+
+}  // namespace
 
 ModelOutline stage_outline(const ModelOutline& outline, const PipelinePlan& plan, int64_t pp_rank) {
   std::set<std::string, std::less<>> mine, anybodys, above;
@@ -414,6 +432,7 @@ ModelOutline stage_outline(const ModelOutline& outline, const PipelinePlan& plan
   std::erase_if(out.modules, [&](const ModuleOutline& module) { return !kept(module.name, true); });
   std::erase_if(out.parameters,
                 [&](const ParameterOutline& p) { return !kept(module_of(p.name), holds_first); });
+  untie(outline, plan, pp_rank, out);
   return out;
 }
 

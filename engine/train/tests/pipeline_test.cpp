@@ -135,6 +135,35 @@ TEST_CASE("pipelines: with every other axis and option") {
   }
 }
 
+// At a v's turn both ends are on one rank; else the head has a copy of the embedding's weight.
+TEST_CASE("pipelines: a head that shares the embedding's weight") {
+  TestFolder folder("pipelines_tied");
+  SmallModel tied = kStaged;
+  tied.more = R"(, "num_hidden_layers": 4, "tie_word_embeddings": true)";
+  const std::string model = write_model(folder.path, tied);
+  const Curve truth = curve_of(staged_layout(model, kAlone, {}, 3), 20, 20);
+  for (const auto& [mesh, more] : std::vector<std::pair<OnMesh, std::vector<std::string>>>{
+           {{2, {kPp2}}, {}},
+           {{2, {kPp2}}, {schedule("ZBVZeroBubble")}},
+           {{2, {kPp2}}, {schedule("InterleavedZeroBubble")}},
+           {{4, {kPp4}}, {}},
+           {{4, {kPp2}}, {}},
+           {{8, {kPp2, kReplicate2}}, {}},
+           {{4, {kPp2, kTp2}}, {}},
+           {{4, {kPp2, kTp2}}, {schedule("DualPipeV"), kSequence}},
+           {{4, {kPp2, kCp2}}, {kRing}}}) {
+    const Layout layout = staged_layout(model, mesh, more, 3);
+    INFO(layout.text());
+    Curve curve = curve_of(layout, 20, 20);
+    if (curve.parameters.contains("lm_head.weight")) {
+      CHECK(curve.parameters.at("lm_head.weight")
+                .equal(curve.parameters.at("model.embed_tokens.weight")));
+      curve.parameters.erase("lm_head.weight");
+    }
+    CHECK(strays(curve, truth, 5) == "");
+  }
+}
+
 TEST_CASE("pipelines: families of models, and experts") {
   TestFolder folder("pipelines_families");
   const char* two = R"(, "num_hidden_layers": 2, "tie_word_embeddings": false)";

@@ -14,7 +14,9 @@
 
 #include "engine/modules/causal_lm.h"
 #include "engine/modules/initialize.h"
+#include "engine/trainer/local_state.h"
 #include "engine/trainer/logits.h"
+#include "engine/trainer/stages.h"
 #include "meshwright/trainer.h"
 
 namespace meshwright {
@@ -66,7 +68,9 @@ struct Rank {
   // Norms are not all ones and biases not all zeros, so that a misplaced one changes something.
   void initialize() {
     c10::NoGradGuard no_grad;
-    for (const ParallelParameter& p : trainer.model().parameters()) {
+    for (ParallelParameter p : trainer.model().parameters()) {
+      if (trainer.stages() != nullptr)
+        p.name = train::stored_name(trainer.stages()->outline(), p.name);
       modules::initialize(*net, p, 1);
       if (p.global_shape.size() != 1) continue;
       at::Tensor local = p.local;

@@ -47,6 +47,9 @@ struct ParameterOutline {
   DType dtype = DType::float32;
   std::optional<FusedRows> fused = std::nullopt;
   bool trainable = true;  // false: frozen
+  // A tied weight's second copy, on another stage of a pipeline: of which parameter. Both stay
+  // equal; the first one is counted and saved.
+  std::string copy_of = {};
 };
 
 struct MoeOutline {

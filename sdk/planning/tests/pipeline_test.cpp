@@ -406,13 +406,27 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("a tied head and a model without layers are refused") {
-  std::optional<Error> error =
-      refusal([] { plan_pipeline(llama_outline({.tied = true}), 2, options("1F1B")); });
-  REQUIRE(error.has_value());
-  CHECK(error->code() == ErrorCode::bad_pipeline);
-  CHECK(error->helps().size() == 2);
-  CHECK_NOTHROW(plan_pipeline(llama_outline({.tied = true}), 1, options("1F1B")));
+TEST_CASE("a tied head away from its embedding has a copy of the weight") {
+  const ModelOutline outline = llama_outline({.layers = 4, .tied = true});
+  const std::string weight = outline.parameters.front().name;
+  PipelinePlan loop = plan_pipeline(outline, 2, options("1F1B"));
+  const ModelOutline first = stage_outline(outline, loop, 0), last = stage_outline(outline, loop, 1);
+  CHECK(first.find_parameter(weight) != nullptr);
+  CHECK(first.find_parameter("lm_head.weight") == nullptr);
+  CHECK(last.find_parameter(weight) == nullptr);
+  REQUIRE(last.find_parameter("lm_head.weight") != nullptr);
+  CHECK(last.find_parameter("lm_head.weight")->copy_of == weight);
+  CHECK(!first.tied_embeddings);
+  CHECK(!last.tied_embeddings);
+  PipelinePlan v = plan_pipeline(outline, 2, options("ZBVZeroBubble"));
+  const ModelOutline both = stage_outline(outline, v, 0), turn = stage_outline(outline, v, 1);
+  CHECK(both.tied_embeddings);
+  CHECK(both.find_parameter(weight) != nullptr);
+  CHECK(both.find_parameter("lm_head.weight") == nullptr);
+  CHECK(turn.find_parameter(weight) == nullptr);
+}
+
+TEST_CASE("a model without layers is refused") {
   ModelOutline bare;
   bare.architecture = "Bare";
   bare.modules = {{"", ModuleKind::other, "Bare"}, {"lin", ModuleKind::linear, "Linear"}};

@@ -13,8 +13,9 @@ namespace meshwright {
 // Gradients that are cut over the same groups: their squares add up over exactly those. Replicated
 // axes are not listed, so a replicated parameter counts once.
 struct GradientSet {
-  std::vector<at::Tensor> gradients;
-  std::vector<std::shared_ptr<Group>> groups;
+  std::vector<at::Tensor> gradients = {};
+  std::vector<std::shared_ptr<Group>> groups = {};
+  bool counted = true;  // false: scaled and clipped with the others, which count them already
 };
 
 // Collective: every rank passes the same sets in the same order, also when it has no element of

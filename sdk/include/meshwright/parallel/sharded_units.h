@@ -56,6 +56,7 @@ struct ShardGroups {
   std::shared_ptr<TensorParallel> tensor_parallel;
   std::shared_ptr<ExpertParallel> expert_parallel;
   std::vector<std::pair<std::string, at::Tensor>> whole;  // frozen, whole on every rank
+  std::vector<std::string> copies;  // parameters that another stage counts in the norm
 };
 
 // Collective over both groups. The units must not share parameters and together hold all of the
