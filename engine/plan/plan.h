@@ -74,8 +74,7 @@ struct JobPlan {
 // Whether a run would read this table of data. One that nobody wrote has nothing to read.
 bool reads_data(const Options& table);
 
-// Whether a plan's styles cut activations along the sequence.
-bool cuts_sequence(const TpPlan& tp);
+using meshwright::cuts_sequence;
 // Throws Error(model_does_not_fit) when the samples of a data set in use do not divide by tp under
 // such a plan.
 void check_sequence(const Job& job, const TpPlan& tp);

@@ -5,12 +5,6 @@
 
 namespace meshwright::plan {
 
-bool cuts_sequence(const TpPlan& tp) {
-  return std::any_of(tp.entries.begin(), tp.entries.end(), [](const TpEntry& entry) {
-    return entry.style.input == TpLayout::shard_1 || entry.style.output == TpLayout::shard_1;
-  });
-}
-
 bool reads_data(const Options& table) {
   return table.is_set("path") || table.is_given("seq_len") ||
          (table.is_given("kind") && table.get_string("kind") == "mock");

@@ -54,6 +54,12 @@ std::vector<int64_t> hidden_sizes(const plan::JobPlan& plan, const StrategyConfi
   return {config.shared.pipeline.microbatch_size, length, plan.outline->hidden_size};
 }
 
+// The experts' policy replaces the shared one where there is an expert mesh.
+DType output_of(const plan::JobPlan& plan, const StrategyConfig& config) {
+  const std::optional<MixedPrecision>& experts = config.shared.moe.mp_policy;
+  return plan.mesh.moe_mesh && experts ? experts->output : config.shared.mp.output;
+}
+
 }  // namespace
 
 Stages::Stages(const plan::JobPlan& plan, const StrategyConfig& config, const ModelOutline& whole,
@@ -61,7 +67,7 @@ Stages::Stages(const plan::JobPlan& plan, const StrategyConfig& config, const Mo
     : plan_(plan.pipeline ? *plan.pipeline
                           : plan_pipeline(whole, config.shared.sizes.pp, config.shared.pipeline)),
       sizes_(hidden_sizes(plan, config)),
-      type_(scalar_type(config.shared.pipeline.dtype.value_or(config.shared.mp.output))),
+      type_(scalar_type(config.shared.pipeline.dtype.value_or(output_of(plan, config)))),
       needs_input_gradient_(trainable_before(plan_, model)),
       model_name_(whole.architecture),
       mesh_(*plan.mesh.device_mesh),
@@ -142,8 +148,9 @@ PipelineRunner::Forward Stages::within_stage(int64_t first_micro, const Forward&
     Tensor out = forward(action.stage, first_micro + action.micro_batch, hidden);
     if (!scope.asked())
       throw Error(ErrorCode::bad_module,
-                  model_name_ + " does not compute stage by stage: its forward did not ask "
-                                "current_stage(), so it would run all layers on every rank")
+                  model_name_ +
+                      " does not compute stage by stage: its forward did not ask "
+                      "current_stage(), so it would run all layers on every rank")
           .key("distributed.pp_size")
           .help("see meshwright/nn/stage.h for what a model of stages does")
           .help("set distributed.pp_size = 1");

@@ -8,8 +8,9 @@
 
 #include "meshwright/footprint.h"
 #include "meshwright/outline.h"
-#include "meshwright/shared_options.h"
 #include "meshwright/sharding_plan.h"
+#include "meshwright/shared_options.h"
+#include "meshwright/tp_plan.h"
 
 namespace meshwright {
 
@@ -34,6 +35,9 @@ struct PipelineStage {
   int64_t first_layer = 0, layer_count = 0;
   std::vector<std::string> modules;  // top modules of the stage: model.embed_tokens,
                                      // model.layers.3, ..., model.norm, lm_head
+  // Whether a stage before it has something to train: only then the gradient of its input goes
+  // back.
+  bool sends_gradient = true;
 };
 
 struct PipelinePlan {
@@ -56,6 +60,8 @@ MESHWRIGHT_API PipelinePlan plan_pipeline(const ModelOutline& outline, int64_t p
 // counts (layers, heads). A tied head away from its embedding has a copy of its weight.
 MESHWRIGHT_API ModelOutline stage_outline(const ModelOutline& outline, const PipelinePlan& plan,
                                           int64_t pp_rank);
+// Whether a plan's styles cut activations along the sequence.
+MESHWRIGHT_API bool cuts_sequence(const TpPlan& tp);
 // Hidden states and their gradients between the stages of different ranks. Not part of the
 // footprints above: the stages are the engine's, alike for every strategy.
 MESHWRIGHT_API std::vector<WireRow> pipeline_wire(const ShardingRequest& request,

@@ -138,10 +138,13 @@ void Unit::hold(bool held) {
   state_.held = held;
   if (held) {
     unsharded_.leave_shared_memory();
-  } else if (!in_backward_) {
-    unsharded_.cancel();
-    free();
+    return;
   }
+  // Of a run that is over: what has not come in its last backward comes no more.
+  if (in_backward_ && state_.context.told) end_backward();
+  if (in_backward_) return;
+  unsharded_.cancel();
+  free();
 }
 
 void Unit::reduce_told() {

@@ -188,6 +188,8 @@ void add_context_rows(const ShardingRequest& request, const ModuleIndex& index, 
 int64_t context_transient(const ShardingRequest& request, const ContextAttentionPlan& attention);
 // Tokens of one forward-backward pass on this rank; 0 when seq_len is not known.
 int64_t tokens_of(const ShardingRequest& request);
+// Bytes of what a stage hands to the next one for a pass; 0 when seq_len is not known.
+int64_t message_bytes(const ShardingRequest& request);
 // Times the forward collectives of a module run: 2 where activation checkpointing computes it
 // again.
 int64_t forward_runs(const ShardingRequest& request, const ModuleIndex& index,

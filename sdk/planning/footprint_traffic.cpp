@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "checkpoint_scope.h"
 #include "footprint_parts.h"
 #include "sdk/base/context_plan.h"
@@ -68,6 +70,14 @@ int64_t tokens_of(const ShardingRequest& request) {
   return times(batch, length);
 }
 
+int64_t message_bytes(const ShardingRequest& request) {
+  const DType type = request.config.shared.pipeline.dtype.value_or(precision_of(request).output);
+  const int64_t cut = request.mesh.device_mesh && cuts_sequence(request.tp)
+                          ? request.mesh.device_mesh->size("tp")
+                          : 1;
+  return times(tokens_of(request) / cut, request.outline.hidden_size, dtype_size(type));
+}
+
 bool in_attention(std::string_view module) {
   return module.find("attn") != std::string_view::npos ||
          module.find("attention") != std::string_view::npos;
@@ -100,20 +110,25 @@ void add_common_rows(const ShardingRequest& request, const std::vector<int64_t>&
 
 namespace meshwright {
 
+bool cuts_sequence(const TpPlan& tp) {
+  return std::any_of(tp.entries.begin(), tp.entries.end(), [](const TpEntry& entry) {
+    return entry.style.input == TpLayout::shard_1 || entry.style.output == TpLayout::shard_1;
+  });
+}
+
 std::vector<WireRow> pipeline_wire(const ShardingRequest& request, const PipelinePlan& plan) {
   using namespace footprint;
   if (pipeline_size(request) == 1) return {};
   const Mesh& mesh = *request.mesh.device_mesh;
   Axis pp{"pp", mesh.size("pp"), mesh.coordinate(request.rank, "pp")};
-  int64_t element =
-      dtype_size(request.config.shared.pipeline.dtype.value_or(precision_of(request).output));
-  int64_t bytes = times(tokens_of(request), request.outline.hidden_size, element),
-          passes = passes_of(request);
+  const int64_t bytes = message_bytes(request), passes = passes_of(request);
   Traffic wire;
   // Stages of one rank hand over for free.
   for (size_t s = 0; s + 1 < plan.stages.size(); ++s) {
-    int64_t here = plan.stages[s].rank, next = plan.stages[s + 1].rank;
-    if (here != next && (here == pp.index || next == pp.index)) wire.add(pp, "send", passes, bytes);
+    const PipelineStage &here = plan.stages[s], &next = plan.stages[s + 1];
+    if (here.rank == next.rank) continue;
+    if (here.rank == pp.index) wire.add(pp, "send", passes, bytes);
+    if (next.rank == pp.index && next.sends_gradient) wire.add(pp, "send", passes, bytes);
   }
   return wire.rows();
 }

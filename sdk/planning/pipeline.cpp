@@ -143,9 +143,8 @@ std::vector<std::vector<int64_t>> place(int64_t stages, int64_t pp, bool v) {
 
 // `most`: layers of a stage that an end can have fewer; `even`: those of a stage without that.
 void check_ends(const PipelineOptions& options, int64_t most, int64_t even) {
-  for (auto [key, end, less] :
-       {std::tuple(kFirstLessKey, "first", options.first_stage_less_layers),
-        std::tuple(kLastLessKey, "last", options.last_stage_less_layers)})
+  for (auto [key, end, less] : {std::tuple(kFirstLessKey, "first", options.first_stage_less_layers),
+                                std::tuple(kLastLessKey, "last", options.last_stage_less_layers)})
     if (less > most)
       throw bad(std::string("the ") + end + " stage is to have " + counted(less, "layer") +
                     " fewer than the others, which have " + std::to_string(most),
@@ -259,6 +258,20 @@ void deal_csv(PipelinePlan& plan, int64_t layers, int64_t pp, const PipelineOpti
   deal_evenly(plan, stages, layers, options);
 }
 
+// What lies outside of all stages' modules goes with the first.
+void mark_gradients(PipelinePlan& plan, const ModelOutline& outline) {
+  auto first = static_cast<int64_t>(plan.stages.size());  // stage with something to train
+  for (const ParameterOutline& parameter : outline.parameters) {
+    if (!parameter.trainable) continue;
+    int64_t of = 0;
+    for (const PipelineStage& stage : plan.stages)
+      for (const std::string& module : stage.modules)
+        if (text::lies_under(parameter.name, module)) of = stage.index;
+    first = std::min(first, of);
+  }
+  for (PipelineStage& stage : plan.stages) stage.sends_gradient = stage.index > first;
+}
+
 }  // namespace
 
 PipelineSchedule parse_schedule(std::string_view name) {
@@ -321,9 +334,8 @@ PipelinePlan plan_stages(int64_t layers, int64_t pp_size, const PipelineOptions&
   if (!parts.empty()) {
     deal_parts(plan, layers, pp_size, parts);
   } else if (!csv) {
-    StageCount count =
-        count_stages(dealt_layers(layers, options), pp_size, plan.schedule,
-                     options.layers_per_stage, options.round);
+    StageCount count = count_stages(dealt_layers(layers, options), pp_size, plan.schedule,
+                                    options.layers_per_stage, options.round);
     if (!count.problem.empty()) {
       Error error = bad(count.problem, count.key);
       for (const std::string& help :
@@ -374,6 +386,7 @@ PipelinePlan plan_pipeline(const ModelOutline& outline, int64_t pp_size,
     append(plan.stages.back(), parts.last);
   }
   for (PipelineStage& stage : plan.stages) append(stage, parts.everywhere);
+  mark_gradients(plan, outline);
   if (const int64_t micro = pipeline_micro_batches(options); micro > 0 && pp_size > 1)
     if (std::optional<std::string> idle = bubble_warning(
             plan, options, micro, static_cast<int64_t>(parts.layers.size()) / pp_size))
@@ -448,12 +461,13 @@ void check_pipeline_options(const SharedOptions& shared, Diagnostics& diagnostic
                         .help(set_line(kScheduleKey, "\"Interleaved1F1B\"")));
   }
   if (options.scale_grads_in_schedule)
-    diagnostics.add(Error(ErrorCode::option_refused,
-                          "scale_grads_in_schedule = true, but gradients are those of the mean over "
-                          "all targets of a step, which a division by the number of micro-batches "
-                          "would make too small")
-                        .key("distributed.pipeline.scale_grads_in_schedule")
-                        .help("leave out distributed.pipeline.scale_grads_in_schedule"));
+    diagnostics.add(
+        Error(ErrorCode::option_refused,
+              "scale_grads_in_schedule = true, but gradients are those of the mean over "
+              "all targets of a step, which a division by the number of micro-batches "
+              "would make too small")
+            .key("distributed.pipeline.scale_grads_in_schedule")
+            .help("leave out distributed.pipeline.scale_grads_in_schedule"));
   try {
     if (!options.schedule.empty()) parse_schedule(options.schedule);
   } catch (const Error& error) {

@@ -7,9 +7,9 @@
 #include <cstdint>
 #include <cstdlib>
 #include <filesystem>
-#include <functional>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -57,21 +57,23 @@ inline Rows sent_rows(World& world) {
   return out;
 }
 
-inline Rows planned_rows(Trainer& trainer) {
+inline Rows rows_of(const std::vector<WireRow>& wire) {
   Rows out;
-  for (const WireRow& row : trainer.plan().footprint->wire)
+  for (const WireRow& row : wire)
     if (row.count > 0 && row.bytes > 0) out[{row.axis, row.op}] = {row.count, row.bytes};
   return out;
 }
+inline Rows planned_rows(Trainer& trainer) { return rows_of(trainer.plan().footprint->wire); }
 
-// Three steps: operation, count and bytes on every axis are the plan's.
-inline void check_traffic(World& world, Trainer& trainer,
-                          const std::function<MicroBatchLoss(int64_t)>& forward,
-                          std::mutex& mutex) {
+// Three steps: operation, count and bytes on every axis are the plan's. `forward`: as step() takes
+// it.
+template <class Forward>
+void check_traffic(World& world, Trainer& trainer, const Forward& forward, std::mutex& mutex,
+                   std::optional<Rows> as_planned = std::nullopt) {
   for (int step = 0; step < 3; ++step) {
     world.traffic().clear();
     trainer.step(forward);
-    Rows sent = sent_rows(world), planned = planned_rows(trainer);
+    Rows sent = sent_rows(world), planned = as_planned ? *as_planned : planned_rows(trainer);
     std::lock_guard lock(mutex);  // doctest's messages
     auto text = [](const Rows& rows) {
       std::string out;

@@ -537,6 +537,18 @@ TEST_CASE("a pipeline keeps weights gathered and sends hidden states between sta
           3);  // weights stay gathered within a run
     CHECK(find_row(f.wire, "dp_shard", "reduce_scatter")->count == 1);
   }
+  SUBCASE("behind a frozen beginning no gradients go back") {
+    for (ParameterOutline& p : whole.parameters)
+      p.trainable = !p.name.starts_with("model.embed") && !p.name.starts_with("model.layers.0.") &&
+                    !p.name.starts_with("model.layers.1.");
+    plan = plan_pipeline(whole, 4, job.config.shared.pipeline);
+    // Stages 1 and 2 send to the next alone, stage 3 a gradient to the one before.
+    for (int64_t stage = 0; stage < 4; ++stage) {
+      job.outline = stage_outline(whole, plan, stage);
+      CHECK(plan.stages[static_cast<size_t>(stage)].sends_gradient == (stage == 3));
+      check_row(pipeline_wire(job.request(stage * 2), plan), "pp", "send", 4, 4 * hidden);
+    }
+  }
   SUBCASE("activations of the micro-batches in flight are held") {
     job.outline = stage_outline(whole, plan, 1);
     int64_t three = fully_sharded_footprint(job.request(2), {})
