@@ -56,10 +56,14 @@ class MESHWRIGHT_API PipelineRunner {
            bool reduce = true);
   // Of a list of forwards alone, without gradients.
   void run_forwards(ParallelModel& model, const Forward& forward);
+  // What this rank held at the fullest moment of the last run, counted by what was there.
+  const PipelinePeak& peak() const { return peak_; }
 
  private:
   struct Pass;
   Pass& pass_of(const PipelineAction& action);
+  void count(const PipelineAction& action, const PipelinePeak& before);
+  PipelinePeak held(const PipelineAction& action);
   bool here(int64_t stage) const;
   int64_t stages() const { return static_cast<int64_t>(rank_of_.size()); }
   void clear();
@@ -92,6 +96,7 @@ class MESHWRIGHT_API PipelineRunner {
   std::vector<int64_t> passes_left_, stages_left_;
   int64_t micro_batches_left_ = 0;
   int64_t micro_batches_ = 0;
+  PipelinePeak now_{0, 0, 0}, peak_{0, 0, 0};
   std::vector<Pass> passes_;        // by stage and micro-batch
   std::vector<std::string> names_;  // of this rank's steps, for errors
   std::vector<at::Tensor> free_slots_;

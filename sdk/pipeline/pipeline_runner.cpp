@@ -97,6 +97,7 @@ void PipelineRunner::clear() {
     pass.split = split;
   }
   for (std::deque<Sent>& under_way : sends_) under_way.clear();
+  now_ = peak_ = {0, 0, 0};
 }
 
 // Units are alike on the ranks that they are cut over, which run the same stages.
@@ -251,6 +252,21 @@ void PipelineRunner::wait_for_sends() {
     for (; !under_way.empty(); under_way.pop_front()) under_way.front().work.wait();
 }
 
+// A pass holds what it saved until its backward, or what waits for its weights.
+PipelinePeak PipelineRunner::held(const PipelineAction& action) {
+  const Pass& pass = pass_of(action);
+  const bool saved = pass.root.is_valid(), waits = !saved && pass.weights != nullptr;
+  return {saved || waits, waits, saved && action.stage + 1 == stages()};
+}
+void PipelineRunner::count(const PipelineAction& action, const PipelinePeak& before) {
+  const PipelinePeak after = held(action);
+  for (int64_t PipelinePeak::* field :
+       {&PipelinePeak::passes, &PipelinePeak::waiting, &PipelinePeak::logits}) {
+    now_.*field += after.*field - before.*field;
+    peak_.*field = std::max(peak_.*field, now_.*field);
+  }
+}
+
 void PipelineRunner::compute(ParallelModel& model, const PipelineAction& action,
                              const Forward& forward, const BeforeBackward& before) {
   if (action.kind == Kind::forward) return compute_forward(action, forward);
@@ -276,7 +292,9 @@ void PipelineRunner::run_steps(ParallelModel& model, const Forward& forward,
       if (training) model.begin_micro_batch(GradientSync::when_told);
       const bool traced = setup_.trace != nullptr && setup_.trace->enabled;
       const int64_t began = traced ? Trace::now() : 0;
+      const PipelinePeak held_before = held(step.action);
       compute(model, step.action, forward, before);
+      count(step.action, held_before);
       if (traced)
         setup_.trace->span(Trace::Lane::compute, action_name(step.action), began, Trace::now());
       continue;
@@ -299,10 +317,9 @@ void PipelineRunner::run(ParallelModel& model, const Forward& forward, const Bef
   find_units(model);
   reduce_ = reduce;
   passes_left_.assign(rank_of_.size(), micro_batches_);
-  stages_left_.assign(
-      static_cast<size_t>(micro_batches_),
-      static_cast<int64_t>(
-          setup_.stages_of_rank[static_cast<size_t>(setup_.group->rank())].size()));
+  stages_left_.assign(static_cast<size_t>(micro_batches_),
+                      static_cast<int64_t>(
+                          setup_.stages_of_rank[static_cast<size_t>(setup_.group->rank())].size()));
   micro_batches_left_ = micro_batches_;
   model.hold_units({}, true);
   run_steps(model, forward, before);

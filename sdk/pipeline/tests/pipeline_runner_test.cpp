@@ -80,8 +80,9 @@ struct Row {
   int64_t frozen_layers = -1;  // embedding and so many layers are frozen; -1: nothing is
 };
 struct Result {
-  std::map<std::string, Tensor> gradients;  // by name and place among the shards
-  std::map<int64_t, double> losses;         // by micro-batch, of the first shard
+  std::map<std::string, Tensor> gradients;     // by name and place among the shards
+  std::map<int64_t, double> losses;            // by micro-batch, of the first shard
+  std::map<int64_t, PipelinePeak> peaks = {};  // by rank of pp
 };
 
 Tensor batch(int64_t step, int64_t micro_batch, int64_t shard) {
@@ -213,6 +214,8 @@ void train_stages(Job& job, const std::shared_ptr<World>& world) {
     model->end_step();
   }
   collect(job.result, job.mutex, *model, place);
+  std::lock_guard lock(job.mutex);
+  job.result.peaks[me] = runner.peak();
 }
 
 Result staged(const Row& row, const testing::Faults& faults = {}) {
@@ -271,6 +274,45 @@ TEST_CASE("a pipeline gives the bits of one place, whatever the schedule") {
     for (const auto& [name, gradient] : one.gradients) {
       REQUIRE_MESSAGE(many.gradients.contains(name), name);
       CHECK_MESSAGE(many.gradients.at(name).equal(gradient), name);
+    }
+  }
+}
+
+// Table 2.5 of the plan (pipeline_simulation_test.cpp) is that of the run.
+TEST_CASE("a rank of a pipeline holds as many passes as its list says, and no more") {
+  using enum PipelineSchedule;
+  struct Held {
+    Row row;
+    std::vector<PipelinePeak> peaks;  // [pp]: passes, of these waiting, logits
+  };
+  // 1F1B: min(m, p - r). Interleaved: (v-1) g + 2 (p-1-r) + 1. Zero bubble: (v-1) g + p, of which
+  // r + 1 wait. ZBV: 2 p and 2 r + 1. DualPipeV: 2 p + 1 and r + 1.
+  for (const Held& held : std::vector<Held>{
+           {{2, 1, 4, gpipe}, {{4, 0, 0}, {4, 0, 4}}},
+           {{2, 2, 4, looped_bfs}, {{8, 0, 0}, {8, 0, 4}}},
+           {{4, 1, 8, one_f_one_b}, {{4, 0, 0}, {3, 0, 0}, {2, 0, 0}, {1, 0, 1}}},
+           {{4, 1, 2, one_f_one_b}, {{2, 0, 0}, {2, 0, 0}, {2, 0, 0}, {1, 0, 1}}},
+           {{2, 2, 4, interleaved_1f1b}, {{5, 0, 0}, {3, 0, 1}}},
+           {{4, 2, 8, interleaved_1f1b}, {{11, 0, 0}, {9, 0, 0}, {7, 0, 0}, {5, 0, 1}}},
+           {{4, 2, 8, interleaved_zero_bubble}, {{8, 1, 0}, {8, 2, 0}, {8, 3, 0}, {8, 4, 1}}},
+           {{4, 2, 8, zbv_zero_bubble}, {{8, 1, 1}, {8, 3, 0}, {8, 5, 0}, {8, 7, 0}}},
+           {{4, 2, 8, dual_pipe_v}, {{9, 1, 1}, {9, 2, 0}, {9, 3, 0}, {9, 4, 0}}}}) {
+    CAPTURE(schedule_name(held.row.schedule));
+    const Result result = staged(held.row);
+    for (int64_t rank = 0; rank < held.row.pp; ++rank) {
+      CAPTURE(rank);
+      const PipelinePeak &counted = result.peaks.at(rank),
+                         &wanted = held.peaks[static_cast<size_t>(rank)],
+                         listed =
+                             simulate_pipeline(make_actions(held.row.schedule, held.row.pp,
+                                                            held.row.local, held.row.micro_batches))
+                                 .peaks[static_cast<size_t>(rank)];
+      CHECK(counted.passes == wanted.passes);
+      CHECK(counted.waiting == wanted.waiting);
+      CHECK(counted.logits == wanted.logits);
+      CHECK(counted.passes == listed.passes);
+      CHECK(counted.waiting == listed.waiting);
+      CHECK(counted.logits == listed.logits);
     }
   }
 }
