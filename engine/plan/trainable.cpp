@@ -18,18 +18,26 @@ Error plans_only(const loader::LoadedStrategy& strategy, const Job& job) {
 
 // Whether the model can be run, beyond being planned: its family, its rotary embedding, its
 // activations and dropouts.
-void check_model_runs(const Options& model, int64_t cp, Diagnostics& diagnostics) {
+void check_model_runs(const Options& model, const ParallelSizes& sizes, Diagnostics& diagnostics) {
   const auto [path, key] = config::model_path(model);
   if (path.empty()) return;
   try {
     const outlines::NetConfig net = outlines::read_net_config(outlines::load_config(path));
-    if (cp > 1 && net.attention_dropout > 0)
+    if (sizes.cp > 1 && net.attention_dropout > 0)
       diagnostics.add(Error(ErrorCode::model_does_not_fit,
                             "the model drops attention out in training (attention_dropout), which "
                             "ranks that share a sample would do each in its own way")
                           .key("distributed.cp_size")
                           .help("set attention_dropout to 0 in the model's config.json")
                           .help("set distributed.cp_size = 1"));
+    if (sizes.pp > 1 && net.moe.balance_coefficient > 0)
+      diagnostics.add(Error(ErrorCode::not_in_release,
+                            "the auxiliary loss of this model is one of all its routers together, "
+                            "which the stages of a pipeline do not yet add up")
+                          .key("distributed.pp_size")
+                          .help("set \"router_aux_loss_coef\": 0 or \"output_router_logits\": "
+                                "false in the model's config.json")
+                          .help("set distributed.pp_size = 1"));
   } catch (Error& error) {
     diagnostics.add(error.key("model." + key).at(model.origin(key)));
   }
@@ -89,7 +97,7 @@ void check_trainable(const Job& job, Diagnostics& diagnostics) {
   if (job.strategy.info != nullptr &&
       (job.strategy.info->capabilities & MESHWRIGHT_CAN_PARALLELIZE) == 0 && sizes.ep <= 1)
     diagnostics.add(plans_only(job.strategy, job));
-  check_model_runs(model, sizes.cp, diagnostics);
+  check_model_runs(model, sizes, diagnostics);
 }
 
 bool written_for_training(const Job& job) {

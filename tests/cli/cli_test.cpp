@@ -316,9 +316,7 @@ TEST_CASE("every read-only verb prints JSON that parses") {
   }
 }
 
-TEST_CASE(
-    "every shipped configuration plans on 32 ranks, and is valid but for the one that cannot be "
-    "trained") {
+TEST_CASE("every shipped configuration plans on 32 ranks, and is valid") {
   int count = 0;
   for (const fs::directory_entry& entry :
        fs::directory_iterator(MESHWRIGHT_SOURCE_DIR "/configs")) {
@@ -331,10 +329,8 @@ TEST_CASE(
     INFO(ran.out);
     CHECK(ran.status == 0);
     CHECK(ran.out.find("Memory") != std::string::npos);
-    bool pipelined = name == "configs/pipeline_interleaved.toml";
-    CHECK((ran.out.find("this plan cannot be trained: pp_size = 4") != std::string::npos) ==
-          pipelined);
-    CHECK(run("validate " + name).status == (pipelined ? 3 : 0));
+    CHECK(ran.out.find("this plan cannot be trained") == std::string::npos);
+    CHECK(run("validate " + name).status == 0);
   }
   CHECK(count >= 7);
 }

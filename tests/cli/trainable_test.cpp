@@ -109,8 +109,10 @@ TEST_CASE(
   fs::create_directories(folder.path / "runs/kept/checkpoints/step_00000004");
   const std::string here =
       said("run.dir=" + (folder.path / "runs").string()) + said("run.name=kept");
-  const std::string llama =
-      said("model.config=" + model(folder, "llama.json", "LlamaForCausalLM", ""));
+  // One auxiliary loss of all routers.
+  const std::string balanced =
+      said("model.config=" +
+           model(folder, "balanced.json", "MixtralForCausalLM", R"(,"output_router_logits":true)"));
   struct Row {
     std::string sets, key, words;
     std::string code = "E0390";
@@ -118,8 +120,8 @@ TEST_CASE(
   const std::string dropped =
       model(folder, "dropped.json", "LlamaForCausalLM", R"(,"attention_dropout":0.1)");
   for (const Row& row :
-       {Row{llama + said("distributed.pp_size=2"), "distributed.pp_size",
-            "pp_size = 2 can be planned"},
+       {Row{balanced + said("distributed.pp_size=2"), "distributed.pp_size",
+            "the auxiliary loss of this model is one of all its routers together"},
         Row{said("model.config=" + dropped) + said("distributed.cp_size=2"), "distributed.cp_size",
             "drops attention out in training", "E0316"},
         Row{said("model.config=" + capped), "model.config", "attn_logit_softcapping does not run"},

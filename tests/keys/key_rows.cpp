@@ -319,6 +319,8 @@ const std::vector<Row>& rows() {
       {"distributed.pipeline.pp_microbatch_size", "2", told},
       {"distributed.pipeline.pp_batch_size", "2", told},
       {"distributed.pipeline.layers_per_stage", "1", told},
+      {"distributed.pipeline.first_stage_less_layers", "1", told},
+      {"distributed.pipeline.last_stage_less_layers", "1", told},
       {"distributed.pipeline.round_virtual_stages_to_pp_multiple", "up", told},
       {"distributed.pipeline.module_fqns_per_model_part",
        "[[\"model.embed_tokens\"], [\"lm_head\"]]", told},

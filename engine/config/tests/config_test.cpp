@@ -109,7 +109,7 @@ TEST_CASE("an empty file has every default of the documentation") {
                          {"distributed.moe", "wrap_outer_model", "true"},
                          {"distributed.pipeline", "pp_schedule", "\"1f1b\""},
                          {"distributed.pipeline", "pp_microbatch_size", "1"},
-                         {"distributed.pipeline", "pp_batch_size", "1"},
+                         {"distributed.pipeline", "pp_batch_size", "\"none\""},
                          {"step_scheduler", "global_batch_size", "64"},
                          {"step_scheduler", "local_batch_size", "4"},
                          {"step_scheduler", "max_steps", "200"},
