@@ -141,10 +141,13 @@ bool load_checkpoint(Trainer& trainer, checkpoint::Checkpoint& from) {
   optimizer.round_weights(model.update_groups());
   model.after_optimizer_step();
   trainer.set_next_step(meta.step);
-  // On ranks that draw alike and others as theirs did.
+  // On ranks that draw alike and others as theirs did. Those of a pipeline are at other stages.
   const std::optional<Mesh>& mesh = trainer.plan().mesh.device_mesh;
+  auto as_before = [&](std::string_view axis) {
+    return size_in(meta, axis) == (mesh ? mesh->size(axis) : 1);
+  };
   return meta.world_size == world.size() && meta.data_parallel == trainer.data_parallel_size() &&
-         size_in(meta, "cp") == (mesh ? mesh->size("cp") : 1) && restore_generators(world, from);
+         as_before("cp") && as_before("pp") && restore_generators(world, from);
 }
 
 }  // namespace meshwright::train

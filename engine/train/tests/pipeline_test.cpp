@@ -1,6 +1,6 @@
 // Stages of a model on the ranks of pp: every schedule takes the steps of one process, alone to the
 // bit, and with the other axes but for rounding. Before doctest: LibTorch has a CHECK of its own.
-#include "engine/train/tests/context_layouts.h"
+#include "engine/train/tests/pipeline_layouts.h"
 
 #include <doctest/doctest.h>
 
@@ -9,30 +9,6 @@ namespace pipeline_test {
 using namespace meshwright;
 
 namespace {
-
-const char* const kFour = R"(, "num_hidden_layers": 4, "tie_word_embeddings": false)";
-const SmallModel kStaged{"staged", "LlamaForCausalLM", "llama", 32, 4, 2, 64, kFour};
-const SmallModel kDeep{
-    "deep", "LlamaForCausalLM", "llama", 32, 4, 2, 64,
-    R"(, "num_hidden_layers": 8, "tie_word_embeddings": false)"};
-const std::string kPp2 = "distributed.pp_size=2", kPp4 = "distributed.pp_size=4",
-                  kEp2 = "distributed.ep_size=2";
-
-std::string schedule(const std::string& name) {
-  return "distributed.pipeline.pp_schedule=\"" + name + "\"";
-}
-// Micro-batches of so many samples, whatever the mesh; the truth adds up as many.
-Layout staged_layout(const std::string& model, const OnMesh& mesh,
-                     const std::vector<std::string>& more = {}, int64_t rows = 1) {
-  Layout out{"fsdp2",
-             mesh.ranks,
-             {"optimizer.eps=1e-5", "step_scheduler.local_batch_size=" + std::to_string(rows),
-              "distributed.pipeline.pp_microbatch_size=" + std::to_string(rows)},
-             model};
-  for (const std::vector<std::string>* sets : {&mesh.sets, &more})
-    out.sets.insert(out.sets.end(), sets->begin(), sets->end());
-  return out;
-}
 
 // The same ranks, each with all layers: half as many.
 Layout without_stages(Layout layout) {
@@ -81,9 +57,9 @@ TEST_CASE("pipelines: four ranks, any number of micro-batches") {
     };
     const Curve truth = curve_of(with(kAlone), 6, 6);
     for (const auto& [name, runs] :
-         {std::pair("GPipe", true), std::pair("1F1B", true),
-          std::pair("Interleaved1F1B", true), std::pair("InterleavedZeroBubble", true),
-          std::pair("ZBVZeroBubble", true), std::pair("DualPipeV", micro >= 7)}) {
+         {std::pair("GPipe", true), std::pair("1F1B", true), std::pair("Interleaved1F1B", true),
+          std::pair("InterleavedZeroBubble", true), std::pair("ZBVZeroBubble", true),
+          std::pair("DualPipeV", micro >= 7)}) {
       if (!runs) continue;
       const Layout layout = with({4, {kPp4}}, {schedule(name)});
       INFO(layout.text() << ", micro-batches " << micro);

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -48,11 +49,19 @@ inline void fill_sample(int64_t position, int64_t vocabulary, int64_t* out) {
 }
 
 struct Rank {
-  Rank(const Layout& layout, const std::shared_ptr<World>& world)
+  // `prepare`: what is done to the model before it is parallelized.
+  Rank(const Layout& layout, const std::shared_ptr<World>& world,
+       const std::function<void(torch::nn::Module&)>& prepare = {})
       : job(make(layout)),
-        net(modules::build_model(layout.model, layout.storage, at::kMeta)),
+        net(prepared(layout, prepare)),
         trainer(job, world, net.ptr(), net->outline(), kLength),
         batch(layout.batch) {}
+  static modules::CausalLM prepared(const Layout& layout,
+                                    const std::function<void(torch::nn::Module&)>& prepare) {
+    modules::CausalLM out = modules::build_model(layout.model, layout.storage, at::kMeta);
+    if (prepare) prepare(*out);
+    return out;
+  }
   static Job make(const Layout& layout) {
     std::vector<std::string> sets{"distributed.strategy=" + std::string(layout.strategy)};
     sets.push_back("step_scheduler.global_batch_size=" + std::to_string(layout.batch));
