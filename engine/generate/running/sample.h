@@ -9,9 +9,9 @@
 
 namespace meshwright::generate {
 
-// Token ids [1, length] int64 on the CPU to logits [1, length, vocab] on any device. Under a
-// sharded strategy every rank must call generate_tokens() alike, because every forward is
-// collective.
+// Token ids [1, length] int64 on the CPU to logits [1, length, vocab] on any device, or to those of
+// the last position alone. Under a sharded strategy every rank must call generate_tokens() alike,
+// because every forward is collective.
 using LogitsOf = std::function<at::Tensor(const at::Tensor& ids)>;
 
 struct GenerateOptions {
