@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <filesystem>
+#include <numeric>
 
 #include "engine/base/relative.h"
 #include "engine/outlines/models.h"
@@ -159,8 +160,8 @@ void plan_runs(bool check_batch, JobPlan& plan, StrategyConfig& config) {
         .key(table + "pp_seq_len")
         .help("leave out " + table + "pp_seq_len");
   if (!check_batch) return;
-  const std::string has = "a data-parallel rank has " + n(samples) + " samples a step (" +
-                          "global_batch_size / dp), ";
+  const std::string has =
+      "a data-parallel rank has " + n(samples) + " samples a step (" + "global_batch_size / dp), ";
   if (given && (samples < batch || samples % batch != 0)) {
     Error error(ErrorCode::batch_not_divisible, has + "no multiple of pp_batch_size " + n(batch));
     error.key(table + "pp_batch_size");
@@ -171,13 +172,20 @@ void plan_runs(bool check_batch, JobPlan& plan, StrategyConfig& config) {
       error.help("set " + table + "pp_batch_size = " + n(fits));
     throw error;
   }
-  if (!given && (samples < micro || samples % micro != 0))
-    throw Error(ErrorCode::batch_not_divisible,
-                has + "no multiple of pp_microbatch_size " + n(micro))
-        .key(table + "pp_microbatch_size")
-        .help("set " + table + "pp_microbatch_size = " + n(divisor_below(samples, micro)))
-        .help("set step_scheduler.global_batch_size = " +
-              n((samples / micro + 1) * micro * std::max<int64_t>(plan.mesh.dp, 1)));
+  if (!given && (samples < micro || samples % micro != 0)) {
+    Error error(ErrorCode::batch_not_divisible,
+                has + "no multiple of pp_microbatch_size " + n(micro));
+    error.key(table + "pp_microbatch_size");
+    error.help("set " + table + "pp_microbatch_size = " + n(divisor_below(samples, micro)));
+    // The next batch that is a multiple of local_batch_size, too.
+    const int64_t local = std::max<int64_t>(plan.workload.local_batch, 1);
+    int64_t next = 0;
+    if (!__builtin_mul_overflow(micro / std::gcd(micro, local), local, &next) &&
+        !__builtin_mul_overflow(next, samples / next + 1, &next) &&
+        !__builtin_mul_overflow(next, std::max<int64_t>(plan.mesh.dp, 1), &next))
+      error.help("set step_scheduler.global_batch_size = " + n(next));
+    throw error;
+  }
 }
 
 // Whether the ranks of some group of cp are on more hosts than one.

@@ -145,12 +145,13 @@ std::vector<std::vector<int64_t>> place(int64_t stages, int64_t pp, bool v) {
 void check_ends(const PipelineOptions& options, int64_t most, int64_t even) {
   for (auto [key, end, less] : {std::tuple(kFirstLessKey, "first", options.first_stage_less_layers),
                                 std::tuple(kLastLessKey, "last", options.last_stage_less_layers)})
-    if (less > most)
-      throw bad(std::string("the ") + end + " stage is to have " + counted(less, "layer") +
-                    " fewer than the others, which have " + std::to_string(most),
-                key)
-          .help(set_line(key, std::to_string(even / 2)))
-          .help(set_line(key, "0"));
+    if (less > most) {
+      Error error = bad(std::string("the ") + end + " stage is to have " + counted(less, "layer") +
+                            " fewer than the others, which have " + std::to_string(most),
+                        key);
+      if (even / 2 > 0) error.help(set_line(key, std::to_string(even / 2)));
+      throw error.help(set_line(key, "0"));
+    }
 }
 
 // As if the ends had layers more, which their embedding and head take the place of (torchtitan).

@@ -1,0 +1,150 @@
+// What a pipeline refuses, before anything starts: code, exit status, key, and settings that work.
+#include <doctest/doctest.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <regex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ran.h"
+
+namespace pipeline_test {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+struct Folder {
+  fs::path path = fs::temp_directory_path() / ("meshwright_pipeline_" + std::to_string(::getpid()));
+  Folder() {
+    fs::remove_all(path);
+    fs::create_directories(path);
+  }
+  Folder(const Folder&) = delete;
+  Folder& operator=(const Folder&) = delete;
+  ~Folder() { fs::remove_all(path); }
+};
+
+std::string write_model(const Folder& folder, const std::string& name, const std::string& fields) {
+  const fs::path file = folder.path / (name + ".json");
+  std::ofstream(file) << R"({"hidden_size":64,"num_attention_heads":4,"num_key_value_heads":4,)"
+                         R"("head_dim":16,"intermediate_size":96,"vocab_size":256,)"
+                         R"("num_hidden_layers":4,"tie_word_embeddings":false,)"
+                      << fields << "}\n";
+  return file.string();
+}
+
+using Sets = std::vector<std::string>;  // "key=value"
+
+std::string said(const Sets& sets) {
+  std::string out;
+  for (const std::string& set : sets) out += " --set '" + set + "'";
+  return out;
+}
+
+// The settings after each line "help: set KEY = VALUE" or "help: leave out KEY" of a refusal.
+std::vector<Sets> helped(const std::string& out, const Sets& sets) {
+  static const std::regex line(
+      R"(= help: (set|leave out) ((?:distributed|step_scheduler)[a-z_.]*)(?: = ([^\n]*))?)");
+  std::vector<Sets> all;
+  for (std::sregex_iterator at(out.begin(), out.end(), line), end; at != end; ++at) {
+    const std::string key = at->str(2);
+    Sets left = sets;
+    std::erase_if(left, [&](const std::string& set) { return set.starts_with(key + "="); });
+    if (at->str(1) == "set") left.push_back(key + "=" + at->str(3));
+    all.push_back(left);
+  }
+  return all;
+}
+
+}  // namespace
+
+TEST_CASE("what a pipeline cannot do is refused before a rank starts, with settings that work") {
+  Folder folder;
+  const std::string llama =
+      write_model(folder, "llama", R"("architectures":["LlamaForCausalLM"],"model_type":"llama")");
+  struct Row {
+    Sets sets;
+    int status;
+    std::string code, key;
+    size_t helps = 1;
+  };
+  const std::string table = "distributed.pipeline.";
+  bool every_verb = true;
+  for (const Row& row : {
+           Row{{table + "scale_grads_in_schedule=true"},
+               2,
+               "E0212",
+               table + "scale_grads_in_schedule"},
+           Row{{table + "pp_seq_len=64"}, 2, "E0208", table + "pp_seq_len"},
+           Row{{table + "pp_batch_size=3"}, 3, "E0310", table + "pp_batch_size", 2},
+           Row{{table + "pp_batch_size=32"}, 3, "E0310", table + "pp_batch_size", 2},
+           Row{{table + "pp_microbatch_size=3"}, 3, "E0310", table + "pp_microbatch_size", 2},
+           Row{{table + "pp_microbatch_size=32"}, 3, "E0310", table + "pp_microbatch_size", 2},
+           Row{{table + "first_stage_less_layers=5"},
+               3,
+               "E0309",
+               table + "first_stage_less_layers",
+               2},
+           Row{{table + "last_stage_less_layers=5"},
+               3,
+               "E0309",
+               table + "last_stage_less_layers",
+               2},
+           Row{{table + "pp_schedule=Interleaved1F1B", table + "first_stage_less_layers=2"},
+               3,
+               "E0309",
+               table + "first_stage_less_layers"},
+           Row{{table + "pp_schedule=DualPipeV", table + "pp_batch_size=2"},
+               3,
+               "E0309",
+               table + "pp_batch_size"},
+           Row{{table + "pp_schedule=Interleaved1F1B", table + "pp_batch_size=4",
+                "distributed.pp_size=3"},
+               3,
+               "E0301",
+               "distributed.pp_size"},
+           Row{{"distributed.strategy=ddp"}, 3, "E0306", "distributed.pp_size", 2},
+           Row{{"distributed.strategy=megatron_fsdp"}, 3, "E0306", "distributed.pp_size", 2},
+       }) {
+    Sets sets = {"model.config=" + llama};
+    if (row.code != "E0301") sets.push_back("distributed.pp_size=2");
+    sets.insert(sets.end(), row.sets.begin(), row.sets.end());
+    CAPTURE(said(row.sets));
+    const std::string file = "configs/first_fsdp2_cpu.toml";
+    // A rank that its launcher started asks by itself: it does not wait for the others.
+    const std::string rank = "RANK=1 WORLD_SIZE=2 LOCAL_RANK=1 MASTER_ADDR=127.0.0.1 MASTER_PORT=1";
+    Ran first;
+    const bool all = std::exchange(every_verb, false);  // what each verb asks first is the same
+    for (const std::string& verb :
+         {"validate " + file + " --world-size 2", "train " + file + " --nproc 2",
+          "plan " + file + " --world-size 2", "train " + file}) {
+      if (!all && verb.starts_with("plan")) break;
+      const Ran refused = run(verb + said(sets), "2>&1", verb.ends_with(".toml") ? rank : "");
+      INFO(verb << ": " << refused.out);
+      CHECK(refused.status == row.status);
+      CHECK(refused.out.find("error[" + row.code + "]") != std::string::npos);
+      CHECK(refused.out.find(row.key) != std::string::npos);
+      first = refused;
+    }
+    if (row.code == "E0301") continue;
+    const std::vector<Sets> helps = helped(first.out, sets);
+    INFO(first.out);
+    CHECK(helps.size() >= row.helps);
+    size_t working = 0;
+    for (const Sets& help : helps) {
+      const Ran works = run("validate " + file + " --world-size 2" + said(help), "2>&1");
+      CAPTURE(said(help));
+      INFO(works.out);
+      // What a schedule can run is known before the samples of a step are.
+      if (row.code != "E0309" || row.key != table + "pp_batch_size") CHECK(works.status == 0);
+      working += works.status == 0;
+    }
+    CHECK(working > 0);
+  }
+}
+
+}  // namespace pipeline_test
