@@ -277,6 +277,7 @@ JobPlan lay_out(Job& job, const PlanRequest& wanted) {
   plan.mesh = plan_mesh(job, plan, config, request);
   plan.workload = read_workload(job.config, plan.mesh, !wanted.assumed_world);
 
+  const bool whole_step = !config.shared.pipeline.batch_size;
   plan_runs(!wanted.assumed_world, plan, config);
 
   warn_of_schedule(job, plan);
@@ -299,7 +300,8 @@ JobPlan lay_out(Job& job, const PlanRequest& wanted) {
 
   ModelOutline part = outline;
   if (sizes.pp > 1) {
-    plan.pipeline = plan_pipeline(outline, sizes.pp, config.shared.pipeline);
+    plan.pipeline = plan_pipeline(outline, sizes.pp, config.shared.pipeline,
+                                  whole_step ? std::max<int64_t>(plan.mesh.dp, 1) : 0);
     plan.warnings.insert(plan.warnings.end(), plan.pipeline->warnings.begin(),
                          plan.pipeline->warnings.end());
     int64_t stage_rank = plan.mesh.device_mesh->coordinate(plan.rank, "pp");

@@ -11,6 +11,7 @@
 #include "engine/render/pipeline_timeline.h"
 #include "engine/report/report.h"
 #include "sdk/base/pipeline.h"
+#include "sdk/base/pipeline_actions.h"
 
 namespace meshwright::render {
 namespace {
@@ -99,12 +100,12 @@ std::string pipeline_text(const Style& style, const plan::JobPlan& plan) {
   std::vector<std::string> everywhere;
   for (const std::string& module : pipeline.stages.front().modules)
     if (pipeline.stages.size() > 1 && on_every_stage(module)) everywhere.push_back(module);
-  auto stage_lines = [&](const PipelineStage& stage) {
+  auto stage_lines = [&](const PipelineStage& stage, size_t digits) {
     std::vector<std::string> modules;
     for (const std::string& module : stage.modules)
       if (std::find(everywhere.begin(), everywhere.end(), module) == everywhere.end())
         modules.push_back(module);
-    std::string title = "stage " + std::to_string(stage.index) + "  ";
+    std::string title = "stage " + report::pad(std::to_string(stage.index), digits) + "  ";
     Lines lines;
     for (const Collapsed& c : collapse(modules))
       for (const std::string& part : report::wrap(c.name, 24)) {
@@ -123,7 +124,9 @@ std::string pipeline_text(const Style& style, const plan::JobPlan& plan) {
     for (const PipelineStage& stage : pipeline.stages)
       if (stage.rank == rank) stages.push_back(&stage);
     for (int64_t i : shown(static_cast<int64_t>(stages.size()), 6, 0)) {
-      Lines more = i < 0 ? Lines{dots(style)} : stage_lines(*stages[static_cast<size_t>(i)]);
+      Lines more = i < 0 ? Lines{dots(style)}
+                         : stage_lines(*stages[static_cast<size_t>(i)],
+                                       std::to_string(stages.back()->index).size());
       inside.insert(inside.end(), more.begin(), more.end());
     }
     widest = std::max(widest, width_of(inside));
@@ -411,10 +414,16 @@ std::string draw(const Style& style, const plan::JobPlan& plan) {
   out += heading(style, "Parameters") + parameters_text(style, plan);
   out += heading(style, "Memory") + bytes_text(style, plan);
   out += heading(style, "Traffic in a step");
+  const bool staged = plan.pipeline.has_value();
+  const int64_t micro_batches = staged ? pipeline_micro_batches(plan.shared.pipeline) *
+                                             pipeline_runs(plan.shared.pipeline, plan.workload)
+                                       : plan.workload.accumulation;
   if (plan.workload.accumulation > 1 || plan.workload.seq_len > 0)
-    out += "  local batch " + std::to_string(plan.workload.local_batch) + ", " +
-           std::to_string(plan.workload.accumulation) +
-           (plan.workload.accumulation == 1 ? " micro-batch" : " micro-batches") +
+    out += "  " +
+           (staged ? "pipeline micro-batch of " +
+                         report::counted(plan.shared.pipeline.microbatch_size, "sample", "samples")
+                   : "local batch " + std::to_string(plan.workload.local_batch)) +
+           ", " + report::counted(micro_batches, "micro-batch", "micro-batches") +
            (plan.workload.seq_len > 0
                 ? ", " + std::to_string(plan.workload.seq_len) + " tokens a sample"
                 : "") +

@@ -34,6 +34,7 @@
 #include "engine/trainer/load_weights.h"
 #include "engine/trainer/logits.h"
 #include "engine/trainer/memory.h"
+#include "engine/trainer/stages.h"
 #include "engine/weights/safetensors.h"
 #include "meshwright/trainer.h"
 
@@ -245,6 +246,7 @@ void Run::report_job() {
                 std::to_string(trainer_->accumulation()) + " x " +
                 std::to_string(trainer_->data_parallel_size()) + " samples of " +
                 std::to_string(data_.config.seq_len) + " tokens");
+  if (const Stages* stages = trainer_->stages()) reporter_.say("pipeline: " + stages->describe());
   reporter_.say("data: " + data_.train->describe() + ", " +
                 report::human_count(data_.train->samples()) + " samples");
   if (data_.validation) reporter_.say("validation: " + data_.validation->describe());

@@ -4,6 +4,7 @@
 #include <torch/nn/module.h>
 
 #include <algorithm>
+#include <cmath>
 #include <functional>
 #include <set>
 #include <utility>
@@ -86,6 +87,17 @@ Stages::Stages(const plan::JobPlan& plan, const StrategyConfig& config, const Mo
   for (const PipelineStage& stage : plan_.stages)
     if (stage.rank == me) kept.insert(kept.end(), stage.modules.begin(), stage.modules.end());
   keep_modules(model, kept);
+}
+
+std::string Stages::describe() const {
+  auto counted = [](int64_t count, const char* one, const char* more) {
+    return std::to_string(count) + " " + one + (count == 1 ? "" : more);
+  };
+  return (plan_.from_csv ? "a file of actions" : std::string(schedule_name(plan_.schedule))) +
+         ", " + counted(static_cast<int64_t>(plan_.stages.size()), "stage", "s") + ", " +
+         counted(micro_batches_, "micro-batch", "es") + " a run, idle " +
+         std::to_string(std::lround(100 * run_.bubble)) + "% of it" +
+         (runs_ > 1 ? ", " + counted(runs_, "run", "s") + " a step" : "");
 }
 
 const std::shared_ptr<Group>& Stages::group() {

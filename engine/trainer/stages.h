@@ -33,6 +33,8 @@ class Stages {
   // Of a step: each run takes as many.
   int64_t runs() const { return runs_; }
   int64_t micro_batches() const { return micro_batches_; }
+  // For whoever starts a run: "1F1B, 2 stages, 8 micro-batches a run, idle 11% of it".
+  std::string describe() const;
   bool is_last(int64_t stage) const {
     return stage + 1 == static_cast<int64_t>(plan_.stages.size());
   }

@@ -51,11 +51,13 @@ struct PipelinePlan {
 // Layers and stage placement alone; with module_fqns_per_model_part, names that end in a number are
 // layers. Reads the file of actions when pp_schedule_csv is set. Throws Error(bad_pipeline) with
 // the numbers and settings that work, Error(file_unreadable).
+// `data_ranks`: where a run takes all samples of a step, the ranks of dp that share them; helps and
+// warnings then speak of the global batch. 0: pp_batch_size was given.
 MESHWRIGHT_API PipelinePlan plan_stages(int64_t layers, int64_t pp_size,
-                                        const PipelineOptions& options);
+                                        const PipelineOptions& options, int64_t data_ranks = 0);
 // The same with the modules of an outline; refuses models without a layer list.
 MESHWRIGHT_API PipelinePlan plan_pipeline(const ModelOutline& outline, int64_t pp_size,
-                                          const PipelineOptions& options);
+                                          const PipelineOptions& options, int64_t data_ranks = 0);
 // What the stages of one pipeline coordinate keep of a model. Names stay global, and so do the
 // counts (layers, heads). A tied head away from its embedding has a copy of its weight.
 MESHWRIGHT_API ModelOutline stage_outline(const ModelOutline& outline, const PipelinePlan& plan,

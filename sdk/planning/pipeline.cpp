@@ -305,7 +305,8 @@ bool is_multi_stage(PipelineSchedule schedule) {
   return schedule != PipelineSchedule::gpipe && schedule != PipelineSchedule::one_f_one_b;
 }
 
-PipelinePlan plan_stages(int64_t layers, int64_t pp_size, const PipelineOptions& options) {
+PipelinePlan plan_stages(int64_t layers, int64_t pp_size, const PipelineOptions& options,
+                         int64_t data_ranks) {
   if (pp_size < 1)
     throw bad("pp_size = " + std::to_string(pp_size) + " is below 1", kSizeKey)
         .help(set_line(kSizeKey, "1"));
@@ -358,7 +359,7 @@ PipelinePlan plan_stages(int64_t layers, int64_t pp_size, const PipelineOptions&
   }
   const int64_t micro = pipeline_micro_batches(options);
   if (!csv && micro > 0 && pp_size > 1)
-    check_micro_batches(plan.schedule, pp_size, most, micro, options.microbatch_size);
+    check_micro_batches(plan.schedule, pp_size, most, micro, run_size(options, data_ranks));
   if (options.batch_size && micro < most)
     plan.warnings.push_back("pp_batch_size " + std::to_string(options.batch_size.value_or(0)) +
                             " at pp_microbatch_size " + std::to_string(options.microbatch_size) +
@@ -368,11 +369,12 @@ PipelinePlan plan_stages(int64_t layers, int64_t pp_size, const PipelineOptions&
 }
 
 PipelinePlan plan_pipeline(const ModelOutline& outline, int64_t pp_size,
-                           const PipelineOptions& options) {
+                           const PipelineOptions& options, int64_t data_ranks) {
   Parts parts = split_model(outline);
   const StringTable& given = options.module_fqns_per_model_part;
   if (!given.empty()) check_parts(outline, parts, given);
-  PipelinePlan plan = plan_stages(static_cast<int64_t>(parts.layers.size()), pp_size, options);
+  PipelinePlan plan =
+      plan_stages(static_cast<int64_t>(parts.layers.size()), pp_size, options, data_ranks);
   auto append = [](PipelineStage& stage, const std::vector<std::string>& names) {
     for (const std::string& name : names)
       if (std::find(stage.modules.begin(), stage.modules.end(), name) == stage.modules.end())
@@ -390,7 +392,8 @@ PipelinePlan plan_pipeline(const ModelOutline& outline, int64_t pp_size,
   mark_gradients(plan, outline);
   if (const int64_t micro = pipeline_micro_batches(options); micro > 0 && pp_size > 1)
     if (std::optional<std::string> idle = bubble_warning(
-            plan, options, micro, static_cast<int64_t>(parts.layers.size()) / pp_size))
+            plan, options, micro, static_cast<int64_t>(parts.layers.size()) / pp_size,
+            run_size(options, data_ranks)))
       plan.warnings.push_back(std::move(*idle));
   return plan;
 }

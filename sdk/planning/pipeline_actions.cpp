@@ -241,7 +241,7 @@ PipelineLists make_forwards(const std::vector<std::vector<int64_t>>& stages_of_r
 
 PipelineLists make_actions(PipelineSchedule schedule, int64_t size, int64_t local,
                            int64_t micro_batches) {
-  pipeline::check_micro_batches(schedule, size, local, micro_batches, 1);
+  pipeline::check_micro_batches(schedule, size, local, micro_batches);
   PipelineLists out;
   for (int64_t rank = 0; rank < size; ++rank)
     out.push_back(pipeline::rank_actions(schedule, size, local, micro_batches, rank));

@@ -96,39 +96,43 @@ bool can_be_listed(int64_t size, int64_t local, int64_t micro_batches) {
          !__builtin_mul_overflow(actions, micro_batches, &actions) && actions <= kMostActions;
 }
 
+RunSize run_size(const PipelineOptions& options, int64_t data_ranks) {
+  const int64_t samples = std::max<int64_t>(options.microbatch_size, 1);
+  return data_ranks > 0 ? RunSize{kGlobalKey, samples * data_ranks} : RunSize{kBatchKey, samples};
+}
+
 void check_micro_batches(PipelineSchedule schedule, int64_t size, int64_t local,
-                         int64_t micro_batches, int64_t samples) {
+                         int64_t micro_batches, const RunSize& run) {
   const std::string name(schedule_name(schedule)),
       found = counted(micro_batches, "micro-batch", "es");
   if (!can_be_listed(size, local, std::max<int64_t>(micro_batches, 1))) {
     Error error =
         bad(found + " through " + counted(local, "stage") + " on each of " + counted(size, "rank") +
                 " are more than " + std::to_string(kMostActions) + " actions a run",
-            kBatchKey);
+            run.key);
     const int64_t most =
         kMostActions / 3 / std::max<int64_t>(size, 1) / std::max<int64_t>(local, 1);
     if (most < 1) throw error.help(set_line(kSizeKey, "1"));
     // Whole rounds, whatever the schedule.
-    throw error.help(set_line(kBatchKey, std::to_string(std::max(most / size, int64_t{1}) *
-                                                        std::min(size, most) * samples)));
+    throw error.help("set " + run.of(std::max(most / size, int64_t{1}) * std::min(size, most)));
   }
   if (runs_micro_batches(schedule, size, micro_batches)) return;
   if (schedule == PipelineSchedule::dual_pipe_v) {
     const int64_t fewest = 2 * size - 1;
     throw bad(name + " over " + counted(size, "rank") + " runs at least " + std::to_string(fewest) +
                   " micro-batches, found " + std::to_string(micro_batches),
-              kBatchKey)
-        .help(set_line(kBatchKey, std::to_string(fewest * samples)))
+              run.key)
+        .help("set " + run.of(fewest))
         .help(set_line(kScheduleKey, "\"ZBVZeroBubble\""));
   }
   Error error =
       micro_batches < 1
           ? bad("a run needs at least 1 micro-batch, found " + std::to_string(micro_batches),
-                kBatchKey)
+                run.key)
           : bad(name + " over " + counted(size, "rank") + " takes " + found + " in " +
                     counted(micro_batches / size, "round") +
                     " of equally many, which does not work out",
-                kBatchKey);
+                run.key);
   // The nearest below and above; up to pp_size micro-batches are one round.
   int64_t below = std::max<int64_t>(micro_batches, 1), above = below;
   while (below > 1 && !runs_micro_batches(schedule, size, below)) --below;
@@ -136,12 +140,13 @@ void check_micro_batches(PipelineSchedule schedule, int64_t size, int64_t local,
   std::vector<int64_t> nearest = {below, above};
   if (above - micro_batches < micro_batches - below) std::swap(nearest[0], nearest[1]);
   if (below == above) nearest.pop_back();
-  for (int64_t number : nearest) error.help(set_line(kBatchKey, std::to_string(number * samples)));
+  for (int64_t number : nearest) error.help("set " + run.of(number));
   throw error;
 }
 
 std::optional<std::string> bubble_warning(const PipelinePlan& plan, const PipelineOptions& options,
-                                          int64_t micro_batches, int64_t most_local) {
+                                          int64_t micro_batches, int64_t most_local,
+                                          const RunSize& run) {
   const auto size = static_cast<int64_t>(plan.stages_of_rank.size()),
              local = static_cast<int64_t>(plan.stages_of_rank.front().size());
   const double bubble = simulate_pipeline(plan_actions(plan, options, micro_batches)).bubble;
@@ -152,8 +157,7 @@ std::optional<std::string> bubble_warning(const PipelinePlan& plan, const Pipeli
   std::string more;
   if (std::optional<int64_t> enough =
           enough_micro_batches(plan.schedule, size, local, micro_batches, bubble / 2))
-    more = counted(*enough, "micro-batch", "es") + " (" + std::string(kBatchKey) + " = " +
-           std::to_string(*enough * std::max<int64_t>(options.microbatch_size, 1)) + ") make it " +
+    more = counted(*enough, "micro-batch", "es") + " (" + run.of(*enough) + ") make it " +
            percent(bubble_of(plan.schedule, size, local, *enough));
   const bool any_local = plan.schedule == PipelineSchedule::looped_bfs ||
                          plan.schedule == PipelineSchedule::interleaved_1f1b ||

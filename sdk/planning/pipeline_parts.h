@@ -19,6 +19,7 @@ inline constexpr std::string_view kLayersPerStageKey = "distributed.pipeline.lay
 inline constexpr std::string_view kRoundKey =
     "distributed.pipeline.round_virtual_stages_to_pp_multiple";
 inline constexpr std::string_view kBatchKey = "distributed.pipeline.pp_batch_size";
+inline constexpr std::string_view kGlobalKey = "step_scheduler.global_batch_size";
 inline constexpr std::string_view kMicrobatchKey = "distributed.pipeline.pp_microbatch_size";
 inline constexpr std::string_view kFirstLessKey = "distributed.pipeline.first_stage_less_layers";
 inline constexpr std::string_view kLastLessKey = "distributed.pipeline.last_stage_less_layers";

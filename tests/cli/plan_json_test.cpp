@@ -67,7 +67,9 @@ TEST_CASE("plan --json has the documented form for a sharded mesh") {
 }
 
 TEST_CASE("plan --json tells what a pipeline does, action by action") {
-  Ran ran = run("plan configs/pipeline_interleaved.toml --json --world-size 32");
+  Ran ran =
+      run("plan configs/pipeline_interleaved.toml --json --world-size 32 --set "
+          "distributed.pipeline.pp_batch_size=8");
   INFO(ran.out);
   REQUIRE(ran.status == 0);
   json::object whole = json::parse(ran.out).as_object();

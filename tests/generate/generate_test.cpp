@@ -315,7 +315,6 @@ TEST_CASE("what cannot be is refused before a rank starts, with words that help"
            {net + " --tokens 1 --set optimizer.lr=1", 2, "optimizer.lr has no part in generating"},
            {net + " --tokens 1 --set distributed.strategy=nope", 2, "E0401"},
            {net + " --tokens 1 --set distributed.dp_size=3 --nproc 2", 3, "E03"},
-           {net + " --tokens 1 --set distributed.pp_size=2 --nproc 2", 3, "E0390"},
        }) {
     Ran ran = run("generate " + arguments, true);
     INFO(arguments, "\n", ran.out);

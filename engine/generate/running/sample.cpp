@@ -78,7 +78,7 @@ std::vector<int64_t> generate_tokens(const LogitsOf& logits_of, std::vector<int6
     Tensor ids = at::empty({1, length}, at::kLong);
     std::copy(tokens.end() - length, tokens.end(), ids.mutable_data_ptr<int64_t>());
     Tensor logits = logits_of(ids)
-                        .select(1, -1)
+                        .select(1, -1)  // under a pipeline there are no others
                         .flatten()
                         .to(at::TensorOptions().dtype(at::kFloat).device(at::kCPU))
                         .contiguous();

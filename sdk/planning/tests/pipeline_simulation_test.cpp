@@ -380,6 +380,25 @@ TEST_CASE("a plan warns of a bubble above a quarter and says what halves it") {
     REQUIRE(warnings.size() == 1);
     CHECK(warnings[0] == row.warning);
   }
+  // Where a run takes all samples of a step, the key is that of the step.
+  PipelineOptions whole;
+  whole.schedule = "1F1B";
+  whole.batch_size = 8;
+  whole.microbatch_size = 2;
+  const ModelOutline eight = testing::llama_outline({.layers = 8});
+  const std::vector<std::string> warnings = plan_pipeline(eight, 4, whole, 3).warnings;
+  REQUIRE(warnings.size() == 1);
+  CHECK(warnings[0].find("(step_scheduler.global_batch_size = 66) make it 21%") !=
+        std::string::npos);
+  whole.schedule = "DualPipeV";
+  try {
+    plan_pipeline(eight, 4, whole, 3);
+    FAIL("not refused");
+  } catch (const Error& error) {
+    REQUIRE(!error.helps().empty());
+    CHECK(error.key() == "step_scheduler.global_batch_size");
+    CHECK(error.helps()[0] == "set step_scheduler.global_batch_size = 42");
+  }
   // What it names is the least that halves the bubble.
   for (const PipelineCase& one : testing::pipeline_cases()) {
     if (one.size < 2 || one.size > 6 || one.micro_batches > 8) continue;
