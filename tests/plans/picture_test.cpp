@@ -1,6 +1,6 @@
 // What `plan` shows a person, character by character. After a change that is meant:
-// MESHWRIGHT_WRITE_PICTURES=1 build/bin/test_plans writes tests/data/pictures anew; look at the
-// difference before committing it.
+// MESHWRIGHT_WRITE_PICTURES=1 build/bin/test_plans writes tests/data/pictures and the time lines of
+// docs/pipeline.md anew; look at the difference before committing it.
 #include <doctest/doctest.h>
 
 #include <cstdlib>
@@ -8,6 +8,7 @@
 #include <fstream>
 #include <iterator>
 
+#include "engine/render/pipeline_timeline.h"
 #include "engine/render/render.h"
 
 using namespace meshwright;
@@ -32,6 +33,7 @@ const Picture kPictures[] = {
      {"distributed.dp_replicate_size=2", "distributed.tp_size=2",
       "distributed.sequence_parallel=false"}},
     {"pipeline_32", "pipeline_interleaved", 32, 9, {}},
+    {"pipeline_64", "pipeline_64", 64, 9, {}},
     {"large_131072",
      "hsdp_tp",
      131072,
@@ -84,4 +86,31 @@ TEST_CASE(
       CHECK(drawn.find(" [" + std::to_string(picture.rank) + "] ") != std::string::npos);
     }
   }
+}
+
+TEST_CASE("docs/pipeline.md shows the time line of each schedule as it is drawn") {
+  const fs::path file = MESHWRIGHT_SOURCE_DIR "/docs/pipeline.md";
+  std::ifstream in(file, std::ios::binary);
+  REQUIRE(in.good());
+  std::string page((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
+  const std::string fence = "```\n";
+  for (const std::string name : {"GPipe", "1F1B", "LoopedBFS", "Interleaved1F1B",
+                                 "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV"}) {
+    CAPTURE(name);
+    std::optional<plan::Job> job;
+    const plan::JobPlan plan = plan_of(
+        {"", "pipeline_v_cpu", 4, 0, {"distributed.pipeline.pp_schedule=\"" + name + "\""}}, job);
+    // `plan` indents it by two columns.
+    const std::string drawn = render::pipeline_timeline({.colour = false, .width = 110}, plan);
+    const size_t heading = page.find("\n### " + name + "\n");
+    REQUIRE(heading != std::string::npos);
+    const size_t begin = page.find(fence, heading) + fence.size(), end = page.find(fence, begin);
+    REQUIRE(end != std::string::npos);
+    if (std::getenv("MESHWRIGHT_WRITE_PICTURES") != nullptr)
+      page.replace(begin, end - begin, drawn);
+    else
+      CHECK(page.substr(begin, end - begin) == drawn);
+  }
+  if (std::getenv("MESHWRIGHT_WRITE_PICTURES") != nullptr)
+    std::ofstream(file, std::ios::binary) << page;
 }

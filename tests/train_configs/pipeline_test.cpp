@@ -1,0 +1,85 @@
+// Layers dealt to ranks, through whole runs: training, validation, text, and checkpoints.
+#include "trained.h"
+
+namespace {
+
+// Four layers, so that two ranks can have two stages each.
+std::string pipeline_base() {
+  fs::create_directories(kRuns);
+  const std::string model = kRuns + "/pipeline.json";
+  std::ofstream(model)
+      << R"({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 48, "intermediate_size": 72,
+    "num_hidden_layers": 4, "num_attention_heads": 6, "num_key_value_heads": 6, "vocab_size": 256, "max_position_embeddings": 256,
+    "initializer_range": 0.2})";
+  return "configs/quickstart.toml --set step_scheduler.global_batch_size=4 --set "
+         "step_scheduler.local_batch_size=1 --set dataset.seq_len=61 --set "
+         "validation_dataset.seq_len=50 --set 'dataset.path=" MESHWRIGHT_TORCH_INCLUDE
+         "/c10/*/[a-sA-S]*.h' --set 'validation_dataset.path=" MESHWRIGHT_TORCH_INCLUDE
+         "/c10/*/[t-zT-Z]*.h' --set distributed.strategy=fsdp2 --set model.config=" +
+         model + " ";
+}
+
+std::string pipeline_of(int ranks, const std::string& schedule) {
+  return "--nproc " + std::to_string(ranks) +
+         " --set distributed.pp_size=2 --set distributed.pipeline.pp_schedule=" + schedule + " ";
+}
+
+}  // namespace
+
+TEST_CASE("a run with pp_size has the losses, the validation and the text of one process") {
+  const std::string base =
+      pipeline_base() + "--set step_scheduler.max_steps=2 --sample 30 --prompt 'int main' ";
+  const Trained alone = train(base, "pipeline_alone");
+  INFO(alone.out);
+  REQUIRE(alone.status == 0);
+  REQUIRE(alone.losses.size() == 2);
+  REQUIRE(alone.validation.size() == 1);
+  CHECK(alone.out.find("pipeline:") == std::string::npos);
+  const std::string text = "generate " + kRuns + "/pipeline_alone --prompt 'int ' --max-new 20 ";
+  int status = 1;
+  std::string written = said(text, &status);
+  REQUIRE(status == 0);
+  written.resize(written.find('\n'));
+  struct Row {
+    std::string sets, says;
+  };
+  int number = 0;
+  for (const Row& row :
+       {Row{pipeline_of(2, "1F1B"),
+            "pipeline: 1F1B, 2 stages, 4 micro-batches a run, idle 20% of it\n"},
+        Row{pipeline_of(2, "ZBVZeroBubble") + "--set distributed.pipeline.pp_batch_size=2 ",
+            "pipeline: ZBVZeroBubble, 4 stages, 2 micro-batches a run, idle "},
+        Row{pipeline_of(4, "Interleaved1F1B") + "--set distributed.tp_size=2 ",
+            "pipeline: Interleaved1F1B, 4 stages, "}}) {
+    const Trained run = train(base + row.sets, "pipeline_" + std::to_string(++number));
+    INFO(row.sets, run.out);
+    REQUIRE(run.status == 0);
+    CHECK(run.out.find(row.says) != std::string::npos);
+    check_equal(run.losses, alone.losses);
+    check_equal(run.validation, alone.validation);
+    CHECK(run.sample == alone.sample);
+    const std::string out = said(text + row.sets, &status);
+    INFO(out);
+    CHECK(status == 0);
+    CHECK(out.find(written) != std::string::npos);
+  }
+}
+
+TEST_CASE("a checkpoint goes on at any pp_size and under any schedule") {
+  const std::string base = pipeline_base() + "--set lr_scheduler.lr_decay_style=constant ";
+  const std::string two = base + pipeline_of(2, "1F1B") + "--set step_scheduler.max_steps=";
+  const Trained whole = train(two + "4", "pipeline_whole"),
+                half = train(two + "2", "pipeline_half");
+  INFO(whole.out, half.out);
+  REQUIRE(whole.losses.size() == 4);
+  REQUIRE(half.losses.size() == 2);
+  for (const std::string& ranks :
+       {pipeline_of(2, "ZBVZeroBubble"), pipeline_of(4, "InterleavedZeroBubble"),
+        std::string("--nproc 1 "), std::string("--nproc 2 --set distributed.strategy=ddp ")}) {
+    const Trained on =
+        train(base + ranks + "--set step_scheduler.max_steps=4", "pipeline_on", "pipeline_half");
+    INFO(ranks, on.out);
+    CHECK(on.status == 0);
+    check_equal(on.losses, whole.losses);
+  }
+}
