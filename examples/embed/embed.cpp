@@ -8,12 +8,15 @@
 #include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/randn.h>
+#include <ATen/ops/stack.h>
 #include <meshwright/nn/layers.h>
+#include <meshwright/nn/stage.h>
 #include <meshwright/trainer.h>
 #include <torch/nn/modules/container/modulelist.h>
 #include <torch/utils.h>
 
 #include <cstdio>
+#include <vector>
 
 namespace {
 
@@ -37,10 +40,15 @@ struct ClassifierImpl : torch::nn::Module {
     for (int64_t i = 0; i < depth; ++i) blocks->push_back(Block(width));
     out = register_module("out", meshwright::Linear(width, classes));
   }
+  // In a pipeline a rank has some of the blocks, and forward computes one stage: `x` is then what
+  // the stage before gave. Without one, current_stage() is all of the model.
   at::Tensor forward(const at::Tensor& x) {
-    at::Tensor h = in(x);
-    for (const auto& block : *blocks) h = block->as<Block>()->forward(h);
-    return out(h);
+    const meshwright::StagePart stage = meshwright::current_stage();
+    at::Tensor h = stage.first ? in(x) : x;
+    const int64_t end = stage.end_of(static_cast<int64_t>(blocks->size()));
+    for (int64_t i = stage.begin; i < end; ++i)
+      h = blocks[static_cast<size_t>(i)]->as<Block>()->forward(h);
+    return stage.last ? out(h) : h;
   }
   meshwright::Linear in{nullptr}, out{nullptr};
   torch::nn::ModuleList blocks;
@@ -61,12 +69,20 @@ meshwright::Job job_in_code() {
   return job;
 }
 
-// Which of four directions a point of eight numbers leans to most. The rows of a micro-batch depend
-// on its number alone, so any number of ranks sees the same data.
-meshwright::MicroBatchLoss loss_of(Classifier& net, int64_t micro_batch, int64_t rows) {
-  torch::manual_seed(static_cast<uint64_t>(1000 + micro_batch));
-  at::Tensor x = at::randn({rows, 8}), target = x.narrow(1, 0, 4).add(x.narrow(1, 4, 4)).argmax(1);
-  return {at::cross_entropy_loss(net(x), target, {}, at::Reduction::Sum), rows};
+// Which of four directions a point of eight numbers leans to most. A point depends on its number
+// alone, so ranks and micro-batches may be as many as they like.
+meshwright::MicroBatchLoss loss_of(Classifier& net, int64_t micro_batch, int64_t rows,
+                                   const at::Tensor& hidden) {
+  std::vector<at::Tensor> points;
+  for (int64_t row = 0; row < rows; ++row) {
+    torch::manual_seed(static_cast<uint64_t>(1000 + micro_batch * rows + row));
+    points.push_back(at::randn({8}));
+  }
+  at::Tensor x = at::stack(points), target = x.narrow(1, 0, 4).add(x.narrow(1, 4, 4)).argmax(1);
+  const meshwright::StagePart stage = meshwright::current_stage();
+  at::Tensor y = net(stage.first ? x : hidden);
+  if (!stage.last) return {y, rows};
+  return {at::cross_entropy_loss(y, target, {}, at::Reduction::Sum), rows};
 }
 
 }  // namespace
@@ -76,16 +92,17 @@ int main(int argc, char** argv) try {
       argc > 1 ? meshwright::Job::from_file(argv[1], {argv + 2, argv + argc}) : job_in_code();
   std::shared_ptr<meshwright::World> world = meshwright::join_world(job);
   torch::manual_seed(42);  // the same first weights on every rank
-  Classifier net(8, 32, 3, 4);
+  Classifier net(8, 32, 4, 4);
   meshwright::Trainer trainer(job, world, net.ptr(), {},
                               job.table("step_scheduler").get_int("local_batch_size"));
 
   double first = 0, last = 0;
   for (int64_t step = 0; step < trainer.max_steps(); ++step) {
-    meshwright::StepResult result = trainer.step([&](int64_t micro) {
+    // `hidden` is for pipelines; step() takes a function of `micro` alone as well.
+    meshwright::StepResult result = trainer.step([&](int64_t micro, const at::Tensor& hidden) {
       int64_t number = (step * trainer.accumulation() + micro) * trainer.data_parallel_size() +
                        trainer.data_parallel_rank();
-      return loss_of(net, number, trainer.local_batch());
+      return loss_of(net, number, trainer.local_batch(), hidden);
     });
     last = result.loss;
     if (step == 0) first = last;
