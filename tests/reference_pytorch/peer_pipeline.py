@@ -1,0 +1,97 @@
+"""Train a Hugging Face causal LM through PyTorch's own pipelines, as the reference of pp_size: torch.distributed.pipelining over gloo, a process a rank.
+
+    torchrun --nproc-per-node 2 peer_pipeline.py --model fixture/llama --tokens fixture/train.bin --schedules 1F1B GPipe --out folder
+
+Each schedule trains afresh and writes folder/SCHEDULE.jsonl: loss and gradient norm a step, as peer_train.py does with the same data, loss and
+optimizer. Sample i is tokens [i*seq_len, i*seq_len + seq_len]; step s reads samples s*batch on, cut into equal micro-batches.
+"""
+import argparse, json, os, sys
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.distributed import pipelining
+from transformers import AutoModelForCausalLM
+
+
+class Part(torch.nn.Module):
+    """Some layers of the model, with what stands before the first and behind the last of all."""
+
+    def __init__(self, path, index, stages):
+        super().__init__()
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="sdpa")
+        layers, self.inner = model.model.layers, model.model
+        first, end = len(layers) * index // stages, len(layers) * (index + 1) // stages
+        self.embed = self.inner.embed_tokens if index == 0 else None
+        self.head = model.lm_head if index == stages - 1 else None
+        self.inner.layers, self.inner.embed_tokens = layers[first:end], None
+        self.inner.config.num_hidden_layers = end - first
+        if self.head is None:
+            self.inner.norm = torch.nn.Identity()
+
+    def forward(self, x):
+        x = x if self.embed is None else self.embed(x)
+        x = self.inner(inputs_embeds=x, use_cache=False).last_hidden_state
+        return x if self.head is None else self.head(x)
+
+
+def loss_of(logits, targets):
+    return torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+def train(a, name, rank, world):
+    several = name.startswith("Interleaved")
+    stages = 2 * world if several else world
+    mine = range(rank, stages, world)
+    parts = [Part(a.model, index, stages) for index in mine]
+    made = [pipelining.PipelineStage(part, index, stages, torch.device("cpu")) for part, index in zip(parts, mine)]
+    schedule = getattr(pipelining, "Schedule" + name)(made if several else made[0], a.micro_batches, loss_fn=loss_of)
+    parameters = [p for part in parts for p in part.parameters()]
+    optimizer = torch.optim.AdamW(parameters, lr=a.lr, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1, fused=True)
+    tokens = np.memmap(a.tokens, dtype=np.uint16, mode="r")
+    rows = []
+    for step in range(a.steps):
+        chunk = np.stack([tokens[i * a.seq_len:(i + 1) * a.seq_len + 1] for i in range(step * a.batch, (step + 1) * a.batch)]).astype(np.int64)
+        chunk = torch.from_numpy(chunk)
+        ids, targets, losses = (chunk[:, :-1].contiguous(),), chunk[:, 1:].contiguous(), []
+        last = stages - 1 in mine
+        schedule.step(*(ids if rank == 0 else ()), **(dict(target=targets, losses=losses) if last else {}))
+        sums = torch.stack([torch.stack(losses).double().mean() if last else torch.zeros((), dtype=torch.float64),
+                            sum(p.grad.double().pow(2).sum() for p in parameters)])
+        dist.all_reduce(sums)
+        loss, norm = sums[0].item(), sums[1].sqrt().item()
+        for p in parameters:
+            p.grad.mul_(min(1.0, 1.0 / (norm + 1e-6)))
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        rows.append({"step": step, "loss": loss, "grad_norm": norm})
+    if rank == 0:
+        with open(os.path.join(a.out, name + ".jsonl"), "w") as f:
+            f.writelines(json.dumps(row) + "\n" for row in rows)
+
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--model", required=True)
+    p.add_argument("--tokens", required=True)
+    p.add_argument("--schedules", nargs="+", default=["1F1B"], choices=["GPipe", "1F1B", "Interleaved1F1B"])
+    p.add_argument("--seq-len", type=int, default=64)
+    p.add_argument("--batch", type=int, default=12)
+    p.add_argument("--micro-batches", type=int, default=6)
+    p.add_argument("--steps", type=int, default=20)
+    p.add_argument("--lr", type=float, default=1e-3)
+    p.add_argument("--threads", type=int, default=1)
+    p.add_argument("--out", required=True)
+    a = p.parse_args()
+    torch.set_num_threads(a.threads)
+    dist.init_process_group("gloo")
+    for name in a.schedules:
+        train(a, name, dist.get_rank(), dist.get_world_size())
+    # All is written. Taking gloo's threads down with the interpreter aborts the process now and then.
+    dist.barrier()
+    sys.stdout.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
