@@ -181,15 +181,13 @@ void Stages::train(ParallelModel& model, int64_t run, const Forward& forward,
 }
 
 void Stages::evaluate(ParallelModel& model, int64_t micro_batches, const Forward& forward) {
-  if (!evaluator_ || evaluated_ != micro_batches) {
-    PipelineRun run = simulate_pipeline(make_forwards(plan_.stages_of_rank, micro_batches));
-    // Nothing stays in flight: so many on their way let every rank work.
-    for (int64_t& slot : run.slots)
-      slot = std::min(slot, static_cast<int64_t>(plan_.stages_of_rank.size()));
-    evaluator_ = std::make_unique<PipelineRunner>(setup(std::move(run), sizes_));
-    evaluated_ = micro_batches;
-  }
-  evaluator_->run_forwards(model, within_stage(0, forward));
+  PipelineRun run = simulate_pipeline(make_forwards(plan_.stages_of_rank, micro_batches));
+  // Nothing stays in flight: so many on their way let every rank work.
+  for (int64_t& slot : run.slots)
+    slot = std::min(slot, static_cast<int64_t>(plan_.stages_of_rank.size()));
+  // Samples may be longer or shorter than those of training, which the first hidden states tell.
+  PipelineRunner evaluator(setup(std::move(run), {}));
+  evaluator.run_forwards(model, within_stage(0, forward));
 }
 
 Tensor Stages::forward(ParallelModel& model, std::vector<int64_t> hidden, const Forward& forward) {

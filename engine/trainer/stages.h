@@ -47,8 +47,8 @@ class Stages {
              const BeforeBackward& before);
   // Collective. Forwards alone, of any number of micro-batches.
   void evaluate(ParallelModel& model, int64_t micro_batches, const Forward& forward);
-  // Collective. One forward of a batch of any shape; `hidden`: the shape of what crosses. Gives what
-  // the last stage made, on its rank; undefined on others.
+  // Collective. One forward of a batch of any shape; `hidden`: the shape of what crosses. Gives
+  // what the last stage made, on its rank; undefined on others.
   at::Tensor forward(ParallelModel& model, std::vector<int64_t> hidden, const Forward& forward);
   // The rank of pp that has the last stage.
   int64_t last_rank() const { return plan_.stages.back().rank; }
@@ -69,8 +69,7 @@ class Stages {
   World& world_;
   int64_t runs_ = 1, micro_batches_ = 1;
   std::shared_ptr<Group> group_;
-  std::unique_ptr<PipelineRunner> runner_, evaluator_;
-  int64_t evaluated_ = 0;  // micro-batches of the evaluator
+  std::unique_ptr<PipelineRunner> runner_;
 };
 
 }  // namespace meshwright::train

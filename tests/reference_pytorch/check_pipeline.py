@@ -4,9 +4,13 @@ A Llama of four layers on two ranks, 20 steps of 12 samples of 64 tokens in six 
 and Interleaved1F1B (peer_pipeline.py); the program under these, the split backward of ZBVZeroBubble, and with two shards of each stage. Losses agree
 within 1e-5. So do gradient norms but where training itself blows rounding up: they are held to 1e-4.
 """
-import argparse, json, os, subprocess, sys, tempfile, time
+import argparse, multiprocessing, os, subprocess, sys, tempfile, time
 
-from check_training import distance, here, root, rows
+os.environ["OMP_NUM_THREADS"] = "1"  # before torch has threads, which a fork would lose
+
+import make_fixture
+import peer_pipeline
+from check_training import distance, root, rows
 
 JOB = """schema = 1
 [run]
@@ -45,27 +49,38 @@ resume = "none"
 PEERS = ["GPipe", "1F1B", "Interleaved1F1B"]
 
 
-def run(command, environment):
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    if done.returncode:
-        sys.exit(done.stdout[-3000:] + done.stderr[-3000:])
+def peer_rank(rank, folder):
+    os.environ.update(RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT="29619")
+    peer_pipeline.main(["--model", f"{folder}/llama", "--tokens", f"{folder}/train.bin", "--out", folder, "--schedules", *PEERS])
+
+
+def peers(folder):
+    """Both ranks as forks of this process, which has imported what takes longer than their training."""
+    sys.argv = ["make_fixture.py", "--out", folder, "--only", "llama", "--layers", "4"]
+    make_fixture.main()
+    ranks = [multiprocessing.get_context("fork").Process(target=peer_rank, args=(rank, folder)) for rank in range(2)]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join()
+    if any(process.exitcode for process in ranks):
+        sys.exit("a rank of PyTorch's failed")
+    return {name: rows(f"{folder}/{name}.jsonl") for name in PEERS}
 
 
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--build", default=os.path.join(root, "build"))
     a = p.parse_args()
-    environment = dict(os.environ, OMP_NUM_THREADS="1")
     failed, began = False, time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        run([sys.executable, os.path.join(here, "make_fixture.py"), "--out", folder, "--only", "llama", "--layers", "4"], environment)
-        run([sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29619", os.path.join(here, "peer_pipeline.py"), "--model", f"{folder}/llama",
-             "--tokens", f"{folder}/train.bin", "--out", folder, "--schedules", *PEERS], environment)
-        theirs = {name: rows(f"{folder}/{name}.jsonl") for name in PEERS}
+        theirs = peers(folder)
         for schedule, ranks in [(name, 2) for name in PEERS + ["ZBVZeroBubble"]] + [("1F1B", 4)]:
             with open(f"{folder}/job.toml", "w") as f:
                 f.write(JOB.format(folder=folder, schedule=schedule, rows=2 if ranks == 2 else 1))
-            run([os.path.join(a.build, "bin/meshwright"), "train", f"{folder}/job.toml", "--nproc", str(ranks)], environment)
+            done = subprocess.run([os.path.join(a.build, "bin/meshwright"), "train", f"{folder}/job.toml", "--nproc", str(ranks)], capture_output=True, text=True)
+            if done.returncode:
+                sys.exit(done.stderr)
             ours = rows(f"{folder}/runs/job/metrics.jsonl")
             for name, peer in theirs.items():
                 if schedule in theirs and name != schedule:

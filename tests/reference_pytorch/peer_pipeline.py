@@ -70,7 +70,7 @@ def train(a, name, rank, world):
             f.writelines(json.dumps(row) + "\n" for row in rows)
 
 
-def main():
+def main(arguments=None):
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--model", required=True)
     p.add_argument("--tokens", required=True)
@@ -82,7 +82,7 @@ def main():
     p.add_argument("--lr", type=float, default=1e-3)
     p.add_argument("--threads", type=int, default=1)
     p.add_argument("--out", required=True)
-    a = p.parse_args()
+    a = p.parse_args(arguments)
     torch.set_num_threads(a.threads)
     dist.init_process_group("gloo")
     for name in a.schedules:

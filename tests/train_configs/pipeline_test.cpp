@@ -58,7 +58,7 @@ TEST_CASE("a run with pp_size has the losses, the validation and the text of one
     check_equal(run.losses, alone.losses);
     check_equal(run.validation, alone.validation);
     CHECK(run.sample == alone.sample);
-    const std::string out = said(text + row.sets, &status);
+    const std::string out = said(text + "--set distributed.strategy=fsdp2 " + row.sets, &status);
     INFO(out);
     CHECK(status == 0);
     CHECK(out.find(written) != std::string::npos);

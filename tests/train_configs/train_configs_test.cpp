@@ -37,8 +37,11 @@ TEST_CASE("the ready configurations train as they are") {
     INFO(run.out);
     CHECK(run.status == 0);
     REQUIRE(run.losses.size() == 2);
-    // A vocabulary of 256 and first weights that know nothing.
-    for (double loss : run.losses) CHECK(loss == doctest::Approx(std::log(256.0)).epsilon(0.05));
+    // A vocabulary of 256, and first weights that know nothing. Tokens are random, but for bytes of
+    // a text, of which a step learns something.
+    CHECK(run.losses.front() == doctest::Approx(std::log(256.0)).epsilon(0.05));
+    CHECK(run.losses.back() < 1.05 * std::log(256.0));
+    CHECK(run.losses.back() > 0.9 * std::log(256.0));
     CHECK(run.out.find("done: 2 steps") != std::string::npos);
   }
 }
