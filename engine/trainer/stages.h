@@ -35,6 +35,9 @@ class Stages {
   int64_t micro_batches() const { return micro_batches_; }
   // For whoever starts a run: "1F1B, 2 stages, 8 micro-batches a run, idle 11% of it".
   std::string describe() const;
+  int64_t first_layer(int64_t stage) const {
+    return plan_.stages[static_cast<size_t>(stage)].first_layer;
+  }
   bool is_last(int64_t stage) const {
     return stage + 1 == static_cast<int64_t>(plan_.stages.size());
   }

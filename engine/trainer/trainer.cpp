@@ -42,9 +42,9 @@ struct Trainer::Parts {
   int64_t place;  // among ranks that have tokens of their own
 
   // Dropout does not depend on the order in which a schedule runs the stages.
-  void seed_generator(int64_t step, int64_t stage, int64_t micro) const {
+  void seed_generator(int64_t step, int64_t first_layer, int64_t micro) const {
     uint64_t mixed = seed;
-    for (int64_t part : {step, micro, stage, place})
+    for (int64_t part : {step, micro, first_layer, place})
       mixed = (mixed ^ static_cast<uint64_t>(part)) * 0x9e3779b97f4a7c15u + 0x2545f4914f6cdd1du;
     at::manual_seed(mixed);
   }
@@ -354,7 +354,7 @@ void Trainer::train_stages(const StageForward& forward, double assumed, Tensor& 
                            double& count) {
   std::vector<double> counts(static_cast<size_t>(accumulation_));
   auto one = [&](int64_t stage, int64_t micro, const Tensor& hidden) {
-    parts_->seed_generator(step_, stage, micro);
+    parts_->seed_generator(step_, stages_->first_layer(stage), micro);
     AutocastScope autocast(parts_->autocast, world_->device().type());
     MicroBatchLoss loss = forward(micro, hidden);
     counts[static_cast<size_t>(micro)] = static_cast<double>(loss.count);
