@@ -96,7 +96,9 @@ Footprint rows_footprint(const ShardingRequest& request, const ShardingPlan& pla
       else
         peak.kept = plus(peak.kept, gathered);
     }
-    if (axis.size > 1 || mp.reduce != gradient || (!planned.experts && layout.replicate.size > 1)) {
+    // A pipeline adds up beside the shard even where that is all of it.
+    if (axis.size > 1 || (pipeline_size(request) > 1 && passes > 1) || mp.reduce != gradient ||
+        (!planned.experts && layout.replicate.size > 1)) {
       peak.all_gradients = plus(peak.all_gradients, reduced);
       if (planned.root)
         peak.root_gradients = plus(peak.root_gradients, reduced);

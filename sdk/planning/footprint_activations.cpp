@@ -4,6 +4,7 @@
 
 #include "checkpoint_scope.h"
 #include "footprint_parts.h"
+#include "pipeline_lists.h"
 #include "pipeline_memory.h"
 #include "sdk/base/pipeline.h"
 
@@ -33,12 +34,11 @@ struct Saved {
     if (again.layer) return stream;
     return plus(norms + inputs + (again.attention ? 0 : attention), again.mlp ? 0 : mlp);
   }
-  // While the gradients of weights wait, beyond what is kept: gradients of the Linears' outputs,
-  // and recomputed inputs of theirs.
+  // While the gradients of weights wait, beyond what is kept: inputs of the Linears and gradients
+  // of their outputs, and nothing else.
   int64_t waiting(const Recomputed& again) const {
-    int64_t made_again = (again.layer || again.attention ? closing_attention : 0) +
-                         (again.layer || again.mlp ? closing_mlp : 0);
-    return plus(outputs, plus(made_again, again.layer ? inputs : 0));
+    const int64_t held = plus(plus(inputs, outputs), plus(closing_attention, closing_mlp));
+    return std::max<int64_t>(held - kept(again), 0);
   }
   // What exists at once while it is computed again.
   int64_t together(const Recomputed& again) const {
@@ -61,9 +61,21 @@ pipeline::InFlight in_flight_of(const ShardingRequest& request, int64_t& local) 
           rank = request.mesh.device_mesh->coordinate(request.rank, "pp"),
           micro_batches = micro_batches_of(request);
   local = 1;
-  // A file of actions may hold anything: as if all forwards came first. That counts all stages of
-  // the rank, as one.
-  if (options.schedule.empty() || !options.schedule_csv.empty())
+  if (!options.schedule_csv.empty()) {
+    const PipelineLists lists = read_actions(options.schedule_csv, size, micro_batches);
+    int64_t last_stage = 0;
+    std::set<int64_t> stages;
+    for (size_t r = 0; r < lists.size(); ++r)
+      for (const PipelineAction& action : lists[r]) {
+        last_stage = std::max(last_stage, action.stage);
+        if (static_cast<int64_t>(r) == rank) stages.insert(action.stage);
+      }
+    local = std::max<int64_t>(static_cast<int64_t>(stages.size()), 1);
+    pipeline::InFlight peak = pipeline::peak_of(lists.at(static_cast<size_t>(rank)), last_stage);
+    peak.logits = std::max<int64_t>(peak.logits, 1);
+    return peak;
+  }
+  if (options.schedule.empty())
     return pipeline::in_flight(PipelineSchedule::gpipe, size, 1, micro_batches, rank);
   PipelineSchedule schedule = parse_schedule(options.schedule);
   if (is_multi_stage(schedule))
@@ -130,6 +142,7 @@ class TokenActivations {
   int64_t kept = 0, waiting = 0;  // by the forward of a pass; while gradients of weights wait
   int64_t largest = 0;            // of what is computed again at once: one layer, or one block
   int64_t outside = 0;            // of layers
+  int64_t gradients = 0;          // of one layer's mlp and its output, as its backward begins
   int64_t vocabulary_ranks() const { return cut_logits_ ? tp_ : 1; }
 
  private:
@@ -147,6 +160,7 @@ class TokenActivations {
     kept = plus(kept, layer_.kept(again));
     waiting = plus(waiting, layer_.waiting(again));
     largest = std::max(largest, layer_.together(again));
+    gradients = std::max(gradients, plus(layer_.mlp, outline_.hidden_size));
     layer_ = {};
   }
 
@@ -231,8 +245,16 @@ int64_t activation_bytes(const ShardingRequest& request, bool whole_layers) {
   int64_t elements =
       plus(plus(in_flight(token.kept, flight.passes), in_flight(token.waiting, flight.waiting)),
            plus(token.largest, times(token.outside, flight.logits)));
-  return times(tokens,
-               plus(plus(times(elements, element), exchanged), times(logits, flight.logits + 1)));
+  // At the turn to backward: the gradient of the logits, or that of the first layer. Without a
+  // pipeline only the former, which comes when all of a pass is held.
+  int64_t turn = logits, messages = 0;
+  if (pipeline_size(request) > 1) {
+    turn = std::max(turn, times(token.gradients, element));
+    // What was sent stays until as many more are on their way as are in flight; and one comes.
+    messages = times(message_bytes(request), plus(flight.passes, 1));
+  }
+  return plus(messages, times(tokens, plus(plus(times(elements, element), exchanged),
+                                           plus(times(logits, flight.logits), turn))));
 }
 
 }  // namespace meshwright

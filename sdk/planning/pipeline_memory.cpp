@@ -8,8 +8,7 @@ namespace meshwright::pipeline {
 
 InFlight in_flight(PipelineSchedule schedule, int64_t size, int64_t local, int64_t micro_batches,
                    int64_t rank) {
-  // What no plan runs counts as if all forwards came first; so does a file of actions, which comes
-  // as GPipe whichever rank has its last stage.
+  // What no plan runs counts as if all forwards came first.
   if (schedule == PipelineSchedule::gpipe || !can_be_listed(1, local, micro_batches) ||
       !runs_micro_batches(schedule, size, micro_batches)) {
     int64_t all = 0;

@@ -4,6 +4,18 @@
 
 #include <doctest/doctest.h>
 
+#include <boost/json/array.hpp>
+#include <boost/json/serialize.hpp>
+
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <tuple>
+
+#include "engine/plan/plan.h"
+#include "meshwright/error.h"
+#include "sdk/base/pipeline_actions.h"
+
 namespace pipeline_test {
 
 using namespace meshwright;
@@ -65,6 +77,74 @@ TEST_CASE("pipelines: four ranks, any number of micro-batches") {
       INFO(layout.text() << ", micro-batches " << micro);
       CHECK(unlike(curve_of(layout, 6, 6), truth) == "");
     }
+  }
+}
+
+// A pause is an empty cell; a forward beside a backward is a pair.
+std::string write_rows(const std::filesystem::path& file, PipelineLists lists, bool pairs) {
+  std::ofstream out(file);
+  for (PipelineList& list : lists) {
+    for (size_t i = 0; pairs && i + 1 < list.size(); ++i)
+      list[i].paired = list[i].kind == PipelineAction::Kind::forward &&
+                       list[i + 1].kind == PipelineAction::Kind::backward;
+    const std::string row = actions_row(list);
+    const size_t pause = row.find(',');
+    out << row.substr(0, pause) << (pairs ? ",," : ",") << row.substr(pause + 1) << "\n";
+  }
+  return "distributed.pipeline.pp_schedule_csv=\"" + file.string() + "\"";
+}
+
+TEST_CASE("pipelines: a file of actions trains as the schedule whose lists it has") {
+  TestFolder folder("pipelines_of_files");
+  const std::string model = write_model(folder.path, kStaged);
+  for (const auto& [schedule_of, name, local, pairs] :
+       {std::tuple(PipelineSchedule::one_f_one_b, "1F1B", 1, false),
+        std::tuple(PipelineSchedule::interleaved_1f1b, "Interleaved1F1B", 2, true)}) {
+    const std::filesystem::path path = folder.path / (std::string(name) + ".csv");
+    const std::string csv = write_rows(path, make_actions(schedule_of, 2, local, kBatch), pairs);
+    std::ifstream file(path);
+    const std::string text{std::istreambuf_iterator<char>(file), {}};
+    CHECK((text.find("OVERLAP_F_B") != std::string::npos) == pairs);
+    CHECK((text.find(",,") != std::string::npos) == pairs);
+    const Layout of_file = staged_layout(model, {2, {kPp2}}, {csv}),
+                 named = staged_layout(model, {2, {kPp2}}, {schedule(name)});
+    CHECK(unlike(curve_of(of_file, 20, 20), curve_of(named, 20, 20)) == "");
+    // What the plan says of the two is alike.
+    auto planned = [](const Layout& layout, int64_t rank) {
+      Job job = Rank::make(layout);
+      const plan::JobPlan plan = plan::make_plan(job.impl(), {.world_size = 2, .rank = rank});
+      const boost::json::object block = plan::to_json(plan).at("pipeline").as_object();
+      std::string out = std::to_string(plan.footprint->bytes.activations);
+      for (const char* key : {"micro_batches", "runs", "bubble", "in_flight"})
+        out += " " + boost::json::serialize(block.at(key));
+      return out;
+    };
+    for (int64_t rank : {0, 1}) CHECK(planned(of_file, rank) == planned(named, rank));
+  }
+}
+
+TEST_CASE("pipelines: a broken file of actions is refused before launch, by row and column") {
+  TestFolder folder("pipelines_broken_files");
+  const std::string model = write_model(folder.path, kStaged);
+  const std::filesystem::path path = folder.path / "broken.csv";
+  for (const auto& [rows, said] : std::vector<std::pair<const char*, const char*>>{
+           {"0F0,0X0\n1F0,1B0\n", "row 1, column 2"},
+           {"0F0,0B0\n1F0,1F0,1B0\n", "row 2, column 2"},
+           {"0F0,0B0\n0F0,1B0\n", "row 2, column 1"},
+           {"0F0,0B0\n1F0,,1B12\n", "row 2, column 3"}}) {
+    std::ofstream(path) << rows;
+    const Layout layout = staged_layout(
+        model, {2, {kPp2}}, {"distributed.pipeline.pp_schedule_csv=\"" + path.string() + "\""});
+    std::string text;
+    try {
+      Job job = Rank::make(layout);
+      plan::make_plan(job.impl(), {.world_size = 2, .rank = 0});
+    } catch (const Error& error) {
+      CHECK(error.code() == ErrorCode::bad_pipeline);
+      text = error.what();
+    }
+    INFO(std::string(rows) << text);
+    CHECK(text.find(said) != std::string::npos);
   }
 }
 

@@ -1,0 +1,101 @@
+// What each rank of a pipeline holds at its fullest, beside what its plan says. Before doctest:
+// LibTorch has a CHECK of its own.
+#include "engine/train/tests/context_layouts.h"
+
+#include <doctest/doctest.h>
+
+#include "engine/plan/plan.h"
+#include "engine/trainer/memory.h"
+#include "engine/trainer/optimizer.h"
+
+namespace pipeline_memory_test {
+
+using namespace meshwright;
+
+namespace {
+
+constexpr int64_t kTokens = 512;
+
+// Of a rank: tensors at their most, less what it holds between steps; and what the plan says of
+// both.
+struct Use {
+  int64_t peak = 0, state = 0;
+  Bytes planned;
+};
+
+std::vector<Use> measure(const std::string& model, int64_t pp, const std::string& schedule,
+                         int64_t micro_batches) {
+  std::vector<Use> out(static_cast<size_t>(pp));
+  run_ranks(pp, [&](const std::shared_ptr<World>& world) {
+    Job job = Job::from_text(
+        "schema = 1\n[model]\nconfig = \"" + model +
+            "\"\n[distributed.mp_policy]\nparam_dtype = \"float32\"\noutput_dtype = \"float32\"\n"
+            "[dataset]\nkind = \"mock\"\nseq_len = " +
+            std::to_string(kTokens) +
+            "\n[step_scheduler]\nlocal_batch_size = 1\nglobal_batch_size = " +
+            std::to_string(micro_batches) + "\n",
+        {"distributed.pp_size=" + std::to_string(pp),
+         "distributed.pipeline.pp_schedule=\"" + schedule + "\""});
+    train::MemoryMeter meter(at::kCPU);
+    modules::CausalLM net = modules::build_model(model, DType::float32, at::kMeta);
+    Trainer trainer(job, world, net.ptr(), net->outline(), kTokens);
+    for (const ParallelParameter& p : trainer.model().parameters()) modules::initialize(*net, p, 1);
+    trainer.model().after_optimizer_step();
+    for (int step = 0; step < 3; ++step) {
+      meter.reset_peak();
+      trainer.step([&](int64_t, const at::Tensor& hidden) {
+        at::Tensor ids = at::empty({1, kTokens + 1}, at::kLong).fill_(3);
+        return train::loss_of(trainer, net, ids, hidden);
+      });
+    }
+    Use& use = out[static_cast<size_t>(world->rank())];
+    use.peak = meter.peak();
+    for (const FlatParameterGroup& group : trainer.model().update_groups())
+      use.state += static_cast<int64_t>(group.values.nbytes() + group.grads.nbytes());
+    for (const train::Optimizer::State& s : train::optimizer_of(trainer).state())
+      for (const at::Tensor& t : s.tensors) use.state += static_cast<int64_t>(t.nbytes());
+    use.planned = trainer.plan().footprint->bytes;
+  });
+  return out;
+}
+
+}  // namespace
+
+TEST_CASE("pipeline memory: each rank holds what its plan says, under every schedule") {
+  TestFolder folder("pipeline_memory");
+  const std::string model = write_model(
+      folder.path,
+      {"layers", "LlamaForCausalLM", "llama", 32, 4, 4, 64,
+       R"(, "num_hidden_layers": 16, "tie_word_embeddings": false, "intermediate_size": 88)"});
+  for (const auto& [pp, schedule] :
+       std::vector<std::pair<int64_t, const char*>>{{2, "1F1B"},
+                                                    {2, "Interleaved1F1B"},
+                                                    {2, "ZBVZeroBubble"},
+                                                    {2, "GPipe"},
+                                                    {2, "InterleavedZeroBubble"},
+                                                    {2, "DualPipeV"},
+                                                    {2, "LoopedBFS"},
+                                                    {4, "1F1B"},
+                                                    {4, "Interleaved1F1B"},
+                                                    {4, "ZBVZeroBubble"},
+                                                    {4, "GPipe"}}) {
+    const std::vector<Use> uses = measure(model, pp, schedule, 2 * pp);
+    for (int64_t rank = 0; rank < pp; ++rank) {
+      const Use& use = uses[static_cast<size_t>(rank)];
+      const Bytes& b = use.planned;
+      const int64_t planned = b.weights + b.gradients + b.optimizer + b.transient + b.activations;
+      const double far = static_cast<double>(use.peak) / static_cast<double>(planned),
+                   moving = static_cast<double>(use.peak - use.state) /
+                            static_cast<double>(b.transient + b.activations);
+      INFO("pp " << pp << ", " << std::string(schedule) << ", rank " << rank);
+      MESSAGE("pp " << pp << ", " << std::string(schedule) << ", rank " << rank
+                    << ": peak over plan " << far << ", without the state " << moving << " bytes "
+                    << use.peak - use.state << " state " << use.state << " planned state "
+                    << b.weights + b.gradients + b.optimizer << " transient " << b.transient);
+      CHECK(far > 0.95);
+      CHECK(far < 1.05);
+    }
+  }
+}
+
+}  // namespace pipeline_memory_test
