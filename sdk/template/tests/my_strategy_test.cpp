@@ -2,6 +2,7 @@
 #include <meshwright/nn/attention.h>
 #include <meshwright/nn/layers.h>
 #include <meshwright/nn/loss.h>
+#include <meshwright/nn/stage.h>
 #include <meshwright/parallel/context_parallel.h>
 #include <meshwright/parallel/testing.h>
 #include <meshwright/trainer.h>
@@ -60,9 +61,13 @@ struct ReaderImpl : torch::nn::Module {
     core = register_module("core", mw::AttentionCore(mw::AttentionOptions{.scale = 0.5}));
     head = register_module("head", mw::Linear(8, 11));
   }
-  at::Tensor forward(const at::Tensor& ids) {
-    at::Tensor x = embed(ids);
-    for (const auto& layer : *layers) x = x + layer->as<mw::Linear>()->forward(x).tanh();
+  // As a model of stages: ids, or what the stage before gave.
+  at::Tensor forward(const at::Tensor& in) {
+    const mw::StagePart part = mw::current_stage();
+    at::Tensor x = part.first ? embed(in) : in;
+    for (int64_t i = part.begin; i < part.end_of(3); ++i)
+      x = x + layers[static_cast<size_t>(i)]->as<mw::Linear>()->forward(x).tanh();
+    if (!part.last) return x;
     at::Tensor heads = x.view({x.size(0), x.size(1), 2, 4});
     return head(x + core(heads, heads, heads).flatten(2));
   }
@@ -74,14 +79,15 @@ struct ReaderImpl : torch::nn::Module {
 MESHWRIGHT_MODULE(Reader);
 
 // The loss of one micro-batch, the `number`-th of the job, on the ranks that share its samples.
-mw::MicroBatchLoss loss_of(mw::Trainer& trainer, Net& net, int64_t number) {
+mw::MicroBatchLoss loss_of(mw::Trainer& trainer, Net& net, int64_t number, const at::Tensor&) {
   int64_t rows = trainer.local_batch();
   at::Tensor x = (at::arange(rows * 5, at::kFloat) * (0.1 * static_cast<double>(number + 1)))
                      .sin()
                      .view({rows, 5});
   return {(net->forward(x) + x).square().sum(), rows};
 }
-mw::MicroBatchLoss loss_of(mw::Trainer& trainer, Reader& net, int64_t number) {
+mw::MicroBatchLoss loss_of(mw::Trainer& trainer, Reader& net, int64_t number,
+                           const at::Tensor& hidden) {
   const int64_t rows = trainer.local_batch(), length = 9;
   // The same samples in every step.
   at::Tensor ids = (at::arange(rows * (length + 1), at::kLong) * (number % 4 + 3))
@@ -89,8 +95,12 @@ mw::MicroBatchLoss loss_of(mw::Trainer& trainer, Reader& net, int64_t number) {
                        .remainder(11)
                        .view({rows, length + 1}),
              input = ids.narrow(1, 0, length), targets = ids.narrow(1, 1, length);
+  const mw::StagePart part = mw::current_stage();
   auto context = trainer.model().context_parallel();
-  if (!context) return {mw::cross_entropy_sum(net(input), targets), rows * length};
+  if (!context) {
+    at::Tensor out = net(part.first ? input : hidden);
+    return {part.last ? mw::cross_entropy_sum(out, targets) : out, rows * length};
+  }
   auto scope = context->scope(length, rows);
   return {mw::cross_entropy_sum(net(context->shard(input, 1, 0)), context->shard(targets, 1, -100)),
           rows * context->split(length).tokens_of(context->group()->rank())};
@@ -125,11 +135,11 @@ std::vector<double> train(int64_t ranks, const std::vector<std::string>& setting
     auto rank = static_cast<size_t>(world->rank());
     mw::Trainer trainer(jobs[rank], world, nets[rank].ptr());
     for (int64_t step = 0; step < trainer.max_steps(); ++step) {
-      mw::StepResult result = trainer.step([&](int64_t micro) {
+      mw::StepResult result = trainer.step([&](int64_t micro, const at::Tensor& hidden) {
         // The data of a micro-batch depend on its number alone: any number of ranks sees the same.
         int64_t number = (step * trainer.accumulation() + micro) * trainer.data_parallel_size() +
                          trainer.data_parallel_rank();
-        return loss_of(trainer, nets[rank], number);
+        return loss_of(trainer, nets[rank], number, hidden);
       });
       if (rank == 0) losses.push_back(result.loss);
     }
@@ -192,6 +202,19 @@ TEST_CASE("ranks that share samples train as one does, with no line of the strat
     for (const char* method : {"all_gather", "ring", "ulysses"}) {
       std::vector<double> found = train<Reader>(
           ranks, {"distributed.cp_size=2", "distributed.context.method=" + std::string(method)});
+      REQUIRE(found.size() == alone.size());
+      for (size_t i = 0; i < alone.size(); ++i)
+        CHECK(found[i] == doctest::Approx(alone[i]).epsilon(1e-5));
+    }
+}
+
+TEST_CASE("stages train as one rank does, with no line of the strategy about them") {
+  const std::vector<double> alone = train<Reader>(1, {});
+  for (int64_t ranks : {2, 4})
+    for (const char* resharded : {"true", "false"}) {
+      std::vector<double> found = train<Reader>(
+          ranks, {"distributed.pp_size=2", "distributed.pipeline.pp_microbatch_size=2",
+                  "distributed.my_strategy.reshard_after_forward=" + std::string(resharded)});
       REQUIRE(found.size() == alone.size());
       for (size_t i = 0; i < alone.size(); ++i)
         CHECK(found[i] == doctest::Approx(alone[i]).epsilon(1e-5));
