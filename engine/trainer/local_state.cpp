@@ -54,8 +54,7 @@ Tensor updated_part(const ParallelParameter& parameter, const OptimizerPlace& pl
 }
 
 std::vector<LocalTensor> local_state(const ParallelModel& model, Optimizer& optimizer,
-                                     const torch::nn::Module& module,
-                                     const ModelOutline* stages) {
+                                     const torch::nn::Module& module, const ModelOutline* stages) {
   std::vector<LocalTensor> out;
   const std::vector<ParallelParameter>& parameters = model.parameters();
   auto saved_as = [&](const std::string& name) {
@@ -75,8 +74,8 @@ std::vector<LocalTensor> local_state(const ParallelModel& model, Optimizer& opti
   for (size_t i = 0; i < parameters.size(); ++i) {
     const ParallelParameter& p = parameters[i];
     Tensor part = updated_part(p, places[i], model, optimizer);
-    out.push_back(
-        {"", saved_as(p.name), dtype(p, part), p.global_shape, region_of(p), part, dtype_of(p.local)});
+    out.push_back({"", saved_as(p.name), dtype(p, part), p.global_shape, region_of(p), part,
+                   dtype_of(p.local)});
   }
   for (const Optimizer::State& state : optimizer.state()) {
     if (state.tensors.empty()) continue;  // before the first step
@@ -136,8 +135,9 @@ std::string list_of(const std::vector<LocalTensor>& tensors) {
   for (const LocalTensor& t : tensors) {
     std::string shape;
     for (int64_t size : t.shape) shape += std::to_string(size) + " ";
-    for (std::string_view part : {std::string_view(t.state), std::string_view(t.name),
-                                  dtype_name(t.dtype), dtype_name(t.stored), std::string_view(shape)})
+    for (std::string_view part :
+         {std::string_view(t.state), std::string_view(t.name), dtype_name(t.dtype),
+          dtype_name(t.stored), std::string_view(shape)})
       out += std::string(part) + rendezvous::kUnitSeparator;
     out += rendezvous::kRecordSeparator;
   }
@@ -168,15 +168,14 @@ struct AllTensors {
   std::vector<std::vector<size_t>> of_rank;
 };
 AllTensors list_all(World& world, const std::vector<LocalTensor>& tensors) {
-  const std::string mine = list_of(tensors),
-                    hash = std::to_string(std::hash<std::string>()(mine));
+  const std::string mine = list_of(tensors), hash = std::to_string(std::hash<std::string>()(mine));
   const std::vector<std::string> hashes = gather_texts(world, hash);
   std::map<std::string, size_t> speakers;  // the first rank with that list
   for (size_t rank = 0; rank < hashes.size(); ++rank) speakers.emplace(hashes[rank], rank);
   const bool speaks = speakers.at(hash) == static_cast<size_t>(world.rank());
-  const std::vector<std::string> lists =
-      speakers.size() == 1 ? std::vector<std::string>(hashes.size(), mine)
-                           : gather_texts(world, speaks ? mine : "");
+  const std::vector<std::string> lists = speakers.size() == 1
+                                             ? std::vector<std::string>(hashes.size(), mine)
+                                             : gather_texts(world, speaks ? mine : "");
   // By state, in the order in which states and then tensors come up.
   std::vector<std::vector<LocalTensor>> told;
   std::map<std::string, size_t> told_by;  // by hash

@@ -62,12 +62,12 @@ struct Replicas {
 };
 
 // Who writes what, when several ranks hold the same: each its share, so that everything is written
-// once. Found out by comparing the regions of all ranks, so it serves any strategy. Tensors count in
-// an order that is the same on every rank, also where ranks have other tensors each.
+// once. Found out by comparing the regions of all ranks, so it serves any strategy. Tensors count
+// in an order that is the same on every rank, also where ranks have other tensors each.
 class Shares {
  public:
-  // Collective. `tensors`: of this rank. Throws Error(internal) when the ranks' parts of a tensor do
-  // not make up the whole.
+  // Collective. `tensors`: of this rank. Throws Error(internal) when the ranks' parts of a tensor
+  // do not make up the whole.
   Shares(World& world, const std::vector<LocalTensor>& tensors);
   // This rank's tensors, listed like those that it was made from, in the common order; what only
   // other ranks have has no region and no values.

@@ -83,13 +83,13 @@ Tensor logits_over_stages(Trainer& trainer, modules::CausalLM& net, const Tensor
   c10::NoGradGuard no_grad;
   Stages& stages = *trainer.stages();
   std::shared_ptr<TensorParallel> tensor_parallel = trainer.model().tensor_parallel();
-  const int64_t length = ids.size(1), ranks = tensor_parallel ? tensor_parallel->group()->size() : 1,
+  const int64_t length = ids.size(1),
+                ranks = tensor_parallel ? tensor_parallel->group()->size() : 1,
                 padded = (length + ranks - 1) / ranks * ranks;
   const Tensor input = at::constant_pad_nd(ids.to(trainer.world().device()), {0, padded - length});
   const bool cut = plan::cuts_sequence(trainer.plan().tp);
   Tensor last = stages.forward(
-      trainer.model(),
-      {ids.size(0), cut ? padded / ranks : padded, trainer.outline().hidden_size},
+      trainer.model(), {ids.size(0), cut ? padded / ranks : padded, trainer.outline().hidden_size},
       [&](int64_t, int64_t, const Tensor& hidden) {
         SequenceScope scope(whole_sequence(padded));
         return net(current_stage().first ? input : hidden);

@@ -12,8 +12,8 @@
 namespace meshwright::train {
 
 // ids: [batch, length + 1]; each position's target is the next id. Logits are never gathered.
-// `hidden`: what the stage before gave, as Trainer::StageForward has it. `document_end`: the id that
-// ends a document; documents then know nothing of each other.
+// `hidden`: what the stage before gave, as Trainer::StageForward has it. `document_end`: the id
+// that ends a document; documents then know nothing of each other.
 MicroBatchLoss loss_of(Trainer& trainer, modules::CausalLM& net, const at::Tensor& ids,
                        const at::Tensor& hidden = {},
                        std::optional<int64_t> document_end = std::nullopt);

@@ -37,8 +37,9 @@ void Routers::refuse_balance_over_stages() const {
                   "the auxiliary loss of this model is one of all its routers together, which the "
                   "stages of a pipeline do not yet add up")
           .key("distributed.pp_size")
-          .help("set \"router_aux_loss_coef\": 0 or \"output_router_logits\": false in the model's "
-                "config.json")
+          .help(
+              "set \"router_aux_loss_coef\": 0 or \"output_router_logits\": false in the model's "
+              "config.json")
           .help("set distributed.pp_size = 1");
 }
 

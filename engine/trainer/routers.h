@@ -49,7 +49,7 @@ class Routers {
     MoeImpl* module;  // nullptr: another stage's
     int64_t experts, active;
   };
-  std::vector<Block> blocks_;  // of the whole model
+  std::vector<Block> blocks_;                           // of the whole model
   std::vector<std::shared_ptr<LoadBalance>> balances_;  // each once
   std::shared_ptr<Group> context_;
 };

@@ -118,8 +118,9 @@ void Stages::sum_tied_gradients(const ParallelModel& model) {
     if (p.name != tied_) continue;
     if (!std::exchange(tied_checked_, true)) {
       const std::hash<std::string> hash;
-      const Tensor mine = at::tensor({static_cast<double>(hash(to_text(p.region)) >> 12)}, at::kDouble)
-                              .to(world_.device()),
+      const Tensor mine =
+                       at::tensor({static_cast<double>(hash(to_text(p.region)) >> 12)}, at::kDouble)
+                           .to(world_.device()),
                    sum = mine.clone();
       both->all_reduce(sum, ReduceOp::max, /*control=*/true).wait();
       const Tensor least = -mine;
@@ -127,7 +128,8 @@ void Stages::sum_tied_gradients(const ParallelModel& model) {
       if (sum.item<double>() != -least.item<double>())
         throw Error(ErrorCode::bad_pipeline,
                     "the embedding and the head share a weight, but their ranks hold different "
-                    "parts of it: " + to_text(p.region) + " of " + p.name + " here")
+                    "parts of it: " +
+                        to_text(p.region) + " of " + p.name + " here")
             .key("distributed.pipeline.pp_schedule")
             .help("set distributed.pipeline.pp_schedule = \"ZBVZeroBubble\": both are on one rank");
     }

@@ -27,8 +27,8 @@ class Stages {
   // The ranks of pp. Collective over them the first time.
   const std::shared_ptr<Group>& group();
   // Collective over the two ranks that have a tied weight's copies, between the reduction of
-  // gradients and the norm: both get the sum. Throws Error(bad_pipeline) where the strategy cuts the
-  // two in other ways.
+  // gradients and the norm: both get the sum. Throws Error(bad_pipeline) where the strategy cuts
+  // the two in other ways.
   void sum_tied_gradients(const ParallelModel& model);
   // Of a step: each run takes as many.
   int64_t runs() const { return runs_; }

@@ -223,8 +223,8 @@ Trainer::Trainer(Job& job, std::shared_ptr<World> world, std::shared_ptr<torch::
   if (!plan_->outline) plan_own_module(*plan_, *outline_, *world_);
   const MoeOptions& moe = parts_->config.shared.moe;
   // Of all of the model, before a rank has only its stages of it.
-  routers_ = std::make_unique<train::Routers>(*module_, !moe.ignore_router_for_ac,
-                                              moe.fake_balanced_gate);
+  routers_ =
+      std::make_unique<train::Routers>(*module_, !moe.ignore_router_for_ac, moe.fake_balanced_gate);
   if (parts_->config.shared.sizes.pp > 1) {
     routers_->refuse_balance_over_stages();
     stages_ = std::make_unique<train::Stages>(*plan_, parts_->config, *outline_, *module_, *world_);
@@ -232,8 +232,8 @@ Trainer::Trainer(Job& job, std::shared_ptr<World> world, std::shared_ptr<torch::
     accumulation_ = stages_->runs() * stages_->micro_batches();
     local_batch_ = parts_->config.shared.pipeline.microbatch_size;
   }
-  ParallelizeRequest request{module_,   stages_ ? stages_->outline() : *outline_,
-                             plan_->mesh, plan_->tp,
+  ParallelizeRequest request{module_,        stages_ ? stages_->outline() : *outline_,
+                             plan_->mesh,    plan_->tp,
                              parts_->config, world_};
   loader::guarded(plan_->strategy, "parallelizing the model",
                   [&] { model_ = plan_->strategy.strategy->parallelize(request); });

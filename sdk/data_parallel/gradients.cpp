@@ -18,8 +18,7 @@ double clip_gradients(const std::vector<GradientSet>& sets, double max_norm, dou
     if (std::all_of(groups.begin(), groups.end(), [](const auto& g) { return g->size() == 1; }))
       return sum;
     at::Tensor box = at::tensor({sum}, at::TensorOptions().dtype(at::kDouble).device(device));
-    for (const auto& group : groups)
-      group->all_reduce(box, ReduceOp::sum, /*control=*/true).wait();
+    for (const auto& group : groups) group->all_reduce(box, ReduceOp::sum, /*control=*/true).wait();
     return box.item<double>();
   };
   for (const GradientSet& set : sets) {

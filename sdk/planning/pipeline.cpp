@@ -401,7 +401,8 @@ PipelinePlan plan_pipeline(const ModelOutline& outline, int64_t pp_size,
 namespace {
 
 // A head that shares the embedding's weight has a copy of it where the two are on different ranks.
-void untie(const ModelOutline& whole, const PipelinePlan& plan, int64_t pp_rank, ModelOutline& out) {
+void untie(const ModelOutline& whole, const PipelinePlan& plan, int64_t pp_rank,
+           ModelOutline& out) {
   const int64_t first = plan.stages.front().rank, last = plan.stages.back().rank;
   if (!whole.tied_embeddings || first == last) return;
   out.tied_embeddings = false;

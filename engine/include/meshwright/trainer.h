@@ -121,10 +121,10 @@ class MESHWRIGHT_API Trainer {
   // Error(bad_module) under a pipeline.
   using Forward = std::function<MicroBatchLoss(int64_t micro)>;
   StepResult step(const Forward& forward);
-  // The same, also under a pipeline: called for each stage of this rank and each micro-batch, in the
-  // order of the schedule. `hidden`: what the stage before gave; undefined for the first one, which
-  // reads its tokens as the last one its targets. current_stage() (meshwright/nn/stage.h) says which
-  // it is; without a pipeline it is all of the model.
+  // The same, also under a pipeline: called for each stage of this rank and each micro-batch, in
+  // the order of the schedule. `hidden`: what the stage before gave; undefined for the first one,
+  // which reads its tokens as the last one its targets. current_stage() (meshwright/nn/stage.h)
+  // says which it is; without a pipeline it is all of the model.
   using StageForward = std::function<MicroBatchLoss(int64_t micro, const at::Tensor& hidden)>;
   StepResult step(const StageForward& forward);
   // Called in every step right before the optimizer writes: until then the values are those of the
@@ -152,7 +152,8 @@ class MESHWRIGHT_API Trainer {
   const ModelOutline& outline() const { return *outline_; }  // of the whole model
   World& world() { return *world_; }
   const plan::JobPlan& plan() const { return *plan_; }
-  // Micro-batches of a step on this rank, and samples of each; under a pipeline those of its stages.
+  // Micro-batches of a step on this rank, and samples of each; under a pipeline those of its
+  // stages.
   int64_t accumulation() const { return accumulation_; }
   int64_t local_batch() const { return local_batch_; }
   train::Stages* stages() { return stages_.get(); }  // the engine's own; nullptr: no pipeline

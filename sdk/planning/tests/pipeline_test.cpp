@@ -410,7 +410,8 @@ TEST_CASE("a tied head away from its embedding has a copy of the weight") {
   const ModelOutline outline = llama_outline({.layers = 4, .tied = true});
   const std::string weight = outline.parameters.front().name;
   PipelinePlan loop = plan_pipeline(outline, 2, options("1F1B"));
-  const ModelOutline first = stage_outline(outline, loop, 0), last = stage_outline(outline, loop, 1);
+  const ModelOutline first = stage_outline(outline, loop, 0),
+                     last = stage_outline(outline, loop, 1);
   CHECK(first.find_parameter(weight) != nullptr);
   CHECK(first.find_parameter("lm_head.weight") == nullptr);
   CHECK(last.find_parameter(weight) == nullptr);

@@ -48,9 +48,9 @@ MESHWRIGHT_API std::vector<std::string> layer_names(const ModelOutline& outline,
 MESHWRIGHT_API std::vector<std::string> apply_activation_checkpointing(
     const ParallelizeRequest& request, bool whole_layers);
 
-// Throws Error(not_in_release) when the request asks for tp, ep, cp or pp above 1 of a strategy that
-// does not apply it. Under pp the request is one of a rank's stages alone; the model's passes then
-// come as ParallelModel says of pipelines.
+// Throws Error(not_in_release) when the request asks for tp, ep, cp or pp above 1 of a strategy
+// that does not apply it. Under pp the request is one of a rank's stages alone; the model's passes
+// then come as ParallelModel says of pipelines.
 MESHWRIGHT_API void reject_unsupported_sizes(const ParallelizeRequest& request,
                                              bool applies_tensor_parallel = false,
                                              bool applies_expert_parallel = false,
