@@ -336,4 +336,59 @@ TEST_CASE(
     }
 }
 
+TEST_CASE("pipeline edges: a loop or a model that knows no stages is refused, with what works") {
+  TestFolder folder("pipeline_strangers");
+  const std::string model = write_model(folder.path, kStaged);
+  const Layout layout = staged_layout(model, {2, {kPp2}});
+  std::vector<Error> errors;
+  std::mutex mutex;
+  bool ends_all = false;  // the other rank waits for this one
+  auto refused = [&](const std::function<void(Rank&)>& body) {
+    errors.clear();
+    run_ranks(2, [&](const std::shared_ptr<World>& world) {
+      Rank rank(layout, world);
+      rank.initialize();
+      try {
+        body(rank);
+      } catch (const Error& error) {
+        std::lock_guard lock(mutex);
+        errors.push_back(error);
+        if (ends_all) throw;
+      }
+    });
+  };
+  auto whole = [](Rank& rank) {
+    return [&rank](int64_t micro) { return loss_of(rank, micro, Tensor()); };
+  };
+  for (bool training : {true, false}) {
+    refused([&](Rank& rank) {
+      if (training)
+        rank.trainer.step(Trainer::Forward(whole(rank)));
+      else
+        rank.trainer.evaluate(2, Trainer::Forward(whole(rank)));
+    });
+    REQUIRE(errors.size() == 2);
+    for (const Error& error : errors) {
+      CHECK(error.code() == ErrorCode::bad_module);
+      CHECK(std::string(error.what()).find("takes no hidden states of the stage before") !=
+            std::string::npos);
+      CHECK(error.helps().back() == "set distributed.pp_size = 1");
+    }
+  }
+  // A forward that asks nothing.
+  ends_all = true;
+  CHECK_THROWS(refused([&](Rank& rank) {
+    rank.trainer.step([&](int64_t, const Tensor&) {
+      return MicroBatchLoss{at::empty({1, kLength, 32}), kLength};
+    });
+  }));
+  REQUIRE(!errors.empty());
+  CHECK(std::any_of(errors.begin(), errors.end(), [](const Error& error) {
+    return error.code() == ErrorCode::bad_module &&
+           std::string(error.what()).find("LlamaForCausalLM does not compute stage by stage") !=
+               std::string::npos &&
+           error.helps().back() == "set distributed.pp_size = 1";
+  }));
+}
+
 }  // namespace pipeline_edges_test

@@ -14,10 +14,13 @@
 #include <doctest/doctest.h>
 
 #include <boost/json/parse.hpp>
+#include <map>
+#include <mutex>
 #include <numeric>
 
 #include "engine/plan/plan.h"
 #include "meshwright/nn/moe.h"
+#include "meshwright/nn/stage.h"
 #include "meshwright/parallel/testing.h"
 
 namespace routers_test {
@@ -60,10 +63,12 @@ struct ReaderImpl : torch::nn::Module {
     for (int i = 0; i < 2; ++i) layers->push_back(Layer());
     head = register_module("head", Linear(torch::nn::LinearOptions(8, 13)));
   }
-  Tensor forward(const Tensor& ids) {
-    Tensor x = embed(ids);
-    for (auto& layer : *layers) x = layer->as<Layer>()->forward(x);
-    return head(x);
+  Tensor forward(const Tensor& in) {
+    const StagePart part = current_stage();
+    Tensor x = part.first ? embed(in) : in;
+    for (int64_t i = part.begin; i < part.end_of(2); ++i)
+      x = layers[static_cast<size_t>(i)]->as<Layer>()->forward(x);
+    return part.last ? head(x) : x;
   }
   Embedding embed{nullptr};
   torch::nn::ModuleList layers;
@@ -74,7 +79,7 @@ MESHWRIGHT_MODULE(Reader);
 struct Result {
   std::vector<double> losses, norms;
   std::vector<std::vector<int64_t>> loads;  // of every step, both blocks
-  std::vector<Tensor> biases;
+  std::map<std::string, Tensor> biases;     // by block
   std::map<std::string, Tensor> parameters;
 };
 
@@ -83,6 +88,7 @@ struct Result {
 Result train_reader(int64_t ranks, const std::string& strategy,
                     const std::vector<std::pair<std::string, std::string>>& sets = {}) {
   Result out;
+  std::mutex mutex;
   run_ranks(ranks, [&](const std::shared_ptr<World>& world) {
     Job job;
     std::vector<std::pair<std::string, std::string>> keys{
@@ -106,12 +112,13 @@ Result train_reader(int64_t ranks, const std::string& strategy,
     net->train();
     Result mine;
     for (int step = 0; step < 6; ++step) {
-      StepResult result = trainer.step([&](int64_t micro) {
+      StepResult result = trainer.step([&](int64_t micro, const Tensor& hidden) {
         Tensor ids = at::empty({1, 6}, at::kLong);
         int64_t first =
             step * 12 + micro * trainer.data_parallel_size() + trainer.data_parallel_rank();
         for (int64_t i = 0; i < 6; ++i) ids[0][i].fill_((first * 6 + i) * (first * 6 + i + 3) % 13);
-        Tensor logits = net(ids.narrow(1, 0, 5));
+        Tensor logits = net(current_stage().first ? ids.narrow(1, 0, 5) : hidden);
+        if (!current_stage().last) return MicroBatchLoss{logits, 5};
         return MicroBatchLoss{
             at::cross_entropy_loss(logits.flatten(0, 1), ids.narrow(1, 1, 5).flatten(), {},
                                    at::Reduction::Sum),
@@ -124,11 +131,16 @@ Result train_reader(int64_t ranks, const std::string& strategy,
       CHECK(result.experts[1].active == 2);
       for (const ExpertLoad& load : result.experts) mine.loads.push_back(load.tokens);
     }
+    std::map<std::string, Tensor> biases;
     for (auto& [name, block] : find_moe_blocks(*net))
-      mine.biases.push_back(block->gate()->e_score_correction_bias.clone());
+      biases[name] = block->gate()->e_score_correction_bias.clone();
     for (const ParallelParameter& p : trainer.model().parameters())
       mine.parameters[p.name] = trainer.model().full_tensor(p.name).clone();
-    if (world->rank() == world->size() - 1) out = std::move(mine);
+    std::lock_guard lock(mutex);
+    if (world->rank() == world->size() - 1)
+      out.losses = mine.losses, out.norms = mine.norms, out.loads = mine.loads;
+    out.biases.merge(biases);  // stages of a pipeline have others each
+    out.parameters.merge(mine.parameters);
   });
   return out;
 }
@@ -139,7 +151,8 @@ TEST_CASE("load, score corrections and auxiliary losses are the same on every la
   Result alone = train_reader(1, "ddp");
   for (const std::vector<int64_t>& load : alone.loads)
     CHECK(std::accumulate(load.begin(), load.end(), int64_t{0}) == 12 * 5 * 2);
-  for (const Tensor& bias : alone.biases) {
+  REQUIRE(alone.biases.size() == 2);
+  for (const auto& [block, bias] : alone.biases) {
     CHECK(bias.abs().max().item<double>() <= 0.06 + 1e-6);
     CHECK(bias.abs().max().item<double>() > 0);
   }
@@ -151,6 +164,8 @@ TEST_CASE("load, score corrections and auxiliary losses are the same on every la
   for (const Row& row : {Row{2, "ddp", {}}, Row{3, "fsdp2", {}},
                          Row{4, "fsdp2", {{"distributed.dp_replicate_size", "2"}}},
                          Row{2, "fsdp2", {{"distributed.activation_checkpointing", "\"full\""}}},
+                         Row{2, "fsdp2", {{"distributed.pp_size", "2"}}},
+                         Row{4, "fsdp2", {{"distributed.pp_size", "2"}}},
                          Row{2,
                              "fsdp2",
                              {{"distributed.activation_checkpointing", "\"selective\""},
@@ -160,7 +175,8 @@ TEST_CASE("load, score corrections and auxiliary losses are the same on every la
     CHECK(farthest(found.losses, alone.losses) < 1e-5);
     CHECK(farthest(found.norms, alone.norms) < 1e-5);
     CHECK(found.loads == alone.loads);
-    for (size_t i = 0; i < 2; ++i) CHECK(found.biases[i].equal(alone.biases[i]));
+    REQUIRE(found.biases.size() == 2);
+    for (const auto& [block, bias] : alone.biases) CHECK(found.biases.at(block).equal(bias));
     REQUIRE(found.parameters.size() == alone.parameters.size());
     for (const auto& [name, value] : alone.parameters) {
       INFO(name);
