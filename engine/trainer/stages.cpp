@@ -100,6 +100,10 @@ std::string Stages::describe() const {
          (runs_ > 1 ? ", " + counted(runs_, "run", "s") + " a step" : "");
 }
 
+std::string Stages::told_stage(const std::string& parameter) const {
+  return " (of stage " + std::to_string(stage_of(plan_, parameter)) + ")";
+}
+
 const std::shared_ptr<Group>& Stages::group() {
   if (!group_) {
     std::vector<int64_t> ranks = mesh_.group(world_.rank(), "pp");

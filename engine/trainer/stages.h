@@ -53,6 +53,8 @@ class Stages {
   // Collective. One forward of a batch of any shape; `hidden`: the shape of what crosses. Gives
   // what the last stage made, on its rank; undefined on others.
   at::Tensor forward(ParallelModel& model, std::vector<int64_t> hidden, const Forward& forward);
+  // " (of stage 2)", for errors about a parameter.
+  std::string told_stage(const std::string& parameter) const;
   // The rank of pp that has the last stage.
   int64_t last_rank() const { return plan_.stages.back().rank; }
 

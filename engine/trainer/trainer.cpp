@@ -105,7 +105,11 @@ std::string first_nonfinite(ParallelModel& model, const ModelOutline& outline, b
 }
 
 [[noreturn]] void throw_nonfinite(const StepResult& result, ParallelModel& model,
-                                  const ModelOutline& outline, World& world) {
+                                  const ModelOutline& outline, const train::Stages* stages,
+                                  World& world) {
+  auto named = [&](const std::string& parameter) {
+    return parameter + (stages != nullptr ? stages->told_stage(parameter) : "");
+  };
   bool norm = std::isfinite(result.loss);
   double value = norm ? result.grad_norm : result.loss;
   Error error(ErrorCode::nonfinite,
@@ -117,9 +121,9 @@ std::string first_nonfinite(ParallelModel& model, const ModelOutline& outline, b
   std::string weight = first_nonfinite(model, outline, false, world),
               gradient = first_nonfinite(model, outline, true, world);
   if (!weight.empty())
-    error.note("the weight " + weight + " already holds values that are not finite");
+    error.note("the weight " + named(weight) + " already holds values that are not finite");
   if (weight.empty() && !gradient.empty())
-    error.note("the gradient of " + gradient + " is not finite; all weights are");
+    error.note("the gradient of " + named(gradient) + " is not finite; all weights are");
   if (result.step == 0 && !weight.empty())
     error.help("the weights were so before the first step: look at the files of model.pretrained");
   else
@@ -397,7 +401,7 @@ StepResult Trainer::step(const StageForward& forward) try {
   result.grad_norm = model_->clip_grad_norm(parts_->max_grad_norm, scale);
   if (parts_->stop_on_nonfinite &&
       (!std::isfinite(result.loss) || !std::isfinite(result.grad_norm)))
-    throw_nonfinite(result, *model_, *outline_, *world_);
+    throw_nonfinite(result, *model_, *outline_, stages_.get(), *world_);
   if (before_update_) before_update_();
   TraceSpan span(world_->trace(), "optimizer");
   optimizer_->step(model_->update_groups(), result.lr);
