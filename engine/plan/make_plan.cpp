@@ -166,10 +166,8 @@ void plan_runs(bool check_batch, JobPlan& plan, StrategyConfig& config) {
     Error error(ErrorCode::batch_not_divisible, has + "no multiple of pp_batch_size " + n(batch));
     error.key(table + "pp_batch_size");
     error.help("leave out " + table + "pp_batch_size: all samples of a step then pass in one run");
-    int64_t fits = std::min(batch, samples);
-    while (fits > micro && (samples % fits != 0 || fits % micro != 0)) --fits;
-    if (samples % fits == 0 && fits % micro == 0)
-      error.help("set " + table + "pp_batch_size = " + n(fits));
+    const int64_t fits = micro * divisor_below(samples / micro, std::min(batch, samples) / micro);
+    if (samples % micro == 0) error.help("set " + table + "pp_batch_size = " + n(fits));
     throw error;
   }
   if (!given && (samples < micro || samples % micro != 0)) {

@@ -75,6 +75,8 @@ Stages::Stages(const plan::JobPlan& plan, const StrategyConfig& config, const Mo
       world_(world),
       runs_(pipeline_runs(config.shared.pipeline, plan.workload)),
       micro_batches_(pipeline_micro_batches(config.shared.pipeline)) {
+  if (!plan.pipeline)
+    for (const std::string& warning : plan_.warnings) world.notice(warning);
   const int64_t me = mesh_.coordinate(world.rank(), "pp");
   run_ = simulate_pipeline(plan_actions(plan_, config.shared.pipeline, micro_batches_));
   outline_ = stage_outline(whole, plan_, me);
@@ -112,32 +114,37 @@ const std::shared_ptr<Group>& Stages::group() {
   return group_;
 }
 
-void Stages::sum_tied_gradients(const ParallelModel& model) {
-  if (tied_.empty()) return;
+std::shared_ptr<Group> Stages::ends() {
   const std::vector<int64_t> ranks = mesh_.group(world_.rank(), "pp");
-  auto at = [&](int64_t rank) { return ranks[static_cast<size_t>(rank)]; };
-  const std::shared_ptr<Group> both =
-      world_.group("pp", {at(plan_.stages.front().rank), at(last_rank())});
+  return world_.group("pp", {ranks[static_cast<size_t>(plan_.stages.front().rank)],
+                             ranks[static_cast<size_t>(last_rank())]});
+}
+
+void Stages::check_tied(const ParallelModel& model) {
   for (const ParallelParameter& p : model.parameters()) {
-    if (p.name != tied_) continue;
-    if (!std::exchange(tied_checked_, true)) {
-      const std::hash<std::string> hash;
-      const Tensor mine =
-                       at::tensor({static_cast<double>(hash(to_text(p.region)) >> 12)}, at::kDouble)
-                           .to(world_.device()),
-                   sum = mine.clone();
-      both->all_reduce(sum, ReduceOp::max, /*control=*/true).wait();
-      const Tensor least = -mine;
-      both->all_reduce(least, ReduceOp::max, /*control=*/true).wait();
-      if (sum.item<double>() != -least.item<double>())
-        throw Error(ErrorCode::bad_pipeline,
-                    "the embedding and the head share a weight, but their ranks hold different "
-                    "parts of it: " +
-                        to_text(p.region) + " of " + p.name + " here")
-            .key("distributed.pipeline.pp_schedule")
-            .help("set distributed.pipeline.pp_schedule = \"ZBVZeroBubble\": both are on one rank");
-    }
-    if (p.grad.defined()) both->all_reduce(p.grad, ReduceOp::sum).wait();
+    if (tied_.empty() || p.name != tied_) continue;
+    const double region = static_cast<double>(std::hash<std::string>()(to_text(p.region)) >> 12);
+    const Tensor most = at::tensor({region, -region}, at::kDouble).to(world_.device());
+    ends()->all_reduce(most, ReduceOp::max, /*control=*/true).wait();
+    const Tensor found = most.cpu();
+    if (found[0].item<double>() == -found[1].item<double>()) continue;
+    throw Error(
+        ErrorCode::bad_pipeline,
+        "the embedding and the head share a weight, but their ranks hold different parts of "
+        "it: " +
+            to_text(p.region) + " of " + p.name + " here")
+        .key("distributed.pipeline.pp_schedule")
+        .help("set distributed.pipeline.pp_schedule = \"ZBVZeroBubble\": both are on one rank");
+  }
+}
+
+void Stages::sum_tied_gradients(const ParallelModel& model) {
+  for (const ParallelParameter& p : model.parameters()) {
+    if (tied_.empty() || p.name != tied_ || !p.grad.defined()) continue;
+    // Offloaded gradients lie elsewhere than groups reduce.
+    const Tensor sum = p.grad.to(world_.device());
+    ends()->all_reduce(sum, ReduceOp::sum).wait();
+    if (!sum.is_same(p.grad)) p.grad.copy_(sum);
   }
 }
 

@@ -26,9 +26,10 @@ class Stages {
   const ModelOutline& outline() const { return outline_; }
   // The ranks of pp. Collective over them the first time.
   const std::shared_ptr<Group>& group();
-  // Collective over the two ranks that have a tied weight's copies, between the reduction of
-  // gradients and the norm: both get the sum. Throws Error(bad_pipeline) where the strategy cuts
-  // the two in other ways.
+  // Collective over the two ranks that have a tied weight's copies. Throws Error(bad_pipeline)
+  // where the strategy cuts the two in other ways.
+  void check_tied(const ParallelModel& model);
+  // Likewise, between the reduction of gradients and the norm: both get the sum.
   void sum_tied_gradients(const ParallelModel& model);
   // Of a step: each run takes as many.
   int64_t runs() const { return runs_; }
@@ -59,6 +60,7 @@ class Stages {
   int64_t last_rank() const { return plan_.stages.back().rank; }
 
  private:
+  std::shared_ptr<Group> ends();  // the ranks of the first and the last stage
   PipelineSetup setup(PipelineRun run, std::vector<int64_t> sizes);
   PipelineRunner::Forward within_stage(int64_t first_micro, const Forward& forward) const;
 
@@ -69,7 +71,6 @@ class Stages {
   at::ScalarType type_;
   std::vector<bool> needs_input_gradient_;
   std::string model_name_, tied_;  // tied_: this rank's name of a weight that another one has too
-  bool tied_checked_ = false;
   Mesh mesh_;
   World& world_;
   int64_t runs_ = 1, micro_batches_ = 1;

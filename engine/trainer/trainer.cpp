@@ -245,6 +245,7 @@ Trainer::Trainer(Job& job, std::shared_ptr<World> world, std::shared_ptr<torch::
     throw Error(ErrorCode::plugin_nonconforming,
                 "parallelize of the strategy " + plan_->strategy.info->name + " returned nothing");
   check_regions(*model_, plan_->strategy.info->name);
+  if (stages_) stages_->check_tied(*model_);
   if (!plan_->outline && model_->context_parallel())
     world_->notice("the plan does not count what attention of " + outline_->architecture +
                    " sends over cp: its heads and windows are not known before it runs");

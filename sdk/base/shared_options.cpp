@@ -120,11 +120,16 @@ SharedOptions read_shared_options(const Options& distributed, const Options& mp_
     diagnostics.warning("[distributed.pipeline] has no effect with pp_size = " +
                         std::to_string(out.sizes.pp) + "; it is left out");
   if (out.sizes.pp > 1) {
-    if (!out.pipeline.dtype)
-      out.pipeline.dtype = out.mp.output;
-    else if (*out.pipeline.dtype != out.mp.output)
-      diagnostics.warning("distributed.pipeline.dtype = \"" +
-                          std::string(dtype_name(*out.pipeline.dtype)) +
+    // The experts' policy may have another output; what is not written follows the model's.
+    const DType crossing = out.pipeline.dtype.value_or(out.mp.output);
+    if (dtype_size(crossing) < dtype_size(out.mp.param))
+      diagnostics.warning(
+          "hidden states cross the stages of the pipeline in " + std::string(dtype_name(crossing)) +
+          ", narrower than distributed.mp_policy.param_dtype = \"" +
+          std::string(dtype_name(out.mp.param)) + "\": set distributed.pipeline.dtype = \"" +
+          std::string(dtype_name(out.mp.param)) + "\" to lose no digits");
+    else if (crossing != out.mp.output)
+      diagnostics.warning("distributed.pipeline.dtype = \"" + std::string(dtype_name(crossing)) +
                           "\" differs from distributed.mp_policy.output_dtype = \"" +
                           std::string(dtype_name(out.mp.output)) + "\"; it is kept");
   }

@@ -168,7 +168,12 @@ std::shared_ptr<ContextParallel> apply_context_parallel(const ParallelizeRequest
   }
   std::shared_ptr<Group> group = DeviceMesh(*request.mesh.device_mesh, request.world).group("cp");
   auto cores = find_attention_cores(*request.model);
-  if (cores.empty() && shared.sizes.pp <= 1)  // a stage may have no layers
+  const std::vector<ModuleOutline>& modules = request.outline.modules;
+  const bool no_layers =  // as a stage at an end of a pipeline may
+      shared.sizes.pp > 1 && std::none_of(modules.begin(), modules.end(), [](const auto& module) {
+        return module.kind == ModuleKind::layer;
+      });
+  if (cores.empty() && !no_layers)
     throw Error(ErrorCode::bad_module, "the model " + request.outline.architecture +
                                            " has no attention core: nothing in it would see the "
                                            "tokens of other ranks")

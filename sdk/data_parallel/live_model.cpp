@@ -66,9 +66,20 @@ ModelOutline outline_of(torch::nn::Module& model) {
   for (ModuleOutline& module : outline.modules)
     if (module.kind == ModuleKind::other && experts.contains(module.name))
       module.kind = ModuleKind::experts;
-  std::set<const void*> seen;
+  std::map<const void*, std::string> seen;
+  auto kind_of = [&](std::string_view parameter) {
+    const ModuleOutline* owner = outline.find_module(module_of(parameter));
+    return owner == nullptr ? ModuleKind::other : owner->kind;
+  };
   for (auto& item : model.named_parameters()) {
-    if (!seen.insert(item.value().unsafeGetTensorImpl()).second) continue;
+    const auto [first, fresh] = seen.emplace(item.value().unsafeGetTensorImpl(), item.key());
+    if (!fresh) {
+      // A head with the embedding's weight.
+      if (kind_of(first->second) == ModuleKind::embedding &&
+          kind_of(item.key()) == ModuleKind::linear && module_of(module_of(item.key())).empty())
+        outline.tied_embeddings = true;
+      continue;
+    }
     ParameterOutline parameter{item.key(), item.value().sizes().vec(), DType::float32};
     parameter.trainable = item.value().requires_grad();
     switch (item.value().scalar_type()) {

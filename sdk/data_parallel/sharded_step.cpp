@@ -13,6 +13,7 @@
 #include "meshwright/error.h"
 #include "meshwright/parallel/expert_parallel.h"
 #include "meshwright/parallel/tensor_parallel.h"
+#include "sdk/nn/stage_state.h"
 #include "sharded_model.h"
 #include "unit_names.h"
 
@@ -55,8 +56,9 @@ void ShardedModel::after_forward(Unit& unit, TensorRefs& outputs) {
     context_.world->trace().span(Trace::Lane::compute, "forward " + unit.name, forward_began_,
                                  Trace::now());
   // The outermost unit's outputs only: between units a wider output would meet the next module's
-  // narrow weights.
-  bool casts = unit.module == model_.get() && unit.output_type() != unit.compute_type();
+  // narrow weights. Hidden states go to the next stage in the dtype of messages.
+  bool casts = unit.module == model_.get() && unit.output_type() != unit.compute_type() &&
+               stage_of_thread().last;
   bool training = c10::GradMode::is_enabled();
   for (Tensor* output : outputs) {
     if (!output->defined() || !at::isFloatingType(output->scalar_type())) continue;
@@ -243,9 +245,9 @@ std::vector<GradientSet> ShardedModel::gradient_sets() const {
   std::vector<ParallelParameter> others;
   GradientSet experts, uncounted{.counted = false};
   for (const ParallelParameter& p : parameters_) {
-    if (std::find(copies.begin(), copies.end(), p.name) != copies.end())
-      uncounted.gradients.push_back(p.grad.view({-1}));
-    else if (!is_expert(p.name))
+    if (std::find(copies.begin(), copies.end(), p.name) != copies.end()) {
+      if (p.grad.defined()) uncounted.gradients.push_back(p.grad.view({-1}));
+    } else if (!is_expert(p.name))
       others.push_back(p);
     else if (p.grad.defined())
       experts.gradients.push_back(p.grad.view({-1}));

@@ -142,8 +142,8 @@ Tensor LinearImpl::forward(const Tensor& x) {
                      !at::autocast::is_autocast_enabled(x.device().type());
   const bool fast = plain && x.is_cpu() && weight.is_cpu() && x.scalar_type() == at::kFloat &&
                     x.numel() * weight.size(0) >= kWorthwhile && onednn() != nullptr;
-  const bool puts_off =
-      plain && weight.requires_grad() && detail::current_weight_gradients() != nullptr;
+  const bool puts_off = plain && weight.requires_grad() && weight.is_leaf() &&
+                        detail::current_weight_gradients() != nullptr;
   if (!fast && !puts_off) return torch::nn::LinearImpl::forward(x);
   return FastLinear::apply(x, weight, bias.defined() ? std::optional<Tensor>(bias) : std::nullopt,
                            fast);

@@ -1,4 +1,4 @@
-#include "meshwright/nn/stage.h"
+#include "stage_state.h"
 
 #include <ATen/ops/empty.h>
 
@@ -11,7 +11,7 @@ namespace meshwright {
 
 namespace {
 
-thread_local StagePart stage_of_thread;
+thread_local StagePart stage_now;
 thread_local bool asked_of_thread = false;
 
 bool within(const std::string& name, const std::string& other) {
@@ -22,17 +22,19 @@ bool within(const std::string& name, const std::string& other) {
 
 StagePart current_stage() {
   asked_of_thread = true;
-  return stage_of_thread;
+  return stage_now;
 }
 StageScope::StageScope(const StagePart& part)
-    : outer_(stage_of_thread), asked_(std::exchange(asked_of_thread, false)) {
-  stage_of_thread = part;
+    : outer_(stage_now), asked_(std::exchange(asked_of_thread, false)) {
+  stage_now = part;
 }
 StageScope::~StageScope() {
-  stage_of_thread = outer_;
+  stage_now = outer_;
   asked_of_thread = asked_;
 }
 bool StageScope::asked() const { return asked_of_thread; }
+
+const StagePart& detail::stage_of_thread() { return stage_now; }
 
 void keep_modules(torch::nn::Module& model, const std::vector<std::string>& kept) {
   std::set<std::string> missing(kept.begin(), kept.end());

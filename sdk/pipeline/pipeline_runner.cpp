@@ -216,6 +216,10 @@ void PipelineRunner::compute_backward(const PipelineAction& action) {
         {std::exchange(pass.root, {})}, {pass.gradient}, /*keep_graph=*/false,
         /*create_graph=*/false, /*accumulate_grad=*/true);
   pass.gradient = Tensor();
+  // A stage of views alone may hand the message itself on.
+  if (Tensor back = pass.input.defined() ? pass.input.grad() : Tensor();
+      back.defined() && pass.gradient_slot.defined() && back.is_alias_of(pass.gradient_slot))
+    pass.input.mutable_grad() = back.clone();
   // What is put off may read both messages.
   if (!pass.split) give_slots(pass);
   if (action.stage == 0 || !setup_.needs_input_gradient[static_cast<size_t>(action.stage)]) {
@@ -284,12 +288,11 @@ void PipelineRunner::compute(ParallelModel& model, const PipelineAction& action,
 void PipelineRunner::run_steps(ParallelModel& model, const Forward& forward,
                                const BeforeBackward& before) {
   const auto me = static_cast<size_t>(setup_.group->rank());
-  const bool training = c10::GradMode::is_enabled();
   for (size_t i = 0; i < setup_.run.steps[me].size(); ++i) {
     const PipelineStep& step = setup_.run.steps[me][i];
     detail::Activity activity(names_[i], kind_name(step.kind));
     if (step.kind == PipelineStep::Kind::compute) {
-      if (training) model.begin_micro_batch(GradientSync::when_told);
+      model.begin_micro_batch(GradientSync::when_told);
       const bool traced = setup_.trace != nullptr && setup_.trace->enabled;
       const int64_t began = traced ? Trace::now() : 0;
       const PipelinePeak held_before = held(step.action);

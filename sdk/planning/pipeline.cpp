@@ -264,11 +264,14 @@ void mark_gradients(PipelinePlan& plan, const ModelOutline& outline) {
   auto first = static_cast<int64_t>(plan.stages.size());  // stage with something to train
   for (const ParameterOutline& parameter : outline.parameters) {
     if (!parameter.trainable) continue;
-    int64_t of = 0;
-    for (const PipelineStage& stage : plan.stages)
-      for (const std::string& module : stage.modules)
-        if (text::lies_under(parameter.name, module)) of = stage.index;
-    first = std::min(first, of);
+    auto holds = [&](const PipelineStage& stage) {
+      return std::any_of(
+          stage.modules.begin(), stage.modules.end(),
+          [&](const std::string& module) { return text::lies_under(parameter.name, module); });
+    };
+    // What lies outside of all of them goes with the first.
+    const auto owner = std::find_if(plan.stages.begin(), plan.stages.end(), holds);
+    first = std::min(first, owner == plan.stages.end() ? 0 : owner->index);
   }
   for (PipelineStage& stage : plan.stages) stage.sends_gradient = stage.index > first;
 }

@@ -184,13 +184,10 @@ TEST_CASE(
     }
 }
 
-TEST_CASE(
-    "a norm that is infinite because large gradients are squared is not blamed on one of them") {
+TEST_CASE("a norm is finite where the squares of gradients are beyond float32") {
   TestFolder folder("megatron_fsdp_options");
   Layout layout = flat_layout(write_model(folder.path, kLlama), 2, 1, 2, {flat_level(3)});
-  for (const std::string& said : errors_with(1e30, layout))
-    CHECK(said.find(
-              "5 run.stop_on_nonfinite error[E0801]: step 1: the gradient norm is infinite") == 0);
+  for (const std::string& said : errors_with(1e30, layout)) CHECK(said == "nothing");
 }
 
 TEST_CASE(

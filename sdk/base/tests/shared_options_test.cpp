@@ -98,11 +98,14 @@ TEST_CASE("a pipeline block without a pipeline warns, a pipeline without a block
   Diagnostics diagnostics;
   SharedOptions o = read({{"pp_size", int64_t{2}}}, {}, diagnostics);
   CHECK(o.pipeline.schedule == "1f1b");
-  CHECK(o.pipeline.dtype == DType::bfloat16);  // the policy's output dtype
+  CHECK(!o.pipeline.dtype);  // the policy's output dtype
   CHECK(diagnostics.warnings().empty());
   o = read({{"pp_size", int64_t{2}}}, {{"dtype", std::string("float32")}}, diagnostics);
   CHECK(o.pipeline.dtype == DType::float32);  // kept, with a warning
   CHECK(diagnostics.warnings().size() == 1);
+  Diagnostics narrow;
+  o = read({{"pp_size", int64_t{2}}}, {{"dtype", std::string("float16")}}, narrow);
+  CHECK(narrow.warnings().size() == 1);
 }
 
 TEST_CASE("the mixed-precision policy has its defaults") {

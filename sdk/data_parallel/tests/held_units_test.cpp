@@ -72,8 +72,10 @@ std::unique_ptr<ParallelModel> model_of(const Row& row, tiny::Net& net,
     }
   }
   const ModelOutline outline = outline_of(*net);
-  return shard_model(net.ptr(), bind_units(*net, outline, plan_units(outline)), policy, shards,
-                     world);
+  // Units that are freed after every forward are not held.
+  const std::optional<bool> reshard = row.held ? std::optional(false) : std::nullopt;
+  return shard_model(net.ptr(), bind_units(*net, outline, plan_units(outline, reshard)), policy,
+                     shards, world);
 }
 
 Tensor batch(const World& world, int step, int micro) {

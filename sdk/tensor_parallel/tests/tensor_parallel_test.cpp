@@ -439,13 +439,14 @@ TEST_CASE("what cannot be cut is refused on every rank") {
                       (flat ? "its weight has 1 dimensions, not 2"
                             : "beside weight and bias it has scale, which nothing cuts"));
     }
-  // Tied, and the outline does not say so.
+  // Tied.
   CHECK(refused([&](const auto& world) {
           Applied(Stack(true).ptr(),
                   {{"embed", rowwise}, {"head", TpStyle{row, replicate, replicate}}}, world);
         }) == code_string(ErrorCode::tp_plan_does_not_fit) +
-                  " head.weight is the same parameter as embed.weight, but the plan cuts it along "
-                  "another dimension");
+                  " the head head and the embedding embed share one weight, but the plan would cut "
+                  "the head "
+                  "by width and the embedding by vocabulary");
   // An activation of which every rank holds a summand cannot be cut into columns.
   CHECK(refused([&](const auto& world) {
           One one(Linear(4, 4));
