@@ -13,7 +13,7 @@ function(meshwright_test name)
   target_link_libraries(test_${name} PRIVATE meshwright_doctest_main meshwright_warnings ${arg_DEPENDS})
   target_compile_definitions(test_${name} PRIVATE MESHWRIGHT_SOURCE_DIR="${PROJECT_SOURCE_DIR}" MESHWRIGHT_BUILD_DIR="${CMAKE_BINARY_DIR}" ${arg_DEFINITIONS})
   add_test(NAME ${name} COMMAND test_${name} --no-version WORKING_DIRECTORY ${PROJECT_SOURCE_DIR})
-  set_tests_properties(${name} PROPERTIES TIMEOUT 900)  # for a machine that is busy with other things
+  set_tests_properties(${name} PROPERTIES TIMEOUT 1800)  # for a machine that is busy with other things
   if(arg_TIMEOUT)
     set_tests_properties(${name} PROPERTIES TIMEOUT ${arg_TIMEOUT})
   endif()

@@ -405,7 +405,8 @@ TEST_CASE("a rank that ends in a pipeline is told of by the action that waits fo
   CHECK_THROWS(run_ranks(2, body));
   CAPTURE(text);
   CHECK(text.find("in group pp [0, 1] failed") != std::string::npos);
-  CHECK(text.find(" of the pipeline, which waits for its input") != std::string::npos);
+  // Whichever of its steps meets it first: a socket may tell of it when a receive is posted.
+  CHECK(text.find(" of the pipeline, which ") != std::string::npos);
 }
 
 }  // namespace pipeline_runner_test
