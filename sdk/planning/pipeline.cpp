@@ -161,6 +161,7 @@ int64_t dealt_layers(int64_t layers, const PipelineOptions& options) {
 
 void deal_evenly(PipelinePlan& plan, int64_t stages, int64_t layers,
                  const PipelineOptions& options) {
+  if (stages < 1) return;
   const int64_t dealt = dealt_layers(layers, options), fewest = dealt / stages;
   check_ends(options, fewest, layers / stages);
   int64_t next = 0;

@@ -79,7 +79,7 @@ std::unique_ptr<ParallelModel> model_of(const Row& row, tiny::Net& net,
 }
 
 Tensor batch(const World& world, int step, int micro) {
-  return tiny::batch(2, static_cast<uint64_t>((step * 10 + micro) * 10 + world.rank()));
+  return tiny::batch(2, static_cast<uint64_t>((int64_t{step} * 10 + micro) * 10 + world.rank()));
 }
 
 // One step of three micro-batches; returns their losses.
