@@ -9,13 +9,14 @@ relatively as close as --close says (a kernel that adds in another order).
 """
 import argparse, os, statistics, sys, tempfile
 
+import jobs
 import train
 
 if __name__ == "__main__":
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--before", required=True)
-    p.add_argument("--build", default=os.path.join(train.ROOT, "build"))
-    p.add_argument("--deps", default=os.environ.get("MESHWRIGHT_DEPS", os.path.join(train.ROOT, ".deps")))
+    p.add_argument("--build", default=os.path.join(jobs.ROOT, "build"))
+    p.add_argument("--deps", default=os.environ.get("MESHWRIGHT_DEPS", os.path.join(jobs.ROOT, ".deps")))
     p.add_argument("--size", default="small")
     p.add_argument("--strategies", nargs="*", default=["fsdp2", "ddp", "zero3", "zero1", "tp", "ep"])
     p.add_argument("--rounds", type=int, default=5)
@@ -25,7 +26,7 @@ if __name__ == "__main__":
     environment = dict(os.environ, OMP_NUM_THREADS="1")
     builds = {"before": a.before, "after": a.build}
     with tempfile.TemporaryDirectory() as folder:
-        train.make_fixture(folder, a.size, dict(environment, PYTHONPATH=os.path.join(a.deps, "python")))
+        jobs.make_fixture(folder, a.size, dict(environment, PYTHONPATH=os.path.join(a.deps, "python")), "llama", "mixtral")
         print(f"{'strategy':10} {'before ms':>10} {'after ms':>10} {'ratio':>7}   start s, before and after")
         for strategy in a.strategies:
             ratios, times, starts = [], {name: [] for name in builds}, {name: [] for name in builds}
@@ -34,7 +35,7 @@ if __name__ == "__main__":
                 for name in sorted(builds, reverse=number % 2 == 0):
                     a.build = builds[name]
                     found[name], start = train.ours(a, folder, a.size, strategy, 2, environment)
-                    times[name].append(train.median_step(found[name]))
+                    times[name].append(jobs.median_step(found[name]))
                     starts[name].append(start)
                 ratios.append(times["after"][-1] / times["before"][-1])
                 figures = {name: [(r["loss"], r["grad_norm"]) for r in rows] for name, rows in found.items()}

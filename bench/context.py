@@ -6,51 +6,22 @@
 One thread a rank, float32, mock tokens, a Llama of 4 layers, width 256, 4 heads and 2 key-value heads. "of half" is half of the one-rank step over the
 two-rank step: 1 would be perfect.
 """
-import argparse, json, os, shutil, statistics, subprocess, sys, tempfile
+import argparse, json, os, statistics, sys, tempfile
 
-import train
+import jobs
 
 
 def run(a, folder, length, method):
-    shutil.rmtree(os.path.join(folder, "runs"), ignore_errors=True)
-    job = os.path.join(folder, "job.toml")
-    with open(job, "w") as f:
-        f.write(f"""schema = 1
-[run]
-name = "bench"
-dir = "{folder}/runs"
-threads = 1
-[model]
-config = "{folder}/model.json"
-[distributed]
-strategy = "fsdp2"
-cp_size = {2 if method else 1}
-{f'[distributed.context]{chr(10)}method = "{method}"' if method else ''}
-[distributed.mp_policy]
-param_dtype = "float32"
-output_dtype = "float32"
-[step_scheduler]
-global_batch_size = 1
-local_batch_size = 1
-max_steps = {a.steps}
-[lr_scheduler]
-lr_warmup_steps = 0
-[checkpoint]
-every_steps = 0
-[dataset]
-kind = "mock"
-seq_len = {length}
-""")
-    p = subprocess.run([os.path.join(a.build, "bin/meshwright"), "train", job, "--nproc", "2" if method else "1"], capture_output=True, text=True)
-    if p.returncode:
-        sys.exit(p.stderr)
-    rows = train.rows(os.path.join(folder, "runs/bench/metrics.jsonl"))
-    return statistics.median(r["step_ms"] for r in rows[2:]), [r["loss"] for r in rows]
+    table = f'[distributed.context]\nmethod = "{method}"' if method else ""
+    job = jobs.write(folder, f'config = "{folder}/model.json"', f'strategy = "fsdp2"\ncp_size = {2 if method else 1}\n{table}', 1, 1, a.steps,
+                     f'kind = "mock"\nseq_len = {length}')
+    rows = jobs.run(a.build, folder, job, 2 if method else 1)
+    return jobs.median_step(rows), [r["loss"] for r in rows]
 
 
 if __name__ == "__main__":
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--build", default=os.path.join(train.ROOT, "build"))
+    p.add_argument("--build", default=os.path.join(jobs.ROOT, "build"))
     p.add_argument("--lengths", nargs="*", type=int, default=[2048, 8192])
     p.add_argument("--methods", nargs="*", default=["all_gather", "ring", "ulysses"])
     p.add_argument("--rounds", type=int, default=3)

@@ -1,60 +1,44 @@
 #!/usr/bin/env python3
-"""Pipelines on two ranks beside one rank with the same micro-batches and beside what the simulation of their lists says, in turns in one run.
+"""Pipelines on two ranks beside PyTorch's own, beside one rank with the same micro-batches and beside what the simulation of their lists says, in turns in one run.
 
-    bench/pipeline.py [--build build] [--schedules 1F1B Interleaved1F1B ...] [--rounds 3] [--steps 8]
+    bench/pipeline.py [--build build] [--deps .deps] [--size small] [--schedules 1F1B Interleaved1F1B ...] [--rounds 3] [--steps 12]
 
-One thread a rank, float32, mock tokens of 128, 8 micro-batches of 4 samples, a Llama of 8 layers, width 512. "of half" is half of the one-rank step
-over the two-rank step. "makespan" is the longest way through the schedule's list with the median time of every stage's action, as the traces of the
-same run have them, and what stands beside the list in a step (the optimizer, sums of losses and norms) as one rank measures it: "over" is the step
-over that.
+One thread a rank, float32, 8 micro-batches of 2 samples of 128 tokens, a Llama of make_fixture.py; both sides start from the same weights, and their losses
+are compared. PyTorch runs torch.distributed.pipelining with the lean model (tests/reference_pytorch/peer_pipeline.py) where it has the schedule; "hf" is
+transformers' model there. "of half" is half of the one-rank step over the two-rank step. "makespan" is the longest way through the schedule's list with the
+median time of every stage's action, as the traces of the same run have them, and what stands beside the list in a step (the optimizer) as one rank
+measures it; "over" is the traced step over that. Medians of the rounds, ratios round by round.
 """
 import argparse, json, os, shutil, statistics, subprocess, sys, tempfile
 
-import train
+import jobs
 
 SCHEDULES = ["GPipe", "1F1B", "LoopedBFS", "Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV"]
+PEERS = ["GPipe", "1F1B", "Interleaved1F1B"]
 
 
 def job(a, folder, schedule):
-    path = os.path.join(folder, "job.toml")
-    with open(path, "w") as f:
-        f.write(f"""schema = 1
-[run]
-name = "bench"
-dir = "{folder}/runs"
-threads = 1
-[model]
-config = "{folder}/model.json"
-[distributed]
-strategy = "fsdp2"
-pp_size = {2 if schedule else 1}
-{f'[distributed.pipeline]{chr(10)}pp_schedule = "{schedule}"{chr(10)}pp_microbatch_size = {a.rows}' if schedule else ''}
-[distributed.mp_policy]
-param_dtype = "float32"
-output_dtype = "float32"
-[step_scheduler]
-global_batch_size = {a.rows * a.micro_batches}
-local_batch_size = {a.rows}
-max_steps = {a.steps}
-[lr_scheduler]
-lr_warmup_steps = 0
-[checkpoint]
-every_steps = 0
-[dataset]
-kind = "mock"
-seq_len = {a.length}
-""")
-    return path
+    table = f'[distributed.pipeline]\npp_schedule = "{schedule}"\npp_microbatch_size = {a.rows}' if schedule else ""
+    return jobs.write(folder, f'pretrained = "{folder}/{a.size}/llama"', f'strategy = "fsdp2"\npp_size = {2 if schedule else 1}\n{table}',
+                      a.rows * a.micro_batches, a.rows, a.steps, jobs.tokens(folder, a.size, a.length))
 
 
-def run(a, folder, schedule, trace=False):
-    shutil.rmtree(os.path.join(folder, "runs"), ignore_errors=True)
-    command = [os.path.join(a.build, "bin/meshwright"), "train", job(a, folder, schedule), "--nproc", "2" if schedule else "1"] + (["--trace"] if trace else [])
-    p = subprocess.run(command, capture_output=True, text=True)
-    if p.returncode:
-        sys.exit(p.stderr + p.stdout)
-    rows = train.rows(os.path.join(folder, "runs/bench/metrics.jsonl"))
-    return statistics.median(r["step_ms"] for r in rows[2:]), [r["loss"] for r in rows]
+def ours(a, folder, schedule, *options):
+    return jobs.run(a.build, folder, job(a, folder, schedule), 2 if schedule else 1, *options)
+
+
+def theirs(a, folder, python, impl, schedules):
+    subprocess.run([sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29613", os.path.join(jobs.ROOT, "tests/reference_pytorch/peer_pipeline.py"),
+                    "--model", f"{folder}/{a.size}/llama", "--tokens", f"{folder}/{a.size}/train.bin", "--impl", impl, "--seq-len", str(a.length), "--batch", str(a.rows * a.micro_batches),
+                    "--micro-batches", str(a.micro_batches), "--steps", str(a.steps), "--out", folder, "--schedules", *schedules],
+                   check=True, env=python, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    return {s: jobs.rows(os.path.join(folder, s + ".jsonl")) for s in schedules}
+
+
+def compare(mine, other, what):
+    worst = max(abs(x["loss"] / y["loss"] - 1) for x, y in zip(mine, other))
+    if worst > 1e-5:
+        sys.exit(f"{what}: the losses differ by {worst:.1e}")
 
 
 def action_times(folder):
@@ -109,37 +93,39 @@ def cells(row):
 
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--build", default=os.path.join(train.ROOT, "build"))
+    p.add_argument("--build", default=os.path.join(jobs.ROOT, "build"))
+    p.add_argument("--deps", default=os.environ.get("MESHWRIGHT_DEPS", os.path.join(jobs.ROOT, ".deps")))
     p.add_argument("--schedules", nargs="*", default=SCHEDULES)
+    p.add_argument("--size", default="small")
     p.add_argument("--rounds", type=int, default=3)
-    p.add_argument("--steps", type=int, default=8)
+    p.add_argument("--steps", type=int, default=12)
     p.add_argument("--micro-batches", type=int, default=8)
-    p.add_argument("--rows", type=int, default=4)
+    p.add_argument("--rows", type=int, default=2)
     p.add_argument("--length", type=int, default=128)
-    p.add_argument("--width", type=int, default=512)
     a = p.parse_args()
+    python = dict(os.environ, PYTHONPATH=os.path.join(a.deps, "python"), OMP_NUM_THREADS="1")
+    peers = [s for s in PEERS if s in a.schedules]
+    found = {s: [] for s in a.schedules}
     with tempfile.TemporaryDirectory() as folder:
-        with open(os.path.join(folder, "model.json"), "w") as f:
-            json.dump({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 2048, "hidden_size": a.width, "intermediate_size": 11 * a.width // 4,
-                       "num_hidden_layers": 8, "num_attention_heads": 8, "num_key_value_heads": 4, "max_position_embeddings": 4096,
-                       "rms_norm_eps": 1e-6, "tie_word_embeddings": False}, f)
-        found = {s: [] for s in a.schedules}
+        jobs.make_fixture(folder, a.size, python, "llama")
         for _ in range(a.rounds):
-            alone, losses = run(a, folder, None)
+            alone = ours(a, folder, None)
+            lean, hf = (theirs(a, folder, python, impl, peers) if peers else {} for impl in ("lean", "hf"))
             for schedule in a.schedules:
-                two, theirs = run(a, folder, schedule)
-                if max(abs(x / y - 1) for x, y in zip(theirs, losses)) > 1e-6:
-                    sys.exit(f"{schedule}: losses differ")
-                traced, _ = run(a, folder, schedule, trace=True)
+                two = ours(a, folder, schedule)
+                for name, other in (("one rank", alone), ("PyTorch lean", lean.get(schedule)), ("PyTorch hf", hf.get(schedule))):
+                    compare(two, other or two, schedule + " beside " + name)
+                traced = ours(a, folder, schedule, "--trace")
                 times, beside = action_times(folder)
                 plan = json.loads(subprocess.run([os.path.join(a.build, "bin/meshwright"), "plan", job(a, folder, schedule), "--world-size", "2", "--json"], capture_output=True, text=True).stdout)
                 span = makespan([cells(row) for row in plan["pipeline"]["actions"]], times) + beside
-                found[schedule].append((two, alone, span, traced, plan["pipeline"]["bubble"]))
-        print(f"{'schedule':24}{'one rank':>10}{'two':>10}{'of half':>9}{'makespan':>10}{'traced':>10}{'over':>7}{'idle by plan':>14}")
-        for schedule, rounds in found.items():
-            m = lambda f: statistics.median(map(f, rounds))
-            print(f"{schedule:24}{m(lambda r: r[1]):7.1f} ms{m(lambda r: r[0]):7.1f} ms{m(lambda r: r[1] / r[0] / 2):9.2f}{m(lambda r: r[2]):7.1f} ms"
-                  f"{m(lambda r: r[3]):7.1f} ms{m(lambda r: r[3] / r[2]):7.2f}{100 * m(lambda r: r[4]):13.0f}%")
+                step = lambda rows: jobs.median_step(rows) if rows else float("nan")
+                found[schedule].append((step(two), step(alone), span, step(traced), plan["pipeline"]["bubble"], step(lean.get(schedule)), step(hf.get(schedule))))
+    print(f"{'schedule':24}{'step ms':>9}{'PyTorch':>9}{'ratio':>7}{'hf':>9}{'ratio':>7}{'one rank':>10}{'of half':>9}{'traced':>9}{'makespan':>10}{'over':>7}{'idle by plan':>14}")
+    for schedule, rounds in found.items():
+        m = lambda f: statistics.median(map(f, rounds))
+        print(f"{schedule:24}{m(lambda r: r[0]):9.1f}{m(lambda r: r[5]):9.1f}{m(lambda r: r[5] / r[0]):7.2f}{m(lambda r: r[6]):9.1f}{m(lambda r: r[6] / r[0]):7.2f}"
+              f"{m(lambda r: r[1]):10.1f}{m(lambda r: r[1] / r[0] / 2):9.2f}{m(lambda r: r[3]):9.1f}{m(lambda r: r[2]):10.1f}{m(lambda r: r[3] / r[2]):7.2f}{100 * m(lambda r: r[4]):13.0f}%")
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ much faster zero3 was than our own fsdp2, and zero1 than our ddp, round by round
 """
 import argparse, json, os, shutil, statistics, subprocess, sys, tempfile, time
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+import jobs
 
 
 def job(folder, size, strategy, ranks, steps):
@@ -28,40 +28,13 @@ def job(folder, size, strategy, ranks, steps):
     flags = f"[distributed.megatron_fsdp]\nzero_dp_strategy = {level}\n" if level != strategy else ""
     if experts and not dense:
         flags = f'[distributed.moe]\ndispatcher = "{"all_gather" if strategy == "ep+gather" else "all_to_all"}"\nfake_balanced_gate = {str(strategy == "ep+even").lower()}\n'
-    path = os.path.join(folder, "job.toml")
-    with open(path, "w") as f:
-        f.write(f"""schema = 1
-[run]
-name = "bench"
-dir = "{folder}/runs"
-threads = 1
-[model]
-pretrained = "{folder}/{size}/{'mixtral' if experts and not dense else 'llama'}"
-[distributed]
-strategy = "{name}"
+    tables = f"""strategy = "{name}"
 ep_size = {ranks if experts and not dense else 1}
 tp_size = {ranks if tensor else 1}
 sequence_parallel = {str(strategy == 'tp+sp' and ranks > 1).lower()}
-{flags}[distributed.mp_policy]
-param_dtype = "float32"
-output_dtype = "float32"
-[step_scheduler]
-global_batch_size = {batch}
-local_batch_size = {batch if tensor else 2}
-max_steps = {steps}
-[optimizer]
-lr = 1e-3
-[lr_scheduler]
-lr_decay_style = "constant"
-lr_warmup_steps = 0
-[dataset]
-kind = "tokens"
-dtype = "uint16"
-path = "{folder}/{size}/train.bin"
-seq_len = 128
-shuffle = false
-""")
-    return path
+{flags}"""
+    return jobs.write(folder, f'pretrained = "{folder}/{size}/{"mixtral" if experts and not dense else "llama"}"', tables, batch, batch if tensor else 2, steps,
+                      jobs.tokens(folder, size, 128))
 
 
 def first_line(process, needle):
@@ -69,10 +42,6 @@ def first_line(process, needle):
         if needle in line:
             return time.perf_counter()
     return float("nan")
-
-
-def rows(path):
-    return [r for r in map(json.loads, open(path)) if "grad_norm" in r]
 
 
 def ours(a, folder, size, strategy, ranks, environment):
@@ -84,7 +53,7 @@ def ours(a, folder, size, strategy, ranks, environment):
     _, err = p.communicate()
     if p.returncode:
         sys.exit(err)
-    found = rows(os.path.join(folder, "runs/bench/metrics.jsonl"))
+    found = jobs.rows(os.path.join(folder, "runs/bench/metrics.jsonl"))
     return found, started
 
 
@@ -102,7 +71,7 @@ def theirs(a, folder, size, strategy, ranks, environment):
     model = ["--model", f"{folder}/{size}/mixtral", "--impl", "hf", "--experts", "grouped_mm", "--threads", str(ranks)] if experts else ["--model", f"{folder}/{size}/llama", "--impl", "lean"]
     if experts:
         environment = dict(environment, OMP_NUM_THREADS=str(ranks))
-    p = subprocess.Popen([sys.executable, *launch, os.path.join(ROOT, "tests/reference_pytorch/peer_train.py"), *model, "--tokens", f"{folder}/{size}/train.bin",
+    p = subprocess.Popen([sys.executable, *launch, os.path.join(jobs.ROOT, "tests/reference_pytorch/peer_train.py"), *model, "--tokens", f"{folder}/{size}/train.bin",
                           "--strategy", peer_of(strategy), "--seq-len", "128",
                           "--micro-batch", "4" if experts or strategy.startswith("tp") else "2", "--steps", str(a.steps), "--out", out],
                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
@@ -110,22 +79,13 @@ def theirs(a, folder, size, strategy, ranks, environment):
     _, err = p.communicate()
     if p.returncode:
         sys.exit(err)
-    return rows(out), started
-
-
-def median_step(found):
-    return statistics.median(r["step_ms"] for r in found[3:])
-
-
-def make_fixture(folder, size, python):
-    subprocess.run([sys.executable, os.path.join(ROOT, "tests/reference_pytorch/make_fixture.py"), "--out", f"{folder}/{size}", "--only", "llama", "mixtral", "--size", size],
-                   check=True, env=python, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    return jobs.rows(out), started
 
 
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--build", default=os.path.join(ROOT, "build"))
-    p.add_argument("--deps", default=os.environ.get("MESHWRIGHT_DEPS", os.path.join(ROOT, ".deps")))
+    p.add_argument("--build", default=os.path.join(jobs.ROOT, "build"))
+    p.add_argument("--deps", default=os.environ.get("MESHWRIGHT_DEPS", os.path.join(jobs.ROOT, ".deps")))
     p.add_argument("--sizes", nargs="*", default=["small"])
     p.add_argument("--strategies", nargs="*", default=["fsdp2", "ddp"])
     p.add_argument("--rounds", type=int, default=3)
@@ -134,7 +94,7 @@ def main():
     python = dict(os.environ, PYTHONPATH=os.path.join(a.deps, "python"), OMP_NUM_THREADS="1")
     with tempfile.TemporaryDirectory() as folder:
         for size in a.sizes:
-            make_fixture(folder, size, python)
+            jobs.make_fixture(folder, size, python, "llama", "mixtral")
         print(f"{'size':8}{'strategy':10}{'round':>6}{'ours ms':>10}{'sockets':>10}{'PyTorch':>10}{'ratio':>8}{'sockets':>9}{'alone ms':>10}{'of bound':>10}{'start s':>9}{'PyTorch':>9}{'peak MB':>9}")
         for size in a.sizes:
             ratios, socket_ratios, steps, bounds = {}, {}, {}, {}
@@ -147,7 +107,7 @@ def main():
                         peers[key] = theirs(a, folder, size, strategy, 2, python)
                     peer, peer_start = peers[key]
                     alone, _ = ours(a, folder, size, strategy, 1, dict(os.environ))
-                    m, w, t, b = map(median_step, (mine, wire, peer, alone))
+                    m, w, t, b = map(jobs.median_step, (mine, wire, peer, alone))
                     steps.setdefault(strategy, []).append(m)
                     ratios.setdefault(strategy, []).append(t / m)
                     bounds.setdefault(strategy, []).append(b / m)

@@ -68,11 +68,13 @@ class MESHWRIGHT_API PipelineRunner {
   int64_t stages() const { return static_cast<int64_t>(rank_of_.size()); }
   void clear();
   void find_units(const ParallelModel& model);
+  void open_mailboxes();
   void run_steps(ParallelModel& model, const Forward& forward, const BeforeBackward& before);
   void tell_sizes(const PipelineStep& step, const at::Tensor& output);
   void hear_sizes(const PipelineStep& step);
   void receive(const PipelineStep& step);
   void send(const PipelineStep& step);
+  void wait_for_input(const PipelineAction& action);
   void compute_forward(const PipelineAction& action, const Forward& forward);
   void compute(ParallelModel& model, const PipelineAction& action, const Forward& forward,
                const BeforeBackward& before);
@@ -90,7 +92,7 @@ class MESHWRIGHT_API PipelineRunner {
   std::vector<int64_t> rank_of_;                 // by stage
   std::vector<std::vector<std::string>> units_;  // by stage: those that it alone uses here
   std::vector<std::string> shared_units_;
-  bool units_known_ = false, reduce_ = true;
+  bool mailboxes_open_ = false, units_known_ = false, reduce_ = true;
   std::vector<char> sizes_told_;  // by stage: to the next one
   // Of this step: backwards by stage, stages of this rank by micro-batch, micro-batches.
   std::vector<int64_t> passes_left_, stages_left_;

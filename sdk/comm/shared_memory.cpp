@@ -1,14 +1,19 @@
 #include "shared_memory.h"
 
 #include <ATen/ops/add.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
+#include <functional>
+#include <map>
 #include <random>
 #include <string_view>
 
@@ -40,6 +45,17 @@ auto told(F&& f) {
     throw PeerLate{late.peer};
   } catch (const Ring::Gone& gone) {
     throw PeerGone{gone.peer};
+  }
+}
+// The same where a ring of two has only `peer` of the group in it.
+template <class F>
+auto told(int64_t peer, F&& f) {
+  try {
+    return f();
+  } catch (const Ring::Late&) {
+    throw PeerLate{peer};
+  } catch (const Ring::Gone&) {
+    throw PeerGone{peer};
   }
 }
 
@@ -111,6 +127,93 @@ class RingSum final : public RingFlight {
   Tensor sum_;
 };
 
+// A ring that all of `ranks` have opened, or nothing. The first makes it under a name nobody can
+// guess and tells it; who cannot open it is on another host. `sum` adds a tensor up over them.
+std::unique_ptr<Ring> make_ring(int64_t rank, int64_t ranks, const Ring::Sizes& sizes,
+                                const std::function<void(const Tensor&)>& sum) {
+  const char* wish = std::getenv("MESHWRIGHT_SHARED_MEMORY");
+  const bool wanted = ranks <= 64 && !(wish && std::string_view(wish) == "0");
+  Tensor name = at::zeros({64}, at::kByte);
+  std::unique_ptr<Ring> ring;
+  // Nothing stays behind, also when a rank dies before all have come.
+  struct Unlink {
+    std::string made;
+    ~Unlink() {
+      if (!made.empty()) Ring::unlink(made);
+    }
+  } unlink;
+  if (rank == 0 && wanted) {
+    std::random_device random;
+    char text[64];
+    std::snprintf(text, sizeof text, "/meshwright-%08x%08x%08x%08x", random(), random(), random(),
+                  random());
+    ring = Ring::create(text, ranks, sizes);
+    if (ring) {
+      unlink.made = text;
+      std::memcpy(name.mutable_data_ptr(), text, sizeof text);
+    }
+  }
+  sum(name);  // the others add zeros
+  const auto* text = static_cast<const char*>(name.const_data_ptr());
+  if (text[0] != 0 && wanted && rank != 0) ring = Ring::open(text, ranks, sizes);
+  if (ring) ring->enter(rank);
+  Tensor all = at::full({1}, ring ? 1.0 : 0.0, at::kDouble);
+  sum(all);
+  return all.item<double>() == static_cast<double>(ranks) ? std::move(ring) : nullptr;
+}
+
+// Messages between this rank and one other, each put down once and copied out by wait().
+struct Mailbox {
+  std::shared_ptr<Ring> ring;    // of two; none: there was no room
+  int64_t bytes = 0, slots = 0;  // asked for
+  int64_t me = 0, peer = 0;      // places in the ring; the other's in the group
+  int64_t next_received = 1;     // sequence of what the next receive takes
+};
+
+class MailFlight final : public Flight {
+ public:
+  MailFlight(std::chrono::milliseconds timeout, int64_t awaited)
+      : timeout_(timeout), awaited_(awaited) {}
+  ~MailFlight() override {  // what nobody has waited for is not wanted any more
+    for (const Letter& letter : letters_) give_back(letter);
+  }
+  void expect(Mailbox& box, const Tensor& into) {
+    letters_.push_back({box.ring, 1 - box.me, box.peer, box.next_received++, into});
+  }
+  void add(Transport::FlightPtr others) { others_ = std::move(others); }
+  void wait() override {
+    for (; !letters_.empty(); letters_.pop_front()) {
+      const Letter& letter = letters_.front();
+      const auto bytes = static_cast<int64_t>(letter.into.nbytes());
+      const void* at = told(letter.peer, [&] {
+        return letter.ring->read(Ring::reduce, letter.from, bytes, letter.sequence, timeout_);
+      });
+      letter.into.copy_(
+          at::from_blob(const_cast<void*>(at), letter.into.sizes(), letter.into.options()));
+      give_back(letter);
+    }
+    if (others_) others_->wait();
+  }
+  std::span<const c10::intrusive_ptr<c10d::Work>> handles() const override {
+    return others_ ? others_->handles() : std::span<const c10::intrusive_ptr<c10d::Work>>();
+  }
+  int64_t awaited() const override { return awaited_; }
+
+ private:
+  struct Letter {
+    std::shared_ptr<Ring> ring;
+    int64_t from = 0, peer = 0, sequence = 0;
+    Tensor into;
+  };
+  static void give_back(const Letter& letter) {
+    letter.ring->give_back(Ring::reduce, letter.from, letter.sequence);
+  }
+  std::chrono::milliseconds timeout_;
+  int64_t awaited_;
+  std::deque<Letter> letters_;
+  Transport::FlightPtr others_;
+};
+
 class SharedMemoryTransport final : public Transport {
  public:
   SharedMemoryTransport(std::shared_ptr<Transport> sockets, std::shared_ptr<const Place> place,
@@ -128,6 +231,13 @@ class SharedMemoryTransport final : public Transport {
                                  ahead + 2 > room_.ring[Ring::gather]));
   }
   void make_room(Group& group, int64_t gather_bytes, int64_t exchange_bytes, int64_t ahead);
+
+  bool takes(int64_t peer, int64_t bytes) const {
+    auto found = mailboxes_.find(peer);
+    return found != mailboxes_.end() && found->second.ring &&
+           found->second.ring->fits(Ring::reduce, bytes);
+  }
+  void open_mailbox(const MailboxNeed& need);
 
   Tensor stage(int64_t count, at::ScalarType type) {
     staged_.channel = Ring::reduce;
@@ -176,7 +286,22 @@ class SharedMemoryTransport final : public Transport {
     return sockets_->all_to_all(in, in_splits, out, out_splits);
   }
   FlightPtr send_receive(std::span<const PeerMessage> messages) override {
-    return sockets_->send_receive(messages);
+    std::vector<PeerMessage> others;
+    for (const PeerMessage& message : messages)
+      if (mailbox(message) == nullptr) others.push_back(message);
+    if (others.size() == messages.size()) return sockets_->send_receive(messages);
+    const bool one_peer = std::all_of(messages.begin(), messages.end(), [&](const PeerMessage& m) {
+      return m.peer == messages[0].peer;
+    });
+    auto out = std::make_unique<MailFlight>(place_->timeout, one_peer ? messages[0].peer : -1);
+    if (!others.empty()) out->add(sockets_->send_receive(others));
+    for (const PeerMessage& message : messages)
+      if (Mailbox* box = mailbox(message); box && message.way == PeerMessage::Way::receive)
+        out->expect(*box, message.tensor);
+    for (const PeerMessage& message : messages)
+      if (Mailbox* box = mailbox(message); box && message.way == PeerMessage::Way::send)
+        post(*box, message.tensor);
+    return out;
   }
   FlightPtr barrier() override { return sockets_->barrier(); }
 
@@ -194,6 +319,21 @@ class SharedMemoryTransport final : public Transport {
     message.own = slot;
     return message;
   }
+  // nullptr: the message takes the sockets, as both ranks know.
+  Mailbox* mailbox(const PeerMessage& message) {
+    return takes(message.peer, static_cast<int64_t>(message.tensor.nbytes()))
+               ? &mailboxes_[message.peer]
+               : nullptr;
+  }
+  void post(Mailbox& box, const Tensor& tensor) {
+    int64_t sequence = 0;
+    void* slot = told(box.peer, [&] {
+      return box.ring->stage(Ring::reduce, static_cast<int64_t>(tensor.nbytes()), sequence,
+                             place_->timeout);
+    });
+    at::from_blob(slot, tensor.sizes(), tensor.options()).copy_(tensor);
+    box.ring->publish(Ring::reduce, sequence);
+  }
   FlightPtr publish(const RingMessage& message) {
     ring_->publish(message.channel, message.sequence);
     return std::make_unique<RingFlight>(ring_, place_, rank_, message);
@@ -205,16 +345,12 @@ class SharedMemoryTransport final : public Transport {
   std::shared_ptr<Ring> ring_;
   Ring::Sizes room_;  // what the ring has, or the sizes that could not be had
   bool tried_ = false;
-  RingMessage staged_, rows_;  // what stage() and stage_rows() lent
+  RingMessage staged_, rows_;             // what stage() and stage_rows() lent
+  std::map<int64_t, Mailbox> mailboxes_;  // by place in the group
 };
 
-// Rank 0 makes a region under a name nobody can guess and tells it; who cannot open it is on
-// another host.
 void SharedMemoryTransport::make_room(Group& group, int64_t gather_bytes, int64_t exchange_bytes,
                                       int64_t ahead) {
-  auto n = static_cast<int64_t>(place_->ranks.size());
-  const char* wish = std::getenv("MESHWRIGHT_SHARED_MEMORY");
-  bool wanted = n <= 64 && !(wish && std::string_view(wish) == "0");
   room_.slot[Ring::gather] = std::max(room_.slot[Ring::gather], gather_bytes);
   room_.slot[Ring::reduce] = std::max(room_.slot[Ring::reduce], exchange_bytes);
   // One slot less could leave two ranks waiting for each other.
@@ -222,33 +358,32 @@ void SharedMemoryTransport::make_room(Group& group, int64_t gather_bytes, int64_
   room_.ring[Ring::reduce] = 2;
   tried_ = true;
   ring_.reset();
-  Tensor name = at::zeros({64}, at::kByte);
-  std::unique_ptr<Ring> ring;
-  // Nothing stays behind, also when a rank dies before all have come.
-  struct Unlink {
-    std::string made;
-    ~Unlink() {
-      if (!made.empty()) Ring::unlink(made);
-    }
-  } unlink;
-  if (rank_ == 0 && wanted) {
-    std::random_device random;
-    char text[64];
-    std::snprintf(text, sizeof text, "/meshwright-%08x%08x%08x%08x", random(), random(), random(),
-                  random());
-    ring = Ring::create(text, n, room_);
-    if (ring) {
-      unlink.made = text;
-      std::memcpy(name.mutable_data_ptr(), text, sizeof text);
-    }
-  }
-  group.all_reduce(name, ReduceOp::sum, /*control=*/true).wait();  // the others add zeros
-  const auto* text = static_cast<const char*>(name.const_data_ptr());
-  if (text[0] != 0 && wanted && rank_ != 0) ring = Ring::open(text, n, room_);
-  if (ring) ring->enter(rank_);
-  Tensor all = at::full({1}, ring ? 1.0 : 0.0, at::kDouble);
-  group.all_reduce(all, ReduceOp::sum, /*control=*/true).wait();
-  if (all.item<double>() == static_cast<double>(n)) ring_ = std::move(ring);
+  ring_ = make_ring(rank_, static_cast<int64_t>(place_->ranks.size()), room_,
+                    [&](const Tensor& tensor) {
+                      group.all_reduce(tensor, ReduceOp::sum, /*control=*/true).wait();
+                    });
+}
+
+void SharedMemoryTransport::open_mailbox(const MailboxNeed& need) {
+  Mailbox& box = mailboxes_[need.peer];
+  if (need.bytes <= box.bytes && need.slots <= box.slots) return;
+  const int64_t bytes = std::max(need.bytes, box.bytes), slots = std::max(need.slots, box.slots);
+  box = {.ring = {},
+         .bytes = bytes,
+         .slots = slots,
+         .me = rank_ < need.peer ? 0 : 1,
+         .peer = need.peer};
+  if (bytes == 0) return;
+  Ring::Sizes sizes;
+  sizes.slot[Ring::reduce] = bytes;
+  sizes.ring[Ring::reduce] = slots;
+  box.ring = make_ring(box.me, 2, sizes, [&](const Tensor& tensor) {
+    const Tensor mine = tensor.clone(), other = at::empty_like(tensor);
+    const std::array<PeerMessage, 2> both{PeerMessage{PeerMessage::Way::receive, need.peer, other},
+                                          PeerMessage{PeerMessage::Way::send, need.peer, mine}};
+    sockets_->send_receive(both)->wait();
+    tensor.add_(other);
+  });
 }
 
 SharedMemoryTransport* shared_memory_of(const Group& group) {
@@ -275,6 +410,24 @@ bool maps_gather(const Group& group, int64_t bytes) {
 bool maps_exchange(const Group& group, int64_t bytes) {
   SharedMemoryTransport* shared = shared_memory_of(group);
   return shared != nullptr && shared->fits(Ring::reduce, bytes);
+}
+
+void open_mailboxes(Group& group, std::vector<MailboxNeed> needs) {
+  SharedMemoryTransport* shared = shared_memory_of(group);
+  if (shared == nullptr) return;
+  const auto pair = [&](const MailboxNeed& need) {
+    return std::pair(std::min(group.rank(), need.peer), std::max(group.rank(), need.peer));
+  };
+  std::sort(needs.begin(), needs.end(),
+            [&](const MailboxNeed& a, const MailboxNeed& b) { return pair(a) < pair(b); });
+  for (const MailboxNeed& need : needs)
+    GroupAccess::guarded(GroupAccess::of(group), "send_receive", 64, need.peer,
+                         [&] { shared->open_mailbox(need); });
+}
+
+bool maps_message(const Group& group, int64_t peer, int64_t bytes) {
+  SharedMemoryTransport* shared = shared_memory_of(group);
+  return shared != nullptr && shared->takes(peer, bytes);
 }
 
 Tensor stage(Group& group, int64_t count, at::ScalarType type) {

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "meshwright/parallel/group.h"
 #include "meshwright/parallel/transport.h"
@@ -20,6 +21,20 @@ struct Place;
 // exchange_bytes * 2. A room that is too small is replaced: nothing may be under way then.
 MESHWRIGHT_API void reserve(Group& group, int64_t gather_bytes, int64_t exchange_bytes,
                             int64_t ahead);
+// Room for messages between this rank and another of the group, each way.
+struct MailboxNeed {
+  int64_t peer = 0;   // its place in the group
+  int64_t bytes = 0;  // of a message at most; larger ones take the sockets
+  int64_t slots = 0;  // messages that were sent and not waited for at most; the next one makes its
+                      // sender wait
+};
+// Collective over the two ranks of each need, which ask for the same; a group's ranks go through
+// their needs in one order of pairs. From then on send_receive() puts messages that fit straight
+// into the memory of the other rank's host, with no thread in between. No room, or another host:
+// they take the sockets. What is large enough already stays as it is; replaced room must be empty.
+MESHWRIGHT_API void open_mailboxes(Group& group, std::vector<MailboxNeed> needs);
+// Whether a message of that size to or from that rank takes its mailbox.
+MESHWRIGHT_API bool maps_message(const Group& group, int64_t peer, int64_t bytes);
 // Whether a message of that size goes through shared memory: then all_gather() takes an undefined
 // `whole`, pairwise_exchange() of what stage() gave an undefined `received`, and peer() has what
 // came.

@@ -4,6 +4,7 @@
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
+#include <c10/util/accumulate.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -12,6 +13,7 @@
 
 #include "meshwright/error.h"
 #include "sdk/comm/activity.h"
+#include "sdk/comm/shared_memory.h"
 #include "sdk/nn/weight_gradients.h"
 
 namespace meshwright {
@@ -117,6 +119,27 @@ void PipelineRunner::find_units(const ParallelModel& model) {
   }
 }
 
+// Messages of one host cross in shared memory. Where their size is not known yet, room that an
+// earlier run has made may do.
+void PipelineRunner::open_mailboxes() {
+  if (std::exchange(mailboxes_open_, true)) return;
+  const auto me = static_cast<size_t>(setup_.group->rank());
+  const std::vector<int64_t>& sizes = setup_.message.sizes;
+  const auto stages = static_cast<int64_t>(rank_of_.size());
+  const int64_t bytes = sizes.empty()
+                            ? 0
+                            : c10::multiply_integers(sizes) *
+                                  static_cast<int64_t>(c10::elementSize(setup_.message.type)),
+                headers = sizes.empty() ? stages : 0;  // one a boundary at most
+  std::vector<detail::MailboxNeed> needs;
+  for (size_t peer = 0; peer < setup_.run.messages_ahead.size(); ++peer)
+    if (const int64_t ahead =
+            std::max(setup_.run.messages_ahead[me][peer], setup_.run.messages_ahead[peer][me]);
+        ahead > 0)
+      needs.push_back({static_cast<int64_t>(peer), bytes, ahead + headers});
+  detail::open_mailboxes(*setup_.group, std::move(needs));
+}
+
 // [dimensions, sizes...] ahead of a stage's first hidden states. A rank waits for them where a
 // receive stands, which the order of all ranks' steps allows.
 constexpr int64_t kMostDimensions = 8;
@@ -172,9 +195,15 @@ void PipelineRunner::send(const PipelineStep& step) {
   under_way.push_back({setup_.group->send_receive(message), what});
 }
 
+void PipelineRunner::wait_for_input(const PipelineAction& action) {
+  if (action.kind == Kind::weight) return;
+  Pass& pass = pass_of(action);
+  Work& coming = action.kind == Kind::forward ? pass.coming_input : pass.coming_gradient;
+  if (coming) coming.wait();
+}
+
 void PipelineRunner::compute_forward(const PipelineAction& action, const Forward& forward) {
   Pass& pass = pass_of(action);
-  if (pass.coming_input) pass.coming_input.wait();
   Tensor input = pass.input;
   if (input.defined() && setup_.needs_input_gradient[static_cast<size_t>(action.stage)]) {
     input = input.detach().requires_grad_();
@@ -210,7 +239,6 @@ void PipelineRunner::compute_forward(const PipelineAction& action, const Forward
 
 void PipelineRunner::compute_backward(const PipelineAction& action) {
   Pass& pass = pass_of(action);
-  if (pass.coming_gradient) pass.coming_gradient.wait();
   if (pass.root.is_valid())
     torch::autograd::Engine::get_default_engine().execute(
         {std::exchange(pass.root, {})}, {pass.gradient}, /*keep_graph=*/false,
@@ -287,12 +315,14 @@ void PipelineRunner::compute(ParallelModel& model, const PipelineAction& action,
 
 void PipelineRunner::run_steps(ParallelModel& model, const Forward& forward,
                                const BeforeBackward& before) {
+  open_mailboxes();
   const auto me = static_cast<size_t>(setup_.group->rank());
   for (size_t i = 0; i < setup_.run.steps[me].size(); ++i) {
     const PipelineStep& step = setup_.run.steps[me][i];
     detail::Activity activity(names_[i], kind_name(step.kind));
     if (step.kind == PipelineStep::Kind::compute) {
       model.begin_micro_batch(GradientSync::when_told);
+      wait_for_input(step.action);
       const bool traced = setup_.trace != nullptr && setup_.trace->enabled;
       const int64_t began = traced ? Trace::now() : 0;
       const PipelinePeak held_before = held(step.action);

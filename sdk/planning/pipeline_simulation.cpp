@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <set>
 #include <utility>
 
 #include "pipeline_lists.h"
@@ -13,7 +14,8 @@ using Kind = PipelineAction::Kind;
 // What one stage has done with one micro-batch; ends of actions, in the order of the total order.
 struct Progress {
   std::optional<double> forward, gradient;
-  Kind backward = Kind::backward;  // what the list of its rank holds
+  int64_t input_message = 0, gradient_message = 0;  // numbers of what came from another rank
+  Kind backward = Kind::backward;                   // what the list of its rank holds
 };
 
 class Simulation {
@@ -40,6 +42,8 @@ class Simulation {
     next_.resize(lists.size());
     run_.steps.resize(lists.size());
     run_.spans.resize(lists.size());
+    run_.messages_ahead.assign(lists.size(), std::vector<int64_t>(lists.size()));
+    messages_.resize(lists.size() * lists.size());
   }
 
   PipelineRun run() {
@@ -98,12 +102,30 @@ class Simulation {
     run_.steps[rank].push_back({PipelineStep::Kind::send, made, there, order_});
     run_.steps[static_cast<size_t>(there)].push_back(
         {PipelineStep::Kind::receive, user, here, order_});
+    Messages& messages = messages_[rank * lists_.size() + static_cast<size_t>(there)];
+    message_of(user) = ++messages.sent;
+    messages.unused.insert(messages.sent);
+    int64_t& ahead = run_.messages_ahead[rank][static_cast<size_t>(there)];
+    ahead = std::max(ahead, messages.sent - *messages.unused.begin() + 1);
+  }
+
+  int64_t& message_of(const PipelineAction& user) {
+    Progress& progress = at(user.stage, user.micro_batch);
+    return user.kind == Kind::forward ? progress.input_message : progress.gradient_message;
+  }
+
+  void use_message(size_t rank, const PipelineAction& user) {
+    if (user.kind == Kind::weight || message_of(user) == 0) return;
+    const int64_t from = user.stage + (user.kind == Kind::forward ? -1 : 1);
+    messages_[static_cast<size_t>(rank_of_[static_cast<size_t>(from)]) * lists_.size() + rank]
+        .unused.erase(message_of(user));
   }
 
   bool take(size_t rank) {
     const PipelineAction& action = lists_[rank][next_[rank]];
     const std::optional<double> input = input_of(action);
     if (!input) return false;
+    use_message(rank, action);
     std::vector<PipelineSpan>& spans = run_.spans[rank];
     const double start = std::max(*input, spans.empty() ? 0.0 : spans.back().end),
                  end = start + length_of(action);
@@ -176,6 +198,11 @@ class Simulation {
   std::vector<int64_t> rank_of_;    // [stage]
   std::vector<Progress> progress_;  // [stage, micro-batch]
   std::vector<size_t> next_;        // [rank]
+  struct Messages {
+    int64_t sent = 0;
+    std::set<int64_t> unused;
+  };
+  std::vector<Messages> messages_;  // [from, to]
   PipelineRun run_;
 };
 

@@ -2,10 +2,10 @@
 
     torchrun --nproc-per-node 2 peer_pipeline.py --model fixture/llama --tokens fixture/train.bin --schedules 1F1B GPipe --out folder
 
-Each schedule trains afresh and writes folder/SCHEDULE.jsonl: loss and gradient norm a step, as peer_train.py does with the same data, loss and
-optimizer. Sample i is tokens [i*seq_len, i*seq_len + seq_len]; step s reads samples s*batch on, cut into equal micro-batches.
+Each schedule trains afresh and writes folder/SCHEDULE.jsonl: loss, gradient norm and milliseconds a step, as peer_train.py does with the same data,
+loss and optimizer. Sample i is tokens [i*seq_len, i*seq_len + seq_len]; step s reads samples s*batch on, cut into equal micro-batches.
 """
-import argparse, json, os, sys
+import argparse, json, os, sys, time
 
 import numpy as np
 import torch
@@ -35,6 +35,25 @@ class Part(torch.nn.Module):
         return x if self.head is None else self.head(x)
 
 
+class LeanPart(torch.nn.Module):
+    """The same of lean_llama.py."""
+
+    def __init__(self, path, index, stages):
+        super().__init__()
+        from lean_llama import LeanLlama
+        model = LeanLlama.from_hf(path)
+        first, end = len(model.layers) * index // stages, len(model.layers) * (index + 1) // stages
+        model.layers = model.layers[first:end]
+        if index > 0:
+            model.embed_tokens = torch.nn.Identity()
+        if index + 1 < stages:
+            model.norm = model.lm_head = torch.nn.Identity()
+        self.model = model
+
+    def forward(self, x):
+        return self.model(x)
+
+
 def loss_of(logits, targets):
     return torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
@@ -43,7 +62,7 @@ def train(a, name, rank, world):
     several = name.startswith("Interleaved")
     stages = 2 * world if several else world
     mine = range(rank, stages, world)
-    parts = [Part(a.model, index, stages) for index in mine]
+    parts = [(LeanPart if a.impl == "lean" else Part)(a.model, index, stages) for index in mine]
     made = [pipelining.PipelineStage(part, index, stages, torch.device("cpu")) for part, index in zip(parts, mine)]
     schedule = getattr(pipelining, "Schedule" + name)(made if several else made[0], a.micro_batches, loss_fn=loss_of)
     parameters = [p for part in parts for p in part.parameters()]
@@ -51,20 +70,22 @@ def train(a, name, rank, world):
     tokens = np.memmap(a.tokens, dtype=np.uint16, mode="r")
     rows = []
     for step in range(a.steps):
+        began = time.perf_counter()
         chunk = np.stack([tokens[i * a.seq_len:(i + 1) * a.seq_len + 1] for i in range(step * a.batch, (step + 1) * a.batch)]).astype(np.int64)
         chunk = torch.from_numpy(chunk)
         ids, targets, losses = (chunk[:, :-1].contiguous(),), chunk[:, 1:].contiguous(), []
         last = stages - 1 in mine
         schedule.step(*(ids if rank == 0 else ()), **(dict(target=targets, losses=losses) if last else {}))
-        sums = torch.stack([torch.stack(losses).double().mean() if last else torch.zeros((), dtype=torch.float64),
-                            sum(p.grad.double().pow(2).sum() for p in parameters)])
+        # lean: the quickest way, which adds squares up in float32.
+        squares = torch.stack(torch._foreach_norm([p.grad for p in parameters])).double().pow(2).sum() if a.impl == "lean" else sum(
+            p.grad.double().pow(2).sum() for p in parameters)
+        sums = torch.stack([torch.stack(losses).double().mean() if last else torch.zeros((), dtype=torch.float64), squares])
         dist.all_reduce(sums)
         loss, norm = sums[0].item(), sums[1].sqrt().item()
-        for p in parameters:
-            p.grad.mul_(min(1.0, 1.0 / (norm + 1e-6)))
+        torch._foreach_mul_([p.grad for p in parameters], min(1.0, 1.0 / (norm + 1e-6)))
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        rows.append({"step": step, "loss": loss, "grad_norm": norm})
+        rows.append({"step": step, "loss": loss, "grad_norm": norm, "step_ms": (time.perf_counter() - began) * 1e3})
     if rank == 0:
         with open(os.path.join(a.out, name + ".jsonl"), "w") as f:
             f.writelines(json.dumps(row) + "\n" for row in rows)
@@ -75,6 +96,7 @@ def main(arguments=None):
     p.add_argument("--model", required=True)
     p.add_argument("--tokens", required=True)
     p.add_argument("--schedules", nargs="+", default=["1F1B"], choices=["GPipe", "1F1B", "Interleaved1F1B"])
+    p.add_argument("--impl", choices=["hf", "lean"], default="hf")
     p.add_argument("--seq-len", type=int, default=64)
     p.add_argument("--batch", type=int, default=12)
     p.add_argument("--micro-batches", type=int, default=6)
