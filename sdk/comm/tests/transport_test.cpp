@@ -4,7 +4,9 @@
 #include <ATen/ops/full.h>
 #include <doctest/doctest.h>
 
+#include <chrono>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "faulty_transport.h"
@@ -12,6 +14,8 @@
 #include "meshwright/parallel/group.h"
 #include "meshwright/parallel/testing.h"
 #include "meshwright/parallel/transport.h"
+#include "sdk/comm/shared_memory.h"
+#include "shared_memory_switch.h"
 
 namespace transport_test {
 
@@ -19,6 +23,7 @@ using namespace meshwright;
 using at::Tensor;
 using meshwright::testing::Faults;
 using meshwright::testing::faulty_world;
+using meshwright::testing::SharedMemory;
 
 namespace {
 
@@ -146,6 +151,88 @@ TEST_CASE(
   CHECK_THROWS_AS(run_ranks(3, body, std::chrono::milliseconds(2000)), Error);
   CHECK(told.find("rank 2 waited 2 s in vain for send_receive of 16 bytes in group world [0, 1, "
                   "2]: no word from rank 1") != std::string::npos);
+}
+
+TEST_CASE("messages between ranks of one host cross in mailboxes, which change nothing else") {
+  for (int64_t ranks : {2, 3, 4})
+    for (bool wanted : {true, false}) {
+      const SharedMemory shared(wanted);
+      CAPTURE(ranks);
+      CAPTURE(wanted);
+      run_ranks(ranks, [&](const std::shared_ptr<World>& world) {
+        auto group = world->everyone();
+        const int64_t n = group->size(), me = group->rank();
+        auto open = [&](int64_t bytes, int64_t slots) {
+          std::vector<meshwright::detail::MailboxNeed> needs;
+          for (int64_t peer : {(me + 1) % n, (me + n - 1) % n})
+            if (needs.empty() || needs[0].peer != peer) needs.push_back({peer, bytes, slots});
+          meshwright::detail::open_mailboxes(*group, needs);
+        };
+        open(0, 2);  // room of an earlier run, of which there is none
+        CHECK_FALSE(meshwright::detail::maps_message(*group, (me + 1) % n, 1));
+        open(16, 4);
+        CHECK(meshwright::detail::maps_message(*group, (me + 1) % n, 16) == wanted);
+        CHECK_FALSE(meshwright::detail::maps_message(*group, (me + 1) % n, 17));
+        world->traffic().clear();
+        pass_round(*group, 3);  // what is too large goes between by sockets
+        open(80, 4);
+        CHECK(meshwright::detail::maps_message(*group, (me + 1) % n, 80) == wanted);
+        pass_round(*group, 3);
+        open(8, 2);  // room that is larger stays
+        CHECK(meshwright::detail::maps_message(*group, (me + 1) % n, 80) == wanted);
+        REQUIRE(world->traffic().rows().size() == 1);
+        CHECK(world->traffic().rows()[0].bytes == 6 * ((3 + 4) * 4 + 2 * 10 * 8));
+      });
+    }
+}
+
+TEST_CASE("a mailbox takes parts of tensors, and a message that nobody waits for ends") {
+  run_ranks(2, [](const std::shared_ptr<World>& world) {
+    auto group = world->everyone();
+    const int64_t peer = 1 - world->rank();
+    meshwright::detail::open_mailboxes(*group, {{peer, 64, 2}});
+    REQUIRE(meshwright::detail::maps_message(*group, peer, 64));
+    for (int turn = 0; turn < 20; ++turn) {
+      const Tensor table = at::arange(16).to(at::kFloat).view({4, 4}) + turn;
+      Tensor into = at::full({4, 4}, -1.0);
+      const std::vector<PeerMessage> column{receive(peer, into.select(1, 2)),
+                                            send(peer, table.select(1, 1))};
+      Work work = group->send_receive(column);
+      if (turn % 3 == 1) continue;  // dropped
+      work.wait();
+      CHECK(into.select(1, 2).equal(table.select(1, 1)));
+      CHECK(into.select(1, 1).eq(-1.0).all().item<bool>());
+    }
+  });
+}
+
+TEST_CASE("who sends to or waits for a mailbox's rank that is silent is told its name") {
+  for (bool sends : {false, true}) {
+    CAPTURE(sends);
+    std::string text;
+    auto body = [&](const std::shared_ptr<World>& world) {
+      auto group = world->everyone();
+      const int64_t peer = 1 - world->rank();
+      meshwright::detail::open_mailboxes(*group, {{peer, 64, 2}});
+      if (world->rank() == 1) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(2500));
+        return;
+      }
+      try {
+        for (int i = 0; i < 3; ++i) {  // there is room for two
+          const Tensor t = at::full({16}, 1.0);
+          const std::vector<PeerMessage> one{sends ? send(peer, t) : receive(peer, t)};
+          group->send_receive(one).wait();
+        }
+      } catch (const Error& error) {
+        text = error.what();
+      }
+    };
+    run_ranks(2, body, std::chrono::milliseconds(2000));
+    CAPTURE(text);
+    CHECK(text.find("rank 0 waited 2 s in vain for send_receive of 64 bytes in group world [0, 1]: "
+                    "no word from rank 1") != std::string::npos);
+  }
 }
 
 }  // namespace transport_test

@@ -15,6 +15,7 @@
 
 #include "meshwright/error.h"
 #include "sdk/comm/tests/faulty_transport.h"
+#include "sdk/comm/tests/shared_memory_switch.h"
 
 namespace context_faults_test {
 
@@ -22,6 +23,8 @@ using namespace meshwright;
 using namespace meshwright::context_samples;
 using meshwright::testing::faulty_world;
 using std::chrono::milliseconds;
+
+using meshwright::testing::SharedMemory;
 
 namespace {
 
@@ -41,27 +44,6 @@ const std::vector<Way>& ways() {
       {"ulysses", {2, 1, 2, ContextMethod::ulysses}, 0, 4, 8}};
   return all;
 }
-
-// Which way messages go while it lives.
-class SharedMemory {
- public:
-  explicit SharedMemory(bool wanted) {
-    if (const char* now = std::getenv(kName)) before_ = now;
-    ::setenv(kName, wanted ? "1" : "0", 1);
-  }
-  ~SharedMemory() {
-    if (before_.empty())
-      ::unsetenv(kName);
-    else
-      ::setenv(kName, before_.c_str(), 1);
-  }
-  SharedMemory(const SharedMemory&) = delete;
-  SharedMemory& operator=(const SharedMemory&) = delete;
-
- private:
-  static constexpr const char* kName = "MESHWRIGHT_SHARED_MEMORY";
-  std::string before_;
-};
 
 // How the last rank fails the others: before its exchange of this number, -1: between forward and
 // backward. `leaves`: its connections break; else it is silent.

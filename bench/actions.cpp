@@ -1,0 +1,124 @@
+// Host time of a pipeline's action: stages that compute next to nothing, so that what is left is
+// the runner, autograd's start of a backward, and, on two ranks, messages of 4 KiB in both
+// directions. A rank is a thread with a core of its own. Prints microseconds of an action, the
+// median of 50 runs.
+//
+//   build/bin/bench_actions
+#include <ATen/Parallel.h>
+#include <ATen/ops/randn.h>
+#include <torch/nn/module.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "meshwright/nn/layers.h"
+#include "meshwright/nn/stage.h"
+#include "meshwright/parallel/parallelize.h"
+#include "meshwright/parallel/sharded_units.h"
+#include "meshwright/parallel/testing.h"
+#include "sdk/base/pipeline_runner.h"
+
+using namespace meshwright;
+using at::Tensor;
+using Clock = std::chrono::steady_clock;
+
+namespace {
+
+// One small layer, which every stage uses.
+struct NetImpl : torch::nn::Module {
+  NetImpl() { norm = register_module("norm", RMSNorm(1024, 1e-6)); }
+  Tensor forward(const Tensor& x) { return norm(x); }
+  RMSNorm norm{nullptr};
+};
+MESHWRIGHT_MODULE(Net);
+
+constexpr int64_t kMicroBatches = 32, kRuns = 50;
+
+double action_us(PipelineSchedule schedule, int64_t ranks, int64_t local) {
+  double median = 0;
+  run_ranks(ranks, [&](const std::shared_ptr<World>& world) {
+    at::set_num_threads(1);
+    DeviceMesh mesh(Mesh({{"pp", ranks}, {"dp_shard", 1}}), world);
+    PipelineOptions options;
+    options.schedule = schedule_name(schedule);
+    options.batch_size = kMicroBatches;
+    if (local > 1) options.layers_per_stage = 1;
+    const PipelinePlan plan = plan_stages(ranks * local, ranks, options);
+    PipelineSetup setup;
+    setup.group = mesh.group("pp");
+    setup.run = simulate_pipeline(make_actions(schedule, ranks, local, kMicroBatches));
+    setup.stages_of_rank = plan.stages_of_rank;
+    setup.message.sizes = {1024};
+    setup.modules.resize(plan.stages.size());
+    for (size_t s = 0; s < plan.stages.size(); ++s) setup.needs_input_gradient.push_back(s > 0);
+    Net net;
+    ShardGroups groups;
+    groups.shard = groups.data = mesh.group("dp_shard");
+    groups.shard_axis = "dp_shard";
+    ShardingPolicy policy;
+    policy.precision.mp = {DType::float32, DType::float32, DType::float32, true};
+    const ModelOutline outline = outline_of(*net);
+    auto model = shard_model(net.ptr(), bind_units(*net, outline, plan_units(outline, false)),
+                             policy, groups, world);
+    PipelineRunner runner(setup);
+    const auto me = static_cast<size_t>(setup.group->rank());
+    const Tensor first = at::randn({1024});
+    const auto last = static_cast<int64_t>(plan.stages.size()) - 1;
+    size_t actions = 0;
+    for (const PipelineStep& step : setup.run.steps[me])
+      actions += step.kind == PipelineStep::Kind::compute ? 1 : 0;
+    std::vector<double> us;
+    for (int64_t i = 0; i < kRuns; ++i) {
+      model->begin_step();
+      const auto begin = Clock::now();
+      runner.run(*model, [&](const PipelineAction& action, const Tensor& input) {
+        const Tensor out = net(action.stage == 0 ? first : input);
+        return action.stage == last ? out.sum() : out;
+      });
+      us.push_back(std::chrono::duration<double, std::micro>(Clock::now() - begin).count() /
+                   static_cast<double>(actions));
+      model->end_step();
+    }
+    std::nth_element(us.begin(), us.begin() + kRuns / 2, us.end());
+    if (me == 0) median = us[kRuns / 2];
+  });
+  return median;
+}
+
+// The same sums with no runner: what autograd and the operators take.
+double bare_us() {
+  Net net;
+  const Tensor first = at::randn({1024});
+  std::vector<double> us;
+  for (int64_t i = 0; i < kRuns; ++i) {
+    const auto begin = Clock::now();
+    for (int64_t m = 0; m < kMicroBatches; ++m) net(first).sum().backward();
+    us.push_back(std::chrono::duration<double, std::micro>(Clock::now() - begin).count() /
+                 (2 * kMicroBatches));
+  }
+  std::nth_element(us.begin(), us.begin() + kRuns / 2, us.end());
+  return us[kRuns / 2];
+}
+
+}  // namespace
+
+int main() {
+  at::set_num_threads(1);
+  std::printf("forward and backward without a pipeline: %.1f us each\n\n", bare_us());
+  std::printf("%-24s%8s%8s%14s\n", "schedule", "ranks", "stages", "us an action");
+  struct Row {
+    PipelineSchedule schedule;
+    int64_t ranks, local;
+  };
+  using enum PipelineSchedule;
+  for (const Row& row :
+       {Row{one_f_one_b, 1, 1}, Row{interleaved_1f1b, 1, 4}, Row{one_f_one_b, 2, 1},
+        Row{gpipe, 2, 1}, Row{looped_bfs, 2, 2}, Row{interleaved_1f1b, 2, 2},
+        Row{interleaved_zero_bubble, 2, 2}, Row{zbv_zero_bubble, 2, 2}, Row{dual_pipe_v, 2, 2}})
+    std::printf("%-24s%8lld%8lld%14.1f\n", std::string(schedule_name(row.schedule)).c_str(),
+                static_cast<long long>(row.ranks), static_cast<long long>(row.ranks * row.local),
+                action_us(row.schedule, row.ranks, row.local));
+}
