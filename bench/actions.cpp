@@ -1,15 +1,16 @@
 // Host time of a pipeline's action: stages that compute next to nothing, so that what is left is
 // the runner, autograd's start of a backward, and, on two ranks, messages of 4 KiB in both
-// directions. A rank is a thread with a core of its own. Prints microseconds of an action, the
-// median of 50 runs.
+// directions. A rank is a thread. Prints microseconds of an action, the median of 50 runs: from end
+// to end, where a rank waits for the other, and what the rank's own thread worked.
 //
 //   build/bin/bench_actions
 #include <ATen/Parallel.h>
 #include <ATen/ops/randn.h>
 #include <torch/nn/module.h>
 
+#include <time.h>
+
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <string>
 #include <vector>
@@ -23,7 +24,6 @@
 
 using namespace meshwright;
 using at::Tensor;
-using Clock = std::chrono::steady_clock;
 
 namespace {
 
@@ -37,8 +37,31 @@ MESHWRIGHT_MODULE(Net);
 
 constexpr int64_t kMicroBatches = 32, kRuns = 50;
 
-double action_us(PipelineSchedule schedule, int64_t ranks, int64_t local) {
-  double median = 0;
+struct Times {
+  double whole = 0, own = 0;  // microseconds
+};
+double now(clockid_t clock) {
+  timespec t{};
+  ::clock_gettime(clock, &t);
+  return 1e6 * static_cast<double>(t.tv_sec) + 1e-3 * static_cast<double>(t.tv_nsec);
+}
+// Medians of runs of so many actions.
+template <class F>
+Times measure(int64_t actions, F&& run) {
+  std::vector<double> whole, own;
+  for (int64_t i = 0; i < kRuns; ++i) {
+    const double began = now(CLOCK_MONOTONIC), worked = now(CLOCK_THREAD_CPUTIME_ID);
+    run();
+    own.push_back((now(CLOCK_THREAD_CPUTIME_ID) - worked) / static_cast<double>(actions));
+    whole.push_back((now(CLOCK_MONOTONIC) - began) / static_cast<double>(actions));
+  }
+  for (std::vector<double>* of : {&whole, &own})
+    std::nth_element(of->begin(), of->begin() + kRuns / 2, of->end());
+  return {whole[kRuns / 2], own[kRuns / 2]};
+}
+
+Times action_us(PipelineSchedule schedule, int64_t ranks, int64_t local) {
+  Times out;
   run_ranks(ranks, [&](const std::shared_ptr<World>& world) {
     at::set_num_threads(1);
     DeviceMesh mesh(Mesh({{"pp", ranks}, {"dp_shard", 1}}), world);
@@ -67,48 +90,38 @@ double action_us(PipelineSchedule schedule, int64_t ranks, int64_t local) {
     const auto me = static_cast<size_t>(setup.group->rank());
     const Tensor first = at::randn({1024});
     const auto last = static_cast<int64_t>(plan.stages.size()) - 1;
-    size_t actions = 0;
+    int64_t actions = 0;
     for (const PipelineStep& step : setup.run.steps[me])
       actions += step.kind == PipelineStep::Kind::compute ? 1 : 0;
-    std::vector<double> us;
-    for (int64_t i = 0; i < kRuns; ++i) {
+    const Times mine = measure(actions, [&] {
       model->begin_step();
-      const auto begin = Clock::now();
       runner.run(*model, [&](const PipelineAction& action, const Tensor& input) {
-        const Tensor out = net(action.stage == 0 ? first : input);
-        return action.stage == last ? out.sum() : out;
+        const Tensor result = net(action.stage == 0 ? first : input);
+        return action.stage == last ? result.sum() : result;
       });
-      us.push_back(std::chrono::duration<double, std::micro>(Clock::now() - begin).count() /
-                   static_cast<double>(actions));
       model->end_step();
-    }
-    std::nth_element(us.begin(), us.begin() + kRuns / 2, us.end());
-    if (me == 0) median = us[kRuns / 2];
+    });
+    if (me == 0) out = mine;
   });
-  return median;
+  return out;
 }
 
 // The same sums with no runner: what autograd and the operators take.
-double bare_us() {
+Times bare_us() {
   Net net;
   const Tensor first = at::randn({1024});
-  std::vector<double> us;
-  for (int64_t i = 0; i < kRuns; ++i) {
-    const auto begin = Clock::now();
+  return measure(2 * kMicroBatches, [&] {
     for (int64_t m = 0; m < kMicroBatches; ++m) net(first).sum().backward();
-    us.push_back(std::chrono::duration<double, std::micro>(Clock::now() - begin).count() /
-                 (2 * kMicroBatches));
-  }
-  std::nth_element(us.begin(), us.begin() + kRuns / 2, us.end());
-  return us[kRuns / 2];
+  });
 }
 
 }  // namespace
 
 int main() {
   at::set_num_threads(1);
-  std::printf("forward and backward without a pipeline: %.1f us each\n\n", bare_us());
-  std::printf("%-24s%8s%8s%14s\n", "schedule", "ranks", "stages", "us an action");
+  const Times bare = bare_us();
+  std::printf("forward and backward without a pipeline: %.1f us each\n\n", bare.whole);
+  std::printf("%-24s%8s%8s%14s%12s\n", "schedule", "ranks", "stages", "us an action", "own work");
   struct Row {
     PipelineSchedule schedule;
     int64_t ranks, local;
@@ -117,8 +130,10 @@ int main() {
   for (const Row& row :
        {Row{one_f_one_b, 1, 1}, Row{interleaved_1f1b, 1, 4}, Row{one_f_one_b, 2, 1},
         Row{gpipe, 2, 1}, Row{looped_bfs, 2, 2}, Row{interleaved_1f1b, 2, 2},
-        Row{interleaved_zero_bubble, 2, 2}, Row{zbv_zero_bubble, 2, 2}, Row{dual_pipe_v, 2, 2}})
-    std::printf("%-24s%8lld%8lld%14.1f\n", std::string(schedule_name(row.schedule)).c_str(),
+        Row{interleaved_zero_bubble, 2, 2}, Row{zbv_zero_bubble, 2, 2}, Row{dual_pipe_v, 2, 2}}) {
+    const Times t = action_us(row.schedule, row.ranks, row.local);
+    std::printf("%-24s%8lld%8lld%14.1f%12.1f\n", std::string(schedule_name(row.schedule)).c_str(),
                 static_cast<long long>(row.ranks), static_cast<long long>(row.ranks * row.local),
-                action_us(row.schedule, row.ranks, row.local));
+                t.whole, t.own);
+  }
 }

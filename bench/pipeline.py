@@ -20,7 +20,7 @@ PEERS = ["GPipe", "1F1B", "Interleaved1F1B"]
 def job(a, folder, schedule):
     table = f'[distributed.pipeline]\npp_schedule = "{schedule}"\npp_microbatch_size = {a.rows}' if schedule else ""
     return jobs.write(folder, f'pretrained = "{folder}/{a.size}/llama"', f'strategy = "fsdp2"\npp_size = {2 if schedule else 1}\n{table}',
-                      a.rows * a.micro_batches, a.rows, a.steps, jobs.tokens(folder, a.size, a.length))
+                      a.rows * a.micro_batches, a.rows, a.steps, jobs.tokens(f"{folder}/{a.size}/train.bin", a.length))
 
 
 def ours(a, folder, schedule, *options):

@@ -34,7 +34,7 @@ tp_size = {ranks if tensor else 1}
 sequence_parallel = {str(strategy == 'tp+sp' and ranks > 1).lower()}
 {flags}"""
     return jobs.write(folder, f'pretrained = "{folder}/{size}/{"mixtral" if experts and not dense else "llama"}"', tables, batch, batch if tensor else 2, steps,
-                      jobs.tokens(folder, size, 128))
+                      jobs.tokens(f"{folder}/{size}/train.bin", 128))
 
 
 def first_line(process, needle):

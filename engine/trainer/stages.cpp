@@ -21,27 +21,13 @@ using at::Tensor;
 
 namespace {
 
-bool lies_in(std::string_view name, std::string_view module) {
-  return name.starts_with(module) && (name.size() == module.size() || name[module.size()] == '.');
-}
-
-// The stage that a parameter belongs to; what lies outside of all of them goes with the first.
-int64_t stage_of(const PipelinePlan& plan, std::string_view parameter) {
-  for (const PipelineStage& stage : plan.stages)
-    for (const std::string& module : stage.modules)
-      if (lies_in(parameter, module)) return stage.index;
-  return 0;
-}
-
-// By stage: whether one before it has something to train. Known to all ranks alike.
-std::vector<bool> trainable_before(const PipelinePlan& plan, const torch::nn::Module& model) {
-  std::vector<bool> trains(plan.stages.size() + 1, false);
+// What really trains, which a plan made from files cannot know.
+PipelinePlan with_gradients(PipelinePlan plan, const torch::nn::Module& model) {
+  std::vector<std::string> trainable;
   for (const auto& item : model.named_parameters())
-    if (item.value().requires_grad())
-      trains[static_cast<size_t>(stage_of(plan, item.key())) + 1] = true;
-  for (size_t s = 1; s < trains.size(); ++s) trains[s] = trains[s] || trains[s - 1];
-  trains.pop_back();
-  return trains;
+    if (item.value().requires_grad()) trainable.push_back(item.key());
+  mark_gradients(plan, trainable);
+  return plan;
 }
 
 // Rows, tokens and width of a rank's hidden states.
@@ -65,11 +51,12 @@ DType output_of(const plan::JobPlan& plan, const StrategyConfig& config) {
 
 Stages::Stages(const plan::JobPlan& plan, const StrategyConfig& config, const ModelOutline& whole,
                torch::nn::Module& model, World& world)
-    : plan_(plan.pipeline ? *plan.pipeline
-                          : plan_pipeline(whole, config.shared.sizes.pp, config.shared.pipeline)),
+    : plan_(with_gradients(
+          plan.pipeline ? *plan.pipeline
+                        : plan_pipeline(whole, config.shared.sizes.pp, config.shared.pipeline),
+          model)),
       sizes_(hidden_sizes(plan, config)),
       type_(scalar_type(config.shared.pipeline.dtype.value_or(output_of(plan, config)))),
-      needs_input_gradient_(trainable_before(plan_, model)),
       model_name_(whole.architecture),
       mesh_(*plan.mesh.device_mesh),
       world_(world),
@@ -156,8 +143,10 @@ PipelineSetup Stages::setup(PipelineRun run, std::vector<int64_t> sizes) {
   out.message.sizes = std::move(sizes);
   out.message.type = type_;
   out.message.device = world_.device();
-  for (const PipelineStage& stage : plan_.stages) out.modules.push_back(stage.modules);
-  out.needs_input_gradient = needs_input_gradient_;
+  for (const PipelineStage& stage : plan_.stages) {
+    out.modules.push_back(stage.modules);
+    out.needs_input_gradient.push_back(stage.sends_gradient);
+  }
   out.trace = &world_.trace();
   return out;
 }

@@ -69,7 +69,6 @@ class Stages {
   ModelOutline outline_;
   std::vector<int64_t> sizes_;  // of hidden states; empty: known when they come
   at::ScalarType type_;
-  std::vector<bool> needs_input_gradient_;
   std::string model_name_, tied_;  // tied_: this rank's name of a weight that another one has too
   Mesh mesh_;
   World& world_;

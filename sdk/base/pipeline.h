@@ -48,6 +48,12 @@ struct PipelinePlan {
   std::vector<std::string> warnings;  // ranks that idle
 };
 
+// The stage that a parameter belongs to; what lies outside of all stages' modules goes with the
+// first.
+MESHWRIGHT_API int64_t stage_of(const PipelinePlan& plan, std::string_view parameter);
+// Sets sends_gradient of all stages. `trainable`: the parameters of the whole model that train.
+MESHWRIGHT_API void mark_gradients(PipelinePlan& plan, const std::vector<std::string>& trainable);
+
 // Layers and stage placement alone; with module_fqns_per_model_part, names that end in a number are
 // layers. Reads the file of actions when pp_schedule_csv is set. Throws Error(bad_pipeline) with
 // the numbers and settings that work, Error(file_unreadable).

@@ -57,7 +57,7 @@ struct PipelineTimes {
 };
 
 // What a rank does next: an action, or a message that belongs to one. A receive is posted where it
-// stands; the action that uses it waits. A send waits for nothing.
+// stands; the action that uses it waits. A send does not wait for its use.
 struct PipelineStep {
   enum class Kind : uint8_t { compute, send, receive };
   Kind kind = Kind::compute;

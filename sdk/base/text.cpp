@@ -53,6 +53,10 @@ bool lies_under(std::string_view name, std::string_view module) {
   return name.size() > module.size() && name.starts_with(module) && name[module.size()] == '.';
 }
 
+bool lies_in(std::string_view name, std::string_view module) {
+  return name == module || lies_under(name, module);
+}
+
 std::optional<OptionValue> parse_literal(std::string_view text) {
   text = trim(text);
   if (text == "true" || text == "false") return OptionValue(text == "true");

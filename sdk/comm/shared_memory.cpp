@@ -367,23 +367,26 @@ void SharedMemoryTransport::make_room(Group& group, int64_t gather_bytes, int64_
 void SharedMemoryTransport::open_mailbox(const MailboxNeed& need) {
   Mailbox& box = mailboxes_[need.peer];
   if (need.bytes <= box.bytes && need.slots <= box.slots) return;
-  const int64_t bytes = std::max(need.bytes, box.bytes), slots = std::max(need.slots, box.slots);
-  box = {.ring = {},
-         .bytes = bytes,
-         .slots = slots,
-         .me = rank_ < need.peer ? 0 : 1,
-         .peer = need.peer};
-  if (bytes == 0) return;
-  Ring::Sizes sizes;
-  sizes.slot[Ring::reduce] = bytes;
-  sizes.ring[Ring::reduce] = slots;
-  box.ring = make_ring(box.me, 2, sizes, [&](const Tensor& tensor) {
-    const Tensor mine = tensor.clone(), other = at::empty_like(tensor);
-    const std::array<PeerMessage, 2> both{PeerMessage{PeerMessage::Way::receive, need.peer, other},
-                                          PeerMessage{PeerMessage::Way::send, need.peer, mine}};
-    sockets_->send_receive(both)->wait();
-    tensor.add_(other);
-  });
+  // Messages that grow from run to run do not ask for new room each time.
+  const int64_t bytes = need.bytes <= box.bytes ? box.bytes : std::max(need.bytes, 2 * box.bytes),
+                slots = std::max(need.slots, box.slots), me = rank_ < need.peer ? 0 : 1;
+  std::shared_ptr<Ring> ring;
+  if (bytes > 0) {
+    Ring::Sizes sizes;
+    sizes.slot[Ring::reduce] = bytes;
+    sizes.ring[Ring::reduce] = slots;
+    ring = make_ring(me, 2, sizes, [&](const Tensor& tensor) {
+      const Tensor mine = tensor.clone(), other = at::empty_like(tensor);
+      const std::array<PeerMessage, 2> both{
+          PeerMessage{PeerMessage::Way::receive, need.peer, other},
+          PeerMessage{PeerMessage::Way::send, need.peer, mine}};
+      sockets_->send_receive(both)->wait();
+      tensor.add_(other);
+    });
+  }
+  // Both ranks know that there was no room for it: with fewer slots than were asked for, messages
+  // take the sockets.
+  box = {.ring = std::move(ring), .bytes = bytes, .slots = slots, .me = me, .peer = need.peer};
 }
 
 SharedMemoryTransport* shared_memory_of(const Group& group) {

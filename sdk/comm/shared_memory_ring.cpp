@@ -211,13 +211,14 @@ void SharedMemoryRing::wait_for(int64_t peer, std::chrono::milliseconds timeout,
 
 void* SharedMemoryRing::stage(Channel channel, int64_t bytes, int64_t& sequence,
                               std::chrono::milliseconds timeout) {
-  sequence = next_[channel]++;
+  sequence = next_[channel];
   for (int64_t peer = 0; peer < ranks_; ++peer)
     if (peer != rank_)
       wait_for(peer, timeout, [&] {
         return given_back(rank_, channel, peer).load(std::memory_order_acquire) >=
                sequence - sizes_.ring[channel];
       });
+  ++next_[channel];
   return slot(channel, rank_, bytes, sequence);
 }
 

@@ -10,6 +10,7 @@
 
 #include "meshwright/error.h"
 #include "replicas.h"
+#include "sdk/base/text.h"
 #include "unit_names.h"
 
 namespace meshwright::detail {
@@ -127,7 +128,7 @@ std::vector<size_t> ReplicatedModel::meant(const std::vector<std::string>& units
           found->second->unit = unit.name;
   }
   return units_meant(units, parameters_.size(), [&](size_t p, const std::string& name) {
-    return at_or_in(parameters_[p].unit, name) || at_or_in(parameters_[p].name, name);
+    return text::lies_in(parameters_[p].unit, name) || text::lies_in(parameters_[p].name, name);
   });
 }
 

@@ -13,6 +13,7 @@
 #include "meshwright/error.h"
 #include "meshwright/parallel/expert_parallel.h"
 #include "meshwright/parallel/tensor_parallel.h"
+#include "sdk/base/text.h"
 #include "sdk/nn/stage_state.h"
 #include "sharded_model.h"
 #include "unit_names.h"
@@ -154,7 +155,7 @@ void ShardedModel::begin_micro_batch(GradientSync sync) {
 std::vector<Unit*> ShardedModel::meant(const std::vector<std::string>& names) const {
   std::vector<Unit*> out;
   for (size_t i : units_meant(names, units_.size(), [&](size_t unit, const std::string& name) {
-         return at_or_in(units_[unit]->name, name);
+         return text::lies_in(units_[unit]->name, name);
        }))
     out.push_back(units_[i].get());
   return out;

@@ -25,11 +25,6 @@ inline std::string sizes_text(c10::ArrayRef<int64_t> sizes) {
   return "[" + out + "]";
 }
 
-// Whether `name` is that of the module, or lies in it.
-inline bool at_or_in(std::string_view name, std::string_view module) {
-  return name.starts_with(module) && (name.size() == module.size() || name[module.size()] == '.');
-}
-
 // Indices below `count` that are meant, in their order. `matches(index, name)`.
 template <class Matches>
 std::vector<size_t> units_meant(const std::vector<std::string>& names, size_t count,

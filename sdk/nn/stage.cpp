@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "meshwright/error.h"
+#include "sdk/base/text.h"
 
 namespace meshwright {
 
@@ -13,10 +14,6 @@ namespace {
 
 thread_local StagePart stage_now;
 thread_local bool asked_of_thread = false;
-
-bool within(const std::string& name, const std::string& other) {
-  return other.empty() || name == other || name.starts_with(other + ".");
-}
 
 }  // namespace
 
@@ -50,8 +47,8 @@ void keep_modules(torch::nn::Module& model, const std::vector<std::string>& kept
       missing.erase(name);
       bool inside = false, around = false;
       for (const std::string& one : kept) {
-        inside = inside || within(name, one);
-        around = around || within(one, name);
+        inside = inside || text::lies_in(name, one);
+        around = around || text::lies_in(one, name);
       }
       if (inside) continue;
       if (around)

@@ -12,6 +12,7 @@
 #include <array>
 
 #include "meshwright/error.h"
+#include "sdk/base/text.h"
 #include "sdk/comm/activity.h"
 #include "sdk/comm/shared_memory.h"
 #include "sdk/nn/weight_gradients.h"
@@ -106,15 +107,14 @@ void PipelineRunner::clear() {
 void PipelineRunner::find_units(const ParallelModel& model) {
   if (std::exchange(units_known_, true)) return;
   units_.assign(rank_of_.size(), {});
-  auto inside = [](const std::string& unit, const std::vector<std::string>& modules) {
-    return std::any_of(modules.begin(), modules.end(), [&](const std::string& module) {
-      return unit == module || unit.starts_with(module + ".");
-    });
-  };
   for (const std::string& unit : model.unit_names()) {
     int64_t users = 0, stage = 0;
-    for (int64_t s : setup_.stages_of_rank[static_cast<size_t>(setup_.group->rank())])
-      if (inside(unit, setup_.modules[static_cast<size_t>(s)])) stage = s, ++users;
+    for (int64_t s : setup_.stages_of_rank[static_cast<size_t>(setup_.group->rank())]) {
+      const std::vector<std::string>& modules = setup_.modules[static_cast<size_t>(s)];
+      if (std::any_of(modules.begin(), modules.end(),
+                      [&](const std::string& module) { return text::lies_in(unit, module); }))
+        stage = s, ++users;
+    }
     (users == 1 ? units_[static_cast<size_t>(stage)] : shared_units_).push_back(unit);
   }
 }
@@ -125,18 +125,26 @@ void PipelineRunner::open_mailboxes() {
   if (std::exchange(mailboxes_open_, true)) return;
   const auto me = static_cast<size_t>(setup_.group->rank());
   const std::vector<int64_t>& sizes = setup_.message.sizes;
-  const auto stages = static_cast<int64_t>(rank_of_.size());
   const int64_t bytes = sizes.empty()
                             ? 0
                             : c10::multiply_integers(sizes) *
-                                  static_cast<int64_t>(c10::elementSize(setup_.message.type)),
-                headers = sizes.empty() ? stages : 0;  // one a boundary at most
+                                  static_cast<int64_t>(c10::elementSize(setup_.message.type));
+  // What tells the sizes ahead of the first hidden states: one a boundary.
+  auto headers = [&](size_t peer) {
+    int64_t count = 0;
+    for (size_t s = 1; sizes.empty() && s < rank_of_.size(); ++s) {
+      const auto low = static_cast<size_t>(rank_of_[s - 1]),
+                 high = static_cast<size_t>(rank_of_[s]);
+      count += (low == me && high == peer) || (low == peer && high == me) ? 1 : 0;
+    }
+    return count;
+  };
   std::vector<detail::MailboxNeed> needs;
   for (size_t peer = 0; peer < setup_.run.messages_ahead.size(); ++peer)
     if (const int64_t ahead =
             std::max(setup_.run.messages_ahead[me][peer], setup_.run.messages_ahead[peer][me]);
         ahead > 0)
-      needs.push_back({static_cast<int64_t>(peer), bytes, ahead + headers});
+      needs.push_back({static_cast<int64_t>(peer), bytes, ahead + headers(peer)});
   detail::open_mailboxes(*setup_.group, std::move(needs));
 }
 
@@ -184,6 +192,11 @@ void PipelineRunner::send(const PipelineStep& step) {
   const Tensor what =
       there ? std::exchange(pass.output, {}).detach() : std::exchange(pass.input, {}).grad();
   if (there) tell_sizes(step, what);
+  const std::array<PeerMessage, 1> message{PeerMessage{PeerMessage::Way::send, step.peer, what}};
+  if (detail::maps_message(*setup_.group, step.peer, static_cast<int64_t>(what.nbytes()))) {
+    setup_.group->send_receive(message).wait();  // it is copied
+    return;
+  }
   // As many as the simulation says never make the sender wait, and no more, are kept alive.
   const auto boundary = static_cast<size_t>(step.action.stage - (there ? 0 : 1));
   std::deque<Sent>& under_way = sends_[2 * boundary + (there ? 0 : 1)];
@@ -191,7 +204,6 @@ void PipelineRunner::send(const PipelineStep& step) {
     under_way.front().work.wait();
     under_way.pop_front();
   }
-  const std::array<PeerMessage, 1> message{PeerMessage{PeerMessage::Way::send, step.peer, what}};
   under_way.push_back({setup_.group->send_receive(message), what});
 }
 

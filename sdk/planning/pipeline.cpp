@@ -260,24 +260,20 @@ void deal_csv(PipelinePlan& plan, int64_t layers, int64_t pp, const PipelineOpti
   deal_evenly(plan, stages, layers, options);
 }
 
-// What lies outside of all stages' modules goes with the first.
-void mark_gradients(PipelinePlan& plan, const ModelOutline& outline) {
-  auto first = static_cast<int64_t>(plan.stages.size());  // stage with something to train
-  for (const ParameterOutline& parameter : outline.parameters) {
-    if (!parameter.trainable) continue;
-    auto holds = [&](const PipelineStage& stage) {
-      return std::any_of(
-          stage.modules.begin(), stage.modules.end(),
-          [&](const std::string& module) { return text::lies_under(parameter.name, module); });
-    };
-    // What lies outside of all of them goes with the first.
-    const auto owner = std::find_if(plan.stages.begin(), plan.stages.end(), holds);
-    first = std::min(first, owner == plan.stages.end() ? 0 : owner->index);
-  }
-  for (PipelineStage& stage : plan.stages) stage.sends_gradient = stage.index > first;
+}  // namespace
+
+int64_t stage_of(const PipelinePlan& plan, std::string_view parameter) {
+  for (const PipelineStage& stage : plan.stages)
+    for (const std::string& module : stage.modules)
+      if (text::lies_in(parameter, module)) return stage.index;
+  return 0;
 }
 
-}  // namespace
+void mark_gradients(PipelinePlan& plan, const std::vector<std::string>& trainable) {
+  auto first = static_cast<int64_t>(plan.stages.size());  // stage with something to train
+  for (const std::string& parameter : trainable) first = std::min(first, stage_of(plan, parameter));
+  for (PipelineStage& stage : plan.stages) stage.sends_gradient = stage.index > first;
+}
 
 PipelineSchedule parse_schedule(std::string_view name) {
   std::string wanted = text::normal(name);
@@ -393,7 +389,10 @@ PipelinePlan plan_pipeline(const ModelOutline& outline, int64_t pp_size,
     append(plan.stages.back(), parts.last);
   }
   for (PipelineStage& stage : plan.stages) append(stage, parts.everywhere);
-  mark_gradients(plan, outline);
+  std::vector<std::string> trainable;
+  for (const ParameterOutline& p : outline.parameters)
+    if (p.trainable) trainable.push_back(p.name);
+  mark_gradients(plan, trainable);
   if (const int64_t micro = pipeline_micro_batches(options); micro > 0 && pp_size > 1)
     if (std::optional<std::string> idle = bubble_warning(
             plan, options, micro, static_cast<int64_t>(parts.layers.size()) / pp_size,

@@ -6,10 +6,10 @@
 #include <random>
 #include <regex>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "program.h"
+#include "victims.h"
 
 using namespace faults;
 
@@ -37,30 +37,13 @@ bool waited_in_attention(const Ended& ended) {
   return std::regex_search(ended.err, where);
 }
 
-void pause(std::mt19937& random) {
-  std::this_thread::sleep_for(std::chrono::microseconds(random() % 20000));
-}
-
 }  // namespace
 
 TEST_CASE("SIGKILL of a rank of cp at any moment: it is named, all end at once") {
   std::mt19937 random(std::random_device{}());
   for (const std::string& method : kMethods) {
     INFO(method);
-    Program program;
-    std::vector<std::string> arguments = shared_samples(method);
-    arguments.insert(arguments.end(), {"--nproc", "2", "--set", "dist_env.timeout_minutes=1"});
-    program.start(arguments);
-    pid_t pid = program.rank(1);
-    program.wait_for_steps(2);
-    pause(random);
-    program.mark();
-    ::kill(pid, SIGKILL);
-    Ended ended = program.wait();
-    CAPTURE(ended.err);
-    CHECK(ended.code == 137);
-    CHECK(ended.says("error[E0505]: rank 1 was ended by signal 9 (SIGKILL)\n"));
-    CHECK(ended.seconds < 10);
+    check_killed(shared_samples(method), 1, random);
   }
 }
 
@@ -72,31 +55,8 @@ TEST_CASE(
   for (const std::string& method : kMethods)
     for (int signal : {SIGSTOP, SIGKILL}) {
       INFO(method);
-      CAPTURE(signal);
-      const int port = free_port();
-      Program zero, one;
-      one.share(zero);
-      zero.start(shared_samples(method), rank_environment(0, 2, port));
-      one.start(shared_samples(method), rank_environment(1, 2, port));
-      zero.wait_for_steps(2);
-      pause(random);
-      zero.mark();
-      ::kill(one.pid(), signal);
-      Ended ended = zero.wait();
-      CAPTURE(ended.err);
-      CHECK(ended.code == 6);
-      CHECK(ended.seconds < 9);
-      if (signal == SIGSTOP) {
-        CHECK(ended.says("error[E0601]: rank 0 waited 3 s in vain for "));
-        CHECK(ended.says(" [0, 1]: no word from rank 1"));
-      } else {
-        CHECK(ended.says("error[E0602]: rank 0: "));
-        CHECK(ended.says(" [0, 1] failed: "));
-        CHECK(ended.says("rank 1"));
-      }
-      in_attention += waited_in_attention(ended) ? 1 : 0;
-      ::kill(one.pid(), SIGKILL);
-      one.wait();
+      in_attention +=
+          waited_in_attention(check_left_alone(shared_samples(method), signal, random)) ? 1 : 0;
     }
   CHECK(in_attention > 0);
 }

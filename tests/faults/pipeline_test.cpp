@@ -7,11 +7,11 @@
 #include <random>
 #include <regex>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "program.h"
 #include "runs.h"
+#include "victims.h"
 
 using namespace faults;
 
@@ -39,10 +39,6 @@ bool waited_in_pipeline(const Ended& ended) {
   return std::regex_search(ended.err, where);
 }
 
-void pause(std::mt19937& random) {
-  std::this_thread::sleep_for(std::chrono::microseconds(random() % 20000));
-}
-
 }  // namespace
 
 TEST_CASE("SIGKILL of a stage at any moment: it is named, all end at once") {
@@ -50,21 +46,7 @@ TEST_CASE("SIGKILL of a stage at any moment: it is named, all end at once") {
   for (const std::string& schedule : kSchedules)
     for (int64_t victim : {0, 1}) {
       INFO(schedule << ", rank " << victim);
-      Program program;
-      std::vector<std::string> arguments = staged(schedule);
-      arguments.insert(arguments.end(), {"--nproc", "2", "--set", "dist_env.timeout_minutes=1"});
-      program.start(arguments);
-      pid_t pid = program.rank(victim);
-      program.wait_for_steps(2);
-      pause(random);
-      program.mark();
-      ::kill(pid, SIGKILL);
-      Ended ended = program.wait();
-      CAPTURE(ended.err);
-      CHECK(ended.code == 137);
-      CHECK(ended.says("error[E0505]: rank " + std::to_string(victim) +
-                       " was ended by signal 9 (SIGKILL)\n"));
-      CHECK(ended.seconds < 10);
+      check_killed(staged(schedule), victim, random);
     }
 }
 
@@ -76,31 +58,7 @@ TEST_CASE(
   for (const std::string& schedule : kSchedules)
     for (int signal : {SIGSTOP, SIGKILL}) {
       INFO(schedule);
-      CAPTURE(signal);
-      const int port = free_port();
-      Program zero, one;
-      one.share(zero);
-      zero.start(staged(schedule), rank_environment(0, 2, port));
-      one.start(staged(schedule), rank_environment(1, 2, port));
-      zero.wait_for_steps(2);
-      pause(random);
-      zero.mark();
-      ::kill(one.pid(), signal);
-      Ended ended = zero.wait();
-      CAPTURE(ended.err);
-      CHECK(ended.code == 6);
-      CHECK(ended.seconds < 9);
-      if (signal == SIGSTOP) {
-        CHECK(ended.says("error[E0601]: rank 0 waited 3 s in vain for "));
-        CHECK(ended.says(" [0, 1]: no word from rank 1"));
-      } else {
-        CHECK(ended.says("error[E0602]: rank 0: "));
-        CHECK(ended.says(" [0, 1] failed: "));
-        CHECK(ended.says("rank 1"));
-      }
-      in_pipeline += waited_in_pipeline(ended) ? 1 : 0;
-      ::kill(one.pid(), SIGKILL);
-      one.wait();
+      in_pipeline += waited_in_pipeline(check_left_alone(staged(schedule), signal, random)) ? 1 : 0;
     }
   CHECK(in_pipeline > 0);
 }

@@ -14,44 +14,11 @@ from safetensors import safe_open
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
+from job_text import job_text, rows, tokens
+
 here = os.path.dirname(os.path.abspath(__file__))
 root = os.path.dirname(os.path.dirname(here))
 BATCH, LENGTH = 12, 64
-
-JOB = """schema = 1
-[run]
-name = "{name}"
-dir = "{folder}/runs"
-threads = 1
-[model]
-pretrained = "{model}"
-[distributed]
-strategy = "{strategy}"
-tp_size = {tp}
-sequence_parallel = {sequence}
-[distributed.mp_policy]
-param_dtype = "float32"
-output_dtype = "float32"
-[step_scheduler]
-global_batch_size = 12
-local_batch_size = 1
-max_steps = {steps}
-[optimizer]
-lr = 1e-3
-[lr_scheduler]
-lr_decay_style = "constant"
-lr_warmup_steps = 0
-[dataset]
-kind = "tokens"
-dtype = "uint16"
-path = "{folder}/train.bin"
-seq_len = 64
-shuffle = false
-[checkpoint]
-every_steps = 4
-keep = 9
-export = "final"
-"""
 
 
 def run(*command, **options):
@@ -85,10 +52,12 @@ class Checks:
 def train(a, folder, **values):
     path = f"{folder}/job.toml"
     ranks, tp = values.pop("ranks"), values.pop("tp", 1)
+    distributed = f'strategy = "{values["strategy"]}"\ntp_size = {tp}\nsequence_parallel = {str(tp > 1).lower()}'
     with open(path, "w") as f:
-        f.write(JOB.format(folder=folder, tp=tp, sequence=str(tp > 1).lower(), **values))
+        f.write(job_text(folder, values["name"], f'pretrained = "{values["model"]}"', distributed, 12, 1, values["steps"], tokens(f"{folder}/train.bin", 64),
+                         'every_steps = 4\nkeep = 9\nexport = "final"'))
     run(os.path.join(a.build, "bin/meshwright"), "train", path, "--nproc", str(ranks))
-    return [r for r in map(json.loads, open(f"{folder}/runs/{values['name']}/metrics.jsonl")) if "grad_norm" in r]
+    return rows(f"{folder}/runs/{values['name']}/metrics.jsonl")
 
 
 def round_trip(a, folder, checks):

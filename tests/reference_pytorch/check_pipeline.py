@@ -10,42 +10,9 @@ os.environ["OMP_NUM_THREADS"] = "1"  # before torch has threads, which a fork wo
 
 import make_fixture
 import peer_pipeline
-from check_training import distance, root, rows
+from check_training import distance, root
+from job_text import job_text, rows, tokens
 
-JOB = """schema = 1
-[run]
-name = "job"
-dir = "{folder}/runs"
-threads = 1
-[model]
-pretrained = "{folder}/llama"
-[distributed]
-strategy = "fsdp2"
-pp_size = 2
-[distributed.pipeline]
-pp_schedule = "{schedule}"
-pp_microbatch_size = {rows}
-[distributed.mp_policy]
-param_dtype = "float32"
-output_dtype = "float32"
-[step_scheduler]
-global_batch_size = 12
-local_batch_size = 1
-max_steps = 20
-[optimizer]
-lr = 1e-3
-[lr_scheduler]
-lr_decay_style = "constant"
-lr_warmup_steps = 0
-[dataset]
-kind = "tokens"
-dtype = "uint16"
-path = "{folder}/train.bin"
-seq_len = 64
-shuffle = false
-[checkpoint]
-resume = "none"
-"""
 PEERS = ["GPipe", "1F1B", "Interleaved1F1B"]
 
 
@@ -77,7 +44,8 @@ def main():
         theirs = peers(folder)
         for schedule, ranks in [(name, 2) for name in PEERS + ["ZBVZeroBubble"]] + [("1F1B", 4)]:
             with open(f"{folder}/job.toml", "w") as f:
-                f.write(JOB.format(folder=folder, schedule=schedule, rows=2 if ranks == 2 else 1))
+                table = f'pp_size = 2\n[distributed.pipeline]\npp_schedule = "{schedule}"\npp_microbatch_size = {2 if ranks == 2 else 1}'
+                f.write(job_text(folder, "job", f'pretrained = "{folder}/llama"', f'strategy = "fsdp2"\n{table}', 12, 1, 20, tokens(f"{folder}/train.bin", 64), 'resume = "none"'))
             done = subprocess.run([os.path.join(a.build, "bin/meshwright"), "train", f"{folder}/job.toml", "--nproc", str(ranks)], capture_output=True, text=True)
             if done.returncode:
                 sys.exit(done.stderr)

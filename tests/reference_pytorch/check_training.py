@@ -8,48 +8,18 @@ Mixtral and Qwen3-MoE are also held to transformers' loop over experts in every 
 epsilon is 1e-5 there, for it would blow up the rounding of gradients that are nearly zero.
 Norms are summed in float64 on both sides: PyTorch's own float32 sum of squares is off by 4e-5 at this size.
 """
-import argparse, json, os, subprocess, sys, tempfile
+import argparse, os, subprocess, sys, tempfile
+
+from job_text import job_text, rows, tokens
 
 here = os.path.dirname(os.path.abspath(__file__))
 root = os.path.dirname(os.path.dirname(here))
 
-JOB = """schema = 1
-[run]
-name = "job"
-dir = "{folder}/runs"
-threads = 1
-[model]
-pretrained = "{folder}/{family}"
-[distributed]
-strategy = "{strategy}"
-dp_replicate_size = {replicas}
-tp_size = {tp}
-sequence_parallel = {sequence}
-[distributed.mp_policy]
-param_dtype = "float32"
-output_dtype = "float32"
-[step_scheduler]
-global_batch_size = 12
-local_batch_size = {local}
-max_steps = 20
-[optimizer]
-lr = 1e-3
-[lr_scheduler]
-lr_decay_style = "constant"
-lr_warmup_steps = 0
-[dataset]
-kind = "tokens"
-dtype = "uint16"
-path = "{folder}/train.bin"
-seq_len = 64
-shuffle = false
-[checkpoint]
-resume = "none"
-"""
 
-
-def rows(path):
-    return [r for r in map(json.loads, open(path)) if "grad_norm" in r]
+def write_job(path, folder, family, strategy, local, replicas=1, tp=1, sequence=False, optimizer=""):
+    distributed = f'strategy = "{strategy}"\ndp_replicate_size = {replicas}\ntp_size = {tp}\nsequence_parallel = {str(sequence).lower()}'
+    with open(path, "w") as f:
+        f.write(job_text(folder, "job", f'pretrained = "{folder}/{family}"', distributed, 12, local, 20, tokens(f"{folder}/train.bin", 64), 'resume = "none"', optimizer))
 
 
 def distance(x, y, key):
@@ -73,8 +43,7 @@ def check_parameters(folder, family, build, environment):
     theirs = load_file(f"{folder}/trained/model.safetensors")
     failed = False
     for ranks, sets in [(1, []), (4, []), (2, ["distributed.ep_size=2"]), (4, ["distributed.ep_size=2", "distributed.moe.dispatcher=all_gather"]), (4, ["distributed.ep_size=4"])]:
-        with open(f"{folder}/job.toml", "w") as f:
-            f.write(JOB.format(folder=folder, family=family, strategy="fsdp2", replicas=1, local=12 // ranks, tp=1, sequence="false").replace("lr = 1e-3", "lr = 1e-3\neps = 1e-5"))
+        write_job(f"{folder}/job.toml", folder, family, "fsdp2", 12 // ranks, optimizer="eps = 1e-5")
         flags = [word for s in sets + ["checkpoint.export=final"] for word in ("--set", s)]
         done = subprocess.run([os.path.join(build, "bin/meshwright"), "train", f"{folder}/job.toml", "--nproc", str(ranks), *flags], capture_output=True, text=True)
         if done.returncode:
@@ -119,8 +88,7 @@ def main():
                                                                    ("megatron_fsdp", 2, 1, 6, 1, False), ("megatron_fsdp", 3, 1, 1, 1, False), ("megatron_fsdp", 4, 1, 6, 2, False)]:
                 if sequence and family in ("mixtral", "qwen3_moe"):
                     continue  # routers need whole tokens
-                with open(f"{folder}/job.toml", "w") as f:
-                    f.write(JOB.format(folder=folder, family=family, strategy=strategy, replicas=replicas, local=local, tp=tp, sequence=str(sequence).lower()))
+                write_job(f"{folder}/job.toml", folder, family, strategy, local, replicas, tp, sequence)
                 done = subprocess.run([os.path.join(a.build, "bin/meshwright"), "train", f"{folder}/job.toml", "--nproc", str(ranks)], capture_output=True, text=True)
                 if done.returncode:
                     sys.exit(done.stderr)

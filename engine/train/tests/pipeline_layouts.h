@@ -42,4 +42,23 @@ inline Layout staged_layout(const std::string& model, const OnMesh& mesh,
   return out;
 }
 
+// The same ranks, each with all layers: half as many.
+inline Layout without_stages(Layout layout) {
+  layout.ranks /= 2;
+  std::erase(layout.sets, kPp2);
+  return layout;
+}
+
+// Where two curves are not the same bits.
+inline std::string unlike(const Curve& curve, const Curve& truth) {
+  std::string out;
+  if (curve.losses != truth.losses) out += "losses; ";
+  if (!(farthest(curve.norms, truth.norms) < 1e-12)) out += "norms; ";
+  if (curve.parameters.size() != truth.parameters.size()) out += "another number of parameters; ";
+  for (const auto& [name, tensor] : truth.parameters)
+    if (!curve.parameters.contains(name) || !curve.parameters.at(name).equal(tensor))
+      out += name + "; ";
+  return out;
+}
+
 }  // namespace meshwright

@@ -7,6 +7,7 @@
 #include "engine/plan/plan.h"
 #include "engine/trainer/memory.h"
 #include "engine/trainer/optimizer.h"
+#include "sdk/comm/tests/shared_memory_switch.h"
 
 namespace pipeline_memory_test {
 
@@ -62,6 +63,8 @@ std::vector<Use> measure(const std::string& model, int64_t pp, const std::string
 }  // namespace
 
 TEST_CASE("pipeline memory: each rank holds what its plan says, under every schedule") {
+  // What was sent stays with the sender, as on devices, and not in memory that two ranks share.
+  const meshwright::testing::SharedMemory sockets(false);
   TestFolder folder("pipeline_memory");
   const std::string model = write_model(
       folder.path,

@@ -20,29 +20,6 @@ namespace pipeline_test {
 
 using namespace meshwright;
 
-namespace {
-
-// The same ranks, each with all layers: half as many.
-Layout without_stages(Layout layout) {
-  layout.ranks /= 2;
-  std::erase(layout.sets, kPp2);
-  return layout;
-}
-
-// Where two curves are not the same bits.
-std::string unlike(const Curve& curve, const Curve& truth) {
-  std::string out;
-  if (curve.losses != truth.losses) out += "losses; ";
-  if (!(farthest(curve.norms, truth.norms) < 1e-12)) out += "norms; ";
-  if (curve.parameters.size() != truth.parameters.size()) out += "another number of parameters; ";
-  for (const auto& [name, tensor] : truth.parameters)
-    if (!curve.parameters.contains(name) || !curve.parameters.at(name).equal(tensor))
-      out += name + "; ";
-  return out;
-}
-
-}  // namespace
-
 TEST_CASE("pipelines: every schedule alone gives the bits of one process") {
   TestFolder folder("pipelines");
   const std::string model = write_model(folder.path, kStaged);

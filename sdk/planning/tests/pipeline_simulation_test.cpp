@@ -287,7 +287,7 @@ TEST_CASE("messages may lie in memory that is used again in turn, of the length 
           needed[rank][name] = {peer, expected[peer][rank]++};
         } else if (step.kind == StepKind::send) {
           std::deque<bool>& sent = used[rank][peer];
-          const int64_t length = run.messages_ahead[rank][peer] - less;
+          const int64_t length = std::max<int64_t>(run.messages_ahead[rank][peer] - less, 1);
           const auto before = static_cast<int64_t>(sent.size()) - length;
           if (before >= 0 &&
               !std::all_of(sent.begin(), sent.begin() + before + 1, [](bool b) { return b; }))
@@ -317,7 +317,7 @@ TEST_CASE("messages may lie in memory that is used again in turn, of the length 
     REQUIRE(ends(false, 0));
     stuck += ends(true, 1) ? 0 : 1;
   }
-  CHECK(stuck > 0);  // one less does not do everywhere
+  CHECK(stuck > 0);  // one less, where there are several, does not do everywhere
 }
 
 TEST_CASE("slots and spans of a small run") {
