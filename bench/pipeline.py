@@ -7,7 +7,7 @@ One thread a rank, float32, 8 micro-batches of 2 samples of 128 tokens, a Llama 
 are compared. PyTorch runs torch.distributed.pipelining with the lean model (tests/reference_pytorch/peer_pipeline.py) where it has the schedule; "hf" is
 transformers' model there. "of half" is half of the one-rank step over the two-rank step. "makespan" is the longest way through the schedule's list with the
 median time of every stage's action, as the traces of the same run have them, and what stands beside the list in a step (the optimizer) as one rank
-measures it; "over" is the traced step over that. Medians of the rounds, ratios round by round.
+measures it; "over" is the traced step over that. With --ranks 4 on two cores an idle rank frees its core: only "of half" says something then. Medians of the rounds, ratios round by round.
 """
 import argparse, json, os, shutil, statistics, subprocess, sys, tempfile
 
@@ -19,16 +19,16 @@ PEERS = ["GPipe", "1F1B", "Interleaved1F1B"]
 
 def job(a, folder, schedule):
     table = f'[distributed.pipeline]\npp_schedule = "{schedule}"\npp_microbatch_size = {a.rows}' if schedule else ""
-    return jobs.write(folder, f'pretrained = "{folder}/{a.size}/llama"', f'strategy = "fsdp2"\npp_size = {2 if schedule else 1}\n{table}',
+    return jobs.write(folder, f'pretrained = "{folder}/{a.size}/llama"', f'strategy = "fsdp2"\npp_size = {a.ranks if schedule else 1}\n{table}',
                       a.rows * a.micro_batches, a.rows, a.steps, jobs.tokens(f"{folder}/{a.size}/train.bin", a.length))
 
 
 def ours(a, folder, schedule, *options):
-    return jobs.run(a.build, folder, job(a, folder, schedule), 2 if schedule else 1, *options)
+    return jobs.run(a.build, folder, job(a, folder, schedule), a.ranks if schedule else 1, *options)
 
 
 def theirs(a, folder, python, impl, schedules):
-    subprocess.run([sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29613", os.path.join(jobs.ROOT, "tests/reference_pytorch/peer_pipeline.py"),
+    subprocess.run([sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(a.ranks), "--master-port", "29613", os.path.join(jobs.ROOT, "tests/reference_pytorch/peer_pipeline.py"),
                     "--model", f"{folder}/{a.size}/llama", "--tokens", f"{folder}/{a.size}/train.bin", "--impl", impl, "--seq-len", str(a.length), "--batch", str(a.rows * a.micro_batches),
                     "--micro-batches", str(a.micro_batches), "--steps", str(a.steps), "--out", folder, "--schedules", *schedules],
                    check=True, env=python, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -41,10 +41,10 @@ def compare(mine, other, what):
         sys.exit(f"{what}: the losses differ by {worst:.1e}")
 
 
-def action_times(folder):
+def action_times(folder, ranks):
     """Median milliseconds by (stage, kind), of all micro-batches and steps but the first two."""
     times, beside = {}, []
-    for rank in range(2):
+    for rank in range(ranks):
         events = json.load(open(os.path.join(folder, f"runs/bench/trace/rank_{rank}.json")))
         own = [e for e in events if e.get("ph") == "X" and e["name"][0].isdigit() and e["name"].lstrip("0123456789")[:1] in "FBIW"]
         own.sort(key=lambda e: e["ts"])
@@ -96,6 +96,7 @@ def main():
     p.add_argument("--build", default=os.path.join(jobs.ROOT, "build"))
     p.add_argument("--deps", default=os.environ.get("MESHWRIGHT_DEPS", os.path.join(jobs.ROOT, ".deps")))
     p.add_argument("--schedules", nargs="*", default=SCHEDULES)
+    p.add_argument("--ranks", type=int, default=2)
     p.add_argument("--size", default="small")
     p.add_argument("--rounds", type=int, default=3)
     p.add_argument("--steps", type=int, default=12)
@@ -116,8 +117,8 @@ def main():
                 for name, other in (("one rank", alone), ("PyTorch lean", lean.get(schedule)), ("PyTorch hf", hf.get(schedule))):
                     compare(two, other or two, schedule + " beside " + name)
                 traced = ours(a, folder, schedule, "--trace")
-                times, beside = action_times(folder)
-                plan = json.loads(subprocess.run([os.path.join(a.build, "bin/meshwright"), "plan", job(a, folder, schedule), "--world-size", "2", "--json"], capture_output=True, text=True).stdout)
+                times, beside = action_times(folder, a.ranks)
+                plan = json.loads(subprocess.run([os.path.join(a.build, "bin/meshwright"), "plan", job(a, folder, schedule), "--world-size", str(a.ranks), "--json"], capture_output=True, text=True).stdout)
                 span = makespan([cells(row) for row in plan["pipeline"]["actions"]], times) + beside
                 step = lambda rows: jobs.median_step(rows) if rows else float("nan")
                 found[schedule].append((step(two), step(alone), span, step(traced), plan["pipeline"]["bubble"], step(lean.get(schedule)), step(hf.get(schedule))))

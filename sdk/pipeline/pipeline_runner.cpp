@@ -299,7 +299,7 @@ void PipelineRunner::wait_for_sends() {
 // A pass holds what it saved until its backward, or what waits for its weights.
 PipelinePeak PipelineRunner::held(const PipelineAction& action) {
   const Pass& pass = pass_of(action);
-  const bool saved = pass.root.is_valid(), waits = !saved && pass.weights != nullptr;
+  const bool saved = pass.root.is_valid(), waits = !saved && pass.weights && !pass.weights->empty();
   return {saved || waits, waits, saved && action.stage + 1 == stages()};
 }
 void PipelineRunner::count(const PipelineAction& action, const PipelinePeak& before) {

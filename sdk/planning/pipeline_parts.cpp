@@ -108,6 +108,19 @@ void check_parts(const ModelOutline& outline, const Parts& parts, const StringTa
             .help("remove " + text::quote(name) + " from part " + std::to_string(p))
             .help("remove " + text::quote(name) + " from part " + std::to_string(at->second));
     }
+  // The first stage reads ids and the last one gives the loss.
+  auto stands_in = [&](const std::vector<std::string>& names, size_t wanted, const char* where) {
+    for (const std::string& name : names)
+      if (auto found = part_of.find(name); found != part_of.end() && found->second != wanted)
+        throw bad(text::quote(name) + " stands in part " + std::to_string(found->second) +
+                      ", but " + where + " runs it",
+                  kPartsKey)
+            .help("move " + text::quote(name) + " to part " + std::to_string(wanted))
+            .help("leave out " + std::string(kPartsKey) +
+                  " and let the layers be dealt out evenly");
+  };
+  stands_in(parts.first, 0, "the first stage");
+  stands_in(parts.last, given.size() - 1, "the last stage");
   for (const ParameterOutline& parameter : outline.parameters)
     for (const std::string& name : known)
       if (text::lies_under(parameter.name, name) && !part_of.contains(name)) {

@@ -29,7 +29,8 @@ std::optional<Layout> layout_of(const std::set<Feature>& some, const std::string
   if ((has(shards) && has(replicas)) || (has(tp) && has(sequence))) return std::nullopt;
   if (has(sequence) && has(ep)) return std::nullopt;  // routers need whole tokens
   int64_t data = (has(shards) ? 2 : 1) * (has(replicas) ? 4 : 1);
-  if (has(ep) && !has(replicas)) data *= 2;  // experts are divided over ranks of data
+  // Experts are divided over all ranks that share a stage's layers.
+  if (has(ep) && !has(shards) && !has(replicas) && !has(tp) && !has(cp)) data *= 2;
   const int64_t ranks = 2 * data * (has(tp) || has(sequence) ? 2 : 1) * (has(cp) ? 2 : 1);
   if (ranks > 8) return std::nullopt;
   std::vector<std::string> sets = {kPp2};
@@ -45,8 +46,10 @@ std::optional<Layout> layout_of(const std::set<Feature>& some, const std::string
   if (has(bf16))
     sets.insert(sets.end(), {"distributed.mp_policy.param_dtype=\"bfloat16\"",
                              "distributed.mp_policy.output_dtype=\"bfloat16\""});
-  Layout out =
-      staged_layout(has(ep) ? experts : dense, {ranks, sets}, {schedule(kSchedules[turn % 7])});
+  // LoopedBFS adds up in another order, which half precision would hide.
+  const size_t kind = turn % 7;
+  const std::string& name = kSchedules[has(bf16) && kSchedules[kind] == "LoopedBFS" ? 1 : kind];
+  Layout out = staged_layout(has(ep) ? experts : dense, {ranks, sets}, {schedule(name)});
   // The flag of holding on the host is fsdp2's, which trains experts, too.
   if (has(ep) && !has(offload)) out.strategy = "moe_ep";
   return out;
@@ -91,7 +94,7 @@ TEST_CASE("pipeline matrix: all pairs and triples of axes and options that fit e
       CHECK(unlike(curve, curve_of(without_stages(*layout), kSteps, kSteps)) == "");
     // Half precision rounds to 4e-3, elsewhere on another mesh.
     CHECK(strays(curve, truth_of(some.contains(ep), some.contains(bf16)),
-                 some.contains(bf16) ? 5e3 : 5) == "");
+                 some.contains(bf16) ? 5e3 : 2) == "");
   }
   CHECK(trained == 76);
 }

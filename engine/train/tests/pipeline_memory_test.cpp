@@ -81,7 +81,10 @@ TEST_CASE("pipeline memory: each rank holds what its plan says, under every sche
                                                     {4, "1F1B"},
                                                     {4, "Interleaved1F1B"},
                                                     {4, "ZBVZeroBubble"},
-                                                    {4, "GPipe"}}) {
+                                                    {4, "GPipe"},
+                                                    {4, "InterleavedZeroBubble"},
+                                                    {4, "DualPipeV"},
+                                                    {4, "LoopedBFS"}}) {
     const std::vector<Use> uses = measure(model, pp, schedule, 2 * pp);
     for (int64_t rank = 0; rank < pp; ++rank) {
       const Use& use = uses[static_cast<size_t>(rank)];
@@ -97,6 +100,8 @@ TEST_CASE("pipeline memory: each rank holds what its plan says, under every sche
                     << b.weights + b.gradients + b.optimizer << " transient " << b.transient);
       CHECK(far > 0.95);
       CHECK(far < 1.05);
+      CHECK(moving > 0.93);
+      CHECK(moving < 1.07);
     }
   }
 }

@@ -54,6 +54,9 @@ TEST_CASE("pipelines: four ranks, any number of micro-batches") {
       INFO(layout.text() << ", micro-batches " << micro);
       CHECK(unlike(curve_of(layout, 6, 6), truth) == "");
     }
+    const Layout breadth = with({4, {kPp4}}, {schedule("LoopedBFS")});
+    INFO(breadth.text() << ", micro-batches " << micro);
+    CHECK(strays(curve_of(breadth, 6, 6), truth) == "");
   }
 }
 

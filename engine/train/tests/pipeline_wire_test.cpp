@@ -125,6 +125,18 @@ TEST_CASE("pipeline wire: every schedule beside every axis") {
     }
 }
 
+// Two copies of the weight, whose gradients are added up, or one where a v turns.
+TEST_CASE("pipeline wire: a head that shares the embedding's weight") {
+  TestFolder folder("pipeline_wire_tied");
+  SmallModel tied = kDeep;
+  tied.more = R"(, "num_hidden_layers": 8, "tie_word_embeddings": true)";
+  const std::string model = write_model(folder.path, tied);
+  for (const char* schedule : {"1F1B", "InterleavedZeroBubble", "ZBVZeroBubble"})
+    for (size_t beside : {size_t{0}, size_t{1}, size_t{2}})
+      for (int64_t pp : {2, 4})
+        check_wire(model, pp, schedule, kHeld[0], kBesides[beside], kFloat32);
+}
+
 TEST_CASE("pipeline wire: uneven stages, messages of another dtype, experts") {
   TestFolder folder("pipeline_wire_more");
   const std::string model = write_model(folder.path, kDeep);

@@ -467,6 +467,12 @@ TEST_CASE("explicit parts are taken as they are, once they are complete") {
         {"model.layers.1"},
         {"model.layers.2", "model.norm", "lm_head"}},
        "3 parts for pp_size 2"},
+      {{{"model.layers.0"},
+        {"model.embed_tokens", "model.layers.1", "model.layers.2", "model.norm", "lm_head"}},
+       "\"model.embed_tokens\" stands in part 1, but the first stage runs it"},
+      {{{"model.embed_tokens", "model.layers.0", "model.norm"},
+        {"model.layers.1", "model.layers.2", "lm_head"}},
+       "\"model.norm\" stands in part 0, but the last stage runs it"},
   };
   for (const auto& [parts, message] : bad) {
     CAPTURE(message);
