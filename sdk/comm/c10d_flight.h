@@ -3,6 +3,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <optional>
+#include <string>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <utility>
 #include <vector>
@@ -32,6 +34,13 @@ class C10dFlight : public Flight {
  private:
   std::vector<Handle> handles_;
   int64_t awaited_ = -1;
+};
+
+// What a back end finds out by itself, after the host has gone on.
+class ReportsFailure {
+ public:
+  virtual ~ReportsFailure() = default;
+  virtual std::optional<std::string> failure() = 0;
 };
 
 // The back end takes lists of tensors, each of one.

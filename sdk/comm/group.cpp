@@ -28,6 +28,8 @@ void Work::wait() {
   int64_t waited_from = group.trace->enabled ? Trace::now() : 0;
   std::unique_ptr<Flight> flight = std::move(flight_);
   GroupAccess::guarded(group, op_, bytes_, flight->awaited(), [&] { flight->wait(); });
+  if (group.watchdog)
+    for (const auto& handle : flight->handles()) group.watchdog->waited(handle, group.device);
   show(waited_from);
   if (flight->lends()) flight_ = std::move(flight);
 }

@@ -12,6 +12,7 @@ namespace meshwright {
 struct Group::Impl {
   std::shared_ptr<const detail::Place> place;
   int64_t rank = 0;
+  at::Device device = at::kCPU;          // of the world
   std::shared_ptr<Transport> transport;  // null: a group of one
   std::shared_ptr<TrafficCounter> traffic;
   std::shared_ptr<Trace> trace;

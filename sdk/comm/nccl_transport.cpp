@@ -13,13 +13,29 @@ using at::Tensor;
 
 namespace {
 
-class NcclTransport final : public Transport {
+class NcclTransport final : public Transport, public ReportsFailure {
  public:
   NcclTransport(c10::intrusive_ptr<c10d::Backend> backend, at::Device device)
       : backend_(std::move(backend)), device_(device) {}
   bool has_native_reduce_scatter() const override { return true; }
   bool runs_on_device() const override { return true; }
   void abort() override { backend_->abort(); }
+  std::optional<std::string> failure() override {
+    try {
+      switch (backend_->getError()) {
+        case c10d::ErrorType::SUCCESS:
+          return std::nullopt;
+        case c10d::ErrorType::TIMEOUT:
+          return "NCCL timed out";
+        case c10d::ErrorType::COMM_ERROR:
+          return "NCCL's communicator failed";
+        case c10d::ErrorType::REMOTE_ERROR:
+          return "NCCL found that another rank has failed";
+      }
+    } catch (const c10::Error&) {  // a back end that cannot say it
+    }
+    return std::nullopt;
+  }
 
   FlightPtr all_gather(const Tensor& shard, const Tensor& whole) override {
     Tensor in = shard, out = whole;

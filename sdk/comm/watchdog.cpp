@@ -1,7 +1,10 @@
 #include "watchdog.h"
 
+#include <algorithm>
 #include <cstdio>
+#include <utility>
 
+#include "c10d_flight.h"
 #include "peer_names.h"
 
 namespace meshwright::detail {
@@ -69,18 +72,35 @@ Error Place::failure(const char* op, int64_t bytes, const std::string& what, int
       .help("raise dist_env.timeout_minutes when a rank is only slow");
 }
 
-Watchdog::~Watchdog() {
+Watchdog::~Watchdog() { stop(); }
+
+void Watchdog::stop() {
   {
     std::lock_guard lock(mutex_);
     stop_ = true;
   }
   wake_.notify_all();
   if (thread_.joinable()) thread_.join();
+  entries_.clear();
 }
 
-void Watchdog::guard(std::shared_ptr<Transport> transport) {
+void Watchdog::waited(const c10::intrusive_ptr<c10d::Work>& work, at::Device device) {
+  if (device.is_cpu()) return;  // which has no events
+  c10::impl::VirtualGuardImpl guard(device.type());
+  c10::Event event(device.type());
+  event.record(guard.getStream(device));
+  c10::intrusive_ptr<c10d::Work> dropped;  // outside of the lock
   std::lock_guard lock(mutex_);
-  transports_.push_back(std::move(transport));
+  const auto entry = std::find_if(entries_.rbegin(), entries_.rend(),
+                                  [&](const Entry& e) { return e.work == work; });
+  if (entry == entries_.rend()) return;  // it has ended already
+  dropped = std::exchange(entry->work, nullptr);
+  entry->event = std::move(event);
+}
+
+void Watchdog::guard(std::shared_ptr<Transport> transport, std::shared_ptr<const Place> place) {
+  std::lock_guard lock(mutex_);
+  guarded_.push_back({std::move(transport), std::move(place)});
   if (!thread_.joinable()) thread_ = std::thread([this] { run(); });
 }
 
@@ -88,7 +108,8 @@ void Watchdog::add(c10::intrusive_ptr<c10d::Work> work, std::shared_ptr<const Pl
                    const char* op, int64_t bytes) {
   auto deadline = std::chrono::steady_clock::now() + place->timeout;
   std::lock_guard lock(mutex_);
-  entries_.push_back({std::move(work), std::move(place), op, bytes, Activity::text(), deadline});
+  entries_.push_back(
+      {std::move(work), std::nullopt, std::move(place), op, bytes, Activity::text(), deadline});
 }
 
 void Watchdog::check() {
@@ -114,10 +135,11 @@ void Watchdog::look(std::unique_lock<std::mutex>& lock) {
       return entry.place->failure(entry.op, entry.bytes, what, /*awaited=*/-1, entry.activity);
     };
     try {
-      if (entry.work->isCompleted()) {
+      if (entry.work && entry.work->isCompleted()) {
         if (auto problem = entry.work->exception()) std::rethrow_exception(problem);
         continue;
       }
+      if (entry.event && entry.event->query()) continue;
       if (now > entry.deadline) failure_ = failure("timed out");
     } catch (const c10::Error& error) {
       failure_ = failure(error.what_without_backtrace());
@@ -127,11 +149,16 @@ void Watchdog::look(std::unique_lock<std::mutex>& lock) {
     left.push_back(std::move(entry));
   }
   entries_ = std::move(left);
+  // Of works that are let go, the back end still says what became of them.
+  for (const Guarded& one : guarded_)
+    if (auto* reports = failure_ ? nullptr : dynamic_cast<ReportsFailure*>(one.transport.get()))
+      if (std::optional<std::string> what = reports->failure())
+        failure_ = one.place->failure("a collective", 0, *what, /*awaited=*/-1, "");
   if (!failure_) return;
   entries_.clear();
-  std::vector<std::shared_ptr<Transport>> transports = transports_;
+  std::vector<Guarded> guarded = guarded_;
   lock.unlock();
-  for (auto& transport : transports) transport->abort();
+  for (const Guarded& one : guarded) one.transport->abort();
   lock.lock();
 }
 

@@ -2,6 +2,7 @@
 // fails or never ends.
 #pragma once
 
+#include <c10/core/Event.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include <chrono>
@@ -38,16 +39,23 @@ struct Place {
 class Watchdog {
  public:
   ~Watchdog();
-  void guard(std::shared_ptr<Transport> transport);  // what to abort
+  void guard(std::shared_ptr<Transport> transport,
+             std::shared_ptr<const Place> place);  // what to abort
   void add(c10::intrusive_ptr<c10d::Work> work, std::shared_ptr<const Place> place, const char* op,
            int64_t bytes);
+  // The current stream of `device` waits for the work from here on. Its tensors, and with them
+  // their autograd graph, are let go; what is watched is an event behind it.
+  void waited(const c10::intrusive_ptr<c10d::Work>& work, at::Device device);
+  // Looks no more. Called before the devices' libraries go, whoever still holds this.
+  void stop();
   // Throws the first failure. By then all transports are aborted, so that no kernel holds the
   // device.
   void check();
 
  private:
   struct Entry {
-    c10::intrusive_ptr<c10d::Work> work;
+    c10::intrusive_ptr<c10d::Work> work;  // until its stream waits for it
+    std::optional<c10::Event> event;
     std::shared_ptr<const Place> place;
     const char* op;
     int64_t bytes;
@@ -59,7 +67,11 @@ class Watchdog {
   std::mutex mutex_;
   std::condition_variable wake_;
   std::vector<Entry> entries_;
-  std::vector<std::shared_ptr<Transport>> transports_;
+  struct Guarded {
+    std::shared_ptr<Transport> transport;
+    std::shared_ptr<const Place> place;
+  };
+  std::vector<Guarded> guarded_;
   std::optional<Error> failure_;
   bool stop_ = false;
   std::thread thread_;

@@ -33,7 +33,10 @@ World::World(int64_t rank, int64_t size, at::Device device, std::chrono::millise
   static const int unrecorded = ::setenv("TORCH_FR_BUFFER_SIZE", "0", /*overwrite=*/0);
   static_cast<void>(unrecorded);
 }
-World::~World() = default;
+World::~World() {
+  // Groups may live on with whoever holds them; nobody looks at a device that may be gone.
+  if (watchdog_) watchdog_->stop();
+}
 
 std::shared_ptr<World> World::single(at::Device device) {
   return std::make_shared<World>(0, 1, device, std::chrono::minutes(10), Connect());
@@ -52,6 +55,7 @@ std::shared_ptr<Group> World::group(const std::string& axis, const std::vector<i
     throw Error(ErrorCode::internal,
                 "rank " + std::to_string(rank_) + " is not in group " + impl->place->name());
   impl->rank = mine - ranks.begin();
+  impl->device = device_;
   impl->traffic = traffic_;
   impl->trace = trace_;
   if (ranks.size() > 1) {
@@ -74,7 +78,7 @@ std::shared_ptr<Group> World::group(const std::string& axis, const std::vector<i
     }
     if (impl->transport->runs_on_device()) {
       if (!watchdog_) watchdog_ = std::make_shared<detail::Watchdog>();
-      watchdog_->guard(impl->transport);
+      watchdog_->guard(impl->transport, impl->place);
       impl->watchdog = watchdog_;
     } else if (device_.is_cpu()) {
       impl->transport =

@@ -131,7 +131,8 @@ class AllGather final : public ExpertDispatcher {
 
   Tensor forward(const Tensor& x, const Routing& routing, GroupedExperts& experts,
                  const std::function<void()>& meanwhile) override {
-    int64_t tokens = x.size(0), longest = most_tokens(tokens), missing = longest - tokens;
+    int64_t tokens = x.size(0), longest = most_tokens(tokens, x.device()),
+            missing = longest - tokens;
     auto padded = [&](const Tensor& t, double value) {
       return missing == 0 ? t : at::constant_pad_nd(t, {0, 0, 0, missing}, value);
     };
@@ -150,9 +151,9 @@ class AllGather final : public ExpertDispatcher {
   }
 
  private:
-  int64_t most_tokens(int64_t mine) {
+  int64_t most_tokens(int64_t mine, at::Device device) {
     if (ep_->size() == 1) return mine;
-    Tensor box = at::full({1}, mine, at::kLong);
+    Tensor box = at::full({1}, mine, at::TensorOptions().dtype(at::kLong).device(device));
     return PartsGather(box, 0, *ep_).whole().max().item<int64_t>();
   }
 

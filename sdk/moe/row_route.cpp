@@ -81,7 +81,9 @@ RowRoute::RowRoute(ExpertOrder order, bool padded, std::shared_ptr<Group> group)
         .key("distributed.ep_size");
   Tensor mine = at::empty({1, experts_}, at::kLong);
   std::copy(order_.counts.begin(), order_.counts.end(), mine.mutable_data_ptr<int64_t>());
-  Tensor all = ranks_ == 1 ? mine : PartsGather(mine, 0, *group_).whole();
+  // Groups of a device move what lies there.
+  Tensor all =
+      ranks_ == 1 ? mine : PartsGather(mine.to(order_.slot.device()), 0, *group_).whole().cpu();
   counts_.assign(all.const_data_ptr<int64_t>(), all.const_data_ptr<int64_t>() + all.numel());
   for (int64_t e = 0; e < local_; ++e) {
     int64_t here = 0;
