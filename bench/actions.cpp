@@ -132,8 +132,8 @@ int main() {
         Row{gpipe, 2, 1}, Row{looped_bfs, 2, 2}, Row{interleaved_1f1b, 2, 2},
         Row{interleaved_zero_bubble, 2, 2}, Row{zbv_zero_bubble, 2, 2}, Row{dual_pipe_v, 2, 2}}) {
     const Times t = action_us(row.schedule, row.ranks, row.local);
-    std::printf("%-24s%8lld%8lld%14.1f%12.1f\n", std::string(schedule_name(row.schedule)).c_str(),
-                static_cast<long long>(row.ranks), static_cast<long long>(row.ranks * row.local),
-                t.whole, t.own);
+    std::printf("%-24s%8d%8d%14.1f%12.1f\n", std::string(schedule_name(row.schedule)).c_str(),
+                static_cast<int>(row.ranks), static_cast<int>(row.ranks * row.local), t.whole,
+                t.own);
   }
 }

@@ -93,7 +93,9 @@ void ReplicatedModel::gradient_ready(size_t index) {
     throw second_gradient(p.name);
   }
   if (collects() || last_) absorb(p);
-  if (last_ && !counted && !p.unused && bucket.waiting > 0 && --bucket.waiting == 0) launch_ready();
+  if (!last_ || counted || p.unused || bucket.waiting == 0) return;
+  --bucket.waiting;
+  if (bucket.waiting == 0) launch_ready();
 }
 
 // Buckets start in one order on all ranks, whatever the order in which they fill.

@@ -247,14 +247,18 @@ int64_t activation_bytes(const ShardingRequest& request, bool whole_layers) {
            plus(token.largest, times(token.outside, flight.logits)));
   // At the turn to backward: the gradient of the logits, or that of the first layer. Without a
   // pipeline only the former, which comes when all of a pass is held.
-  int64_t turn = logits, messages = 0;
+  int64_t turn = logits, messages = 0, waiting_logits = 0;
   if (pipeline_size(request) > 1) {
     turn = std::max(turn, times(token.gradients, element));
-    // What was sent stays until as many more are on their way as are in flight; and one comes.
-    messages = times(message_bytes(request), plus(flight.passes, 1));
+    // What was sent stays until as many more are on their way as are in flight; and one comes. A
+    // pass whose weights wait keeps the gradient that came, and the head's that of its logits.
+    messages = times(message_bytes(request), plus(plus(flight.passes, flight.waiting), 1));
+    elements = plus(elements, in_flight(token.outside, flight.waiting));
+    waiting_logits = in_flight(logits, flight.waiting);
   }
-  return plus(messages, times(tokens, plus(plus(times(elements, element), exchanged),
-                                           plus(times(logits, flight.logits), turn))));
+  return plus(messages,
+              times(tokens, plus(plus(times(elements, element), exchanged),
+                                 plus(plus(times(logits, flight.logits), waiting_logits), turn))));
 }
 
 }  // namespace meshwright

@@ -21,7 +21,6 @@ namespace transport_test {
 
 using namespace meshwright;
 using at::Tensor;
-using meshwright::testing::Faults;
 using meshwright::testing::faulty_world;
 using meshwright::testing::SharedMemory;
 
@@ -187,6 +186,7 @@ TEST_CASE("messages between ranks of one host cross in mailboxes, which change n
 }
 
 TEST_CASE("a message in a mailbox is sent before anybody asks for it") {
+  const SharedMemory shared(true);
   run_ranks(2, [](const std::shared_ptr<World>& world) {
     auto group = world->everyone();
     const int64_t peer = 1 - world->rank();
@@ -202,6 +202,7 @@ TEST_CASE("a message in a mailbox is sent before anybody asks for it") {
 }
 
 TEST_CASE("a mailbox takes parts of tensors, and a message that nobody waits for ends") {
+  const SharedMemory shared(true);
   run_ranks(2, [](const std::shared_ptr<World>& world) {
     auto group = world->everyone();
     const int64_t peer = 1 - world->rank();
@@ -222,6 +223,7 @@ TEST_CASE("a mailbox takes parts of tensors, and a message that nobody waits for
 }
 
 TEST_CASE("who sends to or waits for a mailbox's rank that is silent is told its name") {
+  const SharedMemory shared(true);
   for (bool sends : {false, true}) {
     CAPTURE(sends);
     std::string text;

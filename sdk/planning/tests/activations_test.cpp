@@ -76,10 +76,11 @@ struct Pipeline {
     return fully_sharded_footprint(job.request(rank), {}).bytes.activations;
   }
   int64_t expected(Peak peak, int64_t held_logits, bool last) const {
-    int64_t head = last ? (16 + 32) * held_logits : 0;
-    // A pass that waits for its weights has as much as one that waits for its gradient. Beside them
-    // messages, and gradients of one mlp.
-    return 16 * 4 * (2 * 116 * peak.passes + head + 8 * (peak.passes + 1) + 68);
+    // One pass of `local` that wait is of the head's stage.
+    int64_t head = last ? (16 + 32) * held_logits + (16 + 32) * peak.waiting / local : 0;
+    // A pass that waits for its weights has as much as one that waits for its gradient, and that
+    // gradient. Beside them messages, and gradients of one mlp.
+    return 16 * 4 * (2 * 116 * peak.passes + head + 8 * (peak.passes + peak.waiting + 1) + 68);
   }
 };
 
