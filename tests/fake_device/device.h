@@ -1,0 +1,22 @@
+// What the libraries of the fake device share: where device memory really lies, and who touches it
+// in what order. The runtime (libcudart.so.13) has these functions; NCCL and the operators call
+// them.
+#pragma once
+
+#include <cstddef>
+
+extern "C" {
+// The host's view of device or pinned memory; other memory is its own view. Device addresses
+// themselves are mapped without access, so that the host faults on them as beside a true device.
+void* fake_device_view(const void* p);
+int fake_device_of(const void* p);  // -1: not device memory
+// An operation begins on a stream: it comes after all that the host and the stream know to be over.
+void fake_device_begin(void* stream, int device, const char* what);
+// The operation that began last on the stream reads or writes these bytes.
+void fake_device_access(void* stream, int device, const void* p, size_t bytes, int write,
+                        const char* what);
+void fake_device_hang(void* stream, int device);  // what follows on the stream never ends, until
+void fake_device_release();
+// A line for the log.
+void fake_device_note(const char* format, ...) __attribute__((format(printf, 1, 2)));
+}

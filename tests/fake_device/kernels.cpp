@@ -1,0 +1,217 @@
+// What devices are like, and kernels: known by their names, never run. One that is launched all the
+// same belongs to an operator that operators.cpp did not replace.
+#include <cstring>
+#include <unordered_map>
+
+#include "runtime.h"
+
+using namespace fake_device;
+
+namespace fake_device {
+
+namespace {
+
+thread_local int current = 0;
+thread_local cudaError_t last_error = cudaSuccess;
+
+struct Configuration {
+  dim3 grid, block;
+  size_t shared = 0;
+  void* stream = nullptr;
+};
+thread_local Configuration configuration;
+
+std::unordered_map<const void*, const char*>& names() {
+  static auto* all = new std::unordered_map<const void*, const char*>;
+  return *all;
+}
+
+cudaError_t stray(const void* kernel) {
+  Lock lock;
+  ++counts().kernels;
+  auto it = names().find(kernel);
+  const std::string name = it == names().end() ? "?" : it->second;
+  if (!is_new("kernel " + name)) return cudaSuccess;
+  fprintf(log_file(), "fake device: STRAY KERNEL %s\n", name.c_str());
+  log_stack();
+  return cudaSuccess;
+}
+
+bool is_a_device(int device) { return device >= 0 && device < settings().count; }
+
+}  // namespace
+
+int current_device() { return current; }
+cudaError_t fail(cudaError_t error) { return last_error = error; }
+
+}  // namespace fake_device
+
+extern "C" {
+
+cudaError_t cudaGetDeviceCount(int* out) {
+  *out = settings().count;
+  return *out > 0 ? cudaSuccess : fail(cudaErrorNoDevice);
+}
+cudaError_t cudaGetDevice(int* out) {
+  *out = current;
+  return cudaSuccess;
+}
+cudaError_t cudaSetDevice(int device) {
+  if (!is_a_device(device)) return fail(cudaErrorInvalidDevice);
+  current = device;
+  return cudaSuccess;
+}
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp* out, int device) {
+  if (!is_a_device(device)) return fail(cudaErrorInvalidDevice);
+  memset(out, 0, sizeof *out);
+  strcpy(out->name, "Fake device");
+  out->major = 9;
+  out->totalGlobalMem = kDeviceBytes;
+  out->multiProcessorCount = 132;
+  out->warpSize = 32;
+  out->maxThreadsPerBlock = 1024;
+  out->maxThreadsPerMultiProcessor = 2048;
+  out->regsPerBlock = out->regsPerMultiprocessor = 65536;
+  out->sharedMemPerBlock = 49152;
+  out->sharedMemPerBlockOptin = 232448;
+  out->sharedMemPerMultiprocessor = 233472;
+  out->l2CacheSize = 50 << 20;
+  out->maxThreadsDim[0] = out->maxThreadsDim[1] = 1024;
+  out->maxThreadsDim[2] = 64;
+  out->maxGridSize[0] = 0x7fffffff;
+  out->maxGridSize[1] = out->maxGridSize[2] = 65535;
+  out->unifiedAddressing = out->concurrentKernels = out->canMapHostMemory = 1;
+  out->asyncEngineCount = 3;
+  out->pciBusID = device + 1;
+  out->textureAlignment = 512;
+  return cudaSuccess;
+}
+cudaError_t cudaDeviceGetAttribute(int* out, cudaDeviceAttr attribute, int) {
+  switch (attribute) {
+    case cudaDevAttrComputeCapabilityMajor:
+      *out = 9;
+      break;
+    case cudaDevAttrMultiProcessorCount:
+      *out = 132;
+      break;
+    case cudaDevAttrWarpSize:
+      *out = 32;
+      break;
+    case cudaDevAttrMaxThreadsPerBlock:
+      *out = 1024;
+      break;
+    default:
+      *out = 0;
+  }
+  return cudaSuccess;
+}
+cudaError_t cudaDeviceGetPCIBusId(char* out, int bytes, int device) {
+  snprintf(out, static_cast<size_t>(bytes), "0000:%02x:00.0", static_cast<unsigned>(device) + 1U);
+  return cudaSuccess;
+}
+cudaError_t cudaDeviceCanAccessPeer(int* out, int, int) {
+  *out = 1;
+  return cudaSuccess;
+}
+cudaError_t cudaDeviceEnablePeerAccess(int, unsigned) { return cudaSuccess; }
+cudaError_t cudaDeviceGetStreamPriorityRange(int* low, int* high) {
+  *low = 0;
+  *high = -5;
+  return cudaSuccess;
+}
+cudaError_t cudaDriverGetVersion(int* out) {
+  *out = CUDART_VERSION;
+  return cudaSuccess;
+}
+cudaError_t cudaRuntimeGetVersion(int* out) {
+  *out = CUDART_VERSION;
+  return cudaSuccess;
+}
+cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** out, unsigned,
+                                             unsigned long long,
+                                             cudaDriverEntryPointQueryResult* result) {
+  *out = reinterpret_cast<void*>(+[] { return 0; });
+  if (result != nullptr) *result = cudaDriverEntryPointSuccess;
+  fake_device_note("fake device: driver function %s asked for\n", name);
+  return cudaSuccess;
+}
+
+const char* cudaGetErrorName(cudaError_t error) {
+  if (error == cudaSuccess) return "cudaSuccess";
+  return error == cudaErrorNotReady ? "cudaErrorNotReady" : "error of the fake device";
+}
+const char* cudaGetErrorString(cudaError_t error) {
+  return error == cudaSuccess ? "no error" : "error of the fake device";
+}
+cudaError_t cudaGetLastError() {
+  const cudaError_t out = last_error;
+  last_error = cudaSuccess;
+  return out;
+}
+cudaError_t cudaPeekAtLastError() { return last_error; }
+
+cudaError_t cudaLaunchKernel(const void* kernel, dim3, dim3, void**, size_t, cudaStream_t) {
+  return stray(kernel);
+}
+cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t*, const void* kernel, void**) {
+  return stray(kernel);
+}
+cudaError_t cudaLaunchCooperativeKernel(const void* kernel, dim3, dim3, void**, size_t,
+                                        cudaStream_t) {
+  return stray(kernel);
+}
+cudaError_t cudaGetSymbolAddress(void** out, const void*) { return cudaMalloc(out, 4096); }
+cudaError_t cudaMemcpyToSymbol(const void*, const void*, size_t, size_t, cudaMemcpyKind) {
+  return cudaSuccess;
+}
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* out, const void*) {
+  *out = {};
+  out->maxThreadsPerBlock = 1024;
+  out->numRegs = 32;
+  return cudaSuccess;
+}
+cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute, int) { return cudaSuccess; }
+cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* out, const void*, int, size_t) {
+  *out = 2;
+  return cudaSuccess;
+}
+cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* out, const void*, int,
+                                                                   size_t, unsigned) {
+  *out = 2;
+  return cudaSuccess;
+}
+
+// What compiled kernels call when their library is loaded, and before a launch.
+// NOLINTBEGIN(bugprone-reserved-identifier)
+cudaError_t __cudaGetKernel(cudaKernel_t* out, const void* kernel) {
+  *out = reinterpret_cast<cudaKernel_t>(const_cast<void*>(kernel));
+  return cudaSuccess;
+}
+cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3, dim3, void**, size_t, cudaStream_t) {
+  return stray(kernel);
+}
+unsigned __cudaPushCallConfiguration(dim3 grid, dim3 block, size_t shared, void* stream) {
+  configuration = {grid, block, shared, stream};
+  return 0;
+}
+cudaError_t __cudaPopCallConfiguration(dim3* grid, dim3* block, size_t* shared, void* stream) {
+  *grid = configuration.grid;
+  *block = configuration.block;
+  *shared = configuration.shared;
+  *static_cast<void**>(stream) = configuration.stream;
+  return cudaSuccess;
+}
+void** __cudaRegisterFatBinary(void*) {
+  static void* binary[1];
+  return binary;
+}
+void __cudaRegisterFatBinaryEnd(void**) {}
+void __cudaUnregisterFatBinary(void**) {}
+void __cudaRegisterVar(void**, char*, char*, const char*, int, size_t, int, int) {}
+void __cudaRegisterFunction(void**, const char* kernel, char*, const char* name, int, uint3*,
+                            uint3*, dim3*, dim3*, int*) {
+  names()[kernel] = name;
+}
+char __cudaInitModule(void**) { return 0; }
+// NOLINTEND(bugprone-reserved-identifier)
+}

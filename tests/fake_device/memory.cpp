@@ -1,0 +1,254 @@
+// Memory of the devices and pinned memory. Device memory is mapped twice: at the addresses that the
+// program sees, where nobody may touch it, and at the host's view, where the bytes are.
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <map>
+
+#include "runtime.h"
+
+namespace fake_device {
+
+namespace {
+
+// A copy that the host does not know to be over.
+struct Flight {
+  size_t stream = 0;
+  uint64_t time = 0;
+  bool written = false;  // by the device
+  const char* what = "";
+};
+struct Pinned {
+  char* view = nullptr;
+  size_t bytes = 0;
+  std::vector<Flight> flights;
+  int protection = PROT_READ | PROT_WRITE;
+};
+
+struct State {
+  char *base = nullptr, *view = nullptr;
+  std::map<uintptr_t, size_t> used;                // blocks of all devices
+  std::map<uintptr_t, size_t> free[kMostDevices];  // those given back, by address
+  size_t top[kMostDevices] = {}, taken[kMostDevices] = {};
+  std::map<uintptr_t, Pinned> pinned;
+  std::map<uintptr_t, size_t> registered;
+};
+State& state() {
+  static auto* all = [] {
+    auto* made = new State;  // never destroyed: other libraries end later
+    constexpr size_t bytes = kDeviceBytes * kMostDevices;
+    auto map = [&](int protection) {
+      void* p =
+          mmap(nullptr, bytes, protection, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+      if (p == MAP_FAILED) abort();
+      return static_cast<char*>(p);
+    };
+    made->base = map(PROT_NONE);
+    made->view = map(PROT_READ | PROT_WRITE);
+    return made;
+  }();
+  return *all;
+}
+
+uintptr_t number(const void* p) { return reinterpret_cast<uintptr_t>(p); }
+size_t whole_pages(size_t bytes) { return (bytes + 4095) / 4096 * 4096; }
+
+std::pair<const uintptr_t, Pinned>* pinned_at(const void* p) {
+  auto it = state().pinned.upper_bound(number(p));
+  if (it == state().pinned.begin()) return nullptr;
+  --it;
+  return number(p) < it->first + it->second.bytes ? &*it : nullptr;
+}
+
+void protect(uintptr_t address, Pinned& pinned) {
+  int wanted = PROT_READ | PROT_WRITE;
+  for (const Flight& flight : pinned.flights) wanted &= flight.written ? PROT_NONE : PROT_READ;
+  if (wanted == pinned.protection) return;
+  mprotect(reinterpret_cast<void*>(address), pinned.bytes, wanted);
+  pinned.protection = wanted;
+}
+
+// The first block given back that is large enough, or 0.
+uintptr_t take_again(std::map<uintptr_t, size_t>& blocks, size_t bytes) {
+  for (auto it = blocks.begin(); it != blocks.end(); ++it) {
+    if (it->second < bytes) continue;
+    const auto [address, there] = *it;
+    blocks.erase(it);
+    if (there > bytes) blocks.emplace(address + bytes, there - bytes);
+    return address;
+  }
+  return 0;
+}
+
+}  // namespace
+
+bool is_device(const void* p) {
+  const char *address = static_cast<const char*>(p), *base = state().base;
+  return address >= base && address < base + kDeviceBytes * kMostDevices;
+}
+bool is_allocated(const void* p) {
+  auto it = state().used.upper_bound(number(p));
+  if (it == state().used.begin()) return false;
+  --it;
+  return number(p) < it->first + it->second;
+}
+bool is_pinned(const void* p) { return pinned_at(p) != nullptr; }
+
+void take_off(const void* pinned, const Stream& stream, bool written, const char* what) {
+  auto* found = pinned_at(pinned);
+  if (found == nullptr) return;
+  found->second.flights.push_back({stream.number, at(stream.clock, stream.number), written, what});
+  protect(found->first, found->second);
+}
+
+void land() {
+  const Clock& host = host_clock();
+  for (auto& [address, pinned] : state().pinned) {
+    if (pinned.flights.empty()) continue;
+    std::erase_if(pinned.flights,
+                  [&](const Flight& flight) { return at(host, flight.stream) >= flight.time; });
+    protect(address, pinned);
+  }
+}
+
+bool tell_pinned(void* address, bool wrote) {
+  auto* found = pinned_at(address);
+  if (found == nullptr) return false;
+  Pinned& pinned = found->second;
+  fprintf(log_file(), "fake device: RACE host %s of pinned memory at %p while [%s] is in flight\n",
+          wrote ? "write" : "read", address,
+          pinned.flights.empty() ? "?" : pinned.flights.back().what);
+  log_stack();
+  ++counts().races;
+  pinned.flights.clear();
+  protect(found->first, pinned);
+  return true;
+}
+
+}  // namespace fake_device
+
+using namespace fake_device;
+
+extern "C" {
+
+void* fake_device_view(const void* p) {
+  const State& all = state();
+  if (is_device(p)) return all.view + (static_cast<const char*>(p) - all.base);
+  Lock lock;
+  if (auto* found = pinned_at(p)) return found->second.view + (number(p) - found->first);
+  return const_cast<void*>(p);
+}
+int fake_device_of(const void* p) {
+  if (!is_device(p)) return -1;
+  return static_cast<int>(static_cast<size_t>(static_cast<const char*>(p) - state().base) /
+                          kDeviceBytes);
+}
+
+cudaError_t cudaMalloc(void** p, size_t bytes) {
+  set_up();
+  Lock lock;
+  State& all = state();
+  const int device = current_device();
+  const size_t whole = whole_pages(bytes);
+  uintptr_t address = take_again(all.free[device], whole);
+  if (address == 0) {
+    *p = nullptr;
+    if (all.top[device] + whole > kDeviceBytes) return fail(cudaErrorMemoryAllocation);
+    address = number(all.base) + static_cast<size_t>(device) * kDeviceBytes + all.top[device];
+    all.top[device] += whole;
+  }
+  all.used[address] = whole;
+  all.taken[device] += whole;
+  *p = reinterpret_cast<void*>(address);
+  // No zeros by luck: these are not-a-numbers and large integers.
+  if (settings().poison) memset(fake_device_view(*p), 0xff, whole);
+  return cudaSuccess;
+}
+cudaError_t cudaFree(void* p) {
+  set_up();
+  if (p == nullptr) return cudaSuccess;
+  cudaDeviceSynchronize();
+  Lock lock;
+  State& all = state();
+  auto it = all.used.find(number(p));
+  if (it == all.used.end()) return fail(cudaErrorInvalidValue);
+  const auto [address, bytes] = *it;
+  const int device = fake_device_of(p);
+  forget(address, bytes);
+  madvise(fake_device_view(p), bytes, MADV_DONTNEED);
+  all.free[device].emplace(address, bytes);
+  all.taken[device] -= bytes;
+  all.used.erase(it);
+  return cudaSuccess;
+}
+cudaError_t cudaMallocAsync(void** p, size_t bytes, cudaStream_t) { return cudaMalloc(p, bytes); }
+cudaError_t cudaFreeAsync(void* p, cudaStream_t) { return cudaFree(p); }
+cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
+  Lock lock;
+  *total = kDeviceBytes;
+  *free = kDeviceBytes - state().taken[current_device()];
+  return cudaSuccess;
+}
+
+// Pinned memory is mapped twice, too: a copy writes through the view while its pages are closed.
+cudaError_t cudaHostAlloc(void** p, size_t bytes, unsigned) {
+  Lock lock;
+  Pinned made;
+  made.bytes = whole_pages(bytes);
+  const int file = memfd_create("pinned", MFD_CLOEXEC);
+  if (file < 0 || ftruncate(file, static_cast<off_t>(made.bytes)) != 0)
+    return fail(cudaErrorMemoryAllocation);
+  auto map = [&] { return mmap(nullptr, made.bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0); };
+  *p = map();
+  made.view = static_cast<char*>(map());
+  close(file);
+  if (*p == MAP_FAILED || made.view == MAP_FAILED) return fail(cudaErrorMemoryAllocation);
+  if (settings().poison) memset(made.view, 0xff, made.bytes);
+  state().pinned[number(*p)] = std::move(made);
+  return cudaSuccess;
+}
+cudaError_t cudaFreeHost(void* p) {
+  Lock lock;
+  auto it = state().pinned.find(number(p));
+  if (it == state().pinned.end()) return fail(cudaErrorInvalidValue);
+  munmap(p, it->second.bytes);
+  munmap(it->second.view, it->second.bytes);
+  state().pinned.erase(it);
+  return cudaSuccess;
+}
+cudaError_t cudaHostRegister(void* p, size_t bytes, unsigned) {
+  Lock lock;
+  state().registered[number(p)] = bytes;
+  return cudaSuccess;
+}
+cudaError_t cudaHostUnregister(void* p) {
+  Lock lock;
+  state().registered.erase(number(p));
+  return cudaSuccess;
+}
+
+cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* out, const void* p) {
+  Lock lock;
+  *out = {};
+  out->type = cudaMemoryTypeUnregistered;
+  out->hostPointer = const_cast<void*>(p);
+  if (is_device(p)) {
+    out->type = cudaMemoryTypeDevice;
+    out->device = fake_device_of(p);
+    out->devicePointer = const_cast<void*>(p);
+    out->hostPointer = nullptr;
+  } else if (is_pinned(p)) {
+    out->type = cudaMemoryTypeHost;
+    out->devicePointer = const_cast<void*>(p);
+  } else {
+    out->device = cudaInvalidDeviceId;
+    for (const auto& [begin, bytes] : state().registered)
+      if (number(p) - begin < bytes) out->type = cudaMemoryTypeHost;
+  }
+  return cudaSuccess;
+}
+}

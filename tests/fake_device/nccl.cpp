@@ -1,0 +1,183 @@
+// libnccl.so.2: NCCL's interface. Calls between ncclGroupStart() and ncclGroupEnd() wait for its
+// end; sends and receives among them become one exchange.
+#include <nccl.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <random>
+
+#include "device.h"
+#include "nccl_shared.h"
+
+using namespace fake_device;
+
+namespace {
+
+std::atomic<int> alive{0};  // communicators
+struct AtExit {
+  ~AtExit() {
+    if (alive > 0) fake_device_note("fake device: %d communicators are left\n", alive.load());
+  }
+} at_exit;
+
+thread_local int depth = 0;
+thread_local std::vector<Call> waiting;
+
+ncclResult_t put(Call call) {
+  if (depth == 0) return run(call);
+  if (call.kind == Kind::pairs)
+    for (Call& other : waiting)
+      if (other.kind == Kind::pairs && other.comm == call.comm) {
+        other.transfers.push_back(call.transfers[0]);
+        return ncclSuccess;
+      }
+  waiting.push_back(std::move(call));
+  return ncclSuccess;
+}
+
+ncclResult_t put_transfer(bool send, void* p, size_t count, ncclDataType_t type, int peer,
+                          ncclComm_t comm, cudaStream_t stream) {
+  return put({.kind = Kind::pairs,
+              .comm = comm,
+              .stream = stream,
+              .transfers = {{send, p, count * width_of(type), peer}}});
+}
+
+ncclResult_t answer(int* out, int value) {
+  *out = value;
+  return ncclSuccess;
+}
+
+}  // namespace
+
+extern "C" {
+
+ncclResult_t ncclGetVersion(int* out) { return answer(out, NCCL_VERSION_CODE); }
+const char* ncclGetErrorString(ncclResult_t result) {
+  if (result == ncclSuccess) return "no error";
+  return result == ncclRemoteError ? "given up" : "error of the fake NCCL";
+}
+const char* ncclGetLastError(ncclComm_t) { return ""; }
+ncclResult_t ncclGetUniqueId(ncclUniqueId* out) {
+  memset(out, 0, sizeof *out);
+  std::random_device random;
+  snprintf(out->internal, sizeof out->internal, "/dev/shm/fake_device.%d.%08x%08x", getpid(),
+           random(), random());
+  return ncclSuccess;
+}
+ncclResult_t ncclCommInitRankConfig(ncclComm_t* out, int size, ncclUniqueId id, int rank,
+                                    ncclConfig_t*) {
+  auto* comm = new ncclComm;  // for good: streams may still wait for what it ran
+  comm->rank = rank;
+  comm->size = size;
+  cudaGetDevice(&comm->device);
+  if (!comm->open(id.internal)) return ncclSystemError;
+  *out = comm;
+  ++alive;
+  return ncclSuccess;
+}
+ncclResult_t ncclCommInitRank(ncclComm_t* out, int size, ncclUniqueId id, int rank) {
+  return ncclCommInitRankConfig(out, size, id, rank, nullptr);
+}
+ncclResult_t ncclCommInitRankScalable(ncclComm_t* out, int size, int rank, int, ncclUniqueId* ids,
+                                      ncclConfig_t* config) {
+  return ncclCommInitRankConfig(out, size, ids[0], rank, config);
+}
+ncclResult_t ncclCommInitAll(ncclComm_t*, int, const int*) { return ncclInvalidUsage; }
+ncclResult_t ncclCommSplit(ncclComm_t, int, int, ncclComm_t*, ncclConfig_t*) {
+  fake_device_note("fake device: ncclCommSplit is not there\n");
+  return ncclInvalidUsage;
+}
+ncclResult_t ncclCommShrink(ncclComm_t, int*, int, ncclComm_t*, ncclConfig_t*, int) {
+  fake_device_note("fake device: ncclCommShrink is not there\n");
+  return ncclInvalidUsage;
+}
+ncclResult_t ncclCommAbort(ncclComm_t comm) {
+  fake_device_release();
+  if (!comm->aborted.exchange(true)) --alive;
+  return ncclSuccess;
+}
+ncclResult_t ncclCommDestroy(ncclComm_t comm) { return ncclCommAbort(comm); }
+ncclResult_t ncclCommFinalize(ncclComm_t) { return ncclSuccess; }
+ncclResult_t ncclCommCount(const ncclComm_t comm, int* out) { return answer(out, comm->size); }
+ncclResult_t ncclCommUserRank(const ncclComm_t comm, int* out) { return answer(out, comm->rank); }
+ncclResult_t ncclCommCuDevice(const ncclComm_t comm, int* out) { return answer(out, comm->device); }
+ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* out) {
+  *out = comm->aborted ? ncclRemoteError : ncclSuccess;
+  return ncclSuccess;
+}
+ncclResult_t ncclCommRegister(const ncclComm_t, void*, size_t, void** handle) {
+  *handle = nullptr;
+  return ncclSuccess;
+}
+ncclResult_t ncclCommDeregister(const ncclComm_t, void*) { return ncclSuccess; }
+ncclResult_t ncclCommWindowRegister(ncclComm_t, void*, size_t, ncclWindow_t*, int) {
+  return ncclInvalidUsage;
+}
+ncclResult_t ncclCommWindowDeregister(ncclComm_t, ncclWindow_t) { return ncclInvalidUsage; }
+int ncclDevCommCreate() { return ncclInvalidUsage; }
+int ncclDevCommDestroy() { return ncclInvalidUsage; }
+ncclResult_t ncclMemAlloc(void** out, size_t bytes) {
+  return cudaMalloc(out, bytes) == cudaSuccess ? ncclSuccess : ncclSystemError;
+}
+ncclResult_t ncclMemFree(void* p) {
+  return cudaFree(p) == cudaSuccess ? ncclSuccess : ncclSystemError;
+}
+ncclResult_t ncclRedOpCreatePreMulSum(ncclRedOp_t* out, void* scalar, ncclDataType_t type,
+                                      ncclScalarResidence_t, ncclComm_t) {
+  *out = make_scaled_sum(read_scalar(fake_device_view(scalar), type));
+  return ncclSuccess;
+}
+ncclResult_t ncclRedOpDestroy(ncclRedOp_t, ncclComm_t) { return ncclSuccess; }
+
+ncclResult_t ncclGroupStart() {
+  ++depth;
+  return ncclSuccess;
+}
+ncclResult_t ncclGroupEnd() {
+  if (--depth > 0) return ncclSuccess;
+  std::vector<Call> calls;
+  calls.swap(waiting);
+  for (const Call& call : calls)
+    if (const ncclResult_t result = run(call); result != ncclSuccess) return result;
+  return ncclSuccess;
+}
+ncclResult_t ncclGroupSimulateEnd(ncclSimInfo_t*) { return ncclSuccess; }
+
+ncclResult_t ncclAllReduce(const void* in, void* out, size_t count, ncclDataType_t type,
+                           ncclRedOp_t operation, ncclComm_t comm, cudaStream_t stream) {
+  return put({Kind::all_reduce, in, out, count, type, operation, 0, comm, stream, {}});
+}
+ncclResult_t ncclAllGather(const void* in, void* out, size_t count, ncclDataType_t type,
+                           ncclComm_t comm, cudaStream_t stream) {
+  return put({Kind::all_gather, in, out, count, type, ncclSum, 0, comm, stream, {}});
+}
+ncclResult_t ncclReduceScatter(const void* in, void* out, size_t count, ncclDataType_t type,
+                               ncclRedOp_t operation, ncclComm_t comm, cudaStream_t stream) {
+  return put({Kind::reduce_scatter, in, out, count, type, operation, 0, comm, stream, {}});
+}
+ncclResult_t ncclBroadcast(const void* in, void* out, size_t count, ncclDataType_t type, int root,
+                           ncclComm_t comm, cudaStream_t stream) {
+  return put({Kind::broadcast, in, out, count, type, ncclSum, root, comm, stream, {}});
+}
+ncclResult_t ncclBcast(void* p, size_t count, ncclDataType_t type, int root, ncclComm_t comm,
+                       cudaStream_t stream) {
+  return put({Kind::broadcast, p, p, count, type, ncclSum, root, comm, stream, {}});
+}
+ncclResult_t ncclReduce(const void* in, void* out, size_t count, ncclDataType_t type,
+                        ncclRedOp_t operation, int root, ncclComm_t comm, cudaStream_t stream) {
+  return put({Kind::reduce, in, out, count, type, operation, root, comm, stream, {}});
+}
+ncclResult_t ncclAlltoAll(const void* in, void* out, size_t count, ncclDataType_t type,
+                          ncclComm_t comm, cudaStream_t stream) {
+  return put({Kind::all_to_all, in, out, count, type, ncclSum, 0, comm, stream, {}});
+}
+ncclResult_t ncclSend(const void* p, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
+                      cudaStream_t stream) {
+  return put_transfer(true, const_cast<void*>(p), count, type, peer, comm, stream);
+}
+ncclResult_t ncclRecv(void* p, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
+                      cudaStream_t stream) {
+  return put_transfer(false, p, count, type, peer, comm, stream);
+}
+}

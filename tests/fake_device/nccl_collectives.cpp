@@ -1,0 +1,302 @@
+// The collectives, in rounds of as much as a slot holds. Ranks must call the same one; who touches
+// what is told to the race check.
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+
+#include "device.h"
+#include "nccl_shared.h"
+
+namespace fake_device {
+
+namespace {
+
+// What a rank calls, for the others to compare.
+struct Said {
+  uint32_t kind = 0, type = 0, root = 0;
+  uint64_t count = 0;
+  bool operator==(const Said&) const = default;
+};
+
+ncclResult_t agree(const Call& call) {
+  const ncclComm& comm = *call.comm;
+  Said mine{static_cast<uint32_t>(call.kind), static_cast<uint32_t>(call.type),
+            static_cast<uint32_t>(call.root), call.count};
+  if (call.kind == Kind::pairs) mine.type = 0;
+  memcpy(comm.slot(comm.rank), &mine, sizeof mine);
+  if (!comm.barrier()) return ncclRemoteError;
+  bool same = true;
+  for (int rank = 0; rank < comm.size; ++rank) {
+    Said other;
+    memcpy(&other, comm.slot(rank), sizeof other);
+    if (other == mine) continue;
+    same = false;
+    fake_device_note(
+        "fake device: nccl WRONG: rank %d of %d calls %s of %zu, rank %d calls %s of %zu\n",
+        comm.rank, comm.size, name_of(call.kind), call.count, rank,
+        name_of(static_cast<Kind>(other.kind)), static_cast<size_t>(other.count));
+  }
+  if (!comm.barrier()) return ncclRemoteError;
+  return same ? ncclSuccess : ncclInvalidUsage;
+}
+
+// One call under way.
+class Running {
+ public:
+  explicit Running(const Call& call)
+      : call_(call),
+        comm_(*call.comm),
+        what_(std::string("nccl ") + name_of(call.kind)),
+        width_(width_of(call.type)),
+        count_(call.count),
+        ranks_(static_cast<size_t>(comm_.size)),
+        rank_(static_cast<size_t>(comm_.rank)) {
+    fake_device_begin(call.stream, comm_.device, what_.c_str());
+    check(call.in);
+    check(call.out);
+    for (const Transfer& transfer : call.transfers) check(transfer.data);
+  }
+
+  bool run() {
+    in_ = static_cast<const char*>(fake_device_view(call_.in));
+    out_ = static_cast<char*>(fake_device_view(call_.out));
+    switch (call_.kind) {
+      case Kind::all_reduce:
+      case Kind::reduce:
+      case Kind::broadcast:
+        return to_all_or_one();
+      case Kind::all_gather:
+        return gather();
+      case Kind::reduce_scatter:
+        return scatter();
+      case Kind::all_to_all:
+        return exchange();
+      case Kind::pairs:
+        return send_and_receive();
+    }
+    return false;
+  }
+
+ private:
+  void check(const void* p) const {
+    if (p != nullptr && fake_device_of(p) != comm_.device)
+      fake_device_note("fake device: nccl WRONG: %s with memory %p that is not of device %d\n",
+                       what_.c_str(), p, comm_.device);
+  }
+  void reads(const void* p, size_t bytes) const {
+    fake_device_access(call_.stream, comm_.device, p, bytes, 0, what_.c_str());
+  }
+  void writes(const void* p, size_t bytes) const {
+    fake_device_access(call_.stream, comm_.device, p, bytes, 1, what_.c_str());
+  }
+  char* slot(size_t rank) const { return comm_.slot(static_cast<int>(rank)); }
+
+  // Rounds of at most `room` elements: fill(at, part) puts this rank's into its slot, and
+  // take(at, part) fetches what it wants when all have done so.
+  template <class Fill, class Take>
+  bool rounds(size_t room, Fill fill, Take take) {
+    for (size_t at = 0; at < count_; at += room) {
+      const size_t part = std::min(count_ - at, room);
+      fill(at, part);
+      if (!comm_.barrier()) return false;
+      take(at, part);
+      if (!comm_.barrier()) return false;
+    }
+    return true;
+  }
+
+  bool to_all_or_one() {
+    const bool is_root = comm_.rank == call_.root, casts = call_.kind == Kind::broadcast;
+    const bool gets = call_.kind != Kind::reduce || is_root;
+    reads(call_.in, count_ * width_);
+    if (gets) writes(call_.out, count_ * width_);
+    return rounds(
+        kSlotBytes / width_,
+        [&](size_t at, size_t part) {
+          if (!casts || is_root) memcpy(slot(rank_), in_ + at * width_, part * width_);
+        },
+        [&](size_t at, size_t part) {
+          if (casts)
+            memcpy(out_ + at * width_, comm_.slot(call_.root), part * width_);
+          else if (gets)
+            reduce_slots(comm_, out_ + at * width_, 0, part, call_.type, call_.operation);
+        });
+  }
+
+  bool gather() {
+    const size_t bytes = count_ * width_;
+    reads(call_.in, bytes);
+    // In place: NCCL does not write the rank's own part.
+    const auto* out = static_cast<const char*>(call_.out);
+    if (call_.in == out + rank_ * bytes) {
+      writes(out, rank_ * bytes);
+      writes(out + (rank_ + 1) * bytes, (ranks_ - 1 - rank_) * bytes);
+    } else {
+      writes(out, ranks_ * bytes);
+    }
+    return rounds(
+        kSlotBytes / width_,
+        [&](size_t at, size_t part) { memcpy(slot(rank_), in_ + at * width_, part * width_); },
+        [&](size_t at, size_t part) {
+          for (size_t r = 0; r < ranks_; ++r)
+            memcpy(out_ + (r * count_ + at) * width_, slot(r), part * width_);
+        });
+  }
+
+  // A part for every rank, side by side in the slot.
+  void fill_for_all(size_t at, size_t part) {
+    for (size_t r = 0; r < ranks_; ++r)
+      memcpy(slot(rank_) + r * part * width_, in_ + (r * count_ + at) * width_, part * width_);
+  }
+
+  bool scatter() {
+    reads(call_.in, count_ * width_ * ranks_);
+    writes(call_.out, count_ * width_);
+    std::vector<char> kept(count_ * width_);  // in and out may overlap
+    const bool ok = rounds(
+        kSlotBytes / width_ / ranks_, [&](size_t at, size_t part) { fill_for_all(at, part); },
+        [&](size_t at, size_t part) {
+          reduce_slots(comm_, kept.data() + at * width_, rank_ * part, part, call_.type,
+                       call_.operation);
+        });
+    if (ok && !kept.empty()) memcpy(out_, kept.data(), kept.size());
+    return ok;
+  }
+
+  bool exchange() {
+    reads(call_.in, count_ * width_ * ranks_);
+    writes(call_.out, count_ * width_ * ranks_);
+    return rounds(
+        kSlotBytes / width_ / ranks_, [&](size_t at, size_t part) { fill_for_all(at, part); },
+        [&](size_t at, size_t part) {
+          for (size_t r = 0; r < ranks_; ++r)
+            memcpy(out_ + (r * count_ + at) * width_, slot(r) + rank_ * part * width_,
+                   part * width_);
+        });
+  }
+
+  // Of a slot: a box for every rank, with a head before its data.
+  struct Box {
+    uint64_t bytes = 0, more = 0;  // more: the sender has something left
+  };
+  static constexpr size_t kBoxHead = 64;
+  size_t room() const { return (kSlotBytes / ranks_ & ~size_t{63}) - kBoxHead; }
+  char* box(size_t from, size_t to) const { return slot(from) + to * (room() + kBoxHead); }
+
+  // All ranks of the communicator take part, as in LibTorch's all_to_all, so one that only some
+  // call would wait for the rest. A piece for every pair in each round.
+  bool send_and_receive() {
+    const std::vector<Transfer>& all = call_.transfers;
+    std::vector<size_t> done(all.size(), 0);
+    for (const Transfer& transfer : all)
+      transfer.send ? reads(transfer.data, transfer.bytes) : writes(transfer.data, transfer.bytes);
+    for (bool more = true; more;) {
+      fill_boxes(done);
+      if (!comm_.barrier()) return false;
+      more = empty_boxes(done);
+      if (!comm_.barrier()) return false;
+    }
+    for (size_t i = 0; i < all.size(); ++i) {
+      if (all[i].send || done[i] == all[i].bytes) continue;
+      fake_device_note(
+          "fake device: nccl WRONG: rank %d expects %zu bytes of rank %d and gets %zu (a real one "
+          "would hang)\n",
+          comm_.rank, all[i].bytes, all[i].peer, done[i]);
+      return false;
+    }
+    return true;
+  }
+  void fill_boxes(std::vector<size_t>& done) {
+    std::vector<Box> heads(ranks_);
+    uint64_t more = 0;
+    for (size_t i = 0; i < call_.transfers.size(); ++i) {
+      const Transfer& transfer = call_.transfers[i];
+      if (!transfer.send || done[i] >= transfer.bytes) continue;
+      const auto peer = static_cast<size_t>(transfer.peer);
+      if (heads[peer].bytes == 0) {
+        const size_t part = std::min(transfer.bytes - done[i], room());
+        const auto* data = static_cast<const char*>(fake_device_view(transfer.data));
+        memcpy(box(rank_, peer) + kBoxHead, data + done[i], part);
+        heads[peer].bytes = part;
+        done[i] += part;
+      }
+      if (done[i] < transfer.bytes) more = 1;
+    }
+    for (size_t r = 0; r < ranks_; ++r) {
+      heads[r].more = more;
+      memcpy(box(rank_, r), &heads[r], sizeof(Box));
+    }
+  }
+  bool empty_boxes(std::vector<size_t>& done) {
+    bool more = false;
+    for (size_t r = 0; r < ranks_; ++r) {
+      Box head;
+      memcpy(&head, box(r, rank_), sizeof head);
+      more = more || head.more != 0;
+      if (head.bytes == 0) continue;
+      for (size_t i = 0; i < call_.transfers.size(); ++i) {
+        const Transfer& transfer = call_.transfers[i];
+        if (transfer.send || static_cast<size_t>(transfer.peer) != r || done[i] >= transfer.bytes)
+          continue;
+        const size_t part = std::min<size_t>(head.bytes, transfer.bytes - done[i]);
+        memcpy(static_cast<char*>(fake_device_view(transfer.data)) + done[i],
+               box(r, rank_) + kBoxHead, part);
+        done[i] += part;
+        break;
+      }
+    }
+    return more;
+  }
+
+  const Call& call_;
+  const ncclComm& comm_;
+  std::string what_;
+  size_t width_, count_, ranks_, rank_;
+  const char* in_ = nullptr;
+  char* out_ = nullptr;
+};
+
+// FAKE_DEVICE_HANG_AT=n: from this process's n-th call on, nothing ends.
+bool hangs(const Call& call) {
+  static const char* at = getenv("FAKE_DEVICE_HANG_AT");
+  static std::atomic<int> calls{0};
+  if (at == nullptr) return false;
+  const int number = ++calls;
+  if (number < atoi(at)) return false;
+  if (number == atoi(at)) fake_device_note("fake device: nccl hangs from here\n");
+  fake_device_hang(call.stream, call.comm->device);
+  return true;
+}
+
+}  // namespace
+
+const char* name_of(Kind kind) {
+  switch (kind) {
+    case Kind::all_reduce:
+      return "all_reduce";
+    case Kind::all_gather:
+      return "all_gather";
+    case Kind::reduce_scatter:
+      return "reduce_scatter";
+    case Kind::broadcast:
+      return "broadcast";
+    case Kind::reduce:
+      return "reduce";
+    case Kind::all_to_all:
+      return "all_to_all";
+    case Kind::pairs:
+      return "send and receive";
+  }
+  return "?";
+}
+
+ncclResult_t run(const Call& call) {
+  if (call.comm->aborted) return ncclInvalidUsage;
+  if (hangs(call)) return ncclSuccess;
+  Running running(call);
+  if (const ncclResult_t result = agree(call); result != ncclSuccess) return result;
+  if (running.run()) return ncclSuccess;
+  return call.comm->aborted ? ncclRemoteError : ncclInvalidUsage;
+}
+
+}  // namespace fake_device

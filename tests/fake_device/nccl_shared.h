@@ -1,0 +1,76 @@
+// A communicator of the fake NCCL: a file in /dev/shm with a slot for each of its ranks, which are
+// processes of one host. A collective runs at once and waits for the others.
+#pragma once
+
+#include <nccl.h>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+struct ncclComm {
+  int rank = 0, size = 0, device = 0;
+  std::atomic<bool> aborted{false};
+
+  // Joins the ranks that have the same file; false when that cannot be.
+  bool open(const std::string& path);
+  char* slot(int of) const;
+  // Waits for all ranks; false when the communicator was given up meanwhile.
+  bool barrier() const;
+
+  struct Shared;
+
+ private:
+  Shared* shared_ = nullptr;
+  char* slots_ = nullptr;
+};
+
+namespace fake_device {
+
+constexpr size_t kSlotBytes = size_t{4} << 20;  // of a rank, in one round
+
+enum class Kind : uint8_t {
+  all_reduce,
+  all_gather,
+  reduce_scatter,
+  broadcast,
+  reduce,
+  all_to_all,
+  pairs,  // sends and receives of one group
+};
+const char* name_of(Kind kind);
+
+struct Transfer {
+  bool send = false;
+  void* data = nullptr;
+  size_t bytes = 0;
+  int peer = 0;
+};
+
+// A call of NCCL's interface, with what it was given.
+struct Call {
+  Kind kind;
+  const void* in = nullptr;
+  void* out = nullptr;
+  size_t count = 0;
+  ncclDataType_t type = ncclInt8;
+  ncclRedOp_t operation = ncclSum;
+  int root = 0;
+  ncclComm* comm = nullptr;
+  cudaStream_t stream = nullptr;
+  std::vector<Transfer> transfers;
+};
+
+size_t width_of(ncclDataType_t type);
+double read_scalar(const void* p, ncclDataType_t type);
+// A sum of what was multiplied by `scale` first.
+ncclRedOp_t make_scaled_sum(double scale);
+// The elements of all slots from `first` on, reduced into `out`.
+void reduce_slots(const ncclComm& comm, void* out, size_t first, size_t count, ncclDataType_t type,
+                  ncclRedOp_t operation);
+
+ncclResult_t run(const Call& call);
+
+}  // namespace fake_device

@@ -1,0 +1,184 @@
+// Streams, events and copies. Everything happens at once, on the thread that calls; only its place
+// in the order is kept.
+#include <cstring>
+
+#include "runtime.h"
+
+using namespace fake_device;
+
+namespace {
+
+Event* event_of(cudaEvent_t handle) { return reinterpret_cast<Event*>(handle); }
+
+const char* direction(const void* to, const void* from) {
+  if (is_device(to)) return is_device(from) ? "copy on the device" : "copy to the device";
+  return is_device(from) ? "copy to the host" : "copy on the host";
+}
+
+cudaError_t copy(void* to, const void* from, size_t bytes, cudaStream_t handle, bool returns_early,
+                 const char* what) {
+  if (bytes == 0) return cudaSuccess;
+  set_up();
+  if (!is_device(to)) wait_while_stuck(stream_of(handle)->stuck);
+  Lock lock;
+  ++counts().copies;
+  fake_device_begin(handle, -1, nullptr);
+  const Stream& stream = *stream_of(handle);
+  const bool reads_device = is_device(from), writes_device = is_device(to);
+  if ((writes_device && !is_allocated(to)) || (reads_device && !is_allocated(from))) {
+    fprintf(log_file(), "fake device: %s outside every allocation\n", what);
+    log_stack();
+    return fail(cudaErrorInvalidValue);
+  }
+  if (reads_device) touch(stream, reinterpret_cast<uintptr_t>(from), bytes, false, what);
+  if (writes_device) touch(stream, reinterpret_cast<uintptr_t>(to), bytes, true, what);
+  memmove(fake_device_view(to), fake_device_view(from), bytes);
+  // To memory that is not pinned: it is there when the call comes back.
+  const bool is_over = !returns_early || (!writes_device && !is_pinned(to));
+  if (returns_early) {
+    take_off(to, stream, true, what);
+    take_off(from, stream, false, what);
+  }
+  if (is_over) learn(stream.clock);
+  return cudaSuccess;
+}
+
+}  // namespace
+
+extern "C" {
+
+cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind) {
+  return copy(to, from, bytes, nullptr, false, direction(to, from));
+}
+cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind,
+                            cudaStream_t stream) {
+  return copy(to, from, bytes, stream, true, direction(to, from));
+}
+cudaError_t cudaMemcpyPeerAsync(void* to, int, const void* from, int, size_t bytes,
+                                cudaStream_t stream) {
+  return copy(to, from, bytes, stream, true, "copy between devices");
+}
+cudaError_t cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_t from_pitch,
+                              size_t width, size_t height, cudaMemcpyKind, cudaStream_t stream) {
+  for (size_t row = 0; row < height; ++row) {
+    const cudaError_t error = copy(static_cast<char*>(to) + row * to_pitch,
+                                   static_cast<const char*>(from) + row * from_pitch, width, stream,
+                                   true, direction(to, from));
+    if (error != cudaSuccess) return error;
+  }
+  return cudaSuccess;
+}
+cudaError_t cudaMemsetAsync(void* p, int value, size_t bytes, cudaStream_t stream) {
+  if (bytes == 0) return cudaSuccess;
+  Lock lock;
+  fake_device_begin(stream, -1, nullptr);
+  fake_device_access(stream, -1, p, bytes, 1, "memset");
+  memset(fake_device_view(p), value, bytes);
+  return cudaSuccess;
+}
+cudaError_t cudaMemset(void* p, int value, size_t bytes) {
+  return cudaMemsetAsync(p, value, bytes, nullptr);
+}
+
+cudaError_t cudaDeviceSynchronize() {
+  std::vector<Stream*> streams;
+  {
+    Lock lock;
+    streams = all_streams();
+  }
+  for (const Stream* stream : streams) wait_while_stuck(stream->stuck);
+  Lock lock;
+  for (const Stream* stream : streams)
+    if (stream->device == current_device()) learn(stream->clock);
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t* out, unsigned, int) {
+  Lock lock;
+  *out = reinterpret_cast<cudaStream_t>(make_stream(current_device()));
+  return cudaSuccess;
+}
+cudaError_t cudaStreamCreate(cudaStream_t* out) { return cudaStreamCreateWithPriority(out, 0, 0); }
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* out, unsigned flags) {
+  return cudaStreamCreateWithPriority(out, flags, 0);
+}
+cudaError_t cudaStreamDestroy(cudaStream_t) { return cudaSuccess; }
+cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+  wait_while_stuck(stream_of(stream)->stuck);
+  Lock lock;
+  learn(stream_of(stream)->clock);
+  return cudaSuccess;
+}
+cudaError_t cudaStreamQuery(cudaStream_t stream) {
+  Lock lock;
+  if (has_launched()) learn(stream_of(stream)->clock);
+  return cudaSuccess;
+}
+cudaError_t cudaStreamWaitEvent(cudaStream_t handle, cudaEvent_t event, unsigned) {
+  if (settings().ignore_waits) return cudaSuccess;
+  Lock lock;
+  if (!event_of(event)->recorded) return cudaSuccess;
+  Stream& stream = *stream_of(handle);
+  join(stream.clock, event_of(event)->clock);
+  stream.stuck |= event_of(event)->stuck;
+  return cudaSuccess;
+}
+cudaError_t cudaStreamAddCallback(cudaStream_t stream, cudaStreamCallback_t call, void* data,
+                                  unsigned) {
+  call(stream, cudaSuccess, data);
+  return cudaSuccess;
+}
+cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus* status) {
+  *status = cudaStreamCaptureStatusNone;
+  return cudaSuccess;
+}
+cudaError_t cudaStreamGetCaptureInfo(cudaStream_t, cudaStreamCaptureStatus* status,
+                                     unsigned long long* id, cudaGraph_t*, const cudaGraphNode_t**,
+                                     const cudaGraphEdgeData**, size_t* count) {
+  *status = cudaStreamCaptureStatusNone;
+  if (id != nullptr) *id = 0;
+  if (count != nullptr) *count = 0;
+  return cudaSuccess;
+}
+cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode*) { return cudaSuccess; }
+
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* out, unsigned) {
+  *out = reinterpret_cast<cudaEvent_t>(new Event);
+  return cudaSuccess;
+}
+cudaError_t cudaEventCreate(cudaEvent_t* out) { return cudaEventCreateWithFlags(out, 0); }
+cudaError_t cudaEventDestroy(cudaEvent_t event) {
+  delete event_of(event);
+  return cudaSuccess;
+}
+cudaError_t cudaEventRecordWithFlags(cudaEvent_t handle, cudaStream_t stream, unsigned) {
+  Lock lock;
+  fake_device_begin(stream, -1, nullptr);
+  Event& event = *event_of(handle);
+  event.clock = stream_of(stream)->clock;
+  event.stuck = stream_of(stream)->stuck;
+  event.recorded = true;
+  return cudaSuccess;
+}
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  return cudaEventRecordWithFlags(event, stream, 0);
+}
+cudaError_t cudaEventQuery(cudaEvent_t handle) {
+  Lock lock;
+  const Event& event = *event_of(handle);
+  if (!event.recorded) return cudaSuccess;
+  if (event.stuck && is_hung()) return cudaErrorNotReady;
+  if (has_launched()) learn(event.clock);
+  return cudaSuccess;
+}
+cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+  wait_while_stuck(event_of(event)->stuck);
+  Lock lock;
+  if (event_of(event)->recorded) learn(event_of(event)->clock);
+  return cudaSuccess;
+}
+cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t, cudaEvent_t) {
+  *milliseconds = 0.01F;
+  return cudaSuccess;
+}
+}
