@@ -67,13 +67,11 @@ const std::vector<Row> kRows{
     {"ZBV",
      kFirst,
      2,
-     {"distributed.pp_size=2", "distributed.pipeline.pp_schedule=ZBVZeroBubble",
+     {"model.config=configs/models/llama-quickstart.json", "distributed.pp_size=2",
+      "distributed.pipeline.pp_schedule=ZBVZeroBubble",
       "distributed.pipeline.pp_microbatch_size=2"}},
     {"ring", kFirst, 2, {"distributed.cp_size=2", "distributed.context.ring_size=2"}},
-    {"ulysses",
-     kFirst,
-     2,
-     {"distributed.cp_size=2", "distributed.context.ulysses_size=2"}},
+    {"ulysses", kFirst, 2, {"distributed.cp_size=2", "distributed.context.ulysses_size=2"}},
 };
 
 std::string read_file(const fs::path& path) {

@@ -23,6 +23,7 @@ struct Flight {
   const char* what = "";
 };
 struct Pinned {
+  void* pages = nullptr;  // as the program sees them
   char* view = nullptr;
   size_t bytes = 0;
   std::vector<Flight> flights;
@@ -64,11 +65,11 @@ std::pair<const uintptr_t, Pinned>* pinned_at(const void* p) {
   return number(p) < it->first + it->second.bytes ? &*it : nullptr;
 }
 
-void protect(uintptr_t address, Pinned& pinned) {
+void protect(Pinned& pinned) {
   int wanted = PROT_READ | PROT_WRITE;
   for (const Flight& flight : pinned.flights) wanted &= flight.written ? PROT_NONE : PROT_READ;
   if (wanted == pinned.protection) return;
-  mprotect(reinterpret_cast<void*>(address), pinned.bytes, wanted);
+  mprotect(pinned.pages, pinned.bytes, wanted);
   pinned.protection = wanted;
 }
 
@@ -102,16 +103,16 @@ void take_off(const void* pinned, const Stream& stream, bool written, const char
   auto* found = pinned_at(pinned);
   if (found == nullptr) return;
   found->second.flights.push_back({stream.number, at(stream.clock, stream.number), written, what});
-  protect(found->first, found->second);
+  protect(found->second);
 }
 
 void land() {
   const Clock& host = host_clock();
-  for (auto& [address, pinned] : state().pinned) {
+  for (auto& [_, pinned] : state().pinned) {
     if (pinned.flights.empty()) continue;
     std::erase_if(pinned.flights,
                   [&](const Flight& flight) { return at(host, flight.stream) >= flight.time; });
-    protect(address, pinned);
+    protect(pinned);
   }
 }
 
@@ -125,7 +126,7 @@ bool tell_pinned(void* address, bool wrote) {
   log_stack();
   ++counts().races;
   pinned.flights.clear();
-  protect(found->first, pinned);
+  protect(pinned);
   return true;
 }
 
@@ -163,7 +164,7 @@ cudaError_t cudaMalloc(void** p, size_t bytes) {
   }
   all.used[address] = whole;
   all.taken[device] += whole;
-  *p = reinterpret_cast<void*>(address);
+  *p = all.base + (address - number(all.base));
   // No zeros by luck: these are not-a-numbers and large integers.
   if (settings().poison) memset(fake_device_view(*p), 0xff, whole);
   return cudaSuccess;
@@ -204,6 +205,7 @@ cudaError_t cudaHostAlloc(void** p, size_t bytes, unsigned) {
     return fail(cudaErrorMemoryAllocation);
   auto map = [&] { return mmap(nullptr, made.bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0); };
   *p = map();
+  made.pages = *p;
   made.view = static_cast<char*>(map());
   close(file);
   if (*p == MAP_FAILED || made.view == MAP_FAILED) return fail(cudaErrorMemoryAllocation);
