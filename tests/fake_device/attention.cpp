@@ -94,6 +94,8 @@ Scores efficient(const MaybeTensor& bias, int64_t sample, int64_t mask, double s
   return out;
 }
 
+// These have the signatures of LibTorch's operators.
+// NOLINTBEGIN(performance-unnecessary-value-param)
 std::tuple<Tensor, Tensor, Tensor, Tensor, SymInt, SymInt> efficient_forward(
     const Tensor& query, const Tensor& key, const Tensor& value, const MaybeTensor& bias,
     const MaybeTensor&, const MaybeTensor&, MaybeSymInt, MaybeSymInt, double, int64_t mask, bool,
@@ -204,6 +206,8 @@ std::tuple<Tensor, Tensor, Tensor> flash_backward(
   }
   return {dq, dk, dv};
 }
+
+// NOLINTEND(performance-unnecessary-value-param)
 
 }  // namespace
 

@@ -74,6 +74,9 @@ const std::vector<Row> kRows{
     {"ulysses", kFirst, 2, {"distributed.cp_size=2", "distributed.context.ulysses_size=2"}},
 };
 
+const std::string kProgram = MESHWRIGHT_BUILD_DIR "/bin/meshwright";
+const std::string kLibraries = std::string("FAKE_DEVICE_LIBRARIES=") + FAKE_DEVICE_LIBRARIES;
+
 std::string read_file(const fs::path& path) {
   std::ifstream in(path, std::ios::binary);
   return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
@@ -130,14 +133,12 @@ int run(Strings words, const Strings& environment, const fs::path& out) {
 Ended train(const Row& row, bool on_device, const Strings& variables = {}) {
   Folder folder;
   const std::string log = (folder.path / "log").string();
-  Strings environment{"OMP_NUM_THREADS=1", "NO_COLOR=1",
-                      "FAKE_DEVICE_LIBRARIES=" FAKE_DEVICE_LIBRARIES, "FAKE_DEVICE_LOG=" + log};
+  Strings environment{"OMP_NUM_THREADS=1", "NO_COLOR=1", kLibraries, "FAKE_DEVICE_LOG=" + log};
   environment.insert(environment.end(), variables.begin(), variables.end());
   Strings words;
   if (on_device) words.emplace_back(MESHWRIGHT_SOURCE_DIR "/tests/fake_device/run");
-  words.insert(words.end(),
-               {MESHWRIGHT_BUILD_DIR "/bin/meshwright", "train", "configs/" + row.config + ".toml",
-                "--nproc", std::to_string(row.ranks)});
+  words.insert(words.end(), {kProgram, "train", "configs/" + row.config + ".toml", "--nproc",
+                             std::to_string(row.ranks)});
   Strings sets{on_device ? "dist_env.device=cuda" : "dist_env.device=cpu",
                "step_scheduler.max_steps=" + std::to_string(kSteps), "run.name=run",
                "run.dir=" + folder.path.string()};

@@ -91,8 +91,8 @@ Tensor to_device(const Tensor& t, c10::Device device, const std::string& what) {
   Tensor out = at::empty_strided(dense.sizes(), dense.strides(), dense.options().device(device));
   if (out.numel() == 0) return out;
   access(out, device, true, what);
-  const Extent to = extent_of(out);
-  std::memcpy(fake_device_view(to.begin), extent_of(dense).begin, to.bytes);
+  const Extent to = extent_of(out), from = extent_of(dense);
+  if (from.begin != nullptr) std::memcpy(fake_device_view(to.begin), from.begin, to.bytes);
   return out;
 }
 
