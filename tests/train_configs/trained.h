@@ -30,13 +30,12 @@ inline std::string contents(const fs::path& path) {
   return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
 }
 
-// What a command of the program prints.
-inline std::string said(const std::string& arguments, int* status = nullptr) {
-  std::string command =
-      "cd '" MESHWRIGHT_SOURCE_DIR
-      "' && env -u WORLD_SIZE -u RANK NO_COLOR=1 LC_ALL=C.UTF-8 '" MESHWRIGHT_BUILD_DIR
-      "/bin/meshwright' " +
-      arguments + " 2>&1 </dev/null";
+// What a command of the program prints. `environment`: words for env.
+inline std::string said(const std::string& arguments, int* status = nullptr,
+                        const std::string& environment = {}) {
+  const std::string command =
+      "cd '" MESHWRIGHT_SOURCE_DIR "' && env -u WORLD_SIZE -u RANK NO_COLOR=1 LC_ALL=C.UTF-8 " +
+      environment + " '" MESHWRIGHT_BUILD_DIR "/bin/meshwright' " + arguments + " 2>&1 </dev/null";
   std::FILE* pipe = popen(command.c_str(), "r");
   REQUIRE(pipe != nullptr);
   std::string out;
@@ -55,19 +54,9 @@ inline Trained train(const std::string& arguments, const std::string& name,
   if (!from.empty())
     fs::copy(kRuns + "/" + from, kRuns + "/" + name,
              fs::copy_options::recursive | fs::copy_options::copy_symlinks);
-  std::string command =
-      "cd '" MESHWRIGHT_SOURCE_DIR
-      "' && env -u WORLD_SIZE -u RANK NO_COLOR=1 LC_ALL=C.UTF-8 OMP_NUM_THREADS=1 '" +
-      std::string(MESHWRIGHT_BUILD_DIR) + "/bin/meshwright' train " + arguments +
-      " --set run.dir='" + kRuns + "' --set run.name=" + name + " 2>&1 </dev/null";
-  std::FILE* pipe = popen(command.c_str(), "r");
-  REQUIRE(pipe != nullptr);
   Trained run;
-  std::array<char, 4096> buffer;
-  for (size_t n; (n = std::fread(buffer.data(), 1, buffer.size(), pipe)) > 0;)
-    run.out.append(buffer.data(), n);
-  int raw = pclose(pipe);
-  run.status = WIFEXITED(raw) ? WEXITSTATUS(raw) : 128 + WTERMSIG(raw);
+  run.out = said("train " + arguments + " --set run.dir='" + kRuns + "' --set run.name=" + name,
+                 &run.status, "OMP_NUM_THREADS=1");
   fs::path folder = kRuns + "/" + name;
   std::ifstream metrics(folder / "metrics.jsonl");
   for (std::string line; std::getline(metrics, line);) {
