@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "program.h"
+#include "victims.h"
 
 using namespace faults;
 
@@ -115,32 +116,8 @@ TEST_CASE("SIGSTOP of a rank while the ranks find each other: named, exit status
 }
 
 TEST_CASE("without the launcher a rank whose peer is stopped or killed still names it") {
-  int port = free_port();
-  for (int signal : {SIGSTOP, SIGKILL}) {
-    CAPTURE(signal);
-    Program zero, one;
-    one.share(zero);
-    zero.start({}, rank_environment(0, 2, port));
-    one.start({}, rank_environment(1, 2, port));
-    zero.wait_for_steps(3);
-    zero.mark();
-    ::kill(one.pid(), signal);
-    Ended ended = zero.wait();
-    CAPTURE(ended.err);
-    CHECK(ended.code == 6);
-    CHECK(ended.seconds < 9);
-    CHECK(ended.says("help: "));
-    if (signal == SIGSTOP) {
-      CHECK(ended.says("error[E0601]: rank 0 waited 3 s in vain for "));
-      CHECK(ended.says(" [0, 1]: no word from rank 1"));
-    } else {
-      CHECK(ended.says("error[E0602]: rank 0: "));
-      CHECK(ended.says(" [0, 1] failed: "));
-    }
-    ::kill(one.pid(), SIGKILL);
-    one.wait();
-    port = free_port();
-  }
+  std::mt19937 random(std::random_device{}());
+  for (int signal : {SIGSTOP, SIGKILL}) CHECK(check_left_alone({}, signal, random).says("help: "));
 }
 
 TEST_CASE(

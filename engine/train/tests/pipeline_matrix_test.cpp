@@ -9,9 +9,6 @@
 #include <optional>
 #include <set>
 
-#include "meshwright/error.h"
-#include "sdk/base/pipeline_actions.h"
-
 namespace pipeline_matrix_test {
 
 using namespace meshwright;
@@ -21,6 +18,8 @@ namespace {
 enum Feature { shards, replicas, tp, sequence, cp, ep, offload, recompute, bf16, kFeatures };
 
 constexpr int kSteps = 3;
+const std::vector<std::string> kHalf = {"distributed.mp_policy.param_dtype=\"bfloat16\"",
+                                        "distributed.mp_policy.output_dtype=\"bfloat16\""};
 
 // One mesh of a combination, its schedule and methods in turn; nullopt: there is no such mesh here.
 std::optional<Layout> layout_of(const std::set<Feature>& some, const std::string& dense,
@@ -44,9 +43,7 @@ std::optional<Layout> layout_of(const std::set<Feature>& some, const std::string
   if (has(recompute))
     sets.push_back(std::string("distributed.activation_checkpointing=\"") +
                    (turn % 2 == 0 ? "full\"" : "selective\""));
-  if (has(bf16))
-    sets.insert(sets.end(), {"distributed.mp_policy.param_dtype=\"bfloat16\"",
-                             "distributed.mp_policy.output_dtype=\"bfloat16\""});
+  if (has(bf16)) sets.insert(sets.end(), kHalf.begin(), kHalf.end());
   // LoopedBFS adds up in another order, which half precision would hide.
   const size_t kind = turn % 7;
   const std::string& name = kSchedules[has(bf16) && kSchedules[kind] == "LoopedBFS" ? 1 : kind];
@@ -71,9 +68,7 @@ TEST_CASE("pipeline matrix: all pairs and triples of axes and options that fit e
     auto found = truths.find({routed_one, half});
     if (found != truths.end()) return found->second;
     Layout alone = staged_layout(routed_one ? experts : dense, kAlone);
-    if (half)
-      alone.sets.insert(alone.sets.end(), {"distributed.mp_policy.param_dtype=\"bfloat16\"",
-                                           "distributed.mp_policy.output_dtype=\"bfloat16\""});
+    if (half) alone.sets.insert(alone.sets.end(), kHalf.begin(), kHalf.end());
     return truths.emplace(std::pair(routed_one, half), curve_of(alone, kSteps, kSteps))
         .first->second;
   };
@@ -84,11 +79,11 @@ TEST_CASE("pipeline matrix: all pairs and triples of axes and options that fit e
       for (int c = b + 1; c < kFeatures; ++c)
         combinations.push_back({Feature(a), Feature(b), Feature(c)});
     }
-  size_t turn = 0, trained = 0;
+  size_t trained = 0;
   for (const std::set<Feature>& some : combinations) {
-    const std::optional<Layout> layout = layout_of(some, dense, experts, turn);
+    const std::optional<Layout> layout = layout_of(some, dense, experts, trained);
     if (!layout) continue;
-    ++turn, ++trained;
+    ++trained;
     INFO(layout->text());
     const Curve curve = curve_of(*layout, kSteps, kSteps);
     if (layout->text().find("LoopedBFS") == std::string::npos)

@@ -119,8 +119,7 @@ TEST_CASE("pipeline memory: each rank holds what its plan says, under every sche
   }
 }
 
-// Slices of tensors are let go by threads of the transport, which the meter of a thread does not
-// see: tp is measured alone (memory_test.cpp).
+// Not beside tp: there the counts of two ranks that hold the same differ by up to half.
 TEST_CASE("pipeline memory: beside shards and parts of samples") {
   const meshwright::testing::SharedMemory sockets(false);
   TestFolder folder("pipeline_memory_beside");
