@@ -24,29 +24,47 @@ namespace {
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
 
 // How long a rank that timed out waits for others to say that they did, too. Ranks of one
-// collective begin to wait, and so run out of time, within a step's differences of each other.
-constexpr Milliseconds kLivenessCheck(1000);
+// collective begin to wait, and so run out of time, within a step's differences of each other, and
+// those of a chain within a step.
+Milliseconds roll_call_window(Milliseconds timeout) {
+  return std::clamp(timeout / 10, Milliseconds(1000), Milliseconds(30000));
+}
 // How long one whose connection broke waits for the words of the rank that broke it.
 constexpr Milliseconds kPosted(2000);
 
-// The members of `ranks` that did not report here. The keeper of the store stays until the members
-// that did have their answer, too.
-std::vector<int64_t> silent_ranks(c10d::Store& store, int64_t rank, bool keeper,
-                                  const std::vector<int64_t>& ranks) {
+// Who of call.ranks does not report here, or, where all do, who waits in what comes first. The
+// keeper of the store stays until the members that did report have their answer, too.
+World::Answers call_roll(c10d::Store& store, int64_t rank, bool keeper, Milliseconds window,
+                         const World::RollCall& call) {
   auto wait_for = [&](const std::string& key, std::chrono::steady_clock::time_point end) {
     bool there = store.check({key});
     for (; !there && std::chrono::steady_clock::now() < end; there = store.check({key}))
       std::this_thread::sleep_for(Milliseconds(20));
     return there;
   };
-  auto end = std::chrono::steady_clock::now() + kLivenessCheck;
-  store.set(std::to_string(rank), bytes_of("late"));
-  std::vector<int64_t> silent, reported;
-  for (int64_t r : ranks) (wait_for(std::to_string(r), end) ? reported : silent).push_back(r);
+  auto end = std::chrono::steady_clock::now() + window;
+  store.set(std::to_string(rank), bytes_of(std::to_string(call.order) + " " + call.activity));
+  World::Answers out;
+  std::vector<int64_t> reported;
+  for (int64_t r : call.ranks)
+    (wait_for(std::to_string(r), end) ? reported : out.silent).push_back(r);
+  // A rank that waits in something else may be before or behind all of these: no claim then.
+  int64_t first = call.order;
+  bool ordered = out.silent.empty() && first >= 0;
+  for (int64_t r : reported) {
+    const std::string told = text_of(store.get(std::to_string(r)));
+    const int64_t order = std::atoll(told.c_str());
+    ordered = ordered && order >= 0;
+    if (order >= first) continue;
+    first = order;
+    out.behind = r;
+    out.activity = told.substr(std::min(told.find(' '), told.size() - 1) + 1);
+  }
+  if (!ordered) out.behind = -1;
   store.set("done/" + std::to_string(rank), bytes_of("1"));
   for (int64_t r : reported)
-    if (keeper) wait_for("done/" + std::to_string(r), end + kLivenessCheck);
-  return silent;
+    if (keeper) wait_for("done/" + std::to_string(r), end + window);
+  return out;
 }
 
 // A device of gloo listens at a port of its own, which errors call by its address; gloo does not
@@ -210,23 +228,24 @@ std::shared_ptr<World> make_world(const launch::RankEnvironment& ranks, const St
     return world;
   }
   auto late = c10::make_intrusive<c10d::PrefixStore>("late", store);
-  world->set_liveness_check([late, board, rank = ranks.rank, agent = ranks.agent_store](
-                                const std::vector<int64_t>& members) -> std::vector<int64_t> {
-    // A rank that fails closes its connections first and posts a moment later.
-    if (std::optional<Error> told =
-            board ? board->read(members.empty() ? kPosted : Milliseconds(0)) : std::nullopt)
-      throw *told;
-    if (members.empty()) return {};
-    try {
-      return bounded(2 * kLivenessCheck + Milliseconds(500),
-                     [=] { return silent_ranks(*late, rank, rank == 0 && !agent, members); });
-    } catch (const NoAnswer&) {
-      // The store is silent, and so is who keeps it.
-      if (!agent && rank != 0) return {0};
-    } catch (const std::exception&) {  // its keeper has ended
-    }
-    return {};
-  });
+  world->set_liveness_check(
+      [late, board, rank = ranks.rank, agent = ranks.agent_store,
+       window = roll_call_window(timeout)](const World::RollCall& call) -> World::Answers {
+        // A rank that fails closes its connections first and posts a moment later.
+        if (std::optional<Error> told =
+                board ? board->read(call.ranks.empty() ? kPosted : Milliseconds(0)) : std::nullopt)
+          throw *told;
+        if (call.ranks.empty()) return {};
+        try {
+          return bounded(2 * window + Milliseconds(500),
+                         [=] { return call_roll(*late, rank, rank == 0 && !agent, window, call); });
+        } catch (const NoAnswer&) {
+          // The store is silent, and so is who keeps it.
+          if (!agent && rank != 0) return {.silent = {0}};
+        } catch (const std::exception&) {  // its keeper has ended
+        }
+        return {};
+      });
   return world;
 }
 

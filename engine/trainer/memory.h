@@ -1,5 +1,5 @@
-// Live and peak bytes of a rank's tensors: on the CPU as this thread allocates and frees them, on
-// CUDA as its caching allocator counts.
+// Live and peak bytes of a rank's tensors: on the CPU those that this thread makes, whoever frees
+// them, on CUDA as its caching allocator counts.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -9,7 +9,8 @@
 
 namespace meshwright::train {
 
-// Counts from construction until destruction; only one per thread at a time.
+// Counts from construction until destruction; only one per thread at a time. The first one on the
+// CPU puts an allocator in front of LibTorch's, which stays.
 class MemoryMeter {
  public:
   explicit MemoryMeter(c10::Device device);

@@ -138,6 +138,7 @@ void Stages::sum_tied_gradients(const ParallelModel& model) {
 PipelineSetup Stages::setup(PipelineRun run, std::vector<int64_t> sizes) {
   PipelineSetup out;
   out.group = group();
+  out.history = history_;
   out.run = std::move(run);
   out.stages_of_rank = plan_.stages_of_rank;
   out.message.sizes = std::move(sizes);
@@ -145,6 +146,7 @@ PipelineSetup Stages::setup(PipelineRun run, std::vector<int64_t> sizes) {
   out.message.device = world_.device();
   for (const PipelineStage& stage : plan_.stages) {
     out.modules.push_back(stage.modules);
+    out.modules.back().push_back(root_of_stage(stage.index));
     out.needs_input_gradient.push_back(stage.sends_gradient);
   }
   out.trace = &world_.trace();

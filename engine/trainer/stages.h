@@ -74,6 +74,7 @@ class Stages {
   World& world_;
   int64_t runs_ = 1, micro_batches_ = 1;
   std::shared_ptr<Group> group_;
+  std::shared_ptr<PipelineHistory> history_ = std::make_shared<PipelineHistory>();
   std::unique_ptr<PipelineRunner> runner_;
 };
 

@@ -51,6 +51,8 @@ struct PipelinePlan {
 // The stage that a parameter belongs to; what lies outside of all stages' modules goes with the
 // first.
 MESHWRIGHT_API int64_t stage_of(const PipelinePlan& plan, std::string_view parameter);
+// The unit of what a stage has around its layers, where a rank has both ends.
+MESHWRIGHT_API std::string root_of_stage(int64_t stage);
 // Sets sends_gradient of all stages. `trainable`: the parameters of the whole model that train.
 MESHWRIGHT_API void mark_gradients(PipelinePlan& plan, const std::vector<std::string>& trainable);
 

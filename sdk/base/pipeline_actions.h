@@ -83,8 +83,9 @@ struct PipelineRun {
   // [stage]: micro-batches in flight at most. As many buffers behind the stage, and for the
   // gradients that come back, never make a sender wait.
   std::vector<int64_t> slots;
-  // [from][to]: how many messages a rank may be ahead of the oldest one to the same rank that is
-  // not used yet. A memory of so many, used again in turn, never makes ranks wait in a circle.
+  // [from][to]: how many messages a rank may be ahead of the oldest one to the same rank whose pass
+  // is not over yet. A memory of so many, used again in turn and read in place until then, never
+  // makes ranks wait in a circle.
   std::vector<std::vector<int64_t>> messages_ahead;
   double makespan = 0;
   double bubble = 0;  // the idle part of all ranks' time

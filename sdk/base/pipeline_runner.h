@@ -24,8 +24,16 @@ struct StageMessage {
   at::Device device = at::kCPU;
 };
 
+// What the runs over one group have in common.
+struct PipelineHistory {
+  bool running = false;  // also after an exception
+  int64_t actions = 0;   // of all ranks, in the runs that are over
+};
+
 struct PipelineSetup {
   std::shared_ptr<Group> group = {};  // the ranks of pp
+  // Of all runners over the group; nullptr: this is the only one.
+  std::shared_ptr<PipelineHistory> history = {};
   PipelineRun run = {};
   std::vector<std::vector<int64_t>> stages_of_rank = {};  // [pp]
   StageMessage message = {};
@@ -52,6 +60,8 @@ class MESHWRIGHT_API PipelineRunner {
   using BeforeBackward = std::function<void(const PipelineAction& action)>;
   // One run of the schedule, between begin_step() and end_step(). `reduce`: the last one of a step.
   // Collective over the group, and with the ranks beside this one that the units are cut over.
+  // After an exception a pipeline of one rank may run again; more of them throw
+  // Error(collective_failed), since what they sent to each other is lost.
   void run(ParallelModel& model, const Forward& forward, const BeforeBackward& before = {},
            bool reduce = true);
   // Of a list of forwards alone, without gradients.

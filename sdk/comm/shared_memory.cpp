@@ -162,7 +162,7 @@ std::unique_ptr<Ring> make_ring(int64_t rank, int64_t ranks, const Ring::Sizes& 
   return all.item<double>() == static_cast<double>(ranks) ? std::move(ring) : nullptr;
 }
 
-// Messages between this rank and one other, each put down once and copied out by wait().
+// Messages between this rank and one other, each put down once.
 struct Mailbox {
   std::shared_ptr<Ring> ring;    // of two; none: there was no room
   int64_t bytes = 0, slots = 0;  // asked for
@@ -214,6 +214,37 @@ class MailFlight final : public Flight {
   Transport::FlightPtr others_;
 };
 
+// A message that is read where it lies.
+class LentMail final : public Flight {
+ public:
+  LentMail(Mailbox& box, int64_t count, at::ScalarType type, std::chrono::milliseconds timeout)
+      : ring_(box.ring),
+        from_(1 - box.me),
+        peer_(box.peer),
+        sequence_(box.next_received++),
+        count_(count),
+        type_(type),
+        timeout_(timeout) {}
+  ~LentMail() override { ring_->give_back(Ring::reduce, from_, sequence_); }
+  void wait() override {
+    const int64_t bytes = count_ * static_cast<int64_t>(c10::elementSize(type_));
+    at_ = told(peer_, [&] { return ring_->read(Ring::reduce, from_, bytes, sequence_, timeout_); });
+  }
+  bool lends() const override { return at_ != nullptr; }
+  Tensor peer(int64_t rank) const override {
+    if (at_ == nullptr || rank != peer_) return {};
+    return at::from_blob(const_cast<void*>(at_), {count_}, at::TensorOptions().dtype(type_));
+  }
+  int64_t awaited() const override { return peer_; }
+
+ private:
+  std::shared_ptr<Ring> ring_;
+  int64_t from_, peer_, sequence_, count_;
+  at::ScalarType type_;
+  std::chrono::milliseconds timeout_;
+  const void* at_ = nullptr;
+};
+
 class SharedMemoryTransport final : public Transport {
  public:
   SharedMemoryTransport(std::shared_ptr<Transport> sockets, std::shared_ptr<const Place> place,
@@ -238,6 +269,9 @@ class SharedMemoryTransport final : public Transport {
            found->second.ring->fits(Ring::reduce, bytes);
   }
   void open_mailbox(const MailboxNeed& need);
+  FlightPtr receive_in_place(int64_t peer, int64_t count, at::ScalarType type) {
+    return std::make_unique<LentMail>(mailboxes_[peer], count, type, place_->timeout);
+  }
 
   Tensor stage(int64_t count, at::ScalarType type) {
     staged_.channel = Ring::reduce;
@@ -431,6 +465,13 @@ void open_mailboxes(Group& group, std::vector<MailboxNeed> needs) {
 bool maps_message(const Group& group, int64_t peer, int64_t bytes) {
   SharedMemoryTransport* shared = shared_memory_of(group);
   return shared != nullptr && shared->takes(peer, bytes);
+}
+
+Work receive_in_place(Group& group, int64_t peer, int64_t count, at::ScalarType type) {
+  const int64_t bytes = count * static_cast<int64_t>(c10::elementSize(type));
+  return GroupAccess::begin(group, "send_receive", bytes, /*sent=*/-1, [&](Transport&) {
+    return mapped(group).receive_in_place(peer, count, type);
+  });
 }
 
 Tensor stage(Group& group, int64_t count, at::ScalarType type) {

@@ -35,6 +35,10 @@ struct MailboxNeed {
 MESHWRIGHT_API void open_mailboxes(Group& group, std::vector<MailboxNeed> needs);
 // Whether a message of that size to or from that rank takes its mailbox.
 MESHWRIGHT_API bool maps_message(const Group& group, int64_t peer, int64_t bytes);
+// A receive of such a message that copies nothing: peer() has it, flat. It takes one of the slots
+// until the work goes.
+MESHWRIGHT_API Work receive_in_place(Group& group, int64_t peer, int64_t count,
+                                     at::ScalarType type);
 // Whether a message of that size goes through shared memory: then all_gather() takes an undefined
 // `whole`, pairwise_exchange() of what stage() gave an undefined `received`, and peer() has what
 // came.

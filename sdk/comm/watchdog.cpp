@@ -36,16 +36,17 @@ std::string size_text(int64_t bytes) {
 std::string Place::name() const { return axis + " " + list_text(ranks); }
 
 Error Place::failure(const char* op, int64_t bytes, const std::string& what, int64_t awaited,
-                     const std::string& activity) const {
+                     const Doing& doing) const {
   bool late =
       what.find("imed out") != std::string::npos || what.find("imeout") != std::string::npos;
   std::string place = std::string(op) + " of " + size_text(bytes) + " in group " + name();
   std::string who = "rank " + std::to_string(world_rank);
-  std::string where = activity.empty() ? "" : ", in " + activity;
-  std::vector<int64_t> silent;
+  std::string where = doing.text.empty() ? "" : ", in " + doing.text;
+  World::Answers answers;
+  std::vector<int64_t>& silent = answers.silent;
   try {
     if (liveness_check && *liveness_check)
-      silent = (*liveness_check)(late ? ranks : std::vector<int64_t>());
+      answers = (*liveness_check)({late ? ranks : std::vector<int64_t>(), doing.step, doing.order});
   } catch (const Error& told) {
     return told;
   }
@@ -54,16 +55,26 @@ Error Place::failure(const char* op, int64_t bytes, const std::string& what, int
                  who + ": " + place +
                      " failed: " + with_peer_names(what.substr(0, what.find('\n'))) + where)
         .help("look at the message of the rank that ended first");
+  char seconds[32];
+  std::snprintf(seconds, sizeof seconds, "%g s", static_cast<double>(timeout.count()) / 1000);
+  const std::string waited = who + " waited " + seconds + " in vain for " + place;
+  // Ranks that wait in a chain are all late; the first of it is the one to look at.
+  if (silent.empty() && answers.behind >= 0) {
+    const std::string first = "rank " + std::to_string(answers.behind);
+    return Error(
+               ErrorCode::collective_timeout,
+               waited + ": " + first + " is the furthest behind (" + answers.activity + ")" + where)
+        .key("dist_env.timeout_minutes")
+        .help("look at the log of " + first + ": the others wait for it")
+        .help("raise dist_env.timeout_minutes when a rank is only slow");
+  }
   if (silent.empty() && awaited >= 0) silent = {ranks[static_cast<size_t>(awaited)]};
   // Of two ranks the other one.
   if (silent.empty() && ranks.size() == 2) silent = {ranks[0] == world_rank ? ranks[1] : ranks[0]};
   std::string names =
       silent.size() == 1 ? "rank " + std::to_string(silent[0]) : "ranks " + list_text(silent);
-  char seconds[32];
-  std::snprintf(seconds, sizeof seconds, "%g s", static_cast<double>(timeout.count()) / 1000);
   return Error(ErrorCode::collective_timeout,
-               who + " waited " + seconds + " in vain for " + place +
-                   (silent.empty() ? "" : ": no word from " + names) + where)
+               waited + (silent.empty() ? "" : ": no word from " + names) + where)
       .key("dist_env.timeout_minutes")
       .help(silent.empty()
                 ? "look at the logs of the other ranks of the group: one of them hangs, is stopped "
@@ -109,7 +120,7 @@ void Watchdog::add(c10::intrusive_ptr<c10d::Work> work, std::shared_ptr<const Pl
   auto deadline = std::chrono::steady_clock::now() + place->timeout;
   std::lock_guard lock(mutex_);
   entries_.push_back(
-      {std::move(work), std::nullopt, std::move(place), op, bytes, Activity::text(), deadline});
+      {std::move(work), std::nullopt, std::move(place), op, bytes, Activity::now(), deadline});
 }
 
 void Watchdog::check() {
@@ -132,7 +143,7 @@ void Watchdog::look(std::unique_lock<std::mutex>& lock) {
   for (Entry& entry : entries_) {
     if (failure_) break;
     auto failure = [&](const std::string& what) {
-      return entry.place->failure(entry.op, entry.bytes, what, /*awaited=*/-1, entry.activity);
+      return entry.place->failure(entry.op, entry.bytes, what, /*awaited=*/-1, entry.doing);
     };
     try {
       if (entry.work && entry.work->isCompleted()) {
@@ -153,7 +164,7 @@ void Watchdog::look(std::unique_lock<std::mutex>& lock) {
   for (const Guarded& one : guarded_)
     if (auto* reports = failure_ ? nullptr : dynamic_cast<ReportsFailure*>(one.transport.get()))
       if (std::optional<std::string> what = reports->failure())
-        failure_ = one.place->failure("a collective", 0, *what, /*awaited=*/-1, "");
+        failure_ = one.place->failure("a collective", 0, *what, /*awaited=*/-1, {});
   if (!failure_) return;
   entries_.clear();
   std::vector<Guarded> guarded = guarded_;

@@ -30,10 +30,10 @@ struct Place {
   std::shared_ptr<World::LivenessCheck> liveness_check = {};
   std::string name() const;  // "dp [0, 1, 2]"
   // Error(collective_timeout | collective_failed), by what LibTorch said. `awaited`: the place in
-  // the group whose turn it was, where that is known and nobody can call the roll. `activity`: what
+  // the group whose turn it was, where that is known and nobody can call the roll. `doing`: what
   // the collective was for.
   Error failure(const char* op, int64_t bytes, const std::string& what, int64_t awaited = -1,
-                const std::string& activity = Activity::text()) const;
+                const Doing& doing = Activity::now()) const;
 };
 
 class Watchdog {
@@ -59,7 +59,7 @@ class Watchdog {
     std::shared_ptr<const Place> place;
     const char* op;
     int64_t bytes;
-    std::string activity;  // of the thread that started it
+    Doing doing;  // the thread that started it
     std::chrono::steady_clock::time_point deadline;
   };
   void run();

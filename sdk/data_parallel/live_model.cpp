@@ -124,6 +124,8 @@ std::vector<UnitSpec> bind_units(torch::nn::Module& model, const ModelOutline& o
     spec.module_list = unit.module_list;
     spec.mp = unit.mp;
     spec.layout = unit.layout;
+    spec.first_stage = unit.stage >= 0 && !unit.last_stage;
+    spec.last_stage = unit.last_stage;
     for (size_t p : unit.parameters) {
       const std::string& name = outline.parameters[p].name;
       spec.parameters.emplace_back(name, find(parameters, "parameter", name));

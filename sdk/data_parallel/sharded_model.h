@@ -44,6 +44,7 @@ class ShardedModel final : public ParallelModel {
   void describe();
   void order_reductions();
   void attach(Unit& unit);
+  static bool passes_through(const Unit& unit);
   void before_forward(Unit& unit, TensorRefs& inputs);
   void after_forward(Unit& unit, TensorRefs& outputs);
   void before_backward(Unit& unit);

@@ -30,7 +30,14 @@ void ShardedModel::attach(Unit& unit) {
       [this, u = &unit](torch::nn::Module&, TensorRefs& outputs) { after_forward(*u, outputs); });
 }
 
+// The two ends of a pipeline may lie on one rank, with a root each around the same module.
+bool ShardedModel::passes_through(const Unit& unit) {
+  const StagePart& part = stage_of_thread();
+  return (!unit.first_stage || part.first) && (!unit.last_stage || part.last);
+}
+
 void ShardedModel::before_forward(Unit& unit, TensorRefs& inputs) {
+  if (!passes_through(unit)) return;
   unit.done = false;
   unit.wait_for_unshard();
   if (!order_known_) {
@@ -53,6 +60,7 @@ void ShardedModel::before_forward(Unit& unit, TensorRefs& inputs) {
 }
 
 void ShardedModel::after_forward(Unit& unit, TensorRefs& outputs) {
+  if (!passes_through(unit)) return;
   if (context_.world->trace().enabled && unit.module_list >= 0)
     context_.world->trace().span(Trace::Lane::compute, "forward " + unit.name, forward_began_,
                                  Trace::now());

@@ -44,6 +44,8 @@ Unit::Unit(UnitContext& context, const UnitSpec& spec)
     : name(spec.name),
       module(spec.module),
       module_list(spec.module_list),
+      first_stage(spec.first_stage),
+      last_stage(spec.last_stage),
       state_(context, spec),
       unsharded_(state_),
       reducer_(state_) {}

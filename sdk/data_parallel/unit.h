@@ -73,6 +73,7 @@ class Unit {
   std::string name;
   torch::nn::Module* module;
   int64_t module_list;
+  bool first_stage, last_stage;  // of a pipeline: whose passes alone use it
   size_t index = 0;
   bool done = false;           // its backward is over, until its next forward
   int64_t backward_began = 0;  // while tracing

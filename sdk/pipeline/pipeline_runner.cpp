@@ -44,6 +44,7 @@ struct PipelineRunner::Pass {
   Tensor output;    // on its way to the next stage
   Tensor gradient;  // of the output: what came, or one
   torch::autograd::Edge root;  // where backward begins; `output` itself may go before that
+  // Until the pass is over: what came in memory that two ranks share is read there.
   Work coming_input, coming_gradient;
   bool split = false;  // its weights' gradients are an action of their own
   std::shared_ptr<detail::WeightGradients> weights;
@@ -59,6 +60,7 @@ PipelineRunner::PipelineRunner(PipelineSetup setup) : setup_(std::move(setup)) {
   for (const std::vector<PipelineStep>& steps : setup_.run.steps)
     for (const PipelineStep& step : steps)
       micro_batches_ = std::max(micro_batches_, step.action.micro_batch + 1);
+  if (!setup_.history) setup_.history = std::make_shared<PipelineHistory>();
   sends_.resize(2 * rank_of_.size());
   sizes_told_.assign(rank_of_.size(), setup_.message.sizes.empty() ? 0 : 1);
   passes_.resize(rank_of_.size() * static_cast<size_t>(micro_batches_));
@@ -88,8 +90,10 @@ Tensor PipelineRunner::take_slot() {
   return out;
 }
 void PipelineRunner::give_slots(Pass& pass) {
-  for (Tensor* slot : {&pass.gradient_slot, &pass.input_slot})
-    if (slot->defined()) free_slots_.push_back(std::exchange(*slot, {}));
+  for (auto [slot, coming] : {std::pair(&pass.gradient_slot, &pass.coming_gradient),
+                              std::pair(&pass.input_slot, &pass.coming_input)})
+    if (std::exchange(*coming, {}); slot->defined())
+      free_slots_.push_back(std::exchange(*slot, {}));
 }
 
 // An exception may have cut the last step short.
@@ -179,6 +183,13 @@ void PipelineRunner::receive(const PipelineStep& step) {
   if (step.action.kind == Kind::forward) hear_sizes(step);
   Pass& pass = pass_of(step.action);
   const bool there = step.action.kind == Kind::forward;
+  const int64_t count = c10::multiply_integers(setup_.message.sizes);
+  if (detail::maps_message(*setup_.group, step.peer,
+                           count * static_cast<int64_t>(c10::elementSize(setup_.message.type)))) {
+    (there ? pass.coming_input : pass.coming_gradient) =
+        detail::receive_in_place(*setup_.group, step.peer, count, setup_.message.type);
+    return;
+  }
   const Tensor into = take_slot();
   (there ? pass.input_slot : pass.gradient_slot) = into;
   (there ? pass.input : pass.gradient) = into;
@@ -210,13 +221,19 @@ void PipelineRunner::send(const PipelineStep& step) {
 void PipelineRunner::wait_for_input(const PipelineAction& action) {
   if (action.kind == Kind::weight) return;
   Pass& pass = pass_of(action);
-  Work& coming = action.kind == Kind::forward ? pass.coming_input : pass.coming_gradient;
-  if (coming) coming.wait();
+  const bool there = action.kind == Kind::forward;
+  Work& coming = there ? pass.coming_input : pass.coming_gradient;
+  if (!coming) return;
+  coming.wait();
+  const int64_t from = rank_of_[static_cast<size_t>(action.stage + (there ? -1 : 1))];
+  if (const Tensor lent = detail::peer(coming, from); lent.defined())
+    (there ? pass.input : pass.gradient) = lent.view(setup_.message.sizes);
 }
 
 void PipelineRunner::compute_forward(const PipelineAction& action, const Forward& forward) {
   Pass& pass = pass_of(action);
-  Tensor input = pass.input;
+  const Tensor came = pass.input;
+  Tensor input = came;
   if (input.defined() && setup_.needs_input_gradient[static_cast<size_t>(action.stage)]) {
     input = input.detach().requires_grad_();
     pass.input = input;
@@ -234,12 +251,14 @@ void PipelineRunner::compute_forward(const PipelineAction& action, const Forward
                     " gave hidden states of another shape or dtype than the next stage waits for")
         .help("a model's stages pass on one tensor [batch, tokens, hidden] of the same shape");
   if (output.requires_grad()) pass.root = torch::autograd::impl::gradient_edge(output);
+  // A stage of views alone may hand the message itself on, whose memory goes with its own pass.
+  if (came.defined() && output.is_alias_of(came)) output = output.detach().clone();
   if (!c10::GradMode::is_enabled()) {  // nobody comes back for it
     pass.input = Tensor();
-    if (!pass.input_slot.defined() || !output.is_alias_of(pass.input_slot)) give_slots(pass);
+    give_slots(pass);
   }
   if (last) {
-    if (output.requires_grad()) pass.gradient = at::ones_like(output);
+    if (pass.root.is_valid()) pass.gradient = at::ones_like(output);
     return;
   }
   pass.output = output.is_contiguous() ? output : output.contiguous();
@@ -251,14 +270,13 @@ void PipelineRunner::compute_forward(const PipelineAction& action, const Forward
 
 void PipelineRunner::compute_backward(const PipelineAction& action) {
   Pass& pass = pass_of(action);
+  const Tensor came = std::exchange(pass.gradient, {});
   if (pass.root.is_valid())
     torch::autograd::Engine::get_default_engine().execute(
-        {std::exchange(pass.root, {})}, {pass.gradient}, /*keep_graph=*/false,
+        {std::exchange(pass.root, {})}, {came}, /*keep_graph=*/false,
         /*create_graph=*/false, /*accumulate_grad=*/true);
-  pass.gradient = Tensor();
-  // A stage of views alone may hand the message itself on.
   if (Tensor back = pass.input.defined() ? pass.input.grad() : Tensor();
-      back.defined() && pass.gradient_slot.defined() && back.is_alias_of(pass.gradient_slot))
+      back.defined() && came.defined() && back.is_alias_of(came))
     pass.input.mutable_grad() = back.clone();
   // What is put off may read both messages.
   if (!pass.split) give_slots(pass);
@@ -327,11 +345,18 @@ void PipelineRunner::compute(ParallelModel& model, const PipelineAction& action,
 
 void PipelineRunner::run_steps(ParallelModel& model, const Forward& forward,
                                const BeforeBackward& before) {
+  // Messages of a run that ended in an error may still lie between the ranks, or never come.
+  PipelineHistory& history = *setup_.history;
+  if (std::exchange(history.running, true) && setup_.group->size() > 1)
+    throw Error(ErrorCode::collective_failed,
+                "the run of the pipeline before this one ended in an error: messages between its " +
+                    std::to_string(setup_.group->size()) + " ranks are lost")
+        .help("end all ranks after an error, and go on from the last checkpoint");
   open_mailboxes();
   const auto me = static_cast<size_t>(setup_.group->rank());
   for (size_t i = 0; i < setup_.run.steps[me].size(); ++i) {
     const PipelineStep& step = setup_.run.steps[me][i];
-    detail::Activity activity(names_[i], kind_name(step.kind));
+    detail::Activity activity(names_[i], kind_name(step.kind), history.actions + step.order);
     if (step.kind == PipelineStep::Kind::compute) {
       model.begin_micro_batch(GradientSync::when_told);
       wait_for_input(step.action);
@@ -354,6 +379,11 @@ void PipelineRunner::run_steps(ParallelModel& model, const Forward& forward,
       send(step);
   }
   wait_for_sends();
+  history.running = false;
+  int64_t most = 0;
+  for (const std::vector<PipelineStep>& steps : setup_.run.steps)
+    if (!steps.empty()) most = std::max(most, steps.back().order + 1);
+  history.actions += most;
 }
 
 void PipelineRunner::run(ParallelModel& model, const Forward& forward, const BeforeBackward& before,

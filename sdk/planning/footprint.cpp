@@ -113,7 +113,9 @@ Footprint rows_footprint(const ShardingRequest& request, const ShardingPlan& pla
            sum_of_largest(peak.gathered, plus(std::max<int64_t>(policy.prefetch.ahead(), 0), 1))),
       !every && passes > 1 ? peak.all_gradients
                            : plus(peak.root_gradients, sum_of_largest(peak.gradients, 2)));
-  out.bytes.activations = activation_bytes(request, plan.recompute_whole_layers);
+  out.bytes.activations =
+      activation_bytes(request, plan.recompute_whole_layers,
+                       pipeline_size(request) > 1 && !every && passes > 1 ? peak.all_gradients : 0);
   add_common_rows(request, held, widest_reduce, wire);
   out.wire = wire.rows();
   return out;

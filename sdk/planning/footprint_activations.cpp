@@ -1,11 +1,13 @@
 #include <algorithm>
+#include <map>
+#include <optional>
 #include <set>
 #include <string>
+#include <utility>
 
 #include "checkpoint_scope.h"
 #include "footprint_parts.h"
 #include "pipeline_lists.h"
-#include "pipeline_memory.h"
 #include "sdk/base/pipeline.h"
 
 namespace meshwright::footprint {
@@ -34,11 +36,9 @@ struct Saved {
     if (again.layer) return stream;
     return plus(norms + inputs + (again.attention ? 0 : attention), again.mlp ? 0 : mlp);
   }
-  // While the gradients of weights wait, beyond what is kept: inputs of the Linears and gradients
-  // of their outputs, and nothing else.
-  int64_t waiting(const Recomputed& again) const {
-    const int64_t held = plus(plus(inputs, outputs), plus(closing_attention, closing_mlp));
-    return std::max<int64_t>(held - kept(again), 0);
+  // While the gradients of weights wait: inputs of the Linears and gradients of their outputs.
+  int64_t waiting() const {
+    return plus(plus(inputs, outputs), plus(closing_attention, closing_mlp));
   }
   // What exists at once while it is computed again.
   int64_t together(const Recomputed& again) const {
@@ -54,35 +54,20 @@ bool has_one_of(const ModuleIndex& index, std::string_view layer,
   });
 }
 
-// The schedule's peak on this rank, and how many stages it runs.
-pipeline::InFlight in_flight_of(const ShardingRequest& request, int64_t& local) {
+// What this rank does in a run of the schedule; nullopt: a schedule that is not run as it stands.
+std::optional<PipelineList> actions_of(const ShardingRequest& request) {
   const PipelineOptions& options = request.config.shared.pipeline;
-  int64_t size = pipeline_size(request),
-          rank = request.mesh.device_mesh->coordinate(request.rank, "pp"),
-          micro_batches = micro_batches_of(request);
-  local = 1;
-  if (!options.schedule_csv.empty()) {
-    const PipelineLists lists = read_actions(options.schedule_csv, size, micro_batches);
-    int64_t last_stage = 0;
-    std::set<int64_t> stages;
-    for (size_t r = 0; r < lists.size(); ++r)
-      for (const PipelineAction& action : lists[r]) {
-        last_stage = std::max(last_stage, action.stage);
-        if (static_cast<int64_t>(r) == rank) stages.insert(action.stage);
-      }
-    local = std::max<int64_t>(static_cast<int64_t>(stages.size()), 1);
-    pipeline::InFlight peak = pipeline::peak_of(lists.at(static_cast<size_t>(rank)), last_stage);
-    peak.logits = std::max<int64_t>(peak.logits, 1);
-    return peak;
-  }
-  if (options.schedule.empty())
-    return pipeline::in_flight(PipelineSchedule::gpipe, size, 1, micro_batches, rank);
-  PipelineSchedule schedule = parse_schedule(options.schedule);
-  if (is_multi_stage(schedule))
-    local = static_cast<int64_t>(plan_stages(request.outline.layers, size, options)
-                                     .stages_of_rank.at(static_cast<size_t>(rank))
-                                     .size());
-  return pipeline::in_flight(schedule, size, std::max<int64_t>(local, 1), micro_batches, rank);
+  const int64_t size = pipeline_size(request), micro_batches = micro_batches_of(request),
+                rank = request.mesh.device_mesh->coordinate(request.rank, "pp");
+  if (!options.schedule_csv.empty())
+    return read_actions(options.schedule_csv, size, micro_batches).at(static_cast<size_t>(rank));
+  if (options.schedule.empty()) return std::nullopt;
+  const PipelineSchedule schedule = parse_schedule(options.schedule);
+  const int64_t local = request.outline.stages / size;
+  if (local < 1 || !pipeline::can_be_listed(size, local, micro_batches) ||
+      !runs_micro_batches(schedule, size, micro_batches))
+    return std::nullopt;
+  return pipeline::rank_actions(schedule, size, local, micro_batches, rank);
 }
 
 }  // namespace
@@ -139,10 +124,15 @@ class TokenActivations {
     close();
   }
 
-  int64_t kept = 0, waiting = 0;  // by the forward of a pass; while gradients of weights wait
-  int64_t largest = 0;            // of what is computed again at once: one layer, or one block
-  int64_t outside = 0;            // of layers
-  int64_t gradients = 0;          // of one layer's mlp and its output, as its backward begins
+  struct Layer {
+    int64_t stage = -1;
+    int64_t kept = 0;     // by its forward
+    int64_t waiting = 0;  // while gradients of weights wait
+    int64_t again = 0;    // of what is computed again at once: the layer, or one block
+    int64_t turn = 0;     // of the gradients of its mlp and its output, as its backward begins
+  };
+  std::vector<Layer> layers;
+  int64_t outside = 0;  // of layers
   int64_t vocabulary_ranks() const { return cut_logits_ ? tp_ : 1; }
 
  private:
@@ -157,10 +147,8 @@ class TokenActivations {
     if (layer_.norm_count > 0)
       layer_.inputs = std::min(layer_.inputs, layer_.norm_count * outline_.hidden_size);
     Recomputed again = recomputed_of(request_, index_, current_, whole_layers_);
-    kept = plus(kept, layer_.kept(again));
-    waiting = plus(waiting, layer_.waiting(again));
-    largest = std::max(largest, layer_.together(again));
-    gradients = std::max(gradients, plus(layer_.mlp, outline_.hidden_size));
+    layers.push_back({stage_, layer_.kept(again), layer_.waiting(), layer_.together(again),
+                      plus(layer_.mlp, outline_.hidden_size)});
     layer_ = {};
   }
 
@@ -170,6 +158,7 @@ class TokenActivations {
       close();
       current_ = within;
     }
+    stage_ = parameter.stage;
     const ModuleOutline* found = index_.find(module);
     if (found == nullptr || parameter.shape.empty()) return;
     bool weight = parameter.name.ends_with(".weight");
@@ -211,12 +200,127 @@ class TokenActivations {
   std::set<std::string> sequence_;  // norms that see a part of the sequence
   Saved layer_;
   std::string_view current_;
+  int64_t stage_ = -1;
   std::set<std::string_view> blocks_;
 };
 
+// Bytes that one pass of a stage holds, and what its backward needs beside.
+struct PassBytes {
+  int64_t layers = 0;     // kept by its forward
+  int64_t head = 0;       // beside them, on the last stage; without logits
+  int64_t logits = 0;     // until its backward, which begins with as many of their gradient
+  int64_t waiting = 0;    // instead of all, while gradients of weights wait
+  int64_t turn = 0;       // beside the rest, while its layers' backwards run one after the other
+  int64_t halved = 0;     // the same of a backward whose weights wait
+  int64_t gradients = 0;  // that add up whole from its first backward on
+};
+
+using StagePasses = std::map<int64_t, PassBytes>;
+
+// Layers in the order of the model; backward takes them from the end.
+StagePasses passes_of_stages(const ModelOutline& outline, const TokenActivations& token,
+                             int64_t tokens, int64_t element, int64_t logits, int64_t gradients) {
+  StagePasses out;
+  int64_t trainable = 0;
+  for (const ParameterOutline& p : outline.parameters)
+    if (p.trainable) trainable = plus(trainable, element_count(p.shape));
+  for (const ParameterOutline& p : outline.parameters) {
+    PassBytes& pass = out[std::max<int64_t>(p.stage, 0)];
+    if (p.trainable)
+      pass.gradients += static_cast<int64_t>(static_cast<double>(gradients) *
+                                             static_cast<double>(element_count(p.shape)) /
+                                             static_cast<double>(trainable));
+  }
+  std::map<int64_t, int64_t> more;  // while weights wait: of the layers that are done
+  for (auto layer = token.layers.rbegin(); layer != token.layers.rend(); ++layer) {
+    PassBytes& pass = out[std::max<int64_t>(layer->stage, 0)];
+    int64_t& done = more[std::max<int64_t>(layer->stage, 0)];
+    const int64_t again = times(tokens, plus(layer->again, layer->turn), element),
+                  kept = times(tokens, layer->kept, element),
+                  waiting = times(tokens, layer->waiting, element);
+    pass.layers = plus(pass.layers, kept);
+    pass.waiting = plus(pass.waiting, waiting);
+    pass.turn = std::max(pass.turn, again);
+    pass.halved = std::max(pass.halved, plus(done, again));
+    done = plus(done, std::max<int64_t>(waiting - kept, 0));
+  }
+  if (auto last = out.find(outline.stages - 1); last != out.end()) {
+    PassBytes& pass = last->second;
+    pass.logits = times(tokens, logits);
+    pass.head = times(tokens, token.outside, element);
+    // The head's weights wait with its input and the gradient of the logits.
+    pass.waiting = plus(pass.waiting, plus(pass.head, pass.logits));
+  }
+  return out;
+}
+
+// At the fullest moment of a run, the gradients that have begun to add up among them.
+int64_t fullest(const PipelineList& actions, StagePasses passes) {
+  using Kind = PipelineAction::Kind;
+  // Sums and differences of these do not overflow.
+  const int64_t most = INT64_MAX / (16 * (static_cast<int64_t>(actions.size()) + 1));
+  for (auto& [stage, pass] : passes)
+    for (int64_t PassBytes::* bytes :
+         {&PassBytes::layers, &PassBytes::head, &PassBytes::logits, &PassBytes::waiting,
+          &PassBytes::turn, &PassBytes::halved, &PassBytes::gradients})
+      pass.*bytes = std::min(pass.*bytes, most);
+  int64_t now = 0, peak = 0;
+  for (const PipelineAction& action : actions) {
+    PassBytes& pass = passes[action.stage];
+    const bool halved = action.kind == Kind::input;
+    switch (action.kind) {
+      case Kind::forward:
+        now += pass.layers + pass.head + pass.logits;
+        break;
+      case Kind::backward:
+      case Kind::input:
+        peak = std::max(peak, now + pass.logits);
+        // The head is done, and layers follow.
+        if (!halved) now -= pass.logits + pass.head;
+        peak = std::max(peak, now + (halved ? pass.halved : pass.turn));
+        now += halved ? pass.waiting - pass.layers - pass.head - pass.logits : -pass.layers;
+        break;
+      case Kind::weight:
+        now -= pass.waiting;
+        break;
+    }
+    if (action.kind == Kind::backward || action.kind == Kind::weight)
+      now += std::exchange(pass.gradients, 0);
+    peak = std::max(peak, now);
+  }
+  return peak;
+}
+
+// In stages, with what is on its way between them.
+int64_t held_in_stages(const ShardingRequest& request, const TokenActivations& token,
+                       int64_t tokens, int64_t element, int64_t logits, int64_t gradients) {
+  const std::optional<PipelineList> actions = actions_of(request);
+  const ModelOutline& outline = request.outline;
+  const StagePasses passes = passes_of_stages(outline, token, tokens, element, logits, gradients);
+  PipelinePeak peak{0, 0, 0};
+  int64_t held = 0;
+  if (actions) {
+    // The gradients are counted elsewhere.
+    held = std::max<int64_t>(fullest(*actions, passes) - gradients, 0);
+    peak = pipeline::peak_of(*actions, outline.stages - 1);
+  } else {  // counts as if all forwards came first
+    int64_t turn = 0;
+    for (const auto& [stage, pass] : passes) {
+      held = plus(held, plus(pass.layers, plus(pass.head, pass.logits)));
+      turn = std::max(turn, std::max(pass.logits, pass.turn));
+    }
+    held = plus(times(held, micro_batches_of(request)), turn);
+    peak.passes = times(std::max<int64_t>(outline.stages / pipeline_size(request), 1),
+                        micro_batches_of(request));
+  }
+  // What was sent stays until as many more are on their way as are in flight; and one comes. A pass
+  // whose weights wait keeps the gradient that came.
+  return plus(held, times(message_bytes(request), plus(plus(peak.passes, peak.waiting), 1)));
+}
+
 }  // namespace
 
-int64_t activation_bytes(const ShardingRequest& request, bool whole_layers) {
+int64_t activation_bytes(const ShardingRequest& request, bool whole_layers, int64_t gradients) {
   const int64_t tokens = tokens_of(request);
   if (tokens == 0) return 0;
   const ModelOutline& outline = request.outline;
@@ -234,31 +338,18 @@ int64_t activation_bytes(const ShardingRequest& request, bool whole_layers) {
   }
   const std::optional<ContextAttentionPlan> attention = context_attention_of(request);
   const int64_t exchanged = attention ? context_transient(request, *attention) : 0;
-  pipeline::InFlight flight{1, 0, 1};
-  int64_t local = 1, element = dtype_size(precision_of(request).param);
-  if (pipeline_size(request) > 1) flight = in_flight_of(request, local);
-  // Of all stages that the rank runs; a pass in flight is of one of them.
-  auto in_flight = [&](int64_t elements, int64_t passes) {
-    int64_t all = times(elements, passes);
-    return all == INT64_MAX ? all : (all + local - 1) / local;
-  };
-  int64_t elements =
-      plus(plus(in_flight(token.kept, flight.passes), in_flight(token.waiting, flight.waiting)),
-           plus(token.largest, times(token.outside, flight.logits)));
-  // At the turn to backward: the gradient of the logits, or that of the first layer. Without a
-  // pipeline only the former, which comes when all of a pass is held.
-  int64_t turn = logits, messages = 0, waiting_logits = 0;
-  if (pipeline_size(request) > 1) {
-    turn = std::max(turn, times(token.gradients, element));
-    // What was sent stays until as many more are on their way as are in flight; and one comes. A
-    // pass whose weights wait keeps the gradient that came, and the head's that of its logits.
-    messages = times(message_bytes(request), plus(plus(flight.passes, flight.waiting), 1));
-    elements = plus(elements, in_flight(token.outside, flight.waiting));
-    waiting_logits = in_flight(logits, flight.waiting);
+  const int64_t element = dtype_size(precision_of(request).param);
+  if (pipeline_size(request) > 1)
+    return plus(held_in_stages(request, token, tokens, element, logits, gradients),
+                times(tokens, exchanged));
+  int64_t held = 0, again = 0;
+  for (const TokenActivations::Layer& layer : token.layers) {
+    held = plus(held, layer.kept);
+    again = std::max(again, layer.again);
   }
-  return plus(messages,
-              times(tokens, plus(plus(times(elements, element), exchanged),
-                                 plus(plus(times(logits, flight.logits), waiting_logits), turn))));
+  // At the turn to backward all of the pass is held, and the gradient of the logits comes.
+  held = plus(times(plus(plus(held, again), token.outside), element), times(logits, 2));
+  return times(tokens, plus(held, exchanged));
 }
 
 }  // namespace meshwright

@@ -19,7 +19,10 @@ namespace meshwright {
 
 // Bytes that the passes in flight on a rank keep for backward; 0 when seq_len is not known.
 // `whole_layers`: as the strategy tells apply_activation_checkpointing().
-MESHWRIGHT_API int64_t activation_bytes(const ShardingRequest& request, bool whole_layers);
+// `gradients`: bytes that are counted elsewhere and add up from a stage's first backward on, so
+// that they are not there yet at the fullest moment of some schedules.
+MESHWRIGHT_API int64_t activation_bytes(const ShardingRequest& request, bool whole_layers,
+                                        int64_t gradients = 0);
 // Traffic of the plan's styles over tp.
 std::vector<WireRow> tp_wire(const ShardingRequest& request);
 

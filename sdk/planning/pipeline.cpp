@@ -1,6 +1,7 @@
 #include "sdk/base/pipeline.h"
 
 #include <algorithm>
+#include <map>
 #include <optional>
 #include <set>
 #include <tuple>
@@ -269,6 +270,8 @@ int64_t stage_of(const PipelinePlan& plan, std::string_view parameter) {
   return 0;
 }
 
+std::string root_of_stage(int64_t stage) { return "root of stage " + std::to_string(stage); }
+
 void mark_gradients(PipelinePlan& plan, const std::vector<std::string>& trainable) {
   auto first = static_cast<int64_t>(plan.stages.size());  // stage with something to train
   for (const std::string& parameter : trainable) first = std::min(first, stage_of(plan, parameter));
@@ -420,6 +423,7 @@ void untie(const ModelOutline& whole, const PipelinePlan& plan, int64_t pp_rank,
     ParameterOutline copy = p;
     copy.name = head->name + ".weight";
     copy.copy_of = p.name;
+    copy.stage = plan.stages.back().index;
     out.parameters.push_back(std::move(copy));
     return;
   }
@@ -428,11 +432,12 @@ void untie(const ModelOutline& whole, const PipelinePlan& plan, int64_t pp_rank,
 }  // namespace
 
 ModelOutline stage_outline(const ModelOutline& outline, const PipelinePlan& plan, int64_t pp_rank) {
-  std::set<std::string, std::less<>> mine, anybodys, above;
+  std::map<std::string, int64_t, std::less<>> mine;  // module -> stage
+  std::set<std::string, std::less<>> anybodys;
   for (const PipelineStage& stage : plan.stages)
     for (const std::string& name : stage.modules) {
       anybodys.insert(name);
-      if (stage.rank == pp_rank) mine.insert(name);
+      if (stage.rank == pp_rank) mine.emplace(name, stage.index);
     }
   // What stands directly in a module above the stages' parts goes with the first stage.
   bool holds_first = !plan.stages.empty() && plan.stages.front().rank == pp_rank;
@@ -453,6 +458,10 @@ ModelOutline stage_outline(const ModelOutline& outline, const PipelinePlan& plan
   std::erase_if(out.modules, [&](const ModuleOutline& module) { return !kept(module.name, true); });
   std::erase_if(out.parameters,
                 [&](const ParameterOutline& p) { return !kept(module_of(p.name), holds_first); });
+  for (ParameterOutline& p : out.parameters)
+    if (auto stage = mine.find(owner(module_of(p.name))); stage != mine.end())
+      p.stage = stage->second;
+  out.stages = std::max<int64_t>(static_cast<int64_t>(plan.stages.size()), 1);
   untie(outline, plan, pp_rank, out);
   return out;
 }

@@ -16,6 +16,7 @@ struct Progress {
   std::optional<double> forward, gradient;
   int64_t input_message = 0, gradient_message = 0;  // numbers of what came from another rank
   Kind backward = Kind::backward;                   // what the list of its rank holds
+  bool returns = false;                             // whether it holds any
 };
 
 class Simulation {
@@ -38,6 +39,7 @@ class Simulation {
       for (const PipelineAction& action : lists[rank]) {
         rank_of_[static_cast<size_t>(action.stage)] = static_cast<int64_t>(rank);
         if (action.kind == Kind::input) at(action.stage, action.micro_batch).backward = Kind::input;
+        if (action.kind != Kind::forward) at(action.stage, action.micro_batch).returns = true;
       }
     next_.resize(lists.size());
     run_.steps.resize(lists.size());
@@ -104,9 +106,9 @@ class Simulation {
         {PipelineStep::Kind::receive, user, here, order_});
     Messages& messages = messages_[rank * lists_.size() + static_cast<size_t>(there)];
     message_of(user) = ++messages.sent;
-    messages.unused.insert(messages.sent);
+    messages.held.insert(messages.sent);
     int64_t& ahead = run_.messages_ahead[rank][static_cast<size_t>(there)];
-    ahead = std::max(ahead, messages.sent - *messages.unused.begin() + 1);
+    ahead = std::max(ahead, messages.sent - *messages.held.begin() + 1);
   }
 
   int64_t& message_of(const PipelineAction& user) {
@@ -114,18 +116,24 @@ class Simulation {
     return user.kind == Kind::forward ? progress.input_message : progress.gradient_message;
   }
 
-  void use_message(size_t rank, const PipelineAction& user) {
-    if (user.kind == Kind::weight || message_of(user) == 0) return;
-    const int64_t from = user.stage + (user.kind == Kind::forward ? -1 : 1);
-    messages_[static_cast<size_t>(rank_of_[static_cast<size_t>(from)]) * lists_.size() + rank]
-        .unused.erase(message_of(user));
+  // The last action of a pass is done with what came for it.
+  void drop_messages(size_t rank, const PipelineAction& action) {
+    const Progress& pass = at(action.stage, action.micro_batch);
+    if (action.kind == Kind::input || (action.kind == Kind::forward && pass.returns)) return;
+    auto drop = [&](int64_t message, int64_t from) {
+      if (message == 0) return;
+      const auto sender = static_cast<size_t>(rank_of_[static_cast<size_t>(from)]);
+      messages_[sender * lists_.size() + rank].held.erase(message);
+    };
+    drop(pass.input_message, action.stage - 1);
+    drop(pass.gradient_message, action.stage + 1);
   }
 
   bool take(size_t rank) {
     const PipelineAction& action = lists_[rank][next_[rank]];
     const std::optional<double> input = input_of(action);
     if (!input) return false;
-    use_message(rank, action);
+    drop_messages(rank, action);
     std::vector<PipelineSpan>& spans = run_.spans[rank];
     const double start = std::max(*input, spans.empty() ? 0.0 : spans.back().end),
                  end = start + length_of(action);
@@ -200,7 +208,7 @@ class Simulation {
   std::vector<size_t> next_;        // [rank]
   struct Messages {
     int64_t sent = 0;
-    std::set<int64_t> unused;
+    std::set<int64_t> held;
   };
   std::vector<Messages> messages_;  // [from, to]
   PipelineRun run_;

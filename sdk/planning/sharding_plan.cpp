@@ -8,6 +8,7 @@
 #include "footprint_parts.h"
 #include "meshwright/error.h"
 #include "meshwright/unit_rules.h"
+#include "sdk/base/pipeline.h"
 
 namespace meshwright {
 
@@ -244,6 +245,28 @@ void lay_out(const ShardingRequest& request, const Layout& layout, const Shardin
   }
 }
 
+// On a pipeline's rank of several stages what lies around the layers is of the first or of the
+// last, and done with when that is. A head that shares its weight with the embedding keeps them
+// together.
+void split_root(const ModelOutline& outline, std::vector<PlannedUnit>& units) {
+  std::set<int64_t> mine, roots;  // stages
+  for (const ParameterOutline& p : outline.parameters) mine.insert(p.stage);
+  for (size_t p : units.back().parameters) roots.insert(outline.parameters[p].stage);
+  const int64_t last = outline.stages - 1;
+  if (mine.size() < 2 || (roots.size() > 1 && outline.tied_embeddings) ||
+      std::any_of(roots.begin(), roots.end(), [&](int64_t s) { return s != 0 && s != last; }))
+    return;
+  const PlannedUnit whole = units.back();
+  for (int64_t stage : roots) {
+    if (stage != *roots.begin()) units.push_back(whole);
+    PlannedUnit& unit = units.back();
+    unit.name = root_of_stage(stage);
+    unit.stage = stage;
+    unit.last_stage = stage == last;
+    std::erase_if(unit.parameters, [&](size_t p) { return outline.parameters[p].stage != stage; });
+  }
+}
+
 [[noreturn]] void refuse_level(const ShardingPolicy& policy) {
   Error error(ErrorCode::out_of_range,
               "rows are sharded at level 3 alone, and the policy asks for level " +
@@ -281,6 +304,7 @@ ShardingPlan fully_sharded_plan(const ShardingRequest& request, const ShardingPo
   if (!reshard && pipeline_size(request) > 1)
     for (PlannedUnit& unit : plan.units) unit.reshard_after_forward = false;
   place_frozen(outline, layout.shard.size, plan);
+  split_root(outline, plan.units);
   for (PlannedUnit& unit : plan.units)
     lay_out(request, layout, plan.sharding, unit, plan.parameters);
   for (size_t p : plan.whole)

@@ -10,6 +10,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <array>
 #include <atomic>
 #include <functional>
 #include <thread>
@@ -19,6 +20,7 @@
 #include "engine/rendezvous/bounded.h"
 #include "engine/rendezvous/connectivity.h"
 #include "meshwright/error.h"
+#include "sdk/comm/activity.h"
 
 namespace rendezvous_test {
 
@@ -317,6 +319,38 @@ TEST_CASE("a collective that some do not join names them, the group and the oper
     CHECK(outcomes[rank].helps[0] ==
           "look at the log of rank 1: it hangs, is stopped or runs something else");
   }
+}
+
+// Ranks of a pipeline wait in a chain, or here in a ring: all of them answer.
+TEST_CASE("where all ranks are late, the one is named that waits in what comes first") {
+  Port port;
+  const std::vector<int64_t> orders{7, 5, 9};
+  std::vector<Outcome> outcomes = of_each(3, [&](int64_t rank) {
+    RankEnvironment e = rank_of(rank, 3, port);
+    auto store = connect_store(e, milliseconds(20000));
+    auto world = make_world(e, store, device::Chosen{}, milliseconds(1000));
+    world->everyone()->barrier();
+    const int64_t order = orders[static_cast<size_t>(rank)];
+    const std::string what = "step " + std::to_string(order), within = "a layer";
+    const detail::Activity activity(what, "which receives", order);
+    const detail::Activity inner(within, "forward");
+    at::Tensor one = at::ones({10});
+    const std::array<PeerMessage, 1> message{
+        PeerMessage{PeerMessage::Way::receive, (rank + 1) % 3, one}};
+    world->everyone()->send_receive(message).wait();
+  });
+  for (size_t rank : {size_t{0}, size_t{2}}) {
+    CHECK(outcomes[rank].code == ErrorCode::collective_timeout);
+    CHECK(outcomes[rank].message ==
+          "rank " + std::to_string(rank) +
+              " waited 1 s in vain for send_receive of 40 bytes in group world [0, 1, 2]: rank 1 "
+              "is the furthest behind (step 5, which receives), in a layer, forward");
+    CHECK(outcomes[rank].helps[0] == "look at the log of rank 1: the others wait for it");
+  }
+  // The one that is behind says what it waits for itself.
+  CHECK(outcomes[1].message ==
+        "rank 1 waited 1 s in vain for send_receive of 40 bytes in group world [0, 1, 2]: no word "
+        "from rank 2, in a layer, forward");
 }
 
 TEST_CASE(

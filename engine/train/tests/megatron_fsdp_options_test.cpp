@@ -1,6 +1,7 @@
 // Each flag of megatron_fsdp does what it says.
 // Before doctest: LibTorch has a CHECK of its own.
 #include "engine/train/tests/megatron_fsdp.h"
+#include "engine/train/tests/trace_bars.h"
 
 #include <ATen/ops/isnan.h>
 #include <c10/core/Allocator.h>
@@ -12,7 +13,6 @@
 #include <doctest/doctest.h>
 
 #include <cmath>
-#include <cstdlib>
 #include <set>
 #include <tuple>
 
@@ -22,24 +22,6 @@ using namespace meshwright;
 
 namespace {
 
-struct Bar {
-  std::string name;
-  long begin, end;
-};
-
-std::vector<Bar> bars_of(const std::string& trace) {
-  std::vector<Bar> out;
-  for (size_t at = 0; (at = trace.find("\"name\":\"", at)) != std::string::npos;) {
-    at += 8;
-    size_t quote = trace.find('"', at), times = trace.find("\"ts\":", at);
-    if (times != quote + 2) continue;
-    long begin = std::atol(trace.c_str() + times + 5),
-         length = std::atol(trace.c_str() + trace.find("\"dur\":", at) + 6);
-    out.push_back({trace.substr(at, quote - at), begin, begin + length});
-  }
-  return out;
-}
-
 // How many bars of one name begin within bars of another.
 int begin_within(const std::vector<Bar>& bars, const std::string& name, const std::string& around) {
   int out = 0;
@@ -47,19 +29,6 @@ int begin_within(const std::vector<Bar>& bars, const std::string& name, const st
     for (const Bar& other : bars)
       out += bar.name == name && other.name == around && bar.begin >= other.begin &&
              bar.begin < other.end;
-  return out;
-}
-
-std::vector<Bar> trace_of(const Layout& layout, int steps) {
-  std::vector<Bar> out;
-  run_ranks(layout.ranks, [&](const std::shared_ptr<World>& world) {
-    Rank rank(layout, world);
-    rank.initialize();
-    rank.step();
-    world->trace().enabled = true;
-    for (int step = 0; step < steps; ++step) rank.step();
-    if (world->rank() == 0) out = bars_of(world->trace().json(0));
-  });
   return out;
 }
 

@@ -3,6 +3,7 @@
 #include <stdexcept>
 
 #include "engine/train/tests/pipeline_layouts.h"
+#include "engine/train/tests/trace_bars.h"
 
 #include <doctest/doctest.h>
 
@@ -389,6 +390,19 @@ TEST_CASE("pipeline edges: a loop or a model that knows no stages is refused, wi
                std::string::npos &&
            error.helps().back() == "set distributed.pp_size = 1";
   }));
+}
+
+TEST_CASE("pipelines: what the last stage is done with is reduced while the first goes on") {
+  TestFolder folder("pipeline_roots");
+  const std::string model = write_model(folder.path, kStaged);
+  const std::vector<Bar> bars = trace_of(staged_layout(model, {4, {kPp2}}, {kV}), 1);
+  int64_t last = 0, reduced = 0, early = 0;  // of the first rank, which has both
+  for (const Bar& bar : bars)
+    if (bar.name.starts_with("0")) last = std::max<int64_t>(last, bar.begin);
+  for (const Bar& bar : bars)
+    if (bar.name == "dp_shard reduce_scatter") ++reduced, early += bar.begin < last ? 1 : 0;
+  CHECK(reduced == 4);  // a layer and what is around it, of each
+  CHECK(early == 2);
 }
 
 }  // namespace pipeline_edges_test

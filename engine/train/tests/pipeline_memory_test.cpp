@@ -15,8 +15,6 @@ using namespace meshwright;
 
 namespace {
 
-constexpr int64_t kTokens = 512;
-
 // Of a rank: tensors at their most, less what it holds between steps; and what the plan says of
 // both.
 struct Use {
@@ -28,6 +26,7 @@ struct Use {
 struct Beside {
   int64_t ranks = 1;
   std::vector<std::string> sets = {};
+  int64_t tokens = 512;
 };
 
 std::vector<Use> measure(const std::string& model, int64_t pp, const std::string& schedule,
@@ -41,19 +40,19 @@ std::vector<Use> measure(const std::string& model, int64_t pp, const std::string
         "schema = 1\n[model]\nconfig = \"" + model +
             "\"\n[distributed.mp_policy]\nparam_dtype = \"float32\"\noutput_dtype = \"float32\"\n"
             "[dataset]\nkind = \"mock\"\nseq_len = " +
-            std::to_string(kTokens) +
+            std::to_string(beside.tokens) +
             "\n[step_scheduler]\nlocal_batch_size = 1\nglobal_batch_size = " +
             std::to_string(micro_batches) + "\n",
         sets);
     train::MemoryMeter meter(at::kCPU);
     modules::CausalLM net = modules::build_model(model, DType::float32, at::kMeta);
-    Trainer trainer(job, world, net.ptr(), net->outline(), kTokens);
+    Trainer trainer(job, world, net.ptr(), net->outline(), beside.tokens);
     for (const ParallelParameter& p : trainer.model().parameters()) modules::initialize(*net, p, 1);
     trainer.model().after_optimizer_step();
     for (int step = 0; step < 3; ++step) {
       meter.reset_peak();
       trainer.step([&](int64_t, const at::Tensor& hidden) {
-        at::Tensor ids = at::empty({1, kTokens + 1}, at::kLong).fill_(3);
+        at::Tensor ids = at::empty({1, beside.tokens + 1}, at::kLong).fill_(3);
         return train::loss_of(trainer, net, ids, hidden);
       });
     }
@@ -68,7 +67,12 @@ std::vector<Use> measure(const std::string& model, int64_t pp, const std::string
   return out;
 }
 
-void check(const std::vector<Use>& uses, const std::string& what) {
+// What was sent stays with the sender until as many more are on their way as the schedule lets be,
+// which the plan counts once for each pass: more than that where a rank sends from several stages,
+// and to be seen where passes hold little beside their messages.
+constexpr double kFew = 0.1;
+
+void check(const std::vector<Use>& uses, const std::string& what, double most = 0.05) {
   for (size_t rank = 0; rank < uses.size(); ++rank) {
     const Use& use = uses[rank];
     const Bytes& b = use.planned;
@@ -79,10 +83,10 @@ void check(const std::vector<Use>& uses, const std::string& what) {
     INFO(what << ", rank " << rank);
     MESSAGE(what << ", rank " << rank << ": peak over plan " << far << ", without the state "
                  << moving);
-    CHECK(far > 0.95);
-    CHECK(far < 1.05);
-    CHECK(moving > 0.93);
-    CHECK(moving < 1.07);
+    CHECK(far > 1 - most);
+    CHECK(far < 1 + most);
+    CHECK(moving > 1 - 1.4 * most);
+    CHECK(moving < 1 + 1.4 * most);
   }
 }
 
@@ -119,8 +123,28 @@ TEST_CASE("pipeline memory: each rank holds what its plan says, under every sche
   }
 }
 
-// Not beside tp: there the counts of two ranks that hold the same differ by up to half.
-TEST_CASE("pipeline memory: beside shards and parts of samples") {
+TEST_CASE("pipeline memory: recomputation, and stages that are not alike") {
+  const meshwright::testing::SharedMemory sockets(false);
+  TestFolder folder("pipeline_memory_uneven");
+  const std::string model = model_of(folder);
+  for (const char* schedule :
+       {"GPipe", "1F1B", "Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble"}) {
+    const std::string name = schedule;
+    for (const char* how : {"full", "selective"})
+      check(measure(model, 2, name, 4,
+                    {1,
+                     {std::string("distributed.activation_checkpointing=\"") + how + "\""},
+                     1024}),  // a layer's 5 kB of generator state are less beside it
+            name + ", recomputation " + how, kFew);
+    check(measure(model, 2, name, 4,
+                  {1,
+                   {"distributed.pipeline.first_stage_less_layers=2",
+                    "distributed.pipeline.last_stage_less_layers=1"}}),
+          name + ", uneven stages");
+  }
+}
+
+TEST_CASE("pipeline memory: beside shards, cut weights and parts of samples") {
   const meshwright::testing::SharedMemory sockets(false);
   TestFolder folder("pipeline_memory_beside");
   const std::string model = model_of(folder);
@@ -131,6 +155,10 @@ TEST_CASE("pipeline memory: beside shards and parts of samples") {
     check(measure(model, 2, name, 8, {2, {"distributed.fsdp2.reshard_after_forward=true"}}),
           name + ", gathered for each pass");
     check(measure(model, 2, name, 4, {2, {"distributed.cp_size=2"}}), name + ", cp 2");
+    check(measure(model, 2, name, 4, {2, {"distributed.tp_size=2"}}), name + ", tp 2", kFew);
+    check(measure(model, 2, name, 4,
+                  {2, {"distributed.tp_size=2", "distributed.sequence_parallel=true"}}),
+          name + ", tp 2 with parts of sequences");
   }
 }
 

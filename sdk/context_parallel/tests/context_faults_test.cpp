@@ -63,7 +63,7 @@ std::string told(const Way& way, const Failure& failure, milliseconds timeout) {
     // What the ranks of a job find out by asking each other.
     if (way.of.ranks > 2)
       faulty->set_liveness_check(
-          [&](const std::vector<int64_t>&) { return std::vector<int64_t>{way.of.ranks - 1}; });
+          [&](const World::RollCall&) { return World::Answers{.silent = {way.of.ranks - 1}}; });
     try {
       run_on(*faulty, whole, way.of, [&] {
         if (victim && failure.exchange < 0) throw std::runtime_error("left by a test");

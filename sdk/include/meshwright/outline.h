@@ -50,6 +50,7 @@ struct ParameterOutline {
   // A tied weight's second copy, on another stage of a pipeline: of which parameter. Both stay
   // equal; the first one is counted and saved.
   std::string copy_of = {};
+  int64_t stage = -1;  // in the outline of a pipeline's rank; -1: of no stage alone
 };
 
 struct MoeOutline {
@@ -73,6 +74,7 @@ struct ModelOutline {
   // The model's own plan in Hugging Face style strings: (pattern, style), inner patterns already
   // prefixed; later wins.
   StringMap own_tp_plan;
+  int64_t stages = 1;  // of the pipeline whose rank this is the outline of
 
   MESHWRIGHT_API const ModuleOutline* find_module(std::string_view name) const;
   MESHWRIGHT_API const ParameterOutline* find_parameter(std::string_view name) const;

@@ -41,7 +41,8 @@ struct MeshLayout;
 
 // Parameters that are gathered and reduced together.
 struct PlannedUnit {
-  std::string name;  // of its module; "root", or "root[1]" where there are several buckets
+  // Of its module; "root", or "root[1]" where there are several buckets, "root of stage 3".
+  std::string name;
   bool last_of_module_list = false;
   std::vector<size_t> parameters = {};    // indices into ModelOutline::parameters
   std::string module = {};                // dotted; "": the model itself, which encloses all others
@@ -50,6 +51,9 @@ struct PlannedUnit {
   bool reshard_after_forward = false;     // false: stays gathered until its backward ends
   std::optional<MixedPrecision> mp = {};  // the unit's own; nullopt: the plan's
   bool experts = false;                   // cut along dim 1 over ep_shard
+  // Of a pipeline, the first or the last: whose passes alone use it; -1: all that run its module.
+  int64_t stage = -1;
+  bool last_stage = false;
   // Where the parameters lie in the gathered buffer and in the shards. Null: laid out when it is
   // needed; whoever changes `parameters` of a finished plan resets it.
   std::shared_ptr<const UnitLayout> layout = {};

@@ -1,11 +1,13 @@
 // Stages of a pipeline train as the model in one place does: losses and gradients to the bit.
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/cross_entropy_loss.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/randint.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/silu.h>
 #include <torch/nn/modules/container/modulelist.h>
 
+#include <array>
 #include <chrono>
 #include <map>
 #include <memory>
@@ -404,6 +406,53 @@ TEST_CASE("a step that an exception cut short leaves nothing to the next one") {
           CHECK_MESSAGE(found.gradients.at(name).equal(gradient), name);
       }
   }
+}
+
+TEST_CASE("after an error in one stage no rank trains on with what is left of its messages") {
+  using enum PipelineSchedule;
+  for (const bool shared : {true, false})
+    for (const bool first : {true, false}) {
+      CAPTURE(shared);
+      CAPTURE(first);
+      const meshwright::testing::SharedMemory memory(shared);
+      Job job({2, 1, 4, one_f_one_b});
+      std::array<std::array<std::string, 2>, 2> told;  // by rank: of two runs
+      run_ranks(2, [&](const std::shared_ptr<World>& world) {
+        PipelineSetup setup;
+        const auto hasty = testing::faulty_world(world, {}, std::chrono::seconds(2));
+        setup.group = hasty->everyone();
+        setup.run = job.run;
+        setup.stages_of_rank = job.plan.stages_of_rank;
+        setup.message.sizes = {kRows, kWidth};
+        setup.modules.resize(2);
+        setup.needs_input_gradient = {false, true};
+        DeviceMesh mesh(Mesh({{"dp_shard", 1}}), World::single());
+        Net net;
+        std::unique_ptr<ParallelModel> model = shard(net, mesh, job.row, World::single());
+        PipelineRunner runner(setup);
+        const bool fails = first == (world->rank() == 0);
+        auto train = [&] {
+          model->begin_step();
+          runner.run(*model, [&](const PipelineAction& action, const Tensor& input) -> Tensor {
+            if (fails && action.micro_batch == 2) throw std::runtime_error("fails");
+            if (action.stage == 1) return input.sum();
+            return at::ones({kRows, kWidth}).requires_grad_();
+          });
+        };
+        for (std::string& text : told[static_cast<size_t>(world->rank())]) try {
+            train();
+          } catch (const std::exception& error) {
+            text = error.what();
+          }
+      });
+      for (const size_t rank : {size_t{0}, size_t{1}}) {
+        CAPTURE(rank);
+        const bool failed = first == (rank == 0);
+        CHECK(told[rank][0].starts_with(failed ? "fails" : "error[E060"));
+        CHECK(told[rank][1].find("ended in an error: messages between its 2 ranks are lost") !=
+              std::string::npos);
+      }
+    }
 }
 
 // Rank 0 sends 0F0 and 0F1, waits for a gradient, and ends before it sends 0F2.

@@ -265,7 +265,7 @@ TEST_CASE("a run ends in whatever order its ranks get on, with no more buffers t
 }
 
 TEST_CASE("messages may lie in memory that is used again in turn, of the length that a run says") {
-  // Who sends message n waits until message n - length to the same rank has been used.
+  // Who sends message n waits until the pass of message n - length to the same rank is over.
   int64_t stuck = 0;
   for (const PipelineCase& one : testing::pipeline_cases()) {
     if (one.micro_batches > 12 || one.size > 5) continue;
@@ -276,7 +276,9 @@ TEST_CASE("messages may lie in memory that is used again in turn, of the length 
     const size_t ranks = run.steps.size();
     auto ends = [&](bool forwards, int64_t less) {
       std::vector<std::vector<std::deque<bool>>> used(ranks, std::vector<std::deque<bool>>(ranks));
-      std::vector<std::map<std::string, std::pair<size_t, size_t>>> needed(ranks);
+      using Message = std::pair<size_t, size_t>;  // from, number
+      std::vector<std::map<std::string, Message>> needed(ranks);
+      std::vector<std::map<std::pair<int64_t, int64_t>, std::vector<Message>>> held(ranks);
       std::vector<std::vector<size_t>> expected(ranks, std::vector<size_t>(ranks));
       std::vector<size_t> next(ranks);
       auto take = [&](size_t rank) {
@@ -293,11 +295,15 @@ TEST_CASE("messages may lie in memory that is used again in turn, of the length 
               !std::all_of(sent.begin(), sent.begin() + before + 1, [](bool b) { return b; }))
             return false;
           sent.push_back(false);
-        } else if (auto found = needed[rank].find(name); found != needed[rank].end()) {
-          std::deque<bool>& sent = used[found->second.first][rank];
-          if (found->second.second >= sent.size()) return false;
-          sent[found->second.second] = true;
-          needed[rank].erase(found);
+        } else {
+          std::vector<Message>& of_pass = held[rank][{step.action.stage, step.action.micro_batch}];
+          if (auto found = needed[rank].find(name); found != needed[rank].end()) {
+            if (found->second.second >= used[found->second.first][rank].size()) return false;
+            of_pass.push_back(found->second);
+            needed[rank].erase(found);
+          }
+          if (step.action.kind == Kind::backward || step.action.kind == Kind::weight)
+            for (const auto& [from, number] : of_pass) used[from][rank][number] = true;
         }
         ++next[rank];
         return true;

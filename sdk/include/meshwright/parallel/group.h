@@ -176,10 +176,20 @@ class MESHWRIGHT_API World {
   // or is late: there wait() only puts what follows behind it, and the host hears of it here (and
   // at the start of the next collective). On the CPU wait() throws itself.
   void check();
-  // Which of a group's ranks do not answer, to name them when a collective timed out. Called by the
-  // rank whose wait timed out (with no ranks: by one whose connection broke); may take a moment;
-  // throws only the Error that ended another rank.
-  using LivenessCheck = std::function<std::vector<int64_t>(const std::vector<int64_t>& ranks)>;
+  // Called by a rank whose wait timed out, to name the rank to blame; may take a moment; throws
+  // only the Error that ended another rank.
+  struct RollCall {
+    std::vector<int64_t> ranks = {};  // of the group; {}: a connection broke, nobody is late
+    std::string activity = {};  // what this rank waits in: "3F5 of the pipeline, which receives"
+    int64_t order = -1;  // its place among what all ranks do; -1: where there is no such order
+  };
+  struct Answers {
+    std::vector<int64_t> silent = {};  // of the ranks, those that do not answer
+    // Where all do: the one that waits in what comes before all else; -1: not known, or this one.
+    int64_t behind = -1;
+    std::string activity = {};  // what that one waits in
+  };
+  using LivenessCheck = std::function<Answers(const RollCall& call)>;
   void set_liveness_check(LivenessCheck check) { *liveness_check_ = std::move(check); }
   TrafficCounter& traffic() { return *traffic_; }
   Trace& trace() { return *trace_; }

@@ -38,6 +38,7 @@ struct UnitSpec {
   std::optional<MixedPrecision> mp;   // this unit's own policy
   std::shared_ptr<const UnitLayout> layout = {};  // planned; null: made from the tensors
   std::optional<UnitSharding> sharding;           // nullopt: the policy's groups, along dim 0
+  bool first_stage = false, last_stage = false;   // whose passes alone use it; neither: all do
 };
 
 // Planned units over the live model. Local. Throws Error(bad_module) for a module or parameter that
