@@ -5,6 +5,7 @@
 #include <mutex>
 #include <optional>
 #include <set>
+#include <stdexcept>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
@@ -181,17 +182,27 @@ World::Connect over_gloo(const launch::RankEnvironment& ranks, const StorePtr& s
 }
 
 World::Connect over_nccl(const launch::RankEnvironment& ranks, const StorePtr& store,
-                         const device::Chosen& chosen, Milliseconds timeout) {
+                         const device::Chosen& chosen, Milliseconds timeout,
+                         const std::shared_ptr<Board>& board) {
   // The world's own watch speaks first, in our words; LibTorch's would end the process.
   Milliseconds last_resort = timeout + std::chrono::minutes(2);
-  return [store, last_resort, nccl = chosen.nccl, device = chosen.device, rank = ranks.rank](
-             const std::string& name, const std::vector<int64_t>& members) {
+  return [store, timeout, last_resort, board, nccl = chosen.nccl, device = chosen.device,
+          rank = ranks.rank](const std::string& name, const std::vector<int64_t>& members) {
     auto index =
         static_cast<int>(std::find(members.begin(), members.end(), rank) - members.begin());
-    return transport_over(
-        nccl->make_nccl(c10::make_intrusive<c10d::PrefixStore>("group/" + name, store), index,
-                        static_cast<int>(members.size()), device.index(), last_resort),
-        device);
+    auto connect = [=, prefixed = c10::make_intrusive<c10d::PrefixStore>("group/" + name, store)] {
+      return nccl->make_nccl(prefixed, index, static_cast<int>(members.size()), device.index(),
+                             last_resort);
+    };
+    try {
+      // NCCL waits for a member that does not come for ever.
+      auto backend = bounded(timeout, connect, [&] {
+        if (std::optional<Error> told = board ? board->read_beside() : std::nullopt) throw *told;
+      });
+      return transport_over(std::move(backend), device);
+    } catch (const NoAnswer&) {
+      throw std::runtime_error("timed out after " + seconds(timeout));
+    }
   };
 }
 
@@ -208,7 +219,7 @@ std::shared_ptr<World> make_world(const launch::RankEnvironment& ranks, const St
       address_of(interface, "dist_env.interface", interfaces());
       ::setenv("NCCL_SOCKET_IFNAME", ("=" + interface).c_str(), /*overwrite=*/0);
     }
-    connect = over_nccl(ranks, store, chosen, timeout);
+    connect = over_nccl(ranks, store, chosen, timeout, board);
   } else if (ranks.world_size > 1) {
     connect =
         over_gloo(ranks, store, seat_ranks(store, ranks, wanted_interface(interface), timeout),

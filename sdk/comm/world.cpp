@@ -1,6 +1,7 @@
 // A process's place in the job, and its groups.
 #include <algorithm>
 #include <cstdlib>
+#include <utility>
 
 #include "c10d_flight.h"
 #include "group_impl.h"
@@ -32,6 +33,10 @@ World::World(int64_t rank, int64_t size, at::Device device, std::chrono::millise
   // the variable.
   static const int unrecorded = ::setenv("TORCH_FR_BUFFER_SIZE", "0", /*overwrite=*/0);
   static_cast<void>(unrecorded);
+  // Nor is it written out after a timeout: LibTorch asks the store for that without a limit, and
+  // where the rank that keeps the store is stopped the others would never end.
+  static const int unwritten = ::setenv("TORCH_NCCL_DUMP_ON_TIMEOUT", "0", /*overwrite=*/0);
+  static_cast<void>(unwritten);
 }
 World::~World() {
   // Groups may live on with whoever holds them; nobody looks at a device that may be gone.
@@ -59,7 +64,14 @@ std::shared_ptr<Group> World::group(const std::string& axis, const std::vector<i
   impl->traffic = traffic_;
   impl->trace = trace_;
   if (ranks.size() > 1) {
-    auto failed = [&](const std::string& why) {
+    auto failed = [&](std::string why) {
+      // Those who came have waited as long, and say so.
+      const bool late =
+          why.find("imed out") != std::string::npos || why.find("imeout") != std::string::npos;
+      const char* before = "; no word from rank ";
+      if (late && *liveness_check_)
+        for (int64_t silent : (*liveness_check_)({.ranks = ranks}).silent)
+          why += std::exchange(before, ", rank ") + std::to_string(silent);
       return Error(ErrorCode::rendezvous_failed, "rank " + std::to_string(rank_) +
                                                      " could not join group " +
                                                      impl->place->name() + ": " + why)

@@ -11,6 +11,11 @@ CUresult cuDeviceGet(CUdevice* out, int device) {
   *out = device;
   return CUDA_SUCCESS;
 }
+// What LibTorch asks before it takes memory from NCCL.
+CUresult cuDeviceGetAttribute(int* out, CUdevice_attribute attribute, CUdevice) {
+  *out = attribute == CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED ? 1 : 0;
+  return CUDA_SUCCESS;
+}
 CUresult cuDevicePrimaryCtxGetState(CUdevice, unsigned* flags, int* active) {
   *flags = 0;
   *active = 1;
