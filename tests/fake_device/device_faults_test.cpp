@@ -1,26 +1,64 @@
 // Faults of the device path that need more than a job of the program. A case that is skipped is
 // what one rank does: other cases start the ranks, each a process of this test on the fake device.
+#include <ATen/ops/arange.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/gelu.h>
+#include <ATen/ops/linspace.h>
+#include <ATen/ops/matmul.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/randn.h>
 #include <arpa/inet.h>
+#include <cuda_runtime_api.h>
+#include <dlfcn.h>
 #include <doctest/doctest.h>
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
+#include <torch/library.h>
+#include <torch/nn/modules/container/modulelist.h>
+#include <torch/utils.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
+#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <functional>
 #include <iterator>
 #include <map>
+#include <sstream>
 #include <string>
 #include <thread>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include <vector>
 
+#include "engine/device/device.h"
 #include "meshwright/error.h"
+#include "meshwright/nn/layers.h"
+#include "meshwright/nn/moe.h"
+#include "meshwright/parallel/transport.h"
 #include "meshwright/trainer.h"
+
+// How often the host waited for a device: this program's functions come before the fake's.
+static std::atomic<int64_t> host_waits = 0;
+namespace {
+cudaError_t waited(const char* name, void* of) {
+  ++host_waits;
+  return reinterpret_cast<cudaError_t (*)(void*)>(::dlsym(RTLD_NEXT, name))(of);
+}
+}  // namespace
+extern "C" {
+MESHWRIGHT_API cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+  return waited("cudaStreamSynchronize", stream);
+}
+MESHWRIGHT_API cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+  return waited("cudaEventSynchronize", event);
+}
+}
 
 namespace device_faults_test {
 
@@ -33,30 +71,49 @@ std::string read_file(const fs::path& path) {
   return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
 }
 
+// What run_on_ranks() told this rank; empty: nothing.
+std::string told(const char* name) {
+  const char* value = std::getenv(name);
+  return value == nullptr ? "" : value;
+}
+
 int free_port() {
   const int door = ::socket(AF_INET, SOCK_STREAM, 0);
+  if (door < 0) return 0;
   sockaddr_in address{};
   address.sin_family = AF_INET;
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   socklen_t size = sizeof address;
-  ::bind(door, reinterpret_cast<sockaddr*>(&address), size);
-  ::getsockname(door, reinterpret_cast<sockaddr*>(&address), &size);
+  if (::bind(door, reinterpret_cast<sockaddr*>(&address), size) == 0)
+    ::getsockname(door, reinterpret_cast<sockaddr*>(&address), &size);
   ::close(door);
   return ntohs(address.sin_port);
 }
+
+// A folder for the files of a case.
+struct Folder {
+  fs::path path;
+  Folder() {
+    std::string name = (fs::temp_directory_path() / "meshwright_device_faults.XXXXXX").string();
+    path = ::mkdtemp(name.data());
+  }
+  ~Folder() { fs::remove_all(path); }
+  Folder(const Folder&) = delete;
+  Folder& operator=(const Folder&) = delete;
+};
 
 struct Rank {
   int code = -1;          // -1: it was killed at the end
   std::string said, log;  // log: the device's
 };
 
-// Runs a skipped case on so many ranks. `own(rank)`: variables of one of them.
-std::vector<Rank> play(const std::string& role, int ranks,
-                       const std::function<Variables(int)>& own = {}) {
-  std::string name = (fs::temp_directory_path() / "meshwright_device_faults.XXXXXX").string();
-  const fs::path folder = ::mkdtemp(name.data());
-  const std::string port = std::to_string(free_port()), self = fs::canonical("/proc/self/exe"),
-                    filter = "--test-case=" + role;
+// Runs a command on so many ranks. `own(rank)`: variables of one of them.
+std::vector<Rank> run_on_ranks(std::vector<std::string> command, int ranks,
+                               const std::function<Variables(int)>& own) {
+  const Folder made;
+  const fs::path& folder = made.path;
+  const std::string port = std::to_string(free_port());
+  command.insert(command.begin(), MESHWRIGHT_SOURCE_DIR "/tests/fake_device/run");
   std::vector<pid_t> children;
   for (int rank = 0; rank < ranks; ++rank) {
     const std::string number = std::to_string(rank), all = std::to_string(ranks);
@@ -74,10 +131,11 @@ std::vector<Rank> play(const std::string& role, int ranks,
     if (child == 0) {
       for (const auto& [key, value] : variables) ::setenv(key.c_str(), value.c_str(), 1);
       const int to = ::open((folder / ("out" + number)).c_str(), O_WRONLY | O_CREAT, 0600);
-      ::dup2(to, 1);
-      ::dup2(to, 2);
-      ::execl(MESHWRIGHT_SOURCE_DIR "/tests/fake_device/run", "run", self.c_str(), "--no-skip",
-              "--no-version", filter.c_str(), nullptr);
+      if (to < 0 || ::dup2(to, 1) < 0 || ::dup2(to, 2) < 0) ::_exit(126);
+      std::vector<char*> words;
+      for (std::string& word : command) words.push_back(word.data());
+      words.push_back(nullptr);
+      ::execv(words[0], words.data());
       ::_exit(127);
     }
     children.push_back(child);
@@ -96,8 +154,19 @@ std::vector<Rank> play(const std::string& role, int ranks,
     out[rank].said = read_file(folder / ("out" + number));
     out[rank].log = read_file(folder / ("log" + number + "." + std::to_string(children[rank])));
   }
-  fs::remove_all(folder);
   return out;
+}
+
+// A case that is skipped otherwise.
+std::vector<Rank> play(const std::string& role, int ranks,
+                       const std::function<Variables(int)>& own = {}) {
+  return run_on_ranks(
+      {fs::canonical("/proc/self/exe"), "--no-skip", "--no-version", "--test-case=" + role}, ranks,
+      own);
+}
+
+int64_t trainer_batch(const Job& job) {
+  return job.table("step_scheduler").get_int("local_batch_size");
 }
 
 // Each rank's own checks held, and nothing was wrong on its device.
@@ -140,4 +209,20 @@ TEST_CASE("rank: a group that rank 1 comes to too late" * doctest::skip()) {
 
 TEST_CASE("a rank that never comes to a group is named within the timeout") {
   check_played(play("rank: a group that rank 1 comes to too late", 2));
+}
+
+TEST_CASE("rank: its communicator and memory that NCCL registers" * doctest::skip()) {
+  const cuda::CudaPart& part = *device::cuda_part();
+  const int rank = std::atoi(told("RANK").c_str());
+  part.use_device(rank);
+  auto store = c10::make_intrusive<c10d::FileStore>(told("STORE"), 2);
+  auto backend = part.make_nccl(store, rank, 2, rank, std::chrono::minutes(1));
+  const at::Device device(at::kCUDA, static_cast<c10::DeviceIndex>(rank));
+  CHECK(transport_over(backend, device)->registered_memory(1 << 20).defined());
+}
+
+TEST_CASE("memory is registered with a communicator that no collective has used yet") {
+  const Folder folder;
+  check_played(play("rank: its communicator and memory that NCCL registers", 2,
+                    [&](int) { return Variables{{"STORE", folder.path / "store"}}; }));
 }
