@@ -18,10 +18,19 @@ c10::DeviceIndex index_of(int64_t device) { return static_cast<c10::DeviceIndex>
 
 int64_t device_count() { return c10::cuda::device_count(); }
 
-std::string device_name(int64_t device) {
+cudaDeviceProp properties_of(int64_t device) {
   cudaDeviceProp properties{};
   C10_CUDA_CHECK(cudaGetDeviceProperties(&properties, static_cast<int>(device)));
-  return properties.name;
+  return properties;
+}
+
+std::string device_name(int64_t device) { return properties_of(device).name; }
+
+std::string device_uuid(int64_t device) {
+  std::string out;
+  for (char byte : properties_of(device).uuid.bytes)
+    for (int half : {(byte >> 4) & 15, byte & 15}) out += "0123456789abcdef"[half];
+  return out;
 }
 
 void use_device(int64_t device) {
@@ -67,7 +76,7 @@ void reset_peak(int64_t device) {
 
 extern "C" MESHWRIGHT_API const meshwright::cuda::CudaPart* meshwright_cuda_part() {
   using namespace meshwright::cuda;
-  static const CudaPart part{device_count, device_name, use_device, make_nccl,
-                             synchronize,  live_bytes,  peak_bytes, reset_peak};
+  static const CudaPart part{device_count, device_name, use_device, make_nccl,  synchronize,
+                             live_bytes,   peak_bytes,  reset_peak, device_uuid};
   return &part;
 }

@@ -23,8 +23,8 @@ struct CudaPart {
   std::string (*device_name)(int64_t device);
   // Makes it the current device of the calling thread and creates its context.
   void (*use_device)(int64_t device);
-  // A ProcessGroupNCCL with a communicator of its own; made lazily by its first collective.
-  // `timeout` is LibTorch's own, its last resort.
+  // A ProcessGroupNCCL with a communicator of its own, which waits here for all ranks. `timeout` is
+  // LibTorch's own for collectives, its last resort.
   c10::intrusive_ptr<c10d::Backend> (*make_nccl)(const c10::intrusive_ptr<c10d::Store>& store,
                                                  int rank, int size, int64_t device,
                                                  std::chrono::milliseconds timeout);
@@ -34,6 +34,7 @@ struct CudaPart {
   int64_t (*live_bytes)(int64_t device);
   int64_t (*peak_bytes)(int64_t device);
   void (*reset_peak)(int64_t device);
+  std::string (*device_uuid)(int64_t device);  // the same for all processes that see the device
 };
 
 }  // namespace meshwright::cuda

@@ -1,8 +1,13 @@
 #include "engine/device/device.h"
 
+#include <algorithm>
 #include <boost/dll/shared_library.hpp>
+#include <chrono>
 #include <exception>
 #include <filesystem>
+#include <string>
+#include <thread>
+#include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "engine/launch/devices.h"
 #include "meshwright/error.h"
@@ -37,6 +42,12 @@ Loaded load() {
     out.why = std::string("its CUDA part cannot be loaded: ") + error.what();
   }
   return out;
+}
+
+// The CUDA libraries take seconds to load: only where they can be of use.
+bool may_use_devices(const Options& table) {
+  const std::string wanted = table.get_string("device");
+  return wanted == "cuda" || (wanted == "auto" && launch::driver_lists_devices());
 }
 
 Error unavailable(const std::string& what, const char* key) {
@@ -84,27 +95,50 @@ Chosen choose(const Options& table, const launch::RankEnvironment& ranks,
   part->use_device(index);
   out.device = c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(index));
   out.name = out.device.str() + " (" + part->device_name(index) + ")";
-  bool shared = ranks.local_world_size > count;
-  std::string crowd = std::to_string(ranks.local_world_size) + " ranks on this host share " +
-                      std::to_string(count) + (count == 1 ? " CUDA device" : " CUDA devices");
-  if (backend == "nccl" && shared)
-    throw unavailable(crowd + ", and NCCL wants a device of its own for every rank",
-                      "dist_env.backend")
-        .help("start " + std::to_string(count) + (count == 1 ? " rank" : " ranks") + " a host")
-        .help("set dist_env.backend = \"gloo\" (slower: it goes through the host's memory)");
-  if (backend == "nccl" || (backend == "auto" && !shared))
-    out.nccl = part;
-  else if (backend == "auto")
-    out.notices.push_back(crowd + ", so they communicate over gloo, through the host's memory");
+  if (backend != "gloo") out.nccl = part;
   return out;
 }
 
 Chosen choose(const Options& table, const launch::RankEnvironment& ranks) {
-  std::string wanted = table.get_string("device"), why;
-  // The CUDA libraries take seconds to load: only where they can be of use.
-  bool load = wanted == "cuda" || (wanted == "auto" && launch::driver_lists_devices());
-  const cuda::CudaPart* part = load ? cuda_part(&why) : nullptr;
+  std::string why;
+  const cuda::CudaPart* part = may_use_devices(table) ? cuda_part(&why) : nullptr;
   return choose(table, ranks, part, why);
+}
+
+namespace {
+const std::string kShared = "device/shared";
+std::vector<uint8_t> bytes_of(const std::string& text) { return {text.begin(), text.end()}; }
+std::string text_of(const std::vector<uint8_t>& bytes) { return {bytes.begin(), bytes.end()}; }
+}  // namespace
+
+void claim(const Chosen& chosen, c10d::Store& store, int64_t rank) {
+  if (chosen.nccl == nullptr) return;
+  const std::string mine = std::to_string(rank),
+                    uuid = chosen.nccl->device_uuid(chosen.device.index()),
+                    first = text_of(store.compareSet("device/" + uuid, {}, bytes_of(mine)));
+  if (first == mine) return;
+  const auto [low, high] = std::minmax<int64_t>({rank, std::stoll(first)});
+  store.set(kShared, bytes_of("ranks " + std::to_string(low) + " and " + std::to_string(high) +
+                              " share the CUDA device " + chosen.name));
+}
+
+void settle(Chosen& chosen, c10d::Store& store, int64_t world, const Options& table) {
+  if (chosen.nccl == nullptr || !store.check({kShared})) return;
+  const std::string crowd = text_of(store.get(kShared));
+  if (table.get_string("backend") != "nccl") {
+    chosen.nccl = nullptr;
+    chosen.notices.push_back(crowd + ", so all communicate over gloo, through the host's memory");
+    return;
+  }
+  // The store ends with one of the ranks that now give up: a moment for the others to read it.
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(1);
+  store.add("device/read", 1);
+  while (store.add("device/read", 0) < world && std::chrono::steady_clock::now() < end)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  throw unavailable(crowd + ", and NCCL wants a device of its own for every rank",
+                    "dist_env.backend")
+      .help("start as many ranks on each host as it has devices")
+      .help("set dist_env.backend = \"gloo\" (slower: it goes through the host's memory)");
 }
 
 }  // namespace meshwright::device

@@ -7,6 +7,7 @@
 #include "engine/config/describe.h"
 #include "engine/plan/plan.h"
 #include "engine/rendezvous/rendezvous.h"
+#include "engine/rendezvous/with_others.h"
 
 namespace meshwright {
 
@@ -55,7 +56,16 @@ std::shared_ptr<World> join_world(const Job& job,
         split.emplace_back(table + line.substr(0, equals), line.substr(equals + 3));
     }
   }
+  const rendezvous::WithOthers words{ranks.rank, timeout, "compare its device with the others'",
+                                     "the store did not answer"};
+  if (chosen.nccl != nullptr)
+    rendezvous::with_others(words, timeout, [=] { device::claim(chosen, *store, ranks.rank); });
   rendezvous::compare_ranks(*store, ranks.rank, ranks.world_size, split, timeout);
+  if (chosen.nccl != nullptr)  // all have said which device they have
+    chosen = rendezvous::with_others(words, timeout, [=, settled = chosen]() mutable {
+      device::settle(settled, *store, ranks.world_size, dist);
+      return settled;
+    });
   std::shared_ptr<rendezvous::Board> board;
   if (ending && ranks.world_size > 1 && ranks.source != launch::RankEnvironment::Source::local)
     board = std::make_shared<rendezvous::Board>(ranks, store, timeout);

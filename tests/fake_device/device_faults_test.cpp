@@ -226,3 +226,41 @@ TEST_CASE("memory is registered with a communicator that no collective has used 
   check_played(play("rank: its communicator and memory that NCCL registers", 2,
                     [&](int) { return Variables{{"STORE", folder.path / "store"}}; }));
 }
+
+TEST_CASE("rank: how it communicates" * doctest::skip()) {
+  std::string said;
+  try {
+    std::shared_ptr<World> world = join_world(job_of({"dist_env.backend=" + told("BACKEND")}));
+    said = world->everyone()->has_native_reduce_scatter() ? "nccl" : "gloo";
+    at::Tensor one = at::ones({1}, at::TensorOptions().device(world->device()));
+    world->everyone()->all_reduce(one).wait();
+    CHECK(one.item<float>() == 2);
+    for (const std::string& notice : world->notices()) said += "; " + notice;
+  } catch (const Error& error) {
+    said = error.message();
+    CHECK(error.code() == ErrorCode::device_unavailable);
+  }
+  const std::string expected = told("EXPECTED");
+  CAPTURE(said);
+  CHECK(said.substr(0, expected.size()) == expected);
+}
+
+TEST_CASE("each rank may see another part of the devices") {
+  struct Row {
+    const char *first, *second, *backend, *expected;
+  };
+  for (const Row& row :
+       {Row{"0", "1", "auto", "nccl"}, Row{"5", "2", "nccl", "nccl"},
+        Row{"3", "3", "auto", "gloo; ranks 0 and 1 share the CUDA device cuda:0 (Fake device)"},
+        Row{"3", "3", "nccl", "ranks 0 and 1 share the CUDA device cuda:0 (Fake device)"},
+        Row{"4,5", "5,6", "nccl", "nccl"}, Row{"4,5", "6,4", "auto", "gloo"}}) {
+    CAPTURE(std::string(row.first));
+    CAPTURE(std::string(row.second));
+    CAPTURE(std::string(row.backend));
+    check_played(play("rank: how it communicates", 2, [&](int rank) {
+      return Variables{{"CUDA_VISIBLE_DEVICES", rank == 0 ? row.first : row.second},
+                       {"BACKEND", row.backend},
+                       {"EXPECTED", row.expected}};
+    }));
+  }
+}

@@ -84,7 +84,8 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* out, int device) {
   out->maxGridSize[1] = out->maxGridSize[2] = 65535;
   out->unifiedAddressing = out->concurrentKernels = out->canMapHostMemory = 1;
   out->asyncEngineCount = 3;
-  out->pciBusID = device + 1;
+  out->pciBusID = settings().number[device] + 1;
+  out->uuid.bytes[0] = static_cast<char>(out->pciBusID);
   out->textureAlignment = 512;
   return cudaSuccess;
 }

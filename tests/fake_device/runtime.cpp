@@ -12,6 +12,7 @@
 #include <atomic>
 #include <cstdarg>
 #include <cstdlib>
+#include <utility>
 
 namespace fake_device {
 
@@ -66,6 +67,15 @@ const Settings& settings() {
   static const Settings made = [] {
     Settings out;
     out.count = std::clamp(number_of("FAKE_DEVICE_COUNT", out.count), 0, kMostDevices);
+    for (int i = 0; i < kMostDevices; ++i) out.number[i] = i;
+    if (const char* visible = getenv("CUDA_VISIBLE_DEVICES")) {
+      const int all = std::exchange(out.count, 0);
+      for (char* end = nullptr; out.count < all; visible = end + (*end == ',')) {
+        const long number = strtol(visible, &end, 10);
+        if (end == visible || number < 0 || number >= all) break;
+        out.number[out.count++] = static_cast<int>(number);
+      }
+    }
     auto flag = [](bool& value, const char* name) { value = number_of(name, value) != 0; };
     flag(out.verbose, "FAKE_DEVICE_VERBOSE");
     flag(out.races, "FAKE_DEVICE_RACES");

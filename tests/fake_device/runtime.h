@@ -16,7 +16,8 @@ constexpr size_t kDeviceBytes = size_t{16} << 30;
 
 // From the environment, FAKE_DEVICE_<NAME>; README.md says what they are for.
 struct Settings {
-  int count = 8;
+  int count = 8;               // of those that are visible
+  int number[kMostDevices]{};  // by index: which of all it is
   bool verbose = false, races = true, poison = true, stacks = true, summary = false;
   bool ignore_waits = false, ignore_syncs = false;
 };

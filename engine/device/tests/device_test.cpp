@@ -1,5 +1,7 @@
 // dist_env.device and dist_env.backend on machines with and without devices; the part for CUDA is a
 // fake, but for the last case.
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+// After c10, which has a CHECK of its own.
 #include <doctest/doctest.h>
 
 #include <functional>
@@ -21,7 +23,8 @@ const cuda::CudaPart kFake{[] { return devices; },
                            nullptr,
                            nullptr,
                            nullptr,
-                           nullptr};
+                           nullptr,
+                           [](int64_t index) { return "uuid " + std::to_string(index); }};
 
 Options dist_env(const char* device, const char* backend) {
   for (const OptionSchema& schema : config::engine_schemas())
@@ -64,7 +67,7 @@ TEST_CASE("device and back end follow from what is asked for and what is there")
       {"auto", "auto", 0, 0, 2, "cpu gloo", 0},    {"cpu", "auto", 8, 3, 8, "cpu gloo", 0},
       {"cpu", "gloo", 8, 3, 8, "cpu gloo", 0},     {"auto", "auto", 8, 3, 8, "cuda:3 nccl", 0},
       {"cuda", "auto", 8, 7, 8, "cuda:7 nccl", 0}, {"cuda", "nccl", 2, 1, 2, "cuda:1 nccl", 0},
-      {"cuda", "gloo", 2, 1, 2, "cuda:1 gloo", 0}, {"cuda", "auto", 1, 1, 2, "cuda:0 gloo", 1},
+      {"cuda", "gloo", 2, 1, 2, "cuda:1 gloo", 0}, {"cuda", "auto", 1, 1, 2, "cuda:0 nccl", 0},
       {"auto", "gloo", 1, 2, 3, "cuda:0 gloo", 0}, {"cuda", "auto", 1, 0, 1, "cuda:0 nccl", 0},
   };
   for (const Row& row : rows) {
@@ -83,9 +86,6 @@ TEST_CASE("device and back end follow from what is asked for and what is there")
 TEST_CASE("what cannot be had is refused with the way out") {
   devices = 1;
   CHECK(message_of([&] {
-          choose(dist_env("cuda", "nccl"), local(0, 2), &kFake, "");
-        }).find("2 ranks on this host share 1 CUDA device") != std::string::npos);
-  CHECK(message_of([&] {
           choose(dist_env("cpu", "nccl"), local(0, 1), &kFake, "");
         }).find("needs CUDA devices") != std::string::npos);
   CHECK(message_of([&] {
@@ -103,4 +103,36 @@ TEST_CASE("automatic choice says why a device that is there goes unused") {
   CHECK(chosen.device.is_cpu());
   REQUIRE(chosen.notices.size() == 1);
   CHECK(chosen.notices[0].find("its CUDA part cannot be loaded") != std::string::npos);
+}
+
+TEST_CASE("ranks that share a device do not use NCCL, those with one of their own do") {
+  struct Row {
+    const char* backend;
+    int64_t there, world;
+    bool nccl;
+    const char* said;  // by every rank, as a notice or an error
+  };
+  for (const Row& row : {Row{"auto", 2, 2, true, ""}, Row{"nccl", 2, 2, true, ""},
+                         Row{"auto", 1, 2, false, "ranks 0 and 1 share the CUDA device cuda:0"},
+                         Row{"auto", 2, 3, false, "ranks 0 and 2 share the CUDA device cuda:0"},
+                         Row{"gloo", 1, 2, false, ""},
+                         Row{"nccl", 1, 2, false, "ranks 0 and 1 share the CUDA device cuda:0"}}) {
+    CAPTURE(row.backend);
+    CAPTURE(row.there);
+    devices = row.there;
+    auto store = c10::make_intrusive<c10d::HashStore>();
+    Options table = dist_env("cuda", row.backend);
+    std::vector<device::Chosen> chosen;
+    for (int64_t rank = 0; rank < row.world; ++rank)
+      chosen.push_back(choose(table, local(rank, row.world), &kFake, ""));
+    for (size_t rank = 0; rank < chosen.size(); ++rank)
+      device::claim(chosen[rank], *store, static_cast<int64_t>(rank));
+    for (device::Chosen& one : chosen) {
+      std::string said = message_of([&] { device::settle(one, *store, 1, table); });
+      if (said.empty()) CHECK((one.nccl != nullptr) == row.nccl);
+      for (const std::string& notice : one.notices) said += notice;
+      CHECK(said.find(row.said) != std::string::npos);
+      CHECK(said.empty() == std::string(row.said).empty());
+    }
+  }
 }
