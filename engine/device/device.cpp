@@ -1,5 +1,7 @@
 #include "engine/device/device.h"
 
+#include <c10/util/Exception.h>
+
 #include <algorithm>
 #include <boost/dll/shared_library.hpp>
 #include <chrono>
@@ -92,7 +94,17 @@ Chosen choose(const Options& table, const launch::RankEnvironment& ranks,
     return out;
   }
   int64_t index = ranks.local_rank % count;
-  part->use_device(index);
+  try {
+    part->use_device(index);
+  } catch (const c10::Error& error) {
+    throw unavailable("CUDA device " + std::to_string(index) + " cannot be used: " +
+                          std::string(error.what_without_backtrace()).substr(0, 200),
+                      "dist_env.device")
+        .help(
+            "in a program of your own, make the Job before anything asks LibTorch for devices: a "
+            "seed, a backward")
+        .help("set dist_env.device = \"cpu\"");
+  }
   out.device = c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(index));
   out.name = out.device.str() + " (" + part->device_name(index) + ")";
   if (backend != "gloo") out.nccl = part;
@@ -103,6 +115,10 @@ Chosen choose(const Options& table, const launch::RankEnvironment& ranks) {
   std::string why;
   const cuda::CudaPart* part = may_use_devices(table) ? cuda_part(&why) : nullptr;
   return choose(table, ranks, part, why);
+}
+
+void load_early(const Options& table) {
+  if (may_use_devices(table)) cuda_part();
 }
 
 namespace {

@@ -22,6 +22,10 @@ namespace meshwright::device {
 // when it or its libraries are missing.
 const cuda::CudaPart* cuda_part(std::string* why = nullptr);
 
+// Loads it where dist_env may choose it. LibTorch looks for devices once, when a generator is
+// seeded or a backward runs: what comes later is not seen.
+void load_early(const Options& table);
+
 struct Chosen {
   c10::Device device = c10::kCPU;
   // Set: groups communicate over NCCL, once settle() has agreed; else over gloo.

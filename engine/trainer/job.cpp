@@ -1,5 +1,6 @@
 
 
+#include "engine/device/device.h"
 #include "engine/plan/plan.h"
 #include "meshwright/trainer.h"
 
@@ -48,6 +49,9 @@ void Job::load() {
           : plan::load_job(options, diagnostics);
   diagnostics.throw_if_any();
   impl_ = std::make_unique<plan::Job>(std::move(*loaded));
+  // Not yet of one that is still to get its file.
+  if (!path_.empty() || !text_.empty() || !overrides_.empty())
+    device::load_early(table("dist_env"));
   notices_ = diagnostics.notices();
   notices_.insert(notices_.end(), diagnostics.warnings().begin(), diagnostics.warnings().end());
 }

@@ -264,3 +264,34 @@ TEST_CASE("each rank may see another part of the devices") {
     }));
   }
 }
+
+TEST_CASE("rank: asks LibTorch for devices before it joins" * doctest::skip()) {
+  const bool first = !told("JOB_FIRST").empty();
+  auto ask = [] {
+    torch::manual_seed(7);
+    at::Tensor x = at::ones({2}).set_requires_grad(true);
+    x.sum().backward();
+  };
+  if (!first) ask();
+  Job job = job_of({});
+  if (first) ask();
+  std::string said;
+  try {
+    std::shared_ptr<World> world = join_world(job);
+    at::Tensor y =
+        at::ones({2}, at::TensorOptions().device(world->device())).set_requires_grad(true);
+    (y * 3).sum().backward();
+    CHECK(y.grad().sum().item<float>() == 6);
+  } catch (const Error& error) {
+    said = error.what();
+    CHECK(error.code() == ErrorCode::device_unavailable);
+  }
+  CAPTURE(said);
+  CHECK(said.empty() == first);
+}
+
+TEST_CASE("a device is there for whoever makes the Job first, and else missed in words") {
+  check_played(play("rank: asks LibTorch for devices before it joins", 1,
+                    [](int) { return Variables{{"JOB_FIRST", "1"}}; }));
+  check_played(play("rank: asks LibTorch for devices before it joins", 1));
+}
