@@ -5,6 +5,7 @@
 
 #include <utility>
 
+#include "group_impl.h"
 #include "shared_memory.h"
 
 namespace meshwright::detail {
@@ -13,6 +14,10 @@ using at::Tensor;
 
 void make_room(Group& group, int64_t bytes) {
   if (bytes > 0 && !maps_gather(group, bytes)) reserve(group, bytes, bytes, /*ahead=*/2);
+}
+
+Tensor where_sent(const Tensor& tensor, const Group& group) {
+  return tensor.to(GroupAccess::of(group).device);
 }
 
 PartsGather::PartsGather(const Tensor& own, int64_t dim, Group& group)

@@ -49,6 +49,10 @@ class PartsSum {
   Work under_way_;
 };
 
+// The same values on the device that the group's collectives take tensors of. What the optimizer
+// updates may lie on the host.
+at::Tensor where_sent(const at::Tensor& tensor, const Group& group);
+
 // Room in shared memory for tensors of so many bytes, where there can be any; all ranks come here
 // with the same number.
 void make_room(Group& group, int64_t bytes);

@@ -34,7 +34,7 @@ void ExpertParallel::describe(ParallelParameter& parameter) const {
 Tensor ExpertParallel::whole(std::string_view parameter, const Tensor& local) const {
   if (!holds(parameter) || ep_->size() == 1) return local;
   c10::NoGradGuard no_grad;
-  return detail::PartsGather(local, 0, *ep_).whole();
+  return detail::PartsGather(detail::where_sent(local, *ep_), 0, *ep_).whole().to(local.device());
 }
 
 std::shared_ptr<ExpertParallel> apply_expert_parallel(const ParallelizeRequest& request) {

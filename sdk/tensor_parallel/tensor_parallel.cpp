@@ -13,6 +13,7 @@
 #include "meshwright/error.h"
 #include "meshwright/nn/module.h"
 #include "meshwright/parallel/collectives.h"
+#include "sdk/comm/parts.h"
 #include "tp_hooks.h"
 
 namespace meshwright {
@@ -23,7 +24,7 @@ using at::Tensor;
 
 // The part of a parameter, in its place: modules, optimizers and autograd that hold it see the
 // change.
-void become_part(Tensor parameter, int64_t dim, Chunk chunk, Group& group) {
+void become_part(const Tensor& parameter, int64_t dim, Chunk chunk, Group& group) {
   c10::NoGradGuard no_grad;
   Tensor local;
   if (parameter.is_meta()) {
@@ -31,7 +32,7 @@ void become_part(Tensor parameter, int64_t dim, Chunk chunk, Group& group) {
     sizes[static_cast<size_t>(dim)] = chunk.end - chunk.begin;
     local = at::empty(sizes, parameter.options());
   } else {
-    Tensor values = parameter.detach().contiguous();
+    Tensor values = detail::where_sent(parameter.detach().contiguous(), group);
     if (!values.is_cpu() || group.size() > 1) group.broadcast(values, 0).wait();
     local = values.narrow(dim, chunk.begin, chunk.end - chunk.begin).clone();
   }
@@ -103,7 +104,7 @@ class Applier {
       if (item.value().is_meta() ||
           !names_.emplace(item.value().unsafeGetTensorImpl(), item.key()).second)
         continue;
-      Tensor values = item.value().detach().contiguous();
+      Tensor values = detail::where_sent(item.value().detach().contiguous(), *group_);
       group_->broadcast(values, 0).wait();
       item.value().copy_(values);
     }
@@ -226,7 +227,9 @@ Tensor TensorParallel::whole(std::string_view parameter, const Tensor& local) co
   const Cut* cut = find(parameter);
   if (cut == nullptr) return local;
   c10::NoGradGuard no_grad;
-  return detail::join_chunks(local, cut->dim, cut->whole[static_cast<size_t>(cut->dim)], group_);
+  return detail::join_chunks(detail::where_sent(local, *group_), cut->dim,
+                             cut->whole[static_cast<size_t>(cut->dim)], group_)
+      .to(local.device());
 }
 
 std::vector<GradientSet> TensorParallel::gradient_sets(
@@ -259,7 +262,7 @@ void TensorParallel::sum_partial_gradients(const std::vector<ParallelParameter>&
     }
   if (count == 0) return;
   if (!packed_.defined() || packed_.numel() != count)
-    packed_ = at::empty({count}, gradients[0].options().dtype(reduce));
+    packed_ = detail::where_sent(at::empty({count}, gradients[0].options().dtype(reduce)), *group_);
   auto each = [&](auto visit) {
     int64_t at = 0;
     for (Tensor& g : gradients) {
@@ -267,7 +270,7 @@ void TensorParallel::sum_partial_gradients(const std::vector<ParallelParameter>&
       at += g.numel();
     }
   };
-  each([](Tensor& g, Tensor slot) { slot.copy_(g); });
+  each([](const Tensor& g, const Tensor& slot) { slot.copy_(g); });
   group_->all_reduce(packed_).wait();
   each([](Tensor& g, const Tensor& slot) { g.copy_(slot); });
 }

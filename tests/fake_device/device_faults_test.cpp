@@ -265,6 +265,33 @@ TEST_CASE("each rank may see another part of the devices") {
   }
 }
 
+// Norms see a part of the sequence each, so their gradients are summed, here those on the host.
+TEST_CASE("what tensor parallelism sums may lie on the host") {
+  auto losses = [](const std::string& device) {
+    const Folder folder;
+    std::vector<std::string> words{MESHWRIGHT_BUILD_DIR "/bin/meshwright", "train",
+                                   MESHWRIGHT_SOURCE_DIR "/configs/first_fsdp2_cpu.toml"};
+    for (const std::string& set :
+         {"dist_env.device=" + device, "run.dir=" + folder.path.string(),
+          std::string("step_scheduler.max_steps=3"), std::string("distributed.tp_size=2"),
+          std::string("distributed.sequence_parallel=true"), std::string("run.name=run"),
+          std::string("distributed.fsdp2.offload_policy=cpu")})
+      words.insert(words.end(), {"--set", set});
+    check_played(run_on_ranks(words, 4, {}));
+    std::istringstream lines(read_file(folder.path / "run" / "metrics.jsonl"));
+    std::vector<double> out;
+    for (std::string line; std::getline(lines, line);)
+      for (const char* key : {"\"loss\":", "\"grad_norm\":"})
+        if (const size_t at = line.find(key); at != std::string::npos)
+          out.push_back(std::strtod(line.c_str() + at + std::string(key).size(), nullptr));
+    return out;
+  };
+  const std::vector<double> device = losses("cuda"), host = losses("cpu");
+  REQUIRE(device.size() == 6);
+  REQUIRE(host.size() == 6);
+  for (size_t i = 0; i < 6; ++i) CHECK(device[i] == doctest::Approx(host[i]).epsilon(2e-6));
+}
+
 TEST_CASE("rank: asks LibTorch for devices before it joins" * doctest::skip()) {
   const bool first = !told("JOB_FIRST").empty();
   auto ask = [] {
