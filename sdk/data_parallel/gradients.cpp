@@ -1,40 +1,60 @@
 #include "meshwright/parallel/gradients.h"
 
-#include <ATen/ops/tensor.h>
+#include <ATen/ops/_foreach_mul.h>
+#include <ATen/ops/_foreach_norm.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/stack.h>
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
 #include <cmath>
+#include <map>
+#include <utility>
+#include <vector>
 
 #include "sdk/memory/buffers.h"
 
 namespace meshwright {
 
+namespace {
+
+using at::Tensor;
+
+// The sum of their squares, [1] in float64 on `device`. The host waits for nothing.
+Tensor sum_of_squares(const std::vector<Tensor>& gradients, at::Device device) {
+  double on_host = 0;
+  std::map<at::ScalarType, std::vector<Tensor>> on_device;
+  for (const Tensor& g : gradients)
+    if (g.is_cpu())
+      on_host += detail::sum_of_squares(g);
+    else if (g.numel() > 0)
+      on_device[g.scalar_type()].push_back(g);
+  Tensor out = at::full({1}, on_host, at::TensorOptions().dtype(at::kDouble).device(device));
+  for (const auto& [type, tensors] : on_device)  // without a copy in float64
+    out.add_(at::stack(at::_foreach_norm(tensors, 2, at::kDouble)).square_().sum());
+  return out;
+}
+
+}  // namespace
+
 double clip_gradients(const std::vector<GradientSet>& sets, double max_norm, double scale,
                       at::Device device, const std::shared_ptr<Group>& pipeline) {
   c10::NoGradGuard no_grad;
-  double squares = 0;
-  auto over = [&](double sum, const std::vector<std::shared_ptr<Group>>& groups) {
-    if (std::all_of(groups.begin(), groups.end(), [](const auto& g) { return g->size() == 1; }))
-      return sum;
-    at::Tensor box = at::tensor({sum}, at::TensorOptions().dtype(at::kDouble).device(device));
-    for (const auto& group : groups) group->all_reduce(box, ReduceOp::sum, /*control=*/true).wait();
-    return box.item<double>();
-  };
+  Tensor squares = sum_of_squares({}, device);
   for (const GradientSet& set : sets) {
     if (!set.counted) continue;
-    double sum = 0;
-    for (const at::Tensor& g : set.gradients) sum += detail::sum_of_squares(g);
-    squares += over(sum, set.groups);
+    Tensor sum = sum_of_squares(set.gradients, device);
+    for (const auto& group : set.groups)
+      group->all_reduce(sum, ReduceOp::sum, /*control=*/true).wait();
+    squares.add_(sum);
   }
-  if (pipeline) squares = over(squares, {pipeline});
-  double norm = std::sqrt(squares) * std::abs(scale);
+  if (pipeline) pipeline->all_reduce(squares, ReduceOp::sum, /*control=*/true).wait();
+  double norm = std::sqrt(squares.item<double>()) * std::abs(scale);
   double factor = scale;
   if (max_norm > 0 && std::isfinite(norm)) factor *= std::min(1.0, max_norm / (norm + 1e-6));
   if (factor != 1)
     for (const GradientSet& set : sets)
-      for (const at::Tensor& g : set.gradients)
-        if (g.numel() > 0) g.mul_(factor);
+      if (!set.gradients.empty()) at::_foreach_mul_(set.gradients, factor);
   return norm;
 }
 
