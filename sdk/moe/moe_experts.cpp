@@ -95,13 +95,16 @@ class Layout {
     return out;
   }
   bool in_one_call() const { return ends_.defined(); }
-  // a^T b of the piece into out [E, k, m]. Nothing is written for experts without rows.
+  // a^T b of the piece into out [E, k, m]. For experts without rows nothing is written by single
+  // products, and zeros by the call for all: what that gives for them differs between devices.
   void outer_into(const Piece& piece, const detail::GradientPlace& out, const Tensor& a,
                   const Tensor& b) const {
-    if (piece.expert < 0)
+    if (piece.expert < 0) {
       out.into.copy_(at::_grouped_mm(a.contiguous().t(), b.contiguous(), ends_));
-    else
+      clear_unused(out.into);
+    } else {
       detail::product_into(out.into.select(0, piece.expert), a.t(), b, out.scale, out.add);
+    }
   }
   void clear_unused(const Tensor& gradients) const {
     for (size_t e = 0; e < counts_.size(); ++e)
@@ -243,7 +246,7 @@ struct Experts : torch::autograd::Function<Experts> {
         queue->put_off(parameter, [layout, pieces, of_pieces, sizes = parameter.sizes().vec(),
                                    options = parameter.options()] {
           const detail::GradientPlace out{at::empty(sizes, options.requires_grad(false))};
-          layout.clear_unused(out.into);
+          if (!layout.in_one_call()) layout.clear_unused(out.into);
           for (size_t i = 0; i < pieces.size(); ++i)
             layout.outer_into(pieces[i], out, of_pieces[i].first, of_pieces[i].second);
           return out.into;
@@ -256,7 +259,7 @@ struct Experts : torch::autograd::Function<Experts> {
           keeper != nullptr ? keeper->place() : std::nullopt;
       detail::GradientPlace out =
           kept ? *kept : detail::GradientPlace{at::empty(parameter.sizes(), parameter.options())};
-      if (!out.add) layout.clear_unused(out.into);
+      if (!out.add && !layout.in_one_call()) layout.clear_unused(out.into);
       for (size_t i = 0; i < pieces.size(); ++i) {
         auto [a, b] = factors(i);
         layout.outer_into(pieces[i], out, a, b);

@@ -322,3 +322,44 @@ TEST_CASE("a device is there for whoever makes the Job first, and else missed in
                     [](int) { return Variables{{"JOB_FIRST", "1"}}; }));
   check_played(play("rank: asks LibTorch for devices before it joins", 1));
 }
+
+// As on some devices: what has no rows gets anything.
+at::Tensor careless_grouped_mm(const at::Tensor& a, const at::Tensor& b,
+                               const std::optional<at::Tensor>& ends,
+                               const std::optional<at::Tensor>& /*bias*/,
+                               std::optional<at::ScalarType> /*dtype*/) {
+  const int64_t groups = ends->numel();
+  const auto* end = ends->const_data_ptr<int32_t>();
+  const bool outer = b.dim() == 2;
+  at::Tensor out = at::full(outer ? std::vector<int64_t>{groups, a.size(0), b.size(1)}
+                                  : std::vector<int64_t>{a.size(0), b.size(2)},
+                            7, a.options());
+  for (int64_t g = 0, begin = 0; g < groups; begin = end[g++]) {
+    const int64_t rows = end[g] - begin;
+    if (rows == 0) continue;
+    if (outer)
+      out.select(0, g).copy_(at::matmul(a.narrow(1, begin, rows), b.narrow(0, begin, rows)));
+    else
+      out.narrow(0, begin, rows).copy_(at::matmul(a.narrow(0, begin, rows), b.select(0, g)));
+  }
+  return out;
+}
+
+TEST_CASE("experts without tokens have no gradient, whatever the grouped product gives") {
+  torch::Library careless(torch::Library::IMPL, "aten", c10::DispatchKey::CPU, __FILE__, __LINE__);
+  careless.impl("_grouped_mm", &careless_grouped_mm);
+  MoeConfig config;
+  config.n_routed_experts = 4;
+  config.dim = 16;
+  config.moe_inter_dim = 8;
+  GroupedExperts experts(config, at::TensorOptions().dtype(at::kBFloat16));
+  const std::vector<int64_t> counts{3, 0, 2, 0};
+  at::Tensor x = at::randn({5, 16}, at::kBFloat16), w = at::ones({5});
+  experts->forward(x, counts, w, /*padded=*/false).sum().backward();
+  for (const at::Tensor& p : experts->parameters())
+    for (int64_t e = 0; e < 4; ++e) {
+      CAPTURE(e);
+      const bool idle = p.grad().select(0, e).abs().max().item<float>() == 0;
+      CHECK(idle == (counts[static_cast<size_t>(e)] == 0));
+    }
+}
