@@ -18,7 +18,9 @@ namespace {
 
 using at::Tensor;
 
-constexpr int64_t kPiece = 1 << 20;
+// Of a group at a time, so that a piece is still in the cache when its weights are rounded. On a
+// device only a cast of the gradients needs memory, and every piece costs launches.
+constexpr int64_t kPiece = 1 << 20, kDevicePiece = 1 << 26;
 
 std::optional<at::ScalarType> main_type_of(const Options& table) {
   std::optional<DType> main = table.find_dtype("main_dtype");
@@ -75,14 +77,17 @@ void Optimizer::for_each_call(const std::vector<FlatParameterGroup>& groups,
       for (size_t s = 0; s < states.size(); ++s) all_states[s].push_back(states[s]->at(i));
       continue;
     }
-    for (int64_t at = 0; at < weights.numel(); at += kPiece) {
-      int64_t count = std::min(kPiece, weights.numel() - at);
+    const bool casts = gradients.scalar_type() != weights.scalar_type();
+    const int64_t whole = weights.numel(), piece = weights.is_cpu() ? std::min(kPiece, whole)
+                                                   : casts          ? std::min(kDevicePiece, whole)
+                                                                    : whole;
+    for (int64_t at = 0; at < whole; at += piece) {
+      int64_t count = std::min(piece, whole - at);
       Tensor gradient = gradients.narrow(0, at, count), weight = weights.narrow(0, at, count);
-      if (gradient.scalar_type() != weight.scalar_type())
-        gradient =
-            piece_memory(weight.scalar_type(), weight.device(), std::min(kPiece, weights.numel()))
-                .narrow(0, 0, count)
-                .copy_(gradient);
+      if (casts)
+        gradient = piece_memory(weight.scalar_type(), weight.device(), piece)
+                       .narrow(0, 0, count)
+                       .copy_(gradient);
       std::vector<std::vector<Tensor>> state;
       for (const auto* list : states) state.push_back({list->at(i).narrow(0, at, count)});
       call({weight}, {gradient}, state);
