@@ -1,18 +1,19 @@
 // On a machine with an NVIDIA device: NCCL in a world of one, and ranks that share the device over
 // gloo, against PyTorch's curves. Without a device everything here is skipped, and says so.
 #define DOCTEST_CONFIG_IMPLEMENT
-#include "curves.h"
-
+// Before doctest's, whose CHECK is to be the last one: c10's ends the process.
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 
-#include <cstdio>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
+#include <cstdio>
+
+#include "curves.h"
 #include "engine/device/device.h"
 
 using namespace meshwright;
@@ -123,9 +124,11 @@ TEST_CASE("more NCCL ranks than devices are refused before any group exists") {
   std::string why;
   int64_t devices = device::cuda_part(&why)->device_count();
   fs::path out = folder.path / "out";
+  const std::string ranks = std::to_string(devices + 1);
   std::string command = MESHWRIGHT_BUILD_DIR "/bin/meshwright train " MESHWRIGHT_SOURCE_DIR
                                              "/configs/ddp_cpu.toml --nproc " +
-                        std::to_string(devices + 1) +
+                        ranks + " --set step_scheduler.local_batch_size=1" +
+                        " --set step_scheduler.global_batch_size=" + ranks +
                         " --set dist_env.device=cuda --set dist_env.backend=nccl --set run.dir=" +
                         folder.path.string() + " > " + out.string() + " 2>&1";
   CHECK(WEXITSTATUS(std::system(command.c_str())) == 4);
