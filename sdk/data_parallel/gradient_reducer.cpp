@@ -105,11 +105,14 @@ void GradientReducer::pack() {
   finish_replication();
   context.reducing = this;
   int64_t n = unit_.shards(), trainable = unit_.layout.trainable_size();
-  bool apart = unit_.replicated() ? !fresh_ || unit_.reduce != unit_.gradient_type ||
-                                        unit_.gradient.device() != unit_.device()
-                                  : n > 1 && !remote() && sums_apart();
+  const bool offloads = unit_.gradient.device() != unit_.device(),
+             alone = n == 1 && !unit_.replicated();
+  bool apart = alone                ? offloads  // to go to the host in one copy
+               : unit_.replicated() ? !fresh_ || unit_.reduce != unit_.gradient_type || offloads
+                                    : !remote() && sums_apart();
   first_ = fresh_;
-  target_ = apart ? context.pool->take(trainable, unit_.reduce) : unit_.gradient;
+  target_ = apart ? context.pool->take(trainable, alone ? unit_.gradient_type : unit_.reduce)
+                  : unit_.gradient;
   bool first = apart || fresh_;
   fresh_ = false;
   int64_t slots = remote() ? n : n - 1;

@@ -119,14 +119,14 @@ void scaled_add(const Tensor& out, const Tensor& in, double k, bool first) {
                out.numel(), first);
     return;
   }
-  Tensor from =
-      in.to(out.device(), /*non_blocking=*/!out.is_cpu());  // a copy to the host is read at once
-  if (!first)
-    out.add_(from, k);  // promotes
-  else if (k == 1)
-    out.copy_(from);
-  else
-    out.copy_(from.to(c10::promoteTypes(in.scalar_type(), out.scalar_type())).mul(k));
+  const bool async = !out.is_cpu();  // what comes to the host is read at once
+  if (first) {
+    // Computed where `in` lies: only the result crosses, and straight into its place.
+    out.copy_(k == 1 ? in : in.to(c10::promoteTypes(in.scalar_type(), out.scalar_type())).mul(k),
+              async);
+    return;
+  }
+  out.add_(in.to(out.device(), async), k);  // promotes
 }
 
 bool wider(at::ScalarType type, at::ScalarType other) {
