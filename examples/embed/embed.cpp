@@ -70,15 +70,17 @@ meshwright::Job job_in_code() {
 }
 
 // Which of four directions a point of eight numbers leans to most. A point depends on its number
-// alone, so ranks and micro-batches may be as many as they like.
-meshwright::MicroBatchLoss loss_of(Classifier& net, int64_t micro_batch, int64_t rows,
-                                   const at::Tensor& hidden) {
+// alone, so ranks and micro-batches may be as many as they like. It is made on the host and lies
+// where the model computes.
+meshwright::MicroBatchLoss loss_of(Classifier& net, at::Device device, int64_t micro_batch,
+                                   int64_t rows, const at::Tensor& hidden) {
   std::vector<at::Tensor> points;
   for (int64_t row = 0; row < rows; ++row) {
     torch::manual_seed(static_cast<uint64_t>(1000 + micro_batch * rows + row));
     points.push_back(at::randn({8}));
   }
-  at::Tensor x = at::stack(points), target = x.narrow(1, 0, 4).add(x.narrow(1, 4, 4)).argmax(1);
+  at::Tensor x = at::stack(points).to(device),
+             target = x.narrow(1, 0, 4).add(x.narrow(1, 4, 4)).argmax(1);
   const meshwright::StagePart stage = meshwright::current_stage();
   at::Tensor y = net(stage.first ? x : hidden);
   if (!stage.last) return {y, rows};
@@ -102,7 +104,7 @@ int main(int argc, char** argv) try {
     meshwright::StepResult result = trainer.step([&](int64_t micro, const at::Tensor& hidden) {
       int64_t number = (step * trainer.accumulation() + micro) * trainer.data_parallel_size() +
                        trainer.data_parallel_rank();
-      return loss_of(net, number, trainer.local_batch(), hidden);
+      return loss_of(net, world->device(), number, trainer.local_batch(), hidden);
     });
     last = result.loss;
     if (step == 0) first = last;

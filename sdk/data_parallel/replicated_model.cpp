@@ -12,6 +12,7 @@
 #include "meshwright/error.h"
 #include "meshwright/nn/module.h"
 #include "meshwright/parallel/scalar_type.h"
+#include "place_buffers.h"
 #include "replicas.h"
 #include "sdk/planning/unit_layout.h"
 #include "unit_names.h"
@@ -80,6 +81,7 @@ ReplicatedModel::ReplicatedModel(std::shared_ptr<torch::nn::Module> model, Repli
     for (size_t i = forward.size(); i-- > 0;)
       if (forward[i].trainable == trainable) parameters_.push_back(std::move(forward[i]));
   lay_out(buckets);
+  place_buffers(*model_, world_->device());
   adopt();
   describe();
 }

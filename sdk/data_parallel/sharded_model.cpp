@@ -14,6 +14,7 @@
 #include "meshwright/error.h"
 #include "meshwright/parallel/expert_parallel.h"
 #include "meshwright/parallel/tensor_parallel.h"
+#include "place_buffers.h"
 #include "sdk/comm/shared_memory.h"
 #include "unit_names.h"
 
@@ -64,6 +65,7 @@ ShardedModel::ShardedModel(std::shared_ptr<torch::nn::Module> model,
     units_.back()->index = units_.size() - 1;
   }
   position_.assign(units_.size(), SIZE_MAX);
+  place_buffers(*model_, context_.world->device());
   allocate();
   describe();
   reserve();
@@ -228,6 +230,8 @@ void ShardedModel::describe() {
     if (tensor.is_meta()) {
       Tensor real = at::zeros(tensor.sizes(), tensor.options().device(context_.world->device()));
       tensor.unsafeGetTensorImpl()->shallow_copy_from(real.getIntrusivePtr());
+    } else if (tensor.device() != context_.world->device()) {
+      tensor.set_data(tensor.detach().to(context_.world->device()));
     }
     ParallelParameter out;
     out.name = name;

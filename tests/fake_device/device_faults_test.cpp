@@ -265,6 +265,119 @@ TEST_CASE("each rank may see another part of the devices") {
   }
 }
 
+// A model of the user's own, built on the host.
+struct NetImpl : torch::nn::Module {
+  NetImpl() {
+    first = register_module("first", Linear(8, 16));
+    register_module("blocks", blocks);
+    for (int i = 0; i < 2; ++i) blocks->push_back(Linear(16, 16));
+    last = register_module("last", Linear(16, 4));
+    scale = register_buffer("scale", at::linspace(0.5, 1.5, 16));
+    order = register_buffer("order", at::arange(15, -1, -1, at::kLong));
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    at::Tensor h = first(x);
+    for (const auto& block : *blocks)
+      h = at::gelu(block->as<Linear>()->forward(h)) * scale.index_select(0, order);
+    return last(h);
+  }
+  Linear first{nullptr}, last{nullptr};
+  torch::nn::ModuleList blocks;
+  at::Tensor scale, order;
+};
+MESHWRIGHT_MODULE(Net);
+
+TEST_CASE("rank: trains a model of its own" * doctest::skip()) {
+  Job job = Job::from_file(told("JOB"));
+  std::shared_ptr<World> world = join_world(job);
+  torch::manual_seed(42);
+  Net net;
+  Trainer trainer(job, world, net.ptr(), {}, trainer_batch(job));
+  int64_t waits = 0;
+  for (int64_t step = 0; step < trainer.max_steps(); ++step) {
+    waits = host_waits;
+    const StepResult result = trainer.step([&](int64_t micro) {
+      const int64_t rows = trainer.local_batch(), number = (step * trainer.accumulation() + micro) *
+                                                               trainer.data_parallel_size() +
+                                                           trainer.data_parallel_rank();
+      torch::manual_seed(static_cast<uint64_t>(1000 + number));
+      const at::Tensor x = at::randn({rows, 8}).to(world->device(), at::kFloat,
+                                                   /*non_blocking=*/true);
+      return MicroBatchLoss{net(x).square().sum(), rows};
+    });
+    if (world->rank() == 0) std::printf("loss %.9g %.9g\n", result.loss, result.grad_norm);
+  }
+  // The sum of the losses and the gradient norm: the host must know both before it goes on.
+  CAPTURE(host_waits - waits);
+  if (const std::string most = told("WAITS"); !most.empty())
+    CHECK(host_waits - waits <= std::atoll(most.c_str()));
+  for (const ParallelParameter& p : trainer.model().parameters()) {
+    const at::Tensor whole = trainer.model().full_tensor(p.name);
+    if (world->rank() == 0) std::printf("whole %.9g\n", whole.abs().sum().item<double>());
+  }
+  trainer.world().everyone()->barrier();
+}
+
+TEST_CASE("a model that was built on the host trains on devices as on the host") {
+  struct Row {
+    const char *strategy, *sets;
+    int ranks;
+  };
+  for (const Row& row : {
+           Row{"ddp", "", 1},
+           Row{"ddp", "", 2},
+           Row{"fsdp2", "", 1},
+           Row{"fsdp2", "", 2},
+           Row{"fsdp2", "[distributed.fsdp2]\noffload_policy = \"cpu\"\n", 2},
+           Row{"fsdp2", "[distributed.fsdp2]\noffload_policy = \"cpu\"\n", 1},
+           Row{"megatron_fsdp", "", 2},
+           Row{"fsdp2", "tp", 2},
+           Row{"fsdp2", "tp", 4},
+           Row{"fsdp2", "tp [distributed.fsdp2]\noffload_policy = \"cpu\"\n", 4},
+       }) {
+    CAPTURE(std::string(row.strategy));
+    CAPTURE(std::string(row.sets));
+    CAPTURE(row.ranks);
+    const Folder folder;
+    const bool tp = std::string(row.sets).starts_with("tp");
+    auto numbers = [&](const std::string& device) {
+      std::ofstream(folder.path / "job.toml")
+          << "schema = 1\n[dist_env]\ndevice = \"" << device
+          << "\"\ntimeout_minutes = 0.5\n[distributed]\nstrategy = \"" << row.strategy << "\"\n"
+          << (tp ? "tp_size = 2\n" : "")
+          << "[distributed.mp_policy]\nparam_dtype = \"float32\"\noutput_dtype = \"float32\"\n"
+          << (tp ? "[distributed.tp_plan]\n\"first\" = \"colwise\"\n\"blocks.0\" = "
+                   "\"rowwise\"\n"
+                 : "")
+          << std::string(row.sets).substr(tp ? 2 : 0)
+          << "[step_scheduler]\nglobal_batch_size = 8\nlocal_batch_size = 2\nmax_steps = 3\n";
+      std::vector<Rank> ranks = play("rank: trains a model of its own", row.ranks, [&](int) {
+        Variables out{{"JOB", folder.path / "job.toml"}};
+        // Copies of offloaded values and gradients are waited for, too.
+        if (device == "cuda" && std::string(row.sets).find("offload") == std::string::npos)
+          out["WAITS"] = "2";
+        return out;
+      });
+      check_played(ranks);
+      std::vector<double> out;
+      std::istringstream lines(ranks[0].said);
+      for (std::string line; std::getline(lines, line);)
+        if (line.starts_with("loss ") || line.starts_with("whole ")) {
+          std::istringstream words(line.substr(line.find(' ')));
+          for (double value = 0; words >> value;) out.push_back(value);
+        }
+      return out;
+    };
+    const std::vector<double> device = numbers("cuda"), host = numbers("cpu");
+    CHECK(device.size() == 14);
+    REQUIRE(device.size() == host.size());
+    for (size_t i = 0; i < host.size(); ++i) {
+      CAPTURE(i);
+      CHECK(device[i] == doctest::Approx(host[i]).epsilon(2e-6));
+    }
+  }
+}
+
 // Norms see a part of the sequence each, so their gradients are summed, here those on the host.
 TEST_CASE("what tensor parallelism sums may lie on the host") {
   auto losses = [](const std::string& device) {
