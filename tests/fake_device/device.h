@@ -17,6 +17,12 @@ void fake_device_access(void* stream, int device, const void* p, size_t bytes, i
                         const char* what);
 void fake_device_hang(void* stream, int device);  // what follows on the stream never ends, until
 void fake_device_release();
+// For the counters, where they are wanted (FAKE_DEVICE_COUNTERS): kernels with the bytes that they
+// read and write, bytes allocated now, and a step of the program that ends.
+int fake_device_counts();
+void fake_device_launched(const char* what, long kernels, size_t read, size_t written);
+void fake_device_allocated(size_t bytes);
+void fake_device_step();
 // A line for the log.
 void fake_device_note(const char* format, ...) __attribute__((format(printf, 1, 2)));
 }

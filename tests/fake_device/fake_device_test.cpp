@@ -1,39 +1,20 @@
 // Jobs of the real program on the fake device and on the CPU: the same losses and gradient norms,
 // and nothing wrong in the device's log. README.md says what the device checks.
 #include <doctest/doctest.h>
-#include <fcntl.h>
-#include <signal.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <boost/json.hpp>
-#include <chrono>
-#include <cmath>
-#include <cstdlib>
-#include <filesystem>
-#include <fstream>
-#include <iterator>
-#include <sstream>
 #include <string>
-#include <thread>
 #include <vector>
+
+#include "jobs.h"
+
+using namespace fake_device_jobs;
 
 namespace fake_device_test {
 
-namespace fs = std::filesystem;
-using Strings = std::vector<std::string>;
-
 const std::string kFirst = "first_fsdp2_cpu", kMegatron = "megatron_fsdp_cpu",
                   kExperts = "experts_cpu";
-constexpr double kFloat = 1e-6, kHalf = 5e-5;
-constexpr size_t kSteps = 3;
 
-struct Row {
-  std::string name, config;
-  int ranks = 2;
-  Strings sets;
-  double tolerance = kFloat;
-};
 const std::vector<Row> kRows{
     {"fsdp2", kFirst, 2, {}},
     {"bfloat16",
@@ -89,141 +70,6 @@ const std::vector<Row> kRows{
     {"ulysses", kFirst, 2, {"distributed.cp_size=2", "distributed.context.ulysses_size=2"}},
 };
 
-const std::string kProgram = MESHWRIGHT_BUILD_DIR "/bin/meshwright";
-const std::string kLibraries = std::string("FAKE_DEVICE_LIBRARIES=") + FAKE_DEVICE_LIBRARIES;
-
-std::string read_file(const fs::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
-}
-
-// A folder for the runs of a case.
-struct Folder {
-  fs::path path;
-  Folder() {
-    std::string name = (fs::temp_directory_path() / "meshwright_fake_device.XXXXXX").string();
-    path = ::mkdtemp(name.data());
-  }
-  ~Folder() { fs::remove_all(path); }
-  Folder(const Folder&) = delete;
-  Folder& operator=(const Folder&) = delete;
-};
-
-// What became of a job.
-struct Ended {
-  int code = -1;
-  std::string said;
-  std::vector<double> losses, norms;
-  std::vector<std::string> logs;  // the device's, one a process
-};
-
-// Runs to the end; a job that hangs is killed with all its ranks.
-int run(Strings words, const Strings& environment, const fs::path& out) {
-  const pid_t pid = ::fork();
-  if (pid == 0) {
-    ::setpgid(0, 0);
-    for (const std::string& variable : environment) {
-      const size_t equals = variable.find('=');
-      ::setenv(variable.substr(0, equals).c_str(), variable.substr(equals + 1).c_str(), 1);
-    }
-    const int to = ::open(out.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
-    if (to < 0 || ::dup2(to, 1) < 0 || ::dup2(to, 2) < 0) ::_exit(126);
-    if (::chdir(MESHWRIGHT_SOURCE_DIR) != 0) ::_exit(126);
-    std::vector<char*> argv;
-    for (std::string& word : words) argv.push_back(word.data());
-    argv.push_back(nullptr);
-    ::execv(argv[0], argv.data());
-    ::_exit(127);
-  }
-  const auto limit = std::chrono::steady_clock::now() + std::chrono::minutes(3);
-  int status = 0;
-  while (::waitpid(pid, &status, WNOHANG) == 0) {
-    if (std::chrono::steady_clock::now() > limit) ::kill(-pid, SIGKILL);
-    std::this_thread::sleep_for(std::chrono::milliseconds(10));
-  }
-  ::kill(-pid, SIGKILL);  // ranks that are left
-  return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
-}
-
-Ended train(const Row& row, bool on_device, const Strings& variables = {}) {
-  Folder folder;
-  const std::string log = (folder.path / "log").string();
-  Strings environment{"OMP_NUM_THREADS=1", "NO_COLOR=1", kLibraries, "FAKE_DEVICE_LOG=" + log};
-  environment.insert(environment.end(), variables.begin(), variables.end());
-  Strings words;
-  if (on_device) words.emplace_back(MESHWRIGHT_SOURCE_DIR "/tests/fake_device/run");
-  words.insert(words.end(), {kProgram, "train", "configs/" + row.config + ".toml", "--nproc",
-                             std::to_string(row.ranks)});
-  Strings sets{on_device ? "dist_env.device=cuda" : "dist_env.device=cpu",
-               "step_scheduler.max_steps=" + std::to_string(kSteps), "run.name=run",
-               "run.dir=" + folder.path.string()};
-  sets.insert(sets.end(), row.sets.begin(), row.sets.end());
-  for (const std::string& set : sets) words.insert(words.end(), {"--set", set});
-
-  Ended out;
-  out.code = run(words, environment, folder.path / "out");
-  out.said = read_file(folder.path / "out");
-  std::istringstream rows(read_file(folder.path / "run" / "metrics.jsonl"));
-  for (std::string line; std::getline(rows, line);) {
-    const boost::json::object values = boost::json::parse(line).as_object();
-    if (!values.contains("loss")) continue;
-    out.losses.push_back(values.at("loss").to_number<double>());
-    out.norms.push_back(values.at("grad_norm").to_number<double>());
-  }
-  for (const fs::directory_entry& entry : fs::directory_iterator(folder.path))
-    if (entry.path().filename().string().starts_with("log."))
-      out.logs.push_back(read_file(entry.path()));
-  return out;
-}
-
-// Lines of the log that tell of a fault, of the program's or of the fake.
-const Strings kWrong{"RACE",         "HOST ACCESS",
-                     "STRAY KERNEL", "outside every allocation",
-                     "is not there", "nccl WRONG",
-                     "fault at",     "tensor lies at",
-                     "asked for",    "communicators are left"};
-Strings wrong_lines(const std::string& log) {
-  Strings out;
-  std::istringstream lines(log);
-  for (std::string line; std::getline(lines, line);)
-    for (const std::string& part : kWrong)
-      if (line.find(part) != std::string::npos) {
-        out.push_back(line);
-        break;
-      }
-  return out;
-}
-
-// The number before a word of the summary, or -1.
-long counted(const std::string& log, const std::string& word) {
-  const size_t line = log.rfind("fake device: process ");
-  const size_t at = line == std::string::npos ? line : log.find(" " + word, line);
-  if (at == std::string::npos) return -1;
-  const size_t begin = log.rfind(' ', at - 1);
-  return std::atol(log.c_str() + begin + 1);
-}
-
-void check_close(const char* what, const std::vector<double>& got, const std::vector<double>& want,
-                 double tolerance) {
-  CAPTURE(what);
-  REQUIRE(got.size() == kSteps);
-  REQUIRE(want.size() == kSteps);
-  for (size_t i = 0; i < kSteps; ++i) {
-    CAPTURE(i);
-    CAPTURE(got[i]);
-    CAPTURE(want[i]);
-    CHECK(std::abs(got[i] - want[i]) <= tolerance * std::abs(want[i]));
-  }
-}
-
-long races(const Ended& ended) {
-  long out = 0;
-  for (const std::string& log : ended.logs)
-    for (const std::string& line : wrong_lines(log))
-      if (line.find("RACE") != std::string::npos) ++out;
-  return out;
-}
-
 }  // namespace fake_device_test
 
 using namespace fake_device_test;
@@ -232,33 +78,62 @@ TEST_CASE("what runs on the fake device gives what the CPU gives, and in order")
   for (const Row& row : kRows) {
     DOCTEST_SUBCASE(row.name.c_str()) {
       CAPTURE(row.name);
-      const Ended device = train(row, true), host = train(row, false);
+      const Ended device = train(row, On::device), host = train(row, On::host);
       REQUIRE_MESSAGE(device.code == 0, device.said);
       REQUIRE_MESSAGE(host.code == 0, host.said);
-      check_close("loss", device.losses, host.losses, row.tolerance);
-      check_close("norm", device.norms, host.norms, std::max(row.tolerance, kFloat));
-      long processes = 0;
+      check_close("loss", device.losses, host.losses, row);
+      check_close("norm", device.norms, host.norms, row);
+      CHECK(static_cast<int>(device.counters.size()) == row.ranks);  // each of them used a device
       for (const std::string& log : device.logs) {
         for (const std::string& line : wrong_lines(log)) CHECK_MESSAGE(false, line);
-        const long operations = counted(log, "operations");
-        if (operations <= 0) continue;
-        ++processes;
+        if (counted(log, "operations") <= 0) continue;
         CHECK(counted(log, "stray kernels") == 0);
         CHECK(counted(log, "races") == 0);
       }
-      CHECK(processes == row.ranks);  // each of them used a device
     }
   }
 }
 
 // The checks see something: what LibTorch orders is no longer ordered.
 TEST_CASE("streams that do not wait for events are races") {
-  const Ended ended = train(kRows[0], true, {"FAKE_DEVICE_IGNORE_WAITS=1"});
+  const Ended ended = train(kRows[0], On::device, {"FAKE_DEVICE_IGNORE_WAITS=1"});
   CHECK_MESSAGE(races(ended) >= 1, ended.said);
 }
 TEST_CASE("a host that does not wait for its copies is a race") {
-  Row row = kRows[3];
+  const Row& row = kRows[3];
   REQUIRE(row.name == "offload");
-  const Ended ended = train(row, true, {"FAKE_DEVICE_IGNORE_SYNCS=1"});
+  const Ended ended = train(row, On::device, {"FAKE_DEVICE_IGNORE_SYNCS=1"});
   CHECK_MESSAGE(races(ended) >= 1, ended.said);
+}
+
+TEST_CASE("the counters of a step know what it launches, moves and waits for") {
+  const Ended ended = train(kRows[0], On::device);
+  REQUIRE_MESSAGE(ended.code == 0, ended.said);
+  REQUIRE(ended.counters.size() == 2);
+  for (const boost::json::object& rank : ended.counters) {
+    const boost::json::array& steps = rank.at("steps").as_array();
+    REQUIRE(steps.size() == kRows[0].steps);
+    const boost::json::object& step = steps[1].as_object();  // neither a beginning nor an end
+    auto of = [](const boost::json::object& where, const char* key) {
+      return where.at(key).to_number<int64_t>();
+    };
+    auto operation = [&](const char* name) -> const boost::json::object& {
+      return step.at("operators").as_object().at(name).as_object();
+    };
+    // 16 samples of 128 tokens and one more in micro-batches of 4: two of them are this rank's.
+    const boost::json::object& batch = step.at("copies").at("copy to the device").as_object();
+    CHECK(of(batch, "calls") == 2);
+    CHECK(of(batch, "bytes") == 2 * 4 * 129 * 8);
+    // Rows of 64 float32 for 4 x 128 tokens of each.
+    CHECK(of(operation("aten::index_select"), "calls") == 2);
+    CHECK(of(operation("aten::index_select"), "written") == 2 * 4 * 128 * 64 * 4);
+    CHECK(of(operation("aten::_fused_adamw_"), "calls") == 1);
+    // Gradients of all parameters, 62,624 of float32 a rank, in one pass over each unit.
+    CHECK(of(operation("nccl reduce_scatter"), "written") == 62624 * 4);
+    CHECK(of(step, "host_waits") <= 6);
+    CHECK(of(step, "streams") == 3);  // of the program, all-gathers and reductions
+    CHECK(of(step, "peak_bytes") > 0);
+    CHECK(of(step, "kernels") ==
+          of(ended.counters[0].at("steps").as_array()[1].as_object(), "kernels"));
+  }
 }

@@ -57,7 +57,15 @@ class Running {
     for (const Transfer& transfer : call.transfers) check(transfer.data);
   }
 
+  // Tells the counters, too.
   bool run() {
+    if (!run_it()) return false;
+    fake_device_launched(what_.c_str(), 1, read_, written_);
+    return true;
+  }
+
+ private:
+  bool run_it() {
     in_ = static_cast<const char*>(fake_device_view(call_.in));
     out_ = static_cast<char*>(fake_device_view(call_.out));
     switch (call_.kind) {
@@ -76,17 +84,17 @@ class Running {
     }
     return false;
   }
-
- private:
   void check(const void* p) const {
     if (p != nullptr && fake_device_of(p) != comm_.device)
       fake_device_note("fake device: nccl WRONG: %s with memory %p that is not of device %d\n",
                        what_.c_str(), p, comm_.device);
   }
-  void reads(const void* p, size_t bytes) const {
+  void reads(const void* p, size_t bytes) {
+    read_ += bytes;
     fake_device_access(call_.stream, comm_.device, p, bytes, 0, what_.c_str());
   }
-  void writes(const void* p, size_t bytes) const {
+  void writes(const void* p, size_t bytes) {
+    written_ += bytes;
     fake_device_access(call_.stream, comm_.device, p, bytes, 1, what_.c_str());
   }
   char* slot(size_t rank) const { return comm_.slot(static_cast<int>(rank)); }
@@ -252,6 +260,7 @@ class Running {
   const ncclComm& comm_;
   std::string what_;
   size_t width_, count_, ranks_, rank_;
+  size_t read_ = 0, written_ = 0;
   const char* in_ = nullptr;
   char* out_ = nullptr;
 };

@@ -19,6 +19,7 @@
 #include <string>
 #include <unordered_set>
 
+#include "costs.h"
 #include "device.h"
 
 namespace {
@@ -253,6 +254,7 @@ void run_on_host(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stac
     IValue& value = (*stack)[first + i];
     value = returned(value, schema.returns()[i], schema, given, call);
   }
+  fake_device::count_costs(schema, given, stack->data() + first, device);
   if (kSync.contains(schema.name())) cuda().synchronizeStream(cuda().getStream(device));
 }
 
@@ -292,6 +294,8 @@ std::tuple<Tensor, Tensor> rms_norm_backward(c10::DispatchKeySet, const Tensor& 
   if (mask[1] && w.defined())
     dw = to_device((outer.empty() ? g * h : (g * h).sum(outer)).to(weight->scalar_type()), device,
                    what);
+  fake_device::count_costs(what.c_str(), 2, {grad, input, rstd, weight.value_or(Tensor())},
+                           {dx, dw}, device);
   return {dx, dw};
 }
 
@@ -320,6 +324,7 @@ struct Load {
     library->impl("copy_", torch::dispatch(c10::DispatchKey::CUDA, TORCH_FN(copy_)));
     library->impl("_fused_rms_norm_backward",
                   torch::dispatch(c10::DispatchKey::CUDA, TORCH_FN(rms_norm_backward)));
+    fake_device::watch_steps();
     // The kernels behind these have no stand-in; the plain path is made of operators that have.
     auto& context = at::globalContext();
     context.setSDPUseFlash(false);

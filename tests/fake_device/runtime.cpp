@@ -14,6 +14,8 @@
 #include <cstdlib>
 #include <utility>
 
+#include "counters.h"
+
 namespace fake_device {
 
 namespace {
@@ -44,6 +46,10 @@ void on_fault(int signal, siginfo_t* info, void* context) {
 }
 
 void at_end() {
+  {
+    Lock lock;
+    write_counters();
+  }
   if (!settings().summary) return;
   const Counts& all = counts();
   fprintf(log_file(),
@@ -148,6 +154,7 @@ void fake_device_begin(void* stream, int device, const char* what) {
   if (what != nullptr) ++counts().operations;  // a copy or an event has its own count, or none
   Stream& on = *stream_of(static_cast<cudaStream_t>(stream), device);
   start(on);
+  count_stream(on.number);
   if (what != nullptr && settings().verbose)
     fprintf(log_file(), "fake device: stream %zu %s\n", on.number, what);
 }

@@ -2,6 +2,7 @@
 // in the order is kept.
 #include <cstring>
 
+#include "counters.h"
 #include "runtime.h"
 
 using namespace fake_device;
@@ -15,6 +16,8 @@ const char* direction(const void* to, const void* from) {
   return is_device(from) ? "copy to the host" : "copy on the host";
 }
 
+bool is_unpageable(const void* p) { return is_device(p) || is_pinned(p); }
+
 cudaError_t copy(void* to, const void* from, size_t bytes, cudaStream_t handle, bool returns_early,
                  const char* what) {
   if (bytes == 0) return cudaSuccess;
@@ -22,6 +25,8 @@ cudaError_t copy(void* to, const void* from, size_t bytes, cudaStream_t handle, 
   if (!is_device(to)) wait_while_stuck(stream_of(handle)->stuck);
   Lock lock;
   ++counts().copies;
+  count_copy(what, !is_unpageable(to) || !is_unpageable(from), bytes);
+  if (!returns_early) count_wait("cudaMemcpy");
   fake_device_begin(handle, -1, nullptr);
   const Stream& stream = *stream_of(handle);
   const bool reads_device = is_device(from), writes_device = is_device(to);
@@ -73,6 +78,7 @@ cudaError_t cudaMemsetAsync(void* p, int value, size_t bytes, cudaStream_t strea
   Lock lock;
   fake_device_begin(stream, -1, nullptr);
   fake_device_access(stream, -1, p, bytes, 1, "memset");
+  fake_device_launched("memset", 1, 0, bytes);
   memset(fake_device_view(p), value, bytes);
   return cudaSuccess;
 }
@@ -88,6 +94,7 @@ cudaError_t cudaDeviceSynchronize() {
   }
   for (const Stream* stream : streams) wait_while_stuck(stream->stuck);
   Lock lock;
+  count_wait("cudaDeviceSynchronize");
   for (const Stream* stream : streams)
     if (stream->device == current_device()) learn(stream->clock);
   return cudaSuccess;
@@ -106,6 +113,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t) { return cudaSuccess; }
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   wait_while_stuck(stream_of(stream)->stuck);
   Lock lock;
+  count_wait("cudaStreamSynchronize");
   learn(stream_of(stream)->clock);
   return cudaSuccess;
 }
@@ -174,6 +182,7 @@ cudaError_t cudaEventQuery(cudaEvent_t handle) {
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   wait_while_stuck(event_of(event)->stuck);
   Lock lock;
+  count_wait("cudaEventSynchronize");
   if (event_of(event)->recorded) learn(event_of(event)->clock);
   return cudaSuccess;
 }

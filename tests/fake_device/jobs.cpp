@@ -1,0 +1,154 @@
+#include "jobs.h"
+
+#include <doctest/doctest.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdlib>
+#include <fstream>
+#include <iterator>
+#include <sstream>
+#include <thread>
+
+namespace fake_device_jobs {
+
+namespace {
+
+const std::string kProgram = MESHWRIGHT_BUILD_DIR "/bin/meshwright";
+const std::string kLibraries = std::string("FAKE_DEVICE_LIBRARIES=") + FAKE_DEVICE_LIBRARIES;
+
+std::string read_file(const fs::path& path) {
+  std::ifstream in(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
+}
+
+int run(Strings words, const Strings& environment, const fs::path& out) {
+  const pid_t pid = ::fork();
+  if (pid == 0) {
+    ::setpgid(0, 0);
+    for (const std::string& variable : environment) {
+      const size_t equals = variable.find('=');
+      ::setenv(variable.substr(0, equals).c_str(), variable.substr(equals + 1).c_str(), 1);
+    }
+    const int to = ::open(out.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
+    if (to < 0 || ::dup2(to, 1) < 0 || ::dup2(to, 2) < 0) ::_exit(126);
+    if (::chdir(MESHWRIGHT_SOURCE_DIR) != 0) ::_exit(126);
+    std::vector<char*> argv;
+    for (std::string& word : words) argv.push_back(word.data());
+    argv.push_back(nullptr);
+    ::execv(argv[0], argv.data());
+    ::_exit(127);
+  }
+  const auto limit = std::chrono::steady_clock::now() + std::chrono::minutes(3);
+  int status = 0;
+  while (::waitpid(pid, &status, WNOHANG) == 0) {
+    if (std::chrono::steady_clock::now() > limit) ::kill(-pid, SIGKILL);
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  ::kill(-pid, SIGKILL);  // ranks that are left
+  return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
+}
+
+const Strings kWrong{"RACE",         "HOST ACCESS",
+                     "STRAY KERNEL", "outside every allocation",
+                     "is not there", "nccl WRONG",
+                     "fault at",     "tensor lies at",
+                     "asked for",    "communicators are left"};
+
+}  // namespace
+
+Folder::Folder() {
+  std::string name = (fs::temp_directory_path() / "meshwright_fake_device.XXXXXX").string();
+  path = ::mkdtemp(name.data());
+}
+
+Ended train(const Row& row, On on, const Strings& variables) {
+  Folder folder;
+  const bool on_device = on == On::device;
+  Strings environment{"OMP_NUM_THREADS=1", "NO_COLOR=1", kLibraries,
+                      "FAKE_DEVICE_LOG=" + (folder.path / "log").string(),
+                      "FAKE_DEVICE_COUNTERS=" + (folder.path / "counters").string()};
+  environment.insert(environment.end(), variables.begin(), variables.end());
+  Strings words;
+  if (on_device) words.emplace_back(MESHWRIGHT_SOURCE_DIR "/tests/fake_device/run");
+  words.insert(words.end(), {kProgram, "train", "configs/" + row.config + ".toml", "--nproc",
+                             std::to_string(row.ranks)});
+  Strings sets{on_device ? "dist_env.device=cuda" : "dist_env.device=cpu",
+               "step_scheduler.max_steps=" + std::to_string(row.steps), "run.name=run",
+               "run.dir=" + folder.path.string()};
+  sets.insert(sets.end(), row.sets.begin(), row.sets.end());
+  for (const std::string& set : sets) words.insert(words.end(), {"--set", set});
+
+  Ended out;
+  const auto begin = std::chrono::steady_clock::now();
+  out.code = run(words, environment, folder.path / "out");
+  out.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  out.said = read_file(folder.path / "out");
+  std::istringstream rows(read_file(folder.path / "run" / "metrics.jsonl"));
+  for (std::string line; std::getline(rows, line);) {
+    const boost::json::object values = boost::json::parse(line).as_object();
+    if (!values.contains("loss")) continue;
+    // What is not a number is null there.
+    auto number = [&](const char* key) {
+      return values.at(key).is_number() ? values.at(key).to_number<double>() : NAN;
+    };
+    out.losses.push_back(number("loss"));
+    out.norms.push_back(number("grad_norm"));
+  }
+  for (const fs::directory_entry& entry : fs::directory_iterator(folder.path)) {
+    const std::string name = entry.path().filename().string();
+    if (name.starts_with("log.")) out.logs.push_back(read_file(entry.path()));
+    if (name.starts_with("counters."))
+      out.counters.push_back(boost::json::parse(read_file(entry.path())).as_object());
+  }
+  std::sort(out.counters.begin(), out.counters.end(), [](const auto& a, const auto& b) {
+    return a.at("rank").as_int64() < b.at("rank").as_int64();
+  });
+  return out;
+}
+
+Strings wrong_lines(const std::string& log) {
+  Strings out;
+  std::istringstream lines(log);
+  for (std::string line; std::getline(lines, line);)
+    if (std::any_of(kWrong.begin(), kWrong.end(),
+                    [&](const std::string& part) { return line.find(part) != std::string::npos; }))
+      out.push_back(line);
+  return out;
+}
+
+long races(const Ended& ended) {
+  long out = 0;
+  for (const std::string& log : ended.logs)
+    for (const std::string& line : wrong_lines(log))
+      if (line.find("RACE") != std::string::npos) ++out;
+  return out;
+}
+
+long counted(const std::string& log, const std::string& word) {
+  const size_t line = log.rfind("fake device: process ");
+  const size_t at = line == std::string::npos ? line : log.find(" " + word, line);
+  if (at == std::string::npos) return -1;
+  const size_t begin = log.rfind(' ', at - 1);
+  return std::atol(log.c_str() + begin + 1);
+}
+
+void check_close(const char* what, const std::vector<double>& got, const std::vector<double>& want,
+                 const Row& row) {
+  CAPTURE(what);
+  REQUIRE(got.size() == row.steps);
+  REQUIRE(want.size() == row.steps);
+  for (size_t i = 0; i < row.steps; ++i) {
+    CAPTURE(i);
+    CAPTURE(got[i]);
+    CAPTURE(want[i]);
+    CHECK(std::abs(got[i] - want[i]) <= std::max(row.tolerance, kFloat) * std::abs(want[i]));
+  }
+}
+
+}  // namespace fake_device_jobs
