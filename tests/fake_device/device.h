@@ -15,6 +15,8 @@ void fake_device_begin(void* stream, int device, const char* what);
 // The operation that began last on the stream reads or writes these bytes.
 void fake_device_access(void* stream, int device, const void* p, size_t bytes, int write,
                         const char* what);
+// The operation of this thread has done its work.
+void fake_device_end();
 void fake_device_hang(void* stream, int device);  // what follows on the stream never ends, until
 void fake_device_release();
 // For the counters, where they are wanted (FAKE_DEVICE_COUNTERS): kernels with the bytes that they

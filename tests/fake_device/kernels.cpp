@@ -68,7 +68,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* out, int device) {
   memset(out, 0, sizeof *out);
   strcpy(out->name, "Fake device");
   out->major = 9;
-  out->totalGlobalMem = kDeviceBytes;
+  out->totalGlobalMem = settings().memory;
   out->multiProcessorCount = 132;
   out->warpSize = 32;
   out->maxThreadsPerBlock = 1024;
@@ -143,9 +143,11 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** out, unsig
 
 const char* cudaGetErrorName(cudaError_t error) {
   if (error == cudaSuccess) return "cudaSuccess";
+  if (error == cudaErrorMemoryAllocation) return "cudaErrorMemoryAllocation";
   return error == cudaErrorNotReady ? "cudaErrorNotReady" : "error of the fake device";
 }
 const char* cudaGetErrorString(cudaError_t error) {
+  if (error == cudaErrorMemoryAllocation) return "out of memory";
   return error == cudaSuccess ? "no error" : "error of the fake device";
 }
 cudaError_t cudaGetLastError() {

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <map>
 
+#include "delays.h"
 #include "runtime.h"
 
 namespace fake_device {
@@ -155,9 +156,10 @@ cudaError_t cudaMalloc(void** p, size_t bytes) {
   State& all = state();
   const int device = current_device();
   const size_t whole = whole_pages(bytes);
+  *p = nullptr;
+  if (all.taken[device] + whole > settings().memory) return fail(cudaErrorMemoryAllocation);
   uintptr_t address = take_again(all.free[device], whole);
   if (address == 0) {
-    *p = nullptr;
     if (all.top[device] + whole > kDeviceBytes) return fail(cudaErrorMemoryAllocation);
     address = number(all.base) + static_cast<size_t>(device) * kDeviceBytes + all.top[device];
     all.top[device] += whole;
@@ -172,7 +174,7 @@ cudaError_t cudaMalloc(void** p, size_t bytes) {
 cudaError_t cudaFree(void* p) {
   set_up();
   if (p == nullptr) return cudaSuccess;
-  cudaDeviceSynchronize();
+  wait_for_device();
   Lock lock;
   State& all = state();
   auto it = all.used.find(number(p));
@@ -190,8 +192,8 @@ cudaError_t cudaMallocAsync(void** p, size_t bytes, cudaStream_t) { return cudaM
 cudaError_t cudaFreeAsync(void* p, cudaStream_t) { return cudaFree(p); }
 cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
   Lock lock;
-  *total = kDeviceBytes;
-  *free = kDeviceBytes - state().taken[current_device()];
+  *total = settings().memory;
+  *free = *total - state().taken[current_device()];
   return cudaSuccess;
 }
 
@@ -217,6 +219,7 @@ cudaError_t cudaFreeHost(void* p) {
   Lock lock;
   auto it = state().pinned.find(number(p));
   if (it == state().pinned.end()) return fail(cudaErrorInvalidValue);
+  drop_writes(number(p), it->second.bytes);
   munmap(p, it->second.bytes);
   munmap(it->second.view, it->second.bytes);
   state().pinned.erase(it);

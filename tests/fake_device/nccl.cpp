@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <cstring>
+#include <mutex>
 #include <random>
 
 #include "device.h"
@@ -19,6 +20,12 @@ struct AtExit {
     if (alive > 0) fake_device_note("fake device: %d communicators are left\n", alive.load());
   }
 } at_exit;
+
+std::mutex mutex;
+std::vector<const ncclComm*>& communicators() {
+  static auto* all = new std::vector<const ncclComm*>;
+  return *all;
+}
 
 thread_local int depth = 0;
 thread_local std::vector<Call> waiting;
@@ -50,6 +57,11 @@ ncclResult_t answer(int* out, int value) {
 
 }  // namespace
 
+void fake_device::stay_away_from_all() {
+  std::lock_guard<std::mutex> lock(mutex);
+  for (const ncclComm* comm : communicators()) comm->stay_away();
+}
+
 extern "C" {
 
 ncclResult_t ncclGetVersion(int* out) { return answer(out, NCCL_VERSION_CODE); }
@@ -73,6 +85,10 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* out, int size, ncclUniqueId id, 
   cudaGetDevice(&comm->device);
   if (!comm->open(id.internal)) return ncclSystemError;
   *out = comm;
+  {
+    std::lock_guard<std::mutex> lock(mutex);
+    communicators().push_back(comm);
+  }
   ++alive;
   return ncclSuccess;
 }

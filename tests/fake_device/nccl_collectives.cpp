@@ -56,6 +56,9 @@ class Running {
     check(call.out);
     for (const Transfer& transfer : call.transfers) check(transfer.data);
   }
+  ~Running() { fake_device_end(); }
+  Running(const Running&) = delete;
+  Running& operator=(const Running&) = delete;
 
   // Tells the counters, too.
   bool run() {
@@ -265,16 +268,24 @@ class Running {
   char* out_ = nullptr;
 };
 
+std::atomic<bool> hanging{false};
+
+// From here on no collective of this process ends, as on a device: the call comes back, and what
+// waits for it waits until the communicator is given up. The other ranks wait for this one.
+ncclResult_t hang(const Call& call) {
+  if (!hanging.exchange(true)) {
+    fake_device_note("fake device: nccl hangs from here, in %s\n", name_of(call.kind));
+    stay_away_from_all();
+  }
+  fake_device_hang(call.stream, call.comm->device);
+  return ncclSuccess;
+}
+
 // FAKE_DEVICE_HANG_AT=n: from this process's n-th call on, nothing ends.
-bool hangs(const Call& call) {
+bool hangs() {
   static const char* at = getenv("FAKE_DEVICE_HANG_AT");
   static std::atomic<int> calls{0};
-  if (at == nullptr) return false;
-  const int number = ++calls;
-  if (number < atoi(at)) return false;
-  if (number == atoi(at)) fake_device_note("fake device: nccl hangs from here\n");
-  fake_device_hang(call.stream, call.comm->device);
-  return true;
+  return hanging || (at != nullptr && ++calls >= atoi(at));
 }
 
 }  // namespace
@@ -301,10 +312,12 @@ const char* name_of(Kind kind) {
 
 ncclResult_t run(const Call& call) {
   if (call.comm->aborted) return ncclInvalidUsage;
-  if (hangs(call)) return ncclSuccess;
+  if (hangs()) return hang(call);
   Running running(call);
-  if (const ncclResult_t result = agree(call); result != ncclSuccess) return result;
-  if (running.run()) return ncclSuccess;
+  const ncclResult_t result = agree(call);
+  if (result == ncclSuccess && running.run()) return ncclSuccess;
+  if (call.comm->lost) return hang(call);
+  if (result != ncclSuccess) return result;
   return call.comm->aborted ? ncclRemoteError : ncclInvalidUsage;
 }
 

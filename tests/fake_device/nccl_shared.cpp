@@ -7,22 +7,38 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <cstdio>
 #include <cstring>
 #include <thread>
 
 #include "device.h"
 
-struct ncclComm::Shared {
-  std::atomic<uint32_t> arrived, round;
-};
-
 namespace {
 
 constexpr size_t kHead = 4096;
+constexpr int kMostRanks = 64;
+
+bool has_stopped(pid_t process) {
+  const std::string path = "/proc/" + std::to_string(process) + "/stat";
+  FILE* file = fopen(path.c_str(), "re");
+  if (file == nullptr) return true;
+  char text[512] = "";
+  const size_t bytes = fread(text, 1, sizeof text - 1, file);
+  fclose(file);
+  // The state comes after the name, which is in brackets.
+  const char* state = bytes > 0 ? strrchr(text, ')') : nullptr;
+  return state == nullptr || strchr("TtZX", state[2]) != nullptr;
+}
 
 }  // namespace
 
+struct ncclComm::Shared {
+  std::atomic<uint32_t> arrived, round, away;
+  std::atomic<pid_t> processes[kMostRanks];
+};
+
 bool ncclComm::open(const std::string& path) {
+  if (size > kMostRanks) return false;
   const size_t bytes = kHead + fake_device::kSlotBytes * static_cast<size_t>(size);
   const int file = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
   if (file < 0) return false;
@@ -33,6 +49,7 @@ bool ncclComm::open(const std::string& path) {
   if (p == MAP_FAILED) return false;
   shared_ = static_cast<Shared*>(p);  // a new file is all zeros
   slots_ = static_cast<char*>(p) + kHead;
+  shared_->processes[rank] = getpid();
   const bool all = barrier();
   if (rank == 0) ::unlink(path.c_str());  // everybody has it
   return all;
@@ -51,12 +68,26 @@ bool ncclComm::barrier() const {
   }
   for (int turns = 0; shared_->round.load() == round; ++turns) {
     if (aborted) return false;
+    if (turns % 1000 == 999 && is_alone()) {
+      lost = true;
+      return false;
+    }
     if (turns < 100)
       sched_yield();
     else
       std::this_thread::sleep_for(std::chrono::microseconds(turns < 1000 ? 20 : 200));
   }
   return true;
+}
+
+void ncclComm::stay_away() const { shared_->away = 1; }
+
+bool ncclComm::is_alone() const {
+  if (shared_->away != 0) return true;
+  for (int other = 0; other < size; ++other)
+    if (const pid_t process = shared_->processes[other]; process != 0 && has_stopped(process))
+      return true;
+  return false;
 }
 
 namespace fake_device {

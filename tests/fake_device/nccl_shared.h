@@ -13,16 +13,21 @@
 struct ncclComm {
   int rank = 0, size = 0, device = 0;
   std::atomic<bool> aborted{false};
+  mutable std::atomic<bool> lost{false};  // a rank will never come
 
   // Joins the ranks that have the same file; false when that cannot be.
   bool open(const std::string& path);
   char* slot(int of) const;
-  // Waits for all ranks; false when the communicator was given up meanwhile.
+  // Waits for all ranks; false when the communicator was given up meanwhile, or when one of them
+  // will not come: it is dead, stopped, or waits for ever itself.
   bool barrier() const;
+  // This rank will not come any more.
+  void stay_away() const;
 
   struct Shared;
 
  private:
+  bool is_alone() const;
   Shared* shared_ = nullptr;
   char* slots_ = nullptr;
 };
@@ -72,5 +77,7 @@ void reduce_slots(const ncclComm& comm, void* out, size_t first, size_t count, n
                   ncclRedOp_t operation);
 
 ncclResult_t run(const Call& call);
+// This process will take part in nothing any more.
+void stay_away_from_all();
 
 }  // namespace fake_device

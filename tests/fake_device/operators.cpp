@@ -55,6 +55,11 @@ const Names kKept{"aten::empty",
                   "aten::pin_memory",
                   "aten::lift_fresh"};
 
+// However the operation ends.
+struct Ending {
+  ~Ending() { fake_device_end(); }
+};
+
 c10::impl::VirtualGuardImpl cuda() { return c10::impl::VirtualGuardImpl(c10::kCUDA); }
 void* stream_of(c10::Device device) { return cuda().getStream(device).native_handle(); }
 
@@ -216,6 +221,7 @@ void run_on_host(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stac
   const c10::Device device = call.device();
   c10::OptionalDeviceGuard guard(device);
   fake_device_begin(stream_of(device), device.index(), call.what().c_str());
+  std::optional<Ending> ending(std::in_place);
 
   std::vector<std::pair<Tensor, Tensor>> sized;  // given empty, and what the operator makes of it
   for (size_t i = 0; i < arguments.size(); ++i) {
@@ -254,6 +260,7 @@ void run_on_host(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stac
     IValue& value = (*stack)[first + i];
     value = returned(value, schema.returns()[i], schema, given, call);
   }
+  ending.reset();
   fake_device::count_costs(schema, given, stack->data() + first, device);
   if (kSync.contains(schema.name())) cuda().synchronizeStream(cuda().getStream(device));
 }
@@ -277,6 +284,7 @@ std::tuple<Tensor, Tensor> rms_norm_backward(c10::DispatchKeySet, const Tensor& 
   const c10::Device device = input.device();
   const std::string what = "aten::_fused_rms_norm_backward";
   fake_device_begin(stream_of(device), device.index(), what.c_str());
+  const Ending ending;
   for (const Tensor& t : {grad, input, rstd, weight ? *weight : Tensor()})
     if (t.defined()) access(t, device, false, what);
   at::AutoDispatchBelowADInplaceOrView below;

@@ -4,6 +4,7 @@
 #include <map>
 #include <set>
 
+#include "delays.h"
 #include "runtime.h"
 
 namespace fake_device {
@@ -117,7 +118,10 @@ void start(Stream& stream) {
 }
 
 void touch(const Stream& stream, uintptr_t from, size_t bytes, bool write, const char* what) {
-  if (!settings().races || bytes == 0) return;
+  if (bytes == 0) return;
+  settle(stream.clock, from, bytes);
+  if (write) put_aside(stream, from, bytes);
+  if (!settings().races) return;
   const Access now{true, stream.number, at(stream.clock, stream.number), what};
   const uintptr_t to = from + bytes;
   Pieces& pieces = state().history;
@@ -141,6 +145,7 @@ void touch(const Stream& stream, uintptr_t from, size_t bytes, bool write, const
 }
 
 void forget(uintptr_t from, size_t bytes) {
+  drop_writes(from, bytes);
   Pieces& pieces = state().history;
   cut(pieces, from);
   cut(pieces, from + bytes);
@@ -150,6 +155,7 @@ void forget(uintptr_t from, size_t bytes) {
 void learn(const Clock& clock) {
   if (settings().ignore_syncs) return;
   join(state().host, clock);
+  settle_all(state().host);
   land();
 }
 const Clock& host_clock() { return state().host; }

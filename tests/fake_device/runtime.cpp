@@ -15,6 +15,8 @@
 #include <utility>
 
 #include "counters.h"
+#include "delays.h"
+#include "waits.h"
 
 namespace fake_device {
 
@@ -49,6 +51,7 @@ void at_end() {
   {
     Lock lock;
     write_counters();
+    tell_waits();
   }
   if (!settings().summary) return;
   const Counts& all = counts();
@@ -82,6 +85,8 @@ const Settings& settings() {
         out.number[out.count++] = static_cast<int>(number);
       }
     }
+    if (const char* memory = getenv("FAKE_DEVICE_MEMORY"); memory != nullptr && *memory != 0)
+      out.memory = std::min<size_t>(strtoull(memory, nullptr, 10), kDeviceBytes);
     auto flag = [](bool& value, const char* name) { value = number_of(name, value) != 0; };
     flag(out.verbose, "FAKE_DEVICE_VERBOSE");
     flag(out.races, "FAKE_DEVICE_RACES");
@@ -164,6 +169,10 @@ void fake_device_access(void* stream, int device, const void* p, size_t bytes, i
   Lock lock;
   touch(*stream_of(static_cast<cudaStream_t>(stream), device), reinterpret_cast<uintptr_t>(p),
         bytes, write != 0, keep(what));
+}
+void fake_device_end() {
+  Lock lock;
+  end_operation();
 }
 void fake_device_hang(void* stream, int device) {
   hung = true;

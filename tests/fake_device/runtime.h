@@ -18,6 +18,7 @@ constexpr size_t kDeviceBytes = size_t{16} << 30;
 struct Settings {
   int count = 8;               // of those that are visible
   int number[kMostDevices]{};  // by index: which of all it is
+  size_t memory = kDeviceBytes;  // of a device
   bool verbose = false, races = true, poison = true, stacks = true, summary = false;
   bool ignore_waits = false, ignore_syncs = false;
 };
@@ -47,6 +48,7 @@ bool has_launched();
 // Waits while something that never ends is before it.
 bool is_hung();
 void wait_while_stuck(const bool& stuck);
+void wait_for_device();  // the current one
 
 // Device memory, and pinned memory of the host (memory.cpp).
 bool is_device(const void* p);

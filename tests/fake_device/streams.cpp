@@ -3,7 +3,9 @@
 #include <cstring>
 
 #include "counters.h"
+#include "delays.h"
 #include "runtime.h"
+#include "waits.h"
 
 using namespace fake_device;
 
@@ -37,7 +39,14 @@ cudaError_t copy(void* to, const void* from, size_t bytes, cudaStream_t handle, 
   }
   if (reads_device) touch(stream, reinterpret_cast<uintptr_t>(from), bytes, false, what);
   if (writes_device) touch(stream, reinterpret_cast<uintptr_t>(to), bytes, true, what);
+  const bool writes_pinned = returns_early && is_pinned(to);
+  if (is_pinned(from)) settle(stream.clock, reinterpret_cast<uintptr_t>(from), bytes);
+  if (writes_pinned) {
+    settle(stream.clock, reinterpret_cast<uintptr_t>(to), bytes);
+    put_aside(stream, reinterpret_cast<uintptr_t>(to), bytes);
+  }
   memmove(fake_device_view(to), fake_device_view(from), bytes);
+  end_operation();
   // To memory that is not pinned: it is there when the call comes back.
   const bool is_over = !returns_early || (!writes_device && !is_pinned(to));
   if (returns_early) {
@@ -49,6 +58,19 @@ cudaError_t copy(void* to, const void* from, size_t bytes, cudaStream_t handle, 
 }
 
 }  // namespace
+
+void fake_device::wait_for_device() {
+  std::vector<Stream*> streams;
+  {
+    Lock lock;
+    streams = all_streams();
+  }
+  for (const Stream* stream : streams) wait_while_stuck(stream->stuck);
+  Lock lock;
+  count_wait("cudaDeviceSynchronize");
+  for (const Stream* stream : streams)
+    if (stream->device == current_device()) learn(stream->clock);
+}
 
 extern "C" {
 
@@ -80,6 +102,7 @@ cudaError_t cudaMemsetAsync(void* p, int value, size_t bytes, cudaStream_t strea
   fake_device_access(stream, -1, p, bytes, 1, "memset");
   fake_device_launched("memset", 1, 0, bytes);
   memset(fake_device_view(p), value, bytes);
+  end_operation();
   return cudaSuccess;
 }
 cudaError_t cudaMemset(void* p, int value, size_t bytes) {
@@ -87,16 +110,7 @@ cudaError_t cudaMemset(void* p, int value, size_t bytes) {
 }
 
 cudaError_t cudaDeviceSynchronize() {
-  std::vector<Stream*> streams;
-  {
-    Lock lock;
-    streams = all_streams();
-  }
-  for (const Stream* stream : streams) wait_while_stuck(stream->stuck);
-  Lock lock;
-  count_wait("cudaDeviceSynchronize");
-  for (const Stream* stream : streams)
-    if (stream->device == current_device()) learn(stream->clock);
+  if (!drops_wait("cudaDeviceSynchronize")) wait_for_device();
   return cudaSuccess;
 }
 
@@ -111,6 +125,7 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t* out, unsigned flags) {
 }
 cudaError_t cudaStreamDestroy(cudaStream_t) { return cudaSuccess; }
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+  if (drops_wait("cudaStreamSynchronize")) return cudaSuccess;
   wait_while_stuck(stream_of(stream)->stuck);
   Lock lock;
   count_wait("cudaStreamSynchronize");
@@ -123,7 +138,7 @@ cudaError_t cudaStreamQuery(cudaStream_t stream) {
   return cudaSuccess;
 }
 cudaError_t cudaStreamWaitEvent(cudaStream_t handle, cudaEvent_t event, unsigned) {
-  if (settings().ignore_waits) return cudaSuccess;
+  if (settings().ignore_waits || drops_wait("cudaStreamWaitEvent")) return cudaSuccess;
   Lock lock;
   if (!event_of(event)->recorded) return cudaSuccess;
   Stream& stream = *stream_of(handle);
@@ -180,6 +195,7 @@ cudaError_t cudaEventQuery(cudaEvent_t handle) {
   return cudaSuccess;
 }
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+  if (drops_wait("cudaEventSynchronize")) return cudaSuccess;
   wait_while_stuck(event_of(event)->stuck);
   Lock lock;
   count_wait("cudaEventSynchronize");

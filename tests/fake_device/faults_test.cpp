@@ -1,0 +1,124 @@
+// What becomes of a job on the fake device when its memory ends, a collective never ends, or a rank
+// is killed or stopped: the messages and exit codes that a job on the CPU has (tests/faults).
+#include <doctest/doctest.h>
+
+#include <csignal>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "../faults/program.h"
+
+namespace faults_test {
+
+using faults::Ended;
+using faults::Environment;
+using faults::Program;
+using Strings = std::vector<std::string>;
+
+Strings arguments(const Strings& sets = {}) {
+  Strings out{"--nproc", "2", "--set", "dist_env.device=cuda"};
+  for (const std::string& set : sets) out.insert(out.end(), {"--set", set});
+  return out;
+}
+Environment environment(const Environment& more = {}) {
+  Environment out{{"FAKE_DEVICE_LIBRARIES", FAKE_DEVICE_LIBRARIES}, {"OMP_NUM_THREADS", "1"}};
+  out.insert(out.end(), more.begin(), more.end());
+  return out;
+}
+
+// Of two ranks, on the device.
+struct Job {
+  Program program;
+  Job() { program.launcher({MESHWRIGHT_SOURCE_DIR "/tests/fake_device/run"}); }
+  Ended run(const Strings& sets, const Environment& more) {
+    program.start(arguments(sets), environment(more));
+    return program.wait();
+  }
+  // In the middle of its steps a rank gets a signal.
+  Ended hit(int64_t victim, int signal, const Strings& sets = {}) {
+    program.start(arguments(sets), environment());
+    const pid_t pid = program.rank(victim);
+    program.wait_for_steps(3);
+    program.mark();
+    ::kill(pid, signal);
+    return program.wait();
+  }
+};
+
+}  // namespace faults_test
+
+using namespace faults_test;
+
+TEST_CASE("a device whose memory ends is told, with what was asked for") {
+  Job job;
+  // Enough for weights, not for 32 samples at once.
+  const Ended ended =
+      job.run({"step_scheduler.local_batch_size=32", "step_scheduler.global_batch_size=64"},
+              {{"FAKE_DEVICE_MEMORY", "25165824"}});
+  CAPTURE(ended.err);
+  CHECK(ended.code != 0);
+  CHECK(ended.code < 128);
+  CHECK(ended.says("out of memory"));
+}
+
+TEST_CASE(
+    "a collective that never ends: rank, group and operation after the timeout, exit code 6") {
+  Job job;
+  const Ended ended = job.run({}, {{"FAKE_DEVICE_HANG_AT", "120"}});
+  CAPTURE(ended.err);
+  CHECK(ended.code == 6);
+  CHECK(ended.says("error[E0601]: rank "));
+  CHECK(ended.says(" waited 3 s in vain for "));
+  CHECK(ended.says(" in group "));
+  CHECK(ended.says(" [0, 1]"));
+  CHECK(ended.seconds < 20);
+}
+
+TEST_CASE("SIGKILL of a rank on a device: it is named, all end at once, exit code 137") {
+  for (int64_t victim : {0, 1}) {
+    CAPTURE(victim);
+    Job job;
+    const Ended ended = job.hit(victim, SIGKILL, {"dist_env.timeout_minutes=1"});
+    CAPTURE(ended.err);
+    CHECK(ended.code == 137);
+    CHECK(ended.says("error[E0505]: rank " + std::to_string(victim) +
+                     " was ended by signal 9 (SIGKILL)\n"));
+    CHECK(ended.seconds < 10);
+  }
+}
+
+TEST_CASE("SIGSTOP of a rank on a device: it is named after the timeout, exit code 6") {
+  Job job;
+  const Ended ended = job.hit(1, SIGSTOP);
+  CAPTURE(ended.err);
+  CHECK(ended.code == 6);
+  CHECK(ended.says("error[E0601]: rank 0 waited 3 s in vain for "));
+  CHECK(ended.says(" [0, 1]: no word from rank 1\n"));
+  CHECK(ended.seconds < 12);
+}
+
+TEST_CASE("a rank on a device that is left alone names the other one, exit code 6") {
+  for (const int signal : {SIGKILL, SIGSTOP}) {
+    CAPTURE(signal);
+    const int port = faults::free_port();
+    Job zero, one;
+    one.program.share(zero.program);
+    for (auto [rank, job] : {std::pair{0, &zero}, std::pair{1, &one}}) {
+      Environment all = environment(faults::rank_environment(rank, 2, port));
+      all.emplace_back("LOCAL_RANK", std::to_string(rank));
+      job->program.start({"--set", "dist_env.device=cuda"}, all);
+    }
+    zero.program.wait_for_steps(2);
+    zero.program.mark();
+    ::kill(one.program.pid(), signal);
+    const Ended ended = zero.program.wait();
+    CAPTURE(ended.err);
+    CHECK(ended.code == 6);
+    CHECK(ended.says(" [0, 1]"));
+    CHECK(ended.says("rank 1"));
+    CHECK(ended.seconds < 12);
+    ::kill(one.program.pid(), SIGKILL);
+    one.program.wait();
+  }
+}

@@ -1,0 +1,129 @@
+// Each wait of these is left out on purpose, one at a time, in all ranks: the device's log must
+// tell of a race, and of each job at least one must show as wrong numbers, or an error, under
+// delays. Places are found by the functions that wait there, in the list that a whole run makes.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "jobs.h"
+
+using namespace fake_device_jobs;
+
+namespace waits_test {
+
+// CUDA's call, and functions on the way to it, inner ones first.
+struct Wait {
+  std::string what;
+  Strings callers;
+};
+struct Job {
+  Row row;
+  std::vector<Wait> waits;
+};
+
+const std::string kEvent = "cudaStreamWaitEvent", kStream = "cudaStreamSynchronize";
+// A collective waits for what was launched before; the program waits for the collective.
+const std::string kBefore = "syncStream", kAfter = "WorkNCCL::wait";
+
+const std::string kFirst = "first_fsdp2_cpu";
+const std::vector<Job> kJobs{
+    {{"fsdp2", kFirst, 2, {}},
+     {{kEvent, {kBefore, "all_gather", "UnshardedParameters::unshard"}},
+      {kEvent, {kAfter, "UnshardedParameters::wait"}},
+      {kEvent, {kBefore, "reduce_scatter", "GradientReducer::start"}},
+      {kEvent, {kAfter, "GradientReducer::finish"}},
+      {kEvent, {kBefore, "all_reduce", "Trainer::totals"}},
+      {kEvent, {kAfter, "Trainer::totals"}},
+      {kEvent, {kAfter, "clip_gradients"}},
+      {kStream,
+       {"_local_scalar_dense_cuda < libmeshwright_runtime.so.1: meshwright::clip_gradients"}}}},
+    {{"ddp", kFirst, 2, {"distributed.strategy=ddp"}},
+     {{kEvent, {kBefore, "all_reduce", "ReplicatedModel::launch"}},
+      {kEvent, {kAfter, "ReplicatedModel::end_step"}}}},
+    {{"megatron_fsdp 3", "megatron_fsdp_cpu", 2, {}},
+     {{kEvent, {kBefore, "all_gather", "UnshardedParameters::"}},
+      {kEvent, {kAfter, "GradientReducer::finish"}}}},
+    {{"sequence parallel",
+      kFirst,
+      2,
+      {"distributed.tp_size=2", "distributed.sequence_parallel=true"}},
+     {{kEvent, {kBefore, "reduce_scatter", "scattered"}},
+      {kEvent, {kAfter, "scattered"}},
+      {kEvent, {kBefore, "all_gather", "PartsGather::PartsGather"}},
+      {kEvent, {kAfter, "PartsGather::whole"}},
+      {kEvent, {kBefore, "TensorParallel::sum_partial_gradients"}},
+      {kEvent, {kAfter, "TensorParallel::sum_partial_gradients"}}}},
+    {{"asynchronous tensor parallel",
+      kFirst,
+      2,
+      {"distributed.tp_size=2", "distributed.sequence_parallel=true",
+       "distributed.enable_async_tensor_parallel=true"}},
+     {{kEvent, {kAfter, "PartsSum::add_up"}}}},
+    {{"experts", "experts_cpu", 2, {"distributed.strategy=moe_ep", "distributed.ep_size=2"}},
+     {{kEvent, {kBefore, "all_to_all", "RowRoute::start_back"}},
+      {kEvent, {kAfter, "RowRoute::receive"}}}},
+    {{"ring", kFirst, 2, {"distributed.cp_size=2", "distributed.context.ring_size=2"}},
+     {{kEvent, {kAfter, "RingKeys::forward"}}}},
+    {{"ulysses", kFirst, 2, {"distributed.cp_size=2", "distributed.context.ulysses_size=2"}},
+     {{kEvent, {kBefore, "HeadExchange::to_heads"}}, {kEvent, {kAfter, "HeadExchange::moved"}}}},
+    {{"1F1B",
+      kFirst,
+      2,
+      {"distributed.pp_size=2", "distributed.pipeline.pp_schedule=1F1B",
+       "distributed.pipeline.pp_microbatch_size=2"}},
+     {{kEvent, {kBefore, "PipelineRunner::receive"}},
+      {kEvent, {kBefore, "PipelineRunner::send"}},
+      {kEvent, {kAfter, "PipelineRunner::run_steps"}}}},
+};
+
+// The places of a list whose line has these parts in this order.
+Strings places_of(const Strings& logs, const Wait& wait) {
+  Strings out;
+  for (const std::string& log : logs) {
+    std::istringstream lines(log);
+    for (std::string line; std::getline(lines, line);) {
+      size_t at = line.find("fake device: wait ");
+      if (at == std::string::npos) continue;
+      const std::string place = line.substr(at + 18, 8);
+      at = line.find(": " + wait.what + ",", at);
+      for (const std::string& caller : wait.callers)
+        if (at != std::string::npos) at = line.find(caller, at + 1);
+      if (at != std::string::npos && std::find(out.begin(), out.end(), place) == out.end())
+        out.push_back(place);
+    }
+  }
+  return out;
+}
+
+}  // namespace waits_test
+
+using namespace waits_test;
+
+TEST_CASE("a wait that is left out on purpose is a race, and under delays wrong numbers") {
+  for (const Job& job : kJobs) {
+    DOCTEST_SUBCASE(job.row.name.c_str()) {
+      Row row = job.row;
+      CAPTURE(row.name);
+      row.steps = 2;
+      const Ended whole = train(row, On::device, {"FAKE_DEVICE_WAITS=1", "FAKE_DEVICE_DELAYS=1"});
+      REQUIRE_MESSAGE(whole.code == 0, whole.said);
+      CHECK(races(whole) == 0);
+      int wrong = 0;
+      for (const Wait& wait : job.waits) {
+        CAPTURE(wait.what);
+        CAPTURE(wait.callers.back());
+        const Strings places = places_of(whole.logs, wait);
+        // None: the program does not wait there any more. More: the functions do not tell which.
+        REQUIRE(places.size() == 1);
+        const Ended ended =
+            train(row, On::device, {"FAKE_DEVICE_DROP_WAIT=" + places[0], "FAKE_DEVICE_DELAYS=1"});
+        CHECK(races(ended) >= 1);
+        if (ended.code != 0 || ended.losses != whole.losses || ended.norms != whole.norms) ++wrong;
+      }
+      CHECK(wrong >= 1);
+    }
+  }
+}
