@@ -34,10 +34,6 @@ std::list<Write>& waiting() {
 }
 thread_local std::vector<Write> running;  // of this thread's operation
 
-char* view_of(uintptr_t address) {
-  return static_cast<char*>(fake_device_view(reinterpret_cast<const void*>(address)));
-}
-
 size_t pick(size_t below) {
   static std::mt19937 random = [] {
     const char* rank = getenv("RANK");
@@ -50,7 +46,7 @@ bool is_over(const Write& write, const Clock& clock) {
   return at(clock, write.stream) >= write.time;
 }
 void happen(const Write& write, size_t bytes) {
-  memcpy(view_of(write.from), write.bytes.data(), bytes);
+  memcpy(view_at(write.from), write.bytes.data(), bytes);
 }
 
 }  // namespace
@@ -72,18 +68,18 @@ void settle(const Clock& clock, uintptr_t from, size_t bytes) {
 
 void put_aside(const Stream& stream, uintptr_t from, size_t bytes) {
   if (seed() == nullptr) return;
-  const char* old = view_of(from);
+  const char* old = view_at(from);
   running.push_back({stream.number, at(stream.clock, stream.number), from, {old, old + bytes}});
 }
 
 void end_operation() {
   std::vector<std::vector<char>> old;
   for (Write& write : running) {
-    const char* now = view_of(write.from);
+    const char* now = view_at(write.from);
     old.push_back(std::exchange(write.bytes, {now, now + write.bytes.size()}));
   }
   for (size_t i = running.size(); i-- > 0;)
-    memcpy(view_of(running[i].from), old[i].data(), old[i].size());
+    memcpy(view_at(running[i].from), old[i].data(), old[i].size());
   std::move(running.begin(), running.end(), std::back_inserter(waiting()));
   running.clear();
 }

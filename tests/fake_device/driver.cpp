@@ -1,4 +1,5 @@
-// libcuda.so.1: of the driver's own interface LibTorch asks only for the primary context.
+// libcuda.so.1: what LibTorch calls of the driver's own interface. Devices have multicast,
+// so that buffers are registered with NCCL, and no other attribute.
 #include <cuda.h>
 
 extern "C" {
@@ -11,9 +12,12 @@ CUresult cuDeviceGet(CUdevice* out, int device) {
   *out = device;
   return CUDA_SUCCESS;
 }
-// What LibTorch asks before it takes memory from NCCL.
 CUresult cuDeviceGetAttribute(int* out, CUdevice_attribute attribute, CUdevice) {
   *out = attribute == CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED ? 1 : 0;
+  return CUDA_SUCCESS;
+}
+CUresult cuGetErrorString(CUresult, const char** out) {
+  *out = "error of the fake device";
   return CUDA_SUCCESS;
 }
 CUresult cuDevicePrimaryCtxGetState(CUdevice, unsigned* flags, int* active) {

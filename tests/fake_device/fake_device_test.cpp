@@ -86,6 +86,14 @@ TEST_CASE("what runs on the fake device gives what the CPU gives, and in order")
       check_close("loss", device.losses, host.losses, row);
       check_close("norm", device.norms, host.norms, row);
       CHECK(static_cast<int>(device.counters.size()) == row.ranks);  // each of them used a device
+      for (const boost::json::object& rank : device.counters) {
+        const boost::json::array& steps = rank.at("steps").as_array();
+        REQUIRE(steps.size() == row.steps);
+        auto peak = [&](size_t step) {
+          return steps[step].as_object().at("peak_bytes").to_number<double>();
+        };
+        CHECK(peak(row.steps - 1) <= 1.05 * peak(1));  // nothing is left of a step
+      }
       for (const std::string& log : device.logs) {
         for (const std::string& line : wrong_lines(log)) CHECK_MESSAGE(false, line);
         if (counted(log, "operations") <= 0) continue;

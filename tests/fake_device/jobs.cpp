@@ -54,11 +54,9 @@ int run(Strings words, const Strings& environment, const fs::path& out) {
   return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
 }
 
-const Strings kWrong{"RACE",         "HOST ACCESS",
-                     "STRAY KERNEL", "outside every allocation",
-                     "is not there", "nccl WRONG",
-                     "fault at",     "tensor lies at",
-                     "asked for",    "communicators are left"};
+const Strings kWrong{
+    "RACE",       "HOST ACCESS", "STRAY KERNEL",   "outside every allocation", "is not there",
+    "nccl WRONG", "fault at",    "tensor lies at", "communicators are left"};
 
 }  // namespace
 
@@ -67,29 +65,21 @@ Folder::Folder() {
   path = ::mkdtemp(name.data());
 }
 
-Ended train(const Row& row, On on, const Strings& variables) {
-  Folder folder;
-  const bool on_device = on == On::device;
+Ended run_program(const fs::path& folder, const Strings& words, On on, const Strings& variables) {
   Strings environment{"OMP_NUM_THREADS=1", "NO_COLOR=1", kLibraries,
-                      "FAKE_DEVICE_LOG=" + (folder.path / "log").string(),
-                      "FAKE_DEVICE_COUNTERS=" + (folder.path / "counters").string()};
+                      "FAKE_DEVICE_LOG=" + (folder / "log").string(),
+                      "FAKE_DEVICE_COUNTERS=" + (folder / "counters").string()};
   environment.insert(environment.end(), variables.begin(), variables.end());
-  Strings words;
-  if (on_device) words.emplace_back(MESHWRIGHT_SOURCE_DIR "/tests/fake_device/run");
-  words.insert(words.end(), {kProgram, "train", "configs/" + row.config + ".toml", "--nproc",
-                             std::to_string(row.ranks)});
-  Strings sets{on_device ? "dist_env.device=cuda" : "dist_env.device=cpu",
-               "step_scheduler.max_steps=" + std::to_string(row.steps), "run.name=run",
-               "run.dir=" + folder.path.string()};
-  sets.insert(sets.end(), row.sets.begin(), row.sets.end());
-  for (const std::string& set : sets) words.insert(words.end(), {"--set", set});
-
+  Strings all;
+  if (on == On::device) all.emplace_back(MESHWRIGHT_SOURCE_DIR "/tests/fake_device/run");
+  all.push_back(kProgram);
+  all.insert(all.end(), words.begin(), words.end());
   Ended out;
   const auto begin = std::chrono::steady_clock::now();
-  out.code = run(words, environment, folder.path / "out");
+  out.code = run(all, environment, folder / "out");
   out.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-  out.said = read_file(folder.path / "out");
-  std::istringstream rows(read_file(folder.path / "run" / "metrics.jsonl"));
+  out.said = read_file(folder / "out");
+  std::istringstream rows(read_file(folder / "run" / "metrics.jsonl"));
   for (std::string line; std::getline(rows, line);) {
     const boost::json::object values = boost::json::parse(line).as_object();
     if (!values.contains("loss")) continue;
@@ -100,7 +90,7 @@ Ended train(const Row& row, On on, const Strings& variables) {
     out.losses.push_back(number("loss"));
     out.norms.push_back(number("grad_norm"));
   }
-  for (const fs::directory_entry& entry : fs::directory_iterator(folder.path)) {
+  for (const fs::directory_entry& entry : fs::directory_iterator(folder)) {
     const std::string name = entry.path().filename().string();
     if (name.starts_with("log.")) out.logs.push_back(read_file(entry.path()));
     if (name.starts_with("counters."))
@@ -110,6 +100,22 @@ Ended train(const Row& row, On on, const Strings& variables) {
     return a.at("rank").as_int64() < b.at("rank").as_int64();
   });
   return out;
+}
+
+Ended train(const Row& row, On on, const Strings& variables) {
+  const Folder folder;
+  auto run_to = [&](size_t steps) {
+    Strings words{"train", "configs/" + row.config + ".toml", "--nproc", std::to_string(row.ranks)};
+    Strings sets{on == On::device ? "dist_env.device=cuda" : "dist_env.device=cpu",
+                 "step_scheduler.max_steps=" + std::to_string(steps), "run.name=run",
+                 "run.dir=" + folder.path.string()};
+    sets.insert(sets.end(), row.sets.begin(), row.sets.end());
+    for (const std::string& set : sets) words.insert(words.end(), {"--set", set});
+    return run_program(folder.path, words, on, variables);
+  };
+  if (row.resume_after > 0)
+    if (Ended first = run_to(row.resume_after); first.code != 0) return first;
+  return run_to(row.steps);
 }
 
 Strings wrong_lines(const std::string& log) {

@@ -20,6 +20,7 @@ struct Row {
   Strings sets;
   double tolerance = kFloat;
   size_t steps = 3;
+  size_t resume_after = 0;  // steps of a first run, which another one continues
 };
 
 // A folder for the runs of a case.
@@ -42,7 +43,10 @@ struct Ended {
 };
 
 enum class On { device, host };
-// `variables` are NAME=VALUE of the environment; a job that hangs is killed with all its ranks.
+// `meshwright WORDS ...`. `variables` are NAME=VALUE of the environment; a job that hangs is killed
+// with all its ranks.
+Ended run_program(const fs::path& folder, const Strings& words, On on,
+                  const Strings& variables = {});
 Ended train(const Row& row, On on, const Strings& variables = {});
 
 // Lines of a log that tell of a fault, of the program's or of the fake.

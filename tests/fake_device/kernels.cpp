@@ -2,8 +2,12 @@
 // same belongs to an operator that operators.cpp did not replace.
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <cstring>
+#include <string>
 #include <unordered_map>
+#include <utility>
+#include <vector>
 
 #include "runtime.h"
 
@@ -22,6 +26,27 @@ struct Configuration {
   void* stream = nullptr;
 };
 thread_local Configuration configuration;
+
+// Functions of the driver that LibTorch asks for by name, all at once and whether it needs them or
+// not. One that is called is told.
+constexpr size_t kDriverFunctions = 64;
+std::vector<std::string>& driver_names() {
+  static auto* all = new std::vector<std::string>;
+  return *all;
+}
+template <size_t number>
+int driver_function() {
+  Lock lock;
+  const std::string& name = driver_names()[number];
+  if (is_new("driver " + name))
+    fprintf(log_file(), "fake device: driver function %s is not there\n", name.c_str());
+  return cudaErrorNotSupported;
+}
+template <size_t... numbers>
+void* driver_function_at(size_t number, std::index_sequence<numbers...>) {
+  static int (*const all[])() = {driver_function<numbers>...};
+  return reinterpret_cast<void*>(all[number]);
+}
 
 std::unordered_map<const void*, const char*>& names() {
   static auto* all = new std::unordered_map<const void*, const char*>;
@@ -133,11 +158,16 @@ cudaError_t cudaRuntimeGetVersion(int* out) {
 cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** out, unsigned,
                                              unsigned long long,
                                              cudaDriverEntryPointQueryResult* result) {
-  *out = dlsym(RTLD_DEFAULT, name);  // driver.cpp has it
   if (result != nullptr) *result = cudaDriverEntryPointSuccess;
+  *out = dlsym(RTLD_DEFAULT, name);  // of driver.cpp
   if (*out != nullptr) return cudaSuccess;
-  *out = reinterpret_cast<void*>(+[] { return 0; });
-  fake_device_note("fake device: driver function %s asked for\n", name);
+  Lock lock;
+  std::vector<std::string>& names = driver_names();
+  const auto number =
+      static_cast<size_t>(std::find(names.begin(), names.end(), name) - names.begin());
+  if (number == kDriverFunctions) return fail(cudaErrorNotSupported);
+  if (number == names.size()) names.emplace_back(name);
+  *out = driver_function_at(number, std::make_index_sequence<kDriverFunctions>());
   return cudaSuccess;
 }
 

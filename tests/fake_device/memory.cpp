@@ -59,12 +59,13 @@ State& state() {
 uintptr_t number(const void* p) { return reinterpret_cast<uintptr_t>(p); }
 size_t whole_pages(size_t bytes) { return (bytes + 4095) / 4096 * 4096; }
 
-std::pair<const uintptr_t, Pinned>* pinned_at(const void* p) {
-  auto it = state().pinned.upper_bound(number(p));
+std::pair<const uintptr_t, Pinned>* pinned_at(uintptr_t address) {
+  auto it = state().pinned.upper_bound(address);
   if (it == state().pinned.begin()) return nullptr;
   --it;
-  return number(p) < it->first + it->second.bytes ? &*it : nullptr;
+  return address < it->first + it->second.bytes ? &*it : nullptr;
 }
+std::pair<const uintptr_t, Pinned>* pinned_at(const void* p) { return pinned_at(number(p)); }
 
 void protect(Pinned& pinned) {
   int wanted = PROT_READ | PROT_WRITE;
@@ -99,6 +100,10 @@ bool is_allocated(const void* p) {
   return number(p) < it->first + it->second;
 }
 bool is_pinned(const void* p) { return pinned_at(p) != nullptr; }
+char* view_at(uintptr_t address) {
+  if (auto* pinned = pinned_at(address)) return pinned->second.view + (address - pinned->first);
+  return state().view + (address - number(state().base));
+}
 
 void take_off(const void* pinned, const Stream& stream, bool written, const char* what) {
   auto* found = pinned_at(pinned);

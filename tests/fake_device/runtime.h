@@ -16,8 +16,8 @@ constexpr size_t kDeviceBytes = size_t{16} << 30;
 
 // From the environment, FAKE_DEVICE_<NAME>; README.md says what they are for.
 struct Settings {
-  int count = 8;               // of those that are visible
-  int number[kMostDevices]{};  // by index: which of all it is
+  int count = 8;                 // of those that are visible
+  int number[kMostDevices]{};    // by index: which of all it is
   size_t memory = kDeviceBytes;  // of a device
   bool verbose = false, races = true, poison = true, stacks = true, summary = false;
   bool ignore_waits = false, ignore_syncs = false;
@@ -54,6 +54,7 @@ void wait_for_device();  // the current one
 bool is_device(const void* p);
 bool is_allocated(const void* p);
 bool is_pinned(const void* p);
+char* view_at(uintptr_t address);  // of either
 // A copy from or to pinned memory has begun: the host must not write, or not touch, its pages.
 void take_off(const void* pinned, const Stream& stream, bool written, const char* what);
 // Those that the host knows to be over give their pages back.

@@ -1,0 +1,282 @@
+// The whole matrix: every strategy with its options on 1, 2, 4 and 8 fake devices, each with three
+// seeds of delays, beside the CPU. tests/fake_device/matrix runs it and keeps the table.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <iterator>
+#include <string>
+#include <vector>
+
+#include "jobs.h"
+
+namespace matrix_test {
+
+using namespace fake_device_jobs;
+
+const std::string kFirst = "first_fsdp2_cpu", kMegatron = "megatron_fsdp_cpu",
+                  kExperts = "experts_cpu";
+const std::string kBf16 = "distributed.mp_policy.param_dtype=bfloat16",
+                  kBf16Out = "distributed.mp_policy.output_dtype=bfloat16";
+const std::string kTp = "distributed.tp_size=2", kSp = "distributed.sequence_parallel=true",
+                  kAsyncTp = "distributed.enable_async_tensor_parallel=true";
+const std::string kDdp = "distributed.strategy=ddp",
+                  kOffload = "distributed.fsdp2.offload_policy=cpu",
+                  kFull = "distributed.activation_checkpointing=full",
+                  kSelective = "distributed.activation_checkpointing=selective";
+const std::string kLevel = "distributed.megatron_fsdp.zero_dp_strategy=",
+                  kNoMeta = "distributed.megatron_fsdp.init_fsdp_with_meta_device=false";
+const std::string kEp = "distributed.strategy=moe_ep", kEp2 = "distributed.ep_size=2",
+                  kGather = "distributed.moe.dispatcher=all_gather";
+const std::string kPp = "distributed.pp_size=2",
+                  kPpBatch = "distributed.pipeline.pp_microbatch_size=2",
+                  kSchedule = "distributed.pipeline.pp_schedule=";
+const std::string kQuick = "model.config=configs/models/llama-quickstart.json";
+const std::string kSmall = "step_scheduler.local_batch_size=2";  // for more ranks
+
+Row megatron(const std::string& name, const std::string& level, Strings more, int ranks = 2) {
+  Strings sets{kLevel + level, kNoMeta};
+  std::move(more.begin(), more.end(), std::back_inserter(sets));
+  return {"megatron_fsdp " + level + name, kMegatron, ranks, sets};
+}
+std::string of_megatron(const char* set) { return std::string("distributed.megatron_fsdp.") + set; }
+
+const std::vector<Row> kMatrix{
+    {"ddp", kFirst, 1, {kDdp}},
+    {"ddp", kFirst, 2, {kDdp}},
+    {"ddp", kFirst, 4, {kDdp}},
+    {"ddp", kFirst, 8, {kDdp, kSmall}},
+    {"ddp, bfloat16", kFirst, 2, {kDdp, kBf16, kBf16Out}, kHalf},
+    {"ddp, recomputation", kFirst, 2, {kDdp, kFull}},
+    {"ddp, no bucket views", kFirst, 2, {kDdp, "distributed.ddp.gradient_as_bucket_view=false"}},
+    {"ddp, small buckets", kFirst, 2, {kDdp, "distributed.ddp.bucket_cap_mb=0.1"}},
+    {"fsdp2", kFirst, 1, {}},
+    {"fsdp2", kFirst, 2, {}},
+    {"fsdp2", kFirst, 4, {}},
+    {"fsdp2", kFirst, 8, {kSmall}},
+    {"fsdp2, bfloat16", kFirst, 2, {kBf16, kBf16Out}, kHalf},
+    {"fsdp2, bfloat16, float32 reduction",
+     kFirst,
+     2,
+     {kBf16, kBf16Out, "distributed.mp_policy.reduce_dtype=float32"},
+     kHalf},
+    {"fsdp2, gathered once", kFirst, 2, {"distributed.fsdp2.reshard_after_forward=false"}},
+    {"fsdp2, prefetch", kFirst, 2, {"distributed.fsdp2.enable_fsdp2_prefetch=true"}},
+    {"fsdp2, reduction in every micro-batch",
+     kFirst,
+     2,
+     {"distributed.fsdp2.defer_fsdp_grad_sync=false"}},
+    {"fsdp2, offload", kFirst, 1, {kOffload}},
+    {"fsdp2, offload", kFirst, 2, {kOffload}},
+    {"fsdp2, offload, not pinned",
+     kFirst,
+     2,
+     {kOffload, "distributed.fsdp2.offload_pin_memory=false"}},
+    {"fsdp2, offload, bfloat16", kFirst, 2, {kOffload, kBf16, kBf16Out}, kHalf},
+    {"fsdp2, recomputation", kFirst, 2, {kFull}},
+    {"fsdp2, selective recomputation", kFirst, 2, {kSelective}},
+    {"fsdp2, offload, recomputation", kFirst, 4, {kOffload, kFull}},
+    {"HSDP", kFirst, 4, {"distributed.dp_replicate_size=2"}},
+    {"HSDP", kFirst, 8, {"distributed.dp_replicate_size=2", kSmall}},
+    {"HSDP, offload", kFirst, 4, {"distributed.dp_replicate_size=2", kOffload}},
+    megatron("", "0", {}),
+    megatron("", "1", {}),
+    megatron("", "2", {}),
+    megatron("", "3", {}),
+    megatron("", "3", {}, 1),
+    megatron("", "3", {}, 4),
+    megatron("", "3", {}, 8),
+    {"megatron_fsdp 3, meta device", kMegatron, 2, {}},
+    megatron(", double buffer", "3", {of_megatron("fsdp_double_buffer=true")}),
+    megatron(", registered buffers", "3", {of_megatron("nccl_ub=true")}),
+    megatron(", no overlap", "1",
+             {of_megatron("overlap_param_gather=false"), of_megatron("overlap_grad_reduce=false")}),
+    megatron(", average in the collective", "3", {of_megatron("average_in_collective=true")}),
+    megatron(", reports of NaN", "2", {of_megatron("report_nan_in_param_grad=true")}),
+    megatron(", no check of NaN", "2", {of_megatron("check_for_nan_in_grad=false")}),
+    megatron(", no buckets", "3", {of_megatron("disable_bucketing=true")}),
+    {"megatron_fsdp 2, bfloat16",
+     kMegatron,
+     2,
+     {kLevel + "2", kNoMeta, kBf16, of_megatron("preserve_fp32_weights=true"),
+      of_megatron("grad_reduce_in_fp32=true")},
+     kHalf},
+    {"megatron_fsdp 3, recomputation", kMegatron, 2, {kFull}},
+    {"tp", kFirst, 2, {kTp}},
+    {"tp x fsdp2", kFirst, 4, {kTp}},
+    {"tp x fsdp2", kFirst, 8, {kTp}},
+    {"tp, sequence parallel", kFirst, 2, {kTp, kSp}},
+    {"tp, sequence parallel, asynchronous", kFirst, 2, {kTp, kSp, kAsyncTp}},
+    {"tp x fsdp2, sequence parallel, recomputation", kFirst, 4, {kTp, kSp, kFull}},
+    {"tp x fsdp2, recomputation, offload", kFirst, 4, {kTp, kFull, kOffload}},
+    {"tp, bfloat16", kFirst, 2, {kTp, kBf16, kBf16Out}, kHalf},
+    {"experts, fsdp2", kExperts, 2, {}},
+    {"experts, fsdp2, recomputation", kExperts, 2, {kFull}},
+    {"experts, ep 2", kExperts, 2, {kEp, kEp2}},
+    {"experts, ep 2, all-gather", kExperts, 2, {kEp, kEp2, kGather}},
+    {"experts, ep 2 of 4", kExperts, 4, {kEp, kEp2}},
+    {"experts, ep 2 of 4, all-gather", kExperts, 4, {kEp, kEp2, kGather}},
+    {"experts, ep 2 of 8", kExperts, 8, {kEp, kEp2, kSmall}},
+    {"experts, ep 2, recomputation", kExperts, 2, {kEp, kEp2, kFull}},
+    {"cp, ring", kFirst, 2, {"distributed.cp_size=2", "distributed.context.ring_size=2"}},
+    {"cp, ulysses", kFirst, 2, {"distributed.cp_size=2", "distributed.context.ulysses_size=2"}},
+    {"cp, all-gather",
+     kFirst,
+     2,
+     {"distributed.cp_size=2", "distributed.context.method=all_gather"}},
+    {"cp, ring x ulysses",
+     kFirst,
+     4,
+     {"distributed.cp_size=4", "distributed.context.ring_size=2",
+      "distributed.context.ulysses_size=2"}},
+    {"cp x tp", kFirst, 4, {kTp, "distributed.cp_size=2"}},
+    {"pp, GPipe", kFirst, 2, {kPp, kPpBatch, kSchedule + "GPipe"}},
+    {"pp, 1F1B", kFirst, 2, {kPp, kPpBatch, kSchedule + "1F1B"}},
+    {"pp x fsdp2, 1F1B", kFirst, 4, {kPp, kPpBatch, kSchedule + "1F1B"}},
+    {"pp x tp x fsdp2, 1F1B", kFirst, 8, {kPp, kPpBatch, kSchedule + "1F1B", kTp}},
+    {"pp, interleaved", kFirst, 2, {kQuick, kPp, kPpBatch, kSchedule + "Interleaved1F1B"}},
+    {"pp, ZBV", kFirst, 2, {kQuick, kPp, kPpBatch, kSchedule + "ZBVZeroBubble"}},
+    {"saved every step", kFirst, 2, {"checkpoint.every_steps=1"}},
+    {"saved every step, asynchronous",
+     kFirst,
+     2,
+     {"checkpoint.every_steps=1", "checkpoint.async=true"}},
+    {"saved every step, asynchronous, offload",
+     kFirst,
+     2,
+     {"checkpoint.every_steps=1", "checkpoint.async=true", kOffload}},
+    {"continued", kFirst, 2, {}, kFloat, 4, 2},
+    {"continued, asynchronous save", kFirst, 2, {"checkpoint.async=true"}, kFloat, 4, 2},
+    {"continued, ddp", kFirst, 2, {kDdp}, kFloat, 4, 2},
+    {"continued, megatron_fsdp 3", kMegatron, 2, {}, kFloat, 4, 2},
+    {"continued, experts, ep 2", kExperts, 2, {kEp, kEp2}, kFloat, 4, 2},
+    {"continued, tp x fsdp2", kFirst, 4, {kTp}, kFloat, 4, 2},
+};
+constexpr int kSeeds = 3;
+
+double largest_difference(const std::vector<double>& got, const std::vector<double>& want) {
+  if (got.size() != want.size() || got.empty()) return INFINITY;
+  double out = 0;
+  for (size_t i = 0; i < got.size(); ++i) {
+    const double difference = std::abs(got[i] - want[i]) / std::abs(want[i]);
+    if (!(difference <= out)) out = difference;  // also what is not a number
+  }
+  return out;
+}
+
+// The table, or nothing where nobody asked for it.
+struct Table {
+  FILE* file = nullptr;
+  Table() {
+    if (const char* path = std::getenv("FAKE_DEVICE_RESULTS")) file = std::fopen(path, "ae");
+  }
+  ~Table() {
+    if (file != nullptr) std::fclose(file);
+  }
+  Table(const Table&) = delete;
+  Table& operator=(const Table&) = delete;
+  void write(const std::string& name, int ranks, double loss, double norm, long races, long wrong,
+             double seconds) const {
+    if (file == nullptr) return;
+    std::fprintf(file, "%-48s %7d %10.1e %10.1e %6ld %6ld %7.1f\n", name.c_str(), ranks, loss, norm,
+                 races, wrong, seconds);
+    std::fflush(file);
+  }
+};
+
+long wrong_lines_of(const Ended& ended) {
+  long out = 0;
+  for (const std::string& log : ended.logs)
+    for (const std::string& line : wrong_lines(log)) {
+      MESSAGE(line);
+      ++out;
+    }
+  return out;
+}
+
+}  // namespace matrix_test
+
+using namespace matrix_test;
+
+TEST_CASE("the whole matrix of training jobs, with seeds of delays" * doctest::skip()) {
+  const Table table;
+  for (const Row& row : kMatrix) {
+    DOCTEST_SUBCASE((row.name + " on " + std::to_string(row.ranks)).c_str()) {
+      const std::string name = row.name;
+      CAPTURE(name);
+      CAPTURE(row.ranks);
+      const Ended host = train(row, On::host);
+      CHECK_MESSAGE(host.code == 0, host.said);
+      double loss = 0, norm = 0, seconds = 0;
+      long raced = 0, wrong = 0;
+      for (int seed = 1; seed <= kSeeds; ++seed) {
+        CAPTURE(seed);
+        const Ended device = train(row, On::device, {"FAKE_DEVICE_DELAYS=" + std::to_string(seed)});
+        CHECK_MESSAGE(device.code == 0, device.said);
+        loss = std::max(loss, largest_difference(device.losses, host.losses));
+        norm = std::max(norm, largest_difference(device.norms, host.norms));
+        seconds += device.seconds;
+        raced += races(device);
+        wrong += wrong_lines_of(device);
+      }
+      CHECK(host.losses.size() == row.steps);
+      CHECK(loss <= row.tolerance);
+      CHECK(norm <= std::max(row.tolerance, kFloat));
+      CHECK(wrong == 0);
+      table.write(name, row.ranks, loss, norm, raced, wrong, seconds);
+    }
+  }
+}
+
+TEST_CASE("the whole matrix of generation, with seeds of delays" * doctest::skip()) {
+  const Table table;
+  struct Model {
+    std::string name;
+    int ranks;
+    Strings sets;
+  };
+  for (const Model& model :
+       {Model{"generate", 1, {}}, Model{"generate, fsdp2", 2, {"distributed.strategy=fsdp2"}},
+        Model{"generate, tp", 2, {"distributed.strategy=fsdp2", "distributed.tp_size=2"}}}) {
+    DOCTEST_SUBCASE(model.name.c_str()) {
+      CAPTURE(model.name);
+      auto generate = [&](On on, const Strings& variables) {
+        const Folder folder;
+        Strings words{"generate",
+                      "tests/data/parity/llama",
+                      "--tokens",
+                      "1,2,3",
+                      "--max-new",
+                      "16",
+                      "--json",
+                      "--nproc",
+                      std::to_string(model.ranks)};
+        Strings sets{on == On::device ? "dist_env.device=cuda" : "dist_env.device=cpu"};
+        sets.insert(sets.end(), model.sets.begin(), model.sets.end());
+        for (const std::string& set : sets) words.insert(words.end(), {"--set", set});
+        return run_program(folder.path, words, on, variables);
+      };
+      auto ids = [](const Ended& ended) {
+        const size_t at = ended.said.find("\"new_ids\"");
+        return at == std::string::npos ? ended.said
+                                       : ended.said.substr(at, ended.said.find(']', at) - at);
+      };
+      const Ended host = generate(On::host, {});
+      CHECK_MESSAGE(host.code == 0, host.said);
+      double seconds = 0;
+      long raced = 0, wrong = 0;
+      for (int seed = 1; seed <= kSeeds; ++seed) {
+        const Ended device = generate(On::device, {"FAKE_DEVICE_DELAYS=" + std::to_string(seed)});
+        CHECK_MESSAGE(device.code == 0, device.said);
+        CHECK(ids(device) == ids(host));
+        seconds += device.seconds;
+        raced += races(device);
+        wrong += wrong_lines_of(device);
+      }
+      CHECK(wrong == 0);
+      table.write(model.name, model.ranks, 0, 0, raced, wrong, seconds);
+    }
+  }
+}
