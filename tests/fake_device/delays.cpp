@@ -92,6 +92,8 @@ void settle_all(const Clock& host) {
   }
 }
 
+bool is_late() { return seed() != nullptr && pick(2) == 0; }
+
 void drop_writes(uintptr_t from, size_t bytes) {
   waiting().remove_if(
       [&](const Write& write) { return write.from < from + bytes && from < write.end(); });

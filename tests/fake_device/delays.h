@@ -15,6 +15,8 @@ void put_aside(const Stream& stream, uintptr_t from, size_t bytes);
 void end_operation();
 // What the host knows to be over has happened.
 void settle_all(const Clock& host);
+// By chance: who asks whether something is over that the host does not know to be hears no.
+bool is_late();
 // The memory is given back.
 void drop_writes(uintptr_t from, size_t bytes);
 

@@ -158,6 +158,11 @@ void learn(const Clock& clock) {
   settle_all(state().host);
   land();
 }
+bool is_known(const Clock& clock) {
+  for (size_t i = 0; i < clock.size(); ++i)
+    if (at(state().host, i) < clock[i]) return false;
+  return true;
+}
 const Clock& host_clock() { return state().host; }
 
 const char* keep(const char* what) { return state().names.insert(what).first->c_str(); }

@@ -42,6 +42,7 @@ void touch(const Stream& stream, uintptr_t from, size_t bytes, bool write, const
 void forget(uintptr_t from, size_t bytes);
 // The host has learnt that so much is over.
 void learn(const Clock& clock);
+bool is_known(const Clock& clock);
 const Clock& host_clock();
 
 // A copy of the name that is there for good.

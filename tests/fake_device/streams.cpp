@@ -57,6 +57,14 @@ cudaError_t copy(void* to, const void* from, size_t bytes, cudaStream_t handle, 
   return cudaSuccess;
 }
 
+// Whether so much is over.
+cudaError_t ask(const Clock& clock) {
+  if (!has_launched()) return cudaSuccess;
+  if (!is_known(clock) && is_late()) return cudaErrorNotReady;
+  learn(clock);
+  return cudaSuccess;
+}
+
 }  // namespace
 
 void fake_device::wait_for_device() {
@@ -134,8 +142,7 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
 }
 cudaError_t cudaStreamQuery(cudaStream_t stream) {
   Lock lock;
-  if (has_launched()) learn(stream_of(stream)->clock);
-  return cudaSuccess;
+  return ask(stream_of(stream)->clock);
 }
 cudaError_t cudaStreamWaitEvent(cudaStream_t handle, cudaEvent_t event, unsigned) {
   if (settings().ignore_waits || drops_wait("cudaStreamWaitEvent")) return cudaSuccess;
@@ -191,8 +198,7 @@ cudaError_t cudaEventQuery(cudaEvent_t handle) {
   const Event& event = *event_of(handle);
   if (!event.recorded) return cudaSuccess;
   if (event.stuck && is_hung()) return cudaErrorNotReady;
-  if (has_launched()) learn(event.clock);
-  return cudaSuccess;
+  return ask(event.clock);
 }
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   if (drops_wait("cudaEventSynchronize")) return cudaSuccess;
