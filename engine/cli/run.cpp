@@ -7,6 +7,7 @@
 #include <csignal>
 #include <new>
 
+#include "engine/base/out_of_memory.h"
 #include "engine/cli/help.h"
 #include "engine/cli/verb.h"
 #include "engine/loader/exit_guard.h"
@@ -170,7 +171,7 @@ int guard(Call& call, Body&& body) {
   } catch (const report::WriteFailed&) {
     throw;
   } catch (const std::bad_alloc&) {
-    Error error(ErrorCode::internal, "out of memory");
+    Error error = base::out_of_memory();
     return call.fail({&error, 1});
   } catch (const std::exception& exception) {
     Error error(ErrorCode::internal, exception.what());

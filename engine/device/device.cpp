@@ -97,8 +97,9 @@ Chosen choose(const Options& table, const launch::RankEnvironment& ranks,
   try {
     part->use_device(index);
   } catch (const c10::Error& error) {
+    const std::string what = error.what_without_backtrace();
     throw unavailable("CUDA device " + std::to_string(index) + " cannot be used: " +
-                          std::string(error.what_without_backtrace()).substr(0, 200),
+                          what.substr(0, std::min<size_t>(what.find('\n'), 200)),
                       "dist_env.device")
         .help(
             "in a program of your own, make the Job before anything asks LibTorch for devices: a "

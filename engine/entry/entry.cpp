@@ -10,6 +10,7 @@
 #include <string>
 
 #include "engine/base/durable.h"
+#include "engine/base/out_of_memory.h"
 #include "engine/generate/running/generate_rank.h"
 #include "engine/loader/exit_guard.h"
 #include "engine/rendezvous/ending.h"
@@ -23,6 +24,7 @@ namespace {
 // LibTorch reports a use of freed memory with words of ours in the middle of its own.
 meshwright::Error from_libtorch(const std::string& what) {
   std::string first = what.substr(0, what.find('\n'));
+  if (meshwright::base::tells_of_memory(what)) return meshwright::base::out_of_memory(first);
   bool freed = what.find("was used outside its unit") != std::string::npos;
   return {freed ? meshwright::ErrorCode::parameter_freed : meshwright::ErrorCode::internal, first};
 }
@@ -70,7 +72,7 @@ int run_guarded(const Work& work, const std::filesystem::path& log) {
     ending.tell(error);
     return 128 + SIGPIPE;
   } catch (const std::bad_alloc&) {
-    return fail(Error(ErrorCode::internal, "out of memory"));
+    return fail(base::out_of_memory());
   } catch (const std::exception& error) {
     return fail(from_libtorch(error.what()));
   }

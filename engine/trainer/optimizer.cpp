@@ -20,7 +20,7 @@ using at::Tensor;
 
 // Of a group at a time, so that a piece is still in the cache when its weights are rounded. On a
 // device only a cast of the gradients needs memory, and every piece costs launches.
-constexpr int64_t kPiece = 1 << 20, kDevicePiece = 1 << 26;
+constexpr int64_t kPiece = 1 << 20, kDevicePiece = 1 << 24;
 
 std::optional<at::ScalarType> main_type_of(const Options& table) {
   std::optional<DType> main = table.find_dtype("main_dtype");

@@ -59,8 +59,9 @@ class Optimizer {
 
  protected:
   // Calls of a kernel, which wants gradients of the weights' dtype: one for all groups where they
-  // are so; else piece by piece, with a copy of the piece's gradients alone. `states`: lists beside
-  // the groups; `call` gets the part of each that belongs to the weights of the call.
+  // are so; else piece by piece, with a copy of the piece's gradients alone (on a device that needs
+  // no copy: whole). `states`: lists beside the groups; `call` gets the part of each that belongs
+  // to the weights of the call.
   using Call = std::function<void(const std::vector<at::Tensor>& weights,
                                   const std::vector<at::Tensor>& gradients,
                                   std::vector<std::vector<at::Tensor>>& state)>;

@@ -9,6 +9,7 @@
 #include <map>
 #include <new>
 
+#include "engine/base/out_of_memory.h"
 #include "engine/rendezvous/error_text.h"
 
 namespace meshwright::train {
@@ -58,10 +59,11 @@ Outcome outcome_of(const std::function<std::string()>& work) {
   } catch (const Error& error) {
     return {"", error};
   } catch (const std::bad_alloc&) {
-    return {"", Error(ErrorCode::internal, "out of memory")};
+    return {"", base::out_of_memory()};
   } catch (const std::exception& error) {
-    std::string what = error.what();
-    return {"", Error(ErrorCode::internal, what.substr(0, what.find('\n')))};
+    const std::string what = error.what(), first = what.substr(0, what.find('\n'));
+    return {"", base::tells_of_memory(what) ? base::out_of_memory(first)
+                                            : Error(ErrorCode::internal, first)};
   }
 }
 
