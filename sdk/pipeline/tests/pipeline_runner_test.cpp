@@ -8,6 +8,7 @@
 #include <torch/nn/modules/container/modulelist.h>
 
 #include <array>
+#include <barrier>
 #include <chrono>
 #include <map>
 #include <memory>
@@ -417,34 +418,38 @@ TEST_CASE("after an error in one stage no rank trains on with what is left of it
       const meshwright::testing::SharedMemory memory(shared);
       Job job({2, 1, 4, one_f_one_b});
       std::array<std::array<std::string, 2>, 2> told;  // by rank: of two runs
-      run_ranks(2, [&](const std::shared_ptr<World>& world) {
-        PipelineSetup setup;
-        const auto hasty = testing::faulty_world(world, {}, std::chrono::seconds(2));
-        setup.group = hasty->everyone();
-        setup.run = job.run;
-        setup.stages_of_rank = job.plan.stages_of_rank;
-        setup.message.sizes = {kRows, kWidth};
-        setup.modules.resize(2);
-        setup.needs_input_gradient = {false, true};
-        DeviceMesh mesh(Mesh({{"dp_shard", 1}}), World::single());
-        Net net;
-        std::unique_ptr<ParallelModel> model = shard(net, mesh, job.row, World::single());
-        PipelineRunner runner(setup);
-        const bool fails = first == (world->rank() == 0);
-        auto train = [&] {
-          model->begin_step();
-          runner.run(*model, [&](const PipelineAction& action, const Tensor& input) -> Tensor {
-            if (fails && action.micro_batch == 2) throw std::runtime_error("fails");
-            if (action.stage == 1) return input.sum();
-            return at::ones({kRows, kWidth}).requires_grad_();
-          });
-        };
-        for (std::string& text : told[static_cast<size_t>(world->rank())]) try {
-            train();
-          } catch (const std::exception& error) {
-            text = error.what();
-          }
-      });
+      std::barrier both(2);
+      run_ranks(
+          2,
+          [&](const std::shared_ptr<World>& world) {
+            PipelineSetup setup;
+            setup.group = world->group("pp", {0, 1});
+            setup.run = job.run;
+            setup.stages_of_rank = job.plan.stages_of_rank;
+            setup.message.sizes = {kRows, kWidth};
+            setup.modules.resize(2);
+            setup.needs_input_gradient = {false, true};
+            DeviceMesh mesh(Mesh({{"dp_shard", 1}}), World::single());
+            Net net;
+            std::unique_ptr<ParallelModel> model = shard(net, mesh, job.row, World::single());
+            PipelineRunner runner(setup);
+            const bool fails = first == (world->rank() == 0);
+            auto train = [&] {
+              model->begin_step();
+              runner.run(*model, [&](const PipelineAction& action, const Tensor& input) -> Tensor {
+                if (fails && action.micro_batch == 2) throw std::runtime_error("fails");
+                if (action.stage == 1) return input.sum();
+                return at::ones({kRows, kWidth}).requires_grad_();
+              });
+            };
+            for (std::string& text : told[static_cast<size_t>(world->rank())]) try {
+                train();
+              } catch (const std::exception& error) {
+                text = error.what();
+              }
+            both.arrive_and_wait();  // one of them has waited for the other
+          },
+          std::chrono::seconds(3));
       for (const size_t rank : {size_t{0}, size_t{1}}) {
         CAPTURE(rank);
         const bool failed = first == (rank == 0);
