@@ -76,7 +76,7 @@ const std::vector<Job> kJobs{
        "distributed.pipeline.pp_microbatch_size=2"}},
      {{kEvent, {kBefore, "PipelineRunner::receive"}},
       {kEvent, {kBefore, "PipelineRunner::send"}},
-      {kEvent, {kAfter, "PipelineRunner::run_steps"}}}},
+      {kEvent, {kAfter, "PipelineRunner::wait_for_input"}}}},
 };
 
 // The places of a list whose line has these parts in this order.
@@ -116,12 +116,14 @@ TEST_CASE("a wait that is left out on purpose is a race, and under delays wrong 
         CAPTURE(wait.what);
         CAPTURE(wait.callers.back());
         const Strings places = places_of(whole.logs, wait);
-        // None: the program does not wait there any more. More: the functions do not tell which.
-        REQUIRE(places.size() == 1);
-        const Ended ended =
-            train(row, On::device, {"FAKE_DEVICE_DROP_WAIT=" + places[0], "FAKE_DEVICE_DELAYS=1"});
-        CHECK(races(ended) >= 1);
-        if (ended.code != 0 || ended.losses != whole.losses || ended.norms != whole.norms) ++wrong;
+        REQUIRE(!places.empty());                  // or the program does not wait there any more
+        for (const std::string& place : places) {  // ranks may come there on other ways
+          const Ended ended =
+              train(row, On::device, {"FAKE_DEVICE_DROP_WAIT=" + place, "FAKE_DEVICE_DELAYS=1"});
+          CHECK(races(ended) >= 1);
+          if (ended.code != 0 || ended.losses != whole.losses || ended.norms != whole.norms)
+            ++wrong;
+        }
       }
       CHECK(wrong >= 1);
     }
