@@ -54,7 +54,7 @@ TEST_CASE("the public headers stay small and include neither all of LibTorch nor
   }
   CHECK(files > 10);
   CHECK(planning <= 1600);  // CONTRIBUTING says so
-  CHECK(total <= 3450);
+  CHECK(total <= 3500);
 }
 
 TEST_CASE("what strategies plan with needs nothing of what they run with") {
