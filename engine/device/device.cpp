@@ -148,7 +148,7 @@ void settle(Chosen& chosen, c10d::Store& store, int64_t world, const Options& ta
     return;
   }
   // The store ends with one of the ranks that now give up: a moment for the others to read it.
-  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(1);
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(10);
   store.add("device/read", 1);
   while (store.add("device/read", 0) < world && std::chrono::steady_clock::now() < end)
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
