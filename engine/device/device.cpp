@@ -139,7 +139,7 @@ void claim(const Chosen& chosen, c10d::Store& store, int64_t rank) {
                               " share the CUDA device " + chosen.name));
 }
 
-void settle(Chosen& chosen, c10d::Store& store, int64_t world, const Options& table) {
+void settle(Chosen& chosen, c10d::Store& store, int64_t rank, int64_t world, const Options& table) {
   if (chosen.nccl == nullptr || !store.check({kShared})) return;
   const std::string crowd = text_of(store.get(kShared));
   if (table.get_string("backend") != "nccl") {
@@ -147,10 +147,10 @@ void settle(Chosen& chosen, c10d::Store& store, int64_t world, const Options& ta
     chosen.notices.push_back(crowd + ", so all communicate over gloo, through the host's memory");
     return;
   }
-  // The store ends with one of the ranks that now give up: a moment for the others to read it.
+  // The store may end with rank 0, which gives the others a moment to read it. They ask no more.
   const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(10);
   store.add("device/read", 1);
-  while (store.add("device/read", 0) < world && std::chrono::steady_clock::now() < end)
+  while (rank == 0 && store.add("device/read", 0) < world && std::chrono::steady_clock::now() < end)
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   throw unavailable(crowd + ", and NCCL wants a device of its own for every rank",
                     "dist_env.backend")

@@ -46,6 +46,6 @@ Chosen choose(const Options& table, const launch::RankEnvironment& ranks);
 // and, when all have, settles: gloo where two have the same one, or Error(device_unavailable) on
 // every rank where `table` insists on NCCL.
 void claim(const Chosen& chosen, c10d::Store& store, int64_t rank);
-void settle(Chosen& chosen, c10d::Store& store, int64_t world, const Options& table);
+void settle(Chosen& chosen, c10d::Store& store, int64_t rank, int64_t world, const Options& table);
 
 }  // namespace meshwright::device

@@ -63,7 +63,7 @@ std::shared_ptr<World> join_world(const Job& job,
   rendezvous::compare_ranks(*store, ranks.rank, ranks.world_size, split, timeout);
   if (chosen.nccl != nullptr)  // all have said which device they have
     chosen = rendezvous::with_others(words, timeout, [=, settled = chosen]() mutable {
-      device::settle(settled, *store, ranks.world_size, dist);
+      device::settle(settled, *store, ranks.rank, ranks.world_size, dist);
       return settled;
     });
   std::shared_ptr<rendezvous::Board> board;

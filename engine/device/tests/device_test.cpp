@@ -128,7 +128,7 @@ TEST_CASE("ranks that share a device do not use NCCL, those with one of their ow
     for (size_t rank = 0; rank < chosen.size(); ++rank)
       device::claim(chosen[rank], *store, static_cast<int64_t>(rank));
     for (device::Chosen& one : chosen) {
-      std::string said = message_of([&] { device::settle(one, *store, 1, table); });
+      std::string said = message_of([&] { device::settle(one, *store, 0, 1, table); });
       if (said.empty()) CHECK((one.nccl != nullptr) == row.nccl);
       for (const std::string& notice : one.notices) said += notice;
       CHECK(said.find(row.said) != std::string::npos);
