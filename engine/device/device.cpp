@@ -11,6 +11,7 @@
 #include <thread>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include "engine/base/store_bytes.h"
 #include "engine/launch/devices.h"
 #include "meshwright/error.h"
 #include "sdk/base/beside.h"
@@ -124,8 +125,7 @@ void load_early(const Options& table) {
 
 namespace {
 const std::string kShared = "device/shared";
-std::vector<uint8_t> bytes_of(const std::string& text) { return {text.begin(), text.end()}; }
-std::string text_of(const std::vector<uint8_t>& bytes) { return {bytes.begin(), bytes.end()}; }
+using base::bytes_of, base::text_of;
 }  // namespace
 
 void claim(const Chosen& chosen, c10d::Store& store, int64_t rank) {

@@ -9,14 +9,13 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <vector>
 
+#include "engine/base/store_bytes.h"
+
 namespace meshwright::rendezvous {
 
 using Milliseconds = std::chrono::milliseconds;
 
-inline std::vector<uint8_t> bytes_of(const std::string& text) { return {text.begin(), text.end()}; }
-inline std::string text_of(const std::vector<uint8_t>& bytes) {
-  return {bytes.begin(), bytes.end()};
-}
+using base::bytes_of, base::text_of;
 
 // "3.0 s"
 inline std::string seconds(Milliseconds time) {
