@@ -54,20 +54,19 @@ bool has_one_of(const ModuleIndex& index, std::string_view layer,
   });
 }
 
-// What this rank does in a run of the schedule; nullopt: a schedule that is not run as it stands.
-std::optional<PipelineList> actions_of(const ShardingRequest& request) {
+// A run of the schedule; nullopt: one that does not run as it stands.
+std::optional<PipelineRun> run_of(const ShardingRequest& request) {
   const PipelineOptions& options = request.config.shared.pipeline;
-  const int64_t size = pipeline_size(request), micro_batches = micro_batches_of(request),
-                rank = request.mesh.device_mesh->coordinate(request.rank, "pp");
+  const int64_t size = pipeline_size(request), micro_batches = micro_batches_of(request);
   if (!options.schedule_csv.empty())
-    return read_actions(options.schedule_csv, size, micro_batches).at(static_cast<size_t>(rank));
+    return simulate_pipeline(read_actions(options.schedule_csv, size, micro_batches));
   if (options.schedule.empty()) return std::nullopt;
   const PipelineSchedule schedule = parse_schedule(options.schedule);
   const int64_t local = request.outline.stages / size;
   if (local < 1 || !pipeline::can_be_listed(size, local, micro_batches) ||
       !runs_micro_batches(schedule, size, micro_batches))
     return std::nullopt;
-  return pipeline::rank_actions(schedule, size, local, micro_batches, rank);
+  return simulate_pipeline(make_actions(schedule, size, local, micro_batches));
 }
 
 }  // namespace
@@ -254,68 +253,126 @@ StagePasses passes_of_stages(const ModelOutline& outline, const TokenActivations
   return out;
 }
 
-// At the fullest moment of a run, the gradients that have begun to add up among them.
-int64_t fullest(const PipelineList& actions, StagePasses passes) {
+// What a rank holds while it goes through its steps, as the runner does.
+class RunWalk {
+ public:
+  // `message`: bytes of one between two stages.
+  RunWalk(const PipelineRun& run, StagePasses passes, int64_t message)
+      : slots_(run.slots), passes_(std::move(passes)), sent_(2 * run.slots.size()) {
+    size_t most_steps = 0;
+    for (const std::vector<PipelineStep>& steps : run.steps)
+      most_steps = std::max(most_steps, steps.size());
+    // Sums and differences of these do not overflow.
+    const int64_t most = INT64_MAX / (16 * (static_cast<int64_t>(most_steps) + 1));
+    for (auto& [stage, pass] : passes_)
+      for (int64_t PassBytes::* bytes :
+           {&PassBytes::layers, &PassBytes::head, &PassBytes::logits, &PassBytes::waiting,
+            &PassBytes::turn, &PassBytes::halved, &PassBytes::gradients})
+        pass.*bytes = std::min(pass.*bytes, most);
+    message_ = std::min(message, most);
+  }
+
+  // At the fullest moment, the gradients that have begun to add up among them.
+  int64_t fullest(const std::vector<PipelineStep>& steps) {
+    take_messages(steps);
+    for (const PipelineStep& step : steps) {
+      if (step.kind == PipelineStep::Kind::compute) compute(step.action);
+      if (step.kind == PipelineStep::Kind::send) send(step.action);
+    }
+    return peak_;
+  }
+
+ private:
   using Kind = PipelineAction::Kind;
-  // Sums and differences of these do not overflow.
-  const int64_t most = INT64_MAX / (16 * (static_cast<int64_t>(actions.size()) + 1));
-  for (auto& [stage, pass] : passes)
-    for (int64_t PassBytes::* bytes :
-         {&PassBytes::layers, &PassBytes::head, &PassBytes::logits, &PassBytes::waiting,
-          &PassBytes::turn, &PassBytes::halved, &PassBytes::gradients})
-      pass.*bytes = std::min(pass.*bytes, most);
-  int64_t now = 0, peak = 0;
-  for (const PipelineAction& action : actions) {
-    PassBytes& pass = passes[action.stage];
+
+  // Memory of messages that come is used again, in this run and in the next: as much as is needed
+  // at once. What came for a forward is the input that its first layer keeps.
+  void take_messages(const std::vector<PipelineStep>& steps) {
+    std::map<std::pair<int64_t, int64_t>, int64_t> held;  // by stage and micro-batch
+    std::set<int64_t> fed;
+    int64_t taken = 0, most = 0;
+    for (const PipelineStep& step : steps) {
+      const std::pair pass(step.action.stage, step.action.micro_batch);
+      if (step.kind == PipelineStep::Kind::receive) {
+        if (step.action.kind == Kind::forward) fed.insert(step.action.stage);
+        ++held[pass];
+        most = std::max(most, ++taken);
+      } else if (step.kind == PipelineStep::Kind::compute &&
+                 (step.action.kind == Kind::backward || step.action.kind == Kind::weight)) {
+        taken -= std::exchange(held[pass], 0);
+      }
+    }
+    for (int64_t stage : fed) {
+      int64_t& layers = passes_[stage].layers;
+      layers = std::max<int64_t>(layers - message_, 0);
+    }
+    now_ = peak_ = most * message_;
+  }
+
+  // As many as never make the sender wait are kept alive, until the end of the run.
+  void send(const PipelineAction& made) {
+    const bool there = made.kind == Kind::forward;
+    const auto boundary = static_cast<size_t>(made.stage - (there ? 0 : 1));
+    int64_t& sent = sent_[2 * boundary + (there ? 0 : 1)];
+    if (sent >= std::max<int64_t>(slots_[boundary], 1)) return;
+    ++sent;
+    now_ += message_;
+    peak_ = std::max(peak_, now_);
+  }
+
+  void compute(const PipelineAction& action) {
+    PassBytes& pass = passes_[action.stage];
     const bool halved = action.kind == Kind::input;
     switch (action.kind) {
       case Kind::forward:
-        now += pass.layers + pass.head + pass.logits;
+        now_ += pass.layers + pass.head + pass.logits;
         break;
       case Kind::backward:
       case Kind::input:
-        peak = std::max(peak, now + pass.logits);
+        peak_ = std::max(peak_, now_ + pass.logits);
         // The head is done, and layers follow.
-        if (!halved) now -= pass.logits + pass.head;
-        peak = std::max(peak, now + (halved ? pass.halved : pass.turn));
-        now += halved ? pass.waiting - pass.layers - pass.head - pass.logits : -pass.layers;
+        if (!halved) now_ -= pass.logits + pass.head;
+        peak_ = std::max(peak_, now_ + (halved ? pass.halved : pass.turn));
+        now_ += halved ? pass.waiting - pass.layers - pass.head - pass.logits : -pass.layers;
         break;
       case Kind::weight:
-        now -= pass.waiting;
+        now_ -= pass.waiting;
         break;
     }
     if (action.kind == Kind::backward || action.kind == Kind::weight)
-      now += std::exchange(pass.gradients, 0);
-    peak = std::max(peak, now);
+      now_ += std::exchange(pass.gradients, 0);
+    peak_ = std::max(peak_, now_);
   }
-  return peak;
-}
+
+  const std::vector<int64_t>& slots_;  // [stage]
+  StagePasses passes_;
+  std::vector<int64_t> sent_;  // messages kept alive, by boundary and way
+  int64_t message_ = 0, now_ = 0, peak_ = 0;
+};
 
 // In stages, with what is on its way between them.
 int64_t held_in_stages(const ShardingRequest& request, const TokenActivations& token,
                        int64_t tokens, int64_t element, int64_t logits, int64_t gradients) {
-  const std::optional<PipelineList> actions = actions_of(request);
   const ModelOutline& outline = request.outline;
   const StagePasses passes = passes_of_stages(outline, token, tokens, element, logits, gradients);
-  PipelinePeak peak{0, 0, 0};
-  int64_t held = 0;
-  if (actions) {
+  const int64_t message = message_bytes(request);
+  if (const std::optional<PipelineRun> run = run_of(request)) {
+    const auto rank = static_cast<size_t>(request.mesh.device_mesh->coordinate(request.rank, "pp"));
     // The gradients are counted elsewhere.
-    held = std::max<int64_t>(fullest(*actions, passes) - gradients, 0);
-    peak = pipeline::peak_of(*actions, outline.stages - 1);
-  } else {  // counts as if all forwards came first
-    int64_t turn = 0;
-    for (const auto& [stage, pass] : passes) {
-      held = plus(held, plus(pass.layers, plus(pass.head, pass.logits)));
-      turn = std::max(turn, std::max(pass.logits, pass.turn));
-    }
-    held = plus(times(held, micro_batches_of(request)), turn);
-    peak.passes = times(std::max<int64_t>(outline.stages / pipeline_size(request), 1),
-                        micro_batches_of(request));
+    return std::max<int64_t>(
+        RunWalk(*run, passes, message).fullest(run->steps.at(rank)) - gradients, 0);
   }
-  // What was sent stays until as many more are on their way as are in flight; and one comes. A pass
-  // whose weights wait keeps the gradient that came.
-  return plus(held, times(message_bytes(request), plus(plus(peak.passes, peak.waiting), 1)));
+  // As if all forwards came first.
+  int64_t held = 0, turn = 0;
+  for (const auto& [stage, pass] : passes) {
+    held = plus(held, plus(pass.layers, plus(pass.head, pass.logits)));
+    turn = std::max(turn, std::max(pass.logits, pass.turn));
+  }
+  const int64_t micro_batches = micro_batches_of(request),
+                each = times(std::max<int64_t>(outline.stages / pipeline_size(request), 1),
+                             micro_batches);
+  // What was sent stays, and one comes.
+  return plus(plus(times(held, micro_batches), turn), times(message, plus(each, 1)));
 }
 
 }  // namespace

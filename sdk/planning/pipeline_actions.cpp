@@ -178,10 +178,7 @@ PipelineList VPlaced::dual_pipe() {
   return std::move(list_);
 }
 
-}  // namespace
-
-namespace pipeline {
-
+// For micro-batches that the schedule runs.
 PipelineList rank_actions(PipelineSchedule schedule, int64_t size, int64_t local,
                           int64_t micro_batches, int64_t rank) {
   const Rounds rounds{size, local, micro_batches, rank};
@@ -204,7 +201,7 @@ PipelineList rank_actions(PipelineSchedule schedule, int64_t size, int64_t local
   return {};
 }
 
-}  // namespace pipeline
+}  // namespace
 
 std::string action_name(const PipelineAction& action) {
   return std::to_string(action.stage) + static_cast<char>(action.kind) +
@@ -244,7 +241,7 @@ PipelineLists make_actions(PipelineSchedule schedule, int64_t size, int64_t loca
   pipeline::check_micro_batches(schedule, size, local, micro_batches);
   PipelineLists out;
   for (int64_t rank = 0; rank < size; ++rank)
-    out.push_back(pipeline::rank_actions(schedule, size, local, micro_batches, rank));
+    out.push_back(rank_actions(schedule, size, local, micro_batches, rank));
   return out;
 }
 

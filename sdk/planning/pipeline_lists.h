@@ -32,11 +32,6 @@ bool can_be_listed(int64_t size, int64_t local, int64_t micro_batches);
 void check_micro_batches(PipelineSchedule schedule, int64_t size, int64_t local,
                          int64_t micro_batches, const RunSize& run = {});
 
-// One row of make_actions(), for micro-batches that the schedule runs.
-PipelineList rank_actions(PipelineSchedule schedule, int64_t size, int64_t local,
-                          int64_t micro_batches, int64_t rank);
-PipelinePeak peak_of(const PipelineList& actions, int64_t last_stage);
-
 // How an error calls the lists, and what it adds to an action of one.
 struct ListNames {
   std::string lists = "the lists of actions";

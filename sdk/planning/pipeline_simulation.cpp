@@ -19,6 +19,35 @@ struct Progress {
   bool returns = false;                             // whether it holds any
 };
 
+PipelinePeak peak_of(const PipelineList& actions, int64_t last_stage) {
+  PipelinePeak now{0, 0, 0}, most{0, 0, 0};
+  for (const PipelineAction& action : actions) {
+    const bool last = action.stage == last_stage;
+    switch (action.kind) {
+      case Kind::forward:
+        ++now.passes;
+        if (last) ++now.logits;
+        break;
+      case Kind::backward:
+        --now.passes;
+        if (last) --now.logits;
+        break;
+      case Kind::input:
+        ++now.waiting;
+        if (last) --now.logits;
+        break;
+      case Kind::weight:
+        --now.passes;
+        --now.waiting;
+        break;
+    }
+    most.passes = std::max(most.passes, now.passes);
+    most.waiting = std::max(most.waiting, now.waiting);
+    most.logits = std::max(most.logits, now.logits);
+  }
+  return most;
+}
+
 class Simulation {
  public:
   Simulation(const PipelineLists& lists, std::span<const PipelineTimes> times,
@@ -183,7 +212,7 @@ class Simulation {
     std::vector<int64_t> now(static_cast<size_t>(stages_));
     run_.slots.resize(static_cast<size_t>(stages_));
     for (size_t rank = 0; rank < lists_.size(); ++rank) {
-      run_.peaks.push_back(pipeline::peak_of(lists_[rank], stages_ - 1));
+      run_.peaks.push_back(peak_of(lists_[rank], stages_ - 1));
       for (const PipelineAction& action : lists_[rank]) {
         work += length_of(action);
         const auto s = static_cast<size_t>(action.stage);
@@ -217,35 +246,6 @@ class Simulation {
 }  // namespace
 
 namespace pipeline {
-
-PipelinePeak peak_of(const PipelineList& actions, int64_t last_stage) {
-  PipelinePeak now{0, 0, 0}, most{0, 0, 0};
-  for (const PipelineAction& action : actions) {
-    const bool last = action.stage == last_stage;
-    switch (action.kind) {
-      case Kind::forward:
-        ++now.passes;
-        if (last) ++now.logits;
-        break;
-      case Kind::backward:
-        --now.passes;
-        if (last) --now.logits;
-        break;
-      case Kind::input:
-        ++now.waiting;
-        if (last) --now.logits;
-        break;
-      case Kind::weight:
-        --now.passes;
-        --now.waiting;
-        break;
-    }
-    most.passes = std::max(most.passes, now.passes);
-    most.waiting = std::max(most.waiting, now.waiting);
-    most.logits = std::max(most.logits, now.logits);
-  }
-  return most;
-}
 
 PipelineRun run_lists(const PipelineLists& lists, std::span<const PipelineTimes> times,
                       const ListNames& names) {
