@@ -7,11 +7,11 @@ sys.path.append(os.path.join(ROOT, "tests/reference_pytorch"))
 from job_text import job_text, rows, tokens  # rows and tokens are for the benchmarks
 
 
-def write(folder, model, distributed, batch, local, steps, dataset):
+def write(folder, model, distributed, batch, local, steps, dataset, precision="float32"):
     """folder/job.toml, without checkpoints: see job_text()."""
     path = os.path.join(folder, "job.toml")
     with open(path, "w") as f:
-        f.write(job_text(folder, "bench", model, distributed, batch, local, steps, dataset, "every_steps = 0"))
+        f.write(job_text(folder, "bench", model, distributed, batch, local, steps, dataset, "every_steps = 0", precision=precision))
     return path
 
 

@@ -1,8 +1,8 @@
-"""The jobs of checks and benchmarks: one thread a rank, float32, a constant rate of 1e-3."""
+"""The jobs of checks and benchmarks: one thread a rank, float32 unless told otherwise, a constant rate of 1e-3."""
 import json
 
 
-def job_text(folder, name, model, distributed, batch, local, steps, dataset, checkpoint, optimizer=""):
+def job_text(folder, name, model, distributed, batch, local, steps, dataset, checkpoint, optimizer="", precision="float32"):
     """Each of the last ones: lines of its table; `distributed` may end in tables of its own. Results go to folder/runs/name."""
     return f"""schema = 1
 [run]
@@ -14,8 +14,8 @@ threads = 1
 [distributed]
 {distributed}
 [distributed.mp_policy]
-param_dtype = "float32"
-output_dtype = "float32"
+param_dtype = "{precision}"
+output_dtype = "{precision}"
 [step_scheduler]
 global_batch_size = {batch}
 local_batch_size = {local}

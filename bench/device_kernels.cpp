@@ -1,0 +1,175 @@
+// What a dense layer and the loss run on a device beside their matrix products: milliseconds, and
+// the bytes that have to pass over the memory at least as a share of what a plain copy moves. At
+// the sizes of Llama 3.2 1B, bfloat16; attention in TFLOP/s.
+//   bench_device_kernels [TOKENS HIDDEN FFN VOCABULARY]
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/randint.h>
+#include <ATen/ops/randn.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "engine/device/device.h"
+#include "engine/modules/activation.h"
+#include "engine/modules/rotary.h"
+#include "meshwright/nn/attention.h"
+#include "meshwright/nn/layers.h"
+#include "meshwright/nn/loss.h"
+
+using namespace meshwright;
+using at::Tensor;
+
+namespace {
+
+struct Sizes {
+  int64_t tokens = 8192, hidden = 2048, ffn = 8192, vocabulary = 65536;
+};
+constexpr int64_t kHeadDim = 64, kQueryPerKey = 4;
+
+// Milliseconds of one call, of many that follow each other without a wait.
+double milliseconds(const cuda::CudaPart& part, const std::function<void()>& body) {
+  constexpr int kWarm = 3, kRounds = 5, kCalls = 10;
+  for (int i = 0; i < kWarm; ++i) body();
+  std::vector<double> rounds;
+  for (int round = 0; round < kRounds; ++round) {
+    part.synchronize();
+    const auto begin = std::chrono::steady_clock::now();
+    for (int i = 0; i < kCalls; ++i) body();
+    part.synchronize();
+    rounds.push_back(
+        std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin)
+            .count() /
+        kCalls);
+  }
+  std::sort(rounds.begin(), rounds.end());
+  return rounds[kRounds / 2];
+}
+
+// Forward and backward apart: backward is both less the forward.
+struct Times {
+  double forward = 0, backward = 0;
+};
+Times both(const cuda::CudaPart& part, const std::vector<Tensor>& leaves, const Tensor& grad,
+           const std::function<Tensor()>& run) {
+  Times out;
+  out.forward = milliseconds(part, [&] { run(); });
+  out.backward = milliseconds(part,
+                              [&] {
+                                run().backward(grad);
+                                for (const Tensor& leaf : leaves) leaf.mutable_grad() = Tensor();
+                              }) -
+                 out.forward;
+  return out;
+}
+
+class Table {
+ public:
+  explicit Table(double copied) : copied_(copied) {
+    std::printf("a copy moves %.0f GB/s\n", copied / 1e9);
+    std::printf("%-28s %10s %12s %9s %9s\n", "", "ms", "least bytes", "GB/s", "of copy");
+  }
+  void row(const std::string& name, double ms, double bytes) const {
+    const double rate = bytes / ms * 1e3;
+    std::printf("%-28s %10.3f %12.0f %9.0f %8.0f%%\n", name.c_str(), ms, bytes, rate / 1e9,
+                100 * rate / copied_);
+  }
+  void rows(const std::string& name, const Times& times, double there, double back) const {
+    row(name + " forward", times.forward, there);
+    row(name + " backward", times.backward, back);
+  }
+
+ private:
+  double copied_;
+};
+
+void measure(const cuda::CudaPart& part, const Sizes& s) {
+  const auto options = at::TensorOptions().dtype(at::kBFloat16).device(at::kCUDA, 0);
+  auto leaf = [&](at::IntArrayRef sizes) {
+    return at::randn(sizes, options).set_requires_grad(true);
+  };
+  const auto bytes = [](const Tensor& t) { return static_cast<double>(t.nbytes()); };
+  const Tensor from = at::randn({s.tokens, s.vocabulary}, options), to = at::empty_like(from);
+  const Table table(2 * bytes(from) / milliseconds(part, [&] { to.copy_(from); }) * 1e3);
+
+  const Tensor x = leaf({1, s.tokens, s.hidden}), grad = at::randn(x.sizes(), options);
+  RMSNorm norm(s.hidden, 1e-5);
+  norm->to(options.device(), at::kBFloat16);
+  table.rows("RMSNorm", both(part, {x, norm->weight}, grad, [&] { return norm(x); }), 2 * bytes(x),
+             3 * bytes(x));
+
+  const int64_t heads = s.hidden / kHeadDim, kv = std::max<int64_t>(heads / kQueryPerKey, 1);
+  const Tensor query = leaf({1, s.tokens, heads, kHeadDim}),
+               key = leaf({1, s.tokens, kv, kHeadDim}), value = leaf({1, s.tokens, kv, kHeadDim}),
+               of_heads = at::randn(query.sizes(), options);
+  modules::RopeConfig config;
+  config.dim = kHeadDim;
+  modules::RotaryEmbedding rotary(std::vector<modules::RopeConfig>{config});
+  const modules::RotaryTable angles = rotary(query, s.tokens, 0);
+  const double turned = 2 * (bytes(query) + bytes(key));
+  Times turning;
+  turning.forward = milliseconds(part, [&] { modules::rotate(query, key, angles); });
+  turning.backward = milliseconds(part,
+                                  [&] {
+                                    auto [q, k] = modules::rotate(query, key, angles);
+                                    torch::autograd::backward({q, k}, {of_heads, key.detach()});
+                                    for (const Tensor& t : {query, key})
+                                      t.mutable_grad() = Tensor();
+                                  }) -
+                     turning.forward;
+  table.rows("rotary embedding", turning, turned, turned);
+
+  const Tensor gate = leaf({1, s.tokens, s.ffn}), up = leaf({1, s.tokens, s.ffn}),
+               of_mlp = at::randn(gate.sizes(), options);
+  modules::GatedActivation silu("silu");
+  table.rows("SwiGLU", both(part, {gate, up}, of_mlp, [&] { return silu(gate, up); }),
+             3 * bytes(gate), 5 * bytes(gate));
+
+  const Tensor logits = from.detach().set_requires_grad(true),
+               targets = at::randint(s.vocabulary, {s.tokens}, options.dtype(at::kLong));
+  table.rows("cross entropy",
+             both(part, {logits}, {}, [&] { return cross_entropy_sum(logits, targets); }),
+             bytes(logits), 2 * bytes(logits));
+
+  AttentionCore core(AttentionOptions{.scale = 1 / std::sqrt(static_cast<double>(kHeadDim))});
+  const Times attention =
+      both(part, {query, key, value}, of_heads, [&] { return core(query, key, value); });
+  const auto products = static_cast<double>(2 * s.tokens * s.tokens * s.hidden);  // causal: half
+  std::printf("%-28s %10.3f %34.0f TFLOP/s\n", "attention forward", attention.forward,
+              products / attention.forward / 1e9);
+  std::printf("%-28s %10.3f %34.0f TFLOP/s\n", "attention backward", attention.backward,
+              2.5 * products / attention.backward / 1e9);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Sizes sizes;
+  const std::array<int64_t*, 4> fields{&sizes.tokens, &sizes.hidden, &sizes.ffn, &sizes.vocabulary};
+  for (int i = 1; i < argc && i <= 4; ++i)
+    *fields[static_cast<size_t>(i - 1)] =
+        std::max<int64_t>(std::strtoll(argv[i], nullptr, 10), kHeadDim);
+  std::string why;
+  const cuda::CudaPart* part = device::cuda_part(&why);
+  if (part == nullptr || part->device_count() == 0) {
+    std::fprintf(stderr, "bench_device_kernels: %s\n",
+                 part != nullptr ? "there is no CUDA device" : why.c_str());
+    return 1;
+  }
+  part->use_device(0);
+  std::printf("%s: %ld tokens, hidden %ld, mlp %ld, vocabulary %ld, bfloat16\n",
+              part->device_name(0).c_str(), static_cast<long>(sizes.tokens),
+              static_cast<long>(sizes.hidden), static_cast<long>(sizes.ffn),
+              static_cast<long>(sizes.vocabulary));
+  measure(*part, sizes);
+  return 0;
+}
