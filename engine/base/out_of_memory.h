@@ -9,7 +9,9 @@ namespace meshwright::base {
 
 inline Error out_of_memory(const std::string& what = "out of memory") {
   return Error(ErrorCode::out_of_memory, what)
-      .help("lower step_scheduler.local_batch_size: the global batch stays, in more micro-batches")
+      .help(
+          "lower step_scheduler.local_batch_size, or pp_microbatch_size of a pipeline: the global "
+          "batch stays, in more micro-batches")
       .help("set distributed.activation_checkpointing = \"full\"")
       .help("`plan` says what a rank needs: shard over more ranks, or offload");
 }

@@ -26,7 +26,9 @@ constexpr const char* kLaunch =
 constexpr const char* kLora = "Low-rank adapters are not in this release; every parameter trains.";
 constexpr const char* kKernels =
     "Attention uses LibTorch's scaled dot product; there are no kernels to choose.";
-constexpr const char* kFloat8 = "Training in 8-bit floating point is not in this release.";
+constexpr const char* kFloat8 =
+    "Of 8-bit floats there is model.float8_linear = true: Linears of layers, each matrix scaled by "
+    "its largest element.";
 constexpr const char* kRemote =
     "Code that comes with a model is never run; the families built in are read from config.json.";
 constexpr const char* kLoss =

@@ -60,6 +60,9 @@ constexpr std::array kModel = {
     with_flags(choice_option("torch_dtype", "\"float32\"", text::kTrainingDTypes,
                              "Storage of the weights that the optimizer updates."),
                MESHWRIGHT_DTYPE),
+    bool_option("float8_linear", false,
+                "Linears of layers multiply in 8-bit floats, each matrix scaled by its largest "
+                "element. Experts, heads and sizes that are no multiples of 16 do not."),
 };
 
 constexpr std::array kDistEnv = {

@@ -73,7 +73,7 @@ json::value pipeline_json(const JobPlan& plan) {
   json::array in_flight, actions;
   for (const PipelinePeak& peak : run.peaks) in_flight.emplace_back(peak.passes);
   for (const PipelineList& list : lists) actions.emplace_back(actions_row(list));
-  return json::object{{"schedule", std::string(schedule_name(pipeline->schedule))},
+  return json::object{{"schedule", schedule_text(*pipeline)},
                       {"stages", stages},
                       {"stages_of_rank", ranks},
                       {"micro_batches", micro_batches},

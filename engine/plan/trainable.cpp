@@ -97,6 +97,15 @@ void check_trainable(const Job& job, Diagnostics& diagnostics) {
   if (job.strategy.info != nullptr &&
       (job.strategy.info->capabilities & MESHWRIGHT_CAN_PARALLELIZE) == 0 && sizes.ep <= 1)
     diagnostics.add(plans_only(job.strategy, job));
+  if (model.get_bool("float8_linear") && sizes.tp > 1 && config.shared.enable_async_tensor_parallel)
+    diagnostics.add(
+        Error(ErrorCode::conflict,
+              "the products that enable_async_tensor_parallel cuts into pieces are not made in "
+              "8-bit floats, as model.float8_linear asks")
+            .key("model.float8_linear")
+            .at(model.origin("float8_linear"))
+            .help("set distributed.enable_async_tensor_parallel = false")
+            .help("set model.float8_linear = false"));
   check_model_runs(model, sizes, diagnostics);
 }
 

@@ -146,17 +146,20 @@ std::string pipeline_timeline(const Style& style, const plan::JobPlan& plan) {
   const PipelineLists lists = plan_actions(*plan.pipeline, plan.shared.pipeline, micro_batches);
   const PipelineRun run = simulate_pipeline(lists);
   bool split = false, several = false;
+  int64_t example = 4;  // a stage
   for (const PipelineList& list : lists)
     for (const PipelineAction& action : list) {
       split = split || action.kind == Kind::input;
       several = several || action.stage != list.front().stage;
     }
-  std::string words = report::counted(micro_batches, "micro-batch", "micro-batches") +
-                      " a run, of which the ranks idle " +
-                      std::to_string(std::lround(100 * run.bubble)) + "%. " +
-                      (several ? "4F0 is stage 4, micro-batch 0: " : "F0 is micro-batch 0: ") +
-                      "F forward, B backward" +
-                      (split ? ", in halves I for the input and W for the weights" : "") + ".";
+  if (several) example = std::min(example, static_cast<int64_t>(plan.pipeline->stages.size()) - 1);
+  const std::string stage = std::to_string(example);
+  std::string words =
+      report::counted(micro_batches, "micro-batch", "micro-batches") +
+      " a run, of which the ranks idle " + std::to_string(std::lround(100 * run.bubble)) + "%. " +
+      (several ? stage + "F0 is stage " + stage + ", micro-batch 0: " : "F0 is micro-batch 0: ") +
+      "F forward, B backward" + (split ? ", in halves I for the input and W for the weights" : "") +
+      ".";
   std::string out;
   for (const std::string& line : report::wrap(words, static_cast<size_t>(style.width)))
     out += line + "\n";

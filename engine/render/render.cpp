@@ -143,7 +143,7 @@ std::string pipeline_text(const Style& style, const plan::JobPlan& plan) {
     boxes[i] = frame(style, here ? Tone::bold : Tone::magenta, title, boxes[i]);
   }
   std::string out =
-      "schedule " + std::string(schedule_name(pipeline.schedule)) + ", " +
+      "schedule " + schedule_text(pipeline) + ", " +
       report::counted(static_cast<int64_t>(pipeline.stages.size()), "stage", "stages") + "; [" +
       std::to_string(plan.rank) + "] = with the chosen rank\n";
   for (const std::string& line : flow(boxes, static_cast<size_t>(narrower(style, 2).width)))

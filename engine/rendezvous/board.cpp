@@ -27,9 +27,11 @@ bool follows(ErrorCode code) {
          code == ErrorCode::collective_failed;
 }
 
-std::optional<Error> look(c10d::Store& store, int64_t rank) {
-  if (!store.check({"error"})) return std::nullopt;
-  std::string text = text_of(store.get("error"));
+// What the first rank that failed said. `lost`: else what the first one said that lost another.
+std::optional<Error> look(c10d::Store& store, int64_t rank, bool lost = true) {
+  const char* key = store.check({"error"}) ? "error" : "lost";
+  if (key == std::string_view("lost") && (!lost || !store.check({"lost"}))) return std::nullopt;
+  std::string text = text_of(store.get(key));
   size_t line = text.find('\n');
   Error error = decode_error(text.substr(line + 1));
   std::string who = text.substr(0, line);
@@ -52,17 +54,21 @@ Board::Board(const launch::RankEnvironment& ranks, const StorePtr& store, Millis
 
 void Board::post(const Error& error) noexcept {
   try {
+    const bool lost = error.code() == ErrorCode::collective_failed;
     std::string text =
-        follows(error.code()) ? "" : name_here(ranks_.rank) + "\n" + encode_error(error);
+        follows(error.code()) && !lost ? "" : name_here(ranks_.rank) + "\n" + encode_error(error);
     auto end = Clock::now() + std::min(timeout_, kStay);
     bounded(std::min(timeout_, kStay) + kAnswer,
-            [store = store_, text, end, stays = keeper(), world = ranks_.world_size] {
-              if (!text.empty() && store->add("errors", 1) == 1)
-                store->set("error", bytes_of(text));
+            [store = store_, text, lost, end, stays = keeper(), world = ranks_.world_size] {
+              if (!text.empty() && store->add(lost ? "losses" : "errors", 1) == 1)
+                store->set(lost ? "lost" : "error", bytes_of(text));
               store->add("ended", 1);
-              // One whose peer was killed has nothing that others would read: they see the same.
-              if (stays && store->check({"error"}))
+              if (!stays) return;
+              if (store->check({"error"}))
                 wait_until(end, [&] { return store->add("ended", 0) >= world; });
+              else if (lost)  // the one that is gone says nothing
+                wait_until(std::min(end, Clock::now() + kAnswer),
+                           [&] { return store->add("ended", 0) >= world - 1; });
             });
   } catch (...) {  // who keeps the store has ended, and the others see that
   }
@@ -109,7 +115,7 @@ void Board::finish() {
     // Rank 0 may export for as long as that takes; only silence has a limit.
     for (Milliseconds pause(2);; pause = std::min(2 * pause, Milliseconds(500))) {
       auto [error, over] = bounded(timeout_ + kAnswer, [store = store_, rank = ranks_.rank] {
-        std::optional<Error> found = look(*store, rank);
+        std::optional<Error> found = look(*store, rank, /*lost=*/false);
         return std::pair(std::move(found), store->check({"over"}));
       });
       if (error) throw *error;

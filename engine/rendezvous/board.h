@@ -27,8 +27,9 @@ class Board {
         std::chrono::milliseconds timeout);
 
   // This rank ends with that error; its connections are closed already. The first error of the job
-  // is kept, unless it only says that another rank is gone. The rank that keeps the store stays
-  // until the others have read, or for half a minute.
+  // is kept, and, until there is one that explains it, the first that says that another rank is
+  // gone: whoever waits for that one in turn then names the rank that was lost, and at once. The
+  // rank that keeps the store stays until the others have read, or for half a minute.
   void post(const Error& error) noexcept;
   // What another rank has posted, with a note that says which; waits so long for it. A store that
   // is gone has nothing to say.

@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <functional>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include "engine/base/read_file.h"
 #include "engine/config/describe.h"
 #include "engine/plan/plan.h"
 #include "engine/rendezvous/rendezvous.h"
@@ -38,6 +40,11 @@ std::shared_ptr<World> join_world(const Job& job,
                              {"plugin build", plugin.facts_hash},
                              {"configuration", config::show_toml(job.impl().config, false)}};
   facts.insert(facts.end(), extra.begin(), extra.end());
+  if (const SharedOptions& shared = job.impl().config.shared;
+      shared.sizes.pp > 1 && !shared.pipeline.schedule_csv.empty())
+    facts.emplace_back(
+        "file of pp_schedule_csv, whose hash is",
+        std::to_string(std::hash<std::string>()(base::read_file(shared.pipeline.schedule_csv))));
   // The text of a configuration is long; what differs in it is found line by line.
   rendezvous::Facts split;
   for (const auto& [name, value] : facts) {

@@ -17,6 +17,7 @@
 #include "engine/plan/main_weights.h"
 #include "engine/plan/plan.h"
 #include "engine/report/report.h"
+#include "engine/trainer/float8.h"
 #include "engine/trainer/optimizer.h"
 #include "engine/trainer/rank_agreement.h"
 #include "engine/trainer/routers.h"
@@ -236,6 +237,8 @@ Trainer::Trainer(Job& job, std::shared_ptr<World> world, std::shared_ptr<torch::
     accumulation_ = stages_->runs() * stages_->micro_batches();
     local_batch_ = parts_->config.shared.pipeline.microbatch_size;
   }
+  if (config.table("model").get_bool("float8_linear"))
+    train::multiply_in_float8(*module_, stages_ ? stages_->outline() : *outline_, world_->device());
   ParallelizeRequest request{module_,        stages_ ? stages_->outline() : *outline_,
                              plan_->mesh,    plan_->tp,
                              parts_->config, world_};

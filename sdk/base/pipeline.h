@@ -48,6 +48,8 @@ struct PipelinePlan {
   std::vector<std::string> warnings;  // ranks that idle
 };
 
+// Its schedule's name, or "a file of actions".
+MESHWRIGHT_API std::string schedule_text(const PipelinePlan& plan);
 // The stage that a parameter belongs to; what lies outside of all stages' modules goes with the
 // first.
 MESHWRIGHT_API int64_t stage_of(const PipelinePlan& plan, std::string_view parameter);

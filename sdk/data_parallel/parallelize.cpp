@@ -35,7 +35,9 @@ std::vector<std::string> apply_activation_checkpointing(const ParallelizeRequest
   const SharedOptions& shared = request.config.shared;
   const std::vector<std::string>& scope = shared.activation_checkpointing_scope;
   std::vector<std::string> layers = layer_names(request.outline, scope);
-  if (layers.empty() && shared.activation_checkpointing != ActivationCheckpointing::none) {
+  // A stage without any layers says nothing about the model.
+  if (layers.empty() && shared.activation_checkpointing != ActivationCheckpointing::none &&
+      !layer_names(request.outline, {"all"}).empty()) {
     std::string text;
     for (const std::string& part : scope) text += (text.empty() ? "" : "+") + part;
     request.world->notice("distributed.activation_checkpointing_scope = \"" + text +

@@ -13,6 +13,7 @@
 #include <memory>
 #include <utility>
 
+#include "float8.h"
 #include "linear_product.h"
 #include "meshwright/nn/layers.h"
 #include "weight_gradients.h"
@@ -138,6 +139,9 @@ struct FastLinear : torch::autograd::Function<FastLinear> {
 }  // namespace
 
 Tensor LinearImpl::forward(const Tensor& x) {
+  if (float8 && detail::fits_float8(x, weight))
+    return detail::float8_linear(x, weight,
+                                 bias.defined() ? std::optional<Tensor>(bias) : std::nullopt);
   const bool plain = x.dim() >= 2 && x.scalar_type() == weight.scalar_type() &&
                      !at::autocast::is_autocast_enabled(x.device().type());
   const bool fast = plain && x.is_cpu() && weight.is_cpu() && x.scalar_type() == at::kFloat &&

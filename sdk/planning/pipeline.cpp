@@ -270,6 +270,10 @@ int64_t stage_of(const PipelinePlan& plan, std::string_view parameter) {
   return 0;
 }
 
+std::string schedule_text(const PipelinePlan& plan) {
+  return plan.from_csv ? "a file of actions" : std::string(schedule_name(plan.schedule));
+}
+
 std::string root_of_stage(int64_t stage) { return "root of stage " + std::to_string(stage); }
 
 void mark_gradients(PipelinePlan& plan, const std::vector<std::string>& trainable) {

@@ -121,6 +121,13 @@ void check_parts(const ModelOutline& outline, const Parts& parts, const StringTa
   };
   stands_in(parts.first, 0, "the first stage");
   stands_in(parts.last, given.size() - 1, "the last stage");
+  // A head that shares the embedding's weight has no parameter of its own.
+  for (const std::string& name : parts.last)
+    if (outline.tied_embeddings && outline.find_module(name)->kind == ModuleKind::linear &&
+        !part_of.contains(name))
+      throw bad(text::quote(name) + " is in no part, so nothing would give the logits", kPartsKey)
+          .help("add " + text::quote(name) + " to the last part")
+          .help("leave out " + std::string(kPartsKey) + " and let the layers be dealt out evenly");
   for (const ParameterOutline& parameter : outline.parameters)
     for (const std::string& name : known)
       if (text::lies_under(parameter.name, name) && !part_of.contains(name)) {

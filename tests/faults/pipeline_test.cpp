@@ -63,6 +63,31 @@ TEST_CASE(
   CHECK(in_pipeline > 0);
 }
 
+// Each rank of the chain loses the one that ended before it; the first one is what they all name.
+TEST_CASE("a stage that is killed at the end of a chain is named by all that wait for each other") {
+  const int port = free_port();
+  std::vector<std::string> arguments;
+  for (const char* set : {"distributed.pp_size=3", "distributed.pipeline.pp_schedule=1F1B",
+                          "step_scheduler.max_steps=3000"})
+    arguments.insert(arguments.end(), {"--set", set});
+  std::vector<Program> ranks(3);
+  for (size_t r = 0; r < 3; ++r) {
+    if (r > 0) ranks[r].share(ranks[0]);
+    ranks[r].start(arguments, rank_environment(static_cast<int64_t>(r), 3, port));
+  }
+  ranks[0].wait_for_steps(2);
+  ::kill(ranks[2].pid(), SIGKILL);
+  ranks[2].wait();
+  for (size_t r = 0; r < 2; ++r) {
+    CAPTURE(r);
+    const Ended ended = ranks[r].wait();
+    CAPTURE(ended.err);
+    CHECK(ended.code == 6);
+    CHECK(ended.says("error[E0602]: rank "));
+    CHECK(ended.says("rank 2"));
+  }
+}
+
 TEST_CASE("a signal to a stage that is not the first: all save after the same step and continue") {
   for (const std::string& schedule : kSchedules) {
     INFO(schedule);

@@ -62,6 +62,7 @@ const std::vector<Row>& rows() {
        plan,
        {"model.config=none"}},
       {"model.torch_dtype", "bfloat16", plan},
+      {"model.float8_linear", "true", trained},
       // [dist_env]
       {"dist_env.device",
        "cuda",

@@ -71,7 +71,7 @@ TEST_CASE(
       one(rank_of(1, 3), store, milliseconds(20000)),
       two(rank_of(2, 3), store, milliseconds(20000));
   CHECK(!zero.read(milliseconds(0)));
-  two.post(Error(ErrorCode::collective_failed, "the connection broke"));
+  two.post(Error(ErrorCode::collective_timeout, "in vain"));
   CHECK(!zero.read(milliseconds(0)));
   std::thread late([&] {
     std::this_thread::sleep_for(milliseconds(100));
@@ -85,6 +85,21 @@ TEST_CASE(
   CHECK(read->notes()[1] == "on " + name_here(1));
   CHECK(one.read(milliseconds(0))->notes() == sample().notes());  // its own
   two.post(Error(ErrorCode::bad_dataset, "later"));
+  check_alike(*zero.read(milliseconds(0)), sample());
+}
+
+TEST_CASE("a rank that was lost is named by whoever lost it first, until an error explains it") {
+  auto store = c10::make_intrusive<c10d::HashStore>();
+  Board zero(rank_of(0, 4), store, milliseconds(100)), one(rank_of(1, 4), store, milliseconds(100)),
+      two(rank_of(2, 4), store, milliseconds(100));
+  two.post(Error(ErrorCode::collective_failed, "rank 3 ended"));
+  std::optional<Error> read = one.read(milliseconds(0));
+  REQUIRE(read);
+  CHECK(read->message() == "rank 3 ended");
+  CHECK(read->notes() == std::vector<std::string>{"on " + name_here(2)});
+  one.post(*read);
+  CHECK(zero.read(milliseconds(0))->message() == "rank 3 ended");
+  one.post(sample());
   check_alike(*zero.read(milliseconds(0)), sample());
 }
 

@@ -14,6 +14,11 @@ class MESHWRIGHT_API LinearImpl : public torch::nn::LinearImpl {
  public:
   using torch::nn::LinearImpl::LinearImpl;
   at::Tensor forward(const at::Tensor& x);
+
+  // Products in 8-bit floats (e4m3; gradients e5m2), each matrix scaled by its largest element,
+  // where both sizes of the weight are multiples of 16; the weight itself keeps its dtype. Devices:
+  // capability 8.9 and above. Meant for layers, not for heads.
+  bool float8 = false;
 };
 MESHWRIGHT_MODULE(Linear);
 // One whose tensors are made as asked and hold nothing yet: LibTorch's own constructor fills them
