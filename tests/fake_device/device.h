@@ -25,6 +25,8 @@ int fake_device_counts();
 void fake_device_launched(const char* what, long kernels, size_t read, size_t written);
 void fake_device_allocated(size_t bytes);
 void fake_device_step();
+// What the program keeps in memory of a device or of the host, until it keeps something else there.
+void fake_device_name(const void* p, size_t bytes, const char* name);
 // A line for the log.
 void fake_device_note(const char* format, ...) __attribute__((format(printf, 1, 2)));
 }

@@ -109,8 +109,8 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* out, int device) {
   out->maxGridSize[1] = out->maxGridSize[2] = 65535;
   out->unifiedAddressing = out->concurrentKernels = out->canMapHostMemory = 1;
   out->asyncEngineCount = 3;
-  out->pciBusID = settings().number[device] + 1;
-  out->uuid.bytes[0] = static_cast<char>(out->pciBusID);
+  out->pciBusID = settings().number[device] / settings().instances + 1;
+  out->uuid.bytes[0] = static_cast<char>(settings().number[device] + 1);
   out->textureAlignment = 512;
   return cudaSuccess;
 }

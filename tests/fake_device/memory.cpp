@@ -126,9 +126,12 @@ bool tell_pinned(void* address, bool wrote) {
   auto* found = pinned_at(address);
   if (found == nullptr) return false;
   Pinned& pinned = found->second;
-  fprintf(log_file(), "fake device: RACE host %s of pinned memory at %p while [%s] is in flight\n",
-          wrote ? "write" : "read", address,
-          pinned.flights.empty() ? "?" : pinned.flights.back().what);
+  const size_t stream = pinned.flights.empty() ? 0 : pinned.flights.back().stream;
+  fprintf(log_file(),
+          "fake device: RACE host %s of pinned memory at %p%s while [%s] is in flight; the host "
+          "should have waited for stream %zu\n",
+          wrote ? "write" : "read", address, name_at(number(address)).c_str(),
+          pinned.flights.empty() ? "?" : pinned.flights.back().what, stream);
   log_stack();
   ++counts().races;
   pinned.flights.clear();

@@ -3,6 +3,7 @@
 #include <nccl.h>
 #include <unistd.h>
 
+#include <cstdlib>
 #include <cstring>
 #include <mutex>
 #include <random>
@@ -14,10 +15,14 @@ using namespace fake_device;
 
 namespace {
 
-std::atomic<int> alive{0};  // communicators
+std::atomic<int> made{0}, destroyed{0}, given_up{0};  // communicators
 struct AtExit {
   ~AtExit() {
-    if (alive > 0) fake_device_note("fake device: %d communicators are left\n", alive.load());
+    const int left = made - destroyed - given_up;
+    if (left > 0) fake_device_note("fake device: %d communicators are left\n", left);
+    if (made > 0)
+      fake_device_note("fake device: %d communicators destroyed, %d aborted\n", destroyed.load(),
+                       given_up.load());
   }
 } at_exit;
 
@@ -50,6 +55,19 @@ ncclResult_t put_transfer(bool send, void* p, size_t count, ncclDataType_t type,
               .transfers = {{send, p, count * width_of(type), peer}}});
 }
 
+const char* last_error = "";
+ncclResult_t no_memory() {
+  last_error = "Cuda failure 2 'out of memory'";
+  return ncclUnhandledCudaError;
+}
+
+// What a communicator takes of its device.
+bool has_memory() {
+  const char* bytes = getenv("FAKE_DEVICE_NCCL_MEMORY");
+  void* taken = nullptr;
+  return bytes == nullptr || cudaMalloc(&taken, strtoull(bytes, nullptr, 10)) == cudaSuccess;
+}
+
 ncclResult_t answer(int* out, int value) {
   *out = value;
   return ncclSuccess;
@@ -69,7 +87,7 @@ const char* ncclGetErrorString(ncclResult_t result) {
   if (result == ncclSuccess) return "no error";
   return result == ncclRemoteError ? "given up" : "error of the fake NCCL";
 }
-const char* ncclGetLastError(ncclComm_t) { return ""; }
+const char* ncclGetLastError(ncclComm_t) { return last_error; }
 ncclResult_t ncclGetUniqueId(ncclUniqueId* out) {
   memset(out, 0, sizeof *out);
   std::random_device random;
@@ -79,6 +97,7 @@ ncclResult_t ncclGetUniqueId(ncclUniqueId* out) {
 }
 ncclResult_t ncclCommInitRankConfig(ncclComm_t* out, int size, ncclUniqueId id, int rank,
                                     ncclConfig_t*) {
+  if (!has_memory()) return no_memory();
   auto* comm = new ncclComm;  // for good: streams may still wait for what it ran
   comm->rank = rank;
   comm->size = size;
@@ -89,7 +108,7 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* out, int size, ncclUniqueId id, 
     std::lock_guard<std::mutex> lock(mutex);
     communicators().push_back(comm);
   }
-  ++alive;
+  ++made;
   return ncclSuccess;
 }
 ncclResult_t ncclCommInitRank(ncclComm_t* out, int size, ncclUniqueId id, int rank) {
@@ -110,10 +129,15 @@ ncclResult_t ncclCommShrink(ncclComm_t, int*, int, ncclComm_t*, ncclConfig_t*, i
 }
 ncclResult_t ncclCommAbort(ncclComm_t comm) {
   fake_device_release();
-  if (!comm->aborted.exchange(true)) --alive;
+  if (!comm->aborted.exchange(true)) ++given_up;
   return ncclSuccess;
 }
-ncclResult_t ncclCommDestroy(ncclComm_t comm) { return ncclCommAbort(comm); }
+// For ever where the others do not come, or something on the device does not end.
+ncclResult_t ncclCommDestroy(ncclComm_t comm) {
+  comm->leave();
+  if (!comm->aborted.exchange(true)) ++destroyed;
+  return ncclSuccess;
+}
 ncclResult_t ncclCommFinalize(ncclComm_t) { return ncclSuccess; }
 ncclResult_t ncclCommCount(const ncclComm_t comm, int* out) { return answer(out, comm->size); }
 ncclResult_t ncclCommUserRank(const ncclComm_t comm, int* out) { return answer(out, comm->rank); }
@@ -134,7 +158,7 @@ ncclResult_t ncclCommWindowDeregister(ncclComm_t, ncclWindow_t) { return ncclInv
 int ncclDevCommCreate() { return ncclInvalidUsage; }
 int ncclDevCommDestroy() { return ncclInvalidUsage; }
 ncclResult_t ncclMemAlloc(void** out, size_t bytes) {
-  return cudaMalloc(out, bytes) == cudaSuccess ? ncclSuccess : ncclSystemError;
+  return cudaMalloc(out, bytes) == cudaSuccess ? ncclSuccess : no_memory();
 }
 ncclResult_t ncclMemFree(void* p) {
   return cudaFree(p) == cudaSuccess ? ncclSuccess : ncclSystemError;

@@ -277,6 +277,7 @@ ncclResult_t hang(const Call& call) {
     fake_device_note("fake device: nccl hangs from here, in %s\n", name_of(call.kind));
     stay_away_from_all();
   }
+  call.comm->lost = true;
   fake_device_hang(call.stream, call.comm->device);
   return ncclSuccess;
 }

@@ -33,7 +33,7 @@ bool has_stopped(pid_t process) {
 }  // namespace
 
 struct ncclComm::Shared {
-  std::atomic<uint32_t> arrived, round, away;
+  std::atomic<uint32_t> arrived, round, away, left;
   std::atomic<pid_t> processes[kMostRanks];
 };
 
@@ -81,6 +81,12 @@ bool ncclComm::barrier() const {
 }
 
 void ncclComm::stay_away() const { shared_->away = 1; }
+
+void ncclComm::leave() const {
+  shared_->left.fetch_add(1);
+  while (!aborted && (lost || shared_->left.load() < static_cast<uint32_t>(size)))
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+}
 
 bool ncclComm::is_alone() const {
   if (shared_->away != 0) return true;

@@ -23,6 +23,7 @@ struct ncclComm {
   bool barrier() const;
   // This rank will not come any more.
   void stay_away() const;
+  void leave() const;  // with all others
 
   struct Shared;
 

@@ -1,8 +1,10 @@
 #include "order.h"
 
 #include <algorithm>
+#include <iterator>
 #include <map>
 #include <set>
+#include <utility>
 
 #include "delays.h"
 #include "runtime.h"
@@ -30,6 +32,7 @@ struct State {
   Stream* defaults[kMostDevices] = {};
   Clock host;
   Pieces history;
+  std::map<uintptr_t, std::pair<uintptr_t, const char*>> owners;  // by where: until where, what
   std::set<std::string> names, said;
   size_t kinds = 0;
 };
@@ -44,9 +47,10 @@ void tell(const char* kind, const Access& before, const Stream& stream, const ch
   if (!is_new(std::string(kind) + before.what + "|" + what)) return;
   ++state().kinds;
   fprintf(log_file(),
-          "fake device: RACE %s: [%s] on stream %zu, then [%s] on stream %zu, %zu bytes at %#zx, "
-          "nothing orders them\n",
-          kind, before.what, before.stream, what, stream.number, bytes, size_t{where});
+          "fake device: RACE %s: [%s] on stream %zu, then [%s] on stream %zu, %zu bytes at %#zx%s; "
+          "stream %zu should have waited for stream %zu\n",
+          kind, before.what, before.stream, what, stream.number, bytes, size_t{where},
+          name_at(where).c_str(), stream.number, before.stream);
   log_stack();
 }
 
@@ -144,8 +148,27 @@ void touch(const Stream& stream, uintptr_t from, size_t bytes, bool write, const
   fill(done, to);
 }
 
+void name(uintptr_t from, size_t bytes, const char* what) {
+  auto& owners = state().owners;
+  auto it = owners.lower_bound(from);
+  if (it != owners.begin() && std::prev(it)->second.first > from) --it;
+  while (it != owners.end() && it->first < from + bytes) {
+    const auto [begin, other] = *it;
+    it = owners.erase(it);
+    if (begin < from) owners.emplace(begin, std::pair(from, other.second));
+    if (other.first > from + bytes) owners.emplace(from + bytes, other);
+  }
+  if (what != nullptr) owners.emplace(from, std::pair(from + bytes, what));
+}
+std::string name_at(uintptr_t where) {
+  auto it = state().owners.upper_bound(where);
+  if (it == state().owners.begin() || (--it)->second.first <= where) return "";
+  return std::string(" of the ") + it->second.second;
+}
+
 void forget(uintptr_t from, size_t bytes) {
   drop_writes(from, bytes);
+  name(from, bytes, nullptr);
   Pieces& pieces = state().history;
   cut(pieces, from);
   cut(pieces, from + bytes);

@@ -20,10 +20,12 @@ struct Stream {
   size_t number = 0;
   Clock clock;
   bool stuck = false;  // behind a collective that never ends
+  double time = 0;     // microseconds of the host's clock at which all of it is over
 };
 struct Event {
   Clock clock;
   bool recorded = false, stuck = false;
+  double time = 0;
 };
 
 void join(Clock& into, const Clock& from);
@@ -38,6 +40,10 @@ Stream* stream_of(cudaStream_t handle, int device = -1);
 void start(Stream& stream);
 // It reads or writes these bytes. `what` stays where it is: see keep().
 void touch(const Stream& stream, uintptr_t from, size_t bytes, bool write, const char* what);
+// What the program keeps there, and what it last said so of: " of the gradients of layers.0", or
+// nothing.
+void name(uintptr_t from, size_t bytes, const char* what);
+std::string name_at(uintptr_t where);
 // The memory is given back.
 void forget(uintptr_t from, size_t bytes);
 // The host has learnt that so much is over.

@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstdarg>
 #include <cstdlib>
 #include <utility>
@@ -87,6 +88,8 @@ const Settings& settings() {
     }
     if (const char* memory = getenv("FAKE_DEVICE_MEMORY"); memory != nullptr && *memory != 0)
       out.memory = std::min<size_t>(strtoull(memory, nullptr, 10), kDeviceBytes);
+    out.instances = std::max(1, number_of("FAKE_DEVICE_INSTANCES", out.instances));
+    out.microseconds = number_of("FAKE_DEVICE_MICROSECONDS", out.microseconds);
     auto flag = [](bool& value, const char* name) { value = number_of(name, value) != 0; };
     flag(out.verbose, "FAKE_DEVICE_VERBOSE");
     flag(out.races, "FAKE_DEVICE_RACES");
@@ -141,6 +144,12 @@ void set_up() {
   std::call_once(operators, load_operators);
 }
 
+double time_on(const Stream& stream) {
+  using Microseconds = std::chrono::duration<double, std::micro>;
+  const auto now = std::chrono::steady_clock::now().time_since_epoch();
+  return std::max(stream.time, std::chrono::duration_cast<Microseconds>(now).count());
+}
+
 bool has_launched() { return launched; }
 bool is_hung() { return hung; }
 void wait_while_stuck(const bool& stuck) {
@@ -159,6 +168,7 @@ void fake_device_begin(void* stream, int device, const char* what) {
   if (what != nullptr) ++counts().operations;  // a copy or an event has its own count, or none
   Stream& on = *stream_of(static_cast<cudaStream_t>(stream), device);
   start(on);
+  if (what != nullptr) on.time = time_on(on) + settings().microseconds;
   count_stream(on.number);
   if (what != nullptr && settings().verbose)
     fprintf(log_file(), "fake device: stream %zu %s\n", on.number, what);
@@ -169,6 +179,10 @@ void fake_device_access(void* stream, int device, const void* p, size_t bytes, i
   Lock lock;
   touch(*stream_of(static_cast<cudaStream_t>(stream), device), reinterpret_cast<uintptr_t>(p),
         bytes, write != 0, keep(what));
+}
+void fake_device_name(const void* p, size_t bytes, const char* what) {
+  Lock lock;
+  name(reinterpret_cast<uintptr_t>(p), bytes, keep(what));
 }
 void fake_device_end() {
   Lock lock;

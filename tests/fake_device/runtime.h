@@ -19,6 +19,8 @@ struct Settings {
   int count = 8;                 // of those that are visible
   int number[kMostDevices]{};    // by index: which of all it is
   size_t memory = kDeviceBytes;  // of a device
+  int instances = 1;             // that one GPU is cut into (MIG)
+  int microseconds = 0;          // that an operation takes
   bool verbose = false, races = true, poison = true, stacks = true, summary = false;
   bool ignore_waits = false, ignore_syncs = false;
 };
@@ -34,6 +36,9 @@ struct Counts {
   long operations = 0, copies = 0, kernels = 0, races = 0;
 };
 Counts& counts();
+
+// Of the host's clock, or later, where the stream has something to do until then.
+double time_on(const Stream& stream);
 
 FILE* log_file();
 void log_stack();

@@ -1,5 +1,6 @@
 // Streams, events and copies. Everything happens at once, on the thread that calls; only its place
 // in the order is kept.
+#include <algorithm>
 #include <cstring>
 
 #include "counters.h"
@@ -151,6 +152,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t handle, cudaEvent_t event, unsigned
   Stream& stream = *stream_of(handle);
   join(stream.clock, event_of(event)->clock);
   stream.stuck |= event_of(event)->stuck;
+  stream.time = std::max(stream.time, event_of(event)->time);
   return cudaSuccess;
 }
 cudaError_t cudaStreamAddCallback(cudaStream_t stream, cudaStreamCallback_t call, void* data,
@@ -188,6 +190,7 @@ cudaError_t cudaEventRecordWithFlags(cudaEvent_t handle, cudaStream_t stream, un
   event.clock = stream_of(stream)->clock;
   event.stuck = stream_of(stream)->stuck;
   event.recorded = true;
+  event.time = time_on(*stream_of(stream));
   return cudaSuccess;
 }
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
@@ -208,8 +211,9 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   if (event_of(event)->recorded) learn(event_of(event)->clock);
   return cudaSuccess;
 }
-cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t, cudaEvent_t) {
-  *milliseconds = 0.01F;
+cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t from, cudaEvent_t to) {
+  Lock lock;
+  *milliseconds = static_cast<float>((event_of(to)->time - event_of(from)->time) / 1000);
   return cudaSuccess;
 }
 }
