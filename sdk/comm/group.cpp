@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <string_view>
+#include <utility>
 
 #include "group_impl.h"
 #include "meshwright/error.h"
@@ -25,7 +26,7 @@ Work::~Work() = default;
 void Work::wait() {
   if (!flight_ || flight_->lends()) return;
   const Group::Impl& group = GroupAccess::of(*group_);
-  int64_t waited_from = group.trace->enabled ? Trace::now() : 0;
+  int64_t waited_from = group.trace->enabled ? group.moment() : 0;
   std::unique_ptr<Flight> flight = std::move(flight_);
   GroupAccess::guarded(group, op_, bytes_, flight->awaited(), [&] { flight->wait(); });
   if (group.watchdog)
@@ -40,7 +41,7 @@ void Work::show(int64_t waited_from) const {
   const Group::Impl& group = GroupAccess::of(*group_);
   if (!group.trace->enabled || waited_from == 0) return;
   std::string name = group.place->axis + " " + op_;
-  int64_t now = Trace::now();
+  int64_t now = group.moment();
   if (!shown_) group.trace->span(lane_, name, begin_, now);
   group.trace->span(Trace::Lane::other, "wait for " + name, waited_from, now);
 }
@@ -75,9 +76,15 @@ Work GroupAccess::under_way(const Group& group, const char* op, int64_t bytes, i
       }
       if (!future) continue;
       out.shown_ = true;
+      std::string name = g.place->axis + " " + op;
+      // On a device LibTorch calls with a stream that waits for the collective; and those of one
+      // communicator begin one after the other.
+      const std::shared_ptr<int64_t> last = g.watchdog ? g.last_end : nullptr;
       future->addCallback(
-          [trace = g.trace, lane = out.lane_, name = g.place->axis + " " + op,
-           began](c10::ivalue::Future&) { trace->span(lane, name, began, Trace::now()); });
+          [trace = g.trace, lane = out.lane_, name, began, last](c10::ivalue::Future&) {
+            const int64_t end = last ? trace->mark() : Trace::now();
+            trace->span(lane, name, began, end, last ? std::exchange(*last, end) : 0);
+          });
     }
   }
   out.flight_ = std::move(flight);

@@ -18,7 +18,11 @@ struct Group::Impl {
   std::shared_ptr<Trace> trace;
   std::shared_ptr<detail::Watchdog>
       watchdog;  // set: collectives run on the device, and wait() orders its stream only
+  // On a device, while tracing: the end of the latest collective.
+  std::shared_ptr<int64_t> last_end = std::make_shared<int64_t>(0);
   int64_t n() const { return static_cast<int64_t>(place->ranks.size()); }
+  // For the trace: where the collectives and their waits are.
+  int64_t moment() const { return watchdog ? trace->mark() : Trace::now(); }
 };
 
 namespace detail {
@@ -59,6 +63,7 @@ auto GroupAccess::guarded(const Group::Impl& group, const char* op, int64_t byte
   } catch (const Error&) {
     throw;
   } catch (const c10::Error& error) {
+    if (group.watchdog) group.watchdog->check();  // which had just given everything up
     throw place.failure(op, bytes, error.what_without_backtrace(), awaited);
   } catch (const std::exception& error) {
     throw place.failure(op, bytes, error.what(), awaited);
@@ -70,7 +75,7 @@ Work GroupAccess::begin(const Group& group, const char* op, int64_t payload, int
                         F&& launch, bool control) {
   const Group::Impl& g = of(group);
   if (sent >= 0) account(g, op, sent, control);
-  int64_t began = g.trace->enabled ? Trace::now() : 0;
+  int64_t began = g.trace->enabled ? g.moment() : 0;
   if (g.watchdog) g.watchdog->check();
   return under_way(group, op, payload, began, control,
                    guarded(g, op, payload, -1, [&] { return launch(*g.transport); }));

@@ -56,14 +56,14 @@ void ShardedModel::before_forward(Unit& unit, TensorRefs& inputs) {
       if (input->defined() && at::isFloatingType(input->scalar_type()) &&
           input->scalar_type() != unit.compute_type())
         *input = input->to(unit.compute_type());
-  if (context_.world->trace().enabled) forward_began_ = Trace::now();
+  if (context_.world->trace().enabled) forward_began_ = context_.world->trace().mark();
 }
 
 void ShardedModel::after_forward(Unit& unit, TensorRefs& outputs) {
   if (!passes_through(unit)) return;
   if (context_.world->trace().enabled && unit.module_list >= 0)
     context_.world->trace().span(Trace::Lane::compute, "forward " + unit.name, forward_began_,
-                                 Trace::now());
+                                 context_.world->trace().mark());
   // The outermost unit's outputs only: between units a wider output would meet the next module's
   // narrow weights. Hidden states go to the next stage in the dtype of messages.
   bool casts = unit.module == model_.get() && unit.output_type() != unit.compute_type() &&
@@ -89,7 +89,7 @@ bool ShardedModel::recomputing() const {
 
 void ShardedModel::before_backward(Unit& unit) {
   if (unit.in_backward()) return;
-  if (context_.world->trace().enabled) unit.backward_began = Trace::now();
+  if (context_.world->trace().enabled) unit.backward_began = context_.world->trace().mark();
   unit.before_backward();
   prefetch_backward(unit);
 }

@@ -109,7 +109,7 @@ void Unit::end_backward() {
   const UnitContext& context = state_.context;
   Trace& trace = context.world->trace();
   if (trace.enabled && module_list >= 0)
-    trace.span(Trace::Lane::compute, "backward " + name, backward_began, Trace::now());
+    trace.span(Trace::Lane::compute, "backward " + name, backward_began, trace.mark());
   waiting_ = 0;
   in_backward_ = false;
   done = true;

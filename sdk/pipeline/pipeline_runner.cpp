@@ -361,12 +361,13 @@ void PipelineRunner::run_steps(ParallelModel& model, const Forward& forward,
       model.begin_micro_batch(GradientSync::when_told);
       wait_for_input(step.action);
       const bool traced = setup_.trace != nullptr && setup_.trace->enabled;
-      const int64_t began = traced ? Trace::now() : 0;
+      const int64_t began = traced ? setup_.trace->mark() : 0;
       const PipelinePeak held_before = held(step.action);
       compute(model, step.action, forward, before);
       count(step.action, held_before);
       if (traced)
-        setup_.trace->span(Trace::Lane::compute, action_name(step.action), began, Trace::now());
+        setup_.trace->span(Trace::Lane::compute, action_name(step.action), began,
+                           setup_.trace->mark());
       continue;
     }
     if (step.action.kind != Kind::forward) {  // nobody wants some gradients

@@ -60,9 +60,12 @@ class MESHWRIGHT_API TrafficCounter {
 class MESHWRIGHT_API Trace {
  public:
   enum class Lane : uint8_t { compute, gather, reduce, other };
-  Trace();
+  explicit Trace(at::Device device = at::kCPU);
   static int64_t now();  // microseconds of the steady clock
-  void span(Lane lane, std::string name, int64_t begin, int64_t end);
+  // A moment, never 0: on the CPU now(); on a device, below 0, when its current stream comes here.
+  int64_t mark();
+  // A bar between two moments, which begins at the last of its beginnings.
+  void span(Lane lane, std::string name, int64_t begin, int64_t end, int64_t also_begins = 0);
   // The JSON array of events, `rank` as the process id.
   std::string json(int64_t rank) const;
   std::atomic<bool> enabled = false;
@@ -71,7 +74,7 @@ class MESHWRIGHT_API Trace {
   struct Span {
     Lane lane;
     std::string name;
-    int64_t begin, end;
+    int64_t begin, end, also_begins;
   };
   struct Shared;
   std::shared_ptr<Shared> shared_;
@@ -181,7 +184,8 @@ class MESHWRIGHT_API World {
   struct RollCall {
     std::vector<int64_t> ranks = {};  // of the group; {}: a connection broke, nobody is late
     std::string activity = {};  // what this rank waits in: "3F5 of the pipeline, which receives"
-    int64_t order = -1;  // its place among what all ranks do; -1: where there is no such order
+    int64_t order = -1;    // its place among what all ranks do; -1: where there is no such order
+    bool routine = false;  // nobody is late: only whether a rank has ended; takes no time
   };
   struct Answers {
     std::vector<int64_t> silent = {};  // of the ranks, those that do not answer
