@@ -33,6 +33,14 @@ std::string device_uuid(int64_t device) {
   return out;
 }
 
+std::string device_address(int64_t device) {
+  const cudaDeviceProp properties = properties_of(device);
+  std::string out;
+  for (int part : {properties.pciDomainID, properties.pciBusID, properties.pciDeviceID})
+    out += (out.empty() ? "" : ":") + std::to_string(part);
+  return out;
+}
+
 void use_device(int64_t device) {
   at::globalContext().lazyInitDevice(at::kCUDA);
   c10::cuda::set_device(index_of(device));
@@ -76,7 +84,7 @@ void reset_peak(int64_t device) {
 
 extern "C" MESHWRIGHT_API const meshwright::cuda::CudaPart* meshwright_cuda_part() {
   using namespace meshwright::cuda;
-  static const CudaPart part{device_count, device_name, use_device, make_nccl,  synchronize,
-                             live_bytes,   peak_bytes,  reset_peak, device_uuid};
+  static const CudaPart part{device_count, device_name, use_device, make_nccl,   synchronize,
+                             live_bytes,   peak_bytes,  reset_peak, device_uuid, device_address};
   return &part;
 }

@@ -35,6 +35,9 @@ struct CudaPart {
   int64_t (*peak_bytes)(int64_t device);
   void (*reset_peak)(int64_t device);
   std::string (*device_uuid)(int64_t device);  // the same for all processes that see the device
+  // On its host's bus. NCCL tells devices apart by it; instances of one GPU (MIG) have it in
+  // common.
+  std::string (*device_address)(int64_t device);
 };
 
 }  // namespace meshwright::cuda

@@ -1,12 +1,14 @@
 #include "engine/device/device.h"
 
 #include <c10/util/Exception.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <boost/dll/shared_library.hpp>
 #include <chrono>
 #include <exception>
 #include <filesystem>
+#include <fstream>
 #include <string>
 #include <thread>
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -126,17 +128,31 @@ void load_early(const Options& table) {
 namespace {
 const std::string kShared = "device/shared";
 using base::bytes_of, base::text_of;
+
+// By what NCCL tells hosts apart.
+std::string host() {
+  char name[256] = "";
+  ::gethostname(name, sizeof name - 1);
+  std::ifstream file("/proc/sys/kernel/random/boot_id");
+  std::string boot;
+  std::getline(file, boot);
+  return name + boot;
+}
 }  // namespace
 
 void claim(const Chosen& chosen, c10d::Store& store, int64_t rank) {
   if (chosen.nccl == nullptr) return;
-  const std::string mine = std::to_string(rank),
-                    uuid = chosen.nccl->device_uuid(chosen.device.index()),
-                    first = text_of(store.compareSet("device/" + uuid, {}, bytes_of(mine)));
-  if (first == mine) return;
-  const auto [low, high] = std::minmax<int64_t>({rank, std::stoll(first)});
-  store.set(kShared, bytes_of("ranks " + std::to_string(low) + " and " + std::to_string(high) +
-                              " share the CUDA device " + chosen.name));
+  const std::string mine = std::to_string(rank);
+  const int64_t device = chosen.device.index();
+  for (const std::string& key :
+       {chosen.nccl->device_uuid(device), host() + " " + chosen.nccl->device_address(device)}) {
+    const std::string first = text_of(store.compareSet("device/" + key, {}, bytes_of(mine)));
+    if (first == mine) continue;
+    const auto [low, high] = std::minmax<int64_t>({rank, std::stoll(first)});
+    store.set(kShared, bytes_of("ranks " + std::to_string(low) + " and " + std::to_string(high) +
+                                " share the CUDA device " + chosen.name));
+    return;
+  }
 }
 
 void settle(Chosen& chosen, c10d::Store& store, int64_t rank, int64_t world, const Options& table) {

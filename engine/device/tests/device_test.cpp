@@ -24,7 +24,8 @@ const cuda::CudaPart kFake{[] { return devices; },
                            nullptr,
                            nullptr,
                            nullptr,
-                           [](int64_t index) { return "uuid " + std::to_string(index); }};
+                           [](int64_t index) { return "uuid " + std::to_string(index); },
+                           [](int64_t index) { return "bus " + std::to_string(index); }};
 
 Options dist_env(const char* device, const char* backend) {
   for (const OptionSchema& schema : config::engine_schemas())
