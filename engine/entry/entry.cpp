@@ -23,8 +23,9 @@ namespace {
 
 // LibTorch reports a use of freed memory with words of ours in the middle of its own.
 meshwright::Error from_libtorch(const std::string& what) {
+  if (meshwright::base::tells_of_memory(what))
+    return meshwright::base::out_of_memory(meshwright::base::line_of_memory(what));
   std::string first = what.substr(0, what.find('\n'));
-  if (meshwright::base::tells_of_memory(what)) return meshwright::base::out_of_memory(first);
   bool freed = what.find("was used outside its unit") != std::string::npos;
   return {freed ? meshwright::ErrorCode::parameter_freed : meshwright::ErrorCode::internal, first};
 }

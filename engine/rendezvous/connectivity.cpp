@@ -48,8 +48,9 @@ int try_to_listen(int family, const sockaddr* address, socklen_t size, int& fd) 
   return reason == EADDRNOTAVAIL ? -1 : reason;
 }
 
-// Empty, or why not.
-std::string try_to_connect(const addrinfo& address, Clock::time_point end, Route* route) {
+// Empty, or why not. `kept`: where the connection goes, which is closed otherwise.
+std::string try_to_connect(const addrinfo& address, Clock::time_point end, Route* route,
+                           int* kept) {
   int fd = ::socket(address.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
   if (fd < 0) return std::strerror(errno);
   int reason = ::connect(fd, address.ai_addr, address.ai_addrlen) == 0 ? 0 : errno;
@@ -69,7 +70,10 @@ std::string try_to_connect(const addrinfo& address, Clock::time_point end, Route
       *route = {numeric(reinterpret_cast<sockaddr*>(&local)),
                 numeric(reinterpret_cast<sockaddr*>(&remote))};
   }
-  ::close(fd);
+  if (reason == 0 && kept != nullptr)
+    *kept = fd;
+  else
+    ::close(fd);
   return reason == 0 ? "" : std::strerror(reason);
 }
 
@@ -108,7 +112,10 @@ int listen_on(int port, bool loopback_only) {
       "or let `meshwright train FILE --nproc N` start the ranks: it finds a free port");
 }
 
-std::string try_connect(const std::string& host, int port, Clock::time_point end, Route* route) {
+namespace {
+
+std::string try_any(const std::string& host, int port, Clock::time_point end, Route* route,
+                    int* kept) {
   for (;;) {
     addrinfo hints{}, *found = nullptr;
     hints.ai_family = AF_UNSPEC;
@@ -118,13 +125,25 @@ std::string try_connect(const std::string& host, int port, Clock::time_point end
     std::unique_ptr<addrinfo, void (*)(addrinfo*)> addresses(found, ::freeaddrinfo);
     if (failed != 0) why = failed == EAI_SYSTEM ? std::strerror(errno) : ::gai_strerror(failed);
     for (const addrinfo* a = addresses.get(); a != nullptr; a = a->ai_next) {
-      why = try_to_connect(*a, end, route);
+      why = try_to_connect(*a, end, route, kept);
       if (why.empty()) return "";
     }
     // Names come up late too, where hosts are started together with the ranks.
     if (Clock::now() + std::chrono::milliseconds(200) >= end) return why;
     std::this_thread::sleep_for(std::chrono::milliseconds(200));
   }
+}
+
+}  // namespace
+
+std::string try_connect(const std::string& host, int port, Clock::time_point end, Route* route) {
+  return try_any(host, port, end, route, nullptr);
+}
+
+int connect_to(const std::string& host, int port, Clock::time_point end) {
+  int out = -1;
+  try_any(host, port, end, nullptr, &out);
+  return out;
 }
 
 }  // namespace meshwright::rendezvous

@@ -20,5 +20,7 @@ struct Route {
 // ("Connection refused"). `route`: which way the connection took.
 std::string try_connect(const std::string& host, int port,
                         std::chrono::steady_clock::time_point end, Route* route = nullptr);
+// The connection itself, which does not block; -1: there is none.
+int connect_to(const std::string& host, int port, std::chrono::steady_clock::time_point end);
 
 }  // namespace meshwright::rendezvous

@@ -13,6 +13,7 @@
 #include "engine/rendezvous/bounded.h"
 #include "engine/rendezvous/interfaces.h"
 #include "engine/rendezvous/notices.h"
+#include "engine/rendezvous/pulse.h"
 #include "engine/rendezvous/rendezvous.h"
 #include "engine/rendezvous/seats.h"
 #include "meshwright/error.h"
@@ -32,6 +33,8 @@ Milliseconds roll_call_window(Milliseconds timeout) {
 }
 // How long one whose connection broke waits for the words of the rank that broke it.
 constexpr Milliseconds kPosted(2000);
+// How long a rank tries to reach the port of rank 0 that tells who has ended.
+constexpr Milliseconds kConnected(5000);
 
 // Who of call.ranks does not report here, or, where all do, who waits in what comes first. The
 // keeper of the store stays until the members that did report have their answer, too.
@@ -181,12 +184,26 @@ World::Connect over_gloo(const launch::RankEnvironment& ranks, const StorePtr& s
   };
 }
 
+// nullptr: nobody tells who ends. Ranks that one process has started are ended by it.
+std::shared_ptr<Pulse> feel_pulse(const launch::RankEnvironment& ranks, const StorePtr& store,
+                                  Milliseconds timeout) {
+  if (ranks.source == launch::RankEnvironment::Source::local) return nullptr;
+  try {
+    return bounded(timeout, [=] {
+      return std::make_shared<Pulse>(ranks, *store, std::min(timeout, kConnected));
+    });
+  } catch (const NoAnswer&) {  // the first group says more
+  } catch (const std::exception&) {
+  }
+  return nullptr;
+}
+
 World::Connect over_nccl(const launch::RankEnvironment& ranks, const StorePtr& store,
                          const device::Chosen& chosen, Milliseconds timeout,
-                         const std::shared_ptr<Board>& board) {
+                         const std::shared_ptr<Board>& board, const std::shared_ptr<Pulse>& pulse) {
   // The world's own watch speaks first, in our words; LibTorch's would end the process.
   Milliseconds last_resort = timeout + std::chrono::minutes(2);
-  return [store, timeout, last_resort, board, nccl = chosen.nccl, device = chosen.device,
+  return [store, timeout, last_resort, board, pulse, nccl = chosen.nccl, device = chosen.device,
           rank = ranks.rank](const std::string& name, const std::vector<int64_t>& members) {
     auto index =
         static_cast<int>(std::find(members.begin(), members.end(), rank) - members.begin());
@@ -196,8 +213,14 @@ World::Connect over_nccl(const launch::RankEnvironment& ranks, const StorePtr& s
     };
     try {
       // NCCL waits for a member that does not come for ever.
+      auto posted = std::chrono::steady_clock::time_point::max();
       auto backend = bounded(timeout, connect, [&] {
         if (std::optional<Error> told = board ? board->read_beside() : std::nullopt) throw *told;
+        const std::optional<int64_t> ended = pulse ? pulse->ended() : std::nullopt;
+        if (!ended) return;
+        const auto now = std::chrono::steady_clock::now();
+        posted = std::min(posted, now + (board ? kPosted : Milliseconds(0)));
+        if (now >= posted) throw std::runtime_error("rank " + std::to_string(*ended) + " ended");
       });
       return transport_over(std::move(backend), device);
     } catch (const NoAnswer&) {
@@ -213,13 +236,15 @@ std::shared_ptr<World> make_world(const launch::RankEnvironment& ranks, const St
                                   const std::string& interface,
                                   const std::shared_ptr<Board>& board) {
   World::Connect connect;
+  std::shared_ptr<Pulse> pulse;
   if (ranks.world_size > 1 && chosen.nccl) {
     // NCCL reads its own variable, when the first group is made.
     if (!interface.empty()) {
       address_of(interface, "dist_env.interface", interfaces());
       ::setenv("NCCL_SOCKET_IFNAME", ("=" + interface).c_str(), /*overwrite=*/0);
     }
-    connect = over_nccl(ranks, store, chosen, timeout, board);
+    pulse = feel_pulse(ranks, store, timeout);
+    connect = over_nccl(ranks, store, chosen, timeout, board, pulse);
   } else if (ranks.world_size > 1) {
     connect =
         over_gloo(ranks, store, seat_ranks(store, ranks, wanted_interface(interface), timeout),
@@ -240,8 +265,12 @@ std::shared_ptr<World> make_world(const launch::RankEnvironment& ranks, const St
   }
   auto late = c10::make_intrusive<c10d::PrefixStore>("late", store);
   world->set_liveness_check(
-      [late, board, rank = ranks.rank, agent = ranks.agent_store,
+      [late, board, pulse, rank = ranks.rank, agent = ranks.agent_store,
        window = roll_call_window(timeout)](const World::RollCall& call) -> World::Answers {
+        if (call.routine) {
+          const std::optional<int64_t> ended = pulse ? pulse->ended() : std::nullopt;
+          return {.silent = ended ? std::vector<int64_t>{*ended} : std::vector<int64_t>()};
+        }
         // A rank that fails closes its connections first and posts a moment later.
         if (std::optional<Error> told =
                 board ? board->read(call.ranks.empty() ? kPosted : Milliseconds(0)) : std::nullopt)

@@ -36,11 +36,14 @@ class C10dFlight : public Flight {
   int64_t awaited_ = -1;
 };
 
-// What a back end finds out by itself, after the host has gone on.
-class ReportsFailure {
+// A transport whose back end goes on after the host.
+class RunsByItself {
  public:
-  virtual ~ReportsFailure() = default;
+  virtual ~RunsByItself() = default;
+  // What it has found out.
   virtual std::optional<std::string> failure() = 0;
+  // Collective. All that it runs ends first, so it may never return.
+  virtual void shut_down() = 0;
 };
 
 // The back end takes lists of tensors, each of one.

@@ -13,13 +13,14 @@ using at::Tensor;
 
 namespace {
 
-class NcclTransport final : public Transport, public ReportsFailure {
+class NcclTransport final : public Transport, public RunsByItself {
  public:
   NcclTransport(c10::intrusive_ptr<c10d::Backend> backend, at::Device device)
       : backend_(std::move(backend)), device_(device) {}
   bool has_native_reduce_scatter() const override { return true; }
   bool runs_on_device() const override { return true; }
   void abort() override { backend_->abort(); }
+  void shut_down() override { backend_->shutdown(); }
   std::optional<std::string> failure() override {
     try {
       switch (backend_->getError()) {

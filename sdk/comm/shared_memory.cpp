@@ -497,8 +497,10 @@ Tensor peer(const Work& work, int64_t rank) {
 }
 
 Tensor registered_memory(const Group& group, int64_t bytes) {
-  const std::shared_ptr<Transport>& transport = GroupAccess::of(group).transport;
-  return transport ? transport->registered_memory(bytes) : Tensor();
+  const Group::Impl& g = GroupAccess::of(group);
+  if (!g.transport) return {};
+  return GroupAccess::guarded(g, "registered_memory", bytes, -1,
+                              [&] { return g.transport->registered_memory(bytes); });
 }
 
 std::shared_ptr<Transport> shared_memory_over(std::shared_ptr<Transport> sockets,

@@ -2,10 +2,13 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <functional>
+#include <future>
 #include <utility>
 
 #include "c10d_flight.h"
 #include "peer_names.h"
+#include "sdk/base/out_of_memory.h"
 
 namespace meshwright::detail {
 
@@ -31,13 +34,32 @@ std::string size_text(int64_t bytes) {
   return text;
 }
 
+using Clock = std::chrono::steady_clock;
+// For ranks that end a run one after the other; who has not come then has ended otherwise.
+constexpr auto kTogether = std::chrono::seconds(10);
+// For what the device still does when the host is done.
+constexpr auto kRest = std::chrono::seconds(1);
+
+// Whether the call came back. NCCL may wait for ever: it stays behind in its thread then.
+bool in_time(std::chrono::seconds limit, std::function<void()> call) {
+  std::packaged_task<void()> task(std::move(call));
+  auto done = task.get_future();
+  std::thread(std::move(task)).detach();
+  return done.wait_for(limit) == std::future_status::ready;
+}
+
 }  // namespace
 
 std::string Place::name() const { return axis + " " + list_text(ranks); }
 
+std::vector<int64_t> Place::ended() const {
+  if (!liveness_check || !*liveness_check) return {};
+  return (*liveness_check)({.routine = true}).silent;
+}
+
 Error Place::failure(const char* op, int64_t bytes, const std::string& what, int64_t awaited,
                      const Doing& doing) const {
-  bool late =
+  const bool late =
       what.find("imed out") != std::string::npos || what.find("imeout") != std::string::npos;
   std::string place = std::string(op) + " of " + size_text(bytes) + " in group " + name();
   std::string who = "rank " + std::to_string(world_rank);
@@ -50,6 +72,7 @@ Error Place::failure(const char* op, int64_t bytes, const std::string& what, int
   } catch (const Error& told) {
     return told;
   }
+  if (tells_of_memory(what)) return out_of_memory(who + ": " + place + ": " + line_of_memory(what));
   if (!late)
     return Error(ErrorCode::collective_failed,
                  who + ": " + place +
@@ -85,6 +108,40 @@ Error Place::failure(const char* op, int64_t bytes, const std::string& what, int
 
 Watchdog::~Watchdog() { stop(); }
 
+bool Watchdog::all_over() {
+  for (const auto end = Clock::now() + kRest;;
+       std::this_thread::sleep_for(std::chrono::milliseconds(1))) {
+    bool over = true;
+    for (const Entry& entry : entries_) {
+      try {
+        over = over && (entry.work ? entry.work->isCompleted() : entry.event->query());
+      } catch (const std::exception&) {  // the device is of no use any more
+        return false;
+      }
+    }
+    if (over || Clock::now() > end) return over;
+  }
+}
+
+void Watchdog::end(bool success) {
+  stop();
+  if (std::exchange(ended_, true)) return;
+  if (failure_) return;  // they are aborted
+  success = success && all_over();
+  entries_.clear();
+  // As all ranks made them, backwards.
+  auto for_each = [guarded = guarded_](auto&& one) {
+    for (auto it = guarded.rbegin(); it != guarded.rend(); ++it) one(*it->transport);
+  };
+  if (success && in_time(kTogether, [for_each] {
+        for_each([](Transport& transport) {
+          if (auto* back_end = dynamic_cast<RunsByItself*>(&transport)) back_end->shut_down();
+        });
+      }))
+    return;
+  in_time(kTogether, [for_each] { for_each([](Transport& transport) { transport.abort(); }); });
+}
+
 void Watchdog::stop() {
   {
     std::lock_guard lock(mutex_);
@@ -92,7 +149,6 @@ void Watchdog::stop() {
   }
   wake_.notify_all();
   if (thread_.joinable()) thread_.join();
-  entries_.clear();
 }
 
 void Watchdog::waited(const c10::intrusive_ptr<c10d::Work>& work, at::Device device) {
@@ -161,9 +217,17 @@ void Watchdog::look(std::unique_lock<std::mutex>& lock) {
   }
   entries_ = std::move(left);
   // Of works that are let go, the back end still says what became of them.
+  // What is under way with a rank that has ended never ends.
+  if (!failure_ && !guarded_.empty())
+    if (std::vector<int64_t> ended = guarded_[0].place->ended(); !ended.empty()) {
+      const std::string what = "rank " + std::to_string(ended[0]) + " ended";
+      failure_ = entries_.empty() ? guarded_[0].place->failure("a collective", 0, what, -1, {})
+                                  : entries_[0].place->failure(entries_[0].op, entries_[0].bytes,
+                                                               what, -1, entries_[0].doing);
+    }
   for (const Guarded& one : guarded_)
-    if (auto* reports = failure_ ? nullptr : dynamic_cast<ReportsFailure*>(one.transport.get()))
-      if (std::optional<std::string> what = reports->failure())
+    if (auto* back_end = failure_ ? nullptr : dynamic_cast<RunsByItself*>(one.transport.get()))
+      if (std::optional<std::string> what = back_end->failure())
         failure_ = one.place->failure("a collective", 0, *what, /*awaited=*/-1, {});
   if (!failure_) return;
   entries_.clear();

@@ -29,6 +29,8 @@ struct Place {
   std::chrono::milliseconds timeout{};
   std::shared_ptr<World::LivenessCheck> liveness_check = {};
   std::string name() const;  // "dp [0, 1, 2]"
+  // Ranks of the job that have ended, as far as anybody is told at once.
+  std::vector<int64_t> ended() const;
   // Error(collective_timeout | collective_failed), by what LibTorch said. `awaited`: the place in
   // the group whose turn it was, where that is known and nobody can call the roll. `doing`: what
   // the collective was for.
@@ -46,8 +48,10 @@ class Watchdog {
   // The current stream of `device` waits for the work from here on. Its tensors, and with them
   // their autograd graph, are let go; what is watched is an event behind it.
   void waited(const c10::intrusive_ptr<c10d::Work>& work, at::Device device);
-  // Looks no more. Called before the devices' libraries go, whoever still holds this.
-  void stop();
+  // Looks no more, and ends the back ends while the devices' libraries are there, whoever still
+  // holds them: after success together with the other ranks, else at once. Takes some seconds at
+  // most.
+  void end(bool success);
   // Throws the first failure. By then all transports are aborted, so that no kernel holds the
   // device.
   void check();
@@ -62,6 +66,8 @@ class Watchdog {
     Doing doing;  // the thread that started it
     std::chrono::steady_clock::time_point deadline;
   };
+  void stop();
+  bool all_over();  // within a moment
   void run();
   void look(std::unique_lock<std::mutex>& lock);
   std::mutex mutex_;
@@ -73,7 +79,7 @@ class Watchdog {
   };
   std::vector<Guarded> guarded_;
   std::optional<Error> failure_;
-  bool stop_ = false;
+  bool stop_ = false, ended_ = false;
   std::thread thread_;
 };
 

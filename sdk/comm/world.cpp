@@ -1,12 +1,14 @@
 // A process's place in the job, and its groups.
 #include <algorithm>
 #include <cstdlib>
+#include <exception>
 #include <utility>
 
 #include "c10d_flight.h"
 #include "group_impl.h"
 #include "meshwright/error.h"
 #include "meshwright/parallel/group.h"
+#include "sdk/base/out_of_memory.h"
 #include "shared_memory.h"
 
 namespace meshwright {
@@ -27,7 +29,7 @@ World::World(int64_t rank, int64_t size, at::Device device, std::chrono::millise
       connect_(std::move(connect)),
       liveness_check_(std::make_shared<LivenessCheck>()),
       traffic_(std::make_shared<TrafficCounter>()),
-      trace_(std::make_shared<Trace>()) {
+      trace_(std::make_shared<Trace>(device)) {
   // LibTorch's recorder of collectives writes down a group's first one without its lock (2.11): two
   // threads that each use a new group have crashed in it. Nothing here reads it; who wants it sets
   // the variable.
@@ -39,8 +41,10 @@ World::World(int64_t rank, int64_t size, at::Device device, std::chrono::millise
   static_cast<void>(unwritten);
 }
 World::~World() {
-  // Groups may live on with whoever holds them; nobody looks at a device that may be gone.
-  if (watchdog_) watchdog_->stop();
+  // Groups may live on with whoever holds them; what they run on may not.
+  if (!watchdog_) return;
+  watchdog_->end(/*success=*/std::uncaught_exceptions() == 0);
+  *liveness_check_ = nullptr;  // others hear of the end
 }
 
 std::shared_ptr<World> World::single(at::Device device) {
@@ -65,6 +69,10 @@ std::shared_ptr<Group> World::group(const std::string& axis, const std::vector<i
   impl->trace = trace_;
   if (ranks.size() > 1) {
     auto failed = [&](std::string why) {
+      if (detail::tells_of_memory(why))
+        return detail::out_of_memory("rank " + std::to_string(rank_) + " could not join group " +
+                                     impl->place->name() + ": " + detail::line_of_memory(why));
+      why.resize(std::min<size_t>(why.size(), 300));
       // Those who came have waited as long, and say so.
       const bool late =
           why.find("imed out") != std::string::npos || why.find("imeout") != std::string::npos;
@@ -82,7 +90,7 @@ std::shared_ptr<Group> World::group(const std::string& axis, const std::vector<i
     try {
       impl->transport = connect_(name, ranks);
     } catch (const c10::Error& e) {
-      throw failed(std::string(e.what_without_backtrace()).substr(0, 300));
+      throw failed(e.what_without_backtrace());
     } catch (const Error&) {
       throw;
     } catch (const std::exception& e) {

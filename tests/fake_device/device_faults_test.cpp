@@ -189,9 +189,10 @@ Job job_of(const std::vector<std::string>& sets, const std::string& minutes = "1
 using namespace device_faults_test;
 
 TEST_CASE("rank: a group that rank 1 comes to too late" * doctest::skip()) {
-  std::shared_ptr<World> world = join_world(job_of({}, "0.05"));
+  const bool late = told("GONE").empty();
+  std::shared_ptr<World> world = join_world(job_of({}, late ? "0.05" : "1"));
   if (world->rank() == 1) {
-    std::this_thread::sleep_for(std::chrono::seconds(8));
+    if (late) std::this_thread::sleep_for(std::chrono::seconds(8));
     ::_exit(0);
   }
   std::string said;
@@ -203,12 +204,14 @@ TEST_CASE("rank: a group that rank 1 comes to too late" * doctest::skip()) {
   }
   CAPTURE(said);
   CHECK(said.find("rank 0 could not join group world [0, 1]") != std::string::npos);
-  CHECK(said.find("no word from rank 1") != std::string::npos);
+  CHECK(said.find(late ? "no word from rank 1" : "rank 1 ended") != std::string::npos);
   CHECK(std::chrono::steady_clock::now() - began < std::chrono::seconds(7));
 }
 
 TEST_CASE("a rank that never comes to a group is named within the timeout") {
   check_played(play("rank: a group that rank 1 comes to too late", 2));
+  check_played(play("rank: a group that rank 1 comes to too late", 2,
+                    [](int) { return Variables{{"GONE", "1"}}; }));
 }
 
 TEST_CASE("rank: its communicator and memory that NCCL registers" * doctest::skip()) {
@@ -247,22 +250,85 @@ TEST_CASE("rank: how it communicates" * doctest::skip()) {
 
 TEST_CASE("each rank may see another part of the devices") {
   struct Row {
-    const char *first, *second, *backend, *expected;
+    const char *first, *second, *backend, *expected, *instances = "1";
   };
   for (const Row& row :
        {Row{"0", "1", "auto", "nccl"}, Row{"5", "2", "nccl", "nccl"},
         Row{"3", "3", "auto", "gloo; ranks 0 and 1 share the CUDA device cuda:0 (Fake device)"},
         Row{"3", "3", "nccl", "ranks 0 and 1 share the CUDA device cuda:0 (Fake device)"},
-        Row{"4,5", "5,6", "nccl", "nccl"}, Row{"4,5", "6,4", "auto", "gloo"}}) {
+        Row{"4,5", "5,6", "nccl", "nccl"}, Row{"4,5", "6,4", "auto", "gloo"},
+        // Instances of one GPU are one device to NCCL.
+        Row{"2", "3", "auto", "gloo; ranks 0 and 1 share the CUDA device cuda:0", "2"},
+        Row{"1", "2", "auto", "nccl", "2"}}) {
     CAPTURE(std::string(row.first));
     CAPTURE(std::string(row.second));
     CAPTURE(std::string(row.backend));
     check_played(play("rank: how it communicates", 2, [&](int rank) {
       return Variables{{"CUDA_VISIBLE_DEVICES", rank == 0 ? row.first : row.second},
                        {"BACKEND", row.backend},
+                       {"FAKE_DEVICE_INSTANCES", row.instances},
                        {"EXPECTED", row.expected}};
     }));
   }
+}
+
+TEST_CASE("rank: ends with or without an error of its own" * doctest::skip()) {
+  const bool fails = told("FAILS") == told("RANK");
+  try {
+    std::shared_ptr<World> world = join_world(job_of({}));
+    at::Tensor one = at::ones({1}, at::TensorOptions().device(world->device()));
+    world->everyone()->barrier();
+    world->group("some", {0, 1})->all_reduce(one).wait();
+    CHECK(one.item<float>() == 2);
+    if (fails) throw std::runtime_error("an error of its own");
+    if (!told("FAILS").empty()) {
+      world->everyone()->all_reduce(one).wait();  // to which the other one does not come
+      throw std::runtime_error("an error, too");
+    }
+    world->everyone()->barrier();
+  } catch (const std::exception&) {  // its own, or that the other one has ended
+    CHECK(!told("FAILS").empty());
+  }
+}
+
+TEST_CASE("communicators are destroyed by all ranks together, and aborted after an error") {
+  for (const char* fails : {"", "0", "1"}) {
+    CAPTURE(std::string(fails));
+    const auto began = std::chrono::steady_clock::now();
+    const std::vector<Rank> ranks =
+        play("rank: ends with or without an error of its own", 2,
+             [&](int) { return Variables{{"FAILS", fails}, {"TORCH_CPP_LOG_LEVEL", "WARNING"}}; });
+    check_played(ranks);
+    for (const Rank& rank : ranks) {
+      CHECK_MESSAGE(rank.said.find("destroy_process_group") == std::string::npos, rank.said);
+      const bool succeeds = std::string(fails).empty();
+      const std::string expected =
+          succeeds ? " communicators destroyed, 0 aborted" : ": 0 communicators destroyed, ";
+      CHECK_MESSAGE(rank.log.find(expected) != std::string::npos, rank.log);
+      CHECK(rank.log.find("are left") == std::string::npos);
+    }
+    CHECK(std::chrono::steady_clock::now() - began < std::chrono::seconds(20));
+  }
+}
+
+TEST_CASE("rank: memory for NCCL ends" * doctest::skip()) {
+  std::string said;
+  try {
+    join_world(job_of({}))->everyone()->barrier();
+  } catch (const Error& error) {
+    CHECK(error.code() == ErrorCode::out_of_memory);
+    said = error.what();
+  }
+  CAPTURE(said);
+  CHECK(said.find("could not join group world [0, 1]: Cuda failure 2 'out of memory'") !=
+        std::string::npos);
+}
+
+TEST_CASE("a communicator that finds no memory is told as memory that ended") {
+  check_played(play("rank: memory for NCCL ends", 2, [&](int) {
+    return Variables{{"FAKE_DEVICE_NCCL_MEMORY", "2000000000"},
+                     {"FAKE_DEVICE_MEMORY", "1000000000"}};
+  }));
 }
 
 // A model of the user's own, built on the host.
@@ -292,6 +358,10 @@ TEST_CASE("rank: trains a model of its own" * doctest::skip()) {
   std::shared_ptr<World> world = join_world(job);
   torch::manual_seed(42);
   Net net;
+  if (!told("FROZEN").empty())  // a tower below what is trained
+    for (torch::nn::Module* frozen :
+         {static_cast<torch::nn::Module*>(net->first.get()), net->blocks->ptr(0).get()})
+      for (const at::Tensor& p : frozen->parameters()) p.set_requires_grad(false);
   Trainer trainer(job, world, net.ptr(), {}, trainer_batch(job));
   int64_t waits = 0;
   for (int64_t step = 0; step < trainer.max_steps(); ++step) {
@@ -334,13 +404,23 @@ TEST_CASE("a model that was built on the host trains on devices as on the host")
            Row{"fsdp2", "tp", 2},
            Row{"fsdp2", "tp", 4},
            Row{"fsdp2", "tp [distributed.fsdp2]\noffload_policy = \"cpu\"\n", 4},
+           Row{"ddp", "frozen", 2},
+           Row{"fsdp2", "frozen[distributed.fsdp2]\nfrozen_sharding = \"root\"\n", 2},
+           Row{"fsdp2", "frozen[distributed.fsdp2]\nfrozen_sharding = \"per_layer\"\n", 4},
+           Row{"fsdp2", "frozen[distributed.fsdp2]\nfrozen_sharding = \"replicate\"\n", 2},
+           Row{"fsdp2",
+               "frozen[distributed.fsdp2]\nfrozen_sharding = \"per_layer\"\noffload_policy = "
+               "\"cpu\"\n",
+               2},
+           Row{"megatron_fsdp", "frozen", 2},
        }) {
     CAPTURE(std::string(row.strategy));
     CAPTURE(std::string(row.sets));
     CAPTURE(row.ranks);
     const Folder folder;
-    const bool tp = std::string(row.sets).starts_with("tp");
-    auto numbers = [&](const std::string& device) {
+    const bool tp = std::string(row.sets).starts_with("tp"),
+               frozen = std::string(row.sets).starts_with("frozen");
+    auto numbers = [&](const std::string& device, const char* seed) {
       std::ofstream(folder.path / "job.toml")
           << "schema = 1\n[dist_env]\ndevice = \"" << device
           << "\"\ntimeout_minutes = 0.5\n[distributed]\nstrategy = \"" << row.strategy << "\"\n"
@@ -349,10 +429,14 @@ TEST_CASE("a model that was built on the host trains on devices as on the host")
           << (tp ? "[distributed.tp_plan]\n\"first\" = \"colwise\"\n\"blocks.0\" = "
                    "\"rowwise\"\n"
                  : "")
-          << std::string(row.sets).substr(tp ? 2 : 0)
+          << std::string(row.sets).substr(tp       ? 2
+                                          : frozen ? 6
+                                                   : 0)
           << "[step_scheduler]\nglobal_batch_size = 8\nlocal_batch_size = 2\nmax_steps = 3\n";
       std::vector<Rank> ranks = play("rank: trains a model of its own", row.ranks, [&](int) {
-        Variables out{{"JOB", folder.path / "job.toml"}};
+        Variables out{{"JOB", folder.path / "job.toml"},
+                      {"FROZEN", frozen ? "1" : ""},
+                      {"FAKE_DEVICE_DELAYS", seed}};
         // Copies of offloaded values and gradients are waited for, too.
         if (device == "cuda" && std::string(row.sets).find("offload") == std::string::npos)
           out["WAITS"] = "2";
@@ -368,12 +452,17 @@ TEST_CASE("a model that was built on the host trains on devices as on the host")
         }
       return out;
     };
-    const std::vector<double> device = numbers("cuda"), host = numbers("cpu");
-    CHECK(device.size() == 14);
-    REQUIRE(device.size() == host.size());
-    for (size_t i = 0; i < host.size(); ++i) {
-      CAPTURE(i);
-      CHECK(device[i] == doctest::Approx(host[i]).epsilon(2e-6));
+    const std::vector<double> host = numbers("cpu", "");
+    for (const char* seed :
+         frozen ? std::vector<const char*>{"1", "2", "3"} : std::vector<const char*>{""}) {
+      CAPTURE(std::string(seed));
+      const std::vector<double> device = numbers("cuda", seed);
+      CHECK(device.size() == 14);
+      REQUIRE(device.size() == host.size());
+      for (size_t i = 0; i < host.size(); ++i) {
+        CAPTURE(i);
+        CHECK(device[i] == doctest::Approx(host[i]).epsilon(2e-6));
+      }
     }
   }
 }

@@ -105,26 +105,59 @@ TEST_CASE("SIGSTOP of a rank on a device: it is named after the timeout, exit co
 }
 
 TEST_CASE("a rank on a device that is left alone names the other one, exit code 6") {
-  for (const int signal : {SIGKILL, SIGSTOP}) {
-    CAPTURE(signal);
+  struct Row {
+    int victim, signal;
+    const char *minutes, *says;
+  };
+  for (const Row& row :
+       {Row{1, SIGKILL, "1", "failed: rank 1 ended"}, Row{0, SIGKILL, "1", "failed: rank 0 ended"},
+        Row{1, SIGSTOP, "0.05", "no word from rank 1"}}) {
+    CAPTURE(row.victim);
+    CAPTURE(row.signal);
     const int port = faults::free_port();
-    Job zero, one;
-    one.program.share(zero.program);
-    for (auto [rank, job] : {std::pair{0, &zero}, std::pair{1, &one}}) {
+    Job jobs[2];
+    jobs[1].program.share(jobs[0].program);
+    for (int rank : {0, 1}) {
       Environment all = environment(faults::rank_environment(rank, 2, port));
       all.emplace_back("LOCAL_RANK", std::to_string(rank));
-      job->program.start({"--set", "dist_env.device=cuda"}, all);
+      jobs[rank].program.start({"--set", "dist_env.device=cuda", "--set",
+                                std::string("dist_env.timeout_minutes=") + row.minutes},
+                               all);
     }
-    zero.program.wait_for_steps(2);
-    zero.program.mark();
-    ::kill(one.program.pid(), signal);
-    const Ended ended = zero.program.wait();
+    Program &victim = jobs[row.victim].program, &other = jobs[1 - row.victim].program;
+    jobs[0].program.wait_for_steps(2);
+    other.mark();
+    ::kill(victim.pid(), row.signal);
+    const Ended ended = other.wait();
     CAPTURE(ended.err);
     CHECK(ended.code == 6);
     CHECK(ended.says(" [0, 1]"));
-    CHECK(ended.says("rank 1"));
+    CHECK(ended.says(row.says));
     CHECK(ended.seconds < 12);
-    ::kill(one.program.pid(), SIGKILL);
-    one.program.wait();
+    ::kill(victim.pid(), SIGKILL);
+    victim.wait();
   }
+}
+
+TEST_CASE("without a launcher all ranks on devices end at once with the error of one") {
+  const int port = faults::free_port();
+  Job zero, one;
+  one.program.share(zero.program);
+  zero.program.mark();
+  for (auto [rank, job] : {std::pair{0, &zero}, std::pair{1, &one}}) {
+    Environment all = environment(faults::rank_environment(rank, 2, port));
+    all.emplace_back("LOCAL_RANK", std::to_string(rank));
+    if (rank == 1) all.emplace_back("FAKE_DEVICE_MEMORY", "25165824");
+    job->program.start(
+        {"--set", "dist_env.device=cuda", "--set", "dist_env.timeout_minutes=2", "--set",
+         "step_scheduler.local_batch_size=32", "--set", "step_scheduler.global_batch_size=64"},
+        all);
+  }
+  const Ended ended = zero.program.wait();
+  CAPTURE(ended.err);
+  CHECK(ended.code == 4);
+  CHECK(ended.says("error[E0508]: CUDA out of memory. Tried to allocate "));
+  CHECK(ended.says("rank 1"));
+  CHECK(ended.seconds < 60);
+  CHECK(one.program.wait().code == 4);
 }

@@ -1,0 +1,115 @@
+#include "engine/rendezvous/pulse.h"
+
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <exception>
+#include <random>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+#include <utility>
+
+#include "engine/base/store_bytes.h"
+#include "engine/rendezvous/connectivity.h"
+#include "engine/rendezvous/interfaces.h"
+
+namespace meshwright::rendezvous {
+
+namespace {
+
+// What goes over a line: the token, then who is there, from the others to rank 0; a rank that has
+// ended, from rank 0; a good-bye.
+struct Word {
+  int64_t token, rank;
+};
+constexpr int64_t kGoodbye = -1;
+
+const std::string kKey = "pulse";
+
+bool send_word(int fd, const Word& word) {
+  return ::send(fd, &word, sizeof word, MSG_NOSIGNAL | MSG_DONTWAIT) == sizeof word;
+}
+
+int bound_port(int fd) {
+  sockaddr_storage address{};
+  socklen_t size = sizeof address;
+  return ::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size) == 0
+             ? port_of(reinterpret_cast<sockaddr*>(&address))
+             : 0;
+}
+
+}  // namespace
+
+Pulse::Pulse(const launch::RankEnvironment& ranks, c10d::Store& store,
+             std::chrono::milliseconds patience)
+    : rank_(ranks.rank) {
+  if (rank_ == 0) {
+    std::random_device random;
+    token_ = static_cast<int64_t>(random()) << 31 | static_cast<int64_t>(random() >> 1);
+    door_ = listen_on(0, ranks.one_host());
+    store.set(kKey,
+              base::bytes_of(std::to_string(bound_port(door_)) + " " + std::to_string(token_)));
+    return;
+  }
+  const std::string told = base::text_of(store.get(kKey));
+  token_ = std::atoll(told.c_str() + told.find(' '));
+  const std::string host = ranks.one_host() ? "127.0.0.1" : ranks.master_addr;
+  const int fd =
+      connect_to(host, std::atoi(told.c_str()), std::chrono::steady_clock::now() + patience);
+  if (fd < 0) return;
+  lines_.push_back({fd, 0});
+  send_word(fd, {token_, rank_});
+}
+
+Pulse::~Pulse() {
+  for (const Line& line : lines_) {
+    if (line.fd < 0) continue;
+    if (std::uncaught_exceptions() == 0) send_word(line.fd, {token_, kGoodbye});
+    ::close(line.fd);
+  }
+  if (door_ >= 0) ::close(door_);
+}
+
+std::optional<int64_t> Pulse::ended() {
+  std::lock_guard lock(mutex_);
+  if (door_ >= 0) accept_lines();
+  for (Line& line : lines_)
+    if (line.fd >= 0) listen_to(line);
+  return ended_;
+}
+
+void Pulse::accept_lines() {
+  for (pollfd ready{door_, POLLIN, 0}; ::poll(&ready, 1, 0) > 0;) {
+    const int fd = ::accept4(door_, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    if (fd < 0) return;
+    lines_.push_back({fd, -1});
+    if (ended_) send_word(fd, {token_, *ended_});
+  }
+}
+
+// Words are so short that none comes in parts; whoever sends others is not one of the ranks.
+void Pulse::listen_to(Line& line) {
+  Word word{};
+  ssize_t got = 0;
+  while ((got = ::recv(line.fd, &word, sizeof word, MSG_DONTWAIT)) == sizeof word &&
+         word.token == token_ && word.rank != kGoodbye)
+    if (rank_ == 0)
+      line.rank = word.rank;
+    else
+      lose(word.rank);
+  if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) return;
+  ::close(std::exchange(line.fd, -1));
+  const bool silent = got <= 0;  // the connection has ended without a word
+  if (silent && line.rank >= 0) lose(line.rank);
+}
+
+void Pulse::lose(int64_t rank) {
+  if (ended_) return;
+  ended_ = rank;
+  if (rank_ != 0) return;
+  for (const Line& line : lines_)
+    if (line.fd >= 0) send_word(line.fd, {token_, rank});
+}
+
+}  // namespace meshwright::rendezvous

@@ -1,0 +1,49 @@
+// Whether the other ranks live: each has a connection to rank 0, which the kernel closes when a
+// process ends in whatever way. On devices nothing else tells of it before the timeout, for NCCL
+// has no connection that breaks where ranks share memory.
+#pragma once
+
+#include <c10/util/intrusive_ptr.h>
+
+#include <chrono>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include "engine/launch/ranks.h"
+
+namespace c10d {
+class Store;
+}
+
+namespace meshwright::rendezvous {
+
+class Pulse {
+ public:
+  // Collective. A rank that cannot connect within `patience` is not watched, and watches nobody.
+  Pulse(const launch::RankEnvironment& ranks, c10d::Store& store,
+        std::chrono::milliseconds patience);
+  // Says good-bye, unless an exception ends this rank.
+  ~Pulse();
+  Pulse(const Pulse&) = delete;
+  Pulse& operator=(const Pulse&) = delete;
+  // A rank that has ended without a good-bye, as rank 0 has told. Takes no time. Thread-safe.
+  std::optional<int64_t> ended();
+
+ private:
+  struct Line {
+    int fd = -1;
+    int64_t rank = -1;  // at its other end; -1: it has not said
+  };
+  void accept_lines();
+  void listen_to(Line& line);
+  void lose(int64_t rank);
+  const int64_t rank_;
+  std::mutex mutex_;
+  int door_ = -1;      // of rank 0
+  int64_t token_ = 0;  // which only ranks of this job know
+  std::vector<Line> lines_;
+  std::optional<int64_t> ended_;
+};
+
+}  // namespace meshwright::rendezvous
