@@ -106,12 +106,12 @@ void GradientReducer::pack() {
   context.reducing = this;
   int64_t n = unit_.shards(), trainable = unit_.layout.trainable_size();
   const bool offloads = unit_.gradient.device() != unit_.device(),
-             alone = n == 1 && !unit_.replicated();
-  bool apart = alone                ? offloads  // to go to the host in one copy
-               : unit_.replicated() ? !fresh_ || unit_.reduce != unit_.gradient_type || offloads
-                                    : !remote() && sums_apart();
+             sums_wide = unit_.replicated() || (n > 1 && !remote() && sums_apart());
+  const bool apart =
+      offloads ||  // to go to the host in one copy
+      (unit_.replicated() ? !fresh_ || unit_.reduce != unit_.gradient_type : sums_wide);
   first_ = fresh_;
-  target_ = apart ? context.pool->take(trainable, alone ? unit_.gradient_type : unit_.reduce)
+  target_ = apart ? context.pool->take(trainable, sums_wide ? unit_.reduce : unit_.gradient_type)
                   : unit_.gradient;
   bool first = apart || fresh_;
   fresh_ = false;
@@ -303,7 +303,14 @@ void GradientReducer::finish_replication() {
   replicating_.wait();
   // Whole gradients are averaged here where nothing is sharded, others when they were packed.
   double scale = unit_.accumulates_unsharded() && unit_.shards() == 1 ? after_ : 1;
-  if (!target_.is_same(unit_.gradient))
+  if (!target_.is_same(unit_.gradient) && unit_.gradient.is_cpu() && !target_.is_cpu()) {
+    if (first_ && scale == 1 && unit_.gradient.is_pinned()) {
+      unit_.context.to_host.add(unit_.gradient, target_);
+    } else {
+      unit_.context.to_host.wait();
+      scaled_add(unit_.gradient, target_, scale, first_);
+    }
+  } else if (!target_.is_same(unit_.gradient))
     scaled_add(unit_.gradient, target_, scale, first_);
   else if (scale != 1)
     unit_.gradient.mul_(scale);

@@ -201,6 +201,7 @@ void ShardedModel::end_step() {
   check_own_gradients();
   for (GradientReducer* reducer : context_.turns) reducer->reduce_late();
   for (auto& unit : units_) unit->end_step();
+  context_.to_host.wait();
   if (context_.groups.tensor_parallel)
     context_.groups.tensor_parallel->sum_partial_gradients(parameters_, widest_reduce());
   order_known_ = true;

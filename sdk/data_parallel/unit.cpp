@@ -165,6 +165,7 @@ void Unit::abandon() {
   try {
     unsharded_.wait_for_gather();
     reducer_.wait_all();
+    state_.context.to_host.wait();
   } catch (const Error&) {
     // The step failed already; the groups are of no use any more, and the next call will say so.
   }

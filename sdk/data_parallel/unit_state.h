@@ -11,6 +11,7 @@
 #include "meshwright/parallel/scalar_type.h"
 #include "meshwright/parallel/sharded_units.h"
 #include "sdk/memory/buffers.h"
+#include "sdk/memory/host_copies.h"
 #include "sdk/planning/unit_layout.h"
 
 namespace meshwright::detail {
@@ -31,6 +32,7 @@ struct UnitContext {
   ShardGroups groups;
   std::shared_ptr<World> world;
   std::shared_ptr<BufferPool> pool;
+  HostCopies to_host;                   // of gradients; waited for at the end of the step
   bool synchronise = true;              // this micro-batch reduces
   bool told = false;                    // units reduce in this step when they are told to
   GradientReducer* reducing = nullptr;  // whose reduction is under way

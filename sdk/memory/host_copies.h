@@ -1,0 +1,31 @@
+// Copies from a device into pinned memory of the host, beside what the device computes.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Event.h>
+#include <c10/core/Stream.h>
+
+#include <deque>
+#include <optional>
+
+namespace meshwright::detail {
+
+class HostCopies {
+ public:
+  // The host must not touch `to` until wait(). `from` is kept as long as it is read.
+  void add(const at::Tensor& to, const at::Tensor& from);
+  // The host waits until all are there.
+  void wait();
+
+ private:
+  struct Copy {
+    at::Tensor from;
+    c10::Event done;
+  };
+  // Not inlined: the fake device tells waits apart by the functions that they are in.
+  [[gnu::noinline]] void let_go(const c10::Stream& computing);
+  std::optional<c10::Stream> stream_;
+  std::deque<Copy> under_way_;
+};
+
+}  // namespace meshwright::detail
