@@ -10,6 +10,7 @@
 #include "meshwright/error.h"
 #include "sdk/comm/shared_memory.h"
 #include "sdk/memory/copies.h"
+#include "sdk/memory/named_memory.h"
 #include "unit_names.h"
 
 namespace meshwright::detail {
@@ -123,6 +124,7 @@ void GradientReducer::pack() {
     packed_ = stage(unit_.group(), trainable * slots, unit_.reduce);
   else if (n > 1)
     packed_ = context.pool->take(trainable * slots, unit_.reduce, BufferPool::Use::reduce);
+  name_memory(packed_, "gradients to be summed of ", unit_.name);
   std::vector<Tensor> gradients(unit_.parameters.size());
   for (size_t i = 0; i < unit_.parameters.size(); ++i)
     if (unit_.parameters[i].trainable) gradients[i] = take_gradient(unit_.parameters[i]);
@@ -185,6 +187,7 @@ void GradientReducer::start() {
   BufferPool& pool = *unit_.context.pool;
   if (remote()) {
     received_ = pool.take(trainable, unit_.reduce, BufferPool::Use::reduce);
+    name_memory(received_, "summed gradients of ", unit_.name);
     exchanging_ = unit_.group().reduce_scatter(packed_, received_);
     if (clears_) clear(target_, 0, trainable);
     return;

@@ -12,6 +12,7 @@
 
 #include "meshwright/error.h"
 #include "sdk/memory/copies.h"
+#include "sdk/memory/named_memory.h"
 
 namespace meshwright::detail {
 
@@ -54,6 +55,8 @@ void Unit::adopt(const Tensor& shard, const Tensor& gradient) {
   c10::NoGradGuard no_grad;
   state_.shard = shard;
   state_.gradient = gradient;
+  name_memory(shard, "values of ", name);
+  name_memory(gradient, "gradients of ", name);
   shard.zero_();
   for (const ShardSlice& slice : state_.slices[static_cast<size_t>(state_.me())]) {
     const Tensor& variable = state_.parameters[slice.parameter].variable;

@@ -8,6 +8,7 @@
 #include "meshwright/error.h"
 #include "sdk/comm/shared_memory.h"
 #include "sdk/memory/copies.h"
+#include "sdk/memory/named_memory.h"
 
 namespace meshwright::detail {
 
@@ -52,6 +53,7 @@ void UnshardedParameters::unshard() {
     unit_.context.mapped.push_back(this);
   else
     scratch_ = unit_.context.pool->take(unit_.layout.shard_size() * unit_.shards(), unit_.param);
+  name_memory(scratch_, "gathered parameters of ", unit_.name);
   gathering_ = unit_.group().all_gather(source, scratch_);
 }
 
@@ -78,6 +80,7 @@ void UnshardedParameters::unshard_in_place() {
                                                    unit_.reshards() ? BufferPool::Use::gather
                                                                     : BufferPool::Use::any);
   if (context.policy.buffers.rotating && !unit_.reshard) spare_ = whole_;
+  name_memory(whole_, "gathered parameters of ", unit_.name);
   Tensor own = whole_.narrow(0, me * each, each);
   if (!keeps || unit_.main != unit_.storage) copy(own, 0, unit_.sent(), 0, each);
   if (n == 1) return;

@@ -40,6 +40,9 @@ const std::vector<Job> kJobs{
       {kEvent, {kAfter, "clip_gradients"}},
       {kStream,
        {"_local_scalar_dense_cuda < libmeshwright_runtime.so.1: meshwright::clip_gradients"}}}},
+    {{"offload", kFirst, 2, {"distributed.fsdp2.offload_policy=cpu"}},
+     {{kEvent, {"block < libmeshwright_runtime.so.1: meshwright::detail::HostCopies::add"}},
+      {"cudaEventSynchronize", {"HostCopies::wait"}}}},
     {{"ddp", kFirst, 2, {"distributed.strategy=ddp"}},
      {{kEvent, {kBefore, "all_reduce", "ReplicatedModel::launch"}},
       {kEvent, {kAfter, "ReplicatedModel::end_step"}}}},
@@ -101,6 +104,30 @@ Strings places_of(const Strings& logs, const Wait& wait) {
 }  // namespace waits_test
 
 using namespace waits_test;
+
+TEST_CASE("a race tells whose memory it is, and which stream should have waited for which") {
+  Row row{"fsdp2", kFirst, 2, {}};
+  row.steps = 2;
+  const Ended whole = train(row, On::device, {"FAKE_DEVICE_WAITS=1"});
+  REQUIRE_MESSAGE(whole.code == 0, whole.said);
+  auto lines = [&](const Strings& callers) {
+    const Strings places = places_of(whole.logs, {kEvent, callers});
+    REQUIRE(!places.empty());
+    std::string out;
+    for (const std::string& log :
+         train(row, On::device, {"FAKE_DEVICE_DROP_WAIT=" + places[0]}).logs)
+      for (const std::string& line : wrong_lines(log)) out += line + "\n";
+    return out;
+  };
+  const std::string gathered = lines({kAfter, "UnshardedParameters::wait"}),
+                    summed = lines({kBefore, "reduce_scatter", "GradientReducer::start"});
+  CHECK_MESSAGE(
+      gathered.find(" of the gathered parameters of model.layers.0; stream ") != std::string::npos,
+      gathered);
+  CHECK_MESSAGE(
+      summed.find(" of the gradients to be summed of model.layers.1; stream ") != std::string::npos,
+      summed);
+}
 
 TEST_CASE("a wait that is left out on purpose is a race, and under delays wrong numbers") {
   for (const Job& job : kJobs) {
