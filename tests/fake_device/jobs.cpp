@@ -15,6 +15,8 @@
 #include <sstream>
 #include <thread>
 
+#include "../faults/program.h"
+
 namespace fake_device_jobs {
 
 namespace {
@@ -65,15 +67,14 @@ Folder::Folder() {
   path = ::mkdtemp(name.data());
 }
 
-Ended run_program(const fs::path& folder, const Strings& words, On on, const Strings& variables) {
+namespace {
+
+Ended run_words(const fs::path& folder, Strings all, On on, const Strings& variables) {
   Strings environment{"OMP_NUM_THREADS=1", "NO_COLOR=1", kLibraries,
                       "FAKE_DEVICE_LOG=" + (folder / "log").string(),
                       "FAKE_DEVICE_COUNTERS=" + (folder / "counters").string()};
   environment.insert(environment.end(), variables.begin(), variables.end());
-  Strings all;
-  if (on == On::device) all.emplace_back(MESHWRIGHT_SOURCE_DIR "/tests/fake_device/run");
-  all.push_back(kProgram);
-  all.insert(all.end(), words.begin(), words.end());
+  if (on == On::device) all.insert(all.begin(), MESHWRIGHT_SOURCE_DIR "/tests/fake_device/run");
   Ended out;
   const auto begin = std::chrono::steady_clock::now();
   out.code = run(all, environment, folder / "out");
@@ -100,6 +101,30 @@ Ended run_program(const fs::path& folder, const Strings& words, On on, const Str
     return a.at("rank").as_int64() < b.at("rank").as_int64();
   });
   return out;
+}
+
+}  // namespace
+
+Ended run_program(const fs::path& folder, const Strings& words, On on, const Strings& variables) {
+  Strings all{kProgram};
+  all.insert(all.end(), words.begin(), words.end());
+  return run_words(folder, all, on, variables);
+}
+
+Ended run_ranks(const fs::path& folder, const Strings& words, int ranks, On on,
+                const Strings& variables) {
+  Strings all{"/bin/bash", "-c",
+              R"(ranks=$1; shift; for ((rank = 0; rank < ranks; ++rank)); do
+                 RANK=$rank LOCAL_RANK=$rank "$@" & pids="$pids $!"; done
+                 for pid in $pids; do wait $pid || exit; done)",
+              "ranks", std::to_string(ranks)};
+  all.insert(all.end(), words.begin(), words.end());
+  Strings own = variables;
+  for (const char* size : {"WORLD_SIZE=", "LOCAL_WORLD_SIZE="})
+    own.push_back(size + std::to_string(ranks));
+  own.push_back("MASTER_ADDR=127.0.0.1");
+  own.push_back("MASTER_PORT=" + std::to_string(faults::free_port()));
+  return run_words(folder, all, on, own);
 }
 
 Ended train(const Row& row, On on, const Strings& variables) {

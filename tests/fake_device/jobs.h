@@ -47,6 +47,9 @@ enum class On { device, host };
 // with all its ranks.
 Ended run_program(const fs::path& folder, const Strings& words, On on,
                   const Strings& variables = {});
+// The same of another program, as so many ranks that no launcher keeps together.
+Ended run_ranks(const fs::path& folder, const Strings& words, int ranks, On on,
+                const Strings& variables = {});
 Ended train(const Row& row, On on, const Strings& variables = {});
 
 // Lines of a log that tell of a fault, of the program's or of the fake.

@@ -280,3 +280,51 @@ TEST_CASE("the whole matrix of generation, with seeds of delays" * doctest::skip
     }
   }
 }
+
+// The example of a program of one's own, whose model is built on the host.
+TEST_CASE("the whole matrix of embedded training, with seeds of delays" * doctest::skip()) {
+  const Table table;
+  struct Job {
+    std::string name;
+    int ranks;
+    Strings sets;
+  };
+  for (const Job& job : {Job{"embed", 1, {}}, Job{"embed", 2, {}}, Job{"embed, ddp", 4, {kDdp}},
+                         Job{"embed, pp", 2, {kPp, "distributed.pipeline.pp_microbatch_size=4"}}}) {
+    DOCTEST_SUBCASE((job.name + " on " + std::to_string(job.ranks)).c_str()) {
+      CAPTURE(job.name);
+      auto embed = [&](On on, const Strings& variables) {
+        const Folder folder;
+        Strings words{MESHWRIGHT_BUILD_DIR "/bin/fake_device_embed", "examples/embed/job.toml",
+                      on == On::device ? "dist_env.device=cuda" : "dist_env.device=cpu",
+                      "step_scheduler.max_steps=11"};
+        words.insert(words.end(), job.sets.begin(), job.sets.end());
+        return run_ranks(folder.path, words, job.ranks, on, variables);
+      };
+      // Of the first and the last step.
+      auto losses = [](const Ended& ended) {
+        std::vector<double> out;
+        for (size_t at = 0; (at = ended.said.find("  loss ", at)) != std::string::npos; ++at)
+          out.push_back(std::strtod(ended.said.c_str() + at + 7, nullptr));
+        return out;
+      };
+      const Ended host = embed(On::host, {});
+      CHECK_MESSAGE(host.code == 0, host.said);
+      CHECK(losses(host).size() == 2);
+      double loss = 0, seconds = 0;
+      long raced = 0, wrong = 0;
+      for (int seed = 1; seed <= kSeeds; ++seed) {
+        const Ended device = embed(On::device, {"FAKE_DEVICE_DELAYS=" + std::to_string(seed)});
+        CHECK_MESSAGE(device.code == 0, device.said);
+        CHECK(device.logs.size() >= static_cast<size_t>(job.ranks));
+        loss = std::max(loss, largest_difference(losses(device), losses(host)));
+        seconds += device.seconds;
+        raced += races(device);
+        wrong += wrong_lines_of(device);
+      }
+      CHECK(loss <= 2e-6);  // six digits are printed
+      CHECK(wrong == 0);
+      table.write(job.name, job.ranks, loss, 0, raced, wrong, seconds);
+    }
+  }
+}
