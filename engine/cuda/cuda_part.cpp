@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 
+#include "engine/cuda/own_kernels.h"
 #include "meshwright/export.h"
 
 namespace meshwright::cuda {
@@ -84,6 +85,7 @@ void reset_peak(int64_t device) {
 
 extern "C" MESHWRIGHT_API const meshwright::cuda::CudaPart* meshwright_cuda_part() {
   using namespace meshwright::cuda;
+  offer_own_kernels();
   static const CudaPart part{device_count, device_name, use_device, make_nccl,   synchronize,
                              live_bytes,   peak_bytes,  reset_peak, device_uuid, device_address};
   return &part;

@@ -12,6 +12,7 @@
 
 #include <cmath>
 
+#include "sdk/base/own_kernels.h"
 #include "sdk/base/vectorised.h"
 
 namespace meshwright {
@@ -89,6 +90,74 @@ struct FusedRmsNorm : torch::autograd::Function<FusedRmsNorm> {
   }
 };
 
+// The same on a device, by kernels of our own, in the types that have them.
+struct DeviceRmsNorm : torch::autograd::Function<DeviceRmsNorm> {
+  // A warp has a short row, and a block a long one, whose gradient of the weight fits beside it.
+  static constexpr int64_t kShort = 1024, kLongest = 12288;
+  static std::optional<OwnKernels> kernels(const Tensor& x, const Tensor& weight) {
+    if (x.scalar_type() != weight.scalar_type() || weight.numel() > kLongest) return std::nullopt;
+    return OwnKernels::of(x, {weight.numel()});
+  }
+  static int64_t teams_of_block(int64_t size) { return size > kShort ? 1 : kernels::kBlock / 32; }
+
+  static Tensor forward(AutogradContext* context, const Tensor& given, const Tensor& given_weight,
+                        double epsilon, bool plus_one) {
+    Tensor x = OwnKernels::readable(given), weight = OwnKernels::readable(given_weight),
+           y = at::empty_like(x);
+    const int64_t size = weight.numel(), rows = x.numel() / std::max<int64_t>(size, 1);
+    Tensor rstd = at::empty({rows}, x.options().dtype(at::kFloat));
+    kernels::RmsNorm arguments{.x = x.const_data_ptr(),
+                               .weight = weight.const_data_ptr(),
+                               .y = y.mutable_data_ptr(),
+                               .rstd = rstd.mutable_data_ptr<float>(),
+                               .rows = rows,
+                               .size = size,
+                               .epsilon = static_cast<float>(epsilon),
+                               .plus_one = plus_one ? 1 : 0};
+    kernels(x, weight)->launch(size > kShort ? "rms_norm_wide" : "rms_norm",
+                               ceil_divide(rows, teams_of_block(size)), arguments);
+    context->save_for_backward({x, weight, rstd});
+    context->saved_data["plus_one"] = plus_one;
+    return y;
+  }
+  static variable_list backward(AutogradContext* context, variable_list grads) {
+    variable_list saved = context->get_saved_variables();
+    const Tensor &x = saved[0], &weight = saved[1], &rstd = saved[2];
+    const int64_t size = weight.numel(), rows = rstd.numel();
+    // Rows enough for each team that the parts of the weight's gradient hardly count, and teams
+    // enough for any device.
+    const int64_t of_block = teams_of_block(size),
+                  blocks = std::min<int64_t>(ceil_divide(ceil_divide(rows, 16), of_block), 264);
+    const Tensor grad = OwnKernels::readable(grads[0]);
+    Tensor to_x = at::empty_like(x), parts, to_weight;
+    if (context->needs_input_grad(1)) {
+      parts = at::empty({blocks * of_block, size}, rstd.options());
+      to_weight = at::empty_like(weight);
+    }
+    kernels::RmsNormBackward arguments{
+        .x = x.const_data_ptr(),
+        .weight = weight.const_data_ptr(),
+        .grad = grad.const_data_ptr(),
+        .rstd = rstd.const_data_ptr<float>(),
+        .to_x = to_x.mutable_data_ptr(),
+        .to_weight = parts.defined() ? parts.mutable_data_ptr<float>() : nullptr,
+        .rows = rows,
+        .size = size,
+        .plus_one = context->saved_data["plus_one"].toBool() ? 1 : 0};
+    const OwnKernels own = *kernels(x, weight);
+    own.launch(size > kShort ? "rms_norm_wide_backward" : "rms_norm_backward", blocks, arguments,
+               of_block * size * static_cast<int64_t>(sizeof(float)));
+    if (to_weight.defined())
+      own.launch("sum_rows", ceil_divide(size, 32),
+                 kernels::SumRows{.parts = parts.const_data_ptr<float>(),
+                                  .out = to_weight.mutable_data_ptr(),
+                                  .rows = parts.size(0),
+                                  .size = size},
+                 kernels::kBlock * static_cast<int64_t>(sizeof(float)));
+    return {to_x, to_weight, Tensor(), Tensor()};
+  }
+};
+
 }  // namespace
 
 RMSNormImpl::RMSNormImpl(int64_t size, double eps, NormScale scaled_by)
@@ -104,6 +173,7 @@ Tensor RMSNormImpl::forward(const Tensor& x) {
     if (x.is_cpu() && weight.is_cpu()) return FusedRmsNorm::apply(x, factor, epsilon);
     return at::rms_norm(x, weight.sizes(), factor, epsilon);
   }
+  if (DeviceRmsNorm::kernels(x, weight)) return DeviceRmsNorm::apply(x, weight, epsilon, plus_one);
   Tensor wide = x.to(at::kFloat),
          normed = wide * at::rsqrt(wide.square().mean({-1}, /*keepdim=*/true) + epsilon);
   if (plus_one) return (normed * (weight.to(at::kFloat) + 1)).to(x.scalar_type());

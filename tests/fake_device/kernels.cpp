@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "own_kernels.h"
 #include "runtime.h"
 
 using namespace fake_device;
@@ -187,8 +188,21 @@ cudaError_t cudaGetLastError() {
 }
 cudaError_t cudaPeekAtLastError() { return last_error; }
 
-cudaError_t cudaLaunchKernel(const void* kernel, dim3, dim3, void**, size_t, cudaStream_t) {
-  return stray(kernel);
+cudaError_t cudaLaunchKernel(const void* kernel, dim3 grid, dim3, void** arguments, size_t shared,
+                             cudaStream_t stream) {
+  if (!is_own_kernel(kernel)) return stray(kernel);
+  return run_own_kernel(kernel, grid.x, shared, *arguments, stream) ? cudaSuccess
+                                                                    : fail(cudaErrorInvalidValue);
+}
+cudaError_t cudaLibraryLoadData(cudaLibrary_t* out, const void*, cudaJitOption*, void**, unsigned,
+                                cudaLibraryOption*, void**, unsigned) {
+  static char library;
+  *out = reinterpret_cast<cudaLibrary_t>(&library);
+  return cudaSuccess;
+}
+cudaError_t cudaLibraryGetKernel(cudaKernel_t* out, cudaLibrary_t, const char* name) {
+  *out = reinterpret_cast<cudaKernel_t>(const_cast<void*>(own_kernel(name)));
+  return *out != nullptr ? cudaSuccess : fail(cudaErrorSymbolNotFound);
 }
 cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t*, const void* kernel, void**) {
   return stray(kernel);

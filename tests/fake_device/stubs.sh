@@ -21,7 +21,7 @@ make() {  # make NAME VERSION PATTERN: what matches the pattern is in the librar
     echo '  return 0;'
     echo '}'
     pick "$3" | while read -r function; do
-      echo "int $function(void) { static int said; return say(\"$function\", &said); }"
+      echo "__attribute__((weak)) int $function(void) { static int said; return say(\"$function\", &said); }"
     done
   } >"$out/$1.c"
 }

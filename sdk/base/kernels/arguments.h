@@ -1,0 +1,85 @@
+// What kernels of our own are given (kernels.h). A float is one of the three types that a kernel's
+// name ends with; rows lie one after another unless a stride says otherwise. Strides and sizes are
+// numbers of elements.
+#pragma once
+
+namespace meshwright::kernels {
+
+constexpr int kBlock = 256;  // threads of a block, of every kernel
+
+// y = weight * round(x * rstd), with rstd = 1 / sqrt(mean(x^2) + epsilon) of each row; with
+// `plus_one` it is round(x * rstd * (1 + weight)). With `added`, x + added is normalised and kept
+// in `sum`.
+struct RmsNorm {
+  const void *x, *added = nullptr, *weight;
+  void *sum = nullptr, *y;
+  float* rstd;
+  long long rows, size;
+  float epsilon;
+  int plus_one;
+};
+// The gradient of x, to which that of `sum` is added where it is given, and of each team's rows the
+// part of the weight's: [teams, size].
+struct RmsNormBackward {
+  const void *x, *weight, *grad, *grad_of_sum = nullptr;
+  const float* rstd;
+  void* to_x;
+  float* to_weight;
+  long long rows, size;
+  int plus_one;
+};
+// out[i] = the sum of parts[., i]
+struct SumRows {
+  const float* parts;
+  void* out;
+  long long rows, size;
+};
+
+// out = silu(gate) * up
+struct SiluTimes {
+  const void *gate, *up;
+  void* out;
+  long long rows, size, gate_stride, up_stride;
+};
+struct SiluTimesBackward {
+  const void *gate, *up, *grad;
+  void *to_gate, *to_up;
+  long long rows, size, gate_stride, up_stride;
+};
+
+// Turns the pairs (i, i + dim / 2) of each head by the angles of its row; out is contiguous.
+struct Heads {
+  const void* in;
+  void* out;
+  long long batch_stride, row_stride, head_stride;
+  int heads;
+};
+struct Rotate {
+  Heads query, key;
+  const void *cos, *sin;  // [batch, length, dim] with by_sample, otherwise [length, dim]
+  long long batch, length;
+  int size, dim, by_sample;
+  float direction;  // -1 turns back
+};
+
+// Of each row: the largest logit, the sum of exponentials below it, the target's logit or 0. The
+// columns are the ids from `begin` on, of `vocabulary`. With `losses` the columns are all, and max
+// and sum become what backward takes. `bad` is written for a target that is none.
+struct CrossEntropy {
+  const void* logits;
+  const long long* targets;
+  float *max, *sum, *picked;
+  double* losses = nullptr;
+  long long* bad;
+  long long rows, columns, stride, begin, vocabulary, ignore;
+};
+// out = (exp(x - shift) * inverse - one_hot(target)) * grad; it may be the logits.
+struct CrossEntropyBackward {
+  const void* logits;
+  const long long* targets;
+  const float *shift, *inverse, *grad;
+  void* out;
+  long long rows, columns, stride, begin, ignore;
+};
+
+}  // namespace meshwright::kernels

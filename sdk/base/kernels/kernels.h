@@ -1,0 +1,313 @@
+// Kernels of our own: what a layer does between its products, in one pass over memory. The text is
+// compiled at run time for the device (after arguments.h and device_team.h, without any other
+// header) and by tests for the host (after host_team.h).
+namespace meshwright::kernels {
+
+inline float wide(float x) { return x; }
+inline float wide(Half x) { return from_half(x.bits); }
+inline float wide(BFloat16 x) { return float_of((unsigned)x.bits << 16); }
+inline void put(float& to, float x) { to = x; }
+inline void put(Half& to, float x) { to.bits = to_half(x); }
+inline void put(BFloat16& to, float x) {  // to the nearest, and of two to the even one
+  const unsigned bits = bits_of(x);
+  to.bits = x == x ? (unsigned short)((bits + 0x7fffU + ((bits >> 16) & 1U)) >> 16) : 0x7fc0;
+}
+template <class T>
+inline float rounded(float x) {
+  T out;
+  put(out, x);
+  return wide(out);
+}
+
+// Neighbours that are read and written at once.
+template <class T, int n>
+struct alignas(sizeof(T) * n) Pack {
+  T at[n];
+};
+template <class T, int n>
+inline Pack<T, n> load(const void* from, long long element) {
+  return *(const Pack<T, n>*)((const T*)from + element);
+}
+template <class T, int n>
+inline void store(void* to, long long element, const Pack<T, n>& pack) {
+  *(Pack<T, n>*)((T*)to + element) = pack;
+}
+
+struct Sum {
+  float value;
+  void join(const Sum& other) { value += other.value; }
+};
+
+template <class T>
+inline float normed(float x, float rstd, float weight, bool plus_one) {
+  return plus_one ? x * rstd * (1 + weight) : weight * rounded<T>(x * rstd);
+}
+
+template <class T, int n, int threads>
+void rms_norm(const Team<threads>& team, const RmsNorm& to) {
+  const bool plus_one = to.plus_one != 0;
+  for (long long row = team.index(); row < to.rows; row += team.count()) {
+    const long long first = row * to.size;
+    const Sum sum = team.reduce(to.size / n, Sum{0}, [&](Sum& all, long long i) {
+      Pack<T, n> x = load<T, n>(to.x, first + i * n);
+      if (to.added != nullptr) {
+        const Pack<T, n> more = load<T, n>(to.added, first + i * n);
+        for (int j = 0; j < n; ++j) put(x.at[j], wide(x.at[j]) + wide(more.at[j]));
+        store(to.sum, first + i * n, x);
+      }
+      for (int j = 0; j < n; ++j) all.value += wide(x.at[j]) * wide(x.at[j]);
+    });
+    const float rstd = 1 / sqrtf(sum.value / (float)to.size + to.epsilon);
+    const void* from = to.added != nullptr ? to.sum : to.x;
+    team.each(to.size / n, [&](long long i) {
+      Pack<T, n> x = load<T, n>(from, first + i * n);
+      const Pack<T, n> weight = load<T, n>(to.weight, i * n);
+      for (int j = 0; j < n; ++j)
+        put(x.at[j], normed<T>(wide(x.at[j]), rstd, wide(weight.at[j]), plus_one));
+      store(to.y, first + i * n, x);
+      if (i == 0) to.rstd[row] = rstd;
+    });
+  }
+}
+
+// With h = x rstd and g the gradient times the scale: rstd (g - h mean(g h)).
+template <class T, int n, int threads>
+void rms_norm_backward(const Team<threads>& team, const RmsNormBackward& to) {
+  const bool plus_one = to.plus_one != 0;
+  float* to_weight = to.to_weight != nullptr ? team.memory(to.size) : nullptr;
+  if (to_weight != nullptr)
+    team.each(to.size / n, [&](long long i) {
+      for (int j = 0; j < n; ++j) to_weight[i * n + j] = 0;
+    });
+  for (long long row = team.index(); row < to.rows; row += team.count()) {
+    const long long first = row * to.size;
+    const float rstd = to.rstd[row];
+    const Sum sum = team.reduce(to.size / n, Sum{0}, [&](Sum& all, long long i) {
+      const Pack<T, n> x = load<T, n>(to.x, first + i * n),
+                       grad = load<T, n>(to.grad, first + i * n),
+                       weight = load<T, n>(to.weight, i * n);
+      for (int j = 0; j < n; ++j)
+        all.value += wide(grad.at[j]) * (wide(weight.at[j]) + (float)to.plus_one) * wide(x.at[j]);
+    });
+    const float back = sum.value * rstd * rstd / (float)to.size;
+    team.each(to.size / n, [&](long long i) {
+      const Pack<T, n> x = load<T, n>(to.x, first + i * n),
+                       grad = load<T, n>(to.grad, first + i * n),
+                       weight = load<T, n>(to.weight, i * n);
+      Pack<T, n> out{}, more{};
+      if (to.grad_of_sum != nullptr) more = load<T, n>(to.grad_of_sum, first + i * n);
+      for (int j = 0; j < n; ++j) {
+        const float value = wide(x.at[j]), g = wide(grad.at[j]);
+        float gradient = (g * (wide(weight.at[j]) + (float)to.plus_one) - value * back) * rstd;
+        if (to.grad_of_sum != nullptr) gradient += wide(more.at[j]);
+        put(out.at[j], gradient);
+        if (to_weight != nullptr)
+          to_weight[i * n + j] += g * (plus_one ? value * rstd : rounded<T>(value * rstd));
+      }
+      store(to.to_x, first + i * n, out);
+    });
+  }
+  if (to_weight != nullptr)
+    team.each(to.size / n, [&](long long i) {
+      for (int j = 0; j < n; ++j)
+        to.to_weight[team.index() * to.size + i * n + j] = to_weight[i * n + j];
+    });
+}
+
+// Each block has 32 columns, and each of its warps a part of their rows.
+template <class T>
+void sum_rows(const Team<kBlock>& team, const SumRows& to) {
+  constexpr int kParts = kBlock / 32;
+  float* sums = team.memory(kBlock);
+  for (long long first = team.index() * 32; first < to.size; first += team.count() * 32) {
+    team.each(kBlock, [&](long long i) {
+      const long long column = first + i % 32;
+      float sum = 0;
+      if (column < to.size)
+        for (long long row = i / 32; row < to.rows; row += kParts)
+          sum += to.parts[row * to.size + column];
+      sums[i] = sum;
+    });
+    team.synchronize();
+    team.each(32, [&](long long i) {
+      float sum = 0;
+      for (int part = 0; part < kParts; ++part) sum += sums[part * 32 + i];
+      if (first + i < to.size) put(((T*)to.out)[first + i], sum);
+    });
+    team.synchronize();
+  }
+}
+
+inline float sigmoid(float x) { return 1 / (1 + expf(-x)); }
+
+template <class T, int n>
+void silu_times(const Team<kBlock>& team, const SiluTimes& to) {
+  const long long packs = to.size / n;
+  team.spread(to.rows * packs, [&](long long i) {
+    const long long row = to.rows == 1 ? 0 : i / packs, column = (i - row * packs) * n;
+    Pack<T, n> gate = load<T, n>(to.gate, row * to.gate_stride + column);
+    const Pack<T, n> up = load<T, n>(to.up, row * to.up_stride + column);
+    for (int j = 0; j < n; ++j) {
+      const float g = wide(gate.at[j]);
+      put(gate.at[j], rounded<T>(g * sigmoid(g)) * wide(up.at[j]));
+    }
+    store(to.out, i * n, gate);
+  });
+}
+
+template <class T, int n>
+void silu_times_backward(const Team<kBlock>& team, const SiluTimesBackward& to) {
+  const long long packs = to.size / n;
+  team.spread(to.rows * packs, [&](long long i) {
+    const long long row = to.rows == 1 ? 0 : i / packs, column = (i - row * packs) * n;
+    Pack<T, n> gate = load<T, n>(to.gate, row * to.gate_stride + column),
+               up = load<T, n>(to.up, row * to.up_stride + column);
+    const Pack<T, n> grad = load<T, n>(to.grad, i * n);
+    for (int j = 0; j < n; ++j) {
+      const float g = wide(gate.at[j]), s = sigmoid(g), d = wide(grad.at[j]);
+      put(gate.at[j], d * wide(up.at[j]) * s * (1 + g * (1 - s)));
+      put(up.at[j], d * g * s);
+    }
+    store(to.to_gate, i * n, gate);
+    store(to.to_up, i * n, up);
+  });
+}
+
+template <class T, int n>
+void rotate(const Team<kBlock>& team, const Rotate& to) {
+  const int half = to.dim / 2, packs = half / n, rest = to.size - to.dim,
+            heads = to.query.heads + to.key.heads;
+  for (long long row = team.index(); row < to.batch * to.length; row += team.count()) {
+    const long long sample = row / to.length, position = row - sample * to.length,
+                    angles = (to.by_sample != 0 ? row : position) * to.dim;
+    auto with_head = [&](int number, auto body) {
+      const bool query = number < to.query.heads;
+      const Heads& all = query ? to.query : to.key;
+      const int head = query ? number : number - to.query.heads;
+      body((const T*)all.in + sample * all.batch_stride + position * all.row_stride +
+               head * all.head_stride,
+           (T*)all.out + (row * all.heads + head) * to.size);
+    };
+    team.each(heads * packs, [&](long long i) {
+      const int number = (int)i / packs, pair = ((int)i - number * packs) * n;
+      const Pack<T, n> cos = load<T, n>(to.cos, angles + pair),
+                       sin = load<T, n>(to.sin, angles + pair);
+      with_head(number, [&](const T* in, T* out) {
+        Pack<T, n> a = load<T, n>(in, pair), b = load<T, n>(in, pair + half);
+        for (int j = 0; j < n; ++j) {
+          const float x = wide(a.at[j]), y = wide(b.at[j]), c = wide(cos.at[j]),
+                      s = wide(sin.at[j]) * to.direction;
+          put(a.at[j], x * c - y * s);
+          put(b.at[j], y * c + x * s);
+        }
+        store(out, pair, a);
+        store(out, pair + half, b);
+      });
+    });
+    team.each((long long)heads * rest, [&](long long i) {
+      const int number = (int)i / rest, element = to.dim + ((int)i - number * rest);
+      with_head(number, [&](const T* in, T* out) { out[element] = in[element]; });
+    });
+  }
+}
+
+// The largest number so far, and the sum of exponentials of the numbers less it. What is not a
+// number changes no maximum, and makes the sum one that is none.
+struct Exponentials {
+  float max, sum;
+  void raise(float to) {
+    if (!(to > max)) return;
+    sum *= expf(max - to);
+    max = to;
+  }
+  void join(const Exponentials& other) {
+    Exponentials more = other;
+    raise(more.max);
+    more.raise(max);
+    sum += more.sum;
+  }
+};
+
+template <class T, int n>
+void cross_entropy(const Team<kBlock>& team, const CrossEntropy& to) {
+  const float none = float_of(0xff800000U);  // minus infinity
+  for (long long row = team.index(); row < to.rows; row += team.count()) {
+    const long long first = row * to.stride, target = to.targets[row], place = target - to.begin;
+    const Exponentials all =
+        team.reduce(to.columns / n, Exponentials{none, 0}, [&](Exponentials& mine, long long i) {
+          const Pack<T, n> x = load<T, n>(to.logits, first + i * n);
+          float most = none;
+          for (int j = 0; j < n; ++j) most = wide(x.at[j]) > most ? wide(x.at[j]) : most;
+          mine.raise(most);
+          const float shift = mine.max == none ? 0 : mine.max;
+          for (int j = 0; j < n; ++j) mine.sum += expf(wide(x.at[j]) - shift);
+        });
+    team.each(1, [&](long long) {
+      const bool ignored = target == to.ignore,
+                 bad = !ignored && (target < 0 || target >= to.vocabulary),
+                 here = !ignored && place >= 0 && place < to.columns;
+      const float nan = float_of(0x7fc00000U),
+                  picked = here  ? wide(((const T*)to.logits)[first + place])
+                           : bad ? nan
+                                 : 0,
+                  shift = all.max == none ? 0 : all.max;
+      if (bad) *to.bad = target;
+      to.max[row] = to.losses != nullptr ? shift : all.max;
+      to.sum[row] = to.losses != nullptr ? 1 / all.sum : all.sum;
+      to.picked[row] = picked;
+      if (to.losses != nullptr)
+        to.losses[row] = ignored ? 0 : log((double)all.sum) + (double)shift - (double)picked;
+    });
+  }
+}
+
+template <class T, int n>
+void cross_entropy_backward(const Team<kBlock>& team, const CrossEntropyBackward& to) {
+  const float grad = *to.grad;
+  for (long long row = team.index(); row < to.rows; row += team.count()) {
+    const long long target = to.targets[row], place = target - to.begin;
+    const bool ignored = target == to.ignore;
+    const float shift = to.shift[row], scale = to.inverse[row] * grad;
+    team.each(to.columns / n, [&](long long i) {
+      Pack<T, n> x = load<T, n>(to.logits, row * to.stride + i * n);
+      for (int j = 0; j < n; ++j) {
+        const float less = i * n + j == place ? grad : 0;
+        put(x.at[j], ignored ? 0 : expf(wide(x.at[j]) - shift) * scale - less);
+      }
+      store(to.out, row * to.columns + i * n, x);
+    });
+  }
+}
+
+}  // namespace meshwright::kernels
+
+// NAME_TYPE goes by single elements, NAME_TYPE_packs by 16 bytes. Those of one type are compiled
+// together, when one of them is wanted.
+#define MESHWRIGHT_KERNELS_BY(suffix, T, n)                                                       \
+  MESHWRIGHT_KERNEL(rms_norm_##suffix, RmsNorm, 32, rms_norm<T, n, 32>)                           \
+  MESHWRIGHT_KERNEL(rms_norm_wide_##suffix, RmsNorm, kBlock, rms_norm<T, n, kBlock>)              \
+  MESHWRIGHT_KERNEL(rms_norm_backward_##suffix, RmsNormBackward, 32, rms_norm_backward<T, n, 32>) \
+  MESHWRIGHT_KERNEL(rms_norm_wide_backward_##suffix, RmsNormBackward, kBlock,                     \
+                    rms_norm_backward<T, n, kBlock>)                                              \
+  MESHWRIGHT_KERNEL(sum_rows_##suffix, SumRows, kBlock, sum_rows<T>)                              \
+  MESHWRIGHT_KERNEL(silu_times_##suffix, SiluTimes, kBlock, silu_times<T, n>)                     \
+  MESHWRIGHT_KERNEL(silu_times_backward_##suffix, SiluTimesBackward, kBlock,                      \
+                    silu_times_backward<T, n>)                                                    \
+  MESHWRIGHT_KERNEL(rotate_##suffix, Rotate, kBlock, rotate<T, n>)                                \
+  MESHWRIGHT_KERNEL(cross_entropy_##suffix, CrossEntropy, kBlock, cross_entropy<T, n>)            \
+  MESHWRIGHT_KERNEL(cross_entropy_backward_##suffix, CrossEntropyBackward, kBlock,                \
+                    cross_entropy_backward<T, n>)
+#define MESHWRIGHT_KERNELS_float MESHWRIGHT_KERNELS_BY(float, float, 1)
+#define MESHWRIGHT_KERNELS_float_packs MESHWRIGHT_KERNELS_BY(float_packs, float, 4)
+#define MESHWRIGHT_KERNELS_bfloat16 MESHWRIGHT_KERNELS_BY(bfloat16, BFloat16, 1)
+#define MESHWRIGHT_KERNELS_bfloat16_packs MESHWRIGHT_KERNELS_BY(bfloat16_packs, BFloat16, 8)
+#define MESHWRIGHT_KERNELS_half MESHWRIGHT_KERNELS_BY(half, Half, 1)
+#define MESHWRIGHT_KERNELS_half_packs MESHWRIGHT_KERNELS_BY(half_packs, Half, 8)
+#ifndef MESHWRIGHT_KERNELS
+#define MESHWRIGHT_KERNELS                                                            \
+  MESHWRIGHT_KERNELS_float MESHWRIGHT_KERNELS_float_packs MESHWRIGHT_KERNELS_bfloat16 \
+      MESHWRIGHT_KERNELS_bfloat16_packs MESHWRIGHT_KERNELS_half MESHWRIGHT_KERNELS_half_packs
+#endif
+namespace meshwright::kernels {
+MESHWRIGHT_KERNELS
+}  // namespace meshwright::kernels

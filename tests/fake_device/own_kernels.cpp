@@ -1,0 +1,197 @@
+#include "own_kernels.h"
+
+#include <cstring>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "runtime.h"
+#include "sdk/base/kernels/host_team.h"
+// After it, as the device's compiler reads it.
+#include "sdk/base/kernels/kernels.h"
+
+namespace fake_device {
+
+namespace {
+
+namespace kernels = meshwright::kernels;
+
+// One launch: its arguments point to the device, and are turned to the host's view.
+class Launch {
+ public:
+  Launch(const std::string& name, cudaStream_t stream, long long teams)
+      : width_(name.find("float") == std::string::npos || name.find("bfloat") != std::string::npos
+                   ? 2
+                   : 4),
+        teams_(teams),
+        name_(name),
+        stream_(stream) {}
+
+  // Counts of elements.
+  template <class T>
+  void read(T& pointer, long long count) {
+    turn(pointer, count, width_of<T>(), false);
+  }
+  template <class T>
+  void write(T& pointer, long long count) {
+    turn(pointer, count, width_of<T>(), true);
+  }
+  long long teams() const { return teams_; }
+  size_t bytes_read = 0, bytes_written = 0;
+  // Bytes that lie between what the kernel touches.
+  void skip(size_t& bytes, long long count) const { bytes -= static_cast<size_t>(count) * width_; }
+
+ private:
+  template <class T>
+  size_t width_of() const {
+    if constexpr (std::is_void_v<std::remove_pointer_t<T>>)
+      return width_;
+    else
+      return sizeof(std::remove_pointer_t<T>);
+  }
+  template <class T>
+  void turn(T& pointer, long long count, size_t width, bool write) {
+    if (pointer == nullptr || count <= 0) return;
+    const size_t bytes = static_cast<size_t>(count) * width;
+    fake_device_access(stream_, current_device(), pointer, bytes, write ? 1 : 0, name_.c_str());
+    (write ? bytes_written : bytes_read) += bytes;
+    pointer = static_cast<T>(fake_device_view(pointer));
+  }
+
+  size_t width_;
+  long long teams_;
+  std::string name_;
+  cudaStream_t stream_;
+};
+
+void touch(Launch& launch, kernels::RmsNorm& a) {
+  const long long all = a.rows * a.size;
+  launch.read(a.x, all);
+  launch.read(a.added, all);
+  launch.read(a.weight, a.size);
+  launch.write(a.sum, all);
+  launch.write(a.y, all);
+  launch.write(a.rstd, a.rows);
+}
+void touch(Launch& launch, kernels::RmsNormBackward& a) {
+  const long long all = a.rows * a.size;
+  launch.read(a.x, all);
+  launch.read(a.weight, a.size);
+  launch.read(a.grad, all);
+  launch.read(a.grad_of_sum, all);
+  launch.read(a.rstd, a.rows);
+  launch.write(a.to_x, all);
+  launch.write(a.to_weight, launch.teams() * a.size);
+}
+void touch(Launch& launch, kernels::SumRows& a) {
+  launch.read(a.parts, a.rows * a.size);
+  launch.write(a.out, a.size);
+}
+// Rows with a stride, from the first element to the last.
+long long extent(long long rows, long long size, long long stride) {
+  return rows > 0 ? (rows - 1) * stride + size : 0;
+}
+void touch(Launch& launch, kernels::SiluTimes& a) {
+  launch.read(a.gate, extent(a.rows, a.size, a.gate_stride));
+  launch.read(a.up, extent(a.rows, a.size, a.up_stride));
+  launch.skip(launch.bytes_read, (a.rows - 1) * (a.gate_stride + a.up_stride - 2 * a.size));
+  launch.write(a.out, a.rows * a.size);
+}
+void touch(Launch& launch, kernels::SiluTimesBackward& a) {
+  launch.read(a.gate, extent(a.rows, a.size, a.gate_stride));
+  launch.read(a.up, extent(a.rows, a.size, a.up_stride));
+  launch.skip(launch.bytes_read, (a.rows - 1) * (a.gate_stride + a.up_stride - 2 * a.size));
+  launch.read(a.grad, a.rows * a.size);
+  launch.write(a.to_gate, a.rows * a.size);
+  launch.write(a.to_up, a.rows * a.size);
+}
+void touch(Launch& launch, kernels::Rotate& a) {
+  for (kernels::Heads* heads : {&a.query, &a.key}) {
+    const long long all = a.batch * a.length * heads->heads * a.size,
+                    from_first = (a.batch - 1) * heads->batch_stride +
+                                 (a.length - 1) * heads->row_stride +
+                                 (heads->heads - 1) * heads->head_stride + a.size;
+    launch.read(heads->in, all > 0 ? from_first : 0);
+    if (all > 0) launch.skip(launch.bytes_read, from_first - all);
+    launch.write(heads->out, all);
+  }
+  const long long angles = (a.by_sample != 0 ? a.batch : 1) * a.length * a.dim;
+  launch.read(a.cos, angles);
+  launch.read(a.sin, angles);
+}
+void touch(Launch& launch, kernels::CrossEntropy& a) {
+  launch.read(a.logits, extent(a.rows, a.columns, a.stride));
+  launch.skip(launch.bytes_read, (a.rows - 1) * (a.stride - a.columns));
+  launch.read(a.targets, a.rows);
+  launch.write(a.max, a.rows);
+  launch.write(a.sum, a.rows);
+  launch.write(a.picked, a.rows);
+  launch.write(a.losses, a.rows);
+  a.bad = static_cast<long long*>(fake_device_view(a.bad));  // pinned memory, hardly ever written
+}
+void touch(Launch& launch, kernels::CrossEntropyBackward& a) {
+  launch.read(a.logits, extent(a.rows, a.columns, a.stride));
+  launch.skip(launch.bytes_read, (a.rows - 1) * (a.stride - a.columns));
+  launch.read(a.targets, a.rows);
+  launch.read(a.shift, a.rows);
+  launch.read(a.inverse, a.rows);
+  launch.read(a.grad, 1);
+  launch.write(a.out, a.rows * a.columns);
+}
+
+struct Known {
+  std::string_view prefix;
+  void (*run)(const std::string& name, long long blocks, size_t shared, const void* given,
+              Launch& launch);
+};
+template <class Arguments>
+void run(const std::string& name, long long blocks, size_t shared, const void* given,
+         Launch& launch) {
+  Arguments arguments;
+  memcpy(&arguments, given, sizeof arguments);
+  touch(launch, arguments);
+  kernels::run_on_host(name, blocks, shared, &arguments);
+}
+// The longest prefix first.
+constexpr Known kKnown[] = {
+    {"rms_norm_backward_", run<kernels::RmsNormBackward>},
+    {"rms_norm_wide_backward_", run<kernels::RmsNormBackward>},
+    {"rms_norm_", run<kernels::RmsNorm>},
+    {"sum_rows_", run<kernels::SumRows>},
+    {"silu_times_backward_", run<kernels::SiluTimesBackward>},
+    {"silu_times_", run<kernels::SiluTimes>},
+    {"rotate_", run<kernels::Rotate>},
+    {"cross_entropy_backward_", run<kernels::CrossEntropyBackward>},
+    {"cross_entropy_", run<kernels::CrossEntropy>},
+};
+
+using Entry = std::pair<const std::string, kernels::HostKernel>;
+
+}  // namespace
+
+const void* own_kernel(const char* name) {
+  const auto found = kernels::host_kernels().find(name);
+  return found == kernels::host_kernels().end() ? nullptr : &*found;
+}
+bool is_own_kernel(const void* kernel) {
+  for (const Entry& entry : kernels::host_kernels())
+    if (&entry == kernel) return true;
+  return false;
+}
+bool run_own_kernel(const void* kernel, long long blocks, size_t shared_bytes,
+                    const void* arguments, cudaStream_t stream) {
+  const auto& [name, host] = *static_cast<const Entry*>(kernel);
+  for (const Known& known : kKnown) {
+    if (!name.starts_with(known.prefix)) continue;
+    Launch launch(name, stream, blocks * host.teams);
+    fake_device_begin(stream, current_device(), name.c_str());
+    known.run(name, blocks, shared_bytes, arguments, launch);
+    fake_device_end();
+    fake_device_launched(name.c_str(), 1, launch.bytes_read, launch.bytes_written);
+    return true;
+  }
+  return false;
+}
+
+}  // namespace fake_device
