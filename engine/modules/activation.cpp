@@ -15,8 +15,11 @@
 
 #include <algorithm>
 #include <iterator>
+#include <optional>
+#include <utility>
 
 #include "sdk/base/exponential.h"
+#include "sdk/base/own_kernels.h"
 #include "sdk/base/vectorised.h"
 
 namespace meshwright::modules {
@@ -97,6 +100,52 @@ struct FusedSiluTimes : torch::autograd::Function<FusedSiluTimes> {
   static constexpr int64_t kGrain = 16384;
 };
 
+// The same on a device, in the types that kernels of our own have.
+struct DeviceSiluTimes : torch::autograd::Function<DeviceSiluTimes> {
+  static std::optional<OwnKernels> kernels(const Tensor& gate, const Tensor& up) {
+    if (gate.dim() == 0 || gate.scalar_type() != up.scalar_type()) return std::nullopt;
+    return OwnKernels::of(gate, {gate.size(-1)});
+  }
+  // Rows of one distance: halves of a product are such, without a copy.
+  static Tensor as_rows(const Tensor& x) {
+    const int64_t size = x.size(-1), rows = x.numel() / std::max<int64_t>(size, 1);
+    return OwnKernels::readable_rows(x.reshape({rows, size}));
+  }
+  static int64_t blocks(const Tensor& x) { return ceil_divide(x.numel(), kernels::kBlock * 8); }
+  template <class Arguments>
+  static void set_rows(Arguments& to, const Tensor& gate, const Tensor& up) {
+    to.gate = gate.const_data_ptr();
+    to.up = up.const_data_ptr();
+    to.rows = gate.size(0), to.size = gate.size(1);
+    to.gate_stride = gate.stride(0), to.up_stride = up.stride(0);
+    if (gate.is_contiguous() && up.is_contiguous()) to.size *= std::exchange(to.rows, 1);
+  }
+
+  static Tensor forward(AutogradContext* context, const Tensor& given_gate,
+                        const Tensor& given_up) {
+    const Tensor gate = as_rows(given_gate), up = as_rows(given_up);
+    Tensor out = at::empty(given_gate.sizes(), gate.options());
+    kernels::SiluTimes arguments{};
+    set_rows(arguments, gate, up);
+    arguments.out = out.mutable_data_ptr();
+    kernels(gate, up)->launch("silu_times", blocks(gate), arguments);
+    context->save_for_backward({gate, up});
+    return out;
+  }
+  static variable_list backward(AutogradContext* context, variable_list grads) {
+    variable_list saved = context->get_saved_variables();
+    const Tensor grad = OwnKernels::readable(grads[0]);
+    Tensor to_gate = at::empty_like(grad), to_up = at::empty_like(grad);
+    kernels::SiluTimesBackward arguments{};
+    set_rows(arguments, saved[0], saved[1]);
+    arguments.grad = grad.const_data_ptr();
+    arguments.to_gate = to_gate.mutable_data_ptr();
+    arguments.to_up = to_up.mutable_data_ptr();
+    kernels(saved[0], saved[1])->launch("silu_times_backward", blocks(grad), arguments);
+    return {to_gate, to_up};
+  }
+};
+
 }  // namespace
 
 Activation find_activation(std::string_view name) {
@@ -112,6 +161,8 @@ Tensor GatedActivationImpl::forward(const Tensor& gate, const Tensor& up) {
   auto plain = [](const Tensor& t) { return t.is_cpu() && t.scalar_type() == at::kFloat; };
   if (silu_ && plain(gate) && plain(up) && gate.sizes() == up.sizes())
     return FusedSiluTimes::apply(gate, up);
+  if (silu_ && gate.sizes() == up.sizes() && DeviceSiluTimes::kernels(gate, up))
+    return DeviceSiluTimes::apply(gate, up);
   return activation_(gate) * up;
 }
 

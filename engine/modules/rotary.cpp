@@ -17,8 +17,10 @@
 #include <algorithm>
 #include <cmath>
 #include <numbers>
+#include <optional>
 
 #include "meshwright/nn/attention.h"
+#include "sdk/base/own_kernels.h"
 #include "sdk/base/vectorised.h"
 
 namespace meshwright::modules {
@@ -74,6 +76,54 @@ struct FusedRotate : torch::autograd::Function<FusedRotate> {
     variable_list saved = context->get_saved_variables();
     return {turn(grads[0], saved[0], saved[1], -1), turn(grads[1], saved[0], saved[1], -1),
             Tensor(), Tensor()};
+  }
+};
+
+// The same on a device, in the types that kernels of our own have.
+struct DeviceRotate : torch::autograd::Function<DeviceRotate> {
+  static std::optional<OwnKernels> kernels(const Tensor& x, const Tensor& cos) {
+    return OwnKernels::of(x, {x.size(-1), cos.size(-1) / 2});
+  }
+  static kernels::Heads heads(const Tensor& x, Tensor& out) {
+    return {.in = x.const_data_ptr(),
+            .out = out.mutable_data_ptr(),
+            .batch_stride = x.stride(0),
+            .row_stride = x.stride(1),
+            .head_stride = x.stride(2),
+            .heads = static_cast<int>(x.size(2))};
+  }
+  static variable_list turn(const Tensor& given_query, const Tensor& given_key, const Tensor& cos,
+                            const Tensor& sin, float direction) {
+    const Tensor query = OwnKernels::readable_rows(given_query),
+                 key = OwnKernels::readable_rows(given_key);
+    Tensor turned_query = at::empty(query.sizes(), query.options()),
+           turned_key = at::empty(key.sizes(), key.options());
+    kernels(query, cos)
+        ->launch("rotate", query.size(0) * query.size(1),
+                 kernels::Rotate{.query = heads(query, turned_query),
+                                 .key = heads(key, turned_key),
+                                 .cos = cos.const_data_ptr(),
+                                 .sin = sin.const_data_ptr(),
+                                 .batch = query.size(0),
+                                 .length = query.size(1),
+                                 .size = static_cast<int>(query.size(3)),
+                                 .dim = static_cast<int>(cos.size(-1)),
+                                 .by_sample = cos.dim() == 3 ? 1 : 0,
+                                 .direction = direction});
+    return {turned_query, turned_key};
+  }
+
+  static variable_list forward(AutogradContext* context, const Tensor& query, const Tensor& key,
+                               const Tensor& given_cos, const Tensor& given_sin) {
+    const Tensor cos = OwnKernels::readable(given_cos), sin = OwnKernels::readable(given_sin);
+    context->save_for_backward({cos, sin});
+    return turn(query, key, cos, sin, 1);
+  }
+  static variable_list backward(AutogradContext* context, variable_list grads) {
+    variable_list saved = context->get_saved_variables();
+    variable_list out = turn(grads[0], grads[1], saved[0], saved[1], -1);
+    out.resize(4);
+    return out;
   }
 };
 
@@ -220,6 +270,12 @@ std::pair<Tensor, Tensor> rotate(const Tensor& query, const Tensor& key, const R
   auto plain = [](const Tensor& t) { return t.is_cpu() && t.scalar_type() == at::kFloat; };
   if (plain(query) && plain(key) && plain(table.cos) && plain(table.sin)) {
     variable_list turned = FusedRotate::apply(query, key, table.cos, table.sin);
+    return {turned[0], turned[1]};
+  }
+  const at::ScalarType type = query.scalar_type();
+  if (key.scalar_type() == type && table.cos.scalar_type() == type &&
+      DeviceRotate::kernels(query, table.cos)) {
+    variable_list turned = DeviceRotate::apply(query, key, table.cos, table.sin);
     return {turned[0], turned[1]};
   }
   Tensor cos = table.cos.unsqueeze(-2), sin = table.sin.unsqueeze(-2);
