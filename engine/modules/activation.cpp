@@ -107,9 +107,9 @@ struct DeviceSiluTimes : torch::autograd::Function<DeviceSiluTimes> {
     return OwnKernels::of(gate, {gate.size(-1)});
   }
   // Rows of one distance: halves of a product are such, without a copy.
-  static Tensor as_rows(const Tensor& x) {
+  static Tensor as_rows(const OwnKernels& own, const Tensor& x) {
     const int64_t size = x.size(-1), rows = x.numel() / std::max<int64_t>(size, 1);
-    return OwnKernels::readable_rows(x.reshape({rows, size}));
+    return own.readable_rows(x.reshape({rows, size}));
   }
   static int64_t blocks(const Tensor& x) { return ceil_divide(x.numel(), kernels::kBlock * 8); }
   template <class Arguments>
@@ -123,25 +123,27 @@ struct DeviceSiluTimes : torch::autograd::Function<DeviceSiluTimes> {
 
   static Tensor forward(AutogradContext* context, const Tensor& given_gate,
                         const Tensor& given_up) {
-    const Tensor gate = as_rows(given_gate), up = as_rows(given_up);
+    const OwnKernels own = *kernels(given_gate, given_up);
+    const Tensor gate = as_rows(own, given_gate), up = as_rows(own, given_up);
     Tensor out = at::empty(given_gate.sizes(), gate.options());
     kernels::SiluTimes arguments{};
     set_rows(arguments, gate, up);
     arguments.out = out.mutable_data_ptr();
-    kernels(gate, up)->launch("silu_times", blocks(gate), arguments);
+    own.launch("silu_times", blocks(gate), arguments);
     context->save_for_backward({gate, up});
     return out;
   }
   static variable_list backward(AutogradContext* context, variable_list grads) {
     variable_list saved = context->get_saved_variables();
-    const Tensor grad = OwnKernels::readable(grads[0]);
+    const OwnKernels own = *kernels(saved[0], saved[1]);
+    const Tensor grad = own.readable(grads[0]);
     Tensor to_gate = at::empty_like(grad), to_up = at::empty_like(grad);
     kernels::SiluTimesBackward arguments{};
     set_rows(arguments, saved[0], saved[1]);
     arguments.grad = grad.const_data_ptr();
     arguments.to_gate = to_gate.mutable_data_ptr();
     arguments.to_up = to_up.mutable_data_ptr();
-    kernels(saved[0], saved[1])->launch("silu_times_backward", blocks(grad), arguments);
+    own.launch("silu_times_backward", blocks(grad), arguments);
     return {to_gate, to_up};
   }
 };

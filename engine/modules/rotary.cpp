@@ -94,8 +94,8 @@ struct DeviceRotate : torch::autograd::Function<DeviceRotate> {
   }
   static variable_list turn(const Tensor& given_query, const Tensor& given_key, const Tensor& cos,
                             const Tensor& sin, float direction) {
-    const Tensor query = OwnKernels::readable_rows(given_query),
-                 key = OwnKernels::readable_rows(given_key);
+    const OwnKernels own = *kernels(given_query, cos);
+    const Tensor query = own.readable_rows(given_query), key = own.readable_rows(given_key);
     Tensor turned_query = at::empty(query.sizes(), query.options()),
            turned_key = at::empty(key.sizes(), key.options());
     kernels(query, cos)
@@ -115,7 +115,8 @@ struct DeviceRotate : torch::autograd::Function<DeviceRotate> {
 
   static variable_list forward(AutogradContext* context, const Tensor& query, const Tensor& key,
                                const Tensor& given_cos, const Tensor& given_sin) {
-    const Tensor cos = OwnKernels::readable(given_cos), sin = OwnKernels::readable(given_sin);
+    const OwnKernels own = *kernels(query, given_cos);
+    const Tensor cos = own.readable(given_cos), sin = own.readable(given_sin);
     context->save_for_backward({cos, sin});
     return turn(query, key, cos, sin, 1);
   }

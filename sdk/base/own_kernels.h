@@ -23,11 +23,11 @@ class OwnKernels {
     const DeviceKernels* kernels = x.is_cuda() ? device_kernels() : nullptr;
     if (kernels == nullptr) return std::nullopt;
     const bool packs = std::all_of(lengths.begin(), lengths.end(), [&](int64_t length) {
-      return length % (kPack / static_cast<int64_t>(x.element_size())) == 0;
+      return length * static_cast<int64_t>(x.element_size()) % kPack == 0;
     });
     const char* type = type_of(x.scalar_type(), packs);
     if (type == nullptr || !kernels->ready(x.get_device(), type)) return std::nullopt;
-    return OwnKernels(kernels, x.get_device(), type);
+    return OwnKernels(kernels, x.get_device(), type, packs);
   }
 
   template <class Arguments>
@@ -39,35 +39,37 @@ class OwnKernels {
                        static_cast<unsigned>(shared_bytes), &arguments);
   }
 
-  // x where the kernels can read it: dense, or with strides in whole packs where `strided` says
-  // that only its last dimension has to be dense.
-  static at::Tensor readable(const at::Tensor& x) {
+  // x where the kernels can read it: dense, or only in its last dimension.
+  at::Tensor readable(const at::Tensor& x) const {
     return x.is_contiguous() && is_aligned(x) ? x : x.clone(at::MemoryFormat::Contiguous);
   }
-  static at::Tensor readable_rows(const at::Tensor& x) {
-    bool dense = x.stride(-1) == 1 && is_aligned(x);
-    for (int64_t d = 0; d + 1 < x.dim(); ++d)
-      dense = dense && x.stride(d) * static_cast<int64_t>(x.element_size()) % kPack == 0;
-    return dense ? x : readable(x);
+  at::Tensor readable_rows(const at::Tensor& x) const {
+    bool fits = x.stride(-1) == 1 && is_aligned(x);
+    for (int64_t d = 0; d + 1 < x.dim(); ++d) fits = fits && fits_packs(x.stride(d), x);
+    return fits ? x : readable(x);
   }
 
  private:
   static constexpr int64_t kPack = 16;  // bytes
-  OwnKernels(const DeviceKernels* kernels, int device, const char* type)
-      : kernels_(kernels), device_(device), type_(type) {}
+  OwnKernels(const DeviceKernels* kernels, int device, const char* type, bool packs)
+      : kernels_(kernels), device_(device), type_(type), packs_(packs) {}
   static const char* type_of(at::ScalarType type, bool packs) {
     if (type == at::kFloat) return packs ? "float_packs" : "float";
     if (type == at::kBFloat16) return packs ? "bfloat16_packs" : "bfloat16";
     if (type == at::kHalf) return packs ? "half_packs" : "half";
     return nullptr;
   }
-  static bool is_aligned(const at::Tensor& x) {
-    return reinterpret_cast<uintptr_t>(x.const_data_ptr()) % kPack == 0;
+  bool fits_packs(int64_t length, const at::Tensor& x) const {
+    return !packs_ || length * static_cast<int64_t>(x.element_size()) % kPack == 0;
+  }
+  bool is_aligned(const at::Tensor& x) const {
+    return !packs_ || reinterpret_cast<uintptr_t>(x.const_data_ptr()) % kPack == 0;
   }
 
   const DeviceKernels* kernels_;
   int device_;
   const char* type_;
+  bool packs_;
 };
 
 inline int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }

@@ -102,8 +102,9 @@ struct DeviceRmsNorm : torch::autograd::Function<DeviceRmsNorm> {
 
   static Tensor forward(AutogradContext* context, const Tensor& given, const Tensor& given_weight,
                         double epsilon, bool plus_one) {
-    Tensor x = OwnKernels::readable(given), weight = OwnKernels::readable(given_weight),
-           y = at::empty_like(x);
+    const OwnKernels own = *kernels(given, given_weight);
+    const Tensor x = own.readable(given), weight = own.readable(given_weight);
+    Tensor y = at::empty_like(x);
     const int64_t size = weight.numel(), rows = x.numel() / std::max<int64_t>(size, 1);
     Tensor rstd = at::empty({rows}, x.options().dtype(at::kFloat));
     kernels::RmsNorm arguments{.x = x.const_data_ptr(),
@@ -114,8 +115,8 @@ struct DeviceRmsNorm : torch::autograd::Function<DeviceRmsNorm> {
                                .size = size,
                                .epsilon = static_cast<float>(epsilon),
                                .plus_one = plus_one ? 1 : 0};
-    kernels(x, weight)->launch(size > kShort ? "rms_norm_wide" : "rms_norm",
-                               ceil_divide(rows, teams_of_block(size)), arguments);
+    own.launch(size > kShort ? "rms_norm_wide" : "rms_norm",
+               ceil_divide(rows, teams_of_block(size)), arguments);
     context->save_for_backward({x, weight, rstd});
     context->saved_data["plus_one"] = plus_one;
     return y;
@@ -128,7 +129,8 @@ struct DeviceRmsNorm : torch::autograd::Function<DeviceRmsNorm> {
     // enough for any device.
     const int64_t of_block = teams_of_block(size),
                   blocks = std::min<int64_t>(ceil_divide(ceil_divide(rows, 16), of_block), 264);
-    const Tensor grad = OwnKernels::readable(grads[0]);
+    const OwnKernels own = *kernels(x, weight);
+    const Tensor grad = own.readable(grads[0]);
     Tensor to_x = at::empty_like(x), parts, to_weight;
     if (context->needs_input_grad(1)) {
       parts = at::empty({blocks * of_block, size}, rstd.options());
@@ -144,7 +146,6 @@ struct DeviceRmsNorm : torch::autograd::Function<DeviceRmsNorm> {
         .rows = rows,
         .size = size,
         .plus_one = context->saved_data["plus_one"].toBool() ? 1 : 0};
-    const OwnKernels own = *kernels(x, weight);
     own.launch(size > kShort ? "rms_norm_wide_backward" : "rms_norm_backward", blocks, arguments,
                of_block * size * static_cast<int64_t>(sizeof(float)));
     if (to_weight.defined())

@@ -3,18 +3,23 @@
 #include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <limits>
+#include <optional>
 #include <string>
 #include <utility>
 
 #include "meshwright/error.h"
 #include "meshwright/tp_plan.h"
 #include "sdk/base/exponential.h"
+#include "sdk/base/own_kernels.h"
 #include "sdk/base/vectorised.h"
 
 namespace meshwright {
@@ -64,7 +69,7 @@ MESHWRIGHT_VECTORISED void softmax_row(const float* x, float* out, int64_t size,
 struct Rows {
   Tensor logits;   // [rows, columns], each row in one piece
   Tensor targets;  // [rows] int64
-  int64_t begin = 0, ignore = -100;
+  int64_t begin = 0, ignore = -100, vocabulary = 0;
 
   int64_t count() const { return logits.size(0); }
   int64_t columns() const { return logits.size(1); }
@@ -204,15 +209,122 @@ Tensor operator_gradient(const Rows& rows, const Tensor& shift, const Tensor& in
   return out;
 }
 
+[[noreturn]] void refuse_target(int64_t bad, int64_t size, int64_t ignore) {
+  throw Error(ErrorCode::bad_token, "the target " + std::to_string(bad) +
+                                        " lies outside of the vocabulary of " +
+                                        std::to_string(size) + " and is not " +
+                                        std::to_string(ignore) + ", which is ignored");
+}
+
+void check_targets(const Tensor& targets, int64_t size, int64_t ignore) {
+  int64_t bad = ignore;
+  if (targets.is_cpu()) {
+    const int64_t* ids = targets.const_data_ptr<int64_t>();
+    for (int64_t i = 0; i < targets.numel() && bad == ignore; ++i)
+      if ((ids[i] < 0 || ids[i] >= size) && ids[i] != ignore) bad = ids[i];
+  } else if (Tensor wrong =
+                 targets.lt(0).logical_or_(targets.ge(size)).logical_and_(targets.ne(ignore));
+             wrong.any().item<bool>()) {
+    bad = targets.masked_select(wrong).select(0, 0).item<int64_t>();
+  }
+  if (bad != ignore) refuse_target(bad, size, ignore);
+}
+
+// The same on a device, by kernels of our own, in the types that have them.
+std::optional<OwnKernels> kernels_for(const Rows& rows) {
+  return OwnKernels::of(rows.logits, {rows.columns(), rows.logits.stride(0)});
+}
+
+// A target outside of the vocabulary that a kernel met, in memory that device and host share: the
+// host does not wait for it.
+constexpr int64_t kNoTarget = std::numeric_limits<int64_t>::min();
+int64_t* bad_target() {
+  static auto* const kept = new Tensor(  // for good: kernels may still write to it
+      at::full({1}, kNoTarget, at::TensorOptions(at::kLong).pinned_memory(true)));
+  return kept->mutable_data_ptr<int64_t>();
+}
+
+// What a call before this one met, which had no number for a loss.
+void check_last_target(int64_t size, int64_t ignore) {
+  const int64_t bad = std::atomic_ref(*bad_target()).exchange(kNoTarget);
+  if (bad != kNoTarget) refuse_target(bad, size, ignore);
+}
+
+// `losses`, float64, only where all columns are here: then the first two sums are what backward
+// takes, the shift and the inverse.
+Tensor kernel_sums(const Rows& rows, const OwnKernels& own, Tensor losses) {
+  Tensor sums = at::empty({3, rows.count()}, rows.logits.options().dtype(at::kFloat));
+  float* max = sums.mutable_data_ptr<float>();
+  own.launch("cross_entropy", rows.count(),
+             kernels::CrossEntropy{
+                 .logits = rows.logits.const_data_ptr(),
+                 .targets = reinterpret_cast<const long long*>(rows.targets.const_data_ptr()),
+                 .max = max,
+                 .sum = max + rows.count(),
+                 .picked = max + 2 * rows.count(),
+                 .losses = losses.defined() ? losses.mutable_data_ptr<double>() : nullptr,
+                 .bad = reinterpret_cast<long long*>(bad_target()),
+                 .rows = rows.count(),
+                 .columns = rows.columns(),
+                 .stride = rows.logits.stride(0),
+                 .begin = rows.begin,
+                 .vocabulary = rows.vocabulary,
+                 .ignore = rows.ignore});
+  return sums;
+}
+
+// In the memory of the logits where nobody else can see them, now or in a second backward.
+Tensor kernel_gradient(const Rows& rows, const OwnKernels& own, const Tensor& shift,
+                       const Tensor& inverse, const Tensor& grad, bool ours) {
+  Tensor out = ours && rows.logits.is_contiguous()
+                   ? rows.logits
+                   : at::empty({rows.count(), rows.columns()}, rows.logits.options());
+  own.launch("cross_entropy_backward", rows.count(),
+             kernels::CrossEntropyBackward{
+                 .logits = rows.logits.const_data_ptr(),
+                 .targets = reinterpret_cast<const long long*>(rows.targets.const_data_ptr()),
+                 .shift = shift.const_data_ptr<float>(),
+                 .inverse = inverse.const_data_ptr<float>(),
+                 .grad = grad.const_data_ptr<float>(),
+                 .out = out.mutable_data_ptr(),
+                 .rows = rows.count(),
+                 .columns = rows.columns(),
+                 .stride = rows.logits.stride(0),
+                 .begin = rows.begin,
+                 .ignore = rows.ignore});
+  return out;
+}
+
 struct CrossEntropySum : torch::autograd::Function<CrossEntropySum> {
   static Tensor forward(AutogradContext* context, const Tensor& logits, const Tensor& targets,
-                        int64_t begin, Group* group, int64_t ignore) {
+                        int64_t begin, int64_t vocabulary, Group* group, int64_t ignore) {
     Tensor flat = logits.reshape({targets.numel(), logits.size(-1)});
     if (flat.size(1) > 1 && flat.stride(1) != 1) flat = flat.contiguous();
-    Rows rows{flat, targets, begin, ignore};
-    Tensor sums = rows.looped() ? looped_sums(rows) : operator_sums(rows);
+    Rows rows{flat, targets, begin, ignore, vocabulary};
+    const std::optional<OwnKernels> own = kernels_for(rows);
+    if (own) rows.logits = own->readable_rows(rows.logits);
+    own ? check_last_target(vocabulary, ignore) : check_targets(targets, vocabulary, ignore);
+    context->saved_data["begin"] = begin;
+    context->saved_data["ignore"] = ignore;
+    context->saved_data["shape"] = logits.sizes();
+    Tensor losses, sums;
+    if (own) {
+      if (group == nullptr) losses = at::empty({rows.count()}, flat.options().dtype(at::kDouble));
+      sums = kernel_sums(rows, *own, losses);
+    } else {
+      sums = rows.looped() ? looped_sums(rows) : operator_sums(rows);
+    }
     Tensor max = sums.select(0, 0), sum = sums.select(0, 1), picked = sums.select(0, 2),
            shift = max;
+    // Without what autograd knows of it, which would hold the logits themselves.
+    auto keep = [&](const Tensor& inverse) {
+      context->save_for_backward(
+          {own ? rows.logits.tensor_data() : rows.logits, targets, shift, inverse});
+    };
+    if (losses.defined()) {
+      keep(sum);
+      return losses.sum().to(rows.computed_in());
+    }
     if (group != nullptr) {
       shift = max.clone();
       group->all_reduce(shift, ReduceOp::max).wait();
@@ -222,21 +334,25 @@ struct CrossEntropySum : torch::autograd::Function<CrossEntropySum> {
       sum.mul_((max - shift).exp_());  // 0 where this rank has no columns
       group->all_reduce(sums.narrow(0, 1, 2)).wait();
     }
-    Tensor losses =
-        sum.to(at::kDouble).log().add_(shift).sub_(picked).masked_fill_(rows.ignored(), 0);
-    context->save_for_backward({flat, targets, shift, sum.reciprocal()});
-    context->saved_data["begin"] = begin;
-    context->saved_data["ignore"] = ignore;
-    context->saved_data["shape"] = logits.sizes();
+    losses = sum.to(at::kDouble).log().add_(shift).sub_(picked).masked_fill_(rows.ignored(), 0);
+    keep(sum.reciprocal());
     return losses.sum().to(rows.computed_in());
   }
   static variable_list backward(AutogradContext* context, variable_list grads) {
     variable_list saved = context->get_saved_variables();
     Rows rows{saved[0], saved[1], context->saved_data["begin"].toInt(),
               context->saved_data["ignore"].toInt()};
-    Tensor out = rows.looped() ? looped_gradient(rows, saved[2], saved[3], grads[0])
-                               : operator_gradient(rows, saved[2], saved[3], grads[0]);
-    return {out.view(context->saved_data["shape"].toIntVector()), {}, {}, {}, {}};
+    const Tensor &shift = saved[2], &inverse = saved[3], &grad = grads[0];
+    Tensor out;
+    if (const std::optional<OwnKernels> own = kernels_for(rows)) {
+      const bool ours = rows.logits.storage().use_count() == 1 &&
+                        !torch::autograd::get_current_graph_task_keep_graph();
+      out = kernel_gradient(rows, *own, shift, inverse, grad, ours);
+    } else {
+      out = rows.looped() ? looped_gradient(rows, shift, inverse, grad)
+                          : operator_gradient(rows, shift, inverse, grad);
+    }
+    return {out.view(context->saved_data["shape"].toIntVector()), {}, {}, {}, {}, {}};
   }
 };
 
@@ -262,24 +378,6 @@ void check_shapes(const Tensor& logits, const Tensor& targets, const VocabularyS
            std::to_string(shard->size));
 }
 
-void check_targets(const Tensor& targets, int64_t size, int64_t ignore) {
-  int64_t bad = ignore;
-  if (targets.is_cpu()) {
-    const int64_t* ids = targets.const_data_ptr<int64_t>();
-    for (int64_t i = 0; i < targets.numel() && bad == ignore; ++i)
-      if ((ids[i] < 0 || ids[i] >= size) && ids[i] != ignore) bad = ids[i];
-  } else if (Tensor wrong =
-                 targets.lt(0).logical_or_(targets.ge(size)).logical_and_(targets.ne(ignore));
-             wrong.any().item<bool>()) {
-    bad = targets.masked_select(wrong).select(0, 0).item<int64_t>();
-  }
-  if (bad != ignore)
-    throw Error(ErrorCode::bad_token, "the target " + std::to_string(bad) +
-                                          " lies outside of the vocabulary of " +
-                                          std::to_string(size) + " and is not " +
-                                          std::to_string(ignore) + ", which is ignored");
-}
-
 }  // namespace
 
 VocabularyShard VocabularyShard::of(std::shared_ptr<Group> group, int64_t size) {
@@ -291,10 +389,10 @@ Tensor cross_entropy_sum(const Tensor& logits, const Tensor& targets, const Voca
                          int64_t ignore_index) {
   check_shapes(logits, targets, shard);
   Tensor ids = targets.reshape({-1}).contiguous();
-  check_targets(ids, shard != nullptr ? shard->size : logits.size(-1), ignore_index);
   Group* group =
       shard != nullptr && shard->group && shard->group->size() > 1 ? shard->group.get() : nullptr;
-  return CrossEntropySum::apply(logits, ids, shard != nullptr ? shard->begin : 0, group,
+  return CrossEntropySum::apply(logits, ids, shard != nullptr ? shard->begin : 0,
+                                shard != nullptr ? shard->size : logits.size(-1), group,
                                 ignore_index);
 }
 

@@ -36,7 +36,9 @@ struct MESHWRIGHT_API VocabularyShard {
 // and NaN do as in at::cross_entropy_loss, but the gradient of an ignored row is always 0.
 //
 // Throws Error(bad_token) for a target outside the vocabulary, before anything is sent, and
-// Error(model_does_not_fit) when shapes or dtypes do not fit together.
+// Error(model_does_not_fit) when shapes or dtypes do not fit together. On a CUDA device, where the
+// host does not wait for the targets, such a loss is not a number and a later call throws. There
+// the gradient may take the memory of logits that nobody else holds.
 MESHWRIGHT_API at::Tensor cross_entropy_sum(const at::Tensor& logits, const at::Tensor& targets,
                                             const VocabularyShard* shard = nullptr,
                                             int64_t ignore_index = -100);
