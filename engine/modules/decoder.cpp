@@ -4,8 +4,10 @@
 
 #include <algorithm>
 #include <optional>
+#include <tuple>
 
 #include "meshwright/nn/stage.h"
+#include "sdk/base/residual.h"
 
 namespace meshwright::modules {
 namespace {
@@ -154,12 +156,15 @@ DecoderLayerImpl::DecoderLayerImpl(const NetConfig& config, int64_t window, bool
 }
 
 Tensor DecoderLayerImpl::forward(const Tensor& x, const RotaryTable& rotary) {
+  auto [stream, read] = add_and_norm(x, {}, input_layernorm_);
+  Tensor attended = self_attn_(read, rotary);
   if (pre_feedforward_layernorm_.is_empty()) {
-    Tensor y = x + self_attn_(input_layernorm_(x), rotary);
-    return y + feed(post_attention_layernorm_(y));
+    std::tie(stream, read) = add_and_norm(stream, attended, post_attention_layernorm_);
+    return stream + feed(read);
   }
-  Tensor y = x + post_attention_layernorm_(self_attn_(input_layernorm_(x), rotary));
-  return y + post_feedforward_layernorm_(feed(pre_feedforward_layernorm_(y)));
+  std::tie(stream, read) =
+      add_and_norm(stream, post_attention_layernorm_(attended), pre_feedforward_layernorm_);
+  return stream + post_feedforward_layernorm_(feed(read));
 }
 
 DecoderModelImpl::DecoderModelImpl(const NetConfig& config, const at::TensorOptions& options) {

@@ -11,8 +11,11 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <cmath>
+#include <optional>
+#include <utility>
 
 #include "sdk/base/own_kernels.h"
+#include "sdk/base/residual.h"
 #include "sdk/base/vectorised.h"
 
 namespace meshwright {
@@ -100,15 +103,20 @@ struct DeviceRmsNorm : torch::autograd::Function<DeviceRmsNorm> {
   }
   static int64_t teams_of_block(int64_t size) { return size > kShort ? 1 : kernels::kBlock / 32; }
 
-  static Tensor forward(AutogradContext* context, const Tensor& given, const Tensor& given_weight,
-                        double epsilon, bool plus_one) {
+  // The norm of x + added, or of x where there is none. With `keeps_sum` the sum comes first.
+  static variable_list forward(AutogradContext* context, const Tensor& given,
+                               const std::optional<Tensor>& given_added, const Tensor& given_weight,
+                               double epsilon, bool plus_one, bool keeps_sum) {
     const OwnKernels own = *kernels(given, given_weight);
     const Tensor x = own.readable(given), weight = own.readable(given_weight);
-    Tensor y = at::empty_like(x);
     const int64_t size = weight.numel(), rows = x.numel() / std::max<int64_t>(size, 1);
-    Tensor rstd = at::empty({rows}, x.options().dtype(at::kFloat));
+    Tensor y = at::empty_like(x), rstd = at::empty({rows}, x.options().dtype(at::kFloat)), added,
+           sum;
+    if (given_added) added = own.readable(*given_added), sum = at::empty_like(x);
     kernels::RmsNorm arguments{.x = x.const_data_ptr(),
+                               .added = sum.defined() ? added.const_data_ptr() : nullptr,
                                .weight = weight.const_data_ptr(),
+                               .sum = sum.defined() ? sum.mutable_data_ptr() : nullptr,
                                .y = y.mutable_data_ptr(),
                                .rstd = rstd.mutable_data_ptr<float>(),
                                .rows = rows,
@@ -117,9 +125,12 @@ struct DeviceRmsNorm : torch::autograd::Function<DeviceRmsNorm> {
                                .plus_one = plus_one ? 1 : 0};
     own.launch(size > kShort ? "rms_norm_wide" : "rms_norm",
                ceil_divide(rows, teams_of_block(size)), arguments);
-    context->save_for_backward({x, weight, rstd});
+    context->save_for_backward({sum.defined() ? sum : x, weight, rstd});
     context->saved_data["plus_one"] = plus_one;
-    return y;
+    context->saved_data["keeps_sum"] = keeps_sum;
+    context->saved_data["adds"] = sum.defined();
+    if (!keeps_sum) return {y};
+    return {sum.defined() ? sum : given, y};
   }
   static variable_list backward(AutogradContext* context, variable_list grads) {
     variable_list saved = context->get_saved_variables();
@@ -130,9 +141,11 @@ struct DeviceRmsNorm : torch::autograd::Function<DeviceRmsNorm> {
     const int64_t of_block = teams_of_block(size),
                   blocks = std::min<int64_t>(ceil_divide(ceil_divide(rows, 16), of_block), 264);
     const OwnKernels own = *kernels(x, weight);
-    const Tensor grad = own.readable(grads[0]);
-    Tensor to_x = at::empty_like(x), parts, to_weight;
-    if (context->needs_input_grad(1)) {
+    const Tensor grad = own.readable(grads.back());
+    Tensor to_x = at::empty_like(x), parts, to_weight, of_sum;
+    if (context->saved_data["keeps_sum"].toBool()) of_sum = own.readable(grads[0]);
+    const bool adds = context->saved_data["adds"].toBool();
+    if (context->needs_input_grad(adds ? 2 : 1)) {  // of the tensors that there are
       parts = at::empty({blocks * of_block, size}, rstd.options());
       to_weight = at::empty_like(weight);
     }
@@ -140,6 +153,7 @@ struct DeviceRmsNorm : torch::autograd::Function<DeviceRmsNorm> {
         .x = x.const_data_ptr(),
         .weight = weight.const_data_ptr(),
         .grad = grad.const_data_ptr(),
+        .grad_of_sum = of_sum.defined() ? of_sum.const_data_ptr() : nullptr,
         .rstd = rstd.const_data_ptr<float>(),
         .to_x = to_x.mutable_data_ptr(),
         .to_weight = parts.defined() ? parts.mutable_data_ptr<float>() : nullptr,
@@ -155,7 +169,7 @@ struct DeviceRmsNorm : torch::autograd::Function<DeviceRmsNorm> {
                                   .rows = parts.size(0),
                                   .size = size},
                  kernels::kBlock * static_cast<int64_t>(sizeof(float)));
-    return {to_x, to_weight, Tensor(), Tensor()};
+    return {to_x, adds ? to_x : Tensor(), to_weight, {}, {}, {}};
   }
 };
 
@@ -174,11 +188,28 @@ Tensor RMSNormImpl::forward(const Tensor& x) {
     if (x.is_cpu() && weight.is_cpu()) return FusedRmsNorm::apply(x, factor, epsilon);
     return at::rms_norm(x, weight.sizes(), factor, epsilon);
   }
-  if (DeviceRmsNorm::kernels(x, weight)) return DeviceRmsNorm::apply(x, weight, epsilon, plus_one);
+  if (DeviceRmsNorm::kernels(x, weight))
+    return DeviceRmsNorm::apply(x, std::nullopt, weight, epsilon, plus_one, false)[0];
   Tensor wide = x.to(at::kFloat),
          normed = wide * at::rsqrt(wide.square().mean({-1}, /*keepdim=*/true) + epsilon);
   if (plus_one) return (normed * (weight.to(at::kFloat) + 1)).to(x.scalar_type());
   return weight * normed.to(x.scalar_type());
+}
+
+std::pair<Tensor, Tensor> add_and_norm(const Tensor& x, const Tensor& more, RMSNorm& norm) {
+  const HookHost* host = HookHost::of(*norm);
+  const bool hooked = host == nullptr || host->around || !host->before_forward.empty() ||
+                      !host->after_forward.empty();
+  const bool alike =
+      !more.defined() || (more.sizes() == x.sizes() && more.scalar_type() == x.scalar_type());
+  if (!hooked && alike && DeviceRmsNorm::kernels(x, norm->weight)) {
+    variable_list out = DeviceRmsNorm::apply(
+        x, more.defined() ? std::optional(more) : std::nullopt, norm->weight, norm->epsilon,
+        norm->scale == NormScale::one_plus_weight, /*keeps_sum=*/true);
+    return {out[0], out[1]};
+  }
+  Tensor sum = more.defined() ? x + more : x;
+  return {sum, norm(sum)};
 }
 
 }  // namespace meshwright

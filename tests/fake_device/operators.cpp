@@ -52,6 +52,8 @@ const Names kKept{"aten::empty",
                   "aten::new_empty_strided",
                   "aten::_fused_rms_norm_backward",
                   "aten::_fused_sdp_choice",
+                  "aten::_scaled_dot_product_flash_attention",
+                  "aten::_scaled_dot_product_flash_attention_backward",
                   "aten::pin_memory",
                   "aten::lift_fresh"};
 
@@ -333,9 +335,8 @@ struct Load {
     library->impl("_fused_rms_norm_backward",
                   torch::dispatch(c10::DispatchKey::CUDA, TORCH_FN(rms_norm_backward)));
     fake_device::watch_steps();
-    // The kernels behind these have no stand-in; the plain path is made of operators that have.
+    // The kernels behind these have no stand-in; flash attention is made of operators that have.
     auto& context = at::globalContext();
-    context.setSDPUseFlash(false);
     context.setSDPUseMemEfficient(false);
     context.setSDPUseCuDNN(false);
     if (getenv("FAKE_DEVICE_VERBOSE") != nullptr)

@@ -1,4 +1,6 @@
-// Kernels of our own: what a layer does between its products, in one pass over memory. The text is
+// Kernels of our own: what a layer does between its products, in one pass over memory. They compute
+// in float32 and round where operators on the type would, so that devices have the CPU's numbers.
+// The text is
 // compiled at run time for the device (after arguments.h and device_team.h, without any other
 // header) and by tests for the host (after host_team.h).
 namespace meshwright::kernels {
@@ -70,6 +72,12 @@ void rms_norm(const Team<threads>& team, const RmsNorm& to) {
   }
 }
 
+// The gradient of what is normed.
+template <class T>
+inline float normed_backward(float grad, float weight, bool plus_one) {
+  return plus_one ? grad * (1 + weight) : rounded<T>(grad * weight);
+}
+
 // With h = x rstd and g the gradient times the scale: rstd (g - h mean(g h)).
 template <class T, int n, int threads>
 void rms_norm_backward(const Team<threads>& team, const RmsNormBackward& to) {
@@ -87,7 +95,8 @@ void rms_norm_backward(const Team<threads>& team, const RmsNormBackward& to) {
                        grad = load<T, n>(to.grad, first + i * n),
                        weight = load<T, n>(to.weight, i * n);
       for (int j = 0; j < n; ++j)
-        all.value += wide(grad.at[j]) * (wide(weight.at[j]) + (float)to.plus_one) * wide(x.at[j]);
+        all.value +=
+            normed_backward<T>(wide(grad.at[j]), wide(weight.at[j]), plus_one) * wide(x.at[j]);
     });
     const float back = sum.value * rstd * rstd / (float)to.size;
     team.each(to.size / n, [&](long long i) {
@@ -98,11 +107,13 @@ void rms_norm_backward(const Team<threads>& team, const RmsNormBackward& to) {
       if (to.grad_of_sum != nullptr) more = load<T, n>(to.grad_of_sum, first + i * n);
       for (int j = 0; j < n; ++j) {
         const float value = wide(x.at[j]), g = wide(grad.at[j]);
-        float gradient = (g * (wide(weight.at[j]) + (float)to.plus_one) - value * back) * rstd;
-        if (to.grad_of_sum != nullptr) gradient += wide(more.at[j]);
+        float gradient =
+            (normed_backward<T>(g, wide(weight.at[j]), plus_one) - value * back) * rstd;
+        if (to.grad_of_sum != nullptr) gradient = rounded<T>(gradient) + wide(more.at[j]);
         put(out.at[j], gradient);
         if (to_weight != nullptr)
-          to_weight[i * n + j] += g * (plus_one ? value * rstd : rounded<T>(value * rstd));
+          to_weight[i * n + j] +=
+              plus_one ? g * value * rstd : rounded<T>(g * rounded<T>(value * rstd));
       }
       store(to.to_x, first + i * n, out);
     });
@@ -165,8 +176,8 @@ void silu_times_backward(const Team<kBlock>& team, const SiluTimesBackward& to) 
     const Pack<T, n> grad = load<T, n>(to.grad, i * n);
     for (int j = 0; j < n; ++j) {
       const float g = wide(gate.at[j]), s = sigmoid(g), d = wide(grad.at[j]);
-      put(gate.at[j], d * wide(up.at[j]) * s * (1 + g * (1 - s)));
-      put(up.at[j], d * g * s);
+      put(gate.at[j], rounded<T>(d * wide(up.at[j])) * s * (1 + g * (1 - s)));
+      put(up.at[j], d * rounded<T>(g * s));
     }
     store(to.to_gate, i * n, gate);
     store(to.to_up, i * n, up);
@@ -197,8 +208,8 @@ void rotate(const Team<kBlock>& team, const Rotate& to) {
         for (int j = 0; j < n; ++j) {
           const float x = wide(a.at[j]), y = wide(b.at[j]), c = wide(cos.at[j]),
                       s = wide(sin.at[j]) * to.direction;
-          put(a.at[j], x * c - y * s);
-          put(b.at[j], y * c + x * s);
+          put(a.at[j], rounded<T>(x * c) - rounded<T>(y * s));
+          put(b.at[j], rounded<T>(y * c) + rounded<T>(x * s));
         }
         store(out, pair, a);
         store(out, pair + half, b);

@@ -1,0 +1,193 @@
+// What modules do with kernels of our own on a device: the CPU's numbers, and what only they can.
+// The skipped case is what a process on the fake device does.
+#include <ATen/Functions.h>
+#include <doctest/doctest.h>
+#include <torch/utils.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <iterator>
+#include <string>
+#include <vector>
+
+#include "engine/device/device.h"
+#include "engine/modules/activation.h"
+#include "engine/modules/rotary.h"
+#include "meshwright/error.h"
+#include "meshwright/nn/layers.h"
+#include "meshwright/nn/loss.h"
+#include "sdk/base/residual.h"
+
+namespace own_kernels_test {
+
+namespace fs = std::filesystem;
+using namespace meshwright;
+using at::Tensor;
+using Tensors = std::vector<Tensor>;
+
+Tensor random(at::IntArrayRef sizes, at::ScalarType type, int64_t seed) {
+  auto generator = at::detail::createCPUGenerator(static_cast<uint64_t>(seed));
+  return at::randn(sizes, generator, at::TensorOptions()).to(type);
+}
+
+// Results and gradients of `run` on the CPU and on the device.
+void check_alike(const char* what, const Tensors& given,
+                 const std::function<Tensors(const Tensors&)>& run, double tolerance) {
+  CAPTURE(std::string(what));
+  auto on = [&](at::Device device) {
+    Tensors inputs, all;
+    for (const Tensor& t : given)
+      inputs.push_back(t.detach()
+                           .to(device, /*non_blocking=*/false, /*copy=*/true)
+                           .set_requires_grad(t.is_floating_point()));
+    Tensor sum = at::zeros({}, at::TensorOptions().device(device));
+    for (const Tensor& out : run(inputs)) {
+      all.push_back(out.detach());
+      sum = sum + (out.to(at::kFloat) * out.detach().to(at::kFloat).cos()).sum();
+    }
+    sum.backward();
+    for (const Tensor& t : inputs)
+      if (t.grad().defined()) all.push_back(t.grad());
+    for (Tensor& t : all) t = t.to(at::kCPU, at::kDouble);
+    return all;
+  };
+  const Tensors host = on(at::kCPU), device = on(at::Device(at::kCUDA, 0));
+  REQUIRE(host.size() == device.size());
+  for (size_t i = 0; i < host.size(); ++i) {
+    CAPTURE(i);
+    REQUIRE(host[i].sizes() == device[i].sizes());
+    if (host[i].numel() == 0) continue;
+    const double most = (host[i] - device[i]).abs().max().item<double>();
+    CHECK(most <= tolerance * (1 + host[i].abs().max().item<double>()));
+  }
+}
+
+void check_modules(at::ScalarType type, double tolerance) {
+  CAPTURE(std::string(c10::toString(type)));
+  for (const int64_t size : {64, 33, 1032, 2048})
+    for (const NormScale scale : {NormScale::weight, NormScale::one_plus_weight})
+      check_alike(
+          "RMSNorm", {random({2, 9, size}, type, 1), random({size}, type, 2)},
+          [&](const Tensors& in) {
+            RMSNorm norm(size, 1e-5, scale);
+            norm->weight = in[1];
+            return Tensors{norm(in[0])};
+          },
+          tolerance);
+  check_alike(
+      "SwiGLU", {random({2, 5, 2, 24}, type, 1)},
+      [](const Tensors& in) {
+        modules::GatedActivation swiglu("silu");
+        auto halves = in[0].unbind(2);
+        return Tensors{swiglu(halves[0], halves[1]), swiglu(in[0], in[0] * 2)};
+      },
+      tolerance);
+  for (const int64_t size : {16, 20})
+    check_alike(
+        "RoPE",
+        {random({2, 7, 6, size}, type, 1), random({7, 8}, type, 2), random({7, 8}, type, 3)},
+        [](const Tensors& in) {
+          auto halves = in[0].split_with_sizes({4, 2}, 2);
+          auto both = [](const Tensor& x) { return at::cat({x, x}, 1).detach(); };
+          auto [q, k] = modules::rotate(halves[0], halves[1], {both(in[1]), both(in[2])});
+          return Tensors{q, k};
+        },
+        tolerance);
+  for (const int64_t ids : {40, 41})
+    check_alike(
+        "cross entropy",
+        {random({3, 6, ids}, type, 1),
+         at::arange(18).view({3, 6}).masked_fill(at::arange(18).view({3, 6}).eq(4), -100)},
+        [](const Tensors& in) { return Tensors{cross_entropy_sum(in[0], in[1])}; }, tolerance);
+}
+
+void check_bad_target(at::Device device) {
+  const Tensor logits = random({3, 8}, at::kBFloat16, 1).to(device),
+               good = at::tensor({1, 2, 7}, at::kLong).to(device),
+               bad = at::tensor({1, 8, 7}, at::kLong).to(device);
+  CHECK(cross_entropy_sum(logits, bad).isnan().item<bool>());
+  std::string said;
+  try {
+    cross_entropy_sum(logits, good);
+  } catch (const Error& error) {
+    CHECK(error.code() == ErrorCode::bad_token);
+    said = error.what();
+  }
+  CHECK(said.find("the target 8 lies outside of the vocabulary of 8") != std::string::npos);
+  CHECK(cross_entropy_sum(logits, good).isfinite().item<bool>());
+}
+
+void check_memory_of_gradient(at::Device device) {
+  const Tensor x = random({4, 16}, at::kBFloat16, 1).to(device).set_requires_grad(true),
+               targets = at::tensor({1, 2, 3, 4}, at::kLong).to(device);
+  auto gradient_of = [&](bool held, bool twice) {
+    Tensor logits = x * 1, loss = cross_entropy_sum(logits, targets), given = logits.detach();
+    const void* memory = logits.const_data_ptr();
+    Tensor before = given.clone(), gradient;
+    bool in_place = false;
+    logits.register_hook([&](const Tensor& grad) {
+      gradient = grad.clone();
+      in_place = grad.const_data_ptr() == memory;
+    });
+    if (!held) logits.reset(), given.reset();
+    loss.backward({}, /*retain_graph=*/twice);
+    CHECK(in_place == (!held && !twice));
+    if (held) CHECK(at::equal(given, before));
+    if (twice) {
+      const Tensor first = gradient;
+      loss.backward();
+      CHECK(at::equal(first, gradient));
+    }
+    return gradient;
+  };
+  const Tensor held = gradient_of(true, false);
+  CHECK(at::equal(held, gradient_of(false, false)));
+  CHECK(at::equal(held, gradient_of(false, true)));
+}
+
+// The code and what the process said.
+std::pair<int, std::string> play(const char* compiles) {
+  const fs::path out = fs::temp_directory_path() / ("own_kernels." + std::to_string(::getpid()));
+  const std::string command = std::string("FAKE_DEVICE_NVRTC=") + compiles +
+                              " OMP_NUM_THREADS=1 FAKE_DEVICE_LIBRARIES=" FAKE_DEVICE_LIBRARIES
+                              " " MESHWRIGHT_SOURCE_DIR "/tests/fake_device/run " +
+                              fs::canonical("/proc/self/exe").string() +
+                              " --no-skip --no-version --test-case='device: *' >" + out.string() +
+                              " 2>&1";
+  const int code = std::system(command.c_str());
+  std::ifstream in(out, std::ios::binary);
+  std::string said{std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
+  fs::remove(out);
+  return {code, said};
+}
+
+}  // namespace own_kernels_test
+
+using namespace own_kernels_test;
+
+TEST_CASE("device: modules in all types" * doctest::skip()) {
+  REQUIRE(device::cuda_part() != nullptr);
+  device::cuda_part()->use_device(0);
+  check_modules(at::kFloat, 1e-5);
+  check_modules(at::kBFloat16, 1.0 / 64);
+  check_modules(at::kHalf, 1.0 / 512);
+  if (std::string(std::getenv("FAKE_DEVICE_NVRTC")) == "0") return;
+  check_bad_target(at::Device(at::kCUDA, 0));
+  check_memory_of_gradient(at::Device(at::kCUDA, 0));
+}
+
+TEST_CASE("modules on a device give the CPU's numbers, with kernels of our own and without") {
+  for (const char* compiles : {"1", "0"}) {
+    CAPTURE(std::string(compiles));
+    const auto [code, said] = play(compiles);
+    CHECK_MESSAGE(code == 0, said);
+    CHECK(said.find("RACE") == std::string::npos);
+    CHECK(said.find("STRAY") == std::string::npos);
+    const std::string notice = "kernels of our own cannot be compiled";
+    const size_t first = said.find(notice);
+    CHECK((first == std::string::npos) == (std::string(compiles) == "1"));
+    if (first != std::string::npos) CHECK(said.find(notice, first + 1) == std::string::npos);
+  }
+}
