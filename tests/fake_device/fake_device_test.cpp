@@ -3,7 +3,9 @@
 #include <doctest/doctest.h>
 
 #include <boost/json.hpp>
+#include <fstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "jobs.h"
@@ -151,4 +153,63 @@ TEST_CASE("the counters of a step know what it launches, moves and waits for") {
     CHECK(of(step, "kernels") ==
           of(ended.counters[0].at("steps").as_array()[1].as_object(), "kernels"));
   }
+}
+
+// A model of so many layers, and a step of it on rank 0 of fsdp2 in bfloat16.
+namespace fake_device_test {
+
+boost::json::object step_of(int layers) {
+  const Folder folder;
+  const fs::path model = folder.path / "model.json";
+  std::ofstream(model) << R"({"architectures": ["LlamaForCausalLM"], "model_type": "llama",
+    "vocab_size": 1024, "hidden_size": 256, "intermediate_size": 704, "num_attention_heads": 8,
+    "num_key_value_heads": 4, "max_position_embeddings": 512, "rms_norm_eps": 1e-05,
+    "num_hidden_layers": )"
+                       << layers << "}";
+  Row row = kRows[1];
+  REQUIRE(row.name == "bfloat16");
+  for (const char* set :
+       {"step_scheduler.global_batch_size=4", "step_scheduler.local_batch_size=2"})
+    row.sets.emplace_back(set);
+  row.sets.push_back("model.config=" + model.string());
+  const Ended ended = train(row, On::device);
+  REQUIRE_MESSAGE(ended.code == 0, ended.said);
+  return ended.counters.at(0).at("steps").as_array()[1].as_object();
+}
+
+}  // namespace fake_device_test
+
+TEST_CASE("a dense layer in bfloat16 launches few kernels, and the host waits for none") {
+  const boost::json::object deep = step_of(6), shallow = step_of(2);
+  auto kernels = [](const boost::json::object& step) {
+    return step.at("kernels").to_number<int64_t>();
+  };
+  // Of a layer: 21 products, 4 of attention, 8 of our own, 3 sums, 3 collectives, and what units
+  // copy.
+  CHECK(kernels(deep) - kernels(shallow) <= 4 * 49);
+  CHECK(kernels(deep) <= 49 * 6 + 40);
+  CHECK(deep.at("host_waits").to_number<int64_t>() <= 2);
+  const boost::json::object& operators = deep.at("operators").as_object();
+  const std::vector<std::pair<std::string, int64_t>> ours{
+      {"rms_norm_bfloat16_packs", 13},
+      {"rms_norm_backward_bfloat16_packs", 13},
+      {"silu_times_bfloat16_packs", 6},
+      {"silu_times_backward_bfloat16_packs", 6},
+      {"rotate_bfloat16_packs", 12},
+      {"cross_entropy_bfloat16_packs", 1},
+      {"cross_entropy_backward_bfloat16_packs", 1}};
+  for (const auto& [name, launches] : ours) {
+    CAPTURE(name);
+    REQUIRE(operators.contains(name));
+    CHECK(operators.at(name).as_object().at("kernels").to_number<int64_t>() == launches);
+  }
+  // The logits, 2 x 128 x 1024 of bfloat16, are read once forward and once backward, and the
+  // gradient is written.
+  auto moved = [&](const char* name, const char* way) {
+    return operators.at(name).as_object().at(way).to_number<int64_t>();
+  };
+  const int64_t logits = 2 * 128 * 1024 * 2, rows = 2 * 128;
+  CHECK(moved("cross_entropy_bfloat16_packs", "read") == logits + 8 * rows);
+  CHECK(moved("cross_entropy_bfloat16_packs", "written") == (3 * 4 + 8) * rows);
+  CHECK(moved("cross_entropy_backward_bfloat16_packs", "written") == logits);
 }
