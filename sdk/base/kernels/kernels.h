@@ -142,7 +142,7 @@ void sum_rows(const Team<kBlock>& team, const SumRows& to) {
     team.synchronize();
     team.each(32, [&](long long i) {
       float sum = 0;
-      for (int part = 0; part < kParts; ++part) sum += sums[part * 32 + i];
+      for (long long part = 0; part < kParts; ++part) sum += sums[part * 32 + i];
       if (first + i < to.size) put(((T*)to.out)[first + i], sum);
     });
     team.synchronize();

@@ -172,23 +172,25 @@ void test_silu_times(const Size& s, long long gap) {
 
 // Heads that lie in the columns of one product, as a fused projection gives them.
 template <class T>
-void test_rotate(int size, int dim, bool by_sample, float direction) {
-  constexpr int kBatch = 2, kLength = 5, kQueries = 4, kKeys = 2;
+void test_rotate(long long size, long long dim, bool by_sample, float direction) {
+  constexpr long long kBatch = 2, kLength = 5, kQueries = 4, kKeys = 2;
   const bool packs = size % Type<T>::pack == 0 && dim / 2 % Type<T>::pack == 0;
   const long long row = (kQueries + kKeys) * size,
                   angles = (by_sample ? kBatch : 1) * kLength * dim;
   auto in = Numbers<T>::random(kBatch * kLength * row, 1), cos = Numbers<T>::random(angles, 2),
        sin = Numbers<T>::random(angles, 3);
   Numbers<T> query(kBatch * kLength * kQueries * size), key(kBatch * kLength * kKeys * size);
-  auto heads = [&](int first, Numbers<T>& out, int count) {
-    return Heads{in.data() + first * size, out.data(), kLength * row, row, size, count};
+  auto heads = [&](long long first, Numbers<T>& out, long long count) {
+    return Heads{in.data() + first * size, out.data(), kLength * row, row, size,
+                 static_cast<int>(count)};
   };
-  run<T>("rotate", packs, 3,
-         Rotate{heads(0, query, kQueries), heads(kQueries, key, kKeys), cos.data(), sin.data(),
-                kBatch, kLength, size, dim, by_sample ? 1 : 0, direction});
+  run<T>(
+      "rotate", packs, 3,
+      Rotate{heads(0, query, kQueries), heads(kQueries, key, kKeys), cos.data(), sin.data(), kBatch,
+             kLength, static_cast<int>(size), static_cast<int>(dim), by_sample ? 1 : 0, direction});
   for (long long r = 0; r < kBatch * kLength; ++r)
-    for (int head = 0; head < kQueries + kKeys; ++head)
-      for (int i = 0; i < size; ++i) {
+    for (long long head = 0; head < kQueries + kKeys; ++head)
+      for (long long i = 0; i < size; ++i) {
         const long long from = r * row + head * size, half = dim / 2,
                         angle = (by_sample ? r : r % kLength) * dim + i % half;
         double want = in[from + i];
@@ -362,7 +364,7 @@ TEST_CASE("NVRTC compiles the kernels without a word") {
     REQUIRE(call("nvrtcGetProgramLogSize", program, &size) == 0);
     std::string log(size, 0);
     REQUIRE(call("nvrtcGetProgramLog", program, log.data()) == 0);
-    CHECK(std::string(log.c_str()).empty());
+    CHECK(log.find_first_not_of('\0') == std::string::npos);
     CHECK_MESSAGE(result == 0, log);
     REQUIRE(call("nvrtcGetCUBINSize", program, &size) == 0);
     CHECK(size > 10000);
