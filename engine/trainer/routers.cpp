@@ -1,6 +1,8 @@
 #include "engine/trainer/routers.h"
 
+#include <ATen/ops/cat.h>
 #include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <numeric>
@@ -84,18 +86,15 @@ at::Tensor Routers::reported_loss() const {
   return out;
 }
 
-std::vector<double> Routers::load() const {
-  std::vector<double> out;
-  for (const Block& block : blocks_) {
-    if (block.module == nullptr) {
-      out.insert(out.end(), static_cast<size_t>(block.experts), 0);
-      continue;
-    }
-    at::Tensor load = block.module->gate()->load().cpu();
-    const int64_t* tokens = load.const_data_ptr<int64_t>();
-    out.insert(out.end(), tokens, tokens + load.numel());
-  }
-  return out;
+at::Tensor Routers::load() const {
+  at::TensorOptions options = at::TensorOptions().dtype(at::kLong);
+  for (const Block& block : blocks_)
+    if (block.module != nullptr) options = block.module->gate()->load().options();
+  std::vector<at::Tensor> out;
+  for (const Block& block : blocks_)
+    out.push_back(block.module != nullptr ? block.module->gate()->load()
+                                          : at::zeros({block.experts}, options));
+  return out.empty() ? at::Tensor() : at::cat(out);
 }
 
 std::vector<ExpertLoad> Routers::read_load(const double* sums) const {
@@ -107,13 +106,14 @@ std::vector<ExpertLoad> Routers::read_load(const double* sums) const {
   return out;
 }
 
-void Routers::update_biases(const std::vector<ExpertLoad>& load) {
-  for (size_t i = 0; i < blocks_.size(); ++i) {
+void Routers::update_biases(const std::vector<ExpertLoad>& load, const at::Tensor& sums) {
+  int64_t begin = 0;
+  for (size_t i = 0; i < blocks_.size(); begin += blocks_[i++].experts) {
     if (blocks_[i].module == nullptr) continue;
     Router& gate = blocks_[i].module->gate();
     int64_t tokens = std::accumulate(load[i].tokens.begin(), load[i].tokens.end(), int64_t{0});
     if (gate->updates_bias() && gate->weight.requires_grad() && tokens > 0)
-      gate->update_bias(at::tensor(load[i].tokens));
+      gate->update_bias(sums.narrow(0, begin, blocks_[i].experts));
   }
 }
 

@@ -37,11 +37,12 @@ class Routers {
   // on gradients alone.
   at::Tensor reported_loss() const;
 
-  // The load of this rank's step, and from the sums of all ranks the load of the step.
-  std::vector<double> load() const;
+  // The load of this rank's step, int64, where the routers are (undefined: no routers), and from
+  // the sums of all ranks the load of the step.
+  at::Tensor load() const;
   std::vector<ExpertLoad> read_load(const double* sums) const;
-  // After the optimizer's step.
-  void update_biases(const std::vector<ExpertLoad>& load);
+  // After the optimizer's step. `sums`: those of all ranks, where the routers are.
+  void update_biases(const std::vector<ExpertLoad>& load, const at::Tensor& sums);
 
  private:
   struct Block {

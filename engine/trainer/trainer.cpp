@@ -277,20 +277,24 @@ void add_loss(Tensor& sum, const Tensor& loss, const Tensor& more, double count)
 
 }  // namespace
 
-// Sums of all data-parallel ranks. On a device the host waits here for all that was started. Votes
-// ride along where the data-parallel group is the whole world. On other meshes it is one of several
-// (one per tensor-parallel rank, say), each of which would hear its own votes alone: there they are
-// summed over everyone, so that all ranks learn of them in the same step and each counts once.
+// Sums of all data-parallel ranks. On a device the host waits here, once, for all that was started.
+// Votes ride along where the data-parallel group is the whole world. On other meshes it is one of
+// several (one per tensor-parallel rank, say), each of which would hear its own votes alone: there
+// they are summed over everyone, so that all ranks learn of them in the same step and each counts
+// once.
 Trainer::Totals Trainer::totals(const Tensor& loss_sum, double count, bool with_votes,
-                                const std::vector<double>& more) {
-  at::TensorOptions options = at::TensorOptions().dtype(at::kDouble);
+                                const Tensor& more) {
+  // Pinned, so that the copy to a device keeps nobody waiting.
+  const at::TensorOptions options =
+      at::TensorOptions().dtype(at::kDouble).pinned_memory(world_->device().is_cuda());
   // Stages but the last have no losses; expert loads are of the stage that has the layer.
   const std::shared_ptr<Group> pipeline = stages_ ? stages_->group() : nullptr;
   const bool everyone = data_->size() * (pipeline ? pipeline->size() : 1) == world_->size();
-  Tensor mine = at::zeros({2 + static_cast<int64_t>(votes_.size() + more.size())}, options);
+  const int64_t begin = 2 + static_cast<int64_t>(votes_.size()),  // of `more`
+      size = begin + (more.defined() ? more.numel() : 0);
+  Tensor mine = at::zeros({size}, options);
   double* values = mine.mutable_data_ptr<double>();
   values[1] = count;
-  std::copy(more.begin(), more.end(), values + 2 + votes_.size());
   if (with_votes) {
     std::copy(votes_.begin(), votes_.end(), values + 2);
     votes_ = {};
@@ -300,6 +304,8 @@ Trainer::Totals Trainer::totals(const Tensor& loss_sum, double count, bool with_
   };
   Tensor sums = on_device(mine);
   if (loss_sum.defined()) sums.select(0, 0).copy_(loss_sum);
+  const Tensor more_sums = sums.narrow(0, begin, size - begin);
+  if (more.defined()) more_sums.copy_(more);
   if (everyone) {
     world_->everyone()->all_reduce(sums, ReduceOp::sum, /*control=*/true).wait();
   } else {
@@ -311,13 +317,10 @@ Trainer::Totals Trainer::totals(const Tensor& loss_sum, double count, bool with_
     world_->everyone()->all_reduce(votes, ReduceOp::sum, /*control=*/true).wait();
     sums.narrow(0, 2, votes.numel()).copy_(votes);
   }
-  sums = sums.cpu();
+  mine.copy_(sums);
   world_->check();
-  const double* summed = sums.const_data_ptr<double>();
-  Totals out{summed[0],
-             summed[1],
-             {},
-             std::vector<double>(summed + 2 + votes_.size(), summed + sums.numel())};
+  const double* summed = mine.const_data_ptr<double>();
+  Totals out{summed[0], summed[1], {}, mine.narrow(0, begin, size - begin), more_sums};
   for (size_t i = 0; i < out.votes.size(); ++i) out.votes[i] = static_cast<int64_t>(summed[2 + i]);
   return out;
 }
@@ -395,11 +398,11 @@ StepResult Trainer::step(const StageForward& forward) try {
     train_micro_batches(forward, assumed, loss_sum, count);
   model_->end_step();
   if (stages_) stages_->sum_tied_gradients(*model_);
-  auto [all_loss, all_count, votes, load] =
+  auto [all_loss, all_count, votes, load, load_on_device] =
       totals(loss_sum, count, /*with_votes=*/true, routers_->load());
   result.vote_counts = votes;
   result.count = static_cast<int64_t>(all_count);
-  result.experts = routers_->read_load(load.data());
+  result.experts = routers_->read_load(load.const_data_ptr<double>());
   result.loss = all_count > 0 ? all_loss / all_count : 0;
   double scale = all_count > 0 ? assumed * static_cast<double>(data_->size()) / all_count : 0;
   result.grad_norm = model_->clip_grad_norm(parts_->max_grad_norm, scale);
@@ -410,7 +413,7 @@ StepResult Trainer::step(const StageForward& forward) try {
   TraceSpan span(world_->trace(), "optimizer");
   optimizer_->step(model_->update_groups(), result.lr);
   model_->after_optimizer_step();
-  routers_->update_biases(result.experts);
+  routers_->update_biases(result.experts, load_on_device);
   ++step_;
   return result;
 } catch (Error& error) {
@@ -447,8 +450,8 @@ double Trainer::evaluate(int64_t micro_batches, const StageForward& forward) {
   else
     for (int64_t micro = 0; micro < micro_batches; ++micro) one(true, micro, Tensor());
   module_->train(training);
-  auto [all_loss, all_count, votes, more] = totals(loss_sum, count, /*with_votes=*/false);
-  return all_count > 0 ? all_loss / all_count : 0;
+  const Totals all = totals(loss_sum, count, /*with_votes=*/false);
+  return all.count > 0 ? all.loss / all.count : 0;
 }
 
 }  // namespace meshwright

@@ -3,6 +3,7 @@
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
@@ -16,6 +17,7 @@
 
 #include "early_gradients.h"
 #include "meshwright/parallel/collectives.h"
+#include "moe_dispatch.h"
 #include "row_route.h"
 #include "sdk/comm/parts.h"
 
@@ -91,9 +93,11 @@ class AllToAll final : public ExpertDispatcher {
 
   Tensor forward(const Tensor& x, const Routing& routing, GroupedExperts& experts,
                  const std::function<void()>& meanwhile) override {
+    const int64_t all = experts->experts() * ep_->size();
     auto trip = std::make_shared<const Trip>(Trip{
-        RowRoute(sort_by_expert(routing.indices, experts->experts() * ep_->size()), pads_rows(x),
-                 ep_),
+        RowRoute(x.is_cpu() ? sort_by_expert(routing.indices, all)
+                            : sort_without_counts(routing.indices, all),
+                 pads_rows(x), ep_),
         x.size(0), x.size(1), x.options().requires_grad(false), routing.weights.scalar_type()});
     RowRoute::Flight flight =
         trip->route.start(x.detach().contiguous(), routing.weights.detach().contiguous());
@@ -109,8 +113,10 @@ class AllToAll final : public ExpertDispatcher {
             of_weights.scalar_type() == trip->weights)
           trip->early = trip->route.start_back({of_rows.contiguous(), of_weights.contiguous()});
       });
-      y = experts->forward(rows.rows, trip->route.local_counts(), rows.weights,
-                           trip->route.padded());
+      const RowRoute& route = trip->route;
+      y = route.local_bounds().defined() && !route.padded() && experts->fits_bounds(rows.rows)
+              ? experts->forward(rows.rows, route.local_bounds(), rows.weights)
+              : experts->forward(rows.rows, route.local_counts(), rows.weights, route.padded());
     }
     trip->returned = y.options().requires_grad(false);
     Tensor out =
@@ -131,8 +137,9 @@ class AllGather final : public ExpertDispatcher {
 
   Tensor forward(const Tensor& x, const Routing& routing, GroupedExperts& experts,
                  const std::function<void()>& meanwhile) override {
-    int64_t tokens = x.size(0), longest = most_tokens(tokens, x.device()),
-            missing = longest - tokens;
+    const int64_t tokens = x.size(0), here = experts->experts(), first = ep_->rank() * here;
+    const Known known = x.is_cpu() ? Known{most_tokens(tokens), {}} : ask(tokens, routing, here);
+    const int64_t missing = known.longest - tokens;
     auto padded = [&](const Tensor& t, double value) {
       return missing == 0 ? t : at::constant_pad_nd(t, {0, 0, 0, missing}, value);
     };
@@ -140,21 +147,38 @@ class AllGather final : public ExpertDispatcher {
     Tensor weights = all_gather(padded(routing.weights.to(at::kFloat), 0), 0, ep_);
     Tensor indices = all_gather(padded(routing.indices, -1), 0, ep_);
     meanwhile();
-    int64_t here = experts->experts(), first = ep_->rank() * here;
     Tensor mine = indices - first;
     mine.masked_fill_((mine < 0).logical_or(mine >= here), -1);
-    ExpertOrder order = sort_by_expert(mine, here, pads_rows(all));
-    Tensor y = experts->forward(gather_tokens(all, order), order.counts,
-                                gather_weights(weights, order), order.padded);
+    ExpertOrder order = x.is_cpu() ? sort_by_expert(mine, here, pads_rows(all))
+                                   : with_counts(sort_without_counts(mine, here), known.counts);
+    Tensor rows = gather_tokens(all, order), of_rows = gather_weights(weights, order);
+    Tensor y = order.bounds.defined() && experts->fits_bounds(rows)
+                   ? experts->forward(rows, order.bounds, of_rows)
+                   : experts->forward(rows, order.counts, of_rows, order.padded);
     Tensor sums = combine_tokens(y.scalar_type() == at::kDouble ? y : y.to(at::kFloat), order);
     return reduce_scatter(sums, 0, ep_).narrow(0, 0, tokens).to(y.scalar_type());
   }
 
  private:
-  int64_t most_tokens(int64_t mine, at::Device device) {
+  struct Known {
+    int64_t longest;              // the most tokens of a rank
+    std::vector<int64_t> counts;  // what all ranks have for each of this rank's experts
+  };
+  int64_t most_tokens(int64_t mine) {
     if (ep_->size() == 1) return mine;
-    Tensor box = at::full({1}, mine, at::TensorOptions().dtype(at::kLong).device(device));
+    Tensor box = at::full({1}, mine, at::TensorOptions().dtype(at::kLong));
     return PartsGather(box, 0, *ep_).whole().max().item<int64_t>();
+  }
+  // Both with one wait for the device.
+  Known ask(int64_t tokens, const Routing& routing, int64_t here) {
+    Tensor place = routing.indices.reshape(-1) + 1;  // masked ones go to 0
+    Tensor mine = at::zeros({1, here * ep_->size() + 1}, place.options());
+    mine.view(-1).scatter_add_(0, place, at::ones(place.sizes(), place.options()));
+    mine.select(1, 0).fill_(tokens);
+    Tensor all = (ep_->size() == 1 ? mine : PartsGather(mine, 0, *ep_).whole()).cpu();
+    Tensor counts = all.narrow(1, 1 + ep_->rank() * here, here).sum(0);
+    const int64_t* count = counts.const_data_ptr<int64_t>();
+    return {all.select(1, 0).max().item<int64_t>(), {count, count + here}};
   }
 
   std::shared_ptr<Group> ep_;

@@ -4,15 +4,20 @@
 #include <ATen/autocast_mode.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/arange.h>
-#include <ATen/ops/argsort.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/index_select.h>
+#include <ATen/ops/remainder.h>
+#include <ATen/ops/searchsorted.h>
+#include <ATen/ops/sort.h>
 #include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <bit>
 #include <cstring>
+#include <numeric>
+#include <tuple>
+#include <utility>
 
 #include "sdk/base/vectorised.h"
 #include "sdk/nn/linear_product.h"
@@ -125,10 +130,14 @@ class LocalDispatcher : public ExpertDispatcher {
  public:
   Tensor forward(const Tensor& x, const Routing& routing, GroupedExperts& experts,
                  const std::function<void()>& meanwhile) override {
-    ExpertOrder order = sort_by_expert(routing.indices, experts->experts(), pads_rows(x));
+    const bool by_bounds = !x.is_cpu() && experts->fits_bounds(x);
+    ExpertOrder order = by_bounds
+                            ? sort_without_counts(routing.indices, experts->experts())
+                            : sort_by_expert(routing.indices, experts->experts(), pads_rows(x));
     meanwhile();
-    return combine_tokens(experts(gather_tokens(x, order), order.counts,
-                                  gather_weights(routing.weights, order), order.padded),
+    Tensor tokens = gather_tokens(x, order), weights = gather_weights(routing.weights, order);
+    return combine_tokens(by_bounds ? experts(tokens, order.bounds, weights)
+                                    : experts(tokens, order.counts, weights, order.padded),
                           order);
   }
 };
@@ -136,6 +145,20 @@ class LocalDispatcher : public ExpertDispatcher {
 }  // namespace
 
 namespace detail {
+
+std::vector<int64_t> counts_of(const Tensor& bounds) {
+  const Tensor on_host = bounds.cpu();
+  const int32_t* bound = on_host.const_data_ptr<int32_t>();
+  std::vector<int64_t> out;
+  for (int64_t e = 0; e + 1 < on_host.numel(); ++e) out.push_back(bound[e + 1] - bound[e]);
+  return out;
+}
+ExpertOrder with_counts(ExpertOrder order, std::vector<int64_t> counts) {
+  order.counts = std::move(counts);
+  const int64_t rows = std::accumulate(order.counts.begin(), order.counts.end(), int64_t{0});
+  for (Tensor* of_rows : {&order.slot, &order.token}) *of_rows = of_rows->narrow(0, 0, rows);
+  return order;
+}
 
 bool plain_rows(const Tensor& t) {
   return t.is_cpu() && t.scalar_type() == at::kFloat && t.is_contiguous();
@@ -194,23 +217,6 @@ Tensor sum_plain_rows(std::span<const float* const> rows, const Tensor& place, i
   return out;
 }
 
-ExpertOrder sort_on_device(const Tensor& indices, int64_t experts) {
-  Tensor flat = indices.reshape(-1);
-  Tensor loads = at::zeros({experts + 1}, flat.options())
-                     .scatter_add_(0, flat + 1, at::full(flat.sizes(), 1, flat.options()))
-                     .cpu();
-  const int64_t* load = loads.const_data_ptr<int64_t>();
-  int64_t masked = load[0], rows = flat.numel() - masked;
-  ExpertOrder out;
-  out.counts.assign(load + 1, load + 1 + experts);
-  out.slot = flat.argsort(/*stable=*/true, 0, /*descending=*/false).narrow(0, masked, rows);
-  out.token = out.slot.floor_divide(std::max<int64_t>(indices.size(1), 1));
-  out.place = at::full(flat.sizes(), -1, flat.options())
-                  .scatter_(0, out.slot, at::arange(rows, flat.options()))
-                  .view(indices.sizes());
-  return out;
-}
-
 }  // namespace detail
 
 ExpertDispatcher::~ExpertDispatcher() = default;
@@ -220,9 +226,27 @@ bool pads_rows(const Tensor& x) {
   return !at::autocast::is_autocast_enabled(x.device().type()) && detail::product_is_compiled(x);
 }
 
+ExpertOrder sort_without_counts(const Tensor& indices, int64_t experts) {
+  Tensor flat = indices.reshape(-1), expert;
+  ExpertOrder out;
+  // -1 becomes the number of experts, so that what is masked comes last.
+  std::tie(expert, out.slot) =
+      at::remainder(flat, experts + 1).sort(/*stable=*/true, 0, /*descending=*/false);
+  out.bounds = at::searchsorted(expert, at::arange(experts + 1, flat.options()),
+                                /*out_int32=*/true);
+  out.token = out.slot.floor_divide(std::max<int64_t>(indices.size(1), 1));
+  out.place = at::empty(flat.sizes(), flat.options())
+                  .scatter_(0, out.slot, at::arange(flat.numel(), flat.options()))
+                  .masked_fill_(flat.lt(0), -1)
+                  .view(indices.sizes());
+  return out;
+}
 ExpertOrder sort_by_expert(const Tensor& indices, int64_t experts, bool padded) {
   if (indices.is_cpu()) return sort_on_host(indices, experts, padded);
-  if (!padded) return detail::sort_on_device(indices, experts);
+  if (!padded) {
+    ExpertOrder order = sort_without_counts(indices, experts);
+    return detail::with_counts(order, detail::counts_of(order.bounds));
+  }
   ExpertOrder order = sort_on_host(indices.cpu(), experts, padded);
   for (Tensor* t : {&order.slot, &order.token, &order.place}) *t = t->to(indices.device());
   return order;

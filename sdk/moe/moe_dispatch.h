@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "meshwright/nn/moe.h"
 
@@ -26,7 +27,9 @@ inline int64_t rounded_up(int64_t n, int64_t multiple) {
 }
 // What n rows of an expert take.
 inline int64_t taken_rows(int64_t n, bool padded) { return padded ? padded_rows(n) : n; }
-// sort_by_expert() as operators of the tensors' device, for where the host cannot loop over them.
-MESHWRIGHT_API ExpertOrder sort_on_device(const at::Tensor& indices, int64_t experts);
+// ExpertOrder::counts of its bounds. Waits for the device.
+std::vector<int64_t> counts_of(const at::Tensor& bounds);
+// The order of sort_without_counts() with counts that are known, and without the rows of nobody.
+ExpertOrder with_counts(ExpertOrder order, std::vector<int64_t> counts);
 
 }  // namespace meshwright::detail

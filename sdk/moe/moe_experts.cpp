@@ -2,8 +2,11 @@
 // (semantics 10.1).
 #include <ATen/autocast_mode.h>
 #include <ATen/ops/_grouped_mm.h>
+#include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/tensor.h>
+#include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
@@ -56,15 +59,26 @@ class Layout {
   Layout(Counts counts, bool padded) : counts_(std::move(counts)), padded_(padded) {
     for (int64_t n : counts_) rows_ += detail::taken_rows(n, padded_);
   }
+  // The host does not know the counts: all rows are multiplied in one call.
+  Layout(const Tensor& bounds, int64_t rows)
+      : padded_(false), rows_(rows), bounds_(bounds), ends_(bounds.narrow(0, 1, experts())) {}
+  const Tensor& bounds() const { return bounds_; }
   const Counts& counts() const { return counts_; }
   bool padded() const { return padded_; }
   int64_t rows() const { return rows_; }
 
+  // Whether ATen multiplies all rows of these sizes in one call.
+  static bool fits(at::ScalarType type, const Tensor& tokens, const Tensor& first,
+                   const Tensor& second) {
+    auto whole = [](int64_t size) { return size % 8 == 0; };
+    return type == at::kBFloat16 && tokens.size(0) > 0 && whole(tokens.size(-1)) &&
+           whole(first.size(-1)) && whole(second.size(-1)) && whole(second.size(1));
+  }
   std::vector<Piece> pieces(const Tensor& tokens, const Tensor& first, const Tensor& second) {
-    auto fits = [](const Tensor& t) {
-      return t.scalar_type() == at::kBFloat16 && t.size(-1) % 8 == 0;
-    };
-    if (rows_ > 0 && fits(tokens) && fits(first) && fits(second) && second.size(1) % 8 == 0) {
+    if (bounds_.defined()) return {{-1, 0, rows_}};
+    if (rows_ > 0 && first.scalar_type() == tokens.scalar_type() &&
+        second.scalar_type() == tokens.scalar_type() &&
+        fits(tokens.scalar_type(), tokens, first, second)) {
       std::vector<int32_t> ends;
       int64_t end = 0;
       for (int64_t n : counts_)
@@ -99,7 +113,12 @@ class Layout {
   // products, and zeros by the call for all: what that gives for them differs between devices.
   void outer_into(const Piece& piece, const detail::GradientPlace& out, const Tensor& a,
                   const Tensor& b) const {
-    if (piece.expert < 0) {
+    if (bounds_.defined()) {
+      Tensor used = ends_.gt(bounds_.narrow(0, 0, experts())).view({-1, 1, 1});
+      Tensor into = out.into;
+      at::where_out(into, used, at::_grouped_mm(a.contiguous().t(), b.contiguous(), ends_),
+                    at::scalar_tensor(0, out.into.options()));
+    } else if (piece.expert < 0) {
       out.into.copy_(at::_grouped_mm(a.contiguous().t(), b.contiguous(), ends_));
       clear_unused(out.into);
     } else {
@@ -133,6 +152,7 @@ class Layout {
   }
 
  private:
+  int64_t experts() const { return bounds_.size(0) - 1; }
   // f(expert, first row, rows without zeros), without experts of none.
   template <class F>
   void each(F f) const {
@@ -144,6 +164,7 @@ class Layout {
   Counts counts_;
   bool padded_;
   int64_t rows_ = 0;
+  Tensor bounds_;  // ExpertOrder::bounds, in place of counts
   Tensor
       ends_;  // the row behind each expert's last, [E] int32, where all are multiplied in one call
 };
@@ -176,7 +197,8 @@ struct Experts : torch::autograd::Function<Experts> {
     }
     if (!y.defined()) y = at::empty({0, second.size(2)}, tokens.options());
     if (after) y = (y * weights.unsqueeze(1)).to(tokens.scalar_type());
-    context->save_for_backward({tokens, h, weights, first, second, first_bias, second_bias});
+    context->save_for_backward(
+        {tokens, h, weights, first, second, first_bias, second_bias, layout.bounds()});
     if (detail::InputGradients listener = detail::TellInputGradients::take()) {
       auto kept = c10::make_intrusive<Listener>();
       kept->tell = std::move(listener);
@@ -197,8 +219,9 @@ struct Experts : torch::autograd::Function<Experts> {
     variable_list saved = context->get_saved_variables();
     const Tensor &tokens = saved[0], &h = saved[1], &weights = saved[2], &first = saved[3],
                  &second = saved[4], &first_bias = saved[5], &second_bias = saved[6];
-    Layout layout(context->saved_data["counts"].toIntVector(),
-                  context->saved_data["padded"].toBool());
+    Layout layout = saved[7].defined() ? Layout(saved[7], tokens.size(0))
+                                       : Layout(context->saved_data["counts"].toIntVector(),
+                                                context->saved_data["padded"].toBool());
     std::vector<double> numbers = context->saved_data["numbers"].toDoubleVector();
     ActivationShape shape{static_cast<ExpertActivation>(context->saved_data["kind"].toInt()),
                           numbers[0], numbers[1], numbers[2]};
@@ -321,6 +344,53 @@ GroupedExpertsImpl::GroupedExpertsImpl(const MoeConfig& config, const at::Tensor
 
 GroupedExpertsImpl::~GroupedExpertsImpl() = default;
 
+namespace {
+
+// The dtype in which experts compute.
+at::ScalarType computed_in(const Tensor& tokens) {
+  at::DeviceType device = tokens.device().type();
+  return at::autocast::is_autocast_enabled(device) ? at::autocast::get_autocast_dtype(device)
+                                                   : tokens.scalar_type();
+}
+
+Tensor run(GroupedExpertsImpl& of, const MoeConfig& config, const Tensor& tokens,
+           const Tensor& weights, Layout layout) {
+  const at::ScalarType dtype = computed_in(tokens);
+  c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+  auto cast = [&](const Tensor& t) { return t.to(dtype); };
+  auto cast_bias = [&](const Tensor& t) {
+    return t.defined() ? std::optional<Tensor>(t.to(dtype)) : std::nullopt;
+  };
+  return Experts::apply(cast(tokens), weights.contiguous(), cast(of.gate_and_up_projs),
+                        cast(of.down_projs), cast_bias(of.gate_up_proj_bias),
+                        cast_bias(of.down_proj_bias), std::move(layout), config);
+}
+
+}  // namespace
+
+bool GroupedExpertsImpl::fits_bounds(const Tensor& tokens) const {
+  return !config_.expert_bias &&
+         Layout::fits(computed_in(tokens), tokens, gate_and_up_projs, down_projs);
+}
+
+Tensor GroupedExpertsImpl::forward(const Tensor& tokens, const Tensor& bounds,
+                                   const Tensor& weights) {
+  const int64_t rows = tokens.size(0);
+  if (bounds.scalar_type() != at::kInt || bounds.numel() != experts() + 1 ||
+      rows != weights.numel())
+    throw Error(ErrorCode::bad_module, "experts got " + std::to_string(rows) + " tokens and " +
+                                           std::to_string(weights.numel()) + " weights for " +
+                                           std::to_string(bounds.numel()) +
+                                           " bounds, and there are " + std::to_string(experts()) +
+                                           " experts here");
+  if (fits_bounds(tokens)) return run(*this, config_, tokens, weights, Layout(bounds, rows));
+  Layout layout(detail::counts_of(bounds), /*padded=*/false);
+  const int64_t used = layout.rows();
+  Tensor y =
+      run(*this, config_, tokens.narrow(0, 0, used), weights.narrow(0, 0, used), std::move(layout));
+  return used == rows ? y : at::constant_pad_nd(y, {0, 0, 0, rows - used});
+}
+
 Tensor GroupedExpertsImpl::forward(const Tensor& tokens, const std::vector<int64_t>& counts,
                                    const Tensor& weights, bool padded) {
   Layout layout(counts, padded);
@@ -332,18 +402,7 @@ Tensor GroupedExpertsImpl::forward(const Tensor& tokens, const std::vector<int64
                     std::to_string(weights.numel()) + " weights for " +
                     std::to_string(counts.size()) + " counts that take " + std::to_string(rows) +
                     " rows, and there are " + std::to_string(experts()) + " experts here");
-  at::DeviceType device = tokens.device().type();
-  at::ScalarType dtype = at::autocast::is_autocast_enabled(device)
-                             ? at::autocast::get_autocast_dtype(device)
-                             : tokens.scalar_type();
-  c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
-  auto cast = [&](const Tensor& t) { return t.to(dtype); };
-  auto cast_bias = [&](const Tensor& t) {
-    return t.defined() ? std::optional<Tensor>(t.to(dtype)) : std::nullopt;
-  };
-  return Experts::apply(cast(tokens), weights.contiguous(), cast(gate_and_up_projs),
-                        cast(down_projs), cast_bias(gate_up_proj_bias), cast_bias(down_proj_bias),
-                        std::move(layout), config_);
+  return run(*this, config_, tokens, weights, std::move(layout));
 }
 
 }  // namespace meshwright

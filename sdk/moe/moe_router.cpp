@@ -383,7 +383,8 @@ void RouterImpl::update_bias(const Tensor& load) {
   if (!is_training() || !weight.requires_grad()) refuse("the router is not being trained");
   c10::NoGradGuard no_grad;
   Tensor counts = load.to(e_score_correction_bias.device(), at::kDouble);
-  if (counts.sum().item<double>() <= 0) refuse("no load was recorded since the last update");
+  if (load.is_cpu() && load.sum().item<double>() <= 0)
+    refuse("no load was recorded since the last update");
   e_score_correction_bias.add_((counts.mean() - counts).sign() * config_.gate_bias_update_factor);
 }
 

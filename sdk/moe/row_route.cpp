@@ -1,6 +1,7 @@
 #include "row_route.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/sub.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 
@@ -71,7 +72,8 @@ RowRoute::RowRoute(ExpertOrder order, bool padded, std::shared_ptr<Group> group)
       group_(std::move(group)),
       ranks_(group_->size()),
       me_(group_->rank()),
-      experts_(static_cast<int64_t>(order_.counts.size())),
+      experts_(order_.bounds.defined() ? order_.bounds.numel() - 1
+                                       : static_cast<int64_t>(order_.counts.size())),
       local_(experts_ / ranks_),
       padded_(padded) {
   if (experts_ % ranks_ != 0)
@@ -79,11 +81,7 @@ RowRoute::RowRoute(ExpertOrder order, bool padded, std::shared_ptr<Group> group)
                 std::to_string(experts_) + " experts do not divide by the " +
                     std::to_string(ranks_) + " ranks of " + group_->axis())
         .key("distributed.ep_size");
-  Tensor mine = at::empty({1, experts_}, at::kLong);
-  std::copy(order_.counts.begin(), order_.counts.end(), mine.mutable_data_ptr<int64_t>());
-  // Groups of a device move what lies there.
-  Tensor all =
-      ranks_ == 1 ? mine : PartsGather(mine.to(order_.slot.device()), 0, *group_).whole().cpu();
+  Tensor all = counts_of_all().cpu();
   counts_.assign(all.const_data_ptr<int64_t>(), all.const_data_ptr<int64_t>() + all.numel());
   for (int64_t e = 0; e < local_; ++e) {
     int64_t here = 0;
@@ -96,6 +94,26 @@ RowRoute::RowRoute(ExpertOrder order, bool padded, std::shared_ptr<Group> group)
   }
   begins_.push_back(0);
   for (int64_t r = 0; r < ranks_; ++r) begins_.push_back(begins_.back() + between(me_, r));
+}
+
+// [ranks, experts]: what each rank has for each expert, where the group's messages are.
+Tensor RowRoute::counts_of_all() {
+  const Tensor& bounds = order_.bounds;
+  Tensor mine;
+  if (bounds.defined()) {
+    mine = at::sub(bounds.narrow(0, 1, experts_), bounds.narrow(0, 0, experts_)).to(at::kLong);
+  } else {
+    mine = at::empty({experts_}, at::kLong);
+    std::copy(order_.counts.begin(), order_.counts.end(), mine.mutable_data_ptr<int64_t>());
+    mine = mine.to(order_.slot.device());
+  }
+  mine = mine.unsqueeze(0);
+  Tensor all = ranks_ == 1 ? mine : PartsGather(mine, 0, *group_).whole();
+  if (bounds.defined()) {
+    local_bounds_ = at::zeros({local_ + 1}, bounds.options());
+    local_bounds_.narrow(0, 1, local_).copy_(all.narrow(1, me_ * local_, local_).sum(0).cumsum(0));
+  }
+  return all;
 }
 
 int64_t RowRoute::between(int64_t source, int64_t destination) const {

@@ -23,15 +23,17 @@ struct Rows {
 
 class RowRoute {
  public:
-  // Collective. `order`: this rank's rows, by the experts of all ranks, without rows of zeros; each
-  // rank holds an equal part of the experts, in order. `padded`: whether rows that arrive are
-  // padded.
+  // Collective. `order`: this rank's rows, by the experts of all ranks, without rows of zeros, or
+  // without counts: the host then waits once, for those of all ranks. Each rank holds an equal part
+  // of the experts, in order. `padded`: whether rows that arrive are padded.
   RowRoute(ExpertOrder order, bool padded, std::shared_ptr<Group> group);
 
   int64_t received() const { return received_; }  // with rows of zeros
   const std::vector<int64_t>& local_counts() const {
     return local_counts_;
   }  // rows that came for each of this rank's experts
+  // The same as ExpertOrder::bounds, where `order` had them.
+  const at::Tensor& local_bounds() const { return local_bounds_; }
   bool padded() const { return padded_; }
 
   // A message under way; between its start and its end the rank may compute.
@@ -53,6 +55,7 @@ class RowRoute {
   int64_t count(int64_t source, int64_t expert) const {
     return counts_[static_cast<size_t>(source * experts_ + expert)];
   }
+  at::Tensor counts_of_all();                                  // and makes local_bounds_
   int64_t between(int64_t source, int64_t destination) const;  // rows
   // f(first of them among the rows of one source for this rank, where they lie here, how many) for
   // each local expert.
@@ -69,6 +72,7 @@ class RowRoute {
   bool padded_;
   std::vector<int64_t> counts_;  // [ranks, experts]
   std::vector<int64_t> local_counts_;
+  at::Tensor local_bounds_;
   std::vector<int64_t> places_;  // [local, ranks]: where the rows of an expert from a rank begin
                                  // among those received
   std::vector<int64_t> begins_;  // [ranks + 1]: where the rows for a rank begin in `order`

@@ -169,10 +169,10 @@ class MESHWRIGHT_API Trainer {
   struct Totals {
     double loss, count;
     std::array<int64_t, kVotes> votes;
-    std::vector<double> more;
+    at::Tensor more, more_on_device;  // float64, [n]
   };
   Totals totals(const at::Tensor& loss_sum, double count, bool with_votes,
-                const std::vector<double>& more = {});
+                const at::Tensor& more = {});
   StageForward alone(const Forward& forward) const;
   void train_micro_batches(const StageForward& forward, double assumed, at::Tensor& loss_sum,
                            double& count);

@@ -287,8 +287,11 @@ TEST_CASE(
   for (const Tensor& some : {indices, at::randint(-1, 7, {200, 3}, at::kLong),
                              at::zeros({0, 2}, at::kLong), at::zeros({3, 1}, at::kLong) - 1}) {
     meshwright::ExpertOrder host = meshwright::sort_by_expert(some, 7),
-                            device = meshwright::detail::sort_on_device(some, 7);
-    CHECK(host.counts == device.counts);
+                            all = meshwright::sort_without_counts(some, 7);
+    CHECK(all.slot.numel() == some.numel());
+    const Counts counts = meshwright::detail::counts_of(all.bounds);
+    const meshwright::ExpertOrder device = meshwright::detail::with_counts(all, counts);
+    CHECK(host.counts == counts);
     for (const auto& [a, b] : {std::pair(host.slot, device.slot),
                                {host.token, device.token},
                                {host.place, device.place}})
@@ -333,22 +336,35 @@ TEST_CASE("rows of zeros between experts change nothing, whichever library multi
       Tensor x = at::randn({31, 16}).to(dtype).set_requires_grad(true),
              w = at::rand({31, 2}).to(dtype).set_requires_grad(true);
       Tensor into = at::randn({31, 16}).to(dtype);
-      auto pass = [&](bool padded) {
-        meshwright::ExpertOrder order = meshwright::sort_by_expert(indices, 4, padded);
-        CHECK(order.padded == padded);
-        Tensor y =
-            meshwright::combine_tokens(experts(meshwright::gather_tokens(x, order), order.counts,
-                                               meshwright::gather_weights(w, order), padded),
-                                       order);
+      auto run = [&](const meshwright::ExpertOrder& order, auto experts_of_rows) {
+        Tensor y = meshwright::combine_tokens(experts_of_rows(meshwright::gather_tokens(x, order),
+                                                              meshwright::gather_weights(w, order)),
+                                              order);
         (y * into).sum().backward();
+        // What goes nowhere has no gradient of its own; without counts it may be anything.
+        w.mutable_grad() = w.grad().masked_fill(indices.lt(0), 0);
         std::vector<Tensor> out = gradients(*experts);
         out.insert(out.end(), {x.grad(), w.grad(), y.detach()});
         x.mutable_grad() = Tensor(), w.mutable_grad() = Tensor();
         return out;
       };
+      auto pass = [&](bool padded) {
+        meshwright::ExpertOrder order = meshwright::sort_by_expert(indices, 4, padded);
+        CHECK(order.padded == padded);
+        return run(order, [&](const Tensor& tokens, const Tensor& weights) {
+          return experts(tokens, order.counts, weights, padded);
+        });
+      };
       // The sums are the same; libraries may add them up in another order.
       double tolerance = dtype == at::kDouble ? 1e-12 : dtype == at::kFloat ? 2e-4 : 0.1;
       check_equal(pass(true), pass(false), tolerance);
+      // The host knows no counts. In bfloat16 without biases it asks for none.
+      const meshwright::ExpertOrder order = meshwright::sort_without_counts(indices, 4);
+      CHECK(experts->fits_bounds(x) == (dtype == at::kBFloat16 && !bias));
+      check_equal(
+          run(order, [&](const Tensor& tokens,
+                         const Tensor& weights) { return experts(tokens, order.bounds, weights); }),
+          pass(false), tolerance);
       CHECK_THROWS_AS(experts(x, Counts{31, 0, 0, 0}, at::ones({31}), true),
                       meshwright::Error);  // not as many rows as padded
     }

@@ -148,8 +148,8 @@ class MESHWRIGHT_API RouterImpl : public torch::nn::Module {
   const at::Tensor& load() const { return load_; }
   void reset_load();
   // After the optimizer's step, from the load of all ranks [E]: bias += factor * sign(mean(load) -
-  // load). Throws Error(bad_module) without a bias, with factor 0, outside of training or for a
-  // load of nothing.
+  // load). Throws Error(bad_module) without a bias, with factor 0, outside of training or, where
+  // the load lies on the host, for a load of nothing.
   void update_bias(const at::Tensor& load);
   bool updates_bias() const {
     return e_score_correction_bias.defined() && config_.gate_bias_update_factor > 0;
@@ -188,6 +188,11 @@ class MESHWRIGHT_API GroupedExpertsImpl : public torch::nn::Module {
   // weights are any numbers.
   at::Tensor forward(const at::Tensor& tokens, const std::vector<int64_t>& counts,
                      const at::Tensor& weights, bool padded = false);
+  // The same with ExpertOrder::bounds in place of counts, which the host waits for only where
+  // fits_bounds() says no. Of rows that no expert has, results and gradients have any values.
+  at::Tensor forward(const at::Tensor& tokens, const at::Tensor& bounds, const at::Tensor& weights);
+  // bfloat16 in whole 16 bytes, some tokens, no biases.
+  bool fits_bounds(const at::Tensor& tokens) const;
   int64_t experts() const { return gate_and_up_projs.size(0); }
 
   at::Tensor gate_and_up_projs, down_projs, gate_up_proj_bias, down_proj_bias;
@@ -204,6 +209,8 @@ struct ExpertOrder {
   at::Tensor token;             // [N] int64: the row of x, slot / k; -1 for a row of zeros
   at::Tensor place;             // [T, k] int64: where the assignment went, -1: nowhere
   std::vector<int64_t> counts;  // of each expert, without rows of zeros
+  at::Tensor bounds;  // [E + 1] int32, on devices: each expert's first row, and the row behind the
+                      // last one's
   bool padded = false;  // an expert takes padded_rows(its count): behind its rows lie rows of zeros
 };
 // Some libraries make code for each new number of rows, which takes longer than the product: n
@@ -214,6 +221,9 @@ MESHWRIGHT_API bool pads_rows(const at::Tensor& x);
 // indices [T, k] int64 in [-1, experts). Waits for the device.
 MESHWRIGHT_API ExpertOrder sort_by_expert(const at::Tensor& indices, int64_t experts,
                                           bool padded = false);
+// The same without waiting: `counts` are empty, and N is T * k: masked assignments lie behind all
+// others, in rows that no expert has.
+MESHWRIGHT_API ExpertOrder sort_without_counts(const at::Tensor& indices, int64_t experts);
 // x [T, d] to [N, d], weights [T, k] to [N], y [N, d] to the sums of each token's rows [T, d]
 // (added in float32). All differentiable.
 MESHWRIGHT_API at::Tensor gather_tokens(const at::Tensor& x, const ExpertOrder& order);
