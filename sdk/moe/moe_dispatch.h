@@ -28,8 +28,8 @@ inline int64_t rounded_up(int64_t n, int64_t multiple) {
 // What n rows of an expert take.
 inline int64_t taken_rows(int64_t n, bool padded) { return padded ? padded_rows(n) : n; }
 // ExpertOrder::counts of its bounds. Waits for the device.
-std::vector<int64_t> counts_of(const at::Tensor& bounds);
+MESHWRIGHT_API std::vector<int64_t> counts_of(const at::Tensor& bounds);
 // The order of sort_without_counts() with counts that are known, and without the rows of nobody.
-ExpertOrder with_counts(ExpertOrder order, std::vector<int64_t> counts);
+MESHWRIGHT_API ExpertOrder with_counts(ExpertOrder order, std::vector<int64_t> counts);
 
 }  // namespace meshwright::detail

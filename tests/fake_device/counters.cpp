@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <iterator>
 #include <map>
 #include <set>
 #include <string>
@@ -23,8 +24,11 @@ struct Copies {
   long calls = 0;
   size_t bytes = 0;
 };
+// Forward is what the program's first thread launches before autograd's begin, backward what those
+// launch; with several micro-batches all but the first one's forward is of the rest.
+constexpr const char* kPhases[] = {"forward", "backward", "rest"};
 struct Step {
-  std::map<std::string, Launches> operators;
+  std::map<std::string, Launches> operators, phases[3];
   std::map<std::string, Copies> copies;
   std::map<std::string, long> waits;
   std::set<size_t> streams;
@@ -68,11 +72,17 @@ void write(FILE* file, const Step& step) {
     fprintf(file, "{\"calls\": %ld, \"bytes\": %zu}", one.calls, one.bytes);
   });
   fprintf(file, ",\n   ");
-  write_map(file, "operators", step.operators, [&](const Launches& one) {
+  auto write_launches = [&](const Launches& one) {
     fprintf(file, "{\"calls\": %ld, \"kernels\": %ld, \"read\": %zu, \"written\": %zu}", one.calls,
             one.kernels, one.read, one.written);
-  });
-  fprintf(file, "}");
+  };
+  write_map(file, "operators", step.operators, write_launches);
+  fprintf(file, ",\n   \"phases\": {");
+  for (size_t i = 0; i < std::size(kPhases); ++i) {
+    if (i > 0) fprintf(file, ",\n   ");
+    write_map(file, kPhases[i], step.phases[i], write_launches);
+  }
+  fprintf(file, "}}");
 }
 
 const char* path() {
@@ -126,11 +136,14 @@ int fake_device_counts() { return counts_steps() ? 1 : 0; }
 void fake_device_launched(const char* what, long kernels, size_t read, size_t written) {
   if (!counts_steps()) return;
   Lock lock;
-  Launches& launches = now().operators[what];
-  ++launches.calls;
-  launches.kernels += kernels;
-  launches.read += read;
-  launches.written += written;
+  Step& step = now();
+  const size_t phase = gettid() != getpid() ? 1 : step.phases[1].empty() ? 0 : 2;
+  for (Launches* launches : {&step.operators[what], &step.phases[phase][what]}) {
+    ++launches->calls;
+    launches->kernels += kernels;
+    launches->read += read;
+    launches->written += written;
+  }
 }
 void fake_device_allocated(size_t bytes) {
   Lock lock;
@@ -139,5 +152,6 @@ void fake_device_allocated(size_t bytes) {
 void fake_device_step() {
   Lock lock;
   steps().emplace_back();
+  write_counters();  // a program may end without its last words, as Python's os._exit does
 }
 }

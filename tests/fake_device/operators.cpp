@@ -54,6 +54,8 @@ const Names kKept{"aten::empty",
                   "aten::_fused_sdp_choice",
                   "aten::_scaled_dot_product_flash_attention",
                   "aten::_scaled_dot_product_flash_attention_backward",
+                  "aten::_scaled_dot_product_efficient_attention",
+                  "aten::_scaled_dot_product_efficient_attention_backward",
                   "aten::pin_memory",
                   "aten::lift_fresh"};
 
@@ -335,9 +337,10 @@ struct Load {
     library->impl("_fused_rms_norm_backward",
                   torch::dispatch(c10::DispatchKey::CUDA, TORCH_FN(rms_norm_backward)));
     fake_device::watch_steps();
-    // The kernels behind these have no stand-in; flash attention is made of operators that have.
+    // Flash attention is made of operators that have a stand-in; cuDNN's has none. The plain path
+    // has the CPU's numbers to the bit.
     auto& context = at::globalContext();
-    context.setSDPUseMemEfficient(false);
+    context.setSDPUseMemEfficient(getenv("FAKE_DEVICE_FUSED_ATTENTION") != nullptr);
     context.setSDPUseCuDNN(false);
     if (getenv("FAKE_DEVICE_VERBOSE") != nullptr)
       fake_device_note("fake device: %zu operators run on the host\n", kept->size());

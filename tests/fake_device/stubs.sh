@@ -4,7 +4,7 @@
 set -euo pipefail
 torch=$1 out=$2
 mkdir -p "$out"
-for name in torch_cuda torch_cuda_linalg torch_nvshmem torch_cpu c10_cuda caffe2_nvrtc; do
+for name in torch_cuda torch_cuda_linalg torch_nvshmem torch_cpu torch_python c10_cuda caffe2_nvrtc; do
   nm -D --undefined-only "$torch/lib$name.so" | awk '{print $2}'
 done | LC_ALL=C sort -u >"$out/imported.txt"
 
