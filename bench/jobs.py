@@ -15,10 +15,10 @@ def write(folder, model, distributed, batch, local, steps, dataset, precision="f
     return path
 
 
-def run(build, folder, job, ranks, *options):
-    """Trains the job from the start; its rows of metrics."""
+def run(build, folder, job, ranks, *options, before=(), environment=None):
+    """Trains the job from the start; its rows of metrics. `before`: words in front of the program."""
     shutil.rmtree(os.path.join(folder, "runs"), ignore_errors=True)
-    p = subprocess.run([os.path.join(build, "bin/meshwright"), "train", job, "--nproc", str(ranks), *options], capture_output=True, text=True)
+    p = subprocess.run([*before, os.path.join(build, "bin/meshwright"), "train", job, "--nproc", str(ranks), *options], capture_output=True, text=True, env=environment)
     if p.returncode:
         sys.exit(p.stderr + p.stdout)
     return rows(os.path.join(folder, "runs/bench/metrics.jsonl"))
@@ -29,6 +29,9 @@ def median_step(found):
     return statistics.median(r["step_ms"] for r in found[3:])
 
 
-def make_fixture(folder, size, python, *only):
-    subprocess.run([sys.executable, os.path.join(ROOT, "tests/reference_pytorch/make_fixture.py"), "--out", f"{folder}/{size}", "--only", *only, "--size", size],
+def make_fixture(folder, size, python, *only, layers=None):
+    """Models and tokens in folder/size, or folder/size-layers where that is another number of layers; the path."""
+    out, more = (f"{folder}/{size}", []) if layers is None else (f"{folder}/{size}-{layers}", ["--layers", str(layers)])
+    subprocess.run([sys.executable, os.path.join(ROOT, "tests/reference_pytorch/make_fixture.py"), "--out", out, "--only", *only, "--size", size, *more],
                    check=True, env=python, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    return out

@@ -1,0 +1,139 @@
+#!/usr/bin/env python3
+"""What a training step costs a device by count, without one: `meshwright train` beside PyTorch's own programs on the fake device (tests/fake_device).
+
+    bench/device_counts.py [--build build] [--deps .deps] [--rows "fsdp2 bf16" ...] [--steps 4]
+
+A Llama (Mixtral for experts) of width 256 with 8 layers, sequences of 128, a micro-batch of 2 a rank, one in a step, on 1 or 2 ranks; figures are rank 0's, of the last step but one.
+"lean" is tests/reference_pytorch/lean_llama.py, "transformers" its own model, both by peer_train.py with PyTorch's strategies and fused AdamW (tp: one by one, since DTensors and tensors
+do not mix there); bfloat16 is autocast for ddp and tp, on both sides. What a layer costs is the difference to 4 layers.
+"launches a layer": kernels of forward and backward, collectives left out. "kB a token, layer": what they read and write, but for matrix products and attention.
+"tail": bytes that gradient norm, clipping and optimizer move, for each parameter that this rank updates. "waits": how often the host waits for the device.
+"host ms": the median step of the run, in which the processor computes what a device would: only to compare with its neighbours. The counters' README says what is counted as how much.
+"""
+import argparse, glob, json, os, socket, statistics, subprocess, sys, tempfile
+
+import jobs
+
+DEEP, SHALLOW, TOKENS = 8, 4, 2 * 128
+BF16 = ["distributed.mp_policy.param_dtype=bfloat16", "distributed.mp_policy.output_dtype=bfloat16"]
+AUTOCAST = ["distributed.autocast_dtype=bfloat16"]
+HALF = ["--param-dtype", "bfloat16"]
+# name: ranks, model, lines of [distributed], settings; PyTorch's programs and their options
+ROWS = {
+    "fsdp2 bf16": (2, "llama", 'strategy = "fsdp2"', BF16, ["lean", "transformers"], ["--strategy", "fsdp2", *HALF]),
+    "fsdp2 fp32": (2, "llama", 'strategy = "fsdp2"', [], ["lean"], ["--strategy", "fsdp2"]),
+    "ddp bf16": (2, "llama", 'strategy = "ddp"', AUTOCAST, ["lean"], ["--strategy", "ddp", *HALF]),
+    "1 rank fp32": (1, "llama", 'strategy = "fsdp2"', [], ["lean"], []),
+    "tp 2 bf16": (2, "llama", 'strategy = "fsdp2"\ntp_size = 2', AUTOCAST, ["lean"], ["--strategy", "tp", *HALF]),
+    "experts fsdp2 bf16": (2, "mixtral", 'strategy = "fsdp2"', BF16, ["transformers"], ["--strategy", "fsdp2", "--experts", "grouped_mm", *HALF]),
+    "experts ep 2": (2, "mixtral", 'strategy = "moe_ep"\nep_size = 2', BF16, [], []),
+}
+PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "_grouped_mm", "linear")
+
+
+def environment(folder, **more):
+    return dict(os.environ, OMP_NUM_THREADS="1", FAKE_DEVICE_SUMMARY="0", FAKE_DEVICE_RACES="0", FAKE_DEVICE_STACKS="0", FAKE_DEVICE_POISON="0", FAKE_DEVICE_FUSED_ATTENTION="1",
+                FAKE_DEVICE_COUNTERS=os.path.join(folder, "counters"), **more)
+
+
+def on_device(a):
+    os.environ["FAKE_DEVICE_LIBRARIES"] = os.path.abspath(os.path.join(a.build, "fake_device"))
+    return os.path.join(jobs.ROOT, "tests/fake_device/run")
+
+
+def wait_for(processes):
+    for p in processes:
+        out, err = p.communicate()
+        if p.returncode:
+            sys.exit(f"{' '.join(p.args)}\n{out}{err}")
+
+
+def counters(folder):
+    """Steps of rank 0."""
+    steps = []
+    for path in glob.glob(os.path.join(folder, "counters.*")):
+        with open(path) as f:
+            found = json.load(f)
+        os.remove(path)
+        if found["rank"] == 0:
+            steps = found["steps"]
+    return steps
+
+
+def ours(a, folder, fixture, ranks, model, table, sets):
+    dp = 1 if "tp_size" in table else ranks
+    job = jobs.write(folder, f'pretrained = "{fixture}/{model}"', table, 2 * dp, 2, a.steps, jobs.tokens(f"{fixture}/train.bin", 128))
+    options = [word for s in ["dist_env.device=cuda", *sets] for word in ("--set", s)]
+    found = jobs.run(a.build, folder, job, ranks, *options, before=[on_device(a)], environment=environment(folder))
+    return counters(folder), found
+
+
+def theirs(a, folder, fixture, ranks, model, program, options):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    out = os.path.join(folder, "peer.jsonl")
+    command = [on_device(a), sys.executable, os.path.join(jobs.ROOT, "tests/reference_pytorch/peer_train.py"), "--model", f"{fixture}/{model}", "--impl",
+               "lean" if program == "lean" else "hf", "--tokens", f"{fixture}/train.bin", "--device", "cuda", "--seq-len", "128", "--micro-batch", "2", "--steps", str(a.steps),
+               "--out", out, *options]
+    wait_for([subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                               env=environment(folder, PYTHONPATH=os.path.join(a.deps, "python"), RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(ranks),
+                                               MASTER_ADDR="127.0.0.1", MASTER_PORT=port)) for rank in range(ranks)])
+    return counters(folder), jobs.rows(out)
+
+
+def is_product(name):
+    return name.removeprefix("aten::") in PRODUCTS or "attention" in name
+
+
+def phase(step, name):
+    """Kernels and bytes of a phase; collectives apart."""
+    operators = {k: v for k, v in step["phases"][name].items() if k.startswith("aten::")}
+    return sum(v["kernels"] for v in operators.values()), sum(v["read"] + v["written"] for k, v in operators.items() if not is_product(k))
+
+
+def figures(deep, shallow, rows):
+    found = {"launches": deep["kernels"], "waits": deep["host_waits"], "peak": deep["peak_bytes"] / 2**20, "ms": statistics.median(r["step_ms"] for r in rows[1:])}
+    for name in ("forward", "backward"):
+        (kernels, moved), (fewer, less) = phase(deep, name), phase(shallow, name)
+        found[name], found[name + " kB"] = (kernels - fewer) / (DEEP - SHALLOW), (moved - less) / (DEEP - SHALLOW) / TOKENS / 1e3
+    # By its schema fused AdamW writes each parameter, its gradient and two averages, in float32.
+    updated = deep["operators"].get("aten::_fused_adamw_", {}).get("written", 0) / 16
+    tail = sum(v["read"] + v["written"] for k, v in deep["phases"]["rest"].items() if any(part in k for part in ("_foreach_", "_fused_adamw_", "vector_norm")))
+    found["tail"] = tail / updated if updated else float("nan")
+    return found
+
+
+def line(name, program, f):
+    return (f"{name:20}{program:14}{f['forward']:9.1f}{f['backward']:9.1f}{f['launches']:9}{f['waits']:7}{f['peak']:10.1f}"
+            f"{f['forward kB']:9.1f}{f['backward kB']:9.1f}{f['tail']:8.1f}{f['ms']:10.0f}")
+
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--build", default=os.path.join(jobs.ROOT, "build"))
+    p.add_argument("--deps", default=os.environ.get("MESHWRIGHT_DEPS", os.path.join(jobs.ROOT, ".deps")))
+    p.add_argument("--rows", nargs="*", default=list(ROWS), choices=list(ROWS), metavar="ROW")
+    p.add_argument("--steps", type=int, default=4)
+    p.add_argument("--no-peers", action="store_true", help="ours alone")
+    a = p.parse_args()
+    if not os.path.exists(os.path.join(a.build, "fake_device/libcudart.so.13")):
+        sys.exit(f"no fake device in {a.build}: ninja -C {a.build} fake_device")
+    python = dict(os.environ, PYTHONPATH=os.path.join(a.deps, "python"), OMP_NUM_THREADS="1")
+    with tempfile.TemporaryDirectory() as folder:
+        print("making weights", file=sys.stderr, flush=True)
+        fixtures = [jobs.make_fixture(folder, "small", python, "llama", "mixtral", layers=layers) for layers in (DEEP, SHALLOW)]
+        print(f"{'':34}{'launches a layer':>18}{'':26}{'kB a token, layer':>18}\n{'row':20}{'program':14}{'forward':>9}{'backward':>9}{'a step':>9}{'waits':>7}{'peak MiB':>10}"
+              f"{'forward':>9}{'backward':>9}{'tail B':>8}{'host ms':>10}", flush=True)
+        for name in a.rows:
+            ranks, model, table, sets, peers, options = ROWS[name]
+            for program in ["ours", *([] if a.no_peers else peers)]:
+                print(f"{name}: {program}", file=sys.stderr, flush=True)
+                both = [ours(a, folder, fixture, ranks, model, table, sets) if program == "ours" else theirs(a, folder, fixture, ranks, model, program, options)
+                        for fixture in fixtures]
+                (deep, rows), (shallow, _) = both
+                print(line(name, program, figures(deep[-2], shallow[-2], rows)), flush=True)
+
+
+if __name__ == "__main__":
+    main()
