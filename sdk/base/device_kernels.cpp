@@ -1,4 +1,4 @@
-#include "sdk/base/device_kernels.h"
+#include "device_kernels.h"
 
 #include <atomic>
 

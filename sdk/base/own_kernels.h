@@ -10,8 +10,8 @@
 #include <initializer_list>
 #include <optional>
 
-#include "sdk/base/device_kernels.h"
-#include "sdk/base/kernels/arguments.h"
+#include "device_kernels.h"
+#include "kernels/arguments.h"
 
 namespace meshwright {
 

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "sdk/base/kernels/arguments.h"
+#include "arguments.h"
 
 namespace meshwright::kernels {
 
