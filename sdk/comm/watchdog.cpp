@@ -40,12 +40,15 @@ constexpr auto kTogether = std::chrono::seconds(10);
 // For what the device still does when the host is done.
 constexpr auto kRest = std::chrono::seconds(1);
 
-// Whether the call came back. NCCL may wait for ever: it stays behind in its thread then.
+// Whether the call came back. NCCL may wait for ever: it stays behind in its thread then. Else that
+// thread has ended too, with what the call holds: back ends must go before the devices' libraries.
 bool in_time(std::chrono::seconds limit, std::function<void()> call) {
   std::packaged_task<void()> task(std::move(call));
   auto done = task.get_future();
-  std::thread(std::move(task)).detach();
-  return done.wait_for(limit) == std::future_status::ready;
+  std::thread thread(std::move(task));
+  const bool back = done.wait_for(limit) == std::future_status::ready;
+  back ? thread.join() : thread.detach();
+  return back;
 }
 
 }  // namespace
