@@ -316,6 +316,7 @@ TEST_CASE("rank: memory for NCCL ends" * doctest::skip()) {
   try {
     join_world(job_of({}))->everyone()->barrier();
   } catch (const Error& error) {
+    if (told("RANK") != "0") return;  // rank 0 keeps the store and may have ended before
     CHECK(error.code() == ErrorCode::out_of_memory);
     said = error.what();
   }
