@@ -56,7 +56,7 @@ const std::vector<Row> kRows{
      kExperts,
      2,
      {"distributed.mp_policy.param_dtype=bfloat16", "distributed.mp_policy.output_dtype=bfloat16"},
-     2e-4},  // a token may take another expert where two are as good as each other
+     2e-4},  // routing weights are rounded after other operators than on the CPU
     {"experts, all to all", kExperts, 2, {"distributed.strategy=moe_ep", "distributed.ep_size=2"}},
     {"experts, all gather",
      kExperts,

@@ -51,6 +51,7 @@ const Names kKept{"aten::empty",
                   "aten::_copy_from_and_resize",
                   "aten::new_empty_strided",
                   "aten::_fused_rms_norm_backward",
+                  "aten::histc",
                   "aten::_fused_sdp_choice",
                   "aten::_scaled_dot_product_flash_attention",
                   "aten::_scaled_dot_product_flash_attention_backward",
@@ -311,6 +312,21 @@ std::tuple<Tensor, Tensor> rms_norm_backward(c10::DispatchKeySet, const Tensor& 
   return {dx, dw};
 }
 
+// The CPU's takes no integers.
+Tensor histc(c10::DispatchKeySet, const Tensor& input, int64_t bins, const at::Scalar& min,
+             const at::Scalar& max) {
+  const c10::Device device = input.device();
+  const std::string what = "aten::histc";
+  fake_device_begin(stream_of(device), device.index(), what.c_str());
+  const Ending ending;
+  access(input, device, false, what);
+  at::AutoDispatchBelowADInplaceOrView below;
+  const Tensor counts = at::histc(on_host(input).to(at::kDouble), bins, min, max);
+  const Tensor out = to_device(counts.to(input.scalar_type()), device, what);
+  fake_device::count_costs(what.c_str(), 1, {input}, {out}, device);
+  return out;
+}
+
 bool gives_a_view(const c10::FunctionSchema& schema) {
   for (const c10::Argument& value : schema.returns())
     if (value.alias_info() != nullptr && !value.alias_info()->isWrite()) return true;
@@ -336,6 +352,7 @@ struct Load {
     library->impl("copy_", torch::dispatch(c10::DispatchKey::CUDA, TORCH_FN(copy_)));
     library->impl("_fused_rms_norm_backward",
                   torch::dispatch(c10::DispatchKey::CUDA, TORCH_FN(rms_norm_backward)));
+    library->impl("histc", torch::dispatch(c10::DispatchKey::CUDA, TORCH_FN(histc)));
     fake_device::watch_steps();
     // Flash attention is made of operators that have a stand-in; cuDNN's has none. The plain path
     // has the CPU's numbers to the bit.
