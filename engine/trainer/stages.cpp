@@ -82,8 +82,8 @@ std::string Stages::describe() const {
   auto counted = [](int64_t count, const char* one, const char* more) {
     return std::to_string(count) + " " + one + (count == 1 ? "" : more);
   };
-  return schedule_text(plan_) +
-         ", " + counted(static_cast<int64_t>(plan_.stages.size()), "stage", "s") + ", " +
+  return schedule_text(plan_) + ", " +
+         counted(static_cast<int64_t>(plan_.stages.size()), "stage", "s") + ", " +
          counted(micro_batches_, "micro-batch", "es") + " a run, idle " +
          std::to_string(std::lround(100 * run_.bubble)) + "% of it" +
          (runs_ > 1 ? ", " + counted(runs_, "run", "s") + " a step" : "");
