@@ -2,7 +2,7 @@
 # The day a GPU is there: everything that only a device can show, in the order of its weight, within 40 minutes. Needs a tree built with
 # the part for NVIDIA devices (./check --build-only) and what the peers need; no network. Each part has a limit of its own, its output goes
 # to bench/results/device_PART.txt line by line, so that nothing is lost when the machine goes away, and the next one begins whatever came out.
-#   tools/device_day.sh [--emulated] [PART...]
+#   tools/device_day.sh [--emulated] [--results FOLDER] [PART...]
 # Parts: smoke curves memory faults kernels train compiled experts tests
 # --emulated: the same at tiny sizes on the fake device, into build/device_day/: shows that no part is broken, and no figure.
 set -uo pipefail
@@ -13,6 +13,11 @@ emulated= results=bench/results under=() one=
 if [ "${1:-}" = --emulated ]; then
   emulated=1 results=$build/device_day under=(--under tests/fake_device/run)
   shift
+  mkdir -p "$results"
+fi
+if [ "${1:-}" = --results ]; then
+  results=${2:?--results needs a folder}
+  shift 2
   mkdir -p "$results"
 fi
 if [ "${1:-}" = --one ]; then one=1; shift; fi  # this part alone, here
@@ -31,7 +36,7 @@ smoke() (
 kernels() { if [ -n "$emulated" ]; then on_device "$build/bin/bench_device_kernels" 64 64 128 256; else "$build/bin/bench_device_kernels"; fi; }
 train() {
   if [ -n "$emulated" ]; then bench/device_train.py --build "$build" --model tiny --length 64 --steps 5 --batches 1 --compiled "${under[@]}"
-  else bench/device_train.py --build "$build" --compiled --seconds 780; fi
+  else bench/device_train.py --build "$build" --compiled --seconds 500; fi
 }
 compiled() {
   if [ -n "$emulated" ]; then bench/device_train.py --build "$build" --model tiny --length 64 --steps 5 --batches 1 --compiled --checkpointing none "${under[@]}"
@@ -49,7 +54,7 @@ faults() {
 }
 tests() { on_device "$build/bin/test_gpu"; }
 limit_of() {  # seconds
-  case $1 in smoke) echo 90 ;; curves) echo 300 ;; memory) echo 180 ;; faults) echo 240 ;; kernels) echo 90 ;; train) echo 840 ;; compiled) echo 270 ;; experts) echo 210 ;; tests) echo 180 ;; esac
+  case $1 in smoke) echo 90 ;; curves) echo 300 ;; memory) echo 180 ;; faults) echo 240 ;; kernels) echo 90 ;; train) echo 560 ;; compiled) echo 270 ;; experts) echo 210 ;; tests) echo 180 ;; esac
 }
 
 [ -z "$one" ] || { "$parts"; exit; }

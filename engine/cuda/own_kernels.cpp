@@ -36,9 +36,10 @@ class Compiler {
     nvrtcProgram program = nullptr;
     check(call<nvrtcCreateProgram>("nvrtcCreateProgram", &program, kKernelSource, "kernels.cu", 0,
                                    nullptr, nullptr));
-    const std::vector<std::string> options{"--gpu-architecture=" + architecture, "--std=c++17",
-                                           "--device-as-default-execution-space",
-                                           "-DMESHWRIGHT_KERNELS=MESHWRIGHT_KERNELS_" + type};
+    const std::vector<std::string> options{
+        "--gpu-architecture=" + architecture, "--std=c++17", "--device-as-default-execution-space",
+        // The CPU's numbers, which does not fuse either.
+        "--fmad=false", "-DMESHWRIGHT_KERNELS=MESHWRIGHT_KERNELS_" + type};
     std::vector<const char*> texts;
     for (const std::string& option : options) texts.push_back(option.c_str());
     const nvrtcResult result = call<nvrtcCompileProgram>(
@@ -83,8 +84,8 @@ class Module {
         cudaLibraryLoadData(&library_, code_.data(), nullptr, nullptr, 0, nullptr, nullptr, 0));
   }
   const void* kernel(const char* name) {
-    const auto [place, fresh] = kernels_.try_emplace(name, nullptr);
-    if (fresh)
+    const auto place = kernels_.try_emplace(name, nullptr).first;
+    if (place->second == nullptr)
       C10_CUDA_CHECK(
           cudaLibraryGetKernel(&place->second, library_, (place->first + suffix_).c_str()));
     return place->second;

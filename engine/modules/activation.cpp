@@ -103,7 +103,9 @@ struct FusedSiluTimes : torch::autograd::Function<FusedSiluTimes> {
 // The same on a device, in the types that kernels of our own have.
 struct DeviceSiluTimes : torch::autograd::Function<DeviceSiluTimes> {
   static std::optional<OwnKernels> kernels(const Tensor& gate, const Tensor& up) {
-    if (gate.dim() == 0 || gate.scalar_type() != up.scalar_type()) return std::nullopt;
+    if (gate.dim() == 0 || gate.scalar_type() != up.scalar_type() || gate.sizes() != up.sizes() ||
+        gate.device() != up.device())
+      return std::nullopt;
     return OwnKernels::of(gate, {gate.size(-1)});
   }
   // Rows of one distance: halves of a product are such, without a copy.
@@ -135,6 +137,7 @@ struct DeviceSiluTimes : torch::autograd::Function<DeviceSiluTimes> {
   }
   static variable_list backward(AutogradContext* context, variable_list grads) {
     variable_list saved = context->get_saved_variables();
+    OwnKernels::refuse_second_derivative();
     const OwnKernels own = *kernels(saved[0], saved[1]);
     const Tensor grad = own.readable(grads[0]);
     Tensor to_gate = at::empty_like(grad), to_up = at::empty_like(grad);

@@ -98,18 +98,17 @@ struct DeviceRotate : torch::autograd::Function<DeviceRotate> {
     const Tensor query = own.readable_rows(given_query), key = own.readable_rows(given_key);
     Tensor turned_query = at::empty(query.sizes(), query.options()),
            turned_key = at::empty(key.sizes(), key.options());
-    kernels(query, cos)
-        ->launch("rotate", query.size(0) * query.size(1),
-                 kernels::Rotate{.query = heads(query, turned_query),
-                                 .key = heads(key, turned_key),
-                                 .cos = cos.const_data_ptr(),
-                                 .sin = sin.const_data_ptr(),
-                                 .batch = query.size(0),
-                                 .length = query.size(1),
-                                 .size = static_cast<int>(query.size(3)),
-                                 .dim = static_cast<int>(cos.size(-1)),
-                                 .by_sample = cos.dim() == 3 ? 1 : 0,
-                                 .direction = direction});
+    own.launch("rotate", query.size(0) * query.size(1),
+               kernels::Rotate{.query = heads(query, turned_query),
+                               .key = heads(key, turned_key),
+                               .cos = cos.const_data_ptr(),
+                               .sin = sin.const_data_ptr(),
+                               .batch = query.size(0),
+                               .length = query.size(1),
+                               .size = static_cast<int>(query.size(3)),
+                               .dim = static_cast<int>(cos.size(-1)),
+                               .by_sample = cos.dim() == 3 ? 1 : 0,
+                               .direction = direction});
     return {turned_query, turned_key};
   }
 
@@ -122,6 +121,7 @@ struct DeviceRotate : torch::autograd::Function<DeviceRotate> {
   }
   static variable_list backward(AutogradContext* context, variable_list grads) {
     variable_list saved = context->get_saved_variables();
+    OwnKernels::refuse_second_derivative();
     variable_list out = turn(grads[0], grads[1], saved[0], saved[1], -1);
     out.resize(4);
     return out;
@@ -274,8 +274,12 @@ std::pair<Tensor, Tensor> rotate(const Tensor& query, const Tensor& key, const R
     return {turned[0], turned[1]};
   }
   const at::ScalarType type = query.scalar_type();
-  if (key.scalar_type() == type && table.cos.scalar_type() == type &&
-      DeviceRotate::kernels(query, table.cos)) {
+  const bool fits = table.cos.sizes() == table.sin.sizes() && table.cos.size(-2) == query.size(1) &&
+                    (table.cos.dim() == 2 || table.cos.size(0) == query.size(0)) &&
+                    key.device() == query.device() && table.cos.device() == query.device() &&
+                    table.sin.device() == query.device();
+  if (fits && key.scalar_type() == type && table.cos.scalar_type() == type &&
+      table.sin.scalar_type() == type && DeviceRotate::kernels(query, table.cos)) {
     variable_list turned = DeviceRotate::apply(query, key, table.cos, table.sin);
     return {turned[0], turned[1]};
   }

@@ -23,6 +23,7 @@
 #include "engine/trainer/routers.h"
 #include "engine/trainer/schedule.h"
 #include "engine/trainer/stages.h"
+#include "meshwright/nn/loss.h"
 #include "meshwright/nn/stage.h"
 #include "meshwright/parallel/context_parallel.h"
 #include "meshwright/parallel/scalar_type.h"
@@ -400,6 +401,7 @@ StepResult Trainer::step(const StageForward& forward) try {
   if (stages_) stages_->sum_tied_gradients(*model_);
   auto [all_loss, all_count, votes, load, load_on_device] =
       totals(loss_sum, count, /*with_votes=*/true, routers_->load());
+  throw_bad_target();
   result.vote_counts = votes;
   result.count = static_cast<int64_t>(all_count);
   result.experts = routers_->read_load(load.const_data_ptr<double>());
@@ -451,6 +453,7 @@ double Trainer::evaluate(int64_t micro_batches, const StageForward& forward) {
     for (int64_t micro = 0; micro < micro_batches; ++micro) one(true, micro, Tensor());
   module_->train(training);
   const Totals all = totals(loss_sum, count, /*with_votes=*/false);
+  throw_bad_target();
   return all.count > 0 ? all.loss / all.count : 0;
 }
 

@@ -5,6 +5,8 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/GradMode.h>
+#include <c10/util/Exception.h>
 
 #include <algorithm>
 #include <initializer_list>
@@ -30,6 +32,11 @@ class OwnKernels {
     return OwnKernels(kernels, x.get_device(), type, packs);
   }
 
+  // Kernels know no derivatives of their own, so a backward of theirs has none.
+  static void refuse_second_derivative() {
+    TORCH_CHECK_NOT_IMPLEMENTED(!c10::GradMode::is_enabled(),
+                                "second derivatives are not there on a device");
+  }
   template <class Arguments>
   void launch(const char* kernel, int64_t blocks, const Arguments& arguments,
               int64_t shared_bytes = 0) const {

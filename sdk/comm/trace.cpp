@@ -30,7 +30,11 @@ int64_t Trace::now() {
 int64_t Trace::mark() {
   if (!shared_->device) return now();
   std::lock_guard lock(shared_->mutex);
-  return shared_->device->mark(now());
+  try {
+    return shared_->device->mark(now());
+  } catch (const std::exception&) {  // of a device that failed, whose error is on its way already
+    return now();
+  }
 }
 
 void Trace::span(Lane lane, std::string name, int64_t begin, int64_t end, int64_t also_begins) {

@@ -48,7 +48,13 @@ bool in_time(std::chrono::seconds limit, std::function<void()> call) {
   std::thread thread(std::move(task));
   const bool back = done.wait_for(limit) == std::future_status::ready;
   back ? thread.join() : thread.detach();
-  return back;
+  if (!back) return false;
+  try {
+    done.get();
+  } catch (const std::exception&) {  // a back end that failed has not shut down
+    return false;
+  }
+  return true;
 }
 
 }  // namespace
@@ -142,7 +148,14 @@ void Watchdog::end(bool success) {
         });
       }))
     return;
-  in_time(kTogether, [for_each] { for_each([](Transport& transport) { transport.abort(); }); });
+  in_time(kTogether, [for_each] {
+    for_each([](Transport& transport) {
+      try {
+        transport.abort();
+      } catch (const std::exception&) {  // the others are aborted all the same
+      }
+    });
+  });
 }
 
 void Watchdog::stop() {

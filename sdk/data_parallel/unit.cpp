@@ -168,9 +168,12 @@ void Unit::abandon() {
   try {
     unsharded_.wait_for_gather();
     reducer_.wait_all();
-    state_.context.to_host.wait();
   } catch (const Error&) {
     // The step failed already; the groups are of no use any more, and the next call will say so.
+  }
+  try {
+    state_.context.to_host.wait();
+  } catch (const std::exception&) {  // nor is the device
   }
   unsharded_.forget();
   state_.held = false;

@@ -256,7 +256,10 @@ Tensor gather_tokens(const Tensor& x, const ExpertOrder& order) {
   return TakeRows::apply(x, order.token, order.place);
 }
 Tensor gather_weights(const Tensor& weights, const ExpertOrder& order) {
-  return weights.reshape(-1).index_select(0, order.slot);
+  Tensor flat = weights.reshape(-1);
+  // What is masked has a slot there too, and no gradient.
+  if (order.counts.empty()) flat = flat.masked_fill(order.place.reshape(-1).lt(0), 0);
+  return flat.index_select(0, order.slot);
 }
 Tensor combine_tokens(const Tensor& y, const ExpertOrder& order) {
   return SumRows::apply(y, order.token, order.place);

@@ -96,9 +96,11 @@ struct FusedRmsNorm : torch::autograd::Function<FusedRmsNorm> {
 // The same on a device, by kernels of our own, in the types that have them.
 struct DeviceRmsNorm : torch::autograd::Function<DeviceRmsNorm> {
   // A warp has a short row, and a block a long one, whose gradient of the weight fits beside it.
-  static constexpr int64_t kShort = 1024, kLongest = 12288;
+  static constexpr int64_t kShort = 1024, kLongest = 12224;
   static std::optional<OwnKernels> kernels(const Tensor& x, const Tensor& weight) {
-    if (x.scalar_type() != weight.scalar_type() || weight.numel() > kLongest) return std::nullopt;
+    if (x.scalar_type() != weight.scalar_type() || weight.numel() > kLongest || x.dim() == 0 ||
+        x.size(-1) != weight.numel() || x.device() != weight.device())
+      return std::nullopt;
     return OwnKernels::of(x, {weight.numel()});
   }
   static int64_t teams_of_block(int64_t size) { return size > kShort ? 1 : kernels::kBlock / 32; }
@@ -133,6 +135,7 @@ struct DeviceRmsNorm : torch::autograd::Function<DeviceRmsNorm> {
     return {sum.defined() ? sum : given, y};
   }
   static variable_list backward(AutogradContext* context, variable_list grads) {
+    OwnKernels::refuse_second_derivative();
     variable_list saved = context->get_saved_variables();
     const Tensor &x = saved[0], &weight = saved[1], &rstd = saved[2];
     const int64_t size = weight.numel(), rows = rstd.numel();
@@ -201,7 +204,8 @@ std::pair<Tensor, Tensor> add_and_norm(const Tensor& x, const Tensor& more, RMSN
   const bool hooked = host == nullptr || host->around || !host->before_forward.empty() ||
                       !host->after_forward.empty();
   const bool alike =
-      !more.defined() || (more.sizes() == x.sizes() && more.scalar_type() == x.scalar_type());
+      !more.defined() || (more.sizes() == x.sizes() && more.options().type_equal(x.options()) &&
+                          more.device() == x.device());
   if (!hooked && alike && DeviceRmsNorm::kernels(x, norm->weight)) {
     variable_list out = DeviceRmsNorm::apply(
         x, more.defined() ? std::optional(more) : std::nullopt, norm->weight, norm->epsilon,

@@ -7,6 +7,7 @@
 #include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/graph_task.h>
+#include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
 #include <atomic>
@@ -244,10 +245,13 @@ int64_t* bad_target() {
   return kept->mutable_data_ptr<int64_t>();
 }
 
+// Of the call before, which the words are about.
+std::atomic<int64_t> last_size = 0, last_ignore = 0;
+
 // What a call before this one met, which had no number for a loss.
-void check_last_target(int64_t size, int64_t ignore) {
+void check_last_target() {
   const int64_t bad = std::atomic_ref(*bad_target()).exchange(kNoTarget);
-  if (bad != kNoTarget) refuse_target(bad, size, ignore);
+  if (bad != kNoTarget) refuse_target(bad, last_size, last_ignore);
 }
 
 // `losses`, float64, only where all columns are here: then the first two sums are what backward
@@ -303,7 +307,13 @@ struct CrossEntropySum : torch::autograd::Function<CrossEntropySum> {
     Rows rows{flat, targets, begin, ignore, vocabulary};
     const std::optional<OwnKernels> own = kernels_for(rows);
     if (own) rows.logits = own->readable_rows(rows.logits);
-    own ? check_last_target(vocabulary, ignore) : check_targets(targets, vocabulary, ignore);
+    if (own) {
+      check_last_target();
+      last_size = vocabulary;
+      last_ignore = ignore;
+    } else {
+      check_targets(targets, vocabulary, ignore);
+    }
     context->saved_data["begin"] = begin;
     context->saved_data["ignore"] = ignore;
     context->saved_data["shape"] = logits.sizes();
@@ -316,10 +326,16 @@ struct CrossEntropySum : torch::autograd::Function<CrossEntropySum> {
     }
     Tensor max = sums.select(0, 0), sum = sums.select(0, 1), picked = sums.select(0, 2),
            shift = max;
-    // Without what autograd knows of it, which would hold the logits themselves.
+    // Without what autograd knows of it, which would hold the logits themselves; but a change of
+    // theirs in place shows.
     auto keep = [&](const Tensor& inverse) {
-      context->save_for_backward(
-          {own ? rows.logits.tensor_data() : rows.logits, targets, shift, inverse});
+      Tensor kept = rows.logits;
+      if (own) {
+        kept = rows.logits.tensor_data();
+        torch::autograd::impl::set_version_counter(
+            kept, torch::autograd::impl::version_counter(rows.logits));
+      }
+      context->save_for_backward({kept, targets, shift, inverse});
     };
     if (losses.defined()) {
       keep(sum);
@@ -345,6 +361,7 @@ struct CrossEntropySum : torch::autograd::Function<CrossEntropySum> {
     const Tensor &shift = saved[2], &inverse = saved[3], &grad = grads[0];
     Tensor out;
     if (const std::optional<OwnKernels> own = kernels_for(rows)) {
+      OwnKernels::refuse_second_derivative();
       const bool ours = rows.logits.storage().use_count() == 1 &&
                         !torch::autograd::get_current_graph_task_keep_graph();
       out = kernel_gradient(rows, *own, shift, inverse, grad, ours);
@@ -383,6 +400,10 @@ void check_shapes(const Tensor& logits, const Tensor& targets, const VocabularyS
 VocabularyShard VocabularyShard::of(std::shared_ptr<Group> group, int64_t size) {
   Chunk chunk = ceil_chunk(size, group->size(), group->rank());
   return {std::move(group), chunk.begin, chunk.end, size};
+}
+
+void throw_bad_target() {
+  if (last_size > 0) check_last_target();
 }
 
 Tensor cross_entropy_sum(const Tensor& logits, const Tensor& targets, const VocabularyShard* shard,

@@ -184,6 +184,9 @@ bool run_own_kernel(const void* kernel, long long blocks, size_t shared_bytes,
   const auto& [name, host] = *static_cast<const Entry*>(kernel);
   for (const Known& known : kKnown) {
     if (!name.starts_with(known.prefix)) continue;
+    // Of 48 KiB, with what the kernels of wide rows have of their own.
+    constexpr size_t kOwn = 256, kMost = size_t{48} << 10;
+    if (shared_bytes + kOwn > kMost) return false;
     Launch launch(name, stream, blocks * host.teams);
     fake_device_begin(stream, current_device(), name.c_str());
     known.run(name, blocks, shared_bytes, arguments, launch);

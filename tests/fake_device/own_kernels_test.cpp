@@ -66,7 +66,7 @@ void check_alike(const char* what, const Tensors& given,
 
 void check_modules(at::ScalarType type, double tolerance) {
   CAPTURE(std::string(c10::toString(type)));
-  for (const int64_t size : {64, 33, 1032, 2048})
+  for (const int64_t size : {64, 33, 1032, 2048, 12224, 12288})
     for (const NormScale scale : {NormScale::weight, NormScale::one_plus_weight})
       check_alike(
           "RMSNorm", {random({2, 9, size}, type, 1), random({size}, type, 2)},
@@ -117,6 +117,10 @@ void check_bad_target(at::Device device) {
   }
   CHECK(said.find("the target 8 lies outside of the vocabulary of 8") != std::string::npos);
   CHECK(cross_entropy_sum(logits, good).isfinite().item<bool>());
+  throw_bad_target();  // there is none
+  CHECK(cross_entropy_sum(logits, bad).isnan().item<bool>());
+  CHECK_THROWS_AS(throw_bad_target(), Error);
+  throw_bad_target();
 }
 
 void check_memory_of_gradient(at::Device device) {

@@ -43,4 +43,8 @@ MESHWRIGHT_API at::Tensor cross_entropy_sum(const at::Tensor& logits, const at::
                                             const VocabularyShard* shard = nullptr,
                                             int64_t ignore_index = -100);
 
+// Throws Error(bad_token) for a target outside of the vocabulary that a kernel on a device has met
+// since the last call, where the host has waited for that since. Trainer asks after every step.
+MESHWRIGHT_API void throw_bad_target();
+
 }  // namespace meshwright
