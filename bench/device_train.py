@@ -100,7 +100,8 @@ def main():
         fixture(a, folder, python)
         print(f"{a.model}: {flops_per_token(a) / 1e9:.2f} GFLOP a token, sequences of {a.length}, {a.steps} steps; medians of all but the first three")
         print(f"{COLUMNS[0]:>5}  {COLUMNS[1]:13}  {COLUMNS[2]:18}  {COLUMNS[3]:>9}  {COLUMNS[4]:>9}  {COLUMNS[5]:>7}  {COLUMNS[6]:>7}  {COLUMNS[7]:>10}  {COLUMNS[8]:>10}  {COLUMNS[9]:>9}", flush=True)
-        failed = 0
+        failed = unlike = 0
+        mine = "not begun"
         for batch in a.batches:
             for checkpointing in a.checkpointing:
                 sides = [("meshwright", lambda: ours(a, folder, batch, checkpointing)), ("PyTorch", lambda: theirs(a, folder, python, batch, checkpointing, False))]
@@ -110,11 +111,19 @@ def main():
                     if time.monotonic() - begin > a.seconds:
                         print(f"{batch:5}  {checkpointing:13}  {who:18}  not begun: {a.seconds:.0f} s are over", flush=True)
                         continue
-                    if show(a, batch, checkpointing, who, run()) is None and who == "meshwright":
+                    result = run()
+                    if show(a, batch, checkpointing, who, result) is None and who == "meshwright":
                         failed += 1
+                    if who == "meshwright":
+                        mine = result
+                    elif not isinstance(mine, str) and not isinstance(result, str) and (worst := max(abs(x["loss"] / y["loss"] - 1) for x, y in zip(mine[0], result[0]))) > 5e-3:
+                        print(f"       the losses of the two differ by {worst:.1e}: they do not train the same", flush=True)
+                        unlike += 1
     # Without memory for a row it says so; with no row at all something is broken.
     if failed == len(a.batches) * len(a.checkpointing):
         sys.exit("no row of meshwright's came about")
+    if unlike:
+        sys.exit(f"{unlike} rows whose losses differ")
 
 
 if __name__ == "__main__":
