@@ -13,6 +13,7 @@
 #include "engine/base/store_bytes.h"
 #include "engine/rendezvous/connectivity.h"
 #include "engine/rendezvous/interfaces.h"
+#include "meshwright/error.h"
 
 namespace meshwright::rendezvous {
 
@@ -96,6 +97,7 @@ void Pulse::accept_lines() {
 void Pulse::listen_to(Line& line) {
   Word word{};
   ssize_t got = 0;
+  // MSG_DONTWAIT: it does not block. NOLINTNEXTLINE(clang-analyzer-unix.BlockInCriticalSection)
   while ((got = ::recv(line.fd, &word, sizeof word, MSG_DONTWAIT)) == sizeof word &&
          word.token == token_ && word.rank != kGoodbye)
     if (rank_ == 0)

@@ -256,7 +256,7 @@ void check_last_target() {
 
 // `losses`, float64, only where all columns are here: then the first two sums are what backward
 // takes, the shift and the inverse.
-Tensor kernel_sums(const Rows& rows, const OwnKernels& own, Tensor losses) {
+Tensor kernel_sums(const Rows& rows, const OwnKernels& own, const Tensor& losses) {
   Tensor sums = at::empty({3, rows.count()}, rows.logits.options().dtype(at::kFloat));
   float* max = sums.mutable_data_ptr<float>();
   own.launch("cross_entropy", rows.count(),
