@@ -1,18 +1,17 @@
 #include "engine/device/device.h"
 
 #include <c10/util/Exception.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <boost/dll/shared_library.hpp>
 #include <chrono>
 #include <exception>
 #include <filesystem>
-#include <fstream>
 #include <string>
 #include <thread>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include "engine/base/run_lock.h"
 #include "engine/base/store_bytes.h"
 #include "engine/launch/devices.h"
 #include "meshwright/error.h"
@@ -131,19 +130,15 @@ using base::bytes_of, base::text_of;
 
 // By what NCCL tells hosts apart.
 std::string host() {
-  char name[256] = "";
-  ::gethostname(name, sizeof name - 1);
-  std::ifstream file("/proc/sys/kernel/random/boot_id");
-  std::string boot;
-  std::getline(file, boot);
-  return name + boot;
+  const base::LockOwner self = base::this_process();
+  return self.host + self.boot;
 }
 }  // namespace
 
 void claim(const Chosen& chosen, c10d::Store& store, int64_t rank) {
   if (chosen.nccl == nullptr) return;
   const std::string mine = std::to_string(rank);
-  const int64_t device = chosen.device.index();
+  const c10::DeviceIndex device = chosen.device.index();
   for (const std::string& key :
        {chosen.nccl->device_uuid(device), host() + " " + chosen.nccl->device_address(device)}) {
     const std::string first = text_of(store.compareSet("device/" + key, {}, bytes_of(mine)));

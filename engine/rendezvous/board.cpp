@@ -23,14 +23,15 @@ constexpr Milliseconds kAnswer = std::chrono::seconds(5);
 // Says that another rank is gone or silent, which that rank, or whoever ended it, explains better.
 bool follows(ErrorCode code) {
   return code == ErrorCode::rendezvous_failed || code == ErrorCode::ranks_disagree ||
-         code == ErrorCode::rank_failed || code == ErrorCode::collective_timeout ||
-         code == ErrorCode::collective_failed;
+         code == ErrorCode::rank_failed || code == ErrorCode::collective_timeout;
 }
 
 // What the first rank that failed said. `lost`: else what the first one said that lost another.
 std::optional<Error> look(c10d::Store& store, int64_t rank, bool lost = true) {
-  const char* key = store.check({"error"}) ? "error" : "lost";
-  if (key == std::string_view("lost") && (!lost || !store.check({"lost"}))) return std::nullopt;
+  const char* key = store.check({"error"})          ? "error"
+                    : lost && store.check({"lost"}) ? "lost"
+                                                    : nullptr;
+  if (key == nullptr) return std::nullopt;
   std::string text = text_of(store.get(key));
   size_t line = text.find('\n');
   Error error = decode_error(text.substr(line + 1));
@@ -56,7 +57,7 @@ void Board::post(const Error& error) noexcept {
   try {
     const bool lost = error.code() == ErrorCode::collective_failed;
     std::string text =
-        follows(error.code()) && !lost ? "" : name_here(ranks_.rank) + "\n" + encode_error(error);
+        follows(error.code()) ? "" : name_here(ranks_.rank) + "\n" + encode_error(error);
     auto end = Clock::now() + std::min(timeout_, kStay);
     bounded(std::min(timeout_, kStay) + kAnswer,
             [store = store_, text, lost, end, stays = keeper(), world = ranks_.world_size] {

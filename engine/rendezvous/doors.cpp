@@ -24,14 +24,6 @@ using Clock = std::chrono::steady_clock;
 
 constexpr std::string_view kGreeting = "meshwright seat ";
 
-int bound_port(int fd) {
-  sockaddr_storage address{};
-  socklen_t size = sizeof address;
-  return ::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size) == 0
-             ? port_of(reinterpret_cast<sockaddr*>(&address))
-             : 0;
-}
-
 bool lower(const Seat& a, const Seat& b) {
   auto bytes = [](const Seat& seat) {
     std::string out;

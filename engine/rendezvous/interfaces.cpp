@@ -46,6 +46,14 @@ int port_of(const sockaddr* address) {
              : 0;
 }
 
+int bound_port(int fd) {
+  sockaddr_storage address{};
+  socklen_t size = sizeof address;
+  return ::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size) == 0
+             ? port_of(reinterpret_cast<sockaddr*>(&address))
+             : 0;
+}
+
 std::optional<SocketAddress> socket_address(const std::string& numeric_address, int port) {
   SocketAddress out;
   sockaddr_in four{};

@@ -29,6 +29,7 @@ std::string address_of(const std::string& name, const std::string& named_by,
 // "10.70.0.1"; empty for what is neither IPv4 nor IPv6.
 std::string numeric(const sockaddr* address);
 int port_of(const sockaddr* address);
+int bound_port(int fd);  // of a socket; 0: it has none
 // A numeric address with a port; nullopt when it does not read so.
 struct SocketAddress {
   sockaddr_storage storage{};

@@ -32,14 +32,6 @@ bool send_word(int fd, const Word& word) {
   return ::send(fd, &word, sizeof word, MSG_NOSIGNAL | MSG_DONTWAIT) == sizeof word;
 }
 
-int bound_port(int fd) {
-  sockaddr_storage address{};
-  socklen_t size = sizeof address;
-  return ::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size) == 0
-             ? port_of(reinterpret_cast<sockaddr*>(&address))
-             : 0;
-}
-
 }  // namespace
 
 Pulse::Pulse(const launch::RankEnvironment& ranks, c10d::Store& store,

@@ -72,9 +72,7 @@ struct Float8Linear : torch::autograd::Function<Float8Linear> {
     Tensor y = multiplied(scaled(rows_of(x), kValues), scaled(weight, kValues), x.scalar_type(),
                           /*fast=*/true);
     if (bias) y.add_(*bias);
-    std::vector<int64_t> sizes = x.sizes().vec();
-    sizes.back() = weight.size(0);
-    return y.view(sizes);
+    return with_sizes_of(x, y);
   }
   static variable_list backward(AutogradContext* context, variable_list grads) {
     variable_list saved = context->get_saved_variables();
@@ -84,17 +82,14 @@ struct Float8Linear : torch::autograd::Function<Float8Linear> {
     if (context->needs_input_grad(0))
       to_x = multiplied(g, transposed(scaled(weight, kValues)), x.scalar_type(), /*fast=*/false)
                  .view(x.sizes());
-    if (context->needs_input_grad(1)) {
-      auto of_weight = [g = g.values, inverse = g.inverse, x = rows_of(x.detach()),
-                        type = weight.scalar_type()] {
-        return multiplied(transposed({padded(g), inverse}), transposed(scaled(padded(x), kValues)),
-                          type, /*fast=*/false);
-      };
-      if (auto queue = kept_queue(*context))
-        queue->put_off(weight, of_weight);
-      else
-        to_weight = of_weight();
-    }
+    if (context->needs_input_grad(1))
+      to_weight = now_or_later(*context, weight,
+                               [g = g.values, inverse = g.inverse, x = rows_of(x.detach()),
+                                type = weight.scalar_type()] {
+                                 return multiplied(transposed({padded(g), inverse}),
+                                                   transposed(scaled(padded(x), kValues)), type,
+                                                   /*fast=*/false);
+                               });
     if (context->saved_data["bias"].toBool() && context->needs_input_grad(2)) to_bias = rows.sum(0);
     return {to_x, to_weight, to_bias};
   }

@@ -82,6 +82,12 @@ Tensor product(const Tensor& a, const Tensor& b) {
   return onednn()->call(a, b, std::nullopt, "none", c10::List<std::optional<at::Scalar>>(), "");
 }
 
+Tensor with_sizes_of(const Tensor& x, const Tensor& y) {
+  std::vector<int64_t> sizes = x.sizes().vec();
+  sizes.back() = y.size(1);
+  return y.view(sizes);
+}
+
 bool product_is_compiled(const Tensor& a) {
   return a.is_cpu() && a.scalar_type() == at::kFloat && onednn() != nullptr;
 }
@@ -112,9 +118,7 @@ struct FastLinear : torch::autograd::Function<FastLinear> {
     if (!fast) return at::linear(x, weight, bias);
     Tensor y = product(x.reshape({-1, x.size(-1)}), weight);
     if (bias) y.add_(*bias);
-    std::vector<int64_t> sizes = x.sizes().vec();
-    sizes.back() = weight.size(0);
-    return y.view(sizes);
+    return detail::with_sizes_of(x, y);
   }
   static variable_list backward(AutogradContext* context, variable_list grads) {
     variable_list saved = context->get_saved_variables();
@@ -123,13 +127,10 @@ struct FastLinear : torch::autograd::Function<FastLinear> {
     if (context->needs_input_grad(0)) to_x = product(g, weight.t()).view(x.sizes());
     if (context->needs_input_grad(1)) {
       // Without their history, which would keep the graph alive.
-      auto of_weight = [g = g.detach(), rows = x.detach().reshape({-1, x.size(-1)})] {
-        return product(g.t(), rows.t());
-      };
-      if (auto queue = detail::kept_queue(*context))
-        queue->put_off(weight, of_weight);
-      else
-        to_weight = of_weight();
+      to_weight = detail::now_or_later(
+          *context, weight, [g = g.detach(), rows = x.detach().reshape({-1, x.size(-1)})] {
+            return product(g.t(), rows.t());
+          });
     }
     if (context->saved_data["bias"].toBool() && context->needs_input_grad(2)) to_bias = g.sum(0);
     return {to_x, to_weight, to_bias, Tensor()};

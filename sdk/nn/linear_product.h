@@ -8,6 +8,8 @@ namespace meshwright::detail {
 // a [m, k] times b [n, k] transposed, by the faster of the libraries that LibTorch carries. Both
 // float32 on the CPU, or anything else that at::mm takes.
 at::Tensor product(const at::Tensor& a, const at::Tensor& b);
+// y [rows, n] with the leading sizes of x.
+at::Tensor with_sizes_of(const at::Tensor& x, const at::Tensor& y);
 // Whether m and k should not differ from call to call: oneDNN makes code for each new size, which
 // takes longer than the product.
 bool product_is_compiled(const at::Tensor& a);

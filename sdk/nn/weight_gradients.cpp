@@ -40,4 +40,12 @@ std::shared_ptr<WeightGradients> kept_queue(torch::autograd::AutogradContext& co
   return c10::static_intrusive_pointer_cast<QueueHolder>(kept->second.toCapsule())->queue;
 }
 
+at::Tensor now_or_later(torch::autograd::AutogradContext& context, const at::Tensor& weight,
+                        std::function<at::Tensor()> product) {
+  const std::shared_ptr<WeightGradients> queue = kept_queue(context);
+  if (!queue) return product();
+  queue->put_off(weight, std::move(product));
+  return {};
+}
+
 }  // namespace meshwright::detail

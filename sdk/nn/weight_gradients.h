@@ -52,5 +52,8 @@ struct QueueHolder : torch::CustomClassHolder {
 // Keeps the forward's queue, if there is one; and what was kept, nullptr: none.
 void keep_queue(torch::autograd::AutogradContext& context);
 std::shared_ptr<WeightGradients> kept_queue(torch::autograd::AutogradContext& context);
+// What `product` gives; undefined where it now stands in the forward's queue.
+at::Tensor now_or_later(torch::autograd::AutogradContext& context, const at::Tensor& weight,
+                        std::function<at::Tensor()> product);
 
 }  // namespace meshwright::detail

@@ -88,20 +88,20 @@ void touch(Launch& launch, kernels::SumRows& a) {
   launch.read(a.parts, a.rows * a.size);
   launch.write(a.out, a.size);
 }
-// Rows with a stride, from the first element to the last.
-long long extent(long long rows, long long size, long long stride) {
-  return rows > 0 ? (rows - 1) * stride + size : 0;
+// Rows with a stride, from the first element to the last; what lies between them does not count.
+template <class Pointer>
+void read_rows(Launch& launch, Pointer& rows_of, long long rows, long long size, long long stride) {
+  launch.read(rows_of, rows > 0 ? (rows - 1) * stride + size : 0);
+  launch.skip(launch.bytes_read, (rows - 1) * (stride - size));
 }
 void touch(Launch& launch, kernels::SiluTimes& a) {
-  launch.read(a.gate, extent(a.rows, a.size, a.gate_stride));
-  launch.read(a.up, extent(a.rows, a.size, a.up_stride));
-  launch.skip(launch.bytes_read, (a.rows - 1) * (a.gate_stride + a.up_stride - 2 * a.size));
+  read_rows(launch, a.gate, a.rows, a.size, a.gate_stride);
+  read_rows(launch, a.up, a.rows, a.size, a.up_stride);
   launch.write(a.out, a.rows * a.size);
 }
 void touch(Launch& launch, kernels::SiluTimesBackward& a) {
-  launch.read(a.gate, extent(a.rows, a.size, a.gate_stride));
-  launch.read(a.up, extent(a.rows, a.size, a.up_stride));
-  launch.skip(launch.bytes_read, (a.rows - 1) * (a.gate_stride + a.up_stride - 2 * a.size));
+  read_rows(launch, a.gate, a.rows, a.size, a.gate_stride);
+  read_rows(launch, a.up, a.rows, a.size, a.up_stride);
   launch.read(a.grad, a.rows * a.size);
   launch.write(a.to_gate, a.rows * a.size);
   launch.write(a.to_up, a.rows * a.size);
@@ -121,8 +121,7 @@ void touch(Launch& launch, kernels::Rotate& a) {
   launch.read(a.sin, angles);
 }
 void touch(Launch& launch, kernels::CrossEntropy& a) {
-  launch.read(a.logits, extent(a.rows, a.columns, a.stride));
-  launch.skip(launch.bytes_read, (a.rows - 1) * (a.stride - a.columns));
+  read_rows(launch, a.logits, a.rows, a.columns, a.stride);
   launch.read(a.targets, a.rows);
   launch.write(a.max, a.rows);
   launch.write(a.sum, a.rows);
@@ -131,8 +130,7 @@ void touch(Launch& launch, kernels::CrossEntropy& a) {
   a.bad = static_cast<long long*>(fake_device_view(a.bad));  // pinned memory, hardly ever written
 }
 void touch(Launch& launch, kernels::CrossEntropyBackward& a) {
-  launch.read(a.logits, extent(a.rows, a.columns, a.stride));
-  launch.skip(launch.bytes_read, (a.rows - 1) * (a.stride - a.columns));
+  read_rows(launch, a.logits, a.rows, a.columns, a.stride);
   launch.read(a.targets, a.rows);
   launch.read(a.shift, a.rows);
   launch.read(a.inverse, a.rows);

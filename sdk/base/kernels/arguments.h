@@ -7,6 +7,13 @@ namespace meshwright::kernels {
 
 constexpr int kBlock = 256;  // threads of a block, of every kernel
 
+struct BFloat16 {
+  unsigned short bits;
+};
+struct Half {
+  unsigned short bits;
+};
+
 // y = weight * round(x * rstd), with rstd = 1 / sqrt(mean(x^2) + epsilon) of each row; with
 // `plus_one` it is round(x * rstd * (1 + weight)). With `added`, x + added is normalised and kept
 // in `sum`.

@@ -2,12 +2,6 @@
 // every function is one of the device.
 namespace meshwright::kernels {
 
-struct BFloat16 {
-  unsigned short bits;
-};
-struct Half {
-  unsigned short bits;
-};
 inline float from_half(unsigned short bits) {
   float out;
   asm("cvt.f32.f16 %0, %1;" : "=f"(out) : "h"(bits));

@@ -13,12 +13,6 @@
 
 namespace meshwright::kernels {
 
-struct BFloat16 {
-  unsigned short bits;
-};
-struct Half {
-  unsigned short bits;
-};
 inline float from_half(unsigned short bits) {
   return static_cast<float>(std::bit_cast<_Float16>(bits));
 }
