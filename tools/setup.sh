@@ -77,7 +77,7 @@ ensure_libtorch() { unpack_wheels $torch_wheels; }
 # Pinned wheels of tests/reference_pytorch/requirements.lock by name.
 locked() { local n; for n in "$@"; do grep "^$n==" "$root/tests/reference_pytorch/requirements.lock"; done; }
 # What the part for NVIDIA devices compiles against, and what it needs to run.
-ensure_cuda_headers() { unpack_wheels $(locked nvidia-cublas nvidia-cusolver nvidia-cusparse nvidia-nccl-cu13); }
+ensure_cuda_headers() { unpack_wheels $(locked nvidia-cublas nvidia-cusolver nvidia-cusparse nvidia-cuda-nvrtc nvidia-nccl-cu13); }
 ensure_cuda_libraries() { unpack_wheels $(grep '^nvidia-' "$root/tests/reference_pytorch/requirements.lock"); }
 
 # The rest of what PyTorch and transformers need from Python: only the comparison with PyTorch uses it.
