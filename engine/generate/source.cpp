@@ -208,6 +208,8 @@ Settings settings(const Source& source, const std::vector<std::string>& sets, in
     bool used = key == "run.threads" || key == "run.deterministic" || key == "model.torch_dtype";
     for (const char* table : {"distributed.", "dist_env.", "plugins."})
       used = used || key.starts_with(table);
+    for (const char* batch : {"pp_batch_size", "pp_microbatch_size"})
+      used = used && key != std::string("distributed.pipeline.") + batch;
     if (!used)
       throw Error(ErrorCode::bad_set, "--set " + key + " has no part in generating")
           .key(key)
@@ -218,8 +220,9 @@ Settings settings(const Source& source, const std::vector<std::string>& sets, in
   }
   // JSON's escapes are TOML's too.
   std::string model = boost::json::serialize(boost::json::value(source.config().string()));
-  std::string n = std::to_string(world_size);
-  // Of samples that nobody reads: ranks of cp with head and tail, and those of tp, divide it.
+  // Samples that nobody reads: every schedule of a pipeline takes so many.
+  std::string n = std::to_string(2 * world_size);
+  // Of such samples: ranks of cp with head and tail, and those of tp, divide it.
   std::string length = std::to_string(2 * world_size);
   return {"schema = 1\n[model]\nconfig = " + model +
               "\ntorch_dtype = \"float32\"\n[distributed]\nstrategy = "

@@ -35,6 +35,10 @@ inline std::string some_of(const std::vector<int64_t>& ranks) {
     out += (i ? ", " : "") + std::to_string(ranks[i]);
   return ranks.size() > 8 ? out + " and " + std::to_string(ranks.size() - 8) + " more" : out;
 }
+// The same with the word before them: "rank 3", "ranks 3, 4".
+inline std::string named_ranks(const std::vector<int64_t>& ranks) {
+  return (ranks.size() == 1 ? "rank " : "ranks ") + some_of(ranks);
+}
 
 // Publishes the text and gives so many others a moment to read it: the store may end with this
 // process.

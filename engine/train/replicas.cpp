@@ -18,10 +18,6 @@ bool contains(const std::vector<int64_t>& ranks, int64_t rank) {
   return std::binary_search(ranks.begin(), ranks.end(), rank);
 }
 
-std::string names_of(const std::vector<int64_t>& ranks) {
-  return (ranks.size() == 1 ? "rank " : "ranks ") + rendezvous::some_of(ranks);
-}
-
 // The ranks that are unlike the majority, at a tie unlike the first rank.
 std::vector<int64_t> odd_ones(const std::vector<int64_t>& ranks,
                               const std::vector<uint64_t>& digests) {
@@ -111,9 +107,9 @@ std::optional<Error> find_differing(World& world, const std::vector<Replicas>& r
       std::set_difference(group.ranks.begin(), group.ranks.end(), odd.begin(), odd.end(),
                           std::back_inserter(usual));
       const LocalTensor& tensor = tensors[group.tensors[t]];
-      first = names_of(odd) + (odd.size() == 1 ? " holds" : " hold") + " other values of " +
+      first = rendezvous::named_ranks(odd) + (odd.size() == 1 ? " holds" : " hold") + " other values of " +
               (tensor.state.empty() ? "" : tensor.state + " of ") + tensor.name + " than " +
-              names_of(usual);
+              rendezvous::named_ranks(usual);
     }
   }
   std::string rest = more == 0 ? ""

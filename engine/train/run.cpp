@@ -22,6 +22,7 @@
 #include "engine/report/report.h"
 #include "engine/train/batches.h"
 #include "engine/train/generators.h"
+#include "engine/train/lines_of_ranks.h"
 #include "engine/train/load_checkpoint.h"
 #include "engine/train/preemption.h"
 #include "engine/train/reporter.h"
@@ -66,6 +67,7 @@ class Run {
   void make_trainer();
   void load();
   void report_start();
+  std::vector<std::string> told_here() const;
   void report_job();
   void prepare_saving();
   void train();
@@ -222,12 +224,27 @@ void Run::load() {
 }
 
 void Run::report_start() {
+  const std::vector<std::string> told = lines_of_all_ranks(*world_, told_here());
   if (!leader_) return;
   reporter_.open(run_path_, beginning_.own ? std::optional(from()->meta().step) : std::nullopt,
                  trainer_->max_steps());
   write_records(reporter_, options_, job_, *trainer_);
   if (table("checkpoint").get_string("on_failure") == "continue") reporter_.outlive_full_disks();
   report_job();
+  for (const std::string& line : told) reporter_.say(line);
+}
+
+// What this rank was told at the start: of joining, of the plan, of its own part of the model.
+std::vector<std::string> Run::told_here() const {
+  const plan::JobPlan& plan = trainer_->plan();
+  std::vector<std::string> notices = world_->notices();  // those of the sharding plan are in both
+  for (const std::string& notice : plan.notices)
+    if (std::find(notices.begin(), notices.end(), notice) == notices.end())
+      notices.push_back(notice);
+  std::vector<std::string> out;
+  for (const std::string& notice : notices) out.push_back("notice: " + notice);
+  for (const std::string& warning : plan.warnings) out.push_back("warning: " + warning);
+  return out;
 }
 
 void Run::report_job() {
@@ -250,12 +267,6 @@ void Run::report_job() {
   reporter_.say("data: " + data_.train->describe() + ", " +
                 report::human_count(data_.train->samples()) + " samples");
   if (data_.validation) reporter_.say("validation: " + data_.validation->describe());
-  std::vector<std::string> notices = world_->notices();  // those of the sharding plan are in both
-  for (const std::string& notice : plan.notices)
-    if (std::find(notices.begin(), notices.end(), notice) == notices.end())
-      notices.push_back(notice);
-  for (const std::string& notice : notices) reporter_.say("notice: " + notice);
-  for (const std::string& warning : plan.warnings) reporter_.say("warning: " + warning);
 }
 
 void Run::prepare_saving() {

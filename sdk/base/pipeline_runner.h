@@ -71,7 +71,9 @@ class MESHWRIGHT_API PipelineRunner {
 
  private:
   struct Pass;
+  struct StepText;
   Pass& pass_of(const PipelineAction& action);
+  StepText text_of(const PipelineStep& step) const;
   void count(const PipelineAction& action, const PipelinePeak& before);
   PipelinePeak held(const PipelineAction& action);
   bool here(int64_t stage) const;
@@ -110,7 +112,7 @@ class MESHWRIGHT_API PipelineRunner {
   int64_t micro_batches_ = 0;
   PipelinePeak now_{0, 0, 0}, peak_{0, 0, 0};
   std::vector<Pass> passes_;        // by stage and micro-batch
-  std::vector<std::string> names_;  // of this rank's steps, for errors
+  std::vector<StepText> texts_;     // of this rank's steps, for errors
   std::vector<at::Tensor> free_slots_;
   std::vector<std::deque<Sent>> sends_;  // by boundary and way
 };

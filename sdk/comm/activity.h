@@ -12,7 +12,7 @@ namespace meshwright::detail {
 struct Doing {
   std::string text;    // "attention of model.layers.3.self_attn.core, forward"; empty: nobody said
   int64_t order = -1;  // of the step around it among what all ranks do; -1: there is no such order
-  std::string step;    // that step: "3F5 of the pipeline, which receives"
+  std::string step;    // that step: "3F5 of the pipeline, which computes"
 };
 
 // Says, while it lives, what the collectives of this thread are for. `what` is not copied and must

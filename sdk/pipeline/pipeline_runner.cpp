@@ -22,21 +22,11 @@ namespace meshwright {
 using at::Tensor;
 using Kind = PipelineAction::Kind;
 
-namespace {
-
-// What a rank that waits in a step of this kind is at.
-const char* kind_name(PipelineStep::Kind kind) {
-  switch (kind) {
-    case PipelineStep::Kind::send:
-      return "which sends";
-    case PipelineStep::Kind::receive:
-      return "which receives";
-    default:
-      return "which waits for its input or computes";
-  }
-}
-
-}  // namespace
+// What is told of a step when somebody waits in it for too long: "3F5 of the pipeline, which waits for
+// the activation from rank 1".
+struct PipelineRunner::StepText {
+  std::string action, does, waits;
+};
 
 // One stage and micro-batch, from its forward to its backward.
 struct PipelineRunner::Pass {
@@ -65,12 +55,28 @@ PipelineRunner::PipelineRunner(PipelineSetup setup) : setup_(std::move(setup)) {
   sizes_told_.assign(rank_of_.size(), setup_.message.sizes.empty() ? 0 : 1);
   passes_.resize(rank_of_.size() * static_cast<size_t>(micro_batches_));
   for (const PipelineStep& step : setup_.run.steps[static_cast<size_t>(setup_.group->rank())]) {
-    names_.push_back(action_name(step.action) + " of the pipeline");
+    texts_.push_back(text_of(step));
     if (step.action.kind == Kind::input) pass_of(step.action).split = true;
   }
 }
 
 PipelineRunner::~PipelineRunner() = default;
+
+PipelineRunner::StepText PipelineRunner::text_of(const PipelineStep& step) const {
+  const bool there = step.action.kind == Kind::forward;
+  auto message = [&](int64_t peer) {
+    return std::string(there ? "the activation" : "the gradient") +
+           (step.kind == PipelineStep::Kind::send ? " to rank " : " from rank ") +
+           std::to_string(setup_.group->ranks()[static_cast<size_t>(peer)]);
+  };
+  StepText out{action_name(step.action) + " of the pipeline", "which computes", ""};
+  if (step.kind == PipelineStep::Kind::send) out.does = "which sends " + message(step.peer);
+  if (step.kind == PipelineStep::Kind::receive) out.does = "which receives " + message(step.peer);
+  const int64_t from = step.action.stage + (there ? -1 : 1);
+  if (from >= 0 && from < stages())
+    out.waits = "which waits for " + message(rank_of_[static_cast<size_t>(from)]);
+  return out;
+}
 
 PipelineRunner::Pass& PipelineRunner::pass_of(const PipelineAction& action) {
   return passes_[static_cast<size_t>(action.stage * micro_batches_ + action.micro_batch)];
@@ -356,10 +362,15 @@ void PipelineRunner::run_steps(ParallelModel& model, const Forward& forward,
   const auto me = static_cast<size_t>(setup_.group->rank());
   for (size_t i = 0; i < setup_.run.steps[me].size(); ++i) {
     const PipelineStep& step = setup_.run.steps[me][i];
-    detail::Activity activity(names_[i], kind_name(step.kind), history.actions + step.order);
+    const StepText& text = texts_[i];
+    const int64_t order = history.actions + step.order;
+    detail::Activity activity(text.action, text.does.c_str(), order);
     if (step.kind == PipelineStep::Kind::compute) {
       model.begin_micro_batch(GradientSync::when_told);
-      wait_for_input(step.action);
+      {
+        detail::Activity waiting(text.action, text.waits.c_str(), order);
+        wait_for_input(step.action);
+      }
       const bool traced = setup_.trace != nullptr && setup_.trace->enabled;
       const int64_t began = traced ? setup_.trace->mark() : 0;
       const PipelinePeak held_before = held(step.action);

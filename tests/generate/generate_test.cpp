@@ -156,6 +156,29 @@ TEST_CASE("tokens are the same on tensor and sequence parallel ranks, for texts 
   }
 }
 
+TEST_CASE("tokens are the same through the stages of every schedule") {
+  const std::string base =
+      "generate tests/data/nets/qwen3_moe_mixed --tokens 4,5,6 --max-new 6 --temperature 0";
+  Ran alone = run(base);
+  REQUIRE(alone.status == 0);
+  for (const std::string schedule :
+       {"GPipe", "1F1B", "LoopedBFS", "Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble",
+        "DualPipeV"}) {
+    Ran ran = run(base +
+                  " --nproc 2 --set distributed.strategy=fsdp2 --set distributed.pp_size=2 --set "
+                  "distributed.pipeline.pp_schedule=" +
+                  schedule,
+                  true);
+    CAPTURE(schedule);
+    CAPTURE(ran.out);
+    CHECK(ran.status == 0);
+    CHECK(ran.out.find(alone.out) != std::string::npos);
+  }
+  Ran refused = run(base + " --set distributed.pipeline.pp_batch_size=4", true);
+  CHECK(refused.status == 2);
+  CHECK(refused.out.find("pp_batch_size has no part in generating") != std::string::npos);
+}
+
 TEST_CASE("drawing from the most likely token alone is greedy") {
   std::string base = "generate tests/data/nets/mistral_window --tokens 9,8 --max-new 30 ";
   Ran greedy = run(base + "--temperature 0");

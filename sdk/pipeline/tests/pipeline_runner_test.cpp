@@ -9,6 +9,7 @@
 #include <torch/nn/modules/container/modulelist.h>
 
 #include <array>
+#include <atomic>
 #include <barrier>
 #include <chrono>
 #include <map>
@@ -29,6 +30,7 @@
 #include "sdk/base/pipeline_runner.h"
 #include "sdk/comm/tests/faulty_transport.h"
 #include "sdk/comm/tests/shared_memory_switch.h"
+#include "sdk/nn/weight_gradients.h"
 
 // After LibTorch, which has a CHECK of its own.
 #include <doctest/doctest.h>
@@ -178,6 +180,7 @@ struct Job {
   PipelineRun run;
   Result result;
   std::mutex mutex;
+  std::atomic<int64_t> late_weights = 0;  // actions that were made to wait
   bool last(int64_t stage) const { return stage + 1 == static_cast<int64_t>(plan.stages.size()); }
 };
 
@@ -209,10 +212,24 @@ void train_stages(Job& job, const std::shared_ptr<World>& world) {
   std::unique_ptr<ParallelModel> model = shard(net, mesh, row, world);
   PipelineRunner runner(setup);
   std::mt19937_64 chance(row.slow_seed * 10 + static_cast<uint64_t>(me));
-  auto fails = [&](int64_t& left) {
-    if (left-- == 0) throw std::runtime_error("fails");
+  auto dawdle = [&] {
     if (row.slow_seed > 0 && chance() % 3 == 0)
       std::this_thread::sleep_for(std::chrono::microseconds(chance() % 600));
+  };
+  auto fails = [&](int64_t& left) {
+    if (left-- == 0) throw std::runtime_error("fails");
+    dawdle();
+  };
+  // Actions for weights run nothing of the caller but what stands in their queue.
+  auto slow_weights = [&](int64_t layer) {
+    const auto queue = detail::current_weight_gradients();
+    if (row.slow_seed == 0 || !queue) return;
+    const Tensor weight = net->layers->ptr<BlockImpl>(static_cast<size_t>(layer))->first->weight;
+    queue->put_off(weight, [&dawdle, &late = job.late_weights, weight] {
+      dawdle();
+      ++late;
+      return at::zeros_like(weight);
+    });
   };
   auto train = [&](int64_t step, int64_t forwards, int64_t backwards) {
     model->begin_step();
@@ -225,6 +242,7 @@ void train_stages(Job& job, const std::shared_ptr<World>& world) {
                             .last = job.last(action.stage),
                             .begin = stage.first_layer,
                             .end = stage.first_layer + stage.layer_count});
+          slow_weights(stage.first_layer);
           const Tensor ids = batch(step, action.micro_batch, place);
           Tensor result = net(action.stage == 0             ? ids.narrow(1, 0, kTokens)
                               : action.stage == row.severed ? at::ones_like(input)
@@ -255,6 +273,10 @@ Result staged(const Row& row, const testing::Faults& faults = {}) {
                           ? world
                           : testing::faulty_world(world, faults, std::chrono::seconds(30)));
   });
+  const bool split = row.schedule == PipelineSchedule::interleaved_zero_bubble ||
+                     row.schedule == PipelineSchedule::zbv_zero_bubble ||
+                     row.schedule == PipelineSchedule::dual_pipe_v;
+  CHECK((job.late_weights > 0) == (split && row.slow_seed > 0));
   return std::move(job.result);
 }
 
@@ -501,6 +523,7 @@ TEST_CASE("a rank that ends in a pipeline is told of by the action that waits fo
   CHECK(text.find("in group pp [0, 1] failed") != std::string::npos);
   // Whichever of its steps meets it first: a socket may tell of it when a receive is posted.
   CHECK(text.find(" of the pipeline, which ") != std::string::npos);
+  CHECK(text.find(" the activation from rank 0") != std::string::npos);
 }
 
 }  // namespace pipeline_runner_test
