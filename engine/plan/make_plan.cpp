@@ -59,11 +59,15 @@ int64_t divisor_below(int64_t value, int64_t most) {
 }
 
 // The step's shape; checked against dp only where the user gave batch sizes.
-Workload read_workload(const config::Config& config, const MeshPlan& mesh, bool check_batch) {
+Workload read_workload(const config::Config& config, const MeshPlan& mesh, int64_t pp,
+                       bool check_batch) {
   Workload work;
   const Options& steps = config.table("step_scheduler");
   work.local_batch = steps.get_int("local_batch_size");
   int64_t global = steps.get_int("global_batch_size");
+  // A pipeline cuts a step's samples by sizes of its own, so the default need not divide them.
+  if (pp > 1 && !steps.is_given("local_batch_size") && mesh.dp > 0 && global % mesh.dp == 0)
+    work.local_batch = divisor_below(global / mesh.dp, work.local_batch);
   bool given = steps.is_given("global_batch_size") || steps.is_given("local_batch_size");
   int64_t per_micro_step = 0;
   if (__builtin_mul_overflow(work.local_batch, mesh.dp, &per_micro_step))
@@ -273,7 +277,7 @@ JobPlan lay_out(Job& job, const PlanRequest& wanted) {
   request.world_size = wanted.world_size;
   request.config = config;
   plan.mesh = plan_mesh(job, plan, config, request);
-  plan.workload = read_workload(job.config, plan.mesh, !wanted.assumed_world);
+  plan.workload = read_workload(job.config, plan.mesh, config.shared.sizes.pp, !wanted.assumed_world);
 
   const bool whole_step = !config.shared.pipeline.batch_size;
   plan_runs(!wanted.assumed_world, plan, config);

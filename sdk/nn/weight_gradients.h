@@ -42,7 +42,7 @@ class MESHWRIGHT_API WeightGradientScope {
   std::shared_ptr<WeightGradients> outer_;
 };
 // nullptr: nothing is put off.
-std::shared_ptr<WeightGradients> current_weight_gradients();
+MESHWRIGHT_API std::shared_ptr<WeightGradients> current_weight_gradients();
 
 // The queue of a forward, on its way to the backward, in AutogradContext::saved_data.
 struct QueueHolder : torch::CustomClassHolder {

@@ -222,7 +222,7 @@ void train_stages(Job& job, const std::shared_ptr<World>& world) {
   };
   // Actions for weights run nothing of the caller but what stands in their queue.
   auto slow_weights = [&](int64_t layer) {
-    const auto queue = detail::current_weight_gradients();
+    const auto queue = meshwright::detail::current_weight_gradients();
     if (row.slow_seed == 0 || !queue) return;
     const Tensor weight = net->layers->ptr<BlockImpl>(static_cast<size_t>(layer))->first->weight;
     queue->put_off(weight, [&dawdle, &late = job.late_weights, weight] {
