@@ -19,10 +19,10 @@ struct Said {
 };
 
 ncclResult_t agree(const Call& call) {
+  if (call.kind == Kind::pairs) return ncclSuccess;  // only who has messages comes
   const ncclComm& comm = *call.comm;
   Said mine{static_cast<uint32_t>(call.kind), static_cast<uint32_t>(call.type),
             static_cast<uint32_t>(call.root), call.count};
-  if (call.kind == Kind::pairs) mine.type = 0;
   memcpy(comm.slot(comm.rank), &mine, sizeof mine);
   if (!comm.barrier()) return ncclRemoteError;
   bool same = true;
@@ -186,77 +186,10 @@ class Running {
         });
   }
 
-  // Of a slot: a box for every rank, with a head before its data.
-  struct Box {
-    uint64_t bytes = 0, more = 0;  // more: the sender has something left
-  };
-  static constexpr size_t kBoxHead = 64;
-  size_t room() const { return (kSlotBytes / ranks_ & ~size_t{63}) - kBoxHead; }
-  char* box(size_t from, size_t to) const { return slot(from) + to * (room() + kBoxHead); }
-
-  // All ranks of the communicator take part, as in LibTorch's all_to_all, so one that only some
-  // call would wait for the rest. A piece for every pair in each round.
   bool send_and_receive() {
-    const std::vector<Transfer>& all = call_.transfers;
-    std::vector<size_t> done(all.size(), 0);
-    for (const Transfer& transfer : all)
+    for (const Transfer& transfer : call_.transfers)
       transfer.send ? reads(transfer.data, transfer.bytes) : writes(transfer.data, transfer.bytes);
-    for (bool more = true; more;) {
-      fill_boxes(done);
-      if (!comm_.barrier()) return false;
-      more = empty_boxes(done);
-      if (!comm_.barrier()) return false;
-    }
-    for (size_t i = 0; i < all.size(); ++i) {
-      if (all[i].send || done[i] == all[i].bytes) continue;
-      fake_device_note(
-          "fake device: nccl WRONG: rank %d expects %zu bytes of rank %d and gets %zu (a real one "
-          "would hang)\n",
-          comm_.rank, all[i].bytes, all[i].peer, done[i]);
-      return false;
-    }
-    return true;
-  }
-  void fill_boxes(std::vector<size_t>& done) {
-    std::vector<Box> heads(ranks_);
-    uint64_t more = 0;
-    for (size_t i = 0; i < call_.transfers.size(); ++i) {
-      const Transfer& transfer = call_.transfers[i];
-      if (!transfer.send || done[i] >= transfer.bytes) continue;
-      const auto peer = static_cast<size_t>(transfer.peer);
-      if (heads[peer].bytes == 0) {
-        const size_t part = std::min(transfer.bytes - done[i], room());
-        const auto* data = static_cast<const char*>(fake_device_view(transfer.data));
-        memcpy(box(rank_, peer) + kBoxHead, data + done[i], part);
-        heads[peer].bytes = part;
-        done[i] += part;
-      }
-      if (done[i] < transfer.bytes) more = 1;
-    }
-    for (size_t r = 0; r < ranks_; ++r) {
-      heads[r].more = more;
-      memcpy(box(rank_, r), &heads[r], sizeof(Box));
-    }
-  }
-  bool empty_boxes(std::vector<size_t>& done) {
-    bool more = false;
-    for (size_t r = 0; r < ranks_; ++r) {
-      Box head;
-      memcpy(&head, box(r, rank_), sizeof head);
-      more = more || head.more != 0;
-      if (head.bytes == 0) continue;
-      for (size_t i = 0; i < call_.transfers.size(); ++i) {
-        const Transfer& transfer = call_.transfers[i];
-        if (transfer.send || static_cast<size_t>(transfer.peer) != r || done[i] >= transfer.bytes)
-          continue;
-        const size_t part = std::min<size_t>(head.bytes, transfer.bytes - done[i]);
-        memcpy(static_cast<char*>(fake_device_view(transfer.data)) + done[i],
-               box(r, rank_) + kBoxHead, part);
-        done[i] += part;
-        break;
-      }
-    }
-    return more;
+    return fake_device::send_and_receive(call_);
   }
 
   const Call& call_;

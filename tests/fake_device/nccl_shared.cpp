@@ -35,11 +35,13 @@ bool has_stopped(pid_t process) {
 struct ncclComm::Shared {
   std::atomic<uint32_t> arrived, round, away, left;
   std::atomic<pid_t> processes[kMostRanks];
+  std::atomic<uint64_t> sends[kMostRanks], receives[kMostRanks];
 };
 
 bool ncclComm::open(const std::string& path) {
   if (size > kMostRanks) return false;
-  const size_t bytes = kHead + fake_device::kSlotBytes * static_cast<size_t>(size);
+  static_assert(sizeof(Shared) <= kHead);
+  const size_t bytes = kHead + 2 * fake_device::kSlotBytes * static_cast<size_t>(size);
   const int file = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
   if (file < 0) return false;
   void* p = MAP_FAILED;
@@ -57,6 +59,37 @@ bool ncclComm::open(const std::string& path) {
 
 char* ncclComm::slot(int of) const {
   return slots_ + static_cast<size_t>(of) * fake_device::kSlotBytes;
+}
+
+char* ncclComm::boxes(int from) const { return slot(size + from); }
+
+void ncclComm::tell_pending(const Pending& pending) const {
+  shared_->sends[rank] = pending.sends;
+  shared_->receives[rank] = pending.receives;
+}
+Pending ncclComm::pending_of(int rank_) const {
+  return {shared_->sends[rank_], shared_->receives[rank_]};
+}
+
+// A rank waits for another one where that is in a call which does not answer. Ranks that such waits
+// lead to from this one, until nothing is added.
+bool ncclComm::waits_in_a_circle() const {
+  auto bit = [](int of) { return uint64_t{1} << of; };
+  auto waits = [&](int one, int other) {
+    const Pending here = pending_of(one), there = pending_of(other);
+    return there != Pending() &&
+           (((here.sends & bit(other)) != 0 && (there.receives & bit(one)) == 0) ||
+            ((here.receives & bit(other)) != 0 && (there.sends & bit(one)) == 0));
+  };
+  uint64_t reached = 0;
+  for (uint64_t before = 1; before != reached;) {
+    before = reached;
+    for (int one = 0; one < size; ++one)
+      for (int other = 0; other < size; ++other)
+        if ((one == rank || (reached & bit(one)) != 0) && other != one && waits(one, other))
+          reached |= bit(other);
+  }
+  return (reached & bit(rank)) != 0;
 }
 
 bool ncclComm::barrier() const {

@@ -10,6 +10,12 @@
 #include <string>
 #include <vector>
 
+// Of a rank that sends and receives: with whom it still waits, as bits.
+struct Pending {
+  uint64_t sends = 0, receives = 0;
+  bool operator==(const Pending&) const = default;
+};
+
 struct ncclComm {
   int rank = 0, size = 0, device = 0;
   std::atomic<bool> aborted{false};
@@ -24,11 +30,18 @@ struct ncclComm {
   // This rank will not come any more.
   void stay_away() const;
   void leave() const;  // with all others
+  bool is_alone() const;
+
+  // Messages between pairs of ranks: where those of `from` lie, what this rank waits for, and
+  // whether ranks wait for each other in calls that will never meet.
+  char* boxes(int from) const;
+  void tell_pending(const Pending& pending) const;
+  bool waits_in_a_circle() const;
 
   struct Shared;
 
  private:
-  bool is_alone() const;
+  Pending pending_of(int rank) const;
   Shared* shared_ = nullptr;
   char* slots_ = nullptr;
 };
@@ -78,6 +91,8 @@ void reduce_slots(const ncclComm& comm, void* out, size_t first, size_t count, n
                   ncclRedOp_t operation);
 
 ncclResult_t run(const Call& call);
+// The transfers of a call; false where they cannot end.
+bool send_and_receive(const Call& call);
 // This process will take part in nothing any more.
 void stay_away_from_all();
 
