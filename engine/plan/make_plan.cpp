@@ -277,7 +277,8 @@ JobPlan lay_out(Job& job, const PlanRequest& wanted) {
   request.world_size = wanted.world_size;
   request.config = config;
   plan.mesh = plan_mesh(job, plan, config, request);
-  plan.workload = read_workload(job.config, plan.mesh, config.shared.sizes.pp, !wanted.assumed_world);
+  plan.workload =
+      read_workload(job.config, plan.mesh, config.shared.sizes.pp, !wanted.assumed_world);
 
   const bool whole_step = !config.shared.pipeline.batch_size;
   plan_runs(!wanted.assumed_world, plan, config);

@@ -45,8 +45,7 @@ std::string brief(const std::string& value) {
 // "rank 2 has optimizer.lr 0.002, the others 0.001; ..." What only one side has (the options of its
 // strategy, say) follows from something else, and is said only when nothing else differs.
 std::string differences(const std::vector<int64_t>& odd, const Facts& theirs, const Facts& usual) {
-  std::string who = named_ranks(odd) +
-                    (odd.size() == 1 ? " has " : " have ");
+  std::string who = named_ranks(odd) + (odd.size() == 1 ? " has " : " have ");
   std::vector<std::string> changed, lone;
   for (const auto& [name, value] : theirs) {
     const std::string* other = find(usual, name);

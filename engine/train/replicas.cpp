@@ -107,9 +107,9 @@ std::optional<Error> find_differing(World& world, const std::vector<Replicas>& r
       std::set_difference(group.ranks.begin(), group.ranks.end(), odd.begin(), odd.end(),
                           std::back_inserter(usual));
       const LocalTensor& tensor = tensors[group.tensors[t]];
-      first = rendezvous::named_ranks(odd) + (odd.size() == 1 ? " holds" : " hold") + " other values of " +
-              (tensor.state.empty() ? "" : tensor.state + " of ") + tensor.name + " than " +
-              rendezvous::named_ranks(usual);
+      first = rendezvous::named_ranks(odd) + (odd.size() == 1 ? " holds" : " hold") +
+              " other values of " + (tensor.state.empty() ? "" : tensor.state + " of ") +
+              tensor.name + " than " + rendezvous::named_ranks(usual);
     }
   }
   std::string rest = more == 0 ? ""

@@ -74,6 +74,10 @@ class MESHWRIGHT_API PipelineRunner {
   struct StepText;
   Pass& pass_of(const PipelineAction& action);
   StepText text_of(const PipelineStep& step) const;
+  PeerMessage expect(const PipelineStep& step);
+  at::Tensor take_message(const PipelineStep& step);
+  bool crosses(const PipelineStep& step) const;
+  bool exchange(const PipelineStep& first, const PipelineStep& second);
   void count(const PipelineAction& action, const PipelinePeak& before);
   PipelinePeak held(const PipelineAction& action);
   bool here(int64_t stage) const;
@@ -111,8 +115,8 @@ class MESHWRIGHT_API PipelineRunner {
   int64_t micro_batches_left_ = 0;
   int64_t micro_batches_ = 0;
   PipelinePeak now_{0, 0, 0}, peak_{0, 0, 0};
-  std::vector<Pass> passes_;        // by stage and micro-batch
-  std::vector<StepText> texts_;     // of this rank's steps, for errors
+  std::vector<Pass> passes_;     // by stage and micro-batch
+  std::vector<StepText> texts_;  // of this rank's steps, for errors
   std::vector<at::Tensor> free_slots_;
   std::vector<std::deque<Sent>> sends_;  // by boundary and way
 };

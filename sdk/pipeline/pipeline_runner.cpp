@@ -22,8 +22,8 @@ namespace meshwright {
 using at::Tensor;
 using Kind = PipelineAction::Kind;
 
-// What is told of a step when somebody waits in it for too long: "3F5 of the pipeline, which waits for
-// the activation from rank 1".
+// What is told of a step when somebody waits in it for too long: "3F5 of the pipeline, which waits
+// for the activation from rank 1".
 struct PipelineRunner::StepText {
   std::string action, does, waits;
 };
@@ -39,6 +39,7 @@ struct PipelineRunner::Pass {
   bool split = false;  // its weights' gradients are an action of their own
   std::shared_ptr<detail::WeightGradients> weights;
   Tensor input_slot, gradient_slot;  // memory of the two, if they came from another rank
+  Tensor sent_beside;                // until the call is over that brings one of them
 };
 
 PipelineRunner::PipelineRunner(PipelineSetup setup) : setup_(std::move(setup)) {
@@ -196,18 +197,58 @@ void PipelineRunner::receive(const PipelineStep& step) {
         detail::receive_in_place(*setup_.group, step.peer, count, setup_.message.type);
     return;
   }
-  const Tensor into = take_slot();
-  (there ? pass.input_slot : pass.gradient_slot) = into;
-  (there ? pass.input : pass.gradient) = into;
-  const std::array<PeerMessage, 1> message{PeerMessage{PeerMessage::Way::receive, step.peer, into}};
+  const std::array<PeerMessage, 1> message{expect(step)};
   (there ? pass.coming_input : pass.coming_gradient) = setup_.group->send_receive(message);
 }
 
-void PipelineRunner::send(const PipelineStep& step) {
+// Room for what a step receives, and the message that fills it.
+PeerMessage PipelineRunner::expect(const PipelineStep& step) {
   Pass& pass = pass_of(step.action);
   const bool there = step.action.kind == Kind::forward;
-  const Tensor what =
-      there ? std::exchange(pass.output, {}).detach() : std::exchange(pass.input, {}).grad();
+  const Tensor into = take_slot();
+  (there ? pass.input_slot : pass.gradient_slot) = into;
+  (there ? pass.input : pass.gradient) = into;
+  return {PeerMessage::Way::receive, step.peer, into};
+}
+
+// What a step sends, which is the pass's no more.
+Tensor PipelineRunner::take_message(const PipelineStep& step) {
+  Pass& pass = pass_of(step.action);
+  return step.action.kind == Kind::forward ? std::exchange(pass.output, {}).detach()
+                                           : std::exchange(pass.input, {}).grad();
+}
+
+// Nobody wants some gradients.
+bool PipelineRunner::crosses(const PipelineStep& step) const {
+  if (step.kind == PipelineStep::Kind::compute) return false;
+  if (step.action.kind == Kind::forward) return true;
+  const int64_t of = step.action.stage + (step.kind == PipelineStep::Kind::receive ? 1 : 0);
+  return setup_.needs_input_gradient[static_cast<size_t>(of)];
+}
+
+// On a device both ways between two ranks are one call where they follow each other: by themselves
+// the later would wait for the earlier on the stream of the group.
+bool PipelineRunner::exchange(const PipelineStep& first, const PipelineStep& second) {
+  if (!setup_.message.device.is_cuda() || first.peer != second.peer || first.kind == second.kind ||
+      !crosses(second))
+    return false;
+  const bool sends_first = first.kind == PipelineStep::Kind::send;
+  const PipelineStep &out = sends_first ? first : second, &in = sends_first ? second : first;
+  auto told = [&](int64_t boundary) { return sizes_told_[static_cast<size_t>(boundary)] != 0; };
+  if (out.action.kind == Kind::forward && !told(out.action.stage)) return false;
+  if (in.action.kind == Kind::forward && !told(in.action.stage - 1)) return false;
+  const std::array<PeerMessage, 2> messages{
+      PeerMessage{PeerMessage::Way::send, out.peer, take_message(out)}, expect(in)};
+  Pass& pass = pass_of(in.action);
+  pass.sent_beside = messages[0].tensor;
+  (in.action.kind == Kind::forward ? pass.coming_input : pass.coming_gradient) =
+      setup_.group->send_receive(messages);
+  return true;
+}
+
+void PipelineRunner::send(const PipelineStep& step) {
+  const bool there = step.action.kind == Kind::forward;
+  const Tensor what = take_message(step);
   if (there) tell_sizes(step, what);
   const std::array<PeerMessage, 1> message{PeerMessage{PeerMessage::Way::send, step.peer, what}};
   if (detail::maps_message(*setup_.group, step.peer, static_cast<int64_t>(what.nbytes()))) {
@@ -231,6 +272,7 @@ void PipelineRunner::wait_for_input(const PipelineAction& action) {
   Work& coming = there ? pass.coming_input : pass.coming_gradient;
   if (!coming) return;
   coming.wait();
+  pass.sent_beside = Tensor();
   const int64_t from = rank_of_[static_cast<size_t>(action.stage + (there ? -1 : 1))];
   if (const Tensor lent = detail::peer(coming, from); lent.defined())
     (there ? pass.input : pass.gradient) = lent.view(setup_.message.sizes);
@@ -381,9 +423,10 @@ void PipelineRunner::run_steps(ParallelModel& model, const Forward& forward,
                            setup_.trace->mark());
       continue;
     }
-    if (step.action.kind != Kind::forward) {  // nobody wants some gradients
-      const int64_t of = step.action.stage + (step.kind == PipelineStep::Kind::receive ? 1 : 0);
-      if (!setup_.needs_input_gradient[static_cast<size_t>(of)]) continue;
+    if (!crosses(step)) continue;
+    if (i + 1 < setup_.run.steps[me].size() && exchange(step, setup_.run.steps[me][i + 1])) {
+      ++i;
+      continue;
     }
     if (step.kind == PipelineStep::Kind::receive)
       receive(step);

@@ -230,6 +230,40 @@ TEST_CASE("memory is registered with a communicator that no collective has used 
                     [&](int) { return Variables{{"STORE", folder.path / "store"}}; }));
 }
 
+TEST_CASE("rank: receives before it sends" * doctest::skip()) {
+  std::shared_ptr<World> world = join_world(job_of({}, "0.1"));
+  const int64_t other = 1 - world->rank();
+  const auto on_device = at::TensorOptions().device(world->device());
+  const at::Tensor mine = at::ones({1 << 20}, on_device), theirs = at::zeros({1 << 20}, on_device);
+  const std::array<PeerMessage, 1> in{PeerMessage{PeerMessage::Way::receive, other, theirs}},
+      out{PeerMessage{PeerMessage::Way::send, other, mine}};
+  const bool crossed = world->rank() == 0 || told("BOTH") == "1";
+  try {
+    Work first = world->everyone()->send_receive(crossed ? in : out),
+         second = world->everyone()->send_receive(crossed ? out : in);
+    first.wait();
+    second.wait();
+    const float sum = theirs.sum().item<float>();
+    world->check();
+    CHECK(sum == 1 << 20);
+    CHECK(told("BOTH") == "0");
+  } catch (const Error& error) {
+    CHECK(told("BOTH") == "1");
+  }
+}
+
+TEST_CASE("ranks of NCCL that both receive before they send are told, and others get through") {
+  check_played(
+      play("rank: receives before it sends", 2, [](int) { return Variables{{"BOTH", "0"}}; }));
+  std::string logs;
+  for (const Rank& rank :
+       play("rank: receives before it sends", 2, [](int) { return Variables{{"BOTH", "1"}}; })) {
+    CHECK_MESSAGE(rank.code == 0, rank.said);
+    logs += rank.log;
+  }
+  CHECK_MESSAGE(logs.find("in orders that wait for each other") != std::string::npos, logs);
+}
+
 TEST_CASE("rank: how it communicates" * doctest::skip()) {
   std::string said;
   try {

@@ -32,6 +32,7 @@ const std::string kEp = "distributed.strategy=moe_ep", kEp2 = "distributed.ep_si
                   kGather = "distributed.moe.dispatcher=all_gather";
 const std::string kPp = "distributed.pp_size=2",
                   kPpBatch = "distributed.pipeline.pp_microbatch_size=2",
+                  kPpOne = "distributed.pipeline.pp_microbatch_size=1",
                   kSchedule = "distributed.pipeline.pp_schedule=";
 const std::string kQuick = "model.config=configs/models/llama-quickstart.json";
 const std::string kSmall = "step_scheduler.local_batch_size=2";  // for more ranks
@@ -136,6 +137,8 @@ const std::vector<Row> kMatrix{
     {"pp, 1F1B", kFirst, 2, {kPp, kPpBatch, kSchedule + "1F1B"}},
     {"pp x fsdp2, 1F1B", kFirst, 4, {kPp, kPpBatch, kSchedule + "1F1B"}},
     {"pp x tp x fsdp2, 1F1B", kFirst, 8, {kPp, kPpBatch, kSchedule + "1F1B", kTp}},
+    {"pp of 4, 1F1B", kFirst, 4, {kQuick, "distributed.pp_size=4", kPpOne, kSchedule + "1F1B"}},
+    {"pp of 4, GPipe", kFirst, 4, {kQuick, "distributed.pp_size=4", kPpOne, kSchedule + "GPipe"}},
     {"pp, interleaved", kFirst, 2, {kQuick, kPp, kPpBatch, kSchedule + "Interleaved1F1B"}},
     {"pp, ZBV", kFirst, 2, {kQuick, kPp, kPpBatch, kSchedule + "ZBVZeroBubble"}},
     {"saved every step", kFirst, 2, {"checkpoint.every_steps=1"}},

@@ -161,14 +161,14 @@ TEST_CASE("tokens are the same through the stages of every schedule") {
       "generate tests/data/nets/qwen3_moe_mixed --tokens 4,5,6 --max-new 6 --temperature 0";
   Ran alone = run(base);
   REQUIRE(alone.status == 0);
-  for (const std::string schedule :
-       {"GPipe", "1F1B", "LoopedBFS", "Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble",
-        "DualPipeV"}) {
-    Ran ran = run(base +
-                  " --nproc 2 --set distributed.strategy=fsdp2 --set distributed.pp_size=2 --set "
-                  "distributed.pipeline.pp_schedule=" +
-                  schedule,
-                  true);
+  for (const std::string schedule : {"GPipe", "1F1B", "LoopedBFS", "Interleaved1F1B",
+                                     "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV"}) {
+    Ran ran =
+        run(base +
+                " --nproc 2 --set distributed.strategy=fsdp2 --set distributed.pp_size=2 --set "
+                "distributed.pipeline.pp_schedule=" +
+                schedule,
+            true);
     CAPTURE(schedule);
     CAPTURE(ran.out);
     CHECK(ran.status == 0);

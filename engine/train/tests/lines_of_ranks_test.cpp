@@ -27,9 +27,9 @@ std::vector<Lines> heard(const std::vector<Lines>& told) {
 }  // namespace
 
 TEST_CASE("lines of all ranks come once, those of others with their ranks") {
-  const std::vector<Lines> found = heard({{"a", "b\nand more"}, {"c", "a"}, {"b\nand more"}, {"c"}});
-  for (const Lines& lines : found)
-    CHECK(lines == Lines{"a", "b\nand more", "ranks 1, 3: c"});
+  const std::vector<Lines> found =
+      heard({{"a", "b\nand more"}, {"c", "a"}, {"b\nand more"}, {"c"}});
+  for (const Lines& lines : found) CHECK(lines == Lines{"a", "b\nand more", "ranks 1, 3: c"});
   CHECK(heard({{}, {}, {"d"}})[0] == Lines{"rank 2: d"});
   CHECK(heard({{}, {}})[1].empty());
   CHECK(heard({{"alone"}})[0] == Lines{"alone"});
