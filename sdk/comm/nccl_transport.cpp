@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "c10d_flight.h"
+#include "joint_collectives.h"
 #include "meshwright/error.h"
 
 namespace meshwright::detail {
@@ -13,7 +14,7 @@ using at::Tensor;
 
 namespace {
 
-class NcclTransport final : public Transport, public RunsByItself {
+class NcclTransport final : public Transport, public RunsByItself, public JointCollectives {
  public:
   NcclTransport(c10::intrusive_ptr<c10d::Backend> backend, at::Device device)
       : backend_(std::move(backend)), device_(device) {}
@@ -45,6 +46,18 @@ class NcclTransport final : public Transport, public RunsByItself {
   FlightPtr reduce_scatter(const Tensor& packed, const Tensor& shard) override {
     Tensor in = packed, out = shard;
     return flight(backend_->_reduce_scatter_base(out, in));
+  }
+  FlightPtr all_gather_each(std::vector<Tensor> shards, std::vector<Tensor> wholes) override {
+    if (shards.size() == 1) return all_gather(shards[0], wholes[0]);
+    return flight(backend_->allgather_into_tensor_coalesced(wholes, shards));
+  }
+  FlightPtr reduce_scatter_each(std::vector<Tensor> wholes, std::vector<Tensor> shards,
+                                double scale) override {
+    c10d::ReduceScatterOptions options;
+    if (scale != 1) options.reduceOp = c10d::makeNCCLPreMulSum(scale);
+    if (shards.size() == 1)
+      return flight(backend_->_reduce_scatter_base(shards[0], wholes[0], options));
+    return flight(backend_->reduce_scatter_tensor_coalesced(shards, wholes, options));
   }
   FlightPtr pairwise_exchange(const Tensor& packed, const Tensor& received) override {
     int64_t n = backend_->getSize(), me = backend_->getRank(),

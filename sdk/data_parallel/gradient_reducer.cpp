@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "meshwright/error.h"
+#include "sdk/comm/joint_collectives.h"
 #include "sdk/comm/shared_memory.h"
 #include "sdk/memory/copies.h"
 #include "sdk/memory/named_memory.h"
@@ -16,6 +17,18 @@
 namespace meshwright::detail {
 
 using at::Tensor;
+
+namespace {
+
+// A collective scales by a factor of the dtype that it sums in. Half of the division of float16
+// comes after the sum.
+bool scales_alike(at::ScalarType type, double factor) {
+  int exponent = 0;
+  return type == at::kFloat || type == at::kDouble ||
+         (type == at::kBFloat16 && std::frexp(factor, &exponent) == 0.5);
+}
+
+}  // namespace
 
 GradientReducer::GradientReducer(UnitState& unit) : unit_(unit) {
   using Average = ReductionPolicy::Average;
@@ -26,6 +39,10 @@ GradientReducer::GradientReducer(UnitState& unit) : unit_(unit) {
   if (average == Average::in_sum) before_ = unit.reduce == at::kHalf ? 1 / std::sqrt(n) : 1;
   if (average == Average::before_sum) before_ = 1 / n;
   after_ = average == Average::in_sum ? 1 / n / before_ : 1;
+  if (has_joint_collectives(unit.group()) && scales_alike(unit.reduce, before_ * after_)) {
+    within_ = before_ * after_;
+    before_ = after_ = 1;
+  }
 }
 
 Tensor GradientReducer::allocate() {
@@ -122,15 +139,18 @@ void GradientReducer::pack() {
                           trainable * slots * static_cast<int64_t>(c10::elementSize(unit_.reduce)));
   if (mapped_)
     packed_ = stage(unit_.group(), trainable * slots, unit_.reduce);
-  else if (n > 1)
+  else if (n > 1 && packs())
     packed_ = context.pool->take(trainable * slots, unit_.reduce, BufferPool::Use::reduce);
   name_memory(packed_, "gradients to be summed of ", unit_.name);
   std::vector<Tensor> gradients(unit_.parameters.size());
   for (size_t i = 0; i < unit_.parameters.size(); ++i)
     if (unit_.parameters[i].trainable) gradients[i] = take_gradient(unit_.parameters[i]);
-  clears_ = remote() && first;
+  writes_ = remote() && first;
   if (!remote()) pack_own(gradients, first);
-  if (n > 1) pack_for_others(gradients);
+  if (!packs())
+    unpacked_ = std::move(gradients);
+  else if (n > 1)
+    pack_for_others(gradients);
   reducing_ = true;
 }
 
@@ -184,16 +204,40 @@ void GradientReducer::pack_for_others(const std::vector<Tensor>& gradients) {
 void GradientReducer::start() {
   int64_t n = unit_.shards(), trainable = unit_.layout.trainable_size();
   if (n == 1) return;
+  if (remote()) return start_sum();
   BufferPool& pool = *unit_.context.pool;
-  if (remote()) {
-    received_ = pool.take(trainable, unit_.reduce, BufferPool::Use::reduce);
-    name_memory(received_, "summed gradients of ", unit_.name);
-    exchanging_ = unit_.group().reduce_scatter(packed_, received_);
-    if (clears_) clear(target_, 0, trainable);
-    return;
-  }
   if (!mapped_) received_ = pool.take(trainable * (n - 1), unit_.reduce, BufferPool::Use::reduce);
   exchanging_ = unit_.group().pairwise_exchange(packed_, received_);
+}
+
+// What comes first in a step goes straight to where it stays, unless that is a registered buffer's
+// to receive.
+void GradientReducer::start_sum() {
+  UnitContext& context = unit_.context;
+  Tensor sum = target_;
+  if (!writes_ || after_ != 1 || target_.scalar_type() != unit_.reduce ||
+      context.policy.buffers.registered)
+    sum = received_ = context.pool->take(target_.numel(), unit_.reduce, BufferPool::Use::reduce);
+  name_memory(received_, "summed gradients of ", unit_.name);
+  if (within_ == 1 && packed_.defined()) {
+    exchanging_ = unit_.group().reduce_scatter(packed_, sum);
+    return;
+  }
+  std::vector<Tensor> wholes, parts;
+  if (packed_.defined()) {
+    wholes.push_back(packed_);
+    parts.push_back(sum);
+  }
+  for (const ShardSlice& slice : unit_.slices[static_cast<size_t>(unit_.me())]) {
+    const UnitState::Parameter& p = unit_.parameters[slice.parameter];
+    if (unpacked_.empty() || !p.trainable) continue;
+    Tensor& gradient = unpacked_[slice.parameter];
+    if (!gradient.defined()) gradient = at::zeros({p.count}, sum.options());
+    name_memory(gradient, "gradients to be summed of ", unit_.name);
+    wholes.push_back(gradient);
+    parts.push_back(sum.narrow(0, slice.at, slice.count));
+  }
+  exchanging_ = reduce_scatter_each(unit_.group(), wholes, parts, within_);
 }
 
 // The step's one reduction of whole gradients. Nothing is copied where the sums have the dtype of
@@ -223,9 +267,8 @@ void GradientReducer::reduce_accumulated() {
   }
   if (remote()) {
     packed_ = in_reduce_type();
-    received_ = context.pool->take(each, unit_.reduce, BufferPool::Use::reduce);
     writes_ = true;
-    exchanging_ = group.reduce_scatter(packed_, received_);
+    start_sum();
     return;
   }
   if (sums_apart()) target_ = context.pool->take(each, unit_.reduce).copy_(unit_.gradient);
@@ -293,6 +336,8 @@ void GradientReducer::finish() {
   for (int64_t r = 0; r < slots; ++r, writes_ = false)
     scaled_add(target_, received_.narrow(0, r * each, each), after_, writes_);
   packed_ = received_ = Tensor();
+  unpacked_.clear();
+  writes_ = false;
   if (unit_.context.reducing == this) unit_.context.reducing = nullptr;
   if (unit_.replicated())
     replicating_ = unit_.replicate->all_reduce(target_);
@@ -334,6 +379,7 @@ void GradientReducer::wait_all() {
 
 void GradientReducer::abandon() {
   packed_ = received_ = target_ = Tensor();
+  unpacked_.clear();
   reducing_ = writes_ = false;
   begin_step();
   for (UnitState::Parameter& p : unit_.parameters) {

@@ -69,16 +69,19 @@ class GradientReducer {
   // Whether something of a parameter waits for a reduction.
   static bool holds(const UnitState::Parameter& parameter);
   bool remote() const { return unit_.shards() > 1 && unit_.group().has_native_reduce_scatter(); }
+  void start_sum();
+  bool packs() const { return !(unit_.joins_parts && unit_.reduce == unit_.param && before_ == 1); }
   void pack_own(const std::vector<at::Tensor>& gradients, bool first);
   void pack_for_others(const std::vector<at::Tensor>& gradients);
 
   UnitState& unit_;
-  double before_ = 1, after_ = 1;  // factors of gradients before and after the sum
-  at::Tensor packed_, received_;   // what goes out and what comes in
+  double before_ = 1, after_ = 1;     // factors of gradients before and after the sum
+  double within_ = 1;                 // and of what a collective sums, in place of both
+  at::Tensor packed_, received_;      // what goes out and what comes in
+  std::vector<at::Tensor> unpacked_;  // gradients that go out from where they lie, by parameter
   at::Tensor target_;  // what this reduction adds up in: the gradient, or memory apart from it
   at::Tensor sums_;    // whole gradients, one after the other
   Work exchanging_, replicating_;
-  bool clears_ = false;  // the target is to be cleared while the sum is on its way
   bool mapped_ = false;  // packed_ lies in shared memory
   bool reducing_ = false;
   bool fresh_ = true;    // no reduction of this step has begun

@@ -7,6 +7,7 @@
 
 #include "meshwright/error.h"
 #include "meshwright/parallel/tensor_parallel.h"
+#include "sdk/comm/joint_collectives.h"
 #include "unit_names.h"
 
 namespace meshwright::detail {
@@ -91,11 +92,24 @@ UnitState::UnitState(UnitContext& shared, const UnitSpec& spec)
     parameters.push_back(std::move(p));
   }
   for (int64_t r = 0; r < shards(); ++r) slices.push_back(layout.slices(r));
+  joins_parts = !layout.in_place() && has_joint_collectives(group()) && parts_follow();
   main = context.policy.precision.main_weights ? scalar_type(*context.policy.precision.main_weights)
                                                : storage;
   gradient_type = context.policy.precision.main_gradients
                       ? scalar_type(*context.policy.precision.main_gradients)
                       : storage;
+}
+
+bool UnitState::parts_follow() const {
+  for (int64_t r = 0; r < shards(); ++r) {
+    const std::vector<ShardSlice>& mine = slices[static_cast<size_t>(r)];
+    if (mine.size() != parameters.size()) return false;
+    for (const ShardSlice& slice : mine)
+      if (slice.from != r * slice.count ||
+          slice.count * shards() != parameters[slice.parameter].count)
+        return false;
+  }
+  return true;
 }
 
 }  // namespace meshwright::detail

@@ -98,9 +98,14 @@ struct UnitState {
   UnitLayout layout;
   std::vector<Parameter> parameters;            // in the order of the layout
   std::vector<std::vector<ShardSlice>> slices;  // by rank
+  // Each parameter is the ranks' parts one after the other, and one call brings all of them.
+  bool joins_parts = false;
   int64_t trainable_count = 0;
   at::Tensor shard, gradient;
   at::Tensor model_shard;  // the shard in the parameters' dtype, where main weights are wider
+
+ private:
+  bool parts_follow() const;
 };
 
 }  // namespace meshwright::detail

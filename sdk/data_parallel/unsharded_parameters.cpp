@@ -6,6 +6,7 @@
 #include <c10/util/irange.h>
 
 #include "meshwright/error.h"
+#include "sdk/comm/joint_collectives.h"
 #include "sdk/comm/shared_memory.h"
 #include "sdk/memory/copies.h"
 #include "sdk/memory/named_memory.h"
@@ -42,6 +43,7 @@ void UnshardedParameters::unshard() {
   take_turn();
   if (unit_.layout.in_place()) return unshard_in_place();
   if (direct()) return;
+  if (unit_.joins_parts) return unshard_each();
   Tensor source = unit_.sent();
   if (source.scalar_type() != unit_.param || source.device() != unit_.device()) {
     cast_ = unit_.context.pool->take(unit_.layout.shard_size(), unit_.param);
@@ -92,6 +94,32 @@ void UnshardedParameters::unshard_in_place() {
   gathering_ = group.all_gather(own, mapped ? Tensor() : whole_.narrow(0, 0, each * n));
 }
 
+// A gather for each parameter, from its part of the shard, or from its own slot where that has to
+// be cast first.
+void UnshardedParameters::unshard_each() {
+  whole_ = take_whole();
+  name_memory(whole_, "gathered parameters of ", unit_.name);
+  Tensor source = unit_.sent();
+  if (source.device() != unit_.device()) {  // in one copy
+    cast_ = unit_.context.pool->take(unit_.layout.shard_size(), unit_.param);
+    source = cast_.copy_(source, /*non_blocking=*/true);
+  }
+  std::vector<Tensor> parts, wholes;
+  Copies casts;
+  for (const ShardSlice& slice : unit_.slices[static_cast<size_t>(unit_.me())]) {
+    const UnitState::Parameter& p = unit_.parameters[slice.parameter];
+    wholes.push_back(whole_.narrow(0, p.offset, p.count));
+    if (source.scalar_type() == unit_.param) {
+      parts.push_back(source.narrow(0, slice.at, slice.count));
+    } else {
+      parts.push_back(wholes.back().narrow(0, slice.from, slice.count));
+      casts.add(wholes.back(), slice.from, source, slice.at, slice.count);
+    }
+  }
+  casts.flush();
+  gathering_ = all_gather_each(unit_.group(), parts, wholes);
+}
+
 void UnshardedParameters::wait() {
   unshard();
   if (state_ == State::unsharded) return;
@@ -105,7 +133,7 @@ void UnshardedParameters::wait() {
     take_in_place();
   } else if (direct()) {
     whole_ = unit_.shard;
-  } else {
+  } else if (!gathers_in_place()) {
     whole_ = take_whole();
     copy_in();
   }
@@ -180,7 +208,7 @@ void UnshardedParameters::forget() {
 void UnshardedParameters::drop() {
   give_back();
   drop_casts();
-  if (unit_.layout.in_place() && !unit_.keeps_unsharded()) whole_ = Tensor();
+  if (gathers_in_place() && !unit_.keeps_unsharded()) whole_ = Tensor();
   state_ = State::sharded;
 }
 

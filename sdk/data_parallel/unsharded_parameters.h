@@ -48,9 +48,12 @@ class UnshardedParameters {
  private:
   enum class State : uint8_t { sharded, unsharding, unsharded };
   void unshard_in_place();
+  void unshard_each();
   void drop_casts() { scratch_ = cast_ = at::Tensor(); }
   at::Tensor take_whole();
   void copy_in();
+  // Whether what is gathered lies where it is used.
+  bool gathers_in_place() const { return unit_.layout.in_place() || unit_.joins_parts; }
   void take_in_place();
   void attach();
   void take_turn();

@@ -196,6 +196,10 @@ TEST_CASE("the counters of a step know what it launches, moves and waits for") {
     CHECK(of(operation("aten::_fused_adamw_"), "calls") == 1);
     // Gradients of all parameters, 62,624 of float32 a rank, in one pass over each unit.
     CHECK(of(operation("nccl reduce_scatter"), "written") == 62624 * 4);
+    // Autograd's gradients go out from where they lie, and the first sum straight to where it
+    // stays; so do the gathers.
+    CHECK_FALSE(step.at("operators").as_object().contains("aten::_foreach_copy_"));
+    CHECK_FALSE(step.at("operators").as_object().contains("aten::zero_"));
     CHECK(waits_of(step) == 2);       // for the step's sums and for its norm
     CHECK(of(step, "streams") == 3);  // of the program, all-gathers and reductions
     CHECK(of(step, "peak_bytes") > 0);

@@ -3,6 +3,7 @@
 #include <nccl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
@@ -43,6 +44,9 @@ ncclResult_t put(Call call) {
         other.transfers.push_back(call.transfers[0]);
         return ncclSuccess;
       }
+  call.joins = std::any_of(waiting.begin(), waiting.end(), [&](const Call& other) {
+    return other.comm == call.comm && other.stream == call.stream;
+  });
   waiting.push_back(std::move(call));
   return ncclSuccess;
 }

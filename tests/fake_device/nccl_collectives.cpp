@@ -63,7 +63,7 @@ class Running {
   // Tells the counters, too.
   bool run() {
     if (!run_it()) return false;
-    fake_device_launched(what_.c_str(), 1, read_, written_);
+    fake_device_launched(what_.c_str(), call_.joins ? 0 : 1, read_, written_);
     return true;
   }
 

@@ -80,6 +80,7 @@ struct Call {
   ncclComm* comm = nullptr;
   cudaStream_t stream = nullptr;
   std::vector<Transfer> transfers;
+  bool joins = false;  // the kernel of another call of its group
 };
 
 size_t width_of(ncclDataType_t type);
