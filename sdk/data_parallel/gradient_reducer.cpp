@@ -54,6 +54,7 @@ Tensor GradientReducer::allocate() {
 }
 
 void GradientReducer::begin_step() {
+  unit_.gradient_memory.give_back();
   fresh_ = true;
   ready_ = unit_.trainable_count == 0;  // no gradient will say so
   for (UnitState::Parameter& p : unit_.parameters) p.has_grad = false;
@@ -103,6 +104,7 @@ std::optional<GradientPlace> GradientReducer::place(size_t index) {
               unit_.gradient.device() == unit_.device() && !p.variable.grad().defined() &&
               !p.accumulated_grad.defined();
   if (!fits) return std::nullopt;
+  unit_.gradient_memory.take();
   for (const ShardSlice& slice : unit_.slices[0]) {
     if (slice.parameter != index || slice.count != p.count) continue;
     GradientPlace out{unit_.gradient.narrow(0, slice.at, slice.count).view(p.sizes),
@@ -129,6 +131,8 @@ void GradientReducer::pack() {
       offloads ||  // to go to the host in one copy
       (unit_.replicated() ? !fresh_ || unit_.reduce != unit_.gradient_type : sums_wide);
   first_ = fresh_;
+  unit_.gradient_memory.take();
+  name_memory(unit_.gradient, "gradients of ", unit_.name);
   target_ = apart ? context.pool->take(trainable, sums_wide ? unit_.reduce : unit_.gradient_type)
                   : unit_.gradient;
   bool first = apart || fresh_;
@@ -368,7 +372,9 @@ void GradientReducer::finish_replication() {
 void GradientReducer::end_step() {
   finish();
   finish_replication();
-  if (fresh_) unit_.gradient.zero_();
+  if (!fresh_) return;
+  unit_.gradient_memory.take();
+  unit_.gradient.zero_();
 }
 
 void GradientReducer::wait_all() {

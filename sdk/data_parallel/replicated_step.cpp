@@ -28,6 +28,10 @@ void ReplicatedModel::begin_step() {
     p.arrived = p.ever = p.absorbed = p.told = false;
     p.variable.mutable_grad() = Tensor();
   }
+  if (direct()) {  // nor keeps anything else the last step's while this one's come
+    for (FlatParameterGroup& update : updates_) update.grads = Tensor();
+    for (ParallelParameter& p : described_) p.grad = Tensor();
+  }
   for (Bucket& bucket : buckets_) {
     try {
       if (told_) bucket.work.wait();  // of a step cut short: it still writes into the bucket

@@ -92,7 +92,9 @@ void ShardedModel::order_reductions() {
   for (const auto& [place, unit] : order) context_.turns.push_back(&unit->reducer());
 }
 
-// One tensor of values and one of gradients a storage dtype; units lie one after the other.
+// One tensor of values and one of gradients a storage dtype; units lie one after the other. On a
+// device each unit's gradient has memory of its own, so that it is there only while it has values:
+// not while all activations are.
 void ShardedModel::allocate() {
   at::TensorOptions options = at::TensorOptions().device(
       context_.policy.offload.cpu ? at::Device(at::kCPU) : context_.world->device());
@@ -115,16 +117,19 @@ void ShardedModel::allocate() {
       size += unit->shard_size();
       trainable += unit->trainable_size();
     }
+    const bool lends = !options.device().is_cpu();
     Tensor values = at::empty({size}, options.dtype(dtypes.first)),
-           grads = at::zeros({trainable}, options.dtype(dtypes.second));
+           grads = at::zeros({lends ? 0 : trainable}, options.dtype(dtypes.second));
     // A unit's frozen part follows its own trainable one, so with frozen parameters every unit is a
     // group of its own.
-    bool together = size == trainable;
+    bool together = size == trainable && !lends;
     int64_t v = 0, g = 0;
     for (Unit* unit : units) {
       Tensor shard = values.narrow(0, v, unit->shard_size()),
-             gradient = grads.narrow(0, g, unit->trainable_size());
+             gradient = lends ? at::zeros({unit->trainable_size()}, grads.options())
+                              : grads.narrow(0, g, unit->trainable_size());
       unit->adopt(shard, gradient);
+      if (lends) unit->lend_gradient_memory();
       if (!together && unit->trainable_size() > 0)
         updates_.push_back({shard.narrow(0, 0, unit->trainable_size()), gradient});
       v += unit->shard_size();

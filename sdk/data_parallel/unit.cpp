@@ -81,6 +81,16 @@ void Unit::adopt_whole() {
       reducer_.allocate());
 }
 
+void Unit::lend_gradient_memory() {
+  if (trainable_size() == 0) return;
+  state_.gradient_memory = ReturnableMemory(
+      gradient(),
+      "gradients of unit \"" + name +
+          "\" were used between the beginning of a step and their first reduction in it: "
+          "there is no memory for them in between");
+  state_.gradient_memory.give_back();
+}
+
 void Unit::before_backward() {
   if (in_backward_) return;
   in_backward_ = true;

@@ -31,6 +31,9 @@ class Unit {
   // views.
   void adopt_whole();
 
+  // From now on the gradient, which has memory of its own, is without it where it has no values.
+  void lend_gradient_memory();
+
   void unshard() { unsharded_.unshard(); }  // starts
   void wait_for_unshard() { unsharded_.wait(); }
   void reshard() {  // unless held

@@ -102,6 +102,8 @@ struct UnitState {
   bool joins_parts = false;
   int64_t trainable_count = 0;
   at::Tensor shard, gradient;
+  // On a device: away from the beginning of a step to the gradient's first reduction in it.
+  ReturnableMemory gradient_memory;
   at::Tensor model_shard;  // the shard in the parameters' dtype, where main weights are wider
 
  private:

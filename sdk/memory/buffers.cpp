@@ -8,6 +8,7 @@
 #include <c10/core/StorageImpl.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "sdk/base/vectorised.h"
 
@@ -102,6 +103,24 @@ void LentStorage::attach(void* memory) {
 void LentStorage::detach() {
   storage_->set_data_ptr_noswap(at::DataPtr(nullptr, storage_->device()));
   set_throwing(*storage_, true);
+}
+
+ReturnableMemory::ReturnableMemory(const Tensor& tensor, const std::string& message)
+    : storage_(tensor.storage().getWeakStorageImpl().lock()) {
+  storage_->release_data_and_set_meta_custom_data_ptr_error_msg_(message);
+  set_throwing(*storage_, false);
+}
+
+void ReturnableMemory::give_back() {
+  if (!storage_ || std::exchange(away_, true)) return;
+  storage_->set_data_ptr_noswap(at::DataPtr(nullptr, storage_->device()));
+  set_throwing(*storage_, true);
+}
+
+void ReturnableMemory::take() {
+  if (!std::exchange(away_, false)) return;
+  set_throwing(*storage_, false);
+  storage_->set_data_ptr_noswap(storage_->allocator()->allocate(storage_->nbytes()));
 }
 
 MESHWRIGHT_VECTORISED void scaled_add(float* __restrict out, const float* __restrict in, float k,

@@ -54,6 +54,20 @@ class LentStorage {
   c10::intrusive_ptr<c10::StorageImpl> storage_;
 };
 
+// The memory behind a tensor, which may go while its values are not needed; the tensor's views
+// follow. A use in between throws `message`.
+class ReturnableMemory {
+ public:
+  ReturnableMemory() = default;
+  ReturnableMemory(const at::Tensor& tensor, const std::string& message);
+  void give_back();
+  void take();  // of any values; nothing where it is there
+
+ private:
+  c10::intrusive_ptr<c10::StorageImpl> storage_;
+  bool away_ = false;
+};
+
 // out = k * in (first) or out += k * in, over float32 CPU memory.
 void scaled_add(float* out, const float* in, float k, int64_t count, bool first);
 // The same for any dtypes and devices: computed in the wider of the two dtypes and rounded to that
