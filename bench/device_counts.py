@@ -88,7 +88,7 @@ def is_product(name):
 
 def phase(step, name):
     """Kernels and bytes of a phase; collectives apart."""
-    operators = {k: v for k, v in step["phases"][name].items() if k.startswith("aten::")}
+    operators = {k: v for k, v in step["phases"][name].items() if not k.startswith("nccl ")}
     return sum(v["kernels"] for v in operators.values()), sum(v["read"] + v["written"] for k, v in operators.items() if not is_product(k))
 
 
@@ -99,7 +99,7 @@ def figures(deep, shallow, rows):
         found[name], found[name + " kB"] = (kernels - fewer) / (DEEP - SHALLOW), (moved - less) / (DEEP - SHALLOW) / TOKENS / 1e3
     # By its schema fused AdamW writes each parameter, its gradient and two averages, in float32.
     updated = deep["operators"].get("aten::_fused_adamw_", {}).get("written", 0) / 16
-    tail = sum(v["read"] + v["written"] for k, v in deep["phases"]["rest"].items() if any(part in k for part in ("_foreach_", "_fused_adamw_", "vector_norm")))
+    tail = sum(v["read"] + v["written"] for k, v in deep["phases"]["rest"].items() if any(part in k for part in ("_foreach_norm", "_foreach_mul", "_fused_adamw_", "vector_norm")))
     found["tail"] = tail / updated if updated else float("nan")
     return found
 
