@@ -1,6 +1,7 @@
 #include "engine/modules/rotary.h"
 
 #include <ATen/Parallel.h>
+#include <ATen/autocast_mode.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/cos.h>
@@ -108,6 +109,7 @@ struct DeviceRotate : torch::autograd::Function<DeviceRotate> {
                                .size = static_cast<int>(query.size(3)),
                                .dim = static_cast<int>(cos.size(-1)),
                                .by_sample = cos.dim() == 3 ? 1 : 0,
+                               .wide_angles = cos.scalar_type() != query.scalar_type() ? 1 : 0,
                                .direction = direction});
     return {turned_query, turned_key};
   }
@@ -127,6 +129,12 @@ struct DeviceRotate : torch::autograd::Function<DeviceRotate> {
     return out;
   }
 };
+
+bool rounds_for_core(const Tensor& query) {
+  const at::DeviceType device = query.device().type();
+  return at::autocast::is_autocast_enabled(device) &&
+         query.scalar_type() == at::autocast::get_autocast_dtype(device);
+}
 
 Tensor turn_plainly(const Tensor& given, const Tensor& cos, const Tensor& sin) {
   int64_t dim = cos.size(-1), size = given.size(-1);
@@ -278,8 +286,11 @@ std::pair<Tensor, Tensor> rotate(const Tensor& query, const Tensor& key, const R
                     (table.cos.dim() == 2 || table.cos.size(0) == query.size(0)) &&
                     key.device() == query.device() && table.cos.device() == query.device() &&
                     table.sin.device() == query.device();
-  if (fits && key.scalar_type() == type && table.cos.scalar_type() == type &&
-      table.sin.scalar_type() == type && DeviceRotate::kernels(query, table.cos)) {
+  const at::ScalarType angles = table.cos.scalar_type();
+  // Under autocast the core rounds what is turned by angles in float32.
+  const bool rounds = angles == at::kFloat && rounds_for_core(query);
+  if (fits && key.scalar_type() == type && (angles == type || rounds) &&
+      table.sin.scalar_type() == angles && DeviceRotate::kernels(query, table.cos)) {
     variable_list turned = DeviceRotate::apply(query, key, table.cos, table.sin);
     return {turned[0], turned[1]};
   }

@@ -103,6 +103,17 @@ struct DeviceRmsNorm : torch::autograd::Function<DeviceRmsNorm> {
       return std::nullopt;
     return OwnKernels::of(x, {weight.numel()});
   }
+  // A sum in float32 adds what comes in fewer bits.
+  static kernels::Kind kind(const Tensor& added, const Tensor& x) {
+    if (added.scalar_type() == x.scalar_type()) return kernels::same;
+    return added.scalar_type() == at::kHalf ? kernels::half : kernels::bfloat16;
+  }
+  static bool fits_sum(const Tensor& added, const Tensor& x) {
+    const at::ScalarType type = added.scalar_type();
+    return added.sizes() == x.sizes() && added.device() == x.device() &&
+           (type == x.scalar_type() ||
+            (x.scalar_type() == at::kFloat && (type == at::kBFloat16 || type == at::kHalf)));
+  }
   static int64_t teams_of_block(int64_t size) { return size > kShort ? 1 : kernels::kBlock / 32; }
 
   // The norm of x + added, or of x where there is none. With `keeps_sum` the sum comes first.
@@ -124,13 +135,15 @@ struct DeviceRmsNorm : torch::autograd::Function<DeviceRmsNorm> {
                                .rows = rows,
                                .size = size,
                                .epsilon = static_cast<float>(epsilon),
-                               .plus_one = plus_one ? 1 : 0};
+                               .plus_one = plus_one ? 1 : 0,
+                               .kind_of_added = sum.defined() ? kind(added, x) : kernels::same};
     own.launch(size > kShort ? "rms_norm_wide" : "rms_norm",
                ceil_divide(rows, teams_of_block(size)), arguments);
     context->save_for_backward({sum.defined() ? sum : x, weight, rstd});
     context->saved_data["plus_one"] = plus_one;
     context->saved_data["keeps_sum"] = keeps_sum;
-    context->saved_data["adds"] = sum.defined();
+    context->saved_data["added"] =
+        static_cast<int64_t>(sum.defined() ? added.scalar_type() : at::ScalarType::Undefined);
     if (!keeps_sum) return {y};
     return {sum.defined() ? sum : given, y};
   }
@@ -147,7 +160,10 @@ struct DeviceRmsNorm : torch::autograd::Function<DeviceRmsNorm> {
     const Tensor grad = own.readable(grads.back());
     Tensor to_x = at::empty_like(x), parts, to_weight, of_sum;
     if (context->saved_data["keeps_sum"].toBool()) of_sum = own.readable(grads[0]);
-    const bool adds = context->saved_data["adds"].toBool();
+    const auto type = static_cast<at::ScalarType>(context->saved_data["added"].toInt());
+    const bool adds = type != at::ScalarType::Undefined;
+    Tensor to_added = to_x;
+    if (adds && type != x.scalar_type()) to_added = at::empty(x.sizes(), x.options().dtype(type));
     if (context->needs_input_grad(adds ? 2 : 1)) {  // of the tensors that there are
       parts = at::empty({blocks * of_block, size}, rstd.options());
       to_weight = at::empty_like(weight);
@@ -159,10 +175,12 @@ struct DeviceRmsNorm : torch::autograd::Function<DeviceRmsNorm> {
         .grad_of_sum = of_sum.defined() ? of_sum.const_data_ptr() : nullptr,
         .rstd = rstd.const_data_ptr<float>(),
         .to_x = to_x.mutable_data_ptr(),
+        .to_added = to_added.is_same(to_x) ? nullptr : to_added.mutable_data_ptr(),
         .to_weight = parts.defined() ? parts.mutable_data_ptr<float>() : nullptr,
         .rows = rows,
         .size = size,
-        .plus_one = context->saved_data["plus_one"].toBool() ? 1 : 0};
+        .plus_one = context->saved_data["plus_one"].toBool() ? 1 : 0,
+        .kind_of_added = kind(to_added, x)};
     own.launch(size > kShort ? "rms_norm_wide_backward" : "rms_norm_backward", blocks, arguments,
                of_block * size * static_cast<int64_t>(sizeof(float)));
     if (to_weight.defined())
@@ -172,7 +190,7 @@ struct DeviceRmsNorm : torch::autograd::Function<DeviceRmsNorm> {
                                   .rows = parts.size(0),
                                   .size = size},
                  kernels::kBlock * static_cast<int64_t>(sizeof(float)));
-    return {to_x, adds ? to_x : Tensor(), to_weight, {}, {}, {}};
+    return {to_x, adds ? to_added : Tensor(), to_weight, {}, {}, {}};
   }
 };
 
@@ -203,10 +221,8 @@ std::pair<Tensor, Tensor> add_and_norm(const Tensor& x, const Tensor& more, RMSN
   const HookHost* host = HookHost::of(*norm);
   const bool hooked = host == nullptr || host->around || !host->before_forward.empty() ||
                       !host->after_forward.empty();
-  const bool alike =
-      !more.defined() || (more.sizes() == x.sizes() && more.options().type_equal(x.options()) &&
-                          more.device() == x.device());
-  if (!hooked && alike && DeviceRmsNorm::kernels(x, norm->weight)) {
+  const bool fits = !more.defined() || DeviceRmsNorm::fits_sum(more, x);
+  if (!hooked && fits && DeviceRmsNorm::kernels(x, norm->weight)) {
     variable_list out = DeviceRmsNorm::apply(
         x, more.defined() ? std::optional(more) : std::nullopt, norm->weight, norm->epsilon,
         norm->scale == NormScale::one_plus_weight, /*keeps_sum=*/true);

@@ -13,6 +13,7 @@
 #include <memory>
 #include <utility>
 
+#include "autocast_linear.h"
 #include "float8.h"
 #include "linear_product.h"
 #include "meshwright/nn/layers.h"
@@ -143,6 +144,9 @@ Tensor LinearImpl::forward(const Tensor& x) {
   if (float8 && detail::fits_float8(x, weight))
     return detail::float8_linear(x, weight,
                                  bias.defined() ? std::optional<Tensor>(bias) : std::nullopt);
+  if (detail::autocasts(x, weight))
+    return detail::autocast_linear(x, weight,
+                                   bias.defined() ? std::optional<Tensor>(bias) : std::nullopt);
   const bool plain = x.dim() >= 2 && x.scalar_type() == weight.scalar_type() &&
                      !at::autocast::is_autocast_enabled(x.device().type());
   const bool fast = plain && x.is_cpu() && weight.is_cpu() && x.scalar_type() == at::kFloat &&

@@ -30,12 +30,12 @@ class Launch {
 
   // Counts of elements.
   template <class T>
-  void read(T& pointer, long long count) {
-    turn(pointer, count, width_of<T>(), false);
+  void read(T& pointer, long long count, kernels::Kind kind = kernels::same) {
+    turn(pointer, count, width_of<T>(kind), false);
   }
   template <class T>
-  void write(T& pointer, long long count) {
-    turn(pointer, count, width_of<T>(), true);
+  void write(T& pointer, long long count, kernels::Kind kind = kernels::same) {
+    turn(pointer, count, width_of<T>(kind), true);
   }
   long long teams() const { return teams_; }
   size_t bytes_read = 0, bytes_written = 0;
@@ -44,9 +44,9 @@ class Launch {
 
  private:
   template <class T>
-  size_t width_of() const {
+  size_t width_of(kernels::Kind kind) const {
     if constexpr (std::is_void_v<std::remove_pointer_t<T>>)
-      return width_;
+      return kind == kernels::same ? width_ : 2;
     else
       return sizeof(std::remove_pointer_t<T>);
   }
@@ -68,7 +68,7 @@ class Launch {
 void touch(Launch& launch, kernels::RmsNorm& a) {
   const long long all = a.rows * a.size;
   launch.read(a.x, all);
-  launch.read(a.added, all);
+  launch.read(a.added, all, a.kind_of_added);
   launch.read(a.weight, a.size);
   launch.write(a.sum, all);
   launch.write(a.y, all);
@@ -82,10 +82,15 @@ void touch(Launch& launch, kernels::RmsNormBackward& a) {
   launch.read(a.grad_of_sum, all);
   launch.read(a.rstd, a.rows);
   launch.write(a.to_x, all);
+  launch.write(a.to_added, all, a.kind_of_added);
   launch.write(a.to_weight, launch.teams() * a.size);
 }
 void touch(Launch& launch, kernels::SumRows& a) {
   launch.read(a.parts, a.rows * a.size);
+  launch.write(a.out, a.size);
+}
+void touch(Launch& launch, kernels::SumWide& a) {
+  for (int part = 0; part < a.count; ++part) launch.read(a.parts[part], a.size);
   launch.write(a.out, a.size);
 }
 // Rows with a stride, from the first element to the last; what lies between them does not count.
@@ -117,8 +122,13 @@ void touch(Launch& launch, kernels::Rotate& a) {
     launch.write(heads->out, all);
   }
   const long long angles = (a.by_sample != 0 ? a.batch : 1) * a.length * a.dim;
-  launch.read(a.cos, angles);
-  launch.read(a.sin, angles);
+  for (const void** table : {&a.cos, &a.sin}) {
+    auto* wide = static_cast<const float*>(*table);
+    if (a.wide_angles != 0)
+      launch.read(wide, angles), *table = wide;
+    else
+      launch.read(*table, angles);
+  }
 }
 void touch(Launch& launch, kernels::CrossEntropy& a) {
   read_rows(launch, a.logits, a.rows, a.columns, a.stride);
@@ -157,6 +167,7 @@ constexpr Known kKnown[] = {
     {"rms_norm_wide_backward_", run<kernels::RmsNormBackward>},
     {"rms_norm_", run<kernels::RmsNorm>},
     {"sum_rows_", run<kernels::SumRows>},
+    {"sum_wide_", run<kernels::SumWide>},
     {"silu_times_backward_", run<kernels::SiluTimesBackward>},
     {"silu_times_", run<kernels::SiluTimes>},
     {"rotate_", run<kernels::Rotate>},

@@ -1,7 +1,9 @@
 // What modules do with kernels of our own on a device: the CPU's numbers, and what only they can.
 // The skipped case is what a process on the fake device does.
 #include <ATen/Functions.h>
+#include <ATen/autocast_mode.h>
 #include <doctest/doctest.h>
+#include <torch/csrc/autograd/autograd.h>
 #include <torch/utils.h>
 
 #include <cstdlib>
@@ -31,6 +33,24 @@ Tensor random(at::IntArrayRef sizes, at::ScalarType type, int64_t seed) {
   auto generator = at::detail::createCPUGenerator(static_cast<uint64_t>(seed));
   return at::randn(sizes, generator, at::TensorOptions()).to(type);
 }
+
+class Autocast {
+ public:
+  Autocast(at::DeviceType device, at::ScalarType type) : device_(device) {
+    at::autocast::set_autocast_enabled(device, true);
+    at::autocast::set_autocast_dtype(device, type);
+    at::autocast::increment_nesting();
+  }
+  ~Autocast() {
+    if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();
+    at::autocast::set_autocast_enabled(device_, false);
+  }
+  Autocast(const Autocast&) = delete;
+  Autocast& operator=(const Autocast&) = delete;
+
+ private:
+  at::DeviceType device_;
+};
 
 // Results and gradients of `run` on the CPU and on the device.
 void check_alike(const char* what, const Tensors& given,
@@ -76,6 +96,19 @@ void check_modules(at::ScalarType type, double tolerance) {
             return Tensors{norm(in[0])};
           },
           tolerance);
+  if (type != at::kFloat)
+    for (const int64_t size : {64, 33, 1032})
+      check_alike(
+          "RMSNorm of a sum in float32",
+          {random({2, 9, size}, at::kFloat, 1), random({2, 9, size}, type, 2),
+           random({size}, at::kFloat, 3)},
+          [&](const Tensors& in) {
+            RMSNorm norm(size, 1e-5, NormScale::weight);
+            norm->weight = in[2];
+            auto [sum, y] = add_and_norm(in[0], in[1], norm);
+            return Tensors{sum, y};
+          },
+          tolerance / 8);
   check_alike(
       "SwiGLU", {random({2, 5, 2, 24}, type, 1)},
       [](const Tensors& in) {
@@ -90,7 +123,7 @@ void check_modules(at::ScalarType type, double tolerance) {
         {random({2, 7, 6, size}, type, 1), random({7, 8}, type, 2), random({7, 8}, type, 3)},
         [](const Tensors& in) {
           auto halves = in[0].split_with_sizes({4, 2}, 2);
-          auto both = [](const Tensor& x) { return at::cat({x, x}, 1).detach(); };
+          auto both = [](const Tensor& half) { return at::cat({half, half}, 1).detach(); };
           auto [q, k] = modules::rotate(halves[0], halves[1], {both(in[1]), both(in[2])});
           return Tensors{q, k};
         },
@@ -101,6 +134,55 @@ void check_modules(at::ScalarType type, double tolerance) {
         {random({3, 6, ids}, type, 1),
          at::arange(18).view({3, 6}).masked_fill(at::arange(18).view({3, 6}).eq(4), -100)},
         [](const Tensors& in) { return Tensors{cross_entropy_sum(in[0], in[1])}; }, tolerance);
+}
+
+// Projections of a float32 stream beside each other, then heads turned by angles in float32. Each
+// sum of an exact product has one term, so that all its numbers are the CPU's to the bit.
+void check_autocast(at::ScalarType type, double tolerance) {
+  for (const bool exact : {true, false})
+    for (const int64_t size : {16, 20})
+      check_alike(
+          exact ? "exact projections under autocast" : "projections under autocast",
+          {random({2, 7, 40}, at::kFloat, 1), random({4 * size, 40}, at::kFloat, 2),
+           random({2 * size, 40}, at::kFloat, 3), random({48, 40}, at::kFloat, 4),
+           random({48}, at::kFloat, 5), random({7, 8}, at::kFloat, 6),
+           random({7, 8}, at::kFloat, 7)},
+          [&](const Tensors& in) {
+            const Autocast autocast(in[0].device().type(), type);
+            const Tensor x = in[0] * 1;  // of a leaf LibTorch keeps the cast
+            auto project = [&](const Tensor& weight, const Tensor& bias) {
+              Linear linear(torch::nn::LinearOptions(1, 1).bias(false));
+              linear->weight =
+                  exact ? at::eye(weight.size(0), weight.size(1), in[0].options()) : weight;
+              if (!exact) linear->bias = bias;
+              return linear(x);
+            };
+            auto heads = [&](const Tensor& flat) { return flat.view({2, 7, -1, size}); };
+            auto both = [](const Tensor& half) { return at::cat({half, half}, 1).detach(); };
+            auto [q, k] = modules::rotate(heads(project(in[1], {})), heads(project(in[2], {})),
+                                          {both(in[5]), both(in[6])});
+            return Tensors{q.to(type), k.to(type), project(in[3], in[4])};
+          },
+          exact ? 0 : 4 * tolerance);
+}
+// The last reader of a cast comes when nobody has it any more, or its tensor has changed.
+void check_shared_cast(at::Device device) {
+  const Autocast autocast(device.type(), at::kBFloat16);
+  Linear linear(torch::nn::LinearOptions(8, 8).bias(false));
+  linear->to(device);
+  Tensor x = random({2, 3, 8}, at::kFloat, 1).to(device).set_requires_grad(true) * 1;
+  const Tensor first = linear(x);
+  {
+    c10::NoGradGuard no_grad;
+    x.mul_(2);
+  }
+  CHECK(at::equal(linear(x).detach(), first.detach() * 2));
+  Tensor sum;
+  for (int reader = 0; reader < 11; ++reader)
+    sum = sum.defined() ? sum + linear(x).sum() : linear(x).sum();
+  const Tensor once = torch::autograd::grad({linear(x).sum()}, {x})[0],
+               all = torch::autograd::grad({sum}, {x})[0];
+  CHECK((all - once * 11).abs().max().item<double>() <= 1e-5);
 }
 
 void check_bad_target(at::Device device) {
@@ -177,6 +259,9 @@ TEST_CASE("device: modules in all types" * doctest::skip()) {
   check_modules(at::kFloat, 1e-5);
   check_modules(at::kBFloat16, 1.0 / 64);
   check_modules(at::kHalf, 1.0 / 512);
+  check_autocast(at::kBFloat16, 1.0 / 64);
+  check_autocast(at::kHalf, 1.0 / 512);
+  check_shared_cast(at::Device(at::kCUDA, 0));
   const char* compiles = std::getenv("FAKE_DEVICE_NVRTC");
   if (compiles != nullptr && std::string(compiles) == "0") return;
   check_bad_target(at::Device(at::kCUDA, 0));

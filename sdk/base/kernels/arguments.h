@@ -14,9 +14,12 @@ struct Half {
   unsigned short bits;
 };
 
+// What a kernel reads beside elements of its own type.
+enum Kind { same, bfloat16, half };
+
 // y = weight * round(x * rstd), with rstd = 1 / sqrt(mean(x^2) + epsilon) of each row; with
 // `plus_one` it is round(x * rstd * (1 + weight)). With `added`, x + added is normalised and kept
-// in `sum`.
+// in `sum`; elements of `added` are of its kind.
 struct RmsNorm {
   const void *x, *added = nullptr, *weight;
   void *sum = nullptr, *y;
@@ -24,22 +27,33 @@ struct RmsNorm {
   long long rows, size;
   float epsilon;
   int plus_one;
+  Kind kind_of_added = same;
 };
 // The gradient of x, to which that of `sum` is added where it is given, and of each team's rows the
-// part of the weight's: [teams, size].
+// part of the weight's: [teams, size]. `to_added`: the first once more, rounded to another kind.
 struct RmsNormBackward {
   const void *x, *weight, *grad, *grad_of_sum = nullptr;
   const float* rstd;
-  void* to_x;
+  void *to_x, *to_added = nullptr;
   float* to_weight;
   long long rows, size;
   int plus_one;
+  Kind kind_of_added = same;
 };
 // out[i] = the sum of parts[., i]
 struct SumRows {
   const float* parts;
   void* out;
   long long rows, size;
+};
+
+// out[i] = the sum of parts[.][i] in float32, from the last part on
+struct SumWide {
+  static constexpr int kMost = 4;
+  const void* parts[kMost];
+  int count;
+  float* out;
+  long long size;
 };
 
 // out = silu(gate) * up
@@ -66,6 +80,7 @@ struct Rotate {
   const void *cos, *sin;  // [batch, length, dim] with by_sample, otherwise [length, dim]
   long long batch, length;
   int size, dim, by_sample;
+  int wide_angles;  // cos and sin are float32
   float direction;  // -1 turns back
 };
 

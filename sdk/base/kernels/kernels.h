@@ -35,6 +35,41 @@ inline void store(void* to, long long element, const Pack<T, n>& pack) {
   *(Pack<T, n>*)((T*)to + element) = pack;
 }
 
+// The same of another type of elements, at most 16 bytes at a time.
+template <class T, int n>
+inline void load_wide(float (&to)[n], const void* from, long long element) {
+  constexpr int once = n * sizeof(T) > 16 ? int(16 / sizeof(T)) : n;
+  for (int i = 0; i < n; i += once) {
+    const Pack<T, once> pack = load<T, once>(from, element + i);
+    for (int j = 0; j < once; ++j) to[i + j] = wide(pack.at[j]);
+  }
+}
+template <class T, int n>
+inline void load_kind(float (&to)[n], const void* from, long long element, Kind kind) {
+  if (kind == Kind::bfloat16)
+    load_wide<BFloat16>(to, from, element);
+  else if (kind == Kind::half)
+    load_wide<Half>(to, from, element);
+  else
+    load_wide<T>(to, from, element);
+}
+template <class T, class From, int n>
+inline void store_rounded(void* to, long long element, const Pack<From, n>& from) {
+  Pack<T, n> pack;
+  for (int j = 0; j < n; ++j) put(pack.at[j], wide(from.at[j]));
+  store(to, element, pack);
+}
+
+template <class T, int n>
+inline void store_kind(void* to, long long element, const Pack<T, n>& from, Kind kind) {
+  if (kind == Kind::bfloat16)
+    store_rounded<BFloat16>(to, element, from);
+  else if (kind == Kind::half)
+    store_rounded<Half>(to, element, from);
+  else
+    store(to, element, from);
+}
+
 struct Sum {
   float value;
   void join(const Sum& other) { value += other.value; }
@@ -53,8 +88,9 @@ void rms_norm(const Team<threads>& team, const RmsNorm& to) {
     const Sum sum = team.reduce(to.size / n, Sum{0}, [&](Sum& all, long long i) {
       Pack<T, n> x = load<T, n>(to.x, first + i * n);
       if (to.added != nullptr) {
-        const Pack<T, n> more = load<T, n>(to.added, first + i * n);
-        for (int j = 0; j < n; ++j) put(x.at[j], wide(x.at[j]) + wide(more.at[j]));
+        float more[n];
+        load_kind<T>(more, to.added, first + i * n, to.kind_of_added);
+        for (int j = 0; j < n; ++j) put(x.at[j], wide(x.at[j]) + more[j]);
         store(to.sum, first + i * n, x);
       }
       for (int j = 0; j < n; ++j) all.value += wide(x.at[j]) * wide(x.at[j]);
@@ -116,6 +152,7 @@ void rms_norm_backward(const Team<threads>& team, const RmsNormBackward& to) {
               plus_one ? g * value * rstd : rounded<T>(g * rounded<T>(value * rstd));
       }
       store(to.to_x, first + i * n, out);
+      if (to.to_added != nullptr) store_kind(to.to_added, first + i * n, out, to.kind_of_added);
     });
   }
   if (to_weight != nullptr)
@@ -147,6 +184,19 @@ void sum_rows(const Team<kBlock>& team, const SumRows& to) {
     });
     team.synchronize();
   }
+}
+
+template <class T, int n>
+void sum_wide(const Team<kBlock>& team, const SumWide& to) {
+  team.spread(to.size / n, [&](long long i) {
+    float sum[n], more[n];
+    load_wide<T>(sum, to.parts[to.count - 1], i * n);
+    for (int part = to.count - 2; part >= 0; --part) {
+      load_wide<T>(more, to.parts[part], i * n);
+      for (int j = 0; j < n; ++j) sum[j] += more[j];
+    }
+    for (int j = 0; j < n; ++j) to.out[i * n + j] = sum[j];
+  });
 }
 
 inline float sigmoid(float x) { return 1 / (1 + expf(-x)); }
@@ -188,6 +238,15 @@ template <class T, int n>
 void rotate(const Team<kBlock>& team, const Rotate& to) {
   const int half = to.dim / 2, packs = half / n, rest = to.size - to.dim,
             heads = to.query.heads + to.key.heads;
+  // By angles in float32 a product is, too; its gradient has the type of what was turned.
+  const bool wide_product = to.wide_angles != 0 && to.direction > 0;
+  auto product = [&](float x, float y) { return wide_product ? x * y : rounded<T>(x * y); };
+  auto load_angles = [&](float(&into)[n], const void* from, long long element) {
+    if (to.wide_angles != 0)
+      load_wide<float>(into, from, element);
+    else
+      load_wide<T>(into, from, element);
+  };
   for (long long row = team.index(); row < to.batch * to.length; row += team.count()) {
     const long long sample = row / to.length, position = row - sample * to.length,
                     angles = (to.by_sample != 0 ? row : position) * to.dim;
@@ -201,15 +260,15 @@ void rotate(const Team<kBlock>& team, const Rotate& to) {
     };
     team.each(heads * packs, [&](long long i) {
       const int number = (int)i / packs, pair = ((int)i - number * packs) * n;
-      const Pack<T, n> cos = load<T, n>(to.cos, angles + pair),
-                       sin = load<T, n>(to.sin, angles + pair);
+      float cos[n], sin[n];
+      load_angles(cos, to.cos, angles + pair);
+      load_angles(sin, to.sin, angles + pair);
       with_head(number, [&](const T* in, T* out) {
         Pack<T, n> a = load<T, n>(in, pair), b = load<T, n>(in, pair + half);
         for (int j = 0; j < n; ++j) {
-          const float x = wide(a.at[j]), y = wide(b.at[j]), c = wide(cos.at[j]),
-                      s = wide(sin.at[j]) * to.direction;
-          put(a.at[j], rounded<T>(x * c) - rounded<T>(y * s));
-          put(b.at[j], rounded<T>(y * c) + rounded<T>(x * s));
+          const float x = wide(a.at[j]), y = wide(b.at[j]), c = cos[j], s = sin[j] * to.direction;
+          put(a.at[j], product(x, c) - product(y, s));
+          put(b.at[j], product(y, c) + product(x, s));
         }
         store(out, pair, a);
         store(out, pair + half, b);
@@ -301,6 +360,7 @@ void cross_entropy_backward(const Team<kBlock>& team, const CrossEntropyBackward
   MESHWRIGHT_KERNEL(rms_norm_wide_backward_##suffix, RmsNormBackward, kBlock,                     \
                     rms_norm_backward<T, n, kBlock>)                                              \
   MESHWRIGHT_KERNEL(sum_rows_##suffix, SumRows, kBlock, sum_rows<T>)                              \
+  MESHWRIGHT_KERNEL(sum_wide_##suffix, SumWide, kBlock, sum_wide<T, n>)                           \
   MESHWRIGHT_KERNEL(silu_times_##suffix, SiluTimes, kBlock, silu_times<T, n>)                     \
   MESHWRIGHT_KERNEL(silu_times_backward_##suffix, SiluTimesBackward, kBlock,                      \
                     silu_times_backward<T, n>)                                                    \
