@@ -8,6 +8,8 @@
 #include <dlfcn.h>
 #include <nvrtc.h>
 
+#include <array>
+#include <cstdint>
 #include <map>
 #include <mutex>
 #include <stdexcept>
@@ -141,20 +143,44 @@ Modules& modules() {
   return *all;
 }
 
+// What a thread found last, without a lock. Names are literals of libraries that stay loaded, so
+// that their addresses tell them apart.
+template <class Value>
+class Found {
+ public:
+  template <class Find>
+  Value get(int device, const char* name, const char* type, Find find) {
+    const auto mixed = reinterpret_cast<uintptr_t>(name) * 31 + reinterpret_cast<uintptr_t>(type);
+    Entry& entry = entries_[(mixed / 8 + static_cast<uintptr_t>(device)) % entries_.size()];
+    if (entry.device != device || entry.name != name || entry.type != type) {
+      const std::lock_guard lock(modules().mutex);
+      entry = {device, name, type, find()};
+    }
+    return entry.value;
+  }
+
+ private:
+  struct Entry {
+    int device = -1;
+    const char *name = nullptr, *type = nullptr;
+    Value value{};
+  };
+  std::array<Entry, 64> entries_;
+};
+
 bool ready(int device, const char* type) {
-  const std::lock_guard lock(modules().mutex);
-  return modules().of(device, type) != nullptr;
+  thread_local Found<bool> found;
+  return found.get(device, nullptr, type, [&] { return modules().of(device, type) != nullptr; });
 }
 
 void launch(int device, const char* name, const char* type, unsigned blocks, unsigned shared_bytes,
             const void* arguments) {
-  const void* kernel = nullptr;
-  {
-    const std::lock_guard lock(modules().mutex);
+  thread_local Found<const void*> found;
+  const void* kernel = found.get(device, name, type, [&] {
     Module* module = modules().of(device, type);
     TORCH_INTERNAL_ASSERT(module != nullptr);
-    kernel = module->kernel(name);
-  }
+    return module->kernel(name);
+  });
   const c10::cuda::CUDAGuard guard(static_cast<c10::DeviceIndex>(device));
   void* given[] = {const_cast<void*>(arguments)};
   C10_CUDA_CHECK(cudaLaunchKernel(kernel, dim3(blocks), dim3(kernels::kBlock), given, shared_bytes,
