@@ -9,9 +9,13 @@
 #include <ATen/ops/relu.h>
 #include <ATen/ops/sigmoid.h>
 #include <ATen/ops/stack.h>
+#include <c10/core/GradMode.h>
+
+#include <optional>
 
 #include "moe_dispatch.h"
 #include "sdk/base/exponential.h"
+#include "sdk/base/own_kernels.h"
 #include "sdk/base/vectorised.h"
 
 namespace meshwright::detail {
@@ -55,6 +59,49 @@ MESHWRIGHT_VECTORISED float swiglu_row_backward(const float* __restrict gate,
 
 bool has_kernel(const ActivationShape& shape, const Tensor& h, const Tensor& weights) {
   return activates_into(shape, h) && plain_rows(h) && weights.defined() && plain_rows(weights);
+}
+
+// The same on a device, by kernels of our own. They know nothing of autograd.
+std::optional<OwnKernels> device_kernels(const ActivationShape& shape, const Tensor& h,
+                                         const Tensor& weights) {
+  if (shape.kind != ExpertActivation::swiglu || shape.swiglu_limit > 0 || !weights.defined() ||
+      h.dim() != 2 || weights.device() != h.device() ||
+      (c10::GradMode::is_enabled() && h.requires_grad()))
+    return std::nullopt;
+  return OwnKernels::of(h, {h.size(1) / 2});
+}
+int64_t blocks_of(int64_t rows) { return ceil_divide(rows, kernels::kBlock / 32); }
+
+Tensor activate_by(const OwnKernels& own, const Tensor& given, const Tensor& given_weights) {
+  const Tensor h = own.readable(given), weights = given_weights.to(at::kFloat).contiguous();
+  const int64_t rows = h.size(0), width = h.size(1) / 2;
+  Tensor out = at::empty({rows, width}, h.options());
+  own.launch("weighted_swiglu", blocks_of(rows),
+             kernels::WeightedSwiglu{.h = h.const_data_ptr(),
+                                     .weights = weights.const_data_ptr<float>(),
+                                     .out = out.mutable_data_ptr(),
+                                     .rows = rows,
+                                     .size = width});
+  return out;
+}
+ActivationGradients activate_backward_by(const OwnKernels& own, const Tensor& given,
+                                         const Tensor& given_weights, const Tensor& given_grad) {
+  const Tensor h = own.readable(given), grad = own.readable(given_grad),
+               weights = given_weights.to(at::kFloat).contiguous();
+  const int64_t rows = h.size(0), width = h.size(1) / 2;
+  ActivationGradients out{at::empty_like(h), at::empty({rows}, weights.options()),
+                          at::empty({rows, width}, h.options())};
+  own.launch("weighted_swiglu_backward", blocks_of(rows),
+             kernels::WeightedSwigluBackward{.h = h.const_data_ptr(),
+                                             .grad = grad.const_data_ptr(),
+                                             .weights = weights.const_data_ptr<float>(),
+                                             .to_h = out.to_h.mutable_data_ptr(),
+                                             .weighted = out.weighted.mutable_data_ptr(),
+                                             .to_weights = out.to_weights.mutable_data_ptr<float>(),
+                                             .rows = rows,
+                                             .size = width});
+  out.to_weights = out.to_weights.to(given_weights.scalar_type());
+  return out;
 }
 
 Tensor wide(const Tensor& t) { return t.scalar_type() == at::kDouble ? t : t.to(at::kFloat); }
@@ -151,6 +198,7 @@ Tensor activate(const ActivationShape& shape, const Tensor& h, const Tensor& wei
                      });
     return out;
   }
+  if (const auto own = device_kernels(shape, h, weights)) return activate_by(*own, h, weights);
   Tensor a = derive(shape, split(shape, h), /*derive=*/false).value;
   if (weights.defined()) a = a * wide(weights).unsqueeze(1);
   return a.to(h.scalar_type());
@@ -186,6 +234,9 @@ ActivationGradients activate_backward(const ActivationShape& shape, const Tensor
                      });
     return out;
   }
+  if (const auto own = device_kernels(shape, h, weights);
+      own && given_grad.scalar_type() == h.scalar_type())
+    return activate_backward_by(*own, h, weights, given_grad);
   Derived x = derive(shape, split(shape, h), /*derive=*/true);
   Tensor grad = wide(given_grad), w = wide(weights).unsqueeze(1), weighted_grad = grad * w;
   out.weighted = (x.value * w).to(h.scalar_type());

@@ -111,6 +111,19 @@ void touch(Launch& launch, kernels::SiluTimesBackward& a) {
   launch.write(a.to_gate, a.rows * a.size);
   launch.write(a.to_up, a.rows * a.size);
 }
+void touch(Launch& launch, kernels::WeightedSwiglu& a) {
+  launch.read(a.h, 2 * a.rows * a.size);
+  launch.read(a.weights, a.rows);
+  launch.write(a.out, a.rows * a.size);
+}
+void touch(Launch& launch, kernels::WeightedSwigluBackward& a) {
+  launch.read(a.h, 2 * a.rows * a.size);
+  launch.read(a.grad, a.rows * a.size);
+  launch.read(a.weights, a.rows);
+  launch.write(a.to_h, 2 * a.rows * a.size);
+  launch.write(a.weighted, a.rows * a.size);
+  launch.write(a.to_weights, a.rows);
+}
 void touch(Launch& launch, kernels::Rotate& a) {
   for (kernels::Heads* heads : {&a.query, &a.key}) {
     const long long all = a.batch * a.length * heads->heads * a.size,
@@ -170,6 +183,8 @@ constexpr Known kKnown[] = {
     {"sum_wide_", run<kernels::SumWide>},
     {"silu_times_backward_", run<kernels::SiluTimesBackward>},
     {"silu_times_", run<kernels::SiluTimes>},
+    {"weighted_swiglu_backward_", run<kernels::WeightedSwigluBackward>},
+    {"weighted_swiglu_", run<kernels::WeightedSwiglu>},
     {"rotate_", run<kernels::Rotate>},
     {"cross_entropy_backward_", run<kernels::CrossEntropyBackward>},
     {"cross_entropy_", run<kernels::CrossEntropy>},

@@ -20,6 +20,7 @@
 #include "meshwright/error.h"
 #include "meshwright/nn/layers.h"
 #include "meshwright/nn/loss.h"
+#include "meshwright/nn/moe.h"
 #include "sdk/base/residual.h"
 
 namespace own_kernels_test {
@@ -117,6 +118,19 @@ void check_modules(at::ScalarType type, double tolerance) {
         return Tensors{swiglu(halves[0], halves[1]), swiglu(in[0], in[0] * 2)};
       },
       tolerance);
+  for (const int64_t size : {24, 33})
+    check_alike(
+        "experts",
+        {random({12, 16}, type, 1), random({12}, at::kFloat, 2), random({3, 16, 2 * size}, type, 3),
+         random({3, size, 16}, type, 4)},
+        [&](const Tensors& in) {
+          MoeConfig config;
+          config.dim = 16, config.moe_inter_dim = size, config.n_routed_experts = 3;
+          GroupedExperts experts(config);
+          experts->gate_and_up_projs = in[2] * 0.25, experts->down_projs = in[3] * 0.25;
+          return Tensors{experts(in[0], std::vector<int64_t>{5, 0, 7}, in[1])};
+        },
+        4 * tolerance);
   for (const int64_t size : {16, 20})
     check_alike(
         "RoPE",

@@ -68,6 +68,23 @@ struct SiluTimesBackward {
   long long rows, size, gate_stride, up_stride;
 };
 
+// out = silu(gate) * up * weight of each row, with gate and up the halves of a row of h
+// [rows, 2 size], without rounding between.
+struct WeightedSwiglu {
+  const void* h;
+  const float* weights;
+  void* out;
+  long long rows, size;
+};
+// And `weighted` is that once more.
+struct WeightedSwigluBackward {
+  const void *h, *grad;
+  const float* weights;
+  void *to_h, *weighted;
+  float* to_weights;
+  long long rows, size;
+};
+
 // Turns the pairs (i, i + dim / 2) of each head by the angles of its row; out is contiguous.
 struct Heads {
   const void* in;

@@ -235,6 +235,47 @@ void silu_times_backward(const Team<kBlock>& team, const SiluTimesBackward& to) 
 }
 
 template <class T, int n>
+void weighted_swiglu(const Team<32>& team, const WeightedSwiglu& to) {
+  for (long long row = team.index(); row < to.rows; row += team.count()) {
+    const long long gates = 2 * row * to.size, ups = gates + to.size;
+    const float weight = to.weights[row];
+    team.each(to.size / n, [&](long long i) {
+      Pack<T, n> gate = load<T, n>(to.h, gates + i * n);
+      const Pack<T, n> up = load<T, n>(to.h, ups + i * n);
+      for (int j = 0; j < n; ++j) {
+        const float g = wide(gate.at[j]);
+        put(gate.at[j], g * sigmoid(g) * wide(up.at[j]) * weight);
+      }
+      store(to.out, row * to.size + i * n, gate);
+    });
+  }
+}
+
+template <class T, int n>
+void weighted_swiglu_backward(const Team<32>& team, const WeightedSwigluBackward& to) {
+  for (long long row = team.index(); row < to.rows; row += team.count()) {
+    const long long first = row * to.size, gates = 2 * first, ups = gates + to.size;
+    const float weight = to.weights[row];
+    const Sum sum = team.reduce(to.size / n, Sum{0}, [&](Sum& all, long long i) {
+      Pack<T, n> gate = load<T, n>(to.h, gates + i * n), up = load<T, n>(to.h, ups + i * n),
+                 grad = load<T, n>(to.grad, first + i * n);
+      for (int j = 0; j < n; ++j) {
+        const float g = wide(gate.at[j]), u = wide(up.at[j]), s = sigmoid(g), a = g * s,
+                    given = wide(grad.at[j]), d = given * weight;
+        all.value += given * (a * u);
+        put(gate.at[j], d * (u * s * (1 + g * (1 - s))));
+        put(up.at[j], d * a);
+        put(grad.at[j], a * u * weight);
+      }
+      store(to.to_h, gates + i * n, gate);
+      store(to.to_h, ups + i * n, up);
+      store(to.weighted, first + i * n, grad);
+    });
+    team.each(1, [&](long long) { to.to_weights[row] = sum.value; });
+  }
+}
+
+template <class T, int n>
 void rotate(const Team<kBlock>& team, const Rotate& to) {
   const int half = to.dim / 2, packs = half / n, rest = to.size - to.dim,
             heads = to.query.heads + to.key.heads;
@@ -364,6 +405,9 @@ void cross_entropy_backward(const Team<kBlock>& team, const CrossEntropyBackward
   MESHWRIGHT_KERNEL(silu_times_##suffix, SiluTimes, kBlock, silu_times<T, n>)                     \
   MESHWRIGHT_KERNEL(silu_times_backward_##suffix, SiluTimesBackward, kBlock,                      \
                     silu_times_backward<T, n>)                                                    \
+  MESHWRIGHT_KERNEL(weighted_swiglu_##suffix, WeightedSwiglu, 32, weighted_swiglu<T, n>)          \
+  MESHWRIGHT_KERNEL(weighted_swiglu_backward_##suffix, WeightedSwigluBackward, 32,                \
+                    weighted_swiglu_backward<T, n>)                                               \
   MESHWRIGHT_KERNEL(rotate_##suffix, Rotate, kBlock, rotate<T, n>)                                \
   MESHWRIGHT_KERNEL(cross_entropy_##suffix, CrossEntropy, kBlock, cross_entropy<T, n>)            \
   MESHWRIGHT_KERNEL(cross_entropy_backward_##suffix, CrossEntropyBackward, kBlock,                \
