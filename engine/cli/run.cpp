@@ -10,8 +10,8 @@
 #include "engine/base/out_of_memory.h"
 #include "engine/cli/help.h"
 #include "engine/cli/verb.h"
-#include "engine/loader/exit_guard.h"
 #include "meshwright/abi.h"
+#include "sdk/base/plugin_at_work.h"
 
 namespace meshwright::cli {
 namespace {
@@ -193,7 +193,7 @@ int run(int argc, const char* const* argv) {
             .err_style = report::style_of(stderr)};
   // Known before the flags are parsed, so that mistakes among them are JSON too.
   call.json = std::find(words.begin(), words.end(), "--json") != words.end();
-  loader::ExitGuard exit_guard;
+  detail::PluginWatch watch;
   try {
     int status = guard(call, [&] { return dispatch(words, call); });
     out.flush();

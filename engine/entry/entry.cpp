@@ -12,12 +12,12 @@
 #include "engine/base/durable.h"
 #include "engine/base/out_of_memory.h"
 #include "engine/generate/running/generate_rank.h"
-#include "engine/loader/exit_guard.h"
 #include "engine/rendezvous/ending.h"
 #include "engine/report/report.h"
 #include "engine/report/torchrun.h"
 #include "engine/train/run.h"
 #include "meshwright/error.h"
+#include "sdk/base/plugin_at_work.h"
 
 namespace {
 
@@ -57,7 +57,7 @@ int run_guarded(const Work& work, const std::filesystem::path& log) {
     return status;
   };
   quiet_libtorch();
-  loader::ExitGuard exit_guard;
+  detail::PluginWatch watch;
   try {
     int status = work(ending);
     ending.finish();

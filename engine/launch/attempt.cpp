@@ -115,9 +115,11 @@ void Attempt::pass_on_signals() {
   }
 }
 
-// With success, but not by a rank's own last word.
+// With success, but not by a rank's own last word; or without a word, when it was asked for one.
 bool Attempt::ended_silently(const Rank& rank) const {
-  return job_.done_status != 0 && WIFEXITED(rank.status) && WEXITSTATUS(rank.status) == 0;
+  if (job_.done_status == 0 || !WIFEXITED(rank.status)) return false;
+  return WEXITSTATUS(rank.status) == 0 ||
+         (fault_ == &rank && fault_words_.empty() && WEXITSTATUS(rank.status) == 1);
 }
 
 // Ended as it should: by itself, or because of the user's signal.
@@ -196,8 +198,9 @@ void Attempt::announce(const Rank& fault, const std::string& stopped) {
       ours += "  = help: if nobody sent it, look for the kernel's out-of-memory killer (dmesg)\n";
   } else if (ended_silently(fault)) {
     ours = "error[" + code_string(ErrorCode::plugin_exited) + "]: " + who +
-           " ended with exit status 0 before it was done: " + job_.foreign +
-           ", or a library, called exit() or _exit()\n";
+           (WEXITSTATUS(rank.status) == 0 ? " ended with exit status 0 before it was done: "
+                                          : " ended with exit status 1 and without a word: ") +
+           job_.foreign + ", or a library, called exit() or _exit()\n";
   } else if (fault_words_.empty()) {
     ours = "error[" + code_string(ErrorCode::rank_failed) + "]: " + who +
            " failed with exit status " + std::to_string(WEXITSTATUS(rank.status)) + "\n";
@@ -256,6 +259,7 @@ std::string Attempt::may_heal() const {
   std::string who = "rank " + std::to_string(fault_->number);
   if (WIFSIGNALED(fault_->status))
     return who + " was ended by " + signal_name(WTERMSIG(fault_->status));
+  if (ended_silently(*fault_)) return "";
   int code = WEXITSTATUS(fault_->status);
   return code == 1 || collateral(fault_->status)
              ? who + " failed with exit status " + std::to_string(code)

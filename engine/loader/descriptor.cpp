@@ -2,7 +2,10 @@
 
 #include <algorithm>
 #include <cctype>
+#include <cinttypes>
+#include <cstdio>
 #include <cstring>
+#include <utility>
 
 #include "meshwright/error.h"
 #include "sdk/base/check_schema.h"
@@ -41,6 +44,39 @@ bool is_semver(const std::string& text) {
     ++at;
   }
   return at == text.size() || text[at] == '-' || text[at] == '+';
+}
+
+// A later minor version of the SDK may know more of them.
+void check_capabilities(const meshwright_strategy& raw, uint32_t sdk_minor,
+                        const std::string& file) {
+  constexpr uint64_t kKnown = MESHWRIGHT_CAN_PLAN | MESHWRIGHT_CAN_PARALLELIZE;
+  if (sdk_minor > MESHWRIGHT_SDK_MINOR || (raw.capabilities & ~kKnown) == 0) return;
+  char bits[20];
+  std::snprintf(bits, sizeof bits, "0x%" PRIx64, raw.capabilities & ~kKnown);
+  throw bad(file, std::string("strategy ") + raw.name + " has the capabilities " + bits +
+                      ", which do not exist (MESHWRIGHT_CAN_PLAN, MESHWRIGHT_CAN_PARALLELIZE)");
+}
+
+bool alike(const meshwright_option& a, const meshwright_option& b) {
+  auto same = [](const char* x, const char* y) {
+    return x == y || (x != nullptr && y != nullptr && std::strcmp(x, y) == 0);
+  };
+  return a.type == b.type && a.flags == b.flags && a.min == b.min && a.max == b.max &&
+         same(a.name, b.name) && same(a.default_value, b.default_value) &&
+         same(a.choices, b.choices) && same(a.aliases, b.aliases);
+}
+
+// A table is read by one schema, whichever strategy is asked for.
+void check_shared_table(const StrategyInfo& one, const StrategyInfo& other,
+                        const std::string& file) {
+  if (one.schema.table != other.schema.table) return;
+  for (const auto& [mine, theirs] : {std::pair{&one, &other}, std::pair{&other, &one}})
+    for (const meshwright_option* option : mine->schema.options)
+      if (const meshwright_option* same = theirs->schema.find(option->name);
+          same == nullptr || !alike(*option, *same))
+        throw bad(file, "strategies " + one.name + " and " + other.name + " share the table [" +
+                            one.schema.table + "], but not the option " + option->name +
+                            ": give them the same options, or tables of their own");
 }
 
 StrategyInfo read_strategy(const meshwright_strategy& raw, const std::string& file) {
@@ -164,6 +200,8 @@ LoadedPlugin read_descriptor(const meshwright_plugin* d, const VerifiedLibrary& 
       throw bad(file, "a strategy struct says that it has " + std::to_string(raw->struct_size) +
                           " bytes");
     StrategyInfo info = read_strategy(*raw, file);
+    check_capabilities(*raw, d->sdk_minor, file);
+    for (const StrategyInfo& other : plugin.strategies) check_shared_table(info, other, file);
     auto listed = [&](const std::string& name) {
       return std::any_of(
           verified.strategies.begin(), verified.strategies.end(),

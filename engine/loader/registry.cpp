@@ -1,6 +1,5 @@
 #include "engine/loader/registry.h"
 
-#include <cxxabi.h>
 #include <dlfcn.h>
 #include <unistd.h>
 
@@ -12,7 +11,8 @@
 #include <boost/dll/shared_library.hpp>
 
 #include "engine/loader/descriptor.h"
-#include "engine/loader/exit_guard.h"
+#include "engine/loader/guard.h"
+#include "engine/loader/private_copy.h"
 #include "engine/loader/verify_library.h"
 #include "sdk/base/build_facts.h"
 #include "sdk/base/words.h"
@@ -87,16 +87,41 @@ std::vector<fs::path> candidates_in(const fs::path& folder) {
   return out;
 }
 
-std::string type_name(const std::exception& error) {
-  int status = 0;
-  char* text = abi::__cxa_demangle(typeid(error).name(), nullptr, nullptr, &status);
-  std::string out = status == 0 && text != nullptr ? text : typeid(error).name();
-  std::free(text);
-  return out;
+// "libfoo.so.1" of the dynamic linker's words when it is another library that it did not find.
+std::string missing_library(const std::string& words, const fs::path& file) {
+  const size_t end = words.find(": cannot open shared object file");
+  if (end == std::string::npos) return "";
+  const size_t blank = words.find_last_of(" (", end);
+  const std::string name = words.substr(blank == std::string::npos ? 0 : blank + 1,
+                                        end - (blank == std::string::npos ? 0 : blank + 1));
+  return name == file.string() ? "" : name;
 }
 
-std::string text_of(const LoadedPlugin& plugin) {
-  return plugin.name + " " + plugin.version + " (" + plugin.path.string() + ")";
+boost::dll::shared_library open(const fs::path& file) {
+  boost::dll::shared_library library;
+  // RTLD_NODELETE has no name in Boost. The handle goes away, the mapping stays for good.
+  auto mode = boost::dll::load_mode::rtld_now | boost::dll::load_mode::rtld_local |
+              static_cast<boost::dll::load_mode::type>(RTLD_NODELETE);
+  try {
+    // The constructors of its static objects run.
+    detail::PluginCall call(detail::plugin_code(file.string()), "being loaded");
+    library.load(file.string(), mode);
+    return library;
+  } catch (const std::exception& error) {
+    const std::string words = error.what(), missing = missing_library(words, file);
+    if (!missing.empty())
+      throw Error(ErrorCode::plugin_unresolved,
+                  file.string() + " needs the library " + missing + ", which is not found")
+          .help("install it, or add its folder to LD_LIBRARY_PATH; `ldd " + file.string() +
+                "` shows all that it needs")
+          .help(
+              "a library of the plugin's own is found beside it with the link option "
+              "-Wl,-rpath,'$ORIGIN'");
+    throw Error(ErrorCode::plugin_unresolved, "cannot load " + file.string() + ": " + words)
+        .help(
+            "link the plugin with -z defs (meshwright_add_plugin() does) so that a missing symbol "
+            "shows when it is built");
+  }
 }
 
 }  // namespace
@@ -118,21 +143,8 @@ struct Registry::Impl {
     if (const LoadedPlugin* known = loaded_from(file)) return *known;
     VerifiedLibrary verified = verify_library(file);
     verified.path = fs::canonical(file);
-    boost::dll::shared_library library;
-    // RTLD_NODELETE has no name in Boost. The handle goes away with this scope, the mapping stays
-    // for good.
-    auto mode = boost::dll::load_mode::rtld_now | boost::dll::load_mode::rtld_local |
-                static_cast<boost::dll::load_mode::type>(RTLD_NODELETE);
-    plugin_at_work(verified.path.string());  // the constructors of its static objects
-    try {
-      library.load(verified.path.string(), mode);
-    } catch (const std::exception& error) {
-      throw Error(ErrorCode::plugin_unresolved,
-                  "cannot load " + verified.path.string() + ": " + error.what())
-          .help(
-              "link the plugin with -z defs (meshwright_add_plugin() does) so that a missing "
-              "symbol shows when it is built");
-    }
+    const bool known = ::dlopen(verified.path.c_str(), RTLD_NOW | RTLD_NOLOAD) != nullptr;
+    boost::dll::shared_library library = open(verified.path);
     if (!library.has("meshwright_plugin_v1"))
       throw Error(ErrorCode::plugin_no_descriptor,
                   verified.path.string() + " does not export meshwright_plugin_v1");
@@ -151,14 +163,13 @@ struct Registry::Impl {
                               " is already there, from " + other.path.string())
                   .help("remove one of the two libraries from where plugins are looked for");
         }
+    plugin.code = detail::plugin_code(text_of(plugin));
+    if (!known) keep_private(plugin.path, plugin.code);
     loaded.push_back(std::move(plugin));
     return loaded.back();
   }
 
-  // Loads what [plugins] load names; each of them was asked for, so each failure stops.
-  void load_named_files() {
-    for (const fs::path& file : files) load(file, "[plugins] load");
-  }
+  std::map<const StrategyInfo*, std::shared_ptr<Strategy>> made;
 
   // True when the file says (or its name says) that it has this strategy.
   static bool is_hit(const fs::path& file, const std::string& name) {
@@ -186,7 +197,7 @@ Registry::~Registry() = default;
 
 LoadedStrategy Registry::find(const std::string& strategy) {
   std::string name = text::normal(strategy);
-  impl_->load_named_files();
+  for (const fs::path& file : impl_->files) load_named(file);
   auto from = [&](const LoadedPlugin& plugin) -> std::optional<LoadedStrategy> {
     for (const StrategyInfo& info : plugin.strategies)
       if (answers_to(info, name)) return create(plugin, info);
@@ -237,11 +248,19 @@ LoadedStrategy Registry::find(const std::string& strategy) {
   throw error;
 }
 
+const LoadedPlugin& Registry::load_named(const fs::path& file) {
+  const LoadedPlugin& plugin = impl_->load(file, "[plugins] load");
+  for (const StrategyInfo& info : plugin.strategies) create(plugin, info);
+  return plugin;
+}
+
 const LoadedPlugin& Registry::load(const fs::path& file, const std::string& place) {
   return impl_->load(file, place);
 }
 
 LoadedStrategy Registry::create(const LoadedPlugin& plugin, const StrategyInfo& info) {
+  std::shared_ptr<Strategy>& known = impl_->made[&info];
+  if (known != nullptr) return {&plugin, &info, known};
   size_t index = static_cast<size_t>(&info - plugin.strategies.data());
   const meshwright_strategy* raw = raw_strategy(*plugin.descriptor, index);
   meshwright_status status{};
@@ -249,15 +268,16 @@ LoadedStrategy Registry::create(const LoadedPlugin& plugin, const StrategyInfo& 
   std::string who = "strategy " + info.name + " of " + plugin.name + " " + plugin.version + " (" +
                     plugin.path.string() + ")";
   void* made = nullptr;
-  plugin_at_work(text_of(plugin));
   try {
+    detail::PluginCall call(plugin.code, "create, making its strategy");
     made = raw->create(&status);
   } catch (const std::exception& error) {
     throw Error(ErrorCode::plugin_create_threw,
-                who + " threw " + type_name(error) + " while it was made: " + error.what());
+                who + " threw " + exception_type() + " while it was made: " + error.what());
   } catch (...) {
     throw Error(ErrorCode::plugin_create_threw,
-                who + " threw something that is no exception while it was made");
+                who + " threw something that is no exception, of type " + exception_type() +
+                    ", while it was made");
   }
   status.message[sizeof status.message - 1] = '\0';
   if (status.code != 0 || made == nullptr) {
@@ -266,11 +286,23 @@ LoadedStrategy Registry::create(const LoadedPlugin& plugin, const StrategyInfo& 
                 who + " could not be made: " +
                     (status.message[0] != '\0' ? status.message : "no reason given"));
   }
-  LoadedStrategy out;
-  out.plugin = &plugin;
-  out.info = &info;
-  out.strategy = std::shared_ptr<Strategy>(static_cast<Strategy*>(made),
-                                           [destroy = raw->destroy](Strategy* s) { destroy(s); });
+  known = guarded_strategy(
+      plugin, std::shared_ptr<Strategy>(static_cast<Strategy*>(made),
+                                        [destroy = raw->destroy](Strategy* s) { destroy(s); }));
+  return {&plugin, &info, known};
+}
+
+std::vector<fs::path> Registry::hidden_by(const LoadedStrategy& found) const {
+  std::vector<fs::path> out;
+  std::error_code failed;
+  for (const Place& place : impl_->places)
+    for (const fs::path& file : candidates_in(place.folder)) {
+      const fs::path real = fs::canonical(file, failed);
+      if (failed || real == found.plugin->path ||
+          std::find(out.begin(), out.end(), real) != out.end())
+        continue;
+      if (Impl::is_hit(file, found.info->name)) out.push_back(real);
+    }
   return out;
 }
 
@@ -296,25 +328,6 @@ std::vector<std::pair<std::string, fs::path>> Registry::places() const {
   for (const fs::path& file : impl_->files) out.emplace_back("[plugins] load", file);
   for (const Place& place : impl_->places) out.emplace_back(place.label, place.folder);
   return out;
-}
-
-void guarded(const LoadedStrategy& strategy, const std::string& what,
-             const std::function<void()>& body) {
-  auto context = [&] { return "plugin " + text_of(*strategy.plugin) + ", while " + what; };
-  plugin_at_work(text_of(*strategy.plugin));
-  try {
-    body();
-  } catch (Error& error) {
-    throw error.note(context());
-  } catch (const std::exception& error) {
-    throw Error(ErrorCode::plugin_foreign_exception,
-                "an exception of type " + type_name(error) + " left the plugin: " + error.what())
-        .note(context());
-  } catch (...) {
-    throw Error(ErrorCode::plugin_foreign_exception,
-                "something that is no exception left the plugin")
-        .note(context());
-  }
 }
 
 }  // namespace meshwright::loader

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <filesystem>
-#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -13,6 +12,10 @@
 
 #include "meshwright/plugin.h"
 #include "meshwright/strategy.h"
+
+namespace meshwright::detail {
+struct PluginCode;
+}
 
 namespace meshwright::loader {
 
@@ -47,9 +50,10 @@ struct LoadedPlugin {
   std::vector<StrategyInfo> strategies;
   const meshwright_plugin* descriptor = nullptr;
   std::filesystem::path runtime_half;  // empty: one library plans and runs
+  const detail::PluginCode* code = nullptr;
 };
 
-// A strategy ready for use.
+// A strategy ready for use. Its hooks throw Error only, with a note on plugin, hook and rank.
 struct LoadedStrategy {
   const LoadedPlugin* plugin = nullptr;
   const StrategyInfo* info = nullptr;
@@ -75,7 +79,13 @@ class Registry {
   LoadedStrategy find(const std::string& strategy);
   // Judges and loads one file, whatever it contains.
   const LoadedPlugin& load(const std::filesystem::path& file, const std::string& place);
+  // A file of [plugins] load. Its strategies are made, so that what they register (plans of tensor
+  // parallelism) is there for every strategy.
+  const LoadedPlugin& load_named(const std::filesystem::path& file);
+  // One instance each; the first call makes it.
   LoadedStrategy create(const LoadedPlugin& plugin, const StrategyInfo& info);
+  // Other libraries that say that they have a strategy of this name, which nobody can reach.
+  std::vector<std::filesystem::path> hidden_by(const LoadedStrategy& found) const;
   // Every candidate in every place, loaded or refused.
   std::vector<Listing> list();
   // Where plugins are looked for, in order: (place, file or folder).
@@ -85,11 +95,6 @@ class Registry {
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };
-
-// Runs `body`; a meshwright::Error gains the note "plugin NAME VERSION (path), while WHAT", any
-// other exception becomes Error(plugin_foreign_exception).
-void guarded(const LoadedStrategy& strategy, const std::string& what,
-             const std::function<void()>& body);
 
 // The facts this engine was built with.
 const std::map<std::string, std::string>& engine_facts();

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cstdlib>
+#include <filesystem>
 #include <set>
 
 #include "engine/plan/plan.h"
@@ -21,14 +22,24 @@ void check_rules(const loader::LoadedStrategy& strategy, const StrategyConfig& c
     for (std::string& key : error.keys()) refused.insert(std::move(key));
   Diagnostics found(std::move(refused));
   try {
-    loader::guarded(strategy, "checking its options",
-                    [&] { strategy.strategy->validate(config, found); });
+    strategy.strategy->validate(config, found);
   } catch (const Error& error) {  // must not hide what was found before
     diagnostics.add(error);
   }
   for (const Error& error : found.errors()) diagnostics.add(error);
   for (const std::string& text : found.notices()) diagnostics.notice(text);
   for (const std::string& text : found.warnings()) diagnostics.warning(text);
+}
+
+// Else a job that should run a bundled strategy would run another one of that name.
+void tell_hidden(const loader::Registry& registry, const loader::LoadedStrategy& strategy,
+                 Diagnostics& diagnostics) {
+  const loader::LoadedPlugin& plugin = *strategy.plugin;
+  for (const std::filesystem::path& file : registry.hidden_by(strategy))
+    diagnostics.warning("the strategy " + strategy.info->name + " is that of " + plugin.name + " " +
+                            plugin.version + " (" + plugin.path.string() + ", " + plugin.place +
+                            "); it hides the one of " + file.string(),
+                        {"distributed.strategy"});
 }
 
 }  // namespace
@@ -51,7 +62,7 @@ std::optional<Job> load_job(const config::Source& source, Diagnostics& diagnosti
   // place.
   std::vector<Origin> origins = source.plugin_file_origins();
   for (size_t i = 0; i < search.files.size(); ++i) try {
-      job.registry->load(search.files[i], "[plugins] load");
+      job.registry->load_named(search.files[i]);
     } catch (Error& error) {
       diagnostics.add(error.key("plugins.load").at(origins[i]));
       found = false;
@@ -59,6 +70,7 @@ std::optional<Job> load_job(const config::Source& source, Diagnostics& diagnosti
   if (found) try {
       job.strategy = job.registry->find(source.strategy());
       job.schemas.push_back(schema_of(*job.strategy.info));
+      tell_hidden(*job.registry, job.strategy, diagnostics);
     } catch (Error& error) {
       if (error.key().empty()) error.key("distributed.strategy");
       diagnostics.add(error.at(source.strategy_origin()));

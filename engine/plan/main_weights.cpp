@@ -12,10 +12,7 @@ std::string quoted(DType dtype) { return '"' + std::string(dtype_name(dtype)) + 
 int64_t optimizer_bytes(const JobPlan& plan, const ShardingRequest& cost, int64_t states) {
   ShardingRequest asked = cost;
   asked.workload.optimizer_states = states;
-  int64_t bytes = 0;
-  loader::guarded(plan.strategy, "computing the footprint",
-                  [&] { bytes = plan.strategy.strategy->footprint(asked).bytes.optimizer; });
-  return bytes;
+  return plan.strategy.strategy->footprint(asked).bytes.optimizer;
 }
 
 int64_t product(int64_t a, int64_t b) {

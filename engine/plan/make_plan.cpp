@@ -18,9 +18,7 @@ std::string n(int64_t value) { return std::to_string(value); }
 MeshPlan plan_mesh(Job& job, JobPlan& plan, StrategyConfig& config, const MeshRequest& request_in) {
   MeshRequest request = request_in;
   auto ask = [&] {
-    MeshPlan mesh;
-    loader::guarded(plan.strategy, "planning the mesh",
-                    [&] { mesh = plan.strategy.strategy->plan_mesh(request); });
+    MeshPlan mesh = plan.strategy.strategy->plan_mesh(request);
     plan.notices.insert(plan.notices.end(), mesh.notices.begin(), mesh.notices.end());
     return mesh;
   };
@@ -33,8 +31,7 @@ MeshPlan plan_mesh(Job& job, JobPlan& plan, StrategyConfig& config, const MeshRe
   config = job.config.strategy_config(schema);
   request.config = config;
   Diagnostics diagnostics;
-  loader::guarded(plan.strategy, "checking its options",
-                  [&] { plan.strategy.strategy->validate(config, diagnostics); });
+  plan.strategy.strategy->validate(config, diagnostics);
   plan.notices.insert(plan.notices.end(), diagnostics.notices().begin(),
                       diagnostics.notices().end());
   plan.warnings.insert(plan.warnings.end(), diagnostics.warnings().begin(),
@@ -141,8 +138,7 @@ void plan_tensor_parallel(const StrategyConfig& config, JobPlan& plan) {
   if (config.shared.sequence_parallel && sizes.tp <= 1)
     plan.notices.push_back("sequence_parallel has no effect with tp_size = 1");
   TpPlanRequest tp{sizes.tp, config.shared.sequence_parallel, config.shared.tp_plan};
-  loader::guarded(plan.strategy, "translating the tensor-parallel plan",
-                  [&] { plan.tp = plan.strategy.strategy->translate_tp_plan(*plan.outline, tp); });
+  plan.tp = plan.strategy.strategy->translate_tp_plan(*plan.outline, tp);
   plan.notices.insert(plan.notices.end(), plan.tp.notices.begin(), plan.tp.notices.end());
   plan.warnings.insert(plan.warnings.end(), plan.tp.warnings.begin(), plan.tp.warnings.end());
 }
@@ -311,8 +307,7 @@ JobPlan lay_out(Job& job, const PlanRequest& wanted) {
     part = stage_outline(outline, *plan.pipeline, stage_rank);
   }
   ShardingRequest cost{part, plan.mesh, plan.tp, config, plan.workload, plan.rank};
-  loader::guarded(plan.strategy, "computing the footprint",
-                  [&] { plan.footprint = plan.strategy.strategy->footprint(cost); });
+  plan.footprint = plan.strategy.strategy->footprint(cost);
   plan.notices.insert(plan.notices.end(), plan.footprint->notices.begin(),
                       plan.footprint->notices.end());
   plan.context_costs = context_costs(cost);

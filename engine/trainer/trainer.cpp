@@ -14,9 +14,11 @@
 #include <cstdio>
 
 #include "engine/base/run_lock.h"
+#include "engine/loader/running/guarded_model.h"
 #include "engine/plan/main_weights.h"
 #include "engine/plan/plan.h"
 #include "engine/report/report.h"
+#include "engine/trainer/check_parts.h"
 #include "engine/trainer/float8.h"
 #include "engine/trainer/optimizer.h"
 #include "engine/trainer/rank_agreement.h"
@@ -29,6 +31,7 @@
 #include "meshwright/parallel/scalar_type.h"
 #include "meshwright/parallel/trace_span.h"
 #include "meshwright/parallel/transport.h"
+#include "sdk/base/plugin_at_work.h"
 
 namespace meshwright {
 
@@ -139,10 +142,8 @@ std::string first_nonfinite(ParallelModel& model, const ModelOutline& outline, b
 void plan_own_module(plan::JobPlan& plan, const ModelOutline& outline, World& world) {
   const SharedOptions& shared = plan.shared;
   if (shared.sizes.tp <= 1) return;
-  loader::guarded(plan.strategy, "translating the tensor-parallel plan", [&] {
-    plan.tp = plan.strategy.strategy->translate_tp_plan(
-        outline, {shared.sizes.tp, shared.sequence_parallel, shared.tp_plan});
-  });
+  plan.tp = plan.strategy.strategy->translate_tp_plan(
+      outline, {shared.sizes.tp, shared.sequence_parallel, shared.tp_plan});
   if (plan.tp.entries.empty() && shared.tp_plan.kind == TpPlanChoice::Kind::automatic)
     throw Error(ErrorCode::tp_plan_does_not_fit,
                 "tp_size = " + std::to_string(shared.sizes.tp) +
@@ -168,21 +169,6 @@ void warn_of_narrow_updates(plan::JobPlan& plan, const ParallelModel& model,
     if (std::find(plan.warnings.begin(), plan.warnings.end(), warning) == plan.warnings.end())
       plan.warnings.push_back(warning);
   }
-}
-
-// Checkpoints and weights are read into `local` by what the region says.
-void check_regions(const ParallelModel& model, const std::string& strategy) {
-  for (const ParallelParameter& p : model.parameters())
-    if (!fits(p.region, p.global_shape) ||
-        p.local.sizes() != at::IntArrayRef(p.region.stored_shape()))
-      throw Error(ErrorCode::plugin_nonconforming, "the strategy " + strategy + " says that " +
-                                                       p.name + " is " + to_text(p.region) +
-                                                       " of " + report::shape_text(p.global_shape) +
-                                                       " here, but its part has the shape " +
-                                                       report::shape_text(p.local.sizes().vec()))
-          .help(
-              "give ParallelParameter::region the part of the whole that `local` is, and `local` "
-              "the shape in which regions are stored");
 }
 
 }  // namespace
@@ -243,12 +229,13 @@ Trainer::Trainer(Job& job, std::shared_ptr<World> world, std::shared_ptr<torch::
   ParallelizeRequest request{module_,        stages_ ? stages_->outline() : *outline_,
                              plan_->mesh,    plan_->tp,
                              parts_->config, world_};
-  loader::guarded(plan_->strategy, "parallelizing the model",
-                  [&] { model_ = plan_->strategy.strategy->parallelize(request); });
+  detail::this_is_rank(world_->rank());
+  model_ = loader::guarded_model(plan_->strategy.plugin->code,
+                                 plan_->strategy.strategy->parallelize(request));
   if (!model_)
     throw Error(ErrorCode::plugin_nonconforming,
                 "parallelize of the strategy " + plan_->strategy.info->name + " returned nothing");
-  check_regions(*model_, plan_->strategy.info->name);
+  train::check_parts(*model_, *module_, plan_->strategy.info->name);
   if (stages_) stages_->check_tied(*model_);
   if (!plan_->outline && model_->context_parallel())
     world_->notice("the plan does not count what attention of " + outline_->architecture +

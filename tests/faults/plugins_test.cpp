@@ -56,6 +56,116 @@ TEST_CASE(
 }
 
 TEST_CASE(
+    "what leaves a plugin that is not an Error is told as its fault, with version, method and "
+    "rank, and not tried again") {
+  struct Row {
+    const char *fault, *place, *says, *method;
+  };
+  for (const Row& row :
+       {Row{"throw", "validate", "std::runtime_error left the plugin: made of glass", "validate"},
+        Row{"throw", "plan", "std::runtime_error left the plugin: made of glass", "plan_mesh"},
+        Row{"throw 42", "footprint", "of type int, left the plugin", "footprint"},
+        Row{"throw", "parallelize", "std::runtime_error left the plugin", "parallelize"},
+        Row{"throw", "begin_step", "std::runtime_error left the plugin: made of glass",
+            "begin_step"},
+        Row{"throw 42", "step", "of type int, left the plugin", "end_step"},
+        Row{"LibTorch", "clip_grad_norm", "of type c10::Error left the plugin: The size of tensor",
+            "clip_grad_norm"},
+        Row{"throw", "data_group", "std::runtime_error left the plugin", "data_group"},
+        Row{"throw 42", "parameters", "of type int, left the plugin", "parameters"}}) {
+    CAPTURE(row.fault);
+    CAPTURE(row.place);
+    std::vector<std::string> with = arguments(2);
+    with.insert(with.end(), {"--max-restarts", "2"});
+    Program program;
+    Ended ended =
+        program.run(with, {{"FIXTURE_MISBEHAVES", std::string(row.fault) + " in " + row.place}});
+    CAPTURE(ended.err);
+    CHECK(ended.code == 2);
+    CHECK(ended.says("error[E0421]: "));
+    CHECK(ended.says(row.says));
+    CHECK(ended.says("plugin fixture_misbehaves 1.0.0 (" + kPlugin + "), in " + row.method));
+    CHECK(!ended.says("E0901"));
+    CHECK(!ended.says("restart 1"));
+    if (std::string(row.method).find("_step") != std::string::npos) CHECK(ended.says(", on rank "));
+  }
+}
+
+TEST_CASE("a plugin's own errors, and those of memory, keep their codes") {
+  struct Row {
+    const char* fault;
+    int code;
+    const char* says;
+  };
+  for (const Row& row : {Row{"own error", 2, "error[E0450]: not on Mondays"},
+                         Row{"out of memory", 4, "error[E0508]: "}}) {
+    CAPTURE(row.fault);
+    Program program;
+    Ended ended =
+        program.run(arguments(2), {{"FIXTURE_MISBEHAVES", std::string(row.fault) + " in step"}});
+    CAPTURE(ended.err);
+    CHECK(ended.code == row.code);
+    CHECK(ended.says(row.says));
+    CHECK(!ended.says("E0421"));
+  }
+}
+
+TEST_CASE("a crash of a plugin is told as its fault, alone and with ranks, and not tried again") {
+  struct Row {
+    const char *fault, *place, *says, *where;
+  };
+  for (const Row& row :
+       {Row{"segfault", "plan", "signal 11 (SIGSEGV", "plan_mesh"},
+        Row{"segfault", "begin_micro_batch", "signal 11 (SIGSEGV", "begin_micro_batch"},
+        Row{"abort", "step", "signal 6 (SIGABRT", "end_step"},
+        Row{"terminate", "step", "signal 6 (SIGABRT", "code that it left behind"},
+        Row{"trap", "after_optimizer_step", "signal 4 (SIGILL", "after_optimizer_step"},
+        Row{"divide", "create", "signal 8 (SIGFPE", "create"},
+        Row{"overflow", "clip_grad_norm", "signal 11 (SIGSEGV", "clip_grad_norm"},
+        Row{"segfault", "forward", "signal 11 (SIGSEGV", "code that it left behind"},
+        Row{"throw 42", "forward", "signal 6 (SIGABRT", "code that it left behind"},
+        Row{"abort", "destructor", "signal 6 (SIGABRT", "the destructor of its model"}})
+    for (int64_t ranks : {1, 2}) {
+      CAPTURE(row.fault);
+      CAPTURE(row.place);
+      CAPTURE(ranks);
+      std::vector<std::string> with = arguments(ranks);
+      if (ranks > 1) with.insert(with.end(), {"--max-restarts", "2"});
+      Program program;
+      Ended ended =
+          program.run(with, {{"FIXTURE_MISBEHAVES", std::string(row.fault) + " in " + row.place}});
+      CAPTURE(ended.err);
+      CHECK(ended.code == 2);
+      CHECK(ended.says("error[E0421]: the plugin fixture_misbehaves 1.0.0 (" + kPlugin +
+                       ") crashed in " + row.where));
+      CHECK(ended.says(row.says));
+      CHECK(!ended.says("restart 1"));
+    }
+}
+
+TEST_CASE("a plugin that leaves by _exit(1) is told of, and not tried again") {
+  std::vector<std::string> with = arguments(2);
+  with.insert(with.end(), {"--max-restarts", "2"});
+  Program program;
+  Ended ended = program.run(with, {{"FIXTURE_MISBEHAVES", "_exit 1 in step"}});
+  CAPTURE(ended.err);
+  CHECK(ended.code == 2);
+  CHECK(ended.says("error[E0424]: rank "));
+  CHECK(ended.says("ended with exit status 1 and without a word"));
+  CHECK(ended.says("the plugin fixture_misbehaves 1.0.0 (" + kPlugin + ")"));
+  CHECK(!ended.says("restart 1"));
+}
+
+TEST_CASE("a strategy whose parts are no views of what the optimizer updates is refused") {
+  Program program;
+  Ended ended = program.run(arguments(2), {{"FIXTURE_MISBEHAVES", "own parts"}});
+  CAPTURE(ended.err);
+  CHECK(ended.code == 2);
+  CHECK(ended.says("error[E0423]: the strategy fixture_misbehaves trains model."));
+  CHECK(ended.says("no view of any of update_groups()"));
+}
+
+TEST_CASE(
     "a strategy whose parts are not what it says of them is refused before anything is read into "
     "them") {
   Program program;

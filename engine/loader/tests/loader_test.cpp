@@ -1,4 +1,5 @@
 // What the loader refuses, each with its own code, and that nothing of a refused library runs.
+#include <dlfcn.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -19,7 +20,7 @@ using namespace meshwright::loader::test;
 
 TEST_CASE(
     "a good plugin loads, and one of a future minor version with a longer descriptor does too") {
-  for (const char* name : {"good", "longer_struct"}) {
+  for (const char* name : {"good", "longer_struct", "shared_table_alike"}) {
     Registry registry(nowhere());
     const LoadedPlugin& plugin = registry.load(fixture(name), "test");
     CHECK(plugin.version == "1.0.0");
@@ -63,6 +64,12 @@ TEST_CASE("every wrong library has its own code") {
         Row{"odd_option", ErrorCode::plugin_bad_descriptor, "0 bytes"},
         Row{"odd_strategy", ErrorCode::plugin_bad_descriptor, "bytes"},
         Row{"same_name_twice", ErrorCode::plugin_bad_descriptor, "two strategies named"},
+        Row{"capabilities", ErrorCode::plugin_bad_descriptor,
+            "has the capabilities 0x40, which do not exist"},
+        Row{"shared_table", ErrorCode::plugin_bad_descriptor,
+            "share the table [distributed.fixture_shared_table], but not the option"},
+        Row{"needs_library", ErrorCode::plugin_unresolved,
+            "needs the library libfixture_helper.so, which is not found"},
         Row{"unlisted", ErrorCode::plugin_bad_descriptor, "STRATEGIES"},
         Row{"other_facts_text", ErrorCode::plugin_bad_marker, "not those of its marker"},
         Row{"runtime_missing", ErrorCode::plugin_unreadable, "which runs it, is missing"},
@@ -83,7 +90,8 @@ TEST_CASE(
     "a plugin of two halves plans without its running half, which is loaded when a model is "
     "parallelized") {
   auto is_mapped = [](const std::string& name) {
-    return read("/proc/self/maps").find(name) != std::string::npos;
+    return ::dlopen((kFixtures / ("meshwright_fixture_" + name + ".so")).c_str(),
+                    RTLD_LAZY | RTLD_NOLOAD) != nullptr;
   };
   Registry registry(nowhere());
   const LoadedPlugin& plugin = registry.load(fixture("two_halves"), "test");
@@ -222,6 +230,19 @@ TEST_CASE("a marker that does not belong to its facts is refused") {
   CHECK(refusal(folder.path / "edited.so").code() == ErrorCode::plugin_bad_marker);
 }
 
+TEST_CASE("a library that hides others of its strategy's name is told with their paths") {
+  Folder first("hides"), second("hidden");
+  SearchPath search = nowhere();
+  search.files = {first.copy(fixture("good"), "libmeshwright_mine.so")};
+  search.folders = {second.path};
+  const fs::path other = second.copy(fixture("duplicate"), "libmeshwright_fixture_duplicate.so");
+  Registry registry(search);
+  const LoadedStrategy found = registry.find("fixture_good");
+  CHECK(registry.hidden_by(found) == std::vector<fs::path>{fs::canonical(other)});
+  fs::remove(other);
+  CHECK(registry.hidden_by(found).empty());
+}
+
 TEST_CASE("two libraries with one strategy name or alias are refused") {
   Registry registry(nowhere());
   registry.load(fixture("good"), "test");
@@ -243,11 +264,30 @@ TEST_CASE("whatever leaves a hook becomes an error that names the plugin and wha
   for (int64_t world : {1, 2}) {
     MeshRequest request;
     request.world_size = world;
-    Error error = error_of(
-        [&] { guarded(made, "planning the mesh", [&] { made.strategy->plan_mesh(request); }); });
+    Error error = error_of([&] { made.strategy->plan_mesh(request); });
     CHECK(error.code() == ErrorCode::plugin_foreign_exception);
+    CHECK(error.message().find(world == 1 ? "of type int, left the plugin"
+                                          : "std::runtime_error left the plugin: foreign") !=
+          std::string::npos);
     REQUIRE(error.notes().size() == 1);
     CHECK(error.notes()[0].find("fixture_throws_foreign 1.0.0") != std::string::npos);
-    CHECK(error.notes()[0].find("planning the mesh") != std::string::npos);
+    CHECK(error.notes()[0].find("in plan_mesh, planning the mesh") != std::string::npos);
   }
+}
+
+TEST_CASE("a library that is written to while it is loaded stays what it was") {
+  Folder folder("replaced");
+  const fs::path file = folder.copy(fixture("good"), "libmeshwright_fixture_good.so");
+  Registry registry(nowhere());
+  const LoadedPlugin& plugin = registry.load(file, "test");
+  const auto size = fs::file_size(file);
+  std::fstream(file, std::ios::binary | std::ios::in | std::ios::out)
+      << std::string(static_cast<size_t>(size), '\xcc');
+  LoadedStrategy made = registry.create(plugin, plugin.strategies.front());
+  MeshRequest request;
+  request.world_size = 4;
+  CHECK(made.strategy->plan_mesh(request).device_mesh->size("dp_shard") == 4);
+  fs::resize_file(file, 0);
+  CHECK(made.strategy->plan_mesh(request).device_mesh->size("dp_shard") == 4);
+  CHECK(made.info->summary == "A fixture");
 }

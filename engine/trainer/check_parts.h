@@ -1,0 +1,15 @@
+// What a strategy says of the parameters that it runs, before anything is read into them.
+#pragma once
+
+#include <string>
+
+#include "meshwright/parallel/parallel.h"
+
+namespace meshwright::train {
+
+// Throws Error(plugin_nonconforming) when a part has not the shape of its region, or is no view of
+// what the optimizer updates although it is trained. Local.
+void check_parts(const ParallelModel& model, const torch::nn::Module& module,
+                 const std::string& strategy);
+
+}  // namespace meshwright::train

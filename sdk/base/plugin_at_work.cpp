@@ -1,0 +1,212 @@
+#include "sdk/base/plugin_at_work.h"
+
+#include <execinfo.h>
+#include <unistd.h>
+
+#include <array>
+#include <atomic>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <mutex>
+
+#include "meshwright/error.h"
+
+namespace meshwright::detail {
+
+// No destructor of a static object may take away what is read when the process ends or crashes.
+struct PluginCode {
+  char told[512];
+};
+
+namespace {
+
+constexpr size_t kMostPlugins = 256, kMostRanges = 1024;
+constexpr std::array<int, 5> kSignals = {SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGABRT};
+
+struct Range {
+  const PluginCode* plugin;
+  const void *begin, *end;
+};
+
+std::mutex g_mutex;  // of those who add
+PluginCode g_plugins[kMostPlugins];
+Range g_ranges[kMostRanges];
+std::atomic<size_t> g_many_plugins{0}, g_many_ranges{0};
+std::atomic<int64_t> g_rank{-1};
+std::atomic<int> g_watches{0};
+std::atomic<pid_t> g_process{0};  // a child that a plugin forks ends as it likes
+struct sigaction g_before[kSignals.size()];
+thread_local constinit const PluginCode* t_plugin = nullptr;
+thread_local constinit const char* t_doing = nullptr;
+
+struct Blamed {
+  const PluginCode* plugin = nullptr;
+  const char* doing = nullptr;
+};
+
+const PluginCode* owner_of(const void* address) {
+  for (size_t i = 0, n = g_many_ranges; i < n; ++i)
+    if (address >= g_ranges[i].begin && address < g_ranges[i].end) return g_ranges[i].plugin;
+  return nullptr;
+}
+
+// By what this thread was called for, else by the functions on its stack: hooks of modules and of
+// autograd, threads of a plugin's own.
+Blamed blamed() {
+  if (t_plugin != nullptr) return {t_plugin, t_doing};
+  void* frames[128];
+  const int many = ::backtrace(frames, 128);
+  for (int i = 0; i < many; ++i)
+    if (const PluginCode* plugin = owner_of(frames[i])) return {plugin, "code that it left behind"};
+  return {};
+}
+
+bool watches() { return g_watches > 0 && g_process == ::getpid(); }
+
+// "error[E0421]: the plugin acme ... crashed in begin_step, on rank 1: <what>". Nothing here takes
+// memory.
+void tell(ErrorCode code, const Blamed& who, const char* did, const char* what, const char* help) {
+  char text[1400], rank[40] = "";
+  if (g_rank >= 0)
+    std::snprintf(rank, sizeof rank, ", on rank %lld", static_cast<long long>(g_rank.load()));
+  const int size =
+      std::snprintf(text, sizeof text, "error[E%04d]: the plugin %s %s in %s%s%s%s\n  = help: %s\n",
+                    static_cast<int>(code), who.plugin->told, did,
+                    who.doing != nullptr ? who.doing : "the middle of its work", rank,
+                    *what ? ": " : "", what, help);
+  for (size_t at = 0, end = std::min(sizeof text - 1, static_cast<size_t>(std::max(size, 0)));
+       at < end;) {
+    const ssize_t n = ::write(2, text + at, end - at);
+    if (n <= 0) return;
+    at += static_cast<size_t>(n);
+  }
+}
+
+void refuse_exit() {
+  if (!watches() || g_many_plugins == 0) return;
+  Blamed who = blamed();
+  if (who.plugin == nullptr) who.plugin = &g_plugins[g_many_plugins - 1];
+  g_watches = 0;
+  std::fflush(stdout);
+  tell(ErrorCode::plugin_exited, who, "called exit()", "",
+       "a plugin reports what is wrong by throwing meshwright::Error; nothing may end the process "
+       "but the program itself");
+  ::_exit(exit_status(ErrorCode::plugin_exited));
+}
+
+const char* name_of(int number) {
+  switch (number) {
+    case SIGSEGV:
+      return "SIGSEGV, it used memory that is not there";
+    case SIGBUS:
+      return "SIGBUS, it used memory that cannot be read";
+    case SIGILL:
+      return "SIGILL, no instruction of this processor";
+    case SIGFPE:
+      return "SIGFPE, a division by zero";
+    default:
+      return "SIGABRT, by abort(), a failed assertion, or an exception that nothing could catch";
+  }
+}
+
+bool sent_by_somebody_else(const siginfo_t* info) {
+  return info->si_code <= 0 && info->si_pid != ::getpid();
+}
+
+void on_crash(int number, siginfo_t* info, void* context) {
+  size_t index = 0;
+  while (kSignals[index] != number) ++index;
+  const struct sigaction before = g_before[index];
+  // One more crash, in what follows, is nobody's.
+  ::sigaction(number, &before, nullptr);
+  Blamed who;
+  if (watches() && !sent_by_somebody_else(info)) who = blamed();
+  if (who.plugin != nullptr) {
+    char what[120];
+    std::snprintf(what, sizeof what, "signal %d (%s)", number, name_of(number));
+    tell(ErrorCode::plugin_foreign_exception, who, "crashed", what,
+         "this is a defect of the plugin; a debugger stops where it is (gdb --args meshwright "
+         "train ...)");
+  }
+  if ((before.sa_flags & SA_SIGINFO) != 0 && before.sa_sigaction != nullptr)
+    before.sa_sigaction(number, info, context);
+  else if (before.sa_handler != SIG_DFL && before.sa_handler != SIG_IGN)
+    before.sa_handler(number);
+  if (who.plugin != nullptr) ::_exit(exit_status(ErrorCode::plugin_foreign_exception));
+  if (info->si_code <= 0) ::raise(number);  // else the instruction runs again
+}
+
+// A stack for the handler: the plugin may have used up its own.
+void use_other_stack() {
+  static char memory[size_t{64} << 10];
+  const stack_t stack{memory, 0, sizeof memory};
+  stack_t old{};
+  if (::sigaltstack(nullptr, &old) == 0 && (old.ss_flags & SS_DISABLE) != 0)
+    ::sigaltstack(&stack, nullptr);
+}
+
+}  // namespace
+
+const PluginCode* plugin_code(const std::string& told) {
+  std::lock_guard lock(g_mutex);
+  PluginCode made{};
+  std::snprintf(made.told, sizeof made.told, "%s", told.c_str());
+  const size_t many = g_many_plugins;
+  for (size_t i = 0; i < many; ++i)
+    if (std::strcmp(g_plugins[i].told, made.told) == 0) return &g_plugins[i];
+  if (many == kMostPlugins) return &g_plugins[many - 1];
+  g_plugins[many] = made;
+  ++g_many_plugins;
+  return &g_plugins[many];
+}
+
+const char* told(const PluginCode* plugin) { return plugin->told; }
+
+void plugin_has_code(const PluginCode* plugin, const void* begin, const void* end) {
+  std::lock_guard lock(g_mutex);
+  if (g_many_ranges == kMostRanges || owner_of(begin) != nullptr) return;
+  g_ranges[g_many_ranges] = {plugin, begin, end};
+  ++g_many_ranges;
+}
+
+PluginCall::PluginCall(const PluginCode* plugin, const char* doing) noexcept
+    : plugin_(t_plugin), doing_(t_doing) {
+  t_plugin = plugin;
+  t_doing = doing;
+}
+
+PluginCall::~PluginCall() {
+  t_plugin = plugin_;
+  t_doing = doing_;
+}
+
+void this_is_rank(int64_t rank) { g_rank = rank; }
+
+std::string on_this_rank() { return g_rank < 0 ? "" : ", on rank " + std::to_string(g_rank); }
+
+PluginWatch::PluginWatch() {
+  static const bool registered =
+      std::atexit(refuse_exit) == 0 && std::at_quick_exit(refuse_exit) == 0;
+  g_process = ::getpid();
+  if (!registered || g_watches++ > 0) return;
+  void* frame = nullptr;
+  ::backtrace(&frame, 1);  // the first call loads a library
+  use_other_stack();
+  struct sigaction ours{};
+  ours.sa_sigaction = on_crash;
+  ours.sa_flags = SA_SIGINFO | SA_ONSTACK;
+  for (size_t i = 0; i < kSignals.size(); ++i) ::sigaction(kSignals[i], &ours, &g_before[i]);
+}
+
+PluginWatch::~PluginWatch() {
+  if (g_watches == 0 || --g_watches > 0) return;
+  for (size_t i = 0; i < kSignals.size(); ++i) {
+    struct sigaction now{};
+    if (::sigaction(kSignals[i], nullptr, &now) == 0 && now.sa_sigaction == on_crash)
+      ::sigaction(kSignals[i], &g_before[i], nullptr);
+  }
+}
+
+}  // namespace meshwright::detail
