@@ -3,6 +3,7 @@
 
 #include "engine/cli/common.h"
 #include "engine/loader/verify_library.h"
+#include "sdk/base/words.h"
 
 namespace meshwright::cli {
 namespace {
@@ -112,9 +113,11 @@ int run_inspect(Call& call) {
                                        {"found in", plugin.place},
                                        {"facts hash", plugin.facts_hash}}));
   for (const loader::StrategyInfo& info : plugin.strategies) {
-    call.out.write("\n" + report::paint(style, report::Tone::bold, "strategy " + info.name) + "  " +
-                   info.summary + "\ncan: " + capabilities(info.capabilities) + "; options in [" +
-                   info.schema.table + "]\n");
+    call.out.write(
+        "\n" + report::paint(style, report::Tone::bold, "strategy " + info.name) + "  " +
+        info.summary + "\n" +
+        (info.aliases.empty() ? "" : "also called " + text::join(info.aliases, ", ") + "\n") +
+        "can: " + capabilities(info.capabilities) + "; options in [" + info.schema.table + "]\n");
     std::vector<std::vector<std::string>> rows = {{"option", "default", "type", "meaning"}};
     for (const meshwright_option* o : info.schema.options)
       rows.push_back({o->name, o->default_value == nullptr ? "not set" : o->default_value,
