@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <boost/json/array.hpp>
 #include <charconv>
+#include <csignal>
 #include <filesystem>
 #include <iterator>
 
@@ -70,6 +71,8 @@ std::optional<Error> refusal_in(const Fields& fields) {
 // One case, in this process: what a child does.
 int run_child(Call& call) {
   conf::prepare_child();
+  // The parent tells of crashes, by their signals.
+  for (int number : {SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGABRT}) std::signal(number, SIG_DFL);
   const conf::Case& c = case_of(call.value("case"));
   loader::Registry registry({});
   Fields fields;

@@ -1,4 +1,4 @@
-#include "sdk/base/plugin_at_work.h"
+#include "plugin_at_work.h"
 
 #include <execinfo.h>
 #include <unistd.h>

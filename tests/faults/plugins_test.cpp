@@ -202,3 +202,31 @@ TEST_CASE("replicas that drift apart are never saved: strategy, parameter and ra
         CHECK(fs::is_empty(program.run_folder() / "checkpoints"));
     }
 }
+
+TEST_CASE(
+    "a plugin that [plugins] load names brings its tensor-parallel plans for every strategy, and "
+    "one that hides a bundled strategy is told of") {
+  Program program;
+  const std::string plans =
+      MESHWRIGHT_BUILD_DIR "/fixtures/plugins/libmeshwright_fixture_tp_plan.so";
+  Ended ended = program.run({"--nproc", "2", "--set", "plugins.load=[\"" + plans + "\"]", "--set",
+                             "distributed.strategy=fsdp2", "--set", "distributed.tp_size=2",
+                             "--set", "distributed.tp_plan=fixture_mlp_and_head", "--set",
+                             "step_scheduler.max_steps=2"});
+  CAPTURE(ended.err);
+  CHECK(ended.code == 0);
+  CHECK(!ended.says("it hides"));
+
+  const std::string name = "libmeshwright_fsdp2.so";
+  const fs::path mine = program.folder() / name;
+  fs::copy_file(fs::path(MESHWRIGHT_BUILD_DIR) / "lib/meshwright/plugins" / name, mine);
+  Program other;
+  ended =
+      other.run({"--nproc", "2", "--set", "plugins.path=[\"" + program.folder().string() + "\"]",
+                 "--set", "distributed.strategy=fsdp2", "--set", "step_scheduler.max_steps=2"});
+  CAPTURE(ended.err);
+  CHECK(ended.code == 0);
+  CHECK(ended.says("warning: the strategy fsdp2 is that of fsdp2 "));
+  CHECK(ended.says(mine.string()));
+  CHECK(ended.says("it hides the one of " MESHWRIGHT_BUILD_DIR "/lib/meshwright/plugins/" + name));
+}
