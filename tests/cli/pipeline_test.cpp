@@ -147,4 +147,24 @@ TEST_CASE("what a pipeline cannot do is refused before a rank starts, with setti
   }
 }
 
+TEST_CASE("samples of a step need not divide by a local_batch_size that nobody wrote") {
+  const Folder folder;
+  const std::string model = write_model(folder, "llama",
+                                        R"("model_type":"llama",)"
+                                        R"("architectures":["LlamaForCausalLM"])");
+  const fs::path file = folder.path / "job.toml";
+  std::ofstream(file) << "schema = 1\n[model]\nconfig = \"" << model
+                      << "\"\n[distributed]\npp_size = 2\n[dataset]\nkind = \"mock\"\nseq_len = 8\n"
+                         "[step_scheduler]\nglobal_batch_size = 6\n";
+  const std::string plan = "plan '" + file.string() + "' --world-size 2";
+  const Ran ran = run(plan);
+  CAPTURE(ran.out);
+  CHECK(ran.status == 0);
+  CHECK(ran.out.find("6 micro-batches") != std::string::npos);
+  const Ran given = run(plan + " --set step_scheduler.local_batch_size=4", "2>&1");
+  CHECK(given.status == 3);
+  CHECK(given.out.find("E0310") != std::string::npos);
+  CHECK(run(plan + " --set distributed.pp_size=1").status == 3);  // a factor of the batch there
+}
+
 }  // namespace pipeline_test

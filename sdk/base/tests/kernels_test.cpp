@@ -184,10 +184,10 @@ void test_rotate(long long size, long long dim, bool by_sample, float direction)
     return Heads{in.data() + first * size, out.data(), kLength * row, row, size,
                  static_cast<int>(count)};
   };
-  run<T>(
-      "rotate", packs, 3,
-      Rotate{heads(0, query, kQueries), heads(kQueries, key, kKeys), cos.data(), sin.data(), kBatch,
-             kLength, static_cast<int>(size), static_cast<int>(dim), by_sample ? 1 : 0, direction});
+  run<T>("rotate", packs, 3,
+         Rotate{heads(0, query, kQueries), heads(kQueries, key, kKeys), cos.data(), sin.data(),
+                kBatch, kLength, static_cast<int>(size), static_cast<int>(dim), by_sample ? 1 : 0,
+                /*wide_angles=*/0, direction});
   for (long long r = 0; r < kBatch * kLength; ++r)
     for (long long head = 0; head < kQueries + kKeys; ++head)
       for (long long i = 0; i < size; ++i) {
