@@ -119,7 +119,7 @@ void Attempt::pass_on_signals() {
 bool Attempt::ended_silently(const Rank& rank) const {
   if (job_.done_status == 0 || !WIFEXITED(rank.status)) return false;
   return WEXITSTATUS(rank.status) == 0 ||
-         (fault_ == &rank && fault_words_.empty() && WEXITSTATUS(rank.status) == 1);
+         (fault_ == &rank && !rank.output.said_error() && WEXITSTATUS(rank.status) == 1);
 }
 
 // Ended as it should: by itself, or because of the user's signal.

@@ -118,7 +118,7 @@ void RankOutput::show(Stream& stream, std::string_view line) {
   std::string text(line);
   if (!text.ends_with('\n')) text += '\n';
   if (stream.is_err && line.starts_with("error[") && !holding_) {
-    holding_ = true;
+    holding_ = said_error_ = true;
     held_since_ = std::chrono::steady_clock::now();
   }
   if (stream.is_err && holding_)

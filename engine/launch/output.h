@@ -49,6 +49,7 @@ class RankOutput {
   // The rank's error message, held back until now; with it the rest of its standard error. Without
   // prefixes.
   std::string take_held();
+  bool said_error() const { return said_error_; }  // ever
   std::string prefixed(std::string_view lines) const;
   // Shows what was held back for so long, or is so long, that the rank evidently did not end over
   // it.
@@ -71,7 +72,7 @@ class RankOutput {
   Descriptor log_;
   std::string log_path_;
   std::string held_;
-  bool holding_ = false;
+  bool holding_ = false, said_error_ = false;
   std::chrono::steady_clock::time_point held_since_;
 };
 

@@ -49,7 +49,12 @@ void rethrow_from(const detail::PluginCode* plugin, const char* doing) {
     throw;
   } catch (const std::exception& error) {
     const std::string what = error.what();
-    if (detail::tells_of_memory(what) || what.find("was used outside its unit") != what.npos) throw;
+    // A device tells of its faults late, in whatever is called next.
+    const bool of_device = what.find("CUDA error") != what.npos ||
+                           exception_type().find("AcceleratorError") != std::string::npos;
+    if (of_device || detail::tells_of_memory(what) ||
+        what.find("was used outside its unit") != what.npos)
+      throw;
     throw fault(plugin, doing,
                 "an exception of type " + exception_type() +
                     " left the plugin: " + what.substr(0, what.find('\n')));

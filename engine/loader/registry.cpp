@@ -89,7 +89,7 @@ std::vector<fs::path> candidates_in(const fs::path& folder) {
 
 // "libfoo.so.1" of the dynamic linker's words when it is another library that it did not find.
 std::string missing_library(const std::string& words, const fs::path& file) {
-  const size_t end = words.find(": cannot open shared object file");
+  const size_t end = words.find(": cannot open shared object file: No such file");
   if (end == std::string::npos) return "";
   const size_t blank = words.find_last_of(" (", end);
   const std::string name = words.substr(blank == std::string::npos ? 0 : blank + 1,

@@ -85,6 +85,7 @@ class MESHWRIGHT_API PipelineRunner {
   void clear();
   void find_units(const ParallelModel& model);
   void open_mailboxes();
+  void meet_neighbours();
   void run_steps(ParallelModel& model, const Forward& forward, const BeforeBackward& before);
   void tell_sizes(const PipelineStep& step, const at::Tensor& output);
   void hear_sizes(const PipelineStep& step);
@@ -109,6 +110,7 @@ class MESHWRIGHT_API PipelineRunner {
   std::vector<std::vector<std::string>> units_;  // by stage: those that it alone uses here
   std::vector<std::string> shared_units_;
   bool mailboxes_open_ = false, units_known_ = false, reduce_ = true;
+  bool neighbours_met_ = false;
   std::vector<char> sizes_told_;  // by stage: to the next one
   // Of this step: backwards by stage, stages of this rank by micro-batch, micro-batches.
   std::vector<int64_t> passes_left_, stages_left_;

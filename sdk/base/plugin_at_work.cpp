@@ -1,6 +1,8 @@
 #include "plugin_at_work.h"
 
 #include <execinfo.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <array>
@@ -34,6 +36,7 @@ std::mutex g_mutex;  // of those who add
 PluginCode g_plugins[kMostPlugins];
 Range g_ranges[kMostRanges];
 std::atomic<size_t> g_many_plugins{0}, g_many_ranges{0};
+std::atomic<const PluginCode*> g_last{nullptr};  // that was called
 std::atomic<int64_t> g_rank{-1};
 std::atomic<int> g_watches{0};
 std::atomic<pid_t> g_process{0};  // a child that a plugin forks ends as it likes
@@ -87,7 +90,8 @@ void tell(ErrorCode code, const Blamed& who, const char* did, const char* what, 
 void refuse_exit() {
   if (!watches() || g_many_plugins == 0) return;
   Blamed who = blamed();
-  if (who.plugin == nullptr) who.plugin = &g_plugins[g_many_plugins - 1];
+  if (who.plugin == nullptr) who.plugin = g_last;
+  if (who.plugin == nullptr) return;
   g_watches = 0;
   std::fflush(stdout);
   tell(ErrorCode::plugin_exited, who, "called exit()", "",
@@ -115,6 +119,23 @@ bool sent_by_somebody_else(const siginfo_t* info) {
   return info->si_code <= 0 && info->si_pid != ::getpid();
 }
 
+// Who wants a core file gets one, of a copy of the process that dies by the signal.
+void leave_core(int number) {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_CORE, &limit) != 0 || limit.rlim_cur == 0) return;
+  const pid_t copy = ::fork();
+  if (copy == 0) {
+    ::signal(number, SIG_DFL);
+    sigset_t mine;
+    ::sigemptyset(&mine);
+    ::sigaddset(&mine, number);
+    ::sigprocmask(SIG_UNBLOCK, &mine, nullptr);
+    ::raise(number);
+    ::_exit(1);
+  }
+  if (copy > 0) ::waitpid(copy, nullptr, 0);
+}
+
 void on_crash(int number, siginfo_t* info, void* context) {
   size_t index = 0;
   while (kSignals[index] != number) ++index;
@@ -134,7 +155,10 @@ void on_crash(int number, siginfo_t* info, void* context) {
     before.sa_sigaction(number, info, context);
   else if (before.sa_handler != SIG_DFL && before.sa_handler != SIG_IGN)
     before.sa_handler(number);
-  if (who.plugin != nullptr) ::_exit(exit_status(ErrorCode::plugin_foreign_exception));
+  if (who.plugin != nullptr) {
+    leave_core(number);
+    ::_exit(exit_status(ErrorCode::plugin_foreign_exception));
+  }
   if (info->si_code <= 0) ::raise(number);  // else the instruction runs again
 }
 
@@ -175,6 +199,7 @@ PluginCall::PluginCall(const PluginCode* plugin, const char* doing) noexcept
     : plugin_(t_plugin), doing_(t_doing) {
   t_plugin = plugin;
   t_doing = doing;
+  if (plugin != nullptr) g_last.store(plugin, std::memory_order_relaxed);
 }
 
 PluginCall::~PluginCall() {

@@ -20,12 +20,11 @@ using at::Tensor;
 
 namespace {
 
-// A collective scales by a factor of the dtype that it sums in. Half of the division of float16
-// comes after the sum.
+// A collective scales what it sums, which rounds nothing where the factor is a power of two. Half
+// of the division of float16 comes after the sum.
 bool scales_alike(at::ScalarType type, double factor) {
   int exponent = 0;
-  return type == at::kFloat || type == at::kDouble ||
-         (type == at::kBFloat16 && std::frexp(factor, &exponent) == 0.5);
+  return type != at::kHalf && std::frexp(factor, &exponent) == 0.5;
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/linalg_vector_norm.h>
 #include <c10/core/CPUAllocator.h>
+#include <c10/core/DeviceGuard.h>
 #include <c10/core/ScalarType.h>
 #include <c10/core/StorageImpl.h>
 
@@ -97,6 +98,7 @@ LentStorage::LentStorage(const Tensor& parameter, at::ScalarType type, at::Devic
 
 void LentStorage::attach(void* memory) {
   set_throwing(*storage_, false);
+  const c10::DeviceGuard guard(storage_->device());  // where the allocator takes from
   storage_->set_data_ptr_noswap(at::DataPtr(memory, storage_->device()));
 }
 

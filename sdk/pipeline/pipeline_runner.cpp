@@ -159,6 +159,23 @@ void PipelineRunner::open_mailboxes() {
   detail::open_mailboxes(*setup_.group, std::move(needs));
 }
 
+// NCCL connects two ranks at their first message, each way by itself, and both must then connect
+// the same ways: one exchange with every neighbour, in the order of all pairs.
+void PipelineRunner::meet_neighbours() {
+  if (!setup_.message.device.is_cuda() || std::exchange(neighbours_met_, true)) return;
+  const auto me = static_cast<size_t>(setup_.group->rank());
+  const auto& ahead = setup_.run.messages_ahead;
+  const at::TensorOptions byte = at::TensorOptions().dtype(at::kByte).device(setup_.message.device);
+  for (size_t peer = 0; peer < ahead.size(); ++peer) {
+    if (peer == me || std::max(ahead[me][peer], ahead[peer][me]) == 0) continue;
+    const auto place = static_cast<int64_t>(peer);
+    const std::array<PeerMessage, 2> both{
+        PeerMessage{PeerMessage::Way::send, place, at::zeros({1}, byte)},
+        PeerMessage{PeerMessage::Way::receive, place, at::empty({1}, byte)}};
+    setup_.group->send_receive(both).wait();
+  }
+}
+
 // [dimensions, sizes...] ahead of a stage's first hidden states. A rank waits for them where a
 // receive stands, which the order of all ranks' steps allows.
 constexpr int64_t kMostDimensions = 8;
@@ -401,6 +418,7 @@ void PipelineRunner::run_steps(ParallelModel& model, const Forward& forward,
                     std::to_string(setup_.group->size()) + " ranks are lost")
         .help("end all ranks after an error, and go on from the last checkpoint");
   open_mailboxes();
+  meet_neighbours();
   const auto me = static_cast<size_t>(setup_.group->rank());
   for (size_t i = 0; i < setup_.run.steps[me].size(); ++i) {
     const PipelineStep& step = setup_.run.steps[me][i];
