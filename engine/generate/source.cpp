@@ -208,8 +208,6 @@ Settings settings(const Source& source, const std::vector<std::string>& sets, in
     bool used = key == "run.threads" || key == "run.deterministic" || key == "model.torch_dtype";
     for (const char* table : {"distributed.", "dist_env.", "plugins."})
       used = used || key.starts_with(table);
-    for (const char* batch : {"pp_batch_size", "pp_microbatch_size"})
-      used = used && key != std::string("distributed.pipeline.") + batch;
     if (!used)
       throw Error(ErrorCode::bad_set, "--set " + key + " has no part in generating")
           .key(key)

@@ -35,7 +35,7 @@ std::vector<std::string> staged(const std::string& schedule,
 bool waited_in_pipeline(const Ended& ended) {
   static const std::regex where(
       "error\\[E060[12]\\]: rank 0[^\\n]* in group pp \\[0, 1\\][^\\n]*, in [0-9]+[FBIW][0-9]+ of "
-      "the pipeline, which [a-z ]+\\n");
+      "the pipeline, which [a-z ]+ rank 1\\n");
   return std::regex_search(ended.err, where);
 }
 

@@ -174,9 +174,6 @@ TEST_CASE("tokens are the same through the stages of every schedule") {
     CHECK(ran.status == 0);
     CHECK(ran.out.find(alone.out) != std::string::npos);
   }
-  Ran refused = run(base + " --set distributed.pipeline.pp_batch_size=4", true);
-  CHECK(refused.status == 2);
-  CHECK(refused.out.find("pp_batch_size has no part in generating") != std::string::npos);
 }
 
 TEST_CASE("drawing from the most likely token alone is greedy") {
