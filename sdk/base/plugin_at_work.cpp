@@ -226,7 +226,8 @@ PluginWatch::PluginWatch() {
 }
 
 PluginWatch::~PluginWatch() {
-  if (g_watches == 0 || --g_watches > 0) return;
+  if (g_watches == 0) return;
+  if (--g_watches > 0) return;
   for (size_t i = 0; i < kSignals.size(); ++i) {
     struct sigaction now{};
     if (::sigaction(kSignals[i], nullptr, &now) == 0 && now.sa_sigaction == on_crash)
