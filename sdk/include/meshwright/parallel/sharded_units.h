@@ -4,8 +4,8 @@
 // that of torch FSDP2's fully_shard). Strategies differ in the layout of shards and in policy only.
 //
 // The module's own parameters stay the same tensors: their storage is empty outside the unit, and
-// any use of it there throws, naming the parameter. The optimizer works on flat shards: one values
-// and one gradients tensor a dtype, whatever the number of parameters.
+// any use of it there throws, naming the parameter. The optimizer works on flat shards: one group a
+// dtype on the host, and one a unit on a device, whose gradients have memory of their own.
 #pragma once
 
 #include <memory>
