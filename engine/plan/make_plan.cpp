@@ -56,8 +56,10 @@ int64_t divisor_below(int64_t value, int64_t most) {
 }
 
 // The step's shape; checked against dp only where the user gave batch sizes.
-Workload read_workload(const config::Config& config, const MeshPlan& mesh, int64_t pp,
-                       bool check_batch) {
+Workload read_workload(const config::Config& config, const MeshPlan& mesh,
+                       const SharedOptions& shared, bool check_batch) {
+  const int64_t pp = shared.sizes.pp;
+  const PipelineOptions& pipeline = shared.pipeline;
   Workload work;
   const Options& steps = config.table("step_scheduler");
   work.local_batch = steps.get_int("local_batch_size");
@@ -77,11 +79,17 @@ Workload read_workload(const config::Config& config, const MeshPlan& mesh, int64
                     n(work.local_batch) + " * dp " + n(mesh.dp) + " = " +
                     (per_micro_step == INT64_MAX ? "more than " : "") + n(per_micro_step));
     error.key("step_scheduler.global_batch_size").at(steps.origin("global_batch_size"));
-    int64_t down = global / per_micro_step * per_micro_step, up = 0;
+    // What is named fits the pipeline's micro-batches, too.
+    const int64_t micro = std::max<int64_t>(pipeline.microbatch_size, 1);
+    int64_t unit = per_micro_step, up = 0;
+    if (pp > 1 && per_micro_step < INT64_MAX &&
+        __builtin_mul_overflow(per_micro_step, micro / std::gcd(micro, work.local_batch), &unit))
+      unit = INT64_MAX;
+    const int64_t down = global / unit * unit;
     if (down > 0) error.help("set step_scheduler.global_batch_size = " + n(down));
-    if (per_micro_step < INT64_MAX && !__builtin_add_overflow(down, per_micro_step, &up))
+    if (unit < INT64_MAX && !__builtin_add_overflow(down, unit, &up))
       error.help("set step_scheduler.global_batch_size = " + n(up));
-    if (global % mesh.dp == 0)
+    if (global % mesh.dp == 0 && (pp == 1 || global / mesh.dp % micro == 0))
       error.help("set step_scheduler.local_batch_size = " +
                  n(divisor_below(global / mesh.dp, work.local_batch)));
     throw error;
@@ -273,8 +281,7 @@ JobPlan lay_out(Job& job, const PlanRequest& wanted) {
   request.world_size = wanted.world_size;
   request.config = config;
   plan.mesh = plan_mesh(job, plan, config, request);
-  plan.workload =
-      read_workload(job.config, plan.mesh, config.shared.sizes.pp, !wanted.assumed_world);
+  plan.workload = read_workload(job.config, plan.mesh, config.shared, !wanted.assumed_world);
 
   const bool whole_step = !config.shared.pipeline.batch_size;
   plan_runs(!wanted.assumed_world, plan, config);

@@ -13,6 +13,8 @@ import torch.distributed as dist
 from torch.distributed import pipelining
 from transformers import AutoModelForCausalLM
 
+SCHEDULES = ["GPipe", "1F1B", "LoopedBFS", "Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV"]
+
 
 class Part(torch.nn.Module):
     """Some layers of the model, with what stands before the first and behind the last of all."""
@@ -54,16 +56,23 @@ class LeanPart(torch.nn.Module):
         return self.model(x)
 
 
+class Stage(pipelining.PipelineStage):
+    """Without the first messages to all neighbours, which NCCL needs and gloo refuses where a neighbour is a stage of the same rank."""
+
+    def _get_init_p2p_neighbors_ops(self):
+        return []
+
+
 def loss_of(logits, targets):
     return torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
 def train(a, name, rank, world):
-    several = name.startswith("Interleaved")
+    several = name not in ("GPipe", "1F1B")
     stages = 2 * world if several else world
-    mine = range(rank, stages, world)
+    mine = [rank, stages - 1 - rank] if name in ("ZBVZeroBubble", "DualPipeV") else range(rank, stages, world)
     parts = [(LeanPart if a.impl == "lean" else Part)(a.model, index, stages) for index in mine]
-    made = [pipelining.PipelineStage(part, index, stages, torch.device("cpu")) for part, index in zip(parts, mine)]
+    made = [Stage(part, index, stages, torch.device("cpu")) for part, index in zip(parts, mine)]
     schedule = getattr(pipelining, "Schedule" + name)(made if several else made[0], a.micro_batches, loss_fn=loss_of)
     parameters = [p for part in parts for p in part.parameters()]
     optimizer = torch.optim.AdamW(parameters, lr=a.lr, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1, fused=True)
@@ -95,7 +104,7 @@ def main(arguments=None):
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--model", required=True)
     p.add_argument("--tokens", required=True)
-    p.add_argument("--schedules", nargs="+", default=["1F1B"], choices=["GPipe", "1F1B", "Interleaved1F1B"])
+    p.add_argument("--schedules", nargs="+", default=["1F1B"], choices=SCHEDULES)
     p.add_argument("--impl", choices=["hf", "lean"], default="hf")
     p.add_argument("--seq-len", type=int, default=64)
     p.add_argument("--batch", type=int, default=12)

@@ -119,6 +119,28 @@ TEST_CASE("pipeline memory: each rank holds what its plan says, under every sche
   }
 }
 
+// The plan is that of devices and sockets, where what was sent stays with the sender until it has
+// gone. Between ranks of one host it lies in memory that two ranks share, which is not a tensor's.
+TEST_CASE("pipeline memory: over shared memory no rank holds more than its plan says") {
+  const meshwright::testing::SharedMemory shared(true);
+  TestFolder folder("pipeline_memory_shared");
+  const std::string model = model_of(folder);
+  for (const int64_t pp : {2, 4})
+    for (const std::string& schedule :
+         std::vector<std::string>{"GPipe", "1F1B", "LoopedBFS", "Interleaved1F1B",
+                                  "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV"})
+      for (const Use& use : measure(model, pp, schedule, 2 * pp)) {
+        const Bytes& b = use.planned;
+        const double far = static_cast<double>(use.peak) /
+                           static_cast<double>(b.weights + b.gradients + b.optimizer + b.transient +
+                                               b.activations);
+        INFO(pp << " ranks, " << schedule);
+        MESSAGE(pp << " ranks, " << schedule << ": peak over plan " << far);
+        CHECK(far < 1.05);
+        CHECK(far > 0.85);  // what was sent: 10% where a stage is one layer
+      }
+}
+
 TEST_CASE("pipeline memory: recomputation, and stages that are not alike") {
   const meshwright::testing::SharedMemory sockets(false);
   TestFolder folder("pipeline_memory_uneven");
