@@ -1,25 +1,26 @@
 # What `cmake --install` gives: the program, the SDK library with its headers and CMake files, bundled plugins, template, configs, docs.
 include(CMakePackageConfigHelpers)
+set(CMAKE_INSTALL_DOCDIR ${CMAKE_INSTALL_DATAROOTDIR}/doc/meshwright)
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/Meshwright)
 
-# The wheel is not ours to install: its place is recorded, and relocated trees find it by MESHWRIGHT_TORCH_DIR.
-set_target_properties(meshwright_sdk PROPERTIES EXPORT_NAME sdk INSTALL_RPATH "$ORIGIN;${MESHWRIGHT_TORCH_DIR}/lib")
-set_target_properties(meshwright_runtime PROPERTIES EXPORT_NAME runtime INSTALL_RPATH "$ORIGIN;${MESHWRIGHT_TORCH_DIR}/lib")
-set_target_properties(meshwright_engine PROPERTIES EXPORT_NAME engine INSTALL_RPATH "$ORIGIN;${MESHWRIGHT_TORCH_DIR}/lib")
+# The wheel is not ours to install. What runs looks for it in lib/meshwright/torch, a folder or a link to one, then where it lay when this was built.
+set_target_properties(meshwright_sdk PROPERTIES EXPORT_NAME sdk)
+set_target_properties(meshwright_runtime PROPERTIES EXPORT_NAME runtime INSTALL_RPATH "${MESHWRIGHT_INSTALL_RPATH}")
+set_target_properties(meshwright_engine PROPERTIES EXPORT_NAME engine INSTALL_RPATH "${MESHWRIGHT_INSTALL_RPATH}")
 install(TARGETS meshwright RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 set_target_properties(meshwright_testing PROPERTIES EXPORT_NAME testing)
 install(TARGETS meshwright_sdk meshwright_runtime meshwright_engine meshwright_testing EXPORT MeshwrightTargets
-  LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
+  LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} NAMELINK_COMPONENT dev ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT dev)
 foreach(strategy ddp fsdp2 megatron_fsdp moe_ep)
   install(TARGETS meshwright_${strategy} LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}/meshwright/plugins)
 endforeach()
-install(DIRECTORY sdk/include/meshwright engine/include/meshwright DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
-install(EXPORT MeshwrightTargets NAMESPACE Meshwright:: DESTINATION ${package_dir})
-install(FILES sdk/cmake/MeshwrightPlugin.cmake sdk/cmake/LibTorch.cmake sdk/cmake/abi_probe.cpp sdk/cmake/plugin.map DESTINATION ${package_dir})
+install(DIRECTORY sdk/include/meshwright engine/include/meshwright DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} COMPONENT dev)
+install(EXPORT MeshwrightTargets NAMESPACE Meshwright:: DESTINATION ${package_dir} COMPONENT dev)
+install(FILES sdk/cmake/MeshwrightPlugin.cmake sdk/cmake/LibTorch.cmake sdk/cmake/abi_probe.cpp sdk/cmake/plugin.map DESTINATION ${package_dir} COMPONENT dev)
 configure_package_config_file(sdk/cmake/MeshwrightConfig.cmake.in ${PROJECT_BINARY_DIR}/package/MeshwrightConfig.cmake INSTALL_DESTINATION ${package_dir})
 # Before 1.0 a minor version may break the C++ interface, which the epoch tells apart in any case.
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/package/MeshwrightConfigVersion.cmake COMPATIBILITY SameMinorVersion)
-install(FILES ${PROJECT_BINARY_DIR}/package/MeshwrightConfig.cmake ${PROJECT_BINARY_DIR}/package/MeshwrightConfigVersion.cmake DESTINATION ${package_dir})
+install(FILES ${PROJECT_BINARY_DIR}/package/MeshwrightConfig.cmake ${PROJECT_BINARY_DIR}/package/MeshwrightConfigVersion.cmake DESTINATION ${package_dir} COMPONENT dev)
 
 # The build folder is a package too, so that what `plugins new` says works before anything is installed.
 set(build_package ${PROJECT_BINARY_DIR}/lib/cmake/Meshwright)
@@ -38,7 +39,9 @@ endif()
 export(EXPORT MeshwrightTargets NAMESPACE Meshwright:: FILE ${build_package}/MeshwrightTargets.cmake)
 # Older build folders have half a package at their top, which would be found first.
 file(REMOVE ${PROJECT_BINARY_DIR}/MeshwrightConfig.cmake ${PROJECT_BINARY_DIR}/MeshwrightConfigVersion.cmake)
-install(DIRECTORY sdk/template/ DESTINATION ${CMAKE_INSTALL_DATADIR}/meshwright/template)
+install(DIRECTORY sdk/template/ DESTINATION ${CMAKE_INSTALL_DATADIR}/meshwright/template COMPONENT dev)
 install(DIRECTORY configs DESTINATION ${CMAKE_INSTALL_DATADIR}/meshwright)
 install(DIRECTORY docs/ DESTINATION ${CMAKE_INSTALL_DOCDIR} FILES_MATCHING PATTERN "*.md")
+install(FILES cmake/package/meshwright.1 DESTINATION ${CMAKE_INSTALL_MANDIR}/man1)
 install(FILES LICENSE README.md CHANGELOG.md DESTINATION ${CMAKE_INSTALL_DOCDIR})
+include(Package)

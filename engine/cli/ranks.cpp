@@ -36,14 +36,25 @@ Ranks ranks_of(Call& call) {
   return ranks;
 }
 
+// The dynamic linker names the first library that it missed.
+Error cannot_load(const std::string& path, const std::string& why) {
+  const bool no_torch = why.starts_with("libtorch") || why.starts_with("libc10");
+  if (!no_torch)
+    return Error(ErrorCode::internal, "cannot load " + path + ": " + why)
+        .help("the installation is damaged: build or install again");
+  const std::string place = beside_sdk("meshwright/torch").lexically_normal().string();
+  return Error(ErrorCode::file_unreadable, "LibTorch is not found: " + why)
+      .help("ln -s <the torch folder of the LibTorch wheel> " + place)
+      .help("or name its lib folder in LD_LIBRARY_PATH");
+}
+
 int run_in_engine(const char* entry, const void* options) {
   launch::raise_descriptor_limit();
-  std::string path = beside_sdk("libmeshwright_engine.so").string();
+  std::string path = beside_sdk("libmeshwright_engine.so.1").string();
   void* library = ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
   if (library == nullptr) {
-    const char* why = ::dlerror();
-    throw Error(ErrorCode::internal, "cannot load " + path + ": " + (why ? why : ""))
-        .help("the installation is damaged, or LibTorch was moved: build or install again");
+    const char* told = ::dlerror();
+    throw cannot_load(path, told ? told : "");
   }
   auto run = reinterpret_cast<int (*)(const void*)>(::dlsym(library, entry));
   if (run == nullptr) throw Error(ErrorCode::internal, path + " is not the engine's library");

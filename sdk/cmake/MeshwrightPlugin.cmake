@@ -6,6 +6,7 @@
 # RUNTIME: sources of the running half (meshwright/parallel/plugin_runtime.h), which becomes meshwright_NAME_runtime.so beside it and is loaded when a
 # model is first parallelized: then SOURCES plan without LibTorch. RUNTIME_LIBRARIES: what it links (default: Meshwright::runtime). Without
 # RUNTIME one library does both.
+# The sources may use MESHWRIGHT_PLUGIN_VERSION, the version of the project() as a string.
 # OUTPUT_DIRECTORY: where the library goes (default: lib/meshwright/plugins in the build folder).
 #
 # The facts come from a small program built with the plugin's own compiler and flags, so that they are true for this build.
@@ -39,11 +40,14 @@ function(meshwright_add_plugin_library target output folder strategies)
   # stdc++ first: LibTorch exports template instantiations of the C++ library, and would else be needed by every plugin for their sake.
   target_link_libraries(${target} PRIVATE Meshwright::sdk stdc++ meshwright::torch_cpu meshwright::c10 ${arg_LIBRARIES})
   target_compile_features(${target} PRIVATE cxx_std_20)
+  if(PROJECT_VERSION)
+    target_compile_definitions(${target} PRIVATE MESHWRIGHT_PLUGIN_VERSION="${PROJECT_VERSION}")
+  endif()
   set_target_properties(${target} PROPERTIES
     PREFIX "" OUTPUT_NAME ${output} LIBRARY_OUTPUT_DIRECTORY ${folder}
     CXX_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON
-    # Installed, a bundled plugin lies in lib/meshwright/plugins, two folders below the SDK library.
-    INSTALL_RPATH "$ORIGIN/../..;${MESHWRIGHT_TORCH_DIR}/lib"
+    # Installed, a bundled plugin lies in lib/meshwright/plugins, two folders below the SDK library; another one may lie anywhere.
+    INSTALL_RPATH "$ORIGIN/../..;$ORIGIN/../torch/lib;${MESHWRIGHT_TORCH_DIR}/lib" INSTALL_RPATH_USE_LINK_PATH ON
     LINK_DEPENDS ${MESHWRIGHT_SDK_CMAKE_DIR}/plugin.map)
   target_link_options(${target} PRIVATE -Wl,--as-needed -Wl,-z,nodelete -Wl,--version-script=${MESHWRIGHT_SDK_CMAKE_DIR}/plugin.map)
   if(NOT CMAKE_CXX_FLAGS MATCHES "-fsanitize" AND NOT MESHWRIGHT_SANITIZE)

@@ -73,6 +73,6 @@ constexpr std::array kStrategies = {
 }  // namespace
 
 // What the engine may know before it runs any of this: name, version, vendor, license (SPDX),
-// summary.
-MESHWRIGHT_PLUGIN("my_strategy", "0.1.0", "Your name", "Apache-2.0", "What this plugin is for",
-                  kStrategies)
+// summary. The version is that of project() in CMakeLists.txt.
+MESHWRIGHT_PLUGIN("my_strategy", MESHWRIGHT_PLUGIN_VERSION, "Your name", "Apache-2.0",
+                  "What this plugin is for", kStrategies)

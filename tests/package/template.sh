@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
 # plugins new: what it writes builds, passes its own tests, plans and trains; and a plugin of other headers is refused.
 . "$(dirname "$0")/common.sh"
+export CCACHE_DIR=${CCACHE_DIR:-$HOME/.cache/ccache} HOME=$work/home  # a plugin is installed below it
+unset XDG_DATA_HOME
 "$meshwright" plugins new acme_shard >"$work/out"; expect "cd acme_shard" "$work/out"; expect "DCMAKE_PREFIX_PATH=$prefix" "$work/out"
 plugin=$work/acme_shard
 make "$plugin" Debug
@@ -8,6 +10,12 @@ own_tests "$plugin"
 cd "$plugin"  # as the job's own comments say
 "$meshwright" plan job.toml --world-size 8 >"$work/out"; expect "acme_shard on 8 ranks" "$work/out"
 "$meshwright" train job.toml --nproc 2 --set step_scheduler.max_steps=2 >"$work/out"; expect "done: 2 steps" "$work/out"
+# The version is the project's, and installed it is found without [plugins] load.
+sed -i 's/VERSION 0.1.0/VERSION 2.3.4/' CMakeLists.txt; sed -i '/^load/d' job.toml
+make "$plugin" Debug meshwright_acme_shard
+cmake --install build >"$work/out" 2>&1 || { cat "$work/out" >&2; fail "installing the plugin"; }
+"$meshwright" plugins list --json >"$work/out"; expect '"version": "2.3.4"' "$work/out"; expect "$HOME/.local/share/meshwright/plugins" "$work/out"
+"$meshwright" train job.toml --nproc 2 --set step_scheduler.max_steps=2 --set run.name=installed >"$work/out"; expect "done: 2 steps" "$work/out"
 cd "$work"
 refused E0101 "$meshwright" plugins new acme_shard
 refused E0101 "$meshwright" plugins new Bad-Name --dir bad

@@ -1,0 +1,30 @@
+#!/usr/bin/env bash
+# cpack: the archive runs where it is unpacked, with LibTorch's folder beside; a new plugin is built against it; Debian's packages pass lintian.
+. "$(dirname "$0")/common.sh"
+torch=$(sed -n 's/^MESHWRIGHT_TORCH_DIR:PATH=//p' "$build/CMakeCache.txt")
+unset MESHWRIGHT_DEPS
+(cd "$build" && cpack -B "$work/packed") >"$work/log" 2>&1 || { tail -20 "$work/log" >&2; fail cpack; }
+
+mkdir unpacked && tar -xzf packed/meshwright-*.tar.gz -C unpacked --strip-components=1
+prefix=$work/unpacked meshwright=$work/unpacked/bin/meshwright share=$work/unpacked/share/meshwright
+find unpacked -type f \( -name '*.so*' -o -path '*/bin/*' \) -exec readelf -d {} + | sed -n 's/.*RUNPATH.*\[\(.*\)\]/\1/p' | tr ':' '\n' >runpaths
+expect '$ORIGIN/meshwright/torch/lib' runpaths
+if grep -v '^\$ORIGIN' runpaths; then fail "libraries are looked for in a folder of the machine that built this"; fi
+if grep -rF "$torch" unpacked/lib/cmake; then fail "the CMake files remember where LibTorch lay"; fi
+
+job="$share/configs/ddp_cpu.toml --set model.config=$source/configs/models/llama-tiny.json --set step_scheduler.global_batch_size=8 --set dataset.seq_len=32"
+refused "LibTorch is not found" "$meshwright" train $job; expect "ln -s <the torch folder of the LibTorch wheel> $work/unpacked/lib/meshwright/torch" "$work/out"
+"$meshwright" plan $job --world-size 2 >"$work/out"; expect "ddp on 2 ranks" "$work/out"  # planning does without
+ln -s "$torch" unpacked/lib/meshwright/torch
+trained packed $job --nproc 2
+"$meshwright" plugins new acme_packed >/dev/null
+make "$work/acme_packed" Debug meshwright_acme_packed
+HOME=$work/home "$meshwright" plugins inspect acme_packed/build/libmeshwright_acme_packed.so >"$work/out"; expect "acme_packed" "$work/out"
+
+if command -v lintian >/dev/null; then
+  lintian --allow-root --fail-on error,warning packed/*.deb >"$work/out" 2>&1 || { cat "$work/out" >&2; fail "lintian"; }
+else
+  echo "(lintian is not installed)"
+fi
+rm -rf packed unpacked
+echo "the packages are whole and run with LibTorch beside"
