@@ -1,0 +1,36 @@
+#!/usr/bin/env bash
+# Within a C++ epoch no symbol of the SDK goes or changes. sdk/abi holds those of the epoch that it names; layouts and virtual tables are held
+# by sdk/abi.lock.
+#   tools/abi.sh BUILD_DIR          compares the libraries there with the record; new symbols pass
+#   tools/abi.sh BUILD_DIR renew    writes the record: after the epoch was bumped, and at a release, for what was added
+set -euo pipefail
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+build=$1
+record=$root/sdk/abi
+epoch=$(sed -n 's/^#define MESHWRIGHT_CXX_EPOCH //p' "$root/sdk/include/meshwright/abi.h")
+now=$(mktemp -d)
+trap 'rm -rf "$now"' EXIT
+
+# Ours alone: weak symbols are templates of other libraries or inlined here.
+symbols() {
+  abidw --no-corpus-path --no-elf-needed --no-architecture "$build/lib/libmeshwright_$1.so" |
+    grep -v "binding='weak-binding'\|binding='gnu-unique-binding'" | sed "s/ alias='[^']*'//"
+}
+for library in sdk runtime engine; do symbols $library >"$now/$library.abi"; done
+if [ "${2:-}" = renew ]; then
+  mkdir -p "$record" && cp "$now"/*.abi "$record" && echo "$epoch" >"$record/epoch"
+  echo "recorded the symbols of epoch $epoch"
+  exit 0
+fi
+
+[ "$(cat "$record/epoch")" = "$epoch" ] ||
+  { echo "MESHWRIGHT_CXX_EPOCH is $epoch, sdk/abi is of $(cat "$record/epoch"): run tools/abi.sh build renew and commit sdk/abi" >&2; exit 1; }
+for library in sdk runtime engine; do
+  abidiff --no-added-syms "$record/$library.abi" "$now/$library.abi" >"$now/changes" || {
+    cat "$now/changes" >&2
+    echo "libmeshwright_$library.so lost symbols that plugins of epoch $epoch may use. Keep them; or bump MESHWRIGHT_CXX_EPOCH in abi.h, renew" \
+      "sdk/abi.lock, run tools/abi.sh build renew and commit both: then plugins of before are refused (E0405)." >&2
+    exit 1
+  }
+done
+echo "no symbol of epoch $epoch is gone"
