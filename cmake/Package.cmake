@@ -1,5 +1,5 @@
 # What `cpack` in the build folder gives: a tar.gz that runs wherever it is unpacked, and Debian packages: meshwright (what runs) and
-# meshwright-dev (headers, CMake files, the template). LibTorch is not in them: docs/plugins.md and the README say where it is looked for.
+# meshwright-dev (headers, CMake files, the template). LibTorch is not in them: docs/plugins.md says where it is looked for.
 set(CPACK_PACKAGE_NAME meshwright)
 set(CPACK_PACKAGE_CONTACT "Meshwright maintainers <maintainers@meshwright.invalid>" CACHE STRING "Who maintains the packages: NAME <ADDRESS>")
 set(CPACK_PACKAGE_DESCRIPTION_SUMMARY "distributed training on LibTorch")
