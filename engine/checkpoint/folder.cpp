@@ -166,7 +166,7 @@ Publication::~Publication() {
   if (!published_) base::remove_tree(temporary_);
 }
 
-fs::path Publication::publish(const Meta& meta, int64_t keep) {
+fs::path Publication::publish(const Meta& meta, Retention keep) {
   fs::path final_path = checkpoints_ / step_name(step_),
            replaced = checkpoints_ / ("." + step_name(step_) + std::string(kReplaced));
   base::NewFile file(temporary_ / "meta.json");
@@ -205,7 +205,8 @@ fs::path Publication::publish(const Meta& meta, int64_t keep) {
       all.emplace_back(*step, at->path());
   std::sort(all.begin(), all.end());
   // Renamed first: half of a checkpoint never bears a checkpoint's name.
-  for (size_t i = 0; i + static_cast<size_t>(keep) < all.size(); ++i) {
+  for (size_t i = 0; i + static_cast<size_t>(keep.newest) < all.size(); ++i) {
+    if (keep.every > 0 && all[i].first % keep.every == 0) continue;
     fs::path trash =
         checkpoints_ / ("." + all[i].second.filename().string() + std::string(kReplaced));
     fs::rename(all[i].second, trash, failed);

@@ -39,6 +39,12 @@ std::filesystem::path resolve(const std::filesystem::path& path);
 // newest. Throws Error(output_unwritable).
 void tidy(const std::filesystem::path& checkpoints);
 
+// Which checkpoints stay once a newer one is there: the newest `newest`, and all of steps that are
+// multiples of `every` (0: no others).
+struct Retention {
+  int64_t newest = 2, every = 0;
+};
+
 // Writing one, by the rank that leads. Every function throws Error(output_unwritable).
 class Publication {
  public:
@@ -51,9 +57,9 @@ class Publication {
   Publication& operator=(const Publication&) = delete;
   const std::filesystem::path& temporary() const { return temporary_; }
   // Once all files are written and synced: writes meta.json, syncs, renames, moves `latest`, and
-  // then removes the oldest so that `keep` remain. A checkpoint of the same step is replaced. When
-  // an error leaves here, either the old state or the new one holds.
-  std::filesystem::path publish(const Meta& meta, int64_t keep);
+  // then removes the older ones that `keep` does not name. A checkpoint of the same step is
+  // replaced. When an error leaves here, either the old state or the new one holds.
+  std::filesystem::path publish(const Meta& meta, Retention keep);
 
  private:
   std::filesystem::path checkpoints_, temporary_;

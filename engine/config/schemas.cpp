@@ -136,7 +136,9 @@ constexpr std::array kValidation = {
 
 constexpr std::array kCheckpoint = {
     int_option("every_steps", "50", 0, "Save every so many steps; 0: only at the end."),
-    int_option("keep", "2", 1, "How many checkpoints are kept."),
+    int_option("keep", "2", 1, "How many checkpoints are kept: the newest."),
+    int_option("keep_every", "0", 0,
+               "Keep for good, beside these, the checkpoints of steps that it divides; 0: none."),
     bool_option("async", false, "Write in the background after a snapshot."),
     choice_option("on_failure", "\"stop\"", "stop|continue", "What a failed save does to the run."),
     choice_option("export", "\"none\"", "none|final|every",

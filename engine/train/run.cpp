@@ -273,7 +273,7 @@ void Run::prepare_saving() {
   const Options& checkpoint_table = table("checkpoint");
   Saver::Settings saving;
   saving.folder = checkpoints_;
-  saving.keep = checkpoint_table.get_int("keep");
+  saving.keep = {checkpoint_table.get_int("keep"), checkpoint_table.get_int("keep_every")};
   saving.background = checkpoint_table.get_bool("async");
   saving.facts.architecture = outline_.architecture;
   saving.facts.seq_len = data_.config.seq_len;

@@ -288,7 +288,7 @@ namespace meshwright {
 void Trainer::save(const std::string& folder) {
   train::Saver::Settings settings;
   settings.folder = folder;
-  settings.keep = 1 << 30;
+  settings.keep.newest = 1 << 30;
   settings.facts.architecture = outline_->architecture;
   settings.facts.max_steps = max_steps_;
   train::Saver saver(*this, std::move(settings));

@@ -42,7 +42,7 @@ class Saver {
  public:
   struct Settings {
     std::filesystem::path folder;  // of checkpoints; made when absent
-    int64_t keep = 2;
+    checkpoint::Retention keep;
     bool background = false;
     // What is known of the run and does not change: architecture, data, schedule, seed, export
     // dtypes by name.

@@ -164,6 +164,7 @@ const std::vector<Row>& rows() {
       // [checkpoint]
       {"checkpoint.every_steps", "1", trained},
       {"checkpoint.keep", "1", trained, kSaves},
+      {"checkpoint.keep_every", "1", trained, kSaves},
       {"checkpoint.async",
        "true",
        test,

@@ -50,7 +50,7 @@ TEST_CASE(
       rank.initialize();
       train::Saver::Settings settings;
       settings.folder = beside;
-      settings.keep = 2;
+      settings.keep.newest = 2;
       settings.background = true;
       settings.published = [&](const fs::path& path) {
         std::ofstream(path / "seen") << "by the thread that publishes";

@@ -28,13 +28,14 @@ struct Folder {
   ~Folder() { fs::remove_all(path); }
   fs::path at(int64_t step) const { return own / step_name(step); }
   // A small one without tensors.
-  fs::path save(int64_t step, int64_t keep = 2, const std::string& text = "{}") const {
+  fs::path save(int64_t step, int64_t keep = 2, const std::string& text = "{}",
+                int64_t keep_every = 0) const {
     Publication publication(own, step);
     base::write_durably(publication.temporary() / "config.json", text);
     Meta meta;
     meta.step = step;
     meta.files = {{"config.json", static_cast<int64_t>(text.size()), {checksum(text)}}};
-    return publication.publish(meta, keep);
+    return publication.publish(meta, {keep, keep_every});
   }
   std::vector<std::string> names(const fs::path& folder) const {
     std::vector<std::string> out;
@@ -56,6 +57,16 @@ std::string message_of(F&& body, ErrorCode code) {
 }
 
 using Names = std::vector<std::string>;
+
+TEST_CASE("what keep_every names stays beside the newest") {
+  const Folder folder;
+  for (int64_t step = 10; step <= 80; step += 10) folder.save(step, 2, "{}", 30);
+  CHECK(folder.names(folder.own) ==
+        Names{"latest", "step_00000030", "step_00000060", "step_00000070", "step_00000080"});
+  CHECK(latest_of(folder.own) == folder.at(80));
+  folder.save(90, 1, "{}", 0);  // asked for no longer
+  CHECK(folder.names(folder.own) == Names{"latest", "step_00000090"});
+}
 
 }  // namespace
 

@@ -90,7 +90,7 @@ TEST_CASE(
       rank.initialize();
       train::Saver::Settings settings;
       settings.folder = beside;
-      settings.keep = 2;
+      settings.keep.newest = 2;
       settings.background = true;
       settings.done = [&](const train::SaveReport& report) {
         if (world->rank() == 0)
