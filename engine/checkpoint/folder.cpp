@@ -32,7 +32,8 @@ bool is_leftover(const std::string& name) {
     return name.size() > end.size() && name.compare(name.size() - end.size(), end.size(), end) == 0;
   };
   return name[0] == '.' &&
-         (name.rfind("." + std::string(kPrefix), 0) == 0 || name == ".latest.tmp") &&
+         (name.rfind("." + std::string(kPrefix), 0) == 0 || name == ".latest.tmp" ||
+          name == ".best.tmp") &&
          (ends(kTemporary) || ends(kReplaced));
 }
 
@@ -43,6 +44,21 @@ void remove_leftovers(const fs::path& checkpoints) {
        at.increment(failed))
     if (is_leftover(at->path().filename().string())) leftovers.push_back(at->path());
   for (const fs::path& leftover : leftovers) base::remove_tree(leftover);
+}
+
+// The checkpoint that a link names, when it is there.
+std::optional<fs::path> target_of(const fs::path& link) {
+  std::error_code failed;
+  std::string name;
+  if (fs::is_symlink(fs::symlink_status(link, failed))) {
+    name = fs::read_symlink(link, failed).string();
+  } else if (fs::is_regular_file(link, failed)) {
+    std::ifstream in(link);
+    std::getline(in, name);
+  }
+  const fs::path found = link.parent_path() / name;
+  if (!step_of(name) || !fs::is_directory(found, failed)) return std::nullopt;
+  return found;
 }
 
 fs::path parent_of(const fs::path& path) {
@@ -85,17 +101,11 @@ std::vector<Found> find_all(const fs::path& checkpoints) {
 }
 
 std::optional<fs::path> latest_of(const fs::path& checkpoints) {
-  fs::path link = checkpoints / "latest";
-  std::error_code failed;
-  std::string name;
-  if (fs::is_symlink(fs::symlink_status(link, failed))) {
-    name = fs::read_symlink(link, failed).string();
-  } else if (fs::is_regular_file(link, failed)) {
-    std::ifstream in(link);
-    std::getline(in, name);
-  }
-  if (!step_of(name) || !fs::is_directory(checkpoints / name, failed)) return std::nullopt;
-  return checkpoints / name;
+  return target_of(checkpoints / "latest");
+}
+
+std::optional<fs::path> best_of(const fs::path& checkpoints) {
+  return target_of(checkpoints / "best");
 }
 
 std::optional<Found> newest(const fs::path& checkpoints) {
@@ -196,6 +206,10 @@ fs::path Publication::publish(const Meta& meta, Retention keep) {
     published_ = true;
   }
   base::link_durably(step_name(step_), checkpoints_ / "latest");
+  // That of an earlier step, too: a run that goes on from an older checkpoint has its best again.
+  if (const fs::path best = meta.best ? checkpoints_ / step_name(meta.best->step) : fs::path();
+      meta.best && fs::is_directory(best, failed) && best_of(checkpoints_) != best)
+    base::link_durably(best.filename().string(), checkpoints_ / "best");
   if (replaces) base::remove_tree(replaced);
   std::vector<std::pair<int64_t, fs::path>> all;
   for (fs::directory_iterator at(checkpoints_, failed), end; !failed && at != end;
@@ -204,9 +218,10 @@ fs::path Publication::publish(const Meta& meta, Retention keep) {
         step && *step <= step_)
       all.emplace_back(*step, at->path());
   std::sort(all.begin(), all.end());
+  const std::optional<fs::path> best = best_of(checkpoints_);
   // Renamed first: half of a checkpoint never bears a checkpoint's name.
   for (size_t i = 0; i + static_cast<size_t>(keep.newest) < all.size(); ++i) {
-    if (keep.every > 0 && all[i].first % keep.every == 0) continue;
+    if (all[i].second == best || (keep.every > 0 && all[i].first % keep.every == 0)) continue;
     fs::path trash =
         checkpoints_ / ("." + all[i].second.filename().string() + std::string(kReplaced));
     fs::rename(all[i].second, trash, failed);
@@ -228,14 +243,17 @@ std::string set_aside(const fs::path& checkpoints, int64_t step) {
   while (fs::exists(checkpoints.string() + "." + std::to_string(n), failed)) ++n;
   fs::path aside = checkpoints.string() + "." + std::to_string(n);
   base::make_folder(aside);
-  // `latest` first, so that it never points to nothing.
-  fs::path latest = checkpoints / "latest";
-  std::optional<fs::path> target = latest_of(checkpoints);
-  bool moves = target && std::find(names.begin(), names.end(), *target) != names.end();
-  if (moves) fs::remove(latest, failed);
+  // The links first, so that they never point to nothing.
+  std::vector<std::pair<fs::path, fs::path>> links;  // where to make one, and to what
+  for (const char* link : {"latest", "best"})
+    if (std::optional<fs::path> target = target_of(checkpoints / link);
+        target && std::find(names.begin(), names.end(), *target) != names.end()) {
+      fs::remove(checkpoints / link, failed);
+      links.emplace_back(aside / link, target->filename());
+    }
   for (const fs::path& name : names) base::rename_durably(name, aside / name.filename());
   base::sync_folder(checkpoints);
-  if (moves) base::link_durably(target->filename().string(), aside / "latest");
+  for (const auto& [link, target] : links) base::link_durably(target.string(), link);
   return aside.string();
 }
 

@@ -1,5 +1,5 @@
-// The checkpoints of a run: found, published, thinned out. Names: step_00000050, and `latest`, a
-// link to one of them.
+// The checkpoints of a run: found, published, thinned out. Names: step_00000050, and `latest` and
+// `best`, links to some of them.
 #pragma once
 
 #include <cstdint>
@@ -27,6 +27,8 @@ struct Found {
 std::vector<Found> find_all(const std::filesystem::path& checkpoints);
 // The checkpoint that `latest` points to, when it is there.
 std::optional<std::filesystem::path> latest_of(const std::filesystem::path& checkpoints);
+// The same of `best`.
+std::optional<std::filesystem::path> best_of(const std::filesystem::path& checkpoints);
 // What to continue: the one of the highest step. nullopt when there is none at all. Throws
 // Error(bad_checkpoint) when it is damaged, naming the newest one that is whole: nobody should lose
 // steps without having decided so.
@@ -40,7 +42,7 @@ std::filesystem::path resolve(const std::filesystem::path& path);
 void tidy(const std::filesystem::path& checkpoints);
 
 // Which checkpoints stay once a newer one is there: the newest `newest`, and all of steps that are
-// multiples of `every` (0: no others).
+// multiples of `every` (0: no others). What `best` points to stays, too.
 struct Retention {
   int64_t newest = 2, every = 0;
 };
@@ -56,9 +58,9 @@ class Publication {
   Publication(const Publication&) = delete;
   Publication& operator=(const Publication&) = delete;
   const std::filesystem::path& temporary() const { return temporary_; }
-  // Once all files are written and synced: writes meta.json, syncs, renames, moves `latest`, and
-  // then removes the older ones that `keep` does not name. A checkpoint of the same step is
-  // replaced. When an error leaves here, either the old state or the new one holds.
+  // Once all files are written and synced: writes meta.json, syncs, renames, moves `latest` and
+  // `best`, and then removes the older ones that `keep` does not name. A checkpoint of the same
+  // step is replaced. When an error leaves here, either the old state or the new one holds.
   std::filesystem::path publish(const Meta& meta, Retention keep);
 
  private:

@@ -29,7 +29,11 @@ std::optional<Group> group_of(const fs::path& folder) {
   for (Found& found : find_all(folder)) group.checkpoints.push_back(look_at(std::move(found)));
   if (group.checkpoints.empty()) return std::nullopt;
   std::optional<fs::path> latest = latest_of(folder);
-  for (Listed& listed : group.checkpoints) listed.latest = latest && listed.found.path == *latest;
+  std::optional<fs::path> best = best_of(folder);
+  for (Listed& listed : group.checkpoints) {
+    listed.latest = listed.found.path == latest;
+    listed.best = listed.found.path == best;
+  }
   return group;
 }
 
@@ -53,6 +57,8 @@ std::vector<Group> list_checkpoints(const fs::path& path) {
       group.checkpoints[0].found.step = group.checkpoints[0].meta->step;
     std::optional<fs::path> latest = latest_of(real.parent_path());
     group.checkpoints[0].latest = latest && fs::canonical(*latest, failed) == real;
+    std::optional<fs::path> best = best_of(real.parent_path());
+    group.checkpoints[0].best = best && fs::canonical(*best, failed) == real;
     return {group};
   }
   std::vector<Group> out;

@@ -15,7 +15,7 @@ struct Listed {
   Found found;
   std::optional<Meta> meta;  // of those that are complete
   int64_t bytes = 0;         // of all files of those
-  bool latest = false;
+  bool latest = false, best = false;
 };
 
 // The checkpoints of one run, by step.

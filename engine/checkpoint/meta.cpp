@@ -15,6 +15,13 @@ std::string quoted(std::string_view text) {
   return boost::json::serialize(boost::json::string(text));
 }
 
+// Read back it is the same number.
+std::string exact(double value) {
+  char text[40];
+  std::snprintf(text, sizeof text, "%.17g", value);
+  return text;
+}
+
 std::string to_json(const TensorRecord& tensor) {
   std::string out = "    {";
   if (!tensor.state.empty()) out += "\"state\": " + quoted(tensor.state) + ", ";
@@ -67,9 +74,8 @@ std::string to_json(const Meta& meta) {
   auto field = [](const char* name, const std::string& value) {
     return ",\n  \"" + std::string(name) + "\": " + value;
   };
-  std::string axes = "[", lr(40, '\0');
+  std::string axes = "[";
   for (const std::string& axis : meta.axes) axes += (axes.size() > 1 ? ", " : "") + quoted(axis);
-  lr.resize(static_cast<size_t>(std::snprintf(lr.data(), lr.size(), "%.17g", meta.lr)));
   std::string out = "{\n  \"format\": " + quoted(kMetaFormat);
   out += field("version", std::to_string(kMetaVersion));
   out += field("program", quoted(meta.program));
@@ -88,8 +94,11 @@ std::string to_json(const Meta& meta) {
                            ", \"shuffle\": " + (meta.shuffle ? "true" : "false") +
                            ", \"seed\": " + std::to_string(static_cast<int64_t>(meta.seed)) +
                            ", \"fingerprint\": " + quoted(meta.data_fingerprint) + "}");
-  out += field("schedule",
-               "{\"max_steps\": " + std::to_string(meta.max_steps) + ", \"lr\": " + lr + "}");
+  out += field("schedule", "{\"max_steps\": " + std::to_string(meta.max_steps) +
+                               ", \"lr\": " + exact(meta.lr) + "}");
+  if (meta.best)
+    out += field("best", "{\"step\": " + std::to_string(meta.best->step) +
+                             ", \"loss\": " + exact(meta.best->loss) + "}");
   out += field("files", lines(meta.files, [](const FileRecord& file) {
                  std::string blocks;
                  for (uint64_t block : file.blocks) blocks += to_hex(block);

@@ -64,6 +64,12 @@ struct GeneratorRecord {
   std::string key;
 };
 
+// The lowest validation loss of a run so far, and after how many steps it was found.
+struct BestLoss {
+  int64_t step = 0;
+  double loss = 0;
+};
+
 struct Meta {
   int64_t step = 0;     // steps done
   std::string created;  // "2026-11-21T12:00:00Z"
@@ -87,6 +93,7 @@ struct Meta {
   // Schedule, as it was: it may be another one after resuming.
   int64_t max_steps = 0;
   double lr = 0;
+  std::optional<BestLoss> best;  // of runs that keep it
   std::vector<TensorRecord>
       tensors;  // weights first, in the model's order; then each state in the same order
   std::vector<GeneratorRecord> generators;

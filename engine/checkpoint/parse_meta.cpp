@@ -273,6 +273,11 @@ void read_run(Reader& root, Meta& meta) {
   meta.max_steps = schedule.number("max_steps");
   meta.lr = schedule.real("lr");
   schedule.end();
+  if (root.has("best")) {
+    Reader best = root.object("best");
+    meta.best = BestLoss{best.number("step"), best.real("loss")};
+    best.end();
+  }
 }
 
 }  // namespace

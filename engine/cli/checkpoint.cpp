@@ -54,6 +54,7 @@ json::object listed_json(const Listed& listed) {
   json::object row{{"path", listed.found.path.string()},
                    {"step", listed.found.step},
                    {"latest", listed.latest},
+                   {"best", listed.best},
                    {"complete", listed.found.problem.empty()}};
   if (!listed.meta) {
     row["problem"] = listed.found.problem;
@@ -95,6 +96,7 @@ int run_ls(Call& call) {
       std::string state = listed.meta ? report::paint(style, Tone::green, "complete")
                                       : report::paint(style, Tone::red, "damaged");
       if (listed.latest) state += ", latest";
+      if (listed.best) state += ", best";
       std::string step = std::to_string(listed.found.step);
       if (listed.meta) {
         const Meta& m = *listed.meta;

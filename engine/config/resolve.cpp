@@ -289,6 +289,7 @@ class Resolver {
                            .at(optimizer.origin("betas"))
                            .help("set optimizer.betas = [0.9, 0.95]"));
     for (const char* name : {"dataset", "validation_dataset"}) check_packing(name);
+    check_best();
     const Options& schedule = config_.tables.at("lr_scheduler");
     if (schedule.get_number("min_lr") > optimizer.get_number("lr"))
       diagnostics_.add(
@@ -300,6 +301,19 @@ class Resolver {
               .help("set lr_scheduler.min_lr = 0")
               .help("set lr_scheduler.min_lr = " + meshwright::to_toml(optimizer.value("lr")) +
                     " and lr_scheduler.lr_decay_style = \"constant\""));
+  }
+
+  void check_best() {
+    const Options& saving = config_.tables.at("checkpoint");
+    const Options& data = config_.tables.at("validation_dataset");
+    if (saving.get_bool("best") && data.get_string("kind") != "mock" && !data.is_set("path"))
+      diagnostics_.add(
+          Error(ErrorCode::missing_key,
+                "checkpoint.best = true needs data to find the validation loss on")
+              .key("validation_dataset.path")
+              .at(saving.origin("best"))
+              .help("set validation_dataset.path = \"my_texts/*.txt\", or what else it is")
+              .help("set checkpoint.best = false"));
   }
 
   void check_packing(const std::string& name) {

@@ -139,6 +139,9 @@ constexpr std::array kCheckpoint = {
     int_option("keep", "2", 1, "How many checkpoints are kept: the newest."),
     int_option("keep_every", "0", 0,
                "Keep for good, beside these, the checkpoints of steps that it divides; 0: none."),
+    bool_option("best", false,
+                "Save whenever the validation loss is the lowest so far, and keep that checkpoint, "
+                "linked as best."),
     bool_option("async", false, "Write in the background after a snapshot."),
     choice_option("on_failure", "\"stop\"", "stop|continue", "What a failed save does to the run."),
     choice_option("export", "\"none\"", "none|final|every",

@@ -3,8 +3,10 @@
 #include <ATen/Context.h>
 
 #include <algorithm>
+#include <bit>
 #include <cerrno>
 #include <chrono>
+#include <cmath>
 #include <cstdio>
 #include <fstream>
 #include <memory>
@@ -71,7 +73,7 @@ class Run {
   void report_job();
   void prepare_saving();
   void train();
-  void validate(int64_t step);
+  double validate(int64_t step);
   int finish();
   void write_traces();
   void say_done(const std::string& sample);
@@ -124,6 +126,8 @@ class Run {
   Reporter reporter_;
   std::optional<Batches> batches_, validation_batches_;
   std::unique_ptr<Saver> saver_;
+  // The lowest validation loss so far, and that of the last checkpoint; empty where none is kept.
+  std::optional<checkpoint::BestLoss> best_, saved_best_;
   std::optional<Preemption> preemption_;
   bool ending_ = false;   // nothing is left to train
   bool stopped_ = false;  // by a signal, before the last step
@@ -294,6 +298,7 @@ void Run::prepare_saving() {
     bool goes_on =
         on && !ending_ && !(report.error && report.error->code() == ErrorCode::replicas_differ);
     reporter_.saved(report, goes_on);
+    (report.error ? best_ : saved_best_) = report.error ? saved_best_ : report.best;
     if (report.error && !goes_on) throw unsaved(*report.error, ending_, checkpoints_);
   };
   saver_ = std::make_unique<Saver>(*trainer_, std::move(saving));
@@ -301,7 +306,7 @@ void Run::prepare_saving() {
 
 // As many samples as num_batches training steps would read: the same on every layout, split over
 // the data-parallel ranks.
-void Run::validate(int64_t step) {
+double Run::validate(int64_t step) {
   const int64_t count =
       table("validation_dataset").get_int("num_batches") * trainer_->accumulation();
   double loss = trainer_->evaluate(count, [&](int64_t micro, const at::Tensor& hidden) {
@@ -309,6 +314,7 @@ void Run::validate(int64_t step) {
                    document_end("validation_dataset"));
   });
   reporter_.validation(step, loss);
+  return loss;
 }
 
 void Run::train() {
@@ -322,6 +328,8 @@ void Run::train() {
     validation_batches_.emplace(
         batches_of(*data_.validation, table("validation_dataset"), seed_ + 1));
   const int64_t every = table("checkpoint").get_int("every_steps");
+  const bool keeps_best = table("checkpoint").get_bool("best");
+  if (keeps_best && beginning_.own) best_ = saved_best_ = from()->meta().best;
   net_->train();
   preemption_.emplace(/*speaks=*/leader_);
   for (int64_t step = first_step_; step < max_steps_; ++step) {
@@ -336,22 +344,32 @@ void Run::train() {
     });
     reporter_.step(result, {base::ms_since(begin), memory_->peak()});
     bool last = step + 1 == max_steps_;
+    bool better = false;
     if (data_.validation &&
-        ((step + 1) % table("validation_dataset").get_int("every_steps") == 0 || last))
-      validate(step);
+        ((step + 1) % table("validation_dataset").get_int("every_steps") == 0 || last)) {
+      double loss = validate(step);
+      // Save or not: one rank's last bit must not decide otherwise.
+      if (keeps_best)
+        loss = std::bit_cast<double>(int64_t{std::stoll(agree_or_throw(*world_, outcome_of([&] {
+          return std::to_string(std::bit_cast<int64_t>(loss));
+        }))[0])});
+      better = keeps_best && std::isfinite(loss) && (!best_ || loss < best_->loss);
+      if (better) best_ = {step + 1, loss};
+    }
     saver_->after_step(result);
     // All ranks end after the same step, whichever of them was told to. After the last one the run
     // is about to end anyway.
     stopped_ = result.votes(RankSignal::stop) > 0 && !last;
     ending_ = last || stopped_;
-    if (ending_ || (every > 0 && (step + 1) % every == 0)) {
+    if (ending_ || better || (every > 0 && (step + 1) % every == 0)) {
       reporter_.sync();
-      saver_->save(samples_before(step + 1), result.lr);
+      saver_->save(samples_before(step + 1), result.lr, best_);
     }
     if (stopped_) break;
   }
   if (first_step_ == max_steps_)
-    saver_->save(samples_before(first_step_), 0);  // nothing was trained, but what was read is kept
+    saver_->save(samples_before(first_step_), 0,
+                 best_);  // nothing was trained, but what was read is kept
   saver_->finish();
 }
 

@@ -64,6 +64,7 @@ checkpoint::Meta Saver::describe(int64_t samples, double lr) const {
   meta.step = report_.step;
   meta.samples = samples;
   meta.lr = lr;
+  meta.best = report_.best;
   meta.created = base::utc_now();
   meta.program = MESHWRIGHT_VERSION;
   meta.strategy = plan.strategy.info->name;
@@ -82,13 +83,14 @@ checkpoint::Meta Saver::describe(int64_t samples, double lr) const {
   return meta;
 }
 
-void Saver::save(int64_t samples, double lr) {
+void Saver::save(int64_t samples, double lr, std::optional<checkpoint::BestLoss> best) {
   finish();
   c10::NoGradGuard no_grad;
   began_ = Clock::now();
   World& world = trainer_.world();
   report_ = {};
   report_.step = trainer_.next_step();
+  report_.best = best;
   Agreement begun = agree(world, outcome_of([&] {
                             if (world.rank() == 0)
                               publication_ = std::make_unique<checkpoint::Publication>(

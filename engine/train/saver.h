@@ -26,7 +26,8 @@ namespace meshwright::train {
 
 // How a save went; the same on every rank but for the times.
 struct SaveReport {
-  int64_t step = 0;  // steps done
+  int64_t step = 0;                          // steps done
+  std::optional<checkpoint::BestLoss> best;  // as it was told to save()
   std::filesystem::path path;
   int64_t bytes = 0;
   double pause_ms = 0;  // that training waited
@@ -62,8 +63,9 @@ class Saver {
   Saver& operator=(const Saver&) = delete;
 
   // Collective. Refuses replicas that differ (replicas.h). `samples`: the position of the next
-  // sample; `lr`: of the last step.
-  void save(int64_t samples, double lr);
+  // sample; `lr`: of the last step; `best`: of
+  // runs that keep it.
+  void save(int64_t samples, double lr, std::optional<checkpoint::BestLoss> best = {});
   // Around every Trainer::step: a background save moves on once all ranks have written.
   void before_step();
   void after_step(const StepResult& result);  // collective

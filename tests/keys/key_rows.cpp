@@ -165,6 +165,7 @@ const std::vector<Row>& rows() {
       {"checkpoint.every_steps", "1", trained},
       {"checkpoint.keep", "1", trained, kSaves},
       {"checkpoint.keep_every", "1", trained, kSaves},
+      {"checkpoint.best", "true", trained, kValidates},
       {"checkpoint.async",
        "true",
        test,

@@ -1,4 +1,5 @@
 #include "engine/checkpoint/folder.h"
+#include "engine/checkpoint/checkpoint.h"
 
 #include <doctest/doctest.h>
 #include <unistd.h>
@@ -29,11 +30,12 @@ struct Folder {
   fs::path at(int64_t step) const { return own / step_name(step); }
   // A small one without tensors.
   fs::path save(int64_t step, int64_t keep = 2, const std::string& text = "{}",
-                int64_t keep_every = 0) const {
+                int64_t keep_every = 0, std::optional<BestLoss> best = {}) const {
     Publication publication(own, step);
     base::write_durably(publication.temporary() / "config.json", text);
     Meta meta;
     meta.step = step;
+    meta.best = best;
     meta.files = {{"config.json", static_cast<int64_t>(text.size()), {checksum(text)}}};
     return publication.publish(meta, {keep, keep_every});
   }
@@ -57,16 +59,6 @@ std::string message_of(F&& body, ErrorCode code) {
 }
 
 using Names = std::vector<std::string>;
-
-TEST_CASE("what keep_every names stays beside the newest") {
-  const Folder folder;
-  for (int64_t step = 10; step <= 80; step += 10) folder.save(step, 2, "{}", 30);
-  CHECK(folder.names(folder.own) ==
-        Names{"latest", "step_00000030", "step_00000060", "step_00000070", "step_00000080"});
-  CHECK(latest_of(folder.own) == folder.at(80));
-  folder.save(90, 1, "{}", 0);  // asked for no longer
-  CHECK(folder.names(folder.own) == Names{"latest", "step_00000090"});
-}
 
 }  // namespace
 
@@ -195,4 +187,45 @@ TEST_CASE("what a run continues, and what makes way for it") {
   CHECK(folder.names(folder.own).empty());
   CHECK(message_of([&] { choose_start("nowhere", folder.own, false); }, ErrorCode::no_checkpoint) ==
         "nowhere does not exist");
+}
+
+TEST_CASE("what keep_every names stays beside the newest") {
+  const Folder folder;
+  for (int64_t step = 10; step <= 80; step += 10) folder.save(step, 2, "{}", 30);
+  CHECK(folder.names(folder.own) ==
+        Names{"latest", "step_00000030", "step_00000060", "step_00000070", "step_00000080"});
+  CHECK(latest_of(folder.own) == folder.at(80));
+  folder.save(90, 1, "{}", 0);  // asked for no longer
+  CHECK(folder.names(folder.own) == Names{"latest", "step_00000090"});
+}
+
+TEST_CASE("the best stays, however old, and comes back with the checkpoint that knows it") {
+  const Folder folder;
+  folder.save(10, 1);
+  CHECK(!best_of(folder.own));
+  folder.save(20, 1, "{}", 0, BestLoss{20, 1.5});
+  folder.save(30, 1, "{}", 0, BestLoss{20, 1.5});
+  folder.save(40, 1, "{}", 0, BestLoss{20, 1.5});
+  CHECK(folder.names(folder.own) == Names{"best", "latest", "step_00000020", "step_00000040"});
+  CHECK(best_of(folder.own) == folder.at(20));
+  CHECK(resolve(folder.own / "best") == folder.at(20));
+  const Meta read = Checkpoint(folder.at(40)).meta();
+  REQUIRE(read.best);
+  CHECK(read.best->step == 20);
+  CHECK(read.best->loss == 1.5);
+  folder.save(50, 2, "{}", 0, BestLoss{50, 0.1});
+  CHECK(folder.names(folder.own) == Names{"best", "latest", "step_00000040", "step_00000050"});
+  // A run goes on from step 40, whose best has gone; and from there to a new one.
+  const std::string aside = set_aside(folder.own, 40);
+  CHECK(folder.names(aside) == Names{"best", "latest", "step_00000050"});
+  CHECK(folder.names(folder.own) == Names{"step_00000040"});
+  folder.save(41, 2, "{}", 0, BestLoss{20, 1.5});
+  CHECK(!best_of(folder.own));
+  folder.save(42, 2, "{}", 0, BestLoss{42, 1.25});
+  CHECK(best_of(folder.own) == folder.at(42));
+  folder.save(43);  // best = false again: what is there is not taken away
+  folder.save(44);
+  folder.save(45);
+  CHECK(folder.names(folder.own) ==
+        Names{"best", "latest", "step_00000042", "step_00000044", "step_00000045"});
 }
