@@ -7,6 +7,7 @@
 #include <tuple>
 
 #include "meshwright/nn/stage.h"
+#include "sdk/base/cast_ahead.h"
 #include "sdk/base/residual.h"
 
 namespace meshwright::modules {
@@ -156,6 +157,7 @@ DecoderLayerImpl::DecoderLayerImpl(const NetConfig& config, int64_t window, bool
 }
 
 Tensor DecoderLayerImpl::forward(const Tensor& x, const RotaryTable& rotary) {
+  const CastAhead ahead(x, *this);
   auto [stream, read] = add_and_norm(x, {}, input_layernorm_);
   Tensor attended = self_attn_(read, rotary);
   if (pre_feedforward_layernorm_.is_empty()) {

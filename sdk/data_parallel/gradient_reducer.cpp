@@ -1,5 +1,6 @@
 #include "gradient_reducer.h"
 
+#include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 
@@ -97,12 +98,15 @@ void GradientReducer::absorb(UnitState::Parameter& p) {
 std::optional<GradientPlace> GradientReducer::place(size_t index) {
   UnitState::Parameter& p = unit_.parameters[index];
   const UnitContext& context = unit_.context;
-  bool fits = unit_.shards() == 1 && !unit_.accumulates_unsharded() && !unit_.replicated() &&
-              context.synchronise && !context.policy.checks.own && unit_.reduce == unit_.param &&
-              unit_.gradient.scalar_type() == unit_.param &&
+  // A device's products may be wider than their factors.
+  const bool wide = unit_.device().is_cuda() && unit_.reduce == at::kFloat;
+  if (unit_.accumulates_unsharded() || context.policy.checks.own) return std::nullopt;
+  bool fits = unit_.shards() == 1 && !unit_.replicated() && context.synchronise &&
+              (unit_.reduce == unit_.param || wide) &&
+              unit_.gradient.scalar_type() == unit_.reduce &&
               unit_.gradient.device() == unit_.device() && !p.variable.grad().defined() &&
               !p.accumulated_grad.defined();
-  if (!fits) return std::nullopt;
+  if (!fits) return wide ? std::optional(beside(p)) : std::nullopt;
   unit_.gradient_memory.take();
   for (const ShardSlice& slice : unit_.slices[0]) {
     if (slice.parameter != index || slice.count != p.count) continue;
@@ -112,6 +116,15 @@ std::optional<GradientPlace> GradientReducer::place(size_t index) {
     return out;
   }
   return std::nullopt;
+}
+
+// Where what waits for the unit's reduction adds up.
+GradientPlace GradientReducer::beside(UnitState::Parameter& p) const {
+  const bool add = p.accumulated_grad.defined();
+  if (!add)
+    p.accumulated_grad =
+        at::empty({p.count}, at::TensorOptions().device(unit_.device()).dtype(unit_.reduce));
+  return {p.accumulated_grad.view(p.sizes), 1, add};
 }
 
 // As in torch's FSDP2, ranks are summed in the reduce dtype, replicas too, and the sum is cast to
@@ -151,7 +164,7 @@ void GradientReducer::pack() {
   writes_ = remote() && first;
   if (!remote()) pack_own(gradients, first);
   if (!packs())
-    unpacked_ = std::move(gradients);
+    leave_unpacked(std::move(gradients));
   else if (n > 1)
     pack_for_others(gradients);
   reducing_ = true;
@@ -202,6 +215,18 @@ void GradientReducer::pack_for_others(const std::vector<Tensor>& gradients) {
   }
   copies.flush();
   if (before_ != 1 && !scales) packed_.mul_(before_);
+}
+
+// They go out in the reduce dtype, in which most products are already.
+void GradientReducer::leave_unpacked(std::vector<Tensor> gradients) {
+  Copies casts;
+  for (Tensor& gradient : gradients) {
+    if (!gradient.defined() || gradient.scalar_type() == unit_.reduce) continue;
+    Tensor cast = at::empty(gradient.sizes(), gradient.options().dtype(unit_.reduce));
+    casts.add(cast, 0, std::exchange(gradient, cast), 0, cast.numel());
+  }
+  casts.flush();
+  unpacked_ = std::move(gradients);
 }
 
 void GradientReducer::start() {

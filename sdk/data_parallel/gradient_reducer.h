@@ -70,7 +70,9 @@ class GradientReducer {
   static bool holds(const UnitState::Parameter& parameter);
   bool remote() const { return unit_.shards() > 1 && unit_.group().has_native_reduce_scatter(); }
   void start_sum();
-  bool packs() const { return !(unit_.joins_parts && unit_.reduce == unit_.param && before_ == 1); }
+  bool packs() const { return !unit_.joins_parts || before_ != 1; }
+  GradientPlace beside(UnitState::Parameter& parameter) const;
+  void leave_unpacked(std::vector<at::Tensor> gradients);
   void pack_own(const std::vector<at::Tensor>& gradients, bool first);
   void pack_for_others(const std::vector<at::Tensor>& gradients);
 

@@ -10,6 +10,7 @@
 #include "meshwright/parallel/replicated_model.h"
 #include "meshwright/parallel/tensor_parallel.h"
 #include "sdk/memory/buffers.h"
+#include "sdk/nn/gradient_place.h"
 
 namespace meshwright::detail {
 
@@ -38,6 +39,9 @@ class ReplicatedModel final : public ParallelModel {
   void reduce_units(const std::vector<std::string>& units) override;
 
   void gradient_ready(size_t parameter);
+  // Where a function may write the gradient of a parameter itself: on a device, whose products may
+  // be wider than their factors.
+  std::optional<GradientPlace> gradient_place(size_t parameter);
 
  private:
   struct Parameter {
@@ -77,6 +81,8 @@ class ReplicatedModel final : public ParallelModel {
   void cast_inputs_and_outputs();
   void describe();
   void broadcast(const std::vector<at::Tensor>& tensors);
+  double share() const { return 1.0 / static_cast<double>(group_->size()); }
+  at::Tensor slot(const Parameter& p);
   void absorb(Parameter& p);
   void launch(Bucket& bucket);
   void launch_ready();

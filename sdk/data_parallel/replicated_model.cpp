@@ -25,9 +25,10 @@ using at::Tensor;
 
 namespace {
 
-struct BucketHook : torch::autograd::PostAccumulateGradHook {
+struct BucketHook : torch::autograd::PostAccumulateGradHook, GradientKeeper {
   BucketHook(ReplicatedModel* m, size_t p) : model(m), parameter(p) {}
   void operator()(const Tensor&) override { model->gradient_ready(parameter); }
+  std::optional<GradientPlace> place() override { return model->gradient_place(parameter); }
   ReplicatedModel* model;
   size_t parameter;
 };

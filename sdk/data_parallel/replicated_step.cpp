@@ -61,26 +61,35 @@ void ReplicatedModel::begin_micro_batch(GradientSync sync) {
   }
 }
 
+// Where gradients of a parameter add up. On one rank the last micro-batch of a bucket that got
+// nothing before is all there is to sum.
+Tensor ReplicatedModel::slot(const Parameter& p) {
+  Bucket& bucket = buckets_[p.bucket];
+  if (reduce_ == storage_ || (alone() && last_ && !bucket.reduced.defined()))
+    return grads_.narrow(0, p.offset, p.count);
+  if (!bucket.reduced.defined())
+    bucket.reduced = at::zeros({bucket.end - bucket.begin}, grads_.options().dtype(reduce_));
+  return bucket.reduced.narrow(0, p.offset - bucket.begin, p.count);
+}
+
+std::optional<GradientPlace> ReplicatedModel::gradient_place(size_t index) {
+  Parameter& p = parameters_[index];
+  if (!values_.is_cuda() || reduce_ != at::kFloat || storage_ != at::kFloat || !collects() ||
+      buckets_[p.bucket].launched)
+    return std::nullopt;
+  return GradientPlace{slot(p).view(p.sizes), share(), std::exchange(p.absorbed, true)};
+}
+
 // Adds a gradient to its bucket, already divided by the number of ranks, and lets go of it. What
 // autograd adds up over micro-batches replaces what the bucket has.
 void ReplicatedModel::absorb(Parameter& p) {
   const Tensor gradient = p.variable.grad();
-  Bucket& bucket = buckets_[p.bucket];
-  Tensor slot;
-  // On one rank the last micro-batch of a bucket that got nothing before is all there is to sum.
-  if (reduce_ == storage_ || (alone() && last_ && !bucket.reduced.defined())) {
-    slot = grads_.narrow(0, p.offset, p.count);
-  } else {
-    if (!bucket.reduced.defined())
-      bucket.reduced = at::zeros({bucket.end - bucket.begin}, grads_.options().dtype(reduce_));
-    slot = bucket.reduced.narrow(0, p.offset - bucket.begin, p.count);
-  }
+  const Tensor into = slot(p);
   const bool first = !p.absorbed || !collects();
   if (gradient.defined())
-    scaled_add(slot, gradient.contiguous().view({-1}), 1.0 / static_cast<double>(group_->size()),
-               first);
+    scaled_add(into, gradient.contiguous().view({-1}), share(), first);
   else if (first)
-    slot.zero_();
+    into.zero_();
   p.absorbed = true;
   if (collects()) p.variable.mutable_grad() = Tensor();
 }

@@ -33,12 +33,22 @@ struct GradientHook : torch::autograd::PostAccumulateGradHook, GradientKeeper {
 
 GradientKeeper::~GradientKeeper() = default;
 
+namespace {
+
+GradientKeeper* keeper_of(const Tensor& parameter) {
+  return dynamic_cast<GradientKeeper*>(torch::autograd::impl::post_acc_grad_hooks(parameter).get());
+}
+
+}  // namespace
+
+bool has_gradient_keeper(const Tensor& parameter) { return keeper_of(parameter) != nullptr; }
+
 GradientKeeper* gradient_keeper(const Tensor& parameter) {
   if (!torch::autograd::impl::hooks(parameter).empty()) return nullptr;
   // autograd::grad(), or a backward towards some tensors only.
   const auto* wanted = torch::autograd::get_current_graph_task_exec_info();
   if (wanted != nullptr && !wanted->empty()) return nullptr;
-  return dynamic_cast<GradientKeeper*>(torch::autograd::impl::post_acc_grad_hooks(parameter).get());
+  return keeper_of(parameter);
 }
 
 Unit::Unit(UnitContext& context, const UnitSpec& spec)

@@ -3,6 +3,8 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/linalg_vector_norm.h>
+#include <ATen/ops/mul.h>
+#include <ATen/ops/scalar_tensor.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/ScalarType.h>
@@ -143,8 +145,14 @@ void scaled_add(const Tensor& out, const Tensor& in, double k, bool first) {
   const bool async = !out.is_cpu();  // what comes to the host is read at once
   if (first) {
     // Computed where `in` lies: only the result crosses, and straight into its place.
-    out.copy_(k == 1 ? in : in.to(c10::promoteTypes(in.scalar_type(), out.scalar_type())).mul(k),
-              async);
+    if (k == 1) {
+      out.copy_(in, async);
+    } else if (out.device() == in.device() && !wider(out.scalar_type(), in.scalar_type())) {
+      Tensor into = out;
+      at::mul_out(into, in, at::scalar_tensor(k, at::kDouble));
+    } else {
+      out.copy_(in.to(c10::promoteTypes(in.scalar_type(), out.scalar_type())).mul(k), async);
+    }
     return;
   }
   out.add_(in.to(out.device(), async), k);  // promotes

@@ -2,15 +2,19 @@
 
 #include <ATen/autocast_mode.h>
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/_foreach_copy.h>
 #include <ATen/ops/alias.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/mm.h>
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/variable.h>
 
-#include "gradient_place.h"
+#include "linear_product.h"
+#include "meshwright/nn/layers.h"
+#include "sdk/base/cast_ahead.h"
 #include "sdk/base/own_kernels.h"
 
 namespace meshwright::detail {
@@ -105,27 +109,16 @@ struct AutocastLinear : torch::autograd::Function<AutocastLinear> {
     if (context->needs_input_grad(0))
       to_x = at::mm(grad, cast).view(context->saved_data["sizes"].toIntVector());
     if (context->needs_input_grad(1)) {
-      to_weight = at::mm(grad.t(), x.reshape({-1, x.size(-1)}));
-      if (place(weight, to_weight)) to_weight = Tensor();
+      const Tensor rows = x.reshape({-1, x.size(-1)});
+      if (c10::GradMode::is_enabled()) {
+        to_weight = at::mm(grad.t(), rows);
+      } else if (!place_product(weight, grad.t(), rows)) {
+        to_weight = at::empty(weight.sizes(), weight.options());
+        product_into(to_weight, grad.t(), rows);
+      }
     }
     if (context->saved_data["bias"].toBool() && context->needs_input_grad(3)) to_bias = grad.sum(0);
     return {to_x, to_weight, Tensor(), to_bias};
-  }
-
- private:
-  // Cast and kept in one pass.
-  static bool place(const Tensor& weight, const Tensor& gradient) {
-    GradientKeeper* keeper = c10::GradMode::is_enabled() ? nullptr : gradient_keeper(weight);
-    const std::optional<GradientPlace> kept = keeper != nullptr ? keeper->place() : std::nullopt;
-    if (!kept) return false;
-    Tensor into = kept->into;
-    if (kept->add)
-      into.add_(gradient, kept->scale);
-    else if (kept->scale == 1)
-      into.copy_(gradient);
-    else
-      into.copy_(gradient.to(into.scalar_type()).mul_(kept->scale));
-    return true;
   }
 };
 
@@ -150,8 +143,50 @@ Tensor autocast_linear(const Tensor& x, const Tensor& weight, const std::optiona
   const at::ScalarType dtype = at::autocast::get_autocast_dtype(at::kCUDA);
   // Autocast keeps what it casts of a parameter for the other uses in its scope.
   auto cast = [&](const Tensor& t) { return at::autocast::cached_cast(dtype, t, at::kCUDA); };
-  return AutocastLinear::apply(shared_cast(x, dtype), weight, cast(weight).detach(),
+  Tensor known = CastAhead::find(weight, dtype);
+  if (!known.defined()) known = cast(weight).detach();
+  return AutocastLinear::apply(shared_cast(x, dtype), weight, known,
                                bias ? std::optional(cast(*bias)) : std::nullopt);
 }
 
 }  // namespace meshwright::detail
+
+namespace meshwright {
+
+namespace {
+thread_local const CastAhead* casts_ahead = nullptr;
+
+// Those of a unit that is not gathered have none.
+bool has_memory(const at::Tensor& weight) {
+  return weight.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get() != nullptr;
+}
+}  // namespace
+
+CastAhead::CastAhead(const at::Tensor& x, const torch::nn::Module& module) : outer_(casts_ahead) {
+  casts_ahead = this;
+  if (!x.is_cuda() || !at::autocast::is_autocast_enabled(at::kCUDA) || !c10::GradMode::is_enabled())
+    return;
+  c10::NoGradGuard no_grad;
+  const at::ScalarType type = at::autocast::get_autocast_dtype(at::kCUDA);
+  for (const auto& part : module.modules()) {
+    const auto* linear = dynamic_cast<const LinearImpl*>(part.get());
+    if (linear == nullptr || !detail::autocasts(x, linear->weight) || !has_memory(linear->weight))
+      continue;
+    weights_.push_back(linear->weight);
+    casts_.push_back(at::empty_like(linear->weight, linear->weight.options().dtype(type)));
+  }
+  if (!casts_.empty()) at::_foreach_copy_(casts_, weights_);
+}
+
+CastAhead::~CastAhead() { casts_ahead = outer_; }
+
+at::Tensor CastAhead::find(const at::Tensor& weight, at::ScalarType type) {
+  if (casts_ahead == nullptr) return {};
+  const CastAhead& ahead = *casts_ahead;
+  for (size_t i = 0; i < ahead.weights_.size(); ++i)
+    if (ahead.weights_[i].is_same(weight) && ahead.casts_[i].scalar_type() == type)
+      return ahead.casts_[i];
+  return {};
+}
+
+}  // namespace meshwright

@@ -27,5 +27,7 @@ class GradientKeeper {
 // During a backward that adds up all gradients, the keeper of a parameter that nobody else watches;
 // nullptr: there is none.
 GradientKeeper* gradient_keeper(const at::Tensor& parameter);
+// Whether a backward may find one.
+bool has_gradient_keeper(const at::Tensor& parameter);
 
 }  // namespace meshwright::detail

@@ -15,6 +15,7 @@
 
 #include "autocast_linear.h"
 #include "float8.h"
+#include "gradient_place.h"
 #include "linear_product.h"
 #include "meshwright/nn/layers.h"
 #include "weight_gradients.h"
@@ -95,12 +96,21 @@ bool product_is_compiled(const Tensor& a) {
 
 void product_into(Tensor out, const Tensor& a, const Tensor& b, double scale, bool add) {
   auto* into = fast_product(a, b, b.size(1)) ? onednn_into() : nullptr;
-  if (into != nullptr)
+  if (out.scalar_type() != a.scalar_type())
+    at::addmm_out(out, out, a, b, out.scalar_type(), add ? 1 : 0, scale);
+  else if (into != nullptr)
     into(a, b, out, add ? 1 : 0, static_cast<float>(scale));
   else if (scale == 1 && !add)
     at::mm_out(out, a, b);
   else
     at::addmm_out(out, out, a, b, add ? 1 : 0, scale);
+}
+
+bool place_product(const Tensor& weight, const Tensor& a, const Tensor& b) {
+  GradientKeeper* keeper = c10::GradMode::is_enabled() ? nullptr : gradient_keeper(weight);
+  const std::optional<GradientPlace> kept = keeper != nullptr ? keeper->place() : std::nullopt;
+  if (kept) product_into(kept->into, a, b, kept->scale, kept->add);
+  return kept.has_value();
 }
 
 }  // namespace detail
@@ -126,15 +136,24 @@ struct FastLinear : torch::autograd::Function<FastLinear> {
     const Tensor &x = saved[0], &weight = saved[1];
     Tensor g = grads[0].reshape({-1, weight.size(0)}), to_x, to_weight, to_bias;
     if (context->needs_input_grad(0)) to_x = product(g, weight.t()).view(x.sizes());
-    if (context->needs_input_grad(1)) {
-      // Without their history, which would keep the graph alive.
-      to_weight = detail::now_or_later(
-          *context, weight, [g = g.detach(), rows = x.detach().reshape({-1, x.size(-1)})] {
-            return product(g.t(), rows.t());
-          });
-    }
+    if (context->needs_input_grad(1)) to_weight = gradient_of_weight(*context, weight, g, x);
     if (context->saved_data["bias"].toBool() && context->needs_input_grad(2)) to_bias = g.sum(0);
     return {to_x, to_weight, to_bias, Tensor()};
+  }
+
+ private:
+  // Undefined where it went elsewhere.
+  static Tensor gradient_of_weight(AutogradContext& context, const Tensor& weight, const Tensor& g,
+                                   const Tensor& x) {
+    const Tensor rows = x.reshape({-1, x.size(-1)});
+    if (detail::kept_queue(context) == nullptr) {
+      if (g.is_cuda() && detail::place_product(weight, g.t(), rows)) return {};
+      return product(g.t(), rows.t());
+    }
+    // Without their history, which would keep the graph alive.
+    return detail::now_or_later(context, weight, [g = g.detach(), rows = rows.detach()] {
+      return product(g.t(), rows.t());
+    });
   }
 };
 
@@ -153,7 +172,9 @@ Tensor LinearImpl::forward(const Tensor& x) {
                     x.numel() * weight.size(0) >= kWorthwhile && onednn() != nullptr;
   const bool puts_off = plain && weight.requires_grad() && weight.is_leaf() &&
                         detail::current_weight_gradients() != nullptr;
-  if (!fast && !puts_off) return torch::nn::LinearImpl::forward(x);
+  // Whose gradient has a place to be written to.
+  const bool placed = plain && x.is_cuda() && detail::has_gradient_keeper(weight);
+  if (!fast && !puts_off && !placed) return torch::nn::LinearImpl::forward(x);
   return FastLinear::apply(x, weight, bias.defined() ? std::optional<Tensor>(bias) : std::nullopt,
                            fast);
 }

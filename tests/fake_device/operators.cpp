@@ -312,6 +312,28 @@ std::tuple<Tensor, Tensor> rms_norm_backward(c10::DispatchKeySet, const Tensor& 
   return {dx, dw};
 }
 
+// Nor a product of 16 bits that is not rounded to them.
+Tensor& product_in_float(c10::DispatchKeySet, const Tensor& self, const Tensor& a, const Tensor& b,
+                         at::ScalarType, const at::Scalar& beta, const at::Scalar& alpha,
+                         Tensor& out) {
+  TORCH_CHECK(
+      self.is_same(out) && out.scalar_type() == at::kFloat && a.scalar_type() == b.scalar_type(),
+      "the fake device adds to a float32 product in place alone");
+  const c10::Device device = out.device();
+  const std::string what = "aten::addmm";
+  fake_device_begin(stream_of(device), device.index(), what.c_str());
+  const Ending ending;
+  const bool adds = beta.toDouble() != 0;
+  access(a, device, false, what);
+  access(b, device, false, what);
+  access(out, device, true, what);
+  at::AutoDispatchBelowADInplaceOrView below;
+  Tensor into = on_host(out);
+  at::addmm_out(into, into, on_host(a).to(at::kFloat), on_host(b).to(at::kFloat), beta, alpha);
+  fake_device::count_costs(what.c_str(), 1, {a, b, adds ? out : Tensor()}, {out}, device);
+  return out;
+}
+
 // The CPU's takes no integers.
 Tensor histc(c10::DispatchKeySet, const Tensor& input, int64_t bins, const at::Scalar& min,
              const at::Scalar& max) {
@@ -352,6 +374,8 @@ struct Load {
     library->impl("copy_", torch::dispatch(c10::DispatchKey::CUDA, TORCH_FN(copy_)));
     library->impl("_fused_rms_norm_backward",
                   torch::dispatch(c10::DispatchKey::CUDA, TORCH_FN(rms_norm_backward)));
+    library->impl("addmm.dtype_out",
+                  torch::dispatch(c10::DispatchKey::CUDA, TORCH_FN(product_in_float)));
     library->impl("histc", torch::dispatch(c10::DispatchKey::CUDA, TORCH_FN(histc)));
     fake_device::watch_steps();
     // Flash attention is made of operators that have a stand-in; cuDNN's has none. The plain path
