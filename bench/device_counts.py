@@ -83,7 +83,7 @@ def theirs(a, folder, fixture, ranks, model, program, options):
 
 
 def is_product(name):
-    return name.removeprefix("aten::") in PRODUCTS or "attention" in name
+    return name.removeprefix("aten::").split(".")[0] in PRODUCTS or "attention" in name
 
 
 def phase(step, name):
