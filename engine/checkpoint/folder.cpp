@@ -56,7 +56,7 @@ std::optional<fs::path> target_of(const fs::path& link) {
     std::ifstream in(link);
     std::getline(in, name);
   }
-  const fs::path found = link.parent_path() / name;
+  fs::path found = link.parent_path() / name;
   if (!step_of(name) || !fs::is_directory(found, failed)) return std::nullopt;
   return found;
 }

@@ -259,7 +259,7 @@ TEST_CASE("a dense layer in bfloat16 launches few kernels, and the host waits fo
   auto peak = [](const boost::json::object& step) {
     return step.at("peak_bytes").to_number<double>();
   };
-  CHECK(peak(deep) - peak(shallow) <= 4 * (737792 * 12 / 2 + 2.4e6));
+  CHECK(peak(deep) - peak(shallow) <= 4 * (737792.0 * 12 / 2 + 2.4e6));
   const boost::json::object& operators = deep.at("operators").as_object();
   const std::vector<std::pair<std::string, int64_t>> ours{
       {"rms_norm_bfloat16_packs", 17},
