@@ -11,6 +11,14 @@ config::LoadOptions load_options(const Call& call) {
   return options;
 }
 
+before::Reload reload_of(const Call& call) {
+  return [&call](const std::vector<std::string>& sets, Diagnostics& problems) {
+    config::LoadOptions options = load_options(call);
+    options.sets.insert(options.sets.end(), sets.begin(), sets.end());
+    return plan::load_job(options, problems);
+  };
+}
+
 int64_t world_size(const Call& call) {
   if (std::optional<int64_t> given = call.number("world-size", 1)) return *given;
   return plan::world_size_from_environment();

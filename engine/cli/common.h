@@ -3,6 +3,7 @@
 
 #include <optional>
 
+#include "engine/before/before.h"
 #include "engine/cli/verb.h"
 #include "engine/plan/plan.h"
 
@@ -10,6 +11,8 @@ namespace meshwright::cli {
 
 // FILE and --set of the command line.
 config::LoadOptions load_options(const Call& call);
+// Loads the same with more of --set.
+before::Reload reload_of(const Call& call);
 // --world-size, else the environment.
 int64_t world_size(const Call& call);
 // Loads, says notices and warnings; nullopt after printing errors, whose exit status goes to

@@ -1,8 +1,7 @@
 #include <algorithm>
 #include <cstdlib>
-#include <numeric>
 
-#include "engine/cli/before.h"
+#include "engine/before/before.h"
 #include "engine/cli/common.h"
 #include "engine/plan/training.h"
 #include "engine/render/render.h"
@@ -44,32 +43,6 @@ void print_groups(Call& call, const plan::JobPlan& plan, const std::string& axis
   if (call.json) call.out.write("\n]}\n");
 }
 
-// The smallest world that has room for the sizes, when the real one is not known.
-int64_t smallest_world(const ParallelSizes& sizes) {
-  int64_t copies = std::max<int64_t>(1, sizes.dp_replicate);
-  int64_t unit = sizes.tp * sizes.cp;
-  // A stage holds whole replicas, and whole expert groups.
-  int64_t stage = std::lcm(unit * copies, std::max<int64_t>(1, sizes.ep));
-  if (copies > 1 && stage / unit == copies) stage *= 2;
-  return stage * sizes.pp;
-}
-
-bool depends_on_the_world(ErrorCode code) {
-  return code == ErrorCode::world_not_divisible || code == ErrorCode::world_mismatch ||
-         code == ErrorCode::dp_replicate_not_divisor || code == ErrorCode::dp_replicate_too_large ||
-         code == ErrorCode::ep_not_divisor || code == ErrorCode::bad_rank_list;
-}
-
-// Of what stands between a job and its training: what the file does not say yet, or what `train`
-// refuses.
-std::string messages(const std::vector<Error>& obstacles, bool missing) {
-  std::string out;
-  for (const Error& error : obstacles)
-    if ((error.code() == ErrorCode::missing_key) == missing)
-      out += (out.empty() ? "" : "; ") + error.message();
-  return out;
-}
-
 int run_plan(Call& call) {
   int status = 0;
   std::optional<plan::Job> job = load_job(call, status);
@@ -82,15 +55,13 @@ int run_plan(Call& call) {
   for (const std::string& text : plan.notices) said.notice(text);
   for (const std::string& text : plan.warnings) said.warning(text);
   const std::vector<Error> obstacles = plan::errors_of_training(*job, &plan);
-  if (std::string why = messages(obstacles, /*missing=*/false); !why.empty())
+  if (std::string why = before::messages(obstacles, /*missing=*/false); !why.empty())
     said.warning("this plan cannot be trained: " + why);
   call.say(said);
   if (call.has("groups")) {
     print_groups(call, plan, call.value("groups"));
   } else if (call.json) {
-    boost::json::object machine = plan::to_json(plan);
-    plan::add_training(machine, obstacles);
-    call.print_json(machine);
+    call.print_json(before::plan_json(*job, plan));
   } else {
     call.out.write(render::draw(call.out_style, plan));
   }
@@ -101,55 +72,27 @@ int run_validate(Call& call) {
   int status = 0;
   std::optional<plan::Job> job = load_job(call, status);
   if (!job) return status;
-  // The mesh can be judged once the number of ranks is known: given, or implied by an explicit
-  // dp_size. Without it, the sizes and the model are still held against each other, on the smallest
-  // world that has room for them.
-  const ParallelSizes& sizes = job->config.shared.sizes;
   const char* environment = std::getenv("WORLD_SIZE");
-  bool given = call.has("world-size") || (environment != nullptr && *environment != '\0');
-  bool known = given || sizes.dp.has_value();
-  plan::check_rank_limits(*job, given ? std::optional(world_size(call)) : std::nullopt);
-  int64_t world = given      ? world_size(call)
-                  : sizes.dp ? *sizes.dp * sizes.tp * sizes.cp * sizes.pp
-                             : smallest_world(sizes);
-  std::string mesh =
-      known ? "fits " + report::counted(world, "rank", "ranks") : "not checked: give --world-size";
-  loader::LoadedStrategy strategy = job->strategy;  // or the one that it hands the job on to
-  std::vector<Error> obstacles;
-  Diagnostics said;
-  try {
-    plan::JobPlan plan = plan::make_plan(*job, {world, 0, !known});
-    strategy = plan.strategy;
-    for (const std::string& text : plan.notices) said.notice(text);
-    for (const std::string& text : plan.warnings) said.warning(text);
-    obstacles = plan::errors_of_training(*job, &plan);
-    Diagnostics before = check_before_start(call, *job, plan, std::nullopt);
-    for (const std::string& text : before.notices()) said.notice(text);
-    for (const std::string& text : before.warnings()) said.warning(text);
-    obstacles.insert(obstacles.end(), before.errors().begin(), before.errors().end());
-  } catch (const Error& error) {
-    if (known || !depends_on_the_world(error.code())) throw;
-    obstacles = plan::errors_of_training(*job, nullptr);
-  }
-  // A file for planning alone may leave out what only training needs.
-  std::string missing = messages(obstacles, /*missing=*/true);
-  if (!plan::written_for_training(*job))
-    std::erase_if(obstacles,
-                  [](const Error& error) { return error.code() == ErrorCode::missing_key; });
-  if (!missing.empty() && obstacles.empty())
-    said.notice("enough for plan, not for train: " + missing);
-  call.say(said);
-  if (!obstacles.empty()) return call.fail(obstacles);
+  const bool given = call.has("world-size") || (environment != nullptr && *environment != '\0');
+  const before::Verdict verdict = before::validate(
+      reload_of(call), *job, given ? std::optional(world_size(call)) : std::nullopt);
+  call.say(verdict.said);
+  if (!verdict.obstacles.empty()) return call.fail(verdict.obstacles);
+  const loader::LoadedStrategy& strategy = verdict.strategy;
   if (call.json) {
-    call.print_json(boost::json::object{
-        {"ok", true},
-        {"trains", missing.empty()},
-        {"strategy", strategy.info->name},
-        {"requested_strategy", job->config.requested_strategy},
-        {"plugin", strategy.plugin->path.string()},
-        {"world_size", known ? boost::json::value(world) : boost::json::value(nullptr)}});
+    call.print_json(
+        boost::json::object{{"ok", true},
+                            {"trains", verdict.missing.empty()},
+                            {"strategy", strategy.info->name},
+                            {"requested_strategy", job->config.requested_strategy},
+                            {"plugin", strategy.plugin->path.string()},
+                            {"world_size", verdict.world ? boost::json::value(*verdict.world)
+                                                         : boost::json::value(nullptr)}});
   } else {
     const std::string& asked = job->config.requested_strategy;
+    const std::string mesh = verdict.world
+                                 ? "fits " + report::counted(*verdict.world, "rank", "ranks")
+                                 : "not checked: give --world-size";
     call.out.write(
         report::paint(call.out_style, report::Tone::green, "ok") + ": " + call.positional(0) +
         "\n  strategy " + strategy.info->name +

@@ -1,6 +1,5 @@
 #include "engine/cli/ranks.h"
 
-#include <dlfcn.h>
 #include <unistd.h>
 
 #include <cstdlib>
@@ -8,9 +7,9 @@
 #include <fstream>
 #include <string_view>
 
+#include "engine/launch/engine_library.h"
 #include "engine/launch/exit_status.h"
 #include "engine/launch/limits.h"
-#include "sdk/base/beside.h"
 #include "sdk/base/words.h"
 
 namespace meshwright::cli {
@@ -36,29 +35,9 @@ Ranks ranks_of(Call& call) {
   return ranks;
 }
 
-// The dynamic linker names the first library that it missed.
-Error cannot_load(const std::string& path, const std::string& why) {
-  const bool no_torch = why.starts_with("libtorch") || why.starts_with("libc10");
-  if (!no_torch)
-    return Error(ErrorCode::internal, "cannot load " + path + ": " + why)
-        .help("the installation is damaged: build or install again");
-  const std::string place = beside_sdk("meshwright/torch").lexically_normal().string();
-  return Error(ErrorCode::file_unreadable, "LibTorch is not found: " + why)
-      .help("ln -s <the torch folder of the LibTorch wheel> " + place)
-      .help("or name its lib folder in LD_LIBRARY_PATH");
-}
-
 int run_in_engine(const char* entry, const void* options) {
   launch::raise_descriptor_limit();
-  std::string path = beside_sdk("libmeshwright_engine.so.1").string();
-  void* library = ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
-  if (library == nullptr) {
-    const char* told = ::dlerror();
-    throw cannot_load(path, told ? told : "");
-  }
-  auto run = reinterpret_cast<int (*)(const void*)>(::dlsym(library, entry));
-  if (run == nullptr) throw Error(ErrorCode::internal, path + " is not the engine's library");
-  return run(options);
+  return launch::engine_function<int(const void*)>(entry)(options);
 }
 
 }  // namespace

@@ -6,8 +6,8 @@
 #include <utility>
 
 #include "engine/base/durable.h"
+#include "engine/before/before.h"
 #include "engine/checkpoint/folder.h"
-#include "engine/cli/before.h"
 #include "engine/cli/common.h"
 #include "engine/cli/ranks.h"
 #include "engine/launch/exit_status.h"
@@ -81,8 +81,8 @@ int check(Call& call, plan::Job& job, const train::RunOptions& options, const Ra
   if (plan.outline) train::check_sample(options, plan.outline->vocab_size);
   // What depends on the host is asked by one rank of each.
   if (ranks && ranks->local_rank != 0) return 0;
-  Diagnostics before =
-      check_before_start(call, job, plan, ranks ? ranks->local_world_size : wanted);
+  Diagnostics before = before::check_before_start(reload_of(call), job, plan,
+                                                  ranks ? ranks->local_world_size : wanted);
   call.say(before);
   return before.ok() ? 0 : call.fail(before.errors());
 }

@@ -15,6 +15,9 @@ namespace meshwright::config {
 std::string show_toml(const Config& config, bool with_origins = true,
                       const std::vector<std::string>& without = {});
 boost::json::object show_json(const Config& config);
+// The value of "optimizer.lr" as there; "none" in quotes: it is not set. Throws Error(unknown_key)
+// with the nearest name.
+std::string value_toml(const Config& config, const std::string& key);
 
 // JSON Schema (draft 2020-12) of a configuration file, for editors.
 boost::json::object json_schema(const std::vector<StrategySchema>& strategies);

@@ -28,6 +28,9 @@ std::string origin_text(const Options& table, const std::string& name) {
   return "";
 }
 
+// TOML has no null.
+const std::string kNotSet = "\"none\"";
+
 // References are escaped, so that reading the text gives the same strings again.
 OptionValue escaped(const OptionValue& value) {
   OptionValue out = value;
@@ -90,6 +93,22 @@ std::vector<std::string> table_order(const Config& config) {
 
 }  // namespace
 
+std::string value_toml(const Config& config, const std::string& key) {
+  std::vector<std::string> known;
+  for (const std::string& name : table_order(config)) {
+    const Options& table = config.table(name);
+    for (const meshwright_option* option : table.schema().options) {
+      known.push_back(name.empty() ? option->name : name + "." + option->name);
+      if (known.back() != key) continue;
+      return table.is_set(option->name) ? value_text(table.value(option->name)) : kNotSet;
+    }
+  }
+  Error error(ErrorCode::unknown_key, "there is no key " + key);
+  if (std::string near = nearest_name(key, known); !near.empty())
+    error.help("did you mean " + near + "?");
+  throw error;
+}
+
 std::string show_toml(const Config& config, bool with_origins,
                       const std::vector<std::string>& without) {
   std::string out;
@@ -101,7 +120,7 @@ std::string show_toml(const Config& config, bool with_origins,
       // TOML has no null: what is not set and cannot be written as "none" is left out.
       bool set = table.is_set(option->name);
       std::string line = std::string(option->name) + " = " +
-                         (set ? value_text(table.value(option->name)) : "\"none\"");
+                         (set ? value_text(table.value(option->name)) : kNotSet);
       if (!set && (option->flags & MESHWRIGHT_OPTIONAL) == 0) continue;
       if (with_origins) {
         if (line.size() < 44) line.resize(44, ' ');

@@ -11,27 +11,22 @@
 
 #include "engine/base/durable.h"
 #include "engine/base/out_of_memory.h"
+#include "engine/generate/generate_here.h"
 #include "engine/generate/running/generate_rank.h"
 #include "engine/rendezvous/ending.h"
 #include "engine/report/report.h"
 #include "engine/report/torchrun.h"
 #include "engine/train/run.h"
+#include "engine/train/session.h"
+#include "engine/trainer/rank_agreement.h"
 #include "meshwright/error.h"
 #include "sdk/base/plugin_at_work.h"
 
 namespace {
 
-// LibTorch reports a use of freed memory with words of ours in the middle of its own.
-meshwright::Error from_libtorch(const std::string& what) {
-  if (meshwright::base::tells_of_memory(what))
-    return meshwright::base::out_of_memory(meshwright::base::line_of_memory(what));
-  std::string first = what.substr(0, what.find('\n'));
-  bool freed = what.find("was used outside its unit") != std::string::npos;
-  return {freed ? meshwright::ErrorCode::parameter_freed : meshwright::ErrorCode::internal, first};
-}
-
 // LibTorch writes pages of stack frames to standard error before it throws what we then say in one
-// line. For the program only: an application that uses the library keeps its own choice.
+// line. For the program and libmeshwright_c.so: a C++ application that uses the library keeps its
+// own choice.
 // TORCH_CPP_LOG_LEVEL brings them back.
 void quiet_libtorch() {
   if (std::getenv("TORCH_CPP_LOG_LEVEL") == nullptr) FLAGS_caffe2_log_level = 3;  // fatal
@@ -62,8 +57,6 @@ int run_guarded(const Work& work, const std::filesystem::path& log) {
     int status = work(ending);
     ending.finish();
     return status;
-  } catch (const Error& error) {
-    return fail(error);
   } catch (const report::WriteFailed& failure) {
     // Nothing of the half-written buffer may be tried again at exit. A reader that went away ends
     // others by its signal.
@@ -72,10 +65,8 @@ int run_guarded(const Work& work, const std::filesystem::path& log) {
     if (!failure.closed_pipe()) return fail(error);
     ending.tell(error);
     return 128 + SIGPIPE;
-  } catch (const std::bad_alloc&) {
-    return fail(base::out_of_memory());
-  } catch (const std::exception& error) {
-    return fail(from_libtorch(error.what()));
+  } catch (const std::exception&) {
+    return fail(train::error_being_handled());
   }
 }
 
@@ -98,6 +89,20 @@ extern "C" MESHWRIGHT_API int meshwright_generate_rank(const void* request) {
             *static_cast<const meshwright::generate::Request*>(request), ending);
       },
       {});
+}
+
+// For libmeshwright_c.so, whose caller's process is not ours: these throw Error and print nothing.
+extern "C" MESHWRIGHT_API void* meshwright_open_session(const void* run_options) {
+  quiet_libtorch();
+  return meshwright::train::open_session(
+             *static_cast<const meshwright::train::RunOptions*>(run_options))
+      .release();
+}
+
+extern "C" MESHWRIGHT_API void meshwright_generate_here(const void* here) {
+  quiet_libtorch();
+  meshwright::generate::generate_here(
+      *static_cast<const meshwright::generate::GenerateHere*>(here));
 }
 
 // For a rank that ends before it runs: the others, which may not know why it does, end with the

@@ -63,7 +63,7 @@ std::string first_bytes(const std::string& text) {
 
 }  // namespace
 
-Source::Source(const fs::path& path) : folder_(path) {
+Source::Source(const fs::path& path) : folder_(path), config_(path / "config.json") {
   std::error_code failed;
   if (!fs::is_directory(path, failed)) {
     Error missing(ErrorCode::file_unreadable, is_there(path)
@@ -88,11 +88,22 @@ Source::Source(const fs::path& path) : folder_(path) {
     tokenizer_ = tokenizer::Tokenizer::load(extra("tokenizer.json"));
 }
 
+Source Source::of_model(const fs::path& config, bool bytes) {
+  Source out;
+  out.folder_ = config.parent_path();
+  out.config_ = config;
+  out.vocab_ = outlines::load_outline(config, DType::float32).vocab_size;
+  if (const fs::path file = out.extra("tokenizer.json"); !bytes && is_there(file))
+    out.tokenizer_ = tokenizer::Tokenizer::load(file);
+  return out;
+}
+
 // The small files that are used here are held to their checksums; the ranks do so with the weights
 // they read.
 void Source::open_checkpoint() {
   checkpoint_ = true;
   folder_ = checkpoint::resolve(folder_);
+  config_ = folder_ / "config.json";
   checkpoint::Checkpoint opened(folder_);
   bool model = false;
   for (const checkpoint::FileRecord& file : opened.meta().files) {

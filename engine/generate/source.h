@@ -32,10 +32,14 @@ class Source {
   // `path`: a Hugging Face folder, a checkpoint, a folder of checkpoints or of a run. Throws
   // Error(file_unreadable | no_checkpoint | bad_checkpoint | bad_model_config | bad_tokenizer).
   explicit Source(const std::filesystem::path& path);
+  // A model that is there already, of this config.json, whose folder may have a tokenizer.
+  // `bytes`: it trains on the bytes of texts, which no tokenizer fits. Throws
+  // Error(bad_model_config | bad_tokenizer).
+  static Source of_model(const std::filesystem::path& config, bool bytes);
 
   const std::filesystem::path& folder() const { return folder_; }
   bool is_checkpoint() const { return checkpoint_; }
-  std::filesystem::path config() const { return folder_ / "config.json"; }
+  const std::filesystem::path& config() const { return config_; }
   int64_t vocab() const { return vocab_; }
   bool bytes() const { return !tokenizer_ && vocab_ == 256; }  // tokens are the bytes of a text
   const tokenizer::Tokenizer* tokenizer() const { return tokenizer_ ? &*tokenizer_ : nullptr; }
@@ -48,11 +52,12 @@ class Source {
   std::vector<int64_t> stops(const Request& request) const;
 
  private:
+  Source() = default;
   void open_checkpoint();
   // A file beside the model: what a checkpoint carries along lies in its folder source/.
   std::filesystem::path extra(const char* name) const;
   std::vector<int64_t> ids(const std::string& flag, const std::string& list) const;
-  std::filesystem::path folder_;
+  std::filesystem::path folder_, config_;
   bool checkpoint_ = false;
   int64_t vocab_ = 0;
   std::optional<tokenizer::Tokenizer> tokenizer_;

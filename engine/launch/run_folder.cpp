@@ -27,10 +27,11 @@ std::string joined(const std::vector<std::string>& words) {
 }  // namespace
 
 std::unique_ptr<base::RunLock> own_run_folder(const std::filesystem::path& folder,
-                                              const Lookup& environment, const Say& waiting) {
+                                              const Lookup& environment, const Say& waiting,
+                                              const std::function<void(const Error&)>& lost) {
   base::RunLock::Settings settings;
   settings.waiting = waiting;
-  settings.lost = leave;
+  settings.lost = lost ? lost : leave;
   try {
     auto lock = std::make_unique<base::RunLock>(folder, settings);
     if (const std::optional<base::LockOwner>& former = lock->former())

@@ -17,10 +17,12 @@ using Say = std::function<void(const std::string&)>;
 // Takes the folder for this process, until the object goes. Throws as RunLock does; when another
 // process has the folder and the environment has variables of a launcher that is not recognised,
 // Error(unknown_launcher) that names them: then this job was started several times, and each
-// process trains alone. A process whose folder is taken over by another host while it was stopped
-// is ended with exit status 7. When the owner before died, run.log says so.
+// process trains alone. When the owner before died, run.log says so. `lost`: hears, in a thread of
+// its own, that another host has taken the folder over while this process was stopped; without it
+// the process ends then, with exit status 7.
 std::unique_ptr<base::RunLock> own_run_folder(const std::filesystem::path& folder,
-                                              const Lookup& environment, const Say& waiting);
+                                              const Lookup& environment, const Say& waiting,
+                                              const std::function<void(const Error&)>& lost = {});
 
 // A local rank's: the launcher holds the lock, and this process with it.
 bool launcher_owns_run_folder();

@@ -57,7 +57,8 @@ std::string rows_before(const fs::path& path, int64_t steps) {
   return out;
 }
 
-RunFolder::RunFolder(fs::path path, std::optional<int64_t> steps) : path_(std::move(path)) {
+RunFolder::RunFolder(fs::path path, std::optional<int64_t> steps, const Tell& tell)
+    : path_(std::move(path)) {
   std::error_code failed;
   fs::create_directories(path_, failed);
   if (failed) unwritable(path_, failed.value());
@@ -73,11 +74,12 @@ RunFolder::RunFolder(fs::path path, std::optional<int64_t> steps) : path_(std::m
     fs::rename(metrics, kept_, failed);
     if (failed) unwritable(kept_, failed.value());
   }
-  metrics_.emplace(metrics, /*keep=*/steps.has_value());
-  log_.emplace(path_ / "run.log", /*keep=*/true);
+  metrics_.emplace(metrics, /*keep=*/steps.has_value(), tell);
+  log_.emplace(path_ / "run.log", /*keep=*/true, tell);
 }
 
-RunFolder::Lines::Lines(fs::path path, bool keep) : path_(std::move(path)) {
+RunFolder::Lines::Lines(fs::path path, bool keep, Tell tell)
+    : path_(std::move(path)), tell_(std::move(tell)) {
   fd_ =
       ::open(path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | (keep ? 0 : O_TRUNC), 0644);
   if (fd_ < 0) unwritable(path_, errno);
@@ -85,9 +87,15 @@ RunFolder::Lines::Lines(fs::path path, bool keep) : path_(std::move(path)) {
 
 RunFolder::Lines::~Lines() {
   if (waiting_lines_ > 0 && write(waiting_) == 0) waiting_lines_ = 0;
-  if (int64_t missing = waiting_lines_ + lost_lines_; missing > 0)
-    std::fprintf(stderr, "warning: %s lacks %s that could not be written\n", path_.c_str(),
-                 report::counted(missing, "line", "lines").c_str());
+  if (int64_t missing = waiting_lines_ + lost_lines_; missing > 0) {
+    const std::string text = "warning: " + path_.string() + " lacks " +
+                             report::counted(missing, "line", "lines") +
+                             " that could not be written";
+    if (tell_)
+      tell_(text);
+    else
+      std::fprintf(stderr, "%s\n", text.c_str());
+  }
   ::close(fd_);
 }
 

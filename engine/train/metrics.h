@@ -29,7 +29,10 @@ class RunFolder {
   // Makes the folder. A run that starts afresh keeps metrics of an earlier one of the same name
   // under another name, which `kept` then holds; one that continues after `steps` steps cuts them
   // back to these and appends.
-  explicit RunFolder(std::filesystem::path path, std::optional<int64_t> steps = std::nullopt);
+  // `tell`: hears of lines that were lost, which standard error does without it.
+  using Tell = std::function<void(const std::string&)>;
+  explicit RunFolder(std::filesystem::path path, std::optional<int64_t> steps = std::nullopt,
+                     const Tell& tell = {});
   const std::filesystem::path& path() const { return path_; }
   const std::string& kept() const { return kept_; }
   // Whole files: written beside, synced, renamed.
@@ -48,7 +51,7 @@ class RunFolder {
   // Whole lines: one that does not fit any more leaves no beginning of itself.
   class Lines {
    public:
-    Lines(std::filesystem::path path, bool keep);
+    Lines(std::filesystem::path path, bool keep, Tell tell);
     ~Lines();
     Lines(const Lines&) = delete;
     Lines& operator=(const Lines&) = delete;
@@ -62,6 +65,7 @@ class RunFolder {
     std::filesystem::path path_;
     int fd_ = -1;
     std::function<void(const std::string&)> warn_;
+    Tell tell_;
     std::string waiting_;  // lines that did not fit yet
     int64_t waiting_lines_ = 0, lost_lines_ = 0;
     bool failing_ = false;

@@ -7,8 +7,8 @@ namespace meshwright::train {
 void Reporter::open(const std::filesystem::path& folder, std::optional<int64_t> steps,
                     int64_t max_steps) {
   max_steps_ = max_steps;
-  folder_ = std::make_unique<RunFolder>(folder, steps);
-  progress_ = std::make_unique<Progress>(out_, style_, live_, max_steps);
+  folder_ = std::make_unique<RunFolder>(folder, steps, tell_);
+  if (!tell_) progress_ = std::make_unique<Progress>(out_, style_, live_, max_steps);
 }
 
 void Reporter::outlive_full_disks() {
@@ -18,11 +18,12 @@ void Reporter::outlive_full_disks() {
 void Reporter::say(const std::string& line) {
   if (!folder_) return;
   folder_->log(line);
-  progress_->say(line);
+  show(line);
 }
 
 void Reporter::show(const std::string& text) {
-  if (folder_) progress_->say(text);
+  if (!folder_) return;
+  progress_ ? progress_->say(text) : tell_(text);
 }
 
 void Reporter::put(const std::string& name, const std::string& contents) const {
@@ -34,13 +35,13 @@ void Reporter::step(const StepResult& result, const StepCost& cost) {
   folder_->step(result, cost);
   loads_.add(result);
   folder_->log(Progress::line(result, cost, max_steps_));
-  progress_->step(result, cost);
+  if (progress_) progress_->step(result, cost);
 }
 
 void Reporter::validation(int64_t step, double loss) {
   if (!folder_) return;
   folder_->validation(step, loss);
-  progress_->validation(step, loss);
+  if (progress_) progress_->validation(step, loss);
   char line[80];
   std::snprintf(line, sizeof line, "step %lld  validation loss %.6f",
                 static_cast<long long>(step) + 1, loss);
@@ -73,7 +74,7 @@ void Reporter::sync() {
 
 void Reporter::end_steps() {
   if (!folder_) return;
-  progress_->finish();
+  if (progress_) progress_->finish();
   if (loads_.empty()) return;
   put("expert_load.json", loads_.json());
   show(loads_.draw(style_));

@@ -4,9 +4,11 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "engine/report/report.h"
 #include "engine/train/expert_load.h"
@@ -17,8 +19,11 @@ namespace meshwright::train {
 
 class Reporter {
  public:
-  // `live`: standard output is a terminal.
-  Reporter(const report::Style& style, bool live) : style_(style), live_(live) {}
+  using Tell = std::function<void(const std::string&)>;
+  // `live`: standard output is a terminal. `tell`: hears lines in its place, but not those of
+  // steps, which an application has by itself.
+  Reporter(const report::Style& style, bool live, Tell tell = {})
+      : style_(style), live_(live), tell_(std::move(tell)) {}
   Reporter(const Reporter&) = delete;
   Reporter& operator=(const Reporter&) = delete;
 
@@ -51,9 +56,10 @@ class Reporter {
   report::Output out_{stdout, "standard output"};
   report::Style style_;
   bool live_;
+  Tell tell_;
   int64_t max_steps_ = 0;
   std::unique_ptr<RunFolder> folder_;
-  std::unique_ptr<Progress> progress_;
+  std::unique_ptr<Progress> progress_;  // nullptr: tell_ hears
   LoadHistory loads_;
 };
 

@@ -16,14 +16,21 @@ namespace meshwright::train {
 
 namespace fs = std::filesystem;
 
-std::unique_ptr<base::RunLock> lock_run(World& world, const fs::path& run) {
+std::unique_ptr<base::RunLock> lock_run(World& world, const fs::path& run,
+                                        const std::function<void(const std::string&)>& say,
+                                        const std::shared_ptr<LostFolder>& lost) {
   std::unique_ptr<base::RunLock> lock;
+  std::function<void(const Error&)> hears;
+  if (lost) hears = [lost](const Error& why) { lost->tell(why); };
   agree_or_throw(world, outcome_of([&] {
                    if (world.rank() == 0 && !launch::launcher_owns_run_folder())
                      lock = launch::own_run_folder(
-                         run, launch::process_environment(), [](const std::string& text) {
+                         run, launch::process_environment(),
+                         [&](const std::string& text) {
+                           if (say) return say("notice: " + text);
                            std::fprintf(stderr, "notice: %s\n", text.c_str());
-                         });
+                         },
+                         hears);
                    return std::string();
                  }));
   return lock;

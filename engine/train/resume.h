@@ -1,8 +1,11 @@
 // What a run of the program says and checks when it continues a checkpoint, and when it makes one.
 #pragma once
 
+#include <atomic>
 #include <filesystem>
+#include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "engine/base/run_lock.h"
@@ -13,10 +16,25 @@
 
 namespace meshwright::train {
 
+// Where an application hears that its run's folder was taken over (RunLock::Settings::lost).
+struct LostFolder {
+  void tell(const Error& why) {
+    error = why;
+    told = true;
+  }
+  void throw_if_told() const {
+    if (told) throw *error;
+  }
+  std::optional<Error> error;
+  std::atomic<bool> told = false;
+};
 // Collective, before anything in the run folder is touched. Rank 0 holds it from here on, unless
-// its launcher does. Throws Error(run_folder_locked | unknown_launcher | output_unwritable) on
-// every rank.
-std::unique_ptr<base::RunLock> lock_run(World& world, const std::filesystem::path& run);
+// its launcher does. `say`: hears of waiting; without it standard error does. `lost`: of an
+// application; without it the process ends when the folder is lost. Throws Error(run_folder_locked
+// | unknown_launcher | output_unwritable) on every rank.
+std::unique_ptr<base::RunLock> lock_run(World& world, const std::filesystem::path& run,
+                                        const std::function<void(const std::string&)>& say = {},
+                                        const std::shared_ptr<LostFolder>& lost = nullptr);
 
 struct ResumePoint {
   std::unique_ptr<checkpoint::Checkpoint> from;  // none: afresh

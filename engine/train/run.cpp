@@ -1,146 +1,45 @@
-#include "engine/train/run.h"
-
-#include <ATen/Context.h>
+#include "engine/train/rank_run.h"
 
 #include <algorithm>
 #include <bit>
 #include <cerrno>
-#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <fstream>
-#include <memory>
-#include <optional>
 #include <string>
 
 #include "engine/base/clock.h"
 #include "engine/base/read_file.h"
-#include "engine/checkpoint/export.h"
 #include "engine/generate/running/write_sample.h"
 #include "engine/launch/exit_status.h"
-#include "engine/modules/causal_lm.h"
 #include "engine/plan/plan.h"
 #include "engine/report/progress.h"
 #include "engine/report/report.h"
-#include "engine/train/batches.h"
-#include "engine/train/generators.h"
 #include "engine/train/lines_of_ranks.h"
 #include "engine/train/load_checkpoint.h"
-#include "engine/train/preemption.h"
-#include "engine/train/reporter.h"
-#include "engine/train/resume.h"
-#include "engine/train/run_data.h"
 #include "engine/train/run_records.h"
-#include "engine/train/saver.h"
 #include "engine/train/shared_folder.h"
 #include "engine/trainer/join_world.h"
 #include "engine/trainer/load_weights.h"
 #include "engine/trainer/logits.h"
-#include "engine/trainer/memory.h"
 #include "engine/trainer/stages.h"
 #include "engine/weights/safetensors.h"
-#include "meshwright/trainer.h"
 
 namespace meshwright::train {
-
-namespace {
 
 namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
 
-// One rank's run, from the configuration to the last file. All but the constructor is collective.
-class Run {
- public:
-  Run(const RunOptions& options, fs::path& log);
-  int go(rendezvous::Ending& together) {
-    if (!open(together)) return 0;
-    open_data();
-    make_trainer();
-    load();
-    report_start();
-    prepare_saving();
-    train();
-    return finish();
-  }
-
- private:
-  bool open(rendezvous::Ending& together);
-  void open_data();
-  void make_trainer();
-  void load();
-  void report_start();
-  std::vector<std::string> told_here() const;
-  void report_job();
-  void prepare_saving();
-  void train();
-  double validate(int64_t step);
-  int finish();
-  void write_traces();
-  void say_done(const std::string& sample);
-
-  // Dropout draws from LibTorch's own generator, which starts anywhere.
-  void seed_generator(int64_t step) {
-    at::manual_seed(generator_seed(seed_, step, trainer_->plan()));
-  }
-  const Options& table(const char* name) const { return job_.table(name); }
-  // nullopt: a sample is one document.
-  std::optional<int64_t> document_end(const char* name) const {
-    return table(name).get_bool("packing") ? table(name).find_int("document_end") : std::nullopt;
-  }
-  // Where this rank's rows of a micro-batch begin among those of all ranks.
-  int64_t row(int64_t micro) const {
-    return (micro * trainer_->data_parallel_size() + trainer_->data_parallel_rank()) *
-           trainer_->local_batch();
-  }
-  // The samples of a step follow each other, whatever the batch of the steps before was.
-  int64_t samples_before(int64_t step) const {
-    const int64_t batch =
-        trainer_->local_batch() * trainer_->accumulation() * trainer_->data_parallel_size();
-    return (from() != nullptr ? from()->meta().samples : 0) + (step - first_step_) * batch;
-  }
-  checkpoint::Checkpoint* from() const { return beginning_.from.get(); }
-  void export_to_folder(const fs::path& path) const {
-    checkpoint::Source source(path);
-    checkpoint::export_folder(source, run_path_ / "hf", {});
-  }
-
-  const RunOptions& options_;
-  fs::path& log_;
-  Clock::time_point started_ = Clock::now();
-  Job job_;
-  uint64_t seed_;
-  int64_t max_steps_, first_step_ = 0;
-  std::string pretrained_, model_path_;
-  fs::path config_file_, run_path_, checkpoints_;
-  std::shared_ptr<World> world_;
-  bool leader_ = false;
-  std::optional<MemoryMeter> memory_;
-  std::unique_ptr<base::RunLock> lock_;
-  ResumePoint beginning_;
-  modules::CausalLM net_{nullptr};
-  ModelOutline outline_;
-  RunData data_;
-  std::unique_ptr<Trainer> trainer_;
-  double loading_ms_ = 0;
-  std::string aside_;  // where checkpoints are now that the run does not continue
-  Reporter reporter_;
-  std::optional<Batches> batches_, validation_batches_;
-  std::unique_ptr<Saver> saver_;
-  // The lowest validation loss so far, and that of the last checkpoint; empty where none is kept.
-  std::optional<checkpoint::BestLoss> best_, saved_best_;
-  std::optional<Preemption> preemption_;
-  bool ending_ = false;   // nothing is left to train
-  bool stopped_ = false;  // by a signal, before the last step
-};
-
 Run::Run(const RunOptions& options, fs::path& log)
     : options_(options),
       log_(log),
-      job_(Job::from_file(options.file, options.sets)),
+      job_(options.file.empty() ? Job::from_text(options.text, options.sets)
+                                : Job::from_file(options.file, options.sets)),
       seed_(static_cast<uint64_t>(table("run").get_int("seed"))),
       max_steps_(table("step_scheduler").get_int("max_steps")),
       pretrained_(table("model").get_string("pretrained")),
-      reporter_({options.colour, options.unicode, options.width}, options.live) {
+      reporter_({options.colour, options.unicode, options.width}, options.live, options.tell) {
+  if (options.tell) lost_ = std::make_shared<LostFolder>();
   Diagnostics missing;
   plan::check_trainable(job_.impl(), missing);
   missing.throw_if_any();
@@ -153,27 +52,20 @@ Run::Run(const RunOptions& options, fs::path& log)
   checkpoints_ = run_path_ / "checkpoints";
 }
 
-// Joins the other ranks, takes the run's folder, and finds what the run continues. False: all its
-// steps are done.
 bool Run::open(rendezvous::Ending& together) {
   const std::string hash = std::to_string(std::hash<std::string>()(base::read_file(config_file_)));
   world_ = join_world(job_, {{"config.json of the model, whose hash is", hash}}, &together);
   leader_ = world_->rank() == 0;
   world_->trace().enabled = options_.trace;
   memory_.emplace(world_->device());
-  lock_ = lock_run(*world_, run_path_);
+  lock_ = lock_run(*world_, run_path_, options_.tell, lost_);
   if (lock_) log_ = run_path_ / "run.log";
   check_shared(*world_, run_path_);
   beginning_ = begin_run(job_, *world_, checkpoints_);
-  if (from() == nullptr || from()->meta().step < max_steps_) return true;
+  all_done_ = from() != nullptr && from()->meta().step >= max_steps_;
+  if (!all_done_) return true;
   if (beginning_.own)
     make_way(beginning_, *world_, checkpoints_);  // tidies what an interrupted save left
-  if (leader_) {
-    const std::string text =
-        finished_text(from()->folder(), from()->meta().step, max_steps_, options_.command);
-    std::fputs(text.c_str(), stdout);
-    std::fflush(stdout);
-  }
   return false;
 }
 
@@ -306,18 +198,16 @@ void Run::prepare_saving() {
 
 // As many samples as num_batches training steps would read: the same on every layout, split over
 // the data-parallel ranks.
-double Run::validate(int64_t step) {
+double Run::evaluate() {
   const int64_t count =
       table("validation_dataset").get_int("num_batches") * trainer_->accumulation();
-  double loss = trainer_->evaluate(count, [&](int64_t micro, const at::Tensor& hidden) {
+  return trainer_->evaluate(count, [&](int64_t micro, const at::Tensor& hidden) {
     return loss_of(*trainer_, net_, validation_batches_->read(row(micro)), hidden,
                    document_end("validation_dataset"));
   });
-  reporter_.validation(step, loss);
-  return loss;
 }
 
-void Run::train() {
+void Run::open_batches() {
   auto batches_of = [&](const data::Dataset& data, const Options& own, uint64_t seed) {
     return Batches(data, data::Sampler(data.samples(), own.get_bool("shuffle"), seed),
                    trainer_->local_batch(), world_->device(),
@@ -327,55 +217,88 @@ void Run::train() {
   if (data_.validation)
     validation_batches_.emplace(
         batches_of(*data_.validation, table("validation_dataset"), seed_ + 1));
-  const int64_t every = table("checkpoint").get_int("every_steps");
-  const bool keeps_best = table("checkpoint").get_bool("best");
-  if (keeps_best && beginning_.own) best_ = saved_best_ = from()->meta().best;
+  if (table("checkpoint").get_bool("best") && beginning_.own)
+    best_ = saved_best_ = from()->meta().best;
+}
+
+StepResult Run::train_step(int64_t step) {
+  Clock::time_point begin = Clock::now();
+  memory_->reset_peak();
+  saver_->before_step();
+  int64_t sample = samples_before(step);
+  StepResult result = trainer_->step([&](int64_t micro, const at::Tensor& hidden) {
+    if (preemption_ && preemption_->asked()) trainer_->vote(RankSignal::stop);
+    return loss_of(*trainer_, net_, batches_->read(sample + row(micro)), hidden,
+                   document_end("dataset"));
+  });
+  cost_ = {base::ms_since(begin), memory_->peak()};
+  reporter_.step(result, cost_);
+  lr_ = result.lr;
+  return result;
+}
+
+// Whether the step's model is the best so far, where the best is kept.
+bool Run::validate(int64_t step) {
+  double loss = evaluate();
+  reporter_.validation(step, loss);
+  if (!table("checkpoint").get_bool("best")) return false;
+  // Save or not: one rank's last bit must not decide otherwise.
+  loss = std::bit_cast<double>(int64_t{std::stoll(agree_or_throw(
+      *world_, outcome_of([&] { return std::to_string(std::bit_cast<int64_t>(loss)); }))[0])});
+  const bool better = std::isfinite(loss) && (!best_ || loss < best_->loss);
+  if (better) best_ = {step + 1, loss};
+  return better;
+}
+
+Wishes Run::wishes_of_all(Wishes mine) {
+  Wishes all;
+  for (const std::string& told :
+       gather_texts(*world_, {mine.stop ? '1' : '0', mine.save ? '1' : '0'})) {
+    all.stop |= told[0] == '1';
+    all.save |= told[1] == '1';
+  }
+  return all;
+}
+
+void Run::train(int64_t most, const AfterStep& after) {
+  const int64_t every = table("checkpoint").get_int("every_steps"), first = trainer_->next_step();
   net_->train();
-  preemption_.emplace(/*speaks=*/leader_);
-  for (int64_t step = first_step_; step < max_steps_; ++step) {
-    Clock::time_point begin = Clock::now();
-    memory_->reset_peak();
-    saver_->before_step();
-    int64_t sample = samples_before(step);
-    StepResult result = trainer_->step([&](int64_t micro, const at::Tensor& hidden) {
-      if (preemption_->asked()) trainer_->vote(RankSignal::stop);
-      return loss_of(*trainer_, net_, batches_->read(sample + row(micro)), hidden,
-                     document_end("dataset"));
-    });
-    reporter_.step(result, {base::ms_since(begin), memory_->peak()});
-    bool last = step + 1 == max_steps_;
-    bool better = false;
-    if (data_.validation &&
-        ((step + 1) % table("validation_dataset").get_int("every_steps") == 0 || last)) {
-      double loss = validate(step);
-      // Save or not: one rank's last bit must not decide otherwise.
-      if (keeps_best)
-        loss = std::bit_cast<double>(int64_t{std::stoll(agree_or_throw(*world_, outcome_of([&] {
-          return std::to_string(std::bit_cast<int64_t>(loss));
-        }))[0])});
-      better = keeps_best && std::isfinite(loss) && (!best_ || loss < best_->loss);
-      if (better) best_ = {step + 1, loss};
-    }
+  for (int64_t step = first; step < max_steps_ && step - first < most; ++step) {
+    if (lost_) lost_->throw_if_told();
+    const StepResult result = train_step(step);
+    const bool last = step + 1 == max_steps_;
+    const bool better =
+        data_.validation &&
+        ((step + 1) % table("validation_dataset").get_int("every_steps") == 0 || last) &&
+        validate(step);
     saver_->after_step(result);
+    const Wishes wishes = after ? wishes_of_all(after(result, cost_)) : Wishes{};
     // All ranks end after the same step, whichever of them was told to. After the last one the run
     // is about to end anyway.
     stopped_ = result.votes(RankSignal::stop) > 0 && !last;
     ending_ = last || stopped_;
-    if (ending_ || better || (every > 0 && (step + 1) % every == 0)) {
-      reporter_.sync();
-      saver_->save(samples_before(step + 1), result.lr, best_);
-    }
-    if (stopped_) break;
+    if (ending_ || better || wishes.save || (every > 0 && (step + 1) % every == 0)) save();
+    if (stopped_ || wishes.stop) break;
   }
-  if (first_step_ == max_steps_)
-    saver_->save(samples_before(first_step_), 0,
-                 best_);  // nothing was trained, but what was read is kept
+  if (first_step_ == max_steps_ && saver_->last_step() < 0 && !all_done_)
+    save();  // nothing was trained, but what was read is kept
   saver_->finish();
+}
+
+void Run::save_now() {
+  saver_->finish();
+  if (saver_->last_step() != trainer_->next_step()) save();
+  saver_->finish();
+}
+
+void Run::save() {
+  reporter_.sync();
+  saver_->save(samples_before(trainer_->next_step()), lr_, best_);
 }
 
 int Run::finish() {
   const std::string wish =
-      preemption_->asked() ? preemption_->signal() : "a signal to another rank";
+      preemption_ && preemption_->asked() ? preemption_->signal() : "a signal to another rank";
   if (stopped_)
     preemption_->stay();
   else
@@ -399,7 +322,7 @@ int Run::finish() {
                   (options_.command.empty() ? "" : "\n  " + options_.command));
     return launch::kPreempted;
   }
-  if (reporter_) say_done(sample);
+  if (reporter_ && trainer_->next_step() == max_steps_ && !all_done_) say_done(sample);
   return 0;
 }
 
@@ -431,7 +354,21 @@ void Run::say_done(const std::string& sample) {
                 reporter_.folder().string());
 }
 
-}  // namespace
+int Run::go(rendezvous::Ending& together) {
+  if (!open(together)) {
+    if (leader_) {
+      const std::string text =
+          finished_text(from()->folder(), from()->meta().step, max_steps_, options_.command);
+      std::fputs(text.c_str(), stdout);
+      std::fflush(stdout);
+    }
+    return 0;
+  }
+  prepare();
+  preemption_.emplace(/*speaks=*/leader_);
+  train();
+  return finish();
+}
 
 int run_rank(const RunOptions& options, rendezvous::Ending& together, fs::path& log) {
   return Run(options, log).go(together);

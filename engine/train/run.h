@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -15,7 +16,8 @@ class Ending;
 namespace meshwright::train {
 
 struct RunOptions {
-  std::string file;
+  std::string file;  // empty: `text` is the configuration
+  std::string text;
   std::vector<std::string> sets;
   std::string command;  // as it was typed, to be typed again; empty: another launcher's
   bool trace = false;   // write runs/<name>/trace/rank_N.json
@@ -25,6 +27,8 @@ struct RunOptions {
   int64_t sample_bytes = 0;  // byte models: write so many bytes after training
   std::string sample_prompt = "\n";
   double sample_temperature = 0.7;
+  // Of an application: hears the lines that the program prints, of which nothing is printed then.
+  std::function<void(const std::string&)> tell = {};
 };
 
 // Throws Error(usage) when a sample is asked for and the model's tokens are not bytes.

@@ -57,7 +57,7 @@ std::vector<std::string> tables_not_given(const Job& job) {
 void write_records(const Reporter& reporter, const RunOptions& options, const Job& job,
                    Trainer& trainer) {
   if (!reporter) return;
-  reporter.put("config.toml", base::read_file(options.file));
+  reporter.put("config.toml", options.file.empty() ? options.text : base::read_file(options.file));
   reporter.put("config.resolved.toml",
                config::show_toml(job.impl().config, /*with_origins=*/true, tables_not_given(job)));
   reporter.put("plan.json", report::pretty_json(plan::to_json(trainer.plan())));

@@ -53,17 +53,30 @@ std::vector<int64_t> hosts_of_ranks(World& world, const std::string& here) {
   return out;
 }
 
+Error error_being_handled() {
+  try {
+    throw;
+  } catch (const Error& error) {
+    return error;
+  } catch (const std::bad_alloc&) {
+    return base::out_of_memory();
+  } catch (const std::exception& error) {
+    const std::string what = error.what();
+    if (base::tells_of_memory(what)) return base::out_of_memory(base::line_of_memory(what));
+    // LibTorch reports a use of freed memory with words of ours in the middle of its own.
+    const bool freed = what.find("was used outside its unit") != std::string::npos;
+    return {freed ? ErrorCode::parameter_freed : ErrorCode::internal,
+            what.substr(0, what.find('\n'))};
+  } catch (...) {
+    return {ErrorCode::internal, "something that is no std::exception was thrown"};
+  }
+}
+
 Outcome outcome_of(const std::function<std::string()>& work) {
   try {
     return {work(), std::nullopt};
-  } catch (const Error& error) {
-    return {"", error};
-  } catch (const std::bad_alloc&) {
-    return {"", base::out_of_memory()};
-  } catch (const std::exception& error) {
-    const std::string what = error.what(), first = what.substr(0, what.find('\n'));
-    return {"", base::tells_of_memory(what) ? base::out_of_memory(first)
-                                            : Error(ErrorCode::internal, first)};
+  } catch (...) {
+    return {"", error_being_handled()};
   }
 }
 

@@ -19,6 +19,10 @@ std::vector<std::string> gather_texts(World& world, const std::string& mine);
 // all others.
 std::vector<int64_t> hosts_of_ranks(World& world, const std::string& here);
 
+// What is being handled, as an Error: LibTorch's words for memory that ended, and for what a plugin
+// or a module did wrong, are ours then.
+Error error_being_handled();
+
 // What one rank's work gave: a text, or an error.
 struct Outcome {
   std::string text;

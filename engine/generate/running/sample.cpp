@@ -55,19 +55,23 @@ int64_t draw(const float* logits, int64_t vocab, const GenerateOptions& options,
   return last;
 }
 
+[[noreturn]] void refuse(const std::string& what) {
+  throw Error(ErrorCode::out_of_range, "cannot generate: " + what);
+}
+
 }  // namespace
+
+void check_sampling(double temperature, int64_t top_k, double top_p) {
+  if (!(temperature >= 0) || !std::isfinite(temperature))
+    refuse("the temperature must be a number of at least 0");
+  if (top_k < 0) refuse("top_k = " + std::to_string(top_k) + " must not be negative");
+  if (!(top_p > 0 && top_p <= 1)) refuse("top_p must be above 0 and at most 1");
+}
 
 std::vector<int64_t> generate_tokens(const LogitsOf& logits_of, std::vector<int64_t> prompt,
                                      const GenerateOptions& options) {
-  auto refuse = [](const std::string& what) {
-    throw Error(ErrorCode::out_of_range, "cannot generate: " + what);
-  };
   if (prompt.empty()) refuse("the prompt is empty");
-  if (!(options.temperature >= 0) || !std::isfinite(options.temperature))
-    refuse("the temperature must be a number of at least 0");
-  if (options.top_k < 0)
-    refuse("top_k = " + std::to_string(options.top_k) + " must not be negative");
-  if (!(options.top_p > 0 && options.top_p <= 1)) refuse("top_p must be above 0 and at most 1");
+  check_sampling(options.temperature, options.top_k, options.top_p);
   if (options.context < 1)
     refuse("context = " + std::to_string(options.context) + " must be at least 1");
   c10::NoGradGuard no_grad;

@@ -27,6 +27,9 @@ struct GenerateOptions {
   std::function<void(int64_t token)> each = {};  // hears every new token at once
 };
 
+// Throws Error(out_of_range), as generate_tokens() does.
+void check_sampling(double temperature, int64_t top_k, double top_p);
+
 // The new tokens, without the prompt. Throws Error(out_of_range) for an empty prompt, a temperature
 // that is not finite and >= 0, a negative top_k, a top_p outside (0, 1], or a context below 1;
 // Error(nonfinite) when the logits are not numbers.

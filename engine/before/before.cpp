@@ -1,0 +1,157 @@
+#include "engine/before/before.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "engine/data/dataset.h"
+#include "engine/launch/devices.h"
+#include "engine/plan/before_start.h"
+#include "engine/plan/training.h"
+#include "engine/weights/auxiliary_files.h"
+
+namespace meshwright::before {
+namespace {
+
+void check_data(const plan::Job& job, const plan::JobPlan& plan, Diagnostics& found) {
+  const std::string pretrained = job.config.table("model").get_string("pretrained");
+  for (const char* name : {"dataset", "validation_dataset"}) {
+    const Options& table = job.config.table(name);
+    if (!table.is_set("path") || table.get_string("kind") == "mock")
+      continue;  // what is missing is said where all keys are checked
+    try {
+      data::look_at_data(table, plan.outline ? plan.outline->vocab_size : 0, pretrained);
+    } catch (const Error& error) {
+      found.add(config::placed(error, job.config));
+    }
+  }
+}
+
+// Said by rank 0 once training starts, where a checkpoint that the run continues may have brought a
+// tokenizer of its own.
+void tell_tokenizer(const plan::Job& job, Diagnostics& found) {
+  const Options& model = job.config.table("model");
+  if (!model.get_string("pretrained").empty() || !model.is_set("config") ||
+      job.config.table("dataset").get_string("kind") != "text")
+    return;
+  if (std::optional<std::string> notice =
+          weights::tokenizer_of_no_use(config::model_config_file(model)))
+    found.notice(*notice);
+}
+
+// Strategies that could train the job instead of its own.
+std::vector<std::string> other_strategies(const plan::Job& job, const plan::JobPlan& plan) {
+  std::vector<std::string> out;
+  for (const loader::Listing& listing : job.registry->list()) {
+    if (listing.plugin == nullptr) continue;
+    for (const loader::StrategyInfo& info : listing.plugin->strategies)
+      if ((info.capabilities & MESHWRIGHT_CAN_PARALLELIZE) != 0 &&
+          info.name != plan.strategy.info->name)
+        out.push_back(info.name);
+  }
+  std::sort(out.begin(), out.end());
+  return out;
+}
+
+// The smallest world that has room for the sizes, when the real one is not known.
+int64_t smallest_world(const ParallelSizes& sizes) {
+  int64_t copies = std::max<int64_t>(1, sizes.dp_replicate);
+  int64_t unit = sizes.tp * sizes.cp;
+  // A stage holds whole replicas, and whole expert groups.
+  int64_t stage = std::lcm(unit * copies, std::max<int64_t>(1, sizes.ep));
+  if (copies > 1 && stage / unit == copies) stage *= 2;
+  return stage * sizes.pp;
+}
+
+bool depends_on_the_world(ErrorCode code) {
+  return code == ErrorCode::world_not_divisible || code == ErrorCode::world_mismatch ||
+         code == ErrorCode::dp_replicate_not_divisor || code == ErrorCode::dp_replicate_too_large ||
+         code == ErrorCode::ep_not_divisor || code == ErrorCode::bad_rank_list;
+}
+
+}  // namespace
+
+Diagnostics check_before_start(const Reload& reload, const plan::Job& job,
+                               const plan::JobPlan& plan, std::optional<int64_t> local_ranks) {
+  Diagnostics found;
+  check_data(job, plan, found);
+  if (!local_ranks) tell_tokenizer(job, found);
+  const std::string device = job.config.table("dist_env").get_string("device");
+  // On CUDA devices the tensors lie elsewhere.
+  if (device == "cuda" || (device == "auto" && launch::driver_lists_devices())) return found;
+  auto replan = [&](const std::vector<std::string>& sets, int64_t world) -> std::optional<Bytes> {
+    Diagnostics problems;
+    try {
+      std::optional<plan::Job> other = reload(sets, problems);
+      if (!other || !problems.ok()) return std::nullopt;
+      return plan::make_plan(*other, {world, 0, /*assumed_world=*/true})
+          .footprint.value_or(Footprint{})
+          .bytes;
+    } catch (const Error&) {
+      return std::nullopt;
+    }
+  };
+  Diagnostics memory;
+  plan::check_memory(plan, local_ranks.value_or(1), plan::host_memory(),
+                     other_strategies(job, plan), replan, memory);
+  if (local_ranks)
+    for (const std::string& text : memory.warnings()) found.warning(text);
+  for (const Error& error : memory.errors())
+    if (local_ranks)
+      found.add(config::placed(error, job.config));
+    else
+      found.warning("one rank alone does not fit into this host: " + error.message());
+  return found;
+}
+
+std::string messages(const std::vector<Error>& obstacles, bool missing) {
+  std::string out;
+  for (const Error& error : obstacles)
+    if ((error.code() == ErrorCode::missing_key) == missing)
+      out += (out.empty() ? "" : "; ") + error.message();
+  return out;
+}
+
+Verdict validate(const Reload& reload, plan::Job& job, std::optional<int64_t> given) {
+  // The mesh can be judged once the number of ranks is known: given, or implied by an explicit
+  // dp_size. Without it, the sizes and the model are still held against each other, on the smallest
+  // world that has room for them.
+  const ParallelSizes& sizes = job.config.shared.sizes;
+  const bool known = given || sizes.dp.has_value();
+  plan::check_rank_limits(job, given);
+  const int64_t world = given      ? *given
+                        : sizes.dp ? *sizes.dp * sizes.tp * sizes.cp * sizes.pp
+                                   : smallest_world(sizes);
+  Verdict out;
+  if (known) out.world = world;
+  out.strategy = job.strategy;  // or the one that it hands the job on to
+  try {
+    plan::JobPlan plan = plan::make_plan(job, {world, 0, !known});
+    out.strategy = plan.strategy;
+    for (const std::string& text : plan.notices) out.said.notice(text);
+    for (const std::string& text : plan.warnings) out.said.warning(text);
+    out.obstacles = plan::errors_of_training(job, &plan);
+    Diagnostics before = check_before_start(reload, job, plan, std::nullopt);
+    for (const std::string& text : before.notices()) out.said.notice(text);
+    for (const std::string& text : before.warnings()) out.said.warning(text);
+    out.obstacles.insert(out.obstacles.end(), before.errors().begin(), before.errors().end());
+  } catch (const Error& error) {
+    if (known || !depends_on_the_world(error.code())) throw;
+    out.obstacles = plan::errors_of_training(job, nullptr);
+  }
+  // A file for planning alone may leave out what only training needs.
+  out.missing = messages(out.obstacles, /*missing=*/true);
+  if (!plan::written_for_training(job))
+    std::erase_if(out.obstacles,
+                  [](const Error& error) { return error.code() == ErrorCode::missing_key; });
+  if (!out.missing.empty() && out.obstacles.empty())
+    out.said.notice("enough for plan, not for train: " + out.missing);
+  return out;
+}
+
+boost::json::object plan_json(const plan::Job& job, const plan::JobPlan& plan) {
+  boost::json::object out = plan::to_json(plan);
+  plan::add_training(out, plan::errors_of_training(job, &plan));
+  return out;
+}
+
+}  // namespace meshwright::before

@@ -1,0 +1,145 @@
+#include "engine/generate/running/continued.h"
+
+#include <algorithm>
+#include <chrono>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "engine/checkpoint/checkpoint.h"
+#include "engine/generate/running/sample.h"
+#include "engine/launch/ranks.h"
+#include "engine/plan/plan.h"
+#include "engine/rendezvous/rendezvous.h"
+#include "engine/trainer/join_world.h"
+#include "engine/trainer/load_weights.h"
+#include "engine/trainer/logits.h"
+#include "engine/trainer/rank_agreement.h"
+
+namespace meshwright::generate {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// The configuration, refused when no such model can be made here.
+Job job_of(const Source& source, const Request& request) {
+  launch::RankEnvironment ranks =
+      launch::detect_ranks(launch::process_environment()).value_or(launch::RankEnvironment{});
+  Settings settings = generate::settings(source, request.sets, ranks.world_size);
+  Job job = Job::from_text(settings.toml, settings.sets);
+  Diagnostics problems;
+  plan::check_trainable(job.impl(), problems);
+  problems.throw_if_any();
+  return job;
+}
+
+// What all ranks must mean alike.
+rendezvous::Facts facts_of(const Request& request, const std::vector<int64_t>& prompt) {
+  std::string words;
+  for (int64_t id : prompt) words += std::to_string(id) + " ";
+  return {{"the prompt's tokens", words},
+          {"--max-new", std::to_string(request.max_new)},
+          {"--temperature", std::to_string(request.temperature)},
+          {"--top-k", std::to_string(request.top_k)},
+          {"--top-p", std::to_string(request.top_p)},
+          {"--seed", std::to_string(request.seed)},
+          {"--stop", request.stop.value_or("")}};
+}
+
+// Collective. Fills the model; returns the checkpoint that its weights came from, if it was one,
+// else nullptr.
+std::unique_ptr<checkpoint::Checkpoint> load(Trainer& trainer, modules::CausalLM& net,
+                                             const Source& source) {
+  std::unique_ptr<checkpoint::Checkpoint> from;
+  train::agree_or_throw(trainer.world(), train::outcome_of([&] {
+                          if (source.is_checkpoint()) {
+                            from = std::make_unique<checkpoint::Checkpoint>(source.folder());
+                            train::load_weights(trainer, *from);
+                          } else {
+                            train::load_weights(trainer, source.folder().string(), net, 0);
+                          }
+                          return std::string();
+                        }));
+  return from;
+}
+
+// A checkpoint tells on what length its model has learned; further back it looks at nothing, as
+// train --sample does. A Hugging Face model looks at everything, as in transformers.
+int64_t context_of(modules::CausalLM& net, const checkpoint::Checkpoint* from) {
+  if (from == nullptr) return std::numeric_limits<int64_t>::max();
+  return from->meta().seq_len > 0 ? std::min(net->max_positions(), from->meta().seq_len)
+                                  : net->max_positions();
+}
+
+GenerateOptions options_of(const Request& request, const std::vector<int64_t>& stops,
+                           int64_t context) {
+  GenerateOptions options;
+  options.max_new_tokens = request.max_new;
+  options.temperature = request.temperature;
+  options.top_k = request.top_k;
+  options.top_p = request.top_p;
+  options.seed = request.seed;
+  options.context = context;
+  options.stop = stops;
+  return options;
+}
+
+// The token that ends a text is no part of it.
+bool ends_text(int64_t id, const std::vector<int64_t>& stops) {
+  return std::find(stops.begin(), stops.end(), id) != stops.end();
+}
+
+}  // namespace
+
+Continued continue_prompt(Trainer& trainer, modules::CausalLM& net,
+                          const std::vector<int64_t>& prompt, const Request& request,
+                          const std::vector<int64_t>& stops, int64_t context,
+                          const Listener& listener) {
+  Continued out;
+  out.prompt = prompt;
+  GenerateOptions options = options_of(request, stops, context);
+  if (trainer.world().rank() == 0) {
+    if (const std::string notice = train::whole_text_notice(trainer); !notice.empty())
+      listener.notice(notice);
+    if (static_cast<int64_t>(prompt.size()) > options.context)
+      listener.notice("the prompt has " + std::to_string(prompt.size()) +
+                      " tokens, of which the model sees the last " +
+                      std::to_string(options.context));
+  }
+  listener.begin(trainer.world().rank(), prompt);
+  options.each = [&](int64_t id) { listener.token(id, ends_text(id, stops)); };
+  const bool training = net->is_training();
+  net->eval();
+  Clock::time_point begin = Clock::now();
+  trainer.model().summon_full_parameters([&] {
+    begin = Clock::now();
+    out.tokens =
+        generate_tokens([&](const at::Tensor& ids) { return train::logits_of(trainer, net, ids); },
+                        prompt, options);
+  });
+  net->train(training);
+  out.seconds = std::chrono::duration<double>(Clock::now() - begin).count();
+  out.ended = !out.tokens.empty() && ends_text(out.tokens.back(), options.stop);
+  return out;
+}
+
+Continued continue_folder(const Source& source, const Request& request, rendezvous::Ending& ending,
+                          const Listener& listener) {
+  std::vector<int64_t> prompt = source.prompt(request), stops = source.stops(request);
+  Job job = job_of(source, request);
+  train::set_threads(job);
+  train::keep_freed_memory();
+  std::shared_ptr<World> world = train::join_world(job, facts_of(request, prompt), &ending);
+  modules::CausalLM net = modules::build_model(
+      source.config(), *job.table("model").find_dtype("torch_dtype"), at::kMeta);
+  Trainer trainer(job, world, net.ptr(), net->outline());
+  std::unique_ptr<checkpoint::Checkpoint> from = load(trainer, net, source);
+  Continued out =
+      continue_prompt(trainer, net, prompt, request, stops, context_of(net, from.get()), listener);
+  world->everyone()->barrier();
+  return out;
+}
+
+}  // namespace meshwright::generate

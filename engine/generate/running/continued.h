@@ -1,0 +1,44 @@
+// A prompt and what a model makes of it: of a folder that is loaded for it, or of a model that is
+// there.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "engine/generate/source.h"
+#include "engine/modules/causal_lm.h"
+#include "meshwright/trainer.h"
+
+namespace meshwright::rendezvous {
+class Ending;
+}
+
+namespace meshwright::generate {
+
+// Who hears of it while it is made; all must be set.
+struct Listener {
+  std::function<void(const std::string& text)> notice;  // rank 0
+  std::function<void(int64_t rank, const std::vector<int64_t>& prompt)> begin;
+  std::function<void(int64_t id, bool ends)> token;  // `ends`: no part of the text, but its end
+};
+
+// The tokens behind the prompt, and how long they took.
+struct Continued {
+  std::vector<int64_t> prompt, tokens;
+  bool ended = false;  // the last one is a stop token
+  double seconds = 0;
+  double rate() const { return seconds > 0 ? static_cast<double>(tokens.size()) / seconds : 0; }
+};
+
+// Collective. `context`: how far the model looks back.
+Continued continue_prompt(Trainer& trainer, modules::CausalLM& net,
+                          const std::vector<int64_t>& prompt, const Request& request,
+                          const std::vector<int64_t>& stops, int64_t context,
+                          const Listener& listener);
+// Collective, without the rank's end: joins the ranks and fills the model. Throws Error.
+Continued continue_folder(const Source& source, const Request& request, rendezvous::Ending& ending,
+                          const Listener& listener);
+
+}  // namespace meshwright::generate

@@ -1,0 +1,141 @@
+// A rank's run in its parts: what the program does one after another, and an application in steps
+// of its own.
+#pragma once
+
+#include <ATen/Context.h>
+
+#include <chrono>
+#include <filesystem>
+#include <functional>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "engine/checkpoint/export.h"
+#include "engine/modules/causal_lm.h"
+#include "engine/train/batches.h"
+#include "engine/train/generators.h"
+#include "engine/train/preemption.h"
+#include "engine/train/reporter.h"
+#include "engine/train/resume.h"
+#include "engine/train/run.h"
+#include "engine/train/run_data.h"
+#include "engine/train/saver.h"
+#include "engine/train/session.h"
+#include "engine/trainer/memory.h"
+#include "meshwright/trainer.h"
+
+namespace meshwright::train {
+
+using AfterStep = std::function<Wishes(const StepResult& result, const StepCost& cost)>;
+
+// One rank's run, from the configuration to the last file. All but the constructor is collective.
+class Run {
+ public:
+  Run(const RunOptions& options, std::filesystem::path& log);
+  // All of it, as the program runs it. Returns 0, or launch::kPreempted.
+  int go(rendezvous::Ending& together);
+
+  // Its parts. open() joins the other ranks, takes the run's folder, and finds what the run
+  // continues; false: all its steps are done.
+  bool open(rendezvous::Ending& together);
+  void prepare() {
+    open_data();
+    make_trainer();
+    load();
+    report_start();
+    prepare_saving();
+    open_batches();
+  }
+  // At most `most` steps, of those that are left.
+  void train(int64_t most = std::numeric_limits<int64_t>::max(), const AfterStep& after = {});
+  void save();
+  void save_now();    // the same between steps, where there is something new to save
+  double evaluate();  // over the validation data, which must be there
+  int finish();
+
+  Trainer& trainer() { return *trainer_; }
+  modules::CausalLM& net() { return net_; }
+  const Job& job() const { return job_; }
+  const std::filesystem::path& path() const { return run_path_; }
+  const std::filesystem::path& config_file() const { return config_file_; }
+  bool has_validation() const { return data_.validation != nullptr; }
+  int64_t seq_len() const { return data_.config.seq_len; }
+
+ private:
+  void open_data();
+  void make_trainer();
+  void load();
+  void report_start();
+  std::vector<std::string> told_here() const;
+  void report_job();
+  void prepare_saving();
+  void open_batches();
+  StepResult train_step(int64_t step);
+  bool validate(int64_t step);
+  Wishes wishes_of_all(Wishes mine);
+  void write_traces();
+  void say_done(const std::string& sample);
+
+  // Dropout draws from LibTorch's own generator, which starts anywhere.
+  void seed_generator(int64_t step) {
+    at::manual_seed(generator_seed(seed_, step, trainer_->plan()));
+  }
+  const Options& table(const char* name) const { return job_.table(name); }
+  // nullopt: a sample is one document.
+  std::optional<int64_t> document_end(const char* name) const {
+    return table(name).get_bool("packing") ? table(name).find_int("document_end") : std::nullopt;
+  }
+  // Where this rank's rows of a micro-batch begin among those of all ranks.
+  int64_t row(int64_t micro) const {
+    return (micro * trainer_->data_parallel_size() + trainer_->data_parallel_rank()) *
+           trainer_->local_batch();
+  }
+  // The samples of a step follow each other, whatever the batch of the steps before was.
+  int64_t samples_before(int64_t step) const {
+    const int64_t batch =
+        trainer_->local_batch() * trainer_->accumulation() * trainer_->data_parallel_size();
+    return (from() != nullptr ? from()->meta().samples : 0) + (step - first_step_) * batch;
+  }
+  checkpoint::Checkpoint* from() const { return beginning_.from.get(); }
+  void export_to_folder(const std::filesystem::path& path) const {
+    checkpoint::Source source(path);
+    checkpoint::export_folder(source, run_path_ / "hf", {});
+  }
+
+  const RunOptions& options_;
+  std::filesystem::path& log_;
+  std::chrono::steady_clock::time_point started_ = std::chrono::steady_clock::now();
+  Job job_;
+  uint64_t seed_;
+  int64_t max_steps_, first_step_ = 0;
+  std::string pretrained_, model_path_;
+  std::filesystem::path config_file_, run_path_, checkpoints_;
+  std::shared_ptr<World> world_;
+  bool leader_ = false;
+  std::optional<MemoryMeter> memory_;
+  std::unique_ptr<base::RunLock> lock_;
+  ResumePoint beginning_;
+  modules::CausalLM net_{nullptr};
+  ModelOutline outline_;
+  RunData data_;
+  std::unique_ptr<Trainer> trainer_;
+  double loading_ms_ = 0;
+  std::string aside_;  // where checkpoints are now that the run does not continue
+  Reporter reporter_;
+  std::optional<Batches> batches_, validation_batches_;
+  std::unique_ptr<Saver> saver_;
+  // The lowest validation loss so far, and that of the last checkpoint; empty where none is kept.
+  std::optional<checkpoint::BestLoss> best_, saved_best_;
+  std::optional<Preemption> preemption_;
+  StepCost cost_;                     // of the last step
+  double lr_ = 0;                     // of the last step
+  bool all_done_ = false;             // before anything was trained
+  std::shared_ptr<LostFolder> lost_;  // of an application
+  bool ending_ = false;               // nothing is left to train
+  bool stopped_ = false;              // by a signal, before the last step
+};
+
+}  // namespace meshwright::train
