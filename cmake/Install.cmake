@@ -9,7 +9,7 @@ set_target_properties(meshwright_runtime PROPERTIES EXPORT_NAME runtime INSTALL_
 set_target_properties(meshwright_engine PROPERTIES EXPORT_NAME engine INSTALL_RPATH "${MESHWRIGHT_INSTALL_RPATH}")
 install(TARGETS meshwright RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 set_target_properties(meshwright_testing PROPERTIES EXPORT_NAME testing)
-install(TARGETS meshwright_sdk meshwright_runtime meshwright_engine meshwright_testing EXPORT MeshwrightTargets
+install(TARGETS meshwright_sdk meshwright_runtime meshwright_engine meshwright_c meshwright_testing EXPORT MeshwrightTargets
   LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} NAMELINK_COMPONENT dev ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT dev)
 foreach(strategy ddp fsdp2 megatron_fsdp moe_ep)
   install(TARGETS meshwright_${strategy} LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}/meshwright/plugins)

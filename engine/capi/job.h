@@ -1,0 +1,23 @@
+// What is behind meshwright_job.
+#pragma once
+
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "engine/before/before.h"
+#include "engine/plan/plan.h"
+#include "meshwright/meshwright.h"
+
+struct meshwright_job {
+  std::string path, toml;  // no path: the text
+  std::vector<std::string> sets;
+  meshwright::plan::Job job;
+  std::string answer, notices;  // as given to the caller
+
+  // Reads and checks it anew. Throws capi::Mistakes; then nothing has changed.
+  void load(std::vector<std::string> with);
+  meshwright::before::Reload reload() const;
+  void tell(const meshwright::Diagnostics& said);
+};
