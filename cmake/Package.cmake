@@ -23,7 +23,7 @@ set(CPACK_DEBIAN_RUNTIME_PACKAGE_SHLIBDEPS ON)
 set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS_PRIVATE_DIRS ${PROJECT_BINARY_DIR}/lib ${MESHWRIGHT_TORCH_DIR}/lib)
 set(CPACK_DEBIAN_RUNTIME_PACKAGE_CONTROL_EXTRA ${PROJECT_SOURCE_DIR}/cmake/package/triggers ${PROJECT_BINARY_DIR}/package/shlibs)
 file(CONFIGURE OUTPUT ${PROJECT_BINARY_DIR}/package/shlibs CONTENT
-  "libmeshwright_engine 1 meshwright (= ${PROJECT_VERSION})\nlibmeshwright_runtime 1 meshwright (= ${PROJECT_VERSION})\nlibmeshwright_sdk 1 meshwright (= ${PROJECT_VERSION})\n")
+  "libmeshwright_c 1 meshwright (= ${PROJECT_VERSION})\nlibmeshwright_engine 1 meshwright (= ${PROJECT_VERSION})\nlibmeshwright_runtime 1 meshwright (= ${PROJECT_VERSION})\nlibmeshwright_sdk 1 meshwright (= ${PROJECT_VERSION})\n")
 set(CPACK_DEBIAN_DEV_PACKAGE_NAME meshwright-dev)
 set(CPACK_DEBIAN_DEV_PACKAGE_SECTION libdevel)
 set(CPACK_DEBIAN_DEV_PACKAGE_DEPENDS "meshwright (= ${PROJECT_VERSION}), g++, cmake")

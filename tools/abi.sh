@@ -16,7 +16,7 @@ symbols() {
   abidw --no-corpus-path --no-elf-needed --no-architecture "$build/lib/libmeshwright_$1.so" |
     grep -v "binding='weak-binding'\|binding='gnu-unique-binding'" | sed "s/ alias='[^']*'//"
 }
-for library in sdk runtime engine; do symbols $library >"$now/$library.abi"; done
+for library in sdk runtime engine c; do symbols $library >"$now/$library.abi"; done
 if [ "${2:-}" = renew ]; then
   mkdir -p "$record" && cp "$now"/*.abi "$record" && echo "$epoch" >"$record/epoch"
   echo "recorded the symbols of epoch $epoch"
@@ -25,9 +25,10 @@ fi
 
 [ "$(cat "$record/epoch")" = "$epoch" ] ||
   { echo "MESHWRIGHT_CXX_EPOCH is $epoch, sdk/abi is of $(cat "$record/epoch"): run tools/abi.sh build renew and commit sdk/abi" >&2; exit 1; }
-for library in sdk runtime engine; do
+for library in sdk runtime engine c; do
   abidiff --no-added-syms "$record/$library.abi" "$now/$library.abi" >"$now/changes" || {
     cat "$now/changes" >&2
+    [ $library != c ] || { echo "libmeshwright_c.so lost symbols: none goes within its soname, whatever the epoch" >&2; exit 1; }
     echo "libmeshwright_$library.so lost symbols that plugins of epoch $epoch may use. Keep them; or bump MESHWRIGHT_CXX_EPOCH in abi.h, renew" \
       "sdk/abi.lock, run tools/abi.sh build renew and commit both: then plugins of before are refused (E0405)." >&2
     exit 1

@@ -1,5 +1,7 @@
 #include "engine/train/rank_run.h"
 
+#include <ATen/ops/tensor.h>
+
 #include <algorithm>
 #include <bit>
 #include <cerrno>
@@ -251,13 +253,13 @@ bool Run::validate(int64_t step) {
 }
 
 Wishes Run::wishes_of_all(Wishes mine) {
-  Wishes all;
-  for (const std::string& told :
-       gather_texts(*world_, {mine.stop ? '1' : '0', mine.save ? '1' : '0'})) {
-    all.stop |= told[0] == '1';
-    all.save |= told[1] == '1';
-  }
-  return all;
+  if (world_->size() == 1) return mine;
+  at::Tensor any =
+      at::tensor({mine.stop ? 1 : 0, mine.save ? 1 : 0}, at::kLong).to(world_->device());
+  world_->everyone()->all_reduce(any, ReduceOp::max, /*control=*/true).wait();
+  world_->check();
+  any = any.cpu();
+  return {any[0].item<int64_t>() != 0, any[1].item<int64_t>() != 0};
 }
 
 void Run::train(int64_t most, const AfterStep& after) {

@@ -142,22 +142,22 @@ void same_tensors(const fs::path& a, const fs::path& b, int step) {
   CHECK(files >= 2);
 }
 
-// The text that the tokens of a client's lines "id text" add up to, and the ids.
+// What a client's lines "id text" add up to: the ids, and the text, which may hold line breaks. The
+// last line may be "-1 text", of bytes that were held back.
 struct Written {
   std::string ids, text;
 };
 Written written(const std::string& out) {
   Written all;
-  // A text may hold line breaks: the next token begins with its number at the start of a line.
-  for (size_t at = 0; at < out.size();) {
-    size_t space = out.find(' ', at), end = space + 1;
-    while (end < out.size() &&
-           !(out[end] == '\n' && (end + 1 == out.size() || std::isdigit(out[end + 1]))))
-      ++end;
-    all.ids += (all.ids.empty() ? "" : ",") + out.substr(at, space - at);
-    all.text += out.substr(space + 1, end - space - 1);
-    at = end + 1;
+  const std::regex token("(^|\n)(-?[0-9]+) ");
+  size_t begin = std::string::npos;
+  for (std::sregex_iterator it(out.begin(), out.end(), token), end; it != end; ++it) {
+    const auto at = static_cast<size_t>(it->position(0));
+    if (begin != std::string::npos) all.text += out.substr(begin, at - begin);
+    begin = at + it->str().size();
+    if ((*it)[2] != "-1") all.ids += (all.ids.empty() ? "" : ",") + (*it)[2].str();
   }
+  if (begin < out.size()) all.text += out.substr(begin, out.size() - 1 - begin);
   return all;
 }
 
@@ -344,6 +344,20 @@ TEST_CASE("a rank that dies is an error of the other, whose process ends as it l
     CHECK(folder.errors().find("rank 1") != std::string::npos);
     CHECK(contents(folder.run(strategy) / "run.log").find("rank 1") != std::string::npos);
   }
+}
+
+TEST_CASE("a run whose folder another host takes over ends by an error, not with the process") {
+  Folder folder;
+  const std::string lock = (folder.run("job") / "lock").string();
+  const Ran ran = folder.shell(
+      "timeout 60 " + kBin + "capi_client train " + folder.job() +
+      " -1 -1 none step_scheduler.max_steps=1000000 checkpoint.every_steps=0 >/dev/null & "
+      "while ! grep -q . " +
+      lock + "; do sleep 0.1; done; sed -i \"s/$(uname -n)/faraway/\" " + lock + "; wait $!");
+  CHECK(ran.status == 7);
+  const std::string errors = folder.errors();
+  CHECK_MESSAGE(errors.find("error[E0707]") != std::string::npos, errors);
+  CHECK(errors.find("took the folder over") != std::string::npos);
 }
 
 TEST_CASE("the library exports what meshwright.h declares, all of version 1.0, and nothing else") {

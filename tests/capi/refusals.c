@@ -1,10 +1,14 @@
 /* Every way to be refused: refusals FOLDER, whose job.toml trains. Says what was not as it should
  * be and ends with the number of such things. */
+#define _POSIX_C_SOURCE 200809L
+#include <errno.h>
 #include <meshwright/meshwright.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 static int wrong = 0;
 
@@ -118,7 +122,12 @@ static void of_opening(void) {
 }
 
 static int calls_back(const meshwright_step* step, void* user) {
+  int ends[2];
   (void)step;
+  /* A write to nobody, as of a connection to a rank that has ended, is no signal. */
+  EXPECT(pipe(ends) == 0 && close(ends[0]) == 0);
+  EXPECT(write(ends[1], "", 1) == -1 && errno == EPIPE);
+  close(ends[1]);
   REFUSED(meshwright_run_save(user), MESHWRIGHT_CONFIGURATION, 101, "callback");
   return MESHWRIGHT_STOP;
 }
@@ -147,6 +156,7 @@ static void of_runs(void) {
   meshwright_run *run = NULL, *second = NULL;
   meshwright_request request;
   double loss = 0;
+  sigset_t signals;
   pthread_t thread;
   int64_t out_of_vocabulary = 256;
   EXPECT(meshwright_job_set(job, "validation_dataset.path", "none") == 0);
@@ -158,6 +168,8 @@ static void of_runs(void) {
   REFUSED(meshwright_run_train(run, -1, NULL, NULL), MESHWRIGHT_CONFIGURATION, 101, "steps");
   REFUSED(meshwright_run_train(NULL, 1, NULL, NULL), MESHWRIGHT_CONFIGURATION, 101, "run is NULL");
   EXPECT(meshwright_run_train(run, 0, calls_back, run) == 0);
+  EXPECT(pthread_sigmask(SIG_BLOCK, NULL, &signals) == 0 && !sigismember(&signals, SIGPIPE));
+  EXPECT(sigpending(&signals) == 0 && !sigismember(&signals, SIGPIPE));
   EXPECT(meshwright_run_steps_done(run) == 1);
   pthread_create(&thread, NULL, of_another_thread, run);
   pthread_join(thread, NULL);
