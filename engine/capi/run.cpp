@@ -73,8 +73,11 @@ void check(const meshwright_job& given, const Ranks& ranks, const Tell& tell) {
 
 // The other ranks, which may not refuse by themselves, end with the same error.
 void refuse(const Ranks& ranks, const Error& error) {
-  if (ranks && ranks->world_size > 1)
+  if (!ranks || ranks->world_size == 1) return;
+  try {
     meshwright::launch::engine_function<int(const void*)>("meshwright_refuse")(&error);
+  } catch (const Error&) {  // without the engine's library there is no way to the others
+  }
 }
 
 void check_together(const meshwright_job& job, const Tell& tell) {
