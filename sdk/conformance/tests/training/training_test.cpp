@@ -87,6 +87,7 @@ class Shards : public Strategy {
 class Forgets final : public Shards {
  public:
   std::unique_ptr<ParallelModel> parallelize(ParallelizeRequest& request) override {
+    if (request.config.shared.sizes.cp == 1) return Shards::parallelize(request);
     ReplicatedPolicy policy;
     policy.mp = request.config.shared.mp;
     return replicate_model(request.model, policy, request.world->everyone(), request.world);
@@ -129,10 +130,10 @@ TEST_CASE("a plan is not run without a model or the ranks that hold it") {
 }
 
 TEST_CASE("the kit finds nothing in a strategy that trains, and what is wrong in others") {
-  CHECK(found(Way::right) == "note: trained on 1, 2, 3 ranks as a plain loop\n");
+  CHECK(found(Way::right).starts_with("note: trained on 1, 2, 3 ranks as a plain loop"));
   std::string apart = found(Way::apart);
   CHECK(apart.find("1 rank:") == std::string::npos);
-  CHECK(apart.find("2 ranks: rank 0: the gradient norm of step 1 is") != std::string::npos);
+  CHECK(apart.find("2 ranks: rank 0: step 1: the gradient of ") != std::string::npos);
   CHECK(apart.find("3 ranks: rank 2:") != std::string::npos);
   CHECK(found(Way::throws).find("1 rank: it fell over") != std::string::npos);
   CHECK(found(Way::nothing).find("2 ranks: parallelize returned nothing") != std::string::npos);
@@ -143,9 +144,13 @@ TEST_CASE("the kit finds nothing in a strategy that trains, and what is wrong in
 TEST_CASE("the kit holds ranks that share samples to the plain loop, where there are any") {
   CHECK(found<Shards>() ==
         "note: trained on 1, 2, 3 ranks as a plain loop; with cp_size = 2 by all_gather, ring, "
-        "ulysses, ring on 4 ranks\n");
-  CHECK(found<Refuses>() ==
-        "note: trained on 1, 2, 3 ranks as a plain loop; cp_size = 2 is refused (E0306)\n");
+        "ulysses, ring on 4 ranks; with dp_replicate_size = 2 on 4 ranks; with pp_size = 2 on 2, 4 "
+        "ranks; with tp_size = 2 on 2, 4 ranks\n");
+  CHECK(
+      found<Refuses>() ==
+      "note: trained on 1, 2, 3 ranks as a plain loop; cp_size = 2 is refused (E0306); with "
+      "dp_replicate_size = 2 on 4 ranks; with pp_size = 2 on 2, 4 ranks; with tp_size = 2 on 2, 4 "
+      "ranks\n");
   const std::string forgets = found<Forgets>(), away = found<LooksAway>();
   CHECK(forgets.find("3 ranks: ") == std::string::npos);
   CHECK(forgets.find("2 ranks, cp_size 2, all_gather: its mesh has an axis cp, but its model no "

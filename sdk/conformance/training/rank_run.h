@@ -1,0 +1,74 @@
+// One rank of the kit's training: a model under a strategy, step by step beside the plain loop. Not
+// for use outside the kit.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "meshwright/parallel/parallel.h"
+#include "sdk/base/pipeline_runner.h"
+#include "sdk/conformance/probe.h"
+#include "sdk/conformance/training/parts.h"
+#include "sdk/conformance/training/reference.h"
+
+namespace meshwright::conformance {
+
+// All ranks make the same calls in the same order. What is wrong is collected, so that a rank that
+// finds something does not leave the others waiting.
+class RankRun {
+ public:
+  // Collective. Throws std::runtime_error when nothing can be run.
+  RankRun(const Subject& subject, const MeshRequest& request, const Reference& reference,
+          const std::shared_ptr<World>& world);
+
+  // Collective. From the beginning to the end; `saved` gets what this rank holds before
+  // kSavedStep.
+  void train(std::vector<SavedPart>& saved);
+  // Collective. Takes its parts of a state before kSavedStep, made elsewhere, and goes on.
+  void resume(const TrainingState& state);
+
+  const std::vector<std::string>& problems() const { return problems_; }
+
+ private:
+  void fail(const std::string& what) { problems_.push_back(what); }
+  void make_model(const MeshRequest& request);
+  void split_stages(ModelOutline& outline, const MeshRequest& request);
+  void open_pipeline();
+  void check_data_group();
+  void check_parameters();
+  void check_parameter(const ParallelParameter& p);
+  void check_whole(const Tensors& expected, const std::string& when, double tolerance);
+  void cut_short(int64_t step);
+  void step(int64_t step);
+  double pass(int64_t step);
+  double pass_stages(int64_t step);
+  void check_groups(int64_t step);
+  void check_gradients(int64_t step);
+  std::string explain(const ParallelParameter& p, int64_t step) const;
+  void update();
+  void count(const Footprint& plan, const std::vector<TrafficCounter::Row>& before);
+  void check_summon();
+  void check_summoned(const Tensors& whole, std::vector<std::string>& found);
+  std::vector<SavedPart> save() const;
+  std::vector<int64_t> own_rows() const;
+  std::vector<std::vector<int64_t>> micro_batches() const;
+
+  const Reference& reference_;
+  std::shared_ptr<World> world_;
+  Instance strategy_;
+  Net net_;
+  ModelOutline outline_;  // of this rank's stages
+  MeshPlan mesh_;
+  Footprint footprint_;
+  int64_t data_ranks_ = 1;
+  std::unique_ptr<ParallelModel> model_;
+  std::vector<at::Tensor> momenta_;  // as update_groups()
+  bool sound_ = true;                // what parameters() says can be used
+  std::optional<PipelinePlan> stages_;
+  std::unique_ptr<PipelineRunner> runner_;
+  std::vector<std::string> problems_;
+};
+
+}  // namespace meshwright::conformance

@@ -1,0 +1,244 @@
+// The case of a strategy that trains: a small net on ranks that are threads, beside a plain loop;
+// in several layouts, each of which also goes on from what another one saved. A library of its own,
+// which the kit loads when it is needed, because planning needs no LibTorch.
+#include <functional>
+#include <map>
+#include <mutex>
+#include <optional>
+
+#include "meshwright/parallel/testing.h"
+#include "sdk/conformance/probe.h"
+#include "sdk/conformance/training/rank_run.h"
+#include "sdk/conformance/training/reference.h"
+
+namespace meshwright::conformance {
+namespace {
+
+using Say = void (*)(void*, const char*);
+
+// Where it says what it finds.
+struct Findings {
+  void* context;
+  Say fail;
+  size_t count = 0;
+  void add(const std::string& problem) {
+    ++count;
+    fail(context, problem.c_str());
+  }
+};
+
+// How the ranks of a run share the work. `size`: the key of [distributed] that is 2, or null.
+struct Layout {
+  int64_t ranks;
+  const char* size;
+  const char* name;
+  ContextMethod method = ContextMethod::all_gather;
+};
+
+constexpr Layout kLayouts[] = {
+    {1, nullptr, "1"},
+    {2, nullptr, "2"},
+    {3, nullptr, "3"},
+    {4, "dp_replicate_size", "4"},
+    {2, "cp_size", "all_gather"},
+    {2, "cp_size", "ring", ContextMethod::ring},
+    {2, "cp_size", "ulysses", ContextMethod::ulysses},
+    {4, "cp_size", "ring on 4 ranks", ContextMethod::ring},
+    {2, "tp_size", "2"},
+    {4, "tp_size", "4"},
+    {2, "pp_size", "2"},
+    {4, "pp_size", "4"},
+};
+
+std::string text_of(const Layout& layout) {
+  std::string out = std::to_string(layout.ranks) + (layout.ranks == 1 ? " rank" : " ranks");
+  if (layout.size == nullptr) return out;
+  out += ", " + std::string(layout.size) + " 2";
+  return layout.size == std::string_view("cp_size") ? out + ", " + layout.name : out;
+}
+
+// The float32 job of a layout.
+MeshRequest request_of(const meshwright_strategy& about, const Layout& layout) {
+  const std::string size = layout.size != nullptr ? layout.size : "";
+  Wish wish;
+  wish.world = layout.ranks;
+  if (size == "dp_replicate_size") wish.dp_replicate = 2;
+  if (size == "cp_size") wish.cp = 2;
+  if (size == "tp_size") wish.tp = 2;
+  if (size == "pp_size") wish.pp = 2;
+  MeshRequest request = make_request(about, wish);
+  SharedOptions& shared = request.config.shared;
+  shared.mp = MixedPrecision{DType::float32, DType::float32, DType::float32, true};
+  shared.context.method = layout.method;
+  return request;
+}
+
+Answer<MeshPlan> plan_of(const Subject& subject, const MeshRequest& request) {
+  return ask([&] {
+    Instance strategy(subject);
+    Diagnostics diagnostics;
+    strategy->validate(request.config, diagnostics);
+    diagnostics.throw_if_any();
+    return strategy->plan_mesh(request);
+  });
+}
+
+// What ranks found, by rank, or that the strategy does not run the layout yet.
+struct Outcome {
+  std::map<int64_t, std::vector<std::string>> problems;
+  std::string refusal;
+};
+
+bool is_of_group(const Error& error) {
+  return error.code() == ErrorCode::collective_timeout ||
+         error.code() == ErrorCode::collective_failed;
+}
+
+Outcome run(const Subject& subject, const MeshRequest& request, const Reference& reference,
+            const std::function<void(RankRun&, int64_t rank)>& body) {
+  Outcome out;
+  std::mutex mutex;
+  try {
+    run_ranks(
+        request.world_size,
+        [&](const std::shared_ptr<World>& world) {
+          std::optional<RankRun> rank;
+          std::vector<std::string> found;
+          try {
+            rank.emplace(subject, request, reference, world);
+            body(*rank, world->rank());
+            found = rank->problems();
+          } catch (const std::exception& error) {
+            // What it had found by then is mostly why.
+            if (rank) found = rank->problems();
+            const auto* known = dynamic_cast<const Error*>(&error);
+            if (found.empty() && (known == nullptr || is_of_group(*known))) throw;
+            std::lock_guard lock(mutex);
+            if (known != nullptr && known->code() == ErrorCode::not_in_release)
+              out.refusal = code_string(known->code());
+            else if (found.empty())
+              found = {one_line(*known)};
+          }
+          std::lock_guard lock(mutex);
+          if (!found.empty()) out.problems[world->rank()] = std::move(found);
+        },
+        std::chrono::seconds(10));
+  } catch (const std::exception& error) {
+    // The first line: LibTorch's exceptions go on with a backtrace.
+    const std::string text = error.what();
+    if (out.problems.empty()) out.problems[-1] = {text.substr(0, text.find('\n'))};
+  }
+  return out;
+}
+
+// The first that each rank found: what follows is mostly its consequence.
+void tell(const Outcome& outcome, const std::string& where, Findings& findings) {
+  for (const auto& [rank, problems] : outcome.problems)
+    findings.add(where + ": " + (rank >= 0 ? "rank " + std::to_string(rank) + ": " : "") +
+                 problems.front());
+}
+
+// Trains in all layouts that the strategy takes.
+class Kit {
+ public:
+  Kit(const Subject& subject, Findings& findings) : subject_(subject), findings_(findings) {}
+
+  void run_all() {
+    for (const Layout& layout : kLayouts)
+      if (findings_.count < 6) train(layout);
+    for (size_t i = 0; i < saves_.size() && findings_.count == 0; ++i)
+      resume(*saves_[i].layout, saves_[(i + saves_.size() - 1) % saves_.size()]);
+    if (looked_at_.empty())
+      findings_.add("it plans no mesh of 1, 2 or 3 ranks, so nothing could be trained");
+  }
+
+  std::string note() const {
+    std::string out = "trained on " + looked_at_ + " ranks as a plain loop";
+    for (const auto& [size, what] : sized_)
+      out += "; " + what + (what.starts_with("with") && size != "cp_size" ? " ranks" : "");
+    return out;
+  }
+  bool trained() const { return !looked_at_.empty(); }
+
+ private:
+  struct Save {
+    const Layout* layout;
+    TrainingState state;
+  };
+
+  void train(const Layout& layout) {
+    const std::string size = layout.size != nullptr ? layout.size : "";
+    const MeshRequest request = request_of(*subject_.strategy, layout);
+    const Answer<MeshPlan> mesh = plan_of(subject_, request);
+    if (mesh.error) return refused(size, code_string(mesh.error->code()));
+    // Of other answers the case mesh says whether they may be.
+    if (!mesh.value || !mesh.value->delegate_to.empty() || !has_axis(*mesh.value, size)) return;
+    SavedParts parts(static_cast<size_t>(layout.ranks));
+    Outcome outcome = run(subject_, request, reference_, [&](RankRun& rank, int64_t number) {
+      rank.train(parts[static_cast<size_t>(number)]);
+    });
+    if (!outcome.refusal.empty() && !size.empty()) return refused(size, outcome.refusal);
+    if (!outcome.refusal.empty()) outcome.problems[-1] = {"it refuses: " + outcome.refusal};
+    looked_at(layout, size);
+    if (outcome.problems.empty()) keep(layout, parts);
+    tell(outcome, text_of(layout), findings_);
+  }
+
+  static bool has_axis(const MeshPlan& mesh, const std::string& size) {
+    return size.empty() ||
+           (mesh.device_mesh &&
+            mesh.device_mesh->find_size(size.substr(0, size.rfind('_'))).value_or(1) == 2);
+  }
+
+  void keep(const Layout& layout, const SavedParts& parts) {
+    std::vector<std::string> problems;
+    TrainingState state =
+        assemble(parts, reference_.states[static_cast<size_t>(kSavedStep)], problems);
+    if (problems.empty()) return saves_.push_back({&layout, std::move(state)});
+    findings_.add(text_of(layout) + ": " + problems.front());
+  }
+
+  void resume(const Layout& layout, const Save& save) {
+    const Outcome outcome = run(subject_, request_of(*subject_.strategy, layout), reference_,
+                                [&](RankRun& rank, int64_t) { rank.resume(save.state); });
+    tell(outcome, text_of(layout) + ", from what " + text_of(*save.layout) + " saved", findings_);
+  }
+
+  void refused(const std::string& size, const std::string& code) {
+    if (!size.empty() && !sized_.contains(size))
+      sized_[size] = size + " = 2 is refused (" + code + ")";
+  }
+
+  void looked_at(const Layout& layout, const std::string& size) {
+    std::string& list = size.empty() ? looked_at_ : sized_[size];
+    if (!list.empty())
+      list += ", ";
+    else if (!size.empty())
+      list = "with " + size + " = 2" + (size == "cp_size" ? " by " : " on ");
+    list += layout.name;
+  }
+
+  const Subject& subject_;
+  Findings& findings_;
+  const Reference reference_ = plain_loop();
+  std::string looked_at_;
+  std::map<std::string, std::string> sized_;  // by key
+  std::vector<Save> saves_;
+};
+
+}  // namespace
+}  // namespace meshwright::conformance
+
+// Says what it found through the two functions.
+extern "C" MESHWRIGHT_API void meshwright_check_training(const meshwright_strategy* about,
+                                                         void* context,
+                                                         void (*fail)(void*, const char*),
+                                                         void (*note)(void*, const char*)) {
+  using namespace meshwright::conformance;
+  Subject subject;
+  subject.strategy = about;
+  Findings findings{context, fail};
+  Kit kit(subject, findings);
+  kit.run_all();
+  if (kit.trained()) note(context, kit.note().c_str());
+}
