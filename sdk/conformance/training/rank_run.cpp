@@ -7,27 +7,17 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
-#include <set>
 #include <stdexcept>
 
 #include "meshwright/nn/stage.h"
 #include "meshwright/parallel/context_parallel.h"
 #include "meshwright/parallel/parallelize.h"
-#include "meshwright/parallel/tensor_parallel.h"
 
 namespace meshwright::conformance {
 
 using at::Tensor;
 
 namespace {
-
-constexpr double kTolerance = 1e-5;
-
-std::string step_text(int64_t step) { return "step " + std::to_string(step + 1); }
-
-int64_t axis_size(const MeshPlan& plan, const std::string& axis) {
-  return plan.device_mesh ? plan.device_mesh->find_size(axis).value_or(1) : 1;
-}
 
 bool off(double found, double expected) {
   return !(std::abs(found - expected) <= kTolerance * std::abs(expected));
@@ -98,12 +88,6 @@ void RankRun::open_pipeline() {
   runner_ = std::make_unique<PipelineRunner>(std::move(setup));
 }
 
-void RankRun::check_data_group() {
-  if (int64_t size = model_->data_group()->size(); size != data_ranks_)
-    fail("data_group() has " + std::to_string(size) + " ranks, but " + std::to_string(data_ranks_) +
-         " have data of their own");
-}
-
 // Ranks of cp, tp and pp have the same rows.
 std::vector<int64_t> RankRun::own_rows() const {
   const int64_t place =
@@ -126,59 +110,13 @@ std::vector<std::vector<int64_t>> RankRun::micro_batches() const {
   return {{rows.begin(), middle}, {middle, rows.end()}};
 }
 
-void RankRun::check_parameters() {
-  const size_t before = problems_.size();
-  std::set<std::string> named;
-  for (const ParallelParameter& p : model_->parameters()) {
-    if (!named.insert(p.name).second) fail("parameters() lists " + p.name + " twice");
-    check_parameter(p);
-  }
-  for (const ParameterOutline& p : outline_.parameters)
-    if (!named.contains(p.name)) fail("parameters() lacks " + p.name);
-  sound_ = problems_.size() == before;
+// Of a sum over targets: gradients are averages over all ranks that have tokens of their own.
+double RankRun::weight() const {
+  return static_cast<double>(data_ranks_) / static_cast<double>(kRows * kLength);
 }
 
-void RankRun::check_parameter(const ParallelParameter& p) {
-  const ParameterOutline* known = outline_.find_parameter(p.name);
-  if (known == nullptr)
-    return fail("parameters() lists " + p.name + ", which the model lacks here");
-  if (p.global_shape != known->shape)
-    return fail(p.name + ": its global_shape is " + shape_text(p.global_shape) + ", not " +
-                shape_text(known->shape));
-  if (!fits(p.region, p.global_shape))
-    return fail(p.name + ": its region " + to_text(p.region) + " reaches out of its shape " +
-                shape_text(p.global_shape));
-  if (!p.local.defined() || p.local.sizes() != p.region.stored_shape())
-    return fail(p.name + ": its local has the shape " +
-                (p.local.defined() ? shape_text(p.local.sizes()) : "of nothing") + ", its region " +
-                to_text(p.region) + " is stored as " + shape_text(p.region.stored_shape()));
-  if (p.local.numel() > 0 && !place_of(p.local, model_->update_groups()))
-    fail(p.name + ": its local " + shape_text(p.local.sizes()) +
-         " is no view of an update group's values: what the optimizer writes would not be saved, "
-         "nor what is loaded trained");
-}
-
-// full_tensor() gives what a plain loop has, and each part is what it says of that.
-void RankRun::check_whole(const Tensors& expected, const std::string& when, double tolerance) {
-  for (const ParallelParameter& p : model_->parameters()) {
-    if (outline_.find_parameter(p.name) == nullptr) continue;
-    const Tensor whole = model_->full_tensor(p.name), &known = expected.at(p.name);
-    if (whole.sizes() != known.sizes()) {
-      fail(when + ": full_tensor of " + p.name + " has the shape " + shape_text(whole.sizes()) +
-           ", not " + shape_text(known.sizes()));
-      continue;
-    }
-    if (sound_)
-      if (auto apart = difference(p.local, cut(whole, p.region), 0))
-        fail(when + ": " + p.name + ": its local holds " +
-             text_of(*apart, p.region, p.global_shape) + ", where full_tensor has " +
-             number_text(apart->expected) + ": its region " + to_text(p.region) +
-             " or its offset in the update group is wrong");
-    if (auto apart = difference(whole, known, tolerance))
-      fail(when + ": full_tensor of " + p.name + " has " +
-           text_of(*apart, Region::whole(p.global_shape), p.global_shape) + ", expected " +
-           number_text(apart->expected));
-  }
+Tensor RankRun::loss_of(int64_t step, const std::vector<int64_t>& rows) {
+  return loss_sum_of(net_, samples(step, rows), model_->context_parallel().get()) * weight();
 }
 
 double RankRun::pass(int64_t step) {
@@ -187,9 +125,7 @@ double RankRun::pass(int64_t step) {
   for (size_t i = 0; i < parts.size(); ++i) {
     model_->begin_micro_batch(i + 1 == parts.size() ? GradientSync::reduce
                                                     : GradientSync::accumulate);
-    // Gradients are averages over all ranks that have tokens of their own.
-    Tensor loss = loss_sum_of(net_, samples(step, parts[i]), model_->context_parallel().get()) *
-                  (static_cast<double>(data_ranks_) / static_cast<double>(kRows * kLength));
+    Tensor loss = loss_of(step, parts[i]);
     loss.backward();
     sum += loss.item<double>();
   }
@@ -209,7 +145,7 @@ double RankRun::pass_stages(int64_t step) {
     Tensor out = stage_output(net_, samples(step, parts[static_cast<size_t>(action.micro_batch)]),
                               hidden, last);
     if (!last) return out;
-    out = out * (static_cast<double>(data_ranks_) / static_cast<double>(kRows * kLength));
+    out = out * weight();
     sum += out.item<double>();
     return out;
   });
@@ -220,7 +156,7 @@ double RankRun::pass_stages(int64_t step) {
 void RankRun::cut_short(int64_t step) {
   model_->begin_step();
   model_->begin_micro_batch(GradientSync::accumulate);
-  loss_sum_of(net_, samples(step, micro_batches()[0]), model_->context_parallel().get()).backward();
+  loss_of(step, micro_batches()[0]).backward();
 }
 
 void RankRun::step(int64_t step) {
@@ -248,96 +184,6 @@ void RankRun::step(int64_t step) {
   if (step == kCountedStep) count(footprint_, before);
 }
 
-void RankRun::check_groups(int64_t step) {
-  for (const FlatParameterGroup& group : model_->update_groups())
-    if (!group.grads.defined() || group.grads.numel() != group.values.numel())
-      throw std::runtime_error(step_text(step) + ": an update group has " +
-                               std::to_string(group.values.numel()) + " values and " +
-                               std::to_string(group.grads.defined() ? group.grads.numel() : 0) +
-                               " gradients");
-}
-
-void RankRun::check_gradients(int64_t step) {
-  if (!sound_ || !problems_.empty()) return;
-  const std::vector<FlatParameterGroup>& groups = model_->update_groups();
-  for (const ParallelParameter& p : model_->parameters()) {
-    const std::string lead = step_text(step) + ": the gradient of " + p.name;
-    if (!p.grad.defined() || p.grad.sizes() != p.local.sizes())
-      return fail(lead + " " +
-                  (p.grad.defined() ? "has the shape " + shape_text(p.grad.sizes())
-                                    : std::string("is undefined")) +
-                  ", its local " + shape_text(p.local.sizes()));
-    if (p.local.numel() == 0) continue;
-    const Place place = *place_of(p.local, groups);
-    if (auto apart = difference(p.grad, alike(groups[place.group].grads, place, p.local), 0))
-      return fail(lead + " is " + text_of(*apart, p.region, p.global_shape) +
-                  ", but the optimizer uses " + number_text(apart->expected) +
-                  " of its update group: grad is another's or a copy");
-    const Tensor& whole = reference_.gradients[static_cast<size_t>(step)].at(p.name);
-    const double tolerance = kTolerance * (1e-2 + 10 * whole.abs().max().item<double>());
-    if (auto apart = difference(p.grad, cut(whole, p.region), tolerance))
-      return fail(lead + " is " + text_of(*apart, p.region, p.global_shape) +
-                  ", that of a plain loop " + number_text(apart->expected) + explain(p, step));
-  }
-}
-
-// What a wrong gradient is the right one of; "" when it is not known.
-std::string RankRun::explain(const ParallelParameter& p, int64_t step) const {
-  const Tensor found = p.grad.detach().to(at::kDouble).flatten();
-  auto factor = [&](const Tensor& whole) {
-    const Tensor other = cut(whole, p.region).to(at::kDouble).flatten();
-    const double f = found.dot(other).item<double>() / other.dot(other).item<double>();
-    const double scale = found.abs().max().item<double>();
-    return difference(found, other * f, 1e-4 * scale) ? 0.0 : f;
-  };
-  auto told = [](double f, const std::string& what) {
-    const bool one = std::abs(f - 1) < 1e-3;
-    return ": it is " + (one ? std::string() : number_text(std::round(f * 1e4) / 1e4) + " times ") +
-           what;
-  };
-  const Tensors& right = reference_.gradients[static_cast<size_t>(step)];
-  if (double f = factor(right.at(p.name)); f != 0) return told(f, "that gradient");
-  auto rows_of = [&](const std::string& axis) {  // of the ranks that differ from this one elsewhere
-    std::vector<int64_t> rows;
-    const Mesh& mesh = *mesh_.device_mesh;
-    const int64_t share = kRows / mesh_.dp;
-    for (int64_t rank = 0; rank < mesh.size(); ++rank)
-      if (mesh.coordinate(rank, axis) == mesh.coordinate(world_->rank(), axis))
-        for (int64_t i = 0; i < share; ++i) rows.push_back(mesh.coordinate(rank, "dp") * share + i);
-    std::ranges::sort(rows);
-    rows.erase(std::ranges::unique(rows).begin(), rows.end());
-    return rows;
-  };
-  struct Suspect {
-    std::string what;
-    std::vector<int64_t> rows;
-  };
-  std::vector<Suspect> suspects;
-  for (const char* axis : {"dp_replicate", "dp_shard"})
-    if (axis_size(mesh_, axis) > 1 && axis_size(mesh_, axis) < mesh_.dp)
-      suspects.push_back({std::string("never averaged over ") + axis, rows_of(axis)});
-  suspects.push_back({"never averaged over other ranks", own_rows()});
-  std::vector<int64_t> last;
-  const auto of_last = static_cast<int64_t>(micro_batches().back().size());
-  const int64_t share = kRows / mesh_.dp;
-  for (int64_t row = 0; row < kRows; ++row)
-    if (row % share >= share - of_last) last.push_back(row);
-  suspects.push_back({"the last micro-batch alone", last});
-  for (const Suspect& suspect : suspects) {
-    if (std::ssize(suspect.rows) == kRows) continue;
-    const Tensors other = gradients_of(reference_, step, suspect.rows);
-    if (double f = factor(other.at(p.name)); f != 0)
-      return ": it is that of " + std::to_string(suspect.rows.size()) + " of the " +
-             std::to_string(kRows) + " samples, " + suspect.what;
-  }
-  if (step > 0) {
-    const Tensor before = reference_.gradients[static_cast<size_t>(step) - 1].at(p.name),
-                 both = right.at(p.name) + before * clipping_of(step).scale;
-    if (factor(both) != 0) return ": it holds that of the step before, too";
-  }
-  return "";
-}
-
 void RankRun::update() {
   c10::NoGradGuard no_grad;
   const std::vector<FlatParameterGroup>& groups = model_->update_groups();
@@ -346,97 +192,6 @@ void RankRun::update() {
     groups[i].values.sub_(momenta_[i], kRate);
   }
   model_->after_optimizer_step();
-}
-
-// What a step sent for weights and gradients, beside the closed form. Activations between the ranks
-// of tp, cp and pp depend on the model and are the SDK's.
-void RankRun::count(const Footprint& plan, const std::vector<TrafficCounter::Row>& before) {
-  static const std::set<std::string> kOthers = {"control", "tp", "cp", "pp"};
-  struct Sent {
-    int64_t count = 0, bytes = 0;
-    bool operator==(const Sent&) const = default;
-  };
-  std::map<std::pair<std::string, std::string>, std::pair<Sent, Sent>> rows;  // found, planned
-  auto add = [&](const TrafficCounter::Row& row, int64_t sign) {
-    if (kOthers.contains(row.axis)) return;
-    // Without a mesh all ranks are the one axis that there is.
-    const bool all = !mesh_.device_mesh && row.axis == world_->everyone()->axis();
-    Sent& sent = rows[{all ? "dp" : row.axis, row.op}].first;
-    sent.count += sign * row.count, sent.bytes += sign * row.bytes;
-  };
-  for (const TrafficCounter::Row& row : world_->traffic().rows()) add(row, 1);
-  for (const TrafficCounter::Row& row : before) add(row, -1);
-  for (const WireRow& row : plan.wire)
-    if (!kOthers.contains(row.axis)) rows[{row.axis, row.op}].second = {row.count, row.bytes};
-  for (const auto& [key, both] : rows)
-    if (const auto& [found, planned] = both; found != planned)
-      fail(step_text(kCountedStep) + " sent " + std::to_string(found.bytes) + " bytes in " +
-           std::to_string(found.count) + " x " + key.second + " on " + key.first +
-           ", its footprint says " + std::to_string(planned.bytes) + " in " +
-           std::to_string(planned.count));
-}
-
-void RankRun::check_summoned(const Tensors& whole, std::vector<std::string>& found) {
-  const std::shared_ptr<TensorParallel> tp = model_->tensor_parallel();
-  for (const auto& item : net_->named_parameters()) {
-    auto known = whole.find(item.key());
-    if (known == whole.end()) continue;
-    Tensor expected = known->second;
-    if (const TensorParallel::Cut* part = tp ? tp->find(item.key()) : nullptr)
-      expected = expected.narrow(part->dim, part->chunk.begin, part->chunk.end - part->chunk.begin);
-    const std::string lead = "within summon_full_parameters " + item.key();
-    try {
-      const Tensor values = item.value().detach();
-      if (values.sizes() != expected.sizes()) {
-        found.push_back(lead + " has the shape " + shape_text(values.sizes()) + ", not " +
-                        shape_text(expected.sizes()));
-        return;
-      }
-      if (auto apart = difference(values.clone(), expected, 0)) {
-        found.push_back(lead + " has " +
-                        text_of(*apart, Region::whole(expected.sizes()), expected.sizes().vec()) +
-                        ", full_tensor " + number_text(apart->expected));
-        return;
-      }
-    } catch (const std::exception& error) {
-      const std::string text = error.what();
-      found.push_back(lead + " is not whole: " + text.substr(0, text.find('\n')));
-      return;
-    }
-  }
-}
-
-// Runs its body once with all parameters whole, lets through what it throws, and leaves the parts
-// as they were.
-void RankRun::check_summon() {
-  struct Stop {};
-  Tensors whole, parts;
-  for (const ParallelParameter& p : model_->parameters()) {
-    parts[p.name] = p.local.detach().clone();
-    if (outline_.find_parameter(p.name) != nullptr) whole[p.name] = model_->full_tensor(p.name);
-  }
-  int64_t calls = 0;
-  std::vector<std::string> found;
-  model_->summon_full_parameters([&] {
-    if (calls++ == 0) check_summoned(whole, found);
-  });
-  if (calls != 1)
-    fail("summon_full_parameters ran its body " + std::to_string(calls) + " times, not once");
-  problems_.insert(problems_.end(), found.begin(), found.end());
-  bool thrown = false;
-  try {
-    model_->summon_full_parameters([] { throw Stop{}; });
-  } catch (const Stop&) {
-    thrown = true;
-  }
-  if (!thrown && calls > 0) fail("summon_full_parameters keeps what its body throws");
-  for (const ParallelParameter& p : model_->parameters())
-    if (auto apart = difference(p.local, parts.at(p.name), 0)) {
-      fail("after summon_full_parameters the local of " + p.name + " is " +
-           text_of(*apart, p.region, p.global_shape) + ", before it was " +
-           number_text(apart->expected) + ": the state did not come back");
-      return;
-    }
 }
 
 std::vector<SavedPart> RankRun::save() const {
@@ -453,7 +208,7 @@ std::vector<SavedPart> RankRun::save() const {
 void RankRun::train(std::vector<SavedPart>& saved) {
   check_whole(reference_.states[0].parameters, "before the first step", 0);
   for (int64_t s = 0; s < kSteps; ++s) {
-    if (s == 1 && !stages_) cut_short(s);
+    if (s == kCutShortStep && !stages_) cut_short(s);
     if (s == kSavedStep) {
       check_whole(reference_.states[kSavedStep].parameters, "after " + step_text(s - 1),
                   kTolerance);

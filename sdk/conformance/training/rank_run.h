@@ -15,6 +15,9 @@
 
 namespace meshwright::conformance {
 
+constexpr double kTolerance = 1e-5;
+inline std::string step_text(int64_t step) { return "step " + std::to_string(step + 1); }
+
 // All ranks make the same calls in the same order. What is wrong is collected, so that a rank that
 // finds something does not leave the others waiting.
 class RankRun {
@@ -42,6 +45,8 @@ class RankRun {
   void check_whole(const Tensors& expected, const std::string& when, double tolerance);
   void cut_short(int64_t step);
   void step(int64_t step);
+  double weight() const;
+  at::Tensor loss_of(int64_t step, const std::vector<int64_t>& rows);
   double pass(int64_t step);
   double pass_stages(int64_t step);
   void check_groups(int64_t step);

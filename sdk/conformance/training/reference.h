@@ -21,6 +21,8 @@ constexpr int64_t kSteps = 5;
 // The step before which everything is saved, and the one whose traffic is counted: the order of
 // units is known by then.
 constexpr int64_t kSavedStep = 3, kCountedStep = 2;
+// The one that is begun, left and begun again.
+constexpr int64_t kCutShortStep = 1;
 
 // What each step asks of clip_grad_norm(): one of them scales, another one clips.
 struct Clipping {
