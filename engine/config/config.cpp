@@ -34,6 +34,15 @@ StrategyConfig Config::strategy_config(const StrategySchema& schema) const {
   out.shared_values = table("distributed");
   auto it = tables.find(schema.schema.table);
   out.own = it != tables.end() ? it->second : Options(schema.schema);
+  const Options &steps = table("step_scheduler"), &optimizer = table("optimizer");
+  out.job.max_steps = steps.get_int("max_steps");
+  out.job.checkpoint_every = table("checkpoint").get_int("every_steps");
+  out.job.local_batch = steps.get_int("local_batch_size");
+  out.job.global_batch = steps.get_int("global_batch_size");
+  out.job.optimizer = optimizer.get_string("name");
+  out.job.main_dtype = optimizer.find_dtype("main_dtype");
+  if (optimizer.is_set("max_grad_norm"))
+    out.job.max_grad_norm = optimizer.get_number("max_grad_norm");
   return out;
 }
 

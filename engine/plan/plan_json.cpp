@@ -134,9 +134,12 @@ json::object to_json(const JobPlan& plan) {
                                      {"padded_bytes", unit.padded_bytes},
                                      {"reshards", unit.reshards}});
     }
-    for (const WireRow& row : plan.footprint->wire)
-      wire.push_back(json::object{
-          {"axis", row.axis}, {"op", row.op}, {"count", row.count}, {"bytes", row.bytes}});
+    for (const WireRow& row : plan.footprint->wire) {
+      json::object sent{
+          {"axis", row.axis}, {"op", row.op}, {"count", row.count}, {"bytes", row.bytes}};
+      if (row.every != 1) sent["every"] = row.every;
+      wire.push_back(std::move(sent));
+    }
   }
   json::object out{
       {"strategy", plan.strategy.info->name},

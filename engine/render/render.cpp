@@ -293,7 +293,9 @@ std::string wire_text(const Style& style, const plan::JobPlan& plan) {
   std::vector<std::vector<std::string>> rows = {{"axis", "operation", "calls", "sent by a rank"}};
   for (const WireRow& row : plan.footprint->wire)
     rows.push_back(
-        {row.axis, row.op, report::human_count(row.count), report::human_bytes(row.bytes)});
+        {row.axis,
+         row.op + (row.every > 1 ? ", every " + report::human_count(row.every) + " steps" : ""),
+         report::human_count(row.count), report::human_bytes(row.bytes)});
   constexpr std::array<size_t, 2> right = {2, 3};
   return indented(report::table(narrower(style, 2), rows, right));
 }

@@ -42,22 +42,69 @@ struct Match {
   const LocalTensor* tensor;
 };
 
+// What a checkpoint may lack: the strategy's own states, and values of this replica's own, in whose
+// place those of the first one serve.
+struct Optionals {
+  std::set<std::string> states;
+  std::string suffix;             // own_suffix()
+  std::set<std::string> missing;  // found out: of the states
+};
+
+std::set<std::string> own_states(const ParallelModel& model) {
+  std::set<std::string> out;
+  for (const StateTensor& tensor : model.state_tensors()) out.insert(tensor.state);
+  return out;
+}
+
+// "exp_avg" of "exp_avg@1".
+std::string kind_of(const std::string& state) { return state.substr(0, state.find('@')); }
+
+// How many replicas of their own a checkpoint holds.
+int64_t replicas_in(const checkpoint::Meta& meta) {
+  std::set<std::string> numbers;
+  for (const checkpoint::TensorRecord& record : meta.tensors)
+    if (const size_t at = record.state.find('@'); at != std::string::npos)
+      numbers.insert(record.state.substr(at));
+  return 1 + static_cast<int64_t>(numbers.size());
+}
+
+// What this job does not take of the replicas, told once; "": it takes all there is.
+std::string tell_of_replicas(Trainer& trainer, const checkpoint::Checkpoint& from) {
+  const std::string axis = trainer.model().independent_axis();
+  const std::optional<Mesh>& mesh = trainer.plan().mesh.device_mesh;
+  const int64_t then = replicas_in(from.meta()), now = axis.empty() || !mesh ? 1 : mesh->size(axis);
+  if (then == now) return "";
+  const std::string said =
+      "the checkpoint holds " + report::counted(then, "replica", "replicas") +
+      (then == 1 ? "" : " with values of their own") + ", this job " + std::to_string(now) +
+      (now == 1 ? ": it goes on from the first one"
+                : ": those without values of their own start as the first one");
+  if (trainer.world().rank() == 0) trainer.world().notice(said);
+  return said;
+}
+
 // What this rank reads. Throws when the checkpoint lacks a tensor of the job, or has it in another
 // form.
 std::vector<Match> match_tensors(const checkpoint::Checkpoint& from,
                                  const std::vector<LocalTensor>& tensors,
-                                 const ModelOutline& outline) {
+                                 const ModelOutline& outline, Optionals& optional) {
   std::map<std::pair<std::string, std::string>, const checkpoint::TensorRecord*> records;
   for (const checkpoint::TensorRecord& record : from.meta().tensors)
     records[{record.state, record.name}] = &record;
   std::vector<Match> out;
   for (const LocalTensor& tensor : tensors) {
     auto found = records.find({tensor.state, tensor.name});
+    if (found == records.end() && !optional.suffix.empty())
+      found = records.find({kind_of(tensor.state), tensor.name});
     std::string what =
         tensor.state.empty() ? "parameter " + tensor.name : tensor.state + " of " + tensor.name;
     if (found == records.end()) {
       bool frozen = tensor.region.count() == 0 && !tensor.state.empty();
       if (frozen) continue;  // its state
+      if (optional.states.contains(kind_of(tensor.state))) {
+        optional.missing.insert(kind_of(tensor.state));
+        continue;
+      }
       throw mismatch(from, "it has no " + what + ", which the model of this job needs");
     }
     const checkpoint::TensorRecord& record = *found->second;
@@ -129,18 +176,21 @@ bool load_checkpoint(Trainer& trainer, checkpoint::Checkpoint& from) {
         .help("set optimizer.name = \"" + meta.optimizer + "\"");
   optimizer.steps = meta.optimizer_steps;
   if (meta.optimizer_steps > 0) optimizer.allocate(model.update_groups());
-  std::vector<LocalTensor> tensors =
-      local_state(model, optimizer, trainer.module(),
-                  trainer.stages() != nullptr ? &trainer.stages()->outline() : nullptr);
-  std::vector<Match> matches = match_tensors(from, tensors, trainer.outline());
+  const std::vector<LocalTensor> tensors = local_state(trainer);
+  Optionals optional{own_states(model), own_suffix(trainer), {}};
+  const std::vector<Match> matches = match_tensors(from, tensors, trainer.outline(), optional);
   check_parameters(from, tensors, trainer.outline());
   if (std::string wider = check_dtypes(from, tensors); !wider.empty() && world.rank() == 0)
     world.notice(wider);
   for (const Match& match : matches)
     read_into(from, *match.record, match.tensor->region, match.tensor->local);
   optimizer.round_weights(model.update_groups());
-  model.after_optimizer_step();
   trainer.set_next_step(meta.step);
+  const std::string differing = tell_of_replicas(trainer, from);
+  trainer.tell_written({ValuesWritten::By::checkpoint,
+                        meta.step,
+                        {optional.missing.begin(), optional.missing.end()},
+                        differing.empty()});
   // On ranks that draw alike and others as theirs did. Those of a pipeline are at other stages.
   const std::optional<Mesh>& mesh = trainer.plan().mesh.device_mesh;
   auto as_before = [&](std::string_view axis) {

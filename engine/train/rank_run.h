@@ -51,7 +51,7 @@ class Run {
   }
   // At most `most` steps, of those that are left.
   void train(int64_t most = std::numeric_limits<int64_t>::max(), const AfterStep& after = {});
-  void save();
+  void save(SaveReason reason);
   void save_now();    // the same between steps, where there is something new to save
   double evaluate();  // over the validation data, which must be there
   int finish();

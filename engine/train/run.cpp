@@ -279,23 +279,29 @@ void Run::train(int64_t most, const AfterStep& after) {
     // is about to end anyway.
     stopped_ = result.votes(RankSignal::stop) > 0 && !last;
     ending_ = last || stopped_;
-    if (ending_ || better || wishes.save || (every > 0 && (step + 1) % every == 0)) save();
+    const bool due = every > 0 && (step + 1) % every == 0;
+    if (ending_ || better || wishes.save || due)
+      save(stopped_ ? SaveReason::stop
+           : last   ? SaveReason::end
+           : due    ? SaveReason::scheduled
+           : better ? SaveReason::best
+                    : SaveReason::asked);
     if (stopped_ || wishes.stop) break;
   }
   if (first_step_ == max_steps_ && saver_->last_step() < 0 && !all_done_)
-    save();  // nothing was trained, but what was read is kept
+    save(SaveReason::end);  // nothing was trained, but what was read is kept
   saver_->finish();
 }
 
 void Run::save_now() {
   saver_->finish();
-  if (saver_->last_step() != trainer_->next_step()) save();
+  if (saver_->last_step() != trainer_->next_step()) save(SaveReason::asked);
   saver_->finish();
 }
 
-void Run::save() {
+void Run::save(SaveReason reason) {
   reporter_.sync();
-  saver_->save(samples_before(trainer_->next_step()), lr_, best_);
+  saver_->save(samples_before(trainer_->next_step()), lr_, best_, reason);
 }
 
 int Run::finish() {

@@ -83,9 +83,11 @@ checkpoint::Meta Saver::describe(int64_t samples, double lr) const {
   return meta;
 }
 
-void Saver::save(int64_t samples, double lr, std::optional<checkpoint::BestLoss> best) {
+void Saver::save(int64_t samples, double lr, std::optional<checkpoint::BestLoss> best,
+                 SaveReason reason) {
   finish();
   c10::NoGradGuard no_grad;
+  trainer_.before_save(reason);
   began_ = Clock::now();
   World& world = trainer_.world();
   report_ = {};
@@ -98,9 +100,7 @@ void Saver::save(int64_t samples, double lr, std::optional<checkpoint::BestLoss>
                             return std::string();
                           }));
   if (begun.error) return end(std::move(begun.error));
-  const std::vector<LocalTensor> mine =
-      local_state(trainer_.model(), optimizer_of(trainer_), trainer_.module(),
-                  trainer_.stages() != nullptr ? &trainer_.stages()->outline() : nullptr);
+  const std::vector<LocalTensor> mine = local_state(trainer_);
   // The optimizer has states from its first step on; on all ranks, if it has any.
   const bool with_states = optimizer_of(trainer_).steps > 0;
   if (!shares_ || with_states_ != with_states) {

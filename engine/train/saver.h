@@ -65,7 +65,8 @@ class Saver {
   // Collective. Refuses replicas that differ (replicas.h). `samples`: the position of the next
   // sample; `lr`: of the last step; `best`: of
   // runs that keep it.
-  void save(int64_t samples, double lr, std::optional<checkpoint::BestLoss> best = {});
+  void save(int64_t samples, double lr, std::optional<checkpoint::BestLoss> best = {},
+            SaveReason reason = SaveReason::asked);
   // Around every Trainer::step: a background save moves on once all ranks have written.
   void before_step();
   void after_step(const StepResult& result);  // collective

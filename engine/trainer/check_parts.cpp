@@ -2,6 +2,8 @@
 
 #include <torch/nn/module.h>
 
+#include <set>
+
 #include "engine/report/report.h"
 #include "engine/trainer/local_state.h"
 
@@ -27,7 +29,7 @@ void check_regions(const ParallelModel& model, const std::string& strategy) {
 // Else the optimizer updates something, and the model stays as it is.
 void check_views(const ParallelModel& model, const torch::nn::Module& module,
                  const std::string& strategy) {
-  const std::vector<OptimizerPlace> places = optimizer_places(model);
+  const std::vector<UpdatePlace> places = update_places(model);
   const auto trained = module.named_parameters();
   for (size_t i = 0; i < places.size(); ++i) {
     const ParallelParameter& p = model.parameters()[i];
@@ -44,12 +46,46 @@ void check_views(const ParallelModel& model, const torch::nn::Module& module,
   }
 }
 
+// Names that files have for other things than a strategy's own state.
+bool is_taken(const std::string& state) {
+  return state == "buffer" || state == "rng" || state == "exp_avg" || state == "exp_avg_sq" ||
+         state == "momentum";
+}
+
+void check_states(const ParallelModel& model, const std::string& strategy) {
+  std::set<std::pair<std::string, std::string>> names;
+  for (const StateTensor& t : model.state_tensors()) {
+    auto bad = [&](const std::string& what) {
+      return Error(ErrorCode::plugin_nonconforming,
+                   "the strategy " + strategy + " keeps the state " + report::printable(t.state) +
+                       " of " + report::printable(t.name) + ", " + what);
+    };
+    const bool named =
+        !t.state.empty() &&
+        t.state.find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789_") == std::string::npos;
+    if (!named || is_taken(t.state))
+      throw bad("but a state's name is of a-z, 0-9 and _, and not one that the engine uses itself")
+          .help("give StateTensor::state a name like " + strategy + "_momentum");
+    if (t.name.empty() || !names.emplace(t.state, t.name).second)
+      throw bad(t.name.empty() ? "which has no name" : "twice");
+    if (!fits(t.region, t.global_shape))
+      throw bad("but " + to_text(t.region) + " is no part of the shape " +
+                report::shape_text(t.global_shape));
+    if (!t.local.defined() && t.region.count() == 0) continue;
+    if (!t.local.defined() || t.local.sizes() != at::IntArrayRef(t.region.stored_shape()) ||
+        !t.local.is_contiguous() || dtype_of(t.local) != t.dtype)
+      throw bad("but its part is not a contiguous tensor of " + std::string(dtype_name(t.dtype)) +
+                " in the shape of " + to_text(t.region));
+  }
+}
+
 }  // namespace
 
 void check_parts(const ParallelModel& model, const torch::nn::Module& module,
                  const std::string& strategy) {
   check_regions(model, strategy);
   check_views(model, module, strategy);
+  check_states(model, strategy);
 }
 
 }  // namespace meshwright::train

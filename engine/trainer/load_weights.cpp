@@ -56,7 +56,7 @@ void load_weights(Trainer& trainer, const std::string& pretrained, modules::Caus
   std::optional<weights::WeightFolder> folder;
   if (!pretrained.empty()) folder.emplace(pretrained);
   ParallelModel& model = trainer.model();
-  std::vector<OptimizerPlace> places = optimizer_places(model);
+  std::vector<UpdatePlace> places = update_places(model);
   for (size_t i = 0; i < places.size(); ++i) {
     // Main weights start with all the digits that there are.
     ParallelParameter p = model.parameters()[i];
@@ -124,7 +124,8 @@ void load_weights(Trainer& trainer, const std::string& pretrained, modules::Caus
     if (!local.is_same(p.local)) p.local.copy_(local);
   }
   optimizer_of(trainer).round_weights(model.update_groups());
-  model.after_optimizer_step();
+  trainer.tell_written(
+      {folder ? ValuesWritten::By::weights : ValuesWritten::By::initialization, 0});
 }
 
 std::string unused_tensors(const std::string& pretrained, const ModelOutline& outline) {
@@ -170,7 +171,7 @@ void load_weights(Trainer& trainer, checkpoint::Checkpoint& from) {
       throw mismatch(": \"" + p.name + "\" has its rows in another order than");
     if (p.local.numel() > 0) read_into(from, *record, region_of(p), p.local);
   }
-  trainer.model().after_optimizer_step();
+  trainer.tell_written({ValuesWritten::By::weights, 0});
 }
 
 std::optional<FusedRows> fused_rows(const ModelOutline& outline, std::string_view parameter) {

@@ -7,8 +7,10 @@
 #include <map>
 #include <set>
 
+#include "engine/plan/plan.h"
 #include "engine/rendezvous/separators.h"
 #include "engine/trainer/rank_agreement.h"
+#include "engine/trainer/stages.h"
 #include "meshwright/error.h"
 #include "sdk/base/text.h"
 
@@ -21,29 +23,17 @@ std::string stored_name(const ModelOutline& stages, const std::string& parameter
   return found == nullptr || found->copy_of.empty() ? parameter : found->copy_of;
 }
 
-Region region_of(const ParallelParameter& p) {
-  return p.region.within_box() ? as_run(p.region, p.global_shape) : p.region;
+namespace {
+
+Region stored_region(const Region& region, const std::vector<int64_t>& shape) {
+  return region.within_box() ? as_run(region, shape) : region;
 }
 
-std::vector<OptimizerPlace> optimizer_places(const ParallelModel& model) {
-  std::vector<OptimizerPlace> out;
-  const std::vector<FlatParameterGroup>& groups = model.update_groups();
-  for (const ParallelParameter& p : model.parameters()) {
-    OptimizerPlace place;
-    for (size_t g = 0; g < groups.size() && place.group == SIZE_MAX && p.local.numel() > 0; ++g) {
-      const Tensor& values = groups[g].values;
-      int64_t begin = p.local.storage_offset() - values.storage_offset();
-      if (values.scalar_type() == p.local.scalar_type() &&
-          values.storage().is_alias_of(p.local.storage()) && begin >= 0 &&
-          begin + p.local.numel() <= values.numel())
-        place = {g, begin};
-    }
-    out.push_back(place);
-  }
-  return out;
-}
+}  // namespace
 
-Tensor updated_part(const ParallelParameter& parameter, const OptimizerPlace& place,
+Region region_of(const ParallelParameter& p) { return stored_region(p.region, p.global_shape); }
+
+Tensor updated_part(const ParallelParameter& parameter, const UpdatePlace& place,
                     const ParallelModel& model, Optimizer& optimizer) {
   const std::vector<FlatParameterGroup>& groups = model.update_groups();
   if (place.group == SIZE_MAX || !optimizer.has_main(groups[place.group]))
@@ -53,14 +43,26 @@ Tensor updated_part(const ParallelParameter& parameter, const OptimizerPlace& pl
       .view(parameter.local.sizes());
 }
 
-std::vector<LocalTensor> local_state(const ParallelModel& model, Optimizer& optimizer,
-                                     const torch::nn::Module& module, const ModelOutline* stages) {
+std::string own_suffix(const Trainer& trainer) {
+  const std::string axis = trainer.model().independent_axis();
+  const std::optional<Mesh>& mesh = trainer.plan().mesh.device_mesh;
+  const int64_t replica =
+      axis.empty() || !mesh ? 0 : mesh->coordinate(trainer.world().rank(), axis);
+  return replica == 0 ? "" : "@" + std::to_string(replica);
+}
+
+std::vector<LocalTensor> local_state(Trainer& trainer) {
+  const ParallelModel& model = trainer.model();
+  Optimizer& optimizer = optimizer_of(trainer);
+  const torch::nn::Module& module = trainer.module();
+  const ModelOutline* stages = trainer.stages() != nullptr ? &trainer.stages()->outline() : nullptr;
+  const std::string suffix = own_suffix(trainer);
   std::vector<LocalTensor> out;
   const std::vector<ParallelParameter>& parameters = model.parameters();
   auto saved_as = [&](const std::string& name) {
     return stages != nullptr ? stored_name(*stages, name) : name;
   };
-  std::vector<OptimizerPlace> places = optimizer_places(model);
+  std::vector<UpdatePlace> places = update_places(model);
   std::set<std::string> frozen_names;
   for (const auto& item : module.named_parameters())
     if (!item.value().requires_grad()) frozen_names.insert(item.key());
@@ -74,8 +76,8 @@ std::vector<LocalTensor> local_state(const ParallelModel& model, Optimizer& opti
   for (size_t i = 0; i < parameters.size(); ++i) {
     const ParallelParameter& p = parameters[i];
     Tensor part = updated_part(p, places[i], model, optimizer);
-    out.push_back({"", saved_as(p.name), dtype(p, part), p.global_shape, region_of(p), part,
-                   dtype_of(p.local)});
+    out.push_back({frozen_names.contains(p.name) ? "" : suffix, saved_as(p.name), dtype(p, part),
+                   p.global_shape, region_of(p), part, dtype_of(p.local)});
   }
   for (const Optimizer::State& state : optimizer.state()) {
     if (state.tensors.empty()) continue;  // before the first step
@@ -90,9 +92,14 @@ std::vector<LocalTensor> local_state(const ParallelModel& model, Optimizer& opti
       // elsewhere.
       bool frozen = p.local.numel() > 0 && places[i].group == SIZE_MAX;
       Region region = frozen ? Region::run(0, 0) : region_of(p);
-      out.push_back({state.name, saved_as(p.name), dtype(p, local), p.global_shape, region, local});
+      out.push_back(
+          {state.name + suffix, saved_as(p.name), dtype(p, local), p.global_shape, region, local});
     }
   }
+  for (const StateTensor& state : model.state_tensors())
+    out.push_back({state.state + (state.own ? suffix : ""), saved_as(state.name), state.dtype,
+                   state.global_shape, stored_region(state.region, state.global_shape),
+                   state.local});
   for (const auto& buffer : module.named_buffers())
     if (buffer.value().defined() && !buffer.value().is_meta()) {
       Tensor value = buffer.value().detach();

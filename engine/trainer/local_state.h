@@ -11,6 +11,7 @@
 #include "engine/trainer/optimizer.h"
 #include "meshwright/parallel/parallel.h"
 #include "meshwright/parallel/scalar_type.h"
+#include "meshwright/trainer.h"
 
 namespace torch::nn {
 class Module;
@@ -25,15 +26,9 @@ Region region_of(const ParallelParameter& parameter);
 // The name that files have for a parameter of a rank's stages.
 std::string stored_name(const ModelOutline& stages, const std::string& parameter);
 
-// A parameter's elements in the flat tensors that the optimizer updates.
-struct OptimizerPlace {
-  size_t group = SIZE_MAX;  // SIZE_MAX: in none (it is frozen, or this rank holds nothing of it)
-  int64_t begin = 0;
-};
-std::vector<OptimizerPlace> optimizer_places(const ParallelModel& model);
 // A parameter's elements in what the optimizer updates: its main weights where it keeps some, else
 // the parameter's own memory.
-at::Tensor updated_part(const ParallelParameter& parameter, const OptimizerPlace& place,
+at::Tensor updated_part(const ParallelParameter& parameter, const UpdatePlace& place,
                         const ParallelModel& model, Optimizer& optimizer);
 
 // A tensor's part on this rank. `local` shares memory with what trains.
@@ -48,11 +43,13 @@ struct LocalTensor {
 };
 // Weights, the optimizer's states, and the module's buffers (state "buffer"), of this rank's stages
 // where the model is cut into some. Weights are what the optimizer updates: its main weights where
-// it keeps some, from which the model's own are made by rounding. `stages`: the outline of this
-// rank's, or null; a copy of another stage's weight goes by that one's name.
-std::vector<LocalTensor> local_state(const ParallelModel& model, Optimizer& optimizer,
-                                     const torch::nn::Module& module,
-                                     const ModelOutline* stages = nullptr);
+// it keeps some, from which the model's own are made by rounding; then the strategy's own
+// (ParallelModel::state_tensors()). A copy of another stage's weight goes by that one's name.
+// Where replicas go their own ways (ParallelModel::independent_axis()), those of all but the first
+// have its number behind their states: "@1" are weights of replica 1, "exp_avg@1" a state of it.
+std::vector<LocalTensor> local_state(Trainer& trainer);
+// That number, as "@1"; "": the first replica, or all are equal.
+std::string own_suffix(const Trainer& trainer);
 
 // Ranks (ascending) that hold the same regions of these tensors; of parameters and states, since
 // buffers may differ.

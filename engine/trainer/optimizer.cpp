@@ -47,6 +47,12 @@ void Optimizer::round_weights(const std::vector<FlatParameterGroup>& groups) {
     if (has_main(groups[i])) groups[i].values.detach().copy_(weights(groups, i));
 }
 
+void Optimizer::take_over(const std::vector<FlatParameterGroup>& groups) {
+  c10::NoGradGuard no_grad;
+  for (size_t i = 0; i < std::min(groups.size(), main_.size()); ++i)
+    if (main_[i].defined()) main_[i].copy_(groups[i].values);
+}
+
 void Optimizer::catch_up(const std::vector<FlatParameterGroup>& groups) {
   for (size_t i = 0; i < std::min(groups.size(), main_.size()); ++i)
     if (const Tensor& values = groups[i].values;

@@ -56,6 +56,8 @@ class Optimizer {
   // Writes main weights that somebody has filled into the values;
   // ParallelModel::after_optimizer_step() is the caller's.
   void round_weights(const std::vector<FlatParameterGroup>& groups);
+  // The other way: makes main weights from values that the strategy has written.
+  void take_over(const std::vector<FlatParameterGroup>& groups);
 
  protected:
   // Calls of a kernel, which wants gradients of the weights' dtype: one for all groups where they

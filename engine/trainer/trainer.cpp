@@ -244,10 +244,31 @@ Trainer::Trainer(Job& job, std::shared_ptr<World> world, std::shared_ptr<torch::
   warn_of_narrow_updates(*plan_, *model_, *optimizer_);
   if (model_->context_parallel()) routers_->share_samples(model_->context_parallel()->group());
   data_ = model_->data_group();
+  replicas_differ_ = !model_->independent_axis().empty();
   expect_all_reduces(*data_, 4096);  // for the sums of each step
 }
 
 Trainer::~Trainer() = default;
+
+void Trainer::tell_written(const ValuesWritten& written) {
+  if (model_->values_written(written)) optimizer_->take_over(model_->update_groups());
+  model_->after_optimizer_step();
+}
+
+void Trainer::before_save(SaveReason reason) {
+  if (!model_->before_save(reason, step_)) return;
+  optimizer_->take_over(model_->update_groups());
+  model_->after_optimizer_step();
+}
+
+double Trainer::largest_norm(double mine) {
+  Tensor both = at::zeros({2}, at::TensorOptions().dtype(at::kDouble));
+  both.mutable_data_ptr<double>()[std::isfinite(mine) ? 0 : 1] = std::isfinite(mine) ? mine : 1;
+  both = both.to(world_->device());
+  world_->everyone()->all_reduce(both, ReduceOp::max, /*control=*/true).wait();
+  both = both.cpu();
+  return both[1].item<double>() == 0 ? both[0].item<double>() : std::nan("");
+}
 
 train::Optimizer& train::optimizer_of(Trainer& trainer) { return *trainer.optimizer_; }
 
@@ -395,13 +416,15 @@ StepResult Trainer::step(const StageForward& forward) try {
   result.loss = all_count > 0 ? all_loss / all_count : 0;
   double scale = all_count > 0 ? assumed * static_cast<double>(data_->size()) / all_count : 0;
   result.grad_norm = model_->clip_grad_norm(parts_->max_grad_norm, scale);
+  // What one replica finds must stop all.
+  if (replicas_differ_) result.grad_norm = largest_norm(result.grad_norm);
   if (parts_->stop_on_nonfinite &&
       (!std::isfinite(result.loss) || !std::isfinite(result.grad_norm)))
     throw_nonfinite(result, *model_, *outline_, stages_.get(), *world_);
   if (before_update_) before_update_();
   TraceSpan span(world_->trace(), "optimizer");
   optimizer_->step(model_->update_groups(), result.lr);
-  model_->after_optimizer_step();
+  tell_written({ValuesWritten::By::optimizer, step_ + 1});
   routers_->update_biases(result.experts, load_on_device);
   ++step_;
   return result;

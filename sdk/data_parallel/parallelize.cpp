@@ -217,6 +217,9 @@ std::unique_ptr<ParallelModel> shard_by_plan(ParallelizeRequest& request, const 
   if (groups.expert_parallel)
     for (size_t i = 0; i < units.size(); ++i)
       if (plan.units[i].experts) units[i].sharding = groups.expert_parallel->sharding();
+  if (policy.independent_replicas && groups.replicate && groups.replicate->size() > 1)
+    groups.independent_axis = groups.replicate_axis;
+  if (policy.independent_replicas) groups.replicate = nullptr;
   const PlannedUnit whole{.name = "whole", .parameters = plan.whole};
   groups.whole = bind_units(*request.model, request.outline, {whole}).front().parameters;
   for (const ParameterOutline& p : request.outline.parameters)

@@ -209,7 +209,7 @@ void ShardedModel::describe() {
       ParallelParameter out;
       out.name = p.name;
       out.global_shape = p.sizes;
-      if (unit->replicated())
+      if (unit->replicated() || !context_.groups.independent_axis.empty())
         out.placement.emplace_back(context_.groups.replicate_axis, "replicate");
       if (unit->group().size() > 1)
         out.placement.emplace_back(unit->axis(),

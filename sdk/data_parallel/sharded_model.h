@@ -31,6 +31,7 @@ class ShardedModel final : public ParallelModel {
     return context_.groups.tensor_parallel;
   }
   std::vector<std::string> unit_names() const override;
+  std::string independent_axis() const override { return context_.groups.independent_axis; }
   bool reduces_every_micro_batch() const override {
     return context_.policy.reduction.every_micro_batch;
   }

@@ -177,6 +177,10 @@ ShardingPlan flat_plan(const ShardingRequest& request, const ShardingPolicy& pol
       error.key(key).help("set " + key + " = 3");
     throw error;
   }
+  if (policy.independent_replicas)
+    throw Error(ErrorCode::not_in_release,
+                "replicas that go their own ways are sharded along rows, not as flat buffers")
+        .help("plan with fully_sharded_plan()");
   const ModelOutline& outline = request.outline;
   ShardingPlan plan = begin_plan(request, level == 3 ? "flat" : "replicate");
   const Layout& layout = *plan.mesh_layout;
@@ -255,7 +259,8 @@ Footprint footprint::flat_footprint(const ShardingRequest& request, const Shardi
     sums.whole_trainable = plus(sums.whole_trainable, trainable);
     const int64_t bytes = times(unit.shard_size(), axis.size, gather_size),
                   reduced = times(unit.trainable_size(), axis.size, reduce_size);
-    out.units.push_back({planned.name, unit.elements(), bytes, planned.reshard_after_forward});
+    out.units.push_back({planned.name, unit.elements(), bytes, planned.reshard_after_forward,
+                         unit.trainable_size()});
     add_traffic(axis, policy.level, planned, passes, bytes, reduced, times(trainable, reduce_size),
                 wire);
     if (planned.reshard_after_forward)

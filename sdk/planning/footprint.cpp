@@ -83,11 +83,13 @@ Footprint rows_footprint(const ShardingRequest& request, const ShardingPlan& pla
       wire.add(axis, "all_gather", reshards ? times(2, passes) : runs, gathered);
     if (unit.trainable_size() > 0) {
       wire.add(axis, "reduce_scatter", reduces, reduced);
-      if (!planned.experts) wire.add(layout.replicate, "all_reduce", reduces, reduced / axis.size);
+      if (!planned.experts && !policy.independent_replicas)
+        wire.add(layout.replicate, "all_reduce", reduces, reduced / axis.size);
     }
     // Experts that ep alone cuts are no unit: nothing gathers or reduces them.
     if (!planned.experts || axis.size > 1)
-      out.units.push_back({planned.name, unit.elements(), gathered, reshards});
+      out.units.push_back(
+          {planned.name, unit.elements(), gathered, reshards, unit.trainable_size()});
 
     // Without a second rank the shard itself serves, unless it must be cast.
     if (axis.size > 1 || mp.param != work.storage) {
@@ -98,7 +100,7 @@ Footprint rows_footprint(const ShardingRequest& request, const ShardingPlan& pla
     }
     // A pipeline adds up beside the shard even where that is all of it.
     if (axis.size > 1 || (pipeline_size(request) > 1 && passes > 1) || mp.reduce != gradient ||
-        (!planned.experts && layout.replicate.size > 1)) {
+        (!planned.experts && layout.replicate.size > 1 && !policy.independent_replicas)) {
       peak.all_gradients = plus(peak.all_gradients, reduced);
       if (planned.root)
         peak.root_gradients = plus(peak.root_gradients, reduced);

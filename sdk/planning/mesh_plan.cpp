@@ -149,20 +149,20 @@ void refuse_sizes(const MeshRequest& request, std::string_view strategy,
   }
 }
 
-MeshPlan plan_sharded_mesh(const MeshRequest& request) {
+MeshPlan plan_sharded_mesh(const MeshRequest& request, bool alone) {
   const ParallelSizes& s = request.config.shared.sizes;
   int64_t dp = resolve_dp_size(request), rep = std::max<int64_t>(1, s.dp_replicate);
   auto replicate_help = [&](Error error) {
     size_t given = 0;
     for (int64_t d : divisors_near(dp, rep, 8))
-      if ((d < dp || d == 1) && given++ < 3) error.help(set_size("dp_replicate", d));
+      if ((d < dp || d == 1 || alone) && given++ < 3) error.help(set_size("dp_replicate", d));
     return error;
   };
   if (dp % rep != 0)
     throw replicate_help(size_error(request, ErrorCode::dp_replicate_not_divisor,
                                     "dp " + n(dp) + " is not a multiple of dp_replicate " + n(rep),
                                     "dp_replicate"));
-  if (rep >= dp && rep != 1)
+  if (rep >= dp && rep != 1 && !alone)
     throw replicate_help(
         size_error(request, ErrorCode::dp_replicate_too_large,
                    "dp_replicate " + n(rep) + " must be smaller than dp " + n(dp) +

@@ -294,6 +294,11 @@ ShardingPlan fully_sharded_plan(const ShardingRequest& request, const ShardingPo
   plan.units =
       rule ? rule({outline, reshard, plan.sharding.precision.mp}) : plan_units(outline, reshard);
   const MoeOptions& moe = request.config.shared.moe;
+  if (policy.independent_replicas && layout.has_experts_mesh)
+    throw Error(ErrorCode::size_not_supported,
+                "experts are shared out over all replicas, which go their own ways here")
+        .key("distributed.ep_size")
+        .help("set distributed.ep_size = 1");
   if (layout.has_experts_mesh) {
     if (outline.tied_embeddings && moe.lm_head_precision == DType::float32)
       plan.notices.emplace_back(

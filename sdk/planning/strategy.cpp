@@ -6,6 +6,10 @@ namespace meshwright {
 
 Strategy::~Strategy() = default;
 ParallelModel::~ParallelModel() = default;
+bool ParallelModel::values_written(const ValuesWritten&) { return false; }
+bool ParallelModel::before_save(SaveReason, int64_t) { return false; }
+std::vector<StateTensor> ParallelModel::state_tensors() const { return {}; }
+std::string ParallelModel::independent_axis() const { return {}; }
 std::shared_ptr<TensorParallel> ParallelModel::tensor_parallel() const { return nullptr; }
 
 void Strategy::validate(const StrategyConfig&, Diagnostics&) const {}

@@ -120,6 +120,9 @@ TEST_CASE("a crash of a plugin is told as its fault, alone and with ranks, and n
         Row{"abort", "step", "signal 6 (SIGABRT", "end_step"},
         Row{"terminate", "step", "signal 6 (SIGABRT", "code that it left behind"},
         Row{"trap", "after_optimizer_step", "signal 4 (SIGILL", "after_optimizer_step"},
+        Row{"abort", "values_written", "signal 6 (SIGABRT", "values_written"},
+        Row{"segfault", "before_save", "signal 11 (SIGSEGV", "before_save"},
+        Row{"abort", "state_tensors", "signal 6 (SIGABRT", "state_tensors"},
         Row{"divide", "create", "signal 8 (SIGFPE", "create"},
         Row{"overflow", "clip_grad_norm", "signal 11 (SIGSEGV", "clip_grad_norm"},
         Row{"segfault", "forward", "signal 11 (SIGSEGV", "code that it left behind"},
@@ -175,6 +178,23 @@ TEST_CASE(
   CHECK(ended.says("error[E0423]: the strategy fixture_misbehaves says that model."));
   CHECK(ended.says("but its part has the shape [1, "));
   CHECK(ended.says("ParallelParameter::region"));
+}
+
+TEST_CASE("state that is not what the strategy says of it is refused before it trains") {
+  struct Row {
+    const char *fault, *says;
+  };
+  for (const Row& row : {Row{"taken state", "not one that the engine uses itself"},
+                         Row{"short state", "is not a contiguous tensor of float32 in the shape"},
+                         Row{"state outside", "is no part of the shape [1]"}}) {
+    CAPTURE(row.fault);
+    Program program;
+    Ended ended = program.run(arguments(2), {{"FIXTURE_MISBEHAVES", row.fault}});
+    CAPTURE(ended.err);
+    CHECK(ended.code == 2);
+    CHECK(ended.says("error[E0423]: the strategy fixture_misbehaves keeps the state "));
+    CHECK(ended.says(row.says));
+  }
 }
 
 TEST_CASE("replicas that drift apart are never saved: strategy, parameter and rank are named") {

@@ -148,9 +148,11 @@ class MESHWRIGHT_API Trainer {
   void load(const std::string& path);
 
   ParallelModel& model() { return *model_; }
+  const ParallelModel& model() const { return *model_; }
   torch::nn::Module& module() { return *module_; }
   const ModelOutline& outline() const { return *outline_; }  // of the whole model
   World& world() { return *world_; }
+  const World& world() const { return *world_; }
   const plan::JobPlan& plan() const { return *plan_; }
   // Micro-batches of a step on this rank, and samples of each; under a pipeline those of its
   // stages.
@@ -162,6 +164,10 @@ class MESHWRIGHT_API Trainer {
   int64_t max_steps() const { return max_steps_; }
   int64_t next_step() const { return step_; }
   void set_next_step(int64_t step) { step_ = step; }
+  // Collective. Tells the model that the values were written, other than by step(): by
+  // initialization, from weights or from a checkpoint.
+  void tell_written(const ValuesWritten& written);
+  void before_save(SaveReason reason);  // collective: as ParallelModel says
 
  private:
   friend train::Optimizer& train::optimizer_of(Trainer& trainer);
@@ -171,6 +177,8 @@ class MESHWRIGHT_API Trainer {
     std::array<int64_t, kVotes> votes;
     at::Tensor more, more_on_device;  // float64, [n]
   };
+  // The largest of all ranks, or NaN if one is not finite.
+  double largest_norm(double mine);
   Totals totals(const at::Tensor& loss_sum, double count, bool with_votes,
                 const at::Tensor& more = {});
   StageForward alone(const Forward& forward) const;
@@ -191,6 +199,7 @@ class MESHWRIGHT_API Trainer {
   int64_t accumulation_ = 1, local_batch_ = 1, dp_ = 1, dp_rank_ = 0, max_steps_ = 0, step_ = 0,
           expected_ = 1;
   std::function<void()> before_update_;
+  bool replicas_differ_ = false;        // ParallelModel::independent_axis()
   std::array<double, kVotes> votes_{};  // of this rank, for the next sum
 };
 

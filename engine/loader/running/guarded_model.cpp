@@ -52,6 +52,18 @@ class GuardedModel final : public ParallelModel {
   void after_optimizer_step() override {
     run("after_optimizer_step", [&] { inner_->after_optimizer_step(); });
   }
+  bool values_written(const ValuesWritten& written) override {
+    return run("values_written", [&] { return inner_->values_written(written); });
+  }
+  bool before_save(SaveReason reason, int64_t steps) override {
+    return run("before_save", [&] { return inner_->before_save(reason, steps); });
+  }
+  std::vector<StateTensor> state_tensors() const override {
+    return run("state_tensors", [&] { return inner_->state_tensors(); });
+  }
+  std::string independent_axis() const override {
+    return run("independent_axis", [&] { return inner_->independent_axis(); });
+  }
   double clip_grad_norm(double max_norm, double scale) override {
     return run("clip_grad_norm", [&] { return inner_->clip_grad_norm(max_norm, scale); });
   }

@@ -283,8 +283,7 @@ TEST_CASE(
 TEST_CASE("a tensor on one rank alone costs no digest") {
   run_ranks(4, [&](const std::shared_ptr<World>& world) {
     Rank rank({"fsdp2", 4}, world);
-    std::vector<train::LocalTensor> tensors = train::local_state(
-        rank.trainer.model(), train::optimizer_of(rank.trainer), rank.trainer.module());
+    std::vector<train::LocalTensor> tensors = train::local_state(rank.trainer);
     CHECK(train::Shares(*world, tensors).replicas().empty());
   });
 }

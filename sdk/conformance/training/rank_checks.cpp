@@ -195,7 +195,8 @@ void RankRun::count(const Footprint& plan, const std::vector<TrafficCounter::Row
   for (const TrafficCounter::Row& row : world_->traffic().rows()) add(row, 1);
   for (const TrafficCounter::Row& row : before) add(row, -1);
   for (const WireRow& row : plan.wire)
-    if (!kOthers.contains(row.axis)) rows[{row.axis, row.op}].second = {row.count, row.bytes};
+    if (!kOthers.contains(row.axis) && (kCountedStep + 1) % row.every == 0)
+      rows[{row.axis, row.op}].second = {row.count, row.bytes};
   for (const auto& [key, both] : rows)
     if (const auto& [found, planned] = both; found != planned)
       fail(step_text(kCountedStep) + " sent " + std::to_string(found.bytes) + " bytes in " +

@@ -191,6 +191,7 @@ void RankRun::update() {
     momenta_[i].mul_(kMomentum).add_(groups[i].grads);
     groups[i].values.sub_(momenta_[i], kRate);
   }
+  model_->values_written({ValuesWritten::By::optimizer, ++updates_});
   model_->after_optimizer_step();
 }
 
@@ -231,6 +232,10 @@ void RankRun::resume(const TrainingState& state) {
       alike(momenta_[place.group], place, p.local).copy_(cut(state.momenta.at(p.name), p.region));
     }
   }
+  updates_ = kSavedStep;
+  ValuesWritten written{ValuesWritten::By::checkpoint, updates_};
+  for (const StateTensor& tensor : model_->state_tensors()) written.missing.push_back(tensor.state);
+  model_->values_written(written);
   model_->after_optimizer_step();
   check_whole(state.parameters, "after it was loaded", 0);
   for (int64_t s = kSavedStep; s < kSteps; ++s) step(s);

@@ -33,6 +33,8 @@ class RankRun {
   void resume(const TrainingState& state);
 
   const std::vector<std::string>& problems() const { return problems_; }
+  // Whether replicas go their own ways, so that no plain loop does what they do together.
+  bool independent() const { return !model_->independent_axis().empty(); }
 
  private:
   void fail(const std::string& what) { problems_.push_back(what); }
@@ -70,7 +72,8 @@ class RankRun {
   int64_t data_ranks_ = 1;
   std::unique_ptr<ParallelModel> model_;
   std::vector<at::Tensor> momenta_;  // as update_groups()
-  bool sound_ = true;                // what parameters() says can be used
+  int64_t updates_ = 0;
+  bool sound_ = true;  // what parameters() says can be used
   std::optional<PipelinePlan> stages_;
   std::unique_ptr<PipelineRunner> runner_;
   std::vector<std::string> problems_;

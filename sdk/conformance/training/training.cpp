@@ -89,6 +89,8 @@ struct Outcome {
   std::string refusal;
 };
 
+constexpr char kIndependent[] = "independent";
+
 bool is_of_group(const Error& error) {
   return error.code() == ErrorCode::collective_timeout ||
          error.code() == ErrorCode::collective_failed;
@@ -106,6 +108,11 @@ Outcome run(const Subject& subject, const MeshRequest& request, const Reference&
           std::vector<std::string> found;
           try {
             rank.emplace(subject, request, reference, world);
+            if (rank->independent()) {
+              std::lock_guard lock(mutex);
+              out.refusal = kIndependent;
+              return;
+            }
             body(*rank, world->rank());
             found = rank->problems();
           } catch (const std::exception& error) {
@@ -206,7 +213,9 @@ class Kit {
 
   void refused(const std::string& size, const std::string& code) {
     if (!size.empty() && !sized_.contains(size))
-      sized_[size] = size + " = 2 is refused (" + code + ")";
+      sized_[size] = size + (code == kIndependent
+                                 ? " = 2 makes replicas that go their own ways, which was not tried"
+                                 : " = 2 is refused (" + code + ")");
   }
 
   void looked_at(const Layout& layout, const std::string& size) {

@@ -21,6 +21,8 @@ struct WireRow {
       op;  // op: "all_gather", "reduce_scatter", "all_reduce", "broadcast", "send", "all_to_all"
   int64_t count = 0;  // collectives a step
   int64_t bytes = 0;  // bytes a rank sends a step
+  // Steps from one time to the next: count and bytes are those of one time.
+  int64_t every = 1;
 };
 
 struct Bytes {
@@ -35,6 +37,7 @@ struct UnitCost {
   int64_t parameters = 0;    // elements, after tp
   int64_t padded_bytes = 0;  // gathered, in the gather dtype
   bool reshards = false;
+  int64_t updated = 0;  // elements that this rank's optimizer updates, padding included
 };
 
 struct Footprint {

@@ -32,8 +32,9 @@ struct MeshPlan {
 // The mesh of the fully sharded strategies: axes (pp, dp_replicate, dp_shard, cp, tp), flattened
 // dp, dp_shard_cp and dp_cp always, the expert mesh when ep > 1. Throws Error(world_not_divisible |
 // world_mismatch | dp_replicate_not_divisor | dp_replicate_too_large | ep_not_divisor |
-// bad_rank_list), in that order, each naming the key and settings that work.
-MESHWRIGHT_API MeshPlan plan_sharded_mesh(const MeshRequest& request);
+// bad_rank_list), in that order, each naming the key and settings that work. `alone`: dp_replicate
+// may be all of dp, so that nothing is sharded; a group of one rank sends nothing.
+MESHWRIGHT_API MeshPlan plan_sharded_mesh(const MeshRequest& request, bool alone = false);
 // The dp size those rules give for (dp, tp, cp, pp) in a world, checked against it.
 MESHWRIGHT_API int64_t resolve_dp_size(const MeshRequest& request);
 // Throws Error(size_not_supported) for the first of `names` ("tp", "cp", "pp", "ep",

@@ -136,6 +136,22 @@ constexpr meshwright_option int_option(const char* name, const char* default_val
   o.flags = 0;
   return o;
 }
+// A number, whole or not, of at least `min`.
+constexpr meshwright_option number_option(const char* name, const char* default_value, double min,
+                                          const char* doc) {
+  meshwright_option o = option(name, MESHWRIGHT_NUMBER, default_value, doc);
+  o.min = min;
+  o.flags = MESHWRIGHT_NO_MAX;
+  return o;
+}
+// From `min` to `max`.
+constexpr meshwright_option number_option(const char* name, const char* default_value, double min,
+                                          double max, const char* doc) {
+  meshwright_option o = number_option(name, default_value, min, doc);
+  o.max = max;
+  o.flags = 0;
+  return o;
+}
 constexpr meshwright_option choice_option(const char* name, const char* default_value,
                                           const char* choices, const char* doc) {
   meshwright_option o = option(name, MESHWRIGHT_STRING, default_value, doc);

@@ -143,6 +143,9 @@ struct ShardingPolicy {
   NanChecks checks = {};
   FrozenPolicy frozen = {};
   FlatBufferPolicy flat = {};
+  // Replicas along dp_replicate go their own ways: gradients are averaged within each of them only,
+  // and the strategy brings them together when it likes. Of rows, without expert parallelism.
+  bool independent_replicas = false;
   std::string options = {};  // the table of the strategy's options, for errors: "distributed.mine"
   bool keeps_parameters() const { return level <= 2; }
   bool keeps_gradients() const { return level <= 1; }

@@ -88,12 +88,23 @@ struct SharedOptions {
   bool pipeline_given = false, moe_given = false;
 };
 
+// What a strategy may want to know of the job around it, for rules and for its plan.
+struct JobView {
+  int64_t max_steps = 0;
+  int64_t checkpoint_every = 0;               // steps; 0: at the end only
+  int64_t local_batch = 1, global_batch = 1;  // samples of a micro-batch, and of a step
+  std::string optimizer = "adamw";
+  std::optional<DType> main_dtype;  // of weights that the optimizer keeps beside the model's
+  double max_grad_norm = 0;         // 0: gradients are not clipped
+};
+
 // All that a strategy reads: shared options, and its own table with defaults filled in.
 // `shared_values` is the [distributed] table itself, for errors that point at the place of a key.
 struct StrategyConfig {
   SharedOptions shared;
   Options own;
   Options shared_values;
+  JobView job;
 };
 
 }  // namespace meshwright

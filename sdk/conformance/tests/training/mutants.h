@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "meshwright/parallel/parallel.h"
+#include "meshwright/parallel/forwarding_model.h"
 
 namespace mutants_test {
 
@@ -24,54 +24,26 @@ using Model = std::unique_ptr<ParallelModel>;
 using Job = ParallelizeRequest;
 
 // Everything as the model within does it.
-class Wrapped : public ParallelModel {
+class Wrapped : public ForwardingModel {
  public:
-  Wrapped(Model inner, const Job& job) : inner_(std::move(inner)), world_(job.world) {
-    set_context_parallel(inner_->context_parallel());
-  }
-  void begin_step() override { inner_->begin_step(); }
-  void begin_micro_batch(GradientSync sync) override { inner_->begin_micro_batch(sync); }
-  void end_step() override { inner_->end_step(); }
-  const std::vector<ParallelParameter>& parameters() const override { return inner_->parameters(); }
-  const std::vector<FlatParameterGroup>& update_groups() const override {
-    return inner_->update_groups();
-  }
-  void after_optimizer_step() override { inner_->after_optimizer_step(); }
-  double clip_grad_norm(double max_norm, double scale) override {
-    return inner_->clip_grad_norm(max_norm, scale);
-  }
-  Tensor full_tensor(std::string_view name) override { return inner_->full_tensor(name); }
-  void summon_full_parameters(const std::function<void()>& body) override {
-    inner_->summon_full_parameters(body);
-  }
-  std::shared_ptr<Group> data_group() override { return inner_->data_group(); }
-  std::shared_ptr<TensorParallel> tensor_parallel() const override {
-    return inner_->tensor_parallel();
-  }
-  std::vector<std::string> unit_names() const override { return inner_->unit_names(); }
-  void hold_units(const std::vector<std::string>& units, bool held) override {
-    inner_->hold_units(units, held);
-  }
-  void reduce_units(const std::vector<std::string>& units) override { inner_->reduce_units(units); }
-  bool reduces_every_micro_batch() const override { return inner_->reduces_every_micro_batch(); }
+  Wrapped(Model inner, const Job& job) : ForwardingModel(std::move(inner)), world_(job.world) {}
 
  protected:
   void scale_gradients(double by) const {
     c10::NoGradGuard no_grad;
-    for (const FlatParameterGroup& group : inner_->update_groups()) Tensor(group.grads).mul_(by);
+    for (const FlatParameterGroup& group : inner().update_groups()) Tensor(group.grads).mul_(by);
   }
   std::vector<Tensor> copies(bool of_gradients) const {
     std::vector<Tensor> out;
-    for (const FlatParameterGroup& group : inner_->update_groups())
+    for (const FlatParameterGroup& group : inner().update_groups())
       out.push_back((of_gradients ? group.grads : group.values).clone());
     return out;
   }
   void put_values(const std::vector<Tensor>& values) const {
     c10::NoGradGuard no_grad;
     for (size_t i = 0; i < values.size(); ++i)
-      Tensor(inner_->update_groups()[i].values).copy_(values[i]);
+      Tensor(inner().update_groups()[i].values).copy_(values[i]);
   }
-  Model inner_;
   std::shared_ptr<World> world_;
 };
 
@@ -91,7 +63,7 @@ class Retold : public Wrapped {
 
  private:
   void retell() {
-    told_ = inner_->parameters();
+    told_ = inner().parameters();
     change_(told_, *world_);
   }
   Change change_;
@@ -124,7 +96,7 @@ struct AveragedTwice : Wrapped {
 struct LastMicroBatch : Wrapped {  // forgets what has added up
   using Wrapped::Wrapped;
   void begin_micro_batch(GradientSync sync) override {
-    if (sync == GradientSync::reduce) inner_->begin_step();
+    if (sync == GradientSync::reduce) inner().begin_step();
     Wrapped::begin_micro_batch(sync);
   }
 };
@@ -135,7 +107,7 @@ struct StepsAddUp : Wrapped {  // gradients are not cleared between steps
     c10::NoGradGuard no_grad;
     const std::vector<Tensor> now = copies(/*of_gradients=*/true);
     for (size_t i = 0; i < before.size(); ++i)
-      Tensor(inner_->update_groups()[i].grads).add_(before[i]);
+      Tensor(inner().update_groups()[i].grads).add_(before[i]);
     before = now;
   }
   std::vector<Tensor> before;
@@ -144,7 +116,7 @@ struct LosesOne : Wrapped {  // the gradient of one parameter
   using Wrapped::Wrapped;
   void end_step() override {
     Wrapped::end_step();
-    for (const ParallelParameter& p : inner_->parameters())
+    for (const ParallelParameter& p : inner().parameters())
       if (p.name == kUp0) Tensor(p.grad).zero_();
   }
 };
@@ -224,7 +196,7 @@ struct SummonForgets : Wrapped {  // the parts that come back are those of the b
 struct GroupLacking : Wrapped {  // the optimizer does not hear of the last one
   using Wrapped::Wrapped;
   const std::vector<FlatParameterGroup>& update_groups() const override {
-    fewer = inner_->update_groups();
+    fewer = inner().update_groups();
     fewer.pop_back();
     return fewer;
   }
@@ -234,9 +206,9 @@ struct GroupCopied : Wrapped {  // the optimizer writes copies
   using Wrapped::Wrapped;
   const std::vector<FlatParameterGroup>& update_groups() const override {
     if (copied.empty())
-      for (const FlatParameterGroup& group : inner_->update_groups())
+      for (const FlatParameterGroup& group : inner().update_groups())
         copied.push_back({group.values.clone(), group.grads});
-    for (size_t i = 0; i < copied.size(); ++i) copied[i].grads = inner_->update_groups()[i].grads;
+    for (size_t i = 0; i < copied.size(); ++i) copied[i].grads = inner().update_groups()[i].grads;
     return copied;
   }
   mutable std::vector<FlatParameterGroup> copied;
@@ -244,7 +216,7 @@ struct GroupCopied : Wrapped {  // the optimizer writes copies
 struct GradientsShort : Wrapped {
   using Wrapped::Wrapped;
   const std::vector<FlatParameterGroup>& update_groups() const override {
-    cut = inner_->update_groups();
+    cut = inner().update_groups();
     for (FlatParameterGroup& group : cut)
       if (group.grads.defined()) group.grads = group.grads.flatten().narrow(0, 0, 1);
     return cut;
@@ -284,7 +256,7 @@ struct ReplicasDrift : Wrapped {  // by less than anybody would see in a loss
   void after_optimizer_step() override {
     c10::NoGradGuard no_grad;
     if (world_->rank() == world_->size() - 1)
-      for (const FlatParameterGroup& group : inner_->update_groups())
+      for (const FlatParameterGroup& group : inner().update_groups())
         Tensor(group.values).mul_(1 + 1e-6);
     Wrapped::after_optimizer_step();
   }
@@ -302,7 +274,7 @@ struct FullOfZeros : Wrapped {  // beside this rank's part
   using Wrapped::Wrapped;
   Tensor full_tensor(std::string_view name) override {
     Tensor out = at::zeros_like(Wrapped::full_tensor(name));
-    for (const ParallelParameter& p : inner_->parameters())
+    for (const ParallelParameter& p : inner().parameters())
       if (p.name == name && !p.region.offsets.empty() && p.local.numel() > 0)
         out.narrow(0, p.region.offsets[0], p.region.sizes[0]).copy_(p.local);
     return out;
@@ -323,7 +295,7 @@ struct GathersTwice : Wrapped {  // each gather of a step is sent once more
   void end_step() override {
     Wrapped::end_step();
     if (!group || group->size() == 1) return;
-    Tensor part = inner_->update_groups()[0].values.detach().clone(),
+    Tensor part = inner().update_groups()[0].values.detach().clone(),
            whole = part.repeat({group->size()});
     group->all_gather(part, whole).wait();
   }

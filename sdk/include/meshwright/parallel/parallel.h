@@ -2,6 +2,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/GradMode.h>
 
 #include <functional>
 #include <memory>
@@ -10,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "meshwright/dtype.h"
 #include "meshwright/error.h"
 #include "meshwright/parallel/group.h"
 #include "meshwright/region.h"
@@ -59,6 +61,43 @@ struct FlatParameterGroup {
   at::Tensor values, grads;
 };
 
+// Where a parameter's elements lie among what the optimizer updates.
+struct UpdatePlace {
+  size_t group = SIZE_MAX;  // in update_groups(); SIZE_MAX: in none, since it is frozen or this
+                            // rank holds nothing of it
+  int64_t begin = 0;        // of its first element in the group's tensors
+};
+
+// A tensor that a strategy keeps beside the parameters, and that lives on in checkpoints.
+struct StateTensor {
+  std::string state;  // what it is, "outer_momentum": a-z, 0-9, _; not a name of an optimizer's
+  std::string name;   // a parameter's, or one of its own
+  std::vector<int64_t> global_shape;
+  Region region;  // what `local` is of the whole; together the ranks hold all of it
+  // Contiguous, in the shape of the region; what a checkpoint is read into. Undefined where this
+  // rank holds nothing of it.
+  at::Tensor local;
+  // Each replica along independent_axis() has its own; else they hold the same.
+  bool own = false;
+  DType dtype = DType::float32;  // of `local`, also where that is undefined
+};
+
+// Who wrote the values of update_groups().
+struct ValuesWritten {
+  enum class By : uint8_t { optimizer, initialization, weights, checkpoint };
+  By by = By::optimizer;
+  int64_t steps = 0;  // optimizer's updates done, this one included
+  // Of a checkpoint: the states of state_tensors() that it lacks; their tensors are as they were.
+  std::vector<std::string> missing = {};
+  // Of a checkpoint: each replica along independent_axis() got the values that it had, not those of
+  // the first one.
+  bool own_values = true;
+};
+
+// Why a checkpoint is about to be made: at its turn, as the best so far, because somebody asked
+// for it, because the run is told to stop, or because it ends.
+enum class SaveReason : uint8_t { scheduled, best, asked, stop, end };
+
 // What a micro-batch does with its gradients: the last one of a step reduces them over the ranks,
 // those before it add up. when_told: they add up until reduce_units().
 enum class GradientSync : uint8_t { accumulate, reduce, when_told };
@@ -82,6 +121,21 @@ class MESHWRIGHT_API ParallelModel {
   // After the optimizer wrote update_groups().values: what is computed from them (low-precision
   // copies) is refreshed.
   virtual void after_optimizer_step() = 0;
+  // Called on all ranks alike whenever the values were written, before after_optimizer_step(): may
+  // communicate and write to the values itself. Returns whether it did; the optimizer's main
+  // weights are made anew from them then. Default: false.
+  virtual bool values_written(const ValuesWritten& written);
+  // The same before a checkpoint of that many steps is made; after_optimizer_step() follows where
+  // it wrote to the values.
+  virtual bool before_save(SaveReason reason, int64_t steps);
+  // What checkpoints hold beside parameters and the optimizer's states, never exported, and filled
+  // from them in any layout. Which ones is fixed after parallelize(); names are the same on every
+  // rank.
+  virtual std::vector<StateTensor> state_tensors() const;
+  // The axis along which replicas hold values of their own, and optimizer's states; "": all
+  // replicas are equal. A checkpoint has the first one's as its weights and all others beside them.
+  // Along it gradients are not averaged, and clip_grad_norm() may differ.
+  virtual std::string independent_axis() const;
   // Collective. Multiplies all gradients by `scale`, clips them to `max_norm` (not when <= 0), and
   // returns the global L2 norm before clipping, the same on all ranks; each parameter counts once
   // (semantics 8.3).
@@ -125,5 +179,15 @@ class MESHWRIGHT_API ParallelModel {
   }
   std::shared_ptr<ContextParallel> context_parallel_;
 };
+
+// Parallel to model.parameters(). Local.
+MESHWRIGHT_API std::vector<UpdatePlace> update_places(const ParallelModel& model);
+// The parts of flat tensors that lie beside model.update_groups() (`flat`: one a group, as long as
+// its values), by parameter: the state tensors of a strategy that keeps such. Parameters that are
+// not trained have none. Local.
+MESHWRIGHT_API std::vector<StateTensor> state_beside(const ParallelModel& model,
+                                                     const std::string& state,
+                                                     const std::vector<at::Tensor>& flat,
+                                                     bool own = false);
 
 }  // namespace meshwright

@@ -52,6 +52,8 @@ struct ShardGroups {
   std::shared_ptr<Group> shard;      // the ranks that share one copy
   std::shared_ptr<Group> replicate;  // the ranks that hold the same shard, or null
   std::string shard_axis, replicate_axis;
+  // Replicas along it go their own ways (ShardingPolicy::independent_replicas); "": none do.
+  std::string independent_axis;
   std::shared_ptr<Group> data;      // losses are summed over it; null: the whole world
   std::shared_ptr<Group> pipeline;  // the ranks of pp, which hold other parameters, or null
   std::shared_ptr<TensorParallel> tensor_parallel;
