@@ -1,0 +1,120 @@
+// diloco: replicas along dp_replicate train by themselves, sharded each over its own ranks, and
+// meet every `sync_every` steps. Between them a byte is sent once a round in place of once a step,
+// which is what slow links between sites allow.
+//
+// local_sgd is the same without an outer optimizer: the mean of all replicas is where they go on.
+#include <meshwright/parallel/parallelize.h>
+#include <meshwright/plugin_main.h>
+
+#include <array>
+
+#include "outer.h"
+
+namespace {
+
+using namespace meshwright;
+
+constexpr meshwright_option kSyncEvery = with_aliases(
+    int_option("sync_every", "100", 1, "Steps of a round: replicas meet after every so many."),
+    "inner_steps|h");
+
+constexpr std::array kDilocoOptions = {
+    kSyncEvery,
+    number_option("outer_lr", "0.7", 0, "Learning rate of the outer optimizer."),
+    number_option("outer_momentum", "0.9", 0, 1,
+                  "Nesterov momentum of the outer optimizer; 0: none."),
+};
+constexpr std::array kLocalSgdOptions = {kSyncEvery};
+
+// What both have in common.
+class Rounds : public ShardedStrategy {
+ public:
+  void validate(const StrategyConfig& config, Diagnostics& diagnostics) const override {
+    ShardedStrategy::validate(config, diagnostics);
+    if (config.job.main_dtype)
+      diagnostics.add(Error(ErrorCode::conflict,
+                            "replicas meet in the weights that the model holds, but "
+                            "optimizer.main_dtype keeps finer ones beside them, which the mean "
+                            "would lose")
+                          .key("optimizer.main_dtype")
+                          .help("leave optimizer.main_dtype out and set model.torch_dtype = "
+                                "\"float32\""));
+  }
+
+  MeshPlan plan_mesh(const MeshRequest& request) const override {
+    constexpr std::array<std::string_view, 2> kRefused = {"ep", "pp"};
+    refuse_sizes(request, name(), kRefused);
+    MeshPlan plan = plan_sharded_mesh(request, /*alone=*/true);
+    if (plan.device_mesh->size("dp_replicate") == 1)
+      plan.notices.push_back(
+          std::string(name()) +
+          ": dp_replicate_size = 1, so there is one replica, which meets nobody");
+    return plan;
+  }
+
+  Footprint footprint(const ShardingRequest& request) const override {
+    const ShardingPlan plan = plan_sharding(request);
+    Footprint out = footprint_of(request, plan);
+    int64_t trained = 0;
+    for (const UnitCost& unit : out.units) trained += unit.updated;
+    constexpr int64_t kFloat = 4;
+    out.bytes.optimizer += 2 * trained * kFloat;  // outer weights and momentum
+    out.bytes.transient += trained * kFloat;      // their mean
+    const int64_t replicas = request.mesh.device_mesh->size("dp_replicate");
+    if (replicas > 1 && trained > 0)
+      out.wire.push_back({"dp_replicate", "all_reduce", 1,
+                          2 * trained * kFloat * (replicas - 1) / replicas,
+                          request.config.own.get_int("sync_every")});
+    return out;
+  }
+
+  std::unique_ptr<ParallelModel> parallelize(ParallelizeRequest& request) override {
+    const LiveShardingRequest live(request);
+    std::unique_ptr<ParallelModel> inner = execute_plan(request, plan_sharding(live));
+    DeviceMesh groups(*request.mesh.device_mesh, request.world);
+    return diloco::with_outer_steps(std::move(inner), groups.group("dp_replicate"),
+                                    outer(request.config.own));
+  }
+
+ protected:
+  ShardingPolicy sharding_policy(const StrategyConfig&) const override {
+    ShardingPolicy policy;
+    policy.independent_replicas = true;
+    return policy;
+  }
+  virtual const char* name() const = 0;
+  virtual diloco::OuterPolicy outer(const Options& own) const = 0;
+};
+
+class Diloco final : public Rounds {
+  const char* name() const override { return "diloco"; }
+  diloco::OuterPolicy outer(const Options& own) const override {
+    return {own.get_int("sync_every"), own.get_number("outer_lr"),
+            own.get_number("outer_momentum")};
+  }
+};
+
+class LocalSgd final : public Rounds {
+  const char* name() const override { return "local_sgd"; }
+  diloco::OuterPolicy outer(const Options& own) const override {
+    return {own.get_int("sync_every")};
+  }
+};
+
+constexpr std::array kStrategies = {
+    describe<Diloco>({.name = "diloco",
+                      .summary =
+                          "Replicas that train by themselves and meet every some steps in an "
+                          "outer Nesterov step",
+                      .options = kDilocoOptions}),
+    describe<LocalSgd>({.name = "local_sgd",
+                        .summary = "Replicas that train by themselves and meet every some steps in "
+                                   "their mean",
+                        .options = kLocalSgdOptions}),
+};
+
+}  // namespace
+
+MESHWRIGHT_PLUGIN("diloco", "1.0.0", "Meshwright examples", "Apache-2.0",
+                  "Local steps, and an outer step now and then (Douillard et al. 2023)",
+                  kStrategies)
