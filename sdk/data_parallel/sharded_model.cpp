@@ -302,7 +302,7 @@ std::shared_ptr<Group> ShardedModel::data_group() {
 }  // namespace detail
 
 std::unique_ptr<ParallelModel> shard_model(std::shared_ptr<torch::nn::Module> model,
-                                           std::vector<UnitSpec> units,
+                                           std::vector<UnitSpec> units,  // NOLINT(performance-*)
                                            const ShardingPolicy& policy, ShardGroups groups,
                                            std::shared_ptr<World> world) {
   return std::make_unique<detail::ShardedModel>(std::move(model), units, policy, std::move(groups),
