@@ -28,8 +28,7 @@ void touch(const at::Tensor& tensor) {
 
 void touch_all(Trainer& trainer) {
   for (const FlatParameterGroup& group : trainer.model().update_groups()) touch(group.values);
-  for (const train::LocalTensor& tensor :
-       train::local_state(trainer))
+  for (const train::LocalTensor& tensor : train::local_state(trainer))
     if (tensor.local.defined() && tensor.state != "buffer") touch(tensor.local);
 }
 
