@@ -1,5 +1,6 @@
 // Faults of the device path that need more than a job of the program. A case that is skipped is
 // what one rank does: other cases start the ranks, each a process of this test on the fake device.
+// Long because the cases share that way to start themselves.
 #include <ATen/ops/arange.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/gelu.h>

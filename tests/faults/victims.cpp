@@ -32,18 +32,16 @@ void check_killed(std::vector<std::string> arguments, int64_t victim, std::mt199
   CHECK(ended.seconds < 10);
 }
 
-Ended check_left_alone(const std::vector<std::string>& arguments, int signal,
-                       std::mt19937& random) {
+Ended check_left_alone(std::vector<std::string> arguments, int signal, std::mt19937& random) {
   CAPTURE(signal);
   const int port = free_port();
-  std::vector<std::string> all = arguments;
   // A death is heard of at once. With patience, a machine that is too busy to give rank 1 its turn
   // for some seconds is not taken for a rank that hangs.
-  if (signal == SIGKILL) all.insert(all.end(), {"--set", "dist_env.timeout_minutes=1"});
+  if (signal == SIGKILL) arguments.insert(arguments.end(), {"--set", "dist_env.timeout_minutes=1"});
   Program zero, one;
   one.share(zero);
-  zero.start(all, rank_environment(0, 2, port));
-  one.start(all, rank_environment(1, 2, port));
+  zero.start(arguments, rank_environment(0, 2, port));
+  one.start(arguments, rank_environment(1, 2, port));
   zero.wait_for_steps(2);
   pause(random);
   zero.mark();

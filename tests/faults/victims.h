@@ -14,6 +14,6 @@ namespace faults {
 void check_killed(std::vector<std::string> arguments, int64_t victim, std::mt19937& random);
 // SIGSTOP or SIGKILL of rank 1 of two that no launcher watches: rank 0 names it, exit status 6.
 // What rank 0 said.
-Ended check_left_alone(const std::vector<std::string>& arguments, int signal, std::mt19937& random);
+Ended check_left_alone(std::vector<std::string> arguments, int signal, std::mt19937& random);
 
 }  // namespace faults
