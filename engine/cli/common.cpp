@@ -49,15 +49,38 @@ loader::SearchPath search_path(const Call& call) {
 const loader::LoadedPlugin& plugin_of(loader::Registry& registry, const std::string& what) {
   if (what.find('/') != std::string::npos || what.ends_with(".so"))
     return registry.load(std::filesystem::absolute(what), "command line");
-  return *registry.find(what).plugin;
+  try {
+    return *registry.find(what).plugin;
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::plugin_not_found) throw;
+    for (const auto& find :
+         {+[](loader::Registry& in, const std::string& name) { return in.find_model(name).plugin; },
+          +[](loader::Registry& in, const std::string& name) {
+            return in.find_dataset(name).plugin;
+          }})
+      try {
+        return *find(registry, what);
+      } catch (const Error& other) {
+        if (other.code() != ErrorCode::plugin_not_found) throw;
+      }
+    throw;
+  }
 }
 
-std::vector<config::StrategySchema> discovered_schemas(loader::Registry& registry) {
-  std::vector<config::StrategySchema> out;
+config::PluginSchemas discovered_schemas(loader::Registry& registry) {
+  config::PluginSchemas out;
   for (const loader::Listing& listing : registry.list()) {
     if (listing.plugin == nullptr) continue;
     for (const loader::StrategyInfo& info : listing.plugin->strategies)
-      out.push_back({info.name, info.aliases, info.schema});
+      out.strategies.push_back({info.name, info.aliases, info.schema});
+    for (const loader::ComponentInfo& info : listing.plugin->models)
+      out.components.push_back({info.schema});
+    for (const loader::ComponentInfo& info : listing.plugin->datasets) {
+      OptionSchema schema = info.schema;
+      out.components.push_back({schema});
+      schema.table = "validation_" + schema.table;
+      out.components.push_back({schema});
+    }
   }
   return out;
 }

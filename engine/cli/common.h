@@ -20,9 +20,9 @@ int64_t world_size(const Call& call);
 std::optional<plan::Job> load_job(Call& call, int& status);
 // Where plugins are looked for; with --file, where that configuration says too.
 loader::SearchPath search_path(const Call& call);
-// The plugin of a library, or of a strategy by its name.
+// The plugin of a library, or of a strategy, a model family or a data set by its name.
 const loader::LoadedPlugin& plugin_of(loader::Registry& registry, const std::string& what);
-// The schemas of every strategy that can be found here; libraries that cannot be used are left out.
-std::vector<config::StrategySchema> discovered_schemas(loader::Registry& registry);
+// The schemas of every plugin that can be found here; libraries that cannot be used are left out.
+config::PluginSchemas discovered_schemas(loader::Registry& registry);
 
 }  // namespace meshwright::cli

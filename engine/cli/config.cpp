@@ -15,7 +15,7 @@ int run_show(Call& call) {
   return 0;
 }
 
-std::vector<config::StrategySchema> schemas(const Call& call) {
+config::PluginSchemas schemas(const Call& call) {
   loader::Registry registry(search_path(call));
   return discovered_schemas(registry);
 }
@@ -45,7 +45,7 @@ int show_matches(Call& call, const std::string& what, const config::Matches& mat
 }
 
 int run_explain(Call& call) {
-  std::vector<config::StrategySchema> all = schemas(call);
+  config::PluginSchemas all = schemas(call);
   std::string what = call.positional(0);
   if (!call.has("reference") && !config::is_explained(what, all))
     if (config::Matches matches = config::search_options(what, all); !matches.empty())

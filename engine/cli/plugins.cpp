@@ -16,6 +16,38 @@ std::string capabilities(uint64_t bits) {
   return out.empty() ? "-" : out;
 }
 
+struct Sort {
+  const char* what;
+  const char* key;  // in JSON
+  std::vector<loader::ComponentInfo> loader::LoadedPlugin::* of;
+};
+constexpr Sort kSorts[] = {{"model", "models", &loader::LoadedPlugin::models},
+                           {"data set", "datasets", &loader::LoadedPlugin::datasets}};
+
+json::array names_of(const std::vector<loader::ComponentInfo>& all) {
+  json::array out;
+  for (const loader::ComponentInfo& info : all)
+    out.push_back(json::object{{"name", info.name}, {"summary", info.summary}});
+  return out;
+}
+
+json::object described(const loader::ComponentInfo& info) {
+  json::array options, aliases;
+  for (const std::string& alias : info.aliases) aliases.emplace_back(alias);
+  for (const meshwright_option* o : info.schema.options)
+    options.push_back(
+        json::object{{"name", o->name},
+                     {"type", describe_type(*o)},
+                     {"default", o->default_value == nullptr ? json::value(nullptr)
+                                                             : json::value(o->default_value)},
+                     {"doc", o->doc}});
+  return {{"name", info.name},
+          {"aliases", aliases},
+          {"summary", info.summary},
+          {"table", info.schema.table},
+          {"options", options}};
+}
+
 int run_list(Call& call) {
   loader::Registry registry(search_path(call));
   std::vector<loader::Listing> all = registry.list();
@@ -37,6 +69,7 @@ int run_list(Call& call) {
         row["name"] = listing.plugin->name;
         row["version"] = listing.plugin->version;
         row["strategies"] = strategies;
+        for (const Sort& sort : kSorts) row[sort.key] = names_of(listing.plugin->*sort.of);
       } else {
         row["refused"] = json::object{{"code", code_string(listing.refused->code())},
                                       {"message", listing.refused->message()}};
@@ -55,6 +88,18 @@ int run_list(Call& call) {
                         listing.plugin->name + " " + listing.plugin->version, listing.place,
                         info.summary});
   if (rows.size() > 1) call.out.write(report::table(call.out_style, rows));
+  bool more = rows.size() > 1;
+  for (const Sort& sort : kSorts) {
+    rows = {{sort.what, "plugin", "place", "what it is"}};
+    for (const loader::Listing& listing : all)
+      if (listing.plugin != nullptr)
+        for (const loader::ComponentInfo& info : listing.plugin->*sort.of)
+          rows.push_back({info.name, listing.plugin->name + " " + listing.plugin->version,
+                          listing.place, info.summary});
+    if (rows.size() == 1) continue;
+    call.out.write((more ? "\n" : "") + report::table(call.out_style, rows));
+    more = true;
+  }
   for (const loader::Listing& listing : all)
     if (listing.refused)
       call.out.write("\nrefused " + listing.path.string() + " (" + listing.place + ")\n" +
@@ -75,32 +120,26 @@ int run_inspect(Call& call) {
     for (const auto& [key, value] : plugin.facts) facts[key] = value;
     json::array strategies;
     for (const loader::StrategyInfo& info : plugin.strategies) {
-      json::array options, aliases;
-      for (const std::string& alias : info.aliases) aliases.emplace_back(alias);
-      for (const meshwright_option* o : info.schema.options)
-        options.push_back(
-            json::object{{"name", o->name},
-                         {"type", describe_type(*o)},
-                         {"default", o->default_value == nullptr ? json::value(nullptr)
-                                                                 : json::value(o->default_value)},
-                         {"doc", o->doc}});
-      strategies.push_back(json::object{{"name", info.name},
-                                        {"aliases", aliases},
-                                        {"summary", info.summary},
-                                        {"capabilities", capabilities(info.capabilities)},
-                                        {"table", info.schema.table},
-                                        {"options", options}});
+      json::object one = described(info);
+      one["capabilities"] = capabilities(info.capabilities);
+      strategies.push_back(std::move(one));
     }
-    call.print_json(json::object{{"name", plugin.name},
-                                 {"version", plugin.version},
-                                 {"vendor", plugin.vendor},
-                                 {"license", plugin.license},
-                                 {"summary", plugin.summary},
-                                 {"path", plugin.path.string()},
-                                 {"place", plugin.place},
-                                 {"facts_hash", plugin.facts_hash},
-                                 {"facts", facts},
-                                 {"strategies", strategies}});
+    json::object out{{"name", plugin.name},
+                     {"version", plugin.version},
+                     {"vendor", plugin.vendor},
+                     {"license", plugin.license},
+                     {"summary", plugin.summary},
+                     {"path", plugin.path.string()},
+                     {"place", plugin.place},
+                     {"facts_hash", plugin.facts_hash},
+                     {"facts", facts},
+                     {"strategies", strategies}};
+    for (const Sort& sort : kSorts) {
+      json::array all;
+      for (const loader::ComponentInfo& info : plugin.*sort.of) all.push_back(described(info));
+      out[sort.key] = all;
+    }
+    call.print_json(out);
     return 0;
   }
   const report::Style& style = call.out_style;
@@ -112,18 +151,23 @@ int run_inspect(Call& call) {
                                        {"library", plugin.path.string()},
                                        {"found in", plugin.place},
                                        {"facts hash", plugin.facts_hash}}));
-  for (const loader::StrategyInfo& info : plugin.strategies) {
+  auto show = [&](const std::string& what, const loader::ComponentInfo& info,
+                  const std::string& can) {
     call.out.write(
-        "\n" + report::paint(style, report::Tone::bold, "strategy " + info.name) + "  " +
+        "\n" + report::paint(style, report::Tone::bold, what + " " + info.name) + "  " +
         info.summary + "\n" +
-        (info.aliases.empty() ? "" : "also called " + text::join(info.aliases, ", ") + "\n") +
-        "can: " + capabilities(info.capabilities) + "; options in [" + info.schema.table + "]\n");
+        (info.aliases.empty() ? "" : "also called " + text::join(info.aliases, ", ") + "\n") + can +
+        "options in [" + info.schema.table + "]\n");
     std::vector<std::vector<std::string>> rows = {{"option", "default", "type", "meaning"}};
     for (const meshwright_option* o : info.schema.options)
       rows.push_back({o->name, o->default_value == nullptr ? "not set" : o->default_value,
                       describe_type(*o), o->doc});
     if (rows.size() > 1) call.out.write(report::table(style, rows));
-  }
+  };
+  for (const loader::StrategyInfo& info : plugin.strategies)
+    show("strategy", info, "can: " + capabilities(info.capabilities) + "; ");
+  for (const Sort& sort : kSorts)
+    for (const loader::ComponentInfo& info : plugin.*sort.of) show(sort.what, info, "");
   call.out.write("\n" + report::paint(style, report::Tone::bold, "build facts") + "\n");
   std::vector<std::vector<std::string>> facts = {{"fact", "value"}};
   for (const auto& [key, value] : plugin.facts) facts.push_back({key, value});
@@ -136,7 +180,7 @@ int run_inspect(Call& call) {
 Verb plugins_list_verb() {
   return declare(run_list, R"(
 plugins list
-List the strategies that can be found, and the libraries that were refused
+List the strategies, models and data sets that plugins bring, and the libraries that were refused
 
 Looked for in: [plugins] load and path (with --file), MESHWRIGHT_PLUGIN_PATH, the user's data
 folder, the installation.

@@ -23,6 +23,20 @@ struct StrategySchema {
   OptionSchema schema;               // table "distributed.<options_table>", owner = strategy
 };
 
+// The tables of plugins that are known: of strategies, and of model families and data sets
+// ("model.<name>", "dataset.<name>", "validation_dataset.<name>").
+struct PluginSchemas {
+  struct Component {
+    OptionSchema schema;
+    bool active = false;  // the file asks for it
+  };
+  PluginSchemas() = default;
+  PluginSchemas(std::vector<StrategySchema> of_strategies, std::vector<Component> others = {})
+      : strategies(std::move(of_strategies)), components(std::move(others)) {}
+  std::vector<StrategySchema> strategies;
+  std::vector<Component> components;
+};
+
 struct LoadOptions {
   std::filesystem::path file;     // may be empty: overrides and defaults only
   std::vector<std::string> sets;  // "a.b=c", in order; later wins
@@ -52,6 +66,11 @@ class Source {
   std::vector<std::filesystem::path> plugin_folders() const;  // [plugins] path
   // Names of the sub-tables of [distributed] the engine does not own.
   std::vector<std::string> strategy_tables() const;
+  // `plugin` of [model], [dataset] or [validation_dataset], as written; "": not set.
+  std::string component(const char* table) const;
+  Origin component_origin(const char* table) const;
+  // Names of the sub-tables of [model], [dataset] and [validation_dataset], dotted.
+  std::vector<std::string> component_tables() const;
   // Keys right in [distributed] that the engine does not own: options of a strategy in the flat
   // form, or mistakes.
   std::vector<std::string> foreign_keys() const;
@@ -76,11 +95,11 @@ struct Config {
   StrategyConfig strategy_config(const StrategySchema& schema) const;
 };
 
-// Checks the source against the engine's tables and the strategies' ones. `active` is the strategy
+// Checks the source against the engine's tables and the plugins' ones. `active` is the strategy
 // that will run; tables of other known strategies are type-checked, unknown ones give a warning.
 // All problems are collected.
-Config resolve(const Source& source, const std::vector<StrategySchema>& strategies,
-               const std::string& active, Diagnostics& diagnostics);
+Config resolve(const Source& source, const PluginSchemas& plugins, const std::string& active,
+               Diagnostics& diagnostics);
 
 // The error, with the place where its key was written when the configuration has it and the error
 // does not.

@@ -20,13 +20,12 @@ boost::json::object show_json(const Config& config);
 std::string value_toml(const Config& config, const std::string& key);
 
 // JSON Schema (draft 2020-12) of a configuration file, for editors.
-boost::json::object json_schema(const std::vector<StrategySchema>& strategies);
+boost::json::object json_schema(const PluginSchemas& plugins);
 
 // A key ("optimizer.lr"), a table ("optimizer"), an error code ("E0203"), or "" for the list of
 // tables. Throws Error(usage) for anything else, with the nearest name.
-std::string explain(const std::string& what, const std::vector<StrategySchema>& strategies);
-boost::json::object explain_json(const std::string& what,
-                                 const std::vector<StrategySchema>& strategies);
+std::string explain(const std::string& what, const PluginSchemas& plugins);
+boost::json::object explain_json(const std::string& what, const PluginSchemas& plugins);
 
 // One key that a search found.
 struct Match {
@@ -43,19 +42,19 @@ struct Matches {
 };
 // Every key that has to do with the words of `what`. What the options point to belongs to the
 // schemas, which strategies own.
-Matches search_options(const std::string& what, const std::vector<StrategySchema>& strategies);
+Matches search_options(const std::string& what, const PluginSchemas& plugins);
 boost::json::object search_json(const std::string& what, const Matches& matches);
 // Whether explain() has an answer: `what` is a key, a table, an error code, a name that only one
 // table has, or empty.
-bool is_explained(const std::string& what, const std::vector<StrategySchema>& strategies);
+bool is_explained(const std::string& what, const PluginSchemas& plugins);
 
-// The engine's tables and those of strategies; a table that several strategies share stands there
+// The engine's tables and those of plugins; a table that several strategies share stands there
 // once, with all of them as owners.
-std::vector<OptionSchema> all_schemas(const std::vector<StrategySchema>& strategies);
+std::vector<OptionSchema> all_schemas(const PluginSchemas& plugins);
 // The default as a file would say it; "not set".
 std::string default_text(const meshwright_option& option);
 
 // docs/reference.md: every table and key, every error code.
-std::string reference_markdown(const std::vector<StrategySchema>& strategies);
+std::string reference_markdown(const PluginSchemas& plugins);
 
 }  // namespace meshwright::config

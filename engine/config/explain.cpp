@@ -7,9 +7,9 @@
 
 namespace meshwright::config {
 
-std::vector<OptionSchema> all_schemas(const std::vector<StrategySchema>& strategies) {
+std::vector<OptionSchema> all_schemas(const PluginSchemas& plugins) {
   std::vector<OptionSchema> out = engine_schemas();
-  for (const StrategySchema& s : strategies) {
+  for (const StrategySchema& s : plugins.strategies) {
     bool known = false;
     for (OptionSchema& schema : out)
       if (schema.table == s.schema.table) {
@@ -18,6 +18,7 @@ std::vector<OptionSchema> all_schemas(const std::vector<StrategySchema>& strateg
       }
     if (!known) out.push_back(s.schema);
   }
+  for (const PluginSchemas::Component& one : plugins.components) out.push_back(one.schema);
   return out;
 }
 
@@ -143,8 +144,8 @@ std::string markdown_cell(std::string text) {
 
 }  // namespace
 
-std::string explain(const std::string& what, const std::vector<StrategySchema>& strategies) {
-  std::vector<OptionSchema> schemas = all_schemas(strategies);
+std::string explain(const std::string& what, const PluginSchemas& plugins) {
+  std::vector<OptionSchema> schemas = all_schemas(plugins);
   if (what.empty()) {
     std::string out = "Tables of a configuration file (meshwright config explain TABLE):\n";
     for (const OptionSchema& schema : schemas)
@@ -166,9 +167,8 @@ std::string explain(const std::string& what, const std::vector<StrategySchema>& 
   return out;
 }
 
-boost::json::object explain_json(const std::string& what,
-                                 const std::vector<StrategySchema>& strategies) {
-  std::vector<OptionSchema> schemas = all_schemas(strategies);
+boost::json::object explain_json(const std::string& what, const PluginSchemas& plugins) {
+  std::vector<OptionSchema> schemas = all_schemas(plugins);
   if (what.empty()) {
     json::array tables;
     for (const OptionSchema& schema : schemas) tables.emplace_back(schema.table);
@@ -188,9 +188,9 @@ boost::json::object explain_json(const std::string& what,
   return {{"table", found.table->table}, {"owner", found.table->owner}, {"options", options}};
 }
 
-bool is_explained(const std::string& what, const std::vector<StrategySchema>& strategies) {
+bool is_explained(const std::string& what, const PluginSchemas& plugins) {
   std::vector<std::string> names;
-  std::vector<OptionSchema> schemas = all_schemas(strategies);
+  std::vector<OptionSchema> schemas = all_schemas(plugins);
   Found found = find_exactly(what, schemas, names);
   return what.empty() || found.code != nullptr || found.table != nullptr;
 }
@@ -211,12 +211,12 @@ boost::json::object search_json(const std::string& what, const Matches& matches)
           {"keys", keys}};
 }
 
-std::string reference_markdown(const std::vector<StrategySchema>& strategies) {
+std::string reference_markdown(const PluginSchemas& plugins) {
   std::string out =
       "# Reference\n\nMade from the option schemas: `meshwright config explain --reference > "
       "docs/reference.md` refreshes it.\n"
       "`\"none\"` and `\"auto\"` mean *not set* where a type says so; TOML has no null.\n\n";
-  for (const OptionSchema& schema : all_schemas(strategies)) {
+  for (const OptionSchema& schema : all_schemas(plugins)) {
     out += schema.table.empty() ? "## Top level\n\n" : "## [" + schema.table + "]\n\n";
     if (schema.owner != "engine") out += "Checked by the plugin of: " + schema.owner + ".\n\n";
     out += "| key | type | default | meaning |\n|---|---|---|---|\n";

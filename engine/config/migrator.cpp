@@ -21,7 +21,7 @@ std::string shown(const Value& value) { return shortened(to_toml(value), 80); }
 
 Migrator::Migrator(std::vector<Leaf> leaves, std::string program,
                    const std::vector<StrategySchema>& strategies)
-    : leaves_(std::move(leaves)), strategies_(strategies), schemas_(all_schemas(strategies)) {
+    : leaves_(std::move(leaves)), strategies_(strategies), schemas_(all_schemas({strategies})) {
   out_.program = std::move(program);
 }
 

@@ -42,9 +42,13 @@ std::vector<Alias> aliases_of(const meshwright_option& option) {
 
 class Resolver {
  public:
-  Resolver(const Source::Impl& source, const std::vector<StrategySchema>& strategies,
-           const std::string& active, Diagnostics& diagnostics)
-      : source_(source), strategies_(strategies), active_(active), diagnostics_(diagnostics) {}
+  Resolver(const Source::Impl& source, const PluginSchemas& plugins, const std::string& active,
+           Diagnostics& diagnostics)
+      : source_(source),
+        plugins_(plugins),
+        strategies_(plugins.strategies),
+        active_(active),
+        diagnostics_(diagnostics) {}
 
   Config run(const std::string& strategy) {
     config_.file = source_.file;
@@ -52,6 +56,7 @@ class Resolver {
     for (const OptionSchema& schema : engine_schemas()) add(schema);
     for (const StrategySchema& s : strategies_)
       if (!config_.tables.contains(s.schema.table)) add(s.schema);
+    for (const PluginSchemas::Component& one : plugins_.components) add(one.schema);
     read_table("", source_.root);
     cross_checks();
     read_shared();
@@ -267,8 +272,27 @@ class Resolver {
                            (near.empty() ? "" : "; did you mean [" + near + "]?"));
       return;
     }
-    diagnostics_.add(unknown_key({config_.tables, strategies_, active_schema()}, table, key, entry,
+    if (entry.value.is_table() && holds_components(table) && !is_foreign(key, entry)) {
+      // The same of a model family or a data set.
+      if (const Entry* asked = source_.root.find(table)->value.find("plugin"))
+        if (const std::string* name = asked->value.as_text();
+            name != nullptr && text::normal(*name) == text::normal(entry.key))
+          return;
+      std::vector<std::string> names;
+      for (const PluginSchemas::Component& one : plugins_.components)
+        names.push_back(one.schema.table);
+      std::string near = nearest_name(key, names);
+      diagnostics_.warning("[" + key + "] belongs to no plugin that was found, and is left out" +
+                           (near.empty() ? "" : "; did you mean [" + near + "]?"));
+      return;
+    }
+    diagnostics_.add(unknown_key({config_.tables, plugins_, active_schema()}, table, key, entry,
                                  source_.origin(entry.place)));
+  }
+
+  static bool holds_components(const std::string& table) {
+    return std::any_of(std::begin(kComponentTables), std::end(kComponentTables),
+                       [&](const char* one) { return table == one; });
   }
 
   // Rules between keys that need no strategy.
@@ -381,6 +405,7 @@ class Resolver {
   }
 
   const Source::Impl& source_;
+  const PluginSchemas& plugins_;
   const std::vector<StrategySchema>& strategies_;
   const std::string& active_;
   Diagnostics& diagnostics_;
@@ -389,9 +414,9 @@ class Resolver {
 
 }  // namespace
 
-Config resolve(const Source& source, const std::vector<StrategySchema>& strategies,
-               const std::string& active, Diagnostics& diagnostics) {
-  return Resolver(source.impl(), strategies, active, diagnostics).run(source.strategy());
+Config resolve(const Source& source, const PluginSchemas& plugins, const std::string& active,
+               Diagnostics& diagnostics) {
+  return Resolver(source.impl(), plugins, active, diagnostics).run(source.strategy());
 }
 
 }  // namespace meshwright::config

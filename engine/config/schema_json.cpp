@@ -94,7 +94,7 @@ json::object& object_at(json::object& root, const std::string& table) {
 
 }  // namespace
 
-boost::json::object json_schema(const std::vector<StrategySchema>& strategies) {
+boost::json::object json_schema(const PluginSchemas& plugins) {
   json::object root{{"$schema", "https://json-schema.org/draft/2020-12/schema"},
                     {"title", "Meshwright configuration"},
                     {"type", "object"},
@@ -105,10 +105,10 @@ boost::json::object json_schema(const std::vector<StrategySchema>& strategies) {
     for (const meshwright_option* option : schema.options)
       if (!properties.contains(option->name)) properties[option->name] = option_schema(*option);
   };
-  for (const OptionSchema& schema : engine_schemas()) add(schema);
-  for (const StrategySchema& s : strategies) add(s.schema);
+  for (const OptionSchema& schema : all_schemas(plugins)) add(schema);
   // Tables of plugins that this installation does not have may stand in a shared file.
-  object_at(root, "distributed")["additionalProperties"] = json::object{{"type", "object"}};
+  for (const char* table : {"distributed", "model", "dataset", "validation_dataset"})
+    object_at(root, table)["additionalProperties"] = json::object{{"type", "object"}};
   return root;
 }
 

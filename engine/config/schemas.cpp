@@ -57,6 +57,9 @@ constexpr std::array kModel = {
         "A Hugging Face config.json: random weights of that shape. Instead of pretrained."),
     optional_text("pretrained",
                   "A Hugging Face folder with config.json and safetensors. Instead of config."),
+    optional_text("plugin",
+                  "A model family that a plugin brings, with options in [model.<its name>]; what "
+                  "config and pretrained are then is the family's own matter."),
     with_flags(choice_option("torch_dtype", "\"float32\"", text::kTrainingDTypes,
                              "Storage of the weights that the optimizer updates."),
                MESHWRIGHT_DTYPE),
@@ -112,6 +115,9 @@ constexpr std::array kLrScheduler = {
       "kind", "\"text\"", "text|tokens|megatron|mock",                                            \
       "text: bytes of the files; tokens: .bin; megatron: .bin with .idx; mock: synthetic."),      \
       optional_text("path", "File, or pattern like data/*.txt, from the current folder."),        \
+      optional_text("plugin",                                                                     \
+                    "A data set that a plugin brings, in place of kind, with options in a table " \
+                    "of its name below this one."),                                               \
       choice_option("dtype", "\"auto\"", "auto|uint16|uint32",                                    \
                     "Element type of tokens without a header."),                                  \
       int_option("seq_len", "512", 1, "Tokens a sample."),                                        \

@@ -54,14 +54,14 @@ Via how_found(const std::string& key, const meshwright_option& option, const std
 
 }  // namespace
 
-Matches search_options(const std::string& what, const std::vector<StrategySchema>& strategies) {
+Matches search_options(const std::string& what, const PluginSchemas& plugins) {
   Matches out;
   const ForeignName* foreign = find_foreign(what);
   if (foreign != nullptr) out.told = foreign_text(*foreign, what);
   std::vector<std::string> words = text::split_names(text::normal(what).c_str(), ' ');
   if (words.empty()) return out;
   std::vector<std::pair<Via, Match>> found;
-  for (const OptionSchema& schema : all_schemas(strategies))
+  for (const OptionSchema& schema : all_schemas(plugins))
     for (const meshwright_option* option : schema.options) {
       std::string key = schema.table.empty() ? option->name : schema.table + "." + option->name;
       // Every word has to be found; the weakest of them decides the place. What another program's

@@ -179,6 +179,26 @@ std::vector<std::string> Source::strategy_tables() const {
   return out;
 }
 
+std::string Source::component(const char* table) const {
+  const Value* value = descend(impl_->root, {table, "plugin"});
+  const std::string* text = value == nullptr ? nullptr : value->as_text();
+  return text == nullptr || *text == "none" || *text == "auto" ? "" : *text;
+}
+
+Origin Source::component_origin(const char* table) const {
+  const Value* value = descend(impl_->root, {table, "plugin"});
+  return value == nullptr ? Origin{} : impl_->origin(value->place);
+}
+
+std::vector<std::string> Source::component_tables() const {
+  std::vector<std::string> out;
+  for (const char* table : kComponentTables)
+    if (const Value* found = descend(impl_->root, {table}))
+      for (const Entry& entry : found->entries)
+        if (entry.value.is_table()) out.push_back(std::string(table) + "." + entry.key);
+  return out;
+}
+
 std::vector<std::string> Source::foreign_keys() const {
   std::vector<std::string> out;
   if (const Value* distributed = descend(impl_->root, {"distributed"}))

@@ -6,6 +6,9 @@
 
 namespace meshwright::config {
 
+// Where plugins other than strategies have their options, each in a table of its name.
+inline constexpr const char* kComponentTables[] = {"model", "dataset", "validation_dataset"};
+
 struct Source::Impl {
   std::filesystem::path file;
   Value root;

@@ -30,10 +30,12 @@ int tell_foreign(Error& error, const std::string& key, const Entry& entry) {
 std::string home_of(const KnownKeys& known, const std::string& name, const std::string& not_this) {
   std::vector<std::string> homes;
   for (const auto& [table, options] : known.tables) {
-    bool inactive =
-        (known.active == nullptr || table != known.active->schema.table) &&
-        std::any_of(known.strategies.begin(), known.strategies.end(),
-                    [&, here = table](const auto& s) { return s.schema.table == here; });
+    const std::string& here = table;
+    bool inactive = ((known.active == nullptr || table != known.active->schema.table) &&
+                     std::any_of(known.plugins.strategies.begin(), known.plugins.strategies.end(),
+                                 [&](const auto& s) { return s.schema.table == here; })) ||
+                    std::any_of(known.plugins.components.begin(), known.plugins.components.end(),
+                                [&](const auto& c) { return c.schema.table == here && !c.active; });
     if (table != not_this && !table.empty() && !inactive && options.schema().find(name) != nullptr)
       homes.push_back(table);
   }
@@ -60,6 +62,11 @@ std::vector<std::string> names_in(const KnownKeys& known, const std::string& tab
 }
 
 }  // namespace
+
+bool is_foreign(const std::string& key, const Entry& entry) {
+  Error unused(ErrorCode::unknown_key, "");
+  return tell_foreign(unused, key, entry) > 0;
+}
 
 Error unknown_key(const KnownKeys& known, const std::string& table, const std::string& key,
                   const Entry& entry, const Origin& origin) {

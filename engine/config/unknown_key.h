@@ -12,7 +12,7 @@ namespace meshwright::config {
 
 struct KnownKeys {
   const std::map<std::string, Options>& tables;
-  const std::vector<StrategySchema>& strategies;
+  const PluginSchemas& plugins;
   const StrategySchema* active;  // the strategy that will run; nullptr: not found
 };
 
@@ -20,5 +20,8 @@ struct KnownKeys {
 // belongs to, the nearest name.
 Error unknown_key(const KnownKeys& known, const std::string& table, const std::string& key,
                   const Entry& entry, const Origin& origin);
+
+// Whether another program's files have a key or table of this name, or keys in it.
+bool is_foreign(const std::string& key, const Entry& entry);
 
 }  // namespace meshwright::config

@@ -79,33 +79,32 @@ void check_shared_table(const StrategyInfo& one, const StrategyInfo& other,
                             ": give them the same options, or tables of their own");
 }
 
-StrategyInfo read_strategy(const meshwright_strategy& raw, const std::string& file) {
+// What strategies and components say alike. `what`: "strategy".
+template <class Raw>
+void read_named(const Raw& raw, const std::string& what, const std::string& table,
+                const std::string& file, ComponentInfo& info) {
   if (!is_name(raw.name))
-    throw bad(file, "a strategy has no proper name (a-z, 0-9 and _, a letter first, at most 64)");
-  StrategyInfo info;
+    throw bad(file,
+              "a " + what + " has no proper name (a-z, 0-9 and _, a letter first, at most 64)");
   info.name = raw.name;
+  const std::string who = what + " " + info.name;
   if (raw.create == nullptr || raw.destroy == nullptr)
-    throw bad(file, "strategy " + info.name + " has no create or destroy function");
-  if (raw.summary == nullptr) throw bad(file, "strategy " + info.name + " has no summary");
+    throw bad(file, who + " has no create or destroy function");
+  if (raw.summary == nullptr) throw bad(file, who + " has no summary");
   if (raw.option_count > kMaxOptions || (raw.option_count > 0 && raw.options == nullptr))
-    throw bad(file, "the options of strategy " + info.name + " point nowhere");
+    throw bad(file, "the options of " + who + " point nowhere");
   info.summary = raw.summary;
-  info.capabilities = raw.capabilities;
   info.aliases = text::split_names(raw.aliases, '|');
   for (const std::string& alias : info.aliases)
     if (!text::is_identifier(text::normal(alias)))
-      throw bad(file,
-                "strategy " + info.name + " has the alias \"" + alias + "\", which is no name");
-  if (raw.options_table != nullptr && !is_name(raw.options_table))
-    throw bad(file, "strategy " + info.name + " has no proper options table");
-  info.schema.table =
-      "distributed." + std::string(raw.options_table != nullptr ? raw.options_table : raw.name);
+      throw bad(file, who + " has the alias \"" + alias + "\", which is no name");
+  info.schema.table = table + "." + info.name;
   info.schema.owner = info.name;
   const char* option = reinterpret_cast<const char*>(raw.options);
   for (size_t i = 0; i < raw.option_count; ++i) {
     const auto* o = reinterpret_cast<const meshwright_option*>(option);
     if (!is_struct_size<meshwright_option>(o->struct_size))
-      throw bad(file, "an option of strategy " + info.name + " says that it has " +
+      throw bad(file, "an option of " + who + " says that it has " +
                           std::to_string(o->struct_size) + " bytes");
     info.schema.options.push_back(o);
     option += o->struct_size;
@@ -115,30 +114,90 @@ StrategyInfo read_strategy(const meshwright_strategy& raw, const std::string& fi
   } catch (const Error& error) {
     throw bad(file, error.message());
   }
+}
+
+// All names are among those that the file tells without being loaded, and none is there already.
+template <class Info>
+void check_names(const ComponentInfo& info, const std::vector<Info>& others,
+                 const std::vector<std::string>& listed, const std::string& what,
+                 const std::string& many, const std::string& argument, const std::string& file) {
+  std::vector<std::string> names = info.aliases;
+  names.insert(names.begin(), info.name);
+  for (const std::string& name : names) {
+    if (std::none_of(listed.begin(), listed.end(),
+                     [&](const std::string& s) { return text::normal(s) == text::normal(name); }))
+      throw bad(file, what + " " + name + " is not among the " + argument +
+                          " given to meshwright_add_plugin()");
+    for (const Info& other : others)
+      if (answers_to(other, name)) throw bad(file, "it has two " + many + " named " + name);
+  }
+}
+
+StrategyInfo read_strategy(const meshwright_strategy& raw, const std::string& file) {
+  StrategyInfo info;
+  read_named(raw, "strategy", "distributed", file, info);
+  info.capabilities = raw.capabilities;
+  if (raw.options_table != nullptr && !is_name(raw.options_table))
+    throw bad(file, "strategy " + info.name + " has no proper options table");
+  if (raw.options_table != nullptr)
+    info.schema.table = "distributed." + std::string(raw.options_table);
   return info;
+}
+
+// The block of the chain of extensions with this id and at least the size of T; nullptr: none.
+template <class T>
+const T* block_of(const meshwright_plugin& d, uint32_t id, const std::string& file,
+                  const char* what) {
+  size_t blocks = 0;
+  for (const meshwright_extension* block = d.extensions; block != nullptr; block = block->next) {
+    if (++blocks > kMaxExtensions) throw bad(file, "the chain of extensions does not end");
+    if (block->id != id) continue;
+    if (!is_struct_size<T>(block->struct_size))
+      throw bad(file, std::string("the block of ") + what + " is too short");
+    return reinterpret_cast<const T*>(block);
+  }
+  return nullptr;
+}
+
+std::vector<ComponentInfo> read_components(const meshwright_plugin& d, uint32_t id,
+                                           const std::vector<std::string>& listed,
+                                           const std::string& file) {
+  const bool models = id == MESHWRIGHT_MODELS;
+  const std::string what = models ? "model" : "data set";
+  std::vector<ComponentInfo> out;
+  const auto* block =
+      block_of<meshwright_components>(d, id, file, models ? "its models" : "its data sets");
+  if (block == nullptr) return out;
+  if (block->count > kMaxStrategies || (block->count > 0 && block->components == nullptr))
+    throw bad(file, "its " + what + "s point nowhere");
+  for (size_t i = 0; i < block->count; ++i) {
+    const meshwright_component* raw = raw_component(d, id, i);
+    if (!is_struct_size<meshwright_component>(raw->struct_size))
+      throw bad(file, "a " + what + "'s struct says that it has " +
+                          std::to_string(raw->struct_size) + " bytes");
+    ComponentInfo info;
+    read_named(*raw, what, models ? "model" : "dataset", file, info);
+    check_names(info, out, listed, what, what + "s", models ? "MODELS" : "DATASETS", file);
+    out.push_back(std::move(info));
+  }
+  return out;
 }
 
 // The file of the running half, from the chain of extensions; empty without one.
 std::filesystem::path runtime_half_of(const meshwright_plugin& d, const VerifiedLibrary& verified) {
   const std::string file = verified.path.string();
-  size_t blocks = 0;
-  for (const meshwright_extension* block = d.extensions; block != nullptr; block = block->next) {
-    if (++blocks > kMaxExtensions) throw bad(file, "the chain of extensions does not end");
-    if (block->id != MESHWRIGHT_RUNTIME_HALF) continue;
-    if (!is_struct_size<meshwright_runtime_half>(block->struct_size))
-      throw bad(file, "the block of the running half is too short");
-    const char* name = reinterpret_cast<const meshwright_runtime_half*>(block)->file;
-    size_t length = name == nullptr ? 0 : ::strnlen(name, 256);
-    if (length == 0 || length == 256 || std::memchr(name, '/', length) != nullptr)
-      throw bad(file, "the running half has no proper file name");
-    return verified.path.parent_path() / name;
-  }
-  return {};
+  const auto* block =
+      block_of<meshwright_runtime_half>(d, MESHWRIGHT_RUNTIME_HALF, file, "the running half");
+  if (block == nullptr) return {};
+  size_t length = block->file == nullptr ? 0 : ::strnlen(block->file, 256);
+  if (length == 0 || length == 256 || std::memchr(block->file, '/', length) != nullptr)
+    throw bad(file, "the running half has no proper file name");
+  return verified.path.parent_path() / block->file;
 }
 
 }  // namespace
 
-bool answers_to(const StrategyInfo& info, const std::string& name) {
+bool answers_to(const ComponentInfo& info, const std::string& name) {
   const std::string wanted = text::normal(name);
   return text::normal(info.name) == wanted ||
          std::any_of(info.aliases.begin(), info.aliases.end(),
@@ -150,6 +209,18 @@ const meshwright_strategy* raw_strategy(const meshwright_plugin& descriptor, siz
   for (size_t i = 0; i < index; ++i)
     at += reinterpret_cast<const meshwright_strategy*>(at)->struct_size;
   return reinterpret_cast<const meshwright_strategy*>(at);
+}
+
+const meshwright_component* raw_component(const meshwright_plugin& descriptor, uint32_t id,
+                                          size_t index) {
+  const meshwright_extension* block = descriptor.extensions;
+  while (block != nullptr && block->id != id) block = block->next;
+  if (block == nullptr) return nullptr;
+  const char* at = reinterpret_cast<const char*>(
+      reinterpret_cast<const meshwright_components*>(block)->components);
+  for (size_t i = 0; i < index; ++i)
+    at += reinterpret_cast<const meshwright_component*>(at)->struct_size;
+  return reinterpret_cast<const meshwright_component*>(at);
 }
 
 LoadedPlugin read_descriptor(const meshwright_plugin* d, const VerifiedLibrary& verified,
@@ -179,8 +250,8 @@ LoadedPlugin read_descriptor(const meshwright_plugin* d, const VerifiedLibrary& 
     throw Error(ErrorCode::plugin_bad_marker,
                 "the facts in the descriptor of " + file + " are not those of its marker")
         .help("rebuild the plugin from a clean build folder");
-  if (d->strategy_count == 0 || d->strategy_count > kMaxStrategies || d->strategies == nullptr)
-    throw bad(file, "it has no strategies");
+  if (d->strategy_count > kMaxStrategies || (d->strategy_count > 0 && d->strategies == nullptr))
+    throw bad(file, "its strategies point nowhere");
 
   LoadedPlugin plugin;
   plugin.path = verified.path;
@@ -202,22 +273,14 @@ LoadedPlugin read_descriptor(const meshwright_plugin* d, const VerifiedLibrary& 
     StrategyInfo info = read_strategy(*raw, file);
     check_capabilities(*raw, d->sdk_minor, file);
     for (const StrategyInfo& other : plugin.strategies) check_shared_table(info, other, file);
-    auto listed = [&](const std::string& name) {
-      return std::any_of(
-          verified.strategies.begin(), verified.strategies.end(),
-          [&](const std::string& s) { return text::normal(s) == text::normal(name); });
-    };
-    std::vector<std::string> names = info.aliases;
-    names.insert(names.begin(), info.name);
-    for (const std::string& name : names) {
-      if (!listed(name))
-        throw bad(file, "strategy " + name +
-                            " is not among the STRATEGIES given to meshwright_add_plugin()");
-      for (const StrategyInfo& other : plugin.strategies)
-        if (answers_to(other, name)) throw bad(file, "it has two strategies named " + name);
-    }
+    check_names(info, plugin.strategies, verified.strategies, "strategy", "strategies",
+                "STRATEGIES", file);
     plugin.strategies.push_back(std::move(info));
   }
+  plugin.models = read_components(*d, MESHWRIGHT_MODELS, verified.models, file);
+  plugin.datasets = read_components(*d, MESHWRIGHT_DATASETS, verified.datasets, file);
+  if (plugin.strategies.empty() && plugin.models.empty() && plugin.datasets.empty())
+    throw bad(file, "it has no strategies, models or data sets");
   return plugin;
 }
 

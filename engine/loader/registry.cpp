@@ -124,6 +124,71 @@ boost::dll::shared_library open(const fs::path& file) {
   }
 }
 
+// What a plugin may have several of, each found by its name.
+struct Sort {
+  const char* what;  // "strategy"
+  const char* many;  // "strategies"
+  std::vector<std::string> VerifiedLibrary::* listed;
+};
+constexpr Sort kStrategies{"strategy", "strategies", &VerifiedLibrary::strategies},
+    kModels{"model", "models", &VerifiedLibrary::models},
+    kDatasets{"data set", "data sets", &VerifiedLibrary::datasets};
+
+template <class Info>
+void refuse_twins(const LoadedPlugin& plugin, const std::vector<Info>& ours,
+                  const LoadedPlugin& other, const std::vector<Info>& theirs, const Sort& sort) {
+  for (const Info& one : ours) {
+    std::vector<std::string> names = one.aliases;
+    names.insert(names.begin(), one.name);
+    for (const std::string& name : names)
+      for (const Info& its : theirs)
+        if (answers_to(its, name))
+          throw Error(ErrorCode::plugin_duplicate,
+                      std::string(sort.what) + " " + name + " of " + plugin.path.string() +
+                          " is already there, from " + other.path.string())
+              .help("remove one of the two libraries from where plugins are looked for");
+  }
+}
+
+// What create() of a descriptor made. Throws Error(plugin_create_threw | plugin_create_failed).
+template <class Raw>
+void* make(const LoadedPlugin& plugin, const Raw& raw, const std::string& what) {
+  meshwright_status status{};
+  status.struct_size = sizeof status;
+  const std::string who = what + " " + raw.name + " of " + plugin.name + " " + plugin.version +
+                          " (" + plugin.path.string() + ")";
+  void* made = nullptr;
+  try {
+    detail::PluginCall call(plugin.code, "create");
+    made = raw.create(&status);
+  } catch (const std::exception& error) {
+    throw Error(ErrorCode::plugin_create_threw,
+                who + " threw " + exception_type() + " while it was made: " + error.what());
+  } catch (...) {
+    throw Error(ErrorCode::plugin_create_threw,
+                who + " threw something that is no exception, of type " + exception_type() +
+                    ", while it was made");
+  }
+  status.message[sizeof status.message - 1] = '\0';
+  if (status.code != 0 || made == nullptr) {
+    if (made != nullptr) raw.destroy(made);
+    throw Error(ErrorCode::plugin_create_failed,
+                who + " could not be made: " +
+                    (status.message[0] != '\0' ? status.message : "no reason given"));
+  }
+  return made;
+}
+
+// The component of that number, made by its create().
+template <class Base>
+std::shared_ptr<Base> made_of(const LoadedPlugin& plugin, uint32_t id, std::ptrdiff_t index,
+                              const std::string& what) {
+  const meshwright_component* raw =
+      raw_component(*plugin.descriptor, id, static_cast<size_t>(index));
+  return {static_cast<Base*>(make(plugin, *raw, what)),
+          [destroy = raw->destroy](Base* made) { destroy(made); }};
+}
+
 }  // namespace
 
 struct Registry::Impl {
@@ -151,18 +216,11 @@ struct Registry::Impl {
     LoadedPlugin plugin = read_descriptor(
         &library.get<const meshwright_plugin>("meshwright_plugin_v1"), verified, place);
     if (!plugin.runtime_half.empty()) verify_runtime_half(plugin.runtime_half, verified);
-    for (const LoadedPlugin& other : loaded)
-      for (const StrategyInfo& theirs : other.strategies)
-        for (const StrategyInfo& ours : plugin.strategies) {
-          std::vector<std::string> names = ours.aliases;
-          names.insert(names.begin(), ours.name);
-          for (const std::string& name : names)
-            if (answers_to(theirs, name))
-              throw Error(ErrorCode::plugin_duplicate,
-                          "strategy " + name + " of " + plugin.path.string() +
-                              " is already there, from " + other.path.string())
-                  .help("remove one of the two libraries from where plugins are looked for");
-        }
+    for (const LoadedPlugin& other : loaded) {
+      refuse_twins(plugin, plugin.strategies, other, other.strategies, kStrategies);
+      refuse_twins(plugin, plugin.models, other, other.models, kModels);
+      refuse_twins(plugin, plugin.datasets, other, other.datasets, kDatasets);
+    }
     plugin.code = detail::plugin_code(text_of(plugin));
     if (!known) keep_private(plugin.path, plugin.code);
     loaded.push_back(std::move(plugin));
@@ -170,16 +228,91 @@ struct Registry::Impl {
   }
 
   std::map<const StrategyInfo*, std::shared_ptr<Strategy>> made;
+  std::map<const ComponentInfo*, std::shared_ptr<ModelFamily>> models;
+  std::map<const ComponentInfo*, std::shared_ptr<DatasetKind>> datasets;
 
-  // True when the file says (or its name says) that it has this strategy.
-  static bool is_hit(const fs::path& file, const std::string& name) {
+  // True when the file says (or its name says) that it has this strategy, model or data set.
+  static bool is_hit(const fs::path& file, const std::string& name, const Sort& sort) {
     if (file.filename() == "libmeshwright_" + name + ".so") return true;
     try {
-      for (const std::string& strategy : read_facts(file).strategies)
-        if (text::normal(strategy) == name) return true;
+      const VerifiedLibrary said = read_facts(file);
+      for (const std::string& known : said.*sort.listed)
+        if (text::normal(known) == name) return true;
     } catch (const Error&) {  // a damaged neighbour is no hit; `plugins list` shows it
     }
     return false;
+  }
+
+  template <class Info>
+  struct Hit {
+    const LoadedPlugin* plugin;
+    const Info* info;
+  };
+  // The first library that has it; throws Error(plugin_not_found), or what refuses a hit.
+  template <class Info>
+  Hit<Info> find(const std::string& wanted, const std::string& key, const Sort& sort,
+                 std::vector<Info> LoadedPlugin::* of) {
+    const std::string name = text::normal(wanted);
+    auto from = [&](const LoadedPlugin& plugin) -> const Info* {
+      for (const Info& info : plugin.*of)
+        if (answers_to(info, name)) return &info;
+      return nullptr;
+    };
+    for (const LoadedPlugin& plugin : loaded)
+      if (const Info* found = from(plugin)) return {&plugin, found};
+    for (const Place& place : places)
+      for (const fs::path& file : candidates_in(place.folder))
+        if (is_hit(file, name, sort)) {
+          const LoadedPlugin& plugin = load(file, place.label);
+          if (const Info* found = from(plugin)) return {&plugin, found};
+        }
+    throw not_found(wanted, key, sort, of);
+  }
+
+  // Says where we looked and what there is.
+  template <class Info>
+  Error not_found(const std::string& wanted, const std::string& key, const Sort& sort,
+                  std::vector<Info> LoadedPlugin::* of) const {
+    const std::string name = text::normal(wanted);
+    std::vector<std::string> names;
+    std::string text = std::string("no plugin has a ") + sort.what + " \"" + wanted + "\"";
+    for (const fs::path& file : files) text += "\nsearched [plugins] load: " + file.string();
+    for (const Place& place : places) {
+      std::string here;
+      for (const fs::path& file : candidates_in(place.folder)) try {
+          const VerifiedLibrary said = read_facts(file);
+          for (const std::string& s : said.*sort.listed) {
+            if (std::find(names.begin(), names.end(), s) == names.end()) names.push_back(s);
+            here += (here.empty() ? "" : ", ") + s;
+          }
+        } catch (const Error&) {
+          here += (here.empty() ? "" : ", ") + file.filename().string() + " (unusable)";
+        }
+      std::error_code failed;
+      if (here.empty())
+        here = !fs::is_directory(place.folder, failed) ? "no such folder"
+               : &sort == &kStrategies                 ? "no plugins"
+                                                       : std::string("no ") + sort.many;
+      text += "\nsearched " + place.label + ": " + place.folder.string() + " (" + here + ")";
+    }
+    for (const std::string& folder : relative_plugin_folders())
+      text += "\nleft out MESHWRIGHT_PLUGIN_PATH: " + folder + " (not an absolute path)";
+    for (const LoadedPlugin& plugin : loaded)
+      for (const Info& info : plugin.*of)
+        if (std::find(names.begin(), names.end(), info.name) == names.end())
+          names.push_back(info.name);
+    std::sort(names.begin(), names.end());
+    Error error(ErrorCode::plugin_not_found, text);
+    error.key(key);
+    if (std::string near = nearest_name(name, names); !near.empty())
+      error.help("set " + key + " = \"" + near + "\"");
+    if (!names.empty())
+      error.help(std::string(sort.many) + " that were found: " + text::join(names, ", "));
+    else if (&sort == &kStrategies)
+      error.help("install the bundled plugins");
+    return error.help(
+        "a plugin of your own: plugins.load = [\"/path/to/libmeshwright_mine.so\"] in the file, or "
+        "its folder in MESHWRIGHT_PLUGIN_PATH");
   }
 };
 
@@ -196,56 +329,22 @@ Registry::Registry(const SearchPath& search) : impl_(std::make_unique<Impl>()) {
 Registry::~Registry() = default;
 
 LoadedStrategy Registry::find(const std::string& strategy) {
-  std::string name = text::normal(strategy);
   for (const fs::path& file : impl_->files) load_named(file);
-  auto from = [&](const LoadedPlugin& plugin) -> std::optional<LoadedStrategy> {
-    for (const StrategyInfo& info : plugin.strategies)
-      if (answers_to(info, name)) return create(plugin, info);
-    return std::nullopt;
-  };
-  for (const LoadedPlugin& plugin : impl_->loaded)
-    if (auto found = from(plugin)) return *found;
-  for (const Place& place : impl_->places)
-    for (const fs::path& file : candidates_in(place.folder))
-      if (Impl::is_hit(file, name))
-        if (auto found = from(impl_->load(file, place.label))) return *found;
+  const auto hit =
+      impl_->find(strategy, "distributed.strategy", kStrategies, &LoadedPlugin::strategies);
+  return create(*hit.plugin, *hit.info);
+}
 
-  // Not found: say where we looked and what there is.
-  std::vector<std::string> names;
-  std::string text = "no plugin has a strategy \"" + strategy + "\"";
-  for (const fs::path& file : impl_->files) text += "\nsearched [plugins] load: " + file.string();
-  for (const Place& place : impl_->places) {
-    std::string here;
-    for (const fs::path& file : candidates_in(place.folder)) try {
-        for (const std::string& s : read_facts(file).strategies) {
-          if (std::find(names.begin(), names.end(), s) == names.end()) names.push_back(s);
-          here += (here.empty() ? "" : ", ") + s;
-        }
-      } catch (const Error&) {
-        here += (here.empty() ? "" : ", ") + file.filename().string() + " (unusable)";
-      }
-    std::error_code failed;
-    if (here.empty())
-      here = fs::is_directory(place.folder, failed) ? "no plugins" : "no such folder";
-    text += "\nsearched " + place.label + ": " + place.folder.string() + " (" + here + ")";
-  }
-  for (const std::string& folder : relative_plugin_folders())
-    text += "\nleft out MESHWRIGHT_PLUGIN_PATH: " + folder + " (not an absolute path)";
-  for (const LoadedPlugin& plugin : impl_->loaded)
-    for (const StrategyInfo& info : plugin.strategies)
-      if (std::find(names.begin(), names.end(), info.name) == names.end())
-        names.push_back(info.name);
-  std::sort(names.begin(), names.end());
-  Error error(ErrorCode::plugin_not_found, text);
-  error.key("distributed.strategy");
-  if (std::string near = nearest_name(name, names); !near.empty())
-    error.help("set distributed.strategy = \"" + near + "\"");
-  error.help(names.empty() ? "install the bundled plugins"
-                           : "strategies that were found: " + text::join(names, ", "));
-  error.help(
-      "a plugin of your own: plugins.load = [\"/path/to/libmeshwright_mine.so\"] in the file, or "
-      "its folder in MESHWRIGHT_PLUGIN_PATH");
-  throw error;
+LoadedModel Registry::find_model(const std::string& name, const std::string& key) {
+  for (const fs::path& file : impl_->files) load_named(file);
+  const auto hit = impl_->find(name, key, kModels, &LoadedPlugin::models);
+  return create_model(*hit.plugin, *hit.info);
+}
+
+LoadedDataset Registry::find_dataset(const std::string& name, const std::string& key) {
+  for (const fs::path& file : impl_->files) load_named(file);
+  const auto hit = impl_->find(name, key, kDatasets, &LoadedPlugin::datasets);
+  return create_dataset(*hit.plugin, *hit.info);
 }
 
 const LoadedPlugin& Registry::load_named(const fs::path& file) {
@@ -263,32 +362,24 @@ LoadedStrategy Registry::create(const LoadedPlugin& plugin, const StrategyInfo& 
   if (known != nullptr) return {&plugin, &info, known};
   size_t index = static_cast<size_t>(&info - plugin.strategies.data());
   const meshwright_strategy* raw = raw_strategy(*plugin.descriptor, index);
-  meshwright_status status{};
-  status.struct_size = sizeof status;
-  std::string who = "strategy " + info.name + " of " + plugin.name + " " + plugin.version + " (" +
-                    plugin.path.string() + ")";
-  void* made = nullptr;
-  try {
-    detail::PluginCall call(plugin.code, "create, making its strategy");
-    made = raw->create(&status);
-  } catch (const std::exception& error) {
-    throw Error(ErrorCode::plugin_create_threw,
-                who + " threw " + exception_type() + " while it was made: " + error.what());
-  } catch (...) {
-    throw Error(ErrorCode::plugin_create_threw,
-                who + " threw something that is no exception, of type " + exception_type() +
-                    ", while it was made");
-  }
-  status.message[sizeof status.message - 1] = '\0';
-  if (status.code != 0 || made == nullptr) {
-    if (made != nullptr) raw->destroy(made);
-    throw Error(ErrorCode::plugin_create_failed,
-                who + " could not be made: " +
-                    (status.message[0] != '\0' ? status.message : "no reason given"));
-  }
   known = guarded_strategy(
-      plugin, std::shared_ptr<Strategy>(static_cast<Strategy*>(made),
+      plugin, std::shared_ptr<Strategy>(static_cast<Strategy*>(make(plugin, *raw, "strategy")),
                                         [destroy = raw->destroy](Strategy* s) { destroy(s); }));
+  return {&plugin, &info, known};
+}
+
+LoadedModel Registry::create_model(const LoadedPlugin& plugin, const ComponentInfo& info) {
+  std::shared_ptr<ModelFamily>& known = impl_->models[&info];
+  if (known == nullptr)
+    known = made_of<ModelFamily>(plugin, MESHWRIGHT_MODELS, &info - plugin.models.data(), "model");
+  return {&plugin, &info, known};
+}
+
+LoadedDataset Registry::create_dataset(const LoadedPlugin& plugin, const ComponentInfo& info) {
+  std::shared_ptr<DatasetKind>& known = impl_->datasets[&info];
+  if (known == nullptr)
+    known = made_of<DatasetKind>(plugin, MESHWRIGHT_DATASETS, &info - plugin.datasets.data(),
+                                 "data set");
   return {&plugin, &info, known};
 }
 
@@ -301,7 +392,7 @@ std::vector<fs::path> Registry::hidden_by(const LoadedStrategy& found) const {
       if (failed || real == found.plugin->path ||
           std::find(out.begin(), out.end(), real) != out.end())
         continue;
-      if (Impl::is_hit(file, found.info->name)) out.push_back(real);
+      if (Impl::is_hit(file, found.info->name, kStrategies)) out.push_back(real);
     }
   return out;
 }

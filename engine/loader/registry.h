@@ -1,4 +1,4 @@
-// Finds, judges and loads strategy plugins. Nothing of a plugin runs before its build facts match
+// Finds, judges and loads plugins. Nothing of a plugin runs before its build facts match
 // ours; nothing is ever unloaded.
 #pragma once
 
@@ -10,6 +10,8 @@
 #include <utility>
 #include <vector>
 
+#include "meshwright/data/dataset_kind.h"
+#include "meshwright/model/model_family.h"
 #include "meshwright/plugin.h"
 #include "meshwright/strategy.h"
 
@@ -32,11 +34,15 @@ struct SearchPath {
   bool standard_places = true;
 };
 
-struct StrategyInfo {
+// A model family or a kind of data set.
+struct ComponentInfo {
   std::string name;
   std::vector<std::string> aliases;
   std::string summary;
-  OptionSchema schema;  // table "distributed.<options_table>"
+  // Table "model.<name>" or "dataset.<name>"; of a strategy "distributed.<options_table>".
+  OptionSchema schema;
+};
+struct StrategyInfo : ComponentInfo {
   uint64_t capabilities = 0;
 };
 
@@ -48,6 +54,7 @@ struct LoadedPlugin {
   std::map<std::string, std::string> facts;
   std::string facts_hash;  // 16 hex digits
   std::vector<StrategyInfo> strategies;
+  std::vector<ComponentInfo> models, datasets;
   const meshwright_plugin* descriptor = nullptr;
   std::filesystem::path runtime_half;  // empty: one library plans and runs
   const detail::PluginCode* code = nullptr;
@@ -59,6 +66,16 @@ struct LoadedStrategy {
   const StrategyInfo* info = nullptr;
   std::shared_ptr<Strategy> strategy;
 };
+
+// A model family or a kind of data set, ready for use. `made` throws Error only.
+template <class Made>
+struct LoadedComponent {
+  const LoadedPlugin* plugin = nullptr;
+  const ComponentInfo* info = nullptr;
+  std::shared_ptr<Made> made;
+};
+using LoadedModel = LoadedComponent<ModelFamily>;
+using LoadedDataset = LoadedComponent<DatasetKind>;
 
 // One candidate as `plugins list` shows it: loaded, or refused with its error.
 struct Listing {
@@ -77,6 +94,10 @@ class Registry {
   // found lists every place tried and the nearest name; a hit that cannot be used stops with its
   // own error.
   LoadedStrategy find(const std::string& strategy);
+  // The same for what a plugin's model.plugin and dataset.plugin name; `key` is where that was
+  // written. One instance of each.
+  LoadedModel find_model(const std::string& name, const std::string& key = "model.plugin");
+  LoadedDataset find_dataset(const std::string& name, const std::string& key = "dataset.plugin");
   // Judges and loads one file, whatever it contains.
   const LoadedPlugin& load(const std::filesystem::path& file, const std::string& place);
   // A file of [plugins] load. Its strategies are made, so that what they register (plans of tensor
@@ -84,6 +105,8 @@ class Registry {
   const LoadedPlugin& load_named(const std::filesystem::path& file);
   // One instance each; the first call makes it.
   LoadedStrategy create(const LoadedPlugin& plugin, const StrategyInfo& info);
+  LoadedModel create_model(const LoadedPlugin& plugin, const ComponentInfo& info);
+  LoadedDataset create_dataset(const LoadedPlugin& plugin, const ComponentInfo& info);
   // Other libraries that say that they have a strategy of this name, which nobody can reach.
   std::vector<std::filesystem::path> hidden_by(const LoadedStrategy& found) const;
   // Every candidate in every place, loaded or refused.

@@ -12,6 +12,7 @@
 #include "engine/loader/registry.h"
 #include "engine/report/report.h"
 #include "meshwright/error.h"
+#include "sdk/base/words.h"
 
 namespace meshwright::loader {
 namespace {
@@ -158,12 +159,14 @@ VerifiedLibrary read_facts(const std::filesystem::path& file) {
     throw Error(ErrorCode::plugin_no_descriptor,
                 file.string() + " does not export meshwright_plugin_v1")
         .help("end one source with MESHWRIGHT_PLUGIN(...)");
-  if (auto names = out.facts.find("info.strategies"); names != out.facts.end())
-    for (size_t at = 0; at <= names->second.size();) {
-      size_t end = std::min(names->second.find(',', at), names->second.size());
-      if (end > at) out.strategies.push_back(names->second.substr(at, end - at));
-      at = end + 1;
-    }
+  auto names = [&](const char* fact) {
+    auto found = out.facts.find(fact);
+    return found == out.facts.end() ? std::vector<std::string>()
+                                    : text::split_names(found->second.c_str(), ',');
+  };
+  out.strategies = names("info.strategies");
+  out.models = names("info.models");
+  out.datasets = names("info.datasets");
   return out;
 }
 

@@ -13,9 +13,10 @@ using Facts = std::map<std::string, std::string>;
 struct VerifiedLibrary {
   std::filesystem::path path;
   Facts facts;
-  std::string facts_text;               // the marker's bytes
-  std::string hash;                     // 16 hex digits
-  std::vector<std::string> strategies;  // names and aliases, from info.strategies
+  std::string facts_text;  // the marker's bytes
+  std::string hash;        // 16 hex digits
+  // Names and aliases, from info.strategies, info.models and info.datasets.
+  std::vector<std::string> strategies, models, datasets;
 };
 
 // "key=value\n" lines. Throws Error(plugin_bad_marker) for anything else.

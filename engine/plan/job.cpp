@@ -42,6 +42,50 @@ void tell_hidden(const loader::Registry& registry, const loader::LoadedStrategy&
                         {"distributed.strategy"});
 }
 
+// The plugins of [model] and of the data, and the tables of all plugins of these sorts where the
+// file has some that may be theirs. False after an error.
+bool find_components(const config::Source& source, Job& job,
+                     std::vector<config::PluginSchemas::Component>& schemas,
+                     Diagnostics& diagnostics) {
+  bool found = true;
+  auto add = [&](OptionSchema schema, const char* table, bool active) {
+    schema.table = std::string(table) + schema.table.substr(schema.table.find('.'));
+    if (std::none_of(schemas.begin(), schemas.end(),
+                     [&](const auto& one) { return one.schema.table == schema.table; }))
+      schemas.push_back({std::move(schema), active});
+  };
+  auto find = [&](const char* table, auto& into, auto finder) {
+    const std::string name = source.component(table);
+    if (name.empty()) return;
+    try {
+      into = ((*job.registry).*finder)(name, std::string(table) + ".plugin");
+      add(into->info->schema, table, true);
+    } catch (Error& error) {
+      if (error.key().empty()) error.key(std::string(table) + ".plugin");
+      diagnostics.add(error.at(source.component_origin(table)));
+      found = false;
+    }
+  };
+  find("model", job.model, &loader::Registry::find_model);
+  find("dataset", job.dataset, &loader::Registry::find_dataset);
+  find("validation_dataset", job.validation_dataset, &loader::Registry::find_dataset);
+  const std::vector<std::string> tables = source.component_tables();
+  if (std::all_of(tables.begin(), tables.end(), [&](const std::string& table) {
+        return std::any_of(schemas.begin(), schemas.end(),
+                           [&](const auto& one) { return one.schema.table == table; });
+      }))
+    return found;
+  for (const loader::Listing& listing : job.registry->list()) {
+    if (listing.plugin == nullptr) continue;
+    for (const loader::ComponentInfo& info : listing.plugin->models)
+      add(info.schema, "model", false);
+    for (const char* table : {"dataset", "validation_dataset"})
+      for (const loader::ComponentInfo& info : listing.plugin->datasets)
+        add(info.schema, table, false);
+  }
+  return found;
+}
+
 }  // namespace
 
 std::optional<Job> load_job(const config::LoadOptions& options, Diagnostics& diagnostics) {
@@ -95,9 +139,11 @@ std::optional<Job> load_job(const config::Source& source, Diagnostics& diagnosti
           job.schemas.push_back(schema_of(info));
     }
   }
-  job.config = config::resolve(source, job.schemas, found ? job.strategy.info->name : std::string(),
-                               diagnostics);
-  if (!found) return std::nullopt;
+  std::vector<config::PluginSchemas::Component> components;
+  const bool all_found = find_components(source, job, components, diagnostics) && found;
+  job.config = config::resolve(source, {job.schemas, std::move(components)},
+                               found ? job.strategy.info->name : std::string(), diagnostics);
+  if (!all_found) return std::nullopt;
   check_rules(job.strategy, job.config.strategy_config(job.schemas.front()), diagnostics);
   return job;
 }

@@ -26,6 +26,9 @@ struct Job {
   loader::LoadedStrategy strategy;  // as requested
   std::vector<config::StrategySchema>
       schemas;  // of the requested strategy and of those whose tables occur
+  // What model.plugin, dataset.plugin and validation_dataset.plugin name.
+  std::optional<loader::LoadedModel> model;
+  std::optional<loader::LoadedDataset> dataset, validation_dataset;
 };
 
 // Loads and checks everything; problems go to `diagnostics`. nullopt when the strategy cannot be

@@ -92,6 +92,11 @@ void check_trainable(const Job& job, Diagnostics& diagnostics) {
             .at(validation.origin(written->name))
             .help("set validation_dataset.path = \"data/held_out.txt\"")
             .help("leave out the table [validation_dataset] to train without a validation"));
+  for (const char* table : {"model", "dataset", "validation_dataset"})
+    if (config.table(table).is_set("plugin"))
+      diagnostics.add(Error(ErrorCode::not_in_release,
+                            std::string(table) + ".plugin is planned, but does not run yet")
+                          .key(std::string(table) + ".plugin"));
   const ParallelSizes& sizes = config.shared.sizes;
   // With ep_size above 1 another strategy may take the job; check_runs() asks that one.
   if (job.strategy.info != nullptr &&

@@ -1,5 +1,5 @@
 // Prints the facts of this build as a C++ source: abi_probe plugin|engine STRATEGIES OUTPUT
-// [KEY=VALUE...]. The last arguments replace facts, which only tests of the loader have a use for.
+// [KEY=VALUE...]. The last arguments add facts, or replace some for the tests of the loader.
 //
 // Two builds that agree on every fact lay out every type that crosses the plugin border alike.
 // Facts named info.* are only reported.
@@ -18,6 +18,8 @@
 #include <map>
 #include <string>
 
+#include "meshwright/data/dataset_kind.h"
+#include "meshwright/model/model_family.h"
 #include "meshwright/parallel/parallel.h"
 #include "meshwright/plugin.h"
 
@@ -108,6 +110,12 @@ Facts facts_of_this_build() {
   size_fact<meshwright::ParallelizeRequest>(f, "ParallelizeRequest");
   size_fact<meshwright::ParallelParameter>(f, "ParallelParameter");
   size_fact<meshwright::ParallelModel>(f, "ParallelModel");
+  size_fact<meshwright::ModelFamily>(f, "ModelFamily");
+  size_fact<meshwright::ModelRequest>(f, "ModelRequest");
+  size_fact<meshwright::DatasetKind>(f, "DatasetKind");
+  size_fact<meshwright::DatasetRequest>(f, "DatasetRequest");
+  size_fact<meshwright::SampleSource>(f, "SampleSource");
+  size_fact<meshwright::SampleView>(f, "SampleView");
   f["info.compiler"] = std::string("g++ ") + __VERSION__;
 #ifdef __clang__
   f["info.compiler"] = std::string("clang++ ") + __clang_version__;
@@ -143,12 +151,12 @@ std::string literal(const std::string& text) {
 
 int main(int argc, char** argv) {
   if (argc < 4) {
-    std::fprintf(stderr, "usage: %s plugin|engine STRATEGIES OUTPUT [KEY=VALUE...]\n", argv[0]);
+    std::fprintf(stderr, "usage: %s plugin|engine STRATEGIES|- OUTPUT [KEY=VALUE...]\n", argv[0]);
     return 2;
   }
   Facts facts = facts_of_this_build();
   bool plugin = std::strcmp(argv[1], "plugin") == 0;
-  if (plugin) facts["info.strategies"] = argv[2];
+  if (plugin) facts["info.strategies"] = std::strcmp(argv[2], "-") == 0 ? "" : argv[2];
   for (int i = 4; i < argc; ++i) {
     const char* equals = std::strchr(argv[i], '=');
     if (equals == nullptr) {

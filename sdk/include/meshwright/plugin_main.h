@@ -6,6 +6,11 @@
 //       meshwright::describe<Mine>({.name = "mine", .summary = "...", .options = kOptions})};
 //   // Without a semicolon:
 //   MESHWRIGHT_PLUGIN("mine", "1.0.0", "Me", "Apache-2.0", "What it is for", kStrategies)
+//
+// Model families and kinds of data sets alike: describe_model<Family>({.name = ...}) in an array
+// for MESHWRIGHT_MODEL_PLUGIN, describe_dataset<Kind>(...) for MESHWRIGHT_DATA_PLUGIN; a plugin
+// that has several sorts uses MESHWRIGHT_PLUGIN_OF(..., strategies, models, datasets), with
+// meshwright::kNoStrategies or meshwright::kNoComponents for what it has none of.
 #pragma once
 
 #include <concepts>
@@ -14,6 +19,9 @@
 #include <iterator>
 #include <span>
 
+#include "meshwright/components.h"
+#include "meshwright/data/dataset_kind.h"
+#include "meshwright/model/model_family.h"
 #include "meshwright/plugin.h"
 #include "meshwright/strategy.h"
 
@@ -39,10 +47,10 @@ inline void report(meshwright_status* status, const char* message) noexcept {
   std::snprintf(status->message, sizeof status->message, "%s", message);
 }
 
-template <class S>
+template <class Base, class T>
 void* create(meshwright_status* status) noexcept {
   try {
-    return static_cast<Strategy*>(new S);
+    return static_cast<Base*>(new T);
   } catch (const std::exception& error) {
     report(status, error.what());
   } catch (...) {
@@ -51,9 +59,9 @@ void* create(meshwright_status* status) noexcept {
   return nullptr;
 }
 
-template <class S>
-void destroy(void* strategy) noexcept {
-  delete static_cast<Strategy*>(strategy);
+template <class Base>
+void destroy(void* made) noexcept {
+  delete static_cast<Base*>(made);
 }
 
 #ifdef MESHWRIGHT_PLUGIN_RUNTIME  // meshwright_add_plugin(... RUNTIME ...) sets it
@@ -85,24 +93,80 @@ constexpr meshwright_strategy describe(const StrategyDescription& d) {
           d.options.data(),
           d.options.size(),
           can,
-          &detail::create<S>,
-          &detail::destroy<S>};
+          &detail::create<Strategy, S>,
+          &detail::destroy<Strategy>};
 }
+
+struct ComponentDescription {
+  const char* name;
+  const char* aliases = nullptr;
+  const char* summary = "";
+  std::span<const meshwright_option> options = {};
+};
+
+namespace detail {
+
+template <class Base, class T>
+constexpr meshwright_component describe_component(const ComponentDescription& d) {
+  return {sizeof(meshwright_component),
+          d.name,
+          d.aliases,
+          d.summary,
+          d.options.data(),
+          d.options.size(),
+          &create<Base, T>,
+          &destroy<Base>};
+}
+
+}  // namespace detail
+
+template <class Family>
+constexpr meshwright_component describe_model(const ComponentDescription& d) {
+  return detail::describe_component<ModelFamily, Family>(d);
+}
+template <class Kind>
+constexpr meshwright_component describe_dataset(const ComponentDescription& d) {
+  return detail::describe_component<DatasetKind, Kind>(d);
+}
+
+inline constexpr std::span<const meshwright_strategy> kNoStrategies{};
+inline constexpr std::span<const meshwright_component> kNoComponents{};
 
 }  // namespace meshwright
 
-#define MESHWRIGHT_PLUGIN(name, version, vendor, license, summary, strategies) \
-  extern "C" __attribute__((visibility("default"), used))                      \
-  const meshwright_plugin meshwright_plugin_v1 = {sizeof(meshwright_plugin),   \
-                                                  MESHWRIGHT_PLUGIN_MAGIC,     \
-                                                  MESHWRIGHT_SDK_MAJOR,        \
-                                                  MESHWRIGHT_SDK_MINOR,        \
-                                                  name,                        \
-                                                  version,                     \
-                                                  vendor,                      \
-                                                  license,                     \
-                                                  summary,                     \
-                                                  meshwright_plugin_facts,     \
-                                                  std::data(strategies),       \
-                                                  std::size(strategies),       \
-                                                  meshwright::detail::kExtensions};
+#define MESHWRIGHT_PLUGIN(name, version, vendor, license, summary, strategies)  \
+  MESHWRIGHT_DETAIL_PLUGIN(name, version, vendor, license, summary, strategies, \
+                           meshwright::detail::kExtensions)
+#define MESHWRIGHT_MODEL_PLUGIN(name, version, vendor, license, summary, models)                   \
+  MESHWRIGHT_PLUGIN_OF(name, version, vendor, license, summary, meshwright::kNoStrategies, models, \
+                       meshwright::kNoComponents)
+#define MESHWRIGHT_DATA_PLUGIN(name, version, vendor, license, summary, datasets)          \
+  MESHWRIGHT_PLUGIN_OF(name, version, vendor, license, summary, meshwright::kNoStrategies, \
+                       meshwright::kNoComponents, datasets)
+#define MESHWRIGHT_PLUGIN_OF(name, version, vendor, license, summary, strategies, models,        \
+                             datasets)                                                           \
+  static const meshwright_components meshwright_plugin_models = {                                \
+      {sizeof(meshwright_components), MESHWRIGHT_MODELS, meshwright::detail::kExtensions},       \
+      std::data(models),                                                                         \
+      std::size(models)};                                                                        \
+  static const meshwright_components meshwright_plugin_datasets = {                              \
+      {sizeof(meshwright_components), MESHWRIGHT_DATASETS, &meshwright_plugin_models.extension}, \
+      std::data(datasets),                                                                       \
+      std::size(datasets)};                                                                      \
+  MESHWRIGHT_DETAIL_PLUGIN(name, version, vendor, license, summary, strategies,                  \
+                           &meshwright_plugin_datasets.extension)
+#define MESHWRIGHT_DETAIL_PLUGIN(name, version, vendor, license, summary, strategies, extensions) \
+  extern "C" __attribute__((visibility("default"), used))                                         \
+  const meshwright_plugin meshwright_plugin_v1 = {sizeof(meshwright_plugin),                      \
+                                                  MESHWRIGHT_PLUGIN_MAGIC,                        \
+                                                  MESHWRIGHT_SDK_MAJOR,                           \
+                                                  MESHWRIGHT_SDK_MINOR,                           \
+                                                  name,                                           \
+                                                  version,                                        \
+                                                  vendor,                                         \
+                                                  license,                                        \
+                                                  summary,                                        \
+                                                  meshwright_plugin_facts,                        \
+                                                  std::data(strategies),                          \
+                                                  std::size(strategies),                          \
+                                                  extensions};

@@ -1,0 +1,37 @@
+// What model families and kinds of data sets are unless they say otherwise.
+#include "meshwright/data/dataset_kind.h"
+#include "meshwright/model/model_family.h"
+#include "meshwright/model/running_model.h"
+
+namespace meshwright {
+
+ModelFamily::~ModelFamily() = default;
+void ModelFamily::validate(const ModelRequest&, Diagnostics&) const {}
+void* ModelFamily::extension(uint32_t) { return nullptr; }
+
+RunningModel::~RunningModel() = default;
+
+std::unique_ptr<RunningModel> ModelFamily::make(const ModelRequest&) const {
+  throw Error(ErrorCode::not_in_release, "this model family can be planned, but not run");
+}
+
+InitialValue ModelFamily::initial_value(const ModelRequest&, const ModelOutline& outline,
+                                        const ParameterOutline& parameter) const {
+  if (parameter.name.ends_with(".bias") || parameter.name == "bias")
+    return {InitialValue::Kind::constant, 0};
+  const ModuleOutline* module = outline.find_module(module_of(parameter.name));
+  if (module != nullptr && module->kind == ModuleKind::norm)
+    return {InitialValue::Kind::constant, 1};
+  return {};
+}
+
+SampleSource::~SampleSource() = default;
+bool SampleSource::has_documents() const { return false; }
+bool SampleSource::has_weights() const { return false; }
+std::vector<std::string> SampleSource::files() const { return {}; }
+
+DatasetKind::~DatasetKind() = default;
+void DatasetKind::validate(const DatasetRequest&, Diagnostics&) const {}
+void* DatasetKind::extension(uint32_t) { return nullptr; }
+
+}  // namespace meshwright
