@@ -1,0 +1,79 @@
+// The tables of model families and data sets below [model], [dataset] and [validation_dataset].
+#include <doctest/doctest.h>
+
+#include <string>
+#include <vector>
+
+#include "engine/config/config.h"
+#include "engine/config/describe.h"
+
+namespace meshwright::config {
+namespace component_tables_test {
+
+constexpr meshwright_option kWidth[] = {int_option("width", "8", 1, "Rows of its weight.")};
+
+PluginSchemas plugins(bool active) {
+  PluginSchemas out;
+  for (const char* table : {"model.net", "dataset.rows", "validation_dataset.rows"})
+    out.components.push_back({make_schema(table, "x", kWidth), active});
+  return out;
+}
+
+struct Loaded {
+  Config config;
+  Diagnostics diagnostics;
+};
+Loaded load(const std::vector<std::string>& sets, bool active = true) {
+  Loaded out;
+  Source source = Source::load({.file = {}, .sets = sets, .environment = {}}, out.diagnostics);
+  out.config = resolve(source, plugins(active), "", out.diagnostics);
+  return out;
+}
+
+TEST_CASE("options of a model and of data stand in tables of their plugins' names") {
+  Loaded l = load({"model.plugin=net", "model.net.width=3", "validation_dataset.rows.width=5"});
+  REQUIRE(l.diagnostics.ok());
+  CHECK(l.config.table("model").get_string("plugin") == "net");
+  CHECK(l.config.table("model.net").get_int("width") == 3);
+  CHECK(l.config.table("dataset.rows").get_int("width") == 8);
+  CHECK(l.config.table("validation_dataset.rows").get_int("width") == 5);
+}
+
+TEST_CASE("values and keys in them are checked, also where the plugin is not asked for") {
+  for (bool active : {true, false}) {
+    Loaded wrong = load({"model.net.width=0"}, active);
+    REQUIRE(wrong.diagnostics.errors().size() == 1);
+    CHECK(wrong.diagnostics.errors()[0].key() == "model.net.width");
+    Loaded unknown = load({"dataset.rows.widht=3"}, active);
+    REQUIRE(unknown.diagnostics.errors().size() == 1);
+    CHECK(unknown.diagnostics.errors()[0].code() == ErrorCode::unknown_key);
+    CHECK(unknown.diagnostics.errors()[0].helps().at(0) == "did you mean dataset.rows.width?");
+  }
+}
+
+TEST_CASE("a table of a plugin that was not found is left out with a warning") {
+  Loaded l = load({"model.nett.width=3"});
+  REQUIRE(l.diagnostics.ok());
+  REQUIRE(l.diagnostics.warnings().size() == 1);
+  CHECK(l.diagnostics.warnings()[0].find("[model.nett] belongs to no plugin that was found, and is "
+                                         "left out; did you mean [model.net]?") == 0);
+  // That the one asked for was not found is an error of its own.
+  CHECK(load({"model.plugin=nett", "model.nett.width=3"}).diagnostics.warnings().empty());
+}
+
+TEST_CASE("a key right in [model] that only a plugin's table has is sent there") {
+  Loaded l = load({"model.width=3"});
+  REQUIRE(l.diagnostics.errors().size() == 1);
+  CHECK(l.diagnostics.errors()[0].code() == ErrorCode::unknown_key);
+}
+
+TEST_CASE("explain, search and the JSON Schema know their tables") {
+  CHECK(explain("model.net.width", plugins(false)).find("Rows of its weight.") !=
+        std::string::npos);
+  CHECK(is_explained("dataset.rows", plugins(false)));
+  const boost::json::object schema = json_schema(plugins(false));
+  CHECK(schema.at("properties").at("model").at("properties").as_object().contains("net"));
+}
+
+}  // namespace component_tables_test
+}  // namespace meshwright::config
