@@ -1,15 +1,16 @@
 #include "engine/trainer/logits.h"
 
-#include <ATen/ops/arange.h>
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
 
+#include <algorithm>
 #include <memory>
-#include <tuple>
 #include <utility>
+#include <vector>
 
 #include "engine/trainer/stages.h"
+#include "meshwright/data/dataset_kind.h"
 #include "meshwright/nn/stage.h"
 #include "meshwright/parallel/context_parallel.h"
 #include "meshwright/parallel/tensor_parallel.h"
@@ -20,60 +21,68 @@ using at::Tensor;
 
 namespace {
 
-// [batch, length] each: which document a token belongs to, int32, and its place in that, int64.
-struct Documents {
-  Tensor numbers, positions;
-};
-
-// The token that ends a document is its last one.
-Documents documents_of(const Tensor& ids, int64_t end) {
-  const int64_t length = ids.size(1);
-  Tensor ends = ids.eq(end).to(at::kLong), before = ends.cumsum(1) - ends;
-  Tensor place = at::arange(length, ids.options()).expand_as(ids);
-  Tensor begins = at::constant_pad_nd(ends.narrow(1, 0, length - 1), {1, 0}, 1);
-  Tensor first = std::get<0>((place * begins).cummax(1));
-  return {before.to(at::kInt), place - first};
-}
-
-std::shared_ptr<const Sequence> whole_sequence(int64_t length, const Documents& documents = {}) {
+std::shared_ptr<const Sequence> whole_sequence(int64_t length, const Tensor& documents = {},
+                                               const Tensor& positions = {}) {
   auto out = std::make_shared<Sequence>();
   out->length = length;
   out->rows = {{0, length}};
-  out->documents = documents.numbers;
-  out->positions = documents.positions;
+  out->documents = documents;
+  out->positions = positions;
+  return out;
+}
+
+// The targets of a micro-batch that this rank has, and the sum of their weights.
+struct Targets {
+  int64_t count = 0;
+  double weight = 0;
+};
+
+Targets count_targets(const MicroBatch& batch, const std::vector<PositionRun>& mine) {
+  Targets out;
+  const int64_t length = batch.length();
+  for (int64_t row = 0; row < batch.rows(); ++row)
+    for (const PositionRun& run : mine)
+      for (int64_t i = run.position; i < std::min(run.position + run.count, length); ++i) {
+        const int64_t at = row * length + i;
+        if (batch.host_targets != nullptr && batch.host_targets[at] == kNoTarget) continue;
+        ++out.count;
+        out.weight += batch.host_weights != nullptr ? batch.host_weights[at] : 1;
+      }
   return out;
 }
 
 }  // namespace
 
 MicroBatchLoss loss_of(Trainer& trainer, modules::CausalLM& net, const Tensor& ids,
-                       const Tensor& hidden, std::optional<int64_t> document_end) {
+                       const Tensor& hidden) {
+  return loss_of(trainer, net, next_tokens(ids), hidden);
+}
+
+MicroBatchLoss loss_of(Trainer& trainer, modules::CausalLM& net, const MicroBatch& batch,
+                       const Tensor& hidden) {
   const StagePart stage = current_stage();
-  int64_t length = ids.size(1) - 1, count = ids.size(0) * length;
+  const int64_t length = batch.length();
   std::shared_ptr<TensorParallel> tensor_parallel = trainer.model().tensor_parallel();
-  Tensor input = ids.narrow(1, 0, length), targets = ids.narrow(1, 1, length), logits;
-  Documents documents;
-  if (document_end) {
-    documents = documents_of(input, *document_end);
-    targets = targets.masked_fill(input.eq(*document_end), -100);
-  }
+  Tensor targets = batch.targets, weights = batch.weights, logits;
+  std::vector<PositionRun> mine = {{0, length}};
   if (const std::shared_ptr<ContextParallel>& context = trainer.model().context_parallel()) {
-    auto scope = context->scope(length, ids.size(0), documents.numbers, documents.positions);
-    logits = net(stage.first ? context->shard(input, 1, 0) : hidden);
-    targets = context->shard(targets, 1, -100);
-    count = ids.size(0) * context->split(length).tokens_of(context->group()->rank());
-  } else if (document_end || (!stage.first && hidden.size(1) != length)) {
+    auto scope = context->scope(length, batch.rows(), batch.documents, batch.positions);
+    logits = net(stage.first ? context->shard(batch.tokens, 1, 0) : hidden);
+    targets = context->shard(targets, 1, kNoTarget);
+    if (weights.defined()) weights = context->shard(weights, 1, 0);
+    mine = context->split(length).runs_of(context->group()->rank());
+  } else if (batch.documents.defined() || (!stage.first && hidden.size(1) != length)) {
     // Of a sequence that tensor parallelism cut, a stage sees a part.
-    SequenceScope scope(whole_sequence(length, documents));
-    logits = net(stage.first ? input : hidden);
+    SequenceScope scope(whole_sequence(length, batch.documents, batch.positions));
+    logits = net(stage.first ? batch.tokens : hidden);
   } else {
-    logits = net(stage.first ? input : hidden);
+    logits = net(stage.first ? batch.tokens : hidden);
   }
-  if (document_end) count = targets.ne(-100).sum().item<int64_t>();
-  if (!stage.last) return {logits, count};  // hidden states
+  const auto [count, weight] = count_targets(batch, mine);
+  if (!stage.last) return {logits, count, weight};  // hidden states
   const VocabularyShard* shard =
       tensor_parallel && tensor_parallel->vocabulary() ? &*tensor_parallel->vocabulary() : nullptr;
-  return {cross_entropy_sum(logits, targets, shard), count};
+  return {cross_entropy_sum(logits, targets, shard, kNoTarget, weights), count, weight};
 }
 
 namespace {

@@ -2,21 +2,21 @@
 // rank holds.
 #pragma once
 
-#include <cstdint>
-#include <optional>
 #include <string>
 
 #include "engine/modules/causal_lm.h"
+#include "engine/trainer/micro_batch.h"
 #include "meshwright/trainer.h"
 
 namespace meshwright::train {
 
-// ids: [batch, length + 1]; each position's target is the next id. Logits are never gathered.
-// `hidden`: what the stage before gave, as Trainer::StageForward has it. `document_end`: the id
-// that ends a document; documents then know nothing of each other.
+// Logits are never gathered, and nothing waits for the device. `hidden`: what the stage before
+// gave, as Trainer::StageForward has it.
+MicroBatchLoss loss_of(Trainer& trainer, modules::CausalLM& net, const MicroBatch& batch,
+                       const at::Tensor& hidden = {});
+// ids: [batch, length + 1]; each position's target is the next id.
 MicroBatchLoss loss_of(Trainer& trainer, modules::CausalLM& net, const at::Tensor& ids,
-                       const at::Tensor& hidden = {},
-                       std::optional<int64_t> document_end = std::nullopt);
+                       const at::Tensor& hidden = {});
 
 // Collective. ids: [batch, length] on any device, any length; gives [batch, length, vocabulary] on
 // every rank, without gradients. Under a pipeline those of the last position alone, [batch, 1,

@@ -274,10 +274,14 @@ train::Optimizer& train::optimizer_of(Trainer& trainer) { return *trainer.optimi
 
 namespace {
 
-// `more`: undefined, or what the mean loss of its `count` targets has on top.
-void add_loss(Tensor& sum, const Tensor& loss, const Tensor& more, double count) {
+double weight_of(const MicroBatchLoss& loss) {
+  return loss.weight.value_or(static_cast<double>(loss.count));
+}
+
+// `more`: undefined, or what the mean loss of its targets, of this weight, has on top.
+void add_loss(Tensor& sum, const Tensor& loss, const Tensor& more, double weight) {
   Tensor one = loss.detach().to(at::kDouble);
-  if (more.defined()) one = one + more.to(at::kDouble) * count;
+  if (more.defined()) one = one + more.to(at::kDouble) * weight;
   if (sum.defined())
     sum.add_(one);
   else
@@ -291,28 +295,28 @@ void add_loss(Tensor& sum, const Tensor& loss, const Tensor& more, double count)
 // several (one per tensor-parallel rank, say), each of which would hear its own votes alone: there
 // they are summed over everyone, so that all ranks learn of them in the same step and each counts
 // once.
-Trainer::Totals Trainer::totals(const Tensor& loss_sum, double count, bool with_votes,
-                                const Tensor& more) {
+Trainer::Totals Trainer::totals(const Sums& of_rank, bool with_votes, const Tensor& more) {
   // Pinned, so that the copy to a device keeps nobody waiting.
   const at::TensorOptions options =
       at::TensorOptions().dtype(at::kDouble).pinned_memory(world_->device().is_cuda());
   // Stages but the last have no losses; expert loads are of the stage that has the layer.
   const std::shared_ptr<Group> pipeline = stages_ ? stages_->group() : nullptr;
   const bool everyone = data_->size() * (pipeline ? pipeline->size() : 1) == world_->size();
-  const int64_t begin = 2 + static_cast<int64_t>(votes_.size()),  // of `more`
+  const int64_t begin = 3 + static_cast<int64_t>(votes_.size()),  // of `more`
       size = begin + (more.defined() ? more.numel() : 0);
   Tensor mine = at::zeros({size}, options);
   double* values = mine.mutable_data_ptr<double>();
-  values[1] = count;
+  values[1] = of_rank.count;
+  values[2] = of_rank.weight;
   if (with_votes) {
-    std::copy(votes_.begin(), votes_.end(), values + 2);
+    std::copy(votes_.begin(), votes_.end(), values + 3);
     votes_ = {};
   }
   auto on_device = [&](const Tensor& t) {
     return t.to(world_->device(), at::kDouble, /*non_blocking=*/true, /*copy=*/true);
   };
   Tensor sums = on_device(mine);
-  if (loss_sum.defined()) sums.select(0, 0).copy_(loss_sum);
+  if (of_rank.loss.defined()) sums.select(0, 0).copy_(of_rank.loss);
   const Tensor more_sums = sums.narrow(0, begin, size - begin);
   if (more.defined()) more_sums.copy_(more);
   if (everyone) {
@@ -322,15 +326,15 @@ Trainer::Totals Trainer::totals(const Tensor& loss_sum, double count, bool with_
     if (pipeline) pipeline->all_reduce(sums, ReduceOp::sum, /*control=*/true).wait();
   }
   if (with_votes && !everyone) {
-    Tensor votes = on_device(mine.narrow(0, 2, static_cast<int64_t>(votes_.size())));
+    Tensor votes = on_device(mine.narrow(0, 3, static_cast<int64_t>(votes_.size())));
     world_->everyone()->all_reduce(votes, ReduceOp::sum, /*control=*/true).wait();
-    sums.narrow(0, 2, votes.numel()).copy_(votes);
+    sums.narrow(0, 3, votes.numel()).copy_(votes);
   }
   mine.copy_(sums);
   world_->check();
   const double* summed = mine.const_data_ptr<double>();
-  Totals out{summed[0], summed[1], {}, mine.narrow(0, begin, size - begin), more_sums};
-  for (size_t i = 0; i < out.votes.size(); ++i) out.votes[i] = static_cast<int64_t>(summed[2 + i]);
+  Totals out{summed[0], summed[1], summed[2], {}, mine.narrow(0, begin, size - begin), more_sums};
+  for (size_t i = 0; i < out.votes.size(); ++i) out.votes[i] = static_cast<int64_t>(summed[3 + i]);
   return out;
 }
 
@@ -349,8 +353,7 @@ Trainer::StageForward Trainer::alone(const Forward& forward) const {
 
 StepResult Trainer::step(const Forward& forward) { return step(alone(forward)); }
 
-void Trainer::train_micro_batches(const StageForward& forward, double assumed, Tensor& loss_sum,
-                                  double& count) {
+void Trainer::train_micro_batches(const StageForward& forward, double assumed, Sums& sums) {
   for (int64_t micro = 0; micro < accumulation_; ++micro) {
     model_->begin_micro_batch(micro + 1 == accumulation_ ? GradientSync::reduce
                                                          : GradientSync::accumulate);
@@ -360,31 +363,33 @@ void Trainer::train_micro_batches(const StageForward& forward, double assumed, T
       AutocastScope autocast(parts_->autocast, world_->device().type());
       loss = forward(micro, Tensor());
     }
-    count += static_cast<double>(loss.count);
+    const double weight = weight_of(loss);
+    sums.count += static_cast<double>(loss.count);
+    sums.weight += weight;
     {
       TraceSpan span(world_->trace(), "backward");
-      routers_->before_backward(static_cast<double>(loss.count), assumed);
+      routers_->before_backward(weight, assumed);
       (loss.sum / assumed).backward();
     }
-    add_loss(loss_sum, loss.sum, routers_->reported_loss(), static_cast<double>(loss.count));
+    add_loss(sums.loss, loss.sum, routers_->reported_loss(), weight);
   }
 }
 
-void Trainer::train_stages(const StageForward& forward, double assumed, Tensor& loss_sum,
-                           double& count) {
-  std::vector<double> counts(static_cast<size_t>(accumulation_));
+void Trainer::train_stages(const StageForward& forward, double assumed, Sums& sums) {
+  std::vector<double> weights(static_cast<size_t>(accumulation_));
   auto one = [&](int64_t stage, int64_t micro, const Tensor& hidden) {
     parts_->seed_generator(step_, stages_->first_layer(stage), micro);
     AutocastScope autocast(parts_->autocast, world_->device().type());
     MicroBatchLoss loss = forward(micro, hidden);
-    counts[static_cast<size_t>(micro)] = static_cast<double>(loss.count);
+    weights[static_cast<size_t>(micro)] = weight_of(loss);
     if (!stages_->is_last(stage)) return loss.sum;
-    count += static_cast<double>(loss.count);
-    add_loss(loss_sum, loss.sum, Tensor(), 0);
+    sums.count += static_cast<double>(loss.count);
+    sums.weight += weight_of(loss);
+    add_loss(sums.loss, loss.sum, Tensor(), 0);
     return loss.sum / assumed;
   };
   auto before = [&](int64_t micro) {
-    routers_->before_backward(counts[static_cast<size_t>(micro)], assumed);
+    routers_->before_backward(weights[static_cast<size_t>(micro)], assumed);
   };
   for (int64_t run = 0; run < stages_->runs(); ++run) stages_->train(*model_, run, one, before);
 }
@@ -397,24 +402,23 @@ StepResult Trainer::step(const StageForward& forward) try {
   // Gradients are summed at a scale that is known before the labels are counted: as if every target
   // counted. What is missing is made good by one factor in the pass that clips.
   double assumed = static_cast<double>(expected_ * accumulation_);
-  Tensor loss_sum;  // on the device: reading it would make the host wait in every micro-batch
-  double count = 0;
+  Sums sums;
   routers_->begin_step();
   model_->begin_step();
   if (stages_)
-    train_stages(forward, assumed, loss_sum, count);
+    train_stages(forward, assumed, sums);
   else
-    train_micro_batches(forward, assumed, loss_sum, count);
+    train_micro_batches(forward, assumed, sums);
   model_->end_step();
   if (stages_) stages_->sum_tied_gradients(*model_);
-  auto [all_loss, all_count, votes, load, load_on_device] =
-      totals(loss_sum, count, /*with_votes=*/true, routers_->load());
+  auto [all_loss, all_count, all_weight, votes, load, load_on_device] =
+      totals(sums, /*with_votes=*/true, routers_->load());
   throw_bad_target();
   result.vote_counts = votes;
   result.count = static_cast<int64_t>(all_count);
   result.experts = routers_->read_load(load.const_data_ptr<double>());
-  result.loss = all_count > 0 ? all_loss / all_count : 0;
-  double scale = all_count > 0 ? assumed * static_cast<double>(data_->size()) / all_count : 0;
+  result.loss = all_weight > 0 ? all_loss / all_weight : 0;
+  double scale = all_weight > 0 ? assumed * static_cast<double>(data_->size()) / all_weight : 0;
   result.grad_norm = model_->clip_grad_norm(parts_->max_grad_norm, scale);
   // What one replica finds must stop all.
   if (replicas_differ_) result.grad_norm = largest_norm(result.grad_norm);
@@ -444,15 +448,14 @@ double Trainer::evaluate(int64_t micro_batches, const StageForward& forward) {
   c10::NoGradGuard no_grad;
   bool training = module_->is_training();
   module_->eval();
-  Tensor loss_sum;
-  double count = 0;
+  Sums sums;
   auto one = [&](bool with_loss, int64_t micro, const Tensor& hidden) {
     AutocastScope autocast(parts_->autocast, world_->device().type());
     MicroBatchLoss loss = forward(micro, hidden);
     if (!with_loss) return loss.sum;
-    add_loss(loss_sum, loss.sum, stages_ ? Tensor() : routers_->reported_loss(),
-             static_cast<double>(loss.count));
-    count += static_cast<double>(loss.count);
+    const double weight = weight_of(loss);
+    add_loss(sums.loss, loss.sum, stages_ ? Tensor() : routers_->reported_loss(), weight);
+    sums.weight += weight;
     return loss.sum;
   };
   if (stages_)
@@ -462,9 +465,9 @@ double Trainer::evaluate(int64_t micro_batches, const StageForward& forward) {
   else
     for (int64_t micro = 0; micro < micro_batches; ++micro) one(true, micro, Tensor());
   module_->train(training);
-  const Totals all = totals(loss_sum, count, /*with_votes=*/false);
+  const Totals all = totals(sums, /*with_votes=*/false);
   throw_bad_target();
-  return all.count > 0 ? all.loss / all.count : 0;
+  return all.weight > 0 ? all.loss / all.weight : 0;
 }
 
 }  // namespace meshwright

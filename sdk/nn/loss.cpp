@@ -70,6 +70,7 @@ MESHWRIGHT_VECTORISED void softmax_row(const float* x, float* out, int64_t size,
 struct Rows {
   Tensor logits;   // [rows, columns], each row in one piece
   Tensor targets;  // [rows] int64
+  Tensor weights;  // [rows] float32; undefined: all 1
   int64_t begin = 0, ignore = -100, vocabulary = 0;
 
   int64_t count() const { return logits.size(0); }
@@ -146,7 +147,8 @@ Tensor looped_gradient(const Rows& rows, const Tensor& shift, const Tensor& inve
   Tensor out = at::empty({rows.count(), rows.columns()}, rows.logits.options());
   const float *m = shift.const_data_ptr<float>(), *scale = inverse.const_data_ptr<float>();
   const int64_t* targets = rows.targets.const_data_ptr<int64_t>();
-  float g = grad.item<float>();
+  const float* weights = rows.weights.defined() ? rows.weights.const_data_ptr<float>() : nullptr;
+  const float whole = grad.item<float>();
   rows.each_float_rows(
       out, [&](const float* x, int64_t stride, float* to, int64_t first, int64_t count) {
         for (int64_t r = first; r < first + count; ++r, x += stride, to += rows.columns()) {
@@ -154,6 +156,7 @@ Tensor looped_gradient(const Rows& rows, const Tensor& shift, const Tensor& inve
             std::fill_n(to, rows.columns(), 0.0F);
             continue;
           }
+          const float g = weights != nullptr ? whole * weights[r] : whole;
           softmax_row(x, to, rows.columns(), m[r], scale[r] * g);
           if (int64_t place = rows.place(targets[r]); place >= 0) to[place] -= g;
         }
@@ -196,8 +199,9 @@ Tensor operator_gradient(const Rows& rows, const Tensor& shift, const Tensor& in
   Tensor out = at::empty({rows.count(), rows.columns()}, rows.logits.options());
   if (rows.columns() == 0) return out;
   Places places(rows);
-  Tensor ignored = rows.ignored(), scale = inverse * grad,
-         target = grad.neg().expand({rows.count()}).masked_fill(places.elsewhere, 0);
+  const Tensor each = rows.weights.defined() ? grad * rows.weights : grad;
+  Tensor ignored = rows.ignored(), scale = inverse * each,
+         target = each.neg().expand({rows.count()}).masked_fill(places.elsewhere, 0);
   rows.each_chunk([&](int64_t first, int64_t count) {
     auto column = [&](const Tensor& t) { return t.narrow(0, first, count).unsqueeze(1); };
     Tensor x = rows.logits.narrow(0, first, count).to(rows.computed_in());
@@ -238,10 +242,10 @@ std::optional<OwnKernels> kernels_for(const Rows& rows) {
 
 // A target outside of the vocabulary that a kernel met, in memory that device and host share: the
 // host does not wait for it.
-constexpr int64_t kNoTarget = std::numeric_limits<int64_t>::min();
+constexpr int64_t kNothingMet = std::numeric_limits<int64_t>::min();
 int64_t* bad_target() {
   static auto* const kept = new Tensor(  // for good: kernels may still write to it
-      at::full({1}, kNoTarget, at::TensorOptions(at::kLong).pinned_memory(true)));
+      at::full({1}, kNothingMet, at::TensorOptions(at::kLong).pinned_memory(true)));
   return kept->mutable_data_ptr<int64_t>();
 }
 
@@ -250,8 +254,8 @@ std::atomic<int64_t> last_size = 0, last_ignore = 0;
 
 // What a call before this one met, which had no number for a loss.
 void check_last_target() {
-  const int64_t bad = std::atomic_ref(*bad_target()).exchange(kNoTarget);
-  if (bad != kNoTarget) refuse_target(bad, last_size, last_ignore);
+  const int64_t bad = std::atomic_ref(*bad_target()).exchange(kNothingMet);
+  if (bad != kNothingMet) refuse_target(bad, last_size, last_ignore);
 }
 
 // `losses`, float64, only where all columns are here: then the first two sums are what backward
@@ -301,10 +305,11 @@ Tensor kernel_gradient(const Rows& rows, const OwnKernels& own, const Tensor& sh
 
 struct CrossEntropySum : torch::autograd::Function<CrossEntropySum> {
   static Tensor forward(AutogradContext* context, const Tensor& logits, const Tensor& targets,
-                        int64_t begin, int64_t vocabulary, Group* group, int64_t ignore) {
+                        int64_t begin, int64_t vocabulary, Group* group, int64_t ignore,
+                        const Tensor& weights) {
     Tensor flat = logits.reshape({targets.numel(), logits.size(-1)});
     if (flat.size(1) > 1 && flat.stride(1) != 1) flat = flat.contiguous();
-    Rows rows{flat, targets, begin, ignore, vocabulary};
+    Rows rows{flat, targets, weights, begin, ignore, vocabulary};
     const std::optional<OwnKernels> own = kernels_for(rows);
     if (own) rows.logits = own->readable_rows(rows.logits);
     if (own) {
@@ -335,11 +340,14 @@ struct CrossEntropySum : torch::autograd::Function<CrossEntropySum> {
         torch::autograd::impl::set_version_counter(
             kept, torch::autograd::impl::version_counter(rows.logits));
       }
-      context->save_for_backward({kept, targets, shift, inverse});
+      context->save_for_backward({kept, targets, shift, inverse, weights});
+    };
+    auto summed = [&] {
+      return (weights.defined() ? losses * weights : losses).sum().to(rows.computed_in());
     };
     if (losses.defined()) {
       keep(sum);
-      return losses.sum().to(rows.computed_in());
+      return summed();
     }
     if (group != nullptr) {
       shift = max.clone();
@@ -352,11 +360,11 @@ struct CrossEntropySum : torch::autograd::Function<CrossEntropySum> {
     }
     losses = sum.to(at::kDouble).log().add_(shift).sub_(picked).masked_fill_(rows.ignored(), 0);
     keep(sum.reciprocal());
-    return losses.sum().to(rows.computed_in());
+    return summed();
   }
   static variable_list backward(AutogradContext* context, variable_list grads) {
     variable_list saved = context->get_saved_variables();
-    Rows rows{saved[0], saved[1], context->saved_data["begin"].toInt(),
+    Rows rows{saved[0], saved[1], saved[4], context->saved_data["begin"].toInt(),
               context->saved_data["ignore"].toInt()};
     const Tensor &shift = saved[2], &inverse = saved[3], &grad = grads[0];
     Tensor out;
@@ -365,15 +373,17 @@ struct CrossEntropySum : torch::autograd::Function<CrossEntropySum> {
       const bool ours = rows.logits.storage().use_count() == 1 &&
                         !torch::autograd::get_current_graph_task_keep_graph();
       out = kernel_gradient(rows, *own, shift, inverse, grad, ours);
+      if (rows.weights.defined()) out.mul_(rows.weights.unsqueeze(1));
     } else {
       out = rows.looped() ? looped_gradient(rows, shift, inverse, grad)
                           : operator_gradient(rows, shift, inverse, grad);
     }
-    return {out.view(context->saved_data["shape"].toIntVector()), {}, {}, {}, {}, {}};
+    return {out.view(context->saved_data["shape"].toIntVector()), {}, {}, {}, {}, {}, {}};
   }
 };
 
-void check_shapes(const Tensor& logits, const Tensor& targets, const VocabularyShard* shard) {
+void check_shapes(const Tensor& logits, const Tensor& targets, const VocabularyShard* shard,
+                  const Tensor& weights) {
   auto refuse = [](const std::string& what) {
     throw Error(ErrorCode::model_does_not_fit, "cross_entropy_sum: " + what);
   };
@@ -387,6 +397,13 @@ void check_shapes(const Tensor& logits, const Tensor& targets, const VocabularyS
     refuse(std::string("logits are ") + c10::toString(logits.scalar_type()) + " on " +
            logits.device().str() + ", targets " + c10::toString(targets.scalar_type()) + " on " +
            targets.device().str() + "; they must be floats and Long on one device");
+  if (weights.defined() &&
+      (weights.sizes() != targets.sizes() || weights.scalar_type() != at::kFloat ||
+       weights.device() != targets.device() || weights.requires_grad()))
+    refuse("targets of shape " + c10::str(targets.sizes()) + " on " + targets.device().str() +
+           " want weights of that shape there, Float and without gradients, not " +
+           c10::toString(weights.scalar_type()) + " of shape " + c10::str(weights.sizes()) +
+           " on " + weights.device().str());
   if (shard == nullptr) return;
   if (shard->begin < 0 || shard->end < shard->begin || shard->end > shard->size ||
       logits.size(-1) != shard->end - shard->begin)
@@ -407,14 +424,15 @@ void throw_bad_target() {
 }
 
 Tensor cross_entropy_sum(const Tensor& logits, const Tensor& targets, const VocabularyShard* shard,
-                         int64_t ignore_index) {
-  check_shapes(logits, targets, shard);
+                         int64_t ignore_index, const Tensor& weights) {
+  check_shapes(logits, targets, shard, weights);
   Tensor ids = targets.reshape({-1}).contiguous();
   Group* group =
       shard != nullptr && shard->group && shard->group->size() > 1 ? shard->group.get() : nullptr;
   return CrossEntropySum::apply(logits, ids, shard != nullptr ? shard->begin : 0,
                                 shard != nullptr ? shard->size : logits.size(-1), group,
-                                ignore_index);
+                                ignore_index,
+                                weights.defined() ? weights.reshape({-1}).contiguous() : weights);
 }
 
 }  // namespace meshwright

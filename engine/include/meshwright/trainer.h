@@ -80,6 +80,9 @@ MESHWRIGHT_API std::shared_ptr<World> join_world(
 struct MicroBatchLoss {
   at::Tensor sum;     // 0-dim, float; of a pipeline's stages but the last: their hidden states
   int64_t count = 0;  // may be 0; the same on all stages
+  // What the sum is divided by, over all of the step: the sum of the targets' weights; not set:
+  // `count`.
+  std::optional<double> weight = {};
 };
 
 // What any rank may raise and all learn of in the same step, at no collective of its own.
@@ -97,7 +100,7 @@ struct ExpertLoad {
 
 struct StepResult {
   int64_t step = 0;      // from 0
-  double loss = 0;       // mean over all targets of the step, all ranks
+  double loss = 0;       // mean over all targets of the step, all ranks, by their weights
   double grad_norm = 0;  // L2, before clipping
   double lr = 0;
   int64_t count = 0;  // targets of the step, all ranks
@@ -172,20 +175,21 @@ class MESHWRIGHT_API Trainer {
  private:
   friend train::Optimizer& train::optimizer_of(Trainer& trainer);
   struct Parts;
+  struct Sums {  // of micro-batches; the loss is on the device: reading it would make the host wait
+    at::Tensor loss;
+    double count = 0, weight = 0;
+  };
   struct Totals {
-    double loss, count;
+    double loss, count, weight;
     std::array<int64_t, kVotes> votes;
     at::Tensor more, more_on_device;  // float64, [n]
   };
   // The largest of all ranks, or NaN if one is not finite.
   double largest_norm(double mine);
-  Totals totals(const at::Tensor& loss_sum, double count, bool with_votes,
-                const at::Tensor& more = {});
+  Totals totals(const Sums& sums, bool with_votes, const at::Tensor& more = {});
   StageForward alone(const Forward& forward) const;
-  void train_micro_batches(const StageForward& forward, double assumed, at::Tensor& loss_sum,
-                           double& count);
-  void train_stages(const StageForward& forward, double assumed, at::Tensor& loss_sum,
-                    double& count);
+  void train_micro_batches(const StageForward& forward, double assumed, Sums& sums);
+  void train_stages(const StageForward& forward, double assumed, Sums& sums);
   std::shared_ptr<World> world_;
   std::shared_ptr<torch::nn::Module> module_;
   std::unique_ptr<ModelOutline> outline_;

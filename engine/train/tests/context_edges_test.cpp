@@ -2,6 +2,7 @@
 // rank padding alone, targets that do not count, bfloat16, and text. Before doctest: LibTorch has a
 // CHECK of its own.
 #include "engine/train/tests/context_layouts.h"
+#include "engine/train/tests/packed.h"
 
 #include <doctest/doctest.h>
 
@@ -131,7 +132,7 @@ TEST_CASE("context edges: documents of one token leave targets to some ranks alo
       // has no target.
       if (!all) ids.narrow(1, 4, 8).fill_(kEnd);
       if (all && step == 1) ids.fill_(kEnd);
-      MicroBatchLoss loss = train::loss_of(rank.trainer, rank.net, ids, {}, kEnd);
+      MicroBatchLoss loss = train::loss_of(rank.trainer, rank.net, packed(ids, kEnd));
       if (!all && rank.trainer.world().rank() == 1) CHECK(loss.count == 0);
       return loss;
     };

@@ -1,6 +1,7 @@
 // Samples that hold several documents are as good as their documents one by one. Before doctest:
 // LibTorch has a CHECK of its own.
 #include "engine/train/tests/curves.h"
+#include "engine/train/tests/packed.h"
 
 #include <doctest/doctest.h>
 
@@ -64,8 +65,8 @@ Curve steps_of(const Layout& layout, How how) {
         Tensor ids = samples(step, rank.net->outline().vocab_size)
                          .narrow(0, rank.trainer.data_parallel_rank() * rows, rows);
         if (how == How::alone) return one_by_one(rank.net, ids.contiguous());
-        return train::loss_of(rank.trainer, rank.net, ids, {},
-                              how == How::packed ? std::optional<int64_t>(kEnd) : std::nullopt);
+        return train::loss_of(rank.trainer, rank.net,
+                              how == How::packed ? packed(ids, kEnd) : train::next_tokens(ids));
       });
       mine.losses.push_back(result.loss);
       mine.norms.push_back(result.grad_norm);

@@ -158,6 +158,39 @@ TEST_CASE(
   CHECK(cross_entropy_sum(nothing, at::zeros({0}, at::kLong)).item<double>() == 0);
 }
 
+TEST_CASE("weights are factors of the targets' losses and gradients, whole or cut, in every type") {
+  for (int64_t ranks : {1, 3})
+    for (at::ScalarType type : {at::kFloat, at::kBFloat16, at::kDouble}) {
+      CAPTURE(ranks);
+      CAPTURE(c10::toString(type));
+      const Tensor logits = at::randn({2, 5, 37}).to(type),
+                   targets = at::randint(37, {2, 5}, at::kLong), weights = at::rand({2, 5}) * 3;
+      targets[0][1] = -100;
+      weights[1][2] = 0;
+      double loss = 0;
+      Tensor gradient = at::zeros({2, 5, 37}, at::kDouble);
+      for (int64_t row = 0; row < 2; ++row)
+        for (int64_t i = 0; i < 5; ++i) {
+          const double weight = weights[row][i].item<double>();
+          const Answer one = reference(logits[row][i].unsqueeze(0), targets[row][i].unsqueeze(0),
+                                       -100, 0.25 * weight);
+          loss += weight * one.loss.item<double>();
+          gradient[row][i].copy_(one.gradient.squeeze(0));
+        }
+      run_ranks(ranks, [&](const std::shared_ptr<World>& world) {
+        const VocabularyShard shard = VocabularyShard::of(world->everyone(), 37);
+        Tensor x =
+            logits.narrow(-1, shard.begin, shard.end - shard.begin).clone().requires_grad_(true);
+        const Tensor found = cross_entropy_sum(x, targets, &shard, -100, weights);
+        (found * 0.25).backward();
+        CHECK(std::abs(found.item<double>() / loss - 1) < 1e-6);
+        CHECK(largest_difference(x.grad(),
+                                 gradient.narrow(-1, shard.begin, shard.end - shard.begin)) <=
+              (type == at::kBFloat16 ? 0x1p-8 : 1e-6));
+      });
+    }
+}
+
 TEST_CASE("the gradient is the slope of the loss") {
   Tensor logits = at::randn({3, 11}, at::kDouble), targets = at::randint(11, {3}, at::kLong);
   for (bool ignore_first : {false, true}) {
@@ -309,6 +342,11 @@ TEST_CASE("what cannot be is refused on every rank before anything is sent") {
   CHECK(misfit(at::zeros({}), at::zeros({}, at::kLong)));
   VocabularyShard shard{nullptr, 4, 8, 9};
   CHECK(misfit(logits, at::zeros({3}, at::kLong), &shard));
+  for (const Tensor& weights :
+       {at::ones({2}), at::ones({3}, at::kDouble), at::ones({3}).requires_grad_(true)})
+    CHECK(code_of([&] {
+            cross_entropy_sum(logits, at::zeros({3}, at::kLong), nullptr, -100, weights);
+          }) == ErrorCode::model_does_not_fit);
 }
 
 }  // namespace loss_test

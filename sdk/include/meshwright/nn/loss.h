@@ -35,13 +35,16 @@ struct MESHWRIGHT_API VocabularyShard {
 // of the logits. No copy of the logits in float32 is made beyond a few rows at a time. Infinities
 // and NaN do as in at::cross_entropy_loss, but the gradient of an ignored row is always 0.
 //
+// `weights`: [..] float32, factors of the targets' losses, without gradients; undefined: all are 1.
+//
 // Throws Error(bad_token) for a target outside the vocabulary, before anything is sent, and
 // Error(model_does_not_fit) when shapes or dtypes do not fit together. On a CUDA device, where the
 // host does not wait for the targets, such a loss is not a number and a later call throws. There
 // the gradient may take the memory of logits that nobody else holds.
 MESHWRIGHT_API at::Tensor cross_entropy_sum(const at::Tensor& logits, const at::Tensor& targets,
                                             const VocabularyShard* shard = nullptr,
-                                            int64_t ignore_index = -100);
+                                            int64_t ignore_index = -100,
+                                            const at::Tensor& weights = {});
 
 // Throws Error(bad_token) for a target outside of the vocabulary that a kernel on a device has met
 // since the last call, where the host has waited for that since. Trainer asks after every step.
