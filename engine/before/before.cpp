@@ -16,10 +16,13 @@ void check_data(const plan::Job& job, const plan::JobPlan& plan, Diagnostics& fo
   const std::string pretrained = job.config.table("model").get_string("pretrained");
   for (const char* name : {"dataset", "validation_dataset"}) {
     const Options& table = job.config.table(name);
-    if (!table.is_set("path") || table.get_string("kind") == "mock")
+    if (!table.is_set("plugin") && (!table.is_set("path") || table.get_string("kind") == "mock"))
       continue;  // what is missing is said where all keys are checked
     try {
-      data::look_at_data(table, plan.outline ? plan.outline->vocab_size : 0, pretrained);
+      const auto seed = static_cast<uint64_t>(job.config.table("run").get_int("seed"));
+      data::look_at_data(
+          data::dataset_config(job, name, plan.outline ? plan.outline->vocab_size : 0, seed),
+          pretrained);
     } catch (const Error& error) {
       found.add(config::placed(error, job.config));
     }
@@ -31,7 +34,7 @@ void check_data(const plan::Job& job, const plan::JobPlan& plan, Diagnostics& fo
 void tell_tokenizer(const plan::Job& job, Diagnostics& found) {
   const Options& model = job.config.table("model");
   if (!model.get_string("pretrained").empty() || !model.is_set("config") ||
-      job.config.table("dataset").get_string("kind") != "text")
+      !data::reads_bytes(job.config.table("dataset")))
     return;
   if (std::optional<std::string> notice =
           weights::tokenizer_of_no_use(config::model_config_file(model)))

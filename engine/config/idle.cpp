@@ -25,13 +25,24 @@ bool sgd(const Config& config) { return choice(config, "optimizer", "name") == "
 bool decays(const Config& config) {
   return choice(config, "lr_scheduler", "lr_decay_style") != "constant";
 }
-bool reads_files(const Config& config) { return choice(config, "dataset", "kind") != "mock"; }
-bool reads_tokens(const Config& config) { return choice(config, "dataset", "kind") == "tokens"; }
-bool validates_files(const Config& config) {
-  return choice(config, "validation_dataset", "kind") != "mock";
+// Of data that a plugin brings only the rules with "plugin" speak.
+template <int which>
+constexpr const char* kData = which == 0 ? "dataset" : "validation_dataset";
+template <int which>
+bool has_plugin(const Config& config) {
+  return config.table(kData<which>).is_set("plugin");
 }
-bool validates_tokens(const Config& config) {
-  return choice(config, "validation_dataset", "kind") == "tokens";
+template <int which>
+bool has_no_plugin(const Config& config) {
+  return !has_plugin<which>(config);
+}
+template <int which>
+bool reads_files(const Config& config) {
+  return has_plugin<which>(config) || choice(config, kData<which>, "kind") != "mock";
+}
+template <int which>
+bool reads_tokens(const Config& config) {
+  return has_plugin<which>(config) || choice(config, kData<which>, "kind") == "tokens";
 }
 
 constexpr const char* kTp1 = "with distributed.tp_size = 1";
@@ -42,11 +53,14 @@ constexpr Rule kRules[] = {
     {"optimizer", "eps", adamw, "with optimizer.name = \"sgd\""},
     {"optimizer", "momentum", sgd, "with optimizer.name = \"adamw\""},
     {"lr_scheduler", "min_lr", decays, "with lr_scheduler.lr_decay_style = \"constant\""},
-    {"dataset", "path", reads_files, "with dataset.kind = \"mock\""},
-    {"dataset", "dtype", reads_tokens, "unless dataset.kind = \"tokens\""},
-    {"validation_dataset", "path", validates_files, "with validation_dataset.kind = \"mock\""},
-    {"validation_dataset", "dtype", validates_tokens,
-     "unless validation_dataset.kind = \"tokens\""},
+    {"dataset", "path", reads_files<0>, "with dataset.kind = \"mock\""},
+    {"dataset", "dtype", reads_tokens<0>, "unless dataset.kind = \"tokens\""},
+    {"dataset", "kind", has_no_plugin<0>, "with dataset.plugin"},
+    {"dataset", "dtype", has_no_plugin<0>, "with dataset.plugin"},
+    {"validation_dataset", "path", reads_files<1>, "with validation_dataset.kind = \"mock\""},
+    {"validation_dataset", "dtype", reads_tokens<1>, "unless validation_dataset.kind = \"tokens\""},
+    {"validation_dataset", "kind", has_no_plugin<1>, "with validation_dataset.plugin"},
+    {"validation_dataset", "dtype", has_no_plugin<1>, "with validation_dataset.plugin"},
     {"distributed", "tp_plan", with_tp, kTp1},
     {"distributed", "enable_async_tensor_parallel", with_tp, kTp1},
     {"distributed", "activation_checkpointing_scope", recomputes,

@@ -330,7 +330,8 @@ class Resolver {
   void check_best() {
     const Options& saving = config_.tables.at("checkpoint");
     const Options& data = config_.tables.at("validation_dataset");
-    if (saving.get_bool("best") && data.get_string("kind") != "mock" && !data.is_set("path"))
+    if (saving.get_bool("best") && data.get_string("kind") != "mock" && !data.is_set("path") &&
+        !data.is_set("plugin"))
       diagnostics_.add(
           Error(ErrorCode::missing_key,
                 "checkpoint.best = true needs data to find the validation loss on")
@@ -343,7 +344,16 @@ class Resolver {
   void check_packing(const std::string& name) {
     const Options& data = config_.tables.at(name);
     const std::string end = name + ".document_end";
-    if (data.get_bool("packing") && !data.is_set("document_end"))
+    if (data.get_bool("packing") && data.is_set("plugin"))
+      diagnostics_.add(Error(ErrorCode::conflict,
+                             name + ".packing = true keeps documents of token streams apart, but " +
+                                 name + ".plugin = \"" + data.get_string("plugin") +
+                                 "\" says itself which documents a sample has")
+                           .key(name + ".packing")
+                           .at(data.origin("packing"))
+                           .help("set " + name + ".packing = false")
+                           .help("set " + name + ".plugin = \"none\""));
+    else if (data.get_bool("packing") && !data.is_set("document_end"))
       diagnostics_.add(Error(ErrorCode::missing_key,
                              name + ".packing = true needs the token that ends a document")
                            .key(end)

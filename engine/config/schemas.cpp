@@ -121,6 +121,10 @@ constexpr std::array kLrScheduler = {
       choice_option("dtype", "\"auto\"", "auto|uint16|uint32",                                    \
                     "Element type of tokens without a header."),                                  \
       int_option("seq_len", "512", 1, "Tokens a sample."),                                        \
+      at_most(int_option("workers", "0", 0,                                                       \
+                         "Threads of a rank that read samples before a step asks for them; 0: "   \
+                         "the step reads them itself."),                                          \
+              256),                                                                               \
       bool_option("packing", false,                                                               \
                   "Documents in a sample are apart: each token sees its own one alone, "          \
                   "positions begin anew, and no document predicts the next."),                    \

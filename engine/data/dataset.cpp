@@ -57,6 +57,12 @@ std::unique_ptr<Dataset> open_kind(const DatasetConfig& config) {
       .help("set " + config.table + ".kind = \"text\"");
 }
 
+// In its order; of mock none.
+std::vector<std::string> files_of(const DatasetConfig& config) {
+  if (config.kind == "mock") return {};
+  return config.kind == "megatron" ? megatron_files(config) : list_files(config);
+}
+
 }  // namespace
 
 void Dataset::read(int64_t sample, int64_t* out) const {
@@ -65,9 +71,30 @@ void Dataset::read(int64_t sample, int64_t* out) const {
   tokens_at(sample * seq_len_, seq_len_ + 1, out);
 }
 
-std::vector<std::string> dataset_files(const DatasetConfig& config) {
-  if (config.kind == "mock") return {};
-  return config.kind == "megatron" ? megatron_files(config) : list_files(config);
+void Dataset::read(int64_t sample, const SampleView& out) const {
+  // One more than the views have: the last position's target.
+  thread_local std::vector<int64_t> ids;
+  ids.resize(static_cast<size_t>(seq_len_) + 1);
+  read(sample, ids.data());
+  std::copy_n(ids.begin(), seq_len_, out.tokens.begin());
+  std::copy_n(ids.begin() + 1, seq_len_, out.targets.begin());
+  if (!document_end_) return;
+  int32_t document = 0;
+  for (size_t i = 0; i < out.tokens.size(); ++i) {
+    out.documents[i] = document;
+    if (out.tokens[i] != *document_end_) continue;
+    out.targets[i] = kNoTarget;
+    ++document;
+  }
+}
+
+bool names_data(const Options& table) {
+  return table.is_set("path") || table.is_set("plugin") ||
+         (table.is_given("kind") && table.get_string("kind") == "mock");
+}
+
+bool reads_bytes(const Options& table) {
+  return !table.is_set("plugin") && table.get_string("kind") == "text";
 }
 
 DatasetConfig dataset_config(const Options& table, int64_t vocab_size, uint64_t seed) {
@@ -80,7 +107,8 @@ DatasetConfig dataset_config(const Options& table, int64_t vocab_size, uint64_t 
   config.vocab_size = vocab_size;
   config.seed = seed;
   config.toml = table.origin("path").file;
-  if (config.path.empty() && config.kind != "mock") {
+  if (table.get_bool("packing")) config.document_end = table.find_int("document_end");
+  if (config.path.empty() && config.kind != "mock" && !table.is_set("plugin")) {
     std::string example = config.kind == "text"     ? "data/*.txt"
                           : config.kind == "tokens" ? "data/train.bin"
                                                     : "data/train_text_document";
@@ -93,13 +121,17 @@ DatasetConfig dataset_config(const Options& table, int64_t vocab_size, uint64_t 
   return config;
 }
 
-std::unique_ptr<Dataset> open_dataset(const DatasetConfig& config) {
+void check_seq_len(const DatasetConfig& config) {
   if (config.seq_len < 1 || config.seq_len > kMaxSeqLen)
     throw Error(ErrorCode::out_of_range,
                 config.table + ".seq_len = " + std::to_string(config.seq_len) +
                     ", but it must be from 1 to " + std::to_string(kMaxSeqLen))
         .key(config.table + ".seq_len")
         .help("set " + config.table + ".seq_len = 512");
+}
+
+std::unique_ptr<Dataset> open_dataset(const DatasetConfig& config) {
+  check_seq_len(config);
   std::unique_ptr<Dataset> out;
   try {
     out = open_kind(config);
@@ -121,6 +153,8 @@ std::unique_ptr<Dataset> open_dataset(const DatasetConfig& config) {
       error.help("set " + config.table + ".seq_len = " + std::to_string(out->tokens() - 1));
     throw error.help("or name more data");
   }
+  out->separate_documents(config.document_end);
+  out->read_from(files_of(config));
   return out;
 }
 

@@ -1,14 +1,28 @@
-// Token streams as samples, and the order in which they are read.
+// What is read: samples of token streams or of a plugin, and the order in which they are read.
 #pragma once
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "meshwright/data/dataset_kind.h"
 #include "meshwright/options.h"
 
+namespace meshwright::plan {
+struct Job;
+}
+
 namespace meshwright::data {
+
+// A kind of data set that a plugin brings, and what it is told.
+struct PluginData {
+  std::string name;                   // as written in dataset.plugin
+  std::shared_ptr<DatasetKind> kind;  // guarded: throws Error only
+  Options options;                    // [dataset.<name>]
+  std::string pretrained = {};
+};
 
 struct DatasetConfig {
   std::string table = "dataset";  // for messages: the table of the keys
@@ -19,30 +33,48 @@ struct DatasetConfig {
   int64_t vocab_size = 0;  // tokens at or above it are errors
   uint64_t seed = 0;       // of mock
   std::string toml = {};   // the file in which `path` was written, if one was: for advice
+  // The token that ends a document, where documents are apart (dataset.packing).
+  std::optional<int64_t> document_end = {};
+  std::optional<PluginData> plugin = {};  // in place of `kind`
 };
+
+// Whether the table names data; whether its tokens are the bytes of texts.
+bool names_data(const Options& table);
+bool reads_bytes(const Options& table);
 
 // [dataset] or [validation_dataset]. Throws Error(missing_key) when a path is needed and absent.
 DatasetConfig dataset_config(const Options& table, int64_t vocab_size, uint64_t seed);
+// The same of a job, whose plugins are loaded where the table names one. Throws Error(4xx) for one
+// that cannot be.
+DatasetConfig dataset_config(const plan::Job& job, const std::string& table, int64_t vocab_size,
+                             uint64_t seed);
 
-// The files that such a data set reads, in its order; of mock none. Throws Error(bad_dataset) as
-// open_dataset() does.
-std::vector<std::string> dataset_files(const DatasetConfig& config);
+// What a plugin makes of it before ranks meet. Nothing for the kinds of the engine's own. Throws
+// what validate() and prepare() of the plugin found.
+void prepare_data(const DatasetConfig& config);
+// Opens whatever the configuration names, without reading the samples. Each sample is held against
+// the vocabulary when it is read: Error(bad_token).
+std::unique_ptr<SampleSource> open_samples(const DatasetConfig& config);
+// Tells one data set from another: for checkpoints.
+uint64_t fingerprint_of(const DatasetConfig& config, const SampleSource& source);
 
-// samples() = floor((tokens - 1) / seq_len); sample i is tokens [i * seq_len, i * seq_len +
-// seq_len], one more than seq_len: inputs and targets are shifted by one. Safe to read from several
-// threads.
-class Dataset {
+// A stream of tokens as samples. samples() = floor((tokens - 1) / seq_len); sample i is tokens [i *
+// seq_len, i * seq_len + seq_len], one more than seq_len: inputs and targets are shifted by one.
+class Dataset : public SampleSource {
  public:
-  virtual ~Dataset() = default;
   int64_t tokens() const { return tokens_; }
   int64_t seq_len() const { return seq_len_; }
-  int64_t samples() const { return (tokens_ - 1) / seq_len_; }
-  // Writes seq_len + 1 token ids. Throws Error(bad_token) with file and offset, Error(internal) for
-  // a sample out of range.
+  int64_t samples() const final { return (tokens_ - 1) / seq_len_; }
+  // A token that ends a document has no target where documents are apart; without that there are
+  // none in a sample. Throws Error(bad_token) with file and offset, Error(internal) for a sample
+  // out of range.
+  void read(int64_t sample, const SampleView& out) const final;
+  bool has_documents() const final { return document_end_.has_value(); }
+  std::vector<std::string> files() const final { return files_; }
+  void separate_documents(std::optional<int64_t> end) { document_end_ = end; }
+  void read_from(std::vector<std::string> files) { files_ = std::move(files); }
+  // Writes seq_len + 1 token ids.
   void read(int64_t sample, int64_t* out) const;
-  virtual std::string describe() const = 0;  // "12 files, 34,567 bytes"
-  // Tells one data set from another: kind, sizes and a sample of the contents.
-  virtual uint64_t fingerprint() const = 0;
   // Looks at up to `budget` bytes of tokens, with several threads: all of a smaller data set, else
   // blocks spread evenly over it. Throws Error(bad_token), with file and offset, for the largest
   // token of the first MiB in which one lies outside of the vocabulary. read() looks at every token
@@ -53,20 +85,27 @@ class Dataset {
   // Tokens [begin, begin + count) of the stream.
   virtual void tokens_at(int64_t begin, int64_t count, int64_t* out) const = 0;
   int64_t tokens_ = 0, seq_len_ = 1;
+
+ private:
+  std::optional<int64_t> document_end_;
+  std::vector<std::string> files_;
 };
 
 // What train finds out before its first step, and validate beforehand, about [dataset] or
 // [validation_dataset]: opens the data and looks at the tokens. A GiB is the budget: it is read in
 // about a second from a disk, a wrong dtype or another model's ids show in any part of a file, and
-// a single token that is wrong in the rest of a larger one is still found when it is read. Throws
-// as dataset_config(), open_dataset() and check_tokens(), and Error(bad_dataset) as
-// check_text_model().
+// a single token that is wrong in the rest of a larger one is still found when it is read. Of a
+// plugin's data it reads samples for a second, 64 at most, spread over all. Throws as
+// open_samples() and check_tokens(), and Error(bad_dataset) as check_text_model().
 inline constexpr int64_t kTokensLookedAt = int64_t{1} << 30;
-void look_at_data(const Options& table, int64_t vocab_size, const std::string& pretrained);
+void look_at_data(const DatasetConfig& config, const std::string& pretrained);
 
 // Throws Error(bad_dataset) for text, whose tokens are bytes, with a pretrained folder (or "") that
 // has a tokenizer.
 void check_text_model(const DatasetConfig& config, const std::string& pretrained);
+
+// Throws Error(out_of_range).
+void check_seq_len(const DatasetConfig& config);
 
 // Opens without reading the contents. Throws Error(bad_dataset) naming file and offset.
 std::unique_ptr<Dataset> open_dataset(const DatasetConfig& config);

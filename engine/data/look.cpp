@@ -1,8 +1,30 @@
+#include <algorithm>
+#include <chrono>
 #include <filesystem>
 
 #include "engine/data/dataset.h"
+#include "engine/data/sample_buffer.h"
 
 namespace meshwright::data {
+
+namespace {
+
+void look_at_samples(const SampleSource& source, int64_t seq_len) {
+  constexpr int64_t kMost = 64;
+  constexpr std::chrono::seconds kBudget{1};
+  const auto begin = std::chrono::steady_clock::now();
+  const int64_t samples = source.samples(), looks = std::min(samples, kMost);
+  // The first and the last one, and what lies between them as evenly as it goes.
+  const int64_t gaps = std::max<int64_t>(looks - 1, 1), step = (samples - 1) / gaps,
+                rest = (samples - 1) % gaps;
+  SampleBuffer buffer(source, seq_len);
+  for (int64_t i = 0; i < looks; ++i) {
+    source.read(step * i + rest * i / gaps, buffer.view());
+    if (std::chrono::steady_clock::now() - begin > kBudget) return;
+  }
+}
+
+}  // namespace
 
 void check_text_model(const DatasetConfig& config, const std::string& pretrained) {
   std::error_code failed;
@@ -19,8 +41,12 @@ void check_text_model(const DatasetConfig& config, const std::string& pretrained
             ".path = \"data/train.bin\"");
 }
 
-void look_at_data(const Options& table, int64_t vocab_size, const std::string& pretrained) {
-  const DatasetConfig config = dataset_config(table, vocab_size, /*seed=*/0);
+void look_at_data(const DatasetConfig& config, const std::string& pretrained) {
+  if (config.plugin) {
+    prepare_data(config);
+    look_at_samples(*open_samples(config), config.seq_len);
+    return;
+  }
   check_text_model(config, pretrained);
   open_dataset(config)->check_tokens(kTokensLookedAt);
 }

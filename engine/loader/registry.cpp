@@ -12,6 +12,7 @@
 
 #include "engine/loader/descriptor.h"
 #include "engine/loader/guard.h"
+#include "engine/loader/guarded_data.h"
 #include "engine/loader/private_copy.h"
 #include "engine/loader/verify_library.h"
 #include "sdk/base/build_facts.h"
@@ -378,8 +379,9 @@ LoadedModel Registry::create_model(const LoadedPlugin& plugin, const ComponentIn
 LoadedDataset Registry::create_dataset(const LoadedPlugin& plugin, const ComponentInfo& info) {
   std::shared_ptr<DatasetKind>& known = impl_->datasets[&info];
   if (known == nullptr)
-    known = made_of<DatasetKind>(plugin, MESHWRIGHT_DATASETS, &info - plugin.datasets.data(),
-                                 "data set");
+    known = guarded_kind(
+        plugin, made_of<DatasetKind>(plugin, MESHWRIGHT_DATASETS, &info - plugin.datasets.data(),
+                                     "data set"));
   return {&plugin, &info, known};
 }
 

@@ -6,7 +6,7 @@
 namespace meshwright::plan {
 
 bool reads_data(const Options& table) {
-  return table.is_set("path") || table.is_given("seq_len") ||
+  return table.is_set("path") || table.is_set("plugin") || table.is_given("seq_len") ||
          (table.is_given("kind") && table.get_string("kind") == "mock");
 }
 

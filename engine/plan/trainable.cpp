@@ -73,7 +73,7 @@ void check_trainable(const Job& job, Diagnostics& diagnostics) {
             .at(model.origin("pretrained"))
             .help("leave out model.config"));
   const Options& data = config.table("dataset");
-  if (!data.is_set("path") && data.get_string("kind") != "mock")
+  if (!data.is_set("path") && !data.is_set("plugin") && data.get_string("kind") != "mock")
     diagnostics.add(Error(ErrorCode::missing_key, "train needs data: dataset.path is not set")
                         .key("dataset.path")
                         .help("set dataset.path = \"data/*.txt\"")
@@ -83,7 +83,8 @@ void check_trainable(const Job& job, Diagnostics& diagnostics) {
   const meshwright_option* written = nullptr;
   for (const meshwright_option* option : validation.schema().options)
     if (written == nullptr && validation.is_given(option->name)) written = option;
-  if (written != nullptr && !validation.is_given("path") && validation.get_string("kind") != "mock")
+  if (written != nullptr && !validation.is_given("path") && !validation.is_set("plugin") &&
+      validation.get_string("kind") != "mock")
     diagnostics.add(
         Error(ErrorCode::missing_key,
               std::string("validation_dataset.") + written->name +
@@ -92,11 +93,10 @@ void check_trainable(const Job& job, Diagnostics& diagnostics) {
             .at(validation.origin(written->name))
             .help("set validation_dataset.path = \"data/held_out.txt\"")
             .help("leave out the table [validation_dataset] to train without a validation"));
-  for (const char* table : {"model", "dataset", "validation_dataset"})
-    if (config.table(table).is_set("plugin"))
-      diagnostics.add(Error(ErrorCode::not_in_release,
-                            std::string(table) + ".plugin is planned, but does not run yet")
-                          .key(std::string(table) + ".plugin"));
+  if (model.is_set("plugin"))
+    diagnostics.add(
+        Error(ErrorCode::not_in_release, "model.plugin is planned, but does not run yet")
+            .key("model.plugin"));
   const ParallelSizes& sizes = config.shared.sizes;
   // With ep_size above 1 another strategy may take the job; check_runs() asks that one.
   if (job.strategy.info != nullptr &&
@@ -123,7 +123,7 @@ bool written_for_training(const Job& job) {
   for (const char* name : {"run", "lr_scheduler", "checkpoint", "validation_dataset"})
     for (const meshwright_option* option : job.config.table(name).schema().options)
       if (given(name, {option->name})) return true;
-  return given("dataset", {"kind", "path"}) || given("optimizer", {"lr"}) ||
+  return given("dataset", {"kind", "path", "plugin"}) || given("optimizer", {"lr"}) ||
          given("step_scheduler", {"max_steps"});
 }
 

@@ -1,48 +1,61 @@
-// What a step reads: rows of a dataset in the sampler's order, on the device.
+// What a step reads: rows of a data set in the sampler's order, on the device.
 #pragma once
 
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
+#include <c10/core/Device.h>
 
 #include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
 
-#include "engine/data/dataset.h"
+#include "engine/data/read_ahead.h"
+#include "engine/trainer/micro_batch.h"
 
 namespace meshwright::train {
 
-// The samples of one micro-batch as inputs and targets.
+// The micro-batches of one rank: number n has the rows at positions [first + n * stride, ... +
+// rows) of the sampler's order. There are `count` of them; where they come again, number `count` is
+// number 0.
+struct BatchOrder {
+  int64_t first = 0, stride = 0, count = 0;
+  bool again = false;
+};
+
 class Batches {
  public:
-  // `in_flight`: what was read is still used when the next rows are read, as in a pipeline.
-  Batches(const data::Dataset& data, data::Sampler sampler, int64_t rows, at::Device device,
-          bool in_flight = false)
-      : data_(data),
-        sampler_(sampler),
-        rows_(rows),
-        device_(device),
-        in_flight_(in_flight),
-        ids_(at::empty({rows, data.seq_len() + 1}, at::kLong)) {}
-  // Rows at positions [first, first + rows).
-  at::Tensor read(int64_t first) {
-    // The copy to a device goes on while the host reads the next rows; the allocator of pinned
-    // memory keeps these until then.
-    if (!device_.is_cpu())
-      ids_ = at::empty(ids_.sizes(), ids_.options().pinned_memory(true));
-    else if (in_flight_)
-      ids_ = at::empty(ids_.sizes(), ids_.options());
-    for (int64_t row = 0; row < rows_; ++row)
-      data_.read(sampler_.at(first + row),
-                 ids_.mutable_data_ptr<int64_t>() + row * (data_.seq_len() + 1));
-    return device_.is_cpu() ? ids_ : ids_.to(device_, /*non_blocking=*/true);
-  }
+  struct Settings {
+    int64_t rows = 1, seq_len = 1;
+    at::Device device = at::kCPU;
+    int64_t workers = 0;  // threads that read ahead
+    std::function<void()> while_waiting = {};
+  };
+  Batches(std::shared_ptr<const SampleSource> source, data::Sampler sampler, BatchOrder order,
+          Settings settings);
+  // Until forget_before() lets go of it, the same one again: stages of a pipeline share it. Throws
+  // the error of its first sample that has one.
+  const MicroBatch& at(int64_t number);
+  void forget_before(int64_t number);
+  // How long at() has waited for samples since it was asked last, in ms.
+  double take_waited_ms();
 
  private:
-  const data::Dataset& data_;
-  data::Sampler sampler_;
-  int64_t rows_;
-  at::Device device_;
-  bool in_flight_;
-  at::Tensor ids_;
+  struct Memory;
+  struct Slot {
+    std::shared_ptr<Memory> memory;
+    std::shared_ptr<data::ReadAhead::Task> task;
+    MicroBatch batch;  // once it was asked for
+  };
+  Slot begin(int64_t number);
+  MicroBatch move_to_device(const std::shared_ptr<Memory>& memory) const;
+
+  std::shared_ptr<const SampleSource> source_;
+  BatchOrder order_;
+  Settings settings_;
+  int64_t ahead_;  // micro-batches that are read before they are asked for
+  data::ReadAhead reader_;
+  std::deque<Slot> slots_;  // of the numbers from begin_ on
+  int64_t begin_ = 0;
+  double waited_ms_ = 0;
 };
 
 }  // namespace meshwright::train

@@ -184,12 +184,13 @@ std::string row_begin(int64_t step) {
 }  // namespace
 
 void RunFolder::step(const StepResult& r, const StepCost& c) {
-  metrics_->append(
-      row_begin(r.step) + ", \"loss\": " + number(r.loss) +
-      ", \"grad_norm\": " + number(r.grad_norm) + ", \"lr\": " + number(r.lr) +
-      ", \"tokens\": " + std::to_string(r.count) + ", \"step_ms\": " + number(c.step_ms, "%.3f") +
-      ", \"tokens_per_second\": " + number(per_second(r.count, c.step_ms), "%.1f") +
-      ", \"memory_bytes\": " + std::to_string(c.memory_bytes) + load_fields(r) + "}\n");
+  metrics_->append(row_begin(r.step) + ", \"loss\": " + number(r.loss) +
+                   ", \"grad_norm\": " + number(r.grad_norm) + ", \"lr\": " + number(r.lr) +
+                   ", \"tokens\": " + std::to_string(r.count) +
+                   ", \"step_ms\": " + number(c.step_ms, "%.3f") +
+                   ", \"tokens_per_second\": " + number(per_second(r.count, c.step_ms), "%.1f") +
+                   ", \"memory_bytes\": " + std::to_string(c.memory_bytes) +
+                   ", \"data_ms\": " + number(c.data_ms, "%.3f") + load_fields(r) + "}\n");
 }
 
 void RunFolder::validation(int64_t step, double loss) {

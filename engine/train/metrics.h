@@ -21,6 +21,7 @@ namespace meshwright::train {
 struct StepCost {
   double step_ms = 0;
   int64_t memory_bytes = 0;  // peak tensor bytes of this rank
+  double data_ms = 0;        // of step_ms: waiting for samples
 };
 
 // runs/<name>/ of rank 0. Throws Error(output_unwritable) naming path and reason.

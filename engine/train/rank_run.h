@@ -61,8 +61,8 @@ class Run {
   const Job& job() const { return job_; }
   const std::filesystem::path& path() const { return run_path_; }
   const std::filesystem::path& config_file() const { return config_file_; }
-  bool has_validation() const { return data_.validation != nullptr; }
-  int64_t seq_len() const { return data_.config.seq_len; }
+  bool has_validation() const { return data_.validation.source != nullptr; }
+  int64_t seq_len() const { return data_.train.config.seq_len; }
 
  private:
   void open_data();
@@ -73,6 +73,7 @@ class Run {
   void report_job();
   void prepare_saving();
   void open_batches();
+  MicroBatchLoss loss(Batches& batches, int64_t first, int64_t micro, const at::Tensor& hidden);
   StepResult train_step(int64_t step);
   bool validate(int64_t step);
   Wishes wishes_of_all(Wishes mine);
@@ -84,15 +85,9 @@ class Run {
     at::manual_seed(generator_seed(seed_, step, trainer_->plan()));
   }
   const Options& table(const char* name) const { return job_.table(name); }
-  // nullopt: a sample is one document.
-  std::optional<int64_t> document_end(const char* name) const {
-    return table(name).get_bool("packing") ? table(name).find_int("document_end") : std::nullopt;
-  }
-  // Where this rank's rows of a micro-batch begin among those of all ranks.
-  int64_t row(int64_t micro) const {
-    return (micro * trainer_->data_parallel_size() + trainer_->data_parallel_rank()) *
-           trainer_->local_batch();
-  }
+  // This rank's micro-batches of `data`, of which the first has rows behind `samples` of all.
+  std::unique_ptr<Batches> batches_of(const OpenData& data, const Options& own, uint64_t seed,
+                                      int64_t samples, int64_t count, bool again) const;
   // The samples of a step follow each other, whatever the batch of the steps before was.
   int64_t samples_before(int64_t step) const {
     const int64_t batch =
@@ -125,7 +120,8 @@ class Run {
   double loading_ms_ = 0;
   std::string aside_;  // where checkpoints are now that the run does not continue
   Reporter reporter_;
-  std::optional<Batches> batches_, validation_batches_;
+  std::unique_ptr<Batches> batches_, validation_batches_;
+  int64_t validated_ = 0;  // micro-batches
   std::unique_ptr<Saver> saver_;
   // The lowest validation loss so far, and that of the last checkpoint; empty where none is kept.
   std::optional<checkpoint::BestLoss> best_, saved_best_;

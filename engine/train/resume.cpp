@@ -121,6 +121,7 @@ void check_data(const checkpoint::Checkpoint& from, const Job& job, const std::s
   };
   int64_t seed = job.table("run").get_int("seed");
   bool shuffle = job.table("dataset").get_bool("shuffle");
+  const std::string named = job.table("dataset").is_set("plugin") ? "plugin" : "path";
   if (meta.seq_len != seq_len)
     refuse("its seq_len is " + was(meta.seq_len, seq_len), "dataset.seq_len",
            std::to_string(meta.seq_len));
@@ -133,7 +134,8 @@ void check_data(const checkpoint::Checkpoint& from, const Job& job, const std::s
         "its run.seed, which orders the samples, is " + was(static_cast<int64_t>(meta.seed), seed),
         "run.seed", std::to_string(static_cast<int64_t>(meta.seed)));
   if (meta.data_fingerprint != fingerprint)
-    refuse("it was trained on other data than dataset.path now names", "dataset.path", "");
+    refuse("it was trained on other data than dataset." + named + " now names", "dataset." + named,
+           "");
 }
 
 Error with_way_on(Error error, const fs::path& damaged) {

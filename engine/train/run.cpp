@@ -55,6 +55,9 @@ Run::Run(const RunOptions& options, fs::path& log)
 }
 
 bool Run::open(rendezvous::Ending& together) {
+  net_ = modules::build_model(model_path_, *table("model").find_dtype("torch_dtype"), at::kMeta);
+  outline_ = net_->outline();
+  prepare_run_data(job_, outline_.vocab_size, seed_);
   const std::string hash = std::to_string(std::hash<std::string>()(base::read_file(config_file_)));
   world_ = join_world(job_, {{"config.json of the model, whose hash is", hash}}, &together);
   leader_ = world_->rank() == 0;
@@ -71,12 +74,13 @@ bool Run::open(rendezvous::Ending& together) {
   return false;
 }
 
-// The model, still without values, and the data, which all ranks must have alike.
+// All ranks must have the data alike.
 void Run::open_data() {
-  net_ = modules::build_model(model_path_, *table("model").find_dtype("torch_dtype"), at::kMeta);
-  outline_ = net_->outline();
   check_sample(options_, outline_.vocab_size);
   data_ = open_run_data(job_, outline_.vocab_size, seed_);
+  for (const OpenData* data : {&data_.train, &data_.validation})
+    if (data->source && data->source->has_documents())
+      check_documents_reach(*net_.ptr(), outline_.architecture, data->config);
   std::vector<FileGroup> read_by_all = data_.files;
   if (from() == nullptr && !pretrained_.empty())
     read_by_all.push_back({"model.pretrained", "files of the weights", weight_files(pretrained_)});
@@ -84,13 +88,14 @@ void Run::open_data() {
           check_same_data(*world_, read_by_all, table("dataset").get_string("verify") == "whole");
       !said.empty())
     world_->notice(said);
+  check_same_fingerprints(*world_, data_.fingerprints);
 }
 
 void Run::make_trainer() {
   const SharedOptions& shared = job_.impl().config.shared;
   const int64_t rows = shared.sizes.pp > 1 ? shared.pipeline.microbatch_size
                                            : table("step_scheduler").get_int("local_batch_size"),
-                tokens = rows * data_.config.seq_len;
+                tokens = rows * data_.train.config.seq_len;
   trainer_ = std::make_unique<Trainer>(job_, world_, net_.ptr(), outline_, tokens);
   seed_generator(0);
 }
@@ -101,7 +106,7 @@ void Run::load() {
   if (from() != nullptr) {
     // All ranks continue, or none.
     agree_or_throw(*world_, outcome_of([&] {
-      check_data(*from(), job_, data_.fingerprint, data_.config.seq_len);
+      check_data(*from(), job_, data_.fingerprint, data_.train.config.seq_len);
       try {
         if (!load_checkpoint(*trainer_, *from())) seed_generator(from()->meta().step);
       } catch (const Error& error) {
@@ -160,11 +165,15 @@ void Run::report_job() {
                 " parameters; batch " + std::to_string(trainer_->local_batch()) + " x " +
                 std::to_string(trainer_->accumulation()) + " x " +
                 std::to_string(trainer_->data_parallel_size()) + " samples of " +
-                std::to_string(data_.config.seq_len) + " tokens");
+                std::to_string(data_.train.config.seq_len) + " tokens");
   if (const Stages* stages = trainer_->stages()) reporter_.say("pipeline: " + stages->describe());
-  reporter_.say("data: " + data_.train->describe() + ", " +
-                report::human_count(data_.train->samples()) + " samples");
-  if (data_.validation) reporter_.say("validation: " + data_.validation->describe());
+  reporter_.say("data: " + data_.train.source->describe() + ", " +
+                report::human_count(data_.train.source->samples()) + " samples");
+  if (data_.validation.source) reporter_.say("validation: " + data_.validation.source->describe());
+  for (const OpenData* data : {&data_.train, &data_.validation})
+    if (data->source)
+      for (const std::string& line : data->source->report())
+        reporter_.say(data->config.table + ": " + line);
 }
 
 void Run::prepare_saving() {
@@ -174,13 +183,13 @@ void Run::prepare_saving() {
   saving.keep = {checkpoint_table.get_int("keep"), checkpoint_table.get_int("keep_every")};
   saving.background = checkpoint_table.get_bool("async");
   saving.facts.architecture = outline_.architecture;
-  saving.facts.seq_len = data_.config.seq_len;
+  saving.facts.seq_len = data_.train.config.seq_len;
   saving.facts.data_fingerprint = data_.fingerprint;
   saving.facts.shuffle = table("dataset").get_bool("shuffle");
   saving.facts.seed = seed_;
   saving.facts.max_steps = max_steps_;
   for (const std::string& notice :
-       carry_along(saving, from(), config_file_, pretrained_, data_.config.kind == "text"))
+       carry_along(saving, from(), config_file_, pretrained_, data::reads_bytes(table("dataset"))))
     reporter_.say("notice: " + notice);
   if (checkpoint_table.get_string("export") == "every")
     saving.published = [this](const fs::path& path) { export_to_folder(path); };
@@ -198,27 +207,54 @@ void Run::prepare_saving() {
   saver_ = std::make_unique<Saver>(*trainer_, std::move(saving));
 }
 
+MicroBatchLoss Run::loss(Batches& batches, int64_t first, int64_t micro, const at::Tensor& hidden) {
+  // Stages of a pipeline ask for the micro-batches of a step again, and not in order.
+  batches.forget_before(trainer_->stages() != nullptr ? first : first + micro);
+  const MicroBatch* batch = nullptr;
+  {
+    TraceSpan span(world_->trace(), "data");
+    batch = &batches.at(first + micro);
+  }
+  return loss_of(*trainer_, net_, *batch, hidden);
+}
+
 // As many samples as num_batches training steps would read: the same on every layout, split over
 // the data-parallel ranks.
 double Run::evaluate() {
   const int64_t count =
       table("validation_dataset").get_int("num_batches") * trainer_->accumulation();
-  return trainer_->evaluate(count, [&](int64_t micro, const at::Tensor& hidden) {
-    return loss_of(*trainer_, net_, validation_batches_->read(row(micro)), hidden,
-                   document_end("validation_dataset"));
+  const double out = trainer_->evaluate(count, [&](int64_t micro, const at::Tensor& hidden) {
+    return loss(*validation_batches_, validated_, micro, hidden);
   });
+  validated_ += count;
+  return out;
+}
+
+std::unique_ptr<Batches> Run::batches_of(const OpenData& data, const Options& own, uint64_t seed,
+                                         int64_t samples, int64_t count, bool again) const {
+  const int64_t rows = trainer_->local_batch(), ranks = trainer_->data_parallel_size();
+  return std::make_unique<Batches>(
+      data.source, data::Sampler(data.source->samples(), own.get_bool("shuffle"), seed),
+      BatchOrder{.first = samples + trainer_->data_parallel_rank() * rows,
+                 .stride = ranks * rows,
+                 .count = count,
+                 .again = again},
+      Batches::Settings{.rows = rows,
+                        .seq_len = data.config.seq_len,
+                        .device = world_->device(),
+                        .workers = own.get_int("workers"),
+                        .while_waiting = [world = world_] { world->check(); }});
 }
 
 void Run::open_batches() {
-  auto batches_of = [&](const data::Dataset& data, const Options& own, uint64_t seed) {
-    return Batches(data, data::Sampler(data.samples(), own.get_bool("shuffle"), seed),
-                   trainer_->local_batch(), world_->device(),
-                   /*in_flight=*/trainer_->stages() != nullptr);
-  };
-  batches_.emplace(batches_of(*data_.train, table("dataset"), seed_));
-  if (data_.validation)
-    validation_batches_.emplace(
-        batches_of(*data_.validation, table("validation_dataset"), seed_ + 1));
+  const int64_t steps = max_steps_ - first_step_, each = trainer_->accumulation();
+  batches_ = batches_of(data_.train, table("dataset"), seed_, samples_before(first_step_),
+                        steps * each, /*again=*/false);
+  if (data_.validation.source) {
+    const Options& own = table("validation_dataset");
+    validation_batches_ = batches_of(data_.validation, own, seed_ + 1, 0,
+                                     own.get_int("num_batches") * each, /*again=*/true);
+  }
   if (table("checkpoint").get_bool("best") && beginning_.own)
     best_ = saved_best_ = from()->meta().best;
 }
@@ -227,13 +263,12 @@ StepResult Run::train_step(int64_t step) {
   Clock::time_point begin = Clock::now();
   memory_->reset_peak();
   saver_->before_step();
-  int64_t sample = samples_before(step);
+  const int64_t first = (step - first_step_) * trainer_->accumulation();
   StepResult result = trainer_->step([&](int64_t micro, const at::Tensor& hidden) {
     if (preemption_ && preemption_->asked()) trainer_->vote(RankSignal::stop);
-    return loss_of(*trainer_, net_, batches_->read(sample + row(micro)), hidden,
-                   document_end("dataset"));
+    return loss(*batches_, first, micro, hidden);
   });
-  cost_ = {base::ms_since(begin), memory_->peak()};
+  cost_ = {base::ms_since(begin), memory_->peak(), batches_->take_waited_ms()};
   reporter_.step(result, cost_);
   lr_ = result.lr;
   return result;
@@ -270,7 +305,7 @@ void Run::train(int64_t most, const AfterStep& after) {
     const StepResult result = train_step(step);
     const bool last = step + 1 == max_steps_;
     const bool better =
-        data_.validation &&
+        data_.validation.source &&
         ((step + 1) % table("validation_dataset").get_int("every_steps") == 0 || last) &&
         validate(step);
     saver_->after_step(result);
@@ -320,7 +355,7 @@ int Run::finish() {
     sample = generate::write_sample(
         *trainer_, net_,
         {options_.sample_prompt, options_.sample_bytes, options_.sample_temperature, seed_},
-        data_.config.seq_len);
+        data_.train.config.seq_len);
     reporter_.put("sample.txt", sample);
   }
   world_->everyone()->barrier();

@@ -1,25 +1,59 @@
 #include "engine/train/run_data.h"
 
 #include "engine/checkpoint/checksum.h"
+#include "meshwright/nn/attention.h"
 
 namespace meshwright::train {
 
+namespace {
+
+// The data of a validation is of another seed.
+data::DatasetConfig config_of(const Job& job, const std::string& table, int64_t vocab,
+                              uint64_t seed) {
+  return data::dataset_config(job.impl(), table, vocab, table == "dataset" ? seed : seed + 1);
+}
+
+bool validates(const Job& job) { return data::names_data(job.table("validation_dataset")); }
+
+OpenData open(const Job& job, const std::string& table, int64_t vocab, uint64_t seed,
+              const std::string& what, RunData& run) {
+  OpenData out;
+  out.config = config_of(job, table, vocab, seed);
+  if (table == "dataset")
+    data::check_text_model(out.config, job.table("model").get_string("pretrained"));
+  out.source = data::open_samples(out.config);
+  const std::string key = table + (out.config.plugin ? ".plugin" : ".path");
+  run.files.push_back({key, "files of the " + what, out.source->files()});
+  run.fingerprints.push_back(
+      {key, what, checkpoint::to_hex(data::fingerprint_of(out.config, *out.source))});
+  return out;
+}
+
+}  // namespace
+
+void prepare_run_data(const Job& job, int64_t vocab, uint64_t seed) {
+  data::prepare_data(config_of(job, "dataset", vocab, seed));
+  if (validates(job)) data::prepare_data(config_of(job, "validation_dataset", vocab, seed));
+}
+
+void check_documents_reach(torch::nn::Module& model, const std::string& name,
+                           const data::DatasetConfig& config) {
+  for (const auto& module : model.modules())
+    if (std::dynamic_pointer_cast<AttentionCoreImpl>(module)) return;
+  throw Error(ErrorCode::bad_module, name +
+                                         " has no attention core, so tokens would see those of "
+                                         "other documents of their sample")
+      .key(config.table + (config.plugin ? ".plugin" : ".packing"))
+      .help("let attention call a meshwright::AttentionCore (meshwright/nn/attention.h)")
+      .help("read data whose samples are one document each");
+}
+
 RunData open_run_data(const Job& job, int64_t vocab, uint64_t seed) {
   RunData out;
-  out.config = data::dataset_config(job.table("dataset"), vocab, seed);
-  data::check_text_model(out.config, job.table("model").get_string("pretrained"));
-  out.train = data::open_dataset(out.config);
-  out.fingerprint = checkpoint::to_hex(out.train->fingerprint());
-  out.files.push_back(
-      {"dataset.path", "files of the training data", data::dataset_files(out.config)});
-  const Options& validation = job.table("validation_dataset");
-  if (validation.is_set("path") ||
-      (validation.is_given("kind") && validation.get_string("kind") == "mock")) {
-    const data::DatasetConfig config = data::dataset_config(validation, vocab, seed + 1);
-    out.validation = data::open_dataset(config);
-    out.files.push_back(
-        {"validation_dataset.path", "files of the validation data", data::dataset_files(config)});
-  }
+  out.train = open(job, "dataset", vocab, seed, "training data", out);
+  out.fingerprint = out.fingerprints.front().value;
+  if (validates(job))
+    out.validation = open(job, "validation_dataset", vocab, seed, "validation data", out);
   return out;
 }
 

@@ -7,18 +7,30 @@
 
 #include "engine/data/dataset.h"
 #include "engine/train/same_data.h"
+#include "meshwright/nn/module.h"
 #include "meshwright/trainer.h"
 
 namespace meshwright::train {
 
+struct OpenData {
+  data::DatasetConfig config;
+  std::shared_ptr<const SampleSource> source;
+};
 struct RunData {
-  data::DatasetConfig config;  // of the training data
-  std::unique_ptr<data::Dataset> train, validation;
+  OpenData train, validation;    // validation.source: nullptr without one
   std::string fingerprint;       // of the training data
   std::vector<FileGroup> files;  // which all ranks must have alike
+  std::vector<Fingerprint> fingerprints;
 };
+// What takes long, before the ranks meet.
+void prepare_run_data(const Job& job, int64_t vocab, uint64_t seed);
 // [dataset], and [validation_dataset] where it names data. Throws as the functions of
 // data/dataset.h.
 RunData open_run_data(const Job& job, int64_t vocab, uint64_t seed);
+
+// Throws Error(bad_module) for a model without attention cores: nothing of it would keep the
+// documents of a sample apart.
+void check_documents_reach(torch::nn::Module& model, const std::string& name,
+                           const data::DatasetConfig& config);
 
 }  // namespace meshwright::train

@@ -233,6 +233,34 @@ std::string difference(const std::map<std::string, File>& odd, const std::string
 
 }  // namespace
 
+void check_same_fingerprints(World& world, const std::vector<Fingerprint>& fingerprints) {
+  if (world.size() == 1) return;
+  std::string mine;
+  for (const Fingerprint& one : fingerprints) mine += one.value + rendezvous::kUnitSeparator;
+  const std::vector<std::string> told =
+      gather_texts(world, mine + rendezvous::name_here(world.rank()));
+  size_t begin = 0;
+  for (const Fingerprint& one : fingerprints) {
+    std::map<std::string, std::vector<size_t>> members;
+    for (size_t rank = 0; rank < told.size(); ++rank)
+      members[told[rank].substr(begin, one.value.size())].push_back(rank);
+    begin += one.value.size() + 1;
+    if (members.size() == 1) continue;
+    std::vector<std::string> names;
+    for (const std::string& text : told)
+      names.push_back(text.substr(text.rfind(rendezvous::kUnitSeparator) + 1));
+    std::string text;
+    for (const auto& [value, ranks] : members)
+      text += (text.empty() ? "" : ", ") + value + " on " + some_names(ranks, names);
+    throw Error(ErrorCode::data_differs,
+                "the " + one.what + " differ: their fingerprint is " + text)
+        .key(one.key)
+        .help(
+            "copy the files again, so that every host has the same ones, and use the same options "
+            "and version of a plugin everywhere");
+  }
+}
+
 std::string check_same_data(World& world, const std::vector<FileGroup>& groups, bool whole) {
   if (world.size() == 1)
     return whole ? "dataset.verify = \"whole\" compares ranks, and this run has only one" : "";

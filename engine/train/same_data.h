@@ -15,6 +15,16 @@ struct FileGroup {
   std::vector<std::string> paths;
 };
 
+// What a data set says that it is (SampleSource::fingerprint()).
+struct Fingerprint {
+  std::string key;    // "dataset.plugin"
+  std::string what;   // "training data"
+  std::string value;  // hex digits
+};
+// Collective; the same keys on every rank. Throws Error(data_differs) on every rank, naming the odd
+// ones, where not all have the same.
+void check_same_fingerprints(World& world, const std::vector<Fingerprint>& fingerprints);
+
 // Collective; `groups` have the same keys on every rank. Compares sizes and contents of all files
 // and throws Error(data_differs) on every rank when they are not alike, naming file, ranks and
 // hosts. A group of up to 64 MiB is read whole, a larger one at its files' ends and at 256 places

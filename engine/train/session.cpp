@@ -66,7 +66,7 @@ class Running : public Session {
       throw Error(ErrorCode::usage, "a run goes on with a text under its own configuration")
           .help("leave out the overrides");
     const generate::Source source = generate::Source::of_model(
-        here.config_file(), here.job().table("dataset").get_string("kind") == "text");
+        here.config_file(), data::reads_bytes(here.job().table("dataset")));
     const std::vector<int64_t> prompt = source.prompt(request), stops = source.stops(request);
     generate::check_sampling(request.temperature, request.top_k, request.top_p);
     together([&](Run& run) {

@@ -29,9 +29,11 @@ SampleSource::~SampleSource() = default;
 bool SampleSource::has_documents() const { return false; }
 bool SampleSource::has_weights() const { return false; }
 std::vector<std::string> SampleSource::files() const { return {}; }
+std::vector<std::string> SampleSource::report() const { return {}; }
 
 DatasetKind::~DatasetKind() = default;
 void DatasetKind::validate(const DatasetRequest&, Diagnostics&) const {}
+void DatasetKind::prepare(const DatasetRequest&) const {}
 void* DatasetKind::extension(uint32_t) { return nullptr; }
 
 }  // namespace meshwright

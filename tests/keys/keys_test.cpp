@@ -130,7 +130,7 @@ std::string trained(const std::string& strategy, const Names& sets) {
     std::ifstream rows(folder.path / file);
     for (std::string line; std::getline(rows, line);) {
       json::object row = json::parse(line).as_object();
-      for (const char* measured : {"step_ms", "tokens_per_second", "memory_bytes"})
+      for (const char* measured : {"step_ms", "tokens_per_second", "memory_bytes", "data_ms"})
         row.erase(measured);
       out += json::serialize(row) + "\n";
     }

@@ -114,7 +114,10 @@ TEST_CASE(
   constexpr std::array keys = {
       choice_option("kind", "\"text\"", "text|tokens|megatron|mock", ""),
       with_flags(option("path", MESHWRIGHT_STRING, nullptr, ""), MESHWRIGHT_OPTIONAL),
+      with_flags(option("plugin", MESHWRIGHT_STRING, nullptr, ""), MESHWRIGHT_OPTIONAL),
       choice_option("dtype", "\"auto\"", "auto|uint16|uint32", ""),
+      bool_option("packing", false, ""),
+      with_flags(int_option("document_end", nullptr, 0, ""), MESHWRIGHT_OPTIONAL),
       int_option("seq_len", "512", 1, "")};
   for (auto [kind, example] : std::vector<std::pair<std::string, std::string>>{
            {"text", "*.txt"}, {"tokens", ".bin"}, {"megatron", "_document"}}) {

@@ -82,14 +82,14 @@ TEST_CASE(
     "a row of metrics.jsonl has the keys of a step, or those of a validation, and no others") {
   Folder folder;
   RunFolder run(folder.path / "a" / "b");
-  run.step(result_of(0, 5.123456789123, 1e-12), {12.5, 1234567});
+  run.step(result_of(0, 5.123456789123, 1e-12), {12.5, 1234567, 2.5});
   run.step(result_of(1, std::nan(""), std::numeric_limits<double>::infinity()), {0, 0});
   run.validation(1, 4.25);
   std::ifstream rows(folder.path / "a" / "b" / "metrics.jsonl");
   std::string line;
   REQUIRE(std::getline(rows, line));
   json::object first = json::parse(line).as_object();
-  CHECK(first.size() == 9);
+  CHECK(first.size() == 10);
   CHECK(first.at("step").as_int64() == 0);
   CHECK(first.at("completed_steps").as_int64() ==
         1);  // as the screen, the log and the folders of checkpoints count
@@ -100,6 +100,7 @@ TEST_CASE(
   CHECK(first.at("step_ms").to_number<double>() == doctest::Approx(12.5));
   CHECK(first.at("tokens_per_second").to_number<double>() == doctest::Approx(4096 / 0.0125));
   CHECK(first.at("memory_bytes").as_int64() == 1234567);
+  CHECK(first.at("data_ms").to_number<double>() == doctest::Approx(2.5));
   REQUIRE(std::getline(rows, line));
   json::object second = json::parse(line).as_object();  // JSON has no nan
   CHECK(second.at("loss").is_null());

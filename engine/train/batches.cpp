@@ -1,0 +1,118 @@
+#include "engine/train/batches.h"
+
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include "engine/base/clock.h"
+
+namespace meshwright::train {
+
+using at::Tensor;
+
+// On the host, pinned where a device copies from it; the copy goes on while the host reads the next
+// rows, and the allocator of pinned memory keeps these until then.
+struct Batches::Memory {
+  Tensor tokens, targets, documents, positions, weights;
+};
+
+namespace {
+
+// From 0 in each document.
+void fill_positions(const Tensor& documents, const Tensor& positions) {
+  const auto* document = documents.const_data_ptr<int32_t>();
+  auto* out = positions.mutable_data_ptr<int64_t>();
+  const int64_t length = documents.size(1);
+  for (int64_t i = 0; i < documents.numel(); ++i)
+    out[i] = i % length == 0 || document[i] != document[i - 1] ? 0 : out[i - 1] + 1;
+}
+
+}  // namespace
+
+Batches::Batches(std::shared_ptr<const SampleSource> source, data::Sampler sampler,
+                 BatchOrder order, Settings settings)
+    : source_(source),
+      order_(order),
+      settings_(std::move(settings)),
+      // Every thread has a row to read while the rows of a micro-batch are used.
+      ahead_(settings_.workers == 0
+                 ? 0
+                 : 1 + (settings_.workers + settings_.rows - 1) / settings_.rows),
+      reader_(
+          std::move(source), sampler,
+          {.seq_len = settings_.seq_len, .rows = settings_.rows, .workers = settings_.workers}) {
+  for (int64_t i = 0; i < ahead_ && (order_.again || i < order_.count); ++i)
+    slots_.push_back(begin(i));
+}
+
+Batches::Slot Batches::begin(int64_t number) {
+  Slot slot;
+  slot.memory = std::make_shared<Memory>();
+  auto room = [&](at::ScalarType type) {
+    return at::empty({settings_.rows, settings_.seq_len},
+                     at::TensorOptions(type).pinned_memory(!settings_.device.is_cpu()));
+  };
+  Memory& memory = *slot.memory;
+  data::BatchMemory raw;
+  memory.tokens = room(at::kLong);
+  memory.targets = room(at::kLong);
+  raw.tokens = memory.tokens.mutable_data_ptr<int64_t>();
+  raw.targets = memory.targets.mutable_data_ptr<int64_t>();
+  if (source_->has_documents()) {
+    memory.documents = room(at::kInt);
+    memory.positions = room(at::kLong);
+    raw.documents = memory.documents.mutable_data_ptr<int32_t>();
+  }
+  if (source_->has_weights()) {
+    memory.weights = room(at::kFloat);
+    raw.weights = memory.weights.mutable_data_ptr<float>();
+  }
+  raw.owner = slot.memory;
+  const int64_t place = order_.again ? number % order_.count : number;
+  slot.task = reader_.begin(order_.first + place * order_.stride, std::move(raw));
+  return slot;
+}
+
+MicroBatch Batches::move_to_device(const std::shared_ptr<Memory>& memory) const {
+  auto moved = [&](const Tensor& host) {
+    return host.defined() && !settings_.device.is_cpu()
+               ? host.to(settings_.device, /*non_blocking=*/true)
+               : host;
+  };
+  if (memory->documents.defined()) fill_positions(memory->documents, memory->positions);
+  MicroBatch out{.tokens = moved(memory->tokens),
+                 .targets = moved(memory->targets),
+                 .documents = moved(memory->documents),
+                 .positions = moved(memory->positions),
+                 .weights = moved(memory->weights),
+                 .host_targets = memory->targets.const_data_ptr<int64_t>(),
+                 .host = memory};
+  if (memory->weights.defined()) out.host_weights = memory->weights.const_data_ptr<float>();
+  return out;
+}
+
+const MicroBatch& Batches::at(int64_t number) {
+  const int64_t end = order_.again ? number + 1 + ahead_ : order_.count;
+  while (begin_ + static_cast<int64_t>(slots_.size()) < std::min(number + 1 + ahead_, end))
+    slots_.push_back(begin(begin_ + static_cast<int64_t>(slots_.size())));
+  Slot& slot = slots_.at(static_cast<size_t>(number - begin_));
+  if (slot.batch.tokens.defined()) return slot.batch;
+  const auto since = std::chrono::steady_clock::now();
+  reader_.wait(slot.task, settings_.while_waiting);
+  waited_ms_ += base::ms_since(since);
+  slot.batch = move_to_device(slot.memory);
+  slot.memory.reset();
+  slot.task.reset();
+  return slot.batch;
+}
+
+void Batches::forget_before(int64_t number) {
+  for (; begin_ < number && !slots_.empty(); ++begin_) slots_.pop_front();
+  if (slots_.empty()) begin_ = std::max(begin_, number);
+}
+
+double Batches::take_waited_ms() { return std::exchange(waited_ms_, 0); }
+
+}  // namespace meshwright::train
