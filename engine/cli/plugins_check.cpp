@@ -8,7 +8,9 @@
 #include <iterator>
 
 #include "engine/cli/common.h"
+#include "engine/data/plugin_data.h"
 #include "engine/loader/descriptor.h"
+#include "engine/outlines/models.h"
 #include "sdk/base/conformance.h"
 #include "sdk/base/conformance_runner.h"
 #include "sdk/base/words.h"
@@ -22,7 +24,7 @@ using conf::Fields;
 using conf::Verdict;
 
 struct Row {
-  std::string strategy;
+  std::string strategy;  // or the data set
   const conf::Case* about = nullptr;
   conf::Outcome outcome;
 };
@@ -68,6 +70,26 @@ std::optional<Error> refusal_in(const Fields& fields) {
   return error;
 }
 
+// What the job of --file asks this kind of data set for; nullopt: it reads other data.
+std::optional<DatasetRequest> request_of_job(const Call& call, const fs::path& library,
+                                             const std::string& dataset) {
+  config::LoadOptions options;
+  options.file = call.value("file");
+  options.sets = call.values("set");
+  options.sets.push_back("plugins.load=[\"" + library.string() + "\"]");
+  Diagnostics diagnostics;
+  std::optional<plan::Job> job = plan::load_job(options, diagnostics);
+  diagnostics.throw_if_any();
+  if (!job->dataset || job->dataset->info->name != dataset) return std::nullopt;
+  const Options& model = job->config.table("model");
+  int64_t vocabulary = 0;
+  if (model.is_set("config") || model.is_set("pretrained"))
+    vocabulary =
+        outlines::load_outline(config::model_config_file(model), DType::float32).vocab_size;
+  const auto seed = static_cast<uint64_t>(job->config.table("run").get_int("seed"));
+  return data::request_of(data::dataset_config(*job, "dataset", vocabulary, seed));
+}
+
 // One case, in this process: what a child does.
 int run_child(Call& call) {
   conf::prepare_child();
@@ -78,7 +100,17 @@ int run_child(Call& call) {
   Fields fields;
   try {
     const loader::LoadedPlugin& plugin = plugin_of(registry, call.positional(0));
-    conf::Subject subject{plugin.descriptor, nullptr, plugin.path};
+    conf::Subject subject{plugin.descriptor, nullptr, plugin.path, nullptr, nullptr};
+    std::optional<DatasetRequest> request;
+    for (size_t i = 0; i < plugin.datasets.size(); ++i)
+      if (plugin.datasets[i].name == call.value("dataset"))
+        subject.dataset = loader::raw_component(*plugin.descriptor, MESHWRIGHT_DATASETS, i);
+    if (c.scope == conf::Scope::dataset && subject.dataset == nullptr)
+      throw Error(ErrorCode::usage,
+                  "case " + std::string(c.name) + " needs a --dataset of the library");
+    if (subject.dataset != nullptr && call.has("file"))
+      request = request_of_job(call, plugin.path, call.value("dataset"));
+    if (request) subject.request = &*request;
     for (size_t i = 0; i < plugin.strategies.size(); ++i)
       if (plugin.strategies[i].name == call.value("strategy"))
         subject.strategy = loader::raw_strategy(*plugin.descriptor, i);
@@ -91,6 +123,8 @@ int run_child(Call& call) {
     fields.emplace_back("path", plugin.path.string());
     for (const loader::StrategyInfo& info : plugin.strategies)
       fields.emplace_back("strategy", info.name);
+    for (const loader::ComponentInfo& info : plugin.datasets)
+      fields.emplace_back("dataset", info.name);
   } catch (const Error& error) {
     fields = fields_of(error);
   }
@@ -145,7 +179,7 @@ boost::json::object json_of(const Row& row) {
 struct Library {
   bool loaded = false;
   std::string path, plugin, version;
-  std::vector<std::string> strategies = {};  // to be looked at
+  std::vector<std::string> strategies = {}, datasets = {};  // to be looked at
 };
 
 Library library_of(const Fields& told, const std::string& given, const std::string& only_strategy) {
@@ -157,7 +191,9 @@ Library library_of(const Fields& told, const std::string& given, const std::stri
   out.loaded = !out.path.empty();
   if (!out.loaded) out.path = given;
   out.strategies = conf::values_of(told, "strategy");
+  out.datasets = conf::values_of(told, "dataset");
   if (only_strategy.empty()) return out;
+  out.datasets.clear();
   if (std::find(out.strategies.begin(), out.strategies.end(), only_strategy) ==
       out.strategies.end())
     throw unknown_name(out.path + " has no strategy", only_strategy, out.strategies, "strategy");
@@ -211,11 +247,17 @@ int run_check(Call& call) {
   if (!only.empty()) case_of(only);
   auto seconds = static_cast<double>(call.number("timeout", 1).value_or(60));
   const std::string program = fs::read_symlink("/proc/self/exe").string();
-  auto run = [&](const conf::Case& c, const std::string& strategy, const std::string& path) {
+  auto run = [&](const conf::Case& c, const std::string& name, const std::string& path) {
     std::vector<std::string> command = {program,  "plugins",          "check", path, "--child",
                                         "--case", std::string(c.name)};
-    if (!strategy.empty()) command.insert(command.end(), {"--strategy", strategy});
-    return Row{strategy, &c, conf::run_case_in_child(command, seconds)};
+    const bool data = c.scope == conf::Scope::dataset;
+    if (!name.empty()) command.insert(command.end(), {data ? "--dataset" : "--strategy", name});
+    if (data && call.has("file")) {
+      command.insert(command.end(), {"--file", call.value("file")});
+      for (const std::string& set : call.values("set"))
+        command.insert(command.end(), {"--set", set});
+    }
+    return Row{name, &c, conf::run_case_in_child(command, seconds)};
   };
 
   // The first case loads the library, so it always runs; the rest is known from its answer.
@@ -241,6 +283,9 @@ int run_check(Call& call) {
   for (const std::string& strategy : library.strategies)
     for (const conf::Case& c : conf::cases())
       if (c.scope == conf::Scope::strategy && wanted(c)) add(run(c, strategy, library.path));
+  for (const std::string& dataset : library.datasets)
+    for (const conf::Case& c : conf::cases())
+      if (c.scope == conf::Scope::dataset && wanted(c)) add(run(c, dataset, library.path));
   return conclude(call, library, rows);
 }
 
@@ -255,11 +300,16 @@ LIB is a file, or the name of a strategy that is found where plugins are looked 
 runs in a process of its own, so that a crash or a hang is a result. Exit status 2 when a case
 fails, or when the library is refused.
 
+Data sets are opened as a job says: --file names one that reads them.
+
   meshwright plugins check ./libmeshwright_mine.so
   meshwright plugins check fsdp2 --case mesh
+  meshwright plugins check ./libmeshwright_lines.so --file job.toml
 
 --case NAME        Run this case only.
 --strategy NAME    Look at this strategy of the library only.
+--file JOB         The data sets of the library are opened with this job's [dataset].
+--set
 --timeout SECONDS  Limit of each case. Default: 60.
 --json
 )");
@@ -268,6 +318,7 @@ fails, or when the library is refused.
     verb.details += "  " + report::pad(c.name, 14) + std::string(c.summary) + "\n";
   // Run one case in this process and answer on a pipe.
   verb.flags.push_back({.name = "child", .hidden = true});
+  verb.flags.push_back({.name = "dataset", .argument = "NAME", .hidden = true});
   return verb;
 }
 

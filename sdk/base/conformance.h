@@ -14,7 +14,8 @@
 #include <string_view>
 #include <vector>
 
-#include "meshwright/plugin.h"
+#include "meshwright/components.h"
+#include "meshwright/data/dataset_kind.h"
 
 namespace meshwright::conformance {
 
@@ -48,10 +49,13 @@ class Report {
 struct Subject {
   const meshwright_plugin* plugin = nullptr;
   const meshwright_strategy* strategy = nullptr;  // null in library cases
-  std::filesystem::path path;
+  std::filesystem::path path = {};
+  const meshwright_component* dataset = nullptr;  // null but in cases about data
+  // What a job asks the data set for; nullptr: no job was named, only what needs none is looked at.
+  const DatasetRequest* request = nullptr;
 };
 
-enum class Scope : uint8_t { library, strategy };
+enum class Scope : uint8_t { library, strategy, dataset };
 
 struct Case {
   std::string_view name;

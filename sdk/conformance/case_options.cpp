@@ -173,15 +173,10 @@ class OptionChecker {
 };
 
 // Bytes this process has from malloc and has not given back.
-size_t bytes_in_use() {
-  struct mallinfo2 info = ::mallinfo2();
-  return info.uordblks + info.hblkhd;
-}
-
 }  // namespace
 
 void check_options(const Subject& subject, Report& report) {
-  OptionSchema schema = own_schema(*subject.strategy);
+  OptionSchema schema = schema_of(subject);
   Outcome sound = ask([&] {
     check_schema(schema);
     return true;

@@ -17,5 +17,10 @@ void check_mesh_refusal(const Subject& subject, Report& report);
 void check_tp_plan(const Subject& subject, Report& report);
 void check_footprint(const Subject& subject, Report& report);
 void check_parallelize(const Subject& subject, Report& report);
+void check_data_lifecycle(const Subject& subject, Report& report);
+void check_data_open(const Subject& subject, Report& report);
+void check_data_read(const Subject& subject, Report& report);
+void check_data_pure(const Subject& subject, Report& report);
+void check_data_fingerprint(const Subject& subject, Report& report);
 
 }  // namespace meshwright::conformance

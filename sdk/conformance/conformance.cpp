@@ -35,6 +35,22 @@ constexpr Case kCases[] = {
      "local shapes tile the parameters, bytes and axes are consistent", &check_footprint},
     {"parallelize", Scope::strategy,
      "what can train trains as a plain loop does, what cannot says so", &check_parallelize},
+    {"data_schema", Scope::dataset,
+     "defaults are valid, and wrong keys, types, ranges and choices are refused", &check_options},
+    {"data_lifecycle", Scope::dataset,
+     "it is made and destroyed a hundred times without growth, and validate answers whatever the "
+     "options hold",
+     &check_data_lifecycle},
+    {"data_open", Scope::dataset,
+     "it opens, tells what it is, and refuses what is not there by name", &check_data_open},
+    {"data_read", Scope::dataset,
+     "samples are written whole: ids of the vocabulary, ascending documents, weights",
+     &check_data_read},
+    {"data_pure", Scope::dataset,
+     "a sample is the same in any order, in every thread, and when opened again", &check_data_pure},
+    {"data_fingerprint", Scope::dataset,
+     "the fingerprint is that of the samples: a copy has it, other data have another one",
+     &check_data_fingerprint},
 };
 
 }  // namespace
@@ -61,10 +77,10 @@ const Case* find_case(std::string_view name) {
 Report run_case(const Case& c, const Subject& subject) {
   Report report;
   try {
-    // Nothing can be asked of a strategy whose options cannot be made; the case that says why is
-    // "schema".
-    if (c.scope == Scope::strategy && c.run != &check_options) try {
-        check_schema(own_schema(*subject.strategy));
+    // Nothing can be asked of a strategy or data set whose options cannot be made; the case that
+    // says why is "schema".
+    if (c.scope != Scope::library && c.run != &check_options) try {
+        check_schema(schema_of(subject));
       } catch (const Error&) {
         report.skip("its option schema is not sound");
         return report;

@@ -2,6 +2,7 @@
 #include "sdk/base/shared_schemas.h"
 
 #include <cxxabi.h>
+#include <malloc.h>
 
 #include <algorithm>
 #include <cmath>
@@ -58,6 +59,19 @@ OptionSchema own_schema(const meshwright_strategy& strategy) {
   for (size_t i = 0; i < strategy.option_count; ++i)
     schema.options.push_back(&element(strategy.options, i));
   return schema;
+}
+
+OptionSchema schema_of(const Subject& subject) {
+  if (subject.dataset == nullptr) return own_schema(*subject.strategy);
+  OptionSchema schema{std::string("dataset.") + subject.dataset->name, subject.dataset->name, {}};
+  for (size_t i = 0; i < subject.dataset->option_count; ++i)
+    schema.options.push_back(&element(subject.dataset->options, i));
+  return schema;
+}
+
+size_t bytes_in_use() {
+  struct mallinfo2 info = ::mallinfo2();
+  return info.uordblks + info.hblkhd;
 }
 
 OptionValue random_value(const meshwright_option& option, Random& random) {

@@ -81,6 +81,10 @@ const T& element(const T* array, size_t i) {
 
 // The strategy's own table, as the engine makes it.
 OptionSchema own_schema(const meshwright_strategy& strategy);
+// The same of whatever the subject is about.
+OptionSchema schema_of(const Subject& subject);
+// Bytes that this process has in use.
+size_t bytes_in_use();
 
 // A value the option takes, and one of each TOML form.
 OptionValue random_value(const meshwright_option& option, Random& random);
