@@ -1,4 +1,4 @@
-// plugins new: a strategy plugin to start from, built out of tree against the installed package.
+// plugins new: a plugin to start from, built out of tree against the installed package.
 #include <algorithm>
 #include <cctype>
 #include <cerrno>
@@ -8,22 +8,56 @@
 #include <sstream>
 
 #include "engine/cli/common.h"
+#include "sdk/base/words.h"
 
 namespace meshwright::cli {
 namespace {
 
 namespace fs = std::filesystem;
 
-// The template lies beside the program when installed, and in the source tree while developing.
-fs::path template_folder() {
+struct Template {
+  const char* kind;
+  const char* folder;
+  const char* word;  // which the new name replaces, also in CamelCase
+  bool plans;        // its job can be planned for several ranks
+};
+constexpr Template kTemplates[] = {{"strategy", "template", "my_strategy", true},
+                                   {"data", "template_data", "my_data", false}};
+
+const Template& template_of(const std::string& kind) {
+  std::vector<std::string> kinds;
+  for (const Template& one : kTemplates) {
+    if (kind == one.kind) return one;
+    kinds.emplace_back(one.kind);
+  }
+  throw Error(ErrorCode::usage, "there is no template of a plugin of kind \"" + kind + "\"")
+      .help("there is --kind " + text::join(kinds, ", --kind "));
+}
+
+// Templates lie beside the program when installed, and in the source tree while developing.
+fs::path folder_of(const Template& wanted) {
   std::error_code failed;
   fs::path program = fs::read_symlink("/proc/self/exe", failed).parent_path();
-  for (const fs::path& folder :
-       {program / "../share/meshwright/template", fs::path(MESHWRIGHT_TEMPLATE_SOURCE)})
+  for (const fs::path& folder : {program / "../share/meshwright" / wanted.folder,
+                                 fs::path(MESHWRIGHT_TEMPLATE_SOURCE) / wanted.folder})
     if (fs::is_directory(folder, failed)) return folder.lexically_normal();
-  throw Error(ErrorCode::internal,
-              "the plugin template is not installed (share/meshwright/template)")
+  throw Error(ErrorCode::internal, std::string("the plugin template is not installed (share/"
+                                               "meshwright/") +
+                                       wanted.folder + ")")
       .help("install the whole package with cmake --install");
+}
+
+// What is already called so; empty: nothing.
+std::string taken_by(const std::string& name) {
+  loader::Registry registry({});
+  for (const loader::Listing& listing : registry.list()) {
+    if (listing.plugin == nullptr) continue;
+    for (const loader::StrategyInfo& info : listing.plugin->strategies)
+      if (info.name == name) return "a strategy " + name + ", in " + listing.path.string();
+    for (const loader::ComponentInfo& info : listing.plugin->datasets)
+      if (info.name == name) return "a data set " + name + ", in " + listing.path.string();
+  }
+  return "";
 }
 
 std::string camel(const std::string& name) {
@@ -73,6 +107,7 @@ void write_file(const fs::path& file, const std::string& text) {
 
 int run_new(Call& call) {
   std::string name = call.positional(0);
+  const Template& made = template_of(call.value("kind", "strategy"));
   bool good =
       !name.empty() && name.size() <= 48 && std::islower(static_cast<unsigned char>(name[0])) &&
       std::all_of(name.begin(), name.end(),
@@ -89,25 +124,19 @@ int run_new(Call& call) {
       (!fs::is_directory(target, failed) || !fs::is_empty(target, failed)))
     throw Error(ErrorCode::usage, target.string() + " is already there and not an empty folder")
         .help("meshwright plugins new " + name + " --dir ANOTHER");
-  loader::Registry registry({});
-  for (const loader::Listing& listing : registry.list())
-    if (listing.plugin != nullptr)
-      for (const loader::StrategyInfo& info : listing.plugin->strategies)
-        if (info.name == name)
-          throw Error(ErrorCode::usage,
-                      "there is already a strategy " + name + ", in " + listing.path.string())
-              .help("choose another name, for example " + name + "_2");
+  if (const std::string there = taken_by(name); !there.empty())
+    throw Error(ErrorCode::usage, "there is already " + there)
+        .help("choose another name, for example " + name + "_2");
 
-  fs::path source = template_folder();
+  const fs::path source = folder_of(made);
+  const std::string word = made.word;
   for (const fs::directory_entry& entry : fs::recursive_directory_iterator(source)) {
     if (!entry.is_regular_file()) continue;
     std::ifstream in(entry.path(), std::ios::binary);
     std::ostringstream text;
     text << in.rdbuf();
-    fs::path to =
-        target / replace_all(fs::relative(entry.path(), source).string(), "my_strategy", name);
-    write_file(
-        to, replace_all(replace_all(text.str(), "my_strategy", name), "MyStrategy", camel(name)));
+    fs::path to = target / replace_all(fs::relative(entry.path(), source).string(), word, name);
+    write_file(to, replace_all(replace_all(text.str(), word, name), camel(word), camel(name)));
   }
   // The folder above bin/ is a package, whether installed or a build folder.
   fs::path program = fs::read_symlink("/proc/self/exe", failed);
@@ -115,8 +144,9 @@ int run_new(Call& call) {
   call.out.write("made " + target.string() + "/\n\nnext:\n  cd " + shell_word(target.string()) +
                  "\n  cmake -B build -DCMAKE_PREFIX_PATH=" +
                  shell_word(program.parent_path().parent_path().string()) +
-                 "\n  cmake --build build\n  ctest --test-dir build\n  " + run +
-                 " plan job.toml --world-size 8\n  " + run + " train job.toml --nproc 2\n");
+                 "\n  cmake --build build\n  ctest --test-dir build\n  " +
+                 (made.plans ? run + " plan job.toml --world-size 8\n  " : "") + run +
+                 " train job.toml --nproc 2\n");
   return 0;
 }
 
@@ -125,11 +155,12 @@ int run_new(Call& call) {
 Verb plugins_new_verb() {
   return declare(run_new, R"(
 plugins new NAME
-Make a new strategy plugin from the template
+Make a new plugin from a template
 
-Writes CMakeLists.txt, a small strategy that trains, its tests and a job, and says how to build
-them.
+Writes CMakeLists.txt, a small strategy that trains (or a small kind of data set), its tests and a
+job, and says how to build them.
 
+--kind KIND   What it brings: strategy or data. Default: strategy.
 --dir FOLDER  Where to. Default: NAME in the current folder.
 )");
 }

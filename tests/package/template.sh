@@ -17,6 +17,20 @@ cmake --install build >"$work/out" 2>&1 || { cat "$work/out" >&2; fail "installi
 "$meshwright" plugins list --json >"$work/out"; expect '"version": "2.3.4"' "$work/out"; expect "$HOME/.local/share/meshwright/plugins" "$work/out"
 "$meshwright" train job.toml --nproc 2 --set step_scheduler.max_steps=2 --set run.name=installed >"$work/out"; expect "done: 2 steps" "$work/out"
 cd "$work"
+# A kind of data set builds, passes its own tests and the kit, trains, and is told from others.
+"$meshwright" plugins new acme_lines --kind data >"$work/out"; expect "train job.toml --nproc 2" "$work/out"
+make "$work/acme_lines" Debug
+own_tests "$work/acme_lines"
+cd "$work/acme_lines"
+"$meshwright" train job.toml --nproc 2 --set step_scheduler.max_steps=2 >"$work/out"; expect "data: data/lines.txt" "$work/out"; expect "done: 2 steps" "$work/out"
+refused E0713 "$meshwright" train job.toml --nproc 2 --set step_scheduler.max_steps=3 --set dataset.acme_lines.lower_case=false
+cmake --install build >"$work/out" 2>&1 || { cat "$work/out" >&2; fail "installing the data set"; }
+sed -i '/^load/d' job.toml
+"$meshwright" plugins list >"$work/out"; expect "acme_lines" "$work/out"
+"$meshwright" train job.toml --nproc 2 --set step_scheduler.max_steps=2 --set run.name=installed >"$work/out"; expect "done: 2 steps" "$work/out"
+cd "$work"
+refused E0101 "$meshwright" plugins new acme_other --kind datum
+refused E0101 "$meshwright" plugins new acme_lines --kind data --dir elsewhere
 refused E0101 "$meshwright" plugins new acme_shard
 refused E0101 "$meshwright" plugins new Bad-Name --dir bad
 
