@@ -2,6 +2,7 @@
 
 #include "engine/modules/decoder.h"
 #include "engine/modules/phi.h"
+#include "engine/outlines/initial_values.h"
 #include "engine/outlines/models.h"
 #include "meshwright/nn/stage.h"
 #include "meshwright/parallel/scalar_type.h"
@@ -62,9 +63,8 @@ at::Tensor CausalLMImpl::forward(const at::Tensor& input) {
 }
 
 int64_t CausalLMImpl::max_positions() const { return parts_->config.ropes[0].max_positions; }
-InitialValues CausalLMImpl::initial_values() const {
-  return {parts_->config.initializer_range, parts_->config.padding_row,
-          parts_->config.norms_plus_one};
+outlines::InitialValues CausalLMImpl::initial_values() const {
+  return outlines::initial_values(parts_->config);
 }
 
 CausalLM build_model(const std::filesystem::path& config_or_folder, DType storage,

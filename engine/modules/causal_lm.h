@@ -13,24 +13,19 @@
 
 #include <filesystem>
 #include <memory>
-#include <optional>
+#include <utility>
 
 #include "meshwright/dtype.h"
+#include "meshwright/model/running_model.h"
 #include "meshwright/nn/module.h"
 #include "meshwright/outline.h"
 
 namespace meshwright::outlines {
 struct NetConfig;
-}
+struct InitialValues;
+}  // namespace meshwright::outlines
 
 namespace meshwright::modules {
-
-// What a model's weights are before any training, as transformers' _init_weights has it.
-struct InitialValues {
-  double range = 0.02;                 // weights of Linear and Embedding: normal(0, range)
-  std::optional<int64_t> padding_row;  // of the embedding: zeros (pad_token_id)
-  bool zero_norms = false;             // norms that scale by 1 + weight; else ones
-};
 
 class CausalLMImpl : public torch::nn::Module {
  public:
@@ -43,7 +38,7 @@ class CausalLMImpl : public torch::nn::Module {
 
   const ModelOutline& outline() const { return outline_; }
   int64_t max_positions() const;  // max_position_embeddings
-  InitialValues initial_values() const;
+  outlines::InitialValues initial_values() const;
 
  private:
   struct Parts;
@@ -58,5 +53,17 @@ MESHWRIGHT_MODULE(CausalLM);
 // what can be planned but not run.
 CausalLM build_model(const std::filesystem::path& config_or_folder, DType storage,
                      at::Device device);
+
+// The model as the engine runs it; what a plugin's family gives for its own.
+class RunningCausalLM final : public RunningModel {
+ public:
+  explicit RunningCausalLM(CausalLM net) : net_(std::move(net)) {}
+  std::shared_ptr<torch::nn::Module> module() override { return net_.ptr(); }
+  at::Tensor forward(const at::Tensor& input) override { return net_(input); }
+  int64_t max_positions() const override { return net_->max_positions(); }
+
+ private:
+  CausalLM net_;
+};
 
 }  // namespace meshwright::modules

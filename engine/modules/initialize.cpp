@@ -9,6 +9,7 @@
 #include <cmath>
 
 #include "engine/modules/philox.h"
+#include "engine/outlines/initial_values.h"
 #include "meshwright/error.h"
 #include "sdk/base/vectorised.h"
 
@@ -81,27 +82,43 @@ MESHWRIGHT_VECTORISED void normals(uint64_t first, uint64_t seed, uint64_t strea
     for (int64_t j = 0; j < 4; ++j) out[4 * i + j] = drawn[j][i];
 }
 
+// Uniforms 4 first .. 4 (first + kBlocks) of the stream, from -1 to 1.
+MESHWRIGHT_VECTORISED void uniforms(uint64_t first, uint64_t seed, uint64_t stream,
+                                    float* __restrict out) {
+  for (int64_t i = 0; i < kBlocks; ++i) {
+    uint64_t at = first + static_cast<uint64_t>(i);
+    PhiloxBits bits = philox({static_cast<uint32_t>(at), static_cast<uint32_t>(at >> 32),
+                              static_cast<uint32_t>(stream), static_cast<uint32_t>(stream >> 32)},
+                             static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32));
+    for (size_t j = 0; j < 4; ++j)
+      out[4 * i + static_cast<int64_t>(j)] = 2 * unit(bits[j]) - 1;
+  }
+}
+
 struct Values {
-  enum class Kind : uint8_t { zeros, ones, normal } kind;
-  double range;
+  InitialValue initial;
   uint64_t seed, stream;
-  int64_t zero_begin, zero_end;  // flat, the padding row
+  int64_t zero_begin, zero_end;  // flat, the row of zeros
 };
 
 // Elements [begin, begin + count) of the flattened whole.
 void fill(const Values& v, int64_t begin, int64_t count, float* out) {
-  if (v.kind != Values::Kind::normal) {
-    std::fill_n(out, count, v.kind == Values::Kind::ones ? 1.0F : 0.0F);
-    return;
-  }
-  constexpr int64_t kAtOnce = 4 * kBlocks;
-  float drawn[kAtOnce], range = static_cast<float>(v.range);
-  for (int64_t done = 0; done < count;) {
-    int64_t at = begin + done, chunk = at / kAtOnce, skip = at % kAtOnce,
-            n = std::min(kAtOnce - skip, count - done);
-    normals(static_cast<uint64_t>(chunk * kBlocks), v.seed, v.stream, drawn);
-    for (int64_t i = 0; i < n; ++i) out[done + i] = drawn[skip + i] * range;
-    done += n;
+  const float value = static_cast<float>(v.initial.value);
+  if (v.initial.kind == InitialValue::Kind::constant) {
+    std::fill_n(out, count, value);
+  } else {
+    constexpr int64_t kAtOnce = 4 * kBlocks;
+    float drawn[kAtOnce];
+    for (int64_t done = 0; done < count;) {
+      int64_t at = begin + done, chunk = at / kAtOnce, skip = at % kAtOnce,
+              n = std::min(kAtOnce - skip, count - done);
+      if (v.initial.kind == InitialValue::Kind::normal)
+        normals(static_cast<uint64_t>(chunk * kBlocks), v.seed, v.stream, drawn);
+      else
+        uniforms(static_cast<uint64_t>(chunk * kBlocks), v.seed, v.stream, drawn);
+      for (int64_t i = 0; i < n; ++i) out[done + i] = drawn[skip + i] * value;
+      done += n;
+    }
   }
   int64_t zero_begin = std::clamp(v.zero_begin - begin, int64_t{0}, count),
           zero_end = std::clamp(v.zero_end - begin, int64_t{0}, count);
@@ -109,18 +126,13 @@ void fill(const Values& v, int64_t begin, int64_t count, float* out) {
 }
 
 Values values_of(std::string_view parameter, const std::vector<int64_t>& shape,
-                 const InitialValues& initial, uint64_t seed) {
-  std::string_view module = module_of(parameter), last = module.substr(module.rfind('.') + 1);
-  Values v{Values::Kind::normal, initial.range, seed, 0xCBF29CE484222325U, 0, 0};
+                 const InitialValue& initial, uint64_t seed) {
+  Values v{initial, seed, 0xCBF29CE484222325U, 0, 0};
   for (char c : parameter)
     v.stream = (v.stream ^ static_cast<uint8_t>(c)) * 0x100000001B3U;  // FNV-1a
-  if (parameter.ends_with(".bias"))
-    v.kind = Values::Kind::zeros;
-  else if (last.ends_with("norm"))
-    v.kind = initial.zero_norms ? Values::Kind::zeros : Values::Kind::ones;
-  else if (initial.padding_row && last == "embed_tokens") {
+  if (initial.zero_row) {
     int64_t width = element_count(shape) / std::max<int64_t>(shape.at(0), 1);
-    v.zero_begin = *initial.padding_row * width;
+    v.zero_begin = *initial.zero_row * width;
     v.zero_end = v.zero_begin + width;
   }
   return v;
@@ -151,7 +163,7 @@ void fill_flat(const Values& v, int64_t begin, Tensor& out) {
 
 void initialize(std::string_view parameter, const std::vector<int64_t>& global_shape,
                 std::span<const int64_t> offsets, std::span<const int64_t> sizes,
-                const InitialValues& values, uint64_t seed, Tensor out, int64_t begin) {
+                const InitialValue& value, uint64_t seed, Tensor out, int64_t begin) {
   size_t dims = global_shape.size();
   int64_t count = 1;
   bool inside = offsets.size() == dims && sizes.size() == dims;
@@ -164,7 +176,7 @@ void initialize(std::string_view parameter, const std::vector<int64_t>& global_s
                                          " has no such slice, or its tensor has another size");
   if (out.numel() == 0) return;
   begin = std::max<int64_t>(begin, 0);
-  Values v = values_of(parameter, global_shape, values, seed);
+  Values v = values_of(parameter, global_shape, value, seed);
   // Whole trailing dimensions and the first cut one before them make a run of neighbours.
   size_t cut = dims;
   int64_t run = 1, inner = 1;
@@ -193,23 +205,26 @@ void initialize(std::string_view parameter, const std::vector<int64_t>& global_s
   });
 }
 
-void initialize(const CausalLMImpl& model, const ParallelParameter& parameter, uint64_t seed) {
+void initialize(const ParallelParameter& parameter, const InitialValue& value, uint64_t seed) {
   Tensor out = parameter.local;
   if (out.numel() == 0) return;
   const Region& region = parameter.region;
   if (region.flat())
-    fill_flat(values_of(parameter.name, parameter.global_shape, model.initial_values(), seed),
-              region.begin, out);
+    fill_flat(values_of(parameter.name, parameter.global_shape, value, seed), region.begin, out);
   else
-    initialize(parameter.name, parameter.global_shape, region.offsets, region.sizes,
-               model.initial_values(), seed, out, region.within_box() ? region.begin : 0);
+    initialize(parameter.name, parameter.global_shape, region.offsets, region.sizes, value, seed,
+               out, region.within_box() ? region.begin : 0);
+}
+
+void initialize(const CausalLMImpl& model, const ParallelParameter& parameter, uint64_t seed) {
+  initialize(parameter, outlines::initial_value(parameter.name, model.initial_values()), seed);
 }
 
 void initialize(CausalLMImpl& model, uint64_t seed) {
   auto parameters = model.named_parameters();
   for (const ParameterOutline& p : model.outline().parameters)
     initialize(p.name, p.shape, std::vector<int64_t>(p.shape.size(), 0), p.shape,
-               model.initial_values(), seed, parameters[p.name]);
+               outlines::initial_value(p.name, model.initial_values()), seed, parameters[p.name]);
 }
 
 }  // namespace meshwright::modules

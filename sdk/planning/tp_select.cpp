@@ -33,7 +33,7 @@ TpPlanEntries llama_nemotron_super(const ModelOutline& outline, bool sp) {
 std::map<std::string, TpPlanMaker> built_in_plans() {
   return {{"llama_nemotron_super_tp_plan", llama_nemotron_super},
           {"base", [](const ModelOutline&, bool sp) { return base_tp_plan(sp); }},
-          {"own", [](const ModelOutline& outline, bool) { return own_tp_plan(outline); }}};
+          {"own", [](const ModelOutline& outline, bool sp) { return own_tp_plan(outline, sp); }}};
 }
 
 TpPlanMaker find_named(const std::string& name) {
@@ -102,11 +102,12 @@ TpPlanEntries automatic_plan(const ModelOutline& outline, const TpPlanRequest& r
     plan.warnings.push_back("the plan of " + outline.architecture + " does not apply (" +
                             advice_text(error) + "); its own plan is used");
     plan.source = "own plan";
-    return own_tp_plan(outline);
+    return own_tp_plan(outline, request.sequence_parallel);
   }
   try {
-    TpPlanEntries entries = own_tp_plan(outline);
-    if (request.sequence_parallel && runs(outline, base_tp_plan(true))) {
+    TpPlanEntries entries = own_tp_plan(outline, request.sequence_parallel);
+    if (request.sequence_parallel && outline.own_sequence_plan.empty() &&
+        runs(outline, base_tp_plan(true))) {
       plan.source = "base plan";
       plan.notices.push_back("the own plan of " + outline.architecture +
                              " has no sequence parallelism; the base plan, which has it, is used");
@@ -248,7 +249,23 @@ std::vector<std::string> registered_tp_plans() {
   return names;
 }
 
-TpPlanEntries own_tp_plan(const ModelOutline& outline) {
+namespace {
+
+// Activations between the blocks are then cut along the sequence.
+void cut_sequence(const StringMap& norms, TpPlanEntries& entries) {
+  for (auto& [pattern, style] : entries)
+    if (style.kind == row && style.output == TpLayout::replicate) {
+      style.output = TpLayout::shard_1;
+      style.output_kind = TpOutputKind::sharded;
+    }
+  for (const auto& [pattern, text] : norms)
+    if (std::optional<TpStyle> style = parse_style(text, StyleContext::own_plan))
+      entries.emplace_back(pattern, *style);
+}
+
+}  // namespace
+
+TpPlanEntries own_tp_plan(const ModelOutline& outline, bool sequence_parallel) {
   TpPlanEntries out;
   for (const auto& [pattern, style_text] : outline.own_tp_plan) {
     std::optional<TpStyle> style = parse_style(style_text, StyleContext::own_plan);
@@ -276,6 +293,8 @@ TpPlanEntries own_tp_plan(const ModelOutline& outline) {
   if (std::none_of(out.begin(), out.end(),
                    [&](const auto& entry) { return entry.first == embedding; }))
     out.emplace_back(embedding, *parse_style("rowwise_rep"));
+  if (sequence_parallel && !outline.own_sequence_plan.empty())
+    cut_sequence(outline.own_sequence_plan, out);
   return out;
 }
 

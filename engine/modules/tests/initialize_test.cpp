@@ -9,6 +9,7 @@
 
 #include "engine/modules/causal_lm.h"
 #include "engine/modules/philox.h"
+#include "engine/outlines/initial_values.h"
 #include "meshwright/error.h"
 
 namespace initialize_test {
@@ -24,7 +25,7 @@ Tensor slice(const std::string& name, const std::vector<int64_t>& shape,
              const std::vector<int64_t>& offsets, const std::vector<int64_t>& sizes,
              uint64_t seed = 7, at::ScalarType type = at::kFloat) {
   Tensor out = at::full(sizes, 99, type);
-  modules::initialize(name, shape, offsets, sizes, {}, seed, out);
+  modules::initialize(name, shape, offsets, sizes, outlines::initial_value(name), seed, out);
   return out;
 }
 Tensor whole(const std::string& name, const std::vector<int64_t>& shape, uint64_t seed = 7) {
@@ -122,13 +123,13 @@ TEST_CASE("biases are zero, norms are one, the padding row of the embedding is z
   const std::vector<int64_t> shape = {5, 4};
   Tensor plain = whole("model.embed_tokens.weight", shape), padded = at::empty(shape);
   modules::initialize("model.embed_tokens.weight", shape, std::vector<int64_t>{0, 0}, shape,
-                      {0.02, 3}, 7, padded);
+                      {.zero_row = 3}, 7, padded);
   CHECK(plain[3].abs().sum().item<double>() > 0);
   plain[3].zero_();
   CHECK(padded.equal(plain));
   Tensor part = at::empty({3, 4});
   modules::initialize("model.embed_tokens.weight", shape, std::vector<int64_t>{2, 0}, part.sizes(),
-                      {0.02, 3}, 7, part);
+                      {.zero_row = 3}, 7, part);
   CHECK(part.equal(plain.narrow(0, 2, 3)));
 }
 

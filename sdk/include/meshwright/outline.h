@@ -41,6 +41,15 @@ struct FusedRows {
   bool operator==(const FusedRows&) const = default;
 };
 
+// How a parameter lies in a Hugging Face folder, where that is not as it is here.
+struct StoredAs {
+  // The name that an export gives it, and others that are read as well; empty: its own.
+  std::vector<std::string> names = {};
+  // The file has columns first, [in, out], as GPT-2's do. Of fused rows the columns of its parts.
+  bool transposed = false;
+  bool operator==(const StoredAs&) const = default;
+};
+
 struct ParameterOutline {
   std::string name;            // Hugging Face's name: "model.layers.0.self_attn.q_proj.weight"
   std::vector<int64_t> shape;  // Linear: [out, in]; Embedding: [rows, dim]
@@ -51,6 +60,7 @@ struct ParameterOutline {
   // equal; the first one is counted and saved.
   std::string copy_of = {};
   int64_t stage = -1;  // in the outline of a pipeline's rank; -1: of no stage alone
+  StoredAs stored = {};
 };
 
 struct MoeOutline {
@@ -74,6 +84,13 @@ struct ModelOutline {
   // The model's own plan in Hugging Face style strings: (pattern, style), inner patterns already
   // prefixed; later wins.
   StringMap own_tp_plan;
+  // What sequence parallelism adds to it, norms of style "sequence_parallel": then what its row
+  // styles and its embeddings give is cut along the sequence. Empty: the plan has none.
+  StringMap own_sequence_plan = {};
+  // Positions that the model was made for; 0: not known. Longer samples are a warning; an error
+  // where positions_end, since there are no weights for them.
+  int64_t max_positions = 0;
+  bool positions_end = false;
   int64_t stages = 1;  // of the pipeline whose rank this is the outline of
 
   MESHWRIGHT_API const ModuleOutline* find_module(std::string_view name) const;

@@ -77,9 +77,11 @@ MESHWRIGHT_API TpPlanEntries base_tp_plan(bool sequence_parallel);
 MESHWRIGHT_API std::optional<TpPlanEntries> architecture_tp_plan(const ModelOutline& outline,
                                                                  bool sequence_parallel,
                                                                  std::vector<std::string>& notices);
-// A model's own plan (semantics 2.4): prefixes, the added embedding, the lm_head rule. Throws
-// Error(tp_plan_does_not_fit) when it has none.
-MESHWRIGHT_API TpPlanEntries own_tp_plan(const ModelOutline& outline);
+// A model's own plan (semantics 2.4): prefixes, the added embedding, the lm_head rule, and what its
+// own_sequence_plan adds under sequence parallelism. Throws Error(tp_plan_does_not_fit) when it has
+// none.
+MESHWRIGHT_API TpPlanEntries own_tp_plan(const ModelOutline& outline,
+                                         bool sequence_parallel = false);
 
 // Named plans. A plugin registers its own while it is created; names are unique (Error(conflict)).
 // Thread-safe, per process.
