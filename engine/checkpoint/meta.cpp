@@ -32,6 +32,8 @@ std::string to_json(const TensorRecord& tensor) {
   if (tensor.fused)
     out += ", \"fused\": {\"groups\": " + std::to_string(tensor.fused->groups) +
            ", \"parts\": " + list_text(tensor.fused->parts) + "}";
+  if (!tensor.file_name.empty()) out += ", \"file_name\": " + quoted(tensor.file_name);
+  if (tensor.transposed) out += ", \"transposed\": true";
   out += ", \"pieces\": [";
   for (const Piece& piece : tensor.pieces) {
     if (&piece != tensor.pieces.data()) out += ", ";

@@ -54,6 +54,10 @@ struct TensorRecord {
   // Set for a fused parameter and its states. They are stored as in memory, groups interleaved; a
   // Hugging Face folder has the parts whole.
   std::optional<FusedRows> fused = std::nullopt;
+  // How a Hugging Face folder has it, where that is another name (StoredAs::names, the first) or
+  // columns first; of the states of a parameter as well.
+  std::string file_name = {};
+  bool transposed = false;
 };
 
 // A generator's state as opaque bytes.

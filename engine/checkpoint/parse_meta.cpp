@@ -196,6 +196,15 @@ TensorRecord read_tensor(Reader reader, const std::vector<FileRecord>& files) {
       reader.fail("(" + tensor.name + ") has fused parts that do not make up its shape " +
                   list_text(tensor.shape));
   }
+  if (reader.has("file_name")) {
+    tensor.file_name = reader.text("file_name");
+    if (tensor.file_name.empty()) reader.fail("(" + tensor.name + ") has an empty name in files");
+  }
+  if (reader.has("transposed")) {
+    tensor.transposed = reader.boolean("transposed");
+    if (tensor.transposed && tensor.shape.size() != 2)
+      reader.fail("(" + tensor.name + ") is transposed, but no matrix");
+  }
   for (const json::value& item : reader.array("pieces"))
     tensor.pieces.push_back(read_piece(reader, item, tensor, files));
   reader.end();

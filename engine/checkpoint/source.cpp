@@ -1,5 +1,6 @@
 #include "engine/checkpoint/source.h"
 
+#include <algorithm>
 #include <cstring>
 #include <set>
 
@@ -66,8 +67,13 @@ void Source::add(size_t record) {
   std::optional<weights::ExpertTensors> experts;
   if (tensor.state != "buffer") experts = weights::expert_tensors(meta.architecture, tensor.name);
   if (!experts || !weights::fits(*experts, tensor.shape)) {
-    tensors_.push_back({tensor.state, weights::file_name(meta.architecture, tensor.name),
-                        tensor.dtype, tensor.export_dtype, tensor.shape});
+    std::vector<int64_t> shape = tensor.shape;
+    if (tensor.transposed) std::reverse(shape.begin(), shape.end());
+    tensors_.push_back({tensor.state,
+                        tensor.file_name.empty()
+                            ? weights::file_name(meta.architecture, tensor.name)
+                            : tensor.file_name,
+                        tensor.dtype, tensor.export_dtype, shape});
     places_.push_back({record});
     return;
   }
@@ -98,6 +104,27 @@ void Source::read_expert(const Place& place, const SourceTensor& tensor, int64_t
               static_cast<size_t>((end - begin) * element));
 }
 
+// A file's row is a column in memory.
+void Source::read_transposed(const TensorRecord& record, int64_t begin, int64_t end, DType target,
+                             void* out) {
+  if (begin >= end) return;
+  const int64_t rows = record.shape[0], first = begin / rows,
+                columns = (end + rows - 1) / rows - first, element = dtype_size(target);
+  const std::vector<weights::RowRun> runs = record.fused
+                                                ? weights::runs_of_file(*record.fused, 0, rows)
+                                                : std::vector<weights::RowRun>{{0, 0, rows}};
+  std::vector<std::byte> part, turned(static_cast<size_t>(columns * rows * element));
+  for (const weights::RowRun& run : runs) {
+    part.resize(static_cast<size_t>(run.count * columns * element));
+    checkpoint_->read(record, Region::box({run.memory, first}, {run.count, columns}), target,
+                      part.data());
+    weights::transpose(part.data(), run.count, columns, element, turned.data() + run.file * element,
+                       rows);
+  }
+  std::memcpy(out, turned.data() + (begin - first * rows) * element,
+              static_cast<size_t>((end - begin) * element));
+}
+
 Source::~Source() = default;
 
 void Source::read(size_t index, int64_t begin, int64_t end, DType target, void* out) {
@@ -105,6 +132,7 @@ void Source::read(size_t index, int64_t begin, int64_t end, DType target, void* 
     const Place& place = places_[index];
     const TensorRecord& tensor = checkpoint_->meta().tensors[place.record];
     if (place.expert >= 0) return read_expert(place, tensors_[index], begin, end, target, out);
+    if (tensor.transposed) return read_transposed(tensor, begin, end, target, out);
     if (!tensor.fused) return checkpoint_->read(tensor, Region::run(begin, end), target, out);
     for (const weights::RowRun& run :
          weights::runs_of_file(weights::fused_elements(*tensor.fused, tensor.shape), begin, end))

@@ -48,6 +48,9 @@ class Source {
     int64_t column = 0;   // the first of its part
   };
   void add(size_t record);
+  // Of a weight whose file has columns first.
+  void read_transposed(const TensorRecord& record, int64_t begin, int64_t end, DType target,
+                       void* out);
   void read_expert(const Place& place, const SourceTensor& tensor, int64_t begin, int64_t end,
                    DType target, void* out);
   std::filesystem::path path_;

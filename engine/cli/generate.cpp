@@ -46,7 +46,7 @@ generate::Request read_request(const Call& call) {
 
 // Everything that can be refused before a rank starts.
 int check(Call& call, const generate::Request& request, int64_t world_size) {
-  generate::Source source(request.folder);
+  generate::Source source(request.folder, request.sets);
   (void)source.prompt(request);
   (void)source.stops(request);
   generate::Settings settings = generate::settings(source, request.sets, world_size);

@@ -10,7 +10,6 @@
 #include "engine/cli/common.h"
 #include "engine/data/plugin_data.h"
 #include "engine/loader/descriptor.h"
-#include "engine/outlines/models.h"
 #include "sdk/base/conformance.h"
 #include "sdk/base/conformance_runner.h"
 #include "sdk/base/words.h"
@@ -81,11 +80,9 @@ std::optional<DatasetRequest> request_of_job(const Call& call, const fs::path& l
   std::optional<plan::Job> job = plan::load_job(options, diagnostics);
   diagnostics.throw_if_any();
   if (!job->dataset || job->dataset->info->name != dataset) return std::nullopt;
-  const Options& model = job->config.table("model");
   int64_t vocabulary = 0;
-  if (model.is_set("config") || model.is_set("pretrained"))
-    vocabulary =
-        outlines::load_outline(config::model_config_file(model), DType::float32).vocab_size;
+  if (const std::optional<plan::JobModel> model = plan::model_of(*job))
+    vocabulary = model->outline(job->config).vocab_size;
   const auto seed = static_cast<uint64_t>(job->config.table("run").get_int("seed"));
   return data::request_of(data::dataset_config(*job, "dataset", vocabulary, seed));
 }

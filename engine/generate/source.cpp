@@ -11,7 +11,9 @@
 #include "engine/checkpoint/folder.h"
 #include "engine/outlines/config_json.h"
 #include "engine/outlines/models.h"
+#include "engine/plan/plan.h"
 #include "meshwright/error.h"
+#include "sdk/base/words.h"
 
 namespace meshwright::generate {
 
@@ -61,9 +63,30 @@ std::string first_bytes(const std::string& text) {
   return text.size() > kShown ? out + ",..." : out;
 }
 
+// The model's vocabulary, as its family has it.
+int64_t vocab_of(const Source& source, const std::vector<std::string>& sets) {
+  if (!source.of_plugin(sets))
+    return outlines::load_outline(source.config(), DType::float32).vocab_size;
+  const Settings settings = generate::settings(source, sets, 1);
+  Diagnostics problems;
+  config::LoadOptions options;
+  options.sets = settings.sets;
+  const std::optional<plan::Job> job =
+      plan::load_job(config::Source::parse(settings.toml, options, problems), problems);
+  problems.throw_if_any();
+  return plan::model_of(*job)->outline(job->config).vocab_size;
+}
+
 }  // namespace
 
-Source::Source(const fs::path& path) : folder_(path), config_(path / "config.json") {
+bool Source::of_plugin(const std::vector<std::string>& sets) const {
+  return !model_settings_.empty() ||
+         std::any_of(sets.begin(), sets.end(),
+                     [](const std::string& set) { return set.starts_with("model.plugin="); });
+}
+
+Source::Source(const fs::path& path, const std::vector<std::string>& sets)
+    : folder_(path), config_(path / "config.json") {
   std::error_code failed;
   if (!fs::is_directory(path, failed)) {
     Error missing(ErrorCode::file_unreadable, is_there(path)
@@ -83,16 +106,16 @@ Source::Source(const fs::path& path) : folder_(path), config_(path / "config.jso
     throw Error(ErrorCode::file_unreadable, path.string() + " has weights but no config.json")
         .help("copy the model's config.json into the folder");
   if (!weights) open_checkpoint();
-  vocab_ = outlines::load_outline(config(), DType::float32).vocab_size;
+  vocab_ = vocab_of(*this, sets);
   if (is_there(extra("tokenizer.json")))
     tokenizer_ = tokenizer::Tokenizer::load(extra("tokenizer.json"));
 }
 
-Source Source::of_model(const fs::path& config, bool bytes) {
+Source Source::of_model(const fs::path& config, int64_t vocab, bool bytes) {
   Source out;
   out.folder_ = config.parent_path();
   out.config_ = config;
-  out.vocab_ = outlines::load_outline(config, DType::float32).vocab_size;
+  out.vocab_ = vocab;
   if (const fs::path file = out.extra("tokenizer.json"); !bytes && is_there(file))
     out.tokenizer_ = tokenizer::Tokenizer::load(file);
   return out;
@@ -107,8 +130,10 @@ void Source::open_checkpoint() {
   checkpoint::Checkpoint opened(folder_);
   bool model = false;
   for (const checkpoint::FileRecord& file : opened.meta().files) {
-    model = model || file.name == "config.json";
+    model = model || file.name == "config.json" || file.name == kModelSettings;
     if (file.name.ends_with(".json")) opened.read_file(file.name);
+    if (file.name == kModelSettings)
+      model_settings_ = text::split_names(opened.read_file(file.name).c_str(), '\n');
   }
   if (!model)
     throw Error(
@@ -217,6 +242,8 @@ Settings settings(const Source& source, const std::vector<std::string>& sets, in
   for (const std::string& set : sets) {
     std::string key = set.substr(0, set.find('='));
     bool used = key == "run.threads" || key == "run.deterministic" || key == "model.torch_dtype";
+    used = used || (key.starts_with("model.") && key != "model.config" &&
+                    key != "model.pretrained" && source.of_plugin(sets));
     for (const char* table : {"distributed.", "dist_env.", "plugins."})
       used = used || key.starts_with(table);
     if (!used)
@@ -228,18 +255,23 @@ Settings settings(const Source& source, const std::vector<std::string>& sets, in
           .help("leave out --set " + key);
   }
   // JSON's escapes are TOML's too.
-  std::string model = boost::json::serialize(boost::json::value(source.config().string()));
+  std::string model =
+      is_there(source.config())
+          ? "\nconfig = " + boost::json::serialize(boost::json::value(source.config().string()))
+          : "";
+  std::vector<std::string> all = source.model_settings();
+  all.insert(all.end(), sets.begin(), sets.end());
   // Samples that nobody reads: every schedule of a pipeline takes so many.
   std::string n = std::to_string(2 * world_size);
   // Of such samples: ranks of cp with head and tail, and those of tp, divide it.
   std::string length = std::to_string(2 * world_size);
-  return {"schema = 1\n[model]\nconfig = " + model +
+  return {"schema = 1\n[model]" + model +
               "\ntorch_dtype = \"float32\"\n[distributed]\nstrategy = "
               "\"ddp\"\n[distributed.mp_policy]\nparam_dtype = "
               "\"float32\"\noutput_dtype = \"float32\"\n"
               "[step_scheduler]\nglobal_batch_size = " +
               n + "\nlocal_batch_size = 1\n[dataset]\nkind = \"mock\"\nseq_len = " + length + "\n",
-          sets};
+          all};
 }
 
 }  // namespace meshwright::generate

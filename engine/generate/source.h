@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "engine/tokenizer/tokenizer.h"
@@ -26,20 +27,28 @@ struct Request {
   bool live = false;  // rank 0's standard output is a terminal
 };
 
+// In a checkpoint of a plugin's model: what --set needs beside config.json, a line each.
+inline constexpr std::string_view kModelSettings = "model.toml";
+
 // A folder with a model: Hugging Face's, or a checkpoint.
 class Source {
  public:
   // `path`: a Hugging Face folder, a checkpoint, a folder of checkpoints or of a run. Throws
   // Error(file_unreadable | no_checkpoint | bad_checkpoint | bad_model_config | bad_tokenizer).
-  explicit Source(const std::filesystem::path& path);
+  // `sets`: --set, which may name the plugin of the model.
+  explicit Source(const std::filesystem::path& path, const std::vector<std::string>& sets = {});
   // A model that is there already, of this config.json, whose folder may have a tokenizer.
   // `bytes`: it trains on the bytes of texts, which no tokenizer fits. Throws
   // Error(bad_model_config | bad_tokenizer).
-  static Source of_model(const std::filesystem::path& config, bool bytes);
+  static Source of_model(const std::filesystem::path& config, int64_t vocab, bool bytes);
 
   const std::filesystem::path& folder() const { return folder_; }
   bool is_checkpoint() const { return checkpoint_; }
   const std::filesystem::path& config() const { return config_; }
+  // Settings that name the model beside config.json.
+  const std::vector<std::string>& model_settings() const { return model_settings_; }
+  // Whether a plugin brings the model: the checkpoint says so, or `sets` do.
+  bool of_plugin(const std::vector<std::string>& sets) const;
   int64_t vocab() const { return vocab_; }
   bool bytes() const { return !tokenizer_ && vocab_ == 256; }  // tokens are the bytes of a text
   const tokenizer::Tokenizer* tokenizer() const { return tokenizer_ ? &*tokenizer_ : nullptr; }
@@ -60,6 +69,7 @@ class Source {
   std::filesystem::path folder_, config_;
   bool checkpoint_ = false;
   int64_t vocab_ = 0;
+  std::vector<std::string> model_settings_;
   std::optional<tokenizer::Tokenizer> tokenizer_;
 };
 

@@ -65,6 +65,12 @@ void rethrow_from(const detail::PluginCode* plugin, const char* doing) {
   }
 }
 
+void load_runtime_half(const std::filesystem::path& file, const detail::PluginCode* plugin) {
+  if (file.empty() || ::dlopen(file.c_str(), RTLD_NOW | RTLD_NOLOAD) != nullptr) return;
+  if (::dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE) != nullptr)
+    keep_private(file, plugin);
+}
+
 namespace {
 
 class GuardedStrategy final : public Strategy {
@@ -106,7 +112,7 @@ class GuardedStrategy final : public Strategy {
   }
   std::unique_ptr<ParallelModel> parallelize(ParallelizeRequest& request) override {
     return run("parallelize, parallelizing the model", [&] {
-      load_runtime_half();
+      load_runtime_half(runtime_half_, plugin_);
       return inner_->parallelize(request);
     });
   }
@@ -115,13 +121,6 @@ class GuardedStrategy final : public Strategy {
   }
 
  private:
-  // The SDK would do so, and tells why it cannot.
-  void load_runtime_half() {
-    if (runtime_half_.empty()) return;
-    if (::dlopen(runtime_half_.c_str(), RTLD_NOW | RTLD_NOLOAD) != nullptr) return;
-    if (::dlopen(runtime_half_.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE) != nullptr)
-      keep_private(runtime_half_, plugin_);
-  }
   const detail::PluginCode* plugin_;
   std::filesystem::path runtime_half_;
   std::shared_ptr<Strategy> inner_;

@@ -33,6 +33,10 @@ decltype(auto) guarded(const detail::PluginCode* plugin, const char* doing, Body
   }
 }
 
+// Loads the library that runs what the plugin plans, a private copy as of the plugin itself; ""
+// means none. The SDK would do so too, and tells why it cannot.
+void load_runtime_half(const std::filesystem::path& file, const detail::PluginCode* plugin);
+
 // Every hook of `inner` so guarded; what it throws has a note on plugin, hook and rank.
 std::shared_ptr<Strategy> guarded_strategy(const LoadedPlugin& plugin,
                                            std::shared_ptr<Strategy> inner);

@@ -13,6 +13,7 @@
 #include "engine/loader/descriptor.h"
 #include "engine/loader/guard.h"
 #include "engine/loader/guarded_data.h"
+#include "engine/loader/guarded_family.h"
 #include "engine/loader/private_copy.h"
 #include "engine/loader/verify_library.h"
 #include "sdk/base/build_facts.h"
@@ -372,16 +373,16 @@ LoadedStrategy Registry::create(const LoadedPlugin& plugin, const StrategyInfo& 
 LoadedModel Registry::create_model(const LoadedPlugin& plugin, const ComponentInfo& info) {
   std::shared_ptr<ModelFamily>& known = impl_->models[&info];
   if (known == nullptr)
-    known = made_of<ModelFamily>(plugin, MESHWRIGHT_MODELS, &info - plugin.models.data(), "model");
+    known = guarded_family(plugin, made_of<ModelFamily>(plugin, MESHWRIGHT_MODELS,
+                                                        &info - plugin.models.data(), "model"));
   return {&plugin, &info, known};
 }
 
 LoadedDataset Registry::create_dataset(const LoadedPlugin& plugin, const ComponentInfo& info) {
   std::shared_ptr<DatasetKind>& known = impl_->datasets[&info];
   if (known == nullptr)
-    known = guarded_kind(
-        plugin, made_of<DatasetKind>(plugin, MESHWRIGHT_DATASETS, &info - plugin.datasets.data(),
-                                     "data set"));
+    known = guarded_kind(plugin, made_of<DatasetKind>(plugin, MESHWRIGHT_DATASETS,
+                                                      &info - plugin.datasets.data(), "data set"));
   return {&plugin, &info, known};
 }
 

@@ -75,4 +75,8 @@ CausalLM build_model(const std::filesystem::path& config_or_folder, DType storag
                   at::TensorOptions().dtype(scalar_type(storage)).device(device));
 }
 
+std::unique_ptr<RunningModel> make_hub_model(const ModelRequest& request) {
+  return std::make_unique<RunningCausalLM>(build_model(request.config, request.storage, at::kMeta));
+}
+
 }  // namespace meshwright::modules

@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "meshwright/dtype.h"
+#include "meshwright/model/model_family.h"
 #include "meshwright/model/running_model.h"
 #include "meshwright/nn/module.h"
 #include "meshwright/outline.h"
@@ -65,5 +66,8 @@ class RunningCausalLM final : public RunningModel {
  private:
   CausalLM net_;
 };
+
+// For outlines::HubFamily::made_by().
+std::unique_ptr<RunningModel> make_hub_model(const ModelRequest& request);
 
 }  // namespace meshwright::modules

@@ -14,7 +14,8 @@ namespace {
 
 std::atomic<HubFamily::Maker> maker{nullptr};
 
-// As config.json states it; 0: the family's own default is no statement of this model.
+}  // namespace
+
 int64_t stated_positions(const ConfigJson& whole) {
   const ConfigJson config = whole.has("text_config") ? whole.object("text_config") : whole;
   if (!config.has("max_position_embeddings")) return 0;
@@ -28,8 +29,6 @@ int64_t stated_positions(const ConfigJson& whole) {
                stretched = original * scaling.number("factor", 0, 1e6, 1.0);
   return std::max(positions, static_cast<int64_t>(stretched));
 }
-
-}  // namespace
 
 void HubFamily::made_by(Maker given) { maker = given; }
 

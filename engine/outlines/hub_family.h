@@ -4,6 +4,7 @@
 
 #include <memory>
 
+#include "engine/outlines/config_json.h"
 #include "meshwright/model/model_family.h"
 
 namespace meshwright::outlines {
@@ -20,5 +21,9 @@ class HubFamily final : public ModelFamily {
   using Maker = std::unique_ptr<RunningModel> (*)(const ModelRequest& request);
   static void made_by(Maker maker);
 };
+
+// max_position_embeddings as the file states it, stretched; 0: it does not, and a family's default
+// is no statement of this model.
+int64_t stated_positions(const ConfigJson& config);
 
 }  // namespace meshwright::outlines

@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <cstdio>
 
-#include "engine/outlines/models.h"
-
 namespace meshwright::plan {
 namespace {
 
@@ -45,32 +43,25 @@ void warn_of_schedule(const Job& job, JobPlan& plan) {
   }
 }
 
-void warn_of_positions(const Job& job, const std::string& model, JobPlan& plan) {
-  const outlines::ConfigJson whole = outlines::load_config(model);
-  const outlines::ConfigJson config =
-      whole.has("text_config") ? whole.object("text_config") : whole;
-  if (!config.has("max_position_embeddings"))
-    return;  // the family's own default is no statement of this model
-  int64_t positions = config.integer("max_position_embeddings", 1, INT64_MAX);
-  // Stretched positions reach further than the field says where it was left at the length of the
-  // first training.
-  if (config.has("rope_scaling")) {
-    const outlines::ConfigJson scaling = config.object("rope_scaling");
-    double original = scaling.number("original_max_position_embeddings", 1, 1e12,
-                                     static_cast<double>(positions)),
-           stretched = original * scaling.number("factor", 0, 1e6, 1.0);
-    positions = std::max(positions, static_cast<int64_t>(stretched));
-  }
+void check_positions(const Job& job, const ModelOutline& outline, const std::string& model,
+                     JobPlan& plan) {
+  const int64_t positions = outline.max_positions;
+  if (positions <= 0) return;
   for (const char* name : {"dataset", "validation_dataset"}) {
     const Options& table = job.config.table(name);
     if (!reads_data(table) || table.get_int("seq_len") <= positions) continue;
+    const std::string key = std::string(name) + ".seq_len", most = std::to_string(positions),
+                      length = key + " = " + std::to_string(table.get_int("seq_len"));
+    if (outline.positions_end)
+      throw Error(
+          ErrorCode::model_does_not_fit,
+          length + " is above the " + most + " positions that " + model + " has weights for")
+          .key(key)
+          .help("set " + key + " = " + most);
     plan.warnings.push_back(
-        std::string(name) + ".seq_len = " + std::to_string(table.get_int("seq_len")) +
-        " is above max_position_embeddings = " + std::to_string(positions) + " of " +
-        config.name() +
+        length + " is above max_position_embeddings = " + most + " of " + model +
         ": its positions do not reach that far, and other programs cut such samples off; set " +
-        name + ".seq_len = " + std::to_string(positions) +
-        " or raise max_position_embeddings in a copy of that file");
+        key + " = " + most + " or raise max_position_embeddings in a copy of that file");
   }
 }
 

@@ -13,10 +13,12 @@
 namespace meshwright::plan {
 
 // Adds warnings and notices about a learning-rate schedule that never does what it says, and about
-// samples that are longer than the model's positions. make_plan() calls it, so that every verb that
-// makes a plan says the same. `model`: a config.json or its folder; empty: the job names none.
+// samples that are longer than the model's positions; throws Error(model_does_not_fit) where there
+// are no weights for more. make_plan() calls it, so that every verb that makes a plan says the
+// same. `model`: its name in messages.
 void warn_of_schedule(const Job& job, JobPlan& plan);
-void warn_of_positions(const Job& job, const std::string& model, JobPlan& plan);
+void check_positions(const Job& job, const ModelOutline& outline, const std::string& model,
+                     JobPlan& plan);
 
 // Adds notices for keys of [distributed.moe] that this model, strategy and sizes leave without
 // effect. `cost` and `config` as the plan's footprint was made of.

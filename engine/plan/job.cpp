@@ -31,6 +31,21 @@ void check_rules(const loader::LoadedStrategy& strategy, const StrategyConfig& c
   for (const std::string& text : found.warnings()) diagnostics.warning(text);
 }
 
+// The model family's own rules, once its options are right.
+void check_model_rules(const Job& job, Diagnostics& diagnostics) {
+  const std::optional<JobModel> model = model_of(job);
+  if (!model || !diagnostics.ok()) return;
+  Diagnostics found;
+  try {
+    model->family->validate(model->request, found);
+  } catch (const Error& error) {
+    found.add(error);
+  }
+  for (const Error& error : found.errors()) diagnostics.add(config::placed(error, job.config));
+  for (const std::string& text : found.notices()) diagnostics.notice(text);
+  for (const std::string& text : found.warnings()) diagnostics.warning(text);
+}
+
 // Else a job that should run a bundled strategy would run another one of that name.
 void tell_hidden(const loader::Registry& registry, const loader::LoadedStrategy& strategy,
                  Diagnostics& diagnostics) {
@@ -145,6 +160,7 @@ std::optional<Job> load_job(const config::Source& source, Diagnostics& diagnosti
                                found ? job.strategy.info->name : std::string(), diagnostics);
   if (!all_found) return std::nullopt;
   check_rules(job.strategy, job.config.strategy_config(job.schemas.front()), diagnostics);
+  check_model_rules(job, diagnostics);
   return job;
 }
 

@@ -1,9 +1,6 @@
 #include <algorithm>
-#include <filesystem>
 #include <numeric>
 
-#include "engine/base/relative.h"
-#include "engine/outlines/models.h"
 #include "engine/plan/before_start.h"
 #include "engine/plan/main_weights.h"
 #include "engine/plan/plan.h"
@@ -101,21 +98,6 @@ Workload read_workload(const config::Config& config, const MeshPlan& mesh,
   if (optimizer.get_string("name") == "sgd")
     work.optimizer_states = optimizer.get_number("momentum") > 0 ? 1 : 0;
   return work;
-}
-
-ModelOutline read_outline(const config::Config& config, const std::string& path,
-                          const std::string& key, DType storage) {
-  try {
-    return outlines::load_outline(path, storage);
-  } catch (Error& error) {
-    const std::string full = "model." + key;
-    Origin written = config.table("model").origin(key);
-    if (std::error_code failed; error.code() == ErrorCode::file_unreadable &&
-                                !std::filesystem::exists(path, failed) && !failed)
-      for (const std::string& help : base::relative_path_help(full, path, written.file))
-        error.help(help);
-    throw error.key(full).at(written);
-  }
 }
 
 void check_expert_sizes(const ModelOutline& outline, const ParallelSizes& sizes,
@@ -288,13 +270,13 @@ JobPlan lay_out(Job& job, const PlanRequest& wanted) {
 
   warn_of_schedule(job, plan);
 
-  const auto [path, key] = config::model_path(job.config.table("model"));
-  if (path.empty()) {
+  const std::optional<JobModel> model = model_of(job);
+  if (!model) {
     plan.tp.source = "none";
     plan_attention(wanted.hosts, nullptr, plan, config);
     return plan;
   }
-  plan.outline = read_outline(job.config, path, key, plan.workload.storage);
+  plan.outline = model->outline(job.config);
   const ModelOutline& outline = *plan.outline;
   const ParallelSizes& sizes = config.shared.sizes;
   check_expert_sizes(outline, sizes, plan.mesh);
@@ -302,7 +284,7 @@ JobPlan lay_out(Job& job, const PlanRequest& wanted) {
   warn_of_experts(config, plan);
   plan_attention(wanted.hosts, &outline, plan, config);
   check_sequence(job, plan.tp);
-  warn_of_positions(job, path, plan);
+  check_positions(job, outline, model->name(), plan);
 
   ModelOutline part = outline;
   if (sizes.pp > 1) {

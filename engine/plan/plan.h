@@ -36,6 +36,22 @@ struct Job {
 std::optional<Job> load_job(const config::LoadOptions& options, Diagnostics& diagnostics);
 std::optional<Job> load_job(const config::Source& source, Diagnostics& diagnostics);
 
+// The model that a job names, whichever family it is of.
+struct JobModel {
+  std::shared_ptr<const ModelFamily> family;
+  const loader::LoadedPlugin* plugin = nullptr;  // nullptr: the family is built in
+  ModelRequest request;
+  std::string key;           // of [model]: what names it
+  std::string name() const;  // the file or folder, else the family; for messages
+  // Throws with the key, and the place where it was written.
+  ModelOutline outline(const config::Config& config) const;
+};
+// nullopt: the job names none.
+std::optional<JobModel> model_of(const Job& job);
+// What makes the same model of a config.json again, where that needs more than the file: settings
+// as --set takes them, a line each.
+std::string model_settings(const Job& job);
+
 // What training needs beyond a plan: a model, data, sizes and keys of this release. Adds an error
 // for each thing that is missing.
 void check_trainable(const Job& job, Diagnostics& diagnostics);

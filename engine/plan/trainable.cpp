@@ -1,8 +1,6 @@
 #include <algorithm>
 #include <boost/json/array.hpp>
 
-#include "engine/outlines/models.h"
-#include "engine/outlines/net_config.h"
 #include "engine/plan/training.h"
 
 namespace meshwright::plan {
@@ -16,30 +14,15 @@ Error plans_only(const loader::LoadedStrategy& strategy, const Job& job) {
       .help("meshwright plugins list shows which strategies can train");
 }
 
-// Whether the model can be run, beyond being planned: its family, its rotary embedding, its
-// activations and dropouts.
-void check_model_runs(const Options& model, const ParallelSizes& sizes, Diagnostics& diagnostics) {
-  const auto [path, key] = config::model_path(model);
-  if (path.empty()) return;
+// Whether the model can be run, beyond being planned.
+void check_model_runs(const Job& job, Diagnostics& diagnostics) {
+  const std::optional<JobModel> model = model_of(job);
+  if (!model) return;
   try {
-    const outlines::NetConfig net = outlines::read_net_config(outlines::load_config(path));
-    if (sizes.cp > 1 && net.attention_dropout > 0)
-      diagnostics.add(Error(ErrorCode::model_does_not_fit,
-                            "the model drops attention out in training (attention_dropout), which "
-                            "ranks that share a sample would do each in its own way")
-                          .key("distributed.cp_size")
-                          .help("set attention_dropout to 0 in the model's config.json")
-                          .help("set distributed.cp_size = 1"));
-    if (sizes.pp > 1 && net.moe.balance_coefficient > 0)
-      diagnostics.add(Error(ErrorCode::not_in_release,
-                            "the auxiliary loss of this model is one of all its routers together, "
-                            "which the stages of a pipeline do not yet add up")
-                          .key("distributed.pp_size")
-                          .help("set \"router_aux_loss_coef\": 0 or \"output_router_logits\": "
-                                "false in the model's config.json")
-                          .help("set distributed.pp_size = 1"));
+    model->family->check_runs(model->request, diagnostics);
   } catch (Error& error) {
-    diagnostics.add(error.key("model." + key).at(model.origin(key)));
+    diagnostics.add(
+        error.key("model." + model->key).at(job.config.table("model").origin(model->key)));
   }
 }
 
@@ -58,7 +41,7 @@ void check_trainable(const Job& job, Diagnostics& diagnostics) {
                         .help("set run.name = \"first\"")
                         .help("set run.dir to the folder that holds the runs"));
   const Options& model = config.table("model");
-  if (!model.is_set("config") && !model.is_set("pretrained"))
+  if (!model.is_set("config") && !model.is_set("pretrained") && !model.is_set("plugin"))
     diagnostics.add(Error(ErrorCode::missing_key, "train needs a model")
                         .key("model.config")
                         .help("set model.config = \"configs/models/llama-tiny.json\" for random "
@@ -93,10 +76,6 @@ void check_trainable(const Job& job, Diagnostics& diagnostics) {
             .at(validation.origin(written->name))
             .help("set validation_dataset.path = \"data/held_out.txt\"")
             .help("leave out the table [validation_dataset] to train without a validation"));
-  if (model.is_set("plugin"))
-    diagnostics.add(
-        Error(ErrorCode::not_in_release, "model.plugin is planned, but does not run yet")
-            .key("model.plugin"));
   const ParallelSizes& sizes = config.shared.sizes;
   // With ep_size above 1 another strategy may take the job; check_runs() asks that one.
   if (job.strategy.info != nullptr &&
@@ -111,7 +90,7 @@ void check_trainable(const Job& job, Diagnostics& diagnostics) {
             .at(model.origin("float8_linear"))
             .help("set distributed.enable_async_tensor_parallel = false")
             .help("set model.float8_linear = false"));
-  check_model_runs(model, sizes, diagnostics);
+  check_model_runs(job, diagnostics);
 }
 
 bool written_for_training(const Job& job) {

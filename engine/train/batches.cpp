@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "engine/base/clock.h"
+#include "meshwright/error.h"
 
 namespace meshwright::train {
 
@@ -75,6 +76,25 @@ Batches::Slot Batches::begin(int64_t number) {
   return slot;
 }
 
+void Batches::change(int64_t number, Memory& memory) const {
+  if (!settings_.change) return;
+  const int64_t place = order_.again ? number % order_.count : number;
+  HostBatch batch;
+  batch.tokens = memory.tokens;
+  batch.targets = memory.targets;
+  batch.sample = order_.first + place * order_.stride;
+  settings_.change(batch);
+  for (auto [changed, mine] :
+       {std::pair(&batch.tokens, &memory.tokens), std::pair(&batch.targets, &memory.targets)}) {
+    if (changed->is_same(*mine)) continue;
+    if (changed->sizes() != mine->sizes() || changed->scalar_type() != at::kLong)
+      throw Error(ErrorCode::plugin_nonconforming,
+                  "change_batch() of the model changed the shape or the type of tokens or targets")
+          .help("leave them int64 [rows, length]");
+    mine->copy_(*changed);
+  }
+}
+
 MicroBatch Batches::move_to_device(const std::shared_ptr<Memory>& memory) const {
   auto moved = [&](const Tensor& host) {
     return host.defined() && !settings_.device.is_cpu()
@@ -102,6 +122,7 @@ const MicroBatch& Batches::at(int64_t number) {
   const auto since = std::chrono::steady_clock::now();
   reader_.wait(slot.task, settings_.while_waiting);
   waited_ms_ += base::ms_since(since);
+  change(number, *slot.memory);
   slot.batch = move_to_device(slot.memory);
   slot.memory.reset();
   slot.task.reset();

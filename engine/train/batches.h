@@ -10,6 +10,7 @@
 
 #include "engine/data/read_ahead.h"
 #include "engine/trainer/micro_batch.h"
+#include "meshwright/model/running_model.h"
 
 namespace meshwright::train {
 
@@ -28,6 +29,8 @@ class Batches {
     at::Device device = at::kCPU;
     int64_t workers = 0;  // threads that read ahead
     std::function<void()> while_waiting = {};
+    // What the model makes of a micro-batch; empty: nothing. Its sample number is set.
+    std::function<void(HostBatch&)> change = {};
   };
   Batches(std::shared_ptr<const SampleSource> source, data::Sampler sampler, BatchOrder order,
           Settings settings);
@@ -46,6 +49,7 @@ class Batches {
     MicroBatch batch;  // once it was asked for
   };
   Slot begin(int64_t number);
+  void change(int64_t number, Memory& memory) const;
   MicroBatch move_to_device(const std::shared_ptr<Memory>& memory) const;
 
   std::shared_ptr<const SampleSource> source_;

@@ -14,7 +14,6 @@
 #include <vector>
 
 #include "engine/checkpoint/export.h"
-#include "engine/modules/causal_lm.h"
 #include "engine/train/batches.h"
 #include "engine/train/generators.h"
 #include "engine/train/preemption.h"
@@ -25,6 +24,7 @@
 #include "engine/train/saver.h"
 #include "engine/train/session.h"
 #include "engine/trainer/memory.h"
+#include "engine/trainer/model.h"
 #include "meshwright/trainer.h"
 
 namespace meshwright::train {
@@ -57,7 +57,7 @@ class Run {
   int finish();
 
   Trainer& trainer() { return *trainer_; }
-  modules::CausalLM& net() { return net_; }
+  const Model& model() const { return *model_; }
   const Job& job() const { return job_; }
   const std::filesystem::path& path() const { return run_path_; }
   const std::filesystem::path& config_file() const { return config_file_; }
@@ -85,6 +85,7 @@ class Run {
     at::manual_seed(generator_seed(seed_, step, trainer_->plan()));
   }
   const Options& table(const char* name) const { return job_.table(name); }
+  std::function<void(HostBatch&)> change_of(bool training) const;
   // This rank's micro-batches of `data`, of which the first has rows behind `samples` of all.
   std::unique_ptr<Batches> batches_of(const OpenData& data, const Options& own, uint64_t seed,
                                       int64_t samples, int64_t count, bool again) const;
@@ -106,15 +107,14 @@ class Run {
   Job job_;
   uint64_t seed_;
   int64_t max_steps_, first_step_ = 0;
-  std::string pretrained_, model_path_;
+  std::string pretrained_;
   std::filesystem::path config_file_, run_path_, checkpoints_;
   std::shared_ptr<World> world_;
   bool leader_ = false;
   std::optional<MemoryMeter> memory_;
   std::unique_ptr<base::RunLock> lock_;
   ResumePoint beginning_;
-  modules::CausalLM net_{nullptr};
-  ModelOutline outline_;
+  std::optional<Model> model_;
   RunData data_;
   std::unique_ptr<Trainer> trainer_;
   double loading_ms_ = 0;

@@ -186,7 +186,7 @@ std::vector<std::string> carry_along(Saver::Settings& saving, const checkpoint::
       saving.carried.emplace_back(std::string(kSource) + file.name, file.path);
     std::move(carried.notices.begin(), carried.notices.end(), std::back_inserter(notices));
   };
-  saving.carried.emplace_back("config.json", config);
+  if (!config.empty()) saving.carried.emplace_back("config.json", config);
   if (from != nullptr) {
     for (const checkpoint::FileRecord& file : from->meta().files)
       if (file.name.rfind(kSource, 0) == 0)
@@ -200,7 +200,7 @@ std::vector<std::string> carry_along(Saver::Settings& saving, const checkpoint::
       saving.export_dtypes.emplace_back(name, source.find(name)->dtype);
   }
   // Also for a checkpoint of a program that did not look beside the config yet.
-  if (!pretrained.empty() || saving.carried.size() > 1) return notices;
+  if (!pretrained.empty() || config.empty() || saving.carried.size() > 1) return notices;
   if (!bytes)
     carry(weights::carried_beside(config.parent_path()));
   else if (std::optional<std::string> notice = weights::tokenizer_of_no_use(config))

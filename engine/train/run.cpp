@@ -47,19 +47,22 @@ Run::Run(const RunOptions& options, fs::path& log)
   missing.throw_if_any();
   set_threads(job_);
   keep_freed_memory();
-  const std::string config = table("model").get_string("config");
-  model_path_ = config.empty() ? pretrained_ : config;
   config_file_ = config::model_config_file(table("model"));
   run_path_ = fs::path(table("run").get_string("dir")) / table("run").get_string("name");
   checkpoints_ = run_path_ / "checkpoints";
 }
 
 bool Run::open(rendezvous::Ending& together) {
-  net_ = modules::build_model(model_path_, *table("model").find_dtype("torch_dtype"), at::kMeta);
-  outline_ = net_->outline();
-  prepare_run_data(job_, outline_.vocab_size, seed_);
-  const std::string hash = std::to_string(std::hash<std::string>()(base::read_file(config_file_)));
-  world_ = join_world(job_, {{"config.json of the model, whose hash is", hash}}, &together);
+  model_.emplace(make_model(job_));
+  prepare_run_data(job_, model_->outline.vocab_size, seed_);
+  const std::string hash =
+      config_file_.empty()
+          ? "none"
+          : std::to_string(std::hash<std::string>()(base::read_file(config_file_)));
+  world_ = join_world(job_,
+                      {{"config.json of the model, whose hash is", hash},
+                       {"the model's settings", plan::model_settings(job_.impl())}},
+                      &together);
   leader_ = world_->rank() == 0;
   world_->trace().enabled = options_.trace;
   memory_.emplace(world_->device());
@@ -76,11 +79,12 @@ bool Run::open(rendezvous::Ending& together) {
 
 // All ranks must have the data alike.
 void Run::open_data() {
-  check_sample(options_, outline_.vocab_size);
-  data_ = open_run_data(job_, outline_.vocab_size, seed_);
+  check_sample(options_, model_->outline.vocab_size);
+  if (options_.sample_bytes > 0) check_generates(*model_);
+  data_ = open_run_data(job_, model_->outline.vocab_size, seed_);
   for (const OpenData* data : {&data_.train, &data_.validation})
     if (data->source && data->source->has_documents())
-      check_documents_reach(*net_.ptr(), outline_.architecture, data->config);
+      check_documents_reach(*model_->module(), model_->outline.architecture, data->config);
   std::vector<FileGroup> read_by_all = data_.files;
   if (from() == nullptr && !pretrained_.empty())
     read_by_all.push_back({"model.pretrained", "files of the weights", weight_files(pretrained_)});
@@ -96,7 +100,7 @@ void Run::make_trainer() {
   const int64_t rows = shared.sizes.pp > 1 ? shared.pipeline.microbatch_size
                                            : table("step_scheduler").get_int("local_batch_size"),
                 tokens = rows * data_.train.config.seq_len;
-  trainer_ = std::make_unique<Trainer>(job_, world_, net_.ptr(), outline_, tokens);
+  trainer_ = std::make_unique<Trainer>(job_, world_, model_->module(), model_->outline, tokens);
   seed_generator(0);
 }
 
@@ -115,7 +119,9 @@ void Run::load() {
       return std::string();
     }));
   } else {
-    load_weights(*trainer_, pretrained_, net_, seed_);
+    load_weights(
+        *trainer_, pretrained_, [&](const ParameterOutline& p) { return model_->initial_value(p); },
+        seed_);
     if (std::string unused =
             pretrained_.empty() || !leader_ ? "" : unused_tensors(pretrained_, trainer_->outline());
         !unused.empty())
@@ -152,7 +158,7 @@ std::vector<std::string> Run::told_here() const {
 
 void Run::report_job() {
   int64_t parameters = 0;
-  for (const ParameterOutline& p : outline_.parameters) parameters += element_count(p.shape);
+  for (const ParameterOutline& p : model_->outline.parameters) parameters += element_count(p.shape);
   const plan::JobPlan& plan = trainer_->plan();
   const std::string& strategy = plan.strategy.info->name;
   if (!reporter_.kept().empty())
@@ -161,7 +167,7 @@ void Run::report_job() {
     reporter_.say("checkpoints that this run does not continue are now in " + aside_);
   if (from() != nullptr) reporter_.say(resume_text(*from(), *world_, strategy, loading_ms_));
   reporter_.say(strategy + " on " + report::counted(world_->size(), "rank", "ranks") + ": " +
-                outline_.architecture + ", " + report::human_count(parameters) +
+                model_->outline.architecture + ", " + report::human_count(parameters) +
                 " parameters; batch " + std::to_string(trainer_->local_batch()) + " x " +
                 std::to_string(trainer_->accumulation()) + " x " +
                 std::to_string(trainer_->data_parallel_size()) + " samples of " +
@@ -182,7 +188,7 @@ void Run::prepare_saving() {
   saving.folder = checkpoints_;
   saving.keep = {checkpoint_table.get_int("keep"), checkpoint_table.get_int("keep_every")};
   saving.background = checkpoint_table.get_bool("async");
-  saving.facts.architecture = outline_.architecture;
+  saving.facts.architecture = model_->outline.architecture;
   saving.facts.seq_len = data_.train.config.seq_len;
   saving.facts.data_fingerprint = data_.fingerprint;
   saving.facts.shuffle = table("dataset").get_bool("shuffle");
@@ -191,6 +197,11 @@ void Run::prepare_saving() {
   for (const std::string& notice :
        carry_along(saving, from(), config_file_, pretrained_, data::reads_bytes(table("dataset"))))
     reporter_.say("notice: " + notice);
+  if (const std::string text = plan::model_settings(job_.impl()); leader_ && !text.empty()) {
+    reporter_.put(std::string(generate::kModelSettings), text);
+    saving.carried.emplace_back(generate::kModelSettings,
+                                run_path_ / std::string(generate::kModelSettings));
+  }
   if (checkpoint_table.get_string("export") == "every")
     saving.published = [this](const fs::path& path) { export_to_folder(path); };
   // A failed save may be lived with while there is something to train on, not at the end.
@@ -215,7 +226,7 @@ MicroBatchLoss Run::loss(Batches& batches, int64_t first, int64_t micro, const a
     TraceSpan span(world_->trace(), "data");
     batch = &batches.at(first + micro);
   }
-  return loss_of(*trainer_, net_, *batch, hidden);
+  return loss_of(*trainer_, *model_->running, *batch, hidden);
 }
 
 // As many samples as num_batches training steps would read: the same on every layout, split over
@@ -228,6 +239,19 @@ double Run::evaluate() {
   });
   validated_ += count;
   return out;
+}
+
+// What the model makes of a micro-batch before its forward.
+std::function<void(HostBatch&)> Run::change_of(bool training) const {
+  if (!model_->running->changes_batches()) return {};
+  const int64_t batch =
+      trainer_->local_batch() * trainer_->accumulation() * trainer_->data_parallel_size();
+  return [this, training, batch, first = samples_before(first_step_)](HostBatch& host) {
+    host.seed = seed_;
+    host.training = training;
+    host.step = training ? first_step_ + (host.sample - first) / batch : trainer_->next_step();
+    model_->running->change_batch(host);
+  };
 }
 
 std::unique_ptr<Batches> Run::batches_of(const OpenData& data, const Options& own, uint64_t seed,
@@ -243,6 +267,7 @@ std::unique_ptr<Batches> Run::batches_of(const OpenData& data, const Options& ow
                         .seq_len = data.config.seq_len,
                         .device = world_->device(),
                         .workers = own.get_int("workers"),
+                        .change = change_of(/*training=*/!again),
                         .while_waiting = [world = world_] { world->check(); }});
 }
 
@@ -299,7 +324,7 @@ Wishes Run::wishes_of_all(Wishes mine) {
 
 void Run::train(int64_t most, const AfterStep& after) {
   const int64_t every = table("checkpoint").get_int("every_steps"), first = trainer_->next_step();
-  net_->train();
+  model_->module()->train();
   for (int64_t step = first; step < max_steps_ && step - first < most; ++step) {
     if (lost_) lost_->throw_if_told();
     const StepResult result = train_step(step);
@@ -353,7 +378,7 @@ int Run::finish() {
     if (const std::string notice = whole_text_notice(*trainer_); reporter_ && !notice.empty())
       reporter_.say("notice: " + notice);
     sample = generate::write_sample(
-        *trainer_, net_,
+        *trainer_, *model_->running,
         {options_.sample_prompt, options_.sample_bytes, options_.sample_temperature, seed_},
         data_.train.config.seq_len);
     reporter_.put("sample.txt", sample);

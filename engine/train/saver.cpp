@@ -208,8 +208,16 @@ std::vector<checkpoint::TensorRecord> Saver::tensor_records(
         record.pieces.push_back(
             {file_index.at(rank_file_name(kind, rank, meta_.world_size)), "", *share});
     if (record.pieces.empty() && !tensor.state.empty()) continue;  // a frozen parameter's state
-    if (tensor.state != "buffer") record.fused = fused_rows(trainer_.outline(), tensor.name);
     auto found = dtypes.find(tensor.name);
+    if (const ParameterOutline* parameter = trainer_.outline().find_parameter(tensor.name);
+        parameter != nullptr && tensor.state != "buffer") {
+      record.fused = parameter->fused;
+      record.transposed = parameter->stored.transposed;
+      const std::vector<std::string>& names = parameter->stored.names;
+      if (!names.empty() && names[0] != tensor.name) record.file_name = names[0];
+      for (const std::string& name : names)
+        if (found == dtypes.end()) found = dtypes.find(name);
+    }
     if (found == dtypes.end())
       found = dtypes.find(weights::first_file_name(settings_.facts.architecture, tensor.name));
     if (tensor.state.empty() && found != dtypes.end()) record.export_dtype = found->second;

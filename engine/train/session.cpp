@@ -65,14 +65,17 @@ class Running : public Session {
     if (!request.sets.empty())
       throw Error(ErrorCode::usage, "a run goes on with a text under its own configuration")
           .help("leave out the overrides");
-    const generate::Source source = generate::Source::of_model(
-        here.config_file(), data::reads_bytes(here.job().table("dataset")));
+    const generate::Source source =
+        generate::Source::of_model(here.config_file(), here.model().outline.vocab_size,
+                                   data::reads_bytes(here.job().table("dataset")));
     const std::vector<int64_t> prompt = source.prompt(request), stops = source.stops(request);
+    check_generates(here.model());
     generate::check_sampling(request.temperature, request.top_k, request.top_p);
     together([&](Run& run) {
-      const int64_t context = std::min(run.seq_len(), run.net()->max_positions());
+      RunningModel& net = *run.model().running;
+      const int64_t context = std::min(run.seq_len(), net.max_positions());
       generate::TextPieces pieces(source, options_.tell, token);
-      generate::continue_prompt(run.trainer(), run.net(), prompt, request, stops, context,
+      generate::continue_prompt(run.trainer(), net, prompt, request, stops, context,
                                 pieces.listener());
       pieces.finish();
     });

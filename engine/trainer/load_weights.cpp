@@ -20,6 +20,7 @@
 #include "engine/weights/experts.h"
 #include "engine/weights/fused_rows.h"
 #include "engine/weights/safetensors.h"
+#include "engine/weights/transposed.h"
 
 namespace meshwright::train {
 
@@ -50,9 +51,10 @@ void set_threads(const Job& job) {
   at::set_num_threads(static_cast<int>(threads));
 }
 
-void load_weights(Trainer& trainer, const std::string& pretrained, modules::CausalLM& net,
+void load_weights(Trainer& trainer, const std::string& pretrained, const InitialValueOf& initial,
                   uint64_t seed) {
   c10::NoGradGuard no_grad;
+  const ModelOutline& outline = trainer.outline();
   std::optional<weights::WeightFolder> folder;
   if (!pretrained.empty()) folder.emplace(pretrained);
   ParallelModel& model = trainer.model();
@@ -62,16 +64,20 @@ void load_weights(Trainer& trainer, const std::string& pretrained, modules::Caus
     ParallelParameter p = model.parameters()[i];
     p.local = updated_part(p, places[i], model, optimizer_of(trainer));
     if (trainer.stages() != nullptr) p.name = stored_name(trainer.stages()->outline(), p.name);
+    const ParameterOutline* outlined = outline.find_parameter(p.name);
+    const ParameterOutline parameter =
+        outlined != nullptr ? *outlined : ParameterOutline{p.name, p.global_shape};
     if (!folder) {
-      modules::initialize(*net, p, seed);
+      modules::initialize(p, initial(parameter), seed);
       continue;
     }
+    const bool transposed = parameter.stored.transposed;
     std::vector<int64_t> shape = p.global_shape;
-    std::optional<FusedRows> fused = fused_rows(net->outline(), p.name);
+    std::optional<FusedRows> fused = parameter.fused;
     Region region = region_of(p);
     std::vector<Region> boxes{region};
     if (region.flat()) {  // a run of the flattened parameter
-      if (fused) fused = weights::fused_elements(*fused, shape);
+      if (fused && !transposed) fused = weights::fused_elements(*fused, shape);
       shape = {element_count(shape)};
       boxes = {Region::box({region.begin}, {region.end - region.begin})};
     } else {
@@ -80,7 +86,7 @@ void load_weights(Trainer& trainer, const std::string& pretrained, modules::Caus
     Tensor local = p.local.is_cpu() && p.local.is_contiguous()
                        ? p.local
                        : at::empty(p.local.sizes(), p.local.options().device(at::kCPU));
-    if (auto experts = weights::expert_tensors(net->outline().architecture, p.name)) {
+    if (auto experts = weights::expert_tensors(outline.architecture, p.name)) {
       auto* memory = static_cast<std::byte*>(local.mutable_data_ptr());
       if (region.flat()) {
         weights::read_experts_run(*folder, pretrained, *experts, p.global_shape, region.begin,
@@ -96,26 +102,34 @@ void load_weights(Trainer& trainer, const std::string& pretrained, modules::Caus
       continue;
     }
     // transformers' own names are read as well as those of its files.
-    std::string name = weights::file_name(net->outline().architecture, p.name);
-    const weights::TensorEntry* entry = folder->find(name);
-    if (entry == nullptr) entry = folder->find(p.name);
+    const std::vector<std::string> names = weights::names_in_files(outline.architecture, parameter);
+    const weights::TensorEntry* entry = nullptr;
+    for (const std::string& name : names)
+      if (entry == nullptr) entry = folder->find(name);
     if (entry == nullptr)
-      throw Error(ErrorCode::weights_mismatch, pretrained + " has no tensor \"" + name +
+      throw Error(ErrorCode::weights_mismatch, pretrained + " has no tensor \"" + names[0] +
                                                    "\", which the model of its config.json needs")
           .key("model.pretrained")
           .help("check that config.json and the safetensors files belong together");
-    if (entry->shape != p.global_shape)
+    std::vector<int64_t> in_file = p.global_shape;
+    if (transposed) std::reverse(in_file.begin(), in_file.end());
+    if (entry->shape != in_file)
       throw Error(ErrorCode::weights_mismatch,
-                  entry->file->path() + ": \"" + p.name + "\" has the shape " +
+                  entry->file->path() + ": \"" + entry->name + "\" has the shape " +
                       report::shape_text(entry->shape) + ", the model of config.json " +
-                      report::shape_text(p.global_shape))
+                      report::shape_text(in_file))
           .key("model.pretrained")
           .help("check that config.json and the safetensors files belong together");
     weights::TensorEntry view = *entry;
-    view.shape = shape;
+    if (!transposed) view.shape = shape;
     auto* memory = static_cast<std::byte*>(local.mutable_data_ptr());
     for (const Region& box : boxes) {
-      if (fused)
+      if (transposed && region.flat())
+        weights::read_transposed_run(view, fused, p.global_shape, region.begin, region.end,
+                                     dtype_of(local), memory);
+      else if (transposed)
+        weights::read_transposed(view, fused, box.offsets, box.sizes, dtype_of(local), memory);
+      else if (fused)
         weights::read_fused_slice(view, *fused, box.offsets, box.sizes, dtype_of(local), memory);
       else
         weights::read_slice(view, box.offsets, box.sizes, dtype_of(local), memory);
@@ -131,7 +145,9 @@ void load_weights(Trainer& trainer, const std::string& pretrained, modules::Caus
 std::string unused_tensors(const std::string& pretrained, const ModelOutline& outline) {
   std::set<std::string> used;
   for (const ParameterOutline& p : outline.parameters) {
-    used.insert({p.name, weights::file_name(outline.architecture, p.name)});
+    used.insert(p.name);
+    for (const std::string& name : weights::names_in_files(outline.architecture, p))
+      used.insert(name);
     auto experts = weights::expert_tensors(outline.architecture, p.name);
     if (!experts) continue;
     used.insert(experts->grouped);

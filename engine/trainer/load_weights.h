@@ -2,12 +2,13 @@
 // the model.
 #pragma once
 
+#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
 
 #include "engine/checkpoint/checkpoint.h"
-#include "engine/modules/causal_lm.h"
+#include "meshwright/model/model_family.h"
 #include "meshwright/trainer.h"
 
 namespace meshwright::train {
@@ -20,7 +21,8 @@ void keep_freed_memory();
 // Fill this rank's part of every parameter, the same on every layout. Local. From a Hugging Face
 // folder, or at random when `pretrained` is empty. Throws Error(bad_safetensors |
 // weights_mismatch).
-void load_weights(Trainer& trainer, const std::string& pretrained, modules::CausalLM& net,
+using InitialValueOf = std::function<InitialValue(const ParameterOutline& parameter)>;
+void load_weights(Trainer& trainer, const std::string& pretrained, const InitialValueOf& initial,
                   uint64_t seed);
 // What to tell the user when a Hugging Face folder holds tensors that the model has no use for;
 // empty: there are none. Reads headers only.

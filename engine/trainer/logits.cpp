@@ -53,12 +53,7 @@ Targets count_targets(const MicroBatch& batch, const std::vector<PositionRun>& m
 
 }  // namespace
 
-MicroBatchLoss loss_of(Trainer& trainer, modules::CausalLM& net, const Tensor& ids,
-                       const Tensor& hidden) {
-  return loss_of(trainer, net, next_tokens(ids), hidden);
-}
-
-MicroBatchLoss loss_of(Trainer& trainer, modules::CausalLM& net, const MicroBatch& batch,
+MicroBatchLoss loss_of(Trainer& trainer, RunningModel& net, const MicroBatch& batch,
                        const Tensor& hidden) {
   const StagePart stage = current_stage();
   const int64_t length = batch.length();
@@ -67,28 +62,28 @@ MicroBatchLoss loss_of(Trainer& trainer, modules::CausalLM& net, const MicroBatc
   std::vector<PositionRun> mine = {{0, length}};
   if (const std::shared_ptr<ContextParallel>& context = trainer.model().context_parallel()) {
     auto scope = context->scope(length, batch.rows(), batch.documents, batch.positions);
-    logits = net(stage.first ? context->shard(batch.tokens, 1, 0) : hidden);
+    logits = net.forward(stage.first ? context->shard(batch.tokens, 1, 0) : hidden);
     targets = context->shard(targets, 1, kNoTarget);
     if (weights.defined()) weights = context->shard(weights, 1, 0);
     mine = context->split(length).runs_of(context->group()->rank());
   } else if (batch.documents.defined() || (!stage.first && hidden.size(1) != length)) {
     // Of a sequence that tensor parallelism cut, a stage sees a part.
     SequenceScope scope(whole_sequence(length, batch.documents, batch.positions));
-    logits = net(stage.first ? batch.tokens : hidden);
+    logits = net.forward(stage.first ? batch.tokens : hidden);
   } else {
-    logits = net(stage.first ? batch.tokens : hidden);
+    logits = net.forward(stage.first ? batch.tokens : hidden);
   }
   const auto [count, weight] = count_targets(batch, mine);
   if (!stage.last) return {logits, count, weight};  // hidden states
   const VocabularyShard* shard =
       tensor_parallel && tensor_parallel->vocabulary() ? &*tensor_parallel->vocabulary() : nullptr;
-  return {cross_entropy_sum(logits, targets, shard, kNoTarget, weights), count, weight};
+  return {net.loss_sum(logits, targets, weights, shard), count, weight};
 }
 
 namespace {
 
 // Through all stages, and the last one's back to all.
-Tensor logits_over_stages(Trainer& trainer, modules::CausalLM& net, const Tensor& ids) {
+Tensor logits_over_stages(Trainer& trainer, RunningModel& net, const Tensor& ids) {
   c10::NoGradGuard no_grad;
   Stages& stages = *trainer.stages();
   std::shared_ptr<TensorParallel> tensor_parallel = trainer.model().tensor_parallel();
@@ -101,7 +96,7 @@ Tensor logits_over_stages(Trainer& trainer, modules::CausalLM& net, const Tensor
       trainer.model(), {ids.size(0), cut ? padded / ranks : padded, trainer.outline().hidden_size},
       [&](int64_t, int64_t, const Tensor& hidden) {
         SequenceScope scope(whole_sequence(padded));
-        return net(current_stage().first ? input : hidden);
+        return net.forward(current_stage().first ? input : hidden);
       });
   if (!last.defined())
     last = at::empty({ids.size(0), 1, trainer.outline().vocab_size},
@@ -117,15 +112,15 @@ Tensor logits_over_stages(Trainer& trainer, modules::CausalLM& net, const Tensor
 
 }  // namespace
 
-Tensor logits_of(Trainer& trainer, modules::CausalLM& net, const Tensor& ids) {
+Tensor logits_of(Trainer& trainer, RunningModel& net, const Tensor& ids) {
   if (trainer.stages() != nullptr) return logits_over_stages(trainer, net, ids);
   Tensor input = ids.to(trainer.world().device());
   std::shared_ptr<TensorParallel> tensor_parallel = trainer.model().tensor_parallel();
   // Every rank of cp computes the whole text.
   auto run = [&](const Tensor& whole) {
-    if (!trainer.model().context_parallel()) return net(whole);
+    if (!trainer.model().context_parallel()) return net.forward(whole);
     SequenceScope scope(whole_sequence(whole.size(1)));
-    return net(whole);
+    return net.forward(whole);
   };
   if (!tensor_parallel) return run(input);
   // Sequence parallelism cuts the text evenly; what stands behind it changes nothing before it.

@@ -4,24 +4,21 @@
 
 #include <string>
 
-#include "engine/modules/causal_lm.h"
 #include "engine/trainer/micro_batch.h"
+#include "meshwright/model/running_model.h"
 #include "meshwright/trainer.h"
 
 namespace meshwright::train {
 
 // Logits are never gathered, and nothing waits for the device. `hidden`: what the stage before
 // gave, as Trainer::StageForward has it.
-MicroBatchLoss loss_of(Trainer& trainer, modules::CausalLM& net, const MicroBatch& batch,
-                       const at::Tensor& hidden = {});
-// ids: [batch, length + 1]; each position's target is the next id.
-MicroBatchLoss loss_of(Trainer& trainer, modules::CausalLM& net, const at::Tensor& ids,
+MicroBatchLoss loss_of(Trainer& trainer, RunningModel& net, const MicroBatch& batch,
                        const at::Tensor& hidden = {});
 
 // Collective. ids: [batch, length] on any device, any length; gives [batch, length, vocabulary] on
 // every rank, without gradients. Under a pipeline those of the last position alone, [batch, 1,
 // vocabulary].
-at::Tensor logits_of(Trainer& trainer, modules::CausalLM& net, const at::Tensor& ids);
+at::Tensor logits_of(Trainer& trainer, RunningModel& net, const at::Tensor& ids);
 // What to tell whoever has text written on ranks that share samples; empty: nothing.
 std::string whole_text_notice(Trainer& trainer);
 

@@ -1,19 +1,13 @@
 // What model families and kinds of data sets are unless they say otherwise.
 #include "meshwright/data/dataset_kind.h"
 #include "meshwright/model/model_family.h"
-#include "meshwright/model/running_model.h"
 
 namespace meshwright {
 
 ModelFamily::~ModelFamily() = default;
 void ModelFamily::validate(const ModelRequest&, Diagnostics&) const {}
+void ModelFamily::check_runs(const ModelRequest&, Diagnostics&) const {}
 void* ModelFamily::extension(uint32_t) { return nullptr; }
-
-RunningModel::~RunningModel() = default;
-
-std::unique_ptr<RunningModel> ModelFamily::make(const ModelRequest&) const {
-  throw Error(ErrorCode::not_in_release, "this model family can be planned, but not run");
-}
 
 InitialValue ModelFamily::initial_value(const ModelRequest&, const ModelOutline& outline,
                                         const ParameterOutline& parameter) const {

@@ -1,5 +1,5 @@
-// Strategy::parallelize(): by the running half of the plugin that a strategy belongs to, else as
-// its plan says.
+// Strategy::parallelize() and ModelFamily::make(): by the running half of the plugin that they
+// belong to; a strategy without one runs as its plan says.
 #include "meshwright/parallel/plugin_runtime.h"
 
 #include <dlfcn.h>
@@ -16,10 +16,10 @@
 namespace meshwright {
 namespace {
 
-// The file that holds the strategy's class, by its table of virtual functions.
-std::string file_of(const Strategy& strategy) {
+// The file that holds the class of `object`, by its table of virtual functions.
+std::string file_of(const void* object) {
   const void* table = nullptr;
-  std::memcpy(&table, static_cast<const void*>(&strategy), sizeof table);
+  std::memcpy(&table, object, sizeof table);
   Dl_info info{};
   return ::dladdr(table, &info) != 0 && info.dli_fname != nullptr ? info.dli_fname : "";
 }
@@ -29,8 +29,8 @@ const T* symbol(void* library, const char* name) {
   return library == nullptr ? nullptr : static_cast<const T*>(::dlsym(library, name));
 }
 
-const PluginRuntime* runtime_of(const Strategy& strategy) {
-  std::string file = file_of(strategy);
+const PluginRuntime* runtime_of(const void* object) {
+  std::string file = file_of(object);
   // Loaded already; the program itself, whose tests link both halves, has no name that dlopen()
   // takes.
   void* plugin = ::dlopen(file.c_str(), RTLD_LAZY | RTLD_NOLOAD);
@@ -52,10 +52,11 @@ const PluginRuntime* runtime_of(const Strategy& strategy) {
         .help("install both libraries of the plugin into one folder");
   }
   const auto* found = symbol<PluginRuntime>(library, "meshwright_runtime_v1");
-  if (found == nullptr || found->struct_size < sizeof(PluginRuntime) ||
-      found->parallelize == nullptr)
+  if (found == nullptr || found->struct_size < sizeof(PluginRuntime))
     throw Error(ErrorCode::plugin_no_descriptor, half + " does not export meshwright_runtime_v1")
-        .help("end one of its sources with MESHWRIGHT_PLUGIN_RUNS_WITH(...)");
+        .help(
+            "end one of its sources with MESHWRIGHT_PLUGIN_RUNS_WITH(...), or for model families "
+            "MESHWRIGHT_MODELS_RUN_WITH(...)");
   if (std::strcmp(found->facts, descriptor->facts) != 0)
     throw Error(ErrorCode::plugin_facts, half + " and " + file + " come from different builds")
         .help("rebuild the plugin from a clean build folder");
@@ -73,7 +74,9 @@ std::atomic<detail::PlanExecutor> executor{nullptr};
 void detail::set_plan_executor(PlanExecutor given) { executor = given; }
 
 std::unique_ptr<ParallelModel> Strategy::parallelize(ParallelizeRequest& request) {
-  if (const PluginRuntime* runtime = runtime_of(*this)) return runtime->parallelize(*this, request);
+  if (const PluginRuntime* runtime = runtime_of(this);
+      runtime != nullptr && runtime->parallelize != nullptr)
+    return runtime->parallelize(*this, request);
   const detail::PlanExecutor execute = executor;
   if (execute == nullptr)
     throw Error(
@@ -86,6 +89,18 @@ std::unique_ptr<ParallelModel> Strategy::parallelize(ParallelizeRequest& request
                     (request.model == nullptr ? "model" : "world"))
         .help("use Strategy::plan_sharding() to look at the layout without running it");
   return execute(*this, request);
+}
+
+std::unique_ptr<RunningModel> ModelFamily::make(const ModelRequest& request) const {
+  const PluginRuntime* runtime = runtime_of(this);
+  if (runtime == nullptr || runtime->make == nullptr)
+    throw Error(ErrorCode::not_in_release,
+                "this model family can be planned, but not run: it has no make()")
+        .key("model.plugin")
+        .help(
+            "override ModelFamily::make(), or give the plugin a running half with "
+            "MESHWRIGHT_MODELS_RUN_WITH(...)");
+  return runtime->make(*this, request);
 }
 
 }  // namespace meshwright

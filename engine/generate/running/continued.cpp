@@ -15,6 +15,7 @@
 #include "engine/trainer/join_world.h"
 #include "engine/trainer/load_weights.h"
 #include "engine/trainer/logits.h"
+#include "engine/trainer/model.h"
 #include "engine/trainer/rank_agreement.h"
 
 namespace meshwright::generate {
@@ -50,7 +51,7 @@ rendezvous::Facts facts_of(const Request& request, const std::vector<int64_t>& p
 
 // Collective. Fills the model; returns the checkpoint that its weights came from, if it was one,
 // else nullptr.
-std::unique_ptr<checkpoint::Checkpoint> load(Trainer& trainer, modules::CausalLM& net,
+std::unique_ptr<checkpoint::Checkpoint> load(Trainer& trainer, const train::Model& model,
                                              const Source& source) {
   std::unique_ptr<checkpoint::Checkpoint> from;
   train::agree_or_throw(trainer.world(), train::outcome_of([&] {
@@ -58,7 +59,10 @@ std::unique_ptr<checkpoint::Checkpoint> load(Trainer& trainer, modules::CausalLM
                             from = std::make_unique<checkpoint::Checkpoint>(source.folder());
                             train::load_weights(trainer, *from);
                           } else {
-                            train::load_weights(trainer, source.folder().string(), net, 0);
+                            train::load_weights(
+                                trainer, source.folder().string(),
+                                [&](const ParameterOutline& p) { return model.initial_value(p); },
+                                0);
                           }
                           return std::string();
                         }));
@@ -66,11 +70,13 @@ std::unique_ptr<checkpoint::Checkpoint> load(Trainer& trainer, modules::CausalLM
 }
 
 // A checkpoint tells on what length its model has learned; further back it looks at nothing, as
-// train --sample does. A Hugging Face model looks at everything, as in transformers.
-int64_t context_of(modules::CausalLM& net, const checkpoint::Checkpoint* from) {
-  if (from == nullptr) return std::numeric_limits<int64_t>::max();
-  return from->meta().seq_len > 0 ? std::min(net->max_positions(), from->meta().seq_len)
-                                  : net->max_positions();
+// train --sample does. A Hugging Face model looks at everything that it has positions for, as in
+// transformers.
+int64_t context_of(const train::Model& model, const checkpoint::Checkpoint* from) {
+  const int64_t most = model.running->max_positions();
+  if (from == nullptr)
+    return model.outline.positions_end ? most : std::numeric_limits<int64_t>::max();
+  return from->meta().seq_len > 0 ? std::min(most, from->meta().seq_len) : most;
 }
 
 GenerateOptions options_of(const Request& request, const std::vector<int64_t>& stops,
@@ -93,10 +99,9 @@ bool ends_text(int64_t id, const std::vector<int64_t>& stops) {
 
 }  // namespace
 
-Continued continue_prompt(Trainer& trainer, modules::CausalLM& net,
-                          const std::vector<int64_t>& prompt, const Request& request,
-                          const std::vector<int64_t>& stops, int64_t context,
-                          const Listener& listener) {
+Continued continue_prompt(Trainer& trainer, RunningModel& net, const std::vector<int64_t>& prompt,
+                          const Request& request, const std::vector<int64_t>& stops,
+                          int64_t context, const Listener& listener) {
   Continued out;
   out.prompt = prompt;
   GenerateOptions options = options_of(request, stops, context);
@@ -110,8 +115,8 @@ Continued continue_prompt(Trainer& trainer, modules::CausalLM& net,
   }
   listener.begin(trainer.world().rank(), prompt);
   options.each = [&](int64_t id) { listener.token(id, ends_text(id, stops)); };
-  const bool training = net->is_training();
-  net->eval();
+  const bool training = net.module()->is_training();
+  net.module()->eval();
   Clock::time_point begin = Clock::now();
   trainer.model().summon_full_parameters([&] {
     begin = Clock::now();
@@ -119,7 +124,7 @@ Continued continue_prompt(Trainer& trainer, modules::CausalLM& net,
         generate_tokens([&](const at::Tensor& ids) { return train::logits_of(trainer, net, ids); },
                         prompt, options);
   });
-  net->train(training);
+  net.module()->train(training);
   out.seconds = std::chrono::duration<double>(Clock::now() - begin).count();
   out.ended = !out.tokens.empty() && ends_text(out.tokens.back(), options.stop);
   return out;
@@ -132,12 +137,12 @@ Continued continue_folder(const Source& source, const Request& request, rendezvo
   train::set_threads(job);
   train::keep_freed_memory();
   std::shared_ptr<World> world = train::join_world(job, facts_of(request, prompt), &ending);
-  modules::CausalLM net = modules::build_model(
-      source.config(), *job.table("model").find_dtype("torch_dtype"), at::kMeta);
-  Trainer trainer(job, world, net.ptr(), net->outline());
-  std::unique_ptr<checkpoint::Checkpoint> from = load(trainer, net, source);
-  Continued out =
-      continue_prompt(trainer, net, prompt, request, stops, context_of(net, from.get()), listener);
+  const train::Model model = train::make_model(job);
+  train::check_generates(model);
+  Trainer trainer(job, world, model.module(), model.outline);
+  std::unique_ptr<checkpoint::Checkpoint> from = load(trainer, model, source);
+  Continued out = continue_prompt(trainer, *model.running, prompt, request, stops,
+                                  context_of(model, from.get()), listener);
   world->everyone()->barrier();
   return out;
 }

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "engine/generate/source.h"
-#include "engine/modules/causal_lm.h"
+#include "meshwright/model/running_model.h"
 #include "meshwright/trainer.h"
 
 namespace meshwright::rendezvous {
@@ -33,10 +33,9 @@ struct Continued {
 };
 
 // Collective. `context`: how far the model looks back.
-Continued continue_prompt(Trainer& trainer, modules::CausalLM& net,
-                          const std::vector<int64_t>& prompt, const Request& request,
-                          const std::vector<int64_t>& stops, int64_t context,
-                          const Listener& listener);
+Continued continue_prompt(Trainer& trainer, RunningModel& net, const std::vector<int64_t>& prompt,
+                          const Request& request, const std::vector<int64_t>& stops,
+                          int64_t context, const Listener& listener);
 // Collective, without the rank's end: joins the ranks and fills the model. Throws Error.
 Continued continue_folder(const Source& source, const Request& request, rendezvous::Ending& ending,
                           const Listener& listener);

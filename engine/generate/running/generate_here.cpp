@@ -11,7 +11,7 @@ void generate_here(const GenerateHere& here) {
   rendezvous::Ending ending;
   std::optional<Error> failed;
   try {
-    const Source source(here.request.folder);
+    const Source source(here.request.folder, here.request.sets);
     TextPieces pieces(source, here.tell, here.token);
     continue_folder(source, here.request, ending, pieces.listener());
     pieces.finish();

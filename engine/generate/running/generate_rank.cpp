@@ -71,7 +71,7 @@ void tell_speed(const Continued& made, int64_t max_new) {
 }  // namespace
 
 int generate_rank(const Request& request, rendezvous::Ending& ending) {
-  Source source(request.folder);
+  Source source(request.folder, request.sets);
   std::optional<Writer> writer;
   Listener listener;
   listener.notice = [](const std::string& text) {

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <string>
 
-#include "engine/modules/causal_lm.h"
+#include "meshwright/model/running_model.h"
 #include "meshwright/trainer.h"
 
 namespace meshwright::generate {
@@ -19,7 +19,7 @@ struct SampleRequest {
 
 // Collective. Parameters are gathered once for the whole text; every rank writes the same one.
 // `seq_len`: of training; the model looks no further back.
-std::string write_sample(Trainer& trainer, modules::CausalLM& net, const SampleRequest& request,
+std::string write_sample(Trainer& trainer, RunningModel& net, const SampleRequest& request,
                          int64_t seq_len);
 
 }  // namespace meshwright::generate

@@ -2,6 +2,9 @@
 // last position, memory that is not there.
 #include "engine/plan/before_start.h"
 
+#include "engine/outlines/hub_family.h"
+#include "engine/outlines/models.h"
+
 #include <doctest/doctest.h>
 #include <unistd.h>
 
@@ -83,7 +86,9 @@ TEST_CASE("samples longer than the model's positions are told, stretched positio
                                   R"({"text_config": {"max_position_embeddings": 128}})");
   auto warnings = [](const std::string& model, const std::vector<std::string>& sets) {
     plan::JobPlan out;
-    plan::warn_of_positions(job(sets), model, out);
+    ModelOutline outline;
+    outline.max_positions = outlines::stated_positions(outlines::load_config(model));
+    plan::check_positions(job(sets), outline, model, out);
     return out.warnings;
   };
   CHECK(warnings(plain, {"dataset.seq_len=4096"}).empty());
@@ -98,6 +103,23 @@ TEST_CASE("samples longer than the model's positions are told, stretched positio
   CHECK(warnings(none, {"dataset.seq_len=100000"}).empty());
   CHECK(warnings(nested, {"dataset.path=x"}).size() == 1);  // 512 by default
   CHECK(warnings(nested, {}).empty());                      // nothing is read
+}
+
+TEST_CASE(
+    "samples longer than positions that have weights are an error with the length that fits") {
+  ModelOutline outline;
+  outline.max_positions = 64;
+  outline.positions_end = true;
+  plan::JobPlan out;
+  plan::check_positions(job({"dataset.kind=mock", "dataset.seq_len=64"}), outline, "it", out);
+  try {
+    plan::check_positions(job({"dataset.kind=mock", "dataset.seq_len=65"}), outline, "it", out);
+    FAIL("a sample of 65 positions was taken");
+  } catch (const Error& error) {
+    CHECK(error.code() == ErrorCode::model_does_not_fit);
+    REQUIRE(error.helps().size() == 1);
+    CHECK(error.helps()[0] == "set dataset.seq_len = 64");
+  }
 }
 
 TEST_CASE(

@@ -7,6 +7,7 @@
 #include <doctest/doctest.h>
 
 #include "engine/generate/running/write_sample.h"
+#include "engine/trainer/tests/causal_loss.h"
 
 namespace context_edges_test {
 

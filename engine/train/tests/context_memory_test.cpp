@@ -15,6 +15,7 @@
 #include "engine/plan/plan.h"
 #include "engine/train/tests/small_models.h"
 #include "engine/trainer/memory.h"
+#include "engine/trainer/tests/causal_loss.h"
 #include "meshwright/parallel/testing.h"
 
 namespace context_memory_test {

@@ -8,7 +8,7 @@
 #include "engine/modules/causal_lm.h"
 #include "engine/modules/initialize.h"
 #include "engine/train/tests/traffic.h"
-#include "engine/trainer/logits.h"
+#include "engine/trainer/tests/causal_loss.h"
 #include "meshwright/nn/moe.h"
 #include "meshwright/parallel/testing.h"
 

@@ -14,6 +14,7 @@
 #include "engine/checkpoint/diff.h"
 #include "engine/checkpoint/export.h"
 #include "engine/outlines/models.h"
+#include "engine/trainer/tests/causal_loss.h"
 #include "meshwright/error.h"
 #include "meshwright/parallel/testing.h"
 

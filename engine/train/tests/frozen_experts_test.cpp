@@ -2,6 +2,7 @@
 // frozen_sharding puts what is frozen. Before doctest: LibTorch has a CHECK of its own.
 #include "engine/train/tests/curves.h"
 #include "engine/train/tests/saved.h"
+#include "engine/trainer/tests/causal_loss.h"
 
 #include <doctest/doctest.h>
 

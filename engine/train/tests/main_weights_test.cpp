@@ -15,6 +15,7 @@
 #include "engine/plan/plan.h"
 #include "engine/trainer/load_weights.h"
 #include "engine/trainer/optimizer.h"
+#include "engine/trainer/tests/causal_loss.h"
 #include "engine/weights/safetensors.h"
 
 #include <doctest/doctest.h>

@@ -9,6 +9,7 @@
 
 #include "engine/plan/plan.h"
 #include "engine/trainer/memory.h"
+#include "engine/trainer/tests/causal_loss.h"
 
 #include <doctest/doctest.h>
 

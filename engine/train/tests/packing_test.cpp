@@ -2,6 +2,7 @@
 // LibTorch has a CHECK of its own.
 #include "engine/train/tests/curves.h"
 #include "engine/train/tests/packed.h"
+#include "engine/trainer/tests/causal_loss.h"
 
 #include <doctest/doctest.h>
 

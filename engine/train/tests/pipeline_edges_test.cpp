@@ -8,6 +8,7 @@
 #include <doctest/doctest.h>
 
 #include "engine/generate/running/write_sample.h"
+#include "engine/trainer/tests/causal_loss.h"
 #include "meshwright/nn/stage.h"
 
 namespace pipeline_edges_test {

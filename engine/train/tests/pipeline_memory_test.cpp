@@ -7,6 +7,7 @@
 #include "engine/plan/plan.h"
 #include "engine/trainer/memory.h"
 #include "engine/trainer/optimizer.h"
+#include "engine/trainer/tests/causal_loss.h"
 #include "sdk/comm/tests/shared_memory_switch.h"
 
 namespace pipeline_memory_test {

@@ -5,6 +5,7 @@
 #include <doctest/doctest.h>
 
 #include "engine/train/tests/traffic.h"
+#include "engine/trainer/tests/causal_loss.h"
 
 namespace pipeline_wire_test {
 

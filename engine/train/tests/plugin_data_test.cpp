@@ -6,6 +6,7 @@
 
 #include "engine/data/tests/numbers.h"
 #include "engine/train/batches.h"
+#include "engine/trainer/tests/causal_loss.h"
 #include "meshwright/nn/loss.h"
 
 namespace plugin_data_test {

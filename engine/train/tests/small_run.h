@@ -16,8 +16,8 @@
 #include "engine/modules/causal_lm.h"
 #include "engine/modules/initialize.h"
 #include "engine/trainer/local_state.h"
-#include "engine/trainer/logits.h"
 #include "engine/trainer/stages.h"
+#include "engine/trainer/tests/causal_loss.h"
 #include "meshwright/trainer.h"
 
 namespace meshwright {

@@ -10,9 +10,9 @@
 #include "engine/modules/initialize.h"
 #include "engine/train/tests/small_models.h"
 #include "engine/train/tests/traffic.h"
-#include "engine/trainer/logits.h"
 #include "engine/trainer/memory.h"
 #include "engine/trainer/optimizer.h"
+#include "engine/trainer/tests/causal_loss.h"
 #include "meshwright/parallel/testing.h"
 
 namespace wire_test {

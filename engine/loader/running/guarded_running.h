@@ -1,0 +1,15 @@
+// A plugin's model as it runs, whose faults are told as the plugin's.
+#pragma once
+
+#include <memory>
+
+#include "meshwright/model/running_model.h"
+#include "sdk/base/plugin_at_work.h"
+
+namespace meshwright::loader {
+
+// Every method of `inner`, run as code of the plugin, as guarded_model() does for strategies.
+std::unique_ptr<RunningModel> guarded_running(const detail::PluginCode* plugin,
+                                              std::unique_ptr<RunningModel> inner);
+
+}  // namespace meshwright::loader

@@ -1,0 +1,61 @@
+#include <filesystem>
+
+#include "engine/base/model_file.h"
+#include "engine/base/relative.h"
+#include "engine/outlines/hub_family.h"
+#include "engine/plan/plan.h"
+
+namespace meshwright::plan {
+
+std::string JobModel::name() const {
+  return request.config.empty() ? "the model family " + key
+                                : base::model_file(request.config).string();
+}
+
+ModelOutline JobModel::outline(const config::Config& config) const {
+  try {
+    return family->outline(request);
+  } catch (Error& error) {
+    // A plugin may name an option of its own.
+    if (plugin != nullptr && !error.key().empty()) throw;
+    const std::string full = "model." + key;
+    const Origin written = config.table("model").origin(key);
+    if (std::error_code failed; error.code() == ErrorCode::file_unreadable &&
+                                !std::filesystem::exists(request.config, failed) && !failed)
+      for (const std::string& help : base::relative_path_help(full, request.config, written.file))
+        error.help(help);
+    throw error.key(full).at(written);
+  }
+}
+
+std::optional<JobModel> model_of(const Job& job) {
+  const Options& table = job.config.table("model");
+  auto [path, key] = config::model_path(table);
+  if (path.empty() && !job.model) return std::nullopt;
+  JobModel out;
+  out.request.config = path;
+  out.request.storage = table.find_dtype("torch_dtype").value_or(DType::float32);
+  out.request.sizes = job.config.shared.sizes;
+  out.key = path.empty() ? "plugin" : key;
+  if (job.model) {
+    out.family = job.model->made;
+    out.plugin = job.model->plugin;
+    out.request.options = job.config.table(job.model->info->schema.table);
+  } else {
+    out.family = std::make_shared<outlines::HubFamily>();
+  }
+  return out;
+}
+
+std::string model_settings(const Job& job) {
+  if (!job.model) return "";
+  std::string out = "model.plugin = " + to_toml(job.model->info->name) + "\n";
+  const std::string& table = job.model->info->schema.table;
+  const Options& options = job.config.table(table);
+  for (const meshwright_option* option : options.schema().options)
+    if (options.is_given(option->name))
+      out += table + "." + option->name + " = " + to_toml(options.value(option->name)) + "\n";
+  return out;
+}
+
+}  // namespace meshwright::plan
