@@ -13,6 +13,7 @@
 #include "engine/base/clock.h"
 #include "engine/base/read_file.h"
 #include "engine/generate/running/write_sample.h"
+#include "engine/generate/source.h"
 #include "engine/launch/exit_status.h"
 #include "engine/plan/plan.h"
 #include "engine/report/progress.h"

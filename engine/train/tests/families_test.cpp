@@ -50,7 +50,7 @@ std::vector<double> run(Layout layout, const std::string& model, const fs::path&
   run_ranks(layout.ranks, [&](const std::shared_ptr<World>& world) {
     Rank rank(layout, world);
     if (checkpoint.empty())
-      train::load_weights(rank.trainer, model, rank.net, 0);
+      train::load_weights_of(rank.trainer, model, rank.net, 0);
     else
       rank.trainer.load(checkpoint.string());
     if (!save.empty()) rank.trainer.save(save.string());

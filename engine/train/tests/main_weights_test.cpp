@@ -240,7 +240,7 @@ TEST_CASE(
     fs::path saved = folder.path / (half ? "half" : "single");
     run_ranks(2, [&](const std::shared_ptr<World>& world) {
       Rank rank(layout, world);
-      train::load_weights(rank.trainer, "", rank.net, 1);
+      train::load_weights_of(rank.trainer, "", rank.net, 1);
       rank.trainer.save(saved.string());
     });
     std::map<std::string, std::string> kept = contents(saved / "step_00000000");

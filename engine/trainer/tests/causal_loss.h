@@ -22,8 +22,8 @@ inline at::Tensor logits_of(Trainer& trainer, modules::CausalLM& net, const at::
   modules::RunningCausalLM running(net);
   return logits_of(trainer, running, ids);
 }
-inline void load_weights(Trainer& trainer, const std::string& pretrained, modules::CausalLM& net,
-                         uint64_t seed) {
+inline void load_weights_of(Trainer& trainer, const std::string& pretrained, modules::CausalLM& net,
+                            uint64_t seed) {
   load_weights(
       trainer, pretrained,
       [&](const ParameterOutline& p) {

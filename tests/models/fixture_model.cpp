@@ -1,0 +1,101 @@
+// A model of an embedding and a head that does one thing that none may: what FIXTURE_MODEL says.
+//   throw in PLACE | other shape | surplus | nothing | other batch
+#include <ATen/ops/zeros.h>
+
+#include <cstdlib>
+#include <stdexcept>
+#include <string>
+
+#include "meshwright/model/running_model.h"
+#include "meshwright/nn/layers.h"
+#include "meshwright/parallel/scalar_type.h"
+#include "meshwright/plugin_main.h"
+
+namespace {
+
+using namespace meshwright;
+using at::Tensor;
+
+std::string asked() {
+  const char* wish = std::getenv("FIXTURE_MODEL");
+  return wish != nullptr ? wish : "";
+}
+void at(const std::string& place) {
+  if (asked() == "throw in " + place) throw std::runtime_error("made of glass");
+}
+
+constexpr int64_t kWidth = 8, kVocabulary = 256;
+
+struct NetImpl : torch::nn::Module {
+  explicit NetImpl(const at::TensorOptions& options) {
+    tokens = register_module("tokens", Embedding(torch::nn::EmbeddingOptions(1, 1)));
+    reallocate(tokens->weight, {kVocabulary, asked() == "other shape" ? kWidth / 2 : kWidth},
+               options);
+    head = register_module("head", make_linear(kWidth, kVocabulary, asked() == "surplus", options));
+  }
+  Tensor forward(const Tensor& ids) { return head(tokens(ids)); }
+  Embedding tokens{nullptr};
+  Linear head{nullptr};
+};
+MESHWRIGHT_MODULE(Net);
+
+class Running final : public RunningModel {
+ public:
+  explicit Running(const at::TensorOptions& options) : net_(options) {}
+  std::shared_ptr<torch::nn::Module> module() override { return net_.ptr(); }
+  Tensor forward(const Tensor& input) override {
+    at("forward");
+    return net_(input);
+  }
+  Tensor loss_sum(const Tensor& output, const Tensor& targets, const Tensor& weights,
+                  const VocabularyShard* shard) override {
+    at("loss_sum");
+    return RunningModel::loss_sum(output, targets, weights, shard);
+  }
+  bool changes_batches() const override { return asked().ends_with("batch"); }
+  void change_batch(HostBatch& batch) const override {
+    at("change_batch");
+    if (asked() == "other batch") batch.tokens = at::zeros({1, 1}, at::kLong);
+  }
+
+ private:
+  Net net_;
+};
+
+class Family final : public ModelFamily {
+ public:
+  ModelOutline outline(const ModelRequest& request) const override {
+    at("outline");
+    ModelOutline o;
+    o.architecture = "FixtureNet";
+    o.hidden_size = kWidth;
+    o.vocab_size = kVocabulary;
+    o.attention_heads = o.key_value_heads = 1;
+    o.inner_prefix = "";
+    o.modules = {{"", ModuleKind::other, "Net"},
+                 {"tokens", ModuleKind::embedding, "Embedding"},
+                 {"head", ModuleKind::linear, "Linear"}};
+    o.parameters = {{"tokens.weight", {kVocabulary, kWidth}, request.storage},
+                    {"head.weight", {kVocabulary, kWidth}, request.storage}};
+    return o;
+  }
+  InitialValue initial_value(const ModelRequest& request, const ModelOutline& outline,
+                             const ParameterOutline& parameter) const override {
+    at("initial_value");
+    return ModelFamily::initial_value(request, outline, parameter);
+  }
+  std::unique_ptr<RunningModel> make(const ModelRequest& request) const override {
+    at("make");
+    if (asked() == "nothing") return nullptr;
+    return std::make_unique<Running>(
+        at::TensorOptions().dtype(scalar_type(request.storage)).device(at::kMeta));
+  }
+};
+
+const meshwright_component kModels[] = {
+    describe_model<Family>({.name = "fixture_model", .summary = "An embedding and a head"})};
+
+}  // namespace
+
+MESHWRIGHT_MODEL_PLUGIN("fixture_model", "1.0.0", "Tests", "Apache-2.0", "An embedding and a head",
+                        kModels)

@@ -1,0 +1,196 @@
+// Jobs with a model that a plugin brings, from plan to export, as a user starts them.
+#include <doctest/doctest.h>
+
+#include <boost/json.hpp>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "tests/cli/ran.h"
+
+namespace fs = std::filesystem;
+namespace json = boost::json;
+
+namespace {
+
+const fs::path kFolder = MESHWRIGHT_BUILD_DIR "/models_runs";
+
+std::string plugin(const std::string& name, const std::string& folder = "") {
+  return " --set 'plugins.load=[\"" MESHWRIGHT_BUILD_DIR "/fixtures/" +
+         (folder.empty() ? name : folder) + "/libmeshwright_" + name + ".so\"]'";
+}
+
+// The job of an example; the model's files are named from the project's folder.
+std::string job(const std::string& example) {
+  return "examples/" + example + "/job.toml" + plugin(example) +
+         (example == "gpt2" ? " --set model.config=examples/gpt2/model.json" : "") +
+         " --set run.threads=1 --set run.dir=" + kFolder.string();
+}
+
+struct Trained {
+  int status = 0;
+  std::string out;
+  std::vector<double> losses, validation;
+};
+
+Trained train(const std::string& example, const std::string& name, const std::string& more,
+              const std::string& environment = "") {
+  Ran ran =
+      run("train " + job(example) + " --set run.name=" + name + " " + more, "2>&1", environment);
+  Trained out{ran.status, ran.out, {}, {}};
+  std::ifstream rows(kFolder / name / "metrics.jsonl");
+  for (std::string line; std::getline(rows, line);) {
+    const json::object row = json::parse(line).as_object();
+    if (row.contains("loss")) out.losses.push_back(row.at("loss").to_number<double>());
+    if (row.contains("validation_loss"))
+      out.validation.push_back(row.at("validation_loss").to_number<double>());
+  }
+  return out;
+}
+
+void check_alike(const std::vector<double>& a, const std::vector<double>& b) {
+  REQUIRE(a.size() == b.size());
+  for (size_t i = 0; i < a.size(); ++i) CHECK(a[i] == doctest::Approx(b[i]).epsilon(1e-5));
+}
+
+std::string bytes_of(const fs::path& file) {
+  std::ifstream in(file, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
+}
+
+struct Layout {
+  int ranks;
+  std::string sets;
+};
+
+}  // namespace
+
+TEST_CASE("a plugin's models train alike under every strategy and layout") {
+  const std::string steps =
+      " --set step_scheduler.max_steps=6 --set validation_dataset.kind=mock"
+      " --set validation_dataset.seq_len=32 --set validation_dataset.num_batches=1"
+      " --set validation_dataset.every_steps=3";
+  for (const std::string example : {"gpt2", "encoder"}) {
+    fs::remove_all(kFolder);
+    const Trained one = train(example, "one", "--set distributed.strategy=ddp" + steps);
+    INFO(one.out);
+    REQUIRE(one.status == 0);
+    REQUIRE(one.losses.size() == 6);
+    CHECK(one.validation.size() == 2);
+    CHECK(one.losses[5] < one.losses[0]);
+    std::vector<Layout> layouts = {{2, "--set distributed.strategy=ddp"},
+                                   {4, "--set distributed.strategy=fsdp2"},
+                                   {2, "--set distributed.strategy=megatron_fsdp"},
+                                   {2, "--set distributed.strategy=moe_ep"},
+                                   {2, "--set distributed.tp_size=2"},
+                                   {2, "--set distributed.pp_size=2"},
+                                   {4, "--set distributed.pp_size=2 --set distributed.tp_size=2"}};
+    if (example == "gpt2") {
+      layouts.push_back(
+          {2, "--set distributed.tp_size=2 --set distributed.sequence_parallel=true"});
+      layouts.push_back({2, "--set distributed.cp_size=2"});
+      layouts.push_back({4,
+                         "--set distributed.pp_size=2 --set distributed.tp_size=2"
+                         " --set distributed.sequence_parallel=true"});
+    }
+    int number = 0;
+    for (const Layout& layout : layouts) {
+      const std::string name = "layout_" + std::to_string(number++);
+      const Trained many = train(
+          example, name, "--nproc " + std::to_string(layout.ranks) + " " + layout.sets + steps);
+      INFO(example << " " << layout.ranks << " " << layout.sets << "\n" << many.out);
+      REQUIRE(many.status == 0);
+      check_alike(many.losses, one.losses);
+      check_alike(many.validation, one.validation);
+    }
+  }
+}
+
+TEST_CASE("checkpoints of a plugin's model resume in another layout, export, and generate") {
+  fs::remove_all(kFolder);
+  const Trained whole =
+      train("gpt2", "whole", "--set step_scheduler.max_steps=6 --set checkpoint.export=final");
+  INFO(whole.out);
+  REQUIRE(whole.status == 0);
+  const std::string part = "--set step_scheduler.max_steps=3";
+  const std::string last = "--set step_scheduler.max_steps=6 --set checkpoint.export=final";
+  REQUIRE(train("gpt2", "cut", "--nproc 2 --set distributed.tp_size=2 " + part).status == 0);
+  const Trained rest = train("gpt2", "cut", "--nproc 2 " + last);
+  INFO(rest.out);
+  REQUIRE(rest.status == 0);
+  check_alike(rest.losses, whole.losses);
+  // The export is read as it was written: nothing is trained on, and it comes out again.
+  const fs::path hf = kFolder / "whole/hf";
+  Ran again =
+      run("train examples/gpt2/job.toml" + plugin("gpt2") + " --set run.dir=" + kFolder.string() +
+              " --set run.name=again --set model.config=none" +
+              " --set model.pretrained=" + hf.string() + " --nproc 2" +
+              " --set step_scheduler.max_steps=0 --set checkpoint.export=final",
+          "2>&1");
+  INFO(again.out);
+  REQUIRE(again.status == 0);
+  CHECK(bytes_of(kFolder / "again/hf/model.safetensors") == bytes_of(hf / "model.safetensors"));
+  // The run says which plugin; a Hugging Face folder does not.
+  const std::string words =
+      " --tokens 7,11,200 --max-new 8 --temperature 0 --json" + plugin("gpt2");
+  const Ran of_run = run("generate " + (kFolder / "whole").string() + words, "2>&1");
+  INFO(of_run.out);
+  REQUIRE(of_run.status == 0);
+  const Ran of_folder =
+      run("generate " + hf.string() + words + " --set 'model.plugin=\"gpt2\"' --nproc 2" +
+              " --set distributed.tp_size=2",
+          "2>/dev/null");
+  REQUIRE(of_folder.status == 0);
+  const Ran quiet = run("generate " + (kFolder / "whole").string() + words);
+  CHECK(json::parse(of_folder.out).at("new_ids") == json::parse(quiet.out).at("new_ids"));
+  CHECK(run("checkpoint verify " + (kFolder / "cut").string()).status == 0);
+}
+
+TEST_CASE("what a model cannot do is refused before it starts") {
+  fs::remove_all(kFolder);
+  const Trained far = train("gpt2", "far", "--set dataset.seq_len=129");
+  CHECK(far.status == 2);
+  CHECK(far.out.find("set dataset.seq_len = 128") != std::string::npos);
+  const Trained cp = train("encoder", "cp", "--nproc 2 --set distributed.cp_size=2");
+  CHECK(cp.status == 2);
+  CHECK(cp.out.find("set distributed.cp_size = 1") != std::string::npos);
+  const Trained heads = train("encoder", "heads", "--set model.encoder.heads=5");
+  CHECK(heads.status == 2);
+  CHECK(heads.out.find("model.encoder.heads") != std::string::npos);
+  const Trained sample = train("encoder", "sample", "--sample 10 --set step_scheduler.max_steps=1");
+  CHECK(sample.status != 0);
+  CHECK(sample.out.find("does not predict the next token") != std::string::npos);
+}
+
+TEST_CASE("a model's faults are told as the plugin's, with method and rank") {
+  fs::remove_all(kFolder);
+  const std::string more =
+      "train examples/encoder/job.toml" + plugin("fixture_model", "model") +
+      " --set model.plugin=fixture_model --set run.threads=1" +
+      " --set step_scheduler.max_steps=2 --nproc 2 --set run.dir=" + kFolder.string();
+  const Ran good = run(more, "2>&1");
+  INFO(good.out);
+  REQUIRE(good.status == 0);
+  struct Row {
+    std::string wish, said, place;
+  };
+  for (const Row& row :
+       std::vector<Row>{{"throw in outline", "E0421", "in outline"},
+                        {"throw in make", "E0421", "in make"},
+                        {"throw in initial_value", "E0421", "in initial_value"},
+                        {"throw in forward", "E0421", "in forward"},
+                        {"throw in loss_sum", "E0421", "in loss_sum"},
+                        {"throw in change_batch", "E0421", "in change_batch"},
+                        {"other batch", "changed the shape", "change_batch()"},
+                        {"nothing", "returned nothing", "make()"},
+                        {"other shape", "is not what its outline says", "tokens.weight [256, 4]"},
+                        {"surplus", "is not what its outline says", "head.bias [256]"}}) {
+    const Ran bad = run(more + " --set run.name=bad", "2>&1", "FIXTURE_MODEL='" + row.wish + "'");
+    INFO(row.wish << "\n" << bad.out);
+    CHECK(bad.status != 0);
+    CHECK(bad.out.find(row.said) != std::string::npos);
+    CHECK(bad.out.find(row.place) != std::string::npos);
+    if (row.said == "E0421") CHECK(bad.out.find("fixture_model 1.0.0") != std::string::npos);
+  }
+}
