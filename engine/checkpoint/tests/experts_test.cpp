@@ -94,6 +94,40 @@ TEST_CASE(
     }
 }
 
+TEST_CASE("a transposed weight of another name is read as its file has it, from any layout") {
+  Folder folder;
+  constexpr int64_t kRows = 6, kColumns = 4;
+  int count = 0;
+  for (const std::optional<FusedRows>& fused :
+       {std::optional<FusedRows>(), std::optional<FusedRows>(FusedRows{3, {1, 1}})})
+    for (Layout layout : {Layout::rows, Layout::columns, Layout::runs})
+      for (size_t ranks : {1, 3}) {
+        MadeTensor weight =
+            made("", "net.w", DType::float32, {kRows, kColumns}, counted(kRows * kColumns));
+        weight.fused = fused;
+        weight.file_name = "w";
+        weight.transposed = true;
+        Source source(write(folder.path / ("turned" + std::to_string(count++)), "GPT2LMHeadModel",
+                            ranks, layout, {weight}));
+        REQUIRE(source.tensors().size() == 1);
+        const SourceTensor& tensor = source.tensors()[0];
+        CHECK(tensor.name == "w");
+        CHECK(tensor.shape == std::vector<int64_t>{kColumns, kRows});
+        std::vector<float> whole;
+        for (int64_t column = 0; column < kColumns; ++column)
+          for (int64_t row = 0; row < kRows; ++row) {
+            const int64_t memory = fused ? row % 3 * 2 + row / 3 : row;  // part by part
+            whole.push_back(static_cast<float>(1 + memory * kColumns + column));
+          }
+        for (int64_t begin = 0; begin <= tensor.elements(); ++begin)
+          for (int64_t end = begin; end <= tensor.elements(); ++end) {
+            std::vector<float> found(static_cast<size_t>(end - begin));
+            source.read(0, begin, end, DType::float32, found.data());
+            CHECK(std::equal(found.begin(), found.end(), whole.begin() + begin));
+          }
+      }
+}
+
 TEST_CASE("tensors of other architectures and shapes stay as they are") {
   Folder folder;
   Source llama(write(folder.path / "llama", "LlamaForCausalLM", 2, Layout::rows, mixtral()));

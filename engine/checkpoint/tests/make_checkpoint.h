@@ -22,6 +22,8 @@ struct MadeTensor {
   std::vector<int64_t> shape;
   std::vector<std::byte> values;  // of the whole, row-major
   std::optional<FusedRows> fused = std::nullopt;
+  std::string file_name = {};
+  bool transposed = false;
 };
 
 enum class Layout : uint8_t { rows, columns, runs };
@@ -85,8 +87,8 @@ inline Meta make_files(const std::filesystem::path& folder, size_t ranks,
       parts[name];
     }
   for (const MadeTensor& made : tensors) {
-    TensorRecord record{made.state, made.name,         made.dtype, made.shape,
-                        {},         made.export_dtype, made.fused};
+    TensorRecord record{made.state,        made.name,  made.dtype,     made.shape,     {},
+                        made.export_dtype, made.fused, made.file_name, made.transposed};
     std::vector<Region> regions = split(made.shape, ranks, layout);
     auto size = static_cast<size_t>(dtype_size(made.dtype));
     for (size_t rank = 0; rank < ranks; ++rank) {

@@ -341,6 +341,30 @@ TEST_CASE("the plan is chosen in the order of semantics 2.1") {
   mistral.own_tp_plan = {{"lm_head", "colwise_gather_output"},
                          {"model.layers.*.self_attn.q_proj", "colwise"},
                          {"model.layers.*.self_attn.q_norm", "replicated_with_grad_allreduce"}};
+  // Its norms are cut along the sequence, and so is what its rows and its embedding give.
+  ModelOutline cut = mistral;
+  cut.own_tp_plan = {{"model.layers.*.self_attn.q_proj", "colwise"},
+                     {"model.layers.*.self_attn.k_proj", "colwise"},
+                     {"model.layers.*.self_attn.v_proj", "colwise"},
+                     {"model.layers.*.self_attn.o_proj", "rowwise"},
+                     {"model.layers.*.mlp.gate_proj", "colwise"},
+                     {"model.layers.*.mlp.up_proj", "colwise"},
+                     {"model.layers.*.mlp.down_proj", "rowwise"},
+                     {"lm_head", "colwise_rep"}};
+  cut.own_sequence_plan = {{"model.layers.*.input_layernorm", "sequence_parallel"},
+                           {"model.layers.*.post_attention_layernorm", "sequence_parallel"},
+                           {"model.norm", "sequence_parallel"}};
+  CHECK(own_tp_plan(cut).size() == 9);  // without the norms, with the embedding
+  const TpPlanEntries whole = own_tp_plan(cut), parts = own_tp_plan(cut, true);
+  REQUIRE(parts.size() == 12);
+  for (size_t i = 0; i < whole.size(); ++i)
+    if (whole[i].second.kind == TpStyleKind::row)
+      CHECK(parts[i].second.output == TpLayout::shard_1);
+    else
+      CHECK(parts[i].second == whole[i].second);
+  TpPlanRequest sequence = request(2);
+  sequence.sequence_parallel = true;
+  CHECK(select_tp_plan(cut, sequence).source == "own plan");
   // What a family's plan names for other sizes of it is no mistake; in the plan of a user's model
   // it may be.
   ModelOutline other = mistral;
