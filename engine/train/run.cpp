@@ -27,6 +27,7 @@
 #include "engine/trainer/logits.h"
 #include "engine/trainer/stages.h"
 #include "engine/weights/safetensors.h"
+#include "sdk/base/plugin_at_work.h"
 
 namespace meshwright::train {
 
@@ -65,6 +66,7 @@ bool Run::open(rendezvous::Ending& together) {
                        {"the model's settings", plan::model_settings(job_.impl())}},
                       &together);
   leader_ = world_->rank() == 0;
+  detail::this_is_rank(world_->rank());
   world_->trace().enabled = options_.trace;
   memory_.emplace(world_->device());
   lock_ = lock_run(*world_, run_path_, options_.tell, lost_);

@@ -159,7 +159,7 @@ TEST_CASE("what a plugin's options or samples may not be is told before anything
            {{"dataset.fixture_numbers.stop=7"}, "", 2, {"E0202", "step"}},
            {{"dataset.plugin=fixture_number"}, "", 2, {"E0401", "fixture_numbers"}},
            {{"dataset.packing=true", "dataset.document_end=3"}, "", 2, {"E0208", "packing"}},
-           {{}, "bad token in read", 7, {"E0702", "sample 20, position 1: the token is 256"}}}) {
+           {{}, "bad token in read", 7, {"E0702", "sample 20, position 1: the token is 257"}}}) {
     CAPTURE(row.says[1]);
     Program program;
     const Ended ended = program.run(arguments(2, row.sets), {{"FIXTURE_DATA", row.fault}});

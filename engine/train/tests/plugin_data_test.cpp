@@ -19,7 +19,7 @@ namespace {
 constexpr int64_t kTokens = 24, kSteps = 5;
 
 data::Numbers numbers_of(bool weights) {
-  return {.samples = 40, .vocabulary = 128, .seq_len = kTokens, .weights = weights};
+  return {.samples = 40, .vocabulary = 64, .seq_len = kTokens, .weights = weights};
 }
 
 std::unique_ptr<train::Batches> batches_of(Trainer& trainer, const data::DatasetConfig& config,
@@ -199,7 +199,7 @@ TEST_CASE("plugin data: a bad sample ends the step that would use it, with and w
     data::Numbers numbers = numbers_of(false);
     const int64_t bad = data::Sampler(40, true, 9).at(2 * kBatch + 3);  // of the third step
     numbers.spoil = [bad](int64_t sample, const SampleView& out) {
-      if (sample == bad) out.targets[2] = 128;
+      if (sample == bad) out.targets[2] = 64;
     };
     run_ranks(1, [&](const std::shared_ptr<World>& world) {
       Rank rank(layout, world);
@@ -214,7 +214,7 @@ TEST_CASE("plugin data: a bad sample ends the step that would use it, with and w
       step(0);
       step(1);
       const std::string expected =
-          "plugin numbers, sample " + std::to_string(bad) + ", position 2: the target is 128";
+          "plugin numbers, sample " + std::to_string(bad) + ", position 2: the target is 64";
       CHECK_THROWS_WITH_AS(step(2), doctest::Contains(expected.c_str()), Error);
     });
   }
