@@ -16,7 +16,8 @@ foreach(strategy ddp fsdp2 megatron_fsdp moe_ep)
 endforeach()
 install(DIRECTORY sdk/include/meshwright engine/include/meshwright DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} COMPONENT dev)
 install(EXPORT MeshwrightTargets NAMESPACE Meshwright:: DESTINATION ${package_dir} COMPONENT dev)
-install(FILES sdk/cmake/MeshwrightPlugin.cmake sdk/cmake/LibTorch.cmake sdk/cmake/abi_probe.cpp sdk/cmake/plugin.map DESTINATION ${package_dir} COMPONENT dev)
+install(FILES sdk/cmake/MeshwrightPlugin.cmake sdk/cmake/LibTorch.cmake sdk/cmake/abi_probe.cpp sdk/cmake/seal.cpp sdk/base/code_sum.h sdk/cmake/plugin.map
+  DESTINATION ${package_dir} COMPONENT dev)
 configure_package_config_file(sdk/cmake/MeshwrightConfig.cmake.in ${PROJECT_BINARY_DIR}/package/MeshwrightConfig.cmake INSTALL_DESTINATION ${package_dir})
 # Before 1.0 a minor version may break the C++ interface, which the epoch tells apart in any case.
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/package/MeshwrightConfigVersion.cmake COMPATIBILITY SameMinorVersion)
@@ -27,8 +28,9 @@ set(build_package ${PROJECT_BINARY_DIR}/lib/cmake/Meshwright)
 configure_package_config_file(sdk/cmake/MeshwrightConfig.cmake.in ${build_package}/MeshwrightConfig.cmake
   INSTALL_DESTINATION lib/cmake/Meshwright INSTALL_PREFIX ${PROJECT_BINARY_DIR})
 configure_file(${PROJECT_BINARY_DIR}/package/MeshwrightConfigVersion.cmake ${build_package}/MeshwrightConfigVersion.cmake COPYONLY)
-foreach(file MeshwrightPlugin.cmake LibTorch.cmake abi_probe.cpp plugin.map)
-  configure_file(sdk/cmake/${file} ${build_package}/${file} COPYONLY)
+foreach(file cmake/MeshwrightPlugin.cmake cmake/LibTorch.cmake cmake/abi_probe.cpp cmake/seal.cpp base/code_sum.h cmake/plugin.map)
+  get_filename_component(name ${file} NAME)
+  configure_file(sdk/${file} ${build_package}/${name} COPYONLY)
 endforeach()
 if(MESHWRIGHT_RUNNING)
   add_dependencies(bundled_plugins meshwright_testing)  # what a plugin's own tests link

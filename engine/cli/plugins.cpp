@@ -2,6 +2,7 @@
 #include <filesystem>
 
 #include "engine/cli/common.h"
+#include "engine/loader/elf.h"
 #include "engine/loader/verify_library.h"
 #include "sdk/base/words.h"
 
@@ -46,6 +47,11 @@ json::object described(const loader::ComponentInfo& info) {
           {"summary", info.summary},
           {"table", info.schema.table},
           {"options", options}};
+}
+
+// Whether its build recorded a sum of its code, which was compared before it was loaded then.
+bool code_is_checked(const loader::LoadedPlugin& plugin) {
+  return loader::read_code_sum(plugin.path).has_value();
 }
 
 int run_list(Call& call) {
@@ -132,6 +138,7 @@ int run_inspect(Call& call) {
                      {"path", plugin.path.string()},
                      {"place", plugin.place},
                      {"facts_hash", plugin.facts_hash},
+                     {"code_checked", code_is_checked(plugin)},
                      {"facts", facts},
                      {"strategies", strategies}};
     for (const Sort& sort : kSorts) {
@@ -145,12 +152,15 @@ int run_inspect(Call& call) {
   const report::Style& style = call.out_style;
   call.out.write(report::paint(style, report::Tone::bold, plugin.name + " " + plugin.version) +
                  "  " + plugin.summary + "\n");
-  call.out.write(report::table(style, {{"", ""},
-                                       {"vendor", plugin.vendor},
-                                       {"license", plugin.license},
-                                       {"library", plugin.path.string()},
-                                       {"found in", plugin.place},
-                                       {"facts hash", plugin.facts_hash}}));
+  call.out.write(report::table(
+      style, {{"", ""},
+              {"vendor", plugin.vendor},
+              {"license", plugin.license},
+              {"library", plugin.path.string()},
+              {"found in", plugin.place},
+              {"facts hash", plugin.facts_hash},
+              {"code", code_is_checked(plugin) ? "as its build recorded it"
+                                               : "its build recorded no sum of it"}}));
   auto show = [&](const std::string& what, const loader::ComponentInfo& info,
                   const std::string& can) {
     call.out.write(

@@ -163,6 +163,12 @@ ElfMarkers read_elf_markers(const std::filesystem::path& file) {
   return Reader(mapping.bytes(), file.string()).read();
 }
 
+std::optional<detail::CodeSum> read_code_sum(const std::filesystem::path& file) {
+  Mapping mapping(file);
+  auto sum = detail::CodeSumReader(mapping.bytes()).read();
+  return sum && sum->recorded != 0 ? sum : std::nullopt;
+}
+
 ElfMarkers parse_elf_markers(const std::string& bytes, const std::string& name) {
   return Reader(bytes, name).read();
 }

@@ -3,8 +3,11 @@
 #pragma once
 
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <vector>
+
+#include "sdk/base/code_sum.h"
 
 namespace meshwright::loader {
 
@@ -23,5 +26,8 @@ struct ElfMarkers {
 ElfMarkers read_elf_markers(const std::filesystem::path& file);
 // The same over bytes in memory; `name` is used in messages.
 ElfMarkers parse_elf_markers(const std::string& bytes, const std::string& name);
+// The sum over what is loaded of the file, beside the one that its build recorded; nullopt where
+// another build system recorded none. Throws Error(plugin_unreadable).
+std::optional<detail::CodeSum> read_code_sum(const std::filesystem::path& file);
 
 }  // namespace meshwright::loader

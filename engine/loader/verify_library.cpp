@@ -40,6 +40,12 @@ void check_owner_and_mode(const std::filesystem::path& path, const struct stat& 
         .help("chmod o-w " + path.string());
 }
 
+std::string hex(uint64_t number) {
+  char text[20];
+  std::snprintf(text, sizeof text, "%016" PRIx64, number);
+  return text;
+}
+
 struct Difference {
   std::string key, engine, plugin;
 };
@@ -104,9 +110,19 @@ std::string facts_hash(const Facts& facts) {
     for (char c : key + "=" + value + "\n")
       h = (h ^ static_cast<unsigned char>(c)) * 1099511628211u;
   }
-  char text[20];
-  std::snprintf(text, sizeof text, "%016" PRIx64, h);
-  return text;
+  return hex(h);
+}
+
+bool check_code(const std::filesystem::path& file) {
+  const auto sum = read_code_sum(file);
+  if (!sum || sum->recorded == sum->found) return sum.has_value();
+  throw Error(ErrorCode::plugin_truncated,
+              "what would be loaded of " + file.string() + " has the sum " + hex(sum->found) +
+                  ", but its build recorded " + hex(sum->recorded) + "; nothing of it was run")
+      .help("copy it again from where it was built, or rebuild it")
+      .help(
+          "a build that changes instructions after linking calls meshwright_seal(TARGET) of "
+          "MeshwrightPlugin.cmake after that");
 }
 
 void check_file(const std::filesystem::path& file) {
@@ -174,7 +190,10 @@ VerifiedLibrary verify_library(const std::filesystem::path& file) {
   check_file(file);
   VerifiedLibrary verified = read_facts(file);
   std::vector<Difference> differences = compare(engine_facts(), verified.facts);
-  if (differences.empty()) return verified;
+  if (differences.empty()) {
+    check_code(file);
+    return verified;
+  }
   std::vector<std::vector<std::string>> rows = {{"fact", "engine", "plugin"}};
   for (const Difference& d : differences) rows.push_back({d.key, d.engine, d.plugin});
   ErrorCode code = code_of(differences);
@@ -202,9 +221,11 @@ void verify_runtime_half(const std::filesystem::path& file, const VerifiedLibrar
                     " sets of build facts, not one")
         .help("build it with meshwright_add_plugin(... RUNTIME ...) in CMake");
   if (elf.markers[0].bytes != planning.facts_text)
-    throw Error(ErrorCode::plugin_facts, file.string() + " and " + planning.path.string() +
-                                             " come from different builds; nothing of them was run")
+    throw Error(ErrorCode::plugin_facts,
+                file.string() + " and " + planning.path.string() +
+                    " come from different builds; none of their strategies was made")
         .help("rebuild the plugin from a clean build folder, and copy both libraries");
+  check_code(file);
 }
 
 }  // namespace meshwright::loader

@@ -28,11 +28,14 @@ VerifiedLibrary read_facts(const std::filesystem::path& file);
 // File kind, owner and permissions. Throws Error(plugin_unreadable | plugin_is_directory |
 // plugin_owner | plugin_permissions).
 void check_file(const std::filesystem::path& file);
-// The running half of a verified plugin: check_file, and facts equal to the planning half's.
-// Nothing of it runs. Throws Error(4xx).
+// Whether what is loaded of the file is known to be what its build made; false when the build
+// recorded no sum. Throws Error(plugin_code_damaged).
+bool check_code(const std::filesystem::path& file);
+// The running half of a verified plugin: check_file, facts equal to the planning half's, and
+// check_code. Nothing of it runs. Throws Error(4xx).
 void verify_runtime_half(const std::filesystem::path& file, const VerifiedLibrary& planning);
-// The whole judgement: check_file, read_facts, and every fact against ours. Throws Error(4xx); a
-// mismatch shows a table of just the differing facts and how to rebuild.
+// The whole judgement: check_file, read_facts, every fact against ours, and check_code. Throws
+// Error(4xx); a mismatch shows a table of just the differing facts and how to rebuild.
 VerifiedLibrary verify_library(const std::filesystem::path& file);
 
 }  // namespace meshwright::loader
