@@ -52,6 +52,7 @@ int run_guarded(const Work& work, const std::filesystem::path& log) {
     return status;
   };
   quiet_libtorch();
+  detail::engine_has_code_at(reinterpret_cast<const void*>(&quiet_libtorch));
   detail::PluginWatch watch;
   try {
     int status = work(ending);

@@ -38,6 +38,23 @@ Error fault(const detail::PluginCode* plugin, const char* doing, const std::stri
       .help("this is a defect of the plugin, which may throw meshwright::Error only");
 }
 
+Error fault(const detail::PluginCode* plugin, const char* doing, const std::exception& error) {
+  const std::string what = error.what();
+  return fault(plugin, doing,
+               "an exception of type " + exception_type() +
+                   " left the plugin: " + what.substr(0, what.find('\n')));
+}
+
+// Of memory, of a device or of a parameter that was freed, whoever met it.
+bool has_its_own_words(const std::exception& error) {
+  const std::string what = error.what();
+  // A device tells of its faults late, in whatever is called next.
+  const bool of_device = what.find("CUDA error") != what.npos ||
+                         exception_type().find("AcceleratorError") != std::string::npos;
+  return of_device || detail::tells_of_memory(what) ||
+         what.find("was used outside its unit") != what.npos;
+}
+
 }  // namespace
 
 void rethrow_from(const detail::PluginCode* plugin, const char* doing) {
@@ -48,16 +65,8 @@ void rethrow_from(const detail::PluginCode* plugin, const char* doing) {
   } catch (const std::bad_alloc&) {
     throw;
   } catch (const std::exception& error) {
-    const std::string what = error.what();
-    // A device tells of its faults late, in whatever is called next.
-    const bool of_device = what.find("CUDA error") != what.npos ||
-                           exception_type().find("AcceleratorError") != std::string::npos;
-    if (of_device || detail::tells_of_memory(what) ||
-        what.find("was used outside its unit") != what.npos)
-      throw;
-    throw fault(plugin, doing,
-                "an exception of type " + exception_type() +
-                    " left the plugin: " + what.substr(0, what.find('\n')));
+    if (has_its_own_words(error)) throw;
+    throw fault(plugin, doing, error);
   } catch (...) {
     throw fault(
         plugin, doing,
@@ -69,6 +78,12 @@ void load_runtime_half(const std::filesystem::path& file, const detail::PluginCo
   if (file.empty() || ::dlopen(file.c_str(), RTLD_NOW | RTLD_NOLOAD) != nullptr) return;
   if (::dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE) != nullptr)
     keep_private(file, plugin);
+}
+
+std::optional<Error> fault_of_thrower(const std::exception& error) {
+  const detail::PluginCode* plugin = detail::thrower_of(dynamic_cast<const void*>(&error));
+  if (plugin == nullptr || has_its_own_words(error)) return std::nullopt;
+  return fault(plugin, "code that it left behind", error);
 }
 
 namespace {

@@ -3,6 +3,7 @@
 
 #include <exception>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "engine/loader/registry.h"
@@ -17,6 +18,9 @@ std::string text_of(const LoadedPlugin& plugin);
 // Error, or tells of memory (E0508) or of a parameter that was freed (E0902); else
 // Error(plugin_foreign_exception) with plugin, what it was doing, and rank.
 [[noreturn]] void rethrow_from(const detail::PluginCode* plugin, const char* doing);
+// To be called while it is handled. An exception that came out of LibTorch's code, if code of a
+// plugin began it: Error(plugin_foreign_exception) as above.
+std::optional<Error> fault_of_thrower(const std::exception& error);
 // "plugin acme 1.0.0 (...), in end_step, on rank 1"
 std::string fault_context(const detail::PluginCode* plugin, const char* doing);
 // std::runtime_error, say; needs an exception that is handled.

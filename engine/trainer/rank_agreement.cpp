@@ -10,6 +10,7 @@
 #include <new>
 
 #include "engine/base/out_of_memory.h"
+#include "engine/loader/guard.h"
 #include "engine/rendezvous/error_text.h"
 
 namespace meshwright::train {
@@ -63,6 +64,7 @@ Error error_being_handled() {
   } catch (const std::exception& error) {
     const std::string what = error.what();
     if (base::tells_of_memory(what)) return base::out_of_memory(base::line_of_memory(what));
+    if (auto fault = loader::fault_of_thrower(error)) return *fault;
     // LibTorch reports a use of freed memory with words of ours in the middle of its own.
     const bool freed = what.find("was used outside its unit") != std::string::npos;
     return {freed ? ErrorCode::parameter_freed : ErrorCode::internal,

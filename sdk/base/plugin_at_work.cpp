@@ -1,7 +1,9 @@
 #include "plugin_at_work.h"
 
 #include <execinfo.h>
+#include <link.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -11,7 +13,9 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <ctime>
 #include <mutex>
+#include <utility>
 
 #include "meshwright/error.h"
 
@@ -28,7 +32,7 @@ constexpr size_t kMostPlugins = 256, kMostRanges = 1024;
 constexpr std::array<int, 5> kSignals = {SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGABRT};
 
 struct Range {
-  const PluginCode* plugin;
+  const PluginCode* plugin;  // nullptr: the engine
   const void *begin, *end;
 };
 
@@ -41,6 +45,18 @@ std::atomic<int64_t> g_rank{-1};
 std::atomic<int> g_watches{0};
 std::atomic<pid_t> g_process{0};  // a child that a plugin forks ends as it likes
 struct sigaction g_before[kSignals.size()];
+
+// Exceptions that plugins threw of late: one passes through LibTorch's threads before it is told.
+struct Thrown {
+  const void* object = nullptr;
+  const PluginCode* plugin = nullptr;
+};
+std::mutex g_thrown_mutex;
+std::array<Thrown, 64> g_thrown;
+size_t g_next_thrown = 0;
+
+std::atomic<pid_t> g_teller{0};  // the thread whose crash is told
+thread_local constinit bool t_looking = false;
 thread_local constinit const PluginCode* t_plugin = nullptr;
 thread_local constinit const char* t_doing = nullptr;
 
@@ -49,21 +65,40 @@ struct Blamed {
   const char* doing = nullptr;
 };
 
-const PluginCode* owner_of(const void* address) {
+const Range* range_of(const void* address) {
   for (size_t i = 0, n = g_many_ranges; i < n; ++i)
-    if (address >= g_ranges[i].begin && address < g_ranges[i].end) return g_ranges[i].plugin;
+    if (address >= g_ranges[i].begin && address < g_ranges[i].end) return &g_ranges[i];
   return nullptr;
 }
 
-// By what this thread was called for, else by the functions on its stack: hooks of modules and of
-// autograd, threads of a plugin's own.
-Blamed blamed() {
-  if (t_plugin != nullptr) return {t_plugin, t_doing};
+// Whose functions are on this thread's stack. What lies between them, in the SDK or in LibTorch,
+// works for the one that called it.
+struct Stack {
+  const Range* innermost = nullptr;  // of a plugin or of the engine
+  bool has_caller = false;           // a function of the plugin that this thread was called for
+};
+
+Stack look_at_stack() {
   void* frames[128];
   const int many = ::backtrace(frames, 128);
+  Stack out;
   for (int i = 0; i < many; ++i)
-    if (const PluginCode* plugin = owner_of(frames[i])) return {plugin, "code that it left behind"};
-  return {};
+    if (const Range* range = range_of(frames[i])) {
+      if (out.innermost == nullptr) out.innermost = range;
+      out.has_caller = out.has_caller || range->plugin == t_plugin;
+    }
+  return out;
+}
+
+// By the functions on this thread's stack, hooks of modules and of autograd and threads of a
+// plugin's own among them; where they say nothing, as while a library is loaded, by what the thread
+// was called for. Nobody, where the plugin called the engine, which is at fault then.
+Blamed blamed() {
+  const Stack stack = look_at_stack();
+  const PluginCode* innermost = stack.innermost != nullptr ? stack.innermost->plugin : nullptr;
+  if (innermost != nullptr && innermost != t_plugin) return {innermost, "code that it left behind"};
+  if (innermost == nullptr && stack.innermost != nullptr && stack.has_caller) return {};
+  return {t_plugin, t_doing};
 }
 
 bool watches() { return g_watches > 0 && g_process == ::getpid(); }
@@ -136,20 +171,40 @@ void leave_core(int number) {
   if (copy > 0) ::waitpid(copy, nullptr, 0);
 }
 
+// False for a thread that crashes while the crash of another is told; the process ends meanwhile.
+bool is_mine_to_tell() {
+  const pid_t self = static_cast<pid_t>(::syscall(SYS_gettid));
+  for (int waited = 0; waited < 6000; ++waited) {
+    pid_t teller = 0;
+    if (g_teller.compare_exchange_strong(teller, self) || teller == self) return true;
+    const timespec pause{0, 10'000'000};
+    ::nanosleep(&pause, nullptr);
+  }
+  return false;
+}
+
 void on_crash(int number, siginfo_t* info, void* context) {
   size_t index = 0;
   while (kSignals[index] != number) ++index;
   const struct sigaction before = g_before[index];
+  const bool mine = is_mine_to_tell();
+  Blamed who;
+  if (mine && watches() && !sent_by_somebody_else(info)) {
+    // A stack that was written over cannot be walked: that is a crash within the crash.
+    const bool walks = !std::exchange(t_looking, true);
+    who = walks ? blamed() : Blamed{t_plugin, t_doing};
+  }
+  t_looking = false;
   // One more crash, in what follows, is nobody's.
   ::sigaction(number, &before, nullptr);
-  Blamed who;
-  if (watches() && !sent_by_somebody_else(info)) who = blamed();
   if (who.plugin != nullptr) {
     char what[120];
     std::snprintf(what, sizeof what, "signal %d (%s)", number, name_of(number));
     tell(ErrorCode::plugin_foreign_exception, who, "crashed", what,
          "this is a defect of the plugin; a debugger stops where it is (gdb --args meshwright "
          "train ...)");
+  } else if (mine) {
+    g_teller = 0;
   }
   if ((before.sa_flags & SA_SIGINFO) != 0 && before.sa_sigaction != nullptr)
     before.sa_sigaction(number, info, context);
@@ -190,9 +245,43 @@ const char* told(const PluginCode* plugin) { return plugin->told; }
 
 void plugin_has_code(const PluginCode* plugin, const void* begin, const void* end) {
   std::lock_guard lock(g_mutex);
-  if (g_many_ranges == kMostRanges || owner_of(begin) != nullptr) return;
+  if (g_many_ranges == kMostRanges || range_of(begin) != nullptr) return;
   g_ranges[g_many_ranges] = {plugin, begin, end};
   ++g_many_ranges;
+}
+
+void engine_has_code_at(const void* inside) {
+  auto take = [](dl_phdr_info* library, size_t, void* address) {
+    for (int i = 0; i < library->dlpi_phnum; ++i) {
+      const ElfW(Phdr)& part = library->dlpi_phdr[i];
+      if (part.p_type != PT_LOAD || (part.p_flags & PF_X) == 0) continue;
+      const uintptr_t begin = library->dlpi_addr + part.p_vaddr, end = begin + part.p_memsz,
+                      wanted = reinterpret_cast<uintptr_t>(address);
+      if (wanted < begin || wanted >= end) continue;
+      plugin_has_code(nullptr, reinterpret_cast<const void*>(begin),
+                      reinterpret_cast<const void*>(end));
+      return 1;
+    }
+    return 0;
+  };
+  ::dl_iterate_phdr(take, const_cast<void*>(inside));
+}
+
+void exception_begins(const void* object) noexcept {
+  if (g_many_plugins == 0) return;
+  const Range* range = look_at_stack().innermost;
+  std::lock_guard lock(g_thrown_mutex);
+  for (Thrown& thrown : g_thrown)
+    if (thrown.object == object) thrown = {};  // memory that is used again
+  if (range == nullptr || range->plugin == nullptr) return;
+  g_thrown[g_next_thrown++ % g_thrown.size()] = {object, range->plugin};
+}
+
+const PluginCode* thrower_of(const void* object) noexcept {
+  std::lock_guard lock(g_thrown_mutex);
+  for (const Thrown& thrown : g_thrown)
+    if (thrown.object == object && object != nullptr) return thrown.plugin;
+  return nullptr;
 }
 
 PluginCall::PluginCall(const PluginCode* plugin, const char* doing) noexcept
@@ -221,7 +310,7 @@ PluginWatch::PluginWatch() {
   use_other_stack();
   struct sigaction ours{};
   ours.sa_sigaction = on_crash;
-  ours.sa_flags = SA_SIGINFO | SA_ONSTACK;
+  ours.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER;
   for (size_t i = 0; i < kSignals.size(); ++i) ::sigaction(kSignals[i], &ours, &g_before[i]);
 }
 

@@ -15,7 +15,8 @@ struct PluginCode;
 // gives the same object.
 MESHWRIGHT_API const PluginCode* plugin_code(const std::string& told);
 MESHWRIGHT_API const char* told(const PluginCode* plugin);
-// Its instructions lie here, too.
+// Its instructions lie here, too. nullptr: the engine's own; what goes wrong there is not put down
+// to the plugin that called.
 MESHWRIGHT_API void plugin_has_code(const PluginCode* plugin, const void* begin, const void* end);
 
 // While one of these lives, this thread runs code of that plugin, which does `doing`, a text that
@@ -31,6 +32,17 @@ class MESHWRIGHT_API PluginCall {
   const PluginCode* plugin_;  // before
   const char* doing_;
 };
+
+// The program or library that this address lies in is the engine's own.
+MESHWRIGHT_API void engine_has_code_at(const void* inside);
+
+// An exception begins here, on this thread: the program's __cxa_throw says so. What a plugin's hook
+// of a module or of autograd throws passes through LibTorch's code, where nothing tells whose it
+// was.
+MESHWRIGHT_API void exception_begins(const void* object) noexcept;
+// The plugin whose code threw this object, the address of the whole one; nullptr: none that is
+// known.
+MESHWRIGHT_API const PluginCode* thrower_of(const void* object) noexcept;
 
 MESHWRIGHT_API void this_is_rank(int64_t rank);
 // ", on rank 1"; empty before the rank is known.

@@ -72,6 +72,12 @@ TEST_CASE(
         Row{"LibTorch", "clip_grad_norm", "of type c10::Error left the plugin: The size of tensor",
             "clip_grad_norm"},
         Row{"throw", "data_group", "std::runtime_error left the plugin", "data_group"},
+        Row{"throw", "forward", "std::runtime_error left the plugin: made of glass",
+            "code that it left behind"},
+        Row{"LibTorch", "forward", "of type c10::Error left the plugin: The size of tensor",
+            "code that it left behind"},
+        Row{"throw", "backward", "std::runtime_error left the plugin: made of glass",
+            "code that it left behind"},
         Row{"throw 42", "parameters", "of type int, left the plugin", "parameters"}}) {
     CAPTURE(row.fault);
     CAPTURE(row.place);
@@ -118,6 +124,7 @@ TEST_CASE("a crash of a plugin is told as its fault, alone and with ranks, and n
        {Row{"segfault", "plan", "signal 11 (SIGSEGV", "plan_mesh"},
         Row{"segfault", "begin_micro_batch", "signal 11 (SIGSEGV", "begin_micro_batch"},
         Row{"abort", "step", "signal 6 (SIGABRT", "end_step"},
+        Row{"two crashes", "begin_step", "signal 4 (SIGILL", "code that it left behind"},
         Row{"terminate", "step", "signal 6 (SIGABRT", "code that it left behind"},
         Row{"trap", "after_optimizer_step", "signal 4 (SIGILL", "after_optimizer_step"},
         Row{"abort", "values_written", "signal 6 (SIGABRT", "values_written"},
