@@ -15,7 +15,7 @@ using at::Tensor;
 
 namespace {
 
-// Two heads of queries, keys and values. What it adds depends on the tokens before, which lie on
+// Heads of queries, keys and values. What it adds depends on the tokens before, which lie on
 // other ranks where ranks share samples.
 struct AttentionImpl : torch::nn::Module {
   AttentionImpl() {
@@ -23,8 +23,9 @@ struct AttentionImpl : torch::nn::Module {
     core = register_module("core", AttentionCore(AttentionOptions{.scale = 0.5}));
   }
   Tensor forward(const Tensor& x) {
-    Tensor parts = in(x).view({x.size(0), x.size(1), 6, kWidth / 2});
-    return core(parts.narrow(2, 0, 2), parts.narrow(2, 2, 2), parts.narrow(2, 4, 2)).flatten(2);
+    Tensor parts = in(x).view({x.size(0), x.size(1), 3 * kHeads, kWidth / kHeads});
+    auto of = [&](int64_t which) { return parts.narrow(2, which * kHeads, kHeads); };
+    return core(of(0), of(1), of(2)).flatten(2);
   }
   Linear in{nullptr};
   AttentionCore core{nullptr};
@@ -37,8 +38,12 @@ struct MlpImpl : torch::nn::Module {
     up = register_module("up_proj", Linear(torch::nn::LinearOptions(kWidth, kInner)));
     down = register_module("down_proj", Linear(torch::nn::LinearOptions(kInner, kWidth)));
   }
-  Tensor forward(const Tensor& x) { return down(up(x).tanh()); }
+  Tensor forward(const Tensor& x) {
+    ++runs;
+    return down(up(x).tanh());
+  }
   Linear up{nullptr}, down{nullptr};
+  int64_t runs = 0;
 };
 MESHWRIGHT_MODULE(Mlp);
 
@@ -74,6 +79,13 @@ Tensor NetImpl::forward(const Tensor& x) {
   for (int64_t i = part.begin; i < part.end_of(kLayers); ++i)
     h = layers[static_cast<size_t>(i)]->as<Layer>()->forward(h);
   return part.last ? head(h) : h;
+}
+
+int64_t NetImpl::mlp_runs() const {
+  int64_t out = 0;
+  for (const auto& layer : *layers)
+    if (const auto* mine = layer->as<Layer>()) out += mine->mlp->runs;
+  return out;
 }
 
 Net make_net() {

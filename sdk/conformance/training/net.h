@@ -12,7 +12,7 @@
 
 namespace meshwright::conformance {
 
-constexpr int64_t kWidth = 10, kInner = 7, kVocabulary = 13, kLayers = 3, kLength = 5;
+constexpr int64_t kWidth = 10, kInner = 7, kVocabulary = 13, kLayers = 3, kLength = 5, kHeads = 2;
 // Samples of a step: they divide by 1, 2, 3 and 4 ranks.
 constexpr int64_t kRows = 12;
 
@@ -20,6 +20,8 @@ constexpr int64_t kRows = 12;
 struct NetImpl : torch::nn::Module {
   NetImpl();
   at::Tensor forward(const at::Tensor& x);
+  // Forwards of the MLPs of all layers so far, those that a backward repeats among them.
+  int64_t mlp_runs() const;
   Embedding embed{nullptr};
   torch::nn::ModuleList layers;
   Linear head{nullptr};

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <limits>
+#include <map>
 
 namespace meshwright::conformance {
 
@@ -25,6 +26,10 @@ Tensor cut(const Tensor& whole, const Region& region) {
   return whole.flatten()
       .index_select(0, positions_in(region, whole.sizes().vec()))
       .view(region.stored_shape());
+}
+
+std::string key_of(const StateTensor& kept) {
+  return "the state " + kept.state + " of " + kept.name;
 }
 
 std::string number_text(double value) {
@@ -84,12 +89,15 @@ namespace {
 class Assembly {
  public:
   Assembly(const std::string& name, const Tensor& expected)
+      : Assembly(name, expected.sizes().vec(), expected.options()) {
+    expected_ = expected;
+  }
+  Assembly(const std::string& name, const std::vector<int64_t>& shape,
+           const at::TensorOptions& options)
       : name_(name),
-        shape_(expected.sizes().vec()),
-        expected_(expected),
-        whole_(at::full({expected.numel()}, std::numeric_limits<double>::quiet_NaN(),
-                        expected.options())),
-        owner_(at::full({expected.numel()}, -1, at::kLong)) {}
+        shape_(shape),
+        whole_(at::full({element_count(shape)}, std::numeric_limits<double>::quiet_NaN(), options)),
+        owner_(at::full({element_count(shape)}, -1, at::kLong)) {}
 
   // False when it contradicts what another rank holds.
   bool add(int64_t rank, const Region& region, const Tensor& values,
@@ -120,7 +128,8 @@ class Assembly {
       problems.push_back("saved: no rank holds " + element_text(holes[0].item<int64_t>(), shape_) +
                          " of " + name_ + " (" + std::to_string(holes.numel()) + " of " +
                          std::to_string(whole_.numel()) + " elements)");
-    } else if (auto apart = difference(whole_, expected_, 1e-5)) {
+    } else if (auto apart =
+                   expected_.defined() ? difference(whole_, expected_, 1e-5) : std::nullopt) {
       problems.push_back("saved: rank " + std::to_string(owner_[apart->at].item<int64_t>()) +
                          " holds " + number_text(apart->found) + " at " +
                          element_text(apart->at, shape_) + " of " + name_ + ", a plain loop " +
@@ -154,6 +163,15 @@ TrainingState assemble(const SavedParts& parts, const TrainingState& expected,
     out.parameters[name] = values.take(problems);
     out.momenta[name] = momentum.take(problems);
   }
+  std::map<std::string, Assembly> states;
+  for (size_t rank = 0; rank < parts.size(); ++rank)
+    for (const SavedPart& part : parts[rank]) {
+      if (expected.parameters.contains(part.name)) continue;
+      Assembly& whole =
+          states.try_emplace(part.name, part.name, part.shape, part.values.options()).first->second;
+      if (!whole.add(static_cast<int64_t>(rank), part.region, part.values, problems)) return out;
+    }
+  for (auto& [name, whole] : states) out.states[name] = whole.take(problems);
   return out;
 }
 

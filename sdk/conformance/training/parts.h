@@ -44,7 +44,10 @@ std::optional<Place> place_of(const at::Tensor& local,
 // The elements of a group's tensor (a gradient, a state) that belong to `local`.
 at::Tensor alike(const at::Tensor& flat, const Place& place, const at::Tensor& local);
 
-// What one rank would save of one parameter.
+// "the state momentum of lm_head.weight"
+std::string key_of(const StateTensor& kept);
+
+// What one rank would save of one parameter, or of one of state_tensors(), which has no momentum.
 struct SavedPart {
   std::string name;
   std::vector<int64_t> shape;

@@ -58,6 +58,42 @@ void RankRun::check_parameter(const ParallelParameter& p) {
          "nor what is loaded trained");
 }
 
+// What state_tensors() says can be saved and filled.
+void RankRun::check_states() {
+  std::set<std::string> named;
+  for (const StateTensor& kept : model_->state_tensors()) {
+    const std::string key = key_of(kept);
+    if (!named.insert(key).second) fail("state_tensors() lists " + key + " twice");
+    if (!fits(kept.region, kept.global_shape))
+      return fail(key + ": its region " + to_text(kept.region) + " reaches out of its shape " +
+                  shape_text(kept.global_shape));
+    if (kept.own && !independent())
+      return fail(key + " says that each replica has its own, but independent_axis() names none");
+    if (!kept.local.defined()) continue;
+    if (kept.local.sizes() != kept.region.stored_shape() || !kept.local.is_contiguous())
+      return fail(key + ": its local has the shape " + shape_text(kept.local.sizes()) +
+                  (kept.local.is_contiguous() ? "" : ", not contiguous") + ", its region " +
+                  to_text(kept.region) + " is stored as " + shape_text(kept.region.stored_shape()));
+  }
+}
+
+void RankRun::check_independence() {
+  if (const std::string axis = model_->independent_axis();
+      !axis.empty() && axis_size(mesh_, axis) == 1)
+    fail("independent_axis() is " + axis + ", along which its mesh has no two ranks");
+}
+
+// What layers hold is computed again in a backward where that is asked for, and nowhere else.
+void RankRun::check_runs(int64_t step, int64_t before) {
+  if (stages_) return;
+  const int64_t found = net_->mlp_runs() - before,
+                expected = kLayers * std::ssize(micro_batches()) * (recomputes_ ? 2 : 1);
+  if (found != expected)
+    fail(step_text(step) + " ran the MLPs of its layers " + std::to_string(found) +
+         " times, expected " + std::to_string(expected) + ": activation_checkpointing is " +
+         (recomputes_ ? "full" : "none"));
+}
+
 // full_tensor() gives what a plain loop has, and each part is what it says of that.
 void RankRun::check_whole(const Tensors& expected, const std::string& when, double tolerance) {
   for (const ParallelParameter& p : model_->parameters()) {
@@ -107,7 +143,7 @@ void RankRun::check_gradients(int64_t step) {
                   ", but the optimizer uses " + number_text(apart->expected) +
                   " of its update group: grad is another's or a copy");
     const Tensor& whole = reference_.gradients[static_cast<size_t>(step)].at(p.name);
-    const double tolerance = kTolerance * (1e-2 + 10 * whole.abs().max().item<double>());
+    const double tolerance = tolerance_ * (1e-2 + 10 * whole.abs().max().item<double>());
     if (auto apart = difference(p.grad, cut(whole, p.region), tolerance))
       return fail(lead + " is " + text_of(*apart, p.region, p.global_shape) +
                   ", that of a plain loop " + number_text(apart->expected) + explain(p, step));
@@ -176,17 +212,15 @@ std::string RankRun::explain(const ParallelParameter& p, int64_t step) const {
   return "";
 }
 
-// What a step sent for weights and gradients, beside the closed form. Activations between the ranks
-// of tp, cp and pp depend on the model and are the SDK's.
-void RankRun::count(const Footprint& plan, const std::vector<TrafficCounter::Row>& before) {
-  static const std::set<std::string> kOthers = {"control", "tp", "cp", "pp"};
+// What a step sent, weights and gradients as well as activations, beside the closed form.
+void RankRun::count(const std::vector<TrafficCounter::Row>& before) {
   struct Sent {
     int64_t count = 0, bytes = 0;
     bool operator==(const Sent&) const = default;
   };
   std::map<std::pair<std::string, std::string>, std::pair<Sent, Sent>> rows;  // found, planned
   auto add = [&](const TrafficCounter::Row& row, int64_t sign) {
-    if (kOthers.contains(row.axis)) return;
+    if (row.axis == "control") return;
     // Without a mesh all ranks are the one axis that there is.
     const bool all = !mesh_.device_mesh && row.axis == world_->everyone()->axis();
     Sent& sent = rows[{all ? "dp" : row.axis, row.op}].first;
@@ -194,8 +228,8 @@ void RankRun::count(const Footprint& plan, const std::vector<TrafficCounter::Row
   };
   for (const TrafficCounter::Row& row : world_->traffic().rows()) add(row, 1);
   for (const TrafficCounter::Row& row : before) add(row, -1);
-  for (const WireRow& row : plan.wire)
-    if (!kOthers.contains(row.axis) && (kCountedStep + 1) % row.every == 0)
+  for (const WireRow& row : wire_)
+    if ((kCountedStep + 1) % row.every == 0)
       rows[{row.axis, row.op}].second = {row.count, row.bytes};
   for (const auto& [key, both] : rows)
     if (const auto& [found, planned] = both; found != planned)
@@ -221,7 +255,8 @@ void RankRun::check_summoned(const Tensors& whole, std::vector<std::string>& fou
                         shape_text(expected.sizes()));
         return;
       }
-      if (auto apart = difference(values.clone(), expected, 0)) {
+      const double rounding = tolerance_ == kTolerance ? 0 : kRoundedTolerance;
+      if (auto apart = difference(values.clone(), expected, rounding)) {
         found.push_back(lead + " has " +
                         text_of(*apart, Region::whole(expected.sizes()), expected.sizes().vec()) +
                         ", full_tensor " + number_text(apart->expected));

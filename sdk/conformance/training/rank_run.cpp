@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <numeric>
 #include <stdexcept>
 
@@ -19,8 +20,8 @@ using at::Tensor;
 
 namespace {
 
-bool off(double found, double expected) {
-  return !(std::abs(found - expected) <= kTolerance * std::abs(expected));
+bool off(double found, double expected, double tolerance) {
+  return !(std::abs(found - expected) <= tolerance * std::abs(expected));
 }
 
 }  // namespace
@@ -31,6 +32,8 @@ RankRun::RankRun(const Subject& subject, const MeshRequest& request, const Refer
   mesh_ = strategy_->plan_mesh(request);
   const SharedOptions& shared = request.config.shared;
   data_ranks_ = mesh_.dp * std::max<int64_t>(shared.sizes.cp, 1);
+  recomputes_ = shared.activation_checkpointing == ActivationCheckpointing::full;
+  if (shared.mp.param != DType::float32) tolerance_ = kRoundedTolerance;
   make_model(request);
   if (shared.sizes.cp > 1 && !model_->context_parallel())
     throw std::runtime_error(
@@ -39,13 +42,18 @@ RankRun::RankRun(const Subject& subject, const MeshRequest& request, const Refer
   if (stages_) open_pipeline();
   for (const FlatParameterGroup& group : model_->update_groups())
     momenta_.push_back(at::zeros_like(group.values));
+  check_independence();
   check_data_group();
   check_parameters();
+  check_states();
 }
 
 void RankRun::make_model(const MeshRequest& request) {
   const SharedOptions& shared = request.config.shared;
   outline_ = outline_of(*net_);
+  outline_.hidden_size = kWidth;
+  outline_.attention_heads = outline_.key_value_heads = kHeads;
+  outline_.head_dim = kWidth / kHeads;
   outline_.own_tp_plan = {{"layers.*.mlp.up_proj", "colwise"},
                           {"layers.*.mlp.down_proj", "rowwise"}};
   TpPlan tp = strategy_->translate_tp_plan(
@@ -53,14 +61,24 @@ void RankRun::make_model(const MeshRequest& request) {
   if (shared.sizes.pp > 1) split_stages(outline_, request);
   ParallelizeRequest wanted{net_.ptr(), outline_, mesh_, tp, request.config, world_};
   const LiveShardingRequest live(wanted);
-  ShardingRequest cost = live;
-  // As many samples as there are, in two micro-batches; gradients and traffic of weights depend on
-  // their number alone.
-  cost.workload = {1, kLength, std::ssize(micro_batches()), DType::float32, 1};
-  cost.rank = world_->rank();
-  footprint_ = strategy_->footprint(cost);
+  wire_ = planned_wire(live);
   model_ = strategy_->parallelize(wanted);
   if (!model_) throw std::runtime_error("parallelize returned nothing");
+}
+
+// Micro-batches of a step are of unequal size: what weights send depends on their number, what
+// activations send on the number of samples.
+std::vector<WireRow> RankRun::planned_wire(ShardingRequest cost) const {
+  cost.workload = {1, kLength, std::ssize(micro_batches()), DType::float32, 1};
+  cost.rank = world_->rank();
+  std::vector<WireRow> out = strategy_->footprint(cost).wire;
+  if (stages_) std::ranges::copy(pipeline_wire(cost, *stages_), std::back_inserter(out));
+  cost.workload.accumulation = std::ssize(own_rows());
+  for (const WireRow& each : strategy_->footprint(cost).wire)
+    for (WireRow& row : out)
+      if (row.axis == each.axis && row.op == each.op && (row.axis == "tp" || row.axis == "cp"))
+        row.bytes = each.bytes;
+  return out;
 }
 
 void RankRun::split_stages(ModelOutline& outline, const MeshRequest& request) {
@@ -162,26 +180,28 @@ void RankRun::cut_short(int64_t step) {
 void RankRun::step(int64_t step) {
   const auto at = static_cast<size_t>(step);
   const std::vector<TrafficCounter::Row> before = world_->traffic().rows();
+  const int64_t runs = net_->mlp_runs();
   model_->begin_step();
   const double mine = runner_ ? pass_stages(step) : pass(step);
   model_->end_step();
+  check_runs(step, runs);
   Tensor loss = at::scalar_tensor(mine / static_cast<double>(data_ranks_), at::kDouble).view({1});
   model_->data_group()->all_reduce(loss, ReduceOp::sum, /*control=*/true).wait();
   const bool has_loss = !stages_ || stages_->stages.back().rank ==
                                         mesh_.device_mesh->coordinate(world_->rank(), "pp");
   if (const double found = loss.item<double>();
-      has_loss && problems_.empty() && off(found, reference_.losses[at]))
+      has_loss && problems_.empty() && off(found, reference_.losses[at], tolerance_))
     fail("the loss of " + step_text(step) + " is " + number_text(found) +
          ", that of a plain loop " + number_text(reference_.losses[at]));
   check_groups(step);
   const Clipping how = clipping_of(step);
   const double norm = model_->clip_grad_norm(how.max_norm, how.scale);
   check_gradients(step);
-  if (problems_.empty() && off(norm, reference_.norms[at]))
+  if (problems_.empty() && off(norm, reference_.norms[at], tolerance_))
     fail("the gradient norm of " + step_text(step) + " is " + number_text(norm) +
          ", that of a plain loop " + number_text(reference_.norms[at]));
   update();
-  if (step == kCountedStep) count(footprint_, before);
+  if (step == kCountedStep) count(before);
 }
 
 void RankRun::update() {
@@ -203,22 +223,28 @@ std::vector<SavedPart> RankRun::save() const {
     out.push_back({p.name, p.global_shape, p.region, p.local.detach().clone(),
                    alike(momenta_[place.group], place, p.local).clone()});
   }
+  for (const StateTensor& kept : model_->state_tensors())
+    if (kept.local.defined() && kept.local.numel() > 0)
+      out.push_back({key_of(kept), kept.global_shape, kept.region, kept.local.clone(), {}});
   return out;
 }
 
 void RankRun::train(std::vector<SavedPart>& saved) {
+  model_->values_written({ValuesWritten::By::weights, 0});
+  model_->after_optimizer_step();
   check_whole(reference_.states[0].parameters, "before the first step", 0);
   for (int64_t s = 0; s < kSteps; ++s) {
     if (s == kCutShortStep && !stages_) cut_short(s);
     if (s == kSavedStep) {
-      check_whole(reference_.states[kSavedStep].parameters, "after " + step_text(s - 1),
-                  kTolerance);
-      if (sound_) saved = save();
+      if (model_->before_save(SaveReason::scheduled, s)) model_->after_optimizer_step();
+      check_whole(reference_.states[kSavedStep].parameters,
+                  "after " + step_text(s - 1) + " and before_save", tolerance_);
+      if (sound_ && tolerance_ == kTolerance) saved = save();
       check_summon();
     }
     step(s);
   }
-  check_whole(reference_.states[kSteps].parameters, "after the last step", kTolerance);
+  check_whole(reference_.states[kSteps].parameters, "after the last step", tolerance_);
 }
 
 void RankRun::resume(const TrainingState& state) {
@@ -234,12 +260,26 @@ void RankRun::resume(const TrainingState& state) {
   }
   updates_ = kSavedStep;
   ValuesWritten written{ValuesWritten::By::checkpoint, updates_};
-  for (const StateTensor& tensor : model_->state_tensors()) written.missing.push_back(tensor.state);
+  {
+    c10::NoGradGuard no_grad;
+    for (const StateTensor& kept : model_->state_tensors())
+      if (auto known = state.states.find(key_of(kept)); known == state.states.end())
+        written.missing.push_back(kept.state);
+      else if (kept.local.defined() && kept.local.numel() > 0)
+        Tensor(kept.local).copy_(cut(known->second, kept.region));
+  }
   model_->values_written(written);
   model_->after_optimizer_step();
   check_whole(state.parameters, "after it was loaded", 0);
+  for (const StateTensor& kept : model_->state_tensors())
+    if (auto known = state.states.find(key_of(kept));
+        known != state.states.end() && kept.local.defined())
+      if (auto apart = difference(kept.local, cut(known->second, kept.region), 0))
+        return fail("after it was loaded: " + key_of(kept) + " is " +
+                    text_of(*apart, kept.region, kept.global_shape) + ", what was loaded is " +
+                    number_text(apart->expected));
   for (int64_t s = kSavedStep; s < kSteps; ++s) step(s);
-  check_whole(reference_.states[kSteps].parameters, "after the last step", kTolerance);
+  check_whole(reference_.states[kSteps].parameters, "after the last step", tolerance_);
 }
 
 }  // namespace meshwright::conformance

@@ -34,6 +34,7 @@ constexpr Clipping clipping_of(int64_t step) {
 
 struct TrainingState {
   Tensors parameters, momenta;
+  Tensors states = {};  // of state_tensors(), which a plain loop has none of
 };
 
 struct Reference {

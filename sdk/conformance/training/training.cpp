@@ -27,13 +27,20 @@ struct Findings {
   }
 };
 
-// How the ranks of a run share the work. `size`: the key of [distributed] that is 2, or null.
+// How the ranks of a run share the work. `size`: the key of [distributed] that is not as ever, or
+// null: a size that is 2, or activation_checkpointing or the dtype in which units compute.
 struct Layout {
   int64_t ranks;
   const char* size;
   const char* name;
   ContextMethod method = ContextMethod::all_gather;
 };
+constexpr char kRecompute[] = "activation_checkpointing", kDType[] = "mp_policy.param_dtype";
+
+// Another value than 2 of that key; "" for sizes.
+std::string_view value_of(std::string_view key) {
+  return key == kRecompute ? "full" : key == kDType ? "bfloat16" : "";
+}
 
 constexpr Layout kLayouts[] = {
     {1, nullptr, "1"},
@@ -48,16 +55,20 @@ constexpr Layout kLayouts[] = {
     {4, "tp_size", "4"},
     {2, "pp_size", "2"},
     {4, "pp_size", "4"},
+    {2, kRecompute, "2"},
+    {2, kDType, "2"},
 };
 
 std::string text_of(const Layout& layout) {
   std::string out = std::to_string(layout.ranks) + (layout.ranks == 1 ? " rank" : " ranks");
   if (layout.size == nullptr) return out;
+  if (const std::string_view value = value_of(layout.size); !value.empty())
+    return out + ", " + std::string(value == "full" ? "layers recomputed" : value);
   out += ", " + std::string(layout.size) + " 2";
   return layout.size == std::string_view("cp_size") ? out + ", " + layout.name : out;
 }
 
-// The float32 job of a layout.
+// The job of a layout: in float32, where it does not say otherwise.
 MeshRequest request_of(const meshwright_strategy& about, const Layout& layout) {
   const std::string size = layout.size != nullptr ? layout.size : "";
   Wish wish;
@@ -70,6 +81,9 @@ MeshRequest request_of(const meshwright_strategy& about, const Layout& layout) {
   SharedOptions& shared = request.config.shared;
   shared.mp = MixedPrecision{DType::float32, DType::float32, DType::float32, true};
   shared.context.method = layout.method;
+  if (size == kRecompute) shared.activation_checkpointing = ActivationCheckpointing::full;
+  if (size == kDType)
+    shared.mp = MixedPrecision{DType::bfloat16, DType::float32, DType::bfloat16, true};
   return request;
 }
 
@@ -108,7 +122,7 @@ Outcome run(const Subject& subject, const MeshRequest& request, const Reference&
           std::vector<std::string> found;
           try {
             rank.emplace(subject, request, reference, world);
-            if (rank->independent()) {
+            if (rank->problems().empty() && rank->independent()) {
               std::lock_guard lock(mutex);
               out.refusal = kIndependent;
               return;
@@ -187,12 +201,12 @@ class Kit {
     if (!outcome.refusal.empty() && !size.empty()) return refused(size, outcome.refusal);
     if (!outcome.refusal.empty()) outcome.problems[-1] = {"it refuses: " + outcome.refusal};
     looked_at(layout, size);
-    if (outcome.problems.empty()) keep(layout, parts);
+    if (outcome.problems.empty() && size != kDType) keep(layout, parts);
     tell(outcome, text_of(layout), findings_);
   }
 
   static bool has_axis(const MeshPlan& mesh, const std::string& size) {
-    return size.empty() ||
+    return size.empty() || !value_of(size).empty() ||
            (mesh.device_mesh &&
             mesh.device_mesh->find_size(size.substr(0, size.rfind('_'))).value_or(1) == 2);
   }
@@ -211,11 +225,17 @@ class Kit {
     tell(outcome, text_of(layout) + ", from what " + text_of(*save.layout) + " saved", findings_);
   }
 
+  static std::string setting_of(const std::string& size) {
+    const std::string_view value = value_of(size);
+    return size + " = " + std::string(value.empty() ? "2" : value);
+  }
+
   void refused(const std::string& size, const std::string& code) {
     if (!size.empty() && !sized_.contains(size))
-      sized_[size] = size + (code == kIndependent
-                                 ? " = 2 makes replicas that go their own ways, which was not tried"
-                                 : " = 2 is refused (" + code + ")");
+      sized_[size] =
+          setting_of(size) + (code == kIndependent
+                                  ? " makes replicas that go their own ways, which was not tried"
+                                  : " is refused (" + code + ")");
   }
 
   void looked_at(const Layout& layout, const std::string& size) {
@@ -223,7 +243,7 @@ class Kit {
     if (!list.empty())
       list += ", ";
     else if (!size.empty())
-      list = "with " + size + " = 2" + (size == "cp_size" ? " by " : " on ");
+      list = "with " + setting_of(size) + (size == "cp_size" ? " by " : " on ");
     list += layout.name;
   }
 

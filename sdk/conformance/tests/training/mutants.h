@@ -253,13 +253,18 @@ struct LoadForgotten : Wrapped {  // only what its own steps made stays
 };
 struct ReplicasDrift : Wrapped {  // by less than anybody would see in a loss
   using Wrapped::Wrapped;
+  void end_step() override {
+    Wrapped::end_step();
+    stepped = true;
+  }
   void after_optimizer_step() override {
     c10::NoGradGuard no_grad;
-    if (world_->rank() == world_->size() - 1)
+    if (std::exchange(stepped, false) && world_->rank() == world_->size() - 1)
       for (const FlatParameterGroup& group : inner().update_groups())
         Tensor(group.values).mul_(1 + 1e-6);
     Wrapped::after_optimizer_step();
   }
+  bool stepped = false;
 };
 struct FullStale : Wrapped {  // full_tensor of the beginning
   using Wrapped::Wrapped;

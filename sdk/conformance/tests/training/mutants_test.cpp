@@ -12,6 +12,7 @@
 #include "meshwright/plugin_main.h"
 #include "meshwright/sharded_strategy.h"
 #include "mutants.h"
+#include "mutants_beside.h"
 
 // After LibTorch, which has a CHECK of its own.
 #include <doctest/doctest.h>
@@ -87,6 +88,35 @@ Model ranks_apart(Job& job) {
   policy.mp = job.config.shared.mp;
   return replicate_model(job.model, policy, job.world->group("apart", {job.world->rank()}),
                          job.world);
+}
+
+Mutation state_retold(const StateRetold::Change& change) {
+  return {.wrap = [change](Model inner, Job& job) -> Model {
+    return std::make_unique<StateRetold>(std::move(inner), job, change);
+  }};
+}
+// Ranks of tp that all compute everything.
+Model tp_ignored(Job& job) {
+  static const TpPlan kNothing;
+  ParallelizeRequest without{job.model, job.outline, job.mesh, kNothing, job.config, job.world};
+  const LiveShardingRequest live(without);
+  return execute_plan(without, fully_sharded_plan(live, {}));
+}
+// Layers are not computed again, whatever was asked for.
+Model recomputes_nothing(Job& job) {
+  StrategyConfig config = job.config;
+  config.shared.activation_checkpointing = ActivationCheckpointing::none;
+  ParallelizeRequest without{job.model, job.outline, job.mesh, job.tp, config, job.world};
+  const LiveShardingRequest live(without);
+  return execute_plan(without, fully_sharded_plan(live, {}));
+}
+// In float32, whatever was asked for.
+Model rounds_nothing(Job& job) {
+  StrategyConfig config = job.config;
+  config.shared.mp = MixedPrecision{DType::float32, DType::float32, DType::float32, true};
+  ParallelizeRequest without{job.model, job.outline, job.mesh, job.tp, config, job.world};
+  const LiveShardingRequest live(without);
+  return execute_plan(without, fully_sharded_plan(live, {}));
 }
 
 struct Case {
@@ -181,6 +211,52 @@ std::vector<Case> cases() {
       {"every micro-batch is reduced",
        "x reduce_scatter on dp_shard, its footprint says",
        {.policy = [](ShardingPolicy& policy) { policy.reduction.every_micro_batch = true; }}},
+      {"tensor parallelism is ignored",
+       "sent 0 bytes in 0 x all_reduce on tp, its footprint says ",
+       {.make = tp_ignored}},
+      {"what tensor parallelism cut is not told",
+       "within summon_full_parameters embed_tokens.weight has the shape [7, 10], not [13, 10]",
+       wrapped<HidesCuts>()},
+      {"gradients are summed over tp", "2 ranks, tp_size 2: rank 0: step 1: the gradient of ",
+       wrapped<TpSummed>()},
+      {"the norm is of one rank of tp",
+       "2 ranks, tp_size 2: rank 0: the gradient norm of step 1 is ", wrapped<TpNorm>()},
+      {"ranks of tp send more than is planned", "x all_reduce on tp, its footprint says ",
+       wrapped<TpSendsTwice>()},
+      {"stages do not reduce their units", "4 ranks, pp_size 2: ", wrapped<ReducesNothing>()},
+      {"a unit of a stage is not told of", "pp_size 2: ", wrapped<UnitLacking>()},
+      {"stages do not hold their units", "pp_size 2: ", wrapped<HoldsNothing>()},
+      {"stages say that they reduce every micro-batch", "pp_size 2: ", wrapped<SaysEach>()},
+      {"gradients are averaged over stages", "pp_size 2: rank 0: step 1: the gradient of ",
+       wrapped<StagesAveraged>()},
+      {"state is lost when it is loaded", "after it was loaded: the state sum of ",
+       wrapped<StateForgotten>()},
+      {"state is of one rank", "saved: no rank holds element [", wrapped<StateOfOneRank>()},
+      {"state differs between replicas", "saves of replicas that differ: rank ",
+       wrapped<StateDrifts>()},
+      {"state stands twice", "state_tensors() lists the state sum of embed_tokens.weight twice",
+       state_retold([](std::vector<StateTensor>& list) { list.push_back(list.front()); })},
+      {"state reaches out of its shape", "the state sum of embed_tokens.weight: its region ",
+       state_retold([](std::vector<StateTensor>& list) { list.front().region.offsets[0] += 13; })},
+      {"state is not what its region says",
+       "the state sum of embed_tokens.weight: its local has the shape ",
+       state_retold([](std::vector<StateTensor>& list) {
+         if (list.front().local.defined()) list.front().local = list.front().local.flatten();
+       })},
+      {"state is each replica's own, without such replicas",
+       "says that each replica has its own, but independent_axis() names none",
+       state_retold([](std::vector<StateTensor>& list) { list.front().own = true; })},
+      {"a save changes the values", "after step 3 and before_save: full_tensor of ",
+       wrapped<SavesOther>()},
+      {"replicas are independent where there are none",
+       "independent_axis() is dp_replicate, along which its mesh has no two ranks",
+       wrapped<IndependentOfNobody>()},
+      {"what was read as weights is overwritten", "before the first step: full_tensor of ",
+       wrapped<FillingUndone>()},
+      {"layers are not computed again",
+       "2 ranks, layers recomputed: rank 0: step 1 ran the MLPs of its layers 6 times, expected 12",
+       {.make = recomputes_nothing}},
+      {"bfloat16 is ignored", "2 ranks, bfloat16: rank 0: step 3 sent ", {.make = rounds_nothing}},
       {"the plan says half of the bytes",
        "its footprint says",
        {.footprint =
@@ -210,15 +286,18 @@ std::string found() {
 TEST_CASE("what the mutants are made of is right") {
   mutation = {};
   CHECK(found() ==
-        "note: trained on 1, 2, 3 ranks as a plain loop; with cp_size = 2 by all_gather, ring, "
-        "ulysses, ring on 4 ranks; with dp_replicate_size = 2 on 4 ranks; with pp_size = 2 on "
-        "2, 4 ranks; with tp_size = 2 on 2, 4 ranks\n");
+        "note: trained on 1, 2, 3 ranks as a plain loop; with activation_checkpointing = full on 2 "
+        "ranks; with cp_size = 2 by all_gather, ring, ulysses, ring on 4 ranks; with "
+        "dp_replicate_size = 2 on 4 ranks; with mp_policy.param_dtype = bfloat16 on 2 ranks; with "
+        "pp_size = 2 on 2, 4 ranks; with tp_size = 2 on 2, 4 ranks\n");
   mutation = wrapped<Wrapped>();
+  CHECK(found().starts_with("note: "));
+  mutation = wrapped<Keeps>();
   CHECK(found().starts_with("note: "));
 }
 
 TEST_CASE("every mutant of a right strategy is caught and named") {
-  CHECK(cases().size() >= 30);
+  CHECK(cases().size() >= 60);
   for (const Case& c : cases()) {
     const std::string name = c.name;
     CAPTURE(name);

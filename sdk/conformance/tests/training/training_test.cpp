@@ -4,6 +4,7 @@
 #include <stdexcept>
 
 #include "meshwright/nn/attention.h"
+#include "meshwright/parallel/parallelize.h"
 #include "meshwright/parallel/replicated_model.h"
 #include "meshwright/plugin_main.h"
 #include "meshwright/sharded_strategy.h"
@@ -34,6 +35,7 @@ class Trains final : public Strategy {
     if (way == Way::throws) throw std::runtime_error("it fell over");
     if (way == Way::nothing) return nullptr;
     if (way == Way::refuses) throw Error(ErrorCode::bad_module, "not this module");
+    apply_activation_checkpointing(request, /*whole_layers=*/true);
     ReplicatedPolicy policy;
     policy.mp = request.config.shared.mp;
     std::shared_ptr<Group> group = way == Way::apart
@@ -143,14 +145,16 @@ TEST_CASE("the kit finds nothing in a strategy that trains, and what is wrong in
 
 TEST_CASE("the kit holds ranks that share samples to the plain loop, where there are any") {
   CHECK(found<Shards>() ==
-        "note: trained on 1, 2, 3 ranks as a plain loop; with cp_size = 2 by all_gather, ring, "
-        "ulysses, ring on 4 ranks; with dp_replicate_size = 2 on 4 ranks; with pp_size = 2 on 2, 4 "
-        "ranks; with tp_size = 2 on 2, 4 ranks\n");
+        "note: trained on 1, 2, 3 ranks as a plain loop; with activation_checkpointing = full on 2 "
+        "ranks; with cp_size = 2 by all_gather, ring, ulysses, ring on 4 ranks; with "
+        "dp_replicate_size = 2 on 4 ranks; with mp_policy.param_dtype = bfloat16 on 2 ranks; with "
+        "pp_size = 2 on 2, 4 ranks; with tp_size = 2 on 2, 4 ranks\n");
   CHECK(
       found<Refuses>() ==
-      "note: trained on 1, 2, 3 ranks as a plain loop; cp_size = 2 is refused (E0306); with "
-      "dp_replicate_size = 2 on 4 ranks; with pp_size = 2 on 2, 4 ranks; with tp_size = 2 on 2, 4 "
-      "ranks\n");
+      "note: trained on 1, 2, 3 ranks as a plain loop; with activation_checkpointing = full on 2 "
+      "ranks; cp_size = 2 is refused (E0306); with dp_replicate_size = 2 on 4 ranks; with "
+      "mp_policy.param_dtype = bfloat16 on 2 ranks; with pp_size = 2 on 2, 4 ranks; with tp_size = "
+      "2 on 2, 4 ranks\n");
   const std::string forgets = found<Forgets>(), away = found<LooksAway>();
   CHECK(forgets.find("3 ranks: ") == std::string::npos);
   CHECK(forgets.find("2 ranks, cp_size 2, all_gather: its mesh has an axis cp, but its model no "
