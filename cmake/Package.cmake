@@ -1,7 +1,8 @@
 # What `cpack` in the build folder gives: a tar.gz that runs wherever it is unpacked, and Debian packages: meshwright (what runs) and
 # meshwright-dev (headers, CMake files, the template). LibTorch is not in them: docs/plugins.md says where it is looked for.
 set(CPACK_PACKAGE_NAME meshwright)
-set(CPACK_PACKAGE_CONTACT "Meshwright maintainers <maintainers@meshwright.invalid>" CACHE STRING "Who maintains the packages: NAME <ADDRESS>")
+# No mail is read: a name under .invalid is nobody's (RFC 2606). Who hands packages on puts an address of their own here.
+set(CPACK_PACKAGE_CONTACT "Meshwright contributors <noreply@meshwright.invalid>" CACHE STRING "Who answers for the packages: NAME <ADDRESS>")
 set(CPACK_PACKAGE_DESCRIPTION_SUMMARY "distributed training on LibTorch")
 set(CPACK_VERBATIM_VARIABLES ON)
 set(CPACK_GENERATOR TGZ DEB)
@@ -26,7 +27,7 @@ file(CONFIGURE OUTPUT ${PROJECT_BINARY_DIR}/package/shlibs CONTENT
   "libmeshwright_c 1 meshwright (= ${PROJECT_VERSION})\nlibmeshwright_engine 1 meshwright (= ${PROJECT_VERSION})\nlibmeshwright_runtime 1 meshwright (= ${PROJECT_VERSION})\nlibmeshwright_sdk 1 meshwright (= ${PROJECT_VERSION})\n")
 set(CPACK_DEBIAN_DEV_PACKAGE_NAME meshwright-dev)
 set(CPACK_DEBIAN_DEV_PACKAGE_SECTION libdevel)
-set(CPACK_DEBIAN_DEV_PACKAGE_DEPENDS "meshwright (= ${PROJECT_VERSION}), g++, cmake")
+set(CPACK_DEBIAN_DEV_PACKAGE_DEPENDS "meshwright (= ${PROJECT_VERSION}), g++, cmake, make | ninja-build")
 set(CPACK_DEBIAN_DEV_DESCRIPTION "Headers, CMake files and the template of strategy plugins for Meshwright, and
 what an application links that trains a module of its own with it.")
 include(CPack)

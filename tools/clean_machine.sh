@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Tries the packages on a Debian that has nothing else: fetches what they depend on, unpacks it into a folder, and there, by chroot, installs
-# the packages, sees that the want of LibTorch is told, trains with its folder beside, and does the same with the archive. Needs root.
+# Tries the packages on a Debian that has nothing else: fetches what they depend on, unpacks it into a folder whose dpkg knows it as installed,
+# and there, by chroot, installs the packages (dpkg refuses what it lacks), sees that the want of LibTorch is told, trains with its folder beside,
+# and does the same with the archive. Needs root.
 #   tools/clean_machine.sh [BUILD_DIR]
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -13,14 +14,20 @@ mkdir -p "$work"/apt/archives/partial "$clean"/{dev,proc,tmp,packages,opt/python
 (cd "$build" && cpack -B "$work/packed") >"$work/log" 2>&1 || { tail "$work/log"; exit 1; }
 cp "$work"/packed/*.deb "$work"/packed/*.tar.gz "$root/configs/models/llama-tiny.json" "$clean/packages"
 
-depends=$(dpkg-deb -f "$work"/packed/meshwright_*.deb Depends | sed 's/([^)]*)//g; s/,//g')
+depends=$(for package in "$work"/packed/*.deb; do dpkg-deb -f "$package" Depends; done | sed 's/([^)]*)//g; s/|[^,]*//g; s/,/ /g' | tr ' ' '\n' | sed '/^meshwright$/d; /^$/d' | sort -u)
 essential="base-files bash coreutils dash dpkg libc-bin sed grep tar gzip perl-base diffutils findutils debianutils util-linux"
 : >"$work/status"  # as on a machine without any package
 apt-get -qq -y --no-install-recommends --download-only -o Dir::State::status="$work/status" -o Dir::Cache="$work/apt" -o APT::Sandbox::User=root \
   install $depends $essential >"$work/log" 2>&1 || { tail "$work/log"; exit 1; }
-for package in "$work"/apt/archives/*.deb; do dpkg-deb -x "$package" "$clean"; done
+for package in "$work"/apt/archives/*.deb; do
+  dpkg-deb -x "$package" "$clean"
+  { dpkg-deb -f "$package" | sed '1a Status: install ok installed'; echo; } >>"$work/installed"
+done
 echo "root:x:0:0:root:/root:/bin/bash" >"$clean/etc/passwd"; echo "root:x:0:" >"$clean/etc/group"
-touch "$clean/var/lib/dpkg/status"
+mkdir -p "$clean"/var/lib/dpkg/{info,updates,triggers}
+cp "$work/installed" "$clean/var/lib/dpkg/status"
+# A package that says nothing of its needs would be installed anywhere: this dpkg knows what is missing.
+sed '/^Package: libstdc++6$/,/^$/d' "$work/installed" >"$clean/packages/without_libstdc++"
 
 cat >"$clean/inside.sh" <<'END'
 set -euo pipefail
@@ -37,8 +44,15 @@ tried() {  # tried NAME PREFIX: without LibTorch, then with it beside
   "$2/bin/meshwright" plugins check "$2/lib/meshwright/plugins/libmeshwright_fsdp2.so" | tail -1
 }
 ldconfig
-dpkg -i --force-depends /packages/*.deb >/tmp/log 2>&1 || { cat /tmp/log; fail "dpkg"; }
+mkdir -p /tmp/lacking/{info,updates,triggers} && cp /packages/without_libstdc++ /tmp/lacking/status
+dpkg --admindir=/tmp/lacking --simulate -i /packages/*.deb >/tmp/log 2>&1 && fail "dpkg installs them without libstdc++6"
+grep -q "meshwright depends on libstdc++6" /tmp/log || { cat /tmp/log; fail "dpkg does not name libstdc++6"; }
+dpkg -i /packages/*.deb >/tmp/log 2>&1 || { cat /tmp/log; fail "dpkg"; }
+dpkg -s meshwright meshwright-dev | grep -c "^Status: install ok installed" | grep -qx 2 || fail "dpkg does not know both as installed"
 tried installed /usr
+cd /tmp && meshwright plugins new acme_clean >/dev/null && CXX=g++ cmake -S acme_clean -B acme_build -DCMAKE_BUILD_TYPE=Debug -DBUILD_TESTING=OFF >out 2>&1 \
+  && cmake --build acme_build --target meshwright_acme_clean >>out 2>&1 || { tail -20 out; fail "a plugin with meshwright-dev"; }
+meshwright plugins inspect acme_build/libmeshwright_acme_clean.so | grep "as its build recorded it" || fail "the new plugin"
 mkdir /elsewhere && tar -xzf /packages/*.tar.gz -C /elsewhere --strip-components=1
 tried unpacked /elsewhere
 END

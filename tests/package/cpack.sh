@@ -25,6 +25,11 @@ trained packed $job --nproc 2
 make "$work/acme_packed" Debug meshwright_acme_packed
 HOME=$work/home "$meshwright" plugins inspect acme_packed/build/libmeshwright_acme_packed.so >"$work/out"; expect "acme_packed" "$work/out"
 
+for package in packed/*.deb; do
+  [ "$(dpkg-deb -f "$package" Maintainer)" = "Meshwright contributors <noreply@meshwright.invalid>" ] || fail "$package: the maintainer"
+  dpkg-deb --fsys-tarfile "$package" | tar -xO --wildcards './usr/share/doc/*/copyright' >"$work/out"; expect "Copyright: 2025-2026 Meshwright contributors" "$work/out"
+done
+
 if command -v lintian >/dev/null; then
   lintian --allow-root --fail-on error,warning packed/*.deb >"$work/out" 2>&1 || { cat "$work/out" >&2; fail "lintian"; }
 else
