@@ -4,6 +4,12 @@
 
 namespace ring_zero {
 
+int64_t bucket_elements(const meshwright::StrategyConfig& config) {
+  const double elements = config.own.get_number("bucket_mb") * 1024 * 1024 /
+                          static_cast<double>(meshwright::dtype_size(config.shared.mp.reduce));
+  return static_cast<int64_t>(std::clamp(elements, 1.0, 1e15));
+}
+
 std::vector<Bucket> make_buckets(const std::vector<int64_t>& counts, int64_t limit, int64_t ring) {
   std::vector<Bucket> buckets;
   for (size_t i = counts.size(); i-- > 0;) {

@@ -2,11 +2,16 @@
 // planned is what is sent.
 #pragma once
 
+#include <meshwright/strategy.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <vector>
 
 namespace ring_zero {
+
+// Elements of a bucket, in the dtype that gradients are reduced in.
+int64_t bucket_elements(const meshwright::StrategyConfig& config);
 
 struct Bucket {
   std::vector<std::size_t>

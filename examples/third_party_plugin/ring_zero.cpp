@@ -3,15 +3,13 @@
 // Between the rings only slices travel.
 //
 // Where fsdp2 asks for the number of copies (dp_replicate_size), this asks for the size of a ring
-// and works the copies out.
-#include <meshwright/parallel/parallelize.h>
+// and works the copies out. This half plans, without LibTorch; ring_zero_runtime.cpp runs.
 #include <meshwright/plugin_main.h>
 
 #include <algorithm>
 #include <array>
 
 #include "buckets.h"
-#include "ring_model.h"
 
 namespace {
 
@@ -41,13 +39,6 @@ TpPlanEntries mlp_only(const ModelOutline&, bool) {
     plan.emplace_back(std::string("model.layers.*.mlp.") + name, *parse_style("colwise"));
   plan.emplace_back("model.layers.*.mlp.down_proj", *parse_style("rowwise"));
   return plan;
-}
-
-// Elements of a bucket, in the dtype that gradients are reduced in.
-int64_t bucket_elements(const StrategyConfig& config) {
-  double elements = config.own.get_number("bucket_mb") * 1024 * 1024 /
-                    static_cast<double>(dtype_size(config.shared.mp.reduce));
-  return static_cast<int64_t>(std::clamp(elements, 1.0, 1e15));
 }
 
 class RingZero final : public Strategy {
@@ -102,7 +93,7 @@ class RingZero final : public Strategy {
     WireRow scatter{"dp_shard", "reduce_scatter", 0, 0}, across{"dp_replicate", "all_reduce", 0, 0},
         gather{"dp_shard", "all_gather", 0, 0};
     for (const ring_zero::Bucket& bucket :
-         ring_zero::make_buckets(counts, bucket_elements(config), ring)) {
+         ring_zero::make_buckets(counts, ring_zero::bucket_elements(config), ring)) {
       int64_t reduced = bucket.slice * dtype_size(mp.reduce);
       scatter.count += reduces, scatter.bytes += reduces * reduced * (ring - 1);
       across.count += reduces, across.bytes += reduces * (2 * reduced * (copies - 1) / copies);
@@ -136,20 +127,6 @@ class RingZero final : public Strategy {
     out.bytes.transient = ((waits ? padded : largest) + 2 * (largest - largest / ring) + slices) *
                           dtype_size(mp.reduce);
     return out;
-  }
-
-  std::unique_ptr<ParallelModel> parallelize(ParallelizeRequest& request) override {
-    reject_unsupported_sizes(request);  // tensor parallelism is planned only
-    const StrategyConfig& config = request.config;
-    apply_activation_checkpointing(request, /*whole_layers=*/true);
-    DeviceMesh groups(*request.mesh.device_mesh, request.world);
-    ring_zero::RingPolicy policy;
-    policy.ring = groups.group("dp_shard");
-    policy.copies = groups.group("dp_replicate");
-    policy.mp = config.shared.mp;
-    policy.bucket_elements = bucket_elements(config);
-    policy.reduce_every_micro_batch = config.own.get_bool("reduce_every_micro_batch");
-    return ring_zero::make_ring_model(request.model, policy, request.world);
   }
 };
 
