@@ -1,0 +1,87 @@
+// A job as the step-time model sees it: the sizes of its model, how it is cut, and what its
+// strategy moves when.
+#pragma once
+
+#include <cstdint>
+
+#include "sdk/base/pipeline.h"
+
+namespace meshwright::steptime {
+
+struct Shape {
+  double hidden = 0, layers = 0, heads = 0, kv_heads = 0, head_dim = 0, ffn = 0, vocabulary = 0;
+  bool gated = true, tied = false;
+  double experts = 0, experts_a_token = 0, expert_ffn = 0, shared_ffn = 0;
+  double dense_layers = 0;  // of a model with experts, those without
+
+  double attention_parameters() const;  // of a layer
+  double dense_parameters() const;      // its mlp, where it has no experts
+  double expert_parameters() const;     // all experts of a layer, 0 without
+  double layer_parameters() const;      // on average, experts and norms included
+  double root_parameters() const;       // embedding and head
+  double parameters() const;
+  // Of a token in forward and backward, by the convention of published figures: 6 an active
+  // parameter but the embedding, 12 L h s for attention, nothing for recomputation.
+  double flop_a_token(double length) const;
+};
+
+enum class Recompute : uint8_t { none, full, selective, products, attention };
+enum class Fusion : uint8_t { eager, compiled, fused };
+enum class Loss : uint8_t { plain, compiled, fused, unfused_parallel };
+enum class Attention : uint8_t { flash, fa2, triton, unfused };
+enum class AsyncTp : uint8_t { no, torch, buffers };
+enum class ContextWay : uint8_t { gather, ring, torch_ring };
+// When a collective of a unit takes place: never, in one micro-batch of a step, in each.
+enum class When : uint8_t { never, once, each };
+
+// What the data-parallel strategy moves: bytes of one layer and of what lies around the layers.
+struct DataTraffic {
+  When gather_forward = When::never, gather_backward = When::never, reduce = When::never;
+  double layer_gathered = 0, root_gathered = 0;  // bytes, whole
+  double layer_reduced = 0, root_reduced = 0;    // bytes, whole
+  bool all_reduce = false;                       // in place of reduce_scatter
+  bool hidden = true;                            // behind compute
+  double copied_out = 0, copied_in = 0;          // bytes of copies a layer, out of a gather, into
+                                                 // a reduction
+};
+
+struct Job {
+  double ranks = 1, ranks_per_host = 8;
+  double tp = 1, cp = 1, pp = 1, stages = 1, ep = 1;  // `stages`: of a rank
+  double shard = 1;  // ranks that share a shard, those of cp among them
+  double micro_batch = 1, micro_batches = 1, length = 1;
+  double width = 2;  // bytes of an element in compute
+  PipelineSchedule schedule = PipelineSchedule::one_f_one_b;
+
+  Recompute recompute = Recompute::none;
+  double recomputed_layers = 1;  // share of the layers
+  Fusion fusion = Fusion::eager;
+  Loss loss = Loss::plain;
+  Attention attention = Attention::flash;
+  bool fp8 = false, lora = false;
+
+  bool sequence_parallel = true;
+  bool separate_columns = false;  // q, k, v, gate and up gather their input each
+  bool head_cut = true;           // the logits stay cut over tp
+  bool regathers = false;         // backward gathers the inputs of Linears again (Megatron)
+  bool copies_exchanges = false;  // a gather along the sequence is laid out anew (torch)
+  AsyncTp async_tp = AsyncTp::no;
+  ContextWay context = ContextWay::gather;
+
+  DataTraffic data;
+  double optimizer_bytes = 60;                 // read and written, a local parameter
+  double host_forward = 0, host_backward = 0;  // in place of the machine's, where not 0
+
+  // Memory: bytes a parameter, whole and cut over the ranks of a shard.
+  double state_whole = 0, state_cut = 16;
+  double whole_gradients = 0;  // bytes a parameter, unsharded until the last micro-batch
+  double stored = 4;           // bytes of a stored weight
+  double logits = 14;          // bytes an entry
+
+  double dp() const { return ranks / (tp * cp * pp); }
+  double replicas() const { return ranks / (tp * pp * shard); }
+  double tokens() const { return micro_batch * length / cp; }  // of a micro-batch on a rank
+  double tokens_a_step() const { return micro_batch * micro_batches * length * dp(); }
+};
+
+}  // namespace meshwright::steptime

@@ -1,0 +1,239 @@
+#include "engine/steptime/machine.h"
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+
+#include "engine/base/read_file.h"
+#include "engine/config/toml_value.h"
+#include "meshwright/error.h"
+
+namespace meshwright::steptime {
+namespace {
+
+namespace fs = std::filesystem;
+using config::Entry;
+using config::Value;
+
+// A figure of a machine file. `least` and `most` are what a machine of today or of the next years
+// can have; beyond them it is a slip of the unit.
+struct Figure {
+  const char *table, *name;
+  double* to;
+  double least, most;
+  const char* means;
+  bool needed = true;
+};
+
+std::vector<Figure> figures_of(Machine& m) {
+  const char* const share = "a share of the peak";
+  return {
+      {"device", "memory", &m.memory, 1e8, 1e14, "bytes of the device"},
+      {"device", "units", &m.units, 1, 1e5, "streaming multiprocessors, or cores"},
+      {"device", "bandwidth", &m.bandwidth, 1e8, 1e15, "bytes a second of its memory"},
+      {"device", "outside", &m.outside, 0, 1e12, "bytes that no job can have", false},
+      {"peak", "bf16", &m.peak_bf16, 1e8, 1e17, "operations a second, dense"},
+      {"peak", "fp8", &m.peak_fp8, 1e8, 1e17, "operations a second, dense", false},
+      {"peak", "fp32", &m.peak_fp32, 1e8, 1e17, "operations a second, dense"},
+      {"rate", "product", &m.rate.product, 0.01, 1, share},
+      {"rate", "product_fp8", &m.rate.product_fp8, 0.01, 1, share, false},
+      {"rate", "elementwise", &m.rate.elementwise, 0.01, 1, "a share of the bandwidth"},
+      {"rate", "attention", &m.rate.attention, 0.001, 1, share},
+      {"rate", "attention_fa2", &m.rate.attention_fa2, 0.001, 1, share, false},
+      {"rate", "attention_triton", &m.rate.attention_triton, 0.001, 1, share, false},
+      {"rate", "unfused", &m.rate.unfused, 0.001, 1, "a share of rate.product"},
+      {"network", "ranks_per_host", &m.network.ranks_per_host, 1, 1024, "ranks"},
+      {"network", "bus", &m.network.bus, 1e6, 1e14, "bytes a second, a ring inside a host"},
+      {"network", "nic", &m.network.nic, 1e6, 1e13, "bytes a second of a rank to other hosts"},
+      {"network", "nic_attained", &m.network.nic_attained, 0.01, 1, "a share of network.nic"},
+      {"network", "step_inside", &m.network.step_inside, 0, 0.1, "seconds a ring step"},
+      {"network", "step_outside", &m.network.step_outside, 0, 0.1, "seconds a ring step"},
+      {"network", "in_switch", &m.network.in_switch, 1, 4, "an all-reduce's gain", false},
+      {"network", "pair", &m.network.pair, 0.01, 1, "a share of network.bus", false},
+      {"overlap", "kappa", &m.overlap.kappa, 0, 1, "a share of a hidden collective's time"},
+      {"overlap", "async_tp", &m.overlap.async_tp, 0, 1, "a share of the exchanges", false},
+      {"overlap", "async_tp_buffers", &m.overlap.async_tp_buffers, 0, 1, "a share of the exchanges",
+       false},
+      {"overlap", "jitter", &m.overlap.jitter, 0, 0.2, "a share of a step a doubling"},
+      {"host", "layer_forward", &m.host.layer_forward, 0, 1, "seconds to launch a layer"},
+      {"host", "layer_backward", &m.host.layer_backward, 0, 1, "seconds to launch a layer"},
+      {"host", "fixed", &m.host.fixed, 0, 10, "seconds a step"},
+  };
+}
+
+std::string key_of(const Figure& figure) { return std::string(figure.table) + "." + figure.name; }
+
+// 4.8e+12 as in the file, short.
+std::string shown(double value) { return config::to_toml(config::number_value(value)); }
+
+class File {
+ public:
+  explicit File(std::string path) : path_(std::move(path)) {}
+
+  Machine read() {
+    std::error_code failed;
+    if (!fs::is_regular_file(path_, failed))
+      throw Error(ErrorCode::file_unreadable, "there is no machine file " + path_)
+          .help("name a file of the form of configs/machines/h100.toml, or a shipped machine");
+    Diagnostics diagnostics;
+    const std::optional<Value> root =
+        config::parse_toml(base::read_file(path_), path_, diagnostics);
+    diagnostics.throw_if_any();
+    Machine machine;
+    const std::vector<Figure> figures = figures_of(machine);
+    check_names(*root, figures);
+    const Value* schema = value_of(*root, "schema");
+    if (schema == nullptr || schema->kind != Value::Kind::integer || schema->integer != 1)
+      throw Error(ErrorCode::schema_version, path_ + " is not of schema 1").help("set schema = 1");
+    if (const Value* name = figure_at(*root, "device", "name");
+        name != nullptr && name->kind == Value::Kind::string)
+      machine.name = name->text;
+    else
+      throw missing("device.name", "the device's name in quotes");
+    if (const Value* adds = figure_at(*root, "overlap", "shares_cores")) {
+      if (adds->kind != Value::Kind::boolean)
+        throw wrong(*adds, "overlap.shares_cores", "true or false");
+      machine.overlap.adds = adds->boolean;
+    }
+    for (const Figure& figure : figures) take(*root, figure);
+    if (machine.rate.attention_fa2 == 0) machine.rate.attention_fa2 = machine.rate.attention;
+    if (machine.rate.attention_triton == 0) machine.rate.attention_triton = machine.rate.attention;
+    if (machine.outside >= machine.memory)
+      throw Error(ErrorCode::out_of_range, "device.outside " + shown(machine.outside) +
+                                               " leaves nothing of device.memory " +
+                                               shown(machine.memory))
+          .key("device.outside")
+          .help("set device.outside = 2.5e9");
+    read_sources(*root, figures, machine);
+    return machine;
+  }
+
+ private:
+  static const Value* value_of(const Value& table, std::string_view name) {
+    const Entry* entry = table.find(name);
+    return entry == nullptr ? nullptr : &entry->value;
+  }
+  static const Value* figure_at(const Value& root, std::string_view table, std::string_view name) {
+    const Value* in = value_of(root, table);
+    return in == nullptr || !in->is_table() ? nullptr : value_of(*in, name);
+  }
+  Origin origin(const config::Place& place) const {
+    return {Origin::Source::file, path_, place.line, place.column};
+  }
+  Error wrong(const Value& value, const std::string& key, const std::string& wants) const {
+    return Error(ErrorCode::wrong_type, key + " is " + config::found_text(value) + ", not " + wants)
+        .key(key)
+        .at(origin(value.place))
+        .help("write " + wants + " without quotes");
+  }
+  Error missing(const std::string& key, const std::string& means) const {
+    return Error(ErrorCode::missing_key, path_ + " does not say " + key + ": " + means)
+        .key(key)
+        .at(origin({}))
+        .help("add " + key + "; configs/machines holds complete files to start from");
+  }
+
+  void check_names(const Value& root, const std::vector<Figure>& figures) const {
+    std::vector<std::string> known{"schema", "device.name", "overlap.shares_cores"};
+    for (const Figure& figure : figures) known.push_back(key_of(figure));
+    for (const Entry& table : root.entries) {
+      if (table.key == "source" || table.key == "schema") continue;
+      if (!table.value.is_table()) throw unknown(table, table.key, known);
+      for (const Entry& entry : table.value.entries)
+        if (const std::string key = table.key + "." + entry.key;
+            std::find(known.begin(), known.end(), key) == known.end())
+          throw unknown(entry, key, known);
+    }
+  }
+  Error unknown(const Entry& entry, const std::string& key,
+                const std::vector<std::string>& known) const {
+    Error error(ErrorCode::unknown_key, "a machine file has no " + key);
+    error.key(key).at(origin(entry.place));
+    if (const std::string near = nearest_name(key, known); !near.empty())
+      error.help("did you mean " + near + "?");
+    return error.help("take " + key + " out");
+  }
+
+  void take(const Value& root, const Figure& figure) const {
+    const std::string key = key_of(figure);
+    const Value* value = figure_at(root, figure.table, figure.name);
+    if (value == nullptr) {
+      if (figure.needed) throw missing(key, figure.means);
+      return;
+    }
+    if (value->kind != Value::Kind::integer && value->kind != Value::Kind::number)
+      throw wrong(*value, key, "a number");
+    const double number = config::as_number(*value);
+    if (!std::isfinite(number) || number < figure.least || number > figure.most)
+      throw Error(ErrorCode::out_of_range, key + " = " + shown(number) + " makes no sense as " +
+                                               figure.means + ": it lies between " +
+                                               shown(figure.least) + " and " + shown(figure.most))
+          .key(key)
+          .at(origin(value->place))
+          .help("give " + key + " in plain units: bytes, seconds, operations, shares below 1");
+    *figure.to = number;
+  }
+
+  // Where each figure comes from: [source], by figure or by table.
+  void read_sources(const Value& root, const std::vector<Figure>& figures, Machine& machine) const {
+    const Value* sources = value_of(root, "source");
+    for (const Figure& figure : figures) {
+      if (figure_at(root, figure.table, figure.name) == nullptr) continue;
+      const Value* source = nullptr;
+      if (sources != nullptr && sources->is_table()) {
+        source = value_of(*sources, key_of(figure));
+        if (source == nullptr) source = value_of(*sources, figure.table);
+      }
+      if (source == nullptr || source->kind != Value::Kind::string)
+        throw missing("source.\"" + key_of(figure) + "\"", "where the figure comes from");
+      if (source->text.starts_with("guessed")) machine.guessed.push_back(key_of(figure));
+    }
+  }
+
+  std::string path_;
+};
+
+std::vector<std::string> names_in(const std::string& folder) {
+  std::vector<std::string> out;
+  std::error_code failed;
+  for (const fs::directory_entry& entry : fs::directory_iterator(folder, failed))
+    if (entry.path().extension() == ".toml") out.push_back(entry.path().stem().string());
+  std::sort(out.begin(), out.end());
+  return out;
+}
+
+}  // namespace
+
+Machine read_machine(const std::string& path) { return File(path).read(); }
+
+Machine find_machine(const std::string& name, const std::string& folder) {
+  if (name.find('/') != std::string::npos || name.ends_with(".toml")) return read_machine(name);
+  const std::vector<std::string> names = names_in(folder);
+  auto shipped = [&](const std::string& wanted) {
+    return std::find(names.begin(), names.end(), wanted) != names.end();
+  };
+  if (shipped(name)) return read_machine(folder + "/" + name + ".toml");
+  std::string device = name;
+  if (const size_t x = name.rfind('x'); x != std::string::npos && x + 1 < name.size()) {
+    const std::string count = name.substr(x + 1);
+    device = name.substr(0, x);
+    const bool digits =
+        std::all_of(count.begin(), count.end(), [](char c) { return c >= '0' && c <= '9'; });
+    if (digits && count.size() <= 4 && std::stoi(count) > 0 && shipped(device)) {
+      Machine machine = read_machine(folder + "/" + device + ".toml");
+      machine.network.ranks_per_host = std::stoi(count);
+      return machine;
+    }
+  }
+  std::string list;
+  for (const std::string& one : names) list += (list.empty() ? "" : ", ") + one;
+  Error error(ErrorCode::bad_choice, "no machine is called " + name + "; there are " +
+                                         (list.empty() ? "none in " + folder : list));
+  error.key("--machine");
+  if (const std::string near = nearest_name(device, names); !near.empty())
+    error.help("--machine " + near);
+  error.help("--machine h100x8 takes the figures of h100 with 8 ranks a host");
+  throw error.help("--machine FILE.toml reads a machine of your own");
+}
+
+}  // namespace meshwright::steptime

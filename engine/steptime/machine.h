@@ -1,0 +1,62 @@
+// What the step-time model knows of a machine: peaks, bandwidths, and the shares of them that a
+// training step attains. docs/step_time.md says what each figure means and where it comes from.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace meshwright::steptime {
+
+// Seconds, bytes, bytes a second, operations a second; rates are shares of a peak, 0 to 1.
+struct Machine {
+  std::string name;        // of the device, as its maker writes it
+  double memory = 0;       // bytes of the card
+  double units = 0;        // streaming multiprocessors, or cores
+  double bandwidth = 0;    // of the memory
+  double outside = 2.5e9;  // bytes that no job can have: the driver's context, NCCL's buffers
+
+  double peak_bf16 = 0, peak_fp8 = 0, peak_fp32 = 0;  // dense; 0: it has none
+
+  struct Rate {
+    double product = 0;      // of the peak, large products inside a step
+    double product_fp8 = 0;  // beyond `product`, of the fp8 peak
+    double elementwise = 0;  // of the memory's bandwidth
+    double attention = 0;    // of the peak: the fastest flash kernel, long sequences
+    double attention_fa2 = 0, attention_triton = 0;  // older ones: FlashAttention 2, Triton of 2023
+    double unfused = 0;  // beyond `product`: attention without a flash kernel
+  } rate;
+
+  struct Network {
+    double ranks_per_host = 8;
+    double bus = 0;                            // ring inside a host
+    double nic = 0;                            // of one rank, to other hosts
+    double nic_attained = 0;                   // share of it
+    double step_inside = 0, step_outside = 0;  // seconds a ring step
+    double in_switch = 1;  // an all-reduce's gain inside one host, from 6 ranks on
+    double pair = 1;       // share of `bus` that a pair has on a board without a switch
+  } network;
+
+  struct Overlap {
+    double kappa = 0;             // of a hidden collective's time, lost to slower kernels
+    double async_tp = 1;          // what micro-pipelined tensor parallelism leaves of its exchanges
+    double async_tp_buffers = 1;  // the same with TransformerEngine's user buffers
+    double jitter = 0;            // a step is longer by so much for each doubling beyond 8 ranks
+    bool adds = false;            // compute and collectives share the cores: nothing hides
+  } overlap;
+
+  // Seconds that the host takes to launch a layer, whatever the device does meanwhile.
+  struct Host {
+    double layer_forward = 0, layer_backward = 0, fixed = 0;
+  } host;
+
+  std::vector<std::string> guessed;  // figures without a source, as "network.bus"
+};
+
+// Reads a machine file. Throws Error(file_unreadable | toml_syntax | missing_key | unknown_key |
+// wrong_type | out_of_range | schema_version) with the place in it.
+Machine read_machine(const std::string& path);
+// `name`: one that is shipped in `folder`, with how many ranks a host has ("h100x8") or without, or
+// a path, which has a slash or ends in ".toml". Throws Error(bad_choice) listing the names.
+Machine find_machine(const std::string& name, const std::string& folder);
+
+}  // namespace meshwright::steptime

@@ -1,0 +1,72 @@
+#include <algorithm>
+
+#include "engine/steptime/predict.h"
+
+namespace meshwright::steptime {
+
+Memory memory_of(const Shape& shape, const Job& job) {
+  const double t = job.tp, h = shape.hidden, T = job.tokens(), w = job.width;
+  const double hs = job.sequence_parallel ? h / t : h, q = shape.heads * shape.head_dim / t,
+               kv = std::max(1.0, shape.kv_heads / t) * shape.head_dim, f = shape.ffn / t;
+  const double layer = shape.layer_parameters() / t, root = shape.root_parameters() / t;
+  const double layers = shape.layers / job.pp;
+  const double own_root = job.pp > 1 && !shape.tied ? root / 2 : root;
+  const double held = layers * layer + own_root;
+  Memory out;
+  out.states = held * (job.state_whole + job.state_cut / job.shard);
+  if (job.whole_gradients > 0)
+    out.transient += held * (job.whole_gradients - job.stored / job.shard);
+  if (job.data.gather_forward != When::never && job.shard > 1) {
+    // Between two backwards of a pipeline the weights stay.
+    const bool each = job.data.gather_backward != When::never && job.pp <= 1;
+    const double gathered = job.data.layer_gathered, reduced = job.data.layer_reduced;
+    out.transient += job.data.root_gathered + (each ? 2 : layers) * gathered;
+    if (job.whole_gradients <= 0) out.transient += 2 * reduced;
+  }
+  // What a layer keeps of a token, in elements.
+  const double mlp = shape.experts > 0 ? shape.experts_a_token * (2 * shape.expert_ffn + h)
+                                       : (shape.gated ? 3 : 2) * f;
+  const double whole = 4 * hs + 2 * q + 2 * kv + mlp;
+  double kept = whole, scores = 0;
+  if (job.attention == Attention::unfused) scores = 5 / w * shape.heads / t * job.length / job.cp;
+  double layer_working = 0;
+  switch (job.recompute) {
+    case Recompute::none:
+      kept += scores;
+      break;
+    case Recompute::full:
+      kept = job.recomputed_layers * hs + (1 - job.recomputed_layers) * (whole + scores);
+      layer_working = whole + scores + q + f;
+      break;
+    case Recompute::selective:
+      kept = whole - mlp + scores;
+      layer_working = mlp + f;
+      break;
+    case Recompute::products:
+      kept = 2 * hs + 2 * q + kv + f;
+      layer_working = whole;
+      break;
+    case Recompute::attention:
+      layer_working = scores;
+      break;
+  }
+  const double words = job.head_cut ? shape.vocabulary / t : shape.vocabulary;
+  const double pass = layers * T * w * kept, working = T * w * layer_working,
+               logits = job.logits * T * words;
+  if (job.pp <= 1) {
+    out.activations = pass;
+    out.working = std::max(logits, working);
+    return out;
+  }
+  // The first rank has the most passes in flight, the last one the logits.
+  const double first = std::min(job.stages > 1 ? job.pp + (job.pp - 1) / job.stages : job.pp,
+                                job.micro_batches),
+               last =
+                   std::min(job.stages > 1 ? 1 + (job.stages - 1) * job.pp / job.stages : 1, first);
+  const bool by_logits = last * pass + logits > first * pass + working;
+  out.activations = (by_logits ? last : first) * pass;
+  out.working = by_logits ? std::max(logits, working) : working;
+  return out;
+}
+
+}  // namespace meshwright::steptime

@@ -1,0 +1,76 @@
+#include "engine/steptime/network.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace meshwright::steptime {
+namespace {
+
+constexpr double kSendLatency = 15e-6, kDispatchLatency = 40e-6, kDispatchAttained = 0.85;
+constexpr double kTreeFrom = 6;  // ranks from which a switch that reduces pays
+
+double ring(const Machine& machine, const Group& group, double bytes) {
+  if (group.size <= 1) return 0;
+  const Ring way = ring_of(machine, group);
+  const double g = group.size;
+  return (g - 1) * way.step + bytes * (g - 1) / g / way.rate;
+}
+
+}  // namespace
+
+double Group::members_a_host() const {
+  return std::max(1.0, std::min(size, std::floor(ranks_per_host / stride)));
+}
+double Group::hosts() const { return std::ceil(size / members_a_host()); }
+
+Ring ring_of(const Machine& machine, const Group& group) {
+  const Machine::Network& net = machine.network;
+  const double k = group.members_a_host();
+  if (group.size <= k) {
+    const bool alone = group.size <= 2 && group.ranks_per_host > 2;
+    return {net.bus * (alone ? net.pair : 1), net.step_inside};
+  }
+  return {std::min(net.bus, k * net.nic * net.nic_attained),
+          net.step_inside * (1 - 1 / k) + net.step_outside / k};
+}
+
+double all_gather(const Machine& machine, const Group& group, double bytes) {
+  return ring(machine, group, bytes);
+}
+double reduce_scatter(const Machine& machine, const Group& group, double bytes) {
+  return ring(machine, group, bytes);
+}
+
+double all_reduce(const Machine& machine, const Group& group, double bytes) {
+  if (group.size <= 1) return 0;
+  Ring way = ring_of(machine, group);
+  const double g = group.size, hosts = group.hosts(), inside = group.members_a_host();
+  if (hosts == 1 && g >= kTreeFrom) way.rate *= machine.network.in_switch;
+  const double by_ring = 2 * ((g - 1) * way.step + bytes * (g - 1) / g / way.rate);
+  const double by_tree =
+      4 * (std::log2(hosts) + std::log2(inside) + 1) * way.step + 2.1 * bytes / way.rate;
+  return std::min(by_ring, by_tree);
+}
+
+double send(const Machine& machine, const Group& group, double bytes) {
+  if (group.size <= 1) return 0;
+  const Machine::Network& net = machine.network;
+  const double rate = group.hosts() > 1 ? net.nic : net.bus;
+  return bytes / rate + kSendLatency;
+}
+
+double dispatch(const Machine& machine, const Group& group, double tokens, double choices,
+                double bytes_a_token) {
+  if (group.size <= 1) return 0;
+  const Machine::Network& net = machine.network;
+  const double hosts = group.hosts(), ranks = group.size;
+  // A token goes once to each host, and once to each rank there, that holds one of its experts.
+  auto reached = [&](double places) { return places * (1 - std::pow(1 - 1 / places, choices)); };
+  const double elsewhere = reached(hosts) * (hosts - 1) / hosts,
+               targets = reached(ranks) * (ranks - 1) / ranks;
+  const double outside = tokens * elsewhere * bytes_a_token / (net.nic * kDispatchAttained),
+               inside = tokens * targets * bytes_a_token / (net.bus * kDispatchAttained);
+  return std::max(outside, inside) + kDispatchLatency;
+}
+
+}  // namespace meshwright::steptime

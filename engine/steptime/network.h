@@ -1,0 +1,31 @@
+// How long collectives take, by the ranks that take part and where these lie.
+#pragma once
+
+#include "engine/steptime/machine.h"
+
+namespace meshwright::steptime {
+
+// Every `stride`-th rank, `size` of them; of each host `ranks_per_host` take part in the job.
+struct Group {
+  double size = 1, stride = 1, ranks_per_host = 8;
+
+  double members_a_host() const;
+  double hosts() const;
+};
+
+// Bytes a second and rank that a ring over the group attains, and the seconds of one of its steps.
+struct Ring {
+  double rate = 0, step = 0;
+};
+Ring ring_of(const Machine& machine, const Group& group);
+
+// `bytes`: gathered, the whole of what is reduced, what one rank sends.
+double all_gather(const Machine& machine, const Group& group, double bytes);
+double reduce_scatter(const Machine& machine, const Group& group, double bytes);
+double all_reduce(const Machine& machine, const Group& group, double bytes);
+double send(const Machine& machine, const Group& group, double bytes);
+// Tokens to those of the group's ranks that have one of the `choices` experts of each.
+double dispatch(const Machine& machine, const Group& group, double tokens, double choices,
+                double bytes_a_token);
+
+}  // namespace meshwright::steptime

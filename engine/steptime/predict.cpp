@@ -1,0 +1,178 @@
+#include "engine/steptime/predict.h"
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "engine/steptime/kernels.h"
+#include "engine/steptime/network.h"
+#include "engine/steptime/pipeline_time.h"
+
+namespace meshwright::steptime {
+namespace {
+
+void add(Parts& to, const Parts& p, double times) {
+  to.products += times * p.products;
+  to.attention += times * p.attention;
+  to.elementwise += times * p.elementwise;
+  to.recompute += times * p.recompute;
+  to.tp += times * p.tp;
+  to.cp += times * p.cp;
+  to.ep += times * p.ep;
+  to.shard += times * p.shard;
+  to.host += times * p.host;
+}
+
+// Seconds of the data-parallel exchanges of one layer, and of what lies around the layers.
+struct Shards {
+  double gather = 0, reduce = 0, root_gather = 0, root_reduce = 0, copy_out = 0, copy_in = 0;
+};
+
+Shards shards_of(const Machine& machine, const Job& job) {
+  const DataTraffic& data = job.data;
+  const Group shard{job.shard, job.tp, job.ranks_per_host},
+      replicas{job.replicas(), job.tp * job.shard, job.ranks_per_host};
+  auto reduce = [&](double bytes) {
+    if (bytes <= 0) return 0.0;
+    if (data.all_reduce) return all_reduce(machine, replicas, bytes);
+    return reduce_scatter(machine, shard, bytes) + all_reduce(machine, replicas, bytes / job.shard);
+  };
+  auto gather = [&](double bytes) { return bytes > 0 ? all_gather(machine, shard, bytes) : 0.0; };
+  const bool shared = job.shard > 1;
+  return {gather(data.layer_gathered),
+          reduce(data.layer_reduced),
+          gather(data.root_gathered),
+          reduce(data.root_reduced),
+          shared ? elementwise(machine, data.copied_out) : 0,
+          shared ? elementwise(machine, data.copied_in) : 0};
+}
+
+// Collectives beside kernels: what they add to the kernels' time.
+double beside(const Machine& machine, double compute, double moved) {
+  if (moved <= 0) return 0;
+  if (machine.overlap.adds) return moved;
+  return std::max(compute + machine.overlap.kappa * moved, moved) - compute;
+}
+
+bool now(When when, bool chosen) { return when == When::each || (when == When::once && chosen); }
+
+// Forward and backward of all layers of one micro-batch, without a pipeline.
+void add_micro_batches(const Machine& machine, const Job& job, const LayerTime& layer,
+                       const EndTime& ends, double layers, Parts& parts) {
+  const Shards s = shards_of(machine, job);
+  const DataTraffic& data = job.data;
+  const double forward = layer.forward.sum(), backward = layer.backward.sum();
+  auto one = [&](bool first, bool last, double times) {
+    const bool gf = now(data.gather_forward, first), gb = now(data.gather_backward, first),
+               rd = now(data.reduce, last);
+    double shard = 0;
+    if (gf)
+      shard += s.root_gather + s.gather +
+               layers * (s.copy_out + beside(machine, forward + s.copy_out, s.gather));
+    double copies = (gb ? s.copy_out : 0) + (rd ? s.copy_in : 0);
+    double moved = gb ? s.gather : 0;
+    if (rd && data.hidden) moved += s.reduce;
+    shard += layers * (copies + beside(machine, backward + copies, moved));
+    if (rd) shard += s.root_reduce + (data.hidden ? 0 : layers * s.reduce);
+    add(parts, layer.forward, times * layers);
+    add(parts, layer.backward, times * layers);
+    for (const Parts* end : {&ends.embedding_forward, &ends.embedding_backward, &ends.head_forward,
+                             &ends.head_backward})
+      add(parts, *end, times);
+    parts.shard += times * shard;
+  };
+  if (job.micro_batches == 1) {
+    one(true, true, 1);
+  } else {
+    one(true, false, 1);
+    if (job.micro_batches > 2) one(false, false, job.micro_batches - 2);
+    one(false, true, 1);
+  }
+}
+
+void add_pipeline(const Machine& machine, const Shape& shape, const Job& job,
+                  const LayerTime& layer, const EndTime& ends, Bubble bubble, Parts& parts) {
+  const double stages = job.pp * job.stages, m = job.micro_batches;
+  const double layers = shape.layers / stages;  // of a stage
+  const Shards s = shards_of(machine, job);
+  const DataTraffic& data = job.data;
+  // What is gathered or reduced for every micro-batch lies beside its own kernels.
+  double shard_forward = 0, shard_backward = 0;
+  if (data.gather_forward == When::each)
+    shard_forward =
+        layers * (s.copy_out + beside(machine, layer.forward.sum() + s.copy_out, s.gather));
+  {
+    const bool gathers = data.gather_backward == When::each, reduces = data.reduce == When::each;
+    const double copies = (gathers ? s.copy_out : 0) + (reduces ? s.copy_in : 0),
+                 moved = (gathers ? s.gather : 0) + (reduces ? s.reduce : 0);
+    shard_backward = layers * (copies + beside(machine, layer.backward.sum() + copies, moved));
+  }
+  const double forward = layers * layer.forward.sum() + shard_forward,
+               backward = layers * layer.backward.sum() + shard_backward;
+  std::vector<PipelineTimes> times(static_cast<size_t>(stages),
+                                   {forward, backward / 2, backward / 2});
+  const double first = ends.embedding_forward.sum() + ends.embedding_backward.sum(),
+               last = ends.head_forward.sum() + ends.head_backward.sum();
+  times.front().forward += ends.embedding_forward.sum();
+  times.front().weight += ends.embedding_backward.sum();
+  times.back().forward += ends.head_forward.sum();
+  times.back().input += ends.head_backward.sum() / 2;
+  times.back().weight += ends.head_backward.sum() / 2;
+  const double cut = job.sequence_parallel ? job.tp : 1;
+  const double message = send(machine, {job.pp, job.ranks / job.pp, job.ranks_per_host},
+                              job.width * job.tokens() * shape.hidden / cut);
+  const double work = m * job.stages * (forward + backward), fullest = m * std::max(first, last);
+  double span = 0;
+  if (bubble == Bubble::simulated) {
+    span = makespan(job.schedule, static_cast<int64_t>(job.pp), static_cast<int64_t>(job.stages),
+                    static_cast<int64_t>(m), times, message);
+  } else {
+    const double filling = (job.pp - 1) * (forward + backward + 2 * message);
+    span = work + fullest + filling;
+  }
+  add(parts, layer.forward, m * job.stages * layers);
+  add(parts, layer.backward, m * job.stages * layers);
+  if (last >= first) {
+    add(parts, ends.head_forward, m);
+    add(parts, ends.head_backward, m);
+  } else {
+    add(parts, ends.embedding_forward, m);
+    add(parts, ends.embedding_backward, m);
+  }
+  parts.bubble = span - work - fullest;
+
+  const double local = layers * job.stages;
+  const bool gathers = data.gather_forward == When::once, reduces = data.reduce == When::once;
+  const double gathered = gathers ? s.root_gather / 2 + local * s.gather : 0,
+               reduced = reduces ? s.root_reduce / 2 + local * s.reduce : 0;
+  const double room_forward = data.hidden ? job.stages * forward : 0,
+               room_backward = data.hidden ? job.stages * backward : 0;
+  parts.shard = m * job.stages * (shard_forward + shard_backward) +
+                std::max(0.0, gathered - room_forward) + std::max(0.0, reduced - room_backward) +
+                (data.hidden ? machine.overlap.kappa * (gathered + reduced) : 0) +
+                local * ((gathers ? s.copy_out : 0) + (reduces ? s.copy_in : 0));
+}
+
+}  // namespace
+
+Prediction predict(const Machine& machine, const Shape& shape, const Job& job, Bubble bubble) {
+  Prediction out;
+  const LayerTime layer = layer_time(machine, shape, job);
+  const EndTime ends = end_time(machine, shape, job);
+  if (job.pp > 1)
+    add_pipeline(machine, shape, job, layer, ends, bubble, out.parts);
+  else
+    add_micro_batches(machine, job, layer, ends, shape.layers, out.parts);
+  const double held = (shape.layers * shape.layer_parameters() / job.pp +
+                       shape.root_parameters() / (job.pp > 1 && !shape.tied ? 2 : 1)) /
+                      (job.tp * job.shard);
+  if (!job.lora) out.parts.optimizer = elementwise(machine, job.optimizer_bytes * held);
+  out.parts.host += machine.host.fixed;
+  const double doublings = std::max(0.0, std::log2(job.ranks / 8));
+  out.parts.stragglers = machine.overlap.jitter * doublings * out.parts.sum();
+  out.seconds = out.parts.sum();
+  out.memory = memory_of(shape, job);
+  return out;
+}
+
+}  // namespace meshwright::steptime

@@ -1,0 +1,98 @@
+#include "engine/steptime/machine.h"
+
+#include <doctest/doctest.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+
+#include "engine/base/read_file.h"
+#include "meshwright/error.h"
+
+namespace meshwright::steptime {
+namespace {
+
+const std::string kMachines = MESHWRIGHT_SOURCE_DIR "/configs/machines";
+
+struct Scratch {
+  std::filesystem::path path =
+      std::filesystem::temp_directory_path() / ("machine_" + std::to_string(::getpid()) + ".toml");
+  ~Scratch() { std::filesystem::remove(path); }
+
+  // The shipped h100 with one text replaced.
+  std::string with(const std::string& from, const std::string& to) const {
+    std::string text = base::read_file(kMachines + "/h100.toml");
+    const size_t at = text.find(from);
+    REQUIRE(at != std::string::npos);
+    std::ofstream(path) << text.replace(at, from.size(), to);
+    return path.string();
+  }
+};
+
+Error error_of(const std::string& path) {
+  try {
+    read_machine(path);
+  } catch (const Error& error) {
+    return error;
+  }
+  FAIL("no error");
+  return {ErrorCode::internal, ""};
+}
+
+TEST_CASE("every shipped machine can be read, by its name and with its ranks a host") {
+  for (const char* name :
+       {"a100-40", "a100-80", "h100", "h100-2024", "h100-500w", "h200", "b200", "l40s", "cpu"}) {
+    CAPTURE(name);
+    const Machine machine = find_machine(name, kMachines);
+    CHECK(machine.memory > 0);
+    CHECK(machine.network.ranks_per_host == 8);
+    CHECK(find_machine(std::string(name) + "x4", kMachines).network.ranks_per_host == 4);
+  }
+  CHECK(find_machine("h100", kMachines).guessed.empty());
+  CHECK(!find_machine("b200", kMachines).guessed.empty());
+}
+
+TEST_CASE("a name that no machine has is answered with the names there are") {
+  try {
+    find_machine("h1000x8", kMachines);
+    FAIL("no error");
+  } catch (const Error& error) {
+    CHECK(error.code() == ErrorCode::bad_choice);
+    CHECK(error.message().find("a100-80") != std::string::npos);
+    CHECK(error.helps().front() == "--machine h100");
+  }
+}
+
+TEST_CASE("what is missing or absurd in a machine file is said with its key and place") {
+  struct Row {
+    const char *from, *to;
+    ErrorCode code;
+    const char* key;
+  };
+  const Row table[] = {
+      {"bus = 362e9\n", "", ErrorCode::missing_key, "network.bus"},
+      {"name = \"NVIDIA H100 SXM 700 W\", ", "", ErrorCode::missing_key, "device.name"},
+      {"bus = 362e9\n", "bus = 362\n", ErrorCode::out_of_range, "network.bus"},
+      {"nic = 50e9\n", "nic = -1.0\n", ErrorCode::out_of_range, "network.nic"},
+      {"elementwise = 0.80\n", "elementwise = 1.4\n", ErrorCode::out_of_range, "rate.elementwise"},
+      {"elementwise = 0.80\n", "elementwise = nan\n", ErrorCode::out_of_range, "rate.elementwise"},
+      {"bus = 362e9\n", "bus = \"fast\"\n", ErrorCode::wrong_type, "network.bus"},
+      {"bus = 362e9\n", "bus = 362e9\nbuss = 1.0\n", ErrorCode::unknown_key, "network.buss"},
+      {"outside = 2.7e9", "outside = 99e9", ErrorCode::out_of_range, "device.outside"},
+      {"schema = 1", "schema = 2", ErrorCode::schema_version, ""},
+      {"peak = \"", "peak_ = \"", ErrorCode::missing_key, "source.\"peak.bf16\""},
+  };
+  const Scratch scratch;
+  for (const Row& row : table) {
+    CAPTURE(row.to);
+    const Error error = error_of(scratch.with(row.from, row.to));
+    CHECK(error.code() == row.code);
+    CHECK(error.key() == row.key);
+    CHECK(!error.helps().empty());
+  }
+  CHECK(error_of("/nowhere/x.toml").code() == ErrorCode::file_unreadable);
+}
+
+}  // namespace
+}  // namespace meshwright::steptime

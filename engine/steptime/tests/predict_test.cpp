@@ -1,0 +1,97 @@
+#include "engine/steptime/predict.h"
+
+#include <doctest/doctest.h>
+
+#include <cmath>
+
+#include "engine/steptime/network.h"
+#include "engine/steptime/pipeline_time.h"
+#include "published.h"
+#include "sdk/base/pipeline_actions.h"
+
+namespace meshwright::steptime {
+namespace {
+
+const std::string kData = MESHWRIGHT_SOURCE_DIR "/tests/data/published";
+const std::string kMachines = MESHWRIGHT_SOURCE_DIR "/configs/machines";
+
+TEST_CASE("the parts of a step add up to it, and none is negative") {
+  const published::Machines machines = published::machines(kMachines);
+  for (const published::Row& row : published::runs(kData)) {
+    CAPTURE(row.id);
+    const Prediction p = predict(published::machine_of(row, machines), row.shape, row.job);
+    const Parts& q = p.parts;
+    CHECK(q.sum() == doctest::Approx(p.seconds));
+    for (const double part : {q.products, q.attention, q.elementwise, q.recompute, q.tp, q.cp, q.ep,
+                              q.shard, q.bubble, q.optimizer, q.host, q.stragglers})
+      CHECK(part >= 0);
+  }
+}
+
+TEST_CASE("no job is faster on a machine that is worse in one figure") {
+  const published::Machines machines = published::machines(kMachines);
+  struct Worse {
+    const char* what;
+    void (*change)(Machine&);
+  };
+  const Worse table[] = {
+      {"peak bf16", [](Machine& m) { m.peak_bf16 *= 0.7; }},
+      {"peak fp8", [](Machine& m) { m.peak_fp8 *= 0.7; }},
+      {"bandwidth", [](Machine& m) { m.bandwidth *= 0.7; }},
+      {"bus", [](Machine& m) { m.network.bus *= 0.7; }},
+      {"nic", [](Machine& m) { m.network.nic *= 0.7; }},
+      {"kappa", [](Machine& m) { m.overlap.kappa *= 1.5; }},
+      {"ring steps", [](Machine& m) { m.network.step_outside *= 2; }},
+      {"launch", [](Machine& m) { m.host.fixed *= 2; }},
+      {"stragglers", [](Machine& m) { m.overlap.jitter *= 2; }},
+  };
+  for (const published::Row& row : published::runs(kData))
+    for (const Worse& worse : table) {
+      CAPTURE(row.id);
+      CAPTURE(worse.what);
+      const Machine machine = published::machine_of(row, machines);
+      Machine changed = machine;
+      worse.change(changed);
+      CHECK(predict(changed, row.shape, row.job).seconds >=
+            predict(machine, row.shape, row.job).seconds * (1 - 1e-12));
+    }
+}
+
+TEST_CASE("with free messages a pipeline takes as long as the simulation of its lists says") {
+  for (const PipelineSchedule schedule :
+       {PipelineSchedule::gpipe, PipelineSchedule::one_f_one_b, PipelineSchedule::interleaved_1f1b,
+        PipelineSchedule::zbv_zero_bubble})
+    for (const int64_t ranks : {2, 4}) {
+      const int64_t local = is_multi_stage(schedule) ? 2 : 1;
+      std::vector<PipelineTimes> times;
+      for (int64_t s = 0; s < ranks * local; ++s)
+        times.push_back({1.0 + 0.1 * static_cast<double>(s), 1.2, 0.9});
+      const PipelineLists lists = make_actions(schedule, ranks, local, 4 * ranks);
+      const double simulated = simulate_pipeline(lists, times).makespan;
+      CAPTURE(static_cast<int>(schedule));
+      CHECK(makespan(lists, times, 0) == doctest::Approx(simulated));
+      CHECK(makespan(lists, times, 0.1) > simulated);
+      // The steady part goes on as it began.
+      const double whole = makespan(make_actions(schedule, ranks, local, 16 * ranks), times, 0.05);
+      CHECK(makespan(schedule, ranks, local, 16 * ranks, times, 0.05) ==
+            doctest::Approx(whole).epsilon(0.01));
+    }
+}
+
+TEST_CASE("a group over whole hosts has the sum of their NICs, one of a rank a host a single NIC") {
+  const Machine machine = find_machine("h100", kMachines);
+  const double nic = machine.network.nic * machine.network.nic_attained;
+  CHECK(ring_of(machine, {8, 1, 8}).rate == machine.network.bus);
+  CHECK(ring_of(machine, {32, 1, 8}).rate ==
+        doctest::Approx(std::min(machine.network.bus, 8 * nic)));
+  CHECK(ring_of(machine, {4, 8, 8}).rate == doctest::Approx(nic));
+  CHECK(ring_of(machine, {16, 2, 8}).rate == doctest::Approx(4 * nic));
+  CHECK(all_gather(machine, {1, 1, 8}, 1e9) == 0);
+  const double gather = all_gather(machine, {32, 1, 8}, 1e9);
+  CHECK(all_reduce(machine, {32, 1, 8}, 1e9) <= 2 * gather * (1 + 1e-9));
+  CHECK(all_reduce(machine, {4, 1, 8}, 1e9) ==
+        doctest::Approx(2 * all_gather(machine, {4, 1, 8}, 1e9)).epsilon(0.06));
+}
+
+}  // namespace
+}  // namespace meshwright::steptime
