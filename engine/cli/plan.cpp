@@ -1,8 +1,10 @@
 #include <algorithm>
+#include <cmath>
 #include <cstdlib>
 
 #include "engine/before/before.h"
 #include "engine/cli/common.h"
+#include "engine/forecast/search.h"
 #include "engine/plan/training.h"
 #include "engine/render/render.h"
 #include "sdk/base/words.h"
@@ -43,10 +45,64 @@ void print_groups(Call& call, const plan::JobPlan& plan, const std::string& axis
   if (call.json) call.out.write("\n]}\n");
 }
 
+// --fix tp_size=8
+std::map<std::string, int64_t> fixed_sizes(const Call& call) {
+  static const std::vector<std::string> kKeys = {
+      "tp_size", "cp_size", "pp_size", "ep_size", "dp_replicate_size", "local_batch_size"};
+  std::map<std::string, int64_t> out;
+  for (const std::string& text : call.values("fix")) {
+    const size_t at = text.find('=');
+    const std::string key = text.substr(0, at);
+    const std::string value = at == std::string::npos ? "" : text.substr(at + 1);
+    const bool digits = !value.empty() && value.size() <= 9 &&
+                        value.find_first_not_of("0123456789") == std::string::npos;
+    if (std::find(kKeys.begin(), kKeys.end(), key) == kKeys.end() || !digits ||
+        std::stoll(value) < 1)
+      throw Error(ErrorCode::usage, "--fix " + text + " is no size of a layout")
+          .help("--fix KEY=N with KEY one of " + text::join(kKeys, ", "));
+    out[key] = std::stoll(value);
+  }
+  return out;
+}
+
+int run_search(Call& call, plan::Job& job) {
+  forecast::Wanted wanted;
+  wanted.world_size = world_size(call);
+  plan::check_rank_limits(job, wanted.world_size);
+  wanted.global_batch = call.number("global-batch", 1);
+  if (call.has("max-memory")) {
+    const std::optional<double> gib = call.finite("max-memory");
+    if (!gib || *gib <= 0)
+      throw Error(ErrorCode::usage, "--max-memory takes GiB of a rank, above 0")
+          .help("--max-memory 70");
+    wanted.max_memory = *gib * (int64_t{1} << 30);
+  }
+  wanted.most = static_cast<size_t>(call.number("top", 1).value_or(5));
+  wanted.fixed = fixed_sizes(call);
+  const steptime::Machine machine =
+      steptime::find_machine(call.value("machine"), forecast::machines_folder());
+  const forecast::Found found = forecast::search(job, machine, wanted);
+  if (call.json)
+    call.print_json(forecast::to_json(found));
+  else
+    call.out.write(forecast::draw(call.out_style, found));
+  return 0;
+}
+
 int run_plan(Call& call) {
   int status = 0;
   std::optional<plan::Job> job = load_job(call, status);
   if (!job) return status;
+  if (call.has("search")) {
+    if (!call.has("machine"))
+      throw Error(ErrorCode::usage, "--search needs to know the machine")
+          .help("--search --machine h100x8");
+    return run_search(call, *job);
+  }
+  for (const char* flag : {"fix", "global-batch", "max-memory", "top"})
+    if (call.has(flag))
+      throw Error(ErrorCode::usage, "--" + std::string(flag) + " belongs to --search")
+          .help("--search --machine h100x8");
   plan::PlanRequest request;
   request.world_size = world_size(call);
   request.rank = call.number("rank", 0).value_or(0);
@@ -57,13 +113,26 @@ int run_plan(Call& call) {
   const std::vector<Error> obstacles = plan::errors_of_training(*job, &plan);
   if (std::string why = before::messages(obstacles, /*missing=*/false); !why.empty())
     said.warning("this plan cannot be trained: " + why);
+  std::optional<forecast::Forecast> forecast;
+  if (call.has("machine")) {
+    const steptime::Machine machine =
+        steptime::find_machine(call.value("machine"), forecast::machines_folder());
+    forecast = forecast::forecast(*job, plan, machine);
+    if (forecast->room() < 0)
+      said.warning("the job does not fit on " + machine.name + ": a rank needs " +
+                   report::human_bytes(std::llround(forecast->memory)) + " of " +
+                   report::human_bytes(std::llround(forecast->usable)));
+  }
   call.say(said);
   if (call.has("groups")) {
     print_groups(call, plan, call.value("groups"));
   } else if (call.json) {
-    call.print_json(before::plan_json(*job, plan));
+    boost::json::object out = before::plan_json(*job, plan);
+    if (forecast) out["time"] = forecast::to_json(*forecast);
+    call.print_json(out);
   } else {
     call.out.write(render::draw(call.out_style, plan));
+    if (forecast) call.out.write(forecast::draw(call.out_style, *forecast));
   }
   return 0;
 }
@@ -115,10 +184,19 @@ folder.
 
   meshwright plan job.toml --world-size 64 --rank 5
   meshwright plan job.toml --world-size 64 --set distributed.tp_size=4 --json
+  meshwright plan job.toml --world-size 64 --machine h100x8
+  meshwright plan job.toml --world-size 64 --machine h100x8 --search
 
 --world-size
---rank R       Show the groups and shares of this rank. Default: 0.
---groups AXIS  Print all groups of one axis instead, one a line.
+--rank R        Show the groups and shares of this rank. Default: 0.
+--groups AXIS   Print all groups of one axis instead, one a line.
+--machine NAME  Predict time and memory of a step there: a shipped machine (a100-80, h100, h200, ...), with the ranks
+ of a host as in h100x8, or a machine file.
+--search        Rank the layouts of the model on that machine by predicted time, with the settings to use them.
+--fix KEY=N...  With --search: keep tp_size, cp_size, pp_size, ep_size, dp_replicate_size or local_batch_size.
+--global-batch N    With --search: samples of a step. Default: the file's.
+--max-memory GIB    With --search: most memory of a rank. Default: what the machine has.
+--top N         With --search: layouts to show. Default: 5.
 --set
 --json
 )");

@@ -38,8 +38,8 @@ enum class When : uint8_t { never, once, each };
 struct DataTraffic {
   When gather_forward = When::never, gather_backward = When::never, reduce = When::never;
   double layer_gathered = 0, root_gathered = 0;  // bytes, whole
-  double layer_reduced = 0, root_reduced = 0;    // bytes, whole
-  bool all_reduce = false;                       // in place of reduce_scatter
+  double layer_reduced = 0, root_reduced = 0;    // bytes, whole, scattered over the shard
+  double layer_summed = 0, root_summed = 0;      // bytes, all-reduced over the replicas
   bool hidden = true;                            // behind compute
   double copied_out = 0, copied_in = 0;          // bytes of copies a layer, out of a gather, into
                                                  // a reduction
@@ -49,8 +49,9 @@ struct Job {
   double ranks = 1, ranks_per_host = 8;
   double tp = 1, cp = 1, pp = 1, stages = 1, ep = 1;  // `stages`: of a rank
   double shard = 1;  // ranks that share a shard, those of cp among them
-  double micro_batch = 1, micro_batches = 1, length = 1;
-  double width = 2;  // bytes of an element in compute
+  double micro_batch = 1, micro_batches = 1, length = 1;  // micro-batches of a run of the pipeline
+  double runs = 1;                                        // of the pipeline, a step
+  double width = 2;                                       // bytes of an element in compute
   PipelineSchedule schedule = PipelineSchedule::one_f_one_b;
 
   Recompute recompute = Recompute::none;
@@ -69,6 +70,10 @@ struct Job {
   ContextWay context = ContextWay::gather;
 
   DataTraffic data;
+  // Seconds of the exchanges of one layer and micro-batch, both ways together, where the plan of
+  // the job says how many bytes they are; below 0: from the sizes above.
+  double tp_seconds = -1, cp_seconds = -1, ep_seconds = -1;
+  double beside_seconds = 0;                   // of a step, hidden by nothing
   double optimizer_bytes = 60;                 // read and written, a local parameter
   double host_forward = 0, host_backward = 0;  // in place of the machine's, where not 0
 
@@ -77,11 +82,12 @@ struct Job {
   double whole_gradients = 0;  // bytes a parameter, unsharded until the last micro-batch
   double stored = 4;           // bytes of a stored weight
   double logits = 14;          // bytes an entry
+  bool inputs_whole = false;   // blocks keep their gathered input, not this rank's part of it
 
   double dp() const { return ranks / (tp * cp * pp); }
   double replicas() const { return ranks / (tp * pp * shard); }
   double tokens() const { return micro_batch * length / cp; }  // of a micro-batch on a rank
-  double tokens_a_step() const { return micro_batch * micro_batches * length * dp(); }
+  double tokens_a_step() const { return micro_batch * micro_batches * runs * length * dp(); }
 };
 
 }  // namespace meshwright::steptime

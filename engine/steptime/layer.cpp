@@ -199,8 +199,15 @@ LayerTime layer_time(const Machine& machine, const Shape& shape, const Job& job)
   b.cp = cp.backward;
   f.ep = b.ep = 2 * ep;
 
+  const bool given_tp = job.tp_seconds >= 0, given_cp = job.cp_seconds >= 0,
+             given_ep = job.ep_seconds >= 0;
+  if (given_tp) f.tp = b.tp = job.tp_seconds / 2;
+  if (given_cp) f.cp = b.cp = job.cp_seconds / 2;
+  if (given_ep) f.ep = b.ep = job.ep_seconds / 2;
+
   const double share = job.recomputed_layers;
   double again_host = 0;
+  const double before_tp = b.tp, before_cp = b.cp, before_ep = b.ep;
   switch (job.recompute) {
     case Recompute::none:
       break;
@@ -227,6 +234,11 @@ LayerTime layer_time(const Machine& machine, const Shape& shape, const Job& job)
       b.recompute = share * core.forward;
       break;
   }
+
+  // What is given counts the exchanges that are done again already.
+  if (given_tp) b.tp = before_tp;
+  if (given_cp) b.cp = before_cp;
+  if (given_ep) b.ep = before_ep;
 
   const double host_forward = job.host_forward > 0 ? job.host_forward : machine.host.layer_forward;
   const double host_backward =
@@ -263,7 +275,7 @@ EndTime end_time(const Machine& machine, const Shape& shape, const Job& job) {
   }
   out.head_forward.elementwise = elementwise(machine, bytes * T * words / 2);
   out.head_backward.elementwise = out.head_forward.elementwise;
-  if (job.tp > 1) {
+  if (job.tp > 1 && job.tp_seconds < 0) {
     const Group group{job.tp, 1, job.ranks_per_host};
     const double payload = job.width * T * h, one = all_gather(machine, group, payload);
     if (job.head_cut) out.embedding_forward.tp = out.embedding_backward.tp = one;

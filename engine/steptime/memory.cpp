@@ -26,7 +26,8 @@ Memory memory_of(const Shape& shape, const Job& job) {
   // What a layer keeps of a token, in elements.
   const double mlp = shape.experts > 0 ? shape.experts_a_token * (2 * shape.expert_ffn + h)
                                        : (shape.gated ? 3 : 2) * f;
-  const double whole = 4 * hs + 2 * q + 2 * kv + mlp;
+  const double input = job.inputs_whole ? h : hs;
+  const double whole = 2 * hs + 2 * input + 2 * q + 2 * kv + mlp;
   double kept = whole, scores = 0;
   if (job.attention == Attention::unfused) scores = 5 / w * shape.heads / t * job.length / job.cp;
   double layer_working = 0;

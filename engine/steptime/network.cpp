@@ -10,7 +10,7 @@ constexpr double kSendLatency = 15e-6, kDispatchLatency = 40e-6, kDispatchAttain
 constexpr double kTreeFrom = 6;  // ranks from which a switch that reduces pays
 
 double ring(const Machine& machine, const Group& group, double bytes) {
-  if (group.size <= 1) return 0;
+  if (group.size <= 1 || bytes <= 0) return 0;
   const Ring way = ring_of(machine, group);
   const double g = group.size;
   return (g - 1) * way.step + bytes * (g - 1) / g / way.rate;
@@ -42,7 +42,7 @@ double reduce_scatter(const Machine& machine, const Group& group, double bytes) 
 }
 
 double all_reduce(const Machine& machine, const Group& group, double bytes) {
-  if (group.size <= 1) return 0;
+  if (group.size <= 1 || bytes <= 0) return 0;
   Ring way = ring_of(machine, group);
   const double g = group.size, hosts = group.hosts(), inside = group.members_a_host();
   if (hosts == 1 && g >= kTreeFrom) way.rate *= machine.network.in_switch;

@@ -32,17 +32,15 @@ Shards shards_of(const Machine& machine, const Job& job) {
   const DataTraffic& data = job.data;
   const Group shard{job.shard, job.tp, job.ranks_per_host},
       replicas{job.replicas(), job.tp * job.shard, job.ranks_per_host};
-  auto reduce = [&](double bytes) {
-    if (bytes <= 0) return 0.0;
-    if (data.all_reduce) return all_reduce(machine, replicas, bytes);
-    return reduce_scatter(machine, shard, bytes) + all_reduce(machine, replicas, bytes / job.shard);
+  auto reduce = [&](double scattered, double summed) {
+    return reduce_scatter(machine, shard, scattered) + all_reduce(machine, replicas, summed);
   };
-  auto gather = [&](double bytes) { return bytes > 0 ? all_gather(machine, shard, bytes) : 0.0; };
+  auto gather = [&](double bytes) { return all_gather(machine, shard, bytes); };
   const bool shared = job.shard > 1;
   return {gather(data.layer_gathered),
-          reduce(data.layer_reduced),
+          reduce(data.layer_reduced, data.layer_summed),
           gather(data.root_gathered),
-          reduce(data.root_reduced),
+          reduce(data.root_reduced, data.root_summed),
           shared ? elementwise(machine, data.copied_out) : 0,
           shared ? elementwise(machine, data.copied_in) : 0};
 }
@@ -92,7 +90,7 @@ void add_micro_batches(const Machine& machine, const Job& job, const LayerTime& 
 
 void add_pipeline(const Machine& machine, const Shape& shape, const Job& job,
                   const LayerTime& layer, const EndTime& ends, Bubble bubble, Parts& parts) {
-  const double stages = job.pp * job.stages, m = job.micro_batches;
+  const double stages = job.pp * job.stages, m = job.micro_batches * job.runs;
   const double layers = shape.layers / stages;  // of a stage
   const Shards s = shards_of(machine, job);
   const DataTraffic& data = job.data;
@@ -124,11 +122,12 @@ void add_pipeline(const Machine& machine, const Shape& shape, const Job& job,
   const double work = m * job.stages * (forward + backward), fullest = m * std::max(first, last);
   double span = 0;
   if (bubble == Bubble::simulated) {
-    span = makespan(job.schedule, static_cast<int64_t>(job.pp), static_cast<int64_t>(job.stages),
-                    static_cast<int64_t>(m), times, message);
+    span = job.runs * makespan(job.schedule, static_cast<int64_t>(job.pp),
+                               static_cast<int64_t>(job.stages),
+                               static_cast<int64_t>(job.micro_batches), times, message);
   } else {
     const double filling = (job.pp - 1) * (forward + backward + 2 * message);
-    span = work + fullest + filling;
+    span = work + fullest + job.runs * filling;
   }
   add(parts, layer.forward, m * job.stages * layers);
   add(parts, layer.backward, m * job.stages * layers);
@@ -168,6 +167,7 @@ Prediction predict(const Machine& machine, const Shape& shape, const Job& job, B
                       (job.tp * job.shard);
   if (!job.lora) out.parts.optimizer = elementwise(machine, job.optimizer_bytes * held);
   out.parts.host += machine.host.fixed;
+  out.parts.shard += job.beside_seconds;
   const double doublings = std::max(0.0, std::log2(job.ranks / 8));
   out.parts.stragglers = machine.overlap.jitter * doublings * out.parts.sum();
   out.seconds = out.parts.sum();

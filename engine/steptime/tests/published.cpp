@@ -54,12 +54,13 @@ void shard(const Shape& shape, Sharding sharding, bool copies, bool deferred, bo
   if (!replicated) return;
   data.layer_reduced = layer * bytes.reduced;
   data.root_reduced = root * bytes.reduced;
+  data.layer_summed = data.layer_reduced / job.shard;
+  data.root_summed = data.root_reduced / job.shard;
   data.layer_gathered = layer * bytes.gathered;
   data.root_gathered = root * bytes.gathered;
   const bool deep = job.pp > 1 && kept_in_pipeline;
   switch (sharding) {
     case Sharding::none:
-      data.all_reduce = true;
       data.reduce = When::once;
       return;
     case Sharding::level1:

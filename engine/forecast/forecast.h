@@ -1,0 +1,49 @@
+// How long a step of a planned job takes on a machine, and whether it fits: the step-time model
+// (engine/steptime) asked with the bytes that the plan of the job says. Starts nothing.
+#pragma once
+
+#include <boost/json/object.hpp>
+#include <string>
+#include <vector>
+
+#include "engine/plan/plan.h"
+#include "engine/report/report.h"
+#include "engine/steptime/machine.h"
+#include "engine/steptime/predict.h"
+
+namespace meshwright::forecast {
+
+struct Forecast {
+  steptime::Machine machine;
+  steptime::Shape shape;
+  steptime::Job job;
+  steptime::Prediction time;
+  double tokens_a_second = 0;  // of a device
+  double mfu = 0;              // share of the peak; nothing counts for recomputation
+  double memory = 0;           // bytes of the rank at its peak, as the plan counts them
+  double usable = 0;           // bytes of the device that a job can have
+  std::string bound;           // the largest part: "products"
+  double bound_share = 0;
+  std::vector<std::string> rough;  // why the figure is rougher than docs/step_time.md promises
+
+  double room() const { return 1 - memory / usable; }  // below 0: it does not fit
+};
+
+// Sizes of a model and of a planned job in the model's terms.
+steptime::Shape shape_of(const ModelOutline& outline);
+// Throws Error(missing_key) when the plan has no model or no length of a sample.
+Forecast forecast(const plan::Job& job, const plan::JobPlan& plan,
+                  const steptime::Machine& machine);
+// The same of sizes alone, with the memory that the model counts.
+Forecast forecast(const steptime::Machine& machine, const steptime::Shape& shape,
+                  const steptime::Job& job);
+
+// Where the shipped machine files lie: beside the program, or in the source tree.
+std::string machines_folder();
+
+// The parts of a step by name, in seconds, in the order they are shown.
+std::vector<std::pair<std::string, double>> parts_of(const steptime::Parts& parts);
+std::string draw(const report::Style& style, const Forecast& forecast);
+boost::json::object to_json(const Forecast& forecast);
+
+}  // namespace meshwright::forecast

@@ -1,0 +1,104 @@
+#include <boost/json/array.hpp>
+#include <cmath>
+#include <cstdio>
+
+#include "engine/forecast/forecast.h"
+
+namespace meshwright::forecast {
+namespace {
+
+namespace json = boost::json;
+
+std::string number(double value, int digits) {
+  char text[64];
+  std::snprintf(text, sizeof text, "%.*f", digits, value);
+  return text;
+}
+std::string percent(double share) { return number(100 * share, 0) + "%"; }
+
+std::string seconds_text(double seconds) {
+  if (seconds >= 1) return number(seconds, 2) + " s";
+  if (seconds >= 1e-3) return number(seconds * 1e3, 1) + " ms";
+  return number(seconds * 1e6, 0) + " us";
+}
+
+std::string memory_text(const Forecast& f) {
+  const std::string used = report::human_bytes(std::llround(f.memory)),
+                    usable = report::human_bytes(std::llround(f.usable));
+  if (f.room() < 0)
+    return "does not fit: " + used + " of " + usable + ", " +
+           report::human_bytes(std::llround(f.memory - f.usable)) + " too much";
+  const char* how = f.room() < 0.03 ? "over" : f.room() < 0.15 ? "tight" : "comfortable";
+  return used + " of " + usable + ", " + percent(f.room()) + " to spare (" + how + ")";
+}
+
+}  // namespace
+
+std::vector<std::pair<std::string, double>> parts_of(const steptime::Parts& p) {
+  return {{"products", p.products},
+          {"attention", p.attention},
+          {"element-wise kernels", p.elementwise},
+          {"recompute", p.recompute},
+          {"tp", p.tp},
+          {"cp", p.cp},
+          {"ep", p.ep},
+          {"shards", p.shard},
+          {"pipeline bubble", p.bubble},
+          {"optimizer", p.optimizer},
+          {"host", p.host},
+          {"stragglers", p.stragglers}};
+}
+
+std::string draw(const report::Style& style, const Forecast& f) {
+  std::string out = "\n" + report::paint(style, report::Tone::bold, "Predicted") + "\n";
+  out += "  on " + f.machine.name + ", " + number(f.job.ranks_per_host, 0) + " a host" +
+         (f.rough.empty() ? "" : " (rough)") + "\n";
+  std::vector<std::vector<std::string>> rows = {
+      {"step", seconds_text(f.time.seconds)},
+      {"tokens a second and device", report::human_count(std::llround(f.tokens_a_second))},
+      {"MFU", percent(f.mfu)},
+      {"memory", memory_text(f)},
+      {"bound by", f.bound + " " + percent(f.bound_share)}};
+  rows.insert(rows.begin(), {"", "predicted"});
+  std::string parts;
+  for (const auto& [name, seconds] : parts_of(f.time.parts))
+    if (seconds / f.time.seconds >= 0.005)
+      parts += (parts.empty() ? "" : ", ") + name + " " + percent(seconds / f.time.seconds);
+  report::Style narrow = style;
+  narrow.width = std::max(40, style.width - 2);
+  const std::string table = report::table(narrow, rows);
+  for (size_t at = 0; at < table.size();) {
+    const size_t end = std::min(table.find('\n', at), table.size());
+    out += "  " + table.substr(at, end - at) + "\n";
+    at = end + 1;
+  }
+  for (const std::string& line : report::wrap(parts, static_cast<size_t>(narrow.width)))
+    out += "  " + line + "\n";
+  for (const std::string& why : f.rough)
+    for (const std::string& line : report::wrap("rough: " + why, static_cast<size_t>(narrow.width)))
+      out += "  " + line + "\n";
+  return out;
+}
+
+json::object to_json(const Forecast& f) {
+  json::object parts;
+  for (const auto& [name, seconds] : parts_of(f.time.parts)) parts[name] = seconds;
+  json::array rough, guessed;
+  for (const std::string& why : f.rough) rough.emplace_back(why);
+  for (const std::string& key : f.machine.guessed) guessed.emplace_back(key);
+  return {{"machine", json::object{{"name", f.machine.name},
+                                   {"ranks_per_host", f.job.ranks_per_host},
+                                   {"guessed", guessed}}},
+          {"seconds", f.time.seconds},
+          {"parts", parts},
+          {"tokens_per_second_per_device", f.tokens_a_second},
+          {"mfu", f.mfu},
+          {"memory", json::object{{"bytes", std::llround(f.memory)},
+                                  {"usable", std::llround(f.usable)},
+                                  {"room", f.room()},
+                                  {"fits", f.room() >= 0}}},
+          {"bound", json::object{{"part", f.bound}, {"share", f.bound_share}}},
+          {"rough", rough}};
+}
+
+}  // namespace meshwright::forecast

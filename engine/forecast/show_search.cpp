@@ -1,0 +1,113 @@
+#include <array>
+#include <boost/json/array.hpp>
+#include <cmath>
+#include <cstdio>
+
+#include "engine/forecast/search.h"
+
+namespace meshwright::forecast {
+namespace {
+
+namespace json = boost::json;
+using steptime::Layout;
+
+std::string n(double value) { return std::to_string(std::llround(value)); }
+std::string percent(double share) { return n(100 * share) + "%"; }
+
+std::string layout_text(const Layout& layout) {
+  const steptime::Job& job = layout.job;
+  std::string out = layout.strategy;
+  auto add = [&](const char* name, double size) {
+    if (size > 1) out += std::string(" ") + name + n(size);
+  };
+  add("tp", job.tp);
+  add("cp", job.cp);
+  add("pp", job.pp);
+  add("v", job.stages);
+  add("ep", job.ep);
+  add("dp", job.dp());
+  if (job.shard > 1) add("replicas", job.replicas());
+  return out;
+}
+
+const char* recompute_text(steptime::Recompute recompute) {
+  if (recompute == steptime::Recompute::full) return "full";
+  return recompute == steptime::Recompute::selective ? "selective" : "none";
+}
+
+// How close the second is, where it says something.
+std::string second_text(const Found& found) {
+  if (found.result.best.size() < 2) return "";
+  const double first = found.result.best[0].predicted.seconds,
+               second = found.result.best[1].predicted.seconds, off = second / first - 1;
+  if (std::abs(off) <= 0.03) return "The first two are equal: within 3% of each other.\n";
+  char text[64];
+  std::snprintf(text, sizeof text, "The second is %.0f%% %s.\n", 100 * std::abs(off),
+                off > 0 ? "slower" : "faster, but tight");
+  return text;
+}
+
+}  // namespace
+
+std::string draw(const report::Style& style, const Found& found) {
+  std::vector<std::vector<std::string>> rows = {
+      {"#", "layout", "micro", "recompute", "tokens/s", "MFU", "memory", "room", "bound by"}};
+  for (size_t i = 0; i < found.result.best.size(); ++i) {
+    const Layout& layout = found.result.best[i];
+    const Forecast& f = found.forecasts[i];
+    rows.push_back({std::to_string(i + 1), layout_text(layout),
+                    n(layout.job.micro_batch) + "x" + n(layout.job.micro_batches),
+                    recompute_text(layout.job.recompute),
+                    report::human_count(std::llround(f.tokens_a_second)), percent(f.mfu),
+                    report::human_bytes(std::llround(f.memory)), percent(1 - layout.use),
+                    f.bound + " " + percent(f.bound_share)});
+  }
+  constexpr std::array<size_t, 3> right = {4, 5, 7};
+  std::string out = report::table(style, rows, right);
+  out += "\ntokens/s are of one device; memory is what the model counts, of " +
+         report::human_bytes(std::llround(found.memory)) + " a rank\n" + second_text(found);
+  for (const std::string& why : found.forecasts.front().rough) out += "rough: " + why + "\n";
+  out += "\n";
+  for (size_t i = 0; i < found.sets.size(); ++i)
+    out += std::to_string(i + 1) + ": " + found.sets[i] + "\n";
+  out += "\n" + report::human_count(found.result.enumerated) + " layouts looked at, " +
+         report::human_count(found.result.fitting) + " fit\n";
+  for (const auto& [reason, count] : found.result.rejected)
+    out += "  not taken: " + report::human_count(count) + " times " + reason + "\n";
+  return out;
+}
+
+json::object to_json(const Found& found) {
+  json::array layouts;
+  for (size_t i = 0; i < found.result.best.size(); ++i) {
+    const Layout& layout = found.result.best[i];
+    const steptime::Job& job = layout.job;
+    layouts.push_back(json::object{{"strategy", layout.strategy},
+                                   {"tp", job.tp},
+                                   {"cp", job.cp},
+                                   {"pp", job.pp},
+                                   {"stages_per_rank", job.stages},
+                                   {"ep", job.ep},
+                                   {"dp", job.dp()},
+                                   {"dp_replicate", job.replicas()},
+                                   {"sequence_parallel", job.tp > 1 && job.sequence_parallel},
+                                   {"micro_batch", job.micro_batch},
+                                   {"micro_batches", job.micro_batches},
+                                   {"recompute", recompute_text(job.recompute)},
+                                   {"use", found.sets[i]},
+                                   {"time", to_json(found.forecasts[i])}});
+  }
+  json::object rejected;
+  for (const auto& [reason, count] : found.result.rejected) rejected[reason] = count;
+  return {{"layouts", layouts},
+          {"enumerated", found.result.enumerated},
+          {"fitting", found.result.fitting},
+          {"rejected", rejected},
+          {"memory", std::llround(found.memory)},
+          {"equal",
+           found.result.best.size() > 1 && std::abs(found.result.best[1].predicted.seconds /
+                                                        found.result.best[0].predicted.seconds -
+                                                    1) <= 0.03}};
+}
+
+}  // namespace meshwright::forecast

@@ -1,0 +1,68 @@
+// Which layout of a model is fastest on so many ranks of a machine: all that sizes allow, by the
+// step-time model. Pure; the strategies are told, not known.
+#pragma once
+
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "engine/steptime/predict.h"
+
+namespace meshwright::steptime {
+
+// What a strategy can do and how it moves parameters, as its own plan of the model says.
+struct Way {
+  std::string strategy;
+  bool tp = false, cp = false, pp = false, ep = false, replicas = false;
+  bool whole = false;    // every rank holds the model
+  int level = 3;         // of what is sharded: 3 parameters too, 2 gradients, 1 the optimizer
+  bool rows = true;      // copies out of gathers and into reductions
+  bool hidden = true;    // exchanges beside compute
+  bool reshards = true;  // its plan gathers again in backward
+  double width = 2;      // bytes of a gathered element
+  double reduced = 4;    // of a reduced one
+  // Of stored weights, gradients and optimizer state, a parameter.
+  double weights = 4, gradients = 4, optimizer = 8;
+
+  bool operator==(const Way&) const = default;
+};
+
+struct SearchRequest {
+  Machine machine;
+  Shape shape;
+  Job base;  // length, fusion, loss; sizes are the search's
+  std::vector<Way> ways;
+  double ranks = 1, global_batch = 1;
+  double memory = 0;  // bytes that a rank may take
+  // Sizes that stay: "tp_size", "cp_size", "pp_size", "ep_size", "dp_replicate_size",
+  // "local_batch_size".
+  std::map<std::string, int64_t> fixed;
+  std::optional<Recompute> recompute;
+};
+
+struct Layout {
+  std::string strategy;
+  Job job;
+  double less = 0;  // layers that the first and the last stage have less
+  Prediction predicted;
+  double use = 0;  // memory over what a rank may take
+
+  double replicas() const { return job.replicas(); }
+};
+
+struct SearchResult {
+  std::vector<Layout> best;  // fastest first; tight ones after comfortable ones within 5%
+  int64_t enumerated = 0, fitting = 0;
+  std::map<std::string, int64_t> rejected;  // by reason
+  std::optional<Layout> smallest;           // in memory, whether it fits or not
+};
+
+inline constexpr double kComfortable = 0.85;
+
+SearchResult search(const SearchRequest& request, size_t most);
+
+// The job of one layout: what the way moves and keeps at the sizes that `job` has.
+void lay_out(const Shape& shape, const Way& way, Job& job);
+
+}  // namespace meshwright::steptime

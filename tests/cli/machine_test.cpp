@@ -1,0 +1,122 @@
+// plan --machine and plan --search as a user meets them.
+#include <doctest/doctest.h>
+
+#include <boost/json.hpp>
+#include <cmath>
+#include <string>
+
+#include "ran.h"
+
+namespace json = boost::json;
+
+namespace {
+
+const std::string kJob = "configs/pipeline_64.toml --world-size 64 ";
+
+double number(const json::value& value) { return value.to_number<double>(); }
+
+json::object parsed(const Ran& ran) {
+  INFO(ran.out);
+  REQUIRE(ran.status == 0);
+  return json::parse(ran.out).as_object();
+}
+
+// The settings of a layout as a command line has them.
+std::string use(const json::value& layout) {
+  return std::string(layout.as_object().at("use").as_string());
+}
+
+}  // namespace
+
+TEST_CASE("plan predicts nothing unless a machine is named") {
+  CHECK(!parsed(run("plan " + kJob + "--json")).contains("time"));
+  CHECK(run("plan " + kJob).out.find("Predicted") == std::string::npos);
+}
+
+TEST_CASE("plan --machine gives time and memory, in parts that add up") {
+  for (const char* file : {"hsdp_tp.toml", "pipeline_64.toml", "megatron_fsdp_zero1.toml",
+                           "megatron_fsdp_zero3.toml", "moe_ep.toml"}) {
+    CAPTURE(file);
+    const std::string job = std::string("plan configs/") + file + " --world-size 64 ";
+    const json::object plan = parsed(run(job + "--machine h100x8 --json"));
+    const json::object& time = plan.at("time").as_object();
+    double sum = 0;
+    for (const auto& part : time.at("parts").as_object()) sum += number(part.value());
+    CHECK(sum == doctest::Approx(number(time.at("seconds"))));
+    CHECK(number(time.at("mfu")) > 0.02);
+    CHECK(number(time.at("mfu")) < 0.8);
+    double bytes = 0;
+    for (const auto& part : plan.at("bytes").as_object()) bytes += number(part.value());
+    CHECK(number(time.at("memory").as_object().at("bytes")) == doctest::Approx(bytes));
+    // A machine of half the network is not faster.
+    const Ran text = run(job + "--machine h100x8");
+    CHECK(text.out.find("tokens a second and device") != std::string::npos);
+    CHECK(text.out.find("bound by") != std::string::npos);
+  }
+}
+
+TEST_CASE("what rests on a guess says so") {
+  const json::object plan = parsed(run("plan " + kJob + "--machine b200 --json"));
+  const json::object& time = plan.at("time").as_object();
+  CHECK(!time.at("rough").as_array().empty());
+  CHECK(!time.at("machine").as_object().at("guessed").as_array().empty());
+  CHECK(run("plan " + kJob + "--machine b200").out.find("guessed figures") != std::string::npos);
+}
+
+TEST_CASE("a job that does not fit is planned with a warning") {
+  const Ran ran = run("plan configs/pipeline_64.toml --world-size 64 --machine a100-40", "2>&1");
+  CHECK(ran.status == 0);
+  CHECK(ran.out.find("warning: the job does not fit on NVIDIA A100 SXM 40 GB") !=
+        std::string::npos);
+}
+
+TEST_CASE("the search's layouts can be planned with the line it gives, and cost what it said") {
+  const json::object found =
+      parsed(run("plan " + kJob + "--machine h100x8 --search --global-batch 128 --top 4 --json"));
+  REQUIRE(found.at("layouts").as_array().size() == 4);
+  for (const json::value& layout : found.at("layouts").as_array()) {
+    CAPTURE(use(layout));
+    const json::object plan =
+        parsed(run("plan " + kJob + "--machine h100x8 --json " + use(layout)));
+    const json::object &there = plan.at("time").as_object(),
+                       &here = layout.as_object().at("time").as_object();
+    CHECK(number(there.at("seconds")) == doctest::Approx(number(here.at("seconds"))).epsilon(0.1));
+    CHECK(number(there.at("memory").as_object().at("bytes")) ==
+          doctest::Approx(number(here.at("memory").as_object().at("bytes"))).epsilon(0.1));
+  }
+}
+
+TEST_CASE("--fix keeps a size, --max-memory a limit") {
+  const json::object found = parsed(
+      run("plan " + kJob + "--machine h100x8 --search --fix tp_size=8 --max-memory 50 --json"));
+  for (const json::value& layout : found.at("layouts").as_array()) {
+    CHECK(number(layout.as_object().at("tp")) == 8);
+    CHECK(number(layout.as_object().at("time").as_object().at("memory").as_object().at("bytes")) <=
+          50 * std::exp2(30));
+  }
+}
+
+TEST_CASE("mistakes around machines and the search are answered with what works") {
+  struct Row {
+    std::string arguments;
+    int status;
+    const char *code, *part;
+  };
+  for (const Row& row : {
+           Row{kJob + "--machine h1000", 2, "E0205", "a100-80"},
+           Row{kJob + "--machine /nowhere.toml", 2, "E0209", "/nowhere.toml"},
+           Row{kJob + "--search", 2, "E0101", "--machine h100x8"},
+           Row{kJob + "--fix tp_size=2", 2, "E0101", "--search"},
+           Row{kJob + "--machine h100 --search --fix tpsize=2", 2, "E0101", "tp_size"},
+           Row{kJob + "--machine h100 --search --max-memory 0", 2, "E0101", "--max-memory 70"},
+           Row{"configs/pipeline_64.toml --world-size 8 --machine a100-40 --search", 3, "E0319",
+               "the smallest needs"},
+           Row{kJob + "--machine h100 --search --fix tp_size=3", 2, "E0208", "leave out --fix"},
+       }) {
+    CAPTURE(row.arguments);
+    const Ran ran = run("plan " + row.arguments, "2>&1");
+    CHECK(ran.status == row.status);
+    CHECK(ran.out.find(row.code) != std::string::npos);
+    CHECK(ran.out.find(row.part) != std::string::npos);
+  }
+}
