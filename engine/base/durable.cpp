@@ -9,6 +9,8 @@
 #include <cstring>
 #include <utility>
 
+#include "engine/base/clock.h"
+
 namespace meshwright::base {
 
 namespace fs = std::filesystem;
@@ -136,7 +138,7 @@ void append_line(const fs::path& path, std::string_view line) noexcept {
   int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NONBLOCK, 0644);
   if (fd < 0) return;
   off_t before = ::lseek(fd, 0, SEEK_END);
-  std::string text(line);
+  std::string text = utc_now() + " " + std::string(line);
   if (!text.ends_with('\n')) text += '\n';
   // No beginning of a line is left where it does not fit.
   ssize_t n = ::write(fd, text.data(), text.size());

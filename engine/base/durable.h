@@ -48,8 +48,8 @@ void sync_folder(const std::filesystem::path& path);
 void rename_durably(const std::filesystem::path& from, const std::filesystem::path& to);
 // A whole file at once: written beside as .NAME.tmp, synced, renamed, its folder synced.
 void write_durably(const std::filesystem::path& path, std::string_view contents);
-// One more line (or several) at the end of a log, as far as that can be done: what it tells of must
-// not fail a second time over the telling.
+// One more line (or several) with its time at the end of a log, as far as that can be done: what it
+// tells of must not fail a second time over the telling.
 void append_line(const std::filesystem::path& path, std::string_view line) noexcept;
 // A symbolic link beside, then renamed over `link`; where the file system has no links, a text file
 // that holds the target.

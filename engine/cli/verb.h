@@ -119,6 +119,7 @@ Verb checkpoint_export_verb();
 Verb checkpoint_diff_verb();
 Verb generate_verb();
 Verb tokenize_verb();
+Verb report_verb();
 Verb env_verb();
 
 // Runs the program; never throws. argv as main() has it.

@@ -21,6 +21,7 @@ const std::vector<Verb>& verbs() {
       checkpoint_diff_verb(),
       generate_verb(),
       tokenize_verb(),
+      report_verb(),
       env_verb(),
   };
   return table;

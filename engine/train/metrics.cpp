@@ -9,6 +9,7 @@
 #include <cstring>
 #include <utility>
 
+#include "engine/base/clock.h"
 #include "engine/base/durable.h"
 #include "engine/report/progress.h"
 #include "engine/train/expert_load.h"
@@ -197,7 +198,10 @@ void RunFolder::validation(int64_t step, double loss) {
   metrics_->append(row_begin(step) + ", \"validation_loss\": " + number(loss) + "}\n");
 }
 
-void RunFolder::log(const std::string& line) { log_->append(line + "\n"); }
+// As base::append_line() does it, whose lines are in the same file.
+void RunFolder::log(const std::string& line) {
+  log_->append(base::utc_now() + " " + line + "\n");
+}
 
 Progress::Progress(report::Output& out, const report::Style& style, bool live, int64_t steps)
     : out_(out), style_(style), live_(live), steps_(steps) {}

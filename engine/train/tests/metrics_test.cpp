@@ -133,7 +133,11 @@ TEST_CASE("metrics of an earlier run are kept under a name of their own, the log
                   : "{\"step\": 7, \"completed_steps\": 8, \"validation_loss\": 2}\n"));
     run.validation(7, 2);
   }
-  CHECK(read_file(path / "run.log") == "one\ntwo\n");
+  // Each line has its time before it: "2026-11-24T09:30:00Z one".
+  const std::string log = read_file(path / "run.log");
+  CHECK(log.size() == 2 * std::string("2026-11-24T09:30:00Z one\n").size());
+  CHECK(log.substr(19, 6) == "Z one\n");
+  CHECK(log.ends_with("Z two\n"));
 }
 
 TEST_CASE("whole files replace what was there and leave nothing beside them") {

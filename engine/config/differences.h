@@ -1,0 +1,30 @@
+// Configurations beside each other, key by key.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "meshwright/error.h"
+
+namespace meshwright::config {
+
+// A key with its table and its value as TOML: "optimizer.lr", "0.001".
+struct Setting {
+  std::string key, value;
+  bool operator==(const Setting&) const = default;
+};
+// Every value of a TOML file, in its order; a list is one value. A syntax error goes to
+// `diagnostics`, and nothing is returned then.
+std::vector<Setting> settings_of(std::string_view toml, const std::string& file,
+                                 Diagnostics& diagnostics);
+
+// A key whose values are not all the same. `values`: one for each configuration; empty: it is not
+// there.
+struct Difference {
+  std::string key;
+  std::vector<std::string> values;
+};
+std::vector<Difference> differences(const std::vector<std::vector<Setting>>& configurations);
+
+}  // namespace meshwright::config

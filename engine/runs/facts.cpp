@@ -1,0 +1,84 @@
+#include <algorithm>
+#include <cstdio>
+#include <ctime>
+
+#include "engine/report/progress.h"
+#include "engine/runs/html.h"
+#include "engine/runs/report.h"
+
+namespace meshwright::runs {
+namespace {
+
+std::string text_at(const std::optional<boost::json::object>& object, const char* key) {
+  const boost::json::value* value = object ? object->if_contains(key) : nullptr;
+  if (value == nullptr) return {};
+  if (value->is_string()) return std::string(value->as_string());
+  return value->is_int64() ? std::to_string(value->as_int64()) : std::string();
+}
+
+std::string unquoted(std::string text) {
+  if (text.size() >= 2 && text.front() == '"' && text.back() == '"')
+    text = text.substr(1, text.size() - 2);
+  return text;
+}
+
+}  // namespace
+
+std::optional<double> seconds_between(const std::string& first, const std::string& last) {
+  auto moment = [](const std::string& text) -> std::optional<std::time_t> {
+    std::tm parts{};
+    if (std::sscanf(text.c_str(), "%4d-%2d-%2dT%2d:%2d:%2dZ", &parts.tm_year, &parts.tm_mon,
+                    &parts.tm_mday, &parts.tm_hour, &parts.tm_min, &parts.tm_sec) != 6)
+      return std::nullopt;
+    parts.tm_year -= 1900;
+    parts.tm_mon -= 1;
+    return ::timegm(&parts);
+  };
+  const std::optional<std::time_t> from = moment(first), to = moment(last);
+  if (!from || !to) return std::nullopt;
+  return std::difftime(*to, *from);
+}
+
+Facts facts_of(const RunRecord& run) {
+  Facts out;
+  out.state = run.state();
+  out.strategy = text_at(run.plan, "strategy");
+  if (out.strategy.empty()) out.strategy = unquoted(run.setting("distributed.strategy"));
+  out.ranks = text_at(run.environment, "world_size");
+  if (out.ranks.empty()) out.ranks = text_at(run.plan, "world_size");
+  out.device = text_at(run.environment, "device");
+  out.started = run.started;
+  if (std::optional<double> seconds = seconds_between(run.started, run.ended))
+    out.took = report::human_duration(*seconds);
+  out.steps = report::human_count(run.steps());
+  if (const std::string most = run.setting("step_scheduler.max_steps"); !most.empty())
+    out.steps += " of " + report::human_count(std::atoll(most.c_str()));
+  if (auto s = summary_of(run.metrics.of(Quantity::validation_loss)))
+    out.validation =
+        format("%.4g at step ", s->least) + report::human_count(static_cast<int64_t>(s->least_at));
+  if (auto s = summary_of(run.metrics.of(Quantity::tokens_per_second)))
+    out.tokens_per_second = s->median;
+  if (auto s = summary_of(run.metrics.of(Quantity::step_ms))) out.step_ms = s->median;
+  if (auto s = summary_of(run.metrics.of(Quantity::memory_bytes))) out.memory = s->most;
+  for (const Event& event : run.events) {
+    // A run that goes on was started again, by hand or by its launcher.
+    out.restarts += event.kind == Event::Kind::restart || event.kind == Event::Kind::resume;
+    out.warnings += event.kind == Event::Kind::warning;
+    out.faults += event.kind == Event::Kind::fault;
+  }
+  return out;
+}
+
+std::vector<config::Difference> differences_of(const std::vector<RunRecord>& runs) {
+  std::vector<std::vector<config::Setting>> all;
+  for (const RunRecord& run : runs)
+    if (!run.settings.empty()) all.push_back(run.settings);
+  if (all.size() != runs.size() || all.size() < 2) return {};
+  std::vector<config::Difference> out = config::differences(all);
+  std::erase_if(out, [](const config::Difference& one) {
+    return one.key == "run.name" || one.key == "run.dir";
+  });
+  return out;
+}
+
+}  // namespace meshwright::runs

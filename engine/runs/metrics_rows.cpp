@@ -1,0 +1,118 @@
+#include <algorithm>
+#include <boost/json/array.hpp>
+#include <boost/json/monotonic_resource.hpp>
+#include <boost/json/parse.hpp>
+#include <cmath>
+#include <limits>
+#include <string_view>
+
+#include "engine/base/read_file.h"
+#include "engine/report/report.h"
+#include "engine/runs/run_record.h"
+
+namespace meshwright::runs {
+
+const QuantityInfo& info_of(Quantity quantity) {
+  static constexpr QuantityInfo kInfos[kQuantities] = {
+      {.key = "loss", .title = "Loss", .unit = "", .may_be_log = true},
+      {.key = "validation_loss", .title = "Validation loss", .unit = "", .may_be_log = true},
+      {.key = "grad_norm", .title = "Gradient norm", .unit = "", .may_be_log = true},
+      {.key = "lr", .title = "Learning rate", .unit = ""},
+      {.key = "tokens_per_second", .title = "Tokens a second", .unit = ""},
+      {.key = "step_ms", .title = "Time of a step", .unit = "ms", .may_be_log = true},
+      {.key = "memory_bytes", .title = "Memory of rank 0, peak", .unit = "", .bytes = true},
+      {.key = "expert_imbalance", .title = "Fullest expert beside the mean", .unit = "times"},
+      {.key = "dropped_tokens", .title = "Tokens that no expert took", .unit = ""},
+  };
+  return kInfos[static_cast<size_t>(quantity)];
+}
+
+namespace {
+
+namespace json = boost::json;
+
+constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+
+// A number; null, which stands for one that was not finite; the largest of a list.
+std::optional<double> value_of(const json::value& value) {
+  if (value.is_null()) return kNaN;
+  if (value.is_number()) return value.to_number<double>();
+  const json::array* list = value.if_array();
+  if (list == nullptr || list->empty()) return std::nullopt;
+  double out = -std::numeric_limits<double>::infinity();
+  for (const json::value& item : *list) {
+    if (!item.is_number()) return std::nullopt;
+    out = std::max(out, item.to_number<double>());
+  }
+  return out;
+}
+
+class Reader {
+ public:
+  explicit Reader(std::string file) : file_(std::move(file)) {}
+
+  // An error in words; empty: the row was taken.
+  std::string take(std::string_view line) {
+    unsigned char room[8192];
+    json::monotonic_resource memory(room, sizeof room);
+    boost::system::error_code failed;
+    const json::value row = json::parse(line, failed, &memory);
+    if (failed) return "is not valid JSON (" + failed.message() + ")";
+    const json::object* fields = row.if_object();
+    const json::value* number = fields == nullptr ? nullptr : fields->if_contains("step");
+    if (number == nullptr || !number->is_int64() || number->as_int64() < 0)
+      return "is not a row: it has no step";
+    const double step = static_cast<double>(number->as_int64()) + 1;
+    for (size_t i = 0; i < kQuantities; ++i) {
+      Series& series = out_.series[i];
+      const json::value* found = fields->if_contains(info_of(static_cast<Quantity>(i)).key);
+      if (found == nullptr) continue;
+      const std::optional<double> value = value_of(*found);
+      if (!value) return std::string(info_of(static_cast<Quantity>(i)).key) + " is no number";
+      if (!series.empty() && step <= series.steps.back())
+        return "goes back to step " + std::to_string(number->as_int64()) + ", which was there";
+      series.add(step, *value);
+    }
+    if (const json::value* tokens = fields->if_contains("tokens");
+        tokens != nullptr && tokens->is_number())
+      out_.tokens += tokens->to_number<double>();
+    return {};
+  }
+
+  Metrics read(std::string_view text, std::vector<std::string>& problems) {
+    int64_t line = 0, broken = 0, first_broken = 0;
+    std::string why;
+    while (!text.empty()) {
+      ++line;
+      const size_t end = text.find('\n');
+      if (end == std::string_view::npos) {
+        // The last line of a run that writes at this moment, or that died while it did.
+        problems.push_back(file_ + " ends in the middle of line " + std::to_string(line) +
+                           ", which is left out");
+        break;
+      }
+      std::string said = take(text.substr(0, end));
+      text.remove_prefix(end + 1);
+      if (said.empty()) continue;
+      if (++broken == 1) why = std::move(said), first_broken = line;
+    }
+    if (broken > 0)
+      problems.push_back(file_ + ": line " + std::to_string(first_broken) + " " + why +
+                         (broken == 1
+                              ? "; it is left out"
+                              : "; " + report::human_count(broken) + " such lines are left out"));
+    return std::move(out_);
+  }
+
+ private:
+  std::string file_;
+  Metrics out_;
+};
+
+}  // namespace
+
+Metrics read_metrics(const std::filesystem::path& file, std::vector<std::string>& problems) {
+  return Reader(file.string()).read(base::read_file(file), problems);
+}
+
+}  // namespace meshwright::runs

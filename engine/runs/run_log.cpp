@@ -1,0 +1,167 @@
+// run.log as events. A line begins with its time; those that an error adds below its first have
+// none. Logs of versions before times were written are read too, by how their lines begin.
+#include <cctype>
+#include <charconv>
+#include <string_view>
+
+#include "engine/base/read_file.h"
+#include "engine/runs/run_record.h"
+
+namespace meshwright::runs {
+
+const char* kind_name(Event::Kind kind) {
+  switch (kind) {
+    case Event::Kind::start:
+      return "start";
+    case Event::Kind::resume:
+      return "resume";
+    case Event::Kind::notice:
+      return "notice";
+    case Event::Kind::warning:
+      return "warning";
+    case Event::Kind::fault:
+      return "fault";
+    case Event::Kind::restart:
+      return "restart";
+    case Event::Kind::stop:
+      return "stop";
+    case Event::Kind::saved:
+      return "saved";
+    case Event::Kind::done:
+      return "done";
+  }
+  return "";
+}
+
+namespace {
+
+using Kind = Event::Kind;
+
+bool contains(std::string_view text, std::string_view part) {
+  return text.find(part) != std::string_view::npos;
+}
+
+// "fsdp2 on 2 ranks: LlamaForCausalLM, ..."
+bool is_start(std::string_view line) {
+  const size_t on = line.find(" on "), rank = line.find(" rank", on == line.npos ? 0 : on);
+  return on != line.npos && rank != line.npos && contains(line.substr(0, on + 1), " ") &&
+         line.find(' ') == on && on + 4 < line.size() &&
+         std::isdigit(static_cast<unsigned char>(line[on + 4])) != 0 &&
+         contains(line, " parameters; batch ");
+}
+
+// nullopt: nothing to tell of.
+std::optional<Kind> kind_of(std::string_view line) {
+  if (line.starts_with("error[")) return Kind::fault;
+  if (line.starts_with("warning: ")) return Kind::warning;
+  if (line.starts_with("notice: ")) return Kind::notice;
+  if (line.starts_with("continues after step ")) return Kind::resume;
+  if (line.starts_with("continues with ")) return Kind::resume;
+  if (line.starts_with("restart ") || line.starts_with("no restart is left")) return Kind::restart;
+  if (line.starts_with("done: ")) return Kind::done;
+  if (line.starts_with("stopped by ") || contains(line, ": saved step ")) return Kind::stop;
+  if (contains(line, "ended without a word") || contains(line, " failed with exit status ") ||
+      contains(line, " failed first; ") || contains(line, " was ended by signal "))
+    return Kind::fault;
+  if (line.starts_with("an earlier run of this name ") ||
+      line.starts_with("checkpoints that this run does not continue "))
+    return Kind::notice;
+  if (is_start(line)) return Kind::start;
+  return std::nullopt;
+}
+
+// Takes "2026-11-24T09:30:00Z " from the front.
+std::string take_time(std::string_view& line) {
+  constexpr std::string_view kForm = "0000-00-00T00:00:00Z ";
+  if (line.size() < kForm.size()) return {};
+  for (size_t i = 0; i < kForm.size(); ++i)
+    if (kForm[i] == '0' ? std::isdigit(static_cast<unsigned char>(line[i])) == 0
+                        : line[i] != kForm[i])
+      return {};
+  std::string time(line.substr(0, kForm.size() - 1));
+  line.remove_prefix(kForm.size());
+  return time;
+}
+
+std::optional<int64_t> take_number(std::string_view& text) {
+  int64_t value = 0;
+  auto [end, failed] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (failed != std::errc()) return std::nullopt;
+  text.remove_prefix(static_cast<size_t>(end - text.data()));
+  return value;
+}
+
+class LogReader {
+ public:
+  RunLog read(std::string_view text) {
+    while (!text.empty()) {
+      const size_t end = text.find('\n');
+      if (end == text.npos) break;  // not written to its end
+      take(text.substr(0, end));
+      text.remove_prefix(end + 1);
+    }
+    return std::move(out_);
+  }
+
+ private:
+  void add(Kind kind, std::string time, std::string_view line) {
+    out_.events.push_back({kind, std::move(time), step_, std::string(line)});
+    open_ = true;
+  }
+
+  void take(std::string_view line) {
+    std::string time = take_time(line);
+    if (!time.empty()) {
+      if (out_.first.empty()) out_.first = time;
+      out_.last = time;
+    }
+    stamped_ = stamped_ || !time.empty();
+    if (line.starts_with("step ") && take_step(line, time)) {
+      open_ = false;
+      return;
+    }
+    const std::optional<Kind> kind = kind_of(line);
+    const bool goes_on = open_ && time.empty() && !out_.events.empty() &&
+                         (stamped_ ? !kind || line.starts_with(' ') : line.starts_with(' '));
+    if (goes_on) {
+      out_.events.back().text += "\n" + std::string(line);
+    } else if (kind) {
+      if (*kind == Kind::resume && line.starts_with("continues after step ")) {
+        std::string_view rest = line.substr(21);
+        step_ = take_number(rest).value_or(step_);
+      }
+      // An earlier run's steps are no steps of the one that starts here.
+      if (*kind == Kind::start && (out_.events.empty() || out_.events.back().kind != Kind::resume))
+        step_ = 0;
+      add(*kind, std::move(time), line);
+    } else {
+      open_ = false;
+    }
+  }
+
+  // "step 3/10  loss 4.5 ...", "step 3/10  checkpoint runs/a/...", "step 3  validation loss 4.2"
+  bool take_step(std::string_view line, std::string& time) {
+    std::string_view rest = line.substr(5);
+    const std::optional<int64_t> step = take_number(rest);
+    if (!step) return false;
+    step_ = *step;
+    if (contains(rest, "  checkpoint "))
+      add(Kind::saved, std::move(time), rest.substr(rest.find("  checkpoint ") + 2));
+    else if (contains(rest, "  no checkpoint: "))
+      add(Kind::warning, std::move(time), rest.substr(rest.find("  no checkpoint: ") + 2));
+    return true;
+  }
+
+  RunLog out_;
+  int64_t step_ = 0;
+  bool open_ = false;     // the last event may have more lines
+  bool stamped_ = false;  // lines have times
+};
+
+}  // namespace
+
+RunLog parse_log(const std::string& text) { return LogReader().read(text); }
+
+RunLog read_log(const std::filesystem::path& file) { return parse_log(base::read_file(file)); }
+
+}  // namespace meshwright::runs

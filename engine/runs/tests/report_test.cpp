@@ -1,0 +1,161 @@
+// The three forms of a report.
+#include "engine/runs/report.h"
+
+#include <doctest/doctest.h>
+
+#include <boost/json.hpp>
+#include <chrono>
+
+#include "engine/base/read_file.h"
+
+#include "engine/runs/chart.h"
+#include "engine/runs/html.h"
+#include "engine/runs/tests/run_folder.h"
+
+using namespace meshwright;
+using namespace meshwright::runs;
+
+namespace {
+
+size_t count(const std::string& text, const std::string& part) {
+  size_t out = 0;
+  for (size_t at = 0; (at = text.find(part, at)) != std::string::npos; at += part.size()) ++out;
+  return out;
+}
+
+}  // namespace
+
+TEST_CASE("100,000 steps are read and drawn in under 2 s, the page is below 3 MB, peaks stay") {
+  TestFolder folder;
+  write_run(folder.path / "long", 100'000);
+  std::string rows = base::read_file(folder.path / "long/metrics.jsonl");
+  const std::string peak = row(61'803, 2.0);
+  REQUIRE(rows.find(peak.substr(0, 60)) != std::string::npos);
+  const size_t at = rows.find("{\"step\": 61803,");
+  rows.replace(at, rows.find('\n', at) + 1 - at, row(61'803, 123.456));
+  write(folder.path / "long/metrics.jsonl", rows);
+  const auto begin = std::chrono::steady_clock::now();
+  const std::string page = html_page({read_run(folder.path / "long")}, "2026-11-24T10:00:00Z");
+  const double ms =
+      std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count();
+  MESSAGE("read and drawn in ", ms, " ms, ", page.size(), " bytes");
+#ifdef NDEBUG
+  CHECK(ms < 2000);
+#endif
+  CHECK(page.size() < 3'000'000);
+  CHECK(page.find(",123.456") != std::string::npos);
+  CHECK(page.find("most 123.5 at step 61,804") != std::string::npos);
+}
+
+TEST_CASE("a page has every chart, its pictures, and no reference to anything outside of it") {
+  TestFolder folder;
+  write_run(folder.path / "a", 40);
+  write_run(folder.path / "b<&>", 30);
+  write(folder.path / "b<&>/config.resolved.toml", "[optimizer]\nlr = 0.5\n[run]\nname = \"b\"\n");
+  const std::string page =
+      html_page({read_run(folder.path / "a"), read_run(folder.path / "b<&>")}, "x");
+  for (const char* key :
+       {"loss", "grad_norm", "lr", "tokens_per_second", "step_ms", "memory_bytes"}) {
+    CAPTURE(key);
+    CHECK(page.find(std::string("id=\"chart-") + key + "\"") != std::string::npos);
+  }
+  CHECK(page.find("id=\"chart-validation_loss\"") == std::string::npos);  // there are none
+  CHECK(count(page, "class=\"line\"") == 2 * 6 + 2 + 2);  // charts, the table, the legend
+  CHECK(count(page, "aria-label=\"Ranks, pp 2 × dp_shard 2 × tp 2\"") == 2);
+  CHECK(count(page, "aria-label=\"Timeline of schedule 1F1B\"") == 2);
+  CHECK(count(page, "aria-label=\"Bytes of rank 0\"") == 2);
+  CHECK(page.find("b&lt;&amp;&gt;") != std::string::npos);
+  CHECK(page.find("b<&>") == std::string::npos);
+  CHECK(page.find("<code>optimizer.lr</code>") != std::string::npos);
+  CHECK(page.find("look at &lt;its&gt; log") != std::string::npos);
+  for (const char* outside : {"src=", "http-equiv", "@import", "url(h", "href=\"h", "<link rel=\"s",
+                              "fetch(", "XMLHttp"}) {
+    CAPTURE(outside);
+    CHECK(page.find(outside) == std::string::npos);
+  }
+  // One address, which names a language and is never asked.
+  CHECK(count(page, "http://") == 1);
+  CHECK(page.find("http://www.w3.org/2000/svg") != std::string::npos);
+}
+
+TEST_CASE("a plan that is not as a run writes it costs its pictures alone") {
+  for (
+      const char* plan :
+      {"{}", R"({"world_size": "two"})", R"({"world_size": 4, "device_mesh": [1]})",
+       R"({"world_size": 4, "device_mesh": {"axes": ["tp"], "shape": [-1]}, "rank": {"rank": 9}})"}) {
+    CAPTURE(plan);
+    TestFolder folder;
+    write_run(folder.path / "a", 3);
+    write(folder.path / "a/plan.json", plan);
+    const std::string page = html_page({read_run(folder.path / "a")}, "x");
+    CHECK(page.find("plan.json is not as a run writes it") != std::string::npos);
+    CHECK(page.find("id=\"chart-loss\"") != std::string::npos);
+  }
+}
+
+TEST_CASE("in the terminal curves are of dots, of letters where several runs lie over each other") {
+  TestFolder folder;
+  write_run(folder.path / "a", 40);
+  write_run(folder.path / "b", 20);
+  const report::Style style{.colour = false, .unicode = true, .width = 80};
+  const std::string one = text_report(style, {read_run(folder.path / "a")});
+  CHECK(one.find("⠀") == std::string::npos);  // blanks are blanks
+  CHECK(count(one, "└") == 6);
+  CHECK(one.find("Loss  5 to ") != std::string::npos);
+  CHECK(one.find("restart 1 of 2") != std::string::npos);
+  const std::string two =
+      text_report(style, {read_run(folder.path / "a"), read_run(folder.path / "b")});
+  CHECK(two.find("BBB") != std::string::npos);
+  CHECK(two.find("AAA") != std::string::npos);
+  const report::Style plain{.colour = false, .unicode = false, .width = 60};
+  const std::string ascii = text_report(plain, {read_run(folder.path / "a")});
+  for (char c : ascii) CHECK(static_cast<unsigned char>(c) < 0x80);
+  for (const std::string* text : {&one, &two, &ascii})
+    for (size_t begin = text->find('\n') + 1; begin < text->size();) {
+      const size_t end = text->find('\n', begin);
+      CHECK(report::display_width(text->substr(begin, end - begin)) <= 81);
+      begin = end + 1;
+    }
+}
+
+TEST_CASE("JSON has what the page has") {
+  TestFolder folder;
+  write_run(folder.path / "a", 500);
+  const boost::json::object out = report_json({read_run(folder.path / "a")});
+  const boost::json::object& run = out.at("runs").as_array().at(0).as_object();
+  CHECK(run.at("state") == "done");
+  CHECK(run.at("completed_steps") == 500);
+  const boost::json::object& loss = run.at("series").at("loss").as_object();
+  CHECK(loss.at("first").as_double() == doctest::Approx(5));
+  CHECK(loss.at("least_at").as_double() == 500);
+  CHECK(loss.at("points").as_array().size() <= 200);
+  CHECK(run.at("events").as_array().size() == 6);
+  CHECK(run.at("problems").as_array().empty());
+}
+
+TEST_CASE("numbers are short, ticks are round") {
+  for (const auto& [value, text] :
+       {std::pair(0.0, "0"), std::pair(0.0003, "0.0003"), std::pair(9999.0, "9999"),
+        std::pair(12345.0, "12.35k"), std::pair(-4.5e6, "-4500k"), std::pair(4.5e7, "45M")})
+    CHECK(short_number(value) == text);
+  CHECK(ticks(0, 10, false, false) == std::vector<double>{0, 2.5, 5, 7.5, 10});
+  CHECK(ticks(3, 3, false, false) == std::vector<double>{3});
+  CHECK(ticks(0.5, 2000, true, false) == std::vector<double>{1, 10, 100, 1000});
+  for (double at : ticks(0, 5e9, false, true)) CHECK(std::fmod(at, 1024. * 1024 * 1024) == 0);
+  CHECK(letter_of(0) == "A");
+  CHECK(letter_of(27) == "AB");
+}
+
+TEST_CASE("an axis is logarithmic where a peak would hide the rest") {
+  Chart chart;
+  chart.may_be_log = true;
+  chart.lines.emplace_back().summary = {.finite = 3, .median = 1, .least = 0.5, .most = 2};
+  CHECK(!wants_log(chart));
+  chart.lines[0].summary.most = 2000;
+  CHECK(wants_log(chart));
+  chart.lines[0].summary.least = 0;
+  CHECK(!wants_log(chart));
+  chart.lines[0].summary.least = 0.5;
+  chart.may_be_log = false;
+  CHECK(!wants_log(chart));
+}
