@@ -117,6 +117,7 @@ Verb checkpoint_ls_verb();
 Verb checkpoint_verify_verb();
 Verb checkpoint_export_verb();
 Verb checkpoint_diff_verb();
+Verb checkpoint_now_verb();
 Verb generate_verb();
 Verb tokenize_verb();
 Verb report_verb();

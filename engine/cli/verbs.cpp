@@ -19,6 +19,7 @@ const std::vector<Verb>& verbs() {
       checkpoint_verify_verb(),
       checkpoint_export_verb(),
       checkpoint_diff_verb(),
+      checkpoint_now_verb(),
       generate_verb(),
       tokenize_verb(),
       report_verb(),

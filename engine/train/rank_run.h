@@ -21,6 +21,7 @@
 #include "engine/train/resume.h"
 #include "engine/train/run.h"
 #include "engine/train/run_data.h"
+#include "engine/train/save_wish.h"
 #include "engine/train/saver.h"
 #include "engine/train/session.h"
 #include "engine/trainer/memory.h"
@@ -77,6 +78,7 @@ class Run {
   StepResult train_step(int64_t step);
   bool validate(int64_t step);
   Wishes wishes_of_all(Wishes mine);
+  void grant_save_wish();
   void write_traces();
   void say_done(const std::string& sample);
 
@@ -126,12 +128,13 @@ class Run {
   // The lowest validation loss so far, and that of the last checkpoint; empty where none is kept.
   std::optional<checkpoint::BestLoss> best_, saved_best_;
   std::optional<Preemption> preemption_;
-  StepCost cost_;                     // of the last step
-  double lr_ = 0;                     // of the last step
-  bool all_done_ = false;             // before anything was trained
-  std::shared_ptr<LostFolder> lost_;  // of an application
-  bool ending_ = false;               // nothing is left to train
-  bool stopped_ = false;              // by a signal, before the last step
+  std::optional<SaveWish> save_wish_;  // of the rank that leads
+  StepCost cost_;                      // of the last step
+  double lr_ = 0;                      // of the last step
+  bool all_done_ = false;              // before anything was trained
+  std::shared_ptr<LostFolder> lost_;   // of an application
+  bool ending_ = false;                // nothing is left to train
+  bool stopped_ = false;               // by a signal, before the last step
 };
 
 }  // namespace meshwright::train

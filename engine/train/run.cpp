@@ -138,11 +138,14 @@ void Run::load() {
 void Run::report_start() {
   const std::vector<std::string> told = lines_of_all_ranks(*world_, told_here());
   if (!leader_) return;
+  save_wish_.emplace(run_path_);
   reporter_.open(run_path_, beginning_.own ? std::optional(from()->meta().step) : std::nullopt,
                  trainer_->max_steps());
+  const std::string changes = beginning_.own ? changed_settings(run_path_, job_) : "";
   write_records(reporter_, options_, job_, *trainer_);
   if (table("checkpoint").get_string("on_failure") == "continue") reporter_.outlive_full_disks();
   report_job();
+  if (!changes.empty()) reporter_.say(changes);
   for (const std::string& line : told) reporter_.say(line);
 }
 
@@ -291,6 +294,7 @@ StepResult Run::train_step(int64_t step) {
   Clock::time_point begin = Clock::now();
   memory_->reset_peak();
   saver_->before_step();
+  if (save_wish_ && save_wish_->asked()) trainer_->vote(RankSignal::save);
   const int64_t first = (step - first_step_) * trainer_->accumulation();
   StepResult result = trainer_->step([&](int64_t micro, const at::Tensor& hidden) {
     if (preemption_ && preemption_->asked()) trainer_->vote(RankSignal::stop);
@@ -343,7 +347,9 @@ void Run::train(int64_t most, const AfterStep& after) {
     stopped_ = result.votes(RankSignal::stop) > 0 && !last;
     ending_ = last || stopped_;
     const bool due = every > 0 && (step + 1) % every == 0;
-    if (ending_ || better || wishes.save || due)
+    const bool asked = result.votes(RankSignal::save) > 0;
+    if (asked) grant_save_wish();
+    if (ending_ || better || wishes.save || asked || due)
       save(stopped_ ? SaveReason::stop
            : last   ? SaveReason::end
            : due    ? SaveReason::scheduled
@@ -354,6 +360,13 @@ void Run::train(int64_t most, const AfterStep& after) {
   if (first_step_ == max_steps_ && saver_->last_step() < 0 && !all_done_)
     save(SaveReason::end);  // nothing was trained, but what was read is kept
   saver_->finish();
+}
+
+void Run::grant_save_wish() {
+  if (!save_wish_) return;
+  save_wish_->grant([this](const std::string& text) { reporter_.say(text); });
+  reporter_.say("notice: saves after step " + std::to_string(trainer_->next_step()) +
+                ", as it was asked to");
 }
 
 void Run::save_now() {

@@ -8,6 +8,7 @@
 
 #include "engine/base/read_file.h"
 #include "engine/config/describe.h"
+#include "engine/config/differences.h"
 #include "engine/plan/plan.h"
 #include "engine/report/report.h"
 #include "meshwright/abi.h"
@@ -52,14 +53,39 @@ std::vector<std::string> tables_not_given(const Job& job) {
   return without;
 }
 
+std::string resolved_toml(const Job& job) {
+  return config::show_toml(job.impl().config, /*with_origins=*/true, tables_not_given(job));
+}
+
 }  // namespace
+
+std::string changed_settings(const std::filesystem::path& folder, const Job& job) {
+  constexpr size_t kMost = 8;
+  Diagnostics ignored;  // of a file that somebody has edited, or that is not there
+  const std::string file = (folder / "config.resolved.toml").string();
+  const std::vector<config::Setting> before =
+      config::settings_of(base::read_file(file), file, ignored);
+  if (before.empty()) return {};
+  const std::vector<config::Difference> found =
+      config::differences({before, config::settings_of(resolved_toml(job), file, ignored)});
+  std::string out;
+  for (size_t i = 0; i < std::min(found.size(), kMost); ++i) {
+    auto text = [&](size_t which) {
+      const std::string& value = found[i].values[which];
+      return value.empty() ? std::string("not set") : value;
+    };
+    out += (out.empty() ? "continues with " : ", ") + found[i].key + " = " + text(1) + " (was " +
+           text(0) + ")";
+  }
+  if (found.size() > kMost) out += " and " + std::to_string(found.size() - kMost) + " more";
+  return out;
+}
 
 void write_records(const Reporter& reporter, const RunOptions& options, const Job& job,
                    Trainer& trainer) {
   if (!reporter) return;
   reporter.put("config.toml", options.file.empty() ? options.text : base::read_file(options.file));
-  reporter.put("config.resolved.toml",
-               config::show_toml(job.impl().config, /*with_origins=*/true, tables_not_given(job)));
+  reporter.put("config.resolved.toml", resolved_toml(job));
   reporter.put("plan.json", report::pretty_json(plan::to_json(trainer.plan())));
   reporter.put("env.json", environment_json(job, trainer));
 }

@@ -2,11 +2,18 @@
 // and env.json.
 #pragma once
 
+#include <filesystem>
+#include <string>
+
 #include "engine/train/reporter.h"
 #include "engine/train/run.h"
 #include "meshwright/trainer.h"
 
 namespace meshwright::train {
+
+// "continues with optimizer.lr = 0.0005 (was 0.001), ...": what differs from the configuration that
+// the folder's run had until now; empty: nothing, or it is not known.
+std::string changed_settings(const std::filesystem::path& folder, const Job& job);
 
 // Does nothing on ranks other than 0. Throws Error(output_unwritable).
 void write_records(const Reporter& reporter, const RunOptions& options, const Job& job,

@@ -86,8 +86,8 @@ struct MicroBatchLoss {
 };
 
 // What any rank may raise and all learn of in the same step, at no collective of its own.
-enum class RankSignal : uint8_t { stop, background_done, background_failed };
-inline constexpr size_t kVotes = 3;
+enum class RankSignal : uint8_t { stop, background_done, background_failed, save };
+inline constexpr size_t kVotes = 4;
 
 // How often the routers of one mixture-of-experts block chose each of its experts in a step, on all
 // ranks.

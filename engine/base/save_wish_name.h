@@ -1,0 +1,8 @@
+#pragma once
+
+namespace meshwright::base {
+
+// A file of this name in a run's folder asks the run to save at its next step.
+inline constexpr const char* kSaveWishName = "checkpoint_now";
+
+}  // namespace meshwright::base
