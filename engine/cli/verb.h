@@ -121,6 +121,8 @@ Verb checkpoint_now_verb();
 Verb generate_verb();
 Verb tokenize_verb();
 Verb report_verb();
+Verb completion_verb();
+Verb man_verb();
 Verb env_verb();
 
 // Runs the program; never throws. argv as main() has it.

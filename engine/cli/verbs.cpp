@@ -23,6 +23,8 @@ const std::vector<Verb>& verbs() {
       generate_verb(),
       tokenize_verb(),
       report_verb(),
+      completion_verb(),
+      man_verb(),
       env_verb(),
   };
   return table;

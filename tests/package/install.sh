@@ -11,6 +11,11 @@ cd /  # and nothing may depend on the current folder
 "$meshwright" plan "$share/configs/hsdp_tp.toml" --world-size 8 --set model.config="$share/configs/models/llama-tiny.json" --set distributed.tp_size=1 >"$work/out"
 expect "LlamaForCausalLM" "$work/out"
 
+"$meshwright" man checkpoint ls | cmp - "$prefix/share/man/man1/meshwright-checkpoint-ls.1"
+"$meshwright" completion bash | cmp - "$prefix/share/bash-completion/completions/meshwright"
+bash -n "$prefix/share/bash-completion/completions/meshwright"
+"$meshwright" completion zsh | cmp - "$prefix/share/zsh/vendor-completions/_meshwright"
+
 job="$share/configs/ddp_cpu.toml --set model.config=$share/configs/models/llama-tiny.json --set step_scheduler.global_batch_size=8 --set dataset.seq_len=32"
 trained alone $job
 trained ddp $job --nproc 2; same ddp alone

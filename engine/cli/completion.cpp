@@ -1,0 +1,325 @@
+#include "engine/cli/completion.h"
+
+#include <algorithm>
+
+#include "meshwright/abi.h"
+#include "sdk/base/words.h"
+
+namespace meshwright::cli {
+namespace {
+
+// Whether a file's name follows, by the word that the help has for it.
+bool takes_files(std::string_view argument) {
+  for (const char* word :
+       {"FILE", "FOLDER", "DIR", "RUN", ".toml", ".bin", "PATH", "PLUGIN", "A", "B"})
+    if (argument == word ||
+        (std::string_view(word).size() > 1 && argument.find(word) != argument.npos))
+      return true;
+  return false;
+}
+
+std::vector<std::string> choices(const Flag& flag) {
+  if (flag.name == "color") return {"auto", "always", "never"};
+  return {};
+}
+
+std::vector<Flag> flags_of(const Verb& verb) {
+  std::vector<Flag> out;
+  for (const Flag& flag : verb.flags)
+    if (!flag.hidden) out.push_back(flag);
+  out.push_back(shared_flag("color"));
+  out.push_back(shared_flag("help"));
+  return out;
+}
+
+// First words of verbs, each once, in the order of the help.
+std::vector<std::string> first_words() {
+  std::vector<std::string> out;
+  for (const Verb& verb : verbs()) {
+    std::string word = verb.name.substr(0, verb.name.find(' '));
+    if (std::find(out.begin(), out.end(), word) == out.end()) out.push_back(std::move(word));
+  }
+  return out;
+}
+
+std::vector<const Verb*> group(const std::string& word) {
+  std::vector<const Verb*> out;
+  for (const Verb& verb : verbs())
+    if (verb.name.starts_with(word + " ")) out.push_back(&verb);
+  return out;
+}
+
+std::string second_word(const Verb& verb) { return verb.name.substr(verb.name.find(' ') + 1); }
+
+bool wants_files(const Verb& verb) {
+  return std::any_of(verb.positionals.begin(), verb.positionals.end(),
+                     [](const Positional& one) { return takes_files(one.name); });
+}
+
+}  // namespace
+
+std::string bash_completion() {
+  std::string out = "# Completion of meshwright " MESHWRIGHT_VERSION
+                    " for bash: meshwright completion bash\n"
+                    "_meshwright() {\n"
+                    "  local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD-1]}\n"
+                    "  local first='' second='' words='' files='' i\n"
+                    "  COMPREPLY=()\n"
+                    "  for ((i = 1; i < COMP_CWORD; i++)); do\n"
+                    "    case ${COMP_WORDS[i]} in\n"
+                    "      --color) ((i++)) ;;\n"
+                    "      -*) [ -n \"$first\" ] && break ;;\n"
+                    "      *) if [ -z \"$first\" ]; then first=${COMP_WORDS[i]}; else "
+                    "second=${COMP_WORDS[i]}; break; "
+                    "fi ;;\n"
+                    "    esac\n"
+                    "  done\n"
+                    "  case $first in\n"
+                    "    '') words='" +
+                    text::join(first_words(), " ") + " --help --version --color' ;;\n";
+  for (const std::string& word : first_words()) {
+    const std::vector<const Verb*> inside = group(word);
+    if (inside.empty()) continue;
+    std::vector<std::string> names;
+    for (const Verb* verb : inside) names.push_back(second_word(*verb));
+    out += "    " + word + ") [ -z \"$second\" ] && words='" + text::join(names, " ") +
+           " --help' ;;\n";
+  }
+  out += "  esac\n  case \"$first $second\" in\n";
+  for (const Verb& verb : verbs()) {
+    std::vector<std::string> names, file_flags, other_flags;
+    std::string by_choice;
+    for (const Flag& flag : flags_of(verb)) {
+      names.push_back("--" + flag.name);
+      if (flag.argument.empty()) continue;
+      if (const auto list = choices(flag); !list.empty())
+        by_choice += "        --" + flag.name + ") COMPREPLY=($(compgen -W '" +
+                     text::join(list, " ") + "' -- \"$cur\")); return ;;\n";
+      else
+        (takes_files(flag.argument) ? file_flags : other_flags).push_back("--" + flag.name);
+    }
+    const bool two_words = verb.name.find(' ') != std::string::npos;
+    out += "    '" + verb.name + (two_words ? "'" : " '*") + ")\n      case $prev in\n" + by_choice;
+    if (!file_flags.empty())
+      out +=
+          "        " + text::join(file_flags, "|") +
+          ") compopt -o filenames 2>/dev/null; COMPREPLY=($(compgen -f -- \"$cur\")); return ;;\n";
+    if (!other_flags.empty()) out += "        " + text::join(other_flags, "|") + ") return ;;\n";
+    out += "      esac\n      words='" + text::join(names, " ") + "'" +
+           (wants_files(verb) ? " files=1" : "") + " ;;\n";
+  }
+  return out +
+         "  esac\n"
+         "  if [[ $cur == -* || -z $files ]]; then\n"
+         "    COMPREPLY=($(compgen -W \"$words\" -- \"$cur\"))\n"
+         "  else\n"
+         "    compopt -o filenames 2>/dev/null\n"
+         "    COMPREPLY=($(compgen -f -- \"$cur\"))\n"
+         "  fi\n"
+         "}\n"
+         "complete -F _meshwright meshwright\n";
+}
+
+namespace {
+
+// Within single quotes; in _arguments brackets and colons are signs.
+std::string zsh_text(std::string_view text) {
+  std::string out;
+  for (char c : text) {
+    if (c == '\'')
+      out += "'\\''";
+    else if (c == '[' || c == ']' || c == ':' || c == '\\')
+      out += std::string("\\") + c;
+    else
+      out += c;
+  }
+  return out;
+}
+
+std::string zsh_action(std::string_view argument, const std::vector<std::string>& list) {
+  if (!list.empty()) return "(" + text::join(list, " ") + ")";
+  return takes_files(argument) ? "_files" : " ";
+}
+
+std::string zsh_verb(const Verb& verb, const std::string& indent) {
+  std::string out = "_arguments -s";
+  for (const Flag& flag : flags_of(verb)) {
+    out += " \\\n" + indent + "  '";
+    if (flag.repeats) out += "*";
+    out += "--" + flag.name + "[" + zsh_text(flag.doc) + "]";
+    if (!flag.argument.empty())
+      out += ":" + zsh_text(flag.argument) + ":" + zsh_action(flag.argument, choices(flag));
+    out += "'";
+  }
+  for (size_t i = 0; i < verb.positionals.size(); ++i) {
+    const Positional& one = verb.positionals[i];
+    out += " \\\n" + indent + "  '" + (one.repeats ? std::string("*") : std::to_string(i + 1)) +
+           (one.required || one.repeats ? ":" : "::") + zsh_text(one.name) + ":" +
+           zsh_action(one.name, {}) + "'";
+  }
+  return out;
+}
+
+std::string described(const std::vector<std::pair<std::string, std::string>>& words) {
+  std::string out;
+  for (const auto& [word, summary] : words) out += " '" + word + ":" + zsh_text(summary) + "'";
+  return out;
+}
+
+}  // namespace
+
+std::string zsh_completion() {
+  std::vector<std::pair<std::string, std::string>> tops;
+  for (const std::string& word : first_words()) {
+    std::string summary = "verbs of " + word;
+    for (const Verb& verb : verbs())
+      if (verb.name == word) summary = verb.summary;
+    tops.emplace_back(word, summary);
+  }
+  std::string out =
+      "#compdef meshwright\n"
+      "# Completion of meshwright " MESHWRIGHT_VERSION
+      " for zsh: meshwright completion zsh\n"
+      "_meshwright() {\n"
+      "  local -a verbs\n"
+      "  if (( CURRENT == 2 )); then\n"
+      "    verbs=(" +
+      described(tops) +
+      ")\n"
+      "    _describe -t verbs verb verbs\n"
+      "    return\n"
+      "  fi\n"
+      "  case $words[2] in\n";
+  for (const std::string& word : first_words()) {
+    const std::vector<const Verb*> inside = group(word);
+    out += "    " + word + ")\n";
+    if (inside.empty()) {
+      for (const Verb& verb : verbs())
+        if (verb.name == word)
+          out += "      shift words; (( CURRENT-- ))\n      " + zsh_verb(verb, "      ") + " ;;\n";
+      continue;
+    }
+    std::vector<std::pair<std::string, std::string>> names;
+    for (const Verb* verb : inside) names.emplace_back(second_word(*verb), verb->summary);
+    out += "      if (( CURRENT == 3 )); then\n        verbs=(" + described(names) +
+           ")\n        _describe -t verbs verb verbs\n        return\n      fi\n"
+           "      local second=$words[3]\n      shift 2 words; (( CURRENT -= 2 ))\n"
+           "      case $second in\n";
+    for (const Verb* verb : inside)
+      out += "        " + second_word(*verb) + ")\n          " + zsh_verb(*verb, "          ") +
+             " ;;\n";
+    out += "      esac ;;\n";
+  }
+  return out +
+         "  esac\n"
+         "}\n"
+         "if [[ $funcstack[1] == _meshwright ]]; then _meshwright \"$@\"; else compdef _meshwright "
+         "meshwright; fi\n";
+}
+
+namespace {
+
+// A line of text must not begin as a request, and a minus is no hyphen.
+std::string roff(std::string_view text) {
+  std::string out;
+  for (char c : text) {
+    if (c == '\\')
+      out += "\\e";
+    else if (c == '-')
+      out += "\\-";
+    else if ((c == '.' || c == '\'') && (out.empty() || out.back() == '\n'))
+      out += std::string("\\&") + c;
+    else
+      out += c;
+  }
+  return out;
+}
+
+// Paragraphs as the help wraps them: a line that ends no sentence goes on in the next, one that
+// starts with a space is kept.
+std::string roff_paragraphs(const std::string& details) {
+  std::string out;
+  bool kept = false, fresh = true;
+  for (const std::string& line : text::split(details, '\n')) {
+    const bool example = line.starts_with(' ');
+    if (example != kept) out += example ? ".PP\n.nf\n" : ".fi\n";
+    if (example != kept && !example) fresh = true;
+    kept = example;
+    if (line.empty()) {
+      fresh = true;
+      continue;
+    }
+    if (fresh && !example) out += ".PP\n";
+    fresh = false;
+    out += roff(example ? "    " + std::string(text::trim(line)) : line) + "\n";
+    if (!example && (line.ends_with('.') || line.ends_with(':'))) fresh = true;
+  }
+  return out + (kept ? ".fi\n" : "");
+}
+
+std::string roff_flags(const std::vector<Flag>& flags) {
+  std::string out;
+  for (const Flag& flag : flags) {
+    out += ".TP\n.B " + std::string(flag.name == "help" ? "\\-h, " : "") + roff("--" + flag.name);
+    if (!flag.argument.empty()) out += " " + roff(flag.argument);
+    out += "\n" + roff(flag.doc) + "\n";
+  }
+  return out;
+}
+
+std::string page_name(const Verb& verb) {
+  std::string out = "meshwright-" + verb.name;
+  std::replace(out.begin(), out.end(), ' ', '-');
+  return out;
+}
+
+std::string title(std::string name) {
+  std::transform(name.begin(), name.end(), name.begin(),
+                 [](unsigned char c) { return static_cast<char>(std::toupper(c)); });
+  return ".TH " + roff(name) + " 1 \"\" \"meshwright " MESHWRIGHT_VERSION "\" \"Meshwright\"\n";
+}
+
+std::string arguments_of(const Verb& verb) {
+  std::string out;
+  for (const Positional& one : verb.positionals)
+    out += std::string(" ") + (one.required ? "" : "[") + roff(one.name) +
+           (one.repeats ? "..." : "") + (one.required ? "" : "]");
+  return out;
+}
+
+}  // namespace
+
+std::string manual_page(const Verb& verb) {
+  return title(page_name(verb)) + ".SH NAME\n" + roff(page_name(verb)) + " \\- " +
+         roff(verb.summary) + "\n.SH SYNOPSIS\n.B meshwright " + roff(verb.name) + "\n" +
+         (verb.positionals.empty() ? "" : ".I" + arguments_of(verb) + "\n") + "[flags]\n" +
+         (verb.details.empty() ? "" : ".SH DESCRIPTION\n" + roff_paragraphs(verb.details)) +
+         ".SH OPTIONS\n" + roff_flags(flags_of(verb)) + ".SH SEE ALSO\n.BR meshwright (1)\n";
+}
+
+std::string program_manual_page() {
+  std::string out =
+      title("meshwright") +
+      ".SH NAME\nmeshwright \\- plan and run distributed training on LibTorch\n"
+      ".SH SYNOPSIS\n.B meshwright\n.I verb\n.RI [ argument ...]\n.RI [ flags ]\n"
+      ".SH DESCRIPTION\nPlans a training job on paper, checks it, trains it on one or more ranks, "
+      "and\ngenerates from what was trained. Each verb has a page of its own, which\n.B "
+      "meshwright\n"
+      ".I verb\n.B \\-\\-help\nshows too.\n.SH VERBS\n";
+  for (const Verb& verb : verbs())
+    out += ".TP\n.B " + roff(verb.name) + arguments_of(verb) + "\n" + roff(verb.summary) +
+           ":\n.BR " + roff(page_name(verb)) + " (1)\n";
+  return out + ".SH OPTIONS\n" +
+         roff_flags({shared_flag("help"), shared_flag("version"), shared_flag("color")}) +
+         ".SH FILES\n.TP\n.I lib/meshwright/torch\nBeside the program's folder: the torch folder "
+         "of "
+         "LibTorch's wheel, or a link to\nit. Planning does without.\n.TP\n.I "
+         "~/.local/share/meshwright/plugins\nPlugins of your own.\n"
+         ".SH ENVIRONMENT\n.TP\n.B LD_LIBRARY_PATH\nAnother place of LibTorch's libraries.\n.TP\n"
+         ".B MESHWRIGHT_PLUGIN_PATH\nFolders with plugins.\n.TP\n.B NO_COLOR\nNo colours.\n"
+         ".SH EXIT STATUS\n0 fine, 1 a defect of the program, 2 a mistake in the file or on the "
+         "command\nline, 3 a job that cannot be, 4 ranks or devices, 5 numerics, 6 a collective\n"
+         "failed, 7 data, weights or checkpoints, 75 told to end and saved, 128+n by\nsignal n.\n";
+}
+
+}  // namespace meshwright::cli

@@ -1,0 +1,122 @@
+// What shells complete, asked of the shells themselves; manual pages.
+#include <doctest/doctest.h>
+#include <sys/wait.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <string>
+
+#include "ran.h"
+
+namespace completion_test {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+bool installed(const std::string& program) {
+  return std::system(("command -v " + program + " >/dev/null 2>&1").c_str()) == 0;
+}
+
+Ran shell(const std::string& command) {
+  std::FILE* pipe = popen((command + " 2>&1").c_str(), "r");
+  REQUIRE(pipe != nullptr);
+  Ran ran;
+  char buffer[4096];
+  for (size_t n; (n = std::fread(buffer, 1, sizeof buffer, pipe)) > 0;) ran.out.append(buffer, n);
+  const int raw = pclose(pipe);
+  ran.status = WIFEXITED(raw) ? WEXITSTATUS(raw) : 128;
+  return ran;
+}
+
+}  // namespace
+
+TEST_CASE("bash completes verbs, their flags, choices and files") {
+  const fs::path script = fs::path(MESHWRIGHT_BUILD_DIR) / "completion_test.bash";
+  const Ran made = run("completion bash");
+  REQUIRE(made.status == 0);
+  std::ofstream(script) << made.out;
+  struct Row {
+    const char *words, *offers, *never;  // the last word is the one being written
+  };
+  for (const Row& row :
+       {Row{"meshwright tr", "train", "plan"}, Row{"meshwright ''", "checkpoint", "ls"},
+        Row{"meshwright checkpoint ''", "now", "train"},
+        Row{"meshwright checkpoint d", "diff", "ls"},
+        Row{"meshwright train --", "--nproc", "--world-size"},
+        Row{"meshwright train --co", "--color", "--nproc"},
+        Row{"meshwright --color never pl", "plan", "train"},
+        Row{"meshwright plan x.toml --wo", "--world-size", "--nproc"},
+        Row{"meshwright env --color ''", "always", "--json"},
+        Row{"meshwright plan CONTRI", "CONTRIBUTING.md", "--set"},
+        Row{"meshwright report --output CONTRI", "CONTRIBUTING.md", "--text"},
+        Row{"meshwright checkpoint ls --j", "--json", "--all"}}) {
+    CAPTURE(row.words);
+    const Ran ran = shell("cd '" MESHWRIGHT_SOURCE_DIR "' && bash -c 'source \"" + script.string() +
+                          "\"; COMP_WORDS=(" +
+                          [&] {
+                            std::string words = row.words;
+                            for (size_t at; (at = words.find("''")) != words.npos;)
+                              words.replace(at, 2, "\"\"");
+                            return words;
+                          }() +
+                          "); COMP_CWORD=$((${#COMP_WORDS[@]} - 1)); _meshwright; printf \"%s\\n\" "
+                          "\"${COMPREPLY[@]}\"'");
+    const std::string lines = "\n" + ran.out;
+    CHECK(lines.find("\n" + std::string(row.offers) + "\n") != std::string::npos);
+    CHECK(lines.find("\n" + std::string(row.never) + "\n") == std::string::npos);
+  }
+}
+
+TEST_CASE("the completion for zsh is zsh, and describes every verb and flag") {
+  const Ran made = run("completion zsh");
+  REQUIRE(made.status == 0);
+  for (const char* part : {"#compdef meshwright", "'checkpoint:verbs of checkpoint'",
+                           "--nproc[Start N local ranks. Default\\: 1, in this process.]:N: ",
+                           "'now:Ask a run that trains", "(auto always never)", "_files"}) {
+    CAPTURE(part);
+    CHECK(made.out.find(part) != std::string::npos);
+  }
+  if (!installed("zsh")) {
+    MESSAGE("zsh is not installed: its syntax was not checked");
+    return;
+  }
+  const fs::path script = fs::path(MESHWRIGHT_BUILD_DIR) / "completion_test.zsh";
+  std::ofstream(script) << made.out;
+  CHECK(shell("zsh -n '" + script.string() + "'").status == 0);
+}
+
+TEST_CASE("every verb has a manual page, without a word that roff would take for a request") {
+  const fs::path folder = fs::path(MESHWRIGHT_BUILD_DIR) / "man_test";
+  fs::remove_all(folder);
+  REQUIRE(run("man --dir '" + folder.string() + "'").status == 0);
+  size_t pages = 0;
+  for (const fs::directory_entry& entry : fs::directory_iterator(folder)) {
+    CAPTURE(entry.path().string());
+    ++pages;
+    std::ifstream in(entry.path());
+    std::string line;
+    REQUIRE(std::getline(in, line));
+    CHECK(line.starts_with(".TH MESHWRIGHT"));
+    while (std::getline(in, line))
+      if (line.starts_with('.'))
+        CHECK(std::string(".SH .B .I .BR .RI .TP .PP .nf .fi ")
+                  .find(line.substr(0, line.find(' ')) + " ") != std::string::npos);
+    if (installed("groff")) {
+      const Ran drawn = shell("groff -man -Tutf8 -ww -z '" + entry.path().string() + "'");
+      CHECK(drawn.out == "");
+    }
+  }
+  CHECK(pages >= 22);
+  CHECK(run("man checkpoint now").out.find(".B \\-\\-wait SECONDS\n") != std::string::npos);
+  CHECK(run("man").out.find("meshwright\\-checkpoint\\-now (1)") != std::string::npos);
+  const Ran wrong = run("man trian", "2>&1");
+  CHECK(wrong.status == 2);
+  CHECK(wrong.out.find("did you mean meshwright man train?") != std::string::npos);
+  CHECK(run("completion fish", "2>&1").status == 2);
+  fs::remove_all(folder);
+}
+
+}  // namespace completion_test
