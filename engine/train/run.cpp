@@ -27,6 +27,7 @@
 #include "engine/trainer/logits.h"
 #include "engine/trainer/stages.h"
 #include "engine/weights/safetensors.h"
+#include "meshwright/parallel/trace_span.h"
 #include "sdk/base/plugin_at_work.h"
 
 namespace meshwright::train {

@@ -2,13 +2,13 @@
 // last position, memory that is not there.
 #include "engine/plan/before_start.h"
 
-#include "engine/outlines/hub_family.h"
-#include "engine/outlines/models.h"
-
 #include <doctest/doctest.h>
 #include <unistd.h>
 
 #include <fstream>
+
+#include "engine/outlines/hub_family.h"
+#include "engine/outlines/models.h"
 
 namespace plan = meshwright::plan;
 namespace config = meshwright::config;
@@ -86,8 +86,9 @@ TEST_CASE("samples longer than the model's positions are told, stretched positio
                                   R"({"text_config": {"max_position_embeddings": 128}})");
   auto warnings = [](const std::string& model, const std::vector<std::string>& sets) {
     plan::JobPlan out;
-    ModelOutline outline;
-    outline.max_positions = outlines::stated_positions(outlines::load_config(model));
+    meshwright::ModelOutline outline;
+    outline.max_positions =
+        meshwright::outlines::stated_positions(meshwright::outlines::load_config(model));
     plan::check_positions(job(sets), outline, model, out);
     return out.warnings;
   };
@@ -107,7 +108,7 @@ TEST_CASE("samples longer than the model's positions are told, stretched positio
 
 TEST_CASE(
     "samples longer than positions that have weights are an error with the length that fits") {
-  ModelOutline outline;
+  meshwright::ModelOutline outline;
   outline.max_positions = 64;
   outline.positions_end = true;
   plan::JobPlan out;
@@ -115,8 +116,8 @@ TEST_CASE(
   try {
     plan::check_positions(job({"dataset.kind=mock", "dataset.seq_len=65"}), outline, "it", out);
     FAIL("a sample of 65 positions was taken");
-  } catch (const Error& error) {
-    CHECK(error.code() == ErrorCode::model_does_not_fit);
+  } catch (const meshwright::Error& error) {
+    CHECK(error.code() == meshwright::ErrorCode::model_does_not_fit);
     REQUIRE(error.helps().size() == 1);
     CHECK(error.helps()[0] == "set dataset.seq_len = 64");
   }
