@@ -210,8 +210,8 @@ TEST_CASE("context edges: text is that of one process, and somebody says who com
         Rank rank(layout, world);
         rank.initialize();
         rank.step();
-        std::string mine =
-            generate::write_sample(rank.trainer, rank.net, {"ab", 20, 0.7, 5}, kLength);
+        modules::RunningCausalLM net(rank.net);
+        std::string mine = generate::write_sample(rank.trainer, net, {"ab", 20, 0.7, 5}, kLength);
         if (world->rank() != world->size() - 1) return;
         text = mine;
         notice = train::whole_text_notice(rank.trainer);

@@ -159,8 +159,9 @@ TEST_CASE("pipeline edges: text is that of one process on every rank") {
       Rank rank(layout, world);
       rank.initialize();
       rank.step();
+      modules::RunningCausalLM net(rank.net);
       out[static_cast<size_t>(world->rank())] =
-          generate::write_sample(rank.trainer, rank.net, {"ab", 20, 0.7, 5}, kLength);
+          generate::write_sample(rank.trainer, net, {"ab", 20, 0.7, 5}, kLength);
     });
     return out;
   };
