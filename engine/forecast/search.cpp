@@ -4,7 +4,6 @@
 #include <cmath>
 
 #include "engine/config/config.h"
-#include "engine/outlines/models.h"
 #include "sdk/base/pipeline.h"
 
 namespace meshwright::forecast {
@@ -179,9 +178,8 @@ std::string sets_of(const Layout& layout, double layers, double global_batch) {
 }  // namespace
 
 Found search(plan::Job& job, const steptime::Machine& machine, const Wanted& wanted) {
-  const Options& model = job.config.table("model");
-  const auto [path, key] = config::model_path(model);
-  if (path.empty())
+  const std::optional<plan::JobModel> model = plan::model_of(job);
+  if (!model)
     throw Error(ErrorCode::missing_key, "a search needs a model, and the file has none")
         .key("model.config")
         .help("set model.config to a config.json");
@@ -191,8 +189,8 @@ Found search(plan::Job& job, const steptime::Machine& machine, const Wanted& wan
     throw Error(ErrorCode::missing_key, "a search needs the length of a sample")
         .key("dataset.seq_len")
         .help("set dataset.seq_len = 4096");
-  const DType storage = model.find_dtype("torch_dtype").value_or(DType::float32);
-  const ModelOutline outline = outlines::load_outline(path, storage);
+  const DType storage = model->request.storage;
+  const ModelOutline outline = model->outline(job.config);
 
   steptime::SearchRequest request;
   request.machine = machine;
