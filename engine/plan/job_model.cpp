@@ -49,12 +49,12 @@ std::optional<JobModel> model_of(const Job& job) {
 
 std::string model_settings(const Job& job) {
   if (!job.model) return "";
-  std::string out = "model.plugin = " + to_toml(job.model->info->name) + "\n";
+  std::string out = "model.plugin=" + to_toml(job.model->info->name) + "\n";
   const std::string& table = job.model->info->schema.table;
   const Options& options = job.config.table(table);
   for (const meshwright_option* option : options.schema().options)
     if (options.is_given(option->name))
-      out += table + "." + option->name + " = " + to_toml(options.value(option->name)) + "\n";
+      out += table + "." + option->name + "=" + to_toml(options.value(option->name)) + "\n";
   return out;
 }
 

@@ -71,6 +71,7 @@ class Family final : public ModelFamily {
     o.hidden_size = kWidth;
     o.vocab_size = kVocabulary;
     o.attention_heads = o.key_value_heads = 1;
+    o.head_dim = kWidth;
     o.inner_prefix = "";
     o.modules = {{"", ModuleKind::other, "Net"},
                  {"tokens", ModuleKind::embedding, "Embedding"},

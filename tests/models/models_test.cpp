@@ -59,6 +59,9 @@ std::string bytes_of(const fs::path& file) {
   return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
 }
 
+// A run that is continued with more steps has the same rates.
+const std::string kConstant = "--set lr_scheduler.lr_decay_style=constant ";
+
 struct Layout {
   int ranks;
   std::string sets;
@@ -110,11 +113,13 @@ TEST_CASE("a plugin's models train alike under every strategy and layout") {
 TEST_CASE("checkpoints of a plugin's model resume in another layout, export, and generate") {
   fs::remove_all(kFolder);
   const Trained whole =
-      train("gpt2", "whole", "--set step_scheduler.max_steps=6 --set checkpoint.export=final");
+      train("gpt2", "whole",
+            kConstant + "--set step_scheduler.max_steps=6 --set checkpoint.export=final");
   INFO(whole.out);
   REQUIRE(whole.status == 0);
-  const std::string part = "--set step_scheduler.max_steps=3";
-  const std::string last = "--set step_scheduler.max_steps=6 --set checkpoint.export=final";
+  const std::string part = kConstant + "--set step_scheduler.max_steps=3";
+  const std::string last =
+      kConstant + "--set step_scheduler.max_steps=6 --set checkpoint.export=final";
   REQUIRE(train("gpt2", "cut", "--nproc 2 --set distributed.tp_size=2 " + part).status == 0);
   const Trained rest = train("gpt2", "cut", "--nproc 2 " + last);
   INFO(rest.out);
