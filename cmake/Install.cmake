@@ -41,7 +41,7 @@ endif()
 export(EXPORT MeshwrightTargets NAMESPACE Meshwright:: FILE ${build_package}/MeshwrightTargets.cmake)
 # Older build folders have half a package at their top, which would be found first.
 file(REMOVE ${PROJECT_BINARY_DIR}/MeshwrightConfig.cmake ${PROJECT_BINARY_DIR}/MeshwrightConfigVersion.cmake)
-foreach(template template template_data)
+foreach(template template template_data template_model)
   install(DIRECTORY sdk/${template}/ DESTINATION ${CMAKE_INSTALL_DATADIR}/meshwright/${template} COMPONENT dev)
 endforeach()
 install(DIRECTORY configs DESTINATION ${CMAKE_INSTALL_DATADIR}/meshwright)

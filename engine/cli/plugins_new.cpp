@@ -22,6 +22,7 @@ struct Template {
   bool plans;        // its job can be planned for several ranks
 };
 constexpr Template kTemplates[] = {{"strategy", "template", "my_strategy", true},
+                                   {"model", "template_model", "my_model", true},
                                    {"data", "template_data", "my_data", false}};
 
 const Template& template_of(const std::string& kind) {
@@ -54,6 +55,8 @@ std::string taken_by(const std::string& name) {
     if (listing.plugin == nullptr) continue;
     for (const loader::StrategyInfo& info : listing.plugin->strategies)
       if (info.name == name) return "a strategy " + name + ", in " + listing.path.string();
+    for (const loader::ComponentInfo& info : listing.plugin->models)
+      if (info.name == name) return "a model " + name + ", in " + listing.path.string();
     for (const loader::ComponentInfo& info : listing.plugin->datasets)
       if (info.name == name) return "a data set " + name + ", in " + listing.path.string();
   }
@@ -157,10 +160,10 @@ Verb plugins_new_verb() {
 plugins new NAME
 Make a new plugin from a template
 
-Writes CMakeLists.txt, a small strategy that trains (or a small kind of data set), its tests and a
-job, and says how to build them.
+Writes CMakeLists.txt, a small strategy that trains (or a small model, or a small kind of data set),
+its tests and a job, and says how to build them.
 
---kind KIND   What it brings: strategy or data. Default: strategy.
+--kind KIND   What it brings: strategy, model or data. Default: strategy.
 --dir FOLDER  Where to. Default: NAME in the current folder.
 )");
 }

@@ -108,7 +108,7 @@ TEST_CASE("the rooms of the SDK include those below them, and other code only th
     });
   CHECK(between > 20);
   for (const char* folder : {"/engine", "/plugins", "/examples", "/bench", "/sdk/testing",
-                             "/sdk/template", "/sdk/template_data"})
+                             "/sdk/template", "/sdk/template_data", "/sdk/template_model"})
     each_include(fs::path(MESHWRIGHT_SOURCE_DIR) / (folder + 1),
                  [&](const std::string& room, const std::string& where) {
                    CHECK_MESSAGE(room == "base", where);

@@ -29,6 +29,14 @@ sed -i '/^load/d' job.toml
 "$meshwright" plugins list >"$work/out"; expect "acme_lines" "$work/out"
 "$meshwright" train job.toml --nproc 2 --set step_scheduler.max_steps=2 --set run.name=installed >"$work/out"; expect "done: 2 steps" "$work/out"
 cd "$work"
+# A model family builds, passes its own tests and the kit, plans and trains.
+"$meshwright" plugins new acme_net --kind model >"$work/out"; expect "plan job.toml --world-size 8" "$work/out"
+make "$work/acme_net" Debug
+own_tests "$work/acme_net"
+cd "$work/acme_net"
+"$meshwright" plan job.toml --world-size 8 >"$work/out"; expect "AcmeNet" "$work/out"
+"$meshwright" train job.toml --nproc 2 --set step_scheduler.max_steps=2 >"$work/out"; expect "done: 2 steps" "$work/out"
+cd "$work"
 refused E0101 "$meshwright" plugins new acme_other --kind datum
 refused E0101 "$meshwright" plugins new acme_lines --kind data --dir elsewhere
 refused E0101 "$meshwright" plugins new acme_shard
