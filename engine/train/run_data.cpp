@@ -15,8 +15,8 @@ data::DatasetConfig config_of(const Job& job, const std::string& table, int64_t 
 
 bool validates(const Job& job) { return data::names_data(job.table("validation_dataset")); }
 
-OpenData open(const Job& job, const std::string& table, int64_t vocab, uint64_t seed,
-              const std::string& what, RunData& run) {
+OpenData open_table(const Job& job, const std::string& table, int64_t vocab, uint64_t seed,
+                    const std::string& what, RunData& run) {
   OpenData out;
   out.config = config_of(job, table, vocab, seed);
   if (table == "dataset")
@@ -50,10 +50,10 @@ void check_documents_reach(torch::nn::Module& model, const std::string& name,
 
 RunData open_run_data(const Job& job, int64_t vocab, uint64_t seed) {
   RunData out;
-  out.train = open(job, "dataset", vocab, seed, "training data", out);
+  out.train = open_table(job, "dataset", vocab, seed, "training data", out);
   out.fingerprint = out.fingerprints.front().value;
   if (validates(job))
-    out.validation = open(job, "validation_dataset", vocab, seed, "validation data", out);
+    out.validation = open_table(job, "validation_dataset", vocab, seed, "validation data", out);
   return out;
 }
 

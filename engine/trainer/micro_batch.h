@@ -12,9 +12,9 @@ namespace meshwright::train {
 // document; undefined weights: all are 1.
 struct MicroBatch {
   at::Tensor tokens, targets;  // int64; targets without a loss are -100
-  at::Tensor documents;        // int32, not descending along a row
-  at::Tensor positions;        // int64, from 0 in each document
-  at::Tensor weights;          // float32, of the targets in the loss
+  at::Tensor documents = {};   // int32, not descending along a row
+  at::Tensor positions = {};   // int64, from 0 in each document
+  at::Tensor weights = {};     // float32, of the targets in the loss
   // Targets and weights on the host, for counting without a wait for the device. nullptr targets:
   // every position has one.
   const int64_t* host_targets = nullptr;

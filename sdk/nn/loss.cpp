@@ -199,7 +199,7 @@ Tensor operator_gradient(const Rows& rows, const Tensor& shift, const Tensor& in
   Tensor out = at::empty({rows.count(), rows.columns()}, rows.logits.options());
   if (rows.columns() == 0) return out;
   Places places(rows);
-  const Tensor each = rows.weights.defined() ? grad * rows.weights : grad;
+  const Tensor each = rows.weights.defined() ? grad * rows.weights.to(grad.scalar_type()) : grad;
   Tensor ignored = rows.ignored(), scale = inverse * each,
          target = each.neg().expand({rows.count()}).masked_fill(places.elsewhere, 0);
   rows.each_chunk([&](int64_t first, int64_t count) {
@@ -306,7 +306,8 @@ Tensor kernel_gradient(const Rows& rows, const OwnKernels& own, const Tensor& sh
 struct CrossEntropySum : torch::autograd::Function<CrossEntropySum> {
   static Tensor forward(AutogradContext* context, const Tensor& logits, const Tensor& targets,
                         int64_t begin, int64_t vocabulary, Group* group, int64_t ignore,
-                        const Tensor& weights) {
+                        const std::optional<Tensor>& weighed) {
+    const Tensor weights = weighed.value_or(Tensor());
     Tensor flat = logits.reshape({targets.numel(), logits.size(-1)});
     if (flat.size(1) > 1 && flat.stride(1) != 1) flat = flat.contiguous();
     Rows rows{flat, targets, weights, begin, ignore, vocabulary};
@@ -429,10 +430,11 @@ Tensor cross_entropy_sum(const Tensor& logits, const Tensor& targets, const Voca
   Tensor ids = targets.reshape({-1}).contiguous();
   Group* group =
       shard != nullptr && shard->group && shard->group->size() > 1 ? shard->group.get() : nullptr;
+  std::optional<Tensor> flat_weights;  // autograd takes no tensor that is not there
+  if (weights.defined()) flat_weights = weights.reshape({-1}).contiguous();
   return CrossEntropySum::apply(logits, ids, shard != nullptr ? shard->begin : 0,
                                 shard != nullptr ? shard->size : logits.size(-1), group,
-                                ignore_index,
-                                weights.defined() ? weights.reshape({-1}).contiguous() : weights);
+                                ignore_index, flat_weights);
 }
 
 }  // namespace meshwright
