@@ -41,6 +41,14 @@ bool takes(const Strategy& strategy, StrategyConfig config, int64_t ParallelSize
   }
 }
 
+bool cuts_sequences(const Strategy& strategy, StrategyConfig config) {
+  config.shared.sizes.tp = 2;
+  config.shared.sequence_parallel = true;
+  Diagnostics said;
+  strategy.validate(config, said);
+  return said.ok();
+}
+
 Way way_of(const plan::Job& job, const loader::LoadedStrategy& loaded, const ModelOutline& outline,
            DType storage) {
   config::StrategySchema schema{loaded.info->name, loaded.info->aliases, loaded.info->schema};
@@ -53,6 +61,7 @@ Way way_of(const plan::Job& job, const loader::LoadedStrategy& loaded, const Mod
   out.cp = takes(strategy, config, &ParallelSizes::cp);
   out.pp = takes(strategy, config, &ParallelSizes::pp);
   out.ep = takes(strategy, config, &ParallelSizes::ep);
+  out.sequence = out.tp && cuts_sequences(strategy, config);
   out.replicas = takes(strategy, config, &ParallelSizes::dp_replicate);
   MeshRequest mesh;
   mesh.world_size = 2;
@@ -86,6 +95,10 @@ Way way_of(const plan::Job& job, const loader::LoadedStrategy& loaded, const Mod
 std::vector<Way> ways_of(plan::Job& job, const ModelOutline& outline, DType storage) {
   const ModelOutline part = shortened(outline);
   std::vector<Way> out;
+  try {  // the job's own first: it is the one kept of several that are alike
+    out.push_back(way_of(job, job.strategy, part, storage));
+  } catch (const Error&) {
+  }
   for (const loader::Listing& listing : job.registry->list()) {
     if (listing.plugin == nullptr) continue;
     for (const loader::StrategyInfo& info : listing.plugin->strategies) {
@@ -201,7 +214,7 @@ Found search(plan::Job& job, const steptime::Machine& machine, const Wanted& wan
   base.loss = steptime::Loss::fused;
   base.optimizer_bytes = 44;
   base.logits = 4;  // in bfloat16, with their gradient; the loss makes no copy
-  base.inputs_whole = true;
+  base.engine_memory = true;
   base.ranks_per_host =
       std::min(machine.network.ranks_per_host, static_cast<double>(wanted.world_size));
   request.ways = ways_of(job, outline, storage);

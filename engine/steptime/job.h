@@ -82,7 +82,8 @@ struct Job {
   double whole_gradients = 0;  // bytes a parameter, unsharded until the last micro-batch
   double stored = 4;           // bytes of a stored weight
   double logits = 14;          // bytes an entry
-  bool inputs_whole = false;   // blocks keep their gathered input, not this rank's part of it
+  // As this engine keeps memory (docs/cost_model.md), not as the published runs' programs do.
+  bool engine_memory = false;
 
   double dp() const { return ranks / (tp * cp * pp); }
   double replicas() const { return ranks / (tp * pp * shard); }

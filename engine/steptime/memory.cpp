@@ -15,18 +15,20 @@ Memory memory_of(const Shape& shape, const Job& job) {
   Memory out;
   out.states = held * (job.state_whole + job.state_cut / job.shard);
   if (job.whole_gradients > 0)
-    out.transient += held * (job.whole_gradients - job.stored / job.shard);
+    out.transient +=
+        held * (job.whole_gradients - (job.engine_memory ? 0 : job.stored / job.shard));
   if (job.data.gather_forward != When::never && job.shard > 1) {
     // Between two backwards of a pipeline the weights stay.
     const bool each = job.data.gather_backward != When::never && job.pp <= 1;
     const double gathered = job.data.layer_gathered, reduced = job.data.layer_reduced;
     out.transient += job.data.root_gathered + (each ? 2 : layers) * gathered;
-    if (job.whole_gradients <= 0) out.transient += 2 * reduced;
+    if (job.whole_gradients <= 0)
+      out.transient += 2 * reduced + (job.engine_memory ? job.data.root_reduced : 0);
   }
   // What a layer keeps of a token, in elements.
   const double mlp = shape.experts > 0 ? shape.experts_a_token * (2 * shape.expert_ffn + h)
                                        : (shape.gated ? 3 : 2) * f;
-  const double input = job.inputs_whole ? h : hs;
+  const double input = job.engine_memory ? h : hs;
   const double whole = 2 * hs + 2 * input + 2 * q + 2 * kv + mlp;
   double kept = whole, scores = 0;
   if (job.attention == Attention::unfused) scores = 5 / w * shape.heads / t * job.length / job.cp;
@@ -56,7 +58,7 @@ Memory memory_of(const Shape& shape, const Job& job) {
                logits = job.logits * T * words;
   if (job.pp <= 1) {
     out.activations = pass;
-    out.working = std::max(logits, working);
+    out.working = job.engine_memory ? logits + working + 2 * T * w * h : std::max(logits, working);
     return out;
   }
   // The first rank has the most passes in flight, the last one the logits.
@@ -67,6 +69,7 @@ Memory memory_of(const Shape& shape, const Job& job) {
   const bool by_logits = last * pass + logits > first * pass + working;
   out.activations = (by_logits ? last : first) * pass;
   out.working = by_logits ? std::max(logits, working) : working;
+  if (job.engine_memory) out.working += first * job.stages * T * w * h;  // messages
   return out;
 }
 

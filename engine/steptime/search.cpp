@@ -62,7 +62,7 @@ class Search {
     job.tp = tp;
     job.pp = pp;
     job.cp = cp;
-    job.sequence_parallel = tp > 1 && divides(tp * cp, job.length);
+    job.sequence_parallel = tp > 1 && way.sequence && divides(tp * cp, job.length);
     const double dp = job.dp();
     if (!divides(dp, request_.global_batch)) {
       count("the batch does not divide over dp");

@@ -15,6 +15,7 @@ namespace meshwright::steptime {
 struct Way {
   std::string strategy;
   bool tp = false, cp = false, pp = false, ep = false, replicas = false;
+  bool sequence = true;  // tensor parallelism that cuts activations along the sequence
   bool whole = false;    // every rank holds the model
   int level = 3;         // of what is sharded: 3 parameters too, 2 gradients, 1 the optimizer
   bool rows = true;      // copies out of gathers and into reductions
