@@ -274,8 +274,8 @@ std::unique_ptr<Batches> Run::batches_of(const OpenData& data, const Options& ow
                         .seq_len = data.config.seq_len,
                         .device = world_->device(),
                         .workers = own.get_int("workers"),
-                        .change = change_of(/*training=*/!again),
-                        .while_waiting = [world = world_] { world->check(); }});
+                        .while_waiting = [world = world_] { world->check(); },
+                        .change = change_of(/*training=*/!again)});
 }
 
 void Run::open_batches() {
