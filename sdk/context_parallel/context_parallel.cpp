@@ -7,6 +7,7 @@
 #include <c10/core/GradMode.h>
 #include <torch/nn/module.h>
 #include <torch/nn/modules/activation.h>
+#include <torch/nn/modules/linear.h>
 #include <torch/nn/modules/rnn.h>
 
 #include <algorithm>
@@ -107,6 +108,7 @@ void check_attention(torch::nn::Module& model) {
                        item.value()->as<torch::nn::LSTMImpl>() != nullptr ||
                        item.value()->as<torch::nn::GRUImpl>() != nullptr;
     if (!mixes && !last.ends_with("attn") && !last.ends_with("attention")) continue;
+    if (item.value()->as<torch::nn::LinearImpl>() != nullptr) continue;  // GPT-2's c_attn
     if (mixes || find_attention_cores(*item.value()).empty())
       throw Error(ErrorCode::bad_module,
                   name +
