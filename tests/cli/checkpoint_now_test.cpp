@@ -94,6 +94,7 @@ TEST_CASE("a run saves when it is asked to, by the verb or by a file, and once f
   const Ran late = run("checkpoint now '" + training.run().string() + "' --json");
   CHECK(late.status == 0);
   CHECK(late.out.find("\"checkpoint\": null") != std::string::npos);
+  CHECK(training.wait_for([&] { return !fs::exists(training.run() / "checkpoint_now"); }));
   CHECK(training.end() == 75);
 
   const Ran over = run("checkpoint now '" + training.run().string() + "'", "2>&1");

@@ -29,8 +29,7 @@ LOG
 }
 make_run "$work/long" 5000 0.001
 make_run "$work/short" 100 0.002
-"$build/bin/meshwright" plan "$source/configs/pipeline_interleaved.toml" --world-size 8 --json >"$work/short/plan.json" 2>/dev/null ||
-  "$build/bin/meshwright" plan "$source/configs/hsdp_tp.toml" --world-size 8 --json >"$work/short/plan.json"
+(cd "$source" && "$build/bin/meshwright" plan configs/pipeline_cpu.toml --world-size 8 --json) >"$work/short/plan.json"
 cp "$work/short/plan.json" "$work/long/plan.json"
 "$build/bin/meshwright" report "$work/long" "$work/short" --output "$work/page.html"
 
