@@ -90,8 +90,7 @@ MESHWRIGHT_VECTORISED void uniforms(uint64_t first, uint64_t seed, uint64_t stre
     PhiloxBits bits = philox({static_cast<uint32_t>(at), static_cast<uint32_t>(at >> 32),
                               static_cast<uint32_t>(stream), static_cast<uint32_t>(stream >> 32)},
                              static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32));
-    for (size_t j = 0; j < 4; ++j)
-      out[4 * i + static_cast<int64_t>(j)] = 2 * unit(bits[j]) - 1;
+    for (size_t j = 0; j < 4; ++j) out[4 * i + static_cast<int64_t>(j)] = 2 * unit(bits[j]) - 1;
   }
 }
 

@@ -199,9 +199,7 @@ void RunFolder::validation(int64_t step, double loss) {
 }
 
 // As base::append_line() does it, whose lines are in the same file.
-void RunFolder::log(const std::string& line) {
-  log_->append(base::utc_now() + " " + line + "\n");
-}
+void RunFolder::log(const std::string& line) { log_->append(base::utc_now() + " " + line + "\n"); }
 
 Progress::Progress(report::Output& out, const report::Style& style, bool live, int64_t steps)
     : out_(out), style_(style), live_(live), steps_(steps) {}

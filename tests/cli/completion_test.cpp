@@ -105,7 +105,8 @@ TEST_CASE("every verb has a manual page, without a word that roff would take for
         CHECK(std::string(".SH .B .I .BR .RI .TP .PP .nf .fi ")
                   .find(line.substr(0, line.find(' ')) + " ") != std::string::npos);
     if (installed("groff")) {
-      const Ran drawn = shell("groff -man -Tutf8 -wmac -wchar -Wbreak -z '" + entry.path().string() + "'");
+      const Ran drawn =
+          shell("groff -man -Tutf8 -wmac -wchar -Wbreak -z '" + entry.path().string() + "'");
       CHECK(drawn.out == "");
     }
   }
