@@ -61,6 +61,13 @@ const std::vector<Row>& rows() {
        MESHWRIGHT_SOURCE_DIR "/tests/data/parity/llama",
        plan,
        {"model.config=none"}},
+      {"model.plugin",
+       "gpt2",
+       test,
+       {},
+       {},
+       "tests/models/models_test.cpp: a plugin's models train alike under every strategy and "
+       "layout"},
       {"model.torch_dtype", "bfloat16", plan},
       {"model.float8_linear", "true", trained},
       // [dist_env]
