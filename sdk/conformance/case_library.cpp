@@ -164,15 +164,15 @@ void check_descriptor(const Subject& subject, Report& report) {
     report.fail("the license \"" + text_of(p.license) +
                 "\" is no SPDX expression such as Apache-2.0 or LicenseRef-mine");
   bool components = false;
-  for (const meshwright_extension* e = p.extensions; e != nullptr && !components; e = e->next)
-    components = e->id == MESHWRIGHT_MODELS || e->id == MESHWRIGHT_DATASETS;
+  size_t blocks = 0;
+  for (const meshwright_extension* e = p.extensions; e != nullptr && blocks <= 64; e = e->next) {
+    components = components || e->id == MESHWRIGHT_MODELS || e->id == MESHWRIGHT_DATASETS;
+    ++blocks;
+  }
   if (p.strategy_count == 0 && !components) report.fail("it has no strategies");
   std::set<std::string> names;
   for (size_t i = 0; i < p.strategy_count; ++i)
     check_strategy(element(p.strategies, i), names, report);
-  size_t blocks = 0;
-  for (const meshwright_extension* e = p.extensions; e != nullptr && blocks <= 64; e = e->next)
-    ++blocks;
   if (blocks > 64) report.fail("the chain of extensions does not end");
   report.note(std::to_string(p.strategy_count) +
               (p.strategy_count == 1 ? " strategy" : " strategies"));
