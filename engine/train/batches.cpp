@@ -16,6 +16,7 @@ using at::Tensor;
 // On the host, pinned where a device copies from it; the copy goes on while the host reads the next
 // rows, and the allocator of pinned memory keeps these until then.
 struct Batches::Memory {
+  Tensor ids;  // tokens, targets and positions one behind the other, for one copy
   Tensor tokens, targets, documents, positions, weights;
 };
 
@@ -51,23 +52,24 @@ Batches::Batches(std::shared_ptr<const SampleSource> source, data::Sampler sampl
 Batches::Slot Batches::begin(int64_t number) {
   Slot slot;
   slot.memory = std::make_shared<Memory>();
-  auto room = [&](at::ScalarType type) {
-    return at::empty({settings_.rows, settings_.seq_len},
+  auto room = [&](at::ScalarType type, int64_t many) {
+    return at::empty({many, settings_.rows, settings_.seq_len},
                      at::TensorOptions(type).pinned_memory(!settings_.device.is_cpu()));
   };
   Memory& memory = *slot.memory;
   data::BatchMemory raw;
-  memory.tokens = room(at::kLong);
-  memory.targets = room(at::kLong);
+  memory.ids = room(at::kLong, source_->has_documents() ? 3 : 2);
+  memory.tokens = memory.ids.select(0, 0);
+  memory.targets = memory.ids.select(0, 1);
   raw.tokens = memory.tokens.mutable_data_ptr<int64_t>();
   raw.targets = memory.targets.mutable_data_ptr<int64_t>();
   if (source_->has_documents()) {
-    memory.documents = room(at::kInt);
-    memory.positions = room(at::kLong);
+    memory.documents = room(at::kInt, 1).select(0, 0);
+    memory.positions = memory.ids.select(0, 2);
     raw.documents = memory.documents.mutable_data_ptr<int32_t>();
   }
   if (source_->has_weights()) {
-    memory.weights = room(at::kFloat);
+    memory.weights = room(at::kFloat, 1).select(0, 0);
     raw.weights = memory.weights.mutable_data_ptr<float>();
   }
   raw.owner = slot.memory;
@@ -102,10 +104,11 @@ MicroBatch Batches::move_to_device(const std::shared_ptr<Memory>& memory) const 
                : host;
   };
   if (memory->documents.defined()) fill_positions(memory->documents, memory->positions);
-  MicroBatch out{.tokens = moved(memory->tokens),
-                 .targets = moved(memory->targets),
+  const Tensor ids = moved(memory->ids);
+  MicroBatch out{.tokens = ids.select(0, 0),
+                 .targets = ids.select(0, 1),
                  .documents = moved(memory->documents),
-                 .positions = moved(memory->positions),
+                 .positions = memory->positions.defined() ? ids.select(0, 2) : Tensor(),
                  .weights = moved(memory->weights),
                  .host_targets = memory->targets.const_data_ptr<int64_t>(),
                  .host = memory};

@@ -184,11 +184,12 @@ TEST_CASE("the counters of a step know what it launches, moves and waits for") {
     auto operation = [&](const char* name) -> const boost::json::object& {
       return step.at("operators").as_object().at(name).as_object();
     };
-    // 16 samples of 128 tokens and one more in micro-batches of 4: two of them are this rank's.
+    // 16 samples of 128 tokens and their targets in micro-batches of 4: two of them are this
+    // rank's.
     const boost::json::object& batch = step.at("copies").at("copy to the device").as_object();
-    // Then what the step adds up over the ranks: loss, targets and three votes.
+    // Then what the step adds up over the ranks: loss, targets, their weights and four votes.
     CHECK(of(batch, "calls") == 2 + 1);
-    CHECK(of(batch, "bytes") == 2 * 4 * 129 * 8 + 5 * 8);
+    CHECK(of(batch, "bytes") == 2 * 2 * 4 * 128 * 8 + 7 * 8);
     CHECK(step.at("copies").as_object().size() == 2);  // none is pageable; the other way back
     // Rows of 64 float32 for 4 x 128 tokens of each.
     CHECK(of(operation("aten::index_select"), "calls") == 2);
