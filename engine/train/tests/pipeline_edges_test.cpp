@@ -194,7 +194,7 @@ TEST_CASE("pipeline edges: a vote of any rank is heard once, in the same step, b
         }
       });
       for (const std::vector<int64_t>& mine : heard)
-        CHECK(mine == std::vector<int64_t>{0, 0, 0, 1, 0, 0, 0, layout.ranks, 0});
+        CHECK(mine == std::vector<int64_t>{0, 0, 0, 0, 1, 0, 0, 0, 0, layout.ranks, 0, 0});
     }
   }
 }

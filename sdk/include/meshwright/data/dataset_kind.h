@@ -15,7 +15,7 @@
 namespace meshwright {
 
 struct DatasetRequest {
-  Options options;                // [dataset.<name>]
+  Options options;                // [dataset.NAME]
   std::string table = "dataset";  // or "validation_dataset": for messages
   std::string path;               // dataset.path; "": not set
   int64_t seq_len = 0;            // positions of a sample

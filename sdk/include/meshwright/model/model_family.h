@@ -23,7 +23,7 @@ namespace meshwright {
 class RunningModel;  // meshwright/model/running_model.h
 
 struct ModelRequest {
-  Options options;     // [model.<name>]
+  Options options;     // [model.NAME]
   std::string config;  // model.config, or the folder of model.pretrained; "": neither is set
   DType storage = DType::float32;  // model.torch_dtype
   ParallelSizes sizes;             // of the job
