@@ -10,6 +10,7 @@
 #include "engine/cli/common.h"
 #include "engine/data/plugin_data.h"
 #include "engine/loader/descriptor.h"
+#include "engine/loader/guard.h"
 #include "sdk/base/conformance.h"
 #include "sdk/base/conformance_runner.h"
 #include "sdk/base/words.h"
@@ -23,7 +24,7 @@ using conf::Fields;
 using conf::Verdict;
 
 struct Row {
-  std::string strategy;  // or the data set
+  std::string of;  // the strategy, data set or model family
   const conf::Case* about = nullptr;
   conf::Outcome outcome;
 };
@@ -69,9 +70,8 @@ std::optional<Error> refusal_in(const Fields& fields) {
   return error;
 }
 
-// What the job of --file asks this kind of data set for; nullopt: it reads other data.
-std::optional<DatasetRequest> request_of_job(const Call& call, const fs::path& library,
-                                             const std::string& dataset) {
+// The job of --file, with the library at its disposal.
+plan::Job job_of_file(const Call& call, const fs::path& library) {
   config::LoadOptions options;
   options.file = call.value("file");
   options.sets = call.values("set");
@@ -79,12 +79,43 @@ std::optional<DatasetRequest> request_of_job(const Call& call, const fs::path& l
   Diagnostics diagnostics;
   std::optional<plan::Job> job = plan::load_job(options, diagnostics);
   diagnostics.throw_if_any();
-  if (!job->dataset || job->dataset->info->name != dataset) return std::nullopt;
+  return std::move(*job);
+}
+
+// What a job asks this kind of data set for; nullopt: it reads other data.
+std::optional<DatasetRequest> data_request(const plan::Job& job, const std::string& dataset) {
+  if (!job.dataset || job.dataset->info->name != dataset) return std::nullopt;
   int64_t vocabulary = 0;
-  if (const std::optional<plan::JobModel> model = plan::model_of(*job))
-    vocabulary = model->outline(job->config).vocab_size;
-  const auto seed = static_cast<uint64_t>(job->config.table("run").get_int("seed"));
-  return data::request_of(data::dataset_config(*job, "dataset", vocabulary, seed));
+  if (const std::optional<plan::JobModel> model = plan::model_of(job))
+    vocabulary = model->outline(job.config).vocab_size;
+  const auto seed = static_cast<uint64_t>(job.config.table("run").get_int("seed"));
+  return data::request_of(data::dataset_config(job, "dataset", vocabulary, seed));
+}
+
+// What a job asks this model family for, as a job of one rank; nullopt: it trains another one.
+std::optional<ModelRequest> model_request(const plan::Job& job, const std::string& model) {
+  if (!job.model || job.model->info->name != model) return std::nullopt;
+  ModelRequest out = plan::model_of(job)->request;
+  out.sizes = {};
+  out.storage = DType::float32;
+  return out;
+}
+
+// The component of that name among those of its sort, as the descriptor has it.
+const meshwright_component* component_of(const loader::LoadedPlugin& plugin,
+                                         const std::vector<loader::ComponentInfo>& infos,
+                                         uint32_t sort, const std::string& name) {
+  for (size_t i = 0; i < infos.size(); ++i)
+    if (infos[i].name == name) return loader::raw_component(*plugin.descriptor, sort, i);
+  return nullptr;
+}
+
+// The option by which a case is told what it is about; "": the library.
+std::string flag_of(conf::Scope scope) {
+  return scope == conf::Scope::strategy  ? "strategy"
+         : scope == conf::Scope::dataset ? "dataset"
+         : scope == conf::Scope::model   ? "model"
+                                         : "";
 }
 
 // One case, in this process: what a child does.
@@ -97,23 +128,31 @@ int run_child(Call& call) {
   Fields fields;
   try {
     const loader::LoadedPlugin& plugin = plugin_of(registry, call.positional(0));
-    conf::Subject subject{plugin.descriptor, nullptr, plugin.path, nullptr, nullptr};
-    std::optional<DatasetRequest> request;
-    for (size_t i = 0; i < plugin.datasets.size(); ++i)
-      if (plugin.datasets[i].name == call.value("dataset"))
-        subject.dataset = loader::raw_component(*plugin.descriptor, MESHWRIGHT_DATASETS, i);
-    if (c.scope == conf::Scope::dataset && subject.dataset == nullptr)
-      throw Error(ErrorCode::usage,
-                  "case " + std::string(c.name) + " needs a --dataset of the library");
-    if (subject.dataset != nullptr && call.has("file"))
-      request = request_of_job(call, plugin.path, call.value("dataset"));
-    if (request) subject.request = &*request;
+    conf::Subject subject;
+    subject.plugin = plugin.descriptor;
+    subject.path = plugin.path;
+    subject.dataset =
+        component_of(plugin, plugin.datasets, MESHWRIGHT_DATASETS, call.value("dataset"));
+    subject.model = component_of(plugin, plugin.models, MESHWRIGHT_MODELS, call.value("model"));
     for (size_t i = 0; i < plugin.strategies.size(); ++i)
       if (plugin.strategies[i].name == call.value("strategy"))
         subject.strategy = loader::raw_strategy(*plugin.descriptor, i);
-    if (c.scope == conf::Scope::strategy && subject.strategy == nullptr)
-      throw Error(ErrorCode::usage,
-                  "case " + std::string(c.name) + " needs a --strategy of the library");
+    if ((c.scope == conf::Scope::dataset && subject.dataset == nullptr) ||
+        (c.scope == conf::Scope::model && subject.model == nullptr) ||
+        (c.scope == conf::Scope::strategy && subject.strategy == nullptr))
+      throw Error(ErrorCode::usage, "case " + std::string(c.name) + " needs a --" +
+                                        flag_of(c.scope) + " of the library");
+    std::optional<DatasetRequest> data;
+    std::optional<ModelRequest> model;
+    if (call.has("file") && (subject.dataset != nullptr || subject.model != nullptr)) {
+      const plan::Job job = job_of_file(call, plugin.path);
+      if (subject.dataset != nullptr) data = data_request(job, call.value("dataset"));
+      if (subject.model != nullptr) model = model_request(job, call.value("model"));
+    }
+    if (data) subject.request = &*data;
+    if (model) subject.model_request = &*model;
+    if (c.scope == conf::Scope::model && !plugin.runtime_half.empty())
+      loader::load_runtime_half(plugin.runtime_half, plugin.code);
     fields = conf::fields_of(conf::run_case(c, subject));
     fields.emplace_back("plugin", plugin.name);
     fields.emplace_back("version", plugin.version);
@@ -122,6 +161,7 @@ int run_child(Call& call) {
       fields.emplace_back("strategy", info.name);
     for (const loader::ComponentInfo& info : plugin.datasets)
       fields.emplace_back("dataset", info.name);
+    for (const loader::ComponentInfo& info : plugin.models) fields.emplace_back("model", info.name);
   } catch (const Error& error) {
     fields = fields_of(error);
   }
@@ -145,8 +185,8 @@ const Look& look_of(Verdict verdict) {
 
 void print(Call& call, const Row& row) {
   const conf::Outcome& o = row.outcome;
-  std::string name = row.strategy.empty() ? std::string(row.about->name)
-                                          : row.strategy + ": " + std::string(row.about->name);
+  std::string name =
+      row.of.empty() ? std::string(row.about->name) : row.of + ": " + std::string(row.about->name);
   const Look& look = look_of(o.verdict);
   std::string line =
       report::pad(report::paint(call.out_style, look.tone, look.word), 9) + report::pad(name, 32);
@@ -165,8 +205,7 @@ boost::json::object json_of(const Row& row) {
   boost::json::array lines;
   for (const std::string& line : row.outcome.lines) lines.emplace_back(report::printable(line));
   return {{"case", row.about->name},
-          {"strategy",
-           row.strategy.empty() ? boost::json::value(nullptr) : boost::json::value(row.strategy)},
+          {"strategy", row.of.empty() ? boost::json::value(nullptr) : boost::json::value(row.of)},
           {"verdict", look_of(row.outcome.verdict).word},
           {"details", lines},
           {"seconds", row.outcome.child.seconds}};
@@ -176,7 +215,7 @@ boost::json::object json_of(const Row& row) {
 struct Library {
   bool loaded = false;
   std::string path, plugin, version;
-  std::vector<std::string> strategies = {}, datasets = {};  // to be looked at
+  std::vector<std::string> strategies = {}, datasets = {}, models = {};  // to be looked at
 };
 
 Library library_of(const Fields& told, const std::string& given, const std::string& only_strategy) {
@@ -189,8 +228,10 @@ Library library_of(const Fields& told, const std::string& given, const std::stri
   if (!out.loaded) out.path = given;
   out.strategies = conf::values_of(told, "strategy");
   out.datasets = conf::values_of(told, "dataset");
+  out.models = conf::values_of(told, "model");
   if (only_strategy.empty()) return out;
   out.datasets.clear();
+  out.models.clear();
   if (std::find(out.strategies.begin(), out.strategies.end(), only_strategy) ==
       out.strategies.end())
     throw unknown_name(out.path + " has no strategy", only_strategy, out.strategies, "strategy");
@@ -247,9 +288,9 @@ int run_check(Call& call) {
   auto run = [&](const conf::Case& c, const std::string& name, const std::string& path) {
     std::vector<std::string> command = {program,  "plugins",          "check", path, "--child",
                                         "--case", std::string(c.name)};
-    const bool data = c.scope == conf::Scope::dataset;
-    if (!name.empty()) command.insert(command.end(), {data ? "--dataset" : "--strategy", name});
-    if (data && call.has("file")) {
+    if (!name.empty()) command.insert(command.end(), {"--" + flag_of(c.scope), name});
+    const bool of_a_job = c.scope == conf::Scope::dataset || c.scope == conf::Scope::model;
+    if (of_a_job && call.has("file")) {
       command.insert(command.end(), {"--file", call.value("file")});
       for (const std::string& set : call.values("set"))
         command.insert(command.end(), {"--set", set});
@@ -277,12 +318,14 @@ int run_check(Call& call) {
   for (const conf::Case& c : conf::cases().subspan(1))
     if (c.scope == conf::Scope::library && library.loaded && wanted(c))
       add(run(c, "", library.path));
-  for (const std::string& strategy : library.strategies)
-    for (const conf::Case& c : conf::cases())
-      if (c.scope == conf::Scope::strategy && wanted(c)) add(run(c, strategy, library.path));
-  for (const std::string& dataset : library.datasets)
-    for (const conf::Case& c : conf::cases())
-      if (c.scope == conf::Scope::dataset && wanted(c)) add(run(c, dataset, library.path));
+  auto add_all = [&](conf::Scope scope, const std::vector<std::string>& names) {
+    for (const std::string& name : names)
+      for (const conf::Case& c : conf::cases())
+        if (c.scope == scope && wanted(c)) add(run(c, name, library.path));
+  };
+  add_all(conf::Scope::strategy, library.strategies);
+  add_all(conf::Scope::dataset, library.datasets);
+  add_all(conf::Scope::model, library.models);
   return conclude(call, library, rows);
 }
 
@@ -297,7 +340,8 @@ LIB is a file, or the name of a strategy that is found where plugins are looked 
 runs in a process of its own, so that a crash or a hang is a result. Exit status 2 when a case
 fails, or when the library is refused.
 
-Data sets are opened as a job says: --file names one that reads them.
+Data sets are opened, and models made, as a job says: --file names one that has them. A model is
+tried with the defaults of its options where none is named.
 
   meshwright plugins check ./libmeshwright_mine.so
   meshwright plugins check fsdp2 --case mesh
@@ -305,7 +349,8 @@ Data sets are opened as a job says: --file names one that reads them.
 
 --case NAME        Run this case only.
 --strategy NAME    Look at this strategy of the library only.
---file JOB         The data sets of the library are opened with this job's [dataset].
+--file JOB         Take this job's [dataset] for the data sets of the library, its [model] for the
+                   models.
 --set
 --timeout SECONDS  Limit of each case. Default: 60.
 --json
@@ -316,6 +361,7 @@ Data sets are opened as a job says: --file names one that reads them.
   // Run one case in this process and answer on a pipe.
   verb.flags.push_back({.name = "child", .hidden = true});
   verb.flags.push_back({.name = "dataset", .argument = "NAME", .hidden = true});
+  verb.flags.push_back({.name = "model", .argument = "NAME", .hidden = true});
   return verb;
 }
 

@@ -2,6 +2,7 @@
 
 #include <torch/nn/module.h>
 
+#include <algorithm>
 #include <set>
 
 #include "engine/report/report.h"
@@ -79,10 +80,35 @@ void check_states(const ParallelModel& model, const std::string& strategy) {
   }
 }
 
+// Ranks that were to have parts of the model, or of the samples, and were given all of it would
+// compute the same thing several times, or lose a part of each gradient.
+void check_axes(const ParallelModel& model, const ParallelSizes& sizes, const TpPlan& tp,
+                const std::string& strategy) {
+  auto refuse = [&](const char* key, int64_t size, const std::string& what,
+                    const std::string& maker) {
+    return Error(ErrorCode::plugin_nonconforming, "the strategy " + strategy + " planned " + key +
+                                                      " = " + std::to_string(size) +
+                                                      ", but its parallelize() " + what)
+        .key(std::string("distributed.") + key)
+        .help("call " + maker + " in parallelize(), or refuse the size in plan_mesh()")
+        .help(std::string("set distributed.") + key + " = 1");
+  };
+  auto over_tp = [](const ParallelParameter& p) {
+    return std::ranges::any_of(p.placement, [](const auto& each) { return each.first == "tp"; });
+  };
+  if (sizes.tp > 1 && !tp.entries.empty() && !model.tensor_parallel() &&
+      std::ranges::none_of(model.parameters(), over_tp))
+    throw refuse("tp_size", sizes.tp, "cut nothing over tp", "apply_tensor_parallel()");
+  if (sizes.cp > 1 && !model.context_parallel())
+    throw refuse("cp_size", sizes.cp, "gave the model no context_parallel()",
+                 "apply_context_parallel()");
+}
+
 }  // namespace
 
 void check_parts(const ParallelModel& model, const torch::nn::Module& module,
-                 const std::string& strategy) {
+                 const ParallelSizes& sizes, const TpPlan& tp, const std::string& strategy) {
+  check_axes(model, sizes, tp, strategy);
   check_regions(model, strategy);
   check_views(model, module, strategy);
   check_states(model, strategy);

@@ -235,7 +235,8 @@ Trainer::Trainer(Job& job, std::shared_ptr<World> world, std::shared_ptr<torch::
   if (!model_)
     throw Error(ErrorCode::plugin_nonconforming,
                 "parallelize of the strategy " + plan_->strategy.info->name + " returned nothing");
-  train::check_parts(*model_, *module_, plan_->strategy.info->name);
+  train::check_parts(*model_, *module_, parts_->config.shared.sizes, plan_->tp,
+                     plan_->strategy.info->name);
   if (stages_) stages_->check_tied(*model_);
   if (!plan_->outline && model_->context_parallel())
     world_->notice("the plan does not count what attention of " + outline_->architecture +

@@ -17,6 +17,10 @@
 #include "meshwright/components.h"
 #include "meshwright/data/dataset_kind.h"
 
+namespace meshwright {
+struct ModelRequest;  // meshwright/model/model_family.h
+}
+
 namespace meshwright::conformance {
 
 enum class Verdict : uint8_t { ok, failed, skipped };
@@ -53,9 +57,12 @@ struct Subject {
   const meshwright_component* dataset = nullptr;  // null but in cases about data
   // What a job asks the data set for; nullptr: no job was named, only what needs none is looked at.
   const DatasetRequest* request = nullptr;
+  const meshwright_component* model = nullptr;  // null but in cases about models
+  // What a job asks the model family for; nullptr: no job was named, its defaults are taken.
+  const ModelRequest* model_request = nullptr;
 };
 
-enum class Scope : uint8_t { library, strategy, dataset };
+enum class Scope : uint8_t { library, strategy, dataset, model };
 
 struct Case {
   std::string_view name;

@@ -75,42 +75,18 @@ bool write_shorter(const fs::path& from, const fs::path& to) {
 }  // namespace
 
 void check_data_lifecycle(const Subject& subject, Report& report) {
-  constexpr int kTimes = 100, kWarm = 20, kTries = 200;
-  auto make = [&](int times) {
-    for (int i = 0; i < times; ++i) KindInstance instance(subject);
-  };
-  make(kWarm);
-  const size_t before = bytes_in_use();
-  make(kTimes);
-  const size_t after = bytes_in_use();
-  if (after > before + kTimes * sizeof(void*))
-    report.fail("memory grew by " + std::to_string(after - before) + " bytes over " +
-                std::to_string(kTimes) + " instances");
+  check_growth([&] { KindInstance instance(subject); }, report);
   KindInstance kind(subject);
   const OptionSchema schema = schema_of(subject);
   Random random(11);
-  for (int i = 0; i < kTries && !report.full(); ++i) {
+  for (int i = 0; i < 200 && !report.full(); ++i) {
     DatasetRequest request;
-    request.options = Options(schema);
+    request.options = i > 0 ? random_options(schema, random) : Options(schema);
     request.seq_len = 1 + random.below(64);
     request.vocab_size = 256;
-    if (i > 0)
-      for (const meshwright_option* option : schema.options)
-        if (random.chance(50))
-          ask([&] {
-            request.options.set(option->name, random_value(*option, random));
-            return true;
-          });
     Diagnostics diagnostics;
-    const auto answer = ask([&] {
-      kind->validate(request, diagnostics);
-      return true;
-    });
-    if (answer.error)
-      report.fail("validate threw instead of reporting: " + one_line(*answer.error));
-    if (!answer.foreign.empty()) report.fail("validate threw " + answer.foreign);
+    check_answers([&] { kind->validate(request, diagnostics); }, report);
   }
-  report.note(std::to_string(kTimes) + " instances");
 }
 
 void check_data_open(const Subject& subject, Report& report) {

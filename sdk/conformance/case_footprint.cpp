@@ -1,17 +1,14 @@
 // footprint: where parameters lie, and what a layout costs. And the third hook.
-#include <dlfcn.h>
-
 #include <algorithm>
-#include <filesystem>
 #include <map>
 #include <set>
 
 #include "meshwright/parallel/parallel.h"
-#include "sdk/base/beside.h"
 #include "sdk/base/pipeline.h"
 #include "sdk/conformance/cases.h"
 #include "sdk/conformance/outlines.h"
 #include "sdk/conformance/probe.h"
+#include "sdk/conformance/training_library.h"
 
 namespace meshwright::conformance {
 namespace {
@@ -268,25 +265,11 @@ void check_footprint(const Subject& subject, Report& report) {
 
 namespace {
 
-// What trains lies in a library of its own beside the SDK's: planning needs no LibTorch.
 void check_training(const Subject& subject, Report& report) {
-  std::filesystem::path path = beside_sdk("libmeshwright_conformance_training.so");
-  if (!std::filesystem::exists(path))
-    return report.skip("it can train, but " + path.string() +
-                       ", which would check that, is not there");
-  void* library = ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
-  if (library == nullptr) {
-    const char* why = ::dlerror();
-    return report.fail("cannot load " + path.string() + ": " + (why ? why : ""));
-  }
-  using Say = void (*)(void*, const char*);
-  auto check = reinterpret_cast<void (*)(const meshwright_strategy*, void*, Say, Say)>(
-      ::dlsym(library, "meshwright_check_training"));
-  if (check == nullptr) return report.fail(path.string() + " is not the kit's library");
-  check(
-      subject.strategy, &report,
-      [](void* to, const char* text) { static_cast<Report*>(to)->fail(text); },
-      [](void* to, const char* text) { static_cast<Report*>(to)->note(text); });
+  void* symbol = symbol_of_training("meshwright_check_training", report);
+  if (symbol == nullptr) return;
+  reinterpret_cast<void (*)(const meshwright_strategy*, void*, Say, Say)>(symbol)(
+      subject.strategy, &report, &say_fail, &say_note);
 }
 
 }  // namespace

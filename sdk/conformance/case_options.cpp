@@ -192,18 +192,7 @@ void check_options(const Subject& subject, Report& report) {
 }
 
 void check_lifecycle(const Subject& subject, Report& report) {
-  constexpr int kTimes = 100, kWarm = 20;
-  auto make = [&](int times) {
-    for (int i = 0; i < times; ++i) Instance instance(subject);
-  };
-  make(kWarm);  // what is made once per process
-  size_t before = bytes_in_use();
-  make(kTimes);
-  size_t after = bytes_in_use();
-  // Less than a pointer per instance is noise.
-  if (after > before + kTimes * sizeof(void*))
-    report.fail("memory grew by " + std::to_string(after - before) + " bytes over " +
-                std::to_string(kTimes) + " instances");
+  check_growth([&] { Instance instance(subject); }, report);
   {  // several at once, and not in the order of a stack
     auto first = std::make_unique<Instance>(subject);
     Instance second(subject);
@@ -213,7 +202,6 @@ void check_lifecycle(const Subject& subject, Report& report) {
     if (!plan.foreign.empty())
       report.fail("after another instance was destroyed: " + plan.foreign + " left plan_mesh");
   }
-  report.note(std::to_string(kTimes) + " instances");
 }
 
 void check_validate(const Subject& subject, Report& report) {

@@ -22,5 +22,10 @@ void check_data_open(const Subject& subject, Report& report);
 void check_data_read(const Subject& subject, Report& report);
 void check_data_pure(const Subject& subject, Report& report);
 void check_data_fingerprint(const Subject& subject, Report& report);
+void check_model_lifecycle(const Subject& subject, Report& report);
+void check_model_outline(const Subject& subject, Report& report);
+void check_model_module(const Subject& subject, Report& report);
+void check_model_forward(const Subject& subject, Report& report);
+void check_model_layouts(const Subject& subject, Report& report);
 
 }  // namespace meshwright::conformance

@@ -51,6 +51,23 @@ constexpr Case kCases[] = {
     {"data_fingerprint", Scope::dataset,
      "the fingerprint is that of the samples: a copy has it, other data have another one",
      &check_data_fingerprint},
+    {"model_schema", Scope::model,
+     "defaults are valid, and wrong keys, types, ranges and choices are refused", &check_options},
+    {"model_lifecycle", Scope::model,
+     "it is made and destroyed a hundred times without growth, and validate answers whatever the "
+     "options hold",
+     &check_model_lifecycle},
+    {"model_outline", Scope::model,
+     "the model on paper is sound, the same each time, and what its plans name is there",
+     &check_model_outline},
+    {"model_module", Scope::model, "the module is what the outline says, and can be wrapped",
+     &check_model_module},
+    {"model_forward", Scope::model,
+     "samples and later tokens are not seen, losses are sums, every parameter gets a gradient",
+     &check_model_forward},
+    {"model_layouts", Scope::model,
+     "sharded, cut and in stages it trains as alone, or says beforehand that it does not",
+     &check_model_layouts},
 };
 
 }  // namespace
@@ -77,8 +94,8 @@ const Case* find_case(std::string_view name) {
 Report run_case(const Case& c, const Subject& subject) {
   Report report;
   try {
-    // Nothing can be asked of a strategy or data set whose options cannot be made; the case that
-    // says why is "schema".
+    // Nothing can be asked of what has options that cannot be made; the case that says why is
+    // "schema".
     if (c.scope != Scope::library && c.run != &check_options) try {
         check_schema(schema_of(subject));
       } catch (const Error&) {

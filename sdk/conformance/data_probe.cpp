@@ -25,17 +25,6 @@ std::string outside(const std::string& the, size_t position, int64_t id, int64_t
 
 }  // namespace
 
-KindInstance::KindInstance(const Subject& subject) : about_(*subject.dataset) {
-  meshwright_status status{sizeof(meshwright_status), 0, {}};
-  kind_ = static_cast<DatasetKind*>(about_.create(&status));
-  if (kind_ != nullptr) return;
-  status.message[sizeof status.message - 1] = '\0';
-  throw std::runtime_error(std::string("create() failed: ") +
-                           (*status.message != '\0' ? status.message : "it gave no reason"));
-}
-
-KindInstance::~KindInstance() { about_.destroy(kind_); }
-
 Sample::Sample(const SampleSource& source, int64_t seq_len)
     : tokens(static_cast<size_t>(seq_len), kUnwritten),
       targets(tokens.size(), kUnwritten),

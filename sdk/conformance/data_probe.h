@@ -9,20 +9,8 @@
 
 namespace meshwright::conformance {
 
-// One instance, made and destroyed through the descriptor. Throws std::runtime_error with the
-// plugin's message when create() fails.
-class KindInstance {
- public:
-  explicit KindInstance(const Subject& subject);
-  KindInstance(const KindInstance&) = delete;
-  KindInstance& operator=(const KindInstance&) = delete;
-  ~KindInstance();
-  DatasetKind& operator*() const { return *kind_; }
-  DatasetKind* operator->() const { return kind_; }
-
- private:
-  const meshwright_component& about_;
-  DatasetKind* kind_ = nullptr;
+struct KindInstance : MadeBy<meshwright_component, DatasetKind> {
+  explicit KindInstance(const Subject& subject) : MadeBy(*subject.dataset) {}
 };
 
 // Room for one sample, filled with what no sample holds.

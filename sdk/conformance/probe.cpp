@@ -15,16 +15,46 @@
 
 namespace meshwright::conformance {
 
-Instance::Instance(const Subject& subject) : about_(*subject.strategy) {
+void* make_or_throw(void* (*create)(meshwright_status*)) {
   meshwright_status status{sizeof(meshwright_status), 0, {}};
-  strategy_ = static_cast<Strategy*>(about_.create(&status));
-  if (strategy_ != nullptr) return;
+  if (void* made = create(&status)) return made;
   status.message[sizeof status.message - 1] = '\0';
   throw std::runtime_error(std::string("create() failed: ") +
                            (*status.message != '\0' ? status.message : "it gave no reason"));
 }
 
-Instance::~Instance() { about_.destroy(strategy_); }
+void check_growth(const std::function<void()>& make, Report& report) {
+  constexpr int kTimes = 100, kWarm = 20;
+  for (int i = 0; i < kWarm; ++i) make();  // what is made once per process
+  const size_t before = bytes_in_use();
+  for (int i = 0; i < kTimes; ++i) make();
+  const size_t after = bytes_in_use();
+  // Less than a pointer per instance is noise.
+  if (after > before + kTimes * sizeof(void*))
+    report.fail("memory grew by " + std::to_string(after - before) + " bytes over " +
+                std::to_string(kTimes) + " instances");
+  report.note(std::to_string(kTimes) + " instances");
+}
+
+Options random_options(const OptionSchema& schema, Random& random) {
+  Options out(schema);
+  for (const meshwright_option* option : schema.options)
+    if (random.chance(50))
+      ask([&] {
+        out.set(option->name, random_value(*option, random));
+        return true;
+      });
+  return out;
+}
+
+void check_answers(const std::function<void()>& validate, Report& report) {
+  const auto answer = ask([&] {
+    validate();
+    return true;
+  });
+  if (answer.error) report.fail("validate threw instead of reporting: " + one_line(*answer.error));
+  if (!answer.foreign.empty()) report.fail("validate threw " + answer.foreign);
+}
 
 std::string describe_foreign_exception() {
   std::string name = "an unknown exception";
@@ -62,10 +92,14 @@ OptionSchema own_schema(const meshwright_strategy& strategy) {
 }
 
 OptionSchema schema_of(const Subject& subject) {
-  if (subject.dataset == nullptr) return own_schema(*subject.strategy);
-  OptionSchema schema{std::string("dataset.") + subject.dataset->name, subject.dataset->name, {}};
-  for (size_t i = 0; i < subject.dataset->option_count; ++i)
-    schema.options.push_back(&element(subject.dataset->options, i));
+  const meshwright_component* about = subject.dataset != nullptr ? subject.dataset : subject.model;
+  if (about == nullptr) return own_schema(*subject.strategy);
+  OptionSchema schema{
+      (subject.dataset != nullptr ? "dataset." : "model.") + std::string(about->name),
+      about->name,
+      {}};
+  for (size_t i = 0; i < about->option_count; ++i)
+    schema.options.push_back(&element(about->options, i));
   return schema;
 }
 

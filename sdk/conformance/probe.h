@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -15,20 +16,27 @@
 
 namespace meshwright::conformance {
 
-// One instance, made and destroyed through the descriptor. Throws std::runtime_error with the
-// plugin's message when create() fails.
-class Instance {
+// What create() makes. Throws std::runtime_error with the plugin's message when it fails.
+void* make_or_throw(void* (*create)(meshwright_status*));
+
+// One instance, made and destroyed through its descriptor. Throws as make_or_throw().
+template <class About, class Made>
+class MadeBy {
  public:
-  explicit Instance(const Subject& subject);
-  Instance(const Instance&) = delete;
-  Instance& operator=(const Instance&) = delete;
-  ~Instance();
-  Strategy& operator*() const { return *strategy_; }
-  Strategy* operator->() const { return strategy_; }
+  explicit MadeBy(const About& about)
+      : about_(about), made_(static_cast<Made*>(make_or_throw(about.create))) {}
+  MadeBy(const MadeBy&) = delete;
+  MadeBy& operator=(const MadeBy&) = delete;
+  ~MadeBy() { about_.destroy(made_); }
+  Made& operator*() const { return *made_; }
+  Made* operator->() const { return made_; }
 
  private:
-  const meshwright_strategy& about_;
-  Strategy* strategy_ = nullptr;
+  const About& about_;
+  Made* made_;
+};
+struct Instance : MadeBy<meshwright_strategy, Strategy> {
+  explicit Instance(const Subject& subject) : MadeBy(*subject.strategy) {}
 };
 
 // What came out of a hook: a value, an Error, or something that may not leave a plugin.
@@ -85,6 +93,12 @@ OptionSchema own_schema(const meshwright_strategy& strategy);
 OptionSchema schema_of(const Subject& subject);
 // Bytes that this process has in use.
 size_t bytes_in_use();
+// That nothing grows when one after the other is made and destroyed, a hundred times.
+void check_growth(const std::function<void()>& make, Report& report);
+// Each option of the schema with a value or without.
+Options random_options(const OptionSchema& schema, Random& random);
+// That validate() reports whatever it has to say.
+void check_answers(const std::function<void()>& validate, Report& report);
 
 // A value the option takes, and one of each TOML form.
 OptionValue random_value(const meshwright_option& option, Random& random);

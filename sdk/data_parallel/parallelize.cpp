@@ -210,6 +210,17 @@ std::shared_ptr<Group> replicas_of(const ParallelizeRequest& request, const std:
   return request.world->group(axis, ranks);
 }
 
+// The axis of all ranks that are copies of each other: those of a shard and its replicas.
+std::string axis_of_copies(const Mesh& mesh, const ShardGroups& groups) {
+  const int64_t ranks = groups.shard->size() * groups.replicate->size();
+  for (const char* name : {"dp", "dp_cp", "dp_shard_cp", "dp_shard", "dp_replicate"})
+    if (mesh.find_size(name) == ranks) return name;
+  throw Error(ErrorCode::no_such_axis, "copies all-reduce their gradients over " +
+                                           std::to_string(ranks) +
+                                           " ranks, and no axis of the mesh holds all of them")
+      .help("flatten the data-parallel axes into one: mesh.flatten(\"dp\", {...})");
+}
+
 std::unique_ptr<ParallelModel> shard_by_plan(ParallelizeRequest& request, const ShardingPlan& plan,
                                              ShardGroups groups) {
   ShardingPolicy policy = plan.sharding;
@@ -225,11 +236,19 @@ std::unique_ptr<ParallelModel> shard_by_plan(ParallelizeRequest& request, const 
   for (const ParameterOutline& p : request.outline.parameters)
     if (!p.copy_of.empty()) groups.copies.push_back(p.name);
   // Alone there is nothing to share out, which is level 0: copies, each with a shard of its own.
-  if (policy.layout == ShardLayout::flat && groups.shard->size() == 1) policy.level = 0;
-  if (policy.level == 0) {
+  const bool alone = policy.layout == ShardLayout::flat && groups.shard->size() == 1;
+  if (policy.level == 0 || alone) {
+    const bool replicas = groups.replicate && groups.replicate->size() > 1;
+    if (policy.level == 0 && replicas) {
+      groups.replicate_axis = axis_of_copies(*request.mesh.device_mesh, groups);
+      groups.replicate =
+          DeviceMesh(*request.mesh.device_mesh, request.world).group(groups.replicate_axis);
+    } else if (!replicas) {
+      groups.replicate = groups.shard;
+      groups.replicate_axis = groups.shard_axis;
+    }
+    policy.level = 0;
     policy.reduction.every_micro_batch = false;
-    groups.replicate = groups.shard;
-    groups.replicate_axis = groups.shard_axis;
     groups.shard = request.world->group("alone", {request.world->rank()});
     // The plan's are for the ranks that share the update; a copy's is for one.
     for (UnitSpec& unit : units) unit.layout = nullptr;

@@ -181,6 +181,14 @@ ShardingPlan flat_plan(const ShardingRequest& request, const ShardingPolicy& pol
     throw Error(ErrorCode::not_in_release,
                 "replicas that go their own ways are sharded along rows, not as flat buffers")
         .help("plan with fully_sharded_plan()");
+  if (const int64_t pp = request.config.shared.sizes.pp; pp > 1)
+    throw Error(ErrorCode::size_not_supported,
+                "flat buffers have no pipeline parallelism, but "
+                "distributed.pp_size = " +
+                    std::to_string(pp))
+        .key("distributed.pp_size")
+        .help("set distributed.pp_size = 1")
+        .help("a strategy of flat buffers refuses it in plan_mesh (refuse_sizes)");
   const ModelOutline& outline = request.outline;
   ShardingPlan plan = begin_plan(request, level == 3 ? "flat" : "replicate");
   const Layout& layout = *plan.mesh_layout;
@@ -230,6 +238,7 @@ Footprint footprint::flat_footprint(const ShardingRequest& request, const Shardi
   const MixedPrecision& mp = policy.precision.mp;
   const Workload& work = request.workload;
   const Axis& axis = layout.shard;
+  const Axis copies = policy.level == 0 ? replicated_axis(request, layout) : axis;
   const DType gradient = policy.precision.main_gradients.value_or(work.storage);
   const int64_t reduce_size = dtype_size(mp.reduce),
                 gather_size = dtype_size(policy.level == 3 ? mp.param : work.storage);
@@ -261,8 +270,12 @@ Footprint footprint::flat_footprint(const ShardingRequest& request, const Shardi
                   reduced = times(unit.trainable_size(), axis.size, reduce_size);
     out.units.push_back({planned.name, unit.elements(), bytes, planned.reshard_after_forward,
                          unit.trainable_size()});
-    add_traffic(axis, policy.level, planned, passes, bytes, reduced, times(trainable, reduce_size),
-                wire);
+    add_traffic(copies, policy.level, planned, passes, bytes, reduced,
+                times(trainable, reduce_size), wire);
+    // Alone there are copies, whatever the level.
+    if (policy.level > 0 && trainable > 0)
+      wire.add(layout.replicate, "all_reduce", axis.size > 1 && policy.level > 1 ? passes : 1,
+               axis.size > 1 ? reduced / axis.size : times(trainable, reduce_size));
     if (planned.reshard_after_forward)
       gathered.push_back(bytes);
     else
@@ -284,7 +297,7 @@ Footprint footprint::flat_footprint(const ShardingRequest& request, const Shardi
   // cast copy does.
   if (axis.size > 1 && policy.level >= 2)
     unreduced = plus(outside_gradients, sum_of_largest(gradients, 2));
-  else if (axis.size > 1 && reduce_size != dtype_size(gradient))
+  else if (copies.size > 1 && reduce_size != dtype_size(gradient))
     unreduced = sum_of_largest(gradients, 2);
   out.bytes.transient = plus(parameters, unreduced);
   out.bytes.activations = activation_bytes(request, plan.recompute_whole_layers);

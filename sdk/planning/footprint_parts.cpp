@@ -334,22 +334,18 @@ void Traffic::add(const Axis& axis, std::string_view op, int64_t count, int64_t 
   if (axis.size <= 1 || count == 0 || payload == 0) return;
   auto at = std::find_if(sums_.begin(), sums_.end(),
                          [&](const Sum& sum) { return sum.axis == axis.name && sum.op == op; });
-  if (at == sums_.end())
-    at = sums_.insert(sums_.end(), {axis.name, std::string(op), axis.size, 0, 0});
+  if (at == sums_.end()) at = sums_.insert(sums_.end(), {axis.name, std::string(op), 0, 0});
+  // Rounded one by one, as what is sent is counted.
+  const int64_t bytes = op == "all_reduce" ? scaled(payload, 2 * (axis.size - 1), axis.size)
+                        : op == "send"     ? payload
+                                           : scaled(payload, axis.size - 1, axis.size);
   at->count = plus(at->count, count);
-  at->payload = plus(at->payload, times(count, payload));
+  at->bytes = plus(at->bytes, times(count, bytes));
 }
 
 std::vector<WireRow> Traffic::rows() const {
   std::vector<WireRow> out;
-  for (const Sum& sum : sums_) {
-    int64_t bytes = sum.payload;
-    if (sum.op == "all_reduce")
-      bytes = scaled(sum.payload, 2 * (sum.size - 1), sum.size);
-    else if (sum.op != "send")
-      bytes = scaled(sum.payload, sum.size - 1, sum.size);
-    out.push_back({sum.axis, sum.op, sum.count, bytes});
-  }
+  for (const Sum& sum : sums_) out.push_back({sum.axis, sum.op, sum.count, sum.bytes});
   return out;
 }
 

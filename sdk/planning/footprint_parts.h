@@ -165,7 +165,7 @@ class Traffic {
  private:
   struct Sum {
     std::string axis, op;
-    int64_t size = 1, count = 0, payload = 0;
+    int64_t count = 0, bytes = 0;
   };
   std::vector<Sum> sums_;
 };

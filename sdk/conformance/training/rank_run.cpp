@@ -27,8 +27,12 @@ bool off(double found, double expected, double tolerance) {
 }  // namespace
 
 RankRun::RankRun(const Subject& subject, const MeshRequest& request, const Reference& reference,
-                 const std::shared_ptr<World>& world)
-    : reference_(reference), world_(world), strategy_(subject), net_(make_net()) {
+                 const std::shared_ptr<World>& world, std::vector<std::string>& problems)
+    : reference_(reference),
+      problems_(problems),
+      world_(world),
+      strategy_(subject),
+      net_(make_net()) {
   mesh_ = strategy_->plan_mesh(request);
   const SharedOptions& shared = request.config.shared;
   data_ranks_ = mesh_.dp * std::max<int64_t>(shared.sizes.cp, 1);
@@ -39,7 +43,7 @@ RankRun::RankRun(const Subject& subject, const MeshRequest& request, const Refer
     throw std::runtime_error(
         "its mesh has an axis cp, but its model no context_parallel(): no rank would know which "
         "tokens are its own (apply_context_parallel() makes it)");
-  if (stages_) open_pipeline();
+  if (stages_) runner_ = open_pipeline(*world_, mesh_, *stages_, std::ssize(micro_batches()));
   for (const FlatParameterGroup& group : model_->update_groups())
     momenta_.push_back(at::zeros_like(group.values));
   check_independence();
@@ -58,7 +62,7 @@ void RankRun::make_model(const MeshRequest& request) {
                           {"layers.*.mlp.down_proj", "rowwise"}};
   TpPlan tp = strategy_->translate_tp_plan(
       outline_, {shared.sizes.tp, shared.sequence_parallel, shared.tp_plan});
-  if (shared.sizes.pp > 1) split_stages(outline_, request);
+  if (shared.sizes.pp > 1) stages_ = split_stages(*net_, outline_, shared, mesh_, world_->rank());
   ParallelizeRequest wanted{net_.ptr(), outline_, mesh_, tp, request.config, world_};
   const LiveShardingRequest live(wanted);
   wire_ = planned_wire(live);
@@ -79,31 +83,6 @@ std::vector<WireRow> RankRun::planned_wire(ShardingRequest cost) const {
       if (row.axis == each.axis && row.op == each.op && (row.axis == "tp" || row.axis == "cp"))
         row.bytes = each.bytes;
   return out;
-}
-
-void RankRun::split_stages(ModelOutline& outline, const MeshRequest& request) {
-  const SharedOptions& shared = request.config.shared;
-  stages_ = plan_pipeline(outline, shared.sizes.pp, shared.pipeline);
-  const int64_t me = mesh_.device_mesh->coordinate(world_->rank(), "pp");
-  outline = stage_outline(outline, *stages_, me);
-  std::vector<std::string> kept;
-  for (const PipelineStage& stage : stages_->stages)
-    if (stage.rank == me) kept.insert(kept.end(), stage.modules.begin(), stage.modules.end());
-  keep_modules(*net_, kept);
-}
-
-void RankRun::open_pipeline() {
-  PipelineSetup setup;
-  setup.group = world_->group("pp", mesh_.device_mesh->group(world_->rank(), "pp"));
-  setup.run = simulate_pipeline(make_actions(PipelineSchedule::one_f_one_b, setup.group->size(), 1,
-                                             std::ssize(micro_batches())));
-  setup.stages_of_rank = stages_->stages_of_rank;
-  for (const PipelineStage& stage : stages_->stages) {
-    setup.modules.push_back(stage.modules);
-    setup.modules.back().push_back(root_of_stage(stage.index));
-    setup.needs_input_gradient.push_back(stage.index > 0);
-  }
-  runner_ = std::make_unique<PipelineRunner>(std::move(setup));
 }
 
 // Ranks of cp, tp and pp have the same rows.
@@ -155,14 +134,11 @@ double RankRun::pass_stages(int64_t step) {
   const std::vector<std::vector<int64_t>> parts = micro_batches();
   runner_->run(*model_, [&](const PipelineAction& action, const Tensor& hidden) {
     const PipelineStage& stage = stages_->stages[static_cast<size_t>(action.stage)];
-    const bool last = action.stage + 1 == std::ssize(stages_->stages);
-    StageScope scope({.first = action.stage == 0,
-                      .last = last,
-                      .begin = stage.first_layer,
-                      .end = stage.first_layer + stage.layer_count});
+    const StagePart part = part_of(stage, *stages_);
+    StageScope scope(part);
     Tensor out = stage_output(net_, samples(step, parts[static_cast<size_t>(action.micro_batch)]),
-                              hidden, last);
-    if (!last) return out;
+                              hidden, part.last);
+    if (!part.last) return out;
     out = out * weight();
     sum += out.item<double>();
     return out;
@@ -187,8 +163,7 @@ void RankRun::step(int64_t step) {
   check_runs(step, runs);
   Tensor loss = at::scalar_tensor(mine / static_cast<double>(data_ranks_), at::kDouble).view({1});
   model_->data_group()->all_reduce(loss, ReduceOp::sum, /*control=*/true).wait();
-  const bool has_loss = !stages_ || stages_->stages.back().rank ==
-                                        mesh_.device_mesh->coordinate(world_->rank(), "pp");
+  const bool has_loss = !stages_ || has_last_stage(*world_, mesh_, *stages_);
   if (const double found = loss.item<double>();
       has_loss && problems_.empty() && off(found, reference_.losses[at], tolerance_))
     fail("the loss of " + step_text(step) + " is " + number_text(found) +

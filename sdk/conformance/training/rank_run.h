@@ -8,10 +8,10 @@
 #include <vector>
 
 #include "meshwright/parallel/parallel.h"
-#include "sdk/base/pipeline_runner.h"
 #include "sdk/conformance/probe.h"
 #include "sdk/conformance/training/parts.h"
 #include "sdk/conformance/training/reference.h"
+#include "sdk/conformance/training/stages.h"
 
 namespace meshwright::conformance {
 
@@ -24,9 +24,10 @@ inline std::string step_text(int64_t step) { return "step " + std::to_string(ste
 // finds something does not leave the others waiting.
 class RankRun {
  public:
-  // Collective. Throws std::runtime_error when nothing can be run.
+  // Collective. What is wrong goes to `problems`. Throws std::runtime_error when nothing can be
+  // run.
   RankRun(const Subject& subject, const MeshRequest& request, const Reference& reference,
-          const std::shared_ptr<World>& world);
+          const std::shared_ptr<World>& world, std::vector<std::string>& problems);
 
   // Collective. From the beginning to the end; `saved` gets what this rank holds before
   // kSavedStep, none under bfloat16.
@@ -34,15 +35,12 @@ class RankRun {
   // Collective. Takes its parts of a state before kSavedStep, made elsewhere, and goes on.
   void resume(const TrainingState& state);
 
-  const std::vector<std::string>& problems() const { return problems_; }
   // Whether replicas go their own ways, so that no plain loop does what they do together.
   bool independent() const { return !model_->independent_axis().empty(); }
 
  private:
   void fail(const std::string& what) { problems_.push_back(what); }
   void make_model(const MeshRequest& request);
-  void split_stages(ModelOutline& outline, const MeshRequest& request);
-  void open_pipeline();
   void check_data_group();
   void check_parameters();
   void check_parameter(const ParallelParameter& p);
@@ -69,6 +67,7 @@ class RankRun {
   std::vector<std::vector<int64_t>> micro_batches() const;
 
   const Reference& reference_;
+  std::vector<std::string>& problems_;
   std::shared_ptr<World> world_;
   Instance strategy_;
   Net net_;
@@ -84,7 +83,6 @@ class RankRun {
   bool sound_ = true;  // what parameters() says can be used
   std::optional<PipelinePlan> stages_;
   std::unique_ptr<PipelineRunner> runner_;
-  std::vector<std::string> problems_;
 };
 
 }  // namespace meshwright::conformance

@@ -3,29 +3,14 @@
 // which the kit loads when it is needed, because planning needs no LibTorch.
 #include <functional>
 #include <map>
-#include <mutex>
-#include <optional>
 
-#include "meshwright/parallel/testing.h"
 #include "sdk/conformance/probe.h"
 #include "sdk/conformance/training/rank_run.h"
+#include "sdk/conformance/training/ranks.h"
 #include "sdk/conformance/training/reference.h"
 
 namespace meshwright::conformance {
 namespace {
-
-using Say = void (*)(void*, const char*);
-
-// Where it says what it finds.
-struct Findings {
-  void* context;
-  Say fail;
-  size_t count = 0;
-  void add(const std::string& problem) {
-    ++count;
-    fail(context, problem.c_str());
-  }
-};
 
 // How the ranks of a run share the work. `size`: the key of [distributed] that is not as ever, or
 // null: a size that is 2, or activation_checkpointing or the dtype in which units compute.
@@ -97,66 +82,17 @@ Answer<MeshPlan> plan_of(const Subject& subject, const MeshRequest& request) {
   });
 }
 
-// What ranks found, by rank, or that the strategy does not run the layout yet.
-struct Outcome {
-  std::map<int64_t, std::vector<std::string>> problems;
-  std::string refusal;
-};
-
 constexpr char kIndependent[] = "independent";
-
-bool is_of_group(const Error& error) {
-  return error.code() == ErrorCode::collective_timeout ||
-         error.code() == ErrorCode::collective_failed;
-}
 
 Outcome run(const Subject& subject, const MeshRequest& request, const Reference& reference,
             const std::function<void(RankRun&, int64_t rank)>& body) {
-  Outcome out;
-  std::mutex mutex;
-  try {
-    run_ranks(
-        request.world_size,
-        [&](const std::shared_ptr<World>& world) {
-          std::optional<RankRun> rank;
-          std::vector<std::string> found;
-          try {
-            rank.emplace(subject, request, reference, world);
-            if (rank->problems().empty() && rank->independent()) {
-              std::lock_guard lock(mutex);
-              out.refusal = kIndependent;
-              return;
-            }
-            body(*rank, world->rank());
-            found = rank->problems();
-          } catch (const std::exception& error) {
-            // What it had found by then is mostly why.
-            if (rank) found = rank->problems();
-            const auto* known = dynamic_cast<const Error*>(&error);
-            if (found.empty() && (known == nullptr || is_of_group(*known))) throw;
-            std::lock_guard lock(mutex);
-            if (known != nullptr && known->code() == ErrorCode::not_in_release)
-              out.refusal = code_string(known->code());
-            else if (found.empty())
-              found = {one_line(*known)};
-          }
-          std::lock_guard lock(mutex);
-          if (!found.empty()) out.problems[world->rank()] = std::move(found);
-        },
-        std::chrono::seconds(10));
-  } catch (const std::exception& error) {
-    // The first line: LibTorch's exceptions go on with a backtrace.
-    const std::string text = error.what();
-    if (out.problems.empty()) out.problems[-1] = {text.substr(0, text.find('\n'))};
-  }
-  return out;
-}
-
-// The first that each rank found: what follows is mostly its consequence.
-void tell(const Outcome& outcome, const std::string& where, Findings& findings) {
-  for (const auto& [rank, problems] : outcome.problems)
-    findings.add(where + ": " + (rank >= 0 ? "rank " + std::to_string(rank) + ": " : "") +
-                 problems.front());
+  return collect(request.world_size, [&](const std::shared_ptr<World>& world, RankFound& found) {
+    RankRun rank(subject, request, reference, world, found.problems);
+    if (found.problems.empty() && rank.independent())
+      found.refusal = kIndependent;
+    else
+      body(rank, world->rank());
+  });
 }
 
 // Trains in all layouts that the strategy takes.
