@@ -45,7 +45,11 @@ foreach(template template template_data template_model)
   install(DIRECTORY sdk/${template}/ DESTINATION ${CMAKE_INSTALL_DATADIR}/meshwright/${template} COMPONENT dev)
 endforeach()
 install(DIRECTORY configs DESTINATION ${CMAKE_INSTALL_DATADIR}/meshwright)
-install(DIRECTORY docs/ DESTINATION ${CMAKE_INSTALL_DOCDIR} FILES_MATCHING PATTERN "*.md")
+# In the tree's shape, so that their links lead somewhere.
+install(DIRECTORY docs DESTINATION ${CMAKE_INSTALL_DOCDIR} FILES_MATCHING PATTERN "*.md")
+install(DIRECTORY examples DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT dev)
+install(DIRECTORY plugins DESTINATION ${CMAKE_INSTALL_DOCDIR} FILES_MATCHING PATTERN "README.md" PATTERN tests EXCLUDE PATTERN fully_sharded EXCLUDE)
+install(DIRECTORY bench DESTINATION ${CMAKE_INSTALL_DOCDIR} FILES_MATCHING PATTERN "README.md" PATTERN "results/*.txt")
 # Manual pages and what shells complete: the program's own tables say what is in them, so it writes them itself.
 set(written ${PROJECT_BINARY_DIR}/written)
 install(CODE "
@@ -57,5 +61,5 @@ install(CODE "
 install(DIRECTORY ${written}/man1/ DESTINATION ${CMAKE_INSTALL_MANDIR}/man1 FILES_MATCHING PATTERN "*.1")
 install(FILES ${written}/bash DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions RENAME meshwright)
 install(FILES ${written}/zsh DESTINATION ${CMAKE_INSTALL_DATADIR}/zsh/vendor-completions RENAME _meshwright)
-install(FILES LICENSE README.md CHANGELOG.md DESTINATION ${CMAKE_INSTALL_DOCDIR})
+install(FILES LICENSE README.md CHANGELOG.md CONTRIBUTING.md DESTINATION ${CMAKE_INSTALL_DOCDIR})
 include(Package)

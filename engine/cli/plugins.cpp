@@ -32,16 +32,26 @@ json::array names_of(const std::vector<loader::ComponentInfo>& all) {
   return out;
 }
 
+// " Also called h, sync.": of "h{}|sync{x=1}"; "" where there is none.
+std::string other_names(const meshwright_option& option) {
+  if (option.aliases == nullptr) return "";
+  std::vector<std::string> names;
+  for (const std::string& alias : text::split(option.aliases, '|'))
+    names.push_back(alias.substr(0, alias.find('{')));
+  return " Also called " + text::join(names, ", ") + ".";
+}
+
 json::object described(const loader::ComponentInfo& info) {
   json::array options, aliases;
   for (const std::string& alias : info.aliases) aliases.emplace_back(alias);
   for (const meshwright_option* o : info.schema.options)
-    options.push_back(
-        json::object{{"name", o->name},
-                     {"type", describe_type(*o)},
-                     {"default", o->default_value == nullptr ? json::value(nullptr)
-                                                             : json::value(o->default_value)},
-                     {"doc", o->doc}});
+    options.push_back(json::object{
+        {"name", o->name},
+        {"type", describe_type(*o)},
+        {"default",
+         o->default_value == nullptr ? json::value(nullptr) : json::value(o->default_value)},
+        {"aliases", o->aliases == nullptr ? json::value(nullptr) : json::value(o->aliases)},
+        {"doc", o->doc}});
   return {{"name", info.name},
           {"aliases", aliases},
           {"summary", info.summary},
@@ -171,7 +181,7 @@ int run_inspect(Call& call) {
     std::vector<std::vector<std::string>> rows = {{"option", "default", "type", "meaning"}};
     for (const meshwright_option* o : info.schema.options)
       rows.push_back({o->name, o->default_value == nullptr ? "not set" : o->default_value,
-                      describe_type(*o), o->doc});
+                      describe_type(*o), std::string(o->doc) + other_names(*o)});
     if (rows.size() > 1) call.out.write(report::table(style, rows));
   };
   for (const loader::StrategyInfo& info : plugin.strategies)

@@ -34,6 +34,7 @@ Error unknown_name(const std::string& what, const std::string& given,
   Error error(ErrorCode::usage, what + " \"" + given + "\"");
   if (std::string near = nearest_name(given, names); !near.empty())
     error.help("did you mean --" + flag + " " + near + "?");
+  if (names.empty()) return error.help("leave out --" + flag);
   return error.help("there is " + text::join(names, ", "));
 }
 
@@ -245,6 +246,10 @@ int conclude(Call& call, const Library& library, const std::vector<Row>& rows) {
     return std::count_if(rows.begin(), rows.end(),
                          [&](const Row& row) { return row.outcome.verdict == verdict; });
   };
+  if (rows.empty())
+    throw Error(ErrorCode::usage,
+                "no case was run: " + library.path + " has nothing that the one of --case is about")
+        .help("leave out --case to run all cases of the library");
   const int64_t passed = count(Verdict::ok), failed = count(Verdict::failed),
                 skipped = count(Verdict::skipped);
   std::optional<Error> error;
@@ -356,8 +361,10 @@ tried with the defaults of its options where none is named.
 --json
 )");
   verb.details += "\n\nCases:\n";
+  size_t widest = 0;
+  for (const conf::Case& c : conf::cases()) widest = std::max(widest, c.name.size());
   for (const conf::Case& c : conf::cases())
-    verb.details += "  " + report::pad(c.name, 14) + std::string(c.summary) + "\n";
+    verb.details += "  " + report::pad(c.name, widest + 2) + std::string(c.summary) + "\n";
   // Run one case in this process and answer on a pipe.
   verb.flags.push_back({.name = "child", .hidden = true});
   verb.flags.push_back({.name = "dataset", .argument = "NAME", .hidden = true});

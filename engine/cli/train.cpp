@@ -3,6 +3,7 @@
 #include <filesystem>
 #include <memory>
 #include <optional>
+#include <set>
 #include <utility>
 
 #include "engine/base/durable.h"
@@ -12,6 +13,7 @@
 #include "engine/cli/ranks.h"
 #include "engine/launch/exit_status.h"
 #include "engine/launch/run_folder.h"
+#include "engine/loader/guard.h"
 #include "engine/train/run.h"
 
 namespace meshwright::cli {
@@ -90,9 +92,14 @@ int check(Call& call, plan::Job& job, const train::RunOptions& options, const Ra
 // Starts the ranks and waits for them. The run's folder is theirs until the last restart has ended.
 int run_locally(Call& call, const plan::Job& job, launch::LocalJob local) {
   local.done_status = launch::kDone;
-  const loader::LoadedPlugin& plugin = *job.strategy.plugin;
-  local.foreign =
-      "the plugin " + plugin.name + " " + plugin.version + " (" + plugin.path.string() + ")";
+  // Who may have ended a rank from within: what its authors bring comes before what we do.
+  std::set<const loader::LoadedPlugin*> named;
+  for (const loader::LoadedPlugin* plugin :
+       {job.model ? job.model->plugin : nullptr, job.dataset ? job.dataset->plugin : nullptr,
+        job.strategy.plugin})
+    if (plugin != nullptr && named.insert(plugin).second)
+      local.foreign +=
+          (local.foreign.empty() ? "the plugin " : ", the plugin ") + loader::text_of(*plugin);
   const Options& run = job.config.table("run");
   fs::path folder = fs::path(run.get_string("dir")) / run.get_string("name");
   // Before anything in the folder is touched.

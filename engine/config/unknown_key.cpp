@@ -85,9 +85,12 @@ Error unknown_key(const KnownKeys& known, const std::string& table, const std::s
   if (const ForeignName* foreign = find_foreign_elsewhere(entry.key))
     return error.help(foreign_text(*foreign, entry.key));
   const bool from_set = entry.place.source == Origin::Source::command_line;
+  const bool of_component =
+      std::any_of(known.plugins.components.begin(), known.plugins.components.end(),
+                  [&](const auto& c) { return c.schema.table == table; });
   return error.help((from_set ? "remove --set " + key : std::string("remove the line")) +
                     "; `meshwright config explain" + (table.empty() ? "" : " " + table) +
-                    "` lists the keys");
+                    (of_component ? " --file JOB" : "") + "` lists the keys");
 }
 
 }  // namespace meshwright::config

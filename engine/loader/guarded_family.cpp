@@ -1,7 +1,10 @@
 #include "engine/loader/guarded_family.h"
 
+#include <cmath>
+
 #include "engine/loader/guard.h"
 #include "meshwright/model/running_model.h"
+#include "sdk/base/check_outline.h"
 
 namespace meshwright::loader {
 
@@ -16,6 +19,11 @@ class GuardedFamily final : public ModelFamily {
       if (error.code() == ErrorCode::plugin_foreign_exception) throw;
       throw error.note(fault_context(plugin_, doing));
     }
+  }
+
+  Error nonconforming(const char* doing, std::string what) const {
+    return Error(ErrorCode::plugin_nonconforming, std::move(what))
+        .note(fault_context(plugin_, doing));
   }
 
  public:
@@ -34,11 +42,32 @@ class GuardedFamily final : public ModelFamily {
     run("check_runs", [&] { inner_->check_runs(request, diagnostics); });
   }
   ModelOutline outline(const ModelRequest& request) const override {
-    return run("outline, describing the model", [&] { return inner_->outline(request); });
+    ModelOutline out =
+        run("outline, describing the model", [&] { return inner_->outline(request); });
+    if (const std::vector<std::string> wrong = problems_of(out); !wrong.empty())
+      throw nonconforming(
+          "outline, describing the model",
+          "outline() describes no model: " + wrong.front() +
+              (wrong.size() == 1 ? "" : ", and " + std::to_string(wrong.size() - 1) + " more"))
+          .help("`meshwright plugins check` on the plugin tells all of it");
+    return out;
   }
   InitialValue initial_value(const ModelRequest& request, const ModelOutline& outline,
                              const ParameterOutline& parameter) const override {
-    return run("initial_value", [&] { return inner_->initial_value(request, outline, parameter); });
+    const InitialValue out =
+        run("initial_value", [&] { return inner_->initial_value(request, outline, parameter); });
+    const bool spread = out.kind != InitialValue::Kind::constant;
+    if (out.kind > InitialValue::Kind::uniform || !std::isfinite(out.value) ||
+        (spread && out.value < 0))
+      throw nonconforming("initial_value", "initial_value() of " + parameter.name + " is " +
+                                               std::to_string(out.value) +
+                                               (spread && out.value < 0 ? ", below 0" : ""));
+    if (out.zero_row &&
+        (parameter.shape.empty() || *out.zero_row < 0 || *out.zero_row >= parameter.shape.front()))
+      throw nonconforming("initial_value", "initial_value() of " + parameter.name +
+                                               ": there is no row " +
+                                               std::to_string(*out.zero_row));
+    return out;
   }
   std::unique_ptr<RunningModel> make(const ModelRequest& request) const override {
     return run("make, making the model", [&] {

@@ -1,5 +1,6 @@
 #include "engine/loader/private_copy.h"
 
+#include <fcntl.h>
 #include <link.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -81,6 +82,10 @@ void keep_private(const std::filesystem::path& file, const detail::PluginCode* p
                               reinterpret_cast<const void*>(pages.end));
     copy(pages);
   }
+  // The system's loader knows libraries by their inodes. Nothing of the file is mapped any more, so
+  // one that is put in its place could get the same and be taken for it: the open file keeps it,
+  // for as long as the library stays, which is the process's time.
+  (void)::open(file.c_str(), O_RDONLY | O_CLOEXEC);
 }
 
 }  // namespace meshwright::loader

@@ -14,6 +14,12 @@ std::string JobModel::name() const {
 
 ModelOutline JobModel::outline(const config::Config& config) const {
   try {
+    std::error_code failed;
+    if (plugin != nullptr && !request.config.empty() &&
+        !std::filesystem::exists(request.config, failed))
+      throw Error(ErrorCode::file_unreadable,
+                  "cannot read " + request.config + ": " +
+                      (failed ? failed.message() : std::string("it does not exist")));
     return family->outline(request);
   } catch (Error& error) {
     // A plugin may name an option of its own.

@@ -78,7 +78,7 @@ std::string quote_source(const Style& style, const Origin& origin, const std::st
         dots + pieces.back() + (before.back() == ' ' && pieces.back().back() != ' ' ? " " : "");
   }
   if (display_width(before) + display_width(marked) > room)
-    marked = wrap(marked, room - display_width(before)).front();
+    marked = wrap(marked, room - display_width(before) - 3).front() + dots;
   if (size_t left = room - std::min(room, display_width(before) + display_width(marked));
       display_width(after) > left)
     after = left > 4 ? wrap(after, left - 3).front() + dots : std::string();

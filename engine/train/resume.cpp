@@ -152,7 +152,9 @@ Error with_way_on(Error error, const fs::path& damaged) {
 }
 
 Error unsaved(Error error, bool ending, const fs::path& checkpoints) {
-  if (error.code() == ErrorCode::replicas_differ) return error;  // neither room nor patience helps
+  // Neither room nor patience helps.
+  if (error.code() == ErrorCode::replicas_differ || error.code() == ErrorCode::file_unreadable)
+    return error;
   if (!ending)
     return error.help(
         "set checkpoint.on_failure = \"continue\" to train on when a checkpoint cannot be written");

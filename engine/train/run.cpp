@@ -51,6 +51,8 @@ Run::Run(const RunOptions& options, fs::path& log)
   set_threads(job_);
   keep_freed_memory();
   config_file_ = config::model_config_file(table("model"));
+  // A plugin's family need not have one in its folders.
+  if (job_.impl().model && !pretrained_.empty() && !fs::exists(config_file_)) config_file_.clear();
   run_path_ = fs::path(table("run").get_string("dir")) / table("run").get_string("name");
   checkpoints_ = run_path_ / "checkpoints";
 }

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "engine/report/report.h"
 #include "engine/trainer/stages.h"
 #include "meshwright/data/dataset_kind.h"
 #include "meshwright/nn/stage.h"
@@ -110,9 +111,7 @@ Tensor logits_over_stages(Trainer& trainer, RunningModel& net, const Tensor& ids
   return last;
 }
 
-}  // namespace
-
-Tensor logits_of(Trainer& trainer, RunningModel& net, const Tensor& ids) {
+Tensor logits_here(Trainer& trainer, RunningModel& net, const Tensor& ids) {
   if (trainer.stages() != nullptr) return logits_over_stages(trainer, net, ids);
   Tensor input = ids.to(trainer.world().device());
   std::shared_ptr<TensorParallel> tensor_parallel = trainer.model().tensor_parallel();
@@ -128,6 +127,22 @@ Tensor logits_of(Trainer& trainer, RunningModel& net, const Tensor& ids) {
           more = (ranks - length % ranks) % ranks;
   if (more > 0) input = at::constant_pad_nd(input, {0, more});
   return whole_logits(run(input), tensor_parallel->vocabulary()).narrow(1, 0, length);
+}
+
+}  // namespace
+
+Tensor logits_of(Trainer& trainer, RunningModel& net, const Tensor& ids) {
+  Tensor out = logits_here(trainer, net, ids);
+  const int64_t vocabulary = trainer.outline().vocab_size;
+  if (out.dim() != 3 || out.size(0) != ids.size(0) || out.size(2) != vocabulary)
+    throw Error(ErrorCode::plugin_nonconforming,
+                "forward() of " + trainer.outline().architecture + " gave " +
+                    report::shape_text(out.sizes().vec()) + " for " +
+                    report::shape_text(ids.sizes().vec()) +
+                    " tokens, but a text needs an output for each of the " +
+                    std::to_string(vocabulary) + " tokens of the vocabulary")
+        .help("let generates() say no where the output does not predict the next token");
+  return out;
 }
 
 std::string whole_text_notice(Trainer& trainer) {

@@ -50,7 +50,8 @@ Model make_model(const Job& job) {
     const std::string who = "the model family of " + out.source.plugin->name;
     if (out.running == nullptr)
       throw Error(ErrorCode::plugin_nonconforming, "make() of " + who + " returned nothing");
-    out.running = loader::guarded_running(out.source.plugin->code, std::move(out.running));
+    out.running = loader::guarded_running(out.source.plugin->code, std::move(out.running),
+                                          out.outline.vocab_size);
     if (out.running->module() == nullptr)
       throw Error(ErrorCode::plugin_nonconforming, "module() of " + who + " returned nothing");
   }

@@ -21,11 +21,11 @@ using at::Tensor;
 namespace {
 
 constexpr std::array kOptions = {
-    mw::int_option("vocabulary", "257", 2, "Tokens, the last of which is the mask."),
-    mw::int_option("positions", "512", 1, "The longest sample."),
-    mw::int_option("width", "64", 1, "Of hidden states."),
-    mw::int_option("layers", "2", 1, "Encoder layers."),
-    mw::int_option("heads", "4", 1, "Attention heads of a layer."),
+    mw::int_option("vocabulary", "257", 2, 16777216, "Tokens, the last of which is the mask."),
+    mw::int_option("positions", "512", 1, 16777216, "The longest sample."),
+    mw::int_option("width", "64", 1, 1048576, "Of hidden states."),
+    mw::int_option("layers", "2", 1, 4096, "Encoder layers."),
+    mw::int_option("heads", "4", 1, 4096, "Attention heads of a layer."),
     mw::number_option("masked", "0.15", 0, 1, "The share of tokens that are to be filled in."),
 };
 

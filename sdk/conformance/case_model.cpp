@@ -2,11 +2,11 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <set>
 #include <sstream>
 #include <thread>
 
 #include "meshwright/tp_plan.h"
+#include "sdk/base/check_outline.h"
 #include "sdk/conformance/cases.h"
 #include "sdk/conformance/model_probe.h"
 #include "sdk/conformance/training_library.h"
@@ -70,48 +70,11 @@ std::string difference_of(const std::string& one, const std::string& other) {
   return "\"" + x + "\" and \"" + y + "\"";
 }
 
-void check_sizes(const ModelOutline& o, Report& report) {
-  auto positive = [&](const char* what, int64_t value) {
-    if (value <= 0) report.fail(std::string(what) + " is " + std::to_string(value));
-  };
-  if (o.architecture.empty()) report.fail("architecture is empty");
-  positive("hidden_size", o.hidden_size);
-  positive("vocab_size", o.vocab_size);
-  if (o.attention_heads > 0 && o.key_value_heads > 0 && o.attention_heads % o.key_value_heads != 0)
-    report.fail("attention_heads (" + std::to_string(o.attention_heads) +
-                ") is no multiple of key_value_heads (" + std::to_string(o.key_value_heads) + ")");
-  if (o.positions_end && o.max_positions <= 0)
-    report.fail("positions_end without max_positions: no sample could be short enough");
+void check_kinds(const ModelOutline& o, Report& report) {
   const auto layers = std::ranges::count(o.modules, ModuleKind::layer, &ModuleOutline::kind);
   if (layers != o.layers)
     report.fail("layers is " + std::to_string(o.layers) + ", but " + std::to_string(layers) +
                 " modules are of kind layer");
-}
-
-void check_modules(const ModelOutline& o, Report& report) {
-  std::set<std::string> modules, parameters;
-  if (o.modules.empty() || !o.modules.front().name.empty())
-    report.fail("its first module is not the model itself, whose name is empty");
-  for (const ModuleOutline& m : o.modules) {
-    const size_t dot = m.name.rfind('.');
-    const std::string parent = dot == std::string::npos ? "" : m.name.substr(0, dot);
-    if (!m.name.empty() && !modules.contains(parent))
-      report.fail("the module " + m.name + " stands before \"" + parent + "\", which has it");
-    if (!modules.insert(m.name).second) report.fail("two modules are called " + m.name);
-  }
-  for (const ParameterOutline& p : o.parameters) {
-    if (!parameters.insert(p.name).second) report.fail("two parameters are called " + p.name);
-    if (!modules.contains(std::string(module_of(p.name))))
-      report.fail("no module of the outline has the parameter " + p.name);
-    if (std::ranges::any_of(p.shape, [](int64_t size) { return size <= 0; }))
-      report.fail("the shape of " + p.name + " has a size that is not above 0");
-    if (!p.fused) continue;
-    int64_t rows = 0;
-    for (int64_t part : p.fused->parts) rows += part * p.fused->groups;
-    if (p.shape.empty() || rows != p.shape.front())
-      report.fail("the fused parts of " + p.name + " have " + std::to_string(rows) +
-                  " rows, the parameter " + std::to_string(p.shape.empty() ? 0 : p.shape.front()));
-  }
   for (const ModuleOutline& m : o.modules) {
     if (m.kind != ModuleKind::linear && m.kind != ModuleKind::embedding) continue;
     const std::string name = (m.name.empty() ? "" : m.name + ".") + "weight";
@@ -230,8 +193,8 @@ void check_model_outline(const Subject& subject, Report& report) {
   const std::optional<ModelOutline> outline = outline_or_skip(*family, request, subject, report);
   if (!outline) return;
   check_pure(*family, request, subject, fingerprint(*outline), report);
-  check_sizes(*outline, report);
-  check_modules(*outline, report);
+  for (const std::string& problem : problems_of(*outline)) report.fail(problem);
+  check_kinds(*outline, report);
   check_plans(*outline, report);
   check_values(*family, request, *outline, report);
   request.storage = DType::bfloat16;

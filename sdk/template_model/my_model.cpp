@@ -26,11 +26,11 @@ namespace {
 
 // Each option shows up in `meshwright plugins inspect` and is checked in the configuration.
 constexpr std::array kOptions = {
-    mw::int_option("vocabulary", "256", 2, "Tokens."),
-    mw::int_option("positions", "512", 1, "The longest sample."),
-    mw::int_option("width", "64", 1, "Of hidden states."),
-    mw::int_option("layers", "2", 1, "Decoder layers."),
-    mw::int_option("heads", "4", 1, "Attention heads of a layer."),
+    mw::int_option("vocabulary", "256", 2, 16777216, "Tokens."),
+    mw::int_option("positions", "512", 1, 16777216, "The longest sample."),
+    mw::int_option("width", "64", 1, 1048576, "Of hidden states."),
+    mw::int_option("layers", "2", 1, 4096, "Decoder layers."),
+    mw::int_option("heads", "4", 1, 4096, "Attention heads of a layer."),
 };
 
 struct Sizes {

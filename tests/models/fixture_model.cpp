@@ -1,7 +1,11 @@
 // A model of an embedding and a head that does one thing that none may: what FIXTURE_MODEL says.
-//   throw in PLACE | other shape | surplus | nothing | other batch
+//   throw in PLACE | other shape | surplus | nothing | other batch | no output | narrow output |
+//   vector loss | no loss | detached loss | wild batch | wild target batch | twice | no width |
+//   wide | nan value | no positions | exit
 #include <ATen/ops/zeros.h>
+#include <unistd.h>
 
+#include <cmath>
 #include <cstdlib>
 #include <stdexcept>
 #include <string>
@@ -45,16 +49,29 @@ class Running final : public RunningModel {
   std::shared_ptr<torch::nn::Module> module() override { return net_.ptr(); }
   Tensor forward(const Tensor& input) override {
     at("forward");
-    return net_(input);
+    if (asked() == "exit") ::_exit(0);
+    if (asked() == "no output") return {};
+    const Tensor out = net_(input);
+    return asked() == "narrow output" ? out.narrow(2, 0, 4) : out;
   }
   Tensor loss_sum(const Tensor& output, const Tensor& targets, const Tensor& weights,
                   const VocabularyShard* shard) override {
     at("loss_sum");
-    return RunningModel::loss_sum(output, targets, weights, shard);
+    if (asked() == "no loss") return {};
+    const Tensor out = RunningModel::loss_sum(output, targets, weights, shard);
+    return asked() == "vector loss"     ? out.view({1})
+           : asked() == "detached loss" ? out.detach()
+                                        : out;
+  }
+  int64_t max_positions() const override {
+    at("max_positions");
+    return asked() == "no positions" ? 0 : RunningModel::max_positions();
   }
   bool changes_batches() const override { return asked().ends_with("batch"); }
   void change_batch(HostBatch& batch) const override {
     at("change_batch");
+    if (asked() == "wild batch") batch.tokens.fill_(kVocabulary);
+    if (asked() == "wild target batch") batch.targets.fill_(-7);
     if (asked() == "other batch") batch.tokens = at::zeros({1, 1}, at::kLong);
   }
 
@@ -78,11 +95,15 @@ class Family final : public ModelFamily {
                  {"head", ModuleKind::linear, "Linear"}};
     o.parameters = {{"tokens.weight", {kVocabulary, kWidth}, request.storage},
                     {"head.weight", {kVocabulary, kWidth}, request.storage}};
+    if (asked() == "no width") o.hidden_size = 0;
+    if (asked() == "twice") o.parameters.push_back(o.parameters[0]);
+    if (asked() == "wide") o.parameters[0].shape = {int64_t{1} << 62, 8};
     return o;
   }
   InitialValue initial_value(const ModelRequest& request, const ModelOutline& outline,
                              const ParameterOutline& parameter) const override {
     at("initial_value");
+    if (asked() == "nan value") return {InitialValue::Kind::constant, std::nan("")};
     return ModelFamily::initial_value(request, outline, parameter);
   }
   std::unique_ptr<RunningModel> make(const ModelRequest& request) const override {

@@ -8,8 +8,11 @@
 
 namespace meshwright::loader {
 
-// Every method of `inner`, run as code of the plugin, as guarded_model() does for strategies.
+// Every method of `inner`, run as code of the plugin, as guarded_model() does for strategies. What
+// comes out of it must be what it says: Error(plugin_nonconforming) with plugin, method and rank.
+// `vocabulary`: the outline's.
 std::unique_ptr<RunningModel> guarded_running(const detail::PluginCode* plugin,
-                                              std::unique_ptr<RunningModel> inner);
+                                              std::unique_ptr<RunningModel> inner,
+                                              int64_t vocabulary);
 
 }  // namespace meshwright::loader

@@ -125,7 +125,9 @@ class ModelRank {
       stages_ = split_stages(*running_.module(), outline_, shared, mesh_, world_->rank());
     ParallelizeRequest wanted{running_.module(), outline_, mesh_, tp, request.config, world_};
     trained_ = strategy.parallelize(wanted);
-    if (stages_) runner_ = open_pipeline(*world_, mesh_, *stages_, rows());
+    if (!stages_) return;
+    runner_ = open_pipeline(*world_, mesh_, *stages_, rows());
+    tied_ = tied_name(model.outline(), mesh_, *stages_, world_->rank());
   }
 
   void train(const Curve& alone, double tolerance, std::vector<std::string>& problems) {
@@ -135,6 +137,7 @@ class ModelRank {
       trained_->begin_step();
       const double mine = runner_ ? pass_stages(step) : pass(step);
       trained_->end_step();
+      if (!tied_.empty()) sum_tied(*world_, mesh_, *stages_, *trained_, tied_);
       Tensor loss =
           at::scalar_tensor(mine / static_cast<double>(data_ranks_), at::kDouble).view({1});
       trained_->data_group()->all_reduce(loss, ReduceOp::sum, /*control=*/true).wait();
@@ -240,6 +243,7 @@ class ModelRank {
   MeshPlan mesh_;
   int64_t data_ranks_ = 1;
   std::optional<PipelinePlan> stages_;
+  std::string tied_;  // this rank's name of a weight that another stage has, too
   std::unique_ptr<ParallelModel> trained_;
   std::unique_ptr<PipelineRunner> runner_;
 };

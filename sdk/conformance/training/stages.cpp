@@ -36,6 +36,28 @@ StagePart part_of(const PipelineStage& stage, const PipelinePlan& plan) {
           .end = stage.first_layer + stage.layer_count};
 }
 
+std::string tied_name(const ModelOutline& whole, const MeshPlan& mesh, const PipelinePlan& plan,
+                      int64_t rank) {
+  const int64_t me = mesh.device_mesh->coordinate(rank, "pp");
+  std::string out;
+  for (const ParameterOutline& p : stage_outline(whole, plan, plan.stages.back().rank).parameters)
+    if (!p.copy_of.empty() && p.trainable) {
+      if (me == plan.stages.front().rank) out = p.copy_of;
+      if (me == plan.stages.back().rank) out = p.name;
+    }
+  return out;
+}
+
+void sum_tied(World& world, const MeshPlan& mesh, const PipelinePlan& plan,
+              const ParallelModel& model, const std::string& name) {
+  const std::vector<int64_t> ranks = mesh.device_mesh->group(world.rank(), "pp");
+  const std::shared_ptr<Group> ends =
+      world.group("pp", {ranks[static_cast<size_t>(plan.stages.front().rank)],
+                         ranks[static_cast<size_t>(plan.stages.back().rank)]});
+  for (const ParallelParameter& p : model.parameters())
+    if (p.name == name && p.grad.defined()) ends->all_reduce(p.grad, ReduceOp::sum).wait();
+}
+
 bool has_last_stage(const World& world, const MeshPlan& mesh, const PipelinePlan& plan) {
   return plan.stages.back().rank == mesh.device_mesh->coordinate(world.rank(), "pp");
 }

@@ -20,6 +20,13 @@ std::unique_ptr<PipelineRunner> open_pipeline(World& world, const MeshPlan& mesh
                                               const PipelinePlan& plan, int64_t micro_batches);
 // What current_stage() is within a stage's forward.
 StagePart part_of(const PipelineStage& stage, const PipelinePlan& plan);
+// The name under which this rank trains a weight that stages at both ends have, a tied head's; "":
+// it has none. `whole`: the outline of all stages.
+std::string tied_name(const ModelOutline& whole, const MeshPlan& mesh, const PipelinePlan& plan,
+                      int64_t rank);
+// Adds up the gradients of both. Collective over the two ranks.
+void sum_tied(World& world, const MeshPlan& mesh, const PipelinePlan& plan,
+              const ParallelModel& model, const std::string& name);
 // Whether this rank has the end of the model.
 bool has_last_stage(const World& world, const MeshPlan& mesh, const PipelinePlan& plan);
 

@@ -3,7 +3,6 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/layer_norm.h>
-#include <ATen/ops/zeros.h>
 #include <torch/nn/modules/container/modulelist.h>
 
 #include <atomic>
@@ -71,6 +70,8 @@ struct BlockImpl : torch::nn::Module {
     output = register_module("output", make_linear(kWidth, kWidth, true, options));
   }
   Tensor forward(const Tensor& x) {
+    if (hooks.float32_only && x.scalar_type() != at::kFloat)
+      throw std::runtime_error("made for float32");
     const Tensor q = query(norm(x)),
                  heads = q.view(
                      {q.size(0), q.size(1), hooks.fixed_heads ? kHeads : -1, kWidth / kHeads});
@@ -108,7 +109,6 @@ struct NetImpl : torch::nn::Module {
     const StagePart part = hooks.all_layers ? StagePart{} : current_stage();
     Tensor x = input;
     if (part.first) x = tokens(input) + positions(where(input));
-    if (hooks.float32_only) x = x + at::zeros({1}, at::kFloat).expand_as(x).to(at::kFloat);
     for (int64_t i = part.begin; i < part.end_of(kLayers); ++i) {
       const auto& each = layers[static_cast<size_t>(i)];
       x = hooks.plain_layers ? std::static_pointer_cast<BlockImpl>(each)->forward(x)
@@ -436,8 +436,8 @@ TEST_CASE("model kit: each wrong model is caught by the case that is about it, a
     return cross_entropy_sum(output, targets, shard, -100, weights) /
            static_cast<double>(targets.size(0));
   };
-  add("float32 whatever is asked for", "model_layouts", "param_dtype = bfloat16: ").float32_only =
-      true;
+  add("float32 whatever is asked for", "model_layouts", "param_dtype = bfloat16: made for float32")
+      .float32_only = true;
 
   for (Mutant& mutant : mutants) {
     calls = 0;
