@@ -8,8 +8,8 @@
 namespace meshwright::train {
 
 // Throws Error(plugin_nonconforming) when a part has not the shape of its region, or is no view of
-// what the optimizer updates although it is trained, and when what was planned over tp or cp was not
-// done. Local.
+// what the optimizer updates although it is trained, and when what was planned over tp or cp was
+// not done. Local.
 void check_parts(const ParallelModel& model, const torch::nn::Module& module,
                  const ParallelSizes& sizes, const TpPlan& tp, const std::string& strategy);
 
