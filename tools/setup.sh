@@ -16,7 +16,7 @@ build_packages="g++ cmake ninja-build ccache mold libboost1.81-dev libboost-json
   libboost-filesystem1.81-dev libboost-system1.81-dev libtomlplusplus-dev doctest-dev libgloo-dev
   libxxhash-dev libpcre2-dev libutf8proc-dev libyaml-cpp-dev"
 fetch_packages="python3 python3-pip ca-certificates"  # pip fetches the LibTorch wheel; the product itself never runs Python
-check_packages="git zlib1g-dev clang-format-19 clang-tidy-19 binutils file time abigail-tools lintian doxygen dpkg-dev"
+check_packages="git zlib1g-dev clang-format-19 clang-tidy-19 binutils file time abigail-tools lintian doxygen dpkg-dev rustc"
 
 # The LibTorch wheel without its dependencies, and the two CUDA libraries that even its CPU part links.
 torch_wheels="torch==2.11.0 nvidia-cuda-runtime==13.0.96 nvidia-cuda-cupti==13.0.85"

@@ -3,12 +3,12 @@
 // which is what slow links between sites allow.
 //
 // local_sgd is the same without an outer optimizer: the mean of all replicas is where they go on.
-#include <meshwright/parallel/parallelize.h>
+//
+// The planning half: jobs are planned without LibTorch. outer.cpp is the one that runs.
 #include <meshwright/plugin_main.h>
+#include <meshwright/sharded_strategy.h>
 
 #include <array>
-
-#include "outer.h"
 
 namespace {
 
@@ -68,14 +68,6 @@ class Rounds : public ShardedStrategy {
     return out;
   }
 
-  std::unique_ptr<ParallelModel> parallelize(ParallelizeRequest& request) override {
-    const LiveShardingRequest live(request);
-    std::unique_ptr<ParallelModel> inner = execute_plan(request, plan_sharding(live));
-    DeviceMesh groups(*request.mesh.device_mesh, request.world);
-    return diloco::with_outer_steps(std::move(inner), groups.group("dp_replicate"),
-                                    outer(request.config.own));
-  }
-
  protected:
   ShardingPolicy sharding_policy(const StrategyConfig&) const override {
     ShardingPolicy policy;
@@ -83,22 +75,14 @@ class Rounds : public ShardedStrategy {
     return policy;
   }
   virtual const char* name() const = 0;
-  virtual diloco::OuterPolicy outer(const Options& own) const = 0;
 };
 
 class Diloco final : public Rounds {
   const char* name() const override { return "diloco"; }
-  diloco::OuterPolicy outer(const Options& own) const override {
-    return {own.get_int("sync_every"), own.get_number("outer_lr"),
-            own.get_number("outer_momentum")};
-  }
 };
 
 class LocalSgd final : public Rounds {
   const char* name() const override { return "local_sgd"; }
-  diloco::OuterPolicy outer(const Options& own) const override {
-    return {own.get_int("sync_every")};
-  }
 };
 
 constexpr std::array kStrategies = {

@@ -1,6 +1,8 @@
 #include "outer.h"
 
 #include <meshwright/parallel/forwarding_model.h>
+#include <meshwright/parallel/parallelize.h>
+#include <meshwright/parallel/plugin_runtime.h>
 
 #include <algorithm>
 
@@ -97,10 +99,28 @@ class DilocoModel final : public ForwardingModel {
 
 }  // namespace
 
+OuterPolicy policy_of(const Options& own) {
+  OuterPolicy out{own.get_int("sync_every")};
+  if (own.schema().find("outer_lr") == nullptr) return out;  // local_sgd has a mean alone
+  out.lr = own.get_number("outer_lr");
+  out.momentum = own.get_number("outer_momentum");
+  return out;
+}
+
 std::unique_ptr<ParallelModel> with_outer_steps(std::unique_ptr<ParallelModel> inner,
                                                 std::shared_ptr<Group> replicas,
                                                 const OuterPolicy& policy) {
   return std::make_unique<DilocoModel>(std::move(inner), std::move(replicas), policy);
 }
 
+std::unique_ptr<ParallelModel> parallelize(Strategy& strategy, ParallelizeRequest& request) {
+  const LiveShardingRequest live(request);
+  std::unique_ptr<ParallelModel> inner = execute_plan(request, strategy.plan_sharding(live));
+  DeviceMesh groups(*request.mesh.device_mesh, request.world);
+  return with_outer_steps(std::move(inner), groups.group("dp_replicate"),
+                          policy_of(request.config.own));
+}
+
 }  // namespace diloco
+
+MESHWRIGHT_PLUGIN_RUNS_WITH(diloco::parallelize)

@@ -11,6 +11,9 @@ struct OuterPolicy {
   double lr = 1, momentum = 0;  // of the outer optimizer: SGD with Nesterov's momentum
 };
 
+// Of the strategy's own table.
+OuterPolicy policy_of(const meshwright::Options& own);
+
 // The tensors of the outer optimizer, in float32: its weights, which all replicas hold alike, and
 // their momentum; one of each beside every tensor that the inner optimizer updates.
 class OuterOptimizer {
@@ -32,5 +35,8 @@ class OuterOptimizer {
 std::unique_ptr<meshwright::ParallelModel> with_outer_steps(
     std::unique_ptr<meshwright::ParallelModel> inner, std::shared_ptr<meshwright::Group> replicas,
     const OuterPolicy& policy);
+// What both strategies run. Collective.
+std::unique_ptr<meshwright::ParallelModel> parallelize(meshwright::Strategy& strategy,
+                                                       meshwright::ParallelizeRequest& request);
 
 }  // namespace diloco

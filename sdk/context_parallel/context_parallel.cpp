@@ -97,7 +97,7 @@ namespace {
 
 // What is called attention and has no core in it, and LibTorch's own modules that mix tokens, would
 // see this rank's rows alone.
-void check_attention(torch::nn::Module& model) {
+void check_attention(torch::nn::Module& model, const ModelOutline& outline) {
   for (const auto& item : model.named_modules("", /*include_self=*/false)) {
     const std::string& name = item.key();
     std::string last = name.substr(name.rfind('.') + 1);
@@ -109,6 +109,8 @@ void check_attention(torch::nn::Module& model) {
                        item.value()->as<torch::nn::GRUImpl>() != nullptr;
     if (!mixes && !last.ends_with("attn") && !last.ends_with("attention")) continue;
     if (item.value()->as<torch::nn::LinearImpl>() != nullptr) continue;  // GPT-2's c_attn
+    const ModuleOutline* known = outline.find_module(name);
+    if (known != nullptr && known->kind == ModuleKind::norm) continue;  // the one before it
     if (mixes || find_attention_cores(*item.value()).empty())
       throw Error(ErrorCode::bad_module,
                   name +
@@ -182,7 +184,7 @@ std::shared_ptr<ContextParallel> apply_context_parallel(const ParallelizeRequest
         .key("distributed.cp_size")
         .help("let its attention call a meshwright::AttentionCore (meshwright/nn/attention.h)")
         .help("set distributed.cp_size = 1");
-  check_attention(*request.model);
+  check_attention(*request.model, request.outline);
   const ContextPlan plan = *plan_context(
       {request.outline, request.mesh, request.tp, request.config, {}, request.world->rank()});
   detail::ContextGroups groups;

@@ -29,6 +29,9 @@ using namespace footprint;
                ": the repeated layers are the units");
   else if (!others.empty())
     error.help("the model has modules of the classes " + text::join(others, ", "));
+  const std::string whole = outline.modules.empty() ? "" : outline.modules.front().class_name;
+  if (repeated.empty() && !key.empty() && !whole.empty())
+    error.help("set " + key + " = [" + text::quote(whole) + "]: all of it is one unit");
   throw error;
 }
 

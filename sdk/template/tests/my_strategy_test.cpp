@@ -167,6 +167,7 @@ TEST_CASE("sizes that do not fit are refused with a setting that works") {
   }
 }
 
+// What follows is about this template's own options and sizes: it goes where they go.
 TEST_CASE("copies can be turned off") {
   mw::MeshRequest request = request_for(8);
   request.config.shared.sizes.dp_replicate = 2;

@@ -3,6 +3,7 @@
 #include <meshwright/model/model_family.h>
 #include <meshwright/model/running_model.h>
 #include <meshwright/parallel/parallel.h>
+#include <meshwright/parallel/plugin_runtime.h>
 #include <torch/nn/module.h>
 
 #include <memory>
@@ -13,6 +14,7 @@
 namespace mw = meshwright;
 
 extern "C" const meshwright_plugin meshwright_plugin_v1;
+extern "C" const mw::PluginRuntime meshwright_runtime_v1;  // net.cpp is compiled into the test
 
 namespace {
 
@@ -45,7 +47,8 @@ struct Family {
 TEST_CASE("the module has the outline's parameters in its order") {
   Family family;
   const mw::ModelOutline outline = family.made->outline(family.request);
-  const std::unique_ptr<mw::RunningModel> running = family.made->make(family.request);
+  const std::unique_ptr<mw::RunningModel> running =
+      meshwright_runtime_v1.make(*family.made, family.request);
   const mw::ModelOutline live = mw::outline_of(*running->module());
   REQUIRE(live.parameters.size() == outline.parameters.size());
   for (size_t i = 0; i < live.parameters.size(); ++i) {
