@@ -44,10 +44,7 @@ Outcome collect(int64_t ranks,
         std::chrono::seconds(10));
   } catch (const std::exception& error) {
     // The first line: LibTorch's exceptions go on with a backtrace.
-    const std::string foreign = dynamic_cast<const Error*>(&error) != nullptr
-                                    ? std::string()
-                                    : describe_foreign_exception(),
-                      text = foreign.empty() ? error.what() : "it throws " + foreign;
+    const std::string text = error.what();
     if (out.problems.empty()) out.problems[-1] = {text.substr(0, text.find('\n'))};
   }
   return out;
