@@ -45,7 +45,7 @@ tried() {  # tried NAME PREFIX: without LibTorch, then with it beside
 }
 ldconfig
 mkdir -p /tmp/lacking/{info,updates,triggers} && cp /packages/without_libstdc++ /tmp/lacking/status
-dpkg --admindir=/tmp/lacking --simulate -i /packages/*.deb >/tmp/log 2>&1 && fail "dpkg installs them without libstdc++6"
+dpkg --admindir=/tmp/lacking -i /packages/*.deb >/tmp/log 2>&1 && fail "dpkg installs them without libstdc++6"
 grep -q "meshwright depends on libstdc++6" /tmp/log || { cat /tmp/log; fail "dpkg does not name libstdc++6"; }
 dpkg -i /packages/*.deb >/tmp/log 2>&1 || { cat /tmp/log; fail "dpkg"; }
 dpkg -s meshwright meshwright-dev | grep -c "^Status: install ok installed" | grep -qx 2 || fail "dpkg does not know both as installed"
