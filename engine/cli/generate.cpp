@@ -44,17 +44,6 @@ generate::Request read_request(const Call& call) {
   return request;
 }
 
-// The family is named by the checkpoint, not by what was typed.
-Error missing_family(const Error& error, const generate::Source& source) {
-  return Error(error.code(), error.message())
-      .key("model.plugin")
-      .note("its checkpoint says so: " + source.folder().string() + ", " +
-            source.model_settings().front())
-      .help(
-          "add --set 'plugins.load=[\"/path/to/libmeshwright_mine.so\"]': config.resolved.toml of "
-          "the run says which one it was trained with");
-}
-
 // Everything that can be refused before a rank starts.
 int check(Call& call, const generate::Request& request, int64_t world_size) {
   generate::Source source(request.folder, request.sets);
@@ -68,15 +57,7 @@ int check(Call& call, const generate::Request& request, int64_t world_size) {
       plan::load_job(config::Source::parse(settings.toml, options, diagnostics), diagnostics);
   if (job) plan::check_trainable(*job, diagnostics);
   call.say(diagnostics);
-  if (!diagnostics.ok()) {
-    std::vector<Error> told;
-    for (const Error& error : diagnostics.errors())
-      told.push_back(error.code() == ErrorCode::plugin_not_found && error.key() == "model.plugin" &&
-                             !source.model_settings().empty()
-                         ? missing_family(error, source)
-                         : error);
-    return call.fail(told);
-  }
+  if (!diagnostics.ok()) return call.fail(diagnostics.errors());
   plan::check_runs(plan::make_plan(*job, {.world_size = world_size, .rank = 0}), *job);
   return 0;
 }

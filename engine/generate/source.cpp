@@ -71,10 +71,23 @@ int64_t vocab_of(const Source& source, const std::vector<std::string>& sets) {
   Diagnostics problems;
   config::LoadOptions options;
   options.sets = settings.sets;
-  const std::optional<plan::Job> job =
-      plan::load_job(config::Source::parse(settings.toml, options, problems), problems);
-  problems.throw_if_any();
-  return plan::model_of(*job)->outline(job->config).vocab_size;
+  try {
+    const std::optional<plan::Job> job =
+        plan::load_job(config::Source::parse(settings.toml, options, problems), problems);
+    problems.throw_if_any();
+    return plan::model_of(*job)->outline(job->config).vocab_size;
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::plugin_not_found || source.model_settings().empty()) throw;
+    // Nobody typed it: the checkpoint names the family.
+    throw Error(error.code(), error.message())
+        .key("model.plugin")
+        .note("its checkpoint says so: " + source.folder().string() + ", " +
+              source.model_settings().front())
+        .help(
+            "add --set 'plugins.load=[\"/path/to/libmeshwright_mine.so\"]': config.resolved.toml "
+            "of "
+            "the run says which one it was trained with");
+  }
 }
 
 }  // namespace

@@ -139,6 +139,11 @@ TEST_CASE("checkpoints of a plugin's model resume in another layout, export, and
   // The run says which plugin; a Hugging Face folder does not.
   const std::string words =
       " --tokens 7,11,200 --max-new 8 --temperature 0 --json" + plugin("gpt2");
+  const Ran lost = run("generate " + (kFolder / "whole").string() + " --tokens 7,11", "2>&1");
+  INFO(lost.out);
+  CHECK(lost.status == 2);
+  CHECK(lost.out.find("its checkpoint says so") != std::string::npos);
+  CHECK(lost.out.find("config.resolved.toml of") != std::string::npos);
   const Ran of_run = run("generate " + (kFolder / "whole").string() + words, "2>&1");
   INFO(of_run.out);
   REQUIRE(of_run.status == 0);
