@@ -40,18 +40,31 @@ struct NetImpl : torch::nn::Module {
         p.copy_(at::randn(p.sizes(), generator) * 0.3);
     }
   }
+  // Numbers of few binary digits: then nothing is rounded in the first two steps.
+  void make_exact() {
+    exact = true;
+    c10::NoGradGuard no_grad;
+    for (Tensor& p : parameters()) p.copy_((p * 4).round() / 4);
+  }
   Tensor forward(Tensor x) {
+    if (exact) {
+      Tensor sum = at::zeros_like(x);
+      for (const auto& layer : *layers) sum = sum + layer->as<Linear>()->forward(x);
+      return sum;
+    }
     for (const auto& layer : *layers) x = x + layer->as<Linear>()->forward(x).tanh();
     return x;
   }
   torch::nn::ModuleList layers;
+  bool exact = false;
 };
 MESHWRIGHT_MODULE(Net);
 
 // The samples of one data-parallel rank: one of `count` parts of a step's.
 Tensor loss_sum(Net& net, int64_t step, int64_t part, int64_t count) {
   at::Generator generator = at::detail::createCPUGenerator(100 + static_cast<uint64_t>(step));
-  const Tensor all = at::randn({2, kBatch, kWidth}, generator);
+  Tensor all = at::randn({2, kBatch, kWidth}, generator);
+  if (net->exact) all = all.round().clamp(-2, 2);
   const int64_t rows = kBatch / count;
   return at::mse_loss(net(all[0].narrow(0, part * rows, rows)), all[1].narrow(0, part * rows, rows),
                       at::Reduction::Sum);
@@ -73,6 +86,7 @@ struct Wanted {
   fs::path load = {}, save = {};  // a checkpoint to begin with; where to save the last step
   SaveReason before_end = SaveReason::asked;
   int64_t spoilt = -1;  // a step in which the last rank's gradients are infinite
+  bool exact = false;   // Net::make_exact()
 };
 
 Ranks run_job(const Wanted& wanted) {
@@ -104,6 +118,7 @@ Ranks run_job(const Wanted& wanted) {
   for (int64_t rank = 0; rank < wanted.ranks; ++rank) {
     jobs.push_back(Job::from_text(toml, settings));
     nets.emplace_back();
+    if (wanted.exact) nets.back()->make_exact();
   }
   Ranks out(static_cast<size_t>(wanted.ranks));
   run_ranks(wanted.ranks, [&](const std::shared_ptr<World>& world) {
@@ -222,6 +237,32 @@ TEST_CASE(
     CHECK(same(four[0], four[2]) == (steps % 3 == 0));
     CHECK(four[0].losses.back() == doctest::Approx(two[0].losses.back()).epsilon(1e-5));
     CHECK(four[0].norms == four[3].norms);
+  }
+}
+
+// A mean of updated weights is rounded otherwise than an update by the mean of gradients. Where
+// nothing has to be rounded, they are the same numbers.
+TEST_CASE("rounds of one step without an outer optimizer are fsdp2 to the bit, but for rounding") {
+  const std::vector<std::string> sgd = kSgd + std::vector<std::string>{"optimizer.lr=0.03125"};
+  for (int64_t replicas : {2, 4}) {
+    const Wanted job{.ranks = 4,
+                     .replicas = replicas,
+                     .steps = 2,
+                     .optimizer = "sgd",
+                     .more = sgd + rounds(1, 1, 0),
+                     .exact = true};
+    Wanted whole = job;
+    whole.strategy = "fsdp2";
+    whole.replicas = replicas == 4 ? 2 : replicas;  // fsdp2 shards over two ranks at least
+    whole.more = sgd;
+    const Ranks found = run_job(job), expected = run_job(whole);
+    CHECK(found[0].losses == expected[0].losses);
+    CHECK(found[0].losses[1] < found[0].losses[0]);
+    if (replicas == 2)
+      for (size_t rank = 0; rank < found.size(); ++rank) CHECK(same(found[rank], expected[rank]));
+    if (replicas == 4)
+      for (const auto& [name, part] : expected[0].parts)
+        CHECK(at::cat({part, expected[1].parts.at(name)}).equal(found[0].parts.at(name)));
   }
 }
 
