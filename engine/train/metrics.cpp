@@ -21,14 +21,6 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// JSON has no words for what is not finite.
-std::string number(double value, const char* format = "%.9g") {
-  if (!std::isfinite(value)) return "null";
-  char text[40];
-  std::snprintf(text, sizeof text, format, value);
-  return text;
-}
-
 std::string format(const char* pattern, auto... values) {
   char text[256];
   std::snprintf(text, sizeof text, pattern, values...);
@@ -185,17 +177,15 @@ std::string row_begin(int64_t step) {
 }  // namespace
 
 void RunFolder::step(const StepResult& r, const StepCost& c) {
-  metrics_->append(row_begin(r.step) + ", \"loss\": " + number(r.loss) +
-                   ", \"grad_norm\": " + number(r.grad_norm) + ", \"lr\": " + number(r.lr) +
-                   ", \"tokens\": " + std::to_string(r.count) +
-                   ", \"step_ms\": " + number(c.step_ms, "%.3f") +
-                   ", \"tokens_per_second\": " + number(per_second(r.count, c.step_ms), "%.1f") +
-                   ", \"memory_bytes\": " + std::to_string(c.memory_bytes) +
-                   ", \"data_ms\": " + number(c.data_ms, "%.3f") + load_fields(r) + "}\n");
+  std::string row = row_begin(r.step);
+  for (const Metric& metric : step_metrics(r, c))
+    row += ", \"" + std::string(metric.name) + "\": " + metric_text(metric);
+  metrics_->append(row + load_fields(r) + "}\n");
 }
 
 void RunFolder::validation(int64_t step, double loss) {
-  metrics_->append(row_begin(step) + ", \"validation_loss\": " + number(loss) + "}\n");
+  metrics_->append(row_begin(step) + ", \"validation_loss\": " +
+                   metric_text({"validation_loss", loss, "%.9g"}) + "}\n");
 }
 
 // As base::append_line() does it, whose lines are in the same file.

@@ -10,19 +10,12 @@
 #include <string_view>
 
 #include "engine/report/report.h"
-#include "meshwright/trainer.h"
+#include "engine/train/step_row.h"
 
 namespace meshwright::train {
 
 // Throws Error(output_unwritable); `reason` is an errno.
 [[noreturn]] void unwritable(const std::filesystem::path& path, int reason);
-
-// One row of metrics.jsonl beside a step's result.
-struct StepCost {
-  double step_ms = 0;
-  int64_t memory_bytes = 0;  // peak tensor bytes of this rank
-  double data_ms = 0;        // of step_ms: waiting for samples
-};
 
 // runs/<name>/ of rank 0. Throws Error(output_unwritable) naming path and reason.
 class RunFolder {

@@ -1,0 +1,27 @@
+#include "engine/train/step_row.h"
+
+#include <cmath>
+#include <cstdio>
+
+namespace meshwright::train {
+
+std::vector<Metric> step_metrics(const StepResult& r, const StepCost& c) {
+  const double count = static_cast<double>(r.count);
+  return {{"loss", r.loss, "%.9g"},
+          {"grad_norm", r.grad_norm, "%.9g"},
+          {"lr", r.lr, "%.9g"},
+          {"tokens", count, "%.0f"},
+          {"step_ms", c.step_ms, "%.3f"},
+          {"tokens_per_second", c.step_ms > 0 ? count * 1000 / c.step_ms : 0, "%.1f"},
+          {"memory_bytes", static_cast<double>(c.memory_bytes), "%.0f"},
+          {"data_ms", c.data_ms, "%.3f"}};
+}
+
+std::string metric_text(const Metric& metric) {
+  if (!std::isfinite(metric.value)) return "null";
+  char text[40];
+  std::snprintf(text, sizeof text, metric.format, metric.value);
+  return text;
+}
+
+}  // namespace meshwright::train
