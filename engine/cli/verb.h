@@ -119,6 +119,7 @@ Verb checkpoint_export_verb();
 Verb checkpoint_diff_verb();
 Verb checkpoint_now_verb();
 Verb generate_verb();
+Verb evaluate_verb();
 Verb tokenize_verb();
 Verb report_verb();
 Verb completion_verb();

@@ -21,6 +21,7 @@ const std::vector<Verb>& verbs() {
       checkpoint_diff_verb(),
       checkpoint_now_verb(),
       generate_verb(),
+      evaluate_verb(),
       tokenize_verb(),
       report_verb(),
       completion_verb(),

@@ -11,6 +11,7 @@
 
 #include "engine/base/durable.h"
 #include "engine/base/out_of_memory.h"
+#include "engine/evaluate/running/evaluate_rank.h"
 #include "engine/generate/generate_here.h"
 #include "engine/generate/running/generate_rank.h"
 #include "engine/rendezvous/ending.h"
@@ -88,6 +89,15 @@ extern "C" MESHWRIGHT_API int meshwright_generate_rank(const void* request) {
       [&](auto& ending) {
         return meshwright::generate::generate_rank(
             *static_cast<const meshwright::generate::Request*>(request), ending);
+      },
+      {});
+}
+
+extern "C" MESHWRIGHT_API int meshwright_evaluate_rank(const void* request) {
+  return run_guarded(
+      [&](auto& ending) {
+        return meshwright::evaluate::evaluate_rank(
+            *static_cast<const meshwright::evaluate::Request*>(request), ending);
       },
       {});
 }

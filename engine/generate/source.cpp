@@ -251,39 +251,49 @@ std::string Text::add(int64_t id) {
   return bytes_.add({&byte, 1});
 }
 
-Settings settings(const Source& source, const std::vector<std::string>& sets, int64_t world_size) {
+void check_sets(const Source& source, const std::vector<std::string>& sets,
+                const std::string& doing, const std::vector<std::string>& tables) {
+  std::vector<std::string> beginnings = {"distributed.", "dist_env.", "plugins."};
+  std::string names = "distributed.*, dist_env.*, plugins.*";
+  for (const std::string& table : tables) {
+    beginnings.push_back(table + ".");
+    names += ", " + table + ".*";
+  }
   for (const std::string& set : sets) {
-    std::string key = set.substr(0, set.find('='));
+    const std::string key = set.substr(0, set.find('='));
     bool used = key == "run.threads" || key == "run.deterministic" || key == "model.torch_dtype";
     used = used || (key.starts_with("model.") && key != "model.config" &&
                     key != "model.pretrained" && source.of_plugin(sets));
-    for (const char* table : {"distributed.", "dist_env.", "plugins."})
-      used = used || key.starts_with(table);
+    for (const std::string& beginning : beginnings) used = used || key.starts_with(beginning);
     if (!used)
-      throw Error(ErrorCode::bad_set, "--set " + key + " has no part in generating")
+      throw Error(ErrorCode::bad_set, "--set " + key + " has no part in " + doing)
           .key(key)
-          .help(
-              "keys that have: distributed.*, dist_env.*, plugins.*, model.torch_dtype, "
-              "run.threads")
+          .help("keys that have: " + names + ", model.torch_dtype, run.threads")
           .help("leave out --set " + key);
   }
+}
+
+std::string model_tables(const Source& source) {
   // JSON's escapes are TOML's too.
-  std::string model =
+  const std::string model =
       is_there(source.config())
           ? "\nconfig = " + boost::json::serialize(boost::json::value(source.config().string()))
           : "";
+  return "[model]" + model +
+         "\ntorch_dtype = \"float32\"\n[distributed]\nstrategy = "
+         "\"ddp\"\n[distributed.mp_policy]\nparam_dtype = \"float32\"\noutput_dtype = "
+         "\"float32\"\n";
+}
+
+Settings settings(const Source& source, const std::vector<std::string>& sets, int64_t world_size) {
+  check_sets(source, sets, "generating");
   std::vector<std::string> all = source.model_settings();
   all.insert(all.end(), sets.begin(), sets.end());
-  // Samples that nobody reads: every schedule of a pipeline takes so many.
-  std::string n = std::to_string(2 * world_size);
-  // Of such samples: ranks of cp with head and tail, and those of tp, divide it.
-  std::string length = std::to_string(2 * world_size);
-  return {"schema = 1\n[model]" + model +
-              "\ntorch_dtype = \"float32\"\n[distributed]\nstrategy = "
-              "\"ddp\"\n[distributed.mp_policy]\nparam_dtype = "
-              "\"float32\"\noutput_dtype = \"float32\"\n"
-              "[step_scheduler]\nglobal_batch_size = " +
-              n + "\nlocal_batch_size = 1\n[dataset]\nkind = \"mock\"\nseq_len = " + length + "\n",
+  // Samples that nobody reads: every schedule of a pipeline takes so many. Of their length: ranks
+  // of cp with head and tail, and those of tp, divide it.
+  const std::string n = std::to_string(2 * world_size);
+  return {"schema = 1\n" + model_tables(source) + "[step_scheduler]\nglobal_batch_size = " + n +
+              "\nlocal_batch_size = 1\n[dataset]\nkind = \"mock\"\nseq_len = " + n + "\n",
           all};
 }
 

@@ -97,4 +97,12 @@ struct Settings {
 };
 Settings settings(const Source& source, const std::vector<std::string>& sets, int64_t world_size);
 
+// Parts of it, for other verbs that run a model which is there. Throws Error(bad_set) for --set of
+// a key that has no part in what `doing` says ("generating"). `tables`: those that have one beside
+// the model and its layout ("validation_dataset").
+void check_sets(const Source& source, const std::vector<std::string>& sets,
+                const std::string& doing, const std::vector<std::string>& tables = {});
+// [model] and [distributed]: float32, whole on each rank.
+std::string model_tables(const Source& source);
+
 }  // namespace meshwright::generate

@@ -19,6 +19,7 @@
 #include "engine/plan/plan.h"
 #include "engine/report/report.h"
 #include "engine/trainer/check_parts.h"
+#include "engine/trainer/evaluation.h"
 #include "engine/trainer/float8.h"
 #include "engine/trainer/optimizer.h"
 #include "engine/trainer/rank_agreement.h"
@@ -446,6 +447,18 @@ double Trainer::evaluate(int64_t micro_batches, const Forward& forward) {
 }
 
 double Trainer::evaluate(int64_t micro_batches, const StageForward& forward) {
+  return train::Evaluator::run(*this, micro_batches, forward).loss;
+}
+
+train::Evaluation train::Evaluator::run(Trainer& trainer, int64_t micro_batches,
+                                        const Trainer::StageForward& forward) {
+  const Trainer::Totals all = trainer.evaluate_totals(micro_batches, forward);
+  return {.loss = all.weight > 0 ? all.loss / all.weight : 0,
+          .weight = all.weight,
+          .targets = static_cast<int64_t>(all.count)};
+}
+
+Trainer::Totals Trainer::evaluate_totals(int64_t micro_batches, const StageForward& forward) {
   c10::NoGradGuard no_grad;
   bool training = module_->is_training();
   module_->eval();
@@ -457,6 +470,7 @@ double Trainer::evaluate(int64_t micro_batches, const StageForward& forward) {
     const double weight = weight_of(loss);
     add_loss(sums.loss, loss.sum, stages_ ? Tensor() : routers_->reported_loss(), weight);
     sums.weight += weight;
+    sums.count += static_cast<double>(loss.count);
     return loss.sum;
   };
   if (stages_)
@@ -466,9 +480,9 @@ double Trainer::evaluate(int64_t micro_batches, const StageForward& forward) {
   else
     for (int64_t micro = 0; micro < micro_batches; ++micro) one(true, micro, Tensor());
   module_->train(training);
-  const Totals all = totals(sums, /*with_votes=*/false);
+  Totals all = totals(sums, /*with_votes=*/false);
   throw_bad_target();
-  return all.weight > 0 ? all.loss / all.weight : 0;
+  return all;
 }
 
 }  // namespace meshwright

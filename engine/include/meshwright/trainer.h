@@ -42,6 +42,8 @@ class Optimizer;
 class Routers;
 class Stages;
 Optimizer& optimizer_of(Trainer& trainer);  // the engine's own, for its checkpoints
+struct Evaluation;
+struct Evaluator;
 }  // namespace train
 
 // A checked configuration with its strategy. Values are those of the TOML file's keys.
@@ -174,6 +176,7 @@ class MESHWRIGHT_API Trainer {
 
  private:
   friend train::Optimizer& train::optimizer_of(Trainer& trainer);
+  friend struct train::Evaluator;
   struct Parts;
   struct Sums {  // of micro-batches; the loss is on the device: reading it would make the host wait
     at::Tensor loss;
@@ -187,6 +190,7 @@ class MESHWRIGHT_API Trainer {
   // The largest of all ranks, or NaN if one is not finite.
   double largest_norm(double mine);
   Totals totals(const Sums& sums, bool with_votes, const at::Tensor& more = {});
+  Totals evaluate_totals(int64_t micro_batches, const StageForward& forward);
   StageForward alone(const Forward& forward) const;
   void train_micro_batches(const StageForward& forward, double assumed, Sums& sums);
   void train_stages(const StageForward& forward, double assumed, Sums& sums);

@@ -1,0 +1,112 @@
+// evaluate: checks folder, data and plan without starting a rank, then starts the ranks, or runs as
+// one of them.
+#include "engine/evaluate/evaluation.h"
+
+#include <unistd.h>
+
+#include <optional>
+#include <string>
+
+#include "engine/cli/common.h"
+#include "engine/cli/ranks.h"
+
+namespace meshwright::cli {
+namespace {
+
+evaluate::Request read_request(const Call& call, const Screen& screen) {
+  evaluate::Request request;
+  request.path = call.positional(0);
+  request.all = call.has("all");
+  request.sets = call.values("set");
+  if (call.has("data")) request.data = call.value("data");
+  if (call.has("kind")) request.kind = call.value("kind");
+  request.seq_len = call.number("seq-len", 1);
+  request.samples = call.number("samples", 1).value_or(0);
+  request.batch = call.number("batch", 1).value_or(request.batch);
+  request.json = call.json;
+  request.csv = call.has("csv");
+  if (request.json && request.csv)
+    throw Error(ErrorCode::usage, "--json and --csv both say what is written: one of them")
+        .help("leave out --csv");
+  request.live = screen.live;
+  request.width = screen.width;
+  request.colour = screen.colour;
+  request.unicode = screen.unicode;
+  return request;
+}
+
+// Everything that can be refused before a rank starts.
+int check(Call& call, const evaluate::Request& request, int64_t world_size) {
+  const evaluate::Subject subject = evaluate::subject_of(request);
+  const generate::Settings settings = evaluate::settings(subject, request, world_size);
+  Diagnostics diagnostics;
+  config::LoadOptions options;
+  options.sets = settings.sets;
+  std::optional<plan::Job> job =
+      plan::load_job(config::Source::parse(settings.toml, options, diagnostics), diagnostics);
+  if (job) plan::check_trainable(*job, diagnostics);
+  call.say(diagnostics);
+  if (!diagnostics.ok()) return call.fail(diagnostics.errors());
+  plan::check_runs(plan::make_plan(*job, {.world_size = world_size, .rank = 0}), *job);
+  const data::DatasetConfig data = evaluate::data_of(*job, subject);
+  data::look_at_data(data, "");
+  return 0;
+}
+
+int start(Call& call, const Ranks& ranks) {
+  const int64_t wanted = call.number("nproc", 1).value_or(1);
+  Screen screen = screen_of(call, started_by_us(ranks));
+  if (!started_by_us(ranks)) screen.live = ::isatty(2) == 1;
+  const evaluate::Request request = read_request(call, screen);
+  if (started_by_us(ranks)) {
+    // The parent has checked everything; when it dies, so do its ranks.
+    if (!launch::end_with_parent()) return 1;
+  } else {
+    // Every rank asks, so that all of them refuse alike and at once.
+    if (int status = check(call, request, ranks ? ranks->world_size : wanted); status != 0)
+      return status;
+  }
+  if (ranks || wanted == 1) return run_rank(call, ranks, "meshwright_evaluate_rank", &request);
+  launch::LocalJob local = local_ranks(
+      call, "evaluate", {"all", "data", "kind", "seq-len", "samples", "batch", "csv", "json"},
+      wanted, screen);
+  call.out.flush();
+  return launch::run_local_ranks(local);
+}
+
+int run_evaluate(Call& call) { return refuse_together(call, start); }
+
+}  // namespace
+
+Verb evaluate_verb() {
+  return declare(run_evaluate, R"(
+evaluate FOLDER
+Measure the loss of a run, a checkpoint or a Hugging Face folder on held-out data
+
+FOLDER is a run, whose newest checkpoint is taken, a checkpoint, or a Hugging Face folder
+(config.json, model*.safetensors).
+Data are those that --data names, else those that the run was validated with: all samples, each
+once. The mean loss over their targets is the same on any number of ranks and under every strategy.
+Weights are computed with in float32 unless --set distributed.mp_policy.param_dtype says otherwise.
+
+  meshwright evaluate runs/first
+  meshwright evaluate runs/first --all --csv
+  meshwright evaluate runs/first/checkpoints/step_00000050 --data 'held_out/*.txt' --nproc 2
+  meshwright evaluate models/Qwen3-0.6B --data wiki.bin --seq-len 2048 --json
+
+--data PATH    Files to read, or a pattern like 'held_out/*.txt'.
+--kind KIND    text: bytes; tokens: .bin; megatron: .bin with .idx; mock: synthetic. Default: as the
+               run read its own, else by the files' name.
+--seq-len N    Tokens a sample. Default: as the run was trained, else 512.
+--samples N    The first N samples only. A run's own validation reads the first num_batches *
+               global_batch_size.
+--batch N      Samples of a rank at a time. Default: 4.
+--all          Every checkpoint of the run, one line each.
+--csv          One line of comma-separated values for each checkpoint.
+--nproc N      Start N local ranks. Default: 1, in this process.
+--set
+--json
+)");
+}
+
+}  // namespace meshwright::cli

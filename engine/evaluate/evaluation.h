@@ -1,0 +1,53 @@
+// What `evaluate` measures, and on what: checkpoints or a folder of weights, and held-out data.
+// Links no LibTorch; the ranks run evaluate::evaluate_rank().
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "engine/data/dataset.h"
+#include "engine/generate/source.h"
+#include "engine/plan/plan.h"
+
+namespace meshwright::evaluate {
+
+// The command line.
+struct Request {
+  std::string path;  // a run, a checkpoint, a folder of checkpoints or of weights
+  bool all = false;  // every checkpoint of the run
+  std::vector<std::string> sets;
+  std::optional<std::string> data, kind;  // as given
+  std::optional<int64_t> seq_len;
+  int64_t samples = 0;  // at most so many of the first; 0: all
+  int64_t batch = 4;    // samples of a rank at a time
+  bool json = false, csv = false;
+  bool live = false;  // rank 0's standard error is a terminal
+  int width = 80;
+  bool colour = false, unicode = true;
+};
+
+// What is measured, and how its model is made.
+struct Subject {
+  generate::Source source;                     // of the newest, where there are several
+  std::vector<std::filesystem::path> folders;  // by step; of weights that one folder
+  // The configuration of the run that the checkpoints are of, where it lies beside them.
+  std::optional<std::filesystem::path> run_config = {};
+  uint64_t seed = 42;  // run.seed of that run
+};
+// Throws Error(no_checkpoint | bad_checkpoint | usage | ...), and what generate::Source throws.
+Subject subject_of(const Request& request);
+
+// The configuration that evaluating amounts to: the model, float32 and whole on each rank unless
+// --set says otherwise, and the data in [validation_dataset]: what the request names, else what the
+// run was validated with. Throws Error(usage) where neither names any, Error(bad_set) for keys that
+// have no part in it.
+generate::Settings settings(const Subject& subject, const Request& request, int64_t world_size);
+
+// That configuration, checked; `job` is of settings(). Throws Error(bad_dataset) where the tokens
+// are not those of the model.
+data::DatasetConfig data_of(const plan::Job& job, const Subject& subject);
+
+}  // namespace meshwright::evaluate

@@ -1,0 +1,279 @@
+#include "engine/evaluate/running/evaluate_rank.h"
+
+#include <ATen/core/Tensor.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <memory>
+
+#include "engine/base/clock.h"
+#include "engine/checkpoint/checkpoint.h"
+#include "engine/checkpoint/checksum.h"
+#include "engine/evaluate/running/findings.h"
+#include "engine/launch/ranks.h"
+#include "engine/rendezvous/rendezvous.h"
+#include "engine/report/progress.h"
+#include "engine/train/batches.h"
+#include "engine/train/run_data.h"
+#include "engine/train/same_data.h"
+#include "engine/trainer/evaluation.h"
+#include "engine/trainer/join_world.h"
+#include "engine/trainer/load_weights.h"
+#include "engine/trainer/logits.h"
+#include "engine/trainer/model.h"
+#include "engine/trainer/rank_agreement.h"
+#include "meshwright/nn/stage.h"
+
+namespace meshwright::evaluate {
+
+namespace fs = std::filesystem;
+using Clock = std::chrono::steady_clock;
+
+namespace {
+
+// How far rank 0 has come, on standard error: what was asked for is on standard output.
+class Progress {
+ public:
+  Progress(const Request& request, bool leads, int64_t calls)
+      : style_{request.colour, request.unicode, request.width},
+        live_(request.live),
+        leads_(leads),
+        calls_(std::max<int64_t>(calls, 1)) {}
+  ~Progress() { erase(); }
+  Progress(const Progress&) = delete;
+  Progress& operator=(const Progress&) = delete;
+
+  void begin(std::string name) {
+    erase();
+    name_ = std::move(name);
+    done_ = 0;
+    begun_ = said_ = Clock::now();
+  }
+  void step() {
+    ++done_;
+    const auto every = live_ ? std::chrono::milliseconds(100) : std::chrono::milliseconds(10000);
+    if (!leads_ || done_ == calls_ || Clock::now() - said_ < every) return;
+    said_ = Clock::now();
+    const double part = static_cast<double>(done_) / static_cast<double>(calls_),
+                 left = base::ms_since(begun_) / 1000 * (1 - part) / part;
+    char percent[16];
+    std::snprintf(percent, sizeof percent, "%.0f%%", 100 * part);
+    const std::string text = report::fit_line(
+        {{name_, 2}, {percent}, {report::human_duration(left) + " left", 1}}, style_.width - 1);
+    if (live_)
+      out_.write("\r\x1b[K" + text + "  " + bar(part, text));
+    else
+      out_.write(text + "\n");
+    out_.flush();
+    drawn_ = live_;
+  }
+
+ private:
+  std::string bar(double part, const std::string& text) const {
+    const int room = style_.width - static_cast<int>(text.size()) - 4;
+    return room >= 10 ? report::progress_bar(style_, part, std::min(room, 30)) : "";
+  }
+  void erase() {
+    if (!std::exchange(drawn_, false)) return;
+    out_.write("\r\x1b[K");
+    out_.flush();
+  }
+  report::Output out_{stderr, "standard error", report::Output::Loss::ignored};
+  report::Style style_;
+  bool live_, leads_, drawn_ = false;
+  int64_t calls_, done_ = 0;
+  std::string name_;
+  Clock::time_point begun_, said_;
+};
+
+// The configuration, refused when no such model can be made here.
+Job job_of(const Subject& subject, const Request& request) {
+  const launch::RankEnvironment ranks =
+      launch::detect_ranks(launch::process_environment()).value_or(launch::RankEnvironment{});
+  generate::Settings settings = evaluate::settings(subject, request, ranks.world_size);
+  Job job = Job::from_text(settings.toml, settings.sets);
+  Diagnostics problems;
+  plan::check_trainable(job.impl(), problems);
+  problems.throw_if_any();
+  return job;
+}
+
+// What all ranks must mean alike. The data are compared by what they are.
+rendezvous::Facts facts_of(const Request& request, const Subject& subject) {
+  std::string folders;
+  for (const fs::path& folder : subject.folders) folders += folder.filename().string() + " ";
+  return {{"what is evaluated", folders},
+          {"--samples", std::to_string(request.samples)},
+          {"--batch", std::to_string(request.batch)}};
+}
+
+// Measures one set of weights after another on the same samples.
+class Measure {
+ public:
+  Measure(Trainer& trainer, const train::Model& model, const Request& request,
+          const Subject& subject, const data::DatasetConfig& config,
+          std::shared_ptr<const SampleSource> source, const Options& table)
+      : trainer_(trainer),
+        model_(model),
+        seed_(subject.seed),
+        config_(config),
+        source_(std::move(source)),
+        table_(table),
+        samples_(request.samples > 0 ? std::min(request.samples, source_->samples())
+                                     : source_->samples()),
+        progress_(request, trainer.world().rank() == 0, micro_batches()) {}
+
+  int64_t samples() const { return samples_; }
+
+  Finding of(const std::string& name, int64_t step) {
+    const Clock::time_point begin = Clock::now();
+    progress_.begin(name);
+    train::Batches batches = open(step);
+    double sum = 0, weight = 0;
+    int64_t targets = 0;
+    // Stages ask for micro-batches again, and not in order: those of a chunk stay.
+    const bool stages = trainer_.stages() != nullptr;
+    const int64_t all = micro_batches(), chunk = stages ? 8 * trainer_.accumulation() : all;
+    for (int64_t first = 0; first < all; first += chunk) {
+      const train::Evaluation found = train::Evaluator::run(
+          trainer_, std::min(chunk, all - first), [&](int64_t micro, const at::Tensor& hidden) {
+            batches.forget_before(stages ? first : first + micro);
+            MicroBatchLoss loss =
+                train::loss_of(trainer_, *model_.running, batches.at(first + micro), hidden);
+            if (current_stage().first) progress_.step();
+            return loss;
+          });
+      sum += found.loss * found.weight;
+      weight += found.weight;
+      targets += found.targets;
+    }
+    Finding out;
+    out.name = name;
+    out.step = step;
+    out.loss = weight > 0 ? sum / weight : 0;
+    out.targets = targets;
+    out.seconds = base::ms_since(begin) / 1000;
+    return out;
+  }
+
+ private:
+  // Of a rank: so many that the last ones may reach beyond the last sample.
+  int64_t micro_batches() const {
+    const int64_t each = trainer_.local_batch() * trainer_.data_parallel_size();
+    return (samples_ + each - 1) / each;
+  }
+
+  train::Batches open(int64_t step) const {
+    const int64_t rows = trainer_.local_batch();
+    return {source_,
+            data::Sampler(source_->samples(), table_.get_bool("shuffle"), seed_ + 1),
+            {.first = trainer_.data_parallel_rank() * rows,
+             .stride = trainer_.data_parallel_size() * rows,
+             .count = micro_batches()},
+            {.rows = rows,
+             .seq_len = config_.seq_len,
+             .device = trainer_.world().device(),
+             .workers = table_.get_int("workers"),
+             .while_waiting = [this] { trainer_.world().check(); },
+             .change = [this, step](HostBatch& batch) { change(batch, step); }}};
+  }
+
+  void change(HostBatch& batch, int64_t step) const {
+    batch.seed = seed_;
+    batch.step = std::max<int64_t>(step, 0);
+    batch.training = false;
+    if (model_.running->changes_batches()) model_.running->change_batch(batch);
+    // Each sample counts once, on any number of ranks: beyond the last one are the first again.
+    for (int64_t row = std::max<int64_t>(samples_ - batch.sample, 0); row < batch.targets.size(0);
+         ++row)
+      batch.targets.select(0, row).fill_(kNoTarget);
+  }
+
+  Trainer& trainer_;
+  const train::Model& model_;
+  uint64_t seed_;
+  const data::DatasetConfig& config_;
+  std::shared_ptr<const SampleSource> source_;
+  const Options& table_;
+  int64_t samples_;
+  Progress progress_;
+};
+
+// Collective. Fills the model; the step that the weights are of, -1 where nobody knows.
+int64_t load(Trainer& trainer, const train::Model& model, const Subject& subject,
+             const fs::path& folder) {
+  int64_t step = -1;
+  train::agree_or_throw(trainer.world(), train::outcome_of([&] {
+                          if (subject.source.is_checkpoint()) {
+                            checkpoint::Checkpoint from(folder);
+                            train::load_weights(trainer, from);
+                            step = from.meta().step;
+                          } else {
+                            train::load_weights(
+                                trainer, folder.string(),
+                                [&](const ParameterOutline& p) { return model.initial_value(p); },
+                                0);
+                          }
+                          return std::string();
+                        }));
+  return step;
+}
+
+// Collective. All ranks must read the same.
+void check_same(World& world, const data::DatasetConfig& config, const SampleSource& source,
+                const Subject& subject) {
+  const std::string key = config.table + (config.plugin ? ".plugin" : ".path");
+  std::vector<train::FileGroup> files = {{key, "files of the data", source.files()}};
+  if (!subject.source.is_checkpoint())
+    files.push_back(
+        {"", "files of the weights", train::weight_files(subject.source.folder().string())});
+  train::check_same_data(world, files, /*whole=*/false);
+  train::check_same_fingerprints(
+      world, {{key, "data", checkpoint::to_hex(data::fingerprint_of(config, source))}});
+}
+
+void write(const Findings& findings, const Request& request) {
+  const report::Style style{request.colour, request.unicode, request.width};
+  report::Output out(stdout, "standard output");
+  out.write(request.json  ? report::pretty_json(findings.json())
+            : request.csv ? findings.csv()
+                          : findings.text(style));
+  out.flush();
+}
+
+}  // namespace
+
+int evaluate_rank(const Request& request, rendezvous::Ending& ending) {
+  const Subject subject = subject_of(request);
+  Job job = job_of(subject, request);
+  train::set_threads(job);
+  train::keep_freed_memory();
+  const data::DatasetConfig config = data_of(job.impl(), subject);
+  data::prepare_data(config);
+  std::shared_ptr<World> world = train::join_world(job, facts_of(request, subject), &ending);
+  const train::Model model = train::make_model(job);
+  std::shared_ptr<const SampleSource> source = data::open_samples(config);
+  if (source->has_documents())
+    train::check_documents_reach(*model.module(), model.outline.architecture, config);
+  check_same(*world, config, *source, subject);
+  Trainer trainer(job, world, model.module(), model.outline, request.batch * config.seq_len);
+  Measure measure(trainer, model, request, subject, config, source,
+                  job.table("validation_dataset"));
+  Findings findings{.data = source->describe(),
+                    .bytes = !config.plugin && config.kind == "text",
+                    .samples = measure.samples(),
+                    .all_samples = source->samples(),
+                    .seq_len = config.seq_len,
+                    .rows = {}};
+  for (const fs::path& folder : subject.folders) {
+    const int64_t step = load(trainer, model, subject, folder);
+    findings.rows.push_back(measure.of(folder.filename().string(), step));
+    findings.rows.back().path = folder.string();
+  }
+  world->everyone()->barrier();
+  if (world->rank() == 0) write(findings, request);
+  return 0;
+}
+
+}  // namespace meshwright::evaluate
