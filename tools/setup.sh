@@ -14,7 +14,7 @@ die() { printf '%serror:%s %s\n' "$red" "$plain" "$*" >&2; exit 1; }
 
 build_packages="g++ cmake ninja-build ccache mold libboost1.81-dev libboost-json1.81-dev libboost-program-options1.81-dev
   libboost-filesystem1.81-dev libboost-system1.81-dev libtomlplusplus-dev doctest-dev libgloo-dev
-  libxxhash-dev libpcre2-dev libutf8proc-dev libyaml-cpp-dev"
+  libxxhash-dev libpcre2-dev libutf8proc-dev libyaml-cpp-dev prometheus-cpp-dev"
 fetch_packages="python3 python3-pip ca-certificates"  # pip fetches the LibTorch wheel; the product itself never runs Python
 check_packages="git zlib1g-dev clang-format-19 clang-tidy-19 binutils file time abigail-tools lintian doxygen dpkg-dev rustc"
 

@@ -4,7 +4,9 @@
 
 #include "engine/base/clock.h"
 #include "engine/base/durable.h"
+#include "engine/base/read_file.h"
 #include "engine/cli/verb.h"
+#include "engine/monitor/csv.h"
 #include "engine/runs/report.h"
 
 namespace meshwright::cli {
@@ -30,17 +32,49 @@ std::vector<runs::RunRecord> read_runs(Call& call) {
   return out;
 }
 
+// A result that may go into a file: --output, or else `path`; "-" prints it.
+int put(Call& call, const fs::path& path, const std::string& contents) {
+  if (path == "-") {
+    call.out.write(contents);
+    return 0;
+  }
+  try {
+    base::write_durably(path, contents);
+  } catch (const Error& error) {
+    throw Error(error).help("--output FILE names another place, --output - prints it");
+  }
+  call.out.write("wrote " + report::printable(path.string()) + ", " +
+                 report::human_bytes(static_cast<int64_t>(contents.size())) + "\n");
+  return 0;
+}
+
+int write_csv(Call& call, const std::vector<runs::RunRecord>& all) {
+  if (all.size() > 1)
+    throw Error(ErrorCode::usage,
+                "--csv writes the steps of one run, and there are " + std::to_string(all.size()))
+        .help("meshwright report " + all[0].name + " --csv");
+  const fs::path path = call.has("output") ? call.value("output") : "-";
+  return put(call, path, monitor::csv_of(base::read_file(all[0].folder / "metrics.jsonl")));
+}
+
 // Where the page goes: of one run into its folder.
 fs::path page_path(const Call& call, const std::vector<runs::RunRecord>& all) {
   if (call.has("output")) return call.value("output");
   return all.size() == 1 ? all[0].folder / "report.html" : fs::path("report.html");
 }
 
+bool asked(const Call& call, const std::string& flag) {
+  return flag == "json" ? call.json : call.has(flag);
+}
+
 int run_report(Call& call) {
-  if (call.has("text") && call.json)
-    throw Error(ErrorCode::usage, "--text and --json both say what is printed; only one can be")
-        .help("leave out --text")
-        .help("leave out --json");
+  for (const auto& [one, other] :
+       {std::pair("text", "json"), std::pair("csv", "json"), std::pair("csv", "text")})
+    if (asked(call, one) && asked(call, other))
+      throw Error(ErrorCode::usage, "--" + std::string(one) + " and --" + other +
+                                        " both say what is printed; only one can be")
+          .help("leave out --" + std::string(one))
+          .help("leave out --" + std::string(other));
   if (call.has("output") && (call.has("text") || call.json))
     throw Error(ErrorCode::usage, "--output names the page, but " +
                                       std::string(call.json ? "--json" : "--text") +
@@ -58,20 +92,8 @@ int run_report(Call& call) {
     call.out.write(runs::text_report(call.out_style, all));
     return 0;
   }
-  const fs::path path = page_path(call, all);
-  const std::string page = runs::html_page(all, base::utc_now());
-  if (path == "-") {
-    call.out.write(page);
-    return 0;
-  }
-  try {
-    base::write_durably(path, page);
-  } catch (const Error& error) {
-    throw Error(error).help("--output FILE names another place, --output - prints the page");
-  }
-  call.out.write("wrote " + report::printable(path.string()) + ", " +
-                 report::human_bytes(static_cast<int64_t>(page.size())) + "\n");
-  return 0;
+  if (call.has("csv")) return write_csv(call, all);
+  return put(call, page_path(call, all), runs::html_page(all, base::utc_now()));
 }
 
 }  // namespace
@@ -90,9 +112,12 @@ broken in them is told.
   meshwright report runs/first
   meshwright report runs/first runs/second --output compared.html
   meshwright report runs/first --text
+  meshwright report runs/first --csv --output first.csv
 
---output FILE  Where the page goes; - prints it. Default: RUN/report.html, or report.html.
+--output FILE  Where the page goes; - prints it. Default: RUN/report.html, or report.html. With
+               --csv, where the table goes; it is printed otherwise.
 --text         Draw in the terminal instead.
+--csv          Print what was measured after each step of the one RUN as comma-separated values.
 --json
 )");
 }

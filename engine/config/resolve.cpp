@@ -5,6 +5,7 @@
 
 #include "engine/config/config.h"
 #include "engine/config/idle.h"
+#include "engine/config/listen_address.h"
 #include "engine/config/source.h"
 #include "engine/config/unknown_key.h"
 #include "meshwright/tp_plan.h"
@@ -314,6 +315,7 @@ class Resolver {
                            .help("set optimizer.betas = [0.9, 0.95]"));
     for (const char* name : {"dataset", "validation_dataset"}) check_packing(name);
     check_best();
+    check_report();
     const Options& schedule = config_.tables.at("lr_scheduler");
     if (schedule.get_number("min_lr") > optimizer.get_number("lr"))
       diagnostics_.add(
@@ -339,6 +341,23 @@ class Resolver {
               .at(saving.origin("best"))
               .help("set validation_dataset.path = \"my_texts/*.txt\", or what else it is")
               .help("set checkpoint.best = false"));
+  }
+
+  void check_report() {
+    const Options& report = config_.tables.at("report");
+    try {
+      if (report.is_set("prometheus"))
+        parse_listen_address(report.get_string("prometheus"), "report.prometheus");
+    } catch (const Error& error) {
+      diagnostics_.add(Error(error).at(report.origin("prometheus")));
+    }
+    if (report.is_set("prometheus_file") && report.get_string("prometheus_file").empty())
+      diagnostics_.add(Error(ErrorCode::out_of_range, "report.prometheus_file is empty")
+                           .key("report.prometheus_file")
+                           .at(report.origin("prometheus_file"))
+                           .help("set report.prometheus_file = \"none\"")
+                           .help("set report.prometheus_file = "
+                                 "\"/var/lib/prometheus/node-exporter\", Debian's folder"));
   }
 
   void check_packing(const std::string& name) {

@@ -161,6 +161,19 @@ constexpr std::array kCheckpoint = {
          "checkpoint's path."),
 };
 
+constexpr std::array kReport = {
+    bool_option("tensorboard", false, "Event files for TensorBoard, in the run's tensorboard/."),
+    bool_option("csv", false, "metrics.csv beside metrics.jsonl, a line a step."),
+    optional_text(
+        "prometheus",
+        "Address that answers Prometheus at /metrics: \"127.0.0.1:9400\". A port alone is "
+        "this machine's own; \"0.0.0.0:9400\" or \"[::]:9400\" are all interfaces, port 0 "
+        "is one that is free."),
+    optional_text("prometheus_file",
+                  "The same for node_exporter's textfile collector: a file that ends in .prom, or "
+                  "the collector's folder, where it becomes meshwright_<run.name>.prom."),
+};
+
 constexpr std::array kPlugins = {
     option("path", MESHWRIGHT_STRING_LIST, "[]",
            "Folders to look for plugins in, from this file's folder."),
@@ -187,6 +200,7 @@ std::vector<OptionSchema> engine_schemas() {
           make_schema("dataset", "engine", kDataset),
           make_schema("validation_dataset", "engine", kValidation),
           make_schema("checkpoint", "engine", kCheckpoint),
+          make_schema("report", "engine", kReport),
           make_schema("plugins", "engine", kPlugins)};
 }
 

@@ -1,12 +1,10 @@
-#include <algorithm>
-#include <boost/json/array.hpp>
 #include <boost/json/monotonic_resource.hpp>
 #include <boost/json/parse.hpp>
-#include <cmath>
-#include <limits>
+#include <optional>
 #include <string_view>
 
 #include "engine/base/read_file.h"
+#include "engine/monitor/row.h"
 #include "engine/report/report.h"
 #include "engine/runs/run_record.h"
 
@@ -31,22 +29,6 @@ namespace {
 
 namespace json = boost::json;
 
-constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
-
-// A number; null, which stands for one that was not finite; the largest of a list.
-std::optional<double> value_of(const json::value& value) {
-  if (value.is_null()) return kNaN;
-  if (value.is_number()) return value.to_number<double>();
-  const json::array* list = value.if_array();
-  if (list == nullptr || list->empty()) return std::nullopt;
-  double out = -std::numeric_limits<double>::infinity();
-  for (const json::value& item : *list) {
-    if (!item.is_number()) return std::nullopt;
-    out = std::max(out, item.to_number<double>());
-  }
-  return out;
-}
-
 class Reader {
  public:
   explicit Reader(std::string file) : file_(std::move(file)) {}
@@ -67,7 +49,7 @@ class Reader {
       Series& series = out_.series[i];
       const json::value* found = fields->if_contains(info_of(static_cast<Quantity>(i)).key);
       if (found == nullptr) continue;
-      const std::optional<double> value = value_of(*found);
+      const std::optional<double> value = monitor::number_of(*found);
       if (!value) return std::string(info_of(static_cast<Quantity>(i)).key) + " is no number";
       if (!series.empty() && step <= series.steps.back())
         return "goes back to step " + std::to_string(number->as_int64()) + ", which was there";

@@ -1,8 +1,5 @@
 #include "engine/train/metrics.h"
 
-#include <fcntl.h>
-#include <unistd.h>
-
 #include <cerrno>
 #include <cmath>
 #include <cstdio>
@@ -71,17 +68,27 @@ RunFolder::RunFolder(fs::path path, std::optional<int64_t> steps, const Tell& te
   log_.emplace(path_ / "run.log", /*keep=*/true, tell);
 }
 
-RunFolder::Lines::Lines(fs::path path, bool keep, Tell tell)
-    : path_(std::move(path)), tell_(std::move(tell)) {
-  fd_ =
-      ::open(path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | (keep ? 0 : O_TRUNC), 0644);
-  if (fd_ < 0) unwritable(path_, errno);
+namespace {
+
+// What stands in the way is told with the key that chooses another place.
+std::unique_ptr<base::AppendFile> opened(const fs::path& path, bool keep) {
+  try {
+    return std::make_unique<base::AppendFile>(
+        path, keep ? base::AppendFile::Old::kept : base::AppendFile::Old::emptied);
+  } catch (const Error& error) {
+    throw Error(error).key("run.dir");
+  }
 }
 
+}  // namespace
+
+RunFolder::Lines::Lines(const fs::path& path, bool keep, Tell tell)
+    : file_(opened(path, keep)), tell_(std::move(tell)) {}
+
 RunFolder::Lines::~Lines() {
-  if (waiting_lines_ > 0 && write(waiting_) == 0) waiting_lines_ = 0;
+  if (waiting_lines_ > 0 && file_->append(waiting_) == 0) waiting_lines_ = 0;
   if (int64_t missing = waiting_lines_ + lost_lines_; missing > 0) {
-    const std::string text = "warning: " + path_.string() + " lacks " +
+    const std::string text = "warning: " + path() + " lacks " +
                              report::counted(missing, "line", "lines") +
                              " that could not be written";
     if (tell_)
@@ -89,36 +96,19 @@ RunFolder::Lines::~Lines() {
     else
       std::fprintf(stderr, "%s\n", text.c_str());
   }
-  ::close(fd_);
-}
-
-// 0, or why not; then nothing of it is there.
-int RunFolder::Lines::write(std::string_view text) const {
-  off_t before = ::lseek(fd_, 0, SEEK_END);
-  while (!text.empty()) {
-    ssize_t n = ::write(fd_, text.data(), text.size());
-    if (n > 0) {
-      text.remove_prefix(static_cast<size_t>(n));
-    } else if (n == 0 || errno != EINTR) {
-      int reason = n == 0 ? ENOSPC : errno;
-      if (before >= 0 && ::ftruncate(fd_, before) != 0 && errno == EIO) reason = EIO;
-      return reason;
-    }
-  }
-  return 0;
 }
 
 void RunFolder::Lines::missed(int reason) {
-  if (!warn_) unwritable(path_, reason);
+  if (!warn_) unwritable(path(), reason);
   if (!std::exchange(failing_, true))
-    warn_("cannot write " + path_.string() + ": " + std::strerror(reason) +
+    warn_("cannot write " + path() + ": " + std::strerror(reason) +
           "; the run goes on (checkpoint.on_failure), and its lines wait until there is room");
 }
 
 void RunFolder::Lines::append(std::string_view line) {
   constexpr size_t kMostWaiting = 4 << 20;  // about 15,000 steps
   if (waiting_.empty()) {
-    int reason = write(line);
+    int reason = file_->append(line);
     if (reason == 0) return;
     missed(reason);
   }
@@ -129,11 +119,11 @@ void RunFolder::Lines::append(std::string_view line) {
     waiting_ += line;
     ++waiting_lines_;
   }
-  if (first || write(waiting_) != 0) return;
+  if (first || file_->append(waiting_) != 0) return;
   // Both files may share one disk, and this file's warning may be a line of the other: state first,
   // words last.
   std::string words =
-      path_.string() + " is written again: " + report::counted(waiting_lines_, "line", "lines") +
+      path() + " is written again: " + report::counted(waiting_lines_, "line", "lines") +
       " had waited" +
       (lost_lines_ > 0 ? ", and " + std::to_string(lost_lines_) + " more are lost" : "");
   waiting_.clear();
@@ -161,8 +151,7 @@ void RunFolder::sync() {
 }
 
 void RunFolder::Lines::sync() {
-  // A pipe or a terminal has nothing to sync.
-  if (::fsync(fd_) != 0 && errno != EINVAL && errno != ENOTSUP && errno != EROFS) missed(errno);
+  if (int reason = file_->sync(); reason != 0) missed(reason);
 }
 
 namespace {
@@ -176,16 +165,21 @@ std::string row_begin(int64_t step) {
 
 }  // namespace
 
-void RunFolder::step(const StepResult& r, const StepCost& c) {
+std::string RunFolder::step(const StepResult& r, const StepCost& c) {
   std::string row = row_begin(r.step);
   for (const Metric& metric : step_metrics(r, c))
     row += ", \"" + std::string(metric.name) + "\": " + metric_text(metric);
-  metrics_->append(row + load_fields(r) + "}\n");
+  row += load_fields(r) + "}\n";
+  metrics_->append(row);
+  return row;
 }
 
-void RunFolder::validation(int64_t step, double loss) {
-  metrics_->append(row_begin(step) + ", \"validation_loss\": " +
-                   metric_text({"validation_loss", loss, "%.9g"}) + "}\n");
+std::string RunFolder::validation(int64_t step, double loss) {
+  std::string row = row_begin(step) +
+                    ", \"validation_loss\": " + metric_text({"validation_loss", loss, "%.9g"}) +
+                    "}\n";
+  metrics_->append(row);
+  return row;
 }
 
 // As base::append_line() does it, whose lines are in the same file.

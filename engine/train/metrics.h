@@ -5,10 +5,12 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
 
+#include "engine/base/append_file.h"
 #include "engine/report/report.h"
 #include "engine/train/step_row.h"
 
@@ -31,8 +33,9 @@ class RunFolder {
   const std::string& kept() const { return kept_; }
   // Whole files: written beside, synced, renamed.
   void put(const std::string& name, const std::string& contents) const;
-  void step(const StepResult& result, const StepCost& cost);
-  void validation(int64_t step, double loss);
+  // Both return the row, as it is in metrics.jsonl.
+  std::string step(const StepResult& result, const StepCost& cost);
+  std::string validation(int64_t step, double loss);
   void log(const std::string& line);
   // What was written so far is on the disk.
   void sync();
@@ -45,7 +48,7 @@ class RunFolder {
   // Whole lines: one that does not fit any more leaves no beginning of itself.
   class Lines {
    public:
-    Lines(std::filesystem::path path, bool keep, Tell tell);
+    Lines(const std::filesystem::path& path, bool keep, Tell tell);
     ~Lines();
     Lines(const Lines&) = delete;
     Lines& operator=(const Lines&) = delete;
@@ -54,10 +57,9 @@ class RunFolder {
     void outlive(std::function<void(const std::string&)> warn) { warn_ = std::move(warn); }
 
    private:
-    int write(std::string_view text) const;
     void missed(int reason);
-    std::filesystem::path path_;
-    int fd_ = -1;
+    std::string path() const { return file_->path().string(); }
+    std::unique_ptr<base::AppendFile> file_;
     std::function<void(const std::string&)> warn_;
     Tell tell_;
     std::string waiting_;  // lines that did not fit yet

@@ -15,6 +15,21 @@ void Reporter::outlive_full_disks() {
   folder_->outlive_full_disks([this](const std::string& text) { show("warning: " + text); });
 }
 
+void Reporter::watch(monitor::Settings settings) {
+  if (!folder_) return;
+  settings.folder = folder_->path();
+  auto tell = [this](const std::string& line) {
+    show(line);
+    folder_->log(line);
+  };
+  try {
+    if (!settings.completed) monitor::keep_earlier(settings.folder, kept());
+  } catch (const Error& error) {
+    tell("warning: what an earlier run left stays in the way: " + error.message());
+  }
+  monitors_ = std::make_unique<monitor::Monitors>(settings, tell);
+}
+
 void Reporter::say(const std::string& line) {
   if (!folder_) return;
   folder_->log(line);
@@ -32,7 +47,8 @@ void Reporter::put(const std::string& name, const std::string& contents) const {
 
 void Reporter::step(const StepResult& result, const StepCost& cost) {
   if (!folder_) return;
-  folder_->step(result, cost);
+  const std::string row = folder_->step(result, cost);
+  if (monitors_) monitors_->row(row);
   loads_.add(result);
   folder_->log(Progress::line(result, cost, max_steps_));
   if (progress_) progress_->step(result, cost);
@@ -40,7 +56,8 @@ void Reporter::step(const StepResult& result, const StepCost& cost) {
 
 void Reporter::validation(int64_t step, double loss) {
   if (!folder_) return;
-  folder_->validation(step, loss);
+  const std::string row = folder_->validation(step, loss);
+  if (monitors_) monitors_->row(row);
   if (progress_) progress_->validation(step, loss);
   char line[80];
   std::snprintf(line, sizeof line, "step %lld  validation loss %.6f",
@@ -50,6 +67,7 @@ void Reporter::validation(int64_t step, double loss) {
 
 void Reporter::saved(const SaveReport& report, bool goes_on) {
   if (!folder_) return;
+  if (monitors_) monitors_->saved(report.step, !report.error);
   char text[40];
   std::string line =
       "step " + std::to_string(report.step) + "/" + std::to_string(max_steps_) + "  ";
@@ -70,10 +88,12 @@ void Reporter::saved(const SaveReport& report, bool goes_on) {
 
 void Reporter::sync() {
   if (folder_) folder_->sync();
+  if (monitors_) monitors_->flush();
 }
 
-void Reporter::end_steps() {
+void Reporter::end_steps(bool finished) {
   if (!folder_) return;
+  if (monitors_) monitors_->end(finished);
   if (progress_) progress_->finish();
   if (loads_.empty()) return;
   put("expert_load.json", loads_.json());

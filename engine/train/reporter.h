@@ -10,6 +10,7 @@
 #include <string>
 #include <utility>
 
+#include "engine/monitor/monitors.h"
 #include "engine/report/report.h"
 #include "engine/train/expert_load.h"
 #include "engine/train/metrics.h"
@@ -36,6 +37,9 @@ class Reporter {
   // A full disk ends nothing from here on; the screen is warned of it.
   void outlive_full_disks();
 
+  // From here on the rows go where `settings` say, too, whose folder is this one's.
+  void watch(monitor::Settings settings);
+
   // A line of the log and of the screen.
   void say(const std::string& line);
   // On the screen alone.
@@ -50,7 +54,8 @@ class Reporter {
   // What was told so far is on the disk.
   void sync();
   // After the last step: the screen is left, and how evenly tokens reached the experts is told.
-  void end_steps();
+  // `finished`: all steps of the run are done.
+  void end_steps(bool finished);
 
  private:
   report::Output out_{stdout, "standard output"};
@@ -60,6 +65,7 @@ class Reporter {
   int64_t max_steps_ = 0;
   std::unique_ptr<RunFolder> folder_;
   std::unique_ptr<Progress> progress_;  // nullptr: tell_ hears
+  std::unique_ptr<monitor::Monitors> monitors_;
   LoadHistory loads_;
 };
 

@@ -150,6 +150,8 @@ void Run::report_start() {
   report_job();
   if (!changes.empty()) reporter_.say(changes);
   for (const std::string& line : told) reporter_.say(line);
+  reporter_.watch(monitor_settings(job_, *trainer_,
+                                   beginning_.own ? std::optional(first_step_) : std::nullopt));
 }
 
 // What this rank was told at the start: of joining, of the plan, of its own part of the model.
@@ -390,7 +392,7 @@ int Run::finish() {
     preemption_->stay();
   else
     preemption_.reset();
-  reporter_.end_steps();
+  reporter_.end_steps(trainer_->next_step() == max_steps_);
   if (options_.trace) write_traces();
   std::string sample;
   if (options_.sample_bytes > 0 && !stopped_) {

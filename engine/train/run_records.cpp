@@ -9,6 +9,7 @@
 #include "engine/base/read_file.h"
 #include "engine/config/describe.h"
 #include "engine/config/differences.h"
+#include "engine/config/listen_address.h"
 #include "engine/plan/plan.h"
 #include "engine/report/report.h"
 #include "meshwright/abi.h"
@@ -78,6 +79,30 @@ std::string changed_settings(const std::filesystem::path& folder, const Job& job
            text(0) + ")";
   }
   if (found.size() > kMost) out += " and " + std::to_string(found.size() - kMost) + " more";
+  return out;
+}
+
+monitor::Settings monitor_settings(const Job& job, Trainer& trainer,
+                                   std::optional<int64_t> completed) {
+  const Options& asked = job.table("report");
+  monitor::Settings out;
+  out.completed = completed;
+  out.tensorboard = asked.get_bool("tensorboard");
+  out.csv = asked.get_bool("csv");
+  out.prometheus_file = asked.get_string("prometheus_file");
+  if (asked.is_set("prometheus")) {
+    const config::ListenAddress at =
+        config::parse_listen_address(asked.get_string("prometheus"), "report.prometheus");
+    out.host = at.host;
+    out.port = at.port;
+  }
+  if (out.tensorboard) out.configuration = resolved_toml(job);
+  out.facts = {.run = job.table("run").get_string("name"),
+               .strategy = trainer.plan().strategy.info->name,
+               .version = MESHWRIGHT_VERSION,
+               .ranks = trainer.world().size(),
+               .max_steps = trainer.max_steps(),
+               .completed = trainer.next_step()};
   return out;
 }
 

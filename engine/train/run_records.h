@@ -2,9 +2,12 @@
 // and env.json.
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <string>
 
+#include "engine/monitor/monitors.h"
 #include "engine/train/reporter.h"
 #include "engine/train/run.h"
 #include "meshwright/trainer.h"
@@ -14,6 +17,10 @@ namespace meshwright::train {
 // "continues with optimizer.lr = 0.0005 (was 0.001), ...": what differs from the configuration that
 // the folder's run had until now; empty: nothing, or it is not known.
 std::string changed_settings(const std::filesystem::path& folder, const Job& job);
+
+// What [report] asks for. `completed`: steps that the run continues behind; nothing: a new one.
+monitor::Settings monitor_settings(const Job& job, Trainer& trainer,
+                                   std::optional<int64_t> completed);
 
 // Does nothing on ranks other than 0. Throws Error(output_unwritable).
 void write_records(const Reporter& reporter, const RunOptions& options, const Job& job,

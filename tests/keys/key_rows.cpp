@@ -218,6 +218,25 @@ const std::vector<Row>& rows() {
        "training goes on, the next one is good"},
       {"checkpoint.export", "final", trained},
       {"checkpoint.resume", "nowhere", trained},
+      // [report]
+      {"report.tensorboard", "true", trained},
+      {"report.csv", "true", trained},
+      {"report.prometheus", "nowhere", refused},
+      {"report.prometheus",
+       "127.0.0.1:0",
+       test,
+       {},
+       {},
+       "engine/monitor/tests/endpoint_test.cpp: whoever asks is told the newest row, in "
+       "Prometheus' text format"},
+      {"report.prometheus_file", "", refused},
+      {"report.prometheus_file",
+       "x.prom",
+       test,
+       {},
+       {},
+       "engine/monitor/tests/prometheus_test.cpp: report.prometheus_file: a file, or a folder for "
+       "one, whole at any time"},
       // [plugins]
       {"plugins.path",
        "[\"/nowhere\"]",

@@ -1,0 +1,62 @@
+#include "engine/base/append_file.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <utility>
+
+#include "engine/base/durable.h"
+
+namespace meshwright::base {
+
+namespace {
+
+int flags_of(AppendFile::Old old) {
+  switch (old) {
+    case AppendFile::Old::kept:
+      return 0;
+    case AppendFile::Old::emptied:
+      return O_TRUNC;
+    case AppendFile::Old::refused:
+      return O_EXCL;
+  }
+  return 0;
+}
+
+}  // namespace
+
+AppendFile::AppendFile(std::filesystem::path path, Old old) : path_(std::move(path)) {
+  fd_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | flags_of(old), 0644);
+  if (fd_ < 0) throw unwritable(path_, errno);
+}
+
+AppendFile::~AppendFile() { ::close(fd_); }
+
+int AppendFile::append(std::string_view text) const noexcept {
+  off_t before = ::lseek(fd_, 0, SEEK_END);
+  while (!text.empty()) {
+    ssize_t n = ::write(fd_, text.data(), text.size());
+    if (n > 0) {
+      text.remove_prefix(static_cast<size_t>(n));
+    } else if (n == 0 || errno != EINTR) {
+      int reason = n == 0 ? ENOSPC : errno;
+      if (before >= 0 && ::ftruncate(fd_, before) != 0 && errno == EIO) reason = EIO;
+      return reason;
+    }
+  }
+  return 0;
+}
+
+int AppendFile::sync() const noexcept {
+  if (::fsync(fd_) == 0 || errno == EINVAL || errno == ENOTSUP || errno == EROFS) return 0;
+  return errno;
+}
+
+bool AppendFile::removed() const noexcept {
+  struct stat status{};
+  return ::fstat(fd_, &status) == 0 && status.st_nlink == 0;
+}
+
+}  // namespace meshwright::base

@@ -1,0 +1,86 @@
+#include "engine/monitor/names.h"
+
+#include <algorithm>
+
+namespace meshwright::monitor {
+
+namespace {
+
+struct Known {
+  std::string_view field, tag, prometheus, help;
+  bool counter = false;
+};
+
+constexpr Known kKnown[] = {
+    {"loss", "train/loss", "meshwright_training_loss", "Mean loss of a target in the last step."},
+    {"grad_norm", "train/grad_norm", "meshwright_gradient_norm",
+     "L2 norm of the gradients of the last step, before clipping."},
+    {"lr", "train/lr", "meshwright_learning_rate", "Learning rate of the last step."},
+    {"tokens", "train/tokens", "meshwright_tokens_total",
+     "Tokens trained on since this process started, all ranks.", true},
+    {"step_ms", "speed/step_ms", "meshwright_step_seconds", "How long the last step took."},
+    {"tokens_per_second", "speed/tokens_per_second", "meshwright_tokens_per_second",
+     "Tokens a second in the last step, all ranks."},
+    {"memory_bytes", "memory/memory_bytes", "meshwright_memory_peak_bytes",
+     "Most bytes of tensors of the rank that leads during the last step."},
+    {"data_ms", "speed/data_ms", "meshwright_data_wait_seconds",
+     "How long the last step waited for its samples."},
+    {"validation_loss", "validation/loss", "meshwright_validation_loss",
+     "Mean loss of a target in the last validation."},
+    {"mfu", "speed/mfu", "meshwright_mfu_ratio",
+     "Share of the device's arithmetic that the model's own took in the last step."},
+    {"exposed_comm_ms", "speed/exposed_comm_ms", "meshwright_exposed_communication_seconds",
+     "How long the last step waited for communication with nothing to compute."},
+    {"expert_imbalance", "experts/imbalance", "meshwright_expert_imbalance_ratio",
+     "Tokens of the fullest expert over the mean, in the most uneven block of the last step."},
+    {"dropped_tokens", "experts/dropped_tokens", "meshwright_dropped_tokens_total",
+     "Assignments to experts that were not made since this process started.", true},
+    {"expert_tokens", "", "", ""},  // a list as long as there are experts
+};
+
+bool take_ending(std::string& text, std::string_view ending) {
+  if (!text.ends_with(ending)) return false;
+  text.resize(text.size() - ending.size());
+  return true;
+}
+
+// Letters, digits and underscores.
+std::string plain(std::string_view text) {
+  std::string out(text);
+  std::replace_if(
+      out.begin(), out.end(),
+      [](unsigned char c) {
+        return !((c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9'));
+      },
+      '_');
+  return out;
+}
+
+}  // namespace
+
+Name name_of(std::string_view field) {
+  const bool milliseconds = field.ends_with("_ms");
+  Name out;
+  out.divisor = milliseconds ? 1000 : 1;
+  for (const Known& known : kKnown)
+    if (known.field == field) {
+      out.tag = known.tag;
+      out.prometheus = known.prometheus;
+      out.help = known.help;
+      out.counter = known.counter;
+      return out;
+    }
+  std::string stem = plain(field);
+  const char* group = "train/";
+  if (milliseconds || field.find("per_second") != std::string_view::npos) group = "speed/";
+  if (field.ends_with("_bytes")) group = "memory/";
+  out.tag = group + stem;
+  if (take_ending(stem, "_ms")) stem += "_seconds";
+  // A counter's ending, which only counters may have.
+  take_ending(stem, "_total");
+  out.prometheus = "meshwright_" + stem;
+  out.help = "The field " + plain(field) + " of metrics.jsonl.";
+  return out;
+}
+
+}  // namespace meshwright::monitor
