@@ -39,10 +39,10 @@ bool has(const std::string& text, const std::string& part) {
 }  // namespace
 
 TEST_CASE("names are Prometheus' own: a prefix, base units, _total for counters alone") {
-  for (const char* field :
-       {"loss", "grad_norm", "lr", "tokens", "step_ms", "tokens_per_second", "memory_bytes",
-        "data_ms", "validation_loss", "mfu", "exposed_comm_ms", "expert_imbalance",
-        "dropped_tokens", "loss_z", "slowest_rank_ms", "odd-name.x", "rows_total"}) {
+  for (const char* field : {"loss", "grad_norm", "lr", "tokens", "step_ms", "tokens_per_second",
+                            "memory_bytes", "data_ms", "validation_loss", "mfu", "exposed_comm_ms",
+                            "expert_imbalance", "dropped_tokens", "loss_z", "skipped", "slowest_ms",
+                            "host_wait_ms", "odd-name.x", "rows_total"}) {
     const Name name = name_of(field);
     CAPTURE(name.prometheus);
     CHECK(name.prometheus.starts_with("meshwright_"));
@@ -55,8 +55,8 @@ TEST_CASE("names are Prometheus' own: a prefix, base units, _total for counters 
     CHECK(name.help.ends_with("."));
     CHECK(has(name.tag, "/"));
   }
-  CHECK(name_of("slowest_rank_ms").prometheus == "meshwright_slowest_rank_seconds");
-  CHECK(name_of("slowest_rank_ms").tag == "speed/slowest_rank_ms");
+  CHECK(name_of("host_wait_ms").prometheus == "meshwright_host_wait_seconds");
+  CHECK(name_of("host_wait_ms").tag == "speed/host_wait_ms");
 }
 
 TEST_CASE("the text format: help, type, escaped labels, and numbers that are none") {
