@@ -12,7 +12,7 @@ namespace fs = std::filesystem;
 
 class CsvFile final : public Sink {
  public:
-  explicit CsvFile(fs::path folder)
+  explicit CsvFile(const fs::path& folder)
       : path_(folder / "metrics.csv"), rows_(folder / "metrics.jsonl") {}
   std::string place() const override { return path_.string(); }
   std::string key() const override { return "report.csv"; }
@@ -64,8 +64,6 @@ class CsvFile final : public Sink {
 
 }  // namespace
 
-std::unique_ptr<Sink> csv_file(fs::path folder) {
-  return std::make_unique<CsvFile>(std::move(folder));
-}
+std::unique_ptr<Sink> csv_file(const fs::path& folder) { return std::make_unique<CsvFile>(folder); }
 
 }  // namespace meshwright::monitor

@@ -66,7 +66,7 @@ class PrometheusFile final : public Sink {
 
 }  // namespace
 
-std::unique_ptr<Sink> prometheus_file(fs::path path, const std::string& run,
+std::unique_ptr<Sink> prometheus_file(const fs::path& path, const std::string& run,
                                       std::shared_ptr<const Numbers> numbers) {
   return std::make_unique<PrometheusFile>(path, run, std::move(numbers));
 }

@@ -15,16 +15,16 @@ namespace meshwright::monitor {
 
 // metrics.csv beside metrics.jsonl, and made from it: at the start, when a row brings a new column,
 // and after it could not be written.
-std::unique_ptr<Sink> csv_file(std::filesystem::path folder);
+std::unique_ptr<Sink> csv_file(const std::filesystem::path& folder);
 
 // <folder>/tensorboard. `completed`: steps that are kept of what is there; nothing: a new run.
 // `configuration`: shown as text.
-std::unique_ptr<Sink> tensorboard(std::filesystem::path folder, std::optional<int64_t> completed,
-                                  std::string configuration);
+std::unique_ptr<Sink> tensorboard(const std::filesystem::path& folder,
+                                  std::optional<int64_t> completed, std::string configuration);
 
 // `path`: of a .prom file, or of a folder, in which it is meshwright_<run>.prom. Written at most
 // once in a second.
-std::unique_ptr<Sink> prometheus_file(std::filesystem::path path, const std::string& run,
+std::unique_ptr<Sink> prometheus_file(const std::filesystem::path& path, const std::string& run,
                                       std::shared_ptr<const Numbers> numbers);
 
 // `listens`: hears where, once it does.

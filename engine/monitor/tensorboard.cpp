@@ -26,7 +26,7 @@ std::string indented(std::string_view text) {
 
 class TensorBoard final : public Sink {
  public:
-  TensorBoard(fs::path folder, std::optional<int64_t> completed, std::string configuration)
+  TensorBoard(const fs::path& folder, std::optional<int64_t> completed, std::string configuration)
       : folder_(folder / "tensorboard"),
         first_(completed ? *completed + 1 : 0),
         configuration_(std::move(configuration)) {}
@@ -76,9 +76,9 @@ class TensorBoard final : public Sink {
 
 }  // namespace
 
-std::unique_ptr<Sink> tensorboard(fs::path folder, std::optional<int64_t> completed,
+std::unique_ptr<Sink> tensorboard(const fs::path& folder, std::optional<int64_t> completed,
                                   std::string configuration) {
-  return std::make_unique<TensorBoard>(std::move(folder), completed, std::move(configuration));
+  return std::make_unique<TensorBoard>(folder, completed, std::move(configuration));
 }
 
 }  // namespace meshwright::monitor
