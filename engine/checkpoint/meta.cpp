@@ -22,6 +22,12 @@ std::string exact(double value) {
   return text;
 }
 
+std::string exact(const std::vector<double>& values) {
+  std::string out = "[";
+  for (const double& value : values) out += (&value == values.data() ? "" : ", ") + exact(value);
+  return out + "]";
+}
+
 std::string to_json(const TensorRecord& tensor) {
   std::string out = "    {";
   if (!tensor.state.empty()) out += "\"state\": " + quoted(tensor.state) + ", ";
@@ -101,6 +107,10 @@ std::string to_json(const Meta& meta) {
   if (meta.best)
     out += field("best", "{\"step\": " + std::to_string(meta.best->step) +
                              ", \"loss\": " + exact(meta.best->loss) + "}");
+  if (const StepHistory& h = meta.history; !h.losses.empty() || h.left_out > 0)
+    out += field("history", "{\"left_out\": " + std::to_string(h.left_out) + ", \"in_a_row\": " +
+                                std::to_string(h.in_a_row) + ", \"losses\": " + exact(h.losses) +
+                                ", \"grad_norms\": " + exact(h.grad_norms) + "}");
   out += field("files", lines(meta.files, [](const FileRecord& file) {
                  std::string blocks;
                  for (uint64_t block : file.blocks) blocks += to_hex(block);

@@ -74,6 +74,13 @@ struct BestLoss {
   double loss = 0;
 };
 
+// What the next steps of a run are judged by (run.skip_step_above_z).
+struct StepHistory {
+  std::vector<double> losses, grad_norms;  // of the last steps with an update, oldest first
+  int64_t left_out = 0;                    // steps without an update, of all
+  int64_t in_a_row = 0;                    // of these the last ones
+};
+
 struct Meta {
   int64_t step = 0;     // steps done
   std::string created;  // "2026-11-21T12:00:00Z"
@@ -98,6 +105,7 @@ struct Meta {
   int64_t max_steps = 0;
   double lr = 0;
   std::optional<BestLoss> best;  // of runs that keep it
+  StepHistory history;           // of checkpoints of before: empty
   std::vector<TensorRecord>
       tensors;  // weights first, in the model's order; then each state in the same order
   std::vector<GeneratorRecord> generators;

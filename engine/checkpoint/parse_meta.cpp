@@ -57,6 +57,14 @@ class Reader {
     if (!value.is_bool()) fail("needs true or false as \"" + std::string(key) + "\"");
     return value.as_bool();
   }
+  std::vector<double> reals(const char* key) {
+    std::vector<double> out;
+    for (const json::value& item : array(key)) {
+      if (!item.is_number()) fail("needs numbers in \"" + std::string(key) + "\"");
+      out.push_back(item.to_number<double>());
+    }
+    return out;
+  }
   DType dtype(const char* key) {
     std::string name = text(key);
     try {
@@ -286,6 +294,14 @@ void read_run(Reader& root, Meta& meta) {
     Reader best = root.object("best");
     meta.best = BestLoss{best.number("step"), best.real("loss")};
     best.end();
+  }
+  if (root.has("history")) {
+    Reader history = root.object("history");
+    meta.history.left_out = history.number("left_out");
+    meta.history.in_a_row = history.number("in_a_row");
+    meta.history.losses = history.reals("losses");
+    meta.history.grad_norms = history.reals("grad_norms");
+    history.end();
   }
 }
 

@@ -49,6 +49,12 @@ constexpr std::array kRun = {
     bool_option("deterministic", false, "Only deterministic kernels."),
     bool_option("stop_on_nonfinite", true,
                 "A non-finite loss or norm ends the run (exit 5) before the optimizer step."),
+    with_flags(number("skip_step_above_z", nullptr, 0,
+                      "A step whose loss or gradient norm lies more standard deviations than this "
+                      "above the median of the last 100 steps leaves its update out; 6, say. "
+                      "\"none\": every step updates.",
+                      true),
+               MESHWRIGHT_OPTIONAL),
 };
 
 constexpr std::array kModel = {

@@ -188,7 +188,7 @@ void say_rough(Forecast& out) {
 void finish(Forecast& out) {
   const Job& job = out.job;
   out.usable = out.machine.memory - out.machine.outside;
-  const double peak = job.width > 2 ? out.machine.peak_fp32 : out.machine.peak_bf16;
+  const double peak = peak_of(out.machine, job.width);
   out.tokens_a_second = job.tokens_a_step() / job.ranks / out.time.seconds;
   out.mfu = out.tokens_a_second * out.shape.flop_a_token(job.length) / peak;
   for (const auto& [name, seconds] : parts_of(out.time.parts))
@@ -256,6 +256,14 @@ Shape shape_of(const ModelOutline& outline) {
   const double with_mlp = outline.moe ? dense_layers : out.layers;
   if (with_mlp > 0) out.ffn = dense / with_mlp / ((out.gated ? 3 : 2) * out.hidden);
   return out;
+}
+
+double compute_width(const plan::Job& job, const plan::JobPlan& plan) {
+  return ways_of(job, plan).width;
+}
+
+double peak_of(const Machine& machine, double width) {
+  return width > 2 ? machine.peak_fp32 : machine.peak_bf16;
 }
 
 Forecast forecast(const plan::Job& job, const plan::JobPlan& plan, const Machine& machine) {

@@ -31,6 +31,9 @@ struct Forecast {
 
 // Sizes of a model and of a planned job in the model's terms.
 steptime::Shape shape_of(const ModelOutline& outline);
+// Bytes of an element in the job's products, which say whose peak counts.
+double compute_width(const plan::Job& job, const plan::JobPlan& plan);
+double peak_of(const steptime::Machine& machine, double width);
 // Throws Error(missing_key) when the plan has no model or no length of a sample.
 Forecast forecast(const plan::Job& job, const plan::JobPlan& plan,
                   const steptime::Machine& machine);

@@ -18,9 +18,20 @@ const QuantityInfo& info_of(Quantity quantity) {
       {.key = "lr", .title = "Learning rate", .unit = ""},
       {.key = "tokens_per_second", .title = "Tokens a second", .unit = ""},
       {.key = "step_ms", .title = "Time of a step", .unit = "ms", .may_be_log = true},
+      {.key = "mfu", .title = "MFU, share of the peak", .unit = "", .may_be_unknown = true},
+      {.key = "exposed_comm_ms",
+       .title = "Exposed communication of rank 0",
+       .unit = "ms",
+       .news = true,
+       .may_be_unknown = true},
+      {.key = "slowest_ms",
+       .title = "Slowest rank beside the median",
+       .unit = "ms",
+       .news = true,
+       .may_be_unknown = true},
       {.key = "memory_bytes", .title = "Memory of rank 0, peak", .unit = "", .bytes = true},
       {.key = "expert_imbalance", .title = "Fullest expert beside the mean", .unit = "times"},
-      {.key = "dropped_tokens", .title = "Tokens that no expert took", .unit = ""},
+      {.key = "dropped_tokens", .title = "Tokens that no expert took", .unit = "", .news = true},
   };
   return kInfos[static_cast<size_t>(quantity)];
 }
@@ -47,10 +58,11 @@ class Reader {
     const double step = static_cast<double>(number->as_int64()) + 1;
     for (size_t i = 0; i < kQuantities; ++i) {
       Series& series = out_.series[i];
-      const json::value* found = fields->if_contains(info_of(static_cast<Quantity>(i)).key);
-      if (found == nullptr) continue;
+      const QuantityInfo& info = info_of(static_cast<Quantity>(i));
+      const json::value* found = fields->if_contains(info.key);
+      if (found == nullptr || (info.may_be_unknown && found->is_null())) continue;
       const std::optional<double> value = monitor::number_of(*found);
-      if (!value) return std::string(info_of(static_cast<Quantity>(i)).key) + " is no number";
+      if (!value) return std::string(info.key) + " is no number";
       if (!series.empty() && step <= series.steps.back())
         return "goes back to step " + std::to_string(number->as_int64()) + ", which was there";
       series.add(step, *value);

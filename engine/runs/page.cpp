@@ -171,9 +171,8 @@ class Page {
         chart.lines.push_back(
             {i, runs_[i].name, thinned(series, points_a_line(runs_.size())), *summary});
       }
-      // Of tokens that got lost only those are news that did.
-      if (chart.lines.empty() || (!any && static_cast<Quantity>(q) == Quantity::dropped_tokens))
-        continue;
+      // Tokens that got lost are news, none are not.
+      if (chart.lines.empty() || (!any && info.news)) continue;
       out += draw_chart(chart);
     }
     if (out.empty()) return {};

@@ -24,6 +24,9 @@ enum class Quantity : uint8_t {
   lr,
   tokens_per_second,
   step_ms,
+  mfu,
+  exposed_comm_ms,
+  slowest_ms,
   memory_bytes,
   expert_imbalance,
   dropped_tokens,
@@ -34,7 +37,9 @@ struct QuantityInfo {
   const char* title;  // "Gradient norm"
   const char* unit;   // "ms"; empty: a bare number
   bool bytes = false;
-  bool may_be_log = false;  // where its values differ by orders of magnitude
+  bool may_be_log = false;      // where its values differ by orders of magnitude
+  bool news = false;            // only what is not 0 is worth a curve
+  bool may_be_unknown = false;  // null is no value then; else one that was not finite
 };
 const QuantityInfo& info_of(Quantity quantity);
 

@@ -85,7 +85,7 @@ std::string plots(const Style& style, const std::vector<RunRecord>& runs) {
         words += ", " + report::counted(static_cast<int64_t>(s->other), "value", "values") +
                  " not finite";
     }
-    if (plot.lines.empty() || (!any && quantity == Quantity::dropped_tokens)) continue;
+    if (plot.lines.empty() || (!any && info.news)) continue;
     plot.last_step = last;
     plot.bytes = info.bytes;
     plot.log = wants_log(scale);

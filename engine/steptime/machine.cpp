@@ -90,6 +90,8 @@ class File {
       machine.name = name->text;
     else
       throw missing("device.name", "the device's name in quotes");
+    if (const Value* reported = figure_at(*root, "device", "reported"))
+      machine.reported = names(*reported);
     if (const Value* adds = figure_at(*root, "overlap", "shares_cores")) {
       if (adds->kind != Value::Kind::boolean)
         throw wrong(*adds, "overlap.shares_cores", "true or false");
@@ -133,8 +135,19 @@ class File {
         .help("add " + key + "; configs/machines holds complete files to start from");
   }
 
+  std::vector<std::string> names(const Value& value) const {
+    std::vector<std::string> out;
+    const bool list = value.kind == Value::Kind::list;
+    for (const Value& item : value.items) out.push_back(item.text);
+    if (!list || std::any_of(value.items.begin(), value.items.end(),
+                             [](const Value& item) { return item.kind != Value::Kind::string; }))
+      throw wrong(value, "device.reported", "a list of names");
+    return out;
+  }
+
   void check_names(const Value& root, const std::vector<Figure>& figures) const {
-    std::vector<std::string> known{"schema", "device.name", "overlap.shares_cores"};
+    std::vector<std::string> known{"schema", "device.name", "device.reported",
+                                   "overlap.shares_cores"};
     for (const Figure& figure : figures) known.push_back(key_of(figure));
     for (const Entry& table : root.entries) {
       if (table.key == "source" || table.key == "schema") continue;
@@ -205,6 +218,20 @@ std::vector<std::string> names_in(const std::string& folder) {
 }  // namespace
 
 Machine read_machine(const std::string& path) { return File(path).read(); }
+
+std::optional<Machine> machine_reported(const std::string& device, const std::string& folder) {
+  for (const std::string& name : names_in(folder)) {
+    try {
+      Machine machine = read_machine(folder + "/" + name + ".toml");
+      if (std::find(machine.reported.begin(), machine.reported.end(), device) !=
+          machine.reported.end())
+        return machine;
+    } catch (const Error&) {
+      // Somebody's broken file: who asks for that machine by name is told.
+    }
+  }
+  return std::nullopt;
+}
 
 Machine find_machine(const std::string& name, const std::string& folder) {
   if (name.find('/') != std::string::npos || name.ends_with(".toml")) return read_machine(name);

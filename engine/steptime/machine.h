@@ -2,6 +2,7 @@
 // training step attains. docs/step_time.md says what each figure means and where it comes from.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -9,10 +10,11 @@ namespace meshwright::steptime {
 
 // Seconds, bytes, bytes a second, operations a second; rates are shares of a peak, 0 to 1.
 struct Machine {
-  std::string name;        // of the device, as its maker writes it
-  double memory = 0;       // bytes of the card
-  double units = 0;        // streaming multiprocessors, or cores
-  double bandwidth = 0;    // of the memory
+  std::string name;                   // of the device, as its maker writes it
+  std::vector<std::string> reported;  // names that drivers report of devices with these peaks
+  double memory = 0;                  // bytes of the card
+  double units = 0;                   // streaming multiprocessors, or cores
+  double bandwidth = 0;               // of the memory
   double outside = 2.5e9;  // bytes that no job can have: the driver's context, NCCL's buffers
 
   double peak_bf16 = 0, peak_fp8 = 0, peak_fp32 = 0;  // dense; 0: it has none
@@ -58,5 +60,8 @@ Machine read_machine(const std::string& path);
 // `name`: one that is shipped in `folder`, with how many ranks a host has ("h100x8") or without, or
 // a path, which has a slash or ends in ".toml". Throws Error(bad_choice) listing the names.
 Machine find_machine(const std::string& name, const std::string& folder);
+// The one in `folder` whose device a driver calls so ("NVIDIA H100 80GB HBM3"). nullopt: none, of
+// those that can be read.
+std::optional<Machine> machine_reported(const std::string& device, const std::string& folder);
 
 }  // namespace meshwright::steptime

@@ -20,6 +20,7 @@
 #include "engine/trainer/local_state.h"
 #include "engine/trainer/rank_agreement.h"
 #include "engine/trainer/stages.h"
+#include "engine/trainer/step_monitor.h"
 
 namespace meshwright::train {
 
@@ -186,9 +187,10 @@ bool load_checkpoint(Trainer& trainer, checkpoint::Checkpoint& from) {
     read_into(from, *match.record, match.tensor->region, match.tensor->local);
   optimizer.round_weights(model.update_groups());
   trainer.set_next_step(meta.step);
+  monitor_of(trainer).restore(meta.history);
   const std::string differing = tell_of_replicas(trainer, from);
   trainer.tell_written({ValuesWritten::By::checkpoint,
-                        meta.step,
+                        monitor_of(trainer).updates(meta.step),
                         {optional.missing.begin(), optional.missing.end()},
                         differing.empty()});
   // On ranks that draw alike and others as theirs did. Those of a pipeline are at other stages.

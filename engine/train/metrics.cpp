@@ -28,6 +28,20 @@ double per_second(int64_t count, double ms) {
   return ms > 0 ? static_cast<double>(count) * 1000 / ms : 0;
 }
 
+// Of a step, as words on the screen; empty: not known, or there is nothing to say.
+std::string mfu_words(const StepCost& c) {
+  return std::isfinite(c.mfu) ? format("mfu %.1f%%", 100 * c.mfu) : "";
+}
+std::string comm_words(const StepCost& c) {
+  return std::isfinite(c.exposed_comm_ms) && c.ranks > 1 ? format("comm %.0f ms", c.exposed_comm_ms)
+                                                         : "";
+}
+std::string slowest_words(const StepCost& c) {
+  return c.slowest_rank < 0 ? ""
+                            : format("slowest rank %lld (+%.0f ms)",
+                                     static_cast<long long>(c.slowest_rank), c.slowest_ms);
+}
+
 }  // namespace
 
 void unwritable(const fs::path& path, int reason) {
@@ -188,13 +202,25 @@ void RunFolder::log(const std::string& line) { log_->append(base::utc_now() + " 
 Progress::Progress(report::Output& out, const report::Style& style, bool live, int64_t steps)
     : out_(out), style_(style), live_(live), steps_(steps) {}
 
+namespace {
+
+std::string cost_words(const StepCost& c) {
+  const std::string mfu = mfu_words(c);
+  std::string out = "  " + (mfu.empty() ? "mfu n/a" : mfu) + format("  data %.0f ms", c.data_ms);
+  for (const std::string& words : {comm_words(c), slowest_words(c)})
+    if (!words.empty()) out += "  " + words;
+  return out;
+}
+
+}  // namespace
+
 std::string Progress::line(const StepResult& r, const StepCost& c, int64_t steps) {
   return format("step %lld/%lld  loss %.4f  grad norm %.3f  lr %.2e  %s tokens/s  %.0f ms",
                 static_cast<long long>(r.step) + 1, static_cast<long long>(steps), r.loss,
                 r.grad_norm, r.lr,
                 report::human_count(static_cast<int64_t>(per_second(r.count, c.step_ms))).c_str(),
                 c.step_ms) +
-         load_words(r);
+         cost_words(c) + load_words(r) + (c.skipped ? "  left out" : "");
 }
 
 void Progress::step(const StepResult& result, const StepCost& cost) {
@@ -243,6 +269,14 @@ void Progress::draw() {
   if (validation_ >= 0)
     fields.insert(fields.begin() + 2, {format("validation %.4f", validation_), 4});
   std::string text = report::fit_line(fields, style_.width - 1), bar;
+  // What else is known has the room that a short bar leaves.
+  constexpr int kBar = 15;
+  if (static_cast<int>(text.size()) <= style_.width - kBar) {
+    int spare = 5;
+    for (std::string words : {mfu_words(cost_), comm_words(cost_), slowest_words(cost_)})
+      if (!words.empty()) fields.push_back({std::move(words), spare++});
+    text = report::fit_line(fields, style_.width - kBar);
+  }
   int room = style_.width - static_cast<int>(text.size()) - 4;
   if (room >= 10)
     bar = report::progress_bar(

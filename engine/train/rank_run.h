@@ -24,6 +24,7 @@
 #include "engine/train/save_wish.h"
 #include "engine/train/saver.h"
 #include "engine/train/session.h"
+#include "engine/train/speed.h"
 #include "engine/trainer/memory.h"
 #include "engine/trainer/model.h"
 #include "meshwright/trainer.h"
@@ -76,6 +77,7 @@ class Run {
   void open_batches();
   MicroBatchLoss loss(Batches& batches, int64_t first, int64_t micro, const at::Tensor& hidden);
   StepResult train_step(int64_t step);
+  void report_step(const StepResult& result);
   bool validate(int64_t step);
   Wishes wishes_of_all(Wishes mine);
   void grant_save_wish();
@@ -129,12 +131,13 @@ class Run {
   std::optional<checkpoint::BestLoss> best_, saved_best_;
   std::optional<Preemption> preemption_;
   std::optional<SaveWish> save_wish_;  // of the rank that leads
-  StepCost cost_;                      // of the last step
-  double lr_ = 0;                      // of the last step
-  bool all_done_ = false;              // before anything was trained
-  std::shared_ptr<LostFolder> lost_;   // of an application
-  bool ending_ = false;                // nothing is left to train
-  bool stopped_ = false;               // by a signal, before the last step
+  Speed speed_;
+  StepCost cost_;                     // of the last step
+  double lr_ = 0;                     // of the last step
+  bool all_done_ = false;             // before anything was trained
+  std::shared_ptr<LostFolder> lost_;  // of an application
+  bool ending_ = false;               // nothing is left to train
+  bool stopped_ = false;              // by a signal, before the last step
 };
 
 }  // namespace meshwright::train

@@ -140,6 +140,7 @@ void Run::load() {
 
 void Run::report_start() {
   const std::vector<std::string> told = lines_of_all_ranks(*world_, told_here());
+  speed_ = Speed(job_, *trainer_, data_.train.config.seq_len);
   if (!leader_) return;
   save_wish_.emplace(run_path_);
   reporter_.open(run_path_, beginning_.own ? std::optional(from()->meta().step) : std::nullopt,
@@ -306,9 +307,16 @@ StepResult Run::train_step(int64_t step) {
     return loss(*batches_, first, micro, hidden);
   });
   cost_ = {base::ms_since(begin), memory_->peak(), batches_->take_waited_ms()};
-  reporter_.step(result, cost_);
+  report_step(result);
   lr_ = result.lr;
   return result;
+}
+
+void Run::report_step(const StepResult& result) {
+  speed_.fill(cost_, *trainer_);
+  reporter_.step(result, cost_);
+  if (!reporter_) return;
+  for (const std::string& line : speed_.lines(*trainer_, result)) reporter_.say(line);
 }
 
 // Whether the step's model is the best so far, where the best is kept.

@@ -10,6 +10,7 @@
 #include "engine/train/generators.h"
 #include "engine/trainer/load_weights.h"
 #include "engine/trainer/stages.h"
+#include "engine/trainer/step_monitor.h"
 #include "engine/weights/experts.h"
 
 namespace meshwright::train {
@@ -80,6 +81,7 @@ checkpoint::Meta Saver::describe(int64_t samples, double lr) const {
     }
   meta.optimizer = optimizer_of(trainer_).name();
   meta.optimizer_steps = optimizer_of(trainer_).steps;
+  meta.history = monitor_of(trainer_).history();
   return meta;
 }
 

@@ -6,15 +6,25 @@
 namespace meshwright::train {
 
 std::vector<Metric> step_metrics(const StepResult& r, const StepCost& c) {
-  const double count = static_cast<double>(r.count);
-  return {{"loss", r.loss, "%.9g"},
-          {"grad_norm", r.grad_norm, "%.9g"},
-          {"lr", r.lr, "%.9g"},
-          {"tokens", count, "%.0f"},
-          {"step_ms", c.step_ms, "%.3f"},
-          {"tokens_per_second", c.step_ms > 0 ? count * 1000 / c.step_ms : 0, "%.1f"},
-          {"memory_bytes", static_cast<double>(c.memory_bytes), "%.0f"},
-          {"data_ms", c.data_ms, "%.3f"}};
+  const double count = static_cast<double>(r.count),
+               per_second = c.step_ms > 0 ? count * 1000 / c.step_ms : 0;
+  return {
+      {"loss", r.loss, "%.9g"},
+      {"grad_norm", r.grad_norm, "%.9g"},
+      {"lr", r.lr, "%.9g"},
+      {"tokens", count, "%.0f"},
+      {"step_ms", c.step_ms, "%.3f"},
+      {"tokens_per_second", per_second, "%.1f"},
+      {"memory_bytes", static_cast<double>(c.memory_bytes), "%.0f"},
+      {"data_ms", c.data_ms, "%.3f"},
+      {"tokens_per_second_per_rank", per_second / static_cast<double>(c.ranks), "%.1f"},
+      {"mfu", c.mfu, "%.4f"},
+      {"exposed_comm_ms", c.exposed_comm_ms, "%.3f"},
+      {"slowest_rank", c.slowest_rank < 0 ? kNone : static_cast<double>(c.slowest_rank), "%.0f"},
+      {"slowest_ms", c.slowest_ms, "%.3f"},
+      {"loss_z", c.loss_z, "%.4g"},
+      {"grad_norm_z", c.grad_norm_z, "%.4g"},
+      {"skipped", c.skipped ? 1.0 : 0.0, "%.0f"}};
 }
 
 std::string metric_text(const Metric& metric) {

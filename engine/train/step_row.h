@@ -2,6 +2,8 @@
 // monitors.
 #pragma once
 
+#include <cstdint>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -9,11 +11,20 @@
 
 namespace meshwright::train {
 
-// What a step cost, beside its result.
+inline constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
+
+// What a step cost, beside its result, and how it lies among the steps before. kNone: not known.
 struct StepCost {
   double step_ms = 0;
   int64_t memory_bytes = 0;  // peak tensor bytes of this rank
   double data_ms = 0;        // of step_ms: waiting for samples
+  int64_t ranks = 1;
+  double mfu = kNone;              // of the model, as a share of the ranks' peak: 0.41
+  double exposed_comm_ms = kNone;  // of step_ms: this rank did nothing but communicate
+  int64_t slowest_rank = -1;       // -1: not known
+  double slowest_ms = kNone;       // that it worked longer than the median of the others
+  double loss_z = kNone, grad_norm_z = kNone;
+  bool skipped = false;  // its update was left out (run.skip_step_above_z)
 };
 
 struct Metric {

@@ -26,6 +26,7 @@
 #include "engine/trainer/routers.h"
 #include "engine/trainer/schedule.h"
 #include "engine/trainer/stages.h"
+#include "engine/trainer/step_monitor.h"
 #include "meshwright/nn/loss.h"
 #include "meshwright/nn/stage.h"
 #include "meshwright/parallel/context_parallel.h"
@@ -46,6 +47,7 @@ struct Trainer::Parts {
   std::optional<at::ScalarType> autocast;
   uint64_t seed;
   int64_t place;  // among ranks that have tokens of their own
+  train::StepMonitor monitor;
 
   // Dropout does not depend on the order in which a schedule runs the stages.
   void seed_generator(int64_t step, int64_t first_layer, int64_t micro) const {
@@ -159,6 +161,11 @@ void plan_own_module(plan::JobPlan& plan, const ModelOutline& outline, World& wo
     for (const std::string& text : *said) world.notice(text);
 }
 
+std::optional<double> skip_above(const Options& run) {
+  return run.is_set("skip_step_above_z") ? std::optional(run.get_number("skip_step_above_z"))
+                                         : std::nullopt;
+}
+
 // A plan without a model does not know what the strategy updates.
 void warn_of_narrow_updates(plan::JobPlan& plan, const ParallelModel& model,
                             const train::Optimizer& optimizer) {
@@ -194,14 +201,14 @@ Trainer::Trainer(Job& job, std::shared_ptr<World> world, std::shared_ptr<torch::
   dp_rank_ = mesh ? mesh->coordinate(world_->rank(), "dp") : world_->rank();
   config::StrategySchema schema{plan_->strategy.info->name, plan_->strategy.info->aliases,
                                 plan_->strategy.info->schema};
-  parts_ = std::make_unique<Parts>(
-      Parts{config.strategy_config(schema),
-            train::Schedule(optimizer, config.table("lr_scheduler"), max_steps_),
-            optimizer.is_set("max_grad_norm") ? optimizer.get_number("max_grad_norm") : 0,
-            config.table("run").get_bool("stop_on_nonfinite"), std::nullopt,
-            static_cast<uint64_t>(config.table("run").get_int("seed")),
-            mesh ? dp_rank_ * mesh->size("cp") + mesh->coordinate(world_->rank(), "cp")
-                 : world_->rank()});
+  parts_ = std::make_unique<Parts>(Parts{
+      config.strategy_config(schema),
+      train::Schedule(optimizer, config.table("lr_scheduler"), max_steps_),
+      optimizer.is_set("max_grad_norm") ? optimizer.get_number("max_grad_norm") : 0,
+      config.table("run").get_bool("stop_on_nonfinite"), std::nullopt,
+      static_cast<uint64_t>(config.table("run").get_int("seed")),
+      mesh ? dp_rank_ * mesh->size("cp") + mesh->coordinate(world_->rank(), "cp") : world_->rank(),
+      train::StepMonitor(skip_above(config.table("run")), *world_)});
   parts_->config.shared.context = plan_->shared.context;  // as planned for these hosts
   parts_->config.shared.pipeline = plan_->shared.pipeline;
   if (parts_->config.shared.autocast_dtype)
@@ -258,7 +265,7 @@ void Trainer::tell_written(const ValuesWritten& written) {
 }
 
 void Trainer::before_save(SaveReason reason) {
-  if (!model_->before_save(reason, step_)) return;
+  if (!model_->before_save(reason, parts_->monitor.updates(step_))) return;
   optimizer_->take_over(model_->update_groups());
   model_->after_optimizer_step();
 }
@@ -273,6 +280,7 @@ double Trainer::largest_norm(double mine) {
 }
 
 train::Optimizer& train::optimizer_of(Trainer& trainer) { return *trainer.optimizer_; }
+train::StepMonitor& train::monitor_of(Trainer& trainer) { return trainer.parts_->monitor; }
 
 namespace {
 
@@ -296,7 +304,7 @@ void add_loss(Tensor& sum, const Tensor& loss, const Tensor& more, double weight
 // Votes ride along where the data-parallel group is the whole world. On other meshes it is one of
 // several (one per tensor-parallel rank, say), each of which would hear its own votes alone: there
 // they are summed over everyone, so that all ranks learn of them in the same step and each counts
-// once.
+// once. So it is with the times of the ranks.
 Trainer::Totals Trainer::totals(const Sums& of_rank, bool with_votes, const Tensor& more) {
   // Pinned, so that the copy to a device keeps nobody waiting.
   const at::TensorOptions options =
@@ -304,7 +312,10 @@ Trainer::Totals Trainer::totals(const Sums& of_rank, bool with_votes, const Tens
   // Stages but the last have no losses; expert loads are of the stage that has the layer.
   const std::shared_ptr<Group> pipeline = stages_ ? stages_->group() : nullptr;
   const bool everyone = data_->size() * (pipeline ? pipeline->size() : 1) == world_->size();
-  const int64_t begin = 3 + static_cast<int64_t>(votes_.size()),  // of `more`
+  train::StepMonitor& monitor = parts_->monitor;
+  const auto votes = static_cast<int64_t>(votes_.size());
+  const int64_t told = votes + (with_votes ? monitor.slots() : 0),  // by ranks, behind the sums
+      begin = 3 + told,                                             // of `more`
       size = begin + (more.defined() ? more.numel() : 0);
   Tensor mine = at::zeros({size}, options);
   double* values = mine.mutable_data_ptr<double>();
@@ -313,6 +324,7 @@ Trainer::Totals Trainer::totals(const Sums& of_rank, bool with_votes, const Tens
   if (with_votes) {
     std::copy(votes_.begin(), votes_.end(), values + 3);
     votes_ = {};
+    if (monitor.slots() > 0) monitor.write_work(values + 3 + votes);
   }
   auto on_device = [&](const Tensor& t) {
     return t.to(world_->device(), at::kDouble, /*non_blocking=*/true, /*copy=*/true);
@@ -328,13 +340,14 @@ Trainer::Totals Trainer::totals(const Sums& of_rank, bool with_votes, const Tens
     if (pipeline) pipeline->all_reduce(sums, ReduceOp::sum, /*control=*/true).wait();
   }
   if (with_votes && !everyone) {
-    Tensor votes = on_device(mine.narrow(0, 3, static_cast<int64_t>(votes_.size())));
-    world_->everyone()->all_reduce(votes, ReduceOp::sum, /*control=*/true).wait();
-    sums.narrow(0, 3, votes.numel()).copy_(votes);
+    Tensor all = on_device(mine.narrow(0, 3, told));
+    world_->everyone()->all_reduce(all, ReduceOp::sum, /*control=*/true).wait();
+    sums.narrow(0, 3, told).copy_(all);
   }
   mine.copy_(sums);
   world_->check();
   const double* summed = mine.const_data_ptr<double>();
+  if (with_votes && monitor.slots() > 0) monitor.read_work(summed + 3 + votes);
   Totals out{summed[0], summed[1], summed[2], {}, mine.narrow(0, begin, size - begin), more_sums};
   for (size_t i = 0; i < out.votes.size(); ++i) out.votes[i] = static_cast<int64_t>(summed[3 + i]);
   return out;
@@ -405,6 +418,8 @@ StepResult Trainer::step(const StageForward& forward) try {
   // counted. What is missing is made good by one factor in the pass that clips.
   double assumed = static_cast<double>(expected_ * accumulation_);
   Sums sums;
+  train::StepMonitor& monitor = parts_->monitor;
+  monitor.begin_step();
   routers_->begin_step();
   model_->begin_step();
   if (stages_)
@@ -427,12 +442,18 @@ StepResult Trainer::step(const StageForward& forward) try {
   if (parts_->stop_on_nonfinite &&
       (!std::isfinite(result.loss) || !std::isfinite(result.grad_norm)))
     throw_nonfinite(result, *model_, *outline_, stages_.get(), *world_);
-  if (before_update_) before_update_();
-  TraceSpan span(world_->trace(), "optimizer");
-  optimizer_->step(model_->update_groups(), result.lr);
-  tell_written({ValuesWritten::By::optimizer, step_ + 1});
-  routers_->update_biases(result.experts, load_on_device);
+  if (monitor.judge(result, *world_)) {
+    // The values are what they were. A strategy that gathers ahead after an update does so now.
+    model_->after_optimizer_step();
+  } else {
+    if (before_update_) before_update_();
+    TraceSpan span(world_->trace(), "optimizer");
+    optimizer_->step(model_->update_groups(), result.lr);
+    tell_written({ValuesWritten::By::optimizer, monitor.updates(step_ + 1)});
+    routers_->update_biases(result.experts, load_on_device);
+  }
   ++step_;
+  monitor.end_step();
   return result;
 } catch (Error& error) {
   // What was told at the start may be why some rank does not come: a layout that all ranks must use

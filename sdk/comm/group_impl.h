@@ -5,6 +5,7 @@
 
 #include "meshwright/parallel/group.h"
 #include "meshwright/parallel/transport.h"
+#include "sdk/base/waited.h"
 #include "watchdog.h"
 
 namespace meshwright {
@@ -52,6 +53,7 @@ template <class F>
 auto GroupAccess::guarded(const Group::Impl& group, const char* op, int64_t bytes, int64_t awaited,
                           F&& f) -> decltype(f()) {
   const Place& place = *group.place;
+  const Waiting waiting;
   try {
     return f();
   } catch (const PeerLate& late) {

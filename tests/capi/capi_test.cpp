@@ -116,7 +116,8 @@ std::vector<std::string> lines_of(const std::string& text) {
 // metrics.jsonl without what depends on the clock and on the process.
 std::vector<std::string> numbers(const fs::path& run) {
   std::vector<std::string> out = lines_of(contents(run / "metrics.jsonl"));
-  const std::regex own(R"re(, "(step_ms|tokens_per_second|memory_bytes|data_ms)": [0-9.e+]+)re");
+  const std::regex own(
+      R"re(, "(step_ms|tokens_per_second(_per_rank)?|memory_bytes|data_ms|mfu|exposed_comm_ms|slowest_rank|slowest_ms)": ([0-9.e+]+|null))re");
   for (std::string& line : out) line = std::regex_replace(line, own, "");
   return out;
 }

@@ -55,6 +55,13 @@ const std::vector<Row>& rows() {
        "engine/train/tests/megatron_fsdp_options_test.cpp: NaN and infinite gradients are found "
        "after or before the reduction, and their "
        "parameter is named on every rank"},
+      {"run.skip_step_above_z",
+       "6",
+       test,
+       {},
+       {},
+       "engine/train/tests/left_out_test.cpp: a step on poisoned data is left out on all ranks of "
+       "every layout, and its parameters stay"},
       // [model]
       {"model.config", MESHWRIGHT_SOURCE_DIR "/configs/models/llama-quickstart.json", plan},
       {"model.pretrained",

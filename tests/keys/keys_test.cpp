@@ -130,7 +130,9 @@ std::string trained(const std::string& strategy, const Names& sets) {
     std::ifstream rows(folder.path / file);
     for (std::string line; std::getline(rows, line);) {
       json::object row = json::parse(line).as_object();
-      for (const char* measured : {"step_ms", "tokens_per_second", "memory_bytes", "data_ms"})
+      for (const char* measured :
+           {"step_ms", "tokens_per_second", "tokens_per_second_per_rank", "memory_bytes", "data_ms",
+            "mfu", "exposed_comm_ms", "slowest_rank", "slowest_ms"})
         row.erase(measured);
       out += json::serialize(row) + "\n";
     }

@@ -90,6 +90,21 @@ TEST_CASE("meta.json is read as it was written") {
   CHECK_FALSE(meta.find("", "a.weight")->fused.has_value());
   CHECK(meta.find("exp_avg", "f.weight")->fused == FusedRows{2, {1, 2}});
   CHECK(meta.find("", "b") == nullptr);
+  CHECK(meta.history.losses.empty());  // as those of before
+}
+
+TEST_CASE("what is usual in a run is read to the last bit") {
+  Meta meta = example();
+  meta.history = {{5.1234567890123456, 1e-300}, {0.1, 1.0 / 3}, 7, 2};
+  const std::string text = to_json(meta);
+  const StepHistory read = parse_meta(text, "meta.json").history;
+  CHECK(read.losses == meta.history.losses);
+  CHECK(read.grad_norms == meta.history.grad_norms);
+  CHECK(read.left_out == 7);
+  CHECK(read.in_a_row == 2);
+  std::string bad = text;
+  bad.replace(bad.find("1e-300") - 1, 7, "\"many\" ");
+  CHECK(problem(resealed(bad)).find("needs numbers in \"losses\"") != std::string::npos);
 }
 
 TEST_CASE("every changed bit and every cut of meta.json is noticed") {

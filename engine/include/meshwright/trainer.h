@@ -41,7 +41,9 @@ namespace train {
 class Optimizer;
 class Routers;
 class Stages;
+class StepMonitor;
 Optimizer& optimizer_of(Trainer& trainer);  // the engine's own, for its checkpoints
+StepMonitor& monitor_of(Trainer& trainer);  // the engine's own, for what a run says of its steps
 struct Evaluation;
 struct Evaluator;
 }  // namespace train
@@ -132,8 +134,9 @@ class MESHWRIGHT_API Trainer {
   // says which it is; without a pipeline it is all of the model.
   using StageForward = std::function<MicroBatchLoss(int64_t micro, const at::Tensor& hidden)>;
   StepResult step(const StageForward& forward);
-  // Called in every step right before the optimizer writes: until then the values are those of the
-  // step before, and may be read by other threads.
+  // Called in every step right before the optimizer writes (not where run.skip_step_above_z leaves
+  // the update out): until then the values are those of the step before, and may be read by other
+  // threads.
   void before_update(std::function<void()> hook) { before_update_ = std::move(hook); }
   // Local: counted once, in the step that follows or the one whose `forward` calls this.
   void vote(RankSignal vote) { votes_[static_cast<size_t>(vote)] = 1; }
@@ -177,6 +180,7 @@ class MESHWRIGHT_API Trainer {
  private:
   friend train::Optimizer& train::optimizer_of(Trainer& trainer);
   friend struct train::Evaluator;
+  friend train::StepMonitor& train::monitor_of(Trainer& trainer);
   struct Parts;
   struct Sums {  // of micro-batches; the loss is on the device: reading it would make the host wait
     at::Tensor loss;

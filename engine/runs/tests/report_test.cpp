@@ -54,13 +54,13 @@ TEST_CASE("a page has every chart, its pictures, and no reference to anything ou
   write(folder.path / "b<&>/config.resolved.toml", "[optimizer]\nlr = 0.5\n[run]\nname = \"b\"\n");
   const std::string page =
       html_page({read_run(folder.path / "a"), read_run(folder.path / "b<&>")}, "x");
-  for (const char* key :
-       {"loss", "grad_norm", "lr", "tokens_per_second", "step_ms", "memory_bytes"}) {
+  for (const char* key : {"loss", "grad_norm", "lr", "tokens_per_second", "step_ms", "mfu",
+                          "exposed_comm_ms", "slowest_ms", "memory_bytes"}) {
     CAPTURE(key);
     CHECK(page.find(std::string("id=\"chart-") + key + "\"") != std::string::npos);
   }
   CHECK(page.find("id=\"chart-validation_loss\"") == std::string::npos);  // there are none
-  CHECK(count(page, "class=\"line\"") == 2 * 6 + 2 + 2);  // charts, the table, the legend
+  CHECK(count(page, "class=\"line\"") == 2 * 9 + 2 + 2);  // charts, the table, the legend
   CHECK(count(page, "aria-label=\"Ranks, pp 2 × dp_shard 2 × tp 2\"") == 2);
   CHECK(count(page, "aria-label=\"Timeline of schedule 1F1B\"") == 2);
   CHECK(count(page, "aria-label=\"Bytes of rank 0\"") == 2);
@@ -93,6 +93,24 @@ TEST_CASE("a plan that is not as a run writes it costs its pictures alone") {
   }
 }
 
+TEST_CASE(
+    "what is not known of a step is no value, and what never was anything but 0 has no curve") {
+  TestFolder folder;
+  write_run(folder.path / "a", 40);
+  // The first step knows no slowest rank.
+  const std::string text =
+      text_report({.colour = false, .unicode = true, .width = 80}, {read_run(folder.path / "a")});
+  CHECK(text.find("Slowest rank beside the median (ms)  1.5 to 1.5, median 1.5\n") !=
+        std::string::npos);
+  std::string rows = base::read_file(folder.path / "a/metrics.jsonl");
+  for (size_t at = 0; (at = rows.find("comm_ms\": 3.25", at)) != std::string::npos; ++at)
+    rows.replace(at + 10, 4, "0.00");
+  write(folder.path / "a/metrics.jsonl", rows);
+  const std::string page = html_page({read_run(folder.path / "a")}, "x");
+  CHECK(page.find("id=\"chart-exposed_comm_ms\"") == std::string::npos);
+  CHECK(page.find("id=\"chart-slowest_ms\"") != std::string::npos);
+}
+
 TEST_CASE("in the terminal curves are of dots, of letters where several runs lie over each other") {
   TestFolder folder;
   write_run(folder.path / "a", 40);
@@ -100,7 +118,7 @@ TEST_CASE("in the terminal curves are of dots, of letters where several runs lie
   const report::Style style{.colour = false, .unicode = true, .width = 80};
   const std::string one = text_report(style, {read_run(folder.path / "a")});
   CHECK(one.find("⠀") == std::string::npos);  // blanks are blanks
-  CHECK(count(one, "└") == 6);
+  CHECK(count(one, "└") == 9);
   CHECK(one.find("Loss  5 to ") != std::string::npos);
   CHECK(one.find("restart 1 of 2") != std::string::npos);
   const std::string two =

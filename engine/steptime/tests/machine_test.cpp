@@ -53,6 +53,34 @@ TEST_CASE("every shipped machine can be read, by its name and with its ranks a h
   CHECK(!find_machine("b200", kMachines).guessed.empty());
 }
 
+TEST_CASE(
+    "a device is found by the name that its driver reports, whatever else lies in the folder") {
+  const auto found = machine_reported("NVIDIA H100 80GB HBM3", kMachines);
+  REQUIRE(found.has_value());
+  CHECK(found->name == "NVIDIA H100 SXM 700 W");
+  CHECK(found->peak_bf16 == find_machine("h100", kMachines).peak_bf16);
+  CHECK(machine_reported("NVIDIA A100 80GB PCIe", kMachines)->memory > 80e9);
+  CHECK(!machine_reported("NVIDIA H100 PCIe", kMachines).has_value());  // of another peak
+  CHECK(!machine_reported("", kMachines).has_value());
+  CHECK(!machine_reported("NVIDIA H100 80GB HBM3", "/nowhere").has_value());
+  const std::filesystem::path folder =
+      std::filesystem::temp_directory_path() / ("machines_" + std::to_string(::getpid()));
+  std::filesystem::create_directories(folder);
+  std::ofstream(folder / "a.toml") << "schema = 1\nbroken";
+  std::filesystem::copy_file(kMachines + "/h100.toml", folder / "h100.toml");
+  CHECK(machine_reported("NVIDIA H100 80GB HBM3", folder).has_value());
+  std::filesystem::remove_all(folder);
+  // No name belongs to two machines.
+  std::vector<std::string> names;
+  for (const char* one :
+       {"a100-40", "a100-80", "h100", "h100-2024", "h100-500w", "h200", "b200", "l40s", "cpu"})
+    for (const std::string& name : find_machine(one, kMachines).reported) {
+      CHECK(std::find(names.begin(), names.end(), name) == names.end());
+      names.push_back(name);
+    }
+  CHECK(names.size() >= 6);
+}
+
 TEST_CASE("a name that no machine has is answered with the names there are") {
   try {
     find_machine("h1000x8", kMachines);
@@ -77,6 +105,8 @@ TEST_CASE("what is missing or absurd in a machine file is said with its key and 
       {"nic = 50e9\n", "nic = -1.0\n", ErrorCode::out_of_range, "network.nic"},
       {"elementwise = 0.80\n", "elementwise = 1.4\n", ErrorCode::out_of_range, "rate.elementwise"},
       {"elementwise = 0.80\n", "elementwise = nan\n", ErrorCode::out_of_range, "rate.elementwise"},
+      {"reported = [\"NVIDIA H100 80GB HBM3\"]", "reported = \"NVIDIA H100 80GB HBM3\"",
+       ErrorCode::wrong_type, "device.reported"},
       {"bus = 362e9\n", "bus = \"fast\"\n", ErrorCode::wrong_type, "network.bus"},
       {"bus = 362e9\n", "bus = 362e9\nbuss = 1.0\n", ErrorCode::unknown_key, "network.buss"},
       {"outside = 2.7e9", "outside = 99e9", ErrorCode::out_of_range, "device.outside"},

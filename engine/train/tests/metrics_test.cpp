@@ -82,14 +82,15 @@ TEST_CASE(
     "a row of metrics.jsonl has the keys of a step, or those of a validation, and no others") {
   Folder folder;
   RunFolder run(folder.path / "a" / "b");
-  run.step(result_of(0, 5.123456789123, 1e-12), {12.5, 1234567, 2.5});
+  run.step(result_of(0, 5.123456789123, 1e-12),
+           {12.5, 1234567, 2.5, 4, 0.41239, 3.25, 2, 1.5, -0.75, 9.25, true});
   run.step(result_of(1, std::nan(""), std::numeric_limits<double>::infinity()), {0, 0});
   run.validation(1, 4.25);
   std::ifstream rows(folder.path / "a" / "b" / "metrics.jsonl");
   std::string line;
   REQUIRE(std::getline(rows, line));
   json::object first = json::parse(line).as_object();
-  CHECK(first.size() == 10);
+  CHECK(first.size() == 18);
   CHECK(first.at("step").as_int64() == 0);
   CHECK(first.at("completed_steps").as_int64() ==
         1);  // as the screen, the log and the folders of checkpoints count
@@ -101,11 +102,25 @@ TEST_CASE(
   CHECK(first.at("tokens_per_second").to_number<double>() == doctest::Approx(4096 / 0.0125));
   CHECK(first.at("memory_bytes").as_int64() == 1234567);
   CHECK(first.at("data_ms").to_number<double>() == doctest::Approx(2.5));
+  CHECK(first.at("tokens_per_second_per_rank").to_number<double>() ==
+        doctest::Approx(1024 / 0.0125));
+  CHECK(first.at("mfu").as_double() == doctest::Approx(0.4124));
+  CHECK(first.at("exposed_comm_ms").to_number<double>() == doctest::Approx(3.25));
+  CHECK(first.at("slowest_rank").as_int64() == 2);
+  CHECK(first.at("slowest_ms").to_number<double>() == doctest::Approx(1.5));
+  CHECK(first.at("loss_z").to_number<double>() == doctest::Approx(-0.75));
+  CHECK(first.at("grad_norm_z").to_number<double>() == doctest::Approx(9.25));
+  CHECK(first.at("skipped").as_int64() == 1);
   REQUIRE(std::getline(rows, line));
   json::object second = json::parse(line).as_object();  // JSON has no nan
   CHECK(second.at("loss").is_null());
   CHECK(second.at("grad_norm").is_null());
   CHECK(second.at("tokens_per_second").to_number<double>() == 0);
+  CHECK(second.size() == first.size());
+  for (const char* unknown :
+       {"mfu", "exposed_comm_ms", "slowest_rank", "slowest_ms", "loss_z", "grad_norm_z"})
+    CHECK(second.at(unknown).is_null());
+  CHECK(second.at("skipped").as_int64() == 0);
   REQUIRE(std::getline(rows, line));
   CHECK(line == "{\"step\": 1, \"completed_steps\": 2, \"validation_loss\": 4.25}");
   CHECK(!std::getline(rows, line));
@@ -247,11 +262,13 @@ TEST_CASE(
   progress.validation(100, 2.25);
   progress.say("done");
   progress.finish();
-  CHECK(screen.text() ==
-        "step 1/101  loss 2.5000  grad norm 0.750  lr 1.00e-03  2,048 tokens/s  2000 ms  3 min 20 "
-        "s left\n"
-        "step 101/101  loss 2.5000  grad norm 0.750  lr 1.00e-03  2,048 tokens/s  2000 ms\n"
-        "step 101/101  validation loss 2.2500\ndone\n");
+  CHECK(
+      screen.text() ==
+      "step 1/101  loss 2.5000  grad norm 0.750  lr 1.00e-03  2,048 tokens/s  2000 ms  mfu n/a  "
+      "data 0 ms  3 min 20 s left\n"
+      "step 101/101  loss 2.5000  grad norm 0.750  lr 1.00e-03  2,048 tokens/s  2000 ms  mfu n/a  "
+      "data 0 ms\n"
+      "step 101/101  validation loss 2.2500\ndone\n");
 }
 
 TEST_CASE("the time left follows the steps, smoothed") {
@@ -354,6 +371,40 @@ TEST_CASE(
   CHECK(drawn(38) == "12345/100000  loss 2.5000");
   CHECK(drawn(20) == "12345/100000");
   CHECK(drawn(12) == "");  // half a number would be a wrong one
+}
+
+TEST_CASE(
+    "a step's line tells what the ranks did with its time; on a terminal as much of it as there is "
+    "room for beside a short bar") {
+  StepCost cost{.step_ms = 841,
+                .data_ms = 2.4,
+                .ranks = 8,
+                .mfu = 0.4127,
+                .exposed_comm_ms = 31.2,
+                .slowest_rank = 3,
+                .slowest_ms = 12.3};
+  CHECK(
+      Progress::line(result_of(11), cost, 100) ==
+      "step 12/100  loss 2.5000  grad norm 0.750  lr 1.00e-03  4,870 tokens/s  841 ms  mfu 41.3%  "
+      "data 2 ms  comm 31 ms  slowest rank 3 (+12 ms)");
+  StepCost alone{.step_ms = 841, .exposed_comm_ms = 0, .skipped = true};
+  CHECK(Progress::line(result_of(11), alone, 100)
+            .ends_with("  841 ms  mfu n/a  data 0 ms  left out"));
+  auto drawn = [&](int width) {
+    Screen screen;
+    Progress progress(screen.out, {false, false, width}, true, 100);
+    progress.step(result_of(11), cost);
+    std::string text = screen.text();
+    text = text.substr(text.rfind("\x1b[K") + 3);
+    CHECK(text.size() < static_cast<size_t>(width));
+    return text;
+  };
+  const std::string base = "12/100  loss 2.5000  4,870 tok/s  1 min 14 s left";
+  CHECK(drawn(60) == base);
+  CHECK(drawn(80).ends_with(base + "  mfu 41.3%"));
+  CHECK(drawn(80).starts_with("[") == drawn(200).starts_with("["));  // both have a bar
+  CHECK(drawn(90).ends_with(base + "  mfu 41.3%  comm 31 ms"));
+  CHECK(drawn(200).ends_with(base + "  mfu 41.3%  comm 31 ms  slowest rank 3 (+12 ms)"));
 }
 
 TEST_CASE("an output that takes no more is given up, and the run goes on") {

@@ -14,6 +14,7 @@
 #include <doctest/doctest.h>
 
 #include <boost/json/parse.hpp>
+#include <cmath>
 #include <map>
 #include <mutex>
 #include <numeric>
@@ -83,10 +84,18 @@ struct Result {
   std::map<std::string, Tensor> parameters;
 };
 
+std::map<std::string, Tensor> biases_of(Reader& net) {
+  std::map<std::string, Tensor> out;
+  for (auto& [name, block] : find_moe_blocks(*net))
+    out[name] = block->gate()->e_score_correction_bias.clone();
+  return out;
+}
+
 // Micro-batches of one sample of 5 tokens, so that auxiliary losses are over the same tokens on
-// every layout.
+// every layout. `spoilt`: the step whose losses are not a number.
 Result train_reader(int64_t ranks, const std::string& strategy,
-                    const std::vector<std::pair<std::string, std::string>>& sets = {}) {
+                    const std::vector<std::pair<std::string, std::string>>& sets = {},
+                    int spoilt = -1) {
   Result out;
   std::mutex mutex;
   run_ranks(ranks, [&](const std::shared_ptr<World>& world) {
@@ -112,6 +121,7 @@ Result train_reader(int64_t ranks, const std::string& strategy,
     net->train();
     Result mine;
     for (int step = 0; step < 6; ++step) {
+      const std::map<std::string, Tensor> before = biases_of(net);
       StepResult result = trainer.step([&](int64_t micro, const Tensor& hidden) {
         Tensor ids = at::empty({1, 6}, at::kLong);
         int64_t first =
@@ -121,9 +131,12 @@ Result train_reader(int64_t ranks, const std::string& strategy,
         if (!current_stage().last) return MicroBatchLoss{logits, 5};
         return MicroBatchLoss{
             at::cross_entropy_loss(logits.flatten(0, 1), ids.narrow(1, 1, 5).flatten(), {},
-                                   at::Reduction::Sum),
+                                   at::Reduction::Sum) *
+                (step == spoilt ? std::nan("") : 1.0),
             5};
       });
+      for (const auto& [name, bias] : biases_of(net))
+        CHECK(bias.equal(before.at(name)) == (step == spoilt));
       mine.losses.push_back(result.loss);
       mine.norms.push_back(result.grad_norm);
       REQUIRE(result.experts.size() == 2);
@@ -131,9 +144,7 @@ Result train_reader(int64_t ranks, const std::string& strategy,
       CHECK(result.experts[1].active == 2);
       for (const ExpertLoad& load : result.experts) mine.loads.push_back(load.tokens);
     }
-    std::map<std::string, Tensor> biases;
-    for (auto& [name, block] : find_moe_blocks(*net))
-      biases[name] = block->gate()->e_score_correction_bias.clone();
+    std::map<std::string, Tensor> biases = biases_of(net);
     for (const ParallelParameter& p : trainer.model().parameters())
       mine.parameters[p.name] = trainer.model().full_tensor(p.name).clone();
     std::lock_guard lock(mutex);
@@ -182,6 +193,16 @@ TEST_CASE("load, score corrections and auxiliary losses are the same on every la
       INFO(name);
       CHECK(farthest(found.parameters.at(name), value) < 1e-5);
     }
+  }
+}
+
+TEST_CASE("a step that is left out corrects no scores, and its load is told") {
+  for (int64_t ranks : {1, 2}) {
+    const Result found = train_reader(
+        ranks, "fsdp2", {{"run.skip_step_above_z", "6"}, {"run.stop_on_nonfinite", "false"}}, 3);
+    for (size_t step = 0; step < 6; ++step) CHECK(std::isnan(found.losses[step]) == (step == 3));
+    for (const std::vector<int64_t>& load : found.loads)
+      CHECK(std::accumulate(load.begin(), load.end(), int64_t{0}) == 12 * 5 * 2);
   }
 }
 

@@ -18,6 +18,7 @@
 #include "engine/trainer/local_state.h"
 #include "engine/trainer/stages.h"
 #include "engine/trainer/tests/causal_loss.h"
+#include "meshwright/nn/stage.h"
 #include "meshwright/trainer.h"
 
 namespace meshwright {
@@ -94,7 +95,8 @@ struct Rank {
     }
     trainer.model().after_optimizer_step();
   }
-  StepResult step() {
+  // `spoil`: what losses are multiplied by.
+  StepResult step(double spoil = 1) {
     int64_t first = trainer.next_step() * batch, rows = trainer.local_batch();
     return trainer.step([&](int64_t micro, const at::Tensor& hidden) {
       at::Tensor ids = at::empty({rows, kLength + 1}, at::kLong);
@@ -103,7 +105,9 @@ struct Rank {
       for (int64_t row = 0; row < rows; ++row)
         fill_sample(from + row, net->outline().vocab_size,
                     ids.mutable_data_ptr<int64_t>() + row * (kLength + 1));
-      return train::loss_of(trainer, net, ids, hidden);
+      MicroBatchLoss out = train::loss_of(trainer, net, ids, hidden);
+      if (spoil != 1 && current_stage().last) out.sum = out.sum * spoil;
+      return out;
     });
   }
   Job job;

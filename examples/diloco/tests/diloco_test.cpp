@@ -311,6 +311,24 @@ TEST_CASE(
     CHECK(at::cat({two[0].parts.at(name), two[1].parts.at(name)}).equal(part));
 }
 
+TEST_CASE("a round has as many updates as ever where a step is left out") {
+  Wanted wanted{.ranks = 2, .steps = 7, .more = rounds(3, 0.7, 0.9)};
+  const Ranks whole = run_job(wanted);
+  REQUIRE(whole[0].between.count > 0);
+  for (const char* set : {"run.skip_step_above_z=6", "run.stop_on_nonfinite=false"})
+    wanted.more.emplace_back(set);
+  wanted.spoilt = 5;  // one round less would be over after it, were it counted
+  wanted.steps = 6;
+  const Ranks early = run_job(wanted);
+  CHECK(2 * early[0].between.count == whole[0].between.count);
+  CHECK(!same(early[0], early[1]));  // in the middle of a round
+  wanted.steps = 7;
+  const Ranks late = run_job(wanted);
+  CHECK(late[0].between.count == whole[0].between.count);
+  CHECK(same(late[0], late[1]));
+  for (const auto& [name, part] : late[0].parts) CHECK(part.isfinite().all().item<bool>());
+}
+
 TEST_CASE("between replicas only the ends of rounds are sent, as planned") {
   const meshwright_strategy& about = meshwright_plugin_v1.strategies[0];
   meshwright_status status{sizeof(meshwright_status), 0, {}};

@@ -1,0 +1,130 @@
+#include "engine/train/speed.h"
+
+#include <ATen/ops/full.h>
+#include <ATen/ops/mm.h>
+#include <c10/core/GradMode.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdlib>
+
+#include "engine/base/clock.h"
+#include "engine/base/run_lock.h"
+#include "engine/device/device.h"
+#include "engine/forecast/forecast.h"
+#include "engine/plan/plan.h"
+#include "engine/trainer/rank_agreement.h"
+#include "engine/trainer/step_monitor.h"
+
+namespace meshwright::train {
+
+namespace {
+
+// Of this rank; 0: not known.
+double peak_of_rank(World& world, double width) {
+  if (world.device().is_cpu()) {
+    // Ranks of a host share its cores when they train, and so they do here.
+    world.everyone()->barrier();
+    return measured_rate(width);
+  }
+  const cuda::CudaPart* cuda = device::cuda_part();
+  if (cuda == nullptr) return 0;
+  const std::optional<steptime::Machine> machine = steptime::machine_reported(
+      cuda->device_name(world.device().index()), forecast::machines_folder());
+  return machine ? forecast::peak_of(*machine, width) : 0;
+}
+
+// 0: a model without the sizes that the formula wants.
+double flop_a_token(const plan::JobPlan& plan, int64_t seq_len) {
+  if (!plan.outline) return 0;
+  const steptime::Shape shape = forecast::shape_of(*plan.outline);
+  const bool known = shape.hidden > 0 && shape.layers > 0 && shape.heads > 0 && shape.head_dim > 0;
+  return known ? shape.flop_a_token(static_cast<double>(seq_len)) : 0;
+}
+
+// Ranks of a pipeline are compared within their stage.
+std::vector<int64_t> peers_of(const Trainer& trainer) {
+  std::vector<int64_t> out;
+  const std::optional<Mesh>& mesh = trainer.plan().mesh.device_mesh;
+  for (int64_t rank = 0; rank < trainer.world().size(); ++rank)
+    out.push_back(mesh && mesh->size("pp") > 1 ? mesh->coordinate(rank, "pp") : 0);
+  return out;
+}
+
+}  // namespace
+
+double measured_rate(double width) {
+  using Clock = std::chrono::steady_clock;
+  constexpr int64_t kSize = 256;
+  constexpr double kOperations = 2.0 * kSize * kSize * kSize;
+  c10::NoGradGuard no_grad;
+  const at::ScalarType type = width > 4 ? at::kDouble : width > 2 ? at::kFloat : at::kBFloat16;
+  const at::Tensor a = at::full({kSize, kSize}, 0.5, type), b = a.clone();
+  at::mm(a, b);  // libraries make room for their work once
+  // The best of some: what else runs on the host takes now and then a part of one. Each is longer
+  // than a turn on a core, so that ranks which share cores see it.
+  double best = 0;
+  for (int part = 0; part < 8; ++part) {
+    const Clock::time_point begin = Clock::now();
+    int64_t products = 0;
+    double ms = 0;
+    for (; ms < 6; ++products, ms = base::ms_since(begin)) at::mm(a, b);
+    best = std::max(best, static_cast<double>(products) * kOperations * 1000 / ms);
+  }
+  return best;
+}
+
+Speed::Speed(const Job& job, Trainer& trainer, int64_t seq_len) {
+  World& world = trainer.world();
+  const double a_token = flop_a_token(trainer.plan(), seq_len);
+  const double peak =
+      a_token > 0 ? peak_of_rank(world, forecast::compute_width(job.impl(), trainer.plan())) : 0;
+  // Names of hosts have no blanks.
+  const std::vector<std::string> all =
+      gather_texts(world, std::to_string(peak) + " " + base::this_process().host);
+  std::vector<std::string> hosts;
+  bool known = a_token > 0;
+  double sum = 0;
+  for (const std::string& text : all) {
+    const size_t blank = text.find(' ');
+    const double one = std::strtod(text.substr(0, blank).c_str(), nullptr);
+    known = known && one > 0;
+    sum += one;
+    hosts.push_back(text.substr(blank + 1));
+  }
+  slow_ = SlowRanks(std::move(hosts), peers_of(trainer));
+  if (!known) return;
+  peak_ = sum;
+  flop_a_step_ = a_token * static_cast<double>(trainer.local_batch() * trainer.accumulation() *
+                                               trainer.data_parallel_size() * seq_len);
+}
+
+void Speed::fill(StepCost& cost, Trainer& trainer) {
+  const StepFacts& facts = monitor_of(trainer).facts();
+  cost.ranks = trainer.world().size();
+  cost.mfu = cost.step_ms > 0 ? flop_a_step_ * 1000 / cost.step_ms / peak_ : kNone;
+  cost.exposed_comm_ms = facts.waited_ms;
+  const Slowest slowest = slowest_of(facts.work_ms);
+  cost.slowest_rank = slowest.rank;
+  cost.slowest_ms = slowest.rank >= 0 ? slowest.above_ms : kNone;
+  cost.loss_z = facts.loss_z;
+  cost.grad_norm_z = facts.grad_norm_z;
+  cost.skipped = facts.skipped;
+}
+
+std::vector<std::string> Speed::lines(Trainer& trainer, const StepResult& result) {
+  const StepFacts& facts = monitor_of(trainer).facts();
+  std::vector<std::string> out;
+  if (facts.skipped)
+    out.push_back("warning: step " + std::to_string(result.step + 1) + "/" +
+                  std::to_string(trainer.max_steps()) + " left out: " + facts.why +
+                  " (run.skip_step_above_z)");
+  if (facts.starts_anew)
+    out.push_back("warning: " + std::to_string(StepMonitor::kMostInARow) +
+                  " steps in a row were left out: what is usual is learned anew from here on");
+  if (std::string slow = slow_.add(facts.work_ms); !slow.empty()) out.push_back(std::move(slow));
+  return out;
+}
+
+}  // namespace meshwright::train

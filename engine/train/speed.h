@@ -1,0 +1,35 @@
+// How well the ranks use what they compute on: model FLOPs against the peak of all of them, and
+// which rank holds up the others.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "engine/train/slow_rank.h"
+#include "engine/train/step_row.h"
+#include "meshwright/trainer.h"
+
+namespace meshwright::train {
+
+// Operations a second of large products in a dtype of so many bytes, on this thread's cores:
+// measured, within a tenth of a second.
+double measured_rate(double width);
+
+class Speed {
+ public:
+  Speed() = default;
+  // Collective. What every rank can do: its device's peak, by the machine table
+  // (configs/machines), or the measured rate of its cores, while the others measure theirs.
+  // `seq_len`: tokens of a sample.
+  Speed(const Job& job, Trainer& trainer, int64_t seq_len);
+  // The fields of a step's cost that depend on the other ranks and on the model.
+  void fill(StepCost& cost, Trainer& trainer);
+  // On the rank that speaks, once a step: what is out of the ordinary. Most often nothing.
+  std::vector<std::string> lines(Trainer& trainer, const StepResult& result);
+
+ private:
+  double flop_a_step_ = kNone, peak_ = kNone;  // of all ranks
+  SlowRanks slow_;
+};
+
+}  // namespace meshwright::train

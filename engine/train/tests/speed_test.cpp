@@ -1,0 +1,126 @@
+// What a step's cost says of the ranks and of what they compute on.
+#include "engine/train/speed.h"
+
+#include <chrono>
+#include <cmath>
+#include <mutex>
+#include <thread>
+
+#include "engine/forecast/forecast.h"
+#include "engine/plan/plan.h"
+#include "engine/train/tests/small_run.h"
+#include "engine/trainer/step_monitor.h"
+#include "meshwright/parallel/testing.h"
+
+#include <doctest/doctest.h>
+
+namespace speed_test {
+
+using namespace meshwright;
+using namespace meshwright::train;
+using Clock = std::chrono::steady_clock;
+
+namespace {
+
+double ms_since(Clock::time_point begin) {
+  return std::chrono::duration<double, std::milli>(Clock::now() - begin).count();
+}
+
+}  // namespace
+
+TEST_CASE("the rate of this machine's products is measured in a tenth of a second") {
+  const auto begin = Clock::now();
+  const double rate = measured_rate(4);
+  CHECK(rate > 1e8);
+  CHECK(rate < 1e14);
+  CHECK(ms_since(begin) < 400);
+}
+
+TEST_CASE(
+    "MFU is the model's operations by the formula of the forecast, over the peak of all ranks") {
+  for (int64_t ranks : {1, 2}) {
+    CAPTURE(ranks);
+    run_ranks(ranks, [&](const std::shared_ptr<World>& world) {
+      Rank rank({"ddp", ranks}, world);
+      rank.initialize();
+      rank.step();
+      Speed speed(rank.job, rank.trainer, kLength);
+      StepCost cost{.step_ms = 50}, slower{.step_ms = 100};
+      speed.fill(cost, rank.trainer);
+      speed.fill(slower, rank.trainer);
+      CHECK(cost.mfu > 0);
+      CHECK(cost.mfu == doctest::Approx(2 * slower.mfu));
+      CHECK(cost.ranks == ranks);
+      const double flop = forecast::shape_of(*rank.trainer.plan().outline).flop_a_token(kLength) *
+                          static_cast<double>(kBatch * kLength);
+      // All ranks measured at once, which may be slower than one alone, now.
+      const double peak = flop / 0.05 / cost.mfu / static_cast<double>(ranks);
+      CHECK(peak < 4 * measured_rate(4));
+      CHECK(peak > measured_rate(4) / 20);
+    });
+  }
+}
+
+TEST_CASE("a model without the sizes that the formula wants has no MFU") {
+  Job job;
+  for (const char* key :
+       {"distributed.mp_policy.param_dtype", "distributed.mp_policy.output_dtype"})
+    job.set(key, "\"float32\"");
+  auto world = World::single();
+  struct NetImpl : torch::nn::Module {
+    NetImpl() { weight = register_parameter("weight", at::ones({4})); }
+    at::Tensor weight;
+  };
+  Trainer trainer(job, world, std::make_shared<NetImpl>());
+  Speed speed(job, trainer, 8);
+  StepCost cost{.step_ms = 50};
+  speed.fill(cost, trainer);
+  CHECK(std::isnan(cost.mfu));
+}
+
+TEST_CASE(
+    "a rank that is made slow is the slowest by what it sleeps, the others wait for it, and its "
+    "host is named") {
+  constexpr int64_t kSlow = 1;
+  constexpr std::chrono::milliseconds kNap{110};
+  struct Row {
+    int64_t ranks, steps;
+    std::vector<std::string> sets;
+  };
+  // Where the data's group is not everyone, times come with the votes.
+  for (const Row& row : {Row{3, 24, {}}, Row{4, 3, {"distributed.tp_size=2"}}}) {
+    CAPTURE(row.ranks);
+    std::vector<std::vector<std::string>> said(static_cast<size_t>(row.ranks));
+    std::vector<StepCost> last(static_cast<size_t>(row.ranks));
+    run_ranks(row.ranks, [&](const std::shared_ptr<World>& world) {
+      Rank rank({"fsdp2", row.ranks, row.sets}, world);
+      rank.initialize();
+      Speed speed(rank.job, rank.trainer, kLength);
+      if (world->rank() == kSlow)
+        rank.trainer.before_update([&] { std::this_thread::sleep_for(kNap); });
+      const auto mine = static_cast<size_t>(world->rank());
+      for (int64_t i = 0; i < row.steps; ++i) {
+        const StepResult result = rank.step();
+        StepCost cost{.step_ms = 200};
+        speed.fill(cost, rank.trainer);
+        if (i == 0) CHECK(cost.slowest_rank == -1);  // nothing is known of an update before
+        for (std::string& line : speed.lines(rank.trainer, result))
+          said[mine].push_back(std::move(line));
+        last[mine] = cost;
+      }
+    });
+    for (size_t rank = 0; rank < last.size(); ++rank) {
+      CHECK(last[rank].slowest_rank == kSlow);
+      CHECK(last[rank].slowest_ms > 50);
+      CHECK(last[rank].slowest_ms < 2000);
+      if (rank != kSlow) CHECK(last[rank].exposed_comm_ms > 50);
+    }
+    if (row.steps < SlowRanks::kSteps) continue;
+    REQUIRE(said[0].size() == 1);
+    CHECK(said[0][0].find("warning: rank 1 on host ") == 0);
+    CHECK(said[0][0].find(" longer than the median of the others for 20 steps") !=
+          std::string::npos);
+  }
+}
+
+}  // namespace speed_test

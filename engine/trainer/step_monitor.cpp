@@ -1,0 +1,129 @@
+#include "engine/trainer/step_monitor.h"
+
+#include <ATen/ops/full.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <utility>
+
+#include "engine/base/clock.h"
+#include "sdk/base/waited.h"
+
+namespace meshwright::train {
+
+double median_of(std::vector<double> values) {
+  if (values.empty()) return kUnknown;
+  const auto middle = values.begin() + static_cast<ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  const double upper = *middle;
+  return values.size() % 2 == 1 ? upper : (*std::max_element(values.begin(), middle) + upper) / 2;
+}
+
+double z_score(const std::vector<double>& values, double value) {
+  if (values.size() < kFewest || !std::isfinite(value)) return kUnknown;
+  const double median = median_of(values);
+  std::vector<double> away = values;
+  for (double& one : away) one = std::abs(one - median);
+  const double deviation = std::max(1.4826 * median_of(std::move(away)), 1e-3 * std::abs(median));
+  return (value - median) / deviation;  // NaN where all were 0 and this is, too
+}
+
+StepMonitor::StepMonitor(std::optional<double> skip_above, const World& world)
+    : skip_above_(skip_above),
+      rank_(world.rank()),
+      slots_(world.size() > 1 && world.device().is_cpu() ? world.size() : 0),
+      on_cpu_(world.device().is_cpu()) {}
+
+void StepMonitor::begin_step() {
+  facts_ = {};
+  since_ = began_ = Clock::now();
+  waited_since_ = waited_began_ = detail::waited_ns();
+}
+
+double StepMonitor::work() {
+  const int64_t waited = detail::waited_ns();
+  const double out = base::ms_since(std::exchange(since_, Clock::now())) -
+                     static_cast<double>(waited - std::exchange(waited_since_, waited)) / 1e6;
+  return std::max(out, 0.0);
+}
+
+void StepMonitor::write_work(double* slots) {
+  // What a rank needs for its update is found out with the next step's sums.
+  const double mine = work() + std::exchange(after_sums_, kUnknown);
+  slots[rank_] = std::isfinite(mine) ? mine : 0;
+}
+
+void StepMonitor::read_work(const double* slots) {
+  since_ = Clock::now();
+  waited_since_ = detail::waited_ns();
+  // In the first step after the start there is no update of a step before.
+  if (std::all_of(slots, slots + slots_, [](double ms) { return ms > 0; }))
+    facts_.work_ms.assign(slots, slots + slots_);
+}
+
+void StepMonitor::end_step() {
+  after_sums_ = work();
+  if (on_cpu_) facts_.waited_ms = static_cast<double>(detail::waited_ns() - waited_began_) / 1e6;
+}
+
+std::string StepMonitor::reason(const StepResult& result) const {
+  auto one = [&](const char* what, double value, double z,
+                 const std::vector<double>& usual) -> std::string {
+    char text[200];
+    if (!std::isfinite(value)) {
+      std::snprintf(text, sizeof text, "the %s is %s", what,
+                    std::isnan(value) ? "nan" : "infinite");
+      return text;
+    }
+    if (!(z > *skip_above_)) return {};
+    std::snprintf(text, sizeof text,
+                  "the %s %.4g is %.1f standard deviations above %.4g, the median of the last %zu "
+                  "steps",
+                  what, value, z, median_of(usual), usual.size());
+    return text;
+  };
+  std::string loss = one("loss", result.loss, facts_.loss_z, history_.losses);
+  return loss.empty()
+             ? one("gradient norm", result.grad_norm, facts_.grad_norm_z, history_.grad_norms)
+             : loss;
+}
+
+bool StepMonitor::judge(const StepResult& result, World& world) {
+  facts_.loss_z = z_score(history_.losses, result.loss);
+  facts_.grad_norm_z = z_score(history_.grad_norms, result.grad_norm);
+  if (skip_above_) {
+    facts_.why = reason(result);
+    facts_.skipped = !facts_.why.empty();
+    if (world.size() > 1) {
+      at::Tensor skip = at::full({1}, rank_ == 0 && facts_.skipped ? 1 : 0,
+                                 at::TensorOptions().dtype(at::kDouble).device(world.device()));
+      world.everyone()->all_reduce(skip, ReduceOp::max, /*control=*/true).wait();
+      facts_.skipped = skip.item<double>() > 0;
+    }
+  }
+  remember(result);
+  return facts_.skipped;
+}
+
+void StepMonitor::remember(const StepResult& result) {
+  if (facts_.skipped) {
+    ++history_.left_out;
+    if (++history_.in_a_row < kMostInARow) return;
+    history_.in_a_row = 0;
+    history_.losses.clear();
+    history_.grad_norms.clear();
+    facts_.starts_anew = true;
+    return;
+  }
+  history_.in_a_row = 0;
+  auto add = [](std::vector<double>& window, double value) {
+    if (!std::isfinite(value)) return;
+    while (window.size() >= kWindow) window.erase(window.begin());
+    window.push_back(value);
+  };
+  add(history_.losses, result.loss);
+  add(history_.grad_norms, result.grad_norm);
+}
+
+}  // namespace meshwright::train
