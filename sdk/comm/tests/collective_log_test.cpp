@@ -161,8 +161,8 @@ TEST_CASE("writing a collective down costs well below a microsecond") {
     best = std::min(best, (now() - begin) / kTimes);
   }
   MESSAGE("a collective's entry: ", best, " ns");
-  CHECK(best <
-        1000);  // about 115 where it has the processor, 83 of them for three looks at the clock
+  // About 115 where it has the processor, 83 of them for three looks at the clock.
+  CHECK(best < 1000);
 }
 
 }  // namespace collective_log_test
