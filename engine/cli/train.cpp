@@ -14,6 +14,7 @@
 #include "engine/launch/exit_status.h"
 #include "engine/launch/run_folder.h"
 #include "engine/loader/guard.h"
+#include "engine/postmortem/verdict.h"
 #include "engine/train/run.h"
 
 namespace meshwright::cli {
@@ -119,6 +120,10 @@ int run_locally(Call& call, const plan::Job& job, launch::LocalJob local) {
     std::vector<checkpoint::Found> found = checkpoint::find_all(checkpoints);
     return found.empty() ? std::string("from the start")
                          : "from " + found.back().path.filename().string();
+  };
+  local.begins = [folder] { base::remove_tree(folder / postmortem::kFolder); };
+  local.verdict = [folder](const std::vector<int64_t>& stopped) {
+    return postmortem::write_verdict(folder, stopped).told();
   };
   std::error_code failed;
   fs::create_directories(local.log_folder, failed);

@@ -6,7 +6,10 @@
 #include <cuda_runtime_api.h>
 
 #include <cstdlib>
+#include <functional>
+#include <mutex>
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
+#include <utility>
 
 #include "engine/cuda/own_kernels.h"
 #include "meshwright/export.h"
@@ -79,6 +82,56 @@ void reset_peak(int64_t device) {
   c10::cuda::CUDACachingAllocator::resetPeakStats(index_of(device));
 }
 
+// LibTorch's observers stay.
+struct Observer {
+  std::mutex mutex;
+  bool attached = false;
+  std::function<void(int64_t)> hear;
+};
+Observer& observer() {
+  static auto* one = new Observer;  // allocations come from threads that outlive main
+  return *one;
+}
+
+void on_out_of_memory(std::function<void(int64_t)> hear) {
+  const std::lock_guard lock(observer().mutex);
+  observer().hear = std::move(hear);
+  if (std::exchange(observer().attached, true)) return;
+  c10::cuda::CUDACachingAllocator::attachOutOfMemoryObserver(
+      [](int64_t /*device*/, size_t wanted, size_t /*total*/, size_t /*free*/) {
+        const std::lock_guard within(observer().mutex);
+        if (observer().hear) observer().hear(static_cast<int64_t>(wanted));
+      });
+}
+
+std::string memory_snapshot(int64_t device) {
+  auto number = [](size_t value) { return std::to_string(value); };
+  auto flag = [](bool value) { return value ? "true" : "false"; };
+  size_t free = 0, total = 0;
+  if (cudaMemGetInfo(&free, &total) != cudaSuccess) free = total = 0;
+  std::string out = "{\"device\":" + std::to_string(device) + ",\"free\":" + number(free) +
+                    ",\"total\":" + number(total) + ",\"segments\":[";
+  const char* between = "\n";
+  for (const auto& segment : c10::cuda::CUDACachingAllocator::snapshot().segments) {
+    if (segment.device != index_of(device)) continue;
+    out += between + std::string("{\"address\":") + number(segment.address) +
+           ",\"total_size\":" + number(segment.total_size) +
+           ",\"allocated_size\":" + number(segment.allocated_size) +
+           ",\"active_size\":" + number(segment.active_size) +
+           ",\"is_large\":" + flag(segment.is_large) + ",\"blocks\":[";
+    between = ",\n";
+    const char* comma = "";
+    for (const auto& block : segment.blocks) {
+      out += comma + std::string("{\"size\":") + number(block.size) +
+             ",\"requested_size\":" + number(block.requested_size) +
+             ",\"allocated\":" + flag(block.allocated) + ",\"active\":" + flag(block.active) + "}";
+      comma = ",";
+    }
+    out += "]}";
+  }
+  return out + "]}\n";
+}
+
 }  // namespace
 
 }  // namespace meshwright::cuda
@@ -86,7 +139,8 @@ void reset_peak(int64_t device) {
 extern "C" MESHWRIGHT_API const meshwright::cuda::CudaPart* meshwright_cuda_part() {
   using namespace meshwright::cuda;
   offer_own_kernels();
-  static const CudaPart part{device_count, device_name, use_device, make_nccl,   synchronize,
-                             live_bytes,   peak_bytes,  reset_peak, device_uuid, device_address};
+  static const CudaPart part{device_count,     device_name,     use_device,  make_nccl,
+                             synchronize,      live_bytes,      peak_bytes,  reset_peak,
+                             on_out_of_memory, memory_snapshot, device_uuid, device_address};
   return &part;
 }

@@ -9,6 +9,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <string>
 
 namespace c10d {
@@ -34,6 +35,11 @@ struct CudaPart {
   int64_t (*live_bytes)(int64_t device);
   int64_t (*peak_bytes)(int64_t device);
   void (*reset_peak)(int64_t device);
+  // Hears of an allocation that finds no memory, before that throws, and how much was asked for;
+  // empty: nobody.
+  void (*on_out_of_memory)(std::function<void(int64_t wanted)> hear);
+  // What LibTorch's allocator has on a device: segments and their blocks, as JSON.
+  std::string (*memory_snapshot)(int64_t device);
   std::string (*device_uuid)(int64_t device);  // the same for all processes that see the device
   // On its host's bus. NCCL tells devices apart by it; instances of one GPU (MIG) have it in
   // common.

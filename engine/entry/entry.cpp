@@ -2,6 +2,7 @@
 #include <c10/util/Logging.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
@@ -14,6 +15,7 @@
 #include "engine/evaluate/running/evaluate_rank.h"
 #include "engine/generate/generate_here.h"
 #include "engine/generate/running/generate_rank.h"
+#include "engine/postmortem/verdict.h"
 #include "engine/rendezvous/ending.h"
 #include "engine/report/report.h"
 #include "engine/report/torchrun.h"
@@ -47,9 +49,15 @@ int run_guarded(const Work& work, const std::filesystem::path& log) {
     std::fflush(nullptr);
     ending.tell(error);
     int status = exit_status(error.code());
-    if (!log.empty())
-      base::append_line(log, report::format_error({}, error) + "rank 0 failed with exit status " +
-                                 std::to_string(status));
+    if (log.empty()) return status;
+    base::append_line(log, report::format_error({}, error) + "rank 0 failed with exit status " +
+                               std::to_string(status));
+    // No launcher of ours judges: who leads does, after a moment for the others' records.
+    postmortem::wait_for_all(log.parent_path(), std::chrono::seconds(1));
+    if (std::string told = postmortem::write_verdict(log.parent_path()).told(); !told.empty()) {
+      std::fputs(told.c_str(), stderr);
+      base::append_line(log, told);
+    }
     return status;
   };
   quiet_libtorch();

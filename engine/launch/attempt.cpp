@@ -10,14 +10,12 @@
 #include "engine/base/read_file.h"
 #include "engine/launch/exit_status.h"
 #include "engine/launch/signals.h"
+#include "engine/launch/wish.h"
 #include "meshwright/error.h"
 
 namespace meshwright::launch {
 
 namespace {
-
-// Ends a rank that is not at fault. None takes it as the wish to save.
-constexpr int kEnd = SIGUSR2;
 
 int code_of(int status) {
   return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
@@ -176,13 +174,16 @@ void Attempt::judge() {
 }
 
 // "rank 1 (process 4242) is", "ranks 1 (...), 3 (...) are"; empty: none.
-std::string Attempt::stopped_ranks() const {
+std::string Attempt::stopped_ranks() {
   std::string out;
   int count = 0;
-  for (const Rank& rank : ranks_)
-    if (!rank.ended && is_stopped(rank.process.pid) && count++ < 8)
+  for (const Rank& rank : ranks_) {
+    if (rank.ended || !is_stopped(rank.process.pid)) continue;
+    stopped_.push_back(rank.number);
+    if (count++ < 8)
       out += (out.empty() ? "" : ", ") + std::to_string(rank.number) + " (process " +
              std::to_string(rank.process.pid) + ")";
+  }
   return count == 0 ? "" : (count == 1 ? "rank " : "ranks ") + out + (count == 1 ? " is" : " are");
 }
 
@@ -240,6 +241,8 @@ void Attempt::aftermath() {
     sink_.err("(" + std::to_string(silent) + (silent == 1 ? " more rank" : " more ranks") +
               " ended with the same or a similar message" +
               (job_.log_folder.empty() ? "" : "; all are in " + job_.log_folder.string()) + ")\n");
+  if (const std::string verdict = job_.verdict ? job_.verdict(stopped_) : ""; !verdict.empty())
+    tell(job_, sink_, verdict);
 }
 
 int Attempt::result() const {

@@ -6,6 +6,7 @@
 #include <deque>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "engine/launch/output.h"
 #include "engine/launch/spawn.h"
@@ -46,7 +47,7 @@ class Attempt {
   bool excused(const Rank& rank) const;
   bool ended_silently(const Rank& rank) const;
   const Rank* at_fault() const;
-  std::string stopped_ranks() const;
+  std::string stopped_ranks();
   void announce(const Rank& fault, const std::string& stopped);
   void aftermath();
   void signal_all(int number);
@@ -60,6 +61,7 @@ class Attempt {
   std::optional<Clock::time_point> first_failure_, told_, killed_;
   const Rank* fault_ = nullptr;  // decided when the others are told to end
   std::string fault_words_;
+  std::vector<int64_t> stopped_;  // when the others were told to end
 };
 
 }  // namespace meshwright::launch

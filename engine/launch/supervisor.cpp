@@ -34,6 +34,7 @@ int run_local_ranks(const LocalJob& job) {
   std::chrono::milliseconds pause{0};
   for (int64_t restart = 0;; ++restart) {
     Clock::time_point started = Clock::now();
+    if (job.begins) job.begins();
     Attempt attempt(job, sink, restart);
     attempt.run();
     code = attempt.result();

@@ -27,6 +27,11 @@ struct LocalJob {
       continues;  // where ranks that start again go on from: "from step_00000050"; none: not said
   std::function<void(const std::string& lines)>
       record;  // hears of failures, restarts and signals beside the user; may be absent
+  // Called before the ranks start, each time; may be absent.
+  std::function<void()> begins = {};
+  // What the ranks left that says more of their end, as lines; empty: nothing. Called when all have
+  // ended, with the ranks that were seen to be stopped; may be absent.
+  std::function<std::string(const std::vector<int64_t>& stopped)> verdict = {};
   int out_fd = 1, err_fd = 2;
   int lock_fd = -1;  // of the run folder's lock: every rank holds it too, as MESHWRIGHT_RUN_LOCK
 };

@@ -7,6 +7,8 @@
 namespace meshwright::launch {
 
 inline constexpr int kWishes[] = {SIGINT, SIGHUP, SIGTERM, SIGUSR1};
+// From the launcher to a rank that is not at fault: it ends. None takes it as the wish to save.
+inline constexpr int kEnd = SIGUSR2;
 
 // Whether a signal repeats the wish that `first` told so many milliseconds ago, instead of asking
 // for an end at once. A batch system signals every process of a job, and our launcher passes on

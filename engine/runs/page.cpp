@@ -51,7 +51,8 @@ class Page {
 
   std::string html(const std::string& made) {
     const std::string title = many_ ? format("%zu runs", runs_.size()) : runs_[0].name;
-    const std::string body = summary() + charts() + differences() + sections() + events();
+    const std::string body =
+        summary() + charts() + differences() + sections() + events() + verdicts();
     return "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\n"
            "<meta name=\"viewport\" content=\"width=device-width,initial-scale=1\">\n<title>" +
            escaped(title) + " · Meshwright</title>\n<link rel=\"icon\" href=\"data:,\">\n<style>" +
@@ -377,6 +378,22 @@ class Page {
              " of checkpoints.</p>\n";
     return out +
            html_table(rows, many_ ? std::vector<size_t>{2} : std::vector<size_t>{1}, "events");
+  }
+
+  // What the ranks' last collectives say of an end in an error.
+  std::string verdicts() const {
+    std::string out;
+    for (size_t i = 0; i < runs_.size(); ++i) {
+      const RunRecord& run = runs_[i];
+      if (run.verdict.sentences.empty()) continue;
+      std::string items;
+      for (const std::string& sentence : run.verdict.sentences)
+        items += "<li>" + escaped(sentence) + "</li>\n";
+      out += (many_ ? "<p>" + called(i) + "</p>\n" : "") + "<ul class=\"verdict\">" + items +
+             "</ul>\n<p class=\"dim\">The last collectives of each rank are in <code>" +
+             escaped((run.folder / postmortem::kFolder).string()) + "</code>.</p>\n";
+    }
+    return out.empty() ? "" : "<h2>Where the ranks were at the end</h2>\n" + out;
   }
 
   const std::vector<RunRecord>& runs_;

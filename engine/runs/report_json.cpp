@@ -59,6 +59,9 @@ json::object run_json(const RunRecord& run) {
                                  {"rest_us", rank.rest},
                                  {"messages_us", rank.communicating}});
   for (const std::string& problem : run.problems) problems.emplace_back(report::printable(problem));
+  json::array verdict;
+  for (const std::string& sentence : run.verdict.sentences)
+    verdict.emplace_back(report::printable(sentence));
   return {{"run", report::printable(run.name)},
           {"state", facts.state},
           {"completed_steps", run.steps()},
@@ -72,6 +75,9 @@ json::object run_json(const RunRecord& run) {
           {"checkpoints", checkpoints},
           {"times", times},
           {"events", events},
+          {"verdict", json::object{{"sentences", verdict},
+                                   {"awaited_ranks", json::array(run.verdict.ranks.begin(),
+                                                                 run.verdict.ranks.end())}}},
           {"problems", problems}};
 }
 

@@ -54,7 +54,7 @@ bool is_start(std::string_view line) {
 std::optional<Kind> kind_of(std::string_view line) {
   if (line.starts_with("error[")) return Kind::fault;
   if (line.starts_with("warning: ")) return Kind::warning;
-  if (line.starts_with("notice: ")) return Kind::notice;
+  if (line.starts_with("notice: ") || line.starts_with("verdict: ")) return Kind::notice;
   if (line.starts_with("continues after step ")) return Kind::resume;
   if (line.starts_with("continues with ")) return Kind::resume;
   if (line.starts_with("restart ") || line.starts_with("no restart is left")) return Kind::restart;

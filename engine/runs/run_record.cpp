@@ -159,6 +159,8 @@ RunRecord read_run(const fs::path& folder) {
   out.settings = read_settings(folder / "config.resolved.toml", out.problems);
   out.checkpoints = read_checkpoints(folder / "checkpoints", out.problems);
   out.times = read_traces(folder / "trace", out.problems);
+  out.verdict = postmortem::judge_run(folder);
+  out.problems.insert(out.problems.end(), out.verdict.problems.begin(), out.verdict.problems.end());
   return out;
 }
 

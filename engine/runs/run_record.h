@@ -12,6 +12,7 @@
 
 #include "engine/checkpoint/listing.h"
 #include "engine/config/differences.h"
+#include "engine/postmortem/verdict.h"
 #include "engine/runs/series.h"
 
 namespace meshwright::runs {
@@ -79,6 +80,7 @@ struct RunRecord {
   std::vector<config::Setting> settings;           // config.resolved.toml
   std::vector<checkpoint::Listed> checkpoints;
   std::vector<RankTimes> times;
+  postmortem::Verdict verdict;        // of an end in an error; without sentences: there was none
   std::vector<std::string> problems;  // what is missing or broken, a sentence each
 
   int64_t steps() const;  // complete

@@ -168,11 +168,22 @@ std::string events(const Style& style, const std::vector<RunRecord>& runs) {
                           : heading(style, "What happened") + report::table(style, rows, right);
 }
 
+std::string verdicts(const Style& style, const std::vector<RunRecord>& runs) {
+  std::string out;
+  for (size_t i = 0; i < runs.size(); ++i)
+    for (const std::string& sentence : runs[i].verdict.sentences)
+      for (const std::string& line :
+           report::wrap((runs.size() > 1 ? letter_of(i) + ": " : "") + report::printable(sentence),
+                        static_cast<size_t>(style.width)))
+        out += line + "\n";
+  return out.empty() ? "" : heading(style, "Where the ranks were at the end") + out;
+}
+
 }  // namespace
 
 std::string text_report(const Style& style, const std::vector<RunRecord>& runs) {
   return summary(style, runs) + plots(style, runs) + differences(style, runs) + times(style, runs) +
-         checkpoints(style, runs) + events(style, runs);
+         checkpoints(style, runs) + events(style, runs) + verdicts(style, runs);
 }
 
 }  // namespace meshwright::runs

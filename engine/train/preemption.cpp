@@ -73,7 +73,7 @@ Preemption::~Preemption() {
 
 bool Preemption::asked() const { return g_signal.load() != 0; }
 
-std::string Preemption::signal() const {
+std::string Preemption::signal() {
   int number = g_signal.load();
   return number == 0 ? "" : "SIG" + std::string(::sigabbrev_np(number));
 }

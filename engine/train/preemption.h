@@ -26,7 +26,7 @@ class Preemption {
   Preemption& operator=(const Preemption&) = delete;
   bool asked() const;
   // "SIGTERM"; empty: none came.
-  std::string signal() const;
+  static std::string signal();
   // The handlers stay until the process ends, which is soon: a wish told twice must not end it
   // otherwise after it has been granted.
   void stay() { stays_ = true; }

@@ -15,7 +15,9 @@
 
 #include "engine/checkpoint/export.h"
 #include "engine/train/batches.h"
+#include "engine/train/comm_trace.h"
 #include "engine/train/generators.h"
+#include "engine/train/memory_report.h"
 #include "engine/train/preemption.h"
 #include "engine/train/reporter.h"
 #include "engine/train/resume.h"
@@ -39,6 +41,10 @@ class Run {
   Run(const RunOptions& options, std::filesystem::path& log);
   // All of it, as the program runs it. Returns 0, or launch::kPreempted.
   int go(rendezvous::Ending& together);
+  // What this rank had under way is written down, while the run is still whole, and where memory
+  // ended, the error says what held it.
+  void left_by(Error& error) noexcept;
+  void ended_well() noexcept;
 
   // Its parts. open() joins the other ranks, takes the run's folder, and finds what the run
   // continues; false: all its steps are done.
@@ -67,6 +73,7 @@ class Run {
   int64_t seq_len() const { return data_.train.config.seq_len; }
 
  private:
+  int steps(rendezvous::Ending& together);
   void open_data();
   void make_trainer();
   void load();
@@ -114,6 +121,7 @@ class Run {
   std::string pretrained_;
   std::filesystem::path config_file_, run_path_, checkpoints_;
   std::shared_ptr<World> world_;
+  std::optional<CommTrace> comm_trace_;
   bool leader_ = false;
   std::optional<MemoryMeter> memory_;
   std::unique_ptr<base::RunLock> lock_;
@@ -121,6 +129,7 @@ class Run {
   std::optional<Model> model_;
   RunData data_;
   std::unique_ptr<Trainer> trainer_;
+  std::optional<MemoryReport> memory_report_;
   double loading_ms_ = 0;
   std::string aside_;  // where checkpoints are now that the run does not continue
   Reporter reporter_;

@@ -74,7 +74,10 @@ bool Run::open(rendezvous::Ending& together) {
   memory_.emplace(world_->device());
   lock_ = lock_run(*world_, run_path_, options_.tell, lost_);
   if (lock_) log_ = run_path_ / "run.log";
+  if (leader_) CommTrace::clear(run_path_);
   check_shared(*world_, run_path_);
+  comm_trace_.emplace(*world_, run_path_);
+  memory_report_.emplace(*memory_, *world_, run_path_);
   beginning_ = begin_run(job_, *world_, checkpoints_);
   all_done_ = from() != nullptr && from()->meta().step >= max_steps_;
   if (!all_done_) return true;
@@ -107,6 +110,7 @@ void Run::make_trainer() {
                                            : table("step_scheduler").get_int("local_batch_size"),
                 tokens = rows * data_.train.config.seq_len;
   trainer_ = std::make_unique<Trainer>(job_, world_, model_->module(), model_->outline, tokens);
+  memory_report_->model_is(*trainer_);
   seed_generator(0);
 }
 
@@ -395,7 +399,7 @@ void Run::save(SaveReason reason) {
 
 int Run::finish() {
   const std::string wish =
-      preemption_ && preemption_->asked() ? preemption_->signal() : "a signal to another rank";
+      preemption_ && preemption_->asked() ? Preemption::signal() : "a signal to another rank";
   if (stopped_)
     preemption_->stay();
   else
@@ -449,26 +453,6 @@ void Run::say_done(const std::string& sample) {
                 (max_steps_ == 1 ? " step in " : " steps in ") +
                 report::human_duration(base::ms_since(started_) / 1000) + "; results in " +
                 reporter_.folder().string());
-}
-
-int Run::go(rendezvous::Ending& together) {
-  if (!open(together)) {
-    if (leader_) {
-      const std::string text =
-          finished_text(from()->folder(), from()->meta().step, max_steps_, options_.command);
-      std::fputs(text.c_str(), stdout);
-      std::fflush(stdout);
-    }
-    return 0;
-  }
-  prepare();
-  preemption_.emplace(/*speaks=*/leader_);
-  train();
-  return finish();
-}
-
-int run_rank(const RunOptions& options, rendezvous::Ending& together, fs::path& log) {
-  return Run(options, log).go(together);
 }
 
 }  // namespace meshwright::train

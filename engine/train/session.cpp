@@ -84,6 +84,7 @@ class Running : public Session {
   void finish() override {
     together([&](Run& run) {
       run.finish();
+      run.ended_well();
       ending_.finish();
     });
     run_.reset();
@@ -117,7 +118,8 @@ class Running : public Session {
 
   // The connections are closed before the others hear why.
   [[noreturn]] void give_up() {
-    const Error error = error_being_handled();
+    Error error = error_being_handled();
+    if (run_) run_->left_by(error);
     run_.reset();
     why_over_ = "has failed";
     if (!log_.empty()) base::append_line(log_, report::format_error({}, error));

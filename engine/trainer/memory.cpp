@@ -16,6 +16,7 @@ namespace meshwright::train {
 // drops a tensor when it is done with it.
 struct MemoryCounter {
   std::atomic<int64_t> live{0}, peak{0};
+  std::function<void(int64_t)> exhausted;  // of the thread that counts
   void add(int64_t bytes) {
     const int64_t now = live.fetch_add(bytes, std::memory_order_relaxed) + bytes;
     int64_t most = peak.load(std::memory_order_relaxed);
@@ -42,7 +43,14 @@ class CountingAllocator final : public c10::Allocator {
     (void)ours;
   }
   c10::DataPtr allocate(size_t bytes) override {
-    c10::DataPtr memory = below_->allocate(bytes);
+    c10::DataPtr memory;
+    try {
+      memory = below_->allocate(bytes);
+    } catch (...) {
+      if (counter_of_thread && counter_of_thread->exhausted)
+        counter_of_thread->exhausted(static_cast<int64_t>(bytes));
+      throw;
+    }
     const c10::Device device = memory.device();
     void* at = memory.release_context();
     if (at != nullptr && counter_of_thread) {
@@ -96,7 +104,10 @@ struct MemoryMeter::Impl {
     outer = std::exchange(counter_of_thread, counter);
   }
   ~Impl() {
-    if (!cuda) counter_of_thread = std::move(outer);
+    if (cuda)
+      cuda->on_out_of_memory({});
+    else
+      counter_of_thread = std::move(outer);
   }
   Impl(const Impl&) = delete;
   Impl& operator=(const Impl&) = delete;
@@ -118,6 +129,16 @@ void MemoryMeter::reset_peak() {
     impl_->cuda->reset_peak(impl_->device.index());
   else
     impl_->counter->peak = impl_->counter->live.load();
+}
+
+void MemoryMeter::on_exhausted(std::function<void(int64_t)> hear) {
+  if (impl_->cuda)
+    impl_->cuda->on_out_of_memory(std::move(hear));
+  else
+    impl_->counter->exhausted = std::move(hear);
+}
+std::string MemoryMeter::snapshot() const {
+  return impl_->cuda ? impl_->cuda->memory_snapshot(impl_->device.index()) : std::string();
 }
 
 }  // namespace meshwright::train

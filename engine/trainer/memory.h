@@ -5,7 +5,9 @@
 #include <c10/core/Device.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <string>
 
 namespace meshwright::train {
 
@@ -18,6 +20,11 @@ class MemoryMeter {
   int64_t live() const;
   int64_t peak() const;
   void reset_peak();
+  // Hears of an allocation that finds no memory, before that throws, and how much was asked for.
+  // On the CPU of this thread's. Empty: nobody.
+  void on_exhausted(std::function<void(int64_t wanted)> hear);
+  // What the device's allocator has, as JSON; empty on the CPU.
+  std::string snapshot() const;
 
  private:
   struct Impl;

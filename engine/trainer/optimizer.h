@@ -53,6 +53,8 @@ class Optimizer {
   // What is updated of a group: its main weights, made from the values when they are first asked
   // for, or the values themselves.
   at::Tensor weights(const std::vector<FlatParameterGroup>& groups, size_t group);
+  // Those that were made: one per group, or undefined.
+  const std::vector<at::Tensor>& main_weights() const { return main_; }
   // Writes main weights that somebody has filled into the values;
   // ParallelModel::after_optimizer_step() is the caller's.
   void round_weights(const std::vector<FlatParameterGroup>& groups);

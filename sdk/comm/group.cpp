@@ -28,7 +28,16 @@ void Work::wait() {
   const Group::Impl& group = GroupAccess::of(*group_);
   int64_t waited_from = group.trace->enabled ? group.moment() : 0;
   std::unique_ptr<Flight> flight = std::move(flight_);
-  GroupAccess::guarded(group, op_, bytes_, flight->awaited(), [&] { flight->wait(); });
+  group.log->mark(begin_, detail::CollectiveState::waiting);
+  try {
+    GroupAccess::guarded(group, op_, bytes_, flight->awaited(), [&] { flight->wait(); });
+  } catch (...) {
+    group.log->mark(begin_, detail::CollectiveState::failed);
+    throw;
+  }
+  // On a device it has not ended: the watchdog sees that.
+  group.log->mark(begin_, group.watchdog ? detail::CollectiveState::queued
+                                         : detail::CollectiveState::completed);
   if (group.watchdog)
     for (const auto& handle : flight->handles()) group.watchdog->waited(handle, group.device);
   show(waited_from);
@@ -42,7 +51,7 @@ void Work::show(int64_t waited_from) const {
   if (!group.trace->enabled || waited_from == 0) return;
   std::string name = group.place->axis + " " + op_;
   int64_t now = group.moment();
-  if (!shown_) group.trace->span(lane_, name, begin_, now);
+  if (!shown_) group.trace->span(lane_, name, group.log->moment_of(begin_), now);
   group.trace->span(Trace::Lane::other, "wait for " + name, waited_from, now);
 }
 
@@ -54,18 +63,20 @@ void GroupAccess::account(const Group::Impl& group, const char* op, int64_t sent
 }
 
 Work GroupAccess::under_way(const Group& group, const char* op, int64_t bytes, int64_t began,
-                            bool control, std::unique_ptr<Flight> flight) {
+                            int64_t ticket, bool control, std::unique_ptr<Flight> flight) {
   const Group::Impl& g = of(group);
+  g.log->mark(ticket, CollectiveState::under_way);
   Work out;
   out.group_ = &group;
   out.op_ = op;
   out.bytes_ = bytes;
-  out.begin_ = began;
+  out.begin_ = ticket;
   out.lane_ = control                                ? Trace::Lane::other
               : std::string_view(op) == "all_gather" ? Trace::Lane::gather
                                                      : Trace::Lane::reduce;
   if (g.watchdog)
-    for (const auto& handle : flight->handles()) g.watchdog->add(handle, g.place, op, bytes);
+    for (const auto& handle : flight->handles())
+      g.watchdog->add(handle, g.place, op, bytes, ticket);
   if (began != 0) {
     // send and recv have no future: their bar ends when they are waited for.
     for (const auto& handle : flight->handles()) {
@@ -170,8 +181,13 @@ Work Group::send_receive(std::span<const PeerMessage> messages) {
   for (const PeerMessage& message : messages)
     if (message.way == PeerMessage::Way::send)
       GroupAccess::account(*impl_, "send", static_cast<int64_t>(message.tensor.nbytes()), false);
-  return GroupAccess::begin(*this, "send_receive", bytes, /*sent=*/-1,
-                            [&](Transport& t) { return t.send_receive(messages); });
+  return GroupAccess::exchange(
+      *this, bytes, [&](Transport& t) { return t.send_receive(messages); },
+      [&](detail::CollectiveLog& log, int64_t ticket) {
+        for (const PeerMessage& message : messages)
+          log.message(ticket, impl_->logged_as, message.peer, message.way == PeerMessage::Way::send,
+                      static_cast<int64_t>(message.tensor.nbytes()));
+      });
 }
 
 void Group::barrier() {

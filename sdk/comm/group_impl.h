@@ -2,9 +2,11 @@
 #pragma once
 
 #include <memory>
+#include <utility>
 
 #include "meshwright/parallel/group.h"
 #include "meshwright/parallel/transport.h"
+#include "sdk/base/collective_log.h"
 #include "sdk/base/waited.h"
 #include "watchdog.h"
 
@@ -17,6 +19,8 @@ struct Group::Impl {
   std::shared_ptr<Transport> transport;  // null: a group of one
   std::shared_ptr<TrafficCounter> traffic;
   std::shared_ptr<Trace> trace;
+  std::shared_ptr<detail::CollectiveLog> log;
+  size_t logged_as = 0;  // the group's place in the log
   std::shared_ptr<detail::Watchdog>
       watchdog;  // set: collectives run on the device, and wait() orders its stream only
   // On a device, while tracing: the end of the latest collective.
@@ -28,6 +32,12 @@ struct Group::Impl {
 
 namespace detail {
 
+// What a World makes its trace of: the public layouts have no room for more.
+struct TraceAndLog : Trace {
+  using Trace::Trace;
+  CollectiveLog log;
+};
+
 struct GroupAccess {
   static const Group::Impl& of(const Group& group) { return *group.impl_; }
   static const Flight* flight(const Work& work) { return work.flight_.get(); }
@@ -35,7 +45,16 @@ struct GroupAccess {
   // errors. payload: bytes of the tensors; sent: those that leave this rank, -1: counted already.
   template <class F>
   static Work begin(const Group& group, const char* op, int64_t payload, int64_t sent, F&& launch,
-                    bool control = false);
+                    bool control = false) {
+    return begin_logged(group, op, payload, sent, launch, control, /*collective=*/true,
+                        [](CollectiveLog&, int64_t) {});
+  }
+  // The same for messages to or from single ranks, which `tell(log, ticket)` tells the log of.
+  template <class F, class Tell>
+  static Work exchange(const Group& group, int64_t payload, F&& launch, Tell&& tell) {
+    return begin_logged(group, "send_receive", payload, /*sent=*/-1, launch, /*control=*/false,
+                        /*collective=*/false, tell);
+  }
   // Calls f and turns what transports throw into our errors. `awaited`: the place in the group
   // whose turn it was; -1: not known.
   template <class F>
@@ -45,8 +64,11 @@ struct GroupAccess {
   static void account(const Group::Impl& group, const char* op, int64_t sent, bool control);
 
  private:
+  template <class F, class Tell>
+  static Work begin_logged(const Group& group, const char* op, int64_t payload, int64_t sent,
+                           F&& launch, bool control, bool collective, Tell&& tell);
   static Work under_way(const Group& group, const char* op, int64_t bytes, int64_t began,
-                        bool control, std::unique_ptr<Flight> flight);
+                        int64_t ticket, bool control, std::unique_ptr<Flight> flight);
 };
 
 template <class F>
@@ -72,15 +94,24 @@ auto GroupAccess::guarded(const Group::Impl& group, const char* op, int64_t byte
   }
 }
 
-template <class F>
-Work GroupAccess::begin(const Group& group, const char* op, int64_t payload, int64_t sent,
-                        F&& launch, bool control) {
+template <class F, class Tell>
+Work GroupAccess::begin_logged(const Group& group, const char* op, int64_t payload, int64_t sent,
+                               F&& launch, bool control, bool collective, Tell&& tell) {
   const Group::Impl& g = of(group);
   if (sent >= 0) account(g, op, sent, control);
   int64_t began = g.trace->enabled ? g.moment() : 0;
   if (g.watchdog) g.watchdog->check();
-  return under_way(group, op, payload, began, control,
-                   guarded(g, op, payload, -1, [&] { return launch(*g.transport); }));
+  const int64_t ticket =
+      g.log->begin(g.logged_as, op, payload, began, collective, &Purpose::write_now);
+  tell(*g.log, ticket);
+  std::unique_ptr<Flight> flight;
+  try {
+    flight = guarded(g, op, payload, -1, [&] { return launch(*g.transport); });
+  } catch (...) {
+    g.log->mark(ticket, CollectiveState::failed);
+    throw;
+  }
+  return under_way(group, op, payload, began, ticket, control, std::move(flight));
 }
 
 }  // namespace detail

@@ -469,9 +469,11 @@ bool maps_message(const Group& group, int64_t peer, int64_t bytes) {
 
 Work receive_in_place(Group& group, int64_t peer, int64_t count, at::ScalarType type) {
   const int64_t bytes = count * static_cast<int64_t>(c10::elementSize(type));
-  return GroupAccess::begin(group, "send_receive", bytes, /*sent=*/-1, [&](Transport&) {
-    return mapped(group).receive_in_place(peer, count, type);
-  });
+  return GroupAccess::exchange(
+      group, bytes, [&](Transport&) { return mapped(group).receive_in_place(peer, count, type); },
+      [&](CollectiveLog& log, int64_t ticket) {
+        log.message(ticket, GroupAccess::of(group).logged_as, peer, /*sent=*/false, bytes);
+      });
 }
 
 Tensor stage(Group& group, int64_t count, at::ScalarType type) {

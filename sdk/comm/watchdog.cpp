@@ -9,30 +9,11 @@
 #include "c10d_flight.h"
 #include "peer_names.h"
 #include "sdk/base/out_of_memory.h"
+#include "sdk/base/rank_words.h"
 
 namespace meshwright::detail {
 
 namespace {
-
-std::string list_text(const std::vector<int64_t>& ranks) {
-  std::string out = "[";
-  for (size_t i = 0; i < ranks.size(); ++i) {
-    if (i == 8 && ranks.size() > 10) return out + ", ... " + std::to_string(ranks.back()) + "]";
-    out += (i ? ", " : "") + std::to_string(ranks[i]);
-  }
-  return out + "]";
-}
-
-std::string size_text(int64_t bytes) {
-  char text[32];
-  if (bytes < 10000)
-    std::snprintf(text, sizeof text, "%lld bytes", static_cast<long long>(bytes));
-  else if (bytes < 1000000)
-    std::snprintf(text, sizeof text, "%.1f kB", static_cast<double>(bytes) / 1e3);
-  else
-    std::snprintf(text, sizeof text, "%.1f MB", static_cast<double>(bytes) / 1e6);
-  return text;
-}
 
 using Clock = std::chrono::steady_clock;
 // For ranks that end a run one after the other; who has not come then has ended otherwise.
@@ -59,7 +40,7 @@ bool in_time(std::chrono::seconds limit, std::function<void()> call) {
 
 }  // namespace
 
-std::string Place::name() const { return axis + " " + list_text(ranks); }
+std::string Place::name() const { return axis + " " + text::rank_list(ranks); }
 
 std::vector<int64_t> Place::ended() const {
   if (!liveness_check || !*liveness_check) return {};
@@ -70,7 +51,7 @@ Error Place::failure(const char* op, int64_t bytes, const std::string& what, int
                      const Doing& doing) const {
   const bool late =
       what.find("imed out") != std::string::npos || what.find("imeout") != std::string::npos;
-  std::string place = std::string(op) + " of " + size_text(bytes) + " in group " + name();
+  std::string place = std::string(op) + " of " + text::message_size(bytes) + " in group " + name();
   std::string who = "rank " + std::to_string(world_rank);
   std::string where = doing.text.empty() ? "" : ", in " + doing.text;
   World::Answers answers;
@@ -104,7 +85,7 @@ Error Place::failure(const char* op, int64_t bytes, const std::string& what, int
   // Of two ranks the other one.
   if (silent.empty() && ranks.size() == 2) silent = {ranks[0] == world_rank ? ranks[1] : ranks[0]};
   std::string names =
-      silent.size() == 1 ? "rank " + std::to_string(silent[0]) : "ranks " + list_text(silent);
+      silent.size() == 1 ? "rank " + std::to_string(silent[0]) : "ranks " + text::rank_list(silent);
   return Error(ErrorCode::collective_timeout,
                waited + (silent.empty() ? "" : ": no word from " + names) + where)
       .key("dist_env.timeout_minutes")
@@ -188,11 +169,11 @@ void Watchdog::guard(std::shared_ptr<Transport> transport, std::shared_ptr<const
 }
 
 void Watchdog::add(c10::intrusive_ptr<c10d::Work> work, std::shared_ptr<const Place> place,
-                   const char* op, int64_t bytes) {
+                   const char* op, int64_t bytes, int64_t ticket) {
   auto deadline = std::chrono::steady_clock::now() + place->timeout;
   std::lock_guard lock(mutex_);
-  entries_.push_back(
-      {std::move(work), std::nullopt, std::move(place), op, bytes, Activity::now(), deadline});
+  entries_.push_back({std::move(work), std::nullopt, std::move(place), op, bytes, ticket,
+                      Activity::now(), deadline});
 }
 
 void Watchdog::check() {
@@ -220,15 +201,20 @@ void Watchdog::look(std::unique_lock<std::mutex>& lock) {
     try {
       if (entry.work && entry.work->isCompleted()) {
         if (auto problem = entry.work->exception()) std::rethrow_exception(problem);
+        log_->mark(entry.ticket, CollectiveState::completed);
         continue;
       }
-      if (entry.event && entry.event->query()) continue;
+      if (entry.event && entry.event->query()) {
+        log_->mark(entry.ticket, CollectiveState::completed);
+        continue;
+      }
       if (now > entry.deadline) failure_ = failure("timed out");
     } catch (const c10::Error& error) {
       failure_ = failure(error.what_without_backtrace());
     } catch (const std::exception& error) {
       failure_ = failure(error.what());
     }
+    if (failure_) log_->mark(entry.ticket, CollectiveState::failed);
     left.push_back(std::move(entry));
   }
   entries_ = std::move(left);

@@ -12,12 +12,14 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "activity.h"
 #include "meshwright/error.h"
 #include "meshwright/parallel/group.h"
 #include "meshwright/parallel/transport.h"
+#include "sdk/base/collective_log.h"
 
 namespace meshwright::detail {
 
@@ -40,11 +42,12 @@ struct Place {
 
 class Watchdog {
  public:
+  explicit Watchdog(std::shared_ptr<CollectiveLog> log) : log_(std::move(log)) {}
   ~Watchdog();
   void guard(std::shared_ptr<Transport> transport,
              std::shared_ptr<const Place> place);  // what to abort
   void add(c10::intrusive_ptr<c10d::Work> work, std::shared_ptr<const Place> place, const char* op,
-           int64_t bytes);
+           int64_t bytes, int64_t ticket);
   // The current stream of `device` waits for the work from here on. Its tensors, and with them
   // their autograd graph, are let go; what is watched is an event behind it.
   void waited(const c10::intrusive_ptr<c10d::Work>& work, at::Device device);
@@ -63,13 +66,15 @@ class Watchdog {
     std::shared_ptr<const Place> place;
     const char* op;
     int64_t bytes;
-    Doing doing;  // the thread that started it
+    int64_t ticket;  // in the log
+    Doing doing;     // the thread that started it
     std::chrono::steady_clock::time_point deadline;
   };
   void stop();
   bool all_over();  // within a moment
   void run();
   void look(std::unique_lock<std::mutex>& lock);
+  std::shared_ptr<CollectiveLog> log_;
   std::mutex mutex_;
   std::condition_variable wake_;
   std::vector<Entry> entries_;

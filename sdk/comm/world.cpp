@@ -29,7 +29,7 @@ World::World(int64_t rank, int64_t size, at::Device device, std::chrono::millise
       connect_(std::move(connect)),
       liveness_check_(std::make_shared<LivenessCheck>()),
       traffic_(std::make_shared<TrafficCounter>()),
-      trace_(std::make_shared<Trace>(device)) {
+      trace_(std::make_shared<detail::TraceAndLog>(device)) {
   // LibTorch's recorder of collectives writes down a group's first one without its lock (2.11): two
   // threads that each use a new group have crashed in it. Nothing here reads it; who wants it sets
   // the variable.
@@ -67,7 +67,9 @@ std::shared_ptr<Group> World::group(const std::string& axis, const std::vector<i
   impl->device = device_;
   impl->traffic = traffic_;
   impl->trace = trace_;
+  impl->log = {trace_, &detail::collective_log(*this)};
   if (ranks.size() > 1) {
+    impl->logged_as = impl->log->add_group(axis, ranks);
     auto failed = [&](std::string why) {
       if (detail::tells_of_memory(why))
         return detail::out_of_memory("rank " + std::to_string(rank_) + " could not join group " +
@@ -97,7 +99,7 @@ std::shared_ptr<Group> World::group(const std::string& axis, const std::vector<i
       throw failed(e.what());
     }
     if (impl->transport->runs_on_device()) {
-      if (!watchdog_) watchdog_ = std::make_shared<detail::Watchdog>();
+      if (!watchdog_) watchdog_ = std::make_shared<detail::Watchdog>(impl->log);
       watchdog_->guard(impl->transport, impl->place);
       impl->watchdog = watchdog_;
     } else if (device_.is_cpu()) {
@@ -117,6 +119,12 @@ std::shared_ptr<Group> World::everyone() {
   for (size_t i = 0; i < all.size(); ++i) all[i] = static_cast<int64_t>(i);
   return group("world", all);
 }
+
+namespace detail {
+CollectiveLog& collective_log(World& world) {
+  return static_cast<TraceAndLog&>(world.trace()).log;  // as every World makes it
+}
+}  // namespace detail
 
 std::shared_ptr<Group> DeviceMesh::group(const std::string& axis) const {
   return world_->group(axis, mesh_.group(world_->rank(), axis));

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "meshwright/error.h"
+#include "sdk/comm/activity.h"
 #include "sdk/comm/joint_collectives.h"
 #include "sdk/comm/shared_memory.h"
 #include "sdk/memory/copies.h"
@@ -230,6 +231,7 @@ void GradientReducer::leave_unpacked(std::vector<Tensor> gradients) {
 }
 
 void GradientReducer::start() {
+  const Purpose purpose("summing the gradients of ", unit_.name);
   int64_t n = unit_.shards(), trainable = unit_.layout.trainable_size();
   if (n == 1) return;
   if (remote()) return start_sum();
@@ -271,6 +273,7 @@ void GradientReducer::start_sum() {
 // The step's one reduction of whole gradients. Nothing is copied where the sums have the dtype of
 // the collective and go through sockets or NCCL.
 void GradientReducer::reduce_accumulated() {
+  const Purpose purpose("summing the gradients of ", unit_.name);
   c10::NoGradGuard no_grad;
   UnitContext& context = unit_.context;
   if (context.reducing != nullptr) context.reducing->finish();

@@ -6,6 +6,7 @@
 #include <c10/util/irange.h>
 
 #include "meshwright/error.h"
+#include "sdk/comm/activity.h"
 #include "sdk/comm/joint_collectives.h"
 #include "sdk/comm/shared_memory.h"
 #include "sdk/memory/copies.h"
@@ -39,6 +40,7 @@ Tensor UnshardedParameters::allocate_whole() {
 void UnshardedParameters::unshard() {
   if (state_ != State::sharded) return;
   c10::NoGradGuard no_grad;
+  const Purpose purpose("gathering the parameters of ", unit_.name);
   state_ = State::unsharding;
   take_turn();
   if (unit_.layout.in_place()) return unshard_in_place();

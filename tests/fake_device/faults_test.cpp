@@ -2,7 +2,11 @@
 // is killed or stopped: the messages and exit codes that a job on the CPU has (tests/faults).
 #include <doctest/doctest.h>
 
+#include <boost/json/parse.hpp>
 #include <csignal>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <string>
 #include <utility>
 #include <vector>
@@ -60,6 +64,30 @@ TEST_CASE("a device whose memory ends is told, with what was asked for") {
   CHECK(ended.code == 4);
   CHECK(ended.says("error[E0508]: CUDA out of memory. Tried to allocate "));
   CHECK(ended.says("step_scheduler.local_batch_size"));
+  // What held it, and what LibTorch's allocator has.
+  CHECK(ended.says(" in tensors: weights "));
+  CHECK(ended.says("activations among it "));
+  CHECK(ended.says("note: its largest units then: "));
+  bool found = false;
+  for (const char* rank : {"rank_0", "rank_1"}) {
+    const std::filesystem::path file = job.program.run_folder() / "memory" / rank;
+    std::ifstream held(file.string() + ".json"), snapshot(file.string() + ".snapshot.json");
+    if (!held || !snapshot) continue;
+    found = true;
+    const boost::json::value allocator =
+        boost::json::parse(std::string(std::istreambuf_iterator<char>(snapshot), {}));
+    int64_t allocated = 0;
+    for (const boost::json::value& segment : allocator.at("segments").as_array())
+      for (const boost::json::value& block : segment.at("blocks").as_array())
+        if (block.at("allocated").as_bool()) allocated += block.at("requested_size").as_int64();
+    const boost::json::value all =
+        boost::json::parse(std::string(std::istreambuf_iterator<char>(held), {}));
+    CHECK(allocated > 0);
+    CHECK(allocated <= all.at("live").as_int64());
+    CHECK(all.at("kinds").at("weights").at("bytes").as_int64() > 0);
+    CHECK(all.at("kinds").at("gathered parameters").at("bytes").as_int64() > 0);
+  }
+  CHECK(found);
 }
 
 TEST_CASE(

@@ -151,6 +151,31 @@ TEST_CASE("JSON has what the page has") {
   CHECK(run.at("problems").as_array().empty());
 }
 
+TEST_CASE("of a run that ended in an error all three forms say whom the ranks waited for") {
+  TestFolder folder;
+  write_run(folder.path / "a", 5);
+  write(folder.path / "a/comm_traces/rank_0.json",
+        R"({"rank":0,"world":2,"host":"h","process":7,"attempt":0,"why":"error[E0601]: late",)"
+        R"("error":true,"taken":9000000,"groups":[{"axis":"dp","ranks":[0,1],"entered":7,)"
+        R"("sent":[0,0],"received":[0,0]}],"collectives":[)"
+        R"({"number":7,"op":"all_gather","group":0,"bytes":4096,"state":"failed",)"
+        R"("began":1000000,"waited_from":1000000,"ended":4000000,"for":"<b>"}]})");
+  write(folder.path / "a/comm_traces/rank_1.json", "{");
+  const std::string words = "in all_gather #7 of 4096 bytes in group dp [0, 1] (";
+  const std::vector<RunRecord> runs = {read_run(folder.path / "a")};
+  const std::string text = text_report({.colour = false, .unicode = true, .width = 400}, runs);
+  CHECK(text.find("rank 1 left no record") != std::string::npos);
+  CHECK(text.find(words + "<b>)") != std::string::npos);
+  const std::string page = html_page(runs, "2026-11-24T09:30:00Z");
+  CHECK(page.find(words + "&lt;b&gt;)") != std::string::npos);
+  CHECK(page.find("rank_1.json is damaged (") != std::string::npos);
+  const boost::json::object out = report_json(runs);
+  const boost::json::object& verdict =
+      out.at("runs").as_array().at(0).as_object().at("verdict").as_object();
+  CHECK(verdict.at("awaited_ranks") == boost::json::array{1});
+  CHECK(verdict.at("sentences").as_array().size() == 1);
+}
+
 TEST_CASE("numbers are short, ticks are round") {
   for (const auto& [value, text] :
        {std::pair(0.0, "0"), std::pair(0.0003, "0.0003"), std::pair(9999.0, "9999"),

@@ -126,6 +126,7 @@ TEST_CASE("every line of a log that tells of something is known, with a time and
   const std::pair<Kind, const char*> rows[] = {
       {Kind::start, "moe_ep on 1 rank: X, 5 parameters; batch 1 x 1 x 1 samples of 2 tokens"},
       {Kind::notice, "notice: x"},
+      {Kind::notice, "verdict: rank 1 left no record (it was killed)"},
       {Kind::notice, "an earlier run of this name left metrics; they are now metrics.1.jsonl"},
       {Kind::notice, "checkpoints that this run does not continue are now in checkpoints.1"},
       {Kind::warning, "warning: x"},

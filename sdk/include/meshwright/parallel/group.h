@@ -98,7 +98,7 @@ class MESHWRIGHT_API Work {
   std::unique_ptr<Flight> flight_;
   const class Group* group_ = nullptr;
   const char* op_ = "";
-  int64_t bytes_ = 0, begin_ = 0;
+  int64_t bytes_ = 0, begin_ = 0;  // begin_: where the log of collectives has it
   Trace::Lane lane_ = Trace::Lane::reduce;
   bool shown_ = false;  // LibTorch calls back at its end
 };

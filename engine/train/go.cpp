@@ -1,0 +1,54 @@
+// A rank's whole run, as the program has it, and what it leaves when it fails.
+#include <cstdio>
+
+#include "engine/train/rank_run.h"
+#include "engine/trainer/rank_agreement.h"
+
+namespace meshwright::train {
+
+int Run::go(rendezvous::Ending& together) {
+  try {
+    const int status = steps(together);
+    ended_well();
+    return status;
+  } catch (...) {
+    Error error = error_being_handled();
+    left_by(error);
+    if (error.code() == ErrorCode::out_of_memory) throw error;
+    throw;
+  }
+}
+
+int Run::steps(rendezvous::Ending& together) {
+  if (!open(together)) {
+    if (leader_) {
+      const std::string text =
+          finished_text(from()->folder(), from()->meta().step, max_steps_, options_.command);
+      std::fputs(text.c_str(), stdout);
+      std::fflush(stdout);
+    }
+    return 0;
+  }
+  comm_trace_->watch(&Preemption::signal);
+  prepare();
+  preemption_.emplace(/*speaks=*/leader_);
+  train();
+  return finish();
+}
+
+// While the connections are there: closing them is how the others hear of the end.
+void Run::left_by(Error& error) noexcept {
+  if (memory_report_ && error.code() == ErrorCode::out_of_memory)
+    for (std::string& note : memory_report_->tell()) error.note(std::move(note));
+  if (comm_trace_) comm_trace_->failed(error);
+}
+
+void Run::ended_well() noexcept {
+  if (comm_trace_) comm_trace_->ended_well();
+}
+
+int run_rank(const RunOptions& options, rendezvous::Ending& together, std::filesystem::path& log) {
+  return Run(options, log).go(together);
+}
+
+}  // namespace meshwright::train
