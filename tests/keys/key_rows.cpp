@@ -234,8 +234,9 @@ const std::vector<Row>& rows() {
        test,
        {},
        {},
-       "engine/monitor/tests/endpoint_test.cpp: whoever asks is told the newest row, in "
-       "Prometheus' text format"},
+       "tests/cli/monitors_test.cpp: a port that is taken and a place that cannot be are warned "
+       "of, "
+       "and training goes on"},
       {"report.prometheus_file", "", refused},
       {"report.prometheus_file",
        "x.prom",
