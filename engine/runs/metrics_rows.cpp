@@ -18,6 +18,11 @@ const QuantityInfo& info_of(Quantity quantity) {
       {.key = "lr", .title = "Learning rate", .unit = ""},
       {.key = "tokens_per_second", .title = "Tokens a second", .unit = ""},
       {.key = "step_ms", .title = "Time of a step", .unit = "ms", .may_be_log = true},
+      {.key = "rank_work_ms",
+       .title = "Work of ranks in a step",
+       .unit = "ms",
+       .may_be_log = true,
+       .may_be_unknown = true},
       {.key = "mfu", .title = "MFU, share of the peak", .unit = "", .may_be_unknown = true},
       {.key = "exposed_comm_ms",
        .title = "Exposed communication of rank 0",
@@ -39,6 +44,11 @@ const QuantityInfo& info_of(Quantity quantity) {
 namespace {
 
 namespace json = boost::json;
+
+double number_or(const json::object& fields, const char* key, double otherwise) {
+  const json::value* found = fields.if_contains(key);
+  return found != nullptr && found->is_number() ? found->to_number<double>() : otherwise;
+}
 
 class Reader {
  public:
@@ -66,6 +76,9 @@ class Reader {
       if (!series.empty() && step <= series.steps.back())
         return "goes back to step " + std::to_string(number->as_int64()) + ", which was there";
       series.add(step, *value);
+      if (static_cast<Quantity>(i) != Quantity::rank_work_ms) continue;
+      out_.least_work.add(step, number_or(*fields, "rank_work_ms_least", *value));
+      out_.most_work.add(step, number_or(*fields, "rank_work_ms_most", *value));
     }
     if (const json::value* tokens = fields->if_contains("tokens");
         tokens != nullptr && tokens->is_number())

@@ -154,6 +154,18 @@ class Page {
     return out;
   }
 
+  // The shade reaches from the rank that worked least to the one that worked most.
+  void spread_over_ranks(ChartLine& line, const Metrics& metrics) const {
+    const std::vector<Point> least = thinned(metrics.least_work, points_a_line(runs_.size())),
+                             most = thinned(metrics.most_work, points_a_line(runs_.size()));
+    for (size_t i = 0; i < line.points.size(); ++i) {
+      line.points[i].least = std::min(line.points[i].least, least[i].least);
+      line.points[i].most = std::max(line.points[i].most, most[i].most);
+      line.summary.least = std::min(line.summary.least, line.points[i].least);
+      line.summary.most = std::max(line.summary.most, line.points[i].most);
+    }
+  }
+
   std::string charts() const {
     std::string out;
     const std::vector<ChartMark> all_marks = marks();
@@ -171,6 +183,8 @@ class Page {
         any = any || summary->most != 0;
         chart.lines.push_back(
             {i, runs_[i].name, thinned(series, points_a_line(runs_.size())), *summary});
+        if (static_cast<Quantity>(q) == Quantity::rank_work_ms)
+          spread_over_ranks(chart.lines.back(), runs_[i].metrics);
       }
       // Tokens that got lost are news, none are not.
       if (chart.lines.empty() || (!any && info.news)) continue;
@@ -188,7 +202,8 @@ class Page {
           "<p class=\"dim\">On the axis: ✕ a fault, ▲ the run goes on, ■ it was told to end.</p>";
     return "<h2>Curves</h2>\n<p class=\"dim\">Over steps. Where a point stands for several, the "
            "line "
-           "is their mean and the shade reaches from the least to the most.</p>\n" +
+           "is their mean and the shade reaches from the least to the most; of the work of ranks, "
+           "which is without waiting, over all ranks around their median.</p>\n" +
            legend + "<div class=\"charts\">\n" + out + "</div>\n";
   }
 

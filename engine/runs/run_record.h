@@ -25,6 +25,7 @@ enum class Quantity : uint8_t {
   lr,
   tokens_per_second,
   step_ms,
+  rank_work_ms,
   mfu,
   exposed_comm_ms,
   slowest_ms,
@@ -46,6 +47,7 @@ const QuantityInfo& info_of(Quantity quantity);
 
 struct Metrics {
   std::array<Series, kQuantities> series;  // over completed steps, which count from 1
+  Series least_work, most_work;            // of rank_work_ms, over ranks, of the same steps
   double tokens = 0;                       // of all steps
   const Series& of(Quantity quantity) const { return series[static_cast<size_t>(quantity)]; }
 };

@@ -108,6 +108,12 @@ void Speed::fill(StepCost& cost, Trainer& trainer) {
   const Slowest slowest = slowest_of(facts.work_ms);
   cost.slowest_rank = slowest.rank;
   cost.slowest_ms = slowest.rank >= 0 ? slowest.above_ms : kNone;
+  if (slowest.rank >= 0) {
+    const auto [least, most] = std::minmax_element(facts.work_ms.begin(), facts.work_ms.end());
+    cost.rank_work_ms = median_of(facts.work_ms);
+    cost.rank_work_ms_least = *least;
+    cost.rank_work_ms_most = *most;
+  }
   cost.loss_z = facts.loss_z;
   cost.grad_norm_z = facts.grad_norm_z;
   cost.skipped = facts.skipped;

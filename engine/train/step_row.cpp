@@ -22,6 +22,9 @@ std::vector<Metric> step_metrics(const StepResult& r, const StepCost& c) {
       {"exposed_comm_ms", c.exposed_comm_ms, "%.3f"},
       {"slowest_rank", c.slowest_rank < 0 ? kNone : static_cast<double>(c.slowest_rank), "%.0f"},
       {"slowest_ms", c.slowest_ms, "%.3f"},
+      {"rank_work_ms", c.rank_work_ms, "%.3f"},
+      {"rank_work_ms_least", c.rank_work_ms_least, "%.3f"},
+      {"rank_work_ms_most", c.rank_work_ms_most, "%.3f"},
       {"loss_z", c.loss_z, "%.4g"},
       {"grad_norm_z", c.grad_norm_z, "%.4g"},
       {"skipped", c.skipped ? 1.0 : 0.0, "%.0f"}};

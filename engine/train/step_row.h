@@ -23,6 +23,8 @@ struct StepCost {
   double exposed_comm_ms = kNone;  // of step_ms: this rank did nothing but communicate
   int64_t slowest_rank = -1;       // -1: not known
   double slowest_ms = kNone;       // that it worked longer than the median of the others
+  // What ranks worked in the step without waiting: the median, the least and the most.
+  double rank_work_ms = kNone, rank_work_ms_least = kNone, rank_work_ms_most = kNone;
   double loss_z = kNone, grad_norm_z = kNone;
   bool skipped = false;  // its update was left out (run.skip_step_above_z)
 };

@@ -117,7 +117,7 @@ std::vector<std::string> lines_of(const std::string& text) {
 std::vector<std::string> numbers(const fs::path& run) {
   std::vector<std::string> out = lines_of(contents(run / "metrics.jsonl"));
   const std::regex own(
-      R"re(, "(step_ms|tokens_per_second(_per_rank)?|memory_bytes|data_ms|mfu|exposed_comm_ms|slowest_rank|slowest_ms)": ([0-9.e+]+|null))re");
+      R"re(, "(step_ms|tokens_per_second(_per_rank)?|memory_bytes|data_ms|mfu|exposed_comm_ms|slowest_rank|slowest_ms|rank_work_ms(_least|_most)?)": ([0-9.e+]+|null))re");
   for (std::string& line : out) line = std::regex_replace(line, own, "");
   return out;
 }

@@ -132,7 +132,8 @@ std::string trained(const std::string& strategy, const Names& sets) {
       json::object row = json::parse(line).as_object();
       for (const char* measured :
            {"step_ms", "tokens_per_second", "tokens_per_second_per_rank", "memory_bytes", "data_ms",
-            "mfu", "exposed_comm_ms", "slowest_rank", "slowest_ms"})
+            "mfu", "exposed_comm_ms", "slowest_rank", "slowest_ms", "rank_work_ms",
+            "rank_work_ms_least", "rank_work_ms_most"})
         row.erase(measured);
       out += json::serialize(row) + "\n";
     }

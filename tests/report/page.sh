@@ -13,8 +13,8 @@ make_run() {  # FOLDER STEPS LR
   mkdir -p "$1"
   awk -v n="$2" -v lr="$3" 'BEGIN { for (s = 0; s < n; s++) {
     loss = s == 70 ? "null" : s == 90 ? 400 : 2 + 3 * exp(-s / 40)
-    printf "{\"step\": %d, \"completed_steps\": %d, \"loss\": %s, \"grad_norm\": %.4f, \"lr\": %g, \"tokens\": 512, \"step_ms\": %.1f, \"tokens_per_second\": %.1f, \"memory_bytes\": %d, \"mfu\": %.3f, \"exposed_comm_ms\": %.1f, \"slowest_ms\": %s}\n",
-      s, s + 1, loss, 0.5 + (s % 7) / 10, lr, 20 + s % 5, 512000 / (20 + s % 5), 2^24 + s, 0.4 + (s % 5) / 100, 3 + s % 4, s == 0 ? "null" : s % 3
+    printf "{\"step\": %d, \"completed_steps\": %d, \"loss\": %s, \"grad_norm\": %.4f, \"lr\": %g, \"tokens\": 512, \"step_ms\": %.1f, \"tokens_per_second\": %.1f, \"memory_bytes\": %d, \"mfu\": %.3f, \"exposed_comm_ms\": %.1f, \"slowest_ms\": %s, \"rank_work_ms\": %d, \"rank_work_ms_least\": %d, \"rank_work_ms_most\": %d}\n",
+      s, s + 1, loss, 0.5 + (s % 7) / 10, lr, 20 + s % 5, 512000 / (20 + s % 5), 2^24 + s, 0.4 + (s % 5) / 100, 3 + s % 4, s == 0 ? "null" : s % 3, 15 + s % 2, 14, 17 + s % 3
     if ((s + 1) % 20 == 0) printf "{\"step\": %d, \"completed_steps\": %d, \"validation_loss\": %.4f}\n", s, s + 1, 2.1 + 3 * exp(-s / 40) } }' >"$1/metrics.jsonl"
   printf '[optimizer]\nlr = %s\n[run]\nname = "x"\n' "$3" >"$1/config.resolved.toml"
   echo '{"world_size": 8, "device": "cpu"}' >"$1/env.json"
@@ -37,7 +37,7 @@ cp "$work/short/plan.json" "$work/long/plan.json"
 cat >"$work/asks.js" <<'JS'
 addEventListener('load',()=>{const bad=[],say=(ok,what)=>{if(!ok)bad.push(what);};
 const charts=[...document.querySelectorAll('.chart svg')];
-say(charts.length===10,'10 charts, found '+charts.length);
+say(charts.length===11,'11 charts, found '+charts.length);
 for(const svg of charts){const key=svg.parentNode.id;
 const lines=[...svg.querySelectorAll('.s')];say(lines.length===2,key+': 2 lines');
 for(const g of lines){const n=g.dataset.points.split(';').length,d=g.querySelector('.line').getAttribute('d');

@@ -55,12 +55,12 @@ TEST_CASE("a page has every chart, its pictures, and no reference to anything ou
   const std::string page =
       html_page({read_run(folder.path / "a"), read_run(folder.path / "b<&>")}, "x");
   for (const char* key : {"loss", "grad_norm", "lr", "tokens_per_second", "step_ms", "mfu",
-                          "exposed_comm_ms", "slowest_ms", "memory_bytes"}) {
+                          "rank_work_ms", "exposed_comm_ms", "slowest_ms", "memory_bytes"}) {
     CAPTURE(key);
     CHECK(page.find(std::string("id=\"chart-") + key + "\"") != std::string::npos);
   }
   CHECK(page.find("id=\"chart-validation_loss\"") == std::string::npos);  // there are none
-  CHECK(count(page, "class=\"line\"") == 2 * 9 + 2 + 2);  // charts, the table, the legend
+  CHECK(count(page, "class=\"line\"") == 2 * 10 + 2 + 2);  // charts, the table, the legend
   CHECK(count(page, "aria-label=\"Ranks, pp 2 × dp_shard 2 × tp 2\"") == 2);
   CHECK(count(page, "aria-label=\"Timeline of schedule 1F1B\"") == 2);
   CHECK(count(page, "aria-label=\"Bytes of rank 0\"") == 2);
@@ -111,6 +111,25 @@ TEST_CASE(
   CHECK(page.find("id=\"chart-slowest_ms\"") != std::string::npos);
 }
 
+TEST_CASE("the work of ranks is drawn with its spread over them") {
+  TestFolder folder;
+  write_run(folder.path / "a", 40);
+  const std::string page = html_page({read_run(folder.path / "a")}, "x");
+  const size_t begin = page.find("id=\"chart-rank_work_ms\"");
+  REQUIRE(begin != std::string::npos);
+  const std::string chart = page.substr(begin, page.find("</figure>", begin) - begin);
+  CHECK(chart.find("2,15,14.5,16.5;") != std::string::npos);
+  CHECK(chart.find("class=\"band\"") != std::string::npos);
+  // Rows that know no spread have none.
+  std::string rows = base::read_file(folder.path / "a/metrics.jsonl");
+  for (size_t at = 0; (at = rows.find("ms_least", at)) != std::string::npos; ++at)
+    rows.replace(at, 8, "ms_other");
+  for (size_t at = 0; (at = rows.find("ms_most", at)) != std::string::npos; ++at)
+    rows.replace(at, 7, "ms_else");
+  write(folder.path / "a/metrics.jsonl", rows);
+  CHECK(html_page({read_run(folder.path / "a")}, "x").find("2,15;") != std::string::npos);
+}
+
 TEST_CASE("in the terminal curves are of dots, of letters where several runs lie over each other") {
   TestFolder folder;
   write_run(folder.path / "a", 40);
@@ -118,7 +137,7 @@ TEST_CASE("in the terminal curves are of dots, of letters where several runs lie
   const report::Style style{.colour = false, .unicode = true, .width = 80};
   const std::string one = text_report(style, {read_run(folder.path / "a")});
   CHECK(one.find("⠀") == std::string::npos);  // blanks are blanks
-  CHECK(count(one, "└") == 9);
+  CHECK(count(one, "└") == 10);
   CHECK(one.find("Loss  5 to ") != std::string::npos);
   CHECK(one.find("restart 1 of 2") != std::string::npos);
   const std::string two =

@@ -35,7 +35,10 @@ inline std::string row(int64_t step, double loss) {
          ", \"grad_norm\": 0.5, \"lr\": 0.001, \"tokens\": 100, \"step_ms\": 20.5, "
          "\"tokens_per_second\": 4878.0, \"memory_bytes\": 1048576, \"mfu\": 0.41, "
          "\"exposed_comm_ms\": 3.25, \"slowest_rank\": " +
-         (step == 0 ? "null, \"slowest_ms\": null" : "3, \"slowest_ms\": 1.5") + "}\n";
+         (step == 0 ? "null, \"slowest_ms\": null, \"rank_work_ms\": null"
+                    : "3, \"slowest_ms\": 1.5, \"rank_work_ms\": 15, \"rank_work_ms_least\": "
+                      "14.5, \"rank_work_ms_most\": 16.5") +
+         "}\n";
 }
 
 constexpr const char* kPlan = R"({

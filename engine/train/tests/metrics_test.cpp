@@ -118,7 +118,8 @@ TEST_CASE(
   CHECK(second.at("tokens_per_second").to_number<double>() == 0);
   CHECK(second.size() == first.size());
   for (const char* unknown :
-       {"mfu", "exposed_comm_ms", "slowest_rank", "slowest_ms", "loss_z", "grad_norm_z"})
+       {"mfu", "exposed_comm_ms", "slowest_rank", "slowest_ms", "rank_work_ms",
+        "rank_work_ms_least", "rank_work_ms_most", "loss_z", "grad_norm_z"})
     CHECK(second.at(unknown).is_null());
   CHECK(second.at("skipped").as_int64() == 0);
   REQUIRE(std::getline(rows, line));

@@ -113,6 +113,9 @@ TEST_CASE(
       CHECK(last[rank].slowest_rank == kSlow);
       CHECK(last[rank].slowest_ms > 50);
       CHECK(last[rank].slowest_ms < 2000);
+      CHECK(last[rank].rank_work_ms_most - last[rank].rank_work_ms_least > 50);
+      CHECK(last[rank].rank_work_ms <= last[rank].rank_work_ms_most);
+      CHECK(last[rank].rank_work_ms >= last[rank].rank_work_ms_least);
       if (rank != kSlow) CHECK(last[rank].exposed_comm_ms > 50);
     }
     if (row.steps < SlowRanks::kSteps) continue;
