@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <boost/json/array.hpp>
 #include <boost/json/object.hpp>
+#include <cstddef>
 #include <map>
 #include <utility>
 
@@ -43,6 +44,18 @@ class Counted {
  private:
   std::map<int64_t, int64_t> ranges_;  // apart from each other
 };
+
+// Where its values are; nullptr: nowhere, as those of gradients between steps, whose memory is
+// given back and whose tensors throw then.
+const std::byte* memory_of(const at::Tensor& tensor) {
+  if (!tensor.defined() || !tensor.has_storage() || tensor.numel() == 0) return nullptr;
+  const void* storage =
+      tensor.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get();
+  return storage == nullptr
+             ? nullptr
+             : static_cast<const std::byte*>(storage) +
+                   static_cast<int64_t>(tensor.element_size()) * tensor.storage_offset();
+}
 
 std::string shown_unit(const std::string& unit) { return unit.empty() ? "the root" : unit; }
 
@@ -96,11 +109,10 @@ void MemoryReport::take(int64_t wanted) noexcept {
       sum += fresh;
     };
     auto hold = [&](What what, const std::string& name, const at::Tensor& tensor) {
-      if (!tensor.defined() || tensor.numel() == 0 || !tensor.has_storage() ||
-          tensor.storage().data() == nullptr)
-        return;
+      const std::byte* memory = memory_of(tensor);
+      if (memory == nullptr) return;
       const auto bytes = static_cast<int64_t>(tensor.nbytes());
-      count(what, tensor.const_data_ptr(), bytes, tensor.is_cpu());
+      count(what, memory, bytes, tensor.is_cpu());
       out.buffers.push_back({name, "", bytes, tensor.is_cpu()});
     };
     if (trainer_ != nullptr) {

@@ -36,7 +36,7 @@ class Names {
     std::lock_guard lock(mutex_);
     std::vector<HeldMemory> out;
     for (const auto& [key, named] : names_)
-      if (!named.storage.expired())
+      if (is_there(named))
         out.push_back({key.first, key.second, named.begin, named.bytes, named.on_host});
     return out;
   }
@@ -49,6 +49,14 @@ class Names {
     int64_t bytes = 0;
     bool on_host = true;
   };
+  // Tensors whose memory is given back for a while stay, and throw when they are asked for it.
+  static bool is_there(const Named& named) {
+    const c10::intrusive_ptr<c10::StorageImpl> storage = named.storage.lock();
+    if (!storage) return false;
+    const auto* memory = static_cast<const char*>(storage->_mutable_data_ptr_no_checks().get());
+    return memory != nullptr && memory <= named.begin &&
+           static_cast<const char*>(named.begin) + named.bytes <= memory + storage->nbytes();
+  }
   struct Before {
     using is_transparent = void;
     template <class A, class B>
