@@ -24,6 +24,8 @@ const cuda::CudaPart kFake{[] { return devices; },
                            nullptr,
                            nullptr,
                            nullptr,
+                           nullptr,
+                           nullptr,
                            [](int64_t index) { return "uuid " + std::to_string(index); },
                            [](int64_t index) { return "bus " + std::to_string(index); }};
 
