@@ -243,6 +243,13 @@ class Judge {
     out.found = true;
     for (const auto& [rank, waiting] : awaited)
       if (wait_of.count(rank) == 0) out.ranks.push_back(rank);
+    out.told_already =
+        !out.ranks.empty() && std::all_of(out.ranks.begin(), out.ranks.end(), [&](int64_t rank) {
+          const auto file = files_.find(rank);
+          // Errors of collectives are about other ranks.
+          return file != files_.end() && file->second->error &&
+                 !file->second->why.starts_with("error[E06");
+        });
     const bool circle = out.ranks.empty();
     if (circle)
       for (const auto& [rank, waiting] : awaited) out.ranks.push_back(rank);
@@ -340,7 +347,7 @@ std::string Verdict::text() const {
 }
 
 std::string Verdict::told() const {
-  if (!found) return {};
+  if (!found || told_already) return {};
   std::string out = "verdict: ";
   for (const std::string& sentence : sentences)
     out += (&sentence == &sentences[0] ? "" : "  ") + sentence + "\n";

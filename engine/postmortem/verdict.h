@@ -21,7 +21,9 @@ struct Verdict {
   // Whether it says more than that the run ended.
   bool found = false;
   std::string text() const;  // a line each
-  // For who ends with the run: "verdict: rank 1 has ..."; empty: it found nothing.
+  // The ranks that were waited for had ended with errors of their own, which have been told.
+  bool told_already = false;
+  // For who ends with the run: "verdict: rank 1 has ..."; empty: it found nothing new.
   std::string told() const;
 };
 

@@ -1,5 +1,6 @@
 // A rank's whole run, as the program has it, and what it leaves when it fails.
 #include <cstdio>
+#include <exception>
 
 #include "engine/train/rank_run.h"
 #include "engine/trainer/rank_agreement.h"
@@ -11,7 +12,9 @@ int Run::go(rendezvous::Ending& together) {
     const int status = steps(together);
     ended_well();
     return status;
-  } catch (...) {
+  } catch (const std::exception&) {
+    // What is no exception of the standard's ends the process where it was thrown, and whose code
+    // that was is found out there.
     Error error = error_being_handled();
     left_by(error);
     if (error.code() == ErrorCode::out_of_memory) throw error;

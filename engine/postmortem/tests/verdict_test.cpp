@@ -128,6 +128,8 @@ TEST_CASE("of ranks that wait in a chain the one at its end is named, with its o
         "rank 2 has not entered reduce_scatter #2 of 394.0 kB in group dp [0, 1, 2], in which "
         "ranks 0 and 1 wait since 1.0 s; the last it did was all_gather #1, 9.0 s before; it ended "
         "with error[E0702]: cannot read tokens.bin");
+  CHECK(verdict.found);
+  CHECK(verdict.told().empty());  // that error was told already
   CHECK(verdict.ranks == std::vector<int64_t>{2});
 }
 

@@ -83,14 +83,14 @@ TEST_CASE(
   Folder folder;
   RunFolder run(folder.path / "a" / "b");
   run.step(result_of(0, 5.123456789123, 1e-12),
-           {12.5, 1234567, 2.5, 4, 0.41239, 3.25, 2, 1.5, -0.75, 9.25, true});
+           {12.5, 1234567, 2.5, 4, 0.41239, 3.25, 2, 1.5, 7.5, 6.25, 9, -0.75, 9.25, true});
   run.step(result_of(1, std::nan(""), std::numeric_limits<double>::infinity()), {0, 0});
   run.validation(1, 4.25);
   std::ifstream rows(folder.path / "a" / "b" / "metrics.jsonl");
   std::string line;
   REQUIRE(std::getline(rows, line));
   json::object first = json::parse(line).as_object();
-  CHECK(first.size() == 18);
+  CHECK(first.size() == 21);
   CHECK(first.at("step").as_int64() == 0);
   CHECK(first.at("completed_steps").as_int64() ==
         1);  // as the screen, the log and the folders of checkpoints count
@@ -108,6 +108,9 @@ TEST_CASE(
   CHECK(first.at("exposed_comm_ms").to_number<double>() == doctest::Approx(3.25));
   CHECK(first.at("slowest_rank").as_int64() == 2);
   CHECK(first.at("slowest_ms").to_number<double>() == doctest::Approx(1.5));
+  CHECK(first.at("rank_work_ms").to_number<double>() == doctest::Approx(7.5));
+  CHECK(first.at("rank_work_ms_least").to_number<double>() == doctest::Approx(6.25));
+  CHECK(first.at("rank_work_ms_most").to_number<double>() == doctest::Approx(9));
   CHECK(first.at("loss_z").to_number<double>() == doctest::Approx(-0.75));
   CHECK(first.at("grad_norm_z").to_number<double>() == doctest::Approx(9.25));
   CHECK(first.at("skipped").as_int64() == 1);
