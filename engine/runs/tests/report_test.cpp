@@ -119,7 +119,7 @@ TEST_CASE("the work of ranks is drawn with its spread over them") {
   REQUIRE(begin != std::string::npos);
   const std::string chart = page.substr(begin, page.find("</figure>", begin) - begin);
   CHECK(chart.find("2,15,14.5,16.5;") != std::string::npos);
-  CHECK(chart.find("class=\"band\"") != std::string::npos);
+  CHECK(chart.find("class=\"band r0\"") != std::string::npos);
   // Rows that know no spread have none.
   std::string rows = base::read_file(folder.path / "a/metrics.jsonl");
   for (size_t at = 0; (at = rows.find("ms_least", at)) != std::string::npos; ++at)
